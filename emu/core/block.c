@@ -1,6 +1,7 @@
-/* One block: its threads are fibers, a warp runs lane by lane until all its lanes wait, warps come
- * in a random order that changes at barriers. A block's fibers switch among each other and return
- * to the host fiber when none is ready, when one spins, or, now and then, after a barrier. */
+/* Execution of one block. Its threads are fibers. A warp runs lane by lane until all its lanes
+ * wait; warps run in a random order that changes at barriers. The fibers of a block switch among
+ * each other and return to the host fiber when none is ready, when one spins, and sometimes after a
+ * barrier. */
 #include "switch.h"
 #include "../cuda_api.h"
 
@@ -10,7 +11,7 @@
 
 enum { SPIN_LIMIT = 400000 };
 
-/* Read by the device header. */
+/* The device header reads these fields. */
 _Static_assert(offsetof(Thread, bid) == 12 && offsetof(Thread, bdim) == 24 &&
                    offsetof(Thread, gdim) == 36 && offsetof(Thread, lane) == 48 &&
                    offsetof(Thread, warp) == 56 && offsetof(Thread, cluster_rank) == 60,
@@ -38,7 +39,8 @@ go(Thread *n)
 	fiber_go(o, n);
 }
 
-/* Warps get a random priority, lanes run up or down: one warp runs far ahead of the others. */
+/* Gives warps random priorities and directions of lanes, so that one warp may run far ahead of the
+ * others. */
 static void
 shuffle(EmuBlock *b)
 {
@@ -76,8 +78,8 @@ block_pick(EmuBlock *b)
 	return &b->t[i * 32 + lane];
 }
 
-/* Any ready thread but this one: spinning lanes must not keep the ones between them from running.
- */
+/* Returns any ready thread except this one: spinning lanes must not starve the lanes between
+ * them. */
 static Thread *
 pick_other(EmuBlock *b, const Thread *self)
 {
@@ -126,8 +128,8 @@ block_spins(void)
 	return spin_progress == emu_progress ? spins : 0;
 }
 
-/* Which devices had something to do, and which not: one that has nothing queued has left out what
- * the others wait for. */
+/* Reports a wait that cannot end, with the devices that have nothing queued: one of them is
+ * expected to write what this kernel waits for. */
 static NORETURN void
 never_comes(const Thread *t, Site at)
 {
@@ -144,9 +146,9 @@ never_comes(const Thread *t, Site at)
 	        *idle ? ", which is late, left something out, or is gone" : "");
 }
 
-/* A spinning thread lets others run, of this block and of others; when all only spin, nothing will
- * ever come, unless another thread of the program brings it to another device: timeline_run sees to
- * that. */
+/* Lets other threads run, of this block and of others, while this one spins. If all threads only
+ * spin, the wait can end only if another thread of the program gives work to another device;
+ * timeline_run handles that. */
 void
 block_yield(Site at)
 {
@@ -159,7 +161,7 @@ block_yield(Site at)
 	} else if (emu_give_up ||
 	           (++spins > SPIN_LIMIT &&
 	            emu_contexts() <
-	                2)) { /* several threads that wait count as many spins a millisecond */
+	                2)) { /* with several devices, spins depend on time and do not count */
 		mbar_stuck(t, at);
 		if (emu_contexts() > 1)
 			never_comes(t, at);
@@ -225,7 +227,7 @@ entry(void)
 	abort();
 }
 
-/* Arrays of threads are used again, with their stacks and queues: a step starts thousands of
+/* Arrays of threads are reused with their stacks and queues, because a step starts thousands of
  * blocks. */
 enum { KEPT = 16 };
 static struct {
@@ -310,8 +312,8 @@ block_start(EmuOp *op, uint32_t index, Cluster *cluster, unsigned rank)
 		b->warp[w].frag = (Fragments *)(b->t + nt) + w;
 	}
 	shuffle(b);
-	/* The arena: dynamic part first, then the static objects, whose places all blocks of a
-	 * kernel share. */
+	/* The arena: dynamic part first, then the static objects, which have the same offsets in
+	 * all blocks of a kernel. */
 	b->arena = region_new(R_SHARED, (size_t)op->dyn);
 	b->arena->blk = b;
 	b->arena->dyn = op->dyn;
@@ -376,7 +378,7 @@ block_slice(EmuBlock *b)
 	return !failed;
 }
 
-/* ---- what kernels call ---- */
+/* ---- called by kernels ---- */
 
 EXPORT void
 emu_syncthreads(const char *file, int line)
@@ -412,7 +414,9 @@ emu_syncthreads(const char *file, int line)
 	if (emu_check)
 		clock_block_barrier(b);
 	for (int w = 0; w < b->nw;
-	     w++) { /* all of them: their states need no visit, they run before anyone looks */
+	     /* all warps; the lanes' states need no update, since they run before any state is
+	      * read */
+	     w++) {
 		b->warp[w].ready = b->warp[w].alive;
 		b->any_ready |= b->warp[w].rank_bit;
 	}
@@ -422,7 +426,7 @@ emu_syncthreads(const char *file, int line)
 	uint64_t dice = emu_random();
 	if (!(dice & 3))
 		shuffle(b);
-	/* The last to arrive must not run ahead each time; and other blocks get a turn. */
+	/* The last thread to arrive must not always run ahead, and other blocks get a turn. */
 	if (b->op->n_res > 1 && !(dice >> 8 & 15)) {
 		block_wake(b, (int)t->warp, 1u << t->lane);
 		go(&emu_host);
@@ -434,7 +438,7 @@ emu_syncthreads(const char *file, int line)
 	}
 }
 
-/* __syncthreads that also counts: a reduction over the block's predicate. */
+/* __syncthreads with a reduction: counts the threads whose predicate is set. */
 EXPORT unsigned
 emu_syncthreads_count(int p, const char *file, int line)
 {
@@ -518,7 +522,8 @@ emu_named_arrive(int id, int n, const char *file, int line)
 	named(id, n, false, (Site){ file, line });
 }
 
-/* All blocks of a set meet: cluster or grid. Arriving and waiting are separate for a cluster. */
+/* Releases a barrier over several blocks: a cluster or a grid. Clusters arrive and wait
+ * separately. */
 static void
 release_all(EmuBlock **b, int n, ThreadState why)
 {
@@ -595,8 +600,8 @@ emu_cluster_wait(const char *file, int line)
 			    CUDA_ERROR_LAUNCH_FAILED, at,
 			    "cluster barrier after a thread of the cluster has left the kernel");
 	}
-	/* Simplified: all have arrived only when all wait too. Work between arrive and wait still
-	 * overlaps. */
+	/* Simplification: the barrier completes when all threads wait, not when all have arrived.
+	 * Work between arrive and wait still overlaps. */
 	if (waiting < all) {
 		block_wait(T_CLUSTER, at);
 		return;
@@ -614,7 +619,7 @@ emu_cluster_size(void)
 	return (unsigned)emu_cur->blk->cluster->n;
 }
 
-/* Address in another block's shared memory that corresponds to one in ours. */
+/* Address in another block's shared memory that corresponds to one in this block's */
 EXPORT void *
 emu_cluster_map(const void *p, unsigned rank, const char *file, int line)
 {
@@ -630,7 +635,7 @@ emu_cluster_map(const void *p, unsigned rank, const char *file, int line)
 	return b->cluster->b[rank]->arena->lo + ((const char *)p - b->arena->lo);
 }
 
-/* Programmatic dependent launch. */
+/* Programmatic dependent launch */
 EXPORT void
 emu_gdc_wait(const char *file, int line)
 {

@@ -1,6 +1,5 @@
-/* cp.async: the target is destroyed when the copy is issued and filled when its group is waited for
- * by the thread that issued it. Loads and stores of vectors, whose alignment the hardware insists
- * on. */
+/* cp.async. A copy destroys its target when issued and fills it when the issuing thread waits for
+ * its group. Also loads and stores of vectors with the alignment that hardware requires. */
 #include "emu.h"
 #include "../cuda_api.h"
 
@@ -68,7 +67,7 @@ emu_cp_commit(void)
 	q->group[q->n_group++] = q->issued;
 }
 
-/* The copies before `upto` land, and what waits for them arrives. */
+/* Lands the copies before `upto` and performs the arrivals that depend on them. */
 static void
 finish(Thread *t, uint32_t upto)
 {
@@ -77,7 +76,7 @@ finish(Thread *t, uint32_t upto)
 	Site at = { 0 };
 	int k = 0;
 
-	emu_cur = t; /* whoever made them land, they are t's */
+	emu_cur = t; /* the copies belong to t, whichever thread makes them land */
 	for (; (int32_t)(upto - q->landed) > 0; q->landed++) {
 		CpCopy *c = &q->copy[q->landed & (q->cap - 1)];
 		if (emu_check)
@@ -141,7 +140,7 @@ emu_cp_wait_all(void)
 	emu_cur->cp.n_group = 0;
 }
 
-/* cp.async.mbarrier.arrive.noinc: the barrier hears from this thread when its copies so far have
+/* cp.async.mbarrier.arrive.noinc: this thread arrives at the barrier when its copies so far have
  * landed. */
 void
 emu_cp_arrive(void *bar, const char *file, int line)
@@ -161,7 +160,7 @@ emu_cp_arrive(void *bar, const char *file, int line)
 	mbar_late_arrive(NULL, bar, at);
 }
 
-/* What a block left behind is forgotten, the room for it kept. */
+/* Resets the queues of a finished block but keeps their memory. */
 void
 copy_forget(Thread *t)
 {
@@ -201,7 +200,7 @@ emu_load(const void *p, unsigned n, const char *file, int line)
 	return v;
 }
 
-/* ld.global.nc: of what nobody writes as long as the kernel runs. */
+/* ld.global.nc: the memory must not be written while the kernel runs. */
 emu_words
 emu_load_const(const void *p, unsigned n, const char *file, int line)
 {

@@ -1,6 +1,6 @@
-/* Inside of the emulator: what the engine (fibers, blocks, collectives), the checker (shadow cells,
- * clocks) and the driver stand-in share. One lock, taken by every driver call, guards all of it;
- * kernels run on the calling thread as fibers. */
+/* Internal interface of the emulator, shared by the engine (fibers, blocks, collectives), the
+ * checker (shadow cells, clocks) and the driver. One lock, taken by every driver call, protects all
+ * of it. Kernels run on the calling thread as fibers. */
 #ifndef EMU_CORE_EMU_H
 #define EMU_CORE_EMU_H
 
@@ -25,17 +25,17 @@ typedef struct EmuOp EmuOp;
 typedef struct Func Func;
 typedef struct Region Region;
 
-/* Where in the kernel's source a wrapper was called. */
+/* Source position of a wrapper's call in a kernel */
 typedef struct {
 	const char *file;
 	int line;
 } Site;
 
-/* ---- vector_clock.c: who knows of whose writes ---- */
+/* ---- vector_clock.c: happens-before order of writes ---- */
 typedef struct VC {
 	int ref, n;
 	uint32_t c[];
-} VC; /* per thread of one block: the last clock known */
+} VC; /* per thread of one block: the latest known clock */
 typedef struct KnownClocks {
 	int ref, n;
 	struct {
@@ -69,8 +69,8 @@ typedef struct CpArrival {
 	uint32_t upto;
 	void *bar;
 } CpArrival; /* arrives once the first `upto` copies have landed */
-/* Copies are counted from the thread's start; those from `landed` on lie in a ring of cap (a power
- * of two). */
+/* Copies are numbered from the start of the thread. Those from `landed` on are in a ring of `cap`
+ * entries (a power of two). */
 typedef struct CpQueue {
 	CpCopy *copy;
 	uint32_t *group;
@@ -80,21 +80,21 @@ typedef struct CpQueue {
 	short cap_group, cap_arr;
 } CpQueue;
 
-/* A bulk copy from shared memory: read at its group's wait, landed at the full wait or when the
- * thread leaves. */
+/* Bulk copies from shared memory. The source is read at the group's wait; the copy lands at the
+ * full wait or when the thread exits. */
 typedef struct StoreQueue {
 	struct TmaStore *s;
 	int n, cap;
 } StoreQueue;
 
-/* What a thread has issued of warpgroup matrix instructions; the numbers count since the start of
- * the kernel. */
+/* Registers that matrix instructions in flight use: as accumulators (whole), or as an input until
+ * `upto` instructions have finished */
 typedef struct EmuHeld {
 	const char *lo, *hi;
 	bool whole;
 	uint32_t upto;
-} EmuHeld; /* registers in flight: whole, or for reading only until that many instructions are done
-            */
+} EmuHeld;
+/* Warpgroup matrix instructions that a thread has issued, numbered from the start of the kernel */
 typedef struct WgThread {
 	uint32_t next, end[16];
 	int n_group;
@@ -103,42 +103,40 @@ typedef struct WgThread {
 	int n_busy;
 } WgThread;
 
-/* A thread's last fences against the asynchronous proxy, for shared and for global memory: its own
- * clock, and what it knew of its block and of others */
+/* A thread's last proxy fences, for shared and for global memory: its own clock, and what was
+ * ordered before them in its block and in others */
 typedef struct ProxyFences {
 	uint32_t clk[2];
 	VC *vc[2];
 	KnownClocks *kn[2];
 } ProxyFences;
 
-/* The first fields are read by the device header through inline assembly. A line of 64 bytes for
- * what every collective touches, one for what the checking mode does, one for what few kernels use.
- */
+/* The device header reads the first fields by inline assembly. Fields are grouped into lines of 64
+ * bytes: used by every collective, by the checking mode, by few kernels. */
 struct Thread {
 	uint32_t tid[3], bid[3], bdim[3], gdim[3], lane, lin, warp, cluster_rank;
 	void *sp;
 	EmuBlock *blk;
 	struct Warp *w;
-	uint64_t
-	    *io; /* operands and results of other collectives of a warp: in the thread's stack */
-	Site at; /* the collective it waits in */
+	uint64_t *io; /* operands and results of other warp collectives, on the thread's stack */
+	Site at;      /* collective that it waits in */
 	ThreadState state;
 	uint32_t clk;
 	char *stack;
 	/* checking mode */
 	VC *vc;
 	KnownClocks *kn, *fence, *pending;
-	WgThread *wg; /* NULL until it issues one */
+	WgThread *wg; /* NULL until the first instruction */
 	uint64_t arg;
 	ProxyFences *proxy; /* NULL: no fence yet */
 	int nreg;
 	bool gdc_waited, in_cluster, fence_cta;
-	/* what is behind here outlives the block */
+	/* the fields below outlive the block */
 	CpQueue cp;
 	StoreQueue bulk;
 } __attribute__((aligned(64)));
 
-/* What a warp's lanes bring to a matrix instruction; the result replaces c. */
+/* Operands of a warp's lanes for a matrix instruction; the result replaces c. */
 typedef struct Fragments {
 	emu_words a[32];
 	emu_u64 b[32];
@@ -149,12 +147,12 @@ typedef struct {
 	uint32_t mask, arrived;
 	int op;
 	Site at;
-} Rendezvous; /* lanes on their way into one warp collective */
+} Rendezvous; /* lanes that have arrived at one warp collective */
 typedef struct Warp {
 	uint32_t ready, alive;
-	uint32_t rank_bit, before; /* its place in the order of warps, as a bit of any_ready; those
-	                              that go first */
-	int down, n_meet;          /* down: lanes run from the last to the first */
+	/* rank in the order of warps, as a bit of any_ready; bits of warps with higher priority */
+	uint32_t rank_bit, before;
+	int down, n_meet; /* down: lanes run from the last to the first */
 	struct Fragments *frag;
 	Rendezvous meet[8];
 } __attribute__((aligned(64))) Warp;
@@ -169,34 +167,34 @@ struct EmuBlock {
 	EmuOp *op;
 	uint32_t index, buid;
 	int nt, nw, live, arrived;
-	Site bar_at,
-	    zero_at; /* the last __syncthreads; a use of barrier 0 by a part of the block */
+	Site bar_at, zero_at; /* last __syncthreads; last use of barrier 0 by part of the block */
 	Thread *t;
 	uint32_t any_ready;  /* by rank */
 	uint8_t warp_at[32]; /* by rank */
 	Region *arena;
-	uint32_t span_lo, span_n; /* the object of the arena that was accessed last */
+	uint32_t span_lo, span_n; /* arena object of the last access */
 	struct Cluster *cluster;
 	unsigned cluster_rank;
-	int n_obj; /* static objects met so far */
+	int n_obj; /* number of static objects seen so far */
 	bool triggered, counted;
 	int n_trigger;
 	struct Mbar *mbar;
 	int n_mbar;
-	uint32_t
-	    *far_clk[16]; /* checking mode, by rank in the cluster: the last clock of each thread
-	                     there that arrived at an mbarrier or was in shared memory here */
-	Site far_at;      /* the last such access, and its place */
+	/* checking mode, by rank in the cluster: last clock of each thread there that arrived
+	 * at an mbarrier here or accessed shared memory here */
+	uint32_t *far_clk[16];
+	Site far_at; /* the last such access, and its source position */
 	const void *far_pc;
 	NamedBar named[16];
 	uint32_t bar_epoch;
 	uint32_t async_clk, store_clk;
-	struct OpSet *heard; /* by relaxed atomics of its threads, until a fence; NULL: nothing */
+	/* operations known through relaxed atomics of its threads, until a fence; NULL: none */
+	struct OpSet *heard;
 	struct Wg *wg;
-	Warp warp[32]; /* last: those that the block has */
+	Warp warp[32]; /* last field: only nw are allocated */
 };
 
-/* Entries of a block's vectors of clocks: its threads, its asynchronous writes, the reads of each
+/* Entries of a block's vector clocks: its threads, its asynchronous writes, the reads of each
  * warpgroup's matrix instructions, the reads of bulk stores. */
 #define CLOCK_ASYNC(b) ((b)->nt)
 #define CLOCK_WG(b, i) ((b)->nt + 1 + (i))
@@ -208,7 +206,8 @@ typedef struct Cluster {
 	EmuBlock *b[16];
 } Cluster;
 
-/* One shared object of a kernel: the same place in every block, so that a cluster may map it. */
+/* A shared object of a kernel. Its offset is the same in every block, so that a cluster may map
+ * it. */
 typedef struct {
 	const void *site;
 	const char *name, *type;
@@ -220,20 +219,19 @@ struct Func {
 	char *name;
 	struct CUmod_st *mod;
 	void (*invoke)(void **params);
-	const uint32_t *param_size; /* n, then sizes */
+	const uint32_t *param_size; /* count, then sizes */
 	int n_param;
 	int max_threads, min_blocks;
 	int max_dyn;
-	int nonportable,
-	    carveout; /* carveout: percent of shared memory preferred; 0: nothing said */
+	int nonportable, carveout; /* carveout: preferred percentage of shared memory; 0: not set */
 	SharedObj *obj;
 	int n_obj;
 	uint32_t static_bytes;
-	const char *source; /* the kernel's text, as long as its module is there */
+	const char *source; /* source text of the kernel, valid while its module is loaded */
 	const char *layouts,
-	    *layouts_end; /* clang's layouts of its records; NULL: compiled for the fast mode */
-	const char *arena, *arena_type; /* the struct that dynamic shared memory is, as the kernel
-	                                   says; NULL: nothing said yet */
+	    *layouts_end; /* clang's record layouts; NULL: compiled for the fast mode */
+	/* struct that dynamic shared memory is used as; NULL: not declared yet */
+	const char *arena, *arena_type;
 };
 
 /* ---- timeline.c: operations of all streams as one graph ---- */
@@ -252,16 +250,17 @@ struct EmuOp {
 	uint64_t *dep, *prog; /* sequence numbers: full and programmatic edges */
 	uint32_t buid0, n_block;
 	const char *name;
-	OpSet before, after; /* checking mode: what it knows at start; what its end implies */
-	/* checking mode, several devices: what is known of blocks that may still run. Its threads
-	 * start with `from`, go on with `waited` behind their wait for programmatic predecessors,
-	 * and leave `heard` to what comes after. */
+	/* checking mode: operations ordered before its start; before its end */
+	OpSet before, after;
+	/* Checking mode with several devices: clocks of blocks that may still run. The operation's
+	 * threads start with `from`, continue with `waited` after their wait for programmatic
+	 * predecessors, and leave `heard` to later operations. */
 	KnownClocks *from, *waited, *heard;
 	/* kernel */
 	Func *fn;
 	Dim grid, block, cluster;
 	uint32_t dyn;
-	bool cooperative, asked; /* asked: for a programmatic edge */
+	bool cooperative, asked; /* asked: a programmatic edge was requested */
 	void **param;            /* pointers into param_mem */
 	char *param_mem;
 	uint32_t *order; /* order in which blocks (or clusters) start */
@@ -270,40 +269,40 @@ struct EmuOp {
 	int n_res, max_res;
 	uint32_t grid_arrived;
 	uint32_t grid_epoch;
-	bool any_constant; /* checking mode: read something through the read-only path */
+	bool any_constant; /* checking mode: has read through the read-only path */
 	bool any_waited;
 	bool any_trigger,
-	    early_trigger;    /* a thread has let dependents start; one did before its wait */
-	uint32_t n_triggered; /* blocks that have let them start, or ended */
+	    early_trigger;    /* a thread has triggered dependents; one did so before its wait */
+	uint32_t n_triggered; /* blocks that have triggered dependents or ended */
 	/* copy, set */
 	char *dst, *src, *stage; /* stage: copy of pageable source memory */
 	size_t bytes;
 	uint64_t value;
 	int value_size;
-	bool host_dst, watched, intact; /* pinned.c: the source's sum when it was queued; what the
-	                                   host may not see yet */
+	/* pinned.c. host_dst: host memory; watched: the source's sum was taken at queueing */
+	bool host_dst, watched, intact;
 	uint64_t sum;
 	char *held;
 	void (*host_fn)(void *);
 	void *host_arg;
-	struct LibraryWork *work; /* a library's (stream_library.h), its data behind it */
+	struct LibraryWork *work; /* work of a library (stream_library.h), followed by its data */
 	size_t work_bytes;
-	int depth; /* how many unfinished programmatic predecessors */
+	int depth; /* length of the chain of unfinished programmatic predecessors */
 	int device;
 };
 
 /* ---- engine state ---- */
 extern Thread *emu_cur EXPORT;
 extern bool emu_check; /* checking mode */
-extern int emu_arch;   /* 80, 90, ... of the device in force */
+extern int emu_arch;   /* 80, 90, ... of the current device */
 typedef struct EmuSm {
 	int arch, threads, blocks, shared_kb;
 } EmuSm;
-const EmuSm *emu_sm(void); /* what its multiprocessors hold at the most */
+const EmuSm *emu_sm(void); /* per-SM limits */
 
 /* util.c */
-void *emu_alloc(size_t n);       /* zeroed; ends the process when there is none */
-void *emu_alloc_lines(size_t n); /* the same, at the start of a line of the cache */
+void *emu_alloc(size_t n);       /* zeroed; ends the process if memory runs out */
+void *emu_alloc_lines(size_t n); /* the same, aligned to a cache line */
 uint64_t emu_sum(uint64_t sum, const void *p, size_t n);
 void emu_seed(uint64_t seed);
 uint64_t emu_random(void);
@@ -314,17 +313,16 @@ float emu_half(uint16_t h);
 typedef float V8 __attribute__((vector_size(32), aligned(4), may_alias));
 
 /* report.c: findings. emu_die ends the running kernel and never returns. */
-extern int emu_error; /* driver code of the finding that ended the context, 0 for none */
+extern int emu_error; /* driver error code of the finding that ended the context; 0: none */
 NORETURN void emu_die(int code, Site at, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 NORETURN void emu_die_pc(int code, const void *pc, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 NORETURN void emu_die_at(int code, const void *pc, Site at, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
-char *
-emu_place_of(const EmuOp *op,
-             uint32_t place); /* a Lines of a cell that this kernel touched, as text to be freed */
-uint32_t emu_site(Site at);   /* of 31 bits */
+/* source position from a cell that this kernel accessed, as allocated text */
+char *emu_place_of(const EmuOp *op, uint32_t place);
+uint32_t emu_site(Site at); /* 31 bits */
 void emu_finding(Thread *t, int code, Site at, const char *text);
 void emu_note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 char *emu_who(const Thread *t);
@@ -337,72 +335,73 @@ void emu_report_clear(void);
 extern size_t emu_stack_bytes;
 char *fiber_stack(void);
 void fiber_stack_free(char *stack);
-bool fiber_owns(const void *p); /* the address lies in some fiber's stack */
+bool fiber_owns(const void *p); /* whether p is in some fiber's stack */
 void *fiber_prepare(char *stack, unsigned color, void (*entry)(void));
 
 /* block.c */
 extern Thread emu_host;
 EmuBlock *block_start(EmuOp *op, uint32_t index, Cluster *cluster, unsigned rank);
 void block_free(EmuBlock *b);
-bool block_slice(EmuBlock *b); /* run until nothing in it is ready, it yields, or it ends; false
-                                  after a finding */
+/* runs until no thread is ready, one yields, or the block ends; false after a finding */
+bool block_slice(EmuBlock *b);
 bool block_has_ready(const EmuBlock *b);
 bool block_done(const EmuBlock *b);
 void block_wake(EmuBlock *b, int warp, uint32_t lanes);
 void block_wait(ThreadState why, Site at); /* current thread waits; returns when woken */
 void block_yield(Site at);
-NORETURN void block_abandon(void); /* after a finding: back to the host */
+NORETURN void block_abandon(void); /* returns to the host after a finding */
 void grid_meet(EmuOp *op);
-extern uint64_t emu_progress; /* counts all that is not a spin */
+extern uint64_t emu_progress; /* counts everything except spins */
 uint64_t block_spins(void);   /* since the last progress */
-extern bool emu_give_up; /* nobody else will bring what is waited for: the next spin is the last */
+extern bool emu_give_up;      /* no other thread will end the wait: the next spin is reported */
 
 /* region.c: regions of device, pinned and shared memory */
 typedef enum { R_DEVICE, R_PINNED, R_SHARED, R_MODULE } RegionKind;
 typedef struct {
 	uint64_t w, r;
 } Cell;
+/* source positions of the last write and the last read of a cell; encoding in shadow.c */
 typedef struct {
 	uint32_t w, r;
-} LineTable; /* of the source: of the last write and the last read of a cell; shadow.c says how */
+} LineTable;
 struct Region {
 	char *lo, *hi;
 	RegionKind kind;
-	EmuBlock *blk;      /* shared memory: whose */
-	uint32_t dyn;       /* shared memory: bytes of the dynamic part */
-	Cell *cell;         /* per two bytes, lazily backed */
-	LineTable *place;   /* the same */
-	uint32_t *constant; /* per two bytes: the last launch (its number, truncated) that read them
-	                       through the read-only path; NULL: none did */
-	char *base;         /* mapping, guards included */
+	EmuBlock *blk;    /* owner of shared memory */
+	uint32_t dyn;     /* shared memory: bytes of the dynamic part */
+	Cell *cell;       /* per two bytes, lazily backed */
+	LineTable *place; /* per two bytes, lazily backed */
+	/* per two bytes: last launch (truncated number) that read them through the read-only path;
+	 * NULL: none */
+	uint32_t *constant;
+	char *base; /* mapping, including guards */
 	size_t map_bytes, bytes;
-	int device;       /* whose memory; -1: of no one device */
+	int device;       /* owning device; -1: none */
 	bool lazy;        /* large: readers are not recorded in pages that no kernel wrote */
-	uint64_t *page_w; /* lazy regions: who wrote a whole page that has no cells; 0 none */
+	uint64_t *page_w; /* lazy regions: writer of a whole page that has no cells; 0: none */
 	uint8_t *page_cells;
 	int ro;
 };
 Region *region_new(RegionKind kind, size_t bytes);
-Region *region_adopt(RegionKind kind, void *lo, size_t bytes); /* memory of someone else */
+Region *region_adopt(RegionKind kind, void *lo, size_t bytes); /* memory owned by the caller */
 void region_drop(Region *r);
 Region *region_of(const void *p);
-void region_constant(Region *r, const void *p, size_t n,
-                     uint32_t launch); /* read by it through the read-only path */
+/* records a read through the read-only path by this launch */
+void region_constant(Region *r, const void *p, size_t n, uint32_t launch);
 char *region_describe(const void *p);
-Region *region_damage(const char **where); /* the first damaged one; its zones are repaired */
+Region *region_damage(const char **where); /* first region with a damaged zone; repairs its zones */
 
-/* reader_sets.c: a run of lanes that read at one clock; at: warp << 17 | clock; n: runs of the set
- */
+/* reader_sets.c: a run of lanes that read at one clock. at: warp << 17 | clock; n: number of runs
+ * in the set */
 typedef struct {
 	uint32_t parent, lanes, buid, at, n;
 } EmuRun;
-const EmuRun *
-readers_run(uint32_t buid,
-            uint32_t id); /* the newest run of a set; NULL when it is forgotten, or 0 */
-uint32_t readers_add(uint32_t buid, uint32_t from, bool single,
-                     uint32_t e); /* e, or a single reader: thread << 17 | clock */
-uint32_t launches_with(uint32_t set, uint64_t seq); /* sets of launches: 0 is the empty one */
-uint64_t launches_next(uint32_t *set); /* one of a set, which becomes the rest; 0: forgotten */
+const EmuRun *readers_run(uint32_t buid,
+                          uint32_t id); /* newest run of a set; NULL if the set is 0 or forgotten */
+/* adds e; `single`: `from` is one reader (thread << 17 | clock), not a set */
+uint32_t readers_add(uint32_t buid, uint32_t from, bool single, uint32_t e);
+uint32_t launches_with(uint32_t set, uint64_t seq); /* sets of launches; 0 is the empty one */
+uint64_t launches_next(uint32_t *set); /* removes and returns one element; 0: none, or forgotten */
 
 /* shadow.c */
 enum {
@@ -415,14 +414,13 @@ enum {
 }; /* atomics by scope; COPY: by a bulk or tensor copy */
 void shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, Site at);
 void shadow_read(const void *p, size_t n, const void *pc,
-                 Site at); /* the same, soon done with what is in order */
+                 Site at); /* shadow_access with a fast path for ordered accesses */
 void shadow_write(const void *p, size_t n, const void *pc, Site at);
 void shadow_forget(void); /* before another block runs */
-void shadow_learnt(void); /* the thread is ordered after more than before */
-void shadow_read_only(const void *p, size_t n,
-                      Site at); /* through the path for what the kernel never writes */
-void shadow_clear(Region *r, size_t off, size_t n); /* as if nothing had been written */
-void shadow_inflight(void *p, size_t n); /* target of an asynchronous copy: nothing to read */
+void shadow_learnt(void); /* the thread is now ordered after more operations */
+void shadow_read_only(const void *p, size_t n, Site at); /* through the read-only path */
+void shadow_clear(Region *r, size_t off, size_t n);      /* marks memory as never written */
+void shadow_inflight(void *p, size_t n); /* target of an asynchronous copy: not readable */
 void shadow_host_write(EmuOp *op, void *p, size_t n);
 void shadow_host_read(EmuOp *op, const void *p, size_t n);
 bool shadow_written(const void *p, size_t n, size_t *off);
@@ -432,19 +430,17 @@ void shadow_async_write(EmuBlock *b, void *p, size_t n, Site at);
 void shadow_async_read(const void *p, size_t n, int slot, uint32_t clk,
                        Site at); /* by the running thread, through the asynchronous proxy */
 
-/* type_layout.c: "byte 4 of ring.scale": what lies at an offset of a shared object of a type; to be
- * freed; NULL: not known */
+/* type_layout.c: name of the member at an offset of a shared object, such as "byte 4 of
+ * ring.scale", as allocated text; NULL: unknown */
 char *member_of(const Func *f, const char *type, size_t off);
-char *
-func_argument(const Func *f, int param,
-              size_t off); /* "w (argument 3)": of the pointer there in a parameter; to be freed */
+/* name of the pointer in a parameter, such as "w (argument 3)", as allocated text */
+char *func_argument(const Func *f, int param, size_t off);
 
 /* shared.c */
 uint32_t shared_static_base(uint32_t dyn);
-void shared_start(EmuBlock *b); /* poison in the static objects known so far */
+void shared_start(EmuBlock *b); /* poisons the static objects known so far */
 bool shared_within(const Region *r, const char *p, size_t n);
-void shared_span(EmuBlock *b,
-                 const char *p); /* span_lo and span_n become those of the object at p */
+void shared_span(EmuBlock *b, const char *p); /* sets span_lo and span_n to the object at p */
 
 /* vector_clock.c */
 VC *vc_new(int n);
@@ -453,46 +449,49 @@ void vc_drop(VC *v);
 KnownClocks *known_ref(KnownClocks *k);
 void known_drop(KnownClocks *k);
 KnownClocks *known_join(KnownClocks *a, const KnownClocks *b); /* consumes a; b may be NULL */
-KnownClocks *clock_publish(Thread *t); /* all t knows, t's own writes included; t's clock ticks */
+/* everything ordered before t, including its own writes; increments t's clock */
+KnownClocks *clock_publish(Thread *t);
 void clock_acquire(Thread *t, const KnownClocks *k);
 void clock_block_barrier(EmuBlock *b);
 void clock_warp(EmuBlock *b, int warp, uint32_t lanes);
 void clock_blocks(EmuBlock **b, int n); /* cluster or grid barrier */
 bool clock_knows(const Thread *t, uint32_t buid, unsigned thread, uint32_t clk);
-bool clock_met(const Thread *t, uint32_t buid); /* anything at all that the other block did */
+/* t is ordered after at least one action of that block */
+bool clock_met(const Thread *t, uint32_t buid);
 void clock_start(Thread *t);
-void clock_waited(Thread *t);      /* for what came before its kernel by programmatic edges */
-void clock_leave(EmuBlock *b);     /* its threads are done: their kernel hands on what they heard */
-bool clock_heard(const Thread *t); /* anything since its kernel began */
+void clock_waited(Thread *t);  /* orders t after its kernel's programmatic predecessors */
+void clock_leave(EmuBlock *b); /* its threads have finished; passes their clocks to the kernel */
+bool clock_heard(const Thread *t); /* t has acquired something since its kernel started */
 KnownClocks *known_keep(KnownClocks *k, bool (*keep)(uint32_t buid, const void *user),
                         const void *user); /* consumes k */
 void clock_stop(Thread *t);
-KnownClocks *clock_async(EmuBlock *b); /* what the block's asynchronous copies have done so far */
-void clock_learn(Thread *t, int slot,
-                 uint32_t clk); /* an asynchronous reader is known to be done */
+KnownClocks *clock_async(EmuBlock *b); /* clocks of the block's asynchronous copies so far */
+void clock_learn(Thread *t, int slot, uint32_t clk); /* t is ordered after an asynchronous reader */
 void clock_proxy_fence(Thread *t, bool global);
-bool clock_proxy_fenced(
-    const Thread *t, const Thread *by, uint32_t clk,
-    bool global); /* a fence of t follows what another thread of the cluster did then */
+/* a proxy fence of t is ordered after clock clk of `by`, a thread of its cluster */
+bool clock_proxy_fenced(const Thread *t, const Thread *by, uint32_t clk, bool global);
 
 /* sync.c, mbarrier.c */
-void sync_renumber(uint64_t seq); /* as op_forget, of all that was released */
-void sync_reset(bool all); /* no kernel runs; what devices told each other stays, unless all goes */
+void sync_renumber(uint64_t seq); /* op_forget for everything that was released */
+/* no kernel is running; releases between devices are kept unless `all` */
+void sync_reset(bool all);
 void mbar_forget(EmuBlock *b);
 bool mbar_inflight(const EmuBlock *b);
-void mbar_stuck(const Thread *t,
-                Site at); /* ends the kernel if it is an mbarrier that the thread polls for ever */
-void mbar_leave(EmuBlock *b, Site at);                /* its last thread is leaving */
-void mbar_late_arrive(Thread *t, void *bar, Site at); /* of a thread whose copies have landed */
+/* ends the kernel if the thread polls an mbarrier that will not complete */
+void mbar_stuck(const Thread *t, Site at);
+void mbar_leave(EmuBlock *b, Site at); /* its last thread is exiting */
+/* arrival of a thread whose copies have landed */
+void mbar_late_arrive(Thread *t, void *bar, Site at);
 
 /* tma.c: tiles of tensor maps; p is the dense image of a box in shared memory */
 typedef struct TensorMap TensorMap;
 const TensorMap *tensor_map_at(const void *p, int rank, Site at);
 size_t tensor_box_bytes(const TensorMap *m);
-void tensor_place(const TensorMap *m, const int *c, bool store,
-                  Site at); /* ends the kernel where a GPU does, or writes beyond its tensor */
+/* ends the kernel if the box is invalid, or if a store writes beyond the
+ * tensor */
+void tensor_place(const TensorMap *m, const int *c, bool store, Site at);
 void tensor_touch(const TensorMap *m, const int *c, bool write, Site at);
-uint64_t tensor_sum(const TensorMap *m, const int *c); /* of what a load would bring */
+uint64_t tensor_sum(const TensorMap *m, const int *c); /* checksum of the data of a load */
 void tensor_get(const TensorMap *m, const int *c, char *shared, const char *arena);
 void tensor_put(const TensorMap *m, const int *c, const char *shared, const char *arena);
 void store_leave(Thread *t);
@@ -506,7 +505,7 @@ void wgmma_forget(EmuBlock *b);
 void mma_run(int op, Fragments *f);
 void mma_ldmatrix(int op, int n, uint32_t mask, Thread *lane0, Site at);
 
-/* what tests look at, by dlsym */
+/* read by tests through dlsym */
 const char *emu_last_report(void);
 int emu_report_count(void);
 
@@ -522,41 +521,41 @@ void pinned_drop(EmuOp *op);
 /* cp_async.c */
 void copy_forget(Thread *t);
 void copy_free(Thread *t);
-void
-copy_complete(Thread *t,
-              const void *bar); /* the copies that some arrival of t at this barrier waits for */
+/* lands the copies that an arrival of t at this barrier depends on */
+void copy_complete(Thread *t, const void *bar);
 
-extern __thread bool emu_in_host_fn; /* of cuLaunchHostFunc */
-void emu_breathe(void);              /* device.c: other threads may call the driver for a moment */
-int emu_contexts(void);              /* devices in use */
-int emu_device(void);                /* of the calling thread's context; -1 */
-bool emu_peers(int from, int to);    /* may kernels of one device touch the other's memory? */
+extern __thread bool emu_in_host_fn; /* running a function of cuLaunchHostFunc */
+void emu_breathe(void);              /* device.c: lets other threads call the driver for a moment */
+int emu_contexts(void);              /* number of devices in use */
+int emu_device(void);                /* device of the calling thread's context; -1: none */
+bool emu_peers(int from, int to); /* whether kernels of one device may access the other's memory */
 
 /* timeline.c */
 extern uint64_t timeline_base;
 EmuOp *op_new(EmuOpKind kind, const char *name);
 void op_add(EmuOp *op, const uint64_t *dep, int n_dep, const uint64_t *prog, int n_prog);
-EmuOp *op_at(uint64_t seq); /* NULL: long done and known to the host */
+EmuOp *op_at(uint64_t seq); /* NULL: finished, and the host has waited for it */
 bool op_done(uint64_t seq);
-void timeline_run(const uint64_t *seq, int n); /* until these are done */
+void timeline_run(const uint64_t *seq, int n); /* runs until these have finished */
 void timeline_run_all(void);
-void timeline_run_device(void);                  /* all of the calling thread's device */
-void timeline_some(void);                        /* now and then, some work goes on by itself */
+void timeline_run_device(void);                  /* everything on the calling thread's device */
+void timeline_some(void);                        /* sometimes runs some queued work */
 void timeline_known(const uint64_t *seq, int n); /* the host has waited for these */
-void timeline_known_all(int device);             /* of all that is done on it; -1: on all */
-bool timeline_busy(int device);                  /* it has work that has not ended */
-void timeline_drop(void);                        /* after an error: everything queued is gone */
+/* the host has waited for everything finished on it; -1: on all devices */
+void timeline_known_all(int device);
+bool timeline_busy(int device); /* it has unfinished work */
+void timeline_drop(void);       /* after an error: discards everything queued */
 bool op_before(uint64_t a, const EmuOp *b, bool waited);
 void
 op_learns(EmuOp *op,
-          const OpSet *of); /* a thread of it has heard from one that was ordered after these */
-void op_notified(const EmuOp *op, bool waited, OpSet *of); /* what a thread of it may tell */
-void op_forget(OpSet *of, uint64_t seq);                   /* the number is another's from now on */
+          const OpSet *of); /* a thread of op has acquired from an operation ordered after these */
+/* operations that a thread of op passes on by a release */
+void op_notified(const EmuOp *op, bool waited, OpSet *of);
+void op_forget(OpSet *of, uint64_t seq); /* the sequence number is reused */
 EmuOp *op_of_buid(uint32_t buid);
-bool op_known(uint64_t seq); /* the host has waited for it; in fast mode: it is done */
-const EmuOp *
-timeline_uses(bool (*uses)(const EmuOp *op, const void *what),
-              const void *what); /* one that is queued and that the host has not waited for */
+bool op_known(uint64_t seq); /* the host has waited for it; in fast mode: it has finished */
+/* finds an operation that the host has not waited for and for which uses() is true */
+const EmuOp *timeline_uses(bool (*uses)(const EmuOp *op, const void *what), const void *what);
 int func_residency(const Func *f, int threads, uint32_t dyn);
 
 #endif

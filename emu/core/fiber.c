@@ -1,5 +1,5 @@
-/* Stacks and the switch between them. A stack has a guard page below it as long as the number of
- * mappings allows, and a pattern at its low end for when it has not. */
+/* Fiber stacks and switches. A stack has a guard page below it while the number of mappings allows,
+ * and a pattern at its low end in case it has no guard. */
 #include "emu.h"
 
 #include <stdlib.h>
@@ -8,8 +8,7 @@
 
 enum { CHUNK = 256, MAX_GUARDS = 16384, PATTERN = 64 };
 
-size_t emu_stack_bytes =
-    77824; /* an odd number of pages: stacks do not compete for the same sets of a cache */
+size_t emu_stack_bytes = 77824; /* an odd number of pages, so that stacks do not share cache sets */
 
 static char **free_stack, **chunk_lo;
 static int n_free, n_chunk, n_guard;
@@ -27,7 +26,7 @@ grow(void)
 	chunk_lo[n_chunk++] = m;
 	free_stack =
 	    realloc(free_stack,
-	            sizeof *free_stack * (size_t)(n_chunk * CHUNK)); /* room for all to come back */
+	            sizeof *free_stack * (size_t)(n_chunk * CHUNK)); /* capacity for all stacks */
 	for (int i = CHUNK - 1; i >= 0; i--) {
 		char *s = m + emu_stack_bytes * (size_t)i;
 		if (n_guard < MAX_GUARDS && !mprotect(s, 4096, PROT_NONE))
@@ -62,13 +61,14 @@ fiber_owns(const void *p)
 	return false;
 }
 
-/* What fiber_switch loads. The colour spreads the stacks' hot ends over cache sets. */
+/* Prepares the frame that fiber_switch loads. The colour spreads the hot ends of stacks over cache
+ * sets. */
 void *
 fiber_prepare(char *stack, unsigned color, void (*entry)(void))
 {
 	uint64_t *s = (uint64_t *)(stack + emu_stack_bytes - 64 - color * 64 % 4096);
 
-	s -= 3; /* as if something had called it: its stack is aligned */
+	s -= 3; /* aligned as after a call */
 	s[0] = 0;
 	*--s = (uint64_t)(uintptr_t)entry;
 	return s;

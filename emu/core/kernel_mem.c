@@ -1,5 +1,5 @@
-/* Linked into every kernel object: compilers turn loops and struct copies into these, and the
- * checking mode wants to see them. */
+/* Linked into every kernel object. Compilers turn loops and struct copies into these functions; the
+ * checking mode needs to see their accesses. */
 #include <stddef.h>
 
 #define HIDDEN __attribute__((visibility("hidden")))

@@ -1,8 +1,7 @@
-/* mbarriers: phases with a count of arrivals and of bytes that bulk copies still have to bring. The
- * state is kept here, by address; the eight bytes in shared memory hold a mark, so that it shows
- * when something else is written there. A bulk copy destroys its target when issued and lands when
- * somebody has asked the barrier for it. A multicast is one copy for each block of its mask, at the
- * same offsets there. */
+/* mbarriers: phases with a count of arrivals and of bytes that bulk copies have yet to deliver. The
+ * state is kept here, by address. The eight bytes in shared memory hold a marker, so that an
+ * overwrite is detected. A bulk copy destroys its target when issued and lands when a thread tests
+ * the barrier. A multicast is one copy per block of its mask, at the same offsets in each. */
 #include "emu.h"
 #include "../cuda_api.h"
 #include "tensor_map.h"
@@ -28,7 +27,7 @@ typedef struct Mbar {
 	int64_t tx;
 	KnownClocks *gather, *done;
 	Bulk *bulk;
-	int n_bulk, n_cp; /* copies on their way; arrivals that wait for copies by cp.async */
+	int n_bulk, n_cp; /* copies in flight; arrivals that depend on cp.async copies */
 } Mbar;
 
 static EmuBlock *
@@ -98,7 +97,8 @@ mbar_forget(EmuBlock *b)
 	b->n_mbar = 0;
 }
 
-/* A copy that the block leaves behind would write into the next block's memory. */
+/* Returns whether bulk copies are in flight. A copy that outlives the block would write into the
+ * next block's memory. */
 bool
 mbar_inflight(const EmuBlock *b)
 {
@@ -108,8 +108,8 @@ mbar_inflight(const EmuBlock *b)
 	return false;
 }
 
-/* A block may leave only behind what others do to its barriers: the last thread asks, in checking
- * mode, whether anything orders that. */
+/* Checks, in checking mode, that the exit of the block's last thread is ordered after all accesses
+ * of other blocks to its barriers and shared memory. */
 void
 mbar_leave(EmuBlock *b, Site at)
 {
@@ -204,7 +204,7 @@ emu_mbar_arrive(void *p, unsigned count, unsigned tx_bytes, const char *file, in
 	return phase;
 }
 
-/* One arrival at the barrier in the same place of block `rank` of the cluster. */
+/* Arrives at the barrier at the same offset in block `rank` of the cluster. */
 void
 emu_mbar_arrive_cluster(void *p, unsigned rank, const char *file, int line)
 {
@@ -260,7 +260,7 @@ mbar_late_arrive(Thread *t, void *bar, Site at)
 	advance(m);
 }
 
-/* Somebody's copies by cp.async land. */
+/* Lands the cp.async copies of a random thread that has an arrival pending here. */
 static void
 land_cp(Mbar *m)
 {
@@ -277,7 +277,7 @@ land_cp(Mbar *m)
 	}
 }
 
-/* One outstanding copy of the barrier lands. */
+/* Lands one outstanding copy of the barrier. */
 static void
 complete(Mbar *m, Site at)
 {
@@ -325,7 +325,7 @@ mbar_stuck(const Thread *t, Site at)
 	        m->count, (unsigned)(m->phase & 1), m->left, (long)m->tx);
 }
 
-/* Whether the phase of this parity is over. */
+/* Returns whether the phase of this parity has completed. */
 int
 emu_mbar_test(void *p, unsigned parity, const char *file, int line)
 {
@@ -379,7 +379,7 @@ issue(Mbar *m, Bulk b, Site at)
 	m->bulk[m->n_bulk++] = b;
 }
 
-/* mask 0: dst and bar as they are. */
+/* mask 0: no multicast, dst and bar as given */
 static void
 issue_all(void *bar, Bulk b, int mask, Site at)
 {
@@ -436,7 +436,7 @@ emu_bulk_load_multicast(void *dst, const void *src, unsigned n, void *bar, unsig
 	bulk_load(dst, src, n, bar, (int)mask, at);
 }
 
-/* rows: of the box, that somebody must have written */
+/* rows: number of rows of the box that must have been written */
 static void
 tensor_load(void *dst, const void *map, int rank, const int *c, int rows, void *bar, int mask,
             Site at)
@@ -461,8 +461,8 @@ tensor_load(void *dst, const void *map, int rank, const int *c, int rows, void *
 	issue_all(bar, b, mask, at);
 }
 
-/* cp.async.bulk.tensor: a box of the tensor at these coordinates (elements, innermost first);
- * outside of it zeros. */
+/* cp.async.bulk.tensor: loads a box at these coordinates (elements, innermost first); zeros outside
+ * of the tensor. */
 void
 emu_tensor_load(void *dst, const void *map, int rank, const int *c, void *bar, const char *file,
                 int line)
@@ -470,8 +470,7 @@ emu_tensor_load(void *dst, const void *map, int rank, const int *c, void *bar, c
 	tensor_load(dst, map, rank, c, INT_MAX, bar, 0, (Site){ file, line });
 }
 
-/* The same, of which the kernel uses only the first rows: the others may be memory that nobody
- * wrote. */
+/* The same for a kernel that uses only the first rows; the others may be unwritten memory. */
 void
 emu_tensor_load_rows(void *dst, const void *map, const int *c, int rows, void *bar,
                      const char *file, int line)
@@ -490,7 +489,7 @@ emu_tensor_load_multicast(void *dst, const void *map, int rank, const int *c, in
 	tensor_load(dst, map, rank, c, rows, bar, (int)mask, at);
 }
 
-/* Brings nothing; what it names must be there. */
+/* Prefetches nothing; checks that the memory exists. */
 void
 emu_bulk_prefetch(const void *p, unsigned n, const char *file, int line)
 {

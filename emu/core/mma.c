@@ -1,9 +1,13 @@
-/* Matrix instructions on fragments as the hardware spreads them over lanes. With g = lane / 4, q =
- * lane % 4: 16-bit A (16 x 16): a0 (g, 2q..) a1 (g+8, 2q..) a2 (g, 2q+8..) a3 (g+8, 2q+8..), two
- * values a register; k8 has a0, a1 only 16-bit B (16 x 8):  b0 (k 2q.., n g) b1 (k 2q+8.., n g)
- *   8-bit  A (16 x 32): a0 (g, 4q..) a1 (g+8, 4q..) a2 (g, 4q+16..) a3 (g+8, 4q+16..), four values
- * a register C (16 x 8): c0, c1 (g, 2q..) c2, c3 (g+8, 2q..) Products are added in the order of k,
- * in fp32. */
+/* Matrix instructions on fragments in the hardware's layout. With g = lane / 4, q = lane % 4:
+ *
+ *   16-bit A (16 x 16)   a0 (g, 2q..)  a1 (g+8, 2q..)  a2 (g, 2q+8..)  a3 (g+8, 2q+8..), two
+ *                        values per register; k8 has a0, a1 only
+ *   16-bit B (16 x 8)    b0 (k 2q.., n g)  b1 (k 2q+8.., n g)
+ *   8-bit  A (16 x 32)   a0 (g, 4q..)  a1 (g+8, 4q..)  a2 (g, 4q+16..)  a3 (g+8, 4q+16..), four
+ *                        values per register
+ *   C (16 x 8)           c0, c1 (g, 2q..)  c2, c3 (g+8, 2q..)
+ *
+ * Terms are added in the order of k, in fp32. */
 #include "emu.h"
 #include "../cuda_api.h"
 #include "../device/warp_ops.h"
@@ -35,7 +39,7 @@ static inline __attribute__((always_inline)) void
 multiply(float (*c)[8], float (*a)[16], float (*b)[8], int kn)
 {
 	for (int m = 0; m < 16;
-	     m += 4) { /* four rows at a time: their sums do not wait for each other */
+	     m += 4) { /* four independent rows at a time, for instruction-level parallelism */
 		V8 s0 = *(V8 *)c[m], s1 = *(V8 *)c[m + 1], s2 = *(V8 *)c[m + 2],
 		   s3 = *(V8 *)c[m + 3];
 		for (int k = 0; k < kn; k++) {
@@ -80,8 +84,8 @@ has_f16c(void)
 	return known == 2;
 }
 
-/* The same for 16-bit factors, whose products are exact: four lanes at a time have eight columns of
- * two rows of A and one of B's. */
+/* The same for 16-bit operands, which multiply exactly. Four lanes at a time hold eight columns
+ * of two rows of A and one row of B. */
 __attribute__((target("avx2,f16c,fma"))) static void
 mma_half_avx2(int op, Fragments *f)
 {
@@ -109,7 +113,7 @@ mma_half_avx2(int op, Fragments *f)
 			bt[8 + g] = _mm_castps_si128(_mm_shuffle_ps(b0, b1, 0xdd));
 		}
 	}
-	for (int h = 0; h < halves; h++) { /* 8 x 8 values: columns become rows */
+	for (int h = 0; h < halves; h++) { /* transposes 8 x 8 values */
 		__m128i *x = bt + 8 * h, u[8], v[8];
 		for (int i = 0; i < 4; i++) {
 			u[2 * i] = _mm_unpacklo_epi16(x[2 * i], x[2 * i + 1]);
@@ -128,7 +132,7 @@ mma_half_avx2(int op, Fragments *f)
 			                WIDEN(_mm_unpackhi_epi64(v[i], v[i + 4])));
 		}
 	}
-	for (int g = 0; g < 8; g += 2) { /* two lanes' c are two pairs of rows g and g + 8 */
+	for (int g = 0; g < 8; g += 2) { /* c of two lanes are two pairs of rows g and g + 8 */
 		__m256 c[4];
 		for (int i = 0; i < 2; i++) {
 			__m256 x = _mm256_loadu_ps((const float *)&f->c[4 * g + 4 * i]),
@@ -179,8 +183,9 @@ mma_float(int op, Fragments *f)
 	for (int l = 0; l < 32; l++) {
 		int g = l >> 2, q = l & 3;
 		read_words(f, l, w);
-		if (op == EMU_W_MMA_TF32_1688) { /* a0 (g,q) a1 (g+8,q) a2 (g,q+4) a3 (g+8,q+4); b0
-			                            (q,g) b1 (q+4,g); low 13 bits unused */
+		/* a0 (g,q) a1 (g+8,q) a2 (g,q+4) a3 (g+8,q+4); b0 (q,g) b1 (q+4,g); the low 13 bits
+		 * are ignored */
+		if (op == EMU_W_MMA_TF32_1688) {
 			for (int i = 0; i < 4; i++)
 				a[g + 8 * (i & 1)][q + 4 * (i >> 1)] = from_bits(w[i] & ~0x1fffu);
 			for (int i = 0; i < 2; i++)
@@ -215,8 +220,8 @@ mma_float(int op, Fragments *f)
 	}
 }
 
-/* m16n8k32, m16n8k16 (A and B half as many registers) and m8n8k16 (one register each of A and B,
- * two of C). */
+/* m16n8k32, m16n8k16 (half as many registers for A and B) and m8n8k16 (one register each for A and
+ * B, two for C) */
 static void
 mma_int8(int op, Fragments *f)
 {
@@ -266,9 +271,9 @@ mma_run(int op, Fragments *f)
 		mma_float(op, f);
 }
 
-/* ldmatrix .x1 .x2 .x4: matrix m's eight row addresses come from lanes 8m..8m+7; lane l gets row
- * l/4, columns 2(l%4).. of each. The first 8 bytes are the row address; results are words 0-3
- * (stmatrix: words 2-5 in). */
+/* ldmatrix .x1 .x2 .x4: lanes 8m..8m+7 hold the eight row addresses of matrix m; lane l gets row
+ * l/4, columns 2(l%4).. of each matrix. The first 8 bytes of an operand are the row address.
+ * Results are words 0-3; stmatrix takes its input from words 2-5. */
 void
 mma_ldmatrix(int op, int n, uint32_t mask, Thread *t, Site at)
 {
@@ -281,7 +286,7 @@ mma_ldmatrix(int op, int n, uint32_t mask, Thread *t, Site at)
 	for (int l = 0; l < 8 * n; l++) {
 		row[l] = (char *)(uintptr_t)t[l].io[0];
 		Thread *self = emu_cur;
-		emu_cur = &t[l]; /* a finding names the lane that gave the address */
+		emu_cur = &t[l]; /* a finding names the lane that passed the address */
 		if ((uintptr_t)row[l] & 15)
 			emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at,
 			        "misaligned ldmatrix row: the address must be a multiple of 16");

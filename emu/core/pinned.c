@@ -1,6 +1,6 @@
-/* Pinned memory and the host, in checking mode: no hook sees what the host does, but its mistakes
- * show. The target of a copy keeps its poison until the host has waited for the copy, and the
- * source of one must still hold then what it held when the copy was queued. */
+/* Host accesses to pinned memory, in checking mode. No hook sees them, but their effects are
+ * visible: the target of a copy keeps its poison until the host has waited for the copy, and the
+ * source must still hold the same bytes then as when the copy was queued. */
 #include "emu.h"
 #include "../cuda_api.h"
 
@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 enum { POISON = 0xfb };
-static int n_open; /* operations that are yet to be settled */
+static int n_open; /* operations not settled yet */
 
 static bool
 pinned(const void *p)
@@ -25,7 +25,7 @@ overlap(const char *a, size_t n, const char *b, size_t m)
 	return a < b + m && b < a + n;
 }
 
-/* Does a copy that is queued before this one still read what this one writes? */
+/* Returns whether an earlier queued copy has yet to read memory that this one writes. */
 static bool
 still_read(const EmuOp *by)
 {
@@ -38,7 +38,7 @@ still_read(const EmuOp *by)
 	return false;
 }
 
-/* Is a function of the host queued that is yet to run? It may read any pinned memory. */
+/* Returns whether an earlier queued host function has yet to run. It may read any pinned memory. */
 static bool
 host_to_run(const EmuOp *by)
 {
@@ -57,7 +57,7 @@ forget(EmuOp *op)
 	n_open--;
 }
 
-/* Does the source still hold what it held when the copy was queued? */
+/* Checks that the source is unchanged since the copy was queued. */
 static void
 judge(EmuOp *op)
 {
@@ -71,8 +71,9 @@ judge(EmuOp *op)
 	emu_error = CUDA_ERROR_LAUNCH_FAILED;
 }
 
-/* Pinned memory is about to change, and not by the host: copies from there that have run, of which
- * the host does not know yet, are judged by what it holds now, others not at all. */
+/* Called before pinned memory is changed, not by the host. Finished copies from there that the host
+ * has not waited for are checked against the present content; unfinished ones are no longer
+ * checked. */
 static void
 changes(const char *p, size_t n)
 {
@@ -87,7 +88,7 @@ changes(const char *p, size_t n)
 	}
 }
 
-/* The operation goes into the queue. */
+/* Called when an operation is queued. */
 void
 pinned_queued(EmuOp *op)
 {
@@ -114,7 +115,7 @@ deliver(EmuOp *op)
 	n_open--;
 }
 
-/* The device uses these bytes: copies that have ended are there for it. */
+/* The device accesses these bytes: finished copies become visible to it. */
 void
 pinned_used(const void *p, size_t n, bool write)
 {
@@ -127,9 +128,9 @@ pinned_used(const void *p, size_t n, bool write)
 		changes(p, n);
 }
 
-/* A function of the host that a stream calls may look at anything, and write what copies behind it
- * read: it has its place among them. What the program has written to such a source before stays a
- * mistake. */
+/* Runs a host function of a stream. It may read anything, and may write the sources of later
+ * copies, since it is ordered before them. A change that the program had made to such a source
+ * before is still reported. */
 void
 pinned_host(void (*fn)(void *), void *arg)
 {
@@ -147,7 +148,7 @@ pinned_host(void (*fn)(void *), void *arg)
 	}
 }
 
-/* The host's own memory, which may not be there; false then. */
+/* Reads the host's own memory; returns false if it is not mapped. */
 bool
 emu_host_read(void *dst, const void *src, size_t n)
 {
@@ -194,7 +195,7 @@ pinned_copy(EmuOp *op)
 	}
 }
 
-/* The host knows that the operation is over. */
+/* The host has waited for the operation. */
 static void
 settle(EmuOp *op)
 {
@@ -212,7 +213,7 @@ pinned_settle(void)
 			settle(op_at(s));
 }
 
-/* Dropped after an error. */
+/* The operation was discarded after an error. */
 void
 pinned_drop(EmuOp *op)
 {

@@ -1,14 +1,14 @@
-/* Sets of readers of one block, by number. A set is a run of lanes of one warp with one clock, and
- * the set that it grew from; so a set that gets one more is a new set of 16 bytes, and lanes that
- * read in turn make one run. The numbers come round: sets of long ago are forgotten, and who asks
- * for them is told that they are empty. */
+/* Sets of readers within one block, identified by numbers. A set is a run of lanes of one warp with
+ * one clock, plus the set that it was extended from. Adding a reader thus creates a new set of 16
+ * bytes, and lanes that read in turn extend one run. Numbers are reused: old sets are forgotten and
+ * count as empty. */
 #include "emu.h"
 
 enum { RUNS = 1 << 22, NUMBERS = 1 << 27, MANY = 96 };
 #define CLOCK 0x1ffffu
 
 static EmuRun run[RUNS];
-static uint32_t last; /* the newest set's number; 0 is none */
+static uint32_t last; /* number of the newest set; 0 is the empty one */
 
 const EmuRun *
 readers_run(uint32_t buid, uint32_t id)
@@ -27,7 +27,7 @@ add(uint32_t buid, uint32_t parent, uint32_t lanes, uint32_t at, uint32_t n)
 	return last;
 }
 
-/* For each thread only its newest reads: a long set becomes as short as can be. */
+/* Rebuilds a long set with only the latest read of each thread. */
 static uint32_t
 shorten(uint32_t buid, uint32_t id)
 {
@@ -96,7 +96,7 @@ launches_with(uint32_t set, uint64_t seq)
 
 	if (launches_there(*m) && launches[k].seq == seq && launches[k].rest == set)
 		return *m;
-	if (n_launches == LAUNCH_SETS) { /* cells that still name old ones lose their readers */
+	if (n_launches == LAUNCH_SETS) { /* cells that still refer to old sets lose their readers */
 		launches_base += n_launches;
 		n_launches = 0;
 		set = 0;

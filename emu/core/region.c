@@ -1,6 +1,6 @@
-/* Memory that kernels may touch: device allocations between guard pages and patterned zones, pinned
- * host memory, blocks' shared memory, modules' own data. Freed device memory stays mapped as a hole
- * for a while, so that a late use faults. */
+/* Memory that kernels may access: device allocations between guard pages and patterned zones,
+ * pinned host memory, shared memory of blocks, data of modules. Freed device memory stays reserved
+ * but unmapped for a while, so that a late use faults. */
 #include "emu.h"
 
 #include <stdlib.h>
@@ -204,8 +204,8 @@ shared_text(const Func *f, const char *name, const char *type, size_t off, uint3
 	return text;
 }
 
-/* The kernel's pointers are its parameters: the nearest one at or before the address in the same
- * allocation, by the name that the source gives it ("#define ARG_x ... a[2]"). NULL: none. */
+/* Describes an address relative to a kernel parameter: the pointer nearest at or before it in the
+ * same allocation, by its name in the source ("#define ARG_x ... a[2]"). NULL: none. */
 static char *
 parameter_text(const Region *r, const char *p)
 {
@@ -230,7 +230,7 @@ parameter_text(const Region *r, const char *p)
 	return place;
 }
 
-/* The nearest thing to an address, in words. The text is the caller's. */
+/* Describes an address by the nearest object, as allocated text. */
 char *
 region_describe(const void *p)
 {
@@ -285,8 +285,8 @@ region_damage(const char **where)
 		if (r->kind != R_DEVICE)
 			continue;
 		char *end = r->base + r->map_bytes - GUARD;
-		/* Of the zone before it only the last 256 bytes: a page at most, but many
-		 * allocations. */
+		/* Check only the last 256 bytes of the zone before: that is at most one page per
+		 * allocation, and there are many allocations. */
 		char *from = r->lo - 256 > r->base + GUARD ? r->lo - 256 : r->base + GUARD;
 		for (char *p = from; p < r->lo; p++)
 			if (*p != (char)0xfd) {

@@ -1,6 +1,6 @@
-/* Findings: one sentence naming kernel, block, thread and source line, to standard error, to the
- * file that LLMC_EMU_REPORT names, and to emu_last_report(). The first finding of a launch ends it;
- * the context then fails as after a real fault. */
+/* Findings: one sentence with kernel, block, thread and source line, written to standard error, to
+ * the file LLMC_EMU_REPORT, and to emu_last_report(). The first finding of a launch ends it; the
+ * context then fails as after a real fault. */
 #include "emu.h"
 #include "../cuda_api.h"
 
@@ -75,7 +75,7 @@ emu_who(const Thread *t)
 	                  t->bid[0], t->bid[1], t->bid[2], t->tid[0], t->tid[1], t->tid[2]);
 }
 
-/* Who wrote or read earlier, from what a shadow cell kept. */
+/* Describes the thread of an earlier access from its shadow cell. */
 char *
 emu_who_uid(uint32_t buid, unsigned thread)
 {
@@ -98,8 +98,8 @@ emu_who_uid(uint32_t buid, unsigned thread)
 	                  thread % b.x, thread / b.x % b.y, thread / (b.x * b.y));
 }
 
-/* Source line of an address in a kernel's object; "?" where none is known. The symboliser runs
- * without a shell. */
+/* Source line of an address in a kernel's object; "?" if unknown. Runs the symboliser without a
+ * shell. */
 char *
 emu_place(const void *pc)
 {
@@ -117,8 +117,7 @@ emu_place(const void *pc)
 		close(fd[0]);
 		int null = open("/dev/null", O_WRONLY);
 		dup2(null, 2);
-		/* LLVM's knows the frames that were inlined where GNU's drops some of an -O1 build.
-		 */
+		/* llvm-addr2line reports inlined frames that GNU's drops for -O1 builds. */
 		execlp("llvm-addr2line", "llvm-addr2line", "-i", "-e", info.dli_fname, addr,
 		       (char *)NULL);
 		execlp("addr2line", "addr2line", "-i", "-e", info.dli_fname, addr, (char *)NULL);
@@ -133,8 +132,7 @@ emu_place(const void *pc)
 	if (pid > 0)
 		waitpid(pid, NULL, 0);
 	buf[len] = 0;
-	/* Inlined frames come innermost first; wrappers of the device header are not the user's
-	 * lines. */
+	/* Inlined frames come innermost first; lines of the device header are skipped. */
 	for (char *line = strtok(buf, "\n"); line; line = strtok(NULL, "\n")) {
 		char *slash = strrchr(line, '/'), *name = slash ? slash + 1 : line,
 		     *disc = strstr(name, " (disc");
@@ -157,7 +155,7 @@ emu_site(Site at)
 	static uint32_t recent;
 
 	if (known[recent] !=
-	    at.file) { /* modules go, and their strings with them: names are kept */
+	    at.file) { /* names are copied, since a module's strings are freed with it */
 		for (recent = 0; recent < SITE_FILES - 1 && site_file[recent] &&
 		                 strcmp(site_file[recent], at.file);
 		     recent++)
@@ -249,7 +247,7 @@ emu_die_at(int code, const void *pc, Site at, const char *fmt, ...)
 	emu_die(code, at, "%s", what);
 }
 
-/* A finding from outside of the fibers, about a thread that will not run again. */
+/* Records a finding from outside the fibers, about a thread that will not run again. */
 void
 emu_finding(Thread *t, int code, Site at, const char *text)
 {
@@ -263,7 +261,7 @@ emu_finding(Thread *t, int code, Site at, const char *text)
 	emu_error = code;
 }
 
-/* ---- faults in fast mode: the guard pages around memory, stacks and unmapped addresses speak up here ---- */
+/* ---- faults in fast mode: guard pages of memory and stacks, unmapped addresses ---- */
 
 static struct sigaction before[4];
 static const int which[4] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL };
@@ -276,14 +274,14 @@ on_fault(int sig, siginfo_t *info, void *context)
 
 	static bool inside;
 	if (!emu_cur || !emu_cur->blk ||
-	    inside) { /* not a kernel's fault, or our own while reporting one */
+	    inside) { /* not a kernel's fault, or a fault while reporting one */
 		for (int i = 0; i < 4; i++)
 			if (which[i] == sig)
 				sigaction(sig, &before[i], NULL);
-		return; /* the instruction faults again, under the owner's handler */
+		return; /* the instruction faults again, under the previous handler */
 	}
-	/* Leave the handler: the report is made on the fiber's side of things, by returning into a
-	 * function that never returns. */
+	/* Leave the handler by returning into a function that never returns; the report is made
+	 * there, on the fiber's side. */
 	static const void *fault_pc;
 	static const char *fault_addr;
 	static int fault_sig;
@@ -299,15 +297,15 @@ on_fault(int sig, siginfo_t *info, void *context)
 	sigprocmask(SIG_UNBLOCK, &set, NULL);
 	char *where = region_describe(fault_addr);
 	inside = false;
-	/* The alternate stack stays in use until block_abandon switches away; it is reused by the
-	 * next fault only. */
+	/* The alternate stack stays in use until block_abandon switches away; only the next fault
+	 * reuses it. */
 	if (fault_sig == SIGFPE)
 		emu_die_pc(CUDA_ERROR_LAUNCH_FAILED, fault_pc,
 		           "integer division by zero or overflow");
 	if (fault_sig == SIGILL)
 		emu_die_pc(CUDA_ERROR_ILLEGAL_INSTRUCTION, fault_pc,
 		           "undefined behaviour, which the compiler made a trap");
-	if (no_address) /* what the machine says of its own aligned vector instructions */
+	if (no_address) /* x86 reports misaligned vector instructions without an address */
 		emu_die_pc(CUDA_ERROR_MISALIGNED_ADDRESS, fault_pc,
 		           "misaligned vector access, or an address that cannot be");
 	if (fault_addr >= emu_cur->stack && fault_addr < emu_cur->stack + 4096)
@@ -318,7 +316,7 @@ on_fault(int sig, siginfo_t *info, void *context)
 	           where);
 }
 
-/* Before kernels run on a host thread: the handlers, and a stack of that thread's own for them. */
+/* Installs the fault handlers and an alternate stack, before kernels run on a host thread. */
 void
 emu_signals(void)
 {

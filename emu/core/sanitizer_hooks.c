@@ -1,5 +1,5 @@
-/* The functions that -fsanitize=thread and -fsanitize=alignment,bounds,... make kernels call in
- * checking mode. */
+/* Callbacks that -fsanitize=thread and -fsanitize=alignment,bounds,... insert into kernels in
+ * checking mode */
 #include "emu.h"
 #include "../cuda_api.h"
 
@@ -12,7 +12,7 @@ static const Site nowhere;
 	EXPORT ret name args;                                                                      \
 	EXPORT ret name args
 
-/* Own locals: only those that a matrix instruction holds are of interest. */
+/* Checks an access to the thread's own locals against registers that a matrix instruction uses. */
 static COLD void
 busy(const char *p, size_t n, bool write, const void *pc)
 {
@@ -94,8 +94,8 @@ aligned(const void *p, size_t n, bool write, const void *pc)
 	{                                                                                          \
 		access(p, n, true, PC);                                                            \
 	}
-/* Asked for where kernels use wgmma: not for these calls, but because they make the sanitizer above
- * watch locals. */
+/* Enabled for kernels with wgmma. The calls themselves are not needed, but they make
+ * ThreadSanitizer instrument locals. */
 #define COVERED(n)                                                                                 \
 	HOOK(void, __sanitizer_cov_load##n, (void *p))                                             \
 	{                                                                                          \
@@ -144,7 +144,7 @@ HOOK(void, __tsan_write_range, (void *p, size_t n))
 	access(p, n, true, PC);
 }
 
-/* Called by the memcpy, memmove and memset that every kernel object carries. */
+/* Called by the memcpy, memmove and memset that every kernel object contains. */
 HOOK(void, emu_mem_copy, (void *d, const void *s, size_t n, const void *pc))
 {
 	if (emu_check && n) {
@@ -161,7 +161,7 @@ HOOK(void, emu_mem_set, (void *d, int c, size_t n, const void *pc))
 	memset(d, c, n);
 }
 
-/* ---- undefined behaviour that the compiler watches: the data says where ---- */
+/* ---- undefined behaviour sanitizer: the data holds the source position ---- */
 typedef struct {
 	const char *file;
 	uint32_t line, column;

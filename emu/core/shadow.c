@@ -1,13 +1,17 @@
-/* Shadow cells: for every two bytes who wrote last and who read since. An access that nothing
- * orders after the last write of another thread, or a write not ordered after all reads, is a race,
- * whatever the order in which the fibers happened to run.
+/* Shadow cells: for every two bytes, the last writer and the readers since. A race is an access
+ * that is not ordered after the last write of another thread, or a write that is not ordered after
+ * all reads, whatever the order in which fibers ran.
  *
  * A word of a cell: block instance (32 bits) | thread (10) | clock (17) | 5 flag bits.
- *   w flags: 1, 2 bytes written; 4 by an atomic; 8 by an asynchronous copy that has landed; 16 by
- * an atomic of less than the device's scope, or, without 4, by a bulk or tensor copy of that thread
- *   r flags: 1, 2 bytes read; 4, 8 bytes ever written; 16 the thread and clock fields are the
- * number of a set of readers Sets of readers have numbers (reader_sets.c), since many cells have
- * the same. Set 0 stands for readers in several blocks of one launch. */
+ *
+ *   w flags   1, 2: bytes written; 4: by an atomic; 8: by an asynchronous copy that has landed;
+ *             16: by an atomic of less than device scope, or, without 4, by a bulk or tensor copy
+ * of that thread
+ *   r flags   1, 2: bytes read; 4, 8: bytes ever written; 16: the thread and clock fields are the
+ *             number of a set of readers
+ *
+ * Sets of readers have numbers (reader_sets.c), since many cells share one. Set 0 means readers in
+ * several blocks of one launch. */
 #include "emu.h"
 #include "../cuda_api.h"
 
@@ -37,7 +41,7 @@ materialise(Region *r, size_t page)
 		r->cell[c] = (Cell){ r->page_w[page] | 3, R_INIT };
 }
 
-/* A place in the kernel's source: low 31 bits of an address in its object, or the number of a
+/* Source position: the low 31 bits of an address in the kernel's object, or the number of a
  * wrapper's call (emu_site). */
 enum { P_SITE = (int)(1u << 31) };
 
@@ -49,7 +53,7 @@ place_of(const void *pc, Site at)
 	                 : 0;
 }
 
-/* Who did `other`, and where, if it was at `place` */
+/* Describes the thread of access `other` and its source position, if `place` is known. */
 static char *
 who_and_where(uint64_t other, uint32_t place)
 {
@@ -64,7 +68,7 @@ who_and_where(uint64_t other, uint32_t place)
 	return text;
 }
 
-/* place: of the other access; 0: not known */
+/* place: source position of the other access; 0: unknown */
 static void
 text_and_die(int code, const void *pc, Site at, const void *p, size_t n, const char *fmt,
              uint64_t other, uint32_t place)
@@ -108,8 +112,8 @@ set_known(const Thread *t, uint64_t r, uint64_t *culprit)
 	return true;
 }
 
-/* Readers in several blocks: another launch must be ordered before; within one only a grid barrier
- * or an acquire is. */
+/* Readers in several blocks. Another launch must be ordered before this one; within one launch only
+ * a grid barrier or an acquire orders them. */
 static bool
 launch_known(const Thread *t, uint64_t r)
 {
@@ -122,8 +126,8 @@ launch_known(const Thread *t, uint64_t r)
 	return op_before(op->seq, t->blk->op, t->gdc_waited);
 }
 
-/* Readers in launches that run at the same time: a set of launches, as if of block 0, which no
- * launch has. */
+/* Adds a launch to the readers. Readers in concurrent launches are a set of launches, stored with
+ * block instance 0, which no launch has. */
 static uint64_t
 launches_add(uint64_t r, uint64_t seq)
 {
@@ -136,7 +140,7 @@ launches_add(uint64_t r, uint64_t seq)
 	return (uint64_t)launches_with(from, seq) << 5 | R_SET;
 }
 
-/* Whether some of them are not over for this one; *first: one of those. */
+/* Returns whether a launch in the set is not ordered before op; *first: such a launch. */
 static bool
 launches_open(uint64_t r, const EmuOp *op, bool waited, const EmuOp **first)
 {
@@ -170,7 +174,7 @@ read_cell(Cell *c, Thread *t, uint64_t me, unsigned mask)
 		return;
 	}
 	if ((r & R_SET) && !SET(r) && BUID(r) == t->blk->op->buid0 &&
-	    both == ((unsigned)r & 3)) /* several blocks of this launch already */
+	    both == ((unsigned)r & 3)) /* already recorded as several blocks of this launch */
 		return;
 	if (BUID(r) == t->blk->buid) {
 		if (r & R_SET) {
@@ -203,7 +207,8 @@ read_cell(Cell *c, Thread *t, uint64_t me, unsigned mask)
 		c->r = launches_add(r, op->seq) | keep | both;
 }
 
-/* Two atomics race all the same when the scope of one of them leaves the other out. */
+/* Returns whether two atomics are synchronised: they still race if the scope of either does not
+ * include the other thread. */
 static bool
 in_scope(const Thread *t, uint64_t w, int scope)
 {
@@ -222,8 +227,8 @@ in_scope(const Thread *t, uint64_t w, int scope)
 	return false;
 }
 
-/* Shared memory of another block of the cluster: it must have started, and must not leave before
- * this is over (mbar_leave asks). */
+/* Access to shared memory of another block of the cluster: the block must have started, and must
+ * not exit before the access is complete (checked by mbar_leave). */
 static COLD void
 shadow_peer(Thread *t, EmuBlock *o, const void *p, size_t n, const void *pc, Site at)
 {
@@ -239,8 +244,7 @@ shadow_peer(Thread *t, EmuBlock *o, const void *p, size_t n, const void *pc, Sit
 	o->far_pc = pc;
 }
 
-/* Memory of another device: where that is allowed, and atomics there are for the other device to
- * see as well. */
+/* Access to memory of another device: requires peer access, and system scope for atomics. */
 static COLD void
 shadow_far(Thread *t, const Region *r, const void *p, size_t n, bool narrow, const void *pc,
            Site at)
@@ -260,8 +264,8 @@ shadow_far(Thread *t, const Region *r, const void *p, size_t n, bool narrow, con
 		             0);
 }
 
-/* The thread of this block or its cluster that the entry of a cell names; NULL: another block's, or
- * a copy's or matrix instruction's. */
+/* Returns the thread of this block or its cluster that a cell's entry names. NULL: another cluster,
+ * a copy, or a matrix instruction. */
 static const Thread *
 thread_of(const EmuBlock *b, uint64_t word)
 {
@@ -286,8 +290,8 @@ no_proxy_fence(const Region *g, const Cell *c, bool write, bool wrote, uint64_t 
 	             place);
 }
 
-/* Whether a proxy fence of the reading thread, or of the issuing one once that is ordered after the
- * read, follows the read. */
+/* Returns whether a proxy fence follows the read: one of the reading thread, or one of the issuing
+ * thread that is ordered after the read. */
 static bool
 read_fenced(const Thread *t, uint64_t r, bool global)
 {
@@ -297,9 +301,9 @@ read_fenced(const Thread *t, uint64_t r, bool global)
 	       clock_proxy_fenced(t, by, CLK(r), global);
 }
 
-/* One cell of a bulk or tensor copy, which accesses memory through the asynchronous proxy: what
- * threads wrote there, or read of what the copy is to write, must be followed by a proxy fence.
- * Threads of other clusters are not checked. */
+/* Checks one cell of a bulk or tensor copy, which accesses memory through the asynchronous proxy.
+ * Writes of threads, and reads of memory that the copy overwrites, must be followed by a proxy
+ * fence. Threads of other clusters are not checked. */
 static void
 copy_fenced(const Thread *t, const Region *g, const Cell *c, const LineTable *place, unsigned mask,
             bool write, Site at)
@@ -327,8 +331,8 @@ copy_fenced(const Thread *t, const Region *g, const Cell *c, const LineTable *pl
 		no_proxy_fence(g, c, true, false, r & ~31ull, place->r, at);
 }
 
-/* What shadow_read and shadow_write, below, know of the running thread from the slow way through
- * shadow_access. */
+/* Cache of results of shadow_access for the running thread, used by shadow_read and shadow_write
+ * below */
 typedef struct {
 	uint64_t me, before, after;
 } ShadowStep; /* how a read changes a cell's readers */
@@ -338,10 +342,10 @@ static struct {
 		const EmuOp *op;
 		bool waited;
 		uint32_t buid, n;
-	} over[4]; /* blocks, all of whose writes those of a launch are ordered after */
+	} over[4]; /* launches whose writes are all ordered before those of op */
 	unsigned n_over;
 	uint64_t free_me, free; /* readers that the thread is ordered after */
-	Region *region[4];      /* the last one first */
+	Region *region[4];      /* most recently used first */
 } seen;
 
 static inline ShadowStep *
@@ -419,7 +423,7 @@ shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, S
 			}
 	}
 	uint64_t me = WORD(t->blk->buid, t->lin, t->clk), known = 0, before = 1,
-	         after = 0; /* neighbours mostly have the same history */
+	         after = 0; /* neighbouring cells usually have the same history */
 	const uint32_t place = place_of(pc, at);
 	if (write && unlikely(t->blk->op->any_constant))
 		written_constant(r, p, n, pc, at);
@@ -492,7 +496,8 @@ shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, S
 	}
 }
 
-/* ---- the short way: most accesses find a cell like the one before; whatever is not plainly in order goes the long one ---- */
+/* ---- fast path: most accesses find a cell like the previous one; all others take the slow path
+ * ---- */
 
 void
 shadow_forget(void)
@@ -536,8 +541,8 @@ readers_are_known(const Thread *t, uint64_t r, uint64_t me)
 	return !(r & R_SET) && ((r ^ me) >> 22 == 0 || t->vc->c[THREAD(r)] >= CLK(r));
 }
 
-/* The cells of an access that lies in the object, or the region, of the one before, and their
- * places; *lazy: a page without cells. */
+/* Returns the cells of an access and their source positions, if it is in the same object or region
+ * as the previous one. *lazy: the page has no cells. */
 static inline Cell *
 cells_of(const Thread *t, const char *p, size_t n, LineTable **place, uint64_t *lazy)
 {
@@ -573,7 +578,7 @@ cells_of(const Thread *t, const char *p, size_t n, LineTable **place, uint64_t *
 	return r->cell + off / 2;
 }
 
-/* After the long way: what the next access may be spared. w, r: a cell's words before. */
+/* Updates the cache after the slow path. w, r: words of a cell before the access. */
 static COLD void
 remember(Thread *t, const void *p, uint64_t w, uint64_t r, bool write)
 {
@@ -602,7 +607,8 @@ remember(Thread *t, const void *p, uint64_t w, uint64_t r, bool write)
 		unsigned k = seen.n_over++ % 4;
 		seen.over[k].op = mine;
 		seen.over[k].waited = t->gdc_waited;
-		seen.over[k].buid = o ? o->buid0 : 0; /* forgotten: so are those before it */
+		/* the operation is forgotten, so earlier ones are done too */
+		seen.over[k].buid = o ? o->buid0 : 0;
 		seen.over[k].n = o ? o->n_block : buid + 1;
 	}
 	if (write && r & R_SET && SET(r)) {
@@ -735,7 +741,8 @@ shadow_inflight(void *p, size_t n)
 		r->cell[c].r &= ~(uint64_t)R_INIT;
 }
 
-/* A bulk copy lands: written by the block's copies, whose clock the mbarrier hands on. */
+/* A bulk copy has landed: its bytes count as written by the block's copies, whose clock the
+ * mbarrier passes on. */
 void
 shadow_async_write(EmuBlock *b, void *p, size_t n, Site at)
 {
@@ -750,9 +757,9 @@ shadow_async_write(EmuBlock *b, void *p, size_t n, Site at)
 	}
 }
 
-/* Shared memory that a matrix instruction or a bulk store reads some time from now on: what it
- * needs must be there already, written by copies or fenced by its writers, and nobody may write
- * before the reader is known to be done (entry `slot` at `clk`). */
+/* Registers a read of shared memory by a matrix instruction or bulk store that takes place later.
+ * The bytes must already have been written, by copies or by threads with a proxy fence. No thread
+ * may write them before it is ordered after the reader (entry `slot` at `clk`). */
 void
 shadow_async_read(const void *p, size_t n, int slot, uint32_t clk, Site at)
 {
@@ -914,7 +921,8 @@ shadow_written(const void *p, size_t n, size_t *at)
 	return true;
 }
 
-/* After a copy between device addresses: what was not written there is not written here either. */
+/* After a copy between device addresses, marks bytes as unwritten whose source bytes were
+ * unwritten. */
 void
 shadow_copy_written(void *dst, const void *src, size_t n)
 {
@@ -930,8 +938,8 @@ shadow_copy_written(void *dst, const void *src, size_t n)
 	}
 }
 
-/* Who wrote the nearest bytes before a place that nobody wrote: most likely the one who forgot it.
- * To be freed; NULL: nobody near. */
+/* Returns the writer of the nearest bytes before an unwritten position, as allocated text: probably
+ * the thread that should have written it. NULL: none nearby. */
 char *
 shadow_neighbour(const void *p)
 {

@@ -1,5 +1,5 @@
-/* Shared memory of a block: one arena. Objects get their places in the order in which a kernel
- * first meets them, the same in all blocks; gaps between them belong to nobody. */
+/* Shared memory of a block: one arena. Static objects get their offsets in the order in which a
+ * kernel first uses them, the same in all blocks. Gaps between them belong to no object. */
 #include "emu.h"
 #include "../cuda_api.h"
 
@@ -8,7 +8,7 @@
 
 enum { GAP = 64 };
 
-/* Poison in all static objects that the block does not have yet. */
+/* Poisons all static objects that are new to the block. */
 void
 shared_start(EmuBlock *b)
 {
@@ -48,8 +48,9 @@ emu_shared_static(const void *site, size_t n, size_t align, const char *name, co
 			        "static shared memory of %u bytes: 49152 is the most",
 			        f->static_bytes);
 	}
-	if (b->n_obj <= i) { /* just found: all blocks of the launch get it, since a neighbour may
-		                look before its owner does */
+	/* A new object is added to all blocks of the launch, since a neighbour may access it before
+	 * its owner does. */
+	if (b->n_obj <= i) {
 		for (int k = 0; k < b->op->n_res; k++)
 			shared_start(b->op->res[k]);
 		shared_start(b);
@@ -79,7 +80,7 @@ shared_static_base(uint32_t dyn)
 	return (dyn + GAP + 127) / 128 * 128;
 }
 
-/* Whether [p, p+n) lies in one object of the arena. */
+/* Returns whether [p, p+n) is in one object of the arena. */
 bool
 shared_within(const Region *r, const char *p, size_t n)
 {

@@ -1,5 +1,6 @@
-/* Work of a library that stands in for one of NVIDIA's: queued in a stream like a kernel, done at
- * once when its turn comes. Exported by libcuda.so.1 for the other libraries of this room. */
+/* Work of a library that stands in for one of NVIDIA's. It is queued in a stream like a kernel and
+ * executed at once when its turn comes. libcuda.so.1 exports these functions for the other
+ * libraries of emu/. */
 #ifndef LLMC_EMU_CORE_STREAM_LIBRARY_H
 #define LLMC_EMU_CORE_STREAM_LIBRARY_H
 
@@ -12,9 +13,10 @@ enum { WORK_TOUCHES = 5 };
 typedef struct LibraryWork {
 	const char *name;
 	void (*run)(void *blob);
-	void (*queued)(void *blob, uint64_t seq); /* NULL, or: it has its place among the operations
-	                                             (once a launch of a graph) */
-	bool (*ready)(void *blob); /* NULL, or: may it start, as far as others of its kind go? */
+	/* optional: called when queued (once per graph launch) */
+	void (*queued)(void *blob, uint64_t seq);
+	/* optional: may it start, with respect to other work of its kind? */
+	bool (*ready)(void *blob);
 	struct {
 		void *p;
 		size_t n;
@@ -24,15 +26,15 @@ typedef struct LibraryWork {
 } LibraryWork;
 
 #pragma GCC visibility push(default)
-/* The CUDA error that the call fails with (counted and made to fail by name, like the driver's
- * own), or 0. */
+/* Counts the call by name, as for driver calls. Returns the CUDA error that it shall fail with, or
+ * 0. */
 int emu_library_call(const char *name);
 /* The blob is copied; graphs copy it again. */
 int emu_library_queue(void *stream, const LibraryWork *w, const void *blob, size_t bytes);
-bool emu_library_came_first(uint64_t seq); /* is all done that the operation waits for? */
+bool emu_library_came_first(uint64_t seq); /* have all predecessors of the operation finished? */
 bool emu_library_memory(const void *p, size_t n);
 int emu_library_arch(void);
-int emu_library_device(void); /* of the calling thread's context */
+int emu_library_device(void); /* device of the calling thread's context */
 #pragma GCC visibility pop
 
 #endif

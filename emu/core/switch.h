@@ -1,12 +1,12 @@
-/* From one fiber to another, inlined where threads wait. */
+/* Inlined switch from one fiber to another */
 #ifndef EMU_CORE_SWITCH_H
 #define EMU_CORE_SWITCH_H
 
 #include "emu.h"
 
-/* On a stack that is not running: where to go on, then the frame pointer. All other registers are
- * the compiler's to keep. The jump is no return: the machine's prediction of returns stays right,
- * since all fibers wait in the same few places. */
+/* Layout of a stack that is not running: resume address, then frame pointer. The compiler saves all
+ * other registers. The switch jumps instead of returning, so the return predictor stays in step:
+ * all fibers wait in the same few places. */
 static inline __attribute__((always_inline)) void
 fiber_switch(void **save, void *load)
 {
@@ -29,7 +29,7 @@ fiber_go(Thread *from, Thread *to)
 }
 
 Thread *block_pick(
-    EmuBlock *b); /* the next ready thread, now running; the host's fiber when there is none */
+    EmuBlock *b); /* the next ready thread, marked as running; the host's fiber if there is none */
 
 static inline int
 warp_first(const Warp *w, uint32_t lanes)
@@ -37,8 +37,8 @@ warp_first(const Warp *w, uint32_t lanes)
 	return w->down ? 31 - __builtin_clz(lanes) : __builtin_ctz(lanes);
 }
 
-/* The running thread waits; mostly the next lane of its warp goes on, and the one behind that is
- * brought near. */
+/* Suspends the running thread. Usually the next lane of its warp continues; the stack of the lane
+ * after that is prefetched. */
 static inline __attribute__((always_inline)) void
 fiber_wait(Thread *t, ThreadState why)
 {

@@ -1,20 +1,19 @@
-/* Atomics and fences. Fibers are sequentially consistent, so a forgotten order never shows in
- * values: it shows in checking mode, where only release and acquire (or fences around relaxed
- * atomics) hand on what a thread knows. */
+/* Atomics and fences. Fibers are sequentially consistent, so missing synchronisation never shows in
+ * values. It shows in checking mode, where only release and acquire (or fences around relaxed
+ * atomics) pass on a thread's clocks. */
 #include "emu.h"
 #include "../cuda_api.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* What was released at an address: to all devices, to one device, to one cluster (of that first
- * block), and to one block only. Of operations before those that run, `ops` says which the
- * releasing ones were ordered after. */
+/* Clocks released at an address: to all devices, to one device, to one cluster (identified by its
+ * first block), and to one block. `ops`: operations ordered before the releasing ones. */
 typedef struct AtomicCell {
 	const void *p;
 	KnownClocks *all, *gpu, *cluster, *block;
-	uint32_t cuid, buid, from; /* from: devices that have released to all, as bits */
-	int device;                /* of gpu */
+	uint32_t cuid, buid, from; /* from: bit mask of devices that have released to all */
+	int device;                /* device of `gpu` */
 	OpSet ops, gpu_ops;
 } AtomicCell;
 
@@ -109,7 +108,7 @@ publish(AtomicCell *s, Thread *t, KnownClocks *k, int scope)
 	s->block = known_join(s->block, k);
 }
 
-/* Of operations that the releasing one was ordered after: at once, or at the next fence. */
+/* Orders t after the operations of a release: at once, or at the next fence. */
 static void
 acquire_clock(Thread *t, const OpSet *of, bool now)
 {
@@ -136,9 +135,8 @@ order_memory(Thread *t, const void *p, int kind, int order, int scope)
 		if (s) {
 			bool now = order == EMU_ACQUIRE || order == EMU_ACQ_REL;
 			KnownClocks *got = NULL;
-			/* A reader with block scope learns only what its own block released,
-			 * whatever scope that had; one with the device's scope what its own device
-			 * did. */
+			/* A reader with block scope acquires only from its own block, whatever the
+			 * scope of the release; one with device scope only from its own device. */
 			bool wide = scope == EMU_SYS || !(s->from & ~(1u << t->blk->op->device));
 			if ((!block_only && wide) || region_of(p) == t->blk->arena) {
 				got = known_join(got, s->all);
@@ -176,7 +174,7 @@ order_memory(Thread *t, const void *p, int kind, int order, int scope)
 	}
 }
 
-/* Called before the operation itself, which follows without anyone coming between. */
+/* Called before the atomic operation itself, which follows without a switch of fibers. */
 void
 emu_atomic(void *p, unsigned n, int kind, int order, int scope, const char *file, int line)
 {
@@ -187,7 +185,7 @@ emu_atomic(void *p, unsigned n, int kind, int order, int scope, const char *file
 		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at,
 		        "misaligned atomic: %u bytes at an address that is no multiple of %u", n,
 		        n);
-	/* Whoever polls must let others go on; before a change others may get in between. */
+	/* A polling thread must let others run; before a modification, others sometimes run too. */
 	if (kind == EMU_LOAD || kind == EMU_CAS)
 		block_yield(at);
 	else

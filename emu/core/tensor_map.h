@@ -1,5 +1,5 @@
-/* The emulator's own content of a CUtensorMap, which is 128 opaque bytes: written by
- * cuTensorMapEncodeTiled, read by tma.c. */
+/* The emulator's content of a CUtensorMap (128 opaque bytes): written by cuTensorMapEncodeTiled,
+ * read by tma.c. */
 #ifndef EMU_CORE_TENSOR_MAP_H
 #define EMU_CORE_TENSOR_MAP_H
 
@@ -10,7 +10,7 @@ enum { TENSOR_MAGIC = 0x544d4150 };
 struct TensorMap {
 	uint32_t magic;
 	uint8_t rank, elem, swizzle, nan_fill; /* elem: bytes; swizzle: 0, 32, 64 or 128 */
-	uint64_t addr, dim[5], stride[4];      /* stride: bytes, of dimensions 1.. */
+	uint64_t addr, dim[5], stride[4];      /* stride: bytes, for dimensions 1 and up */
 	uint16_t box[5];
 	uint8_t step[5];
 };

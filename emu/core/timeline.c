@@ -1,15 +1,16 @@
-/* All work of all streams as one graph of operations. Nothing runs when it is queued, except now
- * and then; the host's waits make it run, in a random order that the edges allow. A kernel with a
- * programmatic edge may start as soon as its predecessor has, and mostly does: what it does before
- * its wait happens before the predecessor has written anything.
+/* Work of all streams as one graph of operations. Queueing an operation does not run it, except at
+ * random times. Waits of the host run operations in a random order that the edges allow. A kernel
+ * with a programmatic edge may start as soon as its predecessor has started, and usually does: its
+ * code before the wait then runs before the predecessor has written anything.
  *
- * Checking mode keeps for each operation the set of operations that are ordered before it: `before`
- * at its start, `after` once it has waited for its programmatic predecessors. Operations that the
- * host has waited for leave the window.
+ * Checking mode keeps for each operation the set of operations ordered before it: `before` at its
+ * start, `after` once it has waited for its programmatic predecessors. Operations that the host has
+ * waited for leave the window.
  *
- * Kernels of several devices talk while they run. What the threads of one have heard of another
- * that still runs holds for what comes after it, too: operations hand it on, and so does the host
- * once it has waited (`from`, `waited`, `heard`), less what `before` and `after` say anyway. */
+ * Kernels of several devices communicate while they run. Clocks that threads of one kernel acquire
+ * from another running kernel also hold for later operations. Operations pass them on, and so does
+ * the host once it has waited (`from`, `waited`, `heard`), except for those that `before` and
+ * `after` imply. */
 #include "emu.h"
 #include "../cuda_api.h"
 #include "stream_library.h"
@@ -24,11 +25,11 @@ static uint64_t next_seq = 1;
 static uint32_t next_buid = 1;
 static EmuOp *ring[TIMELINE];
 static OpSet host_known;
-static KnownClocks *host_heard; /* of blocks that may still run: what the operations that the host
-                                   has waited for had heard of them */
-static uint64_t *running;       /* kernels in flight */
+/* clocks of blocks that may still run, from operations that the host has waited for */
+static KnownClocks *host_heard;
+static uint64_t *running; /* kernels in flight */
 static int n_running, cap_running;
-static uint64_t first_open = 1; /* all before are done */
+static uint64_t first_open = 1; /* all earlier operations have finished */
 __thread bool emu_in_host_fn;
 
 static bool
@@ -63,7 +64,7 @@ op_done(uint64_t seq)
 	return !op || op->state == OP_DONE;
 }
 
-static EmuOp *recent; /* the last one that op_of_buid found */
+static EmuOp *recent; /* last result of op_of_buid */
 
 EmuOp *
 op_of_buid(uint32_t buid)
@@ -94,7 +95,7 @@ op_forget(OpSet *of, uint64_t seq)
 	of->w[seq % TIMELINE / 64] &= ~(1ull << (seq % 64));
 }
 
-/* Is what was heard of a block more than op knows anyway? op NULL: than the host does */
+/* Returns whether clocks of a block are not already implied for op (NULL: for the host). */
 static bool
 is_news(uint32_t buid, const void *user)
 {
@@ -104,7 +105,7 @@ is_news(uint32_t buid, const void *user)
 	       !(op ? op_before(of->seq, op, op->any_waited) : set_has(&host_known, of->seq));
 }
 
-/* The host has waited for it. */
+/* The host has waited for op. */
 static void
 host_learns(const EmuOp *op)
 {
@@ -205,8 +206,8 @@ copy_seqs(const uint64_t *s, int *n)
 void
 op_add(EmuOp *op, const uint64_t *dep, int n_dep, const uint64_t *prog, int n_prog)
 {
-	if (next_seq - timeline_base >=
-	    TIMELINE - 1) { /* more in flight than we keep apart: as if the host waited */
+	/* more in flight than the window holds: proceed as if the host waited */
+	if (next_seq - timeline_base >= TIMELINE - 1) {
 		timeline_run_all();
 		timeline_known_all(-1);
 		if (emu_error) {
@@ -217,7 +218,8 @@ op_add(EmuOp *op, const uint64_t *dep, int n_dep, const uint64_t *prog, int n_pr
 	op->seq = next_seq++;
 	op->buid0 = next_buid;
 	next_buid += op->n_block;
-	if (emu_check) { /* the number's place in the sets was another's */
+	/* the number's index in the sets may have been used by an older operation */
+	if (emu_check) {
 		op_forget(&host_known, op->seq);
 		sync_renumber(op->seq);
 		for (uint64_t s = timeline_base; s < op->seq; s++) {
@@ -237,7 +239,7 @@ op_add(EmuOp *op, const uint64_t *dep, int n_dep, const uint64_t *prog, int n_pr
 		op->work->queued(op->work + 1, op->seq);
 }
 
-/* The CUDA programming guide's table of compute capabilities. */
+/* Table of compute capabilities in the CUDA programming guide */
 const EmuSm *
 emu_sm(void)
 {
@@ -269,7 +271,7 @@ func_residency(const Func *f, int threads, uint32_t dyn)
 		n = blocks;
 	if (need && (uint32_t)n > smem / need)
 		n = (int)(smem / need);
-	/* As if every kernel took 64 registers a thread. */
+	/* assumes 64 registers per thread for every kernel */
 	if (n > 65536 / (64 * warps))
 		n = 65536 / (64 * warps);
 	return n;
@@ -292,8 +294,8 @@ startable(EmuOp *op)
 			continue;
 		if (p->state != OP_RUNNING || p->depth + 1 >= MAX_DEPTH)
 			return false;
-		/* one whose threads wait first lets nobody start until all of its blocks have said
-		 * so */
+		/* a predecessor whose threads wait first triggers only once all of its blocks have
+		 * done so */
 		if (!p->early_trigger && p->n_triggered < p->n_block)
 			return false;
 		op->depth = p->depth + 1 > op->depth ? p->depth + 1 : op->depth;
@@ -301,16 +303,16 @@ startable(EmuOp *op)
 	return true;
 }
 
-/* Did all threads of a kernel wait before they let its dependents start? Then those know what it
- * waited for. */
+/* Returns whether all threads of a kernel waited before they triggered dependents. The dependents
+ * are then ordered after what the kernel waited for. */
 static bool
 held(const EmuOp *op)
 {
 	return op->any_trigger && op->any_waited && !op->early_trigger;
 }
 
-/* At its start an operation knows what its predecessors' ends imply; of programmatic ones only what
- * they knew at theirs, or at their wait. */
+/* Sets the operations ordered before op at its start: those implied by the ends of its
+ * predecessors; for programmatic predecessors only those known at their start, or at their wait. */
 static void
 sets_at_start(EmuOp *op)
 {
@@ -372,7 +374,8 @@ finish(EmuOp *op)
 			emu_error = CUDA_ERROR_ILLEGAL_ADDRESS;
 		}
 	}
-	/* Those that wait for it by griddepcontrol go on when all of theirs are done. */
+	/* Kernels that wait for it by griddepcontrol continue once all their predecessors have
+	 * finished. */
 	for (int i = 0; i < n_running; i++) {
 		EmuOp *o = op_at(running[i]);
 		bool all = o->n_prog > 0, mine = false;
@@ -542,8 +545,8 @@ release_blocks(EmuOp *op)
 		b->counted = true;
 		if (--b->cluster->live_blocks)
 			continue;
-		/* The whole cluster goes at once: others may still have been reading its shared
-		 * memory. */
+		/* A cluster is freed as a whole, because other blocks may still have been reading
+		 * its shared memory. */
 		Cluster *c = b->cluster;
 		for (int k = 0; k < c->n; k++) {
 			for (int j = 0; j < op->n_res; j++)
@@ -618,7 +621,7 @@ deadlock(void)
 	emu_error = CUDA_ERROR_LAUNCH_FAILED;
 }
 
-/* Does a library's operation wait for others that the host has not queued yet? */
+/* Returns whether a library's operation waits for others that the host has not queued yet. */
 static bool
 gated(void)
 {
@@ -640,13 +643,13 @@ timeline_busy(int device)
 	return false;
 }
 
-/* Milliseconds that a wait has gone on without anything happening on any device. */
+/* Milliseconds that a wait has lasted without progress on any device */
 typedef struct Patience {
 	uint64_t progress;
 	long waited;
 } Patience;
 
-/* Let other threads of the program call the driver, if there is time left. */
+/* Lets other threads of the program call the driver; false if the time has run out. */
 static bool
 wait_for_others(Patience *p)
 {
@@ -658,7 +661,7 @@ wait_for_others(Patience *p)
 	return true;
 }
 
-/* Another thread of the program may bring what is waited for. */
+/* Waits if another thread of the program may still queue the work that is waited for. */
 static bool
 patience(Patience *p)
 {
@@ -671,8 +674,7 @@ patience(Patience *p)
 	return false;
 }
 
-/* Kernels only spin: what they wait for may come from a device that another thread has yet to give
- * its work. */
+/* All kernels spin: they may wait for a device to which another thread has yet to give work. */
 static void
 spinning(Patience *p)
 {
@@ -680,8 +682,8 @@ spinning(Patience *p)
 		emu_give_up = true;
 }
 
-/* One device after another stands still for a while, so that it is late for all that the others do
- * with it. */
+/* Returns a device to suspend for a while, so that it is late for all interactions with the others;
+ * -1: none. */
 static int
 held_back(void)
 {
@@ -696,7 +698,7 @@ held_back(void)
 	return device;
 }
 
-/* One step of the schedule; false when nothing is left or a finding ended it. */
+/* Runs one step of the schedule; false if nothing is left or a finding ended it. */
 static bool
 step(void)
 {
@@ -731,7 +733,7 @@ step(void)
 		bool ready = false;
 		for (int k = 0; k < op->n_res && !ready; k++)
 			ready = block_has_ready(op->res[k]);
-		/* What runs before its wait does so while its predecessor stands still. */
+		/* A kernel that has not reached its wait is preferred over its predecessor. */
 		if (ready && op->depth && emu_random_below(4)) {
 			cand[0] = op;
 			n = 1;

@@ -1,6 +1,6 @@
-/* Tiles of tensor maps, and bulk copies out of shared memory. A box lies in shared memory as its
- * image with the innermost dimension first, its 16-byte pieces exchanged by the swizzle as the
- * address says: bits 4.. are xored with bits 7.. */
+/* Tiles of tensor maps, and bulk copies out of shared memory. In shared memory a box is stored
+ * innermost dimension first. Its 16-byte vectors are permuted by the swizzle, which xors address
+ * bits 4.. with bits 7... */
 #include "emu.h"
 #include "tensor_map.h"
 #include "../cuda_api.h"
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* n 0: the end of a group. */
+/* n 0: end of a group */
 typedef struct TmaStore {
 	void *dst;
 	const char *src;
@@ -31,7 +31,7 @@ tensor_map_at(const void *p, int rank, Site at)
 		        "misaligned tensor map: it needs a multiple of 128");
 	if (r && r->kind == R_SHARED)
 		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "the tensor map lies in shared memory");
-	if (emu_check && r) /* one that came as a parameter lies on the stack here */
+	if (emu_check && r) /* a map passed as a parameter is on the stack here */
 		shadow_access(p, 128, false, false, NULL, at);
 	if (m->magic != TENSOR_MAGIC)
 		emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at,
@@ -43,7 +43,7 @@ tensor_map_at(const void *p, int rank, Site at)
 	return m;
 }
 
-/* As seen on an H100; the manual says nothing of it. */
+/* Observed on an H100; the manual does not mention it. */
 void
 tensor_place(const TensorMap *m, const int *c, bool store, Site at)
 {
@@ -80,8 +80,8 @@ swizzled(const TensorMap *m, size_t a)
 
 typedef void (*TmaRow)(const TensorMap *m, char *global, size_t k, size_t lo, size_t hi, void *arg);
 
-/* Every row of the box: its address in memory, NULL outside; k its place in the box; elements [lo,
- * hi) of it are inside. */
+/* Calls fn for every row of the box: its address in memory (NULL if outside), its index k in the
+ * box, and the range [lo, hi) of elements inside the tensor. */
 static void
 rows(const TensorMap *m, const int *c, TmaRow fn, void *arg)
 {
@@ -276,10 +276,10 @@ emu_bulk_commit(void)
 {
 	StoreQueue *q = &emu_cur->bulk;
 
-	push(q, (TmaStore){ 0 }); /* the end of a group */
+	push(q, (TmaStore){ 0 }); /* end of a group */
 }
 
-/* The source has been read. */
+/* Reads the source. */
 static void
 take(Thread *t, TmaStore *s)
 {
@@ -298,7 +298,7 @@ put(Thread *t, TmaStore *s)
 	if (!s->n)
 		return;
 	if (s->map) {
-		/* From the copy of the box, laid out at the same address bits. */
+		/* Use the saved image of the box, placed at the same low address bits. */
 		size_t low = (size_t)(s->src - t->blk->arena->lo) & 1023;
 		char *image = emu_alloc(s->n + 1024);
 		memcpy(image + low, s->taken, s->n);

@@ -1,5 +1,5 @@
-/* Names for bytes of a shared struct and for pointers among a kernel's parameters: clang's layouts
- * of its records, which are in the kernel's object (nvrtc/build.c). */
+/* Names for bytes of a shared struct and for pointers among a kernel's parameters, from clang's
+ * record layouts in the kernel's object (nvrtc/build.c). */
 #include "emu.h"
 
 #include <stdio.h>
@@ -8,7 +8,7 @@
 
 enum { DEPTH = 8 };
 
-/* "... [T = record<1, 2>]", as emu_type<T>() says it: what stands for T */
+/* Extracts T from "... [T = record<1, 2>]", the output of emu_type<T>(). */
 static bool
 type_name(const char *pretty, char out[256])
 {
@@ -21,7 +21,8 @@ type_name(const char *pretty, char out[256])
 	return true;
 }
 
-/* Lines of a record: "   128 |     float[32] part", two blanks more for each level; the first is the record itself. */
+/* Lines of a layout: "   128 |     float[32] part", indented by two blanks per level; the first is
+ * the record itself. */
 char *
 member_of(const Func *f, const char *pretty, size_t off)
 {
@@ -79,7 +80,8 @@ member_of(const Func *f, const char *pretty, size_t off)
 	return text;
 }
 
-/* The name that "#define ARG_<name> ... a[i] ..." gives an entry of the array a of llmc_call. */
+/* Finds the name that "#define ARG_<name> ... a[i] ..." gives to an entry of array a of
+ * llmc_call. */
 static bool
 argument_name(const char *source, size_t index, char name[64])
 {

@@ -1,8 +1,8 @@
-/* Who knows of whose work. A thread's clock ticks whenever it publishes (barrier, release, fence);
- * what it knows of its own block is a vector of clocks, of other blocks a sorted list of such
- * vectors. Both are shared between threads and copied on change, so a block barrier costs one
- * vector. The entries behind the threads' (CLOCK_ASYNC and on) stand for the block's asynchronous
- * copies and matrix instructions. */
+/* Happens-before tracking. A thread's clock ticks whenever it publishes (barrier, release, fence).
+ * Clocks of its own block are a vector, those of other blocks a sorted list of such vectors. Both
+ * are shared between threads and copied on write, so a block barrier costs one vector. The entries
+ * after those of threads (CLOCK_ASYNC and up) represent the block's asynchronous copies and matrix
+ * instructions. */
 #include "emu.h"
 #include "../cuda_api.h"
 
@@ -36,7 +36,7 @@ vc_drop(VC *v)
 }
 
 static VC *
-vc_own(VC *v) /* consumes v: a copy that nobody shares */
+vc_own(VC *v) /* consumes v; returns an unshared copy */
 {
 	if (v->ref == 1)
 		return v;
@@ -176,7 +176,7 @@ clock_waited(Thread *t)
 
 	if (clock_heard(t)) {
 		t->kn = known_join(t->kn, all);
-	} else if (all) { /* as it is: it has heard nothing by itself */
+	} else if (all) { /* replace: it has acquired nothing by itself */
 		known_drop(t->kn);
 		t->kn = known_ref(all);
 	}
@@ -393,8 +393,8 @@ clock_learn(Thread *t, int slot, uint32_t clk)
 	t->vc->c[slot] = clk;
 }
 
-/* Asynchronous copies and matrix instructions that are ordered after the fence may read what the
- * thread wrote so far, and write where it has read or written. */
+/* After the fence, asynchronous copies and matrix instructions ordered after it may read what the
+ * thread has written so far, and overwrite what it has read or written. */
 void
 clock_proxy_fence(Thread *t, bool global)
 {

@@ -1,5 +1,5 @@
-/* Collectives of a warp: the lanes of a mask meet, the last one to arrive computes for all. Only
- * EMU_W_SYNC orders memory. */
+/* Warp collectives: the lanes of a mask rendezvous, and the last one to arrive computes for all.
+ * Only EMU_W_SYNC orders memory. */
 #include "switch.h"
 #include "../cuda_api.h"
 #include "../device/warp_ops.h"
@@ -26,7 +26,7 @@ bits32(float f)
 	return u;
 }
 
-/* Butterflies over all 32 lanes, the order of __shfl_xor_sync(16, 8, 4, 2, 1). */
+/* Butterflies over all 32 lanes, in the order of __shfl_xor_sync(16, 8, 4, 2, 1) */
 static void
 butterfly(int op, Thread *t, uint32_t mask, Site at)
 {
@@ -191,7 +191,7 @@ same(const Rendezvous *m, int op, uint32_t mask, Site at)
 	return m->mask == mask && m->op == op && m->at.line == at.line && m->at.file == at.file;
 }
 
-/* The meeting that a lane comes to: the one with its mask, or a new one. */
+/* Returns the rendezvous with the lane's mask, or a new one. */
 static __attribute__((noinline)) Rendezvous *
 meeting(Thread *t, int op, uint32_t mask, Site at)
 {
@@ -206,9 +206,9 @@ meeting(Thread *t, int op, uint32_t mask, Site at)
 		        "warp collective with an inactive lane: the mask 0x%08x names lanes 0x%08x "
 		        "that have left or never were",
 		        mask, mask & ~w->alive);
+	/* other masks may overlap: their lanes arrive here later, or the block is stuck */
 	for (int i = 0; i < w->n_meet && !m; i++)
-		if (w->meet[i].mask == mask) /* other masks may overlap: their lanes come here
-		                                later, or the block is stuck */
+		if (w->meet[i].mask == mask)
 			m = &w->meet[i];
 	if (m && !same(m, op, mask, at) &&
 	    (m->op != op || m->at.line != at.line || strcmp(m->at.file, at.file)))
@@ -226,8 +226,7 @@ meeting(Thread *t, int op, uint32_t mask, Site at)
 	return m;
 }
 
-/* io: operands, and results when it returns. The last lane to come reads and writes those of all.
- */
+/* io: operands, and results on return. The last lane to arrive processes those of all lanes. */
 static inline __attribute__((always_inline)) void
 meet(int op, uint32_t mask, uint64_t *io, uint64_t arg, Site at)
 {
@@ -248,7 +247,8 @@ meet(int op, uint32_t mask, uint64_t *io, uint64_t arg, Site at)
 	*m = w->meet[--w->n_meet];
 	emu_progress++;
 	complete(op, t->blk, (int)t->warp, mask, arg, at);
-	if (mask & ~bit) { /* their states need no visit: they run before anyone looks */
+	/* the lanes' states need no update, since they run before any state is read */
+	if (mask & ~bit) {
 		w->ready |= mask & ~bit;
 		t->blk->any_ready |= w->rank_bit;
 	}
@@ -293,7 +293,7 @@ emu_stmatrix(void *row, emu_words v, const char *file, int line)
 	meet(EMU_W_STMATRIX, ~0u, io, 4, (Site){ file, line });
 }
 
-/* No lane meets another: which lanes happen to be together is not the kernel's to know. */
+/* Not a rendezvous: a kernel cannot rely on which lanes happen to be active. */
 EXPORT unsigned
 emu_activemask(const char *file, int line)
 {

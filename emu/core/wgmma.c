@@ -1,13 +1,19 @@
 /* Warpgroup matrix instructions: m64nNk16 on f16 or bf16, fp32 sums. An instruction is queued when
- * issued, and computed when all 128 threads of its warpgroup wait for its group. Until then its
- * accumulators are NaN, and what it reads of shared memory counts as being read. With g = lane / 4,
- * q = lane % 4, w = the warp in its group: D (64 x N):  d[4 j + 2 h + e] = (16 w + g + 8 h, 8 j + 2
- * q + e) A (64 x 16): a[i], two values: (16 w + g + 8 (i & 1), 2 q + e + 8 (i >> 1)) Descriptor:
- * bits 0-13 start / 16, 16-29 leading offset / 16, 32-45 stride offset / 16, 49-51 base offset,
- * 62-63 swizzle: 0 none, 1 128, 2 64, 3 32 bytes. K contiguous: rows in eights `stride` apart;
- * without swizzle the two 8-wide halves of K are `leading` apart. M or N contiguous: with a swizzle
- * of S bytes, S/2 rows contiguous, the next ones `leading` apart, K in eights `stride` apart;
- * without, rows in eights `stride` apart, K in eights `leading` apart. */
+ * issued and computed when all 128 threads of its warpgroup wait for its group. Until then its
+ * accumulators are NaN, and its operands in shared memory count as being read. With g = lane / 4, q
+ * = lane % 4, w = index of the warp in its group:
+ *
+ *   D (64 x N)    d[4 j + 2 h + e] = (16 w + g + 8 h, 8 j + 2 q + e)
+ *   A (64 x 16)   a[i], two values: (16 w + g + 8 (i & 1), 2 q + e + 8 (i >> 1))
+ *
+ * Descriptor: bits 0-13 start / 16, 16-29 leading offset / 16, 32-45 stride offset / 16, 49-51 base
+ * offset, 62-63 swizzle: 0 none, 1 128, 2 64, 3 32 bytes.
+ *
+ *   K contiguous        rows in groups of eight, `stride` apart; without swizzle the two 8-wide
+ *                       halves of K are `leading` apart
+ *   M or N contiguous   with a swizzle of S bytes: S/2 rows contiguous, the next ones `leading`
+ *                       apart, K in eights `stride` apart; without: rows in eights `stride` apart,
+ *                       K in eights `leading` apart */
 #include "emu.h"
 #include "../cuda_api.h"
 #include "../device/warp_ops.h"
@@ -31,7 +37,8 @@ typedef struct {
 typedef struct Wg {
 	Inst *inst;
 	int n_inst, cap, n_acc;
-	uint32_t base, want; /* number of inst[0]; up to where the waiting threads want it done */
+	/* number of inst[0]; number up to which waiting threads want completion */
+	uint32_t base, want;
 	Acc *acc;
 	int waiting;
 	uint32_t lanes[4];
@@ -71,7 +78,7 @@ typedef struct {
 	uint32_t start, lead, stride;
 	unsigned width;
 	bool rows;
-} WgmmaLayout; /* width: swizzle bytes, 0 none; rows: contiguous M or N */
+} WgmmaLayout; /* width: swizzle bytes, 0: none; rows: contiguous M or N */
 
 static WgmmaLayout
 decode(uint64_t d, bool rows, const char *which, Site at)
@@ -103,7 +110,7 @@ decode(uint64_t d, bool rows, const char *which, Site at)
 	return l;
 }
 
-/* Offset in the arena of 16 bytes: eight values along K of row i, or along the rows of one k. */
+/* Arena offset of 16 bytes: eight values along K of row i, or along the rows of one k */
 static uint32_t
 place(const WgmmaLayout *l, int i, int k)
 {
@@ -144,7 +151,7 @@ check_operand(uint64_t desc, bool rows, int lo, int hi, const char *which, uint3
 		}
 }
 
-/* out: [16][n], n rows of the operand. */
+/* out: [16][n], the n rows of the operand */
 static void
 fetch(EmuBlock *b, uint64_t desc, bool rows, bool f16, int n, float *out, Site at)
 {
@@ -258,7 +265,7 @@ emu_wgmma(int flags, int n, float *d, const unsigned *ra, emu_u64 da, emu_u64 db
 		        "issued another one, or other operands, in line %d",
 		        in->at.line);
 	int w = (int)u / 32;
-	if (!t->lane) { /* each warp answers for what it reads */
+	if (!t->lane) { /* each warp registers the memory that it reads */
 		if (!ra)
 			check_operand(da, flags & EMU_WG_TA, 16 * w, 16 * w + 16, "A", k + 1, at);
 		check_operand(db, flags & EMU_WG_TB, 0, n, "B", k + 1, at);
@@ -352,7 +359,8 @@ static void
 run(EmuBlock *b, Wg *g, Inst *in)
 {
 	Acc *acc = &g->acc[in->acc];
-	static float a[64 * 16], at[16 * 64], bm[16 * 256]; /* stacks are small */
+	/* static, because fiber stacks are small */
+	static float a[64 * 16], at[16 * 64], bm[16 * 256];
 
 	if (in->issued != 128)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, in->at,
@@ -492,7 +500,7 @@ wgmma_forget(EmuBlock *b)
 	b->wg = NULL;
 }
 
-/* What goes into a descriptor: the offset within the block's shared memory. */
+/* Value for a descriptor's address: the offset within the block's shared memory */
 emu_u64
 emu_smem_offset(const void *p, const char *file, int line)
 {
@@ -508,8 +516,8 @@ emu_smem_offset(const void *p, const char *file, int line)
 	return (emu_u64)((const char *)p - b->arena->lo);
 }
 
-/* setmaxnreg: only rules. A warpgroup asks together; what all hold together must fit the file of
- * 65536. */
+/* setmaxnreg: checks the rules only. All threads of a warpgroup call it; the registers of all
+ * threads must fit in the register file of 65536. */
 void
 emu_setmaxnreg(int n, int up, const char *file, int line)
 {

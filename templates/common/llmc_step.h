@@ -31,9 +31,8 @@ typedef struct llmc_step {
 	/* [n_seq] index of each sequence in the session, and thus in the pools of recurrent
 	 * states */
 	const int32_t *seq;
-	const int32_t
-	    /* indexed by the values of `seq`: adapter slot of a sequence; below 0: none */
-	    *adapter;
+	/* indexed by the values of `seq`: adapter slot of a sequence; below 0: none */
+	const int32_t *adapter;
 } llmc_step;
 
 typedef void llmc_kernel(const llmc_step *s, void *const *a, int part, int n_parts);

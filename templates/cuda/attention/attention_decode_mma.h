@@ -42,11 +42,11 @@ template <class A, int ARCH> struct att_mma : att_split<A, 16, 8, 4> {
 		V_SHARED = A::V <= 128,
 		/* teams per CTA at most: shared memory holds this many sets of queries; rotation
 		 * needs the whole CTA */
+		/* tiles of a unit that one CTA processes even if others idle: three rounds of 8
+		 * warps, of which two cost less than combining parts */
 		TEAMS = A::ROTATE     ? 1
 		        : A::D <= 128 ? 4
 		                      : 2,
-		/* tiles of a unit that one CTA processes even if others idle: three rounds of 8
-		 * warps, of which two cost less than combining parts */
 		WHOLE = 24,
 		/* CTAs per SM: two, so that the next kernel can start early; one where 128
 		 * registers per thread do not suffice */

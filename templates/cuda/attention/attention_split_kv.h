@@ -31,11 +31,11 @@ template <class A, int TILE_, int HB_, int MIN_TILES_, int BLOCKS_ = 512,
 		NHB = (A::G + HB - 1) / HB,   /* head groups of HB per kv head */
 		UNITS = A::KV_HEADS * NHB,    /* per row */
 		VC_MAX = 1024 / HB / 64 * 64, /* dimensions combined at a time */
+		/* row stride in shared memory, free of bank conflicts; WARPS rows also hold BLOCKS
+		 * factors */
 		VC = A::V < VC_MAX ? (A::V + 7) / 8 * 8
 		     : VC_MAX < 64 ? 64
 		                   : VC_MAX,
-		/* row stride in shared memory, free of bank conflicts; WARPS rows also hold BLOCKS
-		 * factors */
 		VS = VC < 64 ? 64 : VC + 4
 	};
 };
@@ -270,9 +270,9 @@ att_combine(const AttSegment &g, const AttOut &out, const float *top, float *sum
             float *factor)
 {
 	enum {
-		W = S::V % 4 ? 1 : 4
 		/* sums per load: with four, 128 threads load a part of 512 sums (4 heads of 128) at
-		   once */
+		 * once */
+		W = S::V % 4 ? 1 : 4
 	};
 	const int thread = TEAM::thread(), mine = 2 * (int)blockIdx.x + g.begins,
 	          n = g.last_block - g.first_block + 1;

@@ -54,19 +54,17 @@ template <class A, int ARCH> struct flash_config
 		         : 1, /* multiples of 16 pairs per warp: ROWS is WARPS * MT * 16 */
 		KK = A::D / 16,
 		VN = A::V / 8,
-		K_ROW = (A::D / 8 / 2 * 2 + 1) *
-		        /* bytes; an odd number of 16-byte vectors, so ldmatrix has no bank
-		         * conflicts */
-		        16,
+		/* bytes; an odd number of 16-byte vectors, so ldmatrix has no bank
+		 * conflicts */
+		K_ROW = (A::D / 8 / 2 * 2 + 1) * 16,
 		V_ROTATED = A::V == 256, /* no memory for padding: swizzle instead */
 		V_ROW = V_ROTATED ? A::V * 2 : (A::V / 8 / 2 * 2 + 1) * 16,
 		STAGE = C * (K_ROW + V_ROW),
 		/* 1: queries in shared memory, because registers do not suffice */
 		Q_SHARED = A::D > 64 || A::V > 64,
-		UNROLL = Q_SHARED ? (A::D % 64 ? 2 : 4)
-		                  /* less than full unrolling, else all loads are hoisted and
-		                   * registers spill */
-		                  : KK,
+		/* less than full unrolling, else all loads are hoisted and
+		 * registers spill */
+		UNROLL = Q_SHARED ? (A::D % 64 ? 2 : 4) : KK,
 		Q_BYTES = Q_SHARED * WARPS * MT * 16 * A::D * 2
 	};
 	static_assert(A::D % 16 == 0 && A::V % 16 == 0, "shapes");
@@ -331,10 +329,10 @@ flash_chunk(unsigned char *queries, const unsigned char *stage, int c0, const fl
 #pragma unroll
 					for (int c = 0; c < 2; c++) {
 						const int j = c0 + n * 8 + (lane & 3) * 2 + c;
+						/* -inf: its weight is 0 */
 						if (j < lo || j >= hi)
-							t[i][n][2 * h + c] = __uint_as_float(
-							    /* -inf: its weight is 0 */
-							    0xff800000u);
+							t[i][n][2 * h + c] =
+							    __uint_as_float(0xff800000u);
 					}
 			}
 	}
@@ -431,9 +429,8 @@ flash_segment(const FlashWork &w, const float *sink, FlashPair *pairs, flash_row
 			flash_merge(m, sum, r.m[i][h], l, a, b);
 			const float scale =
 			    last ? 1.0f / (sum + att_sink(flash_sink<F>(sink, w, at), m)) : 1.0f;
-			__syncwarp(0xfu
-			           /* the four threads of a pair have read the old value */
-			           << (lane & 28));
+			/* the four threads of a pair have read the old value */
+			__syncwarp(0xfu << (lane & 28));
 			if ((lane & 3) == 0) {
 				pairs[pair].m = m;
 				pairs[pair].l = sum;

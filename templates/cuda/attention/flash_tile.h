@@ -152,9 +152,8 @@ flash_find(const llmc_step &s, int item, FlashWork &to)
 			at /= F::KV_HEADS;
 			w.part = at;
 			w.slot = slots_upto - (need * F::KV_HEADS - w.kv_head * need);
-			w.first =
-			    /* the last tiles see most positions */
-			    w.parts ? 0 : (tiles - 1 - at) * F::ROWS;
+			/* the last tiles see most positions */
+			w.first = w.parts ? 0 : (tiles - 1 - at) * F::ROWS;
 			w.pairs = min((int)F::ROWS, w.rows * F::G - w.first);
 			flash_range<F>(s, w);
 			if (w.parts) {

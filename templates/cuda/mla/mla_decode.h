@@ -58,10 +58,9 @@ template <class A> struct mla_split : att_split<A, KV_PAGE, 16, 1, 256> {
 template <class S> struct alignas(16) mla_shared_storage {
 	typename S::page_room page[2];
 	union {
-		float scores[MLA_WARPS][16]
-		            /* per warp: scores of 8 rounded queries and of their residues, by
-		             * position */
-		            [36];
+		/* per warp: scores of 8 rounded queries and of their residues, by
+		 * position */
+		float scores[MLA_WARPS][16][36];
 		float factor[S::BLOCKS][S::HB]; /* while parts of several CTAs are combined */
 	};
 	unsigned short weight[2][16][40]; /* rounded, residue */

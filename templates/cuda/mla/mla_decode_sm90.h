@@ -315,9 +315,8 @@ mla90_multiply(mla90_shared_storage<S> &s, const llmc_step &step, const mla_args
 				for (int i = 0; i < S::HALF / 2; i++)
 					o[i] *= keep[i / 2 % 2];
 			}
-			const int first =
-			    /* the other warpgroup's positions, after our own */
-			    (1 - group) * 4096 / 16;
+			/* the other warpgroup's positions, after our own */
+			const int first = (1 - group) * 4096 / 16;
 			wgmma_fence();
 #pragma unroll
 			for (int k = 0; k < 2; k++)

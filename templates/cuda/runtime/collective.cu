@@ -132,9 +132,8 @@ llmc_all_reduce_two_shot(const llmc_collective c)
 	for (; at < end; at += (long long)ranks * LLMC_PIECE) {
 		const int n =
 		    end - at < (long long)ranks * LLMC_PIECE ? (int)(end - at) : ranks * LLMC_PIECE;
-		const int each = ((n + ranks - 1) / ranks + 3) / 4 *
-		                 /* elements per rank, fewer for the last; multiple of 16 bytes */
-		                 4;
+		/* elements per rank, fewer for the last; multiple of 16 bytes */
+		const int each = ((n + ranks - 1) / ranks + 3) / 4 * 4;
 		const int first = min(p.rank * each, n), own = min(each, n - first);
 		piece++;
 		for (int j = 1; j < ranks; j++) {

@@ -134,9 +134,8 @@ typedef struct llmc_state {
 	unsigned *row_done;   /* [max_out] zero between steps */
 	unsigned *all_done;   /* zero between steps */
 	/* pinned host memory */
-	const llmc_note_row
-	    /* [LLMC_RING] of note_stride bytes; NULL: the host has copied the step's arrays */
-	    *note;
+	/* [LLMC_RING] of note_stride bytes; NULL: the host has copied the step's arrays */
+	const llmc_note_row *note;
 	llmc_sampled *sampled;
 	unsigned *count, *now;
 	llmc_rope_table rope[LLMC_MAX_ROPE];

@@ -1,7 +1,8 @@
 /* Gated delta rule, row by row. A warp keeps COLS columns of one head's state S of one sequence in
  * registers for the whole step:
  *
- *     lane           rows j = lane, lane + 32, .. of S, and the same elements of q, k and the decays
+ *     lane           rows j = lane, lane + 32, .. of S, and the same elements of q, k and the
+ *                    decays
  *     per row of x   normalise q, k; S = diag(e) S; u = beta (v - S^T k); S += k u^T; y = S^T q
  *
  * Sums over a head's rows are sums over the warp, so no warp waits for another and the order of

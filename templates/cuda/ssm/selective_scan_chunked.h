@@ -3,11 +3,11 @@
  * d_0 .. rate d_i:
  *
  *     prep   one CTA per chunk and group: C_i.B_j; one warp per head: l and d
- *     main   one CTA per 32 columns of a head's state, kept in registers for the whole step; each of
- *            eight warps has half of the columns and a quarter of the rows
+ *     main   one CTA per 32 columns of a head's state, kept in registers for the whole step; each
+ *            of eight warps has half of the columns and a quarter of the rows
  *              P_ij = exp(l_i - l_j) d_j C_i.B_j (j < i), plus skip for j = i
- *              Y = exp(l_i) C S + P U     each warp sums over its quarter of the rows, for eight rows
- *                                         of C at a time; the warp that owns these eight adds P U
+ *              Y = exp(l_i) C S + P U     each warp sums over its quarter of the rows, for eight
+ *                                         rows of C at a time; their owner adds P U
  *              S = exp(l_last) S + (U exp(l_last - l_j) d_j)^T B
  *
  *            in flight:   B of the chunk        while Y is computed
@@ -148,10 +148,9 @@ template <class D> struct alignas(16) scan_main {
 	};
 	static_assert(D::N % 4 == 0 && D::DIM % 4 == 0, "16-byte vectors");
 	float c[C * C_ROW], b[C * B_ROW]; /* [row of the chunk][row of S] */
-	float u[COLS * SHORT], w[2][COLS * SHORT],
-	    /* u, w: [column][row of the chunk]; w: u d_j exp(l_last - l_j), for this chunk and the
-	     * next */
-	    p[C * SHORT];
+	/* u, w: [column][row of the chunk]; w: u d_j exp(l_last - l_j), for this chunk and the
+	 * next */
+	float u[COLS * SHORT], w[2][COLS * SHORT], p[C * SHORT];
 	float gain[C];             /* exp(l) */
 	float4 part[3][WARPS][32]; /* sums for a warp, from the quarter that many after its own */
 
