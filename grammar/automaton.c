@@ -1,15 +1,15 @@
-/* Expressions -> states and edges over bytes. A rule is made once and called; a counted repetition
- * is an edge with a counter, never copies; words of an alternative share a tree of prefixes, so an
- * enumeration of thousands is one deterministic piece. */
+/* Converts expressions to states and byte edges. A rule is built once and called. A counted
+ * repetition is an edge with a counter, never a copy. The words of an alternative share a prefix
+ * tree, so an enumeration of thousands stays deterministic. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/utf8.h"
 #include "grammar/grammar_internal.h"
 
-typedef struct RuleLink { /* an edge before it has its place */
+typedef struct RuleLink { /* edge in the list of its source state */
 	Edge e;
-	int32_t next; /* of the same state */
+	int32_t next; /* next edge of the same state */
 } RuleLink;
 
 typedef struct AutomatonBuilder {
@@ -26,7 +26,7 @@ typedef struct AutomatonBuilder {
 	uint8_t *rule_seen;
 	int32_t *todo;
 	size_t n_todo;
-	uint8_t *nullable; /* of rules: 0 not known, 1 no, 2 yes */
+	uint8_t *nullable; /* [n_rule]: 0 unknown, 1 no, 2 yes */
 	bool has_tokens;
 	int depth;
 } AutomatonBuilder;
@@ -66,7 +66,7 @@ byte(AutomatonBuilder *m, int32_t from, int32_t to, uint8_t lo, uint8_t hi)
 	edge(m, from, (Edge){ .kind = EDGE_BYTE, .lo = lo, .hi = hi, .to = to });
 }
 
-/* Characters lo .. hi, of one length in UTF-8, as few paths of byte ranges as it takes. */
+/* Adds paths of byte ranges for the characters lo..hi, which have one length in UTF-8. */
 static void
 chars(AutomatonBuilder *m, int32_t from, int32_t to, uint32_t lo, uint32_t hi)
 {
@@ -154,8 +154,7 @@ nullable(AutomatonBuilder *m, const Expr *x)
 		break;
 	case EXPR_RULE:
 		if (!m->nullable[x->min]) {
-			m->nullable[x->min] =
-			    1; /* while it is looked at: what depends on itself alone is not */
+			m->nullable[x->min] = 1;
 			m->nullable[x->min] = nullable(m, m->b->rule[x->min]) ? 2 : 1;
 		}
 		yes = m->nullable[x->min] == 2;
@@ -178,7 +177,7 @@ rule_start(AutomatonBuilder *m, int32_t rule)
 
 static void make(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to);
 
-/* A word along the tree of words below `from`, which has no other links. */
+/* Adds a word to the prefix tree below `from`, which has no other links. */
 static void
 word(AutomatonBuilder *m, int32_t from, int32_t to, const char *s, int32_t n)
 {
@@ -221,7 +220,7 @@ repeat(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 {
 	int32_t min = x->min, max = x->max, a = state(m), z = state(m);
 
-	if (nullable(m, x->part[0])) { /* an empty turn counts */
+	if (nullable(m, x->part[0])) { /* an iteration may be empty and still counts */
 		min = 0;
 		if (max > 1) {
 			if (max > 64)
@@ -230,7 +229,7 @@ repeat(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 				           "leave the limit out, or let it not be empty",
 				           max);
 			for (int32_t i = 0; i < max;
-			     i++) { /* a counter could be passed without a byte */
+			     i++) { /* a counter could be advanced without a byte */
 				int32_t next = i == max - 1 ? to : state(m);
 				make(m, x->part[0], from, next);
 				eps(m, from, next);
@@ -262,7 +261,7 @@ repeat(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 	}
 }
 
-/* Two states a part, one with something before it and one without: never one for each subset. */
+/* Builds two states per part (with and without a preceding part), never one per subset. */
 static void
 in_order(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 {
@@ -287,7 +286,7 @@ in_order(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 	eps(m, some, to);
 }
 
-/* States are remainders; 0 alone may begin with a zero. */
+/* Builds one state per remainder. A number starts with 0 only if it is 0. */
 static void
 multiple(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 {
@@ -356,13 +355,13 @@ make(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 	m->depth--;
 }
 
-/* ---- rules that begin with themselves ---- */
+/* ---- left recursion ---- */
 
 typedef struct LeftRecursion {
 	AutomatonBuilder *m;
 	uint8_t *mark;
 	int depth;
-} LeftRecursion; /* mark of a rule: 1 being looked at, 2 done */
+} LeftRecursion; /* mark[rule]: 1 being visited, 2 done */
 
 static void left_of(LeftRecursion *l, const Expr *x);
 
@@ -388,7 +387,7 @@ left_rule(LeftRecursion *l, int32_t rule)
 	l->mark[rule] = 2;
 }
 
-/* All rules that x may begin with. */
+/* Visits all rules with which x may begin. */
 static void
 left_of(LeftRecursion *l, const Expr *x)
 {
@@ -430,7 +429,7 @@ left_of(LeftRecursion *l, const Expr *x)
 
 /* ---- the finished form ---- */
 
-/* A state with nothing but one empty edge is the state behind it. */
+/* Replaces a state whose only link is an empty edge by the target of that edge. */
 static void
 skip_empty(AutomatonBuilder *m, int32_t *to)
 {
@@ -444,7 +443,7 @@ skip_empty(AutomatonBuilder *m, int32_t *to)
 		int32_t end = to[q];
 		for (size_t i = 0; to[end] != end && i < m->n_state; i++)
 			end = to[end];
-		if (to[end] != end) { /* a ring of empty edges, with no way out */
+		if (to[end] != end) { /* a cycle of empty edges with no exit */
 			to[q] = (int32_t)q;
 			continue;
 		}
@@ -458,8 +457,8 @@ skip_empty(AutomatonBuilder *m, int32_t *to)
 static void
 make_classes(const AutomatonBuilder *m, Automaton *out)
 {
-	/* places that tell plain characters of strings and the bytes of UTF-8 apart, whatever the
-	 * grammar */
+	/* Always split at these bytes: they separate plain string characters and the byte classes
+	 * of UTF-8 in any grammar. */
 	static const uint8_t always[] = { 0,    0x20, 0x22, 0x23, 0x5C, 0x5D, 0x7F,
 		                          0x80, 0x90, 0xA0, 0xC0, 0xC2, 0xE0, 0xE1,
 		                          0xED, 0xEE, 0xF0, 0xF1, 0xF4, 0xF5 };
@@ -479,8 +478,8 @@ make_classes(const AutomatonBuilder *m, Automaton *out)
 	out->n_class = n + 1;
 }
 
-/* States from which a text, or a rule's end, can be reached; edges to others are left out, so that
- * no text begins what cannot end. */
+/* Marks states from which the end of the output or of a rule is reachable. Edges to other states
+ * are dropped, so no output can start something that it cannot complete. */
 static uint8_t *
 find_ends(const AutomatonBuilder *m)
 {
@@ -491,7 +490,7 @@ find_ends(const AutomatonBuilder *m)
 	int32_t *from = NEW(a, int32_t, m->n_link + 1);
 	size_t n = 0;
 
-	/* links that wait for a state: by what they lead to, and by what they call */
+	/* links indexed by their target, and by the rule or repetition that they enter */
 	for (int pass = 0; pass < 2; pass++) {
 		for (size_t q = 0; q < m->n_state; q++)
 			for (int32_t k = m->head[q]; k >= 0; k = m->link[k].next) {
@@ -519,7 +518,8 @@ find_ends(const AutomatonBuilder *m)
 		}
 	while (n) {
 		int32_t t = todo[--n];
-		for (int32_t i = t ? at[t - 1] : 0; i < at[t]; i++) { /* at[] has moved on by one */
+		/* the second pass has advanced at[] by one */
+		for (int32_t i = t ? at[t - 1] : 0; i < at[t]; i++) {
 			const Edge *e = &m->link[of[i]].e;
 			int32_t inner = e->kind == EDGE_CALL  ? e->arg
 			                : e->kind == EDGE_REP ? m->rep[e->arg].start
@@ -534,7 +534,7 @@ find_ends(const AutomatonBuilder *m)
 	return good;
 }
 
-/* Drop the links that lead nowhere. */
+/* Removes links to states that cannot reach an end. */
 static void
 prune(AutomatonBuilder *m)
 {
@@ -553,7 +553,7 @@ prune(AutomatonBuilder *m)
 		}
 }
 
-/* Reached at all, by number in `place`; the rest is left out. */
+/* Numbers the reachable states in `place`; the others stay -1. */
 static int32_t
 reach(const AutomatonBuilder *m, const int32_t *to, int32_t start, int32_t *place, int32_t *todo)
 {

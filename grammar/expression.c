@@ -1,5 +1,5 @@
-/* Expressions: what front ends make and the automaton is made of. Nodes are shared freely; nobody
- * changes one that has been used. */
+/* Expression nodes: front ends build them, automaton.c reads them. Nodes are shared, so a node must
+ * not change after it has been used. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
-/* GBNF, llama.cpp's grammars: rules `name ::= ...` of texts in quotes, classes, names, groups,
- * alternatives, `*` `+` `?` `{m,n}`, `.` for any character, and `#` comments. The text is `root`.
- */
+/* GBNF, the grammar notation of llama.cpp: rules `name ::= ...` of quoted strings, classes, names,
+ * groups, alternatives, `*` `+` `?` `{m,n}`, `.` for any character, and `#` comments. The start
+ * rule is `root`. */
 #include <string.h>
 
 #include "base/utf8.h"
@@ -122,7 +122,7 @@ static Expr *class(RuleReader *g)
 
 static Expr *alternatives(RuleReader *g, bool nested);
 
-/* NULL: no item begins here */
+/* Returns NULL if no item begins at the current offset. */
 static Expr *
 item(RuleReader *g)
 {
@@ -209,7 +209,7 @@ sequence(RuleReader *g, bool nested)
 	ExprList parts = { 0 };
 
 	for (;;) {
-		blanks(g, true); /* a line that begins no rule goes on with this one */
+		blanks(g, true); /* a line that begins no rule continues the current one */
 		if (!nested && rule_begins(g))
 			break;
 		Expr *x = item(g);

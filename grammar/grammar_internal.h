@@ -1,4 +1,4 @@
-/* Inside of grammar/. */
+/* Internal declarations of grammar/. */
 #ifndef LLMC_GRAMMAR_GRAMMAR_INTERNAL_H
 #define LLMC_GRAMMAR_GRAMMAR_INTERNAL_H
 
@@ -12,36 +12,36 @@
 #include "grammar/grammar.h"
 
 enum {
-	N_SLICE = 3,  /* of tries: plain tokens of any length, of at most 32 and of 12 characters */
-	N_BRIEF = 32, /* characters of plain tokens that have masks by their number */
-	MAX_TOKEN = 512,     /* bytes of a token that a grammar allows; longer ones never */
-	MAX_DEPTH = 512,     /* of a stack */
-	MAX_CONFS = 1 << 16, /* of a set */
+	/* number of tries: plain tokens of any length, of at most 32 and of 12 characters */
+	N_SLICE = 3,
+	N_BRIEF = 32,        /* plain tokens have a mask per length up to this many characters */
+	MAX_TOKEN = 512,     /* longest allowed token in bytes */
+	MAX_DEPTH = 512,     /* stack depth */
+	MAX_CONFS = 1 << 16, /* (state, stack) pairs per set */
 	MAX_STATES = 1 << 21,
 	MAX_EDGES = 1 << 23,
-	MAX_EX = 1 << 21, /* nodes of expressions */
-	CUT_DEPTH = 4,    /* frames of a stack that a cached mask knows */
+	MAX_EX = 1 << 21, /* expression nodes */
+	CUT_DEPTH = 4,    /* stack frames that a cached mask depends on */
 };
 
 /* ---- expressions (expression.c) ---- */
 
 typedef enum ExprKind {
-	EXPR_BYTES, /* n bytes */
-	EXPR_CHARS, /* one character of n ranges, as UTF-8 */
-	EXPR_SEQ,   /* n parts; none: the empty text */
-	EXPR_ALT,   /* one of n parts; none: nothing at all */
-	EXPR_REP,   /* part[0], min to max times; max -1: any number */
-	EXPR_RULE,  /* rule `min` */
-	EXPR_ORDER, /* parts in their order with part[n] between those that come; how[i] says which
-	               must */
-	EXPR_TOKEN, /* token `min` */
-	EXPR_MULTIPLE, /* decimal digits without leading zeros: a multiple of `min` */
+	EXPR_BYTES,    /* n bytes */
+	EXPR_CHARS,    /* one character in n ranges, as UTF-8 */
+	EXPR_SEQ,      /* n parts; none: the empty string */
+	EXPR_ALT,      /* one of n parts; none: matches nothing */
+	EXPR_REP,      /* part[0], min to max times; max -1: any number */
+	EXPR_RULE,     /* rule `min` */
+	EXPR_ORDER,    /* parts in order, separated by part[n]; how[i] is an ORDER_ value */
+	EXPR_TOKEN,    /* token with id `min` */
+	EXPR_MULTIPLE, /* decimal digits without leading zeros, a multiple of `min` */
 } ExprKind;
-enum { ORDER_MUST, ORDER_MAY, ORDER_ANY }; /* how[]: once; once or not; any number of times */
+enum { ORDER_MUST, ORDER_MAY, ORDER_ANY }; /* exactly once; at most once; any number of times */
 
 typedef struct Range {
 	uint32_t lo, hi;
-} Range; /* characters, both included */
+} Range; /* code points, inclusive */
 typedef struct Expr Expr;
 struct Expr {
 	ExprKind kind;
@@ -58,19 +58,19 @@ typedef struct ExprList {
 	size_t n, cap;
 } ExprList;
 
-typedef struct GrammarBuilder { /* a grammar on its way from text to automaton */
+typedef struct GrammarBuilder { /* state of one compilation from source to automaton */
 	Arena *a;
 	llmc_error *err;
-	jmp_buf fault; /* where build_fail goes, with *err set */
+	jmp_buf fault; /* target of build_fail, which sets *err */
 	size_t n_ex;
-	Expr **rule; /* bodies; number 0 is the root */
+	Expr **rule; /* rule bodies; rule 0 is the root */
 	size_t n_rule, cap_rule, cap_name;
-	const char **name; /* of rules, for errors; NULL: it has none */
+	const char **name; /* [cap_name] rule names for errors; NULL: unnamed */
 	const TokenVocab *lexicon;
 	llmc_grammar_options opt;
-	const char *place;   /* in front of what build_fail says; NULL: nothing */
-	const char *nothing; /* a place of the schema that no value fits; NULL: none was seen */
-	/* shared rules of JSON, -1: not made yet */
+	const char *place;   /* prefix of messages of build_fail; NULL: none */
+	const char *nothing; /* path of a schema that no value can match; NULL: none found */
+	/* shared rules of JSON; -1: not built yet */
 	int32_t json_string, json_value, json_object, json_array, json_number;
 } GrammarBuilder;
 
@@ -88,37 +88,38 @@ Expr *expr_alt(GrammarBuilder *b, int n, ...);
 Expr *expr_rule(GrammarBuilder *b, int32_t rule);
 Expr *expr_token(GrammarBuilder *b, int32_t id);
 void expr_push(GrammarBuilder *b, ExprList *l, Expr *x);
-int32_t rule_new(GrammarBuilder *b); /* its body is set later: b->rule[] */
+int32_t rule_new(GrammarBuilder *b); /* the caller sets its body in b->rule[] later */
 void expr_rule_name(GrammarBuilder *b, int32_t rule,
-                    const char *name); /* what errors call it: its place and its name */
-Expr *expr_none(GrammarBuilder *b);    /* matches nothing */
+                    const char *name); /* sets the location and name that errors show */
+Expr *expr_none(GrammarBuilder *b);
 Expr *expr_empty(GrammarBuilder *b);
 
-/* A set of characters: sorted and joined in place; what is left, and the complement over all of
- * Unicode but surrogates. */
+/* Sets of characters. ranges_join sorts and merges in place and returns the new count.
+ * ranges_invert writes the complement over all code points. */
 size_t ranges_join(Range *r, size_t n);
-size_t ranges_invert(const Range *r, size_t n, Range *out); /* out has n + 2 places */
+size_t ranges_invert(const Range *r, size_t n, Range *out); /* out has n + 2 elements */
 
 /* ---- front ends ---- */
 
-/* regex_grammar.c: search: what is not anchored may have any text around it; json: characters
- * become those of a JSON string's inside; fold: letters of ASCII in both cases; dot_all: . takes
- * line ends too; no_lazy: repetitions that take as little as they can are refused */
+/* Flags of regex_grammar.c. search: unanchored ends match anywhere in a string. json: characters
+ * are written as inside a JSON string. fold: ASCII letters match in both cases. dot_all: `.`
+ * matches line ends too. no_lazy: lazy quantifiers are an error. */
 typedef struct RegexFlags {
 	bool json, search, fold, dot_all, no_lazy;
 } RegexFlags;
 Expr *regex_read(GrammarBuilder *b, const char *s, size_t n, RegexFlags flags);
 Expr *regex_chars(GrammarBuilder *b, const Range *r, size_t n,
-                  RegexFlags flags);                                           /* one character */
-Expr *lark_read(GrammarBuilder *b, const char *s, size_t n, RegexFlags flags); /* of flags, json */
-Expr *gbnf_read(GrammarBuilder *b, const char *s, size_t n); /* the rules, and root's */
+                  RegexFlags flags); /* one character */
+/* uses flags.json only */
+Expr *lark_read(GrammarBuilder *b, const char *s, size_t n, RegexFlags flags);
+Expr *gbnf_read(GrammarBuilder *b, const char *s, size_t n); /* all rules; returns the root */
 Expr *schema_read(GrammarBuilder *b, const char *s, size_t n);
 Expr *schema_of(GrammarBuilder *b, const json_t *schema, const json_t *root, const char *path);
 Expr *choice_read(GrammarBuilder *b, const char *s, size_t n);
 Expr *kind_read(GrammarBuilder *b, llmc_grammar_kind kind, const char *s,
-                size_t n); /* grammar_open.c: by the reader of its kind */
+                size_t n); /* grammar_open.c: calls the reader of the given kind */
 Expr *structural_tags_read(GrammarBuilder *b, const char *s, size_t n);
-/* json_grammar.c: JSON's own parts */
+/* json_grammar.c: grammars of JSON values */
 Expr *json_ws(GrammarBuilder *b);
 Expr *json_any_string(GrammarBuilder *b);
 Expr *json_string_char(GrammarBuilder *b);
@@ -127,18 +128,18 @@ Expr *json_any_number(GrammarBuilder *b, bool integer);
 Expr *json_any_value(GrammarBuilder *b);
 Expr *json_any_object(GrammarBuilder *b);
 Expr *json_any_array(GrammarBuilder *b);
-Expr *json_literal(GrammarBuilder *b, const json_t *v); /* this value, and no other */
+Expr *json_literal(GrammarBuilder *b, const json_t *v); /* exactly this value */
 Expr *json_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how); /* { ... } */
 Expr *json_items(GrammarBuilder *b, const ExprList *first, Expr *rest, int32_t min,
                  int32_t max);                                 /* [ ... ] */
 Expr *json_key(GrammarBuilder *b, const char *name, size_t n); /* "name": */
 Expr *json_quoted(GrammarBuilder *b, const char *s, size_t n);
-/* number_range.c */
+/* number_range.c: |bound| as decimal digits */
 typedef struct Bound {
 	bool set, open;
 	bool negative;
 	char whole[40], frac[40];
-} Bound; /* |bound| as digits */
+} Bound;
 Expr *number_range(GrammarBuilder *b, const Bound *lo, const Bound *hi, bool integer);
 void bound_read(Bound *out, const json_t *v, bool open);
 
@@ -147,12 +148,12 @@ void bound_read(Bound *out, const json_t *v, bool open);
 enum { EDGE_EPS, EDGE_BYTE, EDGE_CALL, EDGE_REP, EDGE_TOKEN };
 typedef struct Edge {
 	uint8_t kind, lo, hi;
-	bool tail;       /* CALL: what called returns to the caller's own caller */
-	int32_t to, arg; /* CALL: first state; REP: number of the Rep; TOKEN: id */
+	bool tail;       /* CALL: the callee returns directly to the caller's caller */
+	int32_t to, arg; /* CALL: first state; REP: index into rep; TOKEN: id */
 } Edge;
 typedef struct Repeat {
 	int32_t start, min, max;
-} Repeat; /* max -1: none */
+} Repeat; /* max -1: unlimited */
 enum { STATE_END = 1, STATE_EATS = 2 };
 typedef struct Automaton {
 	Edge *edge;
@@ -160,20 +161,20 @@ typedef struct Automaton {
 	uint8_t *flags;
 	Repeat *rep;
 	int32_t n_state, n_edge, n_rep, start;
-	int n_class;                    /* of bytes that no edge tells apart */
-	uint8_t cls[256], byte_of[256]; /* of a byte; a byte of a class */
+	int n_class; /* number of byte classes; bytes of a class have the same edges */
+	uint8_t cls[256], byte_of[256]; /* class of each byte; one byte of each class */
 	bool has_tokens;
 } Automaton;
 
 llmc_status automaton_make(GrammarBuilder *b, Expr *root, Automaton *out,
-                           llmc_error *err); /* arrays on the heap */
+                           llmc_error *err); /* allocates the arrays with malloc */
 void automaton_release(Automaton *m);
 
 /* ---- the vocabulary (vocabulary.c) ---- */
 
 typedef struct TrieNode {
-	int32_t token; /* -1: none ends here */
-	uint32_t skip; /* nodes of this subtree, itself included */
+	int32_t token; /* token that ends here; -1: none */
+	uint32_t skip; /* nodes in this subtree, including this one */
 	uint16_t depth;
 	uint8_t byte;
 } TrieNode;
@@ -185,23 +186,25 @@ struct TokenVocab {
 	atomic_int refs;
 	int32_t n_tok;
 	char *bytes;
-	uint32_t *at; /* [n_tok + 1] into bytes */
+	uint32_t *at; /* [n_tok + 1] offsets into bytes */
 	uint8_t *special;
-	int32_t *same;   /* the next token of the same bytes; -1: none */
-	size_t n_words;  /* of a mask */
-	int32_t longest; /* bytes of a token in the tries */
+	int32_t *same;   /* next token with the same bytes; -1: none */
+	size_t n_words;  /* words per mask */
+	int32_t longest; /* bytes of the longest token in the tries */
 	TokenTrie all, rest[N_SLICE];
-	uint32_t *plain[N_SLICE]; /* masks of what rest leaves out: tokens of characters that JSON
-	                             strings hold as they are */
-	int32_t limit[N_SLICE];   /* characters, at most, of those */
-	uint32_t *brief; /* [N_BRIEF + 1][n_words] the same of at most so many characters */
+	/* masks of the plain tokens that rest[] leaves out (their characters need no escape in JSON
+	 * strings) */
+	uint32_t *plain[N_SLICE];
+	int32_t limit[N_SLICE]; /* longest plain token of each slice, in characters */
+	/* [N_BRIEF + 1][n_words] masks of plain tokens of at most that many characters */
+	uint32_t *brief;
 };
 
 /* ---- sets (state_sets.c) ---- */
 
 typedef struct Frame {
 	int32_t parent, edge, count, depth, canon[N_SLICE];
-} Frame; /* 0: the empty stack, 1: what was cut off */
+} Frame; /* frame 0: the empty stack, 1: frames that were cut off */
 enum { FRAME_EMPTY, FRAME_BOTTOM };
 typedef struct Config {
 	int32_t q, f;
@@ -210,15 +213,16 @@ typedef struct Uncertain {
 	const TokenTrie *trie;
 	uint32_t node;
 	uint32_t path;
-} Uncertain; /* path: of its bytes, in Tables.path */
+} Uncertain; /* path: offset of its bytes in Tables.path */
 typedef struct Set {
-	uint32_t at, n; /* its confs */
+	uint32_t at, n; /* range in Tables.conf */
 	bool accept, tokens;
-	int8_t plain; /* its slice; -1: not known, N_SLICE: none, N_SLICE + 1 + n: plain tokens of n
-	                 characters are allowed and no longer ones */
-	int32_t canon[N_SLICE], cut; /* -1: not known */
-	uint32_t *mask;              /* of the set cut; NULL: not made */
-	uint32_t *exact;             /* of itself; NULL: not kept */
+	/* slice whose plain tokens are all allowed; -1: unknown, N_SLICE: none, N_SLICE + 1 + n:
+	 * plain tokens of up to n characters are allowed, no longer ones */
+	int8_t plain;
+	int32_t canon[N_SLICE], cut; /* -1: unknown */
+	uint32_t *mask;              /* mask of the cut set; NULL: not computed */
+	uint32_t *exact;             /* mask of this set; NULL: not cached */
 	Uncertain *unc;
 	uint32_t n_unc;
 } Set;
@@ -237,10 +241,10 @@ typedef struct Tables {
 	size_t n_set, cap_set;
 	HashIndex sets; /* set 0 is dead */
 	int32_t *next;
-	size_t cap_next; /* [set][class]: set * 2 + touched; -1: not known */
+	size_t cap_next; /* [set][class]: set * 2 + touched; -1: not computed */
 	uint8_t *path;
 	size_t n_path, cap_path;
-	size_t heap; /* bytes of masks and of uncertain places */
+	size_t heap; /* bytes of masks and of unc arrays */
 } Tables;
 
 struct llmc_grammar {
@@ -249,13 +253,13 @@ struct llmc_grammar {
 	Automaton m;
 	int32_t *eos, n_eos;
 	int32_t limit[N_SLICE];
-	pthread_mutex_t lock; /* all below, and what matchers hold */
+	pthread_mutex_t lock; /* guards all fields below and those of the matchers */
 	Tables t;
 	Matcher *matchers;
-	int32_t start; /* set; -1: not made */
-	jmp_buf fault; /* of the call that runs */
+	int32_t start; /* start set; -1: not built */
+	jmp_buf fault; /* error exit of the running call */
 	llmc_error *err;
-	/* the set that is being made */
+	/* the set under construction */
 	Config *tmp;
 	size_t n_tmp, cap_tmp;
 	uint32_t *seen;
@@ -263,8 +267,8 @@ struct llmc_grammar {
 	uint32_t stamp;
 	uint64_t *seen_key;
 	bool accept, touched;
-	size_t work;    /* confs looked at by this call */
-	int32_t *stack; /* [longest + 2] of a walk */
+	size_t work;    /* pairs processed by the current call */
+	int32_t *stack; /* [longest + 2] sets along a trie path */
 	uint8_t *path;  /* [longest + 2] */
 	Uncertain *unc;
 	size_t n_unc, cap_unc;
@@ -272,12 +276,12 @@ struct llmc_grammar {
 
 struct llmc_matcher {
 	Grammar *g;
-	Matcher *next, *prev; /* of the grammar, under its lock */
-	int32_t set;          /* 0: dead; -1: not begun */
+	Matcher *next, *prev; /* list of the grammar's matchers, under its lock */
+	int32_t set;          /* current set; 0: dead, -1: not started */
 	char **after;         /* owned */
 	int32_t n_after, at_after;
-	size_t matched; /* bytes of after[at_after] that the end of the text is */
-	bool ended;     /* an end token came */
+	size_t matched; /* bytes of after[at_after] that the output ends with */
+	bool ended;     /* an end token was accepted */
 };
 
 void grammar_fault(Grammar *g, llmc_status status, const char *fmt, ...)
@@ -286,12 +290,12 @@ void tables_release(Tables *t);
 size_t tables_bytes(const Grammar *g);
 int32_t set_start(Grammar *g);
 int32_t set_step(Grammar *g, int32_t s,
-                 int cls); /* g->touched is set when the step looked below a cut */
+                 int cls); /* sets g->touched if the step depended on frames below the cut */
 int32_t set_token(Grammar *g, int32_t s, int32_t id);
 int32_t set_canon(Grammar *g, int32_t s, int slice);
 int32_t set_cut(Grammar *g, int32_t s);
-void tables_renew(Grammar *g); /* forget all but where the matchers are */
-/* token_mask.c: of set s, in words of the lexicon; valid until the next call */
+void tables_renew(Grammar *g); /* drops all sets except those in use by matchers */
+/* token_mask.c: mask of set s in words of the vocabulary; valid until the next call */
 const uint32_t *set_mask(Grammar *g, int32_t s, uint32_t *room);
 
 #endif

@@ -1,4 +1,5 @@
-/* A grammar from its text: the front end of its kind, the automaton, and what is kept beside it. */
+/* Opens a grammar from source: calls the front end of its kind, builds the automaton and the first
+ * set. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +11,7 @@
 
 enum { MAX_TEXT = 16 << 20, MAX_PLACE = 300 };
 
-/* ["one", "two"] or a line each */
+/* Reads a JSON array of strings. */
 Expr *
 choice_read(GrammarBuilder *b, const char *s, size_t n)
 {
@@ -51,8 +52,8 @@ kind_read(GrammarBuilder *b, llmc_grammar_kind kind, const char *text, size_t n)
 	build_fail(b, "no such kind of grammar: %d", (int)kind);
 }
 
-/* All that jumps is below this call, so that its caller's variables are safe. nothing: what is said
- * where nothing matches. */
+/* Compiles inside one setjmp frame, so that no local of the caller is clobbered. nothing:
+ * explanation used when no string matches. */
 static llmc_status
 compile(Grammar *g, Arena *a, llmc_grammar_kind kind, const char *text, size_t n,
         const llmc_grammar_options *opt, char nothing[MAX_PLACE], llmc_error *err)
@@ -120,7 +121,7 @@ grammar_open(TokenVocab *l, llmc_grammar_kind kind, const char *text, size_t n,
 		arena_release(&a);
 	}
 	if (status ==
-	    LLMC_OK) { /* the first set, now: a grammar that nothing matches is told here */
+	    LLMC_OK) { /* build the first set now, to reject a grammar that matches nothing */
 		pthread_mutex_lock(&g->lock);
 		g->err = &why;
 		if (setjmp(g->fault))

@@ -1,7 +1,7 @@
-/* JSON's own parts. Between its tokens stand at most a space, or one or two line ends and twenty
- * blanks: never a loop that a model can get lost in; with `compact` nothing. `standard` has what
- * the standards allow without a bound. Strings hold what JSON lets stand as it is, its short
- * escapes, and control characters by number. */
+/* Grammars of JSON values. By default the whitespace between JSON tokens is at most one space, or
+ * one or two line ends and twenty blanks, so that a model cannot loop in it. `compact` allows none,
+ * `standard` any amount. Strings hold unescaped characters, the short escapes, and control
+ * characters as \u00XX. */
 #include <string.h>
 
 #include "base/json.h"
@@ -29,8 +29,8 @@ json_ws(GrammarBuilder *b)
 	                expr_seq(b, 2, expr_rep(b, expr_text(b, "\n"), 1, 2), blanks));
 }
 
-/* What stands behind a backslash: a letter of `letters`, or the number of a control character. No
- * other numbers: a half of a surrogate pair is no text. */
+/* Matches an escape: a letter of `letters` or \u00XX of a control character. Other \u escapes are
+ * left out, because half of a surrogate pair is no character. */
 Expr *
 json_escapes(GrammarBuilder *b, const char *letters)
 {
@@ -123,18 +123,18 @@ json_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how)
 	order->part = part;
 	order->how = own;
 	order->n = (int32_t)members->n;
-	/* an empty object has its blanks once */
+	/* one whitespace position in an empty object, not two */
 	return expr_seq(b, 5, expr_text(b, "{"), json_ws(b), order, json_ws(b), expr_text(b, "}"));
 }
 
-/* One of the members comes first, the rest may follow it in their order. */
+/* Builds an object in which one member comes first and later ones may follow in order. */
 Expr *
 json_some_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how)
 {
 	ExprList starts = { 0 };
 	Expr *comma = expr_seq(b, 2, expr_text(b, ","), json_ws(b)), *rest = expr_empty(b);
 
-	for (size_t i = members->n; i-- > 0;) { /* as rules, so that what follows is made once */
+	for (size_t i = members->n; i-- > 0;) { /* one rule per suffix, so that it is built once */
 		int32_t behind = rule_new(b);
 		b->rule[behind] = rest;
 		Expr *own = members->v[i], *after = expr_rule(b, behind);
@@ -166,7 +166,7 @@ json_any_object(GrammarBuilder *b)
 	return expr_rule(b, b->json_object);
 }
 
-/* max -1: none. What is beyond `first` is `rest`; NULL: nothing may. */
+/* max -1: unlimited. Elements beyond `first` match `rest`; NULL: there are none. */
 Expr *
 json_items(GrammarBuilder *b, const ExprList *first, Expr *rest, int32_t min, int32_t max)
 {

@@ -1,9 +1,9 @@
-/* Lark's grammars, as far as texts can be held to them: rules and terminals `name: ...` of texts in
- * quotes, expressions between slashes, ranges "a".."z", names, groups, [optional] ones,
- * alternatives, `*` `+` `?` `~n` `~n..m`, `-> alias`, comments, `%import common.NAME`. The text is
- * `start`. There is no lexer: a terminal is taken wherever it fits, so which of two is longer or
- * comes first does not matter. What needs one (`%ignore`, priorities, lazy repetitions) is refused
- * by name, as are templates. A rule that begins with itself is read as the loop that it is. */
+/* Lark grammars without a lexer: rules and terminals `name: ...` of quoted strings, regexes between
+ * slashes, ranges "a".."z", names, groups, [optional] groups, alternatives, `*` `+` `?` `~n`
+ * `~n..m`, `-> alias`, comments, `%import common.NAME`. The start rule is `start`. A terminal
+ * matches wherever it fits, so its length and priority are irrelevant. Features that need a lexer
+ * (`%ignore`, priorities, lazy quantifiers) and templates are rejected by name. A directly
+ * left-recursive rule is rewritten as a loop. */
 #include <string.h>
 
 #include "base/utf8.h"
@@ -12,12 +12,12 @@
 typedef struct Lark {
 	RuleReader r;
 	RegexFlags flags;
-	Strbuf *run; /* characters of a text that have one spelling: as words they share trees of
-	                prefixes */
+	/* characters with one spelling, collected into words that share prefix trees */
+	Strbuf *run;
 	bool in_terminal;
 } Lark;
 
-/* What %import common.NAME brings */
+/* terminals of %import common.NAME */
 static const struct {
 	const char *name, *regex;
 } common[] = {
@@ -87,7 +87,7 @@ word(const Lark *g)
 	return n && (g->r.s[g->r.at] < '0' || g->r.s[g->r.at] > '9') ? n : 0;
 }
 
-/* Names of terminals are in capitals */
+/* Terminal names are upper case. */
 static bool
 is_terminal(const char *s, size_t n)
 {
@@ -98,7 +98,7 @@ is_terminal(const char *s, size_t n)
 	return i < n && s[i] >= 'A' && s[i] <= 'Z';
 }
 
-/* ---- texts and expressions ---- */
+/* ---- strings and regexes ---- */
 
 static uint32_t
 character(Lark *g)
@@ -139,7 +139,7 @@ character(Lark *g)
 	}
 }
 
-/* The characters between quotes, each as a range of its own; the first quote has been taken. */
+/* Reads a string after its opening quote; one range per character. */
 static Range *
 quoted(Lark *g, size_t *n)
 {
@@ -243,7 +243,7 @@ expression(Lark *g)
 
 static Expr *alternatives(Lark *g, bool nested, ExprList *list);
 
-/* A group up to its bracket */
+/* Reads a group up to `close`. */
 static Expr *
 group(Lark *g, char close)
 {
@@ -256,7 +256,7 @@ group(Lark *g, char close)
 	return close == ']' ? expr_rep(g->r.b, x, 0, 1) : x;
 }
 
-/* NULL: no item begins here */
+/* Returns NULL if no item begins at the current offset. */
 static Expr *
 item(Lark *g)
 {
@@ -361,7 +361,7 @@ sequence(Lark *g, bool nested)
 
 	for (blanks(g, nested); (x = item(g)); blanks(g, nested))
 		expr_push(g->r.b, &parts, repeated(g, x, nested));
-	if (is_next(g, "->")) { /* what a tree calls it */
+	if (is_next(g, "->")) { /* {m,n} is a notation of llguidance */
 		size_t from = g->r.at;
 		g->r.at += 2;
 		blanks(g, false);
@@ -374,7 +374,7 @@ sequence(Lark *g, bool nested)
 	return expr_list(g->r.b, EXPR_SEQ, &parts);
 }
 
-/* list: those of a rule, one by one, in place of what is returned. */
+/* Reads alternatives. If list is not NULL, they go there one by one and NULL is returned. */
 static Expr *
 alternatives(Lark *g, bool nested, ExprList *list)
 {
@@ -385,7 +385,7 @@ alternatives(Lark *g, bool nested, ExprList *list)
 	for (;;) {
 		expr_push(g->r.b, parts, sequence(g, nested));
 		size_t at = g->r.at;
-		blanks(g, true); /* a line may begin with the next one */
+		blanks(g, true); /* the next line may begin with `|` */
 		if (!rules_take(&g->r, '|')) {
 			g->r.at = nested ? g->r.at : at;
 			break;
@@ -401,7 +401,7 @@ is_rule(const Expr *x, int32_t rule)
 	return x->kind == EXPR_RULE && x->min == rule;
 }
 
-/* a: a x | a y | b  is  a: b (x | y)* */
+/* Rewrites a: a x | a y | b  as  a: b (x | y)* */
 static Expr *
 without_left_recursion(GrammarBuilder *b, int32_t rule, const ExprList *l)
 {
@@ -410,7 +410,7 @@ without_left_recursion(GrammarBuilder *b, int32_t rule, const ExprList *l)
 	for (size_t i = 0; i < l->n; i++) {
 		const Expr *x = l->v[i];
 		if (is_rule(x, rule))
-			continue; /* a: a says nothing */
+			continue; /* `a: a` adds nothing */
 		if (x->kind != EXPR_SEQ || !x->n || !is_rule(x->part[0], rule)) {
 			expr_push(b, &first, l->v[i]);
 			continue;
@@ -438,7 +438,7 @@ definition(Lark *g)
 {
 	size_t from = g->r.at;
 
-	rules_take(&g->r, '!'); /* marks of how a tree is made, in either order */
+	rules_take(&g->r, '!'); /* tree-shaping marks, in either order */
 	rules_take(&g->r, '?');
 	rules_take(&g->r, '!');
 	size_t at = g->r.at, n = word(g);
@@ -480,7 +480,7 @@ import_name(Lark *g, size_t statement, const char *s, size_t n, const char *as, 
 	            (int)(n < 100 ? n : 100), s);
 }
 
-/* %import common.NAME, maybe -> ALIAS, or %import common (NAME, NAME) */
+/* Reads %import common.NAME [-> ALIAS] or %import common (NAME, NAME). */
 static void
 import(Lark *g, size_t statement)
 {

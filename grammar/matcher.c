@@ -1,5 +1,5 @@
-/* Matchers: a place in one text. What they do with their grammar is under its lock; a fault below
- * comes back as an error. */
+/* Matchers: position in one output. All work on the grammar happens under its lock; an error exit
+ * there is returned as an error. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,7 +7,7 @@
 
 enum { RENEW_BYTES = 64 << 20 };
 
-typedef struct LockedCall { /* what a call below the lock takes and gives */
+typedef struct LockedCall { /* arguments and results of a call under the lock */
 	Matcher *m;
 	int32_t id;
 	uint32_t *room;
@@ -43,7 +43,7 @@ matcher_open(Grammar *g, const char *const *after, Matcher **out, llmc_error *er
 		m->after = calloc((size_t)n + 1, sizeof *m->after);
 	bool ok = m && m->after;
 	for (int32_t i = 0; ok && i < n; i++)
-		if (after[i][0]) /* nothing to wait for */
+		if (after[i][0]) /* skip empty strings */
 			ok = (m->after[m->n_after++] = strdup(after[i])) != NULL;
 	if (!ok) {
 		for (int32_t i = 0; m && m->after && i < m->n_after; i++)
@@ -95,7 +95,7 @@ matcher_reset(Matcher *m)
 	pthread_mutex_unlock(&m->g->lock);
 }
 
-/* Its set, with the lock held. */
+/* Returns the matcher's set. The lock is held. */
 static int32_t
 set_of(Matcher *m)
 {
@@ -168,8 +168,8 @@ is_end(const Grammar *g, int32_t id)
 	return false;
 }
 
-/* Bytes before the grammar begins: how many of s are used up. A text that begins again within
- * itself is found: the next try is the longest end that fits. */
+/* Consumes bytes that precede the grammar and returns how many. A string that overlaps itself is
+ * found: after a mismatch the longest matching prefix is kept (Knuth-Morris-Pratt). */
 static size_t
 wait_for(Matcher *m, const char *s, size_t n)
 {
@@ -185,7 +185,7 @@ wait_for(Matcher *m, const char *s, size_t n)
 			size_t k = m->matched;
 			if (!k)
 				break;
-			do /* the next longest beginning of want that ends what has matched */
+			do /* next shorter prefix of want that the matched bytes end with */
 				k--;
 			while (k && memcmp(want, want + m->matched - k, k) != 0);
 			m->matched = k;
@@ -198,7 +198,7 @@ wait_for(Matcher *m, const char *s, size_t n)
 	return i;
 }
 
-/* Bytes [i, n) of the token, or the token itself. */
+/* Applies bytes [i, n) of the token, or the token id itself. */
 static void
 advance(LockedCall *c)
 {
@@ -209,7 +209,7 @@ advance(LockedCall *c)
 	size_t n = l->at[c->id + 1] - l->at[c->id], i = 0;
 
 	if (m->at_after < m->n_after && (i = wait_for(m, s, n)) == n)
-		return; /* all of it came before the grammar */
+		return; /* the whole token precedes the grammar */
 	int32_t at = m->ended ? 0 : set_of(m);
 	if (i == 0 && is_end(g, c->id)) {
 		if (!at || !g->t.set[at].accept)

@@ -1,5 +1,5 @@
-/* Numbers within bounds, as trees of digits: what is less than 100 and at least 3.5 is told digit
- * by digit. No exponents there. */
+/* Numbers within bounds, as trees of digits without exponents. For example 3.5 <= x < 100 is
+ * decided digit by digit. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -19,8 +19,8 @@ bound_read(Bound *out, const json_t *v, bool open)
 	if (json_is_integer(v))
 		snprintf(text, sizeof text, "%lld", (long long)json_integer_value(v));
 	else if (fabs(json_real_value(v)) >= 1e30)
-		return; /* beyond all digits */
-	else {          /* the fewest digits that are this number */
+		return; /* larger than all supported numbers */
+	else {          /* shortest digits that give this number */
 		for (int digits = 0; digits <= 20; digits++) {
 			snprintf(text, sizeof text, "%.*f", digits, json_real_value(v));
 			double back;
@@ -42,7 +42,7 @@ bound_read(Bound *out, const json_t *v, bool open)
 		out->negative = false;
 }
 
-/* Bounds of a magnitude: digits, NULL for none; open: the bound itself is out */
+/* Digits of the bound of a magnitude; open: the bound itself is excluded */
 typedef struct DigitRange {
 	const char *whole, *frac;
 	bool open;
@@ -59,8 +59,8 @@ digits(const Numbers *x, int32_t min, int32_t max)
 	return expr_rep(x->b, expr_char(x->b, '0', '9'), min, max);
 }
 
-/* Behind the point, from digit i on; lo and hi NULL: no bound any more. Digits beyond a bound's are
- * zeros. */
+/* Matches fraction digits from index i on. NULL lo or hi: no bound left. A bound continues with
+ * zeros after its digits. */
 static Expr *
 fraction(const Numbers *x, const DigitRange *lo, const DigitRange *hi, int32_t i)
 {
@@ -75,14 +75,14 @@ fraction(const Numbers *x, const DigitRange *lo, const DigitRange *hi, int32_t i
 		                                                                    : expr_none(b);
 	if (!lo && !hi)
 		return digits(x, 0, left);
-	/* the text may end here when what is left of the bounds agrees with zeros */
+	/* the number may end here if the rest of the bounds agrees with zeros */
 	if (past_lo && !(lo && lo->open) && !(hi && past_hi && hi->open))
 		expr_push(b, &parts, expr_empty(b));
 	if (past_lo && past_hi) {
-		if (hi) { /* zeros alone stay at or below it */
+		if (hi) { /* only zeros keep it at or below the bound */
 			if (!(lo && lo->open) && !hi->open)
 				expr_push(b, &parts, expr_rep(b, expr_text(b, "0"), 1, left));
-		} else if (lo->open) { /* any digit but zeros to the end */
+		} else if (lo->open) { /* any digits that are not all zero */
 			expr_push(
 			    b, &parts,
 			    expr_seq(
@@ -123,7 +123,8 @@ fraction(const Numbers *x, const DigitRange *lo, const DigitRange *hi, int32_t i
 	return expr_list(b, EXPR_ALT, &parts);
 }
 
-/* A fraction or none, behind a whole part that is that of lo, of hi, of both or of none */
+/* Matches an optional fraction after an integer part equal to that of lo, of hi, of both or of
+ * neither. */
 static Expr *
 tail(const Numbers *x, const DigitRange *lo, const DigitRange *hi)
 {
@@ -135,7 +136,7 @@ tail(const Numbers *x, const DigitRange *lo, const DigitRange *hi)
 	Expr *some;
 	if (!lo && !hi) {
 		some = digits(x, 1, x->most);
-	} else { /* at least one digit: the empty fraction is no fraction */
+	} else { /* at least one digit must follow the point */
 		ExprList parts = { 0 };
 		for (char d = '0'; d <= '9'; d++) {
 			char low = lo && lo->frac[0] ? lo->frac[0] : '0',
@@ -154,8 +155,8 @@ tail(const Numbers *x, const DigitRange *lo, const DigitRange *hi)
 	                expr_seq(b, 2, expr_text(b, "."), some));
 }
 
-/* Digits i .. of a whole part as long as the bounds'; lo, hi: bounds that the digits so far are
- * equal to */
+/* Matches digits i.. of an integer part of n digits, as long as those of the bounds. lo, hi: bounds
+ * that equal the digits so far. */
 static Expr *
 whole(const Numbers *x, const DigitRange *lo, const DigitRange *hi, int32_t i, int32_t n)
 {
@@ -194,7 +195,7 @@ whole(const Numbers *x, const DigitRange *lo, const DigitRange *hi, int32_t i, i
 	return expr_list(b, EXPR_ALT, &parts);
 }
 
-/* Magnitudes from lo (never NULL) to hi (NULL: none) */
+/* Matches magnitudes from lo (never NULL) to hi (NULL: unlimited). */
 static Expr *
 magnitude(const Numbers *x, const DigitRange *lo, const DigitRange *hi)
 {
@@ -207,7 +208,7 @@ magnitude(const Numbers *x, const DigitRange *lo, const DigitRange *hi)
 	if (nl == nh)
 		return whole(x, lo, hi, 0, nl);
 	expr_push(b, &parts, whole(x, lo, NULL, 0, nl));
-	/* whole parts of lengths between */
+	/* integer parts with a length between those of the bounds */
 	int32_t from = nl + 1, to = hi                   ? nh - 1
 	                            : x->b->opt.standard ? -1
 	                            : nl > MAX_WHOLE     ? nl
@@ -233,13 +234,13 @@ number_range(GrammarBuilder *b, const Bound *lo, const Bound *hi, bool integer)
 	     high_zero = hi->set && !strcmp(hi->whole, "0") && !hi->frac[0];
 	ExprList parts = { 0 };
 
-	if (!integer && x.most >= 0) { /* bounds with more digits than numbers have */
+	if (!integer && x.most >= 0) { /* a bound may have more digits than numbers otherwise get */
 		int32_t longest = (int32_t)(strlen(lo->frac) > strlen(hi->frac) ? strlen(lo->frac)
 		                                                                : strlen(hi->frac));
 		x.most = x.most > longest ? x.most : longest + 1;
 	}
-	if (low_below) { /* -x with |hi| <= x <= |lo|; from above zero where hi is no bound of these
-		          */
+	/* -x with |hi| <= x <= |lo|; starts above zero if hi does not limit negative numbers */
+	if (low_below) {
 		const DigitRange *from = high_below              ? &h
 		                         : high_zero && hi->open ? &above
 		                         : integer && !lo->set   ? &one

@@ -1,6 +1,7 @@
-/* Regular expressions of JSON Schema (ECMA-262) and of others as far as they agree: alternatives,
- * groups, classes, repetitions, anchors at the ends. Look-around, back-references and word
- * boundaries need more than an automaton and are refused. Letters are ASCII's in \d, \w and \s. */
+/* Regular expressions of JSON Schema (ECMA-262) and the common part of other dialects:
+ * alternatives, groups, classes, quantifiers, anchors at the ends. Look-around, back-references
+ * and word boundaries are rejected, because an automaton cannot express them. \d, \w and \s are
+ * ASCII. */
 #include <string.h>
 
 #include "base/utf8.h"
@@ -63,7 +64,7 @@ take_char(RegexReader *r)
 	return (uint32_t)c;
 }
 
-/* The other case of what letters of ASCII are in r; out has 2 n places. */
+/* Writes the other case of the ASCII letters in r to out [2 n] and returns their count. */
 static size_t
 folded(const Range *r, size_t n, Range *out)
 {
@@ -90,7 +91,7 @@ class_add(RegexReader *r, Class *c, uint32_t lo, uint32_t hi)
 		c->n += folded(&c->r[c->n - 1], 1, &c->r[c->n]);
 }
 
-/* The class turned round */
+/* Returns the complement of a class. */
 static Class
 inverted(RegexReader *r, Class c)
 {
@@ -100,7 +101,7 @@ inverted(RegexReader *r, Class c)
 	return (Class){ out, ranges_invert(c.r, c.n, out), c.n + 2 };
 }
 
-/* Of characters, as they stand or as the inside of a JSON string has them. */
+/* Matches one of the characters, either plain or as written inside a JSON string. */
 Expr *
 regex_chars(GrammarBuilder *b, const Range *r, size_t n, RegexFlags flags)
 {
@@ -192,7 +193,7 @@ hex(RegexReader *r, int digits)
 	return v;
 }
 
-/* \d \w \s and their opposites: added, true */
+/* Adds \d, \w, \s or an opposite to the class; false: the name is none of these. */
 static bool
 named_class(RegexReader *r, char name, Class *out)
 {
@@ -222,7 +223,8 @@ named_class(RegexReader *r, char name, Class *out)
 	return true;
 }
 
-/* Behind a backslash: one character, or the classes of \d and the like into *cls (then -1). */
+/* Reads an escape after its backslash: returns the character, or -1 after adding a class like \d to
+ * *cls. */
 static int64_t
 escape(RegexReader *r, Class *cls)
 {
@@ -304,7 +306,7 @@ bracket(RegexReader *r)
 		if (is_next(r, "[:"))
 			wrong(r, "classes by name ([:alpha:]) are not supported");
 		uint32_t lo = take_char(r), hi;
-		if (lo == ']' && first) /* empty in ECMA: nothing, or with ^ anything */
+		if (lo == ']' && first) /* in ECMA-262 [] matches nothing and [^] anything */
 			break;
 		if (lo == '\\') {
 			if (take(r, "b")) {
@@ -355,7 +357,7 @@ count(RegexReader *r)
 	return v;
 }
 
-/* Whether {m}, {m,}, {m,n} stands here; a brace that is none of them stands for itself. */
+/* Reads {m}, {m,} or {m,n}; any other brace is a literal character. */
 static bool
 counted(RegexReader *r, int32_t *min, int32_t *max)
 {
@@ -446,11 +448,11 @@ repeated(RegexReader *r)
 			return x;
 		if (r->flags.no_lazy && is_next(r, "?"))
 			wrong(r, "lazy repetitions are not supported");
-		take(r, "?"); /* which of the matches is found first does not matter */
+		take(r, "?"); /* laziness does not change the set of matches */
 	}
 }
 
-/* Any text, where an expression is not anchored. */
+/* Matches any string; used at unanchored ends. */
 static Expr *
 anything(RegexReader *r)
 {

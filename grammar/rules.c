@@ -1,4 +1,4 @@
-/* The text of a grammar's rules, and their names. */
+/* Line numbers, names and errors of rule notations. */
 #include "grammar/rules.h"
 
 #include <string.h>
@@ -7,7 +7,7 @@
 
 enum { MAX_NAMES = 1 << 15 };
 
-/* Places are asked for in their order, but for those of mistakes. */
+/* Offsets usually ascend, except those of errors. */
 int
 rules_line(RuleReader *g, size_t at)
 {

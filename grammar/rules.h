@@ -1,5 +1,4 @@
-/* What grammars that are written as rules share, GBNF and Lark's: a place in the text, its lines,
- * the names of rules. */
+/* Reader shared by the rule notations, GBNF and Lark: offset, line count and rule names. */
 #ifndef LLMC_GRAMMAR_RULES_H
 #define LLMC_GRAMMAR_RULES_H
 
@@ -11,25 +10,25 @@ typedef struct RuleName {
 	const char *s;
 	size_t n;
 	int32_t rule, next;
-} RuleName; /* s: where it came first; next: of its bucket */
+} RuleName; /* s: first occurrence; next: next entry of its bucket */
 typedef struct RuleReader {
 	GrammarBuilder *b;
 	const char *s;
 	size_t n, at;
-	const char *what, *names; /* in errors: the notation, and what has names in it */
-	size_t shown;             /* characters of a line in errors, at most */
+	const char *what, *names; /* for errors: name of the notation and of its named items */
+	size_t shown;             /* longest excerpt of a line in errors, in characters */
 	RuleName *name;
 	size_t n_name, cap_name;
-	int32_t bucket[N_BUCKET]; /* + 1 */
-	size_t counted;           /* bytes whose lines are counted in line */
-	int line, depth;          /* line: 1 at first */
+	int32_t bucket[N_BUCKET]; /* index + 1; 0: empty */
+	size_t counted;           /* bytes whose lines are included in `line` */
+	int line, depth;          /* line: 1-based */
 } RuleReader;
 
 int rules_line(RuleReader *g, size_t at);
 void rules_wrong(RuleReader *g, size_t at, const char *fmt, ...)
     __attribute__((noreturn, format(printf, 3, 4)));
 RuleName *rules_name(RuleReader *g, const char *s,
-                     size_t n); /* made where it is new, without a body */
+                     size_t n); /* creates an unknown name without a body */
 uint32_t rules_hex(RuleReader *g, int digits);
 
 static inline char

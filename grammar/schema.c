@@ -1,11 +1,11 @@
-/* JSON Schema -> expressions. Each definition that is referred to is one rule, so recursion is
- * free; what several schemas say of one value ($ref with siblings, allOf, anyOf beside others) is
- * merged to one schema first (schema_merge.c). What is not written is false for other properties of
- * an object that lists some, and a type is inferred from keywords, unless `standard`: models invent
- * what is allowed. Errors name the path of the schema and the keyword.
+/* JSON Schema -> expressions. Each definition that is referenced is one rule, so recursion costs
+ * nothing. Schemas that apply to one value ($ref with siblings, allOf, anyOf with siblings) are
+ * merged into one schema first (schema_merge.c). Unless `standard` is set, an object that lists
+ * properties has no others, and a missing type is inferred from keywords, because models fill in
+ * whatever is allowed. Errors name the path of the schema and the keyword.
  *
- * Here: what a schema is made to by its types and options. schema_ref.c has what $ref points to,
- * schema_scalar.c strings and numbers, schema_containers.c arrays and objects. */
+ * This file handles types and alternatives; schema_ref.c resolves $ref, schema_scalar.c builds
+ * strings and numbers, schema_containers.c arrays and objects. */
 #include <string.h>
 
 #include "base/json.h"
@@ -26,7 +26,7 @@ schema_path(Schema *s, const Path *p)
 	strbuf_putc(out, '#');
 	for (int i = n - 1; i >= 0; i--) {
 		if (n > 2 * PATH_END &&
-		    i == n - 1 - PATH_END) { /* of a long one the middle is left out */
+		    i == n - 1 - PATH_END) { /* omit the middle of a long path */
 			strbuf_puts(out, "/...");
 			i = PATH_END - 1;
 		}
@@ -60,7 +60,7 @@ schema_keep(Schema *s, json_t *v)
 	return v;
 }
 
-/* A number of things, 0 .. MAX_COUNT (more is as good as that); -1: not given. */
+/* Returns a count in 0..MAX_COUNT (larger values are clamped); -1: absent. */
 int32_t
 schema_count(Schema *s, const json_t *o, const char *key, const Path *p)
 {
@@ -106,7 +106,7 @@ type_bit(Schema *s, const json_t *v, const Path *p)
 	            "expected null, boolean, integer, number, string, array or object");
 }
 
-/* What a schema without a type speaks of. */
+/* Returns the types to which the keywords of a schema without a type apply. */
 static int
 inferred(const json_t *o)
 {
@@ -188,7 +188,7 @@ schema_type_of(const json_t *v)
 	return T_NULL;
 }
 
-/* const and enum: those of the values that have a type of the schema's */
+/* Matches the values of const and enum that have a type of the schema. */
 static Expr *
 fixed(Schema *s, const json_t *o, const Path *p)
 {
@@ -236,7 +236,7 @@ of_types(Schema *s, const json_t *o, const Path *p)
 	return expr_list(b, EXPR_ALT, &parts);
 }
 
-/* Does x match nothing, as far as it is soon told? */
+/* Returns whether x matches nothing, as far as a shallow look shows. */
 static bool
 is_nothing(const Expr *x, int depth)
 {
@@ -252,7 +252,8 @@ is_nothing(const Expr *x, int depth)
 	return all;
 }
 
-/* Where no value fits: told when nothing fits the whole. The keyword is the likeliest one. */
+/* Records the schema that no value matches, for the error if the whole grammar matches nothing. The
+ * keyword is the likeliest cause. */
 static void
 note_nothing(Schema *s, const json_t *v, const Path *p)
 {
@@ -277,7 +278,7 @@ schema_value(Schema *s, const json_t *v, const Path *p)
 	Expr *x = value_of(s, v, p);
 
 	if (s->b->nothing == before && !s->asked &&
-	    is_nothing(x, 0)) /* else a part of it has said so */
+	    is_nothing(x, 0)) /* otherwise an inner schema has recorded it */
 		note_nothing(s, v, p);
 	return x;
 }
@@ -305,7 +306,7 @@ value_of(Schema *s, const json_t *v, const Path *p)
 		                                       : "the schema is too large");
 	for (const char *const *k = never; *k; k++)
 		schema_not_enforced(s, v, *k, p);
-	for (const char *const *k = beside; *k; k++) /* alone it is `items` */
+	for (const char *const *k = beside; *k; k++) /* without these keywords it means `items` */
 		if (json_object_get(v, *k))
 			schema_not_enforced(s, v, "unevaluatedItems", p);
 	const json_t *ref = json_object_get(v, "$ref");
@@ -313,7 +314,8 @@ value_of(Schema *s, const json_t *v, const Path *p)
 		x = schema_resolve_ref(s, schema_target(s, ref, p), &(Path){ p, "$ref" });
 	} else {
 		o = schema_flat(s, v, p, 0);
-		for (const char *const *k = never; *k; k++) /* of those that were merged */
+		/* check again: merging may have brought them in */
+		for (const char *const *k = never; *k; k++)
 			schema_not_enforced(s, o, *k, p);
 		if (json_is_boolean(o)) {
 			x = json_is_true(o) ? json_any_value(s->b) : expr_none(s->b);
@@ -361,7 +363,7 @@ schema_read(GrammarBuilder *b, const char *text, size_t n)
 	json_error_t why;
 	json_t *root = json_read(b->a, text, n, JSON_DECODE_ANY | JSON_ALLOW_NUL, &why);
 
-	if (!root) /* whole numbers that no integer holds */
+	if (!root) /* integers beyond int64 */
 		root = json_read(b->a, text, n,
 		                 JSON_DECODE_ANY | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &why);
 	if (!root)

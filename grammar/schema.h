@@ -1,5 +1,5 @@
-/* Inside of what reads JSON schemas: schema.c, schema_ref.c, schema_scalar.c, schema_containers.c,
- * schema_merge.c and schema_disjoint.c. */
+/* Internal declarations of the JSON Schema front end: schema.c, schema_ref.c, schema_scalar.c,
+ * schema_containers.c, schema_merge.c and schema_disjoint.c. */
 #ifndef LLMC_GRAMMAR_SCHEMA_H
 #define LLMC_GRAMMAR_SCHEMA_H
 
@@ -23,10 +23,10 @@ typedef struct Schema {
 	const json_t *root;
 	Ref *ref[N_REF_BUCKET];
 	int depth;
-	size_t n_values, n_merged, n_asked, n_fits; /* work done, which is bounded */
-	int32_t string_tail;                        /* rule: the rest of a string; -1: not made */
-	int asked; /* > 0: a schema is only asked about, not made */
-	int ones;  /* lists of oneOf within which another is looked at */
+	size_t n_values, n_merged, n_asked, n_fits; /* work counters, all bounded */
+	int32_t string_tail; /* rule for the rest of a string; -1: not built */
+	int asked;           /* > 0: a schema is examined only, not built */
+	int ones;            /* nesting depth of oneOf lists being checked */
 } Schema;
 
 enum {
@@ -40,18 +40,18 @@ enum {
 	T_ALL = 127
 };
 enum { MAX_ONE_OF = 128, MAX_ONES = 16 };
-/* What unevaluatedProperties says of a schema whose options are not merged yet. */
+/* Key for unevaluatedProperties of a schema whose alternatives are not merged yet. */
 #define LATE_PROPERTIES "\x7Funevaluated"
 
 void schema_fail(Schema *s, const Path *p, const char *keyword, const char *fmt, ...)
     __attribute__((noreturn, format(printf, 4, 5)));
 Expr *schema_value(Schema *s, const json_t *v, const Path *p);
 const char *schema_path(Schema *s, const Path *p); /* "#/properties/a" */
-/* A number of things, 0 .. a million (more is as good as that); -1: not given. The same of a bound
- * from above: -1 also where it is as good as none. */
+/* Return a count in 0..1000000 (larger values are clamped); -1: absent. schema_most returns -1 for
+ * a clamped upper bound too. */
 int32_t schema_count(Schema *s, const json_t *o, const char *key, const Path *p);
 int32_t schema_most(Schema *s, const json_t *o, const char *key, const Path *p);
-/* schema_scalar.c. An expression, whose mistakes are told with its place in the schema. */
+/* schema_scalar.c. Reads a regex; its errors show the path in the schema. */
 Expr *schema_expression(Schema *s, const char *regex, size_t n, RegexFlags flags, const Path *p,
                         const char *keyword);
 Expr *schema_string(Schema *s, const json_t *o, const Path *p);
@@ -59,35 +59,36 @@ Expr *schema_number(Schema *s, const json_t *o, bool integer, const Path *p);
 /* schema_containers.c */
 Expr *schema_array(Schema *s, const json_t *o, const Path *p);
 Expr *schema_object(Schema *s, const json_t *o, const Path *p);
-/* schema_ref.c. The rule of a definition: made once, whoever refers to it. */
+/* schema_ref.c. Returns the rule of a definition, built on the first reference. */
 Expr *schema_resolve_ref(Schema *s, const json_t *target, const Path *p);
-const json_t *schema_target(Schema *s, const json_t *ref,
-                            const Path *p);      /* what a $ref points to */
-const json_t *schema_keep(Schema *s, json_t *v); /* goes with the arena */
-/* schema_merge.c: does a schema say anything of values, but for the keyword `but`? */
+const json_t *schema_target(Schema *s, const json_t *ref, const Path *p); /* target of a $ref */
+const json_t *schema_keep(Schema *s, json_t *v); /* released with the arena */
+/* schema_merge.c: returns whether any keyword other than `but` restricts values. */
 bool schema_constrains(const json_t *o, const char *but);
 const json_t *schema_without(Schema *s, const json_t *o, const char *key);
-/* Without $ref, allOf and oneOf; what they say is in it. */
+/* Returns an equivalent schema with $ref, allOf and oneOf merged in. */
 const json_t *schema_flat(Schema *s, const json_t *v, const Path *p, int depth);
 const json_t *schema_merge(Schema *s, const json_t *a, const json_t *b, const Path *p,
-                           int depth); /* both hold */
-/* What o has for a property of this name: listed, by patterns or else; NULL: anything. */
+                           int depth); /* values must match both a and b */
+/* Returns the schema of o for a property: from properties, patternProperties or
+ * additionalProperties. NULL: anything. */
 const json_t *schema_member(Schema *s, const json_t *o, const char *name, const Path *p, int depth);
-/* Does a name fit an expression of patternProperties? */
+/* Returns whether a name matches a regex of patternProperties. */
 bool schema_fits(Schema *s, const char *pattern, const char *name, const Path *p);
 void schema_not_enforced(Schema *s, const json_t *o, const char *key,
-                         const Path *p); /* an error where the schema is strict and has it */
-int schema_types(Schema *s, const json_t *o, const Path *p); /* T_ bits */
+                         const Path *p); /* fails if the schema is strict and has this keyword */
+int schema_types(Schema *s, const json_t *o, const Path *p); /* T_ bit mask */
 int schema_type_of(const json_t *v);
-/* schema_disjoint.c. An error where a name may fit two expressions of patternProperties, or one and
- * a listed property, that say different things, and the schema is strict. */
+/* schema_disjoint.c. Fails in strict mode if a name may match two regexes of patternProperties, or
+ * one and a listed property, with different schemas. */
 void schema_patterns(Schema *s, const json_t *o, const Path *p);
-/* No value fits both; false: one may. */
+/* Returns true if no value matches both; false if unknown. */
 bool schemas_disjoint(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth);
-/* The options of a oneOf, each with base, are apart; an error where they may not be. */
+/* Checks that the alternatives of a oneOf, each merged with base, are disjoint; fails if they may
+ * overlap. */
 void schema_one_of(Schema *s, const json_t *base, const json_t *list, const Path *p);
 Expr *json_some_members(GrammarBuilder *b, const ExprList *members,
-                        const uint8_t *how); /* { ... } with at least one of optional members */
-const char *format_regex(const char *name);  /* NULL: not known */
+                        const uint8_t *how); /* object with at least one of the optional members */
+const char *format_regex(const char *name);  /* NULL: unknown format */
 
 #endif

@@ -1,4 +1,4 @@
-/* Arrays and objects of a schema: what follows each other in which order, and under which names. */
+/* Arrays and objects of a schema. */
 #include <string.h>
 
 #include "base/json.h"
@@ -53,8 +53,8 @@ is_among(const json_t *list, const char *name)
 	return false;
 }
 
-/* The inside of a string that is none of the names, which all begin alike up to byte `at`, and its
- * closing quote. */
+/* Matches the rest of a string and its closing quote, except for the names, which share their first
+ * `at` bytes. */
 static Expr *
 name_except(Schema *s, const char **name, size_t n, size_t at)
 {
@@ -90,7 +90,7 @@ name_except(Schema *s, const char **name, size_t n, size_t at)
 		                   name_except(s, name + i, k - i, at + len)));
 		i = k;
 	}
-	/* plain characters that begin no name */
+	/* plain characters that continue no name */
 	taken[n_taken++] = (Range){ 0, 0x1F };
 	n_taken = ranges_join(taken, n_taken);
 	size_t n_free = ranges_invert(taken, n_taken, free_);
@@ -123,7 +123,7 @@ by_text(const void *a, const void *b)
 	return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* A key beside those that are listed */
+/* Matches a key that is not listed. */
 static Expr *
 other_key(Schema *s, NameSet *names)
 {
@@ -140,7 +140,7 @@ other_key(Schema *s, NameSet *names)
 	return expr_seq(b, 2, expr_text(b, "\""), name_except(s, names->v, names->n, 0));
 }
 
-/* Of keys that are written nowhere: the members' schema, or NULL where there may be none. */
+/* Returns the schema of unlisted members; NULL: there are none. */
 static const json_t *
 additional_of(Schema *s, const json_t *o)
 {
@@ -164,7 +164,8 @@ member(Schema *s, ExprList *members, Strbuf *how, Expr *key, Expr *value, char w
 	strbuf_putc(how, which);
 }
 
-/* Keys by an expression or any, with their schemas: one of them. NULL: there are none. */
+/* Matches one member with a key of patternProperties or an unlisted key. Returns NULL if there can
+ * be none. */
 static Expr *
 open_members(Schema *s, const json_t *o, NameSet *names, const Path *p)
 {
@@ -178,7 +179,7 @@ open_members(Schema *s, const json_t *o, NameSet *names, const Path *p)
 	schema_patterns(s, o, p);
 	json_object_foreach ((json_t *)(uintptr_t)patterns, key, v) {
 		if (json_is_false(v)) {
-			if (additional) /* names that are not of it */
+			if (additional) /* names that do not match the regex */
 				schema_not_enforced(s, o, "patternProperties", p);
 			continue;
 		}
@@ -193,9 +194,9 @@ open_members(Schema *s, const json_t *o, NameSet *names, const Path *p)
 	}
 	if (additional &&
 	    (!json_object_size(patterns) ||
-	     !parts.n)) { /* beside patterns: those alone, since others must not match them */
+	     !parts.n)) { /* with patterns, only those: other keys would have to avoid them */
 		Expr *name = other_key(s, names);
-		if (named && !names->n) /* as values that are texts */
+		if (named && !names->n) /* keys are checked as string values */
 			name = schema_value(
 			    s,
 			    schema_merge(s, named,
@@ -246,7 +247,7 @@ schema_object(Schema *s, const json_t *o, const Path *p)
 		member(s, &members, how, json_quoted(b, key, strlen(key)), value,
 		       must ? ORDER_MUST : ORDER_MAY);
 	}
-	json_array_foreach ((json_t *)(uintptr_t)required, i, v) { /* required, but not described */
+	json_array_foreach ((json_t *)(uintptr_t)required, i, v) { /* required but not listed */
 		const char *name = json_string_value(v);
 		if (!name)
 			schema_fail(s, p, "required", "expected an array of names");
@@ -263,8 +264,7 @@ schema_object(Schema *s, const json_t *o, const Path *p)
 		member(s, &members, how, json_quoted(b, name, strlen(name)), value, ORDER_MUST);
 	}
 	Expr *others = open_members(s, o, &names, p);
-	if (!members.n && others &&
-	    (min > 0 || max >= 0)) { /* so many of them: as items of an array */
+	if (!members.n && others && (min > 0 || max >= 0)) { /* count them like items of an array */
 		if (max >= 0 && min > max)
 			return expr_none(b);
 		Expr *comma = expr_seq(b, 2, expr_text(b, ","), json_ws(b)), *more;
@@ -286,7 +286,8 @@ schema_object(Schema *s, const json_t *o, const Path *p)
 	if (!others && min > (int32_t)members.n)
 		return expr_none(b);
 	if (min > (int32_t)n_must || (max >= 0 && (others || (int32_t)members.n > max))) {
-		if (min == 1 && max < 0 && n_must == 0) { /* at least one: the comma tells */
+		/* at least one: the first comma decides */
+		if (min == 1 && max < 0 && n_must == 0) {
 			if (others) {
 				expr_push(b, &members, others);
 				strbuf_putc(how, ORDER_ANY);

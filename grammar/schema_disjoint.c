@@ -1,5 +1,5 @@
-/* Schemas that no value fits both of, as far as that can be seen: where the options of a oneOf are
- * so, one of them is as good as any. */
+/* Detects schemas that have no value in common, as far as a simple check can. If the alternatives
+ * of a oneOf are pairwise disjoint, it equals anyOf. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 #include <string.h>
@@ -45,15 +45,15 @@ schema_fits(Schema *s, const char *pattern, const char *name, const Path *p)
 	return re && code >= 0;
 }
 
-/* Literal characters that all names of an expression begin with; false: it has alternatives, or is
- * not anchored. */
+/* Finds the literal prefix of all names that a regex matches; false: it has alternatives or no
+ * anchor. */
 static bool
 literal_start(const char *x, size_t *n)
 {
 	if (*x != '^' || strchr(x, '|'))
 		return false;
 	*n = strcspn(x + 1, "\\^$.*+?()[]{}|");
-	if (*n && x[1 + *n] && strchr("*?{", x[1 + *n])) /* the last of them may not come */
+	if (*n && x[1 + *n] && strchr("*?{", x[1 + *n])) /* the last one is optional */
 		--*n;
 	return true;
 }
@@ -92,7 +92,7 @@ schema_patterns(Schema *s, const json_t *o, const Path *p)
 	}
 }
 
-/* By the standard: without a type any. A number may be an integer. */
+/* By the standard a missing type means any. A number may be an integer. */
 static int
 types_of(Schema *s, const json_t *o, const Path *p)
 {
@@ -101,7 +101,7 @@ types_of(Schema *s, const json_t *o, const Path *p)
 	return types & T_NUMBER ? types | T_INTEGER : types;
 }
 
-/* Of arrays and objects it is not known: numbers in them may be written in two ways. */
+/* Arrays and objects count as possibly equal: numbers in them have several spellings. */
 static bool
 may_be_equal(json_t *x, json_t *y)
 {
@@ -113,7 +113,7 @@ may_be_equal(json_t *x, json_t *y)
 	return json_equal(x, y);
 }
 
-/* Does o take v? True where it is not known. */
+/* Returns whether o may accept v; true if unknown. */
 static bool
 may_take(Schema *s, const json_t *o, json_t *v, const Path *p)
 {
@@ -129,7 +129,7 @@ may_take(Schema *s, const json_t *o, json_t *v, const Path *p)
 	return among && types_of(s, o, p) & schema_type_of(v);
 }
 
-/* No value of a's const or enum is one of b's; false also where a has neither. */
+/* Returns whether no value of a's const or enum is accepted by b; false if a has neither. */
 static bool
 values_disjoint(Schema *s, const json_t *a, const json_t *b, const Path *p)
 {
@@ -177,8 +177,8 @@ static bool
 	return false;
 }
 
-/* A property that a requires is none that b takes, or not with such a value where b requires it
- * too. */
+/* Returns whether a requires a property that b forbids, or that b requires with a disjoint
+ * schema. */
 static bool
 members_disjoint(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth)
 {
@@ -220,7 +220,7 @@ of_type(Schema *s, int type, const json_t *a, const json_t *b, const Path *p, in
 	}
 }
 
-/* Every option of a is apart from b. */
+/* Returns whether every alternative of a is disjoint from b. */
 static bool
 options_disjoint(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth)
 {
@@ -241,10 +241,10 @@ schemas_disjoint(Schema *s, const json_t *a, const json_t *b, const Path *p, int
 	s->n_asked += json_object_get(a, "$ref") || json_object_get(b, "$ref") ||
 	                      json_object_get(a, "allOf") || json_object_get(b, "allOf")
 	                  ? 25
-	                  : 1; /* these are copied */
+	                  : 1; /* merging copies them */
 	if (depth > MAX_DEPTH_ASKED || s->n_asked > MAX_ASKED)
 		return false;
-	s->asked++; /* what is asked of options is looked at when they are made */
+	s->asked++; /* alternatives are checked when they are built */
 	a = schema_flat(s, a, p, 1);
 	b = schema_flat(s, b, p, 1);
 	s->asked--;

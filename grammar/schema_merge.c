@@ -1,11 +1,11 @@
-/* Several schemas of one value as one schema. */
+/* Merges several schemas of one value into one. */
 #include <string.h>
 
 #include "grammar/schema.h"
 
 enum { MAX_NEST = 40, MAX_OPTIONS = 1000, MAX_MERGED = 100000 };
 
-/* Keywords that say nothing of which values there are, or are definitions */
+/* Keywords that do not restrict values */
 static bool
 is_unconstrained(const char *key)
 {
@@ -72,7 +72,7 @@ set(Schema *s, json_t *o, const char *key, const json_t *v)
 		arena_out(s->b->a);
 }
 
-/* Of two lists what is in both; of types, integer is a number. */
+/* Intersects two lists. For types, integer is contained in number. */
 static const json_t *
 common(Schema *s, const json_t *a, const json_t *b, bool types)
 {
@@ -115,7 +115,7 @@ joined(Schema *s, const json_t *a, const json_t *b)
 	return out;
 }
 
-/* Each of both lists of options with each of the other's. */
+/* Merges each alternative of a with each of b. */
 static const json_t *
 crossed(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth)
 {
@@ -133,8 +133,8 @@ crossed(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth)
 	return out;
 }
 
-/* The schema that o has for a property that it does not list: those of the patterns that the name
- * fits, or of all others; NULL: any */
+/* Returns the schema of o for an unlisted property: merged matches of patternProperties, or
+ * additionalProperties; NULL: anything. */
 static const json_t *
 unlisted(Schema *s, const json_t *o, const char *name, const Path *p, int depth)
 {
@@ -181,8 +181,7 @@ properties(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth
 	return out;
 }
 
-/* Places of two arrays: each has what both say of it, one by itself or of all that are behind its
- * own. */
+/* Merges two arrays item by item. After the shorter prefixItems its `items` applies. */
 static void
 tuples(Schema *s, json_t *out, const json_t *a, const json_t *b, const Path *p, int depth)
 {
@@ -207,7 +206,7 @@ tuples(Schema *s, json_t *out, const json_t *a, const json_t *b, const Path *p, 
 	set(s, out, "prefixItems", list);
 }
 
-/* Values of each key of two objects, merged where both have it */
+/* Merges two objects key by key. */
 static const json_t *
 by_key(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth)
 {
@@ -248,7 +247,7 @@ one_keyword(Schema *s, const char *key, const json_t *a, const json_t *b, const 
 	if (!strcmp(key, "patternProperties"))
 		return by_key(s, x, y, p, depth);
 	if (!strcmp(key, "prefixItems"))
-		return x; /* tuples() makes them */
+		return x; /* tuples() sets it */
 	if (!strcmp(key, "additionalProperties") || !strcmp(key, LATE_PROPERTIES) ||
 	    !strcmp(key, "propertyNames") ||
 	    (!strcmp(key, "items") && !json_is_array(x) && !json_is_array(y)))
@@ -260,7 +259,7 @@ one_keyword(Schema *s, const char *key, const json_t *a, const json_t *b, const 
 	if (json_equal((json_t *)(uintptr_t)x, (json_t *)(uintptr_t)y))
 		return x;
 	if (!strcmp(key, "const"))
-		return NULL; /* two different values: nothing */
+		return NULL; /* two different values: no value matches */
 	if (!strcmp(key, "multipleOf") && json_is_integer(x) && json_is_integer(y) &&
 	    json_integer_value(x) > 0 && json_integer_value(y) > 0) {
 		json_int_t m = json_integer_value(x), n = json_integer_value(y), g = m, r = n;
@@ -308,12 +307,12 @@ schema_merge(Schema *s, const json_t *a, const json_t *b, const Path *p, int dep
 			return json_false();
 		set(s, out, key, both);
 	}
-	/* properties of one, closed by the other */
+	/* listed in one, restricted by additionalProperties of the other */
 	if (json_object_get(a, "properties") && !json_object_get(b, "properties"))
 		set(s, out, "properties", properties(s, a, b, p, depth));
 	if (json_object_get(a, "prefixItems") || json_object_get(b, "prefixItems"))
 		tuples(s, out, a, b, p, depth);
-	/* keys that one has patterns for, and the other an opinion of all others */
+	/* one has regexes, the other a schema for all other keys */
 	for (int i = 0; i < 2; i++)
 		if (json_object_get(i ? b : a, "patternProperties") &&
 		    !json_is_true(json_object_get(i ? a : b, "additionalProperties")) &&
@@ -322,8 +321,8 @@ schema_merge(Schema *s, const json_t *a, const json_t *b, const Path *p, int dep
 	return out;
 }
 
-/* Unevaluated is what is additional, where nothing else speaks of the value; tuples of the older
- * drafts become those of the newer. */
+/* Turns unevaluated* into additional* where no other keyword evaluates members, and tuples of older
+ * drafts into prefixItems. */
 static const json_t *
 plain(Schema *s, const json_t *v, bool options)
 {
@@ -370,8 +369,8 @@ schema_flat(Schema *s, const json_t *v, const Path *p, int depth)
 		            "schemas of one value are nested too deeply, or in a ring");
 	if (!ref && !all && !one && !json_object_get(v, "anyOf"))
 		return plain(s, v, false);
-	if (depth > 0) { /* of one that is to be merged with others it is no more known what it has
-		            evaluated */
+	/* in a schema that will be merged, the set of evaluated members is no longer known */
+	if (depth > 0) {
 		schema_not_enforced(s, v, "unevaluatedItems", p);
 		if (json_object_get(v, "anyOf") || one)
 			schema_not_enforced(s, v, "unevaluatedProperties", p);
@@ -402,7 +401,8 @@ schema_flat(Schema *s, const json_t *v, const Path *p, int depth)
 		out = schema_merge(s, out, any, p, depth + 1);
 	}
 	const json_t *late = json_object_get(out, LATE_PROPERTIES);
-	if (late && !json_object_get(out, "anyOf")) { /* all that speaks of the value is merged */
+	/* everything that evaluates members is merged */
+	if (late && !json_object_get(out, "anyOf")) {
 		json_t *closed = json_copy((json_t *)(uintptr_t)out);
 		schema_keep(s, closed);
 		json_object_del(closed, LATE_PROPERTIES);

@@ -1,4 +1,4 @@
-/* What a $ref of a schema points to, within its document: a JSON pointer or an anchor. */
+/* Resolves a $ref of a schema within its document: JSON pointer or anchor. */
 #include <string.h>
 
 #include "grammar/schema.h"
@@ -12,7 +12,7 @@ hex_digit(char c, int *v)
 	return *v >= 0;
 }
 
-/* A piece of a JSON pointer, up to the next '/', unescaped. */
+/* Returns the next segment of a JSON pointer, unescaped. */
 static const char *
 pointer_piece(Schema *s, const char **at)
 {
@@ -98,7 +98,7 @@ schema_target(Schema *s, const json_t *ref, const Path *p)
 	return v;
 }
 
-/* The rule of a definition: made once, whoever refers to it. */
+/* Returns the rule of a definition, built on the first reference. */
 Expr *
 schema_resolve_ref(Schema *s, const json_t *target, const Path *p)
 {

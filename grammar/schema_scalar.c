@@ -7,7 +7,8 @@ enum { MAX_MULTIPLE = 1000 };
 
 /* ---- strings ---- */
 
-/* Fewest and most characters that x matches; -1: no bound. False: too deep to tell. */
+/* Computes the shortest and longest match of x in characters; -1: unlimited. Returns false if x is
+ * too deeply nested. */
 static bool
 lengths(const Expr *x, int64_t *lo, int64_t *hi, int depth)
 {
@@ -47,7 +48,7 @@ lengths(const Expr *x, int64_t *lo, int64_t *hi, int depth)
 	}
 }
 
-/* An expression, whose mistakes are told with its place in the schema. */
+/* Reads a regex; its errors show the path in the schema. */
 Expr *
 schema_expression(Schema *s, const char *regex, size_t n, RegexFlags flags, const Path *p,
                   const char *keyword)
@@ -58,7 +59,7 @@ schema_expression(Schema *s, const char *regex, size_t n, RegexFlags flags, cons
 	return x;
 }
 
-/* An expression within quotes, beside minLength and maxLength. */
+/* Builds a quoted regex together with minLength and maxLength. */
 static Expr *
 with_lengths(Schema *s, const char *regex, size_t n, const json_t *o, const char *keyword,
              const Path *p)
@@ -81,7 +82,7 @@ with_lengths(Schema *s, const char *regex, size_t n, const json_t *o, const char
 			             ? expr_none(s->b)
 			             : expr_rep(s->b, inside->part[0], least, most);
 		} else if (!told || lo < min || (max >= 0 && (hi < 0 || hi > max))) {
-			/* one of a class, more often: ^[a-z][a-z0-9]*$ and the like */
+			/* the common case ^[a-z][a-z0-9]*$ and similar */
 			Expr *last =
 			    plain->kind == EXPR_SEQ && plain->n ? plain->part[plain->n - 1] : NULL;
 			int64_t l = 0, h = 0, x, y;

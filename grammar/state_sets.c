@@ -1,7 +1,7 @@
-/* Sets of (state, stack), the deterministic states that texts reach. Stacks are hash-consed frames,
- * so a set is a sorted list of pairs of numbers; a repetition is one frame with a count. Two sets
- * are taken for one where no token can tell them apart (canon), and masks are made for sets whose
- * stacks are cut, with a mark on what looked below the cut. */
+/* Sets of (state, stack): deterministic states, built as outputs reach them. Stacks are hash-consed
+ * frames, so a set is a sorted list of pairs of numbers. A repetition is one frame with a count.
+ * Sets that no token can distinguish are merged (canon). Masks are computed for sets with cut
+ * stacks, and steps that depend on frames below the cut are recorded. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,8 +35,7 @@ grown(Grammar *g, void *p, size_t n, size_t *cap, size_t elem)
 		grammar_fault(g, LLMC_E_MEMORY, "out of memory for the states of a grammar");
 	*cap = more;
 	if (tables_bytes(g) > MAX_BYTES) {
-		/* v is the table's from here on, whatever follows: the caller has not stored it yet
-		 */
+		/* the caller has not stored v yet, so fail at the next check and not here */
 		g->work = MAX_WORK;
 	}
 	return v;
@@ -77,7 +76,8 @@ mix(uint32_t h, uint32_t v)
 	return h ^ h >> 15;
 }
 
-/* Room for one more, at most half full; rehash tells where an entry goes. */
+/* Grows the index for one more entry, so that it stays at most half full. key returns the hash of
+ * an entry. */
 static void
 hash_room(Grammar *g, HashIndex *h, uint32_t (*key)(const Grammar *g, int32_t i), size_t n)
 {
@@ -130,7 +130,7 @@ frame(Grammar *g, int32_t parent, int32_t edge, int32_t count)
 	return (int32_t)t->n_frame++;
 }
 
-/* Counts that no text of `far` items brings to a limit are one count. */
+/* Maps counts to one value if no token of this slice can bring them to a limit. */
 static int32_t
 frame_canon(Grammar *g, int32_t f, int slice)
 {
@@ -222,7 +222,7 @@ add(Grammar *g, int32_t q, int32_t f)
 			if (g->tmp[i].q == q && g->tmp[i].f == f)
 				return;
 	}
-	if (g->n_tmp >= 8) { /* few are looked through, more are hashed */
+	if (g->n_tmp >= 8) { /* linear search for a few pairs, hashing for more */
 		if (2 * (g->n_tmp + 1) >= g->cap_seen)
 			seen_grow(g);
 		if (g->n_tmp == 8) {
@@ -282,7 +282,7 @@ leave(Grammar *g, int32_t f)
 	}
 }
 
-/* All that is reached without a byte from what has been added. */
+/* Adds everything that is reachable without a byte. */
 static void
 close_over(Grammar *g)
 {
@@ -296,8 +296,8 @@ close_over(Grammar *g)
 			leave(g, c.f);
 		for (int32_t k = g->m.first[c.q]; k < g->m.first[c.q + 1]; k++) {
 			const Edge *e = &g->m.edge[k];
-			bool deep = g->t.frame[c.f].depth >=
-			            MAX_DEPTH; /* what nests deeper is not allowed */
+			bool deep =
+			    g->t.frame[c.f].depth >= MAX_DEPTH; /* deeper nesting is not allowed */
 			if (e->kind == EDGE_EPS)
 				add(g, e->to, c.f);
 			else if (e->kind == EDGE_CALL && (e->tail || !deep))
@@ -350,7 +350,7 @@ sort_confs(Config *c, size_t n)
 	}
 }
 
-/* tmp, what of it can go on, as a set. */
+/* Returns the set of the pairs in tmp that can consume input. */
 static int32_t
 intern(Grammar *g)
 {
@@ -399,7 +399,7 @@ intern(Grammar *g)
 	return (int32_t)t->n_set++;
 }
 
-/* ---- what others see ---- */
+/* ---- interface to token_mask.c and matcher.c ---- */
 
 static void
 tables_begin(Grammar *g)
@@ -409,7 +409,7 @@ tables_begin(Grammar *g)
 	frame(g, -1, -1, 0); /* FRAME_EMPTY */
 	frame(g, -1, -2, 0); /* FRAME_BOTTOM */
 	begin(g);
-	intern(g); /* the dead set */
+	intern(g); /* set 0: dead */
 	for (int k = 0; k < g->m.n_class; k++)
 		g->t.next[k] = 0;
 }
@@ -473,7 +473,7 @@ set_token(Grammar *g, int32_t s, int32_t id)
 	return intern(g);
 }
 
-/* The set with every stack changed; what had been closed stays so. */
+/* Rewrites every stack of a set; the closure stays valid. */
 static int32_t
 map_frames(Grammar *g, int32_t s, int slice, bool cut)
 {
@@ -506,7 +506,7 @@ set_cut(Grammar *g, int32_t s)
 {
 	if (s <= 0 || g->t.set[s].cut >= 0)
 		return s <= 0 ? s : g->t.set[s].cut;
-	bool deep = false; /* so that the bound of the stack is seen */
+	bool deep = false; /* keep deep stacks whole, so that MAX_DEPTH applies */
 	for (uint32_t i = 0; i < g->t.set[s].n; i++)
 		deep |= g->t.frame[g->t.conf[g->t.set[s].at + i].f].depth > MAX_DEPTH / 2;
 	int32_t t = deep ? s : map_frames(g, s, 0, true);
@@ -515,7 +515,7 @@ set_cut(Grammar *g, int32_t s)
 	return t;
 }
 
-/* ---- all over again, but for what is in use ---- */
+/* ---- rebuilding the tables with the sets in use ---- */
 
 static int32_t
 moved_frame(Grammar *g, const Tables *old, int32_t f)
@@ -537,7 +537,7 @@ tables_renew(Grammar *g)
 	memcpy(&outer, &g->fault, sizeof outer);
 	g->t = (Tables){ 0 };
 	g->start = -1;
-	if (setjmp(g->fault)) { /* the old ones stay */
+	if (setjmp(g->fault)) { /* keep the old tables */
 		tables_release(&g->t);
 		g->t = old;
 		memcpy(&g->fault, &outer, sizeof outer);

@@ -1,4 +1,4 @@
-/* Formats of strings, as expressions: the parts of the standards that people write. */
+/* String formats as regexes: the common subset of each standard. */
 #include <string.h>
 
 #include "grammar/schema.h"

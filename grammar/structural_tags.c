@@ -1,12 +1,12 @@
-/* Texts put together from parts: what forces calls of tools, and anything else with fixed texts
- * around schemas. A part is an object of one key:
- *   text      these characters; the name of a token that only its number matches stands for that token
- *   schema    JSON of this schema          regex     a whole expression
- *   until     any text, up to and with the first of this one
- *   seq, alt  lists of parts: all of them, one of them
- *   many      [part, separator]: once or more often, `max` times at most when given
- *   grammar   a text of another kind, `kind`: json, json_schema, regex, gbnf, choice or lark; `strict`: as the option, for this part; `json`: of a regex or lark, as
- *             the inside of a JSON string has it, with escapes */
+/* Structural tags: outputs assembled from parts, such as forced tool calls. A part is an object
+ * with one key:
+ *   text      these characters; the name of a special token stands for that token
+ *   schema    JSON of this schema          regex     a whole regex
+ *   until     any characters up to and including the first occurrence of this string
+ *   seq, alt  list of parts: all of them in order, one of them
+ *   many      [part, separator]: one or more, at most `max` if given
+ *   grammar   source in another notation, `kind`: json, json_schema, regex, gbnf, choice or lark; `strict`: as the option, for this part; `json`: a regex or lark written
+ *             as the inside of a JSON string, with escapes */
 #include <string.h>
 
 #include "base/json.h"
@@ -17,7 +17,7 @@ enum { MAX_NEST = 50, MAX_UNTIL = 64 };
 
 static Expr *part(GrammarBuilder *b, const json_t *v, int depth);
 
-/* The special token whose name stands at s, the longest; -1: none */
+/* Returns the longest special token whose name begins at s; -1: none. */
 static int32_t
 special_at(const TokenVocab *l, const char *s, size_t n, size_t *len)
 {
@@ -42,7 +42,7 @@ text(GrammarBuilder *b, const char *s, size_t n)
 	size_t from = 0, len;
 
 	for (size_t i = 0; i < n;) {
-		/* names of special tokens begin with a mark; what does not is not looked up */
+		/* special token names begin with punctuation, so skip the search for others */
 		int32_t id =
 		    strchr("<[|\xEF", s[i]) ? special_at(b->lexicon, s + i, n - i, &len) : -1;
 		if (id < 0) {
@@ -60,8 +60,8 @@ text(GrammarBuilder *b, const char *s, size_t n)
 	return expr_list(b, EXPR_SEQ, &parts);
 }
 
-/* Any text without `end` in it, and then `end`: a rule for each beginning of it that the text may
- * end in, as Knuth, Morris and Pratt have it. */
+/* Matches any string that ends with the first occurrence of `end`: one rule per matched prefix
+ * (Knuth-Morris-Pratt). */
 static Expr *
 until(GrammarBuilder *b, const char *text_end)
 {
@@ -72,7 +72,7 @@ until(GrammarBuilder *b, const char *text_end)
 	int32_t id = n_bytes && strchr("<[|", text_end[0])
 	                 ? special_at(b->lexicon, text_end, n_bytes, &len)
 	                 : -1;
-	if (id >= 0) { /* a token of its own: no character of the text can begin it */
+	if (id >= 0) { /* a special token: no character can begin it */
 		Range all[2];
 		size_t n_all = ranges_invert(NULL, 0, all);
 		return expr_seq(b, 3, expr_rep(b, expr_chars(b, all, n_all), 0, -1),
@@ -88,7 +88,7 @@ until(GrammarBuilder *b, const char *text_end)
 		ExprList parts = { 0 };
 		Range taken[MAX_UNTIL + 1], rest[MAX_UNTIL + 3];
 		size_t n_taken = 0;
-		for (size_t k = 0; k < n; k++) { /* each character of the end, once */
+		for (size_t k = 0; k < n; k++) { /* each distinct character of `end` once */
 			size_t before = 0;
 			while (before < k && end[before] != end[k])
 				before++;
@@ -96,7 +96,7 @@ until(GrammarBuilder *b, const char *text_end)
 				continue;
 			size_t to = end[k] == end[i] ? i + 1 : 0;
 			for (size_t m = i; !to && m > 0;
-			     m--) /* the longest beginning that ends with this character */
+			     m--) /* longest prefix that ends with this character */
 				if (end[m - 1] == end[k] &&
 				    memcmp(end, end + i - (m - 1), (m - 1) * sizeof *end) == 0)
 					to = m;

@@ -1,14 +1,13 @@
-/* A set beside the tries of the vocabulary -> a mask. What is walked is the set with its stacks
- * cut, so that a nesting of any depth has few masks; tokens that looked below the cut are kept as
- * places of the tries and tried on the whole set each time. Where all plain characters are allowed,
- * for ever or so many of them, the mask of their tokens is taken as it is and only the other tokens
- * are walked. */
+/* State set x vocabulary tries -> mask. The walk uses the set with cut stacks, so masks do not
+ * depend on nesting depth. Tokens that look below the cut are kept as trie nodes and tried on the
+ * full set each time. Where all plain characters are allowed, without limit or up to a count, the
+ * mask of plain tokens is copied and only other tokens are walked. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "grammar/grammar_internal.h"
 
-enum { MAX_REACH = 96 }; /* sets that plain characters may lead to */
+enum { MAX_REACH = 96 }; /* sets reachable by plain characters */
 
 static void
 allow(const TokenVocab *l, int32_t id, uint32_t *mask)
@@ -17,8 +16,8 @@ allow(const TokenVocab *l, int32_t id, uint32_t *mask)
 		mask[id >> 5] |= 1u << (id & 31);
 }
 
-/* Continuation bytes that a character wants, and what the first of them may be; 0: not the first
- * byte of one that is plain. */
+/* Returns the length of the plain character that begins with byte c, and the range of its second
+ * byte; 0: c begins no plain character. */
 static int
 plain_lead(uint8_t c, uint8_t *lo, uint8_t *hi)
 {
@@ -27,15 +26,15 @@ plain_lead(uint8_t c, uint8_t *lo, uint8_t *hi)
 	return c < 0x80 ? 1 : c < 0xC2 ? 0 : c < 0xE0 ? 2 : c < 0xF0 ? 3 : c < 0xF5 ? 4 : 0;
 }
 
-/* Sets that plain characters lead to, and whether one of them is allowed, one is not. */
+/* Sets reached by plain characters, and whether some characters are allowed and some are not. */
 typedef struct MaskWalk {
 	int32_t set[MAX_REACH];
-	int n, latest; /* where the last one was found: most lead to one set */
+	int n, latest; /* index of the last hit: most characters lead to one set */
 	bool full, lives, dies;
 } MaskWalk;
 
-/* Characters whose first bytes have led to `at`, to their ends; slice: counts that none of its
- * tokens brings to their limit are one (-1: none are). */
+/* Follows characters from set `at` to their last bytes. slice: merge counts that no token of it can
+ * bring to a limit (-1: merge none). */
 static void
 reach_tail(Grammar *g, int32_t at, int left, uint8_t lo, uint8_t hi, int slice, MaskWalk *r)
 {
@@ -62,8 +61,7 @@ reach_tail(Grammar *g, int32_t at, int left, uint8_t lo, uint8_t hi, int slice, 
 	}
 }
 
-/* One more plain character from s; no further than it is known that some are allowed and some are
- * not. */
+/* Advances one plain character from s; stops once some are known to be allowed and some not. */
 static void
 reach(Grammar *g, int32_t s, int slice, MaskWalk *r)
 {
@@ -82,8 +80,8 @@ reach(Grammar *g, int32_t s, int slice, MaskWalk *r)
 	}
 }
 
-/* May any plain characters follow each other from s, as many as a token of the slice has? All sets
- * that they lead to are looked at. */
+/* Returns whether any plain characters may follow each other from s, as many as a token of the
+ * slice has. Visits all sets they reach. */
 static bool
 plain_loops(Grammar *g, int32_t s, int slice)
 {
@@ -94,8 +92,8 @@ plain_loops(Grammar *g, int32_t s, int slice)
 	return !r.dies && !r.full && !g->touched;
 }
 
-/* How many plain characters may come at most where nothing depends on which they are; -1: something
- * does, or they are too many. */
+/* Returns how many plain characters may follow at most if it does not matter which; -1: it matters,
+ * or there are too many. */
 static int
 plain_most(Grammar *g, int32_t s)
 {
@@ -115,7 +113,7 @@ plain_most(Grammar *g, int32_t s)
 	return -1;
 }
 
-/* What is known of plain tokens in s without looking at each: Set.plain. */
+/* Computes Set.plain: what is known of plain tokens without a walk. */
 static int
 plain_of(Grammar *g, int32_t s)
 {
@@ -169,8 +167,8 @@ uncertain(Grammar *g, const TokenTrie *t, size_t node, int depth)
 	x->n_path += (size_t)depth;
 }
 
-/* All tokens of nodes from .. end; st[] of the first node's depth is where its parent leads. note:
- * steps below the cut are put aside. */
+/* Walks nodes from..end. st[depth of the first node] is the set of its parent. note: record nodes
+ * that depend on frames below the cut. */
 static void
 walk(Grammar *g, const TokenTrie *trie, size_t from, size_t end, uint32_t *mask, bool note)
 {
@@ -211,7 +209,8 @@ make_mask(Grammar *g, int32_t c)
 	if (!mask)
 		grammar_fault(g, LLMC_E_MEMORY, "out of memory for a mask");
 	g->t.set[c].exact =
-	    mask; /* so that it is freed whatever happens; a cut set has no other use for it */
+	    /* owned by the table, so that an error exit frees it; a cut set does not use `exact` */
+	    mask;
 	if (plain != N_SLICE)
 		memcpy(mask,
 		       plain < N_SLICE ? l->plain[plain]
@@ -293,7 +292,7 @@ set_mask(Grammar *g, int32_t s, uint32_t *room)
 				room[g->eos[i] >> 5] |= 1u << (g->eos[i] & 31);
 	if (g->t.set[full].tokens)
 		tokens(g, full, room);
-	if (full != c && x.n_unc > 4) { /* worth keeping */
+	if (full != c && x.n_unc > 4) { /* worth caching */
 		uint32_t *keep = malloc(bytes + 1);
 		if (keep) {
 			memcpy(keep, room, bytes);

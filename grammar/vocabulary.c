@@ -1,13 +1,13 @@
-/* A vocabulary as tries in depth-first order. Tokens that consist of characters which JSON strings
- * hold as they are, the most of any vocabulary, are apart: where a grammar stands inside of a
- * string, their mask is taken whole and only the rest is walked. */
+/* Vocabulary as tries in depth-first order. Plain tokens (characters that JSON strings hold
+ * unescaped), the majority of any vocabulary, are kept apart: inside a string their mask is copied
+ * and only the rest is walked. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/utf8.h"
 #include "grammar/grammar_internal.h"
 
-/* Characters of a token that is plain; -1: it is not. */
+/* Returns the number of characters of a plain token; -1: not plain. */
 static int32_t
 plain_chars(const char *s, size_t n)
 {
@@ -33,7 +33,7 @@ by_bytes(const void *a, const void *b, void *user)
 	return c ? c : nx != ny ? (nx < ny ? -1 : 1) : x < y ? -1 : x > y;
 }
 
-/* ids sorted by bytes, no two of the same */
+/* Builds a trie of ids sorted by bytes, without duplicates. */
 static bool
 trie_make(const TokenVocab *l, const int32_t *ids, size_t n, TokenTrie *t)
 {
@@ -89,7 +89,7 @@ make_tries(TokenVocab *l)
 	}
 	if (ok)
 		qsort_r(ids, n, sizeof *ids, by_bytes, l);
-	for (size_t i = 0; i < n; i++) { /* tokens of the same bytes hang on the first */
+	for (size_t i = 0; i < n; i++) { /* link tokens with equal bytes to the first one */
 		int32_t last = k ? ids[k - 1] : -1, id = ids[i];
 		uint32_t len = l->at[id + 1] - l->at[id];
 		if (last >= 0 && l->at[last + 1] - l->at[last] == len &&
