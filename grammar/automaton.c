@@ -224,10 +224,11 @@ repeat(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 		min = 0;
 		if (max > 1) {
 			if (max > 64)
-				build_fail(m->b,
-				           "what may be empty cannot be repeated up to %d times: "
-				           "leave the limit out, or let it not be empty",
-				           max);
+				build_fail(
+				    m->b,
+				    "an item that may be empty cannot be repeated up to %d times: "
+				    "remove the limit or make the item non-empty",
+				    max);
 			for (int32_t i = 0; i < max;
 			     i++) { /* a counter could be advanced without a byte */
 				int32_t next = i == max - 1 ? to : state(m);
@@ -378,7 +379,7 @@ left_rule(LeftRecursion *l, int32_t rule)
 
 	if (l->mark[rule] == 1)
 		build_fail(l->m->b,
-		           "%s: it begins with itself, and left recursion cannot be matched",
+		           "%s: the rule begins with itself, and left recursion is not supported",
 		           name ? name : "a rule of the grammar");
 	if (l->mark[rule] == 2)
 		return;

@@ -36,7 +36,7 @@ expr_bytes(GrammarBuilder *b, const char *s, size_t n)
 	Expr *x = expr_new(b, EXPR_BYTES);
 
 	if (n > MAX_STATES)
-		build_fail(b, "a text of %zu bytes is too long for a grammar", n);
+		build_fail(b, "the grammar has a string of %zu bytes, which is too long", n);
 	x->bytes = arena_strndup(b->a, s, n);
 	x->n = (int32_t)n;
 	return x;

@@ -42,7 +42,7 @@ character(RuleReader *g)
 	size_t len;
 
 	if (g->at >= g->n)
-		rules_wrong(g, g->at, "a text or a class has no end");
+		rules_wrong(g, g->at, "a string or a character class is not closed");
 	if (!rules_take(g, '\\')) {
 		int32_t c = utf8_next(g->s + g->at, g->n - g->at, &len);
 		g->at += len;
@@ -86,7 +86,7 @@ text(RuleReader *g)
 	while (!rules_take(g, '"')) {
 		uint32_t c = character(g);
 		if (c > 0x10FFFF)
-			rules_wrong(g, g->at, "no character has so high a number");
+			rules_wrong(g, g->at, "the code point is above U+10FFFF");
 		strbuf_add(out, bytes, utf8_put(bytes, c));
 	}
 	if (out->failed)
@@ -107,8 +107,7 @@ static Expr *class(RuleReader *g)
 			hi = character(g);
 		}
 		if (hi < lo || hi > 0x10FFFF)
-			rules_wrong(g, g->at,
-			            "a range is the wrong way round, or of no characters");
+			rules_wrong(g, g->at, "a range is reversed or above U+10FFFF");
 		r = arena_grow(g->b->a, r, &cap, n + 1, sizeof *r);
 		r[n++] = (Range){ lo, hi };
 	}
@@ -250,7 +249,7 @@ gbnf_read(GrammarBuilder *b, const char *s, size_t n)
 			rules_wrong(read, read->at, "expected a rule: name ::= ...");
 		int32_t rule = rules_name(read, read->s + read->at, len)->rule;
 		if (b->rule[rule])
-			rules_wrong(read, read->at, "this rule is there already");
+			rules_wrong(read, read->at, "this rule is defined twice");
 		expr_rule_name(b, rule,
 		               arena_printf(b->a, "grammar, line %d: '%.*s'",
 		                            rules_line(read, read->at),

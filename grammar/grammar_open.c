@@ -24,7 +24,7 @@ choice_read(GrammarBuilder *b, const char *s, size_t n)
 		build_fail(b, "choice: expected an array with at least one string");
 	json_array_foreach (list, i, v) {
 		if (!json_is_string(v) || !json_string_length(v))
-			build_fail(b, "choice: element %zu is no string, or an empty one", i);
+			build_fail(b, "choice: element %zu is not a non-empty string", i);
 		expr_push(b, &words, expr_bytes(b, json_string_value(v), json_string_length(v)));
 	}
 	return expr_list(b, EXPR_ALT, &words);
@@ -94,8 +94,8 @@ grammar_open(TokenVocab *l, llmc_grammar_kind kind, const char *text, size_t n,
 	*out = NULL;
 	SIZED_TAKE(own, opt);
 	if (n > MAX_TEXT)
-		return error_set(err, LLMC_E_INPUT,
-		                 "the grammar has %zu bytes, at most %d are taken", n, MAX_TEXT);
+		return error_set(err, LLMC_E_INPUT, "the grammar has %zu bytes, the limit is %d", n,
+		                 MAX_TEXT);
 	if (!utf8_valid(text, n))
 		return error_set(err, LLMC_E_INPUT, "the grammar is not UTF-8");
 	Grammar *g = calloc(1, sizeof *g);

@@ -30,7 +30,7 @@ json_ws(GrammarBuilder *b)
 }
 
 /* Matches an escape: a letter of `letters` or \u00XX of a control character. Other \u escapes are
- * left out, because half of a surrogate pair is no character. */
+ * left out, because a lone surrogate is no character. */
 Expr *
 json_escapes(GrammarBuilder *b, const char *letters)
 {

@@ -148,11 +148,11 @@ quoted(Lark *g, size_t *n)
 
 	for (*n = 0; !rules_take(&g->r, '"'); ++*n) {
 		if (g->r.at >= g->r.n || rules_peek(&g->r) == '\n')
-			rules_wrong(&g->r, from, "a text has no end");
+			rules_wrong(&g->r, from, "a string is not closed");
 		size_t at = g->r.at;
 		uint32_t c = character(g);
 		if (c > 0x10FFFF || (c >= 0xD800 && c < 0xE000))
-			rules_wrong(&g->r, at, "there is no such character");
+			rules_wrong(&g->r, at, "the code point is a surrogate or above U+10FFFF");
 		r = arena_grow(g->r.b->a, *n ? r : NULL, &cap, *n + 1, sizeof *r);
 		r[*n] = (Range){ c, c };
 	}
@@ -182,11 +182,11 @@ text(Lark *g)
 		from = g->r.at;
 		g->r.at += 2;
 		if (!rules_take(&g->r, '"'))
-			rules_wrong(&g->r, from, "a range goes from one text to another");
+			rules_wrong(&g->r, from, "a range needs a string on both sides");
 		last = quoted(g, &n_last);
 		if (n != 1 || n_last != 1 || last->lo < r->lo)
 			rules_wrong(&g->r, from,
-			            "a range goes from one character to one behind it");
+			            "a range needs two single characters in ascending order");
 		return regex_chars(g->r.b, &(Range){ r->lo, last->lo }, 1, flags);
 	}
 	if (rules_peek(&g->r) == 'i' && !(g->r.at + 1 < g->r.n && is_word(g->r.s[g->r.at + 1]))) {
@@ -217,7 +217,7 @@ expression(Lark *g)
 	while (rules_peek(&g->r) != '/') {
 		g->r.at += rules_peek(&g->r) == '\\';
 		if (g->r.at >= g->r.n || rules_peek(&g->r) == '\n')
-			rules_wrong(&g->r, from, "an expression has no end");
+			rules_wrong(&g->r, from, "a regular expression has no closing '/'");
 		g->r.at++;
 	}
 	size_t n = g->r.at++ - begin;
@@ -252,7 +252,7 @@ group(Lark *g, char close)
 
 	blanks(g, true);
 	if (!rules_take(&g->r, close))
-		rules_wrong(&g->r, from, "a group has no '%c'", close);
+		rules_wrong(&g->r, from, "a group has no closing '%c'", close);
 	return close == ']' ? expr_rep(g->r.b, x, 0, 1) : x;
 }
 
@@ -271,7 +271,8 @@ item(Lark *g)
 			rules_wrong(&g->r, from, "templates are not supported");
 		if (g->in_terminal && !is_terminal(g->r.s + from, n))
 			rules_wrong(&g->r, from,
-			            "a terminal holds texts, expressions and terminals, no rules");
+			            "a terminal may contain strings, regular expressions and "
+			            "terminals, but no rules");
 		return expr_rule(g->r.b, rule);
 	}
 	switch (rules_peek(&g->r)) {
@@ -307,7 +308,7 @@ number(Lark *g)
 	for (; rules_peek(&g->r) >= '0' && rules_peek(&g->r) <= '9'; g->r.at++) {
 		v = v * 10 + (rules_peek(&g->r) - '0');
 		if (v > MAX_COUNT)
-			rules_wrong(&g->r, from, "a repetition may be up to %d times", MAX_COUNT);
+			rules_wrong(&g->r, from, "a repetition count is above %d", MAX_COUNT);
 	}
 	return g->r.at > from ? v : -1;
 }
@@ -489,7 +490,7 @@ import(Lark *g, size_t statement)
 	blanks(g, false);
 	size_t n = word(g);
 	if (n != strlen(from) || memcmp(g->r.s + g->r.at, from, n) != 0)
-		rules_wrong(&g->r, statement, "imports are supported from common alone");
+		rules_wrong(&g->r, statement, "only imports from common are supported");
 	g->r.at += n;
 	blanks(g, false);
 	bool list = rules_take(&g->r, '(');
@@ -515,7 +516,7 @@ import(Lark *g, size_t statement)
 		import_name(g, statement, s, n, as, n_as);
 	} while (list && rules_take(&g->r, ','));
 	if (list && !rules_take(&g->r, ')'))
-		rules_wrong(&g->r, statement, "the names to import have no ')'");
+		rules_wrong(&g->r, statement, "the list of imports has no closing ')'");
 }
 
 static void

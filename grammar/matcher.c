@@ -50,7 +50,7 @@ matcher_open(Grammar *g, const char *const *after, Matcher **out, llmc_error *er
 			free(m->after[i]);
 		free(m ? m->after : NULL);
 		free(m);
-		return error_set(err, LLMC_E_MEMORY, "out of memory for a grammar's place");
+		return error_set(err, LLMC_E_MEMORY, "out of memory for a grammar matcher");
 	}
 	m->g = grammar_retain(g);
 	m->set = -1;
@@ -213,8 +213,9 @@ advance(LockedCall *c)
 	int32_t at = m->ended ? 0 : set_of(m);
 	if (i == 0 && is_end(g, c->id)) {
 		if (!at || !g->t.set[at].accept)
-			grammar_fault(g, LLMC_E_INPUT,
-			              "the text ended where the grammar does not let it");
+			grammar_fault(
+			    g, LLMC_E_INPUT,
+			    "the output ended at a position where the grammar does not allow it");
 		m->ended = true;
 		return;
 	}
@@ -224,8 +225,8 @@ advance(LockedCall *c)
 			next = set_step(g, next, g->m.cls[(uint8_t)s[i]]);
 	m->set = next;
 	if (!next)
-		grammar_fault(g, LLMC_E_INPUT, "token %d is not what the grammar allows here",
-		              c->id);
+		grammar_fault(g, LLMC_E_INPUT,
+		              "the grammar does not allow token %d at this position", c->id);
 }
 
 llmc_status
@@ -235,7 +236,7 @@ matcher_accept(Matcher *m, int32_t id, llmc_error *err)
 		return guarded(m->g, advance, &(LockedCall){ .m = m, .id = id }, err);
 	if (m->at_after < m->n_after)
 		return LLMC_OK;
-	return error_set(err, LLMC_E_INPUT, "token %d is none of the grammar's vocabulary", id);
+	return error_set(err, LLMC_E_INPUT, "token %d is not in the vocabulary of the grammar", id);
 }
 
 static void

@@ -58,7 +58,7 @@ take_char(RegexReader *r)
 	size_t len;
 
 	if (r->at >= r->n)
-		wrong(r, "it ends too early");
+		wrong(r, "it ends unexpectedly");
 	int32_t c = utf8_next(r->text + r->at, r->n - r->at, &len);
 	r->at += len;
 	return (uint32_t)c;
@@ -257,7 +257,7 @@ escape(RegexReader *r, Class *cls)
 			while (!take(r, "}")) {
 				v = v << 4 | hex(r, 1);
 				if (v > 0x10FFFF)
-					wrong(r, "no character has so high a number");
+					wrong(r, "the code point is above U+10FFFF");
 			}
 			return v;
 		} else {
@@ -265,7 +265,7 @@ escape(RegexReader *r, Class *cls)
 			if (v >= 0xD800 && v < 0xDC00 && take(r, "\\u"))
 				v = 0x10000 + ((v - 0xD800) << 10) + (hex(r, 4) - 0xDC00);
 			if (v > 0x10FFFF || (v >= 0xD800 && v < 0xE000))
-				wrong(r, "half of a surrogate pair is no character");
+				wrong(r, "a lone surrogate is no character");
 			return v;
 		}
 	case 'b':
@@ -329,14 +329,14 @@ bracket(RegexReader *r)
 				hi = (uint32_t)x;
 			}
 			if (hi < lo)
-				wrong(r, "a range is the wrong way round");
+				wrong(r, "a range is reversed");
 		}
 		class_add(r, &c, lo, hi);
 	}
 	if (r->at && r->text[r->at - 1] == ']' && first && !c.n)
 		; /* [] or [^] */
 	else if (!take(r, "]"))
-		wrong(r, "a class has no end");
+		wrong(r, "a character class has no closing ']'");
 	if (invert)
 		c = inverted(r, c);
 	return characters(r, &c);
@@ -352,7 +352,7 @@ count(RegexReader *r)
 	while (r->at < r->n && r->text[r->at] >= '0' && r->text[r->at] <= '9') {
 		v = v * 10 + (r->text[r->at++] - '0');
 		if (v > MAX_COUNT)
-			wrong(r, "a repetition may be up to %d times", MAX_COUNT);
+			wrong(r, "a repetition count is above %d", MAX_COUNT);
 	}
 	return v;
 }
@@ -373,7 +373,7 @@ counted(RegexReader *r, int32_t *min, int32_t *max)
 		*max = count(r);
 		if (take(r, "}")) {
 			if (*max >= 0 && *max < *min)
-				wrong(r, "a repetition has more at least than at most");
+				wrong(r, "a repetition has a minimum above its maximum");
 			return true;
 		}
 	} else if (*min >= 0 && take(r, "}")) {
@@ -398,7 +398,7 @@ group(RegexReader *r)
 	}
 	Expr *x = alternatives(r, false);
 	if (!take(r, ")"))
-		wrong(r, "a group has no end");
+		wrong(r, "a group has no closing ')'");
 	return x;
 }
 
@@ -424,7 +424,7 @@ atom(RegexReader *r)
 	if (is_next(r, "*") || is_next(r, "+") || is_next(r, "?"))
 		wrong(r, "nothing to repeat");
 	if (is_next(r, "^") || is_next(r, "$"))
-		wrong(r, "anchors are supported at the ends alone");
+		wrong(r, "anchors are supported only at the ends");
 	uint32_t x = take_char(r);
 	return character(r, x, x);
 }
@@ -501,6 +501,6 @@ regex_read(GrammarBuilder *b, const char *s, size_t n, RegexFlags flags)
 	Expr *x = alternatives(&r, true);
 
 	if (r.at < n)
-		wrong(&r, "a group ends that did not begin");
+		wrong(&r, "')' without a matching '('");
 	return x;
 }

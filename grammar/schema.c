@@ -69,7 +69,7 @@ schema_count(Schema *s, const json_t *o, const char *key, const Path *p)
 	if (!v)
 		return -1;
 	if (!json_is_number(v) || json_number_value(v) < 0)
-		schema_fail(s, p, key, "expected a number that is not negative");
+		schema_fail(s, p, key, "expected a number that is at least 0");
 	return json_number_value(v) > MAX_COUNT ? MAX_COUNT : (int32_t)json_number_value(v);
 }
 
@@ -367,7 +367,7 @@ schema_read(GrammarBuilder *b, const char *text, size_t n)
 		root = json_read(b->a, text, n,
 		                 JSON_DECODE_ANY | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &why);
 	if (!root)
-		build_fail(b, "schema: not JSON: %s at line %d, column %d", why.text, why.line,
+		build_fail(b, "schema: invalid JSON: %s at line %d, column %d", why.text, why.line,
 		           why.column);
 	return schema_of(b, root, root, "");
 }

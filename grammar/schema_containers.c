@@ -135,7 +135,7 @@ other_key(Schema *s, NameSet *names)
 	if (!names->n)
 		return json_any_string(b);
 	if (longest > 1000)
-		build_fail(b, "schema: a property's name of %zu bytes is too long", longest);
+		build_fail(b, "schema: a property name of %zu bytes is too long", longest);
 	qsort(names->v, names->n, sizeof *names->v, by_text);
 	return expr_seq(b, 2, expr_text(b, "\""), name_except(s, names->v, names->n, 0));
 }
@@ -296,7 +296,7 @@ schema_object(Schema *s, const json_t *o, const Path *p)
 		}
 		if (s->b->opt.strict)
 			schema_fail(s, p, min > (int32_t)n_must ? "minProperties" : "maxProperties",
-			            "beside optional properties this is not enforced, and the "
+			            "with optional properties this is not enforced, and the "
 			            "schema is strict");
 	}
 	if (others) {

@@ -40,8 +40,8 @@ schema_fits(Schema *s, const char *pattern, const char *name, const Path *p)
 		arena_out(s->b->a);
 	if ((!re || (code < 0 && code != PCRE2_ERROR_NOMATCH)) && s->b->opt.strict)
 		schema_fail(s, p, "patternProperties",
-		            "whether the name '%.60s' fits the expression '%.100s' cannot be told",
-		            name, pattern);
+		            "cannot decide whether the name '%.60s' matches '%.100s'", name,
+		            pattern);
 	return re && code >= 0;
 }
 
@@ -270,12 +270,12 @@ schema_one_of(Schema *s, const json_t *base, const json_t *list, const Path *p)
 
 	if (n > MAX_ONE_OF)
 		schema_fail(s, p, "oneOf",
-		            "of more than %d options it is not enforced that one alone fits, and "
+		            "more than %d alternatives are not checked to exclude each other, and "
 		            "the schema is strict",
 		            MAX_ONE_OF);
 	if (++s->ones > MAX_ONES)
 		schema_fail(s, p, "oneOf",
-		            "options of one value are nested too deeply, or in a ring");
+		            "alternatives of one value are nested too deeply or recursively");
 	for (size_t i = 0; i < n; i++)
 		option[i] = schema_merge(s, base, json_array_get(list, i), p, 1);
 	for (size_t i = 0; i < n; i++)
@@ -284,7 +284,7 @@ schema_one_of(Schema *s, const json_t *base, const json_t *list, const Path *p)
 				schema_fail(s, p, "oneOf",
 				            "a value may fit options %zu and %zu; that one alone "
 				            "fits is enforced where required properties, types or "
-				            "bounds tell them apart, and the schema is strict",
+				            "bounds separate them, and the schema is strict",
 				            k, i);
 	s->ones--;
 }

@@ -273,7 +273,7 @@ one_keyword(Schema *s, const char *key, const json_t *a, const json_t *b, const 
 	if (!strcmp(key, "format") && !s->b->opt.strict)
 		return x;
 	schema_fail(s, p, key,
-	            "two schemas of one value differ in this keyword, and cannot be made one");
+	            "two schemas of one value differ in this keyword and cannot be merged");
 }
 
 const json_t *
@@ -284,7 +284,7 @@ schema_merge(Schema *s, const json_t *a, const json_t *b, const Path *p, int dep
 
 	if (depth > MAX_NEST || ++s->n_merged > MAX_MERGED)
 		schema_fail(s, p, "allOf",
-		            "schemas of one value are nested too deeply, or in a ring");
+		            "schemas of one value are nested too deeply or recursively");
 	a = schema_flat(s, a, p, depth + 1);
 	b = schema_flat(s, b, p, depth + 1);
 	if (json_is_false(a) || json_is_true(b))
@@ -366,7 +366,7 @@ schema_flat(Schema *s, const json_t *v, const Path *p, int depth)
 		schema_fail(s, p, NULL, "expected a schema: an object, true or false");
 	if (depth > MAX_NEST)
 		schema_fail(s, p, ref ? "$ref" : "allOf",
-		            "schemas of one value are nested too deeply, or in a ring");
+		            "schemas of one value are nested too deeply or recursively");
 	if (!ref && !all && !one && !json_object_get(v, "anyOf"))
 		return plain(s, v, false);
 	/* in a schema that will be merged, the set of evaluated members is no longer known */

@@ -75,7 +75,7 @@ schema_target(Schema *s, const json_t *ref, const Path *p)
 	if (*text && *text != '#')
 		schema_fail(
 		    s, p, "$ref",
-		    "'%.100s' is not within this schema: references to others are not followed",
+		    "'%.100s' is outside this schema, and external references are not followed",
 		    text);
 	text += *text == '#';
 	if (*text && *text != '/') {
@@ -94,7 +94,8 @@ schema_target(Schema *s, const json_t *ref, const Path *p)
 		}
 	}
 	if (!v)
-		schema_fail(s, p, "$ref", "there is nothing at '%.100s'", json_string_value(ref));
+		schema_fail(s, p, "$ref", "'%.100s' does not exist in the schema",
+		            json_string_value(ref));
 	return v;
 }
 

@@ -95,9 +95,10 @@ with_lengths(Schema *s, const char *regex, size_t n, const json_t *o, const char
 			}
 			h = l;
 			if (!fixed)
-				schema_fail(s, p, keyword,
-				            "beside minLength or maxLength an expression must have "
-				            "a length of its own, or end in one repeated class");
+				schema_fail(
+				    s, p, keyword,
+				    "with minLength or maxLength a regular expression must have "
+				    "a fixed length or end in one repeated class");
 			int64_t least = last->min > min - l ? last->min : min - l, most = last->max;
 			if (max >= 0 && (most < 0 || max - h < most))
 				most = max - h;
@@ -130,7 +131,7 @@ schema_string(Schema *s, const json_t *o, const Path *p)
 		            "this format is not enforced, and the schema is strict");
 	if (pattern && known && s->b->opt.strict)
 		schema_fail(s, p, "format",
-		            "a format beside a pattern is not enforced, and the schema is strict");
+		            "a format next to a pattern is not enforced, and the schema is strict");
 	if (max >= 0 && min > max)
 		return expr_none(s->b);
 	if (pattern)
@@ -180,8 +181,7 @@ multiple_of(Schema *s, const json_t *o, bool integer, const Path *p)
 		             0, 1));
 	}
 	schema_fail(s, p, "multipleOf",
-	            "multiples are supported of whole numbers up to %d and of 0.1, 0.01, ...",
-	            MAX_MULTIPLE);
+	            "supported divisors are integers up to %d and 0.1, 0.01, ...", MAX_MULTIPLE);
 }
 
 static void

@@ -248,10 +248,11 @@ add(Grammar *g, int32_t q, int32_t f)
 		g->seen_key[k] = x;
 	}
 	if (g->n_tmp >= MAX_CONFS)
-		grammar_fault(g, LLMC_E_RANGE,
-		              "the grammar is too ambiguous: a text may be in more than %d of its "
-		              "places at once",
-		              MAX_CONFS);
+		grammar_fault(
+		    g, LLMC_E_RANGE,
+		    "the grammar is too ambiguous: an output may be in more than %d of its "
+		    "states at once",
+		    MAX_CONFS);
 	g->tmp = grown(g, g->tmp, g->n_tmp, &g->cap_tmp, sizeof *g->tmp);
 	g->tmp[g->n_tmp++] = c;
 }

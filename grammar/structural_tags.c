@@ -81,7 +81,7 @@ until(GrammarBuilder *b, const char *text_end)
 	for (size_t at = 0; at < n_bytes && n <= MAX_UNTIL; at += len)
 		end[n++] = (uint32_t)utf8_next(text_end + at, n_bytes - at, &len);
 	if (!n || n > MAX_UNTIL)
-		build_fail(b, "parts: 'until' wants a text of 1 to %d characters", MAX_UNTIL);
+		build_fail(b, "parts: 'until' needs a string of 1 to %d characters", MAX_UNTIL);
 	for (size_t i = 0; i < n; i++)
 		rule[i] = rule_new(b);
 	for (size_t i = 0; i < n; i++) {
@@ -205,7 +205,7 @@ structural_tags_read(GrammarBuilder *b, const char *s, size_t n)
 	json_t *v = json_read(b->a, s, n, JSON_ALLOW_NUL, &why);
 
 	if (!v)
-		build_fail(b, "parts: not JSON: %s at line %d, column %d", why.text, why.line,
+		build_fail(b, "parts: invalid JSON: %s at line %d, column %d", why.text, why.line,
 		           why.column);
 	return part(b, v, 0);
 }
