@@ -1,5 +1,5 @@
-/* Byte pair encoding in two dialects: by merge ranks (tokenizer.json, byte-level GGUF) and by piece
- * scores (sentencepiece). Both keep the symbols in a linked list and the possible merges in a heap:
+/* Byte pair encoding in two dialects: by merge ranks (tokenizer.json, byte-level GGUF) and by token
+ * scores (sentencepiece). Both keep the symbols in a linked list and candidate merges in a heap:
  * O(n log n). */
 #include "text/text.h"
 
@@ -8,15 +8,15 @@
 typedef struct Sym {
 	int32_t id;
 	int32_t prev, next; /* -1: none */
-	uint32_t at, n;     /* bytes of the text; n 0: merged away */
-	bool frozen;        /* a user-defined piece: never merged */
+	uint32_t at, n;     /* byte range in the input; n 0: merged away */
+	bool frozen;        /* user-defined token: never merged */
 } Sym;
 
 typedef struct MergeCandidate {
 	double key; /* smaller merges first */
 	int32_t left, right;
-	int32_t id; /* of the result */
-	uint32_t n; /* bytes of the result, to see that neither side changed since */
+	int32_t id; /* token id of the merged symbol */
+	uint32_t n; /* bytes of the merged symbol, to detect that a side has changed since */
 } MergeCandidate;
 
 typedef struct Heap {
@@ -81,7 +81,7 @@ consider(Enc *e, Heap *h, const Sym *sym, const char *text, int32_t left, int32_
 	if (l->frozen || r->frozen)
 		return;
 	id = strmap_get(&t->vocab, text + l->at,
-	                l->n + r->n); /* neighbours are adjacent in the text */
+	                l->n + r->n); /* neighbours are adjacent in the input */
 	if (id >= 0)
 		heap_push(
 		    e, h,
@@ -102,7 +102,7 @@ merge_all(Enc *e, Sym *sym, int32_t n, const char *text)
 			continue;
 		Sym *r = &sym[l->next];
 		if (e->t->model == MODEL_BPE) {
-			/* either side may have become another token since */
+			/* either side may have become another token meanwhile */
 			int32_t rank, id;
 			if (!pairmap_get(&e->t->merges, l->id, r->id, &rank, &id) || id != c.id)
 				continue;
@@ -136,7 +136,7 @@ sym_add(Enc *e, Sym **sym, size_t *n, int32_t id, size_t at, size_t len)
 	(*n)++;
 }
 
-/* A character as the vocabulary spells it within a word */
+/* Returns a character as the vocabulary writes it within a word. */
 static ByteSpan
 spelled(Enc *e, ByteSpan text, size_t i, size_t len)
 {
@@ -215,8 +215,7 @@ bpe_encode(Enc *e, ByteSpan text)
 	return LLMC_OK;
 }
 
-/* A piece marked unused is no result: give the two pieces that it would be made of, as
- * sentencepiece does. */
+/* Splits a token of type unused into the two tokens it was merged from, as sentencepiece does. */
 static void
 scores_emit(Enc *e, const char *s, size_t n, bool *after_unk, int depth)
 {

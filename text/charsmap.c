@@ -1,13 +1,13 @@
-/* The precompiled character map of sentencepiece (a darts-clone double array and replacement
- * strings), used in two ways: sentencepiece takes the longest match at each place; tokenizer.json's
- * "Precompiled" goes by grapheme. */
+/* The precompiled character map of sentencepiece: a darts-clone double array and replacement
+ * strings. sentencepiece takes the longest match at each position; the "Precompiled" normalizer of
+ * tokenizer.json works per grapheme. */
 #include "text/text.h"
 
 #include <string.h>
 #include <utf8proc.h>
 
-/* Units of darts-clone: offset in bits 10.., shifted by 8 more when bit 9 is set; bit 8: has a
- * value; bit 31: is a value. */
+/* Units of darts-clone: offset in bits 10.., shifted by 8 more if bit 9 is set; bit 8: has a value;
+ * bit 31: is a value. */
 static uint32_t
 unit_offset(uint32_t u)
 {
@@ -25,16 +25,16 @@ charsmap_read(Arena *a, ByteSpan blob, Charsmap *out, llmc_error *err)
 		                 blob.n);
 	memcpy(&bytes, blob.s, 4);
 	if (bytes > blob.n - 4 || bytes % 4 || bytes < 1024)
-		return error_set(
-		    err, LLMC_E_INPUT,
-		    "precompiled_charsmap: says that its trie has %u bytes, in a map of %zu bytes",
-		    bytes, blob.n);
+		return error_set(err, LLMC_E_INPUT,
+		                 "precompiled_charsmap: its header gives the trie %u bytes, but "
+		                 "the map has %zu bytes",
+		                 bytes, blob.n);
 	uint32_t *unit = NEW(a, uint32_t, bytes / 4);
 	memcpy(unit, blob.s + 4, bytes);
 	out->unit = unit;
 	out->n_units = bytes / 4;
 	size_t n = blob.n - 4 - bytes;
-	char *text = NEW(a, char, n + 1); /* ends with a NUL, whatever the file does */
+	char *text = NEW(a, char, n + 1); /* NUL-terminated even if the file is not */
 	if (n)
 		memcpy(text, blob.s + 4 + bytes, n);
 	out->text = (ByteSpan){ text, n };
@@ -115,8 +115,8 @@ charsmap_apply(Arena *a, const Charsmap *m, ByteSpan in)
 	return utf8_sanitize(a, p ? p : "", n);
 }
 
-/* What the next bytes of `in` become, and how many they are: user-defined pieces pass, then the
- * map, then one char. */
+/* Normalizes the next bytes of `in` and returns how many were consumed. User-defined tokens pass
+ * unchanged; then the map applies, then single characters. */
 static size_t
 spm_next(const Normalizer *norm, ByteSpan in, ByteSpan *to)
 {

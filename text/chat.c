@@ -1,4 +1,4 @@
-/* llmc_chat: the variables that transformers gives a template, and the template to take. */
+/* llmc_chat: selects a chat template and sets the variables that transformers passes to it. */
 #include "text/text.h"
 
 #include <stdlib.h>
@@ -12,12 +12,12 @@ set_token(json_t *vars, const char *name, const llmc_tokenizer *t, int32_t id)
 	const char *s = llmc_token_text(t, id);
 	json_t *v = s ? json_stringn(s, t->tok[id].n) : NULL;
 
-	/* a template sees a missing token as an empty text, which prints the same and can be added
-	 * to others */
+	/* a missing token is an empty string in templates, so that it prints as nothing and can be
+	 * concatenated */
 	return json_object_set_new(vars, name, v ? v : json_string("")) == 0;
 }
 
-/* A reference to what a text holds; NULL: *err says what is wrong with it. */
+/* Parses JSON; on NULL, *err describes the problem. */
 static json_t *
 parse(const char *text, const char *what, llmc_error *err)
 {
@@ -54,7 +54,7 @@ variables(const llmc_tokenizer *t, const char *messages, const char *options, js
 		return error_set(err, why.code, "%s", why.text);
 	}
 	ok &= json_object_set_new(vars, "messages", m) == 0;
-	/* transformers passes these three always */
+	/* transformers always passes these three */
 	ok &= json_object_set_new(vars, "tools", json_null()) == 0;
 	ok &= json_object_set_new(vars, "documents", json_null()) == 0;
 	ok &= json_object_set_new(vars, "add_generation_prompt", json_false()) == 0;
@@ -104,9 +104,10 @@ llmc_chat(const llmc_tokenizer *t, const char *messages_json, const char *option
 		if (need)
 			*need = out.len;
 		if (out.len >= cap)
-			status =
-			    error_set(err, LLMC_E_RANGE,
-			              "llmc_chat: %zu bytes and a NUL, room for %zu", out.len, cap);
+			status = error_set(
+			    err, LLMC_E_RANGE,
+			    "llmc_chat: %zu bytes and a NUL do not fit into a buffer of %zu",
+			    out.len, cap);
 		else
 			memcpy(buf, strbuf_str(&out), out.len + 1);
 	}

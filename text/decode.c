@@ -1,6 +1,6 @@
-/* Ids to text. Decoders form a chain of stages; each takes one token's text at a time and hands on
- * what is certain, and a flush at the end. Detokenizing at once is feeding everything and flushing,
- * so both always agree. */
+/* Ids to text. Decoders form a chain of stages. Each takes the text of one token at a time and
+ * passes on what is final; a flush ends the chain. Full detokenization feeds all tokens and
+ * flushes, so it always agrees with the incremental one. */
 #include "text/text.h"
 
 #include <stdlib.h>
@@ -8,13 +8,13 @@
 
 typedef struct DecodeStage {
 	const Dec *dec;
-	Strbuf held;   /* what this stage cannot hand on yet */
+	Strbuf held;   /* output that this stage must still hold back */
 	Strbuf out;    /* scratch */
-	int64_t count; /* units taken so far */
+	int64_t count; /* units processed so far */
 	int64_t cut;   /* strip: characters cut at the start */
-	bool fused;    /* a stage before made one text of all tokens: units are chunks of it */
-	bool past;     /* strip, after fuse: the start is over */
-	bool any;      /* DEC_SPM: the start is over */
+	bool fused;    /* an earlier stage joined all tokens: units are chunks of the joined text */
+	bool past;     /* strip after fuse: the start has passed */
+	bool any;      /* DEC_SPM: the start has passed */
 } DecodeStage;
 
 struct llmc_stream {
@@ -22,14 +22,14 @@ struct llmc_stream {
 	pcre2_match_data *match;
 	DecodeStage *stage;
 	size_t n_stage;
-	Strbuf bytes; /* decoded, not yet known to be whole characters */
-	Strbuf text;  /* what the last feed gave */
+	Strbuf bytes; /* decoded bytes, possibly ending within a character */
+	Strbuf text;  /* output of the last feed */
 	bool skip_special;
 };
 
 static void feed(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id);
 
-/* id: the token that the text stands for, -1 when it is no longer one token's */
+/* id: the token that p stands for; -1 if it is no longer the text of one token */
 static void
 next(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 {
@@ -57,7 +57,7 @@ feed_bytelevel(llmc_stream *s, size_t k, const char *p, size_t n)
 		strbuf_add(&st->held, st->out.data, st->out.len);
 	else
 		strbuf_add(&st->held, p, n);
-	/* whole characters go on; the rest waits */
+	/* pass on complete characters, hold the rest */
 	size_t whole = utf8_whole(strbuf_str(&st->held), st->held.len);
 	if (!whole)
 		return;
@@ -181,7 +181,7 @@ feed_strip(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 			next(s, k, p, n, id);
 		return;
 	}
-	/* up to `stop` characters at the end so far may be the end of all */
+	/* hold up to `stop` characters: they may be the end of the output */
 	strbuf_add(&st->held, p, n);
 	size_t keep = 0;
 	for (int i = 0; i < st->dec->stop && st->held.len - keep >= c_n &&
@@ -198,7 +198,7 @@ feed_strip(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 	next(s, k, st->out.data, st->out.len, -1);
 }
 
-/* A run of byte pieces: each valid character as it is, each other byte as one U+FFFD. */
+/* Decodes a run of byte tokens: valid characters as they are, each other byte as U+FFFD. */
 static void
 spm_bytes(llmc_stream *s, size_t k, bool end)
 {
@@ -249,7 +249,8 @@ feed_spm(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 		}
 		return;
 	}
-	/* the space that stands before the text: once, or as long as nothing else came */
+	/* the space that sentencepiece puts before the text: removed once, or while nothing else
+	 * has come */
 	if (!st->any && (d->strip_first || d->strip_all) && n >= 3 && memcmp(p, space, 3) == 0) {
 		p += 3;
 		n -= 3;
@@ -284,7 +285,7 @@ feed(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 		feed_metaspace(s, k, p, n, id);
 		break;
 	case DEC_REPLACE:
-		if (st->fused) { /* a match may straddle chunks: wait for all of it */
+		if (st->fused) { /* a match may cross chunks: wait for all of them */
 			strbuf_add(&st->held, p, n);
 			break;
 		}
@@ -307,7 +308,7 @@ feed(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 	case DEC_STRIP:
 		feed_strip(s, k, p, n, id);
 		break;
-	case DEC_SUFFIX: /* of words: a space, but nothing at the very end; so one token waits */
+	case DEC_SUFFIX: /* a word ends with a space, except the last one, so hold one token */
 		if (st->count++) {
 			strbuf_clear(&st->out);
 			replace_text(s, st, strbuf_str(&st->held), st->held.len);
@@ -365,7 +366,7 @@ flush_stage(llmc_stream *s, size_t k)
 	case DEC_SPM:
 		spm_bytes(s, k, true);
 		break;
-	case DEC_STRIP: /* what was held is the end, and goes */
+	case DEC_STRIP: /* the held characters are the end and are stripped */
 	case DEC_METASPACE:
 	case DEC_FUSE:
 	case DEC_JOIN_SPACES:
@@ -447,7 +448,7 @@ stream_one(llmc_stream *s, int32_t id)
 		return;
 	if (tok->special && s->skip_special) {
 		if (s->n_stage && s->stage[0].dec->kind == DEC_SPM)
-			spm_bytes(s, 0, true); /* it still ends a run of bytes */
+			spm_bytes(s, 0, true); /* ends a run of bytes */
 		take_whole(s, false);
 		return;
 	}
@@ -513,9 +514,10 @@ llmc_detokenize(const llmc_tokenizer *t, const int32_t *ids, size_t n, bool skip
 		if (need)
 			*need = s->text.len;
 		if (s->text.len >= cap)
-			status = error_set(err, LLMC_E_RANGE,
-			                   "llmc_detokenize: %zu bytes and a NUL, room for %zu",
-			                   s->text.len, cap);
+			status = error_set(
+			    err, LLMC_E_RANGE,
+			    "llmc_detokenize: %zu bytes and a NUL do not fit into a buffer of %zu",
+			    s->text.len, cap);
 		else
 			memcpy(buf, strbuf_str(&s->text), s->text.len + 1);
 	}
@@ -565,9 +567,10 @@ llmc_token_bytes(const llmc_tokenizer *t, int32_t id, char *buf, size_t cap, siz
 	if (b.failed)
 		status = error_set(err, LLMC_E_MEMORY, "llmc_token_bytes: out of memory");
 	else if (b.len >= cap)
-		status =
-		    error_set(err, LLMC_E_RANGE,
-		              "llmc_token_bytes: %zu bytes and a NUL, room for %zu", b.len, cap);
+		status = error_set(
+		    err, LLMC_E_RANGE,
+		    "llmc_token_bytes: %zu bytes and a NUL do not fit into a buffer of %zu", b.len,
+		    cap);
 	else
 		memcpy(buf, strbuf_str(&b), b.len + 1);
 	strbuf_release(&b);

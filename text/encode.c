@@ -1,4 +1,4 @@
-/* Text to ids: the pipeline of text.h. */
+/* Text to ids: the pipeline described in text.h. */
 #include "text/text.h"
 
 #include <stdlib.h>
@@ -11,7 +11,7 @@ push_all(Enc *e, const int32_t *id, size_t n)
 		enc_push(e, id[i]);
 }
 
-/* Code point that ends before s + at; at > 0. */
+/* Returns the code point that ends before s + at; at > 0. */
 static uint32_t
 cp_before(const char *s, size_t at, size_t *len)
 {
@@ -24,8 +24,8 @@ cp_before(const char *s, size_t at, size_t *len)
 	return cp < 0 ? 0xFFFD : (uint32_t)cp;
 }
 
-/* Cut a piece at added tokens: at each place the longest counts. lstrip and rstrip take spaces with
- * them. */
+/* Splits a segment at added tokens; the longest match at each position wins. lstrip and rstrip
+ * include adjacent spaces. */
 llmc_status
 added_split(Enc *e, const Trie *trie, TokenPiece in, TokenPieces *out)
 {
@@ -149,9 +149,10 @@ llmc_tokenize(const llmc_tokenizer *t, const char *text, size_t n_bytes, int fla
 			if (need)
 				*need = e.n_ids;
 			if (e.n_ids > cap)
-				status =
-				    error_set(err, LLMC_E_RANGE,
-				              "llmc_tokenize: %zu ids, room for %zu", e.n_ids, cap);
+				status = error_set(
+				    err, LLMC_E_RANGE,
+				    "llmc_tokenize: %zu ids do not fit into a buffer of %zu",
+				    e.n_ids, cap);
 			else if (e.n_ids)
 				memcpy(ids, e.ids, e.n_ids * sizeof *ids);
 		}

@@ -1,6 +1,5 @@
-/* Lists of one encoding, and hash maps with open addressing on an arena: filled while a file is
- * loaded, read only afterwards. The hashes are not seeded: an adversarial vocabulary can slow down
- * its own loading, nothing else. */
+/* Hash maps with open addressing on an arena: filled while a file loads, read-only afterwards. The
+ * hashes are not seeded: an adversarial vocabulary can only slow down its own loading. */
 #include "text/text.h"
 
 #include <string.h>

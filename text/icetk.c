@@ -1,18 +1,20 @@
-/* The tokenizers of icetk are sentencepiece and what their Python code adds: the first one writes
- * line ends, tabs and runs of spaces as pieces of their own; the later ones have tokens behind the
- * last piece, two of them in front of every text. Their dialogues have no chat template. */
+/* icetk tokenizers: sentencepiece plus the additions of their Python code. The first version
+ * writes line ends, tabs and runs of spaces as tokens of their own. Later versions have tokens
+ * after the last sentencepiece token, two of which begin every input. Their dialogues have no
+ * chat template. */
 #include "text/text.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #define ASK                                                                                        \
-	"\xe9\x97\xae\xef\xbc\x9a" /* question and answer in Chinese, each with a full-width colon \
+	"\xe9\x97\xae\xef\xbc\x9a" /* "question", "answer" in Chinese, each with a full-width      \
+	                            * colon                                                        \
 	                            */
 #define ANSWER "\xe7\xad\x94\xef\xbc\x9a"
 
-/* Rounds are counted from `first`, and between their parts stands `gap`. The first one sees a first
- * question as it is. */
+/* Rounds are numbered from `first`; `gap` separates their parts. The first round uses a first
+ * question unchanged. */
 #define ROUNDS(first, gap, bare)                                                                   \
 	"{%- set ns = namespace(round=" first                                                      \
 	") -%}{%- for m in messages -%}{%- if m.role == 'user' -%}"                                \
@@ -23,8 +25,8 @@
 	"' -}}{%- elif m.role == 'system' -%}{{- m.content ~ '" gap                                \
 	"' -}}{%- endif -%}{%- endfor -%}"
 
-/* Pieces that stand for what they are written instead of. The model finds them by their names; they
- * decode to what they stand for. */
+/* Adds the tokens for whitespace. The model finds them by name; they decode to the whitespace they
+ * stand for. */
 llmc_status
 ice_blanks(llmc_tokenizer *t, llmc_error *err)
 {
@@ -55,7 +57,7 @@ ice_blanks(llmc_tokenizer *t, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Line ends, tabs and runs of 2 to 80 spaces as those pieces */
+/* Replaces line ends, tabs and runs of 2 to 80 spaces by those tokens. */
 ByteSpan
 ice_normalize(Enc *e, ByteSpan in)
 {
@@ -81,7 +83,8 @@ ice_normalize(Enc *e, ByteSpan in)
 	return (ByteSpan){ out ? out : "", n };
 }
 
-/* first: the first number behind the pieces. [gMASK] and sop stand in front of every text. */
+/* Adds the later tokens. first: the first id after the sentencepiece tokens. [gMASK] and sop begin
+ * every input. */
 llmc_status
 ice_tokens(llmc_tokenizer *t, int32_t first, llmc_error *err)
 {

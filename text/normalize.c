@@ -1,4 +1,5 @@
-/* Normalizers: text to text. Each takes valid UTF-8 and gives valid UTF-8 in the call's arena. */
+/* Normalizers: text to text. Each takes valid UTF-8 and returns valid UTF-8 in the arena of the
+ * call. */
 #include "text/text.h"
 
 #include <string.h>
@@ -18,7 +19,7 @@ unicode_form(Enc *e, ByteSpan in, utf8proc_option_t options)
 	                                        (utf8proc_ssize_t)in.n, NULL, 0, options);
 	if (n < 0)
 		return in;
-	/* one more element: reencode wants room for its NUL */
+	/* one more element: reencode writes a NUL */
 	buf = NEW(&e->arena, utf8proc_int32_t, (size_t)n + 1);
 	n = utf8proc_decompose((const utf8proc_uint8_t *)in.s, (utf8proc_ssize_t)in.n, buf, n,
 	                       options);
@@ -36,7 +37,7 @@ lower(Enc *e, ByteSpan in)
 
 	for (size_t i = 0, len; i < in.n; i += len) {
 		int32_t cp = utf8_next(in.s + i, in.n - i, &len);
-		if (cp == 0x130) { /* the one character whose full lower case is two */
+		if (cp == 0x130) { /* the only character whose full lower case has two characters */
 			memcpy(out + n, "i\xCC\x87", 3);
 			n += 3;
 		} else {

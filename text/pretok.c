@@ -1,5 +1,5 @@
-/* Pre-tokenizers: cut pieces of text into words. Pieces that are added tokens already pass through.
- */
+/* Pre-tokenizers: split segments of text into words. Segments that are added tokens have been
+ * separated already. */
 #include "text/text.h"
 
 #include <string.h>
@@ -7,8 +7,8 @@
 uint32_t
 bytelevel_char(unsigned char b)
 {
-	/* printable Latin-1 stands for itself, the other 68 bytes follow from U+0100 on, in order
-	 */
+	/* printable Latin-1 bytes stand for themselves, the other 68 bytes map to U+0100 and up in
+	 * order */
 	if ((b >= 0x21 && b <= 0x7E) || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE)
 		return b;
 	if (b <= 0x20)
@@ -30,15 +30,14 @@ bytelevel_byte(uint32_t cp)
 	return cp == 0x143 ? 0xAD : -1;
 }
 
-/* Matches and the gaps between them cover a text; as they come they are joined as the mode says,
- * and each word goes on to what follows at once: a text of a million words takes the memory of one.
- */
+/* Joins matches and the gaps between them as the mode demands and passes each word on at once, so
+ * an input of a million words needs the memory of one. */
 typedef struct JoinState {
 	Enc *e;
-	size_t k; /* the pre-tokenizer that makes the parts */
+	size_t k; /* index of the pre-tokenizer */
 	const TokenPiece *in;
 	size_t from, to;
-	bool some, match; /* there is a part that has not gone on; the last one was a match */
+	bool some, match; /* a part is pending; the last one was a match */
 } JoinState;
 
 static llmc_status
@@ -133,14 +132,14 @@ split(Enc *e, size_t k, const TokenPiece *in)
 	return join_out(&j);
 }
 
-/* Room for what pre-tokenizer k makes of a piece, until it is given the next. */
+/* Returns a buffer for the output of pre-tokenizer k, valid until its next segment. */
 static char *
 word_room(Enc *e, size_t k, size_t n)
 {
 	return e->word[k].s = arena_grow(&e->arena, e->word[k].s, &e->word[k].cap, n + 1, 1);
 }
 
-/* Each space becomes the replacement, and one is put in front. */
+/* Replaces each space and prepends one. */
 static ByteSpan
 metaspace(Enc *e, size_t k, const TokenPiece *in)
 {

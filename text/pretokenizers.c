@@ -1,5 +1,4 @@
-/* configs/pretokenizers.yaml: which split expressions a GGUF means by the name in
- * tokenizer.ggml.pre. */
+/* configs/pretokenizers.yaml: maps names of tokenizer.ggml.pre in GGUF files to split regexes. */
 #include "text/text.h"
 
 #include <stdio.h>
@@ -67,8 +66,8 @@ open_doc(yaml_document_t *d)
 	return ok;
 }
 
-/* The expressions of an entry, end to end with their lengths, so that the document is closed before
- * anything that may jump out of an arena. */
+/* Copies the regexes of an entry with their lengths, so that the document can be closed before code
+ * that may jump out of an arena. */
 static llmc_status
 copy_entry(yaml_document_t *d, ByteSpan name, Strbuf *exprs, bool *add_bos, bool *ignore_merges,
            bool *found)

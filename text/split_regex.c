@@ -1,6 +1,5 @@
-/* Split expressions: written for Oniguruma (tokenizer.json), compiled here by PCRE2. Two classes
- * differ and are written out: \s, which PCRE2 lets match U+180E, and \w, which PCRE2 takes for
- * letters and numbers only. */
+/* Split regexes: written for Oniguruma (tokenizer.json), compiled here by PCRE2. Two classes differ
+ * and are spelled out: \s (PCRE2 includes U+180E) and \w (only letters and numbers in PCRE2). */
 #include "text/text.h"
 
 #include <string.h>
@@ -43,8 +42,9 @@ translate(Strbuf *out, ByteSpan p)
 					continue;
 				}
 			}
-			if (c == '[') { /* a plain bracket to PCRE2, a nested class to Oniguruma:
-				           same when escaped */
+			/* a literal bracket in PCRE2, a nested class in Oniguruma: the same when
+			 * escaped */
+			if (c == '[') {
 				strbuf_puts(out, "\\[");
 				continue;
 			}
@@ -98,7 +98,7 @@ regex_compile(llmc_tokenizer *t, const char *what, ByteSpan pattern, pcre2_code 
 		                 (size_t)at);
 	}
 	t->regex[t->n_regex++] = *out;
-	pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE); /* where there is no JIT, matching is slower */
+	pcre2_jit_compile(*out, PCRE2_JIT_COMPLETE); /* without JIT, matching is slower */
 	return LLMC_OK;
 }
 
@@ -117,7 +117,7 @@ regex_next(pcre2_code *re, pcre2_match_data *md, pcre2_match_context *mc, ByteSp
 		if (rc < 0)
 			return rc;
 		PCRE2_SIZE *o = pcre2_get_ovector_pointer(md);
-		if (o[1] < o[0] || o[0] < it->at) /* \K can do that */
+		if (o[1] < o[0] || o[0] < it->at) /* possible with \K */
 			return PCRE2_ERROR_BADOFFSET;
 		*start = o[0];
 		*end = o[1];

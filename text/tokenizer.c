@@ -1,4 +1,4 @@
-/* The tokenizer as an object: made, filled by a loader, finished, asked. */
+/* Tokenizer object: creation, last step of loading, queries. */
 #include "text/text.h"
 
 #include <stdio.h>
@@ -23,7 +23,7 @@ tokenizer_new(llmc_error *err)
 		error_set(err, LLMC_E_MEMORY, "tokenizer: out of memory");
 		return NULL;
 	}
-	/* a split expression is data of a stranger: it may not run for ever, nor take all memory */
+	/* a split regex is untrusted, so its time and memory are bounded */
 	pcre2_set_match_limit(t->limits, 20000000);
 	pcre2_set_depth_limit(t->limits, 5000000);
 	pcre2_set_heap_limit(t->limits, 512 * 1024);
@@ -114,8 +114,7 @@ eos_add(llmc_tokenizer *t, int32_t id)
 	t->eos[t->n_eos++] = id;
 }
 
-/* The text of a normalized added token is looked for in normalized text, so it is normalized
- * itself. */
+/* Normalizes the text of a normalized added token, since it is searched in normalized text. */
 static llmc_status
 added_normal_form(llmc_tokenizer *t, ByteSpan in, Strbuf *out, llmc_error *err)
 {
@@ -142,9 +141,9 @@ added_normal_form(llmc_tokenizer *t, ByteSpan in, Strbuf *out, llmc_error *err)
 	return status;
 }
 
-/* Which bytes of a text become at least a part of some id: all when unknown text is spelled in
- * bytes or each character of it is the unknown token, else those that the vocabulary has. False:
- * there may be none. */
+/* Finds the bytes that become at least part of some id. All do if unknown text is spelled in bytes
+ * or each unknown character is the unknown token; otherwise those in the vocabulary. False: there
+ * may be none. */
 static bool
 find_solid(llmc_tokenizer *t)
 {
@@ -170,7 +169,7 @@ find_solid(llmc_tokenizer *t)
 	return all || levels;
 }
 
-/* How many bytes of a text one id may stand for, at most; 0: there is no bound. */
+/* Returns the most bytes of text that one id may stand for; 0: unlimited. */
 static size_t
 longest_id(llmc_tokenizer *t)
 {
@@ -193,10 +192,11 @@ longest_id(llmc_tokenizer *t)
 		case NORMALIZE_NFD:
 		case NORMALIZE_NFKD:
 		case NORMALIZE_LOWER:
-			times *= 8; /* characters are joined and become shorter, none goes: a factor
-			               of 4 is the largest there is */
-			for (int b = 0x20; b <= 0xF0; b++) /* and none becomes a control character,
-			                                      or one of the last planes */
+			/* characters are composed and become shorter, none vanishes: the largest
+			 * factor is 4 */
+			times *= 8;
+			/* none becomes a control character or one of the last planes */
+			for (int b = 0x20; b <= 0xF0; b++)
 				if (!t->solid[b] && b != 0x7F && b != 0xC0 && b != 0xC1)
 					return 0;
 			break;
@@ -205,7 +205,7 @@ longest_id(llmc_tokenizer *t)
 			break;
 		case NORMALIZE_PREPEND:
 		case NORMALIZE_BYTELEVEL:
-		case NORMALIZE_ICE: /* its pieces are as long as what they stand for */
+		case NORMALIZE_ICE: /* its tokens are as long as the text they stand for */
 			break;
 		case NORMALIZE_REPLACE:
 			if (!n->n_literal || !n->content.n)
@@ -241,9 +241,9 @@ tokenizer_finish(llmc_tokenizer *t, llmc_error *err)
 			trie_put(&t->added_raw, &t->arena, a->text, (int32_t)i);
 			continue;
 		}
-		/* t->scratch: a jump out of the arena must not lose it */
+		/* t->scratch: released even after a jump out of the arena */
 		TRY(added_normal_form(t, a->text, &t->scratch, err));
-		/* and it decodes to that form */
+		/* the token decodes to the normalized form */
 		tokenizer_set(t, a->id, (ByteSpan){ strbuf_str(&t->scratch), t->scratch.len });
 		if (t->scratch.len)
 			trie_put(&t->added_norm, &t->arena,
@@ -253,7 +253,7 @@ tokenizer_finish(llmc_tokenizer *t, llmc_error *err)
 	for (int32_t i = 0; i < 256; i++)
 		t->byte_id[i] = -1;
 	for (int32_t i = 0; t->spm && i < t->n_ids; i++) {
-		/* byte pieces are none that text can spell */
+		/* text cannot spell byte tokens */
 		unsigned b;
 		char shut;
 		if (t->tok[i].type == TT_BYTE && t->tok[i].n == 6 &&

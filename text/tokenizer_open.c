@@ -1,6 +1,5 @@
-/* Opening by path, and what stands beside a tokenizer in a Hugging Face folder:
- * tokenizer_config.json, special_tokens_map.json, generation_config.json, config.json,
- * chat_template.jinja. */
+/* Opens a tokenizer by path, with the other files of a Hugging Face folder: tokenizer_config.json,
+ * special_tokens_map.json, generation_config.json, config.json, chat_template.jinja. */
 #include "text/text.h"
 
 #include <stdlib.h>
@@ -11,7 +10,7 @@
 #include "base/text.h"
 #include "formats/flm.h"
 
-typedef struct SideFiles { /* files beside the tokenizer; each may be missing */
+typedef struct SideFiles { /* files of the same folder; each may be missing */
 	llmc_tokenizer *t;
 	json_t *config, *map, *generation, *model, *chat;
 	Strbuf *jinja;
@@ -29,7 +28,7 @@ read_file(Arena *a, const char *path, Strbuf *text)
 	return status == LLMC_OK && text->len;
 }
 
-/* NULL: the file is not there, or it is no JSON. */
+/* Returns NULL if the file does not exist or is not JSON. */
 static json_t *
 read_json(const SideFiles *s, const char *dir, const char *name)
 {
@@ -45,7 +44,7 @@ read_json(const SideFiles *s, const char *dir, const char *name)
 	return root;
 }
 
-/* A token is written as its text or as an object with "content". */
+/* Returns the id of a token given as a string or as an object with "content". */
 static int32_t
 token_of(const SideFiles *s, const json_t *v)
 {
@@ -141,7 +140,7 @@ take_side(const SideFiles *s)
 	t->bos = named(s, "bos_token", t->bos);
 	t->unk = named(s, "unk_token", t->unk);
 	t->pad = named(s, "pad_token", t->pad);
-	/* the generation config knows all that end an answer, the tokenizer's own comes first */
+	/* the generation config lists all end tokens; the tokenizer's own comes first */
 	int32_t main_eos = named(s, "eos_token", -1), old[TEXT_MAX_EOS], n_old = t->n_eos;
 	memcpy(old, t->eos, sizeof old);
 	if (main_eos >= 0) {
@@ -157,7 +156,7 @@ take_side(const SideFiles *s)
 		json_int_t id = json_integer_value(json_object_get(s->model, "bos_token_id"));
 		t->bos = id >= 0 && id < t->n_ids ? (int32_t)id : -1;
 	}
-	/* a file whose post-processor adds nothing leaves it to these two */
+	/* without a post-processor these two decide */
 	if (s->spm && json_is_false(bos))
 		t->n_prefix = 0;
 	if (!t->n_prefix && json_is_true(bos) && t->bos >= 0)
@@ -167,7 +166,7 @@ take_side(const SideFiles *s)
 	take_templates(s);
 }
 
-/* What lies beside the tokenizer's file and belongs to it. */
+/* Reads the files next to the tokenizer that belong to it. */
 static llmc_status
 read_side(llmc_tokenizer *t, const char *dir, bool spm, llmc_error *err)
 {
@@ -196,7 +195,7 @@ read_side(llmc_tokenizer *t, const char *dir, bool spm, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* An integer of a JSON file beside this one; 0: there is none */
+/* Returns an integer of a JSON file in the same folder; 0: absent. */
 static json_int_t
 beside(const char *path, const char *file, const char *key)
 {
@@ -219,8 +218,8 @@ beside(const char *path, const char *file, const char *key)
 	return out;
 }
 
-/* num_image_tokens of the tokenizer_config.json beside it: numbers that the first checkpoints left
- * to pictures */
+/* Reads num_image_tokens of tokenizer_config.json: ids that the first checkpoints reserve for
+ * images. */
 static llmc_status
 open_ice(const char *path, const FileMap *map, llmc_tokenizer **out, llmc_error *err)
 {
@@ -258,8 +257,7 @@ open_file(const char *path, llmc_tokenizer **out, bool *spm, llmc_error *err)
 	} else if (flm_name(path)) {
 		status = text_open_flm(map.data, map.size, path, out, err);
 	} else if (ends_with(path, "ice_text.model")) {
-		status =
-		    open_ice(path, &map, out, err); /* not *spm: it has no tokens to be added */
+		status = open_ice(path, &map, out, err); /* not *spm: no tokens are added */
 	} else if (ends_with(path, ".json") || (map.size && map.data[0] == '{')) {
 		status = text_open_json((const char *)map.data, map.size, path, out, err);
 	} else if (text_has_ranks((const char *)map.data, map.size)) {
@@ -315,7 +313,7 @@ llmc_tokenizer_open(const char *path, llmc_tokenizer **out, llmc_error *err)
 	} else if (status == LLMC_OK) {
 		status = open_file(strbuf_str(&file), out, &spm, err);
 	}
-	/* files beside it belong to it when it goes by the name that such folders use */
+	/* the other files belong to it if it has the standard name */
 	if (status == LLMC_OK && (merges || ends_with(strbuf_str(&file), "tokenizer.json") ||
 	                          ends_with(strbuf_str(&file), ".model")))
 		status = read_side(*out, strbuf_str(&dir), spm, err);

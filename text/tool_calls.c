@@ -1,6 +1,6 @@
-/* An answer, read as it comes: text, reasoning, calls of tools. Arguments pass through as the model
- * writes them. What may be a mark is held back; what turns out not to be a call is text, never an
- * error. */
+/* Parses an output as it is generated: text, reasoning, tool calls. Arguments pass through as the
+ * model writes them. A possible marker is held back; what turns out not to be a call is text, never
+ * an error. */
 #include "text/tool_calls.h"
 
 #include <stdlib.h>
@@ -15,7 +15,7 @@ is_name(char c)
 	       c == '_' || c == '-' || c == '.';
 }
 
-/* A mark without the blanks around it: models are free with these. */
+/* Returns a marker without surrounding whitespace, which models vary. */
 static ByteSpan
 core(const char *s)
 {
@@ -35,7 +35,7 @@ emit_piece(llmc_calls *c, llmc_piece_kind kind, const char *s, size_t n)
 		c->fn(c->user, kind, kind < LLMC_PIECE_CALL ? -1 : c->call, s, n);
 }
 
-/* The first bytes of what is held are used up. */
+/* Consumes the first n bytes of the held input. */
 static void
 drop(llmc_calls *c, size_t n)
 {
@@ -55,7 +55,7 @@ call_emit_pending(llmc_calls *c)
 	strbuf_clear(&c->out);
 }
 
-/* at: where it stands in the answer */
+/* at: offset in the output */
 static void
 emit_text(llmc_calls *c, size_t at, const char *s, size_t n)
 {
@@ -107,7 +107,7 @@ call_end(llmc_calls *c)
 	c->named = false;
 }
 
-/* It cannot be read as a call: what has no name yet is text. */
+/* Gives up parsing a call: what has no name yet is text. */
 void
 call_fail(llmc_calls *c)
 {
@@ -146,8 +146,8 @@ parameter(const llmc_calls *c, const char *tool, const char *key)
 	    key);
 }
 
-/* The value of a pair as JSON: what the schema or the mark in front of it has as a text is one, the
- * rest stands as it is when it is JSON. Some models write other values as Python does. */
+/* Emits the value of a pair as JSON. It is a string if the schema or the marker before it demands
+ * one; otherwise valid JSON stays as it is. Some models write Python literals. */
 static void
 pair(llmc_calls *c, ByteSpan key, ByteSpan value, bool text)
 {
@@ -173,7 +173,7 @@ pair(llmc_calls *c, ByteSpan key, ByteSpan value, bool text)
 	c->any = true;
 }
 
-/* ---- steps: each uses up some of what is held, or says that it must wait ---- */
+/* ---- steps: each consumes some of the held input, or returns false to wait for more ---- */
 
 static size_t
 begins(ByteSpan mark, const Strbuf *h)
@@ -183,8 +183,8 @@ begins(ByteSpan mark, const Strbuf *h)
 	return mark.n && memcmp(strbuf_str(h), mark.s, n) == 0 ? n : 0;
 }
 
-/* A mark at the beginning of a text, whose blanks may be any number of them; *len: its bytes. 2:
- * all of it, 1: as far as the text goes, 0: something else. */
+/* Matches a marker at h, allowing any amount of whitespace where it has some. Returns 2: complete,
+ * *len bytes; 1: all of h, more is needed; 0: no match. */
 static int
 mark_at(const char *h, size_t n, ByteSpan mark, size_t *len)
 {
@@ -207,7 +207,7 @@ mark_at(const char *h, size_t n, ByteSpan mark, size_t *len)
 	return mark.n ? 2 : 0;
 }
 
-/* The first of these; NULL: it is not there. */
+/* Returns the first occurrence of a marker, or NULL. */
 static const char *
 find_mark(const char *h, size_t n, ByteSpan mark, size_t *len)
 {
@@ -230,8 +230,8 @@ skip_blanks(llmc_calls *c)
 		drop(c, n);
 }
 
-/* Text or reasoning up to the first of the marks; *at: which, -1 none. False: nothing can be said
- * before more comes. */
+/* Finds text or reasoning before the first marker; *at: index of the marker, -1 none. Returns false
+ * if more input is needed. */
 static bool
 up_to(llmc_calls *c, const ByteSpan *mark, int n, bool last, size_t *len, int *at)
 {
@@ -247,7 +247,7 @@ up_to(llmc_calls *c, const ByteSpan *mark, int n, bool last, size_t *len, int *a
 			*at = i;
 		}
 		for (size_t k = 1; k < mark[i].n && k <= c->hold.len;
-		     k++) /* its beginning at the end */
+		     k++) /* prefix of a marker at the end */
 			if (memcmp(h + c->hold.len - k, mark[i].s, k) == 0 && k > keep)
 				keep = k;
 	}
@@ -264,7 +264,7 @@ text_step(llmc_calls *c, bool last)
 	size_t len;
 	int at, n = 0;
 
-	if (r->bare && !c->said) { /* an answer that is nothing but an object */
+	if (r->bare && !c->said) { /* an output that is only an object */
 		skip_blanks(c);
 		ByteSpan also = core(r->bare);
 		size_t k = begins(also, &c->hold);
@@ -293,8 +293,7 @@ text_step(llmc_calls *c, bool last)
 		mark[n++] = core(r->drop[i]);
 	if (!up_to(c, mark, n, last, &len, &at))
 		return false;
-	/* blanks before a mark, and at the end of what is there, may stand before a call: they wait
-	 */
+	/* hold whitespace before a marker and at the end: it may precede a call */
 	size_t end = len;
 	while ((at >= 0 || !last) && end && is_blank(c->hold.data[end - 1]))
 		end--;
@@ -349,7 +348,8 @@ between_step(llmc_calls *c, bool last)
 		begin_call(c, "", 0);
 		return true;
 	}
-	if (c->row.body == BODY_LITERALS && c->hold.data[0] == ',') { /* between two of a list */
+	/* separator of two calls in a list */
+	if (c->row.body == BODY_LITERALS && c->hold.data[0] == ',') {
 		drop(c, 1);
 		return true;
 	}
@@ -365,7 +365,7 @@ between_step(llmc_calls *c, bool last)
 	} else if (k == c->hold.len || m == c->hold.len) {
 		if (!last)
 			return false;
-		drop(c, c->hold.len); /* a mark that broke off */
+		drop(c, c->hold.len); /* an incomplete marker */
 	} else {
 		c->state = AT_TEXT;
 		c->trim = true;
@@ -393,17 +393,16 @@ name_step(llmc_calls *c, bool last)
 {
 	ByteSpan end = core(c->row.name_until ? c->row.name_until : c->row.name_end);
 
-	if (!end.n) { /* it ends with what no name has: the next mark, or a blank */
+	if (!end.n) { /* the name ends at the first character that names cannot have */
 		skip_blanks(c);
 		if (!c->hold.len)
 			return false;
 	}
 	const char *h = strbuf_str(&c->hold), *p = NULL;
-	size_t names = 0, len = c->hold.len,
-	       skip = 0; /* characters that a name may have; what stands before it */
+	size_t names = 0, len = c->hold.len, skip = 0; /* length of a valid name; bytes before it */
 	ByteSpan before = core(c->row.name_from);
 
-	if (before.n) { /* a number of the call's own */
+	if (before.n) { /* skip the number of the call */
 		p = memmem(h, len < MAX_HEAD ? len : MAX_HEAD, before.s, before.n);
 		if (!p && !last && len < MAX_HEAD)
 			return false;
@@ -426,7 +425,7 @@ name_step(llmc_calls *c, bool last)
 		return true;
 	}
 	size_t n = (size_t)(p - h), from = 0;
-	/* without a mark in front it is a call only where it calls one of the tools */
+	/* without an opening marker, only the name of a tool begins a call */
 	if (c->row.body == BODY_LITERALS && (names != n || (c->row.bare && !has_tool(c, h, n)))) {
 		call_fail(c);
 		return true;
@@ -489,8 +488,8 @@ pair_step(llmc_calls *c, bool last)
 		const char *key = h + k, *p = find_mark(key, c->hold.len - k, mid, &len),
 		           *json = find_mark(key, c->hold.len - k, core(r->pair[3]), &len_json);
 		bool text = r->pair[3] && !(json && (!p || json < p));
-		/* a line end around a value is the format's; where values are exact, only if its
-		 * marks have one */
+		/* a line end around a value belongs to the format; if values are exact, only where
+		 * the markers have one */
 		bool exact = r->pair[3] || call_format(tool_named(c, strbuf_str(&c->word)));
 		bool before = !exact || (r->pair[1] && *r->pair[1] &&
 		                         r->pair[1][strlen(r->pair[1]) - 1] == '\n'),
@@ -529,7 +528,7 @@ pair_step(llmc_calls *c, bool last)
 	return true;
 }
 
-/* The key of an argument, without quotes; an empty one: it is none */
+/* Returns the key of an argument without quotes; empty: not a key */
 static ByteSpan
 key_of(const char *s, size_t n)
 {
@@ -544,8 +543,8 @@ key_of(const char *s, size_t n)
 	return (ByteSpan){ s, names == n ? n : 0 };
 }
 
-/* key=value, once its end is there. A value without a key is not told: nothing says which parameter
- * it is. */
+/* Parses key=value once its end has come. A value without a key is dropped, since its parameter is
+ * unknown. */
 static bool
 literal_step(llmc_calls *c)
 {
@@ -646,8 +645,8 @@ llmc_calls_feed(llmc_calls *c, const char *text, size_t n, bool last, llmc_piece
 		;
 	if (last && c->state != AT_TEXT && c->state != AT_REASONING && c->state != AT_BETWEEN &&
 	    c->state != AT_CLOSE) {
-		/* it broke off: what has a name stays a call with what there is of its arguments;
-		 * what has none is text, but behind other calls the beginning of one */
+		/* incomplete output: a named call stays a call with the arguments it has; without a
+		 * name it is text, or after other calls it is dropped */
 		if (c->named) {
 			call_end(c);
 		} else if (c->call < 0) {
@@ -661,7 +660,7 @@ llmc_calls_feed(llmc_calls *c, const char *text, size_t n, bool last, llmc_piece
 	return LLMC_OK;
 }
 
-/* Does the text end with the mark, but for blanks? */
+/* Returns whether s ends with the marker, ignoring whitespace. */
 static bool
 ends_with(const char *s, size_t n, ByteSpan mark)
 {
@@ -670,7 +669,7 @@ ends_with(const char *s, size_t n, ByteSpan mark)
 	return mark.n && n >= mark.n && memcmp(s + n - mark.n, mark.s, mark.n) == 0;
 }
 
-/* The row and what is kept of it; out of memory ends here. */
+/* Loads the format row; returns an error if memory runs out. */
 static llmc_status
 read_row(llmc_calls *c, const llmc_tokenizer *t, llmc_error *err)
 {
@@ -705,7 +704,7 @@ llmc_calls_open(const llmc_tokenizer *t, const char *prompt, size_t n_prompt,
 		json_decref(c->tools);
 		c->tools = NULL;
 	}
-	ByteSpan begun = core(c->row.think[2]); /* what may stand behind the beginning */
+	ByteSpan begun = core(c->row.think[2]); /* optional text after the opening marker */
 	while (n_prompt && is_blank(prompt[n_prompt - 1]))
 		n_prompt--;
 	if (ends_with(prompt, n_prompt, begun))

@@ -1,4 +1,5 @@
-/* Inside of calls*.c: rows of configs/formats/calls.yaml, and an answer that is being read. */
+/* Internal declarations of tool_calls*.c: format rows of configs/formats/calls.yaml and the output
+ * parser. */
 #ifndef LLMC_TEXT_TOOL_CALLS_H
 #define LLMC_TEXT_TOOL_CALLS_H
 
@@ -17,17 +18,17 @@ enum {
 	MAX_ALSO = 2,
 	MAX_NAME = 256,
 	MAX_HEAD = 512
-}; /* bytes of a name, and up to the end of the mark behind it */
-typedef struct CallRow { /* texts as they are written; NULL: none */
+}; /* bytes of a name, and up to the end of the marker after it */
+typedef struct CallRow { /* strings as the model writes them; NULL: none */
 	const char *name, *open, *close, *between, *name_from, *name_end, *name_until, *number,
 	    *bare, *quote, *system;
 	const char *think[3], *section[2], *key[2], *pair[4], *also[MAX_ALSO], *drop[MAX_DROP];
 	int n_also, n_drop;
 	CallBody body;
-	bool to_close; /* what stands between the arguments and `close` is dropped */
+	bool to_close; /* ignore everything between the arguments and `close` */
 } CallRow;
 
-/* Where the reading is. J_ are places of a JSON object. */
+/* Parser state. J_ states are positions in a JSON object. */
 typedef enum CallState {
 	AT_TEXT,
 	AT_REASONING,
@@ -50,7 +51,7 @@ typedef enum CallState {
 	J_OTHER,
 } CallState;
 
-/* A value of BODY_LITERALS whose end is looked for, from where it was left. All zero to begin. */
+/* Search for the end of a BODY_LITERALS value, resumable. Zero-initialised. */
 typedef struct LiteralScan {
 	size_t at;
 	int depth;
@@ -61,33 +62,33 @@ typedef struct LiteralScan {
 struct llmc_calls {
 	Arena arena;
 	CallRow row;
-	const char *mark; /* what opens a call, without the blanks around it; NULL: none */
+	const char *mark; /* opening marker of a call without surrounding whitespace; NULL: none */
 	json_t *tools;    /* NULL: none */
 	bool in_prompt;   /* the prompt has opened the reasoning */
 	CallState state;
-	Strbuf hold; /* text that is not decided on */
+	Strbuf hold; /* input that is not consumed yet */
 	size_t gone, raw_at,
-	    at; /* bytes of the answer before `hold`; where `raw` begins, and the text told last */
-	Strbuf raw;         /* of a call without a name so far: text again when it is none */
-	Strbuf word, early; /* a key or a name; arguments that came before the name */
-	Strbuf out;         /* arguments to tell */
+	    at;     /* output offsets of `hold`, of `raw` and of the last emitted text */
+	Strbuf raw; /* source of a call without a name so far, to emit as text if it is no call */
+	Strbuf word, early; /* key or name; arguments that came before the name */
+	Strbuf out;         /* arguments to emit */
 	bool named, any, said, escaped, in_list,
-	    trim;  /* trim: blanks behind a reasoning or a call are not text */
-	int depth; /* of the value that passes */
+	    trim;  /* trim: skip whitespace after reasoning or a call */
+	int depth; /* nesting depth of the current value */
 	bool in_text, started;
 	LiteralScan scan;
-	int32_t call; /* number of the call; -1: none yet */
+	int32_t call; /* index of the call; -1: none yet */
 	llmc_piece_fn fn;
 	void *user;
 };
 
 llmc_status call_row(const llmc_tokenizer *t, Arena *a, CallRow *out,
                      llmc_error *err); /* tool_calls_formats.c; may jump to the arena's oom */
-const json_t *call_format(const json_t *tool); /* of a tool whose one parameter is a text: the
-                                                  grammar of that; NULL: it has none */
+/* grammar of a tool whose only parameter is a string; NULL: none */
+const json_t *call_format(const json_t *tool);
 void call_row_own(const char *response_template, Arena *a,
-                  CallRow *row); /* tool_calls_response_template.c: what it says takes the place of
-                                    the row's; the same jump */
+                  /* tool_calls_response_template.c: overrides fields of the row; same jump */
+                  CallRow *row);
 
 static inline bool
 is_blank(char c)
@@ -95,26 +96,26 @@ is_blank(char c)
 	return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
 
-/* tool_calls.c: what is found goes to the caller */
+/* tool_calls.c: emit events to the caller */
 void call_name(llmc_calls *c, const char *s,
-               size_t n);              /* the call's name, and arguments that came before it */
-void call_emit_pending(llmc_calls *c); /* c->out as arguments */
+               size_t n);              /* name of the call and arguments that came before it */
+void call_emit_pending(llmc_calls *c); /* emits c->out as arguments */
 void call_end(llmc_calls *c);
-void call_fail(llmc_calls *c); /* it cannot be read as a call: what has no name yet is text */
+void call_fail(llmc_calls *c); /* gives up parsing a call: what has no name yet is text */
 
 /* tool_calls_json.c */
 void call_value_begin(llmc_calls *c);
 int call_value_byte(llmc_calls *c,
-                    char x); /* of a JSON value: 0 goes on, 1 the last one, 2 behind the last */
+                    char x); /* JSON value: 0 continues, 1 last byte, 2 past the end */
 void call_argument_byte(llmc_calls *c,
-                        char x); /* into c->out, before the name is known into c->early */
-bool call_json_byte(llmc_calls *c,
-                    char x); /* at one of the J_ places; false: it has not been used up */
+                        char x); /* appends to c->out, or to c->early before the name is known */
+bool call_json_byte(llmc_calls *c, char x); /* handles a byte in a J_ state; false: not consumed */
 
-/* tool_calls_python.c. quote: the mark around texts; NULL: as Python writes them */
+/* tool_calls_python.c. quote: delimiter of strings; NULL: Python string literals */
 bool literal_ends(LiteralScan *s, const char *p, size_t n,
-                  const char *quote); /* at s->at stands what ends it; false: not yet */
+                  /* advances s->at to the terminator; false: more input is needed */
+                  const char *quote);
 void literal_put(Strbuf *out, ByteSpan value,
-                 const char *quote); /* as JSON; what is no value becomes a text */
+                 const char *quote); /* writes JSON; an unknown value becomes a string */
 
 #endif

@@ -1,4 +1,5 @@
-/* configs/formats/calls.yaml: the row of a chat template, and what it forces. */
+/* configs/formats/calls.yaml: selects the row of a chat template and writes the grammar of its
+ * calls. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,8 +56,8 @@ body_of(const char *word)
 	return BODY_NONE;
 }
 
-/* What stands in a token of the checkpoint between these two texts; "": there is no such token, or
- * nothing between them */
+/* Returns the part of an added token between the two strings of `suffix`; "": there is no such
+ * token. */
 static const char *
 suffix_of(const llmc_tokenizer *t, Arena *a, const Node *row)
 {
@@ -73,7 +74,7 @@ suffix_of(const llmc_tokenizer *t, Arena *a, const Node *row)
 	return "";
 }
 
-/* Marks with "{}" in them: the suffix stands there. */
+/* Replaces "{}" in markers by the suffix. */
 static void
 put_suffix(Arena *a, const char **mark, size_t n, const char *suffix)
 {
@@ -146,7 +147,7 @@ call_row(const llmc_tokenizer *t, Arena *a, CallRow *out, llmc_error *err)
 	return error_set(err, LLMC_E_BUG, FILE_NAME " has no last row for everything else");
 }
 
-/* ---- what is forced ---- */
+/* ---- grammar of calls ---- */
 
 static void
 put_text(Strbuf *b, const char *a, const char *c, const char *d, const char *e)
@@ -197,7 +198,7 @@ is_required(const json_t *parameters, const char *key)
 	return false;
 }
 
-/* A value as it stands in JSON */
+/* Writes a value as JSON. */
 static void
 json_text(Strbuf *b, const json_t *v)
 {
@@ -207,7 +208,7 @@ json_text(Strbuf *b, const json_t *v)
 	free(text);
 }
 
-/* {"type": "grammar", "syntax": "regex" | "lark", "definition"} beside the function */
+/* {"type": "grammar", "syntax": "regex" | "lark", "definition"} next to the function */
 const json_t *
 call_format(const json_t *tool)
 {
@@ -227,7 +228,7 @@ call_format(const json_t *tool)
 	           : NULL;
 }
 
-/* A text of that grammar; json: as the inside of a JSON string */
+/* Writes the grammar of a string; json: as the inside of a JSON string */
 static void
 put_format(Strbuf *b, const json_t *format, bool json)
 {
@@ -238,7 +239,7 @@ put_format(Strbuf *b, const json_t *format, bool json)
 	strbuf_puts(b, json ? ",\"json\":true}" : "}");
 }
 
-/* Arguments that are one text of a grammar, as JSON */
+/* Writes arguments that consist of one string of a grammar, as JSON. */
 static void
 put_format_object(Strbuf *b, const json_t *format, const char *key)
 {
@@ -254,7 +255,7 @@ put_format_object(Strbuf *b, const json_t *format, const char *key)
 	strbuf_release(&head);
 }
 
-/* Texts that a value may be, and nothing else: those of enum or const; NULL: other values too */
+/* Returns the strings of enum or const if the value can be nothing else; NULL otherwise. */
 static json_t *
 known_texts(const json_t *schema)
 {
@@ -271,8 +272,8 @@ known_texts(const json_t *schema)
 	return json_array_size(values) ? json_incref((json_t *)(uintptr_t)values) : NULL;
 }
 
-/* What stands between a key and the next one: texts as they are, the rest as JSON, each behind its
- * own mark where the format has two. */
+/* Writes a value between the markers of a pair: strings raw, others as JSON. Some formats have a
+ * separate marker for each. */
 static void
 put_value(const CallRow *r, Strbuf *b, const char *key, const json_t *schema)
 {
@@ -304,7 +305,7 @@ put_value(const CallRow *r, Strbuf *b, const char *key, const json_t *schema)
 	}
 }
 
-/* Properties one behind the other; those that are not required may be left out. */
+/* Writes properties in order; optional ones may be absent. */
 static void
 put_pairs(const CallRow *r, Strbuf *b, const json_t *parameters)
 {
@@ -324,7 +325,7 @@ put_pairs(const CallRow *r, Strbuf *b, const json_t *parameters)
 static void put_literal(const CallRow *r, Strbuf *b, const json_t *schema, int depth);
 static void put_arguments(const CallRow *r, Strbuf *b, const json_t *parameters, int depth);
 
-/* A text that is known */
+/* Writes a fixed string. */
 static void
 put_known_text(const CallRow *r, Strbuf *b, const char *s)
 {
@@ -376,7 +377,7 @@ put_typed(const CallRow *r, Strbuf *b, const json_t *schema, const char *type, i
 	}
 }
 
-/* A value: what no rule of ours speaks of is JSON, which is read as well. */
+/* Writes a value. Types without a rule here are JSON, which the parser accepts too. */
 static void
 put_literal(const CallRow *r, Strbuf *b, const json_t *schema, int depth)
 {
@@ -427,7 +428,7 @@ put_argument(const CallRow *r, Strbuf *b, const char *key, const json_t *v, int 
 {
 	Strbuf quoted = { 0 };
 
-	if (depth && !r->quote) /* within an object Python's keys are texts */
+	if (depth && !r->quote) /* keys of a nested Python dict are strings */
 		json_str(&quoted, key, strlen(key));
 	else
 		strbuf_puts(&quoted, key);
@@ -440,9 +441,8 @@ put_argument(const CallRow *r, Strbuf *b, const char *key, const json_t *v, int 
 	strbuf_release(&quoted);
 }
 
-/* Properties in their order, commas between them. Those before the first that is required bring the
- * comma behind them, those behind it the one before them; where none is required, any may be the
- * first. */
+/* Writes properties in order, separated by commas. Those before the first required one carry a
+ * trailing comma, later ones a leading one. If none is required, any may be the first. */
 static void
 put_arguments(const CallRow *r, Strbuf *b, const json_t *parameters, int depth)
 {
@@ -487,7 +487,7 @@ put_arguments(const CallRow *r, Strbuf *b, const json_t *parameters, int depth)
 	strbuf_puts(b, "]}");
 }
 
-/* One call of one tool, with `open` in front */
+/* Writes one call of one tool, starting with `open`. */
 static void
 put_call(const llmc_calls *c, Strbuf *b, const json_t *tool, const char *open, bool free_)
 {
@@ -561,7 +561,7 @@ put_call(const llmc_calls *c, Strbuf *b, const json_t *tool, const char *open, b
 	strbuf_release(&head);
 }
 
-/* Calls of all tools, or of one */
+/* Writes calls of all tools, or of one. */
 static int
 put_calls(const llmc_calls *c, Strbuf *b, const char *only, const char *open, bool free_)
 {
@@ -598,7 +598,7 @@ llmc_calls_rules(const llmc_calls *c, const char *only, int flags, char *buf, si
 		return error_set(
 		    err, LLMC_E_INPUT,
 		    "this model's format of calls is not known, or there are no tools");
-	if (begun) { /* what stands behind the mark that has come */
+	if (begun) { /* the rest of the marker that has come already */
 		size_t skip = first ? strlen(first) : 0;
 		while (skip && strchr(" \n", first[skip - 1]))
 			skip--;
@@ -643,8 +643,10 @@ llmc_calls_rules(const llmc_calls *c, const char *only, int flags, char *buf, si
 		status =
 		    error_set(err, LLMC_E_INPUT, "there is no tool '%.100s'", only ? only : "");
 	else if (b.len >= cap)
-		status = error_set(err, LLMC_E_RANGE,
-		                   "the rules have %zu bytes and a NUL, room for %zu", b.len, cap);
+		status = error_set(
+		    err, LLMC_E_RANGE,
+		    "the rules have %zu bytes and a NUL and do not fit into a buffer of %zu", b.len,
+		    cap);
 	else
 		memcpy(buf, strbuf_str(&b), b.len + 1);
 	strbuf_release(&b);

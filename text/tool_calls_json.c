@@ -1,10 +1,10 @@
-/* Calls that are written as JSON, a byte at a time: {"name": ..., "arguments": ...} or a list of
- * these. Bytes of the arguments go on as they are. */
+/* Calls written as JSON, byte by byte: {"name": ..., "arguments": ...} or a list of these. Bytes of
+ * the arguments pass through unchanged. */
 #include <string.h>
 
 #include "text/tool_calls.h"
 
-/* A byte of a JSON value: 0 goes on, 1 the last one, 2 behind the last. */
+/* Handles a byte of a JSON value: 0 continues, 1 last byte, 2 past the end. */
 int
 call_value_byte(llmc_calls *c, char x)
 {
@@ -82,8 +82,7 @@ object_ends(llmc_calls *c)
 	c->state = c->in_list ? J_LIST : AT_CLOSE;
 }
 
-/* A byte of {"name": ..., "arguments": ...}, or of a list of these; false: it has not been used up.
- */
+/* Handles a byte of {"name": ..., "arguments": ...} or a list of these; false: not consumed. */
 bool
 call_json_byte(llmc_calls *c, char x)
 {
@@ -92,7 +91,7 @@ call_json_byte(llmc_calls *c, char x)
 	if (!c->named)
 		strbuf_putc(&c->raw, x);
 	switch (c->state) {
-	case J_LIST: /* [ or what stands behind an object of it */
+	case J_LIST: /* [ or what follows an object of the list */
 		if (is_blank(x) || x == ',')
 			return true;
 		if (x == '[' && !c->in_list) {
@@ -165,7 +164,7 @@ call_json_byte(llmc_calls *c, char x)
 		} else {
 			c->state = J_OTHER;
 		}
-		break; /* it is the value's first byte */
+		break; /* first byte of the value */
 	case J_NAME:
 		if (x == '"') {
 			char name[MAX_NAME + 1];
@@ -179,7 +178,7 @@ call_json_byte(llmc_calls *c, char x)
 			call_fail(c);
 		}
 		return true;
-	case J_ARGUMENTS_TEXT: /* JSON within a text, as OpenAI's own form has it */
+	case J_ARGUMENTS_TEXT: /* JSON inside a string, as in the OpenAI API */
 		if (c->escaped) {
 			c->escaped = false;
 			call_argument_byte(c, x == 'n'   ? '\n'

@@ -1,5 +1,5 @@
-/* Values of arguments as Python writes them, or with texts between marks of a row's own and keys
- * bare: where one ends, and the same as JSON. */
+/* Argument values as Python literals, or with strings between special delimiters and bare keys:
+ * finds where a value ends and converts it to JSON. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 
 enum { MAX_NEST = 64 };
 
-/* ---- where it ends ---- */
+/* ---- end of a value ---- */
 
 bool
 literal_ends(LiteralScan *s, const char *p, size_t n, const char *quote)
@@ -24,7 +24,9 @@ literal_ends(LiteralScan *s, const char *p, size_t n, const char *quote)
 			if (!e) {
 				if (left >= nq)
 					s->at = n - nq +
-					        1; /* it may begin at the end of what is there */
+					        /* the delimiter may begin at the end of the
+					         * input */
+					        1;
 				return false;
 			}
 			s->at = (size_t)(e - p) + nq;
@@ -63,7 +65,7 @@ literal_ends(LiteralScan *s, const char *p, size_t n, const char *quote)
 	return false;
 }
 
-/* ---- as JSON ---- */
+/* ---- conversion to JSON ---- */
 
 typedef struct LiteralReader {
 	const char *p, *end, *quote;
@@ -89,7 +91,7 @@ next_is(LiteralReader *l, char x)
 	return true;
 }
 
-/* n digits of base 16; -1: they are none */
+/* Reads n hexadecimal digits; -1: invalid */
 static int32_t
 hex(LiteralReader *l, int n)
 {
@@ -110,7 +112,7 @@ hex(LiteralReader *l, int n)
 	return v;
 }
 
-/* What stands behind a backslash; false: no text */
+/* Reads an escape after its backslash; false: invalid */
 static bool
 escape(LiteralReader *l, Strbuf *b)
 {
@@ -120,7 +122,7 @@ escape(LiteralReader *l, Strbuf *b)
 	int32_t cp;
 
 	if (x == '\n')
-		return true; /* a line that goes on */
+		return true; /* line continuation */
 	if (at) {
 		strbuf_putc(b, to[at - from]);
 		return true;
@@ -133,7 +135,7 @@ escape(LiteralReader *l, Strbuf *b)
 	}
 	cp = hex(l, x == 'x' ? 2 : x == 'u' ? 4 : 8);
 	if (cp >= 0xD800 && cp < 0xDC00 && l->end - l->p >= 6 && l->p[0] == '\\' &&
-	    l->p[1] == 'u') { /* as JSON has characters beyond 16 bits */
+	    l->p[1] == 'u') { /* surrogate pair, as in JSON */
 		l->p += 2;
 		int32_t low = hex(l, 4);
 		if (low < 0xDC00 || low > 0xDFFF)
@@ -174,7 +176,7 @@ quoted(LiteralReader *l)
 	return ok && closed;
 }
 
-/* A text, if one stands here: 1; 0: none; -1: one that is wrong */
+/* Reads a string: 1; no string here: 0; invalid: -1 */
 static int
 a_text(LiteralReader *l)
 {
@@ -242,8 +244,7 @@ a_key(LiteralReader *l)
 	return w.n > 0;
 }
 
-/* Behind an opening bracket: elements up to the closing one, with or without a comma behind the
- * last */
+/* Reads elements after an opening bracket up to the closing one; a trailing comma is allowed. */
 static bool
 elements(LiteralReader *l, char close, bool keys, int depth)
 {
@@ -300,5 +301,5 @@ literal_put(Strbuf *out, ByteSpan s, const char *quote)
 	while (s.n && strchr(" \n\t\r", s.s[s.n - 1]))
 		s.n--;
 	out->len = before;
-	json_str(out, s.s, s.n); /* no value that is known: a text */
+	json_str(out, s.s, s.n); /* not a known value: a string */
 }

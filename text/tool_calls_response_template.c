@@ -1,12 +1,12 @@
-/* A checkpoint's own account of its answers: response_template of tokenizer_config.json, as
- * transformers reads it. It is turned into a row; what no row can say (an expression that is more
- * than a text with names in it, values of other kinds) is left to configs/formats. */
+/* response_template of tokenizer_config.json: a checkpoint's description of its output, as
+ * transformers reads it. It is converted to a row. What a row cannot express (a regex that is more
+ * than a string with named groups, values of other types) is left to configs/formats. */
 #include <string.h>
 
 #include "base/json.h"
 #include "text/tool_calls.h"
 
-/* Behind the group that begins at s; NULL: it has no end */
+/* Returns the end of the group that begins at s, or NULL. */
 static const char *
 group_end(const char *s)
 {
@@ -31,7 +31,7 @@ group_end(const char *s)
 	return NULL;
 }
 
-/* The name of a group at s, or NULL */
+/* Returns the name of a group at s, or NULL. */
 static const char *
 group_name(const char *s)
 {
@@ -40,9 +40,9 @@ group_name(const char *s)
 	return !strncmp(s, "(?<", 3) && s[3] != '=' && s[3] != '!' ? s + 3 : NULL;
 }
 
-/* The text that an expression stands for up to a group of this name (NULL: to its end); *at then
- * stands behind it. Blanks of any number are a line's end: models are free with these, and the
- * reading is as well. False: it is more than a text. */
+/* Reads the literal text of a regex up to a group of this name (NULL: to the end) and sets *at
+ * after the group. A run of whitespace becomes a line end, since models and the parser vary it.
+ * False: the regex is not literal. */
 static bool
 plain_text(Arena *a, const char **at, const char *group, const char **out)
 {
@@ -63,7 +63,7 @@ plain_text(Arena *a, const char **at, const char *group, const char **out)
 			}
 			if (strncmp(s, "(?:", 3) != 0 || *end != '?')
 				return false;
-			s = end + 1; /* what may be left out is */
+			s = end + 1; /* an optional part is skipped */
 			continue;
 		}
 		char x = *s++;
@@ -85,7 +85,7 @@ plain_text(Arena *a, const char **at, const char *group, const char **out)
 				return false;
 			s += s[1] == '?' ? 2 : 1;
 		} else if (any) {
-			return false; /* a blank, but which? */
+			return false; /* an unspecified whitespace character */
 		}
 		strbuf_putc(b, x);
 	}
@@ -96,7 +96,7 @@ plain_text(Arena *a, const char **at, const char *group, const char **out)
 	return !group;
 }
 
-/* A mark: a text, the first of several, or an expression that is a text; NULL: none */
+/* Reads a marker: a string, the first of several, or a literal regex; NULL: none */
 static const char *
 mark_of(Arena *a, const json_t *field, const char *key, const char *pattern)
 {
@@ -109,7 +109,7 @@ mark_of(Arena *a, const json_t *field, const char *key, const char *pattern)
 	return at && plain_text(a, &at, NULL, &out) && *out ? out : NULL;
 }
 
-/* "{content.name}" -> name; NULL: it is another text */
+/* "{content.name}" -> name; NULL: another string */
 static const char *
 placeholder(Arena *a, const json_t *v, const char *root)
 {
@@ -127,7 +127,7 @@ is_text(const json_t *v, const char *text)
 	return json_is_string(v) && !strcmp(json_string_value(v), text);
 }
 
-/* The field of calls as a row's part. */
+/* Converts the field of calls to the fields of a row. */
 static bool
 calls_of(Arena *a, const json_t *field, CallRow *r)
 {
@@ -146,7 +146,7 @@ calls_of(Arena *a, const json_t *field, CallRow *r)
 	if (!content || !name || !arguments)
 		return false;
 	if (is_text(name, "{name}") &&
-	    is_text(arguments, "{content}")) { /* the mark names the tool */
+	    is_text(arguments, "{content}")) { /* the marker names the tool */
 		if (!at || !plain_text(a, &at, "name", &r->open) ||
 		    !plain_text(a, &at, NULL, &r->name_end))
 			return false;
@@ -164,7 +164,7 @@ calls_of(Arena *a, const json_t *field, CallRow *r)
 			r->body = BODY_NAMED;
 			return r->name_end[0] != 0;
 		}
-		if (r->name_end[0]) /* the object itself begins behind the name */
+		if (r->name_end[0]) /* the object begins right after the name */
 			return false;
 		r->body = BODY_LITERALS;
 		r->name_end = "{";
@@ -209,8 +209,7 @@ call_row_own(const char *text, Arena *a, CallRow *row)
 		row->think[0] = open;
 		row->think[1] = close;
 	}
-	/* a row that begins calls alike knows more of them: what stands between two, and what else
-	 * belongs to their end */
+	/* a configured row with the same opening marker also has separators and variants */
 	if (!calls_of(a, json_object_get(fields, "tool_calls"), &r) ||
 	    (r.body == row->body && same(r.open, row->open)))
 		return;

@@ -1,4 +1,4 @@
-/* Text made valid, and the character classes that tokenizers ask for. */
+/* UTF-8 repair and the character classes of tokenizers. */
 #include "text/text.h"
 
 #include <string.h>

@@ -1,6 +1,6 @@
-/* Unigram: the segmentation with the best sum of scores (Viterbi over a trie of pieces).
- * sentencepiece adds in float and takes user-defined pieces for the length times the best score;
- * tokenizer.json adds in double, all pieces alike. */
+/* Unigram: the segmentation with the best sum of scores (Viterbi over a trie of tokens).
+ * sentencepiece adds in float and gives user-defined tokens the best score times their length;
+ * tokenizer.json adds in double and treats all tokens alike. */
 #include "text/text.h"
 
 #include <string.h>
@@ -68,8 +68,8 @@ emit(Enc *e, ByteSpan text, const LatticeNode *best)
 		}
 		while ((t->spm || t->fuse_unk) && i > 0 && best[cut[i - 1]].id < 0)
 			end = cut[--i];
-		/* pieces of a run that add up to one in the vocabulary, as the piece of the unknown
-		 * itself */
+		/* unknown segments that add up to a token in the vocabulary, such as the unknown
+		 * token itself */
 		int32_t whole = t->spm ? -1 : strmap_get(&t->vocab, text.s + from, end - from);
 		if (whole >= 0) {
 			enc_push(e, whole);

@@ -1,6 +1,6 @@
-/* A folder's tokenizer as a GGUF holds it: byte-level BPE with the name of its split expressions
- * ("gpt2"), or pieces with scores ("llama"), from tokenizer.model or, where there is none, from the
- * ranks of merges. What comes out is read again and held against the folder's own on a text. */
+/* Writes the tokenizer of a folder as GGUF keys: byte-level BPE with the name of its split regexes
+ * ("gpt2"), or tokens with scores ("llama") from tokenizer.model, else from the merge ranks. The
+ * result is loaded again and compared with the folder's tokenizer on a sample. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,14 +17,14 @@ enum { CHECK_BYTES = 20000 };
 typedef struct VocabExport {
 	Arena a;
 	const char *folder;
-	llmc_tokenizer *own;    /* as llmc reads the folder */
+	llmc_tokenizer *own;    /* tokenizer of the folder */
 	llmc_tokenizer *pieces; /* tokenizer.model; NULL: there is none */
-	int32_t n;              /* ids of the file */
-	GgufHead head;          /* the keys alone */
+	int32_t n;              /* ids in the file */
+	GgufHead head;          /* keys only */
 	llmc_error *err;
 } VocabExport;
 
-/* ---- how text is cut ---- */
+/* ---- pre-tokenizer ---- */
 
 static bool
 exprs_of(const json_t *o, Strbuf *out, int depth)
@@ -70,14 +70,14 @@ pre_of(VocabExport *j, char name[64])
 	Strbuf *text = arena_strbuf(&j->a), *exprs = arena_strbuf(&j->a);
 	json_error_t why;
 
-	if (!file_exists(path)) { /* vocab.json and merges.txt, or bytes and ranks, whose words are
-		                     taken whole */
+	/* vocab.json and merges.txt, or bytes and ranks, where a word in the vocabulary is one
+	 * token */
+	if (!file_exists(path)) {
 		strcpy(name, j->own->ignore_merges ? "llama-bpe" : "gpt-2");
 		return LLMC_OK;
 	}
 	TRY(file_read(path, TEXT_MAX_FILE, text, j->err));
-	/* jansson takes no NUL in a key; the vocabulary, which may hold one, is not what is read
-	 * here */
+	/* jansson rejects NUL in a key; the vocabulary, which may contain one, is not read here */
 	for (char *p = text->data; p && (p = strstr(p, "\\u0000"));)
 		p[5] = '1';
 	json_t *root = json_read(&j->a, strbuf_str(text), text->len, JSON_ALLOW_NUL, &why);
@@ -87,15 +87,15 @@ pre_of(VocabExport *j, char name[64])
 	if (!known ||
 	    !pretokenizer_name(strbuf_str(exprs), exprs->len, j->own->ignore_merges, name))
 		return error_set(j->err, LLMC_E_INPUT,
-		                 "%s: the pre_tokenizer cuts text in a way that GGUF files have no "
-		                 "name for, or none that llmc knows (configs/pretokenizers.yaml)",
+		                 "%s: GGUF has no name for the split rules of the pre_tokenizer, "
+		                 "or configs/pretokenizers.yaml does not list it",
 		                 path);
 	return LLMC_OK;
 }
 
 /* ---- tokens ---- */
 
-/* As llama.cpp's converter tells tokens that are not text */
+/* Follows the rules of llama.cpp's converter for tokens that are not text. */
 static bool
 looks_special(ByteSpan s)
 {
@@ -111,7 +111,7 @@ looks_special(ByteSpan s)
 	       (s.n > 7 && memcmp(s.s, "<unused", 7) == 0);
 }
 
-/* The mark of a space, as pieces have it, is a space in what text is searched for */
+/* Replaces the sentencepiece space symbol by a space. */
 static ByteSpan
 with_spaces(Arena *a, ByteSpan s)
 {
@@ -194,8 +194,8 @@ typedef struct Merge {
 	int32_t rank, left, right;
 } Merge;
 
-/* Where a token's rank is that of all its merges (vocab_tiktoken.c) they go by the ids of both
- * parts, as transformers' converter of such files has them */
+/* If the rank of a token applies to all its merges (vocab_tiktoken.c), they are ordered by the ids
+ * of both parts, as in the converter of transformers */
 static int
 by_rank(const void *a, const void *b)
 {
@@ -221,10 +221,11 @@ bytelevel(VocabExport *j)
 	TRY(pre_of(j, pre));
 	if (t->word_prefix.n || t->word_suffix.n || t->n_norm > 1 ||
 	    (t->n_norm == 1 && t->norm[0].kind != NORMALIZE_NFC))
-		return error_set(j->err, LLMC_E_INPUT,
-		                 "%s: its tokenizer changes text before it is cut, or marks pieces "
-		                 "of words, which GGUF files have no form for",
-		                 j->folder);
+		return error_set(
+		    j->err, LLMC_E_INPUT,
+		    "%s: its tokenizer normalizes text before splitting it, or marks parts "
+		    "of words, which GGUF cannot express",
+		    j->folder);
 	TokenTable table = table_new(j, 0);
 	set_tokens(j, t, &table);
 	set_added(j, &table);
@@ -246,7 +247,7 @@ bytelevel(VocabExport *j)
 	return LLMC_OK;
 }
 
-/* Pieces as sentencepiece has them */
+/* Writes tokens in the sentencepiece form. */
 static void
 put_pieces(VocabExport *j, TokenTable *t, bool prefix)
 {
@@ -274,8 +275,8 @@ from_model(VocabExport *j)
 	return LLMC_OK;
 }
 
-/* tokenizer.json of what once was a tokenizer.model: of two merges the earlier was the one of the
- * higher score. */
+/* Handles a tokenizer.json that was converted from tokenizer.model: the earlier of two merges had
+ * the higher score. */
 static llmc_status
 from_merges(VocabExport *j)
 {
@@ -303,7 +304,7 @@ from_merges(VocabExport *j)
 	return LLMC_OK;
 }
 
-/* ---- ids with a name ---- */
+/* ---- special ids ---- */
 
 static void
 put_id(VocabExport *j, const char *key, int32_t id)
@@ -336,7 +337,7 @@ put_rest(VocabExport *j)
 	}
 }
 
-/* ---- the same again? ---- */
+/* ---- verification ---- */
 
 static llmc_status
 ids_of(VocabExport *j, const llmc_tokenizer *t, const char *text, size_t n_bytes, int32_t **ids,
@@ -362,7 +363,7 @@ same_ids(VocabExport *j, const llmc_tokenizer *file)
 
 	strbuf_add(all, text ? text : "", text && n_text > CHECK_BYTES ? CHECK_BYTES : n_text);
 	while (all->len &&
-	       ((unsigned char)all->data[all->len - 1] & 0xC0) == 0x80) /* whole characters */
+	       ((unsigned char)all->data[all->len - 1] & 0xC0) == 0x80) /* complete characters */
 		all->len--;
 	strbuf_add(all, odd, sizeof odd - 1);
 	for (size_t i = 0; i < j->own->n_added && i < 64; i++) {
@@ -377,7 +378,7 @@ same_ids(VocabExport *j, const llmc_tokenizer *file)
 		if (i >= n[0] || i >= n[1] || ids[0][i] != ids[1][i])
 			return error_set(
 			    j->err, LLMC_E_INPUT,
-			    "%s: GGUF files have no form that cuts text as its tokenizer does: "
+			    "%s: GGUF cannot express the way its tokenizer splits text: "
 			    "token %zu of a sample is %d, read from the file it would be %d",
 			    j->folder, i, i < n[0] ? ids[0][i] : -1, i < n[1] ? ids[1][i] : -1);
 	return LLMC_OK;
@@ -429,10 +430,11 @@ static llmc_status export(VocabExport *j, GgufHead *head)
 	} else if (j->own->model == MODEL_BPE && j->own->byte_fallback) {
 		TRY(from_merges(j));
 	} else {
-		return error_set(j->err, LLMC_E_INPUT,
-		                 "%s: GGUF files have no form for its tokenizer that llmc writes: "
-		                 "byte-level BPE, and pieces of sentencepiece with scores",
-		                 j->folder);
+		return error_set(
+		    j->err, LLMC_E_INPUT,
+		    "%s: its tokenizer is of a kind that llmc cannot write to GGUF; supported are "
+		    "byte-level BPE and sentencepiece tokens with scores",
+		    j->folder);
 	}
 	put_rest(j);
 	TRY(check(j));

@@ -1,6 +1,5 @@
-/* The vocabulary of a FastLLM model, and its dialogue settings as a chat template. Text is cut as
- * FastLLM does it: pieces are merged by their scores within all of a text, with no pre-tokenizer in
- * front. */
+/* Vocabulary of a FastLLM model, and its dialogue settings as a chat template. Tokenization follows
+ * FastLLM: tokens are merged by score across the whole text, without a pre-tokenizer. */
 #include "text/text.h"
 
 #include <stdio.h>
@@ -28,7 +27,7 @@ flag(const FlmLoad *l, const char *key, bool otherwise)
 	         : otherwise;
 }
 
-/* A number of digits alone; -1: none */
+/* Parses a number of digits only; -1: none */
 static int32_t
 id_of(const char *s)
 {
@@ -49,8 +48,8 @@ key_id(const FlmLoad *l, const char *key)
 	return id < l->t->n_ids ? id : -1;
 }
 
-/* Prompts name tokens that no text spells by their numbers: <FLM_FIX_TOKEN_195>. at: where to look;
- * returns the name's length, 0 when there is none further on */
+/* Finds tokens in prompts that are written by id: <FLM_FIX_TOKEN_195>. at: search start; returns
+ * the length of the name, 0 if there is none left */
 static size_t
 fix_token(const char **at, int32_t *id)
 {
@@ -100,7 +99,7 @@ count_ids(FlmLoad *l)
 	return LLMC_OK;
 }
 
-/* Is it <0x0A>? */
+/* Returns whether it is <0x0A>. */
 static bool
 spells_byte(const FlmPiece *p)
 {
@@ -174,7 +173,7 @@ quote(Strbuf *b, const char *text)
 	strbuf_putc(b, '\'');
 }
 
-/* pre_prompt, then user_role question bot_role answer history_sep, again and again */
+/* pre_prompt, then user_role question bot_role answer history_sep, repeated */
 static const char *
 chat_of(FlmLoad *l)
 {
@@ -202,7 +201,7 @@ chat_of(FlmLoad *l)
 	return out;
 }
 
-/* [2, 3] or 2 */
+/* Reads [2, 3] or 2. */
 static void
 read_ends(FlmLoad *l)
 {
@@ -219,7 +218,7 @@ read_ends(FlmLoad *l)
 	l->t->unk = l->t->unk_id;
 }
 
-/* The number behind that of the last piece */
+/* Returns the id after the last token. */
 static int32_t
 pieces_end(const FlmLoad *l)
 {
@@ -252,7 +251,7 @@ load(FlmLoad *l, const uint8_t *data, size_t n, const char *name)
 		normalizer_add(t, NORMALIZE_BYTELEVEL);
 		dec_add(t, DEC_BYTELEVEL);
 	} else {
-		/* texts between special tokens get no space in front */
+		/* text between special tokens gets no leading space */
 		const bool prefix = flag(l, "tokenizer_add_dummy_prefix", true) && !l->f.n_special;
 		if (flag(l, "tokenizer_remove_extra_whitespaces", true)) {
 			spaces = normalizer_add(t, NORMALIZE_REPLACE);

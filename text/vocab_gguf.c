@@ -1,7 +1,7 @@
-/* The vocabulary of a GGUF: tokenizer.ggml.*. Models "gpt2" (byte-level BPE; tokenizer.ggml.pre
- * names the split expression), "gemma4" (BPE by merges over characters, blanks as sentencepiece
- * marks them; some names in tokenizer.ggml.pre say so of "gpt2"), "llama" (sentencepiece BPE by
- * scores) and "t5" (unigram). */
+/* Vocabulary of a GGUF: tokenizer.ggml.*. Models are "gpt2" (byte-level BPE; tokenizer.ggml.pre
+ * names the split regex), "gemma4" (BPE by merges over characters, spaces as in sentencepiece; some
+ * names in tokenizer.ggml.pre select it under "gpt2"), "llama" (sentencepiece BPE by scores) and
+ * "t5" (unigram). */
 #include "text/text.h"
 
 #include <string.h>
@@ -132,8 +132,7 @@ read_merges(GgufLoad *l)
 			return error_set(l->err, LLMC_E_MEMORY, "out of memory");
 		int32_t ia = strmap_get(&t->vocab, s.s, a), ib = strmap_get(&t->vocab, gap + 1, b);
 		int32_t to = strmap_get(&t->vocab, t->scratch.data, t->scratch.len);
-		/* converters keep merges whose pieces they dropped: such a merge can never be
-		 * reached */
+		/* converters keep merges of tokens that they dropped; these can never apply */
 		if (ia >= 0 && ib >= 0 && to >= 0)
 			pairmap_put(&t->merges, &t->arena, ia, ib, (int32_t)i, to);
 	}

@@ -1,5 +1,4 @@
-/* tokenizer.json: the model, its vocabulary and the added tokens. vocab_pipeline.c reads the rest.
- */
+/* tokenizer.json: model, vocabulary and added tokens. vocab_pipeline.c reads the rest. */
 #include "text/text.h"
 
 #include <stdlib.h>
@@ -21,8 +20,8 @@ bad(const JsonLoad *l, const char *what)
 	return error_set(l->err, LLMC_E_INPUT, "%s", what);
 }
 
-/* jansson takes no NUL in a key, and a vocabulary may hold one: \u0000 stands as U+10FFFF while the
- * file is parsed. */
+/* jansson rejects NUL in a key, and a vocabulary may contain one: \u0000 is replaced by U+10FFFF
+ * while the file is parsed. */
 #define NUL_MASK "\xF4\x8F\xBF\xBF"
 
 static ByteSpan
@@ -65,7 +64,7 @@ text_of(const JsonLoad *l, const json_t *v)
 	return unmask(l, (ByteSpan){ json_string_value(v), json_string_length(v) });
 }
 
-/* Highest id of vocabulary and added tokens, so that the table is made once. */
+/* Finds the highest id of vocabulary and added tokens, so that the table is allocated once. */
 static llmc_status
 count_ids(JsonLoad *l, const json_t *vocab, const json_t *added)
 {
@@ -98,7 +97,7 @@ count_ids(JsonLoad *l, const json_t *vocab, const json_t *added)
 		if (json_integer_value(id) > top)
 			top = json_integer_value(id);
 	}
-	/* ids may have gaps, but a table may not be made of nothing else */
+	/* ids may have gaps, but the table must not be mostly gaps */
 	size_t entries = json_object_size(vocab) + json_array_size(vocab) + json_array_size(added);
 	if (top >= 0 && (size_t)top / 64 > entries + 1024)
 		return error_set(l->err, LLMC_E_INPUT,
@@ -277,7 +276,7 @@ load(JsonLoad *l)
 		return bad(l, "no object \"model\": this is not a tokenizer.json");
 	if (added && !json_is_null(added) && !json_is_array(added))
 		return bad(l, "added_tokens is not an array");
-	if (!kind) /* files from before the key was written */
+	if (!kind) /* files from before the key existed */
 		kind = json_object_get(model, "merges") ? "BPE" : "Unigram";
 	if (strcmp(kind, "BPE") != 0 && strcmp(kind, "Unigram") != 0)
 		return error_set(l->err, LLMC_E_INPUT,

@@ -1,6 +1,5 @@
-/* Byte-level BPE in the files that GPT-2 came with: vocab.json, merges.txt, and added_tokens.json
- * where a model has tokens of its own (MOSS, CodeGen). They are what tokenizer.json holds in one
- * file, so that is what is made of them. */
+/* Byte-level BPE in the files of GPT-2: vocab.json, merges.txt, and added_tokens.json (MOSS,
+ * CodeGen). They are converted to the equivalent tokenizer.json. */
 #include "text/text.h"
 
 #include <stdlib.h>
@@ -24,7 +23,7 @@ read_object(Arena *a, const char *path, json_t **out, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Lines "a b"; the first one may say #version. */
+/* Reads lines "a b"; the first line may be #version. */
 static llmc_status
 read_lines(Arena *a, const char *path, json_t *merges, llmc_error *err)
 {
@@ -38,8 +37,7 @@ read_lines(Arena *a, const char *path, json_t *merges, llmc_error *err)
 		size_t use = n && p[n - 1] == '\r' ? n - 1 : n;
 		if (use && !(first && *p == '#') &&
 		    json_array_append_new(merges, json_stringn(p, use)) != 0)
-			return error_set(err, LLMC_E_INPUT, "%s: holds a line that is no UTF-8",
-			                 path);
+			return error_set(err, LLMC_E_INPUT, "%s: a line is not valid UTF-8", path);
 		p += n + 1;
 	}
 	strbuf_release(text);

@@ -1,5 +1,5 @@
-/* Normalizers, pre-tokenizers, post-processor and decoders of tokenizer.json. What we do not know
- * is refused by name: a tokenizer that is almost right gives a model that is quietly wrong. */
+/* Normalizers, pre-tokenizers, post-processor and decoders of tokenizer.json. Unknown types are
+ * rejected by name, because an almost right tokenizer makes a model silently wrong. */
 #include "text/text.h"
 
 #include <string.h>
@@ -34,7 +34,7 @@ unknown(const char *what, const char *type, llmc_error *err)
 	return error_set(err, LLMC_E_INPUT, "%s: type \"%s\" is not supported", what, type);
 }
 
-/* "Split me at this": {"Regex": "..."}, {"String": "..."} or a plain string */
+/* Reads a pattern: {"Regex": "..."}, {"String": "..."} or a plain string */
 static llmc_status
 pattern(llmc_tokenizer *t, const char *what, const json_t *p, pcre2_code **regex, ByteSpan *text,
         llmc_error *err)
@@ -56,7 +56,7 @@ pattern(llmc_tokenizer *t, const char *what, const json_t *p, pcre2_code **regex
 		*regex = NULL;
 		return LLMC_OK;
 	}
-	/* as an expression with everything escaped */
+	/* the string as a regex, fully escaped */
 	char *q = NEW(&t->arena, char, lit.n * 2 + 8);
 	size_t n = 0;
 	for (size_t i = 0; i < lit.n; i++) {
@@ -381,8 +381,8 @@ special_id(llmc_tokenizer *t, const json_t *id, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* The special tokens of a template in front of its first sequence, behind that, ... into id[0],
- * id[1], ... */
+/* Reads the special tokens of a template: those before the first sequence into id[0], those after
+ * it into id[1], ... */
 static llmc_status
 template_ids(llmc_tokenizer *t, const json_t *o, const char *key, int n_place, int32_t **to[],
              size_t *n_to[], llmc_error *err)

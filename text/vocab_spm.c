@@ -1,6 +1,5 @@
-/* tokenizer.model of sentencepiece: a protobuf, read by hand. Every length is checked against what
- * is left; fields that we do not use are skipped, wire types that do not fit their field are
- * refused. */
+/* tokenizer.model of sentencepiece: a protobuf, parsed here. Every length is checked against the
+ * remaining bytes; unused fields are skipped, wrong wire types are rejected. */
 #include "text/text.h"
 
 #include <stdlib.h>
@@ -34,7 +33,7 @@ varint(ProtoField *w, uint64_t *out)
 	return false;
 }
 
-/* 1: a field is in w; 0: end; -1: broken */
+/* Returns 1: a field is in w; 0: end; -1: malformed */
 static int
 wire_next(ProtoField *w)
 {
@@ -84,7 +83,7 @@ typedef struct Spm {
 	bool dummy_prefix, remove_extra, escape;
 	int32_t unk, bos, eos, pad;
 	bool ice;      /* ice_text.model */
-	int32_t shift; /* of all numbers */
+	int32_t shift; /* added to all ids */
 	ByteSpan unk_surface, charsmap;
 } Spm;
 
@@ -293,8 +292,8 @@ load(Spm *m, ByteSpan in)
 	t->unk = t->unk_id;
 	if (m->eos >= 0 && m->eos < t->n_ids && t->tok[m->eos].type == TT_CONTROL)
 		eos_add(t, m->eos);
-	/* sentencepiece leaves this to its caller; models with BPE pieces were trained with the
-	 * mark in front */
+	/* sentencepiece leaves it to the caller; models with BPE tokens were trained with BOS
+	 * first */
 	if (t->model == MODEL_SCORES && t->bos >= 0 && !m->ice) {
 		t->prefix = NEW(&t->arena, int32_t, 1);
 		t->prefix[0] = t->bos;

@@ -1,7 +1,7 @@
-/* tokenizer.model as a line a token: its bytes in base64 and its rank, which is its number. Any two
- * neighbours whose bytes together are a token may become it, the lowest rank first; a word that is
- * a token is taken whole. How text is cut into words and the tokens behind the ranks are no part of
- * such a file: configs/pretokenizers.yaml has them. */
+/* tokenizer.model with one token per line: its bytes in base64 and its rank, which is its id. Two
+ * neighbours whose joined bytes are a token may merge, the lowest rank first; a word that is a
+ * token is one token. The split regex and the tokens after the ranks come from
+ * configs/pretokenizers.yaml. */
 #include "text/text.h"
 
 #include <stdio.h>
@@ -18,7 +18,7 @@ typedef struct RankLine {
 typedef struct TiktokenLoad {
 	llmc_tokenizer *t;
 	const char *p, *end;
-	int32_t n_line, n_base, wanted; /* lines; ranks; ids of the model, 0: not known */
+	int32_t n_line, n_base, wanted; /* lines; ranks; ids of the model, 0: unknown */
 	RankTokens behind;
 	Strbuf *named;
 	llmc_error *err;
@@ -31,7 +31,7 @@ in_base64(char c)
 	       c == '+' || c == '/' || c == '=';
 }
 
-/* The line at *p, which moves behind it. False: it is none of these. */
+/* Reads the line at *p and advances past it. False: not such a line. */
 static bool
 take_line(const char **p, const char *end, RankLine *out)
 {
@@ -83,7 +83,7 @@ count(TiktokenLoad *l)
 	if (!pretokenizer_ranks(l->n_base, l->wanted, &l->behind, l->named))
 		return error_set(
 		    l->err, LLMC_E_INPUT,
-		    "%d ranks%s: configs/pretokenizers.yaml does not list what stands behind them, "
+		    "%d ranks%s: configs/pretokenizers.yaml does not list the tokens after them, "
 		    "and a tokenizer.json is needed",
 		    l->n_base,
 		    l->wanted
@@ -92,7 +92,7 @@ count(TiktokenLoad *l)
 	return LLMC_OK;
 }
 
-/* Bytes as the letters that stand for them */
+/* Returns bytes as byte-level characters. */
 static ByteSpan
 letters(Strbuf *to, ByteSpan bytes)
 {
@@ -121,7 +121,7 @@ read_tokens(TiktokenLoad *l)
 			return error_set(l->err, LLMC_E_MEMORY, "out of memory");
 		if (t->tok[line.id].s || strmap_get(&t->vocab, s.s, s.n) >= 0)
 			return error_set(l->err, LLMC_E_INPUT,
-			                 "line %d: the token or its rank, %d, is there twice", n,
+			                 "line %d: the token or its rank, %d, occurs twice", n,
 			                 line.id);
 		tokenizer_set(t, line.id, s);
 		t->tok[line.id].type = TT_NORMAL;
@@ -136,7 +136,7 @@ read_tokens(TiktokenLoad *l)
 	return LLMC_OK;
 }
 
-/* Every cut of a token into two that are tokens */
+/* Adds every split of a token into two tokens. */
 static void
 make_merges(TiktokenLoad *l)
 {
@@ -145,7 +145,7 @@ make_merges(TiktokenLoad *l)
 	for (int32_t id = 0; id < l->n_base; id++) {
 		const Token *k = &t->tok[id];
 		for (uint32_t at = 1; at < k->n; at++) {
-			if (((unsigned char)k->s[at] & 0xc0) == 0x80) /* within a letter */
+			if (((unsigned char)k->s[at] & 0xc0) == 0x80) /* within a character */
 				continue;
 			int32_t left = strmap_get(&t->vocab, k->s, at),
 			        right = left < 0 ? -1 : strmap_get(&t->vocab, k->s + at, k->n - at);
@@ -155,7 +155,7 @@ make_merges(TiktokenLoad *l)
 	}
 }
 
-/* Token i of those behind the ranks */
+/* Returns token i of those after the ranks. */
 static const char *
 text_behind(const TiktokenLoad *l, int32_t i, char other[96])
 {

@@ -1,4 +1,4 @@
-"""Message lists of all the kinds that chat templates tell apart."""
+"""Message lists of every kind that chat templates handle differently."""
 
 WEATHER = {
     "type": "function",

@@ -1,4 +1,4 @@
-"""Schemas and texts of theirs, for tests/text/test_grammar.py: each keyword that is enforced, in the forms where other engines have had mistakes."""
+"""Schemas with instances, for tests/text/test_grammar.py: each enforced keyword, in forms that other engines got wrong."""
 
 
 def closed(properties, required=None, **more):
@@ -219,7 +219,7 @@ for bounds in (
 ):
     CASES.append((f"number {bounds}", {"type": "number", **bounds}, ["0.75"]))
 
-# The grammar that Codex sends for its patches, and others in Lark's form: name, grammar, texts
+# (name, Lark grammar, matching strings); the first is the grammar that Codex sends for its patches
 APPLY_PATCH = """start: begin_patch hunk+ end_patch
 begin_patch: "*** Begin Patch" LF
 end_patch: "*** End Patch" LF?

@@ -1,4 +1,4 @@
-"""Seeded random Unicode: what a tokenizer's corner cases are made of."""
+"""Seeded random Unicode strings for corner cases of tokenizers."""
 
 import random
 import unicodedata

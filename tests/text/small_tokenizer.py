@@ -1,4 +1,4 @@
-"""The smallest tokenizer that a chat template can stand beside."""
+"""The smallest tokenizer that can carry a chat template."""
 
 SMALL = {
     "added_tokens": [

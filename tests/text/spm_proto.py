@@ -1,4 +1,4 @@
-"""Just enough of protobuf to look into a tokenizer.model that the test trained itself."""
+"""Reads the protobuf fields of a tokenizer.model that a test has trained."""
 
 import struct
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Templates as transformers renders them: jinja2 with the same settings, functions and filters."""
+"""Renders templates like transformers: jinja2 with the same settings, functions and filters."""
 
 import datetime
 import functools
@@ -11,7 +11,7 @@ import jinja2.sandbox
 
 
 class Generation(jinja2.ext.Extension):
-    """{% generation %}: marks the assistant's words, prints them as they are."""
+    """{% generation %}: marks assistant output and renders it unchanged."""
 
     tags = {"generation"}
 

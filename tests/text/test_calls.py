@@ -1,4 +1,4 @@
-"""Answers as models write them, in each format of configs/formats/calls.yaml: read whole and cut at every byte, and what forces a call beside what the reading takes."""
+"""Outputs in each format of configs/formats/calls.yaml, parsed whole and cut at every byte. The grammar that forces a call must agree with the parser."""
 
 import ctypes as C
 import json
@@ -507,7 +507,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    """tokenizer(template): a tokenizer with it"""
+    """tokenizer(template): a tokenizer with this chat template"""
     opened = {}
 
     def get(template):
@@ -537,7 +537,7 @@ REAL = (
     if os.environ.get("LLMC_TEST_DATA")
     else []
 )
-# what cannot be written out with both calls: templates that refuse them, know no calls, or want other fields; those whose format no row has
+# templates that cannot render both calls: they refuse them, have no calls, need other fields, or use a format without a row
 NO_CALLS = {
     "CohereForAI-c4ai-command-r-plus-tool_use",
     "HuggingFaceTB-SmolLM3-3B",
@@ -572,7 +572,7 @@ ONE_CALL = {
     ids=lambda p: getattr(p, "stem", "none"),
 )
 def test_calls_as_real_templates_write_them_are_read(tmp_path, path):
-    """What a template puts behind the prompt for an answer with calls is an answer with these calls."""
+    """The assistant turn that a template renders for some calls is parsed as these calls."""
     source, arguments = (
         path.read_text(),
         {"city": "Zürich", "days": 3, "deep": {"a": [1, True, None]}, "flag": True},
@@ -641,7 +641,7 @@ def test_calls_as_real_templates_write_them_are_read(tmp_path, path):
 
 @pytest.mark.parametrize("suffix", [":opensource", ":6124c78e", ""])
 def test_marks_have_the_suffix_of_the_tokenizer(tmp_path, suffix):
-    """Hunyuan's checkpoints write their marks with a suffix each: the tokens say which."""
+    """The markers of Hunyuan checkpoints carry a suffix, which comes from the added tokens."""
     small = json.loads(json.dumps(SMALL))
     small["added_tokens"].append(
         {**small["added_tokens"][0], "id": 4, "content": f"<tool_calls{suffix}>"}
@@ -670,7 +670,7 @@ def test_marks_have_the_suffix_of_the_tokenizer(tmp_path, suffix):
     t.close()
 
 
-def test_a_prompt_may_say_more_behind_the_beginning_of_a_reasoning(tokenizer):
+def test_prompt_may_continue_after_the_reasoning_marker(tokenizer):
     t = tokenizer("{# <seed:tool_call> <parameter= #}")
     said = b"I will answer at once.</seed:cot_budget_reflect></seed:think>Yes."
     assert Reader(t, "<seed:bos>assistant\n<seed:think><seed:cot_budget_reflect>").read([said]) == (
@@ -681,7 +681,7 @@ def test_a_prompt_may_say_more_behind_the_beginning_of_a_reasoning(tokenizer):
 
 
 def test_values_as_python_writes_them_are_what_the_schema_has(tokenizer):
-    """Templates that write values by str() teach their models Python's words."""
+    """Models whose templates render values with str() write Python literals."""
     types = {"a": "boolean", "b": "object", "c": "string", "d": "array", "e": "integer"}
     tools = [
         {
@@ -718,7 +718,7 @@ def test_values_as_python_writes_them_are_what_the_schema_has(tokenizer):
     )
 
 
-def test_a_text_of_an_enum_is_forced_as_it_stands(tokenizer, smollm2):
+def test_enum_strings_are_forced_unquoted(tokenizer, smollm2):
     import llmc
 
     tools = [
@@ -776,7 +776,7 @@ class Reader:
         ), err.text
 
     def read(self, pieces):
-        """(text, reasoning, calls), arguments in as many fragments as come"""
+        """Returns (text, reasoning, calls) and joins the fragments of arguments."""
         text, reasoning, calls, open_ = "", "", [], [False]
 
         @PIECE
@@ -858,7 +858,7 @@ def test_a_call_that_breaks_off_stays_one(tokenizer):
 )
 @pytest.mark.parametrize("only", [None, "weather"])
 def test_what_forces_calls_is_what_the_reading_takes(tokenizer, smollm2, row, template, only):
-    """A walk through the grammar of calls, shortest token first: the text is read as calls."""
+    """A walk through the call grammar, shortest token first, yields output that is parsed as calls."""
     import llmc
 
     r = Reader(tokenizer("{# " + template + " #}"))
@@ -908,7 +908,7 @@ PATCH = '*** Begin\n+a "b" \\\\ <c>\n'
 )
 @pytest.mark.parametrize("flags", [1, 3])
 def test_the_one_text_of_a_tool_may_have_a_grammar(tokenizer, smollm2, row, template, flags):
-    """Of each format: what a grammar of one text forces is read as a call with this text."""
+    """In each format, output forced by the grammar of a one-string tool is parsed as a call with this string."""
     import llmc
 
     parameters = {
@@ -1055,7 +1055,7 @@ def own(folder, fields, template="{# nothing #}"):
 
 
 @pytest.mark.parametrize("fields,answer,want", OWN)
-def test_a_checkpoint_tells_of_its_own_format(tmp_path, fields, answer, want):
+def test_response_template_of_a_checkpoint_defines_its_format(tmp_path, fields, answer, want):
     t = own(tmp_path, fields)
     assert LIB.llmc_calls_mark(Reader(t).h, 0) == b"response_template"
     assert Reader(t).read([answer.encode()]) == want
@@ -1081,7 +1081,7 @@ def test_a_checkpoint_tells_of_its_own_format(tmp_path, fields, answer, want):
         None,
     ],
 )
-def test_what_no_row_can_say_is_left_to_the_rows(tmp_path, field):
+def test_response_templates_that_no_row_can_express_are_ignored(tmp_path, field):
     t = own(
         tmp_path,
         {"thinking": region("<hm>", "</hm>"), "tool_calls": field},

@@ -1,5 +1,7 @@
-"""The vocabulary and the dialogue settings of FastLLM's files: the tokens and the prompt that FastLLM itself makes of them (tests/golden/flm/text.json,
-by tests/golden/make_flm.py)."""
+"""Vocabulary and dialogue settings of FastLLM files, against tokens and prompts of FastLLM itself.
+
+The expected values are in tests/golden/flm/text.json, made by tests/golden/make_flm.py.
+"""
 
 import json
 import pathlib

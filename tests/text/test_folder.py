@@ -1,4 +1,4 @@
-"""What stands beside a tokenizer in a model folder: which file says what, and which one wins."""
+"""Files next to a tokenizer in a model folder: the settings of each and their precedence."""
 
 import json
 

@@ -1,5 +1,8 @@
-"""GGUF vocabularies of the model "gemma4", and of "gpt2" where tokenizer.ggml.pre says the same: BPE by merges over characters, blanks written as U+2581 and bytes as <0xXX>, against the `tokenizers` library with the
-normalizer, model and decoder that Gemma 4's tokenizer.json has."""
+"""GGUF vocabularies of the model "gemma4", and of "gpt2" where tokenizer.ggml.pre selects the same.
+
+BPE by merges over characters, with spaces as U+2581 and bytes as <0xXX>. The oracle is the `tokenizers` library with the normalizer, model and decoder of
+Gemma 4's tokenizer.json.
+"""
 
 import json
 
@@ -31,7 +34,7 @@ PROSE = [
 
 
 def library(known=BYTES):
-    """Merges of a training on words whose blanks are marked; letters that are no tokens fall back to bytes."""
+    """Merges trained on words with marked spaces; characters outside the vocabulary fall back to bytes."""
     learner = Tokenizer(models.BPE())
     learner.normalizer = normalizers.Replace(" ", "▁")
     learner.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
@@ -67,7 +70,7 @@ def library(known=BYTES):
     ids=["bytes", "some bytes", "by name"],
 )
 def pair(request, tmp_path_factory):
-    """With some bytes alone, letters whose bytes are no tokens are the unknown one, several in a row one of them."""
+    """With only some byte tokens, other characters become the unknown token, one per run."""
     known, model = request.param
     want = library(known)
     merges = [
@@ -117,7 +120,7 @@ def test_cuts_and_joins_as_tokenizers_does(pair):
 
 
 def test_begins_with_its_token(pair):
-    """The model gemma4 has one although the file does not say so."""
+    """The model gemma4 adds one although the file does not request it."""
     want, got, model = pair
     assert (got.encode("hi", lib.ADD_SPECIAL)[0] == 2) == (model == "gemma4") and want.id_to_token(
         2

@@ -1,5 +1,7 @@
-"""ChatGLM's tokenizers, sentencepiece with additions of their Python code: held to sentencepiece on the text that this code would give it. And byte-level
-BPE in vocab.json and merges.txt, held to the tokenizers library."""
+"""ChatGLM's tokenizers: sentencepiece plus additions of their Python code, compared with sentencepiece on the text that this code would pass to it.
+
+Also byte-level BPE in vocab.json and merges.txt, compared with the tokenizers library.
+"""
 
 import io
 import json

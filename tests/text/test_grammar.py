@@ -1,5 +1,7 @@
-"""Constrained output beside another engine: the masks of llguidance, bit by bit, over texts of a corpus of schemas and for several vocabularies; and random texts of
-random schemas, which must be JSON that fits."""
+"""Constrained output against llguidance: equal masks along strings of a corpus of schemas, for several vocabularies.
+
+Random outputs of random schemas must also be JSON that validates.
+"""
 
 import ctypes
 import json
@@ -30,7 +32,7 @@ FILES = (
 
 
 def token_bytes(t):
-    """Bytes of each token, those that only their number matches behind 0xff, as llguidance takes them."""
+    """Returns the bytes of each token; special tokens follow a 0xff byte, as llguidance expects."""
     out, buf, need, err = [], ctypes.create_string_buffer(2048), ctypes.c_size_t(), text_lib.Error()
     for i in range(len(t)):
         fits = (
@@ -45,7 +47,7 @@ def token_bytes(t):
 
 
 class Vocabulary:
-    """One vocabulary for both engines."""
+    """Builds one vocabulary for both engines."""
 
     def __init__(self, path, eos):
         self.tokenizer = llmc.Tokenizer(path)
@@ -77,7 +79,7 @@ def vocabulary(request):
 
 
 def same(v, ours, theirs, where):
-    """Equal, but for end tokens, of which the judge knows one, and where bytes are forced: there it keeps the one token that its tokenizer would make of them."""
+    """Compares masks except for end tokens (llguidance has one) and forced bytes (llguidance keeps only the canonical token)."""
     end = bool(theirs[v.eos_token_id])
     assert end == any(ours[i] for i in v.special), where
     ours, theirs = ours.copy(), theirs.copy()
@@ -96,7 +98,7 @@ def same(v, ours, theirs, where):
 
 
 def walk(v, name, grammar, rules, text):
-    """All masks of both along a text that is cut into the longest tokens that are allowed."""
+    """Compares all masks along a string, split into the longest allowed tokens."""
     data, at, n = text.encode(), 0, 0
     theirs_now = numpy.zeros((1, (len(v.tokens) + 31) // 32), dtype=numpy.int32)
     with grammar.matcher() as m:
@@ -163,7 +165,7 @@ def test_masks_of_lark_are_those_of_llguidance(vocabulary, name, text, texts):
 
 
 def test_a_patch_within_json_is_a_patch(smollm2):
-    """Random texts of Codex' grammar as the inside of a JSON string: what JSON makes of them is of the grammar as it stands."""
+    """Random outputs of the Codex grammar inside a JSON string match the plain grammar after JSON decoding."""
     tok, rng = llmc.Tokenizer(smollm2), random.Random(2)
     tokens = token_bytes(tok)
     usable = numpy.array([t[:1] != b"\xff" and 0 < len(t) < 4 for t in tokens])
@@ -216,7 +218,7 @@ def test_a_patch_within_json_is_a_patch(smollm2):
                     assert m.may_end
 
 
-def test_random_texts_of_schemas_are_json_that_fits(smollm2):
+def test_random_outputs_validate_against_their_schema(smollm2):
     tok = llmc.Tokenizer(smollm2)
     tokens = token_bytes(tok)
     rng = random.Random(1)
@@ -234,7 +236,7 @@ def test_random_texts_of_schemas_are_json_that_fits(smollm2):
                     )[: len(tokens)].astype(bool)
                     & usable
                 )
-                # what closes, when it has gone on for long
+                # prefer closing tokens once the output is long
                 closing = numpy.nonzero(allowed & closes)[0] if step > 40 else ()
                 pick = int(rng.choice(closing if len(closing) else numpy.nonzero(allowed)[0]))
                 m.accept(pick)
@@ -252,7 +254,7 @@ def test_random_texts_of_schemas_are_json_that_fits(smollm2):
         ("gbnf", "root ::= (", "line 1"),
     ],
 )
-def test_what_cannot_be_compiled_is_told_by_place(smollm2, kind, text, word):
+def test_errors_name_the_location(smollm2, kind, text, word):
     with pytest.raises(llmc.Error, match=word.replace("(", "\\(")) as e:
         llmc.Grammar(llmc.Tokenizer(smollm2), kind, text)
     assert e.value.name == "LLMC_E_INPUT"

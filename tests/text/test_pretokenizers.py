@@ -1,4 +1,4 @@
-"""Every entry of configs/pretokenizers.yaml: its expressions cut as the `tokenizers` library cuts with them, under each of its names."""
+"""Every entry of configs/pretokenizers.yaml splits like the `tokenizers` library with the same regexes, under each name."""
 
 import json
 import pathlib
@@ -29,7 +29,7 @@ EXTRA = [
     "한국어 ไทย हिन्दी।",
 ]
 
-# As the models' tokenizer.json has them, quadratic in a number's digits, where the file says the same in linear time: the expression at this place
+# Regexes of the models' tokenizer.json that are quadratic in the digits of a number; the file has linear ones with equal matches. (index in the entry, regex)
 PUBLISHED = {
     "cohere2moe": (0, r"\d{1,3}(?=(?:\d{3})*\b)"),
     "afmoe": (0, r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"),
@@ -100,7 +100,7 @@ def test_cuts_as_tokenizers_does(entry, tmp_path):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_long_numbers(name, tmp_path):
-    """Groups of three from the end, in a time that a quadratic expression would take minutes over."""
+    """Groups of three from the end, in linear time: a quadratic regex would take minutes."""
     path = tmp_path / "v.gguf"
     tokens = [chr(c) for c in range(33, 127)] + ["12", "123", "1234"]
     gguf.write(

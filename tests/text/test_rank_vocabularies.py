@@ -1,5 +1,8 @@
-"""Llama 3's tokenizer.model, a line a token and its rank, against tiktoken's rule: the pair of neighbours with the lowest rank is joined, the first of several; a word that is a token is
-taken whole. Words are cut by the tokenizers library with the expression that Meta's code has."""
+"""Llama 3's tokenizer.model (one token and its rank per line) against tiktoken's rule.
+
+The neighbours with the lowest joint rank merge first, the leftmost pair on a tie; a word in the vocabulary is one token. The tokenizers library splits words
+with the regex of Meta's code.
+"""
 
 import base64
 import json
@@ -32,7 +35,7 @@ SPECIAL = {
 
 
 def vocabulary(seed):
-    """Bytes in some order, then pieces of prose, many of which no pair of others makes"""
+    """Builds bytes in some order, then substrings of prose, many of which no pair of tokens forms."""
     rnd = random.Random(seed)
     out = [bytes([b]) for b in range(256)]
     rnd.shuffle(out)
@@ -86,7 +89,7 @@ def test_ranks(tmp_path, seed):
             assert t.decode(ids) == text
 
 
-def test_tokens_behind_the_ranks(tmp_path):
+def test_special_tokens_follow_the_ranks(tmp_path):
     vocab = vocabulary(9)
     n = len(vocab)
     with lib.Tokenizer(write(tmp_path, vocab)) as t:

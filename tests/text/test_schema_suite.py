@@ -1,6 +1,8 @@
-"""The JSON Schema test suite, beside llguidance: what both make of its schemas, and which instances they let be written.
+"""The JSON Schema test suite, run on llmc and on llguidance: which schemas compile and which instances they accept.
 
-The suite comes with the source archive of the package jsonschema, which `make check-all` fetches; SCHEMA_SUITE names a folder that has it (with draft7/, draft2020-12/ in it)."""
+The suite comes with the source archive of the package jsonschema, which `make check-all` fetches; SCHEMA_SUITE names a folder with it (draft7/ and
+draft2020-12/).
+"""
 
 import collections
 import glob
@@ -68,7 +70,7 @@ def groups(suite, draft):
 
 
 def ours(v, single, schema, instances):
-    """Each: passed, not compiled, or wrong"""
+    """Returns passed, not compiled or wrong per instance."""
     try:
         grammar = llmc.Grammar(v.tokenizer, "json_schema", schema, standard=True, strict=True)
     except llmc.Error:

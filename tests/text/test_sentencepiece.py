@@ -159,7 +159,7 @@ def test_gguf(kind, trained, tmp_path):
 
 @pytest.mark.parametrize("rule", ["nmt_nfkc", "nmt_nfkc_cf", "nfkc"])
 def test_precompiled_normalizer(rule, tmp_path):
-    """The same character map within a tokenizer.json, where it is applied by grapheme."""
+    """In a tokenizer.json the same character map applies per grapheme."""
     (tmp_path / "corpus.txt").write_text("\n".join(SENTENCES[:300]).replace("\r", " "))
     sentencepiece.SentencePieceTrainer.train(
         input=str(tmp_path / "corpus.txt"),
@@ -183,7 +183,7 @@ def test_precompiled_normalizer(rule, tmp_path):
 
 
 def test_bytelevel_gguf(tmp_path):
-    """The vocabulary of a byte-level tokenizer.json, written as converters write it."""
+    """Writes the vocabulary of a byte-level tokenizer.json like the converters do."""
     import json
 
     import test_tokenizers
@@ -198,7 +198,7 @@ def test_bytelevel_gguf(tmp_path):
         if kind == "llama3":
             want.normalizer = normalizers.Sequence([])
         state = json.loads(want.to_str())
-        # a GGUF cannot say lstrip, rstrip, single_word and normalized
+        # GGUF has no lstrip, rstrip, single_word and normalized
         state["added_tokens"] = [
             t
             for t in state["added_tokens"]

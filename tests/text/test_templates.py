@@ -39,7 +39,7 @@ def both_agree(chat, source, messages, options):
         with pytest.raises(lib.LlmcError) as caught:
             chat(source, messages, **options)
         assert caught.value.status == lib.E_INPUT
-        if type(e) is jinja2.exceptions.TemplateError:  # what raise_exception raises
+        if type(e) is jinja2.exceptions.TemplateError:  # raised by raise_exception
             assert str(e) in caught.value.text
     else:
         assert chat(source, messages, **options) == want

@@ -1,4 +1,4 @@
-"""tokenizer.json against the `tokenizers` library: vocabularies that the test trains itself, random text, exact."""
+"""tokenizer.json against the `tokenizers` library: vocabularies trained by the test, random strings, exact ids."""
 
 import itertools
 
@@ -138,7 +138,7 @@ def splits(behavior, invert=False):
 
 
 def llama2(fuse_unk=True, byte_fallback=True):
-    """What converted sentencepiece BPE looks like: normalizers make the spaces, bytes stand in for the unknown."""
+    """Like converted sentencepiece BPE: normalizers insert the spaces, unknown characters fall back to bytes."""
     tok = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=fuse_unk, byte_fallback=byte_fallback))
     norm = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     trainer = trainers.BpeTrainer(
@@ -310,7 +310,7 @@ def test_ids_and_text(kind, tmp_path):
     "kind", ["gpt2", "llama2", "metaspace always", "unigram with bytes", "words", "plain"]
 )
 def test_text_of_random_ids(kind, tmp_path):
-    """Ids that no text gives: halves of characters, stray bytes, spaces anywhere."""
+    """Ids that no string encodes to: partial characters, stray bytes, spaces anywhere."""
     import random
 
     want = KINDS[kind]()
@@ -349,7 +349,7 @@ def test_text_of_random_ids(kind, tmp_path):
     ids=["none", "bytes", "begin", "ends", "single", "roberta", "bert"],
 )
 def test_pairs(post, tmp_path):
-    """Two texts that are one input, with what stands around them."""
+    """Pairs of sequences with the special tokens around them."""
     want = byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False))
     want.add_special_tokens(["<s>", "<|end|>"])
     if post:

@@ -1,5 +1,7 @@
-"""Ids of real vocabularies: SmolLM2's against the `tokenizers` library, and those that LLMC_TEST_DATA has with the ids to expect
-(tokenizers/*.gguf with .inp texts and .out ids)."""
+"""Ids of real vocabularies: SmolLM2's against the `tokenizers` library, and those in LLMC_TEST_DATA against stored ids.
+
+LLMC_TEST_DATA holds tokenizers/*.gguf with inputs in .inp files and their ids in .out files.
+"""
 
 import os
 import pathlib
@@ -26,7 +28,7 @@ PROSE = [
 
 
 def oracle(path):
-    """The model of the file's tokens and merges, cut as SmolLM2's own tokenizer.json says: single digits, then GPT-2's words."""
+    """Builds the tokens and merges of the file with the split rules of SmolLM2's tokenizer.json: single digits, then GPT-2 words."""
     fields = gguf.GGUFReader(path).fields
     tokens, merges = (
         fields["tokenizer.ggml.tokens"].contents(),

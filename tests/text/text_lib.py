@@ -1,4 +1,4 @@
-"""The C library through ctypes, as far as the tests of this folder need it."""
+"""ctypes binding of the C functions used by the tests in this folder."""
 
 import ctypes
 import json
@@ -136,7 +136,7 @@ class Tokenizer:
             return buf.raw[: need.value].decode()  # strict: the library gives valid UTF-8
 
     def stream(self, ids, skip_special=True):
-        """The pieces that a stream gives, the flush last."""
+        """Returns the output of each stream_feed and of the flush."""
         s = ctypes.c_void_p()
         err = Error()
         check(

@@ -1,4 +1,4 @@
-"""A writer of GGUF files that hold a vocabulary and nothing else."""
+"""Writes GGUF files that hold only a vocabulary."""
 
 import struct
 

@@ -1,4 +1,4 @@
-/* What all of a template's parts stand on: failing, limits on steps, memory and depth, arguments of
+/* Basics of the template interpreter: failing, limits on steps, memory and depth, arguments of
  * calls. */
 #include "text/jinja/jinja.h"
 
@@ -73,7 +73,7 @@ arg_int(Jinja *j, const char *what, Val v)
 		return v.i;
 	if (v.type == V_BOOL)
 		return v.b;
-	jinja_fail(j, "%s: a whole number is needed, not '%s'", what, val_type_name(v));
+	jinja_fail(j, "%s: an integer is needed, not '%s'", what, val_type_name(v));
 }
 
 ByteSpan

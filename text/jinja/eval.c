@@ -1,4 +1,4 @@
-/* Evaluating expressions: names, operators, attributes, items, slices. */
+/* Evaluates expressions: names, operators, attributes, items, slices. */
 #include "text/jinja/jinja.h"
 
 #include <math.h>
@@ -42,7 +42,7 @@ loop_attr(Jinja *j, Loop *l, ByteSpan name)
 	if (span_is(name, "revindex0"))
 		return val_int(n - at - 1);
 	if (span_is(name, "depth"))
-		return val_int(1); /* only recursive loops go deeper */
+		return val_int(1); /* nested values exist only in recursive loops */
 	if (span_is(name, "depth0"))
 		return val_int(0);
 	if (span_is(name, "previtem"))
@@ -168,7 +168,7 @@ get_slice(Jinja *j, Val v, Val from, Val to, Val step)
 		jinja_fail(j, "'%s' object cannot be sliced", val_type_name(v));
 	if (by == 0)
 		jinja_fail(j, "slice step cannot be zero");
-	if (v.type == V_STR && by == 1) { /* the common case, without a list of characters */
+	if (v.type == V_STR && by == 1) { /* common case, without a list of characters */
 		size_t a = 0;
 		jinja_step(j, v.s.n);
 		n = (int64_t)utf8_count(v.s.s, v.s.n);
@@ -266,7 +266,7 @@ int_op(Jinja *j, int op, int64_t a, int64_t b)
 		break;
 	}
 	if (over)
-		jinja_fail(j, "a whole number leaves 64 bits");
+		jinja_fail(j, "an integer exceeds 64 bits");
 	return val_int(r);
 }
 

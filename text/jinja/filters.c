@@ -1,4 +1,4 @@
-/* `x | filter`. */
+/* Filters: `x | filter`. */
 #include "text/jinja/jinja.h"
 
 #include <math.h>
@@ -7,7 +7,7 @@
 
 typedef Val (*FilterFn)(Jinja *j, ByteSpan name, Val v, const CallArgs *a);
 
-/* "a.b.0" of v */
+/* Resolves a path such as "a.b.0" in v. */
 static Val
 path(Jinja *j, Val v, Val attr)
 {
@@ -84,7 +84,7 @@ f_case(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 	(void)a;
 	if (!span_is(name, "title"))
 		return val_span(str_case(j, s, name.s[0]));
-	/* the filter's idea of a word: what spaces, dashes and opening brackets separate */
+	/* words of this filter are separated by spaces, dashes and opening brackets */
 	for (size_t i = 0; i < s.n;) {
 		size_t end = i;
 		while (end < s.n && !strchr("-([{<", s.s[end]) &&
@@ -146,7 +146,8 @@ rest(const CallArgs *a, size_t skip)
 	return r;
 }
 
-/* What map and select go through: none, 0 and other values that are not true have no items. */
+/* Returns the items that map and select iterate over; none, 0 and other false values have no
+ * items. */
 static ValList *
 items_of(Jinja *j, Val v)
 {
@@ -210,7 +211,7 @@ f_items(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 	return call_method(j, &m, &(CallArgs){ 0 });
 }
 
-/* Sorts stably; key[i] orders item[i]. */
+/* Stable sort; key[i] orders item[i]. */
 static void
 merge_sort(Jinja *j, Val *key, Val *item, size_t n, bool reverse, Val *key2, Val *item2)
 {
@@ -414,7 +415,7 @@ f_round(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 		jinja_fail(j, "method must be common, ceil or floor");
 	if (v.type != V_FLOAT && places >= 0)
 		return val_int(v.type == V_INT ? v.i : v.b);
-	if (places >= 0 && places <= 17) { /* as Python: by the decimal digits of the number */
+	if (places >= 0 && places <= 17) { /* like Python: by the decimal digits of the number */
 		char text[400];
 		Val out;
 		snprintf(text, sizeof text, "%.*f", (int)places, x);

@@ -1,4 +1,4 @@
-/* Running a template: statements. eval.c evaluates expressions. */
+/* Runs a template: statements. eval.c evaluates expressions. */
 #include "text/jinja/jinja.h"
 
 #include <stdio.h>
@@ -117,8 +117,7 @@ macro_value(Jinja *j, Scope *s, const AstNode *def)
 	return (Val){ .type = V_MACRO, .macro = m };
 }
 
-/* A filter applied to text: the innermost node of the chain is a constant that stands for the text.
- */
+/* Applies a chain of filters to text: the innermost node is a constant that holds the text. */
 static Val
 filter_text(Jinja *j, Scope *s, const AstNode *chain, ByteSpan text)
 {

@@ -1,9 +1,9 @@
-/* An interpreter of the Jinja that chat templates are written in, with the settings of transformers
- * (trim_blocks, lstrip_blocks, loop controls, no autoescape). Values are immutable, namespaces
- * aside; nothing reaches outside.
+/* Interpreter for the Jinja of chat templates, with the settings of transformers (trim_blocks,
+ * lstrip_blocks, loop controls, no autoescape). Values are immutable except namespaces; a template
+ * has no access to anything outside.
  *
- * One run owns one Jinja: all memory is its arena's, so a failure anywhere is one jump. Steps,
- * memory and depth are bounded, because templates are data of strangers. */
+ * One run owns one Jinja. All memory belongs to its arena, so a failure anywhere is one jump.
+ * Steps, memory and depth are bounded, because templates are untrusted. */
 #ifndef LLMC_TEXT_JINJA_H
 #define LLMC_TEXT_JINJA_H
 
@@ -12,8 +12,8 @@
 #define JINJA_MAX_STEPS ((int64_t)20000000)
 #define JINJA_MAX_BYTES ((size_t)256 << 20)
 #define JINJA_MAX_DEPTH                                                                            \
-	200 /* of expressions and blocks while parsing, of macro calls while running */
-#define JINJA_MAX_NEST 400 /* of evaluation: bounds the C stack */
+	200 /* depth of expressions and blocks while parsing, of macro calls while running */
+#define JINJA_MAX_NEST 400 /* evaluation depth; bounds the C stack */
 #define JINJA_MAX_SOURCE ((size_t)4 << 20)
 
 typedef enum ValType {
@@ -49,7 +49,7 @@ typedef struct Val {
 		bool b;
 		int64_t i;
 		double f;
-		ByteSpan s; /* text; of V_UNDEF: what was looked for */
+		ByteSpan s; /* string; V_UNDEF: name that was looked up */
 		ValList *l; /* list, tuple */
 		Dict *d;    /* dict, namespace */
 		Macro *macro;
@@ -64,17 +64,17 @@ struct ValList {
 	size_t n, cap;
 };
 
-struct Dict { /* keeps the order of insertion */
+struct Dict { /* keeps insertion order */
 	Val *key, *val;
 	size_t n, cap;
-	int32_t *slot; /* hash index, once there are more than a few: entry + 1 */
+	int32_t *slot; /* hash index of larger dicts: entry + 1 */
 	size_t n_slots;
 };
 
 struct Macro {
 	const AstNode *def;
 	Scope *scope;
-	Val caller; /* of a call block's own macro: unused */
+	Val caller; /* unused; only the macro of a call block sets it */
 };
 
 struct Method {
@@ -130,7 +130,7 @@ typedef enum TokType {
 typedef struct Tok {
 	TokType type;
 	int line;
-	ByteSpan s; /* text; string literals: with escapes resolved */
+	ByteSpan s; /* source text; string literals: escapes resolved */
 	int op;     /* T_OP: the character, or two: a << 8 | b */
 	Val num;
 } Tok;
@@ -177,8 +177,8 @@ typedef enum AstKind {
 struct AstNode {
 	AstKind kind;
 	int line;
-	int op;        /* binary; compare: of each operand in ops */
-	ByteSpan name; /* of a variable, attribute, filter, test, macro; text */
+	int op;        /* binary; compare: operator of each operand in ops */
+	ByteSpan name; /* name of a variable, attribute, filter, test or macro; text */
 	Val val;       /* constant */
 	AstNode *a, *b, *c, *d;
 	AstNode **list; /* elements, positional arguments, statements; dict: key, value, ... */
@@ -190,29 +190,30 @@ struct AstNode {
 };
 
 struct Jinja {
-	Arena arena;  /* oom is the jump for memory */
-	jmp_buf fail; /* after error_set */
+	Arena arena;  /* its oom jump handles memory failures */
+	jmp_buf fail; /* target of jinja_fail, after error_set */
 	llmc_error err;
 	int64_t steps;
 	int depth;
 	int nest;
-	int line; /* being run, for errors */
+	int line; /* current line, for errors */
 	Buf *out;
 	Scope *global;
 	ByteSpan source;
 	Tok *tok;
 	size_t n_tok, cap_tok, at;
-	int loop_depth; /* while parsing: break and continue need a loop around them */
+	int loop_depth; /* while parsing: break and continue are only valid in a loop */
 	enum { FLOW_RUN, FLOW_BREAK, FLOW_CONTINUE } flow;
 };
 
-/* ---- ground (core.c) ---- */
+/* ---- basics (core.c) ---- */
 _Noreturn void jinja_fail(Jinja *j, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-void jinja_step(Jinja *j, size_t bytes); /* one step, and more for work that goes with bytes */
+/* counts one step, and more for work proportional to bytes */
+void jinja_step(Jinja *j, size_t bytes);
 void *jinja_alloc(Jinja *j, size_t n, size_t elem_bytes);
 void jinja_enter(Jinja *j); /* recursion; pairs with j->nest-- */
-/* Argument by place or by name; otherwise the default. arg_take fails on more arguments than max.
- */
+/* Return an argument by position or name, else the default. arg_take fails if there are more than
+ * max arguments. */
 Val arg(const CallArgs *a, size_t i, const char *name, Val otherwise);
 void args_check(Jinja *j, const char *what, const CallArgs *a, size_t max);
 int64_t arg_int(Jinja *j, const char *what, Val v);
@@ -224,7 +225,7 @@ AstNode *jinja_parse(Jinja *j);
 AstNode *jinja_new(Jinja *j, AstKind kind, int line);
 AstNode *jinja_expression(Jinja *j, bool with_cond);
 AstNode *jinja_tuple(Jinja *j, bool with_cond,
-                     const char *end_name); /* as parse_tuple: no parentheses needed */
+                     const char *end_name); /* like parse_tuple: no parentheses needed */
 AstNode *jinja_filter_chain(Jinja *j, AstNode *node);
 void jinja_call_args(Jinja *j, AstNode *call);
 bool jinja_is_op(const Jinja *j, int op);
@@ -251,12 +252,12 @@ void dict_put(Jinja *j, Dict *d, Val key, Val v);
 bool dict_get(Jinja *j, const Dict *d, Val key, Val *out);
 bool val_true(Val v);
 bool val_equal(Jinja *j, Val a, Val b);
-int val_compare(Jinja *j, Val a, Val b); /* fails when they have no order */
+int val_compare(Jinja *j, Val a, Val b); /* fails if the values have no order */
 bool val_in(Jinja *j, Val needle, Val hay);
-ValList *val_iter(Jinja *j, Val v); /* what a for loop runs over; fails when nothing */
+ValList *val_iter(Jinja *j, Val v); /* items of a for loop; fails if v is not iterable */
 ByteSpan val_str(Jinja *j, Val v);  /* str() */
 void val_repr(Jinja *j, Buf *b, Val v);
-const char *val_type_name(Val v); /* as Python calls it */
+const char *val_type_name(Val v); /* type name as in Python */
 bool val_is_number(Val v);
 double val_number(Val v);
 bool span_is(ByteSpan s, const char *text);
@@ -266,7 +267,7 @@ ByteSpan buf_span(const Buf *b);
 void float_repr(Jinja *j, Buf *b, double f);
 Val val_from_json(Jinja *j, const json_t *v);
 bool num_parse(ByteSpan s, bool floats,
-               Val *out); /* a Python literal of a number, spaces and sign allowed */
+               Val *out); /* parses a Python number literal; spaces and sign allowed */
 
 /* ---- operations ---- */
 Val op_binary(Jinja *j, int op, Val a, Val b);

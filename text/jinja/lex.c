@@ -1,6 +1,6 @@
-/* Tokens of a template. Whitespace control works as in Jinja with trim_blocks and lstrip_blocks: a
- * tag that stands first on its line takes the spaces before it, a block's or comment's end takes
- * one newline; - takes all whitespace, + none. */
+/* Tokenizes a template. Whitespace control is that of Jinja with trim_blocks and lstrip_blocks: a
+ * tag that is first on its line removes the spaces before it, the end of a block or comment removes
+ * one newline; - removes all whitespace, + none. */
 #include "text/jinja/jinja.h"
 
 #include <stdlib.h>
@@ -48,7 +48,8 @@ skip_blank(const Lex *x, size_t at)
 	return at;
 }
 
-/* After a tag's name such as raw: its end, in *end what follows; newline: trim_blocks applies */
+/* Finds the end of a tag after a name such as raw; *end: what follows; newline: trim_blocks
+ * applies */
 static bool
 tag_end(const Lex *x, size_t at, bool newline, size_t *end)
 {
@@ -81,7 +82,7 @@ raw_tag(const Lex *x, size_t at, const char *name, bool newline, size_t *end)
 	return tag_end(x, skip_blank(x, at + strlen(name)), newline, end);
 }
 
-/* Text before a tag at `to`, cut as the tag's sign and lstrip_blocks want it. */
+/* Emits the text before a tag at `to`, trimmed by the sign of the tag and lstrip_blocks. */
 static void
 text_before(Jinja *j, const Lex *x, size_t from, size_t to, char sign, bool variable)
 {
@@ -94,7 +95,7 @@ text_before(Jinja *j, const Lex *x, size_t from, size_t to, char sign, bool vari
 		size_t line = end;
 		while (line > from && x->s[line - 1] != '\n')
 			line--;
-		/* from is a line's start when what stands before it ended one */
+		/* `from` begins a line if the text before it ended one */
 		if (line > from || from == 0 || x->s[from - 1] == '\n') {
 			size_t k = line;
 			while (k < end && blank(x->s[k]))
@@ -162,8 +163,7 @@ unescape(Jinja *j, ByteSpan in)
 			if (in.n - i - 1 < digits || hex_digits(in.s + i + 1, digits, &cp) < 0 ||
 			    cp > 0x10FFFF || (cp >= 0xD800 && cp < 0xE000))
 				jinja_fail(j, "a string holds a bad \\%c escape", c);
-			/* \xNN is shorter than its character never by more than the escape is long
-			 */
+			/* an escape is never shorter than the character it stands for */
 			n += utf8_put(p + n, cp);
 			i += digits;
 		} else {
@@ -246,7 +246,7 @@ lex_string(Jinja *j, Lex *x)
 	advance(x, end + 1);
 }
 
-/* Inside a tag up to and with its end. */
+/* Tokenizes a tag including its end. */
 static void
 lex_tag(Jinja *j, Lex *x, bool variable)
 {
@@ -351,7 +351,7 @@ lex_raw(Jinja *j, Lex *x, size_t begin)
 	jinja_fail(j, "{%% raw %%} that begins here has no {%% endraw %%}");
 }
 
-/* \r\n and \r become \n, and one newline at the end goes, as in Jinja. */
+/* Converts \r\n and \r to \n and removes one newline at the end, as Jinja does. */
 static ByteSpan
 newlines(Jinja *j, ByteSpan in)
 {

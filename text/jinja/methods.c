@@ -1,6 +1,5 @@
-/* Methods of strings and mappings, attributes that are called on loops, and the global functions.
- * Lists and mappings cannot be changed: transformers runs templates in an immutable sandbox, and
- * templates cope with that. */
+/* Methods of strings and mappings, loop attributes that are called, and global functions. Lists and
+ * mappings are immutable, as in the sandbox of transformers. */
 #include "text/jinja/jinja.h"
 
 #include <string.h>
@@ -66,7 +65,7 @@ split(Jinja *j, ByteSpan s, Val sep, int64_t max, bool right)
 
 	if (max < 0)
 		max = INT64_MAX;
-	if (sep.type == V_NONE) { /* runs of whitespace; none at the ends */
+	if (sep.type == V_NONE) { /* split at runs of whitespace, ignoring both ends */
 		for (;;) {
 			s = str_strip(s, NULL, !right, right);
 			if (!s.n)
@@ -430,7 +429,7 @@ call_range(Jinja *j, const CallArgs *a)
 	if (by == 0)
 		jinja_fail(j, "range() arg 3 must not be zero");
 	for (int64_t i = from; by > 0 ? i < to : i > to;) {
-		if (out.l->n >= 100000) /* the limit of Jinja's sandbox */
+		if (out.l->n >= 100000) /* limit of the Jinja sandbox */
 			jinja_fail(j,
 			           "Range too big. The sandbox blocks ranges larger than 100000");
 		jinja_step(j, 0);

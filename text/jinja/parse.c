@@ -1,4 +1,4 @@
-/* Statements: tokens to nodes. */
+/* Parses statements: tokens to nodes. */
 #include "text/jinja/jinja.h"
 
 #include <string.h>
@@ -40,7 +40,7 @@ stops(const Jinja *j, const char *const *names)
 	return false;
 }
 
-/* Statements up to `{% name`, of which the brace is taken and the name is not. names NULL: to the
+/* Parses statements up to `{% name` and consumes its brace but not the name. names NULL: up to the
  * end. */
 static AstNode *
 body(Jinja *j, const char *const *names, const char *of, int line)
@@ -85,7 +85,7 @@ body(Jinja *j, const char *const *names, const char *of, int line)
 static void
 end_tag(Jinja *j)
 {
-	j->at++; /* the name, which body() has seen */
+	j->at++; /* the name that body() found */
 	block_end(j);
 }
 
@@ -112,7 +112,7 @@ parse_if(Jinja *j, int line)
 	}
 }
 
-/* Names to assign to: one, or several with commas, brackets allowed around them. */
+/* Parses assignment targets: one or several names, brackets allowed. */
 static AstNode *
 target(Jinja *j, bool namespace, const char *end_name)
 {
@@ -204,8 +204,7 @@ parse_set(Jinja *j, int line)
 		return n;
 	}
 	n->kind = N_SET_BLOCK;
-	n->b = jinja_filter_chain(
-	    j, jinja_new(j, N_CONST, line)); /* the constant is replaced by the text */
+	n->b = jinja_filter_chain(j, jinja_new(j, N_CONST, line)); /* placeholder for the text */
 	block_end(j);
 	int loops = j->loop_depth;
 	n->c = body(j, ends, "set", line);
@@ -256,7 +255,7 @@ parse_macro(Jinja *j, int line)
 	n->name = jinja_expect_name(j);
 	parse_params(j, n);
 	block_end(j);
-	j->loop_depth = 0; /* break belongs to a loop of the same body */
+	j->loop_depth = 0; /* break needs a loop in the same body */
 	n->a = body(j, ends, "macro", line);
 	j->loop_depth = loops;
 	end_tag(j);
@@ -343,7 +342,7 @@ statement(Jinja *j)
 	if (span_is(name, "with"))
 		return parse_with(j, line);
 	if (span_is(name, "generation")) {
-		/* marks what the assistant wrote: its text as it is, its assignments its own */
+		/* a `generation` block: renders its text, has its own scope */
 		AstNode *n = jinja_new(j, N_WITH, line);
 		block_end(j);
 		n->a = body(j, generation, "generation", line);

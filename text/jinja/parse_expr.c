@@ -1,5 +1,5 @@
-/* Expressions: tokens to nodes, by Jinja's own precedences (~ binds tighter than +, filters tighter
- * than all operators; a unary minus takes its filters with it). */
+/* Parses expressions: tokens to nodes, with the precedence of Jinja (~ binds tighter than +,
+ * filters bind tighter than all operators; a unary minus includes its filters). */
 #include "text/jinja/jinja.h"
 
 #include <string.h>
@@ -16,7 +16,7 @@ jinja_new(Jinja *j, AstKind kind, int line)
 void
 jinja_node_push(Jinja *j, AstNode *n, AstNode *child)
 {
-	if ((n->n & (n->n - 1)) == 0) { /* room doubles at powers of two */
+	if ((n->n & (n->n - 1)) == 0) { /* capacity doubles at powers of two */
 		AstNode **to = jinja_alloc(j, n->n ? n->n * 2 : 1, sizeof *to);
 		if (n->n)
 			memcpy(to, n->list, n->n * sizeof *to);
@@ -314,7 +314,7 @@ postfix(Jinja *j, AstNode *n)
 		} else {
 			return n;
 		}
-		/* a chain is a nest of nodes, which evaluation descends */
+		/* a chain is a nest of nodes that evaluation descends */
 		jinja_step(j, 0);
 	}
 }
@@ -399,7 +399,7 @@ unary(Jinja *j, bool with_filter)
 	return n;
 }
 
-/* Chains of one precedence become left-deep nests; their length is bounded like depth, as
+/* Parses chains of one precedence into left-deep nests. Their length is bounded like depth, because
  * evaluation recurses. */
 static void
 link_count(Jinja *j, int *n)

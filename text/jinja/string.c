@@ -1,4 +1,4 @@
-/* What Python's str does, for methods and filters. */
+/* String operations of Python's str, for methods and filters. */
 #include "text/jinja/jinja.h"
 
 #include <stdio.h>
@@ -45,8 +45,8 @@ put_cp(Jinja *j, Buf *b, int32_t cp)
 	buf_add(j, b, c, utf8_put(c, (uint32_t)cp));
 }
 
-/* The letters whose upper case is several: the rest of SpecialCasing is rarer than chat templates
- * are. */
+/* Letters whose upper case has several characters. The rest of SpecialCasing is rare in chat
+ * templates. */
 static void
 put_upper(Jinja *j, Buf *b, int32_t cp, bool title)
 {
@@ -135,7 +135,7 @@ str_replace(Jinja *j, ByteSpan s, ByteSpan old, ByteSpan with, int64_t max)
 	return buf_span(&b);
 }
 
-/* "%s and %d" % values */
+/* Evaluates "%s and %d" % values. */
 Val
 str_percent(Jinja *j, ByteSpan f, Val args)
 {
@@ -212,7 +212,7 @@ str_percent(Jinja *j, ByteSpan f, Val args)
 			spec[n + 3] = 0;
 			double d = val_number(v);
 			if (v.type == V_FLOAT && !(d > -9e18 && d < 9e18))
-				jinja_fail(j, "a whole number leaves 64 bits");
+				jinja_fail(j, "an integer exceeds 64 bits");
 			snprintf(text, sizeof text, spec,
 			         v.type == V_INT    ? (long long)v.i
 			         : v.type == V_BOOL ? (long long)v.b

@@ -1,4 +1,4 @@
-/* `x is test`. */
+/* Tests: `x is test`. */
 #include "text/jinja/jinja.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* JSON in and out. tojson is that of transformers: json.dumps with ensure_ascii off, no HTML
- * escaping. */
+/* JSON input and output. tojson is that of transformers: json.dumps with ensure_ascii off and no
+ * HTML escaping. */
 #include "text/jinja/jinja.h"
 
 #include <math.h>
@@ -56,7 +56,7 @@ val_from_json(Jinja *j, const json_t *v)
 }
 
 typedef struct JsonStyle {
-	ByteSpan indent; /* of one level */
+	ByteSpan indent; /* indent per level */
 	bool pretty, ascii, sort;
 	ByteSpan comma, colon;
 } JsonStyle;

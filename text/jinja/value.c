@@ -145,7 +145,7 @@ key_hash(Jinja *j, Val k)
 		return 1;
 	case V_BOOL:
 	case V_INT:
-	case V_FLOAT: { /* 1, 1.0 and True are one key */
+	case V_FLOAT: { /* 1, 1.0 and True are equal keys */
 		double d = val_number(k) + 0.0;
 		memcpy(&h, &d, 8);
 		return (h ^ h >> 32) * 0x9E3779B97F4A7C15ULL;
@@ -178,7 +178,7 @@ dict_find(Jinja *j, const Dict *d, Val key)
 {
 	if (d->n_slots)
 		return (int64_t)d->slot[dict_slot(j, d, key)] - 1;
-	key_hash(j, key); /* refuses what cannot be a key */
+	key_hash(j, key); /* rejects unhashable keys */
 	for (size_t i = 0; i < d->n; i++)
 		if (val_equal(j, d->key[i], key))
 			return (int64_t)i;
@@ -330,7 +330,7 @@ val_equal(Jinja *j, Val a, Val b)
 	case V_BOOL:
 	case V_INT:
 	case V_FLOAT:
-		break; /* numbers are done above */
+		break; /* numbers are handled above */
 	}
 	return false;
 }
@@ -376,7 +376,7 @@ val_in(Jinja *j, Val needle, Val hay)
 		return dict_get(j, hay.d, needle, &unused);
 	case V_LIST:
 	case V_TUPLE:
-		jinja_step(j, hay.l->n * 64); /* a step for each that is compared */
+		jinja_step(j, hay.l->n * 64); /* one step per comparison */
 		for (size_t i = 0; i < hay.l->n; i++)
 			if (val_equal(j, hay.l->v[i], needle))
 				return true;
@@ -460,7 +460,7 @@ float_repr(Jinja *j, Buf *b, double f)
 	buf_puts(j, b, text);
 }
 
-/* As Python's float(), of a text without spaces around it. */
+/* Parses like Python's float(), without surrounding spaces. */
 static bool
 float_parse(const char *s, double *out)
 {
