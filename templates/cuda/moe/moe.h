@@ -1,5 +1,5 @@
-/* What kernels of experts share: the order in which a row's experts are summed, and the products of
- * a decode step, in which a warp streams rows of chosen experts from memory for one or a few rows
+/* Common code of expert kernels: the order in which a row's experts are summed, and the matmul of a
+ * decode step, in which a warp streams rows of selected experts from memory for one or a few rows
  * of x. */
 #ifndef LLMC_CUDA_MOE_MOE_H
 #define LLMC_CUDA_MOE_MOE_H
@@ -14,8 +14,8 @@ template <class A> struct same_type<A, A> {
 	enum { value = 1 };
 };
 
-/* The block's threads: order[i] is the place in id[0 .. K) of the expert with i lower ones before
- * it; -1: it is another rank's */
+/* Sorts a row's experts, by all threads of the CTA: order[i] is the index in id[0 .. K) of the i-th
+ * lowest expert, or -1 if it is on another rank. */
 template <int K> DEV void
 moe_order(const int *id, int *order)
 {
@@ -27,14 +27,15 @@ moe_order(const int *id, int *order)
 	}
 }
 
-/* What was read is read again, rather than early or once: registers are few */
+/* Compiler barrier: values are reloaded later instead of being kept in registers, which are scarce
+ * here. */
 DEV void
 moe_forget()
 {
 	asm volatile("" ::: "memory");
 }
 
-/* sum[t] += products of unit u, decoded to v, with the same columns of x[t] */
+/* Adds unit u, decoded to v, times the same columns of x[t] to sum[t]. */
 template <class W, int T> DEV void
 moe_unit(const float (&v)[W::UNIT], const float *const (&x)[T], int u, float (&sum)[T])
 {
@@ -65,7 +66,7 @@ template <class W> struct moe_depth {
 	enum { value = sizeof(typename W::raw) <= 16 ? 8 : sizeof(typename W::raw) <= 32 ? 4 : 2 };
 };
 
-/* One warp, all of its lanes: sum[r][t] += this lane's part of row w[r] of W times x[t] */
+/* Adds this lane's part of row w[r] of W times x[t] to sum[r][t]. All lanes of a warp call it. */
 template <class W, int R, int T> DEV void
 moe_rows(const unsigned char *const (&w)[R], const float *const (&x)[T], float (&sum)[R][T])
 {
@@ -93,8 +94,9 @@ moe_rows(const unsigned char *const (&w)[R], const float *const (&x)[T], float (
 					W::decode(raw[n][r], u0 + 32 * n, v);
 					moe_unit<W, T>(v, x, u0 + 32 * n, sum[r]);
 				}
-				if (R > 1 && W::UNIT > 8) /* which ptxas keeps: else it decodes both
-				                             rows at once, and spills */
+				/* a barrier that ptxas keeps; without it both rows are decoded at
+				 * once and spill */
+				if (R > 1 && W::UNIT > 8)
 					__syncwarp();
 			}
 	}

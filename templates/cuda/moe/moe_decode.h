@@ -1,20 +1,22 @@
-/* Experts of a decode step, in two launches: bytes of the chosen experts, each once for 2 or 4 rows
- * that chose it.
+/* Experts of a decode step, in two launches. Weights of the selected experts are read once for 2 or
+ * 4 rows that selected them.
  *
- * A pair is a row and one of its experts. moe_up: rows of x, normed, in shared memory; the rows of
- * gate and up of all chosen experts in one list, which is cut into a run for each warp, then the
- * shared expert's; h = act(gate x) * (up x) of each pair. moe_down: an element of y a warp; its
- * experts' rows of down, in the order of their numbers, are one long row, times their weights, and
- * the shared expert's follows. Warps work alone, and loads of 128 bytes a lane are in flight.
+ * A pair is a row and one of its experts. moe_up keeps normed rows of x in shared memory. The rows
+ * of gate and up of all selected experts form one list, which is cut into one run per warp; the
+ * shared expert's rows follow. It computes h = act(gate x) * (up x) of each pair. moe_down computes
+ * one element of y per warp. The rows of down of its experts, in the order of their numbers, form
+ * one long row, scaled by their weights; the shared expert's row follows. Warps are independent,
+ * and each lane has loads of 128 bytes in flight.
  *
- *   moe_up, a block: rows of x --norm--> shared, barrier
- *           a warp:  list of chosen experts' rows --> for each of its rows: 128 bytes a lane of gate and up prefetched to registers,
- *                    decoded, times x of 1, 2 or 4 pairs, sums over the warp --> act, h
- *   moe_down, a warp: for each of its elements of y: units of the experts' rows of down, likewise, times h --> y
+ *   moe_up, a CTA:    rows of x --norm--> shared, barrier
+ *           a warp:   list of the selected experts' rows --> per row: 128 bytes per lane of gate and
+ *                     up prefetched to registers, decoded, times x of 1, 2 or 4 pairs, warp sums
+ *                     --> act, h
+ *   moe_down, a warp: per element of y: units of the experts' rows of down, likewise, times h --> y
  *
- * Bytes: gate, up and down of the chosen experts and of the shared one; h lies in L1 and L2. A unit
- * of 32 weights costs its decoding once and for each pair 8 loads and 32 FMA. More rows than fit
- * beside each other (C::ROWS) go in turns. */
+ * Bytes: gate, up and down of the selected experts and of the shared one; h stays in L1 and L2. A
+ * unit of 32 weights is decoded once, and costs 8 loads and 32 FMA per pair. If there are more rows
+ * than shared memory holds (C::ROWS), they are processed in turns. */
 #ifndef LLMC_CUDA_MOE_MOE_DECODE_H
 #define LLMC_CUDA_MOE_MOE_DECODE_H
 
@@ -22,8 +24,8 @@
 #include "cuda/moe/moe.h"
 #include "cuda/norm/norm.h"
 
-/* The first half: E experts of width F, K chosen of them, and a shared one of width S (0: none);
- * ROOM bytes for rows of x */
+/* Configuration of moe_up: E experts with F rows of gate and up each, K selected per row, and a
+ * shared expert with S (0: none). ROWS rows of x fit in shared memory. */
 template <class GATE_, class UP_, class S_GATE_, class S_UP_, class NORM_, int E_, int K_, int F_,
           int S_, int ROWS_, float (*GLU_)(float, float),
           class ADD_ = moe_added_none> struct moe_up_config {
@@ -32,22 +34,22 @@ template <class GATE_, class UP_, class S_GATE_, class S_UP_, class NORM_, int E
 	typedef S_GATE_ S_GATE;
 	typedef S_UP_ S_UP;
 	typedef NORM_ NORM;
-	typedef ADD_ ADD; /* what adapters add to pairs; then S is 0 */
+	typedef ADD_ ADD; /* adapters' deltas for pairs; then S is 0 */
 	enum {
 		E = E_,
 		K = K_,
 		H = GATE::COLS,
 		F = F_,
 		S = S_,
-		ROWS = ROWS_,       /* of x at a time */
-		STRIDE = K * F + S, /* of h, from row to row */
+		ROWS = ROWS_,       /* rows of x at a time */
+		STRIDE = K * F + S, /* between rows of h */
 		WIDE = (int)GATE::UNIT > 8 || (int)UP::UNIT > 8 ||
 		       (S > 0 &&
-		        ((int)S_GATE::UNIT > 8 || (int)S_UP::UNIT > 8)), /* registers are few */
+		        ((int)S_GATE::UNIT > 8 || (int)S_UP::UNIT > 8)), /* registers are scarce */
 		THREADS = 512,
 		PAIRS = ROWS == 1 ? 1
 		        : WIDE    ? 2
-		                  : 4 /* that moe_up takes at once */
+		                  : 4 /* pairs that moe_up handles at a time */
 	};
 	DEV float
 	glu(float g, float u)
@@ -56,8 +58,8 @@ template <class GATE_, class UP_, class S_GATE_, class S_UP_, class NORM_, int E
 	}
 };
 
-/* n rows of x [n, H], id [n, K]; matrices of all experts, stacked, with their biases or NULL, and
- * of the shared one; h [n, K * F + S] */
+/* Operands of moe_up: n rows of x [n, H], id [n, K]; stacked matrices and biases (or NULL) of all
+ * experts, matrices of the shared one; h [n, K * F + S] */
 template <class C> struct moe_up_operands {
 	int n;
 	const float *x;
@@ -77,8 +79,9 @@ template <class C> struct alignas(16) moe_up_shared_storage {
 	int count[C::E], used[C::E], n_used;
 };
 
-/* One row of gate and up, of biases gb and ub, for T rows of x: lane at + t says where in x (mine),
- * which pair, and, of h, the element (to). Those of [at, stop) are written. */
+/* Multiplies one row of gate and up, with biases gb and ub, by T rows of x. Lane at + t holds
+ * the offset in x (mine), the pair, and the offset in h (to). Results of lanes [at, stop) are
+ * written. */
 template <class C, int T, class G, class U> DEV void
 moe_up_row(const unsigned char *gate, const unsigned char *up, const float *x, float *h, int mine,
            int pair, int to, int at, int stop, float g_scale, float u_scale, float gb, float ub,
@@ -132,7 +135,7 @@ moe_up_pairs(const w_matrix<G> &gate, const w_matrix<U> &up, long long row, cons
 			                              gate.scale, up.scale, gb, ub, add, r);
 }
 
-/* The i-th bit that is set, from 0 */
+/* Position of the i-th set bit, counted from 0 */
 DEV int
 moe_bit(unsigned mask, int i)
 {
@@ -141,8 +144,8 @@ moe_bit(unsigned mask, int i)
 	return __ffs((int)mask) - 1;
 }
 
-/* Up to 32 pairs of expert e, one a lane, from pair `from` on, which moves behind them; their
- * number */
+/* Collects up to 32 pairs of expert e from pair `from` on, one per lane (mine), and advances `from`
+ * past them. Returns their number. */
 DEV int
 moe_gather(const int *id, int pairs, int e, int &from, int &mine)
 {
@@ -160,7 +163,7 @@ moe_gather(const int *id, int pairs, int e, int &from, int &mine)
 	return have;
 }
 
-/* The experts that somebody chose, in order, to s.used */
+/* Lists the experts that any row selected, in order, in s.used. */
 template <class C> DEV void
 moe_used(const int *id, int pairs, moe_up_shared_storage<C> &s)
 {
@@ -170,7 +173,7 @@ moe_used(const int *id, int pairs, moe_up_shared_storage<C> &s)
 		s.count[e] = 0;
 	__syncthreads();
 	for (int i = threadIdx.x; i < pairs; i += blockDim.x)
-		if (id[i] >= 0) /* else another rank's */
+		if (id[i] >= 0) /* otherwise it is on another rank */
 			atomicAdd(&s.count[id[i]], 1);
 	__syncthreads();
 	if (threadIdx.x < 32) {
@@ -188,7 +191,7 @@ moe_used(const int *id, int pairs, moe_up_shared_storage<C> &s)
 	__syncthreads();
 }
 
-/* Rows x [n <= ROWS] to shared memory, a warp a row */
+/* Norms rows x [n <= ROWS] into shared memory, one row per warp. */
 template <class C> DEV void
 moe_norm(moe_up_shared_storage<C> &s, const moe_up_operands<C> &in, const float *x, int n)
 {
@@ -203,7 +206,8 @@ moe_norm(moe_up_shared_storage<C> &s, const moe_up_operands<C> &in, const float 
 	__syncthreads();
 }
 
-/* Rows of gate and up of the experts that n rows of x chose; h of the first of them */
+/* Multiplies n rows of x by gate and up of the experts that they selected; h is that of the first
+ * row. */
 template <class C> DEV void
 moe_up_chosen(moe_up_shared_storage<C> &s, const moe_up_operands<C> &in, const int *id, float *h,
               const typename C::ADD &add, int n)
@@ -212,18 +216,16 @@ moe_up_chosen(moe_up_shared_storage<C> &s, const moe_up_operands<C> &in, const i
 	const int lane = lane_id(), pairs = n * C::K;
 	const long long warp = (long long)blockIdx.x * (C::THREADS / 32) + warp_id(),
 	                warps = (long long)gridDim.x * (C::THREADS / 32);
-	const bool few =
-	    C::ROWS * C::K <= 32 || pairs <= 32; /* then the lanes are the pairs, and the first of
-	                                            those that share an expert stands for it */
+	/* one pair per lane; the first lane with an expert stands for all of them */
+	const bool one_warp = C::ROWS * C::K <= 32 || pairs <= 32;
 	int own = -1 - lane, used = 0;
 	unsigned same = 0, first = 0;
 
-	if (few) {
+	if (one_warp) {
 		own = lane < pairs ? id[lane] : own;
 		same = __match_any_sync(~0u, own);
-		first = __ballot_sync(~0u,
-		                      own >= 0 && __ffs((int)same) - 1 ==
-		                                      lane); /* below: no pair, or another rank's */
+		/* own < 0: no pair, or a remote expert */
+		first = __ballot_sync(~0u, own >= 0 && __ffs((int)same) - 1 == lane);
 		used = __popc(first);
 	} else {
 		moe_used<C>(id, pairs, s);
@@ -235,7 +237,7 @@ moe_up_chosen(moe_up_shared_storage<C> &s, const moe_up_operands<C> &in, const i
 		const int r = (int)(i % C::F);
 		if (i / C::F != at) { /* another expert */
 			at = (int)(i / C::F);
-			if (few) {
+			if (one_warp) {
 				const int leader = moe_bit(first, at);
 				const unsigned group = __shfl_sync(~0u, same, leader);
 				e = __shfl_sync(~0u, own, leader);
@@ -256,7 +258,7 @@ moe_up_chosen(moe_up_shared_storage<C> &s, const moe_up_operands<C> &in, const i
 			if (from >= pairs)
 				break;
 			have = moe_gather(id, pairs, e, from, mine);
-			at = -1; /* the next row begins again */
+			at = -1; /* the next row starts over */
 		}
 	}
 }
@@ -283,12 +285,13 @@ moe_up(const moe_up_operands<C> &in)
 				                t * C::STRIDE + C::K * C::F + r, n, 0, 0,
 				                moe_added_none{}, r);
 		}
-		__syncthreads(); /* s.x and s.used have been read */
+		__syncthreads(); /* all warps are done with s.x and s.used */
 	}
 }
 
-/* The second half: DOWN of E experts, K chosen of them and of those ELSEWHERE; S_DOWN of a shared
- * one of width S (0: none), for MIX with a weight of its own */
+/* Configuration of moe_down: DOWN of E experts, K selected out of these and N_REMOTE_EXPERTS of
+ * other ranks; S_DOWN of a shared expert with S columns (0: none), whose output has a weight of its
+ * own if SHARED_GATE. */
 template <class DOWN_, class S_DOWN_, int H_, int E_, int N_REMOTE_EXPERTS_, int K_, int S_,
           int SHARED_GATE_> struct moe_down_config {
 	typedef DOWN_ DOWN;
@@ -305,8 +308,8 @@ template <class DOWN_, class S_DOWN_, int H_, int E_, int N_REMOTE_EXPERTS_, int
 	};
 };
 
-/* h [n, K * F + S], id [n, K], weight [n, K + MIX]; y [n, H] = scale * r + the sum; r NULL:
- * without, and may be y; down_b: biases of all experts, or NULL */
+/* Operands of moe_down: h [n, K * F + S], id [n, K], weight [n, K + SHARED_GATE]; y [n, H] = scale
+ * * r + the weighted sum. r may be NULL or alias y; down_b: biases of all experts, or NULL */
 template <class C> struct moe_down_operands {
 	int n;
 	const float *h;
@@ -334,16 +337,15 @@ moe_down(const moe_down_operands<C> &in)
 	const int stop = (int)(total * (warp + 1) / warps), first = (int)(total * warp / warps);
 	if (first == stop)
 		return;
-	int t = first % n - 1,
-	    o = first / n; /* by steps: quotients in the loop cost registers that W has not */
+	/* incremented in the loop, where a division would need more registers */
+	int t = first % n - 1, o = first / n;
 	for (int i = first; i < stop; i++) {
 		if (++t == n) {
 			t = 0;
 			o++;
 		}
 		const float *h = in.h + (long long)t * C::STRIDE;
-		if (t !=
-		    at) { /* lane k gets the expert with k lower ones; other ranks' come last */
+		if (t != at) { /* lane k gets the k-th lowest expert; remote ones are last */
 			const int e = lane < K ? in.id[(long long)t * K + lane] : 0;
 			int before = 0;
 			place = 0;
@@ -364,10 +366,9 @@ moe_down(const moe_down_operands<C> &in)
 		float y = 0;
 		for (int u0 = 0; u0 < all; u0 += 32 * N) {
 			typename W::raw raw[N];
+			/* past the end, repeat the last unit: a condition spilled on sm_120a */
 #pragma unroll
-			for (int k = 0; k < N;
-			     k++) { /* past the end the last unit once more: a condition costs
-				       registers, which sm_120a spilled */
+			for (int k = 0; k < N; k++) {
 				const int u = min(u0 + 32 * k + lane, all - 1);
 				const long long e = __shfl_sync(~0u, expert, u / W::UNITS);
 				raw[k] = W::load(in.down.row(e * C::H + o), u % W::UNITS);
@@ -389,7 +390,7 @@ moe_down(const moe_down_operands<C> &in)
 			}
 		}
 		y = warp_sum(y) * in.down.scale;
-		if (in.down_b) /* lane k has the expert with k lower ones */
+		if (in.down_b) /* lane k has the k-th lowest expert */
 			y += warp_sum(lane < K && expert >= 0
 			                  ? weight * in.down_b[(long long)expert * C::H + o]
 			                  : 0.0f);

@@ -1,24 +1,25 @@
-/* Experts of a prompt or a large batch: grouped products on tensor cores, by the tiles of
+/* Experts in prefill or a large batch: grouped GEMMs on tensor cores, with the tiles of
  * cuda/gemm/gemm.h.
  *
- *   sort   id --> places: pairs of a row and an expert, by expert (cuda/moe/moe_sort.h)
- *   prep   x --> act: rows in 16 bits at their places, so that an expert's rows are neighbours
- *   up     for each expert: act (gate, up)^T --> act(gate) * up --> h, in 16 bits
- *   down   for each expert: h down^T --> z, at the pair's own place
- *   main   y = sum of a row's z times their weights, in the order of experts
+ *   sort           id --> slots: pairs of a row and an expert, by expert (cuda/moe/moe_sort.h)
+ *   quantize_act   x --> act: rows in 16 bits at their slots; those of an expert are contiguous
+ *   up             per expert: act (gate, up)^T --> act(gate) * up --> h, in 16 bits
+ *   down           per expert: h down^T --> z, in the order of pairs
+ *   main           y = sum of a row's z times their weights, in the order of experts
  *
- * moe_gemm walks over (expert, tile): of an expert's rows as many tiles of 128 as are full, and one
- * of 16, 64 or 128 for what is left. All large ones come first, then the middle, then the small, so
- * that blocks end together. An expert that nobody chose has no tile, and its weights are not read;
- * others are read once for each 128 rows (bands of 8 tiles of rows share them in L2).
+ * The tile scheduler iterates over (expert, tile). The rows of an expert form as many full tiles of
+ * 128 as possible; the rest takes a tile of 16, 64 or 128. All large tiles run first, then the
+ * middle ones, then the small ones, so that CTAs end together. An expert without rows has no tile,
+ * and its weights are not read. Others are read once per 128 rows (bands of 8 tiles along M share
+ * them in L2).
  *
- * h has the 16 bits that down's weights ask for. Half floats want a power of two, which must be
- * known before the row is: h is about a product of two results, so it is taken from the row of x,
- * squared (moe_h_scale): a row that is larger by 2^n has h in the same digits. Its largest element
- * then comes to about 2^-4 .. 2^4 in models with normed x, 2^11 below what f16 holds and 2^10 above
- * where it loses digits; what is beyond is cut off at 65504.
+ * h has the 16-bit type that down's weights need. f16 needs a power-of-two scale, which must be
+ * known before the row is complete. h is roughly the gate result times the up result, so its scale
+ * is that of the row of x, squared (moe_h_scale): if x is larger by 2^n, h keeps the same mantissa
+ * bits. In models with normed x its largest element is then about 2^-4 .. 2^4, which is 2^11 below
+ * the f16 maximum and 2^10 above loss of precision. Larger values are clamped at 65504.
  *
- * Bytes beside the weights, for each pair: act 2 H written and read, h 2 F, z 4 H. */
+ * Bytes in addition to the weights, per pair: act 2 H written and read, h 2 F, z 4 H. */
 #ifndef LLMC_CUDA_MOE_MOE_GEMM_H
 #define LLMC_CUDA_MOE_MOE_GEMM_H
 
@@ -28,15 +29,16 @@
 #include "cuda/moe/moe.h"
 #include "cuda/moe/moe_sort.h"
 
-/* gemm_config by cp.async on every GPU: experts' rows begin anywhere, tensor maps' boxes do not.
- * The way over experts costs registers: ptxas spills at 128 where weights are unpacked */
+/* gemm_config with cp.async on every GPU: the rows of an expert may begin anywhere, the boxes of
+ * tensor maps may not. The tile scheduler over experts costs registers: ptxas spills at 128 if
+ * weights are unpacked. */
 template <class W, int ROWS, int ARCH, int SHARE = 1> struct moe_gemm_config
     : gemm_config<W, ROWS, ARCH, SHARE> {
 	enum { TMA = 0, BLOCKS = W::PACKED ? 1 : 2 };
 };
 
-/* What h of a row is to be multiplied by, for the scale of its x (a power of two: 1 / 2^13 .. 1 /
- * 2^14 of the largest element) */
+/* Factor of a row's h for the scale of its x (a power of two: the largest element over 2^13 ..
+ * 2^14) */
 template <class X, class H> DEV float
 moe_h_scale(float x)
 {
@@ -45,7 +47,7 @@ moe_h_scale(float x)
 	return H::BF16 ? 1.0f : X::BF16 ? 16.0f : s * s * 16777216.0f;
 }
 
-/* Two values of h, by what their row's scale says */
+/* Packs two values of h after dividing them by their row's scale. */
 template <class H> DEV unsigned
 moe_h_pack(float a, float b, float scale)
 {
@@ -56,7 +58,7 @@ moe_h_pack(float a, float b, float scale)
 	return pack_f16(fminf(fmaxf(a * s, -most), most), fminf(fmaxf(b * s, -most), most));
 }
 
-/* Rows of COLS 16-bit values as they are */
+/* Layout of rows of COLS 16-bit values: row-major */
 template <int COLS> struct moe_row_major {
 	unsigned short *at;
 	__device__ __forceinline__
@@ -71,15 +73,15 @@ template <int COLS> struct moe_row_major {
 	}
 };
 
-/* Of a bias of ROWS elements an expert, or NULL, expert e's */
+/* Bias of expert e, or NULL; b has ROWS elements per expert */
 template <int ROWS> DEV const float *
 moe_bias(const float *b, int e)
 {
 	return b ? b + (long long)e * ROWS : 0;
 }
 
-/* h = F(v + vb, u + ub): v gate, u up, of one expert, whose biases are vb and ub, or NULL. rows: h
- * of its first row; n rows; PLACE: where values stand; scale [n] */
+/* h = F(v + vb, u + ub) for one expert: v gate, u up; vb and ub: its biases, or NULL. rows: h of
+ * its first row; n rows; PLACE: layout of h; scale [n] */
 template <class W, int WIDTH, float (*F)(float, float), class PLACE> struct moe_glu {
 	void *rows;
 	const float *scale;
@@ -115,7 +117,7 @@ template <class W, int WIDTH, float (*F)(float, float), class PLACE> struct moe_
 	}
 };
 
-/* z + b of one expert's pairs; pair [n]; b: its bias, or NULL */
+/* z + b for the pairs of one expert; pair [n]; b: its bias, or NULL */
 template <int WIDTH> struct moe_spread {
 	float *z;
 	const int *pair;
@@ -136,11 +138,12 @@ template <int WIDTH> struct moe_spread {
 	}
 };
 
-/* h = F(v + vb, u + ub) as steps hold it (Y), of row t and its choice k at h[t * APART + k *
- * WIDTH], of expert e; its pairs from pair[first] on, or pair NULL: the shared one, behind the K
- * choices; vb, ub: biases of all experts, or NULL; add: what adapters add to pairs. What is e's own
- * is found here, behind the products, which leave no registers for it */
-template <int WIDTH, int K, int SEPARATE_HALVES, int WIDE, float (*F)(float, float), class Y,
+/* h = F(v + vb, u + ub) in the activation type Y, for expert e. Row t and its choice k are at h[t *
+ * STRIDE + k * WIDTH]. The expert's pairs begin at pair[first]; pair NULL: the shared expert, which
+ * follows the K choices. vb, ub: biases of all experts, or NULL; add: adapters' deltas for pairs.
+ * Addresses that depend on e are computed here, after the mainloop, which leaves no registers for
+ * them. */
+template <int WIDTH, int K, int STRIDE, int WIDE, float (*F)(float, float), class Y,
           class ADD = moe_added_none> struct moe_glu_rows {
 	Y *h;
 	const int *pair;
@@ -156,7 +159,7 @@ template <int WIDTH, int K, int SEPARATE_HALVES, int WIDE, float (*F)(float, flo
 	{
 		const int own = pair ? pair[first + m] : 0, t = pair ? own / K : m,
 		          k = pair ? own % K : K;
-		Y *to = h + (long long)t * SEPARATE_HALVES + k * WIDTH;
+		Y *to = h + (long long)t * STRIDE + k * WIDTH;
 
 		gemm_bias<WIDE>(moe_bias<WIDTH>(vb, e), col, v);
 		gemm_bias<WIDE>(moe_bias<WIDTH>(ub, e), col, u);
@@ -175,10 +178,10 @@ template <int WIDTH, int K, int SEPARATE_HALVES, int WIDE, float (*F)(float, flo
 	}
 };
 
-/* One product for each expert: what is multiplied. Rows of act [pairs, W::COLS] and their scales
- * stand by expert; matrices of ROWS rows, stacked, or two such (PAIR: gate and up). MAPS: where
- * among them, for products that copy by them */
-template <class W_, int E_, int ROWS_, int PAIR> struct moe_factors {
+/* Operands of a grouped GEMM, one problem per expert. Rows of act [pairs, W::COLS] and their scales
+ * are sorted by expert. Matrices of ROWS rows are stacked; PAIR: two stacks, gate and up. maps:
+ * tensor maps of the weights, for kernels that use them */
+template <class W_, int E_, int ROWS_, int PAIR> struct moe_grouped_operands {
 	typedef W_ W;
 	enum { E = E_, ROWS = ROWS_ };
 	const void *first, *second;
@@ -208,10 +211,10 @@ template <class W_, int E_, int ROWS_, int PAIR> struct moe_factors {
 	}
 };
 
-/* What becomes of an expert's results: h in 16 bits by its places, PLACE; h by rows, as Y; z by
- * pairs */
+/* Operands and epilogue of a grouped GEMM: h in 16 bits in the layout PLACE; h in rows of type Y; z
+ * in the order of pairs. */
 template <class W, class DOWN, int E, int F, float (*ACT)(float, float),
-          class PLACE> struct moe_product_up : moe_factors<W, E, F, 1> {
+          class PLACE> struct moe_up_gemm : moe_grouped_operands<W, E, F, 1> {
 	typedef moe_glu<DOWN, F, ACT, PLACE> epilogue;
 	unsigned short *h;
 	const float *h_scale, *gate_b, *up_b;
@@ -224,9 +227,9 @@ template <class W, class DOWN, int E, int F, float (*ACT)(float, float),
 	}
 };
 
-template <class W, int E, int K, int F, int SEPARATE_HALVES, float (*ACT)(float, float), class Y,
-          class ADD> struct moe_product_glu : moe_factors<W, E, F, 1> {
-	typedef moe_glu_rows<F, K, SEPARATE_HALVES, F, ACT, Y, ADD> epilogue;
+template <class W, int E, int K, int F, int STRIDE, float (*ACT)(float, float), class Y,
+          class ADD> struct moe_glu_gemm : moe_grouped_operands<W, E, F, 1> {
+	typedef moe_glu_rows<F, K, STRIDE, F, ACT, Y, ADD> epilogue;
 	Y *h;
 	const int *pair;
 	const float *gate_b, *up_b;
@@ -238,7 +241,7 @@ template <class W, int E, int K, int F, int SEPARATE_HALVES, float (*ACT)(float,
 	}
 };
 
-template <class W, int E, int H> struct moe_product_down : moe_factors<W, E, H, 0> {
+template <class W, int E, int H> struct moe_down_gemm : moe_grouped_operands<W, E, H, 0> {
 	typedef moe_spread<H> epilogue;
 	float *z;
 	const int *pair;
@@ -250,8 +253,8 @@ template <class W, int E, int H> struct moe_product_down : moe_factors<W, E, H, 
 	}
 };
 
-/* The block's place of the list: row x of its pair, normed, to its place among the expert's in act
- * [pairs, W::COLS]. PLACE as of moe_glu */
+/* Norms row x of the pair in slot `at` and rounds it to its slot in act [pairs, W::COLS], where
+ * rows are sorted by expert. PLACE: as in moe_glu */
 template <class W, int E, class NORM, class PLACE, class X> DEV void
 moe_quantize_act(const X *x, const norm_vectors &norm, int at, int e, const int *range,
                  unsigned short *act, float *scale)
@@ -262,8 +265,8 @@ moe_quantize_act(const X *x, const norm_vectors &norm, int at, int e, const int 
 	    x, norm, PLACE(act + (long long)first * W::COLS, at - first, range[E + e]), scale + at);
 }
 
-/* Tiles of BM rows of an expert with `count`: what is left after whole tiles of 128 goes by the
- * smallest tile that holds it */
+/* Number of tiles of BM rows for an expert with `count` rows: after full tiles of 128, the rest
+ * takes the smallest tile that holds it */
 template <int BM, int ACROSS> struct moe_tiles {
 	DEV int
 	of(int count)
@@ -275,8 +278,8 @@ template <int BM, int ACROSS> struct moe_tiles {
 	}
 };
 
-/* All tiles T of a product's experts; before: tiles of other kinds that came before, so that blocks
- * stay evenly busy. The number of both */
+/* Runs all tiles of shape T of a grouped GEMM. before: number of tiles of other shapes that ran
+ * before, which keeps the load of CTAs even. Returns the number of both. */
 template <class G, class T, class P> DEV int
 moe_gemm_tile_loop(unsigned char *smem, const P &of, int before)
 {
@@ -291,7 +294,7 @@ moe_gemm_tile_loop(unsigned char *smem, const P &of, int before)
 	     scheduler.find(of.counts(), t, e, at); t += grid) {
 		const gemm_operands<typename G::W> in = of.operands(e);
 		const int high =
-		    T::BM == 128 ? (in.n >> 7) + ((in.n & 127) > 64) : 1; /* tiles of rows */
+		    T::BM == 128 ? (in.n >> 7) + ((in.n & 127) > 64) : 1; /* tiles along M */
 		const int band = at / (8 * ACROSS), local = at - band * (8 * ACROSS),
 		          height = min(high - band * 8, 8);
 		const int m0 = T::BM == 128 ? (band * 8 + local % height) * 128 : in.n & ~127;
@@ -300,7 +303,7 @@ moe_gemm_tile_loop(unsigned char *smem, const P &of, int before)
 	return before + scheduler.before;
 }
 
-/* Their number */
+/* Runs all tiles of a grouped GEMM and returns their number. */
 template <class G, class P> DEV int
 moe_gemm(const P &of)
 {
@@ -311,7 +314,8 @@ moe_gemm(const P &of)
 	return moe_gemm_tile_loop<G, typename G::small>(smem, of, middle);
 }
 
-/* The shared expert's product, of all rows, behind those of the others: before, their tiles */
+/* Runs the shared expert's GEMM, of all rows, after those of the routed experts; before: their
+ * number of tiles */
 template <class G, class T, class E> DEV void
 moe_gemm_tiles(const gemm_operands<typename G::W> &in, const E &e, int before)
 {
@@ -332,9 +336,10 @@ moe_gemm_shared(const gemm_operands<typename G::W> &in, const E &e, int before)
 		moe_gemm_tiles<G, typename G::large>(in, e, before);
 }
 
-/* y [n, H] = scale * r + the sum of weight [n, K + MIX] * z [n * K, H] in the order of experts, +
- * the shared expert's row (SHARED), which is behind those of all pairs, for MIX times the last
- * weight; r NULL: without. blockIdx.x the row, blockIdx.y 1024 of its columns */
+/* y [n, H] = scale * r + the sum of weight [n, K + SHARED_GATE] * z [n * K, H] in the order of
+ * experts, + the shared expert's row (SHARED), which follows those of all pairs; its weight, if
+ * SHARED_GATE, is the row's last. r may be NULL. blockIdx.x: row; blockIdx.y: chunk of 1024
+ * columns */
 template <int H, int K, int SHARED_, int SHARED_GATE> DEV void
 moe_sum(const int *id, const float *weight, const float *z, const float *r, float scale, float *y,
         int n)

@@ -1,17 +1,19 @@
-/* Grouped products of experts on sm_90a: the stages, warps and tiles of cuda/gemm/gemm_sm90.h, of
- * which the clusters walk over (expert, pair of tiles). Rows of an expert stand as prep has put
- * them for a product of its own (gemm90_act), from the expert's first row on.
+/* Grouped GEMM of experts on sm_90a: the stages, warps and tiles of cuda/gemm/gemm_sm90.h, with a
+ * tile scheduler over (expert, pair of tiles). Rows of an expert have the layout of a GEMM of their
+ * own (gemm90_act), from the expert's first row on.
  *
- * 16-bit weights go by the large tile: a pair has 256 rows, and rows that are not there cost
- * nothing by 64 (cuda/gemm/gemm_sm90.h), so 272 rows of an expert cost 320. With few rows an expert
- * a pair reads its weights once, half of them each block: 32 KB a stage are 1640 cycles of a
- * multiprocessor's share of the memory, and the products that nobody wants 1024. Weights to unpack:
- * the large tile (256 rows a block) where experts have more than 192 rows on average, else the
- * middle one. Steps with at most 24 rows an expert have launches of their own with the tiles of
- * sm_80, chosen by rows: there 512 cycles a stage would be four times what 4.6 KB take.
+ * 16-bit weights use the large tile. A pair of tiles has 256 rows, and missing rows are skipped in
+ * groups of 64 (cuda/gemm/gemm_sm90.h), so 272 rows of an expert cost 320. With few rows per expert
+ * a pair reads its weights once, half of them per CTA. A stage of 32 KB then takes 1640 cycles of
+ * an SM's share of memory bandwidth; the unneeded mma take 1024.
  *
- * The shared expert's product follows on the same ring, when its weights are of the same kind
- * (elements, or to unpack). */
+ * Weights to unpack use the large tile (256 rows per CTA) if experts have more than 192 rows on
+ * average, otherwise the middle one. Steps with at most 24 rows per expert have launches of their
+ * own with the tiles of sm_80, selected by `rows`: there the 512 cycles of a stage would be four
+ * times what its 4.6 KB take.
+ *
+ * The shared expert's GEMM follows on the same ring if its weights are of the same kind (16-bit, or
+ * unpacked). */
 #ifndef LLMC_CUDA_MOE_MOE_GEMM_SM90_H
 #define LLMC_CUDA_MOE_MOE_GEMM_SM90_H
 
@@ -22,7 +24,7 @@ template <class W, int ROWS, int SHARE = 1> struct moe90_config : gemm90_config<
 	enum { SEPARATE_HALVES = SHARE == 2 };
 };
 
-/* Pairs of tiles of an expert with `count` rows */
+/* Number of tile pairs of an expert with `count` rows */
 template <class T> struct moe90_tiles {
 	DEV int
 	of(int count)
@@ -31,8 +33,7 @@ template <class T> struct moe90_tiles {
 	}
 };
 
-/* Of an expert only its number and that of its rows are kept: registers are few while a tile is
- * multiplied */
+/* Keeps only the number of an expert and of its rows: registers are scarce during the mainloop. */
 template <class G, class T, class P> struct moe90_tile_scheduler {
 	enum { LANES = 32 };
 	const P &of;
@@ -71,8 +72,8 @@ template <class G, class T, class P> struct moe90_tile_scheduler {
 	}
 };
 
-/* Where this cluster goes on with the shared expert's pairs, so that they are dealt on where the
- * others end */
+/* This cluster's first tile pair of the shared expert: pairs are dealt in turn from where the
+ * routed experts end */
 template <class T, class P> DEV int
 moe90_then(const P &of)
 {
@@ -86,13 +87,13 @@ moe90_then(const P &of)
 	return ((int)blockIdx.x / 2 + grid - before % grid) % grid;
 }
 
-/* All experts' products by tiles T, then the shared expert's by T2, the same tile: more() is what
- * it multiplies, takes() what takes its results; MORE 0: there is none. Both are asked when the
- * others are done, which need the registers. */
+/* Runs all routed experts with tiles T, then the shared expert with T2, which has the same shape:
+ * more() returns its operands, epilogue() its epilogue; MORE 0: there is no shared expert. Both are
+ * called after the other experts are done, which need the registers. */
 template <class G, class T, class G2, class T2, bool MORE, class P, class SHARED_,
-          class TAKES> DEV void
+          class EPI> DEV void
 moe90_tiles_of(gemm90_shared_storage &s, const P &of, int n, const SHARED_ &more,
-               const TAKES &takes)
+               const EPI &epilogue)
 {
 	constexpr bool PACKED = G::W::PACKED;
 	int it = 0;
@@ -103,9 +104,9 @@ moe90_tiles_of(gemm90_shared_storage &s, const P &of, int n, const SHARED_ &more
 		gemm90_produce<G, T>(s, moe90_tile_scheduler<G, T, P>(of), (int)blockIdx.x / 2, it);
 		if constexpr (MORE) {
 			const auto in = more();
-			const auto e = takes();
+			const auto e = epilogue();
 			gemm90_produce<G2, T2>(
-			    s, gemm90_tile_scheduler<G2, T2, decltype(takes())>{ in, e, s.n },
+			    s, gemm90_tile_scheduler<G2, T2, decltype(epilogue())>{ in, e, s.n },
 			    moe90_then<T>(of), it);
 		}
 	} else {
@@ -113,28 +114,28 @@ moe90_tiles_of(gemm90_shared_storage &s, const P &of, int n, const SHARED_ &more
 		gemm90_consume<G, T>(s, moe90_tile_scheduler<G, T, P>(of), (int)blockIdx.x / 2, it);
 		if constexpr (MORE) {
 			const auto in = more();
-			const auto e = takes();
+			const auto e = epilogue();
 			gemm90_consume<G2, T2>(
-			    s, gemm90_tile_scheduler<G2, T2, decltype(takes())>{ in, e, in.n },
+			    s, gemm90_tile_scheduler<G2, T2, decltype(epilogue())>{ in, e, in.n },
 			    moe90_then<T>(of), it);
 		}
 	}
 	__syncwarp();
-	cluster_sync(); /* the other block still arrives at barriers of this one */
+	cluster_sync(); /* the other CTA still arrives at mbarriers of this one */
 }
 
-/* n rows, K experts each, of EXPERTS, here or elsewhere */
-template <class G, class G2, bool MORE, int EXPERTS, class P, class SHARED_, class TAKES> DEV void
-moe90_run(const P &of, int n, int K, const SHARED_ &more, const TAKES &takes)
+/* n rows with K of EXPERTS experts each, counting those of other ranks */
+template <class G, class G2, bool MORE, int EXPERTS, class P, class SHARED_, class EPI> DEV void
+moe90_run(const P &of, int n, int K, const SHARED_ &more, const EPI &epilogue)
 {
 	SHARED_STORAGE(gemm90_shared_storage, s);
 
 	if (!G::W::PACKED || n * K > 192 * EXPERTS)
-		moe90_tiles_of<G, typename G::large90, G2, typename G2::large90, MORE>(s, of, n,
-		                                                                       more, takes);
+		moe90_tiles_of<G, typename G::large90, G2, typename G2::large90, MORE>(
+		    s, of, n, more, epilogue);
 	else if constexpr (G::W::PACKED)
 		moe90_tiles_of<G, typename G::middle90, G2, typename G2::middle90, MORE>(
-		    s, of, n, more, takes);
+		    s, of, n, more, epilogue);
 }
 
 #endif

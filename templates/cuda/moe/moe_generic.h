@@ -1,6 +1,8 @@
-/* Experts of any shape, on any GPU: products by cuda/gemm/gemm_generic.h, a block some rows of an
- * expert's matrices, times its pairs of a row and a choice, 8 at a time.
- * Experts that nobody chose are not read. sort (cuda/moe/moe_sort.h) --> pairs of each expert --> up: h --> down: z of each pair --> sum: y */
+/* Experts of any shape, on any GPU, with the matmul of cuda/gemm/gemm_generic.h. A CTA multiplies
+ * some rows of an expert's matrices by its pairs (a row and a choice), 8 at a time. Experts without
+ * pairs are not read.
+ *
+ *   sort (cuda/moe/moe_sort.h) --> pairs by expert --> up: h --> down: z per pair --> sum: y */
 #ifndef LLMC_CUDA_MOE_MOE_GENERIC_H
 #define LLMC_CUDA_MOE_MOE_GENERIC_H
 
@@ -9,8 +11,8 @@
 #include "cuda/moe/moe.h"
 #include "cuda/moe/moe_sort.h"
 
-/* h [pairs, F] = GLU(gate x, up x) of a pair, matrices and biases, or NULL, of all experts; ADD:
- * what adapters add */
+/* h [pairs, F] = GLU(gate x, up x) of a pair; matrices and biases (or NULL) are those of all
+ * experts; add: adapters' deltas */
 template <class GATE, class UP, int F, float (*GLU)(float, float), class ADD> DEV void
 moe_generic_up(const float *rows, const moe_pairs &pairs, int e, const void *gates, const void *ups,
                const float *gate_b, const float *up_b, const ADD &add, float *h)
@@ -64,8 +66,8 @@ moe_generic_down(const float *h, const moe_pairs &pairs, int e, const void *down
 	}
 }
 
-/* y = scale * r + the sum of a row's z times their weights, in the order of expert numbers; r NULL:
- * without, and may be y */
+/* y = scale * r + the sum of a row's z times their weights, in the order of expert numbers. r may
+ * be NULL or alias y. */
 template <int H, int K> DEV void
 moe_generic_sum(const int *ids, const float *weights, const float *zs, const float *r, float scale,
                 float *y, int n)

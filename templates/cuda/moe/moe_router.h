@@ -1,18 +1,17 @@
-/* The router of a mixture in one launch: norm, product, choice, for rows of mixed steps, of 16-bit
- * weights.
+/* MoE router in one launch (norm, GEMM, top-k), for rows of mixed steps and 16-bit weights.
  *
- * A block of 8 warps has 8 rows of x and 16 rows of w (its experts):
- *     norm      a warp a row of x, in the 16 bits that w asks for, to shared memory
- *     product   a warp an eighth of the columns, by mma of 16 rows of w times 8 rows of x; both operands of 32 columns are 16 bytes a lane, so that
- *               nothing but the order of columns within a sum of 16 differs from the usual
- * fragments: w comes straight from L2, many loads at a time
- *     sums      of the warps meet in shared memory, in the order of the columns
- *     choice    by the last block of these 8 rows, a warp a row (cuda/moe/moe_topk.h)
+ * A CTA of 8 warps has 8 rows of x and 16 rows of w (experts):
+ *     norm   one warp per row of x, rounded to the 16-bit type of w, to shared memory
+ *     GEMM   one warp per eighth of the columns, mma of 16 rows of w by 8 rows of x, w from L2 with
+ *            many loads in flight; a lane loads 16 bytes of 32 columns of both operands, which only
+ *            changes the order of columns within a sum of 16
+ *     sums   of the warps are added in shared memory, in the order of columns
+ *     top-k  by the last CTA of these 8 rows to arrive, one warp per row (cuda/moe/moe_topk.h)
  *
- * The order of a row's sums depends neither on the other rows nor on how many there are.
+ * The order of a row's sums depends neither on other rows nor on their number.
  *
- * Bytes of a block: 32 H of x from L2, again from L1 where they fit, and 32 H of w (16 H of at most
- * 8 experts) from L2. docs/kernels/moe.md has what that takes, and why this is no product by
+ * Bytes per CTA: 32 H of x from L2, again from L1 where they fit, and 32 H of w (16 H for at most 8
+ * experts) from L2. docs/kernels/moe.md has the resulting time, and the reason for not using
  * cuda/gemm/gemm_swap_ab.h. */
 #ifndef LLMC_CUDA_MOE_MOE_ROUTER_H
 #define LLMC_CUDA_MOE_MOE_ROUTER_H
@@ -22,9 +21,9 @@
 
 enum { ROUTER_WARPS = 8, ROUTER_ROWS = 8, ROUTER_EXPERTS = 16 };
 
-/* ROWS of w. APART: 16-bit values from row to row of x, 64 bytes more than whole 128, so that
- * neighbouring rows lie in other banks. AHEAD: units of 32 columns that a warp asks for at a time.
- */
+/* ROWS: rows of w. STRIDE: 16-bit values between rows of x, an odd multiple of 64 bytes, so that
+ * neighbouring rows are in different banks. AHEAD: units of 32 columns that a warp loads at a
+ * time. */
 template <class W_, int ROWS_> struct router_config {
 	typedef W_ W;
 	enum {
@@ -43,8 +42,8 @@ template <class G> struct router_shared {
 	float scale[ROUTER_ROWS];
 };
 
-/* f(k, v): v the values of columns k .. k + 3 of a row, normed; a lane has each 32nd four of them.
- */
+/* Calls f(k, v) with the normed values v of columns k .. k + 3 of a row. A lane has every 32nd
+ * group of four. */
 template <class NORM, int COLS, class F> DEV void
 router_each(const float *x, const norm_vectors &norm, float mean, float r, F f)
 {
@@ -78,8 +77,8 @@ router_each(const float *x, const norm_vectors &norm, float mean, float r, F f)
 	}
 }
 
-/* The warp's row x [COLS], normed, to `to` [APART], zeros behind it up to a whole unit; what its
- * results are to be multiplied by (half floats, as quantize_act_row) */
+/* Norms the warp's row x [COLS] into `to` [STRIDE], with zeros up to a multiple of a unit. Returns
+ * the factor of the row's results (f16 only, as in quantize_act_row). */
 template <class G, class NORM> DEV float
 router_row(const float *x, const norm_vectors &norm, unsigned short *to)
 {
@@ -122,7 +121,7 @@ router_row(const float *x, const norm_vectors &norm, unsigned short *to)
 	return down;
 }
 
-/* acc [16, 8] += rows r0 .. r0 + 15 of w times x, this warp's columns */
+/* Adds rows r0 .. r0 + 15 of w times x, over this warp's columns, to acc [16, 8]. */
 template <class G> DEV void
 router_gemm(const w_matrix<typename G::W> &w, const unsigned short (&x)[ROUTER_ROWS][G::STRIDE],
             int r0, float (&acc)[4])
@@ -157,7 +156,7 @@ router_gemm(const w_matrix<typename G::W> &w, const unsigned short (&x)[ROUTER_R
 	}
 }
 
-/* What becomes of logits [n, ROWS]: bias of R's choice, or NULL */
+/* Outputs of the top-k selection; bias: of the selection, or NULL */
 struct router_choice {
 	const float *bias;
 	float scale;
@@ -165,8 +164,8 @@ struct router_choice {
 	float *weight;
 };
 
-/* Rows x [n, COLS], blockIdx.x eight of them and blockIdx.y sixteen experts; logit_b [ROWS] or
- * NULL; arrived: a 0 for each eight rows */
+/* x [n, COLS]; blockIdx.x: group of eight rows; blockIdx.y: group of sixteen experts; logit_b
+ * [ROWS] or NULL; arrived: one counter per eight rows, initially 0 */
 template <class G, class NORM, class R> DEV void
 router_run(const int *count, const float *x, const norm_vectors &norm,
            const w_matrix<typename G::W> &w, const float *logit_b, float *logits, int *arrived,
@@ -216,9 +215,9 @@ router_run(const int *count, const float *x, const norm_vectors &norm,
 	} else {
 		__syncthreads();
 	}
-	SHARED_STORAGE(route_rooms<R>, rooms); /* what was there has been read */
+	SHARED_STORAGE(route_shared_storage<R>, storage); /* s is no longer used */
 	if (t0 + warp < n)
-		route_row<R>(rooms.of[warp], logits + (long long)(t0 + warp) * G::ROWS, to.bias,
+		route_row<R>(storage.of[warp], logits + (long long)(t0 + warp) * G::ROWS, to.bias,
 		             to.scale, to.id + (long long)(t0 + warp) * R::K,
 		             to.weight + (long long)(t0 + warp) * (R::K + R::SHARED_GATE));
 }

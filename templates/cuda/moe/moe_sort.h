@@ -1,17 +1,16 @@
-/* Pairs of a row and one of its experts, brought together by expert, and the way over all experts'
- * tiles.
+/* Sorts pairs (a row and one of its experts) by expert, and schedules the tiles of all experts.
  *
- * moe_sort makes, by counting: range [2, E], of each expert the place of its first pair and their
- * number; list [2, pairs], for each place the row of x, of which K pairs have one each, and the
- * pair (token * its choices + choice). Pairs of an expert stay in order, so the same choices always
- * give the same list. Experts of other ranks, -1, have no places. */
+ * moe_sort counts, and writes two arrays. range [2, E] has the first slot of each expert and its
+ * number of pairs. list [2, pairs] has per slot the row of x (K consecutive pairs share a row) and
+ * the pair (token * number of choices + choice). Pairs of an expert keep their order, so equal
+ * choices always give equal lists. Experts of other ranks (-1) have no slots. */
 #ifndef LLMC_CUDA_MOE_MOE_SORT_H
 #define LLMC_CUDA_MOE_MOE_SORT_H
 
 #include "cuda/runtime/step.h"
 #include "cuda/math/math.h"
 
-/* The pairs of one expert: places first .. first + count of the list; their rows and numbers */
+/* Pairs of one expert: slots [first, first + count) of the list, with their rows and numbers */
 struct moe_pairs {
 	int first, count;
 	const int *row, *pair;
@@ -25,8 +24,8 @@ moe_pairs_of(const int *range, const int *list, int pairs, int e)
 	return { first, range[E + e], list + first, list + pairs + first };
 }
 
-/* Expert e is this block's, of 8 warps: each takes an equal piece of the pairs, in order. id
- * [pairs] */
+/* Sorts the pairs of expert e, by a CTA of 8 warps; each warp has an equal segment of the pairs, in
+ * order. id [pairs] */
 template <int E, int K> DEV void
 moe_sort(const int *id, int pairs, int *range, int *list, int e)
 {
@@ -34,8 +33,8 @@ moe_sort(const int *id, int pairs, int *range, int *list, int e)
 		int below[8], here[8];
 	};
 	SHARED(Shared, s);
-	const int lane = lane_id(), warp = warp_id(), piece = ((pairs + 7) / 8 + 31) / 32 * 32,
-	          from = warp * piece, to = min(pairs, from + piece);
+	const int lane = lane_id(), warp = warp_id(), segment = ((pairs + 7) / 8 + 31) / 32 * 32,
+	          from = warp * segment, to = min(pairs, from + segment);
 	int below = 0, here = 0;
 
 	for (int i = from; i < to; i += 32) {
@@ -71,19 +70,19 @@ moe_sort(const int *id, int pairs, int *range, int *list, int e)
 	}
 }
 
-/* Places that have a pair: all, or those of this rank's experts where some are elsewhere */
+/* Number of slots with a pair: all, or those of this rank's experts if others are remote */
 template <int E, int N_REMOTE_EXPERTS> DEV int
 moe_sorted_pairs(const int *range, int pairs)
 {
 	return N_REMOTE_EXPERTS ? range[E - 1] + range[2 * E - 1] : pairs;
 }
 
-/* All tiles of E experts in one row: expert by expert, of each TILES::of(count of its pairs).
- * Numbers are asked for in rising order, by whole warps, whose lanes look at 32 experts at a time:
- * no list of tiles is made, and none is read. Little is kept between two tiles, whose products want
- * all registers. */
+/* Tile scheduler over E experts: tiles are numbered expert by expert, TILES::of(number of pairs)
+ * each. Whole warps call find with increasing numbers, and a lane inspects one of 32 experts at a
+ * time, so no list of tiles is written or read. Little state is kept between tiles, since the
+ * mainloop needs all registers. */
 template <int E, class TILES> struct moe_tile_scheduler {
-	int base, before; /* the first of the 32, and the tiles of all before it */
+	int base, before; /* first of the 32 experts, number of tiles before it */
 
 	__device__ __forceinline__
 	moe_tile_scheduler()
@@ -91,14 +90,14 @@ template <int E, class TILES> struct moe_tile_scheduler {
 	{
 	}
 
-	/* The expert of tile t and the tile among its own; false: there is none, and `before` is
-	 * the number of all. count [E] */
+	/* Finds the expert of tile t and the index of the tile within it. Returns false if there is
+	 * none; `before` is then the number of all tiles. count [E] */
 	__device__ __forceinline__ bool
 	find(const int *count, int t, int &e, int &at)
 	{
 		for (; base < E; base += 32) {
 			const int x = base + (int)lane_id(), mine = x < E ? TILES::of(count[x]) : 0;
-			int upto = mine; /* of the 32 up to this lane's */
+			int upto = mine; /* inclusive scan over the 32 */
 			for (int d = 1; d < 32; d *= 2) {
 				const int v = __shfl_up_sync(~0u, upto, d);
 				upto += (int)lane_id() >= d ? v : 0;

@@ -1,6 +1,7 @@
-/* The choice of experts: of a row's logits the experts and their weights, a warp a row. A choice is
- * the largest key: the score's order above, the expert's number below, so that of equal scores the
- * lower number wins; 0 is an expert that is taken. */
+/* Top-k selection of experts from a row's logits, one warp per row. The selected expert is the
+ * one with the largest key: the order of the score in the high bits, the inverted expert number
+ * in the low ones, so of equal scores the lower number wins. Experts that are already selected
+ * have key 0. */
 #ifndef LLMC_CUDA_MOE_MOE_TOPK_H
 #define LLMC_CUDA_MOE_MOE_TOPK_H
 
@@ -9,9 +10,10 @@
 
 enum { ROUTE_softmax, ROUTE_sigmoid, ROUTE_sparsemixer, ROUTE_max, ROUTE_top2 };
 
-/* E experts in GROUPS, of which KEEP stay, K chosen; MIX: behind the logits is one more, of the
- * shared expert's gate, and behind the weights its sigmoid. R, made of it, has SUM_EPS, and NEAR:
- * how near to the greatest logit those are that sparsemixer sums, as a share of it. */
+/* E experts in GROUPS groups, of which KEEP stay; K experts are selected. SHARED_GATE: one more
+ * logit at the end is that of the shared expert's gate, and its sigmoid is the last weight. A
+ * derived R adds SUM_EPS, and NEAR: the relative distance to the largest logit within which
+ * sparsemixer sums. */
 template <int E_, int K_, int SCORE_, int RENORM_, int GROUPS_, int KEEP_, int GROUP_,
           int SHARED_GATE_> struct route_config {
 	enum {
@@ -27,14 +29,15 @@ template <int E_, int K_, int SCORE_, int RENORM_, int GROUPS_, int KEEP_, int G
 	};
 };
 
-/* What a warp has for itself */
-template <class R> struct route_room {
+/* Shared memory of one warp */
+template <class R> struct route_storage {
 	float score[R::E], choice[R::E], group[R::GROUPS > 0 ? (int)R::GROUPS : 1];
 	int id[R::K];
 	unsigned short taken[R::E];
 };
 
-/* NaN is the lowest; a zero has one form */
+/* Maps a float to an unsigned that has the same order; NaN is the lowest, and both zeros are
+ * equal. */
 DEV unsigned
 route_order(float x)
 {
@@ -55,10 +58,9 @@ route_top(unsigned long long k)
 	return k;
 }
 
-/* The lane's best key among those that are left, then the warp's: an expert's number, taken from
- * now on */
+/* Returns the expert with the largest key among those not yet selected; the caller marks it. */
 template <class R> DEV int
-route_take(route_room<R> &s, const float *choice)
+route_take(route_storage<R> &s, const float *choice)
 {
 	enum { E = R::E };
 	unsigned long long best = 0;
@@ -72,10 +74,10 @@ route_take(route_room<R> &s, const float *choice)
 	return E - (int)(unsigned)route_top(best);
 }
 
-/* One expert after the other: the greatest logit of those not chosen yet, weighted by a softmax
- * over those near it. */
+/* Selects experts one at a time: the largest logit of those not yet selected, weighted by a softmax
+ * over the logits near it. */
 template <class R> DEV void
-route_sparsemixer(route_room<R> &s, const float *x, float scale, int *id, float *weight)
+route_sparsemixer(route_storage<R> &s, const float *x, float scale, int *id, float *weight)
 {
 	enum { E = R::E, K = R::K };
 	const int lane = lane_id();
@@ -105,9 +107,10 @@ route_sparsemixer(route_room<R> &s, const float *x, float scale, int *id, float 
 	__syncwarp();
 }
 
-/* x [E + MIX] logits, bias [E] or NULL; id [K], weight [K + MIX] */
+/* x [E + SHARED_GATE] logits, bias [E] or NULL; id [K], weight [K + SHARED_GATE] */
 template <class R> DEV void
-route_row(route_room<R> &s, const float *x, const float *bias, float scale, int *id, float *weight)
+route_row(route_storage<R> &s, const float *x, const float *bias, float scale, int *id,
+          float *weight)
 {
 	enum { E = R::E, K = R::K, SIZE = R::SIZE };
 	const int lane = lane_id();
@@ -149,7 +152,7 @@ route_row(route_room<R> &s, const float *x, const float *bias, float scale, int 
 			s.group[g] = R::GROUP == ROUTE_top2 && SIZE > 1 ? best + second : best;
 		}
 		__syncwarp();
-		/* a group stays when fewer than KEEP come before it */
+		/* a group stays if fewer than KEEP precede it */
 		for (int g = lane; g < R::GROUPS; g += 32) {
 			int before = 0;
 			for (int o = 0; o < R::GROUPS; o++)
@@ -182,10 +185,10 @@ route_row(route_room<R> &s, const float *x, const float *bias, float scale, int 
 	__syncwarp();
 }
 
-/* Rows of logits [n, E + MIX], by all warps of the grid, or of this block alone. room: one for each
- * of the block's warps */
+/* Rows of logits [n, E + SHARED_GATE], by all warps of the grid, or of this CTA (ALONE). storage:
+ * one per warp of the CTA */
 template <class R, bool ALONE> DEV void
-route_rows(route_room<R> *room, const float *logits, const float *bias, float scale, int *id,
+route_rows(route_storage<R> *storage, const float *logits, const float *bias, float scale, int *id,
            float *weight, int n)
 {
 	const int warps = (int)blockDim.x / 32,
@@ -193,13 +196,13 @@ route_rows(route_room<R> *room, const float *logits, const float *bias, float sc
 	          step = ALONE ? warps : (int)gridDim.x * warps;
 
 	for (int t = first; t < n; t += step)
-		route_row<R>(room[warp_id()], logits + (long long)t * (R::E + R::SHARED_GATE), bias,
-		             scale, id + (long long)t * R::K,
+		route_row<R>(storage[warp_id()], logits + (long long)t * (R::E + R::SHARED_GATE),
+		             bias, scale, id + (long long)t * R::K,
 		             weight + (long long)t * (R::K + R::SHARED_GATE));
 }
 
-/* Is this block the last of `all` to come here? What the others wrote before they came is then
- * seen. count: 0, and 0 again */
+/* Is this CTA the last of `all` to arrive? Then it sees what the others wrote before they arrived.
+ * count: initially 0, and reset to 0 */
 DEV bool
 route_last(int *count, int all)
 {
@@ -218,21 +221,21 @@ route_last(int *count, int all)
 	return s.last != 0;
 }
 
-template <class R> struct route_rooms {
-	route_room<R> of[8];
+template <class R> struct route_shared_storage {
+	route_storage<R> of[8];
 };
 
-/* The last block of the grid to come here chooses for all rows. Its dynamic shared memory, of
- * route_rooms<R>, is free. */
+/* The last CTA of the grid to arrive selects for all rows. It reuses dynamic shared memory for
+ * route_shared_storage<R>. */
 template <class R> DEV void
 route_by_last(int *count, const float *logits, const float *bias, float scale, int *id,
               float *weight, int n)
 {
-	typedef route_rooms<R> rooms;
+	typedef route_shared_storage<R> storage;
 
 	if (!route_last(count, (int)(gridDim.x * gridDim.y)))
 		return;
-	SHARED_STORAGE(rooms, s);
+	SHARED_STORAGE(storage, s);
 	route_rows<R, true>(s.of, logits, bias, scale, id, weight, n);
 }
 
