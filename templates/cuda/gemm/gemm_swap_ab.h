@@ -259,7 +259,7 @@ template <class G, class T> struct swap_ab_rows {
 			return;
 #pragma unroll
 		for (int p = 0; p < S::PLANES; p++)
-			at[p] = S::place(p, unit, lane & 3);
+			at[p] = S::offset(p, unit, lane & 3);
 #pragma unroll
 		for (int i = 0; i < 4; i++)
 			S::prefetch(to.group[i], row[i / 2] + (i % 2 ? next[i / 2] : 0), at, lane,

@@ -98,7 +98,7 @@ template <class G, class E> struct gemv_stream {
 	static __device__ __forceinline__ int
 	unit_step(int plane, int t)
 	{
-		return S::place(plane, GEMV_WARPS, t) - S::place(plane, 0, t);
+		return S::offset(plane, GEMV_WARPS, t) - S::offset(plane, 0, t);
 	}
 
 	/* sets the addresses for the current pair of groups */
@@ -113,7 +113,7 @@ template <class G, class E> struct gemv_stream {
 		            : 0;
 #pragma unroll
 		for (int p = 0; p < S::PLANES; p++)
-			at[p] = S::place(p, unit0, lane_id() & 3);
+			at[p] = S::offset(p, unit0, lane_id() & 3);
 	}
 
 	__device__ __forceinline__ int
@@ -135,7 +135,7 @@ template <class G, class E> struct gemv_stream {
 #pragma unroll
 			for (int p = 0; p < S::PLANES; p++)
 				at[p] += unit_step(p, lane & 3);
-			if (at[0] >= stop * (S::place(0, 1, 0) - S::place(0, 0, 0))) {
+			if (at[0] >= stop * (S::offset(0, 1, 0) - S::offset(0, 0, 0))) {
 				group += 2;
 				aim();
 			}

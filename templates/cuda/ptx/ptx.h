@@ -1,9 +1,9 @@
-/* The wrappers: everything that is PTX on a device. The emulator has host definitions of the same
- * names (emu/README.md lists them); a name that an architecture lacks is not defined for it.
+/* PTX wrappers: all inline PTX of device code. The emulator has host definitions of the same names
+ * (list: emu/README.md). A name that an architecture lacks is not defined for it.
  *
- * Order: what must keep its place is volatile, what other threads may see, or be seen through,
- * clobbers memory. Plain loads stay plain C++, so that the compiler knows which memory they read;
- * they never become ld.global.nc, which ptxas moves across griddep_wait. */
+ * Order: an instruction that must not be moved is volatile; one that accesses memory that other
+ * threads access too clobbers memory. Plain loads stay plain C++, so the compiler sees which memory
+ * they read. They never become ld.global.nc, which ptxas moves across griddep_wait. */
 #ifndef LLMC_CUDA_PTX_PTX_H
 #define LLMC_CUDA_PTX_PTX_H
 
@@ -58,7 +58,7 @@ st_v4(void *p, uint4 v)
 	*(uint4 *)p = v;
 }
 
-/* Read once: global memory that no thread of this kernel writes. */
+/* Streaming load of global memory that is read once and that no thread of this kernel writes */
 DEV uint4
 ld_v4_stream(const void *p)
 {
@@ -69,7 +69,7 @@ ld_v4_stream(const void *p)
 	return v;
 }
 
-/* Global memory that nobody writes while the kernel runs; not before griddep_wait. */
+/* Load of global memory that no thread writes while the kernel runs; not before griddep_wait */
 DEV uint4
 ld_v4_const(const void *p)
 {
@@ -98,8 +98,8 @@ warp_id()
 	return threadIdx.x >> 5;
 }
 
-/* x, as something new: what is made of it is not made before, in registers that a loop around has
- * none of */
+/* Hides the value of x from the optimiser, so that expressions of the result are not hoisted out of
+ * a loop that has no registers for them. */
 DEV int
 here(int x)
 {
@@ -226,9 +226,9 @@ LLMC_SCOPES(sys)
 LLMC_SCOPES(cluster)
 #endif
 
-/* The barrier of a cooperative launch: a word of the workspace that the driver provides, whose
- * address is envreg1 (upper half) and envreg2. Block 0 adds what flips the top bit once all others
- * have added one; everyone waits for the flip. */
+/* Grid barrier of a cooperative launch. The driver provides a workspace word whose address is in
+ * envreg1 (upper half) and envreg2. CTA 0 adds the value that flips the top bit once all other CTAs
+ * have added one; all wait for the flip. */
 DEV void
 grid_sync()
 {
@@ -304,7 +304,7 @@ ldmatrix_x4_trans(unsigned (&r)[4], const void *row)
 	             : "memory");
 }
 
-/* By the number of registers of a, b and the sums; d may be c. */
+/* The suffix is the number of registers of a, b and the sums; d may alias c. */
 #define LLMC_MMA_214(name, ptx)                                                                    \
 	DEV void name(float(&d)[4], const unsigned(&a)[2], const unsigned(&b)[1],                  \
 	              const float(&c)[4])                                                          \
@@ -390,7 +390,7 @@ cp_async_16(void *dst, const void *src)
 	             : "memory");
 }
 
-/* n bytes, the rest of the 16 becomes zero */
+/* copies n bytes and fills the rest of the 16 with zeros */
 DEV void
 cp_async_16_fill(void *dst, const void *src, unsigned n)
 {
@@ -419,7 +419,7 @@ cp_async_wait_all()
 /* ---- mbarriers ---- */
 typedef unsigned long long mbar_t;
 
-/* A barrier or cluster_sync must follow before other threads use it. */
+/* Other threads may use the mbarrier after a barrier or cluster_sync. */
 DEV void
 mbar_init(mbar_t *b, unsigned n)
 {
@@ -431,7 +431,7 @@ mbar_init(mbar_t *b, unsigned n)
 	asm volatile("fence.mbarrier_init.release.cluster;"
 	             :
 	             :
-	             : "memory"); /* for the copy unit and for other blocks */
+	             : "memory"); /* for the async proxy and for other CTAs */
 #endif
 }
 
@@ -450,7 +450,7 @@ mbar_arrive(mbar_t *b)
 	             : "memory");
 }
 
-/* Has the phase of this parity completed? */
+/* Has the phase with this parity completed? */
 DEV bool
 mbar_test(mbar_t *b, unsigned parity)
 {
@@ -501,7 +501,8 @@ mbar_arrive_expect(mbar_t *b, unsigned bytes)
 	             : "memory");
 }
 
-/* A multiple of 16 bytes, both sides aligned to 16; adds its bytes to the phase of b. */
+/* Bulk copy of a multiple of 16 bytes, both sides 16-byte aligned; completes its bytes in the phase
+ * of b. */
 DEV void
 bulk_load(void *dst, const void *src, unsigned bytes, mbar_t *b)
 {
@@ -512,7 +513,7 @@ bulk_load(void *dst, const void *src, unsigned bytes, mbar_t *b)
 	             : "memory");
 }
 
-/* Asks for a multiple of 16 bytes at a multiple of 16. */
+/* Prefetches a multiple of 16 bytes at a 16-byte aligned address. */
 DEV void
 bulk_prefetch_l2(const void *p, unsigned bytes)
 {
@@ -574,7 +575,8 @@ cluster_size()
 	return n;
 }
 
-/* The address in block `rank` of what p is in this one */
+/* Maps the address p of this CTA's shared memory to the same offset in CTA `rank` of the
+ * cluster. */
 template <class T> DEV T *
 cluster_map(T *p, unsigned rank)
 {
@@ -586,11 +588,11 @@ cluster_map(T *p, unsigned rank)
 
 #endif /* LLMC_EMU */
 
-/* Of kernels launched with `pdl`: nothing below sm_90, where launches wait for each other as they
- * always did.
+/* For kernels launched with `pdl`. Below sm_90 these are empty, and a launch waits for the previous
+ * one as usual.
  *
- * PDL_LAUNCH stands behind PDL_WAIT, in every kernel: then two kernels at most are on the GPU. How
- * the blocks of the second find their places, cuda_shared_of in runtime/cuda/cuda_model.c says. */
+ * PDL_LAUNCH follows PDL_WAIT in every kernel, so that at most two kernels are on the GPU.
+ * cuda_shared_of in runtime/cuda/cuda_model.c describes how the CTAs of the second one get SMs. */
 #if __CUDA_ARCH__ >= 900
 #define PDL_WAIT() griddep_wait()
 #define PDL_LAUNCH() griddep_launch()

@@ -1,17 +1,19 @@
-/* Copies between global and shared memory by the copy unit (sm_90): tiles of tensor maps, bulk
- * stores, and the fences between what threads write and what the unit (and wgmma) reads.
+/* TMA copies between global and shared memory (sm_90): tensor map boxes, bulk stores, and the
+ * fences between accesses of threads and those of the async proxy (TMA and wgmma).
  *
- * A tensor map is made by the host (cuTensorMapEncodeTiled). A load brings a box at coordinates,
- * innermost first; what lies outside of the tensor becomes zero; its bytes count towards the
- * barrier's phase as those of bulk_load do. Shared memory at a multiple of 128 bytes, of 1024 with
- * a swizzle of 128. Stores go by groups: bulk_commit, then bulk_wait_read (the source may be
- * written again) or bulk_wait.
+ * The host encodes tensor maps (cuTensorMapEncodeTiled). A load copies the box at the given
+ * coordinates, innermost first. Elements outside the tensor become zero. Its bytes complete in the
+ * phase of the mbarrier, as those of bulk_load do. The shared memory must be aligned to 128 bytes,
+ * or 1024 with the 128-byte swizzle. Stores form groups: bulk_commit, then bulk_wait_read (the
+ * source may be overwritten) or bulk_wait.
  *
- * A multicast brings the same bytes to every block of the cluster whose bit is in the mask: to the
- * same place in its shared memory, counted by the barrier in the same place there. Barriers must be
- * known to be there (cluster_sync behind their initialisation), whoever reads the target must have
- * said so across the cluster (mbar_arrive_cluster), and no block may leave before all that others
- * do to it has been (cluster_sync at the end). */
+ * A multicast copies the same bytes to every CTA of the cluster in the mask, at the same offset in
+ * shared memory, and signals the mbarrier at the same offset there. Rules:
+ *
+ * - cluster_sync follows the initialisation of mbarriers.
+ * - Threads that have read the target arrive across the cluster (mbar_arrive_cluster) before it is
+ * overwritten.
+ * - No CTA exits before all accesses of the others to it are done (cluster_sync at the end). */
 #ifndef LLMC_CUDA_PTX_TMA_H
 #define LLMC_CUDA_PTX_TMA_H
 
@@ -20,7 +22,7 @@
 #ifndef LLMC_EMU
 
 #if __CUDA_ARCH__ >= 800
-/* One of the barrier's arrivals, once this thread's copies by cp.async so far have landed. */
+/* Arrives at the mbarrier once all cp.async of this thread so far have completed. */
 DEV void
 cp_async_arrive(mbar_t *b)
 {
@@ -36,14 +38,14 @@ struct __align__(128) tensor_map {
 	unsigned long long opaque[16];
 };
 
-/* Accesses of this thread to shared memory, and those it is ordered after, come before what the
- * copy unit and wgmma do there after the next barrier. */
+/* Orders shared memory accesses of this thread, and those that happen before them, before accesses
+ * of the async proxy (TMA, wgmma) that follow the next barrier. */
 DEV void
 fence_proxy_async()
 {
 	asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
-/* The same for global memory: bulk copies from or to what this launch has written or read. */
+/* Same for global memory: orders writes and reads of this launch before bulk copies. */
 DEV void
 fence_proxy_async_global()
 {
@@ -60,19 +62,20 @@ tensor_prefetch(const tensor_map *m)
 {
 	asm volatile("prefetch.tensormap [%0];" : : "l"(m) : "memory");
 }
-/* A map in global memory, written by the host or another kernel, before its first use in a block.
- */
+/* Required once per CTA before the first use of a tensor map in global memory that the host or
+ * another kernel has written. */
 DEV void
 fence_tensor_map(const tensor_map *m)
 {
 	asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" : : "l"(m) : "memory");
 }
 
-#if __CUDA_ARCH__ >= 1000 /* ptxas for sm_120 looks at every address whether it is another         \
-                             block's, and calls the driver for it */
+/* With .shared::cluster, ptxas for sm_120 tests every address for belonging to another CTA and
+ * emits a call for it. */
+#if __CUDA_ARCH__ >= 1000
 #define LLMC_TENSOR_TO ".shared::cta"
 #else
-#define LLMC_TENSOR_TO ".shared::cluster" /* .shared::cta is of PTX 8.6 */
+#define LLMC_TENSOR_TO ".shared::cluster" /* .shared::cta needs PTX 8.6 */
 #endif
 #define LLMC_TENSOR_LOAD(dim, coords)                                                              \
 	"cp.async.bulk.tensor." dim LLMC_TENSOR_TO                                                 \
@@ -94,8 +97,8 @@ tensor_load_2d(void *dst, const tensor_map *m, int x, int y, mbar_t *b)
 	asm volatile(LLMC_TENSOR_LOAD("2d", "%3, %4") : : LLMC_LOAD_TO, "r"(x), "r"(y) : "memory");
 }
 
-/* The same where only the first rows of the box matter: nobody need have written the others. (The
- * emulator's checks want to know.) */
+/* Loads a box of which only the first rows are used; the others may be uninitialised. (Only the
+ * emulator's checks use their number.) */
 DEV void
 tensor_load_2d_rows(void *dst, const tensor_map *m, int x, int y, int, mbar_t *b)
 {
@@ -203,10 +206,10 @@ bulk_load_multicast(void *dst, const void *src, unsigned bytes, mbar_t *b, unsig
 	             : "memory");
 }
 
-/* One arrival at the barrier in the place of b in block `rank` of the cluster, this one's own too.
- * It says that this thread's reads are over, all that copies into shared memory need; what the
- * thread wrote itself it does not hand to another block (cluster_sync does). Release and acquire of
- * the cluster's scope would cost MEMBAR.GPU at each arrival and CCTL.IVALL at each wait. */
+/* Arrives at the mbarrier at the offset of b in CTA `rank` of the cluster, which may be this one.
+ * It orders this thread's reads before the arrival, which is all that copies into shared memory
+ * need. It does not publish this thread's writes to other CTAs (cluster_sync does). Release and
+ * acquire at cluster scope would cost a MEMBAR.GPU per arrival and a CCTL.IVALL per wait. */
 DEV void
 mbar_arrive_cluster(mbar_t *b, unsigned rank)
 {
@@ -217,7 +220,7 @@ mbar_arrive_cluster(mbar_t *b, unsigned rank)
 	             : "memory");
 }
 
-/* A multiple of 16 bytes, both sides aligned to 16. */
+/* Bulk copy of a multiple of 16 bytes, both sides 16-byte aligned */
 DEV void
 bulk_store(void *dst, const void *src, unsigned bytes)
 {
@@ -247,7 +250,7 @@ bulk_wait_read()
 #endif
 
 #if __CUDA_ARCH__ >= 900
-/* The second parameter of functions of a kernel with `//@map` lines: const __grid_constant__
+/* Second parameter of the functions of a kernel with `//@map` lines: const __grid_constant__
  * llmc_maps m */
 struct llmc_maps {
 	tensor_map map[4];

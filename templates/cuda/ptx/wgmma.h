@@ -1,21 +1,24 @@
-/* Warpgroup matrix instructions of sm_90a, and the registers that go with them.
+/* Warpgroup matrix instructions of sm_90a and their register layouts.
  *
- * The 128 threads of a warpgroup multiply together: d (64 x n, fp32) (+)= a (64 x 16) b (16 x n),
- * f16 or bf16. With g = lane / 4, q = lane % 4, w the warp in its group: d[4 j + 2 h + e] is row 16
- * w + g + 8 h, column 8 j + 2 q + e; a register a[i] holds row 16 w + g + 8 (i & 1), columns 2 q +
- * 8 (i >> 1) and the next. acc 0: what d holds is not added.
+ * The 128 threads of a warpgroup compute d (64 x n, fp32) (+)= a (64 x 16) b (16 x n), in f16 or
+ * bf16. With g = lane / 4, q = lane % 4 and w the warp within its group:
  *
- *     wgmma_fence();                             d (and a) have been written by this thread
- *     wgmma_bf16_m64n128k16(d, da, db, acc);     _ra: a from registers; _bt: b has n contiguous instead of k
+ *   d[4 j + 2 h + e]   row 16 w + g + 8 h, column 8 j + 2 q + e
+ *   a[i]               row 16 w + g + 8 (i & 1), columns 2 q + 8 (i >> 1) and the next
+ *   acc 0              the old value of d is not added
+ *
+ *     wgmma_fence();                           this thread's writes to d (and a) are complete
+ *     wgmma_bf16_m64n128k16(d, da, db, acc);   _ra: a from registers; _bt: n of b is contiguous
  *     wgmma_commit();
- *     wgmma_wait<LEFT>();                        all groups but the last LEFT are done
- *     wgmma_pin(d);                              no use of d moves above this
+ *     wgmma_wait<LEFT>();                      all groups except the last LEFT are done
+ *     wgmma_pin(d);                            no use of d moves above this
  *
- * Operands in shared memory, by smem_desc(start, lead, stride, swizzle): rows of 16, 32, 64 or 128
- * bytes of k, in eights of rows `stride` bytes apart; with a swizzle of 32, 64 or 128 bytes the
- * 16-byte pieces of a row are xored with the row, and the pattern starts at a multiple of 8 rows.
- * Without one (0) a row is 16 bytes, and the next 8 values of k are `lead` bytes on. What a thread
- * wrote there needs fence_proxy_async (cuda/ptx/tma.h) in that thread before the barrier. */
+ * Operands in shared memory are described by smem_desc(start, lead, stride, swizzle). Rows have 16,
+ * 32, 64 or 128 bytes of k, in groups of eight rows that are `stride` bytes apart. With a swizzle
+ * of 32, 64 or 128 bytes, the index of a 16-byte chunk of a row is XORed with the row, and the
+ * pattern starts at a multiple of 8 rows. Without a swizzle (0) a row is 16 bytes, and the next 8
+ * values of k follow at a distance of `lead` bytes. A thread that wrote an operand calls
+ * fence_proxy_async (cuda/ptx/tma.h) before the barrier. */
 #ifndef LLMC_CUDA_PTX_WGMMA_H
 #define LLMC_CUDA_PTX_WGMMA_H
 
@@ -89,7 +92,7 @@ wgmma_pin(float (&d)[N])
 #define LLMC_WG_R96 LLMC_WG_R64, LLMC_WG_R8(64), LLMC_WG_R8(72), LLMC_WG_R8(80), LLMC_WG_R8(88)
 #define LLMC_WG_R128 LLMC_WG_R96, LLMC_WG_R8(96), LLMC_WG_R8(104), LLMC_WG_R8(112), LLMC_WG_R8(120)
 
-/* r: registers of d; o..: the numbers of the operands behind them */
+/* r: number of registers of d; o..: indices of the operands that follow them */
 #define LLMC_WG_SS(name, type, n, r, tb, o0, o1, o2)                                               \
 	DEV void name(float(&d)[r], unsigned long long a, unsigned long long b, int acc)           \
 	{                                                                                          \
@@ -124,8 +127,7 @@ LLMC_WG_N(128, 64, 64, 65, 66, 67, 68, 69)
 LLMC_WG_N(192, 96, 96, 97, 98, 99, 100, 101)
 LLMC_WG_N(256, 128, 128, 129, 130, 131, 132, 133)
 
-/* Registers move from the warpgroups that copy to those that multiply; all warps of a warpgroup
- * call it. */
+/* Move registers from producer to consumer warpgroups; all warps of a warpgroup must execute it. */
 template <int N> DEV void
 reg_dec()
 {

@@ -1,66 +1,81 @@
-/* Weights: one struct a storage type, w_<dtype><COLS>, which alone knows the type's bytes, for the
- * layouts of a GPU ("row" for f32, f16, bf16, "planes" for block formats: formats/layout_packed.h).
- * A new block format is one more of them: docs/adding-a-block-type.md.
+/* Weights: one trait per storage type, w_<dtype><COLS>, which alone depends on the type's bytes.
+ * The GPU layouts are "row" for f32, f16, bf16 and "planes" for block formats
+ * (formats/layout_packed.h). A new block format is one more trait: docs/adding-a-block-type.md.
  *
- *   COLS, ROW       columns; bytes of a row
- *   BLOCK, PACKED   weights of a block, 1: elements; whether blocks are taken apart
- *   BF16            1: products are those of bf16, otherwise of f16
+ *   COLS, ROW       columns; bytes per row
+ *   BLOCK, PACKED   weights per block (1: elements); whether they must be unpacked
+ *   BF16            1: multiplied as bf16, otherwise as f16
  *
- * A row is read in one of three ways. All values are formats/dequant.c's, but for one rounding less
- * where a minimum is added.
+ * A row is read as units, tiles or a stream. All values equal those of formats/dequant.c, except
+ * for one rounding less where a minimum is added.
  *
- * Units (products without tensor cores, gather, experts): what a thread reads at one time, mostly
- * by one 16-byte load.
- *   UNIT, UNITS     weights of a unit (f32 4, f16 and bf16 8, block formats 32); units of a row
- *   load(row, u)    a unit's bytes into registers, without waiting for them: `raw`
- *   decode(r, u, v) raw to UNIT floats, in the order of column(u, i): i = 0..15 are neighbours, and
- * so are 16..31, which begin SPAN columns after the first. A thread thus reads both nibbles of a
- * byte.
- *   So a dot product is   for (u = lane; u < W::UNITS; u += 32) { W::decode(W::load(row, u), u, v); sum += v[i] * x[W::column(u, i)]; }
- *   Where rows of f32, f16, bf16 are no whole number of 16 bytes (not WHOLE), loads are by element,
- * and only the first width(u) weights of the last unit are there: the others are zeros beyond the
- * row. No load is ld.global.nc: they may stand before griddep_wait.
+ * Units (GEMV without tensor cores, gather, experts): what a thread reads at a time, mostly by one
+ * 16-byte load.
  *
- * Tiles (PACKED: prefill through shared memory): W::tile is a way through units of which a pair
+ *   UNIT, UNITS       weights per unit (f32 4, f16 and bf16 8, block formats 32); units per row
+ *   load(row, u)      issues the loads of a unit's bytes to registers (`raw`)
+ *   decode(r, u, v)   converts raw to UNIT floats, in the order of column(u, i). i = 0..15 are
+ *                     neighbouring columns, and so are 16..31, which begin SPAN columns after the
+ *                     first, so a thread reads both nibbles of a byte.
+ *
+ * A dot product over a row:
+ *
+ *   for (u = lane; u < W::UNITS; u += 32)
+ *           W::decode(W::load(row, u), u, v), sum += v[i] * x[W::column(u, i)];
+ *
+ * If rows of f32, f16, bf16 are not a multiple of 16 bytes (not WHOLE), loads are per element. Only
+ * the first width(u) weights of the last unit exist; the others are zeros. Loads are never
+ * ld.global.nc, so they may precede griddep_wait.
+ *
+ * Tiles (PACKED: prefill through shared memory): W::tile iterates over units, of which a pair
  * covers 64 neighbouring columns.
- *   tile::load(row, u), tile::column(u, i)   as above
- *   tile::eight(r, u, c)                     weights 8 c .. 8 c + 7 of the unit as f16: neighbours
  *
- * W::stream (decode, from sm_80 on): sixteen rows go through a warp together, two groups of eight;
- * lane 4 g + t has a part of row g of each.
- *   UNIT            columns of a unit of these rows
- *   CHUNKS          a unit comes apart in so many chunks of 8 weights a lane: 32 columns a row, two mma
- *   stage, fragment a group's unit in shared memory; a lane's part of it in registers
- *   place           bytes from a row's begin to what lane t asks for of a unit in each of PLANES planes
- *   prefetch, load  cp.async of a unit from these places to its stage, 16 bytes a lane and less for
- * scales; the stage to registers, when it has come. A lane loads what it asked for itself, but for
- * fields that its quad shares (QUADS: the warp meets before and after)
- *   scales, chunk   what a unit's chunks share; a chunk as registers of an mma: chunk<false> as weight times GAIN, rounded to 11 bits;
- *                   chunk<true> (block formats, whose scales come after the mma) as the format's
- * numbers without their scale and zero point (whole ones times W_WHOLE), over part(c, i): of the
- * i-th of its four pairs of columns, a power of two w_row_factor<W> comes on top of GAIN and UNDO
- *   SPLIT           whose scales those of a lane's columns are: 0 one for all of them; 1 one for those in col and one for those in col2, both shared
- *                   with lane t ^ 1: lane t takes the sums of sub-block t of the four; 2 one for
- * each, its own
- *   add             two rows' sums (low: in col or all, high: in col2) to totals: times scales, with x, the sums of x that belong to them times SUM
- *                   W_WHOLE. Totals come out 1 / UNDO times as large
- *   col, col2       columns of a lane's chunk: 0..3 from each of the two on; where NIBBLES, each four in the order 0 2 1 3 (nibbles are taken
- *                   apart by one and)
- *   MINS            1: the mma sees whole numbers, nibbles times their sub-block's scale, and in one mma more the sub-blocks' minima (s.mins)
- *                   times sums of x; the block's two factors (factors) come after, in f32
- *   TAIL            a row's last unit has so many columns, where not 0; lanes beyond them ask for its last bytes again. x is 0 there
- *   BATCH           chunks of norm weights that registers leave room for
- * GAIN keeps small scales out of f16's subnormals. `unit` of load, scales and chunk need only be
- * right modulo 8, the warps of a block: a warp's units are that far apart, and so what they look at
- * in it does not change. */
+ *   tile::load(row, u), tile::column(u, i)   as above
+ *   tile::eight(r, u, c)                     weights 8 c .. 8 c + 7 of the unit as f16, neighbours
+ *
+ * Stream (decode, from sm_80 on): W::stream takes sixteen rows through a warp, in two groups of
+ * eight. Lane 4 g + t has a part of row g of each group.
+ *
+ *   UNIT, CHUNKS     columns per unit of these rows; chunks per unit. A chunk is 8 weights per
+ *                    lane, 32 columns per row, two mma.
+ *   stage            a group's unit in shared memory
+ *   fragment         a lane's part of it in registers
+ *   offset           byte offset in a row of what lane t loads of a unit, for each of PLANES planes
+ *   prefetch         cp.async of a unit from these offsets to its stage, 16 bytes per lane and
+ *                    fewer for scales
+ *   load             stage to registers, after it has arrived. A lane reads what it copied itself,
+ *                    except for fields that its quad shares (QUADS: __syncwarp before and after).
+ *   scales           values that the chunks of a unit share
+ *   chunk<false>     registers of an mma: weight times GAIN, rounded to 11 bits
+ *   chunk<true>      block formats whose scales follow the mma: codes without scale and zero point
+ *                    (integers times W_WHOLE), divided by part(c, i), a power of two for the i-th
+ *                    of the four pairs of columns. The factor of w_row_factor<W> is applied in
+ *                    addition to GAIN and UNDO.
+ *   SPLIT            scales of a lane's columns: 0: one for all of them; 1: one for those of col
+ *                    and one for those of col2, both shared with lane t ^ 1, and lane t gets the
+ *                    sums of sub-block t of the four; 2: one for each, not shared
+ *   add              adds the sums of two rows (low: of col or all, high: of col2) to totals, times
+ *                    scales. x: the sums of the same columns of x, times SUM * W_WHOLE. Totals are
+ *                    1 / UNDO times the result.
+ *   col, col2        columns of a lane's chunk: 0..3 from each of the two on; with NIBBLES, each
+ *                    four are in the order 0 2 1 3 (one AND unpacks a pair of nibbles)
+ *   MINS             1: the mma multiplies integers, codes times their sub-block's scale; one more
+ *                    mma multiplies the sub-blocks' minima (s.mins) by sums of x; the block's two
+ *                    factors (factors) are applied in f32 afterwards
+ *   TAIL             columns of a row's last unit, if it is not full; lanes beyond them load the
+ *                    row's last bytes again, and x is 0 there
+ *   BATCH            chunks whose norm weights fit in registers at a time
+ *
+ * GAIN keeps small scales out of f16's subnormals. `unit` of load, scales and chunk only needs to
+ * be right modulo 8, the number of warps of a CTA: units of a warp are a multiple of 8 apart. */
 #ifndef LLMC_CUDA_WEIGHTS_WEIGHTS_H
 #define LLMC_CUDA_WEIGHTS_WEIGHTS_H
 
 #include "cuda/math/half2.h"
 
-/* A matrix as a kernel takes it: `rows` rows of W, `apart` bytes from one to the next, all times
- * `scale`. half: bytes from a row of its first half to the same one of its second; of gate and up
- * that are matrices of their own, from one to the other (w_pair). */
+/* Operand of a kernel: `rows` rows of W, `apart` bytes apart, all times `scale`. half: byte offset
+ * from a row of the first half to the same row of the second; if gate and up are separate matrices,
+ * from one to the other (w_pair). */
 template <class W> struct w_matrix {
 	const unsigned char *w;
 	int rows;
@@ -80,7 +95,7 @@ template <class W> struct w_matrix {
 	}
 };
 
-/* Two matrices of `rows` rows each as the halves of one */
+/* Two matrices of `rows` rows each as the halves of one matrix */
 template <class W> DEV w_matrix<W>
 w_pair(const void *first, const void *second, int rows)
 {
@@ -108,7 +123,7 @@ w_word(const uint4 &q, int i)
 	return i == 0 ? q.x : i == 1 ? q.y : i == 2 ? q.z : q.w;
 }
 
-/* 16 bytes of weights. again: other threads will want them too, so L1 keeps them */
+/* Loads 16 bytes of weights. again: other threads need them too, so they are cached in L1. */
 DEV uint4
 w_read(const unsigned char *p, bool again)
 {
@@ -117,11 +132,11 @@ w_read(const unsigned char *p, bool again)
 
 /* ---- units and tiles: bytes as floats ---- */
 
-/* Byte k of a word as a float + 2^23: an integer conversion would take four times as long. */
+/* Byte k of a word as a float + 2^23. An integer conversion would take four times as long. */
 #define W_BYTE(word, k) __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440 + (k)))
 #define W_2_23 8388608.0f
 
-/* bits 0..3 of `bits` to bit 4 of the four bytes */
+/* Moves bits 0..3 of `bits` to bit 4 of the four bytes. */
 DEV unsigned
 w_fifth(unsigned bits)
 {
@@ -135,9 +150,9 @@ w_nibbles(unsigned v, int high)
 	return v >> 4 * high & 0x0f0f0f0fu;
 }
 
-/* Eight nibbles as names of entries of a table of sixteen bytes, the four in the low half at a
- * time. prmt knows eight bytes, and takes bit 3 for something else: at is what it looks up in both
- * halves of the table, which then chooses between the two. */
+/* Eight nibbles as indices into a table of sixteen bytes; the four in the low half are looked up at
+ * a time. prmt selects from eight bytes and uses bit 3 for replicating a sign. So both halves of
+ * the table are looked up by `at`, and `which` selects one of the results. */
 struct w_sixteen {
 	unsigned at, which;
 	__device__ __forceinline__ w_sixteen
@@ -152,15 +167,15 @@ w_sixteen_of(unsigned v)
 {
 	return { v & 0x77777777u, h2_select(v >> 1, 0x44444444u, 0x32103210u) };
 }
-/* the table's words */
+/* a .. d: words of the table */
 DEV unsigned
 w_of_sixteen(const w_sixteen &n, unsigned a, unsigned b, unsigned c, unsigned d)
 {
 	return byte_choose(byte_choose(a, b, n.at), byte_choose(c, d, n.at), n.which);
 }
 
-/* Both views of a format of units of 32, from its `bytes`: F::bytes(r, u, c, b, d, m) are weights 8
- * c .. 8 c + 7 of unit u as (b - F::ZERO) * d + m. */
+/* Units and tiles of a format with units of 32, from its `bytes`: F::bytes(r, u, c, b, d, m)
+ * returns weights 8 c .. 8 c + 7 of unit u as (b - F::ZERO) * d + m. */
 template <class F> struct w_bytes : F {
 	typedef w_bytes tile;
 
@@ -195,7 +210,7 @@ template <class F> struct w_bytes : F {
 	}
 };
 
-/* decode of a format that has W::four(r, c, e, v): weights 8 c + 4 e .. 8 c + 4 e + 3 of a unit */
+/* decode for a format that has W::four(r, c, e, v): weights 8 c + 4 e .. 8 c + 4 e + 3 of a unit */
 template <class W> DEV void
 w_decode_fours(const typename W::raw &r, float (&v)[32])
 {
@@ -209,7 +224,7 @@ w_decode_fours(const typename W::raw &r, float (&v)[32])
 	}
 }
 
-/* A factor that all columns of a row have, which W::stream leaves out of sums; HAS 0: none */
+/* Factor of a whole row, which W::stream does not apply to sums; HAS 0: there is none */
 template <class W> struct w_row_factor {
 	enum { HAS = 0 };
 	DEV float
@@ -219,7 +234,7 @@ template <class W> struct w_row_factor {
 	}
 };
 
-/* A pair in the 16 bits of W's products */
+/* Packs a pair in the 16-bit type of W. */
 template <class W> DEV unsigned
 w_pack(float lo, float hi)
 {
@@ -227,7 +242,7 @@ w_pack(float lo, float hi)
 }
 
 #if __CUDA_ARCH__ >= 800
-/* d += a b, in the 16 bits of W's products */
+/* d += a b in the 16-bit type of W */
 template <class W> DEV void
 w_mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2])
 {
@@ -239,14 +254,15 @@ w_mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2])
 
 /* ---- streams: pairs of nibbles as halves ---- */
 
-/* Place of 16 bytes in a plane of that many; with a tail, its last ones at most */
+/* Clamps the offset of 16 bytes to a plane of `plane` bytes, if the last unit is partial. */
 template <int TAIL> DEV unsigned
 w_within(int at, int plane)
 {
 	return (unsigned)(TAIL ? min(at, plane - 16) : at);
 }
 
-/* A value in the low bits of 1024, or times 16, as what it is: less the format's zero */
+/* Converts a code in the low mantissa bits of 1024 (w_high: times 16) to its value minus the
+ * format's zero point. */
 template <int ZERO> DEV unsigned
 w_low(unsigned v)
 {
@@ -260,21 +276,20 @@ w_high(unsigned v)
 	              (0xd400u + ZERO * 16) * 0x10001u); /* (1024 + 16 v) / 16 - (64 + zero) */
 }
 
-/* What chunk<true> makes whole numbers of: halves below the normal ones, which the tensor cores
- * take as they are */
+/* Unit of the integers of chunk<true>: subnormal halves, which tensor cores multiply as they are */
 #define W_WHOLE 0x1p-24f
 
-/* of the low halves and of the high ones; m: what is added */
+/* scales of the low nibbles and of the high ones; m: values to add */
 struct w_nibble_scale {
 	unsigned d[2], m[2];
 };
 
-#define W_GAIN 64.0f /* of block formats without sub-blocks' minima */
+#define W_GAIN 64.0f /* for block formats whose sub-blocks have no minima */
 #define W_GAIN_H 0x54005400u
 
-/* A chunk from a word of nibbles. low, high: what stands above them, 1024 (not WHOLE) and bits 4..
- * of low[], 8.. of high[]; index: bytes 0 and 2, bytes 1 and 3. S: ADDS (something is added), ZERO
- */
+/* Unpacks a chunk from a word of nibbles. low, high: bits to set above them, which are 1024 (unless
+ * WHOLE) and bits 4.. (low) or 8.. (high); index 0: bytes 0 and 2, index 1: bytes 1 and 3. S has
+ * ADDS (m is added) and ZERO. */
 template <class S, bool WHOLE> DEV void
 w_nibble_chunk(unsigned (&b)[4], unsigned word, const unsigned (&low)[2], const unsigned (&high)[2],
                const w_nibble_scale &s)

@@ -1,12 +1,12 @@
-/* Weights in blocks of 32, q4_0, q4_1, q5_0, q5_1 and q8_0: the contract is in
- * cuda/weights/weights.h. Planes of a row: nibbles (or bytes), fifth bits where there are such,
- * then each block's f16 scale d, with its minimum m behind it where there is one. */
+/* Weights in blocks of 32: q4_0, q4_1, q5_0, q5_1 and q8_0 (contract: cuda/weights/weights.h).
+ * Planes of a row: nibbles (or bytes), fifth bits if there are any, then the f16 scale d of each
+ * block, followed by its minimum m if it has one. */
 #ifndef LLMC_CUDA_WEIGHTS_WEIGHTS_BLOCKS_H
 #define LLMC_CUDA_WEIGHTS_WEIGHTS_BLOCKS_H
 
-/* 16 bytes a block: byte i has weight i and, above it, weight i + 16. FIFTH: bytes of a block's
- * fifth bits, or 0; HEAD: bytes of d, 2, or of d and m, 4: without a minimum, weights are counted
- * from the middle. */
+/* 16 bytes per block: byte i has weight i in its low nibble and weight i + 16 in the high one.
+ * FIFTH: bytes of a block's fifth bits, or 0. HEAD: 2, bytes of d, or 4, of d and m; without a
+ * minimum the zero point is the middle. */
 template <int COLS_, int FIFTH, int HEAD> struct w_nibble_blocks {
 	enum {
 		COLS = COLS_,
@@ -60,7 +60,7 @@ template <int COLS_, int FIFTH, int HEAD> struct w_nibble_blocks {
 	}
 
 #if __CUDA_ARCH__ >= 800
-	/* Lane t has block t of four; a scale of 2 bytes comes with its neighbour's */
+	/* Lane t has block t of four; a scale of 2 bytes is loaded with its neighbour's */
 	struct stream {
 		enum {
 			UNIT = 128,
@@ -79,7 +79,7 @@ template <int COLS_, int FIFTH, int HEAD> struct w_nibble_blocks {
 		struct stage {
 			uint4 q[32];
 			unsigned d[FIFTH ? 64 : 32];
-		}; /* fifth bits behind the scales */
+		}; /* fifth bits follow the scales */
 		struct fragment {
 			uint4 q;
 			unsigned d, h;
@@ -87,7 +87,7 @@ template <int COLS_, int FIFTH, int HEAD> struct w_nibble_blocks {
 		typedef w_nibble_scale scale;
 
 		DEV constexpr int
-		place(int plane, int unit, int t)
+		offset(int plane, int unit, int t)
 		{
 			return plane == 0   ? unit * 64 + t * 16
 			       : plane == 1 ? D + unit * 4 * HEAD + t * HEAD / 4 * 4
@@ -155,7 +155,7 @@ template <int COLS_, int FIFTH, int HEAD> struct w_nibble_blocks {
 			unsigned low[2] = { one, one }, high[2] = { one, one };
 
 			if (FIFTH) {
-				/* a bit and the next but one, 16 bits apart */
+				/* each bit and the one two further, 16 bits apart */
 				const unsigned a = __byte_perm(u.h, u.h >> 2, 0x5410),
 				               h = __byte_perm(u.h, u.h >> 2, 0x7632);
 #pragma unroll
@@ -181,7 +181,7 @@ template <int COLS> struct w_q5_0 : w_bytes<w_nibble_blocks<COLS, 4, 2>> {
 template <int COLS> struct w_q5_1 : w_bytes<w_nibble_blocks<COLS, 4, 4>> {
 };
 
-/* 32 signed bytes a block */
+/* 32 signed bytes per block */
 template <int COLS_> struct w_byte_blocks {
 	enum {
 		COLS = COLS_,
@@ -227,13 +227,13 @@ template <int COLS_> struct w_byte_blocks {
 #pragma unroll
 		for (int e = 0; e < 2; e++)
 			b[e] = w_word(r.q[c / 2], c % 2 * 2 + e) ^
-			       0x80808080u; /* offset by 128, so that bytes are unsigned */
+			       0x80808080u; /* adds 128, so that bytes are unsigned */
 		d = f16_lo(r.d);
 		m = 0;
 	}
 
 #if __CUDA_ARCH__ >= 800
-	/* A lane has 16 columns of block t / 2; scales come in pairs */
+	/* A lane has 16 columns of block t / 2; scales are loaded in pairs */
 	struct stream {
 		enum {
 			UNIT = 64,
@@ -260,7 +260,7 @@ template <int COLS_> struct w_byte_blocks {
 		};
 
 		DEV constexpr int
-		place(int plane, int unit, int t)
+		offset(int plane, int unit, int t)
 		{
 			return plane == 0 ? unit * 64 + t * 16 : D + unit * 4;
 		}
@@ -315,7 +315,7 @@ template <int COLS_> struct w_byte_blocks {
 		{
 #pragma unroll
 			for (int i = 0; i < 2; i++) {
-				/* a byte, less its sign's weight, in the low bits of 1024 */
+				/* byte + 128 in the low mantissa bits of 1024 */
 				const unsigned v = w_word(u.q, c * 2 + i) ^ 0x80808080u;
 				if (WHOLE) {
 					b[2 * i] = __byte_perm(v, 0, 0x4140);

@@ -1,12 +1,11 @@
-/* Weights that are codes: q2_k, q3_k, iq1 to iq4, tq1_0 and tq2_0. What the words of 32 columns
- * hold: llmc_codes.h; the contract of the structs here is in cuda/weights/weights.h. Planes of a
- * row, each of all its blocks: words (two where there are three), third words, side bytes (scales,
- * then what grid indices have above 8 bits, of 32 columns after the other), d and, where there are
- * minima, m.
+/* Weights with codes: q2_k, q3_k, iq1 to iq4, tq1_0 and tq2_0 (contract: cuda/weights/weights.h).
+ * The words of 32 columns are described in templates/common/llmc_codes.h. Planes of a row, each for
+ * all its blocks: words (two of them if there are three), third words, side bytes (scales, then the
+ * bits of grid indices above 8, per 32 columns), d and, for formats with minima, m.
  *
- * A type says how eight bytes come from the words (pair) and what their scale is; one stream, one
- * tile and one unit serve them all. Bytes of nibbles and of two bits cost 2 to 3 instructions for
- * four, those of the table of sixteen 6, and a grid a load from L1 for each eight (iq3: four)
+ * A type defines how eight bytes are extracted from the words (pair) and what their scale is. All
+ * types share one stream, tile and unit. Four bytes take 2 to 3 instructions from nibbles or
+ * two-bit codes, and 6 from the table of sixteen. A grid takes a load from L1 per eight (iq3: four)
  * weights. */
 #ifndef LLMC_CUDA_WEIGHTS_WEIGHTS_CODES_H
 #define LLMC_CUDA_WEIGHTS_WEIGHTS_CODES_H
@@ -14,13 +13,13 @@
 #define LLMC_GRID static __device__ const unsigned
 #include "common/llmc_grids.h"
 
-/* What a thread has of 32 columns. side: scales in the low bytes */
+/* Registers of a thread for 32 columns. side: scales in the low bytes */
 struct w_codes_raw {
 	unsigned w[4], side, d;
 };
 
-/* BLOCK columns share d (and m, where MIN); HALVES scales of 32 columns; WORDS, and SIDE bytes, of
- * which SCALES are scales; ZERO: of bytes */
+/* BLOCK: columns that share d (and m, if MIN); HALVES: scales per 32 columns; WORDS: words, and
+ * SIDE: side bytes, of which SCALES are scales; ZERO: zero point of bytes */
 template <int BLOCK_, int HALVES_, int MIN_, int SCALES_, int HIGH_, int WORDS_,
           int ZERO_> struct w_codes_shape {
 	enum {
@@ -36,8 +35,8 @@ template <int BLOCK_, int HALVES_, int MIN_, int SCALES_, int HIGH_, int WORDS_,
 
 	enum {
 		MIXED = 0
-	}; /* 1: has halves(b, r, c, above), which is cheaper than pair and then apart */
-	/* times d; times -m */
+	}; /* 1: has halves(b, r, c, above), which is cheaper than pair and unpacking */
+	/* factor of d; factor of -m */
 	DEV float
 	scale(const raw &, int)
 	{
@@ -52,7 +51,7 @@ template <int BLOCK_, int HALVES_, int MIN_, int SCALES_, int HIGH_, int WORDS_,
 	high(const raw &r)
 	{
 		return r.side >> 8 * SCALES;
-	} /* upper bits of indices */
+	} /* upper bits of grid indices */
 };
 
 /* ---- bytes of columns 4 c .. 4 c + 3 and of 16 + 4 c .. 16 + 4 c + 3 ---- */
@@ -64,14 +63,14 @@ w_pairs(unsigned &lo, unsigned &hi, const w_codes_raw &r, int c)
 	hi = r.w[1] >> 2 * c & 0x03030303u;
 }
 
-/* Sign or third bits as bytes 0 or 1 of columns 4 i .. 4 i + 3 */
+/* Sign bits or third bits of columns 4 i .. 4 i + 3, as bytes of 0 or 1 */
 DEV unsigned
 w_bits(unsigned word, int i)
 {
 	return word >> i & 0x01010101u;
 }
 
-/* Magnitudes + ZERO, negative where `sign` (bytes of 0 or 1) says so */
+/* Magnitudes + ZERO, negated where `sign` has a byte of 1 */
 template <int ZERO> DEV unsigned
 w_signed(unsigned v, unsigned sign)
 {
@@ -123,7 +122,7 @@ template <int BLOCK, int SCALES> struct w_kind_iq4 : w_codes_shape<BLOCK, 1, 0, 
 	enum { MIXED = 1 };
 	typedef w_codes_raw raw;
 
-	/* two bytes of nibbles: 4 c + 2 i, its column + 16, 4 c + 2 i + 1, its column + 16 */
+	/* looks up two bytes of nibbles: columns 4 c + 2 i, + 16, 4 c + 2 i + 1, + 16 */
 	DEV unsigned
 	mixed(const w_sixteen &k, int i)
 	{
@@ -138,7 +137,8 @@ template <int BLOCK, int SCALES> struct w_kind_iq4 : w_codes_shape<BLOCK, 1, 0, 
 		lo = __byte_perm(a, b, 0x6420);
 		hi = __byte_perm(a, b, 0x7531);
 	}
-	/* pairs of columns 4 c, 4 c + 2, 16 + 4 c, 16 + 4 c + 2 on, each byte below one of above */
+	/* pairs of columns from 4 c, 4 c + 2, 16 + 4 c, 16 + 4 c + 2 on: halves whose low byte is
+	 * the code and whose high byte is one of `above` */
 	DEV void
 	halves(unsigned (&b)[4], const raw &r, int c, unsigned above)
 	{
@@ -162,7 +162,7 @@ typedef w_kind_iq4<256, 1> w_kind_iq4_xs;
 
 /* ---- grids ---- */
 
-/* Of four: K::four(r, i) are columns 4 i .. 4 i + 3 */
+/* Grids of four: K::four(r, i) returns columns 4 i .. 4 i + 3 */
 struct w_kind_iq3_s : w_codes_shape<256, 1, 0, 1, 1, 3, 16> {
 	DEV unsigned
 	four(const raw &r, int i)
@@ -183,7 +183,7 @@ struct w_kind_iq3_s : w_codes_shape<256, 1, 0, 1, 1, 3, 16> {
 	}
 };
 
-/* 4, 12, .. 52, and 62 */
+/* magnitudes 4, 12, .. 52, and 62 */
 struct w_kind_iq3_xxs : w_codes_shape<256, 1, 0, 1, 0, 3, 64> {
 	DEV unsigned
 	four(const raw &r, int i)
@@ -204,8 +204,8 @@ struct w_kind_iq3_xxs : w_codes_shape<256, 1, 0, 1, 0, 3, 64> {
 	}
 };
 
-/* Of eight: a grid's word, whose nibbles are columns 0, 4, 1, 5, 2, 6, 3, 7 of the i-th eight: two
- * bits each, so that prmt finds a column's byte by its nibble in a table of four for each sign.
+/* Grids of eight: word of the i-th group of eight. Its nibbles are columns 0, 4, 1, 5, 2, 6, 3, 7
+ * with two bits each, so that prmt finds a column's byte by its nibble in a table of four per sign.
  * UPPER: bits of an index above 8 */
 template <int UPPER> DEV unsigned
 w_eight(const unsigned *grid, unsigned word, unsigned high, int i)
@@ -214,9 +214,10 @@ w_eight(const unsigned *grid, unsigned word, unsigned high, int i)
 	            (UPPER ? (high >> UPPER * i & ((1 << UPPER) - 1)) << 8 : 0)];
 }
 
-/* Kinds K with mixed(v, r, i): the i-th eight's bytes, v[0] columns 0, 4, 1, 5, v[1] 2, 6, 3, 7 */
+/* For kinds K with mixed(v, r, i): bytes of the i-th group of eight, v[0] columns 0, 4, 1, 5, v[1]
+ * 2, 6, 3, 7 */
 template <class K> struct w_eights {
-	/* columns 4 c .. and 16 + 4 c .. are halves of the eights c / 2 and 2 + c / 2 */
+	/* columns 4 c .. and 16 + 4 c .. are halves of groups c / 2 and 2 + c / 2 */
 	DEV void
 	pair(unsigned &lo, unsigned &hi, const w_codes_raw &r, int c)
 	{
@@ -241,7 +242,7 @@ template <class K> struct w_eights {
 	}
 };
 
-/* 8, 25, 43, and their negatives, + 64; which grid, G::grid() */
+/* +-8, +-25 and +-43, all + 64; the grid is G::grid() */
 template <class G, int HALVES, int HIGH> struct w_kind_iq2
     : w_codes_shape<256, HALVES, 0, 1, HIGH, 2, 64>,
       w_eights<w_kind_iq2<G, HALVES, HIGH>> {
@@ -294,8 +295,8 @@ typedef w_kind_iq2<w_grid_iq2_s, 2, 1> w_kind_iq2_s;
 typedef w_kind_iq2<w_grid_iq2_xs, 2, 1> w_kind_iq2_xs;
 typedef w_kind_iq2<w_grid_iq2_xxs, 1, 0> w_kind_iq2_xxs;
 
-/* -1, 0, 1 and an eighth more or less, all of them times 8, + 16. MEDIUM: iq1_m, which says for
- * each eight which, and has scales of 16 */
+/* -1, 0, 1, plus or minus an eighth, all times 8, + 16. MEDIUM: iq1_m, which has the sign of the
+ * eighth per group of eight, and a scale per 16 columns */
 template <int MEDIUM> struct w_kind_iq1 : w_codes_shape<256, 1 + MEDIUM, 0, MEDIUM, 2, 1, 16>,
                                           w_eights<w_kind_iq1<MEDIUM>> {
 	typedef w_codes_shape<256, 1 + MEDIUM, 0, MEDIUM, 2, 1, 16> B;
@@ -322,9 +323,9 @@ template <int MEDIUM> struct w_kind_iq1 : w_codes_shape<256, 1 + MEDIUM, 0, MEDI
 typedef w_kind_iq1<0> w_kind_iq1_s;
 typedef w_kind_iq1<1> w_kind_iq1_m;
 
-/* ---- all of them ---- */
+/* ---- all kinds ---- */
 
-/* Words from a plane of 4, 8 or 16 bytes a unit */
+/* Loads words from a plane with 4, 8 or 16 bytes per unit. */
 template <int WORDS> DEV void
 w_words(unsigned (&w)[4], const unsigned char *p, bool again)
 {
@@ -389,8 +390,7 @@ template <int COLS_, class K> struct w_coded {
 		return r;
 	}
 
-	/* weights 8 c .. 8 c + 7: half c / 2 of the 32, whose words pair() has beside the other's
-	 */
+	/* weights 8 c .. 8 c + 7 are in half c / 2 of the 32; pair() returns both halves */
 	DEV void
 	bytes(const raw &r, int, int c, unsigned (&b)[2], float &d, float &m)
 	{
@@ -406,8 +406,8 @@ template <int COLS_, class K> struct w_coded {
 	}
 
 #if __CUDA_ARCH__ >= 800
-	/* Lane t has 32 columns of four. Side bytes of a quad's 128 columns are as many words,
-	 * which a lane each brings; the last one brings d. */
+	/* Lane t has 32 columns of four. The side bytes of a quad's 128 columns are SIDE words, one
+	 * loaded by each of the first lanes; the last lane loads d. */
 	struct stream {
 		enum {
 			UNIT = 128,
@@ -434,7 +434,7 @@ template <int COLS_, class K> struct w_coded {
 
 		/* plane 1: side bytes, d; plane 2: third words */
 		DEV constexpr int
-		place(int plane, int unit, int t)
+		offset(int plane, int unit, int t)
 		{
 			return plane == 0    ? unit * 16 * FIRST + t * 4 * FIRST
 			       : plane == 2  ? THIRD + unit * 16 + t * 4

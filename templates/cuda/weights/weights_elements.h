@@ -1,5 +1,5 @@
-/* Weights as elements, f32, f16 and bf16: the contract is in cuda/weights/weights.h. A row is its
- * columns in order. */
+/* Weights as elements: f32, f16 and bf16 (contract: cuda/weights/weights.h). A row is its columns
+ * in order. */
 #ifndef LLMC_CUDA_WEIGHTS_WEIGHTS_ELEMENTS_H
 #define LLMC_CUDA_WEIGHTS_WEIGHTS_ELEMENTS_H
 
@@ -77,7 +77,7 @@ template <int COLS> struct w_halves : w_elements<COLS, 2> {
 			return 1.0f;
 		}
 		DEV constexpr int
-		place(int, int unit, int t)
+		offset(int, int unit, int t)
 		{
 			return unit * 64 + t * 16;
 		}

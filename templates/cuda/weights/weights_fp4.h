@@ -1,7 +1,7 @@
-/* Weights of 4 bits that are floats (E2M1) with scales of 8 bits, mxfp4 and nvfp4: the contract is
- * in cuda/weights/weights.h. Planes of a row: four words for 32 columns (formats/layout_packed.h),
- * word i of columns 4 i .. 4 i + 3 and 16 + 4 i .. 16 + 4 i + 3; a byte of scale for each 32
- * columns (mxfp4: a power of two) or 16 (nvfp4: e4m3); nvfp4: an f32 for all of the row. */
+/* 4-bit floats (E2M1) with 8-bit scales: mxfp4 and nvfp4 (contract: cuda/weights/weights.h). Planes
+ * of a row: four words per 32 columns (formats/layout_packed.h), of which word i has columns 4 i ..
+ * 4 i + 3 and 16 + 4 i .. 16 + 4 i + 3; a scale byte per 32 columns (mxfp4: a power of two) or 16
+ * (nvfp4: e4m3); nvfp4: one f32 factor per row. */
 #ifndef LLMC_CUDA_WEIGHTS_WEIGHTS_FP4_H
 #define LLMC_CUDA_WEIGHTS_WEIGHTS_FP4_H
 
@@ -11,10 +11,10 @@ w_reorder(unsigned v, int k)
 	return __funnelshift_r(v, v, 32 - k);
 }
 
-/* A word's eight E2M1 as f16 of their value / 2^14, exactly, subnormals too: b[0] columns 0 and 2,
- * b[1] 1 and 3, b[2] 16 and 18, b[3] 17 and 19. Sign and magnitude are bits 15 and 9 to 11 of a
- * half, a pattern that no four turns of a word lay side by side: the last two are differences of
- * turns. */
+/* Converts a word of eight E2M1 to f16 of their value / 2^14, exactly, subnormals too: b[0] columns
+ * 0 and 2, b[1] 1 and 3, b[2] 16 and 18, b[3] 17 and 19. Sign and magnitude belong to bits 15 and 9
+ * to 11 of a half. No four rotations of a word align that pattern, so the last two results are XORs
+ * of rotations. */
 DEV void
 w_e2m1(unsigned (&b)[4], unsigned v)
 {
@@ -34,13 +34,13 @@ w_power(unsigned e)
 {
 	return fmaxf(__uint_as_float(e << 23), 5.8774717541114375e-39f);
 }
-/* e4m3 without a sign */
+/* value of an unsigned e4m3 */
 DEV float
 w_e4m3_scale(unsigned b)
 {
 	return f16_lo(b << 7) * 256.0f;
 }
-/* two of them as halves, over 256 */
+/* two unsigned e4m3 as halves, divided by 256 */
 DEV unsigned
 w_e4m3_pair(unsigned s)
 {
@@ -87,14 +87,14 @@ template <int COLS_, bool NV> struct w_fp4_blocks {
 		return r;
 	}
 
-	/* of half h of the 32 */
+	/* factor of half h of the 32 columns */
 	DEV float
 	factor(unsigned s, unsigned d, int h)
 	{
 		return NV ? __uint_as_float(d) * w_e4m3_scale(s >> 8 * h & 255) : w_power(s);
 	}
 
-	/* weights 8 c + 4 e .. 8 c + 4 e + 3, exactly */
+	/* weights 8 c + 4 e .. 8 c + 4 e + 3, exact */
 	DEV void
 	four(const raw &r, int c, int e, float (&v)[4])
 	{
@@ -125,8 +125,8 @@ template <int COLS_, bool NV> struct w_fp4_blocks {
 	}
 
 #if __CUDA_ARCH__ >= 800
-	/* Lane t has 32 columns of four, whose scales come with a neighbour's (mxfp4: with all of
-	 * them) */
+	/* Lane t has 32 columns of four. Their scales are loaded with a neighbour's (mxfp4: with
+	 * those of the whole unit) */
 	struct stream {
 		enum {
 			UNIT = 128,
@@ -161,7 +161,7 @@ template <int COLS_, bool NV> struct w_fp4_blocks {
 		}
 
 		DEV constexpr int
-		place(int plane, int unit, int t)
+		offset(int plane, int unit, int t)
 		{
 			return plane == 0 ? unit * 64 + t * 16
 			                  : S + unit * 4 * SCALES + t * SCALES / 4 * 4;
@@ -198,8 +198,7 @@ template <int COLS_, bool NV> struct w_fp4_blocks {
 		DEV void
 		scales(scale &s, const fragment &u, int, int)
 		{
-			if (NV) { /* GAIN leaves room for W_E2M1 in them, and keeps all products
-				     exact */
+			if (NV) { /* GAIN leaves headroom for W_E2M1; nothing is rounded */
 				const unsigned d = h2_mul(w_e4m3_pair(u.s), 0x70007000u);
 				s.d[0] = h2_twice(d);
 				s.d[1] = h2_twice_hi(d);
@@ -225,11 +224,10 @@ template <int COLS_, bool NV> struct w_fp4_blocks {
 		chunk(unsigned (&b)[4], const fragment &u, const scale &s, int, int c, int)
 		{
 			w_e2m1(b, w_word(u.q, c));
+			/* mxfp4: both factors in one would overflow for scales >= 2^-4 */
 #pragma unroll
 			for (int i = 0; i < 4 && !WHOLE; i++)
-				b[i] = h2_mul(NV ? b[i] : h2_mul(b[i], W_E2M1_H),
-				              s.d[i / 2]); /* mxfp4's scales of 2^-4 and more do not
-				                              have room for both factors */
+				b[i] = h2_mul(NV ? b[i] : h2_mul(b[i], W_E2M1_H), s.d[i / 2]);
 		}
 	};
 #endif

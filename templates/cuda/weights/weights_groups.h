@@ -1,20 +1,21 @@
-/* Weights in groups of 32 to 128 columns with a scale and a zero point, u2_* to u8_*, or a minimum,
- * m2_* to m8_*, and floats with a scale, f8_* (e4m3), nf4_*, fp4_* (tables of 16, formats/dtype.c):
- * the contract is in cuda/weights/weights.h. Planes of a row: codes (of three bits the low two),
- * scales (f16 or f32), zero points (bytes) or minima (f32), third bits. Codes lie by 32 columns as
- * in llmc_groups.h. */
+/* Weights in groups of 32 to 128 columns (contract: cuda/weights/weights.h). Groups have a scale
+ * and a zero point (u2_* to u8_*) or a minimum (m2_* to m8_*). Groups of floats have a scale: f8_*
+ * (e4m3), nf4_*, fp4_* (tables of 16, formats/dtype.c). Planes of a row: codes (the low two bits of
+ * three-bit codes), scales (f16 or f32), zero points (bytes) or minima (f32), third bits. Codes of
+ * 32 columns are ordered as in templates/common/llmc_groups.h. */
 #ifndef LLMC_CUDA_WEIGHTS_WEIGHTS_GROUPS_H
 #define LLMC_CUDA_WEIGHTS_WEIGHTS_GROUPS_H
 
-/* Two e4m3 in the upper bytes of the halves of v, as f16 of their value / 256: exact */
+/* Converts two e4m3, in the upper bytes of the halves of v, to f16 of their value / 256,
+ * exactly. */
 DEV unsigned
 w_e4m3(unsigned v)
 {
 	return (v & 0x80008000u) | (v & 0x7f007f00u) >> 1;
 }
 
-/* The table of nf4 (or fp4) by bytes: words[i] has byte BYTE of its numbers 4 i .. 4 i + 3, as f32
- * or as f16 */
+/* Tables of nf4 and fp4, as f32 and as f16. w_code_word::value has byte BYTE of entries 4 I .. 4 I
+ * + 3. */
 template <bool FP4> DEV constexpr unsigned
 w_code_f32(int i)
 {
@@ -52,9 +53,9 @@ template <bool FP4, bool HALF, int BYTE, int I> struct w_code_word {
 	static constexpr unsigned value = at(4 * I) | at(4 * I + 1) | at(4 * I + 2) | at(4 * I + 3);
 };
 
-/* Byte BYTE of the entries that the four nibbles in the low half of c name. Of numbers whose upper
- * eight are the lower ones' negatives that is one table of eight, but for the byte with the sign.
- */
+/* Byte BYTE of the entries that the four nibbles in the low half of c select. The upper eight
+ * entries of fp4 are the lower ones negated, so one table of eight is enough, except for the byte
+ * with the sign. */
 template <bool FP4, bool HALF, int BYTE> DEV unsigned
 w_code_bytes(const w_sixteen &c)
 {
@@ -68,7 +69,7 @@ w_code_bytes(const w_sixteen &c)
 	           : w_of_sixteen(c, t0::value, t1::value, t2::value, t3::value);
 }
 
-/* The low (or high) nibbles of four bytes, as names of entries in the order of the bytes */
+/* The low (or high) nibbles of four bytes as table indices, in the order of the bytes */
 DEV w_sixteen
 w_codes_of(unsigned v, int high)
 {
@@ -79,14 +80,14 @@ w_codes_of(unsigned v, int high)
 
 enum { W_INT, W_E4M3, W_NF4, W_FP4 };
 
-/* ZERO: bytes of what each group has behind its scale: 1, or 4 where it is a minimum */
+/* ZERO: bytes of the zero point (1) or minimum (4) of each group, 0: none */
 template <int COLS_, int BITS, int GROUP, int SCALE, int KIND,
           int ZERO = KIND == W_INT> struct w_groups {
 	enum {
 		FLOATS = KIND != W_INT,
 		TABLE = KIND == W_NF4 || KIND == W_FP4,
 		AFFINE = ZERO == 4,
-		SMALL_M = BITS < 4,
+		SUB4 = BITS < 4,
 		THIRD = BITS == 3
 	};
 	enum {
@@ -97,7 +98,7 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND,
 		BLOCK = GROUP,
 		PACKED = 1,
 		BF16 = 0,
-		BYTES = SMALL_M ? 8 : 4 * BITS
+		BYTES = SUB4 ? 8 : 4 * BITS
 	};
 	static constexpr int D = w_plane(COLS_ / GROUP, GROUP / 32 * BYTES),
 	                     Z = D + w_plane(COLS_ / GROUP, SCALE),
@@ -107,11 +108,11 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND,
 	struct raw {
 		uint4 q[(BYTES + 15) / 16];
 		unsigned third, d, z;
-	}; /* SMALL_M: two words of q[0] */
+	}; /* SUB4: two words of q[0] */
 
 	/* codes of columns 4 i .. 4 i + 3 of 32, two or three bits each */
 	DEV unsigned
-	few(unsigned low, unsigned high, unsigned third, int i)
+	sub4_codes(unsigned low, unsigned high, unsigned third, int i)
 	{
 		const unsigned v = (i < 4 ? low : high) >> 2 * (i & 3) & 0x03030303u;
 		return THIRD ? v | (third >> i & 0x01010101u) << 2 : v;
@@ -133,7 +134,7 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND,
 	{
 		const int g = u * 32 / GROUP;
 		raw r;
-		if (SMALL_M) {
+		if (SUB4) {
 			const uint2 q = ld_v2(row + BYTES * u);
 			r.q[0] = make_uint4(q.x, q.y, 0, 0);
 		}
@@ -152,7 +153,7 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND,
 		return SCALE == 4 ? __uint_as_float(r.d) : f16_lo(r.d);
 	}
 
-	/* weights 8 c + 4 e .. 8 c + 4 e + 3, exactly */
+	/* weights 8 c + 4 e .. 8 c + 4 e + 3, exact */
 	DEV void
 	four(const raw &r, int c, int e, float (&v)[4])
 	{
@@ -172,7 +173,7 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND,
 			return;
 		}
 		const unsigned b = BITS == 8 ? w_word(r.q[BITS == 8 ? c / 2 : 0], c % 2 * 2 + e)
-		                   : SMALL_M ? few(r.q[0].x, r.q[0].y, r.third, 2 * c + e)
+		                   : SUB4    ? sub4_codes(r.q[0].x, r.q[0].y, r.third, 2 * c + e)
 		                             : w_nibbles(w_word(r.q[0], c % 2 * 2 + e), c / 2);
 		if (FLOATS) {
 			const unsigned lo = w_e4m3(b << 8 & 0xff00ff00u),
@@ -190,7 +191,7 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND,
 			              : (W_BYTE(b, i) - zero) * d;
 	}
 
-	/* the same from a table of f16 */
+	/* same, from a table of f16 */
 	DEV void
 	half_four(const raw &r, int c, int e, float (&v)[4])
 	{
@@ -216,7 +217,7 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND,
 	{
 		float a[4], b[4];
 
-		if (TABLE) { /* from their 16 bits, which take half of the registers */
+		if (TABLE) { /* from f16 entries, which take half of the registers */
 			half_four(r, c, 0, a);
 			half_four(r, c, 1, b);
 		} else {
@@ -228,8 +229,8 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND,
 	}
 
 #if __CUDA_ARCH__ >= 800
-	/* Lane t has 32 columns of four, or 16 of 8 bits. Scales and zero points come with their
-	 * neighbours, 4 bytes at a time. */
+	/* Lane t has 32 columns of four, or 16 of 8 bits. Scales and zero points are loaded with
+	 * their neighbours, 4 bytes at a time. */
 	struct stream {
 		enum {
 			PART = BITS == 8 ? 16 : 32,
@@ -249,7 +250,7 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND,
 		                              : FLOATS ? 256.0f
 		                                       : 0x1p24f;
 		struct stage {
-			uint4 q[SMALL_M ? 16 : 32];
+			uint4 q[SUB4 ? 16 : 32];
 			unsigned d[32], z[FLOATS ? 1 : 32], third[THIRD ? 32 : 1];
 		};
 		struct fragment {
@@ -260,7 +261,7 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND,
 			unsigned d, zero, zero_high, m;
 		}; /* zero: -(1024 + z), zero_high: -(64 + z) */
 
-		/* codes less the zero point as weights */
+		/* converts codes minus the zero point to weights */
 		DEV unsigned
 		times(unsigned x, const scale &s)
 		{
@@ -279,9 +280,9 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND,
 		}
 
 		DEV constexpr int
-		place(int plane, int unit, int t)
+		offset(int plane, int unit, int t)
 		{
-			return plane == 0   ? (unit * 4 + t) * (SMALL_M ? 8 : 16)
+			return plane == 0   ? (unit * 4 + t) * (SUB4 ? 8 : 16)
 			       : plane == 1 ? D + group(unit, t) * SCALE / 4 * 4
 			       : plane == 2 ? Z + group(unit, t) * (AFFINE ? 4 : 1) / 4 * 4
 			                    : T + unit * 16 + t * 4;
@@ -292,10 +293,10 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND,
 		         unsigned bytes)
 		{
 			static_assert(TAIL % 32 == 0, "rows of whole groups");
-			if (SMALL_M)
+			if (SUB4)
 				cp_async_8((unsigned *)s.q + 2 * lane, row + (unsigned)at[0]);
 			else
-				cp_async_16_fill(&s.q[SMALL_M ? 0 : lane],
+				cp_async_16_fill(&s.q[SUB4 ? 0 : lane],
 				                 row + w_within<TAIL>(at[0], D), bytes);
 			cp_async_4(&s.d[lane], row + (unsigned)at[1]);
 			if (!FLOATS)
@@ -311,11 +312,11 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND,
 		{
 			const int g = group(unit, lane & 3);
 
-			if (SMALL_M) {
+			if (SUB4) {
 				const uint2 q = *(const uint2 *)((const unsigned *)s.q + 2 * lane);
 				u.q = make_uint4(q.x, q.y, 0, 0);
 			} else {
-				u.q = s.q[SMALL_M ? 0 : lane];
+				u.q = s.q[SUB4 ? 0 : lane];
 			}
 			u.d = SCALE == 4 ? s.d[lane]
 			                 : ((const unsigned short *)s.d)[2 * lane + (g & 1)];
@@ -377,9 +378,9 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND,
 		chunk(unsigned (&b)[4], const fragment &u, const scale &s, int, int c, int)
 		{
 			if (TABLE) {
+				/* columns 2 i, 2 i + 1 and those 16 later */
 #pragma unroll
-				for (int i = 0; i < 2;
-				     i++) { /* columns 2 i and 2 i + 1, and those 16 behind them */
+				for (int i = 0; i < 2; i++) {
 					const w_sixteen k = w_sixteen_of(w_word(u.q, c)).half(i);
 					const unsigned low = w_code_bytes < KIND == W_FP4, true,
 					               0 > (k), high = w_code_bytes < KIND == W_FP4,
@@ -393,8 +394,8 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND,
 				}
 			}
 #pragma unroll
-			for (int h = 0; h < 2 && SMALL_M; h++) {
-				const unsigned v = few(u.q.x, u.q.y, u.third, 4 * h + c);
+			for (int h = 0; h < 2 && SUB4; h++) {
+				const unsigned v = sub4_codes(u.q.x, u.q.y, u.third, 4 * h + c);
 #pragma unroll
 				for (int i = 0; i < 2; i++) {
 					const unsigned at = i ? 0x4342 : 0x4140;
@@ -406,7 +407,7 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND,
 				}
 			}
 #pragma unroll
-			for (int i = 0; i < 2 && !TABLE && !SMALL_M; i++) {
+			for (int i = 0; i < 2 && !TABLE && !SUB4; i++) {
 				if (BITS == 4) {
 					const unsigned v = w_word(u.q, c) >> 8 * i,
 					               one = WHOLE ? 0 : 0x64006400u;

@@ -1,12 +1,11 @@
-/* Weights in blocks of 256, q4_k, q5_k and q6_k: the contract is in cuda/weights/weights.h. Each
- * block's sub-blocks have scales of their own, which are themselves whole numbers times the block's
- * f16 factors. */
+/* Weights in blocks of 256: q4_k, q5_k and q6_k (contract: cuda/weights/weights.h). Sub-blocks have
+ * integer scales, which are multiplied by the block's f16 factors. */
 #ifndef LLMC_CUDA_WEIGHTS_WEIGHTS_K_H
 #define LLMC_CUDA_WEIGHTS_WEIGHTS_K_H
 
-/* Heads of q4_k and q5_k: f16 d and dmin, and twelve bytes that hold 6 bits of scale and of minimum
- * of 8 sub-blocks of 32. The first four have 6 bits of a byte of their own, the second four 4 bits
- * in one word, 2 in another. */
+/* Scale and minimum of sub-block j from a head of q4_k or q5_k: f16 d and dmin, then twelve bytes
+ * with a 6-bit scale and a 6-bit minimum for each of 8 sub-blocks of 32. The first four have 6 bits
+ * of a byte of their own, the other four have 4 bits in one word and 2 in another. */
 DEV void
 w_k_head(const uint4 &head, int j, float &d, float &m)
 {
@@ -20,8 +19,8 @@ w_k_head(const uint4 &head, int j, float &d, float &m)
 	m = -(f16_hi(head.x) * (float)mn);
 }
 
-/* Planes of q4_k: nibbles, heads. Of 32 bytes of nibbles the low ones are a sub-block and the high
- * ones the next. Unit u: 16 bytes of nibbles, columns of sub-blocks 2 k and 2 k + 1. */
+/* Planes of q4_k: nibbles, heads. The low nibbles of 32 bytes are one sub-block, the high ones the
+ * next. Unit u: 16 bytes of nibbles, columns of sub-blocks 2 k and 2 k + 1. */
 template <int COLS_> struct w_k_fours {
 	enum {
 		COLS = COLS_,
@@ -67,7 +66,7 @@ template <int COLS_> struct w_k_fours {
 	}
 
 #if __CUDA_ARCH__ >= 800
-	/* Lane t has half of sub-blocks t & 2 and the next of the unit's four */
+	/* Lane t has half of sub-blocks (t & 2) and (t & 2) + 1 of the unit's four */
 	struct order {
 		enum { PLANES = 2, SPLIT = 1, NIBBLES = 1, BATCH = 1 };
 		struct stage {
@@ -94,7 +93,7 @@ template <int COLS_> struct w_k_fours {
 		low(int t)
 		{
 			return t & 2;
-		} /* the sub-blocks of col and col2 */
+		} /* sub-blocks of col and col2 */
 		DEV constexpr int
 		high(int t)
 		{
@@ -130,9 +129,9 @@ template <int COLS_> struct w_k_fours {
 #endif
 };
 
-/* Pair p of 16 in five words (formats/layout_packed.h): three pairs a word, 5 bits each in both of
- * its halves, and of the last pair a bit in each word. Below the 15th, each p = 3 k + 1 comes 32
- * times as large. */
+/* Extracts pair p of 16 from five words (formats/layout_packed.h). A word has three pairs, with 5
+ * bits in both of its halves, and one bit of each value of the last pair. Pairs p = 3 k + 1 below
+ * the 15th are returned times 32. */
 DEV unsigned
 w_five(const uint4 &q, unsigned more, int p)
 {
@@ -149,7 +148,7 @@ w_five(const uint4 &q, unsigned more, int p)
 	return h2_select(more, top, v >> 1) >> 11;
 }
 
-/* Planes of q5_k: four words of each sub-block, the fifth ones, heads. Unit u: sub-block u. */
+/* Planes of q5_k: four words per sub-block, fifth words, heads. Unit u: sub-block u. */
 template <int COLS_> struct w_k_fives {
 	enum {
 		COLS = COLS_,
@@ -267,7 +266,7 @@ template <int COLS_> struct w_k_fives {
 };
 
 #if __CUDA_ARCH__ >= 800
-/* The stream of either, F: what differs is the order of its weights, F::order. */
+/* Stream of q4_k and q5_k (F), which differ in the order of their weights, F::order. */
 template <class F> struct w_k_stream : F::order {
 	typedef typename F::order O;
 	enum {
@@ -284,17 +283,17 @@ template <class F> struct w_k_stream : F::order {
 	typedef typename O::fragment fragment;
 	struct scale {
 		unsigned d[2], mins;
-	}; /* of col and of col2, for pairs as they are and for those that come part() times */
+	}; /* d[0]: of pairs with part() 1, d[1]: of the others; mins: of col and col2 */
 
 	DEV constexpr int
-	place(int plane, int unit, int t)
+	offset(int plane, int unit, int t)
 	{
 		return plane == 0   ? unit * 64 + t * 16
 		       : plane == 1 ? F::HEAD + (unit >> 1) * 16 + t * 4
 		                    : O::more(unit, t);
 	}
 
-	/* The block's head, of which a lane wants most: a quarter each */
+	/* A lane needs most of the block's head, so each lane of a quad copies a quarter. */
 	DEV void
 	prefetch(stage &s, const unsigned char *row, const int (&at)[PLANES], int lane,
 	         unsigned bytes)
@@ -319,8 +318,8 @@ template <class F> struct w_k_stream : F::order {
 		return u.d.x;
 	}
 
-	/* Scales times 2^10, so that the product with W_WHOLE is no half below the normal ones,
-	 * over part(); minima */
+	/* Scales times 2^10 (so that times W_WHOLE they are normal halves) and times part();
+	 * minima */
 	DEV void
 	scales(scale &s, const fragment &u, int unit, int t)
 	{
@@ -330,7 +329,7 @@ template <class F> struct w_k_stream : F::order {
 		const unsigned sc = ((second ? u.d.w : u.d.y) & own) | (u.d.y >> 2 & more);
 		const unsigned mn = ((second ? u.d.w >> 4 : u.d.z) & own) | (u.d.z >> 2 & more);
 
-		/* a byte in the low bits of 1024, less that */
+		/* a byte in the low mantissa bits of 1024, minus 1024 */
 		const unsigned both =
 		    h2_add(__byte_perm(sc, 0x64646464u, 0x4040 + at), 0xe400e400u);
 		s.mins = h2_add(__byte_perm(mn, 0x64646464u, 0x4040 + at), 0xe400e400u);
@@ -338,8 +337,8 @@ template <class F> struct w_k_stream : F::order {
 		s.d[1] = h2_mul(h2_twice_hi(both), O::SPLIT == 1 ? 0x54005400u : 0x50005000u);
 	}
 
-	/* Lane t has sub-block t of the unit's four. The bytes of both rows go through it together,
-	 * 16 bits apart: halves below the normal ones. */
+	/* Lane t has sub-block t of the unit's four. Bytes of both rows are extracted together, 16
+	 * bits apart, as subnormal halves. */
 	DEV void
 	add(float (&total)[2], const fragment (&u)[2], const float (&low)[2], const float (&)[2],
 	    float2 x, int unit, int t)
@@ -362,7 +361,7 @@ template <class F> struct w_k_stream : F::order {
 		}
 	}
 
-	/* chunk<false>: times 2^-14, exactly */
+	/* chunk<false>: weights times 2^-14, exact */
 	template <bool WHOLE> DEV void
 	chunk(unsigned (&b)[4], const fragment &u, const scale &s, int, int c, int)
 	{
@@ -385,7 +384,7 @@ template <int COLS> struct w_q5_k : w_bytes<w_k_fives<COLS>> {
 };
 
 /* Planes: low nibbles, two upper bits, signed scales of 16 sub-blocks of 16, f16 d. In each half of
- * a block, weights i, i + 32, i + 64, i + 96 have the low and high nibbles of bytes i and i + 32,
+ * a block, weights i, i + 32, i + 64, i + 96 are the low and high nibbles of bytes i and i + 32,
  * and share byte i of the upper bits. */
 template <int COLS_> struct w_q6_k_planes {
 	enum {
@@ -461,7 +460,7 @@ template <int COLS> struct w_q6_k_units : w_q6_k_planes<COLS> {
 	}
 };
 
-/* Unit u: 32 columns in a row, low nibbles of 32 bytes or high ones */
+/* Unit u: 32 neighbouring columns, the low or the high nibbles of 32 bytes */
 template <int COLS> struct w_q6_k_tile : w_q6_k_planes<COLS> {
 	typedef w_q6_k_planes<COLS> P;
 	struct raw {
@@ -538,10 +537,10 @@ template <int COLS_> struct w_q6_k : w_bytes<w_q6_k_units<COLS_>> {
 			return i < 2 ? 1.0f : 0x1p-4f;
 		}
 
-		/* plane 2: two words of scales, and of lanes 2 and 3 the one that has the block's d
-		 */
+		/* plane 2: lanes 0 and 1 load two words of scales, lanes 2 and 3 the word with the
+		 * block's d */
 		DEV constexpr int
-		place(int plane, int unit, int t)
+		offset(int plane, int unit, int t)
 		{
 			return plane == 0   ? unit * 64 + t * 16
 			       : plane == 1 ? P::QH + unit * 32 + t * 8
