@@ -8,6 +8,7 @@ import cuda_harness as H
 import cuda_kv as KV
 import kv_types as K
 from test_cuda_mla import Steps
+from planted import plant
 
 ARCH = ["sm_75", "sm_90a", "sm_90a"]  # by seed
 
@@ -112,11 +113,9 @@ def test_a_mistake_is_found():
     c = Indexer(**CASES["few"])
     k = H.build("index_select", "sm_90a", c.params)
     right = "	__syncthreads();\n	if (threadIdx.x == 0)\n		s.n = n + all;"
-    assert k.text.count(right) == 1
-    k.text = k.text.replace(right, "	if (threadIdx.x == 0)\n		s.n = n + all;")
+    k.text = plant(k.text, right, "	if (threadIdx.x == 0)\n		s.n = n + all;")
     right = "		s.n = n + all;\n	__syncthreads();"
-    assert k.text.count(right) == 1
-    k.text = k.text.replace(right, "		s.n = n + all;")
+    k.text = plant(k.text, right, "		s.n = n + all;")
     with pytest.raises(H.Finding):
         c.select(k, [(0, [600])], mode="check", seed=2)
 

@@ -13,6 +13,7 @@ import cuda_weights as CW
 import kv_types as K
 from test_cuda_attention import angles, rotate
 from test_qkv import norm
+from planted import plant
 
 ARCH = ["sm_75", "sm_90a", "sm_90a"]  # by seed; the newer ones start before what they read is there
 
@@ -597,8 +598,7 @@ def test_wgmma_planted(what):
     c = ring()
     k = H.build("mla_attend_decode_sm90", "sm_90a", c.params)
     right, wrong = PLANTED[what]
-    assert k.text.count(right) == 1
-    k.text = k.text.replace(right, wrong)
+    k.text = plant(k.text, right, wrong)
     with pytest.raises((H.Finding, AssertionError)):
         c.attend(k, [1], 8e-3, mode="check", seed=2, sms=1)
 
@@ -613,8 +613,7 @@ def test_decode_asks_early(planted):
     k = H.build("mla_attend_decode_sm80", "sm_90a", c.params)
     if planted:
         H.only_emulated()
-        assert k.text.count(planted) == 1
-        k.text = k.text.replace(planted, "first")
+        k.text = plant(k.text, planted, "first")
         with pytest.raises(H.Finding, match="not ordered|race|before"):
             c.attend(k, [1, 1], 2e-5, mode="check", seed=2)
         return
@@ -628,8 +627,7 @@ def test_codes_planted():
     c = Steps(**dict(STEPS["int4"], lens=[150]))
     k = H.build("mla_attend_decode_sm80", "sm_90a", c.params)
     right = "cp_async_wait_all();\n\t\t\t__syncthreads();"
-    assert k.text.count(right) == 1
-    k.text = k.text.replace(right, "cp_async_wait_all();")
+    k.text = plant(k.text, right, "cp_async_wait_all();")
     with pytest.raises(H.Finding):
         c.attend(k, [1], 1e-3, mode="check", seed=2, sms=1)
 
@@ -919,8 +917,8 @@ def test_made_planted(what):
     )
     k = H.build("mla_attend_mixed_sm80", arch, c.params)
     n = rounds(c, k, [40])
-    assert k.text.count(right) == 1 and n == 2
-    k.text = k.text.replace(right, wrong)
+    assert n == 2
+    k.text = plant(k.text, right, wrong)
     with pytest.raises((H.Finding, AssertionError)):
         c.attend(k, [40], 4e-3, mode=mode, seed=2, rounds=n)
 
@@ -943,8 +941,7 @@ def test_planted(template, right):
     """A barrier too few."""
     c = Steps(**dict(STEPS["lite"], lens=[70, 33], expand=OWN * ("mixed" in template)))
     k = H.build(template, "sm_86" if "mixed" in template else "sm_90a", c.params)
-    assert k.text.count(right) == 1
-    k.text = k.text.replace(right, right.replace("__syncthreads();", ""))
+    k.text = plant(k.text, right, right.replace("__syncthreads();", ""))
     with pytest.raises((H.Finding, AssertionError)):
         if "query" in template:
             c.query(k, [1, 1], 2e-5, mode="check", seed=2)
@@ -1008,9 +1005,9 @@ def test_rows_planted(what):
     template, right, wrong = ROWS_PLANTED[what]
     c = Steps(lens=[110, 40], **dict(TILES["f32"], heads=2))
     k = H.build(template, "sm_90a", c.params)
-    assert k.text.count(right) == 1
+    mistaken = plant(k.text, right, wrong)
     for planted in False, True:
-        k.text = k.text.replace(right, wrong) if planted else k.text
+        k.text = mistaken if planted else k.text
         run = (
             lambda: c.query(k, [66, 1], 2e-5, mode="check", seed=2, sms=1, early=[(7, 0, 0)])
             if "query" in template

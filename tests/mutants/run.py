@@ -20,8 +20,9 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests")]
 import build_cache  # noqa: E402
+from planted import anywhere  # noqa: E402
 
 TABLE = Path(__file__).with_name("mutants.toml")
 WORK = ROOT / "build" / "mutants"
@@ -55,15 +56,6 @@ def table(text=None):
         if m["old"] == m["new"] or not m["tests"]:
             raise Stale(f"{m['name']}: changes nothing, or names no test")
     return rows
-
-
-def anywhere(code):
-    """Matches code however its lines are broken: any whitespace, or none, between two tokens."""
-    between = r"(?:\s|\\\n)*"
-    tokens = re.findall(r"\w+|[^\w\s]", code)
-    start = r"(?<!\w)" if code[0].isspace() else ""
-    end = r"\n" if code[-1] == "\n" else r"(?!\w)" if code[-1].isspace() else ""
-    return re.compile(start + between.join(re.escape(t) for t in tokens) + end)
 
 
 def planted(m, root=ROOT):
