@@ -46,7 +46,7 @@ llmc_import(const char *src, const llmc_options *opt, char **yaml_out, llmc_erro
 
 enum { MAX_TARGETS = 8 };
 
-/* "v3,v4" -> target names; NULL: this processor's */
+/* Split "v3,v4" into target names; NULL: the target of this processor */
 static llmc_status
 targets(const llmc_compile_options *o, char name[MAX_TARGETS][32], size_t *n, llmc_error *err)
 {

@@ -1,4 +1,4 @@
-/* llmc_doctor and llmc_bandwidth: what this machine has. */
+/* llmc_doctor and llmc_bandwidth: describe and measure this machine. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@ llmc_bandwidth_of(const llmc_model *m, int n_threads, double seconds)
 	return d->bandwidth(m->gpu, n_threads, seconds);
 }
 
-/* Each GPU with the name that `llmc plan --gpu` has for it. */
+/* List each GPU with its name in `llmc plan --gpu`. */
 static void
 name_gpus(json_t *cuda)
 {

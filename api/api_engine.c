@@ -1,4 +1,5 @@
-/* Engines: the runtime's, with the session and the model that they keep alive. */
+/* Engines of the public interface: a runtime engine, plus the session and model that it keeps
+ * open. */
 #include "runtime/engine/engine.h"
 
 #include <stdlib.h>
@@ -9,77 +10,78 @@
 #include "runtime/kv/kv.h"
 
 struct llmc_engine {
-	llmc_session *session, *second; /* second: of the draft model, or NULL */
+	llmc_session *session, *second; /* second: session of the draft model, or NULL */
 	Engine *e;
 };
 
-/* Can rows of guesses have the bits of single ones? */
+/* Check that a row computes the same bits next to draft tokens as alone. */
 static llmc_status
-guesses_fit(const llmc_model *m, llmc_error *err)
+check_draftable(const llmc_model *m, llmc_error *err)
 {
 	return draft_rows(m->plan) > 1
 	           ? LLMC_OK
 	           : error_set(err, LLMC_E_INPUT,
-	                       "nothing can be guessed for %s: its latent attention takes another "
-	                       "form from two rows on (attention.form)",
+	                       "%s supports no draft tokens: its latent attention switches form "
+	                       "from two rows on. Set attention.form to use them.",
 	                       m->plan->name);
 }
 
-/* A head guesses for its own model: the same checkpoint, opened with its rows handed out. */
+/* Check that `head` is the MTP head of m: opened from the same checkpoint, with m returning its
+ * rows. */
 static llmc_status
-is_head_of(const llmc_model *m, const llmc_model *head, llmc_error *err)
+check_head_of(const llmc_model *m, const llmc_model *head, llmc_error *err)
 {
 	if (!m->plan->hands_rows)
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s is opened without handing its rows to a head (mtp.part = "
-		                 "rows): it cannot guess for it",
+		                 "%s is opened without mtp.part=rows, which an MTP head needs. "
+		                 "Open it with mtp.part=rows.",
 		                 m->plan->name);
 	if (m->plan->hidden != head->plan->hidden || m->plan->vocab != head->plan->vocab ||
 	    !m->weights != !head->weights || (m->weights && strcmp(m->weights, head->weights) != 0))
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s is the head (mtp.part) of another model than %s",
+		                 "%s is the MTP head (mtp.part) of another model than %s",
 		                 head->plan->name, m->plan->name);
-	return guesses_fit(m, err);
+	return check_draftable(m, err);
 }
 
-/* The first difference of two vocabularies, as a sentence. */
+/* Check that two models share a vocabulary; the message names the first difference. */
 static llmc_status
-same_tokens(const llmc_model *m, const llmc_model *draft, llmc_error *err)
+check_same_vocabulary(const llmc_model *m, const llmc_model *draft, llmc_error *err)
 {
 	const llmc_tokenizer *a = m->tokenizer, *b = draft->tokenizer;
 
 	if (draft->plan->output != LLMC_OUTPUT_LOGITS)
 		return error_set(
 		    err, LLMC_E_INPUT,
-		    "%s makes vectors of texts (head.kind), no text: it cannot be a draft model",
+		    "%s returns vectors (head.kind), not text: it cannot be a draft model",
 		    draft->plan->name);
 	if (!a || !b)
 		return error_set(err, LLMC_E_INPUT,
-		                 "a draft model must have the tokens of the model: %s has no "
+		                 "a draft model must have the model's vocabulary: %s has no "
 		                 "tokenizer to compare",
 		                 a ? draft->plan->name : m->plan->name);
 	if (llmc_tokenizer_size(a) != llmc_tokenizer_size(b))
 		return error_set(
 		    err, LLMC_E_INPUT,
-		    "a draft model must have the tokens of the model: %s has %d, %s has %d",
+		    "a draft model must have the model's vocabulary: %s has %d tokens, %s has %d",
 		    draft->plan->name, llmc_tokenizer_size(b), m->plan->name,
 		    llmc_tokenizer_size(a));
 	for (int32_t i = 0; i < llmc_tokenizer_size(a); i++) {
 		const char *x = llmc_token_text(a, i), *y = llmc_token_text(b, i);
 		if ((x || y) && (!x || !y || strcmp(x, y) != 0))
 			return error_set(err, LLMC_E_INPUT,
-			                 "a draft model must have the tokens of the model: token "
-			                 "%d is \"%s\" in %s, \"%s\" in %s",
+			                 "a draft model must have the model's vocabulary: token %d "
+			                 "is \"%s\" in %s, \"%s\" in %s",
 			                 i, y ? y : "", draft->plan->name, x ? x : "",
 			                 m->plan->name);
 	}
 	if (draft->plan->prompt_whole || plan_has_state(draft->plan))
-		return error_set(
-		    err, LLMC_E_INPUT, "%s %s: it cannot be a draft model", draft->plan->name,
-		    draft->plan->prompt_whole
-		        ? "reads its prompt in one piece"
-		        : "keeps a state, which goes back to where it was marked alone");
-	return guesses_fit(m, err);
+		return error_set(err, LLMC_E_INPUT, "%s cannot be a draft model: it %s",
+		                 draft->plan->name,
+		                 draft->plan->prompt_whole
+		                     ? "reads its prompt in one chunk"
+		                     : "has recurrent state, which returns only to its marks");
+	return check_draftable(m, err);
 }
 
 static llmc_status
@@ -91,7 +93,8 @@ open_draft_model(llmc_engine *e, llmc_model *draft, llmc_error *err)
 	    (int32_t)(draft->plan->max_positions < lim.context ? draft->plan->max_positions
 	                                                       : lim.context);
 	lim.n_out = DRAFT_MAX_SEQS;
-	lim.host_tokens = kv_host_pages(draft->plan) * PLAN_KV_PAGE; /* its own */
+	/* the draft model has its own kv.host */
+	lim.host_tokens = kv_host_pages(draft->plan) * PLAN_KV_PAGE;
 	TRY(llmc_session_open(draft, &lim, &e->second, err));
 	TRY(session_prepare(e->second->s, err));
 	return engine_set_draft_model(e->e, e->second->s, err);
@@ -110,27 +113,28 @@ llmc_engine_open(llmc_model *m, const llmc_engine_options *opt, llmc_engine **ou
 		return error_set(err, LLMC_E_MEMORY, "out of memory for an engine");
 	if (m->plan->takes_rows) {
 		status = error_set(err, LLMC_E_INPUT,
-		                   "%s is opened as a head that guesses (mtp.part = head): it "
-		                   "makes no text, it is a draft for its model",
+		                   "%s is opened as an MTP head (mtp.part=head), which cannot "
+		                   "generate alone: pass it as the draft of its model",
 		                   m->plan->name);
 		goto fail;
 	}
 	if (o.draft)
-		TRY_GOTO(o.draft->plan->takes_rows ? is_head_of(m, o.draft, err)
-		                                   : same_tokens(m, o.draft, err));
-	if (!model_rows_alike(m)) {
+		TRY_GOTO(o.draft->plan->takes_rows ? check_head_of(m, o.draft, err)
+		                                   : check_same_vocabulary(m, o.draft, err));
+	if (!model_rows_independent(m)) {
 		if (o.speculate > 0 || o.draft) {
-			status =
-			    error_set(err, LLMC_E_INPUT,
-			              "on a GPU guessed tokens (speculate, draft) change nothing "
-			              "only where the description says deterministic: true");
+			status = error_set(
+			    err, LLMC_E_INPUT,
+			    "on a GPU draft tokens (speculate, draft) leave the output unchanged "
+			    "only with deterministic: true; set it in the description");
 			goto fail;
 		}
 		o.speculate = -1;
 	}
 	llmc_limits lim = engine_limits(m->plan, &o);
 	TRY_GOTO(llmc_session_open(m, &lim, &e->session, err));
-	TRY_GOTO(session_prepare(e->session->s, err)); /* nothing is made while serving */
+	/* allocate now, so that serving never does */
+	TRY_GOTO(session_prepare(e->session->s, err));
 	TRY_GOTO(engine_open(e->session->s, m->tokenizer, &o, &e->e, err));
 	if (o.draft && o.speculate >= 0)
 		TRY_GOTO(open_draft_model(e, o.draft, err));

@@ -1,6 +1,6 @@
-/* llmc_eval: probabilities of a model beside those of its reference, token by token. Rows of logits
- * are shared out among threads; sums are taken in the order of the text, so the figures do not
- * depend on how many there are. */
+/* llmc_eval: compare the probabilities of a model with those of its reference, token by token.
+ * Threads share the rows of logits. Sums are taken in the order of the tokens, so the results do
+ * not depend on the number of threads. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@ tokens_of(const llmc_tokenizer *t, const char *text, size_t n_bytes, int flags, 
 		return s;
 	*ids = malloc((*n + 1) * sizeof **ids);
 	if (!*ids)
-		return error_set(err, LLMC_E_MEMORY, "out of memory for the tokens of the text");
+		return error_set(err, LLMC_E_MEMORY, "out of memory for the tokens of the corpus");
 	return llmc_tokenize(t, text, n_bytes, flags, *ids, *n, n, err);
 }
 
@@ -38,15 +38,15 @@ text_windows(const llmc_model *m, const char *text, size_t n_bytes, const char *
 
 	*w = (Windows){ .width = width };
 	if (!m->tokenizer)
-		return error_set(err, LLMC_E_INPUT, "the model has no tokenizer for the text");
+		return error_set(err, LLMC_E_INPUT, "the model has no tokenizer for the corpus");
 	if (!text) {
 		snprintf(path, sizeof path, "configs/texts/%s.txt", name);
 		text = embed_find(path, &n_bytes);
 		if (!text)
 			return error_set(err, LLMC_E_BUG, "%s is not built in", path);
 	}
-	/* what is put before any text: that of an empty one, up to what is put behind it, which is
-	 * not wanted */
+	/* Find the tokens that the tokenizer puts before any string: those of the empty string,
+	 * less the suffix that it shares with "a". */
 	TRY_GOTO(tokens_of(m->tokenizer, "", 0, LLMC_ADD_SPECIAL, &head, &n_head, err));
 	if (n_head > 0 && n_head < (size_t)width) {
 		TRY_GOTO(tokens_of(m->tokenizer, "a", 1, LLMC_ADD_SPECIAL, &all, &n, err));
@@ -63,13 +63,16 @@ text_windows(const llmc_model *m, const char *text, size_t n_bytes, const char *
 	size_t step = (size_t)width - n_head, fit = n / step;
 	if (fit < 1) {
 		status = error_set(err, LLMC_E_INPUT,
-		                   "the text has %zu tokens, less than a window of %d", n, width);
+		                   "the corpus has %zu tokens, fewer than a window of %d; use a "
+		                   "longer corpus or a smaller window",
+		                   n, width);
 		goto fail;
 	}
 	w->n = most > 0 && (size_t)most < fit ? most : fit > INT32_MAX ? INT32_MAX : (int32_t)fit;
 	w->tok = malloc((size_t)w->n * (size_t)width * sizeof *w->tok);
 	if (!w->tok) {
-		status = error_set(err, LLMC_E_MEMORY, "out of memory for the tokens of the text");
+		status =
+		    error_set(err, LLMC_E_MEMORY, "out of memory for the tokens of the corpus");
 		goto fail;
 	}
 	for (int32_t i = 0; i < w->n; i++) {
@@ -88,17 +91,17 @@ fail:
 typedef struct EvalRow {
 	double nll, reference_nll, kl;
 	bool same;
-} EvalRow; /* of one token */
+} EvalRow; /* figures of one token */
 
 typedef struct EvalWork {
 	const float *logits, *reference; /* [n][stride]; reference NULL: none */
-	const int32_t *next;             /* [n] the tokens that follow */
+	const int32_t *next;             /* [n] tokens that follow */
 	EvalRow *row;                    /* [n] */
 	int64_t vocab, stride;
 	int n;
 } EvalWork;
 
-/* ln sum exp of a row; *top: index of its largest */
+/* Return ln sum exp of a row; *top receives the index of its largest element. */
 static double
 log_sum(const float *x, int64_t n, int64_t *top)
 {
@@ -130,7 +133,7 @@ measure(void *user, int part, int n_parts)
 		float base = (float)reference_sum;
 		for (int64_t i = 0; i < w->vocab; i++)
 			kl += (double)expf(p[i] - base) * ((double)p[i] - (double)q[i]);
-		/* sum p (ln p - ln q), where probabilities of p that float made sum to nearly 1 */
+		/* sum p (ln p - ln q); float probabilities p sum to 1 only nearly, so clamp at 0 */
 		w->row[r].kl = fmax(kl - reference_sum + sum, 0);
 		w->row[r].reference_nll = reference_sum - (double)p[w->next[r]];
 		w->row[r].same = top == reference_top;
@@ -139,12 +142,12 @@ measure(void *user, int part, int n_parts)
 
 /* ---- figures ---- */
 
-/* Mean of windows' means and where it lies with 95 %: tokens of a window hang together, windows
- * hardly do. */
+/* Mean of the windows' means with its 95 % confidence interval. Tokens of one window are
+ * correlated; windows are nearly independent. */
 static llmc_interval
 interval(const double *mean, int32_t n)
 {
-	/* Student's t for 97.5 % by degrees of freedom 1 .. 30 */
+	/* Student's t at 97.5 %, for 1 .. 30 degrees of freedom */
 	static const double student[] = { 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306,
 		                          2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
 		                          2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064,
@@ -175,7 +178,7 @@ rising(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* The element below which a share of the sorted n lies */
+/* Quantile: the element below which this share of the n sorted values lies. */
 static double
 quantile(const float *sorted, int64_t n, double share)
 {
@@ -222,7 +225,7 @@ rows_finite(const EvalRow *row, int n, llmc_error *err)
 	for (int i = 0; i < n; i++)
 		if (!isfinite(row[i].nll) || !isfinite(row[i].reference_nll) ||
 		    !isfinite(row[i].kl))
-			return error_set(err, LLMC_E_CHECK, "a logit is not a number: the %s",
+			return error_set(err, LLMC_E_CHECK, "a logit is NaN or infinite: the %s",
 			                 isfinite(row[i].reference_nll) ? "model is damaged"
 			                                                : "reference is damaged");
 	return LLMC_OK;
@@ -235,13 +238,13 @@ check(llmc_model *m, llmc_model *reference, const llmc_eval_options *o, llmc_err
 		return error_set(err, LLMC_E_INPUT, "the model was opened without weights");
 	if (m->plan->output != LLMC_OUTPUT_LOGITS ||
 	    (reference && reference->plan->output != LLMC_OUTPUT_LOGITS))
-		return error_set(err, LLMC_E_INPUT,
-		                 "the model makes vectors of texts (head.kind), no logits: it has "
-		                 "no perplexity");
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "the model returns vectors (head.kind), not logits: it has no perplexity");
 	if (reference && reference->plan->vocab != m->plan->vocab)
 		return error_set(err, LLMC_E_INPUT,
-		                 "the model has %lld tokens and the reference %lld: they are no "
-		                 "copies of one model",
+		                 "the model has %lld tokens, the reference %lld: a reference must "
+		                 "have the model's vocabulary",
 		                 (long long)m->plan->vocab, (long long)reference->plan->vocab);
 	if (o->window < 2 || o->chunk < 1 || o->max_windows < 0)
 		return error_set(err, LLMC_E_RANGE, "window %d: expected at least 2 tokens",
@@ -263,7 +266,7 @@ llmc_eval(llmc_model *m, llmc_model *reference, const llmc_eval_options *opt, ll
 	Threads *threads = NULL;
 	double *mean[5] = {
 		NULL
-	}; /* of each window: nll, the reference's, their difference, kl, agreement */
+	}; /* per window: nll, nll of the reference, their difference, kl, agreement */
 	EvalRow *row = NULL;
 	llmc_status status;
 

@@ -1,4 +1,4 @@
-/* Texts as windows of tokens: what eval measures on and what quantising is calibrated with. */
+/* Split a corpus into windows of tokens, for evaluation and for calibration. */
 #ifndef LLMC_API_API_EVAL_H
 #define LLMC_API_API_EVAL_H
 
@@ -9,9 +9,9 @@ typedef struct Windows {
 	int32_t n, width;
 } Windows;
 
-/* text NULL: the built-in one of that name (configs/texts/<name>.txt). Each window begins with what
- * the tokenizer puts before a text, bos say. At most `most` windows (0: all whole ones). Free
- * w->tok. */
+/* Tokenize a corpus into windows; text NULL: the built-in corpus `name` (configs/texts/<name>.txt).
+ * Each window begins with the tokenizer's prefix, such as bos. At most `most` windows; 0: as many
+ * as are full. Free w->tok. */
 llmc_status text_windows(const llmc_model *m, const char *text, size_t n_bytes, const char *name,
                          int32_t width, int32_t most, Windows *w, llmc_error *err);
 

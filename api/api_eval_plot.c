@@ -1,4 +1,5 @@
-/* The KL of tokens drawn as SVG: x the divergence, logarithmic, y the share of tokens above it. */
+/* Draw the KL per token as SVG: x is the divergence on a log scale, y the share of tokens above
+ * it. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,7 +45,7 @@ text_add(Strbuf *b, double x, double y, const char *anchor, const char *text)
 	strbuf_puts(b, "</text>\n");
 }
 
-/* An upright line with a word; words that would meet stand at different heights */
+/* Draw a vertical line with a label. Labels that would overlap get different heights. */
 static void
 mark(Strbuf *b, double kl, int row, const char *name)
 {

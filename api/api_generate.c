@@ -1,4 +1,4 @@
-/* llmc_generate: one request through an engine of the session's own, on the caller's thread. */
+/* llmc_generate: run one request through the session's own engine, on the caller's thread. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,8 +20,7 @@ take_event(void *user, const llmc_event *ev)
 	llmc_result *res = c->res;
 	bool last = ev->kind == LLMC_EVENT_FINISH;
 
-	/* a step may make several tokens: those after the one that the caller cancelled at do not
-	 * count */
+	/* A step may produce several tokens; those after the caller's cancellation are dropped. */
 	if (!c->cancelled && c->on_token && (!last || ev->n_bytes))
 		c->cancelled = !c->on_token(c->user, last ? -1 : ev->token, ev->text, ev->n_bytes);
 	res->n_new += !last;
@@ -34,7 +33,7 @@ take_event(void *user, const llmc_event *ev)
 	return !c->cancelled;
 }
 
-/* The engine opens with the first request and keeps what drafting has learned for the next ones. */
+/* Open the engine on the first request. Later requests reuse its statistics about drafting. */
 static llmc_status
 open_engine(llmc_session *s, llmc_error *err)
 {
@@ -42,7 +41,7 @@ open_engine(llmc_session *s, llmc_error *err)
 
 	if (s->generate)
 		return LLMC_OK;
-	opt.speculate = model_rows_alike(s->model) ? 0 : -1;
+	opt.speculate = model_rows_independent(s->model) ? 0 : -1;
 	return engine_open_inline(s->s, s->model->tokenizer, &opt, &s->generate, err);
 }
 

@@ -1,4 +1,5 @@
-/* Grammars for a tokenizer: its vocabulary as tries, made once and kept with it. */
+/* Grammars for a tokenizer. The vocabulary becomes tries, built once and kept with the
+ * tokenizer. */
 #include <stdlib.h>
 #include <string.h>
 

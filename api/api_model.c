@@ -34,7 +34,8 @@ llmc_close(llmc_model *m)
 		model_free(m);
 }
 
-/* The reference keeps its KV in fp32 unless the caller says otherwise. */
+/* Add the overrides that the target needs. The reference keeps KV in fp32 unless the caller
+ * overrides that. */
 static const char *const *
 set_for_target(const char *const *set, const char *target, int ranks, Arena *arena)
 {
@@ -42,12 +43,13 @@ set_for_target(const char *const *set, const char *target, int ranks, Arena *are
 
 	for (; set && set[n]; n++)
 		if (strncmp(set[n], "parallel.pp=", 12) == 0 && atoi(set[n] + 12) > 0)
-			ranks /= atoi(set[n] + 12); /* of each stage */
+			ranks /= atoi(set[n] + 12); /* ranks per stage */
 	const char **all = NEW(arena, const char *, n + 3);
 	if (target_find(target)->kind == TARGET_REF)
 		all[k++] = "kv.dtype=f32";
-	if (ranks > 1) /* a launcher's number of ranks, or of the GPUs that were named, unless the
-	                  caller says otherwise, which is refused */
+	/* number of ranks of the launcher, or of named GPUs; a contradicting override by the caller
+	 * is rejected later */
+	if (ranks > 1)
 		all[k++] = arena_printf(arena, "parallel.tp=%d", ranks);
 	for (size_t i = 0; i < n; i++)
 		all[k++] = arena_strdup(arena, set[i]);
@@ -62,8 +64,8 @@ absolute(Arena *arena, const char *path)
 	return arena_strdup(arena, realpath(path, real) ? real : path);
 }
 
-/* Checkpoint of the model: what the caller says, else what the description says (relative to its
- * file), else the source itself. */
+/* Return the checkpoint of the model: that of the caller, else that of the description (relative to
+ * its file), else the source itself. */
 static const char *
 weights_path(const char *source, SourceKind kind, const Spec *spec, const char *given, Arena *arena)
 {
@@ -81,7 +83,7 @@ weights_path(const char *source, SourceKind kind, const Spec *spec, const char *
 	return absolute(arena, arena_printf(arena, "%s/%s", dir, spec->weights));
 }
 
-/* Into a folder of the cache that is named by the content. */
+/* Write to a folder of the cache that is named by the hash of its content. */
 static llmc_status
 write_to_cache(llmc_model *m, const Compiled *const *made, llmc_error *err)
 {
@@ -95,8 +97,8 @@ write_to_cache(llmc_model *m, const Compiled *const *made, llmc_error *err)
 	return artifact_write(made, (size_t)m->n_own, m->artifact, err);
 }
 
-/* The folder for generated files: the caller's, the artifact itself, one in the cache, or where
- * that takes no files one that goes when the model is open. */
+/* Write the generated files: to the folder of the caller, to the artifact itself, or to the cache.
+ * If the cache is not writable, to a temporary folder that is removed when the model is open. */
 static llmc_status
 write_generated(llmc_model *m, const Compiled *const *made, const llmc_options *opt,
                 llmc_error *err)
@@ -106,7 +108,7 @@ write_generated(llmc_model *m, const Compiled *const *made, const llmc_options *
 
 	if (m->artifact)
 		return artifact_write(made, (size_t)m->n_own, m->artifact, err);
-	/* the cache has the plan that everybody else runs */
+	/* unfused plans stay out of the cache, which holds the plans that are run normally */
 	llmc_status s = m->unfused ? LLMC_E_IO : write_to_cache(m, made, &why);
 	if (s != LLMC_E_IO) {
 		if (s != LLMC_OK && err)
@@ -115,18 +117,18 @@ write_generated(llmc_model *m, const Compiled *const *made, const llmc_options *
 	}
 	char *dir = arena_printf(&m->arena, "%s/llmc.XXXXXX", tmp && *tmp ? tmp : "/tmp");
 	if (!mkdtemp(dir))
-		return error_set(err, LLMC_E_IO, "%s; and %s: cannot create: %s", why.text, dir,
+		return error_set(err, LLMC_E_IO, "%s; cannot create %s either: %s", why.text, dir,
 		                 strerror(errno));
 	if (!m->unfused)
 		log_line(opt->log, opt->log_user, LLMC_LOG_WARNING,
-		         "what is compiled is not kept for the next time: %s (LLMC_CACHE names "
-		         "another folder)",
+		         "generated files are not kept for the next run: %s; set LLMC_CACHE to a "
+		         "writable folder",
 		         why.text);
 	m->artifact = m->temporary = dir;
 	return artifact_write(made, (size_t)m->n_own, dir, err);
 }
 
-/* The plan as the runtime reads it: through the strict reader, whoever wrote it. */
+/* Read a plan as the runtime does. Plans of this process pass the strict reader as well. */
 static llmc_status
 read_plan(llmc_model *m, int rank, const char *json, size_t size, const char *name, llmc_error *err)
 {
@@ -137,8 +139,8 @@ read_plan(llmc_model *m, int rank, const char *json, size_t size, const char *na
 	    plan->stages != m->spec->pp)
 		return error_set(
 		    err, LLMC_E_INPUT,
-		    "%s: is for rank %d of %d in stage %d of %d, expected rank %d of %d x %d", name,
-		    plan->rank, plan->ranks, plan->stage, plan->stages, rank, m->spec->tp,
+		    "%s: plan of rank %d of %d in stage %d of %d, expected rank %d of %d x %d",
+		    name, plan->rank, plan->ranks, plan->stage, plan->stages, rank, m->spec->tp,
 		    m->spec->pp);
 	m->rank[rank] = plan;
 	if (rank == m->first)
@@ -166,10 +168,10 @@ compiled_file(const Compiled *c, const char *path)
 	return NULL;
 }
 
-/* *said: what the compiler has warned of */
+/* *warnings: messages of the compiler */
 static llmc_status
-compile_one(llmc_model *m, const char *target, int rank, const Compiled **out, const char **said,
-            llmc_error *err)
+compile_one(llmc_model *m, const char *target, int rank, const Compiled **out,
+            const char **warnings, llmc_error *err)
 {
 	Diag *const d = NEW(&m->arena, Diag, 1);
 	Compiled *volatile c = NULL;
@@ -180,7 +182,7 @@ compile_one(llmc_model *m, const char *target, int rank, const Compiled **out, c
 	if (!c)
 		return diag_error(d, err);
 	*out = c;
-	*said = strbuf_str(&d->text);
+	*warnings = strbuf_str(&d->text);
 	return LLMC_OK;
 }
 
@@ -191,7 +193,7 @@ read_compiled(llmc_model *m, const char *target, int rank, const Compiled *c, ll
 	const ArtifactFile *json = compiled_file(c, name);
 
 	if (!json)
-		return error_set(err, LLMC_E_BUG, "the compiler made no %s", name);
+		return error_set(err, LLMC_E_BUG, "the compiler wrote no %s", name);
 	m->plan_json = rank == m->first ? json->text : m->plan_json;
 	return read_plan(m, rank, json->text, json->size, name, err);
 }
@@ -201,12 +203,12 @@ compile_model(llmc_model *m, const char *target, bool write, const llmc_options 
               llmc_error *err)
 {
 	const Compiled **made = NEW(&m->arena, const Compiled *, m->n_own);
-	const char *said;
+	const char *warnings;
 
 	for (int k = 0; k < m->n_own; k++) {
-		TRY(compile_one(m, target, m->first + k, &made[k], &said, err));
+		TRY(compile_one(m, target, m->first + k, &made[k], &warnings, err));
 		if (m->first + k == 0)
-			log_text(opt->log, opt->log_user, LLMC_LOG_WARNING, said);
+			log_text(opt->log, opt->log_user, LLMC_LOG_WARNING, warnings);
 	}
 	if (write)
 		TRY(write_generated(m, made, opt, err));
@@ -216,8 +218,8 @@ compile_model(llmc_model *m, const char *target, bool write, const llmc_options 
 	return LLMC_OK;
 }
 
-/* Rank 0 of several processes loads adapters for all: how slots lie on the others, whose plans are
- * made from the same description. */
+/* Compile the plans of all ranks on rank 0 of several processes. It loads adapters for all ranks
+ * and so needs their slot layouts; the plans are made from the same description. */
 static llmc_status
 others_slots(llmc_model *m, RuntimeOptions *ro, llmc_error *err)
 {
@@ -227,8 +229,8 @@ others_slots(llmc_model *m, RuntimeOptions *ro, llmc_error *err)
 		return LLMC_OK;
 	for (int k = 1; k < spec_ranks(m->spec); k++) {
 		const Compiled *c;
-		const char *said; /* of rank 0 as well */
-		TRY(compile_one(m, m->plan->target, k, &c, &said, err));
+		const char *warnings; /* rank 0 has reported the same ones */
+		TRY(compile_one(m, m->plan->target, k, &c, &warnings, err));
 		TRY(read_compiled(m, m->plan->target, k, c, err));
 	}
 	ro->all = m->rank;
@@ -243,8 +245,8 @@ open_runtime(llmc_model *m, RuntimeOptions *ro, llmc_error *err)
 	return runtime_open_ranks(m->rank + m->first, m->n_own, ro, &m->rt, err);
 }
 
-/* The plan that a generated folder has for a rank; *fits: it is there, this llmc reads it, and it
- * was made from this description. */
+/* Read the plan of one rank from a generated folder. *fits: this llmc can read it, and it was made
+ * from this description for this target. */
 static llmc_status
 open_rank(llmc_model *m, const char *target, int rank, const llmc_options *opt, bool *fits,
           llmc_error *err)
@@ -267,7 +269,7 @@ open_rank(llmc_model *m, const char *target, int rank, const llmc_options *opt, 
 				    arena_strndup(&m->arena, strbuf_str(text), text->len);
 		} else {
 			log_line(opt->log, opt->log_user, LLMC_LOG_INFO,
-			         "%s: %s: compiling it again from model.yaml", name,
+			         "%s: %s; compiling it again from model.yaml", name,
 			         why.code ? why.text
 			                  : "made from another description or for another target");
 		}
@@ -276,7 +278,7 @@ open_rank(llmc_model *m, const char *target, int rank, const llmc_options *opt, 
 	return s;
 }
 
-/* The plans that a generated folder has for a target, of all ranks. */
+/* Read the plans of all ranks of this process for a target. */
 static llmc_status
 open_plan(llmc_model *m, const char *target, const llmc_options *opt, bool *fits, llmc_error *err)
 {
@@ -304,19 +306,19 @@ has_plan(llmc_model *m, const char *target)
 	return true;
 }
 
-/* What kernels for `own` have over those for `other`: the packed layouts of processors hold as many
- * rows as a vector has numbers. */
+/* Describe what kernels for `own` gain over those for `other`: a packed CPU layout interleaves as
+ * many rows as a vector has elements. */
 static const char *
 wider(llmc_model *m, const Target *own, const Target *other)
 {
 	int n = layout_find(own->layout)->group, k = layout_find(other->layout)->group;
 
-	return n > k ? arena_printf(&m->arena, ", with vectors of %d numbers instead of %d,", n, k)
+	return n > k ? arena_printf(&m->arena, ", with vectors of %d elements instead of %d,", n, k)
 	             : "";
 }
 
-/* The best of the plans for other targets that a generated folder ships with built kernels which
- * run here: it starts at once and needs no compiler. An --arch is meant as it is said. */
+/* Use the best plan for another target whose built kernels are in the folder and run here. It
+ * starts at once and needs no compiler. Not if the caller set --arch. */
 static llmc_status
 open_shipped(llmc_model *m, const char *target, const llmc_options *opt, bool *fits,
              llmc_error *err)
@@ -334,19 +336,18 @@ open_shipped(llmc_model *m, const char *target, const llmc_options *opt, bool *f
 			continue;
 		TRY(open_plan(m, t->name, opt, fits, err));
 		if (*fits)
-			log_line(opt->log, opt->log_user, LLMC_LOG_INFO,
-			         "%s: no plan for %s%s: the kernels for %s are used as they were "
-			         "shipped; faster ones%s come of `llmc compile %s -o %s "
-			         "--target %s --arch %s --aot`",
-			         m->artifact, target,
-			         has_plan(m, target) ? " with built kernels" : "", t->name,
-			         wider(m, own, t), m->artifact, m->artifact,
-			         own->kind == TARGET_CUDA ? "cuda" : "cpu", own->isa);
+			log_line(
+			    opt->log, opt->log_user, LLMC_LOG_INFO,
+			    "%s: no plan for %s%s: using the shipped kernels for %s; build faster "
+			    "ones%s by `llmc compile %s -o %s --target %s --arch %s --aot`",
+			    m->artifact, target, has_plan(m, target) ? " with built kernels" : "",
+			    t->name, wider(m, own, t), m->artifact, m->artifact,
+			    own->kind == TARGET_CUDA ? "cuda" : "cpu", own->isa);
 	}
 	return LLMC_OK;
 }
 
-/* A generated folder: its plan for this device, or what it ships. */
+/* Open a generated folder: the plan for this device, else one that was shipped with kernels. */
 static llmc_status
 open_artifact(llmc_model *m, const char *target, const llmc_options *opt, bool *fits,
               llmc_error *err)
@@ -376,7 +377,7 @@ open_tokenizer(llmc_model *m, SourceKind kind, const char *source, const llmc_op
 	    strcmp(path + strlen(path) - 12, ".safetensors") == 0) {
 		path = arena_strdup(&m->arena, path);
 		slash = strrchr(path, '/');
-		*slash = 0; /* absolute: there is one */
+		*slash = 0; /* the path is absolute, so it has a slash */
 	}
 	llmc_status s = llmc_tokenizer_open(path, &m->tokenizer, &why);
 	if (s == LLMC_E_MEMORY)
@@ -388,8 +389,8 @@ open_tokenizer(llmc_model *m, SourceKind kind, const char *source, const llmc_op
 	return LLMC_OK;
 }
 
-/* Of a process that a launcher has started: the GPU for its place on its host, among those that
- * were named or those that are there. Where these are fewer, ranks share them. */
+/* Select the GPU of a process that a launcher started, by its rank on this host, among the named
+ * GPUs or all. Ranks share GPUs if there are fewer. */
 static void
 gpu_of_process(llmc_model *m)
 {
@@ -404,7 +405,7 @@ gpu_of_process(llmc_model *m)
 	m->gpu = n <= 0 ? 0 : g->n ? g->number[place % n] : place % n;
 }
 
-/* One GPU for each rank: those that were named, else the first ones. */
+/* Assign one GPU per rank: the named ones, else the first ones. */
 static llmc_status
 gpus_for_ranks(llmc_model *m, const char *device, llmc_error *err)
 {
@@ -415,8 +416,8 @@ gpus_for_ranks(llmc_model *m, const char *device, llmc_error *err)
 		return LLMC_OK;
 	if (g->n)
 		return error_set(err, LLMC_E_INPUT,
-		                 "parallel.tp = %d and --device %s: %d rank%s and %d GPU%s: name a "
-		                 "GPU for each, or say --device cuda",
+		                 "parallel.tp = %d and --device %s: %d rank%s but %d GPU%s; name "
+		                 "one GPU per rank, or use --device cuda",
 		                 m->spec->tp, device, ranks, ranks == 1 ? "" : "s", g->n,
 		                 g->n == 1 ? "" : "s");
 	for (; g->n < ranks; g->n++)
@@ -480,8 +481,8 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 		return LLMC_OK;
 	if (!m->weights && !opt->random_weights)
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: no weights: say where with --weights PATH, write `weights: "
-		                 "PATH` into the YAML, or measure with --random-weights",
+		                 "%s: no weights: pass --weights PATH, write `weights: PATH` into "
+		                 "the YAML, or use --random-weights to benchmark",
 		                 path);
 	RuntimeOptions ro = { .artifact = m->artifact,
 		              .weights = m->weights,
@@ -496,15 +497,14 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 		              .log_user = opt->log_user };
 	llmc_error why = { 0 };
 	llmc_status status = open_runtime(m, &ro, &why);
-	/* nothing to compile with, or it does not compile: better what was shipped for less than
-	 * nothing, and why */
+	/* No compiler, or it fails: use kernels that were shipped for an older target, and warn. */
 	if (status == LLMC_E_MISSING && kind == SOURCE_ARTIFACT && !opt->out_dir &&
 	    strcmp(m->plan->target, target) == 0 &&
 	    open_shipped(m, target, opt, &fits, NULL) == LLMC_OK && fits) {
 		log_text(opt->log, opt->log_user, LLMC_LOG_WARNING, why.text);
 		status = open_runtime(m, &ro, &why);
 	}
-	/* the compiler is older than the processor: the best that both know */
+	/* The compiler does not know this processor: use the best target that both support. */
 	if (status == LLMC_E_MISSING && !opt->arch && target_find(target)->kind == TARGET_CPU &&
 	    strcmp(m->plan->target, target) == 0) {
 		char refused[1024];
@@ -512,8 +512,8 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 		    device_of(TARGET_CPU)->compiler_target(target, refused, sizeof refused);
 		if (next && strcmp(next, target) != 0) {
 			log_line(opt->log, opt->log_user, LLMC_LOG_WARNING,
-			         "%s; using %s, which is slower: install a newer compiler, or name "
-			         "one in LLMC_CC",
+			         "%s; using %s, which is slower: install a newer compiler, or set "
+			         "LLMC_CC to one",
 			         refused, next);
 			TRY(compile_model(m, next, true, opt, err));
 			status = open_runtime(m, &ro, &why);
@@ -528,7 +528,8 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 	return LLMC_OK;
 }
 
-/* Every rank of a launcher has opened its own, or none has: what they run must be the same. */
+/* Called when a rank of a launcher has opened its model, or failed to. Either all ranks succeed
+ * with the same content, or all fail. */
 static llmc_status
 open_together(llmc_model *m, const llmc_options *opt, llmc_status own, llmc_error *err)
 {
@@ -544,7 +545,8 @@ open_together(llmc_model *m, const llmc_options *opt, llmc_status own, llmc_erro
 	TRY(mpi_world_check_same(m->world, all, "checkpoint", checkpoint, err));
 	TRY(mpi_world_check_same(m->world, all, "plan", plan, err));
 	TRY(mpi_world_check_same(m->world, m->plan->ranks, "plan", together,
-	                         err)); /* stages sum and keep what is theirs */
+	                         /* ranks of one stage all-reduce, so their plans must match */
+	                         err));
 	return runtime_lead(m->rt, opt->log, opt->log_user, err);
 }
 

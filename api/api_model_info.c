@@ -1,4 +1,4 @@
-/* Questions about a model: facts, keys, memory, plan. */
+/* Queries of a model: facts, keys, memory, plan. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -77,7 +77,7 @@ llmc_memory_for(const llmc_model *m, const llmc_limits *lim, llmc_memory *out, l
 	return session_memory(m->plan, lim, out, err);
 }
 
-/* Is the tensor one of this role, in a layer or outside? */
+/* True if the tensor has this role, in a layer or outside. */
 static bool
 is_role(const PlanTensor *t, const char *role)
 {
@@ -94,8 +94,8 @@ llmc_rank_for(const llmc_model *m, int32_t rank, const llmc_limits *lim, llmc_ra
 	const Plan *p = rank >= 0 && rank < spec_ranks(m->spec) ? m->rank[rank] : NULL;
 
 	if (!p)
-		return error_set(err, LLMC_E_RANGE, "there is no rank %d here, of %d", rank,
-		                 spec_ranks(m->spec));
+		return error_set(err, LLMC_E_RANGE, "rank %d of %d does not run in this process",
+		                 rank, spec_ranks(m->spec));
 	r.memory.size = sizeof r.memory;
 	TRY(session_memory(p, lim, &r.memory, err));
 	r.kv_heads =
@@ -122,7 +122,7 @@ llmc_rank_for(const llmc_model *m, int32_t rank, const llmc_limits *lim, llmc_ra
 			r.join_bytes += 4 * count;
 		}
 	}
-	r.vocab = r.vocab ? r.vocab : p->vocab; /* the embedding's */
+	r.vocab = r.vocab ? r.vocab : p->vocab; /* tied to the embedding */
 	SIZED_GIVE(out, r);
 	return LLMC_OK;
 }
@@ -134,7 +134,7 @@ llmc_fit(const llmc_model *m, int64_t bytes, const llmc_limits *lim, int32_t *se
 	int32_t fits = 0, too_many = 1 << 20;
 
 	SIZED_TAKE(l, lim);
-	l.kv_tokens = 0; /* context x seqs */
+	l.kv_tokens = 0; /* 0: context * seqs */
 	while (too_many - fits > 1) {
 		llmc_memory mem = LLMC_INIT(llmc_memory);
 		int32_t mid = fits + (too_many - fits) / 2;
@@ -143,7 +143,7 @@ llmc_fit(const llmc_model *m, int64_t bytes, const llmc_limits *lim, int32_t *se
 		if (s != LLMC_OK && s != LLMC_E_RANGE)
 			return s;
 		if (s == LLMC_E_RANGE && mid == 1)
-			return s; /* the limits themselves are wrong */
+			return s; /* the limits are invalid for any size */
 		if (s == LLMC_OK && mem.weights + mem.kv + mem.scratch + mem.state <= bytes)
 			fits = mid;
 		else

@@ -1,4 +1,5 @@
-/* From whatever a user names to a Spec: YAML, generated folder, Hugging Face folder, GGUF. */
+/* Make a Spec from the path that a user names: YAML, generated folder, Hugging Face folder or
+ * GGUF. */
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,8 +60,8 @@ source_kind(const char *path, SourceKind *kind, llmc_error *err)
 	}
 	if (ends_with(path, ".safetensors"))
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: weights alone say nothing of the model; name the folder that "
-		                 "holds its config.json",
+		                 "%s: weights alone do not describe the model; name the folder "
+		                 "that holds its config.json",
 		                 path);
 	if (ends_with(path, ".gguf"))
 		return error_set(err, LLMC_E_INPUT, "%s: does not begin with the GGUF magic", path);
@@ -70,7 +71,8 @@ source_kind(const char *path, SourceKind *kind, llmc_error *err)
 	    path);
 }
 
-/* Overrides with checkpoint=gguf or hf in front when the weights given tell which names apply. */
+/* Prepend checkpoint=gguf or checkpoint=hf to the overrides, if the weights show which names
+ * apply. */
 static const char *const *
 set_with_checkpoint(const char *const *set, const char *weights, Arena *arena)
 {
@@ -156,19 +158,19 @@ device_gpus(const char *device, GpuList *out, llmc_error *err)
 			if (out->number[i] == number)
 				return error_set(
 				    err, LLMC_E_INPUT,
-				    "device %s: GPU %d is named twice: a rank has one of its own",
+				    "device %s: GPU %d is named twice; each rank needs its own GPU",
 				    device, number);
 		out->number[out->n++] = number;
 	}
 	if (*p || !out->n)
 		return error_set(err, LLMC_E_INPUT,
-		                 "device %s: expected cuda, cuda:N, N counted from 0, or "
-		                 "cuda:N,N,... with a GPU for each rank",
+		                 "device %s: expected cuda, cuda:N (from 0), or cuda:N,N,... with "
+		                 "one GPU per rank",
 		                 device);
 	return LLMC_OK;
 }
 
-/* The target that --arch means; NULL: none */
+/* Return the target that --arch means; NULL: none */
 static const Target *
 target_of_arch(TargetKind kind, const char *arch, llmc_error *err)
 {
@@ -191,7 +193,7 @@ target_of_arch(TargetKind kind, const char *arch, llmc_error *err)
 	return NULL;
 }
 
-/* The plan's target for a GPU: what was asked for, or what the GPU at hand runs. */
+/* Return the target of a plan for a GPU: the requested one, or that of the first GPU. */
 static llmc_status
 cuda_target_name(int gpu, const char *arch, bool must_run, char out[32], llmc_error *err)
 {
@@ -199,7 +201,7 @@ cuda_target_name(int gpu, const char *arch, bool must_run, char out[32], llmc_er
 		llmc_status s = device_of(TARGET_CUDA)->best_target(gpu, out, err);
 		if (s == LLMC_OK || must_run)
 			return s;
-		arch = "sm_90a"; /* compiling needs no GPU */
+		arch = "sm_90a"; /* default without a GPU: compiling needs none */
 		if (err)
 			*err = (llmc_error){ 0 };
 	}

@@ -1,4 +1,4 @@
-/* llmc_gpu and llmc_predict: the table of GPUs, and what a plan should reach on one. */
+/* llmc_gpu and llmc_predict: the table of GPUs, and the speed that a plan should reach on one. */
 #include "compiler/cost_model.h"
 
 #include <stdio.h>
@@ -49,7 +49,7 @@ llmc_gpu_find(const char *name, llmc_gpu *out, llmc_error *err)
 		snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i ? ", " : "",
 		         gpu_at(i)->name);
 	if (!g)
-		return error_set(err, LLMC_E_INPUT, "GPU %s: known are %s", name, list);
+		return error_set(err, LLMC_E_INPUT, "GPU %s is unknown; known: %s", name, list);
 	copy_gpu(g, out);
 	return LLMC_OK;
 }
@@ -68,16 +68,19 @@ llmc_predict(const llmc_model *m, const char *gpu, bool prefill, int32_t rows, i
 		    "the plan is for %s: open the model for device cuda to predict a GPU",
 		    m->plan->target);
 	if (rows < 1 || context < 1 || (prefill && rows > context))
-		return error_set(err, LLMC_E_RANGE, "%d rows at %d positions make no step", rows,
-		                 context);
+		return error_set(err, LLMC_E_RANGE,
+		                 "cannot predict a step of %d rows at %d positions; a prefill "
+		                 "needs rows <= positions, both >= 1",
+		                 rows, context);
 	Prediction p = { 0 };
 	double slowest = 0;
 	for (int stage = 0; stage < m->spec->pp;
-	     stage++) { /* the first rank of a stage has the largest share of it */
+	     stage++) { /* the first rank of a stage has its largest share */
 		const Plan *of = m->rank[stage * m->spec->tp];
 		if (!of)
-			return error_set(err, LLMC_E_RANGE,
-			                 "the plans of other processes are not here");
+			return error_set(
+			    err, LLMC_E_RANGE,
+			    "the plans of ranks in other processes are not available here");
 		Prediction k = predict(of, g, prefill, rows, context);
 		p.bytes += k.bytes;
 		p.flops += k.flops;

@@ -1,5 +1,5 @@
-/* llmc_quantize: the text as tokens, a model of unfused steps to see inputs in, and the job of
- * quant/. */
+/* llmc_quantize: tokenize the calibration corpus, open a model with unfused steps whose inputs can
+ * be probed, and start the job of quant/. */
 #include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,8 +20,8 @@ typedef struct OutputFile {
 	QuantJob job;
 	llmc_model *model;
 	Windows windows;
-	const char *whole; /* a folder as a GGUF of 16 bits, beside the result until that is there;
-	                      NULL: none */
+	/* 16-bit GGUF of a folder, kept next to the result until that is complete; NULL: none */
+	const char *whole;
 } OutputFile;
 
 static llmc_status
@@ -34,11 +34,11 @@ method_of(const char *name, QuantMethod *out, llmc_error *err)
 			*out = (QuantMethod)i;
 			return LLMC_OK;
 		}
-	return error_set(err, LLMC_E_INPUT, "%s: no method; known: nearest weighted gptq awq",
+	return error_set(err, LLMC_E_INPUT, "%s: unknown method; known: nearest weighted gptq awq",
 	                 name);
 }
 
-/* A session that a probe watches; logits of a part of each chunk, for the head's inputs */
+/* Open a session with a probe. Only part of each chunk gets logits, for the inputs of the head. */
 static llmc_status
 open_calibration(OutputFile *m, const llmc_quantize_options *o, bool looks, llmc_error *err)
 {
@@ -84,7 +84,7 @@ write_imatrix(OutputFile *m, const llmc_quantize_options *o, llmc_error *err)
 
 /* ---- a folder as a GGUF ---- */
 
-/* Has nothing in the folder changed since the file was made? */
+/* True if no file of the folder is newer than the GGUF made from it. */
 static bool
 is_fresh(OutputFile *m, const char *file, const char *folder)
 {
@@ -105,7 +105,7 @@ is_fresh(OutputFile *m, const char *file, const char *folder)
 	return fresh;
 }
 
-/* The folder becomes `path`, a GGUF with matrices of a 16-bit type, or of their own */
+/* Convert a folder to the GGUF `path`, with matrices of a 16-bit type or of their own types */
 static llmc_status
 as_gguf(OutputFile *m, const char *folder, const char *path, Dtype type,
         const llmc_quantize_options *o, llmc_error *err)
@@ -137,39 +137,39 @@ run(OutputFile *m, const char *in, const char *out, const llmc_quantize_options 
 	TRY(source_kind(in, &kind, err));
 	if (kind != SOURCE_GGUF && kind != SOURCE_HF)
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: neither a GGUF file nor a folder of safetensors, which is "
-		                 "what llmc quantizes",
+		                 "%s: neither a GGUF file nor a folder of safetensors; llmc "
+		                 "quantizes only these",
 		                 in);
-	const bool over =
-	    kind == SOURCE_HF && ends_with(out, ".gguf"); /* from the one to the other */
+	const bool over = kind == SOURCE_HF && ends_with(out, ".gguf"); /* folder to GGUF */
 	if (kind == SOURCE_HF && !over) {
 		job->form = folder_form(o->type ? o->type : "int4");
 		if (job->form == FOLDER_NONE)
-			return error_set(
-			    err, LLMC_E_INPUT,
-			    "%s: no type for a folder; known: " FOLDER_WORDS
-			    "; other types are those of a GGUF, whose name ends in .gguf",
-			    o->type);
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: not a type for a folder; known: " FOLDER_WORDS
+			                 "; for the other types name an output that ends in .gguf",
+			                 o->type);
 	} else if (o->type && folder_form(o->type) != FOLDER_NONE &&
 	           dtype_from_text(o->type) == DT_NONE) {
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: is for folders of safetensors; %s is a GGUF", o->type,
-		                 over ? out : in);
+		                 "%s: this type is for folders of safetensors, but %s is a GGUF",
+		                 o->type, over ? out : in);
 	} else if (o->bits > 0 && o->type) {
 		return error_set(err, LLMC_E_INPUT,
-		                 "bits and type: %s for all, or what %g bits allow for each",
+		                 "bits and type exclude each other: %s for all matrices, or types "
+		                 "selected for %g bits on average",
 		                 o->type, (double)o->bits);
 	} else if (o->bits == 0) {
 		TRY(quant_type(o->type ? o->type : "q4_k", &job->type, err));
 	}
 	if (o->bits < 0 || !(o->bits <= 16) || (o->bits > 0 && job->form != FOLDER_NONE))
-		return error_set(err, LLMC_E_INPUT,
-		                 o->bits > 0 && o->bits <= 16
-		                     ? "bits %g: types are chosen for a GGUF, not for a folder"
-		                     : "bits %g: above 0, and at most 16",
-		                 (double)o->bits);
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    o->bits > 0 && o->bits <= 16
+		        ? "bits %g: types are selected only for a GGUF, not for a folder"
+		        : "bits %g: expected more than 0 and at most 16",
+		    (double)o->bits);
 	if (o->group != 0 && o->group != 32 && o->group != 128)
-		return error_set(err, LLMC_E_RANGE, "group %d: 32 or 128", o->group);
+		return error_set(err, LLMC_E_RANGE, "group %d: expected 32 or 128", o->group);
 	job->group = o->group;
 	job->type = o->bits > 0 ? DT_NONE : job->type;
 	job->head = DT_NONE;
@@ -178,16 +178,17 @@ run(OutputFile *m, const char *in, const char *out, const llmc_quantize_options 
 	TRY(method_of(o->method ? o->method : "gptq", &job->method, err));
 	if (o->window < 2 || o->n_windows < 1 || o->damp < 0 || !(o->damp <= 1))
 		return error_set(err, LLMC_E_RANGE, "window, windows or damp out of range");
-	if (file_exists(out)) /* said before the minutes that calibration takes */
-		return error_set(err, LLMC_E_INPUT, "%s: is there already and is not overwritten",
-		                 out);
-	/* a folder may be named with a slash at its end */
+	if (file_exists(out)) /* check this before the minutes that calibration takes */
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "%s exists and is not overwritten; remove it or choose another name", out);
+	/* the name of a folder may end in a slash */
 	char *name = arena_strdup(&m->arena, out);
 	for (size_t n = strlen(name); n > 1 && name[n - 1] == '/'; n--)
 		name[n - 1] = 0;
 	const bool plain =
 	    over && o->bits == 0 &&
-	    dtype_info(job->type)->block_elems == 1; /* f16, bf16: the file is made at once */
+	    dtype_info(job->type)->block_elems == 1; /* f16, bf16: convert directly */
 	if (over) {
 		m->whole = plain ? NULL : arena_printf(&m->arena, "%s.partial.16.gguf", name);
 		if (plain)
@@ -269,7 +270,8 @@ llmc_quantize(const char *in, const char *out, const llmc_quantize_options *opt,
 	session_close(m->job.session);
 	threads_close(m->job.threads);
 	llmc_close(m->model);
-	if (m->whole && status != LLMC_E_CANCELLED) /* who stops it goes on later */
+	/* after a cancellation the file is kept, to resume */
+	if (m->whole && status != LLMC_E_CANCELLED)
 		unlink(m->whole);
 	free(m->windows.tok);
 	arena_release(&m->arena);

@@ -1,4 +1,4 @@
-/* Sessions: the runtime's, with the model they keep alive. */
+/* Sessions of the public interface: a runtime session, plus the model that it keeps open. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,7 +40,7 @@ llmc_session_open(llmc_model *m, const llmc_limits *lim, llmc_session **out, llm
 }
 
 bool
-model_rows_alike(const llmc_model *m)
+model_rows_independent(const llmc_model *m)
 {
 	const Target *t = target_find(m->plan->target);
 
@@ -51,7 +51,8 @@ llmc_status
 llmc_follow(llmc_model *m, llmc_error *err)
 {
 	if (!m->world || m->first == 0)
-		return error_set(err, LLMC_E_RANGE, "this is rank 0: it leads");
+		return error_set(err, LLMC_E_RANGE,
+		                 "llmc_follow on rank 0, which leads; call it on the other ranks");
 	return runtime_follow(m->rt, err);
 }
 
@@ -75,7 +76,8 @@ llmc_seq_new(llmc_session *s, int32_t length_bound, llmc_seq *out, llmc_error *e
 llmc_status
 llmc_seq_adapt(llmc_session *s, llmc_seq q, int32_t adapter, llmc_error *err)
 {
-	TRY(runtime_adapter_ref(s->model->rt, adapter, false, err)); /* not one that was unloaded */
+	/* fails for an adapter that was unloaded */
+	TRY(runtime_adapter_ref(s->model->rt, adapter, false, err));
 	llmc_status status = session_seq_adapt(s->s, q, adapter, err);
 	runtime_adapter_unref(s->model->rt, adapter);
 	return status;
@@ -85,7 +87,7 @@ llmc_status
 llmc_adapter_load(llmc_model *m, const char *folder, double scale, int32_t *adapter,
                   llmc_error *err)
 {
-	/* lora.scale, unless it is that of an adapter in the weights */
+	/* lora.scale, unless that belongs to an adapter merged into the weights */
 	const double all =
 	    m->spec->lora.path || m->spec->adapters.slots < 1 ? 1 : m->spec->lora.scale;
 
@@ -168,10 +170,9 @@ llmc_forward_rows(llmc_session *s, const llmc_chunk *chunk, size_t n, const floa
 	const float **each = came ? calloc(n + 1, sizeof *each) : NULL;
 
 	if (!p->hands_rows)
-		return free(each),
-		       error_set(
-		           err, LLMC_E_RANGE,
-		           "this model hands out no rows: its description says mtp.part = none");
+		return free(each), error_set(err, LLMC_E_RANGE,
+		                             "this model returns no rows because mtp.part is none; "
+		                             "open it with mtp.part=rows");
 	if (came && !each)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	for (size_t i = 0; came && i < n; i++) {
@@ -203,7 +204,7 @@ llmc_session_stats(const llmc_session *s, llmc_stats *out)
 	SIZED_GIVE(out, all);
 }
 
-/* The caller's parameters, however old its header is. */
+/* Copy the caller's parameters; a caller built with an older header passes a shorter struct. */
 static llmc_params
 params_now(const llmc_params *p)
 {
@@ -229,8 +230,8 @@ llmc_sample_params(llmc_session *s, llmc_seq q, const llmc_params *p, const int3
 
 	if (!session_can_sample(s->s, &all))
 		return error_set(err, LLMC_E_RANGE,
-		                 "this session cannot pick tokens by these parameters on its "
-		                 "device: use llmc_forward and a sampler");
+		                 "this session cannot sample with these parameters on its device: "
+		                 "use llmc_forward and a sampler");
 	return session_sample_params(s->s, q, &all, prompt, n_prompt, NULL, 0, err);
 }
 
@@ -246,8 +247,8 @@ llmc_take_sampled(llmc_session *s, int32_t *ids, float *logprobs, llmc_error *er
 	return session_take_sampled(s->s, ids, logprobs, err);
 }
 
-/* Rows [at, at + n) of a text of n_tok add to its vector; rows: of those of the chunk that were
- * asked for, its last ones. */
+/* Add rows [at, at + n) of a sequence of n_tok tokens to its vector. rows: output rows of the
+ * chunk, which are its last ones. */
 static void
 pool_rows(double *sum, int64_t width, llmc_pool pool, int32_t at, int32_t n, int32_t n_tok,
           const float *row)
@@ -269,7 +270,8 @@ embed_rows(llmc_session *s, llmc_seq q, const int32_t *tok, int32_t n_tok, llmc_
 	    pool == LLMC_POOL_LAST || s->model->plan->prompt_whole ? lim->chunk : lim->n_out;
 	float *rows = malloc((size_t)lim->n_out * (size_t)width * sizeof *rows);
 	llmc_status status =
-	    rows ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "out of memory for the rows of a text");
+	    rows ? LLMC_OK
+	         : error_set(err, LLMC_E_MEMORY, "out of memory for the rows of a sequence");
 
 	for (int32_t at = 0, n; status == LLMC_OK && at < n_tok; at += n) {
 		n = n_tok - at < most ? n_tok - at : most;
@@ -296,18 +298,17 @@ llmc_embed(llmc_session *s, const int32_t *tok, size_t n_tok, llmc_pool pool, bo
 
 	if (p->output == LLMC_OUTPUT_LOGITS)
 		return error_set(err, LLMC_E_INPUT,
-		                 "this model makes text, not vectors: open it with "
+		                 "this model generates text, not vectors: open it with "
 		                 "head.kind=hidden for its last hidden states");
 	if (pool <= LLMC_POOL_NONE || pool > LLMC_POOL_CLS)
-		return error_set(
-		    err, LLMC_E_INPUT,
-		    "a pool is wanted: the last row, the mean of all, or the first (cls)");
+		return error_set(err, LLMC_E_INPUT,
+		                 "no pooling selected: choose last, mean or cls (the first row)");
 	if (n_tok == 0)
 		return error_set(err, LLMC_E_INPUT,
-		                 "the text is empty: a model needs at least one token");
+		                 "the input is empty: a model needs at least one token");
 	if (n_tok > (size_t)session_limits_of(s->s)->context)
 		return error_set(err, LLMC_E_RANGE,
-		                 "the text has %zu tokens, the context holds %d; open the session "
+		                 "the input has %zu tokens, the context holds %d; open the session "
 		                 "with a larger context",
 		                 n_tok, session_limits_of(s->s)->context);
 	double *sum = calloc((size_t)width, sizeof *sum);

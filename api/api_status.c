@@ -1,4 +1,4 @@
-/* Status names, and the small helpers of this room. */
+/* Status names, and small helpers of api/. */
 #include <stdio.h>
 #include <string.h>
 

@@ -16,17 +16,17 @@ typedef struct Compare {
 	ValueCopy *kept;
 	size_t n, cap;
 	bool failed; /* out of memory */
-	/* second run */
-	double tolerance; /* of a value right behind the embedding */
+	/* used in the second run */
+	double tolerance; /* allowed for a value computed directly from the embedding */
 	llmc_verify_fn on_row;
 	void *user;
 	int n_row, n_bad;
 	char first_bad[512];
-	const PlanStep *router; /* the step whose choice was looked at last, ... */
-	bool *other; /* [n_tok] ... and which rows chose other experts than the reference */
+	const PlanStep *router; /* router step that was compared last */
+	bool *other; /* [n_tok] rows for which it chose other experts than the reference */
 } Compare;
 
-/* First run: keep what the reference makes. */
+/* First run: keep the values of the reference. */
 static bool
 keep(void *user, const PlanStep *step, const char *value, Dtype dtype, void *data, int64_t rows,
      int64_t width)
@@ -85,14 +85,14 @@ report(Compare *c, const PlanStep *step, const char *value, double worst, double
 	c->n_row++;
 	if (!row.ok && c->n_bad++ == 0)
 		snprintf(c->first_bad, sizeof c->first_bad,
-		         "%s of layer %d makes %s off by %.3g, %.2g of its range; %.2g is allowed",
+		         "%s of layer %d: %s is off by %.3g (%.2g of its range; %.2g is allowed)",
 		         op_info[step->op].name, step->layer, value, worst,
 		         range > 0 ? worst / range : worst, tolerance);
 	if (c->on_row)
 		c->on_row(c->user, &row);
 }
 
-/* Whether two rows hold the same experts, in any order */
+/* True if two rows hold the same experts, in any order */
 static bool
 same_experts(const int32_t *a, const int32_t *b, int64_t n)
 {
@@ -106,11 +106,10 @@ same_experts(const int32_t *a, const int32_t *b, int64_t n)
 	return true;
 }
 
-/* The experts that rows chose. Scores of two experts may be as near as the rounding of what made
- * them: then either choice is right, but what follows has little to do with what follows from the
- * other. So the reference's is put in its place, and the values behind it stay comparable. That the
- * scores were near is seen by the weights (below); of many rows, more than one in eight may not
- * differ. */
+/* Compare the experts that rows chose. If the scores of two experts differ by less than rounding
+ * does, either choice is right, but later values then differ entirely. So the choice of the
+ * reference replaces the plan's, and later values stay comparable. compare() checks by the weights
+ * that the scores were near. More than one row in eight must not differ. */
 static bool
 compare_choice(Compare *c, const PlanStep *step, const char *value, const ValueCopy *k, int32_t *id,
                int64_t rows, int64_t width)
@@ -130,8 +129,8 @@ compare_choice(Compare *c, const PlanStep *step, const char *value, const ValueC
 	return others > 0;
 }
 
-/* Positions that an indexer chose: the same for them. Of all that rows chose, more than one in
- * eight may not differ. */
+/* Compare the positions that an indexer chose, in the same way. More than one position in eight
+ * must not differ. */
 static bool
 compare_positions(Compare *c, const PlanStep *step, const char *value, const ValueCopy *k,
                   int32_t *sel, int64_t rows, int64_t width)
@@ -140,7 +139,7 @@ compare_positions(Compare *c, const PlanStep *step, const char *value, const Val
 	int64_t others = 0, i = 0;
 
 	for (int64_t t = 0; t < rows;
-	     t++, have += width, want += width) /* both in ascending order, and -1 behind that */
+	     t++, have += width, want += width) /* both ascending, padded with -1 */
 		for (int64_t at = i = 0; at < width; at++) {
 			while (i < width && want[i] != -1 && want[i] < have[at])
 				i++;
@@ -161,7 +160,7 @@ choice_is_biased(const PlanStep *step)
 	return step->arg[bias].kind != REF_NONE || step_int(step, "groups") > 1;
 }
 
-/* Second run: the plan's value against the reference's. */
+/* Second run: compare the plan's value with that of the reference. */
 static bool
 compare(void *user, const PlanStep *step, const char *value, Dtype dtype, void *values,
         int64_t rows, int64_t width)
@@ -183,21 +182,21 @@ compare(void *user, const PlanStep *step, const char *value, Dtype dtype, void *
 		           : false;
 	for (int64_t i = 0; i < k->n; i++) {
 		double d = fabs((double)data[i] - k->data[i]);
-		/* the weights of another choice: as near as the scores, unless a bias or groups
-		 * were in these */
+		/* Weights of another choice must be as near as the scores, unless the scores
+		 * include a bias or groups. */
 		if (step == c->router && c->other[i / width]) {
 			data[i] = k->data[i];
 			changed = true;
 			d = choice_is_biased(step) ? 0 : d;
 		}
-		if (!(d <= worst)) /* a NaN on one side counts as the worst */
+		if (!(d <= worst)) /* NaN on one side only counts as infinite error */
 			worst = isnan(data[i]) && isnan(k->data[i]) ? worst
 			        : isnan(d)                          ? INFINITY
 			                                            : d;
 		if (fabsf(k->data[i]) > range)
 			range = fabsf(k->data[i]);
 	}
-	/* errors of all layers before add up like independent ones */
+	/* errors of earlier layers add up as independent ones do */
 	report(c, step, value, worst, range,
 	       c->tolerance * sqrt(2.0 + (step->layer < 0 ? 0 : step->layer)), k->data, rows,
 	       width);
@@ -225,7 +224,8 @@ run_once(Runtime *rt, const int32_t *tok, size_t n_tok, int n_threads, session_p
 	return status;
 }
 
-/* What the arithmetic of a plan may differ from fp32, as a share of a value's range. */
+/* Return the error that the arithmetic of a plan may have against fp32, relative to a value's
+ * range. */
 static double
 plan_tolerance(const llmc_model *m)
 {
@@ -244,8 +244,8 @@ plan_tolerance(const llmc_model *m)
 		const PlanPool *p = &m->plan->pool[i];
 		if ((p->k != KVT_F32 || p->v != KVT_F32) && t < 5e-3)
 			t = 5e-3;
-		/* a value at the middle of two codes becomes one here and the other there: as far
-		 * apart as rounding itself */
+		/* A value halfway between two codes may round to either, so two runs differ by one
+		 * full quantisation step. */
 		if ((kv_quantised(p->k) || kv_quantised(p->v)) && t < 5e-2)
 			t = 5e-2;
 	}
@@ -270,7 +270,7 @@ llmc_verify(llmc_model *m, const int32_t *tok, size_t n_tok, llmc_verify_fn on_r
 	o.device = "ref";
 	o.weights = m->random_weights ? NULL : m->weights;
 	o.random_weights = m->random_weights;
-	o.allow_unknown_keys = true; /* m is open: its own were told */
+	o.allow_unknown_keys = true; /* opening m has reported its unknown keys */
 	o.set = m->set;
 	o.n_threads = m->n_threads;
 	TRY_GOTO(llmc_open(m->source, &o, &ref, err));
@@ -282,8 +282,8 @@ llmc_verify(llmc_model *m, const int32_t *tok, size_t n_tok, llmc_verify_fn on_r
 	qsort(c.kept, c.n, sizeof *c.kept, by_name);
 	TRY_GOTO(run_once(m->rt, tok, n_tok, m->n_threads, compare, &c, err));
 	if (c.n_row == 0)
-		status =
-		    error_set(err, LLMC_E_BUG, "the plan names no value that the reference makes");
+		status = error_set(err, LLMC_E_BUG,
+		                   "the plan names no value that the reference computes");
 	else if (c.n_bad)
 		status = error_set(err, LLMC_E_CHECK, "%s (%d of %d values beyond their tolerance)",
 		                   c.first_bad, c.n_bad, c.n_row);

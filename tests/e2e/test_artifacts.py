@@ -186,7 +186,7 @@ def test_shipped_kernels_are_used_on_a_better_processor(llmc, shipped, tokens, t
         and "cpu-generic" in said[0]
         and f"--arch {best} --aot" in said[0]
     ), llmc.err
-    assert f"with vectors of {8 if best in ('v3', 'vnni') else 16} numbers instead of 4" in said[0]
+    assert f"with vectors of {8 if best in ('v3', 'vnni') else 16} elements instead of 4" in said[0]
     assert tree(folder) == before
     assert llmc.json("plan", folder)["target"] == "cpu-generic"
     # a plan for this processor whose kernels nobody built, and nothing to build them with
@@ -285,7 +285,7 @@ def test_a_cache_that_takes_no_files(llmc, model, tokens, tmp_path):
     assert [line for line in llmc.err.splitlines() if "LLMC_CACHE" in line] == notices(llmc.err)[
         :1
     ], llmc.err
-    assert len(notices(llmc.err)) == 1 and "not kept for the next time" in llmc.err
+    assert len(notices(llmc.err)) == 1 and "not kept for the next run" in llmc.err
     assert list((tmp_path / "tmp").iterdir()) == []
 
 

@@ -141,13 +141,13 @@ def test_mistakes_are_sentences(llmc, models, tmp_path):
     short = tmp_path / "short.txt"
     short.write_text("hello")
     llmc("eval", ref, "--text", short, *ARGS, code=1)
-    assert "less than a window" in llmc.err
+    assert "fewer than a window" in llmc.err
     llmc("eval", ref, "--plot", tmp_path / "x.svg", code=1)
     assert "--reference" in llmc.err
     llmc("eval", ref, "--window", 1, code=1)
     other = tiny_model.build(root / "other", padding=8)
     llmc("eval", other, "--reference", ref, "--text", text, "--window", 32, *ARGS, code=1)
-    assert "no copies of one model" in llmc.err
+    assert "must have the model's vocabulary" in llmc.err
     llmc(
         "eval",
         copy,

@@ -421,7 +421,9 @@ def test_which_gpus(tmp_path, llmc):
         assert p.returncode, p.stdout
         return p.stderr
 
-    assert "3 ranks and 2 GPUs: name a GPU for each" in refused("--device", "cuda:0,1", "--tp", "3")
+    assert "3 ranks but 2 GPUs; name one GPU per rank" in refused(
+        "--device", "cuda:0,1", "--tp", "3"
+    )
     assert "GPU 1 is named twice" in refused("--device", "cuda:1,1")
     assert "expected cuda, cuda:N" in refused("--device", "cuda:0,")
     assert "there is no GPU 2" in refused("--device", "cuda", "--tp", "3")

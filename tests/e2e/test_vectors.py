@@ -159,7 +159,7 @@ def test_text_and_vectors_are_told_apart(tmp_path):
     with m.session(context=32) as s:
         with pytest.raises(llmc.Error, match="returns vectors"):
             s.run([1, 2, 3])
-        with pytest.raises(llmc.Error, match="pool is wanted"):
+        with pytest.raises(llmc.Error, match="no pooling selected"):
             s.embed([1, 2])
         with pytest.raises(llmc.Error, match="empty"):
             s.embed([], "last")
