@@ -1,8 +1,8 @@
-/* The llmc command: one thin file a subcommand, over llmc.h; of the library's inside only base/
- * (JSON text, numbers).
+/* Shared parts of the llmc command. Each subcommand is one thin file over llmc.h; of the library's
+ * internal headers it uses only base/ (JSON text, numbers).
  *
  * Exit codes: 0 done, 1 the user's input is wrong, 2 the machine lacks something, 3 a check failed,
- * 130 interrupted. Results go to stdout, progress and complaints to stderr. */
+ * 130 interrupted. Results go to stdout, progress and errors to stderr. */
 #ifndef LLMC_CLI_H
 #define LLMC_CLI_H
 
@@ -17,7 +17,7 @@
 
 enum { EXIT_INPUT = 1, EXIT_MACHINE = 2, EXIT_CHECK = 3, EXIT_INTERRUPTED = 130 };
 
-/* One option of a command line; `--name value`, `--name=value`, `-s value`. */
+/* One option of a command line: `--name value`, `--name=value` or `-s value`. */
 typedef enum OptKind {
 	OPT_FLAG,
 	OPT_INT,
@@ -32,16 +32,18 @@ typedef enum OptKind {
 typedef struct Opt {
 	OptKind kind;
 	char letter;      /* 0: none */
-	const char *name; /* group: its heading */
-	const char *arg;  /* name of the value in the help */
-	void *to; /* bool, int32_t, int64_t, float, uint64_t, const char *, List; bytes: int64_t */
+	const char *name; /* OPT_GROUP: the heading */
+	const char *arg;  /* placeholder of the value in the help */
+	/* destination: bool, int32_t, int64_t, float, uint64_t, const char * or List; bytes:
+	 * int64_t */
+	void *to;
 	const char *help;
 } Opt;
 typedef struct List {
 	const char **v;
 	size_t n;
 } List;                                    /* v is NULL-terminated once n > 0 */
-bool list_add(List *l, const char *value); /* which stays where it is; false: out of memory */
+bool list_add(List *l, const char *value); /* keeps the pointer; false: out of memory */
 
 typedef struct Command {
 	const char *name, *usage, *summary, *examples;
@@ -51,12 +53,13 @@ typedef struct Command {
 /* Options shared by commands that open a model. */
 typedef struct Common {
 	const char *device, *arch, *weights, *kv, *quantize, *lora, *out_dir;
-	const char *mtp; /* of --draft mtp: "mtp.part=rows" or "mtp.part=head"; NULL */
+	/* override for --draft mtp: "mtp.part=rows" or "mtp.part=head"; else NULL */
+	const char *mtp;
 	int32_t threads, tp, pp;
 	List set;
 	bool quiet, verbose, json, random_weights, cache_packed, allow_unknown_keys;
 	int32_t context, seqs, chunk;
-	int64_t memory; /* bytes; 0: not limited */
+	int64_t memory; /* bytes; 0: no limit */
 } Common;
 #define OPT_ALLOW_UNKNOWN_KEYS(flag)                                                               \
 	{ OPT_FLAG,                                                                                \
@@ -64,90 +67,88 @@ typedef struct Common {
 	  "allow-unknown-keys",                                                                    \
 	  NULL,                                                                                    \
 	  &(flag),                                                                                 \
-	  "warn of keys and tensors of a checkpoint that its family does not know, instead of "    \
+	  "warn about checkpoint keys and tensors that the family does not know, instead of "      \
 	  "refusing" }
-#define OPT_COMMON(c)                                                                                   \
-	{ OPT_GROUP, 0, "Model", NULL, NULL, NULL },                                                    \
-	    { OPT_TEXT,                                                                                 \
-	      0,                                                                                        \
-	      "device",                                                                                 \
-	      "cpu|cuda|ref",                                                                           \
-	      &(c).device,                                                                              \
-	      "where to run: cpu, cuda, cuda:N or cuda:0,1 (a rank each), or ref, the plain fp32 "      \
-	      "interpreter [cpu]" },                                                                    \
-	    { OPT_TEXT,                                                                                 \
-	      0,                                                                                        \
-	      "arch",                                                                                   \
-	      "NAME",                                                                                   \
-	      &(c).arch,                                                                                \
-	      "what kernels are made for: generic, v3, vnni, v4, amx; sm_80, sm_90a, ... [what "        \
-	      "is at hand]" },                                                                          \
-	    { OPT_INT, 't',          "threads",                                                         \
-	      "N",     &(c).threads, "threads [real cores within quota and affinity]" },                \
-	    { OPT_TEXT, 'w',          "weights",                                                        \
-	      "PATH",   &(c).weights, "checkpoint, when the model does not say" },                      \
-	    { OPT_FLAG,                                                                                 \
-	      0,                                                                                        \
-	      "random-weights",                                                                         \
-	      NULL,                                                                                     \
-	      &(c).random_weights,                                                                      \
-	      "no checkpoint: seeded noise" },                                                          \
-	    { OPT_FLAG,          0,                                                                     \
-	      "cache-packed",    NULL,                                                                  \
-	      &(c).cache_packed, "keep packed weights in the cache and read them next time" },          \
-	    OPT_ALLOW_UNKNOWN_KEYS((c).allow_unknown_keys),                                             \
-	    { OPT_LIST,    0,        "set",                                                             \
-	      "KEY=VALUE", &(c).set, "override a key of the description; may be repeated" },            \
-	    { OPT_TEXT,                                                                                 \
-	      0,                                                                                        \
-	      "quantize",                                                                               \
-	      "SCHEME",                                                                                 \
-	      &(c).quantize,                                                                            \
-	      "quantise a 16-bit checkpoint while it is read: q4_k, q8_0, eetq, awq, ... (same "        \
-	      "as --set quant.scheme=)" },                                                              \
-	    { OPT_TEXT,                                                                                 \
-	      0,                                                                                        \
-	      "lora",                                                                                   \
-	      "DIR",                                                                                    \
-	      &(c).lora,                                                                                \
-	      "add a low-rank adapter that PEFT has saved to the weights (same as --set "               \
-	      "lora.path=)" },                                                                          \
-	    { OPT_TEXT,                                                                                 \
-	      0,                                                                                        \
-	      "kv",                                                                                     \
-	      "TYPE",                                                                                   \
-	      &(c).kv,                                                                                  \
-	      "type of cached keys and values: f16, f32, bf16, int8, f8, int8_32, f8_32, int6, "        \
-	      "int4 (same as --set kv.dtype=)" },                                                       \
-	    { OPT_INT, 0,       "pp",                                                                   \
-	      "N",     &(c).pp, "pipeline stages, of contiguous layers (same as --set parallel.pp=)" }, \
-	    { OPT_INT,                                                                                  \
-	      0,                                                                                        \
-	      "tp",                                                                                     \
-	      "N",                                                                                      \
-	      &(c).tp,                                                                                  \
-	      "ranks that share each layer: threads of this process, or GPUs (same as --set "           \
-	      "parallel.tp=); under mpirun as many as it starts" },                                     \
-	    { OPT_TEXT,     0,                                                                          \
-	      "artifact",   "DIR",                                                                      \
-	      &(c).out_dir, "write the generated files here [the cache]" },                             \
-	    { OPT_GROUP, 0, "Limits", NULL, NULL, NULL },                                               \
-	    { OPT_INT,                                                                                  \
-	      'c',                                                                                      \
-	      "context",                                                                                \
-	      "N",                                                                                      \
-	      &(c).context,                                                                             \
-	      "positions of one sequence [what the model was trained for, at most 4096]" },             \
-	    { OPT_INT, 0, "seqs", "N", &(c).seqs, "sequences at once [1]" },                            \
-	    { OPT_INT, 0, "chunk", "N", &(c).chunk, "tokens of one prefill step [512]" },               \
-	    { OPT_BYTES, 0, "memory", "SIZE", &(c).memory, "refuse to use more than this, as 8G" },     \
-	    { OPT_GROUP, 0, "Output", NULL, NULL, NULL },                                               \
-	    { OPT_FLAG, 0, "json", NULL, &(c).json, "one JSON document on stdout, nothing else" },      \
-	    { OPT_FLAG, 'q', "quiet", NULL, &(c).quiet, "no progress" },                                \
-	    { OPT_FLAG, 'v', "verbose", NULL, &(c).verbose, "say more" }
+#define OPT_COMMON(c)                                                                                  \
+	{ OPT_GROUP, 0, "Model", NULL, NULL, NULL },                                                   \
+	    { OPT_TEXT,                                                                                \
+	      0,                                                                                       \
+	      "device",                                                                                \
+	      "cpu|cuda|ref",                                                                          \
+	      &(c).device,                                                                             \
+	      "device: cpu, cuda, cuda:N, cuda:0,1 (one rank per GPU), or ref, the fp32 "              \
+	      "interpreter [cpu]" },                                                                   \
+	    { OPT_TEXT,                                                                                \
+	      0,                                                                                       \
+	      "arch",                                                                                  \
+	      "NAME",                                                                                  \
+	      &(c).arch,                                                                               \
+	      "instruction set or GPU architecture: generic, v3, vnni, v4, amx; sm_80, sm_90a, "       \
+	      "... [the best "                                                                         \
+	      "that runs here]" },                                                                     \
+	    { OPT_INT, 't',          "threads",                                                        \
+	      "N",     &(c).threads, "number of threads [physical cores within quota and affinity]" }, \
+	    { OPT_TEXT, 'w',          "weights",                                                       \
+	      "PATH",   &(c).weights, "checkpoint file or folder, if the model names none" },          \
+	    { OPT_FLAG,                                                                                \
+	      0,                                                                                       \
+	      "random-weights",                                                                        \
+	      NULL,                                                                                    \
+	      &(c).random_weights,                                                                     \
+	      "fill the weights with seeded noise instead of reading a checkpoint" },                  \
+	    { OPT_FLAG,          0,                                                                    \
+	      "cache-packed",    NULL,                                                                 \
+	      &(c).cache_packed, "keep packed weights in the cache for the next run" },                \
+	    OPT_ALLOW_UNKNOWN_KEYS((c).allow_unknown_keys),                                            \
+	    { OPT_LIST,    0,        "set",                                                            \
+	      "KEY=VALUE", &(c).set, "override a key of the description; may be repeated" },           \
+	    { OPT_TEXT,                                                                                \
+	      0,                                                                                       \
+	      "quantize",                                                                              \
+	      "FORMAT",                                                                                \
+	      &(c).quantize,                                                                           \
+	      "quantise a 16-bit checkpoint while loading: q4_k, q8_0, eetq, awq, ... (same "          \
+	      "as --set quant.scheme=)" },                                                             \
+	    { OPT_TEXT,                                                                                \
+	      0,                                                                                       \
+	      "lora",                                                                                  \
+	      "DIR",                                                                                   \
+	      &(c).lora,                                                                               \
+	      "merge a PEFT LoRA adapter into the weights (same as --set "                             \
+	      "lora.path=)" },                                                                         \
+	    { OPT_TEXT,                                                                                \
+	      0,                                                                                       \
+	      "kv",                                                                                    \
+	      "TYPE",                                                                                  \
+	      &(c).kv,                                                                                 \
+	      "type of the KV cache: f16, f32, bf16, int8, f8, int8_32, f8_32, int6, "                 \
+	      "int4 (same as --set kv.dtype=)" },                                                      \
+	    { OPT_INT, 0,       "pp",                                                                  \
+	      "N",     &(c).pp, "pipeline stages of contiguous layers (same as --set parallel.pp=)" }, \
+	    { OPT_INT,                                                                                 \
+	      0,                                                                                       \
+	      "tp",                                                                                    \
+	      "N",                                                                                     \
+	      &(c).tp,                                                                                 \
+	      "tensor-parallel ranks: threads of this process, or GPUs (same as --set "                \
+	      "parallel.tp=) [under mpirun: the number of processes]" },                               \
+	    { OPT_TEXT,     0,                                                                         \
+	      "artifact",   "DIR",                                                                     \
+	      &(c).out_dir, "folder for the generated files [the cache]" },                            \
+	    { OPT_GROUP, 0, "Limits", NULL, NULL, NULL },                                              \
+	    { OPT_INT,      'c',                                                                       \
+	      "context",    "N",                                                                       \
+	      &(c).context, "positions per sequence [the model's context length, at most 4096]" },     \
+	    { OPT_INT, 0, "seqs", "N", &(c).seqs, "sequences that run at a time [1]" },                \
+	    { OPT_INT, 0, "chunk", "N", &(c).chunk, "prompt tokens per step [512]" },                  \
+	    { OPT_BYTES, 0, "memory", "SIZE", &(c).memory, "limit of memory, for example 8G" },        \
+	    { OPT_GROUP, 0, "Output", NULL, NULL, NULL },                                              \
+	    { OPT_FLAG, 0, "json", NULL, &(c).json, "print one JSON document and nothing else" },      \
+	    { OPT_FLAG, 'q', "quiet", NULL, &(c).quiet, "print no progress" },                         \
+	    { OPT_FLAG, 'v', "verbose", NULL, &(c).verbose, "print debug messages" }
 
 typedef struct Sampling {
-	llmc_params p; /* speculate 0: never, unlike in llmc.h */
+	llmc_params p; /* speculate 0: never (in llmc.h -1) */
 	List stop;
 } Sampling;
 #define OPT_KIND_FLOAT OPT_FLOAT, "X"
@@ -158,16 +159,18 @@ typedef struct Sampling {
 #define OPT_SAMPLING_ROW(kind, field, least, most, http_least, http_most, http_default, alias,     \
                          text)                                                                     \
 	OPT_ROW_OF(OPT_KIND_##kind, field, text)
-/* Needs a Sampling smp. Rows of LLMC_SAMPLING_OPTIONS are options of the same name, written with
- * dashes. */
+/* Sampling options. The caller declares a Sampling smp. Rows of LLMC_SAMPLING_OPTIONS become
+ * options of the same name, with dashes. */
 #define OPT_SAMPLING                                                                                    \
 	{ OPT_GROUP, 0, "Sampling", NULL, NULL, NULL },                                                 \
 	    { OPT_INT,           'n',                                                                   \
 	      "max-tokens",      "N",                                                                   \
 	      &smp.p.max_tokens, "largest number of new tokens; -1: until the context is full [256]" }, \
-	    LLMC_SAMPLING_OPTIONS(OPT_SAMPLING_ROW){ OPT_U64,     0,                                    \
-		                                     "seed",      "N",                                  \
-		                                     &smp.p.seed, "same seed, same tokens [0]" },       \
+	    LLMC_SAMPLING_OPTIONS(OPT_SAMPLING_ROW){                                                    \
+		    OPT_U64,     0,                                                                     \
+		    "seed",      "N",                                                                   \
+		    &smp.p.seed, "seed of sampling; the same seed gives the same tokens [0]"            \
+	    },                                                                                          \
 	    { OPT_LIST, 0, "stop", "TEXT", &smp.stop, "stop at this string; may be repeated" },         \
 	    { OPT_INT,                                                                                  \
 	      0,                                                                                        \
@@ -182,35 +185,35 @@ typedef struct Sampling {
 	  "draft",                                                                                 \
 	  "MODEL",                                                                                 \
 	  &(to),                                                                                   \
-	  "a smaller model of the same tokenizer that guesses as well; mtp: the head for that in " \
+	  "draft model with the same tokenizer; mtp: the MTP head in "                             \
 	  "the model's own checkpoint [none]" }
 
-/* Parse argv; positional arguments go to args (at most max_args). Prints and exits on --help and on
- * mistakes. */
+/* Parse argv. Positional arguments go to args (at most max_args). On --help and on mistakes it
+ * prints and exits. */
 size_t opt_parse(const Command *cmd, const Opt *opt, size_t n_opt, int argc, char **argv,
                  const char **args, size_t max_args);
 #define OPT_PARSE(cmd, opt, argc, argv, args)                                                      \
 	opt_parse(cmd, opt, sizeof(opt) / sizeof *(opt), argc, argv, args,                         \
 	          sizeof(args) / sizeof *(args))
-/* Settings from a YAML file (--config), environment variables and the command line; the last wins:
- * the arguments with those of the file and the environment in front. A variable is prefix + NAME of
- * the option in capitals, as LLMC_SERVE_PORT. *models: what the file or the environment names, for
- * a command line that names none. Prints and exits on mistakes. */
+/* Merge settings from a YAML file (--config), environment variables and the command line; the last
+ * wins. Returns the arguments, preceded by those of file and environment. A variable is prefix plus
+ * the option's name in capitals, such as LLMC_SERVE_PORT. *models: models of the file or
+ * environment, used if the command line names none. On mistakes it prints and exits. */
 char **settings_merge(const char *prefix, const Opt *opt, size_t n_opt, int argc, char **argv,
                       int *n_out, List *models);
 int opt_usage_error(const Command *cmd, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* "llmc: text" in red on a terminal; returns the exit code that goes with the status */
+/* Print "llmc: text" (red on a terminal) and return the exit code of the status. */
 int fail_with(const llmc_error *err);
 int exit_code(llmc_status s);
 void complain(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-/* A line of progress on stderr; on a terminal the next one replaces it */
+/* Print a line of progress on stderr; on a terminal the next one overwrites it. */
 void progress(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void progress_end(void);
 bool colour_on(FILE *f);
 
-/* The llmc_options of Common, log to stderr; they point into *out, which stays where it is, and set
- * is free()d. False: out of memory. */
+/* Make llmc_options from Common, with the log to stderr. They point into *out, which must not move;
+ * free() set. False: out of memory. */
 typedef struct OpenOptions {
 	llmc_options o;
 	const char **set;
@@ -220,49 +223,52 @@ bool options_of(const Common *c, bool no_weights, OpenOptions *out);
 llmc_status open_model(Common *c, const char *path, bool no_weights, llmc_model **m,
                        llmc_error *err);
 llmc_limits limits_of(const Common *c);
-/* Refuses when weights + KV + scratch exceed --memory. */
+/* Refuse if weights + KV + scratch exceed --memory. */
 llmc_status check_memory(const llmc_model *m, const Common *c, const llmc_limits *lim,
                          llmc_error *err);
 llmc_params params_of(const Sampling *s);
 
-/* The model that guesses ("mtp": the head in the model's own checkpoint), where the other one runs;
- * what it takes goes from *memory, where that is bounded. Before its model is opened:
- * draft_prepare. */
+/* Open a draft model on the device of its model; "mtp": the MTP head in the model's checkpoint. Its
+ * memory is subtracted from *memory if that is limited. Call draft_prepare before opening the
+ * model. */
 void draft_prepare(Common *c, const char *draft);
 llmc_status draft_open(const Common *c, const char *path, const char *draft, const llmc_limits *lim,
                        int64_t *memory, llmc_model **out, llmc_error *err);
-/* Who makes the tokens of run and chat */
+/* Source of the tokens of run and chat: a session, or an engine if there is a draft model */
 typedef struct TokenSource {
 	llmc_session *s;
 	llmc_engine *e;
 	llmc_model *draft;
-} TokenSource; /* a session, or, with a draft, an engine */
+} TokenSource;
 llmc_status token_source_open(Common *c, llmc_model *m, const char *path, const char *draft,
                               const Sampling *smp, llmc_limits *lim, TokenSource *out,
                               llmc_error *err);
 llmc_status token_source_run(TokenSource *s, const int32_t *tok, size_t n_tok, const llmc_params *p,
                              llmc_token_fn on_token, void *user, llmc_result *res, llmc_error *err);
 void token_source_drafts(const TokenSource *s, char *buf,
-                         size_t cap); /* a line's end: how many came true; empty without a draft */
+                         /* end of a status line: accepted draft tokens; empty without a draft
+                          * model */
+                         size_t cap);
 void token_source_close(TokenSource *s);
 
-/* "1,2,3" -> ids; false on anything else. *ids is malloc'd. */
+/* Parse "1,2,3" into ids; false on anything else. *ids is malloc'd. */
 bool parse_ids(const char *text, int32_t **ids, size_t *n);
 bool write_npy(const char *path, const float *x, size_t rows,
                size_t cols); /* NumPy's .npy, format 1.0 */
 bool parse_sizes(const char *text, int32_t *v, size_t cap, size_t *n);
-/* file's content, "-": stdin; NULL with a complaint */
+/* Read a file, or stdin for "-"; prints an error and returns NULL on failure. */
 char *read_all(const char *path, size_t *n);
-/* tokenize into malloc'd ids */
+/* Tokenize into malloc'd ids. */
 llmc_status tokenize_alloc(const llmc_tokenizer *t, const char *text, size_t n_bytes, int flags,
                            int32_t **ids, size_t *n, llmc_error *err);
 llmc_status chat_alloc(const llmc_tokenizer *t, const char *messages, const char *options,
                        char **text, size_t *n, llmc_error *err);
 const char *human_bytes(double bytes, char buf[32]);
-double now(void);                                 /* seconds, monotonic */
-void json_text(FILE *f, const char *s, size_t n); /* quoted and escaped; invalid UTF-8 as U+FFFD */
+double now(void); /* seconds, monotonic */
+/* Print quoted and escaped; invalid UTF-8 becomes U+FFFD. */
+void json_text(FILE *f, const char *s, size_t n);
 
-/* Ctrl-C: sets a flag the first time, ends the process the second time. */
+/* Handle Ctrl-C: the first sets a flag, the second ends the process. */
 void interrupt_install(void);
 bool interrupted(void);
 

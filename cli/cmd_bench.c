@@ -1,4 +1,4 @@
-/* llmc bench: tokens/s, bytes/s and the share of the machine's read bandwidth. */
+/* llmc bench: measure tokens/s, bytes/s and the share of the machine's read bandwidth. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,7 @@ typedef struct Bench {
 	int32_t chunk, vocab;
 	float *logits;
 	llmc_seq seq[256];
-	bool ops; /* what single ops take */
+	bool ops; /* also time single ops */
 	int32_t n_op;
 	llmc_op_time op[MAX_OPS];
 } Bench;
@@ -28,7 +28,7 @@ keep_op(void *user, const llmc_op_time *t)
 		b->op[b->n_op++] = *t;
 }
 
-/* Push n tokens of one sequence through, in chunks. */
+/* Prefill n tokens of one sequence, in chunks. */
 static llmc_status
 prefill(Bench *b, llmc_seq q, int32_t n, llmc_error *err)
 {
@@ -45,8 +45,9 @@ prefill(Bench *b, llmc_seq q, int32_t n, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* The same where the device feeds itself: greedy, the next step queued before the last one's tokens
- * are read. The first step is not timed: it makes what the others replay. */
+/* Decode with sampling on the device: greedy, each step queued before the tokens of the one
+ * before it are read. The first step is not timed, because it captures the graph that later ones
+ * replay. */
 static llmc_status
 decode_ahead(Bench *b, int32_t batch, int32_t n, double *took, llmc_error *err)
 {
@@ -79,7 +80,7 @@ decode_ahead(Bench *b, int32_t batch, int32_t n, double *took, llmc_error *err)
 	return s;
 }
 
-/* One more step, and then its ops one by one. */
+/* Run one more step, then time each of its ops. */
 static llmc_status
 decode_ops(Bench *b, int32_t batch, llmc_error *err)
 {
@@ -92,7 +93,7 @@ decode_ops(Bench *b, int32_t batch, llmc_error *err)
 	return s == LLMC_OK ? llmc_op_times(b->s, keep_op, b, err) : s;
 }
 
-/* n steps of one token for each of `batch` sequences, from where they are; seconds in *took. */
+/* Decode n steps of one token per sequence for `batch` sequences; *took receives the seconds. */
 static llmc_status
 decode(Bench *b, int32_t batch, int32_t n, bool last, double *took, llmc_error *err)
 {
@@ -118,8 +119,8 @@ decode(Bench *b, int32_t batch, int32_t n, bool last, double *took, llmc_error *
 	return s == LLMC_OK && b->ops && last ? decode_ops(b, batch, err) : s;
 }
 
-/* Sequences as long as depth, for runs of n steps: those of the run before cut back, or new ones.
- */
+/* Bring the sequences to `depth` positions for runs of n steps: trim those of the run before, or
+ * create new ones. */
 static llmc_status
 fill_context(Bench *b, int32_t *open, int32_t batch, int32_t depth, int32_t n, llmc_error *err)
 {
@@ -161,11 +162,13 @@ one_prefill(Bench *b, int32_t n, bool last, double *took, llmc_error *err)
 
 typedef struct BenchRow {
 	char test[64];
-	int32_t batch, depth, tokens, steps; /* tokens of all sequences; steps that they took */
-	int64_t bytes;                       /* KV that a step reads, and weights in the report */
+	/* tokens of all sequences, and steps that produced them */
+	int32_t batch, depth, tokens, steps;
+	int64_t bytes; /* bytes of KV per step; in the report also of weights */
 } BenchRow;
 
-/* More than memory gives comes of caches: weights that fit there are no measure of it. */
+/* Format a share of the memory bandwidth. More than 1 means that caches serve the weights, so the
+ * share does not measure memory. */
 static const char *
 share_text(double share, char buf[16])
 {
@@ -175,8 +178,8 @@ share_text(double share, char buf[16])
 	return buf;
 }
 
-/* Of each op: runs and time in a step, its share of all ops; what it streams of weights and cache,
- * its arithmetic. */
+/* Print per op: launches and time per step, its share of all ops, the weights and KV that it reads,
+ * and its arithmetic. */
 static void
 report_ops(const Bench *b, bool json, double bandwidth)
 {
@@ -224,7 +227,7 @@ report(const Bench *b, bool json, bool first, BenchRow *r, double *took, int32_t
 	for (int32_t i = 0; i < runs; i++)
 		var += pow(r->tokens / took[i] - mean, 2) / (runs > 1 ? runs - 1 : 1);
 	llmc_session_stats(b->s, &stats);
-	r->bytes += stats.weight_bytes; /* of a mixture, the experts of as many rows */
+	r->bytes += stats.weight_bytes; /* for a MoE model, the experts that these rows select */
 	double gbps = (double)r->bytes * r->steps / seconds / 1e9;
 	qsort(took, (size_t)runs, sizeof *took, double_order);
 	if (json) {
@@ -272,7 +275,7 @@ bench(int argc, char **argv)
 		{ OPT_TEXT, 'd', "depth", "N,..", &d_text,
 		  "positions in the cache before decoding [0]" },
 		{ OPT_INT, 'r', "runs", "N", &runs, "repetitions [5]" },
-		{ OPT_FLAG, 0, "ops", NULL, &b.ops, "after each row, what its ops take" },
+		{ OPT_FLAG, 0, "ops", NULL, &b.ops, "after each row, list the time of each op" },
 		OPT_COMMON(c),
 	};
 	llmc_error err = { 0 };
@@ -314,7 +317,7 @@ bench(int argc, char **argv)
 	lim.context = lim.context ? lim.context : longest + 1 + b.ops;
 	lim.seqs = lim.seqs ? lim.seqs : most_b;
 	lim.chunk = lim.chunk ? lim.chunk : 512;
-	/* the KV of what is run, not of as many sequences of the longest kind */
+	/* reserve KV for the runs below, which is less than seqs * context */
 	int64_t page = 64,
 	        together = (int64_t)most_b * ((most_d + most_n + 2 + page) / page * page);
 	lim.kv_tokens =
@@ -339,13 +342,15 @@ bench(int argc, char **argv)
 	if (s == LLMC_OK)
 		s = one_prefill(
 		    &b, 1, false, &first,
-		    &err); /* touches everything once; open + this is the time to a first token */
+		    /* first touch of all memory; open time + this is the time to first token */
+		    &err);
 	if (c.json)
 		printf("{\"model\":\"%s\",\"target\":\"%s\",\"bandwidth_gbps\":%.3f,\"open_s\":%."
 		       "4f,\"first_token_s\":%.4f,\"results\":[",
 		       info.name, info.target, bandwidth / 1e9, open_s, open_s + first);
 	else if (s == LLMC_OK)
-		printf("%s on %s; reads %.1f GB/s; first token after %.2f s\n%-14s %10s   %-8s "
+		printf("%s on %s; read bandwidth %.1f GB/s; first token after %.2f s\n%-14s %10s   "
+		       "%-8s "
 		       "%10s %11s\n",
 		       info.name, info.target, bandwidth / 1e9, open_s + first, "test", "tokens/s",
 		       "", "streamed", "of reads");
@@ -357,7 +362,7 @@ bench(int argc, char **argv)
 		if (p[i] == 0)
 			continue;
 		snprintf(row.test, sizeof row.test, "pp%d", p[i]);
-		for (int32_t r = -1; s == LLMC_OK && r < runs; r++) { /* one to warm up */
+		for (int32_t r = -1; s == LLMC_OK && r < runs; r++) { /* run -1 warms up */
 			if (!c.json && !c.quiet)
 				progress("%s %d/%d", row.test, r + 1, runs);
 			s = one_prefill(&b, p[i], r == runs - 1, &took[r < 0 ? 0 : r], &err);

@@ -1,6 +1,6 @@
-/* llmc bench mla: a latent attention module by itself, absorbed against expanded. One layer of the
- * model is compiled in each form; of a decode step behind a cache of some depth it tells the time
- * of all ops from the projections of queries and latents to the output's. */
+/* llmc bench mla: time a latent attention module by itself, absorbed versus expanded. One layer of
+ * the model is compiled in each form. The time is that of all ops from the query and latent
+ * projections to the output projection, in a decode step at a given depth. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,7 +25,7 @@ typedef struct Module {
 	Sizes depth, batch;
 	int32_t most_depth, most_batch;
 	char target[64], name[128];
-	bool alone;                                  /* the target has no expanded form */
+	bool alone;                                  /* the target has only the absorbed form */
 	double seconds[FORMS][MAX_SIZES][MAX_SIZES]; /* [form][batch][depth] */
 } Module;
 
@@ -38,8 +38,8 @@ keep(void *user, const llmc_op_time *t)
 		o->op[o->n++] = *t;
 }
 
-/* The ops behind the embedding, up to the product behind the last of latent attention. An op that
- * other parts of the layer share counts once. */
+/* Sum the ops after the embedding, up to the GEMV after the last op of latent attention. An op that
+ * other parts of the layer run as well counts once. */
 static double
 module_seconds(const Ops *o)
 {
@@ -55,7 +55,8 @@ module_seconds(const Ops *o)
 	return last < 0 ? -1 : sum;
 }
 
-/* A sequence of most_depth positions, as bytes: others are made of it, in pages of their own. */
+/* Save a sequence of most_depth positions as bytes, from which others are loaded into pages of
+ * their own. */
 static llmc_status
 fill(llmc_session *s, const Module *m, int32_t vocab, void **bytes, size_t *n, llmc_error *err)
 {
@@ -112,7 +113,7 @@ measure(llmc_session *s, int32_t batch, int32_t depth, const void *bytes, size_t
 	return st == LLMC_OK && interrupted() ? LLMC_E_CANCELLED : st;
 }
 
-/* A target may lack kernels of the form that was asked for. */
+/* True if the plan uses this form; a target may lack kernels for the expanded one. */
 static bool
 has_form(const llmc_model *m, int form)
 {
@@ -218,8 +219,8 @@ report(const Module *m)
 	if (m->c.json)
 		printf("]}\n");
 	else if (m->alone)
-		printf("%s has kernels of the absorbed form alone for decode steps of these "
-		       "widths: there is nothing to compare with\n",
+		printf("%s has only absorbed kernels for decode steps of this shape: there is no "
+		       "expanded form to compare with\n",
 		       m->target);
 	else
 		printf("published of the DeepSeek-V2 module's own kernels, one sequence and 32: "

@@ -1,4 +1,4 @@
-/* llmc bench serve: how a server behaves under load; any server with OpenAI's routes will do. */
+/* llmc bench serve: measure a server under load; works with any server that has OpenAI's routes. */
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "cli/cli.h"
 #include "cli/load_generator.h"
 
-/* ---- random numbers, lengths, texts ---- */
+/* ---- random numbers, lengths, prompts ---- */
 
 static uint64_t
 draw(uint64_t *state)
@@ -58,7 +58,7 @@ length_of(const Lengths *l, uint64_t *state)
 	return l->lo + (int32_t)(draw(state) % (uint64_t)(l->hi - l->lo + 1));
 }
 
-/* Short common words: nearly every tokenizer has each, with its space, as one token. */
+/* Short common words: most tokenizers encode each, with its space, as one token. */
 static const char *const word[] = {
 	"the",   "of",    "and",    "to",    "in",    "is",     "was",  "that",  "for",   "on",
 	"with",  "as",    "his",    "they",  "at",    "be",     "this", "from",  "have",  "or",
@@ -73,7 +73,7 @@ static const char *const word[] = {
 };
 enum { N_WORD = sizeof word / sizeof *word };
 
-/* Appends n words to text of capacity cap; the words follow from the state. */
+/* Append n words to text of capacity cap; the generator state determines the words. */
 static size_t
 put_words(char *text, size_t cap, size_t at, int32_t n, uint64_t state)
 {
@@ -111,7 +111,7 @@ mean(const Figure *f)
 	return f->n ? sum / (double)f->n : 0;
 }
 
-/* Twelve bars of how many fall where, on a logarithmic scale where they spread widely. */
+/* Print a histogram of twelve bars, logarithmic if the values vary widely. */
 static void
 plot(const Figure *f)
 {
@@ -146,8 +146,8 @@ typedef struct Report {
 	int64_t prompt, fresh;
 	double took;
 	double drafts, drafted,
-	    accepted; /* steps of a text with guesses, tokens guessed, of them right; drafts 0: the
-	                 server does not tell, or there were none */
+	    /* drafting steps, draft tokens, accepted ones; drafts 0: the server reports none */
+	    accepted;
 } Report;
 
 static bool
@@ -217,7 +217,8 @@ print_text(const Report *rep, const LoadRequest *r, double slo_ttft, double slo_
 	       rep->n_ok, rep->n, rep->took, (double)rep->n_ok / rep->took,
 	       (double)rep->fresh / rep->took, (double)rep->prompt / rep->took);
 	if (rep->drafts > 0)
-		printf("speculation: %.2f tokens a guessing step, %.0f of %.0f guesses came true\n",
+		printf("speculation: %.2f tokens per drafting step, %.0f of %.0f draft tokens "
+		       "accepted\n",
 		       1 + rep->accepted / rep->drafts, rep->accepted, rep->drafted);
 	if (slo)
 		printf("goodput: %.2f requests/s within the objectives (%zu requests)\n",
@@ -251,14 +252,14 @@ show(void *user, size_t done, size_t running)
 	Args *a = user;
 	size_t tenths = done * 10 / (size_t)a->requests;
 
-	/* on a terminal the line is written over, elsewhere ten lines will do */
+	/* a terminal line is overwritten at each answer; elsewhere print ten lines */
 	if (a->quiet || (isatty(2) ? done == a->shown : tenths == a->shown))
 		return;
 	a->shown = isatty(2) ? done : tenths;
-	progress("%zu of %d answered, %zu under way", done, a->requests, running);
+	progress("%zu of %d answered, %zu in progress", done, a->requests, running);
 }
 
-/* Bodies and times of all requests; the same seed gives the same load. */
+/* Make the bodies and times of all requests; the same seed gives the same load. */
 static bool
 make(const Args *a, const Lengths *in, const Lengths *out, LoadRequest *r)
 {
@@ -294,7 +295,7 @@ make(const Args *a, const Lengths *in, const Lengths *out, LoadRequest *r)
 	return true;
 }
 
-/* What /v1/models names first. */
+/* Return the first model that /v1/models lists. */
 static char *
 first_model(const LoadTarget *t, const char *key, char why[200])
 {
@@ -308,14 +309,15 @@ first_model(const LoadTarget *t, const char *key, char why[200])
 	    json_string_value(json_object_get(json_array_get(json_object_get(j, "data"), 0), "id"));
 	char *name = id ? strdup(id) : NULL;
 	if (text && !name)
-		snprintf(why, 200, "the server names no model under %.100s: use --model", path);
+		snprintf(why, 200, "the server lists no model at %.100s: name one with --model",
+		         path);
 	json_decref(j);
 	free(text);
 	return name;
 }
 
-/* Sums of counters of /metrics, over its models; what is not there adds nothing. False: the server
- * did not answer. */
+/* Sum counters of /metrics over all models; a missing one adds 0. False: the server did not
+ * answer. */
 static bool
 add_guesses(const LoadTarget *t, const char *key, double sign, Report *rep)
 {
@@ -399,40 +401,46 @@ bench_serve(int argc, char **argv)
 	const char *args[1] = { NULL };
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Server", NULL, NULL, NULL },
-		{ OPT_TEXT, 'u', "url", "URL", &a.url, "where it listens [http://127.0.0.1:8000]" },
-		{ OPT_TEXT, 0, "api-key", "KEY", &a.key, "sent as a bearer token" },
+		{ OPT_TEXT, 'u', "url", "URL", &a.url,
+		  "URL of the server [http://127.0.0.1:8000]" },
+		{ OPT_TEXT, 0, "api-key", "KEY", &a.key, "API key, sent as a bearer token" },
 		{ OPT_TEXT, 'm', "model", "NAME", &a.model,
-		  "model's name in the requests [the first that the server has]" },
+		  "model name in the requests [the first that the server lists]" },
 		{ OPT_FLAG, 0, "chat", NULL, &a.chat,
 		  "use /v1/chat/completions instead of /v1/completions" },
 		{ OPT_FLOAT, 0, "timeout", "S", &a.timeout,
-		  "seconds until a request counts as lost [600]" },
+		  "seconds after which a request counts as failed [600]" },
 		{ OPT_GROUP, 0, "Load", NULL, NULL, NULL },
-		{ OPT_INT, 'n', "requests", "N", &a.requests, "how many [100]" },
+		{ OPT_INT, 'n', "requests", "N", &a.requests, "number of requests [100]" },
 		{ OPT_FLOAT, 'r', "rate", "R", &a.rate,
-		  "requests a second, at random times (Poisson), whether or not answers come" },
+		  "requests per second, at random times (Poisson), regardless of answers" },
 		{ OPT_INT, 'c', "clients", "N", &a.clients,
-		  "without --rate: so many at a time, each sends its next when the last is done "
-		  "[16]" },
+		  "without --rate: concurrent clients; each sends its next request after the last "
+		  "answer [16]" },
 		{ OPT_TEXT, 'i', "input", "LEN", &a.input,
-		  "words of prompts: 128, 64..512, exp:256 [128]" },
-		{ OPT_TEXT, 'o', "output", "LEN", &a.output, "new tokens, likewise [64]" },
-		{ OPT_INT, 0, "prefix", "N", &a.prefix, "words in front that requests share [0]" },
+		  "words per prompt: 128, 64..512 (uniform) or exp:256 (exponential, mean 256) "
+		  "[128]" },
+		{ OPT_TEXT, 'o', "output", "LEN", &a.output,
+		  "new tokens per request, in the same forms [64]" },
+		{ OPT_INT, 0, "prefix", "N", &a.prefix,
+		  "words of a prefix that requests share [0]" },
 		{ OPT_INT, 0, "prefixes", "N", &a.prefixes,
-		  "how many such prefixes there are [1]" },
-		{ OPT_U64, 0, "seed", "N", &a.seed, "same seed, same load [0]" },
+		  "number of different shared prefixes [1]" },
+		{ OPT_U64, 0, "seed", "N", &a.seed,
+		  "seed of prompts, lengths and times; the same seed gives the same load [0]" },
 		{ OPT_GROUP, 0, "Objectives for goodput", NULL, NULL, NULL },
-		{ OPT_FLOAT, 0, "ttft", "S", &a.ttft, "seconds until the first token at most" },
-		{ OPT_FLOAT, 0, "itl", "S", &a.itl, "mean seconds between tokens at most" },
+		{ OPT_FLOAT, 0, "ttft", "S", &a.ttft, "largest time to the first token, seconds" },
+		{ OPT_FLOAT, 0, "itl", "S", &a.itl, "largest mean time between tokens, seconds" },
 		{ OPT_GROUP, 0, "Output", NULL, NULL, NULL },
-		{ OPT_FLAG, 0, "json", NULL, &a.json, "one JSON document on stdout, nothing else" },
-		{ OPT_FLAG, 'q', "quiet", NULL, &a.quiet, "no progress" },
+		{ OPT_FLAG, 0, "json", NULL, &a.json, "print one JSON document and nothing else" },
+		{ OPT_FLAG, 'q', "quiet", NULL, &a.quiet, "print no progress" },
 	};
 	LoadTarget target;
 	Lengths in, out;
 
 	if (OPT_PARSE(&cmd_bench_serve, opt, argc, argv, args) > 0)
-		return opt_usage_error(&cmd_bench_serve, "%s: the server is named with --url",
+		return opt_usage_error(&cmd_bench_serve,
+		                       "%s: unexpected argument; name the server with --url",
 		                       args[0]);
 	if (!load_target(a.url, a.chat ? "/v1/chat/completions" : "/v1/completions", &target))
 		return opt_usage_error(&cmd_bench_serve, "--url %s: expected http://HOST:PORT",
@@ -457,7 +465,8 @@ bench_serve(int argc, char **argv)
 	}
 	if (strpbrk(a.model, "\"\\\n"))
 		return opt_usage_error(
-		    &cmd_bench_serve, "--model: no quotes, backslashes or line ends in it, please");
+		    &cmd_bench_serve,
+		    "--model: expected a name without quotes, backslashes and line ends");
 	int code = measure(&a, &in, &out, &target);
 	free(first);
 	return code;
@@ -466,7 +475,7 @@ bench_serve(int argc, char **argv)
 const Command cmd_bench_serve = {
 	"bench serve",
 	"[--url URL] [--rate R | --clients N] [--input LEN] [--output LEN]",
-	"load a server and measure how it answers",
+	"load a server and measure throughput and latency",
 	"  llmc bench serve --clients 16 --requests 200\n"
 	"  llmc bench serve --url http://127.0.0.1:8000 --rate 4 --input exp:256 --output 32..128 "
 	"--prefix 64 --ttft 0.5 --itl 0.05\n",

@@ -1,4 +1,4 @@
-/* llmc cache: what the cache holds, how it was used, and removing what is in it. */
+/* llmc cache: show what the cache holds and how it was used, and prune it. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -21,8 +21,8 @@ typedef struct Tally {
 	int files;
 } Tally;
 
-/* Kinds of built code (base/build_cache.h): the suffix of an entry's name. The last row: all others
- */
+/* Kinds of built code (base/build_cache.h), by the suffix of an entry's name. The last row is for
+ * all others. */
 typedef struct CacheKind {
 	const char *suffix, *what;
 	Tally held;
@@ -30,8 +30,8 @@ typedef struct CacheKind {
 } CacheKind;
 
 typedef struct Sweep {
-	double older_than; /* seconds; < 0: nothing is removed */
-	CacheKind *kind;   /* NULL, or the table that files are counted in, too */
+	double older_than; /* seconds; < 0: remove nothing */
+	CacheKind *kind;   /* table in which files are also counted; NULL: none */
 	Tally held, gone;
 } Sweep;
 
@@ -43,7 +43,7 @@ kind_of(CacheKind *kind, const char *suffix)
 	return kind;
 }
 
-/* A reader of built code holds a lock until it has loaded it. */
+/* Remove an entry unless a process is loading it; readers of built code hold a lock meanwhile. */
 static bool
 remove_unused(const char *path)
 {
@@ -55,7 +55,7 @@ remove_unused(const char *path)
 	return gone;
 }
 
-/* Count, and remove files that have not been used for so many seconds. */
+/* Count files, and remove those that were not used for this many seconds. */
 static void
 walk(const char *dir, Sweep *s)
 {
@@ -73,7 +73,7 @@ walk(const char *dir, Sweep *s)
 		if (S_ISDIR(st.st_mode)) {
 			walk(path, s);
 			if (s->older_than >= 0)
-				rmdir(path); /* only when empty */
+				rmdir(path); /* fails unless empty */
 			continue;
 		}
 		time_t used = st.st_atime > st.st_mtime ? st.st_atime : st.st_mtime;
@@ -94,7 +94,7 @@ walk(const char *dir, Sweep *s)
 		closedir(d);
 }
 
-/* Hits and misses of this cache in the file that LLMC_CACHE_STATS names; false: it names none */
+/* Read hits and misses of this cache from the file that LLMC_CACHE_STATS names; false: none */
 static bool
 read_stats(const char *dir, CacheKind *kind)
 {
@@ -143,23 +143,23 @@ print_kinds(const CacheKind *kind, bool json, bool counted)
 	}
 }
 
-typedef struct Ask {
+typedef struct CacheOptions {
 	bool json, prune;
 	double older_than;
 	const char *only;
-} Ask;
+} CacheOptions;
 
 static int
-show(const Ask *a, const char *dir, int64_t limit)
+show(const CacheOptions *a, const char *dir, int64_t limit)
 {
 	CacheKind kind[] = {
-		{ "so", "kernels for processors", { 0 }, 0, 0 },
+		{ "so", "kernels for CPUs", { 0 }, 0, 0 },
 		{ "cubin", "kernels for GPUs", { 0 }, 0, 0 },
 		{ "emu", "kernels for the emulated GPU", { 0 }, 0, 0 },
-		{ "nvrtc", "reports of NVRTC", { 0 }, 0, 0 },
+		{ "nvrtc", "resource reports of NVRTC", { 0 }, 0, 0 },
 		{ "sass", "disassembled kernels", { 0 }, 0, 0 },
-		{ "test", "code of tests", { 0 }, 0, 0 },
-		{ CACHE_ANSWERS, "versions of compilers", { 0 }, 0, 0 },
+		{ "test", "code built by tests", { 0 }, 0, 0 },
+		{ CACHE_ANSWERS, "results of compiler probes", { 0 }, 0, 0 },
 		{ NULL, "", { 0 }, 0, 0 },
 	};
 	const bool counted = read_stats(dir, kind);
@@ -175,7 +175,8 @@ show(const Ask *a, const char *dir, int64_t limit)
 		walk(path, &s);
 		freed.bytes += s.gone.bytes;
 		freed.files += s.gone.files;
-		if (built && s.gone.files) { /* counted again by the next writer */
+		/* drop the stored total; the next writer counts again */
+		if (built && s.gone.files) {
 			snprintf(path, sizeof path, "%s/%s/.usage", dir, part[i]);
 			unlink(path);
 		}
@@ -187,7 +188,7 @@ show(const Ask *a, const char *dir, int64_t limit)
 			       human_bytes((double)s.held.bytes, text),
 			       !built  ? ""
 			       : limit ? " of "
-			               : ", switched off",
+			               : ", disabled",
 			       built && limit ? human_bytes((double)limit, most) : "");
 		if (built && !a->json)
 			print_kinds(kind, false, counted);
@@ -208,18 +209,19 @@ cache(int argc, char **argv)
 {
 	bool all = false;
 	int32_t days = 30, at = 0;
-	Ask a = { 0 };
+	CacheOptions a = { 0 };
 	const char *args[1];
 	Strbuf dir = { 0 };
 	int64_t limit;
 	llmc_error err;
 	const Opt opt[] = {
-		{ OPT_FLAG, 0, "prune", NULL, &a.prune, "remove what was not used for --days" },
-		{ OPT_INT, 0, "days", "N", &days, "age for --prune [30]" },
-		{ OPT_FLAG, 0, "all", NULL, &all, "with --prune: whatever its age" },
+		{ OPT_FLAG, 0, "prune", NULL, &a.prune,
+		  "remove files that were not used for --days" },
+		{ OPT_INT, 0, "days", "N", &days, "days since the last use, for --prune [30]" },
+		{ OPT_FLAG, 0, "all", NULL, &all, "with --prune: remove files of any age" },
 		{ OPT_TEXT, 0, "only", "PART", &a.only,
-		  "with --prune: this part alone, as kernels" },
-		{ OPT_FLAG, 0, "json", NULL, &a.json, "one JSON document" },
+		  "with --prune: only this part, for example kernels" },
+		{ OPT_FLAG, 0, "json", NULL, &a.json, "print one JSON document" },
 	};
 
 	OPT_PARSE(&cmd_cache, opt, argc, argv, args);
@@ -254,13 +256,13 @@ cache(int argc, char **argv)
 const Command cmd_cache = {
 	"cache",
 	"[--prune [--days N | --all] [--only PART]] [--json]",
-	"what the cache holds, and pruning it",
+	"show the size of the cache and prune it",
 	"  llmc cache\n"
 	"  llmc cache --prune --days 7\n"
-	"  llmc cache --prune --all --only kernels      built code alone: it is compiled again "
+	"  llmc cache --prune --all --only kernels      only built code, which is compiled again "
 	"when needed\n"
-	"  LLMC_CACHE_SIZE=500M llmc run model.gguf     bounds built code; 0 switches it off\n"
-	"  LLMC_CACHE_STATS=/tmp/stats llmc cache       with the hits and misses of programs that "
-	"ran with the same variable\n",
+	"  LLMC_CACHE_SIZE=500M llmc run model.gguf    limits built code; 0 disables it\n"
+	"  LLMC_CACHE_STATS=/tmp/stats llmc cache      adds hits and misses of programs that ran "
+	"with this variable\n",
 	cache,
 };

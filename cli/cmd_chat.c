@@ -69,7 +69,7 @@ chat(int argc, char **argv)
 	llmc_limits lim = limits_of(&c);
 	if (smp.p.speculate > 0)
 		lim.n_out = 1 + smp.p.speculate,
-		lim.marks = 1; /* a step's guesses and the token before them */
+		lim.marks = 1; /* one mark per step, before its draft tokens */
 	if (status == LLMC_OK)
 		status = token_source_open(&c, m, args[0], draft, &smp, &lim, &s, &err);
 	if (status != LLMC_OK) {
@@ -88,7 +88,7 @@ chat(int argc, char **argv)
 	if (system)
 		add_message(f, &first, "system", system, strlen(system));
 	if (tty && !c.quiet)
-		fprintf(stderr, "Ctrl-D or /quit ends, Ctrl-C twice at once interrupts.\n");
+		fprintf(stderr, "Ctrl-D or /quit ends the chat; Ctrl-C twice exits at once.\n");
 	llmc_params p = params_of(&smp);
 	for (;;) {
 		if (tty)
@@ -155,6 +155,6 @@ const Command cmd_chat = {
 	"MODEL [options]",
 	"talk to a model that has a chat template",
 	"  llmc chat model.gguf\n"
-	"  echo \"Who are you?\" | llmc chat model.gguf --temperature 0 --quiet\n",
+	"  echo \"Explain RoPE\" | llmc chat model.gguf --temperature 0 --quiet\n",
 	chat,
 };

@@ -17,7 +17,7 @@ log_to_stderr(void *user, int level, const char *line)
 	}
 }
 
-/* generated/<name of the file or folder without its ending> */
+/* Default folder: generated/<name of the file or folder without its ending> */
 static void
 default_dir(const char *model, char *out, size_t cap)
 {
@@ -45,24 +45,25 @@ compile(int argc, char **argv)
 	List set = { 0 };
 	llmc_compile_options o = LLMC_INIT(llmc_compile_options);
 	const Opt opt[] = {
-		{ OPT_TEXT, 'o', "output", "DIR", &out, "where to write [generated/<model>]" },
-		{ OPT_TEXT, 0, "target", "cpu|ref", &target, "what to compile for [cpu]" },
+		{ OPT_TEXT, 'o', "output", "DIR", &out, "folder to write [generated/<model>]" },
+		{ OPT_TEXT, 0, "target", "cpu|ref", &target, "device to compile for [cpu]" },
 		{ OPT_TEXT, 0, "arch", "A,B", &arch,
 		  "instruction sets: generic, v3, vnni, v4, amx [this processor's best]" },
 		{ OPT_FLAG, 0, "aot", NULL, &aot,
-		  "build the kernels now and ship them in the artifact" },
+		  "build the kernels now and include them in the artifact" },
 		{ OPT_LIST, 0, "set", "KEY=VALUE", &set,
 		  "override a key of the description; may be repeated" },
 		OPT_ALLOW_UNKNOWN_KEYS(o.allow_unknown_keys),
 		{ OPT_INT, 0, "pp", "N", &pp,
-		  "pipeline stages, of contiguous layers: a plan for each (same as --set "
+		  "pipeline stages of contiguous layers, one plan per stage (same as --set "
 		  "parallel.pp=)" },
 		{ OPT_INT, 0, "tp", "N", &tp,
-		  "ranks that share each layer: a plan for each (same as --set parallel.tp=)" },
+		  "tensor-parallel ranks, one plan per rank (same as --set parallel.tp=)" },
 		{ OPT_TEXT, 0, "dump", "STAGE", &dump,
-		  "print spec, graph, fuse, order or plan; write nothing" },
+		  "print one stage (spec, graph, fuse, order or plan) instead of writing an "
+		  "artifact" },
 		{ OPT_FLAG, 0, "json", NULL, &json, "{\"artifact\":\"...\",\"seconds\":...}" },
-		{ OPT_FLAG, 'q', "quiet", NULL, &quiet, "no progress" },
+		{ OPT_FLAG, 'q', "quiet", NULL, &quiet, "print no progress" },
 	};
 	llmc_error err = { 0 };
 	char dir[512], tp_text[64], pp_text[64], *dumped = NULL;
@@ -74,7 +75,7 @@ compile(int argc, char **argv)
 		return opt_usage_error(
 		    &cmd_compile, "--dump %s: expected spec, graph, fuse, order or plan", dump);
 	default_dir(args[0], dir, sizeof dir);
-	const char **all = calloc(set.n + 3, sizeof *all); /* tp, pp, the end */
+	const char **all = calloc(set.n + 3, sizeof *all); /* + tp, pp and the end */
 	if (!all)
 		return EXIT_MACHINE;
 	size_t n = 0;

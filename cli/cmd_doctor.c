@@ -1,4 +1,4 @@
-/* llmc doctor: what this machine has, what it lacks, and what to do about it. */
+/* llmc doctor: report hardware and software of this machine, and how to add what is missing. */
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 
 #define NO_COMPILER "install one (apt-get install gcc), or use artifacts made with --aot"
 
-/* One line. What is missing and needed is red, what is missing and may be is yellow. */
+/* Print one line; red: missing and required, yellow: missing but optional. */
 static void
 row(bool found, bool needed, const char *name, const char *fmt, ...)
 {
@@ -31,7 +31,7 @@ found(const json_t *o)
 	return json_is_true(json_object_get(o, "found"));
 }
 
-/* A library of CUDA: where it is, or the sentence that says how to get it. */
+/* Print the path of a CUDA library, or a sentence on how to install it. */
 static void
 library(const json_t *cuda, const char *key, const char *name)
 {
@@ -52,7 +52,7 @@ table(const json_t *all)
 	char name[32];
 
 	printf("llmc %s\n", json_text_of(all, "version"));
-	row(true, true, "processor", "%s: %s; kernels for %s", json_text_of(cpu, "name"),
+	row(true, true, "processor", "%s: %s; runs kernels for %s", json_text_of(cpu, "name"),
 	    json_text_of(cpu, "topology"), json_text_of(cpu, "best_target"));
 	const json_t *amx = json_object_get(cpu, "amx");
 	row(found(amx), false, "AMX", "%s", json_text_of(amx, "text"));
@@ -66,7 +66,7 @@ table(const json_t *all)
 	bool known = json_is_true(json_object_get(cache, "known"));
 	row(known, true, "cache", "%s",
 	    known ? json_text_of(cache, "path")
-	          : "set LLMC_CACHE or HOME: a folder for kernels and packed weights");
+	          : "no cache folder for kernels and packed weights: set LLMC_CACHE or HOME");
 	if (!cuda)
 		return;
 	row(found(driver), false, "GPU driver", "%s", json_text_of(driver, "text"));
@@ -74,14 +74,14 @@ table(const json_t *all)
 		bool runs = json_is_true(json_object_get(gpu, "supported"));
 		snprintf(name, sizeof name, "GPU %zu", i);
 		if (runs)
-			row(true, false, name, "%s, %.0f GB; kernels for %s",
+			row(true, false, name, "%s, %.0f GB; runs kernels for %s",
 			    json_text_of(gpu, "name"),
 			    (double)json_integer_value(json_object_get(gpu, "memory_bytes")) / 1e9,
 			    json_text_of(gpu, "target"));
 		else
 			row(false, false, name, "%s %s", json_text_of(gpu, "name"),
 			    json_object_get(gpu, "text") ? json_text_of(gpu, "text")
-			                                 : "is too old: no kernels for it");
+			                                 : "is not supported: no kernels for it");
 	}
 	library(cuda, "nvrtc", "NVRTC");
 	library(cuda, "cublaslt", "cuBLASLt");
@@ -94,7 +94,7 @@ doctor(int argc, char **argv)
 	bool json = false;
 	const char *args[1];
 	const Opt opt[] = { { OPT_FLAG, 0, "json", NULL, &json,
-		              "all of it, as one JSON document" } };
+		              "all of it, as print one JSON document" } };
 	llmc_error err = { 0 };
 	char *text;
 
@@ -117,7 +117,7 @@ doctor(int argc, char **argv)
 const Command cmd_doctor = {
 	"doctor",
 	"[--json]",
-	"processor, compiler, libraries: found, missing, what to install",
+	"check processor, GPUs, compiler and libraries, and report what to install",
 	"  llmc doctor\n",
 	doctor,
 };

@@ -1,4 +1,4 @@
-/* llmc eval: how far a model is from its reference. */
+/* llmc eval: measure a model against its reference. */
 #include <stdlib.h>
 #include <math.h>
 #include <string.h>
@@ -16,7 +16,7 @@ on_window(void *user, int32_t done, int32_t of, const llmc_interval *kl)
 	return !interrupted();
 }
 
-/* A bound that one window does not give is null: JSON has no NaN */
+/* Print an interval as JSON; bounds that are NaN (one window) become null. */
 static void
 json_interval(const char *name, const llmc_interval *v)
 {
@@ -55,7 +55,7 @@ print_result(const Common *c, const llmc_eval_result *r, bool reference)
 		printf("}\n");
 		return;
 	}
-	printf("%lld tokens in %d windows of %d; behind each mean its 95 %% interval\n",
+	printf("%lld tokens in %d windows of %d; means with their 95 %% confidence intervals\n",
 	       (long long)r->n_tokens, r->n_windows, r->window);
 	text_interval("perplexity", &r->perplexity, 1, 4);
 	if (!reference)
@@ -74,7 +74,7 @@ write_plot(const char *path, const char *model, const char *reference, const llm
 	llmc_error err = { 0 };
 	char title[512], *svg = NULL;
 
-	snprintf(title, sizeof title, "%.200s beside %.200s, %lld tokens", model, reference,
+	snprintf(title, sizeof title, "%.200s versus %.200s, %lld tokens", model, reference,
 	         (long long)r->n_tokens);
 	if (llmc_eval_plot(r, title, &svg, &err) != LLMC_OK)
 		return fail_with(&err);
@@ -97,14 +97,15 @@ eval(int argc, char **argv)
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Measuring", NULL, NULL, NULL },
 		{ OPT_TEXT, 0, "reference", "MODEL16", &reference,
-		  "what the model is a copy of: adds KL divergence and agreement" },
+		  "original of a quantised model: adds KL divergence and agreement" },
 		{ OPT_TEXT, 'f', "text", "FILE", &file,
-		  "text to measure on; - is standard input [one that comes with llmc]" },
-		{ OPT_INT, 0, "window", "N", &o.window, "tokens seen together [512]" },
+		  "corpus to measure on; - is standard input [one that comes with llmc]" },
+		{ OPT_INT, 0, "window", "N", &o.window,
+		  "tokens per window; windows are independent [512]" },
 		{ OPT_INT, 0, "windows", "N", &o.max_windows,
-		  "measure on the first N windows only [all of the text]" },
+		  "measure only the first N windows [the whole corpus]" },
 		{ OPT_TEXT, 0, "plot", "FILE", &plot,
-		  "draw how the KL of tokens is spread, as SVG" },
+		  "draw the distribution of KL per token as SVG" },
 		OPT_COMMON(c),
 	};
 	llmc_eval_result r = LLMC_INIT(llmc_eval_result);
@@ -117,7 +118,7 @@ eval(int argc, char **argv)
 		return opt_usage_error(&cmd_eval, "name a model");
 	if (plot && !reference)
 		return opt_usage_error(&cmd_eval,
-		                       "--plot draws the KL divergence: name a --reference");
+		                       "--plot draws the KL divergence and needs --reference");
 	if (o.window < 0 || o.window == 1 || o.max_windows < 0)
 		return opt_usage_error(&cmd_eval,
 		                       "--window takes at least 2 tokens, --windows at least 1");
@@ -131,7 +132,8 @@ eval(int argc, char **argv)
 	interrupt_install();
 	llmc_status s = open_model(&c, args[0], false, &m, &err);
 	if (s == LLMC_OK && reference) {
-		Common cr = c; /* --weights and --artifact belong to the model */
+		/* --weights and --artifact apply to the model, not to the reference */
+		Common cr = c;
 		cr.weights = cr.out_dir = NULL;
 		s = open_model(&cr, reference, false, &ref, &err);
 	}

@@ -1,4 +1,4 @@
-/* llmc import: Hugging Face folder or GGUF -> YAML description. */
+/* llmc import: convert a Hugging Face folder or GGUF to a YAML description. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,8 +19,7 @@ import(int argc, char **argv)
 	bool json = false;
 	llmc_options o = LLMC_INIT(llmc_options);
 	const Opt opt[] = {
-		{ OPT_TEXT, 'o', "output", "FILE", &out,
-		  "where to write the YAML [standard output]" },
+		{ OPT_TEXT, 'o', "output", "FILE", &out, "YAML file to write [standard output]" },
 		OPT_ALLOW_UNKNOWN_KEYS(o.allow_unknown_keys),
 		{ OPT_FLAG, 0, "json", NULL, &json, "{\"yaml\":\"...\"}" },
 	};

@@ -1,4 +1,4 @@
-/* llmc plan: what will run, and what it will cost. */
+/* llmc plan: show the steps of a model, their memory and their predicted speed. */
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,8 @@ row(const char *name, int64_t bytes)
 	printf("  %-10s %14lld  %s\n", name, (long long)bytes, human_bytes((double)bytes, text));
 }
 
-/* Predictions at the points people compare: decode at batch 1, 8 and 64, prefill of 4096. */
+/* Print predictions for the usual benchmark points: decode at batch 1, 8 and 64, prefill of
+ * 4096. */
 static llmc_status
 predictions(const llmc_model *m, const char *gpu, int32_t context, int64_t weights, bool json,
             llmc_error *err)
@@ -37,13 +38,13 @@ predictions(const llmc_model *m, const char *gpu, int32_t context, int64_t weigh
 		       g.name, g.title, g.bandwidth, g.peak, (long long)g.memory, g.launch_s,
 		       g.link, g.source);
 	else
-		printf("on %s (%.0f GB/s, %.0f TFLOP/s; %s), by arithmetic alone\n", g.title,
+		printf("predicted, not measured, on %s (%.0f GB/s, %.0f TFLOP/s; %s)\n", g.title,
 		       g.bandwidth * 1e-9, g.peak * 1e-12, g.source);
 	if (!json && info.ranks > 1)
-		printf("%d of them over %s (%.0f GB/s, %.1f us a sum; %s)\n", info.ranks, g.link,
-		       g.link_bandwidth * 1e-9, g.link_latency_s * 1e6, g.link_source);
+		printf("%d GPUs over %s (%.0f GB/s, %.1f us per all-reduce; %s)\n", info.ranks,
+		       g.link, g.link_bandwidth * 1e-9, g.link_latency_s * 1e6, g.link_source);
 	if (!json && weights > g.memory)
-		printf("its %s do not hold the weights, which are %s\n",
+		printf("its memory of %s does not hold the weights of %s\n",
 		       human_bytes((double)g.memory, room), human_bytes((double)weights, text));
 	if (!json)
 		printf("  %-22s %10s %10s %8s %10s %10s %12s  bound\n", "step", "bytes", "GFLOP",
@@ -77,7 +78,7 @@ predictions(const llmc_model *m, const char *gpu, int32_t context, int64_t weigh
 	return LLMC_OK;
 }
 
-/* A column a rank: what it holds, what was cut how, what it says to the others. */
+/* Print one column per rank: its memory, its share of heads and columns, the bytes it exchanges. */
 static llmc_status
 ranks(const llmc_model *m, const llmc_limits *lim, bool json, llmc_error *err)
 {
@@ -88,19 +89,19 @@ ranks(const llmc_model *m, const llmc_limits *lim, bool json, llmc_error *err)
 	} row_of[] = {
 		{ "weights", "weights", offsetof(llmc_rank_info, memory.weights), true, false },
 		{ "kv", "kv", offsetof(llmc_rank_info, memory.kv), true, false },
-		{ "kv a position", "kv_per_token", offsetof(llmc_rank_info, memory.kv_per_token),
+		{ "kv per position", "kv_per_token", offsetof(llmc_rank_info, memory.kv_per_token),
 		  true, false },
 		{ "scratch", "scratch", offsetof(llmc_rank_info, memory.scratch), true, false },
 		{ "query heads", "heads", offsetof(llmc_rank_info, heads), false, true },
 		{ "kv heads", "kv_heads", offsetof(llmc_rank_info, kv_heads), false, true },
 		{ "ffn columns", "ffn", offsetof(llmc_rank_info, ffn), false, false },
-		{ "of an expert", "expert", offsetof(llmc_rank_info, expert), false, false },
-		{ "of the shared one", "shared", offsetof(llmc_rank_info, shared), false, false },
-		{ "rows of the head", "vocab", offsetof(llmc_rank_info, vocab), false, false },
+		{ "per expert", "expert", offsetof(llmc_rank_info, expert), false, false },
+		{ "shared expert", "shared", offsetof(llmc_rank_info, shared), false, false },
+		{ "lm head rows", "vocab", offsetof(llmc_rank_info, vocab), false, false },
 		{ "all-reduces", "sums", offsetof(llmc_rank_info, sums), false, true },
-		{ "their bytes a row", "sum_bytes", offsetof(llmc_rank_info, sum_bytes), true,
+		{ "reduced per row", "sum_bytes", offsetof(llmc_rank_info, sum_bytes), true,
 		  false },
-		{ "gathered a row", "join_bytes", offsetof(llmc_rank_info, join_bytes), true,
+		{ "gathered per row", "join_bytes", offsetof(llmc_rank_info, join_bytes), true,
 		  false },
 	};
 	llmc_model_info info = LLMC_INIT(llmc_model_info);
@@ -168,12 +169,13 @@ plan(int argc, char **argv)
 		         g.name);
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Plan", NULL, NULL, NULL },
-		{ OPT_INT, 'b', "batch", "B", &batch, "sequences (same as --seqs)" },
-		{ OPT_INT, 'l', "length", "L", &length, "positions of each (same as --context)" },
+		{ OPT_INT, 'b', "batch", "B", &batch, "number of sequences (same as --seqs)" },
+		{ OPT_INT, 'l', "length", "L", &length,
+		  "positions per sequence (same as --context)" },
 		{ OPT_TEXT, 0, "gpu", "NAME", &gpu, gpu_text },
 		{ OPT_TEXT, 0, "html", "FILE", &html,
-		  "write one page: layers, bytes and memory as pictures, roofline, steps with "
-		  "their kernels and lines" },
+		  "write a self-contained page: layers, memory, roofline, and all steps with their "
+		  "kernel source" },
 		OPT_COMMON(c),
 	};
 	llmc_error err = { 0 };
@@ -189,20 +191,21 @@ plan(int argc, char **argv)
 	if (length)
 		c.context = length;
 	c.quiet = true;
-	if (gpu) { /* the plan of that GPU */
+	if (gpu) { /* plan for that GPU */
 		if (llmc_gpu_find(gpu, &g, &err) != LLMC_OK)
 			return fail_with(&err);
 		c.device = c.device ? c.device : "cuda";
 		c.arch = c.arch ? c.arch : g.arch;
 	}
-	bool own = html && !c.out_dir; /* kernels are shown in the page: they are written for it */
+	/* the page shows the kernels, so they must be written somewhere */
+	bool own = html && !c.out_dir;
 	if (own) {
 		int n = snprintf(folder, sizeof folder, "%s/llmc-plan.XXXXXX",
 		                 tmp && *tmp ? tmp : "/tmp");
 		if (n >= (int)sizeof folder || !mkdtemp(folder))
 			return opt_usage_error(&cmd_plan,
-			                       "--html: no folder can be made for the kernels "
-			                       "(TMPDIR); name one with --artifact");
+			                       "--html: cannot create a temporary folder for the "
+			                       "kernels; set TMPDIR, or name one with --artifact");
 		c.out_dir = folder;
 	}
 	if (open_model(&c, args[0], true, &m, &err) != LLMC_OK) {
@@ -213,7 +216,7 @@ plan(int argc, char **argv)
 	llmc_limits lim = limits_of(&c);
 	if (lim.n_threads == 0)
 		lim.n_threads = 1;
-	lim.snapshots = LLMC_DEFAULT_SNAPSHOTS; /* as a server has */
+	lim.snapshots = LLMC_DEFAULT_SNAPSHOTS; /* default of a server */
 	lim.marks = lim.seqs < LLMC_DEFAULT_MARKS ? lim.seqs ? lim.seqs : 1 : LLMC_DEFAULT_MARKS;
 	llmc_status s = llmc_memory_for(m, &lim, &mem, &err);
 	if (s == LLMC_OK && c.memory > 0)
@@ -266,29 +269,27 @@ plan(int argc, char **argv)
 		row("total", sum);
 		printf("kv per position: %s\n", human_bytes((double)mem.kv_per_token, text));
 		if (mem.kv_saved)
-			printf("windows: kv takes %s less than with all positions of windowed "
-			       "layers\n",
+			printf("sliding windows save %s of kv\n",
 			       human_bytes((double)mem.kv_saved, text));
 		if (mem.kv_exact)
-			printf("recent and first positions in 16 bit, within kv: %s\n",
+			printf("16-bit copies of recent and first positions, part of kv: %s\n",
 			       human_bytes((double)mem.kv_exact, text));
 		if (mem.kv_per_seq)
-			printf("states of a sequence, within kv: %s\n",
+			printf("recurrent state per sequence, part of kv: %s\n",
 			       human_bytes((double)mem.kv_per_seq, text));
 		if (mem.kv_snapshots)
-			printf("snapshots of states, within kv: %s, %d a sequence, for prompts "
-			       "that begin alike (none with --no-prefix-cache, run or chat), and "
-			       "%d for guessed tokens (none with --speculate 0)\n",
+			printf("snapshots of recurrent states, part of kv: %s, %d per sequence for "
+			       "shared prefixes (none with --no-prefix-cache, run or chat), and %d "
+			       "for draft tokens (none with --speculate 0)\n",
 			       human_bytes((double)mem.kv_snapshots, text), lim.snapshots,
 			       lim.marks);
 		if (mem.kv_host)
-			printf("pages in host memory, beside all that: %s, for a server's prefix "
-			       "cache\n",
+			printf("host memory for a server's prefix cache, in addition: %s\n",
 			       human_bytes((double)mem.kv_host, text));
 		if (info.ranks > 1)
 			s = ranks(m, &lim, false, &err);
 		if (fit >= 0)
-			printf("in %s fit %d such sequences\n", human_bytes((double)c.memory, text),
+			printf("%s holds %d such sequences\n", human_bytes((double)c.memory, text),
 			       fit);
 		if (gpu)
 			s = predictions(m, gpu, c.context ? c.context : 1024, mem.weights, false,
@@ -303,7 +304,7 @@ const Command cmd_plan = {
 	"plan",
 	"MODEL [--memory SIZE] [--batch B --length L] [--gpu NAME] [--tp N] [--pp N] [--json] "
 	"[--html FILE]",
-	"show the steps, kernels and bytes of a model",
+	"show a model's steps, kernels and memory; predict its speed on a GPU",
 	"  llmc plan configs/llama2-70b.yaml --memory 160G --length 4096\n"
 	"  llmc plan model.gguf --arch v3\n"
 	"  llmc plan configs/llama3-70b.yaml --tp 8\n"

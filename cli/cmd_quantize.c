@@ -1,4 +1,4 @@
-/* llmc quantize: a 16-bit GGUF or folder in fewer bits. */
+/* llmc quantize: write a 16-bit GGUF or folder with fewer bits per weight. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -6,9 +6,9 @@
 
 typedef struct Output {
 	bool quiet, json;
-	char *chosen; /* what --bits chose, as it is printed */
+	char *chosen; /* list of types that --bits selected, for the output */
 	size_t n_chosen;
-	FILE *to; /* chosen grows by it */
+	FILE *to; /* memory stream that writes `chosen` */
 } Output;
 
 static bool
@@ -35,8 +35,8 @@ on_choice(void *user, const char *tensor, const char *type, double bits, double 
 		        ".6g}",
 		        o->n_chosen ? "," : "", tensor, type, bits, error, cost);
 	else
-		fprintf(o->to, "%-40s %-7s %7.4g bits, error %.2g, costs %.2g\n", tensor, type,
-		        bits, error, cost);
+		fprintf(o->to, "%-40s %-7s %7.4g bits, error %.2g, cost %.2g\n", tensor, type, bits,
+		        error, cost);
 }
 
 static void
@@ -59,43 +59,42 @@ quantize(int argc, char **argv)
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Types", NULL, NULL, NULL },
 		{ OPT_TEXT, 0, "type", "TYPE", &o.type,
-		  "of matrices: q4_k, q5_k, q6_k, q8_0, q3_k, q2_k, iq4_xs, iq4_nl, mxfp4, q4_0, "
-		  "q4_1, q5_0, q5_1, f16, bf16 [q4_k]; of a folder that becomes a folder: int4, "
+		  "type of matrices. GGUF output: q4_k, q5_k, q6_k, q8_0, q3_k, q2_k, iq4_xs, "
+		  "iq4_nl, mxfp4, q4_0, q4_1, q5_0, q5_1, f16, bf16 [q4_k]; folder output: int4, "
 		  "int8, fp8, mxfp4 [int4]" },
 		{ OPT_FLOAT, 0, "bits", "N", &o.bits,
-		  "instead of a type: bits a weight that all matrices may have together; each gets "
-		  "what the measured cost of its errors asks for" },
+		  "instead of a type: average bits per weight; each matrix gets the type with the "
+		  "least measured cost within this budget" },
 		{ OPT_TEXT, 0, "head", "TYPE", &o.head,
-		  "of the output's matrix, and of an embedding that is the output's too [q6_k; "
-		  "with --bits chosen, too]" },
+		  "type of the LM head and of a tied embedding [q6_k; with --bits selected like "
+		  "the others]" },
 		{ OPT_INT, 0, "group", "N", &o.group,
-		  "int4: columns that share a scale, 32 or 128 [128 where all matrices have whole "
-		  "ones]" },
+		  "int4: columns per scale, 32 or 128 [128 if it divides the columns of all "
+		  "matrices]" },
 		{ OPT_GROUP, 0, "Method", NULL, NULL, NULL },
 		{ OPT_TEXT, 0, "method", "gptq|awq|weighted|nearest", &o.method,
-		  "errors compensated by what a text shows, importance of columns with factors "
-		  "folded into norms, importance alone, or neither [gptq]" },
+		  "gptq: errors compensated on a calibration corpus; awq: column importance folded "
+		  "into norms; weighted: importance only; nearest: rounding [gptq]" },
 		{ OPT_TEXT, 'f', "calibration", "FILE", &file,
-		  "text to calibrate with; - is standard input [one that comes with llmc]" },
-		{ OPT_INT, 0, "window", "N", &o.window, "tokens of it seen together [512]" },
+		  "calibration corpus; - is standard input [one that comes with llmc]" },
+		{ OPT_INT, 0, "window", "N", &o.window, "tokens per window of the corpus [512]" },
 		{ OPT_INT, 0, "windows", "N", &o.n_windows, "use the first N windows [64]" },
 		{ OPT_FLOAT, 0, "damp", "X", &o.damp,
-		  "share by which the diagonal of Hessians grows [6 * columns / tokens, 0.03 to "
-		  "1]" },
+		  "fraction added to the diagonal of Hessians [6 * columns / tokens, within 0.03 "
+		  ".. 1]" },
 		{ OPT_TEXT, 0, "imatrix", "FILE", &o.imatrix,
-		  "importance from a file, llama.cpp's .dat or GGUF [from the text]" },
+		  "importance matrix, in llama.cpp's .dat or GGUF form [computed from the "
+		  "corpus]" },
 		{ OPT_TEXT, 0, "imatrix-out", "FILE", &o.imatrix_out,
-		  "write what the text gave; .dat is llama.cpp's older form" },
+		  "write the computed importance matrix; .dat is llama.cpp's older form" },
 		{ OPT_GROUP, 0, "Machine", NULL, NULL, NULL },
 		{ OPT_BYTES, 0, "hessian-memory", "SIZE", &o.hessian_bytes,
-		  "for Hessians of layers taken together; one layer is the least, and enough "
-		  "[512M]" },
+		  "memory for Hessians; one layer is always allowed, and enough [512M]" },
 		{ OPT_INT, 't', "threads", "N", &o.n_threads,
-		  "threads [real cores within quota and affinity]" },
+		  "number of threads [physical cores within quota and affinity]" },
 		{ OPT_GROUP, 0, "Output", NULL, NULL, NULL },
-		{ OPT_FLAG, 0, "json", NULL, &to.json,
-		  "one JSON document on stdout, nothing else" },
-		{ OPT_FLAG, 'q', "quiet", NULL, &to.quiet, "no progress" },
+		{ OPT_FLAG, 0, "json", NULL, &to.json, "print one JSON document and nothing else" },
+		{ OPT_FLAG, 'q', "quiet", NULL, &to.quiet, "print no progress" },
 	};
 	llmc_quantize_result r = LLMC_INIT(llmc_quantize_result);
 	llmc_error err = { 0 };
@@ -103,7 +102,7 @@ quantize(int argc, char **argv)
 
 	if (OPT_PARSE(&cmd_quantize, opt, argc, argv, args) < 2)
 		return opt_usage_error(
-		    &cmd_quantize, "name a 16-bit GGUF or folder, and the file or folder to make");
+		    &cmd_quantize, "name a 16-bit GGUF or folder, and the file or folder to write");
 	if (file && !(text = read_all(file, &o.n_bytes)))
 		return EXIT_INPUT;
 	o.text = text;
@@ -132,7 +131,7 @@ quantize(int argc, char **argv)
 		       r.n_tensors, r.n_quantized, r.n_resumed, (long long)r.in_bytes,
 		       (long long)r.out_bytes, r.bits, r.calibrate_s, r.seconds, to.chosen);
 	else
-		printf("%s%s: %d of %d tensors at %.2f bits a weight, %s from %s, %.1f s (%.1f s "
+		printf("%s%s: %d of %d tensors at %.2f bits per weight, %s from %s, %.1f s (%.1f s "
 		       "calibrating)\n",
 		       to.chosen, args[1], r.n_quantized, r.n_tensors, r.bits,
 		       human_bytes((double)r.out_bytes, out_size),
@@ -144,7 +143,7 @@ quantize(int argc, char **argv)
 const Command cmd_quantize = {
 	"quantize",
 	"IN OUT [--type q4_k] [--method gptq]",
-	"make a model smaller: blocks of 2 to 8 bits, errors compensated by a text",
+	"quantise a model to 2 to 8 bits, with errors compensated on a calibration corpus",
 	"  llmc quantize model-f16.gguf model-q4_k.gguf\n"
 	"  llmc quantize model-f16.gguf model-4.25.gguf --bits 4.25\n"
 	"  llmc quantize model16/ model-q4_k.gguf                 a folder as a GGUF, with its "

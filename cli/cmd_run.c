@@ -1,4 +1,4 @@
-/* llmc run: a prompt in, tokens out. */
+/* llmc run: continue a prompt. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -6,7 +6,7 @@
 #include "cli/cli.h"
 
 typedef struct RunState {
-	bool quiet_text; /* --json: gather, do not stream */
+	bool quiet_text; /* --json: collect the output instead of streaming it */
 	int32_t *id;
 	size_t n_id, cap_id;
 	char *text;
@@ -51,7 +51,7 @@ on_token(void *user, int32_t id, const char *text, size_t n)
 	return true;
 }
 
-/* Logits of every prompt position, in chunks of the session's limit. */
+/* Write the logits of all prompt positions, in chunks of the session's limit. */
 static llmc_status
 prompt_logits(llmc_session *s, const llmc_model_info *info, const int32_t *tok, size_t n_tok,
               int32_t chunk, const char *path, llmc_error *err)
@@ -93,7 +93,8 @@ static void
 print_json(const RunState *r, const int32_t *tok, size_t n_tok, const llmc_result *res,
            double load_s)
 {
-	int decoded = res->n_new > 1 ? res->n_new - 1 : 0; /* the first comes out of the prefill */
+	/* the first new token comes from the prefill */
+	int decoded = res->n_new > 1 ? res->n_new - 1 : 0;
 
 	putchar('{');
 	print_ids("prompt_tokens", tok, n_tok);
@@ -115,11 +116,11 @@ grammar_file(const llmc_model *m, llmc_grammar_kind kind, const char *path, llmc
 	size_t n;
 	char *text = t ? read_all(path, &n) : NULL;
 
-	if (!text) { /* a file that cannot be read has been complained of */
+	if (!text) { /* read_all has printed the error */
 		if (!t)
 			snprintf(
 			    err->text, sizeof err->text,
-			    "%s: the model has no tokenizer, so its texts cannot be constrained",
+			    "%s: the model has no tokenizer, which --schema and --grammar need",
 			    path);
 		return err->code = LLMC_E_INPUT;
 	}
@@ -139,13 +140,13 @@ run(int argc, char **argv)
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Prompt", NULL, NULL, NULL },
 		{ OPT_TEXT, 'p', "prompt", "TEXT", &prompt,
-		  "what to continue; without any, standard input" },
+		  "prompt; without it standard input is read" },
 		{ OPT_TEXT, 'f', "file", "FILE", &file,
 		  "read the prompt from a file (- is standard input)" },
 		{ OPT_TEXT, 0, "tokens", "1,2,3", &tokens,
-		  "ids instead of text: needs no tokenizer" },
+		  "prompt as token ids; needs no tokenizer" },
 		{ OPT_FLAG, 0, "chat", NULL, &chat,
-		  "the prompt is a question: apply the chat template" },
+		  "send the prompt as a user message through the chat template" },
 		{ OPT_TEXT, 0, "system", "TEXT", &system, "system message, with --chat" },
 		{ OPT_FLAG, 0, "no-special", NULL, &no_special,
 		  "add and recognise no special tokens" },
@@ -155,10 +156,11 @@ run(int argc, char **argv)
 		OPT_SAMPLING,
 		OPT_DRAFT(draft),
 		{ OPT_TEXT, 0, "schema", "FILE", &schema,
-		  "the answer is JSON of this schema (- is standard input); docs/constrained.md" },
+		  "the output is JSON of this schema (- is standard input); see "
+		  "docs/constrained.md" },
 		{ OPT_TEXT, 0, "grammar", "FILE", &rules,
-		  "the answer is a text of this grammar, in GBNF, or in Lark where the name ends "
-		  "in .lark" },
+		  "the output matches this grammar: Lark if the file name ends in .lark, else "
+		  "GBNF" },
 		OPT_COMMON(c),
 	};
 	llmc_error err = { 0 };
@@ -199,7 +201,8 @@ run(int argc, char **argv)
 		if (!t) {
 			err.code = status = LLMC_E_INPUT;
 			snprintf(err.text, sizeof err.text,
-			         "%s: has no tokenizer; give ids with --tokens 1,2,3", args[0]);
+			         "%s: has no tokenizer; pass token ids with --tokens 1,2,3",
+			         args[0]);
 			goto out;
 		}
 		if (prompt) {
@@ -213,8 +216,7 @@ run(int argc, char **argv)
 			goto done;
 		}
 		if (chat) {
-			/* messages as JSON through a memory stream, so that escaping has one place
-			 */
+			/* build the messages by a memory stream, to share json_text's escaping */
 			char *json = NULL, *filled = NULL;
 			size_t json_n = 0;
 			FILE *f = open_memstream(&json, &json_n);
@@ -250,10 +252,10 @@ run(int argc, char **argv)
 	int32_t chunk = lim.chunk ? lim.chunk : 512;
 	if (lim.context == 0 && n_tok + 256 > LLMC_DEFAULT_CONTEXT &&
 	    (int64_t)n_tok + 256 <= info.max_positions)
-		lim.context = (int32_t)n_tok + 256; /* a long prompt asks for its room */
+		lim.context = (int32_t)n_tok + 256; /* a long prompt raises the default context */
 	if (smp.p.speculate > 0)
 		lim.n_out = 1 + smp.p.speculate,
-		lim.marks = 1; /* a step's guesses and the token before them */
+		lim.marks = 1; /* one mark per step, before its draft tokens */
 	if (logits) {
 		if (lim.context && chunk > lim.context)
 			chunk = lim.context;

@@ -1,4 +1,4 @@
-/* llmc serve: a model behind HTTP. */
+/* llmc serve: serve models over HTTP. */
 #include <errno.h>
 #include <fcntl.h>
 #include <malloc.h>
@@ -12,8 +12,9 @@
 
 #include "cli/serve_models.h"
 
-static int stop_fd = -1; /* the signal handler's only way out: a count of signals to stop, and
-                            HANGUP for each SIGHUP */
+/* eventfd by which the signal handler notifies the main thread: it adds 1 per signal to stop, and
+ * HANGUP per SIGHUP */
+static int stop_fd = -1;
 #define HANGUP ((uint64_t)1 << 32)
 
 static void
@@ -31,7 +32,7 @@ typedef struct Log {
 	const char *path; /* NULL: standard error */
 	int fd;
 	bool quiet;
-	long lost; /* lines in a row that could not be written */
+	long lost; /* consecutive lines that could not be written */
 } Log;
 
 static void
@@ -47,16 +48,16 @@ on_log(void *user, int level, const char *line)
 		n = (int)sizeof text - 1;
 		text[n - 1] = '\n';
 	}
-	/* a full disk must not end the service; that lines are lost is said once, and how many when
-	 * it is over */
-	errno = ENOSPC; /* what a part of a line means */
+	/* A full disk must not end the service. Report the first lost line, and the number of lost
+	 * lines when writing works again. */
+	errno = ENOSPC; /* reason to report if only a part of the line was written */
 	if (write(l->fd, text, (size_t)n) != n) {
 		if (l->lost++ == 0)
 			fprintf(stderr,
-			        "llmc: %s: the log cannot be written: %s; the server goes on\n",
+			        "llmc: %s: cannot write the log: %s; the server continues\n",
 			        l->path ? l->path : "standard error", strerror(errno));
 	} else if (l->lost) {
-		fprintf(stderr, "llmc: %s: the log is written again, %ld lines are lost\n",
+		fprintf(stderr, "llmc: %s: the log is written again; %ld lines are lost\n",
 		        l->path ? l->path : "standard error", l->lost);
 		l->lost = 0;
 	}
@@ -72,8 +73,8 @@ log_open(const char *path)
 	return fd;
 }
 
-/* The file may have been moved away: a new one under the same descriptor, which other threads are
- * writing to. */
+/* Reopen a log file that may have been moved. The new file gets the same descriptor, because other
+ * threads write to it. */
 static void
 log_reopen(const Log *l)
 {
@@ -107,10 +108,10 @@ memory_table(const llmc_model *m, const llmc_limits *lim, const llmc_memory *mem
 		       lim->seqs, lim->chunk, (long long)lim->kv_tokens);
 	} else {
 		if (mem->kv_snapshots)
-			snprintf(kept, sizeof kept, "; %s of it snapshots of states",
+			snprintf(kept, sizeof kept, "; %s of KV for snapshots of recurrent states",
 			         human_bytes((double)mem->kv_snapshots, g));
 		printf("%s on %s\n  weights %12s\n  KV      %12s   %d sequences, %d positions "
-		       "each, %lld together; %s a position%s\n"
+		       "each, %lld in total; %s per position%s\n"
 		       "  scratch %12s   steps of up to %d tokens\n  state   %12s\n  total   "
 		       "%12s\nlistening on %s\n",
 		       info.name, info.target, human_bytes((double)mem->weights, a),
@@ -122,7 +123,7 @@ memory_table(const llmc_model *m, const llmc_limits *lim, const llmc_memory *mem
 	fflush(stdout);
 }
 
-/* SIGHUP: files that may have changed are opened again, the keys' said in a line of the log. */
+/* On SIGHUP, reopen files that may have changed; the log reports the reload of keys. */
 static void
 reread(Log *l, llmc_server *s, const char *keys)
 {
@@ -133,16 +134,16 @@ reread(Log *l, llmc_server *s, const char *keys)
 	if (!keys)
 		return;
 	if (llmc_serve_reload_keys(s, &err) == LLMC_OK) {
-		snprintf(line, sizeof line, "%s: the keys are read again", keys);
+		snprintf(line, sizeof line, "%s: keys reloaded", keys);
 		on_log(l, LLMC_LOG_INFO, line);
 	} else {
-		snprintf(line, sizeof line, "warning: %.1000s; the keys of before hold on",
+		snprintf(line, sizeof line, "warning: %.1000s; the previous keys stay in force",
 		         err.text);
 		on_log(l, LLMC_LOG_WARNING, line);
 	}
 }
 
-/* Wait for a signal to stop, at most so long; true: one came. */
+/* Wait for a signal to stop, at most this long; true: one came. */
 static bool
 stopped(Log *l, llmc_server *s, const char *keys, int timeout_ms)
 {
@@ -156,16 +157,16 @@ stopped(Log *l, llmc_server *s, const char *keys, int timeout_ms)
 	return n % HANGUP != 0;
 }
 
-/* Until a signal to stop. False: ranks of the model are lost, which /health has said for a while;
- * who has started them starts them again. */
+/* Wait until a signal to stop. False: ranks of the model are lost. /health has reported that for a
+ * while, so the supervisor can restart all ranks. */
 static bool
 serve_on(Log *l, llmc_server *s, const char *keys, bool ranks)
 {
-	enum { LOOK_MS = 100, TOLD_MS = 1000 };
+	enum { POLL_MS = 100, REPORTED_MS = 1000 };
 
-	for (int told_ms = 0; !stopped(l, s, keys, ranks ? LOOK_MS : -1);) {
-		told_ms += ranks && llmc_serve_failed(s) ? LOOK_MS : 0;
-		if (told_ms > TOLD_MS)
+	for (int reported_ms = 0; !stopped(l, s, keys, ranks ? POLL_MS : -1);) {
+		reported_ms += ranks && llmc_serve_failed(s) ? POLL_MS : 0;
+		if (reported_ms > REPORTED_MS)
 			return false;
 	}
 	return true;
@@ -205,116 +206,123 @@ serve(int argc, char **argv)
 	Opt opt[] = {
 		{ OPT_GROUP, 0, "Address", NULL, NULL, NULL },
 		{ OPT_TEXT, 0, "host", "ADDRESS", &so.host,
-		  "listen on this address; beyond loopback a key is demanded [127.0.0.1]" },
-		{ OPT_INT, 'p', "port", "N", &so.port, "0: the kernel chooses [8000]" },
+		  "address to listen on; beyond loopback a key is required [127.0.0.1]" },
+		{ OPT_INT, 'p', "port", "N", &so.port,
+		  "port to listen on; 0: the kernel chooses one [8000]" },
 		{ OPT_TEXT, 0, "api-key", "KEY", &so.api_key,
-		  "clients must send it as 'Authorization: Bearer KEY' [none]" },
+		  "key that clients must send as 'Authorization: Bearer KEY' [none]" },
 		{ OPT_TEXT, 0, "api-key-file", "FILE", &key_file,
-		  "the same, read from the first line of a file" },
+		  "file whose first line is the API key" },
 		{ OPT_TEXT, 0, "keys", "FILE", &so.keys,
-		  "a key a line with limits: NAME KEY [requests=N] [tokens=N] [priority=N]; SIGHUP "
-		  "reads it again [none]" },
+		  "file of keys with limits, one per line: NAME KEY [requests=N] [tokens=N] "
+		  "[priority=N]; SIGHUP reloads it [none]" },
 		{ OPT_FLAG, 0, "open-probes", NULL, &so.open_probes,
-		  "/metrics, /v1/models, /get_load and /model_info need no key: for routers and "
-		  "scrapers" },
+		  "serve /metrics, /v1/models, /get_load and /model_info without a key, for "
+		  "routers and scrapers" },
 		{ OPT_FLAG, 0, "allow-remote", NULL, &so.allow_remote,
-		  "listen beyond loopback without a key" },
+		  "allow an address beyond loopback without a key" },
 		{ OPT_TEXT, 0, "allow-origin", "ORIGIN", &so.allow_origin,
-		  "let web pages of this origin call, * for all [none]" },
+		  "allow web pages of this origin to call; * for all [none]" },
 		{ OPT_TEXT, 0, "allow-host", "NAMES", &so.allow_host,
-		  "without a key, answer also to these names of this machine, a.b,c.d or * "
-		  "[addresses, localhost]" },
+		  "without a key, further Host names to accept: a.b,c.d or * [addresses, "
+		  "localhost]" },
 		{ OPT_TEXT, 0, "model-name", "NAME", &model_name,
-		  "what clients call the model [its own name]" },
+		  "name of the model in the API [its own name]" },
 		{ OPT_TEXT, 0, "config", "FILE", &config,
-		  "YAML file of these settings, as 'port: 8000'" },
+		  "YAML file of these options, one per line: 'port: 8000'" },
 		{ OPT_GROUP, 0, "Models", NULL, NULL, NULL },
 		{ OPT_LIST, 0, "model", "NAME=PATH", &models,
-		  "a model by the name that requests choose it with; may be repeated: the first is "
-		  "opened at once, others when they are asked for" },
+		  "model and its name in the API; may be repeated: the first is opened at once, "
+		  "the others on their first request" },
 		{ OPT_INT, 0, "lora-slots", "N", &slots,
-		  "adapters run in the model's own engine, N of them at once, requests of several "
-		  "in one batch, the least recently used make room for others; without it each has "
-		  "a copy of the weights [0]" },
+		  "N adapters share the model's engine and one batch; the least recently used is "
+		  "replaced; 0: each adapter has its own copy of the weights [0]" },
 		{ OPT_INT, 0, "lora-rank", "N", &rank,
-		  "rank of the largest adapter that a slot takes [16]" },
+		  "largest adapter rank that a slot holds [16]" },
 		{ OPT_TEXT, 0, "lora-dir", "DIR", &so.lora_dir,
-		  "clients may load adapters from below this folder while the server runs, by "
-		  "/v1/load_lora_adapter [they may not]" },
+		  "folder from which clients may load adapters with /v1/load_lora_adapter [not "
+		  "allowed]" },
 		{ OPT_FLOAT, 0, "sleep-after", "SECONDS", &sleep_s,
-		  "close the engine of a model that nobody has asked for so long, until somebody "
-		  "does [never]" },
+		  "close the engine of a model that was idle this long; its next request opens it "
+		  "again [never]" },
 		{ OPT_GROUP, 0, "Requests", NULL, NULL, NULL },
 		{ OPT_INT, 0, "max-input-length", "N", &so.max_input_length,
-		  "tokens of a prompt [max-total-tokens - 1]" },
+		  "largest number of prompt tokens [max-total-tokens - 1]" },
 		{ OPT_INT, 0, "max-total-tokens", "N", &so.max_total_tokens,
-		  "tokens of a prompt and its answer [the context]" },
-		{ OPT_INT, 0, "max-best-of", "N", &so.max_best_of, "best_of of TGI's routes [2]" },
+		  "largest number of prompt and new tokens together [the context]" },
+		{ OPT_INT, 0, "max-best-of", "N", &so.max_best_of,
+		  "largest best_of in TGI's routes [2]" },
 		{ OPT_INT, 0, "max-stop-sequences", "N", &so.max_stop_sequences,
-		  "stop of TGI's routes [4]" },
+		  "largest number of stop strings in TGI's routes [4]" },
 		{ OPT_INT, 0, "max-top-n-tokens", "N", &so.max_top_n_tokens,
-		  "top_n_tokens of TGI's routes [5]" },
+		  "largest top_n_tokens in TGI's routes [5]" },
 		{ OPT_INT, 0, "validation-workers", "N", &so.validation_workers,
-		  "threads that check and tokenize large requests, beside the one for small ones "
-		  "[2]" },
+		  "threads that check and tokenize large requests, in addition to one for small "
+		  "requests [2]" },
 		{ OPT_BYTES, 0, "max-body-size", "SIZE", &so.max_body_bytes,
-		  "bytes of a request, larger ones get 413 [2M]" },
+		  "largest request body; a larger one gets 413 [2M]" },
 		{ OPT_FLOAT, 0, "request-timeout", "SECONDS", &request_s,
-		  "a generation that takes longer fails [no limit]" },
+		  "time after which a generation fails [no limit]" },
 		{ OPT_GROUP, 0, "Batching", NULL, NULL, NULL },
 		{ OPT_INT, 0, "max-concurrent-requests", "N", &eo.max_concurrent_requests,
-		  "waiting and running; more get 429 [128]" },
+		  "requests that may wait or run at a time; more get 429 [128]" },
 		{ OPT_INT, 0, "max-batch-prefill-tokens", "N", &eo.max_batch_prefill_tokens,
-		  "tokens of prompts in one step [chunk]" },
+		  "prompt tokens per step [chunk]" },
 		{ OPT_INT64, 0, "max-batch-total-tokens", "N", &eo.max_batch_total_tokens,
-		  "a request starts when prompts and answers of all fit [its prompt fits]" },
+		  "a request starts only if prompt + new tokens of all running requests fit [if "
+		  "its prompt fits]" },
 		{ OPT_FLOAT, 0, "waiting-served-ratio", "X", &eo.waiting_served_ratio,
-		  "requests join a running batch when this share of it waits [0: at once]" },
+		  "requests join a running batch once waiting / running reaches this ratio [0: at "
+		  "once]" },
 		{ OPT_INT, 0, "max-waiting-tokens", "N", &eo.max_waiting_tokens,
-		  "or after this many steps [20]" },
+		  "... or after this many steps without a start [20]" },
 		{ OPT_INT64, 0, "kv-tokens", "N", &kv_tokens,
-		  "positions of all sequences together [max-batch-total-tokens, or context * 4]" },
+		  "KV positions of all sequences together [max-batch-total-tokens, or context * "
+		  "4]" },
 		{ OPT_FLAG, 0, "no-prefix-cache", NULL, &eo.no_prefix_cache,
-		  "do not reuse the KV of prompts that begin alike" },
+		  "do not reuse the KV of shared prefixes" },
 		{ OPT_INT, 0, "speculate", "N", &speculate,
-		  "guess up to N tokens ahead, by what followed before, where few requests run and "
-		  "it is faster; same text; 0: never [15]" },
+		  "draft up to N tokens per step by n-gram lookup when few requests run and it is "
+		  "faster; the output is the same; 0: never [15]" },
 		OPT_DRAFT(draft_path),
 		{ OPT_TEXT, 0, "prefix-dir", "DIR", &eo.prefix_dir,
-		  "keep pages of prompts as files, found again after a restart; shared by servers "
-		  "of the same model [none]" },
+		  "folder that keeps prefix pages as files, for restarts and for other servers of "
+		  "the same model [none]" },
 		{ OPT_BYTES, 0, "prefix-dir-size", "SIZE", &eo.prefix_dir_bytes,
-		  "bytes of these files, the least recently used go first [8G]" },
+		  "size limit of these files; the least recently used are removed first [8G]" },
 		{ OPT_BYTES, 0, "swap-memory", "SIZE", &eo.swap_bytes,
-		  "host memory for KV of requests preempted [they are computed again]; not beside "
-		  "kv.host" },
+		  "host memory for the KV of preempted requests; not with kv.host [0: recompute "
+		  "them]" },
 		{ OPT_TEXT, 0, "batch-dir", "DIR", &so.batch_dir,
-		  "take files and batches of requests, as OpenAI's /v1/files and /v1/batches, and "
-		  "keep them here; they run behind all others and go on after a restart [none]" },
+		  "folder for OpenAI's /v1/files and /v1/batches, which enables them; batches run "
+		  "at the lowest priority and continue after a restart [none]" },
 		{ OPT_BYTES, 0, "batch-dir-size", "SIZE", &so.batch_dir_bytes,
-		  "bytes of these files [1G]" },
+		  "size limit of these files [1G]" },
 		{ OPT_GROUP, 0, "Connections", NULL, NULL, NULL },
 		{ OPT_INT, 0, "max-connections", "N", &so.max_connections,
-		  "for one more the oldest idle one is closed [1000]" },
+		  "largest number of connections; a further one closes the oldest idle one "
+		  "[1000]" },
 		{ OPT_INT, 0, "max-connections-per-client", "N", &so.max_connections_per_client,
-		  "of one address [no limit]" },
+		  "largest number of connections per client address [no limit]" },
 		{ OPT_FLOAT, 0, "header-timeout", "SECONDS", &header_s,
-		  "a request's head must be complete within [10]" },
-		{ OPT_FLOAT, 0, "body-timeout", "SECONDS", &body_s, "and its body within [60]" },
+		  "time until a request's header must be complete [10]" },
+		{ OPT_FLOAT, 0, "body-timeout", "SECONDS", &body_s,
+		  "time until a request's body must be complete [60]" },
 		{ OPT_FLOAT, 0, "idle-timeout", "SECONDS", &idle_s,
-		  "connections without traffic are closed after [75]" },
+		  "time after which an idle connection is closed [75]" },
 		{ OPT_FLOAT, 0, "drain-delay", "SECONDS", &leave_s,
-		  "on SIGTERM or SIGINT, /health says 503 for so long before the port closes; "
-		  "requests are still taken [0]" },
+		  "after SIGTERM or SIGINT, time in which /health returns 503 while requests are "
+		  "still accepted [0]" },
 		{ OPT_FLOAT, 0, "drain-timeout", "SECONDS", &drain_s,
-		  "then running requests get this long [30]" },
+		  "after that, time in which running requests may finish [30]" },
 		{ OPT_GROUP, 0, "Log", NULL, NULL, NULL },
 		{ OPT_TEXT, 0, "log-file", "FILE", &log_file,
-		  "a line per request, appended; SIGHUP opens it again [standard error]" },
+		  "file to which one line per request is appended; SIGHUP reopens it [standard "
+		  "error]" },
 		{ OPT_TEXT, 0, "otlp", "URL", &so.otlp,
-		  "send spans of requests to an OpenTelemetry collector, http://127.0.0.1:4318 "
+		  "OpenTelemetry collector for spans of requests, such as http://127.0.0.1:4318 "
 		  "[off]" },
-		{ OPT_FLAG, 0, "log-json", NULL, &so.log_json, "the lines are JSON objects" },
+		{ OPT_FLAG, 0, "log-json", NULL, &so.log_json, "write log lines as JSON objects" },
 		OPT_COMMON(c),
 	};
 	llmc_error err = { 0 };
@@ -329,26 +337,24 @@ serve(int argc, char **argv)
 	c.seqs = 16;
 	for (size_t i = 0; i < sizeof opt / sizeof *opt; i++) {
 		if (opt[i].to == &c.seqs)
-			opt[i].help = "sequences at once, the largest batch [16]";
+			opt[i].help = "largest batch: sequences that run at a time [16]";
 		if (opt[i].to == &c.memory)
-			opt[i].help = "refuse to use more than this, as 8G; of several models "
-			              "those used longest ago are closed for others";
+			opt[i].help = "limit of memory, for example 8G; with several models the "
+			              "least recently used is closed to make space";
 		if (opt[i].to == &c.lora) {
 			opt[i].kind = OPT_LIST;
 			opt[i].to = &loras;
 			opt[i].arg = "[NAME=]DIR";
-			opt[i].help =
-			    "add a low-rank adapter that PEFT has saved to the weights; with a "
-			    "name it is a model of its own beside the other, may be repeated";
+			opt[i].help = "merge a PEFT LoRA adapter into the weights; with NAME= "
+			              "serve it as a further model; may be repeated";
 		}
 	}
 	argv = settings_merge("LLMC_SERVE_", opt, sizeof opt / sizeof *opt, argc, argv, &argc,
 	                      &set_models);
 	size_t n_arg = OPT_PARSE(&cmd_serve, opt, argc, argv, args);
 	if (slots < 0 || rank < 0 || (rank && !slots))
-		return opt_usage_error(
-		    &cmd_serve,
-		    "--lora-slots, --lora-rank: at least 1, and a rank goes with slots");
+		return opt_usage_error(&cmd_serve, "--lora-slots and --lora-rank must be at least "
+		                                   "1, and --lora-rank needs --lora-slots");
 	snprintf(slots_set, sizeof slots_set, "adapters.slots=%d", slots);
 	snprintf(rank_set, sizeof rank_set, "adapters.rank=%d", rank);
 	if ((slots && !list_add(&c.set, slots_set)) || (rank && !list_add(&c.set, rank_set)))
@@ -358,17 +364,17 @@ serve(int argc, char **argv)
 	if (code)
 		return code;
 	if (draft_path && all.n > 1)
-		return opt_usage_error(&cmd_serve, "--draft goes with one model");
+		return opt_usage_error(&cmd_serve, "--draft works only with one model");
 	draft_prepare(&all.model[0]->common, draft_path);
 	if (speculate < -1 || speculate > LLMC_MAX_SPECULATE)
-		return opt_usage_error(&cmd_serve, "--speculate: 0 .. %d, got %d",
+		return opt_usage_error(&cmd_serve, "--speculate: expected 0 to %d, got %d",
 		                       LLMC_MAX_SPECULATE, speculate);
 	eo.speculate = speculate == 0 ? -1 : speculate < 0 ? 0 : speculate;
 	if (c.seqs < 1)
-		return opt_usage_error(&cmd_serve, "--seqs: at least 1, got %d", c.seqs);
+		return opt_usage_error(&cmd_serve, "--seqs: expected at least 1, got %d", c.seqs);
 	if (!(header_s >= 0 && body_s >= 0 && idle_s >= 0 && request_s >= 0 && sleep_s >= 0 &&
 	      drain_s >= 0 && leave_s >= 0))
-		return opt_usage_error(&cmd_serve, "a timeout is negative");
+		return opt_usage_error(&cmd_serve, "timeouts must not be negative");
 	if (key_file) {
 		if (so.api_key)
 			return opt_usage_error(&cmd_serve,
@@ -376,7 +382,7 @@ serve(int argc, char **argv)
 		so.api_key = key = key_from_file(key_file);
 		if (!key || !*key) {
 			if (key)
-				complain("%s: its first line is empty, a key is expected",
+				complain("%s: the first line is empty; expected an API key",
 				         key_file);
 			free(key);
 			return EXIT_INPUT;
@@ -391,12 +397,13 @@ serve(int argc, char **argv)
 	log.quiet = c.quiet && !log_file;
 	if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
 		files.rlim_cur =
-		    files.rlim_max > 65536 ? 65536 : files.rlim_max; /* a descriptor is a client */
+		    /* each client needs a descriptor */
+		    files.rlim_max > 65536 ? 65536 : files.rlim_max;
 		setrlimit(RLIMIT_NOFILE, &files);
 	}
 #ifdef M_MMAP_THRESHOLD
-	/* what a large request took goes back when it is freed: left to itself, the heap of each
-	 * thread learns to keep 64 MB */
+	/* Return large allocations to the system at once. With the default, the threshold grows and
+	 * each thread's heap keeps up to 64 MB. */
 	mallopt(M_MMAP_THRESHOLD, 1 << 20);
 	mallopt(M_TRIM_THRESHOLD, 2 << 20);
 #endif
@@ -405,13 +412,14 @@ serve(int argc, char **argv)
 	if (status != LLMC_OK)
 		goto out;
 	llmc_limits lim = limits_of(&c),
-	            shared = lim; /* shared: what is not said follows from each model */
+	            /* shared: keeps unset limits at 0, so that each model uses its own */
+	    shared = lim;
 	llmc_model_info info = LLMC_INIT(llmc_model_info);
 	llmc_info(m, &info);
 	if (lim.context == 0)
 		lim.context = info.max_positions < LLMC_DEFAULT_CONTEXT ? info.max_positions
 		                                                        : LLMC_DEFAULT_CONTEXT;
-	/* said here, so that --memory is held to what the engine will take */
+	/* set explicitly, so that --memory is checked against what the engine allocates */
 	shared.kv_tokens = kv_tokens;
 	lim.kv_tokens = kv_tokens ? kv_tokens
 	                : eo.max_batch_total_tokens
@@ -444,7 +452,7 @@ serve(int argc, char **argv)
 	if (status != LLMC_OK)
 		goto out;
 	for (size_t i = 1; i < all.n && llmc_adapter_slots(m);
-	     i++) { /* mistakes are told before the port is open */
+	     i++) { /* report mistakes before the port opens */
 		int32_t adapter;
 		if (!all.model[i]->adapter)
 			continue;
@@ -477,9 +485,9 @@ serve(int argc, char **argv)
 		all.init[i].parent = all.model[i]->adapter
 		                         ? all.model[0]->name ? all.model[0]->name : info.name
 		                         : NULL;
-	all.init[0].model = m; /* both are the server's from here on */
+	all.init[0].model = m; /* the server owns both from here on */
 	all.init[0].engine = e;
-	llmc_retain(m); /* for the table */
+	llmc_retain(m); /* reference of the table */
 	e = NULL;
 	status = llmc_serve_open_models(all.init, (int32_t)all.n, &so, &s, &err);
 	if (status != LLMC_OK)
@@ -496,8 +504,8 @@ serve(int argc, char **argv)
 	if (leave_s > 0) {
 		if (!c.quiet)
 			fprintf(stderr,
-			        "llmc: leaving: /health says 503, requests are taken for %.0f s "
-			        "more; again to go on\n",
+			        "llmc: draining: /health returns 503, requests are accepted for "
+			        "%.0f s more; signal again to skip\n",
 			        (double)leave_s);
 		llmc_serve_drain(s);
 		for (double end = now() + (double)leave_s;
@@ -505,9 +513,10 @@ serve(int argc, char **argv)
 			;
 	}
 	if (!c.quiet)
-		fprintf(stderr,
-		        "llmc: stopping: requests in work have %.0f s; again to stop at once\n",
-		        (double)drain_s);
+		fprintf(
+		    stderr,
+		    "llmc: stopping: running requests have %.0f s; signal again to stop at once\n",
+		    (double)drain_s);
 	llmc_serve_stop(s);
 	for (double end = now() + (double)drain_s; !llmc_serve_wait(s, 50) && now() < end;)
 		if (stopped(&log, s, so.keys, 0)) {
@@ -536,8 +545,7 @@ out:
 const Command cmd_serve = {
 	"serve",
 	"MODEL | --model NAME=PATH ... [--port N] [options]",
-	"answer HTTP requests: the interfaces of OpenAI, TGI, Anthropic and Ollama, metrics, a "
-	"chat page",
+	"serve models over HTTP: APIs of OpenAI, TGI, Anthropic and Ollama, metrics, a chat page",
 	"  llmc serve model.gguf\n"
 	"  llmc serve model.gguf --port 8080 --context 8192 --seqs 32 --api-key-file key.txt "
 	"--host 0.0.0.0\n"
@@ -546,14 +554,14 @@ const Command cmd_serve = {
 	"  llmc serve model-8b.gguf --draft model-0.5b.gguf\n"
 	"  llmc serve ~/models/GLM-4.5-Air --draft mtp\n"
 	"  llmc serve --model small=model-1b.gguf --model large=model-8b.gguf --memory 16G   "
-	"requests choose by \"model\"\n"
-	"  llmc serve model-folder --lora legal=adapter-a --lora poems=adapter-b             an "
-	"adapter is a model, too\n"
+	"requests select by \"model\"\n"
+	"  llmc serve model-folder --lora legal=adapter-a --lora poems=adapter-b             each "
+	"adapter is a model\n"
 	"  llmc serve model-folder --lora legal=adapter-a --lora poems=adapter-b --lora-slots 2   "
 	"both in one engine, in one batch\n"
-	"  llmc serve --config serve.yaml               model: model.gguf, port: 8080, ...: a "
-	"setting a line\n"
-	"  LLMC_SERVE_PORT=8080 llmc serve model.gguf   every option is also a variable\n"
+	"  llmc serve --config serve.yaml               serve.yaml: one option per line, such as "
+	"'port: 8080'\n"
+	"  LLMC_SERVE_PORT=8080 llmc serve model.gguf   each option has such a variable\n"
 	"  curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\\n"
 	"       -d '{\"model\": \"NAME\", \"prompt\": \"Once upon a time\"}'\n",
 	serve,

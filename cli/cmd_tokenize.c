@@ -1,4 +1,4 @@
-/* llmc tokenize: text to ids and back. */
+/* llmc tokenize: convert text to ids and back. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,14 +11,15 @@ tokenize(int argc, char **argv)
 	bool json = false, no_special = false, show = false;
 	const Opt opt[] = {
 		{ OPT_TEXT, 0, "text", "TEXT", &text,
-		  "text to split; without any, standard input" },
+		  "text to tokenize; without it standard input is read" },
 		{ OPT_TEXT, 'f', "file", "FILE", &file,
 		  "read the text from a file (- is standard input)" },
-		{ OPT_TEXT, 0, "ids", "1,2,3", &ids, "the other way: ids to text" },
+		{ OPT_TEXT, 0, "ids", "1,2,3", &ids, "detokenize these ids" },
 		{ OPT_FLAG, 0, "no-special", NULL, &no_special,
-		  "add no special tokens, read them as plain text, leave them out of text" },
-		{ OPT_FLAG, 0, "show", NULL, &show, "one token a line: id and vocabulary entry" },
-		{ OPT_FLAG, 0, "json", NULL, &json, "{\"ids\":[...]} or {\"text\":\"...\"}" },
+		  "add no special tokens, parse them as plain text, omit them when detokenizing" },
+		{ OPT_FLAG, 0, "show", NULL, &show,
+		  "print one token per line: id and vocabulary entry" },
+		{ OPT_FLAG, 0, "json", NULL, &json, "print {\"ids\":[...]} or {\"text\":\"...\"}" },
 	};
 	llmc_error err = { 0 };
 	llmc_tokenizer *t = NULL;
@@ -38,7 +39,7 @@ tokenize(int argc, char **argv)
 	llmc_model *m = NULL;
 	const llmc_tokenizer *tok = t;
 	if (status != LLMC_OK) {
-		/* a YAML or an artifact names its checkpoint */
+		/* a description or artifact names its checkpoint, so open the model */
 		Common c = { .quiet = true };
 		llmc_error second = { 0 };
 		if (open_model(&c, args[0], true, &m, &second) == LLMC_OK &&
@@ -110,7 +111,7 @@ out:
 const Command cmd_tokenize = {
 	"tokenize",
 	"MODEL [--text T | --ids 1,2,3] [options]",
-	"text to ids and back; a vocabulary without weights is enough",
+	"convert text to token ids and back; needs no weights",
 	"  llmc tokenize model.gguf --text \"Hello, world\"\n"
 	"  llmc tokenize tokenizer.json --ids 19556,28 --json\n",
 	tokenize,

@@ -1,4 +1,4 @@
-/* llmc verify: the plan against the fp32 reference, value by value. */
+/* llmc verify: compare the plan with the fp32 reference, value by value. */
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,8 +7,8 @@
 
 typedef struct Out {
 	const Common *c;
-	const char *values; /* folder, or NULL */
-	bool failed;        /* to write there */
+	const char *values; /* folder for values, or NULL */
+	bool failed;        /* writing a value failed */
 	int n;
 } Out;
 
@@ -34,7 +34,7 @@ on_row(void *user, const llmc_verify_row *r)
 	if (o->n++ == 0)
 		printf("%-16s %-14s %12s %12s %10s\n", "value", "op", "error", "range", "allowed");
 	printf("%-16s %-14s %12.3g %12.3g %10.2g%s\n", r->value, r->op, r->max_err, r->range,
-	       r->tolerance, r->ok ? "" : "  <-- beyond it");
+	       r->tolerance, r->ok ? "" : "  <-- too large");
 }
 
 static int
@@ -44,11 +44,11 @@ verify(int argc, char **argv)
 	const char *tokens = NULL, *prompt = NULL, *values = NULL, *args[1] = { NULL };
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Verify", NULL, NULL, NULL },
-		{ OPT_TEXT, 'p', "prompt", "TEXT", &prompt, "text to run [a short sentence]" },
-		{ OPT_TEXT, 0, "tokens", "1,2,3", &tokens, "ids instead of text" },
+		{ OPT_TEXT, 'p', "prompt", "TEXT", &prompt, "prompt to run [a short sentence]" },
+		{ OPT_TEXT, 0, "tokens", "1,2,3", &tokens, "prompt as token ids" },
 		{ OPT_TEXT, 0, "values", "DIR", &values,
-		  "write what the reference makes to this folder: VALUE.npy [rows, width], fp32; "
-		  "x1, x2, ..: behind each layer" },
+		  "write the reference's values to this folder, as VALUE.npy [rows, width] in "
+		  "fp32; x1, x2, ... are layer outputs" },
 		OPT_COMMON(c),
 	};
 	llmc_error err = { 0 };
@@ -85,7 +85,8 @@ verify(int argc, char **argv)
 		s = llmc_verify(m, tok, n, on_row, &o, &err);
 	if (s == LLMC_OK && o.failed) {
 		s = err.code = LLMC_E_IO;
-		snprintf(err.text, sizeof err.text, "%s: values cannot be written there", values);
+		snprintf(err.text, sizeof err.text, "%s: cannot write values to this folder",
+		         values);
 	}
 	if (c.json) {
 		printf("],\"ok\":%s", s == LLMC_OK ? "true" : "false");

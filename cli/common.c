@@ -1,4 +1,4 @@
-/* What several commands need: messages, opening, small parsers. */
+/* Helpers of several commands: messages, opening, small parsers. */
 #include <errno.h>
 #include <limits.h>
 #include <signal.h>
@@ -10,7 +10,7 @@
 #include "base/json.h"
 #include "cli/cli.h"
 
-static bool progress_shown; /* a line without newline stands on the terminal */
+static bool progress_shown; /* the terminal shows a progress line without a newline */
 
 bool
 colour_on(FILE *f)
@@ -89,7 +89,7 @@ fail_with(const llmc_error *err)
 {
 	size_t n = strlen(err->text);
 
-	if (n) /* else it has been complained of */
+	if (n) /* n 0: read_all has printed the error */
 		complain("%.*s", (int)(err->text[n - 1] == '\n' ? n - 1 : n), err->text);
 	return exit_code(err->code);
 }
@@ -112,8 +112,7 @@ log_to_stderr(void *user, int level, const char *line)
 	}
 }
 
-/* Of several processes that a launcher has started the first runs the command; the others do their
- * part of it, and end here. */
+/* On ranks other than 0 of a launcher: follow rank 0, which runs the command, and exit. */
 static void
 follow_rank_0(llmc_model *m)
 {
@@ -123,7 +122,7 @@ follow_rank_0(llmc_model *m)
 	llmc_info(m, &info);
 	if (info.rank == 0)
 		return;
-	signal(SIGINT, SIG_IGN); /* rank 0 drains, then ends all */
+	signal(SIGINT, SIG_IGN); /* rank 0 drains and then ends all ranks */
 	signal(SIGTERM, SIG_IGN);
 	llmc_status s = llmc_follow(m, &err);
 	int code = s == LLMC_OK ? 0 : fail_with(&err);
@@ -146,7 +145,8 @@ options_of(const Common *c, bool no_weights, OpenOptions *out)
 	}
 	if (c->lora) {
 		char *real =
-		    realpath(c->lora, NULL); /* the cache's description is read from anywhere */
+		    /* absolute, because the description in the cache is opened from any folder */
+		    realpath(c->lora, NULL);
 		snprintf(out->lora, sizeof out->lora, "lora.path=\"%s\"", real ? real : c->lora);
 		free(real);
 		set[n++] = out->lora;

@@ -1,8 +1,9 @@
-/* Connections of the load generator: non-blocking sockets under epoll, an answer read as it comes.
+/* Connections of the load generator: non-blocking sockets under epoll; responses are parsed as they
+ * arrive.
  *
- * A connection writes its request, then reads: status line and headers, then a body that is
- * chunked, of a given length or until the end. The body of a streamed answer is lines "data:
- * {...}", each a piece of text at the time it was read. */
+ * A connection writes its request and reads status line, headers and body. The body is chunked, of
+ * a given length, or ends with the connection. A streamed response consists of lines "data: {...}",
+ * each a part of the output with the time of its arrival. */
 #include "cli/load_generator.h"
 
 #include <errno.h>
@@ -35,13 +36,13 @@ typedef enum ReadState {
 typedef struct LoadConn {
 	LoadRequest *r;
 	int fd;
-	char *out; /* head and body to send */
+	char *out; /* header and body to send */
 	size_t out_size, out_at;
 	ReadState state;
 	bool stream;
-	bool extension; /* behind a chunk's size */
-	int64_t left;   /* of the chunk, or of the body; -1: until the end */
-	char *line;     /* head line, chunk size or line of the body so far */
+	bool extension; /* in the extension after a chunk size */
+	int64_t left;   /* bytes left of the chunk or body; -1: until the connection ends */
+	char *line;     /* current header line, chunk size or body line */
 	size_t line_len, line_cap;
 	struct LoadConn *next;
 } LoadConn;
@@ -105,7 +106,8 @@ finish(LoadRun *l, LoadConn *c, const char *error)
 	r->ok = !r->error[0] && r->status == 200 && r->n_token > 0;
 	if (!r->ok && !r->error[0])
 		snprintf(r->error, sizeof r->error,
-		         r->status ? "status %d without an answer" : "no answer", r->status);
+		         r->status ? "the server answered with status %d and no body" : "no answer",
+		         r->status);
 	close(c->fd);
 	for (LoadConn **p = &l->live; *p; p = &(*p)->next)
 		if (*p == c) {
@@ -132,8 +134,10 @@ start(LoadRun *l, LoadRequest *r, char why[200])
 	c->left = -1;
 	c->fd = socket(l->addr->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	if (c->fd < 0) {
-		snprintf(why, 200, "no more sockets: %s; raise the limit of open files (ulimit -n)",
-		         strerror(errno));
+		snprintf(
+		    why, 200,
+		    "cannot open another socket: %s; raise the limit of open files (ulimit -n)",
+		    strerror(errno));
 		free(c);
 		return false;
 	}
@@ -168,7 +172,7 @@ start(LoadRun *l, LoadRequest *r, char why[200])
 	return true;
 }
 
-/* A piece of a streamed answer, or the whole of one that was not streamed. */
+/* Parse one event of a streamed response, or the whole of a response that is not streamed. */
 static void
 take_json(LoadRun *l, LoadRequest *r, const char *text, size_t n)
 {
@@ -187,7 +191,7 @@ take_json(LoadRun *l, LoadRequest *r, const char *text, size_t n)
 	if (error) {
 		const char *m = json_string_value(json_object_get(error, "message"));
 		m = m ? m : json_string_value(error);
-		snprintf(r->error, sizeof r->error, "%s", m ? m : "the server sent an error");
+		snprintf(r->error, sizeof r->error, "%s", m ? m : "the server returned an error");
 	}
 	if (piece && *piece) {
 		if (r->n_token == r->cap) {
@@ -277,7 +281,7 @@ body_line(LoadRun *l, LoadConn *c)
 	c->line_len = 0;
 }
 
-/* Bytes of the body: lines of a stream, else all of it is one text. */
+/* Consume bytes of the body: lines of a stream, else one document. */
 static bool
 body_byte(LoadRun *l, LoadConn *c, char ch)
 {
@@ -347,7 +351,7 @@ take(LoadRun *l, LoadConn *c, const char *p, size_t n)
 	return ok;
 }
 
-/* false: the connection is no more */
+/* Advance one connection. False: it is closed. */
 static bool
 readable(LoadRun *l, LoadConn *c)
 {
@@ -366,7 +370,7 @@ readable(LoadRun *l, LoadConn *c)
 			take_json(l, c->r, c->line, c->line_len);
 		finish(l, c,
 		       n < 0 ? strerror(errno)
-		       : !ok ? "a line of the answer is too long"
+		       : !ok ? "a line of the response is too long"
 		       : c->state == READ_DONE || (c->state == READ_BODY && c->left < 0)
 		           ? NULL
 		           : "the connection ended early");
@@ -409,7 +413,7 @@ expire(LoadRun *l, bool all)
 	for (LoadConn *c = l->live, *next; c; c = next) {
 		next = c->next;
 		if (all || t - c->r->sent > l->o->timeout)
-			finish(l, c, all ? "interrupted" : "no end within the timeout");
+			finish(l, c, all ? "interrupted" : "not complete within the timeout");
 	}
 }
 

@@ -1,5 +1,5 @@
-/* A load generator for OpenAI servers: many requests over plain HTTP from one thread, each on a
- * connection of its own. */
+/* Load generator for OpenAI servers: one thread, many requests over plain HTTP, one connection per
+ * request. */
 #ifndef LLMC_CLI_LOAD_GENERATOR_H
 #define LLMC_CLI_LOAD_GENERATOR_H
 
@@ -8,42 +8,44 @@
 #include <stdint.h>
 
 typedef struct LoadTarget {
-	char host[256], port[8], path[512]; /* path: of the route, "/v1/completions" */
+	char host[256], port[8], path[512]; /* path: of the route, such as "/v1/completions" */
 } LoadTarget;
 
-/* "http://127.0.0.1:8080" or with a path before /v1; false: no such URL. */
+/* Parse a URL such as "http://127.0.0.1:8080", which may have a path before /v1; false: not a
+ * URL. */
 bool load_target(const char *url, const char *route, LoadTarget *out);
 
-/* Body of GET `route` as a NUL-terminated string (free() it); NULL with a sentence in why. */
+/* Return the body of a GET as a string that the caller frees; NULL with a sentence in why. */
 char *load_get(const LoadTarget *t, const char *path, const char *api_key, char why[200]);
 
 typedef struct LoadRequest {
-	double
-	    at; /* seconds after the start when it is due; with `clients` only the order counts */
+	double at;  /* due time, seconds after the start; with `clients` only the order counts */
 	char *body; /* JSON */
 	size_t size;
 	/* results, seconds after the start */
 	double sent, first, last, end;
-	double *token_at; /* [n_token] times of the pieces of the answer */
+	double *token_at; /* [n_token] arrival times of the parts of the output */
 	int32_t n_token, cap;
-	int32_t new_tokens, prompt_tokens; /* as the server counts them; -1: it does not say */
-	int status;                        /* of HTTP; 0: no answer */
+	int32_t new_tokens, prompt_tokens; /* reported by the server; -1: not reported */
+	int status;                        /* HTTP status; 0: no response */
 	bool ok;
 	char error[160];
 } LoadRequest;
 
 typedef struct LoadOptions {
 	const LoadTarget *target;
-	const char *api_key; /* or NULL */
-	int clients; /* > 0: so many at a time, each sends its next when the last is done; 0: by due
-	                time */
-	double timeout; /* seconds of one request */
+	const char *api_key; /* NULL: none */
+	/* > 0: concurrent clients, each sends its next request after the last response; 0: send at
+	 * the due times */
+	int clients;
+	double timeout; /* seconds per request */
 	void (*progress)(void *user, size_t done, size_t running);
 	void *user;
-	bool (*stop)(void); /* asked often; true ends the run */
+	bool (*stop)(void); /* polled often; true ends the run */
 } LoadOptions;
 
-/* Runs all; results in the requests. false with a sentence in why: nothing could be sent at all. */
+/* Run all requests; results are in their structs. False with a sentence in why: none could be
+ * sent. */
 bool load_run(const LoadOptions *o, LoadRequest *r, size_t n, double *took, char why[200]);
 
 #endif

@@ -1,4 +1,4 @@
-/* llmc: choose the subcommand. */
+/* llmc: run a subcommand. */
 #include <string.h>
 
 #include "cli/cli.h"
@@ -14,7 +14,8 @@ help(FILE *f)
 {
 	fprintf(f,
 	        "llmc %s, a static compiler for language models\n\n"
-	        "usage: llmc COMMAND ...       llmc COMMAND --help tells more\n\n",
+	        "usage: llmc COMMAND [options]       llmc COMMAND --help shows options and "
+	        "examples\n\n",
 	        llmc_version());
 	for (int i = 0; i < N_COMMANDS; i++)
 		fprintf(f, "  %-10s %s\n", command[i]->name, command[i]->summary);

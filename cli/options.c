@@ -1,4 +1,4 @@
-/* Command line options from a table, and the help made from the same table. */
+/* Parse command lines by a table of options, and print help from the same table. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -20,8 +20,8 @@ list_add(List *l, const char *value)
 	return true;
 }
 
-/* The name of an option as it is typed: rows of LLMC_SAMPLING_OPTIONS have the names of C fields.
- */
+/* Spelling of an option on the command line. Rows of LLMC_SAMPLING_OPTIONS have names of C fields,
+ * so '_' becomes '-'. */
 static const char *
 dashed(const char *name, char buf[64])
 {
@@ -79,7 +79,7 @@ integer(const Command *cmd, const Opt *o, const char *value, int64_t lo, int64_t
 	errno = 0;
 	long long x = strtoll(value, &end, 10);
 	if (end == value || *end || errno || x < lo || x > hi)
-		wrong(cmd, o, value, "a whole number");
+		wrong(cmd, o, value, "an integer");
 	return x;
 }
 
@@ -113,7 +113,7 @@ store(const Command *cmd, const Opt *o, const char *value)
 		errno = 0;
 		*(uint64_t *)o->to = strtoull(value, &end, 10);
 		if (end == value || *end || errno || *value == '-')
-			wrong(cmd, o, value, "a whole number");
+			wrong(cmd, o, value, "an integer");
 		break;
 	case OPT_FLOAT:
 		if (!number_parse(value, &x) || fabs(x) > 1e30)
@@ -191,10 +191,9 @@ opt_parse(const Command *cmd, const Opt *opt, size_t n_opt, int argc, char **arg
 		if (!o)
 			exit(opt_usage_error(cmd, "%s: no such option", a));
 		if (o->kind == OPT_FLAG ? value != NULL : !value && i + 1 == argc)
-			exit(opt_usage_error(cmd,
-			                     o->kind == OPT_FLAG ? "%s: takes no value"
-			                                         : "%s: a value must follow",
-			                     a));
+			exit(opt_usage_error(
+			    cmd, o->kind == OPT_FLAG ? "%s: takes no value" : "%s: needs a value",
+			    a));
 		if (o->kind != OPT_FLAG && !value)
 			value = argv[++i];
 		store(cmd, o, value);

@@ -1,5 +1,5 @@
-/* llmc plan --html: the plan as one page that needs nothing else. The page is cli/plan.html; what
- * it draws stands in it as JSON. */
+/* llmc plan --html: write the plan as one self-contained page, cli/plan.html with its data as
+ * JSON. */
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ plan_html_forget(const char *folder)
 	file_remove_tree(folder);
 }
 
-/* The kernels' texts by their names in the plan: {"kernels/x.c": "..."} */
+/* Write the sources of the kernels by their names in the plan: {"kernels/x.c": "..."} */
 static void
 put_sources(FILE *f, const llmc_model *m, const char *folder)
 {
@@ -101,7 +101,8 @@ plan_html(const char *path, const llmc_model *m, const llmc_memory *mem, const l
 		return err->code;
 	}
 	fwrite(page, 1, (size_t)(at - page), f);
-	for (const char *p = data; *p; p++) /* nothing in it ends the script that holds it */
+	/* escape '<', so that the data cannot end its script element */
+	for (const char *p = data; *p; p++)
 		fputs(*p == '<' ? "\\u003c" : (char[]){ *p, 0 }, f);
 	fputs(at + sizeof mark - 1, f);
 	bool bad = ferror(f) != 0;

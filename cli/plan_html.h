@@ -4,10 +4,10 @@
 
 #include "cli/cli.h"
 
-/* Write the page to path ("-": standard output). folder: the artifact, whose kernels' texts it
- * shows; gpu NULL: none was named. */
+/* Write the page to path ("-": standard output). folder: artifact whose kernel sources it shows;
+ * gpu NULL: no predictions. */
 llmc_status plan_html(const char *path, const llmc_model *m, const llmc_memory *mem,
                       const llmc_gpu *gpu, const char *folder, llmc_error *err);
-void plan_html_forget(const char *folder); /* a folder that was made for the page alone */
+void plan_html_forget(const char *folder); /* remove a folder that was made only for the page */
 
 #endif

@@ -1,12 +1,12 @@
-/* The models of llmc serve: what a command line names, as the server takes it. */
+/* Models of llmc serve: convert command line options to llmc_serve_model. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "cli/serve_models.h"
 
-/* NAME=PATH: the name is what stands before the first '=', when no '/' is in it and no file has the
- * whole for its name. */
+/* Split NAME=PATH at the first '='. It is all path if a '/' comes before the '=' or a file has the
+ * whole as its name. */
 static const char *
 split(const char *text, char **name)
 {
@@ -19,8 +19,7 @@ split(const char *text, char **name)
 	return text + n + 1;
 }
 
-/* For engines that are opened while the server runs: what they say beyond warnings is no line of a
- * log of requests. */
+/* Log of engines that open while the server runs: only warnings go to the log of requests. */
 static void
 warnings(void *user, int level, const char *line)
 {
@@ -65,8 +64,8 @@ serve_models(const Command *cmd, const Common *c, const char *first, const List 
 		return opt_usage_error(cmd, "name a model");
 	n_base = all->n;
 	if (model_name && n_base > 1)
-		return opt_usage_error(cmd, "--model-name goes with one model; of several each has "
-		                            "its own: --model NAME=PATH");
+		return opt_usage_error(cmd, "--model-name works only with one model; name each of "
+		                            "several with --model NAME=PATH");
 	if (model_name) {
 		free(all->model[0]->name);
 		all->model[0]->name = strdup(model_name);
@@ -81,13 +80,13 @@ serve_models(const Command *cmd, const Common *c, const char *first, const List 
 		if (!name) {
 			if (merged)
 				return opt_usage_error(
-				    cmd, "--lora: one adapter is added to the weights, others are "
-				         "chosen by name: --lora NAME=DIR");
+				    cmd, "--lora: only one adapter can be merged into the weights; "
+				         "name further ones with --lora NAME=DIR");
 			merged = dir;
 			continue;
 		}
 		if (n_base > 1)
-			return opt_usage_error(cmd, "--lora NAME=DIR goes with one model");
+			return opt_usage_error(cmd, "--lora NAME=DIR works only with one model");
 		m = add(all, c, all->model[0]->path);
 		if (!m)
 			return EXIT_MACHINE;
@@ -98,8 +97,8 @@ serve_models(const Command *cmd, const Common *c, const char *first, const List 
 		m->adapter = true;
 	}
 	if (merged && all->n > 1)
-		return opt_usage_error(cmd, "--lora DIR adds to the weights of one model; beside "
-		                            "others it is --lora NAME=DIR");
+		return opt_usage_error(
+		    cmd, "--lora DIR works only with one model; with several use --lora NAME=DIR");
 	all->model[0]->common.lora = merged ? merged : all->model[0]->common.lora;
 	return 0;
 }

@@ -1,13 +1,13 @@
-/* The models that llmc serve is given: --model NAME=PATH, --lora NAME=DIR. */
+/* Models of llmc serve: --model NAME=PATH, --lora NAME=DIR. */
 #ifndef LLMC_CLI_SERVE_MODELS_H
 #define LLMC_CLI_SERVE_MODELS_H
 
 #include "cli/cli.h"
 
 typedef struct ServeModel {
-	char *name; /* owned; NULL: the model's own */
+	char *name; /* owned; NULL: the model's own name */
 	const char *path;
-	bool adapter; /* of the first one */
+	bool adapter; /* adapter of the first model */
 	Common common;
 	OpenOptions options;
 	llmc_limits limits;
@@ -18,15 +18,15 @@ typedef struct ServeModels {
 	ServeModel **model;
 	size_t n;
 	llmc_serve_model *init; /* [n] after serve_models_init */
-	llmc_log_fn log;        /* for warnings while the server runs */
+	llmc_log_fn log;        /* receives warnings while the server runs */
 	void *log_user;
 } ServeModels;
 
-/* From a command line; 0, or the exit code of a complaint that has been made. */
+/* Parse the models of a command line. Returns 0, or the exit code after printing an error. */
 int serve_models(const Command *cmd, const Common *c, const char *first, const List *more,
                  const List *loras, const char *model_name, ServeModels *all);
-/* What llmc_serve_open_models takes, by the settings that all share; slots: the first one has slots
- * for its adapters; false: out of memory. Stays where it is until the server is closed. */
+/* Fill all->init for llmc_serve_open_models; all models share these settings. slots: the first
+ * model has adapter slots. False: out of memory. `all` must not move until the server is closed. */
 bool serve_models_init(ServeModels *all, const llmc_engine_options *eo, const llmc_limits *lim,
                        bool slots);
 void serve_models_free(ServeModels *all);

@@ -1,6 +1,6 @@
-/* Settings of a long-running command from three places, weakest first: a YAML file, environment
- * variables, the command line. The first two become options in front of the real ones, so that all
- * are parsed and checked alike. */
+/* Settings of a long-running command from three sources, weakest first: a YAML file, environment
+ * variables, the command line. The first two become options before the real ones, so all are parsed
+ * and checked in the same way. */
 #include <ctype.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -42,7 +42,7 @@ find(const Opt *opt, size_t n, const char *name)
 	return NULL;
 }
 
-/* one setting; `where` is for complaints */
+/* Add one setting; `where` is its origin for messages. */
 static void
 setting(ArgList *a, const Opt *o, const char *value, const char *where)
 {
@@ -70,7 +70,8 @@ setting(ArgList *a, const Opt *o, const char *value, const char *where)
 	push(a, text);
 }
 
-/* A flat mapping: names of options to scalars, or to lists for options that may be repeated. */
+/* Read a flat mapping from option names to scalars, or to lists for options that may be
+ * repeated. */
 static void
 from_file(ArgList *a, ArgList *model, const char *path, const Opt *opt, size_t n_opt)
 {
@@ -109,7 +110,7 @@ from_file(ArgList *a, ArgList *model, const char *path, const Opt *opt, size_t n
 			break;
 		case YAML_SEQUENCE_START_EVENT:
 			if ((!is_model && (!o || o->kind != OPT_LIST)) || depth != 1) {
-				complain("%s: a list is not expected here", where);
+				complain("%s: a list is not allowed here", where);
 				exit(EXIT_INPUT);
 			}
 			depth++;
@@ -153,7 +154,7 @@ from_file(ArgList *a, ArgList *model, const char *path, const Opt *opt, size_t n
 			depth--;
 			break;
 		case YAML_ALIAS_EVENT:
-			complain("%s: aliases are not taken here", where);
+			complain("%s: YAML aliases are not allowed here", where);
 			exit(EXIT_INPUT);
 		case YAML_STREAM_END_EVENT:
 			end = true;

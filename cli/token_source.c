@@ -1,4 +1,4 @@
-/* Who makes tokens for run and chat: a session, or, where a draft guesses, an engine. */
+/* Generate tokens for run and chat: by a session, or by an engine if there is a draft model. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -73,7 +73,7 @@ token_source_close(TokenSource *s)
 	*s = (TokenSource){ 0 };
 }
 
-/* One event of a request; *over: it was the last. */
+/* Handle one event of a request; *over: it was the last. */
 static llmc_status
 on_event(TokenSource *s, int64_t id, const llmc_event *ev, llmc_token_fn on_token, void *user,
          llmc_result *res, bool *over, llmc_error *err)
@@ -102,7 +102,7 @@ llmc_status
 token_source_run(TokenSource *s, const int32_t *tok, size_t n_tok, const llmc_params *p,
                  llmc_token_fn on_token, void *user, llmc_result *res, llmc_error *err)
 {
-	enum { LOOK_MS = 100 }; /* for an interrupt */
+	enum { POLL_MS = 100 }; /* poll for interrupts this often, ms */
 	llmc_request r = LLMC_INIT(llmc_request);
 	llmc_event ev = LLMC_INIT(llmc_event);
 	bool over = false;
@@ -115,7 +115,7 @@ token_source_run(TokenSource *s, const int32_t *tok, size_t n_tok, const llmc_pa
 	r.params = p;
 	llmc_status status = llmc_submit(s->e, &r, &id, err);
 	while (status == LLMC_OK && !over) {
-		status = llmc_next(s->e, id, LOOK_MS, &ev, err);
+		status = llmc_next(s->e, id, POLL_MS, &ev, err);
 		if (status == LLMC_OK)
 			status = on_event(s, id, &ev, on_token, user, res, &over, err);
 	}
@@ -132,7 +132,7 @@ token_source_drafts(const TokenSource *s, char *buf, size_t cap)
 	if (!s->e)
 		return;
 	llmc_engine_stats(s->e, &c);
-	snprintf(buf, cap, "; %llu of %llu guesses came true, %.2f tokens a guessing step",
+	snprintf(buf, cap, "; %llu of %llu draft tokens accepted, %.2f tokens per drafting step",
 	         (unsigned long long)c.accepted, (unsigned long long)c.drafted,
 	         c.drafts ? 1 + (double)c.accepted / (double)c.drafts : 1);
 }

@@ -161,7 +161,7 @@ def test_columns_that_are_no_superblock_take_a_type_of_32(llmc, model, tmp_path)
         and t["blk.0.ffn_up.weight"].tensor_type == Q.Q5_0
     )
     assert t["output.weight"].tensor_type == Q.Q8_0 and t["token_embd.weight"].tensor_type == Q.Q5_0
-    assert re.search(r"16 of 21 tensors at \d\.\d\d bits a weight", llmc.out)
+    assert re.search(r"16 of 21 tensors at \d\.\d\d bits per weight", llmc.out)
 
 
 def test_compensation_is_nearer_to_the_model_and_the_same_for_any_threads(llmc, model, tmp_path):

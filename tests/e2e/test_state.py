@@ -236,8 +236,8 @@ def test_memory_counts_states(model, path, kind):
         if kind == "scans"
         else (("conv", 2), ("state", 2), ("ssm_conv", 1), ("ssm_state", 1))
     )
-    assert re.search(r"snapshots of states, within kv: .*, 2 a sequence", text)
-    assert re.search(r"states of a sequence, within kv: ", text) and all(
+    assert re.search(r"snapshots of recurrent states, part of kv: .*, 2 per sequence", text)
+    assert re.search(r"recurrent state per sequence, part of kv: ", text) and all(
         re.search(rf"\b{id} .* a sequence: {n} layer", text) for id, n in pools
     )
 

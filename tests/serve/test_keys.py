@@ -140,13 +140,13 @@ def test_sighup_reads_the_file_again(serve, tiny_folder, tmp_path, file):
             return [ask(s, key).status for key in ("sk-alice", "sk-bob", "sk-bobby", "sk-carl")]
 
         assert statuses() == [200, 200, 401, 401]
-        again("bob sk-bobby requests=2 tokens=9\ncarl sk-carl\n", "the keys are read again")
+        again("bob sk-bobby requests=2 tokens=9\ncarl sk-carl\n", "keys reloaded")
         assert (
             statuses() == [401, 401, 429, 200] and ask(s, "sk-bobby", 1).status == 200
         )  # bob has a new key, and its limit
         again("bob\n", "expected NAME KEY and limits, found bob alone; the keys of before hold on")
         assert statuses() == [401, 401, 429, 200]
-        again("alice sk-alice\nbob sk-bob\n", "the keys are read again")
+        again("alice sk-alice\nbob sk-bob\n", "keys reloaded")
         assert statuses() == [200, 200, 401, 401]
         assert s.stop()[0] == 0
 

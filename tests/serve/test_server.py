@@ -497,7 +497,7 @@ def test_settings_that_do_not_fit(llmc_binary, tiny_folder, tmp_path):
     assert "flat" in bad("--config", tmp_path / "c.yaml", tiny_folder)
     (tmp_path / "d.yaml").write_text('quiet: true\nhost: "x\n')
     assert re.search(r"d.yaml:\d+:\d+: ", bad("--config", tmp_path / "d.yaml", tiny_folder))
-    assert "a whole number" in bad(tiny_folder, env={"LLMC_SERVE_PORT": "http"})
+    assert "an integer" in bad(tiny_folder, env={"LLMC_SERVE_PORT": "http"})
     assert "no/such" in bad(tiny_folder, "--log-file", "no/such/log")
     (tmp_path / "key").write_text("\n")
     assert "empty" in bad(tiny_folder, "--api-key-file", tmp_path / "key")
@@ -584,7 +584,7 @@ def test_a_full_disk_for_the_log_does_not_matter(serve, tiny_folder):
                 "/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 3}
             ).status in (200, 404)
         code, _ = s.stop()
-        assert code == 0 and open(s.log).read().count("the log cannot be written") == 1
+        assert code == 0 and open(s.log).read().count("cannot write the log") == 1
 
 
 def test_sighup_opens_the_log_again(serve, tiny_folder, tmp_path):
@@ -615,7 +615,7 @@ def test_sighup_opens_the_log_again(serve, tiny_folder, tmp_path):
         log.unlink()
         log.symlink_to("/dev/full")
         again()
-        ask("lost", lambda: "cannot be written" in open(s.log).read())
+        ask("lost", lambda: "cannot write the log" in open(s.log).read())
         ask("lost too", lambda: True)
         log.unlink()
         again()
@@ -625,7 +625,7 @@ def test_sighup_opens_the_log_again(serve, tiny_folder, tmp_path):
         assert said.count("cannot be written") == 1
         # a line comes after its answer: the second may have found the log that is written again
         assert (
-            int(re.search(r"the log is written again, (\d+) lines? (?:is|are) lost", said)[1])
+            int(re.search(r"the log is written again; (\d+) lines? (?:is|are) lost", said)[1])
             + ("lost too" in log.read_text())
             == 2
         )
