@@ -1,19 +1,19 @@
-/* The smallest host program: open a model, ask it something, print the answer as it comes.
+/* Smallest host program: opens a model and prints the output for one prompt as it is generated.
  *
- *     cc host.c $(pkg-config --cflags --libs llmc) -o host && ./host model.gguf "Why is the sky
- * blue?"
+ *     cc host.c $(pkg-config --cflags --libs llmc) -o host
+ *     ./host model.gguf "Why is the sky blue?"
  */
 #include <llmc.h>
 #include <stdio.h>
 
 static bool
-print_piece(void *user, int32_t id, const char *text, size_t n_bytes)
+print_text(void *user, int32_t id, const char *text, size_t n_bytes)
 {
 	(void)user;
 	(void)id;
 	fwrite(text, 1, n_bytes, stdout);
 	fflush(stdout);
-	return true; /* false would stop it */
+	return true; /* false stops the generation */
 }
 
 int
@@ -33,7 +33,7 @@ main(int argc, char **argv)
 	params.max_tokens = 64;
 	if (llmc_open(argv[1], NULL, &model, &err) == LLMC_OK &&
 	    llmc_session_open(model, NULL, &session, &err) == LLMC_OK &&
-	    llmc_generate_text(session, argv[2], &params, print_piece, NULL, &result, &err) ==
+	    llmc_generate_text(session, argv[2], &params, print_text, NULL, &result, &err) ==
 	        LLMC_OK)
 		failed = 0;
 	if (failed)

@@ -1,10 +1,10 @@
-/* A program that has started MPI itself gives half of its processes to a model, whose ranks they
- * become; the others go on with what they do.
+/* A program that initialises MPI itself: half of its processes become the ranks of a model, the
+ * others continue with their own work.
  *
  *     mpicc mpi.c $(pkg-config --cflags --libs llmc) -o mpi
  *     mpirun -n 4 ./mpi model.gguf cpu 504 3575 282 4649 314
  *
- * The numbers are the tokens of a prompt; the first rank prints those that follow. */
+ * The numbers are the token ids of a prompt; rank 0 prints the generated ids. */
 #include <llmc.h>
 #include <mpi.h>
 #include <stdio.h>
@@ -22,7 +22,7 @@ show(void *user, int32_t id, const char *text, size_t n_bytes)
 	return true;
 }
 
-/* Rank 0 does what it likes with the model; llmc_follow is all that the other ranks do. */
+/* Rank 0 uses the model; every other rank only calls llmc_follow. */
 static llmc_status
 use(llmc_model *model, char **word, int n_word, llmc_error *err)
 {
@@ -60,8 +60,7 @@ main(int argc, char **argv)
 	MPI_Comm half;
 	int level, rank, size, sum;
 
-	/* llmc calls MPI from a thread of its own, never at the same time as another of its threads
-	 */
+	/* llmc calls MPI from its own threads, but from only one at a time */
 	MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);
 	if (argc < 4 || argc > 3 + PROMPT) {
 		fprintf(stderr, "usage: mpi MODEL DEVICE TOKEN ...\n");
@@ -73,7 +72,7 @@ main(int argc, char **argv)
 	if (rank < size / 2) {
 		options.device = argv[2];
 		options.mpi_comm = &half;
-		status = llmc_open(argv[1], &options, &model, &err); /* all of `half` */
+		status = llmc_open(argv[1], &options, &model, &err); /* every process of `half` */
 		if (status == LLMC_OK)
 			status = use(model, argv + 3, argc - 3, &err);
 		llmc_close(model);
@@ -82,7 +81,7 @@ main(int argc, char **argv)
 			MPI_Abort(MPI_COMM_WORLD, 1);
 		}
 	}
-	/* MPI is still this program's */
+	/* MPI still belongs to this program */
 	MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
 	if (rank == size - 1)
 		printf("%d processes, %d together\n", size, sum);

@@ -1,5 +1,5 @@
-/* Three questions at once: an engine answers them side by side, and each answer is printed as soon
- * as it is complete.
+/* Three prompts at once: an engine runs them in one batch, and each output is printed as soon as it
+ * is complete.
  *
  *     cc streams.c $(pkg-config --cflags --libs llmc) -o streams
  *     ./streams model.gguf "The capital of France is" "Water boils at" "The first president was"
@@ -17,7 +17,7 @@ typedef struct Stream {
 	size_t n_bytes;
 } Stream;
 
-/* Launch: from here on the engine works on it, whether we listen or not. */
+/* Submit a request. The engine runs it whether or not its events are read. */
 static llmc_status
 launch(llmc_model *model, llmc_engine *engine, Stream *stream, llmc_error *err)
 {
@@ -40,7 +40,7 @@ launch(llmc_model *model, llmc_engine *engine, Stream *stream, llmc_error *err)
 	return llmc_submit(engine, &request, &id, err);
 }
 
-/* Fetch: events of all three arrive as they happen; event.user says whose. */
+/* Read the events of all three requests; event.user identifies the request. */
 static int
 answer(llmc_engine *engine, int left, llmc_error *err)
 {

@@ -2,17 +2,17 @@
 
     import llmc
     with llmc.open("model.gguf") as model, model.session() as session:
-        for piece in session.generate("Hello", max_tokens=32):
-            print(piece, end="", flush=True)
+        for text in session.generate("Hello", max_tokens=32):
+            print(text, end="", flush=True)
 
-    with llmc.open("model.gguf") as model, model.engine() as engine:     many requests at once, from any thread
-        request = engine.submit("Hello", max_tokens=32)                  launch it ...
-        for piece in request:                                            ... and fetch, now or later
-            print(piece, end="", flush=True)
-        async for piece in engine.stream("Hello", max_tokens=32): ...    the same in an event loop
+    with llmc.open("model.gguf") as model, model.engine() as engine:    many requests, any thread
+        request = engine.submit("Hello", max_tokens=32)                 returns at once
+        for text in request:                                            read it now or later
+            print(text, end="", flush=True)
+        async for text in engine.stream("Hello", max_tokens=32): ...    the same in an event loop
 
-Errors raise llmc.Error with the library's sentence; .code is the status (negative).
-A model may be used from any thread, a session from one at a time.
+A failed call raises llmc.Error with the library's message; .code is the (negative) status. Any
+thread may use a model; a session may be used by one thread at a time.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ def _call(fn, *args):
 
 
 def _text_call(fn, *args):
-    """Call fn(*args, buf, cap, need, err), growing the buffer until it fits; the bytes."""
+    """Call fn(*args, buf, cap, need, err) with a buffer that grows until it fits."""
     cap = 4096
     while True:
         buf, need, err = C.create_string_buffer(cap), C.c_size_t(), _ffi.Error()
@@ -89,7 +89,9 @@ def version():
 
 
 def open(path, **options):
-    """Open a YAML description, a generated folder, a Hugging Face folder or a GGUF file."""
+    """Open a YAML description, a generated folder, a Hugging Face folder, a GGUF or .flm file.
+
+    options: see Model."""
     return Model(path, **options)
 
 
@@ -102,7 +104,9 @@ def _params(
     grammar_after=None,
     **params,
 ):
-    """llmc_params, and what must live as long as it: logit_bias {id: value}, bad_words [[id, ...], ...], grammar a Grammar"""
+    """Return llmc_params and the objects that must live as long as it.
+
+    logit_bias: {id: value}; bad_words: [[id, ...], ...]; grammar: a Grammar."""
     keep = [grammar]
     p = _ffi.Params(
         stop=_strings(stop),
@@ -150,7 +154,7 @@ class _Handle:
 
 
 class Tokenizer(_Handle):
-    """A tokenizer of its own file, or (through Model.tokenizer) a model's."""
+    """A tokenizer, opened from its own file or borrowed from a model (Model.tokenizer)."""
 
     _close = lib.llmc_tokenizer_close
 
@@ -190,7 +194,7 @@ class Tokenizer(_Handle):
         return None if t is None else t.decode("utf-8", "replace")
 
     def chat(self, messages, **options):
-        """The prompt that the model's chat template makes of the messages."""
+        """Return the prompt that the chat template renders from the messages."""
         options.setdefault("add_generation_prompt", True)
         return _text_call(
             lib.llmc_chat, self._t, json.dumps(messages).encode(), json.dumps(options).encode()
@@ -198,7 +202,10 @@ class Tokenizer(_Handle):
 
 
 class Grammar(_Handle):
-    """What a text may be: Grammar(tokenizer, "json_schema", schema), or of kind "json", "regex", "gbnf", "choice", "parts", "lark". Schemas and choices may be Python objects."""
+    """Constraint on the output: Grammar(tokenizer, "json_schema", schema).
+
+    Other kinds: "json", "regex", "gbnf", "choice", "parts", "lark". Schemas and choices may be
+    Python objects."""
 
     _close = lib.llmc_grammar_close
     KINDS = ("json", "json_schema", "regex", "gbnf", "choice", "parts", "lark")
@@ -225,7 +232,7 @@ class Grammar(_Handle):
 
 
 class Matcher(_Handle):
-    """A place in one text of a grammar."""
+    """Position of one output in a grammar."""
 
     _close = lib.llmc_matcher_close
 
@@ -237,7 +244,7 @@ class Matcher(_Handle):
         self._bits = (C.c_uint32 * grammar._words)()
 
     def mask(self):
-        """Bits of the tokens that may come, as bytes: bit id % 8 of byte id // 8."""
+        """Return the allowed tokens as bytes: bit id % 8 of byte id // 8."""
         _call(lib.llmc_matcher_mask, self._h, self._bits, len(self._bits))
         return bytes(self._bits)
 
@@ -279,8 +286,11 @@ class Model(_Handle):
         mpi_comm=None,
         allow_unknown_keys=False,
     ):
-        """mpi_comm: the address of an MPI_Comm (mpi4py: MPI._addressof(comm)) whose processes are the model's ranks; allow_unknown_keys: those of config.json that
-        the family does not know are told to log, and are no error"""
+        """Open a model; the options are those of llmc_options.
+
+        mpi_comm: address of an MPI_Comm whose processes become the model's ranks (mpi4py:
+        MPI._addressof(comm)). allow_unknown_keys: report keys of config.json that the family does
+        not know to `log`, instead of failing."""
 
         def text(s):
             return None if s is None else str(s).encode()
@@ -321,7 +331,7 @@ class Model(_Handle):
         return d
 
     def __getitem__(self, key):
-        """A key of the resolved description: model["attention.n_heads"]."""
+        """Return a key of the resolved description: model["attention.n_heads"]."""
         try:
             return _text_call(lib.llmc_get, self._h, key.encode()).decode()
         except Error as e:
@@ -345,18 +355,20 @@ class Model(_Handle):
         return Tokenizer(_borrowed=t, _owner=self) if t else None
 
     def follow(self):
-        """In a program that mpirun started, on ranks other than 0 (info["rank"]): do as rank 0 does, until it closes its model."""
+        """Mirror rank 0 until it closes its model; call it on all other ranks under mpirun."""
         _call(lib.llmc_follow, self._h)
 
     def load_adapter(self, folder, scale=1.0):
-        """A low-rank adapter that PEFT has saved into one of the model's slots (set={"adapters.slots": 4, "adapters.rank": 16}): its number, for Session.seq and
-        Engine.submit."""
+        """Load a PEFT LoRA adapter into a slot of the model; return its id.
+
+        Open the model with set={"adapters.slots": 4, "adapters.rank": 16}. Session.seq and
+        Engine.submit take the id."""
         number = C.c_int32()
         _call(lib.llmc_adapter_load, self._h, os.fsencode(folder), scale, C.byref(number))
         return number.value
 
     def unload_adapter(self, adapter):
-        """Nobody may choose it any more; its slot is free when the last sequence and request that have it end."""
+        """Remove an adapter. Its slot is free once its last sequence and request end."""
         _call(lib.llmc_adapter_unload, self._h, adapter)
 
     def memory(self, **limits):
@@ -365,11 +377,13 @@ class Model(_Handle):
         return {name: getattr(m, name) for name, _ in m._fields_ if name != "size"}
 
     def engine(self, **options):
-        """An engine; options are those of Engine and the limits of a session."""
+        """Open an engine; takes the options of Engine and the limits of a session."""
         return Engine(self, **options)
 
     def session(self, **limits):
-        """limits: context, seqs, chunk, n_out, kv_tokens, threads, snapshots, host_tokens, marks"""
+        """Open a session.
+
+        limits: context, seqs, chunk, n_out, kv_tokens, threads, snapshots, host_tokens, marks"""
         return Session(self, **limits)
 
 
@@ -403,7 +417,7 @@ class Session(_Handle):
         return q.value
 
     def adapt(self, seq, adapter):
-        """A sequence without positions runs with this adapter of Model.load_adapter; 0: with none."""
+        """Select the adapter of an empty sequence, by its id from Model.load_adapter; 0: none."""
         _call(lib.llmc_seq_adapt, self._h, seq, adapter)
 
     def fork(self, seq):
@@ -415,7 +429,7 @@ class Session(_Handle):
         _call(lib.llmc_seq_trim, self._h, seq, length)
 
     def mark(self, seq):
-        """A model that keeps states can be trimmed to here, until it is marked anew or no more."""
+        """Mark this position. With recurrent state a sequence can be trimmed only to 0 or its mark."""
         _call(lib.llmc_seq_mark, self._h, seq)
 
     def unmark(self, seq):
@@ -428,7 +442,7 @@ class Session(_Handle):
         lib.llmc_seq_free(self._h, seq)
 
     def save(self, seq):
-        """The sequence's KV as bytes, for load() in any session of the same model on the same target."""
+        """Return the KV as bytes, for load() in any session of the same model and target."""
         need = C.c_size_t()
         lib.llmc_seq_save(self._h, seq, None, 0, C.byref(need), None)
         buf = C.create_string_buffer(max(1, need.value))
@@ -452,8 +466,10 @@ class Session(_Handle):
         return arr, rows, (C.c_float * max(1, rows * self.model.info["out_width"]))(), keep
 
     def forward(self, chunks):
-        """chunks: [(seq, tokens, n_out), ...]. The logits asked for: a memoryview of floats [sum of n_out, vocab]; of a model whose output is none,
-        rows of info["out_width"]."""
+        """Run one step; chunks: [(seq, tokens, n_out), ...].
+
+        Return the logits as a memoryview of floats [sum of n_out, vocab]. For a model whose output
+        is not logits, rows have info["out_width"] values."""
         arr, rows, out, _ = self._chunks(chunks)
         _call(lib.llmc_forward, self._h, arr, len(chunks), out)
         return (
@@ -463,8 +479,10 @@ class Session(_Handle):
         )
 
     def forward_rows(self, chunks, came=None):
-        """(logits or None, rows): forward() of a model of mtp.part rows, or of the head that guesses for it, whose tokens come with rows `came`, a
-        buffer of floats [sum of tokens, hidden]. Rows are a memoryview of as many."""
+        """forward() for a model opened with mtp.part=rows, or for its MTP head.
+
+        Return (logits or None, rows). came: input rows of the head, a buffer of floats
+        [sum of tokens, hidden]. rows: a memoryview of the same shape."""
         arr, n_out, out, _ = self._chunks(chunks)
         n, hidden = sum(len(t) for _, t, _ in chunks), self.model.info["hidden"]
         rows = (C.c_float * max(1, n * hidden))()
@@ -479,7 +497,9 @@ class Session(_Handle):
         return logits, memoryview(rows).cast("B").cast("f", (n, hidden))
 
     def embed(self, text, pool=None, normalize=None):
-        """The vector of a text (or of ids) as floats, of a model whose output is no logits. pool: "last", "mean", "cls"; None: the model's own."""
+        """Return the vector of a string or of ids, from a model whose output is not logits.
+
+        pool: "last", "mean" or "cls"; None: that of the model."""
         info = self.model.info
         ids = self.model.tokenizer.encode(text) if isinstance(text, str) else list(text)
         kind = info["pool"] if pool is None else ["none", "last", "mean", "cls"].index(pool)
@@ -501,18 +521,20 @@ class Session(_Handle):
         return {name: getattr(s, name) for name, _ in s._fields_ if name != "size"}
 
     def run(self, prompt, on_token=None, *, stop=None, **params):
-        """Generate to the end: {"tokens", "text", "finish", ...}. prompt: text or ids. on_token(id, text) may return False to stop."""
+        """Generate to the end; return {"tokens", "text", "finish", ...}.
+
+        prompt: string or ids. on_token(id, text) may return False to stop."""
         tokens = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         ids, text, raised = [], bytearray(), []
 
-        def each(user, id, piece, n):
+        def each(user, id, part, n):
             try:
-                data = C.string_at(piece, n) if n else b""
+                data = C.string_at(part, n) if n else b""
                 if id >= 0:
                     ids.append(id)
                 text.extend(data)
                 return on_token is None or on_token(id, data.decode()) is not False
-            except BaseException as e:  # must not cross C
+            except BaseException as e:  # an exception must not unwind through C
                 raised.append(e)
                 return False
 
@@ -541,35 +563,35 @@ class Session(_Handle):
         }
 
     def generate(self, prompt, **params):
-        """A generator of pieces of text; closing it early stops the model."""
-        pieces, end, stopped = queue.Queue(), object(), threading.Event()
+        """Yield the output as strings; closing the generator early stops the model."""
+        parts, end, stopped = queue.Queue(), object(), threading.Event()
 
         def each(id, text):
             if text:
-                pieces.put(text)
+                parts.put(text)
             return not stopped.is_set()
 
         def work():
             try:
                 self.result = self.run(prompt, each, **params)
             except Exception as e:
-                pieces.put(e)
-            pieces.put(end)
+                parts.put(e)
+            parts.put(end)
 
         t = threading.Thread(target=work, daemon=True)
         t.start()
         try:
-            while (piece := pieces.get()) is not end:
-                if isinstance(piece, Exception):
-                    raise piece
-                yield piece
+            while (part := parts.get()) is not end:
+                if isinstance(part, Exception):
+                    raise part
+                yield part
         finally:
             stopped.set()
             t.join()
 
 
 class Event:
-    """What llmc_event says, as Python values. kind: prompt, token, finish, error."""
+    """An llmc_event as Python values; kind: prompt, token, finish, error."""
 
     def __init__(self, e):
         self.kind, self.last, self.request = KINDS[e.kind], e.last, e.request
@@ -597,11 +619,11 @@ class Event:
 
 
 class Request:
-    """A request in work. Iterating gives pieces of the first choice's text; events() gives everything."""
+    """A submitted request. Iteration yields text of the first choice, events() all events."""
 
     def __init__(self, engine, id):
         self.engine, self.id, self.done = engine, id, False
-        self.result = None  # when the first choice is complete: {"tokens", "text", "finish", ...}
+        self.result = None  # {"tokens", "text", "finish", ...} once the first choice is complete
 
     def events(self, timeout=None):
         while not self.done:
@@ -640,7 +662,7 @@ class Request:
             self.forget()
 
     def wait(self):
-        """The result when it is complete."""
+        """Wait for the request to complete; return its result."""
         for _ in self:
             pass
         return self.result
@@ -655,10 +677,15 @@ class Request:
 
 
 class Engine(_Handle):
-    """Many requests at once, from any thread. options: max_concurrent_requests, max_batch_prefill_tokens,
-    max_batch_total_tokens, waiting_served_ratio, max_waiting_tokens, no_prefix_cache, swap_bytes, prefix_dir,
-    prefix_dir_bytes, speculate, draft (a smaller Model of the same tokenizer, or the head of the same checkpoint: set=["mtp.part=head"], the model's own being
-    set=["mtp.part=rows"]); limits: context, seqs, chunk, n_out, kv_tokens, threads, snapshots, host_tokens, marks. An engine serves either submit() and generate() or, in one event loop, stream()."""
+    """Session with its own thread that serves many requests; any thread may call.
+
+    options: max_concurrent_requests, max_batch_prefill_tokens, max_batch_total_tokens,
+    waiting_served_ratio, max_waiting_tokens, no_prefix_cache, swap_bytes, prefix_dir,
+    prefix_dir_bytes, speculate, draft. draft is a smaller Model with the same tokenizer, or the MTP
+    head of the same checkpoint: opened with set=["mtp.part=head"], and the model with
+    set=["mtp.part=rows"].
+    limits: context, seqs, chunk, n_out, kv_tokens, threads, snapshots, host_tokens, marks.
+    Use either submit() and generate(), or stream() in one event loop."""
 
     def __init__(self, model, *, log=None, **options):
         self._h = None
@@ -695,13 +722,13 @@ class Engine(_Handle):
         self._h = h
 
     def close(self, drain=0):
-        """Wait `drain` seconds for requests to end (None: as long as it takes), cancel the rest."""
+        """Wait `drain` seconds for requests to end (None: no limit), then cancel the rest."""
         if self._h:
             lib.llmc_engine_close(self._h, -1 if drain is None else int(drain * 1000))
             self._h = None
 
     def drain(self, seconds=None):
-        """No more requests; true when all were served in time."""
+        """Refuse new requests and wait; True if all were served in time."""
         return (
             lib.llmc_engine_drain(self._h, -1 if seconds is None else int(seconds * 1000), None)
             == 0
@@ -724,8 +751,10 @@ class Engine(_Handle):
         prefix_salt=0,
         **params,
     ):
-        """Put a request in; a Request. prompt: text or ids. adapter: a number of Model.load_adapter. prefix_salt: its
-        prompt is found again by requests of the same number alone. llmc.Error with name LLMC_E_BUSY when the queue is full."""
+        """Submit a request; return a Request. llmc.Error LLMC_E_BUSY: the queue is full.
+
+        prompt: string or ids. adapter: id from Model.load_adapter. prefix_salt: only requests with
+        the same value share cached prefix pages."""
         tokens = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         p, keep = _params(**params)
         ids = _ids(tokens)
@@ -750,17 +779,17 @@ class Engine(_Handle):
         return Request(self, id.value)
 
     def generate(self, prompt, **params):
-        """A generator of pieces of text; closing it early cancels the request."""
+        """Yield the output as strings; closing the generator early cancels the request."""
         yield from self.submit(prompt, **params)
 
     async def stream(self, prompt, **params):
-        """An asynchronous generator of pieces of text; closing it early cancels the request."""
+        """Yield the output as strings, asynchronously; closing it early cancels the request."""
         async for e in self.events(prompt, **params):
             if e.kind != "prompt" and e.index == 0 and e.text:
                 yield e.text
 
     async def events(self, prompt, **params):
-        """An asynchronous generator of all events of a request."""
+        """Yield all events of a request, asynchronously."""
         loop = asyncio.get_running_loop()
         if self._waiting and loop is not self._loop:
             raise RuntimeError("this engine is in use by another event loop")
@@ -798,7 +827,7 @@ class Engine(_Handle):
             lib.llmc_event_release(C.byref(ev))
 
     def stats(self):
-        """Counters and gauges of llmc_counts; histograms as {"n", "sum", "bucket"}."""
+        """Return the fields of llmc_counts; histograms are {"n", "sum", "bucket"}."""
         c = _ffi.Counts()
         lib.llmc_engine_stats(self._h, C.byref(c))
         d = {}

@@ -1,4 +1,4 @@
-"""The C declarations of llmc.h, as ctypes. Field order and types follow the header; tests compare the sizes."""
+"""Declarations of llmc.h as ctypes, in the order of the header. Tests compare the struct sizes."""
 
 import ctypes as C
 import ctypes.util
@@ -94,7 +94,7 @@ class SamplingOption(C.Structure):
 
 
 def _sampling_options():
-    """The rows of LLMC_SAMPLING_OPTIONS, which are the first fields of llmc_params."""
+    """Return the rows of LLMC_SAMPLING_OPTIONS, the first fields of llmc_params."""
     n = C.c_size_t()
     lib.llmc_sampling_options.restype = C.POINTER(SamplingOption)
     rows = lib.llmc_sampling_options(C.byref(n))
