@@ -1,4 +1,4 @@
-"""The GPU emulator for end-to-end tests: its environment, built when it is not there."""
+"""Environment of the GPU emulator for end-to-end tests; builds the emulator if it is missing."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ LIBS = os.path.join(BUILD, "emu")
 
 
 def environment(arch="sm_90a", mode="fast", seed=0, **more):
-    """Variables under which llmc finds an emulated GPU of this architecture."""
+    """Return variables under which llmc finds an emulated GPU of this architecture."""
     if not os.path.exists(os.path.join(LIBS, "libcuda.so.1")):
         if subprocess.run(["make", "-s", f"BUILD={BUILD}", "emu-lib"], cwd=ROOT).returncode:
             pytest.fail("the emulator does not build")

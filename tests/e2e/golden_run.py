@@ -1,4 +1,4 @@
-"""Runs a golden model of tests/golden/models through the command line and compares with what torch said."""
+"""Run a golden model of tests/golden/models through the command line and compare it with torch."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import weights  # noqa: E402, F401 (other tests import it from here)
 from waiting import HANG  # noqa: E402
 
 LLMC = os.environ.get("LLMC", os.path.join(ROOT, "build", "llmc"))
-TOLERANCE = 1e-5  # of the range of the logits
+TOLERANCE = 1e-5  # relative to the range of the logits
 
 
 class Refused(Exception):
@@ -22,7 +22,8 @@ class Refused(Exception):
 
 
 def run(folder, golden, *args, set=None, n=None, timeout=HANG):
-    """(logits [n_prompt, vocab], new tokens). Refused when the command ends with an error.
+    """Return (logits [n_prompt, vocab], new tokens); raise Refused if the command fails.
+
     The artifact stays in the folder; built kernels go to the cache that all tests share."""
     out = os.path.join(str(folder), "out.npy")
     cmd = [
@@ -51,7 +52,8 @@ def run(folder, golden, *args, set=None, n=None, timeout=HANG):
 
 
 def error(golden, logits):
-    """Largest difference, as a share of the range of the golden logits; rows of padding ids are no part of it."""
+    """Return the largest difference relative to the range of the golden logits, without rows of
+    padding ids."""
     assert logits.shape == golden.logits.shape, (logits.shape, golden.logits.shape)
     assert np.isfinite(logits).all()
     return float(np.abs(logits - golden.logits).max() / (golden.logits.max() - golden.logits.min()))

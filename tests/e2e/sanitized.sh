@@ -1,18 +1,19 @@
 #!/bin/bash
-# A sanitized llmc with kernels that are sanitized too. Usage: sanitized.sh BUILD PART
-#   models    whole models; of the storage types that share their code one runs each, with LLMC_CHECK_ALL=1 all do
+# Sanitized llmc with sanitized kernels. Usage: sanitized.sh BUILD PART
+#   models    whole models; one storage type per shared implementation, all with LLMC_CHECK_ALL=1
 #   engine    test_engine on sanitized kernels
-#   soak      one minute of every kind of client against a server with everything on, whose freed memory goes back to the system soon
+#   soak      one minute of every kind of client against a server with all features; freed memory is returned to the system early
 #   mixed     64 requests at once
 set -eu
 build=$1
 llmc=$build/llmc
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-# models of its own, built code of the cache that it was started with: flags are part of its keys
+# own cache of models; built code of the outer cache, whose keys include compiler flags
 kernels=${LLMC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/llmc}/kernels
 mkdir -p "$tmp/cache" && mkdir -p "$(dirname "$kernels")" && { [ -d "$kernels" ] || mkdir -m 700 "$kernels"; } && ln -s "$(realpath "$kernels")" "$tmp/cache/kernels"
-# Kernels by gcc, which takes 2 s where clang takes 30 with these flags; -nodefaultlibs: the sanitizers' runtime is the one in llmc, which clang has linked.
+# Kernels by gcc, which takes 2 s where clang takes 30 with these flags. -nodefaultlibs: llmc,
+# linked by clang, has the sanitizers' runtime.
 export LLMC_CC=gcc LLMC_CACHE=$tmp/cache LLMC_KERNEL_CFLAGS="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -nodefaultlibs"
 case $2 in
 engine)

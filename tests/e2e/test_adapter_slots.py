@@ -1,4 +1,4 @@
-"""Adapters in slots, chosen for each sequence, against PEFT (tests/golden/make_lora.py)."""
+"""Adapters in slots, selected per sequence, against PEFT (tests/golden/make_lora.py)."""
 
 import json
 import os
@@ -35,13 +35,13 @@ EXPERTS = [
     "qwen2-moe-experts",
     "mixtral-experts",
     "qwen3-moe-experts",
-]  # 5 of which 2, 6 of which 2 and a shared one, 5 of which 1, 8 of which 3
+]  # experts, chosen: 5, 2; 6, 2 and a shared one; 5, 1; 8, 3
 OF_EXPERTS = [*SLOTS, "adapters.expert_rank=5"]
 BEST = [a for a in ("generic", "v3", "v4") if RUNS.get(a)][-1]
 
 
 def logits(session, chunks):
-    """Of every token of each: one chunk a sequence, all in one step"""
+    """Return the logits of every token: one chunk per sequence, all in one step."""
     made = np.array(session.forward([(q, ids, len(ids)) for q, ids in chunks]))
     return np.split(made, np.cumsum([len(ids) for _, ids in chunks])[:-1])
 
@@ -93,7 +93,7 @@ def test_logits_are_pefts(case, device, arch, tmp_path):
     ],
 )
 def test_ranks_have_parts_of_adapters(case, parallel, tmp_path):
-    """Shares are uneven: 7 heads, 3 ranks."""
+    """Uneven shares: 7 heads on 3 ranks."""
     agrees_with_peft(case, tmp_path, device="cpu", arch="generic", extra=[f"parallel.{parallel}"])
 
 
@@ -136,7 +136,7 @@ def test_logits_of_experts_are_pefts(case, device, arch, tmp_path):
     ],
 )
 def test_ranks_have_parts_of_experts_adapters(case, parallel, tmp_path):
-    """Rows and columns of each expert, or whole ones: 5 of them on 3 ranks"""
+    """Rows and columns of each expert, or whole experts: 5 of them on 3 ranks."""
     agrees_with_peft(
         case,
         tmp_path,
@@ -146,7 +146,8 @@ def test_ranks_have_parts_of_experts_adapters(case, parallel, tmp_path):
 
 
 def split_experts(case, folder):
-    """An adapter of stacked experts as pairs of modules, one for each: what PEFT writes where experts are modules"""
+    """Split an adapter of stacked experts into one module pair per expert, as PEFT writes experts
+    that are modules."""
     made, of = {}, config(case)
     tensors = read_safetensors(os.path.join(LORA, case, "adapter_model.safetensors"))
     for name, a in tensors.items():
@@ -195,7 +196,7 @@ def test_experts_may_be_modules(experts, tmp_path):
 
 
 def test_experts_without_gates(tmp_path):
-    """7 of which 3, and what PEFT calls model is backbone in the checkpoint"""
+    """7 experts, 3 per token. PEFT's "model" is "backbone" in the checkpoint."""
     g = weights.Golden(config("nemotron-experts")["base_model_name_or_path"])
     g.build(tmp_path / "model")
     (tmp_path / "a").mkdir()
@@ -218,8 +219,9 @@ def test_experts_without_gates(tmp_path):
     )
 
 
-def test_what_experts_take(experts):
-    """Bytes of a slot: rank x (both edges of gate, up and down) of each expert, beside those of the other projections"""
+def test_bytes_of_expert_slots(experts):
+    """Bytes per slot: rank x (inputs + outputs of gate, up and down) per expert, plus the other
+    projections."""
     folder, _ = experts
     sizes = []
     for settings in (SLOTS, OF_EXPERTS):
@@ -239,12 +241,12 @@ def test_adapters_of_experts_are_refused(experts, tmp_path):
         m.load_adapter(f"{LORA}/qwen2-moe-experts")
     with pytest.raises(llmc.Error, match="another model|has no slot"):
         m.load_adapter(f"{LORA}/phimoe-experts")
-    assert m.load_adapter(f"{LORA}/qwen2-moe-down")  # the slot has stayed free
+    assert m.load_adapter(f"{LORA}/qwen2-moe-down")  # the slot is still free
 
 
 @pytest.mark.parametrize("name", ["llama-smol", "gpt_oss-plain"])
 def test_a_rank_for_experts_that_have_no_slots_is_refused(name, tmp_path):
-    """None, and interleaved ones"""
+    """A model without experts, and one with interleaved experts."""
     weights.Golden(name).build(tmp_path)
     with pytest.raises(llmc.Error, match="adapters.expert_rank: this model has no experts"):
         llmc.Model(tmp_path, device="ref", no_weights=True, set=OF_EXPERTS)
@@ -258,7 +260,8 @@ def test_a_rank_for_experts_in_orders_of_their_own_is_refused(tmp_path):
 
 @pytest.mark.parametrize("device,arch", [("ref", None), ("cpu", BEST)])
 def test_an_engine_serves_adapters_of_experts(experts, device, arch):
-    """Tokens are those of a request alone, whoever else is there; prompts find pages of their own adapter; adapters come and go."""
+    """A request gets the tokens that it gets alone. Prompts find only cached pages of their own
+    adapter; adapters are loaded and unloaded meanwhile."""
     folder, g = experts
     m = llmc.Model(
         folder,
@@ -316,7 +319,8 @@ def test_bits_are_those_of_a_sequence_alone(base, device, arch):
 
 
 def alone_and_beside(m, g, first, second):
-    """Prompts of several adapters and of none in one step, then decode rows of all of them, forks and what was saved."""
+    """Compare prompts with several adapters and with none in one step, then decode rows of all,
+    forks and reloaded sequences, with each alone."""
     number = [
         0,
         m.load_adapter(f"{LORA}/{first}"),
@@ -348,7 +352,8 @@ def alone_and_beside(m, g, first, second):
 
 
 def test_over_a_gguf_file(tmp_path):
-    """Rows of q and k lie in another order there, and modules are named as Hugging Face has them: slots give what the merged weights give."""
+    """A GGUF stores rows of q and k in another order than Hugging Face, whose names the modules
+    have. Slots must give the logits of the merged weights."""
     source = os.path.join(weights.HERE, "gguf", "llama-f16.gguf")
     ids = [3 + 7 * i % 200 for i in range(40)]
     with llmc.Model(source, device="ref", no_weights=True) as m:
@@ -393,7 +398,8 @@ def test_over_a_gguf_file(tmp_path):
 
 
 def test_an_engine_serves_adapters_in_one_batch(base):
-    """Tokens are those of a request alone; pages of a prompt are found by requests of the same adapter only; preempted requests keep theirs."""
+    """A request gets the tokens that it gets alone. Only requests of the same adapter share prompt
+    pages; a preempted request keeps its adapter."""
     folder, g = base
     m = model(folder, extra=["kv.dtype=f16"])
     number = [0, m.load_adapter(f"{LORA}/llama-all"), m.load_adapter(f"{LORA}/llama-some")]
@@ -441,7 +447,7 @@ def test_pages_on_disk_belong_to_the_adapter(base, tmp_path):
             assert got["tokens"] == want
 
 
-def test_slots_are_free_when_nobody_has_the_adapter(base):
+def test_slots_are_free_when_no_sequence_uses_the_adapter(base):
     folder, g = base
     m = llmc.Model(
         folder, device="ref", set=["adapters.slots=1", "adapters.rank=8", "kv.dtype=f32"]
@@ -468,11 +474,12 @@ def test_slots_are_free_when_nobody_has_the_adapter(base):
         got = logits(s, [(s.seq(adapter=b), g.prompt)])[0]
         assert np.abs(got - peft("llama-some")).max() < 3e-3 * np.abs(got).max()
         m.unload_adapter(b)
-    assert m.load_adapter(f"{LORA}/llama-all") not in (a, b)  # a session that closes lets go
+    # closing a session releases its adapter
+    assert m.load_adapter(f"{LORA}/llama-all") not in (a, b)
 
 
 def test_a_slot_is_written_when_all_stages_are_done_with_it(tmp_path):
-    """No logits are waited for: the second stage still works when the first one is through."""
+    """The host waits for no logits: the second stage still works when the first one is done."""
     g = weights.Golden(BASE)
     g.build(tmp_path)
     m = llmc.Model(
@@ -505,7 +512,7 @@ def test_what_has_no_slot_is_refused(base, tmp_path):
     ):
         with pytest.raises(llmc.Error, match=said):
             m.load_adapter(f"{LORA}/{case}")
-    assert m.load_adapter(f"{LORA}/llama-all")  # the slot has stayed free
+    assert m.load_adapter(f"{LORA}/llama-all")  # the slot is still free
     for settings, said in (
         (["adapters.slots=2000"], "adapters.slots"),
         (["adapters.slots=1", "adapters.rank=0"], "adapters.rank"),
@@ -548,7 +555,8 @@ with llmc.open(folder, device="cuda", arch=arch, set={"deterministic": "true", "
 
 
 def on_a_gpu(model, arch, first, second, tmp_path, **more):
-    """The emulated one: mixed steps, decode steps and those of the engine, whose tokens are picked there."""
+    """Run on an emulated GPU: mixed steps, decode steps, and engine steps that sample on the
+    device."""
     folder, g = model
     out = tmp_path / "logits.npz"
     p = subprocess.run(
@@ -584,7 +592,7 @@ def test_on_a_gpu(base, tmp_path):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])
 def test_experts_on_a_gpu(experts, arch, tmp_path):
-    """Kernels for any shape, and those that a generation has of its own"""
+    """Kernels for any shape, and those specific to one GPU generation."""
     on_a_gpu(
         experts,
         arch,
@@ -620,8 +628,9 @@ def shown(folder, where, command, *args):
 @pytest.mark.parametrize(
     "where", [["--arch", BEST], ["--device", "cuda", "--arch", "sm_75"]], ids=["cpu", "gpu"]
 )
-def test_what_is_passed_over_takes_no_time(base, where):
-    """Where no sequence has an adapter its ops do not run: times have none of them, while verify looks at what they would make, too."""
+def test_skipped_ops_take_no_time(base, where):
+    """If no sequence has an adapter, its ops do not run and have no times. verify still compares
+    their results."""
     for row in shown(base[0], where, "bench", "-p", "3", "-n", "2", "-r", "1", "--ops")["results"]:
         ops = [o["op"] for o in row["ops"]]
         assert ops and not [o for o in ops if o.startswith("lora")], ops
@@ -647,7 +656,7 @@ np.savez(out, *(np.concatenate([p, l[None]]) for p, l in zip(np.split(prompt, 2)
 
 
 def test_latent_attention_on_a_gpu(tmp_path):
-    """Adapters of all its projections, in a prompt and in a decode step"""
+    """Adapters of all projections, in prefill and in a decode step."""
     g = weights.Golden(config("deepseek-latents")["base_model_name_or_path"])
     g.build(tmp_path / "model")
     out = tmp_path / "logits.npz"
@@ -690,7 +699,7 @@ np.savez(out, *(np.concatenate([p, x]) for p, x in zip(np.split(prompt, 2), (las
 
 @pytest.mark.skipif("LLMC_CHECK_ALL" not in os.environ, reason="every case")
 def test_two_gpus_have_parts_of_adapters(tmp_path):
-    """Decode steps of a sequence with one and of a sequence without: each has a graph of its own"""
+    """Decode steps of sequences with and without an adapter; each kind has its own graph."""
     g = weights.Golden(config("phi3-stacks")["base_model_name_or_path"])
     g.build(tmp_path / "model")
     out = tmp_path / "logits.npz"
@@ -718,7 +727,8 @@ def test_two_gpus_have_parts_of_adapters(tmp_path):
 
 
 def test_shared_experts_have_slots(tmp_path):
-    """Which PEFT of late writes for no model of transformers 5, but others have: slots give what the merged weights give."""
+    """Recent PEFT writes no such adapter for transformers 5, but other tools do. Slots must give
+    the logits of the merged weights."""
     g = weights.Golden("deepseek_v3-plain")
     g.build(tmp_path / "model")
     adapter = {}
@@ -754,7 +764,7 @@ def test_shared_experts_have_slots(tmp_path):
     )
 
 
-# op, what stands in its kernel, what is put in its place
+# op, code in its kernel, replacement
 MUTATIONS = [
     ("lora_down", r"\(int64_t\)slot \* N", "(int64_t)0 * N"),
     ("lora_up", r"slot \* RANK", "0 * RANK"),
@@ -804,7 +814,7 @@ def expert_artifact(experts, tmp_path_factory):
 
 
 def test_a_plan_whose_slots_differ_is_refused(base, artifact, tmp_path):
-    """Of as many elements, but in another order of slots: the last of them would lie behind the tensor."""
+    """Same size but another order of slots: the last slot would end beyond the tensor."""
     copy = tmp_path / "artifact"
     shutil.copytree(artifact, copy)
     plan = copy / "plan-cpu-generic.json"
@@ -825,7 +835,7 @@ def test_a_plan_whose_slots_differ_is_refused(base, artifact, tmp_path):
 
 
 def test_a_plan_whose_experts_lie_beyond_their_own_is_refused(experts, expert_artifact, tmp_path):
-    """Rows in pieces far apart: in a stacked factor the last expert's would lie behind it."""
+    """Strided rows: in a stacked factor the rows of the last expert would end beyond it."""
     copy = tmp_path / "artifact"
     shutil.copytree(expert_artifact, copy)
     path = copy / "plan-cpu-generic.json"
@@ -844,14 +854,16 @@ def test_a_plan_whose_experts_lie_beyond_their_own_is_refused(experts, expert_ar
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name,was,bug", MUTATIONS)
 def test_a_mistake_in_a_kernel_shows(name, was, bug, base, artifact, tmp_path):
-    """Another slot, another matrix' part, a part of the rank, the adapter of the step's first row."""
+    """Mutations: another slot, part of another matrix, only part of the rank, the adapter of the
+    step's first row."""
     shows(*base, artifact, tmp_path, name, was, bug, "llama-some", "llama-all")
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name,was,bug", EXPERT_MUTATIONS)
 def test_a_mistake_in_a_kernel_of_experts_shows(name, was, bug, experts, expert_artifact, tmp_path):
-    """Another choice' row, gate's factor for up, no weights, another slot, the first choice' expert, gate's addition for up, the adapter of the step's first row."""
+    """Mutations: row of another choice, gate's factor for up, no weights, another slot, expert of
+    the first choice, gate's addition for up, adapter of the step's first row."""
     shows(
         *experts, expert_artifact, tmp_path, name, was, bug, "qwen2-moe-down", "qwen2-moe-experts"
     )

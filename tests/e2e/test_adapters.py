@@ -1,4 +1,4 @@
-"""Adapters in the weights against PEFT (tests/golden/make_lora.py)."""
+"""Adapters merged into the weights, against PEFT (tests/golden/make_lora.py)."""
 
 import json
 import os
@@ -19,7 +19,7 @@ import weights  # noqa: E402
 LORA = os.path.join(weights.HERE, "lora")
 CASES = sorted(
     set(os.listdir(LORA)) - {"nemotron-experts"}
-)  # its modules have another name than its checkpoint
+)  # its modules are named unlike its checkpoint
 ON = [(c, "ref", None) for c in CASES] + [
     (c, "cpu", "v4")
     for c in ("llama-all", "qv-rslora", "gpt2-stack", "mixtral-experts")
@@ -67,7 +67,8 @@ def test_logits_are_pefts(case, device, arch, tmp_path):
 
 
 def test_the_sum_is_rounded_once(tmp_path):
-    """Where the weights are held in 16 bits: as the merged weights themselves would be."""
+    """With 16-bit weights the sum is rounded once, so it equals merged weights that were
+    rounded."""
     case = "llama-all"
     g = weights.Golden(config(case)["base_model_name_or_path"])
     g.build(tmp_path / "base")
@@ -89,7 +90,7 @@ def test_the_sum_is_rounded_once(tmp_path):
         x, y = (logits(m, g.prompt[:5]) for m in pair)
         assert (
             np.abs(x - y).max() < 2e-2 * np.abs(y).max()
-        )  # a sum in another order may round to the other side
+        )  # a sum in another order may round differently
         assert pair[0].plan["lora"] == f"{LORA}/{case}"
 
 
@@ -135,7 +136,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path):
 
 
 def permuted(w, heads):
-    """Rows of q and k as llama.cpp's converter lays them."""
+    """Permute rows of q and k as llama.cpp's converter does."""
     return (
         w.reshape(heads, 2, w.shape[0] // heads // 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
     )
@@ -143,7 +144,8 @@ def permuted(w, heads):
 
 @pytest.mark.parametrize("kind", ["f16", "q4_0"])
 def test_over_a_gguf_file(kind, tmp_path):
-    """Modules have Hugging Face's names and rows; blocks that cannot hold the sum become f16."""
+    """Modules have Hugging Face's names and row order. Blocks that cannot hold the sum become
+    f16."""
     gguf = pytest.importorskip("gguf")
     from gguf.quants import dequantize
 

@@ -1,5 +1,5 @@
-"""Generated folders and the cache of kernels: same input, same bytes; movable; what is damaged heals with one line; and
-nothing half-written is ever trusted."""
+"""Artifacts and the cache of kernels. The same input gives the same bytes; folders can be moved;
+damage is repaired with one message; an incomplete file is never used."""
 
 import hashlib
 import os
@@ -42,7 +42,8 @@ NO_COMPILER = {"LLMC_CC": "/nowhere/cc"}
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Own cache, and kernels built as fast as can be: how well they run is not the question here."""
+    """Environment with its own cache, and the fastest kernel build, since speed is not tested
+    here."""
     old = {k: os.environ.get(k) for k in ("LLMC_KERNEL_CFLAGS", "LLMC_CACHE")}
     d = tmp_path_factory.mktemp("home")
     os.environ.update(LLMC_KERNEL_CFLAGS="-O1", LLMC_CACHE=str(d / "cache"))
@@ -65,7 +66,7 @@ def shipped(llmc, model, home):
 
 @pytest.fixture(scope="module")
 def tokens(llmc, shipped):
-    """What every run must say."""
+    """Tokens that every run must generate."""
     return llmc.json("run", shipped, *RUN)["tokens"]
 
 
@@ -138,7 +139,7 @@ def test_the_same_bytes_anywhere(llmc, model, home, tmp_path):
     assert {"plan-cpu-generic.json", "plan-cpu-v3.json", "model.yaml"} <= set(made[0])
     for p in (tmp_path / "one" / "out").rglob("*"):
         assert p.is_dir() or str(tmp_path).encode() not in p.read_bytes(), f"{p} holds a path"
-    # a second time: the files are left alone
+    # compiling again leaves the files alone
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "one" / "out").rglob("*.c")}
     llmc(
         "compile",
@@ -164,7 +165,8 @@ def test_a_moved_artifact_runs_without_compiler_or_cache(llmc, shipped, tokens, 
 
 
 def test_shipped_kernels_are_used_on_a_better_processor(llmc, shipped, tokens, tmp_path):
-    """No plan for this processor, but one that it runs was shipped with its kernels: no compiler, nothing written, one line."""
+    """No plan for this processor, but kernels were shipped for an older one: they are used, without
+    a compiler or written files, with one message."""
     best, folder = (
         llmc.json("doctor")["processor"]["best_target"].removeprefix("cpu-"),
         copy(shipped, tmp_path / "a"),
@@ -189,7 +191,7 @@ def test_shipped_kernels_are_used_on_a_better_processor(llmc, shipped, tokens, t
     assert f"with vectors of {8 if best in ('v3', 'vnni') else 16} elements instead of 4" in said[0]
     assert tree(folder) == before
     assert llmc.json("plan", folder)["target"] == "cpu-generic"
-    # a plan for this processor whose kernels nobody built, and nothing to build them with
+    # a plan for this processor without built kernels, and no compiler
     llmc("compile", folder / "model.yaml", "-o", folder, "--arch", best, "-q")
     assert (
         llmc.json("run", folder, *run, env=dict(NO_COMPILER, LLMC_CACHE=str(tmp_path / "cache")))[
@@ -205,7 +207,7 @@ def test_shipped_kernels_are_used_on_a_better_processor(llmc, shipped, tokens, t
     ), llmc.err
     assert "/nowhere/cc" in said[1], "why not this processor's"
     (folder / f"plan-cpu-{best}.json").unlink()
-    # another description, or a folder without built kernels: compiled for this processor as ever
+    # another description, or a folder without built kernels: compiled for this processor as usual
     shutil.rmtree(folder / "aot")
     llmc("run", folder, *run, env=dict(NO_COMPILER, LLMC_CACHE=str(tmp_path / "cache")), code=2)
     assert f"no plan for cpu-{best}: compiling it from model.yaml" in llmc.err
@@ -243,7 +245,7 @@ def test_a_damaged_shipped_kernel_heals_with_one_line(llmc, shipped, tokens, tmp
         manifest.unlink()
     elif kind == "bad-manifest":
         manifest.write_text(manifest.read_text()[:40])
-    elif kind == "source":  # the plan's kernel, edited by hand: still the same function
+    elif kind == "source":  # the plan's kernel, edited by hand without changing the function
         src = next((folder / "kernels").glob("embed*.c"))
         src.write_text(src.read_text() + "/* edited */\n")
     else:
@@ -251,7 +253,7 @@ def test_a_damaged_shipped_kernel_heals_with_one_line(llmc, shipped, tokens, tmp
     assert llmc.json("run", folder, *RUN)["tokens"] == tokens
     said = notices(llmc.err)
     assert len(said) == 1 and "compiled here" in said[0], llmc.err
-    # what was built went to the cache, so the next run compiles nothing
+    # built kernels went to the cache, so the next run compiles nothing
     assert llmc.json("run", folder, *RUN)["tokens"] == tokens
     assert "compiling" not in llmc.err
 
@@ -277,7 +279,8 @@ def test_a_damaged_cache_heals(llmc, model, home, tokens, tmp_path, kind):
 
 
 def test_a_cache_that_takes_no_files(llmc, model, tokens, tmp_path):
-    """The model runs from memory, with one line that says what to set, and leaves nothing behind."""
+    """With an unwritable cache the model runs from memory, with one message that names the variable
+    to set, and leaves no files."""
     (tmp_path / "cache").write_text("a file")
     (tmp_path / "tmp").mkdir()
     env = {"LLMC_CACHE": str(tmp_path / "cache"), "TMPDIR": str(tmp_path / "tmp")}
@@ -301,7 +304,7 @@ def test_two_processes_may_build_the_same_kernels(llmc, model, tokens, tmp_path)
     assert outs[0][0] == outs[1][0] and outs[0][0].split()
     left = [p.name for p in (tmp_path / "cache").rglob("*") if p.is_file() and "tmp" in p.name]
     assert left == []
-    # all of it is whole: nothing is compiled again
+    # everything is intact again: nothing is compiled
     llmc("run", model, *RUN, env=env)
     assert "compiling" not in llmc.err and notices(llmc.err) == []
 
@@ -334,7 +337,7 @@ def test_killed_while_writing(llmc, model, tokens, tmp_path):
     )
     assert p.returncode == -9
     assert llmc.json("run", model, *RUN, env=env)["tokens"] == tokens
-    # killed while the artifact's folder is made, at whatever moment: what is there afterwards is complete
+    # killed at any moment while the artifact's folder is written: the existing files are complete
     half = tmp_path / "half"
     p = subprocess.run(
         [llmc.path, "compile", str(model), "-o", str(half), "--arch", "generic", "--aot"],
@@ -353,7 +356,7 @@ OLD = """#!/bin/sh
 for x in "$@"; do case "$x" in %s*) echo "cc: error: unrecognized command-line option '$x'" >&2; exit 1 ;; esac; done
 exec gcc "$@"
 """
-# what a compiler may be too old for, and what is then used
+# targets that a compiler may be too old for, and the target used instead
 BEFORE = {
     "cpu-amx": ("-mamx-", "cpu-v4"),
     "cpu-v4": ("-mavx512", None),
@@ -372,14 +375,14 @@ def test_a_compiler_older_than_the_processor(llmc, model, tmp_path):
     cc.chmod(0o755)
     env = {"LLMC_CACHE": str(tmp_path / "cache"), "LLMC_CC": str(cc)}
     run = [x for x in RUN if x not in ("--arch", "generic")]
-    for _ in range(2):  # the second time from the cache
+    for _ in range(2):  # the second run reads the cache
         got = llmc.json("run", model, *run, env=env)
         lines = [x for x in llmc.err.splitlines() if "slower" in x]
         assert len(lines) == 1 and flag in lines[0] and "LLMC_CC" in lines[0], llmc.err
         used = re.search(r"using cpu-(\w+),", lines[0])[1]
         assert then in (None, f"cpu-{used}")
     assert got["tokens"] == llmc.json("run", model, *run, "--arch", used, env=env)["tokens"]
-    # who asks for it gets it, or why not
+    # an explicit --arch is honoured, or refused with the reason
     llmc("run", model, *run, "--arch", best.removeprefix("cpu-"), env=env, code=2)
     assert "unrecognized command-line option" in llmc.err
 

@@ -1,8 +1,7 @@
-"""Mistakes that only a whole run meets: each gets a sentence, and nothing is lost.
+"""Bad input that only a complete run detects: each fault gets a message, and no data is lost.
 
-Mistakes in descriptions are in tests/golden/yaml-errors, in checkpoints' headers in the unit tests of formats and weights,
-in configurations in test_import.py, in artifacts in test_artifacts.py.
-"""
+Faults of descriptions are in tests/golden/yaml-errors, of checkpoint headers in the unit tests of
+formats and weights, of configurations in test_import.py, of artifacts in test_artifacts.py."""
 
 import json
 import os
@@ -18,7 +17,7 @@ RANDOM = ["--random-weights", "--arch", "generic"]
 
 
 def safetensors(path, tensors):
-    """A minimal writer: {name: float32 array or (dtype, shape, bytes)}."""
+    """Write a minimal file: {name: float32 array or (dtype, shape, bytes)}."""
     head, data = {}, b""
     for name, t in tensors.items():
         dtype, shape, raw = (
@@ -37,7 +36,7 @@ def safetensors(path, tensors):
 
 @pytest.fixture(scope="module")
 def tensors(llmc):
-    """What the tiny description wants, as zeros."""
+    """Return the tensors of the tiny description, filled with zeros."""
     plan = llmc.json("plan", TINY, "--set", "storage.default=f32", "--arch", "generic")["plan"]
     out = {}
     for t in plan["tensor"]:
@@ -99,7 +98,8 @@ def test_a_wrong_dtype_is_named(llmc, tensors, tmp_path):
     )
     err = run(llmc, tmp_path / "model.safetensors", 1)
     assert name in err and "holds integers (i32), weights are expected" in err
-    # 16 bits where the description has 32 are widened, and blocks are made of both: tests/e2e/test_quantise_at_load.py
+    # 16-bit tensors for a 32-bit description are widened; both also become blocks
+    # (tests/e2e/test_quantise_at_load.py)
     safetensors(
         tmp_path / "model.safetensors",
         {**tensors, name: ("BF16", (rows, cols), bytes(rows * cols * 2))},
@@ -154,7 +154,7 @@ def test_an_empty_prompt(llmc, smollm2):
 
 
 def limited(limit):
-    """Files may not grow beyond limit bytes; the signal is ignored, so that writes fail as on a full disk."""
+    """Limit the file size. SIGXFSZ is ignored, so writes fail as on a full disk."""
     import signal
 
     def before():
@@ -203,7 +203,7 @@ def test_a_full_disk_while_keeping_packed_weights_goes_on_in_memory(llmc, smollm
     )
     packed = files_below(cache / "weights")
     assert packed
-    # a packed file that was cut is not trusted
+    # a truncated packed file is not used
     with open(packed[0], "r+b") as f:
         f.truncate(os.path.getsize(packed[0]) // 2)
     cut = subprocess.run(cmd, capture_output=True, text=True, env=env)
@@ -227,7 +227,7 @@ def test_an_unwritable_output_folder(llmc, tmp_path):
 
 
 def test_learned_positions_end(llmc):
-    """Nothing runs beyond the last position of a model whose positions are a table."""
+    """A model with a table of positions refuses to run beyond its last position."""
     model = "tests/golden/models/gpt2-plain"
     limit = int(llmc.json("plan", model, "--device", "ref")["plan"]["max_positions"])
     llmc(
@@ -246,7 +246,7 @@ def test_learned_positions_end(llmc):
 
 
 def test_one_layer_of_a_70b_shape_runs(llmc):
-    """Real widths (8192, 28672, GQA 64/8), one layer, a vocabulary of prime size."""
+    """Sizes of a 70B model (8192, 28672, GQA 64/8), one layer, a vocabulary of prime size."""
     r = llmc.json(
         "run",
         "configs/llama2-70b.yaml",
@@ -267,7 +267,8 @@ def test_one_layer_of_a_70b_shape_runs(llmc):
 
 
 def test_a_context_beyond_4_gib_of_kv(llmc):
-    """131072 positions of a wide KV cache: pages lie beyond 4 GiB, and only those used are touched."""
+    """131072 positions of a large KV cache: pages have offsets beyond 4 GiB, and only used pages
+    are touched."""
     sets = [
         x
         for s in (

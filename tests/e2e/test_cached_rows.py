@@ -1,5 +1,6 @@
-"""Quantised caches end to end: golden models against transformers with a cache that keeps the same rows (tests/golden/make_kv.py), and what holds and moves
-rows: pages, prefixes, forks, swapping, saved sequences, with every type."""
+"""Quantised KV caches end to end, with every KV type. Golden models are compared with transformers
+and a cache of the same rows (tests/golden/make_kv.py). Pages, prefixes, forks, swapping and
+saved sequences must keep rows."""
 
 import os
 
@@ -27,7 +28,8 @@ ARCH = {
 }
 
 
-ALL = "LLMC_CHECK_ALL" in os.environ  # else a sample, which has every kernel that types differ in
+# else a sample that includes every kernel that depends on the type
+ALL = "LLMC_CHECK_ALL" in os.environ
 
 
 def some(names, *sample):
@@ -35,7 +37,7 @@ def some(names, *sample):
 
 
 def golden(name):
-    """(case, what to set, logits, greedy)"""
+    """Return (case, overrides, logits, greedy tokens)."""
     case, k, v, *more = name.removesuffix(".npz").split(".")
     kv = {"kv.k": k, "kv.v": v, "kv.rotate": str("turned" in more).lower()}
     for m in more:
@@ -51,7 +53,7 @@ def compare(name, tmp_path, *args, most=5e-3):
     got, tokens = run(tmp_path, g, *args, set=kv)
     off = np.abs(got - logits).max() / np.ptp(logits)
     plain = np.abs(g.logits - logits).max() / np.ptp(logits)
-    # a value on the edge of two codes may fall on either side, which is a step of one element of one row
+    # a value halfway between two codes may round to either: one step in one element of one row
     assert off < min(most, plain / 10), (
         f"off by {off:.1e} of the range; a cache that rounds nothing is off by {plain:.1e}"
     )
@@ -75,7 +77,8 @@ def test_cpu(name, tmp_path):
     "name", some(GOLDEN, "qwen3-plain", "deepseek_v3-plain", "llama-smol.int4c")
 )
 def test_cuda(name, tmp_path, monkeypatch):
-    """On an emulated GPU: decode steps, and prompts through the portable kernel; heads of 16 meet tensor cores, which round queries, weights and values."""
+    """Emulated GPU: decode steps, and prefill through the portable kernel. Heads of 16 use tensor
+    cores, which round queries, weights and values."""
     for k, v in environment(
         "sm_90a" if name.startswith("glm") else "sm_75",
         mode="check" if ALL and name.startswith("qwen3-plain") else "fast",
@@ -110,16 +113,17 @@ def tiny(kv):
 
 
 @pytest.mark.parametrize("name", some(TYPES, "f8", "int6 and int4", "int4, near"))
-def test_a_crowd_answers_as_each_alone(name):
-    """Too few pages for all: requests are preempted, their pages swapped to the host and back, prefixes found again, choices forked."""
+def test_many_requests_answer_as_each_alone(name):
+    """Too few pages for all requests: they are preempted, swapped to the host and back, found in
+    the prefix cache, and forked for choices."""
     params = [dict(max_tokens=n, ignore_eos=True) for n in (12, 60, 16, 9, 8)]
     with tiny(TYPES[name]) as m:
         with m.session(context=128) as s:
             alone = [s.run(p, **k)["tokens"] for p, k in zip(PROMPTS, params)]
         with m.engine(context=128, seqs=4, chunk=48, kv_tokens=160, swap_bytes=1 << 20) as e:
-            for i in (0, 4):  # which begin alike, for two pages
+            for i in (0, 4):  # requests with a shared prefix of two pages
                 assert e.submit(PROMPTS[i], **params[i]).wait()["tokens"] == alone[i]
-            # three choices begin together and grow beyond five pages
+            # three choices share their start and grow beyond five pages
             three = e.submit(PROMPTS[1], n=3, **params[1])
             requests = [e.submit(p, **k) for p, k in zip(PROMPTS[2:4], params[2:4])]
             assert [r.wait()["tokens"] for r in requests] == alone[2:4]
@@ -136,7 +140,8 @@ def test_a_crowd_answers_as_each_alone(name):
 
 @pytest.mark.parametrize("name", some(TYPES, "f8", "int6 and int4", "int4, near"))
 def test_saved_rows(name):
-    """A saved sequence goes on with the same bits, after a fork and a trim as well; one that was changed or cut anywhere is refused and takes no page."""
+    """A saved sequence continues with the same bits, also after a fork and a trim. Changed or
+    truncated bytes are refused and use no page."""
     rng = np.random.default_rng(5)
     with tiny(TYPES[name]) as m, m.session(context=128, seqs=3, chunk=64, n_out=3) as s:
         q = s.seq()
@@ -172,7 +177,8 @@ def test_saved_rows(name):
 
 
 def test_exact_pages_on_ranks():
-    """Three ranks hold the one head of keys: a fork and a saved sequence go on alike, and near one rank, whose sums are in another order."""
+    """Three ranks share one kv head. A fork and a reloaded sequence continue with the same bits,
+    close to those of one rank, which sums in another order."""
     kv = {f"kv.{k}": v for k, v in TYPES["int4c"].items()} | {"kv.sinks": "3"}
     ends = []
     for tp in ("1", "3"):

@@ -1,4 +1,4 @@
-"""The command line: forms of output, exit codes, and the sentences of bad input."""
+"""The command line: output formats, exit codes, and messages for bad input."""
 
 import json
 import os
@@ -147,7 +147,7 @@ def test_bench_json(llmc):
             "bytes",
         }
         assert x["tps"] > 0 and x["gbps"] > 0 and x["step_s"] > 0
-    # of a step: K and V of 40 positions more, 3 layers of one head of 32 in f16
+    # per step: K and V of 40 more positions, 3 layers of one head of 32 in f16
     assert [(x["batch"], x["depth"], x["tokens"], x["steps"]) for x in r["results"]] == [
         (1, 0, 8, 1),
         (1, 0, 4, 4),
@@ -160,7 +160,7 @@ def test_bench_json(llmc):
         == 2 * (r["results"][3]["bytes"] - r["results"][1]["bytes"])
         == 2 * 40 * 2 * 3 * 32 * 2
     )
-    # behind what is timed lies one position more, and no other unless ops are asked for
+    # the depth is followed by one more position, and by further ones only with --ops
     llmc(
         "bench",
         TINY,
@@ -199,7 +199,7 @@ def test_bench_of_single_ops(llmc, device):
         # 3 layers, 3 heads of 32 over one head of the cache, K and V
         assert attention["ops"] == 3 * pairs * 2 * 3 * (32 + 32)
         assert attention["cache_bytes"] == 3 * seen * 2 * 32 * (4 if "ref" in device else 2)
-        # all products but the head's: q, k and v, the output's, gate, up and down; the head's of one row
+        # all GEMMs but the head's: q, k and v, output, gate, up and down; the head computes one row
         products = 3 * (96 * (96 + 32 + 32) + 96 * 96 + 3 * 96 * 160)
         assert sum(o["ops"] for o in ops) - attention["ops"] == 2 * (rows * products + 300 * 96)
     llmc(*run, "-p", "8", "-n", "0", "-r", "1", "--ops")
@@ -343,9 +343,9 @@ def test_bench_counts_the_experts_that_are_read(llmc, tmp_path):
     everything = llmc.json(*run, "--set", "moe.top_k=8")["results"][0]["bytes"]
     expert = 2 * 3 * 32 * 64 * 4  # in both layers: gate, up and down in f32
     assert everything - one == 6 * expert
-    assert two - one == (8 * (1 - 0.75**2) - 2) * expert  # two rows that choose by chance
+    assert two - one == (8 * (1 - 0.75**2) - 2) * expert  # two rows that choose at random
     assert llmc.json("plan", tmp_path / "m.yaml", "--device", "ref")["token_bytes"] == one
-    # a shared expert is read whole, however few of the others are
+    # a shared expert is read completely, however few routed experts are
     (tmp_path / "m.yaml").write_text(MIXTURE.replace("qwen3_moe", "qwen2_moe"))
     small, large = [
         llmc.json(*run, "--ops", "--set", f"moe.shared.width={n}")["results"][0] for n in (32, 64)
@@ -408,7 +408,7 @@ def test_compile_writes_an_artifact_that_runs(llmc, tmp_path):
         if f.endswith(".c"):
             text = open(out / "kernels" / f).read()
             assert "do not edit" in text
-            if not f.startswith("products_"):  # which are of a type, not of a model
+            if not f.startswith("products_"):  # tuning results are of a type, not of a model
                 assert "lines of model.yaml" in text and re.search(
                     r"weights [\d.]+ \w+ a call, .*[\d.]+ \w+ a row", text
                 )
@@ -440,7 +440,7 @@ def test_verify_agrees_and_exits_3_when_not(llmc, arch):
 
 
 def test_verify_names_the_first_op_beyond_its_tolerance(llmc, tmp_path):
-    """A kernel that is spoiled in the artifact must be found."""
+    """verify finds a kernel that was damaged in the artifact."""
     out = tmp_path / "tiny"
     llmc("compile", TINY, "-o", out, "--arch", "generic")
     spoiled = 0
@@ -448,7 +448,7 @@ def test_verify_names_the_first_op_beyond_its_tolerance(llmc, tmp_path):
         if f.startswith("matmul_add"):
             path = out / "kernels" / f
             text = open(path).read()
-            # the signature stays, the result is never written
+            # keep the signature, never write the result
             head, _, body = text.partition("const llmc_step *s")
             brace = body.index("{")
             path.write_text(
@@ -556,8 +556,8 @@ def test_mistakes_get_a_sentence(llmc, args, code, text):
     assert "Traceback" not in llmc.err and len(llmc.err) < 4000
 
 
-def test_prompt_full_to_the_brim(llmc):
-    """A prompt as long as the context yields one token; one more does not fit."""
+def test_a_prompt_that_fills_the_context(llmc):
+    """A prompt as long as the context yields one token; one more token does not fit."""
     ids = ",".join(["5"] * 33)
     r = llmc.json(
         "run",
@@ -594,7 +594,7 @@ def test_prompt_full_to_the_brim(llmc):
 def test_cache_lists_and_prunes(llmc, tmp_path):
     env = {"LLMC_CACHE": str(tmp_path / "c")}
     llmc(*RUN, env=env)
-    choices = tmp_path / "c" / "cublaslt"  # kept where a GPU is
+    choices = tmp_path / "c" / "cublaslt"  # stored per GPU
     choices.mkdir()
     (choices / "0123").write_bytes(b"x" * 80)
     r = llmc.json("cache", env=env)
@@ -624,7 +624,7 @@ def test_doctor(llmc):
     assert r["compiler"]["found"] and r["processor"]["threads"] >= 1
 
 
-def test_no_compiler_is_said_and_ref_still_runs(llmc, tmp_path):
+def test_no_compiler_is_reported_and_ref_still_runs(llmc, tmp_path):
     env = {"PATH": str(tmp_path), "LLMC_CACHE": str(tmp_path / "cache"), "LLMC_CC": ""}
     llmc(*RUN, code=2, env=env)
     assert "compiler" in llmc.err and "ref" in llmc.err
@@ -642,7 +642,8 @@ def test_results_alone_on_stdout(llmc):
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_chat_answers_as_run_does(llmc, device, tmp_path_factory):
-    """Two questions in a pipe, an empty line, the end; the second answer knows the first question."""
+    """Two questions from a pipe, an empty line, end of file; the second answer depends on the first
+    question."""
     folder = tiny_model.build(tmp_path_factory.mktemp("chat"))
     env = environment("sm_75") if device == "cuda" else {}
     options = [
@@ -672,7 +673,7 @@ def test_chat_answers_as_run_does(llmc, device, tmp_path_factory):
 
 @pytest.mark.parametrize("drafts", [False, True])
 def test_chat_on_a_terminal(llmc, smollm2, drafts):
-    """A prompt for each line, the answer, its speed, how many guesses came true, and the end of the input."""
+    """Per line: a prompt, the answer, its speed, and accepted draft tokens; then end of file."""
     at, side = pty.openpty()
     os.write(at, b"What is the capital of France?\n")
     p = subprocess.Popen(

@@ -1,8 +1,9 @@
-"""configs/: the numbers are those of published configurations, and every description compiles for every target.
+"""configs/: values equal the published configurations, and every description compiles for every
+target.
 
-What a description resolves to is what import makes of the model's config.json under tests/golden/config-fixtures, and of the same
-configuration as transformers writes it, where it has a class. How that differs from the class's defaults is listed here.
-"""
+Each description must resolve to what import makes of the model's config.json
+(tests/golden/config-fixtures), also after transformers has rewritten that file, if it has the
+class. Differences from the class's defaults are listed here."""
 
 import json
 import os
@@ -43,7 +44,7 @@ MODELS = {
     "qwen3-8b": "qwen3-8b",
     "smollm2-135m": "smollm2-135m-instruct",
 }
-# The class, and what the published model has otherwise than its defaults.
+# class, and values of the published model that differ from its defaults
 YARN = {
     "rope_theta": 10000.0,
     "rope_type": "yarn",
@@ -129,7 +130,7 @@ DIFFERENT = {
         },
     ),
 }
-# What says nothing about the model: of the library, or of training and of tokens for other tasks
+# keys that do not describe the model: of the library, of training, of tokens for other tasks
 SILENT = {
     "dtype",
     "torch_dtype",
@@ -184,7 +185,7 @@ def imported(folder, tmp_path):
 def test_numbers_are_the_published_ones(model, tmp_path):
     folder = os.path.join(FIXTURES, MODELS[model])
     own = described(f"configs/{model}.yaml")
-    if model == "llama3.2-1b":  # the description names the ends of Instruct too
+    if model == "llama3.2-1b":  # the description also names Instruct's end-of-sequence ids
         assert own["text"]["eos"][0] == 128001
         own["text"]["eos"] = [128001]
     assert own == imported(folder, tmp_path)
@@ -199,7 +200,7 @@ def test_numbers_are_the_published_ones(model, tmp_path):
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_fixtures_are_the_classes_of_transformers(name):
-    """A number that somebody typed wrongly differs from the class's default and is not listed."""
+    """A mistyped number differs from the class's default without being listed."""
     folder = os.path.join(FIXTURES, name)
     again = os.path.join(folder, "transformers.json")
     have = json.load(open(again if os.path.exists(again) else os.path.join(folder, "config.json")))
@@ -214,7 +215,7 @@ def test_fixtures_are_the_classes_of_transformers(name):
 
 
 def test_the_fixtures_are_current():
-    """LLMC_ORACLE: a Python that has transformers"""
+    """LLMC_ORACLE names a Python that has transformers."""
     python = os.environ.get("LLMC_ORACLE")
     if not python:
         pytest.skip("LLMC_ORACLE names no Python with transformers")
@@ -232,7 +233,7 @@ def test_all_descriptions_are_here():
         "pretokenizers",
         "tiny",
     }
-    assert listed == set(MODELS) | {"llama3-8b", "llama3-70b"}  # no config.json of those is here
+    assert listed == set(MODELS) | {"llama3-8b", "llama3-70b"}  # these have no config.json here
     for model in listed - {
         "llama2-7b",
         "llama2-70b",
@@ -255,7 +256,7 @@ NEW = list(MODELS)[:15]
 
 @pytest.mark.parametrize("model", NEW)
 def test_compiles_for_every_target(model, tmp_path):
-    """Four layers for the many instruction sets and GPUs: the others are like them."""
+    """Four layers per target, since the other layers repeat them."""
     path = os.path.join(ROOT, "configs", model + ".yaml")
     for target, archs in TARGETS.items():
         p = subprocess.run(

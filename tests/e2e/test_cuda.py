@@ -1,4 +1,5 @@
-"""Whole models on emulated GPUs: goldens of tests/golden/models (a choice; all with LLMC_CHECK_ALL=1), deterministic mode, chunks, batches."""
+"""Whole models on emulated GPUs: a selection of tests/golden/models (all with LLMC_CHECK_ALL=1),
+deterministic mode, chunks, batches."""
 
 import json
 import os
@@ -13,10 +14,10 @@ from test_goldens import CASES, CHOICE
 from waiting import HANG
 
 EVERY = "LLMC_CHECK_ALL" in os.environ  # make check-all
-EXACT = 1e-5  # fp32 weights meet fp32 activations
-NEARLY = 2e-4  # steps of one row: bf16 weights meet activations of 16 bits
-ROUNDED = 5e-2  # steps of several rows: bf16 weights meet activations rounded to bf16
-CHOSEN = 2e-1  # and the rounding may choose another expert
+EXACT = 1e-5  # fp32 weights and activations
+NEARLY = 2e-4  # steps of one row: bf16 weights, activations of 16 bits
+ROUNDED = 5e-2  # steps of several rows: bf16 weights, activations rounded to bf16
+CHOSEN = 2e-1  # ... and rounding may choose another expert
 
 
 @pytest.fixture
@@ -45,7 +46,8 @@ def matches(g, logits, tokens, one_row=False):
         else ROUNDED
     )
     assert e <= most, f"off by {e:.2e} of the range"
-    # rounding by e changes no order of two logits that are more than 2 e apart; g.gap: the closest best two of all new tokens
+    # Errors up to e keep the order of two logits that differ by more than 2 e. g.gap: smallest
+    # difference of the two best logits of any new token
     if g.greedy and (most < ROUNDED or most == ROUNDED and g.gap > 2 * e):
         assert tokens == g.greedy[: len(tokens)]
 
@@ -92,7 +94,8 @@ def test_architectures(name, arch, gpu, tmp_path):
     * EVERY,
 )
 def test_checked(name, gpu, tmp_path):
-    """In the emulator's checking mode: no race, no unwritten read, no address out of bounds. A dense model is below."""
+    """Checking mode of the emulator: no race, no read of unwritten memory, no address out of
+    bounds. test_checked_long has a dense model."""
     gpu("sm_90a", mode="check")
     g = weights.Golden(name)
     g.build(tmp_path)
@@ -100,7 +103,8 @@ def test_checked(name, gpu, tmp_path):
 
 
 def test_checked_long(gpu, tmp_path):
-    """The rings of the products come round, and the positions are cut over blocks: neither happens in the goldens' small models."""
+    """GEMM pipelines wrap around their ring, and positions are split over CTAs. Golden models are
+    too small for both."""
     gpu("sm_90a", mode="check")
     got = []
     for device in "ref", "cuda":
@@ -142,7 +146,8 @@ def test_checked_long(gpu, tmp_path):
 
 
 def test_later_chunks_of_latent_attention(gpu, tmp_path):
-    """Chunks of 80, 80 and 40: the first two are expanded, the second behind 80 positions, the third is absorbed."""
+    """Chunks of 80, 80 and 40: the first two use the expanded form (the second at depth 80), the
+    third the absorbed form."""
     gpu("sm_90a")
     got = []
     for device in "ref", "cuda":
@@ -185,8 +190,9 @@ def test_later_chunks_of_latent_attention(gpu, tmp_path):
     + [("llama-bias-linear-bf16", "check"), ("llama-bias-linear-bf16", "fast")] * EVERY,
 )
 def test_cublaslt(name, mode, gpu, monkeypatch, tmp_path):
-    """Every product of the prompt that has one by the library's stand-in: norm_qkv, matmul_add with bias, norm_act, and in make check-all matmul_add without and norm_glu, which
-    tests/cuda/test_library.py has one by one."""
+    """Every prefill GEMM that can use cuBLASLt, through a stand-in for the library: norm_qkv,
+    matmul_add with bias, norm_act, and in make check-all matmul_add without bias and norm_glu.
+    tests/cuda/test_library.py tests each of them."""
     gpu("sm_80", mode=mode)
     monkeypatch.setenv("LLMC_CUBLASLT", "always")
     g = weights.Golden(name)
@@ -199,7 +205,7 @@ def test_cublaslt(name, mode, gpu, monkeypatch, tmp_path):
     ["gemma3-layers-bf16", "mixtral-bf16"] + ["llama-bias-linear-bf16", "glm4-modern-bf16"] * EVERY,
 )
 def test_deterministic(name, gpu, tmp_path):
-    """Bit for bit the same, whole or in chunks of three."""
+    """The bits are the same for the whole prompt and for chunks of three."""
     gpu("sm_90a")
     g = weights.Golden(name)
     g.build(tmp_path)
@@ -237,7 +243,8 @@ def test_verify(gpu, tmp_path):
 
 @pytest.mark.parametrize("storage", ["q5_1"] + ["q8_0"] * EVERY)
 def test_quantised_embedding_of_its_own(storage, gpu):
-    """A table that is gathered from and not multiplied by, in blocks."""
+    """An untied embedding in quantised blocks: rows are gathered from it, but it is no GEMM
+    operand."""
     gpu("sm_90a")
     tiny = os.path.join(os.path.dirname(__file__), "..", "..", "configs", "tiny.yaml")
     p = subprocess.run(
@@ -262,7 +269,7 @@ def test_quantised_embedding_of_its_own(storage, gpu):
 
 
 def test_smollm2(gpu):
-    """Four tokens of a real model, those of transformers."""
+    """Four tokens of a real model equal those of transformers."""
     import json
     from test_smollm2 import CACHE, GOLDEN, compare
 

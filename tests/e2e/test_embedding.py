@@ -1,4 +1,5 @@
-"""A program of one's own: the example in C and C++, inside the tree and against an installed copy; the Python binding."""
+"""Embedding llmc in a program: the example in C and C++, in the tree and with an installed copy;
+the Python binding."""
 
 import ctypes
 import os

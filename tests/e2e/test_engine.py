@@ -1,5 +1,5 @@
-"""The engine seen from Python and from the example: streams side by side, text held back for stop strings, the generator and
-the asynchronous form, choices, logprobs, cancellation."""
+"""The engine from Python and from the example: parallel streams, text held back for stop strings,
+the generator and the asynchronous form, choices, logprobs, cancellation."""
 
 import asyncio
 import math
@@ -27,7 +27,7 @@ def model(smollm2):
 
 @pytest.fixture(scope="module")
 def alone(model):
-    """What each prompt gets in a session of its own."""
+    """Return what each prompt yields in a session of its own."""
     with model.session(context=256) as s:
         return {p: s.run(p, max_tokens=24) for p, _ in CASES}
 
@@ -100,7 +100,8 @@ def test_the_generator_and_its_early_end(engine, alone):
     g = engine.generate(p, max_tokens=200, ignore_eos=True)
     assert next(g)
     g.close()
-    assert engine.submit(p, max_tokens=24).wait()["n_cached"] == 0  # five tokens: less than a page
+    # five tokens are less than a page
+    assert engine.submit(p, max_tokens=24).wait()["n_cached"] == 0
 
 
 def test_prompts_of_different_salts_share_no_pages(engine):
@@ -184,7 +185,7 @@ def test_many_streams_in_an_event_loop(model, alone):
                 await one([])
 
         asyncio.run(all())
-        asyncio.run(all())  # another loop, after the first
+        asyncio.run(all())  # another event loop, after the first
         assert engine.drain()
 
 

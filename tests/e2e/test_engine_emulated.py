@@ -1,6 +1,7 @@
-"""The engine on an emulated GPU. Under deterministic: true: tokens picked on the device and on the host, preemption with KV
-copied to the host and back, prefix hits, a cancel: each request says what it says alone; and so it does, with the same bits of
-every logprob, where products and attention go to tensor cores. A GPU that fails."""
+"""The engine on an emulated GPU. With deterministic: true every request gets the tokens that it
+gets alone, with tokens sampled on device and host, preemption with KV swapped to the host,
+prefix hits and a cancellation. Logprobs have the same bits, also on tensor cores. And: a GPU
+that fails."""
 
 import json
 import os
@@ -122,7 +123,7 @@ def test_pages_beyond_the_device_come_back_from_host_memory(name):
         for name, r in zip(("no_prefix_cache", "swap_bytes"), refused)
     )
     assert stats["host_pages_total"] > 20 and 1 << 19 < host <= 1 << 20
-    # the pages of all prompts but the first ones of the second turn were elsewhere
+    # in the second round, all prompts but the first have lost their cached pages
     assert (
         stats["host_out"] >= stats["host_in"] >= 64
         and stats["host_in"] % 32 == 0
@@ -182,7 +183,7 @@ def test_batches_on_tensor_cores_answer_as_each_alone(model, storage, tmp_path):
     assert mixed <= set(kernels)
     if storage:
         assert mixed | {"attention_mixed"} <= set(wgmma)
-    assert steps < one_by_one  # there were batches
+    assert steps < one_by_one  # requests were batched
     assert together == alone
     assert [v[1] for v in alone[0] if v[0] == "token"] == whole
 

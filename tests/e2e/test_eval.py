@@ -1,4 +1,5 @@
-"""llmc eval: perplexity, KL divergence and agreement against numpy's, of the logits that both models give."""
+"""llmc eval: perplexity, KL divergence and agreement against numpy, from the logits of both
+models."""
 
 import json
 import os
@@ -43,7 +44,7 @@ def add_noise(path, rng):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """A folder, and a copy with noise on its matrices."""
+    """A folder, and a copy with noise added to its matrices."""
     root = tmp_path_factory.mktemp("eval")
     a = tiny_model.build(root / "a")
     b = str(root / "b")

@@ -1,5 +1,6 @@
-"""Nothing of a checkpoint passes unseen: for every family a key that nobody knows, a tensor that nobody knows, a renamed tensor and each value that a family
-file says it does not support are refused, keys and tensors outside the layers unless --allow-unknown-keys is given. Import alone, so quick."""
+"""Import ignores no part of a checkpoint. Per family, an unknown key, an unknown tensor, a renamed
+tensor and each value that the family file excludes must be refused. Unknown keys, and tensors
+outside the layers, pass only with --allow-unknown-keys. Only import runs, so this is quick."""
 
 import json
 import os
@@ -37,7 +38,7 @@ def models(tmp_path_factory):
 
 
 def refused_values(family):
-    """(key, a value that `expect` of the family file excludes)"""
+    """Yield (key, value) pairs that `expect` of the family file excludes."""
     with open(os.path.join(FAMILIES, family + ".yaml")) as f:
         expect = (yaml.safe_load(f).get("hf") or {}).get("expect") or {}
     for key, allowed in expect.items():
@@ -58,7 +59,7 @@ def test_a_changed_checkpoint_shows(name, models):
     g, folder = models(name)
     plain = imported(folder)
     assert plain.returncode == 0 and "does not know" not in plain.stderr, plain.stderr
-    # a key of nobody
+    # an unknown key
     config = folder / "config.json"
 
     def changed(**more):
@@ -81,13 +82,13 @@ def test_a_changed_checkpoint_shows(name, models):
         and p.stdout == plain.stdout
         and "does not know the key frobnication_factor = 2: left out" in p.stderr
     ), p.stderr
-    # what the family excludes
+    # values that the family file excludes
     for key, value in refused_values(g.family):
         config.write_text(json.dumps(changed(**{key: value})))
         p = imported(folder)
         assert p.returncode != 0 and key in p.stderr, f"{key} = {value}: {p.stderr}"
     config.write_text(json.dumps(g.config))
-    # each tensor of the first layer under another name
+    # each tensor of the first layer renamed
     path = folder / "model.safetensors"
     good = path.read_bytes()
     size = int.from_bytes(good[:8], "little")
@@ -110,7 +111,7 @@ def test_a_changed_checkpoint_shows(name, models):
         assert p.returncode != 0 and (tensor in p.stderr or tensor[:-1] + "q" in p.stderr), (
             f"{tensor}: {p.stderr}"
         )
-    # one more, outside the layers
+    # an additional tensor outside the layers
     text = json.dumps(
         head | {"model.frobnicator.weight": dict(dtype="F32", shape=[0], data_offsets=[0, 0])}
     ).encode()
@@ -134,7 +135,8 @@ def test_a_changed_checkpoint_shows(name, models):
     ],
 )
 def test_layers_of_one_kind_that_differ(name, key, value, tmp_path):
-    """One number for each kind of layer: another one in the midst of them is no reason to take the first."""
+    """Layers of one kind share one number; a different one in the middle must be refused, not
+    ignored."""
     g = weights.Golden(name)
     g.build(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(g.config | {key: value}))

@@ -1,5 +1,5 @@
-"""FastLLM's models: files of its own exporter run, with the logits that transformers gives on the values that FastLLM reads from them
-(tests/golden/make_flm.py); and files that lie."""
+"""FastLLM files. Files of its exporter must give transformers' logits for the values that FastLLM
+reads (tests/golden/make_flm.py); inconsistent files are refused."""
 
 import os
 import struct
@@ -81,7 +81,7 @@ def test_a_file_equals_transformers_on_its_values(name, args, within, tmp_path):
 
 
 def tensors(rng, matrix):
-    """A llama of one layer; matrix(name, x) makes the bytes of a linear"""
+    """Return a Llama of one layer; matrix(name, x) makes the bytes of a linear layer."""
     out = [F.floats("model.embed_tokens.weight", rng.normal(size=(16, 32)))]
     for name, rows, cols in [
         ("self_attn.q_proj", 32, 32),
@@ -102,7 +102,7 @@ def tensors(rng, matrix):
 
 
 def int4(name, x):
-    """FastLLM's first int4 (type 4), with a zero point that is rounded"""
+    """Encode FastLLM's first int4 (type 4), whose zero point is rounded."""
     lo, hi = np.minimum(x.min(1), 0).astype(np.float32), np.maximum(x.max(1), 0).astype(np.float32)
     scale, zero = F.ranges(lo, hi, 4)
     q = np.clip(np.round(x / scale[:, None] + zero[:, None]), 0, 15).astype(np.uint8).reshape(-1)
@@ -118,7 +118,7 @@ def int4(name, x):
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_file_made_by_hand(version, tmp_path):
-    """Type 4, and f16: the same model in fp32 of the values read back is the oracle."""
+    """Type 4 and f16; the oracle is the model with the decoded values in fp32."""
     made, plain = tmp_path / "made.flm", tmp_path / "plain.flm"
     F.write(str(made), tensors(np.random.default_rng(1), int4), KEYS, version=version)
     values = F.read(str(made)).weights
@@ -129,7 +129,7 @@ def test_a_file_made_by_hand(version, tmp_path):
     assert np.abs(got - want).max() <= 1e-5 * np.ptp(want)
 
 
-def test_import_says_what_the_keys_say(tmp_path):
+def test_import_resolves_the_keys_of_the_file(tmp_path):
     F.write(str(tmp_path / "m.flm"), tensors(np.random.default_rng(1), F.floats), KEYS)
     code, out, err = command("import", tmp_path / "m.flm")
     assert code == 0 and not err, err

@@ -1,4 +1,5 @@
-"""GGUF files of many families as llama.cpp's converter writes them, against transformers on the same weights (tests/golden/make_family_gguf.py)."""
+"""GGUF files of many families as llama.cpp's converter writes them, against transformers on the
+same weights (tests/golden/make_family_gguf.py)."""
 
 import glob
 import json

@@ -1,4 +1,6 @@
-"""GGUF's MXFP4 and NVFP4, and Q1_0 and Q2_0, which the gguf package lacks: a model whose matrices have any codes and scales, against the same one with the values written out by their definition."""
+"""GGUF types MXFP4 and NVFP4, and Q1_0 and Q2_0, which the gguf package lacks. A model with
+arbitrary codes and scales is compared with the same model whose values are decoded by their
+definition."""
 
 import os
 import struct
@@ -11,13 +13,14 @@ import pytest
 from golden_run import LLMC, ROOT
 from waiting import HANG
 
-SOURCE = os.path.join(ROOT, "tests", "golden", "gguf", "llama-q4_k.gguf")  # rows of 256
+SOURCE = os.path.join(ROOT, "tests", "golden", "gguf", "llama-q4_k.gguf")  # rows of 256 elements
 LEVELS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 F32, Q8_K, MXFP4, NVFP4, Q1_0, Q2_0 = 0, 15, 39, 40, 41, 42
 
 
 def write(path, source, tensors):
-    """The keys of a file with other tensors: (name, dims with the contiguous one first, type, bytes)"""
+    """Write a file's keys with other tensors: (name, dims with the contiguous one first, type,
+    bytes)."""
     reader = gguf.GGUFReader(source)
     keys = bytes(reader.data[24 : reader.tensors[0].field.offset])
     (n_keys,) = struct.unpack("<Q", bytes(reader.data[16:24]))
@@ -51,7 +54,7 @@ def nvfp4(rng, rows, cols):
         rng.integers(0, 16, (rows, cols // 64, 4, 16)),
         rng.integers(0x20, 0x30, (rows, cols // 64, 4)),
     )
-    s[0, 0, 0], s[1, 0, 1] = 0, 0x7F  # both are 0
+    s[0, 0, 0], s[1, 0, 1] = 0, 0x7F  # both scales are 0
     d = np.where((s == 0) | (s == 0x7F), 0, np.exp2((s >> 3) - 7.0) * (1 + (s & 7) / 8))
     raw = np.concatenate(
         [s.astype(np.uint8), (q[..., :8] | q[..., 8:] << 4).astype(np.uint8).reshape(rows, -1, 32)],
@@ -61,7 +64,8 @@ def nvfp4(rng, rows, cols):
 
 
 def few_bits(bits, group):
-    """An f16, then codes with the lowest first: of one bit the sign, of two the number + 1"""
+    """Encode an f16 scale, then codes from the lowest bit up: sign for one bit, number + 1 for
+    two."""
 
     def make(rng, rows, cols):
         q, d = (
@@ -96,7 +100,7 @@ def few_bits_model(kind=None):
 
 
 def test_one_and_two_bits(tmp_path):
-    """Embedding and head too"""
+    """Embedding and LM head have these types too."""
     few, plain = few_bits_model()
     write(tmp_path / "few.gguf", SOURCE, few)
     write(tmp_path / "plain.gguf", SOURCE, plain)
@@ -116,7 +120,7 @@ def test_what_ggml_has_for_activations_is_no_weight(tmp_path):
 
 
 def model(change=lambda name, raw: raw, factor=lambda name, f: f):
-    """(tensors in 4 bits, the same as F32)"""
+    """Return (tensors in 4 bits, the same tensors as F32)."""
     rng, few, plain = np.random.default_rng(3), [], []
     for t in gguf.GGUFReader(SOURCE).tensors:
         dims = [int(n) for n in t.shape]
@@ -125,7 +129,7 @@ def model(change=lambda name, raw: raw, factor=lambda name, f: f):
             ffn = "ffn" in t.name
             raw, values = (nvfp4 if ffn else mxfp4)(rng, dims[1], dims[0])
             few.append((t.name, dims, NVFP4 if ffn else MXFP4, change(t.name, raw)))
-            if ffn and "up" not in t.name:  # without a factor: 1
+            if ffn and "up" not in t.name:  # without a factor it is 1
                 f = np.float32(0.37)
                 values = values * f
                 few.append(

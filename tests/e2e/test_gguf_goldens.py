@@ -1,10 +1,9 @@
-"""GGUF files made by llama.cpp's tools, of every packed type and the families llmc is tuned for, against transformers'
-logits of the same weights (tests/golden/make_gguf.py).
+"""GGUF files made by llama.cpp's tools, of every packed type and of the families that llmc is tuned
+for, against transformers' logits for the same weights (tests/golden/make_gguf.py).
 
-The reference dequantises and computes in fp32: it must agree with every file as closely as with plain weights. Kernels
-meet packed weights with rounded activations, within a bound for each kind; building them takes seconds for each file and
-instruction set, so they run a choice of the files; LLMC_CHECK_ALL=1 has all run.
-"""
+The reference dequantises and computes in fp32, so it must be as close for every file as for plain
+weights. Kernels round activations and have one tolerance per kind. They run a selection of files,
+because each file and instruction set takes seconds to build; LLMC_CHECK_ALL=1 runs all."""
 
 import glob
 import json
@@ -21,8 +20,8 @@ from waiting import HANG
 
 FOLDER = os.path.join(ROOT, "tests", "golden", "gguf")
 CASES = sorted(os.path.basename(p)[:-5] for p in glob.glob(os.path.join(FOLDER, "*.gguf")))
-# Largest difference as a share of the range of the logits. Measured: 1.5e-6, 2e-4, 3.5e-2; rows of a prompt on a GPU, where tensor cores take both
-# factors in 16 bits, 1.1e-3.
+# Largest difference relative to the range of the logits. Measured: 1.5e-6, 2e-4, 3.5e-2; prefill
+# rows on a GPU, where tensor cores use 16 bits for both operands, 1.1e-3.
 PLAIN, I16, I8, GPU_ROWS = 1e-5, 5e-4, 6e-2, 5e-3
 ARCHS = ("generic", "v3", "v4")
 CPU = [("llama-q4_k_m", a) for a in ARCHS] + [
@@ -36,7 +35,7 @@ CPU_I8 = [("llama-q4_1", "generic")]
 if os.environ.get("LLMC_CHECK_ALL"):  # every file on every instruction set: ten minutes
     CPU = [(c, a) for c in CASES for a in ARCHS]
     CPU_I8 = [(c, a) for c, a in CPU if not c.endswith(("f32", "f16"))]
-# llama-q5_k_m: q5_k and q6_k in one layer
+# llama-q5_k_m has q5_k and q6_k in one layer
 CUDA = (
     [c for c in CASES if c.startswith(("llama-q", "llama-codes"))]
     if os.environ.get("LLMC_CHECK_ALL")
@@ -45,7 +44,7 @@ CUDA = (
 
 
 def run(name, folder, *args):
-    """(error of the logits, [tokens, expected tokens])"""
+    """Return (error of the logits, [tokens, expected tokens])."""
     g = np.load(os.path.join(FOLDER, name + ".npz"))
     out = os.path.join(str(folder), "out.npy")
     p = subprocess.run(
@@ -105,7 +104,7 @@ def test_cpu(name, arch, tmp_path):
 
 @pytest.mark.parametrize("name,arch", CPU_I8)
 def test_cpu_int8(name, arch, tmp_path):
-    """Coarser, as it says: an error that small would mean that the setting had been ignored."""
+    """int8 activations are coarser; a very small error would mean that the setting was ignored."""
     if not RUNS[arch]:
         pytest.skip(f"this processor does not run {arch}")
     error, _ = run(name, tmp_path, "--device", "cpu", "--arch", arch, "--set", "activations=i8")
@@ -114,7 +113,8 @@ def test_cpu_int8(name, arch, tmp_path):
 
 @pytest.mark.parametrize("name", CUDA)
 def test_cuda(name, monkeypatch, tmp_path):
-    """A decode step of one row is as close as the reference is: block formats go into its products unrounded, x with 22 bits."""
+    """A decode step of one row is as close as the reference: weights are not rounded, and x has 22
+    bits."""
     for k, v in environment("sm_90a", seed=len(name)).items():
         monkeypatch.setenv(k, v)
     for args, most in ([], GPU_ROWS), (["--chunk", "1"], PLAIN):

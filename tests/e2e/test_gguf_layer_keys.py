@@ -1,4 +1,5 @@
-"""Keys of GGUF files with an entry for each layer: 0 and 1 of any type mean what false and true do, also where all are alike; one number for all layers is refused."""
+"""GGUF keys with one entry per layer. 0 and 1 of any type mean false and true, also if all entries
+are equal; one number for all layers is refused."""
 
 import os
 import re
@@ -27,7 +28,7 @@ FILES = [
 
 
 def changed(name, keys, path):
-    """The file with keys as scalars or lists of bools or integers; None: without"""
+    """Copy a file with keys as scalars or lists of bools or integers; None removes a key."""
     r = gguf.GGUFReader(os.path.join(FOLDER, name + ".gguf"))
     arch = r.fields["general.architecture"].contents()
     w = gguf.GGUFWriter(path, arch)
@@ -120,7 +121,7 @@ def test_one_number_is_refused(name, tmp_path):
 
 
 def test_factors_and_weights_of_their_own(tmp_path):
-    """A residual factor without one of the embedding; softmax scores that are not weighed anew."""
+    """A residual factor without an embedding factor; softmax scores that are not renormalised."""
     both, one = (
         described(changed("granite_swa", {"embedding_scale": v}, tmp_path / f"{v}.gguf"))
         for v in (1, None)

@@ -1,9 +1,9 @@
-"""GGUF files of mixtures and of latent attention as people have them, and files that lie about them.
+"""GGUF files of MoE models and of latent attention as published, and inconsistent ones.
 
-tests/golden/mixture_gguf.py writes the files with the `gguf` package; transformers computed the logits from the values which that
-package reads out of them (tests/golden/make_mixture_gguf.py). The reference must agree as closely as with plain weights; where k_b
-lies in blocks along the other dimension its values are kept in 16 bits, and it is compared with logits of such values too.
-"""
+tests/golden/mixture_gguf.py writes the files with the `gguf` package. transformers computed the
+logits from the values that this package reads (tests/golden/make_mixture_gguf.py). The reference
+must be as close as for plain weights. If the blocks of k_b run along the other dimension, its
+values are kept in 16 bits, and logits of such values are compared too."""
 
 import glob
 import json
@@ -22,8 +22,8 @@ sys.path.insert(0, os.path.join(ROOT, "tests", "golden"))
 import mixture_gguf as M  # noqa: E402
 from waiting import HANG  # noqa: E402
 
-# Largest difference as a share of the range of the logits. Measured on the reference: 2e-6, 5e-4 where k_b is rounded; on kernels 2e-4 to 7e-4.
-# Products of prompts on GPUs have inputs of 16 bits: 2.4e-3.
+# Largest difference relative to the range of the logits. Measured on the reference: 2e-6, 5e-4 with
+# rounded k_b; on kernels 2e-4 to 7e-4. Prefill GEMMs on GPUs have 16-bit inputs: 2.4e-3.
 PLAIN, ROUNDED, KERNELS, GPU = 1e-5, 6e-4, 2e-3, 1e-2
 ALL = os.environ.get("LLMC_CHECK_ALL")
 GOLDEN = {n: np.load(os.path.join(M.OUT, n + ".npz")) for n in M.CASES}
@@ -94,7 +94,7 @@ def test_reference(name, files, tmp_path):
     assert ("tensors of layers beyond the 3" in log) == ("nextn" in name)
 
 
-# Building kernels takes seconds for each file: one stands for all, LLMC_CHECK_ALL=1 has every one.
+# Building kernels takes seconds per file: one file by default, all with LLMC_CHECK_ALL=1.
 CPU = M.CASES if ALL else ("deepseek2-lite-q4_0",)
 
 
@@ -107,7 +107,8 @@ def test_cpu(name, files, tmp_path):
     assert tokens == g["greedy"].tolist()
 
 
-# Rows in which two experts are so close that inputs of 16 bits choose the other one (`llmc verify`: expert_id of layer 2 differs in one row)
+# Rows whose best experts are so close that 16-bit inputs choose another one (`llmc verify`:
+# expert_id of layer 2 differs in one row)
 OTHER_EXPERT = {"deepseek2-k-quants": 1}
 
 
@@ -128,7 +129,8 @@ def test_emulated_gpu(name, files, tmp_path, monkeypatch):
 
 
 def test_both_forms_of_the_factors_in_one_file(files, tmp_path):
-    """Some files hold the one tensor and the two: the one is taken, which needs no rounding."""
+    """Some files hold the combined tensor and the two factors; the combined one is used, because it
+    needs no rounding."""
     name = "deepseek2-older-q8_0"
     c, g, path = M.CASES[name], GOLDEN[name], str(tmp_path / "both.gguf")
 
@@ -143,7 +145,7 @@ def test_both_forms_of_the_factors_in_one_file(files, tmp_path):
 
 
 def test_experts_one_by_one(files, tmp_path):
-    """As the first files of mixtures hold them"""
+    """One tensor per expert, as in early MoE files."""
     name = "mixtral-mixed"
     c, g, path = M.CASES[name], GOLDEN[name], str(tmp_path / "old.gguf")
 
@@ -294,8 +296,8 @@ def test_lies(name, change, words, tmp_path):
     assert p.returncode == 1 and words in p.stderr and not p.stdout, p.stderr
 
 
-def test_a_file_changed_behind_its_description(files, tmp_path):
-    """The runtime holds the file against the plan once more: shapes and types."""
+def test_a_file_that_no_longer_fits_its_description(files, tmp_path):
+    """The runtime checks shapes and types of the file against the plan again."""
     name = LITE
     text = subprocess.run(
         [LLMC, "import", files(name)], capture_output=True, text=True, check=True

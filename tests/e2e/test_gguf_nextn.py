@@ -1,5 +1,6 @@
-"""GGUF files that hold layers which predict further tokens: they count as blocks, lists with a number a layer go on for them, and their tensors stand behind those of
-the model. What is read of such a file is what is read of it without them."""
+"""GGUF files with layers that predict further tokens. Such layers count as blocks, lists with one
+number per layer include them, and their tensors follow those of the model. The model must be the
+same as without them."""
 
 import json
 import os
@@ -14,7 +15,8 @@ from golden_run import LLMC, TOLERANCE
 from test_gguf_families import FOLDER
 from waiting import HANG
 
-# files whose layers tell attention, experts and windows apart, and the layer that the added one is like
+# files whose layers differ in attention, experts and windows, and the layer that the added one
+# copies
 CASES = {
     "mimo_v2": 1,
     "exaone_moe": 3,
@@ -32,7 +34,8 @@ CASES = {
 
 
 def with_one_more(source, path, like, output=False):
-    """A copy with one block more, like block `like`, and what a layer that predicts has beside; output: a matrix for its logits as well"""
+    """Copy a file and add one block that equals block `like` plus the tensors of a predicting
+    layer. output: add a matrix for its logits as well."""
     r = gguf.GGUFReader(source)
     arch = r.fields["general.architecture"].contents()
     n, width = (
@@ -112,7 +115,8 @@ def test_the_model_is_the_same(name, like, tmp_path):
 
 @pytest.mark.parametrize("output", [True, False])
 def test_a_head_with_an_output_of_its_own(output, tmp_path):
-    """Step 3.5's: the head's layer is the one behind the last, dense and with a window, and a text with it is the text without."""
+    """Step 3.5: the head's layer follows the last one, is dense and has a window. Generation with
+    it must yield the same tokens as without."""
     path, said = str(tmp_path / "m.gguf"), []
     with_one_more(os.path.join(FOLDER, "step3p5.gguf"), path, 1, output)
     with llmc.Model(path, set=["mtp.part=head"], device="ref") as m:

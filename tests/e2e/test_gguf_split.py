@@ -1,4 +1,5 @@
-"""A GGUF in parts gives what the whole file gives, and says what is wrong with parts that do not fit (each case: tests/unit/test_formats_gguf.c)."""
+"""A split GGUF gives the result of the whole file. Parts that do not fit are reported (all cases:
+tests/unit/test_formats_gguf.c)."""
 
 import subprocess
 
@@ -35,7 +36,8 @@ def part(path, reader, no, count, tensors, keys):
 
 @pytest.fixture
 def parts(tmp_path):
-    """Three parts; the first has keys alone, as llama-gguf-split --no-tensor-first-split writes it."""
+    """Write three parts; the first has only keys, as from llama-gguf-split
+    --no-tensor-first-split."""
     r = gguf.GGUFReader(WHOLE)
     half = len(r.tensors) // 2
     for i, some in enumerate(([], r.tensors[:half], r.tensors[half:])):

@@ -1,8 +1,8 @@
-"""Tiny models of every family, from the model folder to logits and greedy tokens, against transformers (tests/golden).
+"""Tiny models of every family, from the model folder to logits and greedy tokens, against
+transformers (tests/golden).
 
-The reference runs all of them. The kernels of each instruction set run a choice of them that covers the primitives:
-each new model costs the compilation of its kernels.
-"""
+The reference runs all of them. The kernels of each instruction set run a selection that covers all
+primitives, since each further model costs the compilation of its kernels."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from processor import RUNS
 
 from golden_run import LLMC, TOLERANCE, Refused, check, error, run, weights
 
-import scheme_values  # beside weights: golden_run says where
+import scheme_values  # see golden_run
 
 CASES = weights.cases()
 ONE_EACH = {}
@@ -107,8 +107,9 @@ if os.environ.get("LLMC_CHECK_ALL"):
     )
 
 
-# Every op that any golden has is in one of these, and nearly every attribute of one. The emulated GPU runs them in make check, as each costs the
-# compilation of ten kernels and more; make check-all runs every golden there, and so each family and its combinations.
+# Every op of any golden, and nearly every attribute, is in one of these. make check runs only them
+# on the emulated GPU, as each costs the compilation of ten or more kernels; make check-all runs
+# every golden there.
 CHOICE = [
     "mistral4-bf16",
     "qwen3_5-modern-bf16",
@@ -124,7 +125,7 @@ CHOICE = [
     "mamba-plain",
     "deepseek_v3-glm5-shares",
 ]
-QUICK = "LLMC_CHECK_QUICK" in os.environ  # make quick: these alone, on each target
+QUICK = "LLMC_CHECK_QUICK" in os.environ  # make quick runs only these, on each target
 if QUICK:
     CPU = {c: " ".join(RUNS) for c in CHOICE}
 
@@ -145,14 +146,16 @@ def test_reference(name, tmp_path):
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("name", [n for f, n in ONE_EACH.items() if f != "chatglm1"])
 def test_reference_in_chunks(name, tmp_path):
-    """The prompt in pieces of seven tokens; chatglm1 takes it whole, as its tokens see each other."""
+    """Prompts in chunks of seven tokens. chatglm1 is prefilled in one chunk, as its prompt tokens
+    attend to each other."""
     g = weights.Golden(name)
     g.build(tmp_path)
     check(g, *run(tmp_path, g, "--device", "ref", "--chunk", "7"))
 
 
 def test_experts_stored_transposed(tmp_path):
-    """Published files of Qwen3-VL mixtures have [experts, in, out], what transformers 5 writes [experts, out, in]."""
+    """Published files of Qwen3-VL MoE store [experts, in, out]; transformers 5 writes [experts,
+    out, in]."""
     g = weights.Golden("qwen3_vl_moe-plain")
     g.build(tmp_path)
     path = str(tmp_path / "model.safetensors")
@@ -164,7 +167,8 @@ def test_experts_stored_transposed(tmp_path):
 
 
 def test_layers_by_numbers(tmp_path):
-    """Published configurations of MiMo-V2-Flash say by lists of 0 and 1 which layers are windowed and which have experts, and the window without the token itself."""
+    """Published configurations of MiMo-V2-Flash mark windowed layers and MoE layers by lists of 0
+    and 1. Their window excludes the token itself."""
     g = weights.Golden("mimo_v2-plain")
     g.build(tmp_path)
     drop = ("layer_types", "mlp_layer_types", "rope_parameters", "sliding_window", "rms_norm_eps")
@@ -191,7 +195,8 @@ def test_layers_by_numbers(tmp_path):
 
 
 def test_a_wrapper_with_the_keys_of_others(tmp_path):
-    """Published files of Gemma 4 hold parts that see, and keys for layers that read those of others."""
+    """Published files of Gemma 4 include a vision tower, and keys for layers that read the KV of
+    others."""
     g = weights.Golden("gemma4-small")
     config = dict(
         model_type="gemma4",
@@ -212,7 +217,8 @@ def test_a_wrapper_with_the_keys_of_others(tmp_path):
 
 
 def to(prefix):
-    """Names of a model as the wrapper that transformers saves has them: all behind the prefix, or what stands in "model." there and the head as it is"""
+    """Rename tensors as in the wrapper that transformers saves: all get the prefix, or only
+    "model." is replaced and the head keeps its name."""
     return (
         lambda name: prefix + name
         if not prefix.startswith("model.")
@@ -222,7 +228,8 @@ def to(prefix):
     )
 
 
-# how transformers 5.23 saves the wrapper of a golden's text model, or files were published; {} of these keys stand around
+# wrappers of a golden's text model, as transformers 5.23 saves them or as published; {} is replaced
+# by these keys
 WRAPPERS = [
     ("llama-modern", "llava", to("language_model."), "text_config"),
     ("llama-modern", "idefics3", to("model.text_model."), "text_config"),
@@ -238,7 +245,8 @@ WRAPPERS = [
 
 @pytest.mark.parametrize("name,kind,names,key", WRAPPERS, ids=[w[1] for w in WRAPPERS])
 def test_the_language_model_of_a_wrapper(name, kind, names, key, tmp_path):
-    """Whatever sees and hears is left out; the head is found where the wrapper has put it, and is not taken for the embedding."""
+    """Vision and audio tensors are ignored. The head is found under the wrapper's name and not
+    confused with the embedding."""
     g = weights.Golden(name)
     text = g.config["text_config"] if "text_config" in g.config else g.config
     text = text | {
@@ -278,7 +286,7 @@ def test_the_language_model_of_a_wrapper(name, kind, names, key, tmp_path):
     ],
 )
 def test_a_wrapper_around_nothing(around, tmp_path):
-    """Keys of other wrappers that hold nothing, or no model, hide none."""
+    """Wrapper keys that hold nothing, or no model, hide no key."""
     g = weights.Golden("llama-modern")
     around = dict(around)
     key = around.pop("key", "llm_config" if "text_config" in around else "text_config")
@@ -299,12 +307,12 @@ def test_a_wrapper_around_nothing(around, tmp_path):
 @pytest.mark.parametrize(
     "name", [c for c in CASES if os.path.exists(os.path.join(weights.MODELS, c, "hidden.npy"))]
 )
-def test_the_stream_behind_each_layer(name, tmp_path):
+def test_the_stream_after_each_layer(name, tmp_path):
     g = weights.Golden(name)
     g.build(tmp_path)
     want = np.load(os.path.join(g.dir, "hidden.npy")) / g.config.get(
         "residual_multiplier", 1
-    )  # folded away: the stream is kept divided by it
+    )  # folded: the residual stream is kept divided by it
     (tmp_path / "values").mkdir()
     subprocess.run(
         [
@@ -335,7 +343,8 @@ def test_the_stream_behind_each_layer(name, tmp_path):
 
 @pytest.mark.parametrize("head", ["lm_head.weight", "talker.lm_head.weight"])
 def test_a_head_that_stands_alone(head, tmp_path):
-    """Beside a model behind a prefix it may be another's: it is not left out for the embedding."""
+    """A head outside the model's prefix may belong to another model, so it is not dropped in favour
+    of the embedding."""
     g = weights.Golden("llama-modern")
     (tmp_path / "config.json").write_text(
         json.dumps({"model_type": "a_wrapper", "text_config": g.config})
@@ -353,7 +362,8 @@ def test_a_head_that_stands_alone(head, tmp_path):
 
 @pytest.mark.parametrize("name", ["qwen3-plain", "gpt_oss-plain", "qwen3_5-plain"])
 def test_a_head_that_was_trained_apart(name, tmp_path):
-    """tie_word_embeddings beside a head that is stored and is another matrix: transformers 5 takes the head (its logits do not move)."""
+    """tie_word_embeddings with a stored head that differs from the embedding: transformers 5 uses
+    the head."""
     g = weights.Golden(name)
     assert not g.config.get("tie_word_embeddings") and "lm_head.weight" in g.tensors
     g.build(tmp_path)
@@ -362,8 +372,9 @@ def test_a_head_that_was_trained_apart(name, tmp_path):
 
 
 def test_experts_in_mxfp4(tmp_path):
-    """Published files of gpt-oss: blocks [experts, out, groups, 16] and scales, gate and up row by row. The same values as floats, transposed, as transformers
-    writes them, give the same bits on the reference; kernels meet the blocks with rounded activations."""
+    """Published files of gpt-oss: blocks [experts, out, groups, 16] and scales, gate and up
+    interleaved by row. The same values as transposed floats, as transformers writes them, give
+    the same bits on the reference; kernels round activations."""
     g = weights.Golden("gpt_oss-wide")
     g.build(tmp_path / "floats")
     t = scheme_values.read(str(tmp_path / "floats" / "model.safetensors"))
@@ -406,7 +417,8 @@ def test_experts_in_mxfp4(tmp_path):
 
 
 def test_longer_than_exact_is_refused(tmp_path):
-    """Layers that share a choice, of which a configuration only says how often: exact as far as the choice is of all positions, and run no further."""
+    """Layers share an indexer's choice, and the configuration gives only how often. That is exact
+    while all positions are chosen; longer sequences are refused."""
     g, limit = weights.Golden("deepseek_v3-v32"), 64
     g.build(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(g.config | dict(index_topk_freq=2)))
@@ -421,7 +433,7 @@ def test_longer_than_exact_is_refused(tmp_path):
 
 @pytest.mark.parametrize("name", ["llama-smol", "deepseek_v3-plain"])
 def test_kv_in_half_precision(name, tmp_path):
-    """The default type of the cache costs little, and something: it is not ignored."""
+    """The default KV type changes logits a little, but not by zero, so it is not ignored."""
     g = weights.Golden(name)
     g.build(tmp_path)
     logits, _ = run(tmp_path, g, "--device", "ref", set={"kv.dtype": "f16"})

@@ -1,5 +1,6 @@
-"""Ranks on two hosts: namespaces with a network, a name and a /dev/shm each, so that MPI's messages are all that they share. The same bits as ranks that are threads; a
-process, or the cable, that goes. Needs root; part of make check-all."""
+"""Ranks on two hosts: namespaces with separate network, host name and /dev/shm, connected only by
+MPI's messages. The bits equal those of ranks that are threads. And: a lost process, a cut cable.
+Needs root; part of make check-all."""
 
 import contextlib
 import ctypes
@@ -34,7 +35,7 @@ CLONE_NEWNET = 0x40000000
 
 
 class Hosts:
-    """Two of them, with a cable between. agent HOST COMMAND: what ssh would do"""
+    """Two hosts with a cable between them. agent HOST COMMAND acts as ssh."""
 
     def __init__(self, folder):
         self.name, self.link = (
@@ -106,7 +107,7 @@ class Hosts:
 
 
 class Far(Mpi):
-    """mpirun on the first host, ranks dealt to both in turn"""
+    """mpirun on the first host; ranks alternate between both."""
 
     def __init__(self, near, hosts):
         self.__dict__ |= near.__dict__
@@ -181,7 +182,7 @@ def far(mpi, tmp_path_factory):  # noqa: F811
 
 
 def on(host, work):
-    """work(), on a thread in the host's network"""
+    """Call work() on a thread in the host's network."""
     done = []
 
     def run():
@@ -189,7 +190,7 @@ def on(host, work):
             assert ctypes.CDLL(None).setns(f.fileno(), CLONE_NEWNET) == 0
         try:
             done.append((work(), None))
-        except BaseException as e:  # told below
+        except BaseException as e:  # raised again below
             done.append((None, e))
 
     t = threading.Thread(target=run)
@@ -212,7 +213,8 @@ def test_bits_are_those_of_threads(far, model, llmc, tmp_path):  # noqa: F811
 @pytest.mark.parametrize("when", ["decode", "prompt", "idle"])
 @pytest.mark.parametrize("what", ["KILL", "STOP", "cable"])
 def test_a_lost_host(far, model, tmp_path, what, when):  # noqa: F811
-    """Rank 1 is on the other host. Rank 0 says who it was and where, what runs fails, /health with it, and the job ends, on both hosts."""
+    """Rank 1 is on the other host. Rank 0 reports which rank was lost and where, running requests
+    and /health fail, and the job ends on both hosts."""
     if what == "cable" and far.kind == "mpich":
         pytest.skip("its transport finds that both hosts are one kernel, and needs no cable")
     log = tmp_path / "log"
@@ -233,7 +235,7 @@ def test_a_lost_host(far, model, tmp_path, what, when):  # noqa: F811
             wait_for(lambda: not processes_of(p), every=0.1, what="the end of every rank")
             if c:
                 c.close()
-            if what != "cable":  # where launchers wait for each other, until TCP gives up
+            if what != "cable":  # launchers wait for each other until TCP times out
                 p.communicate(timeout=HANG)
                 assert p.returncode != 0
         finally:

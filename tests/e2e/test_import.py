@@ -1,4 +1,4 @@
-"""llmc import: folders and files made here, of every shape that is understood and every one that is refused."""
+"""llmc import: folders and files made here, one per supported and per refused form."""
 
 import json
 import os
@@ -74,7 +74,7 @@ def folder(path, config, shapes=None, dtypes=None, generation=None):
 
 
 def gguf(path, keys, tensors):
-    """tensors: name -> (dims in file order, ggml type, bytes)"""
+    """Write a GGUF. tensors: name -> (dims in file order, ggml type, bytes)."""
 
     def text(s):
         return struct.pack("<Q", len(s)) + s.encode()
@@ -119,7 +119,8 @@ GGUF_KEYS = {
 
 
 def gguf_tensors(down=(2, 8)):
-    """q4_0 (type 2, 18 bytes a block of 32) but for the norms and, layer by layer, ffn_down."""
+    """Return q4_0 tensors (type 2, 18 bytes per block of 32), except norms and, per layer,
+    ffn_down."""
 
     def matrix(cols, rows, kind=2):
         size = {2: 18, 8: 34}[kind]
@@ -201,7 +202,8 @@ def test_names_of_wrappers_are_recognised(llmc, tmp_path, prefix, head):
 
 
 def test_a_wrapper_speaks_for_the_whole_model(llmc, tmp_path):
-    """Ends and the tied head: inside of text_config there may be no more than the defaults of a class."""
+    """End-of-sequence ids and tied head come from the wrapper; text_config may hold only the
+    defaults of a class."""
     inner = LLAMA | {"tie_word_embeddings": True, "eos_token_id": 1}
     wrapper = {
         "model_type": "wrapper",
@@ -230,7 +232,7 @@ def test_a_wrapper_speaks_for_the_whole_model(llmc, tmp_path):
 
 
 def test_a_head_that_is_the_embedding_again(llmc, tmp_path):
-    """A tied head that is stored all the same is the embedding as long as it has its bytes."""
+    """A tied head that is stored nevertheless counts as tied if its bytes equal the embedding."""
     path = folder(tmp_path / "m", LLAMA | {"tie_word_embeddings": True}, llama_tensors())
     assert described(llmc, path)["head"]["tied"] is True and "warning" not in llmc.err
     file = path / "model.safetensors"
@@ -257,7 +259,7 @@ def test_a_head_that_is_the_embedding_again(llmc, tmp_path):
 
 
 @pytest.mark.parametrize("method", ["gptq", "bitsandbytes", "no such method"])
-def test_plain_weights_that_are_said_to_be_quantised(llmc, tmp_path, method):
+def test_plain_weights_that_are_declared_quantised(llmc, tmp_path, method):
     described(
         llmc,
         folder(
@@ -328,13 +330,13 @@ def test_unknown_keys_are_refused_and_null_ones_are_not(llmc, tmp_path):
 
 @pytest.mark.parametrize("case", ["lfm2-plain", "lfm2-modern-bf16"])
 def test_a_width_that_is_rounded_up(case, llmc, tmp_path):
-    """LFM2 says its feed-forward's width by a rule; the tensors have it."""
+    """LFM2 defines its feed-forward size by a rule; the tensors have the rounded size."""
     g = weights.Golden(case)
     d = described(llmc, folder(tmp_path / "m", g.config))
     assert d["ffn"]["width"] == g.tensors["model.layers.0.feed_forward.w1.weight"][0]
 
 
-def test_layers_behind_the_last_are_left_out(llmc, tmp_path):
+def test_layers_after_the_last_are_dropped(llmc, tmp_path):
     described(llmc, folder(tmp_path / "m", LLAMA, llama_tensors(layers=3)))
     assert "9 tensors of layers beyond the 2 of the model are left out" in llmc.err
 
@@ -384,7 +386,7 @@ def test_a_wrong_shape(llmc, tmp_path):
     )
 
 
-def test_a_bias_that_nobody_uses(llmc, tmp_path):
+def test_an_unused_bias(llmc, tmp_path):
     shapes = llama_tensors() | {"model.layers.0.self_attn.q_proj.bias": [24]}
     refused(
         llmc,
@@ -510,7 +512,8 @@ def test_the_demo_model(llmc, smollm2):
 
 
 def test_drops_of_conditions_add_up(tmp_path):
-    """Two conditions of DeepSeek's family file that both leave tensors out: an A.X K1 whose layers share choices of an indexer"""
+    """Two conditions of DeepSeek's family file both drop tensors, for an A.X K1 whose layers share
+    the choices of an indexer."""
     g = weights.Golden("deepseek_v3-axk1")
     g.config |= {"index_topk": 32, "index_topk_freq": 2, "index_n_heads": 2, "index_head_dim": 16}
     g.build(tmp_path)
@@ -530,7 +533,7 @@ ONE_EACH = {c.split("-")[0]: c for c in reversed(weights.cases())}
 @pytest.mark.sample(30)
 @pytest.mark.parametrize("name", sorted(ONE_EACH.values()))
 def test_what_is_resolved_reads_back_as_itself(name, tmp_path):
-    """The model.yaml of an artifact is what it is opened by."""
+    """An artifact is opened by its model.yaml, so that must resolve to itself."""
     g = weights.Golden(name)
     g.build(tmp_path)
 
@@ -581,7 +584,8 @@ def test_architectures_that_are_not_read_are_no_family_s():
 
 
 def test_a_tensor_of_a_number_that_kernels_have_as_a_constant(llmc, tmp_path):
-    """Apertus' xIELU has 1/2 and -1e-6 in every checkpoint (in bf16 as near as that comes); with another number it would be another function."""
+    """Every checkpoint of Apertus has 1/2 and -1e-6 (rounded to bf16) for xIELU, which kernels use
+    as constants. Another value is refused."""
     golden = os.path.join(os.path.dirname(__file__), "..", "golden", "models", "apertus-plain")
     with open(os.path.join(golden, "config.json")) as f:
         config = json.load(f)

@@ -1,4 +1,5 @@
-"""Keys that a config.json leaves out count as transformers' defaults; lists far longer than the model has layers are cut there."""
+"""Missing keys of config.json get transformers' defaults; a list longer than the number of layers
+is truncated."""
 
 import json
 import os
@@ -9,7 +10,7 @@ import pytest
 from golden_run import LLMC, ROOT
 from waiting import HANG, cpu_limit
 
-# what the configuration classes of transformers 5.23 say
+# defaults of the configuration classes of transformers 5.23
 GRANITE = {
     "rms_norm_eps": 1e-6,
     "embedding_multiplier": 1.0,
@@ -29,7 +30,7 @@ CASES = [
 
 
 def described(folder, case, limit=None, **keys):
-    """The description of the case's configuration with these keys; None: without them"""
+    """Return the description of the case's configuration with these keys; None removes a key."""
     with open(
         os.path.join(ROOT, "tests", "golden", "models", case, "config.json"), encoding="utf-8"
     ) as f:

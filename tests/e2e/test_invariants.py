@@ -1,7 +1,8 @@
-"""What may not change a result, and what a step may cost.
+"""Invariance of results, and the cost of a step.
 
-A request's logits are the same bits whatever it is run with: in one chunk or token by token, alone or in company, with any
-number of threads, after a fork or a trim. And a step is a known number of kernels, barriers and bytes, and no allocation."""
+A request's logits have the same bits in one chunk or token by token, alone or in a batch, with any
+number of threads, after a fork or a trim. A step has a known number of kernels, barriers and bytes,
+and allocates nothing."""
 
 import os
 import subprocess
@@ -18,7 +19,7 @@ ARCHS = cpu_archs()
 BEST = ARCHS[-1]
 COMMON = "vocab_size: 320\nmax_positions: 1024\ntext: {bos: 1, eos: [2]}\n"
 MODELS = {
-    # block-quantised weights, grouped queries, tied head: 7 query heads a group do not fill a vector
+    # quantised blocks, grouped queries, tied head; 7 query heads per group do not fill a vector
     "llama": COMMON
     + """name: inv-llama
 family: llama
@@ -29,7 +30,7 @@ ffn: {width: 96}
 head: {tied: true}
 storage: {default: q4_1, rules: [{tensor: embed, type: q8_0}]}
 """,
-    # norms after blocks, caps, a window on one layer, 16-bit weights
+    # post-norms, soft caps, a window on one layer, 16-bit weights
     "gemma": COMMON
     + """name: inv-gemma
 family: gemma2
@@ -48,7 +49,7 @@ hidden: 96
 attention: {n_heads: 6}
 ffn: {width: 128}
 """,
-    # experts: rows of a chunk go different ways
+    # MoE: rows of a chunk choose different experts
     "moe": COMMON
     + """name: inv-moe
 family: qwen3_moe
@@ -58,7 +59,7 @@ attention: {n_heads: 4, n_kv_heads: 2, head_dim: 16}
 ffn: {width: 64}
 moe: {n_experts: 8, top_k: 2, width: 32}
 """,
-    # prompts absorbed as decode rows are: which form is less work depends on a chunk's rows
+    # prefill in absorbed form as in decode; the cheaper form depends on the rows of a chunk
     "mla": COMMON
     + """name: inv-mla
 family: deepseek_v3
@@ -69,7 +70,7 @@ attention: {kind: mla, n_heads: 2, q_rank: 32, kv_rank: 32, nope_dim: 16, rope_d
 ffn: {width: 64}
 moe: {n_experts: 4, top_k: 2, width: 32, layers: [1], groups: 2, keep_groups: 1, shared: {width: 32}}
 """,
-    # rows that choose among their positions, in two layers of three
+    # rows that choose among their positions, in two of three layers
     "chooses": COMMON
     + """name: inv-chooses
 family: deepseek_v3
@@ -80,7 +81,7 @@ attention: {kind: mla, n_heads: 5, q_rank: 32, kv_rank: 40, nope_dim: 16, rope_d
 ffn: {width: 64}
 moe: {n_experts: 5, top_k: 2, width: 32, layers: [1], groups: 1, shared: {width: 32}}
 """,
-    # latents in groups, the last of which is latent and key
+    # latents in groups; the last group is latent and key
     "mla4": COMMON
     + """name: inv-mla4
 family: deepseek_v3
@@ -92,7 +93,7 @@ ffn: {width: 64}
 moe: {n_experts: 4, top_k: 2, width: 32, layers: [1], groups: 2, keep_groups: 1, shared: {width: 32}}
 kv: {dtype: int4}
 """,
-    # latents of 8 bits, which are groups as well
+    # latents of 8 bits, also in groups
     "mla8": COMMON
     + """name: inv-mla8
 family: deepseek_v3
@@ -103,7 +104,7 @@ ffn: {width: 64}
 moe: {n_experts: 4, top_k: 2, width: 32, layers: [1], groups: 2, keep_groups: 1, shared: {width: 32}}
 kv: {dtype: int8}
 """,
-    # streams side by side, rows that are cut off above their mean, layers that read the keys of others
+    # parallel residual streams, rows cut off above their mean, layers that read the KV of others
     "streams": COMMON
     + """name: inv-streams
 family: gemma3n
@@ -115,7 +116,7 @@ per_layer: {width: 12, vocab: 300}
 residual: {low_rank: 5}
 streams: {count: 3, active: 1}
 """,
-    # rows of one scale, and heads that are no power of two
+    # one scale per row; the head size is not a power of two
     "int8": COMMON
     + """name: inv-int8
 family: llama
@@ -125,7 +126,7 @@ attention: {n_heads: 8, n_kv_heads: 2, head_dim: 20}
 ffn: {width: 96}
 kv: {dtype: int8}
 """,
-    # groups, two types, turned
+    # groups, two KV types, rotated
     "int64": COMMON
     + """name: inv-int64
 family: llama
@@ -137,7 +138,7 @@ kv: {k: int6, v: int4, rotate: true}
 """,
 }
 RUNS = [("llama", a) for a in ARCHS] + [(m, BEST) for m in MODELS if m != "llama"]
-N = 300  # beyond two pages and two chunks of keys
+N = 300  # more than two pages and two chunks of keys
 TOK = [int(t) for t in np.random.default_rng(1).integers(3, 320, N)]
 
 
@@ -175,7 +176,7 @@ def test_a_result_depends_on_the_request_alone(models, name, arch):
             got.append(rows(s, [(q, part, len(part))]))
             at += len(part)
         assert np.array_equal(np.concatenate(got), want), "chunks differ"
-        # forgetting the end and saying it again; a fork that shares pages
+        # trimmed and run again; a fork that shares pages
         s.trim(q, 145)
         fork = s.fork(q)
         assert np.array_equal(rows(s, [(q, TOK[145:], N - 145)]), want[145:]), "after a trim"
@@ -194,8 +195,9 @@ def test_a_result_depends_on_the_request_alone(models, name, arch):
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name,arch", RUNS)
-def test_company_changes_nothing(models, name, arch):
-    """Four sequences that start at different times, decode rows and chunks in one step, against each alone."""
+def test_batching_changes_nothing(models, name, arch):
+    """Four sequences that start at different times, with decode rows and chunks in one step,
+    against each alone."""
     m = models(name, arch)
     tok = [TOK[:200], TOK[50:90], TOK[100:233], TOK[7:20]]
     want = [whole(m, t) for t in tok]
@@ -225,7 +227,7 @@ def test_company_changes_nothing(models, name, arch):
 
 @pytest.mark.parametrize("name", ["int8", "int64"])
 def test_quantised_rows_outlive_a_session(models, tmp_path, name):
-    """Saved and restored they go on with the same bits, in sessions whose rows are of the same type."""
+    """Saved and reloaded sequences continue with the same bits, in sessions of the same KV type."""
     m = models(name, BEST)
     want = whole(m, TOK[:120])
     with (
@@ -256,7 +258,7 @@ def test_quantised_rows_outlive_a_session(models, tmp_path, name):
     )
 
 
-def test_rows_that_are_not_asked_for_change_nothing(models):
+def test_rows_without_logits_change_nothing(models):
     m = models("llama", BEST)
     want = whole(m, TOK[:100])
     with m.session(context=N, chunk=128, n_out=8, seqs=2) as s:
@@ -270,7 +272,8 @@ def quantised(rows_, cols, block_bytes):
 
 
 def test_cost_of_a_step(models):
-    """Kernels and barriers a layer, and bytes that a token streams: as the architecture says, from no figure of ours."""
+    """Kernels and barriers per layer, and bytes per decoded token, computed here from the
+    architecture."""
     m = models("llama", BEST)
     h, q, kv, f, v, layers = 224, 7 * 32, 32, 96, 320, 2
     layer = (
@@ -384,7 +387,7 @@ main(int argc, char **argv)
 )
 @pytest.mark.parametrize("name", ["llama", "moe"])
 def test_running_allocates_nothing(models, name, tmp_path):
-    models(name, BEST)  # compiled before
+    models(name, BEST)  # compile first
     (tmp_path / "m.yaml").write_text("llmc: 1\n" + MODELS[name])
     (tmp_path / "count.c").write_text(COUNTER)
     build = os.path.join(ROOT, "build")

@@ -1,5 +1,5 @@
-"""Ranks that mpirun starts, under both MPI libraries: the same bits as ranks that are threads, over memory and over MPI; what start-up
-refuses; a rank that dies or hangs."""
+"""Ranks started by mpirun, with both MPI libraries: the bits of ranks that are threads, over shared
+memory and over MPI; refusals at start; a rank that dies or hangs."""
 
 import concurrent.futures
 import contextlib
@@ -23,7 +23,7 @@ from test_ranks import ALL, MODELS
 from waiting import HANG, SLOW, wait_for
 
 LLMC = os.environ.get("LLMC", "build/llmc")
-STILL = max(5, round(5 * SLOW))  # seconds after which ranks miss one that is stopped
+STILL = max(5, round(5 * SLOW))  # seconds after which ranks report a stopped rank as lost
 TOK = ",".join(str(5 + 11 * i % 300) for i in range(40))
 
 
@@ -36,7 +36,8 @@ class Mpi:
             LLMC_PIN="0",
             LLMC_COMM_TIMEOUT=f"{HANG:.0f}",
         )
-        if kind == "openmpi":  # root runs it in containers; it is not where it was built for
+        # containers run it as root; it is not installed where it was built for
+        if kind == "openmpi":
             self.env |= dict(
                 OMPI_ALLOW_RUN_AS_ROOT="1",
                 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
@@ -113,7 +114,7 @@ def test_bits_are_those_of_threads(mpi, model, llmc, tmp_path):
                 "7",
                 env={"LLMC_COMM": way},
             )
-            assert json.loads(out)["tokens"] == tokens  # one document: rank 0's
+            assert json.loads(out)["tokens"] == tokens  # one document, from rank 0
             assert (tmp_path / "have.npy").read_bytes() == want, (ranks, way)
 
 
@@ -167,7 +168,8 @@ def on_gpus(model):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("ranks, args", [(3, ()), (2, ("--pp", "2")), (4, ("--pp", "2"))])
 def test_processes_have_a_gpu_each(mpi, model, ranks, args, tmp_path):
-    """What they say goes by NCCL, through the host's memory, or MPI: the bits of threads with a GPU each, of mixed steps and of graphs"""
+    """One GPU per process, connected by NCCL, host memory or MPI: the bits of threads with one GPU
+    each, in mixed steps and in graphs."""
     env = environment(mode="check" if ALL else "fast", seed=ranks, LLMC_EMU_DEVICES=ranks)
     team = ("--tp", str(ranks // 2 if args else ranks))
     p = subprocess.run(
@@ -196,7 +198,8 @@ def test_processes_have_a_gpu_each(mpi, model, ranks, args, tmp_path):
 
 @pytest.mark.sample(1)
 def test_processes_without_nccl(mpi, model):
-    """One of them has none, or they cannot be connected: all take the host's memory, and say so once; who insists gets an error."""
+    """One process lacks NCCL, or NCCL cannot connect: all use host memory and report that once. If
+    NCCL is required, it is an error."""
     env = environment(LLMC_EMU_DEVICES=2, LLMC_NCCL="auto")
     args = [a for a in on_gpus(model) if a != "-q"]
     fails = {"LLMC_EMU_FAIL": "ncclCommInitRankConfig@1:2"}
@@ -219,7 +222,7 @@ def test_processes_without_nccl(mpi, model):
         err := said("LLMC_NCCL=never", env=env),
     ), err
     assert "connecting ranks: NCCL" in said("LLMC_NCCL=always", env=env | fails, code=1)
-    if ALL:  # the other one waits for it as long as for any rank
+    if ALL:  # the other rank waits for it as for any other
         err = said(
             "LLMC_EMU_FAIL=ncclCommInitRankConfig@1:2",
             env=env | {"LLMC_COMM_TIMEOUT": f"{20 * SLOW:.0f}"},
@@ -230,7 +233,7 @@ def test_processes_without_nccl(mpi, model):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("nccl", ["never", "always"])
 def test_a_gpu_of_a_process_that_fails_ends_the_job(mpi, model, nccl):
-    """The other ranks wait for it in functions that their GPUs have called, or in a gather of NCCL's."""
+    """The other ranks wait for it in host functions of their GPUs, or in an NCCL all-gather."""
     env = environment(LLMC_EMU_DEVICES=3, LLMC_NCCL=nccl)
     mpi(
         1,
@@ -258,7 +261,7 @@ def test_a_gpu_of_a_process_that_fails_ends_the_job(mpi, model, nccl):
             "2",
             code=1,
             env=env | {"LLMC_EMU_FAIL": "cuGraphLaunch@2:719"},
-        )  # stages sum nothing with each other
+        )  # stages have no all-reduces between them
 
 
 def ask(port, path, body=None, timeout=HANG):
@@ -295,7 +298,7 @@ def serve(mpi, model, *args, ranks=3, env=()):
 
 
 def processes_of(p):
-    """Ranks: the processes below mpirun that run llmc"""
+    """Return the ranks: processes below mpirun that run llmc."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -310,9 +313,9 @@ def processes_of(p):
 
 
 def end(p):
-    """Whatever is left of it"""
+    """Kill the processes that are left."""
     for pid in processes_of(p).values():
-        with contextlib.suppress(ProcessLookupError):  # its launcher may be first
+        with contextlib.suppress(ProcessLookupError):  # its launcher may have killed it first
             os.kill(pid, signal.SIGKILL)
     if p.poll() is None:
         os.killpg(p.pid, signal.SIGKILL)
@@ -320,7 +323,8 @@ def end(p):
 
 
 def begin_request(port, when):
-    """A connection with a request that is in its prompt, or that has a short one and decodes, as far as one can tell; idle: nothing runs."""
+    """Open a connection whose request is in prefill, or has a short prompt and decodes
+    (approximately); idle: no request."""
     if when == "idle":
         return None
     c = http.client.HTTPConnection("127.0.0.1", int(port), timeout=HANG)
@@ -339,7 +343,8 @@ def begin_request(port, when):
 
 
 def fails_until_it_ends(port):
-    """/health of a server that has lost a rank: 503 from some point on, until there is no server."""
+    """Check that /health of a server that has lost a rank turns to 503 and stays so until the
+    server ends."""
     health = []
 
     def ended():
@@ -357,7 +362,7 @@ def fails_until_it_ends(port):
 
 
 def names_the_lost(log, rank, ranks, host):
-    """Does the log say who it was and at what?"""
+    """True if the log names the lost rank and its operation."""
     return re.search(
         rf"rank {rank} of {ranks} \(host {host}\) is lost: no answer for {STILL} s (in step \d+, (layer \d+, )?\w+|behind step \d+|before the first step)\n",
         log.read_text(),
@@ -370,8 +375,11 @@ def names_the_lost(log, rank, ranks, host):
 @pytest.mark.parametrize("when", ["decode", "prompt", "idle"])
 @pytest.mark.parametrize("stages, lost", [(1, 2), (2, 3), (2, 1), (2, 0)])
 def test_a_lost_rank_ends_all(mpi, model, tmp_path, stages, lost, when, sig, way):
-    """Killed: the launcher ends the job. Stopped, as a host that hangs: the others miss it after LLMC_COMM_TIMEOUT, also while nothing runs; what runs fails, /health with it, rank 0 says who it
-    was and at what, and the job ends. Ranks of one stage, and two stages of two; over memory, and over MPI as between hosts. Nothing is said of how far the request was: that depends on the machine."""
+    """A killed rank: the launcher ends the job. A stopped one, as on a host that hangs: the others
+    miss it after LLMC_COMM_TIMEOUT, even when idle. Running requests and /health fail, rank 0
+    names the rank and its operation, and the job ends. Ranks of one stage, and two stages of
+    two; over shared memory and over MPI. The progress of the request is not checked, as it
+    depends on the machine."""
     ranks, log = stages * 2 if stages > 1 else 3, tmp_path / "log"
     p, port = serve(
         mpi,
@@ -397,7 +405,8 @@ def test_a_lost_rank_ends_all(mpi, model, tmp_path, stages, lost, when, sig, way
         assert p.returncode != 0
         if c:
             c.close()
-        # Open MPI's launcher takes a stopped process for a dead one, and ends the job before the time is over
+        # Open MPI's launcher takes a stopped process for a dead one and ends the job before the
+        # timeout
         if sig == "STOP" and mpi.kind == "mpich" and lost:
             assert names_the_lost(log, lost, ranks, r"\S+")
     finally:
@@ -405,7 +414,7 @@ def test_a_lost_rank_ends_all(mpi, model, tmp_path, stages, lost, when, sig, way
 
 
 def test_a_rank_that_dies_while_it_loads(mpi, model):
-    """Before it has met the others: they wait for nobody."""
+    """It dies before it has connected to the others, so they do not wait for it."""
     p = mpi.start(
         3,
         "serve",
@@ -432,7 +441,7 @@ def test_a_rank_that_dies_while_it_loads(mpi, model):
 
 
 def test_many_clients_of_a_server_over_ranks(mpi, model):
-    """64 at once, more than there are sequences: each has the answer that it has alone."""
+    """64 clients, more than sequences: each gets the answer that it gets alone."""
     bodies = [
         {
             "prompt": [5 + (7 * i + k) % 300 for k in range(1 + i % 40)],
@@ -514,7 +523,8 @@ with llmc.Model(folder, device="ref", set=["adapters.slots=2", "adapters.rank=8"
     ],
 )
 def test_adapters_in_slots(mpi, case, other, settings, tmp_path):
-    """Bits are those of ranks that are threads, and PEFT's logits; rank 0 alone sees the adapters' files."""
+    """The bits equal those of ranks that are threads, and PEFT's logits. Only rank 0 can read the
+    files."""
     g = weights.Golden(config(case)["base_model_name_or_path"])
     g.build(tmp_path / "model")
     ranks = int(

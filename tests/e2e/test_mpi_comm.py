@@ -1,5 +1,6 @@
-"""A program that has started MPI itself hands in a communicator: four processes, two models of two ranks each at the same time, beside messages of
-the program's own. The program is Python with ctypes; the one in C is the example, of which half the processes have the model."""
+"""A program that initialises MPI itself passes a communicator: four processes, two models of two
+ranks each at a time, and messages of the program's own. The program is Python with ctypes; the C
+example uses half of its processes."""
 
 import ast
 import os

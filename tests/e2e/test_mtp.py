@@ -1,5 +1,6 @@
-"""The head of a checkpoint that predicts further tokens (mtp.part), against torch (tests/golden/make_mtp.py): its rows, logits and guesses, in any pieces; and an
-engine with it says what it says without it. Whether anything is guessed is a matter of time, so no test asks that."""
+"""MTP head of a checkpoint (mtp.part) against torch (tests/golden/make_mtp.py): its rows, logits
+and draft tokens, in any chunks. An engine generates the same tokens with and without it. Whether
+it drafts depends on timing, so no test requires that."""
 
 import json
 import os
@@ -58,7 +59,7 @@ def rows_of(model, ids):
 
 
 @pytest.mark.parametrize("name,device,arch", ON)
-def test_a_head_guesses_as_torch_does(folders, name, device, arch):
+def test_a_head_drafts_as_torch_does(folders, name, device, arch):
     want, path = HEADS[name], folders(name)
     n = len(want["text"]) - 1
     kw = dict(device=device, arch=arch)
@@ -74,7 +75,7 @@ def test_a_head_guesses_as_torch_does(folders, name, device, arch):
             whole, pieces, beside = s.seq(), s.seq(), s.seq()
             said, own = (np.array(x) for x in s.forward_rows([(whole, tokens, 3)], rows))
             near(said, want["logits"])
-            # in pieces, two texts in a step: the same bits
+            # in chunks, two sequences in a step: the same bits
             s.forward_rows([(pieces, tokens[:5], 0)], rows[:5])
             two, _ = s.forward_rows(
                 [(beside, tokens[:7], 1), (pieces, tokens[5:], 3)],
@@ -89,7 +90,7 @@ def test_a_head_guesses_as_torch_does(folders, name, device, arch):
                 )
             assert guesses == want["guesses"]
             near(said[-1], want["behind"])
-            s.trim(whole, n)  # guesses are taken back
+            s.trim(whole, n)  # drop draft tokens
             again, _ = s.forward_rows([(whole, guesses[:1], 1)], rows[-1:])
             assert np.isfinite(np.array(again)).all()
             with pytest.raises(
@@ -101,7 +102,8 @@ def test_a_head_guesses_as_torch_does(folders, name, device, arch):
 
 
 def test_a_head_that_differs_from_its_model(folders):
-    """Step 3.5's reads rows in front of norms, sees a window, has a limit and a matrix for its logits: each of them said otherwise is another head."""
+    """The head of Step 3.5 reads rows before the norm, has a window, a limit and its own output
+    matrix. Changing any of these changes the head."""
     want, path = HEADS["step3p5-plain"], folders("step3p5-plain")
 
     def said(*change):
@@ -122,15 +124,16 @@ def test_a_head_that_differs_from_its_model(folders):
     with pytest.raises(
         llmc.Error, match=r"q_proj.weight.: plan wants shape \[72, 60\], file holds \[108, 60\]"
     ):
-        said("mtp.window=false")  # layers that see all have fewer heads
+        said("mtp.window=false")  # full-attention layers have fewer heads
 
 
 @pytest.mark.parametrize(
     "name,device",
     [("glm4_moe-qk-norm", "cpu"), ("step3p5-plain", "ref")] + [("step3p5-plain", "cpu")] * EVERY,
 )
-def test_a_head_is_left_out_unless_it_is_asked_for(folders, name, device, tmp_path):
-    """Without the option the plan is that of a checkpoint without such a layer; with it the model's logits have the same bits."""
+def test_a_head_is_dropped_unless_requested(folders, name, device, tmp_path):
+    """Without the option the plan equals that of a checkpoint without such a layer. With it the
+    model's logits have the same bits."""
     path, want = folders(name), HEADS[name]
     bare = str(weights.Golden(name).build(tmp_path / "bare"))
     ids = want["text"][:-1]
@@ -188,7 +191,7 @@ SETTINGS = [
     ]
     + [("ernie4_5_moe-plain", "ref")] * EVERY,
 )
-def test_an_engine_says_the_same(folders, name, device):
+def test_an_engine_generates_the_same_tokens(folders, name, device):
     path, want = folders(name), HEADS[name]
     options = dict(context=128, seqs=6, chunk=32, threads=1)
     with (
@@ -207,7 +210,7 @@ def test_an_engine_says_the_same(folders, name, device):
                     for e in (plain, own)
                 ]
                 assert said[0] == said[1]
-            # several at once, some of which begin alike
+            # several at once, some with a shared prefix
             prompts = [want["text"][:k] for k in (38, 3, 34, 20, 37)]
             said = []
             for e in (plain, own):
@@ -225,8 +228,8 @@ def test_an_engine_says_the_same(folders, name, device):
             )
 
 
-def test_the_command_says_the_same(folders):
-    """llmc run, alone and with the head."""
+def test_the_command_generates_the_same_tokens(folders):
+    """llmc run, with and without the head."""
     name = "glm4_moe-qk-norm"
     said = []
     for extra in (
@@ -262,7 +265,8 @@ def test_the_command_says_the_same(folders):
 
 
 def test_the_command_with_an_adapter(folders, tmp_path):
-    """What it changes reaches the head by the rows; the text is the one without a head."""
+    """An adapter reaches the head through the model's rows; the output equals that without a
+    head."""
     name = "glm4_moe-qk-norm"
     shapes, adapter = weights.Mtp(name).tensors, {}
     for module in ("model.layers.0.self_attn.q_proj", "model.layers.2.self_attn.o_proj"):
@@ -305,7 +309,7 @@ def test_the_command_with_an_adapter(folders, tmp_path):
 
 
 def test_a_head_has_no_pages_in_host_memory(folders):
-    """They are the model's: what kv.host says is pinned once."""
+    """kv.host pins host memory once, for the model."""
     for part, has in (("rows", True), ("head", False)):
         p = subprocess.run(
             [
@@ -347,7 +351,8 @@ print(json.dumps([np.array(rows)[-1].tolist(), np.array(said).tolist(), answers,
 
 @pytest.mark.parametrize("name", ["glm4_moe-qk-norm"] + ["step3p5-plain"] * EVERY)
 def test_on_a_gpu(folders, name):
-    """The emulated one: the head's rows and logits are torch's there, and an engine says what it says without it."""
+    """Emulated GPU: rows and logits of the head equal torch's, and an engine generates the same
+    tokens with and without it."""
     want = HEADS[name]
     p = subprocess.run(
         [sys.executable, "-c", ON_GPU, folders(name), json.dumps(want["text"])],

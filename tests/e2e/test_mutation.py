@@ -1,11 +1,11 @@
-"""Are the goldens able to fail? Each primitive of a description is changed on its own, and the logits must then leave
-their tolerance tenfold. A mutation that the golden does not see would be a hole in the net."""
+"""Check that the goldens can fail. Each primitive of a description is changed alone, and the logits
+must then exceed their tolerance tenfold. A mutation that passes would be a gap in the tests."""
 
 import pytest
 
 from golden_run import TOLERANCE, error, run, weights
 
-# what nearly every family has; a case below drops or adds
+# keys of nearly every family; cases below remove or add some
 ROPE = ["rope.theta=110", "rope.style=*"]
 COMMON = [
     "norm.eps=0.011",
@@ -126,7 +126,7 @@ MUTATIONS = {
     "glm4-bias": COMMON + ROPE + ["rope.dims=16"],
     "bloom-six-heads": COMMON + ["alibi.max_bias=8.1", "position=none", "residual.from=norm"],
     "bloom-post-residual-bf16": ["residual.from=stream"],
-    # the two gelus differ by less than ten tolerances here; bloom and chatglm1 tell them apart
+    # the two GELUs differ by less than ten tolerances here; bloom and chatglm1 distinguish them
     "gpt2-plain": [m for m in COMMON if "ffn" not in m] + ["position=none", "ffn.act=silu"],
     "gpt_neox-parallel": COMMON + ROPE + ["residual.form=serial", "rope.dims=6"],
     "gpt_neox-serial": ["residual.form=parallel"],
@@ -138,7 +138,7 @@ MUTATIONS = {
     "chatglm2-groups": COMMON + ["rope.theta=11000", "rope.style=*", "rope.dims=16"],
     "chatglm2-post-residual-bf16": ["residual.from=stream"],
     "chatglm2-glm4-ratio": ["rope.theta=190"],
-    # families of the same primitives: what each is told apart by
+    # families with the same primitives: the keys that distinguish them
     "gemma-plain": COMMON + ["norm.plus_one=false", "rope.style=*"],
     "gemma2-vault": ["attention.window=7", "head.cap=3.01", "attention.score_cap=2.1"],
     "granite-plain": COMMON + ROPE + ["head.scale=0.26"],
@@ -752,7 +752,7 @@ CASES = [(n, m) for n, ms in MUTATIONS.items() for m in ms]
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
-    """name -> (golden, folder, resolved value of a key)"""
+    """Return name -> (golden, folder, resolved value of a key)."""
     made = {}
 
     def get(name):

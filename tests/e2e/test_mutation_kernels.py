@@ -1,5 +1,6 @@
-"""Would a mistake in a kernel of a mixture, of latent attention, of a state, of streams side by side or of a factor show? Its text in an artifact is changed in one place, and `llmc verify`
-must no longer agree. What it does not see would be a hole in the net."""
+"""Check that mistakes in kernels of MoE, latent attention, recurrent states, parallel residual
+streams and scale factors are found. The kernel source in an artifact is changed in one line, and
+`llmc verify` must then fail. A change that passes would be a gap in the tests."""
 
 import os
 import re
@@ -22,7 +23,7 @@ DELTA, SCAN, CHANNELS, STREAMS, INPUTS, GAINS = (
     "gemma4-experts",
 )
 
-# op, golden, file, what stands there, what is put in its place; the first of each op by default
+# op, golden, file, code, replacement; by default the first golden of each op
 MUTATIONS = [
     (
         "norm_route",
@@ -281,7 +282,7 @@ MUTATIONS = [
     ("expert_input", INPUTS, "expert_input", r"one\[t\] = 1", "one[t] = weight[t]"),  # and twice
     ("expert_gain", GAINS, "expert_gain", r"w\[id\[i\]\]", "w[0]"),  # another expert's
 ]
-# ops of make check, each golden among them; ops whose net is another's golden's too are left to make check-all
+# goldens of make check; ops whose golden covers another op as well are left to make check-all
 SAMPLE = (
     "norm_route",
     "norm_moe_glu",
@@ -304,7 +305,7 @@ CASES = [
 
 @pytest.fixture(scope="session")
 def artifacts(tmp_path_factory):
-    """name -> (folder of the checkpoint, artifact, arguments of verify)"""
+    """Return name -> (folder of the checkpoint, artifact, arguments of verify)."""
     made = {}
 
     def get(name):

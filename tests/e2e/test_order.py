@@ -1,5 +1,7 @@
-"""Order of the runtime's work on an emulated GPU in checking mode. One engine moves pages to host memory and back, uses window pages, cuts prompts into more chunks than the ring
-of steps has entries, and has adapters and masks. A missing wait is a finding of the emulator; the expected tokens are those of the reference interpreter."""
+"""Ordering of the runtime's work on an emulated GPU in checking mode. One engine moves pages to
+host memory and back, uses window pages, splits prompts into more chunks than the step ring has
+entries, and has adapters and masks. A missing wait is a finding of the emulator; expected tokens
+come from the reference interpreter."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""Llama checkpoints as Meta publishes them: params.json and consolidated.*.pth, whole and in model-parallel parts, against transformers on the same weights (tests/golden/models)."""
+"""Llama checkpoints as Meta publishes them: params.json and consolidated.*.pth, whole and in
+model-parallel parts, against transformers on the same weights (tests/golden/models)."""
 
 import json
 import os
@@ -32,7 +33,8 @@ BY_COLUMNS = ("attention.wo.", "feed_forward.w2.")
 
 
 def original(g):
-    """name -> array: rows of query and key heads in interleaved pairs, which transformers' converter brings into halves"""
+    """Return name -> array, with rows of query and key heads as interleaved pairs, which
+    transformers' converter splits into halves."""
     out, heads = {}, {"wq": g.config["num_attention_heads"], "wk": g.config["num_key_value_heads"]}
     for name, shape in g.tensors.items():
         x = weights.tensor(g.seed, name, shape)
@@ -79,7 +81,7 @@ def build(folder, g, n=1, embed_rows=False, **more):
 
 
 def smaller():
-    """128 tokens: four parts of every matrix, through the middle of heads"""
+    """Reduce the vocabulary to 128; four parts then cut every matrix inside heads."""
     g = weights.Golden("llama-smol")
     for name in g.tensors:
         if "embed" in name or "lm_head" in name:
@@ -96,7 +98,7 @@ def test_one_file(tmp_path):
 
 @pytest.mark.parametrize(
     "embed_rows", [False, True]
-)  # Llama 1 and 2 cut the embedding by columns, Llama 3 by rows
+)  # Llama 1 and 2 split the embedding by columns, Llama 3 by rows
 def test_parts_are_joined(tmp_path, embed_rows):
     g = smaller()
     whole, _ = golden_run.run(build(str(tmp_path / "one"), g), g, "--device", "ref")
@@ -105,7 +107,8 @@ def test_parts_are_joined(tmp_path, embed_rows):
 
 
 def test_generations(llmc, tmp_path):
-    """What params.json does not say: positions and stretched frequencies, as transformers' converter has them for each generation"""
+    """Values that params.json lacks: positions and RoPE scaling per generation, as in transformers'
+    converter."""
     g = weights.Golden("llama-smol")
     want = {
         "1": (dict(norm_eps=1e-6), 2048, None),

@@ -1,5 +1,6 @@
-"""Folders of pickled weights, as models of 2023 were published: golden models written so give the logits that they give as safetensors; and folders
-that lie, or ask for more than tensors. What a file of torch.save holds is in tests/unit/test_formats_torch.c, against torch."""
+"""Folders of pickled weights, as published in 2023. Golden models in this form give the logits of
+their safetensors. Inconsistent files, and files that need more than tensors, are refused. The
+contents of torch.save files are tested in tests/unit/test_formats_torch.c, against torch."""
 
 import json
 import os
@@ -20,7 +21,7 @@ def arrays(g):
 
 
 def stored(g):
-    """As the golden's safetensors hold them: fp32, or bf16 as its bits"""
+    """Return tensors as the golden's safetensors hold them: fp32, or the bits of bf16."""
     return {n: weights.to_bf16(x) if g.dtype == "bf16" else x for n, x in arrays(g).items()}
 
 
@@ -54,7 +55,8 @@ def test_a_model_equals_its_safetensors(name, how, tmp_path):
     "name,bits", [("chatglm1-plain", 4), ("chatglm1-plain", 8), ("chatglm2-groups", 4)]
 )
 def test_chatglm_in_int4_and_int8(name, bits, tmp_path):
-    """quantization_bit: codes with a scale a row. The same numbers in fp32 are the oracle, and they are not the golden's."""
+    """quantization_bit: codes with one scale per row. The oracle is the same values in fp32, which
+    differ from the golden's."""
     g = weights.Golden(name)
     most = 2 ** (bits - 1) - 1
     codes, values = {}, {}
@@ -83,7 +85,8 @@ def test_chatglm_in_int4_and_int8(name, bits, tmp_path):
 
 
 def test_moss_as_published(tmp_path):
-    """CodeGen's golden under MOSS's own model_type, with the masks that its checkpoints store"""
+    """CodeGen's golden under MOSS's own model_type, with the attention masks that its checkpoints
+    store."""
     g = weights.Golden("moss-plain")
     (tmp_path / "config.json").write_text(
         json.dumps(g.config | {"model_type": "moss", "wbits": 32, "groupsize": 128})

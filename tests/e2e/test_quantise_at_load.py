@@ -1,5 +1,6 @@
-"""A 16-bit folder that is quantised while it is read: the logits are those of a folder that holds the quantised values as fp32. Values come from the gguf
-package for its types, and from the formulas of the schemes in numpy."""
+"""A 16-bit folder that is quantised while it is loaded has the logits of a folder with the
+quantised values in fp32. The values come from the gguf package for its types, and from formulas
+in numpy for the quantisation formats."""
 
 import json
 import os
@@ -86,7 +87,7 @@ def groups(x, columns, bits, symmetric=False, scale=np.float16):
 
 
 def affine(x, columns, bits):
-    """A scale and a minimum in fp32"""
+    """Return a scale and a minimum in fp32."""
     g = x.reshape(x.shape[0], -1, columns)
     lo, hi, top = g.min(-1, keepdims=True), g.max(-1, keepdims=True), np.float32(2**bits - 1)
     d = (hi - lo) / top
@@ -152,7 +153,7 @@ CASES = {
     "eetq": (["--quantize", "eetq"], lambda x: groups(x, x.shape[1], 8, True), linear),
     "fp8": (["--quantize", "fp8"], lambda x: e4m3(x, 128), linear),
 }
-KERNELS = ("awq", "eetq")  # on kernels as well; the others are their types' tests
+KERNELS = ("awq", "eetq")  # these run on kernels as well; kernels of the others are tested per type
 
 
 def folder(path, values, kind):
@@ -201,7 +202,7 @@ def test_logits_are_those_of_the_values(name, tmp_path):
     args, rounded, which = CASES[name]
     kind = (
         "BF16" if name in ("rules", "awq") else "F32"
-    )  # numbers of 16 bits lie half-way between two codes often, where roundings may differ
+    )  # 16-bit values often lie halfway between two codes, where rounding may differ
     t = tensors(16 if kind == "BF16" else 32)
     want, err = run(
         folder(
@@ -221,7 +222,7 @@ def test_logits_are_those_of_the_values(name, tmp_path):
     bare, _ = run(plain, tmp_path, "--device", "ref")
     assert (
         np.abs(bare - want).max() / np.ptp(want) > 10 * 2e-6 or name == "f16"
-    )  # what was asked for shows
+    )  # the setting has an effect
 
 
 def test_the_cache_keeps_what_was_quantised(tmp_path, monkeypatch):
@@ -264,7 +265,7 @@ def test_the_cache_keeps_what_was_quantised(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_what_does_not_go_together_is_said(args, words, tmp_path):
+def test_conflicting_options_are_refused(args, words, tmp_path):
     got, err = run(
         folder(tmp_path / "plain", tensors(16), "BF16"), tmp_path, "--device", "ref", *args
     )

@@ -1,4 +1,5 @@
-"""llmc quantize: files that the gguf package reads, error no worse than its own quantisers', resumed as uninterrupted, any number of threads."""
+"""llmc quantize: the gguf package reads its files, errors are no larger than those of the package's
+quantisers, and a resumed run and any number of threads give the same bytes."""
 
 import os
 import re
@@ -16,14 +17,14 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "serve"))
 import tiny_model  # noqa: E402
 from waiting import HANG  # noqa: E402
 
-HIDDEN, FFN, LAYERS, HEADS, KV = 288, 512, 2, 9, 3  # 288: no whole superblock
+HIDDEN, FFN, LAYERS, HEADS, KV = 288, 512, 2, 9, 3  # 288 is not a multiple of a superblock
 TYPES = {"q4_0": Q.Q4_0, "q4_1": Q.Q4_1, "q5_0": Q.Q5_0, "q5_1": Q.Q5_1, "q8_0": Q.Q8_0}
 SMALL = ["--window", "64", "--windows", "12", "-t", "2", "--hessian-memory", "1M"]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A Llama of two layers in 16 bits, with columns of unequal size"""
+    """A Llama of two layers in 16 bits, with columns of unequal magnitude."""
     path = str(tmp_path_factory.mktemp("quantize") / "tiny.gguf")
     rng = np.random.default_rng(7)
     vocab = tiny_model.vocabulary()
@@ -108,7 +109,7 @@ def test_blocks_are_what_gguf_reads_and_better_than_its_own(llmc, model, tmp_pat
     )
 
 
-# what 256 columns share: bits, elements of a scale, whether there is a minimum
+# per 256 columns: bits, elements per scale, whether there is a minimum
 CODES = {
     "q2_k": (Q.Q2_K, 2, 16, True),
     "q3_k": (Q.Q3_K, 3, 16, False),
@@ -120,7 +121,8 @@ CODES = {
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CODES)
 def test_few_bits_are_better_than_the_range_of_each_group(llmc, model, tmp_path, name):
-    """Beside rounding onto evenly spaced values between the ends of each group, whose scales nothing rounds"""
+    """Compared with rounding to evenly spaced values over the range of each group, with unrounded
+    scales."""
     kind, bits, group, affine = CODES[name]
     out = tmp_path / "out.gguf"
     llmc(
@@ -140,7 +142,7 @@ def test_few_bits_are_better_than_the_range_of_each_group(llmc, model, tmp_path,
     before, after = tensors(model), tensors(out)
     assert after["blk.0.attn_q.weight"].tensor_type == (
         kind if name == "iq4_nl" else Q.IQ4_NL
-    )  # 288 columns are no superblock
+    )  # 288 columns are not a multiple of a superblock
     t = after["blk.1.ffn_down.weight"]
     assert t.tensor_type == kind
     x = before[t.name].data.astype(np.float64)
@@ -230,7 +232,7 @@ def test_what_was_stopped_goes_on_to_the_same_bytes(llmc, model, tmp_path):
     p.send_signal(signal.SIGINT)
     err = p.communicate(timeout=HANG)[1]
     assert p.returncode in (0, 130)
-    if p.returncode == 130:  # it was fast enough otherwise
+    if p.returncode == 130:  # otherwise it finished before the signal
         assert "goes on" in err or "stopped" in err
         assert not out.exists() and os.path.exists(f"{out}.partial")
         r = llmc.json("quantize", model, out, "--type", "q5_1", *SMALL)
@@ -266,7 +268,8 @@ BITS = {
 
 
 def lost(model, out, importance):
-    """Bits a weight of all matrices, and what each loses of the energy of its outputs: as gguf reads the file, columns weighted by a file's importance"""
+    """Return bits per weight of all matrices and the share of output energy that each loses: values
+    as gguf reads the file, columns weighted by an importance matrix."""
     before, after, bits, n, errors = tensors(model), tensors(out), 0, 0, {}
     for name, t in after.items():
         if t.tensor_type == Q.F32:
@@ -300,11 +303,11 @@ def test_a_budget_of_bits_is_held_and_costs_less_than_one_type_for_all(llmc, mod
     r = llmc.json("quantize", model, free, "--bits", bits, *by, "-t", "2")
     own_bits, own = lost(model, free, importance)
     assert own_bits <= bits and abs(r["bits"] - own_bits) < 1e-4
-    assert own_bits > bits - 0.3  # what is left is less than a step of a small matrix
+    assert own_bits > bits - 0.3  # the rest is less than one type step of a small matrix
     kinds = {t.name: t.tensor_type for t in GGUFReader(free).tensors}
     cost = {t["name"]: t["cost"] / t["error"] for t in r["types"]}
     assert set(cost) == set(own) and len({t["type"] for t in r["types"]}) > 1
-    for t in r["types"]:  # of rows that were measured, and with columns of inputs of length 1
+    for t in r["types"]:  # over measured rows, with columns for inputs of norm 1
         assert (
             kinds[t["name"]] == getattr(Q, t["type"].upper())
             and t["bits"] == BITS[kinds[t["name"]]]
@@ -339,7 +342,8 @@ def test_a_budget_with_a_head_of_its_own_and_compensation(llmc, model, tmp_path)
 
 
 def test_factors_are_folded_into_norms_and_errors_fall(llmc, model, tmp_path):
-    """Norm times matrix is what the model multiplies by: nearer to the model's than rounding by importance alone leaves it, where factors were found"""
+    """The model multiplies by norm times matrix. That must be closer to the original than rounding
+    by importance alone, where factors were found."""
     dat = tmp_path / "im.dat"
     by = ["--type", "q4_0", "--head", "q8_0", "-q", *SMALL]
     llmc(

@@ -1,4 +1,5 @@
-"""llmc quantize of mixtures: experts are compensated by the rows that the router sends to each, in a folder and in a GGUF; what too few rows reach is rounded by importance."""
+"""llmc quantize of MoE models: errors of an expert are compensated by the rows that the router
+sends to it, in a folder and in a GGUF. Experts with too few rows are rounded by importance."""
 
 import json
 import os
@@ -12,13 +13,14 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "serve"))
 import tiny_model  # noqa: E402
 import weights  # noqa: E402
 
-WIDER = {44: 128, 36: 96, 56: 64, 28: 32}  # rows and columns of whole groups; 96: not of 128
+# rows and columns are multiples of a group; 96 is not a multiple of 128
+WIDER = {44: 128, 36: 96, 56: 64, 28: 32}
 MANY = ["--window", "64", "--windows", "16", "-t", "2", "-q"]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Four experts, two a token, in three layers"""
+    """Four experts, two per token, in three layers."""
     folder = str(tmp_path_factory.mktemp("experts") / "model16")
     tiny_model.build(folder, base="mixtral-plain")
     g = weights.Golden("mixtral-plain")
@@ -86,7 +88,8 @@ def test_each_expert_by_its_own_rows(llmc, model, tmp_path):
 
 
 def test_few_rows_are_rounded_by_importance(llmc, model, tmp_path):
-    """8 tokens: no expert sees an eighth of its columns; down has no importance, so its blocks are those of the other method"""
+    """8 tokens: no expert gets rows for an eighth of its columns. down has no importance, so its
+    blocks equal those of the other method."""
     got = {}
     for method in ("weighted", "gptq"):
         out = tmp_path / f"{method}.gguf"
@@ -146,8 +149,9 @@ def test_a_folder_has_each_expert_apart(llmc, model, tmp_path):
     assert kl["gptq"] < 0.75 * kl["nearest"], kl
 
 
-def test_importance_is_told_of_each_expert(llmc, model, tmp_path):
-    """in_sum2 [experts][columns] for gate and up, one row each; all rows together are the router's, which every token meets, twice (two experts a token)"""
+def test_importance_is_stored_per_expert(llmc, model, tmp_path):
+    """in_sum2 [experts][columns] for gate and up, one row per expert. Their sum is the router's,
+    counted twice (two experts per token)."""
     llmc(
         "quantize",
         model,

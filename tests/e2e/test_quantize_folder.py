@@ -1,4 +1,5 @@
-"""llmc quantize of a folder: safetensors as compressed-tensors lays them out, read here by the definition of its packing, and by llmc itself."""
+"""llmc quantize of a folder: safetensors in the layout of compressed-tensors, read here by the
+definition of its packing, and by llmc."""
 
 import json
 import os
@@ -11,13 +12,13 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "serve"))
 import tiny_model  # noqa: E402
 import weights  # noqa: E402
 
-WIDER = {72: 288, 100: 512, 24: 96}  # 288 columns: whole groups of 32, none of 128
+WIDER = {72: 288, 100: 512, 24: 96}  # 288 columns: a multiple of 32, not of 128
 SMALL = ["--window", "64", "--windows", "12", "-t", "2", "-q"]
 
 
 @pytest.fixture(scope="module", params=["f32", "bf16"])
 def model(request, tmp_path_factory):
-    """llama-smol (nine heads, three of keys, a tied embedding), wider"""
+    """llama-smol (nine heads, three kv heads, tied embedding) with larger matrices."""
     folder = str(tmp_path_factory.mktemp("folder") / "model16")
     tiny_model.build(folder)
     g = weights.Golden("llama-smol")
@@ -73,7 +74,8 @@ E4M3 = np.array(
 
 
 def matrix(t, name, kind):
-    """Values of a matrix: codes from the low bits of each word up, offset by half of their range; or e4m3"""
+    """Decode a matrix: codes from the low bits of each word up, offset by half of their range; or
+    e4m3."""
     scale = t[f"{name}_scale"].astype(np.float64)
     if kind == "mxfp4":
         packed = t[f"{name}_packed"]
@@ -95,12 +97,13 @@ FORMATS = {"fp8": "float-quantized", "mxfp4": "mxfp4-pack-quantized"}
 
 
 def limit(x, kind):
-    """The squares that even steps between the ends of each group lose, whose scales nothing rounds (bf16 has 8 bits); e4m3: half of the last of three bits"""
+    """Return the squared error of even steps over the range of each group with unrounded scales
+    (bf16 has 8 bits); e4m3: half of the last of three mantissa bits."""
     if kind == "fp8":
         return (2.0**-4 * np.abs(x) + np.abs(x).max(1, keepdims=True) * 2.0**-18) ** 2
     if (
         kind == "mxfp4"
-    ):  # the rule of the format: the power of two that the largest has, less two; beyond 6 it saturates
+    ):  # rule of the format: the exponent of the largest value, less two; beyond 6 values saturate
         g = x.reshape(-1, 32)
         scale = 2.0 ** (np.floor(np.log2(np.maximum(np.abs(g).max(1, keepdims=True), 1e-30))) - 2)
         return (np.min(np.abs(np.abs(g / scale)[..., None] - E2M1[:8]), -1) * scale) ** 2
@@ -110,7 +113,7 @@ def limit(x, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_matrices_are_what_the_layout_says(llmc, model, tmp_path, kind):
+def test_matrices_follow_the_layout(llmc, model, tmp_path, kind):
     out = tmp_path / "out"
     llmc("quantize", model, f"{out}/", "--type", kind, "--method", "nearest", "-t", "2", "-q")
     before, after = tensors(model), tensors(out)
@@ -139,7 +142,7 @@ def test_matrices_are_what_the_layout_says(llmc, model, tmp_path, kind):
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_llmc_reads_the_same_values(llmc, model, tmp_path, kind):
-    """A folder with the values of the matrices written out gives the same logits."""
+    """A folder with the dequantised values gives the same logits."""
     out, plain = tmp_path / "out", tmp_path / "plain"
     if kind == "mxfp4" and b'"F32"' in open(f"{model}/model.safetensors", "rb").read(4096):
         pytest.skip("scales of mxfp4 have no type that the matrix could decide")
@@ -159,7 +162,9 @@ def test_llmc_reads_the_same_values(llmc, model, tmp_path, kind):
     )
     assert r["kl"]["mean"] < 1e-4, (
         r
-    )  # logits of this model are large, and activations meet blocks as 16-bit integers; other codes give above 1
+        # this model has large logits, and kernels round activations to 16-bit integers; wrong codes
+        # give more than 1
+    )
 
 
 @pytest.mark.sample(1)

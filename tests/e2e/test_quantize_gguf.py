@@ -1,5 +1,6 @@
-"""llmc quantize FOLDER OUT.gguf: the folder's model as llama.cpp's converter would write it. Held against transformers' logits of the folder (tests/golden/models), and against the
-names, shapes, types and keys of files that this converter wrote (tests/golden/gguf-families)."""
+"""llmc quantize FOLDER OUT.gguf writes the model as llama.cpp's converter does. It is compared with
+transformers' logits of the folder (tests/golden/models), and with names, shapes, types and keys
+of files that this converter wrote (tests/golden/gguf-families)."""
 
 import base64
 import json
@@ -19,7 +20,7 @@ import tiny_model  # noqa: E402
 from waiting import HANG  # noqa: E402
 
 THEIRS = os.path.join(golden_run.ROOT, "tests", "golden", "gguf-families")
-# families whose plain case converts; others may, or are refused by one of SENTENCES
+# families whose plain case converts; other cases may convert, or are refused with one of SENTENCES
 CONVERTS = {
     "arcee",
     "baichuan",
@@ -65,7 +66,7 @@ CONVERTS = {
     "starcoder2",
 }
 SENTENCES = ("no name for the family", "does not write", "none is written", "does not fit")
-# whose plain case no key of a file describes: layers without rotation, a limit within experts
+# families whose plain case no GGUF key describes: layers without RoPE, a limit inside experts
 OTHERS = {"gpt_oss-plain", "smollm3-plain"}
 
 
@@ -119,7 +120,7 @@ def test_families(llmc, tmp_path, name):
     got, tokens = logits(llmc, out, g, str(tmp_path / "out.npy"))
     if (
         family(name).startswith("gemma") and g.dtype == "bf16"
-    ):  # a folder's scale of the embedding is rounded, a file's is not
+    ):  # a folder rounds the scale of the embedding, a GGUF does not
         assert golden_run.error(g, got) < 2e-2
     else:
         golden_run.check(g, got, tokens)
@@ -130,10 +131,11 @@ def test_families(llmc, tmp_path, name):
 
 @pytest.mark.parametrize("name", ["gemma2-caps", "gemma3-pattern", "gemma3-layers-bf16"])
 def test_gemma(llmc, tmp_path, name):
-    """Scores by the width of a head, as all published sizes but 27B have them: the folder's own logits, which other tests hold to transformers"""
+    """Attention scale by head size, as in all published sizes but 27B. The expected logits are
+    llmc's for the folder, which other tests compare with transformers."""
     g = weights.Golden(name)
     g.config["query_pre_attn_scalar"] = g.config["head_dim"]
-    if family(name) == "gemma3":  # five of six layers see a window; these models have fewer
+    if family(name) == "gemma3":  # five of six layers have a window; these models have fewer layers
         g.config = {k: v for k, v in g.config.items() if "pattern" not in k} | {
             "layer_types": (["sliding_attention"] * 5 + ["full_attention"])[
                 : g.config["num_hidden_layers"]
@@ -145,7 +147,7 @@ def test_gemma(llmc, tmp_path, name):
     got, _ = logits(llmc, out, g, str(tmp_path / "out.npy"))
     assert np.abs(got - want).max() <= (1e-5 if g.dtype == "f32" else 2e-2) * np.ptp(
         want
-    )  # bf16: a folder's scale of the embedding is rounded
+    )  # bf16: a folder rounds the scale of the embedding
     mine = {t.name: t.data for t in GGUFReader(out).tensors}
     norm = next(n for n in g.tensors if n.endswith("layers.1.input_layernorm.weight"))
     assert np.allclose(
@@ -161,7 +163,8 @@ def keys_of(reader):
 
 
 def same_form(ours, theirs):
-    """Each tensor of the converter's file has the name, rank and kind of type here (sizes are another model's), each key its type."""
+    """Check that each tensor has the name, rank and kind of type of the converter's file (sizes are
+    of another model), and each key its type."""
     a, b = GGUFReader(ours), GGUFReader(theirs)
     assert (
         a.fields["general.architecture"].contents() == b.fields["general.architecture"].contents()
@@ -194,7 +197,7 @@ def ids(llmc, model):
 
 
 def test_tokenizer_and_template(llmc, tmp_path):
-    """Keys as llama.cpp's converter names them; the ids of a text are the folder's."""
+    """Keys are named as by llama.cpp's converter; a string gets the same ids as in the folder."""
     folder, out = tiny_model.build(tmp_path / "model", padding=3), tmp_path / "out.gguf"
     llmc("quantize", folder, out, "--type", "f16", "-q")
     f = {k: v.contents() for k, v in GGUFReader(out).fields.items()}
@@ -258,7 +261,8 @@ JOINS = [
 
 
 def test_merges_become_scores(llmc, tmp_path):
-    """A tokenizer.json that was made of a tokenizer.model which is not there: pieces, bytes, and scores in the order of merges"""
+    """A tokenizer.json converted from a missing tokenizer.model: tokens, bytes, and scores in the
+    order of merges."""
     folder, out = tiny_model.build(tmp_path / "model", padding=20), tmp_path / "out.gguf"
     t = tiny_model.tokenizer()
     t["added_tokens"] = [
@@ -303,7 +307,7 @@ def test_merges_become_scores(llmc, tmp_path):
 
 
 def letters():
-    """GPT-2's letter for each byte"""
+    """Return GPT-2's character for each byte."""
     kept = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or b >= 174]
     return {b: chr(b) for b in kept} | {
         b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in kept)
@@ -311,7 +315,8 @@ def letters():
 
 
 def test_merges_of_ranks(llmc, tmp_path):
-    """tokenizer.model of bytes and ranks: merges in the order of transformers' TikTokenConverter, by the rank of what they make, then by those of its parts"""
+    """tokenizer.model with bytes and ranks: merges are ordered as by transformers'
+    TikTokenConverter, by rank of the result, then by ranks of the parts."""
     ranks = [bytes([b]) for b in range(256)] + [
         b"aa",
         b"ab",
@@ -352,7 +357,8 @@ def test_merges_of_ranks(llmc, tmp_path):
 
 
 def test_blocks_by_way_of_16_bits(llmc, tmp_path):
-    """The same blocks as of the GGUF of 16 bits, which does not stay; stopped runs are test_quantize.py's"""
+    """The blocks equal those made from the 16-bit GGUF, which is deleted. test_quantize.py has
+    stopped runs."""
     folder = tiny_model.build(tmp_path / "model")
     for args in (
         ["--type", "q8_0", "--method", "nearest"],

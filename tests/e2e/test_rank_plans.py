@@ -1,5 +1,6 @@
-"""Plans of 2, 3, 4 and 8 ranks and of two stages for every family: what each rank reads, row by row, is what the rules of docs/parallel.md give by numpy (tests/golden/rank_plans.py),
-and what it was when the files of tests/golden/ranks were written."""
+"""Plans of 2, 3, 4 and 8 ranks and of two stages for every family. The rows that each rank reads
+must follow the rules of docs/parallel.md, computed by numpy (tests/golden/rank_plans.py), and
+equal the files of tests/golden/ranks."""
 
 import pytest
 

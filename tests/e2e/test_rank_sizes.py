@@ -1,5 +1,6 @@
-"""What `llmc plan --tp N` says of each rank, against sizes worked out here from the shapes that models' cards tell; one rank emits the plan of a
-description without the key; and what a process takes is what the plan says."""
+"""Sizes that `llmc plan --tp N` reports per rank, against sizes computed here from the shapes in
+model cards. One rank gives the plan of a description without the key. A process uses the memory
+that the plan reports."""
 
 import json
 import os
@@ -11,7 +12,7 @@ import pytest
 from golden_run import LLMC, ROOT
 from waiting import HANG
 
-# from the models' config.json: layers, hidden, query heads, kv heads, head, ffn, vocabulary
+# from config.json: layers, hidden, query heads, kv heads, head size, ffn, vocabulary
 CARDS = {
     "llama3-70b": (80, 8192, 64, 8, 128, 28672, 128256),
     "llama2-7b": (32, 4096, 32, 32, 128, 11008, 32000),
@@ -45,7 +46,7 @@ def plan(name, *args):
 
 
 def dealt(total, unit, n):
-    """As even as whole units go, the first ranks have more"""
+    """Split as evenly as units allow; the first ranks get more."""
     units = -(-total // unit)
     share = [units // n + (k < units % n) for k in range(n)]
     end = [min(sum(share[: k + 1]) * unit, total) for k in range(n)]
@@ -68,7 +69,7 @@ def test_a_rank_holds_its_share(name, n):
             + vocab * hidden
             + rows[k] * hidden
         )
-        small = layers * 2 * hidden + hidden  # norms, in 4 bytes
+        small = layers * 2 * hidden + hidden  # norms, 4 bytes per element
         router = layers * experts * hidden if experts > 1 else 0
         assert (r["heads"], r["kv_heads"], r["vocab"]) == (q, kv[k], rows[k])
         assert (r["ffn"] or r["expert"]) == width[k]
@@ -86,7 +87,8 @@ def test_more_ranks_than_kv_heads_share_them():
 
 
 def test_latents_are_on_every_rank():
-    """DeepSeek-V2-Lite: 16 heads dealt, a latent of 512 + 64 of each of 27 layers everywhere, experts of 1408 columns and two shared ones"""
+    """DeepSeek-V2-Lite: 16 heads are split; a latent of 512 + 64 in each of 27 layers is on every
+    rank; experts have 1408 columns, and two are shared."""
     got = plan("deepseek-v2-lite", "--tp", "4")["ranks"]
     assert {(r["heads"], r["expert"], r["shared"], r["kv_per_token"]) for r in got} == {
         (4, 352, 704, 27 * 576 * 2)
@@ -144,8 +146,8 @@ with llmc.open(sys.argv[1], random_weights=True, device="ref", set=["parallel.tp
 """
 
 
-def test_a_process_takes_what_its_plans_say(tmp_path):
-    """Three ranks in one process: resident weights, and the memory that a session maps, within 5 %"""
+def test_a_process_uses_the_memory_of_its_plans(tmp_path):
+    """Three ranks in one process: resident weights and mapped session memory, within 5 %."""
     path = tmp_path / "m.yaml"
     path.write_text(
         "llmc: 1\nname: sizes\nfamily: llama\nvocab_size: 8000\nmax_positions: 4096\nn_layers: 4\nhidden: 1024\ntext: {bos: 1, eos: [2]}\n"

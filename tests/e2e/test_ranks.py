@@ -1,5 +1,6 @@
-"""Models split over ranks (parallel.tp): against torch's logits on the reference and on kernels, and the same bits whatever a request
-runs with. Three ranks show what two and four hide: a sum of two has one order, and four are dealt evenly."""
+"""Models split over ranks (parallel.tp): logits against torch on the reference and on kernels, and
+the same bits in any batch. Three ranks are needed: a sum of two has only one order, and four
+share evenly."""
 
 import json
 import os
@@ -25,7 +26,8 @@ ALL = os.environ.get("LLMC_CHECK_ALL")
 
 
 def split(name, tmp_path, ranks, *args):
-    """The golden model on so many ranks is what torch says; False where it cannot be dealt, for one of the reasons there are."""
+    """Compare the golden model on n ranks with torch; False if it cannot be split, for a known
+    reason."""
     g = weights.Golden(name)
     g.build(tmp_path)
     try:
@@ -39,13 +41,13 @@ def split(name, tmp_path, ranks, *args):
 @pytest.mark.sample(14)
 @pytest.mark.parametrize("name", CASES if ALL else ONE_EACH.values())
 def test_reference_over_ranks(name, tmp_path):
-    """Three ranks where they can be, else two; on request all numbers."""
+    """Three ranks where possible, else two; LLMC_CHECK_ALL=1 runs all numbers."""
     done = [
         n for n in ((2, 3, 4, 8) if ALL else (3,)) if split(name, tmp_path, n, "--device", "ref")
     ]
     if not done:
         done = split(name, tmp_path, 2, "--device", "ref")
-    # one kv head that two query heads read, one key head of all value heads, no heads at all, shared blocks
+    # one kv head with two query heads, one key head for all value heads, no heads, shared blocks
     assert done or name.startswith(
         (
             "falcon",
@@ -88,7 +90,8 @@ def test_kernels_over_ranks(name, ranks, tmp_path):
     ],
 )
 def test_experts_dealt_whole(name, tmp_path):
-    """parallel.experts: whole: what torch says, by fewer experts on the last rank, and choices that are all another's"""
+    """parallel.experts: whole, against torch: the last rank has fewer experts, and some rows choose
+    only experts of another rank."""
     g = weights.Golden(name)
     g.build(tmp_path)
     for ranks in (3, 2):
@@ -124,7 +127,8 @@ def test_kernels_with_experts_whole(name, tmp_path):
 
 COMMON = "llmc: 1\nvocab_size: 323\nmax_positions: 1024\ntext: {bos: 1, eos: [2]}\n"
 MODELS = {
-    # 3 groups of 3 query heads, a width of 5 blocks: dealt 2, 2, 1; one layer sees a window, whose pages are numbered apart
+    # 3 groups of 3 query heads; 5 blocks, split 2, 2, 1; one windowed layer, whose pages are
+    # numbered separately
     "llama": COMMON
     + """name: ranks-llama
 family: llama
@@ -135,7 +139,7 @@ ffn: {width: 160}
 head: {tied: true}
 storage: {default: q4_1, rules: [{tensor: embed, type: q8_0}]}
 """,
-    # experts whose widths are cut, and a shared one; one block a rank
+    # split experts and a shared one; one block per rank
     "moe": COMMON
     + """name: ranks-moe
 family: qwen2_moe
@@ -183,7 +187,7 @@ def test_a_result_depends_on_the_request_alone(model):
 
 
 def test_pages_are_copied_on_all_ranks(model):
-    """A fork writes into a copy of the last page; a freed page that is used again is empty."""
+    """A fork writes to a copy of the last page; a freed page that is reused is empty."""
     want = whole(model, TOK)
     with model.session(context=N, chunk=N, n_out=N, seqs=3) as s:
         a = s.seq()
@@ -213,7 +217,7 @@ def test_a_saved_sequence_has_the_pages_of_all_ranks(model):
         kept = s.save(q)
         s.free(q)
         other = s.seq()
-        rows(s, [(other, [9] * 100, 1)])  # where its pages were
+        rows(s, [(other, [9] * 100, 1)])  # overwrites its former pages
         s.free(other)
         q = s.load(kept)
         assert np.array_equal(rows(s, [(q, TOK[70:], N - 70)]), want[70:])
@@ -248,7 +252,7 @@ def test_ops_are_timed_over_ranks(tmp_path, llmc):
         ops = {o["op"]: o["n"] for o in result["ops"]}
         assert (
             ops["all_reduce"] == 4 and ops["all_gather"] == 1 and ops["attention"] == 2
-        )  # of two layers
+        )  # in two layers
 
 
 @pytest.mark.parametrize(
@@ -261,7 +265,7 @@ def test_ops_are_timed_over_ranks(tmp_path, llmc):
     ],
 )
 def test_plans_of_one_process_are_compared(was, lie, tmp_path, llmc):
-    """Two plans that would wait for each other for ever, or number pages apart"""
+    """Plans that would deadlock, or that number pages differently, are refused."""
     path, out = tmp_path / "m.yaml", tmp_path / "out"
     path.write_text(MODELS["llama"])
     llmc(
@@ -305,7 +309,7 @@ def test_an_artifact_has_a_plan_for_each_rank(tmp_path, llmc):
     )
     llmc(
         *run_it, tmp_path / "out"
-    )  # its last rank has a share of its own, with kernels that were shipped as well
+    )  # the last rank has another share, whose kernels were shipped too
     assert "cannot be used" not in llmc.err
     first = llmc.out
     llmc(*run_it, path, "--tp", "3")

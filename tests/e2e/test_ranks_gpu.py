@@ -1,6 +1,7 @@
-"""Ranks on GPUs of one process, on emulated devices in checking mode: their all-reduces write into each other's memory, and flags, slots and
-orders between devices are checked on the way, with devices that stand still in turn. Logits against the reference on one rank; the same bits
-in any batch and chunk; a rank that fails or never comes ends the group with a sentence."""
+"""Ranks on GPUs of one process, on emulated devices in checking mode. Their all-reduces write to
+peer memory; flags, slots and ordering between devices are checked while devices pause in turn.
+Logits are compared with the reference on one rank, and bits are the same in any batch and chunk.
+A rank that fails or never arrives ends the group with a message."""
 
 import json
 import os
@@ -18,9 +19,9 @@ import test_state
 ALL = os.environ.get("LLMC_CHECK_ALL")
 COMMON = test_ranks.COMMON
 MODELS = {
-    "llama": test_ranks.MODELS["llama"],  # 3 ranks: 9 heads over 3, a width of 5 blocks
+    "llama": test_ranks.MODELS["llama"],  # 3 ranks: 9 heads, 5 blocks
     "moe": test_ranks.MODELS["moe"],
-    # kv heads on two ranks each, biases after the sum, 10 blocks dealt to 8 ranks
+    # kv heads shared by two ranks, biases after the all-reduce, 10 blocks on 8 ranks
     "wide": COMMON
     + """name: ranks-wide
 family: qwen2
@@ -149,7 +150,8 @@ print(json.dumps([bool(np.array_equal(got, want)), bool(np.array_equal(np.concat
     * bool(ALL),
 )
 def test_stages_on_gpus(name, team, device, mode, tmp_path):
-    """A GPU a stage, or a rank of a stage: the bits of one stage, in pieces, decoding, with forks, saved sequences and company"""
+    """One GPU per stage, or per rank of a stage: the bits of one stage, in chunks, decode, forks,
+    saved sequences and batches."""
     path = tmp_path / "m.yaml"
     path.write_text(MODELS[name])
     p = run(STAGES, path, device, team, mode=mode, seed=1, LLMC_EMU_DEVICES=2 * team)
@@ -187,7 +189,7 @@ print(json.dumps([far, same, [[x.token for x in v] for v in events] == alone, [v
 @pytest.mark.skipif(not ALL, reason="emulated at length: make check-all")
 @pytest.mark.parametrize("order", ["grouped", "tiled"])
 def test_states_on_gpus(order, tmp_path):
-    """Forks, saved sequences and snapshots have the states of both"""
+    """Forks, saved sequences and snapshots include the recurrent states of both ranks."""
     path = tmp_path / "m.yaml"
     path.write_text(test_state.TEXTS["kinds"])
     p = run(STATES, path, order, mode="check", seed=1, LLMC_EMU_DEVICES=2)
@@ -198,7 +200,7 @@ def test_states_on_gpus(order, tmp_path):
 
 @pytest.mark.parametrize("name", test_ranks.ONE_EACH.values() if ALL else ["deepseek_v3-plain"])
 def test_goldens_on_gpus(name, tmp_path, monkeypatch):
-    """What torch says, on two GPUs; in fast mode, since the numbers are what counts here."""
+    """Two GPUs against torch, in fast mode, since only the values are compared here."""
     for k, v in environment(arch="sm_75", LLMC_EMU_DEVICES=2).items():
         monkeypatch.setenv(k, v)
     assert test_ranks.split(name, tmp_path, 2, "--device", "cuda", "--arch", "sm_75") or ALL
@@ -245,11 +247,12 @@ print(json.dumps([g.tolist() for g in got]))
 """
 
 
-def test_ways_have_the_same_bits(tmp_path):
-    """Peers' memory in one step and in two, NCCL, whichever was measured as fastest, and NCCL where GPUs do not reach each other; with steps of three sizes."""
+def test_algorithms_have_the_same_bits(tmp_path):
+    """All-reduce by peer memory (one-shot and two-shot), by NCCL, by the fastest measured
+    algorithm, and by NCCL if GPUs have no peer access; steps of three sizes."""
     path = tmp_path / "m.yaml"
     path.write_text(MODELS["llama"])
-    libs = tmp_path / "libs"  # of a machine without NCCL
+    libs = tmp_path / "libs"  # library folder of a machine without NCCL
     libs.mkdir()
     for lib in ("libcuda.so.1", "libnvrtc.so.13"):
         (libs / lib).symlink_to(os.path.join(LIBS, lib))
@@ -296,7 +299,8 @@ def test_ways_have_the_same_bits(tmp_path):
     ],
 )
 def test_an_nccl_that_is_too_old(source, said, tmp_path):
-    """Whatever it lacks, or its version: who insists on it is told, others go on without it."""
+    """NCCL lacks a function, or its version is too old: an error if NCCL is required; otherwise it
+    is not used."""
     libs, calls = (
         tmp_path / "libs",
         re.findall(
@@ -346,7 +350,8 @@ with llmc.open(path, random_weights=True, device="cuda", arch="sm_75", set=sets)
 
 
 def outcomes(name, tmp_path, tokens, *sets, **env):
-    """What each of three requests came to, "tokens" or "failed" and why; closing the model works."""
+    """Return the result of each of three requests, "tokens" or "failed" with the reason, and close
+    the model."""
     path = tmp_path / "m.yaml"
     path.write_text(MODELS[name])
     p = run(FAULT, path, tokens, " ".join(sets), **env)
@@ -362,7 +367,7 @@ def outcomes(name, tmp_path, tokens, *sets, **env):
     + [(["parallel.pp=2"], 2, 3)] * bool(ALL),
 )
 def test_a_gpu_that_fails_ends_the_group(sets, gpus, launch, tmp_path):
-    """Whichever rank or stage it is: the others are let go."""
+    """For any failing rank or stage, the others stop waiting."""
     said = outcomes(
         "llama",
         tmp_path,
@@ -374,8 +379,9 @@ def test_a_gpu_that_fails_ends_the_group(sets, gpus, launch, tmp_path):
     assert [line.split()[0] for line in said[-2:]] == ["failed"] * 2, said
 
 
-def test_a_rank_that_fails_while_ways_are_measured(tmp_path):
-    """The others, which wait for it, are let go: opening fails with what it said."""
+def test_a_rank_that_fails_while_algorithms_are_measured(tmp_path):
+    """The waiting ranks are released, and opening fails with the message of the rank that
+    failed."""
     path = tmp_path / "m.yaml"
     path.write_text(MODELS["llama"])
     p = run(
@@ -391,7 +397,7 @@ def test_a_rank_that_fails_while_ways_are_measured(tmp_path):
 
 @pytest.mark.parametrize("nccl", ["never", "always"] if ALL else ["never"])
 def test_a_step_that_does_not_end_ends_the_group(nccl, tmp_path):
-    """A prompt of 951 tokens takes the emulator many times the second that it is given."""
+    """A prompt of 951 tokens takes the emulator many times its limit of one second."""
     said = outcomes(
         "wide",
         tmp_path,

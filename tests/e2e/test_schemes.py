@@ -1,5 +1,6 @@
-"""Quantised safetensors folders as their packages write them (tests/golden/schemes), against transformers on the values that these packages read;
-and folders that lie about them. Expected logits: tests/golden/make_schemes.py."""
+"""Quantised safetensors folders as their packages write them (tests/golden/schemes/), against
+transformers on the values that these packages read. Inconsistent folders are refused. Expected
+logits: tests/golden/make_schemes.py."""
 
 import json
 import os
@@ -32,8 +33,8 @@ TUNED = [
     "mlx-4",
     "quark-uint4",
     "bitnet",
-]  # on kernels: a type each; compiling is what takes time
-# Of the range of the logits: exact values; int16 activations beside integers
+]  # cases on kernels: one per type, since compiling takes time
+# relative to the range of the logits: exact values; int16 activations with integer weights
 REFERENCE, KERNELS = 1e-5, 1e-3
 
 
@@ -89,7 +90,7 @@ def test_a_folder_equals_transformers_on_its_values(name, tmp_path):
         assert "warning" not in err, err
 
 
-# Whose blocks hold all columns of a head's share of o: told, and never cut in their middle
+# formats whose blocks span all columns of a head's share of o; they are never split
 WHOLE = {
     "bnb-int8",
     "ct-fp8",
@@ -123,8 +124,11 @@ def test_groups_and_blocks_are_dealt_to_ranks(name, tmp_path):
 
 
 def eetq(q):
-    """int8 [out, in] -> [in, out] as EETQ stores it for sm_75 to sm_89: inputs of each 16 in the order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15, tiles of 64
-    inputs of two outputs in turn, offset by 128, bytes 1 and 2 of each four changed over"""
+    """Convert int8 [out, in] to [in, out] as EETQ stores it for sm_75 to sm_89.
+
+    Each 16 inputs are in the order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15. Tiles of 64 inputs
+    alternate between two outputs. Values are offset by 128, and bytes 1 and 2 of each four are
+    swapped."""
     n, k = q.shape
     v = q.reshape(n, k // 16, 16)[..., [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]]
     v = v.reshape(n // 2, 2, k // 64, 64).transpose(0, 2, 1, 3).reshape(-1, 4)[:, [0, 2, 1, 3]]
@@ -132,7 +136,8 @@ def eetq(q):
 
 
 def test_eetq_is_int8_in_another_order(tmp_path):
-    """EETQ's own kernels need a GPU: its order is undone by the formula, and the same numbers stored plainly are the oracle."""
+    """EETQ's own kernels need a GPU. The formula undoes its order here, and the oracle is the same
+    codes stored in plain order."""
     g = np.load(os.path.join(FOLDER, "bnb-int8", "logits.npz"))
     t, logits = S.read(os.path.join(FOLDER, "bnb-int8", "model.safetensors")), []
     with open(os.path.join(FOLDER, "bnb-int8", "config.json")) as f:
@@ -174,7 +179,7 @@ def swapped_nibbles(x):
     return (b << 4 | b >> 4).view(x.dtype).reshape(x.shape)
 
 
-# one thing changed in a folder that stays well formed: the result must change, or the test above sees nothing
+# one change in a well-formed folder: the result must change, or the test above is blind to it
 MISTAKES = [
     ("gptq-4", "qweight", swapped_nibbles),
     ("gptq-4", "scales", lambda x: x[::-1]),
@@ -243,7 +248,7 @@ def test_each_part_counts(name, part, change, tmp_path):
     got, err = run(tmp_path, tmp_path, g["prompt"], "--device", "ref")
     assert got is not None, err
     assert error(got, g["logits"]) > 10 * REFERENCE
-    # and it is what the changed numbers stand for: the package's formula, not only some change
+    # ... and it must be the result that the package's formula gives for the changed numbers
     assert "down_proj" in "".join(t)
 
 
@@ -270,7 +275,7 @@ def cut(part, axis=0):
 
 
 def one(part, value):
-    """The first number of a part becomes another"""
+    """Change the first number of a part."""
 
     def change(t, config):
         k = module_of(t, part)
@@ -292,7 +297,7 @@ def order(values):
 
 
 def dense_twin(folder, config, tmp):
-    """The same model with its values written out"""
+    """Return the same model with its values dequantised."""
     tmp.mkdir()
     S.write(
         str(tmp / "model.safetensors"),
@@ -309,8 +314,9 @@ def dense_twin(folder, config, tmp):
     [("gptq-4-asym-v2", "g_idx"), ("gptq-8", "g_idx"), ("ct-w4a16-asym", "weight_g_idx")],
 )
 def test_columns_in_any_order(name, index, tmp_path):
-    """desc_act, actorder: the group of each column by g_idx. q, k and v, gate and up were quantised together, as packages do it, and so have one order;
-    here k has its own, and down groups of any size, which no block has. The oracle is the same model with its values written out."""
+    """desc_act, actorder: g_idx holds the group of each column. Packages quantise q, k and v (and
+    gate and up) together, so these share an order. Here k has its own, and down has groups of
+    uneven size, which no block type supports. The oracle is the model with dequantised values."""
     t = S.read(os.path.join(FOLDER, name, "model.safetensors"))
     with open(os.path.join(FOLDER, name, "config.json")) as f:
         config = json.load(f)
@@ -335,7 +341,7 @@ def test_columns_in_any_order(name, index, tmp_path):
         "ref",
     )
     assert want is not None, err
-    # on two ranks the order of o's columns crosses them
+    # two ranks split the order of o's columns
     for args, within in [
         (["--device", "ref"], REFERENCE),
         (["--device", "ref", "--tp", "2"], REFERENCE),
@@ -361,7 +367,8 @@ def test_columns_in_any_order(name, index, tmp_path):
 
 
 def gptq_v2(q, scale, zero, groups):
-    """Four bits [out, in], scale and zero [out, groups], the group of each column, as GPTQ stores them"""
+    """Pack 4-bit codes [out, in], scales and zero points [out, groups] and group indices as GPTQ
+    does."""
     words = (
         lambda a: (
             a.reshape(a.shape[0], -1, 8).astype(np.uint32) << np.arange(0, 32, 4, dtype=np.uint32)
@@ -378,8 +385,9 @@ def gptq_v2(q, scale, zero, groups):
 
 
 def desc_act_experts(name, widths, tmp, alike=True):
-    """A golden mixture whose experts GPTQ made with desc_act, in groups of 32 columns that lie in an order of each expert's own (gate and up have one, unless they are not alike; one expert's columns
-    lie as they are): a folder, and the same model with its values written out"""
+    """A golden MoE model whose experts GPTQ made with desc_act, in groups of 32 columns and with a
+    column order per expert. gate and up share one unless `alike` is false; one expert's columns
+    are in order. Returns that folder, and the model with dequantised values."""
     g = weights.Golden(name)
     g.config.update(
         {
@@ -440,8 +448,9 @@ MIXTURES = {"mixtral-plain": {44: 64, 36: 96}, "deepseek_v2-lite": {55: 64, 20: 
 
 @pytest.mark.parametrize("name", sorted(MIXTURES))
 def test_columns_of_experts_in_orders_of_their_own(name, tmp_path):
-    """desc_act of experts: their codes stay 4 bits; x is brought into each chosen expert's order, rows of gate and up lie in the order of down's columns. The oracle is the model with its values
-    written out; a shared expert is a matrix like any other."""
+    """desc_act of experts: codes stay 4 bits. x is permuted into the order of each chosen expert,
+    and rows of gate and up are stored in the column order of down. The oracle is the model with
+    dequantised values; a shared expert is an ordinary matrix."""
     packed, plain, prompt = desc_act_experts(name, MIXTURES[name], tmp_path)
     want, err = run(plain, plain, prompt, "--device", "ref")
     assert want is not None, err
@@ -463,7 +472,7 @@ def test_columns_of_experts_in_orders_of_their_own(name, tmp_path):
         ), description
     plan = subprocess.run([LLMC, "plan", str(packed)], capture_output=True, text=True).stdout
     assert "permute_expert_cols" in plan and "norm_moe_glu" in plan and "moe_ffn" not in plan, plan
-    layers, experts, chosen = (3, 4, 2) if name == "mixtral-plain" else (2, 8, 3)  # of 64 columns
+    layers, experts, chosen = (3, 4, 2) if name == "mixtral-plain" else (2, 8, 3)  # 64 columns each
     assert (
         f"orders     {layers * experts * 64 * 4 / 1024:.1f} KiB of the weights" in plan
         and f"{chosen * 64 * 4} bytes a row" in plan
@@ -496,7 +505,7 @@ def test_experts_whose_gate_and_up_have_two_orders_are_f32(tmp_path):
     ],
 )
 def test_packings_of_auto_round(name, packing, tmp_path):
-    """auto-round stores as others do, and says as whom"""
+    """auto-round stores in the formats of other packages and names the package."""
     g = np.load(os.path.join(FOLDER, name, "logits.npz"))
     with open(os.path.join(FOLDER, name, "config.json")) as f:
         config = json.load(f)
@@ -514,7 +523,8 @@ def test_packings_of_auto_round(name, packing, tmp_path):
 
 @pytest.mark.parametrize("block", [None, 32])
 def test_experts_in_one_tensor_of_e4m3(block, tmp_path):
-    """`gate_up_proj` and `down_proj` of all experts with `_scale_inv` beside them, one for each expert (Mistral Small 4) or a block; the oracle is the same model with its values written out"""
+    """`gate_up_proj` and `down_proj` of all experts with `_scale_inv`, one scale per expert
+    (Mistral Small 4) or per block. The oracle is the model with dequantised values."""
     g, widths = weights.Golden("mistral4-plain"), {55: 64, 20: 32, 40: 64}
     g.config.update(hidden_size=64, moe_intermediate_size=32)
     rng, plain, packed = np.random.default_rng(6), {}, {}
@@ -564,7 +574,7 @@ def test_experts_in_one_tensor_of_e4m3(block, tmp_path):
 
 
 def test_factors_of_columns_stay_out_of_blocks(tmp_path):
-    """pre_quant_scale: x is multiplied, weights stay 4 bits"""
+    """pre_quant_scale multiplies x; weights stay 4 bits."""
     g = np.load(os.path.join(FOLDER, "modelopt-int4-awq", "logits.npz"))
     got, err = run(os.path.join(FOLDER, "modelopt-int4-awq"), tmp_path, g["prompt"])
     assert got is not None and "warning" not in err, err
@@ -576,7 +586,8 @@ def test_factors_of_columns_stay_out_of_blocks(tmp_path):
 
 
 def test_factors_of_fp4_stay_out_of_blocks(tmp_path):
-    """pre_quant_scale of modelopt's NVFP4_AWQ, of o alone and of q, k and v together: the oracle is the same model with its values written out"""
+    """pre_quant_scale of modelopt's NVFP4_AWQ, for o alone and for q, k and v together. The oracle
+    is the model with dequantised values."""
     t = S.read(os.path.join(FOLDER, "modelopt-nvfp4", "model.safetensors"))
     with open(os.path.join(FOLDER, "modelopt-nvfp4", "config.json")) as f:
         config = json.load(f)
@@ -620,7 +631,8 @@ def test_factors_of_fp4_stay_out_of_blocks(tmp_path):
 
 @pytest.mark.parametrize("version", ["gemm", "gemv"])
 def test_scaled_activation(version, tmp_path):
-    """AutoAWQ's ScaledActivation, y = act(x) / scales, of models without a gate: c_proj in 4 bits here, the rest plain; the oracle is the same model with c_proj's values over scales"""
+    """AutoAWQ's ScaledActivation, y = act(x) / scales, for models without a gate: c_proj is in 4
+    bits, the rest is plain. The oracle is the model with c_proj's values divided by scales."""
     g = weights.Golden("starcoder2-plain")
     g.config.update(intermediate_size=96)
     rng, plain, packed = np.random.default_rng(3), {}, {}
@@ -659,7 +671,7 @@ def test_scaled_activation(version, tmp_path):
                     base + "scales": ("F16", s.T),
                 }
             )
-        else:  # zero points and scales of whole words of groups, and those padded to four of them
+        else:  # zero points and scales as full words of groups, or padded to four of them
             pad = lambda a: np.concatenate([a, np.zeros((rows, 32 - a.shape[1]), a.dtype)], 1)  # noqa: E731
             packed.update(
                 {
@@ -691,7 +703,7 @@ def test_scaled_activation(version, tmp_path):
         assert logits is not None and "warning" not in err, err
         got.append(logits)
     assert error(got[1], got[0]) <= REFERENCE
-    if version == "gemm":  # kernels: the plan has the same op for both
+    if version == "gemm":  # on kernels: both versions have the same op in the plan
         logits, err = run(tmp_path / "packed", tmp_path, g.prompt)
         assert logits is not None, err
         assert error(logits, got[0]) <= KERNELS
@@ -703,7 +715,8 @@ def test_scaled_activation(version, tmp_path):
 
 @pytest.mark.parametrize("value", [0, 1])
 def test_biases_of_zeros_are_left_out(value, tmp_path):
-    """GPTQ stores a bias for every layer; one that is not zero would change the result."""
+    """GPTQ stores a bias for every layer. A nonzero bias would change the result, so it is
+    refused."""
     g = np.load(os.path.join(FOLDER, "gptq-4", "logits.npz"))
     t = S.read(os.path.join(FOLDER, "gptq-4", "model.safetensors"))
     for k in [k for k in t if k.endswith("qweight")]:
@@ -719,7 +732,7 @@ def test_biases_of_zeros_are_left_out(value, tmp_path):
 
 
 def unknown(t, config):
-    """A method that nobody here knows: none of its tensors is found"""
+    """A quantisation method that llmc does not know, so none of its tensors is found."""
     config["quantization_config"] = {"quant_method": "aqlm"}
     for k in [k for k in t if k.endswith("qweight")]:
         t[k.replace("qweight", "codes")] = t.pop(k)
@@ -730,7 +743,8 @@ def unknown(t, config):
     ["aqlm", "vptq", "spqr", "higgs", "fp_quant", "sinq", "fouroversix", "nvfp4", "gemma", "exl9"],
 )
 def test_methods_that_are_refused(method, tmp_path):
-    """What transformers knows and llmc does not read, by its reason; what nobody knows, by the list of those that are read"""
+    """A method that transformers supports and llmc does not is refused with its reason, an unknown
+    method with the list of supported ones."""
     t = {
         k.replace("qweight", "codes"): v
         for k, v in S.read(os.path.join(FOLDER, "gptq-4", "model.safetensors")).items()

@@ -1,8 +1,9 @@
-"""SmolLM2-135M-Instruct (Q4_1, GGUF) against transformers' greedy continuations (tests/golden/smollm2), token for token.
+"""SmolLM2-135M-Instruct (Q4_1, GGUF) against transformers' greedy continuations
+(tests/golden/smollm2), token for token.
 
-Only at a step whose two best logits lay closer than CLOSE may another token come out; what follows it is not compared.
-LLMC_SMOLLM2 names the file, or tools/smollm2.sh has put it into the cache.
-"""
+Another token is allowed only at a step whose two best logits differ by less than CLOSE; later
+tokens are then not compared. LLMC_SMOLLM2 names the file; else tools/smollm2.sh has put it into the
+cache."""
 
 import hashlib
 import json
@@ -20,7 +21,7 @@ with open(os.path.join(ROOT, "tests", "golden", "smollm2", "greedy.json")) as f:
     GOLDEN = json.load(f)
 
 
-# where tools/smollm2.sh leaves it; the tests' own cache is another
+# location used by tools/smollm2.sh; the tests' own cache is another
 CACHE = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "llmc")
 
 
@@ -46,7 +47,7 @@ def compare(case, tokens):
     return len(tokens)
 
 
-# all of it on the best instruction set of this processor, a part on the others
+# all cases on the best instruction set of this processor, some on the others
 BEST = "v4" if RUNS["v4"] else "v3" if RUNS["v3"] else "generic"
 
 
@@ -72,7 +73,7 @@ def test_greedy(device, arch, n_cases, n_new, model_file):
             tokens = session.run(case["prompt"], max_tokens=n_new, ignore_eos=True)["tokens"]
             assert len(tokens) == n_new
             agreed += compare(case, tokens)
-    # a close step may end a comparison, but not most of them
+    # a close step may end a comparison, but most must be complete
     assert agreed >= 0.8 * n_cases * n_new
 
 

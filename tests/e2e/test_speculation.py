@@ -1,5 +1,6 @@
-"""Tokens guessed ahead change nothing: SmolLM2 says the same with and without, to the bit of its logprobs, greedy and drawn, with penalties,
-stop strings, grammars and choices, alone and beside others. Whether anything is guessed is a matter of time, so no test asks that."""
+"""Draft tokens change nothing. SmolLM2 generates the same tokens and logprob bits with and without
+them: greedy and sampled, with penalties, stop strings, grammars and choices, alone and in a
+batch. Whether tokens are drafted depends on timing, so no test requires that."""
 
 import os
 
@@ -50,7 +51,7 @@ def chat(model, text):
 
 
 def events(request):
-    """All that a request says, in the order of each choice."""
+    """Return all events of a request, in order per choice."""
     said = {}
     for e in request.events():
         said.setdefault(e.index, []).append(
@@ -114,7 +115,7 @@ def test_sessions_and_bounds(model, engine):
             len({str(r["tokens"]) for r in said[:3]}) == 1
             and len({str(r["tokens"]) for r in said[3:]}) == 1
         )
-        # the last positions of a context, and single tokens
+        # the last positions of a context, and prompts of one and two tokens
         for n in (1, 2, 512 - len(prompt) + 1):
             a, b = (
                 s.run(prompt, max_tokens=n, speculate=k, ignore_eos=True)["tokens"] for k in (-1, 0)
@@ -125,7 +126,8 @@ def test_sessions_and_bounds(model, engine):
 
 
 def test_a_draft_model(model, engine):
-    """The model is its own draft: nearly all that it guesses comes true, and nothing changes."""
+    """The model drafts for itself: nearly all draft tokens are accepted, and the output does not
+    change."""
     prompt = chat(model, "Tell a story.")
     with model.engine(context=512, seqs=4, chunk=128, threads=1, draft=model) as own:
         for settings in (dict(), dict(temperature=0.7, seed=1), dict(n=2, temperature=0.5, seed=2)):

@@ -1,5 +1,7 @@
-"""Folders of mixtures as MLX's converters leave them: the experts of a layer in one tensor, `switch_mlp`, and DeepSeek-V3's kv_b_proj as two, `embed_q` and `unembed_out`, plain and of 4
-bits, against transformers on the same weights (tests/golden/models) and against a folder of the values that the formula scale * code + bias gives."""
+"""MoE folders as MLX's converters write them: the experts of a layer in one tensor, `switch_mlp`,
+and DeepSeek-V3's kv_b_proj as `embed_q` and `unembed_out`, plain and in 4 bits. They are
+compared with transformers on the same weights (tests/golden/models), and with a folder of the
+values scale * code + bias."""
 
 import json
 import os
@@ -19,7 +21,7 @@ ROLES = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
 
 def stacked(tensors):
-    """model.layers.0.mlp.experts.3.up_proj.weight -> one of model.layers.0.mlp.switch_mlp.up_proj.weight, in the order of experts"""
+    """Stack mlp.experts.N.up_proj.weight of a layer into mlp.switch_mlp.up_proj.weight."""
     out = {}
     for name, x in tensors.items():
         m = re.fullmatch(r"(.*)\.experts\.(\d+)\.(\w+)\.weight", name)
@@ -34,7 +36,8 @@ def stacked(tensors):
 
 
 def absorbed(tensors, config):
-    """self_attn.kv_b_proj [heads * (nope + v), rank] -> embed_q [heads, rank, nope], unembed_out [heads, v, rank]"""
+    """Split self_attn.kv_b_proj [heads * (nope + v), rank] into embed_q [heads, rank, nope] and
+    unembed_out [heads, v, rank]."""
     out = {}
     for name, x in tensors.items():
         if "kv_b_proj" not in name:
@@ -50,7 +53,8 @@ def absorbed(tensors, config):
 
 
 def affine(x):
-    """MLX's 4 bits in groups of 32 of the last dimension: {suffix: tensor}, and the values that scale * code + bias gives"""
+    """Quantise as MLX does, in 4 bits with groups of 32 of the last dimension; return {suffix:
+    tensor} and the values scale * code + bias."""
     groups = x.reshape(*x.shape[:-1], -1, 32)
     low, high = groups.min(-1), groups.max(-1)
     scale, bias = ((high - low) / 15).astype(np.float16), low.astype(np.float16)
@@ -71,7 +75,7 @@ def affine(x):
 
 
 def same(tmp_path, g, packed, plain, within):
-    """Do a folder of 4 bits and one of their values give the same logits?"""
+    """Check that a folder of 4 bits and one of its values give the same logits."""
     got = []
     for kind, tensors in (("plain", plain), ("packed", packed)):
         folder = tmp_path / kind
@@ -113,7 +117,7 @@ def test_plain(tmp_path, name):
     golden_run.check(g, got, tokens)
 
 
-WIDER = {44: 128, 36: 96, 56: 64, 28: 32}  # whole groups of 32
+WIDER = {44: 128, 36: 96, 56: 64, 28: 32}  # multiples of 32
 
 
 def test_four_bits(tmp_path):
@@ -148,7 +152,8 @@ def test_latents_in_two(tmp_path, name):
 
 
 def test_latents_of_four_bits(tmp_path):
-    """embed_q's groups lie across its columns here, so that each of its values is kept in 16 bit; the layers that predict further tokens, which MLX leaves out, are in the configuration"""
+    """The groups of embed_q run across its columns, so its values are kept in 16 bits. The
+    configuration includes layers that predict further tokens, which MLX drops."""
     g = weights.Golden("deepseek_v3-plain")
     g.config.update(kv_lora_rank=64, qk_nope_head_dim=96, v_head_dim=32, num_nextn_predict_layers=1)
     heads, hidden = g.config["num_attention_heads"], g.config["hidden_size"]

@@ -1,5 +1,6 @@
-"""Pipeline stages (parallel.pp): the bits of one rank, for every family, in any batch and chunk, by threads and by MPI; every family against
-torch's logits as well. Stages that are split over ranks (parallel.tp) have the bits of the ranks alone."""
+"""Pipeline stages (parallel.pp): the bits of one rank, for every family, in any batch and chunk, by
+threads and by MPI; every family against torch's logits as well. Stages that are split over ranks
+(parallel.tp) have the bits of the ranks without stages."""
 
 import json
 import os
@@ -44,7 +45,7 @@ def path(tmp_path_factory):
 
 @pytest.mark.parametrize("name", CASES if ALL else ONE_EACH.values())
 def test_every_family_over_stages(name, tmp_path):
-    """As many stages as layers, at most 3: what torch says, and the bits of one rank"""
+    """One stage per layer, at most 3: torch's logits, and the bits of one rank."""
     g = weights.Golden(name)
     g.build(tmp_path)
     one = run(tmp_path, g, "--device", "ref", "--threads", "1")
@@ -74,7 +75,7 @@ def test_every_family_over_stages(name, tmp_path):
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES if ALL else ONE_EACH.values())
 def test_every_family_over_split_stages(name, tmp_path):
-    """Two stages of three ranks, or of two, have the bits of as many ranks"""
+    """Two stages of three ranks, or of two, have the bits of as many ranks without stages."""
     g = weights.Golden(name)
     g.build(tmp_path)
     for ranks in ("3", "2"):
@@ -96,7 +97,7 @@ def test_every_family_over_split_stages(name, tmp_path):
     ids=["ref", BEST, "ref-tp3"],
 )
 def test_stages_have_the_bits_of_one_rank(path, device, tp):
-    """Prompts go through in pieces, rows of one sequence in several of them"""
+    """Prompts are prefilled in chunks, and several chunks of one sequence are in flight."""
     ranks = [f"parallel.tp={tp}"] if tp > 1 else []
     with llmc.open(path, random_weights=True, set=ranks, **device) as m:
         want = whole(m, TOK)
@@ -116,7 +117,7 @@ def test_stages_have_the_bits_of_one_rank(path, device, tp):
             b = s.fork(q)
             rows(s, [(b, [9, 9, 9, 9], 1)])
             kept = s.save(q)
-            # others beside it, before and behind, and logits of its last rows alone
+            # other sequences in the step, before and after, and logits of only its last rows
             other = s.seq()
             got = rows(s, [(b, [7], 1), (q, TOK[45:120], 40), (other, TOK[:50], 3)])
             assert np.array_equal(got[1:41], want[80:120]) and np.array_equal(got[41:], want[47:50])
@@ -130,7 +131,8 @@ def test_stages_have_the_bits_of_one_rank(path, device, tp):
 
 @pytest.mark.parametrize("layers", ["[2, 3]", "[0]"])
 def test_windows_of_one_stage_alone(layers, tmp_path, llmc):
-    """The first stage numbers window pages for all, whichever of them has layers with windows; few are taken, and used again"""
+    """The first stage numbers window pages for all stages, whichever has windowed layers. Few pages
+    are used, and they are reused."""
     path = tmp_path / "m.yaml"
     path.write_text(
         MODEL.replace("gemma2", "llama")
@@ -224,7 +226,7 @@ def test_an_artifact_has_a_plan_for_each_stage(path, tmp_path, llmc):
         for p in (first, last)
     ]
     assert layers == [[0, 1, 2], [3, 4]]
-    # 5 layers of two pools in turn: each stage has the pages of its own
+    # 5 layers of two alternating pools: each stage has pages of its own layers
     assert [sum(p["n_layers"] for p in plan["pool"]) for plan in (first, last)] == [3, 2]
 
 
@@ -258,7 +260,7 @@ def test_stages_that_mpirun_starts(mpi, path, tmp_path, llmc):  # noqa: F811
 
 
 def test_split_stages_that_mpirun_starts(mpi, path, tmp_path, llmc):  # noqa: F811
-    """Two stages of two ranks; the launcher's number of ranks says how many a stage has"""
+    """Two stages of two ranks; the number of processes determines the ranks per stage."""
     args = (
         "run",
         path,
@@ -281,7 +283,7 @@ def test_split_stages_that_mpirun_starts(mpi, path, tmp_path, llmc):  # noqa: F8
         )
         assert json.loads(out)["tokens"] == tokens
         assert (tmp_path / "have.npy").read_bytes() == want, way
-    # the last rank has another plan than the first of its stage, or than all others
+    # a plan on the last rank that differs from that of its stage, or from all others
     llmc(
         "compile",
         path,

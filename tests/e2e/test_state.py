@@ -1,5 +1,6 @@
-"""Models whose layers keep a state: what holds of sequences whose cache cannot be cut. Chunks, company, threads and forks change no bit; sequences are saved with their
-states; a prompt that was preempted goes on as it was; no prefix is taken for what it is not; what cannot work is refused in a sentence."""
+"""Models with recurrent state, whose sequences cannot be trimmed at will. Chunks, batches, threads
+and forks change no bit; saved sequences include their states; preempted prompts resume exactly;
+a prefix is reused only where a snapshot exists; impossible requests are refused with a message."""
 
 import json
 import os
@@ -27,7 +28,8 @@ attention: {n_heads: 4, n_kv_heads: 2, head_dim: 16}
 ffn: {width: 96}
 text: {bos: 1, eos: [2]}
 """
-# a gated delta rule in layers 0 and 3, a selective scan in layer 1; scans in all layers, so that there is no cache beside the states
+# a gated delta rule in layers 0 and 3, a selective scan in layer 1; scans in all layers, so that
+# there are only states and no KV cache
 TEXTS = {
     "kinds": COMMON
     + """family: qwen3_5
@@ -47,7 +49,7 @@ STATE = {
     "scans": 4 * 4 * (2 * (99 + 2 * 3 * 17) + 99 * 17),
 }
 ALL = pytest.mark.skipif("LLMC_CHECK_ALL" not in os.environ, reason="LLMC_CHECK_ALL is not set")
-# each channel of a key decays by itself, beside latent attention without positions and experts
+# a decay per key channel, with latent attention without RoPE and experts
 CHANNELS = """llmc: 1
 name: channels
 family: kimi_linear
@@ -95,7 +97,7 @@ def test_a_result_depends_on_the_request_alone(model):
         for n in (1, 2, 7, 31, 33, 1, N):
             got.append(rows(s, [(q, TOK[at : at + n], len(TOK[at : at + n]))]))
             at += n
-            if at == 41:  # a fork goes on by itself, and the other does not see it
+            if at == 41:  # a fork continues alone, and the other sequence does not change
                 fork = s.fork(q)
                 rows(s, [(fork, TOK[:5], 1)])
                 s.free(fork)
@@ -103,7 +105,7 @@ def test_a_result_depends_on_the_request_alone(model):
                 fork = s.fork(q)
         assert np.array_equal(np.concatenate(got), want), "chunks differ"
         assert np.array_equal(rows(s, [(fork, TOK[74:], N - 74)]), want[74:]), "after a fork"
-        # from the beginning, in the place of a sequence that had another state
+        # from the start, in the slot of a sequence that had another state
         s.trim(q, 0)
         assert np.array_equal(rows(s, [(q, TOK, N)]), want), "after a trim to nothing"
     for threads in (3, 5):
@@ -113,7 +115,7 @@ def test_a_result_depends_on_the_request_alone(model):
             assert np.array_equal(np.concatenate(got), want), f"{threads} threads"
 
 
-def test_company_changes_nothing(model):
+def test_batching_changes_nothing(model):
     want = whole(model, TOK)
     with model.session(context=N, chunk=64, n_out=64, seqs=3, threads=2) as s:
         q, at, got = [s.seq() for _ in range(3)], [0, 0, 0], [[], [], []]
@@ -139,7 +141,7 @@ def test_channels_that_decay_by_themselves(tmp_path):
     p.write_text(CHANNELS)
     with llmc.open(p, random_weights=True, arch=BEST) as m:
         test_a_result_depends_on_the_request_alone(m)
-        test_company_changes_nothing(m)
+        test_batching_changes_nothing(m)
 
 
 def test_saved_and_loaded(model, kind):
@@ -169,7 +171,7 @@ def test_a_state_cannot_be_cut(model):
 
 
 def goes_back(s, want):
-    """Guesses that were wrong, behind a mark, leave nothing behind; another sequence is not touched."""
+    """Rejected draft tokens after a mark leave no trace, and another sequence is not affected."""
     q, other = s.seq(), s.seq()
     rows(s, [(q, TOK[:40], 1), (other, TOK[:3], 1)])
     s.mark(q)
@@ -181,13 +183,13 @@ def goes_back(s, want):
     with pytest.raises(llmc.Error, match="all 1 marks"):
         s.mark(other)
     assert np.array_equal(rows(s, [(q, TOK[40:44], 4)]), want[40:44])
-    s.mark(q)  # here, and no longer there
+    s.mark(q)  # mark here; the earlier mark is gone
     with pytest.raises(llmc.Error, match="keeps a state"):
         s.trim(q, 40)
     fork = s.fork(q)
     rows(s, [(q, [8], 1), (fork, [8], 1)])
     with pytest.raises(llmc.Error, match="keeps a state"):
-        s.trim(fork, 44)  # the mark was not its own
+        s.trim(fork, 44)  # a fork does not inherit the mark
     s.trim(q, 44)
     assert np.array_equal(
         rows(s, [(q, TOK[44:50], 6), (other, TOK[7:9], 2)]),
@@ -244,7 +246,8 @@ def test_memory_counts_states(model, path, kind):
 
 @pytest.mark.parametrize("name", ["zamba2-plain", "zamba2-adapters"])
 def test_layers_that_share_a_block_share_what_is_made_of_it(name, tmp_path):
-    """Stacks of q, k, v and of gate and up too: no two tensors of a plan are the same rows in the same order."""
+    """Also stacks of q, k, v and of gate and up: no two tensors of a plan hold the same rows in the
+    same order."""
     out = tmp_path / "artifact"
     subprocess.run(
         [
@@ -267,7 +270,7 @@ def test_layers_that_share_a_block_share_what_is_made_of_it(name, tmp_path):
     assert len(made) == len(set(made)) and any("shared" in t["id"] for t in plan["tensor"])
 
 
-# how many bytes of the emulated device an engine takes, and what is said of it before
+# device memory that an engine allocates, and the size that it reported before
 TAKEN = """
 import os, sys, llmc
 def taken():
@@ -285,8 +288,9 @@ with llmc.open(sys.argv[1], random_weights=True, device="cuda") as m:
 """
 
 
-def test_an_engine_takes_what_is_said(tmp_path):
-    """Snapshots of states are memory as well: counted before anything is taken, refused where they do not fit."""
+def test_an_engine_uses_the_reported_memory(tmp_path):
+    """Snapshots of states need memory too: it is reported before anything is allocated, and refused
+    if it does not fit."""
     path = tmp_path / "large.yaml"
     path.write_text(
         COMMON.replace("n_layers: 4", "n_layers: 1")
@@ -320,9 +324,9 @@ ssm: {layers: all, heads: 64, dim: 64, groups: 1, state: 128, norm_groups: 1}
 
 
 @pytest.mark.parametrize("swap", [0, 1 << 24])
-def test_preempted_and_gone_on(model, swap):
-    """Four choices of a prompt, each a fork with its state, need more pages than there are: some are put aside, computed again or brought back, and all say
-    what one says alone."""
+def test_preempted_requests_resume(model, swap):
+    """Four choices of a prompt, each a fork with its own state, need more pages than exist. Some
+    are preempted and recomputed or swapped back, and all generate the tokens of one alone."""
     params = dict(max_tokens=40, ignore_eos=True, temperature=0)
     with model.session(context=128) as s:
         want = s.run(TOK[:40], **params)["tokens"]
@@ -339,8 +343,9 @@ def test_preempted_and_gone_on(model, swap):
 
 
 def test_prefixes_end_where_a_state_was_saved(model):
-    """A conversation goes on behind the last border of what was asked, or of what was answered; what only begins alike finds nothing but its own borders. The
-    answers are those of an engine without a cache."""
+    """A conversation resumes after the last page boundary of the prompt or of the answer. Prompts
+    that only share a prefix find only boundaries with a snapshot. The answers equal those
+    without a cache."""
     params = dict(max_tokens=40, ignore_eos=True, temperature=0)
 
     def ask(e, prompt):
@@ -356,28 +361,29 @@ def test_prefixes_end_where_a_state_was_saved(model):
             first, second = TOK[:100], TOK[50:90]
             a, found = ask(c, first)
             assert a == alone(first) and found == 0
-            b, found = ask(c, first)  # the same again: behind the border before its last token
+            # the same prompt: found up to the page boundary before its last token
+            b, found = ask(c, first)
             assert b == a and found == 96
             going_on = (
                 first + a + second
-            )  # 140 positions, of which 139 were computed: 128 is a border
+            )  # 140 positions, 139 of them computed: 128 is a page boundary
             d, found = ask(c, going_on)
             assert d == alone(going_on) and found == 128
             other = (
                 first[:70] + second
-            )  # pages of 64 positions are the same, but no state was saved behind them
+            )  # 64 positions have the same pages, but no state was saved at their end
             f, found = ask(c, other)
             assert f == alone(other) and found == 0
-            g, found = ask(c, first + second)  # as if the answer had been taken back
+            g, found = ask(c, first + second)  # like withdrawing the last answer
             assert g == alone(first + second) and found == 96
             exact = first[:96]
-            h, found = ask(c, exact)  # one token at least is computed
+            h, found = ask(c, exact)  # at least one token is computed
             assert h == alone(exact) and found <= 64
 
 
 @ALL
 def test_on_an_emulated_gpu(path, monkeypatch):
-    """States that lie on a device: forks, saved sequences, snapshots."""
+    """Recurrent states on a device: forks, saved sequences, snapshots."""
     for k, v in environment("sm_90a").items():
         monkeypatch.setenv(k, v)
     params = dict(max_tokens=40, ignore_eos=True, temperature=0)
@@ -418,8 +424,9 @@ def test_on_an_emulated_gpu(path, monkeypatch):
     [(2, 1, "grouped"), (2, 1, "tiled"), (3, 1, "tiled"), (1, 2, "grouped"), (2, 2, "tiled")],
 )
 def test_over_ranks(path, tp, pp, order):
-    """Value heads are dealt with their key heads, which two ranks may both have; stages may have no pages, or no states. Forks, saved sequences, swaps and snapshots
-    have those of all ranks."""
+    """Value heads are split with their key heads, which two ranks may share. A stage may have no
+    pages or no states. Forks, saved sequences, swaps and snapshots include the states of all
+    ranks."""
     heads = [
         "linear.order=" + order,
         *(["attention.n_kv_heads=1", "attention.n_heads=6"] if tp == 3 else []),
@@ -471,7 +478,7 @@ def test_over_ranks(path, tp, pp, order):
             assert all(t == said[0] for t in said) and e.stats()["preemptions"] > 0
 
 
-REFUSED = (  # what is set, and words of the answer
+REFUSED = (  # settings, and words of the message
     (["attention.mask=prefix"], "causal, mask prefix is not"),
     (["parallel.tp=4"], r"the 6 value heads of a delta rule are dealt by 3 \(2 key heads"),
     (["parallel.pp=2", "linear.layers=[2]", "ssm.layers=[3]"], "the first stage"),
@@ -518,7 +525,8 @@ REFUSED = (  # what is set, and words of the answer
 
 
 def test_refused(path, kind):
-    """Value heads that have one key head stay together, the first stage has the books of states, and the description is checked."""
+    """Value heads of one key head stay together, the first stage manages the states, and the
+    description is checked."""
     for arg, words in REFUSED[:1] if kind == "scans" else REFUSED:
         args = [x for a in arg for x in ("--set", a)]
         p = subprocess.run(

@@ -1,5 +1,6 @@
-"""Guesses of models whose layers keep states, made by transformers: a walk along a golden prompt in which guesses come true or not, and every one that does not takes the
-sequence back to its mark. All rows are those of the prompt in one piece, to the bit, and transformers'."""
+"""Draft tokens on models with recurrent states made by transformers. A golden prompt is replayed
+with accepted and rejected draft tokens; each rejection returns the sequence to its mark. All
+rows equal those of the prompt in one chunk, to the bit, and transformers'."""
 
 import os
 import random
@@ -24,10 +25,10 @@ def said(s, chunks):
 
 
 def walk(s, text, vocab, r):
-    """Rows of all positions of text"""
+    """Return the rows of all positions of the prompt."""
     q, other = s.seq(), s.seq()
     rows = [said(s, [(q, text[:3], 3)])]
-    at, again = 3, 0  # rows that are known; of them those that the sequence has gone back behind
+    at, again = 3, 0  # rows accepted so far; rows recomputed after a rejection
     back = 0
     while at < len(text):
         right = min(r.randrange(4), len(text) - at - 1)
@@ -53,7 +54,7 @@ def walk(s, text, vocab, r):
 
 
 @pytest.mark.parametrize("name,device,arch", ON)
-def test_wrong_guesses_leave_nothing(name, device, arch, tmp_path):
+def test_rejected_draft_tokens_leave_nothing(name, device, arch, tmp_path):
     g = weights.Golden(name)
     with (
         llmc.Model(

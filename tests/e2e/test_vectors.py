@@ -1,4 +1,5 @@
-"""Vectors of texts against transformers (tests/golden/make_embed.py): hidden states pooled, and scores of classifiers."""
+"""Vectors of strings against transformers (tests/golden/make_embed.py): pooled hidden states, and
+scores of classifiers."""
 
 import json
 import os
@@ -30,7 +31,7 @@ def folder(path, name, pooling=None, modules=None, prefix=True):
     g = weights.Golden(name)
     if (
         not prefix
-    ):  # as sentence-transformers saves a model: without its head and the first part of its names
+    ):  # a model saved by sentence-transformers: no head, and names without their first part
         g.tensors = {
             n.removeprefix("model."): s for n, s in g.tensors.items() if not n.startswith("lm_head")
         }
@@ -125,7 +126,7 @@ TRANSFORMER, POOLING, NORMALIZE = (
         ({"pooling_mode": "cls", "embedding_dimension": 72}, "cls", None),
     ],
 )
-def test_a_folder_of_sentence_transformers_says_how_it_pools(pooling, pool, modules, tmp_path):
+def test_pooling_of_sentence_transformers_folders(pooling, pool, modules, tmp_path):
     m = llmc.Model(folder(tmp_path, "qwen3-plain", pooling, modules, prefix=False), device="ref")
     assert ["none", "last", "mean", "cls"][m.info["pool"]] == pool and m.info["normalize"] == (
         modules is not None and len(modules) == 3
@@ -148,12 +149,12 @@ def test_a_folder_of_sentence_transformers_says_how_it_pools(pooling, pool, modu
         ),
     ],
 )
-def test_what_stands_behind_the_model_is_not_passed_over(pooling, modules, said, tmp_path):
+def test_modules_after_the_model_are_not_ignored(pooling, modules, said, tmp_path):
     with pytest.raises(llmc.Error, match=said):
         llmc.Model(folder(tmp_path, "qwen3-plain", pooling, modules), device="ref", no_weights=True)
 
 
-def test_text_and_vectors_are_told_apart(tmp_path):
+def test_text_and_vectors_are_distinguished(tmp_path):
     path = folder(tmp_path, "llama-smol")
     m = llmc.Model(path, device="ref", set=["head.kind=hidden", "kv.dtype=f32"])
     with m.session(context=32) as s:

@@ -1,5 +1,6 @@
-"""Layers that see a window keep what they see: whatever is done to sequences beside each other, in whatever order, each has the bits of its own tokens in one chunk,
-and can be cut back by 32 positions. Forks, cuts, saved sequences, steps with several of them, in a session with few pages; alone, over ranks and over stages."""
+"""Layers with a sliding window. Sequences that run together, in any order, have the bits of their
+own tokens in one chunk and can be trimmed by 32 positions. Forks, trims, saved sequences and
+steps of several sequences, in a session with few pages; alone, over ranks and over stages."""
 
 import random
 
@@ -27,7 +28,7 @@ CASES += [
     (window, ["ffn.width=64", "attention.n_heads=4", "attention.n_kv_heads=2", "parallel.tp=2"])
     for window in (5, 33)
 ]
-# rows that are read in 16 bit while they are recent
+# KV rows that are read in 16 bits while recent
 CASES += [
     (23, WIDE + ["kv.k=int4c", "kv.v=int4", "kv.window=32", "kv.sinks=5"]),
     (33, WIDE + ["kv.dtype=int4", "kv.window=3", "kv.sinks=40"]),
@@ -36,7 +37,7 @@ CASES += [
 
 
 class Sequences:
-    """What lives in a session, and the tokens that each should stand for."""
+    """Sequences of a session, with the tokens that each should hold."""
 
     def __init__(self, session, alone, context, rnd):
         self.s, self.alone, self.context, self.rnd = session, alone, context, rnd

@@ -1,15 +1,15 @@
 #!/bin/bash
-# Threads under TSan, those of kernels too. Usage: threads.sh BUILD PART
+# Threads, and those of kernels, under TSan. Usage: threads.sh BUILD PART
 #   models    sessions, packing and kernel building of whole models
 #   engine    many callers of one engine
-#   names     names and engines of a server, that come and go
-#   soak      one minute of every kind of client against a server with everything on
-#   mixed     64 requests at once, which are answered as alone
+#   names     models of a server whose engines open and close
+#   soak      one minute of every kind of client against a server with all features
+#   mixed     64 requests at once, whose answers equal those of each alone
 set -eu
 build=$1
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-# models of its own, built code of the cache that it was started with: flags are part of its keys
+# own cache of models; built code of the outer cache, whose keys include compiler flags
 kernels=${LLMC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/llmc}/kernels
 mkdir -p "$tmp/cache" && mkdir -p "$(dirname "$kernels")" && { [ -d "$kernels" ] || mkdir -m 700 "$kernels"; } && ln -s "$(realpath "$kernels")" "$tmp/cache/kernels"
 export LLMC_CACHE=$tmp/cache LLMC_KERNEL_CFLAGS="-O1 -g1 -fsanitize=thread" LLMC_TEST_BUILD=$build
