@@ -367,7 +367,7 @@ def test_bench_counts_the_experts_that_are_read(llmc, tmp_path):
 def test_plan_shows_steps_memory_and_what_fits(llmc):
     llmc("plan", "configs/llama2-70b.yaml", "--memory", "200G", "--length", "4096")
     assert "norm_qkv" in llmc.out and "attention" in llmc.out and "weights" in llmc.out
-    assert re.search(r"in 200 GiB fit \d+ such sequences", llmc.out)
+    assert re.search(r"200 GiB holds \d+ such sequences", llmc.out)
     r = llmc.json("plan", "configs/llama2-70b.yaml", "--batch", "2")
     m = r["memory"]
     assert (

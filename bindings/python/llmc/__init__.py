@@ -429,7 +429,7 @@ class Session(_Handle):
         _call(lib.llmc_seq_trim, self._h, seq, length)
 
     def mark(self, seq):
-        """Mark this position. With recurrent state a sequence can be trimmed only to 0 or its mark."""
+        """Mark this position. With recurrent state only this position and 0 can be trimmed to."""
         _call(lib.llmc_seq_mark, self._h, seq)
 
     def unmark(self, seq):
