@@ -258,7 +258,7 @@ view_open(void *self, Backend *out, llmc_error *err)
 {
 	(void)self;
 	(void)out;
-	return error_set(err, LLMC_E_INPUT, "the model that the adapter changes is not there");
+	return error_set(err, LLMC_E_INPUT, "the adapter's base model is not loaded");
 }
 
 static llmc_status
@@ -329,11 +329,11 @@ model_adapt(void *self, const char *dir, ModelSource *out, llmc_error *err)
 	size_t n = 0;
 
 	if (strpbrk(dir, "\"\\"))
-		return error_set(err, LLMC_E_INPUT, "%s: a path with quotes is not taken", dir);
+		return error_set(err, LLMC_E_INPUT, "%s: a path must not contain quotes", dir);
 	for (; set && set[n]; n++)
 		if (!strncmp(set[n], "lora.path", 9))
 			return error_set(err, LLMC_E_INPUT,
-			                 "the model has an adapter in its weights");
+			                 "the model's weights already include an adapter");
 	KnownModel *k = calloc(1, sizeof *k);
 	if (k) {
 		k->o = base->o;
@@ -378,7 +378,7 @@ llmc_serve_open_models(const llmc_serve_model *models, int32_t n, const llmc_ser
 		if (own[i].adapter && (!own[i].parent || own[i].engine) && status == LLMC_OK)
 			status = error_set(
 			    err, LLMC_E_INPUT,
-			    "an adapter in a slot has a parent, and no engine of its own");
+			    "an adapter in a slot needs a parent and has no engine of its own");
 		if (k) {
 			k->o = own[i];
 			init[i].src = source(k);

@@ -122,7 +122,7 @@ line_object(const BatchRun *run, size_t i, Problem *p)
 	json_t *o = body_parse((const char *)run->in.data + run->line[i].at, run->line[i].n, p);
 
 	if (o && !json_is_object(o)) {
-		problem(p, 400, NULL, "the line is %s, an object is expected", json_type_name(o));
+		problem(p, 400, NULL, "the line is %s, expected an object", json_type_name(o));
 		json_decref(o);
 		o = NULL;
 	}
@@ -160,13 +160,13 @@ check_line(BatchRun *run, size_t i)
 		      "This line is not parseable as valid JSON: %s", p.text);
 	else if (!name || !n)
 		wrong(run, i + 1, "missing_required_parameter", "custom_id",
-		      "A 'custom_id' is missing: a text that no other line has.");
+		      "'custom_id' is missing: a string that is unique in the file.");
 	else if (n > MAX_NAME || n != strlen(name))
 		wrong(run, i + 1, "invalid_value", "custom_id",
-		      "The 'custom_id' is longer than %d bytes, or has a NUL in it.", MAX_NAME);
+		      "The 'custom_id' is longer than %d bytes, or contains a NUL.", MAX_NAME);
 	else if (json_object_get(run->names, name))
 		wrong(run, i + 1, "duplicate_custom_id", "custom_id",
-		      "The 'custom_id' '%.*s' is that of line %lld.",
+		      "The 'custom_id' '%.*s' is also that of line %lld.",
 		      (int)utf8_whole(name, n < 64 ? n : 64), name,
 		      (long long)json_integer_value(json_object_get(run->names, name)) + 1);
 	else if (!method || strcmp(method, "POST") != 0)
@@ -176,15 +176,15 @@ check_line(BatchRun *run, size_t i)
 		      "The 'url' must be the batch's endpoint, %s.", run->b->endpoint);
 	else if (!json_is_object(body) || !value_span(text, run->line[i].n, "body", &at, &len))
 		wrong(run, i + 1, "invalid_type", "body",
-		      "The 'body' must be an object: the request. Names beside it are written "
-		      "without escapes.");
+		      "The 'body' must be an object: the request. Field names of the line must not "
+		      "have escapes.");
 	else if (len > srv->max_body)
 		wrong(run, i + 1, "invalid_value", "body",
 		      "The 'body' has more than %zu bytes, the server's --max-body-size.",
 		      srv->max_body);
 	else if (json_is_true(json_object_get(body, "stream")))
 		wrong(run, i + 1, "invalid_value", "body.stream",
-		      "Answers of a batch are no streams.");
+		      "'stream' is not supported in a batch.");
 	else if (json_object_set_new(run->names, name, json_integer((json_int_t)i)) != 0)
 		wrong(run, i + 1, "server_error", NULL, "The server is out of memory.");
 	json_decref(o);
@@ -240,7 +240,7 @@ check_file(BatchRun *run)
 	}
 	if (!run->n_line)
 		wrong(run, 0, "empty_file", "input_file_id",
-		      "The file is empty: a line for each request is expected.");
+		      "The file is empty: expected one line per request.");
 	if (run->n_line > MAX_LINES)
 		wrong(run, 0, "too_many_requests", "input_file_id",
 		      "The file has more than %d lines.", MAX_LINES);
@@ -335,8 +335,8 @@ append(BatchRun *run, int which, const Strbuf *line)
 	if (room && at == line->len)
 		return true;
 	if (at && ftruncate(fd, is.st_size) != 0)
-		serve_log(st->srv, LLMC_LOG_WARNING, "%s: half a line of answers stays in %s",
-		          st->dir, run->b->file[which]);
+		serve_log(st->srv, LLMC_LOG_WARNING, "%s: an incomplete line stays in %s", st->dir,
+		          run->b->file[which]);
 	pthread_mutex_lock(&st->lock);
 	store_count(st, run->b->owner, room ? -(int64_t)line->len : 0);
 	pthread_mutex_unlock(&st->lock);
@@ -691,9 +691,8 @@ finish(BatchRun *run)
 	for (int i = 0; i < 2; i++)
 		keep_part(run, i);
 	if (run->full)
-		wrong(
-		    run, 0, "storage_full", NULL,
-		    "The server's disk takes no more answers: what there is stands in the files.");
+		wrong(run, 0, "storage_full", NULL,
+		      "The server's disk is full: the files hold the answers so far.");
 	set_status(run, run->full   ? BATCH_FAILED
 	                : cancelled ? BATCH_CANCELLED
 	                : expired   ? BATCH_EXPIRED

@@ -150,8 +150,8 @@ batch_save(FileStore *st, const char *id)
 	pthread_mutex_unlock(&st->save);
 	strbuf_release(&text);
 	if (!ok)
-		serve_log(st->srv, LLMC_LOG_WARNING, "the state of batch %s is not kept: %s", id,
-		          err.text[0] ? err.text : "out of memory");
+		serve_log(st->srv, LLMC_LOG_WARNING, "the state of batch %s could not be saved: %s",
+		          id, err.text[0] ? err.text : "out of memory");
 	return ok;
 }
 
@@ -240,7 +240,7 @@ batches_load(FileStore *st, const char *id, llmc_error *err)
 	json_decref(o);
 	if (!ok) {
 		batch_free(b);
-		error_set(err, LLMC_E_INPUT, "it is no batch of this server");
+		error_set(err, LLMC_E_INPUT, "not a batch of this server");
 		return false;
 	}
 	b->bytes = bytes;
@@ -276,12 +276,12 @@ read_metadata(const json_t *o, json_t **out, Problem *p)
 		    json_type_name(v));
 	if (json_object_size(v) > MAX_PAIRS)
 		return problem(p, 400, "metadata",
-		               "Invalid 'metadata': at most %d pairs are taken.", MAX_PAIRS);
+		               "Invalid 'metadata': at most %d pairs are allowed.", MAX_PAIRS);
 	json_object_foreach (v, key, one)
 		if (strlen(key) > 64 || !json_is_string(one) || json_string_length(one) > 512)
 			return problem(p, 400, "metadata",
-			               "Invalid 'metadata': keys are texts of up to 64 bytes, "
-			               "values texts of up to 512.");
+			               "Invalid 'metadata': keys are strings of up to 64 bytes, "
+			               "values strings of up to 512.");
 	*out = json_incref(v);
 	return true;
 }
@@ -414,13 +414,12 @@ batches_create(Req *r)
 			problem_memory(&p);
 		} else if (!f || !store_sees(r, f->owner) || strcmp(f->purpose, "batch") != 0) {
 			problem(&p, 404, "input_file_id",
-			        "There is no file '%.60s' that was sent for a batch.", input);
+			        "There is no file '%.60s' with purpose 'batch'.", input);
 			p.code = "not_found";
 		} else if (!room_for_one(st, b->owner)) {
-			problem(
-			    &p, 429, NULL,
-			    "This server, or this key, has as many batches as it may have, or no "
-			    "room for one more (--batch-dir-size): delete the files of old ones.");
+			problem(&p, 429, NULL,
+			        "This server, or this key, has reached its limit of batches or of "
+			        "space (--batch-dir-size): delete the files of old batches.");
 		} else {
 			snprintf(id, sizeof id, "%s", b->id);
 			b->bytes = NEW_BYTES;
@@ -430,7 +429,8 @@ batches_create(Req *r)
 		}
 		pthread_mutex_unlock(&st->lock);
 		if (!p.status && !keep(st, id, &text)) {
-			problem(&p, 507, NULL, "The server's disk does not take the batch.");
+			problem(&p, 507, NULL,
+			        "The batch could not be written to the server's disk.");
 			p.code = "storage_full";
 		}
 	}

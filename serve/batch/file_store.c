@@ -143,8 +143,8 @@ load_file(FileStore *st, const char *id, llmc_error *err)
 	strbuf_release(&text);
 	store_path(st, path, sizeof path, id, "");
 	if (ok && (!json_is_object(o) || lstat(path, &is) != 0 || !S_ISREG(is.st_mode)))
-		ok = error_set(err, LLMC_E_INPUT, "%s: what belongs to it cannot be read", path) ==
-		     LLMC_OK;
+		ok = error_set(err, LLMC_E_INPUT, "%s: the file that it describes cannot be read",
+		               path) == LLMC_OK;
 	if (ok) {
 		StoredFile f = { .name = (char *)(uintptr_t)json_text_of(o, "filename"),
 			         .owner = (char *)(uintptr_t)json_text_of(o, "owner"),
@@ -209,8 +209,8 @@ clean(FileStore *st, bool sure)
 		              lstat(path, &is) == 0))
 			continue;
 		store_path(st, path, sizeof path, e->d_name, "");
-		serve_log(st->srv, LLMC_LOG_INFO, "%s: left by a server that fell, removed: %s",
-		          path, unlink(path) == 0 ? "done" : strerror(errno));
+		serve_log(st->srv, LLMC_LOG_INFO, "%s: left by a crashed server, removed: %s", path,
+		          unlink(path) == 0 ? "done" : strerror(errno));
 	}
 	if (d)
 		closedir(d);
@@ -241,7 +241,7 @@ load(FileStore *st, llmc_error *err)
 			if (is_ours(e->d_name, kinds[kind], id, &tail) && !strcmp(tail, ".json") &&
 			    !(kind ? batches_load(st, id, &why) : load_file(st, id, &why))) {
 				serve_log(st->srv, LLMC_LOG_WARNING,
-				          "warning: %s/%s is passed over: %s", st->dir, e->d_name,
+				          "warning: %s/%s is ignored: %s", st->dir, e->d_name,
 				          why.text);
 				sure &= !kind;
 			}
@@ -266,8 +266,8 @@ store_open(Server *s, const char *dir, int64_t max_bytes, FileStore **out, llmc_
 		return error_set(err, LLMC_E_INPUT, "%s: no folder", dir);
 	if (is.st_uid != geteuid() || is.st_mode & 077)
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: others may enter this folder, and what clients have sent "
-		                 "lies there: chmod 700 it, or choose another",
+		                 "%s: other users may read this folder with client data: chmod 700 "
+		                 "it, or choose another",
 		                 dir);
 	if (strlen(dir) + ID_SIZE + 64 > sizeof path)
 		return error_set(err, LLMC_E_INPUT, "%.100s...: the path is too long", dir);
@@ -294,8 +294,8 @@ store_open(Server *s, const char *dir, int64_t max_bytes, FileStore **out, llmc_
 		if (st->lock_fd < 0)
 			status = error_set(err, LLMC_E_IO, "%s: %s", path, strerror(errno));
 		else if (flock(st->lock_fd, LOCK_EX | LOCK_NB) != 0)
-			status =
-			    error_set(err, LLMC_E_INPUT, "%s: another server has this folder", dir);
+			status = error_set(err, LLMC_E_INPUT, "%s: another server uses this folder",
+			                   dir);
 	}
 	if (status == LLMC_OK)
 		status = load(st, err);
@@ -339,9 +339,7 @@ store_of(Req *r, Problem *p)
 {
 	if (r->srv->store)
 		return r->srv->store;
-	problem(p, 404, NULL,
-	        "This server keeps no files: start it with --batch-dir, the folder that they shall "
-	        "lie in.");
+	problem(p, 404, NULL, "This server stores no files: start it with --batch-dir FOLDER.");
 	p->code = "files_not_kept";
 	return NULL;
 }

@@ -58,7 +58,7 @@ read_upload(Req *r, MultipartPart *file, Problem *p)
 		}
 	}
 	if (more < 0)
-		return problem(p, 400, NULL, "The body is no whole multipart/form-data.");
+		return problem(p, 400, NULL, "The body is not complete multipart/form-data.");
 	if (!has_file || !has_purpose) {
 		const char *what = has_file ? "purpose" : "file";
 		problem(p, 400, what, "Missing required parameter: '%s'.", what);
@@ -87,9 +87,9 @@ write_upload(const FileStore *st, const StoredFile *f, const char *data, Problem
 		return true;
 	unlink(path);
 	unlink(meta);
-	serve_log(st->srv, LLMC_LOG_WARNING, "a file of a client is not kept: %s",
+	serve_log(st->srv, LLMC_LOG_WARNING, "an uploaded file could not be saved: %s",
 	          err.text[0] ? err.text : "out of memory");
-	problem(p, 507, NULL, "The server's disk does not take the file.");
+	problem(p, 507, NULL, "The file could not be written to the server's disk.");
 	p->code = "storage_full";
 	return false;
 }
@@ -118,8 +118,8 @@ files_upload(Req *r)
 		pthread_mutex_unlock(&st->lock);
 		if (!room) {
 			problem(&p, 507, NULL,
-			        "The files of this server's clients, or those of this key, have no "
-			        "room for %lld bytes more (--batch-dir-size): delete some.",
+			        "%lld more bytes exceed the space of this server's files or of "
+			        "this key (--batch-dir-size): delete some files.",
 			        (long long)f.bytes);
 			p.code = "storage_full";
 		} else {
@@ -253,7 +253,7 @@ files_delete(Req *r)
 			no_file(&p, r->tail);
 		} else if (in_use(st, f->id)) {
 			problem(&p, 409, NULL,
-			        "A batch that has not ended reads this file: cancel it first.");
+			        "An unfinished batch uses this file: cancel the batch first.");
 			p.code = "file_in_use";
 		} else {
 			for (int i = 0; i < 2; i++) {

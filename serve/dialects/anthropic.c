@@ -82,12 +82,12 @@ block_fault(Problem *p, const char *where, PartFault fault, size_t at, const cha
 		        got);
 	else if (fault == PART_TYPE)
 		problem(p, 400, where,
-		        "%s.%zu: content of type '%.40s' is not supported: this server reads text "
-		        "only.",
+		        "%s.%zu: content of type '%.40s' is not supported: this server accepts "
+		        "text only.",
 		        where, at, got);
 	else
-		problem(p, 400, where, "%s.%zu: expected a text that is a string, but got %s.",
-		        where, at, got);
+		problem(p, 400, where, "%s.%zu: expected 'text' to be a string, but got %s.", where,
+		        at, got);
 }
 
 static bool
@@ -282,7 +282,7 @@ translate(const json_t *in, bool counting, Problem *p)
 		return NULL;
 	}
 	if (!counting && !json_is_integer(json_object_get(in, "max_tokens"))) {
-		problem(p, 400, "max_tokens", "max_tokens: a whole number is required.");
+		problem(p, 400, "max_tokens", "max_tokens: an integer is required.");
 		goto fail;
 	}
 	if (stop && !json_is_null(stop) && !json_is_array(stop)) {

@@ -45,10 +45,10 @@ content_text(const json_t *content, size_t at, const char *role, bool may_be_nul
 		if (strcmp(type, "refusal") == 0 && strcmp(role, "assistant") == 0)
 			text = json_object_get(part, "refusal");
 		else if (strcmp(type, "text") != 0) {
-			problem(
-			    p, 400, key,
-			    "Content of type '%.40s' is not supported: this model reads text only.",
-			    type);
+			problem(p, 400, key,
+			        "Content of type '%.40s' is not supported: this model accepts text "
+			        "only.",
+			        type);
 			goto out;
 		}
 		if (!json_is_string(text)) {
@@ -69,7 +69,8 @@ out:
 }
 
 json_t *
-parts_text(const json_t *content, const char *where, PartField field, PartTell tell, Problem *p)
+parts_text(const json_t *content, const char *where, PartField field, PartFaultFn report,
+           Problem *p)
 {
 	Strbuf b = { 0 };
 	json_t *part, *out = NULL;
@@ -78,7 +79,7 @@ parts_text(const json_t *content, const char *where, PartField field, PartTell t
 	if (json_is_string(content))
 		return json_incref((json_t *)(uintptr_t)content);
 	if (!json_is_array(content)) {
-		tell(p, where, PART_LIST, 0, json_type_name(content));
+		report(p, where, PART_LIST, 0, json_type_name(content));
 		return NULL;
 	}
 	json_array_foreach ((json_t *)(uintptr_t)content, i, part) {
@@ -88,10 +89,10 @@ parts_text(const json_t *content, const char *where, PartField field, PartTell t
 		if (key && !*key)
 			continue;
 		if (!key || !json_is_string(text)) {
-			tell(p, where, key ? PART_TEXT : PART_TYPE, i,
-			     key    ? json_type_name(text)
-			     : type ? type
-			            : "?");
+			report(p, where, key ? PART_TEXT : PART_TYPE, i,
+			       key    ? json_type_name(text)
+			       : type ? type
+			              : "?");
 			goto out;
 		}
 		strbuf_puts(&b, b.len ? "\n" : "");
@@ -270,11 +271,11 @@ with_tools(ServedModel *model, json_t **messages, json_t *options, char **text, 
 
 	if (!tools_shown(model, *messages, options, *text, *n, &shown, p) || shown)
 		return !p->status;
-	json_t *told = messages_with_tools(model, *messages, tools);
-	if (!told)
+	json_t *extended = messages_with_tools(model, *messages, tools);
+	if (!extended)
 		return problem_memory(p);
 	json_decref(*messages);
-	*messages = told;
+	*messages = extended;
 	free(*text);
 	*text = NULL;
 	return render(model, *messages, options, text, n, p);
@@ -299,7 +300,7 @@ leave_open(const json_t *messages, char *text, size_t *n, Problem *p)
 			return true;
 		}
 	return problem(p, 400, "continue_final_message",
-	               "The last message has no text that could be continued.");
+	               "The last message has no text to continue.");
 }
 
 bool
@@ -327,7 +328,7 @@ chat_render(ServedModel *model, const json_t *o, json_t *tools, char **text, siz
 		               json_is_array(in) ? "an empty array" : json_type_name(in));
 	if (json_object_size(kwargs) > MAX_KWARGS) /* each becomes a variable of the template */
 		return problem(p, 400, "chat_template_kwargs",
-		               "Invalid 'chat_template_kwargs': at most %d are taken, got %zu.",
+		               "Invalid 'chat_template_kwargs': at most %d are allowed, got %zu.",
 		               MAX_KWARGS, json_object_size(kwargs));
 	if (kwargs && !json_is_null(kwargs) && !json_is_object(kwargs))
 		return problem(p, 400, "chat_template_kwargs",
@@ -359,7 +360,8 @@ chat_render(ServedModel *model, const json_t *o, json_t *tools, char **text, siz
 		if (!strcmp(key, "messages") || !strcmp(key, "tools") ||
 		    !strcmp(key, "add_generation_prompt")) {
 			problem(p, 400, "chat_template_kwargs",
-			        "'chat_template_kwargs' cannot set '%s': give it beside them.",
+			        "'chat_template_kwargs' cannot set '%s': pass it as a field of the "
+			        "request.",
 			        key);
 			goto out;
 		}

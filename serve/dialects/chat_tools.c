@@ -104,9 +104,9 @@ read_allowed(const json_t *allowed, ToolUse *use, Problem *p)
 		const json_t *tool = name ? tool_named(use->tools, name) : NULL;
 		if (!tool || json_array_append(some, (json_t *)(uintptr_t)tool) != 0) {
 			json_decref(some);
-			return problem(
-			    p, 400, "tool_choice",
-			    "Invalid 'tool_choice': 'allowed_tools' holds what 'tools' does not.");
+			return problem(p, 400, "tool_choice",
+			               "Invalid 'tool_choice': 'allowed_tools' names a tool that "
+			               "'tools' does not have.");
 		}
 	}
 	json_decref(use->tools);
@@ -394,7 +394,7 @@ force(Generation *g, const ToolUse *use, const llmc_calls *c, Problem *p)
 		if (!text && use->forced)
 			return problem(
 			    p, 400, "tool_choice",
-			    "This model's format of calls is not known: they cannot be forced.");
+			    "This model has no known call format: a call cannot be required.");
 		/* the model makes no calls: its answer is text under the request's constraint, if
 		 * any */
 		if (!text)

@@ -102,7 +102,7 @@ grammar_of(ServedModel *m, llmc_grammar_kind kind, const char *text, size_t n,
 
 	if (!m->back.tok)
 		return problem(p, 400, param,
-		               "This model has no tokenizer: texts cannot be constrained.");
+		               "This model has no tokenizer: its output cannot be constrained.");
 	*out = find(m->grammars, kind, text, n, opt);
 	if (*out)
 		return true;
@@ -320,8 +320,8 @@ grammar_read(Generation *g, const json_t *o, Problem *p)
 		if (which)
 			return problem(
 			    p, 400, fields[i],
-			    "'%s' and '%s' exclude each other: a text has one constraint.", which,
-			    fields[i]);
+			    "'%s' and '%s' exclude each other: a request has one constraint.",
+			    which, fields[i]);
 		which = fields[i];
 	}
 	if (!which)

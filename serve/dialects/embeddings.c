@@ -32,7 +32,7 @@ ids_of(const Generation *g, const json_t *list, SubRequest *sub, Problem *p)
 		if (!json_is_integer(v) || json_integer_value(v) < 0 ||
 		    json_integer_value(v) >= g->model->back.info.vocab)
 			return problem(p, 400, "input",
-			               "Invalid 'input': element %zu is no token id; expected "
+			               "Invalid 'input': element %zu is not a token id; expected "
 			               "integers from 0 to %d.",
 			               i, g->model->back.info.vocab - 1);
 		sub->tok[sub->n_tok++] = (int32_t)json_integer_value(v);
@@ -88,7 +88,7 @@ embeddings_text(const Generation *g, const json_t *v, const char *what, size_t i
 		return false;
 	}
 	if (sub->n_tok == 0)
-		return problem(p, 400, what, "Invalid '%s[%zu]': the text is empty.", what, i);
+		return problem(p, 400, what, "Invalid '%s[%zu]': the input is empty.", what, i);
 	if (sub->n_tok > (size_t)most && !cut)
 		return problem(
 		    p, 400, what,
@@ -126,9 +126,10 @@ read_input(Generation *g, const json_t *v, bool cut, Problem *p)
 	if (n == 0)
 		return problem(p, 400, "input", "Invalid 'input': the array is empty.");
 	if (n > most)
-		return problem(p, 400, "input",
-		               "Invalid 'input': %zu texts in one request, at most %zu are taken.",
-		               n, most);
+		return problem(
+		    p, 400, "input",
+		    "Invalid 'input': %zu inputs in one request, at most %zu are allowed.", n,
+		    most);
 	if (!gen_prompts(g, (int32_t)n, p))
 		return false;
 	for (size_t i = 0; i < n; i++)
@@ -147,7 +148,7 @@ embeddings_pool(Generation *g, const json_t *o, Problem *p)
 
 	if (m->output == LLMC_OUTPUT_LOGITS)
 		return problem(p, 400, "model",
-		               "This model makes text, not embeddings: its checkpoint has no "
+		               "This model generates text, not embeddings: its checkpoint has no "
 		               "pooling. Start the server with --set head.kind=hidden for vectors "
 		               "of its last hidden states.");
 	g->er.pool = m->pool;
@@ -160,8 +161,8 @@ embeddings_pool(Generation *g, const json_t *o, Problem *p)
 		               "Invalid 'pooling': expected 'last', 'mean' or 'cls'.");
 	if (g->er.pool == LLMC_POOL_NONE)
 		return problem(p, 400, "pooling",
-		               "This model does not say how it pools: ask for 'pooling' last, mean "
-		               "or cls, or start the server with --set pool.kind=...");
+		               "This model does not specify its pooling: set 'pooling' to last, "
+		               "mean or cls, or start the server with --set pool.kind=...");
 	return field_bool(o, "normalize", &g->er.normalize, p);
 }
 
@@ -192,8 +193,8 @@ read_embeddings(Generation *g, const json_t *o, const void *ollama, Problem *p)
 		               "Invalid 'encoding_format': expected 'float' or 'base64'.");
 	if (cut && !json_is_null(cut) && (!json_is_integer(cut) || json_integer_value(cut) != -1))
 		return problem(p, 400, "truncate_prompt_tokens",
-		               "Invalid 'truncate_prompt_tokens': expected -1, which cuts a text "
-		               "to the model's context.");
+		               "Invalid 'truncate_prompt_tokens': expected -1, which truncates an "
+		               "input to the model's context.");
 	own->base64 = json_is_string(format) && !strcmp(json_string_value(format), "base64");
 	return read_input(g, json_object_get(o, "input"), json_integer_value(cut) == -1, p);
 }

@@ -172,7 +172,7 @@ done(Generation *g)
 	 * them free */
 	if (g->key_taken)
 		key_give(r->key, g->key_tokens);
-	bool gone = r->gone, told = g->silent || (r->ready && !g->stream);
+	bool gone = r->gone, answered = g->silent || (r->ready && !g->stream);
 	r->n_prompt = n_prompt;
 	r->n_new = n_new;
 	r->t_valid = g->t_valid;
@@ -182,7 +182,7 @@ done(Generation *g)
 	r->finish = g->failed ? "error" : g->n_sub ? llmc_finish_name(g->choice[0].finish) : NULL;
 	if (gone && !g->silent && r->generates)
 		r->slot->metrics.failure[ERR_DROPPED]++;
-	if (!gone && !told && r->generates) {
+	if (!gone && !answered && r->generates) {
 		Metrics *m = &r->slot->metrics;
 		if (g->failed) {
 			if (g->stream) /* a complete answer counts itself */
@@ -198,16 +198,16 @@ done(Generation *g)
 			hist_add(&m->generated, n_new);
 		}
 	}
-	if (!gone && !told && g->n_sub && (!g->failed || g->fail_status != LLMC_E_CANCELLED))
+	if (!gone && !answered && g->n_sub && (!g->failed || g->fail_status != LLMC_E_CANCELLED))
 		g->model->healthy = !g->failed;
 	pthread_mutex_unlock(&s->lock);
-	if (!gone && !told && g->failed) {
+	if (!gone && !answered && g->failed) {
 		problem(&p,
 		        g->fail_status == LLMC_E_CANCELLED || g->fail_status == LLMC_E_MEMORY ? 503
 		                                                                              : 500,
 		        NULL, "%s", g->fail_text);
 		g->dialect->problem(g, &p);
-	} else if (!gone && !told) {
+	} else if (!gone && !answered) {
 		g->dialect->done(g);
 	}
 	if (g->stream && !g->silent)
@@ -298,7 +298,7 @@ gen_start(Generation *g, Problem *p)
 		}
 		if (status == LLMC_OK && (r->gone || s->closing)) {
 			status = LLMC_E_CANCELLED;
-			error_set(&err, status, "the client has gone");
+			error_set(&err, status, "the client has disconnected");
 		}
 		if (status != LLMC_OK) {
 			ok = false;
@@ -448,7 +448,7 @@ gen_event(Server *s, const llmc_event *ev)
 		count(sub, c, ev);
 		if (ev->finish == LLMC_FINISH_CANCEL && !quiet)
 			fail(g, LLMC_E_CANCELLED,
-			     "The request was cut short: the server is shutting down.");
+			     "The request was cancelled: the server is shutting down.");
 		else if (ev->finish == LLMC_FINISH_DEADLINE && !quiet)
 			fail(g, LLMC_E_CANCELLED,
 			     "The request took longer than the server allows (--request-timeout).");
@@ -464,8 +464,8 @@ gen_event(Server *s, const llmc_event *ev)
 	size_t after = gathered(sub, c);
 	if (!quiet && after > before && !req_charge(g->req, after - before))
 		fail(g, LLMC_E_MEMORY,
-		     "The answer has become larger than the server may hold; ask for less, or try "
-		     "again later.");
+		     "The answer exceeds the server's memory limit for requests. Reduce max_tokens "
+		     "or n, or try again later.");
 	if (ev->last) {
 		pthread_mutex_lock(&s->lock);
 		sub->over = true;

@@ -18,7 +18,7 @@ text_field(const json_t *o, const char *key, const char **out, Problem *p)
 		return openai_missing(p, key);
 	if (!json_is_string(v) || !json_string_length(v) ||
 	    strlen(json_string_value(v)) != json_string_length(v))
-		return problem(p, 400, key, "Invalid '%s': expected a text that is not empty.",
+		return problem(p, 400, key, "Invalid '%s': expected a string that is not empty.",
 		               key);
 	*out = json_string_value(v);
 	return true;
@@ -54,7 +54,7 @@ begin(Req *r, const char **name, Problem *p)
 	if (!r->srv->opt.lora_dir)
 		problem(p, 403, NULL,
 		        "Adapters cannot be loaded or unloaded here: start the server with "
-		        "--lora-dir, the folder that they may come from.");
+		        "--lora-dir, the folder that contains them.");
 	else if (sleep_allowed(r, p))
 		o = body_object(&r->body, p);
 	if (o && !text_field(o, "lora_name", name, p)) {
@@ -77,7 +77,7 @@ adapters_load(Req *r)
 	if (o && json_is_string(v) && !(base = models_find(r->srv, json_string_value(v))))
 		models_unknown(r->srv, json_string_value(v), &p);
 	if (o && !p.status && (base->parent || !base->src.adapt))
-		problem(&p, 400, "base_model_name", "The model '%.200s' takes no adapters.",
+		problem(&p, 400, "base_model_name", "The model '%.200s' does not support adapters.",
 		        base->name);
 	if (o && !p.status && text_field(o, "lora_path", &path, &p))
 		dir = allowed(r->srv, path, &p);

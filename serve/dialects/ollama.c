@@ -82,9 +82,8 @@ read_options(const json_t *in, json_t *out, Problem *p)
 		copy_option(o, same[i], out, same[i]);
 	if (most && !json_is_null(most)) {
 		if (!json_is_integer(most) || json_integer_value(most) == 0)
-			return problem(
-			    p, 400, "num_predict",
-			    "options.num_predict: expected a whole number that is not 0");
+			return problem(p, 400, "num_predict",
+			               "options.num_predict: expected an integer other than 0");
 		json_object_set_new(
 		    out, "max_tokens",
 		    json_integer(json_integer_value(most) < 0 ? -1 : json_integer_value(most)));
@@ -190,7 +189,7 @@ chat_body(const json_t *in, Problem *p)
 	json_array_foreach ((json_t *)(uintptr_t)messages, i, m) {
 		if (json_array_size(json_object_get(m, "images")) > 0) {
 			problem(p, 400, "images",
-			        "messages[%zu].images: this model reads text only", i);
+			        "messages[%zu].images: this model accepts text only", i);
 			json_decref(out);
 			return NULL;
 		}

@@ -109,8 +109,8 @@ check_lora(const json_t *o, Problem *p)
 	if (json_array_size(json_object_get(o, "lora")) == 0)
 		return true;
 	return problem(p, 400, "lora",
-	               "'lora' is not supported: an adapter is a model of its own here, at its own "
-	               "scale. Name it in 'model'; GET /v1/models lists them.");
+	               "'lora' is not supported: an adapter has a model name and a scale of its "
+	               "own here. Name it in 'model'; GET /v1/models lists them.");
 }
 
 static bool
@@ -142,8 +142,8 @@ read_stop(Generation *g, const json_t *o, size_t most, Problem *p)
 		if (json_string_length(one) == 0 ||
 		    strlen(json_string_value(one)) != json_string_length(one))
 			return problem(p, 400, "stop",
-			               "Invalid 'stop[%zu]': expected text that is not empty and "
-			               "has no NUL in it.",
+			               "Invalid 'stop[%zu]': expected a string that is not empty "
+			               "and has no NUL.",
 			               i);
 		g->stop[i] = strdup(json_string_value(one));
 		if (!g->stop[i])
@@ -167,7 +167,7 @@ read_stop_tokens(Generation *g, const json_t *o, Problem *p)
 		               json_type_name(v));
 	if (n > MAX_STOP_TOKENS)
 		return problem(p, 400, "stop_token_ids",
-		               "Invalid 'stop_token_ids': at most %d are taken, got %zu.",
+		               "Invalid 'stop_token_ids': at most %d are allowed, got %zu.",
 		               MAX_STOP_TOKENS, n);
 	g->stop_tokens = calloc(n, sizeof *g->stop_tokens);
 	if (!g->stop_tokens)
@@ -202,7 +202,7 @@ read_bias(Generation *g, const json_t *o, Problem *p)
 		    json_type_name(v));
 	if (n > MAX_BIAS)
 		return problem(p, 400, "logit_bias",
-		               "Invalid 'logit_bias': at most %d entries are taken, got %zu.",
+		               "Invalid 'logit_bias': at most %d entries are allowed, got %zu.",
 		               MAX_BIAS, n);
 	g->bias = calloc(n, sizeof *g->bias);
 	if (!g->bias)
@@ -330,7 +330,8 @@ openai_fits(const Generation *g, size_t n_tok, const char *what, Problem *p)
 	int64_t most = m->max_total, new_tokens = g->max_new < 0 ? 1 : g->max_new;
 
 	if (n_tok == 0)
-		return problem(p, 400, what, "The prompt is empty: at least one token is needed.");
+		return problem(p, 400, what,
+		               "The prompt is empty: at least one token is required.");
 	if ((int64_t)n_tok + new_tokens > most || n_tok > (size_t)m->max_input) {
 		if (n_tok > (size_t)m->max_input && (int64_t)n_tok + new_tokens <= most)
 			most = m->max_input;

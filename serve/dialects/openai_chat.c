@@ -125,9 +125,9 @@ begin(const Generation *g, Choice *c)
 static void
 say(const Generation *g, Choice *c, const char *text, size_t n)
 {
-	Strbuf delta = { 0 }, places = { 0 }, *told = g->stream ? &places : &c->col[2];
+	Strbuf delta = { 0 }, places = { 0 }, *logprobs = g->stream ? &places : &c->col[2];
 
-	openai_places_of(c, n, told);
+	openai_places_of(c, n, logprobs);
 	if (!g->stream) {
 		strbuf_add(&c->text, text, n);
 	} else if (n || places.len) {

@@ -21,7 +21,7 @@ ids_of(Generation *g, const json_t *list, SubRequest *sub, Problem *p)
 		if (!json_is_integer(v) || json_integer_value(v) < 0 ||
 		    json_integer_value(v) >= g->model->back.info.vocab)
 			return problem(p, 400, "prompt",
-			               "Invalid 'prompt': element %zu is no token id; expected "
+			               "Invalid 'prompt': element %zu is not a token id; expected "
 			               "integers from 0 to %d.",
 			               i, g->model->back.info.vocab - 1);
 		sub->tok[sub->n_tok++] = (int32_t)json_integer_value(v);
@@ -51,7 +51,7 @@ read_prompt(Generation *g, const json_t *o, Problem *p)
 	    (g->model->back.max_concurrent && n > (size_t)g->model->back.max_concurrent))
 		return problem(
 		    p, 400, "prompt",
-		    "Invalid 'prompt': %zu prompts in one request, at most %d are taken.", n,
+		    "Invalid 'prompt': %zu prompts in one request, at most %d are allowed.", n,
 		    g->model->back.max_concurrent && g->model->back.max_concurrent < MAX_PROMPTS
 		        ? g->model->back.max_concurrent
 		        : MAX_PROMPTS);

@@ -120,8 +120,8 @@ response(const Generation *g, Strbuf *b, const char *status, const Choice *c, co
 }
 
 static void
-told(const Generation *g, const char *type, const char *status, const Choice *c,
-     const Problem *error)
+send_response(const Generation *g, const char *type, const char *status, const Choice *c,
+              const Problem *error)
 {
 	Strbuf b = { 0 };
 
@@ -138,8 +138,8 @@ begin(Generation *g)
 	if (own->started)
 		return;
 	own->started = true;
-	told(g, "response.created", "in_progress", NULL, NULL);
-	told(g, "response.in_progress", "in_progress", NULL, NULL);
+	send_response(g, "response.created", "in_progress", NULL, NULL);
+	send_response(g, "response.in_progress", "in_progress", NULL, NULL);
 }
 
 static bool
@@ -465,8 +465,8 @@ on_done(Generation *g)
 	Strbuf b = { 0 };
 
 	if (g->stream) {
-		told(g, cut ? "response.incomplete" : "response.completed",
-		     cut ? "incomplete" : "completed", c, NULL);
+		send_response(g, cut ? "response.incomplete" : "response.completed",
+		              cut ? "incomplete" : "completed", c, NULL);
 		return;
 	}
 	response(g, &b, cut ? "incomplete" : "completed", c, NULL);
@@ -478,7 +478,7 @@ failed(Generation *g, const Problem *p)
 {
 	if (g->stream) {
 		begin(g);
-		told(g, "response.failed", "failed", &g->choice[0], p);
+		send_response(g, "response.failed", "failed", &g->choice[0], p);
 	} else {
 		req_problem(g->req, p);
 	}

@@ -25,7 +25,7 @@ part_fault(Problem *p, const char *where, PartFault fault, size_t at, const char
 	else if (fault == PART_TYPE)
 		problem(p, 400, where,
 		        "Invalid '%s[%zu]': content of type '%.40s' is not supported, this model "
-		        "reads text only.",
+		        "accepts text only.",
 		        where, at, got);
 	else
 		problem(p, 400, where,

@@ -79,8 +79,8 @@ one_token(const Generation *g, const char *word, int32_t *id, Problem *p)
 	    n == 1)
 		return true;
 	return problem(p, 400, "model",
-	               "This model makes text, and its tokenizer has no token for '%s': it cannot "
-	               "be asked whether a document meets a query.",
+	               "This generative model's tokenizer has no token '%s', so the model cannot "
+	               "score documents.",
 	               word);
 }
 
@@ -96,8 +96,8 @@ read_judge(Generation *g, const json_t *o, Problem *p)
 	                                               : JUDGE_YES;
 	if (own->judge == JUDGE_LABEL && m->out_width != 1)
 		return problem(p, 400, "model",
-		               "This classifier has %d labels: scores of texts take one with a "
-		               "single label. /v1/embeddings has those of all.",
+		               "This classifier has %d labels: scores need a classifier with one "
+		               "label. /v1/embeddings returns those of all labels.",
 		               m->out_width);
 	if (own->judge != JUDGE_YES) {
 		if (!embeddings_pool(g, o, p))
@@ -108,9 +108,9 @@ read_judge(Generation *g, const json_t *o, Problem *p)
 		return true;
 	}
 	if (!g->model->back.tok || !m->has_chat_template)
-		return problem(p, 400, "model",
-		               "This model makes text and has no chat template: it cannot be asked "
-		               "whether a document meets a query.");
+		return problem(
+		    p, 400, "model",
+		    "This generative model has no chat template, so it cannot score documents.");
 	g->er.pool = LLMC_POOL_LAST;
 	g->er.pool_tok = own->yes_no;
 	g->er.n_pool_tok = 2;
@@ -133,8 +133,8 @@ pair_tokens(const Generation *g, const json_t *a, const json_t *b, bool cut, Sub
 	                          &second, &n_second, p);
 	if (ok && (n_first >= most || (n_first + n_second > most && !cut)))
 		ok = problem(p, 400, NULL,
-		             "This model's maximum context length is %zu tokens, the two texts "
-		             "have at least %zu.",
+		             "This model's maximum context length is %zu tokens, query and "
+		             "document have at least %zu.",
 		             most, n_first + n_second);
 	if (ok) {
 		n_second = embeddings_cut(g, LLMC_ADD_SECOND, second, n_second, most - n_first);
@@ -147,7 +147,7 @@ pair_tokens(const Generation *g, const json_t *a, const json_t *b, bool cut, Sub
 		memcpy(sub->tok + n_first, second, n_second * sizeof *second);
 	}
 	if (ok && !sub->n_tok)
-		ok = problem(p, 400, NULL, "Both texts are empty.");
+		ok = problem(p, 400, NULL, "Query and document are empty.");
 	free(first);
 	free(second);
 	return ok;
@@ -181,10 +181,10 @@ question(const Generation *g, const char *instruction, const json_t *a, const js
 	                           &sub->n_tok, p);
 	free(text);
 	if (ok && (!sub->tok || sub->n_tok > most))
-		return problem(
-		    p, 400, NULL,
-		    "This model takes prompts of %zu tokens, query and document have at least %zu.",
-		    most, sub->n_tok);
+		return problem(p, 400, NULL,
+		               "This model accepts prompts of %zu tokens, query and document have "
+		               "at least %zu.",
+		               most, sub->n_tok);
 	return ok;
 }
 
@@ -215,22 +215,22 @@ read_score(Generation *g, const json_t *o, const void *rerank, Problem *p)
 	const bool pairs = own->judge != JUDGE_COSINE;
 	const size_t n_sub = pairs ? m : n + m;
 	if (own->rerank && n != 1)
-		return problem(p, 400, "query",
-		               "Invalid 'query': one text is compared with the documents, got %zu.",
-		               n);
+		return problem(
+		    p, 400, "query",
+		    "Invalid 'query': one query is compared with the documents, got %zu.", n);
 	if (n != 1 && n != m)
 		return problem(p, 400, "text_2",
-		               "'text_1' has %zu texts and 'text_2' %zu: expected as many, or one "
-		               "in 'text_1'.",
+		               "'text_1' has %zu strings and 'text_2' %zu: expected equal numbers, "
+		               "or one in 'text_1'.",
 		               n, m);
 	if (n_sub > embeddings_most(g))
 		return problem(p, 400, two,
-		               "Invalid '%s': %zu texts in one request, at most %zu are taken.",
+		               "Invalid '%s': %zu pairs in one request, at most %zu are allowed.",
 		               two, n_sub, embeddings_most(g));
 	if (cut && !json_is_null(cut) && (!json_is_integer(cut) || json_integer_value(cut) != -1))
 		return problem(p, 400, "truncate_prompt_tokens",
-		               "Invalid 'truncate_prompt_tokens': expected -1, which cuts a text "
-		               "to the model's context.");
+		               "Invalid 'truncate_prompt_tokens': expected -1, which truncates an "
+		               "input to the model's context.");
 	if (task && !json_is_null(task) && !json_is_string(task))
 		return problem(
 		    p, 400, "instruction",
@@ -238,8 +238,8 @@ read_score(Generation *g, const json_t *o, const void *rerank, Problem *p)
 		    json_type_name(task));
 	if (json_is_string(task) && own->judge != JUDGE_YES)
 		return problem(p, 400, "instruction",
-		               "'instruction' is for models that are asked in words: this one was "
-		               "trained on texts as they are.");
+		               "'instruction' is for generative rerankers: this model was trained "
+		               "on inputs without one.");
 	if (json_is_string(task))
 		instruction = json_string_value(task);
 	if (!gen_prompts(g, (int32_t)n_sub, p))

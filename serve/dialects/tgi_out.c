@@ -324,11 +324,11 @@ on_done(Generation *g)
 		sequence_json(g, c, &b);
 		if (g->n > 1) {
 			strbuf_puts(&b, ",\"best_of_sequences\":[");
-			for (int32_t i = 0, told = 0; i < g->n; i++) {
+			for (int32_t i = 0, listed = 0; i < g->n; i++) {
 				if (i == best)
 					continue;
-				strbuf_puts(&b, told++ ? ",{\"generated_text\":"
-				                       : "{\"generated_text\":");
+				strbuf_puts(&b, listed++ ? ",{\"generated_text\":"
+				                         : "{\"generated_text\":");
 				full_text(g, &g->choice[i], &b);
 				strbuf_putc(&b, ',');
 				sequence_json(g, &g->choice[i], &b);

@@ -56,7 +56,8 @@ detokenize_prompt(ServedModel *m, const int32_t *ids, size_t n_ids, char **text,
 		if (status != LLMC_E_RANGE || *n < cap)
 			return status == LLMC_E_MEMORY
 			           ? problem_memory(p)
-			           : problem(p, 400, NULL, "The ids have no text: %s", err.text);
+			           : problem(p, 400, NULL, "The ids cannot be detokenized: %s",
+			                     err.text);
 		cap = *n + 1;
 	}
 }

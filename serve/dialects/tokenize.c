@@ -137,10 +137,11 @@ text_detokenize(Req *r)
 	json_array_foreach (list, i, v) {
 		if (!json_is_integer(v) || json_integer_value(v) < 0 ||
 		    json_integer_value(v) >= llmc_tokenizer_size(m->back.tok)) {
-			problem(&p, 400, "tokens",
-			        "Invalid 'tokens': element %zu is no token id; expected integers "
-			        "from 0 to %d.",
-			        i, llmc_tokenizer_size(m->back.tok) - 1);
+			problem(
+			    &p, 400, "tokens",
+			    "Invalid 'tokens': element %zu is not a token id; expected integers "
+			    "from 0 to %d.",
+			    i, llmc_tokenizer_size(m->back.tok) - 1);
 			goto out;
 		}
 		tok[i] = (int32_t)json_integer_value(v);

@@ -23,14 +23,14 @@ bool chat_render(ServedModel *model, const json_t *body, json_t *tools, char **t
 
 /* Join the text parts of a content (a string or a list of parts) with newlines; returns a new
  * reference. field(type) returns the key that holds a part's text, "" to skip the part, NULL to
- * refuse it; type is NULL if absent. On NULL `tell` has described the fault, or memory is out. got:
- * PART_LIST: JSON type of the content; PART_TYPE: type of part `at`, or "?"; PART_TEXT: JSON type
- * of its text. */
+ * refuse it; type is NULL if absent. On NULL `report` has described the fault, or memory is out.
+ * got: PART_LIST: JSON type of the content; PART_TYPE: type of part `at`, or "?"; PART_TEXT: JSON
+ * type of its text. */
 typedef enum PartFault { PART_LIST, PART_TYPE, PART_TEXT } PartFault;
 typedef const char *(*PartField)(const char *type);
-typedef void (*PartTell)(Problem *p, const char *where, PartFault fault, size_t at,
-                         const char *got);
-json_t *parts_text(const json_t *content, const char *where, PartField field, PartTell tell,
+typedef void (*PartFaultFn)(Problem *p, const char *where, PartFault fault, size_t at,
+                            const char *got);
+json_t *parts_text(const json_t *content, const char *where, PartField field, PartFaultFn report,
                    Problem *p);
 
 #endif

@@ -188,13 +188,13 @@ key_take(ApiKey *k, int64_t tokens, Problem *p)
 {
 	if (k->max_requests && k->requests >= k->max_requests)
 		problem(p, 429, NULL,
-		        "Rate limit reached: %d requests of this key (%s) are in work, its limit "
+		        "Rate limit reached: %d requests of this key (%s) are in flight, its limit "
 		        "is %d.",
 		        k->requests, k->name, k->max_requests);
 	else if (k->max_tokens && k->tokens + tokens > k->max_tokens)
 		problem(p, 429, NULL,
 		        "Rate limit reached: prompts and answers of this key (%s) may have %lld "
-		        "tokens at once, %lld are in work, this request asks for %lld.",
+		        "tokens at once, %lld are in flight, this request needs %lld.",
 		        k->name, (long long)k->max_tokens, (long long)k->tokens, (long long)tokens);
 	if (p->status) {
 		p->code = "rate_limit_exceeded";

@@ -635,7 +635,7 @@ idle_timeout(const Net *n, const Conn *c, bool pressed)
 static void
 check_clocks(Net *n)
 {
-	static const HttpError late = { 408, "The request did not come to its end in time." };
+	static const HttpError late = { 408, "The request was not complete in time." };
 	ConnList *lists[] = { &n->idle, &n->busy };
 
 	pthread_mutex_lock(&n->s->lock);

@@ -227,7 +227,7 @@ req_head(Req *r, const char *name, const char *fmt, ...)
 }
 
 static const char no_memory[] =
-    "{\"error\":{\"message\":\"The server has no memory left for this answer; try again later.\","
+    "{\"error\":{\"message\":\"The server is out of memory for this answer; try again later.\","
     "\"type\":\"server_error\",\"param\":null,\"code\":null}}";
 
 void
@@ -479,8 +479,9 @@ req_own_page(Req *r, Problem *p)
 
 	if (!origin || r->allow_origin[0] || (own && host && !strcasecmp(own + 3, host)))
 		return true;
-	return problem(p, 403, NULL, "A page of '%.100s' asks for this; --allow-origin lets it.",
-	               origin);
+	return problem(
+	    p, 403, NULL,
+	    "A web page of '%.100s' sent this request. --allow-origin permits its origin.", origin);
 }
 
 /* Admit the request: route, method, key. A refused request has its answer. */
@@ -494,8 +495,8 @@ admit(Req *r)
 
 	if (!host_ok(r)) {
 		problem(&p, 403, NULL,
-		        "The Host '%.100s' is no name of this machine: a web page may have turned "
-		        "its own name into our address. --allow-host lets it in.",
+		        "The Host '%.100s' is not a name of this machine (possible DNS rebinding). "
+		        "--allow-host permits it.",
 		        r->in.host);
 		p.code = "host_not_allowed";
 		req_problem(r, &p);
@@ -553,7 +554,7 @@ dispatch(Req *r)
 	if (r->too_large) {
 		problem(&p, 413, NULL, "The body is larger than %zu bytes, %s.", body_limit(r),
 		        body_limit(r) == r->srv->max_body ? "the server's --max-body-size"
-		                                          : "the most that a file may have here");
+		                                          : "the limit for files");
 	} else if (r->no_memory) {
 		problem_busy(&p);
 	} else if ((r->route->flags & RT_JSON) && !r->content_json) {

@@ -34,7 +34,7 @@ problem_busy(Problem *p)
 {
 	return problem(
 	    p, 503, NULL,
-	    "The server holds as many bytes of requests and answers as it may; try again later.");
+	    "The server's memory limit for requests and answers is reached; try again later.");
 }
 
 bool

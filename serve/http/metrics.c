@@ -134,7 +134,7 @@ tgi_lines(Strbuf *b, const Metrics *m, const llmc_counts *c, const Backend *back
 		{ "method=\"decode\"", &c->decode_step_s, c->steps - c->prefill_steps },
 	};
 
-	head(b, "tgi_request_count", "counter", "Requests to generate.");
+	head(b, "tgi_request_count", "counter", "Generation requests.");
 	line(b, "tgi_request_count", "", "", (double)m->requests);
 	head(b, "tgi_request_success", "counter", "Requests answered in full.");
 	line(b, "tgi_request_success", "", "", (double)m->success);
@@ -150,19 +150,19 @@ tgi_lines(Strbuf *b, const Metrics *m, const llmc_counts *c, const Backend *back
 	for (int k = 0; k < 3; k++) {
 		head(b, steps[k], "counter",
 		     k == 0   ? "Steps of the model."
-		     : k == 1 ? "Steps that worked."
+		     : k == 1 ? "Steps that succeeded."
 		              : "Steps that failed.");
 		for (int i = 0; i < 2; i++)
 			line(b, steps[k], "", step[i].label, k == 2 ? 0 : (double)step[i].n);
 	}
-	head(b, "tgi_batch_concat", "counter", "Starts of waiting requests beside running ones.");
+	head(b, "tgi_batch_concat", "counter", "Starts of waiting requests while others run.");
 	line(b, "tgi_batch_concat", "", "reason=\"backpressure\"", (double)c->start_size.n);
 	line(b, "tgi_batch_concat", "", "reason=\"wait_exceeded\"", 0);
-	head(b, "tgi_queue_size", "gauge", "Requests that wait.");
+	head(b, "tgi_queue_size", "gauge", "Waiting requests.");
 	line(b, "tgi_queue_size", "", "", c->waiting);
 	head(b, "tgi_batch_current_size", "gauge", "Sequences in the batch.");
 	line(b, "tgi_batch_current_size", "", "", c->running);
-	head(b, "tgi_batch_current_max_tokens", "gauge", "Tokens that the batch may grow to.");
+	head(b, "tgi_batch_current_max_tokens", "gauge", "Tokens that the batch may reach.");
 	line(b, "tgi_batch_current_max_tokens", "", "", (double)c->batch_max_tokens);
 	head(b, "tgi_batch_max_total_tokens", "gauge", "The batch's token budget.");
 	line(b, "tgi_batch_max_total_tokens", "", "",
@@ -175,8 +175,8 @@ tgi_lines(Strbuf *b, const Metrics *m, const llmc_counts *c, const Backend *back
 	hist(b, "tgi_request_mean_time_per_token_duration", "Seconds per new token.",
 	     &m->per_token);
 	hist(b, "tgi_request_input_length", "Tokens of prompts.", &m->input_length);
-	hist(b, "tgi_request_max_new_tokens", "New tokens asked for.", &m->max_new);
-	hist(b, "tgi_request_generated_tokens", "New tokens made.", &m->generated);
+	hist(b, "tgi_request_max_new_tokens", "New tokens requested.", &m->max_new);
+	hist(b, "tgi_request_generated_tokens", "New tokens generated.", &m->generated);
 	head(b, "tgi_batch_next_size", "histogram", "Requests that started together.");
 	engine_lines(b, "tgi_batch_next_size", "", &c->start_size, true);
 	head(b, "tgi_batch_inference_duration", "histogram", "Seconds of a step.");
@@ -196,7 +196,7 @@ adapter_lines(Strbuf *b, Server *s, const Slot *t, int places, const char *label
 	int n = models_number(s), names = 0;
 
 	head(b, "vllm:lora_requests_info", "gauge",
-	     "Adapters that requests run on and wait for; the value is the time.");
+	     "Adapters that requests use and wait for; the value is the time.");
 	for (int i = 0; i < n && !t->parent; i++) {
 		Slot *a = s->slot[i];
 		llmc_counts c = LLMC_INIT(llmc_counts);
@@ -246,12 +246,12 @@ vllm_lines(Strbuf *b, Server *s, const Slot *t, const char *state, const Metrics
 		double x;
 	} one[] = {
 		{ "vllm:num_requests_running", "gauge", "Sequences in the batch.", c->running },
-		{ "vllm:num_requests_waiting", "gauge", "Requests that wait.",
+		{ "vllm:num_requests_waiting", "gauge", "Waiting requests.",
 		  c->waiting + c->preempted },
-		{ "vllm:kv_cache_usage_perc", "gauge", "Share of the KV pages in use, 1 is all.",
+		{ "vllm:kv_cache_usage_perc", "gauge", "Fraction of the KV pages in use.",
 		  pages > 0 ? (double)c->kv_pages_used / pages : 0 },
 		{ "vllm:gpu_cache_usage_perc", "gauge",
-		  "The same, by the name that older routers read.",
+		  "The same under the name that older routers read.",
 		  pages > 0 ? (double)c->kv_pages_used / pages : 0 },
 		{ "vllm:prompt_tokens_total", "counter", "Tokens of prompts.",
 		  (double)c->prompt_tokens },
@@ -260,23 +260,23 @@ vllm_lines(Strbuf *b, Server *s, const Slot *t, const char *state, const Metrics
 		  (double)c->preemptions },
 		{ "vllm:prefix_cache_queries_total", "counter",
 		  "Prompt tokens looked up in the prefix cache.", (double)c->prefix_queries },
-		{ "vllm:prefix_cache_hits_total", "counter", "Prompt tokens found there.",
-		  (double)c->prefix_hits },
-		{ "vllm:gpu_prefix_cache_queries_total", "counter", "The same, by the older name.",
-		  (double)c->prefix_queries },
-		{ "vllm:gpu_prefix_cache_hits_total", "counter", "The same, by the older name.",
+		{ "vllm:prefix_cache_hits_total", "counter",
+		  "Prompt tokens found in the prefix cache.", (double)c->prefix_hits },
+		{ "vllm:gpu_prefix_cache_queries_total", "counter",
+		  "The same under the older name.", (double)c->prefix_queries },
+		{ "vllm:gpu_prefix_cache_hits_total", "counter", "The same under the older name.",
 		  (double)c->prefix_hits },
 		{ "vllm:gpu_prefix_cache_hit_rate", "gauge",
-		  "Hits of queries, as older routers read it.",
+		  "Prefix cache hit rate, for older routers.",
 		  c->prefix_queries ? (double)c->prefix_hits / (double)c->prefix_queries : 0 },
 		{ "llmc:host_cache_usage_perc", "gauge",
-		  "Share of the KV pages in host memory in use, 1 is all.",
+		  "Fraction of the KV pages in host memory in use.",
 		  c->host_pages_total ? (double)c->host_pages_used / (double)c->host_pages_total
 		                      : 0 },
 		{ "llmc:host_cache_out_tokens_total", "counter",
 		  "Tokens of KV pages copied to host memory.", (double)c->host_out },
 		{ "llmc:host_cache_in_tokens_total", "counter",
-		  "Tokens of KV pages copied back from there.", (double)c->host_in },
+		  "Tokens of KV pages copied back from host memory.", (double)c->host_in },
 		{ "vllm:external_prefix_cache_hits_total", "counter",
 		  "Prompt tokens read from prefix pages on disk.", (double)c->prefix_read },
 		{ "llmc:prefix_dir_written_tokens_total", "counter",
@@ -285,18 +285,18 @@ vllm_lines(Strbuf *b, Server *s, const Slot *t, const char *state, const Metrics
 		  "Tokens of prefix pages on disk that were damaged, and deleted.",
 		  (double)c->prefix_wrong },
 		{ "vllm:spec_decode_num_drafts_total", "counter",
-		  "Steps of a sequence with tokens guessed ahead.", (double)c->drafts },
-		{ "vllm:spec_decode_num_draft_tokens_total", "counter", "Guessed tokens that ran.",
+		  "Verified drafts, one per sequence and step.", (double)c->drafts },
+		{ "vllm:spec_decode_num_draft_tokens_total", "counter", "Draft tokens verified.",
 		  (double)c->drafted },
-		{ "vllm:spec_decode_num_accepted_tokens_total", "counter",
-		  "Of them those that came true.", (double)c->accepted },
+		{ "vllm:spec_decode_num_accepted_tokens_total", "counter", "Draft tokens accepted.",
+		  (double)c->accepted },
 	};
 	for (size_t i = 0; i < sizeof one / sizeof *one; i++) {
 		head(b, one[i].name, one[i].kind, one[i].help);
 		line(b, one[i].name, "", l, one[i].x);
 	}
 	head(b, "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
-	     "The same by place behind the last token.");
+	     "Draft tokens accepted, by position in the draft.");
 	for (int i = 0; i < LLMC_MAX_SPECULATE; i++)
 		strbuf_printf(
 		    b,
@@ -314,7 +314,7 @@ vllm_lines(Strbuf *b, Server *s, const Slot *t, const char *state, const Metrics
 	strbuf_printf(b, "vllm:engine_sleep_state{%s,sleep_state=\"discard_all\"} %d\n", l,
 	              strcmp(state, "loaded") != 0);
 	adapter_lines(b, s, t, back->places, l);
-	head(b, "vllm:request_success_total", "counter", "Choices that ended, by reason.");
+	head(b, "vllm:request_success_total", "counter", "Finished choices, by reason.");
 	static const char *const reason[] = { "stop", "length", "abort", "error" };
 	double ended[] = { (double)(c->finished[LLMC_FINISH_EOS] + c->finished[LLMC_FINISH_STOP] +
 		                    c->finished[LLMC_FINISH_TOKEN]),
@@ -335,7 +335,7 @@ vllm_lines(Strbuf *b, Server *s, const Slot *t, const char *state, const Metrics
 		{ "vllm:inter_token_latency_seconds", "Seconds between tokens.", &c->inter_token_s,
 		  false },
 		{ "vllm:time_per_output_token_seconds",
-		  "Seconds between tokens, by the older name.", &c->inter_token_s, false },
+		  "Seconds between tokens, under the older name.", &c->inter_token_s, false },
 		{ "vllm:e2e_request_latency_seconds", "Seconds from arrival to the end.",
 		  &c->request_s, false },
 		{ "vllm:request_queue_time_seconds", "Seconds in the queue.", &c->queue_s, false },
@@ -346,7 +346,7 @@ vllm_lines(Strbuf *b, Server *s, const Slot *t, const char *state, const Metrics
 		{ "vllm:request_prompt_tokens", "Tokens of a prompt.", &c->request_prompt, true },
 		{ "vllm:request_generation_tokens", "New tokens of a request.", &c->request_new,
 		  true },
-		{ "vllm:request_max_num_generation_tokens", "New tokens asked for.",
+		{ "vllm:request_max_num_generation_tokens", "New tokens requested.",
 		  &c->request_max_new, true },
 		{ "vllm:request_params_max_tokens", "max_tokens of requests.", &c->request_max_new,
 		  true },

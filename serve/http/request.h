@@ -136,7 +136,7 @@ const char *req_header(Req *r, const char *name);
 /* Refuse requests from web pages of other origins: browsers send some requests without a preflight.
  * False with a Problem. */
 bool req_own_page(Req *r, Problem *p);
-/* load_report.c: append the load header, if the request asks for it */
+/* load_report.c: append the load header, if the request has the header for it */
 void load_header(Req *r, Strbuf *b);
 extern const char type_json[], type_text[], type_sse[], type_html[];
 

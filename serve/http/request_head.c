@@ -48,8 +48,8 @@ head_span(const char *s, size_t n, size_t seen, HttpError *e)
 		    (i && s[i - 1] == '\r' && c != '\n')) {
 			refuse(e, 400,
 			       s[0] == 22
-			           ? "This is a server of plain HTTP, and TLS was spoken to it."
-			           : "There is a control character in the request's head.");
+			           ? "This server speaks plain HTTP, but the client sent TLS."
+			           : "The request's head contains a control character.");
 			return -1;
 		}
 	}
@@ -102,7 +102,7 @@ request_line(char *s, HttpHead *h, char **authority, HttpError *e)
 		if ((unsigned char)*c <= 32 || (unsigned char)*c >= 127)
 			return refuse(
 			    e, 400,
-			    "There is a character in the address that must be written as %XX.");
+			    "The address contains a character that must be written as %XX.");
 	if (strlen(target) > HEAD_TARGET_MAX)
 		return refuse(e, 414, "The address is longer than 8192 bytes.");
 	if (strncasecmp(target, "http://", 7) ==
@@ -134,9 +134,9 @@ request_line(char *s, HttpHead *h, char **authority, HttpError *e)
 		int hi = hex((unsigned char)c[1]), lo = hi < 0 ? -1 : hex((unsigned char)c[2]);
 		if (lo < 0 || hi + lo == 0)
 			return refuse(e, 400,
-			              lo < 0 ? "There is a '%' in the address that two hexadecimal "
-			                       "digits do not follow."
-			                     : "There is a NUL in the address.");
+			              lo < 0 ? "The address contains a '%' without two hexadecimal "
+			                       "digits after it."
+			                     : "The address contains a NUL.");
 		*to++ = (char)(hi << 4 | lo);
 		c += 2;
 	}
@@ -185,8 +185,7 @@ meaning(HttpHead *h, const char *authority, HttpError *e)
 		} else if (strcasecmp(name, "Expect") == 0) {
 			if (strcasecmp(value, "100-continue") != 0)
 				return refuse(e, 417,
-				              "The only thing that can be expected of this server "
-				              "is '100-continue'.");
+				              "The only supported expectation is '100-continue'.");
 			h->expect = !h->http10;
 		}
 	}
@@ -208,17 +207,15 @@ meaning(HttpHead *h, const char *authority, HttpError *e)
 		if (h->http10)
 			return refuse(e, 400, "HTTP/1.0 has no Transfer-Encoding.");
 		if (strcasecmp(coding, "chunked") != 0)
-			return refuse(
-			    e, 501,
-			    "The only Transfer-Encoding that this server reads is 'chunked'.");
+			return refuse(e, 501, "The only supported Transfer-Encoding is 'chunked'.");
 		h->chunked = true;
 	}
 	if (length) {
 		if (!*length || length[strspn(length, "0123456789")])
-			return refuse(e, 400, "The Content-Length is not a whole number.");
+			return refuse(e, 400, "The Content-Length is not a non-negative integer.");
 		for (; *length; length++) {
 			if (h->length > (uint64_t)1 << 58)
-				return refuse(e, 413, "The Content-Length is beyond all bounds.");
+				return refuse(e, 413, "The Content-Length is too large.");
 			h->length = 10 * h->length + (uint64_t)(*length - '0');
 		}
 	}
@@ -306,7 +303,7 @@ framing(HttpBody *b, unsigned char c, HttpError *e)
 		if (digit < 0 && (b->line == 0 || (c != '\r' && c != ';' && c != ' ' && c != '\t')))
 			return refuse(e, 400, "The size of a chunk is not a hexadecimal number.");
 		if (digit >= 0 && b->left >> 40)
-			return refuse(e, 413, "A chunk's size is beyond all bounds.");
+			return refuse(e, 413, "A chunk's size is too large.");
 		if (digit >= 0)
 			b->left = b->left << 4 | (unsigned)digit;
 		else
@@ -315,8 +312,7 @@ framing(HttpBody *b, unsigned char c, HttpError *e)
 	}
 	case BODY_EXTENSION:
 		if ((c < 32 && c != '\r' && c != '\t') || c == 127)
-			return refuse(e, 400,
-			              "There is a control character in a chunk's extension.");
+			return refuse(e, 400, "A chunk's extension contains a control character.");
 		if (c == '\r')
 			b->at = BODY_SIZE_LF;
 		break;
@@ -338,17 +334,14 @@ framing(HttpBody *b, unsigned char c, HttpError *e)
 		return true;
 	case BODY_TRAILER:
 		if ((c < 32 && c != '\r' && c != '\n' && c != '\t') || c == 127)
-			return refuse(e, 400,
-			              "There is a control character behind the last chunk.");
+			return refuse(e, 400, "The trailer contains a control character.");
 		if ((c == '\n') != ((b->last & 255) == '\r'))
-			return refuse(e, 400,
-			              "A line behind the last chunk does not end with CR LF.");
+			return refuse(e, 400, "A line of the trailer does not end with CR LF.");
 		b->last = b->last << 8 | c;
 		if (b->last == 0x0d0a0d0a)
 			b->at = BODY_OVER;
 		else if (++b->line > TRAILER_MAX)
-			return refuse(e, 431,
-			              "There are more than 8192 bytes behind the last chunk.");
+			return refuse(e, 431, "The trailer is longer than 8192 bytes.");
 		return true;
 	case BODY_PLAIN:
 	case BODY_CHUNK:

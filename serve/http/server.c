@@ -46,7 +46,7 @@ listen_on(Server *s, llmc_error *err)
 		freeaddrinfo(list);
 		return error_set(err, LLMC_E_INPUT,
 		                 "host %s is reachable from other machines: set an API key "
-		                 "(--api-key), or allow anybody with --allow-remote",
+		                 "(--api-key), or allow access without a key (--allow-remote)",
 		                 host);
 	}
 	int fd = socket(list->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), on = 1;

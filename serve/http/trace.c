@@ -24,7 +24,7 @@ struct Trace {
 	Server *server;
 	char host[256], port[8], path[256];
 	pthread_t thread;
-	bool has_thread, told; /* told: a failure was logged; used by the thread only */
+	bool has_thread, reported; /* reported: a failure was logged; used by the thread only */
 	pthread_mutex_t lock;
 	pthread_cond_t work;
 	/* protected by lock */
@@ -256,13 +256,13 @@ tell(Trace *t, TraceSpan *list)
 	strbuf_puts(&b, "]}]}]}");
 	int status = b.failed ? 0 : post(t, &b);
 	bool ok = status >= 200 && status < 300;
-	if (!ok && !t->told && status)
+	if (!ok && !t->reported && status)
 		serve_log(t->server, LLMC_LOG_WARNING,
 		          "traces: %s:%s answers %d; spans are dropped", t->host, t->port, status);
-	else if (!ok && !t->told)
+	else if (!ok && !t->reported)
 		serve_log(t->server, LLMC_LOG_WARNING,
 		          "traces: %s:%s cannot be reached; spans are dropped", t->host, t->port);
-	t->told = !ok;
+	t->reported = !ok;
 	strbuf_release(&b);
 }
 
@@ -309,7 +309,8 @@ trace_open(Server *s, const char *url, Trace **out, llmc_error *err)
 	if (!n || n > 255 || (*at == ':' && (digits < 1 || digits > 5)) || (*end && *end != '/') ||
 	    strlen(end) > 255 || strpbrk(end, " \r\n"))
 		return error_set(err, LLMC_E_INPUT,
-		                 "traces go to a URL as http://127.0.0.1:4318, found %.100s", url);
+		                 "traces need a URL such as http://127.0.0.1:4318, found %.100s",
+		                 url);
 	Trace *t = calloc(1, sizeof *t);
 	if (!t)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
@@ -325,7 +326,7 @@ trace_open(Server *s, const char *url, Trace **out, llmc_error *err)
 	t->has_thread = pthread_create(&t->thread, NULL, run, t) == 0;
 	if (!t->has_thread) {
 		trace_close(t);
-		return error_set(err, LLMC_E_MEMORY, "no thread for traces");
+		return error_set(err, LLMC_E_MEMORY, "the thread for traces could not be started");
 	}
 	*out = t;
 	return LLMC_OK;

@@ -42,8 +42,8 @@ handle(Server *s, Req *r)
 
 	if (cost > s->max_held)
 		problem(&p, 413, NULL,
-		        "The body has too many values for this server: reading it would take %zu "
-		        "bytes of memory.",
+		        "The body has too many values for this server: parsing it needs %zu bytes "
+		        "of memory.",
 		        cost);
 	else if (!req_charge(r, cost))
 		problem_busy(&p);

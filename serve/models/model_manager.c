@@ -174,7 +174,7 @@ refuse(Server *s, Slot *t, const Problem *p)
 static void
 too_large(const Server *s, const Slot *t, int64_t need, Problem *p)
 {
-	problem(p, 503, "model", "The model '%.200s' needs %.2f GiB, and --memory allows %.2f GiB.",
+	problem(p, 503, "model", "The model '%.200s' needs %.2f GiB, but --memory allows %.2f GiB.",
 	        t->name, (double)need / 1073741824.0, (double)s->opt.memory_bytes / 1073741824.0);
 	p->code = "model_too_large";
 }
@@ -382,9 +382,9 @@ reload_one(Server *s)
 			return end_one(s);
 		if (room == ROOM_NO) {
 			problem(&p, 503, "model",
-			        "The model '%.200s' needs %.2f GiB beside what is in use, and "
-			        "--memory allows %.2f GiB: the one in service stays. "
-			        "POST /sleep first, to load it in the place of the old one.",
+			        "The model '%.200s' needs %.2f GiB in addition to those in use, "
+			        "but --memory allows %.2f GiB: the old one stays in service. POST "
+			        "/sleep first, then load the new one.",
 			        t->name, (double)bytes / 1073741824.0,
 			        (double)s->opt.memory_bytes / 1073741824.0);
 			p.code = "model_too_large";
@@ -393,8 +393,8 @@ reload_one(Server *s)
 	if (status == LLMC_OK && !p.status && !asleep)
 		status = open_slot(s, t, bytes, &m, &err);
 	if (status != LLMC_OK && !p.status) {
-		problem(&p, 400, "model", "The model '%.200s' cannot be read again%s: %.700s",
-		        t->name, t->model ? ", what was in service stays" : "", err.text);
+		problem(&p, 400, "model", "The model '%.200s' cannot be reloaded%s: %.700s",
+		        t->name, t->model ? ", the old one stays in service" : "", err.text);
 		p.code = "model_not_loaded";
 	}
 	if (m) {
@@ -512,7 +512,8 @@ adapt_one(Server *s)
 		to = put_slot(s, t, &old);
 		status = to ? try_open(s, to, &err)
 		            : error_set(&err, LLMC_E_FULL,
-		                        "a server has at most %d names in its life", MAX_MODELS);
+		                        "a server has at most %d model names in its lifetime",
+		                        MAX_MODELS);
 	}
 	if (status == LLMC_OK) {
 		to->removed = false;

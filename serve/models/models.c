@@ -428,9 +428,9 @@ models_open(Server *s, const SlotInit *init, int n, llmc_error *err)
 		SlotInit one = init[at];
 		Slot *t = NULL;
 		ServedModel *m = NULL;
-		status = at < MAX_MODELS
-		             ? slot_new(s, &one, &t, err)
-		             : error_set(err, LLMC_E_INPUT, "more than %d models", MAX_MODELS);
+		status = at < MAX_MODELS ? slot_new(s, &one, &t, err)
+		                         : error_set(err, LLMC_E_INPUT,
+		                                     "a server has at most %d models", MAX_MODELS);
 		for (int k = 0; k < at && status == LLMC_OK; k++)
 			if (slot_is_named(s->slot[k]->name, t->name) ||
 			    slot_is_named(t->name, s->slot[k]->name))

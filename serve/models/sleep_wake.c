@@ -14,7 +14,7 @@ sleep_allowed(Req *r, Problem *p)
 	if (r->key)
 		return problem(
 		    p, 403, NULL,
-		    "A key of --keys cannot do this: it takes the server's own, --api-key.");
+		    "A key of --keys must not do this: use the server's own key (--api-key).");
 	return req_own_page(r, p);
 }
 
@@ -42,13 +42,14 @@ one(Req *r, Problem *p)
 	Slot *t = sleep_allowed(r, p) ? slot_of_query(r, p) : NULL;
 
 	if (!t && !p->status && models_number(r->srv) > 1)
-		problem(p, 400, "model", "This server has several models: say which, ?model=NAME.");
+		problem(p, 400, "model",
+		        "This server has several models: select one with ?model=NAME.");
 	else if (!t && !p->status)
 		t = r->srv->slot[0];
 	if (t && !t->src.open)
 		problem(p, 400, "model",
-		        "The program that opened the model '%.200s' keeps it: it cannot be closed "
-		        "and opened here.",
+		        "The model '%.200s' is managed by the program that opened it: it cannot be "
+		        "reloaded here.",
 		        t->name);
 	return p->status ? NULL : t;
 }
@@ -62,13 +63,14 @@ sleep_begin(Req *r)
 	head_query(&r->in, "level", level, sizeof level);
 	if (strcmp(level, "1") != 0 && strcmp(level, "2") != 0)
 		problem(&p, 400, "level",
-		        "Invalid 'level': expected 1 or 2, which are the same here.");
+		        "Invalid 'level': expected 1 or 2, which have the same effect.");
 	Slot *t = !p.status && sleep_allowed(r, &p) ? slot_of_query(r, &p) : NULL;
 	Slot *first = t ? t : r->srv->slot[0];
 	if (!p.status && !first->src.open)
-		problem(&p, 400, "model",
-		        "The program that opened the model '%.200s' keeps it: it cannot sleep.",
-		        first->name);
+		problem(
+		    &p, 400, "model",
+		    "The model '%.200s' is managed by the program that opened it: it cannot sleep.",
+		    first->name);
 	r->all_models = !t;
 	if (p.status)
 		req_problem(r, &p);

@@ -18,7 +18,7 @@ answer(Req *r, const char *path, const char *type)
 
 	if (!data) {
 		Problem p;
-		problem(&p, 404, NULL, "There is no %s here.", r->path);
+		problem(&p, 404, NULL, "%s does not exist.", r->path);
 		req_problem(r, &p);
 		return;
 	}

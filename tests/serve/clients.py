@@ -1,9 +1,10 @@
-"""Libraries that people put on top of OpenAI's interface, unmodified, against a server: typed answers and loops of tools. Runs in the environment of `tools/venv.sh clients`;
-test_clients.py starts it.
+"""Tests of libraries on top of OpenAI's interface, unmodified: typed answers and tool loops. Runs
+in the environment of `tools/venv.sh clients`; test_clients.py starts it.
 
-    clients.py URL MODEL NAME...     names of the functions below; a line for each, and exit 1 when one failed
+    clients.py URL MODEL NAME...     names of the functions below; prints one line per function, exits with 1 if one failed
 
-What is asked for is held by grammars, so that any model's answers pass: texts of bounded length, the second turn of a loop one of a choice.
+Grammars constrain the answers, so that any model passes: strings of bounded length, and a
+choice in the second turn of a loop.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ HOST, MODEL = sys.argv[1], sys.argv[2]
 URL = HOST + "/v1"
 ASK = "Tell me of Paris."
 DONE = "It is sunny."
-LAST = {"structured_outputs": {"choice": [DONE]}}  # where no call is forced
+LAST = {"structured_outputs": {"choice": [DONE]}}  # for turns in which no call is required
 
 
 class City(BaseModel):
@@ -70,7 +71,7 @@ def langchain():
         assert isinstance(
             list(model().with_structured_output(City, method=method).stream(ASK))[-1], City
         ), method
-    # any object: whether it is a City is the model's affair
+    # any object: whether it is a City is up to the model
     raw = (
         model()
         .with_structured_output(City, method="json_mode", include_raw=True)
@@ -212,7 +213,7 @@ def llama_index():
         assert isinstance(
             model(**more).structured_predict(City, PromptTemplate("{ask}"), ask=ASK), City
         ), more
-    # what streams in pieces, where a call is forced
+    # streams when a call is required
     llm, last = model(is_function_calling_model=True), None
     for last in llm.stream_chat_with_tools(
         [FunctionTool.from_defaults(fn=City, name="City", fn_schema=City)],

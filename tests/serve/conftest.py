@@ -1,5 +1,6 @@
-"""Servers for the tests of this folder: the real one on a tiny model and on SmolLM2, and the HTTP part alone over a
-false engine. Ports are chosen by the kernel."""
+"""Servers for the tests of this folder: the real one on a tiny model and on SmolLM2, and the HTTP
+layer over a fake engine. The kernel chooses the ports.
+"""
 
 import contextlib
 import os
@@ -59,7 +60,7 @@ def smol(serve):
 
 @pytest.fixture(scope="session")
 def fake_binary():
-    """The false engine's server, built against the library as it is."""
+    """The server with the fake engine, built against the current library."""
     out = os.path.join(BUILD, "serve", "fake_server")
     os.makedirs(os.path.dirname(out), exist_ok=True)
     packages = subprocess.run(
@@ -97,7 +98,7 @@ def fake_binary():
 
 @pytest.fixture(scope="session")
 def fake(fake_binary, tiny_folder, tmp_path_factory):
-    """fake(step_ms=2, ...): a running server over a false engine that repeats its prompts."""
+    """fake(step_ms=2, ...): a running server over a fake engine that repeats its prompts."""
 
     @contextlib.contextmanager
     def start(limit=None, **options):
@@ -113,7 +114,9 @@ def fake(fake_binary, tiny_folder, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def everything(serve, tmp_path_factory):
-    """everything(header_timeout_s=2, ...): the real engine with all on that a server may have, by the options of `fake` and the same name."""
+    """everything(header_timeout_s=2, ...): the real engine with all features enabled; takes
+    the options of `fake`.
+    """
     model = tiny_model.build(tmp_path_factory.mktemp("everything") / "tiny", context=1 << 15)
     theirs = {"max_live": "max-concurrent-requests", "drain_ms": "drain-timeout"}
 

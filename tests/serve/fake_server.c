@@ -1,10 +1,9 @@
-/* The HTTP server over a false engine, for tests that want its clock and its failures in their
- * hand.
+/* HTTP server over a fake engine, for tests that control its speed and its failures.
  *
  *   fake_server [key=value ...]      tokenizer= context= max_live= step_ms= fail_at= hold=1 mortal=1, and options of the server
  *
- * Prints its URL; ends on SIGTERM as llmc serve does, then prints how many requests were left in
- * the engine. SIGUSR1 lets an engine go on that holds, and is the end of one that is mortal. */
+ * Prints its URL. It ends on SIGTERM like llmc serve, then prints the number of requests left in
+ * the engine. SIGUSR1 releases a held engine and fails a mortal one. */
 #include <signal.h>
 #include <stdio.h>
 

@@ -1,4 +1,6 @@
-"""A server process for the tests of this folder, and what it answers. Not in conftest.py: other folders have a module of that name."""
+"""A server process for the tests of this folder, and its answers. Not in conftest.py, because
+other folders have a module of that name.
+"""
 
 import http.client
 import json
@@ -28,14 +30,14 @@ class Answer:
         return json.loads(self.body)
 
     def frames(self):
-        """What the data: lines of an event stream hold."""
+        """Return the data of an event stream."""
         return [line[5:].strip() for line in self.text.split("\n") if line.startswith("data:")]
 
 
 class Server:
     """A process that prints its URL."""
 
-    everything = False  # adapters, guesses, files of prompts: see tiny_model.everything
+    everything = False  # adapters, speculation, prefix files: see tiny_model.everything
 
     def __init__(self, command, env=None, log=None, limit=None):
         self.log = log
@@ -66,7 +68,7 @@ class Server:
         return socket.create_connection((self.host, self.port), timeout=timeout)
 
     def request(self, method, path, body=None, headers=None, timeout=HANG):
-        """One request over a connection of its own."""
+        """Send one request over a new connection."""
         c = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
         try:
             data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
@@ -87,7 +89,7 @@ class Server:
         return self.get("/status.json").json()
 
     def until(self, condition):
-        """Waits for a condition; fails at once when the server has ended."""
+        """Wait for a condition; fail at once when the server has ended."""
 
         def holds():
             value = condition()
@@ -99,13 +101,15 @@ class Server:
         wait_for(holds)
 
     def idle(self):
-        """Nothing runs, no page is held. The status request itself is active."""
+        """Wait until nothing runs and no page is held. The status request itself is
+        active.
+        """
 
         def quiet():
             try:
                 s = self.status()
             except (OSError, http.client.HTTPException):
-                return False  # timeouts of a fraction of a second, on a slow machine
+                return False  # timeouts of a fraction of a second on a slow machine
             return (
                 s["requests"]["active"] == 1
                 and s["batch"]["running"] == 0
@@ -118,7 +122,7 @@ class Server:
     def stop(self, sig=signal.SIGTERM, timeout=HANG):
         if self.process.poll() is None:
             self.process.send_signal(sig)
-        code = self.process.wait(timeout)  # what it still says fits into the pipe
+        code = self.process.wait(timeout)  # remaining output fits into the pipe
         rest = self.process.stdout.read()
         self.process.stdout.close()
         return code, rest

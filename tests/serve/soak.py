@@ -1,7 +1,9 @@
-"""Ten minutes (or so many seconds as the first argument says) of every kind of client against one server on a tiny
-model, three adapters in two slots, which are read again and come and go meanwhile, guesses ahead, prompts kept as files, reasoning, and batches of requests behind all others: whole answers, streams, n, TGI, the other dialects, constraints,
-calls of tools, clients that leave, nonsense. At the end nothing may be left in the engine and memory must be where it was
-after the first tenth (not under TSan, which remembers); what a constraint holds must fit it.
+"""Run every kind of client for ten minutes (or the seconds of the first argument) against one
+server with a tiny model and everything enabled: three adapters in two slots (reloaded, added
+and removed meanwhile), speculation, prefix files, reasoning and batches. The clients use whole
+answers, streams, n, TGI, the other dialects, constraints, tool calls, disconnects and invalid
+requests. At the end the engine must be empty and memory must be where it was after the first
+tenth (not under TSan, which keeps history). Constrained answers must match.
 
     venv/bin/python tests/serve/soak.py [SECONDS] [CLIENTS] [--write]
 """
@@ -44,7 +46,9 @@ def fits(text):
 
 
 def held(server, r, prompt):
-    """A request whose answer a grammar holds, in one of the dialects; its status, or what is wrong with it"""
+    """Send a constrained request in one of the dialects; return its status or a description of
+    the fault.
+    """
     messages = [{"role": "user", "content": prompt}]
     model = r.choice(NAMES)
     common = {
@@ -101,7 +105,7 @@ def held(server, r, prompt):
             if all(c["name"] == "g" or fits(c["arguments"]) for c in calls)
             else f"not of its tool: {calls}"
         )
-    if kind == 2:  # a schema that is new each time: it is compiled, and the oldest is dropped
+    if kind == 2:  # a schema that is new each time, so that it is compiled and evicts the oldest
         a = server.post(
             "/v1/completions",
             {**common, "prompt": prompt, "max_tokens": 20, "guided_json": {"const": prompt}},
@@ -212,7 +216,7 @@ def client(server, seed, stop, counts):
 
 
 def changes(server, stop, counts):
-    """Names are read again, and one more adapter comes and goes"""
+    """Reload names, and add and remove one more adapter."""
     r = random.Random(7)
     while not stop.wait(0.2):
         kind = r.randrange(6)
@@ -240,7 +244,7 @@ def changes(server, stop, counts):
 
 
 def batches(server, stop, counts):
-    """Files of requests behind all the others: run to their end or cancelled, their files deleted"""
+    """Run or cancel batches and delete their files."""
     r = random.Random(0)
     while not stop.is_set():
         lines = [
@@ -280,7 +284,7 @@ def batches(server, stop, counts):
                 if cancel
                 else server.get(f"/v1/batches/{batch['id']}").json()
             )
-            if "error" in batch:  # it had ended
+            if "error" in batch:  # it had ended already
                 cancel, batch = (
                     False,
                     {"id": server.get("/v1/batches?limit=1").json()["data"][0]["id"], "status": ""},
@@ -302,7 +306,7 @@ def batches(server, stop, counts):
 
 
 def whole(does, server, stop, counts, *seed):
-    """What ends a thread before its time counts as an answer that must not be."""
+    """Count an exception that ends a thread as a wrong answer."""
     try:
         does(server, *seed, stop, counts)
     except Exception as e:
@@ -311,7 +315,7 @@ def whole(does, server, stop, counts, *seed):
 
 
 def soak(folder, seconds, n):
-    """(counts by status, memory after a tenth and at the end, exit code)"""
+    """Return (counts by status, memory after a tenth and at the end, exit code)."""
     model = tiny_model.build(os.path.join(folder, "tiny"), context=1024, template=THINKS)
     with Server(
         [

@@ -1,4 +1,6 @@
-"""Files and batches: OpenAI's client unmodified, and what goes wrong: forms, ids, lines, disks, restarts."""
+"""Files and batches: OpenAI's client unmodified, and faults in forms, ids, lines, disks and
+restarts.
+"""
 
 import http.client
 import json
@@ -28,7 +30,7 @@ def line(name, text="a b c", url="/v1/completions", **body):
 
 
 def form(content, purpose=b"batch", name="in.jsonl", mark=BOUNDARY):
-    """(body, headers) of an upload"""
+    """Return (body, headers) of an upload."""
     parts = (
         [b'Content-Disposition: form-data; name="purpose"\r\n\r\n' + purpose]
         if purpose is not None
@@ -241,7 +243,8 @@ def test_completions_and_responses(server):
         ([line("a\0b")], "invalid_value", 1),
         (["[" * 5000], "invalid_json_line", 1),
         ([line("a" + "é" * 40)] * 2, "duplicate_custom_id", 2),
-        # a name that the parser reads as another that is written before it; more beside the body than a line may have
+        # a key that the parser reads as equal to an earlier one; more bytes next to the body than a
+        # line may have
         ([line("a", stream=True)[:-1] + r',"\u0062ody":{}}'], "invalid_type", 1),
         ([line("a")[:-1] + ',"x":"' + "y" * 40000 + '"}'], "invalid_value", 1),
     ],
@@ -256,7 +259,7 @@ def test_lines_that_are_wrong(server, lines, code, number):
     assert batch["request_counts"]["completed"] == 0
 
 
-def test_many_wrong_lines_are_told_up_to_a_bound(server):
+def test_many_wrong_lines_are_reported_up_to_a_limit(server):
     errors = ended(server, start(server, ["{"] * 300))["errors"]["data"]
     assert len(errors) == 100 and [e["line"] for e in errors] == list(range(1, 101))
     assert (
@@ -370,7 +373,7 @@ def test_forms(server, body, type, status):
 
 
 def test_requests_that_are_wrong(server):
-    page = {"Origin": "https://elsewhere.example"}  # its browser sends forms without asking first
+    page = {"Origin": "https://elsewhere.example"}  # browsers send forms without a preflight
     assert (
         upload(server, line("a"), headers=page).status == 403
         and server.request("POST", "/v1/batches/x/cancel", b"", page).status == 403
@@ -399,13 +402,13 @@ def test_requests_that_are_wrong(server):
     assert batch["metadata"] == {"k": "v"} and batch["input_file_id"] == f
     assert (
         server.post("/v1/batches", {**good, "input_file_id": batch["output_file_id"]}).status == 404
-    )  # answers are no requests
+    )  # output files are not requests
 
 
 def test_sizes(server):
     for f in server.get("/v1/files").json()["data"]:
         assert server.request("DELETE", f"/v1/files/{f['id']}").status == 200
-    assert upload(server, "x" * 30000).status == 200  # more than a body may have
+    assert upload(server, "x" * 30000).status == 200  # more than the limit of a body
     assert upload(server, "x" * 250000).status == 413
     big = [upload(server, "x" * 90000) for _ in range(2)]
     assert (
@@ -413,7 +416,7 @@ def test_sizes(server):
         and big[1].status == 507
         and big[1].json()["error"]["code"] == "storage_full"
     )
-    # what is left does not take all answers: the batch says so and keeps those that it has
+    # the space left does not hold all answers: the batch reports that and keeps the answers it has
     batch = ended(server, start(server, [line(f"{i}", n=4, max_tokens=40) for i in range(120)]))
     assert batch["status"] == "failed" and batch["errors"]["data"][0]["code"] == "storage_full"
     kept = lines_of(server, batch["output_file_id"])
@@ -428,10 +431,10 @@ def test_cancel_and_live_requests(fake, tmp_path):
         batch = start(s, [line(str(i)) for i in range(50)])
         s.until(
             lambda: s.status()["requests"]["active"] == 5
-        )  # half of the places, and the question itself
+        )  # half of the requests, and the status request itself
         r = s.request("DELETE", f"/v1/files/{batch['input_file_id']}")
         assert (r.status, r.json()["error"]["code"]) == (409, "file_in_use")
-        s.process.send_signal(signal.SIGUSR1)  # the engine goes on
+        s.process.send_signal(signal.SIGUSR1)  # the engine continues
         assert s.post("/v1/completions", {"prompt": "a b", "max_tokens": 2}).status == 200
         r = s.request("POST", f"/v1/batches/{batch['id']}/cancel", b"")
         assert r.status == 409 or r.json()["status"] == "cancelling", (
@@ -454,7 +457,8 @@ def test_a_held_batch_is_cancelled(fake, tmp_path):
                 s.request("POST", f"/v1/batches/{b['id']}/cancel", b"").json()["status"]
                 == "cancelling"
             )
-            assert s.request("POST", f"/v1/batches/{b['id']}/cancel", b"").status == 200  # again
+            # a second time
+            assert s.request("POST", f"/v1/batches/{b['id']}/cancel", b"").status == 200
         for b in (batch, other):
             last = ended(s, b)
             assert (
@@ -472,7 +476,7 @@ def test_a_restart_goes_on(fake, tmp_path):
         s.until(lambda: s.get(f"/v1/batches/{batch['id']}").json()["status"] == "in_progress")
         code, rest = s.stop()
         assert code == 0 and "left 0" in rest
-    # a server that fell: some lines are answered, the last one not wholly
+    # state after a crash: some lines are answered, the last one incompletely
     state = json.loads((tmp_path / "store" / f"{batch['id']}.json").read_text())
     done = [
         json.dumps(
@@ -506,7 +510,7 @@ def test_a_restart_goes_on(fake, tmp_path):
             and [x["id"] for x in lines[:7]] == ["x"] * 7
         )
         assert s.stop()[0] == 0
-    with fake(batch_dir=tmp_path / "store") as s:  # and again: nothing runs, all is there
+    with fake(batch_dir=tmp_path / "store") as s:  # again: nothing runs, all files exist
         assert (
             s.get(f"/v1/batches/{batch['id']}").json() == last
             and len(lines_of(s, last["output_file_id"])) == 20
@@ -583,7 +587,9 @@ def test_a_batch_that_only_waits_gives_up_its_turn(fake, tmp_path):
 
 
 def test_a_turn_that_was_given_up_goes_on(serve, tiny_folder, tmp_path):
-    """Lines whose model cannot be opened are tried again, turn by turn, and answered when it is back."""
+    """Lines whose model cannot be opened are retried in each turn, and answered when it is
+    back.
+    """
     shutil.copytree(tiny_folder, tmp_path / "m")
     weights = tmp_path / "m" / "model.safetensors"
     weights.rename(tmp_path / "away")
@@ -641,7 +647,7 @@ def test_keys_see_their_own(fake, tmp_path):
         last = ended(s, batch, alice)
         assert (
             last["status"] == "completed" and len(lines_of(s, last["output_file_id"], alice)) == 9
-        )  # without the key's limits
+        )  # the key's limits do not apply
         for path in (
             f"/v1/files/{last['output_file_id']}",
             f"/v1/files/{last['output_file_id']}/content",
@@ -692,10 +698,10 @@ def test_keys_have_alike_parts_of_the_folder(fake, tmp_path):
         )
         assert (
             upload(s, "x" * 20000, headers=bob).status == 507
-        )  # its part has room, the folder has none
+        )  # its share has space, the folder has none
         assert s.request("DELETE", f"/v1/files/{first.json()['id']}", headers=alice).status == 200
         assert upload(s, "x" * 15000, headers=alice).status == 200
-        # states of batches count, and make room when they are over and have no files
+        # states of batches count; finished ones without files are evicted
         for _ in range(8):
             batch = start(
                 s, [line("a")], headers=alice, metadata={str(i): "x" * 512 for i in range(16)}
@@ -708,7 +714,9 @@ def test_keys_have_alike_parts_of_the_folder(fake, tmp_path):
 
 
 def test_batches_of_keys_run_in_turn(fake, tmp_path):
-    """A long batch makes room for another key's after some lines, and goes on behind it with those that it has not answered."""
+    """A long batch yields to another key after some lines and then continues with the
+    unanswered ones.
+    """
     (tmp_path / "keys").write_text("alice sk-alice\nbob sk-bob\n")
     alice, bob = ({"Authorization": f"Bearer {k}"} for k in ("sk-alice", "sk-bob"))
     with fake(hold=1, batch_dir=tmp_path / "store", keys=tmp_path / "keys") as s:
@@ -755,7 +763,7 @@ def test_what_a_server_that_fell_has_left(fake, tmp_path):
     assert {p.name for p in store.iterdir()} == {*before, *stays} and all(
         (store / k).read_bytes() == v for k, v in before.items()
     )
-    # where a batch cannot be read what lies there may be its answers
+    # output files stay if their batch cannot be read
     (store / f"batch_{digits}.json").write_text("nonsense")
     for name in left:
         (store / name).write_text("x")
@@ -791,7 +799,7 @@ def test_without_a_folder_and_with_a_wrong_one(fake, tmp_path):
 
 
 def test_a_full_disk(fake, tmp_path):
-    """As the system says it: files may not grow beyond a size."""
+    """The system limits the size of files."""
 
     def small():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -1,4 +1,6 @@
-"""llmc bench serve: against llmc itself, and against servers that answer in every way that HTTP allows, or badly."""
+"""llmc bench serve: against llmc itself, and against servers that answer in every valid way, or
+invalidly.
+"""
 
 import json
 import socket
@@ -143,7 +145,9 @@ BAD = {
 
 @pytest.fixture
 def fixed():
-    """A server that answers every connection with the same bytes, or GETs, of which only /metrics is asked for, with others in turn."""
+    """Serve every connection the same bytes; GETs (only /metrics is requested) get the other
+    answers in turn.
+    """
     sockets = []
 
     def start(answer, *told):
@@ -192,8 +196,10 @@ def test_bad_answers(llmc_binary, fixed, how):
 @pytest.mark.parametrize(
     "told,drafts", [((0, 1), None), ((1, 0), None), ((1, 1), 5), ((0, 0), None)]
 )
-def test_guesses_are_counted_from_before_to_behind(llmc_binary, fixed, told, drafts):
-    """Counts are those of the server's life: where they are not read twice nothing is said of guesses."""
+def test_draft_tokens_are_counted_between_two_reads(llmc_binary, fixed, told, drafts):
+    """Counters cover the lifetime of the server: unless they are read twice, draft tokens are
+    not reported.
+    """
     names = (b"drafts", b"draft_tokens", b"accepted_tokens")
     counts = [
         HEAD
@@ -209,7 +215,7 @@ def test_guesses_are_counted_from_before_to_behind(llmc_binary, fixed, told, dra
     assert r["completed"] == 2 and r.get("drafts") == drafts
 
 
-def test_nobody_listens(llmc_binary):
+def test_a_port_without_a_server(llmc_binary):
     with reserved_port() as port:
         _, err = bench(llmc_binary, f"http://127.0.0.1:{port}", code=2)
     assert "refused" in err

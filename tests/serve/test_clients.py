@@ -1,4 +1,6 @@
-"""LangChain, instructor, pydantic-ai, LlamaIndex, LiteLLM and OpenAI's agents, unmodified (clients.py). They are many packages, so `make check-all` alone installs and runs them."""
+"""LangChain, instructor, pydantic-ai, LlamaIndex, LiteLLM and OpenAI's agents, unmodified
+(clients.py). They are many packages, so only `make check-all` installs and runs them.
+"""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Constraints of requests through every door, on SmolLM2: what comes is what was asked for, whatever the model would have said."""
+"""Constraints through every route, on SmolLM2: the output matches, whatever the model prefers."""
 
 import json
 import re
@@ -90,7 +90,7 @@ def test_choices_log_probabilities_and_penalties(client):
     for c in r.choices:
         assert c.finish_reason == "length" or is_person(c.message.content)
         assert "".join(t.token for t in c.logprobs.content) == c.message.content
-        # log probabilities are the model's: the likeliest token need not be one that is allowed
+        # log probabilities are the model's: the most likely token may be one that is not allowed
         assert all(
             t.logprob <= 0 and t.logprob <= t.top_logprobs[0].logprob + 1e-6
             for t in c.logprobs.content
@@ -230,7 +230,7 @@ def test_what_cannot_be_is_refused_by_path_and_keyword(smol, extra, param, words
 
 
 def test_requests_with_and_without_in_one_batch_are_as_alone(client):
-    """A batch of different constraints: each text is what it is alone."""
+    """A batch with different constraints: each output is what it is alone."""
     kinds = [
         {},
         {"guided_json": PERSON},

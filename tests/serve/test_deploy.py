@@ -1,5 +1,7 @@
-"""What deploy/ holds: routers that exist in front of three replicas, one of which is replaced under load without a request lost; files
-that their own checkers accept; and what routers read of a replica."""
+"""Files of deploy/: real routers before three replicas, one of which is replaced under load
+without a lost request; manifests that their own checkers accept; and the load reports that
+routers read.
+"""
 
 import contextlib
 import http.client
@@ -68,7 +70,9 @@ def haproxy(folder, ports, front):
 
 
 class Load:
-    """Clients that ask and ask, each second request as a stream; keeps what went wrong."""
+    """Clients that send requests continuously, every second one as a stream, and record
+    faults.
+    """
 
     def __init__(self, port, clients):
         self.port, self.lost, self.done, self.stop = port, [], 0, False
@@ -105,7 +109,7 @@ class Load:
                 ):
                     self.lost.append((r.status, body[-200:]))
                 self.done += 1
-            except Exception as e:  # whatever it is, a request was lost
+            except Exception as e:  # any exception means a lost request
                 self.lost.append(repr(e))
             finally:
                 c.close()
@@ -227,7 +231,7 @@ def test_what_routers_read(serve, tiny_folder):
 
 
 def test_settings_are_options(serve, tiny_folder, tmp_path, llmc_binary):
-    """The files of settings name options that exist."""
+    """Settings files name existing options only."""
     known = set(
         re.findall(
             r"--([a-z-]+)",
@@ -247,7 +251,7 @@ def test_settings_are_options(serve, tiny_folder, tmp_path, llmc_binary):
 
 
 def test_manifests_fit_their_schemas():
-    """Those that Kubernetes itself defines; the schemas come with the package."""
+    """Check against the schemas of Kubernetes, which come with the package."""
     checker = pytest.importorskip("kubernetes_validate")
     n = 0
     for d in yaml.safe_load_all(text("kubernetes/llmc.yaml")):
@@ -270,7 +274,9 @@ def test_the_unit_verifies(tmp_path):
 
 
 def test_ranks_over_pods():
-    """The scripts are sh, what they name is mounted, their settings are those of a lone pod, and the pods are what Kubernetes takes"""
+    """The scripts are valid sh, the files that they name are mounted, their settings equal
+    those of a single pod, and Kubernetes accepts the pods.
+    """
     settings, group, service = yaml.safe_load_all(text("kubernetes/ranks.yaml"))
     for name in ("lead.sh", "follow.sh"):
         subprocess.run(["sh", "-n"], input=settings["data"][name], text=True, check=True)

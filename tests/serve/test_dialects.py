@@ -1,4 +1,6 @@
-"""Anthropic's and Ollama's dialects and OpenAI's responses, by their own clients, against the chat of the same server."""
+"""Anthropic's and Ollama's dialects and OpenAI's responses, by their own clients, compared with
+the chat of the same server.
+"""
 
 import datetime
 import json
@@ -84,7 +86,9 @@ def test_anthropic_stop_sequence(smol, claude):
 
 
 def test_ollama_without_a_content_type(smol):
-    """Some of its clients send none. What a web page could send without asking first is refused: its browser says where it is from."""
+    """Some Ollama clients send no content type. Requests that a web page could send without a
+    preflight are refused: browsers add their origin.
+    """
     body = json.dumps(
         {"model": "smollm2", "messages": MESSAGES, "stream": False, "options": {"num_predict": 2}}
     ).encode()
@@ -116,7 +120,9 @@ def test_anthropic_key(serve, tiny_folder):
 
 
 def test_anthropic_models(tiny):
-    """By its own client; the same paths are OpenAI's without its header, and llama.cpp's with `meta`."""
+    """By Anthropic's client; without its header the same paths are OpenAI's, with llama.cpp's
+    `meta`.
+    """
     anthropic = pytest.importorskip("anthropic")
     client = anthropic.Anthropic(base_url=tiny.url, api_key="none", max_retries=0, timeout=HANG)
     page = client.models.list()
@@ -158,7 +164,7 @@ def test_anthropic_models(tiny):
         ("GET", "/api/chat", 405),
     ],
 )
-def test_what_is_not_there_is_said_in_the_form_of_the_path(tiny, method, path, status):
+def test_not_found_has_the_form_of_the_dialect(tiny, method, path, status):
     r = tiny.request(method, path)
     e = r.json()["error"]
     assert r.status == status
@@ -347,7 +353,7 @@ def test_ollama_generate(smol, ollama):
     assert "".join(p.response for p in parts) == plain
 
 
-def test_ollama_streams_unless_told(tiny):
+def test_ollama_streams_by_default(tiny):
     r = tiny.post("/api/generate", {"prompt": "a b", "raw": True, "options": {"num_predict": 3}})
     assert r.headers["content-type"] == "application/x-ndjson"
     lines = [json.loads(x) for x in r.text.splitlines()]
@@ -360,7 +366,7 @@ def small(tiny):
 
 
 def test_ollama_loads_without_a_prompt(tiny, small):
-    """As its command line does it before the first question."""
+    """Ollama's command line does this before the first prompt."""
     for r in (
         small.generate(model="tiny"),
         small.generate(model="tiny", prompt="", system="x"),
@@ -401,7 +407,7 @@ def test_ollama_logprobs(tiny, small):
     assert len(said.logprobs) == said.eval_count
 
 
-def test_ollama_tells_what_is_there(serve, tiny_folder):
+def test_ollama_lists_models(serve, tiny_folder):
     ollama = pytest.importorskip("ollama")
     with serve(
         tiny_folder, "--arch", "generic", "--model-name", "tiny", "--sleep-after", "600"
@@ -456,7 +462,7 @@ TOOL = {
 
 
 def test_anthropic_tools(smol, claude):
-    """A call that must come, whole and as a stream, and its result on the way back."""
+    """A required call, complete and as a stream, and its result in the next turn."""
     ask = {
         "model": "smollm2",
         "max_tokens": 80,
@@ -513,7 +519,9 @@ SCHEMA = {
 
 
 def test_ollama_tools(smol, ollama):
-    """Whole answer and stream tell the same calls, if the model makes any; calls and results of earlier turns are read."""
+    """Complete answer and stream report the same calls, if the model makes any; calls and
+    results of earlier turns are accepted.
+    """
     tool = {
         "type": "function",
         "function": {
@@ -783,7 +791,9 @@ PATCH = {
 
 
 def test_custom_tools(smol, responses):
-    """A call with one text: the same whole, as events and in the item; both kinds of items come back."""
+    """A call with one string: equal in the complete answer, in the events and in the item;
+    both kinds of items are accepted in the next turn.
+    """
     ask = {
         "model": "smollm2",
         "input": "Edit the file.",
@@ -883,7 +893,9 @@ def test_the_text_of_a_custom_tool_is_of_its_grammar(smol, responses):
 
 
 def test_patches_of_codex_are_patches(smol, responses):
-    """The grammar that Codex sends: what a small model writes is the beginning of a patch, at least."""
+    """With the grammar that Codex sends, the output of a small model is at least the beginning
+    of a patch.
+    """
     tool = {
         "type": "custom",
         "name": "apply_patch",
@@ -962,8 +974,10 @@ def test_a_grammar_that_cannot_be_kept_is_an_error(roomy, format, words):
         )
 
 
-def test_what_is_no_grammar_beside_a_function_is_none(roomy):
-    """A chat's tools may have a `format` of anybody's: one that is not of this form is passed over, and so is one where there are other parameters than a text."""
+def test_a_format_of_another_kind_is_ignored(roomy):
+    """Tools of a chat may have a `format` of any kind. One of another form is ignored, and so
+    is one next to other parameters than a string.
+    """
     text, number = {"type": "string"}, {"type": "integer"}
     for properties in ({"a": text}, {"a": text, "b": text}, {"a": number}):
         tool = {
@@ -1007,7 +1021,7 @@ def test_what_is_no_grammar_beside_a_function_is_none(roomy):
                 assert not held or '{"a": "x"}'.startswith(said) or said == "{}", said
 
 
-def test_custom_tools_with_a_nul_and_without_a_text(roomy):
+def test_custom_tools_with_a_nul_and_without_a_string(roomy):
     tool = {
         "type": "custom",
         "name": "a",
@@ -1038,7 +1052,7 @@ def test_custom_tools_with_a_nul_and_without_a_text(roomy):
 
 @pytest.fixture(scope="module")
 def roomy(serve, tmp_path_factory):
-    """A tiny model with a context that holds the descriptions of tools."""
+    """A tiny model with a context that fits descriptions of tools."""
     with serve(
         tiny_model.build(tmp_path_factory.mktemp("roomy"), context=1024),
         "--arch",
@@ -1052,7 +1066,9 @@ def roomy(serve, tmp_path_factory):
 
 
 def said(server, text, tools, **fields):
-    """Events and the whole answer of a model that says just this, behind a letter: a call of its own, which it could write instead, has none before it."""
+    """Return events and complete answer of a model that outputs exactly this, after one
+    letter: a call that the model writes itself has no text before it.
+    """
     ask = {
         "input": "x",
         "tools": tools,
@@ -1088,7 +1104,7 @@ def test_the_input_of_a_custom_call_has_no_escapes(roomy, arguments, want):
         ("custom_tool_call", want, "completed")
     ]
     assert "".join(e["delta"] for e in events if e["type"].endswith("input.delta")) == want
-    for most in range(40, 80, 7):  # cut anywhere, what there is of it is a beginning
+    for most in range(40, 80, 7):  # cut anywhere, the output is a prefix
         events, whole = said(roomy, text, [{"type": "custom", "name": "f"}], max_output_tokens=most)
         for i in whole["output"][1:]:
             assert (

@@ -1,4 +1,6 @@
-"""/v1/embeddings by the openai client and /api/embed, against llmc_embed, which tests/e2e/test_vectors.py holds to transformers."""
+"""/v1/embeddings by the openai client and /api/embed, compared with llmc_embed, which
+tests/e2e/test_vectors.py compares with transformers.
+"""
 
 import json
 import math
@@ -62,7 +64,7 @@ def test_the_openai_client(server, want):
     c = openai.OpenAI(
         base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=HANG
     ).embeddings
-    whole = c.create(model="vectors", input=TEXTS)  # asks for base64
+    whole = c.create(model="vectors", input=TEXTS)  # the client requests base64
     assert (
         [d.index for d in whole.data] == [0, 1, 2]
         and whole.model == "vectors"
@@ -103,7 +105,9 @@ def test_ollama(server, want):
 
 
 def test_what_is_cut_keeps_its_end(serve, vectors, tmp_path):
-    """As the tokenizers library truncates: what the template puts around a text stays, pooled or not."""
+    """Truncate as the tokenizers library does: the tokens that the template adds stay, pooled
+    or not.
+    """
     tokenizers = pytest.importorskip("tokenizers")
     folder = shutil.copytree(vectors, tmp_path / "ends")
     description = json.loads((folder / "tokenizer.json").read_text())
@@ -177,7 +181,7 @@ def cosine(a, b):
 
 
 def test_scores(server, want):
-    """The cosine of the vectors, one text with many or one by one."""
+    """The score is the cosine of the vectors, of one string with many or pairwise."""
     v = want["mean"]
     r = server.post("/v1/score", {"model": "vectors", "text_1": TEXTS[0], "text_2": TEXTS}).json()
     assert (

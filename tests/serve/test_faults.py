@@ -1,6 +1,8 @@
-"""Clients and machines at their worst: each request gets the right status, the server stays well, nothing is left in
-the engine. Mostly over the false engine, whose speed is a parameter, and over the real one with adapters, guesses and
-requests that grammars hold (`engine` is the one, then the other)."""
+"""Faults of clients and machines: each request gets the right status, the server stays healthy,
+and the engine ends empty. Mostly over the fake engine, whose speed is a parameter, and over the
+real one with adapters, speculation and constrained requests (`engine` is first the one, then
+the other).
+"""
 
 import http.client
 import json
@@ -21,7 +23,7 @@ LONG = {"type": "string", "minLength": 30000}  # longer than any answer here
 
 
 def raw(server, data):
-    """Send bytes, read to the end."""
+    """Send bytes and read to the end."""
     with server.connect() as c:
         c.sendall(data)
         out = b""
@@ -40,7 +42,9 @@ def head(path, n, extra=""):
 
 
 def held(server, body):
-    """The request; on a server with everything on it is an adapter's, a grammar holds its answer, and guesses run ahead."""
+    """Return the request. On a server with everything enabled it uses an adapter, a constraint
+    and speculation.
+    """
     if not server.everything:
         return body
     if "inputs" in body:
@@ -75,7 +79,7 @@ def well(server, model="fake"):
 
 
 def well_soon(server):
-    """Where timeouts are a fraction of a second, a slow machine may miss one."""
+    """Retry: with timeouts of a fraction of a second a slow machine may miss one."""
 
     def try_it():
         try:
@@ -88,7 +92,9 @@ def well_soon(server):
 
 
 def ends(server):
-    """It ends on SIGTERM, and nothing is left in the engine: the false one says so, the real one's sanitizers do."""
+    """Stop by SIGTERM and check that the engine is empty: the fake one reports it, the
+    sanitizers check the real one.
+    """
     code, rest = server.stop()
     return code == 0 and (server.everything or "left 0" in rest)
 
@@ -111,7 +117,7 @@ def leave(connection, reset=False):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
 def test_clients_that_leave_are_cancelled(engine, path, stream, reset):
-    """At one token in 20 ms the answers would take minutes."""
+    """At one token per 20 ms the answers would take minutes."""
     with engine(step_ms=20, context=20000) as s:
         if path == "/generate":
             path, body = (
@@ -174,7 +180,7 @@ def test_reading_a_byte_at_a_time(quick):
 
 
 def test_heads_that_never_end(engine):
-    """Bytes keep coming, so that no timeout of idleness would help."""
+    """Bytes keep arriving, so an idle timeout would not help."""
     with engine(header_timeout_s=0.3, body_timeout_s=0.3, idle_timeout_s=1) as s:
 
         def drip(first, more):
@@ -216,7 +222,7 @@ def test_heads_that_never_end(engine):
 
 
 def test_as_many_connections_as_there_may_be(engine):
-    """Idle ones hold no thread; when the limit is reached the next waits until one goes."""
+    """Idle connections use no thread; at the limit the next one waits until one closes."""
     with engine(max_connections=30, header_timeout_s=0.2) as s:
         idle = [s.connect() for _ in range(60)]
         well_soon(s)
@@ -367,7 +373,7 @@ def nonsense(quick):
             except TimeoutError:
                 raise
             except OSError:
-                pass  # the server has had enough, at whatever point
+                pass  # the server may close at any point
     well_soon(quick)
 
 
@@ -404,7 +410,7 @@ def test_a_full_queue(fake):
             "error_type": "overloaded",
         }
         assert s.get("/health").status == 200, "busy is not ill"
-        # of several prompts the last finds no place: none of them runs on
+        # with several prompts the last is refused for lack of capacity: none of them continues
         waiting.pop().close()
         s.until(lambda: s.status()["batch"]["running"] == 3)
         assert s.post("/v1/completions", {**COMPLETION, "prompt": ["a", "b"]}).status == 429
@@ -478,7 +484,7 @@ def test_sigterm_lets_requests_finish(fake):
             assert b"200 OK" in c.recv(1000)
         s.process.send_signal(signal.SIGTERM)
         s.until(lambda: not reachable(s))
-        # an open connection may still ask, and is told
+        # an open connection may still send requests and is answered
         data = json.dumps(COMPLETION).encode()
         keep.sendall(head("/v1/completions", len(data)) + data)
         assert b" 503 " in keep.recv(1000)
@@ -487,7 +493,7 @@ def test_sigterm_lets_requests_finish(fake):
         said = probe.makefile("rb").read()  # until the server closes
         assert b" 503 " in said and b'{"error":"unhealthy","error_type":"healthcheck"}' in said
         probe.close()
-        s.process.send_signal(signal.SIGUSR1)  # the engine goes on
+        s.process.send_signal(signal.SIGUSR1)  # the engine continues
         for t in threads:
             t.join()
         code, rest = s.stop()
@@ -563,7 +569,7 @@ def test_many_at_once(quick):
     assert answers == [200] * 80
 
 
-# the same on the real engine: whoever leaves, and a pool of pages that is too small for all
+# the same on the real engine: clients that disconnect, and a page pool too small for all
 
 
 def test_real_engine_clients_that_leave(tiny):
@@ -589,7 +595,9 @@ def test_real_engine_clients_that_leave(tiny):
 
 
 def test_real_engine_pages_run_out(serve, tiny_folder):
-    """Room for two of the requests at a time: the others wait or are preempted, all are answered, and alike."""
+    """Two of the requests fit at a time: the others wait or are preempted, and all get equal
+    answers.
+    """
     with serve(
         tiny_folder,
         "--arch",
@@ -644,12 +652,14 @@ def test_real_engine_sigterm_under_load(serve, tiny_folder):
         }
 
         def client(stream):
-            """Asks and asks, so that whenever the signal comes somebody is being answered."""
+            """Send requests continuously, so that one is in flight whenever the signal
+            comes.
+            """
             try:
                 while True:
                     answers.append(s.post("/v1/completions", {**body, "stream": stream}))
             except (ConnectionRefusedError, ConnectionResetError, BrokenPipeError):
-                pass  # came too late
+                pass  # too late
 
         threads = [threading.Thread(target=client, args=(i % 2 == 0,)) for i in range(8)]
         for t in threads:
@@ -686,7 +696,7 @@ def test_a_deadline(serve, tiny_folder):
 
 
 def test_the_second_signal_ends_at_once(serve, tiny_folder):
-    """The first waits for a request whose body never comes."""
+    """The first signal waits for a request whose body never arrives."""
     with serve(
         tiny_folder, "--arch", "generic", "--body-timeout", "600", "--drain-timeout", "600"
     ) as s:

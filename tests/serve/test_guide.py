@@ -1,4 +1,6 @@
-"""The pages on serving say what is so: each of their blocks is run, or told here as one that is not; options and routes are those of the command."""
+"""The pages on serving are correct: each of their blocks is run, or listed here as one that is
+not; options and routes are those of the command.
+"""
 
 import os
 import re
@@ -37,7 +39,7 @@ QUIET = ["--arch", "generic", "-t", "1", "--port", "0"]
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A folder where the files stand that the pages name."""
+    """A folder with the files that the pages name."""
     home = tmp_path_factory.mktemp("guide")
     model = tiny_model.build(home / "model-folder", context=1024, words=("yes", "no"))
     for name in ("model.gguf", "model-1b.gguf", "model-8b.gguf"):
@@ -98,7 +100,9 @@ def python(text, server, home, tmp_path, **_):
 
 
 def command(text, home, binary, **_):
-    """The server of the first line has the models that the line names, and answers the lines behind it."""
+    """Run the server of the first line with the models that it names, and send it the
+    following lines.
+    """
     line, calls = text.split("\n", 1)
     line = re.sub(
         r"(?<=[ =])(model-folder|model[\w-]*\.gguf|adapter-[ab])\b", rf"{home}/\1", line
@@ -111,7 +115,7 @@ def command(text, home, binary, **_):
 
 
 def shape(text):
-    """Lines of a server that starts, without names and numbers."""
+    """Return the output of a starting server without names and numbers."""
     text = re.sub(r"^\S+ on \S+", "MODEL on TARGET", text.strip())
     return [
         " ".join(line.split())
@@ -152,7 +156,7 @@ def settings(text, binary, tmp_path, **_):
     )
 
 
-HOW = [  # kind, how it begins, what runs it
+HOW = [  # kind, start of the block, how to run it
     ("sh", "curl ", curl),
     ("sh", "llmc serve ", command),
     ("python", "", python),
@@ -160,7 +164,7 @@ HOW = [  # kind, how it begins, what runs it
     ("", "# name ", keys),
     ("yaml", "model:", settings),
 ]
-NOT_RUN = [  # kind, how it begins, why
+NOT_RUN = [  # kind, start of the block, reason
     ("yaml", "scrape_configs:", "a file of Prometheus, which the tests do not have")
 ]
 
@@ -192,7 +196,7 @@ def test_block(text, way, server, serve, home, llmc_binary, tmp_path):
     way(text=text, server=server, serve=serve, home=home, binary=llmc_binary, tmp_path=tmp_path)
 
 
-def test_every_option_and_route_is_told(llmc_binary):
+def test_every_option_and_route_is_documented(llmc_binary):
     text = subprocess.run([llmc_binary, "serve", "--help"], capture_output=True, text=True).stdout
     options = [*re.findall(r"--([a-z-]+)", text.split("examples:")[0]), "help"]
     assert len(options) > 40 and [o for o in options[:-1] if f"`--{o}" not in GUIDE] == []

@@ -1,6 +1,7 @@
-"""Clients that mean harm, or read the standard their own way: each is answered at once with the status it should have,
-and none may hold up others. Over the false engine, on loopback, and what an engine can have a part in also over the real
-one with everything on."""
+"""Hostile clients, and clients that interpret the standard differently: each is answered at once
+with the right status, and none delays others. Over the fake engine on loopback; attacks that
+involve the engine also run over the real one with everything enabled.
+"""
 
 import json
 import os
@@ -25,7 +26,7 @@ def rss(server):
 
 
 def answers(data):
-    """The answers in what a connection said: (status, body) each."""
+    """Split the output of a connection into (status, body) pairs."""
     out = []
     while data:
         top, _, data = data.partition(b"\r\n\r\n")
@@ -43,7 +44,7 @@ def answers(data):
 
 @pytest.fixture(scope="module")
 def patient(engine):
-    """Its times are long: what is answered soon is not answered because a time was over."""
+    """A server with long timeouts: a quick answer is not due to a timeout."""
     with engine(
         step_ms=0, header_timeout_s=6 * HANG, body_timeout_s=6 * HANG, idle_timeout_s=6 * HANG
     ) as s:
@@ -52,7 +53,7 @@ def patient(engine):
         assert ends(s)
 
 
-# ---- heads and bodies that can be read in two ways ----
+# ---- heads and bodies that two parsers might read differently ----
 
 REFUSED = {
     "two lengths": (
@@ -179,7 +180,9 @@ GOES_ON = {"a name that is not ours", "a name that is not ours in the address"}
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_once_and_closed(patient, case):
-    """One answer, in our words; what follows on the connection is not taken for a request. The connection ends."""
+    """One answer, in the form of llmc; bytes after it are not read as a request, and the
+    connection ends.
+    """
     status, data = REFUSED[case]
     if case in GOES_ON:
         data = data.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
@@ -187,7 +190,7 @@ def test_refused_once_and_closed(patient, case):
         try:
             c.sendall(data + (b"" if case in GOES_ON else GET + b"\r\n"))
         except OSError:
-            pass  # it has heard enough
+            pass  # the server may close early
         said = c.makefile("rb").read()
     got = answers(said)
     assert [a[0] for a in got] == [status], said[:300]
@@ -224,8 +227,8 @@ ACCEPTED = {
 
 @pytest.mark.parametrize("step", [1, 7, 100000])
 @pytest.mark.parametrize("case", ACCEPTED)
-def test_accepted_in_pieces_of_any_size(patient, case, step):
-    """Twice on one connection: the end of a request is where it should be."""
+def test_accepted_in_segments_of_any_size(patient, case, step):
+    """Send it twice on one connection: the end of a request is detected exactly."""
     data = (
         2 * ACCEPTED[case]
         + b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -338,8 +341,8 @@ def test_names_of_this_machine(fake):
 # ---- connections ----
 
 
-def test_the_oldest_idle_connection_makes_room(engine):
-    """They asked once, and stay. A new client is answered at once, again and again."""
+def test_the_oldest_idle_connection_is_closed_for_a_new_one(engine):
+    """Idle connections stay open after one request. New clients are answered at once."""
     with engine(max_connections=20, idle_timeout_s=6 * HANG, header_timeout_s=6 * HANG) as s:
         idle = [s.connect() for _ in range(20)]
         for c in idle:
@@ -352,7 +355,7 @@ def test_the_oldest_idle_connection_makes_room(engine):
         assert [c.recv(1) for c in idle[:3]] == [b""] * 3, "the oldest"
         idle[-1].sendall(GET + b"\r\n")
         assert b"200 OK" in idle[-1].recv(1000), "the youngest are still there"
-        # those that never asked, and those that began and do not go on
+        # connections without a request, and connections with an incomplete one
         silent = [s.connect() for _ in range(30)]
         assert s.get("/version").status == 200
         begun = [s.connect() for _ in range(30)]
@@ -366,7 +369,7 @@ def test_the_oldest_idle_connection_makes_room(engine):
             c.close()
 
 
-def test_who_leaves_in_the_middle_of_a_request_is_forgotten(engine):
+def test_a_client_that_disconnects_within_a_request_is_forgotten(engine):
     with engine(body_timeout_s=6 * HANG, header_timeout_s=6 * HANG, drain_ms=6000 * HANG) as s:
         for data in (
             head("/v1/completions", 100) + b"0123456789",
@@ -388,7 +391,7 @@ def test_who_leaves_in_the_middle_of_a_request_is_forgotten(engine):
 
 @pytest.mark.parametrize("streams", [True, False])
 def test_half_closed_connections_end(engine, streams):
-    """A side that has closed will not tell when it leaves: it has left."""
+    """A half-closed connection gives no further sign of leaving, so the request is cancelled."""
     with engine(step_ms=20, context=20000) as s:
         data = json.dumps(held(s, {**COMPLETION, "max_tokens": 19000, "stream": streams})).encode()
         clients = [s.connect() for _ in range(60)]
@@ -420,7 +423,7 @@ def reached(s):
 
 
 def test_ten_thousand_requests_in_one_go(patient):
-    """Pipelined: each is answered, in order, and nobody else waits for all of them."""
+    """Pipelined requests are answered in order, and no other client waits for all of them."""
     n = 10000
     one = GET + b"\r\n"
     with patient.connect() as c:
@@ -448,7 +451,9 @@ def test_ten_thousand_requests_in_one_go(patient):
 
 
 def test_what_is_not_read_does_not_pile_up(patient):
-    """Requests in a row whose answers nobody takes: the server stops reading, its memory stays."""
+    """Pipelined requests whose answers are never read: the server stops reading, and its
+    memory is bounded.
+    """
     before = rss(patient)
     with patient.connect(1) as c:
         sent = 0
@@ -462,20 +467,21 @@ def test_what_is_not_read_does_not_pile_up(patient):
 
 
 def test_what_is_not_answered_does_not_pile_up(patient):
-    """Short requests come faster than their turns: the server reads no further ahead than it must, and not at all when
-    nobody takes the answers."""
+    """Short requests arrive faster than they are served: the server reads no further ahead
+    than necessary, and stops if the answers are not read.
+    """
     before = rss(patient)
     with patient.connect(1) as c:
         sent = 0
         with pytest.raises(TimeoutError):
             while sent < 32 << 20:
                 sent += c.send((GET + b"\r\n") * 1000)
-        assert SANITIZED or rss(patient) - before < 8 << 20  # a sanitizer keeps what is freed
+        assert SANITIZED or rss(patient) - before < 8 << 20  # a sanitizer keeps freed memory
         well(patient)
 
 
-def test_a_stream_that_nobody_reads_ends(fake):
-    """Its tokens are not kept without bound, nor for ever."""
+def test_an_unread_stream_ends(fake):
+    """Neither memory nor time of an unread stream is unbounded."""
     with fake(step_ms=0, context=200000, body_timeout_s=1) as s:
         data = json.dumps(
             {**COMPLETION, "max_tokens": 190000, "stream": True, "logprobs": 5}
@@ -494,13 +500,13 @@ def test_a_stream_that_nobody_reads_ends(fake):
 
 
 def small_ones_pass(server, until):
-    """Requests of one token are answered while others weigh."""
+    """Requests of one token are answered under load."""
     while not until():
         assert server.post("/v1/completions", COMPLETION).status == 200
 
 
 def flood(server, path, body, n):
-    """n clients with the same request: what each was answered."""
+    """Send the same request from n clients; return their answers."""
     said, lock = [], threading.Lock()
 
     def client():
@@ -515,9 +521,10 @@ def flood(server, path, body, n):
 
 
 @pytest.mark.skipif(SANITIZED, reason="memory is the sanitizer's")
-def test_answers_that_nobody_reads_are_counted(serve, tiny_folder):
-    """A hundred megabytes each, held by who does not read: beyond the limit others are told so, small requests pass, and
-    when all have gone the memory goes back to the system."""
+def test_unread_answers_are_counted(serve, tiny_folder):
+    """Clients hold answers of 100 MB each without reading them: above the limit others are
+    refused, small requests pass, and once all have left, the memory returns to the system.
+    """
     body = json.dumps({"inputs": "\u0301" * 900000}, ensure_ascii=False).encode()
     with serve(tiny_folder, "--arch", "generic", "-t", "1", "--model-name", "fake", "--quiet") as s:
         assert s.post("/v1/completions", COMPLETION).status == 200
@@ -552,7 +559,9 @@ def test_answers_that_nobody_reads_are_counted(serve, tiny_folder):
 
 @pytest.mark.skipif(SANITIZED, reason="memory is the sanitizer's")
 def test_what_a_body_is_read_into_is_counted(serve, tiny_folder):
-    """Two megabytes of empty objects are two hundred in memory; a flood of them is refused in part, and nothing stays."""
+    """2 MB of empty objects take 200 MB of memory; part of a flood of them is refused, and no
+    memory stays in use.
+    """
     body = b'{"model": "fake", "prompt": "a", "x": [' + b",".join([b"{}"] * 690000) + b"]}"
     with serve(tiny_folder, "--arch", "generic", "-t", "1", "--model-name", "fake", "--quiet") as s:
         assert s.post("/v1/completions", COMPLETION).status == 200
@@ -582,13 +591,13 @@ def test_prompts_that_cannot_fit_are_not_tokenized(fake):
             assert {r.status for r in said} == {422 if path == "/generate" else 400}
             if path != "/generate":
                 assert {r.json()["error"]["code"] for r in said} == {"context_length_exceeded"}
-        # one that fits is as before
+        # a request that fits works as before
         r = s.post("/v1/completions", {**COMPLETION, "prompt": "12345"})
         assert r.status == 200
 
 
 def test_small_requests_have_a_worker_of_their_own(fake):
-    """Large ones that are taken, one after the other, while small ones come and go."""
+    """Large requests are accepted in sequence while small ones are served."""
     body = json.dumps({"inputs": "hello world 123 " * 100000}).encode()
     with fake(step_ms=0) as s:
         said, threads = flood(s, "/tokenize", body, 12)
@@ -598,7 +607,7 @@ def test_small_requests_have_a_worker_of_their_own(fake):
 
 @pytest.mark.skipif(SANITIZED, reason="the sanitizer needs its addresses")
 def test_out_of_memory_is_503(fake):
-    """Not 'invalid JSON', not 500: the client did nothing wrong, and later it may work."""
+    """Neither "invalid JSON" nor 500: the client made no mistake and may retry."""
     objects = b'{"model": "fake", "prompt": "a", "x": [' + b",".join([b"{}"] * 600000) + b"]}"
     marks = json.dumps({"inputs": "\u0301" * 900000}, ensure_ascii=False).encode()
     with fake(step_ms=0) as s:
@@ -619,7 +628,9 @@ def test_out_of_memory_is_503(fake):
 
 @pytest.mark.skipif(SANITIZED, reason="it would take minutes")
 def test_an_answer_that_becomes_too_large(fake):
-    """A hundred choices of two thousand tokens, each with twenty others: 500 MB of JSON before the first byte is sent."""
+    """100 choices of 2000 tokens with 20 alternatives each: 500 MB of JSON before the first
+    byte is sent.
+    """
     with fake(step_ms=0, context=4096) as s:
         r = s.post(
             "/v1/chat/completions",
@@ -643,7 +654,7 @@ def test_an_answer_that_becomes_too_large(fake):
 
 
 def test_a_hundred_thousand_variables_of_a_template(fake):
-    """They are looked up one after the other: sixteen seconds, once."""
+    """Linear lookup of the variables once took sixteen seconds."""
     with fake(step_ms=0) as s:
         r = s.post(
             "/v1/chat/completions",
@@ -657,7 +668,7 @@ def test_a_hundred_thousand_variables_of_a_template(fake):
 
 
 def test_tiny_requests_without_end(fake):
-    """New connections as fast as they can be made, each with a request or none: others are served meanwhile."""
+    """New connections at full speed, each with a request or none: others are served meanwhile."""
     with fake(step_ms=0, max_connections=50) as s:
         stop = threading.Event()
 
@@ -685,8 +696,10 @@ def test_tiny_requests_without_end(fake):
         assert s.stop()[0] == 0
 
 
-def test_keys_said_twice_and_texts_that_are_none(patient):
-    """One meaning each: of two the last, as every JSON library at hand has it; what is no UTF-8 is refused."""
+def test_duplicate_keys_and_invalid_utf8(patient):
+    """Each input has one meaning: the last duplicate key counts, as in common JSON libraries;
+    invalid UTF-8 is refused.
+    """
     r = patient.post(
         "/v1/completions", b'{"model": "fake", "prompt": "a", "max_tokens": 9, "max_tokens": 2}'
     )
@@ -697,7 +710,9 @@ def test_keys_said_twice_and_texts_that_are_none(patient):
 
 
 def test_stopping_with_every_kind_of_client(engine):
-    """Half a head, half a body, a stream that nobody reads, an idle connection: none of them keeps the server."""
+    """An incomplete head, an incomplete body, an unread stream, an idle connection: none of
+    them keeps the server running.
+    """
     with engine(
         step_ms=1,
         context=30000,

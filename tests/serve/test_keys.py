@@ -1,4 +1,6 @@
-"""Keys with limits: who may ask, for how much at once, what the log says of it; and files of keys that are wrong."""
+"""Keys with limits: authorisation, limits on requests in flight, the name in the log; and
+malformed key files.
+"""
 
 import json
 import pathlib
@@ -53,7 +55,7 @@ def ask(s, key, tokens=8, **more):
     )
 
 
-def test_who_may_ask(server):
+def test_which_keys_are_accepted(server):
     for key in ("sk-alice", "sk-bob", "sk-carl", "sk-all"):
         assert ask(server, key).status == 200
     for key in (None, "", "sk-alic", "sk-alicee", "alice", "#"):
@@ -67,13 +69,13 @@ def test_who_may_ask(server):
 
 
 def test_limits_hold_and_places_come_back(server):
-    for i in range(5):  # one at a time, each finds the place free
+    for i in range(5):  # one at a time: each finds the limit free
         assert ask(server, "sk-alice", 40).status == 200
         a = ask(server, "sk-alice", 60)
         assert (a.status, a.json()["error"]["code"]) == (429, "rate_limit_exceeded")
         assert "(alice) may have 60 tokens at once, 0 are in work" in a.json()["error"]["message"]
         assert ask(server, "sk-carl", 60).status == 200
-    assert ask(server, "sk-alice", 15, n=4).status == 429  # of all choices
+    assert ask(server, "sk-alice", 15, n=4).status == 429  # tokens of all choices count
     frames = ask(server, "sk-alice", 40, stream=True).frames()
     assert frames[-1] == "[DONE]" and ask(server, "sk-alice", 40).status == 200
     assert (
@@ -95,7 +97,7 @@ def test_priorities(server):
     )
 
 
-def test_the_log_names_who_asked(server):
+def test_the_log_names_the_key(server):
     ask(server, "sk-bob", 3)
     ask(server, "sk-all", 3)
 
@@ -107,7 +109,7 @@ def test_the_log_names_who_asked(server):
             )
         }
 
-    server.until(lambda: keys() >= {"bob", None})  # a line may come after its answer
+    server.until(lambda: keys() >= {"bob", None})  # a log line may appear after its answer
 
 
 @pytest.mark.parametrize("file", [True, False])

@@ -1,4 +1,6 @@
-"""A server whose cores other processes use all the time: it decodes, answers and ends. Deadlines end hangs only; nothing here measures speed (tests/bench/loaded.py does)."""
+"""A server whose cores are used by other processes all the time: it decodes, answers and ends.
+Deadlines detect hangs only; tests/bench/loaded.py measures speed.
+"""
 
 import json
 import os
@@ -24,7 +26,7 @@ def body(n):
 
 
 def read_until(c, what):
-    """Reads from a connection until the text holds `what`; returns all of it."""
+    """Read from a connection until the received text contains `what`; return all of it."""
     text = b""
     while what not in text:
         got = c.recv(65536)
@@ -34,7 +36,9 @@ def read_until(c, what):
 
 
 def pinned_threads(pid):
-    """Threads of a process that are bound to one core: the workers of an idle pool as large as the machine."""
+    """Return the threads bound to one core: the workers of an idle pool as large as the
+    machine.
+    """
     found = []
     for tid in os.listdir(f"/proc/{pid}/task"):
         if len(os.sched_getaffinity(int(tid))) == 1:

@@ -1,4 +1,6 @@
-"""Many requests of all kinds at once, over HTTP, on a server with everything on: each is answered as it is alone."""
+"""Many concurrent requests of all kinds over HTTP, on a server with everything enabled: each gets
+the answer that it gets alone.
+"""
 
 import itertools
 import json
@@ -25,7 +27,7 @@ CHANGES = {
 
 
 def requests():
-    """64 of them: (path, body); every kind with and without a temperature, with every name"""
+    """Return 64 (path, body): every kind with and without a temperature, for every name."""
     r, names, hot = random.Random(64), itertools.cycle(NAMES), itertools.cycle([0, 0, 1, 0.8, 1.3])
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
     tool = {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}
@@ -67,7 +69,7 @@ def requests():
                 "guided_regex": "(one two three, )*",
                 "ignore_eos": True,
             },
-        ),  # draft tokens are accepted, where measured step times favour them
+        ),  # draft tokens are accepted when measured step times favour them
         lambda c: (
             "/v1/chat/completions",
             {**c, "messages": say(), "max_tokens": 50, "repetition_penalty": 1.2},
@@ -145,14 +147,14 @@ def requests():
 
 
 def lasting(value):
-    """What does not differ from one time to the next"""
+    """Return the part of an answer that is equal in each run."""
     if isinstance(value, dict):
         return {k: lasting(v) for k, v in value.items() if k not in CHANGES}
     return [lasting(v) for v in value] if isinstance(value, list) else value
 
 
 def merged(frames):
-    """Of a stream each choice's pieces put together: tokens that were guessed may come several at once"""
+    """Merge the chunks of each choice of a stream: accepted draft tokens may arrive together."""
     out = {}
     for frame in frames[:-1]:
         for c in json.loads(frame)["choices"]:
@@ -176,7 +178,9 @@ def ask(server, path, body):
 
 
 def test_many_requests_at_once_are_answered_as_alone(serve, tmp_path):
-    """Fewer places, adapters' slots and pages than they want, so that they wait for each other, and some are preempted."""
+    """Fewer sequences, adapter slots and pages than requested, so that requests wait and some
+    are preempted.
+    """
     asked, folder = requests(), tiny_model.build(tmp_path / "tiny", context=1024)
     with serve(
         folder,

@@ -1,4 +1,6 @@
-"""Several models in one server: chosen by name, opened when they are asked for, closed for others within a budget, put to sleep, read again."""
+"""Several models in one server: selected by name, loaded on request, unloaded for others within a
+budget, put to sleep, reloaded.
+"""
 
 import json
 import os
@@ -19,7 +21,7 @@ OPTIONS = ("--arch", "generic", "-t", "1", "--seqs", "4", "--context", "128")
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Two models of one vocabulary and other sizes, and one whose weights are cut short."""
+    """Two models with one vocabulary and different sizes, and one with truncated weights."""
     root = tmp_path_factory.mktemp("models")
     a = tiny_model.build(root / "a", context=256)
     b = tiny_model.build(root / "b", context=128, padding=8)
@@ -58,7 +60,7 @@ def test_names_choose_and_the_first_is_the_default(both):
     ).json()
     assert no_name["model"] == "a" and no_name["choices"] == a["choices"]
     assert both.get("/v1/models/b").json()["max_model_len"] == 128
-    # other dialects choose alike
+    # other dialects select models alike
     assert (
         both.post(
             "/api/generate",
@@ -81,7 +83,7 @@ def test_names_choose_and_the_first_is_the_default(both):
     assert [m["name"] for m in both.get("/api/tags").json()["models"]] == ["a", "b"]
 
 
-def test_unknown_names_are_told_which_there_are(both):
+def test_unknown_names_get_the_list_of_models(both):
     for path, body in (
         ("/v1/completions", {"prompt": "x"}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
@@ -117,7 +119,7 @@ def test_with_the_openai_client(both):
 
 
 def metrics(s):
-    """Lines of /metrics: each family once, its lines under its head."""
+    """Parse /metrics: each family occurs once, with its samples after its head."""
     lines, at = s.get("/metrics").text.split("\n"), None
     families = [line.split()[2] for line in lines if line.startswith("# TYPE")]
     assert len(families) == len(set(families))
@@ -129,7 +131,7 @@ def metrics(s):
     return lines
 
 
-def test_metrics_say_which_model(both):
+def test_metrics_have_the_model_as_a_label(both):
     ask(both, "a"), ask(both, "b")
     lines = metrics(both)
     for name in ("a", "b"):
@@ -157,10 +159,11 @@ def test_sleep_and_wake(both):
         in both.get("/metrics").text
     )
     assert both.request("POST", "/wake_up?model=b").status == 200 and states(both)["b"] == "loaded"
-    assert both.request("POST", "/wake_up?model=b").status == 200  # again: nothing to do
+    assert both.request("POST", "/wake_up?model=b").status == 200  # again: no effect
     both.request("POST", "/sleep?model=b")
-    assert ask(both, "b").json()["choices"] == first  # asking wakes it, and it is what it was
-    assert both.request("POST", "/sleep").status == 200  # all
+    # a request wakes it, and its answers are unchanged
+    assert ask(both, "b").json()["choices"] == first
+    assert both.request("POST", "/sleep").status == 200  # all models
     assert both.get("/is_sleeping").json() == {"is_sleeping": True}
     assert (
         both.get("/health").status == 200
@@ -168,10 +171,10 @@ def test_sleep_and_wake(both):
         and both.get("/status.json").status == 200
     )
     assert ask(both, "a").status == 200
-    assert both.request("POST", "/wake_up").status == 400  # which?
+    assert both.request("POST", "/wake_up").status == 400  # no model named
     assert both.request("POST", "/wake_up?model=c").status == 404
     assert both.request("POST", "/sleep?level=7").status == 400
-    # a page of somebody else's cannot do that
+    # refused for web pages of other origins
     assert (
         both.request("POST", "/sleep?model=a", headers={"Origin": "http://evil.example"}).status
         == 403
@@ -180,7 +183,9 @@ def test_sleep_and_wake(both):
 
 
 def test_what_runs_ends_before_its_model_sleeps(both):
-    """The stream is read to its end, though its model has been put to sleep behind it; what comes meanwhile opens it again."""
+    """The stream completes though its model has been put to sleep; later requests load it
+    again.
+    """
     whole = ask(both, "b", n=100, ignore_eos=True).json()["choices"][0]["text"]
     got = {}
 
@@ -198,7 +203,7 @@ def test_what_runs_ends_before_its_model_sleeps(both):
 
 
 def test_reload(serve, folders, tmp_path):
-    """A model is read again under its name; from a broken file it is not, and the one in service stays."""
+    """A model is reloaded under its name; if its file is broken, the old one stays in service."""
     home = tmp_path / "m"
     shutil.copytree(folders[0], home)
     weights = next(p for p in home.iterdir() if p.suffix == ".safetensors")
@@ -211,7 +216,7 @@ def test_reload(serve, folders, tmp_path):
         r = s.request("POST", "/reload")
         assert r.status == 400 and "stays" in r.json()["error"]["message"], r.text
         assert ask(s, "m").json()["choices"] == before and states(s) == {"m": "loaded"}
-        # other weights: the same bytes of values in another order
+        # other weights: the same values in another order
         n = int.from_bytes(good[:8], "little")
         changed = bytearray(good)
         head = json.loads(good[8 : 8 + n])
@@ -233,7 +238,9 @@ def test_reload(serve, folders, tmp_path):
 
 
 def test_a_budget_for_one_of_two(serve, both, folders):
-    """Both are answered though only one fits at a time; nothing is lost when many ask for both at once."""
+    """Both are answered though only one fits at a time; no request is lost when many want both
+    at once.
+    """
     budget = max(need(both, "a"), need(both, "b")) + 1000
     want = {name: ask(both, name, n=16).json()["choices"] for name in "ab"}
     with serve(
@@ -257,7 +264,7 @@ def test_a_budget_for_one_of_two(serve, both, folders):
         assert len(got) == 12
         for name, r in got:
             assert r.status == 200 and r.json()["choices"] == want[name], r.text
-        # no room for a second copy beside the first
+        # no memory for a second copy next to the first
         name = next(k for k, v in states(s).items() if v == "loaded")
         r = s.request("POST", f"/reload?model={name}")
         assert r.status == 503 and "--memory" in r.text and "stays" in r.text
@@ -296,7 +303,9 @@ def test_mistakes_at_the_start(llmc_binary, folders, tmp_path):
 
 
 def test_a_model_that_breaks_later(serve, folders, tmp_path):
-    """Requests for it are told why, the others go on; when the file is back it works."""
+    """Requests for it get the reason, other models continue; it works again when the file is
+    back.
+    """
     home = tmp_path / "m"
     shutil.copytree(folders[1], home)
     weights = next(p for p in home.iterdir() if p.suffix == ".safetensors")
@@ -320,7 +329,7 @@ def test_settings_file_names_several(serve, folders, tmp_path):
         f"model: [a={folders[0]}, b={folders[1]}]\narch: generic\nthreads: 1\nseqs: 2\n"
     )
     with serve(folders[0], "--config", config, "--model-name", "only") as s:
-        assert list(states(s)) == ["only"]  # the command line's models replace those of the file
+        assert list(states(s)) == ["only"]  # models of the command line replace those of the file
     with serve(f"--config={config}") as s:
         assert list(states(s)) == ["a", "b"]
 
@@ -336,7 +345,7 @@ LORA = os.path.join(weights.HERE, "lora")
 
 
 def agrees(s, model, prompt, logits):
-    """Sums of log probabilities of the prompt's tokens are those of PEFT's logits."""
+    """Compare the sum of the prompt's log probabilities with PEFT's logits."""
     r = s.post(
         "/v1/completions",
         {
@@ -358,12 +367,14 @@ def agrees(s, model, prompt, logits):
 
 
 def test_adapters_by_name(serve, tmp_path):
-    """--lora NAME=DIR and /v1/load_lora_adapter: each answers as PEFT's model does, the base as without."""
+    """--lora NAME=DIR and /v1/load_lora_adapter: each name answers as PEFT's model does, the
+    base as without adapters.
+    """
     g = weights.Golden("llama-modern")
     g.build(tmp_path / "base")
     home = tmp_path / "adapters"
     shutil.copytree(os.path.join(LORA, "embed-head"), home / "head")
-    shutil.copytree(os.path.join(LORA, "qv-rslora"), home / "other")  # of another model
+    shutil.copytree(os.path.join(LORA, "qv-rslora"), home / "other")  # an adapter of another model
     outside = tmp_path / "outside"
     shutil.copytree(os.path.join(LORA, "embed-head"), outside)
     os.symlink(outside, home / "link")
@@ -405,13 +416,13 @@ def test_adapters_by_name(serve, tmp_path):
         assert agrees(s, "all", g.prompt, g.logits) > 0.1
         assert (
             s.post("/generate", {"inputs": "a", "parameters": {"adapter_id": "none"}}).status == 404
-        )  # found as "model" is
+        )  # found like "model"
         told = [line for line in metrics(s) if line.startswith("vllm:lora_requests_info{")]
         assert (
             len(told) == 1
             and 'model_name="base",max_lora="2",running_lora_adapters="",waiting_lora_adapters=""'
             in told[0]
-        )  # of the base alone
+        )  # only for the base
         # mistakes
         assert load("head", "head").status == 400 and load("base", "head").status == 400
         for path in ("link", "../outside", str(outside), "/etc", "none"):
@@ -423,7 +434,7 @@ def test_adapters_by_name(serve, tmp_path):
         )
         assert s.post("/v1/load_lora_adapter", {"lora_name": "x"}).status == 400
         assert s.post("/v1/unload_lora_adapter", {"lora_name": "base"}).status == 404
-        # gone, and back
+        # unloaded and loaded again
         assert s.post("/v1/unload_lora_adapter", {"lora_name": "head"}).status == 200
         assert s.post("/v1/unload_lora_adapter", {"lora_name": "head"}).status == 404
         assert ask(s, "head", prompt=[5, 6]).status == 404 and "head" not in states(s)
@@ -433,7 +444,9 @@ def test_adapters_by_name(serve, tmp_path):
 
 
 def test_adapters_in_slots(serve, tmp_path):
-    """--lora-slots: names for one engine, whose batches hold requests of all of them; loaded, unloaded, asleep and back."""
+    """--lora-slots: names that share one engine, whose batches mix their requests; loaded,
+    unloaded, asleep and loaded again.
+    """
     g = weights.Golden("llama-modern")
     g.build(tmp_path / "base")
     home = tmp_path / "adapters"
@@ -498,7 +511,8 @@ def test_adapters_in_slots(serve, tmp_path):
             for _ in range(2):
                 for name, got in zip([*logits] * 4, pool.map(answer, [*logits] * 4)):
                     assert got == alone[name], name
-        # more names than slots: the least recently used makes room, also when all are asked for at once, and read again
+        # more names than slots: the least recently used is evicted, also with concurrent requests
+        # and reloads
         assert load("third", "llama-all").status == 200 and answer("third") == alone["all"]
         assert 'max_lora="2"' in s.get("/metrics").text
         turns = ["third", "some", "all", "base"] * 3
@@ -516,7 +530,8 @@ def test_adapters_in_slots(serve, tmp_path):
         refused = load("head", "embed-head")
         assert refused.status == 400 and "has no slot" in refused.text
         assert load("third", "llama-all").status == 200 and answer("third") == alone["all"]
-        # the engine goes with those who share it, and comes with the first that is asked for
+        # the engine sleeps with the names that borrow it, and is loaded by the first request for
+        # any of them
         assert s.post("/sleep?model=base", {}).status == 200
         assert set(states(s).values()) == {"unloaded"}
         assert answer("third") == alone["all"] and answer("base") == alone["base"]

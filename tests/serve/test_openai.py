@@ -110,7 +110,7 @@ def test_completion(client):
     )
 
 
-def test_greedy_is_what_the_command_line_says(client, llmc_binary, tiny_folder):
+def test_greedy_equals_the_command_line(client, llmc_binary, tiny_folder):
     p = subprocess.run(
         [
             llmc_binary,
@@ -220,7 +220,7 @@ def test_completion_logprobs_and_echo(client):
         assert 3 <= len(place) <= 4 and max(place.values()) == pytest.approx(x), (
             "greedy took the likeliest"
         )
-    # scoring alone: what evaluation harnesses do
+    # scoring only, as evaluation harnesses do
     score = client.completions.create(
         model="tiny", prompt="hello world", max_tokens=0, logprobs=1, echo=True
     )
@@ -265,7 +265,7 @@ def test_best_of(client):
 
 
 def test_answers_of_broken_bytes_are_valid_text(client):
-    """The model makes nothing but half characters."""
+    """The model outputs incomplete UTF-8 only."""
     bias = {str(i): -100 for i in list(range(0, 99)) + list(range(261, 270))}
     r = client.completions.create(
         model="tiny",
@@ -458,13 +458,16 @@ def test_what_would_change_the_answer_is_not_passed_over(tiny, field, value):
             assert tiny.post(path, {**body, "max_tokens": 1, field: nothing}).status == 200
 
 
-PLAIN = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"  # no tools; adds content to a text
+# no tools; concatenates the content to a string
+PLAIN = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
 ASKS = "{% for m in messages %}{{ m.role }}:{% if m.content is none %}calls {{ m.tool_calls[0].function.name }}{% else %}{{ m.content }}{% endif %} {% endfor %}"
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 
 
 def tool_loop(client, **args):
-    """What a program sends back after the model has called: the client's own objects, with the content that the protocol has there, null."""
+    """Send back the client's own objects after a call, with null content as the protocol has
+    it.
+    """
     from openai.types.chat import ChatCompletionMessage
 
     said = ChatCompletionMessage.model_validate(
@@ -731,7 +734,7 @@ def test_tokens_and_text(tiny):
     assert chat["tokens"][0] == 3
     assert tiny.post("/tokenize", {"content": "hello world é"}).json() == {
         "tokens": r["tokens"][-5:]
-    }  # llama.cpp's
+    }  # llama.cpp's form
     pieces = tiny.post(
         "/tokenize", {"content": "é", "with_pieces": True, "add_special": False}
     ).json()["tokens"]
@@ -753,7 +756,7 @@ def test_tokens_and_text(tiny):
 
 
 def test_adapters_by_scale_are_refused(tiny):
-    """llama.cpp's way; an answer of the base model would be a wrong one."""
+    """llama.cpp's request form; an answer of the base model would be wrong."""
     r = tiny.post(
         "/v1/completions", {"prompt": "a", "max_tokens": 1, "lora": [{"id": 0, "scale": 0.5}]}
     )

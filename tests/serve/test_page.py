@@ -1,4 +1,4 @@
-"""The chat page and the status page in Debian's Chromium. Screenshots go to build/screens."""
+"""The chat page and the status page in Debian's Chromium. Screenshots are in build/screens."""
 
 import contextlib
 import json
@@ -64,7 +64,7 @@ def browser():
 
 @pytest.fixture
 def chat(browser, smol):
-    """The chat page of a server with SmolLM2, empty."""
+    """The empty chat page of a server with SmolLM2."""
     browser.set_window_size(1100, 800)
     browser.get(smol.url + "/chat")
     browser.execute_script(
@@ -120,7 +120,9 @@ def test_send_stream_reload(chat):
 
 @pytest.fixture
 def endless(browser, fake):
-    """The chat page of the false engine, whose answers take minutes: none is over before it is stopped."""
+    """The chat page of the fake engine, whose answers take minutes: none ends before it is
+    stopped.
+    """
     with fake(step_ms=100, context=4096) as s:
         browser.set_window_size(1100, 800)
         browser.get(s.url + "/chat")
@@ -219,13 +221,13 @@ def test_a_conversation_longer_than_the_context_goes_on(browser, tiny):
     assert len(browser.find_elements(By.CSS_SELECTOR, ".turn")) == 16, (
         "what is not sent is still shown"
     )
-    say(browser, "z" * 400)  # does not fit alone
+    say(browser, "z" * 400)  # does not fit even alone
     wait(browser, lambda b: b.find_elements(By.CSS_SELECTOR, ".error") and idle(b))
     say(browser, "hello")
     wait(browser, lambda b: len(answers(b)) == 10 and idle(b))
     assert len(browser.find_elements(By.CSS_SELECTOR, ".error")) == 1
     shot(browser, "chat-context")
-    browser.get_log("browser")  # the refusals are there
+    browser.get_log("browser")  # discard the log of refused requests
 
 
 def test_copy_on_plain_http(browser, serve, tiny_folder):
@@ -307,7 +309,7 @@ def test_hostile_markdown_stays_inert(chat):
     assert "window.pwned = 10" in body.find_element(By.TAG_NAME, "pre").text
     chat.execute_async_script(
         "const done = arguments[0]; fetch('/version').finally(() => requestAnimationFrame(() => setTimeout(done)))"
-    )  # handlers of loads that fail have run
+    )  # error handlers of failed loads have run
     assert chat.execute_script("return window.pwned") is None
     shot(chat, "chat-hostile")
 
@@ -346,7 +348,7 @@ $$\begin{nothing} x \end{nothing}$$ and $$ unclosed
 
 
 def test_code_has_colours_and_formulas_are_drawn(chat):
-    """Colours change no character, and what cannot be read as a formula stands as its source."""
+    """Colours change no character, and an invalid formula is shown as its source."""
     content = (
         "\n\n".join(f"```{name}\n{text}```" for name, text in CODE.items()) + "\n\n" + FORMULAS
     )
@@ -481,7 +483,7 @@ def test_phone_and_dark(chat):
         assert (
             chat.execute_script("return getComputedStyle(document.body).backgroundColor") != light
         )
-        # a word that fits is not broken: each stands on one line
+        # a word that fits is not broken: each is on one line
         chat.execute_script(
             "localStorage.setItem('llmc.chat.v1', arguments[0])",
             json.dumps(
@@ -603,7 +605,7 @@ def test_reasoning_calls_and_probabilities_are_drawn(chat):
 
 @pytest.fixture
 def page(browser, tiny):
-    """The chat page of the tiny server, empty."""
+    """The empty chat page of the tiny server."""
     browser.set_window_size(1100, 800)
     browser.get(tiny.url + "/chat")
     browser.execute_script(
@@ -619,7 +621,9 @@ def reopen(b):
 
 
 def listen(b, *given):
-    """What the page asks for is kept as window.sent; the first questions get these deltas, each list an answer, the others the server's."""
+    """Record the requests of the page in window.sent. The first ones get these deltas, one
+    list per answer; the others reach the server.
+    """
     b.execute_script(
         """
         const given = arguments[0], fetch = window.fetch;
@@ -882,7 +886,9 @@ def test_a_branch_goes_on_from_an_earlier_answer(page):
 
 
 def test_everything_by_the_keyboard(browser, endless):
-    """Sending, stopping and editing: Tab goes everywhere, and nothing is clicked. The false engine answers with the prompt."""
+    """Sending, stopping and editing: Tab reaches everything, and nothing is clicked. The fake
+    engine answers with the prompt.
+    """
     keys = lambda *k: browser.switch_to.active_element.send_keys(*k)
 
     def tab_to(what, back=False):
@@ -1019,7 +1025,7 @@ def test_status_page(browser, smol):
             p.get_attribute("d")
             for p in b.find_elements(By.CSS_SELECTOR, "#plots .plot:nth-child(-n+6) path")
         ),
-    )  # of guesses there may be none
+    )  # there may be no draft tokens
     wait(browser, lambda b: all(e.text for e in b.find_elements(By.CSS_SELECTOR, "#hour .now")))
     assert (
         len(browser.find_elements(By.CSS_SELECTOR, "#plots .plot"))
@@ -1032,7 +1038,9 @@ def test_status_page(browser, smol):
 
 @contextlib.contextmanager
 def asked_again_and_again(server, body):
-    """Another client asks until the block ends, so that what the page shows of now is there whenever it is looked at."""
+    """Another client sends requests until the block ends, so that the live figures of the page
+    are present whenever it is read.
+    """
     over = threading.Event()
 
     def ask():
@@ -1048,8 +1056,8 @@ def asked_again_and_again(server, body):
         t.join()
 
 
-def test_status_page_draws_what_came_of_guesses(browser, fake):
-    """The false engine's guesses come true one time in four."""
+def test_status_page_plots_the_draft_acceptance_rate(browser, fake):
+    """The fake engine accepts one in four draft tokens."""
     with fake(step_ms=20) as s:
         browser.set_window_size(1100, 1200)
         browser.get(s.url + "/status")
@@ -1060,17 +1068,17 @@ def test_status_page_draws_what_came_of_guesses(browser, fake):
         )
         with asked_again_and_again(
             s, {"prompt": "a b c d", "max_tokens": 200}
-        ):  # the plots are of the last seconds
+        ):  # the plots show the last seconds
             wait(
                 browser,
                 lambda b: "25 of 100" in plot(b, "plots").text
                 and plot(b, "plots").find_element(By.CSS_SELECTOR, "path").get_attribute("d"),
             )
-            wait(browser, lambda b: "most 25" in plot(b, "hour").text)  # with the next sample
+            wait(browser, lambda b: "most 25" in plot(b, "hour").text)  # after the next sample
             true, made = (
                 int(n.replace(",", ""))
                 for n in re.search(
-                    r"Guesses that came true, tokens ([\d,]+) of ([\d,]+)",
+                    r"Draft tokens accepted ([\d,]+) of ([\d,]+)",
                     browser.find_element(By.ID, "facts").text,
                 ).groups()
             )

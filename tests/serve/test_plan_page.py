@@ -1,4 +1,4 @@
-"""llmc plan --html: a page that needs nothing else."""
+"""llmc plan --html: a self-contained page."""
 
 import json
 import os

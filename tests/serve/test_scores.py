@@ -1,4 +1,6 @@
-"""/v1/score and /v1/rerank of models that read both texts as one: a classifier of one label, and a model that makes text and says yes or no."""
+"""/v1/score and /v1/rerank of models that read query and document as one input: a classifier with
+one label, and a generative model that answers yes or no.
+"""
 
 import json
 import math
@@ -13,7 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "golden"))
 import weights  # noqa: E402
 
 QUERY, DOCS = "hello", ["hello world", "a world of or", "", "well, hello there"]
-# As the tokenizer of Qwen3-Reranker has it, for messages without tools
+# template of Qwen3-Reranker's tokenizer, for messages without tools
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
@@ -40,7 +42,9 @@ def pairs_template(single, pair):
 
 
 def build_classifier(folder, n_labels):
-    """A decoder with score.weight; its tokenizer puts ends around the texts of a pair."""
+    """A decoder with score.weight; its tokenizer adds special tokens around the parts of a
+    pair.
+    """
     with pytest.MonkeyPatch.context() as patch:
 
         class Classifier(weights.Golden):
@@ -64,7 +68,9 @@ def sigmoid(x):
 
 
 def test_a_classifier_reads_pairs(serve, tmp_path):
-    """Its scores of ids are held to transformers by tests/e2e/test_vectors.py, pairs are those of the tokenizers library."""
+    """tests/e2e/test_vectors.py compares its scores of ids with transformers; here pairs are
+    compared with the tokenizers library.
+    """
     import llmc
 
     tokenizers = pytest.importorskip("tokenizers")
@@ -100,7 +106,7 @@ def test_a_classifier_reads_pairs(serve, tmp_path):
             "/v1/score", {"text_1": QUERY, "text_2": "x" * 3000, "truncate_prompt_tokens": -1}
         ).json()
         most = s.get("/info").json()["max_total_tokens"]
-        theirs.enable_truncation(most, strategy="only_second")  # what stands behind both stays
+        theirs.enable_truncation(most, strategy="only_second")  # the tokens after both inputs stay
         assert theirs.encode(QUERY, "x" * 3000).ids[-1] == theirs.token_to_id("</s>")
         assert cut["usage"]["prompt_tokens"] == most and cut["data"][0]["score"] == pytest.approx(
             want(QUERY, "x" * 3000), abs=1e-6
@@ -125,7 +131,10 @@ def test_more_labels_are_no_score(serve, tmp_path):
 
 
 def test_yes_or_no(serve, tmp_path):
-    """The prompt is that of Qwen3-Reranker's page, and the score softmax over the logits of no and yes behind it, here by log probabilities of texts that end in either."""
+    """The prompt is that of Qwen3-Reranker's page. The score is the softmax over the
+    next-token logits of no and yes, computed here from log probabilities of prompts that
+    end in either.
+    """
     folder = tiny_model.build(
         tmp_path / "asked", context=1024, template=TEMPLATE, words=("yes", "no")
     )

@@ -1,4 +1,4 @@
-"""Metrics, pages, keys, settings, logs: what is neither OpenAI's nor TGI's."""
+"""Metrics, pages, keys, settings, logs: everything outside of OpenAI's and TGI's interfaces."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def metrics(server):
 
 
 def value(families, name, suffix="", **labels):
-    # the parser gives samples of counters the end that OpenMetrics wants
+    # the parser adds the suffix that OpenMetrics requires to counters
     return sum(
         s.value
         for f in families.values()
@@ -72,7 +72,7 @@ def test_metrics_have_the_names_of_dashboards(tiny):
 
 
 def test_metrics_count(tiny):
-    tiny.idle()  # other tests' requests that were left
+    tiny.idle()  # requests left by other tests
     before = metrics(tiny)
     tiny.post("/generate", {"inputs": "hello world", "parameters": {"max_new_tokens": 7}})
     tiny.post(
@@ -101,8 +101,10 @@ def test_metrics_count(tiny):
 
 
 @pytest.mark.parametrize("base", ["qwen3_5-plain", "step3p5-plain"])
-def test_a_head_guesses_and_is_counted(serve, base, tmp_path):
-    """serve --draft mtp: the texts without it, and counts that agree with each other. How much is guessed is a matter of time."""
+def test_a_draft_head_is_used_and_counted(serve, base, tmp_path):
+    """serve --draft mtp: the outputs without it, and consistent counts. The number of draft
+    tokens depends on timing.
+    """
     folder = tiny_model.build(tmp_path / "m", base=base, golden=tiny_model.weights.Mtp)
     asks = [
         {"inputs": "hello world, hello w", "parameters": {"max_new_tokens": 40, **more}}
@@ -281,8 +283,8 @@ TOOL = {"name": "f", "parameters": {"type": "object", "properties": {}}}
         ("GET", "/status/history.json", None, {}),
     ],
 )
-def test_the_document_tells_the_fields(tiny, method, path, body, headers):
-    """No key of a request or of its answer is missing there, where the document tells keys at all."""
+def test_the_document_lists_the_fields(tiny, method, path, body, headers):
+    """The document has every key of requests and answers for which it lists keys at all."""
     doc = tiny.get("/openapi.json").json()
 
     def missing(value, schemas, where=""):
@@ -423,7 +425,8 @@ def test_web_pages_of_other_origins(fake):
             "access-control-allow-origin"
             not in s.get("/version", headers={"Origin": "https://b.example"}).headers
         )
-        asked = "authorization,content-type,openai-beta,x-api-key,x-stainless-arch,x-stainless-retry-count"  # by OpenAI's client in a browser
+        # sent by OpenAI's client in a browser
+        asked = "authorization,content-type,openai-beta,x-api-key,x-stainless-arch,x-stainless-retry-count"
         r = s.request(
             "OPTIONS",
             "/v1/chat/completions",
@@ -445,7 +448,7 @@ def test_web_pages_of_other_origins(fake):
             "access-control-allow-origin"
             not in s.get("/version", headers={"Origin": "https://a.example"}).headers
         )
-        # what a foreign page can send without asking is not JSON
+        # requests that a foreign page can send without a preflight are not JSON
         assert (
             s.post(
                 "/v1/completions",
@@ -508,7 +511,7 @@ def test_the_port_is_taken(llmc_binary, tiny, tiny_folder):
     assert code == 2 and "in use" in text and "--port" in text
 
 
-def test_file_environment_and_flags_say_the_same(serve, tiny_folder, tmp_path):
+def test_file_environment_and_flags_are_equivalent(serve, tiny_folder, tmp_path):
     (tmp_path / "s.yaml").write_text(
         f"# comment\nmodel: {tiny_folder}\nmodel-name: from-file\narch: generic\nquiet: true\nmax_best_of: 7\n"
         "max-total-tokens: 100\nset: [kv.dtype=f32]\nallow-remote: false\n"
@@ -588,7 +591,9 @@ def test_a_full_disk_for_the_log_does_not_matter(serve, tiny_folder):
 
 
 def test_sighup_opens_the_log_again(serve, tiny_folder, tmp_path):
-    """As logrotate does it: the file is moved away. And on a full disk: lines are lost until there is room, both is said."""
+    """logrotate moves the file away. On a full disk lines are lost until there is space again;
+    both are reported.
+    """
     log, old = tmp_path / "log", tmp_path / "old"
     with serve(tiny_folder, "--arch", "generic", "--log-file", log) as s:
 
@@ -623,7 +628,7 @@ def test_sighup_opens_the_log_again(serve, tiny_folder, tmp_path):
         assert s.stop()[0] == 0
         said = open(s.log).read()
         assert said.count("cannot be written") == 1
-        # a line comes after its answer: the second may have found the log that is written again
+        # a log line appears after its answer: the second may be in the reopened log
         assert (
             int(re.search(r"the log is written again; (\d+) lines? (?:is|are) lost", said)[1])
             + ("lost too" in log.read_text())
@@ -682,7 +687,7 @@ def test_curl(tiny):
 
 
 def test_prompts_of_different_salts_share_no_pages(serve, tiny_folder, tmp_path):
-    """cache_salt as vLLM has it: in memory, and in files behind a restart."""
+    """cache_salt as in vLLM: in memory, and in files after a restart."""
     prompt = "a beginning that is long enough for several pages of positions, word by word, " * 2
 
     def cached(server, salt, text=prompt, **more):

@@ -1,4 +1,4 @@
-"""TGI's interface: its Python client, Hugging Face's client, its sentences."""
+"""TGI's interface: its Python client, Hugging Face's client, its messages."""
 
 import asyncio
 import json
@@ -158,7 +158,7 @@ def test_defaults(tiny):
     assert generate(tiny).json() == generate(tiny).json(), "with empty ones it does not"
 
 
-def test_seed_is_told_when_sampling(tiny):
+def test_seed_is_reported_when_sampling(tiny):
     big = 2**64 - 1
     d = generate(tiny, do_sample=True, seed=big, details=True, max_new_tokens=8)
     assert (
@@ -190,7 +190,8 @@ def test_stop_sequences_stay_in_the_text(tiny):
         and frames[-1]["details"]["finish_reason"] == "stop_sequence"
     )
     assert len(frames) == d["details"]["generated_tokens"]
-    # length goes first: the last token allowed reports it even when it completes a stop sequence
+    # length is checked first: the last allowed token reports it even if it completes a stop
+    # sequence
     n = d["details"]["generated_tokens"]
     assert (
         generate(tiny, max_new_tokens=n, stop=[stop], details=True).json()["details"][

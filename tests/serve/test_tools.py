@@ -1,5 +1,7 @@
-"""Tools through the chat: a model that has never seen one (SmolLM2, whose template has no place for them) calls what it must, with arguments that fit; and templates
-that have a place, on a tiny model whose words are forced."""
+"""Tools through the chat. SmolLM2, whose template has no tool support, makes the required calls
+with valid arguments. Templates with tool support are tested on a tiny model whose output is
+forced.
+"""
 
 import json
 
@@ -80,7 +82,9 @@ def test_forced_calls_are_of_their_schema(client, choice):
 
 
 def test_a_named_function_is_called_once(client):
-    """Also where several calls would be allowed: libraries that ask for a typed answer this way say nothing of that."""
+    """Even if several calls are allowed: libraries that request a typed answer this way do not
+    set parallel_tool_calls.
+    """
     r = client.chat.completions.create(
         model="smollm2",
         messages=ASK,
@@ -121,7 +125,7 @@ def test_a_stream_of_a_call_is_the_whole(client):
                 n += 1
             assert not c.delta.content
     assert (name, arguments, finish) == (whole.name, whole.arguments, "tool_calls") and n > 3
-    # and as the client puts it together
+    # and as the client assembles it
     with client.chat.completions.stream(**args) as s:
         s.until_done()
         assert (
@@ -265,7 +269,7 @@ def test_what_tools_may_have(marked, fields):
     )
 
 
-def test_what_is_wrong_with_tools_is_told(smol):
+def test_mistakes_in_tools_are_reported(smol):
     for extra, param in (
         (
             {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "other"}}},
@@ -294,7 +298,7 @@ def test_what_is_wrong_with_tools_is_told(smol):
         a = smol.post("/v1/chat/completions", {"messages": ASK, "max_tokens": 4, **extra})
         assert a.status == 400 and a.json()["error"]["param"] == param, a.text
     assert "#/f/properties/a/type" in a.json()["error"]["message"]
-    # a schema that cannot be compiled, of a tool that is not strict: any object
+    # a schema that does not compile, in a tool that is not strict: any object
     loose = [
         {
             "type": "function",
@@ -322,7 +326,7 @@ THINKS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% i
 
 
 def test_reasoning_and_calls_of_a_template_that_has_both(serve, tmp_path):
-    """What the model says is forced by a grammar of the request, so that the reading of it is seen."""
+    """A grammar of the request forces the output, so that the parser is tested."""
     folder = tiny_model.build(tmp_path, template=THINKS)
     with serve(
         folder,
@@ -338,7 +342,8 @@ def test_reasoning_and_calls_of_a_template_that_has_both(serve, tmp_path):
         "512",
     ) as s:
         with openai.OpenAI(base_url=s.url + "/v1", api_key="none", max_retries=0) as c:
-            # the constraint of a text begins behind the reasoning, so the reasoning itself is free; its end is made likely
+            # the constraint applies after the reasoning, so the reasoning is free; its end is made
+            # likely
             r = c.chat.completions.create(
                 model="tiny",
                 messages=ASK,
@@ -368,7 +373,7 @@ def test_reasoning_and_calls_of_a_template_that_has_both(serve, tmp_path):
             assert streamed == m.reasoning_content
 
 
-# a model whose words a logit bias chooses: each of these is one token
+# a model whose words are chosen by a logit bias: each of these is one token
 MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 ANSWER = {
     "type": "object",
@@ -429,7 +434,7 @@ def token(text):
 
 
 def bias(*texts):
-    """More likely than all else, the first most; the end of a reasoning before them."""
+    """Bias these above all others, the first one most; the end of reasoning comes before them."""
     return {str(token(t)): 100 - 20 * i for i, t in enumerate(["</think>", *texts])}
 
 
@@ -460,7 +465,9 @@ def said(server, **fields):
     ],
 )
 def test_a_constrained_answer_or_a_call(marked, format):
-    """With both in a request the model chooses: a call of a tool, or an answer of the constraint."""
+    """With both in a request the model chooses: a call, or an answer that matches the
+    constraint.
+    """
     c = said(marked, logit_bias=bias("<tool_call>"), **format)
     assert c["finish_reason"] == "tool_calls" and c["message"]["content"] is None, c
     assert c["message"]["tool_calls"][0]["function"]["name"] == "where" and json.loads(
@@ -474,7 +481,7 @@ def test_a_constrained_answer_or_a_call(marked, format):
         if format.get("response_format") == FORMATS["json_object"]
         else 1 <= said_["n"] <= 9
     )
-    c = said(marked, tool_choice="required", logit_bias=bias("{"), **format)  # no choice: a call
+    c = said(marked, tool_choice="required", logit_bias=bias("{"), **format)  # required: a call
     assert c["finish_reason"] == "tool_calls" and c["message"]["content"] is None, c
 
 
@@ -488,8 +495,8 @@ def test_an_answer_without_calls_is_held_to_its_schema(marked):
     assert 1 <= json.loads(c["message"]["content"])["n"] <= 9, c
 
 
-def test_a_constraint_begins_behind_the_reasoning(marked):
-    """A tool that may be called changes nothing about that, in no dialect."""
+def test_a_constraint_begins_after_the_reasoning(marked):
+    """An optional tool changes nothing about that, in any dialect."""
     if not marked.thinks:
         pytest.skip("it does not think")
     messages = marked.post(
@@ -534,7 +541,9 @@ def test_a_constraint_begins_behind_the_reasoning(marked):
 
 
 def pieces_of(server, dialect, n, **fields):
-    """What an answer of n tokens says in a dialect, streamed: its text, and its calls as name and arguments."""
+    """Stream an answer of n tokens in a dialect; return its text, and its calls as name and
+    arguments.
+    """
     if dialect == "chat":
         a = server.post(
             "/v1/chat/completions",
@@ -593,7 +602,7 @@ def pieces_of(server, dialect, n, **fields):
 
 
 def test_what_is_left_of_a_call_that_is_cut_is_no_text(serve, tmp_path):
-    """Marks of several tokens, cut at each of them."""
+    """Marks of several tokens, truncated at each of them."""
     folder = tiny_model.build(tmp_path, template=TALKS)
     with serve(
         folder,
@@ -634,7 +643,9 @@ def test_what_is_left_of_a_call_that_is_cut_is_no_text(serve, tmp_path):
     ],
 )
 def test_log_probabilities_are_of_the_content(marked, tools):
-    """Marks, reasoning and calls have none, streamed or not; together the tokens are the content."""
+    """Marks, reasoning and calls have none, streamed or not; the tokens together are the
+    content.
+    """
     words = (
         bias("{", "}", "<tool_call>")
         if "tool_choice" in tools

@@ -1,4 +1,6 @@
-"""Spans for a collector: what they hold, whose parent they have, that none is sent when the client does not want it, and that a collector which is not there harms nobody."""
+"""Spans for a collector: their content and parent, no span if the client did not sample it, and no
+harm from an absent collector.
+"""
 
 import http.server
 import json
@@ -74,11 +76,13 @@ def test_spans(serve, tiny_folder, collector):
     ) as s:
         assert ask(s, traceparent=f"00-{TRACE}-{PARENT}-01") == 200
         assert ask(s, traceparent=f"00-{'1' * 32}-{PARENT}-00") == 200  # not sampled
-        assert ask(s, traceparent=f"00-{'0' * 32}-{PARENT}-01") == 200  # no trace: a new one
+        assert (
+            ask(s, traceparent=f"00-{'0' * 32}-{PARENT}-01") == 200
+        )  # invalid trace id: a new one
         assert (
             s.get("/v1/nothing").status == 404 and s.get("/version").status == 200
-        )  # nothing is worked on
-        s.stop()  # what is left goes out
+        )  # no request in flight
+        s.stop()  # remaining spans are sent
     assert {path for path, _ in collector.got} == {"/v1/traces"}
     all = spans(collector)
     ours = [s for s in all if s["traceId"] == TRACE]

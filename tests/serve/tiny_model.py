@@ -1,7 +1,8 @@
-"""A model folder small enough to be made for each run: golden weights, a byte-level tokenizer, a chat template.
+"""A model folder small enough to be built in each run: golden weights, a byte-level tokenizer, a
+chat template.
 
-Every byte is a token, so any text has one; half of the ids are single bytes beyond ASCII, so that answers are full of
-broken UTF-8.
+Every byte is a token, so any text can be tokenized. Half of the ids are single bytes beyond
+ASCII, so answers are full of incomplete UTF-8.
 """
 
 import json
@@ -113,9 +114,11 @@ def build(
     marks=(),
     words=(),
 ):
-    """golden: weights.Mtp for a head that guesses as well; marks: special tokens more, behind all others; words: tokens more that are text, behind those"""
+    """Build the folder. golden: weights.Mtp adds a draft head; marks: additional special
+    tokens, after all others; words: additional text tokens, after the marks.
+    """
     g = (golden or weights.Golden)(base)
-    n = len(vocabulary((*marks, *words))) + padding  # tokens that the tokenizer does not know
+    n = len(vocabulary((*marks, *words))) + padding  # ids that the tokenizer does not have
     g.config.update(vocab_size=n, max_position_embeddings=context, rope_theta=10000.0)
     for name in g.tensors:
         if "embed_tokens" in name or "lm_head" in name or "shared_head.output" in name:
@@ -138,7 +141,7 @@ def build(
 
 
 def adapter(folder, model, seed):
-    """A small adapter of the first layers' projections, as PEFT writes it"""
+    """Write a small PEFT adapter of the first layer's projections."""
     os.makedirs(folder)
     with open(os.path.join(model, "config.json")) as f:
         hidden = json.load(f)["hidden_size"]
@@ -165,7 +168,10 @@ def adapter(folder, model, seed):
 
 
 def everything(folder, model, name=NAMES[0]):
-    """Options of a server that has all on: NAMES, three of them adapters in two slots, which others may be read into, guesses ahead, prompts and batches that are kept below the folder"""
+    """Options of a server with everything enabled: NAMES (three of them adapters in two slots,
+    into which others may be loaded), speculation, and prefix pages and batches stored below
+    the folder.
+    """
     home = os.path.join(folder, "adapters")
     loras = [
         a

@@ -1,4 +1,4 @@
-// The server's OpenAI routes as the pages use them.
+// Client of the server's OpenAI routes for the pages.
 
 export function headers(key) {
   const h = { "Content-Type": "application/json" };
@@ -6,7 +6,7 @@ export function headers(key) {
   return h;
 }
 
-// What a response that is none of success says: an Error, with the server's code.
+// Converts an unsuccessful response to an Error with the server's code.
 async function problem(response) {
   try {
     const j = await response.json();
@@ -16,7 +16,7 @@ async function problem(response) {
   }
 }
 
-// The data of server-sent events, one JSON value each, until [DONE].
+// Yields the JSON value of each server-sent event, until [DONE].
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -46,7 +46,7 @@ function parsed(text, what) {
   }
 }
 
-// Pieces of an answer: {text}, {reasoning}, {call: {index, id, name, arguments}} and {tokens} as they come, {usage} and {finish} when known.
+// Yields the parts of an answer: {text}, {reasoning}, {call: {index, id, name, arguments}} and {tokens} as they arrive, {usage} and {finish} once known.
 export async function* complete({ model, messages, settings, plain, signal }) {
   const body = { model, stream: true, stream_options: { include_usage: true } };
   if (settings.temperature !== "") body.temperature = Number(settings.temperature);

@@ -14,11 +14,11 @@ function fresh() {
 }
 
 function save(c) {
-  if (c.turns.length && !keep(c)) note("The browser has no room left: the oldest conversations were not kept.");
+  if (c.turns.length && !keep(c)) note("The browser's storage is full: the oldest conversations were not kept.");
   reload();
 }
 
-// What the browser keeps, by this tab and others; the one that is open stays the same object.
+// Reads the conversations that this and other tabs have stored; the open one stays the same object.
 function reload() {
   all = loadAll().map((c) => (c.id === now.id ? now : c));
 }
@@ -68,7 +68,7 @@ function fill(node, turn) {
     tools.append(e);
   }
   if (turn.role === "user" && !running) {
-    const edit = button("Edit", () => editTurn(node, turn), "Ask another question here, in a branch of its own");
+    const edit = button("Edit", () => editTurn(node, turn), "Send another question from here, in a new branch");
     edit.className = "edit";
     tools.append(edit);
   }
@@ -99,7 +99,7 @@ function fill(node, turn) {
   }
 }
 
-// Boxes for what the tools gave: they are run by the reader, and the answer goes on from there.
+// Input boxes for tool results: the user runs the tools, and the answer continues with their results.
 function resultForm(turn) {
   const form = document.createElement("form"), calls = wholeCalls(turn);
   const areas = calls.map((call) => {
@@ -135,7 +135,7 @@ function turnNode(turn) {
   return node;
 }
 
-// Keys that were used on what goes away by this change go to the message box after it.
+// Keyboard focus on an element that f removes moves to the message box.
 function keepingFocus(change) {
   const at = document.querySelector(":focus-visible");
   change();
@@ -158,9 +158,9 @@ function busy(is) {
   });
 }
 
-// ---- doing ----
+// ---- actions ----
 
-// The turns up to this one in a new conversation, with `turn` in its place; the old one stays.
+// Copies the turns before `at` to a new conversation and appends `turn`; the old one is unchanged.
 function branch(at, turn) {
   const c = { ...fresh(), title: now.title, turns: [...now.turns.slice(0, now.turns.indexOf(at)), structuredClone(turn)] };
   save(now);
@@ -201,7 +201,7 @@ function download(name, ending, type, text) {
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
 
-// Conversations of a file that "Export all" wrote.
+// Imports conversations from a file that "Export all" wrote.
 async function take(file) {
   try {
     const n = add(JSON.parse(await file.text()));
@@ -213,7 +213,7 @@ async function take(file) {
   drawList();
 }
 
-// Text files go with the next message, each behind its name.
+// Attaches text files to the next message, each after its name.
 async function attach(list) {
   for (const f of list) {
     const text = f.size > 1 << 20 ? null : await f.text();
@@ -241,7 +241,7 @@ function withFiles(text) {
   return [text, ...parts].filter((p) => p.trim()).join("\n\n");
 }
 
-// What the last answer said of the context.
+// Shows the context usage that the last answer reported.
 function meter() {
   const m = $("context"), used = now.turns.findLast((t) => t.used)?.used;
   m.hidden = !used || !context;
@@ -273,13 +273,13 @@ function message(turn) {
   return m;
 }
 
-// The turns that are sent: those that fit, without answers that failed.
+// Returns the turns to send: those that fit, without failed answers.
 function messagesOf(c) {
   const list = c.turns.slice(c.skip || 0).map(message).filter((m) => m.content || m.tool_calls || m.role === "tool");
   return settings.system.trim() && !settings.plain ? [{ role: "system", content: settings.system }, ...list] : list;
 }
 
-// Leaves out the oldest turns, a few more each time; false: only the last is left.
+// Omits more of the oldest turns at each call; false: only the last one is left.
 function shorten(c) {
   const last = c.turns.findLastIndex((t) => t.role === "user"), from = c.skip || 0;
   if (from >= last) return false;
@@ -362,7 +362,7 @@ async function answer() {
   if (now === c) {
     meter();
     const bottom = log.scrollHeight - log.scrollTop - log.clientHeight < 90;
-    keepingFocus(() => [...log.children].forEach((n, i) => fill(n, c.turns[i]))); /* what may not be done while it writes, may be now */
+    keepingFocus(() => [...log.children].forEach((n, i) => fill(n, c.turns[i]))); /* enable the buttons that are hidden while an answer is generated */
     if (bottom) log.scrollTop = log.scrollHeight;
   }
 }
@@ -432,7 +432,7 @@ async function hello() {
   }
 }
 
-// ---- wiring ----
+// ---- event handlers ----
 
 $("form").addEventListener("submit", (e) => { e.preventDefault(); send(); });
 $("stop").addEventListener("click", () => running?.abort());

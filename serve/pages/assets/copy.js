@@ -1,4 +1,4 @@
-// A text to the clipboard. The browser's own interface is there on https and on this machine only; the older way needs a selection.
+// Copies a string to the clipboard. navigator.clipboard exists only on https and localhost; the fallback needs a selection.
 async function copy(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
   const area = document.createElement("textarea"), at = document.activeElement;

@@ -1,5 +1,5 @@
-// Colours for code: a tokenizer of words, numbers, texts and comments, told by a few lines a language. It knows no grammar; what it does not know stays as it is.
-// The nodes' text is the source, character by character.
+// Syntax colours: a lexer of words, numbers, strings and comments, configured by a few lines per language. It has no grammar; unknown code stays plain.
+// The text of the nodes is the source, unchanged.
 
 const words = (s) => new Set(s.split(" "));
 const c = { line: "//", block: ["/*", "*/"], quotes: "\"'" };
@@ -22,7 +22,7 @@ const other = { py: "python", python3: "python", js: "javascript", jsx: "javascr
   "c#": "java", csharp: "java", cs: "java", kotlin: "java", swift: "java", scala: "java", golang: "go", rs: "rust", sh: "shell", bash: "shell", zsh: "shell", console: "shell", makefile: "shell", jsonc: "json", json5: "json", yml: "yaml", toml: "yaml",
   ini: "yaml", xml: "html", svg: "html", vue: "html", patch: "diff", scss: "css", less: "css", postgresql: "sql", sqlite: "sql", mysql: "sql" };
 
-const MOST = 60000; // characters: beyond, code stays plain
+const MOST = 60000; // characters; longer code stays plain
 
 const quoted = (s) => s.replace(/[.*+?^${}()|[\]\\\/]/g, "\\$&");
 
@@ -35,11 +35,11 @@ function expression(l) {
   if (l.line) comments.push((l.line === "#" ? "(?<![\\w$&{])" : "") + quoted(l.line) + ".*");
   if (l.preprocessor) comments.push("(?<=^|\\n)[ \\t]*#[ \\t]*[a-z]+\\b.*");
   if (comments.length) parts.push("(?<c>" + comments.join("|") + ")");
-  const texts = [];
-  if (l.triple) for (const q of ['"""', "'''"]) texts.push((l.prefix || "") + q + "[\\s\\S]*?(?:" + q + "|$)");
+  const strings = [];
+  if (l.triple) for (const q of ['"""', "'''"]) strings.push((l.prefix || "") + q + "[\\s\\S]*?(?:" + q + "|$)");
   for (const q of l.quotes || "")
-    texts.push((l.prefix || "") + (q === "`" ? "`(?:\\\\[\\s\\S]|[^`\\\\])*(?:`|$)" : q + "(?:\\\\.|[^\\\\\\n" + q + "])*(?:" + q + "|(?=\\n)|$)"));
-  if (texts.length) parts.push("(?<s>" + texts.join("|") + ")");
+    strings.push((l.prefix || "") + (q === "`" ? "`(?:\\\\[\\s\\S]|[^`\\\\])*(?:`|$)" : q + "(?:\\\\.|[^\\\\\\n" + q + "])*(?:" + q + "|(?=\\n)|$)"));
+  if (strings.length) parts.push("(?<s>" + strings.join("|") + ")");
   if (l.variable) parts.push("(?<k>\\$\\{[^}\\n]*\\}|\\$(?:\\w+|[@#?*!-]))");
   if (l.decorator) parts.push("(?<k>@[\\w.]+)");
   if (l.lifetime) parts.push("(?<k>'[a-z_]\\w*\\b(?!'))|(?<ch>'(?:\\\\.[^']*|[^'\\\\])')");
@@ -50,7 +50,7 @@ function expression(l) {
   return new RegExp(unique(parts.join("|")), "g");
 }
 
-// A name stands for one group: the second k of an expression gets another.
+// Group names must be unique in an expression: the second k gets another name.
 function unique(source) {
   let n = 0;
   return source.replace(/\(\?<k>/g, () => "(?<k" + n++ + ">");
@@ -70,7 +70,7 @@ function kind(l, groups, text, end) {
   return "tok-k";
 }
 
-// Nodes and texts of a piece of code.
+// Returns nodes and strings for source code.
 export function highlight(text, language) {
   const name = language.toLowerCase(), l = languages[name] || languages[other[name]];
   if (!l || text.length > MOST) return [text];

@@ -1,5 +1,5 @@
-// Markdown to DOM nodes. Nothing is ever parsed as HTML: every character of the source ends in a text node or is dropped,
-// and links go to http, https and mailto only. So whatever a model writes stays inert.
+// Markdown to DOM nodes. Nothing is ever parsed as HTML: every character of the source becomes part of a text node or is dropped,
+// and links use http, https and mailto only. So model output cannot run code.
 
 import { copyButton } from "./copy.js";
 import { highlight } from "./highlight.js";
@@ -13,7 +13,7 @@ function el(name, ...children) {
   return e;
 }
 
-// A formula, or its source where it cannot be read
+// Returns a formula, or its source if it cannot be parsed.
 function formula(source, display, m) {
   return math(source, display) || el("code", m);
 }
@@ -24,7 +24,7 @@ const spans = [
   { re: /\$\$([^$]+?)\$\$/, make: (m) => formula(m[1], true, m[0]) },
   { re: /\\\[([\s\S]+?)\\\]/, make: (m) => formula(m[1], true, m[0]) },
   { re: /\\\(([\s\S]+?)\\\)/, make: (m) => formula(m[1], false, m[0]) },
-  // dollars of prices are none: no blank within, no digit behind
+  // prices are not formulas: no blank inside the dollars, no digit after them
   { re: /(?<![\\$\w])\$(?=[^\s$])([^$\n`]*?[^\s$\\`])\$(?![\d$])/, make: (m) => formula(m[1], false, m[0]) },
   { re: /\[([^\]\n]+)\]\(([^\s()]+(?:\([^\s()]*\))?)\)/, make: (m, depth) => link(m[2], inline(m[1], depth + 1), m[0]) },
   { re: /<?(https?:\/\/[^\s<>()\]]*[^\s<>()\].,;:!?'"])>?/i, make: (m) => link(m[1], [m[1]], m[0]) },
@@ -66,13 +66,13 @@ function codeBlock(lines, language) {
   return el("div", head, el("pre", code));
 }
 
-// A formula of its own from line i on: [what ends it, whether that belongs to it], or null
+// Detects a display formula that starts at line i: [its end, whether the end belongs to it], or null.
 function formulaAt(line) {
   const m = /^\s*(?:(\$\$)|(\\\[)|\\begin\{((?:equation|align|gather)\*?)\})/.exec(line);
   return m && (m[1] ? ["$$", false] : m[2] ? ["\\]", false] : ["\\end{" + m[3] + "}", true]);
 }
 
-// [node, next line], or null: it has no end so far
+// Returns [node, next line], or null if the formula has no end yet.
 function formulaBlock(lines, i) {
   const [end, keep] = formulaAt(lines[i]);
   let text = keep ? lines[i] : lines[i].trim().slice(2);
@@ -89,7 +89,7 @@ function formulaBlock(lines, i) {
 
 const listItem = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 
-// A list from line i on, with deeper lists inside its items; [node, next line]
+// Parses a list that starts at line i, with nested lists in its items; returns [node, next line].
 function list(lines, i, depth) {
   const first = listItem.exec(lines[i]), indent = first[1].length, ordered = /\d/.test(first[2]);
   const node = el(ordered ? "ol" : "ul");
@@ -171,7 +171,7 @@ function blocks(lines, depth) {
   return out;
 }
 
-// Nodes for a text.
+// Returns the nodes of a Markdown source.
 export function markdown(text) {
   return blocks(String(text).replace(/\r\n?/g, "\n").split("\n"), 0);
 }

@@ -1,4 +1,4 @@
-// Mathematics: the part of TeX that models write, as MathML, which browsers draw themselves. What is not known stands as its source; nothing is ever parsed as HTML.
+// Mathematics: converts the part of TeX that models write to MathML. Unknown input is shown as its source; nothing is parsed as HTML.
 
 const NS = "http://www.w3.org/1998/Math/MathML";
 const MOST = 4000, DEEPEST = 40;
@@ -57,7 +57,7 @@ class Reader {
     while (this.i < this.t.length && /^\s+$/.test(this.t[this.i])) this.i++;
   }
 
-  // The source of {...}
+  // Returns the source of {...}.
   raw() {
     let depth = 0, out = "";
     if (this.next() !== "{") return this.t[this.i++] || "";
@@ -71,7 +71,7 @@ class Reader {
     return out;
   }
 
-  // Atoms up to a token that ends them, which is left
+  // Parses atoms up to a terminating token, which is not consumed.
   row(ends) {
     const out = [];
     if (++this.depth > DEEPEST) throw new Error("deep");
@@ -83,7 +83,7 @@ class Reader {
     return out;
   }
 
-  // {...}
+  // Parses {...}.
   group() {
     this.i++;
     const inside = this.row(["}"]);
@@ -91,7 +91,7 @@ class Reader {
     return inside.length === 1 ? inside[0] : el("mrow", ...inside);
   }
 
-  // An argument: a group, or one atom
+  // Parses an argument: a group or one atom.
   argument() {
     const x = this.next();
     if (x === undefined || x === "}" || x === "&") return el("mrow");
@@ -166,7 +166,7 @@ class Reader {
     if (/^\p{L}$/u.test(x)) return el("mi", x);
     if (x[0] !== "\\") {
       const mo = el("mo", x === "-" ? "−" : x === "*" ? "∗" : x);
-      if ("()[]|/".includes(x)) mo.setAttribute("stretchy", "false"); // \left and \right ask for it
+      if ("()[]|/".includes(x)) mo.setAttribute("stretchy", "false"); // \left and \right enable it
       return mo;
     }
     const name = x.slice(1);
@@ -248,7 +248,7 @@ class Reader {
   }
 }
 
-// <math>, or null: the source is to be shown
+// Returns <math>, or null if the source is to be shown.
 export function math(source, display) {
   if (source.length > MOST) return null;
   try {

@@ -1,17 +1,17 @@
-// The status page: /status.json once a second, the last two minutes as small plots.
+// The status page: polls /status.json once per second and plots the last two minutes.
 import { headers } from "./api.js";
 import { loadSettings } from "./store.js";
 
 const KEEP = 120, RECENT = 5, W = 240, H = 60;
 const count = (v) => Math.round(v).toLocaleString("en");
 const plots = [
-  { title: "New tokens a second", of: (s) => s.tokens.new_per_s, text: (v) => v.toFixed(1) },
-  { title: "Prompt tokens a second", of: (s) => s.tokens.prompt_per_s, text: (v) => v.toFixed(1) },
+  { title: "New tokens per second", of: (s) => s.tokens.new_per_s, text: (v) => v.toFixed(1) },
+  { title: "Prompt tokens per second", of: (s) => s.tokens.prompt_per_s, text: (v) => v.toFixed(1) },
   { title: "Running sequences", of: (s) => s.batch.running, text: count, most: (s) => s.batch.max },
   { title: "Waiting requests", of: (s) => s.queue.waiting + s.queue.preempted, text: count },
   { title: "KV pages in use", of: (s) => s.kv.pages_used, text: count, most: (s) => s.kv.pages_total },
   { title: "Step, ms", of: (s) => s.batch.last_step_ms, text: (v) => v.toFixed(1) },
-  { title: "Guesses that came true, %", of: guessed, text: (v) => v.toFixed(0), most: () => 100 },
+  { title: "Draft acceptance rate, %", of: acceptance, text: (v) => v.toFixed(0), most: () => 100 },
 ];
 const facts = [
   ["Target", (s) => s.target],
@@ -24,15 +24,15 @@ const facts = [
   ["New tokens", (s) => count(s.tokens.new)],
   ["KV pages kept for reuse", (s) => count(s.kv.pages_cached)],
   ["Prefix hits of look-ups, tokens", (s) => `${count(s.prefix_cache.hits)} of ${count(s.prefix_cache.queries)}`],
-  ["Guesses that came true, tokens", (s) => `${count(s.speculation.accepted)} of ${count(s.speculation.drafted)}`],
+  ["Draft tokens accepted", (s) => `${count(s.speculation.accepted)} of ${count(s.speculation.drafted)}`],
   ["Preemptions", (s) => count(s.preemptions)],
   ["First token, mean", (s) => s.latency.first_token_mean_s.toFixed(3) + " s"],
   ["Between tokens, mean", (s) => (s.latency.inter_token_mean_s * 1e3).toFixed(1) + " ms"],
 ];
 const history = [];
 
-// Of the tokens that were guessed ahead in the last seconds; null: none were.
-function guessed(s, before) {
+// Returns the acceptance rate of draft tokens in the last seconds, in percent; null: no drafts.
+function acceptance(s, before) {
   const of = s.speculation.drafted - before.speculation.drafted;
   return of > 0 ? 100 * (s.speculation.accepted - before.speculation.accepted) / of : null;
 }
@@ -63,19 +63,19 @@ function plotIn(p, parent) {
 }
 for (const p of plots) plotIn(p, "plots");
 
-// The server keeps the last hour: figures that were so before this page was opened.
+// The server keeps the last hour, so the plots begin before this page was opened.
 const hour = [
-  { title: "New tokens a second", of: (s) => s.new_per_s },
-  { title: "Prompt tokens a second", of: (s) => s.prompt_per_s },
+  { title: "New tokens per second", of: (s) => s.new_per_s },
+  { title: "Prompt tokens per second", of: (s) => s.prompt_per_s },
   { title: "Running sequences", of: (s) => s.running, most: (h) => h.max_running },
   { title: "Waiting requests", of: (s) => s.waiting },
   { title: "KV pages in use", of: (s) => s.pages, most: (h) => h.pages_total },
   { title: "Prefix hits, %", of: (s) => (s.prefix_hits === null ? null : 100 * s.prefix_hits), most: () => 100 },
-  { title: "Guesses that came true, %", of: (s) => (s.guesses_true === null ? null : 100 * s.guesses_true), most: () => 100 },
+  { title: "Draft acceptance rate, %", of: (s) => (s.guesses_true === null ? null : 100 * s.guesses_true), most: () => 100 },
 ];
 for (const p of hour) plotIn(p, "hour");
 
-// Points are [x, y], x from 0 to 1; a figure that was not there at the time has none.
+// Points are [x, y], x from 0 to 1; a missing value has no point.
 function drawLine(p, points, most) {
   const at = points.map(([x, y]) => `${(W * x).toFixed(1)},${(H - 1 - (H - 2) * Math.min(1, y / most)).toFixed(1)}`);
   p.line.setAttribute("d", at.length ? "M" + at.join("L") : "");
@@ -94,7 +94,7 @@ async function tickHour() {
   try {
     const r = await fetch("/status/history.json", { headers: headers(loadSettings().key) });
     if (r.ok) drawHour(await r.json());
-  } catch { /* the live figures say that the server is away */ }
+  } catch { /* the live figures show that the server is unreachable */ }
   setTimeout(tickHour, document.hidden ? 60000 : 10000);
 }
 

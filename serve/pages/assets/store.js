@@ -1,4 +1,4 @@
-// Conversations and settings, kept in the browser. A conversation: {id, title, turns: [{role, content, note?,
+// Conversations and settings in the browser's storage. A conversation: {id, title, turns: [{role, content, note?,
 // reasoning?, calls?, tokens?, used?}], skip?}; a turn of the role "tool" has the id and name of its call.
 // Several tabs share them: each change reads what the others have written and touches one conversation only.
 
@@ -25,18 +25,18 @@ export function loadAll() {
   return Array.isArray(all) ? all.filter(valid) : [];
 }
 
-// When the browser's room is used up, the oldest conversations go.
+// Writes all conversations; if the storage is full, the oldest ones are dropped.
 function write(all) {
   for (let n = all.length; n >= 0; n--) {
     try {
       localStorage.setItem(KEY, JSON.stringify(all.slice(0, n)));
       return n === all.length;
-    } catch { /* no room */ }
+    } catch { /* storage is full */ }
   }
   return false;
 }
 
-// New ones come first.
+// New conversations are inserted first.
 export function keep(c) {
   const all = loadAll(), at = all.findIndex((x) => x.id === c.id);
   if (at < 0) all.unshift(c);
@@ -44,7 +44,7 @@ export function keep(c) {
   return write(all);
 }
 
-// Adds those that are not there, of a list as loadAll gives it; those that are stay as they are. Gives how many were kept.
+// Adds the conversations of a list (as loadAll returns it) that are missing; existing ones are unchanged. Returns how many were stored.
 export function add(list) {
   const all = loadAll(), news = list.filter((c) => valid(c) && !all.some((x) => x.id === c.id));
   write([...all, ...news]);
@@ -71,5 +71,5 @@ export function loadSettings() {
 export function saveSettings(s) {
   try {
     localStorage.setItem(SETTINGS, JSON.stringify(s));
-  } catch { /* no room: they last until the page is left */ }
+  } catch { /* storage is full: the settings last until the page is closed */ }
 }

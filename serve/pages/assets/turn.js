@@ -1,4 +1,4 @@
-// A message as it is drawn: what was reasoned, the text or its tokens with their probabilities, calls of tools.
+// Draws a message: reasoning, the text or its tokens with probabilities, tool calls.
 import { markdown } from "./markdown.js";
 
 function el(name, className, ...children) {
@@ -14,7 +14,7 @@ function folded(className, title, open, ...children) {
   return d;
 }
 
-// Arguments are the model's own bytes; they are laid out where they are JSON.
+// Arguments are the model's own bytes; valid JSON is indented.
 function laidOut(text) {
   try {
     return JSON.stringify(JSON.parse(text), null, 2);
@@ -26,7 +26,7 @@ function laidOut(text) {
 const percent = (p) => (100 * p).toFixed(p < 0.001 ? 3 : 1) + " %";
 const shown = (text) => text.replace(/\n/g, "\u21b5") || "\u2205";
 
-// Alternatives of a token, below the text, until another one is chosen.
+// Shows the alternatives of the selected token below the text.
 function alternatives(token) {
   const table = el("table", "top");
   for (const [text, p] of token.top || []) {
@@ -49,7 +49,7 @@ function tokens(turn) {
   return [text, below];
 }
 
-// The calls that came to their end; one that was cut short is no JSON.
+// Returns the complete calls; a truncated call is not valid JSON.
 export function wholeCalls(turn) {
   return (turn.calls || []).filter((c) => {
     try {
@@ -64,7 +64,7 @@ export function who(turn) {
   return { user: "You", tool: "Result of " + turn.name }[turn.role] || "Model";
 }
 
-// Nodes of a turn's body. writing: it is being made now.
+// Returns the nodes of a turn's body. writing: it is being generated.
 export function turnBody(turn, writing) {
   if (turn.role === "user" || turn.role === "tool") return [turn.content];
   const out = [];
@@ -75,7 +75,7 @@ export function turnBody(turn, writing) {
   return out;
 }
 
-// A conversation as Markdown.
+// Returns a conversation as Markdown.
 export function asMarkdown(c) {
   const parts = [`# ${c.title}`];
   for (const t of c.turns) {
