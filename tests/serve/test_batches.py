@@ -790,7 +790,10 @@ def test_without_a_folder_and_with_a_wrong_one(fake, tmp_path):
             assert r.status == 404 and "--batch-dir" in r.json()["error"]["message"]
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o755)
-    with pytest.raises(RuntimeError, match="others may enter"), fake(batch_dir=tmp_path / "open"):
+    with (
+        pytest.raises(RuntimeError, match="other users may read"),
+        fake(batch_dir=tmp_path / "open"),
+    ):
         pass
     with fake(batch_dir=tmp_path / "one") as s:
         with pytest.raises(RuntimeError, match="another server"), fake(batch_dir=tmp_path / "one"):

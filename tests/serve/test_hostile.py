@@ -645,7 +645,7 @@ def test_an_answer_that_becomes_too_large(fake):
         )
         told = r.text[:300]
         assert r.status == 503 and (
-            "larger than the server may hold" in told or "no memory" in told
+            "exceeds the server's memory limit" in told or "out of memory" in told
         )
         assert rss(s) < 700 << 20
         s.idle()

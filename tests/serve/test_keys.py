@@ -73,7 +73,7 @@ def test_limits_hold_and_places_come_back(server):
         assert ask(server, "sk-alice", 40).status == 200
         a = ask(server, "sk-alice", 60)
         assert (a.status, a.json()["error"]["code"]) == (429, "rate_limit_exceeded")
-        assert "(alice) may have 60 tokens at once, 0 are in work" in a.json()["error"]["message"]
+        assert "(alice) may have 60 tokens at once, 0 are in flight" in a.json()["error"]["message"]
         assert ask(server, "sk-carl", 60).status == 200
     assert ask(server, "sk-alice", 15, n=4).status == 429  # tokens of all choices count
     frames = ask(server, "sk-alice", 40, stream=True).frames()
