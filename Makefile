@@ -150,7 +150,7 @@ bench-ranks: all ## decode with two ranks, two stages and one rank, interleaved;
 
 bench-startup: all ## time to the first token, cold and warm, and peak memory; MoE models and a dense one
 	@"$$(tools/venv.sh)/bin/python" tests/bench/startup.py
-	@"$$(tools/venv.sh)/bin/python" tests/bench/startup.py --mixtures
+	@"$$(tools/venv.sh)/bin/python" tests/bench/startup.py --moe
 
 # Linked statically but for the C library and without the web server: for machines without our
 # libraries and without a compiler.

@@ -1,10 +1,10 @@
-/* Attention of one decode row by each of some kernels in turn, on one thread: microseconds of a
- * layer, the least time of all. kv.py builds and runs it.
+/* Attention of one decode row on one thread, by several kernels in turn: microseconds per layer,
+ * the least of all rounds. kv.py builds and runs it.
  *
  *   attention DEPTH LAYERS ROUNDS HEADS DIM (LIBRARY SYMBOL BYTES_OF_A_PAGE WORK_FLOATS)...
  *
- * Layers lie one behind the other, so that enough of them are beyond the caches. Pages hold small
- * halves, whatever the type: times do not depend on values. */
+ * Layers are contiguous, so that most of them are not in the caches. Pages hold small f16 values
+ * for every type, since times do not depend on values. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@ typedef struct Case {
 	llmc_kernel *kernel;
 	char *pool;
 	float *work;
-	size_t layer; /* bytes */
+	size_t layer; /* bytes per layer */
 	double best;
 } Case;
 
@@ -40,7 +40,7 @@ room(size_t bytes)
 
 	if (!p)
 		exit(2);
-	madvise(p, bytes, MADV_HUGEPAGE); /* as the runtime asks for the cache */
+	madvise(p, bytes, MADV_HUGEPAGE); /* same advice as the runtime gives for the cache */
 	return p;
 }
 

@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
-"""What grammars cost a server: clients with and without a schema, in turn on one server, tokens/s and seconds of its processor time per token.
+"""Cost of grammars to a server: clients with and without a schema, alternating on one server;
+output tokens/s and CPU seconds per token.
 
     tests/bench/constrained.py [--rounds 5] [--clients 16] [--tokens 128] [--write]
 
-Three loads of as many tokens each: `free` text, one `schema` that all clients share, and a schema of its own for each request (`new`), whose masks nobody has made before. The schemas force
-more items than there are tokens, so no text ends early; nothing is guessed ahead. --write: tests/bench/results/constrained-<cpu>.json, medians of the rounds and of the ratios to `free` of the same round."""
+Three loads with the same number of tokens: `free` has no constraint, `schema` one that all clients
+share, `new` another schema per request, so that no masks are cached. The schemas require more items
+than there are tokens, so no output ends early. Speculation is off. --write:
+tests/bench/results/constrained-<cpu>.json, with medians over rounds, and of the ratios to `free` in
+the same round."""
 
 import argparse
 import datetime
@@ -23,7 +27,8 @@ from serve_peer import Server  # noqa: E402
 
 
 def schema(tag):
-    """Records with texts of a bounded and an unbounded length, numbers, an enum, an optional member."""
+    """Records with strings of bounded and unbounded length, numbers, an enum, an optional
+    member."""
     record = {
         "type": "object",
         "required": ["name", "age", "kind", "tags"],
@@ -54,7 +59,7 @@ def ask(url, body):
 
 
 def load(server, kind, clients, tokens, round_):
-    """(tokens a second, processor seconds a token)"""
+    """Return (tokens per second, CPU seconds per token)."""
     bodies, made = [], []
     for i in range(clients):
         body = {
@@ -88,7 +93,7 @@ def load(server, kind, clients, tokens, round_):
 
 
 def main():
-    a = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    a = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     a.add_argument("--rounds", type=int, default=5)
     a.add_argument("--clients", type=int, default=16)
     a.add_argument("--tokens", type=int, default=128)

@@ -1,12 +1,16 @@
 #!/usr/bin/env python3
-"""Budgets of the CUDA target that need no GPU: compiling kernels, warm start, describing a large model.
+"""Time limits of the CUDA target that need no GPU: compiling kernels, warm start, describing a
+large model.
 
     tests/bench/cuda.py [--runs 5]
 
-Cold: all kernels of llama3-8b for sm_90a through the real NVRTC (wanted: 6 s on two cores). Warm: from `llmc run` to loaded, on the emulator, SmolLM2,
-nothing left to compile (1 s). Description: `llmc compile configs/llama2-70b.yaml --target cuda` (0.5 s). Tokens of SmolLM2 on the emulator: 1.5 s in
-fast mode, 4 s in checking mode. The host's own share of a decode step (20 us), with a driver that does nothing (null_cuda.c). Medians with the spread,
-into tests/bench/results/."""
+  cold          all kernels of llama3-8b for sm_90a through the real NVRTC: 6 s on two cores
+  warm          `llmc run` of SmolLM2 until loaded, on the emulator, all kernels cached: 1 s
+  description   `llmc compile configs/llama2-70b.yaml --target cuda`: 0.5 s
+  tokens        of SmolLM2 on the emulator: 1.5 s in fast mode, 4 s in checking mode
+  host          host time per decode step with a driver that does nothing (null_cuda.c): 20 us
+
+Writes medians with their spread to tests/bench/results/."""
 
 import argparse
 import json
@@ -52,7 +56,7 @@ def llmc(*args, **env):
 
 
 def host(smol, tmp, runs):
-    """Microseconds of the host for a decode step of 1 and of 64 sequences."""
+    """Return the host's microseconds per decode step of 1 and of 64 sequences."""
     null = tmp / "null"
     null.mkdir()
     subprocess.run(
@@ -96,7 +100,7 @@ def host(smol, tmp, runs):
 
 
 def main():
-    a = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    a = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     a.add_argument("--runs", type=int, default=5)
     a = a.parse_args()
     smol = subprocess.run(

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Attention of prompts at depth beside products: operations a second of the last 512 rows of a prompt, and of a matrix of Q4_0 (2048 x 2048) with 512 rows.
+"""Attention of prefill at depth compared with a GEMM: operations per second of the last 512
+prefill rows, and of a Q4_0 matrix (2048 x 2048) with 512 rows.
 
     tests/bench/depth.py [--target v3] [--depths 512,16384,65536]      writes tests/bench/results/depth-<cpu>.json
 
-One kernel on one thread, seconds of the thread (CLOCK_THREAD_CPUTIME_ID), so that other work on the machine does not count but for the caches that it
-takes; the median of the rounds, attention and product in turn. Pages hold small halves: times do not depend on values.
-"""
+One kernel on one thread, in CPU time (CLOCK_THREAD_CPUTIME_ID), so that other work on the machine
+affects only the caches. Attention and GEMM alternate; the result is the median of the rounds. Pages
+hold small f16 values, since times do not depend on values."""
 
 import argparse
 import ctypes as C
@@ -26,7 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "kernels")]
 import harness as H  # noqa: E402
 
-# heads, heads of keys, width, as Llama 3.2 1B, Qwen3 8B and Llama 2 7B have them; a few of the latter's, which share nothing
+# heads, kv heads, head size: Llama 3.2 1B, Qwen3 8B and Llama 2 7B; of the last only a few heads,
+# since they share no keys
 SHAPES = {
     "32 heads on 8, 64 wide": (32, 8, 64),
     "32 heads on 8, 128 wide": (32, 8, 128),
@@ -36,7 +38,7 @@ ROWS, SIDE = 512, 2048
 
 
 def kernel(template, target, params):
-    """The function, compiled with the flags of kernels."""
+    """Return the function, compiled with the flags of kernels."""
     made = H.expand(template, target, params)
     stem = ROOT / "build" / "bench" / f"{template}-{made['symbol']}"
     stem.parent.mkdir(exist_ok=True)
@@ -62,7 +64,7 @@ def kernel(template, target, params):
 
 
 def timed(fn, step, arrays):
-    """Seconds of the thread."""
+    """Return the CPU seconds of the thread."""
     args = (C.c_void_p * len(arrays))(*[a if a is None else a.ctypes.data for a in arrays])
     t = time.clock_gettime(time.CLOCK_THREAD_CPUTIME_ID)
     fn(C.byref(step), args, 0, 1)
@@ -70,7 +72,7 @@ def timed(fn, step, arrays):
 
 
 def main():
-    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     p.add_argument("--target", default=H.TARGETS[-1])
     p.add_argument("--depths", default="512,16384,65536")
     p.add_argument("--rounds", type=int, default=3)

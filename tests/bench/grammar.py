@@ -1,11 +1,14 @@
-"""Masks beside llguidance in one process, one thread, back to back: compile time, and the time of each mask along texts of the test corpus.
+"""Token masks compared with llguidance, in one process on one thread, alternating: time to compile,
+and time per mask along outputs of the test corpus.
 
     PYTHONPATH=bindings/python VENV/bin/python tests/bench/grammar.py MODEL.gguf [VOCAB.gguf=EOS ...] [--out tests/bench/results/grammar-HOST.csv]
 
-With --suite FOLDER (drafts of the JSON Schema test suite): all of its schemas that both compile, over their valid instances that both take.
+With --suite FOLDER (drafts of the JSON Schema test suite): all schemas that both compile, over the
+valid instances that both accept.
 
-First run of a text: no mask is known. Second run: what a server sees when a schema comes again. llguidance computes every mask anew. Times are of one call from Python,
-whose own cost both have."""
+The first run of an output has no cached mask. The second run is that of a server that sees a schema
+again. llguidance computes every mask anew. Times are of one call from Python, whose overhead both
+have."""
 
 import argparse
 import csv
@@ -75,7 +78,7 @@ def timed(fn):
 
 
 def tokens_of(v, grammar, text):
-    """The text in the longest tokens that are allowed"""
+    """Tokenize the output greedily into the longest allowed tokens."""
     data, at, ids = text.encode(), 0, []
     with grammar.matcher() as m:
         while at < len(data):
@@ -133,12 +136,12 @@ def p99(x):
     return sorted(x)[min(len(x) - 1, len(x) * 99 // 100)]
 
 
-def least(runs):  # of each mask, the run that nothing disturbed
+def least(runs):  # per mask, the least time of all runs
     return [min(r[k] for r in runs) for k in range(len(runs[0]))]
 
 
 def suite(v, folder):
-    """(schemas, instances, times of compiling and of masks: ours, theirs)"""
+    """Return (schemas, instances, times to compile and per mask: llmc, llguidance)."""
     words, n, texts, compiles, judged, first, judge = (
         (len(v.tokens) + 31) // 32,
         0,
@@ -242,8 +245,11 @@ def main():
         )
         words = (len(v.tokens) + 31) // 32
         llmc.Grammar(
-            v.tokenizer, "json_schema", "true"
-        ).close()  # the first one makes the tries of the vocabulary, as Vocabulary makes llguidance's
+            v.tokenizer,
+            "json_schema",
+            "true",
+            # the first one builds the tries of the vocabulary, as Vocabulary builds llguidance's
+        ).close()
         if args.suite:
             n, texts, compiles, judged, first, judge = suite(v, args.suite)
             rows[0] = (

@@ -1,9 +1,9 @@
-/* One matmul kernel, many weights: what decode streams (GB/s beside a plain read of the same bytes)
- *and what a tile computes (GOPS, 2 per multiply-add). Started by kernels.py; not a test.
+/* One matmul kernel with many weights: bytes per second in decode (compared with a plain read of
+ * the same bytes) and operations per second in prefill (2 per multiply-add). Started by
+ * kernels.py; not a test.
  *
- *	kernels KERNEL.so SYMBOL ROWS COLS GROUP_BYTES GROUPS THREADS N_TOK [ARG POSITION OF w, x,
- *y, scratch]
- */
+ *   kernels KERNEL.so SYMBOL ROWS COLS GROUP_BYTES GROUPS THREADS N_TOK [ARG POSITION OF w, x, y,
+ * scratch] */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -35,7 +35,7 @@ static double
 now(void)
 {
 	struct timespec t;
-	/* with one thread, its own time: other programs on the machine do not count */
+	/* One thread is timed by its CPU time, so that other programs do not count. */
 	clock_gettime(g.threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
 	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
@@ -111,7 +111,7 @@ main(int argc, char **argv)
 {
 #if defined(__x86_64__)
 	syscall(SYS_arch_prctl, 0x1023,
-	        18); /* ARCH_REQ_XCOMP_PERM: tile registers, where there are any */
+	        18); /* ARCH_REQ_XCOMP_PERM: request tile registers, if the processor has them */
 #endif
 	if (argc < 13)
 		return 2;
@@ -127,8 +127,8 @@ main(int argc, char **argv)
 	int n_tok = atoi(argv[8]);
 	g.w_at = atoi(argv[9]);
 	int x_at = atoi(argv[10]), y_at = atoi(argv[11]), scratch_at = atoi(argv[12]);
-	const char *mib = getenv("BENCH_MIB"); /* of weights: more than the last cache, or what is
-	                                          to be timed is the cache */
+	/* MiB of weights: more than the last-level cache, unless the cache is to be timed */
+	const char *mib = getenv("BENCH_MIB");
 	size_t want = mib ? (size_t)atol(mib) << 20 : n_tok < 32 ? 96u << 20 : 8u << 20;
 	g.n_mats = (int)(want / g.mat_bytes) + 1;
 	g.mats = aligned_alloc(4096, (g.mat_bytes * (size_t)g.n_mats + 65536) / 4096 * 4096);
@@ -136,7 +136,7 @@ main(int argc, char **argv)
 	for (size_t i = 0; i < g.mat_bytes * (size_t)g.n_mats / 4; i++) {
 		seed = seed * 1664525 + 1013904223;
 		u[i] = ((seed >> 3) & 0x83ff83ff) |
-		       0x28002800; /* as f16, bf16 or f32: small, but no subnormal */
+		       0x28002800; /* small but normal as f16, bf16 and f32 */
 	}
 	float *x = aligned_alloc(64, (size_t)n_tok * (size_t)cols * 4 + 64),
 	      *y = aligned_alloc(64, (size_t)n_tok * (size_t)rows * 4 + 64);

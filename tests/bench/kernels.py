@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""Speed of the CPU matmul kernels: python3 tests/bench/kernels.py [--target v3] [--dtype q4_1] [--tok 1,8,256] ... [--write]
+"""Speed of the CPU matmul kernels.
 
-Not a test. Memory speed and clock drift with what else a machine does, so what a kernel is held to is measured beside it in every round: plain reads of
-the same bytes (kernels.c), and the tiles' peak (tiles.c) before each run of a kernel on tiles. What is told is the median of the rounds' shares. --write:
-into tests/bench/results/kernels-<cpu>.json."""
+    tests/bench/kernels.py [--target v3] [--dtype q4_1] [--tok 1,8,256] ... [--write]
+
+Not a test. Memory speed and clock vary with other work on the machine. So every round also measures
+the bound of a kernel: a plain read of the same bytes (kernels.c), and for tile kernels the peak of
+the tiles (tiles.c) before each run. The result is the median of the shares of that bound. --write:
+tests/bench/results/kernels-<cpu>.json."""
 
 import argparse
 import datetime
@@ -23,7 +26,7 @@ import harness as H  # noqa: E402
 
 OUT = ROOT / "build" / "bench"
 LANES = {"generic": 4, "v3": 8, "vnni": 8, "amx": 16, "v4": 16, "v4p": 16}
-# elements of a block, bytes a row takes of it in a packed layout
+# elements per block, bytes per block of a row in a packed layout
 BLOCK = {
     "f32": (1, 4),
     "f16": (1, 2),
@@ -60,11 +63,11 @@ BLOCK = {
     "m4_64": (64, 40),
     "u8_128": (128, 131),
 }
-WHOLE = {"nvfp4": 4}  # bytes of a row in front of its blocks
+WHOLE = {"nvfp4": 4}  # bytes of a row before its blocks
 
 
 def build(target, dtype, bits, rows, cols, cc, flags):
-    """The library of a kernel and its function's name."""
+    """Build a kernel's library; return its path and the name of its function."""
     made = H.expand(
         "matmul",
         target,
@@ -103,7 +106,8 @@ def build(target, dtype, bits, rows, cols, cc, flags):
 
 
 def tiles_peak(threads):
-    """Operations a second of int8 and bf16 products in registers, on all threads."""
+    """Return the operations per second of int8 and bf16 tile instructions in registers, on all
+    threads."""
     return json.loads(
         subprocess.run(
             [str(OUT / "tiles"), str(threads)], check=True, capture_output=True, text=True
@@ -112,14 +116,16 @@ def tiles_peak(threads):
 
 
 def tiles_parts(dtype, bits):
-    """Which products of tiles a kernel is made of, and how many of them a product of its own is."""
+    """Return the type of a kernel's tile instructions, and how many of them make one exact
+    matmul."""
     if dtype in ("f16", "bf16") or bits == "bf16":
         return "bf16", 1 if bits == "bf16" else {"bf16": 2, "f16": 3}[dtype]
     return "int8", int(bits) // 8
 
 
 def measure(args, target, dtype, bits, threads, rounds):
-    """Medians of `rounds` runs; tile_share: of the shares of the peak that was measured before each."""
+    """Return medians of `rounds` runs; tile_share is the median share of the peak measured before
+    each."""
     got = {}
     for _ in range(rounds):
         peak = tiles_peak(threads) if target == "amx" else None
@@ -152,7 +158,7 @@ def main():
     p = argparse.ArgumentParser()
     p.add_argument("--target", default="v3")
     p.add_argument("--dtype", default="q4_1")
-    p.add_argument("--bits", default="16,8", help="of activations: 16, 8 or bf16")
+    p.add_argument("--bits", default="16,8", help="bits of activations: 16, 8 or bf16")
     p.add_argument("--tok", default="1,2,8,256")
     p.add_argument("--shape", default="576x576,1536x576,576x1536")
     p.add_argument("--threads", default="2")
@@ -160,7 +166,7 @@ def main():
     p.add_argument("--flags", default="-O2")
     p.add_argument("--rounds", type=int, default=5)
     p.add_argument(
-        "--write", action="store_true", help="figures into tests/bench/results/kernels-<cpu>.json"
+        "--write", action="store_true", help="write tests/bench/results/kernels-<cpu>.json"
     )
     a = p.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,12 @@
-"""What types of cached keys and values cost: KL beside f32 rows, bytes a position, decode at a depth beside f16.
+"""Cost of KV types: KL divergence from f32 rows, bytes per position, decode at a depth versus f16.
 
     PYTHONPATH=bindings/python python tests/bench/kv.py model.gguf [--windows 4] [--length 1024] [--depth 8100] [--out FILE.json]
 
-KL: over the text that Python's help has, in nats, of the distributions after each token of windows of `length` tokens. Decode: sessions of all types
-in turn, a few tokens each time, the least time of a token counts; so that what else the machine does falls on all of them alike.
---kernel TARGET: attention of a decode row alone, of 9 heads, 3 of keys, 64 wide, one thread, pages beyond the caches; no model is needed for it (-)."""
+KL: in nats, on the text of Python's help, of the distributions after each token of windows of
+`length` tokens. Decode: sessions of all types alternate, a few tokens each, and the fastest token
+counts, so that other work on the machine affects all types equally. --kernel TARGET: only the
+attention of one decode row, with 9 heads, 3 kv heads of 64, one thread, pages beyond the caches; it
+needs no model (-)."""
 
 import argparse
 import json
@@ -66,16 +68,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def kernel(target, names, depth, rounds, heads=9, kv_heads=3, dim=64, layers=30):
-    """{type: microseconds of a layer's attention}"""
+    """Return {type: microseconds of attention per layer}."""
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "kernels")]
     import harness
     import kv_types
 
-    harness.FLAGS[harness.FLAGS.index(harness.LEVEL)] = "-O3"  # as the runtime compiles them
+    harness.FLAGS[harness.FLAGS.index(harness.LEVEL)] = "-O3"  # flags of the runtime
     args = []
     names = [
         n for n in names if not TYPES[n].keys() & {"window", "sinks"}
-    ]  # which have pages of two kinds
+    ]  # types that have pages of two kinds
     for n in names:
         k, v = (TYPES[n].get(key, TYPES[n].get("dtype", "f16")) for key in "kv")
         page = 32 * kv_heads * (kv_types.row_bytes(k, dim) + kv_types.row_bytes(v, dim))
@@ -145,7 +147,8 @@ def logits(model, text):
 
 
 def quality(path, texts, names):
-    """{type: (mean KL, standard error over windows, 99th percentile, share of equal first choices)}"""
+    """Return {type: (mean KL, standard error over windows, 99th percentile, share of equal top
+    tokens)}."""
     kl, same = {n: [] for n in names}, {n: [] for n in names}
     models = {n: open_model(path, TYPES[n]) for n in names}
     exact = open_model(path, {"dtype": "f32"})
@@ -168,7 +171,7 @@ def quality(path, texts, names):
 
 
 def decode(path, names, depth, tokens, rounds):
-    """{type: (tokens/s by the least time of a token, by the median)}"""
+    """Return {type: (tokens/s by the fastest token, by the median)}."""
     sessions = []
     for n in names:
         m = open_model(path, TYPES[n])
@@ -193,8 +196,10 @@ def main():
     p.add_argument("--length", type=int, default=1024)
     p.add_argument("--depth", type=int, default=8100)
     p.add_argument("--rounds", type=int, default=6)
-    p.add_argument("--types", default=",".join(TYPES), help="some of them, with ; between")
-    p.add_argument("--kernel", metavar="TARGET", help="attention alone: generic, v3 or v4")
+    p.add_argument("--types", default=",".join(TYPES), help="KV types, separated by ;")
+    p.add_argument(
+        "--kernel", metavar="TARGET", help="time only attention kernels: generic, v3 or v4"
+    )
     p.add_argument("--out")
     a = p.parse_args()
     names = a.types.split(";") if ";" in a.types or a.types in TYPES else list(TYPES)

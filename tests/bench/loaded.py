@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """Decode throughput while other processes use the same cores.
 
-    tests/bench/loaded.py                                   this build: SmolLM2 and a mixture of Qwen3-30B-A3B's widths, -t 1 and -t 2
-    tests/bench/loaded.py --before OTHER/build/libllmc.so   next to another build, in turns
-    tests/bench/loaded.py --peer                            next to llama.cpp as well (built as tests/bench/peer.py does)
+    tests/bench/loaded.py                                   this build: SmolLM2 and a MoE model with sizes of Qwen3-30B-A3B, -t 1 and -t 2
+    tests/bench/loaded.py --before OTHER/build/libllmc.so   alternating with another build
+    tests/bench/loaded.py --peer                            also with llama.cpp (built as tests/bench/peer.py does)
 
-Busy processes are endless loops, one pinned to each core, at nice 0 or 19. Each variant (build, threads) is a process that keeps its model open and decodes a burst of
-tokens when asked; the variants take turns within a round, in an order that rotates. llama.cpp is a process per burst. The result file holds the median and the
-quartiles of tokens per second; tokens per second of processor time (the process's own), which other users of the machine move less; and the number of runnable processes that were
-none of ours, because a machine with other users is not quiet at "none".
-"""
+Busy processes are endless loops, one pinned to each core, at nice 0 or 19. Each variant (build,
+threads) is a process that keeps its model open and decodes a burst of tokens on request. The
+variants take turns within a round, in a rotating order. llama.cpp is one process per burst.
+
+The result file holds median and quartiles of tokens per second, and tokens per second of the
+process's CPU time, which depends less on other users of the machine. It also holds the number of
+foreign runnable processes, because a shared machine is not idle at "none"."""
 
 import argparse
 import ctypes
@@ -50,7 +52,7 @@ with llmc.Model(model, threads=threads) as m, m.session(context=512, chunk=16, t
 
 
 class Busy:
-    """Processes that take what the scheduler gives them, one on each core in turn."""
+    """Endless loops, one pinned to each core in turn."""
 
     def __init__(self, nices):
         self.nices, self.pids = nices, []
@@ -60,9 +62,7 @@ class Busy:
         for i, nice in enumerate(self.nices):
             pid = os.fork()
             if pid == 0:
-                ctypes.CDLL(None).prctl(
-                    1, signal.SIGKILL
-                )  # PR_SET_PDEATHSIG: none outlives its parent
+                ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the parent
                 os.sched_setaffinity(0, [cores[-1 - i % len(cores)]])
                 os.nice(nice)
                 while True:
@@ -84,7 +84,7 @@ def runnable():
 
 
 class Variant:
-    """One build at a number of threads, with its model open."""
+    """One build with a number of threads and its model open."""
 
     def __init__(self, name, library, model, threads):
         env = dict(
@@ -103,7 +103,7 @@ class Variant:
             env=env,
         )
         if self.p.stdout.readline().strip() != "ready":
-            sys.exit(f"loaded: {name} does not open {model}")
+            sys.exit(f"loaded: {name} cannot open {model}")
 
     def burst(self, load, seconds):
         self.p.stdin.write(f"{seconds}\n")
@@ -116,7 +116,7 @@ class Variant:
 
 
 class Peer:
-    """llama.cpp's own benchmark, a process per burst."""
+    """llama.cpp's own benchmark, one process per burst."""
 
     def __init__(self, folder, model, threads):
         self.name, self.threads, self.tps = "llama.cpp", threads, {}
@@ -137,7 +137,8 @@ class Peer:
         ]
 
     def burst(self, load, seconds):
-        """As many tokens as the last burst under this load would have made in the time"""
+        """Return the number of tokens that, at the rate of the last burst under this load, fill the
+        time."""
         n = min(256, max(4, int(self.tps.get(load, 4) * seconds)))
         self.tps[load] = json.loads(peer.run_peer(self.cmd + ["-n", str(n)]))[0]["samples_ts"][0]
         return [self.tps[load], 0.0]
@@ -147,7 +148,7 @@ class Peer:
 
 
 def peer_folder():
-    """llama.cpp's tools, of its native build alone"""
+    """Return the folder of llama.cpp's tools, from its native build."""
     top = os.path.join(peer.CACHE, "peer")
     os.makedirs(top, exist_ok=True)
     version, src = peer.source(top, None)
@@ -187,14 +188,14 @@ def main():
     ap.add_argument("--before", metavar="LIBRARY", help="build/libllmc.so of another tree")
     ap.add_argument("--peer", action="store_true")
     ap.add_argument(
-        "--peer-every", type=int, default=3, help="llama.cpp runs in each so many-th round [3]"
+        "--peer-every", type=int, default=3, help="run llama.cpp in every N-th round [3]"
     )
     ap.add_argument("--rounds", type=int, default=9)
-    ap.add_argument("--seconds", type=float, default=1, help="of a burst, about")
+    ap.add_argument("--seconds", type=float, default=1, help="approximate length of a burst")
     ap.add_argument("--threads", default="1,2")
     ap.add_argument("--loads", default=",".join(LOADS))
     ap.add_argument("--models", default="smollm2,qwen3-30b-a3b")
-    ap.add_argument("--spin", default="", help="LLMC_SPIN_US values to compare, of this build")
+    ap.add_argument("--spin", default="", help="LLMC_SPIN_US values to compare, with this build")
     ap.add_argument("--out")
     a = ap.parse_args()
     result = {

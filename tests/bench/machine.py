@@ -1,4 +1,5 @@
-"""The machine that a benchmark ran on, as every result file names it, and where its result files lie."""
+"""The machine that a benchmark ran on, as named in result files, and the location of these
+files."""
 
 import os
 import pathlib
@@ -23,6 +24,6 @@ def machine():
 
 
 def result_file(kind, suffix=""):
-    """results/KIND-PROCESSOR[-SUFFIX].json"""
+    """Return results/KIND-PROCESSOR[-SUFFIX].json."""
     name = re.sub("[^a-z0-9]+", "-", machine()["cpu"].lower()).strip("-")
     return RESULTS / f"{kind}-{name}{'-' + suffix if suffix else ''}.json"

@@ -1,5 +1,5 @@
-/* A driver and an NVRTC that do nothing and say that all went well: what is left of a decode step
- * is what the host does for it. Used by tests/bench/cuda.py, as libcuda.so.1 and libnvrtc.so.13 of
+/* A driver and an NVRTC that do nothing and report success, so that a decode step takes only the
+ * host's time. Used by tests/bench/cuda.py, as libcuda.so.1 and libnvrtc.so.13 of
  * LLMC_CUDA_LIBDIR. */
 #include <stdlib.h>
 #include <string.h>
@@ -80,7 +80,7 @@ API(cuMemGetInfo_v2, (size_t *left, size_t *total))
 	*left = *total = (size_t)141 << 30;
 	return 0;
 }
-/* addresses that nothing is read from */
+/* addresses that are never read */
 API(cuMemAlloc_v2, (CUdeviceptr * p, size_t bytes))
 {
 	*p = 1ull << 40;

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Two builds of llmc on the same model, in turn, one thread, by the processor time that they take: holds on a machine that does other work.
+"""Two builds of llmc on the same model, alternating, on one thread and by CPU time, which also
+works on a machine that does other work.
 
     tests/bench/pair.py OTHER/build/llmc [--rounds 9] [--arch v3,best] [--out tests/bench/results/pair-<cpu>.json]
 
-Rounds begin with the one and the other build by turns. What a run costs besides its tokens is measured once by a run of one token and taken
-off. Above 1: this build is faster."""
+Rounds start with either build in turn. The fixed cost of a run is measured once by a run of one
+token and subtracted. Above 1: this build is faster."""
 
 import argparse
 import datetime
@@ -54,7 +55,7 @@ def seconds(llmc, model, arch, act, what, tries=3):
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    ap = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     ap.add_argument("other")
     ap.add_argument("--rounds", type=int, default=9)
     ap.add_argument("--arch", default="v3,best")

@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
-"""llmc and llama.cpp on the same GGUF, same threads, interleaved; medians of paired ratios.
+"""llmc and llama.cpp on the same GGUF with the same threads, alternating; medians of paired ratios.
 
     make bench-peer PEER_ARGS="--quick --isa v3"            SmolLM2
-    make bench-peer PEER_ARGS="--widths --minutes 11"       mixtures, latent attention, a dense 1B: files of random weights (random_gguf.py)
-    make bench-peer PEER_ARGS="--widths --prepare"          beforehand, so that the other run only measures: builds, files, kernels
-    make bench-peer PEER_ARGS="--widths --check"            no times: do both compute the same logits
-    make bench-peer PEER_ARGS="--codes --minutes 20"        a 1B in the types of GGUF that are codes, Q2_K, Q3_K, IQ1 to IQ4, TQ
-    make bench-peer PEER_ARGS="--recent --minutes 15"       Qwen3.5, gpt-oss in MXFP4, Gemma 4: states, sinks, windows, layers of two shapes
+    make bench-peer PEER_ARGS="--widths --minutes 11"       MoE, latent attention, a dense 1B: files with random weights (random_gguf.py)
+    make bench-peer PEER_ARGS="--widths --prepare"          beforehand: builds, files, kernels, so that the other run only measures
+    make bench-peer PEER_ARGS="--widths --check"            no times: compare the logits of both
+    make bench-peer PEER_ARGS="--codes --minutes 20"        a 1B in Q2_K, Q3_K, IQ1 to IQ4 and TQ
+    make bench-peer PEER_ARGS="--recent --minutes 15"       Qwen3.5, gpt-oss in MXFP4, Gemma 4: recurrent states, sinks, windows, layers of two shapes
 
-llama.cpp comes from the newest source package of llama-cpp-python (PyPI), built into the cache, with its native flags and without AMX
-(--isa best) or held to AVX2 (--isa v3), as llmc is. A model's first round runs every build with flash attention off and on, and without
-repacking where repacking dies; the fastest of a test is the one compared with and runs in the later rounds. The result file says which,
-and how others died. It names the machine, the floor (bytes and operations of a token) and the share of it that was reached; beside it stand the
-machine's read bandwidth and the measured peak of its tiles. Out of --minutes there are as many rounds as fit.
+llama.cpp comes from the newest source package of llama-cpp-python (PyPI). It is built into the
+cache with its native flags, without AMX (--isa best), or restricted to AVX2 like llmc (--isa v3).
+The first round of a model runs every build with flash attention off and on, and without repacking
+if repacking crashes. Per test the fastest variant is compared, and only it runs in later rounds.
+
+The result file names the selected variant and how others failed, the machine, the lower bound of
+bytes and operations per token, and the share of that bound that was reached. It also has the
+machine's read bandwidth and the measured peak of its tiles. --minutes limits the number of rounds.
 """
 
 import argparse
@@ -51,7 +54,7 @@ V3 = [
     "-DGGML_AMX_BF16=OFF",
 ]
 
-# see the header: without it GCC's AMX build dies at its first product
+# see the header: without it GCC's AMX build crashes at its first matmul
 AMX_REPAIR = f"-DCMAKE_CXX_FLAGS=-include {os.path.join(ROOT, 'tests', 'bench', 'peer_amx.h')}"
 AVX512 = {
     "AVX512": "avx512f",
@@ -70,7 +73,8 @@ def say(text):
 
 
 def builds(isa):
-    """Ways to build it: (name, flags). A native build takes every unit of the processor, which may be slower than another or fault."""
+    """Return build variants (name, flags). A native build uses every unit of the processor, which
+    may be slower than another or crash."""
     if isa == "v3":
         return [("avx2", V3)]
     flags = open("/proc/cpuinfo").read().split()
@@ -87,7 +91,8 @@ def builds(isa):
 
 
 def sdists():
-    """{version: address} of the index. pip would build the metadata to download a source package: ask the index itself."""
+    """Return {version: URL} of the index. pip would build metadata to download a source package, so
+    the index is queried directly."""
     import html
     import urllib.parse
     import urllib.request
@@ -117,7 +122,8 @@ def order(version):
 
 
 def source(top, version):
-    """(version, folder) of llama.cpp: the given version, else the index's newest, else without an index the newest one fetched before."""
+    """Return (version, folder) of llama.cpp: the given version, else the newest of the index, else
+    the newest that was fetched before."""
     import urllib.error
     import urllib.request
 
@@ -151,7 +157,7 @@ def source(top, version):
 
 
 def build_one(src, out, name, flags):
-    """None, or why there is no such build."""
+    """Build one variant; return None, or the reason why it cannot be built."""
     if not all(os.path.exists(os.path.join(out, "bin", b)) for b in TOOLS):
         say(f"bench-peer: building llama.cpp ({name}); several minutes")
         with open(out + ".log", "w") as log:
@@ -178,7 +184,8 @@ def build_one(src, out, name, flags):
 
 
 def build_peers(isa, version=None):
-    """[(name, folder of its tools)] of the builds that there are, and what the result file says of it."""
+    """Return [(name, folder of its tools)] of existing builds, and their description for the result
+    file."""
     top = os.path.join(CACHE, "peer")
     os.makedirs(top, exist_ok=True)
     version, src = source(top, version)
@@ -202,11 +209,12 @@ def build_peers(isa, version=None):
     }
 
 
-# --- one side's run of tests that share a process -----------------------------------------------------------------------
+# --- tests of one side that share a process
+# ----------------------------------------------------------------------------
 
 
 class Test:
-    """n tokens decoded by each of `batch` sequences behind `depth` positions, or a prompt of p."""
+    """n tokens decoded by each of `batch` sequences at `depth`, or prefill of p tokens."""
 
     def __init__(self, name, p=0, n=0, batch=1, depth=0):
         self.name, self.p, self.n, self.batch, self.depth = name, p, n, batch, depth
@@ -219,7 +227,7 @@ class Died(Exception):
 
 def run_peer(cmd):
     try:
-        # no debugger where it aborts
+        # start no debugger on an abort
         r = subprocess.run(
             cmd,
             text=True,
@@ -238,13 +246,13 @@ def run_peer(cmd):
 
 
 def peer_bench(bin, model, threads, tests, fa, repack):
-    """{test: [tokens/s]} of tests of one kind. A depth is filled once for three runs."""
+    """Return {test: [tokens/s]} for tests of one kind. A depth is filled once for three runs."""
     if tests[0].kind == "batch":
         out = {}
         for t in tests:
             each = (
                 -(-(32 + t.n) // 256) * 256
-            )  # it rounds a sequence's context, and says nothing when they do not fit
+            )  # it rounds a sequence's context up, and reports no error if they do not fit
             rows = run_peer(
                 [
                     os.path.join(bin, "llama-batched-bench"),
@@ -312,7 +320,7 @@ def peer_bench(bin, model, threads, tests, fa, repack):
 
 
 def llmc_bench(model, threads, isa, sets, tests, ops=False):
-    """{test: its row}, each with the tokens/s of its runs' mean; and the document around them."""
+    """Return {test: its row} with mean tokens/s of the runs, and the surrounding document."""
     join = lambda xs: ",".join(map(str, sorted(set(xs)))) or "0"  # noqa: E731
     cmd = [
         LLMC,
@@ -352,7 +360,8 @@ def llmc_bench(model, threads, isa, sets, tests, ops=False):
 
 
 def tiles(threads):
-    """Measured peak of the tiles on all threads, in operations/s: {"int8": .., "bf16": ..}; empty without AMX."""
+    """Return the measured peak of the tiles on all threads, in operations/s: {"int8": .., "bf16":
+    ..}; empty without AMX."""
     if "amx_int8" not in open("/proc/cpuinfo").read():
         return {}
     exe = os.path.join(CACHE, "peer", "tiles")
@@ -374,7 +383,8 @@ def tiles(threads):
         return {}
 
 
-# --- what is compared ---------------------------------------------------------------------------------------------------
+# --- cases
+# --------------------------------------------------------------------------------------------------------------
 
 I16, I8 = ("i16", []), ("i8", ["activations=i8"])
 NEAR, BF16 = ("near exact", []), ("bf16", ["activations=bf16"])
@@ -395,7 +405,10 @@ FORMATS = ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q4_K_M", "Q5_K_M", "Q6_K", "F16", "B
 
 
 class Case:
-    """One file: model() makes it when it is not there. goals: {test: ratio to llama.cpp, or {side: ratio}}; 85 % of the read bandwidth is as good."""
+    """One model file; model() creates it if it is missing.
+
+    goals: {test: ratio to llama.cpp, or {variant: ratio}}; 85 % of the read bandwidth counts as
+    reached."""
 
     def __init__(self, name, kind, model, tests, sides, goals=None):
         self.name, self.kind, self.model, self.tests, self.sides, self.goals = (
@@ -433,7 +446,7 @@ TINY = {
 
 
 def widths(quick, tiny=False):
-    """Most wanted first: what is left out of a short time is at the end of each round."""
+    """Most important first, because a short time limit drops the end of each round."""
     import random_gguf
 
     mixture = {"tg32": 1.6, "tg32 @ d4096": 1.6, "tg32 b8": 2, "pp512": 3}
@@ -481,7 +494,7 @@ def widths(quick, tiny=False):
 
 
 def recent(quick, tiny=False):
-    """Families of 2025 and 2026 in the type that most people fetch."""
+    """Families of 2025 and 2026 in the most downloaded type."""
     import random_gguf
 
     goals = {"tg32": 1.5, "tg32 @ d4096": 1.5, "pp512": 2.5}
@@ -505,7 +518,7 @@ def recent(quick, tiny=False):
 
 
 def codes(quick, tiny=False):
-    """A 1B of each type that is codes, the common ones first."""
+    """A 1B in each codebook type, the common ones first."""
     import random_gguf
 
     goals = {"tg32": 1.3, "pp512": 2}
@@ -535,7 +548,7 @@ SETS = {"widths": widths, "codes": codes, "recent": recent}
 
 
 def quantised(bin, model, kind):
-    """The model in another format, by llama-quantize."""
+    """Requantise the model with llama-quantize."""
     out = os.path.join(CACHE, "peer", f"smollm2-{kind}.gguf")
     if not os.path.exists(out):
         sh(
@@ -579,8 +592,9 @@ def cases(a, bin):
 
 
 def measure_peer(case, model, tests, peers, threads):
-    """All builds and flags once, later the best of each test; best tokens/s of each test in this round. A depth takes long to fill: there the
-    build that decodes best without one runs alone."""
+    """Run all builds and flags once, later only the best of each test; return the best tokens/s per
+    test in this round. A depth takes long to fill, so only the build that decodes best without
+    one runs it."""
     now = {}
     decode = next(
         (
@@ -617,7 +631,7 @@ def measure_peer(case, model, tests, peers, threads):
 
 
 def one_round(case, peers, a, late, kinds=("plain", "batch", "depth")):
-    """A round of a case; late(): the time is over."""
+    """Run one round of a case; late(): the time is over."""
     model = case.model()
     for kind in kinds:
         tests = [t for t in case.tests if t.kind == kind]
@@ -641,7 +655,7 @@ def one_round(case, peers, a, late, kinds=("plain", "batch", "depth")):
 
 
 def summary(case, t, peak):
-    """What the result file says of a test; None: it has not run."""
+    """Return the entry of a test in the result file; None: it has not run."""
     row = case.rows[t.name]
     if not any(row["llmc"].values()):
         return None
@@ -712,7 +726,8 @@ def show(result):
 
 
 def check(case, lib, a):
-    """Both programs' logits behind a prompt and behind the tokens that llama.cpp picks; the greatest differences of rows."""
+    """Compare both programs' logits after the prompt and after each token that llama.cpp samples;
+    return the largest differences of rows."""
     import numpy as np
 
     model, n = case.model(), 4
@@ -797,7 +812,7 @@ def check(case, lib, a):
             f"{case.name:18} {case.kind:7} {side:10} rms difference {worst[side]:.4f} of the logits' deviation, same token in {agree[side]} of {n} rows",
             flush=True,
         )
-    # llama.cpp rounds activations to 8 bits, and a router's choice may flip on it
+    # llama.cpp rounds activations to 8 bits, which may change a router's choice
     return all(w < 0.15 for w in worst.values())
 
 
@@ -807,48 +822,52 @@ def main():
     )
     ap.add_argument("--model")
     ap.add_argument(
-        "--isa", choices=["best", "v3"], help="[v3; with --widths, --codes or --recent best]"
+        "--isa",
+        choices=["best", "v3"],
+        help="instruction set [v3; with --widths, --codes or --recent best]",
     )
     ap.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
-    ap.add_argument("--rounds", type=int, help="[5; with --quick 3]")
-    ap.add_argument("--minutes", type=float, help="begin nothing new after as many")
+    ap.add_argument("--rounds", type=int, help="number of rounds [5; with --quick 3]")
+    ap.add_argument("--minutes", type=float, help="start no new measurement after this time")
     ap.add_argument(
         "--quick",
         action="store_true",
-        help="fewer rounds and tests; with --widths Q4_0 and BF16 alone",
+        help="fewer rounds and tests; with --widths only Q4_0 and BF16",
     )
     ap.add_argument(
         "--formats", action="store_true", help="decode and prefill of the other weight formats"
     )
     ap.add_argument(
-        "--widths", action="store_true", help="files of real models' widths with random weights"
+        "--widths",
+        action="store_true",
+        help="files with the sizes of real models and random weights",
     )
     ap.add_argument(
         "--codes",
         action="store_true",
-        help="files of a 1B's widths in GGUF's types of codes: Q2_K, Q3_K, IQ1 to IQ4, TQ",
+        help="files with the sizes of a 1B in GGUF's codebook types: Q2_K, Q3_K, IQ1 to IQ4, TQ",
     )
     ap.add_argument(
-        "--recent", action="store_true", help="files of the widths of Qwen3.5, gpt-oss and Gemma 4"
+        "--recent", action="store_true", help="files with the sizes of Qwen3.5, gpt-oss and Gemma 4"
     )
     ap.add_argument(
         "--tiny",
         action="store_true",
-        help="with --widths, --codes or --recent: small files of the same kinds, to try this out",
+        help="with --widths, --codes or --recent: small files of the same kinds, to test the script",
     )
     ap.add_argument(
         "--only",
         metavar="REGEX",
-        help="with --widths, --codes or --recent: of these names and formats, as 'qwen3.* Q4_0'",
+        help="with --widths, --codes or --recent: only these names and formats, such as 'qwen3.* Q4_0'",
     )
-    ap.add_argument("--tests", metavar="REGEX", default="", help="of these tests, as 'tg'")
+    ap.add_argument("--tests", metavar="REGEX", default="", help="only these tests, such as 'tg'")
     ap.add_argument(
         "--prepare",
         action="store_true",
-        help="build, write and compile all that is missing, measure nothing",
+        help="build, write and compile what is missing; measure nothing",
     )
     ap.add_argument("--check", action="store_true", help="compare logits, measure nothing")
-    ap.add_argument("--peer-version", help="of llama-cpp-python [the newest]")
+    ap.add_argument("--peer-version", help="version of llama-cpp-python [the newest]")
     ap.add_argument("--build-only", action="store_true")
     ap.add_argument("--out", help="result file [tests/bench/results/peer-...json]")
     a = ap.parse_args()
@@ -896,7 +915,7 @@ def main():
             if late():
                 break
             say(f"round {r + 1}/{rounds}, {time.monotonic() - start:.0f} s")
-            # a depth has three runs in a round: enough where time is short
+            # a depth has three runs per round, which is enough if time is short
             one_round(
                 c,
                 peers,
@@ -904,7 +923,7 @@ def main():
                 late,
                 ("plain", "batch") if a.quick and r > 0 else ("plain", "batch", "depth"),
             )
-            # whatever stops it, what was measured is there
+            # keep the results so far if a later case stops the run
             result["tests"] = [x for c in todo for t in c.tests if (x := summary(c, t, peak))]
             result["peer"]["died"] = {
                 f"{c.name} {c.kind}: {b}{'' if repack else ', no repack'}": why

@@ -1,6 +1,6 @@
-/* GCC up to 12 tells its optimiser that ldtilecfg reads 8 bytes of the 64, and the stores of the
- * others are dropped: llama.cpp's AMX kernels, compiled so, load a configuration of garbage and
- * die. Included before each file of its build, this says what is read. */
+/* GCC up to 12 assumes that ldtilecfg reads 8 of its 64 bytes and drops the stores to the others.
+ * So llama.cpp's AMX kernels load an invalid configuration and crash. This header, included before
+ * each file of its build, declares the bytes that are read. */
 #if defined(__AMX_TILE__) && defined(__GNUC__) && !defined(__clang__)
 #include <immintrin.h>
 #define _tile_loadconfig(config)                                                                   \

@@ -1,6 +1,6 @@
-/* llama.cpp's logits: peer_logits MODEL THREADS ID,ID,... N writes N rows of fp32 [vocab] to
- * stdout, those behind the prompt and behind each of the tokens that are picked greedily. Linked
- * with the libraries of a build of llama.cpp by peer.py --check. */
+/* Logits of llama.cpp: peer_logits MODEL THREADS ID,ID,... N writes N rows of fp32 [vocab] to
+ * stdout, after the prompt and after each greedily sampled token. peer.py --check links it with a
+ * build of llama.cpp. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +30,7 @@ main(int argc, char **argv)
 	llama_log_set(quiet, NULL);
 	llama_backend_init();
 	struct llama_model_params mp = llama_model_default_params();
-	mp.use_extra_bufts = false; /* its AMX buffers refuse some tensors of latent attention */
+	mp.use_extra_bufts = false; /* its AMX buffers reject some tensors of latent attention */
 	struct llama_model *m = llama_model_load_from_file(argv[1], mp);
 	if (!m)
 		return 1;

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""A 16-bit model to quantise, of a block-quantised GGUF of a Llama: plain16.py IN.gguf OUT.gguf [--pad]
+"""Make a 16-bit model for quantisation tests from a quantised GGUF of a Llama: plain16.py IN.gguf
+OUT.gguf [--pad]
 
-Dequantised values lie on the grid they were stored on, and a quantiser with blocks of the same columns would find that grid again. So the channels of the
-residual stream, of the values' heads and of the feed-forward layers are permuted (seeded): the model computes the same, and its blocks are others.
+Dequantised values lie on the grid of their blocks, and a quantiser with blocks of the same columns
+would find that grid again. So the channels of the residual stream, of the value heads and of the
+feed-forward layers are permuted (seeded). The model computes the same, but its blocks differ.
 
---pad: columns become a multiple of 256 by channels and heads of zeros, as K-quants need them. Norms divide by a mean over more channels, so their
-weights and epsilon shrink in proportion: the model still computes the same."""
+--pad: pad columns to a multiple of 256 with zero channels and heads, as K-quants need. Norms then
+divide by a mean over more channels, so their weights and epsilon are scaled to compensate."""
 
 import sys
 
@@ -34,7 +36,7 @@ def main(source, target, pad=None):
     p = rng.permutation(hidden)
     wide = (
         -(-hidden // 256) * 256 if pad else hidden
-    )  # a whole number of groups of heads that share keys, too
+    )  # also a multiple of the heads that share keys
     assert ffn % 256 == 0 and wide % (dim * share) == 0 or not pad, "widths that this does not know"
     wide_kv = wide // share
     changed = {
@@ -45,7 +47,7 @@ def main(source, target, pad=None):
         * hidden
         / wide,
     }
-    perm = {}  # by layer: order of the feed-forward's channels, of the values' rows, of the output's columns
+    perm = {}  # per layer: order of feed-forward channels, value rows, output columns
     for layer in range(field("block_count")):
         within = [rng.permutation(dim) for _ in range(kv)]
         values = np.concatenate([dim * i + w for i, w in enumerate(within)])

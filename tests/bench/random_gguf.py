@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""GGUF files of real models' widths and few layers, with random weights: what a comparison of speed needs and no more.
+"""GGUF files with the sizes of real models, few layers and random weights, for comparisons of
+speed.
 
     random_gguf.py SHAPE TYPE [-o FILE]     random_gguf.py --list
 
-Shapes take their widths from the published configurations. Types are mixed as llama-quantize mixes them, fallbacks of rows that are no
-whole block of 256 included. Weights are normal with the deviation 1 / sqrt(columns), so that activations keep their size and routers choose
-about evenly. The rows of a layer's matrix are drawn out of 4096 that were quantised once: quantising is what would take long.
-The tokenizer is a fake one of single bytes and numbered words.
-"""
+Sizes come from the published configurations. Types are mixed as llama-quantize mixes them, with its
+fallbacks for rows that are not a multiple of 256. Weights are normal with deviation 1 /
+sqrt(columns), so that activations keep their magnitude and routers choose about evenly. The rows of
+a layer's matrix are drawn from 4096 rows that were quantised once, since quantising is slow. The
+tokenizer is synthetic: single bytes and numbered words."""
 
 import argparse
 import enum
@@ -21,7 +22,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType as T, GGUFWriter, quants
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "kernels"))
 import code_blocks  # noqa: E402
 
-# a type that the gguf package has since 0.18 alone
+# the gguf package has this type only since 0.18
 MXFP4 = getattr(T, "MXFP4", None) or enum.IntEnum("Newer", {"MXFP4": 39}).MXFP4
 GGML_QUANT_SIZES.setdefault(MXFP4, (32, 17))
 POOL = 4096
@@ -34,7 +35,7 @@ CACHE = os.environ.get("LLMC_CACHE") or os.path.join(
 
 
 def gqa(hidden, heads, kv_heads, head_dim, qk_norm=False):
-    """Tensors of grouped attention."""
+    """Return the tensors of grouped-query attention."""
     t = {
         "attn_q": [heads * head_dim, hidden],
         "attn_k": [kv_heads * head_dim, hidden],
@@ -67,8 +68,11 @@ def experts(hidden, n, width, shared=0):
 
 
 class Shape:
-    """tensors(i): of layer i, ".weight" unless they say what else. Vocabularies of mixtures are cut: few layers would drown in their heads.
-    values: what vectors have that are not about 1, by the end of their names: centre and deviation."""
+    """Shape of a file.
+
+    tensors(i): tensors of layer i; ".weight" is appended unless a suffix is given. MoE models get a
+    smaller vocabulary, since their few layers would otherwise be small compared with the LM head.
+    values: centre and deviation of vectors that are not about 1, by the end of their names."""
 
     def __init__(
         self, arch, layers, hidden, vocab, keys, tensors, tied=False, extra=None, values=None
@@ -107,8 +111,9 @@ class Shape:
 
 
 def mla(hidden, heads, nope, rope, v, rank):
-    """Latent attention as converters write it: k_b and v_b apart, k_b transposed; no query latent (its rank is given as 0, because
-    llama.cpp tells files without one by their number of layers)."""
+    """Latent attention as converters write it: separate k_b and v_b, k_b transposed. There is no
+    query latent, so its rank is 0: llama.cpp recognises files without one by their number of
+    layers."""
     return {
         "attn_q": [heads * (nope + rope), hidden],
         "attn_kv_a_mqa": [rank + rope, hidden],
@@ -220,7 +225,8 @@ def delta(
     head_dim=256,
     dim=128,
 ):
-    """Three layers with a delta rule to one with attention, whose query rows have a gate beside them; value heads as ggml repeats key heads."""
+    """Three layers with a delta rule per layer with attention. Query rows of attention are followed
+    by their gate; value heads are ordered as ggml repeats key heads."""
     attention = {
         "attn_q": [2 * heads * head_dim, hidden],
         "attn_k": [kv_heads * head_dim, hidden],
@@ -363,8 +369,9 @@ def gemma4(
     dim=256,
     full_dim=512,
 ):
-    """Windows on five of six layers; the large ones have experts beside the dense feed-forward and, in the others, values made of the keys; the small
-    ones per-layer embeddings, and last layers that read the cache of earlier ones."""
+    """Windows on five of six layers. Large models have experts in addition to the dense
+    feed-forward, and layers whose values are made from the keys. Small models have per-layer
+    embeddings, and last layers that read the KV of earlier ones."""
     full = [i % 6 == 5 for i in range(layers)]
 
     def tensors(i):
@@ -437,7 +444,8 @@ def gemma4(
             "per_layer_model_proj.weight": [layers * per_layer, hidden],
             "per_layer_proj_norm.weight": [per_layer],
         }
-    # no scale on the scores, so norms have it; the router's input is divided by the root of its width
+    # the scores have no scale, so norms contain it; the router's input is divided by the root of
+    # the hidden size
     small = (0.2, 0.02)
     return Shape(
         "gemma4",
@@ -468,7 +476,7 @@ SHAPES = {
     ),  # mistralai/Mixtral-8x7B-v0.1: 32
     "llama3.2-1b": llama(
         16, 2048, 32, 8, 8192, 500000.0, 128256, tied=True
-    ),  # meta-llama/Llama-3.2-1B, all of it
+    ),  # meta-llama/Llama-3.2-1B, complete
     "qwen3.5-9b": qwen35(4, 4096, 16, 4, 16, 32, 12288, 32768),  # Qwen/Qwen3.5-9B: 32 layers
     "qwen3.5-35b-a3b": qwen35_moe(
         4, 2048, 16, 2, 16, 32, 256, 8, 512, 32768
@@ -480,7 +488,7 @@ SHAPES = {
     "gemma4-e4b": gemma4(
         12, 2560, 8, 2, 10240, 512, 32768, per_layer=256, shared=6
     ),  # google/gemma-4-E4B: 42, of which 18 share
-    # the same kinds, small enough for a test
+    # the same architectures, small enough for a test
     "tiny-qwen3moe": qwen3_moe(2, 256, 4, 2, 64, 512, 5, 2, 256, 512),
     "tiny-deepseek": deepseek_lite(2, 256, 4, 32, 32, 32, 64, 512, 7, 3, 96, 2, 512),
     "tiny-mixtral": llama(2, 256, 4, 2, 512, 1e6, 512, n=8, top_k=2),
@@ -491,7 +499,8 @@ SHAPES = {
     "tiny-gemma4-moe": gemma4(6, 256, 4, 2, 512, 64, 512, 1, 6, 2, 96),
     "tiny-gemma4": gemma4(12, 256, 4, 2, 512, 64, 512, per_layer=256, shared=6),
 }
-# types that are codes (tests/kernels/code_blocks.py): as in files of llama-quantize but for matrices that it gives more bits, the head's but
+# codebook types (tests/kernels/code_blocks.py): files as of llama-quantize, without its higher
+# types for some matrices, except the head's
 CODED = {
     "Q2_K": 10,
     "Q3_K": 12,
@@ -515,7 +524,7 @@ FILE_TYPE = {"F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K_M": 15, "BF16": 32, "MXFP4": 
 
 
 def type_of(shape, kind, name, dims):
-    """What llama-quantize makes of a tensor in a file of this kind."""
+    """Return the type that llama-quantize gives a tensor in a file of this kind."""
     if (
         len(dims) < 2
         or "_norm" in name
@@ -524,7 +533,7 @@ def type_of(shape, kind, name, dims):
         or name.endswith(".bias")
     ):
         return T.F32
-    if name == "per_layer_model_proj.weight":  # left as it is
+    if name == "per_layer_model_proj.weight":  # keeps its type
         return T.BF16
     if kind in ("F16", "BF16"):
         return T[kind]
@@ -556,7 +565,7 @@ def halves(x):
 
 
 def pack_k45(x, five):
-    """Q4_K and Q5_K of rows [n, 256 k]: eight scales and minima of 6 bits for 256."""
+    """Pack rows [n, 256 k] as Q4_K and Q5_K: eight 6-bit scales and minima per 256 columns."""
     top = 31 if five else 15
     b = x.reshape(-1, 8, 32)
     low = np.maximum(0, -b.min(axis=2))
@@ -597,7 +606,7 @@ def pack_k45(x, five):
 
 
 def pack_k6(x):
-    """Q6_K: sixteen scales of 8 bits for 256."""
+    """Pack Q6_K: sixteen 8-bit scales per 256 columns."""
     b = x.reshape(-1, 16, 16)
     step = np.abs(b).max(axis=2) / 31
     d = (step.max(axis=1) / 127).astype(np.float16)
@@ -621,7 +630,7 @@ def pack_k6(x):
 
 
 def pack_mxfp4(x):
-    """An exponent of 8 bits and 32 values of E2M1, which lie like those of Q4_0."""
+    """Pack an 8-bit exponent and 32 values of E2M1, in the order of Q4_0."""
     b = x.reshape(len(x), -1, 32)
     e = np.clip(np.floor(np.log2(np.maximum(np.abs(b).max(axis=2), 1e-30))) - 2, -127, 127)
     size = np.abs(b) / np.exp2(e)[..., None]
@@ -637,7 +646,8 @@ def pack_mxfp4(x):
 
 
 def codes(rows, cols, t):
-    """Any codes, with scales such that weights have the deviation 1 / sqrt(cols): finding the best ones for given weights takes minutes a layer."""
+    """Return random codes with scales that give weights the deviation 1 / sqrt(cols); searching for
+    the best codes takes minutes per layer."""
     name, rng = t.name.lower(), np.random.default_rng(rows + cols)
     some = code_blocks.blocks(rng, name, (64,), 1)
     size = np.sqrt((quants.dequantize(some, t) ** 2).mean())
@@ -647,7 +657,7 @@ def codes(rows, cols, t):
 
 
 def pack(x, t):
-    """Rows of fp32 -> rows of bytes."""
+    """Pack rows of fp32 into rows of bytes."""
     if t == T.F32:
         return x.view(np.uint8).reshape(len(x), -1)
     if t.name in CODED:
@@ -670,8 +680,8 @@ def normal(rng, rows, cols):
 
 
 def tensor(rng, pools, shape, name, dims, t):
-    """Bytes of a tensor: [.., row bytes]."""
-    if name == "rope_freqs.weight":  # a quarter of the pairs turn
+    """Return the bytes of a tensor: [.., row bytes]."""
+    if name == "rope_freqs.weight":  # a quarter of the pairs rotate
         return np.where(np.arange(dims[0]) < dims[0] // 4, 1, 1e30).astype(np.float32)
     if len(dims) == 1:
         centre, spread = next(
@@ -679,7 +689,8 @@ def tensor(rng, pools, shape, name, dims, t):
         )
         return np.float32(centre) + np.float32(spread) * rng.standard_normal(dims, dtype=np.float32)
     rows, cols = math.prod(dims[:-1]), dims[-1]
-    if "token_embd" in name or name == "output.weight" or t == T.F32:  # rows that repeat would tie
+    # repeated rows would give equal logits
+    if "token_embd" in name or name == "output.weight" or t == T.F32:
         out = np.concatenate(
             [pack(normal(rng, min(8192, rows - at), cols), t) for at in range(0, rows, 8192)]
         )
@@ -694,7 +705,8 @@ def tensor(rng, pools, shape, name, dims, t):
 
 
 def tokens(n):
-    """A byte-level vocabulary: the bytes as GPT-2 writes them, one merge, numbered words, an end of text."""
+    """Return a byte-level vocabulary: bytes in GPT-2's spelling, one merge, numbered words, an
+    end-of-text token."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [b for b in range(256) if b not in plain]
     letters = [chr(b) for b in plain] + [chr(256 + i) for i in range(len(rest))]
@@ -752,7 +764,7 @@ def write(path, name, kind):
 
 
 def make(name, kind, folder=None):
-    """Its path; made when it is not there."""
+    """Return the path of the file; create it if it is missing."""
     folder = folder or os.environ.get("LLMC_PEER_MODELS") or os.path.join(CACHE, "peer-models")
     path = os.path.join(folder, f"{name}-{kind}.gguf")
     if not os.path.exists(path):
@@ -769,7 +781,9 @@ def main():
     ap.add_argument("shape", nargs="?", choices=SHAPES)
     ap.add_argument("type", nargs="?", choices=TYPES)
     ap.add_argument("-o", "--out", help="file [in LLMC_PEER_MODELS, else in the cache]")
-    ap.add_argument("--list", action="store_true", help="shapes and what their files hold")
+    ap.add_argument(
+        "--list", action="store_true", help="list shapes and the contents of their files"
+    )
     a = ap.parse_args()
     if a.list:
         for name, s in SHAPES.items():

@@ -1,10 +1,12 @@
-"""What ranks cost on one machine: decode of two ranks of one thread, as threads and as processes of mpirun, and of two stages, beside one rank with two
-threads; and what one of their sums takes.
+"""Cost of ranks on one machine: decode of two ranks with one thread each, as threads and as
+processes of mpirun, and of two stages, compared with one rank of two threads; and the time of an
+all-reduce.
 
     python tests/bench/ranks.py model.gguf [--rounds 9] [--tokens 64] [--mpi openmpi|mpich|none] [--out FILE.json]
 
-The ways take turns, and each counts by its ratio to the first one of the same round, so that what else the machine does falls on all of them alike. A
-rank with a processor of its own is what is measured: on fewer free processors than ranks the figures are those of the scheduler."""
+The variants alternate. Each counts by its ratio to the first variant of the same round, so that
+other work on the machine affects all equally. Each rank needs a free core: with fewer, the figures
+are those of the scheduler."""
 
 import argparse
 import datetime
@@ -21,7 +23,8 @@ LLMC = os.environ.get("LLMC", os.path.join(ROOT, "build", "llmc"))
 
 
 def mpirun(kind):
-    """Command and environment to start two ranks; None: there is no such library"""
+    """Return the command and environment that start two ranks; None: the library is not
+    installed."""
     if kind == "none":
         return None
     p = subprocess.run(
@@ -117,7 +120,7 @@ def main():
     report["all_reduce_us"] = 1e6 * ops["all_reduce"]["s"] / ops["all_reduce"]["n"]
     for name, r in report["decode"].items():
         print(f"{name:20} {r['tps']:8.1f} tokens/s   {r['ratio']:.3f} of one rank")
-    print(f"a sum of two ranks that are threads: {report['all_reduce_us']:.1f} us")
+    print(f"all-reduce of two ranks that are threads: {report['all_reduce_us']:.1f} us")
     with open(a.out or result_file("ranks"), "w") as f:
         json.dump(report, f, indent=1)
         f.write("\n")

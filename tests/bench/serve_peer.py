@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""llmc serve and llama.cpp's server on the same file, two threads each, one after the other in every round, under the same load.
+"""llmc serve and llama.cpp's server on the same file with two threads each, alternating in every
+round under the same load.
 
     tests/bench/serve_peer.py [--rounds 3] [--clients 1,4,16,64] [--requests 3]
 
-Load: `llmc bench serve`, closed loop, prompts of 32 to 96 words, 32 to 64 new tokens, greedy. Both have 16 slots of 512 positions. Writes
-tests/bench/results/serve-<cpu>.json: output tokens/s and p99 of the time to first token for each number of clients, medians with the spread."""
+Load: `llmc bench serve`, closed loop, prompts of 32 to 96 words, 32 to 64 new tokens, greedy. Both
+have 16 slots of 512 positions. Writes tests/bench/results/serve-<cpu>.json: output tokens/s and p99
+of the time to first token per number of clients, as medians with their spread."""
 
 import argparse
 import datetime
@@ -24,7 +26,8 @@ SLOTS, CONTEXT = 16, 512
 
 
 def build_server(model):
-    """llama-server of the build that peer.py found to run, and what the result file says of it."""
+    """Build llama-server of the build that peer.py selected; return it and its description for the
+    result file."""
     bin, about = peer.build_peer("best", model, os.cpu_count())
     exe = os.path.join(bin, "llama-server")
     if not os.path.exists(exe):
@@ -106,10 +109,10 @@ def summary(runs):
 
 
 def main():
-    a = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    a = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     a.add_argument("--rounds", type=int, default=3)
     a.add_argument("--clients", default="1,4,16,64")
-    a.add_argument("--requests", type=int, default=3, help="of each client")
+    a.add_argument("--requests", type=int, default=3, help="requests per client")
     a.add_argument("--port", type=int, default=18311)
     a = a.parse_args()
     model = peer.sh(os.path.join(peer.ROOT, "tools", "smollm2.sh")).strip()
@@ -153,12 +156,12 @@ def main():
             port += 1
             s = Server(name, command[name](port), port)
             try:
-                s.bench(2, 4, 99)  # warm
+                s.bench(2, 4, 99)  # warm up
                 for n in map(int, a.clients.split(",")):
                     cpu, t = s.seconds_of_cpu(), time.time()
                     r = s.bench(
                         n, max(6, n * a.requests), 1000 * round_ + n
-                    )  # no prompt twice: both reuse what they have seen
+                    )  # new prompts, since both reuse cached prefixes
                     r["cpu_share"] = (s.seconds_of_cpu() - cpu) / (time.time() - t)
                     runs.setdefault(n, {}).setdefault(name, []).append(r)
                     peer.say(

@@ -1,9 +1,11 @@
-"""Tokens guessed ahead against none, in one engine, in pairs one after the other: kinds of texts alone, and sixteen clients at once.
+"""Decoding with draft tokens and without, in one engine, in alternating pairs: kinds of prompts
+alone, and sixteen clients at once.
 
     PYTHONPATH=bindings/python VENV/bin/python tests/bench/speculation.py MODEL.gguf [--threads 2] [--rounds 5] [--out FILE.json]
 
-A ratio is the median over the pairs of decoding time without by decoding time with; both must say the same tokens. BARS are what main promises of SmolLM2-135M Q4_1
-on two threads; below one the exit code is 1."""
+A ratio is the median over pairs of the decode time without draft tokens divided by that with them;
+the outputs must be equal. BARS are the ratios expected of SmolLM2-135M Q4_1 on two threads; below
+one of them the exit status is 1."""
 
 import argparse
 import functools
@@ -111,7 +113,7 @@ def crowd(engine, prompts, n, guesses):
 
 def pairs(run, rounds):
     ratios, fast = [], []
-    run(0), run(-1)  # what steps cost is learnt, and caches are warm
+    run(0), run(-1)  # learn the cost of steps, and warm the caches
     for i in range(rounds):
         first, second = (run(-1), run(0)) if i % 2 == 0 else (run(0), run(-1))
         off, on = (first, second) if i % 2 == 0 else (second, first)

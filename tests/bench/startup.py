@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Time to the first token of SmolLM2, cold (empty cache, kernels compiled) and warm, and peak memory against the plan.
+"""Time to the first token of SmolLM2, cold (empty cache, kernels are compiled) and warm, and peak
+memory compared with the plan.
 
     tests/bench/startup.py [MODEL]               writes tests/bench/results/startup-<cpu>.json
-    tests/bench/startup.py --mixtures ROUNDS     how much later a mixture's first token comes than a dense model's: startup-mixtures-<cpu>.json
+    tests/bench/startup.py --moe [ROUNDS]        cold start of MoE models compared with a dense model: startup-moe-<cpu>.json
 
-Mixtures have their published widths, random weights in Q4_0, one layer of each kind and few experts: their kernels are those of the whole model. What
-differs is what is compiled, so seconds of the processor are written beside those of the clock, which other work makes longer.
-"""
+MoE models have their published sizes, random weights in Q4_0, one layer of each kind and few
+experts, so their kernels are those of the whole model. The difference is what must be compiled, so
+CPU seconds are recorded with wall seconds, which other work increases."""
 
 import argparse
 import datetime
@@ -24,12 +25,13 @@ from machine import machine, result_file
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 LLMC = os.path.join(ROOT, "build", "llmc")
 
-# a context that the memory run fills to the brim, so that every planned page is touched
+# the memory run fills this context completely, so that every planned page is touched
 LIMITS = ["--context", "1024", "--chunk", "32"]
 
 
 def first_token(model, cache, extra=("-n", "2")):
-    """Seconds from starting the process to its first byte of text, and its peak resident bytes."""
+    """Return the seconds from starting the process to its first byte of text, and its peak resident
+    bytes."""
     env = dict(os.environ, LLMC_CACHE=cache)
     t0 = time.monotonic()
     p = subprocess.Popen(
@@ -46,7 +48,7 @@ def first_token(model, cache, extra=("-n", "2")):
     return took, usage.ru_maxrss * 1024
 
 
-# description, what is cut
+# description, replacements
 CUT = [
     "vocab_size=4096",
     "max_positions=1024",
@@ -63,7 +65,7 @@ MIXTURES = [
 
 
 def cold(config, sets):
-    """Seconds by the clock and of the processor, from an empty cache to two tokens, and kernels."""
+    """Return wall and CPU seconds from an empty cache to two tokens, and the number of kernels."""
     cache = tempfile.mkdtemp(prefix="llmc-startup-")
     cmd = [
         LLMC,
@@ -96,7 +98,7 @@ def cold(config, sets):
 
 
 def mixtures(rounds):
-    """The first is dense, the others are compared with it."""
+    """The first model is dense; the others are compared with it."""
     rows = {c: [] for c, _ in MIXTURES}
     for _ in range(rounds):
         for config, sets in MIXTURES:
@@ -126,14 +128,15 @@ def write(name, result):
 
 
 def main():
-    a = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    a = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    a.add_argument("model", nargs="?", help="a model with at least 1024 positions [SmolLM2]")
     a.add_argument(
-        "model",
+        "--moe",
         nargs="?",
-        help="a model whose context holds 1024 positions; SmolLM2 where none is named",
-    )
-    a.add_argument(
-        "--mixtures", type=int, metavar="ROUNDS", help="mixtures beside a dense model instead"
+        type=int,
+        const=3,
+        metavar="ROUNDS",
+        help="MoE models compared with a dense one [3]",
     )
     a = a.parse_args()
     run = {
@@ -141,8 +144,8 @@ def main():
         "machine": machine(),
         "load_before": os.getloadavg()[0],
     }
-    if a.mixtures:
-        return write("startup-mixtures", dict(run, first_token=mixtures(a.mixtures)))
+    if a.moe:
+        return write("startup-moe", dict(run, first_token=mixtures(a.moe)))
     model = (
         a.model
         or subprocess.run(

@@ -1,5 +1,6 @@
-/* Peak of the processor's tiles: tiles THREADS prints the operations a second of int8 and bf16
- * products whose operands lie in registers, on all threads together, best of some runs. */
+/* Peak of the processor's tile unit: `tiles THREADS` prints the operations per second of int8 and
+ * bf16 tile instructions with operands in registers, on all threads together, the best of some
+ * runs. */
 #define _GNU_SOURCE
 #include <immintrin.h>
 #include <pthread.h>
@@ -28,12 +29,12 @@ now(void)
 {
 	struct timespec t;
 
-	/* as kernels.c: with one thread its own time */
+	/* see kernels.c: one thread is timed by its CPU time */
 	clock_gettime(n_threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
 	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Four sums of two by two operands: no product waits for the one before it. */
+/* Four accumulators of two by two operands, so that no instruction waits for the one before it */
 static void *
 work(void *user)
 {

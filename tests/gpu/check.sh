@@ -1,6 +1,7 @@
 #!/bin/sh
-# Tests and figures on the GPU of this machine, written to tests/gpu/results/: tests/gpu/gpu_check.py --help says what, and with which options.
-# Works from a checkout that is built, and from what tests/gpu/pack.sh made, where nothing can be built.
+# Tests and figures on the GPU of this machine, written to tests/gpu/results/. See
+# tests/gpu/gpu_check.py --help for stages and options. Works in a built checkout, and in the folder
+# that tests/gpu/pack.sh makes for machines without a compiler.
 set -eu
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}

@@ -1,7 +1,9 @@
-"""The figures of gpu_check.py: llmc and PyTorch by turns on the same shapes, then what came of the bars that are set.
+"""Figures of gpu_check.py: llmc and PyTorch alternate on the same shapes; then the results for the
+bars that are set.
 
-A share is (bytes of weights and KV that a step reads) / (end-to-end time of a step x rate of our read kernel in the same run); that rate is the higher
-of the one that gpu.py measured and the one that llmc bench measured right before."""
+A share is (bytes of weights and KV that a step reads) / (end-to-end time of a step x read rate of
+our kernel in the same run). The rate is the higher of that measured by gpu.py and that measured by
+llmc bench just before."""
 
 import json
 import queue
@@ -40,19 +42,20 @@ SMALL = dict(
     runs=1,
     quantised=[("rehearsal", "q8_0")],
 )
-SHARE = {"llama3.2-1b": 0.75, "qwen3-30b-a3b": 0.75, "deepseek-v2-lite": 0.75}  # others 0.85
+SHARE = {"llama3.2-1b": 0.75, "qwen3-30b-a3b": 0.75, "deepseek-v2-lite": 0.75}  # others: 0.85
 MIXTURES = {
     "mixtral-8x7b": 8,
     "qwen3-30b-a3b": 12,
     "deepseek-v2-lite": 9,
     "rehearsal-moe": 2,
     "rehearsal-mla": 2,
-}  # layers that are measured: all of them and PyTorch's beside would not fit
+}  # number of measured layers; all of them and PyTorch's copy would not fit in memory
 QUANTISED = dict(q8_0=0.70, q4_k=0.55)
 
 
 def model_path(r, name, storage):
-    """Arguments that name a model: its artifact with kernels compiled ahead where the pack has it, else its description."""
+    """Return the arguments that name a model: its artifact with kernels compiled ahead if the pack
+    has it, else its description."""
     full = name + (f"-{storage}" if storage else "")
     made = Path(r.tmp) / "aot" / full
     config = next(
@@ -78,7 +81,8 @@ def model_path(r, name, storage):
 
 
 class Peer:
-    """PyTorch in a process of its own, which stays: it answers while ours waits, and the other way round."""
+    """PyTorch in a process that stays alive; it waits while llmc runs, and llmc waits while it
+    runs."""
 
     def __init__(self, r, cpu):
         self.r, self.lines = r, queue.Queue()
@@ -105,7 +109,8 @@ class Peer:
         to(None)
 
     def ask(self, request, most):
-        """Its rows; those so far when it takes too long, and then it is ended."""
+        """Return the rows of a request. On a timeout the process is ended and the rows so far are
+        returned."""
         rows, end = [], time.time() + min(most, self.r.left())
         try:
             self.p.stdin.write(json.dumps(request) + "\n")
@@ -140,7 +145,7 @@ class Peer:
 
 
 def ours(r, s, model, storage, tests, ops, way=None):
-    """Rows of llmc bench; tests: (prompts, batches, depth); way "own": without cuBLASLt"""
+    """Return rows of llmc bench; tests: (prompts, batches, depth); way "own": without cuBLASLt."""
     rows, where = [], model_path(r, model, storage)
     for prompts, batches, depth in tests:
         text = r.llmc(
@@ -195,7 +200,7 @@ def ours(r, s, model, storage, tests, ops, way=None):
 
 
 def merge(rows):
-    """Rows of the same test in several passes as one: the mean of their times, and all of them."""
+    """Merge rows of the same test from several passes: mean time, and all times."""
     out = {}
     for row in rows:
         key = tuple(
@@ -223,7 +228,7 @@ def stage(r):
     with_torch = r.out["machine"].get("torch") and (not r.small or r.args.all)
     peer = (
         Peer(r, r.small) if with_torch else None
-    )  # it imports PyTorch while ours has its first turn
+    )  # PyTorch is imported while llmc has its first turn
 
     def keep():
         fresh = (
@@ -291,7 +296,8 @@ def stage(r):
 
 
 def cold(r, s, model):
-    """Opening a model with kernels compiled ahead, by NVRTC with nothing in the cache, and from the cache."""
+    """Time the opening of a model with kernels compiled ahead, by NVRTC with an empty cache, and
+    from the cache."""
     config = next(
         p for p in (ROOT / "configs" / f"{model}.yaml", HERE / f"{model}.yaml") if p.exists()
     )
@@ -330,7 +336,8 @@ def cold(r, s, model):
 
 
 def bars(out):
-    """(what, wanted, measured or None, reached) of every bar that is set; None: not measured"""
+    """Return (name, bar, measured or None, reached) of every bar that is set; None: not
+    measured."""
     small = out.get("machine", {}).get("emulator")
     s, found = SMALL if small else REAL, []
     rows, peer = out["figures"].get("llmc", []), out["figures"].get("torch", [])

@@ -1,6 +1,8 @@
-"""The GPU of this machine: what it is, and how fast it reads and copies. Prints one JSON document; on the emulator the rates mean nothing.
+"""The GPU of this machine and its read and copy bandwidth. Prints one JSON document; on the
+emulator the rates are meaningless.
 
-The read kernel is llmc's own (templates/cuda/runtime/read.cu), compiled by NVRTC, or brought along as lib/read.sm_XX.cubin."""
+The read kernel is llmc's own (templates/cuda/runtime/read.cu), compiled by NVRTC, or included as
+lib/read.sm_XX.cubin."""
 
 import ctypes as C
 import json
@@ -15,7 +17,7 @@ import nvrtc as tool  # noqa: E402
 
 
 def libraries():
-    """The driver, NVRTC or None, and whether the driver is the emulator."""
+    """Return the driver, NVRTC or None, and whether the driver is the emulator."""
     d = os.environ.get("LLMC_CUDA_LIBDIR", "")
     cu = C.CDLL(f"{d}/libcuda.so.1" if os.path.exists(f"{d}/libcuda.so.1") else "libcuda.so.1")
     emulator = hasattr(cu, "emu_count")
@@ -87,7 +89,7 @@ class Gpu:
         return p.value
 
     def timed(self, what, runs=9):
-        """Seconds: median, least, most of several, after a warm-up."""
+        """Return seconds of several runs after a warm-up: median, least, most."""
         a, b, ms = C.c_void_p(), C.c_void_p(), C.c_float()
         self.ok("cuEventCreate", C.byref(a), 0)
         self.ok("cuEventCreate", C.byref(b), 0)
@@ -123,7 +125,7 @@ class Gpu:
         return n / best[0] / 1e9, [n / best[2] / 1e9, n / best[1] / 1e9]
 
     def copy_bandwidth(self):
-        """Bytes read and written."""
+        """Bytes read plus bytes written, per second."""
         n = self.bytes_for(2 << 30)
         p, q = self.alloc(n), self.alloc(n)
         self.ok("cuMemsetD8_v2", p, 0x5B, n)
@@ -152,7 +154,7 @@ def main():
         emulator=g.small,
     )
     info["copy_gbps"], info["copy_spread"] = g.copy_bandwidth()
-    print(json.dumps(info), flush=True)  # what is known, should the kernel not work
+    print(json.dumps(info), flush=True)  # print this even if the kernel fails
     info["read_gbps"], info["read_spread"] = g.read_bandwidth()
     print(json.dumps(info), flush=True)
 

@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
 """Tests and figures on a real GPU, in one run of at most ten minutes.
 
-Stages, the most valuable first; each has a limit of its own and is a process of its own, so that what fails, hangs or crashes loses nothing else:
+Stages, the most valuable first. Each has its own time limit and process, so that a failure, hang or
+crash loses no other stage:
   machine   GPU, driver, NVRTC; read and copy bandwidth by our own kernel and the driver's
-  conform   every wrapper's PTX against what the PTX manual says it does, bit for bit
-  models    golden models and the head of SmolLM2 end to end: as transformers and the plain interpreter have them
-  figures   decode and prefill of random weights: shares of the read bandwidth, of the GEMMs alone, against PyTorch, op by op
-  ranks     two GPUs and more: golden models over ranks, the same tokens by each way, all-reduce by size and way
+  conform   PTX of every wrapper against the PTX manual, bit for bit
+  models    golden models and the first layers of SmolLM2, against transformers and the interpreter
+  figures   decode and prefill with random weights: share of read bandwidth, GEMMs alone, PyTorch, op by op
+  ranks     two GPUs or more: golden models over ranks, equal tokens per algorithm, all-reduce by size
   kernels   the kernel tests of this architecture (tests/cuda)
   sanitize  compute-sanitizer over a tiny model
-The result file is written anew after every stage; stages that it has from an earlier run and that are not run again stay. The last lines are a table of
-the bars. Exit status 3: a check failed (a bar that is not reached is no failure).
+The result file is written after every stage. Stages of an earlier run that do not run again are
+kept. The last lines are a table of the bars. Exit status 3: a check failed (a missed bar does not
+count).
 
-Needs python3. numpy is needed for conform, models and kernels, PyTorch for the peer; what is missing is said and left out."""
+Needs python3, numpy for conform, models and kernels, and PyTorch for the comparison. Missing
+packages are reported and their stages skipped."""
 
 import argparse
 import datetime
@@ -50,7 +53,7 @@ GOLDEN = (
     "deepseek_v3-plain",
     "gpt2-plain",
 )
-# the kernels that the measured models run on first
+# first the kernels of the measured models
 KERNELS = tuple(
     f"test_{x}.py"
     for x in (
@@ -86,14 +89,15 @@ class Failed(Exception):
 
 
 def missing(*modules):
-    """Those that cannot be imported; a folder of a module's name (tests/golden/torch) is none."""
+    """Return modules that cannot be imported; a folder with a module's name (tests/golden/torch)
+    does not count."""
     return " ".join(
         m for m in modules if getattr(importlib.util.find_spec(m), "origin", None) is None
     )
 
 
 def lacks(r):
-    """What tests need and this machine has not: the result that says so."""
+    """Return the result of a stage whose requirements are missing on this machine."""
     what = " ".join(filter(None, [missing("numpy"), "" if r.out["machine"]["nvrtc"] else "NVRTC"]))
     return dict(skipped=f"no {what}") if what else None
 
@@ -104,7 +108,7 @@ class Run:
         self.small, self.patience = (
             args.rehearse,
             5 if args.rehearse else 1,
-        )  # an emulator may share its processors
+        )  # an emulator may share its CPU cores
         self.out = dict(
             date=datetime.date.today().isoformat(), host=platform.machine(), stages={}, figures={}
         )
@@ -119,11 +123,12 @@ class Run:
         )
         self.tmp = tempfile.mkdtemp(
             prefix="gpu-check."
-        )  # 0700: what llmc loads from there is trusted
+        )  # 0700, since llmc trusts what it loads from there
         self.env = {**os.environ, "LLMC_CACHE": self.tmp + "/cache"}
 
     def left(self):
-        """Seconds of this stage. Without the first one nothing can be said, so it always has its time."""
+        """Return the seconds left for this stage. The first stage always has its time, since the
+        others depend on it."""
         if self.stage == "machine":
             return self.stage_end - time.time()
         return min(
@@ -139,7 +144,7 @@ class Run:
             os.replace(self.args.out + ".new", self.args.out)
 
     def adopt(self):
-        """The result file's name, and what is in it of earlier runs on this GPU."""
+        """Return the name of the result file and the results of earlier runs on this GPU."""
         name = self.out["machine"]["name"]
         if not self.args.out:
             self.args.out = str(
@@ -155,7 +160,8 @@ class Run:
         print(f"  {time.time() - self.start:5.0f} s  {text}", flush=True)
 
     def call(self, cmd, most=1e9, env=None, check=True, cwd=None):
-        """(exit status, stdout, stderr); Failed with what it said last when it ran too long, or (check) failed."""
+        """Run a program; return (exit status, stdout, stderr). Raise Failed with its last output on
+        a timeout or, with check, on failure."""
         cmd, limit = [str(c) for c in cmd], max(1, min(most * self.patience, self.left()))
         p = subprocess.Popen(
             cmd,
@@ -186,7 +192,8 @@ class Run:
         return p.returncode, out, err
 
     def log(self, cmd, end, out, err):
-        """All that a program said which failed, beside the result file: that has only the last of it."""
+        """Write the full output of a failed program next to the result file, which holds only its
+        end."""
         if self.args.out:
             Path(self.args.out).parent.mkdir(parents=True, exist_ok=True)
             with open(self.args.out + ".log", "a") as f:
@@ -196,7 +203,7 @@ class Run:
         return self.call([self.bin, *cmd], **more)[1]
 
     def keep(self, **more):
-        """Part of a stage's result, before its end."""
+        """Store part of a stage's result before the stage ends."""
         self.out["stages"][self.stage] = {**self.out["stages"].get(self.stage, {}), **more}
         self.save()
 
@@ -225,9 +232,10 @@ def stage_machine(r):
 
 
 def pytest(r, names, what, most=1e9):
-    """Files of tests on the GPU, as the processes that there are cores for: the last line; Failed with those that failed."""
+    """Run test files on the GPU, one process per core; return the last line, or raise Failed with
+    the failed tests."""
     site = [str(r.pack / "site")] if (r.pack / "site").exists() else []
-    # plugins of this machine that nobody asked for may want another pytest than ours
+    # plugins installed on this machine may need another pytest version
     env = dict(
         LLMC_TEST_GPU="1",
         PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
@@ -241,7 +249,7 @@ def pytest(r, names, what, most=1e9):
     )
     if jobs and r.call([sys.executable, "-c", "import xdist"], env=env, check=False)[0]:
         jobs = []
-    # each test as it ends: when time runs out, it is known which did not
+    # print each test as it ends, so that a timeout shows which did not
     rc, out, err = r.call(
         [
             sys.executable,
@@ -353,12 +361,12 @@ def golden(r, name, *more, env=None):
     if not error < (2e-2 if "bf16" in name else 1e-4):
         raise Failed(f"off by {error:.2e} of the range")
     if g.greedy and "bf16" not in name and json.loads(text)["tokens"] != g.greedy:
-        raise Failed("other tokens than transformers'")
+        raise Failed("tokens differ from transformers'")
     return f"{error:.1e}"
 
 
 def smollm2(r):
-    """Its first layers, against what the plain interpreter made of them (tests/gpu/pack.sh)."""
+    """Compare its first layers with the results of the interpreter (tests/gpu/pack.sh)."""
     import numpy as np
 
     d = r.pack / "smollm2"
@@ -408,7 +416,7 @@ def stage_models(r):
 
 # ---- ranks --------------------------------------------------------------------------------------------------------
 
-# 512 floats a row: messages of one row are 2 KB, those of 512 rows 1 MB
+# 512 floats per row: messages of one row are 2 KB, those of 512 rows 1 MB
 SUMS = """llmc: 1
 name: gpu-check-sums
 family: llama
@@ -427,7 +435,8 @@ WAYS = ("one-shot", "two-shot", "nccl")
 
 
 def sums(r, n, env):
-    """Tokens of a model over n GPUs by each way, and microseconds of an all-reduce by size, as llmc has measured them (runtime/cuda/comm_algorithm.h)."""
+    """Return the tokens of a model over n GPUs per algorithm, and the microseconds of an all-reduce
+    by size as llmc measured them (runtime/cuda/comm_algorithm.h)."""
     model = os.path.join(r.tmp, "sums.yaml")
     Path(model).write_text(SUMS)
     told, us = {}, {}
@@ -475,7 +484,7 @@ def sums(r, n, env):
                 if f[i] > 0
             }
     if any(t not in (told.get("one-shot", t), "no NCCL") for t in told.values()):
-        raise Failed(f"other tokens by another way: {told}")
+        raise Failed(f"tokens differ between algorithms: {told}")
     return us
 
 
@@ -507,7 +516,7 @@ def stage_sanitize(r):
         ),
         None,
     )
-    if r.small:  # stands in for it: its options end before the program
+    if r.small:  # a stand-in, whose options end before the program
         tool = os.path.join(r.tmp, "sanitizer")
         Path(tool).write_text(
             '#!/bin/sh\nshift 6\n"$@" >/dev/null && echo "========= ERROR SUMMARY: 0 errors"\n'
@@ -530,7 +539,7 @@ def stage_sanitize(r):
         "--ignore-eos",
         "--quiet",
     ]
-    r.call(args)  # kernels are built
+    r.call(args)  # builds the kernels
     done, bad = {}, []
     for check in ("memcheck", "racecheck", "initcheck", "synccheck"):
         if r.left() < 5:
@@ -572,7 +581,7 @@ STAGES = dict(
 
 
 def libraries(r):
-    """Where llmc finds no NVRTC or no cuBLASLt by itself and Python's packages have both, it is told of these."""
+    """Use NVRTC and cuBLASLt of Python's packages if llmc finds none by itself."""
     if os.environ.get("LLMC_CUDA_LIBDIR"):
         return
     found = r.call([r.bin, "doctor", "--json"], most=60, check=False)[1]
@@ -586,7 +595,8 @@ def libraries(r):
 
 
 def unpack(r):
-    """Kernels that were compiled ahead (tests/gpu/pack.sh), as files that nobody else may write; programs that lost their mode on the way."""
+    """Make kernels that were compiled ahead (tests/gpu/pack.sh) writable only by their owner, and
+    restore the mode of programs."""
     for path in (Path(r.bin), r.pack / "t_sm90"):
         if path.exists() and not os.access(path, os.X_OK):
             os.chmod(path, 0o755)
@@ -605,10 +615,13 @@ def main():
     a = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    a.add_argument("--llmc", metavar="BINARY", help="what is tested [the pack's, or build/llmc]")
+    a.add_argument("--llmc", metavar="BINARY", help="binary to test [the pack's, or build/llmc]")
     a.add_argument("--out", metavar="FILE.json", help="result file [tests/gpu/results/<GPU>.json]")
     a.add_argument(
-        "--minutes", type=float, default=9.5, help="what does not fit is left out and said [9.5]"
+        "--minutes",
+        type=float,
+        default=9.5,
+        help="time limit; stages beyond it are skipped and reported [9.5]",
     )
     a.add_argument("--only", metavar="STAGE,...", help="these stages: " + ", ".join(STAGES))
     a.add_argument("--models", metavar="NAME,...", help="figures of these models only")
@@ -626,7 +639,7 @@ def main():
     if args.list_golden:
         print(*GOLDEN)
         return 0
-    if args.collect:  # every test finds what it imports, without a GPU
+    if args.collect:  # check without a GPU that every test finds its imports
         r = Run(args)
         r.out["machine"] = dict(arch="sm_90a")
         print(pytest(r, ("test_conformance.py", *KERNELS), ["--collect-only", "-q", "-q"]))
@@ -656,7 +669,7 @@ def run(r):
             file=sys.stderr,
         )
         return 1
-    if "machine" not in todo:  # the rates are this run's
+    if "machine" not in todo:  # use the rates of this run
         todo.insert(0, "machine")
     failed = []
     for name in todo:
@@ -670,7 +683,7 @@ def run(r):
         t = time.time()
         try:
             result, word = STAGES[name](r), "passed"
-        except Exception as e:  # the next stages still tell something
+        except Exception as e:  # later stages are still useful
             result, word = (
                 dict(
                     r.out["stages"].get(name, {}),

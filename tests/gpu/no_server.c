@@ -1,5 +1,4 @@
-/* The command `serve` of a binary that is carried to machines without the web server's libraries.
- */
+/* Command `serve` of a binary for machines without the web server's libraries */
 #include "cli/cli.h"
 
 static int

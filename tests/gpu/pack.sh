@@ -1,7 +1,8 @@
 #!/bin/sh
-# All that tests/gpu/check.sh needs, into build/gpu: a folder for a machine with a GPU, its driver and python3, and no compiler. Under 60 MB:
-# llmc with its libraries linked in, scripts and tests, templates, kernels of the measured models compiled ahead (GPU_ARCHS, default sm_90a; NVRTC
-# is then needed for the tests only), the first layers of SmolLM2 and what the plain interpreter makes of them, pytest.
+# Make build/gpu, all that tests/gpu/check.sh needs on a machine with a GPU, its driver and python3,
+# but no compiler. Under 60 MB: llmc with its libraries linked in, scripts and tests, templates,
+# kernels of the measured models compiled ahead (GPU_ARCHS, default sm_90a; then only tests need
+# NVRTC), the first layers of SmolLM2 with the interpreter's results, pytest.
 set -eu
 cd "$(dirname "$0")/../.."
 build=${BUILD:-build}
@@ -9,7 +10,7 @@ archs=${GPU_ARCHS:-sm_90a}
 out=$build/gpu
 python=$(tools/venv.sh)/bin/python
 llmc=$build/gpu-llmc
-# the compiler of the tests' own environment, the same everywhere; not an emulator's
+# use the compiler of the tests' own environment, the same everywhere, not an emulator's
 [ -n "${LLMC_CUDA_LIBDIR:-}" ] && [ ! -e "$LLMC_CUDA_LIBDIR/libcuda.so.1" ] ||
 	LLMC_CUDA_LIBDIR=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 export LLMC_CUDA_LIBDIR
@@ -26,7 +27,7 @@ cp --parents -r templates/cuda "$out"
 for name in $("$python" tests/gpu/gpu_check.py --list-golden); do
 	cp --parents -r "tests/golden/models/$name" "$out"
 done
-# what the tests of kernels compare with
+# oracles of the kernel tests
 PYTHONPATH=tests/cuda "$python" - "$out/lib" <<'PY'
 import sys
 import cuda_harness, cuda_weights, test_cuda_sample
@@ -50,14 +51,14 @@ for arch in $(echo "$archs" | tr , ' '); do
 	mv "$aot/read.cu.$arch.cubin" "$out/lib/read.$arch.cubin"
 done
 rm -rf "$aot"
-# a real model's first layers
+# first layers of a real model
 prompt="The capital of France is"
 "$python" tests/gpu/head_gguf.py "$(tools/smollm2.sh)" "$out/smollm2/head.gguf" 3
 "$llmc" run "$out/smollm2/head.gguf" --device ref --prompt "$prompt" -n 16 --ignore-eos --json -q --logits "$out/smollm2/logits.npy" |
 	"$python" -c 'import json, sys; print(json.dumps(dict(prompt=sys.argv[1], tokens=json.load(sys.stdin)["tokens"])))' "$prompt" >"$out/smollm2/want.json"
 "$python" -m pip install --quiet --disable-pip-version-check --no-compile --target "$out/site" pytest==8.3.4 pytest-xdist==3.6.1
 rm -rf "$out/site/bin"
-# nothing that the tests need was left behind
+# check that no import of the tests is missing
 "$python" "$out/tests/gpu/gpu_check.py" --collect >"$build/gpu-collect.log" || { cat "$build/gpu-collect.log" >&2; exit 1; }
 find "$out" -name __pycache__ -prune -exec rm -rf {} +
 needs=$(objdump -T "$out/llmc" "$out/lib/expand" "$out/t_sm90" "$out"/lib/*.so | sed -n 's/.*(GLIBC_\([0-9.]*\)).*/\1/p' | sort -V | tail -1)

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""PyTorch on the same shapes: bf16 random weights, static KV cache, SDPA, every step in a CUDA graph; and what the GEMMs of a prompt cost
-alone (F.linear is cuBLASLt's heuristics' choice).
+"""PyTorch on the same shapes: bf16 random weights, static KV cache, SDPA, every step in a CUDA
+graph; and the time of prefill GEMMs alone (F.linear uses the choice of cuBLASLt's heuristics).
 
-Reads requests from stdin, one a line: {"model": NAME, "decode": [[batch, depth], ...], "prefill": [tokens, ...]}; answers with a JSON line for each
-figure, then {"done": NAME}. With --cpu the graphs and the GPU are left out: that the script works, not how fast."""
+Reads requests from stdin, one per line: {"model": NAME, "decode": [[batch, depth], ...], "prefill":
+[tokens, ...]}. Answers with one JSON line per figure, then {"done": NAME}. --cpu runs without GPU
+and graphs, to test the script."""
 
 import argparse
 import json
@@ -14,8 +15,10 @@ import time
 import torch
 import torch.nn.functional as F
 
-SHAPES = {  # layers, hidden, heads, kv heads, head dim, ffn (of an expert), vocabulary, q/k norm; experts, chosen, width of the shared expert, ffn of a first
-    # layer that is dense. Layers of mixtures: figures.py
+# layers, hidden, heads, kv heads, head size, ffn (per expert), vocabulary, q/k norm; experts,
+# chosen experts, size of the shared expert, ffn of a
+SHAPES = {
+    # dense first layer. Layers of MoE models: figures.py
     "llama3.2-1b": (16, 2048, 32, 8, 64, 8192, 128256, False),
     "llama3-8b": (32, 4096, 32, 8, 128, 14336, 128256, False),
     "qwen3-8b": (36, 4096, 32, 8, 128, 12288, 151936, True),
@@ -50,7 +53,8 @@ class Dense:
 
 
 class Mixture:
-    """Rows sorted by expert and multiplied by torch's grouped product, where it has one for this GPU; else the experts one by one, with all rows."""
+    """MoE: rows sorted by expert and torch's grouped GEMM, if it supports this GPU; else each
+    expert with all rows."""
 
     def __init__(self, h, f, n, top_k, shared=0):
         self.n, self.top_k, self.f, self.router, self.shared = (
@@ -64,7 +68,7 @@ class Mixture:
         self.grouped = DEV == "cuda" and hasattr(torch, "_grouped_mm")
 
     def experts(self, x, counts):
-        """x: rows in the order of their experts"""
+        """x: rows sorted by expert."""
         if self.grouped:
             ends = counts.cumsum(0).to(torch.int32)
             g, u = torch._grouped_mm(x, self.gate_up, offs=ends).chunk(2, -1)
@@ -126,7 +130,8 @@ class Attention:
 
 
 class Latent:
-    """Without a query latent. One row a sequence goes absorbed, prompts go expanded."""
+    """Latent attention without a query latent: absorbed for one row per sequence, expanded for
+    prefill."""
 
     def __init__(self, h, heads, rank, nope, rope, v):
         self.heads, self.rank, self.nope, self.rope = heads, rank, nope, rope
@@ -237,7 +242,8 @@ class Model:
         return torch.cat([a * c - b * s, b * c + a * s], -1)
 
     def forward(self, tok, pos):
-        """tok [B, T]; pos [T]; all keys of the cache are looked at (a fixed length: the graph's). Logits of the last row."""
+        """tok [B, T]; pos [T]. Attention reads all keys of the cache (a fixed length, for the
+        graph). Returns the logits of the last row."""
         x = F.embedding(tok, self.embed)
         for L in self.layers:
             x = x + L.attention(F.rms_norm(x, (self.h,), L.n1, 1e-5), pos, self.rope)
@@ -245,7 +251,8 @@ class Model:
         return F.linear(F.rms_norm(x[:, -1:], (self.h,), self.norm, 1e-5), self.head)
 
     def gemms(self, x):
-        """Those of the layers alone; x: inputs by their width. Rows of a mixture are dealt evenly."""
+        """Run only the GEMMs of the layers; x: inputs by their size. Rows of a MoE layer are split
+        evenly."""
         for L in self.layers:
             for w in L.attention.matrices() + L.ffn.matrices():
                 F.linear(x[w.shape[1]], w)
@@ -257,7 +264,7 @@ class Model:
 
 
 def timed(fn, runs):
-    """Seconds: median, least, most; by events on a GPU"""
+    """Return seconds: median, least, most; by events on a GPU."""
     out = []
     if DEV == "cpu":
         for _ in range(runs):
@@ -277,7 +284,8 @@ def timed(fn, runs):
 
 
 def replay(fn):
-    """fn as a graph's replay; as it is where a graph cannot be made of it, which is said"""
+    """Return fn as the replay of a CUDA graph, or fn itself, with a message, if it cannot be
+    captured."""
     if DEV == "cpu":
         return fn, False
     side = torch.cuda.Stream()
@@ -340,7 +348,7 @@ def answer(req):
     ]:
         try:
             what(m, name, *args)
-        except Exception as e:  # the next may do
+        except Exception as e:  # later models may work
             say(model=name, test=what.__name__, args=args, error=f"{type(e).__name__}: {e}"[:400])
         m.forget()
         if DEV == "cuda":
