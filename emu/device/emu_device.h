@@ -69,7 +69,7 @@ warp_id()
 	return emu_field<56>();
 }
 EMU_FN int
-here(int x)
+opaque(int x)
 {
 	return x;
 }

@@ -252,8 +252,8 @@ PLANTED = {
         "\tconst int n = min(*count",
     ),
     "a stage is filled while it is read": (
-        "product.share();\n\t\t__syncthreads();\n",
-        "product.share();\n",
+        "mainloop.share();\n\t\t__syncthreads();\n",
+        "mainloop.share();\n",
     ),
     "a stage is read before it has come": (
         "cp_async_wait<T::AHEAD - 1>();",
@@ -304,10 +304,10 @@ PLANTED_WGMMA = {
         "* ROWS));\n\t\t\twgmma_commit();\n\t\t\twgmma_wait<LEFT>();",
         "* ROWS));\n\t\t\twgmma_commit();\n\t\t\twgmma_wait<SETS>();",
     ),
-    "no zeros behind a row's last column": (", swap_ab_ab90_act<W>::COLS);", ");"),
+    "no zeros behind a row's last column": (", swap_ab_sm90_act<W>::COLS);", ");"),
     "activations of another tile's order": (
-        "swap_ab_ab90_act<W>(ARG_act, (int)t, N_ROW(p), p.s.rows)",
-        "swap_ab_ab90_act<W>(ARG_act, (int)t, N_ROW(p), 16)",
+        "swap_ab_sm90_act<W>(ARG_act, (int)t, N_ROW(p), p.s.rows)",
+        "swap_ab_sm90_act<W>(ARG_act, (int)t, N_ROW(p), 16)",
     ),
     "eights in the other order": (
         "(chunk * 4 + p.half * 2) * apart",

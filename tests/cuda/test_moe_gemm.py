@@ -240,7 +240,7 @@ PLANTED = {
         "_up(const llmc_call p)\n{\n\tPDL_LAUNCH();",
     ),
     "a tile begins while the last one is read": (
-        "__syncthreads(); /* the last tile has been read */",
+        "__syncthreads(); /* all warps have read the last tile */",
         "",
     ),
     "pairs of the warps before are forgotten": ("at += w < warp ? s.here[w] : 0;", ""),

@@ -99,16 +99,16 @@ gemm_bias(const float *b, int n, float (&v)[N][C])
 }
 
 /* Result of read for an epilogue that loads nothing early */
-struct gemm_nothing {
+struct gemm_no_operands {
 };
 
 /* y = F(v + b) */
 template <int WIDTH, float (*F)(float), class Y = value_f32> struct gemm_store {
 	Y *y;
 	const float *b;
-	template <int N, int C> using before = gemm_nothing;
+	template <int N, int C> using before = gemm_no_operands;
 	__device__ __forceinline__ void
-	read(int, int, gemm_nothing &) const
+	read(int, int, gemm_no_operands &) const
 	{
 	}
 	template <int OUT> __device__ __forceinline__ void
@@ -116,7 +116,7 @@ template <int WIDTH, float (*F)(float), class Y = value_f32> struct gemm_store {
 	{
 	}
 	template <int N, int C> __device__ __forceinline__ void
-	store(int m, int n, float (&v)[N][C], float (&)[N][C], gemm_nothing = {}) const
+	store(int m, int n, float (&v)[N][C], float (&)[N][C], gemm_no_operands = {}) const
 	{
 		gemm_bias<WIDTH>(b, n, v);
 #pragma unroll
@@ -192,9 +192,9 @@ template <int WIDTH, bool TIGHT = false> struct gemm_add {
 template <int WIDTH, float (*F)(float, float), class Y = value_f32> struct gemm_glu {
 	Y *y;
 	const float *b;
-	template <int N, int C> using before = gemm_nothing;
+	template <int N, int C> using before = gemm_no_operands;
 	__device__ __forceinline__ void
-	read(int, int, gemm_nothing &) const
+	read(int, int, gemm_no_operands &) const
 	{
 	}
 	template <int OUT> __device__ __forceinline__ void
@@ -202,7 +202,7 @@ template <int WIDTH, float (*F)(float, float), class Y = value_f32> struct gemm_
 	{
 	}
 	template <int N, int C> __device__ __forceinline__ void
-	store(int m, int n, float (&v)[N][C], float (&u)[N][C], gemm_nothing = {}) const
+	store(int m, int n, float (&v)[N][C], float (&u)[N][C], gemm_no_operands = {}) const
 	{
 		gemm_bias<WIDTH>(b, n, v);
 		gemm_bias<WIDTH>(b ? b + WIDTH : b, n, u);
@@ -218,13 +218,13 @@ template <int WIDTH, float (*F)(float, float), class Y = value_f32> struct gemm_
 
 /* Columns n and n + 1 of a row that cuBLASLt has stored */
 template <int WIDTH> DEV void
-gemm_left2(const float *p, int n, float (&v)[2])
+gemm_load_raw(const float *p, int n, float (&v)[2])
 {
 	gemm_read<WIDTH>(p, n, v);
 }
 
 template <int WIDTH> DEV void
-gemm_left2(const unsigned short *p, int n, float (&v)[2]) /* bf16 */
+gemm_load_raw(const unsigned short *p, int n, float (&v)[2]) /* bf16 */
 {
 	if (WIDTH % 2 == 0) {
 		const unsigned q = n < WIDTH ? ld_v1(p + n) : 0;
@@ -237,16 +237,16 @@ gemm_left2(const unsigned short *p, int n, float (&v)[2]) /* bf16 */
 }
 
 /* Applies the epilogue to a matmul that cuBLASLt has stored to raw [n, SHARE, ROWS]. CTAs have 256
- * threads; blockIdx.x is the row, blockIdx.y a group of GEMM_LEFT columns. scale and e: as in
+ * threads; blockIdx.x is the row, blockIdx.y a group of GEMM_POST_COLS columns. scale and e: as in
  * cuda/gemm/gemm.h. e may overwrite raw: each thread overwrites only what it has read. */
-enum { GEMM_LEFT = 2048 };
+enum { GEMM_POST_COLS = 2048 };
 
 template <class G, class T, class E> DEV void
 gemm_post(const T *raw, const float *scale, int n, const E &e)
 {
 	enum { WIDTH = G::ROWS, PARTS = G::SHARE };
-	const int m = (int)blockIdx.x, c = (int)blockIdx.y * GEMM_LEFT + (int)threadIdx.x / 4 * 32 +
-	                                   (int)threadIdx.x % 4 * 2;
+	const int m = (int)blockIdx.x, c = (int)blockIdx.y * GEMM_POST_COLS +
+	                                   (int)threadIdx.x / 4 * 32 + (int)threadIdx.x % 4 * 2;
 	float v[4][2] = {}, u[4][2] = {};
 
 	if (m >= n || c >= WIDTH)
@@ -255,9 +255,9 @@ gemm_post(const T *raw, const float *scale, int n, const E &e)
 	raw += (long long)m * PARTS * WIDTH;
 #pragma unroll
 	for (int j = 0; j < 4; j++) {
-		gemm_left2<WIDTH>(raw, c + 8 * j, v[j]);
+		gemm_load_raw<WIDTH>(raw, c + 8 * j, v[j]);
 		if (PARTS == 2)
-			gemm_left2<WIDTH>(raw + WIDTH, c + 8 * j, u[j]);
+			gemm_load_raw<WIDTH>(raw + WIDTH, c + 8 * j, u[j]);
 #pragma unroll
 		for (int i = 0; i < 2; i++) {
 			v[j][i] *= s;

@@ -82,7 +82,7 @@ gemm_tile_compute(gemm_stages<G, T> &stages, const gemm_operands<typename G::W> 
 #pragma unroll
 			for (int c = 0; c < 4; c++)
 				acc[i][j][c] = 0;
-	stages.product(in, m0, n0, wm, wn, acc);
+	stages.mainloop(in, m0, n0, wm, wn, acc);
 	if (T::WARPS == GEMM_THREADS / 32 || warp < T::WARPS)
 		gemm_epilogue<G, T>(acc, in, m0, n0, wm, wn, e);
 }

@@ -23,7 +23,7 @@ template <class G, class T> struct gemm_activations {
 	__device__ __forceinline__ void
 	prefetch(unsigned char *to, int k0)
 	{
-		to += gemm_place<T>(r, c);
+		to += gemm_chunk_offset<T>(r, c);
 #pragma unroll
 		for (int i = 0; i < (T::BM + PASS - 1) / PASS; i++) {
 			const bool in =
@@ -47,8 +47,8 @@ template <class G, class T, bool TMA = G::TMA> struct gemm_stages {
 	}
 
 	__device__ __forceinline__ void
-	product(const gemm_operands<typename G::W> &in, int m0, int n0, int wm, int wn,
-	        float (&acc)[T::MT][T::NT][4])
+	mainloop(const gemm_operands<typename G::W> &in, int m0, int n0, int wm, int wn,
+	         float (&acc)[T::MT][T::NT][4])
 	{
 		gemm_weights<G, T> weights(in.w, n0);
 		gemm_activations<G, T> rows(in.act, m0, in.n);

@@ -530,8 +530,8 @@ gemm90_run(const gemm_operands<typename G::W> &in, const E &e)
 		gemm90_init<G, middle>(s, in.n, in.n % middle::BOTH_M != 0);
 	else
 		gemm90_init<G, small>(s, in.n, in.n % small::BOTH_M != 0);
-	/* Passed as blockIdx.x / 2, not through a variable: producers that unpack q6_k have no
-	 * register for it. */
+	/* The calls repeat blockIdx.x / 2, the first pair: producers that unpack q6_k have no
+	 * register for a variable. */
 	int it = 0;
 	if (threadIdx.x < G::PRODUCERS) {
 		reg_dec<(PACKED ? 72 : 40)>();

@@ -64,7 +64,7 @@ template <class W_, int ROWS_, int SHARE_, int SHARED_, int WGMMA_ = 0> struct s
 
 /* Does the launch use the tile of 16 rows? */
 DEV bool
-swap_ab_tiny(int rows)
+swap_ab_16_rows(int rows)
 {
 	return rows > 0 && rows <= 16;
 }
@@ -128,7 +128,7 @@ st_v2(const swap_ab_four &to, uint2 v)
 {
 	st_v2(to.at, v);
 }
-/* stores in the order 0 2 1 3 */
+/* nibble formats: stores the four columns in the order 0 2 1 3 */
 DEV void
 st_v2(const swap_ab_four_nibbles &to, uint2 v)
 {
@@ -143,11 +143,11 @@ template <> struct swap_ab_four_of<true> {
 };
 
 /* Position of column k in W::stream, from the bits of its index within the unit */
-template <class W> struct swap_ab_place {
+template <class W> struct swap_ab_position {
 	typedef typename W::stream S;
 	int half, chunk, lane;
 
-	__device__ __forceinline__ explicit swap_ab_place(int k)
+	__device__ __forceinline__ explicit swap_ab_position(int k)
 	{
 		const int HALF = S::col2(0, 0, 0),
 		          CHUNK = S::CHUNKS > 1 ? S::col(0, 1 % S::CHUNKS, 0) : 1, f = k % S::UNIT;
@@ -176,7 +176,7 @@ template <class W> struct swap_ab_act {
 	__device__ __forceinline__ four
 	operator+(int k) const
 	{
-		const swap_ab_place<W> p(k);
+		const swap_ab_position<W> p(k);
 
 		return { row + ((k / S::UNIT * S::CHUNKS + p.chunk) * 4 + p.lane) * 16 +
 			 p.half * 8 };
@@ -271,7 +271,7 @@ template <class G, class T> struct swap_ab_rows {
 
 /* Partition of the `total` steps of all tiles among `blocks` CTAs (at most `total`). CTA b has
  * steps [first(b), first(b + 1)); owner(u) is the CTA that has step u. */
-struct swap_ab_line {
+struct swap_ab_partition {
 	unsigned total, blocks;
 	__device__ __forceinline__ unsigned
 	first(unsigned b) const
@@ -434,7 +434,7 @@ swap_ab_add(float (&to)[4], uint4 v)
 /* Adds the sums of warps with other columns of the same rows to those of warp column 0, through
  * `buf`, a stage that all warps have read. */
 template <class T> DEV void
-swap_ab_join(unsigned char *buf, int lane, int wm, int wk, float (&acc)[2][T::NT][4])
+swap_ab_reduce_warps(unsigned char *buf, int lane, int wm, int wk, float (&acc)[2][T::NT][4])
 {
 #pragma unroll
 	for (int i = 0; i < 2; i++) {
@@ -464,7 +464,7 @@ swap_ab_join(unsigned char *buf, int lane, int wm, int wk, float (&acc)[2][T::NT
  * (Loading the next CTA's sums while adding would need no more registers, but ptxas moves the loads
  * after the additions.) */
 template <class T, class P> DEV void
-swap_ab_gather(unsigned from, unsigned upto, const P &sums, int j0, float (&own)[2][T::OWN][4])
+swap_ab_reduce_ctas(unsigned from, unsigned upto, const P &sums, int j0, float (&own)[2][T::OWN][4])
 {
 	swap_ab_clear(own);
 #pragma unroll 1
@@ -537,8 +537,8 @@ swap_ab_last(int *count, int others)
 }
 
 template <class G, int NT, class E> DEV void
-swap_ab_rows_of(const gemm_operands<typename G::W> &in, const int *count, const E &e,
-                const swap_ab_scratch &to)
+swap_ab_kernel(const gemm_operands<typename G::W> &in, const int *count, const E &e,
+               const swap_ab_scratch &to)
 {
 	typedef swap_ab_tile<G, NT> T;
 	typedef typename G::S S;
@@ -546,9 +546,10 @@ swap_ab_rows_of(const gemm_operands<typename G::W> &in, const int *count, const 
 	SHARED(int, last);
 	const int tid = (int)threadIdx.x, warp = (int)warp_id(), lane = (int)lane_id(),
 	          wm = T::KW > 1 ? warp % T::MW : warp, wk = T::KW > 1 ? warp / T::MW : 0;
-	const swap_ab_line line = { (unsigned)T::TILES * T::STEPS,
-		                    min(gridDim.x, (unsigned)T::BLOCKS) };
-	const int stop = (int)line.first(blockIdx.x + 1), begin = (int)line.first(blockIdx.x);
+	const swap_ab_partition partition = { (unsigned)T::TILES * T::STEPS,
+		                              min(gridDim.x, (unsigned)T::BLOCKS) };
+	const int stop = (int)partition.first(blockIdx.x + 1),
+	          begin = (int)partition.first(blockIdx.x);
 
 	/* tile and step that the next stage to be filled belongs to */
 	int tile = begin / T::STEPS, step = begin - tile * T::STEPS, next_tile = tile,
@@ -574,13 +575,13 @@ swap_ab_rows_of(const gemm_operands<typename G::W> &in, const int *count, const 
 	PDL_LAUNCH();
 	const int n = min(*count, NT * 8);
 
-	swap_ab_mainloop<G, T> product(in.act, *count, n);
+	swap_ab_mainloop<G, T> mainloop(in.act, *count, n);
 	{
 		int at = step;
 #pragma unroll 1
 		for (int s = 0; s < T::AHEAD; s++) {
 			if (begin + s < stop)
-				product.issue_loads(smem + s * T::STAGE_BYTES, at);
+				mainloop.issue_loads(smem + s * T::STAGE_BYTES, at);
 			cp_async_commit();
 			at = at + 1 == T::STEPS ? 0 : at + 1;
 		}
@@ -592,7 +593,7 @@ swap_ab_rows_of(const gemm_operands<typename G::W> &in, const int *count, const 
 #pragma unroll 1
 	for (int u = begin; u < stop; u++) {
 		cp_async_wait<T::AHEAD - 1>();
-		product.share();
+		mainloop.share();
 		__syncthreads();
 		if (u + T::AHEAD < stop) {
 			unsigned char *into =
@@ -600,22 +601,23 @@ swap_ab_rows_of(const gemm_operands<typename G::W> &in, const int *count, const 
 			                                      : at + T::AHEAD - T::STAGES) *
 			               T::STAGE_BYTES;
 			prefetch_weights(into);
-			product.issue_loads(into, next_step);
+			mainloop.issue_loads(into, next_step);
 			advance();
 		}
 		cp_async_commit();
-		product.multiply(smem + at * T::STAGE_BYTES, wm, wk, step * T::KW + wk, acc);
+		mainloop.multiply(smem + at * T::STAGE_BYTES, wm, wk, step * T::KW + wk, acc);
 
 		if (++step == T::STEPS || u + 1 == stop) {
-			product.finish(acc);
-			const int warp = here(tid / 32), lane = here(tid % 32),
+			mainloop.finish(acc);
+			const int warp = opaque(tid / 32), lane = opaque(tid % 32),
 			          wm = T::KW > 1 ? warp % T::MW : warp,
 			          wk = T::KW > 1 ? warp / T::MW : 0;
 			if (T::KW > 1)
-				swap_ab_join<T>(smem + at * T::STAGE_BYTES, lane, wm, wk, acc);
+				swap_ab_reduce_warps<T>(smem + at * T::STAGE_BYTES, lane, wm, wk,
+				                        acc);
 			/* CTAs that have parts of this tile, and where their sums are */
-			const unsigned from = line.owner(tile * T::STEPS),
-			               upto = line.owner(tile * T::STEPS + T::STEPS - 1);
+			const unsigned from = partition.owner(tile * T::STEPS),
+			               upto = partition.owner(tile * T::STEPS + T::STEPS - 1);
 			const int n0 = (tile * T::MW + wm) * (32 / G::SHARE);
 			if (from == upto) {
 				if (wk == 0)
@@ -623,7 +625,7 @@ swap_ab_rows_of(const gemm_operands<typename G::W> &in, const int *count, const 
 			} else {
 				auto sums = [&](unsigned b) {
 					return to.part +
-					       (long long)(2 * b + (line.first(b) <
+					       (long long)(2 * b + (partition.first(b) <
 					                            (unsigned)(tile * T::STEPS))) *
 					           T::SUMS +
 					       (wm * 2 * NT * 32 + lane) * 4;
@@ -655,7 +657,7 @@ swap_ab_rows_of(const gemm_operands<typename G::W> &in, const int *count, const 
 				}
 				if (is_last) {
 					float own[2][T::OWN][4];
-					swap_ab_gather<T>(from, upto, sums, wk * T::OWN, own);
+					swap_ab_reduce_ctas<T>(from, upto, sums, wk * T::OWN, own);
 					swap_ab_results<G>(own, in, lane, n, n0, wk * T::OWN * 8,
 					                   e);
 				}
@@ -673,12 +675,12 @@ template <class G, class E> DEV void
 swap_ab_run(int rows, const gemm_operands<typename G::W> &in, const int *count, const E &e,
             const swap_ab_scratch &to)
 {
-	if (swap_ab_tiny(rows))
-		swap_ab_rows_of<G, 2>(in, count, e, to);
+	if (swap_ab_16_rows(rows))
+		swap_ab_kernel<G, 2>(in, count, e, to);
 	else if (rows > 0 && rows <= 32)
-		swap_ab_rows_of<G, 4>(in, count, e, to);
+		swap_ab_kernel<G, 4>(in, count, e, to);
 	else
-		swap_ab_rows_of<G, 8>(in, count, e, to);
+		swap_ab_kernel<G, 8>(in, count, e, to);
 }
 
 #endif

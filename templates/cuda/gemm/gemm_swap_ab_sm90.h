@@ -22,14 +22,14 @@
 
 /* Destination of a row of a: column groups of eight as in a stage, each with all n rows. For up to
  * 16 rows it is that of swap_ab_act. */
-struct swap_ab_ab90_four {
+struct swap_ab_sm90_four {
 	unsigned char *at;
 	unsigned apart;
 	bool nibbles;
 };
 
 DEV void
-st_v2(const swap_ab_ab90_four &to, uint2 v)
+st_v2(const swap_ab_sm90_four &to, uint2 v)
 {
 	if (to.nibbles)
 		v = make_uint2(__byte_perm(v.x, v.y, 0x5410), __byte_perm(v.x, v.y, 0x7632));
@@ -41,7 +41,7 @@ st_v2(const swap_ab_ab90_four &to, uint2 v)
 	}
 }
 
-template <class W> struct swap_ab_ab90_act {
+template <class W> struct swap_ab_sm90_act {
 	typedef typename W::stream S;
 	static constexpr int COLS =
 	    (W::COLS + S::UNIT - 1) / S::UNIT * S::UNIT; /* padded to a multiple of the unit */
@@ -49,16 +49,16 @@ template <class W> struct swap_ab_ab90_act {
 	unsigned apart; /* bytes between column groups; 0: layout of swap_ab_act */
 
 	__device__ __forceinline__
-	swap_ab_ab90_act(void *act, int t, int n, int rows)
-	    : row((unsigned char *)act + t * (swap_ab_tiny(rows) ? swap_ab_act<W>::ROW : 16)),
-	      apart(swap_ab_tiny(rows) ? 0 : (unsigned)n * 16)
+	swap_ab_sm90_act(void *act, int t, int n, int rows)
+	    : row((unsigned char *)act + t * (swap_ab_16_rows(rows) ? swap_ab_act<W>::ROW : 16)),
+	      apart(swap_ab_16_rows(rows) ? 0 : (unsigned)n * 16)
 	{
 	}
 	/* destination of columns k .. k + 3 */
-	__device__ __forceinline__ swap_ab_ab90_four
+	__device__ __forceinline__ swap_ab_sm90_four
 	operator+(int k) const
 	{
-		const swap_ab_place<W> p(k);
+		const swap_ab_position<W> p(k);
 		const int chunk = k / S::UNIT * S::CHUNKS + p.chunk;
 
 		return { row + (apart ? (chunk * 4 + p.half * 2) * apart + p.lane * 4
@@ -68,12 +68,12 @@ template <class W> struct swap_ab_ab90_act {
 };
 
 DEV void
-swap_ab_ab90_wgmma(float (&d)[4][4], const unsigned (&a)[4], unsigned long long b)
+swap_ab_sm90_wgmma(float (&d)[4][4], const unsigned (&a)[4], unsigned long long b)
 {
 	wgmma_f16_m64n32k16_ra((float(&)[16])d, a, b, 1);
 }
 DEV void
-swap_ab_ab90_wgmma(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b)
+swap_ab_sm90_wgmma(float (&d)[8][4], const unsigned (&a)[4], unsigned long long b)
 {
 	wgmma_f16_m64n64k16_ra((float(&)[32])d, a, b, 1);
 }
@@ -148,7 +148,7 @@ template <class G, class T> struct swap_ab_mainloop<G, T, true> {
 			for (int k = 0; k < 2; k++)
 #pragma unroll
 				for (int i = 0; i < 2; i++)
-					swap_ab_ab90_wgmma(acc[i], now[i][k],
+					swap_ab_sm90_wgmma(acc[i], now[i][k],
 					                   (unsigned long long)rest << 32 |
 					                       (start + (c * 4 + k * 2) * ROWS));
 			wgmma_commit();

@@ -6,8 +6,9 @@
  * be mixed freely.
  *
  * A stage in shared memory is BM rows of activations, then BN rows of weights, BK 16-bit values
- * each. Chunks of 16 bytes are swizzled (gemm_place) so that ldmatrix and the copies are free of
- * bank conflicts. bf16 weights are multiplied with bf16 activations, all others with f16. */
+ * each. Chunks of 16 bytes are swizzled (gemm_chunk_offset) so that ldmatrix and the copies are
+ * free of bank conflicts. bf16 weights are multiplied with bf16 activations, all others with f16.
+ */
 #ifndef LLMC_CUDA_GEMM_GEMM_TILE_H
 #define LLMC_CUDA_GEMM_GEMM_TILE_H
 
@@ -31,7 +32,7 @@ template <int BM_, int BN_, int BK_, int WM_, int WN_, int STAGES_> struct gemm_
 
 /* Byte offset of chunk c of row r in a stage */
 template <class T> DEV int
-gemm_place(int r, int c)
+gemm_chunk_offset(int r, int c)
 {
 	return (r * T::CHUNKS + (T::BK == 32 ? c ^ (r >> 1 & 3) : c ^ (r & 7))) * 16;
 }
@@ -39,7 +40,7 @@ gemm_place(int r, int c)
 /* Configuration of a GEMM with ROWS columns of y on a GPU. SHARE 2: each column of y needs one row
  * of both halves of W, as in norm_glu.
  *
- * BLOCKS CTAs share an SM: with 48 KB each, two fit where there are 100 KB. Unpacked weights need
+ * BLOCKS CTAs share an SM: with 48 KB each, two fit in 100 KB. Unpacked weights need
  * columns in multiples of 64. Blocks of 256 need so many registers that only one CTA fits an SM; on
  * some GPUs that holds for all unpacked weights, since ptxas spills at 128 registers. */
 template <class W_, int ROWS_, int ARCH_, int SHARE_ = 1> struct gemm_config {
@@ -123,7 +124,7 @@ gemm_multiply(const unsigned char *stage, int wm, int wn, float (&acc)[T::MT][T:
 #pragma unroll
 		for (int j = 0; j < T::NT; j += 2) {
 			unsigned r[4];
-			ldmatrix_x4(r, stage + T::A_BYTES + gemm_place<T>(rb, 2 * kk + cb) +
+			ldmatrix_x4(r, stage + T::A_BYTES + gemm_chunk_offset<T>(rb, 2 * kk + cb) +
 			                   j * 8 * T::BK * 2);
 			b[j][0] = r[0];
 			b[j][1] = r[1];
@@ -133,7 +134,8 @@ gemm_multiply(const unsigned char *stage, int wm, int wn, float (&acc)[T::MT][T:
 #pragma unroll
 		for (int i = 0; i < T::MT; i++) {
 			unsigned a[4];
-			ldmatrix_x4(a, stage + gemm_place<T>(ra, 2 * kk + ca) + i * 16 * T::BK * 2);
+			ldmatrix_x4(a, stage + gemm_chunk_offset<T>(ra, 2 * kk + ca) +
+			                   i * 16 * T::BK * 2);
 #pragma unroll
 			for (int j = 0; j < T::NT; j++)
 				w_mma<W>(acc[i][j], a, b[j]);

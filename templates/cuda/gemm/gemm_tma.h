@@ -3,7 +3,7 @@
  * computes an address or waits for a group of copies.
  *
  * full[s] counts the bytes of a stage, empty[s] the warps that have read it; the ring continues
- * from tile to tile. Boxes have the layout of gemm_place: rows of 64 bytes with the 64-byte
+ * from tile to tile. Boxes have the layout of gemm_chunk_offset: rows of 64 bytes with the 64-byte
  * swizzle, rows of 128 with the 128-byte one. Elements outside a matrix become zeros. Rows of
  * activations past n are undefined, and their results are dropped.
  *
@@ -90,8 +90,8 @@ template <class G, class T> struct gemm_stages<G, T, true> {
 	}
 
 	__device__ __forceinline__ void
-	product(const gemm_operands<typename G::W> &in, int m0, int n0, int wm, int wn,
-	        float (&acc)[T::MT][T::NT][4])
+	mainloop(const gemm_operands<typename G::W> &in, int m0, int n0, int wm, int wn,
+	         float (&acc)[T::MT][T::NT][4])
 	{
 #pragma unroll 1
 		for (int step = 0; step < STEPS; step++) {

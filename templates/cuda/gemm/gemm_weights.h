@@ -31,7 +31,7 @@ template <class G, class T, bool PACKED = G::W::PACKED> struct gemm_weights {
 	__device__ __forceinline__ void
 	prefetch(unsigned char *to, int k0)
 	{
-		to += gemm_place<T>(r, c);
+		to += gemm_chunk_offset<T>(r, c);
 #pragma unroll
 		for (int i = 0; i < (T::BN + PASS - 1) / PASS; i++) {
 			const bool in = i * (PASS / G::SHARE) < left &&
@@ -68,7 +68,7 @@ template <class G, class T> struct gemm_weights<G, T, true> {
 	}
 
 	__device__ __forceinline__ bool
-	here() const
+	in_range() const
 	{
 		return (UNITS == GEMM_THREADS || (int)threadIdx.x < UNITS) &&
 		       (G::COLS % T::BK == 0 || unit < W::UNITS);
@@ -78,7 +78,7 @@ template <class G, class T> struct gemm_weights<G, T, true> {
 	prefetch(unsigned char *, int k0)
 	{
 		unit = k0 / 32 + u;
-		if (here())
+		if (in_range())
 			raw = W::load(row, unit, true);
 	}
 
@@ -89,8 +89,8 @@ template <class G, class T> struct gemm_weights<G, T, true> {
 			return;
 #pragma unroll
 		for (int c = 0; c < 4; c++)
-			st_v4(to + gemm_place<T>(r, W::column(u, 8 * c) / 8),
-			      here() ? W::eight(raw, unit, c) : make_uint4(0, 0, 0, 0));
+			st_v4(to + gemm_chunk_offset<T>(r, W::column(u, 8 * c) / 8),
+			      in_range() ? W::eight(raw, unit, c) : make_uint4(0, 0, 0, 0));
 	}
 };
 

@@ -8,7 +8,7 @@
 #include "cuda/gemm/gemm_tile.h"
 #include "cuda/norm/norm.h"
 
-struct prep_shared {
+struct quantize_act_shared {
 	float sum[8], square[8], top[8];
 };
 
@@ -80,7 +80,7 @@ template <class W, class NORM, class X, class A> DEV void
 quantize_act_row(const X *x, const norm_vectors &norm, const quantize_act_gain<W, NORM> &gain,
                  A act, float *scale, int upto = W::COLS)
 {
-	SHARED(prep_shared, s);
+	SHARED(quantize_act_shared, s);
 	constexpr int COLS = W::COLS, N = (COLS + 4 * GEMM_THREADS - 1) / (4 * GEMM_THREADS);
 	float v[N][4];
 

@@ -67,10 +67,10 @@
  *     row(group, n)           row of W, for n in 0 .. 7; n and n + 4 are paired
  *     count(), x_row(t)       number of rows of x, index of row t in x
  *     X_STRIDE                floats between rows of x; default: the columns
- *     PLACED                  1: store needs the position and page of each row
- *     spot(t), page(spot)     position and sequence of row t; page that holds it
+ *     NEEDS_PAGE              1: store needs the position and page of each row
+ *     position(t), page(pos)  position and sequence of row t; page that holds it
  *     prefetch(group, j, t)   issues the loads that store needs
- *     store(group, j, t, a, b, early, place)   results j and j + 4 of the group for row t
+ *     store(group, j, t, a, b, early, slot)   results j and j + 4 of the group for row t
  *     raw(i, v)               UNIT > 0: converts result i (8 per group, in order) for finish
  *     finish(t, unit, raw)    UNIT > 0: one warp finishes a unit of row t, from its results in
  *                             order */
@@ -332,7 +332,8 @@ gemv_groups(typename G::shared_storage &sm, gemv_stream<G, E> &in, int g0, int l
 				xq += S::CHUNKS * 8 * R;
 				xm += 4 * R;
 			}
-			/* a lane has row n of both groups, for rows 2 t and 2 t + 1 of x */
+			/* a lane holds the sums of row n of both groups, for rows 2 t and 2 t + 1
+			 * of x */
 #pragma unroll
 			for (int i = 0; i < 4; i++) {
 				total[i] += acc[0][i] + acc[1][i];
@@ -465,8 +466,8 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 	for (int t0 = 0;;) {
 		/* The page is found by dependent loads: one before x, one while x is converted, so
 		 * that neither is waited for. */
-		const bool places = E::PLACED && tid < R && t0 + tid < n;
-		const int2 spot = places ? e.spot(t0 + tid) : make_int2(0, 0);
+		const bool needs_page = E::NEEDS_PAGE && tid < R && t0 + tid < n;
+		const int2 position = needs_page ? e.position(t0 + tid) : make_int2(0, 0);
 		if (G::NORM::MEAN)
 			gemv_moments<G>(sm, x, norm, e, R, t0, n);
 		float back[2];
@@ -474,9 +475,9 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 		               in.units());
 		back[0] *= w.scale;
 		back[1] *= w.scale;
-		const int page = places ? e.page(spot) : 0;
-		if (places)
-			sm.place[tid].y = spot.x;
+		const int page = needs_page ? e.page(position) : 0;
+		if (needs_page)
+			sm.slot[tid].y = position.x;
 
 		/* ---- stream ---- */
 		const int ng = in.end - g0;
@@ -495,8 +496,8 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 			else
 				gemv_groups<G, E, false>(sm, in, g0, log_r, back, first, stop,
 				                         stage);
-			if (E::PLACED && first == 0 && tid < R)
-				sm.place[tid].x = page;
+			if (E::NEEDS_PAGE && first == 0 && tid < R)
+				sm.slot[tid].x = page;
 			__syncthreads();
 
 			if (tid < items && t0 + b < sm.n) {
@@ -521,7 +522,7 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 					const float root =
 					    gemv_root<G>(gemv_squares<G>(sm, b), norm.eps);
 					e.store(group, j, t0 + b, v * root, u * root, early,
-					        sm.place[b]);
+					        sm.slot[b]);
 				}
 			}
 		}
@@ -612,7 +613,7 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 							                from + 4, splits, apart);
 							e.store(group, j, t0 + b, v * sm.stat[b][1],
 							        u * sm.stat[b][1], early,
-							        sm.place[b]);
+							        sm.slot[b]);
 						}
 					}
 				}

@@ -7,7 +7,7 @@
 
 /* y = F(gate x + b, up x + b'), for W = [gate; up] of N rows each; b may be NULL */
 template <int N, float (*F)(float, float)> struct gemv_glu {
-	enum { GROUPS = (N + 3) / 4, UNIT = 0, PLACED = 0, FIRST = 0 };
+	enum { GROUPS = (N + 3) / 4, UNIT = 0, NEEDS_PAGE = 0, FIRST = 0 };
 	const llmc_step &s;
 	float *y;
 	const float *b;
@@ -28,7 +28,7 @@ template <int N, float (*F)(float, float)> struct gemv_glu {
 		return t;
 	}
 	__device__ __forceinline__ int2
-	spot(int) const
+	position(int) const
 	{
 		return make_int2(0, 0);
 	}

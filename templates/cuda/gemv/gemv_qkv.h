@@ -17,7 +17,7 @@ template <class Q> struct gemv_qkv {
 		PER_HEAD = D / 8,
 		GROUPS = (Q::HEADS + 2 * Q::KV_HEADS) * PER_HEAD,
 		UNIT = NORMED ? PER_HEAD : 0,
-		PLACED = !NORMED,
+		NEEDS_PAGE = !NORMED,
 		FIRST = 0
 	};
 	const llmc_step &s;
@@ -60,14 +60,14 @@ template <class Q> struct gemv_qkv {
 
 	/* position and sequence of the row */
 	__device__ __forceinline__ int2
-	spot(int t) const
+	position(int t) const
 	{
 		return make_int2(s.pos[t], s.seq_of[t]);
 	}
 	__device__ __forceinline__ int
-	page(const int2 &spot) const
+	page(const int2 &position) const
 	{
-		return kv_page_of(s, spot.y, spot.x);
+		return kv_page_of(s, position.y, position.x);
 	}
 
 	/* x, y: cosine and sine; z, w: biases */
@@ -92,7 +92,7 @@ template <class Q> struct gemv_qkv {
 
 	__device__ __forceinline__ void
 	store(int group, int j, int t, float first, float second, const float4 &early,
-	      const int2 &place) const
+	      const int2 &slot) const
 	{
 		const int head = group / PER_HEAD, part = group % PER_HEAD, d = dim(head, part, j),
 		          e = dim(head, part, j + 4);
@@ -105,8 +105,8 @@ template <class Q> struct gemv_qkv {
 			q[e] = v;
 		} else {
 			/* heads of V follow those of K in the page, both of KV_PAGE x D */
-			char *page = (char *)a.kv + place.x * Q::PAGE_BYTES;
-			const int at = place.y % KV_PAGE, h = head - Q::HEADS;
+			char *page = (char *)a.kv + slot.x * Q::PAGE_BYTES;
+			const int at = slot.y % KV_PAGE, h = head - Q::HEADS;
 			if (h < Q::KV_HEADS) {
 				Q::KP::set(page + h * Q::KP::BYTES, at, d, u);
 				Q::KP::set(page + h * Q::KP::BYTES, at, e, v);

@@ -7,7 +7,7 @@
 /* y = scale * add + F(W x + b) for N rows of W; b and add may be NULL. WANTED: rows of x are
  * gathered by out_row. */
 template <int N, float (*F)(float) = act_none, bool WANTED = false> struct gemv_rows {
-	enum { GROUPS = (N + 7) / 8, UNIT = 0, PLACED = 0, FIRST = WANTED };
+	enum { GROUPS = (N + 7) / 8, UNIT = 0, NEEDS_PAGE = 0, FIRST = WANTED };
 	const llmc_step &s;
 	float *y;
 	const float *b, *add;
@@ -29,7 +29,7 @@ template <int N, float (*F)(float) = act_none, bool WANTED = false> struct gemv_
 		return WANTED ? s.out_row[t] : t;
 	}
 	__device__ __forceinline__ int2
-	spot(int) const
+	position(int) const
 	{
 		return make_int2(0, 0);
 	}

@@ -66,7 +66,7 @@ template <class W_, class NORM_, int ARCH_,
 		float sum[2048]; /* 2 tiles of (16 / R groups) x (8 warps) x (R rows of x) x 8 */
 		float squares[GEMV_WARPS][8];
 		float stat[8][2];        /* mean and 1 / deviation */
-		int2 place[8];           /* page and position of a row */
+		int2 slot[8];            /* page and position of a row */
 		int range, split, g0, n; /* values of the CTA, kept here to free registers */
 		unsigned char done[GEMV_FLAGS];
 	};

@@ -78,12 +78,12 @@ gemv_norm(float (&v)[4], const uint4 &q, const norm_vectors &norm, const float (
 
 /* Floats between rows of x: E::X_STRIDE if the epilogue has it, else the columns */
 template <class G, class E> DEV constexpr auto
-gemv_apart(int) -> decltype((int)E::X_STRIDE)
+gemv_x_stride(int) -> decltype((int)E::X_STRIDE)
 {
 	return E::X_STRIDE;
 }
 template <class G, class E> DEV constexpr int
-gemv_apart(long)
+gemv_x_stride(long)
 {
 	return G::COLS;
 }
@@ -137,7 +137,7 @@ gemv_load_x(typename G::shared_storage &sm, bool one, float (&back)[2], const fl
 	          b = slot >> 2, t = slot & 3;
 	const int begin = lane >> (2 + log_r), step = 8 >> log_r, end = units * CHUNKS;
 	const bool valid = t0 + b < n, weighted = G::NORM::NORMED && norm.w != 0;
-	const float *row = x + (valid ? (long long)e.x_row(t0 + b) * gemv_apart<G, E>(0) : 0);
+	const float *row = x + (valid ? (long long)e.x_row(t0 + b) * gemv_x_stride<G, E>(0) : 0);
 	const float stat[2] = { G::NORM::MEAN ? sm.stat[b][0] : 0,
 		                G::NORM::MEAN ? sm.stat[b][1] : 1 };
 	uint4 *to = sm.warp[warp].many.x + slot;
@@ -230,9 +230,9 @@ gemv_load_x(typename G::shared_storage &sm, bool one, float (&back)[2], const fl
 			gemv_sums<G>(sm, units);
 	if constexpr (S::MINS)
 		if (!one) {
-			/* Sums of a unit's low columns and of its high ones, for the lane that has
-			 * them, split as x is and times -1/16: sums may be 16 times x, and minima
-			 * are subtracted. */
+			/* Sums of a unit's low columns and of its high ones, in the lanes that hold
+			 * these columns, split like x. The factor -1/16 keeps them in range (they
+			 * may be 16 times x) and lets the mma subtract minima. */
 			uint2 *const sums = sm.warp[warp].many.sums;
 			__syncwarp();
 #pragma unroll 1
@@ -273,7 +273,7 @@ gemv_moments(typename G::shared_storage &sm, const float *x, const norm_vectors 
 	if (b < R) {
 		float mean = 0, var = 0;
 		if (t0 + b < n) {
-			const float *row = x + (long long)e.x_row(t0 + b) * gemv_apart<G, E>(0);
+			const float *row = x + (long long)e.x_row(t0 + b) * gemv_x_stride<G, E>(0);
 #pragma unroll 4
 			for (int i = lane; i < G::COLS / 4; i += 32) {
 				float v[4];

@@ -30,7 +30,7 @@ moe_order(const int *id, int *order)
 /* Compiler barrier: values are reloaded later instead of being kept in registers, which are scarce
  * here. */
 DEV void
-moe_forget()
+moe_compiler_barrier()
 {
 	asm volatile("" ::: "memory");
 }
@@ -57,7 +57,7 @@ moe_unit(const float (&v)[W::UNIT], const float *const (&x)[T], int u, float (&s
 					sum[t] = fmaf(v[i], x[t][W::column(u, i)], sum[t]);
 		}
 		if (W::UNIT > 8)
-			moe_forget();
+			moe_compiler_barrier();
 	}
 }
 

@@ -9,8 +9,9 @@
  * and each lane has loads of 128 bytes in flight.
  *
  *   moe_up, a CTA:    rows of x --norm--> shared, barrier
- *           a warp:   list of the selected experts' rows --> per row: 128 bytes per lane of gate and
- *                     up prefetched to registers, decoded, times x of 1, 2 or 4 pairs, warp sums
+ *           a warp:   list of the selected experts' rows --> per row: 128 bytes per lane of gate
+ *                     and up prefetched to registers, decoded, times x of 1, 2 or 4 pairs,
+ *                     warp sums
  *                     --> act, h
  *   moe_down, a warp: per element of y: units of the experts' rows of down, likewise, times h --> y
  *
@@ -331,7 +332,7 @@ moe_down(const moe_down_operands<C> &in)
 	const int lane = lane_id(), n = in.n, block = (int)blockDim.x / 32;
 	const long long warp = (long long)blockIdx.x * block + warp_id(),
 	                warps = (long long)gridDim.x * block, total = (long long)n * C::H;
-	int at = -1, expert = 0, place = 0, units = UNITS;
+	int at = -1, expert = 0, choice = 0, units = UNITS;
 	float weight = 0;
 
 	const int stop = (int)(total * (warp + 1) / warps), first = (int)(total * warp / warps);
@@ -348,16 +349,16 @@ moe_down(const moe_down_operands<C> &in)
 		if (t != at) { /* lane k gets the k-th lowest expert; remote ones are last */
 			const int e = lane < K ? in.id[(long long)t * K + lane] : 0;
 			int before = 0;
-			place = 0;
+			choice = 0;
 			for (int k = 0; k < K; k++) {
 				int other = __shfl_sync(~0u, e, k);
 				before += (unsigned)other < (unsigned)e || (other == e && k < lane);
 			}
 			for (int k = 0; k < K; k++)
 				if (__shfl_sync(~0u, before, k) == lane)
-					place = k;
-			expert = __shfl_sync(~0u, e, place);
-			weight = in.weight[(long long)t * (K + C::SHARED_GATE) + place];
+					choice = k;
+			expert = __shfl_sync(~0u, e, choice);
+			weight = in.weight[(long long)t * (K + C::SHARED_GATE) + choice];
 			if (C::N_REMOTE_EXPERTS)
 				units = __popc(__ballot_sync(~0u, lane < K && e >= 0)) * W::UNITS;
 			at = t;
@@ -377,7 +378,7 @@ moe_down(const moe_down_operands<C> &in)
 			for (int k = 0; k < N; k++) {
 				const int u = min(u0 + 32 * k + lane, all - 1);
 				const float *const x[1] = {
-					h + __shfl_sync(~0u, place, u / W::UNITS) * C::F
+					h + __shfl_sync(~0u, choice, u / W::UNITS) * C::F
 				};
 				const float times = __shfl_sync(~0u, weight, u / W::UNITS);
 				if ((UNITS % (32 * N) == 0 && !C::N_REMOTE_EXPERTS) ||

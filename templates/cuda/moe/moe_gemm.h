@@ -53,8 +53,8 @@ moe_h_pack(float a, float b, float scale)
 {
 	if (H::BF16)
 		return pack_bf16(a, b);
-	const float s = __uint_as_float((254u << 23) - __float_as_uint(scale)),
-	            most = 65504.0f; /* 1 / scale */
+	/* s: 1 / scale, a power of two */
+	const float s = __uint_as_float((254u << 23) - __float_as_uint(scale)), most = 65504.0f;
 	return pack_f16(fminf(fmaxf(a * s, -most), most), fminf(fmaxf(b * s, -most), most));
 }
 
@@ -118,7 +118,7 @@ template <class W, int WIDTH, float (*F)(float, float), class PLACE> struct moe_
 };
 
 /* z + b for the pairs of one expert; pair [n]; b: its bias, or NULL */
-template <int WIDTH> struct moe_spread {
+template <int WIDTH> struct moe_scatter {
 	float *z;
 	const int *pair;
 	const float *b;
@@ -242,7 +242,7 @@ template <class W, int E, int K, int F, int STRIDE, float (*ACT)(float, float), 
 };
 
 template <class W, int E, int H> struct moe_down_gemm : moe_grouped_operands<W, E, H, 0> {
-	typedef moe_spread<H> epilogue;
+	typedef moe_scatter<H> epilogue;
 	float *z;
 	const int *pair;
 	const float *down_b;

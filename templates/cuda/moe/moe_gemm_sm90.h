@@ -75,7 +75,7 @@ template <class G, class T, class P> struct moe90_tile_scheduler {
 /* This cluster's first tile pair of the shared expert: pairs are dealt in turn from where the
  * routed experts end */
 template <class T, class P> DEV int
-moe90_then(const P &of)
+moe90_shared_first(const P &of)
 {
 	const int grid = (int)gridDim.x / 2;
 	int before = 0;
@@ -107,7 +107,7 @@ moe90_tiles_of(gemm90_shared_storage &s, const P &of, int n, const SHARED_ &more
 			const auto e = epilogue();
 			gemm90_produce<G2, T2>(
 			    s, gemm90_tile_scheduler<G2, T2, decltype(epilogue())>{ in, e, s.n },
-			    moe90_then<T>(of), it);
+			    moe90_shared_first<T>(of), it);
 		}
 	} else {
 		reg_inc<(PACKED ? 184 : 232)>();
@@ -117,7 +117,7 @@ moe90_tiles_of(gemm90_shared_storage &s, const P &of, int n, const SHARED_ &more
 			const auto e = epilogue();
 			gemm90_consume<G2, T2>(
 			    s, gemm90_tile_scheduler<G2, T2, decltype(epilogue())>{ in, e, in.n },
-			    moe90_then<T>(of), it);
+			    moe90_shared_first<T>(of), it);
 		}
 	}
 	__syncwarp();

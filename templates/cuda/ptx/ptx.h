@@ -101,7 +101,7 @@ warp_id()
 /* Hides the value of x from the optimiser, so that expressions of the result are not hoisted out of
  * a loop that has no registers for them. */
 DEV int
-here(int x)
+opaque(int x)
 {
 	asm volatile("" : "+r"(x));
 	return x;
