@@ -10,9 +10,9 @@
  *     ldmatrix, mma of stage s                     ldmatrix, mma of stage s, arrive at empty
  *   after the last stage: epilogue e, from registers
  *
- * gemm_run<G, SMALL_M>(in, e): G is a gemm_config, in gemm_operands (cuda/gemm/gemm_tile.h), e an
- * epilogue (cuda/epilogue/epilogue.h). With SHARE 2 the epilogue's u are columns of the second half
- * of the matrix.
+ * gemm_run<G, SMALL_M>(in, e): G is a gemm_config, `in` gemm_operands (cuda/gemm/gemm_tile.h), `e`
+ * an epilogue (cuda/epilogue/epilogue.h). With SHARE 2 the epilogue's u are columns of the second
+ * half of the matrix.
  *
  * CTAs are persistent and iterate over tiles, so any n is covered by any grid. There are three
  * tiles, of 16, 64 and 128 rows. The choice depends on n and on how many tiles keep the SMs busy;
@@ -119,7 +119,7 @@ gemm_tiles(unsigned char *smem, const gemm_operands<typename G::W> &in, const E 
 	stages.end();
 }
 
-/* SMALL_M: most rows that another kernel handles; fewer never reach this one */
+/* SMALL_M: steps of up to this many rows run another kernel and never reach this one */
 template <class G, int SMALL_M = 0, class E> DEV void
 gemm_run(const gemm_operands<typename G::W> &in, const E &e)
 {

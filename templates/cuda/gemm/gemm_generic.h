@@ -47,7 +47,7 @@ template <class W, int NT> DEV void
 rows_chunk(const rows_shared &s, const unsigned char *const (&w)[2], int first, int last, int c0,
            float (&acc)[2][ROWS_TOKENS])
 {
-#pragma unroll 1 /* more would not fit the registers */
+#pragma unroll 1 /* unrolling would need more registers than there are */
 	for (int u = first + lane_id(); u < last; u += 32) {
 		const int at0 = rows_at(W::column(u, 0) - c0),
 		          at1 = rows_at(W::column(u, 0) + W::SPAN - c0);

@@ -4,16 +4,17 @@
  * of W::stream, without a tile in shared memory and without ldmatrix, and 9 rows cost little more
  * than 8.
  *
- *   a CTA has 8 warps, MW along rows of W times KW along columns (swap_ab_tile); a step is KW units
+ * A CTA has 8 warps, MW along rows of W times KW along columns (swap_ab_tile); a step is KW units
  * of MW * 32 rows:
+ *
  *     weights   memory --cp.async--> stage --ld.shared--> fragment --scales, chunk--> A of the mma
  *                 each warp its own 32 rows and unit
  *     a         memory --cp.async--> stage --ld.shared.v4--> B of the mma
  *                 all threads copy, all warps of a unit read
  *     ring      STAGES steps; weights of the first ones are prefetched before the PDL wait, a later
  *     step      wait for its copies, barrier, issue loads of step + AHEAD, multiply
- *   after the last step of a tile: the KW warps' sums are added in order in the stage that was read
- *   last; epilogue
+ *     tile      after its last step: the KW warps' sums are added in order in the stage that was
+ *               read last; epilogue
  *
  * On sm_90a, weights that must be unpacked are multiplied by wgmma (cuda/gemm/gemm_swap_ab_sm90.h).
  * It reads a from the stage, once per 64 rows of W.
@@ -47,7 +48,7 @@
 enum { SWAP_AB_WARPS = 8, SWAP_AB_THREADS = SWAP_AB_WARPS * 32, SWAP_AB_ROWS = 64 };
 
 /* ROWS: columns of y; SHARE 2: each is made of one row from both halves of W. SHARED: bytes of
- * dynamic shared memory, as in the @launch line. WGMMA: warpgroups multiply
+ * dynamic shared memory, as in the @launch line. WGMMA 1: wgmma instead of mma.sync
  * (cuda/gemm/gemm_swap_ab_sm90.h). */
 template <class W_, int ROWS_, int SHARE_, int SHARED_, int WGMMA_ = 0> struct swap_ab_config {
 	typedef W_ W;
@@ -87,8 +88,8 @@ template <class G, int NT_> struct swap_ab_tile {
 		     : 4 * UNIT_BYTES <= W_BYTES         ? 2
 		                                         : 1,
 		MW = SWAP_AB_WARPS / KW,
-		/* warps with the same rows of W that run the epilogue, for NT / KEEP times 8 rows
-		 * of a each */
+		/* number of warps per 32 rows of W that run the epilogue, each for NT / KEEP groups
+		 * of 8 rows of a */
 		KEEP = KW < NT ? KW : NT,
 		OWN = NT / KEEP,
 		OUT = MW * 32 / G::SHARE, /* columns of y */
@@ -100,8 +101,8 @@ template <class G, int NT_> struct swap_ab_tile {
 		/* stages in flight: not the one being read, nor with wgmma the one before it */
 		AHEAD = STAGES - 1 - WGMMA,
 		SUMS = MW * 32 * NT * 8, /* partial sums per tile */
-		/* with work; the limit of 12 bounds the partial sums that the last CTA of a tile
-		 * must read in sequence */
+		/* CTAs with work: at most 12 per tile, because the last one to arrive reads their
+		 * partial sums one after another. */
 		BLOCKS = TILES * (STEPS < 12 ? STEPS : 12)
 	};
 	static_assert(AHEAD >= 1 && A_CHUNKS >= 1, "shared memory for two stages, or three");
@@ -431,7 +432,7 @@ swap_ab_add(float (&to)[4], uint4 v)
 	to[3] += __uint_as_float(v.w);
 }
 
-/* Adds the sums of warps with other columns of the same rows to those of warp column 0, through
+/* Adds the sums of warps with wk > 0 to those of the warp with wk 0 and the same rows, through
  * `buf`, a stage that all warps have read. */
 template <class T> DEV void
 swap_ab_reduce_warps(unsigned char *buf, int lane, int wm, int wk, float (&acc)[2][T::NT][4])

@@ -115,9 +115,9 @@ template <class G, class T> struct swap_ab_mainloop<G, T, true> {
 		}
 	}
 	/* cp.async data that has been waited for is visible to the tensor cores after a barrier;
-	 * CUTLASS and Triton rely on it. The fence that the PTX manual requires is compiled to
-	 * membar.cta as well, after all copies of the ring in flight: each step would take as long
-	 * as a load from memory. The emulator follows the manual. */
+	 * CUTLASS and Triton rely on it. The PTX manual requires a fence, which ptxas also compiles
+	 * to membar.cta. That waits for all copies of the ring in flight, so each step would take
+	 * as long as a load from memory. The emulator follows the manual. */
 	__device__ __forceinline__ void
 	share() const
 	{

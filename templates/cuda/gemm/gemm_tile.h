@@ -79,7 +79,7 @@ struct tensor_map;
 /* Operands of a GEMM.
  *
  *   act [n, COLS]   activations in 16 bits (cuda/gemm/quantize_act.h)
- *   scale [n]       factor of a row's results (NULL, or ignored with bf16 weights: 1)
+ *   scale [n]       factor of the results per row; NULL: 1. Not used with bf16 weights.
  *   w               weights
  *   maps            tensor maps of w, then of act, for kernels that use them */
 template <class W> struct gemm_operands {

@@ -43,8 +43,8 @@ quantize_act_bias(float top)
 	return e == 128 || e < -112 ? 0 : 13 - e;
 }
 
-/* A thread's part of a norm's weights, in registers where they fit. They are constants that no
- * cache holds: loads issued before the PDL wait overlap with the end of the previous kernel. */
+/* A thread's part of a norm's weights, in registers where they fit. They are constants and not in
+ * L2 yet: loads issued before the PDL wait overlap with the end of the previous kernel. */
 template <class W, class NORM> struct quantize_act_gain {
 	enum {
 		N = (W::COLS + 4 * GEMM_THREADS - 1) / (4 * GEMM_THREADS),

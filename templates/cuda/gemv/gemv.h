@@ -61,8 +61,9 @@
  * number that the launch was sized for. A kernel may call it for several matrices, with a
  * barrier between. The epilogue e selects rows of W and stores the results:
  *
- *     GROUPS, UNIT            groups of 8 weight rows; groups that the last of their CTAs finishes
- *                             together, 0: each as it is complete
+ *     GROUPS                  number of groups of 8 weight rows
+ *     UNIT                    groups that the last of their CTAs to arrive finishes together; 0:
+ *                             each group is stored when it is complete
  *     FIRST                   1: count and x_row must be read before x
  *     row(group, n)           row of W, for n in 0 .. 7; n and n + 4 are paired
  *     count(), x_row(t)       number of rows of x, index of row t in x
@@ -296,7 +297,8 @@ gemv_groups(typename G::shared_storage &sm, gemv_stream<G, E> &in, int g0, int l
 
 	for (int done = first; done < stop; done += 2) {
 		const uint4 *xq = xs;
-		float factor[2]; /* per row n of both groups; has arrived when the units are done */
+		/* factors of row n of both groups, loaded while the units are processed */
+		float factor[2];
 #pragma unroll
 		for (int i = 0; i < 2; i++)
 			factor[i] = w_row_factor<W>::HAS
@@ -439,7 +441,7 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 	in.unit0 = (splits > 1 ? G::UNITS * split / splits : 0) + warp;
 	in.stop = splits > 1 ? G::UNITS * (split + 1) / splits : G::UNITS;
 
-	/* No cache holds the norm's weights, and they are needed right after the wait. */
+	/* The norm's weights are not in L2 yet, and they are needed right after the wait. */
 	if (G::NORM::NORMED && norm.w)
 		for (int i = tid * 32; i < COLS; i += GEMV_THREADS * 32)
 			prefetch_l2(norm.w + i);
@@ -447,7 +449,7 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 	PDL_WAIT();
 	PDL_LAUNCH();
 	const int n = e.count();
-	/* a launch for one row reads x before n */
+	/* a launch for one row reads x without waiting for n */
 	const bool blind = one && !E::FIRST;
 	if (g0 == g1 || (!blind && n <= 0))
 		return;

@@ -11,8 +11,7 @@
  *   moe_up, a CTA:    rows of x --norm--> shared, barrier
  *           a warp:   list of the selected experts' rows --> per row: 128 bytes per lane of gate
  *                     and up prefetched to registers, decoded, times x of 1, 2 or 4 pairs,
- *                     warp sums
- *                     --> act, h
+ *                     warp sums --> act, h
  *   moe_down, a warp: per element of y: units of the experts' rows of down, likewise, times h --> y
  *
  * Bytes: gate, up and down of the selected experts and of the shared one; h stays in L1 and L2. A

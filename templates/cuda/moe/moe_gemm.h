@@ -37,8 +37,8 @@ template <class W, int ROWS, int ARCH, int SHARE = 1> struct moe_gemm_config
 	enum { TMA = 0, BLOCKS = W::PACKED ? 1 : 2 };
 };
 
-/* Factor of a row's h for the scale of its x (a power of two: the largest element over 2^13 ..
- * 2^14) */
+/* Scale factor of a row's h. x: the scale of its row of x, a power of two (the largest element
+ * divided by 2^13 .. 2^14) */
 template <class X, class H> DEV float
 moe_h_scale(float x)
 {
