@@ -183,11 +183,7 @@ def main():
         old = f.read()
     new = MARK.sub(lambda m: m[1] + table() + m[2], old)
     if sys.argv[1:] == ["--check"]:
-        sys.exit(
-            "docs/families.md is not what configs/families/ says: run tools/families_doc.py"
-            if new != old
-            else 0
-        )
+        sys.exit("docs/families.md is out of date: run tools/families_doc.py" if new != old else 0)
     with open(DOC, "w") as f:
         f.write(new)
 

@@ -1,19 +1,26 @@
-/* The small language of family files and of defaults:
+/* The expression language of family files and defaults:
  *
- *     or, and, not; == != < <= > >=; + - * / ^; ( ); numbers; $key (already resolved); key (of the
- * source); has(key or tensor, with *); rows(tensor), cols(tensor): its first and its last
- * dimension; floor(x); flags(key): a list of 0 and 1 as false and true, flags(key, n): elements
- * that are n as true; where(key, word, word ..): the places of a list of words or numbers, or of a
- * text's letters, that are one of these, up to the model's layers; length(key): how many there are;
- *     at(key, n): element n of a list, from 0 on, or below 0 from its end; greatest(key): the
- * largest number of a list; first(key, n): its first n elements, n a number or $key, null as 0;
- * pick(key, types, word): the one number that it has where the list `types` has the word,
- * pick(key): everywhere, an error where they differ; shares(key): what share of a normal
- * distribution lies below so many deviations, of each element; layers(tensors): the layers, the
- * first * of the name, in which such a tensor is; list + x, list - x: of each element
+ *  or, and, not; == != < <= > >=; + - * / ^; ( ); numbers
+ *  $key                       a resolved key
+ *  key                        a key of the source
+ *  has(key or tensor)         whether it exists; a tensor name may contain *
+ *  rows(tensor), cols(tensor) its first and its last dimension
+ *  floor(x)
+ *  flags(key), flags(key, n)  a list of 0 and 1 as booleans; elements equal to n as true
+ *  where(key, word, ...)      indices below the model's layers at which a list (or the characters of
+ *                             a string) has one of these words or numbers
+ *  length(key)                number of elements
+ *  at(key, n)                 element n of a list, from 0, or from its end if n < 0
+ *  greatest(key)              largest number of a list
+ *  first(key, n)              first n elements; n is a number or $key; null counts as 0
+ *  pick(key, types, word)     the one number that key has where the list `types` has the word; an
+ *                             error if they differ; pick(key): the one number of all elements
+ *  shares(key)                per element: share of a normal distribution below that many deviations
+ *  layers(tensors)            layers, the first * of the name, that have such a tensor
+ *  list + x, list - x         per element
  *
- * Right of == and != a bare word is a word, true, false or null. What is absent is null; arithmetic
- * on null is null. No loops. */
+ * After == and != a bare word is a word, true, false or null. Something absent is null; arithmetic
+ * on null is null. There are no loops. */
 #ifndef LLMC_COMPILER_SPEC_EXPR_H
 #define LLMC_COMPILER_SPEC_EXPR_H
 
@@ -26,25 +33,25 @@ struct SpecExprVal {
 	SpecExprKind kind;
 	double num; /* NUM; BOOL: 0 or 1 */
 	const char *str;
-	size_t n; /* LIST; NUM, BOOL: of how many alike a list was, 0: of none */
+	size_t n; /* LIST: elements; NUM, BOOL: length of the uniform list it came from, else 0 */
 	const SpecExprVal *item;
 };
 
 typedef struct SpecExprEnv {
 	void *user;
-	/* NULL members: there are no such things here */
+	/* Members may be NULL: the source then has no such objects. */
 	SpecExprVal (*key)(void *user, const char *name); /* EXPR_NULL: absent */
 	SpecExprVal (*resolved)(void *user, const char *name);
 	bool (*has)(void *user, const char *pattern);
 	bool (*size)(void *user, const char *tensor, bool last,
-	             double *out); /* the tensor's first or last dimension */
+	             double *out); /* first or last dimension of the tensor */
 } SpecExprEnv;
 
-/* false: an error is in d, at its place in `text`, which begins at loc */
+/* Evaluate an expression. False: the error is in d, located within `text`, which starts at loc. */
 bool expr_eval(const char *text, Loc loc, const SpecExprEnv *env, Diag *d, Arena *a,
                SpecExprVal *out);
-bool expr_true(SpecExprVal v); /* null, 0, "" and [] are not */
+bool expr_true(SpecExprVal v); /* false for null, 0, "" and [] */
 bool glob_match(const char *pattern,
-                const char *text); /* * stands for any text; no other sign does */
+                const char *text); /* * matches any string; there are no other wildcards */
 
 #endif

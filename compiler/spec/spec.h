@@ -1,5 +1,5 @@
-/* Spec: the resolved description. Every field has its final value; what spec.c has accepted,
- * build_model.c may trust. */
+/* Spec: the resolved description. Every field has its final value. spec.c has validated it, so
+ * build_model.c does not check again. */
 #ifndef LLMC_COMPILER_SPEC_SPEC_H
 #define LLMC_COMPILER_SPEC_SPEC_H
 
@@ -40,8 +40,9 @@ typedef enum QkNorm {
 	QK_UNIT,
 	QK_LAYER,
 	QK_LAYER_EACH
-} QkNorm; /* rms of each head, of the whole row, of each head without weights; layer norm of each
-             head, with weights of all or its own */
+	/* rms norm of: each head; the whole row; each head, without weights. Layer norm of each
+	 * head, with weights shared by the heads, or per head. */
+} QkNorm;
 typedef enum AttentionKind { ATT_GQA, ATT_MLA } AttentionKind;
 typedef enum OutGate { GATE_NONE, GATE_HEAD, GATE_ELEMENT } OutGate;
 typedef enum SsmNorm { SSM_GATE_FIRST, SSM_NORM_FIRST, SSM_NO_NORM } SsmNorm;
@@ -49,52 +50,57 @@ typedef enum LowNorm {
 	LOW_NO_NORM,
 	LOW_UNIT,
 	LOW_WEIGHT
-} LowNorm; /* of what a scan by channels makes its steps, B and C of */
+} LowNorm; /* norm of dt, B and C of a Mamba scan */
 typedef enum MlaForm {
 	MLA_AUTO,
 	MLA_ABSORBED,
 	MLA_EXPANDED
-} MlaForm; /* the fewer operations, or one of the two */
+} MlaForm; /* AUTO: the form with fewer operations */
 typedef enum MtpPart { MTP_NONE, MTP_ROWS, MTP_HEAD } MtpPart;
 typedef enum MaskKind { MASK_CAUSAL, MASK_PREFIX } MaskKind;
 
-/* One set of rotary frequencies. The runtime makes the angles; a sequence's frequencies are fixed
- * at admission. */
+/* One set of rotary frequencies. The runtime computes the angles; a sequence's frequencies are
+ * fixed at admission. */
 typedef struct RopeTable {
 	double theta;
-	int dims; /* rotated elements of a head */
+	int dims; /* rotated elements per head */
 	RopeScaling scaling;
 	double factor;
-	double turning; /* proportional: share of the pairs that turn */
+	double turning; /* proportional: share of the pairs that rotate */
 	double original_positions;
 	double low_freq_factor, high_freq_factor; /* llama3 */
 	double beta_fast, beta_slow;              /* yarn */
-	double attention_factor;       /* yarn, longrope: of cos and sin; 0: by the rule */
-	double mscale, mscale_all_dim; /* yarn: 0 absent */
+	/* yarn, longrope: factor of cos and sin; 0: the method's own value */
+	double attention_factor;
+	double mscale, mscale_all_dim; /* yarn; 0: absent */
 	bool truncate;                 /* yarn: round the correction range (default true) */
 	int n_short, n_long;           /* longrope lists, [dims / 2] */
 	const double *short_factor, *long_factor;
-	const char *factors_tensor[2]; /* GGUF: tensors holding factors: [0] rope_freqs or long, [1]
-	                                  short; NULL: none */
+	/* GGUF: tensors of frequency factors: [0] rope_freqs or long, [1] short; NULL: none */
+	const char *factors_tensor[2];
 } RopeTable;
 
-/* How a checkpoint stores roles. role "q+k+v" names several roles stacked on rows in one tensor. */
+/* How a checkpoint stores one or more roles. "q+k+v" means that these roles are stacked on rows in
+ * one tensor. */
 typedef struct TensorRule {
 	const char
 	    *role; /* "q", "q+k+v", "gate+up", "k_b+v_b", "e_gate", "rope_factors", "drop", ... */
-	const char *name; /* full name with {l} and {e} left in; without ".weight"/".bias" unless
-	                     the rule gives a suffix */
-	bool per_head;    /* stacked roles are interleaved head by head */
-	bool quarters;    /* or in four parts, each with a quarter of every role */
-	bool transpose;   /* stored [cols, rows] */
-	bool interleaved; /* or row by row: the first row of each, then the second (experts) */
-	bool stacked;     /* all experts in one 3-D tensor */
-	bool rope_pairs;  /* rows of each head stored for interleaved pairs: how GGUF holds q and k
-	                     of its first architecture */
+	/* full name, with {l} and {e} unexpanded; .weight or .bias is added unless `whole` */
+	const char *name;
+	bool per_head;  /* stacked roles are interleaved per head */
+	bool quarters;  /* stacked in four parts, each with a quarter of every role */
+	bool transpose; /* stored as [cols, rows] */
+	/* stacked row by row: the first row of each role, then the second (experts) */
+	bool interleaved;
+	bool stacked; /* all experts in one 3-D tensor */
+	/* rows of each head are stored in the order of interleaved pairs, as in GGUF's llama
+	 * architecture */
+	bool rope_pairs;
 	Loc loc;
-	bool whole; /* name is complete: neither .weight nor .bias is added */
-	bool same;  /* of "drop": passed over where each element is `value` (in the file's type),
-	               which kernels have as a constant; else refused */
+	bool whole; /* name is complete: no .weight or .bias is added */
+	/* role "drop": ignore the tensor only if every element equals `value` (in the file's type),
+	 * which kernels have as a constant; else reject the checkpoint */
+	bool same;
 	double value;
 } TensorRule;
 
@@ -102,103 +108,105 @@ typedef struct StorageRule {
 	const char *tensor;      /* role or "*" */
 	const uint8_t *layer_in; /* [n_layers], NULL: all */
 	Dtype dtype;
-	int64_t group;      /* PlanTensor.scale_cols; -1: the whole row */
-	bool symmetric;     /* as there */
-	const char *order;  /* role whose columns' order in the checkpoint the matrix has too; NULL:
-	                       columns are in order */
-	const char *factor; /* role whose columns' factors x is multiplied by; NULL: 1 */
+	int64_t group;  /* as PlanTensor.scale_cols; -1: the whole row */
+	bool symmetric; /* as PlanTensor.symmetric */
+	/* role with the column order that this matrix shares in the checkpoint; NULL: natural
+	 * order */
+	const char *order;
+	const char *factor; /* role with the column factors that multiply x; NULL: none */
 } StorageRule;
 
-/* of rules: order, factor; NULL: none */
+/* Compare the `order` or `factor` of two rules; both may be NULL. */
 static inline bool
 same_word(const char *a, const char *b)
 {
 	return a == b || (a && b && strcmp(a, b) == 0);
 }
 
-/* Heads of a layer's attention */
+/* Head counts and sizes of a layer's attention. */
 typedef struct HeadShape {
 	int n_heads, n_kv_heads, head_dim, v_dim;
 } HeadShape;
 
 typedef struct Spec {
 	const char *name, *family;
-	const char *sha256;      /* of the resolved description's text */
-	const char *yaml;        /* that text: every default written out */
+	const char *sha256;      /* SHA-256 of `yaml` */
+	const char *yaml;        /* text of the resolved description, all defaults included */
 	int64_t vocab_size;      /* rows of embedding and head */
-	int64_t vocab_used;      /* ids below are real tokens */
-	int64_t exact_positions; /* longer contexts are refused; 0: none are */
+	int64_t vocab_used;      /* number of real tokens; ids from here on are padding */
+	int64_t exact_positions; /* longest accepted context; 0: no limit */
 	int64_t max_positions;
-	bool hard_limit; /* learned positions */
+	bool hard_limit; /* max_positions is a hard limit: learned positions */
 	int n_layers;
 	int64_t hidden;
 
 	struct {
 		AttentionKind kind;
 		int n_heads, n_kv_heads,
-		    head_dim;            /* of layers without a window: spec_heads is for all */
-		HeadShape local;         /* of windowed layers */
-		const uint8_t *layer_in; /* [n_layers], NULL: all; spec_block, spec_attends */
-		const uint8_t *k_is_v; /* [n_layers]: values are the keys in front of their norm */
-		int kv_shared; /* the last layers, which read keys and values of earlier ones */
-		bool v_norm;   /* of each head, without weights */
+		    head_dim;            /* layers without a window; spec_heads covers all */
+		HeadShape local;         /* windowed layers */
+		const uint8_t *layer_in; /* [n_layers], NULL: all; spec_has_block, spec_attends */
+		const uint8_t *k_is_v;   /* [n_layers]: values are the keys before their norm */
+		/* number of last layers that read keys and values of earlier layers */
+		int kv_shared;
+		bool v_norm; /* norm of each value head, without weights */
 		bool bias, o_bias;
-		double scale;     /* of scores; the mla yarn factor is in it */
-		double out_scale; /* of what is added to the stream */
+		double scale;     /* of scores; includes yarn's factor for mla */
+		double out_scale; /* of the output added to the stream */
 		double score_cap; /* 0: none */
 		struct {
 			double scale;
 			int64_t positions;
 			int offset;
 			const uint8_t *layer_in;
-		} temper;                /* of queries, by position; scale 0: none */
-		int64_t window;          /* positions seen; 0: none */
+		} temper;                /* factor of queries by position; scale 0: none */
+		int64_t window;          /* positions that a token attends to; 0: all */
 		const uint8_t *windowed; /* [n_layers] */
-		bool chunked;            /* windows are pieces of the positions */
+		bool chunked;            /* windows are fixed chunks, not sliding */
 		MaskKind mask;
 		int32_t prefix_mark, prefix_end; /* mask prefix: token ids; -1 none */
 		QkNorm qk_norm;                  /* on q and k */
-		bool qk_after;                   /* behind rope */
-		const uint8_t *qk_in;            /* [n_layers]: the layers that have it */
-		double qkv_limit;                /* of elements of q, k and v; 0: none */
+		bool qk_after;                   /* norm after rope */
+		const uint8_t *qk_in;            /* [n_layers]: layers with the norm */
+		double qkv_limit;                /* clamp of elements of q, k and v; 0: none */
 		OutGate out_gate;
-		const char *out_gate_act; /* the op's word */
+		const char *out_gate_act; /* attribute word of the op */
 		bool out_gate_bias;
-		const uint8_t *sink_in; /* [n_layers]: the layers with sinks */
-		double v_scale;         /* of values */
-		bool sinks;             /* one more score a head, without a value */
+		const uint8_t *sink_in; /* [n_layers]: layers with sinks */
+		double v_scale;         /* factor of values */
+		bool sinks;             /* one more score per head, without a value */
 		MlaForm form;           /* mla */
-		int q_rank, kv_rank, nope_dim, rope_dim, v_dim; /* mla; q_rank 0: plain q */
+		int q_rank, kv_rank, nope_dim, rope_dim, v_dim; /* mla; q_rank 0: no query latent */
 		struct {
 			int64_t top_k;
 			int heads, dim;
 			bool interleaved;
 			double eps;
 			const uint8_t *layer_in;
-		} index; /* mla: who chooses positions; top_k 0: nobody */
+		} index; /* mla: indexer that selects positions; top_k 0: none */
 	} attention;
 
-	struct {                         /* layers with a delta rule in the place of attention */
+	struct {                         /* layers with a delta rule instead of attention */
 		const uint8_t *layer_in; /* [n_layers] */
-		int n;                   /* of them */
+		int n;                   /* number of these layers */
 		int k_heads, v_heads, k_dim, v_dim, taps;
 		bool tiled; /* value head h belongs to key head h % k_heads */
 		bool a_log; /* rates are stored as log(-rate) */
 		double beta_scale;
-		bool per_channel;          /* decays */
-		int decay_rank, gate_rank; /* 0: one matrix */
+		bool per_channel;          /* decay per key channel, not per head */
+		int decay_rank, gate_rank; /* inner dimensions; 0: one matrix */
 		const char *gate;          /* "silu" or "sigmoid" */
 	} linear;
 
-	struct { /* layers with a selective scan in the place of attention */
+	struct {                         /* layers with a selective scan instead of attention */
 		const uint8_t *layer_in; /* [n_layers] */
-		int n;                   /* of them */
+		int n;                   /* number of these layers */
 		int heads, dim, groups, state, taps;
-		bool conv_bias, bias;      /* on the convolution; on the projections */
+		bool conv_bias, bias;      /* bias on the convolution; on the projections */
 		bool a_log;                /* rates are stored as log(-rate) */
-		double dt_min, dt_max;     /* dt_max 0: none */
-		bool beside;               /* attention is there as well */
-		double gain[5], out_scale; /* of gate, input, B, C, step; of what comes out */
+		double dt_min, dt_max;     /* clamp of dt; dt_max 0: none */
+		bool beside;               /* in parallel to attention */
+		double gain[5], out_scale; /* factors of gate, input, B, C, dt; of the output */
 		SsmNorm norm;
 		int norm_groups;
 		int dt_rank; /* 0: Mamba2 */
@@ -208,12 +216,12 @@ typedef struct Spec {
 	struct {
 		const uint8_t *layer_in;
 		int n, blocks, rank, qkv_rank;
-	} shared; /* layers with a block in front whose weights are shared; n of them */
+	} shared; /* layers with a block of shared weights before the scan; n: their number */
 	struct {
 		const uint8_t *layer_in;
 		int n, taps;
 		bool bias;
-	} conv; /* layers with a short convolution in the place of attention; n of them */
+	} conv; /* layers with a short convolution instead of attention; n: their number */
 
 	struct {
 		bool gated;
@@ -224,56 +232,58 @@ typedef struct Spec {
 		const uint8_t *wide_in, *layer_in;
 		bool bias;
 		double gate_scale, out_scale;
-	} ffn; /* spec_ffn_width, spec_ffn_limit, spec_has_ffn */
+	} ffn; /* use spec_ffn_width, spec_ffn_limit, spec_has_ffn */
 
 	struct {
-		int n_experts; /* 0: no moe at all */
+		int n_experts; /* 0: no MoE */
 		int top_k;
 		int64_t width;
-		int64_t latent; /* width of the rows that experts read and write; 0: hidden */
-		bool plain;     /* down(relu2(up x)): a gate that is up itself, under relu */
-		const uint8_t *layer_in; /* [n_layers]: this layer is moe */
-		const char *score; /* what makes scores of the router's logits: the op's word */
-		double jitter;     /* of sparsemixer */
-		bool weighs_input; /* weights multiply what experts see */
+		int64_t latent; /* input and output size of experts; 0: hidden */
+		/* down(relu2(up x)), built as a gated expert with gate = up and act = relu */
+		bool plain;
+		const uint8_t *layer_in; /* [n_layers]: 1 for MoE layers */
+		/* function from router logits to scores, as the op's attribute word */
+		const char *score;
+		double jitter;     /* sparsemixer */
+		bool weighs_input; /* routing weights multiply the input of experts */
 		bool choice_bias, renorm;
 		bool router_bias, bias; /* on logits; on gate, up and down of the experts */
-		bool beside; /* with the dense feed-forward, each between norms of its own */
+		bool beside; /* in parallel to the dense feed-forward, each with its own norms */
 		bool router_norm, expert_gain;
 		double renorm_eps, scale;
 		int groups, keep_groups;
-		bool group_top2; /* group score: sum of two best; else max */
+		bool group_top2; /* group score: sum of the two best experts; else the maximum */
 		ActKind act;
 		double limit;
 		const double *limits,
 		    *shared_limits;   /* [n_layers] or NULL: spec_moe_limit, spec_shared_limit */
 		int64_t shared_width; /* 0: no shared expert */
-		bool shared_gate;     /* times sigmoid(x . s_mix) */
-		double shared_scale;  /* of what it adds */
+		bool shared_gate;     /* output times sigmoid(x . s_mix) */
+		double shared_scale;  /* factor of the shared expert's output */
 	} moe;
 
 	struct {
 		NormKind kind;
 		double eps, latent_eps, qk_eps, ssm_eps, linear_eps;
 		bool plus_one;
-		bool bias;              /* layer norm has a bias */
+		bool bias;              /* layer norms have a bias */
 		bool weight;            /* norms of the stream have a weight */
 		bool attn_in, ffn_in;   /* pre-norms (true) */
-		bool attn_out, ffn_out; /* sandwich */
-		bool sum; /* of the stream and what a block adds; attn_in and ffn_in are off */
+		bool attn_out, ffn_out; /* norms of the output of a block */
+		bool sum; /* post-norm: norm of stream + block output; attn_in and ffn_in are off */
 		const uint8_t *in_layers,
-		    *out_layers; /* [n_layers]: those that have the two in front, the two behind */
+		    *out_layers; /* [n_layers]: layers with norms before blocks, after blocks */
 		bool embed, final;
 	} norm;
 
 	PositionKind position;
 	RopeStyle rope_style;
-	const uint8_t *rope_in; /* [n_layers]: this layer rotates */
-	int rope_axes;          /* 2: position and block position turn a half each */
-	int n_rope;             /* 1, or 2 when windowed layers have their own table */
-	RopeTable rope[2];      /* [1]: layers in attention.windowed */
-	double alibi_max_bias;  /* 8 */
-	int pos_offset;         /* learned: row of position 0 */
+	const uint8_t *rope_in; /* [n_layers]: 1 for layers that rotate */
+	int rope_axes;     /* 2: the halves of a head are rotated by position and block position */
+	int n_rope;        /* 2 if windowed layers have their own table, else 1 */
+	RopeTable rope[2]; /* [1]: windowed layers */
+	double alibi_max_bias; /* default 8 */
+	int pos_offset;        /* learned: row of position 0 */
 
 	struct {
 		bool parallel;
@@ -282,17 +292,17 @@ typedef struct Spec {
 		bool layer_gain;
 	} residual;
 	int ple_width;     /* per-layer embeddings; 0: none */
-	int64_t ple_vocab; /* rows of their table; 0: vocab_size */
-	int laurel_rank;   /* a low-rank product beside attention; 0: none */
+	int64_t ple_vocab; /* rows of the per-layer table; 0: vocab_size */
+	int laurel_rank;   /* rank of the branch in parallel to attention (Laurel); 0: none */
 	struct {
 		int count, active;
 		bool gain;
-	} streams; /* side by side; count 0 or 1: one */
+	} streams; /* parallel residual streams (AltUp); count 0 or 1: one */
 	struct {
 		int64_t width;
 		double scale;
-		bool round_scale; /* scale rounded to the activations' dtype */
-	} embed;                  /* width: spec_narrow */
+		bool round_scale; /* scale is rounded to the activations' dtype */
+	} embed;                  /* see spec_narrow */
 	struct {
 		bool tied;
 		bool row_norm;
@@ -310,47 +320,49 @@ typedef struct Spec {
 		MtpPart part;
 		int layer;
 		bool norm, normed, output;
-	} mtp; /* layer: number of the head's one layer in the checkpoint, which is layer 0 of its
-	          plan */
+		/* layer: index in the checkpoint of the draft head's only layer, which is layer 0
+		 * of its plan */
+	} mtp;
 
-	Dtype dtype; /* of activations, as the description says; CPU computes in f32 */
+	Dtype dtype; /* type of activations in the description; CPU computes in f32 */
 	struct {
 		KvType k, v;
 		bool rotate;
 		int window, sinks;
 		int64_t host;
-	} kv;                  /* of cached rows; latents: k and v are the same */
-	bool deterministic;    /* CUDA: rows do not depend on the batch around them */
-	bool activations_i8;   /* block formats meet int8 activations instead of int16 */
-	bool activations_bf16; /* on tiles all but fp32 weights meet plain bf16 */
+	} kv;                  /* for latents k and v are the same */
+	bool deterministic;    /* CUDA: rows do not depend on the rest of the batch */
+	bool activations_i8;   /* CPU: int8 activations instead of int16 for block formats */
+	bool activations_bf16; /* AMX: bf16 activations for all weights but fp32 */
 	Dtype storage_default;
 	int n_storage;
-	const StorageRule *storage; /* the first that matches decides */
+	const StorageRule *storage; /* first matching rule decides */
 	bool experts_whole;
-	int tp, pp; /* ranks of a layer; stages. Ranks are numbered stage by stage */
+	int tp, pp; /* ranks per layer; pipeline stages. Ranks are numbered stage by stage */
 
-	const char *weights; /* path as written, or NULL */
+	const char *weights; /* path as written in the description, or NULL */
 	struct {
 		const char *path;
 		double scale;
 		const TensorRule *rule;
 		int n_rule;
-	} lora; /* path NULL: none; rule: names as Hugging Face has them */
+	} lora; /* path NULL: none; rule: Hugging Face names */
 	struct {
 		int slots, rank, expert_rank;
-	} adapters; /* slots 0: none; names as lora.rule has them; expert_rank 0: routed experts
-	               have none */
-	const char *checkpoint; /* "hf" or "gguf": whose names below */
+		/* slots 0: none; names are those of lora.rule; expert_rank 0: no adapters for
+		 * routed experts */
+	} adapters;
+	const char *checkpoint; /* "hf" or "gguf": format whose names tensor_rule has */
 	int n_tensor_rule;
-	const TensorRule *tensor_rule; /* a later rule of the same role has been merged already */
+	const TensorRule *tensor_rule; /* rules of the same role are merged, later ones first */
 
 	int n_eos;
 	int32_t eos[PLAN_MAX_EOS], bos;
 	const char *prompt_prefix;     /* text.prompt, or NULL */
-	const struct SpecTable *table; /* for spec_loc and spec_get; NULL in a Spec made by hand */
+	const struct SpecTable *table; /* for spec_loc and spec_get; NULL in a hand-made Spec */
 } Spec;
 
-/* Ranks of all stages */
+/* Return the number of ranks over all stages. */
 static inline int
 spec_ranks(const Spec *s)
 {
@@ -358,43 +370,41 @@ spec_ranks(const Spec *s)
 }
 
 bool spec_windowed(const Spec *s, int layer);
-HeadShape spec_heads(const Spec *s, int layer); /* -1: of layers without a window */
+HeadShape spec_heads(const Spec *s, int layer); /* layer -1: layers without a window */
 int64_t spec_ffn_width(const Spec *s, int layer);
-double spec_ffn_limit(const Spec *s, int layer);    /* of a layer's gate and up: dense, */
-double spec_moe_limit(const Spec *s, int layer);    /* of experts, */
-double spec_shared_limit(const Spec *s, int layer); /* of the shared one; 0: none */
-bool spec_narrow(const Spec *s);                    /* the embedding is not as wide as the stream */
-bool spec_has_block(const Spec *s, int layer);      /* attention, or a state in its place */
-bool spec_has_ffn(const Spec *s, int layer);        /* dense or of experts */
-bool spec_attends(const Spec *s, int layer); /* its first block reads keys and values or latents */
-bool spec_linear(const Spec *s,
-                 int layer);              /* what stands in the place of attention: a delta rule, */
-bool spec_conv(const Spec *s, int layer); /* a short convolution, */
-bool spec_ssm(const Spec *s, int layer);  /* a selective scan */
-int64_t spec_ssm_row(const Spec *s); /* elements of what its convolution sees: [u | B | C], or u */
-bool spec_shared(const Spec *s,
-                 int layer); /* a block whose weights layers share is in front of the scan */
-int spec_shared_use(const Spec *s, int layer);   /* how many layers before have one */
-int spec_shared_layer(const Spec *s, int layer); /* the first layer with the same one */
-/* The layer whose keys and values a layer reads: itself, but for attention.kv_shared; -1: there is
- * none */
+double spec_ffn_limit(const Spec *s, int layer);    /* clamp of gate and up: dense feed-forward */
+double spec_moe_limit(const Spec *s, int layer);    /* routed experts */
+double spec_shared_limit(const Spec *s, int layer); /* shared expert; 0: none */
+bool spec_narrow(const Spec *s);                    /* embedding rows are not of size hidden */
+bool spec_has_block(const Spec *s, int layer);      /* attention, or a recurrent block instead */
+bool spec_has_ffn(const Spec *s, int layer);        /* dense or MoE */
+bool spec_attends(const Spec *s, int layer);        /* its first block reads a KV cache */
+bool spec_linear(const Spec *s, int layer);         /* delta rule instead of attention */
+bool spec_conv(const Spec *s, int layer);           /* short convolution instead of attention */
+bool spec_ssm(const Spec *s, int layer);            /* selective scan */
+int64_t spec_ssm_row(const Spec *s);           /* row size of its convolution: [u | B | C], or u */
+bool spec_shared(const Spec *s, int layer);    /* has a block of shared weights before the scan */
+int spec_shared_use(const Spec *s, int layer); /* number of earlier layers with such a block */
+int spec_shared_layer(const Spec *s, int layer); /* first layer with the same weights */
+/* Return the layer whose keys and values this layer reads: itself, or an earlier one with
+ * attention.kv_shared; -1: none. */
 int spec_kv_layer(const Spec *s, int layer);
-/* Where a key ("attention.n_heads") was written; loc of the file when it is a default. */
+/* Return the location of a key ("attention.n_heads"); that of the file if the value is a
+ * default. */
 Loc spec_loc(const Spec *s, const char *key);
-/* How a role is stored in a layer (-1: outside the layers). "q.bias" asks for the bias of q: its
- * own rule, else q's. */
+/* Return the storage rule of a role in a layer (-1: outside the layers). "q.bias" is the bias of q:
+ * its own rule, else that of q. */
 StorageRule spec_storage(const Spec *s, const char *role, int layer);
-/* "attention.n_heads" -> text; NULL: no such key */
+/* Return the value of a key ("attention.n_heads") as text; NULL: no such key. */
 const char *spec_get(const Spec *s, Arena *a, const char *key);
 
-/* The front of the compiler. `set` as in llmc_options. NULL when d has errors.
- * Family files come from the embedded configs (base/embed.h), or from the folder of the YAML first.
- */
+/* Entry points of the compiler. `set` as in llmc_options. NULL if d has errors. Family files are
+ * looked up in the folder of the YAML, then among the embedded configs (base/embed.h). */
 Spec *spec_from_file(const char *yaml_path, const char *const *set, Diag *d, Arena *perm);
 Spec *spec_from_text(const char *name, const char *text, size_t size, const char *const *set,
                      Diag *d, Arena *perm);
-/* import/: HF folder or GGUF -> YAML text (arena); NULL when d has errors. Keys of the checkpoint
- * that nothing consumes are an error, or a warning where they are allowed. */
+/* import/: make the YAML text of an HF folder or a GGUF file, in the arena; NULL if d has errors.
+ * Unconsumed keys of the checkpoint are errors, or warnings if allow_unknown_keys. */
 char *import_yaml(const char *src, bool allow_unknown_keys, Diag *d, Arena *perm, llmc_error *err);
 
 #endif

@@ -1,5 +1,5 @@
-/* The keys of a description as a table: what each row of spec.def was given, by which layer, and
- * where. */
+/* Keys of a description as a table: the value of each row of spec.def, its layer and its
+ * location. */
 #ifndef LLMC_COMPILER_SPEC_SPEC_TABLE_H
 #define LLMC_COMPILER_SPEC_SPEC_TABLE_H
 
@@ -38,46 +38,47 @@ typedef struct SpecKeyInfo {
 extern const SpecKeyInfo spec_key[K_COUNT];
 int spec_key_find(const char *path); /* -1: no such key */
 
-/* Layers of values: a later one hides an earlier one. */
+/* Layers of values; a later one overrides an earlier one. */
 typedef enum SpecFrom { FROM_DEFAULT, FROM_FAMILY, FROM_TEXT, FROM_SET } SpecFrom;
 
 typedef struct SpecVal {
 	SpecFrom from;
-	bool given;      /* by a layer above the defaults */
-	bool known;      /* has a value: given, or its default could be evaluated */
+	bool given;      /* set by a layer above the defaults */
+	bool known;      /* has a value: set, or the default could be evaluated */
 	double num;      /* INT, NUM, BYTES, BOOL */
 	const char *str; /* WORD, STR; NULL: none */
 	int n;           /* INTS, NUMS */
 	const double *list;
-	const Node *node;      /* LAYERS, RULES, TENSORS as written */
-	const uint8_t *layers; /* LAYERS, once n_layers is known: [n_layers] */
+	const Node *node;      /* LAYERS, RULES, TENSORS: as written */
+	const uint8_t *layers; /* LAYERS: [n_layers], valid once n_layers is resolved */
 	Loc loc;
 } SpecVal;
 
 typedef struct SpecTable {
 	Diag *d;
 	Arena *a;
-	Loc file; /* the description, for keys that are missing */
+	Loc file; /* location reported for missing keys */
 	SpecVal val[K_COUNT];
 	const Node *names[3]; /* `tensors` of the layers FAMILY, TEXT, SET */
 	int n_storage;
 	const StorageRule *storage;
 } SpecTable;
 
-/* One layer: a map of maps, keys as in spec.def. Mistakes go to t->d. */
+/* Apply one layer: a map of maps with keys as in spec.def. Errors go to t->d. */
 void spec_table_apply(SpecTable *t, const Node *map, SpecFrom from);
-/* Defaults of what was not given, selectors to layers, storage rules. */
+/* Evaluate defaults, resolve layer selectors and read storage rules. */
 void spec_table_finish(SpecTable *t);
 int64_t spec_int(const SpecTable *t, SpecKey k);
 bool spec_word_is(const SpecTable *t, SpecKey k, const char *word);
-/* The value as YAML text that reads back as the same value. */
+/* Write the value as YAML text that parses to the same value. */
 const char *spec_val_text(const SpecTable *t, SpecKey k, Arena *a);
-/* Text as a YAML scalar, quoted where a plain one would read as something else. */
+/* Write a string as a YAML scalar, quoted if a plain one would parse as something else. */
 const char *spec_quote(Arena *a, const char *text);
 
-/* spec_check.c: rules that tie keys together */
+/* spec_check.c: rules between keys */
 void spec_check(SpecTable *t);
-/* spec_text.c: the resolved description; the keys learn their lines in it */
+/* spec_text.c: write the resolved description, and set the location of each key to its line
+ * there */
 char *spec_resolved_text(SpecTable *t, const TensorRule *rule, int n_rule);
 
 #endif
