@@ -48,7 +48,7 @@ typedef struct Graph {
 	bool hands_rows; /* val[rows] is an output of the step in addition to the logits */
 	int rows;
 	int64_t n_params;          /* parameters of the whole model, also in a part of it */
-	const struct Shard *shard; /* what shard.c cut; NULL: nothing */
+	const struct Shard *shard; /* the cut of shard.c; NULL: not sharded */
 } Graph;
 
 typedef struct Templates Templates; /* compiler/template/template.h */

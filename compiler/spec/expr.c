@@ -1,4 +1,4 @@
-/* Recursive descent over one line of text; depth is bounded, nothing loops. */
+/* Recursive descent over one line; depth is bounded and there are no loops. */
 #include "compiler/spec/expr.h"
 
 #include <math.h>
@@ -108,7 +108,7 @@ name_part(char c)
 	return name_start(c) || (c >= '0' && c <= '9') || c == '.';
 }
 
-/* The word at p, when it is this one. */
+/* Consume `word` if it is at p. */
 static bool
 word(ExprParser *s, const char *w)
 {
@@ -150,8 +150,8 @@ name(ExprParser *s, char out[MAX_NAME])
 	return true;
 }
 
-/* Everything up to the closing bracket: names of tensors hold signs that mean something elsewhere.
- */
+/* Copy everything up to the closing bracket: names of tensors contain characters that are operators
+ * elsewhere. */
 static bool
 raw(ExprParser *s, char out[MAX_NAME])
 {
@@ -181,13 +181,13 @@ is_word(SpecExprVal v, const char *word)
 	           : v.kind == EXPR_BOOL && strcmp(v.num != 0 ? "true" : "false", word) == 0;
 }
 
-/* [1, 0] -> [true, false]: of layers, which are meant, where numbers of a list would be the layers
- * themselves. A number that was never a list stays one. */
+/* Convert [1, 0] to [true, false]: flags per layer, whereas a list of numbers would be layer
+ * indices. A number that was not read from a list stays a number. */
 static SpecExprVal
 truths(ExprParser *s, SpecExprVal list, const char *text)
 {
 	double n;
-	bool one = number_parse(text + strspn(text, " "), &n); /* asked for */
+	bool one = number_parse(text + strspn(text, " "), &n); /* second argument given */
 
 	if (list.kind == EXPR_BOOL || (list.kind == EXPR_NUM && list.n))
 		return to_bool(one ? list.num == n : list.num != 0);
@@ -200,7 +200,7 @@ truths(ExprParser *s, SpecExprVal list, const char *text)
 	return (SpecExprVal){ .kind = EXPR_LIST, .n = list.n, .item = item };
 }
 
-/* Is the value one of the words, which commas and spaces are between? */
+/* Return whether the value is one of the words, which are separated by commas or blanks. */
 static bool
 listed(const char *words, SpecExprVal v)
 {
@@ -225,7 +225,7 @@ count(SpecExprVal v)
 	                                    : null_val;
 }
 
-/* The model's layers, as far as they are known */
+/* Return the model's number of layers, or the maximum if it is not resolved yet. */
 static size_t
 layers_at_most(const ExprParser *s)
 {
@@ -257,7 +257,7 @@ places(ExprParser *s, SpecExprVal list, const char *words)
 	return (SpecExprVal){ .kind = EXPR_LIST, .n = found, .item = item };
 }
 
-/* A number as it stands, or, behind $, a key of ours */
+/* Parse a number, or a resolved key after $. */
 static bool
 place(ExprParser *s, const char *text, double *to)
 {
@@ -281,7 +281,7 @@ element(ExprParser *s, SpecExprVal list, const char *text)
 	return i >= 0 && i < (double)list.n ? list.item[(size_t)i] : null_val;
 }
 
-/* The largest number of a list, or the one there is */
+/* Return the largest number of a list, or a single number itself. */
 static SpecExprVal
 greatest(SpecExprVal v)
 {
@@ -294,7 +294,7 @@ greatest(SpecExprVal v)
 	return most.kind == EXPR_NUM ? most : null_val;
 }
 
-/* Deviations of a normal distribution -> the share that lies below each */
+/* Convert deviations of a normal distribution to the share below each. */
 static SpecExprVal
 shares(ExprParser *s, SpecExprVal list)
 {
@@ -308,7 +308,7 @@ shares(ExprParser *s, SpecExprVal list)
 	return (SpecExprVal){ .kind = EXPR_LIST, .n = list.n, .item = item };
 }
 
-/* The first n elements of a list; null: 0 */
+/* Return the first n elements of a list, with null as 0. */
 static SpecExprVal
 first(ExprParser *s, SpecExprVal list, const char *text)
 {
@@ -323,8 +323,8 @@ first(ExprParser *s, SpecExprVal list, const char *text)
 	return (SpecExprVal){ .kind = EXPR_LIST, .n = count, .item = item };
 }
 
-/* The number of a list where the list "types" has the word, or, without types, everywhere: one for
- * all of them; a single number is that */
+/* Return the one number that a list has where the list "types" has the word, or everywhere if there
+ * are no types. A single number is returned as it is. */
 static SpecExprVal
 pick(ExprParser *s, SpecExprVal list, const char *text)
 {
@@ -347,16 +347,17 @@ pick(ExprParser *s, SpecExprVal list, const char *text)
 		if (n && (i >= types.n || !is_word(types.item[i], text)))
 			continue;
 		if (v.kind != EXPR_NUM || (one.kind == EXPR_NUM && one.num != v.num))
-			return fail(s, n ? "layers of one kind differ: llmc has one number for "
-			                   "each kind of layer"
-			                 : "layers differ: llmc has one number for all of them");
+			return fail(s, n ? "layers of one kind have different values: llmc "
+			                   "supports one value per kind of layer"
+			                 : "layers have different values: llmc supports one value "
+			                   "for all layers");
 		one = v;
 	}
 	return one;
 }
 
-/* The layers in which a tensor of the pattern is, whose first * stands for a layer's number; they
- * end where no tensor has the number, or the model's layers do. */
+/* Return the layers with a tensor that matches the pattern, whose first * is the layer. The search
+ * ends at the model's last layer, or at the first number without any tensor. */
 static SpecExprVal
 layers_with(ExprParser *s, const char *pattern)
 {
@@ -398,7 +399,7 @@ primary(ExprParser *s)
 	if (*s->p == '$') {
 		s->p++;
 		if (!name(s, id))
-			return fail(s, "$ wants the name of a key");
+			return fail(s, "$ must be followed by the name of a key");
 		return s->env->resolved ? s->env->resolved(s->env->user, id) : null_val;
 	}
 	if ((*s->p >= '0' && *s->p <= '9') || *s->p == '.') {
@@ -419,8 +420,8 @@ primary(ExprParser *s)
 		return num(v);
 	}
 	if (!name(s, id))
-		return fail(s,
-		            *s->p ? "a number, a key or ( is expected here" : "it ends too early");
+		return fail(s, *s->p ? "a number, a key or ( is expected here"
+		                     : "it ends too early: a number, a key or ( is expected");
 	space(s);
 	if (*s->p == '(') {
 		bool cols = strcmp(id, "cols") == 0, size = cols || strcmp(id, "rows") == 0;
@@ -483,9 +484,9 @@ static bool
 numeric(ExprParser *s, SpecExprVal v)
 {
 	if (v.kind == EXPR_STR)
-		fail(s, "text where a number is wanted");
+		fail(s, "a number is expected, not a string");
 	else if (v.kind == EXPR_LIST)
-		fail(s, "a list where a number is wanted");
+		fail(s, "a number is expected, not a list");
 	return v.kind == EXPR_NUM || v.kind == EXPR_BOOL;
 }
 
@@ -536,8 +537,7 @@ expr_product(ExprParser *s)
 	}
 }
 
-/* Layers that are counted from 1, say: each element of a list of numbers, and what is added to it
- */
+/* Add a number to each element of a list, for example for layers counted from 1. */
 static SpecExprVal
 shifted(ExprParser *s, SpecExprVal list, double by)
 {
@@ -551,7 +551,7 @@ shifted(ExprParser *s, SpecExprVal list, double by)
 	return (SpecExprVal){ .kind = EXPR_LIST, .n = list.n, .item = item };
 }
 
-/* The elements of one list of numbers that the other has not */
+/* Return the elements of a list that the other list does not contain. */
 static SpecExprVal
 without(ExprParser *s, SpecExprVal list, SpecExprVal drop)
 {
@@ -605,7 +605,7 @@ same(SpecExprVal x, SpecExprVal y)
 	return x.kind == EXPR_NULL && y.kind == EXPR_NULL;
 }
 
-/* Right of == and !=: a bare word means itself, hyphens within it too (minimax-m2). */
+/* After == and !=: a bare word is a string, hyphens included (minimax-m2). */
 static SpecExprVal
 literal_or_sum(ExprParser *s)
 {
@@ -701,7 +701,7 @@ expr_eval(const char *text, Loc loc, const SpecExprEnv *env, Diag *d, Arena *a, 
 	*out = expr_or(&s);
 	space(&s);
 	if (!s.failed && *s.p)
-		fail(&s, "it should end here");
+		fail(&s, "the end is expected here");
 	if (s.failed)
 		*out = null_val;
 	return !s.failed;

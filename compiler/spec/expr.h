@@ -17,7 +17,7 @@
  *                             error if they differ; pick(key): the one number of all elements
  *  shares(key)                per element: share of a normal distribution below that many deviations
  *  layers(tensors)            layers, the first * of the name, that have such a tensor
- *  list + x, list - x         per element
+ *  list + x, list - x         per element; list - list: elements not in the second list
  *
  * After == and != a bare word is a word, true, false or null. Something absent is null; arithmetic
  * on null is null. There are no loops. */

@@ -1,4 +1,4 @@
-/* Finding family files, and making one list of tensor rules out of three layers of them. */
+/* Find family files and merge their three layers of tensor rules. */
 #include "compiler/spec/family.h"
 
 #include <stdio.h>
@@ -10,8 +10,8 @@
 #include "base/number.h"
 #include "base/text.h"
 
-/* All roles of tensors. Norms and projections of a layer, of each of several alike, experts above
- * all (e_), of the shared expert (s_). */
+/* All roles of tensors: norms and projections of a layer, stacked experts (e_), shared experts
+ * (s_). */
 static const char *const roles[] = {
 	"embed",
 	"embed_in",
@@ -151,7 +151,7 @@ static const char *const roles[] = {
 };
 enum { N_ROLES = sizeof roles / sizeof *roles };
 
-/* The file beside the description wins over the one that llmc carries. */
+/* A file next to the description overrides the embedded one. */
 Node *
 family_file(const char *path, const char *dir, Diag *d, Arena *a)
 {
@@ -217,9 +217,9 @@ family_load(Family *f, const char *name, const char *dir, const char *format, Lo
 	static const char *const top[] = { "family", "match", "block", "hf", "gguf" };
 	static const char *const part[] = { "prefix", "block",   "keys",   "values", "when",
 		                            "expect", "tensors", "ignore", "arch",   "write" };
-	const size_t n_part =
-	    sizeof part / sizeof *part -
-	    (strcmp(format, "gguf") == 0 ? 0 : 2); /* the last two are for files that are written */
+	const size_t n_part = sizeof part / sizeof *part -
+	                      /* "arch" and "write" are used only when GGUF files are written */
+	                      (strcmp(format, "gguf") == 0 ? 0 : 2);
 	int before = d->n_error;
 
 	*f = (Family){ .name = name };
@@ -236,8 +236,8 @@ family_load(Family *f, const char *name, const char *dir, const char *format, Lo
 		if (d->n_error == before) {
 			const char *near = nearest_family(name, d, a);
 			err_at(d, at,
-			       "family = %s: there is no families/%s.yaml beside the description, "
-			       "and llmc carries none%s%s%s",
+			       "family = %s: there is no families/%s.yaml next to the description, "
+			       "and llmc has no such family%s%s%s",
 			       name, name, near ? "; did you mean " : "", near ? near : "",
 			       near ? "?" : "");
 		}
@@ -260,7 +260,7 @@ rule_name(Arena *a, const TensorRule *r, int layer, int expert, const char *suff
 {
 	bool whole = r->whole || ends_with(r->name, ".weight") || ends_with(r->name, ".bias");
 	char *out = NEW(a, char, 4 * strlen(r->name) + strlen(suffix) + 1),
-	     *p = out; /* three characters become eleven at most */
+	     *p = out; /* three characters expand to at most eleven */
 
 	for (const char *t = r->name; *t;) {
 		if (strncmp(t, "{l}", 3) == 0 || strncmp(t, "{e}", 3) == 0) {
@@ -320,7 +320,7 @@ typedef struct FamilyRules {
 	SpecTable *t;
 	TensorRule *rule;
 	size_t n, cap;
-	const char *layer; /* name of a layer, in front of names that begin with "." */
+	const char *layer; /* name of a layer, the prefix of names that begin with "." */
 	const char *prefix, *from, *to;
 } FamilyRules;
 
@@ -418,7 +418,7 @@ add(FamilyRules *r, const Node *key, const Node *value, const char *name)
 		}
 		*to = true;
 	}
-	/* drops add up; any other rule replaces all that speak of its roles */
+	/* drop rules accumulate; any other rule replaces earlier rules of its roles */
 	size_t keep = 0;
 	for (size_t i = 0; i < r->n; i++)
 		if (drop || !share_a_role(r->rule[i].role, rule.role))
@@ -436,7 +436,7 @@ is_head(const FamilyRules *r)
 	return part && strcmp(part, "head") == 0;
 }
 
-/* A plan that is a head has the one layer that mtp_layer names, where that is given. */
+/* A draft head's plan has only the layer mtp_layer if it is given. */
 static void
 layer_of(FamilyRules *r, const Node *names)
 {
@@ -445,14 +445,14 @@ layer_of(FamilyRules *r, const Node *names)
 
 	if (layer && (layer->kind != NODE_SCALAR || !strstr(layer->text, "{l}")))
 		err_at(r->t->d, layer->loc,
-		       "tensors: layer is the name of a layer with {l} for its number");
+		       "tensors: layer must be the name of a layer, with {l} for its number");
 	else if (own && own->kind == NODE_SCALAR)
 		r->layer = own->text;
 	else if (layer)
 		r->layer = layer->text;
 }
 
-/* mtp/ROLE: the name that the head's layer has for it, where that differs from the model's */
+/* "mtp/ROLE" is the name of ROLE in the draft head's layer if it differs from the model's. */
 static void
 add_all(FamilyRules *r, const Node *names)
 {
@@ -506,7 +506,7 @@ family_rules(SpecTable *t, const Family *f, int *n)
 	if (f && !f->format)
 		err_at(t->d, t->val[K_checkpoint].loc,
 		       "family %s has no tensor names for checkpoints of the format %s: its file "
-		       "has no part %s",
+		       "has no section %s",
 		       f->name, t->val[K_checkpoint].str, t->val[K_checkpoint].str);
 	for (size_t i = 0; i < sizeof layers / sizeof *layers; i++)
 		layer_of(&r, layers[i]);

@@ -1,4 +1,4 @@
-/* Layer selectors -> one byte a layer. */
+/* Parse layer selectors into one byte per layer. */
 #include "compiler/spec/layer_list.h"
 
 #include <stdio.h>
@@ -28,7 +28,7 @@ read_number(const char **p, int64_t *out)
 	return true;
 }
 
-/* "0-3,8" */
+/* Parse "0-3,8". */
 static bool
 read_ranges(const Node *n, const char *what, int n_layers, uint8_t *out, Diag *d)
 {
@@ -98,7 +98,7 @@ read_step(const Node *n, const char *what, int n_layers, uint8_t *out, Diag *d)
 			return false;
 		}
 		if (!node_int(v, to) || *to < (to == &every || to == &not_every) || *to > 1000000) {
-			err_at(d, v->loc, "%s: %s must be a whole number from %d on", what, k,
+			err_at(d, v->loc, "%s: %s must be an integer, at least %d", what, k,
 			       to == &every || to == &not_every);
 			return false;
 		}

@@ -1,5 +1,5 @@
-/* Description -> Spec: the layers (defaults, family, the text, --set) in one table, then one field
- * after the other. Reports all that it finds, up to the twenty errors that diag shows. */
+/* Build the Spec of a description: merge the layers (defaults, family, description, --set) into one
+ * table, then fill the fields. Reports all errors, up to the twenty that diag prints. */
 #include "compiler/spec/spec.h"
 
 #include <math.h>
@@ -24,7 +24,7 @@ relocate(Node *n, const SourceText *src, int cols)
 	}
 }
 
-/* "key=value" -> {key: value}, the value read as YAML */
+/* Parse "key=value" into {key: value}, with the value as YAML. */
 static const Node *
 read_override(const char *text, Diag *d, Arena *a)
 {
@@ -33,13 +33,13 @@ read_override(const char *text, Diag *d, Arena *a)
 
 	if (!eq || eq == text) {
 		err_at(d, (Loc){ .src = src, .line = 1, .col = 1 },
-		       "--set wants key=value, as attention.window=4096");
+		       "--set needs key=value, such as attention.window=4096");
 		return NULL;
 	}
 	Node *v = yaml_parse(yaml_source(a, "--set", eq + 1, strlen(eq + 1)), d, a);
 	if (!v)
 		return NULL;
-	if (v->kind == NODE_MAP && v->n == 0 && !strchr(eq, '{')) { /* nothing behind = */
+	if (v->kind == NODE_MAP && v->n == 0 && !strchr(eq, '{')) { /* no value after = */
 		v->kind = NODE_SCALAR;
 		v->text = "";
 		v->loc.line = v->loc.col = 1;
@@ -63,7 +63,7 @@ read_override(const char *text, Diag *d, Arena *a)
 	return map;
 }
 
-/* A key of the top level as the last layer gives it. */
+/* Return a top-level key from the last layer that has it. */
 static const Node *
 early(const Node *root, const Node *const *set, size_t n_set, const char *key)
 {
@@ -81,7 +81,7 @@ early_text(const Node *v, const char *otherwise)
 	return v && v->kind == NODE_SCALAR && !node_is_null(v) ? v->text : otherwise;
 }
 
-/* What the kind of attention implies for keys that nobody gave. */
+/* Set a key that the kind of attention implies, unless it is given. */
 static void
 imply(SpecTable *t, SpecKey key, double value)
 {
@@ -106,7 +106,7 @@ imply_shapes(SpecTable *t)
 		imply(t, K_rope_dims, (double)(spec_int(t, K_head_dim) / 2));
 }
 
-/* Yarn's factor of the scores belongs to latent attention's default scale. */
+/* Multiply latent attention's default scale by yarn's factor of the scores. */
 static void
 imply_scale(SpecTable *t)
 {
@@ -363,8 +363,8 @@ factors_name(const SpecTable *t, const TensorRule *rule, int n, const char *role
 	return !r ? NULL : r->whole ? r->name : arena_printf(t->a, "%s.weight", r->name);
 }
 
-/* The Spec of a head that guesses: one layer, the first behind the model's last, which is as the
- * last one of those is that see all positions, or a window. */
+/* Reduce the Spec to a draft head: one layer, like the model's last layer with full attention, or
+ * with a window (mtp.window). */
 static void
 head_alone(const SpecTable *t, Spec *s)
 {
@@ -396,7 +396,8 @@ head_alone(const SpecTable *t, Spec *s)
 		like--;
 	if (like < 0) {
 		err_at(t->d, t->val[K_mtp_part].loc,
-		       "mtp.part = head: no layer of this model sees %s, as that of a head does",
+		       "mtp.part = head: the draft head needs a layer of this model with %s, and "
+		       "there is none",
 		       window ? "a window" : "all positions");
 		return;
 	}
@@ -533,14 +534,14 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->mtp.output = BOOL(mtp_output);
 	s->mtp.part = IS(mtp_part, "rows") ? MTP_ROWS : IS(mtp_part, "head") ? MTP_HEAD : MTP_NONE;
 	if (s->mtp.part == MTP_HEAD) {
-		s->lora.path = NULL;   /* what an adapter changes reaches it by the rows */
-		s->adapters.slots = 0; /* sequences of a head have no adapters */
-		s->kv.host = 0;        /* it is the model's */
+		s->lora.path = NULL;   /* the adapter affects it only through the rows it reads */
+		s->adapters.slots = 0; /* sequences of a draft head have no adapters */
+		s->kv.host = 0;        /* belongs to the model */
 		head_alone(t, s);
 	}
 }
 
-/* Modules of adapters have the names of Hugging Face's checkpoints, whatever this one has. */
+/* Adapters name modules as Hugging Face checkpoints do, whatever format this checkpoint has. */
 static void
 lora_rules(SpecTable *t, const Family *f, const char *dir, Spec *s)
 {
@@ -557,8 +558,8 @@ lora_rules(SpecTable *t, const Family *f, const char *dir, Spec *s)
 	if (!f || !family_load(&hf, f->name, dir, "hf", t->val[K_lora_path].loc, t->d, t->a) ||
 	    !hf.format) {
 		err_at(t->d, t->val[t->val[K_lora_path].str ? K_lora_path : K_adapter_slots].loc,
-		       "adapters: the family does not say what Hugging Face's modules are called, "
-		       "which adapters go by");
+		       "adapters: the family has no Hugging Face tensor names, which adapters "
+		       "refer to");
 		return;
 	}
 	const Node *theirs = node_get(hf.format, "prefix");
@@ -618,8 +619,8 @@ resolve(const Node *root, const SourceText *src, const char *dir, const char *co
 	if (resolved && format &&
 	    strcmp(checkpoint, early_text(node_get(root, "checkpoint"), "hf")) != 0)
 		err_at(d, format->loc,
-		       "checkpoint = %s: this resolved description holds the tensor names of "
-		       "another format; start from the description it was made of",
+		       "checkpoint = %s: this resolved description has the tensor names of another "
+		       "format; start from the original description",
 		       checkpoint);
 	spec_table_apply(t, root, FROM_TEXT);
 	for (size_t i = 0; i < n_set; i++)
@@ -839,7 +840,7 @@ spec_storage(const Spec *s, const char *role, int layer)
 
 	for (int i = 0; i < s->n_storage; i++) {
 		const StorageRule *r = &s->storage[i];
-		/* "q.bias" has rules of its own, else those of q */
+		/* rules of "q.bias" itself, and those of q */
 		bool own =
 		    strcmp(r->tensor, "*") == 0 || strcmp(r->tensor, role) == 0 ||
 		    (bias && strlen(r->tensor) == bias && memcmp(r->tensor, role, bias) == 0);

@@ -108,8 +108,8 @@ typedef struct StorageRule {
 	const char *tensor;      /* role or "*" */
 	const uint8_t *layer_in; /* [n_layers], NULL: all */
 	Dtype dtype;
-	int64_t group;  /* as PlanTensor.scale_cols; -1: the whole row */
-	bool symmetric; /* as PlanTensor.symmetric */
+	int64_t group;  /* see PlanTensor.scale_cols; -1: the whole row */
+	bool symmetric; /* see PlanTensor.symmetric */
 	/* role with the column order that this matrix shares in the checkpoint; NULL: natural
 	 * order */
 	const char *order;
@@ -151,8 +151,8 @@ typedef struct Spec {
 		int kv_shared;
 		bool v_norm; /* norm of each value head, without weights */
 		bool bias, o_bias;
-		double scale;     /* of scores; includes yarn's factor for mla */
-		double out_scale; /* of the output added to the stream */
+		double scale;     /* factor of scores; includes yarn's factor for mla */
+		double out_scale; /* factor of the output before it is added */
 		double score_cap; /* 0: none */
 		struct {
 			double scale;

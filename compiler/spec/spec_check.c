@@ -1,4 +1,4 @@
-/* Rules that tie keys together. Each names both values and points at the other key. */
+/* Rules between keys. Each message names both values and points at the other key. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 #define ON(k) (t->val[K_##k].known && t->val[K_##k].num != 0)
 #define IS(k, word) spec_word_is(t, K_##k, word)
 
-/* "n_heads is 8 here", or whence its default came */
+/* Add a note: "n_heads = 8 is set here", or that it is a default. */
 static void
 note(SpecTable *t, SpecKey k)
 {
@@ -25,18 +25,18 @@ note(SpecTable *t, SpecKey k)
 		note_at(t->d, v->loc, "%s = %s is set here", spec_key[k].path, text);
 }
 
-/* The key of the two that the description itself gives: the place to point at. */
+/* Return the key of the two that a later layer of values set; errors are reported there. */
 static SpecKey
 blame(const SpecTable *t, SpecKey a, SpecKey b)
 {
 	return t->val[a].from >= t->val[b].from ? a : b;
 }
 
-/* What stands in the place of attention, where it is none: keys whose layers have it */
+/* Keys with the layers that have a recurrent block instead of attention. */
 static const SpecKey state_key[] = { K_linear_layers, K_conv_layers, K_ssm_layers };
 enum { N_STATE_KEY = sizeof state_key / sizeof *state_key };
 
-/* Does a layer have keys and values? *why: the key that says no */
+/* Return whether a layer has keys and values; if not, *why is the key that removes them. */
 static bool
 attends(const SpecTable *t, int64_t l, SpecKey *why)
 {
@@ -53,14 +53,14 @@ attends(const SpecTable *t, int64_t l, SpecKey *why)
 	return !blocks || blocks[l];
 }
 
-/* What windowed layers have of their own, and layers without keys and values. */
+/* Check the shapes of windowed layers, and layers that share keys and values. */
 static void
 check_kinds(SpecTable *t)
 {
 	const int64_t heads = INT(local_n_heads), kv = INT(local_n_kv_heads),
 	              shared = INT(kv_shared), n_layers = INT(n_layers);
 	const uint8_t *in = t->val[K_window_layers].layers, *bare = t->val[K_k_is_v].layers;
-	SpecKey apart = K_window_layers, own; /* what layers differ by */
+	SpecKey apart = K_window_layers, own; /* key by which the layers differ */
 	bool kind[2] = { false };
 
 	if (heads > 0 && kv > 0 && heads % kv && (heads != INT(n_heads) || kv != INT(n_kv_heads))) {
@@ -76,10 +76,10 @@ check_kinds(SpecTable *t)
 		if (bare[l] && INT(head_dim) > 0 &&
 		    (local ? INT(local_head_dim) != INT(local_v_dim)
 		           : INT(head_dim) != INT(v_dim))) {
-			err_at(t->d, LOC(k_is_v),
-			       "attention.k_is_v_layers: keys of layer %lld are not as wide as its "
-			       "values",
-			       (long long)l);
+			err_at(
+			    t->d, LOC(k_is_v),
+			    "attention.k_is_v_layers: keys and values of layer %lld differ in size",
+			    (long long)l);
 			note(t, local ? K_local_v_dim : K_v_dim);
 			break;
 		}
@@ -88,14 +88,14 @@ check_kinds(SpecTable *t)
 		return;
 	if (shared >= n_layers) {
 		err_at(t->d, LOC(kv_shared),
-		       "attention.kv_shared = %lld: fewer than n_layers = %lld are expected",
+		       "attention.kv_shared = %lld: must be less than n_layers = %lld",
 		       (long long)shared, (long long)n_layers);
 		note(t, K_n_layers);
 		return;
 	}
 	for (int64_t l = 0; l < n_layers; l++) {
 		bool local = INT(window) > 0 && in && in[l];
-		if (!attends(t, l, &own)) { /* a state, and no keys and values */
+		if (!attends(t, l, &own)) { /* recurrent, without keys and values */
 			apart = own;
 			continue;
 		}
@@ -103,12 +103,12 @@ check_kinds(SpecTable *t)
 			kind[local] = true;
 		} else if (!kind[local]) {
 			err_at(t->d, LOC(kv_shared),
-			       "attention.kv_shared = %lld: no layer before them is %s, as layer "
-			       "%lld is, whose keys and values it could read",
+			       "attention.kv_shared = %lld: no earlier layer is %s like layer "
+			       "%lld, which would read its keys and values",
 			       (long long)shared,
 			       local                      ? "windowed"
 			       : apart == K_window_layers ? "without a window"
-			                                  : "one of attention",
+			                                  : "an attention layer",
 			       (long long)l);
 			note(t, apart);
 			return;
@@ -116,7 +116,7 @@ check_kinds(SpecTable *t)
 	}
 }
 
-/* Keys that say nothing of latent attention. */
+/* Reject keys that latent attention does not support. */
 static void
 check_latent(SpecTable *t)
 {
@@ -133,28 +133,27 @@ check_latent(SpecTable *t)
 			       "%s: latent attention has one shape in all layers",
 			       spec_key[same[i][0]].path);
 	if (INT(kv_shared) > 0)
-		err_at(t->d, LOC(kv_shared),
-		       "attention.kv_shared = %lld: layers of latent attention share nothing",
-		       (long long)INT(kv_shared));
+		err_at(
+		    t->d, LOC(kv_shared),
+		    "attention.kv_shared = %lld: layers of latent attention do not share a cache",
+		    (long long)INT(kv_shared));
 	if (KNOWN(v_scale) && t->val[K_v_scale].num != 1)
 		err_at(t->d, LOC(v_scale),
-		       "attention.v_scale = %g: latent attention has no values beside its latents",
+		       "attention.v_scale = %g: latent attention has no values, only latents",
 		       t->val[K_v_scale].num);
 	if (KNOWN(qkv_limit) && t->val[K_qkv_limit].num > 0)
 		err_at(t->d, LOC(qkv_limit),
-		       "attention.qkv_limit = %g: latent attention has no q, k and v that could be "
-		       "cut off",
+		       "attention.qkv_limit = %g: latent attention has no q, k and v to clamp",
 		       t->val[K_qkv_limit].num);
 	if (IS(v_norm, "unit"))
 		err_at(t->d, LOC(v_norm),
 		       "attention.v_norm = unit: latent attention norms its latents instead");
 	if (bare && INT(n_layers) > 0 && memchr(bare, 1, (size_t)INT(n_layers)))
-		err_at(
-		    t->d, LOC(k_is_v),
-		    "attention.k_is_v_layers: latent attention has no values beside its latents");
+		err_at(t->d, LOC(k_is_v),
+		       "attention.k_is_v_layers: latent attention has no values, only latents");
 }
 
-/* What chooses the positions that rows of latent attention see */
+/* Check the indexer of latent attention. */
 static void
 check_index(SpecTable *t)
 {
@@ -174,8 +173,8 @@ check_index(SpecTable *t)
 	}
 	if (!IS(att_kind, "mla")) {
 		err_at(t->d, LOC(index_top_k),
-		       "attention.index.top_k = %lld: positions are chosen for latent attention "
-		       "(attention.kind: mla) alone",
+		       "attention.index.top_k = %lld: only latent attention (attention.kind: mla) "
+		       "has an indexer",
 		       top_k);
 		return;
 	}
@@ -185,7 +184,7 @@ check_index(SpecTable *t)
 			       spec_key[sizes[i]].path);
 	if (KNOWN(q_rank) && INT(q_rank) < 1)
 		err_at(t->d, LOC(index_top_k),
-		       "attention.index.top_k = %lld: queries of an indexer come from the query "
+		       "attention.index.top_k = %lld: indexer queries are projected from the query "
 		       "latent, attention.q_rank is missing",
 		       top_k);
 	if (IS(position, "rope") && INT(index_dim) > 0 && INT(rope_dims) > INT(index_dim)) {
@@ -197,7 +196,8 @@ check_index(SpecTable *t)
 	}
 	if (IS(att_form, "expanded")) {
 		err_at(t->d, LOC(att_form),
-		       "attention.form = expanded: chosen positions are read as latents");
+		       "attention.form = expanded: with an indexer (attention.index.top_k), "
+		       "latents are read directly");
 		note(t, K_index_top_k);
 	}
 	for (int64_t l = 0; in && l < INT(n_layers); l++) {
@@ -205,10 +205,10 @@ check_index(SpecTable *t)
 			continue;
 		if (!in[l])
 			err_at(t->d, LOC(index_layers),
-			       "layer %lld attends to the choice of an earlier layer, and there is "
-			       "none: it has to be one of attention.index.layers",
+			       "layer %lld needs the positions of an earlier indexer, and there is "
+			       "none: add it to attention.index.layers",
 			       (long long)l);
-		return; /* the first one that attends */
+		return; /* only the first layer with attention matters */
 	}
 }
 
@@ -228,7 +228,7 @@ check_heads(SpecTable *t)
 		if (!IS(att_form, "auto"))
 			err_at(t->d, LOC(att_form),
 			       "attention.form = %s: only latent attention (attention.kind: mla) "
-			       "has forms, this model has none",
+			       "has forms",
 			       t->val[K_att_form].str);
 		check_kinds(t);
 		return;
@@ -237,14 +237,14 @@ check_heads(SpecTable *t)
 	if (INT(kv_rank) < 1)
 		err_at(
 		    t->d, LOC(kv_rank),
-		    "attention.kv_rank is missing: latent attention needs the width of its latent");
+		    "attention.kv_rank is missing: latent attention needs the size of its latent");
 	if (INT(nope_dim) < 1)
 		err_at(t->d, LOC(nope_dim),
-		       "attention.nope_dim is missing: latent attention needs the width of a head "
+		       "attention.nope_dim is missing: latent attention needs the size of a head "
 		       "without position");
 	if (INT(rope_dim) < 2 || INT(rope_dim) % 2)
 		err_at(t->d, LOC(rope_dim),
-		       "attention.rope_dim = %lld: latent attention needs an even width from 2 on",
+		       "attention.rope_dim = %lld: latent attention needs an even size, at least 2",
 		       (long long)INT(rope_dim));
 	if (d > 0 && INT(nope_dim) > 0 && INT(rope_dim) > 0 && d != INT(nope_dim) + INT(rope_dim)) {
 		err_at(t->d, LOC(head_dim),
@@ -305,7 +305,7 @@ check_factors(SpecTable *t, SpecKey key, int64_t dims, bool wanted)
 	}
 }
 
-/* What the runtime's formulas need of a table of frequencies. */
+/* Check that a table of frequencies satisfies the runtime's formulas. */
 static void
 check_table(SpecTable *t, SpecKey theta, SpecKey scaling, SpecKey factor, SpecKey original,
             int64_t dims)
@@ -316,7 +316,7 @@ check_table(SpecTable *t, SpecKey theta, SpecKey scaling, SpecKey factor, SpecKe
 
 	if (t->val[factor].known && !(by >= 1e-6 || (by <= -1e-6 && strcmp(kind, "linear") == 0)))
 		err_at(t->d, t->val[factor].loc,
-		       "%s = %g: a number above 0 is expected, or with linear one below 0",
+		       "%s = %g: a number above 0 is expected, or below 0 with linear",
 		       spec_key[factor].path, by);
 	if (base->known && !(base->num > 1))
 		err_at(t->d, base->loc, "%s = %g: a base above 1 is expected", spec_key[theta].path,
@@ -367,7 +367,7 @@ check_rope(SpecTable *t)
 		       "rope.scaling.low_freq_factor must be below high_freq_factor");
 		note(t, K_rope_high_freq);
 	}
-	if (!ON(local_theta)) { /* 0: no table of its own */
+	if (!ON(local_theta)) { /* no separate table */
 		if (!mla && INT(window) > 0 && dims > 0 && INT(local_head_dim) > 0 &&
 		    dims * axes > INT(local_head_dim)) {
 			err_at(t->d, LOC(local_head_dim),
@@ -397,7 +397,7 @@ check_rope(SpecTable *t)
 		    "rope.local is for windowed layers of grouped-query attention with one axis");
 }
 
-/* Types of keys and values, and what rotation does to them. */
+/* Check KV types and their rotation. */
 static void
 check_kv(SpecTable *t)
 {
@@ -424,20 +424,20 @@ check_kv(SpecTable *t)
 		       t->val[K_kv_k].str, t->val[K_kv_v].str);
 	else if (KNOWN(head_dim) && d > 0 && kv_rotation(d) < KV_LEAST_ROTATION)
 		err_at(t->d, LOC(kv_rotate),
-		       "kv.rotate = true: attention.head_dim = %lld is no multiple of %d, and "
-		       "rotation mixes a power of two of elements",
+		       "kv.rotate = true: attention.head_dim = %lld is not a multiple of %d, which "
+		       "rotation needs",
 		       (long long)d, KV_LEAST_ROTATION);
 	else if (KNOWN(v_dim) && KNOWN(local_v_dim) &&
 	         (kv_rotation(INT(v_dim)) < KV_LEAST_ROTATION ||
 	          kv_rotation(INT(local_head_dim)) < KV_LEAST_ROTATION ||
 	          kv_rotation(INT(local_v_dim)) < KV_LEAST_ROTATION))
 		err_at(t->d, LOC(kv_rotate),
-		       "kv.rotate = true: a width of values or of heads in windowed layers is no "
-		       "multiple of %d, and rotation mixes a power of two of elements",
+		       "kv.rotate = true: the size of value heads or of heads in windowed layers "
+		       "is not a multiple of %d, which rotation needs",
 		       KV_LEAST_ROTATION);
 }
 
-/* Positions that are kept in 16 bit beside the quantised rows */
+/* Check positions that are stored in 16 bits in addition to the quantised rows. */
 static void
 check_exact(SpecTable *t)
 {
@@ -452,28 +452,29 @@ check_exact(SpecTable *t)
 		return;
 	if (kv_by_channel(k) && INT(kv_window) < KV_LEAST_RECENT) {
 		err_at(t->d, LOC(kv_k),
-		       "kv.k = %s: a page of keys is quantised when it is full, kv.window of at "
-		       "least %d positions is needed beside it",
+		       "kv.k = %s: pages of keys are quantised when they are full, kv.window of at "
+		       "least %d positions is needed",
 		       t->val[K_kv_k].str, KV_LEAST_RECENT);
 		return;
 	}
 	if (n <= 0)
 		return;
 	if (IS(att_kind, "mla")) {
-		err_at(t->d, at, "%s = %lld: latents (attention.kind: mla) are kept in one type",
+		err_at(t->d, at, "%s = %lld: latents (attention.kind: mla) are stored in one type",
 		       name, n);
 		note(t, K_att_kind);
 	} else if (!kv_quantised(k) && !kv_quantised(v)) {
-		err_at(t->d, at, "%s = %lld: it is for quantised rows, keys are %s and values %s",
-		       name, n, t->val[K_kv_k].str, t->val[K_kv_v].str);
+		err_at(t->d, at,
+		       "%s = %lld: only quantised rows need it, keys are %s and values %s", name, n,
+		       t->val[K_kv_k].str, t->val[K_kv_v].str);
 	} else if (IS(mask, "prefix")) {
 		err_at(t->d, at,
-		       "%s = %lld: mask prefix shows tokens that come later, and its prompts run "
-		       "whole",
+		       "%s = %lld: not supported with mask prefix, which attends to later tokens",
 		       name, n);
 		note(t, K_mask);
 	} else if (INT(pp) > 1) {
-		err_at(t->d, at, "%s = %lld: stages keep all positions in one type", name, n);
+		err_at(t->d, at, "%s = %lld: pipeline stages store all positions in one type", name,
+		       n);
 		note(t, K_pp);
 	}
 }
@@ -494,9 +495,9 @@ check_mask(SpecTable *t)
 		note(t, K_mask);
 	}
 	if (IS(position, "alibi")) {
-		err_at(t->d, LOC(position),
-		       "position = alibi: it has no meaning for tokens that come later, which mask "
-		       "prefix shows");
+		err_at(
+		    t->d, LOC(position),
+		    "position = alibi: not defined for later tokens, which mask prefix attends to");
 		note(t, K_mask);
 	}
 	if (IS(att_kind, "mla")) {
@@ -505,7 +506,7 @@ check_mask(SpecTable *t)
 	}
 }
 
-/* Sizes that layers of the key need */
+/* Check sizes that the layers of a key require. */
 static void
 check_sizes(SpecTable *t, SpecKey layers, int n, const SpecKey *size, size_t n_size,
             const char *what)
@@ -538,7 +539,7 @@ check_ssm(SpecTable *t)
 		                              K_ssm_in_scale, K_ssm_gains };
 	if (INT(ssm_dt_rank) > 0 && heads > 1) {
 		err_at(t->d, LOC(ssm_heads),
-		       "ssm.heads = %lld: with ssm.dt_rank there is one, of ssm.dim channels",
+		       "ssm.heads = %lld: with ssm.dt_rank there is one head of ssm.dim channels",
 		       (long long)heads);
 		note(t, K_ssm_dt_rank);
 	}
@@ -548,23 +549,23 @@ check_ssm(SpecTable *t)
 		if (v->given &&
 		    (v->n ||
 		     v->num != strtod(spec_key[heads_only[i]].def,
-		                      NULL))) { /* a resolved description gives defaults too */
-			err_at(
-			    t->d, v->loc,
-			    "%s belongs to scans with a rate a head, not to those with ssm.dt_rank",
-			    spec_key[heads_only[i]].path);
+		                      NULL))) { /* a resolved description sets defaults too */
+			err_at(t->d, v->loc,
+			       "%s is for scans with one rate per head, not for those with "
+			       "ssm.dt_rank",
+			       spec_key[heads_only[i]].path);
 			note(t, K_ssm_dt_rank);
 		}
 	}
 	if (INT(ssm_dt_rank) == 0 && !IS(ssm_low_norm, "none"))
-		err_at(t->d, LOC(ssm_low_norm), "ssm.low_norm belongs to scans with ssm.dt_rank");
+		err_at(t->d, LOC(ssm_low_norm), "ssm.low_norm needs ssm.dt_rank");
 	if (t->val[K_ssm_gains].n && t->val[K_ssm_gains].n != 5)
 		err_at(t->d, LOC(ssm_gains),
-		       "ssm.gains has %d values: 5 are expected, of gate, input, B, C and step",
+		       "ssm.gains has %d values: 5 are expected, for gate, input, B, C and dt",
 		       t->val[K_ssm_gains].n);
 	if (IS(ssm_norm, "norm_first") && pieces > 1) {
 		err_at(t->d, LOC(ssm_norm),
-		       "ssm.norm = norm_first: such a norm is of the whole row");
+		       "ssm.norm = norm_first: this norm covers the whole row, not groups");
 		note(t, K_ssm_norm_groups);
 	}
 	if (most > 0 && least >= most) {
@@ -574,11 +575,11 @@ check_ssm(SpecTable *t)
 	}
 }
 
-/* Blocks whose weights layers share */
+/* Check blocks with shared weights. */
 static void
 check_shared(SpecTable *t)
 {
-	/* what build_shared does not know */
+	/* keys that build_shared does not support */
 	static const SpecKey plain[] = { K_att_kind,
 		                         K_qk_norm,
 		                         K_out_gate,
@@ -601,8 +602,8 @@ check_shared(SpecTable *t)
 		n += in[l] != 0;
 		if (in[l] && (!scans || !scans[l] || ON(ssm_beside))) {
 			err_at(t->d, LOC(shared_layers),
-			       "layer %d is in shared.layers: such a block stands in front of a "
-			       "selective scan without attention of its own",
+			       "layer %d is in shared.layers: a shared block needs a selective "
+			       "scan without attention in parallel",
 			       l);
 			note(t, ON(ssm_beside) ? K_ssm_beside : K_ssm_layers);
 			return;
@@ -621,8 +622,8 @@ check_shared(SpecTable *t)
 		       "ffn.width is missing: %d layers share a block with a feed-forward", n);
 	if (n && KNOWN(v_dim) && INT(v_dim) != INT(head_dim)) {
 		err_at(t->d, LOC(v_dim),
-		       "attention.v_dim = %lld: values of a shared block are as wide as its keys, "
-		       "%lld",
+		       "attention.v_dim = %lld: values of a shared block have the size of its "
+		       "keys, %lld",
 		       (long long)INT(v_dim), (long long)INT(head_dim));
 		note(t, K_shared_layers);
 	}
@@ -632,18 +633,16 @@ check_shared(SpecTable *t)
 		if (!v->known ||
 		    (v->str ? strcmp(v->str, key->def) == 0 : v->num == atof(key->def)))
 			continue;
-		err_at(t->d, v->loc,
-		       "%s = %s: blocks that layers share (shared.layers) have plain attention and "
-		       "a plain gated feed-forward",
+		err_at(t->d, v->loc, "%s = %s: not supported in shared blocks (shared.layers)",
 		       key->path, spec_val_text(t, plain[i], t->a));
 		note(t, K_shared_layers);
 	}
 	if (n && (INT(moe_latent) > 0 || IS(residual_form, "parallel")))
 		err_at(t->d, LOC(shared_layers),
-		       "shared.layers: such layers have a scan and nothing behind it");
+		       "shared.layers: not supported with moe.latent or residual.form = parallel");
 }
 
-/* Layers that keep a state */
+/* Check layers with a recurrent state. */
 static void
 check_states(SpecTable *t)
 {
@@ -680,20 +679,20 @@ check_states(SpecTable *t)
 	check_sizes(t, K_ssm_layers, n[2], ssm, sizeof ssm / sizeof *ssm, "selective scan");
 	if (n[0] && k > 0 && v > 0 && v % k) {
 		err_at(t->d, LOC(lin_v_heads),
-		       "linear.v_heads = %lld is no multiple of linear.k_heads = %lld",
+		       "linear.v_heads = %lld is not a multiple of linear.k_heads = %lld",
 		       (long long)v, (long long)k);
 		note(t, K_lin_k_heads);
 	}
 	if (n[2])
 		check_ssm(t);
 	if (IS(mask, "prefix")) {
-		err_at(t->d, t->val[which].loc, "%s: a state is causal, mask prefix is not",
-		       spec_key[which].path);
+		err_at(t->d, t->val[which].loc,
+		       "%s: recurrent layers are causal, mask prefix is not", spec_key[which].path);
 		note(t, K_mask);
 	}
 }
 
-/* Layers that lack one of their two blocks */
+/* Check layers without one of their two blocks. */
 static void
 check_halves(SpecTable *t)
 {
@@ -709,7 +708,7 @@ check_halves(SpecTable *t)
 		if ((!first[l] || !second[l]) && IS(residual_form, "parallel")) {
 			const SpecKey key = first[l] ? K_ffn_layers : K_att_layers;
 			err_at(t->d, t->val[key].loc,
-			       "%s: layer %d lacks a block, and in parallel form layers have two",
+			       "%s: layer %d has one block, and residual.form = parallel needs two",
 			       spec_key[key].path, l);
 			note(t, K_residual_form);
 			return;
@@ -751,7 +750,7 @@ check_moe(SpecTable *t)
 		err_at(t->d, LOC(n_experts), "moe.width is missing: there are %lld experts",
 		       (long long)e);
 	if (IS(moe_kind, "plain") && !IS(moe_act, "relu2")) {
-		err_at(t->d, LOC(moe_act), "moe.act = %s: plain experts have relu2",
+		err_at(t->d, LOC(moe_act), "moe.act = %s: plain experts support only relu2",
 		       t->val[K_moe_act].str);
 		note(t, K_moe_kind);
 	}
@@ -762,9 +761,10 @@ check_moe(SpecTable *t)
 		note(t, K_moe_kind);
 	}
 	if (INT(moe_latent) > 0 && INT(tp) > 1) {
-		err_at(t->d, LOC(tp),
-		       "parallel.tp = %lld: experts with rows of their own run on one rank",
-		       (long long)INT(tp));
+		err_at(
+		    t->d, LOC(tp),
+		    "parallel.tp = %lld: experts with a latent size (moe.latent) run on one rank",
+		    (long long)INT(tp));
 		note(t, K_moe_latent);
 	}
 	if (KNOWN(top_k) && (k < 1 || k > e)) {
@@ -775,14 +775,14 @@ check_moe(SpecTable *t)
 	}
 	if (IS(moe_weights_on, "input") && (k != 1 || ON(expert_gain))) {
 		err_at(t->d, LOC(moe_weights_on),
-		       "moe.weights_on = input: an expert sees its weight where it is the only "
-		       "one, and has no gain");
+		       "moe.weights_on = input: needs moe.top_k = 1 and no moe.expert_gain");
 		note(t, k != 1 ? K_top_k : K_expert_gain);
 	}
 	if (IS(moe_score, "sparsemixer") && (ON(renorm) || g > 1 || ON(choice_bias))) {
 		SpecKey key = ON(renorm) ? K_renorm : g > 1 ? K_groups : K_choice_bias;
 		err_at(t->d, t->val[key].loc,
-		       "%s: sparsemixer chooses by logits alone, and its weights are what they are",
+		       "%s: not supported with sparsemixer, which uses only the logits and does "
+		       "not renormalise",
 		       spec_key[key].path);
 		note(t, K_moe_score);
 	}
@@ -830,7 +830,7 @@ check_tokens(SpecTable *t)
 		       PLAN_MAX_EOS);
 	for (int i = 0; i < eos->n; i++)
 		if (eos->list[i] >= (double)v) {
-			err_at(t->d, eos->loc, "text.eos = %.0f is no token: vocab_size = %lld",
+			err_at(t->d, eos->loc, "text.eos = %.0f is not a token: vocab_size = %lld",
 			       eos->list[i], (long long)v);
 			note(t, K_vocab_size);
 			break;
@@ -838,13 +838,14 @@ check_tokens(SpecTable *t)
 	static const SpecKey one[] = { K_bos, K_prefix_mark, K_prefix_end };
 	for (size_t i = 0; i < sizeof one / sizeof *one; i++)
 		if (t->val[one[i]].known && t->val[one[i]].num >= (double)v) {
-			err_at(t->d, t->val[one[i]].loc, "%s = %.0f is no token: vocab_size = %lld",
-			       spec_key[one[i]].path, t->val[one[i]].num, (long long)v);
+			err_at(t->d, t->val[one[i]].loc,
+			       "%s = %.0f is not a token: vocab_size = %lld", spec_key[one[i]].path,
+			       t->val[one[i]].num, (long long)v);
 			note(t, K_vocab_size);
 		}
 }
 
-/* Files and folders are called by it. */
+/* The name is used in names of files and folders. */
 static void
 check_name(SpecTable *t)
 {
@@ -855,13 +856,12 @@ check_name(SpecTable *t)
 	     name[strspn(name,
 	                 "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")]))
 		err_at(t->d, LOC(name),
-		       "name = %.120s: letters, digits, . _ and - are expected, at most 120 of "
-		       "them, not . first",
+		       "name = %.120s: at most 120 letters, digits, . _ and - are expected, "
+		       "without a leading .",
 		       name);
 }
 
-/* A head that guesses has one layer like others of the model, which it knows by the rows behind the
- * last alone. */
+/* A draft head has one layer like the model's; its only input from the model is the last rows. */
 static void
 check_mtp(SpecTable *t)
 {
@@ -871,23 +871,20 @@ check_mtp(SpecTable *t)
 		return;
 	if (KNOWN(mtp_layers) && INT(mtp_layers) < 1)
 		err_at(t->d, LOC(mtp_part),
-		       "mtp.part = %s: this model has no layer that predicts further tokens "
-		       "(mtp.layers = 0)",
-		       part);
+		       "mtp.part = %s: this model has no draft head (mtp.layers = 0)", part);
 	if (!IS(head_kind, "logits")) {
 		err_at(t->d, LOC(mtp_part),
-		       "mtp.part = %s: a model without logits has nothing to guess", part);
+		       "mtp.part = %s: a model without logits has no draft tokens", part);
 		note(t, K_head_kind);
 	}
 	if (INT(tp) * INT(pp) > 1) {
-		err_at(t->d, LOC(mtp_part),
-		       "mtp.part = %s: the rows of a head that guesses lie on one rank", part);
+		err_at(t->d, LOC(mtp_part), "mtp.part = %s: a draft head runs on one rank", part);
 		note(t, INT(tp) > 1 ? K_tp : K_pp);
 	}
 	if (INT(ple_width) > 0 || INT(kv_shared) > 0 || INT(streams) > 1) {
 		err_at(t->d, LOC(mtp_part),
-		       "mtp.part = %s: layers of this model read what others made, which a head's "
-		       "layer has not",
+		       "mtp.part = %s: layers of this model read outputs of other layers, which a "
+		       "draft head does not have",
 		       part);
 		note(t, INT(ple_width) > 0   ? K_ple_width
 		        : INT(kv_shared) > 0 ? K_kv_shared
@@ -902,24 +899,24 @@ check_streams(SpecTable *t)
 
 	if (INT(stream_active) >= INT(streams) && (several || INT(stream_active) > 0)) {
 		err_at(t->d, LOC(stream_active),
-		       "streams.active = %lld: there are %lld streams, from 0 on",
+		       "streams.active = %lld: must be less than streams.count = %lld",
 		       (long long)INT(stream_active), (long long)INT(streams));
 		note(t, K_streams);
 	}
 	if (ON(stream_gain) && (!several || INT(ple_width) == 0)) {
 		err_at(t->d, LOC(stream_gain),
-		       "streams.gain = true is of per-layer embeddings, which several streams get");
+		       "streams.gain = true: needs per-layer embeddings and several streams");
 		note(t, several ? K_ple_width : K_streams);
 	}
 	if (several && ON(layer_gain)) {
 		err_at(t->d, LOC(layer_gain),
-		       "residual.layer_gain = true: a layer of several streams has no such number");
+		       "residual.layer_gain = true: not supported with several streams");
 		note(t, K_streams);
 	}
 	if ((several || INT(laurel_rank) > 0) &&
 	    (!IS(residual_form, "serial") || IS(residual_from, "norm") || ON(norm_sum))) {
 		err_at(t->d, several ? LOC(streams) : LOC(laurel_rank),
-		       "%s: attention and feed-forward read the stream one after the other",
+		       "%s: needs residual.form = serial, residual.from = stream and no norm.sum",
 		       several ? "streams.count" : "residual.low_rank");
 		note(t, ON(norm_sum)                ? K_norm_sum
 		        : IS(residual_from, "norm") ? K_residual_from
@@ -927,13 +924,13 @@ check_streams(SpecTable *t)
 	}
 	if (several && INT(pp) > 1) {
 		err_at(t->d, LOC(pp),
-		       "parallel.pp = %lld: stages hand on one stream, this model has %lld",
+		       "parallel.pp = %lld: stages pass on one stream, this model has %lld",
 		       (long long)INT(pp), (long long)INT(streams));
 		note(t, K_streams);
 	}
 	if (INT(ple_width) > 0 && KNOWN(ple_vocab) && KNOWN(vocab_size) &&
 	    INT(ple_vocab) > INT(vocab_size)) {
-		err_at(t->d, LOC(ple_vocab), "per_layer.vocab = %lld: there are %lld tokens",
+		err_at(t->d, LOC(ple_vocab), "per_layer.vocab = %lld: more than vocab_size = %lld",
 		       (long long)INT(ple_vocab), (long long)INT(vocab_size));
 		note(t, K_vocab_size);
 	}
@@ -963,15 +960,15 @@ spec_check(SpecTable *t)
 	    (IS(norm_kind, "none") || (KNOWN(attn_in) && !ON(attn_in)) ||
 	     (KNOWN(ffn_in) && !ON(ffn_in)))) {
 		err_at(t->d, LOC(residual_from),
-		       "residual.from = norm: there must be a norm in front of attention and "
+		       "residual.from = norm: needs a norm before attention and before the "
 		       "feed-forward");
 		note(t, IS(norm_kind, "none") ? K_norm_kind : ON(attn_in) ? K_ffn_in : K_attn_in);
 	}
 	if (ON(norm_sum) && (ON(attn_in) || ON(ffn_in) || ON(attn_out) || ON(ffn_out) ||
 	                     IS(norm_kind, "none") || IS(residual_form, "parallel"))) {
 		err_at(t->d, LOC(norm_sum),
-		       "norm.sum = true: norms stand behind the sums alone, one after each of two "
-		       "blocks");
+		       "norm.sum = true: excludes other norms of the stream and residual.form = "
+		       "parallel");
 		note(t, ON(attn_in)             ? K_attn_in
 		        : ON(ffn_in)            ? K_ffn_in
 		        : ON(attn_out)          ? K_attn_out
@@ -982,15 +979,15 @@ spec_check(SpecTable *t)
 	if (KNOWN(embed_width) && KNOWN(hidden) && INT(embed_width) != INT(hidden) &&
 	    !IS(head_kind, "logits")) {
 		err_at(t->d, LOC(embed_width),
-		       "embed.width = %lld: with a head of kind %s it is hidden = %lld",
+		       "embed.width = %lld: a head of kind %s needs hidden = %lld",
 		       (long long)INT(embed_width), t->val[K_head_kind].str,
 		       (long long)INT(hidden));
 		note(t, K_head_kind);
 	}
 	if (IS(residual_form, "parallel") && IS(residual_from, "norm")) {
-		err_at(
-		    t->d, LOC(residual_form),
-		    "residual.form = parallel: there is one skip branch, which carries the stream");
+		err_at(t->d, LOC(residual_form),
+		       "residual.form = parallel: the only skip branch carries the stream, not a "
+		       "norm");
 		note(t, K_residual_from);
 	}
 	if (ON(plus_one) && KNOWN(norm_weight) && !ON(norm_weight)) {
@@ -999,7 +996,7 @@ spec_check(SpecTable *t)
 		note(t, K_norm_weight);
 	}
 	if ((IS(ffn_act, "swiglu_oai") || IS(ffn_act, "silu_limit")) && !IS(ffn_kind, "gated")) {
-		err_at(t->d, LOC(ffn_act), "ffn.act = %s is of two rows, gate and up",
+		err_at(t->d, LOC(ffn_act), "ffn.act = %s needs ffn.kind = gated",
 		       t->val[K_ffn_act].str);
 		note(t, K_ffn_kind);
 	}
@@ -1037,14 +1034,15 @@ spec_check(SpecTable *t)
 	check_streams(t);
 	if (IS(head_kind, "labels") != (INT(labels) > 0)) {
 		err_at(t->d, LOC(labels),
-		       "head.labels = %lld: a head of kind labels has rows, no other has",
+		       "head.labels = %lld: must be above 0 for head.kind = labels, and 0 for "
+		       "other heads",
 		       (long long)INT(labels));
 		note(t, K_head_kind);
 	}
 	if (!IS(pool_kind, "none") && IS(head_kind, "logits")) {
 		err_at(t->d, LOC(pool_kind),
-		       "pool.kind: rows of logits are not pooled; head.kind = hidden gives the "
-		       "rows in front of the head");
+		       "pool.kind: rows of logits are not pooled; head.kind = hidden outputs the "
+		       "rows before the head");
 		note(t, K_head_kind);
 	}
 	if (!IS(head_kind, "logits") && INT(tp) * INT(pp) > 1) {
@@ -1056,20 +1054,19 @@ spec_check(SpecTable *t)
 	check_mtp(t);
 	if (t->val[K_lora_path].str && INT(tp) * INT(pp) > 1) {
 		err_at(t->d, LOC(lora_path),
-		       "lora.path: an adapter is added to the weights of one rank");
+		       "lora.path: adapters are merged into weights on one rank only");
 		note(t, INT(tp) > 1 ? K_tp : K_pp);
 	}
 	if (INT(adapter_slots) > 0 && IS(att_kind, "mla") && IS(att_form, "expanded")) {
-		err_at(
-		    t->d, LOC(adapter_slots),
-		    "adapters.slots: latent attention with slots is absorbed, keys and values that "
-		    "rows are expanded to would be an adapter's own; attention.form = expanded");
+		err_at(t->d, LOC(adapter_slots),
+		       "adapters.slots: not supported with attention.form = expanded, because "
+		       "expanded keys and values would differ per adapter");
 		note(t, K_att_form);
 	}
 	if (INT(pp) > 1 && (INT(ple_width) > 0 || INT(kv_shared) > 0)) {
 		err_at(t->d, LOC(pp),
-		       "parallel.pp = %lld: layers read what others made (per-layer embeddings, "
-		       "shared keys and values), which lies on one rank",
+		       "parallel.pp = %lld: layers of this model read outputs of other layers "
+		       "(per-layer embeddings, shared keys and values), so they run on one rank",
 		       (long long)INT(pp));
 		note(t, INT(ple_width) > 0 ? K_ple_width : K_kv_shared);
 	}
@@ -1077,17 +1074,17 @@ spec_check(SpecTable *t)
 	if (KNOWN(wide_width) && INT(wide_width) < 1 && wide && INT(n_layers) > 0 &&
 	    memchr(wide, 1, (size_t)INT(n_layers)))
 		err_at(t->d, LOC(wide_layers),
-		       "ffn.wide.width is missing: there are layers of another width");
+		       "ffn.wide.width is missing: ffn.wide.layers has layers");
 	if (INT(ple_width) > 0 && !IS(ffn_kind, "gated")) {
 		err_at(t->d, LOC(ple_width),
-		       "per_layer.width = %lld: its gates have the activation of gated "
-		       "feed-forward layers",
+		       "per_layer.width = %lld: needs ffn.kind = gated, whose activation its gates "
+		       "use",
 		       (long long)INT(ple_width));
 		note(t, K_ffn_kind);
 	}
 	if (ON(tied) && ON(row_norm)) {
 		err_at(t->d, LOC(row_norm),
-		       "head.row_norm changes the head's rows: it cannot be the embedding as well");
+		       "head.row_norm changes the rows of the head: head.tied must be false");
 		note(t, K_tied);
 	}
 	if (IS(position, "learned") && KNOWN(max_positions) &&
@@ -1099,8 +1096,8 @@ spec_check(SpecTable *t)
 	}
 	if (INT(exact_positions) > 0 && INT(limit_context) > INT(exact_positions)) {
 		err_at(t->d, LOC(limit_context),
-		       "limits.context = %lld: beyond %lld positions the model does more than its "
-		       "description says",
+		       "limits.context = %lld: the description is exact only up to %lld positions "
+		       "(exact_positions)",
 		       (long long)INT(limit_context), (long long)INT(exact_positions));
 		note(t, K_exact_positions);
 	}

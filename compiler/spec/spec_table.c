@@ -1,5 +1,5 @@
-/* Layers of YAML -> one value a key, with its type, range and place. Nothing here knows how keys
- * depend on each other: that is spec_check.c. */
+/* Merge layers of YAML into one value per key, with type, range and location. Dependencies between
+ * keys are checked in spec_check.c. */
 #include "compiler/spec/spec_table.h"
 
 #include <ctype.h>
@@ -67,7 +67,7 @@ nearest_word(SpecTable *t, const char *words, const char *word)
 	return diag_nearest(word, list, n);
 }
 
-/* "1 to 65536 heads" */
+/* Format the range of a key: "1 to 65536 heads". */
 static const char *
 range_text(SpecTable *t, const SpecKeyInfo *k)
 {
@@ -96,8 +96,8 @@ read_num(SpecTable *t, const SpecKeyInfo *k, const Node *n, bool whole, double *
 	int64_t i;
 
 	if (whole ? !node_int(n, &i) : !node_num(n, out)) {
-		err_at(t->d, n->loc, "%s = %s: a %snumber is expected, %s", k->path, shown(t, n),
-		       whole ? "whole " : "", range_text(t, k));
+		err_at(t->d, n->loc, "%s = %s: %s is expected, %s", k->path, shown(t, n),
+		       whole ? "an integer" : "a number", range_text(t, k));
 		return false;
 	}
 	if (whole)
@@ -116,7 +116,7 @@ read_bytes(SpecTable *t, const SpecKeyInfo *k, const Node *n, double *out)
 	int64_t i;
 
 	if (!node_int(n, &i) && !(n->kind == NODE_SCALAR && bytes_parse(n->text, &i))) {
-		err_at(t->d, n->loc, "%s = %s: a size is expected, as 512M or 8G", k->path,
+		err_at(t->d, n->loc, "%s = %s: a size such as 512M or 8G is expected", k->path,
 		       shown(t, n));
 		return false;
 	}
@@ -136,8 +136,8 @@ read_list(SpecTable *t, const SpecKeyInfo *k, const Node *n, SpecVal *v)
 	double *list = NEW(t->a, double, count + 1);
 
 	if (n->kind == NODE_MAP || count > 65536) {
-		err_at(t->d, n->loc, "%s: a list of %snumbers is expected", k->path,
-		       k->type == TYPE_INTS ? "whole " : "");
+		err_at(t->d, n->loc, "%s: a list of %s is expected", k->path,
+		       k->type == TYPE_INTS ? "integers" : "numbers");
 		return false;
 	}
 	for (size_t i = 0; i < count; i++)
@@ -166,7 +166,7 @@ set(SpecTable *t, SpecKey key, const Node *n, SpecFrom from)
 		t->val[key] = v;
 		return;
 	}
-	if (node_is_null(n)) { /* back to the default */
+	if (node_is_null(n)) { /* null restores the default */
 		t->val[key] = (SpecVal){ .loc = n->loc };
 		return;
 	}
@@ -202,7 +202,7 @@ set(SpecTable *t, SpecKey key, const Node *n, SpecFrom from)
 		break;
 	case TYPE_STR:
 		if (n->kind != NODE_SCALAR) {
-			err_at(t->d, n->loc, "%s: text is expected, this is %s", k->path,
+			err_at(t->d, n->loc, "%s: a string is expected, this is %s", k->path,
 			       node_kind_text(n));
 			v.known = false;
 			break;
@@ -213,7 +213,7 @@ set(SpecTable *t, SpecKey key, const Node *n, SpecFrom from)
 	case TYPE_NUMS:
 		v.known = read_list(t, k, n, &v);
 		break;
-	case TYPE_LAYERS: /* read when n_layers is known */
+	case TYPE_LAYERS: /* parsed once n_layers is known */
 		break;
 	case TYPE_RULES:
 		if (n->kind != NODE_LIST) {
@@ -229,12 +229,12 @@ set(SpecTable *t, SpecKey key, const Node *n, SpecFrom from)
 	t->val[key] = v;
 }
 
-/* The key that the writer of `path` may have meant. */
+/* Return the most similar key to a misspelt `path`. */
 static const char *
 nearest_key(SpecTable *t, const char *path)
 {
 	const char *all[2 * K_COUNT],
-	    *last[K_COUNT]; /* all: the keys, then the maps that hold them */
+	    *last[K_COUNT]; /* all: keys, then the maps that contain them */
 	const char *dot = strrchr(path, '.'), *tail = dot ? dot + 1 : path;
 
 	for (int k = 0; k < K_COUNT; k++) {
@@ -243,7 +243,8 @@ nearest_key(SpecTable *t, const char *path)
 		last[k] = q ? q + 1 : p;
 		all[K_COUNT + k] = q ? arena_strndup(t->a, p, (size_t)(q - p)) : p;
 	}
-	/* the right word in the wrong place, a misspelt path, a misspelt word in the wrong place */
+	/* first: an existing last component elsewhere; then a misspelt path; then a misspelt last
+	 * component elsewhere */
 	for (int k = 0; k < K_COUNT; k++)
 		if (strcmp(last[k], tail) == 0)
 			return all[k];
@@ -334,25 +335,26 @@ set_default(SpecTable *t, SpecKey key)
 	case TYPE_BYTES:
 	case TYPE_BOOL:
 		if (!expr_eval(k->def, (Loc){ 0 }, &env, t->d, t->a, &x) || x.kind == EXPR_NULL) {
-			v->known = false; /* rests on a key that is itself wrong, and reported */
+			/* depends on a key with an error, which is reported already */
+			v->known = false;
 			break;
 		}
 		v->num = x.num;
 		if (k->type == TYPE_INT && v->num != floor(v->num)) {
-			/* the expression without the $ that the table writes */
+			/* the expression without the $ of the table */
 			char *say = arena_strdup(t->a, k->def), *to = say;
 			for (const char *p = k->def; *p; p++)
 				if (*p != '$')
 					*to++ = *p;
 			*to = 0;
 			err_at(t->d, t->file,
-			       "%s is missing, and its default %s = %.6g is no whole number",
+			       "%s is missing, and its default %s = %.6g is not an integer",
 			       k->path, say, v->num);
 			v->known = false;
 		}
 		break;
 	case TYPE_WORD:
-		if (*k->def == '$') { /* the word of another key */
+		if (*k->def == '$') { /* value of another key */
 			const SpecVal *w = &t->val[spec_key_find(k->def + 1)];
 			v->known = w->known;
 			v->str = w->str;
@@ -386,7 +388,7 @@ read_layers(SpecTable *t, SpecKey key)
 		v->known = selector_read(v->node, spec_key[key].path, n_layers, out, t->d);
 	else
 		memset(out, strcmp(spec_key[key].def, "all") == 0,
-		       (size_t)n_layers); /* defaults of this type are `all` and `none` */
+		       (size_t)n_layers); /* the only defaults of this type are `all` and `none` */
 }
 
 static void
@@ -417,14 +419,14 @@ read_rules(SpecTable *t)
 				uint8_t *in = NEW(t->a, uint8_t, n_layers + 1);
 				if (n_layers > 0 &&
 				    selector_read(x, "storage.rules: layers", n_layers, in, t->d) &&
-				    memchr(in, 0, (size_t)n_layers)) /* all: what stands outside the
-				                                        layers as well */
+				    /* all layers: then tensors outside the layers are included */
+				    memchr(in, 0, (size_t)n_layers))
 					r.layer_in = in;
 			} else if (strcmp(key, "tensor") == 0) {
 				if (x->kind != NODE_SCALAR || !*x->text)
 					err_at(t->d, x->loc,
-					       "storage.rules: tensor is the role of a tensor, as "
-					       "q, down or embed, or *");
+					       "storage.rules: tensor must be the role of a "
+					       "tensor, such as q, down or embed, or *");
 				else
 					r.tensor = x->text;
 			} else if (strcmp(key, "type") == 0) {
@@ -442,17 +444,17 @@ read_rules(SpecTable *t)
 					r.group = -1;
 				else if (!node_int(x, &r.group) || r.group < 0)
 					err_at(t->d, x->loc,
-					       "storage.rules: group is the number of columns that "
-					       "share a scale, or row");
+					       "storage.rules: group must be the number of columns "
+					       "that share a scale, or row");
 			} else if (strcmp(key, "symmetric") == 0) {
 				if (!node_bool(x, &r.symmetric))
 					err_at(t->d, x->loc,
-					       "storage.rules: symmetric is true or false");
+					       "storage.rules: symmetric must be true or false");
 			} else if (strcmp(key, "order") == 0 || strcmp(key, "factor") == 0) {
 				if (x->kind != NODE_SCALAR || !*x->text)
 					err_at(t->d, x->loc,
-					       "storage.rules: %s is the role of a tensor, as q or "
-					       "down, whose columns have it in the checkpoint",
+					       "storage.rules: %s must be the role of a tensor, "
+					       "such as q or down",
 					       key);
 				else
 					*(*key == 'o' ? &r.order : &r.factor) = x->text;
@@ -472,13 +474,13 @@ read_rules(SpecTable *t)
 		else if (r.dtype != DT_NONE && (r.group || r.symmetric) &&
 		         !dtype_group(r.dtype).columns)
 			err_at(t->d, n->loc,
-			       "storage.rules: group and symmetric are for types of groups, as "
+			       "storage.rules: group and symmetric are for group types such as "
 			       "u4_128; blocks of %s have their own scales",
 			       dtype_text(r.dtype));
 		else if (r.group > 0 && r.group % dtype_group(r.dtype).columns)
 			err_at(t->d, n->loc,
-			       "storage.rules: group = %lld: scales of %s are for %d columns each, "
-			       "which may share one in whole numbers",
+			       "storage.rules: group = %lld: for %s a multiple of %d columns is "
+			       "expected",
 			       (long long)r.group, dtype_text(r.dtype),
 			       dtype_group(r.dtype).columns);
 		else if (r.group > 0 && r.group == dtype_group(r.dtype).columns)
@@ -488,8 +490,8 @@ read_rules(SpecTable *t)
 	t->storage = rule;
 }
 
-/* quant.scheme as rules behind those that are written: what the scheme leaves alone, and then
- * everything */
+/* Translate quant.scheme into rules after the explicit ones: first tensors that the format
+ * excludes, then all others. */
 static void
 read_quant(SpecTable *t)
 {
@@ -501,7 +503,7 @@ read_quant(SpecTable *t)
 	if (!scheme->str) {
 		const SpecVal *stray = bits->num != 0 ? bits : group->num != 0 ? group : NULL;
 		if (stray)
-			err_at(t->d, stray->loc, "%s says nothing without quant.scheme",
+			err_at(t->d, stray->loc, "%s has no effect without quant.scheme",
 			       stray == bits ? "quant.bits" : "quant.group");
 		return;
 	}
@@ -521,7 +523,7 @@ read_quant(SpecTable *t)
 		.tensor = "*", .dtype = q.dtype, .group = q.group, .symmetric = q.symmetric
 	};
 	t->storage = rule;
-	scheme->str = NULL; /* the rules say it all, in the resolved description too */
+	scheme->str = NULL; /* replaced by the rules, in the resolved description too */
 	bits->num = group->num = 0;
 }
 
@@ -538,7 +540,7 @@ spec_table_finish(SpecTable *t)
 	read_quant(t);
 }
 
-/* Would YAML, or our readers of it, take this plain text for the same text? */
+/* Return whether YAML and our readers parse this plain text as the same string. */
 static bool
 plain_is_same(const char *s)
 {

@@ -1,10 +1,10 @@
-/* The resolved description: every key with its value, in the order of spec.def, then the tensor
- * names. Reading it back gives the same values and hence the same text. */
+/* Write the resolved description: every key with its value, in the order of spec.def, then the
+ * tensor names. Reading it gives the same values and hence the same text. */
 #include <string.h>
 
 #include "compiler/spec/spec_table.h"
 
-/* Open the maps of `path` that are not open yet, and leave the key itself. */
+/* Open the maps of `path` that are not open yet; the key itself remains. */
 static void
 open_maps(Strbuf *out, const char *path, char open[64])
 {

@@ -544,7 +544,7 @@ def test_verify_names_the_first_op_beyond_its_tolerance(llmc, tmp_path):
         (
             ["bench", "mla", TINY, "--random-weights"],
             1,
-            "only latent attention (attention.kind: mla) has forms, this model has none",
+            "only latent attention (attention.kind: mla) has forms",
         ),
         (["cache", "--days", "-1", "--prune"], 1, "expected 0 or more"),
         (["tokenize", TINY, "--text", "x"], 1, ""),

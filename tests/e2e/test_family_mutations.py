@@ -142,7 +142,9 @@ def test_layers_of_one_kind_that_differ(name, key, value, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(g.config | {key: value}))
     p = imported(tmp_path)
     assert (
-        p.returncode != 0 and key in p.stderr and "differ: llmc has one number for" in p.stderr
+        p.returncode != 0
+        and key in p.stderr
+        and "have different values: llmc supports one value" in p.stderr
     ), p.stderr
 
 

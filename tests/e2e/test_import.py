@@ -420,7 +420,7 @@ def test_a_type_that_is_not_read(llmc, tmp_path):
             "rope_scaling.rope_type = wavy: llmc knows default, linear",
         ),
         ({"num_attention_heads": 5}, "n_kv_heads"),
-        ({"hidden_size": "wide"}, "text where a number is wanted"),
+        ({"hidden_size": "wide"}, "a number is expected, not a string"),
         ({"hidden_size": None}, "hidden is missing"),
         ({"num_hidden_layers": 0}, "n_layers = 0 is out of range"),
         ({"model_type": "rwkv"}, "no family file matches model_type = rwkv"),

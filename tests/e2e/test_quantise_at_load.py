@@ -245,7 +245,7 @@ def test_the_cache_keeps_what_was_quantised(tmp_path, monkeypatch):
         (["--quantize", "q4_0", "--set", "quant.bits=4"], "the type says bits and groups"),
         (["--set", "quant={scheme: awq, bits: 8}"], "quant.bits = 8: awq has 4"),
         (["--set", "quant={scheme: awq, group: 48}"], "multiples of 32"),
-        (["--set", "quant.group=32"], "quant.group says nothing without quant.scheme"),
+        (["--set", "quant.group=32"], "quant.group has no effect without quant.scheme"),
         (
             ["--set", "quant={scheme: gptq, group: 96}"],
             "not a multiple of the 96 that share a scale",
@@ -257,11 +257,11 @@ def test_the_cache_keeps_what_was_quantised(tmp_path, monkeypatch):
         (["--set", "storage.rules=[{tensor: q, type: u4_128, group: 64}]"], "for 128 columns each"),
         (
             ["--set", "storage.rules=[{tensor: q, type: u4_128, group: wide}]"],
-            "group is the number of columns",
+            "group must be the number of columns",
         ),
         (
             ["--set", "storage.rules=[{tensor: q, type: u4_128, symmetric: 4}]"],
-            "symmetric is true or false",
+            "symmetric must be true or false",
         ),
     ],
 )

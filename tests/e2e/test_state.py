@@ -482,35 +482,32 @@ REFUSED = (  # settings, and words of the message
     (["attention.mask=prefix"], "causal, mask prefix is not"),
     (["parallel.tp=4"], r"the 6 value heads of a delta rule are dealt by 3 \(2 key heads"),
     (["parallel.pp=2", "linear.layers=[2]", "ssm.layers=[3]"], "the first stage"),
-    (["linear.v_heads=5"], "no multiple of linear.k_heads"),
+    (["linear.v_heads=5"], "not a multiple of linear.k_heads"),
     (["linear.k_dim=0"], "linear.k_dim is missing"),
     (["ssm.layers=[0]"], "layer 0 is in ssm.layers and in linear.layers"),
     (["ssm.groups=4"], "ssm.groups = 4 does not divide ssm.heads = 6"),
     (["ssm.state=0"], "ssm.state is missing: 1 layers have a selective scan"),
     (["ssm.norm_groups=7"], "does not divide ssm.heads . ssm.dim = 120"),
     (["ssm.dt_max=0.1", "ssm.dt_min=0.2"], "is not above ssm.dt_min = 0.2"),
-    (["ssm.norm=norm_first", "ssm.norm_groups=2"], "norm_first: such a norm is of the whole row"),
+    (["ssm.norm=norm_first", "ssm.norm_groups=2"], "norm_first: this norm covers the whole row"),
     (["attention.layers=[2]"], "layer 0 is in linear.layers and not in attention.layers"),
     (["ffn.layers=[0, 1]", "attention.layers=[0, 1, 3]"], "layer 2 is neither in"),
-    (["residual.form=parallel", "ffn.layers=[0, 1]"], "in parallel form layers have two"),
-    (
-        ["shared.layers=[2]"],
-        "layer 2 is in shared.layers: such a block stands in front of a selective scan",
-    ),
+    (["residual.form=parallel", "ffn.layers=[0, 1]"], "residual.form = parallel needs two"),
+    (["shared.layers=[2]"], "layer 2 is in shared.layers: a shared block needs a selective scan"),
     (["shared.layers=[1]", "shared.blocks=2"], "more than the 1 layers of shared.layers"),
     (["ssm.dt_rank=4"], "ssm.heads = 6: with ssm.dt_rank there is one"),
     (
         ["ssm.dt_rank=4", "ssm.heads=1", "ssm.groups=2"],
-        "ssm.groups belongs to scans with a rate a head",
+        "ssm.groups is for scans with one rate per head",
     ),
     (
         ["linear.layers=none", "ssm.layers=none", "shared.layers=[1]"],
-        "layer 1 is in shared.layers: such a block stands in front of a selective scan",
+        "layer 1 is in shared.layers: a shared block needs a selective scan",
     ),
-    (["ssm.low_norm=unit"], "belongs to scans with ssm.dt_rank"),
+    (["ssm.low_norm=unit"], "ssm.low_norm needs ssm.dt_rank"),
     (
         ["linear.layers=[0]", "shared.layers=[1]", "attention.qk_norm=head"],
-        "have plain attention and a plain gated feed-forward",
+        "not supported in shared blocks",
     ),
     (
         [
@@ -519,7 +516,7 @@ REFUSED = (  # settings, and words of the message
             "ssm.layers=[1]",
             "attention.layers=[0, 1, 3]",
         ],
-        "no layer before them is one of attention",
+        "no earlier layer is an attention layer",
     ),
 )
 

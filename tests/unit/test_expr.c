@@ -253,19 +253,21 @@ BENCH_TEST(mistakes)
 	wrong(b, "", "it ends too early");
 	wrong(b, "1 +", "it ends too early");
 	wrong(b, "(1", "a ) is missing");
-	wrong(b, "1 2", "it should end here");
-	wrong(b, "kind + 1", "text where a number is wanted");
-	wrong(b, "list * 2", "a list where a number is wanted");
+	wrong(b, "1 2", "the end is expected here");
+	wrong(b, "kind + 1", "a number is expected, not a string");
+	wrong(b, "list * 2", "a number is expected, not a list");
 	wrong(b, "max(1)",
 	      "known functions are has(x), rows(tensor), cols(tensor), floor(x), flags(list), "
 	      "where(list, words), length(list), at(list, n), greatest(list), first(list, n), "
 	      "pick(list, types, word), shares(list) and layers(tensors)");
-	wrong(b, "pick(heads)", "layers differ: llmc has one number for all of them");
-	wrong(b, "pick(mixed, slides, false)",
-	      "layers of one kind differ: llmc has one number for each kind of layer");
+	wrong(b, "pick(heads)",
+	      "layers have different values: llmc supports one value for all layers");
+	wrong(
+	    b, "pick(mixed, slides, false)",
+	    "layers of one kind have different values: llmc supports one value per kind of layer");
 	wrong(b, "has(", "a name and ) are expected");
-	wrong(b, "$", "$ wants the name of a key");
-	wrong(b, "1 & 2", "it should end here");
+	wrong(b, "$", "$ must be followed by the name of a key");
+	wrong(b, "1 & 2", "the end is expected here");
 	wrong(b, "%", "a number, a key or ( is expected");
 	char deep[200];
 	memset(deep, '(', 199);

@@ -72,8 +72,8 @@ BENCH_TEST(types_of_cached_rows)
 		const char *set[4], *want;
 	} bad[] = {
 		{ { "kv={k: int4c, window: 31}" },
-		  "kv.k = int4c: a page of keys is quantised when it is full, kv.window of at "
-		  "least 32 positions is needed beside it" },
+		  "kv.k = int4c: pages of keys are quantised when they are full, kv.window of at "
+		  "least 32 positions is needed" },
 		{ { "kv={dtype: int4c, window: 32}" },
 		  "kv.dtype = int4c: one of these is expected: f32 f16 bf16 f8 int8 f8_32 int8_32 "
 		  "int6 int4; did you mean int" },
@@ -81,21 +81,22 @@ BENCH_TEST(types_of_cached_rows)
 		  "kv.v = int4c: one of these is expected: f32 f16 bf16 f8 int8 f8_32 int8_32 int6 "
 		  "int4; did you mean int" },
 		{ { "kv.window=64" },
-		  "--set:1:11: error: kv.window = 64: it is for quantised rows, keys are f16 and "
+		  "--set:1:11: error: kv.window = 64: only quantised rows need it, keys are f16 "
+		  "and "
 		  "values f16" },
 		{ { "kv={k: int8, sinks: 4}", "parallel.pp=2" },
-		  "kv.sinks = 4: stages keep all positions in one type" },
+		  "kv.sinks = 4: pipeline stages store all positions in one type" },
 		{ { "kv.dtype=int9" },
 		  "kv.dtype = int9: one of these is expected: f32 f16 bf16 f8 int8 f8_32 int8_32 "
 		  "int6 int4; did you mean int" },
-		{ { "kv.host=8X" }, "kv.host = 8X: a size is expected, as 512M or 8G" },
+		{ { "kv.host=8X" }, "kv.host = 8X: a size such as 512M or 8G is expected" },
 		{ { "kv.host=-1" }, "kv.host = -1 is out of range: at most 64T" },
 		{ { "kv.host=65T" }, "kv.host = 65T is out of range: at most 64T" },
 		{ { "kv.rotate=true" },
 		  "--set:1:11: error: kv.rotate = true: only rows of quantised types are rotated, "
 		  "keys are f16 and values f16" },
 		{ { "attention.head_dim=6", "kv={dtype: int8, rotate: true}" },
-		  "attention.head_dim = 6 is no multiple of 4, and rotation mixes a power of two" },
+		  "attention.head_dim = 6 is not a multiple of 4, which rotation needs" },
 	};
 	Spec *s = TEXT(b, GOOD, set);
 
@@ -128,9 +129,8 @@ BENCH_TEST(overrides_have_places)
 	assert_non_null(strstr(
 	    said(b),
 	    "--set:1:1: error: unknown key attention.n_haeds; did you mean attention.n_heads?"));
-	assert_non_null(strstr(said(b), "--set:1:1: error: --set wants key=value"));
-	assert_non_null(
-	    strstr(said(b), "--set:1:8: error: hidden = wide: a whole number is expected"));
+	assert_non_null(strstr(said(b), "--set:1:1: error: --set needs key=value"));
+	assert_non_null(strstr(said(b), "--set:1:8: error: hidden = wide: an integer is expected"));
 	assert_non_null(strstr(said(b), "not YAML"));
 }
 
@@ -302,7 +302,7 @@ BENCH_TEST(resolved_text_keeps_its_format)
 	Spec *s = TEXT(b, GOOD, NULL);
 
 	assert_null(TEXT(b, s->yaml, gguf));
-	assert_non_null(strstr(said(b), "holds the tensor names of another format"));
+	assert_non_null(strstr(said(b), "has the tensor names of another format"));
 }
 
 /* Numbers are written and read with a point wherever the program runs. */
