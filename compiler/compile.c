@@ -1,4 +1,4 @@
-/* The compiler, as a list of calls. */
+/* The compiler as a list of passes. */
 #include "compiler/compile.h"
 
 #include <inttypes.h>
@@ -28,7 +28,7 @@ file_add(Compiled *c, size_t *cap, Arena *a, const char *path, const char *text,
 	c->file[c->n_file++] = (ArtifactFile){ path, text, size };
 }
 
-/* The text so far as a piece of the arena; the buffer is empty again. */
+/* Move the buffer's text into the arena and clear the buffer. */
 static const char *
 take_text(Arena *a, Strbuf *b, size_t *size)
 {
@@ -63,7 +63,9 @@ add_files(Compiled *c, const Graph *g, const Selection *sel, CompileWork *w)
 	file_add(c, &cap, a, arena_printf(a, "plan-%s%s.json", c->plan->target, of), json, size);
 	for (int i = 0; i < sel->n_kernel; i++) {
 		const Kernel *k = sel->kernel[i];
-		if (k->row.n_arg) /* the file of a type's products is the same in all artifacts */
+		/* matmul files per weight type are the same in all artifacts, so they have no
+		 * comment */
+		if (k->row.n_arg)
 			emit_comment(g, sel, c->plan, i, w->text);
 		strbuf_puts(w->text, k->text);
 		const char *text = take_text(a, w->text, &size);
@@ -78,7 +80,7 @@ add_files(Compiled *c, const Graph *g, const Selection *sel, CompileWork *w)
 	qsort(c->file, c->n_file, sizeof *c->file, by_path);
 }
 
-/* kv.host: on what targets, and of what models, are there pages that host memory could take? */
+/* Check that the target and the model support kv.host, pages in host memory. */
 static bool
 host_pages_fit(const Graph *g, const char *target, Diag *d)
 {
@@ -99,7 +101,7 @@ host_pages_fit(const Graph *g, const char *target, Diag *d)
 	return !why;
 }
 
-/* ... and is there room for one? */
+/* Check that kv.host has space for at least one page. */
 static bool
 host_page_fits(const Spec *s, const Plan *p, Diag *d)
 {

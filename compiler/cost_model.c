@@ -3,8 +3,8 @@
 #include <ctype.h>
 #include <string.h>
 
-/* Shares that good kernels reach: single kernels read at 90-97 % of the data sheet's bandwidth,
- * large GEMMs run at 70-80 %. */
+/* Shares that good kernels reach: memory-bound kernels read at 90-97 % of the data sheet's
+ * bandwidth, large GEMMs run at 70-80 % of peak. */
 static const double READ_SHARE = 0.90, MMA_SHARE = 0.75;
 
 typedef enum LinkName {
@@ -37,7 +37,7 @@ gpu_at(int i)
 	return i >= 0 && i < (int)(sizeof table / sizeof *table) ? &table[i] : NULL;
 }
 
-/* The next word of a name, in small letters; false: there is none. */
+/* Copy the next word of a name in lower case; false: the name has ended. */
 static bool
 next_word(const char **at, char word[16])
 {
@@ -62,9 +62,9 @@ is_one_of(const char *word, const char *const *list)
 	return *list != NULL;
 }
 
-/* Is the device that a driver calls `name` this one? "NVIDIA H100 80GB HBM3" is h100, "NVIDIA
- * GeForce RTX 4090" is rtx4090. A word that we do not know tells of another device: 4090 Laptop
- * GPU, 3090 Ti, H100 PCIe, A100-SXM4-40GB. */
+/* Match a driver's device name: "NVIDIA H100 80GB HBM3" is h100, "NVIDIA GeForce RTX 4090" is
+ * rtx4090. An unknown word means another device: 4090 Laptop GPU, 3090 Ti, H100 PCIe,
+ * A100-SXM4-40GB. */
 static bool
 is_called(const Gpu *g, const char *name)
 {
@@ -94,8 +94,8 @@ gpu_find(const char *name)
 	return NULL;
 }
 
-/* Positions of the cache that a step reads, summed over sequences, and operations on them for all
- * rows. */
+/* Add the bytes of the cache that a step reads, for all sequences, and the operations on them, for
+ * all rows. */
 static void
 add_attention(const Plan *p, const PlanStep *s, int phase, int64_t rows, int64_t context,
               int64_t *bytes, int64_t *flops)
@@ -105,7 +105,7 @@ add_attention(const Plan *p, const PlanStep *s, int phase, int64_t rows, int64_t
 	if (!plan_step_cache(p, s, &position, &ops))
 		return;
 	int64_t seen = window > 0 && window < context ? window : context;
-	/* rows of a prompt see half of it on average */
+	/* prefill rows attend to half of their chunk on average */
 	int64_t pairs = phase == 0
 	                    ? rows * seen
 	                    : rows * (window > 0 && window < context ? seen : context - rows / 2);
@@ -113,7 +113,8 @@ add_attention(const Plan *p, const PlanStep *s, int phase, int64_t rows, int64_t
 	*flops += ops * pairs;
 }
 
-/* Scratch of 16 bits that a library leaves its product in: our own kernels have no such step. */
+/* Return whether the argument is 16-bit scratch for a library GEMM; our own kernels do not use
+ * it. */
 static bool
 library_only(const Plan *p, const PlanStep *s, int arg)
 {
@@ -137,7 +138,8 @@ activation_bytes(const Plan *p, const PlanStep *s, int64_t rows)
 	return n;
 }
 
-/* By our own kernels: whether a library is there, and faster, only the machine knows. */
+/* Count the launches of our own kernels. Whether a library is present and faster is only known on
+ * the target machine. */
 static int
 own_launches(const PlanKernel *k, int64_t rows, int64_t wanted)
 {
@@ -149,7 +151,7 @@ own_launches(const PlanKernel *k, int64_t rows, int64_t wanted)
 	return n ? n : 1;
 }
 
-/* Bytes that a rank adds or joins in an op between ranks; 0: it is none */
+/* Return the bytes that a rank reduces or gathers in a communication op; 0 for other ops. */
 static int64_t
 between_bytes(const Plan *p, const PlanStep *s, int64_t rows)
 {
@@ -187,13 +189,12 @@ between_seconds(const Plan *p, const PlanStep *s, const Gpu *gpu, int64_t bytes)
 Prediction
 predict(const Plan *p, const Gpu *gpu, int phase, int64_t rows, int64_t context)
 {
-	Prediction r = { .launches =
-		             phase == 0 ? 2 : 0 }; /* the step's begin and the pick of tokens */
+	Prediction r = { .launches = phase == 0 ? 2 : 0 }; /* begin of the step and sampling */
 	const PlanPhase *ph = &p->phase[phase];
 
 	for (int i = 0; i < ph->n_step; i++) {
 		const PlanStep *s = &ph->step[i];
-		/* wanted rows only: of a prompt the last */
+		/* gather ops process only rows with an output; in prefill, the last row */
 		int64_t n = op_info[s->op].flags & OPF_GATHER && phase == 1 ? 1 : rows;
 		int64_t between = between_bytes(p, s, s->op == OP_all_gather && phase == 1 ? 1 : n);
 		if (between) {

@@ -1,5 +1,5 @@
-/* What a plan should reach on a GPU, by arithmetic alone: bytes over bandwidth, operations over
- * peak, launches. */
+/* Expected speed of a plan on a GPU, computed from bytes / bandwidth, operations / peak and
+ * launches. */
 #ifndef LLMC_COMPILER_COST_MODEL_H
 #define LLMC_COMPILER_COST_MODEL_H
 
@@ -8,7 +8,7 @@
 typedef struct LinkInfo {
 	const char *name, *title;
 	double bandwidth; /* bytes/s that one GPU sends */
-	double latency_s; /* of a sum of few bytes */
+	double latency_s; /* seconds of an all-reduce of few bytes */
 	const char *source;
 } LinkInfo;
 
@@ -17,36 +17,38 @@ typedef struct Gpu {
 	int sms, memory_gib;
 	double bandwidth, peak; /* bytes/s, flop/s */
 	double launch_s;
-	const LinkInfo *link; /* to the other GPUs of its host */
+	const LinkInfo *link; /* to the other GPUs of the host */
 	const char *source;
 } Gpu;
 
-enum { GPU_HOST = 8 };                    /* GPUs of a host */
+enum { GPU_HOST = 8 };                    /* GPUs per host */
 extern const LinkInfo *const gpu_network; /* between hosts */
 
-/* By its name here ("h100") or the one that its driver tells ("NVIDIA H100 80GB HBM3"); NULL:
- * unknown */
+/* Find a GPU by its name in gpu.def ("h100") or its driver's name ("NVIDIA H100 80GB HBM3"); NULL:
+ * unknown. */
 const Gpu *gpu_find(const char *name);
-const Gpu *gpu_at(int i); /* NULL behind the last */
+const Gpu *gpu_at(int i); /* NULL if i is past the end */
 
 typedef struct Prediction {
 	int64_t bytes, flops;
 	int launches;
-	int sums;          /* ops between ranks */
-	int64_t sum_bytes; /* that they add and join, of one rank */
-	double seconds;    /* of the step */
+	int sums;          /* number of communication ops */
+	int64_t sum_bytes; /* bytes that they reduce and gather, per rank */
+	double seconds;    /* whole step */
 	double bytes_s, flops_s, launch_s,
-	    link_s; /* its parts: steps bound by bytes, by operations, the cost of launches, ops
-	               between ranks */
+	    /* parts of `seconds`: memory-bound steps, compute-bound steps, launches,
+	     * communication */
+	    link_s;
 } Prediction;
 
-/* One step of phase 0 (decode: `rows` sequences of `context` positions, one row each) or 1 (mixed:
- * one sequence, `rows` rows behind `context - rows` others). Every step takes the larger of bytes
- * over 90 % of the bandwidth and operations over 75 % of the peak, the next one begins when it has
- * ended. A sum of b bytes over n ranks takes the latency and 2 (n - 1) / n b bytes over the link,
- * as rings do and sums by slices; beyond a host's GPUs the same again over the network, of a host's
- * share each. What a stage is handed crosses the network where its stages are more than a host
- * holds. */
+/* Predict one step of phase 0 (decode: `rows` sequences of `context` positions, one row each) or 1
+ * (mixed: one sequence, `rows` rows after `context - rows` others).
+ *
+ * Each step takes the larger of bytes over 90 % of the bandwidth and operations over 75 % of the
+ * peak; steps do not overlap. An all-reduce of b bytes over n ranks takes the latency plus 2 (n -
+ * 1) / n b bytes over the link, as in a ring. Beyond the GPUs of one host, the same is added for
+ * the network, with each host's share of the bytes. The input of a stage crosses the network if the
+ * stages do not fit on one host. */
 Prediction predict(const Plan *p, const Gpu *gpu, int phase, int64_t rows, int64_t context);
 
 #endif

@@ -1,5 +1,5 @@
-/* The graph as a data structure: ops are appended, changed in place by passes, and swept once at
- * the end of fusion. */
+/* The graph as a data structure: ops are appended, changed in place by passes, and compacted at the
+ * end of fusion. */
 #include "compiler/graph.h"
 
 #include <string.h>

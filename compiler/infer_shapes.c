@@ -1,11 +1,12 @@
-/* Shapes and dtypes of all values, from the ops that make them. */
+/* Infer shapes and dtypes of all values from the ops that define them. */
 #include "compiler/graph.h"
 
-/* Sets dtype, width and rows of each op's outputs.
+/* Set dtype, width and rows of each op's outputs.
  *
- * requires: topological order, complete attributes
- * keeps:    everything else
- * effect:   rows are those of the first activation read; ops that pick leave the wanted rows only. */
+ *   requires  topological order, complete attributes
+ *   keeps     everything else
+ *   effect    rows are those of the first activation read; after a gather only rows with an output
+ *             remain */
 void
 graph_infer(Graph *g)
 {

@@ -1,6 +1,6 @@
-/* Memory of a step: which values may lie in the same place. A slot holds buffers of one kind of
- * extent only (so many bytes a row, a row of logits, a thread), so its size is one product for any
- * limits, and nothing is lost to rounding. */
+/* Memory of a step: which values share memory. A slot holds buffers of one kind of extent only
+ * (bytes per row, per row of logits, per thread), so its size is one multiplication for any limits,
+ * and no bytes are lost to rounding. */
 #include "compiler/select_kernels.h"
 
 #include <stdlib.h>
@@ -14,8 +14,8 @@ unit_bytes(const MemBuf *b)
 
 /* ---- liveness ---- */
 
-/* May the output be in the memory of this input? Not where the op reads the same value in another
- * way as well. */
+/* Return whether the output may overwrite this input. Not if the op also reads the same value as an
+ * argument that does not allow it. */
 static bool
 may_share(const Op *op, int arg)
 {
@@ -32,7 +32,7 @@ buffer_add(Selection *sel, const char *id, Dtype dtype, PlanExtent extent)
 {
 	MemBuf *b = &sel->buf[sel->n_buf];
 
-	if (dtype == DT_NONE) { /* bytes: as floats, so that plans know few types */
+	if (dtype == DT_NONE) { /* byte buffers become f32, so that plans need fewer types */
 		dtype = DT_F32;
 		extent.mul = extent.mul / 4 + (extent.mul % 4 != 0);
 	}
@@ -58,7 +58,7 @@ scratch_buffers(Selection *sel)
 				const PlanKernelArg *arg =
 				    &k->row.arg[k->row.n_arg - k->n_scratch + n];
 				bool keeps = k->scratch_dtype[n] == DT_I32;
-				/* counters are zero between the calls of a kernel, so all its calls
+				/* counters are zero between calls of a kernel, so all its calls
 				 * share them */
 				for (int b = 0; keeps && found < 0 && b < sel->n_buf; b++)
 					found = sel->buf[b].kernel == st->kernel &&
@@ -93,9 +93,10 @@ scratch_count(const Selection *sel)
 	return n;
 }
 
-/* The memory of a value. Where the phases hold it in two types it is the same memory still: mixed
- * steps stand in for some of a decode step of many rows (runtime/cuda/cuda_step.c), so in either
- * phase it is the value's all the while. The wider type comes first, which decode steps have. */
+/* Make the buffers of a value. If its type differs between the phases, both buffers share memory:
+ * on GPUs mixed steps replace some steps of a large decode batch (runtime/cuda/cuda_step.c), so in
+ * either phase the memory is reserved for the value. The wider type, that of decode steps, comes
+ * first. */
 static void
 value_buffers(const Graph *g, Selection *sel, int v)
 {
@@ -117,9 +118,10 @@ value_buffers(const Graph *g, Selection *sel, int v)
 	}
 }
 
-/* requires: selection made; effect: one buffer a value and a scratch argument, with the steps
- * between which it lives; an output that may be written over an input that ends there becomes the
- * same memory. */
+/* Make one buffer per value and per scratch argument, with the range of steps in which it lives. An
+ * output that may overwrite an input whose life ends there shares its memory.
+ *
+ *   requires  a complete selection */
 void
 mem_buffers(const Graph *g, Selection *sel)
 {
@@ -201,15 +203,17 @@ by_size(const void *a, const void *b)
 	                            : (x->at > y->at) - (x->at < y->at);
 }
 
-/* requires: `same` points to an earlier buffer of the same extent, made before and ending where
- * this one begins; or the same value's, of a wider type
- * effect:   slots, the largest buffers first, each into the first slot of its kind where nothing lives beside it
- *           (the first is then also the tightest: slots come in falling size). */
+/* Assign slots: largest buffers first, each to the first slot of its kind without an overlapping
+ * buffer. That slot is also the smallest that fits, because slots have descending sizes.
+ *
+ *   requires  `same` is an earlier buffer of the same extent, made before and ending where this one
+ *             begins, or a buffer of the same value with a wider type */
 void
 mem_assign(Arena *a, MemBuf *buf, int n_buf, PlanExtent **slot, int *n_slot)
 {
 	MemBuf *whole =
-	    NEW(a, MemBuf, n_buf + 1); /* roots with the lives of all that share their memory */
+	    /* live ranges of root buffers, extended by all that share their memory */
+	    NEW(a, MemBuf, n_buf + 1);
 	BufferOrder *order = NEW(a, BufferOrder, n_buf + 1);
 	int *next = NEW(a, int, n_buf + 1), *head = NEW(a, int, n_buf + 1), n = 0;
 
@@ -272,7 +276,7 @@ mem_peak(const Selection *sel, PlanSym sym, int64_t div, int64_t *used, int64_t 
 				if (here && b->extent.sym == sym && b->extent.div == div)
 					live += unit_bytes(b);
 			}
-			/* memory that is handed on at this step counts once */
+			/* memory that passes from one buffer to another at this step counts once */
 			for (int k = 0; k < sel->n_buf; k++) {
 				const MemBuf *b = &sel->buf[k];
 				if (b->same >= 0 && b->first[ph] == i &&

@@ -1,14 +1,16 @@
-/* What runs each op: a template of the target that takes it, else the reference. Equal ops share
- * one kernel. */
+/* Select what runs each op: a template of the target that accepts it, else the reference. Equal ops
+ * share one kernel. */
 #include "compiler/select_kernels.h"
 
 #include <string.h>
 
 #include "templates/common/llmc_mla.h"
 
-/* requires: weights built; keeps: everything else
- * effect:   a weight that some op multiplies by gets the layout that kernels of the target stream; one that is only gathered
- *           stays in file order on a CPU, so that it need not be read at load. */
+/* Give each weight that some op multiplies by the layout of the target's kernels. On a CPU a table
+ * that is only gathered stays in file order, so that it need not be read at load.
+ *
+ *   requires  weights are built
+ *   keeps     everything else */
 void
 select_layouts(Graph *g, const Templates *ts)
 {
@@ -33,8 +35,8 @@ same_pool(const PlanPool *a, const PlanPool *b)
 	       a->sinks == b->sinks && (!(a->recent || a->sinks) || (a->keep > 0) == (b->keep > 0));
 }
 
-/* Two ops that a template cannot tell apart: same attributes, same weights but for their names,
- * same rows. */
+/* Return whether a template would produce the same kernel for two ops: same attributes, same rows,
+ * and weights that differ only by name. */
 static bool
 same_use(const Graph *g, const Op *a, const Op *b)
 {
@@ -113,8 +115,8 @@ kernel_for(Select *s, int i, int phase)
 	for (int m = s->n_memo[phase]; m-- > 0;)
 		if (same_use(g, s->memo[phase][m].op, op))
 			return s->memo[phase][m].kernel;
-	/* where results must not depend on the batch, decode rows run as any other rows; and decode
-	 * kernels of latent attention are absorbed */
+	/* If results must not depend on the batch, decode rows use the kernels of mixed steps. The
+	 * same holds if latent attention is always expanded: decode kernels are absorbed. */
 	bool one = templates_one_phase(s->ts) || op_int(op, "expand") == MLA_EXPAND_ALWAYS;
 	int as = one ? PHASE_MIXED : phase;
 	const Template *t = templates_find(s->ts, g, op, as);
@@ -142,8 +144,8 @@ warn_slow(Select *s, const Op *op, const Target *target)
 		        op_info[op->kind].name, target->name);
 }
 
-/* A matrix that only the reference reads needs no packing. Embeddings keep what their kernel was
- * made for. */
+/* Do not pack matrices that only the reference reads. Embeddings keep the layout of their
+ * kernel. */
 static void
 unpack_unused(Graph *g, const Selection *sel)
 {

@@ -1,5 +1,5 @@
-/* Invariants of the graph, checked after every pass: a broken one is a fault of llmc and names the
- * pass and the op. */
+/* Check invariants of the graph after every pass. A violation is a bug of llmc; the message names
+ * the pass and the op. */
 #include "compiler/graph.h"
 
 #include <inttypes.h>
@@ -37,11 +37,13 @@ verify_arg(const Graph *g, const Op *op, int arg, const ArgShape *want, const ch
 		    want->rows, want->cols);
 }
 
-/* requires: nothing; keeps: everything; effect: BUG on
- *   an input that is not made before it is read, a value made twice or not where it says,
- *   attributes or arguments that are not those of the op's row, shapes that do not follow from the
- * attributes, rows that change elsewhere than at pick and head, a rope argument of no op that
- * rotates. */
+/* Report a bug if
+ *
+ *   - an input is read before it is defined, or a value is defined twice or by another op than
+ * `def`
+ *   - attributes or arguments do not fit the op's row, or shapes do not follow from the attributes
+ *   - rows change in an op other than gather_rows and lm_head
+ *   - an op that does not rotate has a rope argument */
 void
 graph_verify(const Graph *g, const char *after)
 {

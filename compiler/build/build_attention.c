@@ -1,10 +1,11 @@
-/* The first block of a layer: attention over keys and values or over latents, or a state in its
- * place. */
+/* First block of a layer: attention over keys and values or over latents, or a recurrent block
+ * instead. */
 #include "compiler/build/build_model.h"
 
 #include <math.h>
 
-/* Rotate dims [first, first + dims of the layer's table) of each head, in pairs of the style. */
+/* Rotate dims [first, first + rotated dims of the layer) of each head, in pairs of the given
+ * style. */
 static int
 rotate_as(ModelBuilder *b, int x, int64_t heads, int64_t dim, int64_t first, const char *style,
           const char *name)
@@ -39,7 +40,7 @@ rotate(ModelBuilder *b, int x, int64_t heads, int64_t dim, int64_t first, const 
 	                 b->s->rope_style == ROPE_HALF ? "half" : "interleaved", name);
 }
 
-/* The norm of q or k, if it stands here */
+/* Norm of q or k, if the description has it at this position. */
 static int
 qk_norm(ModelBuilder *b, bool after, int x, const char *role, int64_t heads, const char *name)
 {
@@ -59,7 +60,7 @@ qk_norm(ModelBuilder *b, bool after, int x, const char *role, int64_t heads, con
 	                     s->attention.qk_norm != QK_UNIT && s->norm.plus_one, name);
 }
 
-/* q, k or v, kept within the limit of a description that has one */
+/* Clamp q, k or v to attention.qkv_limit, if it is set. */
 static int
 clipped(ModelBuilder *b, int x, int64_t width, const char *name)
 {
@@ -76,8 +77,8 @@ clipped(ModelBuilder *b, int x, int64_t width, const char *name)
 	return y;
 }
 
-/* Queries grow with the position, where the description says so. It stands behind the append, where
- * fused queries come out. */
+/* Scale queries by position (attention.temperature). The op follows the append, because fusion
+ * writes queries after it. */
 static int
 q_temperature(ModelBuilder *b, int q, int64_t width)
 {
@@ -95,7 +96,7 @@ q_temperature(ModelBuilder *b, int q, int64_t width)
 	return y;
 }
 
-/* Keys and values of this layer go to the cache; what comes out orders that before its readers. */
+/* Append keys and values to the layer's cache. The result orders the append before its readers. */
 static int
 append(ModelBuilder *b, int k, int v, const HeadShape *shape)
 {
@@ -115,7 +116,7 @@ append(ModelBuilder *b, int k, int v, const HeadShape *shape)
 	return closed;
 }
 
-/* What queries find in the cache of this layer, once `done` is there */
+/* Attention of q over the layer's cache, after `done`. */
 static int
 attend(ModelBuilder *b, int q, int done, const HeadShape *shape)
 {
@@ -141,7 +142,7 @@ attend(ModelBuilder *b, int q, int done, const HeadShape *shape)
 	op_set_word(b->g, o, "mask", s->attention.mask == MASK_PREFIX ? "prefix" : "causal");
 	op_set_num(b->g, o, "alibi", s->position == POS_ALIBI ? s->alibi_max_bias : 0);
 	op_set_int(b->g, o, "alibi_first", 0);
-	op_set_int(b->g, o, "alibi_heads", 0); /* all heads are here */
+	op_set_int(b->g, o, "alibi_heads", 0); /* not sharded yet: all heads */
 	return y;
 }
 
@@ -153,7 +154,7 @@ gqa(ModelBuilder *b, int h)
 	int64_t heads = shape.n_heads, kv_heads = shape.n_kv_heads, dim = shape.head_dim,
 	        v_dim = shape.v_dim;
 	int source = spec_kv_layer(s, b->layer), k = -1, v = -1;
-	bool own = source == b->layer; /* keys and values */
+	bool own = source == b->layer; /* the layer has its own keys and values */
 
 	build_at(b, "attention.n_heads");
 	int q = clipped(b, build_matmul(b, h, "q", s->attention.bias, heads * dim, s->hidden, "q"),
@@ -204,8 +205,8 @@ gqa(ModelBuilder *b, int h)
 	return build_matmul(b, y, "o", s->attention.o_bias, s->hidden, heads * v_dim, "attn_out");
 }
 
-/* Positions that rows of this layer attend to, of the stream h and the normed query latent: the
- * choice of its indexer, or of the last one before it; -1: all */
+/* Return the positions that rows of this layer attend to: the selection of its indexer, from the
+ * stream h and the normed query latent, or of the last indexer before it; -1: all positions. */
 static int
 build_indexer(ModelBuilder *b, int h, int low)
 {
@@ -243,8 +244,8 @@ build_indexer(ModelBuilder *b, int h, int low)
 	return b->sel;
 }
 
-/* What an adapter adds to heads of `width` elements, of which `cols` go through its factors; factor
- * of `apart`: heads have rows of their own */
+/* Add an adapter's contribution to heads of *_width elements, of which *_cols take part in its
+ * factors. *_apart: each head has its own rows in the factor. */
 static int
 heads_adapted(ModelBuilder *b, int x, int64_t x_width, int64_t x_cols, int64_t x_apart, int fa,
               int y, int64_t y_width, int64_t y_cols, int64_t y_apart, int fb, const char *name)
@@ -267,9 +268,9 @@ heads_adapted(ModelBuilder *b, int x, int64_t x_width, int64_t x_cols, int64_t x
 	return sum;
 }
 
-/* Latent attention where adapters come: absorbed in all rows, in steps between which an adapter's
- * part of k_b and v_b is added. With k_b + b a for k_b, queries get a^T (b^T q) beside k_b^T q,
- * values b (a o) beside v_b o. q: not rotated; both: latent and key */
+/* Latent attention with adapter slots: always absorbed, with the adapter's part of k_b and v_b
+ * added between the ops. With k_b + b a instead of k_b, queries become k_b^T q + a^T (b^T q); the
+ * same holds for v_b: values become v_b o + b (a o). q is not rotated; `both` is latent and key. */
 static int
 mla_in_steps(ModelBuilder *b, int q, int both, int sel)
 {
@@ -330,10 +331,9 @@ mla_in_steps(ModelBuilder *b, int q, int both, int sel)
 	             : out;
 }
 
-/* The cache holds the normed latent and one rotated key; k_b and v_b stay two factors beside it.
- * Where an indexer reads the query latent too, the latent's product comes first: fuse_mla makes
- * both of one product, in its place. What is chosen stands in front of the append, where fused
- * attention will be. */
+/* The cache holds the normed latent and one rotated key; k_b and v_b remain separate factors. If an
+ * indexer also reads the query latent, the GEMM of kv_a comes first, because fuse_mla merges q_a
+ * and kv_a there. The indexer precedes the append, where the fused attention will be. */
 static int
 mla(ModelBuilder *b, int h)
 {
@@ -395,9 +395,9 @@ mla(ModelBuilder *b, int h)
 	return build_matmul(b, y, "o", s->attention.o_bias, s->hidden, heads * v_dim, "attn_out");
 }
 
-/* --- a state in the place of a cache --- */
+/* --- recurrent blocks instead of a cache --- */
 
-/* y = act(w * x + wb) along the sequence, w of `taps` rows for each of the channels */
+/* y = act(w * x + wb) along the sequence, with `taps` rows of w per channel. */
 static int
 conv(ModelBuilder *b, int x, int w, int wb, int64_t width, int taps, const char *gate,
      const char *name)
@@ -411,7 +411,7 @@ conv(ModelBuilder *b, int x, int w, int wb, int64_t width, int taps, const char 
 	return y;
 }
 
-/* The convolution's weights of q, k and v, one behind the other as their channels are */
+/* Concatenate the convolution weights of q, k and v in the order of the channels. */
 static int
 conv_weights(ModelBuilder *b, const int64_t rows[3])
 {
@@ -430,7 +430,7 @@ conv_weights(ModelBuilder *b, const int64_t rows[3])
 	return w;
 }
 
-/* One product, or, of a rank, two: `low` has so many rows */
+/* One GEMM, or two with inner dimension `low` if it is not 0. */
 static int
 low_rank(ModelBuilder *b, int h, const char *low, const char *role, int64_t rank, int64_t rows)
 {
@@ -439,8 +439,8 @@ low_rank(ModelBuilder *b, int h, const char *low, const char *role, int64_t rank
 	return build_matmul(b, h, role, false, rows, rank ? rank : b->s->hidden, role);
 }
 
-/* The gated delta rule: q, k and v through one convolution, a state for each head, a norm that
- * another projection gates. */
+/* Gated delta rule: q, k and v through one convolution, a recurrent state per head, and a norm
+ * gated by another projection. */
 static int
 delta(ModelBuilder *b, int h)
 {
@@ -542,7 +542,7 @@ short_conv(ModelBuilder *b, int h)
 	                    hidden, "attn_out");
 }
 
-/* What a scan leaves, gated by z */
+/* Gate the output of a scan by z. */
 static int
 scan_gate(ModelBuilder *b, int y, int z, int64_t inner)
 {
@@ -568,7 +568,7 @@ scan_gate(ModelBuilder *b, int y, int z, int64_t inner)
 	return out;
 }
 
-/* A part of what makes the steps, B and C of a scan by channels, normed where they are */
+/* dt, B or C of a Mamba scan, with its norm if there is one. */
 static int
 scan_part(ModelBuilder *b, int x, const char *role, int64_t rows)
 {
@@ -583,8 +583,8 @@ scan_part(ModelBuilder *b, int x, const char *role, int64_t rows)
 	                           arena_printf(b->g->arena, "%s_normed", role));
 }
 
-/* The selective scan of Mamba: u alone goes through the convolution; steps, B and C follow from
- * what it leaves, rates belong to channels. */
+/* Selective scan of Mamba: only u passes through the convolution; dt, B and C are projected from
+ * its output; rates are per channel. */
 static int
 channel_scan(ModelBuilder *b, int h)
 {
@@ -613,8 +613,8 @@ channel_scan(ModelBuilder *b, int h)
 	                    s->ssm.beside ? "ssm_out" : "attn_out");
 }
 
-/* The selective scan: [u | B | C] through one convolution, a state for each head, a gate with a
- * norm. */
+/* Selective scan of Mamba2: [u | B | C] through one convolution, a recurrent state per head, and a
+ * gated norm. */
 static int
 scan(ModelBuilder *b, int h)
 {
@@ -653,9 +653,9 @@ scan(ModelBuilder *b, int h)
 	                    s->ssm.beside ? "ssm_out" : "attn_out");
 }
 
-/* ---- a block whose weights layers share ---- */
+/* ---- block with shared weights ---- */
 
-/* A weight of the block, which its first layer has made */
+/* Return a weight of the shared block; its first layer creates it. */
 static int
 shared_weight(ModelBuilder *b, const char *role, int64_t rows, int64_t cols)
 {
@@ -683,7 +683,8 @@ product(ModelBuilder *b, int x, int w, int wb, int64_t rows, int64_t cols, const
 	return y;
 }
 
-/* x w^T, w of the block; where `low` is a value, with (low b^T) added, b the layer's own of rank */
+/* x w^T with w of the shared block. If `low` is a value, add low b^T, with b the layer's own factor
+ * of this rank. */
 static int
 adapted(ModelBuilder *b, int x, const char *role, int64_t rows, int64_t cols, int low, int64_t rank)
 {
@@ -716,8 +717,8 @@ shared_norm(ModelBuilder *b, int x, const char *role, int64_t width, const char 
 	return y;
 }
 
-/* from_shared(down(glu(gate h, up h))), h = norm(o attention(norm([x | embedded]))): nothing is
- * added within */
+/* from_shared(down(glu(gate h, up h))) with h = norm(o attention(norm([x | embedded]))). There is
+ * no residual inside. */
 int
 build_shared(ModelBuilder *b, int x)
 {

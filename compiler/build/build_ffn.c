@@ -1,4 +1,4 @@
-/* The second block of a layer: a feed-forward, or experts. */
+/* Second block of a layer: a dense feed-forward, or experts. */
 #include "compiler/build/build_model.h"
 
 #include <math.h>
@@ -7,7 +7,7 @@ typedef struct FfnRoles {
 	const char *gate, *up, *down, *act, *out;
 } FfnRoles;
 
-/* The two numbers of a layer's xielu */
+/* The two parameters of a layer's xielu, stacked. */
 static int
 act_numbers(ModelBuilder *b)
 {
@@ -24,7 +24,7 @@ act_numbers(ModelBuilder *b)
 	return both;
 }
 
-/* Where so much of a normal distribution lies below, in deviations from its mean */
+/* Return the quantile of the standard normal distribution at `share`. */
 static double
 deviations(double share)
 {
@@ -40,7 +40,7 @@ deviations(double share)
 	return 0.5 * (lo + hi);
 }
 
-/* The gates of a dense layer, of which a share is off */
+/* Set the share of a dense layer's gates that is below the threshold to 0. */
 static int
 sparse(ModelBuilder *b, int g, int64_t width, double share)
 {
@@ -54,7 +54,7 @@ sparse(ModelBuilder *b, int g, int64_t width, double share)
 	return y;
 }
 
-/* down(glu(gate x, up x)), or down(act(up x)); off: share of the gates that are off */
+/* down(glu(gate x, up x)), or down(act(up x)). off: share of the gates that are 0. */
 static int
 ffn(ModelBuilder *b, int h, const FfnRoles *r, int64_t width, bool gated, bool with_bias,
     ActKind act, double limit, double gate_scale, double off)
@@ -96,8 +96,8 @@ build_dense(ModelBuilder *b, int h)
 	return build_scaled(b, y, s->ffn.out_scale, s->hidden, "ffn_out_scaled");
 }
 
-/* x for experts whose columns lie in an order of each one's own: a row for each choice; *spread:
- * rows of a token */
+/* Permute x for experts that each have their own column order: one row per selected expert. *spread
+ * receives the rows per token. */
 static int
 permute_expert_cols(ModelBuilder *b, int x, int id, int64_t width, int64_t *spread)
 {
@@ -123,7 +123,7 @@ permute_expert_cols(ModelBuilder *b, int x, int id, int64_t width, int64_t *spre
 	return y;
 }
 
-/* How experts are chosen: attributes of moe_route, those in front of them being set */
+/* Set the attributes of moe_route for selecting experts; attributes before them must be set. */
 static void
 choice(ModelBuilder *b, Op *o)
 {
@@ -139,7 +139,7 @@ choice(ModelBuilder *b, Op *o)
 	op_set_word(b->g, o, "group_score", s->moe.group_top2 ? "top2" : "max");
 }
 
-/* No norm is in front of the op. */
+/* Set the attributes of an op without a fused norm. */
 static void
 no_norm(ModelBuilder *b, Op *o)
 {
@@ -148,8 +148,8 @@ no_norm(ModelBuilder *b, Op *o)
 	op_set_int(b->g, o, "plus_one", 0);
 }
 
-/* Numbers and weights of the experts that a row goes to; at once: in the op that fusion makes of
- * both */
+/* Make the ids and weights of the experts of each row. at_once: use the op that fusion makes of
+ * router and selection. */
 static void
 route(ModelBuilder *b, int seen, bool at_once, int *id, int *weights)
 {
@@ -185,15 +185,16 @@ route(ModelBuilder *b, int seen, bool at_once, int *id, int *weights)
 	choice(b, o);
 }
 
-/* Experts of the rows `in`: what they are chosen by, their matrices, and biases or -1; gate is up
- * where there is none */
+/* Experts over the rows `in`: selection, weight matrices, and biases or -1. Without a gate, `gate`
+ * is `up`. */
 typedef struct Experts {
 	int in, id, weights, gate, up, down, gate_b, up_b, down_b;
 	int64_t row;
 	const char *name;
 } Experts;
 
-/* Attributes of both halves, those that come first; spread 0: of the last one, which has none */
+/* Set the leading attributes of both expert ops (gate and up, down). spread 0: the down op, which
+ * has no x_rows_per_token. */
 static void
 expert_sizes(ModelBuilder *b, Op *o, int64_t spread, int64_t row)
 {
@@ -225,7 +226,7 @@ lora_sizes(ModelBuilder *b, Op *o, int count)
 	op_set_int(b->g, o, "slots", b->s->adapters.slots);
 }
 
-/* Right factors of `count` matrices of the experts that a row chose */
+/* A factors of `count` matrices of the experts that each row selected. */
 static int
 experts_low(ModelBuilder *b, int x, int id, int a, int64_t cols, bool each, int count,
             const char *name)
@@ -239,8 +240,8 @@ experts_low(ModelBuilder *b, int x, int id, int a, int64_t cols, bool each, int 
 	return low;
 }
 
-/* Experts that adapters change, in the halves that fusion makes of moe_ffn elsewhere: what is added
- * goes in front of the activation, and behind the sum. */
+/* Experts with adapters, built as the two ops that fusion otherwise makes of moe_ffn: the adapter's
+ * part is added before the activation, and after the sum. */
 static int
 adapted_experts(ModelBuilder *b, const Experts *e, const int first[2], const int last[2])
 {
@@ -284,8 +285,8 @@ build_moe(ModelBuilder *b, int h, int x)
 	Op *o;
 
 	build_at(b, "moe.n_experts");
-	/* in front of the choice, since the experts' first step takes its place when they are fused
-	 */
+	/* before the selection, because fusion moves the experts' first op to the position of the
+	 * selection */
 	int64_t row = s->moe.latent ? s->moe.latent : hidden;
 	int in =
 	    s->moe.latent ? build_matmul(b, h, "moe_in", s->ffn.bias, row, hidden, "expert_in") : h;
@@ -324,8 +325,8 @@ build_moe(ModelBuilder *b, int h, int x)
 	}
 	int64_t spread;
 	in = permute_expert_cols(b, in, id, row, &spread);
-	/* relu2(u) = relu(u) u: where there is no gate, up is it, and kernels find each row of it
-	 * twice in their nearest cache */
+	/* relu2(u) = relu(u) u: without a gate, up is also the gate, and kernels read each of its
+	 * rows the second time from L1 */
 	int gate =
 	    s->moe.plain ? -1 : build_experts(b->g, "e_gate", b->layer, n, width, row, b->loc);
 	int up = build_experts(b->g, "e_up", b->layer, n, width, row, b->loc);

@@ -1,7 +1,7 @@
-/* Spec -> Graph: the model's equations, one op each, nothing fused. Families differ by what the
- * Spec says and by nothing else: no family is named here. Values are named for what they are
- * ("L3.q"), which is what verify compares. Here: layers, what is around them, and where the cache
- * lies; build_attention.c and build_ffn.c have the two blocks, build_ops.c single equations,
+/* Build a Graph from a Spec: the equations of the model, one op each, nothing fused. Only values of
+ * the Spec distinguish families; no family is named here. Values have names by meaning ("L3.q"),
+ * which verify compares. This file has the layers, what surrounds them, and the pools;
+ * build_attention.c and build_ffn.c have the two blocks, build_ops.c single equations,
  * build_tensor.c weights. */
 #include "compiler/build/build_model.h"
 
@@ -10,7 +10,7 @@
 #include "formats/dequant.h"
 #include "formats/peft.h"
 
-/* Attention, or what stands in its place */
+/* Attention, or the recurrent block of the layer. */
 static int
 attention_block(ModelBuilder *b, int h)
 {
@@ -22,7 +22,7 @@ attention_block(ModelBuilder *b, int h)
 	                  "attn_out_normed");
 }
 
-/* h: the normed stream x */
+/* Second block of the layer; h is the normed stream x. */
 static int
 ffn_block(ModelBuilder *b, int h, int x)
 {
@@ -44,7 +44,7 @@ ffn_block(ModelBuilder *b, int h, int x)
 	                  "ffn_out_normed");
 }
 
-/* norm(out(act(gate x) * what the token brings to this layer)) */
+/* norm(out(act(gate x) * per-layer embedding of the token)). */
 static int
 per_layer_part(ModelBuilder *b, int x)
 {
@@ -63,8 +63,8 @@ per_layer_part(ModelBuilder *b, int x)
 	return build_norm(b, true, y, "ple_out_norm", "ple_normed");
 }
 
-/* What the layer made of its stream, a, corrects all; per-layer embeddings read that one and go to
- * the others. */
+/* Correct all streams with the layer's result a. Per-layer embeddings read the active stream and
+ * are added to the others. */
 static int
 streams_end(ModelBuilder *b, int all, int a)
 {
@@ -89,8 +89,8 @@ streams_end(ModelBuilder *b, int all, int a)
 	return build_stream_add(b, y, per_layer_part(b, x));
 }
 
-/* The end of a layer: x += what per-layer embeddings bring, then the layer's number; of several
- * streams, `all`, x is the one that the layer works on. */
+/* End of a layer: x += per-layer embeddings, then times the layer's gain. With several streams,
+ * `all`, x is the active one. */
 static int
 layer_end(ModelBuilder *b, int x, int all)
 {
@@ -106,8 +106,8 @@ layer_end(ModelBuilder *b, int x, int all)
 	return build_gain(b, x, "layer_gain", 1.0, s->hidden, "gained");
 }
 
-/* The stream behind attention, h what that read: with norm(right (left h)) + h, over the root of 2
- */
+/* Laurel: (mid + h + norm(right (left h))) / sqrt(2), with mid the stream after attention and h the
+ * input of attention. */
 static int
 low_rank(ModelBuilder *b, int mid, int h)
 {
@@ -140,13 +140,13 @@ layer(ModelBuilder *b, int x, int l)
 		mid = x = build_stream_active(b, all, "active");
 	build_at(b, "norm.kind");
 	int seen = spec_shared(s, l) ? build_add(b, x, build_shared(b, x), 1.0, "with_shared")
-	                             : x; /* the stream goes on without it */
+	                             : x; /* the block's output is not added to the stream */
 	build_at(b, "norm.kind");
 	int h = build_norm(b, s->norm.attn_in && s->norm.in_layers[l] && spec_has_block(s, l), seen,
 	                   "attn_norm", "attn_in");
 	if (s->residual.parallel) {
-		/* both blocks read the same stream; without a norm of its own the second shares the
-		 * first's */
+		/* Both blocks read the same stream; without its own norm the second block shares
+		 * the norm of the first. */
 		int h2 = ffn_in ? build_norm(b, true, x, "ffn_norm", "ffn_in") : h;
 		int from = s->residual.from_norm ? h : x;
 		int a = attention_block(b, h), f = ffn_block(b, h2, x);
@@ -176,7 +176,8 @@ layer(ModelBuilder *b, int x, int l)
 
 /* --- the model --- */
 
-/* Some models multiply by the square root of the width as its activations' dtype can hold it. */
+/* Return the embedding factor, rounded to the activations' dtype for models that multiply by the
+ * rounded square root of hidden. */
 static double
 embed_scale(const Spec *s)
 {
@@ -217,8 +218,8 @@ embed(ModelBuilder *b, int *table)
 	return build_norm(b, s->norm.embed, x, "embed_norm", "x0_normed");
 }
 
-/* What a token brings to each layer: a row of its own table, and a product of its embedding, normed
- * layer by layer; the mean of both by the square root of two. */
+/* Per-layer embeddings of the tokens: a row of their own table plus a normed projection of the
+ * embedding, divided by the square root of two, for all layers. */
 static int
 per_layer(ModelBuilder *b, int x)
 {
@@ -239,7 +240,7 @@ per_layer(ModelBuilder *b, int x)
 	return build_add_wide(b, p, own, sqrt(0.5), all, "ple");
 }
 
-/* The rows that come with the tokens of a head that guesses, in front of all other steps */
+/* Input rows of a draft head, one per token, before all other steps. */
 static int
 rows_in(ModelBuilder *b)
 {
@@ -252,7 +253,7 @@ rows_in(ModelBuilder *b)
 	return rows;
 }
 
-/* What such a head reads: the row that came with each token, beside the token's embedding x. */
+/* Input of a draft head: each token's row concatenated with the token's embedding x. */
 static int
 head_in(ModelBuilder *b, int x, int rows)
 {
@@ -269,7 +270,7 @@ head_in(ModelBuilder *b, int x, int rows)
 	return build_matmul(b, y, "mtp_proj", false, s->hidden, 2 * s->hidden, "x0_both");
 }
 
-/* The norm behind the last layer */
+/* Norm after the last layer. */
 static int
 final_norm(ModelBuilder *b, int x, const char *name)
 {
@@ -283,8 +284,7 @@ final_norm(ModelBuilder *b, int x, const char *name)
 	return y;
 }
 
-/* All rows, for a head that guesses, which knows them as they stand in front of the model's own
- * head, or of the norm there */
+/* Mark the rows that a draft head reads: all rows, after or before the final norm (mtp.normed). */
 static void
 hand_out(ModelBuilder *b, int x)
 {
@@ -359,7 +359,7 @@ ropes(ModelBuilder *b)
 	}
 }
 
-/* A pool of what layers keep of each sequence; v [n_layers]: the values of its arguments */
+/* Make a pool for what layers store per sequence; v[n_layers]: the values of its arguments. */
 static void
 state_pool(ModelBuilder *b, int *v, const char *id, const uint8_t *layer_in, int64_t heads,
            int64_t rows, int64_t cols)
@@ -386,8 +386,8 @@ state_pool(ModelBuilder *b, int *v, const char *id, const uint8_t *layer_in, int
 	}
 }
 
-/* Keys of indexers, in 16 bit where latents are quantised: a choice is finer than what it chooses.
- */
+/* Make the pool of indexer keys, in 16 bits even if latents are quantised: the selection needs more
+ * precision than the attention over it. */
 static void
 index_pool(ModelBuilder *b)
 {
@@ -418,8 +418,8 @@ index_pool(ModelBuilder *b)
 	}
 }
 
-/* One pool for all layers of attention, or a second one for those that see a window only, and pools
- * for what layers keep as a state. */
+/* Make one pool for all attention layers, a second one if some layers are windowed, and pools for
+ * recurrent states. */
 static void
 pools(ModelBuilder *b)
 {
@@ -495,8 +495,8 @@ pools(ModelBuilder *b)
 	}
 }
 
-/* Figures of a plan are sums and products of sizes; within these bounds none of them overflows, and
- * no description makes a plan of gigabytes. */
+/* Figures of a plan are sums and multiples of sizes. Within these bounds none overflows, and no
+ * description makes a plan of gigabytes. */
 enum { MAX_EXPERT_TENSORS = 1 << 20 };
 #define MAX_WEIGHTS ((int64_t)1 << 50)
 
@@ -565,7 +565,8 @@ close_adapter(void *p)
 	peft_close(p);
 }
 
-/* Its names are read here, its values where the weights are. */
+/* Open the adapter of lora.path and read its names; its values are read together with the
+ * weights. */
 static bool
 open_adapter(Graph *g, Diag *d, Arena *perm)
 {
@@ -581,10 +582,12 @@ open_adapter(Graph *g, Diag *d, Arena *perm)
 	return true;
 }
 
-/* requires: a Spec that spec.c has accepted
- * effect:   ops in the order of the equations; weights with the places of their rows in the checkpoint; names the tensor map
- *           lacks and shapes the storage formats cannot hold are errors. Shapes of values are
- * graph_infer's. */
+/* Build the graph.
+ *
+ *   requires  a Spec that spec.c has validated
+ *   effect    ops in the order of the equations; weights with the positions of their rows in the
+ *             checkpoint. Errors: names missing in the tensor map, shapes that storage formats
+ *             cannot hold. Shapes of values come from graph_infer. */
 Graph *
 graph_build(const Spec *s, Diag *d, Arena *perm)
 {

@@ -1,4 +1,4 @@
-/* Values, weights, and the equations of one op each. */
+/* Values, weights, and single equations. */
 #include "compiler/build/build_model.h"
 
 #include "formats/scheme.h"
@@ -41,7 +41,7 @@ build_at(ModelBuilder *b, const char *key)
 	b->loc = spec_loc(b->s, key);
 }
 
-/* --- the small equations --- */
+/* --- single equations --- */
 
 int
 build_permute_cols(ModelBuilder *b, int x, const char *role, int64_t cols)
@@ -74,7 +74,8 @@ build_permute_cols(ModelBuilder *b, int x, const char *role, int64_t cols)
 	return y;
 }
 
-/* What an adapter adds to y = x w^T: b (a x), in the slot of the row's sequence */
+/* An adapter's contribution to y = x w^T: b (a x), with the factors in the slot of the row's
+ * sequence. */
 static int
 adapted(ModelBuilder *b, int x, int y, int fa, int fb, int64_t rows, int64_t cols, const char *name)
 {

@@ -1,10 +1,9 @@
-/* Streams that go through the layers side by side (AltUp), as one row of them all. A layer works on
- * one. */
+/* Parallel streams (AltUp), stored as one row of all streams. A layer computes on one of them. */
 #include "compiler/build/build_model.h"
 
 #include <math.h>
 
-/* What stands in for the mean square of a stream of zeros */
+/* lower bound of the mean square of a stream */
 #define LEAST 1e-5
 
 static int
@@ -18,7 +17,7 @@ product(ModelBuilder *b, int x, int w, int64_t rows, int64_t cols, const char *n
 	return y;
 }
 
-/* y = x with the root of the mean square of r */
+/* y = x scaled to the root mean square of r. */
 static int
 matched(ModelBuilder *b, int x, int r, const char *name)
 {

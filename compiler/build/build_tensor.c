@@ -1,6 +1,6 @@
-/* Weights: which rows of which tensors of the checkpoint make a role of the model. The family's
- * tensor map says how a checkpoint stores roles; what the graph and the kernels want is one tensor
- * a role, rows in plain order. */
+/* Weights: which rows of which checkpoint tensors form a role of the model. The family's tensor map
+ * describes how a checkpoint stores roles; graph and kernels use one tensor per role, with rows in
+ * order. */
 #include "compiler/spec/family.h"
 #include "compiler/graph.h"
 #include "formats/peft.h"
@@ -11,7 +11,7 @@
 
 enum { MAX_STACKED = 4 };
 
-/* The rule for a role, alone or as a part of a stack ("q+k+v"); *part: which one. */
+/* Find the rule of a role, alone or in a stack ("q+k+v"); *part receives its index in the stack. */
 static const TensorRule *
 rule_in(const TensorRule *rule, int n_rule, const char *role, int *part)
 {
@@ -35,7 +35,7 @@ rule_in(const TensorRule *rule, int n_rule, const char *role, int *part)
 	return NULL;
 }
 
-/* Rows of the roles that checkpoints stack; 0: none of them. */
+/* Return the rows of a role that checkpoints may stack; 0 for other roles. */
 static int64_t
 role_rows(const Spec *s, int layer, const char *role, size_t n)
 {
@@ -91,7 +91,7 @@ role_rows(const Spec *s, int layer, const char *role, size_t n)
 	return 0;
 }
 
-/* Rows before and of all parts of a stacked rule. */
+/* Count the rows before part `part` of a stacked rule, and of all parts. */
 static bool
 stack_rows(const Spec *s, int layer, const TensorRule *rule, int part, int64_t *before,
            int64_t *total)
@@ -121,7 +121,7 @@ tensor_id(Arena *a, const char *role, int layer, const char *suffix)
 	                 : arena_printf(a, "L%d.%s%s", layer, role, tail);
 }
 
-/* Blocks that follow each other without a gap are one block. */
+/* Merge blocks that are contiguous. */
 static void
 source_join(PlanSource *s)
 {
@@ -158,16 +158,16 @@ tensor_add(Graph *g, const char *id, StorageRule as, int64_t rows, int64_t cols,
 	return v;
 }
 
-/* How a role's sources are stored, whose rows in the file have `cols` elements; 0: vectors. */
+/* Return the storage of a role whose rows in the file have `cols` elements; cols 0: vectors. */
 static StorageRule
 file_storage(Graph *g, const char *role, int layer, int64_t cols, Loc loc)
 {
 	StorageRule r = spec_storage(g->spec, role, layer);
 
-	if (cols == 0) /* no checkpoint quantises vectors, whatever `default` says */
+	if (cols == 0) /* vectors are never quantised, whatever the default is */
 		return (StorageRule){ .dtype =
 			                  dtype_info(r.dtype)->block_elems > 1 ? DT_F32 : r.dtype };
-	if (r.group < 0) { /* a scale for a row needs no width of groups of its own */
+	if (r.group < 0) { /* one scale per row: the group type's size does not matter */
 		Dtype narrow = dtype_regroup(r.dtype, 32);
 		r.dtype =
 		    dtype_row_bytes(r.dtype, cols) < 0 && narrow != DT_NONE ? narrow : r.dtype;
@@ -186,9 +186,9 @@ file_storage(Graph *g, const char *role, int layer, int64_t cols, Loc loc)
 	return r;
 }
 
-/* As it is in memory. Blocks hold neighbours of one row of the file, so they survive no
- * transposition: packing expands them, and rounds each element once to 16 bits. Nor do they survive
- * a division of the row by its length. */
+/* Return the storage in memory. A block holds neighbouring elements of one row of the file, so a
+ * transposed matrix cannot keep it: packing dequantises and rounds each element once to 16 bits.
+ * Rows divided by their norm cannot keep it either. */
 static StorageRule
 memory_storage(Graph *g, PlanSource *src, int n_src, StorageRule r, Loc loc)
 {
@@ -219,8 +219,8 @@ rule_or_error(Graph *g, const char *role, int *part, Loc loc)
 	return rule;
 }
 
-/* Parts of a tensor whose roles are interleaved head by head: one a group of heads that share a k
- * and v, with q of its heads, then k, then v; or, where every head has its own, one a head. */
+/* Return the number of units of a tensor whose roles are interleaved per head: one per kv head,
+ * with its q heads, then k, then v; or one per head if every head has all roles. */
 static int64_t
 head_units(const Spec *s, int layer, const char *roles)
 {
@@ -231,7 +231,7 @@ head_units(const Spec *s, int layer, const char *roles)
 	                                      : spec_heads(s, layer).n_kv_heads;
 }
 
-/* Which rows of the tensor that a rule names are a role's. */
+/* Set the rows of the rule's tensor that belong to a role. */
 static bool
 rule_rows(Graph *g, int layer, const TensorRule *rule, const char *role, int part, int64_t rows,
           PlanSource *src)
@@ -266,8 +266,7 @@ rule_rows(Graph *g, int layer, const TensorRule *rule, const char *role, int par
 	return true;
 }
 
-/* What Hugging Face calls the module of a role, whose names adapters go by; NULL: the family does
- * not say */
+/* Return the Hugging Face module name of a role, which adapters use; NULL: the family has none. */
 static const char *
 module_name(Graph *g, const char *role, int layer, const TensorRule **rule, int *part)
 {
@@ -282,8 +281,8 @@ module_name(Graph *g, const char *role, int layer, const TensorRule **rule, int 
 	                                                     : name;
 }
 
-/* What an adapter adds to a matrix goes by the module's name and rows, as Hugging Face has them.
- * Blocks that cannot hold the sum (the file's own) become f16: nothing is quantised twice. */
+/* Attach the adapter's delta to a matrix, found by Hugging Face module name and rows. Block types
+ * that cannot hold the sum become f16: nothing is quantised twice. */
 static bool
 add_adapter(Graph *g, const char *role, int layer, int64_t rows, PlanSource *src, StorageRule *as,
             Loc loc)
@@ -329,7 +328,7 @@ add_adapter(Graph *g, const char *role, int layer, int64_t rows, PlanSource *src
 	return true;
 }
 
-/* n_experts: 0: of matrices that are none */
+/* n_experts 0: not a matrix of experts */
 static int
 factor_add(Graph *g, PlanFactor factor, const char *id, int n_experts, int64_t each,
            const PlanSource *src, int n_src, Loc loc)
@@ -367,7 +366,7 @@ build_factors(Graph *g, const char *role, int layer, int64_t rows, int64_t cols,
 	const char *name = module_name(g, role, layer, &rule, &part);
 	PlanSource *src = NEW(g->arena, PlanSource, 1),
 	           theirs = { .rows = rows, .block = rows, .stride = rows, .n_block = 1 };
-	/* rows that are turned while they are read: an adapter's would have to be as well */
+	/* rows that are permuted while they are read: an adapter's rows would need it too */
 	if (!name || (rule->rope_pairs && (!strcmp(role, "q") || !strcmp(role, "k"))) ||
 	    !rule_rows(g, layer, rule, role, part, rows, &theirs))
 		return false;
@@ -398,10 +397,11 @@ graph_stack_factors(Graph *g, const char *name, const int *val, int n)
 	return factor_add(g, FACTOR_A, name, 0, src[0].cols, src, n, g->val[val[0]].loc);
 }
 
-/* What transformers calls the stacked matrices of all experts */
+/* names of the stacked expert matrices in transformers */
 static const char UP_PARAMETER[] = "gate_up_proj", DOWN_PARAMETER[] = "down_proj";
 
-/* "model.layers.0.mlp.experts.0.up_proj" -> "model.layers.0"; NULL: no such name */
+/* "model.layers.0.mlp.experts.0.up_proj" becomes "model.layers.0"; NULL: the name has another
+ * form. */
 static const char *
 experts_stem(Arena *a, const TensorRule *theirs, int layer)
 {
@@ -412,13 +412,13 @@ experts_stem(Arena *a, const TensorRule *theirs, int layer)
 	return at && at > first ? arena_strndup(a, first, (size_t)(at - 1 - first)) : NULL;
 }
 
-/* A source of a factor for a role of experts, of matrices [rows, cols] each; false: adapters of it
- * are not read */
+/* Set the source of a factor for a role of experts with matrices [rows, cols] each. False: adapters
+ * for it are not supported. */
 static bool
 expert_source(Graph *g, const char *role, int layer, int64_t rows, int64_t cols, PlanSource *src)
 {
 	const bool down = strcmp(role, "e_down") == 0,
-	           plain = g->spec->moe.plain; /* plain: up alone, in the place of both */
+	           plain = g->spec->moe.plain; /* plain: `up` is used for both gate and up */
 	int part;
 	const TensorRule *theirs = rule_in(g->spec->lora.rule, g->spec->lora.n_rule, role, &part);
 	const char *stem = theirs && !theirs->interleaved && !theirs->transpose
@@ -427,7 +427,7 @@ expert_source(Graph *g, const char *role, int layer, int64_t rows, int64_t cols,
 
 	if (!stem)
 		return false;
-	TensorRule each = *theirs; /* its number stays open */
+	TensorRule each = *theirs; /* {e} stays unexpanded */
 	const char *hole = strstr(theirs->name, "{e}"),
 	           *name = arena_printf(g->arena, "%s#%s", stem,
 	                                down    ? DOWN_PARAMETER
@@ -462,8 +462,8 @@ build_expert_factors(Graph *g, const char *const *role, int n_role, int layer, i
 
 	if (g->spec->adapters.slots < 1 || g->spec->adapters.expert_rank < 1)
 		return false;
-	/* columns in an order of their own (desc_act) have rows of gate and up in that of down's:
-	 * an adapter's would have to be as well */
+	/* with desc_act, rows of gate and up are in the column order of down, and an adapter's rows
+	 * would need it too */
 	for (int i = 0; i < 3; i++)
 		if (spec_storage(g->spec, (const char *const[]){ "e_gate", "e_up", "e_down" }[i],
 		                 layer)
@@ -479,7 +479,7 @@ build_expert_factors(Graph *g, const char *const *role, int n_role, int layer, i
 	return true;
 }
 
-/* A weight outside of the layers may be read twice. A head that guesses has few. */
+/* Find an existing weight: one outside the layers, or of a draft head, may be used twice. */
 static int
 weight_of(const Graph *g, const char *id)
 {
@@ -496,7 +496,7 @@ build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t 
 	const Spec *s = g->spec;
 	const HeadShape heads = spec_heads(s, layer);
 	bool head = strcmp(role, "head") == 0;
-	/* a tied head whose rows are normalised is a tensor of its own, made from the embedding */
+	/* a tied head with normalised rows is a separate tensor, made from the embedding */
 	const char *from = head && s->head.tied ? "embed" : role;
 	int part;
 	const char *id = tensor_id(g->arena, role, layer, suffix);
@@ -564,8 +564,8 @@ build_adapter_input(Graph *g, const char *role, int layer, const char *what, int
 	return tensor_add(g, id, (StorageRule){ .dtype = DT_F32 }, cols, 0, src, 1, loc);
 }
 
-/* Adapters of experts: a pair for each expert where they are modules, or the stacked ones of gate
- * and up together, and of down. */
+/* Attach adapters of experts: a pair of factors per expert if experts are modules, else the stacked
+ * factors of gate and up together, and of down. */
 static bool
 adapt_experts(Graph *g, const TensorRule *rule, const char *role, int layer, PlanSource *src,
               int n_src, int n_experts, int64_t rows, StorageRule *as)
@@ -682,7 +682,7 @@ build_experts(Graph *g, const char *role, int layer, int n_experts, int64_t rows
 		       role, layer);
 	for (int e = 0; e < n_src && as.order; e++)
 		src[e].arranged = true;
-	/* what gate and up make comes in the order of down's columns */
+	/* rows of gate and up are in the column order of down */
 	if (strcmp(role, "e_down") != 0 && strcmp(role, "e_down_b") != 0 &&
 	    spec_storage(g->spec, "e_down", layer).order) {
 		const TensorRule *down = rule_or_error(g, "e_down", &part, loc);
@@ -772,7 +772,7 @@ build_one_of(Graph *g, const char *role, int layer, int i, int n, int64_t rows, 
 	                  as, rows, cols, src, 1, loc);
 }
 
-/* b continues a in the same checkpoint tensor, both whole runs of rows */
+/* Return whether b continues a in the same checkpoint tensor, both contiguous. */
 static bool
 source_continues(const PlanSource *a, const PlanSource *b)
 {

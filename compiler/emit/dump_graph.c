@@ -1,4 +1,4 @@
-/* Text of a Graph, for --dump and for golden tests:  L0.q = matmul L0.attn_in, L0.q[64x48 f32]
+/* Text form of a Graph, for --dump and golden tests:  L0.q = matmul L0.attn_in, L0.q[64x48 f32]
  * rows=64 cols=48 */
 #include "compiler/select_kernels.h"
 

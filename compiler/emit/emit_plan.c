@@ -1,5 +1,5 @@
-/* Graph and Selection -> Plan: the structs that the runtime reads, and the figures that people
- * read. */
+/* Convert Graph and Selection to a Plan: the structs that the runtime reads, and figures for the
+ * user. */
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,8 +16,8 @@ without_layer(const char *id)
 	return dot ? dot + 1 : id;
 }
 
-/* Layers take turns in the same memory: its name is without their number, also that of the stream,
- * "x17". */
+/* Return a value's name without its layer, also for the stream ("x17"): layers reuse the same
+ * memory. */
 static const char *
 short_name(const char *id)
 {
@@ -50,8 +50,8 @@ free_id(const Plan *p, Arena *a, const char *want)
 	return id;
 }
 
-/* Values of the same shape in the same slot are one buffer of the plan: index of each MemBuf's in
- * `to`. */
+/* Merge values of the same shape in the same slot into one buffer of the plan. `to` receives the
+ * index of each MemBuf's buffer. */
 static void
 plan_buffers(const Graph *g, const Selection *sel, Plan *p, int *to)
 {
@@ -115,9 +115,9 @@ value_ref(const Graph *g, const Selection *sel, const int *to, int phase, int v)
 	return (PlanRef){ .kind = REF_NONE };
 }
 
-/* What a step streams of its weights, whole, and the multiplications and additions of the products
- * with them for one row. A gather reads a row, not the table, and multiplies nothing; what
- * attention adds depends on lengths. */
+/* Set the weight bytes that a step reads in full, and its multiply-adds per row. A gather reads one
+ * row of its table and multiplies nothing. The cost of attention depends on lengths and is not
+ * included. */
 static void
 step_cost(const Graph *g, const Op *op, int phase, PlanStep *st)
 {
@@ -125,7 +125,7 @@ step_cost(const Graph *g, const Op *op, int phase, PlanStep *st)
 
 	if (op->kind == OP_mla_attend && phase == PHASE_DECODE &&
 	    op_int(op, "expand") != MLA_EXPAND_ALWAYS)
-		return; /* its weights are those of expanded rows */
+		return; /* the weights are used only for expanded rows */
 
 	graph_shapes(g, op, shape);
 	for (int k = 0; k < op_info[op->kind].n_in; k++) {

@@ -1,4 +1,4 @@
-/* The plan for people: what runs, on what, in how much memory; and the comments on top of emitted
+/* Plan text for users (steps, kernels, memory), and the comments at the top of generated
  * kernels. */
 #include <ctype.h>
 #include <inttypes.h>
@@ -10,7 +10,7 @@
 
 /* ---- small text ---- */
 
-/* 1536 -> "1.5 KiB", with integers, so that no locale has a say */
+/* Format 1536 as "1.5 KiB", with integers, so that the locale does not matter. */
 static void
 put_scaled(Strbuf *out, int64_t v, int64_t base, const char *const unit[5])
 {
@@ -79,8 +79,8 @@ put_weights(const Plan *p, Strbuf *out)
 	strbuf_puts(out, ")\n");
 }
 
-/* What columns of experts in orders of their own cost: the orders, and a row of x for each choice
- * where it had one */
+/* Describe the cost of permuted expert columns: the orders, and a row of x per selected expert
+ * instead of per token. */
 static void
 put_orders(const Plan *p, Strbuf *out)
 {
@@ -270,7 +270,7 @@ put_step(const Plan *p, int i, Strbuf *out)
 	strbuf_putc(out, '\n');
 }
 
-/* Numbers of the layers of a group as "0-3,5" */
+/* Write the layer numbers of a group, for example "0-3,5". */
 static void
 put_layers(const int *group_of, int n_layers, int group, Strbuf *out)
 {
@@ -291,8 +291,9 @@ put_layers(const int *group_of, int n_layers, int group, Strbuf *out)
 	}
 }
 
-/* When rows of a prompt go through latent attention expanded, and the arithmetic behind it:
- * compiler/fuse/fuse.c counts, mla_expanded of templates/common/llmc_mla.h decides. */
+/* Describe when prefill rows are expanded in latent attention, with the arithmetic.
+ * compiler/fuse/fuse_mla.c computes the break-even; mla_expanded of templates/common/llmc_mla.h
+ * decides at run time. */
 static void
 put_mla_forms(const Plan *p, Strbuf *out)
 {
@@ -340,7 +341,7 @@ put_steps(const Graph *g, const Plan *p, Strbuf *out)
 		put_step(p, i, out);
 	for (int l = 0; l < p->n_layers; l++) {
 		size_t start = out->len;
-		if (i == ph->n_step || ph->step[i].layer != l) { /* another stage's */
+		if (i == ph->n_step || ph->step[i].layer != l) { /* a layer of another stage */
 			group_of[l] = -1;
 			continue;
 		}
@@ -401,8 +402,7 @@ emit_text(const Graph *g, const Selection *sel, const Plan *p, const char *fusio
 
 /* ---- kernels ---- */
 
-/* What a step reads of the cache, which no weights tell: K and V of a position, and the operations
- * of a row on it. */
+/* Describe what a step reads of the KV cache, per position, and the operations of a row on it. */
 static void
 put_cache_cost(const Plan *p, const PlanStep *s, Strbuf *out)
 {
@@ -417,12 +417,12 @@ put_cache_cost(const Plan *p, const PlanStep *s, Strbuf *out)
 	strbuf_puts(out, " a position that a row sees;");
 }
 
-/* Words on lines of a comment, the first of which has `col` columns already. */
+/* Wrap words into the lines of a comment; the first line already has `col` columns. */
 static void
 put_wrapped(const char *text, size_t col, Strbuf *out)
 {
 	while (*text) {
-		size_t n = strcspn(text + 1, " ") + 1; /* a word with the space before it */
+		size_t n = strcspn(text + 1, " ") + 1; /* a word with the blank before it */
 		if (col + n > 110) {
 			strbuf_puts(out, "\n *  ");
 			col = 4;
@@ -441,7 +441,7 @@ emit_comment(const Graph *g, const Selection *sel, const Plan *p, int kernel, St
 	const Op *op = &g->op[at];
 
 	strbuf_puts(out, "/* generated from ");
-	for (const char *c = p->name; *c; c++) /* a name must not end the comment */
+	for (const char *c = p->name; *c; c++) /* a name must not close the comment */
 		strbuf_putc(out, isalnum((unsigned char)*c) || strchr("._-+ ", *c) ? *c : '_');
 	strbuf_printf(out, ", description %s: do not edit\n *\n * %s: ", p->spec_sha256,
 	              op_info[op->kind].name);

@@ -1,5 +1,5 @@
-/* An artifact's files onto disk. Each file is written beside its place and renamed, plans last: a
- * folder with a plan has all that the plan names, whatever stopped the writer. */
+/* Write an artifact's files to disk. Each file is written under another name and renamed, plans
+ * last. So a folder with a plan always has all files that the plan names. */
 #include <string.h>
 
 #include "base/file.h"

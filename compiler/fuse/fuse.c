@@ -1,14 +1,15 @@
-/* Rewrites of the graph: several ops become one whose kernel reads and writes less. Each pass is
- * one pattern, with its contract above it. A rewrite is made only where a template of the target
- * takes the result, so that a tuned part never turns into a slow one. Fused ops keep the output
- * values of the last op they replace, and list the others in `makes`. */
+/* Fusion: rewrites that replace several ops by one whose kernel reads and writes less. Each pass is
+ * one pattern, with its contract above it. A rewrite is made only if a template of the target
+ * implements the result, so fusion never replaces a tuned kernel by the reference. Fused ops have
+ * the output values of the last op that they replace, and list the others in `makes`. */
 #include "compiler/fuse/fuse.h"
 
 #include <string.h>
 
 /* --- passes --- */
 
-/* q or k on its way from the matmul: [rope] of [per-head norm] of matmul */
+/* Ops from the matmul to q or k: rope(norm(matmul)), where rope and the per-head norm are
+ * optional. */
 typedef struct Chain {
 	Op *rope, *norm, *mat;
 } Chain;
@@ -61,10 +62,10 @@ chain_makes(const Fuse *f, Op *op, const Chain *c)
 
 /* q, k, v = matmuls of one h; per-head norms; rope; kv_append  ->  q, done = norm_qkv(x, ...)
  *
- * requires: q, k, v and all between them and the cache are read by nothing else; one dtype; V dim =
- * head dim
- * keeps:    q as attention reads it, the order value
- * effect:   one read of x, one weight stream; k and v go straight to the cache. */
+ *   requires  q, k, v and the values between them and the cache have no other reader; one dtype;
+ *             V dim = head dim
+ *   keeps     q as attention reads it, and the order value
+ *   effect    one read of x, one weight stream; k and v are written directly to the cache */
 static int
 fuse_norm_qkv(Fuse *f)
 {
@@ -87,7 +88,7 @@ fuse_norm_qkv(Fuse *f)
 		}
 		int64_t kv_heads = op_int(append, "kv_heads"), dim = op_int(append, "dim");
 		int w, b, rotated = att ? att->arg[ARG(attention, q)] : -1;
-		Op *temper = fuse_only_def(f, rotated, OP_pos_scale); /* of what comes out */
+		Op *temper = fuse_only_def(f, rotated, OP_pos_scale); /* q_temperature after rope */
 		Chain q, k;
 
 		if (temper)
@@ -140,9 +141,9 @@ fuse_norm_qkv(Fuse *f)
 
 /* y = glu(matmul(h, gate), matmul(h, up))  ->  y = norm_glu(x, [gate; up])
  *
- * requires: gate and up of one dtype, read by the glu alone
- * keeps:    y
- * effect:   one weight stream; gate and up never reach memory. */
+ *   requires  gate and up of one dtype, read only by the glu
+ *   keeps     y
+ *   effect    one weight stream; gate and up are not written to memory */
 static int
 fuse_norm_glu(Fuse *f)
 {
@@ -189,12 +190,11 @@ fuse_norm_glu(Fuse *f)
 	return n;
 }
 
-/* y = f(matmul(norm(x))) for f = act or nothing  ->  norm_act or norm_matmul.
+/* y = f(matmul(norm(x))) with f = act or nothing  ->  norm_act or norm_matmul
  *
- * requires: for act, that nothing else reads the matmul; for a plain matmul, a norm that only
- * matmuls read
- * keeps:    y
- * effect:   the normed row is not written; several readers of one norm each repeat it. */
+ *   requires  with act: no other reader of the matmul; without: a norm with only matmul readers
+ *   keeps     y
+ *   effect    the normed row is not written; each reader of a norm computes it again */
 static int
 fuse_norm_matmul(Fuse *f, bool with_act)
 {
@@ -243,10 +243,9 @@ fuse_norm_matmul(Fuse *f, bool with_act)
 
 /* y = add(r, matmul(x, w))  ->  y = matmul_add(x, w, r)
  *
- * requires: the matmul's result is read by the add alone (a sandwich norm between them keeps them
- * apart)
- * keeps:    y: the residual stream, in r's memory where r ends here
- * effect:   one pass over the row less; the block's output is not written on its own. */
+ *   requires  the add is the only reader of the matmul (a sandwich norm between them prevents it)
+ *   keeps     y: the residual stream, in the memory of r if r ends here
+ *   effect    one pass over the row less; the block's output is not written separately */
 static int
 fuse_matmul_add(Fuse *f)
 {
@@ -279,11 +278,12 @@ fuse_matmul_add(Fuse *f)
 	return n;
 }
 
-/* logits = cap(matmul(norm(pick(x)), w))  ->  logits = head(x, w); cap and norm may be missing
+/* logits = softcap(matmul(norm(gather_rows(x)), w))  ->  logits = lm_head(x, w); softcap and norm
+ * are optional
  *
- * requires: a head without bias, each step read by the next alone
- * keeps:    logits
- * effect:   rows whose logits nobody wants are not touched. */
+ *   requires  a head without bias; each op is the only reader of the previous one
+ *   keeps     logits
+ *   effect    rows without a requested output are not processed */
 static int
 fuse_head(Fuse *f)
 {
@@ -334,11 +334,11 @@ fuse_head(Fuse *f)
 	return n;
 }
 
-/* arrange(norm(x))  ->  arrange(x), which norms
+/* permute_cols(norm(x))  ->  permute_cols(x) with a fused norm
  *
- * requires: a norm that only arranges read
- * keeps:    y
- * effect:   a launch and a write of the row less; several readers of one norm each repeat it. */
+ *   requires  a norm whose readers are all permute_cols
+ *   keeps     y
+ *   effect    one launch and one write of the row less; each reader of a norm computes it again */
 static int
 fuse_norm_permute_cols(Fuse *f)
 {
@@ -372,15 +372,17 @@ fuse_norm_permute_cols(Fuse *f)
 	return n;
 }
 
-/* Ops whose results nobody reads any more: norms that went into all their readers.
- * requires: topological order; keeps: the last op (logits); effect: they are nops. */
+/* Replace ops without readers by nops, such as norms that were fused into all their readers.
+ *
+ *   requires  topological order
+ *   keeps     the last op (logits) */
 static int
 drop_dead(Fuse *f)
 {
 	Graph *g = f->g;
 	int n = 0;
 
-	for (size_t i = g->n_op; i-- > 1;) { /* all but the last, which makes the logits */
+	for (size_t i = g->n_op; i-- > 1;) { /* all but the last op, which makes the logits */
 		Op *op = &g->op[i - 1];
 		bool dead = op->kind != OP_nop;
 		for (int k = op_info[op->kind].n_in; k < op_info[op->kind].n_arg; k++)

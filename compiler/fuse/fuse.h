@@ -1,5 +1,5 @@
-/* Between the passes of fuse.c, fuse_mla.c, fuse_moe.c and fuse_lora.c: what is known of the graph
- * while it is rewritten. Not for others. */
+/* Private to the fusion passes (fuse.c, fuse_mla.c, fuse_moe.c, fuse_lora.c): state of the graph
+ * during rewriting, and helpers. */
 #ifndef LLMC_COMPILER_FUSE_FUSE_H
 #define LLMC_COMPILER_FUSE_FUSE_H
 
@@ -13,10 +13,10 @@ typedef struct FuseStack {
 typedef struct Fuse {
 	Graph *g;
 	const Templates *ts;
-	int *uses;     /* [n_val] inputs that read it */
-	int *mat_uses; /* of these: x of a plain matmul */
+	int *uses;     /* [n_val] number of reading arguments */
+	int *mat_uses; /* [n_val] of these, x of a plain matmul */
 	size_t cap_uses;
-	FuseStack *stack; /* what was stacked: layers that share the parts share the stack */
+	FuseStack *stack; /* stacked weights, reused by layers that share the parts */
 	size_t n_stack, cap_stack;
 } Fuse;
 
@@ -32,14 +32,14 @@ const char *fuse_name(const Fuse *f, int v);
 bool fuse_accepted(const Fuse *f, const Op *op);
 int fuse_stack(Fuse *f, int layer, const char *role, const int *val, int n);
 
-/* --- the norm in front --- */
-/* What the fused op reads instead of the normed row, and the attributes of its norm */
+/* --- fused input norm --- */
+/* Input of a fused op before its norm, and the attributes of the norm. */
 typedef struct NormInput {
 	int x, nw, nb;
 	const char *kind;
 	double eps;
 	int plus_one;
-	int norm; /* value; -1: not taken in */
+	int norm; /* the norm's output value; -1: no norm is fused */
 } NormInput;
 
 NormInput front_plain(int h);
@@ -53,7 +53,7 @@ bool fuse_both_have(const Op *a, const Op *b, int arg);
 bool fuse_stack_matmuls(Fuse *f, int layer, const char *role, Op *const *mat, int n, int *weight,
                         int *bias);
 
-/* --- passes: how often each rewrote --- */
+/* --- passes; each returns its number of rewrites --- */
 int fuse_mla(Fuse *f);
 int fuse_moe(Fuse *f);
 int fuse_lora_down(Fuse *f);

@@ -1,5 +1,4 @@
-/* What passes ask of the graph and do to it: counts of readers, ops put in place of others, the
- * norm in front, stacks of weights. */
+/* Helpers of the passes: counts of readers, replacement of ops, input norms, stacks of weights. */
 #include "compiler/fuse/fuse.h"
 
 #include <string.h>
@@ -31,11 +30,11 @@ fuse_recount(Fuse *f)
 	memset(f->mat_uses, 0, f->cap_uses * sizeof *f->mat_uses);
 	for (size_t i = 0; i < g->n_op; i++)
 		count(f, &g->op[i], 1);
-	if (g->hands_rows) /* who gets them reads them */
+	if (g->hands_rows) /* the caller of the step reads them */
 		f->uses[g->rows]++;
 }
 
-/* values made by stacking come after those counted */
+/* stacking adds values after the count */
 int
 fuse_uses(const Fuse *f, int v)
 {
@@ -72,7 +71,7 @@ fuse_def(const Fuse *f, int v)
 	return d < 0 ? NULL : &f->g->op[d];
 }
 
-/* The op of this kind that makes v, when nothing else reads v. */
+/* Return the op of this kind that defines v, if v has only one reader. */
 Op *
 fuse_only_def(const Fuse *f, int v, OpKind kind)
 {
@@ -101,8 +100,8 @@ fuse_accepted(const Fuse *f, const Op *op)
 	return !f->ts || templates_accept(f->ts, f->g, op);
 }
 
-/* Tensors of `val`, two or three, as one named after the first layer that has them; -1: of several
- * dtypes. */
+/* Stack 2 or 3 tensors into one, named after the first layer that uses it; -1: their dtypes
+ * differ. */
 int
 fuse_stack(Fuse *f, int layer, const char *role, const int *val, int n)
 {
@@ -125,7 +124,7 @@ fuse_stack(Fuse *f, int layer, const char *role, const int *val, int n)
 	return v;
 }
 
-/* --- the norm in front --- */
+/* --- fused input norm --- */
 
 NormInput
 front_plain(int h)
@@ -133,8 +132,8 @@ front_plain(int h)
 	return (NormInput){ .x = h, .nw = -1, .nb = -1, .kind = "none", .norm = -1 };
 }
 
-/* The norm that makes h, if every reader of h but `others` is a matmul: then h may vanish, and each
- * of them norms for itself. */
+/* Return the norm that defines h if all readers of h but `others` are matmuls. Then h can be
+ * removed, and each reader computes the norm itself. */
 NormInput
 front_norm(const Fuse *f, int h, int others)
 {
@@ -174,7 +173,7 @@ fuse_same_num(const Op *a, const Op *b, const char *key)
 	return op_num(a, key) == op_num(b, key) && op_int(a, key) == op_int(b, key);
 }
 
-/* Do a and b read the same, or both nothing, as this argument? */
+/* Return whether a and b have the same value as this argument, or both none. */
 bool
 fuse_same_arg(const Op *a, const Op *b, int arg)
 {
@@ -187,8 +186,7 @@ fuse_both_have(const Op *a, const Op *b, int arg)
 	return (a->arg[arg] < 0) == (b->arg[arg] < 0);
 }
 
-/* The matmuls' weights as one, and their biases; false: they do not fit together. bias -1: they
- * have none. */
+/* Stack the weights and biases of matmuls. False: they cannot be stacked. *bias -1: no bias. */
 bool
 fuse_stack_matmuls(Fuse *f, int layer, const char *role, Op *const *mat, int n, int *weight,
                    int *bias)

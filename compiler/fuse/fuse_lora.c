@@ -1,11 +1,11 @@
-/* Passes over what slots of adapters add. */
+/* Fusion passes for adapter slots. */
 #include "compiler/fuse/fuse.h"
 
 #include <string.h>
 
-enum { MOST = 4 }; /* matrices that x goes through */
+enum { MOST = 4 }; /* most matrices with a common input */
 
-/* A value like v, made by op `def` */
+/* Make a value with the rows of v, defined by op `def`. */
 static int
 value_like(Fuse *f, int v, const char *name, int64_t width, int def)
 {
@@ -21,9 +21,9 @@ value_like(Fuse *f, int v, const char *name, int64_t width, int def)
 
 /* t = lora_down(x, a), t' = lora_down(x, a'), ...  ->  [t | t' | ...] = lora_down(x, [a; a'; ...])
  *
- * requires: factors of one matrix each
- * keeps:    what lora_ups add
- * effect:   one step for all matrices that x goes through. */
+ *   requires  factors of one matrix each
+ *   keeps     the results of the lora_ups
+ *   effect    one step for all matrices with input x */
 int
 fuse_lora_down(Fuse *f)
 {
@@ -73,9 +73,9 @@ fuse_lora_down(Fuse *f)
 
 /* y = add(r, lora_experts_add(moe_down_add(h)))  ->  y = lora_experts_add(moe_down_add(h, r))
  *
- * requires: nothing else reads what lies between them; r is made before
- * keeps:    y, to rounding
- * effect:   experts go onto the stream, or onto the shared expert's part, at once. */
+ *   requires  no other reader of the values between; r is defined before
+ *   keeps     y, up to rounding
+ *   effect    moe_down_add adds directly to the stream, or to the shared expert's output */
 int
 fuse_lora_experts(Fuse *f)
 {
@@ -108,7 +108,8 @@ fuse_lora_experts(Fuse *f)
 			last.arg[ARG(lora_experts_add, y)] = y;
 			op_makes(&last, fuse_name(f, y));
 			up->kind = OP_nop;
-			*add = last; /* in its place: a stage's last op makes what it hands on */
+			/* same position: the last op of a stage must make its output */
+			*add = last;
 			g->val[y].def = (int)i;
 			fuse_recount(f);
 			n++;
@@ -119,10 +120,9 @@ fuse_lora_experts(Fuse *f)
 
 /* y = add(r, lora_up(matmul(x, w)))  ->  y = lora_up(add(r, matmul(x, w)))
  *
- * requires: nothing else reads the product, nor its sum with what an adapter adds; r is made before
- * that sum
- * keeps:    y, to rounding
- * effect:   the product goes onto the stream at once (matmul_add). */
+ *   requires  no other reader of the matmul or of lora_up; r is defined before lora_up
+ *   keeps     y, up to rounding
+ *   effect    the matmul can be fused with the add (matmul_add) */
 int
 fuse_lora_add(Fuse *f)
 {

@@ -1,18 +1,18 @@
-/* Latent attention in steps: the query and the append, attention over latents, the values. The
- * contract of a pass: fuse.c. */
+/* Fusion of latent attention into three ops: query and append, attention over latents, values.
+ * fuse.c describes the contract of a pass. */
 #include "compiler/fuse/fuse.h"
 
 #include <string.h>
 
 #include "templates/common/llmc_mla.h"
 
-/* The ops around one mla_attention, as build made them: query and latent on their way to it */
+/* Ops around one mla_attention as build_attention.c makes them, from query and latent on. */
 typedef struct Latent {
-	Op *att, *append, *temper; /* temper: NULL, or the factor of queries by position */
+	Op *att, *append, *temper; /* temper: factor of queries by position, or NULL */
 	Op *q_rope, *q_b, *q_norm,
-	    *q; /* q_b, q_norm: where there is a query latent; q: the matmul of the normed row */
+	    *q; /* q_b, q_norm: only with a query latent; q: matmul of the normed row */
 	Op *norm, *latent, *key, *k_rope, *kv;
-	bool indexed; /* an indexer reads the normed query latent as well */
+	bool indexed; /* an indexer also reads the normed query latent */
 } Latent;
 
 static bool
@@ -75,9 +75,9 @@ latent_match(const Fuse *f, Op *att, Latent *m)
 	       fuse_same_arg(m->kv, m->q, ARG(matmul, x));
 }
 
-/* The pairs of a row and a position that cost as much more absorbed than expanded as one position's
- * expansion costs, in operations of one head; 0: a prompt is never cheaper expanded, or rows must
- * not depend on their company. */
+/* Return the break-even of expanded attention: operations to expand one position, over the
+ * operations that each pair of row and position saves by it, for one head. 0: prefill is never
+ * cheaper expanded, or rows must not depend on the batch. */
 static int64_t
 expand_pairs(const Graph *g, const Op *att)
 {
@@ -101,7 +101,7 @@ new_value(Fuse *f, const Op *like, ValueKind kind, const char *name)
 	return graph_value(g, kind, arena_printf(g->arena, "L%d.%s", like->layer, name), like->loc);
 }
 
-/* A value made by fusion has the width that its op's row says. */
+/* Set the width of a value made by fusion from the shapes of its op. */
 static void
 value_width(Fuse *f, const Op *op, int arg)
 {
@@ -115,10 +115,11 @@ value_width(Fuse *f, const Op *op, int arg)
  *   ->  a = norm_matmul(h, [q_a; kv_a]);  q, done = mla_query(a);  o = mla_attend(q);  y =
  * mla_value(o)
  *
- * requires: all between h and y is read by nothing else, but for q_a's norm, which an indexer may
- * read: then kv_a stands in front of q_a. Of several dtypes, q_a and kv_a stay two products
- * keeps:    y, the order value; q_a and its norm where an indexer reads them, q_a as a slice of a
- * effect:   4 steps for 11; one read of h; the key and the normed latent go straight to the cache; k_b is read once a step. */
+ *   requires  no other reader between h and y, except an indexer of q_a's norm; kv_a then precedes
+ *             q_a. If their dtypes differ, q_a and kv_a remain two matmuls
+ *   keeps     y and the order value; with an indexer also q_a's norm, with q_a as a slice of a
+ *   effect    4 steps instead of 11; one read of h; the key and the normed latent are written
+ *             directly to the cache; k_b is read once per step */
 int
 fuse_mla(Fuse *f)
 {
@@ -165,7 +166,7 @@ fuse_mla(Fuse *f)
 		if (stacked && !taken)
 			continue;
 		taken = false;
-		const int64_t ways[] = { best, 0 }; /* the cheapest that templates take */
+		const int64_t ways[] = { best, 0 }; /* the cheapest form that templates implement */
 		for (int t = 0; t < 2 && !taken; t++) {
 			int64_t expand = ways[t];
 			query =
@@ -235,8 +236,8 @@ fuse_mla(Fuse *f)
 		op_makes(&query, fuse_name(f, q));
 		op_makes(&attend, fuse_name(f, o));
 		op_makes(&value, fuse_name(f, att->arg[ARG(mla_attention, y)]));
-		/* four of the ops' places, in their order: a's, where both have been made; the
-		 * append's; one before the attention's and its own */
+		/* Positions of the new ops: a at kv_a, the query at the slice of the key, attention
+		 * over latents at the append (or at q_temperature), the values at the attention. */
 		Op *gone[] = { m.q_rope,
 			       m.q_b,
 			       m.indexed ? NULL : m.q_norm,

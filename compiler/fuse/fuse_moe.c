@@ -1,24 +1,24 @@
-/* A mixture's feed-forward in three steps: routing, the first products, the second ones. The
- * contract of a pass: fuse.c. */
+/* Fusion of MoE layers into three ops: routing, gate and up, down. fuse.c describes the contract of
+ * a pass. */
 #include "compiler/fuse/fuse.h"
 
 #include <string.h>
 
-/* What a mixture's feed-forward is made of: its ops; the shared expert's, where it fits in; who
- * adds the result to what. */
+/* Ops of a MoE feed-forward, those of its shared expert if it can be fused, and the add of the
+ * result. */
 typedef struct MoeMatch {
 	Op *logits, *route, *gain, *weigh, *arrange, *own,
-	    *ffn; /* arrange: NULL, or what brings x into the experts' orders; gain: NULL, or what
-	             multiplies the weights by numbers of the experts; weigh: NULL, or what
-	             multiplies the experts' input by them; own: of a rank with some of the experts,
-	             else NULL */
+	    /* optional ops (NULL): gain: factors of the routing weights per expert; weigh: routing
+	     * weights on the input; arrange: column order per expert; own: selection of the experts
+	     * of this rank */
+	    *ffn;
 	Op *gate, *up, *glu, *down, *mix, *gated,
-	    *sum; /* shared expert: NULL without; mix, gated: without a gate */
-	Op *add;  /* NULL: the result goes elsewhere */
-	int r, y; /* what the result is added to, or -1; what comes out */
+	    *sum; /* shared expert; NULL: none; mix, gated: its gate; NULL: none */
+	Op *add;  /* NULL: the result is not added */
+	int r, y; /* r: value that the result is added to, or -1; y: output */
 } MoeMatch;
 
-/* The only reader of v, if it is an add. */
+/* Return the only reader of v if it is an add. */
 static Op *
 only_add(const Fuse *f, int v)
 {
@@ -40,8 +40,8 @@ only_matmul(const Fuse *f, int v, int x)
 	                                                                                    : NULL;
 }
 
-/* The shared expert that is added to the routed ones, if it reads what they read, has their
- * activation and no bias. */
+/* Match a shared expert that is added to the routed experts. It must have the same input and
+ * activation, and no bias. */
 static bool
 match_shared(const Fuse *f, MoeMatch *m)
 {
@@ -93,7 +93,8 @@ match_moe(const Fuse *f, Op *ffn, bool with_shared, MoeMatch *m)
 	m->add = only_add(f, m->y);
 	if (m->add && m->add->arg[ARG(add, r)] == m->y)
 		m->r = m->add->arg[ARG(add, x)];
-	else if (m->add && op_num(m->add, "scale") == 1) /* scale is x's */
+	/* add scales x, so the other operand can be r only if the scale is 1 */
+	else if (m->add && op_num(m->add, "scale") == 1)
 		m->r = m->add->arg[ARG(add, r)];
 	else
 		m->add = NULL;
@@ -101,7 +102,8 @@ match_moe(const Fuse *f, Op *ffn, bool with_shared, MoeMatch *m)
 	return true;
 }
 
-/* The router with the gate of the shared expert below it; -1: of another type */
+/* Return the router's weight with the row of the shared expert's gate appended; -1: their types
+ * differ. */
 static int
 router_with(Fuse *f, const MoeMatch *m)
 {
@@ -110,7 +112,7 @@ router_with(Fuse *f, const MoeMatch *m)
 	return m->mix ? fuse_stack(f, m->ffn->layer, "router_mix", w, 2) : w[0];
 }
 
-/* A value of the fused graph alone, of so many elements a row */
+/* Make a value that exists only in the fused graph, with `width` elements per row. */
 static int
 row_value(Fuse *f, const Op *like, const char *role, int64_t width)
 {
@@ -131,8 +133,7 @@ arg_of(const Op *op, int arg)
 	return op ? op->arg[arg] : -1;
 }
 
-/* The three ops of a mixture; seen: the norm in front of the router, front: in front of the experts
- */
+/* Make the three fused ops. seen: input norm of the router; front: input norm of the experts. */
 static void
 make_moe(Fuse *f, const MoeMatch *m, const NormInput *seen, const NormInput *front, int router,
          Op op[3])
@@ -182,7 +183,7 @@ make_moe(Fuse *f, const MoeMatch *m, const NormInput *seen, const NormInput *fro
 			op_set_int(g, &op[i], "shared_gate", mix);
 	}
 	for (int i = 0; i < m->route->n_attr;
-	     i++) { /* of the choice: all but the two that are set */
+	     i++) { /* all attributes of the selection but the two already set */
 		const Attr *a = &m->route->attr[i];
 		if (a->kind == ATTR_WORD)
 			op_set_word(g, &op[0], a->key, a->s);
@@ -199,7 +200,7 @@ make_moe(Fuse *f, const MoeMatch *m, const NormInput *seen, const NormInput *fro
 	           m->add && m->r == m->add->arg[ARG(add, x)] ? op_num(m->add, "scale") : 1);
 }
 
-/* What the ops of the unfused graph made */
+/* Record which values of the unfused graph the fused ops make. */
 static void
 moe_makes(const Fuse *f, const MoeMatch *m, Op op[3])
 {
@@ -214,15 +215,17 @@ moe_makes(const Fuse *f, const MoeMatch *m, Op op[3])
 	}
 }
 
-/* moe_route(matmul(h)), moe_ffn(h, ...) [+ the shared expert], add  ->  norm_route, norm_moe_glu,
- * moe_down_add
+/* moe_route(matmul(h)), moe_ffn(h, ...) [+ the shared expert], add
+ *   ->  norm_route, norm_moe_glu, moe_down_add
  *
- * requires: what lies between them is read by nothing else; templates for all three
- * keeps:    the experts' numbers; what the last of the replaced ops makes
- * effect:   three steps, whatever the number of experts; the normed row, the shared expert and its gate never reach memory on their own.
- *           The norm goes in where all other readers of its result can do without it; the shared
- * expert stays apart where it has biases, or where templates want that: the result is then added to
- * it. */
+ *   requires  no other reader of the values between; templates for all three ops
+ *   keeps     the expert ids; the output of the last replaced op
+ *   effect    three steps, whatever the number of experts; the normed row, the shared expert and its
+ *             gate are not written to memory
+ *
+ * The norm is fused if all other readers of its result can compute it themselves. The shared expert
+ * remains separate if it has biases or if templates require it; the result is then added to its
+ * output. */
 int
 fuse_moe(Fuse *f)
 {
@@ -240,8 +243,9 @@ fuse_moe(Fuse *f)
 			    (router = router_with(f, &m)) < 0)
 				continue;
 			int h = m.ffn->arg[ARG(moe_ffn, x)];
-			int in = m.logits->arg[ARG(
-			    matmul, x)]; /* h, but for a router with a norm of its own */
+			int in =
+			    m.logits
+			        ->arg[ARG(matmul, x)]; /* h, unless the router has its own norm */
 			NormInput front[2] = { front_norm(f, h, 1), front_plain(h) },
 			          own = in == h ? front[0] : front_norm(f, in, 0);
 			for (int t = front[0].norm < 0 ? 1 : 0; t < 2 && !done; t++) {
@@ -257,8 +261,8 @@ fuse_moe(Fuse *f)
 				for (size_t d = 0; d < sizeof gone / sizeof *gone; d++)
 					if (gone[d] && gone[d] != last)
 						fuse_drop(f, gone[d]);
-				/* what stands between the choice and the experts moves up by one
-				 * place each, in its order */
+				/* ops between routing and experts move up by one position each, in
+				 * order */
 				Op *between[] = { m.weigh, m.arrange, m.own }, *at = m.route;
 				fuse_place(f, m.logits, &op[0]);
 				for (size_t b = 0; b < sizeof between / sizeof *between; b++)

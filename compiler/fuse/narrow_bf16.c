@@ -1,11 +1,11 @@
-/* Values in 16 bits: on a GPU the products of mixed steps round what they multiply to the type of
- * their weights. Where all that reads a value would round it to bf16, it is held so from the start:
- * rounded once either way, so no bit of a result changes, and 2 bytes are written and read in the
- * place of 4, 4, 2 and 2 (docs/kernels/epilogue.md). The residual stream is added to, so it stays
- * fp32. */
+/* Store values as bf16 on GPUs: GEMMs of mixed steps round their input to the type of their
+ * weights. If every reader of a value would round it to bf16, it is stored as bf16. It is rounded
+ * once either way, so results are bit-identical, and half the bytes are written and read
+ * (docs/kernels/epilogue.md). The residual stream stays fp32, because blocks add to it. */
 #include "compiler/template/template.h"
 
-/* Will plan_mixed_serves hold of the op's steps? It has a matrix. emit_plan.c asks again. */
+/* Return whether plan_mixed_serves will hold for the op's steps: it has a matrix. emit_plan.c
+ * checks it again. */
 static bool
 alias_bf16(const Graph *g, const Op *op)
 {
@@ -28,9 +28,9 @@ uses(const Op *op, int v)
 	return false;
 }
 
-/* Does every op that makes or reads the value have a kernel for it as it is held, and does somebody
- * read it? Experts' kernels change with other numbers of rows than others'
- * (runtime/cuda/cuda_step.c), so all are of them or none. */
+/* Return whether every op that makes or reads the value has a kernel for its new type, and it has a
+ * reader. Kernels of experts switch at other numbers of rows than other kernels
+ * (runtime/cuda/cuda_step.c), so either all users are expert ops or none. */
 static bool
 all_take(const Graph *g, const Templates *ts, int v)
 {
@@ -47,8 +47,10 @@ all_take(const Graph *g, const Templates *ts, int v)
 	return n > 1 && (experts == 0 || experts == n);
 }
 
-/* requires: nothing fuses any more, layouts; keeps: all but the type of values in memory
- * effect:   values that mixed kernels make and take in bf16 are held so, in decode steps too where those run mixed kernels. */
+/*   requires  fusion and layouts are final
+ *   keeps     everything but the type of values in memory
+ *   effect    values that mixed kernels write and read as bf16 are stored as bf16, in decode steps
+ *             too if those use mixed kernels */
 int
 graph_narrow(Graph *g, const Templates *ts, Strbuf *log)
 {

@@ -93,8 +93,7 @@ typedef struct TensorRule {
 	/* stacked row by row: the first row of each role, then the second (experts) */
 	bool interleaved;
 	bool stacked; /* all experts in one 3-D tensor */
-	/* rows of each head are stored in the order of interleaved pairs, as in GGUF's llama
-	 * architecture */
+	/* rows of each head are stored in the order of interleaved pairs, as in many GGUF files */
 	bool rope_pairs;
 	Loc loc;
 	bool whole; /* name is complete: no .weight or .bias is added */
