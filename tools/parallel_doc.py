@@ -47,7 +47,7 @@ def table(name):
         launch, link = one["launches"] * gpu["launch_s"], one["link_s"]
         parts = " + ".join(f"{1e3 * t:.2f}" for t in (one["seconds"] - launch - link, launch, link))
         weights = max(r["weights"] for r in ranks)
-        fits = "" if weights <= gpu["memory"] else ": more than there is"
+        fits = "" if weights <= gpu["memory"] else ": does not fit"
         lines.append(
             f"| `{way}` | {weights / 2**30:.1f}{fits} | {1e3 * one['seconds']:.2f} = {parts} | {one['tps']:.0f} | "
             + " | ".join(f"{s['tps']:.0f}" for s in more)
