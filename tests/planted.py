@@ -2,11 +2,13 @@
 
 import re
 
-BETWEEN = r"(?:\s|\\\n)*"
+COMMENT = r"/\*(?:[^*]|\*(?!/))*\*/|//[^\n]*"
+BETWEEN = rf"(?:\s|\\\n|{COMMENT})*"
 
 
 def anywhere(code):
-    """Matches code with any whitespace, or none, between two tokens."""
+    """Matches code with any whitespace and comments, or nothing, between two tokens."""
+    assert not re.search(COMMENT, code), "name the code next to it: comments are rewritten"
     tokens = re.findall(r"\w+|[^\w\s]", code)
     start = r"(?<!\w)" if code[0].isspace() else ""
     end = r"\n" if code[-1] == "\n" else r"(?!\w)" if code[-1].isspace() else ""

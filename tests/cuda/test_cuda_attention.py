@@ -245,21 +245,25 @@ def test_decode_dealt(name, mode, seed):
 
 @pytest.mark.findings
 @pytest.mark.parametrize(
-    "name,text",
+    "name,barrier,after",
     [
-        ("turns", "team.sync(); /* the segment before is done with s */"),
-        ("nine", "__syncwarp(); /* the pieces make room for the sums */"),
-        ("parts", "team.sync(); /* maxima and sums of all heads are there */"),
-        ("two", "team.sync(); /* queries are there */"),
+        ("turns", "team.sync();", "att_begin<S>(g, team, s, from);"),
+        ("nine", "__syncwarp();", "att_merge<S>(args, s, team, o, m, l);"),
+        (
+            "parts",
+            "team.sync();",
+            "att_combine<S>(g, out, s.top, s.sum, &s.last, (float *)s.warp);",
+        ),
+        ("two", "team.sync();", "att_decode_segment<S>(step, a, g, s, team, from);"),
     ],
 )
-def test_decode_barriers(name, text):
+def test_decode_barriers(name, barrier, after):
     """Each is needed."""
     H.only_emulated()
     sms, _, case = DEALT[name]
     c = Case(**case)
     k = H.build("attention_decode_sm80", "sm_90a", c.params)
-    k.text = plant(k.text, text, "")
+    k.text = plant(k.text, barrier + after, after)
     with pytest.raises(H.Finding, match="not ordered|race|nothing wrote"):
         c.run(k, c.last(), mode="check", seed=2, sms=sms)
 

@@ -560,13 +560,10 @@ def test_wgmma(name, mode, seed):
 
 
 PLANTED = {  # a barrier, a wait, a fence, a release too few; the step's own page too early
-    "the barrier": ("mla90_team::sync(); /* the one for 64 positions */", ""),
+    "the barrier": ("mine[k][2], mine[k][3])); mla90_team::sync();", "mine[k][2], mine[k][3]));"),
     "full": ("mbar_wait(&s.full[ring.at], ring.round);", ""),
     "empty": ("mbar_wait(&s.empty[ring.at], ring.round ^ 1);", ""),
-    "queries for wgmma": (
-        "	fence_proxy_async();\n}\n\n/* Rounded weights",
-        "}\n\n/* Rounded weights",
-    ),
+    "queries for wgmma": ("half[3])); } fence_proxy_async(); }", "half[3])); } }"),
     "own page": ("if (!waited && (tile + 1) * 64 > g.pos)", "if (!waited && tile > g.pos)"),
     "weights for copies": ("wgmma_pin(o);\n\t\t\tfence_proxy_async();", "wgmma_pin(o);\n\t\t\t"),
 }
@@ -927,10 +924,7 @@ def test_made_planted(what):
 @pytest.mark.parametrize(
     "template,right",
     [
-        (
-            "mla_query_decode",
-            "			/* up to 4 rows together */\n			__syncthreads();",
-        ),
+        ("mla_query_decode", "continue; __syncthreads();"),
         (
             "mla_attend_mixed_sm80",
             "		cp_async_wait<F::STAGES - 2>();\n		__syncthreads();",
@@ -955,15 +949,11 @@ ROWS_PLANTED = {
         "		__syncthreads();\n		if (half == 0)",
         "		if (half == 0)",
     ),
-    "halves before": (
-        "mla_query_mixed",
-        "		__syncthreads(); /* the unit before is done */",
-        "",
-    ),
+    "halves before": ("mla_query_mixed", "__syncthreads(); if (half == 1)", "if (half == 1)"),
     "rows' forms": (
         "mla_query_mixed",
-        "		__syncthreads(); /* the rows before have been looked at */",
-        "",
+        "__syncthreads(); if (threadIdx.x < end - t0)",
+        "if (threadIdx.x < end - t0)",
     ),
     "parts of a sum": (
         "mla_value_mixed",
@@ -972,8 +962,8 @@ ROWS_PLANTED = {
     ),
     "parts before": (
         "mla_value_mixed",
-        "		__syncthreads(); /* the unit before has been read */",
-        "",
+        "__syncthreads();\n#pragma unroll\n for (int m = 0; m < M; m++)",
+        "for (int m = 0; m < M; m++)",
     ),
     "queries too early": (
         "mla_query_mixed",

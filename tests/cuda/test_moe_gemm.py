@@ -240,8 +240,8 @@ PLANTED = {
         "_up(const llmc_call p)\n{\n\tPDL_LAUNCH();",
     ),
     "a tile begins while the last one is read": (
-        "__syncthreads(); /* all warps have read the last tile */",
-        "",
+        "__syncthreads();\n#pragma unroll\nfor (int s = 0; s < T::STAGES - 1; s++) {",
+        "for (int s = 0; s < T::STAGES - 1; s++) {",
     ),
     "pairs of the warps before are forgotten": ("at += w < warp ? s.here[w] : 0;", ""),
     "other ranks' experts are summed": ("if (at < 0)\n\t\t\tcontinue;", ""),

@@ -1,17 +1,10 @@
-// Planted bugs within a block. BUG 1 has them, BUG 0 is the right twin. A line that a message may
-// name ends with // and the kernel's name.
-struct Args {
-	float *a, *b, *c;
-	int n;
-	unsigned *u;
-};
+// Planted bugs within a block. BUG 1 has them, BUG 0 is the right twin. A line that a message may name ends with // and the kernel's name.
+struct Args { float *a, *b, *c; int n; unsigned *u; };
 
 extern "C" __global__ void
 missing_barrier(Args a)
 {
-	struct S {
-		float x[128];
-	};
+	struct S { float x[128]; };
 	SHARED(S, s);
 	s.x[threadIdx.x] = a.a[threadIdx.x]; // missing_barrier
 	if (!BUG)
@@ -41,9 +34,7 @@ divergent_places(Args a)
 extern "C" __global__ void
 reuse_barrier(Args a)
 {
-	struct S {
-		float x[128];
-	};
+	struct S { float x[128]; };
 	SHARED(S, s);
 	float v = 0;
 	for (int i = 0; i < 4; i++) {
@@ -60,9 +51,7 @@ reuse_barrier(Args a)
 extern "C" __global__ void
 missing_syncwarp(Args a)
 {
-	struct S {
-		float x[128];
-	};
+	struct S { float x[128]; };
 	SHARED(S, s);
 	s.x[threadIdx.x] = a.a[threadIdx.x]; // missing_syncwarp
 	if (BUG)
@@ -90,14 +79,12 @@ full_mask(Args a)
 extern "C" __global__ void
 named_count(Args a)
 {
-	struct S {
-		float x[64];
-	};
+	struct S { float x[64]; };
 	SHARED(S, s);
 	if (threadIdx.x < 64) {
 		s.x[threadIdx.x] = a.a[threadIdx.x];
 		if (!BUG || threadIdx.x < 32)
-			bar_sync(1, 64);                  // named_count
+			bar_sync(1, 64); // named_count
 		a.c[threadIdx.x] = s.x[63 - threadIdx.x]; // named_count
 	}
 }
@@ -105,15 +92,13 @@ named_count(Args a)
 extern "C" __global__ void
 mbarrier_race(Args a)
 {
-	struct S {
-		mbar_t b;
-	};
+	struct S { mbar_t b; };
 	SHARED(S, s);
 	if (threadIdx.x == 0)
 		mbar_init(&s.b, 128);
 	if (!BUG)
 		__syncthreads();
-	mbar_arrive(&s.b);  // mbarrier_race
+	mbar_arrive(&s.b); // mbarrier_race
 	mbar_wait(&s.b, 0); // mbarrier_race
 	a.c[threadIdx.x] = 1;
 }
@@ -121,9 +106,7 @@ mbarrier_race(Args a)
 extern "C" __global__ void
 empty_wait(Args a)
 {
-	struct S {
-		mbar_t b;
-	};
+	struct S { mbar_t b; };
 	SHARED(S, s);
 	if (threadIdx.x == 0)
 		mbar_init(&s.b, 128 + BUG);

@@ -1,18 +1,11 @@
 // Planted bugs between blocks, clusters and kernels.
-struct Args {
-	float *a, *b, *c;
-	int n;
-	unsigned *u;
-};
+struct Args { float *a, *b, *c; int n; unsigned *u; };
 
-/* Attention over splits of the sequence: the block that combines them reads what the others have
- * not finished. */
+/* Attention over splits of the sequence: the block that combines them reads what the others have not finished. */
 extern "C" __global__ void
 combine_early(Args a)
 {
-	struct S {
-		unsigned last;
-	};
+	struct S { unsigned last; };
 	SHARED(S, s);
 	a.b[blockIdx.x * 128 + threadIdx.x] = a.a[threadIdx.x]; // combine_early
 	if (!BUG) {
@@ -36,9 +29,7 @@ combine_early(Args a)
 extern "C" __global__ void
 count_early(Args a)
 {
-	struct S {
-		unsigned last;
-	};
+	struct S { unsigned last; };
 	SHARED(S, s);
 	a.b[blockIdx.x * 128 + threadIdx.x] = a.a[threadIdx.x]; // count_early
 	if (!BUG)
@@ -58,15 +49,12 @@ count_early(Args a)
 extern "C" __global__ void
 count_scope(Args a)
 {
-	struct S {
-		unsigned last;
-	};
+	struct S { unsigned last; };
 	SHARED(S, s);
 	a.b[blockIdx.x * 128 + threadIdx.x] = a.a[threadIdx.x]; // count_scope
 	__syncthreads();
 	if (threadIdx.x == 0)
-		s.last = (BUG ? atom_add_acq_rel_cta(a.u, 1u) : atom_add_acq_rel_gpu(a.u, 1u)) ==
-		         gridDim.x - 1; // count_scope
+		s.last = (BUG ? atom_add_acq_rel_cta(a.u, 1u) : atom_add_acq_rel_gpu(a.u, 1u)) == gridDim.x - 1; // count_scope
 	__syncthreads();
 	if (s.last) {
 		float v = 0;
@@ -175,7 +163,7 @@ in_place(Args a)
 {
 	int i = blockIdx.x * 128 + threadIdx.x;
 	float v = a.b[BUG ? (i + 1) % (128 * gridDim.x) : i]; // in_place
-	a.b[i] = v;                                           // in_place
+	a.b[i] = v; // in_place
 }
 
 extern "C" __global__ void
@@ -198,9 +186,7 @@ grid_plain(Args a)
 extern "C" __global__ void
 shared_pointer(Args a)
 {
-	struct S {
-		float x[128];
-	};
+	struct S { float x[128]; };
 	SHARED(S, s);
 	s.x[threadIdx.x] = 1;
 	__syncthreads();
@@ -218,9 +204,7 @@ shared_pointer(Args a)
 extern "C" __global__ void
 peer_early(Args a)
 {
-	struct S {
-		float x[128];
-	};
+	struct S { float x[128]; };
 	SHARED(S, s);
 	if (!BUG)
 		cluster_sync();
@@ -233,14 +217,11 @@ peer_early(Args a)
 extern "C" __global__ void
 peer_leave(Args a)
 {
-	struct S {
-		float x[128];
-	};
+	struct S { float x[128]; };
 	SHARED(S, s);
 	s.x[threadIdx.x] = 1;
 	cluster_sync();
-	a.c[blockIdx.x * 128 + threadIdx.x] =
-	    cluster_map(s.x, cluster_rank() ^ 1)[threadIdx.x]; // peer_leave
+	a.c[blockIdx.x * 128 + threadIdx.x] = cluster_map(s.x, cluster_rank() ^ 1)[threadIdx.x]; // peer_leave
 	if (!BUG)
 		cluster_sync();
 }
@@ -248,9 +229,7 @@ peer_leave(Args a)
 extern "C" __global__ void
 peer_barrier(Args a)
 {
-	struct S {
-		float x[128];
-	};
+	struct S { float x[128]; };
 	SHARED(S, s);
 	cluster_sync();
 	cluster_map(s.x, cluster_rank() ^ 1)[threadIdx.x] = a.a[threadIdx.x]; // peer_barrier
@@ -265,14 +244,11 @@ peer_barrier(Args a)
 extern "C" __global__ void
 peer_range(Args a)
 {
-	struct S {
-		float x[128];
-	};
+	struct S { float x[128]; };
 	SHARED(S, s);
 	s.x[threadIdx.x] = 1;
 	cluster_sync();
-	a.c[blockIdx.x * 128 + threadIdx.x] =
-	    cluster_map(s.x, BUG ? cluster_rank() + 1 : cluster_rank())[threadIdx.x]; // peer_range
+	a.c[blockIdx.x * 128 + threadIdx.x] = cluster_map(s.x, BUG ? cluster_rank() + 1 : cluster_rank())[threadIdx.x]; // peer_range
 	cluster_sync();
 }
 
@@ -280,16 +256,13 @@ peer_range(Args a)
 extern "C" __global__ void
 peer_no_wait(Args a)
 {
-	struct S {
-		float x[128];
-	};
+	struct S { float x[128]; };
 	SHARED(S, s);
 	s.x[threadIdx.x] = 1; // peer_no_wait
 	cluster_arrive();
 	if (!BUG)
 		cluster_wait();
-	a.c[blockIdx.x * 128 + threadIdx.x] =
-	    cluster_map(s.x, cluster_rank() ^ 1)[threadIdx.x]; // peer_no_wait
+	a.c[blockIdx.x * 128 + threadIdx.x] = cluster_map(s.x, cluster_rank() ^ 1)[threadIdx.x]; // peer_no_wait
 	if (BUG)
 		cluster_wait();
 	cluster_sync();
@@ -329,17 +302,14 @@ produce(Args a)
 {
 	griddep_launch();
 	griddep_wait();
-	a.b[threadIdx.x] =
-	    a.a[threadIdx.x] + 1; // depend_copy depend_branch depend_atomic depend_store
+	a.b[threadIdx.x] = a.a[threadIdx.x] + 1; // depend_copy depend_branch depend_atomic depend_store
 }
 
 /* The copy of the predecessor's output is issued before the wait. */
 extern "C" __global__ void
 depend_copy(Args a)
 {
-	struct alignas(16) S {
-		float x[512];
-	};
+	struct alignas(16) S { float x[512]; };
 	SHARED(S, s);
 	if (!BUG)
 		griddep_wait();
@@ -373,16 +343,14 @@ depend_store(Args a)
 		a.b[threadIdx.x] = v;
 }
 
-/* A row's owner writes its norm for the others, in one launch: the blocks behind read it at once.
- */
+/* A row's owner writes its norm for the others, in one launch: the blocks behind read it at once. */
 extern "C" __global__ void
 norm_for_all(Args a)
 {
 	if (blockIdx.x == 0 && threadIdx.x == 0)
 		a.b[0] = a.a[0] * a.a[0]; // norm_for_all
 	if (BUG || blockIdx.x == 0)
-		a.c[blockIdx.x * 128 + threadIdx.x] =
-		    BUG || threadIdx.x == 0 ? a.b[0] : 0; // norm_for_all
+		a.c[blockIdx.x * 128 + threadIdx.x] = BUG || threadIdx.x == 0 ? a.b[0] : 0; // norm_for_all
 }
 
 /* The cache's new row is appended by one block and read by all of them. */

@@ -1,11 +1,8 @@
 // Kernels for the programs of t_host.c.
-struct Args {
-	float *a, *b, *c;
-	int n;
-	unsigned *u;
-};
+struct Args { float *a, *b, *c; int n; unsigned *u; };
 
-extern "C" __global__ void __launch_bounds__(256) make(Args a) // b
+extern "C" __global__ void __launch_bounds__(256)
+make(Args a) // b
 {
 	a.b[threadIdx.x] = a.a[threadIdx.x] + 1;
 }

@@ -1,9 +1,5 @@
 // Planted bugs of addresses and of memory that nobody wrote.
-struct Args {
-	float *a, *b, *c;
-	int n;
-	unsigned *u;
-};
+struct Args { float *a, *b, *c; int n; unsigned *u; };
 
 extern "C" __global__ void
 read_beyond(Args a)
@@ -29,9 +25,7 @@ far_write(Args a)
 extern "C" __global__ void
 shared_beyond(Args a)
 {
-	struct S {
-		float x[128];
-	};
+	struct S { float x[128]; };
 	SHARED(S, s);
 	float *p = s.x;
 	p[threadIdx.x] = 0; // shared_beyond
@@ -51,9 +45,7 @@ arena_beyond(Args a)
 extern "C" __global__ void
 array_overrun(Args a)
 {
-	struct S {
-		float x[128], y[128];
-	};
+	struct S { float x[128], y[128]; };
 	SHARED(S, s);
 	s.y[threadIdx.x] = 0;
 	s.x[threadIdx.x] = 1;
@@ -78,9 +70,7 @@ unwritten(Args a)
 extern "C" __global__ void
 reads_unwritten(Args a)
 {
-	struct S {
-		float x[128];
-	};
+	struct S { float x[128]; };
 	SHARED(S, s);
 	if (!BUG || threadIdx.x < 100)
 		s.x[threadIdx.x] = 1;
@@ -98,9 +88,7 @@ null_pointer(Args a)
 extern "C" __global__ void
 other_stack(Args a)
 {
-	struct S {
-		float *p;
-	};
+	struct S { float *p; };
 	SHARED(S, s);
 	float local = a.a[threadIdx.x];
 	if (threadIdx.x == 5)

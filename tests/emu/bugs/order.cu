@@ -1,16 +1,10 @@
 // Planted bugs of asynchronous copies, dependent launches and order between blocks.
-struct Args {
-	float *a, *b, *c;
-	int n;
-	unsigned *u;
-};
+struct Args { float *a, *b, *c; int n; unsigned *u; };
 
 extern "C" __global__ void
 copy_wait(Args a)
 {
-	struct alignas(16) S {
-		float x[128];
-	};
+	struct alignas(16) S { float x[128]; };
 	SHARED(S, s);
 	if (threadIdx.x < 32) {
 		cp_async_16(s.x + 4 * threadIdx.x, a.a + 4 * threadIdx.x); // copy_wait
@@ -26,9 +20,7 @@ copy_wait(Args a)
 extern "C" __global__ void
 one_warp_waits(Args a)
 {
-	struct alignas(16) S {
-		float x[512];
-	};
+	struct alignas(16) S { float x[512]; };
 	SHARED(S, s);
 	cp_async_16(s.x + 4 * threadIdx.x, a.a + 4 * threadIdx.x); // one_warp_waits
 	cp_async_commit();
@@ -42,17 +34,14 @@ one_warp_waits(Args a)
 extern "C" __global__ void
 ring_tail(Args a)
 {
-	struct alignas(16) S {
-		float x[2][512];
-	};
+	struct alignas(16) S { float x[2][512]; };
 	SHARED(S, s);
 	float v = 0;
 	cp_async_16(s.x[0] + 4 * threadIdx.x, a.a + 4 * threadIdx.x);
 	cp_async_commit();
 	for (int i = 0; i < 4; i++) {
 		if (i < 3)
-			cp_async_16(s.x[(i + 1) & 1] + 4 * threadIdx.x,
-			            a.a + 512 * (i + 1) + 4 * threadIdx.x); // ring_tail
+			cp_async_16(s.x[(i + 1) & 1] + 4 * threadIdx.x, a.a + 512 * (i + 1) + 4 * threadIdx.x); // ring_tail
 		cp_async_commit();
 		cp_async_wait<1>();
 		__syncthreads();
@@ -69,8 +58,7 @@ produce(Args a)
 {
 	griddep_wait();
 	griddep_launch();
-	a.b[threadIdx.x] =
-	    a.a[threadIdx.x] + 1; // no_wait early_write warp_wait overlap two_streams early_read
+	a.b[threadIdx.x] = a.a[threadIdx.x] + 1; // no_wait early_write warp_wait overlap two_streams early_read
 }
 
 extern "C" __global__ void
@@ -100,8 +88,7 @@ early_write(Args a)
 		griddep_wait();
 }
 
-/* Between produce and early_read: who waits before letting dependents start hands on what it waited
- * for. */
+/* Between produce and early_read: who waits before letting dependents start hands on what it waited for. */
 extern "C" __global__ void
 hold(Args a)
 {
@@ -120,8 +107,7 @@ early_read(Args a)
 	griddep_wait();
 }
 
-/* Scratch b, whose user two steps back may still be running: this step waits, but the one before it
- * did not. */
+/* Scratch b, whose user two steps back may still be running: this step waits, but the one before it did not. */
 extern "C" __global__ void
 between(Args a)
 {
@@ -192,9 +178,7 @@ flag_scope(Args a)
 extern "C" __global__ void
 last_block(Args a)
 {
-	struct S {
-		int last;
-	};
+	struct S { int last; };
 	SHARED(S, s);
 	a.b[blockIdx.x * blockDim.x + threadIdx.x] = 1; // last_block
 	__syncthreads();
@@ -219,23 +203,19 @@ grid_race(Args a)
 	a.b[blockIdx.x * blockDim.x + threadIdx.x] = 1; // grid_race
 	if (!BUG)
 		grid_sync();
-	a.c[blockIdx.x * blockDim.x + threadIdx.x] =
-	    a.b[((blockIdx.x + 1) % gridDim.x) * blockDim.x + threadIdx.x]; // grid_race
+	a.c[blockIdx.x * blockDim.x + threadIdx.x] = a.b[((blockIdx.x + 1) % gridDim.x) * blockDim.x + threadIdx.x]; // grid_race
 }
 
 /* A block leaves while its neighbour still reads its shared memory. */
 extern "C" __global__ void
 cluster_exit(Args a)
 {
-	struct S {
-		float x[128];
-	};
+	struct S { float x[128]; };
 	SHARED(S, s);
 	s.x[threadIdx.x] = 1;
 	if (!BUG)
 		cluster_sync();
-	a.c[blockIdx.x * blockDim.x + threadIdx.x] =
-	    cluster_map(s.x, cluster_rank() ^ 1)[threadIdx.x]; // cluster_exit
+	a.c[blockIdx.x * blockDim.x + threadIdx.x] = cluster_map(s.x, cluster_rank() ^ 1)[threadIdx.x]; // cluster_exit
 	if (!BUG)
 		cluster_sync();
 }

@@ -1,26 +1,7 @@
-// A sum over devices by flags and slots in each other's memory, right (BUG 0) and with one mistake
-// each.
+// A sum over devices by flags and slots in each other's memory, right (BUG 0) and with one mistake each.
 enum { RANKS = 8, N = 256 };
-enum {
-	RIGHT,
-	STALE_FLAG,
-	NO_RELEASE,
-	DEVICE_SCOPE,
-	ARRIVAL_ORDER,
-	EARLY_READ,
-	ONE_SLOT,
-	DEVICE_WAIT,
-	LONG,
-	LAST_UNHEARD
-};
-struct Args {
-	int rank, ranks;
-	unsigned round;
-	unsigned pieces;
-	unsigned *flag[RANKS];
-	float *slot[RANKS];
-	float *x, *y;
-};
+enum { RIGHT, STALE_FLAG, NO_RELEASE, DEVICE_SCOPE, ARRIVAL_ORDER, EARLY_READ, ONE_SLOT, DEVICE_WAIT, LONG, LAST_UNHEARD };
+struct Args { int rank, ranks; unsigned round; unsigned pieces; unsigned *flag[RANKS]; float *slot[RANKS]; float *x, *y; };
 
 static __device__ float *
 slot_of(const Args &a, unsigned round, int of, int from)
@@ -28,9 +9,7 @@ slot_of(const Args &a, unsigned round, int of, int from)
 	return a.slot[of] + ((BUG == ONE_SLOT ? 0 : round & 1) * RANKS + from) * N;
 }
 
-struct S {
-	int order[RANKS], n;
-};
+struct S { int order[RANKS], n; };
 
 static __device__ void
 tell(const Args &a, S &s, unsigned number)
@@ -60,16 +39,13 @@ hear(const Args &a, S &s, unsigned number)
 		if (t == 0)
 			for (unsigned seen = 0; s.n < a.ranks;)
 				for (int k = 0; k < a.ranks; k++)
-					if (!(seen >> k & 1) &&
-					    (int)(ld_acquire_sys(a.flag[a.rank] + k) - number) >=
-					        0) {
+					if (!(seen >> k & 1) && (int)(ld_acquire_sys(a.flag[a.rank] + k) - number) >= 0) {
 						seen |= 1u << k;
 						s.order[s.n++] = k;
 					}
 	} else if (t < a.ranks) {
 		if (BUG == DEVICE_WAIT)
-			while ((int)(ld_acquire_gpu(a.flag[a.rank] + t) - number) <
-			       0) // DEVICE_WAIT
+			while ((int)(ld_acquire_gpu(a.flag[a.rank] + t) - number) < 0) // DEVICE_WAIT
 				;
 		while ((int)(ld_acquire_sys(a.flag[a.rank] + t) - number) < 0) // SKIPPED
 			;
@@ -94,9 +70,7 @@ piece(const Args &a, S &s, unsigned round, const float *x, bool last)
 	float v = 0;
 	for (int k = 0; k < a.ranks; k++) {
 		const int from = BUG == ARRIVAL_ORDER ? s.order[k] : k;
-		v += BUG == EARLY_READ && k == 0
-		         ? early
-		         : slot_of(a, round, a.rank, from)[t]; // STALE_FLAG NO_RELEASE
+		v += BUG == EARLY_READ && k == 0 ? early : slot_of(a, round, a.rank, from)[t]; // STALE_FLAG NO_RELEASE
 	}
 	a.y[t] += v;
 }
@@ -110,8 +84,7 @@ sum(Args a)
 		piece(a, s, a.round + i, a.x + i * N, a.pieces > 1 && i + 1 == a.pieces);
 }
 
-/* The same sum in two steps, a round of flags each: each rank adds up its slice of x, and all get
- * what it has. */
+/* The same sum in two steps, a round of flags each: each rank adds up its slice of x, and all get what it has. */
 extern "C" __global__ void
 two(Args a)
 {
@@ -126,14 +99,11 @@ two(Args a)
 		if (t < each) {
 			float v = 0;
 			for (int k = 0; k < a.ranks; k++)
-				v += slot_of(a, terms, a.rank,
-				             BUG == ARRIVAL_ORDER ? s.order[k]
-				                                  : k)[t]; // STALE_FLAG NO_RELEASE
+				v += slot_of(a, terms, a.rank, BUG == ARRIVAL_ORDER ? s.order[k] : k)[t]; // STALE_FLAG NO_RELEASE
 			for (int k = 0; k < a.ranks; k++)
 				slot_of(a, sums, k, a.rank)[t] = v; // ONE_SLOT
 		}
-		float early =
-		    BUG == EARLY_READ ? slot_of(a, sums, a.rank, slice)[t % each] : 0; // EARLY_READ
+		float early = BUG == EARLY_READ ? slot_of(a, sums, a.rank, slice)[t % each] : 0; // EARLY_READ
 		tell(a, s, BUG == STALE_FLAG ? 1 : sums);
 		hear(a, s, BUG == STALE_FLAG ? 1 : sums);
 		a.y[t] += BUG == EARLY_READ ? early : slot_of(a, sums, a.rank, slice)[t % each];

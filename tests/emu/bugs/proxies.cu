@@ -1,17 +1,7 @@
-// Planted bugs of bulk and tensor copies over bytes that threads have written or read: a proxy
-// fence must stand between.
-struct Args {
-	float *a, *b, *c;
-	int n;
-	unsigned *u;
-};
-struct alignas(128) Tile {
-	float x[128];
-};
-struct Stage {
-	Tile x;
-	mbar_t full, empty;
-};
+// Planted bugs of bulk and tensor copies over bytes that threads have written or read: a proxy fence must stand between.
+struct Args { float *a, *b, *c; int n; unsigned *u; };
+struct alignas(128) Tile { float x[128]; };
+struct Stage { Tile x; mbar_t full, empty; };
 
 __device__ __forceinline__ void
 begin(Stage &s, unsigned readers)
@@ -128,8 +118,7 @@ fence_elsewhere(Args a)
 	a.c[threadIdx.x] = v;
 }
 
-/* Each block of a cluster of two fills half of the tile of both, round by round; threads of both
- * have read it. */
+/* Each block of a cluster of two fills half of the tile of both, round by round; threads of both have read it. */
 extern "C" __global__ void
 multicast_over_reads(Args a)
 {
@@ -144,8 +133,7 @@ multicast_over_reads(Args a)
 			if (!BUG)
 				fence_proxy_async();
 			mbar_arrive_expect(&s.full, 512);
-			bulk_load_multicast(s.x.x + 64 * rank, a.a + 128 * i + 64 * rank, 256,
-			                    &s.full, 3); // multicast_over_reads
+			bulk_load_multicast(s.x.x + 64 * rank, a.a + 128 * i + 64 * rank, 256, &s.full, 3); // multicast_over_reads
 		}
 		mbar_wait(&s.full, i);
 		v += s.x.x[127 - threadIdx.x]; // multicast_over_reads
@@ -219,8 +207,7 @@ box_over_reads(Args a)
 			if (!BUG)
 				fence_proxy_async();
 			mbar_arrive_expect(&s.full, sizeof s.x);
-			tensor_load_1d(&s.x, (const tensor_map *)a.u, 128 * i,
-			               &s.full); // box_over_reads
+			tensor_load_1d(&s.x, (const tensor_map *)a.u, 128 * i, &s.full); // box_over_reads
 		}
 		mbar_wait(&s.full, i);
 		v += s.x.x[127 - threadIdx.x]; // box_over_reads

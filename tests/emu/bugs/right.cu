@@ -1,13 +1,6 @@
-// Right kernels close to wrong ones: nothing may be said about them, in both modes and with any
-// seed.
-struct Args {
-	float *a, *b, *c;
-	int n;
-	unsigned *u;
-};
-struct alignas(128) Tile {
-	float x[128];
-};
+// Right kernels close to wrong ones: nothing may be said about them, in both modes and with any seed.
+struct Args { float *a, *b, *c; int n; unsigned *u; };
+struct alignas(128) Tile { float x[128]; };
 
 /* A result that goes from the last block to all others through a flag with release and acquire. */
 extern "C" __global__ void
@@ -48,9 +41,7 @@ fences(Args a)
 extern "C" __global__ void
 splits(Args a)
 {
-	struct S {
-		unsigned last;
-	};
+	struct S { unsigned last; };
 	SHARED(S, s);
 	a.b[blockIdx.x * 128 + threadIdx.x] = a.a[threadIdx.x] + blockIdx.x;
 	__syncthreads();
@@ -85,9 +76,7 @@ lock(Args a)
 extern "C" __global__ void
 tickets(Args a)
 {
-	struct S {
-		unsigned mine;
-	};
+	struct S { unsigned mine; };
 	SHARED(S, s);
 	if (threadIdx.x == 0) {
 		s.mine = atom_add_relaxed_gpu(a.u, 1u);
@@ -105,9 +94,7 @@ tickets(Args a)
 extern "C" __global__ void
 histogram(Args a)
 {
-	struct S {
-		unsigned n[16];
-	};
+	struct S { unsigned n[16]; };
 	SHARED(S, s);
 	if (threadIdx.x < 16)
 		s.n[threadIdx.x] = 0;
@@ -137,9 +124,7 @@ masks(Args a)
 extern "C" __global__ void
 named(Args a)
 {
-	struct S {
-		float x[2][64];
-	};
+	struct S { float x[2][64]; };
 	SHARED(S, s);
 	int half = threadIdx.x / 64, i = threadIdx.x % 64;
 	for (int k = 0; k < 3; k++) {
@@ -157,9 +142,7 @@ named(Args a)
 extern "C" __global__ void
 bytes(Args a)
 {
-	struct S {
-		unsigned char x[128];
-	};
+	struct S { unsigned char x[128]; };
 	SHARED(S, s);
 	s.x[threadIdx.x] = (unsigned char)(threadIdx.x * 3);
 	__syncwarp();
@@ -168,14 +151,11 @@ bytes(Args a)
 	a.c[threadIdx.x] = (float)(v + s.x[127 - threadIdx.x]);
 }
 
-/* Three stages of cp.async, one barrier a step: the stage that is filled was read before the last
- * barrier. */
+/* Three stages of cp.async, one barrier a step: the stage that is filled was read before the last barrier. */
 extern "C" __global__ void
 three_stages(Args a)
 {
-	struct alignas(16) S {
-		float x[3][512];
-	};
+	struct alignas(16) S { float x[3][512]; };
 	SHARED(S, s);
 	float v = 0;
 	for (int i = 0; i < 2; i++) {
@@ -186,23 +166,19 @@ three_stages(Args a)
 		cp_async_wait<1>();
 		__syncthreads();
 		if (i + 2 < 7)
-			cp_async_16(s.x[(i + 2) % 3] + 4 * threadIdx.x,
-			            a.a + 512 * (i + 2) + 4 * threadIdx.x);
+			cp_async_16(s.x[(i + 2) % 3] + 4 * threadIdx.x, a.a + 512 * (i + 2) + 4 * threadIdx.x);
 		cp_async_commit();
 		v += s.x[i % 3][511 - threadIdx.x];
 	}
 	a.c[threadIdx.x] = v;
 }
 
-/* Producer and consumers of a ring, by mbarriers, with one lane of each warp giving the stage back
- * behind __syncwarp; and the test as a question whose answer may be no. */
+/* Producer and consumers of a ring, by mbarriers, with one lane of each warp giving the stage back behind __syncwarp; and the test as a
+ * question whose answer may be no. */
 extern "C" __global__ void
 ring(Args a)
 {
-	struct S {
-		Tile stage[2];
-		mbar_t full[2], empty[2];
-	};
+	struct S { Tile stage[2]; mbar_t full[2], empty[2]; };
 	SHARED(S, s);
 	if (threadIdx.x == 0) {
 		for (int i = 0; i < 2; i++) {
@@ -219,8 +195,7 @@ ring(Args a)
 				fence_proxy_async();
 				mbar_arrive_expect(&s.full[i & 1], sizeof(Tile));
 				bulk_load(&s.stage[i & 1], a.a + 128 * i, 256, &s.full[i & 1]);
-				bulk_load(s.stage[i & 1].x + 64, a.a + 128 * i + 64, 256,
-				          &s.full[i & 1]);
+				bulk_load(s.stage[i & 1].x + 64, a.a + 128 * i + 64, 256, &s.full[i & 1]);
 			}
 	} else {
 		float v = 0;
@@ -266,15 +241,11 @@ store_twice(Args a)
 	a.b[threadIdx.x] = a.c[128 + threadIdx.x];
 }
 
-/* Each block of a cluster sends to the other one and reads what came, arriving and waiting apart.
- */
+/* Each block of a cluster sends to the other one and reads what came, arriving and waiting apart. */
 extern "C" __global__ void
 exchange(Args a)
 {
-	struct S {
-		float x[128];
-		unsigned n;
-	};
+	struct S { float x[128]; unsigned n; };
 	SHARED(S, s);
 	if (threadIdx.x == 0)
 		s.n = 0;
@@ -302,8 +273,7 @@ rounds(Args a)
 	}
 }
 
-/* A chain of dependent kernels: weights early, all threads wait, some blocks have nothing else to
- * do. */
+/* A chain of dependent kernels: weights early, all threads wait, some blocks have nothing else to do. */
 extern "C" __global__ void
 produce(Args a)
 {
@@ -316,9 +286,7 @@ produce(Args a)
 extern "C" __global__ void
 depend(Args a)
 {
-	struct alignas(16) S {
-		float x[128];
-	};
+	struct alignas(16) S { float x[128]; };
 	SHARED(S, s);
 	if (threadIdx.x < 32)
 		cp_async_16(s.x + 4 * threadIdx.x, a.a + 4 * threadIdx.x); /* nobody writes it */
@@ -339,6 +307,5 @@ numbers(Args a)
 	unsigned h = threadIdx.x * 2654435761u;
 	long off = (long)(a.n * 128 - 1) * 65536;
 	h ^= h >> 15 | h << 17;
-	a.c[threadIdx.x] =
-	    __ldg(&a.a[h % 128]) + acc[h & 3] + (float)(off >> 33) + (float)(int)(0x80000000u + h);
+	a.c[threadIdx.x] = __ldg(&a.a[h % 128]) + acc[h & 3] + (float)(off >> 33) + (float)(int)(0x80000000u + h);
 }

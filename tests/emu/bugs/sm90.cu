@@ -1,13 +1,6 @@
-// Planted bugs of warpgroup matrix instructions, of bulk stores, and of what threads write for
-// them.
-struct Args {
-	float *a, *b, *c;
-	int n;
-	unsigned *u;
-};
-struct alignas(1024) Tiles {
-	unsigned short a[64 * 64], b[64 * 64];
-};
+// Planted bugs of warpgroup matrix instructions, of bulk stores, and of what threads write for them.
+struct Args { float *a, *b, *c; int n; unsigned *u; };
+struct alignas(1024) Tiles { unsigned short a[64 * 64], b[64 * 64]; };
 
 /* Both operands, 64 x 64, rows of 128 bytes; what is in them does not matter here. */
 static __device__ void
@@ -20,11 +13,7 @@ fill(Tiles &s, bool fence)
 	__syncthreads();
 }
 
-static __device__ unsigned long long
-desc(const unsigned short *p)
-{
-	return smem_desc(p, 16, 1024, 128);
-}
+static __device__ unsigned long long desc(const unsigned short *p) { return smem_desc(p, 16, 1024, 128); }
 
 extern "C" __global__ void
 wgmma_no_wait(Args p)
@@ -174,8 +163,7 @@ wgmma_disagree(Args p)
 	float d[32];
 	fill(s, true);
 	wgmma_fence();
-	wgmma_bf16_m64n64k16(d, desc(BUG && threadIdx.x >= 64 ? s.b : s.a), desc(s.b),
-	                     0); // wgmma_disagree
+	wgmma_bf16_m64n64k16(d, desc(BUG && threadIdx.x >= 64 ? s.b : s.a), desc(s.b), 0); // wgmma_disagree
 	wgmma_commit();
 	wgmma_wait<0>();
 	p.c[threadIdx.x] = d[0];
@@ -222,15 +210,12 @@ wgmma_leave(Args p)
 	p.c[threadIdx.x] = 0;
 }
 
-/* A ring of one stage: the bulk copy of the second tile must wait for those who multiply the first.
- */
+/* A ring of one stage: the bulk copy of the second tile must wait for those who multiply the first. */
 extern "C" __global__ void
 ring_refill(Args p)
 {
 	SHARED_STORAGE(Tiles, s);
-	struct Bars {
-		mbar_t full, empty;
-	};
+	struct Bars { mbar_t full, empty; };
 	SHARED(Bars, bar);
 	if (threadIdx.x == 0) {
 		mbar_init(&bar.full, 1);
@@ -264,13 +249,9 @@ ring_refill(Args p)
 extern "C" __global__ void
 bulk_not_waited(Args p)
 {
-	struct alignas(128) S {
-		float x[128];
-	};
+	struct alignas(128) S { float x[128]; };
 	SHARED(S, s);
-	struct Bars {
-		mbar_t full;
-	};
+	struct Bars { mbar_t full; };
 	SHARED(Bars, bar);
 	if (threadIdx.x == 0)
 		mbar_init(&bar.full, 1);
@@ -288,13 +269,9 @@ bulk_not_waited(Args p)
 extern "C" __global__ void
 copy_arrive(Args p)
 {
-	struct alignas(16) S {
-		float x[128];
-	};
+	struct alignas(16) S { float x[128]; };
 	SHARED(S, s);
-	struct Bars {
-		mbar_t full;
-	};
+	struct Bars { mbar_t full; };
 	SHARED(Bars, bar);
 	if (threadIdx.x == 0)
 		mbar_init(&bar.full, 32);
@@ -314,9 +291,7 @@ copy_arrive(Args p)
 extern "C" __global__ void
 store_no_proxy_fence(Args p)
 {
-	struct alignas(128) S {
-		float x[128];
-	};
+	struct alignas(128) S { float x[128]; };
 	SHARED(S, s);
 	s.x[threadIdx.x] = 1;
 	if (!BUG)
@@ -332,9 +307,7 @@ store_no_proxy_fence(Args p)
 extern "C" __global__ void
 store_reuse(Args p)
 {
-	struct alignas(128) S {
-		float x[128];
-	};
+	struct alignas(128) S { float x[128]; };
 	SHARED(S, s);
 	for (int i = 0; i < 2; i++) {
 		s.x[threadIdx.x] = i; // store_reuse
@@ -355,9 +328,7 @@ store_reuse(Args p)
 extern "C" __global__ void
 store_leave(Args p)
 {
-	struct alignas(128) S {
-		float x[128];
-	};
+	struct alignas(128) S { float x[128]; };
 	SHARED(S, s);
 	s.x[threadIdx.x] = 1;
 	fence_proxy_async();

@@ -1,21 +1,12 @@
-// Planted bugs of stages: groups of asynchronous copies, mbarriers and their parities, tiles that
-// come by bulk copies.
-struct Args {
-	float *a, *b, *c;
-	int n;
-	unsigned *u;
-};
-struct alignas(128) Tile {
-	float x[128];
-};
+// Planted bugs of stages: groups of asynchronous copies, mbarriers and their parities, tiles that come by bulk copies.
+struct Args { float *a, *b, *c; int n; unsigned *u; };
+struct alignas(128) Tile { float x[128]; };
 
 /* Three stages in flight, the last tiles wait for one group too few. */
 extern "C" __global__ void
 group_tail(Args a)
 {
-	struct alignas(16) S {
-		float x[3][512];
-	};
+	struct alignas(16) S { float x[3][512]; };
 	SHARED(S, s);
 	float v = 0;
 	for (int i = 0; i < 2; i++) {
@@ -24,8 +15,7 @@ group_tail(Args a)
 	}
 	for (int i = 0; i < 4; i++) {
 		if (i + 2 < 4)
-			cp_async_16(s.x[(i + 2) % 3] + 4 * threadIdx.x,
-			            a.a + 512 * (i + 2) + 4 * threadIdx.x); // group_tail
+			cp_async_16(s.x[(i + 2) % 3] + 4 * threadIdx.x, a.a + 512 * (i + 2) + 4 * threadIdx.x); // group_tail
 		if (!BUG || i + 2 < 4)
 			cp_async_commit();
 		cp_async_wait<2>();
@@ -40,9 +30,7 @@ group_tail(Args a)
 extern "C" __global__ void
 no_commit(Args a)
 {
-	struct alignas(16) S {
-		float x[512];
-	};
+	struct alignas(16) S { float x[512]; };
 	SHARED(S, s);
 	cp_async_16(s.x + 4 * threadIdx.x, a.a + 4 * threadIdx.x); // no_commit
 	if (!BUG)
@@ -57,9 +45,7 @@ no_commit(Args a)
 extern "C" __global__ void
 wait_no_barrier(Args a)
 {
-	struct alignas(16) S {
-		float x[512];
-	};
+	struct alignas(16) S { float x[512]; };
 	SHARED(S, s);
 	cp_async_16(s.x + 4 * threadIdx.x, a.a + 4 * threadIdx.x); // wait_no_barrier
 	cp_async_commit();
@@ -72,9 +58,7 @@ wait_no_barrier(Args a)
 extern "C" __global__ void
 copy_misaligned(Args a)
 {
-	struct alignas(16) S {
-		float x[512];
-	};
+	struct alignas(16) S { float x[512]; };
 	SHARED(S, s);
 	cp_async_16(s.x + 4 * threadIdx.x, a.a + 4 * threadIdx.x + 2 * BUG); // copy_misaligned
 	cp_async_wait_all();
@@ -85,14 +69,10 @@ copy_misaligned(Args a)
 extern "C" __global__ void
 copy_beyond(Args a)
 {
-	struct alignas(16) S {
-		float x[512];
-	};
+	struct alignas(16) S { float x[512]; };
 	SHARED(S, s);
 	int left = (4098 - 3584 - 4 * (int)threadIdx.x - 2) * 4;
-	cp_async_16_fill(s.x + 4 * threadIdx.x,
-	                 a.a + 3584 + 4 * threadIdx.x + (threadIdx.x == 127 ? 4 * BUG : 0),
-	                 left < 16 ? (left < 0 ? 0 : left) : 16); // copy_beyond
+	cp_async_16_fill(s.x + 4 * threadIdx.x, a.a + 3584 + 4 * threadIdx.x + (threadIdx.x == 127 ? 4 * BUG : 0), left < 16 ? (left < 0 ? 0 : left) : 16); // copy_beyond
 	cp_async_wait_all();
 	a.c[threadIdx.x] = s.x[4 * threadIdx.x];
 }
@@ -101,9 +81,7 @@ copy_beyond(Args a)
 extern "C" __global__ void
 copy_source(Args a)
 {
-	struct alignas(16) S {
-		float x[512];
-	};
+	struct alignas(16) S { float x[512]; };
 	SHARED(S, s);
 	cp_async_16(s.x + 4 * threadIdx.x, a.b + 4 * threadIdx.x); // copy_source
 	cp_async_commit();
@@ -111,7 +89,7 @@ copy_source(Args a)
 		cp_async_wait<0>();
 	__syncthreads();
 	a.b[threadIdx.x] = 3; // copy_source
-	cp_async_wait<0>();   // copy_source
+	cp_async_wait<0>(); // copy_source
 	a.c[threadIdx.x] = s.x[4 * threadIdx.x];
 }
 
@@ -119,9 +97,7 @@ copy_source(Args a)
 extern "C" __global__ void
 copy_target(Args a)
 {
-	struct alignas(16) S {
-		float x[512];
-	};
+	struct alignas(16) S { float x[512]; };
 	SHARED(S, s);
 	cp_async_16(s.x + 4 * threadIdx.x, a.a + 4 * threadIdx.x); // copy_target
 	cp_async_commit();
@@ -136,10 +112,7 @@ copy_target(Args a)
 }
 
 /* ---- mbarriers: one producer (thread 128), 128 consumers, a ring of two stages, six tiles ---- */
-struct alignas(128) Ring {
-	Tile stage[2];
-	mbar_t full[2], empty[2];
-};
+struct alignas(128) Ring { Tile stage[2]; mbar_t full[2], empty[2]; };
 
 /* The consumer waits for the same parity in each round. */
 extern "C" __global__ void
@@ -157,7 +130,7 @@ ring_parity(Args a)
 			int s = i & 1;
 			mbar_wait(&r.empty[s], (i / 2 & 1) ^ 1); // ring_parity
 			fence_proxy_async();
-			mbar_arrive_expect(&r.full[s], 512);                    // ring_parity
+			mbar_arrive_expect(&r.full[s], 512); // ring_parity
 			bulk_load(&r.stage[s], a.a + 128 * i, 512, &r.full[s]); // ring_parity
 		}
 	} else if (threadIdx.x < 128) {
@@ -165,8 +138,8 @@ ring_parity(Args a)
 		for (int i = 0; i < 6; i++) {
 			int s = i & 1;
 			mbar_wait(&r.full[s], (BUG ? 0 : i / 2 & 1)); // ring_parity
-			v += r.stage[s].x[127 - threadIdx.x];         // ring_parity
-			mbar_arrive(&r.empty[s]);                     // ring_parity
+			v += r.stage[s].x[127 - threadIdx.x]; // ring_parity
+			mbar_arrive(&r.empty[s]); // ring_parity
 		}
 		a.c[threadIdx.x] = v;
 	}
@@ -186,19 +159,18 @@ ring_empty_parity(Args a)
 	if (threadIdx.x == 128) {
 		for (int i = 0; i < 6; i++) {
 			int s = i & 1;
-			mbar_wait(&r.empty[s],
-			          (BUG ? i / 2 & 1 : (i / 2 & 1) ^ 1)); // ring_empty_parity
+			mbar_wait(&r.empty[s], (BUG ? i / 2 & 1 : (i / 2 & 1) ^ 1)); // ring_empty_parity
 			fence_proxy_async();
-			mbar_arrive_expect(&r.full[s], 512);                    // ring_empty_parity
+			mbar_arrive_expect(&r.full[s], 512); // ring_empty_parity
 			bulk_load(&r.stage[s], a.a + 128 * i, 512, &r.full[s]); // ring_empty_parity
 		}
 	} else if (threadIdx.x < 128) {
 		float v = 0;
 		for (int i = 0; i < 6; i++) {
 			int s = i & 1;
-			mbar_wait(&r.full[s], i / 2 & 1);     // ring_empty_parity
+			mbar_wait(&r.full[s], i / 2 & 1); // ring_empty_parity
 			v += r.stage[s].x[127 - threadIdx.x]; // ring_empty_parity
-			mbar_arrive(&r.empty[s]);             // ring_empty_parity
+			mbar_arrive(&r.empty[s]); // ring_empty_parity
 		}
 		a.c[threadIdx.x] = v;
 	}
@@ -220,16 +192,16 @@ ring_full_count(Args a)
 			int s = i & 1;
 			mbar_wait(&r.empty[s], (i / 2 & 1) ^ 1); // ring_full_count
 			fence_proxy_async();
-			mbar_arrive_expect(&r.full[s], 512);                    // ring_full_count
+			mbar_arrive_expect(&r.full[s], 512); // ring_full_count
 			bulk_load(&r.stage[s], a.a + 128 * i, 512, &r.full[s]); // ring_full_count
 		}
 	} else if (threadIdx.x < 128) {
 		float v = 0;
 		for (int i = 0; i < 6; i++) {
 			int s = i & 1;
-			mbar_wait(&r.full[s], i / 2 & 1);     // ring_full_count
+			mbar_wait(&r.full[s], i / 2 & 1); // ring_full_count
 			v += r.stage[s].x[127 - threadIdx.x]; // ring_full_count
-			mbar_arrive(&r.empty[s]);             // ring_full_count
+			mbar_arrive(&r.empty[s]); // ring_full_count
 		}
 		a.c[threadIdx.x] = v;
 	}
@@ -251,16 +223,16 @@ ring_empty_count(Args a)
 			int s = i & 1;
 			mbar_wait(&r.empty[s], (i / 2 & 1) ^ 1); // ring_empty_count
 			fence_proxy_async();
-			mbar_arrive_expect(&r.full[s], 512);                    // ring_empty_count
+			mbar_arrive_expect(&r.full[s], 512); // ring_empty_count
 			bulk_load(&r.stage[s], a.a + 128 * i, 512, &r.full[s]); // ring_empty_count
 		}
 	} else if (threadIdx.x < 128) {
 		float v = 0;
 		for (int i = 0; i < 6; i++) {
 			int s = i & 1;
-			mbar_wait(&r.full[s], i / 2 & 1);     // ring_empty_count
+			mbar_wait(&r.full[s], i / 2 & 1); // ring_empty_count
 			v += r.stage[s].x[127 - threadIdx.x]; // ring_empty_count
-			mbar_arrive(&r.empty[s]);             // ring_empty_count
+			mbar_arrive(&r.empty[s]); // ring_empty_count
 		}
 		a.c[threadIdx.x] = v;
 	}
@@ -282,14 +254,14 @@ ring_few_release(Args a)
 			int s = i & 1;
 			mbar_wait(&r.empty[s], (i / 2 & 1) ^ 1); // ring_few_release
 			fence_proxy_async();
-			mbar_arrive_expect(&r.full[s], 512);                    // ring_few_release
+			mbar_arrive_expect(&r.full[s], 512); // ring_few_release
 			bulk_load(&r.stage[s], a.a + 128 * i, 512, &r.full[s]); // ring_few_release
 		}
 	} else if (threadIdx.x < 128) {
 		float v = 0;
 		for (int i = 0; i < 6; i++) {
 			int s = i & 1;
-			mbar_wait(&r.full[s], i / 2 & 1);     // ring_few_release
+			mbar_wait(&r.full[s], i / 2 & 1); // ring_few_release
 			v += r.stage[s].x[127 - threadIdx.x]; // ring_few_release
 			if (!BUG || lane_id() == 0)
 				mbar_arrive(&r.empty[s]); // ring_few_release
@@ -314,14 +286,14 @@ ring_elected(Args a)
 			int s = i & 1;
 			mbar_wait(&r.empty[s], (i / 2 & 1) ^ 1); // ring_elected
 			fence_proxy_async();
-			mbar_arrive_expect(&r.full[s], 512);                    // ring_elected
+			mbar_arrive_expect(&r.full[s], 512); // ring_elected
 			bulk_load(&r.stage[s], a.a + 128 * i, 512, &r.full[s]); // ring_elected
 		}
 	} else if (threadIdx.x < 128) {
 		float v = 0;
 		for (int i = 0; i < 6; i++) {
 			int s = i & 1;
-			mbar_wait(&r.full[s], i / 2 & 1);     // ring_elected
+			mbar_wait(&r.full[s], i / 2 & 1); // ring_elected
 			v += r.stage[s].x[127 - threadIdx.x]; // ring_elected
 			if (!BUG)
 				__syncwarp();
@@ -348,16 +320,16 @@ ring_bytes_few(Args a)
 			int s = i & 1;
 			mbar_wait(&r.empty[s], (i / 2 & 1) ^ 1); // ring_bytes_few
 			fence_proxy_async();
-			mbar_arrive_expect(&r.full[s], (BUG ? 256 : 512));      // ring_bytes_few
+			mbar_arrive_expect(&r.full[s], (BUG ? 256 : 512)); // ring_bytes_few
 			bulk_load(&r.stage[s], a.a + 128 * i, 512, &r.full[s]); // ring_bytes_few
 		}
 	} else if (threadIdx.x < 128) {
 		float v = 0;
 		for (int i = 0; i < 6; i++) {
 			int s = i & 1;
-			mbar_wait(&r.full[s], i / 2 & 1);     // ring_bytes_few
+			mbar_wait(&r.full[s], i / 2 & 1); // ring_bytes_few
 			v += r.stage[s].x[127 - threadIdx.x]; // ring_bytes_few
-			mbar_arrive(&r.empty[s]);             // ring_bytes_few
+			mbar_arrive(&r.empty[s]); // ring_bytes_few
 		}
 		a.c[threadIdx.x] = v;
 	}
@@ -379,16 +351,16 @@ ring_bytes_many(Args a)
 			int s = i & 1;
 			mbar_wait(&r.empty[s], (i / 2 & 1) ^ 1); // ring_bytes_many
 			fence_proxy_async();
-			mbar_arrive_expect(&r.full[s], (BUG ? 1024 : 512));     // ring_bytes_many
+			mbar_arrive_expect(&r.full[s], (BUG ? 1024 : 512)); // ring_bytes_many
 			bulk_load(&r.stage[s], a.a + 128 * i, 512, &r.full[s]); // ring_bytes_many
 		}
 	} else if (threadIdx.x < 128) {
 		float v = 0;
 		for (int i = 0; i < 6; i++) {
 			int s = i & 1;
-			mbar_wait(&r.full[s], i / 2 & 1);     // ring_bytes_many
+			mbar_wait(&r.full[s], i / 2 & 1); // ring_bytes_many
 			v += r.stage[s].x[127 - threadIdx.x]; // ring_bytes_many
-			mbar_arrive(&r.empty[s]);             // ring_bytes_many
+			mbar_arrive(&r.empty[s]); // ring_bytes_many
 		}
 		a.c[threadIdx.x] = v;
 	}
@@ -411,16 +383,16 @@ ring_no_empty(Args a)
 			if (!BUG)
 				mbar_wait(&r.empty[s], (i / 2 & 1) ^ 1); // ring_no_empty
 			fence_proxy_async();
-			mbar_arrive_expect(&r.full[s], 512);                    // ring_no_empty
+			mbar_arrive_expect(&r.full[s], 512); // ring_no_empty
 			bulk_load(&r.stage[s], a.a + 128 * i, 512, &r.full[s]); // ring_no_empty
 		}
 	} else if (threadIdx.x < 128) {
 		float v = 0;
 		for (int i = 0; i < 6; i++) {
 			int s = i & 1;
-			mbar_wait(&r.full[s], i / 2 & 1);     // ring_no_empty
+			mbar_wait(&r.full[s], i / 2 & 1); // ring_no_empty
 			v += r.stage[s].x[127 - threadIdx.x]; // ring_no_empty
-			mbar_arrive(&r.empty[s]);             // ring_no_empty
+			mbar_arrive(&r.empty[s]); // ring_no_empty
 		}
 		a.c[threadIdx.x] = v;
 	}
@@ -442,7 +414,7 @@ ring_early(Args a)
 			int s = i & 1;
 			mbar_wait(&r.empty[s], (i / 2 & 1) ^ 1); // ring_early
 			fence_proxy_async();
-			mbar_arrive_expect(&r.full[s], 512);                    // ring_early
+			mbar_arrive_expect(&r.full[s], 512); // ring_early
 			bulk_load(&r.stage[s], a.a + 128 * i, 512, &r.full[s]); // ring_early
 		}
 	} else if (threadIdx.x < 128) {
@@ -451,7 +423,7 @@ ring_early(Args a)
 			int s = i & 1;
 			mbar_wait(&r.full[s], i / 2 & 1); // ring_early
 			if (BUG)
-				mbar_arrive(&r.empty[s]);     // ring_early
+				mbar_arrive(&r.empty[s]); // ring_early
 			v += r.stage[s].x[127 - threadIdx.x]; // ring_early
 			if (!BUG)
 				mbar_arrive(&r.empty[s]); // ring_early
@@ -476,7 +448,7 @@ ring_one_lane(Args a)
 			int s = i & 1;
 			mbar_wait(&r.empty[s], (i / 2 & 1) ^ 1); // ring_one_lane
 			fence_proxy_async();
-			mbar_arrive_expect(&r.full[s], 512);                    // ring_one_lane
+			mbar_arrive_expect(&r.full[s], 512); // ring_one_lane
 			bulk_load(&r.stage[s], a.a + 128 * i, 512, &r.full[s]); // ring_one_lane
 		}
 	} else if (threadIdx.x < 128) {
@@ -486,7 +458,7 @@ ring_one_lane(Args a)
 			if (!BUG || lane_id() == 0)
 				mbar_wait(&r.full[s], i / 2 & 1);
 			v += r.stage[s].x[127 - threadIdx.x]; // ring_one_lane
-			mbar_arrive(&r.empty[s]);             // ring_one_lane
+			mbar_arrive(&r.empty[s]); // ring_one_lane
 		}
 		a.c[threadIdx.x] = v;
 	}
@@ -508,7 +480,7 @@ ring_ignored(Args a)
 			int s = i & 1;
 			mbar_wait(&r.empty[s], (i / 2 & 1) ^ 1); // ring_ignored
 			fence_proxy_async();
-			mbar_arrive_expect(&r.full[s], 512);                    // ring_ignored
+			mbar_arrive_expect(&r.full[s], 512); // ring_ignored
 			bulk_load(&r.stage[s], a.a + 128 * i, 512, &r.full[s]); // ring_ignored
 		}
 	} else if (threadIdx.x < 128) {
@@ -520,7 +492,7 @@ ring_ignored(Args a)
 			else
 				mbar_wait(&r.full[s], i / 2 & 1);
 			v += r.stage[s].x[127 - threadIdx.x]; // ring_ignored
-			mbar_arrive(&r.empty[s]);             // ring_ignored
+			mbar_arrive(&r.empty[s]); // ring_ignored
 		}
 		a.c[threadIdx.x] = v;
 	}
@@ -530,17 +502,14 @@ ring_ignored(Args a)
 extern "C" __global__ void
 two_tiles(Args a)
 {
-	struct S {
-		Tile x, y;
-		mbar_t full;
-	};
+	struct S { Tile x, y; mbar_t full; };
 	SHARED(S, s);
 	if (threadIdx.x == 0)
 		mbar_init(&s.full, 1);
 	__syncthreads();
 	if (threadIdx.x == 0) {
 		mbar_arrive_expect(&s.full, BUG ? sizeof s.x : 2 * sizeof s.x);
-		bulk_load(&s.x, a.a, sizeof s.x, &s.full);       // two_tiles
+		bulk_load(&s.x, a.a, sizeof s.x, &s.full); // two_tiles
 		bulk_load(&s.y, a.a + 128, sizeof s.y, &s.full); // two_tiles
 	}
 	mbar_wait(&s.full, 0);
@@ -551,10 +520,7 @@ two_tiles(Args a)
 extern "C" __global__ void
 init_again(Args a)
 {
-	struct S {
-		Tile x;
-		mbar_t full;
-	};
+	struct S { Tile x; mbar_t full; };
 	SHARED(S, s);
 	if (threadIdx.x == 0) {
 		mbar_init(&s.full, 1);
@@ -564,18 +530,15 @@ init_again(Args a)
 			mbar_init(&s.full, 1); // init_again
 	}
 	__syncthreads();
-	mbar_wait(&s.full, 0);                 // init_again
+	mbar_wait(&s.full, 0); // init_again
 	a.c[threadIdx.x] = s.x.x[threadIdx.x]; // init_again
 }
 
-/* Another phase of the kernel initialises the barrier that it has already, which must be
- * invalidated first. */
+/* Another phase of the kernel initialises the barrier that it has already, which must be invalidated first. */
 extern "C" __global__ void
 init_twice(Args a)
 {
-	struct S {
-		mbar_t b;
-	};
+	struct S { mbar_t b; };
 	SHARED(S, s);
 	for (int i = 0; i < 2; i++) {
 		if (threadIdx.x == 0) {
@@ -602,7 +565,7 @@ over_barrier(Args a)
 		mbar_init(b, 128);
 	__syncthreads();
 	x[threadIdx.x + (BUG && threadIdx.x == 127)] = 1;
-	mbar_arrive(b);  // over_barrier
+	mbar_arrive(b); // over_barrier
 	mbar_wait(b, 0); // over_barrier
 	a.c[threadIdx.x] = 1;
 }
@@ -611,10 +574,7 @@ over_barrier(Args a)
 extern "C" __global__ void
 init_late(Args a)
 {
-	struct S {
-		Tile x;
-		mbar_t full;
-	};
+	struct S { Tile x; mbar_t full; };
 	SHARED(S, s);
 	if (BUG)
 		__syncthreads();
@@ -632,10 +592,7 @@ init_late(Args a)
 extern "C" __global__ void
 bulk_odd(Args a)
 {
-	struct S {
-		Tile x;
-		mbar_t full;
-	};
+	struct S { Tile x; mbar_t full; };
 	SHARED(S, s);
 	if (threadIdx.x == 0)
 		mbar_init(&s.full, 1);
@@ -654,10 +611,7 @@ bulk_odd(Args a)
 extern "C" __global__ void
 bulk_beyond(Args a)
 {
-	struct S {
-		Tile x;
-		mbar_t full;
-	};
+	struct S { Tile x; mbar_t full; };
 	SHARED(S, s);
 	if (threadIdx.x == 0)
 		mbar_init(&s.full, 1);
@@ -674,10 +628,7 @@ bulk_beyond(Args a)
 extern "C" __global__ void
 bulk_short(Args a)
 {
-	struct S {
-		Tile x;
-		mbar_t full;
-	};
+	struct S { Tile x; mbar_t full; };
 	SHARED(S, s);
 	unsigned n = 4 * 96;
 	if (threadIdx.x == 0)
@@ -697,10 +648,7 @@ bulk_short(Args a)
 extern "C" __global__ void
 bulk_source(Args a)
 {
-	struct S {
-		Tile x;
-		mbar_t full;
-	};
+	struct S { Tile x; mbar_t full; };
 	SHARED(S, s);
 	if (threadIdx.x == 0)
 		mbar_init(&s.full, 1);
@@ -712,7 +660,7 @@ bulk_source(Args a)
 	if (!BUG)
 		mbar_wait(&s.full, 0);
 	__syncthreads();
-	a.b[threadIdx.x] = 3;  // bulk_source
+	a.b[threadIdx.x] = 3; // bulk_source
 	mbar_wait(&s.full, 0); // bulk_source
 	a.c[threadIdx.x] = s.x.x[threadIdx.x];
 }
@@ -721,9 +669,7 @@ bulk_source(Args a)
 extern "C" __global__ void
 store_read_back(Args a)
 {
-	struct S {
-		Tile x;
-	};
+	struct S { Tile x; };
 	SHARED(S, s);
 	s.x.x[threadIdx.x] = 1;
 	fence_proxy_async();
@@ -744,9 +690,7 @@ store_read_back(Args a)
 extern "C" __global__ void
 store_no_commit(Args a)
 {
-	struct S {
-		Tile x;
-	};
+	struct S { Tile x; };
 	SHARED(S, s);
 	s.x.x[threadIdx.x] = 1;
 	fence_proxy_async();
@@ -761,15 +705,11 @@ store_no_commit(Args a)
 	s.x.x[threadIdx.x] = 2; // store_no_commit
 }
 
-/* The parity belongs to the ring's round, not to the tile: a kernel that goes through the ring
- * again goes on counting. */
+/* The parity belongs to the ring's round, not to the tile: a kernel that goes through the ring again goes on counting. */
 extern "C" __global__ void
 ring_again(Args a)
 {
-	struct S {
-		Tile x;
-		mbar_t full;
-	};
+	struct S { Tile x; mbar_t full; };
 	SHARED(S, s);
 	if (threadIdx.x == 0)
 		mbar_init(&s.full, 1);
@@ -786,14 +726,11 @@ ring_again(Args a)
 	}
 }
 
-/* The tile is normed in place by the threads, then stored by a bulk copy whose thread fenced before
- * the others had written. */
+/* The tile is normed in place by the threads, then stored by a bulk copy whose thread fenced before the others had written. */
 extern "C" __global__ void
 fence_before(Args a)
 {
-	struct S {
-		Tile x;
-	};
+	struct S { Tile x; };
 	SHARED(S, s);
 	s.x.x[threadIdx.x] = a.a[threadIdx.x];
 	if (!BUG)

@@ -1,13 +1,7 @@
-// More planted bugs within a block: reductions, masks, named barriers, memory, as they happen in
-// kernels of language models.
-struct Args {
-	float *a, *b, *c;
-	int n;
-	unsigned *u;
-};
+// More planted bugs within a block: reductions, masks, named barriers, memory, as they happen in kernels of language models.
+struct Args { float *a, *b, *c; int n; unsigned *u; };
 
-/* Two block reductions in a row share their scratch; the second one may write before everybody has
- * read the first one's result. */
+/* Two block reductions in a row share their scratch; the second one may write before everybody has read the first one's result. */
 static __device__ float
 block_sum(float v, float (&part)[4], bool fence)
 {
@@ -24,9 +18,7 @@ block_sum(float v, float (&part)[4], bool fence)
 extern "C" __global__ void
 reduce_twice(Args a)
 {
-	struct S {
-		float part[4];
-	};
+	struct S { float part[4]; };
 	SHARED(S, s);
 	float x = block_sum(a.a[threadIdx.x], s.part, !BUG);
 	a.c[threadIdx.x] = x + block_sum(a.a[threadIdx.x] * x, s.part, !BUG);
@@ -36,9 +28,7 @@ reduce_twice(Args a)
 extern "C" __global__ void
 reduce_broadcast(Args a)
 {
-	struct S {
-		float part[4], all;
-	};
+	struct S { float part[4], all; };
 	SHARED(S, s);
 	float v = warp_sum(a.a[threadIdx.x]);
 	if (lane_id() == 0)
@@ -55,9 +45,7 @@ reduce_broadcast(Args a)
 extern "C" __global__ void
 reduce_warps(Args a)
 {
-	struct S {
-		float part[4];
-	};
+	struct S { float part[4]; };
 	SHARED(S, s);
 	if (lane_id() == 0 && (BUG || warp_id() < 4))
 		s.part[warp_id()] = 1; // reduce_warps
@@ -65,14 +53,11 @@ reduce_warps(Args a)
 	a.c[threadIdx.x] = 0;
 }
 
-/* The scratch is added up over as many warps as the kernel was once launched with: the last ones
- * wrote nothing. */
+/* The scratch is added up over as many warps as the kernel was once launched with: the last ones wrote nothing. */
 extern "C" __global__ void
 reduce_few(Args a)
 {
-	struct S {
-		float part[8];
-	};
+	struct S { float part[8]; };
 	SHARED(S, s);
 	float v = warp_sum(a.a[threadIdx.x]);
 	if (lane_id() == 0)
@@ -137,9 +122,7 @@ other_half(Args a)
 extern "C" __global__ void
 syncwarp_mask(Args a)
 {
-	struct S {
-		float x;
-	};
+	struct S { float x; };
 	SHARED(S, s);
 	if (threadIdx.x == 31)
 		s.x = a.a[0]; // syncwarp_mask
@@ -154,9 +137,7 @@ syncwarp_mask(Args a)
 extern "C" __global__ void
 syncwarp_block(Args a)
 {
-	struct S {
-		float x[128];
-	};
+	struct S { float x[128]; };
 	SHARED(S, s);
 	s.x[threadIdx.x] = a.a[threadIdx.x]; // syncwarp_block
 	if (BUG)
@@ -179,9 +160,7 @@ barrier_in_loop(Args a)
 extern "C" __global__ void
 early_return(Args a)
 {
-	struct S {
-		float x[128];
-	};
+	struct S { float x[128]; };
 	SHARED(S, s);
 	if (BUG && threadIdx.x >= 100)
 		return;
@@ -194,9 +173,7 @@ early_return(Args a)
 extern "C" __global__ void
 arrive_and_read(Args a)
 {
-	struct S {
-		float x[64];
-	};
+	struct S { float x[64]; };
 	SHARED(S, s);
 	if (threadIdx.x < 64)
 		s.x[threadIdx.x] = a.a[threadIdx.x]; // arrive_and_read
@@ -234,7 +211,7 @@ named_zero(Args a)
 	__syncthreads(); // named_zero
 	if (threadIdx.x < 64)
 		bar_sync(BUG ? 0 : 1, 64); // named_zero
-	__syncthreads();                   // named_zero
+	__syncthreads(); // named_zero
 	a.c[threadIdx.x] = 1;
 }
 
@@ -242,9 +219,7 @@ named_zero(Args a)
 extern "C" __global__ void
 named_overrun(Args a)
 {
-	struct S {
-		float x[64];
-	};
+	struct S { float x[64]; };
 	SHARED(S, s);
 	int t = threadIdx.x;
 	for (int i = 0; i < 3; i++) {
@@ -252,9 +227,9 @@ named_overrun(Args a)
 			if (i && !BUG)
 				bar_sync(2, 128);
 			s.x[t] = a.a[t] * (i + 1); // named_overrun
-			bar_arrive(1, 128);        // named_overrun
+			bar_arrive(1, 128); // named_overrun
 		} else {
-			bar_sync(1, 128);                         // named_overrun
+			bar_sync(1, 128); // named_overrun
 			a.c[i * 64 + t - 64] = s.x[(t + 1) & 63]; // named_overrun
 			if (i < 2 && !BUG)
 				bar_arrive(2, 128);
@@ -266,9 +241,7 @@ named_overrun(Args a)
 extern "C" __global__ void
 counter_zero(Args a)
 {
-	struct S {
-		unsigned n;
-	};
+	struct S { unsigned n; };
 	SHARED(S, s);
 	if (threadIdx.x == 0)
 		s.n = 0; // counter_zero
@@ -283,9 +256,7 @@ counter_zero(Args a)
 extern "C" __global__ void
 counter_read(Args a)
 {
-	struct S {
-		unsigned n;
-	};
+	struct S { unsigned n; };
 	SHARED(S, s);
 	if (threadIdx.x == 0)
 		s.n = 0;
@@ -310,10 +281,7 @@ plain_sum(Args a)
 extern "C" __global__ void
 volatile_flag(Args a)
 {
-	struct S {
-		unsigned flag;
-		float x;
-	};
+	struct S { unsigned flag; float x; };
 	SHARED(S, s);
 	if (threadIdx.x == 0)
 		s.flag = 0;
@@ -326,8 +294,7 @@ volatile_flag(Args a)
 			st_release_cta(&s.flag, 1u);
 	} else if (threadIdx.x == 64) {
 		if (BUG)
-			for (int i = 0; i < 100 && !*(volatile unsigned *)&s.flag;
-			     i++) // volatile_flag
+			for (int i = 0; i < 100 && !*(volatile unsigned *)&s.flag; i++) // volatile_flag
 				;
 		else
 			while (!ld_acquire_cta(&s.flag))
@@ -340,9 +307,7 @@ volatile_flag(Args a)
 extern "C" __global__ void
 bytes(Args a)
 {
-	struct S {
-		unsigned char x[128];
-	};
+	struct S { unsigned char x[128]; };
 	SHARED(S, s);
 	s.x[threadIdx.x] = (unsigned char)threadIdx.x; // bytes
 	if (!BUG)
@@ -350,8 +315,7 @@ bytes(Args a)
 	a.c[threadIdx.x] = s.x[(threadIdx.x + 64) & 127]; // bytes
 }
 
-/* The row has an odd number of columns; its last 16-byte load reaches over the end of the tensor.
- */
+/* The row has an odd number of columns; its last 16-byte load reaches over the end of the tensor. */
 extern "C" __global__ void
 odd_columns(Args a)
 {
@@ -395,8 +359,7 @@ wild_index(Args a)
 	a.c[threadIdx.x] = a.b[page * 32l + threadIdx.x]; // wild_index
 }
 
-/* An array of registers, indexed with the number of the row in the block instead of the one in the
- * thread. */
+/* An array of registers, indexed with the number of the row in the block instead of the one in the thread. */
 extern "C" __global__ void
 register_index(Args a)
 {
@@ -413,7 +376,7 @@ arena_overlap(Args a)
 	SHARED_BYTES(arena);
 	float *x = (float *)arena, *y = x + (BUG ? 96 : 128);
 	x[threadIdx.x] = a.a[threadIdx.x]; // arena_overlap
-	y[threadIdx.x] = 1;                // arena_overlap
+	y[threadIdx.x] = 1; // arena_overlap
 	__syncthreads();
 	a.c[threadIdx.x] = x[threadIdx.x] + y[127 - threadIdx.x];
 }
@@ -422,9 +385,7 @@ arena_overlap(Args a)
 extern "C" __global__ void
 arena_small(Args a)
 {
-	struct S {
-		float x[BUG ? 160 : 128];
-	};
+	struct S { float x[BUG ? 160 : 128]; };
 	SHARED_STORAGE(S, s); // arena_small
 	s.x[threadIdx.x] = 1;
 	a.c[threadIdx.x] = s.x[threadIdx.x];
@@ -436,12 +397,10 @@ const_path(Args a)
 {
 	a.b[threadIdx.x] = a.a[threadIdx.x]; // const_path
 	__syncthreads();
-	a.c[threadIdx.x] =
-	    BUG ? __ldg(&a.b[127 - threadIdx.x]) : a.b[127 - threadIdx.x]; // const_path
+	a.c[threadIdx.x] = BUG ? __ldg(&a.b[127 - threadIdx.x]) : a.b[127 - threadIdx.x]; // const_path
 }
 
-/* The other way round: written, though in order, what the read-only path has read. Its cache may
- * hold the old value for another block. */
+/* The other way round: written, though in order, what the read-only path has read. Its cache may hold the old value for another block. */
 extern "C" __global__ void
 const_written(Args a)
 {
@@ -455,9 +414,7 @@ const_written(Args a)
 extern "C" __global__ void
 masked_rows(Args a)
 {
-	struct S {
-		float k[128];
-	};
+	struct S { float k[128]; };
 	SHARED(S, s);
 	int n = 100;
 	if (threadIdx.x < n)
@@ -483,9 +440,7 @@ local_by_shuffle(Args a)
 extern "C" __global__ void
 ldmatrix_half(Args a)
 {
-	struct alignas(16) S {
-		unsigned short x[16][16];
-	};
+	struct alignas(16) S { unsigned short x[16][16]; };
 	SHARED(S, s);
 	for (int i = threadIdx.x; i < 256; i += 32)
 		s.x[i / 16][i % 16] = 0;
@@ -500,9 +455,7 @@ extern "C" __global__ void
 ldmatrix_row(Args a)
 {
 	enum { W = BUG ? 18 : 24 };
-	struct alignas(16) S {
-		unsigned short x[16][W];
-	};
+	struct alignas(16) S { unsigned short x[16][W]; };
 	SHARED(S, s);
 	for (int i = threadIdx.x; i < 16 * W; i += 32)
 		s.x[i / W][i % W] = 0;
@@ -516,11 +469,9 @@ ldmatrix_row(Args a)
 extern "C" __global__ void
 ldmatrix_race(Args a)
 {
-	struct alignas(16) S {
-		unsigned short x[8][8];
-	};
+	struct alignas(16) S { unsigned short x[8][8]; };
 	SHARED(S, s);
-	s.x[threadIdx.x / 4][2 * (threadIdx.x & 3)] = 1;     // ldmatrix_race
+	s.x[threadIdx.x / 4][2 * (threadIdx.x & 3)] = 1; // ldmatrix_race
 	s.x[threadIdx.x / 4][2 * (threadIdx.x & 3) + 1] = 1; // ldmatrix_race
 	if (!BUG)
 		__syncwarp();
@@ -543,9 +494,7 @@ mma_in_branch(Args a)
 extern "C" __global__ void
 counter_never(Args a)
 {
-	struct S {
-		unsigned n;
-	};
+	struct S { unsigned n; };
 	SHARED(S, s);
 	if (!BUG && threadIdx.x == 0)
 		s.n = 0;
