@@ -78,7 +78,7 @@ $(BUILD)/expand $(BUILD)/reference: $(BUILD)/%: $(BUILD)/tests/kernels/%.o $(BUI
 
 # Linked statically so that the test can replace malloc in the library and its dependencies.
 $(BUILD)/unit/test_memory: LIBS := -Wl,-Bstatic -lyaml -ljansson -lpcre2-8 -lutf8proc -Wl,-Bdynamic -lm -lpthread -ldl \
-	$(patsubst %,-Wl$(COMMA)--wrap=%,malloc calloc realloc free strdup strndup aligned_alloc posix_memalign json_loadb)
+	$(patsubst %,-Wl$(COMMA)--wrap=%,malloc calloc realloc free strdup strndup aligned_alloc posix_memalign)
 
 lib: $(BUILD)/libllmc.a
 unit-%: $(BUILD)/unit/%

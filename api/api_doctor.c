@@ -6,6 +6,7 @@
 
 #include "api/api.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "compiler/cost_model.h"
 #include "runtime/device.h"
 
@@ -43,8 +44,9 @@ static json_t *
 device_json(TargetKind kind)
 {
 	char *text = NULL;
-	json_t *j =
-	    device_of(kind)->describe(&text, NULL) == LLMC_OK ? json_loads(text, 0, NULL) : NULL;
+	json_t *j = device_of(kind)->describe(&text, NULL) == LLMC_OK
+	                ? json_parse(text, strlen(text), 0, NULL, NULL)
+	                : NULL;
 
 	free(text);
 	return j;

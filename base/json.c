@@ -101,24 +101,6 @@ json_time(Strbuf *b, time_t t)
 	json_str(b, text, strlen(text));
 }
 
-json_t *
-json_parse(const char *text, size_t n, size_t flags, json_error_t *why, bool *no_memory)
-{
-	json_t *tree = json_loadb(text, n, flags, why);
-
-	*no_memory = false;
-	if (!tree) { /* a syntax error fails again, and so does an allocation while memory is out */
-		/* volatile: a compiler may remove an allocation that is only freed and assume it
-		 * succeeded (clang does) */
-		void *volatile probe = malloc(n + 4096);
-		*no_memory = !probe;
-		free(probe);
-		if (probe)
-			tree = json_loadb(text, n, flags, why);
-	}
-	return tree;
-}
-
 static void
 release(void *tree)
 {

@@ -1,5 +1,5 @@
-/* JSON. Writing: the caller writes the structure, these functions the values. Reading: jansson
- * parses, and an arena owns the tree. */
+/* JSON. Writing: the caller writes the structure, these functions the values. Reading: json_parse.c
+ * makes jansson's values, and an arena owns the tree. */
 #ifndef LLMC_BASE_JSON_H
 #define LLMC_BASE_JSON_H
 
@@ -22,8 +22,9 @@ void json_time(Strbuf *b, time_t t); /* "2026-05-04T03:02:01Z" */
  * that is not ASCII. */
 void json_escape(char out[16], int32_t cp, bool ascii);
 
-/* Like json_loadb, which reports lack of memory as a syntax error; this function returns NULL and
- * sets *no_memory instead. */
+/* Parse JSON like json_loadb, with JSON_DECODE_ANY, JSON_ALLOW_NUL and JSON_REJECT_DUPLICATES. NULL
+ * on an error; *no_memory: memory was out. why and no_memory may be NULL. jansson's own json_load*
+ * functions corrupt memory when an allocation fails and must not be called. */
 json_t *json_parse(const char *text, size_t n, size_t flags, json_error_t *why, bool *no_memory);
 /* Like json_read, for JSON written by Python: Infinity, -Infinity and NaN become null. */
 json_t *json_read_python(Arena *a, const char *text, size_t n, size_t flags, json_error_t *why);

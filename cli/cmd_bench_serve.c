@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/json.h"
 #include "base/number.h"
 #include "cli/cli.h"
 #include "cli/load_generator.h"
@@ -304,7 +305,7 @@ first_model(const LoadTarget *t, const char *key, char why[200])
 
 	snprintf(path, sizeof path, "%.*s/v1/models", (int)n, t->path);
 	char *text = load_get(t, path, key, why);
-	json_t *j = text ? json_loads(text, 0, NULL) : NULL;
+	json_t *j = text ? json_parse(text, strlen(text), 0, NULL, NULL) : NULL;
 	const char *id =
 	    json_string_value(json_object_get(json_array_get(json_object_get(j, "data"), 0), "id"));
 	char *name = id ? strdup(id) : NULL;

@@ -101,7 +101,7 @@ doctor(int argc, char **argv)
 	OPT_PARSE(&cmd_doctor, opt, argc, argv, args);
 	if (llmc_doctor(&text, &err) != LLMC_OK)
 		return fail_with(&err);
-	json_t *all = json_loads(text, 0, NULL);
+	json_t *all = json_parse(text, strlen(text), 0, NULL, NULL);
 	if (json)
 		printf("%s\n", text);
 	else

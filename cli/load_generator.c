@@ -20,6 +20,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/json.h"
 #include "cli/cli.h"
 
 enum { MAX_LINE = 1 << 20 };
@@ -176,7 +177,7 @@ start(LoadRun *l, LoadRequest *r, char why[200])
 static void
 take_json(LoadRun *l, LoadRequest *r, const char *text, size_t n)
 {
-	json_t *j = json_loadb(text, n, 0, NULL);
+	json_t *j = json_parse(text, n, 0, NULL, NULL);
 	json_t *choice = json_array_get(json_object_get(j, "choices"), 0),
 	       *usage = json_object_get(j, "usage");
 	json_t *error = json_object_get(j, "error");

@@ -21,7 +21,9 @@ plan_html_forget(const char *folder)
 static void
 put_sources(FILE *f, const llmc_model *m, const char *folder)
 {
-	json_t *plan = json_loads(llmc_plan_json(m), 0, NULL), *kernel, *seen = json_object();
+	const char *plan_text = llmc_plan_json(m);
+	json_t *plan = json_parse(plan_text, strlen(plan_text), 0, NULL, NULL), *kernel,
+	       *seen = json_object();
 	bool first = true;
 	size_t i;
 

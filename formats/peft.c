@@ -248,7 +248,11 @@ peft_open(const char *folder, double scale, Peft **out, llmc_error *err)
 		    "%s: holds no adapter_config.json: a folder that PEFT has saved is expected",
 		    folder));
 	TRY_GOTO(file_read(strbuf_str(&path), 1 << 20, &text, err));
-	p->config = json_loadb(strbuf_str(&text), text.len, JSON_REJECT_DUPLICATES, &je);
+	bool no_memory;
+	p->config =
+	    json_parse(strbuf_str(&text), text.len, JSON_REJECT_DUPLICATES, &je, &no_memory);
+	if (no_memory)
+		TRY_GOTO(error_set(err, LLMC_E_MEMORY, "out of memory for an adapter"));
 	if (!json_is_object(p->config))
 		TRY_GOTO(error_set(err, LLMC_E_INPUT, "%s: not a JSON object: %s",
 		                   strbuf_str(&path), je.text));

@@ -294,10 +294,14 @@ folder_beside(const char *in, const char *out, FolderForm f, int group, const ch
 		status = file_read(strbuf_str(&from), MAX_BESIDE_BYTES, &text, err);
 		if (status == LLMC_OK && strcmp(e->d_name, "config.json") == 0) {
 			json_error_t why;
-			json_t *config = json_loadb(strbuf_str(&text), text.len, 0, &why),
+			bool no_memory;
+			json_t *config =
+			           json_parse(strbuf_str(&text), text.len, 0, &why, &no_memory),
 			       *q = quantization_config(f, group, ignored, n_ignored);
 			char *made = NULL;
-			if (!json_is_object(config))
+			if (no_memory)
+				status = error_set(err, LLMC_E_MEMORY, "out of memory");
+			else if (!json_is_object(config))
 				status = error_set(err, LLMC_E_INPUT, "%s: no JSON object",
 				                   strbuf_str(&from));
 			else if (!q || json_object_set(config, "quantization_config", q) != 0 ||

@@ -155,10 +155,13 @@ pair(llmc_calls *c, ByteSpan key, ByteSpan value, bool text)
 	const json_t *schema = name ? parameter(c, strbuf_str(&c->word), name) : NULL;
 	const json_t *type = json_object_get(schema, "type");
 	json_t *v = NULL;
+	bool no_memory = false;
 
 	text = text || (json_is_string(type) && !strcmp(json_string_value(type), "string"));
 	if (!text)
-		v = json_loadb(value.s, value.n, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+		v = json_parse(value.s, value.n, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL,
+		               &no_memory);
+	c->out.failed |= no_memory || !name;
 	strbuf_puts(&c->out, c->any ? ", " : "{");
 	json_str(&c->out, key.s, key.n);
 	strbuf_puts(&c->out, ": ");
@@ -699,7 +702,14 @@ llmc_calls_open(const llmc_tokenizer *t, const char *prompt, size_t n_prompt,
 		llmc_calls_close(c);
 		return status;
 	}
-	c->tools = tools_json ? json_loads(tools_json, JSON_ALLOW_NUL, NULL) : NULL;
+	bool no_memory = false;
+	if (tools_json)
+		c->tools =
+		    json_parse(tools_json, strlen(tools_json), JSON_ALLOW_NUL, NULL, &no_memory);
+	if (no_memory) {
+		llmc_calls_close(c);
+		return error_set(err, LLMC_E_MEMORY, "out of memory for an answer");
+	}
 	if (!json_array_size(c->tools)) {
 		json_decref(c->tools);
 		c->tools = NULL;

@@ -206,11 +206,12 @@ word(LiteralReader *l)
 }
 
 static bool
-is_number(ByteSpan w)
+is_number(const LiteralReader *l, ByteSpan w)
 {
-	json_t *v = w.n ? json_loadb(w.s, w.n, JSON_DECODE_ANY, NULL) : NULL;
+	bool no_memory = false;
+	json_t *v = w.n ? json_parse(w.s, w.n, JSON_DECODE_ANY, NULL, &no_memory) : NULL;
 	bool ok = json_is_number(v);
-
+	l->out->failed |= no_memory;
 	json_decref(v);
 	return ok;
 }
@@ -227,9 +228,9 @@ a_word(LiteralReader *l)
 			strbuf_puts(l->out, to[i]);
 			return true;
 		}
-	if (is_number(w))
+	if (is_number(l, w))
 		strbuf_add(l->out, w.s, w.n);
-	return is_number(w);
+	return is_number(l, w);
 }
 
 static bool

@@ -8,10 +8,11 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "runtime/build/kernel_build.h"
 
-enum { MANIFEST = 1 };
+enum { MANIFEST = 1, MAX_MANIFEST_BYTES = 16 << 20 };
 
 static void
 shipped_dir(const char *artifact, const char *name, Strbuf *dir)
@@ -53,7 +54,7 @@ read_manifest(const char *dir, llmc_error *why)
 {
 	Strbuf path = { 0 };
 	json_t *m = NULL;
-	json_error_t at;
+	Strbuf text = { 0 };
 
 	file_join(&path, dir, "manifest.json");
 	if (path.failed) {
@@ -61,7 +62,10 @@ read_manifest(const char *dir, llmc_error *why)
 	} else if (!file_exists(strbuf_str(&path))) {
 		error_set(why, LLMC_E_CHECK, "the manifest is missing");
 	} else if (file_check_trusted(strbuf_str(&path), why) == LLMC_OK) {
-		m = json_load_file(strbuf_str(&path), JSON_REJECT_DUPLICATES, &at);
+		if (file_read(strbuf_str(&path), MAX_MANIFEST_BYTES, &text, why) == LLMC_OK)
+			m = json_parse(strbuf_str(&text), text.len, JSON_REJECT_DUPLICATES, NULL,
+			               NULL);
+		strbuf_release(&text);
 		long long version = json_integer_value(json_object_get(m, "manifest"));
 		long long abi = json_integer_value(json_object_get(m, "step_abi"));
 		if (m && version == MANIFEST && abi == PLAN_STEP_ABI) {

@@ -197,7 +197,7 @@ batches_load(FileStore *st, const char *id, llmc_error *err)
 	store_path(st, path, sizeof path, id, ".json");
 	if (file_read(path, MAX_META, &text, err) != LLMC_OK)
 		return false;
-	json_t *o = json_loadb(strbuf_str(&text), text.len, JSON_ALLOW_NUL, &why),
+	json_t *o = json_parse(strbuf_str(&text), text.len, JSON_ALLOW_NUL, &why, NULL),
 	       *in = json_object_get(o, "batch"), *n = json_object_get(in, "request_counts");
 	int64_t bytes = (int64_t)text.len;
 	strbuf_release(&text);

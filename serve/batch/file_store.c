@@ -139,7 +139,7 @@ load_file(FileStore *st, const char *id, llmc_error *err)
 
 	store_path(st, path, sizeof path, id, ".json");
 	bool ok = file_read(path, MAX_META, &text, err) == LLMC_OK;
-	json_t *o = ok ? json_loadb(strbuf_str(&text), text.len, JSON_ALLOW_NUL, &why) : NULL;
+	json_t *o = ok ? json_parse(strbuf_str(&text), text.len, JSON_ALLOW_NUL, &why, NULL) : NULL;
 	strbuf_release(&text);
 	store_path(st, path, sizeof path, id, "");
 	if (ok && (!json_is_object(o) || lstat(path, &is) != 0 || !S_ISREG(is.st_mode)))

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "serve/dialects/openai.h"
 
 typedef struct Anthropic {
@@ -505,8 +506,8 @@ on_piece(Generation *g, Choice *c, llmc_piece_kind kind, int32_t call, const cha
 		if (g->stream) {
 			block_end(g);
 		} else { /* truncated at max_tokens: not valid JSON */
-			json_t *input =
-			    json_loadb(strbuf_str(&c->held), c->held.len, JSON_ALLOW_NUL, NULL);
+			json_t *input = json_parse(strbuf_str(&c->held), c->held.len,
+			                           JSON_ALLOW_NUL, NULL, &c->call.failed);
 			if (json_is_object(input))
 				strbuf_add(&c->call, strbuf_str(&c->held), c->held.len);
 			else

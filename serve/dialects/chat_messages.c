@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "serve/dialects/chat_tools.h"
 
 enum { MAX_KWARGS = 100 };
@@ -130,8 +131,12 @@ fix_calls(json_t *message, size_t at, Problem *p)
 			               "that has a 'name'.",
 			               key, i);
 		if (json_is_string(arguments)) {
-			json_t *o = json_loadb(json_string_value(arguments),
-			                       json_string_length(arguments), JSON_ALLOW_NUL, NULL);
+			bool no_memory;
+			json_t *o =
+			    json_parse(json_string_value(arguments), json_string_length(arguments),
+			               JSON_ALLOW_NUL, NULL, &no_memory);
+			if (no_memory)
+				return problem_memory(p);
 			if (json_is_object(o))
 				json_object_set(function, "arguments", o);
 			json_decref(o);

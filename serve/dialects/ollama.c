@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "base/sha256.h"
 #include "serve/dialects/openai.h"
 
@@ -354,7 +355,10 @@ on_piece(Generation *g, Choice *c, llmc_piece_kind kind, int32_t call, const cha
 		break;
 	/* Ollama has an object here, not a string; a truncated call is not an object */
 	case LLMC_PIECE_DONE: {
-		json_t *o = json_loadb(strbuf_str(&c->held), c->held.len, JSON_ALLOW_NUL, NULL);
+		bool no_memory;
+		json_t *o =
+		    json_parse(strbuf_str(&c->held), c->held.len, JSON_ALLOW_NUL, NULL, &no_memory);
+		c->call.failed |= no_memory;
 		if (json_is_object(o))
 			strbuf_add(&c->call, strbuf_str(&c->held), c->held.len);
 		else

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "serve/dialects/responses.h"
 
 typedef enum ItemKind { ITEM_NONE, ITEM_MESSAGE, ITEM_REASONING, ITEM_CALL, ITEM_CUSTOM } ItemKind;
@@ -338,8 +339,10 @@ custom_grow(Generation *g, Choice *c, const char *text, size_t n, bool last)
 	strbuf_putc(&quoted, '"');
 	strbuf_add(&quoted, s, more);
 	strbuf_putc(&quoted, '"');
-	json_t *said =
-	    json_loadb(strbuf_str(&quoted), quoted.len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+	bool no_memory;
+	json_t *said = json_parse(strbuf_str(&quoted), quoted.len, JSON_DECODE_ANY | JSON_ALLOW_NUL,
+	                          NULL, &no_memory);
+	c->text.failed |= no_memory;
 	item_grow(g, c, said ? json_string_value(said) : s,
 	          said ? json_string_length(said) : more); /* not valid JSON: send it unchanged */
 	own->n_read += more;
@@ -385,7 +388,7 @@ call_status(const Generation *g, const Choice *c)
 {
 	const Strbuf *said =
 	    ((const Responses *)gen_own(g))->open == ITEM_CUSTOM ? &c->held : &c->text;
-	json_t *o = json_loadb(strbuf_str(said), said->len, JSON_ALLOW_NUL, NULL);
+	json_t *o = json_parse(strbuf_str(said), said->len, JSON_ALLOW_NUL, NULL, NULL);
 	bool cut = c->done && c->finish == LLMC_FINISH_LENGTH && !o;
 
 	json_decref(o);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "base/strbuf.h"
 #include "base/utf8.h"
 #include "serve/http/json_body.h"
@@ -146,24 +147,20 @@ body_parse(const char *data, size_t n, Problem *p)
 			depth--;
 		}
 	}
-	bool big = rewrite_numbers(data, n, &fixed);
+	bool no_memory, big = rewrite_numbers(data, n, &fixed);
 	if (fixed.failed) {
 		strbuf_release(&fixed);
 		problem_memory(p);
 		return NULL;
 	}
-	json_t *o = json_loadb(big ? fixed.data : data, big ? fixed.len : n,
-	                       JSON_DECODE_ANY | JSON_ALLOW_NUL, &je);
+	json_t *o = json_parse(big ? fixed.data : data, big ? fixed.len : n,
+	                       JSON_DECODE_ANY | JSON_ALLOW_NUL, &je, &no_memory);
 	strbuf_release(&fixed);
-	/* jansson reports a syntax error when memory runs out within a token. Allocate as many
-	 * bytes to distinguish the two. */
-	json_t *room = o ? NULL : json_stringn_nocheck(data, n);
-	if (!o && (!room || je.line < 0 || json_error_code(&je) == json_error_out_of_memory))
+	if (no_memory)
 		problem_memory(p);
 	else if (!o)
 		problem(p, 400, NULL, "the body is not valid JSON: %s at line %d, column %d",
 		        je.text, je.line, je.column);
-	json_decref(room);
 	return o;
 }
 

@@ -86,6 +86,14 @@ def test_the_server_sits_on_the_public_header():
     assert used and all(name.startswith("llmc_") for name in used), used
 
 
+def test_json_is_parsed_by_json_parse():
+    """jansson's own parser corrupts memory when an allocation fails."""
+    call = re.compile(r"\bjson_load(?:s|b|f|fd|_file|_callback)\b")
+    for path in files():
+        if path.endswith((".c", ".h")) and not path.startswith(("tests/", "base/json")):
+            assert not call.search(open(path).read()), path
+
+
 def test_the_library_never_prints_or_exits():
     call = re.compile(
         r"\b(printf|puts|putchar|perror|exit|_exit|abort|assert|signal|setlocale|atexit)\s*\("

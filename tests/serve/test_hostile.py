@@ -3,12 +3,15 @@ with the right status, and none delays others. Over the fake engine on loopback;
 involve the engine also run over the real one with everything enabled.
 """
 
+import http.client
 import json
 import os
+import random
 import resource
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from test_faults import COMPLETION, ends, head, held, raw, well
@@ -624,6 +627,53 @@ def test_out_of_memory_is_503(fake):
                 and ("memory" in told or "bytes" in told)
             ), path
             well(s)
+
+
+@pytest.mark.skipif(SANITIZED, reason="the sanitizer needs its addresses")
+@pytest.mark.parametrize("spare", [2, 5, 9])
+def test_large_bodies_with_little_memory(fake, spare):
+    """Allocations fail anywhere in a request while others succeed; a client may fail to connect."""
+    pick = random.Random(spare)
+    bodies = [
+        json.dumps(
+            {
+                "model": "fake",
+                "max_tokens": 1,
+                "prompt": "a",
+                "x": ["é" * pick.randrange(50_000, 900_000), 1234567890123456.5e-3],
+                "messages": [{"role": "user", "content": "b" * pick.randrange(10_000, 500_000)}],
+            },
+            ensure_ascii=pick.random() < 0.5,
+        ).encode()
+        for _ in range(12)
+    ]
+    paths = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/v1/messages", "/api/chat"]
+
+    def attack(server, seed):
+        order = random.Random(seed)
+        for _ in range(15):
+            try:
+                r = server.request(
+                    "POST",
+                    order.choice(paths),
+                    order.choice(bodies),
+                    {"Content-Type": "application/json"},
+                )
+                if r.status not in (200, 400, 413, 429, 503):
+                    return r.status, r.text[:200]
+            except (OSError, http.client.HTTPException):
+                pass  # no memory for the connection
+        return None
+
+    with fake(step_ms=0) as s:
+        well(s)
+        with open(f"/proc/{s.process.pid}/statm") as f:
+            limit = int(f.read().split()[0]) * resource.getpagesize() + (spare << 20)
+        resource.prlimit(s.process.pid, resource.RLIMIT_AS, (limit, limit))
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(lambda k: attack(s, k), range(4))) == [None] * 4
+        assert s.process.poll() is None
+        well(s)
 
 
 @pytest.mark.skipif(SANITIZED, reason="it would take minutes")

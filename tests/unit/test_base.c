@@ -417,6 +417,157 @@ json_of_python(void **state)
 	arena_release(&a);
 }
 
+static uint64_t
+random_bits(uint64_t *state)
+{
+	*state = *state * 6364136223846793005u + 1442695040888963407u;
+	return *state >> 33;
+}
+
+/* json_parse accepts what jansson's parser accepts, as the same values, and reports an error
+ * for all else. Documents are mutated by bytes and by fragments. */
+static void
+json_is_parsed_like_jansson(void **state)
+{
+	static const char *const seeds[] = {
+		"{\"a\": [1, -2.5e3, true, false, null, \"x\\u00e9\\n\"], \"b\": {\"c\": "
+		"\"\\ud83d\\ude00\"}}",
+		" [ 0 , 9223372036854775807, -9223372036854775808, 1e-400, 123456789012345e5 ]\n",
+		"\"a long string of more than twenty bytes \xc3\xa4 \xf0\x9f\x98\x80\"",
+		"[[[[]]], {}, [{\"k\": [{}]}], \"\\u0000\"]",
+		"{\"key\":1,\"key\":2,\"other\":\"\\\"\\\\\\/\\b\\f\\n\\r\\t\"}",
+	};
+	static const char *const parts[] = {
+		"{",
+		"}",
+		"[",
+		"]",
+		",",
+		":",
+		"\"",
+		"\\",
+		"\\u",
+		"\\ud800",
+		"0",
+		"-",
+		".",
+		"e",
+		"E+",
+		"1e400",
+		"tru",
+		"nul",
+		"\n",
+		"\t",
+		" ",
+		"\x80",
+		"\xc3",
+		"\xe2\x82",
+		"\xff",
+		"\x01",
+		"99999999999999999999",
+		"a",
+		"\"a\":",
+		"\"\\u0000\":",
+		"-9999999999999999999",
+		"01",
+		"1.",
+		"\\x",
+		"\\udc00",
+	};
+	static const size_t flags[] = { 0, JSON_DECODE_ANY, JSON_ALLOW_NUL | JSON_DECODE_ANY,
+		                        JSON_REJECT_DUPLICATES };
+	uint64_t bits = 11;
+
+	(void)state;
+	for (int i = 0; i < 200000; i++) {
+		char text[512];
+		size_t n =
+		    (size_t)snprintf(text, sizeof text, "%s",
+		                     seeds[random_bits(&bits) % (sizeof seeds / sizeof *seeds)]);
+		for (uint64_t k = random_bits(&bits) % 4; k > 0; k--) {
+			const char *part =
+			    parts[random_bits(&bits) % (sizeof parts / sizeof *parts)];
+			size_t at = random_bits(&bits) % (n + 1), len = strlen(part),
+			       cut = random_bits(&bits) % 3 ? 0 : random_bits(&bits) % (n - at + 1);
+			if (n + len > sizeof text)
+				break;
+			memmove(text + at + len, text + at + cut, n - at - cut);
+			memcpy(text + at, part, len);
+			n = n + len - cut;
+		}
+		size_t flag = flags[random_bits(&bits) % (sizeof flags / sizeof *flags)];
+		json_error_t why = { 0 }, oracle = { 0 };
+		bool no_memory;
+		json_t *v = json_parse(text, n, flag, &why, &no_memory),
+		       *o = json_loadb(text, n, flag, &oracle);
+		if (!v != !o || no_memory || (v && !json_equal(v, o)))
+			fail_msg("%.*s: %s, jansson: %s", (int)n, text, why.text, oracle.text);
+		if (!v && (!why.text[0] || why.line < 1))
+			fail_msg("%.*s: no message", (int)n, text);
+		json_decref(v);
+		json_decref(o);
+	}
+}
+
+/* Errors have jansson's code, message and position where a document has a single one. */
+static void
+json_errors_are_those_of_jansson(void **state)
+{
+	static const char *const wrong[] = {
+		"",
+		" ",
+		"1",
+		"{",
+		"{\"a\"",
+		"{\"a\":",
+		"{\"a\":1",
+		"{\"a\":1,",
+		"{1:2}",
+		"{\"a\" 1}",
+		"[",
+		"[1",
+		"[1 2]",
+		"[1,]",
+		"[1,\n2,\n x]",
+		"[1] 2",
+		"[\"abc",
+		"[\"a\nb\"]",
+		"[\"\x01\"]",
+		"[\"\\x\"]",
+		"[\xc3\xa4]",
+		"[9223372036854775808]",
+		"[-9223372036854775809]",
+		"[1e999]",
+		"[nul]",
+		"{\"\\u0000\":1}",
+		"[\"\\u0000\"]",
+		"[}",
+		"{\"a\":1}}",
+		"[truefalsetruefalsetruefalse]",
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+		json_error_t why = { 0 }, oracle = { 0 };
+		assert_null(json_parse(wrong[i], strlen(wrong[i]), 0, &why, NULL));
+		assert_null(json_loads(wrong[i], 0, &oracle));
+		if (strcmp(why.text, oracle.text) != 0 || why.line != oracle.line ||
+		    why.column != oracle.column)
+			fail_msg("%s: '%s' at %d:%d, jansson: '%s' at %d:%d", wrong[i], why.text,
+			         why.line, why.column, oracle.text, oracle.line, oracle.column);
+		assert_int_equal(json_error_code(&why), json_error_code(&oracle));
+	}
+	char deep[4200];
+	bool no_memory;
+	memset(deep, '[', 2100);
+	memset(deep + 2100, ']', 2100);
+	assert_null(json_parse(deep, sizeof deep, 0, NULL, &no_memory));
+	assert_false(no_memory);
+	json_t *v = json_parse(deep + 52, 4096, 0, NULL, NULL);
+	assert_non_null(v);
+	json_decref(v);
+}
+
 static void
 sizes_have_units(void **state)
 {
@@ -453,6 +604,8 @@ main(void)
 		cmocka_unit_test(numbers_in_any_locale),
 		cmocka_unit_test(sizes_have_units),
 		cmocka_unit_test(json_reads_back),
+		cmocka_unit_test(json_is_parsed_like_jansson),
+		cmocka_unit_test(json_errors_are_those_of_jansson),
 		cmocka_unit_test(json_of_python),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -8,15 +8,15 @@
 #include <cmocka.h>
 
 #include <errno.h>
-#include <jansson.h>
 #include <pthread.h>
 #include <stdint.h>
 
+#include "base/error.h"
+#include "base/json.h"
 #include "llmc.h"
+#include "serve/http/json_body.h"
 #include "tempdir.h"
 
-json_t *__real_json_loadb(const char *text, size_t n, size_t flags, json_error_t *why);
-json_t *__wrap_json_loadb(const char *text, size_t n, size_t flags, json_error_t *why);
 void *__real_malloc(size_t n);
 void *__real_realloc(void *p, size_t n);
 void __real_free(void *p);
@@ -51,19 +51,6 @@ place(const void *p)
 	return i;
 }
 
-/* jansson drops a character when its buffer cannot grow, and goes on: within one parse memory that
- * is out stays out. */
-static _Thread_local bool parsing, parse_failed;
-
-json_t *
-__wrap_json_loadb(const char *text, size_t n, size_t flags, json_error_t *why)
-{
-	parsing = true;
-	json_t *v = __real_json_loadb(text, n, flags, why);
-	parsing = parse_failed = false;
-	return v;
-}
-
 /* Whether this allocation is to fail. */
 static bool
 fails(void)
@@ -71,8 +58,7 @@ fails(void)
 	pthread_mutex_lock(&lock);
 	bool no = watching && ++count >= fail_at && fail_at && (on_from || count == fail_at);
 	pthread_mutex_unlock(&lock);
-	parse_failed |= no && parsing;
-	return no || parse_failed;
+	return no;
 }
 
 static void *
@@ -296,6 +282,72 @@ chat(llmc_error *err)
 	return s;
 }
 
+static const char document[] =
+    "{\"messages\": [{\"role\": \"user\", \"content\": \"a text of more than sixteen bytes, "
+    "\\u00e9 and \\\"quotes\\\"\"}], \"temperature\": 123456789012345e-15, \"seed\": "
+    "1234567890123456789012345, \"deep\": [[[{\"k\": [true, null, -0.5]}]]]}";
+
+static llmc_status
+parse(llmc_error *err)
+{
+	bool no_memory;
+	json_t *v = json_parse(document, sizeof document - 1, 0, NULL, &no_memory);
+
+	json_decref(v);
+	/* the seed exceeds 64 bits, so the end of the document is never parsed */
+	if (v || !no_memory)
+		return v ? LLMC_E_BUG : LLMC_OK;
+	return error_set(err, LLMC_E_MEMORY, "out of memory");
+}
+
+static llmc_status
+request_body(llmc_error *err)
+{
+	Problem p = { 0 };
+	json_t *v = body_parse(document, sizeof document - 1, &p);
+
+	json_decref(v);
+	return v ? LLMC_OK
+	         : error_set(err, p.status == 503 ? LLMC_E_MEMORY : LLMC_E_BUG, "%s", p.text);
+}
+
+static void
+ignore_piece(void *user, llmc_piece_kind kind, int32_t call, const char *text, size_t n)
+{
+	(void)user, (void)kind, (void)call, (void)text, (void)n;
+}
+
+static llmc_status
+calls(llmc_error *err)
+{
+	static const char tools[] =
+	    "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"type\":"
+	    "\"object\",\"properties\":{\"a\":{\"type\":\"integer\"}}}}}]",
+	                  output[] = "text <tool_call>\n{\"name\": \"f\", \"arguments\": "
+	                             "{\"a\": 12345678901234567}}\n</tool_call>";
+	llmc_calls *c = NULL;
+	llmc_status s = llmc_calls_open(llmc_model_tokenizer(shared), "", 0, tools, &c, err);
+
+	if (s == LLMC_OK)
+		s = llmc_calls_feed(c, output, sizeof output - 1, true, ignore_piece, NULL, err);
+	llmc_calls_close(c);
+	return s;
+}
+
+static llmc_status
+grammar(llmc_error *err)
+{
+	static const char schema[] =
+	    "{\"type\":\"object\",\"properties\":{\"name\":{\"enum\":[\"a\",\"b\"]},\"n\":{"
+	    "\"type\":\"integer\",\"minimum\":1234567890123456}},\"required\":[\"name\"]}";
+	llmc_grammar *g = NULL;
+	llmc_status s = llmc_grammar_open(llmc_model_tokenizer(shared), LLMC_GRAMMAR_JSON_SCHEMA,
+	                                  schema, sizeof schema - 1, NULL, &g, err);
+
+	llmc_grammar_close(g);
+	return s;
+}
+
 /* ---- every allocation in turn ---- */
 
 /* The n-th fails: false when there are fewer. */
@@ -351,6 +403,14 @@ compiling(void **state)
 }
 
 static void
+parsing(void **state)
+{
+	(void)state;
+	sweep("parse", parse);
+	sweep("body", request_body);
+}
+
+static void
 opening_and_asking(void **state)
 {
 	static const char *const devices[] = { "ref", "cpu" };
@@ -365,6 +425,10 @@ opening_and_asking(void **state)
 		sweep("generate", generate);
 		sweep("request", request);
 		sweep("chat", chat);
+		sweep("calls", calls);
+		assert_int_equal(grammar(&err),
+		                 LLMC_OK); /* the tokenizer keeps tables for grammars */
+		sweep("grammar", grammar);
 		llmc_close(shared);
 	}
 }
@@ -476,6 +540,7 @@ main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(compiling),
+		cmocka_unit_test(parsing),
 		cmocka_unit_test(opening_and_asking),
 	};
 	return cmocka_run_group_tests(tests, setup, tempdir_teardown);
