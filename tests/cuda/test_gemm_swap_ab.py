@@ -310,8 +310,8 @@ PLANTED_WGMMA = {
         "swap_ab_sm90_act<W>(ARG_act, (int)t, N_ROW(p), 16)",
     ),
     "eights in the other order": (
-        "(chunk * 4 + p.half * 2) * apart",
-        "(chunk * 4 + p.half) * apart",
+        "(chunk * 4 + p.half * 2) * group_stride",
+        "(chunk * 4 + p.half) * group_stride",
     ),
 }
 

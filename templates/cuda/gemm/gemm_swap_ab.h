@@ -246,7 +246,7 @@ template <class G, class T> struct swap_ab_rows {
 			const int r =
 			    min(n0 + (G::SHARE == 2 ? 2 * g : 4 * g + 2 * i), G::ROWS - 1);
 			row[i] = w.row(r) + (G::SHARE == 2 && i ? w.half : 0);
-			next[i] = r + 1 < G::ROWS ? (unsigned)w.apart : 0;
+			next[i] = r + 1 < G::ROWS ? (unsigned)w.stride : 0;
 		}
 	}
 	__device__ __forceinline__ void

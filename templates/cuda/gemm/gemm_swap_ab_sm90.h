@@ -24,7 +24,7 @@
  * 16 rows it is that of swap_ab_act. */
 struct swap_ab_sm90_four {
 	unsigned char *at;
-	unsigned apart;
+	unsigned group_stride;
 	bool nibbles;
 };
 
@@ -33,9 +33,9 @@ st_v2(const swap_ab_sm90_four &to, uint2 v)
 {
 	if (to.nibbles)
 		v = make_uint2(__byte_perm(v.x, v.y, 0x5410), __byte_perm(v.x, v.y, 0x7632));
-	if (to.apart) {
+	if (to.group_stride) {
 		st_v1(to.at, v.x);
-		st_v1(to.at + to.apart, v.y);
+		st_v1(to.at + to.group_stride, v.y);
 	} else {
 		st_v2(to.at, v);
 	}
@@ -46,12 +46,12 @@ template <class W> struct swap_ab_sm90_act {
 	static constexpr int COLS =
 	    (W::COLS + S::UNIT - 1) / S::UNIT * S::UNIT; /* padded to a multiple of the unit */
 	unsigned char *row;
-	unsigned apart; /* bytes between column groups; 0: layout of swap_ab_act */
+	unsigned group_stride; /* bytes between column groups; 0: layout of swap_ab_act */
 
 	__device__ __forceinline__
 	swap_ab_sm90_act(void *act, int t, int n, int rows)
 	    : row((unsigned char *)act + t * (swap_ab_16_rows(rows) ? swap_ab_act<W>::ROW : 16)),
-	      apart(swap_ab_16_rows(rows) ? 0 : (unsigned)n * 16)
+	      group_stride(swap_ab_16_rows(rows) ? 0 : (unsigned)n * 16)
 	{
 	}
 	/* destination of columns k .. k + 3 */
@@ -61,9 +61,9 @@ template <class W> struct swap_ab_sm90_act {
 		const swap_ab_position<W> p(k);
 		const int chunk = k / S::UNIT * S::CHUNKS + p.chunk;
 
-		return { row + (apart ? (chunk * 4 + p.half * 2) * apart + p.lane * 4
-			              : (unsigned)(chunk * 64 + p.lane * 16 + p.half * 8)),
-			 apart, S::NIBBLES != 0 };
+		return { row + (group_stride ? (chunk * 4 + p.half * 2) * group_stride + p.lane * 4
+			                     : (unsigned)(chunk * 64 + p.lane * 16 + p.half * 8)),
+			 group_stride, S::NIBBLES != 0 };
 	}
 };
 
@@ -90,14 +90,14 @@ template <class G, class T> struct swap_ab_mainloop<G, T, true> {
 	static_assert(S::CHUNKS % 2 == 0 && T::KW <= 2 && !G::W::BF16,
 	              "sets of A in turns; a warpgroup has one unit; halves");
 	const unsigned char *act; /* this thread's row */
-	unsigned apart;
+	unsigned group_stride;
 	bool is;
 	unsigned a[SETS][2][2][4];
 
 	__device__ __forceinline__
 	swap_ab_mainloop(const void *act, int count, int n)
 	    : act((const unsigned char *)act + (int)threadIdx.x % ROWS * 16),
-	      apart((unsigned)count * 16), is((int)threadIdx.x % ROWS < n)
+	      group_stride((unsigned)count * 16), is((int)threadIdx.x % ROWS < n)
 	{
 	}
 
@@ -111,7 +111,7 @@ template <class G, class T> struct swap_ab_mainloop<G, T, true> {
 			    is && (G::UNITS % T::KW == 0 || at * T::KW + k / EIGHTS < G::UNITS);
 			cp_async_16_fill(
 			    stage + T::W_BYTES + (i * SWAP_AB_THREADS + (int)threadIdx.x) * 16,
-			    act + (in ? (at * T::KW * EIGHTS + k) * apart : 0), in ? 16 : 0);
+			    act + (in ? (at * T::KW * EIGHTS + k) * group_stride : 0), in ? 16 : 0);
 		}
 	}
 	/* cp.async data that has been waited for is visible to the tensor cores after a barrier;

@@ -89,7 +89,7 @@ template <class G, class E> struct gemv_stream {
 	typedef typename G::S S;
 	w_matrix<typename G::W> w;
 	const unsigned char *row; /* row in the pair's first group */
-	unsigned apart;           /* byte offset from there to the second group */
+	unsigned second_group;    /* byte offset from there to the second group */
 	int unit0, stop, group, end;
 	int at[S::PLANES]; /* offsets of the lane's next unit in a row, per plane */
 
@@ -109,9 +109,9 @@ template <class G, class E> struct gemv_stream {
 		const int n = lane_id() >> 2, first = E::row(group, n);
 
 		row = w.row(first);
-		apart = group + 1 < end
-		            ? (unsigned)(E::row(group + 1, n) - first) * (unsigned)w.apart
-		            : 0;
+		second_group = group + 1 < end
+		                   ? (unsigned)(E::row(group + 1, n) - first) * (unsigned)w.stride
+		                   : 0;
 #pragma unroll
 		for (int p = 0; p < S::PLANES; p++)
 			at[p] = S::offset(p, unit0, lane_id() & 3);
@@ -132,7 +132,8 @@ template <class G, class E> struct gemv_stream {
 
 		if (group < end) {
 			S::prefetch(to.group[0], row, at, lane, 16);
-			S::prefetch(to.group[1], row + apart, at, lane, group + 1 < end ? 16 : 0);
+			S::prefetch(to.group[1], row + second_group, at, lane,
+			            group + 1 < end ? 16 : 0);
 #pragma unroll
 			for (int p = 0; p < S::PLANES; p++)
 				at[p] += unit_step(p, lane & 3);
@@ -560,7 +561,7 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 			for (int i = 0; i < units; i++)
 				any = any || sm.done[i];
 			if (any) {
-				const long long apart = (long long)8 * RESULTS;
+				const long long split_stride = (long long)8 * RESULTS;
 				if (tid < R && t0 + tid < n)
 					sm.stat[tid][1] = gemv_root<G>(
 					    gemv_partial<G>(to.squares + range * splits * 8 + tid,
@@ -580,11 +581,11 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 								break;
 							const float v =
 							    splits > 1
-							        ? gemv_partial<G>(to.part +
-							                              (long long)b *
-							                                  RESULTS +
-							                              at,
-							                          splits, apart)
+							        ? gemv_partial<G>(
+							              to.part +
+							                  (long long)b * RESULTS +
+							                  at,
+							              splits, split_stride)
 							        : to.all[(long long)(t0 + b) *
 							                     RESULTS +
 							                 at];
@@ -610,9 +611,10 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 							                    (long long)b * RESULTS +
 							                    group * 8 + j;
 							const float v = gemv_partial<G>(
-							                from, splits, apart),
+							                from, splits, split_stride),
 							            u = gemv_partial<G>(
-							                from + 4, splits, apart);
+							                from + 4, splits,
+							                split_stride);
 							e.store(group, j, t0 + b, v * sm.stat[b][1],
 							        u * sm.stat[b][1], early,
 							        sm.slot[b]);

@@ -73,25 +73,25 @@
 
 #include "cuda/math/half2.h"
 
-/* Operand of a kernel: `rows` rows of W, `apart` bytes apart, all times `scale`. half: byte offset
+/* Operand of a kernel: `rows` rows of W, `stride` bytes apart, all times `scale`. half: byte offset
  * from a row of the first half to the same row of the second; if gate and up are separate matrices,
  * from one to the other (w_pair). */
 template <class W> struct w_matrix {
 	const unsigned char *w;
 	int rows;
-	long long apart, half;
+	long long stride, half;
 	float scale;
 
 	__device__ __forceinline__ explicit w_matrix(const void *w, int rows,
-	                                             long long apart = W::ROW, float scale = 1.0f)
-	    : w((const unsigned char *)w), rows(rows), apart(apart), half(rows / 2 * apart),
+	                                             long long stride = W::ROW, float scale = 1.0f)
+	    : w((const unsigned char *)w), rows(rows), stride(stride), half(rows / 2 * stride),
 	      scale(scale)
 	{
 	}
 	__device__ __forceinline__ const unsigned char *
 	row(long long r) const
 	{
-		return w + r * apart;
+		return w + r * stride;
 	}
 };
 
