@@ -1,6 +1,6 @@
-/* The part of CUDA's driver and NVRTC interfaces that the emulator answers, declared by ourselves:
- * numbers and layouts as in the vendor's headers, which are not needed. The tests of this room call
- * the functions through dlsym with these types. */
+/* Declarations of the part of CUDA's driver and NVRTC interfaces that the emulator implements.
+ * Numbers and layouts equal those of the vendor's headers, which are not needed. The tests in
+ * tests/emu call the functions through dlsym with these types. */
 #ifndef EMU_CUDA_API_H
 #define EMU_CUDA_API_H
 
@@ -165,8 +165,8 @@ typedef struct {
 } CUDA_KERNEL_NODE_PARAMS;
 
 typedef struct {
-	int result; /* 0 done, 1 error, 2 topology changed, 3 node type changed, 5 parameters
-	               changed */
+	/* 0 success, 1 error, 2 topology changed, 3 node type changed, 5 parameters changed */
+	int result;
 	CUgraphNode errorNode, errorFromNode;
 } CUgraphExecUpdateResultInfo;
 

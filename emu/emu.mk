@@ -45,7 +45,7 @@ $(EMU)/libcuda.so.1: $(EMU_OBJ) $(EMU_BASE)
 $(EMU)/libnvrtc.so.13: $(EMU)/obj/nvrtc/nvrtc.o $(EMU)/obj/nvrtc/build.o $(EMU_BASE)
 	$(CC) -shared -Wl,-soname,libnvrtc.so.13 -Wl,-z,defs $^ -o $@ -lm -lpthread -ldl
 
-# They call the emulator's driver, so they find it in their own folder.
+# They call the emulator's driver, so they search it in their own folder.
 $(EMU)/libcublasLt.so.13: $(EMU)/obj/libs/cublaslt.o $(EMU)/libcuda.so.1
 	$(CC) -shared -Wl,-soname,libcublasLt.so.13 -Wl,-z,defs -Wl,-rpath,'$$ORIGIN' $^ -o $@ -lm
 

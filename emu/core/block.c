@@ -141,9 +141,9 @@ never_comes(const Thread *t, Site at)
 			snprintf(idle + strlen(idle), sizeof idle - strlen(idle), "%s%d",
 			         *idle ? ", " : "", d);
 	emu_die(CUDA_ERROR_LAUNCH_TIMEOUT, at,
-	        "spins for ever on device %d: what it waits for is never written%s%s%s",
+	        "spins forever on device %d: the value it waits for is never written%s%s%s",
 	        t->blk->op->device, *idle ? "; nothing is queued on device " : "", idle,
-	        *idle ? ", which is late, left something out, or is gone" : "");
+	        *idle ? ", which is late, skipped its part or has ended" : "");
 }
 
 /* Lets other threads run, of this block and of others, while this one spins. If all threads only
@@ -166,7 +166,7 @@ block_yield(Site at)
 		if (emu_contexts() > 1)
 			never_comes(t, at);
 		emu_die(CUDA_ERROR_LAUNCH_TIMEOUT, at,
-		        "spins for ever: what it waits for is never written");
+		        "spins forever: the value it waits for is never written");
 	}
 	t->state = T_READY;
 	t->at = at;
@@ -208,7 +208,7 @@ entry(void)
 	if (b->live == 1 && mbar_inflight(b))
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, t->at,
 		        "the block leaves the kernel while a bulk copy into its shared memory is "
-		        "on its way");
+		        "in flight");
 	if (b->live == 1 && emu_check)
 		mbar_leave(b, t->at);
 	if (b->arrived)
@@ -470,7 +470,7 @@ named(int id, int n, bool wait, Site at)
 		if (b->bar_at.line)
 			emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
 			        "named barrier 0 for %d threads: it is __syncthreads (line %d), "
-			        "take another number",
+			        "use another number",
 			        n, b->bar_at.line);
 		b->zero_at = at;
 	}
@@ -575,7 +575,7 @@ emu_cluster_arrive(const char *file, int line)
 
 	if (t->in_cluster)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
-		        "second cluster arrive without a wait between");
+		        "second cluster arrive without a wait in between");
 	t->in_cluster = true;
 	b->cluster->arrived++;
 }
@@ -681,5 +681,5 @@ emu_spin(const char *file, int line)
 EXPORT void
 emu_trap(const char *file, int line)
 {
-	emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, (Site){ file, line }, "the kernel called its trap");
+	emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, (Site){ file, line }, "the kernel executed a trap");
 }

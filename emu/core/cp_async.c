@@ -87,7 +87,7 @@ finish(Thread *t, uint32_t upto)
 		if (was.a != is.a || was.b != is.b ||
 		    (c->src_n != 16 && memcmp(c->was, c->src, c->src_n)))
 			emu_die(CUDA_ERROR_LAUNCH_FAILED, c->at,
-			        "what cp.async reads was written while the copy was on its way");
+			        "the source of cp.async was written while the copy was in flight");
 		if (likely(c->src_n == 16)) {
 			memcpy(c->dst, &was, 16);
 		} else {
@@ -180,7 +180,7 @@ void
 emu_misaligned(unsigned n, int write, const char *file, int line)
 {
 	emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, (Site){ file, line },
-	        "misaligned vector %s: %u bytes at an address that is no multiple of %u",
+	        "misaligned vector %s: %u bytes at an address that is not a multiple of %u",
 	        write ? "store" : "load", n, n);
 }
 

@@ -67,11 +67,11 @@ mbar_of(const void *p, Site at)
 		if (emu_check && (b != t->blk || m->thread != t->lin) &&
 		    !clock_knows(t, b->buid, m->thread, m->clk))
 			emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
-			        "race: mbarrier used with nothing that orders it after its "
+			        "race: use of an mbarrier that is not ordered after its "
 			        "initialisation");
 		if (*(const uint64_t *)p != mark_of(p))
 			emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
-			        "something was written over the mbarrier since its initialisation");
+			        "the mbarrier was overwritten after its initialisation");
 		return m;
 	}
 	emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "mbarrier used before it was initialised");
@@ -122,9 +122,9 @@ mbar_leave(EmuBlock *b, Site at)
 			if (!known)
 				emu_die_at(CUDA_ERROR_LAUNCH_FAILED, b->far_pc,
 				           b->far_at.line ? b->far_at : at,
-				           "the block leaves the kernel with nothing that orders "
-				           "this after what block %d of its cluster does in its "
-				           "shared memory (cluster_sync)",
+				           "the block leaves the kernel, not ordered after the "
+				           "accesses of block %d of its cluster to its shared "
+				           "memory (cluster_sync)",
 				           r);
 		}
 }
@@ -141,7 +141,7 @@ emu_mbar_init(void *p, unsigned count, const char *file, int line)
 	for (int i = 0; i < b->n_mbar; i++)
 		if (b->mbar[i].p == p)
 			emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
-			        "mbarrier initialised again: mbar_inval must end the first one");
+			        "mbarrier initialised again without mbar_inval");
 	b->mbar = realloc(b->mbar, sizeof *m * (size_t)(b->n_mbar + 1));
 	m = &b->mbar[b->n_mbar++];
 	*(uint64_t *)p = mark_of(p);
@@ -159,7 +159,7 @@ emu_mbar_inval(void *p, const char *file, int line)
 
 	if (m->n_bulk || m->n_cp)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
-		        "mbarrier invalidated while copies that arrive at it are on their way");
+		        "mbarrier invalidated while copies that arrive at it are in flight");
 	release(m);
 	*m = b->mbar[--b->n_mbar];
 	memset(p, 0xff, 8);
@@ -172,8 +172,8 @@ advance(Mbar *m)
 		return;
 	if (m->n_bulk)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, m->bulk[0].at,
-		        "a phase of the mbarrier is over while %u bytes of a bulk copy are on "
-		        "their way: its bytes were not expected",
+		        "a phase of the mbarrier completed while %u bytes of a bulk copy are in "
+		        "flight: its bytes were not expected (mbar_expect)",
 		        m->bulk[0].n);
 	m->phase++;
 	m->left = m->count;
@@ -289,7 +289,7 @@ complete(Mbar *m, Site at)
 
 	if (emu_check && c.sum != (c.map ? tensor_sum(c.map, c.c) : emu_sum(0, c.src, c.n)))
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, c.at,
-		        "what a bulk copy reads was written while the copy was on its way");
+		        "the source of a bulk copy was written while the copy was in flight");
 	m->bulk[i] = m->bulk[--m->n_bulk];
 	if (c.map)
 		tensor_get(c.map, c.c, c.dst, b->arena->lo);
@@ -320,7 +320,7 @@ mbar_stuck(const Thread *t, Site at)
 		return;
 	const Mbar *m = mbar_of(polled.p, at);
 	emu_die(CUDA_ERROR_LAUNCH_TIMEOUT, at,
-	        "waits for ever at an mbarrier for %u arrivals: its phase (parity %u) lacks %u of "
+	        "waits forever at an mbarrier for %u arrivals: its phase (parity %u) lacks %u of "
 	        "them and %ld bytes",
 	        m->count, (unsigned)(m->phase & 1), m->left, (long)m->tx);
 }
@@ -368,7 +368,7 @@ issue(Mbar *m, Bulk b, Site at)
 		        b.map ? "tensor" : "bulk", b.n);
 	if (r->blk != owner(m->p, at))
 		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at,
-		        "bulk copy into the memory of one block that counts at the mbarrier of "
+		        "bulk copy into the memory of one block that arrives at the mbarrier of "
 		        "another one");
 	if (emu_check)
 		shadow_access(b.dst, b.n, true, ACCESS_COPY, NULL, at);
@@ -445,9 +445,9 @@ tensor_load(void *dst, const void *map, int rank, const int *c, int rows, void *
 	Bulk b = { .dst = dst, .n = (unsigned)tensor_box_bytes(t), .map = t };
 
 	if ((uintptr_t)dst & 127)
-		emu_die(
-		    CUDA_ERROR_MISALIGNED_ADDRESS, at,
-		    "misaligned tensor copy: the place in shared memory must be a multiple of 128");
+		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at,
+		        "misaligned tensor copy: the address in shared memory must be a multiple "
+		        "of 128");
 	tensor_place(t, c, false, at);
 	if (emu_check && rows > 0) {
 		TensorMap first = *t;
@@ -501,5 +501,5 @@ emu_bulk_prefetch(const void *p, unsigned n, const char *file, int line)
 		        "misaligned bulk prefetch: address and size must be multiples of 16");
 	if (!r || r->kind == R_SHARED || (size_t)(r->hi - (const char *)p) < n)
 		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at,
-		        "bulk prefetch of %u bytes that are no memory of the device", n);
+		        "bulk prefetch of %u bytes that are not device memory", n);
 }

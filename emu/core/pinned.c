@@ -189,7 +189,7 @@ pinned_copy(EmuOp *op)
 		}
 	}
 	if (!move(op->dst, op->src, op->bytes)) {
-		emu_note("%s: the host memory at %p is not there any more when the copy runs",
+		emu_note("%s: the host memory at %p is no longer mapped when the copy runs",
 		         op->name, region_of(op->src) ? (void *)op->dst : (void *)op->src);
 		emu_error = CUDA_ERROR_ILLEGAL_ADDRESS;
 	}

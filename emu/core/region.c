@@ -271,10 +271,10 @@ region_describe(const void *p)
 	if (near)
 		return emu_format("%zu bytes %s %s of %zu bytes",
 		                  c >= near->hi ? (size_t)(c - near->hi) : (size_t)(near->lo - c),
-		                  c >= near->hi ? "behind the end of" : "before",
+		                  c >= near->hi ? "after the end of" : "before",
 		                  near->kind == R_SHARED ? "shared memory" : "a device allocation",
 		                  near->bytes);
-	return emu_format("at %p, which is no memory of the device", p);
+	return emu_format("at %p, which is not device memory", p);
 }
 
 Region *
@@ -297,7 +297,7 @@ region_damage(const char **where)
 		for (char *p = r->hi; p < end; p++)
 			if (*p != (char)0xfd) {
 				memset(r->hi, 0xfd, (size_t)(end - r->hi));
-				*where = "behind the end";
+				*where = "after the end";
 				return r;
 			}
 	}

@@ -304,10 +304,10 @@ on_fault(int sig, siginfo_t *info, void *context)
 		           "integer division by zero or overflow");
 	if (fault_sig == SIGILL)
 		emu_die_pc(CUDA_ERROR_ILLEGAL_INSTRUCTION, fault_pc,
-		           "undefined behaviour, which the compiler made a trap");
+		           "undefined behaviour, compiled to a trap");
 	if (no_address) /* x86 reports misaligned vector instructions without an address */
 		emu_die_pc(CUDA_ERROR_MISALIGNED_ADDRESS, fault_pc,
-		           "misaligned vector access, or an address that cannot be");
+		           "misaligned vector access, or a non-canonical address");
 	if (fault_addr >= emu_cur->stack && fault_addr < emu_cur->stack + 4096)
 		emu_die_pc(CUDA_ERROR_LAUNCH_FAILED, fault_pc,
 		           "the thread's stack of %zu bytes is too small (LLMC_EMU_STACK)",

@@ -88,7 +88,7 @@ written_constant(const Region *r, const void *p, size_t n, const void *pc, Site 
 		if (r->constant[c] == (uint32_t)op->seq)
 			text_and_die(
 			    CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
-			    "write of what this kernel has read through the read-only path",
+			    "write to memory that this kernel has read through the read-only path",
 			    r->cell[c].r & R_SET ? 0 : r->cell[c].r, r->place[c].r);
 }
 
@@ -234,8 +234,8 @@ shadow_peer(Thread *t, EmuBlock *o, const void *p, size_t n, const void *pc, Sit
 {
 	if (!clock_met(t, o->buid))
 		text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
-		             "access to another block's shared memory with nothing that says that "
-		             "the block has started (cluster_sync)",
+		             "access to another block's shared memory, not ordered after the start "
+		             "of that block (cluster_sync)",
 		             0, 0);
 	if (!o->far_clk[t->cluster_rank])
 		o->far_clk[t->cluster_rank] = emu_alloc(sizeof(uint32_t) * (size_t)t->blk->nt);
@@ -281,10 +281,10 @@ static COLD void
 no_proxy_fence(const Region *g, const Cell *c, bool write, bool wrote, uint64_t other,
                uint32_t place, Site at)
 {
-	char *what =
-	    emu_format("asynchronous %s of what a thread %s without fence_proxy_async%s after it",
-	               write ? "write" : "read", wrote ? "wrote" : "read",
-	               g->kind == R_SHARED ? "" : "_global");
+	char *what = emu_format(
+	    "asynchronous %s of memory that a thread %s without a later fence_proxy_async%s",
+	    write ? "write" : "read", wrote ? "wrote" : "read",
+	    g->kind == R_SHARED ? "" : "_global");
 
 	text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, g->lo + (c - g->cell) * 2, 2, what, other,
 	             place);
@@ -411,11 +411,10 @@ shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, S
 					materialise(r, page);
 				} else if (!r->page_w[page]) {
 					text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
-					             "read of memory that nothing wrote", 0, 0);
+					             "read of unwritten memory", 0, 0);
 				} else if (!clock_knows(t, BUID(r->page_w[page]), 0, 1)) {
 					text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
-					             "race: read with nothing that orders it after "
-					             "the write",
+					             "race: read not ordered after the write",
 					             r->page_w[page], 0);
 				} else {
 					return; /* readers of such pages are not kept */
@@ -437,20 +436,20 @@ shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, S
 			text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
 			             w & 3 ? "read of the target of an asynchronous copy that has "
 			                     "not been waited for"
-			                   : "read of memory that nothing wrote",
+			                   : "read of unwritten memory",
 			             w, here->w);
 		if (w != known && (w & mask) && ((w ^ me) >> 22 || (w & W_ASYNC)) &&
 		    !(atomic && (w & W_ATOMIC) &&
 		      in_scope(t, w, system ? ACCESS_SYSTEM : atomic)) &&
 		    !clock_knows(t, BUID(w),
 		                 w & W_ASYNC ? (unsigned)CLOCK_ASYNC(t->blk) : THREAD(w), CLK(w)))
-			text_and_die(
-			    CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
-			    atomic && (w & W_ATOMIC) ? "race: an atomic and another one, of which "
-			                               "one has a scope without the other's thread"
-			    : write ? "race: write with nothing that orders it after another write"
-			            : "race: read with nothing that orders it after the write",
-			    w, here->w);
+			text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
+			             atomic && (w & W_ATOMIC)
+			                 ? "race: two atomics, and the scope of one excludes the "
+			                   "thread of the other"
+			             : write ? "race: write not ordered after another write"
+			                     : "race: read not ordered after the write",
+			             w, here->w);
 		known = mask == 3 ? w : 0;
 		if (unlikely(by_copy) && !write)
 			copy_fenced(t, r, c, here, mask, false, at);
@@ -480,10 +479,10 @@ shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, S
 			if (open)
 				culprit = WORD(open->buid0, 0, 1) | W_ASYNC;
 			if (!ok)
-				text_and_die(
-				    CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
-				    "race: write with nothing that orders it after the read",
-				    rd & R_SET && !SET(rd) ? culprit | W_ASYNC : culprit, here->r);
+				text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
+				             "race: write not ordered after the read",
+				             rd & R_SET && !SET(rd) ? culprit | W_ASYNC : culprit,
+				             here->r);
 		}
 		if (unlikely(by_copy))
 			copy_fenced(t, r, c, here, mask, true, at);
@@ -715,9 +714,10 @@ shadow_read_only(const void *p, size_t n, Site at)
 	for (size_t off = (size_t)((const char *)p - r->lo), c = off / 2; c < (off + n + 1) / 2;
 	     c++)
 		if ((r->cell[c].w & 3) && BUID(r->cell[c].w) - op->buid0 < op->n_block)
-			text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n,
-			             "read through the read-only path of what this kernel writes",
-			             r->cell[c].w, r->place[c].w);
+			text_and_die(
+			    CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n,
+			    "read through the read-only path of memory that this kernel writes",
+			    r->cell[c].w, r->place[c].w);
 	op->any_constant = true;
 	region_constant(r, p, n, (uint32_t)op->seq);
 }
@@ -780,20 +780,19 @@ shadow_async_read(const void *p, size_t n, int slot, uint32_t clk, Site at)
 			text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n,
 			             w & 3 ? "asynchronous read of the target of a copy that has "
 			                     "not been waited for"
-			                   : "asynchronous read of memory that nothing wrote",
+			                   : "asynchronous read of unwritten memory",
 			             w, here->w);
 		if ((w & 3) && ((w & W_ASYNC) || BUID(w) != b->buid || THREAD(w) != t->lin) &&
 		    !clock_knows(t, BUID(w), w & W_ASYNC ? (unsigned)CLOCK_ASYNC(b) : THREAD(w),
 		                 CLK(w)))
-			text_and_die(
-			    CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n,
-			    "race: asynchronous read with nothing that orders it after the write",
-			    w, here->w);
+			text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n,
+			             "race: asynchronous read not ordered after the write", w,
+			             here->w);
 		if ((w & 3) && !(w & W_ASYNC) && BUID(w) == b->buid &&
 		    !clock_proxy_fenced(&b->t[THREAD(w)], &b->t[THREAD(w)], CLK(w), false))
 			text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n,
-			             "asynchronous read of what a thread wrote without "
-			             "fence_proxy_async after it",
+			             "asynchronous read of memory that a thread wrote without a "
+			             "later fence_proxy_async",
 			             w, here->w);
 		here->r = place_of(NULL, at);
 		if ((x->r | 31) != (me | 31) || (x->r & 3) != 3)
@@ -837,8 +836,7 @@ shadow_host_write(EmuOp *op, void *p, size_t n)
 			if (c % 2048 == 0 && end - c >= 2048) {
 				if (r->page_w[page] && !host_knows(op, r->page_w[page])) {
 					host_race(op, r->lo + c * 2, r->page_w[page], 0,
-					          "race: writes with nothing that orders it after "
-					          "another write");
+					          "race: write not ordered after another write");
 					return;
 				}
 				r->page_w[page] = me;
@@ -852,7 +850,7 @@ shadow_host_write(EmuOp *op, void *p, size_t n)
 		    (c == off / 2 && (off & 1) ? 2 : 3) & (c == end - 1 && (off + n) & 1 ? 1 : 3);
 		if ((x->w & 3) && !host_knows(op, x->w)) {
 			host_race(op, r->lo + c * 2, x->w, r->place[c].w,
-			          "race: writes with nothing that orders it after another write");
+			          "race: write not ordered after another write");
 			return;
 		}
 		const EmuOp *open = NULL;
@@ -862,7 +860,7 @@ shadow_host_write(EmuOp *op, void *p, size_t n)
 			                 : x->r & R_SET ? x->r | 0xffc00000u
 			                                : x->r;
 			host_race(op, r->lo + c * 2, other, r->place[c].r,
-			          "race: writes with nothing that orders it after the read");
+			          "race: write not ordered after the read");
 			return;
 		}
 		x->w = me | mask;
@@ -885,7 +883,7 @@ shadow_host_read(EmuOp *op, const void *p, size_t n)
 			w = r->page_w[c / 2048] ? r->page_w[c / 2048] | 3 : 0;
 		if ((w & 3) && !host_knows(op, w)) {
 			host_race(op, r->lo + c * 2, w, r->place[c].w,
-			          "race: reads with nothing that orders it after the write");
+			          "race: read not ordered after the write");
 			return;
 		}
 		if (!r->lazy) {

@@ -45,7 +45,7 @@ emu_shared_static(const void *site, size_t n, size_t align, const char *name, co
 		f->static_bytes += (uint32_t)n;
 		if (f->static_bytes > 48u << 10)
 			emu_die(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, at,
-			        "static shared memory of %u bytes: 49152 is the most",
+			        "static shared memory of %u bytes: the limit is 49152",
 			        f->static_bytes);
 	}
 	/* A new object is added to all blocks of the launch, since a neighbour may access it before
@@ -65,7 +65,7 @@ emu_shared_arena(size_t n, const char *name, const char *type, const char *file,
 
 	if (n > b->op->dyn)
 		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, (Site){ file, line },
-		        "the shared arena has %u bytes by the launch, the kernel needs %zu",
+		        "the launch has %u bytes of dynamic shared memory, the kernel needs %zu",
 		        b->op->dyn, n);
 	if (n) {
 		b->op->fn->arena = name;

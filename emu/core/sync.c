@@ -183,7 +183,7 @@ emu_atomic(void *p, unsigned n, int kind, int order, int scope, const char *file
 
 	if ((uintptr_t)p & (n - 1))
 		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at,
-		        "misaligned atomic: %u bytes at an address that is no multiple of %u", n,
+		        "misaligned atomic: %u bytes at an address that is not a multiple of %u", n,
 		        n);
 	/* A polling thread must let others run; before a modification, others sometimes run too. */
 	if (kind == EMU_LOAD || kind == EMU_CAS)
@@ -197,8 +197,8 @@ emu_atomic(void *p, unsigned n, int kind, int order, int scope, const char *file
 	size_t gap;
 	if ((kind == EMU_RMW || kind == EMU_CAS) && !shadow_written(p, n, &gap)) {
 		char *where = region_describe(p);
-		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
-		        "atomic on memory that nothing wrote: %u bytes, %s", n, where);
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at, "atomic on unwritten memory: %u bytes, %s", n,
+		        where);
 	}
 	shadow_access(p, n, kind != EMU_LOAD,
 	              scope == EMU_CTA       ? ACCESS_BLOCK

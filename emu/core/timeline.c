@@ -451,7 +451,7 @@ library(EmuOp *op)
 		shadow_host_read(op, w->touch[i].p, w->touch[i].n);
 		if (!emu_error && !shadow_written(w->touch[i].p, w->touch[i].n, &at)) {
 			char *where = region_describe((char *)w->touch[i].p + at);
-			emu_note("%s: read of memory that nothing wrote: %s", op->name, where);
+			emu_note("%s: read of unwritten memory: %s", op->name, where);
 			free(where);
 			emu_error = CUDA_ERROR_LAUNCH_FAILED;
 		}
@@ -479,9 +479,10 @@ start_other(EmuOp *op)
 			    !shadow_written(op->src, n, &at)) {
 				char *where = region_describe(op->src + at),
 				     *who = shadow_neighbour(op->src + at);
-				emu_note("%s to the host: unwritten output: byte %zu of %zu was "
-				         "never written (%s); the bytes before it wrote %s",
-				         op->name, at, n, where, who ? who : "nobody");
+				emu_note(
+				    "%s to the host: unwritten output: byte %zu of %zu was "
+				    "never written (%s); the bytes before it were written by %s",
+				    op->name, at, n, where, who ? who : "no thread");
 				free(where);
 				free(who);
 				emu_error = CUDA_ERROR_LAUNCH_FAILED;
@@ -592,11 +593,11 @@ static void
 deadlock(void)
 {
 	static const char *const waits[] = {
-		[T_BARRIER] = "waits at __syncthreads for threads that never come",
-		[T_WARP] = "waits in a warp collective for lanes that never come",
-		[T_NAMED] = "waits at a named barrier for threads that never come",
-		[T_GRID] = "waits at a grid barrier for threads that never come",
-		[T_CLUSTER] = "waits at a cluster barrier for threads that never come",
+		[T_BARRIER] = "waits at __syncthreads for threads that never arrive",
+		[T_WARP] = "waits in a warp collective for lanes that never arrive",
+		[T_NAMED] = "waits at a named barrier for threads that never arrive",
+		[T_GRID] = "waits at a grid barrier for threads that never arrive",
+		[T_CLUSTER] = "waits at a cluster barrier for threads that never arrive",
 		[T_GRIDDEP] = "waits for a kernel that never ends",
 		[T_WGMMA] = "waits for a matrix instruction that other threads of its warpgroup do "
 		            "not wait for"

@@ -30,12 +30,12 @@ tensor_map_at(const void *p, int rank, Site at)
 		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at,
 		        "misaligned tensor map: it needs a multiple of 128");
 	if (r && r->kind == R_SHARED)
-		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "the tensor map lies in shared memory");
+		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "the tensor map is in shared memory");
 	if (emu_check && r) /* a map passed as a parameter is on the stack here */
 		shadow_access(p, 128, false, false, NULL, at);
 	if (m->magic != TENSOR_MAGIC)
 		emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at,
-		        "what the tensor copy was given is no tensor map");
+		        "the argument of the tensor copy is not a tensor map");
 	if (m->rank != rank)
 		emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at,
 		        "tensor copy with %d coordinates, the tensor map has %d dimensions", rank,
@@ -53,11 +53,12 @@ tensor_place(const TensorMap *m, const int *c, bool store, Site at)
 	for (int i = 0; store && i < m->rank; i++)
 		if (c[i] < 0)
 			emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at,
-			        "tensor store at coordinate %d: none may be negative", c[i]);
+			        "tensor store at coordinate %d: coordinates must not be negative",
+			        c[i]);
 	if (store && (int64_t)m->dim[0] * m->elem % 16 &&
 	    c[0] + (int64_t)m->box[0] > (int64_t)m->dim[0])
 		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at,
-		        "tensor store at the end of rows of %lld bytes, no multiple of 16: it "
+		        "tensor store at the end of rows of %lld bytes, not a multiple of 16: it "
 		        "writes beyond them",
 		        (long long)m->dim[0] * m->elem);
 }
@@ -243,7 +244,7 @@ emu_bulk_store(void *dst, const void *src, unsigned n, const char *file, int lin
 		        "misaligned bulk store: addresses and size must be multiples of 16");
 	if (!r || r->kind == R_SHARED || (size_t)(r->hi - (char *)dst) < n)
 		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at,
-		        "bulk store of %u bytes: the target is no memory of the device", n);
+		        "bulk store of %u bytes: the target is not device memory", n);
 	add((TmaStore){ .dst = dst, .src = src, .n = n, .at = at });
 	if (emu_check)
 		shadow_access(dst, n, true, ACCESS_COPY, NULL, at);
@@ -261,9 +262,9 @@ emu_tensor_store(const void *map, int rank, const int *c, const void *src, const
 	TmaStore s = { .src = src, .n = (unsigned)tensor_box_bytes(m), .map = m, .at = at };
 
 	if ((uintptr_t)src & 127)
-		emu_die(
-		    CUDA_ERROR_MISALIGNED_ADDRESS, at,
-		    "misaligned tensor copy: the place in shared memory must be a multiple of 128");
+		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at,
+		        "misaligned tensor copy: the address in shared memory must be a multiple "
+		        "of 128");
 	tensor_place(m, c, true, at);
 	memcpy(s.c, c, sizeof *c * (size_t)rank);
 	if (emu_check)

@@ -38,7 +38,7 @@ emu_alloc(size_t n)
 {
 	void *p = calloc(1, n ? n : 1);
 	if (!p) {
-		fprintf(stderr, "emu: no memory for %zu bytes of its own\n", n);
+		fprintf(stderr, "emu: out of host memory (%zu bytes for the emulator itself)\n", n);
 		abort();
 	}
 	return p;
@@ -49,7 +49,7 @@ emu_alloc_lines(size_t n)
 {
 	void *p = aligned_alloc(64, (n + 63) / 64 * 64);
 	if (!p) {
-		fprintf(stderr, "emu: no memory for %zu bytes of its own\n", n);
+		fprintf(stderr, "emu: out of host memory (%zu bytes for the emulator itself)\n", n);
 		abort();
 	}
 	return memset(p, 0, n);

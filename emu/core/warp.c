@@ -204,7 +204,7 @@ meeting(Thread *t, int op, uint32_t mask, Site at)
 	if (mask & ~w->alive)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
 		        "warp collective with an inactive lane: the mask 0x%08x names lanes 0x%08x "
-		        "that have left or never were",
+		        "that have exited or do not exist",
 		        mask, mask & ~w->alive);
 	/* other masks may overlap: their lanes arrive here later, or the block is stuck */
 	for (int i = 0; i < w->n_meet && !m; i++)
@@ -213,8 +213,8 @@ meeting(Thread *t, int op, uint32_t mask, Site at)
 	if (m && !same(m, op, mask, at) &&
 	    (m->op != op || m->at.line != at.line || strcmp(m->at.file, at.file)))
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
-		        "lanes of a warp disagree about the collective: others wait in the one of "
-		        "line %d with the same mask 0x%08x",
+		        "lanes of a warp disagree about the collective: others wait in line %d "
+		        "with the same mask 0x%08x",
 		        m->at.line, mask);
 	if (!m) {
 		if (w->n_meet == 8)
@@ -298,5 +298,6 @@ EXPORT unsigned
 emu_activemask(const char *file, int line)
 {
 	emu_die(CUDA_ERROR_LAUNCH_FAILED, (Site){ file, line },
-	        "__activemask means nothing that a kernel may rely on; pass the mask down");
+	        "__activemask does not return a mask that a kernel may rely on; pass the mask as "
+	        "an argument");
 }

@@ -99,10 +99,10 @@ decode(uint64_t d, bool rows, const char *which, Site at)
 	/* The pattern repeats every 8 rows of its width; only the position within the first row may
 	 * differ. */
 	if (l.width && (l.start & (8 * l.width - 1)) >= l.width)
-		emu_die(
-		    CUDA_ERROR_MISALIGNED_ADDRESS, at,
-		    "descriptor of %s: swizzle of %u bytes starts at offset %u, no multiple of %u",
-		    which, l.width, l.start, 8 * l.width);
+		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at,
+		        "descriptor of %s: swizzle of %u bytes starts at offset %u, not a multiple "
+		        "of %u",
+		        which, l.width, l.start, 8 * l.width);
 	if (l.width && l.stride % (8 * l.width) && !rows)
 		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at,
 		        "descriptor of %s: stride offset %u breaks the swizzle pattern of %u bytes",
@@ -200,7 +200,7 @@ hold(Thread *t, const void *p, size_t n, bool whole, Site at)
 		if (!whole)
 			return;
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
-		        "more accumulators in flight than the emulator keeps apart");
+		        "more accumulators in flight than the emulator supports");
 	}
 	w->busy[w->n_busy++] = (EmuHeld){ p, (const char *)p + n, whole, w->next };
 }
@@ -509,7 +509,7 @@ emu_smem_offset(const void *p, const char *file, int line)
 
 	if ((const char *)p < b->arena->lo || (const char *)p >= b->arena->hi)
 		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at,
-		        "descriptor of something that is not in this block's shared memory");
+		        "descriptor of an address that is not in this block's shared memory");
 	if ((uintptr_t)p & 15)
 		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at,
 		        "a matrix must start at a multiple of 16");
@@ -541,8 +541,6 @@ emu_setmaxnreg(int n, int up, const char *file, int line)
 		sum += b->t[i].nreg;
 	}
 	if (sum > 65536)
-		emu_die(
-		    CUDA_ERROR_LAUNCH_FAILED, at,
-		    "the warpgroups ask for %ld registers together, the multiprocessor has 65536",
-		    sum);
+		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
+		        "the warpgroups request %ld registers together, the SM has 65536", sum);
 }

@@ -1,5 +1,5 @@
-/* What compiled kernels call in the engine. Every call carries the place in the source that made
- * it. C and C++, no headers. */
+/* Interface through which compiled kernels call the engine. Every call passes its source position.
+ * C and C++, no headers. */
 #ifndef EMU_DEVICE_EMU_ABI_H
 #define EMU_DEVICE_EMU_ABI_H
 
@@ -10,10 +10,10 @@ extern "C" {
 
 typedef unsigned long emu_u64;
 typedef unsigned long emu_size;
+/* up to 16 bytes, passed in registers, so that a kernel's arrays need not be in memory */
 typedef struct {
 	emu_u64 a, b;
-} emu_words; /* up to 16 bytes: values travel in registers, so that kernels' arrays stay in theirs
-              */
+} emu_words;
 typedef struct {
 	float a, b, c, d;
 } emu_four;
@@ -79,7 +79,7 @@ void emu_bulk_commit(void);
 void emu_bulk_wait(int left, int read_only);
 void emu_proxy_fence(int global);
 void emu_setmaxnreg(int n, int up, const char *file, int line);
-/* flags: EMU_WG_* of warp_ops.h; a: four registers, or NULL for the descriptor da */
+/* flags: EMU_WG_* of warp_ops.h; a: four registers, or NULL to use descriptor da */
 void emu_wgmma(int flags, int n, float *d, const unsigned *a, emu_u64 da, emu_u64 db,
                int accumulate, const char *file, int line);
 void emu_wgmma_fence(void);

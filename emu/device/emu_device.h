@@ -1,6 +1,6 @@
-/* The CUDA language and llmc's wrappers, defined for this machine. The compiler stand-in includes
- * it before every kernel; the PTX definitions of the wrappers stay out of sight behind `#ifndef
- * LLMC_EMU`. README.md lists the names. */
+/* The CUDA language and llmc's wrappers, implemented for the CPU. The emulated NVRTC includes this
+ * file before every kernel; the PTX definitions of the wrappers are excluded by `#ifndef LLMC_EMU`.
+ * README.md lists the names. */
 #ifndef EMU_DEVICE_EMU_DEVICE_H
 #define EMU_DEVICE_EMU_DEVICE_H
 
@@ -22,7 +22,8 @@
 
 typedef unsigned long emu_word;
 
-/* ---- where am I: read from the running thread by assembly, which the sanitizer does not see ---- */
+/* ---- indices: read from the running thread by assembly, which the sanitizer does not instrument
+ * ---- */
 template <int OFFSET> EMU_FN unsigned
 emu_field()
 {
@@ -85,8 +86,8 @@ struct alignas(4) char4 {
 	signed char x, y, z, w;
 };
 #ifdef LLMC_EMU_CHECK
-/* Copied field by field: the sanitizers see the accesses, and the alignment that one instruction
- * would need. */
+/* Copied field by field, so that the sanitizers see the accesses and the alignment that one
+ * instruction would require. */
 #define EMU_VECTOR2(T, E)                                                                          \
 	struct alignas(2 * sizeof(E)) T {                                                          \
 		E x, y;                                                                            \
@@ -322,7 +323,7 @@ bar_arrive(int id, int n, EMU_AT)
 template <class T> EMU_FN emu_word
 emu_bits(T v)
 {
-	static_assert(sizeof(T) <= 8, "a warp moves at most 8 bytes a lane");
+	static_assert(sizeof(T) <= 8, "a warp moves at most 8 bytes per lane");
 	emu_word b = 0;
 	__builtin_memcpy(&b, &v, sizeof(T));
 	return b;
@@ -458,7 +459,7 @@ __nanosleep(unsigned, EMU_AT)
 #include "emu_sync.h"
 #include "emu_wgmma.h"
 
-/* ---- how the driver stand-in calls a kernel ---- */
+/* ---- entry point through which the emulated driver calls a kernel ---- */
 template <int... I> struct emu_ints {
 };
 template <int N, int... I> struct emu_upto : emu_upto<N - 1, N - 1, I...> {

@@ -1,5 +1,5 @@
-/* Arithmetic that NVRTC knows without a header. Single precision throughout; the fast variants are
- * the exact ones here. */
+/* Arithmetic that NVRTC provides without a header. Single precision throughout; the fast variants
+ * are exact here. */
 #ifndef EMU_DEVICE_EMU_MATH_H
 #define EMU_DEVICE_EMU_MATH_H
 
@@ -161,7 +161,7 @@ __umulhi(unsigned a, unsigned b)
 {
 	return (unsigned)((unsigned long)a * b >> 32);
 }
-/* Without loops: the compiler sees through them where the selector is known. */
+/* No loops, so that the compiler can fold it for a constant selector. */
 EMU_FN unsigned
 emu_byte(unsigned long v, unsigned s)
 {
@@ -247,8 +247,8 @@ pack_bf16(float lo, float hi)
 	return f32_to_bf16(lo) | (unsigned)f32_to_bf16(hi) << 16;
 }
 
-/* Pairs of halves (cuda/math/half2.h). Products of halves are exact in f32, and so are the sums met
- * there: small integers, or of a product and what is no larger. */
+/* Pairs of halves (cuda/math/half2.h). A product of two halves is exact in f32, and so are the sums
+ * that kernels form: of small integers, or of a product and a value that is not larger. */
 #ifdef __F16C__
 typedef float emu_f4 __attribute__((vector_size(16)));
 typedef short emu_h8 __attribute__((vector_size(16)));
@@ -262,7 +262,7 @@ EMU_FN unsigned
 emu_h2_back(emu_f4 f)
 {
 	unsigned v = ((emu_u4)__builtin_ia32_vcvtps2ph(f, 0))[0];
-	if ((v & 0x7fffu) > 0x7c00u) /* the one NaN that a GPU makes */
+	if ((v & 0x7fffu) > 0x7c00u) /* the only NaN that a GPU generates */
 		v = (v & 0xffff0000u) | 0x7fffu;
 	if ((v & 0x7fff0000u) > 0x7c000000u)
 		v = (v & 0xffffu) | 0x7fff0000u;

@@ -1,4 +1,4 @@
-/* Matrix instructions and asynchronous copies, by architecture. d may be c. */
+/* Matrix instructions and asynchronous copies, by architecture. d may alias c. */
 #ifndef EMU_DEVICE_EMU_MMA_H
 #define EMU_DEVICE_EMU_MMA_H
 

@@ -1,6 +1,5 @@
-/* sm_90a: warpgroup matrix instructions; sm_90: tiles of tensor maps, bulk stores, fences between
- * proxies. The same names with their PTX definitions stand in templates/cuda/ptx/wgmma.h and
- * cuda/ptx/tma.h. */
+/* sm_90a: warpgroup matrix instructions; sm_90: tiles of tensor maps, bulk stores, proxy fences.
+ * Their PTX definitions are in templates/cuda/ptx/wgmma.h and templates/cuda/ptx/tma.h. */
 #ifndef EMU_DEVICE_EMU_WGMMA_H
 #define EMU_DEVICE_EMU_WGMMA_H
 

@@ -1,4 +1,4 @@
-/* Operations of a warp that meet in emu_warp: shared by the engine and the device header. */
+/* Operations of a warp that go through emu_warp: shared by the engine and the device header. */
 #ifndef EMU_DEVICE_WARP_OPS_H
 #define EMU_DEVICE_WARP_OPS_H
 
@@ -35,7 +35,7 @@ enum {
 	EMU_W_MMA_S8_8816
 };
 
-/* wgmma: element type, and which operands have M or N contiguous instead of K. */
+/* wgmma: element type, and operands that have M or N contiguous instead of K */
 enum { EMU_WG_F16 = 1, EMU_WG_TA = 2, EMU_WG_TB = 4 };
 
 #endif

@@ -15,7 +15,7 @@ static struct CUctx_st primary[8];
 static int n_device = 1, n_sm = 4;
 static size_t total_bytes;
 
-/* ---- counting and failing ---- */
+/* ---- counting and injected failures ---- */
 enum { MAX_NAMES = 256 };
 static struct {
 	const char *name;
@@ -45,7 +45,7 @@ make_lock(void)
 	}
 }
 
-/* Calls made so far of one name; all calls for NULL. */
+/* Number of calls of one name so far; NULL: of all calls. */
 EXPORT long emu_count(const char *name);
 EXPORT long
 emu_count(const char *name)
@@ -72,7 +72,7 @@ emu_count_reset(void)
 	pthread_mutex_unlock(&lock);
 }
 
-/* The nth call from now on (of that name, or of any for NULL) fails; 0 switches it off. */
+/* Makes the nth call from now on fail (of that name; NULL: of any). n 0: none. */
 EXPORT void emu_fail(const char *name, long n, int code);
 EXPORT void
 emu_fail(const char *name, long n, int code)
@@ -88,7 +88,7 @@ emu_fail(const char *name, long n, int code)
 	pthread_mutex_unlock(&lock);
 }
 
-/* The call that was made to fail last; NULL: none was. */
+/* Name of the last call that was made to fail; NULL: none. */
 EXPORT const char *emu_failed(void);
 EXPORT const char *
 emu_failed(void)
@@ -96,8 +96,8 @@ emu_failed(void)
 	return failed;
 }
 
-/* Memory, streams, modules, graphs that were still there when a context ended that worked; and
- * contexts that have not ended. */
+/* Number of memory blocks, streams, modules and graphs that still existed when a context without
+ * error ended, plus contexts that have not ended. */
 EXPORT long emu_leaks(void);
 EXPORT long
 emu_leaks(void)
@@ -109,7 +109,8 @@ emu_leaks(void)
 	return n;
 }
 
-/* What ends the context: as cuda.h says, or as hardware does that is gone. */
+/* Returns whether an error ends the context, as documented in cuda.h or because the device is
+ * lost. */
 static bool
 is_sticky(int code)
 {
@@ -174,7 +175,7 @@ emu_breathe(void)
 	pthread_mutex_lock(&lock);
 }
 
-/* After a finding nothing that was queued will ever run. */
+/* After a finding nothing queued will run. */
 CUresult
 driver_sticky(void)
 {
@@ -401,7 +402,7 @@ API(cuDeviceGetAttribute, (int *v, int attribute, CUdevice d))
 		break;
 	case 38:
 		*v = 64 << 10;
-		break; /* L2: small, so that what is sized to be larger than it stays quick */
+		break; /* L2: small, so that tests sized beyond it stay fast */
 	case 39:
 		*v = emu_sm()->threads;
 		break;
@@ -488,7 +489,7 @@ end_context(void)
 	for (int i = 0; i < n_device; i++)
 		if (primary[i].ref)
 			return;
-	bool well = !emu_error; /* else nothing could be given back */
+	bool well = !emu_error; /* otherwise the program could not release anything */
 	if (well)
 		timeline_run_all();
 	timeline_drop();

@@ -1,6 +1,6 @@
-/* Inside of the driver stand-in. Every call takes the one lock, is counted by name, may be made to
- * fail, and refuses when the context has failed before (as CUDA's do: until the context is gone).
- */
+/* Internal interface of the emulated driver. Every call takes the one lock, is counted by name, may
+ * be made to fail, and is refused after the context has failed (as in CUDA, until the context is
+ * destroyed). */
 #ifndef EMU_DRIVER_DRIVER_H
 #define EMU_DRIVER_DRIVER_H
 
@@ -33,7 +33,7 @@ typedef struct Capture Capture;
 
 struct CUctx_st {
 	int device, ref;
-	unsigned peers; /* peers: devices whose memory its kernels may touch, as bits */
+	unsigned peers; /* peers: bit mask of devices whose memory its kernels may access */
 };
 
 struct CUmod_st {
@@ -56,8 +56,8 @@ struct CUstream_st {
 	bool blocking;
 	int device;
 	Seqs tail;
-	uint64_t
-	    last_kernel; /* the tail is this kernel, so that a programmatic edge may start at it */
+	/* the last operation is this kernel, so a programmatic edge may start at it */
+	uint64_t last_kernel;
 	Capture *cap;
 	EmuNode **cap_tail;
 	int n_cap_tail;
@@ -81,7 +81,7 @@ struct EmuNode {
 	int n_dep, n_prog;
 	int index;
 	struct CUgraph_st *graph;
-	bool joined; /* some later node or the origin's end depends on it */
+	bool joined; /* a later node or the end of the origin stream depends on it */
 };
 
 struct CUgraph_st {
@@ -119,7 +119,7 @@ int device_shared_optin(void);
 /* memory.c */
 bool memory_is_pinned(const void *p, size_t n);
 bool memory_is_device(CUdeviceptr p, size_t n);
-int memory_release_all(void); /* these say how much was still there */
+int memory_release_all(void); /* these return how much was still allocated */
 
 /* module.c */
 int module_release_all(void);
@@ -139,7 +139,7 @@ void seqs_set(Seqs *s, uint64_t seq);
 
 /* capture and graph.c */
 CUresult capture_refuse(CUstream s,
-                        CUresult code); /* a forbidden call: the capture is invalid from now on */
+                        CUresult code); /* a forbidden call, which invalidates the capture */
 CUresult capture_refuse_global(const char *name);
 EmuNode *graph_node(struct CUgraph_st *g, int type, EmuOp *op, EmuNode **dep, int n_dep,
                     EmuNode **prog, int n_prog);

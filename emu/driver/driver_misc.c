@@ -1,12 +1,11 @@
-/* Calls that programs use beside the main road: symbols by name, peers, occupancy, attributes of
- * pointers. */
+/* Less frequent calls: symbols by name, peers, occupancy, pointer attributes. */
 #include "driver.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 
-/* Newer names of a call come first, as the real driver prefers them. */
+/* Newer versions of a call come first, as in the real driver. */
 static void *
 newest(const char *name)
 {
@@ -104,10 +103,10 @@ API(cuMemcpyPeerAsync,
 		if (!to || !from)
 			return CUDA_ERROR_INVALID_CONTEXT;
 	}
-	return cuMemcpyDtoDAsync_v2(d, s, n, stream); /* devices share one memory here */
+	return cuMemcpyDtoDAsync_v2(d, s, n, stream); /* all devices share one address space here */
 }
 
-/* Of the attributes: 1 context, 2 kind of memory (1 host, 2 device), 9 ordinal. */
+/* Attributes: 1 context, 2 kind of memory (1 host, 2 device), 9 ordinal. */
 API(cuPointerGetAttribute, (void *out, int attribute, CUdeviceptr p))
 {
 	ENTER(cuPointerGetAttribute, NEEDS_CONTEXT);

@@ -1,5 +1,5 @@
-/* Capture, graphs and their launches. A launch queues a copy of every node; the nodes that nothing
- * precedes come after the stream, the stream goes on after all of them. */
+/* Stream capture, graphs and their launches. A launch queues a copy of every node. Root nodes
+ * depend on the stream, and the stream continues after all nodes. */
 #include "driver.h"
 
 #include <pthread.h>
@@ -248,9 +248,9 @@ exec_known(CUgraphExec g)
 	return false;
 }
 
-/* The graph that was instantiated last: its kernels, those that asked for a programmatic edge,
- * those that have one between kernels that ask for the same division of a multiprocessor into
- * shared memory and L1, and how often that division changes from a kernel to the next. */
+/* Statistics of the last instantiated graph: kernels, kernels that requested a programmatic edge,
+ * programmatic edges between kernels with the same carveout (shared memory versus L1), and the
+ * number of carveout changes between consecutive kernels. */
 static long last_kernels, last_asked, last_edges, last_changes;
 
 EXPORT void emu_graph(long *kernels, long *asked, long *edges, long *changes);

@@ -1,4 +1,4 @@
-/* Launches: what CUDA checks is checked here, before anything is queued. */
+/* Launches. The checks of CUDA are made here, before anything is queued. */
 #include "driver.h"
 
 #include <stdlib.h>
@@ -25,7 +25,7 @@ launch_make(Func *f, Dim grid, Dim block, Dim cluster, uint32_t dyn, bool cooper
 	    block.x > 1024 || block.y > 1024 || block.z > 64 || threads > 1024 || blocks > 1u << 24)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (threads > (uint64_t)f->max_threads) {
-		emu_note("kernel '%s': %llu threads a block, its launch bounds allow %d", f->name,
+		emu_note("kernel '%s': %llu threads per block, its launch bounds allow %d", f->name,
 		         (unsigned long long)threads, f->max_threads);
 		return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
 	}

@@ -1,4 +1,4 @@
-/* What the other stand-ins need of this one: a place in a stream, counting and failing. */
+/* Services for the other emulated libraries: queueing in a stream, counting, injected failures. */
 #include "driver.h"
 #include "../core/stream_library.h"
 

@@ -42,7 +42,7 @@ total(void)
 	return (size_t)emu_env("LLMC_EMU_MEM_MB", 16384) << 20;
 }
 
-/* Bytes in use on the device: of all processes that name one file, else of this one. */
+/* Bytes in use on the device, by all processes that name the same file, else by this one. */
 static _Atomic size_t *
 in_use(void)
 {
@@ -135,7 +135,7 @@ API(cuMemFree_v2, (CUdeviceptr p))
 	for (FreeBlock **x = &device_pieces; *x; x = &(*x)->next)
 		if ((uintptr_t)(*x)->r->lo == p) {
 			FreeBlock *dead = *x;
-			timeline_run_device(); /* as CUDA does: freeing waits */
+			timeline_run_device(); /* freeing waits for the device, as in CUDA */
 			timeline_known_all(emu_device());
 			if (!emu_error)
 				damage_check();
@@ -206,10 +206,10 @@ host_drop(void *p, bool registered)
 		if ((*x)->host == p && (*x)->registered == registered) {
 			FreeBlock *dead = *x;
 			const EmuOp *op = timeline_uses(copy_uses, dead->r);
-			if (op) { /* a device would still write there, or read */
-				emu_note("%s: nobody has waited for a %s that uses this memory",
-				         registered ? "cuMemHostUnregister" : "cuMemFreeHost",
-				         op->name);
+			if (op) { /* a device would still write or read there */
+				emu_note(
+				    "%s: the host has not waited for a %s that uses this memory",
+				    registered ? "cuMemHostUnregister" : "cuMemFreeHost", op->name);
 				emu_error = CUDA_ERROR_LAUNCH_FAILED;
 			}
 			timeline_run_device();
@@ -303,7 +303,7 @@ copy(CUstream handle, void *dst, const void *src, size_t n, bool dst_device, boo
 		return CUDA_ERROR_INVALID_VALUE;
 	if ((!dst_device && memory_is_device((uintptr_t)dst, 1)) ||
 	    (!src_device && memory_is_device((uintptr_t)src, 1))) {
-		emu_note("%s: %p is memory of the device, a host's address is expected", name,
+		emu_note("%s: %p is device memory, a host address is expected", name,
 		         dst_device ? src : dst);
 		return CUDA_ERROR_INVALID_VALUE;
 	}
@@ -321,7 +321,7 @@ copy(CUstream handle, void *dst, const void *src, size_t n, bool dst_device, boo
 	     src_pageable = !src_device && !memory_is_pinned(src, n);
 	if (wait && s->cap)
 		return op_template_free(op), capture_refuse(s, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
-	if (!s->cap && src_pageable) { /* the driver takes its own copy before it returns */
+	if (!s->cap && src_pageable) { /* the driver copies the source before it returns */
 		op->stage = emu_alloc(n);
 		memcpy(op->stage, src, n);
 	}

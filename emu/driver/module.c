@@ -1,4 +1,4 @@
-/* Modules: images of the compiler stand-in, built for this machine and opened; functions and their
+/* Modules: images of the emulated NVRTC, compiled for the CPU and loaded; functions and their
  * attributes. */
 #include "driver.h"
 #include "../nvrtc/build.h"
@@ -37,8 +37,8 @@ find_span(struct dl_phdr_info *info, size_t n, void *data)
 	return 1;
 }
 
-/* What the hardware would accept: the same major and no later minor; `a` variants exactly; nothing
- * across the border of the Tegra line; PTX of any earlier device. */
+/* Returns whether the hardware would accept the image: same major and no later minor version, `a`
+ * variants exactly, no mixing with Tegra architectures; PTX of any earlier version. */
 static bool
 fits(const NvrtcSource *s)
 {
@@ -61,7 +61,7 @@ load(CUmodule *out, const void *image)
 	if (!out || !image)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (image_read(image, &s)) {
-		emu_note("module: the image is none of the emulator's, or it is damaged");
+		emu_note("module: the image was not made by the emulator, or is damaged");
 		return CUDA_ERROR_INVALID_IMAGE;
 	}
 	if (!fits(&s)) {
@@ -83,8 +83,7 @@ load(CUmodule *out, const void *image)
 	free(log);
 	static bool warned;
 	if (object.unkept.code != LLMC_OK)
-		build_warn_once(&warned, object.unkept.text,
-		                "objects are not kept for the next time");
+		build_warn_once(&warned, object.unkept.text, "objects are not cached");
 	void *so = dlopen(strbuf_str(&object.entry.path), RTLD_NOW | RTLD_LOCAL);
 	build_release(&object);
 	if (!so) {
@@ -92,9 +91,9 @@ load(CUmodule *out, const void *image)
 		free(source);
 		return CUDA_ERROR_INVALID_IMAGE;
 	}
+	/* same image again: its globals would be shared, but llmc's kernels have none */
 	for (CUmodule m = modules; m; m = m->next)
-		if (m->so == so) { /* the same image again: its globals are shared, which no kernel
-			              of ours has */
+		if (m->so == so) {
 			m->refs++;
 			free(source);
 			*out = m;
@@ -170,7 +169,7 @@ API(cuModuleUnload, (CUmodule m))
 		return CUDA_ERROR_INVALID_HANDLE;
 	const EmuOp *op = m->refs > 1 ? NULL : timeline_uses(kernel_uses, m);
 	if (op) {
-		emu_note("cuModuleUnload: nobody has waited for kernel '%s' of this module",
+		emu_note("cuModuleUnload: the host has not waited for kernel '%s' of this module",
 		         op->name);
 		emu_error = CUDA_ERROR_LAUNCH_FAILED;
 	}

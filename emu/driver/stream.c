@@ -1,4 +1,4 @@
-/* Streams and events: which operations a new one comes after. */
+/* Streams and events: the predecessors of a new operation. */
 #include "driver.h"
 
 #include <stdlib.h>
@@ -14,7 +14,8 @@ seqs_add(Seqs *s, uint64_t seq)
 {
 	if (s->n == s->cap) {
 		int k = 0;
-		for (int i = 0; i < s->n; i++) /* drop what the host knows to be over */
+		/* drop operations that the host has waited for */
+		for (int i = 0; i < s->n; i++)
 			if (op_at(s->seq[i]))
 				s->seq[k++] = s->seq[i];
 		s->n = k;
@@ -123,7 +124,7 @@ stream_add(CUstream s, EmuOp *op, bool programmatic)
 	return driver_sticky();
 }
 
-/* The host waits for all that the stream holds. */
+/* The host waits for everything in the stream. */
 CUresult
 stream_wait(CUstream s)
 {
@@ -186,7 +187,7 @@ API(cuStreamDestroy_v2, (CUstream handle))
 				return capture_refuse(handle,
 				                      CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 			*x = handle->next;
-			stream_free(handle); /* what it holds still runs */
+			stream_free(handle); /* its work still runs */
 			return CUDA_SUCCESS;
 		}
 	return CUDA_ERROR_INVALID_HANDLE;
@@ -360,12 +361,13 @@ API(cuEventSynchronize, (CUevent e))
 	timeline_run(e->ops.seq, e->ops.n);
 	if (!emu_error)
 		timeline_known(e->ops.seq, e->ops.n);
-	timeline_some(); /* the device does not stand still because the host looks: what is queued
-	                    behind may have changed what it looks at */
+	/* the device continues while the host polls; work queued later may already have changed
+	 * what the host reads */
+	timeline_some();
 	return driver_sticky();
 }
 
-/* Times are those of the host when the events were recorded: they say nothing about a GPU. */
+/* Times are those of the host when the events were recorded; they do not predict a GPU. */
 API(cuEventElapsedTime, (float *ms, CUevent a, CUevent b))
 {
 	ENTER(cuEventElapsedTime, NEEDS_CONTEXT);

@@ -1,4 +1,4 @@
-/* cuTensorMapEncodeTiled with the rules of the hardware. */
+/* cuTensorMapEncodeTiled with the rules of the hardware */
 #include "driver.h"
 #include "../core/tensor_map.h"
 

@@ -1,8 +1,8 @@
-/* Stand-in for NCCL: ranks are communicators of the same id, in one thread or several, or in
- * processes of one machine. A collective has one operation in each rank's stream; all start when
- * all are there and what came before each is done. Between processes a rank leaves what it sends in
- * memory that all see (Room) when what came before its operation is done, and the operation starts
- * when all have. */
+/* Emulated NCCL. Ranks are communicators with the same id, in one or several threads or in
+ * processes of one machine. A collective is one operation in each rank's stream; all start when all
+ * ranks have queued theirs and their predecessors have finished. Between processes, a rank writes
+ * the data that it sends to shared memory (CommScratch) when the predecessors of its operation have
+ * finished. The operation starts when all ranks have done so. */
 #include "../core/stream_library.h"
 
 #include <errno.h>
@@ -47,9 +47,9 @@ typedef struct {
 	const void *send[MAX_RANKS];
 	char *result;
 } NcclRendezvous;
-enum { ROOM_TURNS = 4, ROOM_BYTES = 8 << 20 /* of a rank, in a collective */ };
-/* What processes of a group share, a file of the id's name: who has joined; of each rank how many
- * collectives it has brought its part of, and how many it has taken; the parts of the last ones. */
+enum { ROOM_TURNS = 4, ROOM_BYTES = 8 << 20 /* bytes per rank and collective */ };
+/* Shared memory of the processes of a group, a file named for the id: which ranks have joined, how
+ * many collectives each rank has written and read, and the data of the latest ones. */
 typedef struct CommScratch {
 	atomic_int joined, pid[MAX_RANKS];
 	atomic_ullong brought[MAX_RANKS], taken[MAX_RANKS];
@@ -80,7 +80,8 @@ typedef struct {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static CallGroup *groups;
-static __thread int depth; /* of ncclGroupStart: then joining does not wait for the others */
+/* nesting of ncclGroupStart; inside, joining does not wait for the others */
+static __thread int depth;
 
 static const char *const texts[] = {
 	"no error",       "unhandled cuda error", "unhandled system error",
@@ -115,12 +116,11 @@ API(int, ncclGetUniqueId, (Id * id))
 	snprintf(id->internal, sizeof id->internal, "/llmc-emu-nccl-%d-%u", (int)getpid(),
 	         __atomic_add_fetch(&counter, 1, __ATOMIC_RELAXED));
 	int fd = shm_open(id->internal, O_CREAT | O_EXCL | O_RDWR, 0600);
-	if (fd < 0 && errno == EEXIST) { /* left by a process of this number that was killed */
+	if (fd < 0 && errno == EEXIST) { /* left by a killed process with the same id */
 		shm_unlink(id->internal);
 		fd = shm_open(id->internal, O_CREAT | O_EXCL | O_RDWR, 0600);
 	}
-	if (fd < 0 ||
-	    ftruncate(fd, sizeof(CommScratch))) /* pages that nobody writes take no memory */
+	if (fd < 0 || ftruncate(fd, sizeof(CommScratch))) /* untouched pages take no memory */
 		return SYSTEM_ERROR;
 	close(fd);
 	return OK_;
@@ -149,7 +149,7 @@ room_of(const Id *id)
 	return p == MAP_FAILED ? NULL : p;
 }
 
-/* Have all ranks joined? Then it is known where they are. */
+/* Returns whether all ranks have joined, so that their locations are known. */
 static bool
 complete(CallGroup *g)
 {
@@ -205,7 +205,7 @@ API(int, ncclCommInitRank, (NcclComm * *out, int n, Id id, int rank))
 	return init(out, n, id, rank, true);
 }
 
-/* As far as it was in 2.14: what is behind `blocking` is left as it is here. */
+/* Fields of version 2.14; fields after `blocking` keep their defaults. */
 typedef struct {
 	size_t size;
 	unsigned magic, version;
@@ -225,20 +225,20 @@ API(int, ncclCommDestroy, (NcclComm * c))
 	if (!c)
 		return INVALID_ARGUMENT;
 	pthread_mutex_lock(&lock);
-	shm_unlink(c->group->id.internal); /* should not all have come */
+	shm_unlink(c->group->id.internal); /* in case not all ranks joined */
 	if (++c->group->n_left == c->group->n_joined)
 		for (CallGroup **g = &groups; *g; g = &(*g)->next)
 			if (*g == c->group) {
-				*g =
-				    c->group
-				        ->next; /* its memory stays: operations may still name it */
+				/* its memory is kept, because operations may still refer to
+				 * it */
+				*g = c->group->next;
 				break;
 			}
 	pthread_mutex_unlock(&lock);
 	free(c);
 	return OK_;
 }
-/* What waits in streams of any rank comes to its end, and does nothing. */
+/* Operations that wait in streams of any rank end without effect. */
 API(int, ncclCommAbort, (NcclComm * c))
 {
 	if (c)
@@ -272,7 +272,7 @@ elem(int type)
 	return type == F16 || type == BF16 ? 2 : type == F32 || type == I32 ? 4 : 0;
 }
 
-/* The calls of all ranks with the same number are one collective; the driver's lock is held. */
+/* Calls of all ranks with the same number are one collective. The driver's lock is held. */
 static void
 queued(void *blob, uint64_t seq)
 {
@@ -292,8 +292,8 @@ queued(void *blob, uint64_t seq)
 	m->n_queued++;
 }
 
-/* Between processes: this rank's part is brought when its turn has come, and there when all have
- * brought theirs. */
+/* Between processes: writes this rank's part when its turn has come; returns whether all ranks have
+ * written theirs. */
 static bool
 ready_apart(const GroupCall *c, const NcclRendezvous *m)
 {
@@ -351,7 +351,7 @@ as_float(const void *p, int type, size_t i)
 	uint16_t h = ((const uint16_t *)p)[i];
 	if (type == BF16) {
 		u = (uint32_t)h << 16;
-	} else { /* f16: the exponent is moved by a product, which is exact */
+	} else { /* f16: an exact multiplication shifts the exponent */
 		u = (uint32_t)(h & 0x7fff) << 13;
 		memcpy(&f, &u, 4);
 		f *= (h >> 10 & 31) == 31 ? __builtin_inff() : 0x1p112f;
@@ -392,8 +392,7 @@ put_float(void *p, int type, size_t i, float v)
 	}
 }
 
-/* What all ranks get, one behind the other for a gather; sums in the order of the ranks, in fp32.
- */
+/* Computes the result for all ranks: concatenated for a gather; sums in rank order, in fp32. */
 static void
 compute(NcclRendezvous *m, int n)
 {
@@ -433,7 +432,7 @@ run(void *blob)
 
 	if (g->aborted)
 		return;
-	if (g->apart) { /* gathers alone are asked for between processes */
+	if (g->apart) { /* between processes only gathers are supported */
 		for (int k = 0; k < g->n; k++)
 			memcpy((char *)c->recv + bytes * (size_t)k,
 			       g->room->part[c->number % ROOM_TURNS][k], bytes);

@@ -79,7 +79,7 @@ read_file(const char *path)
 	return t.p;
 }
 
-/* Folder of the library this function is in. */
+/* Folder of the library that contains this function */
 static const char *
 home(void)
 {
@@ -99,7 +99,7 @@ home(void)
 	return dir;
 }
 
-/* ---- which kernels are in there ---- */
+/* ---- search for kernels ---- */
 
 static bool
 word_at(const char *src, size_t i, const char *w)
@@ -110,7 +110,7 @@ word_at(const char *src, size_t i, const char *w)
 	       (!i || !(isalnum((unsigned char)src[i - 1]) || src[i - 1] == '_'));
 }
 
-/* The source with comments and strings blanked, so that only code is searched. */
+/* Returns the source with comments and strings blanked, so that only code is searched. */
 static char *
 blank(const char *src)
 {
@@ -155,8 +155,8 @@ skip_parens(const char *s, size_t i)
 	return i;
 }
 
-/* One line per `__global__ ... name(`; launch bounds are repeated, to be evaluated at the end of
- * the file. */
+/* Writes one line per `__global__ ... name(`. Launch bounds are repeated there, to be evaluated at
+ * the end of the file. */
 static void
 exports(TextBuf *t, const char *source)
 {
@@ -259,8 +259,8 @@ wide_vectors(void)
 
 enum { MAX_ARGS = 256 };
 
-/* Accumulators belong to the matrix instruction until it has been waited for, so locals are watched
- * as well. */
+/* Accumulators belong to the matrix instruction until it has been waited for, so locals are
+ * instrumented as well. */
 static void
 watch_locals(const char **a, int *n)
 {
@@ -276,35 +276,14 @@ static void
 arguments(const NvrtcSource *s, bool check, const char **a, int *n, const char *cxx, char arch[32])
 {
 	static const char *const common[] = {
-		"-x",
-		"c++",
-		"-std=c++17",
-		"-fdeclspec",
-		"-O1",
-		"-g1",
-		"-fPIC",
-		"-fno-exceptions",
-		"-fno-rtti",
-		"-fno-threadsafe-statics",
-		"-fno-stack-protector",
-		"-fno-strict-aliasing",
-		"-fwrapv",
-		"-ffp-contract=off",
-		"-fvisibility=hidden",
-		"-Wno-everything",
-		"-Werror=uninitialized",
-		"-fno-color-diagnostics",
-		"-fno-caret-diagnostics",
-		"-fno-math-errno",
-		"-fno-delete-null-pointer-checks",
-		"-DLLMC_EMU=1",
-		"-D__CUDACC_RTC__=1",
-		"-include",
-		"emu_device.h",
-		"-mllvm",
-		"-experimental-debug-variable-locations=0" /* lines are wanted, and finding
-		                                              variables takes a fifth of the time
-		                                            */
+		"-x", "c++", "-std=c++17", "-fdeclspec", "-O1", "-g1", "-fPIC", "-fno-exceptions",
+		"-fno-rtti", "-fno-threadsafe-statics", "-fno-stack-protector",
+		"-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-fvisibility=hidden",
+		"-Wno-everything", "-Werror=uninitialized", "-fno-color-diagnostics",
+		"-fno-caret-diagnostics", "-fno-math-errno", "-fno-delete-null-pointer-checks",
+		"-DLLMC_EMU=1", "-D__CUDACC_RTC__=1", "-include", "emu_device.h", "-mllvm",
+		/* a fifth of the compile time, and only lines are needed */
+		"-experimental-debug-variable-locations=0"
 	};
 	static const char *const checking[] = {
 		"-DLLMC_EMU_CHECK=1",
@@ -315,8 +294,7 @@ arguments(const NvrtcSource *s, bool check, const char **a, int *n, const char *
 		"-tsan-instrument-memintrinsics=1", "-mllvm", "-tsan-distinguish-volatile=1",
 		"-Xclang", "-fdump-record-layouts", "-mllvm",
 		"-tsan-instrument-read-before-write=1",
-		/* the hooks take most of what such a kernel takes to run, the compiler most of all
-		 */
+		/* compile time dominates in checking mode */
 		"-mllvm", "-regalloc=fast", "-mllvm", "-optimize-regalloc=0"
 	};
 
@@ -325,7 +303,7 @@ arguments(const NvrtcSource *s, bool check, const char **a, int *n, const char *
 	a[(*n)++] = cxx;
 	for (size_t i = 0; i < sizeof common / sizeof *common; i++)
 		a[(*n)++] = common[i];
-	if (level && *level && !check) /* the checking mode watches the same at every level */
+	if (level && *level && !check) /* checking mode instruments the same at every level */
 		a[(*n)++] = level;
 	for (size_t i = 0; check && i < sizeof checking / sizeof *checking; i++)
 		a[(*n)++] = checking[i];
@@ -340,8 +318,8 @@ arguments(const NvrtcSource *s, bool check, const char **a, int *n, const char *
 		a[(*n)++] = s->opt[i];
 }
 
-/* Headers that the text includes by name from the -I folders, and those that they include. System
- * headers are part of the compiler. */
+/* Adds headers that the source includes by name from the -I folders, and the ones that they
+ * include. System headers count as part of the compiler. */
 static void
 add_included(Sha256 *sum, const NvrtcSource *s, const char *text, TextBuf *seen)
 {
@@ -367,13 +345,14 @@ add_included(Sha256 *sum, const NvrtcSource *s, const char *text, TextBuf *seen)
 			free(found);
 		}
 	}
-	for (int i = 0; i < s->n_header; i++) /* given by the program, they may include too */
+	/* headers passed by the program may include others too */
+	for (int i = 0; i < s->n_header; i++)
 		if (text == s->source)
 			add_included(sum, s, s->header[i], seen);
 }
 
-/* Everything of the emulator that an object is made from, and the compiler: read once per process.
- */
+/* Hash of everything in the emulator that determines an object, and of the compiler; computed once
+ * per process. */
 static Sha256 common;
 static char common_of[1024];
 static pthread_mutex_t common_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -409,7 +388,7 @@ common_sum(const Cache *cache, const char *cxx)
 	return sum;
 }
 
-/* The key of an object, after the last of the arguments has been added. Folders are not part of it:
+/* Computes the key of an object after its last argument has been added. Folders are not part of it;
  * the contents of included files are. */
 static void
 key_of(const Cache *cache, const NvrtcSource *s, const char *cxx, bool check, const char **a,
@@ -437,8 +416,8 @@ key_of(const Cache *cache, const NvrtcSource *s, const char *cxx, bool check, co
 	sha256_hex(&sum, key);
 }
 
-/* Keep the record layouts of the source from a dump of clang, a fortieth of the text: the others
- * are of its intermediate form. */
+/* Keeps the record layouts of the source from clang's dump, a fortieth of the output; the rest
+ * concerns intermediate code. */
 static int
 write_layouts(const char *dir, const char *dump)
 {
@@ -460,7 +439,7 @@ write_layouts(const char *dir, const char *dump)
 	return rc;
 }
 
-/* Compile into dir/kernel.so; 0, or not. */
+/* Compiles to dir/kernel.so; returns 0 on success. */
 static int
 compile(const NvrtcSource *s, bool check, const char *dir, const char *cxx, const char **a, int n)
 {
@@ -500,8 +479,9 @@ compile(const NvrtcSource *s, bool check, const char *dir, const char *cxx, cons
 		rc = dump ? write_layouts(dir, dump) : -1;
 		free(dump);
 	}
-	if (!rc) { /* layouts are data between two symbols that are named for their file, so the
-		      linker works in its folder */
+	/* layouts are data between two symbols that are named after their file, so the linker runs
+	 * in its folder */
+	if (!rc) {
 		const char *l[] = { cxx,
 			            "-shared",
 			            "-nostdlib",
@@ -537,11 +517,11 @@ take(const Cache *cache, const char *key, Built *out)
 
 	llmc_status status = cache_find(cache, "emu", key, &out->entry, NULL, &err);
 	if (status == LLMC_E_CHECK)
-		build_warn_once(&warned, err.text, "it is built again");
+		build_warn_once(&warned, err.text, "the object is built again");
 	return status == LLMC_OK;
 }
 
-/* Into the cache; false: it takes no more */
+/* Stores the object in the cache; false: the cache accepts no more. */
 static bool
 keep(const Cache *cache, const char *key, const char *dir, Built *out)
 {
@@ -577,7 +557,7 @@ build_object(const NvrtcSource *s, bool check, Built *out, char **log)
 	cxx = cxx && *cxx ? cxx : "clang++";
 	*log = strdup("");
 	(void)cache_open(&cache, own && *own ? own : NULL,
-	                 &out->unkept); /* without it the object is of this process alone */
+	                 &out->unkept); /* without the cache, only this process uses the object */
 	arguments(s, check, a, &n, cxx, arch);
 	key_of(&cache, s, cxx, check, a, &n, key);
 	if (take(&cache, key, out)) {

@@ -1,5 +1,5 @@
-/* Stand-in for NVRTC: the same calls, options and kinds of answers; what it compiles to is an image
- * that only the emulator's driver loads. Compile errors land in the log with the program's name and
+/* Emulated NVRTC: the same calls, options and kinds of results. It compiles to an image that only
+ * the emulator's driver loads. Compile errors are written to the log with the program's name and
  * line. */
 #include "build.h"
 #include "../cuda_api.h"
@@ -26,7 +26,7 @@ static const int archs[N_ARCH] = {
 	75, 80, 86, 87, 89, 90, 100, 120, 103, 121
 }; /* the last two since 12.9 */
 
-/* As the driver: 13000 for 13.0. */
+/* Version number as in the driver: 13000 for 13.0 */
 static int
 version(void)
 {
@@ -149,7 +149,7 @@ refuse(struct nvrtc_program *p, const char *what, const char *opt)
 
 API(nvrtcResult, nvrtcCompileProgram, (nvrtcProgram p, int n, const char *const *opt))
 {
-	/* Options that change nothing here; a trailing = takes any value. */
+	/* Options without effect here; a trailing = accepts any value */
 	static const char *const ignored[] = { "--use_fast_math",
 		                               "-use_fast_math",
 		                               "--fmad=",

@@ -548,7 +548,7 @@ def test_boxes_of_tensors(n):
         (8, (2, 0), (0, 0), "multiple of 16 bytes"),
         (8, (-1, 0), (0, 0), "multiple of 16 bytes"),
         (8, (0, 0), (3, 0), "multiple of 16 bytes"),
-        (8, (0, 0), (0, -1), "none may be negative"),
+        (8, (0, 0), (0, -1), "must not be negative"),
         (6, (0, 0), (4, 0), "writes beyond"),
     ],
 )

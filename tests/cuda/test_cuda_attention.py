@@ -264,7 +264,7 @@ def test_decode_barriers(name, barrier, after):
     c = Case(**case)
     k = H.build("attention_decode_sm80", "sm_90a", c.params)
     k.text = plant(k.text, barrier + after, after)
-    with pytest.raises(H.Finding, match="not ordered|race|nothing wrote"):
+    with pytest.raises(H.Finding, match="not ordered|race|unwritten"):
         c.run(k, c.last(), mode="check", seed=2, sms=sms)
 
 

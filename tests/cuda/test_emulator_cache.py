@@ -93,7 +93,7 @@ def test_switched_off(load, tmp_path):
 def test_a_cache_that_takes_no_files_is_one_warning(load, tmp_path):
     (tmp_path / "cache").write_text("a file")
     assert load(1, 2) == [1, 2]
-    assert load.err.count("objects are not kept for the next time") == 1
+    assert load.err.count("objects are not cached") == 1
 
 
 def test_a_full_disk_is_one_warning(load, tmp_path):
@@ -106,7 +106,7 @@ def test_a_full_disk_is_one_warning(load, tmp_path):
     assert load(*range(6), cmd=disk, TMPDIR=str(tmp_path / "tmp")) == list(range(6))
     assert load.counted["hit"] >= 1 and load.counted["hit"] + load.counted["miss"] == 12
     assert (
-        load.err.count("No space left on device: objects are not kept for the next time")
+        load.err.count("No space left on device: objects are not cached")
         == 1
         == len(load.err.splitlines())
     ), load.err

@@ -54,7 +54,7 @@ static const struct {
 	[NO_RELEASE] = { "NO_RELEASE", "race: " },
 	[DEVICE_SCOPE] = { "DEVICE_SCOPE",
 	                   "an atomic without the system's scope on memory of another device" },
-	[DEVICE_WAIT] = { "DEVICE_WAIT", "race: an atomic and another one" },
+	[DEVICE_WAIT] = { "DEVICE_WAIT", "race: two atomics" },
 	[LAST_UNHEARD] = { "LAST_UNHEARD", "race: " },
 	[EARLY_READ] = { "EARLY_READ", "race: " },
 	[ONE_SLOT] = { "ONE_SLOT", "race: " },
