@@ -1,5 +1,5 @@
-/* For the tests of this room: the stand-ins through dlopen and dlsym, as a program would have them,
- * and small helpers. */
+/* Helpers for the emulator's tests. They use the emulated libraries through dlopen and dlsym, as a
+ * program would. */
 #ifndef TESTS_EMU_HOST_H
 #define TESTS_EMU_HOST_H
 
@@ -52,10 +52,10 @@ libs_open(void)
 	const char *dir = getenv("EMU_DIR");
 	char path[4096];
 
-	const char *
-	    cuda = getenv("EMU_CUDA"),
-	   *nvrtc =
-	       getenv("EMU_NVRTC"); /* the real libraries, to run what needs no emulator on a GPU */
+	const char *cuda = getenv("EMU_CUDA"),
+	           *nvrtc =
+	               /* the real libraries, to run on a GPU what does not need the emulator */
+	           getenv("EMU_NVRTC");
 	snprintf(path, sizeof path, "%s/libcuda.so.1", dir ? dir : "build/emu");
 	cuda_lib = dlopen(cuda ? cuda : path, RTLD_NOW | RTLD_LOCAL);
 	snprintf(path, sizeof path, "%s/libnvrtc.so.13", dir ? dir : "build/emu");
@@ -88,7 +88,7 @@ read_text(const char *path)
 	return s;
 }
 
-/* The image, or NULL with the log in *log. */
+/* Returns the image, or NULL with the log in *log. */
 static inline char *
 compile(const char *source, const char *name, const char *arch, const char *define, char **log)
 {
@@ -168,7 +168,7 @@ sync_all(void)
 
 enum { COOPERATIVE = 1, PDL = 2, CLUSTER2 = 4 };
 
-/* One parameter: a struct, or a pointer. */
+/* One parameter: a struct, or a pointer */
 static inline CUresult
 launch(CUfunction f, unsigned grid, unsigned block, unsigned dyn, CUstream s, int flags, void *arg)
 {

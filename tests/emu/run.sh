@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Tests of the emulator. Usage: tests/emu/run.sh [PART...], without parts all of them:
-#   fast check         right kernels in each mode, over three seeds (eight with LLMC_CHECK_ALL=1)
-#   bugs host peers    planted bugs of kernels, mistakes of programs, mistakes between devices: every one must be found
+# Tests of the emulator. Usage: tests/emu/run.sh [PART...]; without parts it runs all of them:
+#   fast check         correct kernels in each mode, with three seeds (eight with LLMC_CHECK_ALL=1)
+#   bugs host peers    planted bugs in kernels, programs, and between devices: all must be found
 set -u
 cd "$(dirname "$0")/../.." || exit
 BUILD=${BUILD:-build}

@@ -1,4 +1,4 @@
-/* Right kernels give right results, for several seeds and in both modes (LLMC_EMU_SEED,
+/* Correct kernels give correct results, with several seeds and in both modes (LLMC_EMU_SEED,
  * LLMC_EMU_MODE). */
 #include "host.h"
 
@@ -109,8 +109,8 @@ note(CUfunction f, Args a, int n, CUstream s)
 	return launch(f, 1, 32, 0, s, 0, &a);
 }
 
-/* Two kernels in each of two streams: within a stream they keep their order, between the streams
- * every order that the edges allow comes. */
+/* Two kernels in each of two streams: they keep their order within a stream; between streams every
+ * order that the edges allow occurs. */
 static void
 orders(CUfunction f, Args a)
 {
@@ -122,8 +122,7 @@ orders(CUfunction f, Args a)
 	OK(CU(cuEventCreate, CUevent *, unsigned)(&e, 2));
 	for (int round = 0; round < 64; round++) {
 		bool edge = round & 1;
-		OK(up(a.u, none,
-		      sizeof none)); /* which waits; a memset would be a third stream's */
+		OK(up(a.u, none, sizeof none)); /* up() waits; a memset would use a third stream */
 		OK(note(f, a, 0, s));
 		OK(CU(cuEventRecord, CUevent, CUstream)(e, s));
 		OK(note(f, a, 1, s));
@@ -137,7 +136,7 @@ orders(CUfunction f, Args a)
 		unsigned last = u[2] < u[4]; /* which stream ended first */
 		seen[edge] |= 1u << (4 * last + 2 * (u[1] < u[3]) + (u[2] < u[3] || u[4] < u[1]));
 	}
-	/* of six orders: with the edge three are left */
+	/* six orders exist, three with the edge */
 	CHECK(__builtin_popcount(seen[0]) >= 4);
 	CHECK(__builtin_popcount(seen[1]) >= 2);
 	OK(CU(cuStreamDestroy_v2, CUstream)(s));
@@ -145,7 +144,7 @@ orders(CUfunction f, Args a)
 	OK(CU(cuEventDestroy_v2, CUevent)(e));
 }
 
-/* An update changes what the executable graph does; one that is refused leaves it as it was. */
+/* An update changes the executable graph; a refused update leaves it unchanged. */
 static void
 updates(CUfunction f, Args a)
 {
@@ -195,7 +194,7 @@ updates(CUfunction f, Args a)
 		OK(CU(cuStreamSynchronize, CUstream)(s));
 	}
 	OK(down(u, a.u, sizeof u));
-	/* the graph as it was, by parameters, by an update, and the same once more */
+	/* the original graph, after parameters, after an update, and the same once more */
 	CHECK(u[0] == 4 && u[1] == 0 && u[3] == 1 && u[2] == 3 && u[7] == ~0u);
 	for (int i = 0; i < 3; i++)
 		OK(CU(cuGraphDestroy, CUgraph)(g[i]));
@@ -220,7 +219,7 @@ faults(Args a)
 	CHECK(CU(cuMemAlloc_v2, CUdeviceptr *, size_t)(&p, (size_t)1 << 40) ==
 	      CUDA_ERROR_OUT_OF_MEMORY);
 	CHECK(up(a.c, &f, (size_t)1 << 30) == CUDA_ERROR_INVALID_VALUE);
-	/* A lost device stays lost until the context is gone; a fresh one works. */
+	/* A lost device stays lost until the context is destroyed; a new context works. */
 	fail(NULL, 1, CUDA_ERROR_LAUNCH_FAILED);
 	CHECK(up(a.c, &f, 4) == CUDA_ERROR_LAUNCH_FAILED);
 	CHECK(up(a.c, &f, 4) == CUDA_ERROR_LAUNCH_FAILED);

@@ -1,5 +1,4 @@
-// Vector add, a reduction, collectives, matrix instructions, asynchronous copies: what a kernel may
-// use, used rightly.
+// Correct uses of vector add, a reduction, collectives, matrix instructions and asynchronous copies
 struct Args {
 	float *a, *b, *c;
 	int n;
@@ -20,7 +19,7 @@ add_many(const float *x, const float *y, float *z, int n, float scale)
 		z[i] = (x[i] + y[i]) * scale;
 }
 
-/* c[block] = sum; the last block to finish adds them up into c[gridDim.x]. */
+/* c[block] = sum; the last block to finish adds all sums into c[gridDim.x]. */
 extern "C" __global__ void
 sum(Args a)
 {
@@ -53,7 +52,7 @@ sum(Args a)
 	}
 }
 
-/* u[0..]: results of collectives by lane, each checked on the host. */
+/* u[0..]: results of collectives by lane, each checked on the host */
 extern "C" __global__ void
 warp(Args a)
 {
@@ -102,7 +101,7 @@ mma(Args a)
 	st_v2(&a.c[(g + 8) * 8 + 2 * q], make_uint2(__float_as_uint(d[2]), __float_as_uint(d[3])));
 }
 
-/* The same with int8, k = 32, fragments straight from memory: a.u holds A (16 x 32) then B^T (8 x
+/* The same with int8, k = 32, fragments loaded from memory: a.u holds A (16 x 32), then B^T (8 x
  * 32). */
 extern "C" __global__ void
 mma_int8(Args a)
@@ -118,7 +117,7 @@ mma_int8(Args a)
 		a.c[(g + 8 * (i >> 1)) * 8 + 2 * q + (i & 1)] = (float)d[i];
 }
 
-/* Warp 0 fills two stages by bulk copies, the others add them up: mbarriers in both directions. */
+/* Warp 0 fills two stages by bulk copies, the others add them: mbarriers in both directions. */
 extern "C" __global__ void
 ring(Args a)
 {
@@ -139,8 +138,8 @@ ring(Args a)
 			for (int i = 0; i < tiles; i++) {
 				int s = i & 1;
 				mbar_wait(&r.empty[s], (i / 2 & 1) ^ 1);
-				fence_proxy_async(); /* the copy overwrites what the other warps
-				                        have read */
+				/* the copy overwrites what the other warps have read */
+				fence_proxy_async();
 				mbar_arrive_expect(&r.full[s], 256);
 				bulk_load(r.stage[s], a.a + i * 64, 256, &r.full[s]);
 			}
@@ -157,7 +156,7 @@ ring(Args a)
 	}
 }
 
-/* Named barriers: half the block makes, half takes. */
+/* Named barriers: half of the block produces, half consumes. */
 extern "C" __global__ void
 halves(Args a)
 {
@@ -196,7 +195,7 @@ cluster(Args a)
 	cluster_sync();
 }
 
-/* Every block writes, all meet, every block reads its neighbour. */
+/* Every block writes, all synchronise, every block reads its neighbour. */
 extern "C" __global__ void
 grid(Args a)
 {
@@ -206,7 +205,7 @@ grid(Args a)
 	    a.b[((blockIdx.x + 1) % gridDim.x) * blockDim.x + threadIdx.x];
 }
 
-/* A flag from block to block, released and acquired. */
+/* A flag from block to block, with release and acquire */
 extern "C" __global__ void
 chain(Args a)
 {
@@ -222,7 +221,8 @@ chain(Args a)
 	}
 }
 
-/* One of a row of dependent kernels: weights before the wait, the predecessor's output after it. */
+/* One of a chain of dependent kernels: reads weights before the wait, the predecessor's output
+ * after it. */
 extern "C" __global__ void
 step(Args a)
 {
@@ -232,7 +232,7 @@ step(Args a)
 	a.c[threadIdx.x] += w;
 }
 
-/* u[1 + n] = how many came before. */
+/* u[1 + n] = number of earlier arrivals */
 extern "C" __global__ void
 note(Args a)
 {

@@ -1,6 +1,6 @@
-/* The proof that the emulator can fail: every planted bug is found in checking mode, with a message
- * that names kernel, block, thread and source line; every right twin passes in both modes with
- * several seeds. Each run is a process of its own. */
+/* Mutation test of the emulator: every planted bug is found in checking mode, with a message that
+ * names kernel, block, thread and source line; every correct twin passes in both modes with several
+ * seeds. Each run is a process of its own. */
 #include "host.h"
 
 typedef struct {
@@ -35,7 +35,7 @@ one(const Case *c, CUmodule m, Args *a, bool bug)
 	return r ? r : finish(a);
 }
 
-/* What the first launch leaves behind, the second one finds. */
+/* Runs the kernel twice; the second launch sees what the first left. */
 static CUresult
 again(const Case *c, CUmodule m, Args *a, bool bug)
 {
@@ -43,7 +43,7 @@ again(const Case *c, CUmodule m, Args *a, bool bug)
 	return r ? r : one(c, m, a, bug);
 }
 
-/* produce, then the kernel of the case, both with programmatic edges. */
+/* produce, then the kernel of the case, both with programmatic edges */
 static CUresult
 pair(const Case *c, CUmodule m, Args *a, bool bug)
 {
@@ -99,7 +99,7 @@ streams(const Case *c, CUmodule m, Args *a, bool bug)
 	return r ? r : finish(a);
 }
 
-/* A tensor map of c, 1024 floats in boxes of 128, lies in u. */
+/* u holds a tensor map of c: 1024 floats in boxes of 128. */
 static CUresult
 mapped(const Case *c, CUmodule m, Args *a, bool bug)
 {
@@ -115,7 +115,7 @@ mapped(const Case *c, CUmodule m, Args *a, bool bug)
 	return r ? r : one(c, m, a, bug);
 }
 
-/* Two users of one scratch buffer, in one stream or in two. */
+/* Two users of one scratch buffer, in one stream or in two */
 static CUresult
 shared_scratch(const Case *c, CUmodule m, Args *a, bool bug)
 {
@@ -184,7 +184,7 @@ synchronise(const Case *c, CUmodule m, Args *a, bool bug)
 		      CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 		CHECK(CU(cuStreamEndCapture, CUstream, CUgraph *)(s, &g) ==
 		      CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-		/* Work forked to another stream and never joined. */
+		/* Work is forked to another stream and never joined. */
 		OK(CU(cuStreamBeginCapture_v2, CUstream, int)(s, 0));
 		OK(CU(cuEventRecord, CUevent, CUstream)(e, s));
 		OK(CU(cuStreamWaitEvent, CUstream, CUevent, unsigned)(t, e, 0));
@@ -234,7 +234,7 @@ damaged(const Case *c, CUmodule m, Args *a, bool bug)
 	return CU(cuModuleLoadData, CUmodule *, const void *)(&m, image);
 }
 
-/* A sum that begins with whatever is in the register: refused when compiled. */
+/* A sum that starts with an uninitialised register does not compile. */
 static CUresult
 uninitialised(const Case *c, CUmodule m, Args *a, bool bug)
 {
@@ -446,7 +446,7 @@ static const Case cases[] = {
 };
 enum { N_CASES = sizeof cases / sizeof *cases };
 
-/* Without a wrong twin. */
+/* Cases without a wrong twin */
 static const Case right[] = {
 	{ R, "broadcast", one, 4, 128, 0, COOPERATIVE },
 	{ R, "fences", one, 2, 128, 0, COOPERATIVE },
@@ -467,8 +467,8 @@ static const Case right[] = {
 };
 enum { N_RIGHT = sizeof right / sizeof *right };
 
-/* A kernel's finding names kernel, block, thread and one of the lines that are marked with its
- * name. */
+/* Returns whether a kernel's finding names kernel, block, thread and one of the lines marked with
+ * its name. */
 static bool
 names_all(const Case *c, const char *text, const char *source)
 {
@@ -478,7 +478,7 @@ names_all(const Case *c, const char *text, const char *source)
 
 	if (!strstr(text, "kernel '") || !strstr(text, "block (") || !strstr(text, "thread ("))
 		return false;
-	/* who else, and in which line: kernels are of the same file */
+	/* the other access and its line; all kernels are in one file */
 	const char *other = strstr(text, "; the other: ");
 	snprintf(mark, sizeof mark, "), %s:", c->file);
 	snprintf(want, sizeof want, "copy, %s:", c->file);
@@ -530,8 +530,7 @@ child(const Case *c, bool bug, bool check, int seed)
 	}
 	OK(CU(cuModuleLoadData, CUmodule *, const void *)(&m, image));
 	a = (Args){ device(N * 4), device(N * 4), device(N * 4), 512, device(4096) };
-	if (c->run !=
-	    output) /* everything is written before, so that only the planted bug is one */
+	if (c->run != output) /* all memory is initialised, so that only the planted bug is found */
 		OK(up(a.b, data, sizeof data));
 	OK(up(a.a, data, sizeof data));
 	OK(up(a.c, data, sizeof data));
@@ -591,7 +590,7 @@ main(int argc, char **argv)
 			continue;
 		int seen = 0, missed = 0;
 		for (int s = 0; s < seeds; s++) {
-			missed += spawn(c, true, true, s) != 0; /* whatever the schedule */
+			missed += spawn(c, true, true, s) != 0; /* with any schedule */
 			if (s & 1)
 				continue;
 			bad += spawn(c, false, true, s) != 0;

@@ -1,6 +1,6 @@
-/* Mistakes of programs that use the driver, and right programs close to them: every mistake is
- * refused or found in checking mode with any seed, with the code and the words that it should have;
- * every right twin passes in both modes. Each run is a process of its own. */
+/* Mistakes in programs that use the driver, and similar correct programs. Every mistake is refused
+ * or found in checking mode with any seed, with the expected code and words; every correct twin
+ * passes in both modes. Each run is a process of its own. */
 #include "host.h"
 
 #include <pthread.h>
@@ -124,8 +124,7 @@ HOW(buffer_size)
 	                void **)(function(mod, "pair"), 1, 1, 1, 128, 1, 1, 0, s, NULL, extra);
 	return r ? r : SYNC(s);
 }
-/* Parameters are copied when the kernel is queued: what happens to them then is nobody's business.
- */
+/* Parameters are copied when the kernel is queued; later changes to them have no effect. */
 HOW(parameters_copied)
 {
 	Args *p = malloc(sizeof *p);
@@ -138,7 +137,7 @@ HOW(parameters_copied)
 	return r ? r : SYNC(s);
 }
 
-/* ---- handles that are gone ---- */
+/* ---- stale handles ---- */
 HOW(stream_gone)
 {
 	CUstream x = stream();
@@ -253,7 +252,7 @@ HOW(fill_beyond)
 {
 	CUresult r = FILL_ASYNC(A.b, 0, bug ? BYTES : N, s);
 	return r ? r : SYNC(s);
-} /* bytes for elements */
+} /* bytes instead of elements */
 HOW(register_twice)
 {
 	void *p = aligned_alloc(4096, 4096);
@@ -269,7 +268,7 @@ HOW(never_written)
 		OK(up(p, (float[64]){ 0 }, 256));
 	return down(x, p, 256);
 }
-/* The tail of an output is longer than what the kernel writes. */
+/* The output is longer than what the kernel writes. */
 HOW(tail_unwritten)
 {
 	static float x[N];
@@ -287,7 +286,7 @@ HOW(freed_in_graph)
 	CUresult r = REPLAY(e, s);
 	return r ? r : SYNC(s);
 }
-/* Freeing device memory waits for what is queued, by CUDA's promise. */
+/* Freeing device memory waits for queued work, as CUDA guarantees. */
 HOW(free_waits)
 {
 	OK(RUN("use", s));
@@ -308,9 +307,9 @@ HOW(old_context)
 }
 
 /* ---- pinned memory and the host ---- */
-/* A step's result is read when its event has come; the next step, queued already, writes the same
- * bytes. No hook sees the host read: what is queued behind runs now and then before a wait returns,
- * so that the wrong value is there to be seen. */
+/* A step's result is read after its event; the next step, queued already, writes the same bytes. No
+ * hook sees the host's read. Work queued later sometimes runs before a wait returns, so that the
+ * host may see the wrong value. */
 HOW(result_again)
 {
 	float *p = pinned(2 * 512);
@@ -330,7 +329,7 @@ HOW(result_again)
 	}
 	return 0;
 }
-/* The staging buffer of the weights is filled again before the copy from it is over. */
+/* The staging buffer of the weights is refilled before the copy from it has finished. */
 HOW(staging)
 {
 	float *p = pinned(BYTES);
@@ -347,7 +346,7 @@ HOW(staging)
 	}
 	return SYNC(s);
 }
-/* Two buffers in turn: each has its own event. */
+/* Two buffers in turn, each with its own event */
 HOW(staging_two)
 {
 	float *p[2] = { pinned(BYTES), pinned(BYTES) };
@@ -362,7 +361,7 @@ HOW(staging_two)
 		if (r)
 			return r;
 		OK(RECORD(e[k], s));
-		if (bug && i == 3) /* the wrong one of two was waited for, all along */
+		if (bug && i == 3) /* waits for the wrong one of the two */
 			break;
 	}
 	if (bug) {
@@ -380,8 +379,7 @@ HOW(step_state)
 	OK(RUN("make", s));
 	OK(END(s, g));
 	CUgraphExec e = instantiate(g);
-	for (int i = 0; i < 3;
-	     i++) { /* what the next step reads is written while this one is under way */
+	for (int i = 0; i < 3; i++) { /* input of the next step, written while this step runs */
 		for (int k = 0; k < 128; k++)
 			p[k] = (float)i;
 		CUresult r = REPLAY(e, s);
@@ -392,8 +390,8 @@ HOW(step_state)
 	}
 	return SYNC(s);
 }
-/* A page of host memory goes up; before anybody has waited, another one comes down into its place.
- */
+/* A page of host memory is copied to the device; before the host has waited, another one is copied
+ * back to the same address. */
 HOW(page_again)
 {
 	float *p = pinned(512);
@@ -404,7 +402,7 @@ HOW(page_again)
 			return r;
 		if (bug && i == 0)
 			p[5] = 7;
-		r = RUN("make", s); /* says it too */
+		r = RUN("make", s); /* the same check */
 		if (!r)
 			r = DOWN_ASYNC(p, A.b, 512, s);
 		if (r)
@@ -422,7 +420,7 @@ HOW(pinned_freed)
 		OK(SYNC(s));
 	return unpin(p);
 }
-/* The result is read before anybody waited: it is not there, whatever ran already. */
+/* The result is read without a wait: it must not be visible, whatever has run already. */
 HOW(read_early)
 {
 	float *p = pinned(512);
@@ -448,12 +446,12 @@ HOW(query_ignored)
 	CUresult q = CUDA_ERROR_NOT_READY;
 	for (int i = 0; bug ? i < 1 : q == CUDA_ERROR_NOT_READY; i++)
 		q = CU(cuEventQuery, CUevent)(e);
-	if (bug) /* either not ready, or it is there */
+	if (bug) /* either not ready, or complete */
 		return q ? q : p[0] == 1 ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 	CHECK(p[0] == 1);
 	return q;
 }
-/* On the device's side the copy is there for who comes behind it. */
+/* On the device, later operations see the copy. */
 HOW(pinned_chain)
 {
 	float *p = pinned(512), out[128];
@@ -470,8 +468,8 @@ relays(void *p)
 	for (int k = 0; k < 128; k++)
 		((float *)p)[128 + k] += ((float *)p)[k] + 1;
 }
-/* A function of the host makes of what came down what goes up; the program keeps away from it
- * meanwhile. */
+/* A host function computes the input of an upload from a download; the program does not touch
+ * either meanwhile. */
 HOW(host_relay)
 {
 	float *p = pinned(1024), out[128];
@@ -541,7 +539,7 @@ HOW(event_early)
 	CUresult r = RUN("use", t);
 	return r ? r : sync_all();
 }
-/* Two streams read, a third one's fill has waited for one of them only. */
+/* Two streams read; a fill in a third stream has waited for one of them only. */
 HOW(readers_two)
 {
 	EVENT(e);
@@ -557,7 +555,7 @@ HOW(readers_two)
 	CUresult r = FILL_ASYNC(A.b, 0, 128, u);
 	return r ? r : sync_all();
 }
-/* The same with a copy to the host as one of the readers. */
+/* The same with a copy to the host as one of the readers */
 HOW(readers_copy)
 {
 	float *p = pinned(512);
@@ -579,9 +577,9 @@ HOW(wrong_stream)
 	CUresult r = down(x, A.b, 512);
 	return r ? r : sync_all();
 }
-/* Pages of a KV cache on a stream of copies (t), next to steps (s): to the host before the step
+/* Pages of a KV cache on a copy stream (t), concurrent with steps (s): to the host before the step
  * that writes them has ended, back for a step that does not wait, and back into a page that an
- * earlier step still reads */
+ * earlier step still reads. */
 HOW(page_out)
 {
 	float *p = pinned(512);
@@ -620,7 +618,8 @@ HOW(page_taken)
 	CUresult r = UP_ASYNC(A.b, p, 512, t);
 	return r ? r : sync_all();
 }
-/* A synchronous copy is in the null stream, which a non-blocking stream knows nothing of. */
+/* A synchronous copy is in the null stream, with which a non-blocking stream does not
+ * synchronise. */
 HOW(null_copy)
 {
 	static float x[128];
@@ -641,7 +640,7 @@ HOW(graphs_share)
 HOW(graph_twice)
 {
 	CUgraphExec e =
-	    captured("make"); /* one executable graph never overlaps itself, whatever the streams */
+	    captured("make"); /* launches of one executable graph never overlap, in any streams */
 	CUresult r = REPLAY(e, s);
 	if (!r)
 		r = REPLAY(e, t);
@@ -656,7 +655,7 @@ HOW(graph_and_upload)
 	memset(p, 0, 512);
 	CUresult r = REPLAY(e, s);
 	if (!r)
-		r = UP_ASYNC(A.a, p, 512, bug ? t : s); /* the next step's input */
+		r = UP_ASYNC(A.a, p, 512, bug ? t : s); /* input of the next step */
 	return r ? r : sync_all();
 }
 
@@ -807,7 +806,7 @@ tensor_map(size_t stride, unsigned box, size_t off)
 HOW(map_stride)
 {
 	return tensor_map(bug ? 60 * 4 + 8 : 60 * 4, 32, 0);
-} /* rows of no multiple of 16 bytes */
+} /* rows that are not a multiple of 16 bytes */
 HOW(map_box)
 {
 	return tensor_map(240, bug ? 257 : 256, 0);
@@ -815,9 +814,9 @@ HOW(map_box)
 HOW(map_place)
 {
 	return tensor_map(240, 32, bug ? 64 : 0);
-} /* as newer headers declare it: multiples of 128 */
+} /* alignment as declared by newer headers: multiples of 128 */
 
-/* A row: the mistake's code, and what its message says, NULL: the code is all that there is. */
+/* Per row: error code of the mistake, and a part of the message; NULL: only the code is checked. */
 static const struct {
 	const char *name;
 	CUresult (*run)(bool bug);
@@ -918,7 +917,7 @@ child(int i, bool bug, bool check, int seed)
 	t = stream();
 	CUresult r = cases[i].run(bug);
 	if (bug && !check && !cases[i].fast)
-		return 0; /* a matter of luck there */
+		return 0; /* depends on the schedule there */
 	bool right =
 	    bug ? r == cases[i].code && (!cases[i].words || strstr(report(), cases[i].words)) : !r;
 	if (right && !failures)

@@ -1,7 +1,7 @@
-/* Devices that write to each other's memory, a thread of the program each: a right sum over them is
- * silent and has the same bits with every seed; each planted mistake is found in checking mode, or
- * shows in the bits. So with a sum in one step and in two, and with the kernels that ranks run.
- * Each run is a process of its own. */
+/* Devices that write to each other's memory, with one thread of the program per device. A correct
+ * all-reduce has no finding and is bit-identical with every seed. Each planted mistake is found in
+ * checking mode, or changes the bits. Covers one-shot and two-shot all-reduce and the kernels that
+ * ranks run. Each run is a process of its own. */
 #include "host.h"
 
 #include "templates/cuda/comm/comm.h"
@@ -41,7 +41,7 @@ typedef struct {
 	CUdeviceptr x, y;
 } Args;
 
-/* what the finding says; "": it shows in the sums alone */
+/* part of the finding; "": only the sums are wrong */
 static const struct {
 	const char *name, *want;
 	int two;
@@ -61,7 +61,7 @@ static const struct {
 	[SKIPPED] = { "SKIPPED", "nothing is queued on device 1" },
 	[DISAGREES] = { "DISAGREES", "race: " },
 	[NO_ACCESS] = { "NO_ACCESS", "without peer access" },
-	/* in two steps: which of the mistakes above */
+	/* two-shot: one of the mistakes above */
 	[TWO] = { "TWO", NULL, RIGHT },
 	[TWO_STALE_FLAG] = { "TWO_STALE_FLAG", "race: ", STALE_FLAG },
 	[TWO_NO_RELEASE] = { "TWO_NO_RELEASE", "race: ", NO_RELEASE },
@@ -115,8 +115,8 @@ run(void *arg)
 	Args a = { .rank = me->number, .ranks = ranks, .y = me->y };
 	for (int k = 0; k < ranks; k++)
 		a.flag[k] = rank[k].flag, a.slot[k] = rank[k].slot;
-	/* two pieces a launch: what a kernel has heard of one that still runs the next one relies
-	 * on */
+	/* two chunks per launch: the next launch relies on what a kernel acquired from one that is
+	 * still running */
 	const int pieces = me->kind == LONG || me->kind == LAST_UNHEARD || me->kind == TWO ? 2 : 1;
 	for (int r = 0; r < ROUNDS && !me->r; r += pieces) {
 		a.round = (unsigned)r + 1;
@@ -130,15 +130,17 @@ run(void *arg)
 			continue;
 		me->r = launch(f, 1, N, 0, s, 0, &a);
 	}
-	if (me->kind != LATE) /* all have queued what they will before anyone waits: a wait that
-	                         ends is not one for a slow thread */
+	/* all threads have queued their work before any waits, so that a wait that ends is not due
+	 * to a slow thread */
+	if (me->kind != LATE)
 		pthread_barrier_wait(&all);
 	if (!me->r)
 		me->r = CU(cuStreamSynchronize, CUstream)(s);
 	return NULL;
 }
 
-/* ---- the kernels that ranks run, by turns in one step and in two: what a loop over the ranks adds up ---- */
+/* ---- kernels of ranks, alternating one-shot and two-shot; expected values come from a loop over
+ * the ranks ---- */
 
 enum { WIDTH = 577, LARGE = 401, RUNS = 6 };
 
@@ -195,7 +197,7 @@ run_kernels(void *arg)
 	pthread_barrier_wait(&all);
 	for (int run = 0; run < RUNS; run++) {
 		const int of =
-		    run == 2 || run == 3 ? large : 1 + run; /* either way has the large one */
+		    run == 2 || run == 3 ? large : 1 + run; /* both algorithms get the large one */
 		const long long count = (long long)of * WIDTH;
 		OK(up(rows, &of, sizeof of));
 		llmc_collective c = {
@@ -230,14 +232,14 @@ run_kernels(void *arg)
 				me->r = 1;
 			}
 		}
-		pthread_barrier_wait(&all); /* the sizes of all change together */
+		pthread_barrier_wait(&all); /* all ranks change their sizes together */
 	}
 	free(x);
 	free(y);
 	return NULL;
 }
 
-/* Exit code: 0 as it should be, 1 not, 2 (ARRIVAL_ORDER) other bits. */
+/* Exit code: 0 as expected, 1 not, 2 (ARRIVAL_ORDER) other bits */
 static int
 child(int kind, int seed, bool check, float *want)
 {
@@ -249,7 +251,7 @@ child(int kind, int seed, bool check, float *want)
 	snprintf(text, sizeof text, "%d", ranks);
 	setenv("LLMC_EMU_DEVICES", text, 1);
 	setenv("LLMC_EMU_QUIET", "1", 1);
-	if (kind == SKIPPED) /* in which case nothing comes, however long one waits */
+	if (kind == SKIPPED) /* here the wait never ends, however long */
 		setenv("LLMC_EMU_PATIENCE", "200", 1);
 	libs_open();
 	OK(CU(cuInit, unsigned)(0));
@@ -263,8 +265,8 @@ child(int kind, int seed, bool check, float *want)
 	for (int k = 0; k < ranks; k++)
 		pthread_join(rank[k].thread, NULL);
 	bool found = kinds[kind].want && *kinds[kind].want && strstr(report(), kinds[kind].want);
-	/* A device that heard the next round already while it waited for this one is in order with
-	 * all that was read: then only its sums show that it left one out. */
+	/* A device that has seen the next round's flag while it waited for this one is ordered
+	 * after everything that was read. Then only the sums show that it skipped a rank. */
 	if (kind == DISAGREES && !found && !*report()) {
 		float y[N];
 		OK(CU(cuCtxSetCurrent, CUcontext)(rank[0].ctx));

@@ -1,7 +1,6 @@
-/* Tiles of tensor maps, warpgroup matrix instructions, bulk stores (t_sm90.cu), and the libraries
- * that stand in for NVIDIA's. With EMU_CUDA=libcuda.so.1 EMU_NVRTC=libnvrtc.so.13 the kernels run
- * on the machine's own GPU (sm_90a): then this says whether the emulator's layouts are those of the
- * hardware. */
+/* Tiles of tensor maps, warpgroup matrix instructions, bulk stores (t_sm90.cu), and the emulated
+ * libraries of NVIDIA. With EMU_CUDA=libcuda.so.1 EMU_NVRTC=libnvrtc.so.13 the kernels run on a
+ * real GPU (sm_90a), which checks the emulator's layouts against the hardware. */
 #include "host.h"
 
 #include <pthread.h>
@@ -123,8 +122,8 @@ library(const char *name)
 }
 #define LIB(lib, name, ...) (((int (*)(__VA_ARGS__))sym(lib, #name)))
 
-/* y [n][rows] = x [n][cols] w [rows][cols]^T + bias + y, as row-major memory, directly and by a
- * graph. */
+/* y [n][rows] = x [n][cols] w [rows][cols]^T + bias + y, in row-major memory, directly and in a
+ * graph */
 static void
 matmul(Args *p)
 {
@@ -197,7 +196,7 @@ matmul(Args *p)
 	OK(LIB(lib, cublasLtDestroy, void *)(lt));
 }
 
-/* Three ranks in one thread; work before and after in each stream. */
+/* Three ranks in one thread, with work before and after in each stream */
 static void
 ranks(void)
 {
@@ -251,8 +250,7 @@ typedef struct {
 	float got;
 } Rank;
 
-/* A rank with a thread of its own, which waits for its stream while the other has not called yet.
- */
+/* A rank with its own thread, which waits for its stream before the other rank has called */
 static void *
 rank_thread(void *arg)
 {

@@ -1,5 +1,5 @@
-/* Right kernels with tiles of tensor maps, warpgroup matrix instructions, bulk stores and arrivals
- * of copies. */
+/* Correct kernels with tiles of tensor maps, warpgroup matrix instructions, bulk stores and
+ * arrivals of copies */
 #include "cuda/ptx/wgmma.h"
 
 struct alignas(128) Args {
@@ -10,8 +10,8 @@ struct alignas(128) Args {
 	int n;
 };
 
-/* c [64][128] = a [64][64 k] b [128][64 k]^T, both by tiles with a swizzle of S bytes, S/2 values
- * of K each. */
+/* c [64][128] = a [64][64 k] b [128][64 k]^T, both as tiles with a swizzle of S bytes and S/2
+ * values of K each */
 template <int S> __device__ void
 tiles(const Args &p)
 {
@@ -79,7 +79,7 @@ rows(const Args &p)
 		int k = i / 64, n = i % 64, at;
 		if (SWIZZLE)
 			at = (k / 8) * 512 + (k % 8) * 64 + ((n / 8) ^ (k % 8)) * 8 + n % 8;
-		else /* eight by eight, those of one k eight behind each other */
+		else /* 8 x 8 blocks; those of one k are contiguous */
 			at = ((k / 8) * 8 + n / 8) * 64 + (k % 8) * 8 + n % 8;
 		s.b[at] = p.a[64 * 32 + i];
 	}
@@ -117,9 +117,9 @@ extern "C" __global__ void __launch_bounds__(128) rows0(const __grid_constant__ 
 	rows<0>(p);
 }
 
-/* Producers by cp.async whose landing arrives at the barrier; K contiguous without swizzle: eight
- * rows of 16 bytes. f16, two warpgroups, the second one multiplies. Results leave by a bulk store.
- */
+/* Producers use cp.async whose completion arrives at the barrier. K is contiguous without swizzle:
+ * groups of eight rows of 16 bytes. f16, two warpgroups, the second one multiplies. Results are
+ * stored by a bulk store. */
 extern "C" __global__ void __launch_bounds__(256) roles(const __grid_constant__ Args p)
 {
 	struct alignas(1024) S_ {
@@ -173,7 +173,8 @@ extern "C" __global__ void __launch_bounds__(256) roles(const __grid_constant__ 
 	}
 }
 
-/* A tile of 3 dimensions that sticks out on two sides goes to another map's place. */
+/* A 3-dimensional box that extends beyond the tensor on two sides is copied to another map's
+ * tensor. */
 extern "C" __global__ void __launch_bounds__(32) boxes(const __grid_constant__ Args p)
 {
 	struct alignas(128) S_ {

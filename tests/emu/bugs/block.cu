@@ -1,4 +1,5 @@
-// Planted bugs within a block. BUG 1 has them, BUG 0 is the right twin. A line that a message may name ends with // and the kernel's name.
+// Planted bugs within a block. BUG 1 has them, BUG 0 is the correct twin. A line that a finding may
+// name is marked with // and the kernel's name.
 struct Args { float *a, *b, *c; int n; unsigned *u; };
 
 extern "C" __global__ void
@@ -30,7 +31,7 @@ divergent_places(Args a)
 	a.c[threadIdx.x] = 1;
 }
 
-/* The barrier at the loop's end protects nothing but the reuse of s. */
+/* The barrier at the end of the loop only protects the reuse of s. */
 extern "C" __global__ void
 reuse_barrier(Args a)
 {
@@ -47,7 +48,7 @@ reuse_barrier(Args a)
 	a.c[threadIdx.x] = v;
 }
 
-/* Lanes read what other lanes of their warp wrote: shuffles order nothing. */
+/* Lanes read what other lanes of their warp wrote: shuffles do not order memory. */
 extern "C" __global__ void
 missing_syncwarp(Args a)
 {

@@ -1,7 +1,7 @@
-// Planted bugs between blocks, clusters and kernels.
+// Planted bugs between blocks, clusters and kernels
 struct Args { float *a, *b, *c; int n; unsigned *u; };
 
-/* Attention over splits of the sequence: the block that combines them reads what the others have not finished. */
+/* Split-KV attention: the combining block reads parts that the others have not finished. */
 extern "C" __global__ void
 combine_early(Args a)
 {
@@ -25,7 +25,7 @@ combine_early(Args a)
 	}
 }
 
-/* The last block: thread 0 counts before the block has written. */
+/* Last block to arrive: thread 0 increments the counter before the block has written. */
 extern "C" __global__ void
 count_early(Args a)
 {
@@ -45,7 +45,7 @@ count_early(Args a)
 	}
 }
 
-/* The counter's atomic releases only to the block. */
+/* The counter's atomic has block scope only. */
 extern "C" __global__ void
 count_scope(Args a)
 {
@@ -64,7 +64,7 @@ count_scope(Args a)
 	}
 }
 
-/* Only a number is passed on, by atomics of a scope that does not hold both blocks. */
+/* Only a number is passed on, by atomics whose scope does not contain both blocks. */
 extern "C" __global__ void
 atomic_scope(Args a)
 {
@@ -76,7 +76,7 @@ atomic_scope(Args a)
 	}
 }
 
-/* The flag is read relaxed, then plain data. */
+/* The flag is read with a relaxed load, then plain data is read. */
 extern "C" __global__ void
 relaxed_flag(Args a)
 {
@@ -96,7 +96,7 @@ relaxed_flag(Args a)
 	}
 }
 
-/* One thread waits for the flag, the others read without a barrier behind it. */
+/* One thread waits for the flag, the others read without a barrier after that. */
 extern "C" __global__ void
 flag_others(Args a)
 {
@@ -115,7 +115,7 @@ flag_others(Args a)
 	}
 }
 
-/* The flag is a plain store behind a fence. */
+/* The flag is a plain store after a fence. */
 extern "C" __global__ void
 plain_flag(Args a)
 {
@@ -135,7 +135,7 @@ plain_flag(Args a)
 	}
 }
 
-/* A lock that is given back without a fence. */
+/* A lock is released without a fence. */
 extern "C" __global__ void
 unlock(Args a)
 {
@@ -150,7 +150,7 @@ unlock(Args a)
 	atomicExch(a.u, 0u);
 }
 
-/* Tiles of two blocks overlap by a row. */
+/* Tiles of two blocks overlap by one row. */
 extern "C" __global__ void
 tiles_overlap(Args a)
 {
@@ -182,7 +182,7 @@ grid_plain(Args a)
 	a.c[blockIdx.x * 128 + threadIdx.x] = 1;
 }
 
-/* A pointer to shared memory, left for another block. */
+/* A pointer to shared memory is passed to another block. */
 extern "C" __global__ void
 shared_pointer(Args a)
 {
@@ -200,7 +200,7 @@ shared_pointer(Args a)
 
 /* ---- clusters ---- */
 
-/* The neighbour's shared memory, before it can be there. */
+/* Accesses the neighbour's shared memory before the neighbour has started. */
 extern "C" __global__ void
 peer_early(Args a)
 {
@@ -213,7 +213,7 @@ peer_early(Args a)
 	a.c[blockIdx.x * 128 + threadIdx.x] = s.x[threadIdx.x];
 }
 
-/* A block leaves while its neighbour may still write to it: no barrier behind the last access. */
+/* A block exits while its neighbour may still write to it: no barrier after the last access. */
 extern "C" __global__ void
 peer_leave(Args a)
 {
@@ -252,7 +252,7 @@ peer_range(Args a)
 	cluster_sync();
 }
 
-/* Arrived, not waited. */
+/* Arrives without waiting. */
 extern "C" __global__ void
 peer_no_wait(Args a)
 {
@@ -276,7 +276,7 @@ peer_half(Args a)
 	a.c[blockIdx.x * 128 + threadIdx.x] = 1;
 }
 
-/* A release with the cluster's scope, to a block of another cluster. */
+/* A release with cluster scope, to a block of another cluster */
 extern "C" __global__ void
 scope_cluster(Args a)
 {
@@ -295,7 +295,7 @@ scope_cluster(Args a)
 	}
 }
 
-/* ---- dependent kernels: produce first, then the one of the case ---- */
+/* ---- dependent kernels: produce runs first, then the kernel of the case ---- */
 
 extern "C" __global__ void
 produce(Args a)
@@ -305,7 +305,7 @@ produce(Args a)
 	a.b[threadIdx.x] = a.a[threadIdx.x] + 1; // depend_copy depend_branch depend_atomic depend_store
 }
 
-/* The copy of the predecessor's output is issued before the wait. */
+/* A copy of the predecessor's output is issued before the wait. */
 extern "C" __global__ void
 depend_copy(Args a)
 {
@@ -331,7 +331,7 @@ depend_branch(Args a)
 	a.b[threadIdx.x] = 0; // depend_branch
 }
 
-/* The counter that the predecessor also uses. */
+/* A counter that the predecessor also uses */
 extern "C" __global__ void
 depend_store(Args a)
 {
@@ -343,7 +343,7 @@ depend_store(Args a)
 		a.b[threadIdx.x] = v;
 }
 
-/* A row's owner writes its norm for the others, in one launch: the blocks behind read it at once. */
+/* The first block writes a norm for the others within one launch; later blocks read it at once. */
 extern "C" __global__ void
 norm_for_all(Args a)
 {
@@ -353,7 +353,7 @@ norm_for_all(Args a)
 		a.c[blockIdx.x * 128 + threadIdx.x] = BUG || threadIdx.x == 0 ? a.b[0] : 0; // norm_for_all
 }
 
-/* The cache's new row is appended by one block and read by all of them. */
+/* One block appends the cache's new row, and all blocks read it. */
 extern "C" __global__ void
 append_and_read(Args a)
 {

@@ -1,4 +1,5 @@
-// Planted bugs of two blocks that feed each other: a ring of two stages, each block brings half of a stage and multicasts it to both.
+// Planted bugs in two blocks that feed each other: a ring of two stages, each block loads half of a
+// stage and multicasts it to both.
 struct Args { float *a, *b, *c; int n; unsigned *u; };
 struct alignas(128) Ring { float x[2][128]; mbar_t full[2], empty[2]; };
 enum { STEPS = 6, INIT = 1, LEAVE, OWN, MASK, BEYOND, BYTES, LATE };

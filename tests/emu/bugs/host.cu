@@ -1,4 +1,4 @@
-// Kernels for the programs of t_host.c.
+// Kernels for the programs in t_host.c
 struct Args { float *a, *b, *c; int n; unsigned *u; };
 
 extern "C" __global__ void __launch_bounds__(256)

@@ -1,4 +1,4 @@
-// Planted bugs of addresses and of memory that nobody wrote.
+// Planted bugs in addresses and uninitialised memory
 struct Args { float *a, *b, *c; int n; unsigned *u; };
 
 extern "C" __global__ void
@@ -110,7 +110,7 @@ after_free(Args a)
 	a.c[threadIdx.x] = 1; // after_free
 }
 
-/* A vector through a plain pointer: one instruction on a device, several on the host. */
+/* A vector through a plain pointer: one instruction on a device, several on the host */
 extern "C" __global__ void
 misaligned_plain(Args a)
 {

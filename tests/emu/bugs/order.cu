@@ -1,4 +1,4 @@
-// Planted bugs of asynchronous copies, dependent launches and order between blocks.
+// Planted bugs in asynchronous copies, dependent launches and order between blocks
 struct Args { float *a, *b, *c; int n; unsigned *u; };
 
 extern "C" __global__ void
@@ -30,7 +30,8 @@ one_warp_waits(Args a)
 	a.c[threadIdx.x] = s.x[511 - threadIdx.x]; // one_warp_waits
 }
 
-/* Two stages: the tail barrier keeps a fast warp from filling what a slow one still reads. */
+/* Two stages: the barrier at the end keeps a fast warp from filling the stage that a slow one still
+ * reads. */
 extern "C" __global__ void
 ring_tail(Args a)
 {
@@ -52,7 +53,7 @@ ring_tail(Args a)
 	a.c[threadIdx.x] = v;
 }
 
-/* Writers b: the next kernel reads b. */
+/* Writes b, which the next kernel reads. */
 extern "C" __global__ void
 produce(Args a)
 {
@@ -77,7 +78,7 @@ warp_wait(Args a)
 	a.c[threadIdx.x] = a.b[threadIdx.x]; // warp_wait
 }
 
-/* a.a is read by the predecessor. */
+/* The predecessor reads a.a. */
 extern "C" __global__ void
 early_write(Args a)
 {
@@ -88,7 +89,8 @@ early_write(Args a)
 		griddep_wait();
 }
 
-/* Between produce and early_read: who waits before letting dependents start hands on what it waited for. */
+/* Runs between produce and early_read. A kernel that waits before it triggers its dependents orders
+ * them after its own predecessors. */
 extern "C" __global__ void
 hold(Args a)
 {
@@ -107,7 +109,8 @@ early_read(Args a)
 	griddep_wait();
 }
 
-/* Scratch b, whose user two steps back may still be running: this step waits, but the one before it did not. */
+/* Scratch b is still used by the kernel before the predecessor: this kernel waits, but the
+ * predecessor did not. */
 extern "C" __global__ void
 between(Args a)
 {
@@ -174,7 +177,7 @@ flag_scope(Args a)
 	}
 }
 
-/* The last block adds up what the others wrote; without the fence nothing says that it sees it. */
+/* The last block adds what the others wrote; without the fence it may not see it. */
 extern "C" __global__ void
 last_block(Args a)
 {
@@ -206,7 +209,7 @@ grid_race(Args a)
 	a.c[blockIdx.x * blockDim.x + threadIdx.x] = a.b[((blockIdx.x + 1) % gridDim.x) * blockDim.x + threadIdx.x]; // grid_race
 }
 
-/* A block leaves while its neighbour still reads its shared memory. */
+/* A block exits while its neighbour still reads its shared memory. */
 extern "C" __global__ void
 cluster_exit(Args a)
 {

@@ -1,4 +1,5 @@
-// A sum over devices by flags and slots in each other's memory, right (BUG 0) and with one mistake each.
+// An all-reduce over devices by flags and slots in each other's memory: correct (BUG 0), and with
+// one mistake each.
 enum { RANKS = 8, N = 256 };
 enum { RIGHT, STALE_FLAG, NO_RELEASE, DEVICE_SCOPE, ARRIVAL_ORDER, EARLY_READ, ONE_SLOT, DEVICE_WAIT, LONG, LAST_UNHEARD };
 struct Args { int rank, ranks; unsigned round; unsigned pieces; unsigned *flag[RANKS]; float *slot[RANKS]; float *x, *y; };
@@ -53,7 +54,7 @@ hear(const Args &a, S &s, unsigned number)
 	__syncthreads();
 }
 
-/* One round: x goes to all, and what has come is added to y. */
+/* One round: sends x to all ranks and adds what has arrived to y. */
 static __device__ void
 piece(const Args &a, S &s, unsigned round, const float *x, bool last)
 {
@@ -63,7 +64,7 @@ piece(const Args &a, S &s, unsigned round, const float *x, bool last)
 	for (int k = 0; k < a.ranks; k++)
 		slot_of(a, round, k, a.rank)[t] = x[t]; // ONE_SLOT LAST_UNHEARD
 	tell(a, s, number);
-	if (BUG == LAST_UNHEARD && last) // nobody waits for what the next launch takes as heard
+	if (BUG == LAST_UNHEARD && last) // no wait, although the next launch relies on it
 		return;
 	float early = BUG == EARLY_READ ? slot_of(a, round, a.rank, 0)[t] : 0; // EARLY_READ
 	hear(a, s, number);
@@ -84,7 +85,8 @@ sum(Args a)
 		piece(a, s, a.round + i, a.x + i * N, a.pieces > 1 && i + 1 == a.pieces);
 }
 
-/* The same sum in two steps, a round of flags each: each rank adds up its slice of x, and all get what it has. */
+/* The same all-reduce two-shot, with one round of flags each: each rank adds its slice of x, then
+ * sends the sum to all. */
 extern "C" __global__ void
 two(Args a)
 {

@@ -1,4 +1,5 @@
-// Planted bugs of bulk and tensor copies over bytes that threads have written or read: a proxy fence must stand between.
+// Planted bugs in bulk and tensor copies over bytes that threads have written or read: a proxy
+// fence is required in between.
 struct Args { float *a, *b, *c; int n; unsigned *u; };
 struct alignas(128) Tile { float x[128]; };
 struct Stage { Tile x; mbar_t full, empty; };
@@ -13,7 +14,7 @@ begin(Stage &s, unsigned readers)
 	__syncthreads();
 }
 
-/* The tile is cleared by the threads before a copy fills it. */
+/* The threads clear the tile before a copy fills it. */
 extern "C" __global__ void
 load_over_writes(Args a)
 {
@@ -30,7 +31,7 @@ load_over_writes(Args a)
 	a.c[threadIdx.x] = s.x.x[127 - threadIdx.x];
 }
 
-/* One thread of many has written to the middle of the tile. */
+/* Only one thread has written, to the middle of the tile. */
 extern "C" __global__ void
 load_over_one(Args a)
 {
@@ -69,7 +70,7 @@ load_over_reads(Args a)
 	a.c[threadIdx.x] = v;
 }
 
-/* The producer fences before the wait for the readers of the stage. */
+/* The producer fences before it waits for the readers of the stage. */
 extern "C" __global__ void
 fence_early(Args a)
 {
@@ -96,7 +97,7 @@ fence_early(Args a)
 	}
 }
 
-/* Another thread than the reader or the one that copies fences. */
+/* A thread fences that is neither the reader nor the one that issues the copy. */
 extern "C" __global__ void
 fence_elsewhere(Args a)
 {
@@ -118,7 +119,8 @@ fence_elsewhere(Args a)
 	a.c[threadIdx.x] = v;
 }
 
-/* Each block of a cluster of two fills half of the tile of both, round by round; threads of both have read it. */
+/* Each block of a cluster of two fills half of both tiles per round; threads of both have read
+ * them. */
 extern "C" __global__ void
 multicast_over_reads(Args a)
 {
@@ -142,7 +144,7 @@ multicast_over_reads(Args a)
 	a.c[blockIdx.x * 128 + threadIdx.x] = v;
 }
 
-/* Output that the threads have cleared; the fence is that of shared memory. */
+/* The threads have cleared the output; the fence covers shared memory only. */
 extern "C" __global__ void
 store_over_writes(Args a)
 {
@@ -160,7 +162,7 @@ store_over_writes(Args a)
 	}
 }
 
-/* A residual stream: read by the threads, stored over by a copy */
+/* A residual stream: the threads read it, then a copy stores over it. */
 extern "C" __global__ void
 store_over_reads(Args a)
 {
@@ -177,7 +179,7 @@ store_over_reads(Args a)
 	}
 }
 
-/* The block's own output comes back by a copy. */
+/* A copy loads the block's own output. */
 extern "C" __global__ void
 load_of_writes(Args a)
 {
@@ -194,7 +196,7 @@ load_of_writes(Args a)
 	a.c[threadIdx.x] = s.x.x[127 - threadIdx.x];
 }
 
-/* A box of a tensor map (u) over what threads have read */
+/* A box of a tensor map (u) overwrites what threads have read. */
 extern "C" __global__ void
 box_over_reads(Args a)
 {
@@ -216,7 +218,7 @@ box_over_reads(Args a)
 	a.b[threadIdx.x] = v;
 }
 
-/* A box of a tensor map, stored over what the threads wrote there */
+/* A box of a tensor map is stored over what the threads wrote there. */
 extern "C" __global__ void
 box_over_writes(Args a)
 {

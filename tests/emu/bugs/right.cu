@@ -1,8 +1,8 @@
-// Right kernels close to wrong ones: nothing may be said about them, in both modes and with any seed.
+// Correct kernels that resemble wrong ones: no finding in either mode, with any seed.
 struct Args { float *a, *b, *c; int n; unsigned *u; };
 struct alignas(128) Tile { float x[128]; };
 
-/* A result that goes from the last block to all others through a flag with release and acquire. */
+/* The last block passes a result to all others through a flag with release and acquire. */
 extern "C" __global__ void
 broadcast(Args a)
 {
@@ -20,7 +20,7 @@ broadcast(Args a)
 	}
 }
 
-/* The same with fences around relaxed accesses, each thread for itself. */
+/* The same with fences around relaxed accesses, each thread on its own */
 extern "C" __global__ void
 fences(Args a)
 {
@@ -37,7 +37,7 @@ fences(Args a)
 	}
 }
 
-/* Splits of a sequence: the last one combines, and leaves the counter zero for the next launch. */
+/* Split-KV: the last block combines the parts and resets the counter for the next launch. */
 extern "C" __global__ void
 splits(Args a)
 {
@@ -58,7 +58,7 @@ splits(Args a)
 		*a.u = 0;
 }
 
-/* A lock around a sum in memory. */
+/* A lock around a sum in memory */
 extern "C" __global__ void
 lock(Args a)
 {
@@ -72,7 +72,7 @@ lock(Args a)
 	atomicExch(a.u, 0u);
 }
 
-/* Tickets: block after block, in the order in which they came. */
+/* Tickets: blocks proceed in the order of arrival. */
 extern "C" __global__ void
 tickets(Args a)
 {
@@ -90,7 +90,7 @@ tickets(Args a)
 		st_release_gpu(a.u + 32, s.mine + 1);
 }
 
-/* A histogram: atomics of the block's scope in shared memory, of the device's in global memory. */
+/* A histogram: atomics of block scope in shared memory, of device scope in global memory */
 extern "C" __global__ void
 histogram(Args a)
 {
@@ -105,7 +105,7 @@ histogram(Args a)
 		atomicAdd(&a.u[threadIdx.x], s.n[threadIdx.x]);
 }
 
-/* Halves of a warp with their own masks, in different branches. */
+/* Halves of a warp with their own masks, in different branches */
 extern "C" __global__ void
 masks(Args a)
 {
@@ -120,7 +120,7 @@ masks(Args a)
 	a.c[threadIdx.x] = __shfl_sync(~0u, v, lane_id() ^ 31);
 }
 
-/* Warps at different places with named barriers, and all at barrier 0. */
+/* Warps at different named barriers, and all at barrier 0 */
 extern "C" __global__ void
 named(Args a)
 {
@@ -138,7 +138,7 @@ named(Args a)
 	a.c[threadIdx.x] += s.x[half ^ 1][i];
 }
 
-/* Lanes hand bytes to each other, and to other warps behind the barrier. */
+/* Lanes pass bytes to each other, and to other warps after the barrier. */
 extern "C" __global__ void
 bytes(Args a)
 {
@@ -151,7 +151,8 @@ bytes(Args a)
 	a.c[threadIdx.x] = (float)(v + s.x[127 - threadIdx.x]);
 }
 
-/* Three stages of cp.async, one barrier a step: the stage that is filled was read before the last barrier. */
+/* Three stages of cp.async with one barrier per step: the stage being filled was read before the
+ * last barrier. */
 extern "C" __global__ void
 three_stages(Args a)
 {
@@ -173,8 +174,8 @@ three_stages(Args a)
 	a.c[threadIdx.x] = v;
 }
 
-/* Producer and consumers of a ring, by mbarriers, with one lane of each warp giving the stage back behind __syncwarp; and the test as a
- * question whose answer may be no. */
+/* Producer and consumers of a ring with mbarriers. One lane of each warp releases the stage after
+ * __syncwarp. Also mbar_test with both outcomes. */
 extern "C" __global__ void
 ring(Args a)
 {
@@ -210,7 +211,7 @@ ring(Args a)
 		a.c[threadIdx.x] = v;
 	}
 	__syncthreads();
-	if (threadIdx.x == 0) { /* the next part of the kernel counts otherwise */
+	if (threadIdx.x == 0) { /* the next part of the kernel uses other counts */
 		mbar_inval(&s.full[0]);
 		mbar_init(&s.full[0], 160);
 	}
@@ -219,7 +220,7 @@ ring(Args a)
 	mbar_wait(&s.full[0], 0);
 }
 
-/* Out through a bulk store, twice from the same place. */
+/* Output through a bulk store, twice from the same buffer */
 extern "C" __global__ void
 store_twice(Args a)
 {
@@ -241,7 +242,8 @@ store_twice(Args a)
 	a.b[threadIdx.x] = a.c[128 + threadIdx.x];
 }
 
-/* Each block of a cluster sends to the other one and reads what came, arriving and waiting apart. */
+/* Each block of a cluster sends to the other one and reads what arrived, with separate arrive and
+ * wait. */
 extern "C" __global__ void
 exchange(Args a)
 {
@@ -258,7 +260,7 @@ exchange(Args a)
 	a.c[blockIdx.x * 128 + threadIdx.x] = v + s.x[127 - threadIdx.x] + s.n;
 }
 
-/* Rounds of a cooperative grid, with two buffers. */
+/* Rounds of a cooperative grid, with two buffers */
 extern "C" __global__ void
 rounds(Args a)
 {
@@ -273,7 +275,8 @@ rounds(Args a)
 	}
 }
 
-/* A chain of dependent kernels: weights early, all threads wait, some blocks have nothing else to do. */
+/* A chain of dependent kernels: weights are loaded early, all threads wait, some blocks do nothing
+ * else. */
 extern "C" __global__ void
 produce(Args a)
 {
@@ -289,7 +292,7 @@ depend(Args a)
 	struct alignas(16) S { float x[128]; };
 	SHARED(S, s);
 	if (threadIdx.x < 32)
-		cp_async_16(s.x + 4 * threadIdx.x, a.a + 4 * threadIdx.x); /* nobody writes it */
+		cp_async_16(s.x + 4 * threadIdx.x, a.a + 4 * threadIdx.x); /* read-only data */
 	cp_async_commit();
 	griddep_launch();
 	griddep_wait();
@@ -299,7 +302,7 @@ depend(Args a)
 		a.c[threadIdx.x] = a.b[threadIdx.x] * s.x[127 - threadIdx.x];
 }
 
-/* Indices and shifts that stay within their types; a read-only table; registers by index. */
+/* Indices and shifts within their types; a read-only table; registers by index */
 extern "C" __global__ void
 numbers(Args a)
 {

@@ -1,8 +1,9 @@
-// Planted bugs of warpgroup matrix instructions, of bulk stores, and of what threads write for them.
+// Planted bugs in warpgroup matrix instructions, in bulk stores, and in the writes of threads that
+// they read
 struct Args { float *a, *b, *c; int n; unsigned *u; };
 struct alignas(1024) Tiles { unsigned short a[64 * 64], b[64 * 64]; };
 
-/* Both operands, 64 x 64, rows of 128 bytes; what is in them does not matter here. */
+/* Both operands, 64 x 64, rows of 128 bytes; the values do not matter here. */
 static __device__ void
 fill(Tiles &s, bool fence)
 {
@@ -155,7 +156,7 @@ wgmma_three_warps(Args p)
 	p.c[threadIdx.x] = d[0];
 }
 
-/* Two warps have other operands. */
+/* Two warps pass other operands. */
 extern "C" __global__ void
 wgmma_disagree(Args p)
 {
@@ -169,7 +170,7 @@ wgmma_disagree(Args p)
 	p.c[threadIdx.x] = d[0];
 }
 
-/* A row further on is another place in the swizzle. */
+/* One row further the swizzle pattern is different. */
 extern "C" __global__ void
 wgmma_swizzle(Args p)
 {
@@ -210,7 +211,8 @@ wgmma_leave(Args p)
 	p.c[threadIdx.x] = 0;
 }
 
-/* A ring of one stage: the bulk copy of the second tile must wait for those who multiply the first. */
+/* A ring of one stage: the bulk copy of the second tile must wait for the warps that multiply the
+ * first. */
 extern "C" __global__ void
 ring_refill(Args p)
 {
@@ -265,7 +267,7 @@ bulk_not_waited(Args p)
 	p.c[threadIdx.x] = s.x[threadIdx.x]; // bulk_not_waited
 }
 
-/* The arrival must be the copy's, not the thread's. */
+/* The copy must arrive, not the thread. */
 extern "C" __global__ void
 copy_arrive(Args p)
 {

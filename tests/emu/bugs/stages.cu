@@ -1,8 +1,9 @@
-// Planted bugs of stages: groups of asynchronous copies, mbarriers and their parities, tiles that come by bulk copies.
+// Planted bugs in stages: groups of asynchronous copies, mbarriers and their parities, tiles loaded
+// by bulk copies
 struct Args { float *a, *b, *c; int n; unsigned *u; };
 struct alignas(128) Tile { float x[128]; };
 
-/* Three stages in flight, the last tiles wait for one group too few. */
+/* Three stages in flight; the last tiles wait for one group too few. */
 extern "C" __global__ void
 group_tail(Args a)
 {
@@ -41,7 +42,7 @@ no_commit(Args a)
 	cp_async_wait_all();
 }
 
-/* Waited for, but others read without a barrier. */
+/* The copy is waited for, but other threads read without a barrier. */
 extern "C" __global__ void
 wait_no_barrier(Args a)
 {
@@ -65,7 +66,7 @@ copy_misaligned(Args a)
 	a.c[threadIdx.x] = s.x[4 * threadIdx.x];
 }
 
-/* The row's tail is copied whole instead of filled with zeros. */
+/* The tail of a row is copied whole instead of being filled with zeros. */
 extern "C" __global__ void
 copy_beyond(Args a)
 {
@@ -77,7 +78,7 @@ copy_beyond(Args a)
 	a.c[threadIdx.x] = s.x[4 * threadIdx.x];
 }
 
-/* What is copied changes before the copy has been waited for. */
+/* The source changes before the copy has been waited for. */
 extern "C" __global__ void
 copy_source(Args a)
 {
@@ -93,7 +94,7 @@ copy_source(Args a)
 	a.c[threadIdx.x] = s.x[4 * threadIdx.x];
 }
 
-/* An ordinary write into a stage whose copy is under way. */
+/* An ordinary write to a stage whose copy is in flight */
 extern "C" __global__ void
 copy_target(Args a)
 {
@@ -145,7 +146,7 @@ ring_parity(Args a)
 	}
 }
 
-/* The first wait for an empty stage must pass: its parity is the one before. */
+/* The first wait for an empty stage must pass: its parity is the previous one. */
 extern "C" __global__ void
 ring_empty_parity(Args a)
 {
@@ -176,7 +177,7 @@ ring_empty_parity(Args a)
 	}
 }
 
-/* The full barrier counts all lanes of the producer, one of which arrives. */
+/* The full barrier counts all lanes of the producer, but only one arrives. */
 extern "C" __global__ void
 ring_full_count(Args a)
 {
@@ -207,7 +208,7 @@ ring_full_count(Args a)
 	}
 }
 
-/* The empty barrier counts one arrival a warp, every thread arrives. */
+/* The empty barrier counts one arrival per warp, but every thread arrives. */
 extern "C" __global__ void
 ring_empty_count(Args a)
 {
@@ -238,7 +239,7 @@ ring_empty_count(Args a)
 	}
 }
 
-/* Lane 0 of each warp frees the stage, the barrier counts every thread. */
+/* Lane 0 of each warp releases the stage, but the barrier counts every thread. */
 extern "C" __global__ void
 ring_few_release(Args a)
 {
@@ -270,7 +271,7 @@ ring_few_release(Args a)
 	}
 }
 
-/* Lane 0 of each warp frees the stage without its warp being done. */
+/* Lane 0 of each warp releases the stage before its warp has finished. */
 extern "C" __global__ void
 ring_elected(Args a)
 {
@@ -304,7 +305,7 @@ ring_elected(Args a)
 	}
 }
 
-/* Fewer bytes are announced than come. */
+/* Fewer bytes are expected than arrive. */
 extern "C" __global__ void
 ring_bytes_few(Args a)
 {
@@ -335,7 +336,7 @@ ring_bytes_few(Args a)
 	}
 }
 
-/* More bytes are announced than come. */
+/* More bytes are expected than arrive. */
 extern "C" __global__ void
 ring_bytes_many(Args a)
 {
@@ -366,7 +367,7 @@ ring_bytes_many(Args a)
 	}
 }
 
-/* The producer does not wait for a free stage. */
+/* The producer does not wait for an empty stage. */
 extern "C" __global__ void
 ring_no_empty(Args a)
 {
@@ -398,7 +399,7 @@ ring_no_empty(Args a)
 	}
 }
 
-/* The consumer frees the stage before it has read it. */
+/* The consumer releases the stage before it has read it. */
 extern "C" __global__ void
 ring_early(Args a)
 {
@@ -464,7 +465,7 @@ ring_one_lane(Args a)
 	}
 }
 
-/* The result of the test is not looked at. */
+/* The result of mbar_test is ignored. */
 extern "C" __global__ void
 ring_ignored(Args a)
 {
@@ -498,7 +499,7 @@ ring_ignored(Args a)
 	}
 }
 
-/* Two tiles for one barrier, the bytes of one are announced. */
+/* Two tiles on one barrier, but only the bytes of one are expected. */
 extern "C" __global__ void
 two_tiles(Args a)
 {
@@ -516,7 +517,7 @@ two_tiles(Args a)
 	a.c[threadIdx.x] = s.x.x[threadIdx.x] + s.y.x[threadIdx.x]; // two_tiles
 }
 
-/* Initialised again while the tile is on its way. */
+/* Initialised again while the tile is in flight */
 extern "C" __global__ void
 init_again(Args a)
 {
@@ -534,7 +535,7 @@ init_again(Args a)
 	a.c[threadIdx.x] = s.x.x[threadIdx.x]; // init_again
 }
 
-/* Another phase of the kernel initialises the barrier that it has already, which must be invalidated first. */
+/* Another part of the kernel initialises an existing barrier, which must be invalidated first. */
 extern "C" __global__ void
 init_twice(Args a)
 {
@@ -554,7 +555,7 @@ init_twice(Args a)
 	a.c[threadIdx.x] = 1;
 }
 
-/* A tile that is longer than its place runs over the barrier behind it. */
+/* A tile that is longer than its buffer overwrites the barrier after it. */
 extern "C" __global__ void
 over_barrier(Args a)
 {
@@ -570,7 +571,8 @@ over_barrier(Args a)
 	a.c[threadIdx.x] = 1;
 }
 
-/* The barrier is made before the block's barrier, but by a thread that others do not wait for. */
+/* The mbarrier is initialised before the block barrier, but by a thread that takes no part in
+ * it. */
 extern "C" __global__ void
 init_late(Args a)
 {
@@ -624,7 +626,7 @@ bulk_beyond(Args a)
 	a.c[threadIdx.x] = s.x.x[threadIdx.x];
 }
 
-/* A short tile: what lies behind it in the stage is the previous one's. Here it is nobody's. */
+/* A short tile: the rest of the stage holds the previous tile, here nothing. */
 extern "C" __global__ void
 bulk_short(Args a)
 {
@@ -644,7 +646,7 @@ bulk_short(Args a)
 	a.c[threadIdx.x] = s.x.x[127 - threadIdx.x]; // bulk_short
 }
 
-/* The source of a bulk copy changes while the copy is under way. */
+/* The source of a bulk copy changes while the copy is in flight. */
 extern "C" __global__ void
 bulk_source(Args a)
 {
@@ -665,7 +667,7 @@ bulk_source(Args a)
 	a.c[threadIdx.x] = s.x.x[threadIdx.x];
 }
 
-/* A bulk store is issued; the same block reads the target back without waiting. */
+/* The block reads the target of its bulk store without waiting. */
 extern "C" __global__ void
 store_read_back(Args a)
 {
@@ -686,7 +688,7 @@ store_read_back(Args a)
 	a.c[threadIdx.x] = a.b[threadIdx.x]; // store_read_back
 }
 
-/* Waited for, but never put into a group. */
+/* The store is waited for, but was never committed to a group. */
 extern "C" __global__ void
 store_no_commit(Args a)
 {
@@ -705,7 +707,8 @@ store_no_commit(Args a)
 	s.x.x[threadIdx.x] = 2; // store_no_commit
 }
 
-/* The parity belongs to the ring's round, not to the tile: a kernel that goes through the ring again goes on counting. */
+/* The parity belongs to the round of the ring, not to the tile: a kernel that iterates over the
+ * ring again must continue counting. */
 extern "C" __global__ void
 ring_again(Args a)
 {
@@ -726,7 +729,8 @@ ring_again(Args a)
 	}
 }
 
-/* The tile is normed in place by the threads, then stored by a bulk copy whose thread fenced before the others had written. */
+/* The threads normalise the tile in place, then a bulk store writes it; the issuing thread fenced
+ * before the others had written. */
 extern "C" __global__ void
 fence_before(Args a)
 {

@@ -1,7 +1,9 @@
-// More planted bugs within a block: reductions, masks, named barriers, memory, as they happen in kernels of language models.
+// More planted bugs within a block: reductions, masks, named barriers, memory, as they occur in
+// kernels of language models
 struct Args { float *a, *b, *c; int n; unsigned *u; };
 
-/* Two block reductions in a row share their scratch; the second one may write before everybody has read the first one's result. */
+/* Two consecutive block reductions share scratch. The second may write before all threads have read
+ * the first result. */
 static __device__ float
 block_sum(float v, float (&part)[4], bool fence)
 {
@@ -24,7 +26,7 @@ reduce_twice(Args a)
 	a.c[threadIdx.x] = x + block_sum(a.a[threadIdx.x] * x, s.part, !BUG);
 }
 
-/* Only thread 0 adds up the warps' sums, the others take the result without a barrier. */
+/* Only thread 0 adds the warps' sums; the others read the result without a barrier. */
 extern "C" __global__ void
 reduce_broadcast(Args a)
 {
@@ -41,7 +43,7 @@ reduce_broadcast(Args a)
 	a.c[threadIdx.x] = s.all; // reduce_broadcast
 }
 
-/* Scratch for four warps, launched with more. */
+/* Scratch for four warps, launched with more */
 extern "C" __global__ void
 reduce_warps(Args a)
 {
@@ -53,7 +55,8 @@ reduce_warps(Args a)
 	a.c[threadIdx.x] = 0;
 }
 
-/* The scratch is added up over as many warps as the kernel was once launched with: the last ones wrote nothing. */
+/* The scratch is summed over the number of warps of an earlier launch: the last entries are
+ * unwritten. */
 extern "C" __global__ void
 reduce_few(Args a)
 {
@@ -69,7 +72,7 @@ reduce_few(Args a)
 	a.c[threadIdx.x] = v;
 }
 
-/* A warp's sum within a condition that only some lanes meet. */
+/* A warp sum under a condition that holds for some lanes only */
 extern "C" __global__ void
 half_warp_sum(Args a)
 {
@@ -79,7 +82,7 @@ half_warp_sum(Args a)
 	a.c[threadIdx.x] = v;
 }
 
-/* A block of 48 threads: the second warp is half there. */
+/* A block of 48 threads: the second warp is half full. */
 extern "C" __global__ void
 half_warp_block(Args a)
 {
@@ -98,7 +101,7 @@ mask_without_me(Args a)
 	a.c[threadIdx.x] = __shfl_down_sync(m, a.a[threadIdx.x], 1); // mask_without_me
 }
 
-/* Two branches of one warp meet in different shuffles with the full mask. */
+/* Two branches of one warp are at different shuffles with the full mask. */
 extern "C" __global__ void
 two_shuffles(Args a)
 {
@@ -118,7 +121,7 @@ other_half(Args a)
 	a.c[threadIdx.x] = __shfl_xor_sync(m, a.a[threadIdx.x], BUG ? 16 : 8); // other_half
 }
 
-/* __syncwarp with a mask that leaves out the writer. */
+/* __syncwarp with a mask without the writer */
 extern "C" __global__ void
 syncwarp_mask(Args a)
 {
@@ -133,7 +136,7 @@ syncwarp_mask(Args a)
 	a.c[threadIdx.x] = s.x; // syncwarp_mask
 }
 
-/* __syncwarp where a block barrier is needed. */
+/* __syncwarp where a block barrier is needed */
 extern "C" __global__ void
 syncwarp_block(Args a)
 {
@@ -147,7 +150,7 @@ syncwarp_block(Args a)
 	a.c[threadIdx.x] = s.x[threadIdx.x ^ 32]; // syncwarp_block
 }
 
-/* The loop's count depends on the thread. */
+/* The number of iterations depends on the thread. */
 extern "C" __global__ void
 barrier_in_loop(Args a)
 {
@@ -156,7 +159,7 @@ barrier_in_loop(Args a)
 	a.c[threadIdx.x] = 1;
 }
 
-/* Threads beyond the row leave before the block's barrier. */
+/* Threads beyond the row exit before the block's barrier. */
 extern "C" __global__ void
 early_return(Args a)
 {
@@ -185,7 +188,7 @@ arrive_and_read(Args a)
 		a.c[threadIdx.x] = s.x[threadIdx.x - 64]; // arrive_and_read
 }
 
-/* Producer and consumer of a named barrier disagree about how many take part. */
+/* Producer and consumer of a named barrier pass different thread counts. */
 extern "C" __global__ void
 named_disagree(Args a)
 {
@@ -215,7 +218,7 @@ named_zero(Args a)
 	a.c[threadIdx.x] = 1;
 }
 
-/* The producer fills its one buffer again without waiting for the consumer to free it. */
+/* The producer refills its only buffer without waiting for the consumer. */
 extern "C" __global__ void
 named_overrun(Args a)
 {
@@ -237,7 +240,7 @@ named_overrun(Args a)
 	}
 }
 
-/* A counter in shared memory: added to before everybody sees its zero. */
+/* A counter in shared memory is incremented before all threads see its zero. */
 extern "C" __global__ void
 counter_zero(Args a)
 {
@@ -252,7 +255,7 @@ counter_zero(Args a)
 	a.c[threadIdx.x] = s.n;
 }
 
-/* A counter that is read while others still add to it. */
+/* A counter is read while other threads still increment it. */
 extern "C" __global__ void
 counter_read(Args a)
 {
@@ -267,7 +270,7 @@ counter_read(Args a)
 	a.c[threadIdx.x] = s.n; // counter_read
 }
 
-/* A sum without an atomic. */
+/* A sum without atomics */
 extern "C" __global__ void
 plain_sum(Args a)
 {
@@ -277,7 +280,7 @@ plain_sum(Args a)
 		atomicAdd(&a.c[0], a.a[threadIdx.x]);
 }
 
-/* volatile orders nothing. */
+/* volatile does not order memory. */
 extern "C" __global__ void
 volatile_flag(Args a)
 {
@@ -303,7 +306,7 @@ volatile_flag(Args a)
 	}
 }
 
-/* Bytes: neighbours write the two halves of what the checker keeps as one. */
+/* Bytes: neighbouring threads write the two halves of one shadow cell. */
 extern "C" __global__ void
 bytes(Args a)
 {
@@ -315,7 +318,7 @@ bytes(Args a)
 	a.c[threadIdx.x] = s.x[(threadIdx.x + 64) & 127]; // bytes
 }
 
-/* The row has an odd number of columns; its last 16-byte load reaches over the end of the tensor. */
+/* The row has an odd number of columns; its last 16-byte load crosses the end of the tensor. */
 extern "C" __global__ void
 odd_columns(Args a)
 {
@@ -326,7 +329,7 @@ odd_columns(Args a)
 	a.c[threadIdx.x] = (float)v.x;
 }
 
-/* Position -1 of a convolution or of a shifted row. */
+/* Position -1 of a convolution or of a shifted row */
 extern "C" __global__ void
 before_first(Args a)
 {
@@ -334,7 +337,7 @@ before_first(Args a)
 	a.c[i] = BUG || i ? a.a[i - 1] : 0; // before_first
 }
 
-/* An offset of a large tensor that 32 bits do not hold. */
+/* An offset into a large tensor that does not fit in 32 bits */
 extern "C" __global__ void
 wide_offset(Args a)
 {
@@ -343,7 +346,7 @@ wide_offset(Args a)
 	a.c[threadIdx.x] = (float)(last >> 20);
 }
 
-/* A shift by the whole width: 0 on a GPU, unchanged here. */
+/* A shift by the full width: 0 on a GPU, unchanged on a CPU */
 extern "C" __global__ void
 wide_shift(Args a)
 {
@@ -351,7 +354,7 @@ wide_shift(Args a)
 	a.c[threadIdx.x] = (float)m;
 }
 
-/* An index table without the bound that the tensor has. */
+/* An index table without the bound of the tensor */
 extern "C" __global__ void
 wild_index(Args a)
 {
@@ -359,7 +362,8 @@ wild_index(Args a)
 	a.c[threadIdx.x] = a.b[page * 32l + threadIdx.x]; // wild_index
 }
 
-/* An array of registers, indexed with the number of the row in the block instead of the one in the thread. */
+/* An array in registers is indexed by the row within the block instead of the row within the
+ * thread. */
 extern "C" __global__ void
 register_index(Args a)
 {
@@ -369,7 +373,7 @@ register_index(Args a)
 	a.c[threadIdx.x] = acc[BUG ? threadIdx.x / 8 : threadIdx.x & 7]; // register_index
 }
 
-/* The second array of the arena begins where the first one still goes on. */
+/* The second array of the arena starts inside the first one. */
 extern "C" __global__ void
 arena_overlap(Args a)
 {
@@ -381,7 +385,7 @@ arena_overlap(Args a)
 	a.c[threadIdx.x] = x[threadIdx.x] + y[127 - threadIdx.x];
 }
 
-/* The arena's struct is larger than what the launch gave. */
+/* The arena's struct is larger than the dynamic shared memory of the launch. */
 extern "C" __global__ void
 arena_small(Args a)
 {
@@ -391,7 +395,7 @@ arena_small(Args a)
 	a.c[threadIdx.x] = s.x[threadIdx.x];
 }
 
-/* Through the read-only path, of what the kernel itself has written. */
+/* Reads through the read-only path what the kernel itself has written. */
 extern "C" __global__ void
 const_path(Args a)
 {
@@ -400,7 +404,8 @@ const_path(Args a)
 	a.c[threadIdx.x] = BUG ? __ldg(&a.b[127 - threadIdx.x]) : a.b[127 - threadIdx.x]; // const_path
 }
 
-/* The other way round: written, though in order, what the read-only path has read. Its cache may hold the old value for another block. */
+/* The reverse: an ordered write to memory that was read through the read-only path. The read-only
+ * cache may hold the old value for another block. */
 extern "C" __global__ void
 const_written(Args a)
 {
@@ -410,7 +415,7 @@ const_written(Args a)
 	a.c[threadIdx.x] = x;
 }
 
-/* Rows beyond the sequence keep what shared memory had. */
+/* Rows beyond the sequence keep the previous content of shared memory. */
 extern "C" __global__ void
 masked_rows(Args a)
 {
@@ -428,7 +433,7 @@ masked_rows(Args a)
 	a.c[threadIdx.x] = v;
 }
 
-/* A pointer to a local handed to another thread's loop by shuffle. */
+/* A pointer to a local is passed to another thread by a shuffle. */
 extern "C" __global__ void
 local_by_shuffle(Args a)
 {
@@ -465,7 +470,7 @@ ldmatrix_row(Args a)
 	a.c[threadIdx.x] = (float)r[0];
 }
 
-/* Fragments are read by lanes that did not write the tile, and only a shuffle lies between. */
+/* Lanes read fragments that other lanes wrote, with only a shuffle in between. */
 extern "C" __global__ void
 ldmatrix_race(Args a)
 {
@@ -490,7 +495,7 @@ mma_in_branch(Args a)
 	a.c[threadIdx.x] = d[0];
 }
 
-/* A counter that nobody sets to zero. */
+/* A counter that is never set to zero */
 extern "C" __global__ void
 counter_never(Args a)
 {
