@@ -1,4 +1,4 @@
-"""Attention in float64, row by row: what the kernels of processors and of GPUs are held to."""
+"""Oracle of attention in float64, row by row, for the kernels of CPUs and GPUs."""
 
 import math
 
@@ -6,8 +6,8 @@ import numpy as np
 
 
 class Attention:
-    """Sequences of given lengths with random K, V and queries. A target's own class says what its pages are: make_pool, rounded,
-    fill, page_bytes."""
+    """Sequences of given lengths with random K, V and queries. A subclass per target defines the
+    pages: make_pool, rounded, fill, page_bytes."""
 
     def __init__(
         self,
@@ -32,8 +32,8 @@ class Attention:
         sinks=False,
         part=None,
     ):
-        """part: heads of a rank, (first, of how many), whose ALiBi slopes are those that they have among all
-        low: all scores are lower by this much, through the first dimension: a maximum that starts at 0 would make all weights 0"""
+        """part: heads of a rank, (first, of how many); their ALiBi slopes are those within all
+        heads"""
         v_dim = dim if v_dim is None else v_dim
         self.heads, self.kv_heads, self.dim, self.v_dim, self.kv = heads, kv_heads, dim, v_dim, kv
         self.kv_v, self.rotate = kv_v or kv, rotate
@@ -85,11 +85,11 @@ class Attention:
             self.params |= dict(KV_K=kv, KV_V=self.kv_v, KV_ROTATE=int(rotate))
 
     def seen(self, seq, p):
-        """keys and values as the row at position p reads them"""
+        """Keys and values as the row at position p reads them"""
         return self.k[seq].astype(np.float64), self.v[seq].astype(np.float64)
 
     def slopes(self):
-        # the rule that BLOOM's authors published, for any number of heads
+        # rule published by BLOOM's authors, for any number of heads
         n = self.of
         c = 2 ** math.floor(math.log2(n))
         base = 2.0 ** -(2.0 ** -(math.log2(c) - math.log2(self.alibi)))
@@ -100,7 +100,7 @@ class Attention:
         return np.array(out)[self.first : self.first + self.heads]
 
     def want(self, seq, pos):
-        """float64, row by row: [rows, heads, v_dim]"""
+        """Result in float64, row by row: [rows, heads, v_dim]"""
         out = np.empty((len(pos), self.heads, self.v_dim))
         g = self.heads // self.kv_heads
         for r, p in enumerate(pos):
@@ -141,15 +141,16 @@ EXTREMES = [40, 70, 129, 33, 40, 65, 40]  # lengths of the sequences of `extreme
 
 
 def extreme(c):
-    """Overwrites the sequences of a case of EXTREMES: low scores of two values, ties, keys of minus infinity, a query that is no number in one head of
-    the last row, a key of infinity, a key that is no number; the last sequence stays as it is. All scores are exact, so that rounding decides nothing."""
+    """Overwrites the sequences of a case of EXTREMES: low scores of two values, ties, keys of minus
+    infinity, a NaN query in one head of the last row, a key of infinity, a NaN key. The last
+    sequence is unchanged. All scores are exact, so rounding does not matter."""
     for i in range(6):
         c.q[i][:], c.k[i][:] = 0, 0
     for i in (0, 2, 4):
         c.q[i][:, :, 0] = 256
-    c.k[0][:, :, 0] = -512  # scores of -512 * 256 * scale, and of twice that
+    c.k[0][:, :, 0] = -512  # scores of -512 * 256 * scale, and twice that
     c.k[0][1::3, :, 0] = -1024
-    c.k[2][1::2, :, 0] = -np.inf  # position 0 is finite: each row sees one
+    c.k[2][1::2, :, 0] = -np.inf  # position 0 is finite: each row sees one finite score
     c.q[3][-1, 1] = np.nan
     c.k[4][3, :, 0] = np.inf
     c.k[5][3, 0] = np.nan
@@ -159,14 +160,16 @@ def extreme(c):
 
 
 def extreme_want(c, rows):
-    """float64, as numpy defines a softmax of infinities and of NaN: a row with one of them is NaN."""
+    """Result in float64, as numpy defines a softmax of infinities and NaN: a row with one of them
+    is NaN."""
     with np.errstate(invalid="ignore"):
         return np.concatenate([c.want(i, ps) for i, ps in rows])
 
 
 def extreme_close(got, want, tol, rows):
-    """NaN where it belongs, in no other head or row, and finite values elsewhere. A key of minus infinity may also make its row NaN: kernels that multiply
-    by a query in two parts, of which one is 0, cannot do otherwise."""
+    """Checks that the expected heads and rows are NaN, no others, and that values elsewhere are
+    finite. A key of minus infinity may also make its row NaN: kernels that multiply by a query
+    in two parts, one of which is 0, cannot avoid that."""
     assert np.isnan(want).any() and not np.isnan(want).all()
     infinite = np.repeat([i == 2 for i, _ in rows], [len(ps) for _, ps in rows])[:, None, None]
     want = np.where(infinite & np.isnan(got), np.nan, want)

@@ -1,6 +1,6 @@
-/* Every wrapper as a kernel of its own whose result is known: test_conformance.py runs them on the
- * emulator, and on a GPU where there is one, so that the PTX and the emulator's definition are held
- * to the same expectation. It cuts the kernels that an architecture lacks. */
+/* One kernel per wrapper, with a known result. test_conformance.py runs them on the emulator, and
+ * on a GPU if there is one, so the PTX and the emulator's definition must give the same result. It
+ * removes kernels that an architecture lacks. */
 #include "cuda/math/half2.h"
 #include "cuda/math/math.h"
 #include "cuda/ptx/tma.h"
@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(32) access(const args p)
 	y[23] = 0;
 }
 
-/* Warp 0 and 1 hand a value to 2 and 3, which add; bar_arrive does not wait. */
+/* Warps 0 and 1 send values to warps 2 and 3, which add; bar_arrive does not wait. */
 extern "C" __global__ void __launch_bounds__(128) named(const args p)
 {
 	SHARED(tile, s);
@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(128) named(const args p)
 	}
 }
 
-/* y: sums that all blocks add to, then what the last of them saw */
+/* y: sums that all blocks add to, then what the last block saw */
 extern "C" __global__ void __launch_bounds__(64) orders(const args p)
 {
 	SHARED(tile, s);
@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(64) orders(const args p)
 	}
 }
 
-/* Values of every type and scope: loads, stores and sums as one thread sees them. x: a word of 8
+/* Values of every type and scope: loads, stores and sums as seen by one thread. x: one word of 8
  * bytes each; y: six of 8 bytes each */
 #define ONE(s, T, k)                                                                               \
 	{                                                                                          \
@@ -146,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(64) grids(const args p)
 	p.y[64 * b + t] = v + 1;
 }
 
-/* x: pairs of halves a, b, c; y: sums, products, both, bits */
+/* x: pairs of halves a, b, c; y: add, mul, fma, bits */
 extern "C" __global__ void __launch_bounds__(256) halves(const args p)
 {
 	for (int i = blockIdx.x * 256 + threadIdx.x; i < p.n; i += gridDim.x * 256) {
@@ -189,8 +189,8 @@ extern "C" __global__ void __launch_bounds__(32) matrices(const args p)
 		y[10 + i] = r4[i];
 }
 
-/* x: registers of a, b and c of each lane, one behind the other. test_conformance.py repeats it for
- * every mma. */
+/* x: registers of a, b and c of each lane, consecutively. test_conformance.py repeats it for every
+ * mma. */
 extern "C" __global__ void __launch_bounds__(32) k_MMA(const args p)
 {
 	unsigned a[NA], b[NB], *x = p.x + (NA + NB + NC) * threadIdx.x;
@@ -231,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(32) copies(const args p)
 	p.y[352 + t] = s.u[t ^ 1];
 }
 
-/* The landing of copies is an arrival. */
+/* The completion of copies is an arrival. */
 extern "C" __global__ void __launch_bounds__(64) landings(const args p)
 {
 	SHARED(tile, s);
@@ -271,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(64) barriers(const args p)
 }
 
 /* from sm_90 on */
-/* Bulk copies in two ways of expecting them; 512 bytes */
+/* Bulk copies, with two ways to expect them; 512 bytes */
 extern "C" __global__ void __launch_bounds__(64) bulk(const args p)
 {
 	SHARED(tile, s);
@@ -320,6 +320,6 @@ extern "C" __global__ void __launch_bounds__(32) clusters(const args p)
 	cluster_sync();
 	const unsigned v = *cluster_map(&s.u[threadIdx.x ^ 1], (me + 1) % n);
 	cluster_arrive();
-	cluster_wait(); /* nobody leaves while it is read */
+	cluster_wait(); /* no block exits while it is read */
 	p.y[32 * blockIdx.x + threadIdx.x] = v + 1000 * n;
 }

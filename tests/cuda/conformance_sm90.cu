@@ -1,5 +1,5 @@
-/* As conformance.cu: what only sm_90 has. test_conformance.py repeats the kernels between marks,
- * for every number of dimensions and every wgmma. */
+/* conformance.cu for sm_90 only. test_conformance.py repeats the kernels between marks for every
+ * number of dimensions and every wgmma. */
 #include "cuda/ptx/wgmma.h"
 
 struct args {
@@ -18,8 +18,8 @@ struct alignas(128) box {
 	unsigned x[64];
 };
 
-/* A box of N dimensions that sticks out of its tensor goes to a place where it sticks out of
- * another. */
+/* A box of N dimensions that extends beyond its tensor is copied to a position where it extends
+ * beyond another. */
 extern "C" __global__ void __launch_bounds__(32) box_Nd(const __grid_constant__ map_args p)
 {
 	SHARED_STORAGE(box, s);
@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(32) far_map(const __grid_constant__
 	p.y[threadIdx.x] = s.x[threadIdx.x];
 }
 
-/* Threads write shared memory, one stores it. */
+/* Threads write shared memory, one thread stores it. */
 extern "C" __global__ void __launch_bounds__(32) bulk_out(const args p)
 {
 	SHARED_STORAGE(box, s);
@@ -77,8 +77,8 @@ extern "C" __global__ void __launch_bounds__(32) bulk_out(const args p)
 	}
 }
 
-/* Each block of a cluster of two brings half of x and of a tensor to both; arrivals of both at
- * both; each reads what the other wrote. */
+/* Each block of a cluster of two loads half of x and of a tensor to both blocks; both arrive at
+ * both; each reads what the other loaded. */
 extern "C" __global__ void __launch_bounds__(32) multicast(const __grid_constant__ map_args p)
 {
 	struct alignas(128) tile {
@@ -115,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(32) multicast(const __grid_constant
 	cluster_sync();
 }
 
-/* A warpgroup gives registers away and another takes them: both go on with what they had. */
+/* A warpgroup releases registers and another takes them; both keep their values. */
 extern "C" __global__ void __launch_bounds__(256, 1) registers(const args p)
 {
 	unsigned v = p.x[threadIdx.x];
@@ -132,8 +132,8 @@ struct alignas(1024) wg_tile {
 	unsigned short a[64 * 16], b[16 * 256];
 };
 
-/* x: a [64][16], then b, [n][16] or, with n contiguous, [16][n]; without a swizzle: eight rows of
- * 16 bytes behind each other. */
+/* x: a [64][16], then b, [n][16] or, with n contiguous, [16][n]; without swizzle: groups of eight
+ * rows of 16 bytes, contiguous. */
 __device__ __forceinline__ void
 wg_fill(wg_tile &s, const args p, int n, bool bt)
 {

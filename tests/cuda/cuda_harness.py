@@ -1,26 +1,39 @@
-"""CUDA kernels on the emulator: a template as the compiler expands it, built, launched, and its outputs.
+"""Runs CUDA kernels on the emulator: expands a template as the compiler does, builds it, launches
+it and returns its outputs.
 
-    import cuda_harness as H                # not "harness": tests/kernels has one, and test modules need names of their own too
-    k = H.build("matmul", "sm_90a", dict(ROWS=8, COLS=64, W_DTYPE="q8_0", HAS_B=0))       # a file of templates/cuda
+    import cuda_harness as H     # not "harness": tests/kernels has one, and module names must differ
+    k = H.build("matmul", "sm_90a", dict(ROWS=8, COLS=64, W_DTYPE="q8_0", HAS_B=0))
     step = H.make_step(pos=[0, 1, 2], rows=[3])
-    y, = k.run(step, [x, w, None, H.out((3, 8))], seed=1)                                 # mode="check" for the checking mode
+    y, = k.run(step, [x, w, None, H.out((3, 8))], seed=1)     # mode="check": checking mode
 
-Arguments are those of the op, in order: a numpy array (input), None, `out(shape)`, `inout(array)` (pools), `alias(i)` (memory of argument
-i). out and inout come back, in order. Scratch is made from the head; i32 scratch starts as zeros, and kernels that have it run twice
-with the same scratch, outputs and other scratch being NaN again before the second time: what a counter that was not reset leaves out is seen.
-Findings of the emulator are exceptions (Finding) with its sentence; so are unwritten outputs in checking mode, and writes around an output. `bucket=n`: the grid is made for n rows, sequences and outputs though the step has fewer. `rounds=n`: how often launches with rounds run.
-A kernel with pdl launches comes after one that writes its activations, pool and step, as in a model, and that reads, in checking mode and the second
-time, its outputs and scratch: a missing griddep_wait is found, and a write before it.
-What a parameter may be, tests/kernels/expand.c says. `nvrtc(template, params)` compiles with the real NVRTC where there is one.
+The name is that of a file in templates/cuda. Arguments are those of the op, in order: a numpy array
+(input), None, `out(shape)`, `inout(array)` (pools), `alias(i)` (memory of argument i). out and
+inout are returned, in order. Scratch is made from the head. i32 scratch starts as zeros. Kernels
+that have it run twice with the same i32 scratch, while outputs and other scratch are NaN again
+before the second run, so a counter that was not reset shows.
 
-LLMC_TEST_GPU=1 runs the same tests on the GPU of this machine, with its own driver and NVRTC: kernels of every architecture are
-compiled for it, modes and seeds mean nothing there. With LLMC_CUDA_LIBDIR=build/emu too, the emulator is taken for such a machine: what the
-check of a GPU does can be tried out without one.
+Findings of the emulator are exceptions (Finding) with its message. So are unwritten outputs in
+checking mode, and writes next to an output. `bucket=n`: the grid is sized for n rows, sequences and
+outputs although the step has fewer. `rounds=n`: number of rounds of launches with rounds.
 
-`early=[(argument, first byte, bytes), ...]`: the step's arrays and pools are older than the kernel in front, which writes activations and those bytes
-of pools: so a kernel may read the others before its griddep_wait, and not these.
+A kernel with pdl launches runs after one that writes its activations, pool and step, as in a model.
+In checking mode and the second time, that kernel also reads its outputs and scratch. A missing
+griddep_wait is found, and a write before it.
 
-Each (GPU, mode, seed, multiprocessors) has one process of its own, which stays; objects are in the cache of built code (tools/build_cache.py)."""
+tests/kernels/expand.c defines the parameters. `nvrtc(template, params)` compiles with the real
+NVRTC if there is one.
+
+LLMC_TEST_GPU=1 runs the same tests on the GPU of this machine, with its own driver and NVRTC.
+Kernels of every architecture are compiled for it; modes and seeds have no effect. With
+LLMC_CUDA_LIBDIR=build/emu the emulator takes the role of that machine, to try the GPU check without
+a GPU.
+
+`early=[(argument, first byte, bytes), ...]`: the step's arrays and pools are older than the
+preceding kernel, which writes activations and those bytes of pools. A kernel may read everything
+else before its griddep_wait.
+
+Each combination of GPU, mode, seed and number of SMs has a process of its own, which is reused;
+objects are in the cache of built code (tools/build_cache.py)."""
 
 import atexit
 import ctypes as C
@@ -84,7 +97,7 @@ CODE_SAMPLE = (
     "iq3_s",
     "iq2_xs",
     "iq1_m",
-)  # each has something that no other has
+)  # each has a feature that the others lack
 PACKED = BLOCK + FP4 + CODE + GROUP
 DTYPES = ["f32", "f16", "bf16", *PACKED]
 EVERY = "LLMC_CHECK_ALL" in os.environ  # make check-all
@@ -94,11 +107,11 @@ ITEM = {"f32": np.float32, "i32": np.int32, "u8": np.uint8, "f16": np.uint16, "b
 
 
 class Finding(AssertionError):
-    """What the emulator found, or a launch that failed."""
+    """A finding of the emulator, or a failed launch"""
 
 
 def super_block(dtype):
-    """Is a block of the type 256 columns?"""
+    """Whether a block of the type has 256 columns"""
     return dtype.endswith("_k") or CODES.get(dtype, [0])[0] == 256
 
 
@@ -106,8 +119,8 @@ def super_block(dtype):
 
 
 def expand(template, arch, params):
-    """The kernel that the compiler makes of a file of templates/cuda, or of this path, with its headers in place; None where the template
-    does not take it."""
+    """Returns the kernel that the compiler makes from a file of templates/cuda, or from this path,
+    with its headers inlined; None if the template does not accept the parameters."""
     path = template if isinstance(template, Path) else f"templates/cuda/{template}.cu.in"
     k = E.expand(f"cuda-{arch}", path, params)
     name = k and Path(k["file"]).name
@@ -119,7 +132,7 @@ def accepts(template, arch, params):
 
 
 def inline(text, name, seen):
-    """With the headers in place: what is compiled depends on those that it includes, and on no others."""
+    """Inlines the headers, so that the object depends on those that are included and no others."""
     out = []
     for i, line in enumerate(text.split("\n"), 1):
         m = re.match(r'\s*#\s*include\s+"((?:common|cpu|cuda)/[\w./]+)"', line)
@@ -141,7 +154,7 @@ def inline(text, name, seen):
 
 
 class out:
-    """An output of this shape; `alloc`: elements of memory behind it when more than the shape's."""
+    """An output of this shape; `alloc`: allocated elements if more than the shape's"""
 
     def __init__(self, shape, dtype=np.float32, alloc=None):
         self.shape, self.dtype = (shape if isinstance(shape, tuple) else (shape,)), np.dtype(dtype)
@@ -155,7 +168,8 @@ class inout:
 
 
 class far(inout):
-    """An inout whose bytes begin `skip` bytes behind the argument; nothing of what lies before is touched, so it costs nothing."""
+    """An inout whose bytes begin `skip` bytes after the argument. Memory before them is untouched,
+    so it costs nothing."""
 
     def __init__(self, array, skip):
         super().__init__(array)
@@ -168,7 +182,7 @@ class alias:
 
 
 class Step:
-    """Sizes and arrays of a step."""
+    """Sizes and arrays of a step"""
 
     def __init__(self, n, arrays, stride):
         self.n, self.arrays, self.stride = n, arrays, stride
@@ -187,7 +201,8 @@ def make_step(
     seq=None,
     adapter=None,
 ):
-    """pos: position of each row; rows: rows of each sequence (default: one row each). As tests/kernels/harness.py."""
+    """pos: position of each row; rows: number of rows per sequence (default: one each). As in
+    tests/kernels/harness.py."""
     n_tok = len(pos)
     rows = [1] * n_tok if rows is None else list(rows)
     start = np.concatenate([[0], np.cumsum(rows)])
@@ -276,7 +291,7 @@ class Config(C.Structure):
 
 
 def cublaslt():
-    """The stand-in, or on a GPU the library where NVRTC might be too."""
+    """The emulated library, or on a GPU the real one in the folders where NVRTC is searched"""
     tool = nvrtc_tool()
     d = os.environ.get("LLMC_CUDA_LIBDIR", "")
     places = (
@@ -294,7 +309,7 @@ def cublaslt():
 
 
 class Device:
-    """The emulator, inside its own process."""
+    """The emulator, inside its own process"""
 
     def __init__(self, arch, mode, seed, sms):
         self.modules, self.mem, self.lt = {}, [], None
@@ -402,7 +417,7 @@ class Device:
         return a
 
     def tensor_maps(self, maps, ptr, size):
-        """The second parameter: four maps of 128 bytes, at a multiple of 128."""
+        """The second parameter: four maps of 128 bytes, aligned to 128"""
         room = C.create_string_buffer(5 * 128)
         at = -(-C.addressof(room) // 128) * 128
         for i, (arg, cols, box, swizzle) in enumerate(maps):
@@ -447,7 +462,7 @@ class Device:
         self.ok("cuLaunchKernelEx", C.byref(c), f, (C.c_void_p * 2)(C.addressof(arg), maps), None)
 
     def product(self, ptr, n, rows, cols, args, w_type, y_type, beta):
-        """y = beta * add + act w^T by cuBLASLt: column by column y^T = (w^T)^T act^T."""
+        """y = beta * add + act w^T by cuBLASLt: in column order y^T = (w^T)^T act^T."""
         lt = self.lt = self.lt or cublaslt()
         kind = {"f32": 0, "f16": 2, "bf16": 14}
         handle, desc, pref = C.c_void_p(), C.c_void_p(), C.c_void_p()
@@ -521,9 +536,11 @@ class Device:
         do("cublasLtDestroy", handle)
 
     def raw(self, job):
-        """Kernels with one struct of any kind. job: arrays {name: array}, pack (struct format), fields (numbers, names of arrays), launches
-        [(text, file, function, grid, block, shared, {array: new content})], fetch (names): what they hold after each launch; maps [(array that it is of,
-        type, dims, strides, box, array that it goes to)]: tensor maps, at the start of the struct when they go nowhere else; cluster, cooperative."""
+        """Kernels with one struct of any kind as parameter. job: arrays {name: array}, pack (struct
+        format), fields (numbers, names of arrays), launches [(text, file, function, grid, block,
+        shared, {array: new content})], fetch (names): arrays to return after each launch; maps
+        [(array, type, dims, strides, box, target array)]: tensor maps, at the start of the
+        struct if they have no target; cluster, cooperative."""
         self.mem = []
         at = {k: self.up(v) for k, v in job["arrays"].items()}
         packed = struct.pack(
@@ -561,7 +578,7 @@ class Device:
                 self.ok("cuMemcpyHtoD_v2", at[k], v.ctypes.data, v.nbytes)
             self.ok(
                 "cuCtxSynchronize"
-            )  # the copies may still be on their way, and the stream does not wait for them
+            )  # the copies may still be in flight, and the stream does not wait for them
             self.launch(
                 self.module(text, name),
                 fn,
@@ -585,8 +602,8 @@ class Device:
         return res
 
     def run(self, job):
-        """job: text, name, launches [(fn, grid, block, shared, cluster, pdl) or (None, what product takes)], n, step arrays,
-        stride, args [(kind, value, moving; bytes before it where kind is far)], scratch, repeat, maps"""
+        """job: text, name, launches [(fn, grid, block, shared, cluster, pdl) or (None, arguments of `product()`)], n, step arrays, stride, args [(kind, value, moving; bytes before it if kind is
+        far)], scratch, repeat, maps"""
         self.mem = []
         m = self.module(job["text"], job["name"])
         pdl = any(x[0] and x[5] for x in job["launches"])
@@ -594,10 +611,10 @@ class Device:
         made, scratch = (
             [],
             [],
-        )  # (address, bytes) of outputs; of scratch that no launch finds as the one before left it
+        )  # (address, bytes) of outputs, and of scratch that each launch must find overwritten
 
         def fresh(array, moving, old=False):
-            """In place at once, or by the kernel that runs before; old: by one before that."""
+            """Fills at once in place, or by the kernel that runs before; old: by an earlier one."""
             if not (pdl and moving and array.nbytes):
                 return self.up(array)
             p, src = self.alloc(array.nbytes), self.up(array)
@@ -654,14 +671,14 @@ class Device:
                 for i, skip, shape, dtype in job["fetch"]:
                     self.down(
                         ptr[i] + skip, shape, dtype
-                    )  # says what was not written the first time
+                    )  # reports what was not written the first time
                 for p, n in made + scratch:
                     self.ok("cuMemsetD8_v2", p, 0xFF, n)
                 self.ok("cuCtxSynchronize")
                 if fed and job["check"]:
                     sink = self.alloc(max([n for _, n in made + scratch], default=4))
                     feed = fed + [(sink, p, n) for p, n in made + scratch]
-            # what is old is ordered before what comes now by a kernel between that waits, then lets its dependents start
+            # A kernel in between orders the older inputs: it waits, then triggers its dependents.
             for now in ([older, []] if older and not turn else []) + [feed] * bool(feed):
                 f = FeedArgs(count=len(now))
                 for i, (d, s, n) in enumerate(now):
@@ -706,7 +723,7 @@ def _serve(pipe, arch, mode, seed, sms):
         except Finding as e:
             pipe.send(e)
             os._exit(0)
-        except Exception as e:  # a mistake of the harness or of its caller
+        except Exception as e:  # a fault of the harness or its caller
             pipe.send(RuntimeError(f"{type(e).__name__}: {e}"))
             os._exit(0)
         pipe.send(answer)
@@ -735,7 +752,7 @@ def _emulator():
 
 
 def not_here(arch):
-    """Kernels of other GPUs than this one (LLMC_TEST_ARCH, which tests/gpu/gpu_check.py sets) are left out."""
+    """Skips kernels of other GPUs than this one (LLMC_TEST_ARCH, set by tests/gpu/gpu_check.py)."""
     own = os.environ.get("LLMC_TEST_ARCH")
     if own and own != arch and (arch.endswith("a") or int(arch[3:]) > int(own[3:].rstrip("a"))):
         import pytest
@@ -744,7 +761,8 @@ def not_here(arch):
 
 
 def only_emulated():
-    """What follows in this test is a mistake that a GPU hides, or needs the compiler of this machine."""
+    """Skips the rest of a test whose mistake a GPU would hide, or which needs a compiler on this
+    machine."""
     if REAL:
         import pytest
 
@@ -752,7 +770,8 @@ def only_emulated():
 
 
 def always(cases, *names):
-    """Marks the cases that contain one of these names and run in the fast mode: make check never drops them."""
+    """Marks the cases that contain one of these names and run in fast mode: make check never drops
+    them."""
     import pytest
 
     return [
@@ -765,14 +784,15 @@ def always(cases, *names):
 
 def submit(arch, mode, seed, sms, job, timeout=HANG):
     if REAL:
-        timeout = min(timeout, 120 * SLOW)  # most of it is compiling
+        timeout = min(timeout, 120 * SLOW)  # mostly compile time
         not_here(arch)
     key = ("gpu", "fast", 0, 0) if REAL else (arch, mode, seed, sms)
     if key not in _workers:
         if not REAL:
             _emulator()
         here, there = mp.Pipe()
-        # a compiler that this process has used may have woken the driver, and no child of a fork could use it then
+        # a compiler that this process has used may have initialised the driver, which a forked
+        # child could not use
         p = mp.get_context("spawn" if REAL else "fork").Process(
             target=_serve, args=(there, *key), daemon=True
         )
@@ -799,7 +819,8 @@ def submit(arch, mode, seed, sms, job, timeout=HANG):
 
 
 def host_library(name, sources):
-    """Code of the host that tests compare with, as a library; a pack for machines without a compiler brings it along."""
+    """Host code that tests compare with, as a library; a pack for machines without a compiler
+    contains it."""
     brought = ROOT / "lib" / f"{name}.so"
     if brought.exists():
         return C.CDLL(str(brought))
@@ -908,7 +929,7 @@ class Kernel:
                     f"argument {i} of {self.template} is {type(a).__name__}"
                 )
                 passed.append(("in", np.ascontiguousarray(a), moving))
-        # an alias of an input is read back through a fetch of its own
+        # an alias of an input is read back by its own fetch
         todo = []
         for x in self.launches:
             p = x.get("product")
@@ -943,7 +964,7 @@ class Kernel:
                 )
         apart = [
             i for i, x in enumerate(self.launches) if x.get("rounds")
-        ]  # beside each other, and of kernels with one path
+        ]  # for concurrent launches, and kernels with one path
         if apart:
             todo[apart[0] : apart[-1] + 1] = [
                 (*x[:-1], r) for r in range(rounds) for x in todo[apart[0] : apart[-1] + 1]
@@ -975,13 +996,14 @@ def build(template, arch="sm_90a", params=None, **more):
     return Kernel(template, arch, dict(params or {}, **more))
 
 
-# Modes of a test: two schedules, of which make check has one, and a checking run. Each mode compiles the kernel for itself.
+# Modes of a test: two schedules (one in make check) and a checking run. Each mode compiles the
+# kernel for itself.
 FAST = [("fast", 0), ("fast", 1)][: 1 + EVERY]
 RUNS = [*FAST, ("check", 2)]
 
 
 def nvrtc_tool():
-    """(library, tools/nvrtc.py), or None where there is no real NVRTC."""
+    """(library, tools/nvrtc.py), or None if there is no real NVRTC"""
     import nvrtc as tool
 
     lib = tool.find()
@@ -989,8 +1011,8 @@ def nvrtc_tool():
 
 
 def nvrtc(template, params, archs=None):
-    """Compile with the real NVRTC for the architectures that the template takes: no error, warning, spill. The results, or None
-    where there is no NVRTC."""
+    """Compiles with the real NVRTC for the architectures that the template accepts: no error,
+    warning or spill. Returns the results, or None without NVRTC."""
     found = nvrtc_tool()
     if found is None:
         return None

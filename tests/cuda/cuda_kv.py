@@ -1,4 +1,4 @@
-"""Pages of the KV cache as tests fill them: scattered, and NaN wherever nothing was appended."""
+"""Pages of the KV cache for tests: scattered, and NaN wherever nothing was appended."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ PAGE = 32
 
 
 def rounded(x, dtype):
-    """x as the cache keeps it: float16, float32, or bf16 as float32 with the lower half clear"""
+    """x as stored in the cache: float16, float32, or bf16 as float32 with the lower half clear"""
     if dtype == "f16":
         return np.clip(x, -65504, 65504).astype(np.float16)
     x = np.ascontiguousarray(x, np.float32)
@@ -20,7 +20,8 @@ def rounded(x, dtype):
 
 
 class Pool:
-    """Pages of one layer for sequences of `lens` positions; k_width and v_width: elements of a position, over all heads."""
+    """Pages of one layer for sequences of `lens` positions; k_width and v_width: elements per
+    position, over all heads"""
 
     def __init__(self, lens, k_width, v_width, dtype, rng):
         self.dtype, self.k_width, self.v_width = dtype, k_width, v_width
@@ -37,14 +38,14 @@ class Pool:
         self.pages = np.full((total + 3, self.page_bytes), 0xFF, np.uint8)
 
     def beyond(self, n_bytes):
-        """The pages as an argument in which they begin behind so many bytes, and the table to them."""
+        """The pages as an argument in which they start after that many bytes, and the block table"""
         first = -(-n_bytes // self.page_bytes)
         return H.far(self.pages, first * self.page_bytes), np.where(
             self.table < 1 << 29, self.table + first, self.table
         )
 
     def places(self, seq, pos, heads):
-        """(first byte, bytes) of what position pos has in the pages"""
+        """(first byte, bytes) of the data of position pos in the pages"""
         page = int(self.table[seq, pos // PAGE]) * self.page_bytes
         for base, width in ((0, self.k_width), (PAGE * self.k_width, self.v_width)):
             n = width // heads * self.item
@@ -70,7 +71,7 @@ class Pool:
                 page.reshape(heads, PAGE, dim * self.item)[:, (first + j) % PAGE] = raw[j]
 
     def _parts(self, seq, pos):
-        """Byte ranges of K and of V of position pos, by head: views [heads, dim bytes]"""
+        """Byte ranges of K and V of position pos, by head: views [heads, dim bytes]"""
         for base, width in ((0, self.k_width), (PAGE * self.k_width, self.v_width)):
             yield (
                 self.pages[
@@ -105,7 +106,7 @@ class Pool:
         return out
 
     def write(self, seq, pos, pages, n, heads):
-        """Positions [pos, pos + n) as they are in `pages`"""
+        """Copies positions [pos, pos + n) from `pages`."""
         for j in range(n):
             page = self.table[seq, (pos + j) // PAGE]
             for base, width in ((0, self.k_width), (PAGE * self.k_width, self.v_width)):
@@ -120,7 +121,7 @@ class Pool:
 
 
 class Codes(Pool):
-    """Pages of latents of a quantised type (tests/kv_types.py). fill takes rows as they are before they are rounded."""
+    """Pages of latents of a quantised type (tests/kv_types.py). fill takes unrounded rows."""
 
     def __init__(self, lens, width, kv, rng):
         super().__init__(lens, width, 0, "f32", rng)

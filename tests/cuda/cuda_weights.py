@@ -1,4 +1,4 @@
-"""Matrices for kernel tests: random values in every storage type, in the order that kernels read them."""
+"""Matrices for kernel tests: random values in every storage type, in the layouts that kernels read"""
 
 import ctypes as C
 import functools
@@ -19,7 +19,7 @@ SOURCES = [
 
 @functools.lru_cache
 def lib():
-    """Packing and dequantisation, which unit tests hold to other oracles."""
+    """Packing and dequantisation; unit tests compare them with other oracles."""
     so = H.host_library("planes", SOURCES)
     so.dtype_text.restype = C.c_char_p
     for n in ("dtype_row_bytes", "planes_bytes"):
@@ -33,8 +33,9 @@ def lib():
 
 
 class Weights:
-    """`packed`: uint8 [rows, bytes] in the layout of a GPU; `value`: the same weights as fp32. raw: any bytes in the fields (exponents
-    of block scales stay small) instead of quantised random numbers. values: these [rows, cols], quantised."""
+    """`packed`: uint8 [rows, bytes] in a GPU layout; `value`: the same weights as fp32. raw:
+    arbitrary bytes in the fields (exponents of block scales stay small) instead of quantised
+    random numbers. values: quantises these [rows, cols]."""
 
     def __init__(self, dtype, rows, cols, seed=1, scale=1.0, raw=False, values=None):
         so, d, rng = lib(), H.DTYPES.index(dtype), np.random.default_rng(seed)

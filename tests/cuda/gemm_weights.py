@@ -1,5 +1,6 @@
-"""Matrices for the tests of products: bytes as the device has them (layouts row and planes), and their values. The definitions of the
-block formats are ggml's, written down anew, but for those that are codes."""
+"""Matrices for GEMM tests: bytes as stored on the device (layouts row and planes), and their
+values. The definitions of block formats follow ggml and are written independently, except those
+of types with codes."""
 
 import functools
 
@@ -9,7 +10,7 @@ from code_blocks import CODES
 from cuda_weights import Weights
 
 
-TABLES = {  # of bitsandbytes 0.50
+TABLES = {  # from bitsandbytes 0.50
     "nf4": np.array(
         [
             -1.0,
@@ -44,7 +45,7 @@ def half(r, shape, lo, hi):
 
 
 def plane(a, rows):
-    """[rows, ..] as bytes, each row padded to 16."""
+    """[rows, ..] as bytes, each row padded to a multiple of 16"""
     a = np.ascontiguousarray(a).reshape(rows, -1).view(np.uint8)
     return np.pad(a, ((0, 0), (0, -a.shape[1] % 16)))
 
@@ -55,12 +56,13 @@ def nibbles(q):
 
 
 def fifth(q):
-    """[.., 32] of 0 and 1: a word, bit i for value i."""
+    """[.., 32] of 0 and 1: one word, bit i for value i"""
     return (q.astype(np.uint32) << np.arange(32, dtype=np.uint32)).sum(-1, dtype=np.uint32)
 
 
 def fives(q):
-    """[.., 32] of 5 bits: five words, three pairs of values in the halves of each; of values 30 and 31 a bit in the top of each half."""
+    """[.., 32] of 5 bits: five words with three pairs of values in the halves of each; the top bit
+    of each half is a bit of values 30 and 31"""
     w = np.zeros(q.shape[:-1] + (5,), np.uint32)
     for e in range(30):
         w[..., e // 6] |= (q[..., e] << e % 2 * 16 + e // 2 % 3 * 5).astype(np.uint32)
@@ -73,7 +75,8 @@ def fives(q):
 
 @functools.lru_cache
 def turned():
-    """For each of the 32 bits of eight E2M1 (bit b of column c of 8: 4 c + b) the word that has it alone: the inverse, over GF(2), of what kernels take out."""
+    """For each of the 32 bits of eight E2M1 (bit b of column c of 8: 4 c + b) the word that has
+    only that bit: the inverse, over GF(2), of what kernels extract."""
     rows = []
     for c in range(8):  # columns 0..3, 16..19
         j, upper = c // 4 * 2 + c % 2, c % 4 // 2 * 16
@@ -87,12 +90,12 @@ def turned():
             if i != b and left[i] >> b & 1:
                 left[i] ^= left[b]
                 right[i] ^= right[b]
-    # right[b]: which wanted bits make bit b of the word
+    # right[b]: wanted bits that make bit b of the word
     return [sum(1 << b for b in range(32) if right[b] >> w & 1) for w in range(32)]
 
 
 def e2m1(q):
-    """[.., 32] of 4 bits: four words."""
+    """[.., 32] of 4 bits: four words"""
     w = np.zeros(q.shape[:-1] + (4,), np.uint32)
     for i in range(4):
         for c in range(8):
@@ -103,7 +106,7 @@ def e2m1(q):
 
 
 def k_scales(sc, mn):
-    """[.., 8] and [.., 8] of 6 bits: 12 bytes."""
+    """[.., 8] and [.., 8] of 6 bits: 12 bytes"""
     out = np.zeros(sc.shape[:-1] + (12,), np.uint8)
     for j in range(4):
         out[..., j] = sc[..., j] | (sc[..., j + 4] >> 4) << 6
@@ -113,7 +116,7 @@ def k_scales(sc, mn):
 
 
 def make(r, rows, cols, dtype):
-    """(bytes, values [rows, cols])"""
+    """Returns (bytes, values [rows, cols])."""
     if dtype in ("bf16", "f16"):
         w = r.standard_normal((rows, cols)).astype(np.float32) * 0.1
         if dtype == "f16":
@@ -121,7 +124,7 @@ def make(r, rows, cols, dtype):
             return h.view(np.uint16), h.astype(np.float64)
         h = bf16(w)
         return h, (h.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    if dtype in CODES:  # as formats/dequant.c has them, which is held to the gguf package
+    if dtype in CODES:  # as in formats/dequant.c, which is tested against the gguf package
         w = Weights(dtype, rows, cols, seed=int(r.integers(1 << 30)))
         return w.packed, w.value.astype(np.float64)
     if dtype.endswith("_k"):
@@ -163,7 +166,7 @@ def make(r, rows, cols, dtype):
             - dm[..., None, None].astype(np.float64) * mn[..., None]
         )
         return np.concatenate([*parts, plane(head, rows)], 1), v.reshape(rows, cols)
-    if dtype in ("mxfp4", "nvfp4"):  # E2M1 with scales of 8 bits
+    if dtype in ("mxfp4", "nvfp4"):  # E2M1 with 8-bit scales
         levels = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
         q = r.integers(0, 16, (rows, cols // 32, 32))
         if dtype == "mxfp4":
@@ -171,7 +174,7 @@ def make(r, rows, cols, dtype):
             v = levels[q] * 2.0 ** (e[..., None].astype(int) - 127)
             return np.concatenate([plane(e2m1(q), rows), plane(e, rows)], 1), v.reshape(rows, cols)
         s = r.integers(8, 126, (rows, cols // 16)).astype(np.uint8)
-        d = (0.00037 * (1 + r.random((rows, 1)))).astype(np.float32)  # of a row
+        d = (0.00037 * (1 + r.random((rows, 1)))).astype(np.float32)  # per row
         scale = (1 + (s & 7) / 8) * 2.0 ** ((s >> 3).astype(int) - 7) * d.astype(np.float64)
         v = levels[q].reshape(rows, -1, 16) * scale[..., None]
         return np.concatenate([plane(e2m1(q), rows), plane(s, rows), plane(d, rows)], 1), v.reshape(
@@ -180,7 +183,7 @@ def make(r, rows, cols, dtype):
     if dtype[:3] in ("nf4", "fp4"):
         codes = (
             TABLES[dtype[:3]].astype(np.float16).astype(np.float64)
-        )  # tiles take them from a table of 16 bits
+        )  # tiles read them from a table of 16-bit values
         group = int(dtype[4:])
         q, d = (
             r.integers(0, 16, (rows, cols // group, group)),
@@ -191,7 +194,7 @@ def make(r, rows, cols, dtype):
         ).reshape(rows, cols)
     if (
         dtype[0] in "uf" and dtype[1] in "48"
-    ):  # u4_128_f32: a scale and a zero point for each 128 columns
+    ):  # u4_128_f32: a scale and a zero point per 128 columns
         group = int(dtype.split("_")[1])
         bits, nb = int(dtype[1]), cols // group
         wide = dtype[0] == "f" or dtype.endswith("f32")
@@ -212,7 +215,7 @@ def make(r, rows, cols, dtype):
         return np.concatenate(
             [plane(codes, rows), plane(d, rows), plane(z.astype(np.uint8), rows)], 1
         ), ((q - z[..., None]) * d[..., None].astype(np.float64)).reshape(rows, cols)
-    if dtype[0] in "um" and dtype[1:2].isdigit():  # two and three bits; m: a minimum for each group
+    if dtype[0] in "um" and dtype[1:2].isdigit():  # two and three bits; m: a minimum per group
         bits, group = int(dtype[1]), int(dtype.split("_")[1])
         nb = cols // group
         q = r.integers(0, 1 << bits, (rows, nb, group))
@@ -221,7 +224,9 @@ def make(r, rows, cols, dtype):
             codes = nibbles(q.reshape(rows, nb, -1, 32))
         elif bits == 8:
             codes = q.astype(np.uint8)
-        else:  # column 16 h + 4 k + c in byte 4 h + c, bits 2 k; third bits: column 4 i + c in byte c, bit i
+        # column 16 h + 4 k + c in byte 4 h + c, bits 2 k; third bits: column 4 i + c in byte c, bit
+        # i
+        else:
             low = (q & 3).reshape(rows, -1, 2, 4, 4).astype(np.uint8)
             codes = np.bitwise_or.reduce(low << (2 * np.arange(4, dtype=np.uint8))[:, None], 3)
             if bits == 3:

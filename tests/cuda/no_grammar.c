@@ -1,5 +1,4 @@
-/* Stands for grammar/ where the CPU's sampler is built by itself: no request of these tests is held
- * to a grammar. */
+/* Replaces grammar/ in a build of the CPU sampler alone: these tests use no grammars. */
 #include "grammar/grammar.h"
 
 llmc_status

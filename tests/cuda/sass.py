@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""What ptxas made of a kernel: instructions in order, from a cubin, and the facts that tests hold them to.
+"""Reads the SASS that ptxas generated for a kernel: instructions in order, from a cubin, and the
+facts that tests check.
 
-    tests/cuda/sass.py FILE.cubin ...        one line a function: counts, order, widths
+    tests/cuda/sass.py FILE.cubin ...        one line per function: counts, order, widths
 
-    s = sass.functions(cubin)["norm_glu_decode"]     # a list of instructions as text
+    s = sass.functions(cubin)["norm_glu_decode"]     # a list of instructions as strings
     s.first("LDGSTS", "LDG") < s.first("ACQBULK")    # weights before the wait of a dependent launch
 
-ACQBULK is griddepcontrol.wait, PREEXIT launch_dependents, LDGSTS cp.async, UBLKCP a bulk copy, HMMA and HGMMA the tensor cores, LDL and STL
-spills. The disassembler is a toolkit's or the one in the triton wheel: LLMC_NVDISASM, PATH, /usr/local/cuda, Python's packages; without
-one functions() is None."""
+ACQBULK is griddepcontrol.wait, PREEXIT launch_dependents, LDGSTS cp.async, UBLKCP a bulk copy, HMMA
+and HGMMA the tensor cores, LDL and STL spills. The disassembler is that of a CUDA toolkit or of the
+triton wheel, searched in LLMC_NVDISASM, PATH, /usr/local/cuda and Python's packages; without one
+functions() is None."""
 
 import functools
 import glob
@@ -45,14 +47,15 @@ def disassembler():
 
 
 class Sass(list):
-    """Instructions in the order of the file, `@P0 LDG.E.128 R4, ...`; label: where each label of the disassembler stands."""
+    """Instructions in the order of the file, such as `@P0 LDG.E.128 R4, ...`; label: index of each
+    label of the disassembler"""
 
     def __init__(self, items=()):
         super().__init__(items)
         self.label = {}
 
     def where(self, *ops):
-        """Places of the instructions whose name begins with one of ops (a name ends at a dot)."""
+        """Indices of the instructions whose name begins with one of ops (names end at a dot)"""
         want = tuple(ops)
         out = []
         for i, text in enumerate(self):
@@ -62,14 +65,15 @@ class Sass(list):
         return out
 
     def first(self, *ops):
-        """Place of the first, or the length where there is none."""
+        """Index of the first one, or the length if there is none"""
         return next(iter(self.where(*ops)), len(self))
 
     def count(self, *ops):
         return len(self.where(*ops))
 
     def loops(self, *ops):
-        """The bodies of loops (from a label to the last branch back to it) that hold an instruction of each of ops and no other such loop, in order."""
+        """Bodies of loops (from a label to the last branch back to it) that contain an instruction
+        of each of ops and no other such loop, in order"""
         last = {}
         for i in self.where("BRA"):
             m = re.search(r"(\.L\w+)", self[i])
@@ -90,8 +94,9 @@ class Sass(list):
         return found
 
     def ways(self, *ops):
-        """Of each loop with an instruction of the first of ops: how many instructions the shortest way round has that passes most of ops, the first one's before the next one's.
-        What is behind a branch on the way (the end of a tile) is not in it."""
+        """For each loop with an instruction of the first of ops: number of instructions on the
+        shortest path around it that passes most of ops, the first one's before the next one's.
+        Code after a branch out of the loop (the end of a tile) is not counted."""
         heads = {}
         for i in self.where("BRA"):
             m = re.search(r"(\.L\w+)", self[i])
@@ -99,7 +104,8 @@ class Sass(list):
                 heads[self.label[m[1]]] = i
         marks, found = [set(self.where(o)) for o in ops], []
         for head, tail in sorted(heads.items()):
-            best = {}  # from an instruction to the branch back: of each of ops, then minus the length
+            # from an instruction to the branch back: number of passed ops, then minus the length
+            best = {}
             for i in range(tail, head - 1, -1):
                 m = re.match(r"(@!?\S+\s+)?(\S+)\s*(.*)", self[i])
                 to = (
@@ -133,7 +139,7 @@ def disassembled(tool, cubin):
 
 
 def functions(cubin):
-    """{name: Sass} of a cubin's bytes; None without a disassembler."""
+    """{name: Sass} of a cubin's bytes; None without a disassembler"""
     tool = disassembler()
     if tool is None:
         return None
@@ -158,7 +164,8 @@ def functions(cubin):
 
 
 def faults(s, bytes_=16, tensor=True):
-    """What a kernel that streams weights may not do, as sentences; empty: nothing. bytes_: width of the first load of weights."""
+    """Returns, as sentences, the rules for kernels that stream weights that this one breaks.
+    bytes_: width of the first load of weights."""
     out = []
     load, wait = s.first("LDGSTS", "UBLKCP"), s.first("ACQBULK")
     if load == len(s):

@@ -1,5 +1,8 @@
-"""Every wrapper against what PTX says it does: conversions, accesses, order, fragments of ldmatrix and mma, asynchronous copies, clusters.
-The expectations are numpy's and the PTX manual's fragment tables, not the emulator's. With LLMC_TEST_GPU=1 the PTX itself runs."""
+"""Every wrapper against its PTX definition: conversions, accesses, order, fragments of ldmatrix and
+mma, asynchronous copies, clusters.
+
+Expected values come from numpy and the fragment tables of the PTX manual, not from the emulator.
+With LLMC_TEST_GPU=1 the PTX itself runs."""
 
 import re
 import subprocess
@@ -65,7 +68,7 @@ def launch(
     text=None,
     **more,
 ):
-    """y after the kernel, in every mode; the runs must agree."""
+    """Returns y after the kernel, in every mode; the runs must agree."""
     src = text or source(arch)
     x = np.ascontiguousarray(x).view(np.uint32).ravel()
     got = None
@@ -162,7 +165,8 @@ def test_accesses(arch):
 
 
 def test_grid_workspace():
-    """The address behind grid_sync has envreg1 above envreg2, as driver_abi.h of cooperative groups has it: only a GPU would fault otherwise."""
+    """The address for grid_sync has envreg1 above envreg2, as in driver_abi.h of cooperative
+    groups: otherwise only a GPU would fault."""
     tool = H.nvrtc_tool()
     if tool is None or sass.disassembler() is None:
         pytest.skip("no libnvrtc or no nvdisasm")
@@ -226,7 +230,7 @@ def test_ldmatrix_and_stmatrix():
     assert (y.view(np.uint16).reshape(4, 8, 8) == m).all()
 
 
-# Where register r and part e of a lane lie in A (row, k), B (k, column), C (row, column)
+# Positions of register r, part e of a lane in A (row, k), B (k, column), C (row, column)
 def layout(m, k, bits):
     e = np.arange(32 // bits)
     if bits == 32:
@@ -279,7 +283,7 @@ def test_mma(name):
     c_type = np.int32 if kind == "s8" else np.float32
     for scale in (
         (1, 2.0**-24) if kind == "f16" else (1,)
-    ):  # f16: also halves below the normal ones, which are not rounded to zero
+    ):  # f16: also subnormal halves, which are not flushed to zero
         x = np.stack(
             regs(a * scale, A)
             + regs(b, B)
@@ -328,7 +332,7 @@ def test_clusters():
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])
 def test_scopes(arch):
-    """Each type: what was there, stores, and sums one after the other."""
+    """Each type: old value, stores, and consecutive sums"""
     types = [np.int32, np.uint32, np.float32, np.uint64]
     n = 16 if arch == "sm_90a" else 12
     x = np.zeros((n, 8), np.uint8)
@@ -349,8 +353,9 @@ def test_grid_barrier():
 
 
 def test_pairs_of_halves():
-    """Sums, products and both, rounded once: numpy's of doubles, which hold them exactly. The emulator goes by way of fp32, so what it is asked is
-    exact there before the one rounding, as what kernels ask is."""
+    """Add, mul and fma, rounded once: numpy's in double, which holds them exactly. The
+    emulator computes in fp32, so the inputs are such that fp32 is exact before the one rounding,
+    as in kernels."""
     n = 4096
     rng = np.random.default_rng(5)
     a, b = rng.integers(0, 1 << 16, (2, n, 2)).astype(np.uint16)
@@ -399,7 +404,7 @@ def test_pairs_of_halves():
 
 
 def approximations():
-    """Those of a header that wants a template around it, by themselves."""
+    """The approximations of a header that needs a template around it, on their own"""
     header = (H.TEMPLATES / "cuda/attention/flash_tile.h").read_text()
     fn = "".join(
         re.search(rf"DEV float\n{f}\(.*?\n}}\n", header, re.S)[0]
@@ -423,7 +428,7 @@ extern "C" __global__ void __launch_bounds__(256) approximate(const args p)
 
 
 def test_approximations():
-    """ex2.approx: 2 units in the last place, rcp.approx one; both flush what is denormal."""
+    """ex2.approx: 2 ulp, rcp.approx: 1 ulp; both flush subnormals."""
     x = np.concatenate([RNG.uniform(-126, 20, 4000), [0, -1, 5, -126, -200, -np.inf]]).astype(
         np.float32
     )
@@ -454,8 +459,9 @@ def test_landing_copies_arrive():
 
 # ---- sm_90 ----------------------------------------------------------------------------------------------------------
 
-# What the manual does not say and an H100 asks for: innermost coordinates at multiples of 16 bytes, no negative ones for a store (both end the kernel
-# with an illegal instruction), and a tensor whose rows are multiples of 16 bytes: a store writes what is beyond up to the next one.
+# Requirements of an H100 that the manual does not mention. Innermost coordinates are multiples of
+# 16 bytes, and a store has no negative ones: both end the kernel with an illegal instruction. Rows
+# of a tensor are multiples of 16 bytes, since a store writes up to the next multiple.
 DIMS, BOX, AT, PUT = (8, 5, 4, 3, 2), (8, 2, 2, 2, 1), (4, 4, 3, -1, 1), (4, 4, 1, 2, 0)
 WGMMA = [
     (t, n, form)
@@ -470,7 +476,9 @@ def source90(wgmma=(), arch="sm_90a"):
     if arch != "sm_90a":
         text = (
             text[
-                : text.index("/* Each block of a" if arch == "sm_120a" else "/* A warpgroup gives")
+                : text.index(
+                    "/* Each block of a" if arch == "sm_120a" else "/* A warpgroup releases"
+                )
             ]
             + text[text.index("/* y [64][N]") :]
         )
@@ -504,7 +512,7 @@ def source90(wgmma=(), arch="sm_90a"):
 
 
 def with_maps(fn, arrays, maps, at=(), put=(), **more):
-    """The struct begins with two maps; those that go to memory leave none there."""
+    """The struct begins with two maps; maps that are copied to memory leave none there."""
     fields = ["x", "y", *(list(at) + [0] * 5)[:5], *(list(put) + [0] * 5)[:5]]
     space = "256x" if all(m[5] for m in maps) else "128x" if len(maps) == 1 else ""
     return launch(
@@ -553,7 +561,8 @@ def test_boxes_of_tensors(n):
     ],
 )
 def test_boxes_that_no_gpu_takes(width, at, put, says):
-    """Each ended a kernel of an H100, or wrote beyond its tensor; the emulator says so."""
+    """Each of these ended a kernel on an H100, or wrote beyond its tensor; the emulator reports
+    them."""
     H.only_emulated()
     arrays = dict(x=np.zeros(60, np.uint32), y=np.zeros(60, np.uint32))
     maps = [(k, 7, (width, 5), [48, 0], BOX[:2], None) for k in "xy"]
@@ -628,7 +637,7 @@ def test_wgmma(n):
 
 
 def preprocessed(text):
-    """Macros expanded, for sm_90; a header that lacks its template's names still comes out."""
+    """Text with macros expanded, for sm_90; also for a header that lacks the names of its template."""
     return subprocess.run(
         ["gcc", "-E", "-P", "-x", "c++", "-D__CUDA_ARCH__=900", "-I", str(H.TEMPLATES), "-"],
         input=text,
@@ -646,7 +655,7 @@ def functions_with_ptx(text, mark):
 
 @pytest.mark.skipif(H.REAL, reason="compiled for the GPU at hand by every other test")
 def test_real_compiler():
-    """For every architecture, without spills and warnings."""
+    """For every architecture, without spills and warnings"""
     found = H.nvrtc_tool()
     if found is None:
         pytest.skip("no libnvrtc")
@@ -661,13 +670,13 @@ def test_real_compiler():
 
 @pytest.mark.skipif(H.REAL, reason="the templates are the same on a GPU")
 def test_every_wrapper_has_a_case():
-    """A function of templates/cuda that holds PTX is called by a kernel whose result is known: one of these, or one of tests/emu/t_sm90.cu, which the
-    check of a GPU runs as well."""
+    """Every function of templates/cuda with PTX is called by a kernel with a known result: here, or
+    in tests/emu/t_sm90.cu, which the GPU check runs as well."""
     wrappers = set()
     for path in sorted((H.TEMPLATES / "cuda").rglob("*.h")):
         wrappers |= set(functions_with_ptx(path.read_text(), r"\bDEV\b")) - {
             "name"
-        }  # also what the preprocessor leaves out
+        }  # also code that the preprocessor removes
         wrappers |= set(
             functions_with_ptx(
                 preprocessed(f'#include "{path.relative_to(H.TEMPLATES)}"\n'),

@@ -1,4 +1,4 @@
-"""Attention, appends and rotations of the GPU target against float64, on the emulator."""
+"""Attention, appends and RoPE of the GPU target against float64, on the emulator"""
 
 import numpy as np
 import pytest
@@ -9,11 +9,12 @@ import sass
 from attention_oracle import Attention, close
 from planted import plant
 
-ARCH = ["sm_75", "sm_90a", "sm_90a"]  # by seed; the newer ones start before what they read is there
+# by seed; newer architectures start before their inputs are written
+ARCH = ["sm_75", "sm_90a", "sm_90a"]
 
 
 class Case(Attention):
-    """In scattered pages; whatever is not a key or value is NaN."""
+    """Scattered pages; NaN wherever there is no key or value."""
 
     def make_pool(self, rng):
         self.pool = KV.Pool(
@@ -28,7 +29,8 @@ class Case(Attention):
         self.pool.fill(seq, self.k[seq], self.v[seq])
 
     def run(self, kernel, rows, beyond=0, **kw):
-        """rows: list of (sequence, [positions]); returns the outputs stacked, [rows, heads, v_dim]. beyond: bytes before the first page"""
+        """rows: list of (sequence, [positions]). Returns the outputs stacked, [rows, heads, v_dim].
+        beyond: bytes before the first page."""
         pages, table = self.pool.beyond(beyond) if beyond else (self.pool.pages, self.pool.table)
         pos = [p for _, ps in rows for p in ps]
         q = np.concatenate([self.q[i][ps] for i, ps in rows])
@@ -41,7 +43,7 @@ class Case(Attention):
         )
         if (
             kernel.template == "attention_decode_sm80"
-        ):  # reads before its wait what is older than the step
+        ):  # reads data older than the step before its wait
             own = [
                 (1, at, n) for i, ps in rows for at, n in self.pool.places(i, ps[0], self.kv_heads)
             ]
@@ -86,12 +88,12 @@ CASES = {
     ),
 )
 def test_portable(name, mode, seed):
-    """Rows of every kind in one step: decode rows, and pieces of prompts."""
+    """Decode and prefill rows in one step"""
     c = Case(**CASES[name])
     k = H.build("attention", ARCH[seed], c.params)
     tol = (
         3e-4 if name == "low" else 2e-5
-    )  # a score of 400 has 1.5e-5 of rounding, which the exponential keeps
+    )  # a score of 400 has a rounding error of 1.5e-5, which the exponential keeps
     rows = [
         (i, sorted({0, 1, 30, 31, 32, n // 2, n - 2, n - 1} & set(range(n))))
         if i % 2
@@ -103,7 +105,7 @@ def test_portable(name, mode, seed):
     want = np.concatenate([c.want(i, ps) for i, ps in rows])
     got = c.run(k, rows, mode=mode, seed=seed)
     close(got, want, tol)
-    if seed == 1:  # a row alone
+    if seed == 1:  # one row alone
         i, ps = rows[-1]
         assert np.array_equal(got[-1:], c.run(k, [(i, ps[-1:])], bucket=3))
 
@@ -133,7 +135,8 @@ DECODE = {
 
 
 def decode_tests():
-    """Everything in the fast mode on one variant or the other, what differs in control flow in the checking mode too."""
+    """All cases in fast mode on one of the variants; cases with different control flow in checking
+    mode too"""
     for name in DECODE:
         for template, arch in (
             ("attention_decode", "sm_75"),
@@ -155,7 +158,7 @@ def decode_tests():
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("template,arch,name,mode,seed", H.always(decode_tests(), "low", "many"))
 def test_decode(template, arch, name, mode, seed):
-    """One row a sequence, on grids that cut them differently."""
+    """One row per sequence, on grids that cut them differently"""
     c = Case(**DECODE[name])
     k = H.build(template, arch, c.params)
     tol = 3e-4 if name == "low" else 2e-5
@@ -187,7 +190,8 @@ def test_decode_large(template, arch):
 
 
 def dealt(c, sms):
-    """What a block of attention_decode_sm80 does (att_schedule): blocks of a unit (0: runs of the list), warps of a team."""
+    """The schedule of attention_decode_sm80 (att_schedule): CTAs per unit (0: runs of the list),
+    warps per team"""
     lo = [max(n - c.window, 0) if c.window else 0 for n in c.lens]
     tiles = [(n - 1) // 16 - a // 16 + 1 for n, a in zip(c.lens, lo)]
     each = c.kv_heads * -(-(c.heads // c.kv_heads) // 8)
@@ -229,8 +233,9 @@ DEALT = {
 
 
 @pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in DEALT for r in H.RUNS])
-def test_decode_dealt(name, mode, seed):
-    """Units side by side in a block, in turns, alone in one, in parts over several, or runs of the list."""
+def test_decode_schedules(name, mode, seed):
+    """Several units per CTA, one after another or concurrently; one unit per CTA; units split over
+    CTAs; runs of the list"""
     sms, how, case = DEALT[name]
     c = Case(**case)
     assert dealt(c, sms) == how
@@ -239,7 +244,7 @@ def test_decode_dealt(name, mode, seed):
     want = np.concatenate([c.want(i, ps) for i, ps in rows])
     got = c.run(k, rows, mode=mode, seed=seed, sms=sms)
     close(got, want)
-    if mode == "fast":  # the same to the bit with idle blocks' worth of rows
+    if mode == "fast":  # bit-identical with a grid for more rows
         assert np.array_equal(got, c.run(k, rows, seed=seed + 2, sms=sms, bucket=len(rows) + 2))
 
 
@@ -258,7 +263,7 @@ def test_decode_dealt(name, mode, seed):
     ],
 )
 def test_decode_barriers(name, barrier, after):
-    """Each is needed."""
+    """Each barrier is needed."""
     H.only_emulated()
     sms, _, case = DEALT[name]
     c = Case(**case)
@@ -273,8 +278,9 @@ EARLY = "(g.tile + team.member + 1) * S::TILE <= g.pos"
 
 @pytest.mark.parametrize("planted", [False, pytest.param(True, marks=pytest.mark.findings)])
 @pytest.mark.parametrize("lens", [[300, 65], [33]])
-def test_decode_asks_early(lens, planted):
-    """K and V that are older than the step are read before the kernel in front has ended; nothing of the step's own position is."""
+def test_decode_loads_before_the_wait(lens, planted):
+    """K and V older than the step are read before the preceding kernel has ended; the step's own
+    position is not."""
     c = Case(lens, heads=4, kv_heads=2, dim=64)
     k = H.build("attention_decode_sm80", "sm_90a", c.params)
     wrong = plant(k.text, EARLY, "true")
@@ -289,7 +295,7 @@ def test_decode_asks_early(lens, planted):
         close(c.run(k, c.last(), mode=mode, seed=seed), want, 2e-5)
 
 
-# Bytes before the pages of a pool: neither 31 bits of elements nor 32 of bytes hold what lies behind
+# Bytes before the pages of a pool: offsets exceed 31 bits of elements and 32 bits of bytes
 FAR = 9 << 30
 
 
@@ -342,7 +348,7 @@ def test_kv_append(kv, dim, v_dim, mode, seed):
     heads, lens = 3, [1, 32, 40]
     pool = KV.Pool(lens, heads * dim, heads * v_dim, kv, rng)
     k, v = (rng.standard_normal((sum(lens), heads, d)).astype(np.float32) * 3 for d in (dim, v_dim))
-    k[3, 1, 2] = 7e4  # beyond the largest half
+    k[3, 1, 2] = 7e4  # above the largest half
     kernel = H.build(
         "kv_append",
         ARCH[seed],
@@ -443,7 +449,7 @@ def test_rope_2d(heads, dim, dims, style, mode, seed):
 
 
 def test_nvrtc():
-    """What real models ask for: no spill, no warning."""
+    """Parameters of real models: no spill, no warning."""
     for template, heads, kv_heads, dim, kv, archs in (
         ("attention_decode_sm80", 32, 8, 128, "bf16", ["sm_90a", "sm_100a"]),
         ("attention_decode_sm80", 32, 8, 128, "f16", ["sm_80"]),
@@ -470,7 +476,8 @@ def test_nvrtc():
 
 
 def test_sass():
-    """K and V of a tile are asked for before anything is multiplied, older ones before the launch before has ended."""
+    """Loads of K and V of a tile are issued before any mma; those of older tiles before the PDL
+    wait."""
     p = dict(
         HEADS=32,
         KV_HEADS=8,
@@ -493,9 +500,10 @@ def test_sass():
     asked, wait = (
         s.where("LDGSTS"),
         s.where("ACQBULK")[-1],
-    )  # the one before it is of blocks without work
+    )  # the first exit is for CTAs without work
     assert len([i for i in asked if i < first]) == 32 and s.count("LDL", "STL") == 0
-    # half of them for tiles that are older than the step; queries and what the step wrote behind the wait
+    # half of the loads are for tiles older than the step; queries and the step's own rows come
+    # after the wait
     assert (
         wait < s.first("PREEXIT")
         and len([i for i in asked if i < wait]) == 16

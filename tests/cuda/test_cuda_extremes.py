@@ -1,6 +1,8 @@
-"""Rows of large negative values, of ties, of infinities and of NaN: for every softmax, maximum, top k and argmax of the GPU's kernels.
+"""Rows of large negative values, ties, infinities and NaN, for every softmax, maximum, top-k and
+argmax of the GPU kernels.
 
-Values are chosen so that scores are exact. The shapes are those of the cases called low in the kernels' own tests, whose builds are shared."""
+Values are chosen so that scores are exact. The shapes are those of the cases called low in the
+kernels' own tests, whose builds are shared."""
 
 import cuda_harness as H
 import numpy as np
@@ -48,7 +50,8 @@ def test_attention(template, arch, heads, kv):
 
 
 def latent(cls=M.Steps, **kw):
-    """The sequences of `extreme`: scores come from the last column of the rotary part alone, values from the latents, which stay random."""
+    """The sequences of `extreme`: scores come from the last rotary column alone, values from the
+    latents, which stay random."""
     c = cls(**dict(dict(M.STEPS["low"], lens=EXTREMES, low=0.0), **kw))
     for i in range(6):
         c.q[i][:], c.c[i][:, :, c.rank :] = 0, 0
@@ -88,7 +91,8 @@ def test_latent_attention_portable():
     ],
 )
 def test_latent_attention(template, arch, tol):
-    """In the mixed step the odd sequences have pieces of 20 rows, which are expanded: of their rows the weights are multiplied by values, not latents."""
+    """In the mixed step the odd sequences have chunks of 20 rows, which run expanded: their weights
+    are multiplied with values, not latents."""
     mixed = "mixed" in template
     c = latent(heads=2, expand=4) if mixed else latent()
     if "sm90" in template:
@@ -157,7 +161,7 @@ def ordinary(c, i, ps):
 
 # ---- choosing experts -------------------------------------------------------------------------------------------------
 
-ROUTERS = {  # experts, chosen, how
+ROUTERS = {  # experts, top_k, how
     "softmax": (128, 8, dict(renorm=1)),
     "groups": (
         64,
@@ -171,7 +175,8 @@ NAN_ROW, INF_ROW = 6, 7
 
 
 def logits(n, groups):
-    """Rows of logits: far below zero and different, far below and equal, all zero, groups that are equal, two maxima, one expert far above; NaN, infinity"""
+    """Rows of logits: very negative and different, very negative and equal, all zero, equal groups,
+    two maxima, one expert far above; NaN, infinity"""
     e = np.arange(n)
     x = np.zeros((9, n), np.float32)
     x[0] = -400 - e * 7 % n / 4
@@ -193,7 +198,7 @@ def routed(name, x, run):
     want_id, want = route(x[plain], top_k, **c)
     assert np.array_equal(ids[plain], want_id)
     assert np.abs(weights[plain] - want).max() < 1e-5 * c.get("scale", 1)
-    for t in (NAN_ROW, INF_ROW):  # experts that exist, each once
+    for t in (NAN_ROW, INF_ROW):  # valid experts, each once
         assert len(set(ids[t])) == top_k and 0 <= ids[t].min() and ids[t].max() < n
     x = x.copy()
     x[[NAN_ROW, INF_ROW]] = 1
@@ -245,7 +250,8 @@ def test_route(name):
     ],
 )
 def test_fused_route(template, name, dtype):
-    """Logits are sums of two columns times a router's rows, all exact in bf16: expert e has -400 and -(e's place in its group)."""
+    """Logits are sums of two columns times a router's rows, all exact in bf16: expert e has -400
+    and -(index of e in its group)."""
     n, top_k, c = ROUTERS[name]
     groups, hidden = c.get("groups", 1), 64
     w = np.zeros((n, hidden), np.float32)
@@ -299,7 +305,8 @@ def test_fused_route(template, name, dtype):
 
 
 class Scores(I.Indexer):
-    """An indexer of one head whose score of a position is the first element of its key, times the row's weight of 1 or -1 (below zero: 0)."""
+    """An indexer with one head whose score of a position is the first element of its key, times the
+    row's weight of 1 or -1 (negative: 0)"""
 
     def __init__(self, scores, chosen, kv="f32", extra=()):
         super().__init__([len(scores), *extra], heads=1, dim=8, chosen=chosen, kv=kv)
@@ -332,7 +339,8 @@ PATTERNS = {
 
 @pytest.mark.parametrize("chosen", [37, 255, 256, 257])
 def test_positions(chosen):
-    """Equal scores, and higher ones after them; weights below zero, so that the scores are large negative values. One block has a row, or several blocks."""
+    """Equal scores, and higher ones after them; negative weights, so that scores are large negative
+    values. A row in one CTA or in several."""
     k = None
     for name, scores in (
         PATTERNS.items()
@@ -349,7 +357,8 @@ def test_positions(chosen):
 
 
 def test_a_block_with_two_rows():
-    """A row of low scores after one of high scores in the same block: the bar of the first must not hold for the second. And NaN in neither."""
+    """A row of low scores after one of high scores in the same CTA: the bar of the first must not
+    apply to the second. Also a NaN in either."""
     scores = np.where(np.arange(N) < 600, 9.0, 1.0 + np.arange(N) % 5).astype(np.float32)
     c = Scores(scores, 37)
     c.w[0][N - 3 :] = [[1], [-1], [0.5]]
@@ -368,7 +377,8 @@ def test_a_block_with_two_rows():
 
 
 def test_top_k_around_256(cpu):
-    """256 is the largest k that the blocks of a row list together; 257 takes the other way. Logits are nearly flat, with ties at the bound."""
+    """256 is the largest k for which the CTAs of a row make shortlists; 257 takes the other path.
+    Logits are nearly flat, with ties at the threshold."""
     vocab, ks = 3000, (1, 255, 256, 257, 258, 2999)
     rows = [(k, s) for k in ks for s in range(3)]
     rng = np.random.default_rng(1)
@@ -379,7 +389,8 @@ def test_top_k_around_256(cpu):
 
 
 def test_extreme_logits(cpu):
-    """Each way to pick: rows far below zero, of ties, with an infinity; a row with NaN is reported, and leaves the others as they are."""
+    """All ways of sampling: very negative rows, ties, an infinity. A row with NaN is reported and
+    leaves the others unchanged."""
     vocab, ways = (
         1000,
         (
@@ -411,7 +422,8 @@ def test_extreme_logits(cpu):
 
 
 def check_samples(cpu, logits, cases):
-    """Holds ids, and whether a row can be sampled, to the CPU's sampler; returns (failed, id) of each row."""
+    """Compares ids, and whether a row can be sampled, with the CPU sampler; returns (failed, id)
+    per row."""
     rows, vocab = logits.shape[1:]
     slots, want = np.zeros(rows, S.SLOT), []
     for o, case in enumerate(cases):
@@ -427,7 +439,7 @@ def check_samples(cpu, logits, cases):
     found = [(int(p["status"] != 0), int(p["id"])) for p in picked]
     wrong = [(o, cases[o], f, w) for o, (f, w) in enumerate(zip(found, want)) if f != w]
     assert not wrong, wrong
-    for o, case in enumerate(cases):  # greedy picks by numpy: the lowest id of the largest
+    for o, case in enumerate(cases):  # greedy sampling by numpy: the lowest id of the largest logit
         if not case and not np.isnan(logits[0, o]).any():
             assert found[o] == (0, int(logits[0, o].argmax()))
     return found
@@ -451,8 +463,9 @@ def bits(a):
         ("matmul_mixed", "q4_k", 70),
     ],
 )
-def test_rows_of_a_product(template, dtype, n):
-    """A row of NaN, one of infinity and one of large values among others, whose bits stay as they are: the kernels round a row by its largest value."""
+def test_rows_of_a_matmul(template, dtype, n):
+    """A row of NaN, one of infinity and one of large values; the bits of other rows do not change.
+    The kernels scale a row by its largest value."""
     r = np.random.default_rng(n)
     w = CW.Weights(dtype, 100, 256, scale=0.1)
     x = r.standard_normal((n, 256)).astype(np.float32)
@@ -473,8 +486,8 @@ def test_rows_of_a_product(template, dtype, n):
 
 @pytest.mark.parametrize("kv", ["int8", "int4", "int6", "f8_32"])
 def test_codes_of_a_cache(kv):
-    """Keys and values of a row are rounded by their largest: rows of ties, of large negative values and of zeros are those of tests/kv_types.py; NaN and infinity
-    stay in their own position."""
+    """Keys and values of a row are scaled by their largest. Rows of ties, large negative values and
+    zeros are those of tests/kv_types.py; NaN and infinity affect only their own position."""
     heads, dim, n = 2, 64, 40
     rng = np.random.default_rng(4)
     k, v = (rng.standard_normal((n, heads, dim)).astype(np.float32) for _ in range(2))

@@ -1,5 +1,6 @@
-"""Elements beyond 2^31 and bytes beyond 2^32 of a tensor: rows of weights, experts, adapters' slots, states, and pools. Pages in front of them, which nothing reads, take no
-memory. Pools of attention: test_a_large_pool in the tests of the kernels."""
+"""Elements beyond 2^31 and bytes beyond 2^32 of a tensor: rows of weights, experts, adapter slots,
+recurrent states and pools. Pages before them, which nothing reads, take no memory. For pools of
+attention see test_a_large_pool in the tests of the kernels."""
 
 import cuda_harness as H
 import numpy as np
@@ -17,7 +18,7 @@ FAR = 9 << 30  # bytes
 
 
 def before(row_bytes, row_elements):
-    """Rows until neither 31 bits of elements nor 32 of bytes hold an offset."""
+    """Number of rows after which an offset exceeds 31 bits of elements and 32 bits of bytes"""
     return max(-(-(1 << 32) // row_bytes), -(-(1 << 31) // row_elements)) + 3
 
 
@@ -36,7 +37,8 @@ def test_rows_of_a_table(op, dtype):
 
 
 def only_last(k, blocks):
-    """Lets only the last blocks of the GEMM's launch run: the others, which have rows before theirs, return at once."""
+    """Lets only the last CTAs of the GEMM's launch run; the others, which have earlier rows, return
+    at once."""
     name = min((x["fn"] for x in k.launches), key=len)  # others have a suffix
     head = f"{name}(const llmc_call p"
     at = k.text.index("{", k.text.index(head))
@@ -56,8 +58,9 @@ def only_last(k, blocks):
         ("matmul_mixed", "sm_90a", "bf16", 10, 4200, 300),
     ],
 )
-def test_rows_of_a_product(template, arch, dtype, n, sms, last):
-    """The last rows of a matrix: those before are zeros, and blocks that have none of the last do nothing."""
+def test_rows_of_a_matmul(template, arch, dtype, n, sms, last):
+    """The last rows of a matrix: earlier rows are zeros, and CTAs without any of the last rows do
+    nothing."""
     H.only_emulated()
     cols = 4096 if dtype == "bf16" else 8192
     w = Weights(dtype, 64, cols, scale=cols**-0.5)
@@ -98,7 +101,8 @@ def test_experts(phase, arch, dtype):
 
 
 def test_experts_portable():
-    """The grid of the portable kernels has a block per few rows of all experts: rows are long here, so that they are few."""
+    """The grid of the portable kernels has one CTA per group of rows of all experts: rows are long
+    here, so there are few."""
     c = Experts(3, 2, 16384, 64, 0, ("f16",) * 4, kind="none", adapted=True, before=(1 << 11) + 3)
     c.choose(3)
     c.glu(H.build("norm_moe_glu", "sm_75", c.glu_params), 3, False)
@@ -170,7 +174,8 @@ def test_slots_of_adapters():
     ids=lambda v: v if isinstance(v, str) else "far",
 )
 def test_states(op, case):
-    """States of sequences with large numbers: a sequence's place times the bytes of a state."""
+    """Recurrent states of sequences with large indices: index of a sequence times the bytes of a
+    state"""
     size = int(np.prod(case[3]))
     S.compare(
         op,

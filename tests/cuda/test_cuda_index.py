@@ -1,5 +1,6 @@
-"""An indexer of the GPU target (index_append, index_select) and latent attention over what it chooses, on the emulator. Numbers of the indexer are small and whole, so
-that scores are exact and positions decide between equal ones."""
+"""Indexer of the GPU target (index_append, index_select) and latent attention over its selection,
+on the emulator. Values of the indexer are small integers, so scores are exact and positions
+decide between equal ones."""
 
 import numpy as np
 import pytest
@@ -77,13 +78,13 @@ class Indexer:
 
 
 CASES = {
-    "odd": dict(lens=[2100, 38, 37, 1]),  # a row in several blocks
+    "odd": dict(lens=[2100, 38, 37, 1]),  # a row in several CTAs
     "split": dict(lens=[1200], heads=1, dim=8),
     "few": dict(lens=[700, 90], heads=3, dim=16, chosen=1, kv="f16"),
     "equal": dict(lens=[400], heads=26, dim=8, chosen=129, most=0, kv="bf16"),
     "large": dict(
         lens=[90], heads=65, dim=128, chosen=40, kv="f16"
-    ),  # queries that shared memory does not hold
+    ),  # queries that do not fit in shared memory
 }
 
 
@@ -102,13 +103,13 @@ def test_choice(name, mode, seed):
         c.append(H.build("index_append", ARCH[seed], c.params), seed=seed)
         rows = [
             (i, sorted({*range(max(0, n - 9), n), n // 2, 0})) for i, n in enumerate(c.lens)
-        ]  # more rows than blocks
+        ]  # more rows than CTAs
         assert np.array_equal(c.select(k, rows, seed=seed), c.want(rows))
 
 
 @pytest.mark.findings
 def test_a_mistake_is_found():
-    """A barrier less, between candidates that are written and those that are counted, is a race that the emulator reports."""
+    """Without a barrier between writing candidates and counting them, the emulator reports a race."""
     H.only_emulated()
     c = Indexer(**CASES["few"])
     k = H.build("index_select", "sm_90a", c.params)
@@ -141,7 +142,7 @@ KERNELS = [
     "name,template,arch,mode,seed",
     [(*k, *r) for k in KERNELS for r in H.RUNS if r[1] == 0 or k[0] == "f16"],
 )
-def test_attention_over_chosen_positions(name, template, arch, mode, seed):
+def test_attention_over_selected_positions(name, template, arch, mode, seed):
     kw = dict(SHAPES[name])
     chosen = kw.pop("chosen")
     c = Steps(**kw)
@@ -172,7 +173,7 @@ def test_attention_over_chosen_positions(name, template, arch, mode, seed):
     kernel = H.build(template, arch, dict(c.params, HAS_SEL=1, INDEX_TOP_K=chosen))
     early = (
         dict(early=[(3, 0, 0)]) if "decode" in template else {}
-    )  # of what is older than the step it reads the step's sizes in front of its wait
+    )  # it reads only the step's sizes before its wait, although older data exists
     got = kernel.run(
         step,
         [q, None, None, c.pool.pages, None, sel, H.out(np.shape(want))],

@@ -1,4 +1,5 @@
-"""Portable kernels with a matrix product: every storage type and ragged shapes against float64, bit for bit the same in any company."""
+"""Portable matmul kernels: every storage type and ragged shapes against float64, bit-identical for
+any other rows in the step"""
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ def test_matmul(dtype):
             assert (alone[0] == all_rows[t]).all()
 
 
-# ROWS and COLS that divide by nothing; exact multiples of what a block takes
+# ROWS and COLS that are not multiples of anything; exact multiples of what a CTA processes
 @pytest.mark.parametrize(
     "n_rows,cols,n,dtype",
     [

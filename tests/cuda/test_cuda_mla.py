@@ -1,4 +1,4 @@
-"""Latent attention of the GPU target against float64, on the emulator."""
+"""Latent attention of the GPU target against float64, on the emulator"""
 
 import json
 import os
@@ -15,11 +15,13 @@ from test_cuda_attention import angles, rotate
 from test_qkv import norm
 from planted import plant
 
-ARCH = ["sm_75", "sm_90a", "sm_90a"]  # by seed; the newer ones start before what they read is there
+# by seed; newer architectures start before their inputs are written
+ARCH = ["sm_75", "sm_90a", "sm_90a"]
 
 
 class Case:
-    """Sequences whose latents lie in scattered pages. The oracle expands keys and values for each head, as the model's authors do."""
+    """Sequences whose latents are in scattered pages. The oracle expands keys and values per head,
+    as the model's authors do."""
 
     def __init__(
         self,
@@ -51,7 +53,7 @@ class Case:
         ]
         for c, q in (
             zip(self.c, self.q) if low else ()
-        ):  # all scores lower by this much, through the last dimension of the rotary part
+        ):  # offset subtracted from all scores, through the last rotary dimension
             c[:, :, -1], q[:, :, -1] = -16, low * (nope + rope) ** 0.5 / 16
         for i, c in enumerate(self.c if K.plain(kv) else raw):
             self.pool.fill(i, c, c[:, :, :0])
@@ -169,7 +171,7 @@ def test_portable(name, mode, seed):
     if mode == "check":
         rows = [(i, ps[-1:]) for i, ps in rows[:2]]
     got = c.compare(k, rows, mode=mode, seed=seed)
-    if seed == 1:  # a row alone
+    if seed == 1:  # one row alone
         i, ps = rows[-1]
         assert np.array_equal(got[-1:], c.run(k, [(i, ps[-1:])], bucket=2))
 
@@ -183,7 +185,8 @@ def test_a_large_pool_portable():
 
 
 class Steps(Case):
-    """The same in three steps. lens: positions that sequences hold behind the step; rows of a step: the last ones of each."""
+    """The same in three ops. lens: positions that sequences hold after the step; the rows of a step
+    are the last positions of each."""
 
     def __init__(
         self, lens, q_rank=0, stacked=1, style="interleaved", expand=0, q_dtype="bf16", seed=0, **kw
@@ -226,7 +229,7 @@ class Steps(Case):
     def step(self, rows, table=None):
         self.rows = [
             (i, n - r, r) for i, (n, r) in enumerate(zip(self.lens, rows)) if r
-        ]  # sequence, first position, how many
+        ]  # sequence, first position, number of rows
         pos = [p for _, first, r in self.rows for p in range(first, first + r)]
         table = self.pool.table if table is None else table
         return H.make_step(
@@ -234,7 +237,7 @@ class Steps(Case):
         )
 
     def expanded(self):
-        """By row: as templates/common/llmc_mla.h defines it."""
+        """Per row, as defined in templates/common/llmc_mla.h"""
         return np.repeat(
             [
                 self.expand > 0 and r > 1 and r * (2 * before + r) > 2 * self.expand * before
@@ -247,7 +250,7 @@ class Steps(Case):
         return w.value.astype(np.float64).reshape(self.heads, -1, self.rank)
 
     def form(self, q):
-        """Queries [rows, heads, nope + rope] as mla_query leaves them; NaN: unused"""
+        """Queries [rows, heads, nope + rope] as mla_query stores them; NaN: unused"""
         out = np.full((len(q), self.heads, self.width), np.nan)
         for t, whole in enumerate(self.expanded()):
             if whole:
@@ -286,7 +289,7 @@ class Steps(Case):
         x = np.concatenate([a, c], 1) if self.stacked else a
         unused = (
             np.isnan(want).any() and kw.get("mode") == "check"
-        )  # what nobody is to write has been written
+        )  # memory was written that no kernel may write
         out = (
             H.inout(np.zeros(want.shape, np.float32))
             if unused
@@ -324,7 +327,7 @@ class Steps(Case):
                 first,
             )
             at += r
-        if at:  # a code on an edge may fall on either side
+        if at:  # a value on a rounding boundary may get either code
             assert (was.pages == pages).mean() > 0.99 and (
                 pages[was.pages == 0xFF] == 0xFF
             ).mean() > 0.99
@@ -374,9 +377,9 @@ class Steps(Case):
         )
         unused = (
             dict(repeat=1) if np.isnan(want).any() and kw.get("mode") == "check" else {}
-        )  # what nobody is to write has been written
+        )  # memory was written that no kernel may write
         out = H.inout(np.zeros(want.shape, np.float32)) if unused else H.out(want.shape)
-        if "decode" in kernel.template:  # reads before its wait what is older than the step
+        if "decode" in kernel.template:  # reads data older than the step before its wait
             own = [
                 (3, at, n) for i, first, _ in self.rows for at, n in self.pool.places(i, first, 1)
             ]
@@ -503,7 +506,7 @@ def test_decode_attends(arch, name, mode, seed):
         else 1e-3
         if not K.plain(c.pool.dtype)
         else 2e-5
-    )  # a score of 400 has 1.5e-5 of rounding; codes become f16
+    )  # a score of 400 has a rounding error of 1.5e-5; codes become f16
     rows = [1] * len(c.lens)
     if mode == "check":
         c.attend(k, [0] * (len(rows) - 2) + rows[-2:], tol, mode=mode, seed=seed)
@@ -525,12 +528,12 @@ WGMMA = {
     "low": (
         dict(STEPS["low"]),
         3e-2,
-    ),  # scores of 400 have 2e-3 of rounding by 16-bit queries, which the exponential keeps
+    ),  # 16-bit queries give scores of 400 a rounding error of 2e-3, which the exponential keeps
 }
 
 
 def rounded_queries(c):
-    """Queries in the space of latents as wgmma has them; test_wgmma's oracle gets the same."""
+    """Queries in latent space, rounded as for wgmma; the oracle of test_wgmma gets the same."""
     c.form = lambda q, form=c.form: KV.rounded(form(q).astype(np.float32), c.pool.dtype).astype(
         np.float64
     )
@@ -559,7 +562,7 @@ def test_wgmma(name, mode, seed):
         c.attend(k, rows, tol, seed=seed + 1, sms=7)
 
 
-PLANTED = {  # a barrier, a wait, a fence, a release too few; the step's own page too early
+PLANTED = {  # one barrier, wait, fence or release is missing; the step's own page is read too early
     "the barrier": ("mine[k][2], mine[k][3])); mla90_team::sync();", "mine[k][2], mine[k][3]));"),
     "full": ("mbar_wait(&s.full[ring.at], ring.round);", ""),
     "empty": ("mbar_wait(&s.empty[ring.at], ring.round ^ 1);", ""),
@@ -570,7 +573,7 @@ PLANTED = {  # a barrier, a wait, a fence, a release too few; the step's own pag
 
 
 def ring():
-    """One CTA goes through five tiles in a ring of two stages."""
+    """One CTA processes five tiles in a ring of two stages."""
     return rounded_queries(
         Steps(lens=[300], heads=16, rank=128, nope=16, rope=16, v_dim=16, kv="bf16")
     )
@@ -604,8 +607,9 @@ def test_wgmma_planted(what):
     "planted",
     ["", pytest.param("first && (g.tile + 1) * KV_PAGE <= g.pos", marks=pytest.mark.findings)],
 )
-def test_decode_asks_early(planted):
-    """Latents that are older than the step are read before the kernel in front has ended; nothing of the step's own position is."""
+def test_decode_loads_before_the_wait(planted):
+    """Latents older than the step are read before the preceding kernel has ended; the step's own
+    position is not."""
     c = Steps(**dict(STEPS["lite"], lens=[70, 40]))
     k = H.build("mla_attend_decode_sm80", "sm_90a", c.params)
     if planted:
@@ -620,7 +624,8 @@ def test_decode_asks_early(planted):
 
 @pytest.mark.findings
 def test_codes_planted():
-    """Codes are made into numbers beside the stage that is read: without the barrier before, a race."""
+    """Codes are converted into one stage while the other is read: without the barrier before, a
+    race."""
     c = Steps(**dict(STEPS["int4"], lens=[150]))
     k = H.build("mla_attend_decode_sm80", "sm_90a", c.params)
     right = "cp_async_wait_all();\n\t\t\t__syncthreads();"
@@ -635,7 +640,7 @@ def test_a_large_pool(arch):
     c.attend(H.build(ATTEND[arch], arch, c.params), [1, 1], 2e-5, beyond=9 << 30)
 
 
-OWN = 1 << 30  # sequences that begin in the step go expanded
+OWN = 1 << 30  # sequences that begin in the step run expanded
 MIXED = {
     "lite": (dict(STEPS["lite"], lens=[70, 33, 5, 1], expand=OWN), [70, 20, 1, 1]),
     "deepseek": (
@@ -669,7 +674,7 @@ MIXED = {
     ),
     "low": (dict(STEPS["low"], lens=[40, 100], heads=2, expand=OWN), [40, 3]),
     "absorbed": (dict(STEPS["f16"], lens=[64, 33, 7]), [20, 1, 7]),
-    # later pieces of prompts, in rounds of 128 places
+    # later chunks of prompts, in rounds of 128 slots
     "later": (dict(STEPS["lite"], lens=[90, 200, 300, 1], heads=3, expand=8), [70, 40, 1, 1]),
     "codes": (
         dict(STEPS["int4"], lens=[90, 200, 1], heads=3, dtypes=("f16", "q4_0"), expand=8),
@@ -704,7 +709,7 @@ MIXED = {
 
 
 def rounds(c, k, rows, places=128):
-    """Rounds of so many places, and how many of them there are."""
+    """Slots per round, and number of rounds"""
     assert k.text.count("ROUND = 4096") == 1 or not c.expand
     k.text = k.text.replace("ROUND = 4096", f"ROUND = {places}")
     begun = [(n - r, r) for n, r in zip(c.lens, rows) if r]
@@ -735,11 +740,11 @@ def rounds(c, k, rows, places=128):
     ),
 )
 def test_mixed_attends(name, arch, mode, seed):
-    """Prompts expanded, short pieces behind many positions and decode rows absorbed, in one step."""
+    """Expanded prompts, short chunks after many positions and absorbed decode rows in one step"""
     kw, rows = MIXED[name]
     c = Steps(**kw)
     k = H.build("mla_attend_mixed_sm80", arch, c.params)
-    # keys, values and weights are rounded once more than where rows are absorbed
+    # keys, values and weights are rounded once more than for absorbed rows
     tol = (
         (3e-2 if c.pool.dtype == "bf16" else 6e-3 if not K.plain(c.pool.dtype) else 4e-3)
         if c.expand
@@ -792,7 +797,7 @@ def test_queries(template, arch, name, mode, seed):
     )
     early = (
         dict(early=[(7, 0, 0)]) if "mixed" in template else {}
-    )  # looks at the step before its wait
+    )  # reads the step's arrays before its wait
     if mode == "check":
         rows[0] = min(rows[0], 5)
     c.query(
@@ -834,7 +839,7 @@ def test_values(name, arch, mode, seed):
         )
 
 
-# tiles of 64 and 32 rows, and a row less or more; odd shapes
+# tiles of 64 and 32 rows, and one row less or more; odd shapes
 TILES = {
     "bf16": dict(heads=2, rank=128, nope=32, rope=16, v_dim=40, kv="bf16", dtypes=("bf16", "bf16")),
     "f32": dict(heads=3, rank=40, nope=24, rope=16, v_dim=12, dtypes=("f32", "f32"), expand=20),
@@ -864,7 +869,8 @@ TILES = {
     ],
 )
 def test_tiles_of_rows(name, n):
-    """Of n rows two thirds are one sequence's, expanded where that is asked for and whole; the others are decode rows, with the bits that they have alone."""
+    """Two thirds of n rows belong to one sequence, expanded if requested and whole; the others are
+    decode rows, with the same bits as alone."""
     rows = [n * 2 // 3] + [1] * (n - n * 2 // 3)
     c = Steps(lens=[max(rows[0] + 3, 40)] + [1 + 7 * i for i in range(1, len(rows))], **TILES[name])
     query, value = (
@@ -876,8 +882,8 @@ def test_tiles_of_rows(name, n):
         c.values(value, rows, 1e-5, sms=sms, seed=n, early=[])
 
 
-def test_a_row_beside_others():
-    """Bits of a row in tiles are those that it has alone."""
+def test_a_row_alone_and_among_others():
+    """The bits of a row in tiles are those that it has alone."""
     c = Steps(lens=[5] * 40, **dict(TILES["bf16"]))
     k = H.build("mla_value_mixed", "sm_90a", c.params)
     o = np.random.default_rng(3).standard_normal((40, c.heads, c.rank)).astype(np.float32)
@@ -890,7 +896,7 @@ def test_a_row_beside_others():
         assert np.array_equal(run(np.array(at)), whole[at])
 
 
-MADE_PLANTED = {  # what rounds leave each other, and latents before they are there
+MADE_PLANTED = {  # data passed between rounds, and latents read before they are written
     "kept": ("sm_86", "if (F::MADE && w.open)\n", "if (0)\n", "fast"),
     "begun": ("sm_86", "w.begun = w.lo < -base;", "w.begun = 0;", "fast"),
     "kept by wgmma": ("sm_90a", "if (F::MADE && w.open && q == 0)", "if (0)", "fast"),
@@ -932,7 +938,7 @@ def test_made_planted(what):
     ],
 )
 def test_planted(template, right):
-    """A barrier too few."""
+    """A missing barrier is found."""
     c = Steps(**dict(STEPS["lite"], lens=[70, 33], expand=OWN * ("mixed" in template)))
     k = H.build(template, "sm_86" if "mixed" in template else "sm_90a", c.params)
     k.text = plant(k.text, right, right.replace("__syncthreads();", ""))
@@ -1012,7 +1018,7 @@ def test_rows_planted(what):
 
 @pytest.mark.parametrize("model,most", [("deepseek-v2-lite", 8), ("deepseek-v3", 9)])
 def test_launches_of_a_layer(model, most, tmp_path):
-    """A decode step's layer, experts included."""
+    """A layer of a decode step, including experts"""
     H.only_emulated()
     llmc = os.environ.get("LLMC", str(H.ROOT / "build" / "llmc"))
     subprocess.run(

@@ -1,4 +1,4 @@
-"""Mixture of experts on the GPU target: choosing the experts, and running them, against numpy, on the emulator."""
+"""MoE on the GPU target: routing and experts, against numpy, on the emulator"""
 
 import numpy as np
 import pytest
@@ -7,7 +7,8 @@ import cuda_harness as H
 import cuda_weights as CW
 from route_oracle import route
 
-ARCH = ["sm_75", "sm_90a", "sm_90a"]  # by seed; the newer ones start before what they read is there
+# by seed; newer architectures start before their inputs are written
+ARCH = ["sm_75", "sm_90a", "sm_90a"]
 
 
 ROUTES = {
@@ -70,8 +71,8 @@ def test_route(name, mode, seed):
     assert np.abs(got_w - weights).max() < 1e-6 * max(1, c.get("scale", 1))
 
 
-def test_route_of_nothing():
-    """Logits that are no numbers give experts that exist, each once."""
+def test_route_of_nan_logits():
+    """NaN logits give valid experts, each once."""
     x = np.full((3, 40), np.nan, np.float32)
     x[1, 7], x[2] = 3, -np.inf
     k = H.build(
@@ -104,7 +105,7 @@ ACTS = {
 
 
 class Ffn:
-    """Experts of one layer, rows that chose among them, and what comes out in float64."""
+    """Experts of one layer, the rows that selected them, and the result in float64"""
 
     def __init__(
         self,
@@ -154,7 +155,7 @@ class Ffn:
             for k, (e, w) in enumerate(zip(self.id[t], self.weight[t])):
                 x = self.x[t].reshape(spread, hidden)[k if spread > 1 else 0]
                 self.want[t] += 0 if e < 0 else w * (d[e] @ (ACTS[act](g[e] @ x) * (u[e] @ x)))
-        # experts that nobody chose must not be read
+        # unselected experts must not be read
         for e in set(range(n)) - set(self.id.reshape(-1).tolist()):
             for m in (self.gate, self.up, self.down):
                 m.packed.reshape(n, -1)[e] = 0xFF
@@ -208,14 +209,14 @@ def test_ffn(name, mode, seed):
     got = c.run(k, rows, mode=mode, seed=seed)
     want = c.want if rows is None else c.want[rows]
     assert np.abs(got - want).max() < 2e-6 * np.abs(want).max()
-    if seed == 1:  # a row alone gives what it gives in company
+    if seed == 1:  # a row alone gives the same bits as among others
         assert np.array_equal(c.run(k, [c.shape[0] - 1], bucket=4)[0], got[-1])
 
 
 def decode_tests():
     for name in FFNS:
         for mode, seed in H.RUNS:
-            if seed == 0 or name == "bf16":  # the same functions as those of test_moe_fused.py
+            if seed == 0 or name == "bf16":  # the same code as in test_moe_fused.py
                 yield "moe_ffn_decode", "sm_90a" if name == "bf16" else "sm_75", name, mode, seed
 
 
@@ -235,16 +236,18 @@ def test_ffn_decode(template, arch, name, mode, seed):
 
 @pytest.mark.parametrize("mode,seed", H.RUNS[1:])
 def test_ffn_decode_many(mode, seed):
-    """More pairs than a warp has lanes, and an expert that more than 32 of them chose."""
+    """More pairs than a warp has lanes, and an expert selected by more than 32 of them"""
     c = Ffn(n=6, top_k=3, hidden=16, width=8, rows=40 if mode == "fast" else 13, used=4)
     k = H.build("moe_ffn_decode", ARCH[seed], c.params)
     assert np.abs(c.run(k, mode=mode, seed=seed) - c.want).max() < 2e-6 * np.abs(c.want).max()
 
 
 @pytest.mark.parametrize("template", ["moe_ffn", "moe_ffn_decode"])
-@pytest.mark.parametrize("n,elsewhere", [(5, 7), (2, 6)])  # fewer here than a row chooses
-def test_experts_elsewhere(template, n, elsewhere):
-    """Experts of other ranks are left out, also where a row has chosen no other; more pairs than a warp has lanes"""
+# fewer experts on this rank than a row selects
+@pytest.mark.parametrize("n,elsewhere", [(5, 7), (2, 6)])
+def test_experts_on_other_ranks(template, n, elsewhere):
+    """Experts of other ranks are omitted, even if a row selects no other; more pairs than a warp
+    has lanes."""
     c = Ffn(n=n, top_k=3, hidden=36, width=20, rows=14, elsewhere=elsewhere)
     k = H.build(template, "sm_75", c.params)
     got = c.run(k, mode="check", seed=2)

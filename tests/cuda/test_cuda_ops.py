@@ -1,4 +1,5 @@
-"""Kernels without a matrix product, those of GPUs and of processors: against numpy, ragged sizes, in place, grids for more rows than there are."""
+"""Kernels without a GEMM, of GPUs and CPUs, against numpy: ragged sizes, in place, grids for more
+rows than there are"""
 
 import subprocess
 
@@ -11,7 +12,7 @@ from cuda_weights import Weights
 from test_cuda_matmul import act, close, norm
 from planted import plant
 
-if not H.REAL:  # where a GPU is lent, there is no compiler for the kernels of processors
+if not H.REAL:  # a machine with a lent GPU has no compiler for CPU kernels
     import harness as CPU
 
 N = 7
@@ -19,13 +20,14 @@ ARCHS = {"fast": "sm_75", "check": "sm_90a"}
 
 
 def each(op, params, step, args, check, **more):
-    """Two schedules on one architecture, the checking mode on another."""
+    """Two schedules on one architecture, checking mode on another"""
     for mode, seed in H.RUNS:
         check(H.build(op, ARCHS[mode], params).run(step, args, mode=mode, seed=seed, **more))
 
 
 def on_processors(op, params, step, args, check):
-    """Every instruction set that runs here, split among threads in several ways that must agree to the bit."""
+    """Every instruction set of this CPU, divided among threads in several ways that must be
+    bit-identical"""
     for target in CPU.TARGETS:
         kernel, first = CPU.build(op, target, params), None
         for parts in (1, 2, 5):
@@ -54,7 +56,8 @@ def on_processors(op, params, step, args, check):
 
 
 def on_the_reference(op, params, step, args, check):
-    """The fp32 interpreter, which also says what shapes the arguments have (tests/kernels/reference.c)."""
+    """The fp32 interpreter, which also checks the shapes of the arguments
+    (tests/kernels/reference.c)"""
     ints = lambda a: np.ascontiguousarray(a, np.int32).tobytes()
     declared = [
         a
@@ -83,7 +86,8 @@ def on_the_reference(op, params, step, args, check):
 
 
 def everywhere(op, params, step, args, want, exact=False, **more):
-    """By the reference, on GPUs and on processors, against the same values: of the first output, as many rows as are wanted."""
+    """By the reference, on GPUs and on CPUs, against the same values: the needed rows of the first
+    output"""
 
     def compare(got, rel):
         if exact:
@@ -171,7 +175,8 @@ def test_elementwise(x, op, params, args, want):
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("cols,rank,count", [(70, 3, 1), (64, 4, 3), (5, 16, 2)])
 def test_adapters(cols, rank, count):
-    """Rows of sequences with an adapter each, four of one slot in turn among them, and with none; whatever lies in other slots is not read."""
+    """Rows of sequences with one adapter each (four of the same slot among them) and without; other
+    slots are not read."""
     r, slots, width = np.random.default_rng(8), 3, 37
     step = dict(ROWS, adapter=[1, 1, 1, 1, -1, 2, 1])
     x, y = (
@@ -215,7 +220,7 @@ def test_adapters(cols, rank, count):
     "heads,width,cols,apart,rank", [(3, 20, 12, 12, 4), (2, 37, 33, 0, 3), (1, 5, 5, 7, 16)]
 )
 def test_adapters_of_heads(heads, width, cols, apart, rank):
-    """Factors of heads, of their own or of all; what lies behind a head's columns stays as it is."""
+    """Factors per head or shared by all heads; elements after a head's columns do not change."""
     r, slots = np.random.default_rng(9), 3
     step = dict(ROWS, adapter=[1, 1, 1, 1, -1, 2, 1])
     wide = cols + (heads - 1) * apart
@@ -244,14 +249,15 @@ def test_adapters_of_heads(heads, width, cols, apart, rank):
 
 
 def chosen(rng, n_experts, top_k, elsewhere):
-    """Experts of each row; those of other ranks are -1. As floats, which the harness passes on bit by bit."""
+    """Experts of each row, -1 for those of other ranks, as floats, which the harness passes on
+    unchanged"""
     ids = np.array([rng.permutation(n_experts + elsewhere)[:top_k] for _ in range(N)], np.int32)
     ids[ids >= n_experts] = -1
     return ids, ids.view(np.float32)
 
 
 def experts_adapted(rng, cols, rows, n_experts, top_k, rank, count, each, slots, elsewhere, step):
-    """Arguments and results of the three ops of experts: whatever lies in other slots and experts is not read."""
+    """Arguments and results of the three ops of experts: other slots and experts are not read."""
     ids, as_floats = chosen(rng, n_experts, top_k, elsewhere)
     a, b, last = (
         rng.standard_normal((slots, n_experts, *s)).astype(np.float32)
@@ -264,7 +270,7 @@ def experts_adapted(rng, cols, rows, n_experts, top_k, rank, count, each, slots,
                 a[s, e] = b[s, e] = last[s, e] = np.nan
     x = (
         rng.standard_normal((N, top_k, cols) if each else (N, cols)).astype(np.float32) / 8
-    )  # so that sums round by less than what is always let through
+    )  # keeps rounding errors of sums below the tolerance
     y, weight = (
         rng.standard_normal((N, rows)).astype(np.float32),
         rng.random((N, top_k)).astype(np.float32),
@@ -322,7 +328,8 @@ def experts_adapted(rng, cols, rows, n_experts, top_k, rank, count, each, slots,
     ],
 )
 def test_adapters_of_experts(cols, rows, n_experts, top_k, rank, count, each, elsewhere):
-    """Rows of sequences with an adapter each and with none, of experts here and on other ranks; the last op on its own memory, too."""
+    """Rows of sequences with an adapter each and without, with experts on this and on other ranks;
+    the last op also in place."""
     step = dict(ROWS, adapter=[1, 1, 1, 1, -1, 2, 1])
     for op, p, args, want in experts_adapted(
         np.random.default_rng(12),
@@ -506,7 +513,7 @@ def test_adapters_planted(what):
 
 
 def test_xielu(x):
-    """About 0, where a difference loses digits, too."""
+    """Also near 0, where a difference loses digits"""
     x[1, :40] = np.linspace(-1.5, 0.1, 40)
     p = np.array([0.4, -0.7], np.float32)
     z, (a, b) = x.astype(np.float64), np.log1p(np.exp(p.astype(np.float64))) + [0, 0.5]
@@ -573,7 +580,7 @@ def test_pos_scale(x):
         )
 
 
-def test_cap_slice_pick(x):
+def test_cap_slice_select(x):
     x3, picked = x[:3], x[[1, 2, 6]]
     everywhere(
         "softcap",
@@ -610,7 +617,7 @@ def test_cap_slice_pick(x):
     [("none", True, False), ("rms", True, True), ("layer", False, True), ("none", False, False)],
 )
 def test_arrange(kind, order, factor):
-    """An order that repeats columns and leaves others out, and numbers that are no columns"""
+    """An order that repeats and omits columns, and indices that are not columns"""
     rng, width = np.random.default_rng(3), 1030
     x, nw, nb, f = (
         rng.standard_normal(s).astype(np.float32) for s in ((N, width), width, width, width)
@@ -700,7 +707,7 @@ def test_layernorm(bias):
     "own,bias,dim,groups", [(0, 1, 14, 5), (1, 0, 14, 5), (1, 1, 45, 3), (0, 0, 33, 2)]
 )
 def test_layernorm_of_groups(own, bias, dim, groups):
-    """Heads, with weights of all of them or of each"""
+    """Heads, with shared weights or weights per head"""
     rng = np.random.default_rng(own * 2 + bias)
     x = rng.standard_normal((N, groups, dim)).astype(np.float32) * 3 + 5
     w, b = (rng.standard_normal((groups, dim) if own else dim).astype(np.float32) for _ in range(2))
@@ -727,7 +734,7 @@ def test_arrange_experts(x):
     rng = np.random.default_rng(8)
     id = np.array([rng.permutation(5)[:3] for _ in range(N)], np.int32)
     order = np.stack([rng.permutation(70) for _ in range(5)]).astype(np.float32)
-    order[4, :3] = -1, 70, np.nan  # no column of this row: the first, the last, the first
+    order[4, :3] = -1, 70, np.nan  # not a column of this row: the first, the last, the first
     at = np.nan_to_num(order, nan=0).clip(0, 69).astype(int)
     want = np.stack([np.concatenate([x[t][at[e]] for e in id[t]]) for t in range(N)])
 

@@ -1,4 +1,5 @@
-"""The first and the last kernel of a step (templates/cuda/runtime): arrays and angles against numpy, picks against the CPU's sampler."""
+"""First and last kernel of a step (templates/cuda/runtime): arrays and angles against numpy,
+sampled tokens against the CPU sampler"""
 
 import ctypes as C
 import re
@@ -155,7 +156,7 @@ def test_begin_makes_a_decode_step(mode, seed, window):
 
 
 @pytest.mark.parametrize("mode,seed", [H.RUNS[0], H.RUNS[-1]])
-@pytest.mark.parametrize("noted", [True, False])  # a decode graph that the host feeds, a mixed step
+@pytest.mark.parametrize("noted", [True, False])  # a decode graph that the host feeds; a mixed step
 def test_begin_of_a_mixed_step(mode, seed, noted):
     n, slots = 5, np.zeros(3, SLOT)
     slots["last"] = [50, 51, 52]
@@ -222,7 +223,7 @@ class Params(C.Structure):
 
 @pytest.fixture(scope="session")
 def cpu():
-    """The CPU's sampler, which tests/unit/test_sample.c holds to transformers."""
+    """The CPU sampler, which tests/unit/test_sample.c compares with transformers"""
     lib = H.host_library("sampler", SOURCES)
     lib.llmc_sampler_accept.argtypes = [C.c_void_p, C.c_int32, C.c_bool]
     lib.llmc_sampler_sample.argtypes = [
@@ -267,8 +268,8 @@ def sample(
     masks=None,
     share=None,
 ):
-    """logits [steps, rows, vocab]: the state after each of the steps. Row o belongs to slot o. masks: (of which mask each row has, bits [masks, vocab]);
-    share: so many blocks have a row"""
+    """logits [steps, rows, vocab]: returns the state after each step. Row o belongs to slot o.
+    masks: (mask index per row, bits [masks, vocab]); share: number of CTAs per row."""
     _, rows, vocab = logits.shape
     ids = np.arange(rows, dtype=np.int32)
     launches = []
@@ -340,12 +341,12 @@ CASES = [
 ]
 
 
-# flat and peaked logits, with many ties; a vocabulary that fills the last block and one that does not
+# flat and peaked logits, with many ties; a vocabulary that fills the last CTA and one that does not
 @pytest.mark.parametrize("vocab,spread,ties", [(1000, 3.0, 0), (20011, 6.0, 0), (2500, 1.0, 1)])
-def test_picks_are_the_cpus(cpu, vocab, spread, ties):
+def test_samples_equal_the_cpus(cpu, vocab, spread, ties):
     rng, steps, rows = np.random.default_rng(vocab), 1 if vocab > 9999 else 2, len(CASES)
     logits = (rng.standard_normal((steps, rows, vocab)) * spread).astype(np.float32)
-    logits[:, 1::3] -= 400  # a maximum that starts at 0 would leave nothing
+    logits[:, 1::3] -= 400  # a maximum initialised to 0 would leave no candidate
     if ties:
         logits = np.round(logits * 2) / np.float32(2)
     slots, counts, samplers = np.zeros(rows, SLOT), np.zeros((rows, vocab), np.int32), []
@@ -396,7 +397,8 @@ def test_picks_are_the_cpus(cpu, vocab, spread, ties):
 
 
 def test_masks_leave_what_is_allowed(cpu):
-    """As if the others were minus infinity, but for log probabilities, which are the model's. A vocabulary that ends within a word of a mask."""
+    """Other tokens count as minus infinity, except for log probabilities, which are the model's.
+    The vocabulary ends within a word of a mask."""
     rng, vocab = np.random.default_rng(11), 1003
     cases = [c for c in CASES if c != dict(temperature=0.01, top_k=1)]
     rows = len(cases)
@@ -433,7 +435,7 @@ def test_masks_leave_what_is_allowed(cpu):
                 < 1e-4
             )
             assert at[o] < 0 or bits[at[o], picked[o]["id"]]
-    logits[0, 1, ~bits[0]] = np.nan  # what is broken is found, allowed or not
+    logits[0, 1, ~bits[0]] = np.nan  # a NaN is reported, allowed or not
     (got,) = sample(
         logits[:, :4],
         slots[:4],
@@ -444,14 +446,15 @@ def test_masks_leave_what_is_allowed(cpu):
     assert got["picked"][6 % RING]["status"].tolist() == [0, 1, 0, 2]
 
 
-# parts of two rounds of loads, of a few logits each, and some of none
+# parts with two rounds of loads, parts with a few logits, and empty parts
 @pytest.mark.parametrize("rows,vocab", [(1, 131101), (9, 20011), (64, 509)])
 def test_greedy_rows_are_the_same_however_they_are_shared(rows, vocab):
     rng, piece = np.random.default_rng(vocab), -(-vocab // PARTS)
     logits = (
         rng.standard_normal((1, rows, vocab)) * 4 + rng.integers(-400, 400, rows)[:, None]
     ).astype(np.float32)
-    for o in range(rows):  # equals: of one thread, neighbours, of two warps, the ends, of two parts
+    # ties within a thread, between neighbours, between two warps, at the ends, between two parts
+    for o in range(rows):
         first = int(rng.integers(vocab)) if o % 3 else 0
         second = min(first + [512, 1, 32, vocab, piece, 4096][o % 6], vocab - 1)
         logits[0, o, [first, second]] = logits[0, o].max() + rng.integers(0, 2) * 3
@@ -473,7 +476,7 @@ def test_greedy_rows_are_the_same_however_they_are_shared(rows, vocab):
     assert len(set(said)) == 1
 
 
-def test_what_is_no_number_is_found_wherever_it_lies():
+def test_nan_is_found_at_any_position():
     vocab, at = 70001, [0, 31, 512, 1100, 1536, 2187, 2188, 33333, 69999, 70000]
     logits = np.random.default_rng(5).standard_normal((1, len(at) + 1, vocab)).astype(np.float32)
     for o, i in enumerate(at):
@@ -489,7 +492,7 @@ def test_what_is_no_number_is_found_wherever_it_lies():
 
 
 @pytest.mark.parametrize("mode,seed", [H.RUNS[0], H.RUNS[-1]])
-def test_what_cannot_be_picked_is_reported(mode, seed):
+def test_rows_that_cannot_be_sampled_are_reported(mode, seed):
     vocab, rows = 700, 6
     logits = np.random.default_rng(1).standard_normal((1, rows, vocab)).astype(np.float32)
     logits[0, 0, 699] = np.nan
@@ -501,7 +504,7 @@ def test_what_cannot_be_picked_is_reported(mode, seed):
     slots["temperature"] = [0, 1, 1, 1, 1, 0]
     slots["repetition"], slots["last"], slots["seed"] = 1, 42, 3
     slots["penalties"][4] = 1
-    slots["presence"][4] = np.nan  # a broken penalty is found like broken logits
+    slots["presence"][4] = np.nan  # a NaN penalty is reported like NaN logits
     counts = np.zeros((rows, vocab), np.int32)
     counts[4, 9] = 1
     (got,) = sample(logits, slots, counts, mode, seed, grid=2)
@@ -516,7 +519,7 @@ def test_what_cannot_be_picked_is_reported(mode, seed):
 
 
 def test_a_temperature_that_is_all_but_zero_is_greedy(cpu):
-    """The largest logit, negative, divided by it is beyond a float."""
+    """The largest logit, negative, divided by the temperature is beyond the range of a float."""
     cases = [dict(), dict(top_k=5), dict(top_p=0.5), dict(min_p=0.1)]
     rows, vocab = len(cases), 300
     logits = (np.random.default_rng(4).standard_normal((1, rows, vocab)) - 50).astype(np.float32)

@@ -1,5 +1,6 @@
-"""Sizes at which kernels take another way than in small tests: segments of more than 4,096 positions, a unit over more CTAs than a warp has lanes, a second band of row tiles,
-residuals read 16 bytes at a time, lengths that are whole tiles."""
+"""Sizes that take other code paths than small tests: segments of more than 4,096 positions, a unit
+over more CTAs than a warp has lanes, a second band of row tiles, residuals read 16 bytes at a
+time, lengths that are multiples of a tile"""
 
 import cuda_harness as H
 import numpy as np
@@ -24,7 +25,7 @@ def close_rows(got, want, tol=2e-5):
 LONG = [
     (1, 4500),
     (132, 17000),
-]  # a warp of the only CTA has more than 32 tiles of 16; an H100's 132 SMs share one unit
+]  # a warp of the only CTA has more than 32 tiles of 16; the 132 SMs of an H100 share one unit
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def test_long_latent_decode(template, arch, tol):
     [("mla_attend_decode_sm80", "sm_90a", 2e-5), ("mla_attend_decode_sm90", "sm_90a", 8e-3)],
 )
 def test_latent_lengths_of_whole_tiles(template, arch, tol):
-    """Multiples of 64: no tile is cut at the end of a sequence."""
+    """Multiples of 64: no partial tile at the end of a sequence"""
     c = M.Steps(**dict(M.STEPS["lite"], lens=[64, 128, 192, 320]))
     if "sm90" in template:
         M.rounded_queries(c)
@@ -89,7 +90,7 @@ def test_latent_prompts_of_whole_tiles(arch):
     "arch,dtype,n", [("sm_90a", "bf16", 2200), ("sm_90a", "q8_0", 2200), ("sm_80", "bf16", 1100)]
 )
 def test_more_than_a_band_of_row_tiles(arch, dtype, n):
-    """Tiles are walked in bands of 8 tiles, or pairs of tiles, of rows."""
+    """The tile scheduler goes through bands of 8 row tiles, or pairs of tiles."""
     c = Case(3, n, 300, 64, dtype)
     packed, w = c.weights()
     k = H.build("matmul_mixed", arch, c.params(DETERMINISTIC=0))
@@ -114,7 +115,8 @@ ADDS = [
 
 @pytest.mark.parametrize("template,arch,dtype,n", ADDS)
 def test_residuals_16_bytes_at_a_time(template, arch, dtype, n):
-    """A number of columns that is a multiple of 4; every column has a residual of its own, in place and not. 136: the last tile is cut."""
+    """A number of columns that is a multiple of 4; every column has its own residual, in place and
+    not. 136: the last tile is partial."""
     rows, cols = 136, 256
     c = Case(n, n, rows, cols, dtype)
     if "mixed" in template:

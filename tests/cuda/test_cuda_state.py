@@ -1,5 +1,5 @@
-"""Kernels of GPUs that keep a state: against the values that tests/kernels/test_states.py makes, on the emulator and in its checking mode, whole and cut into steps, which
-must not change a bit."""
+"""GPU kernels with a recurrent state against the values of tests/kernels/test_states.py, on the
+emulator and in checking mode, whole and divided into steps, which must be bit-identical"""
 
 import os
 
@@ -18,12 +18,13 @@ RUNS = [
 
 
 def planted(text, right, wrong):
-    if text.count(right) != 1:  # no AssertionError: those are what a mistake is found by
+    if text.count(right) != 1:  # not AssertionError, which means that a mutation was detected
         raise LookupError(f"not once in the kernel: {right}")
     return text.replace(right, wrong)
 
 
-# steps of a run: rows at which all sequences are cut, or each as [(sequence, first row, end)]
+# steps of a run: rows at which all sequences are cut, or a list of [(sequence, first row, end)] per
+# step
 def compare(
     op,
     params,
@@ -39,12 +40,12 @@ def compare(
     same=True,
     before=0,
 ):
-    """changed: (text, other text) of the kernel. most: error, of the largest value. same: all runs have the same bits. before: number of states in front of those
-    that are used."""
+    """changed: (text, other text) of the kernel. most: error, relative to the largest value. same:
+    all runs are bit-identical. before: number of unused states before those in use."""
     skip = before * 4 * int(np.prod(shape))
     first, rows = None, [len(x) for x in inputs[0]]
     for mode, arch, seed, cuts in runs:
-        if not EVERY:  # one GPU a mode: each kernel is compiled once for it
+        if not EVERY:  # one GPU per mode: each kernel is compiled once for it
             arch = "sm_90a" if mode == "check" else "sm_80" if "sm80" in op else "sm_75"
         kernel = H.build(op, arch, params)
         if changed:
@@ -101,7 +102,8 @@ def test_delta_rule(case):
     compare("delta_rule", *O.delta(case))
 
 
-# in chunks: the same bits when cut at pages, within rounding elsewhere, and decode rows beside prompts as alone
+# chunked: bit-identical when cut at page boundaries, within rounding elsewhere; decode rows next to
+# prefill rows as alone
 CHUNK_ROWS = [70, 35, 100]
 CUT = [
     ("fast", "sm_80", 0, [0, 100]),
@@ -133,12 +135,12 @@ def test_delta_rule_in_chunks(case):
         *O.delta(case, CHUNK_ROWS),
         runs=CUT if EVERY or case != 1 else [CUT[0], CUT[2]],
     )
-    if EVERY or case != 1:  # wide heads take long
+    if EVERY or case != 1:  # wide heads are slow
         compare("delta_rule_mixed_sm80", *O.delta(case, CHUNK_ROWS), runs=UNEVEN, same=False)
         compare("delta_rule_mixed_sm80", *O.delta(case, CHUNK_ROWS), runs=PAGES)
 
 
-def test_which_rules_go_in_chunks():
+def test_which_rules_run_in_chunks():
     params = O.delta(1)[0]
     assert H.accepts("delta_rule_mixed_sm80", "sm_80", params)
     for other in (
@@ -178,7 +180,7 @@ def test_selective_scan_in_chunks(case):
         )
 
 
-def test_which_scans_go_in_chunks():
+def test_which_scans_run_in_chunks():
     params = O.scan(1)[0]
     assert H.accepts("selective_scan_mixed_sm80", "sm_80", params)
     for other in (
@@ -215,8 +217,8 @@ def test_norm_gate(case):
     norm_gate(case)
 
 
-# What each of the kernels could get wrong: the emulator in checking mode, or the values, must tell. A wait that is missing shows behind a kernel that a test does not
-# have in front of it, so those are left to tests/emu.
+# Mutations of each kernel: checking mode or the values must detect them. A missing wait only shows
+# after a predecessor kernel that these tests lack; tests/emu covers those.
 PLANTED = {
     "conv1d: a state of the sequence before": ("conv1d", "p.s.seq[q] *", "q *"),
     "conv1d: what lay there before position 0": ("conv1d", "begins ? 0 : state", "0 ? 0 : state"),
@@ -529,7 +531,7 @@ def test_planted(what):
             )
 
 
-SPILLS = [  # published shapes, and the widest that a template takes
+SPILLS = [  # published shapes, and the widest that a template accepts
     ("conv1d", dict(WIDTH=8192, TAPS=4, GATE="silu", HAS_B=0)),
     ("conv1d", dict(WIDTH=10240, TAPS=4, GATE="silu", HAS_B=1)),
     ("conv1d", dict(WIDTH=2048, TAPS=3, GATE="none", HAS_B=0)),

@@ -1,4 +1,5 @@
-"""templates/cuda/weights/weights.h against formats/dequant.c, every storage type, any bytes."""
+"""templates/cuda/weights/weights.h against formats/dequant.c, for every storage type and arbitrary
+bytes"""
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ READER = H.ROOT / "tests" / "cuda" / "read_weights.cu.in"
 
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("dtype", H.DTYPES)
-def test_units_are_the_columns_they_say(dtype):
+def test_units_have_their_columns(dtype):
     sizes = (
         [768]
         if H.super_block(dtype)
@@ -28,7 +29,8 @@ def test_units_are_the_columns_they_say(dtype):
         w = Weights(dtype, 5, cols, raw=True)
         for mode, seed in H.RUNS[1:]:
             (y,) = k.run(H.make_step([0] * 5), [w.packed, H.out((5, cols))], mode=mode, seed=seed)
-            # a contracted or uncontracted sum: one rounding of the product
+            # a contracted or uncontracted sum: one rounding of the multiplication
             assert np.abs(y - w.value).max() <= 2e-7 * np.abs(w.value).max()
-            # with a scale of fp32 the product is rounded too, and on most GPUs only once with the sum
+            # with an fp32 scale the multiplication is rounded too, and on most GPUs only once together
+            # with the sum
             assert (y == w.value).mean() > (0.4 if dtype in H.GROUP and dtype[0] == "m" else 0.9)

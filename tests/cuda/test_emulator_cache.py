@@ -1,4 +1,5 @@
-"""Objects of the emulated GPU in the cache of built code: kept by content, whatever folder the emulator is in; damaged, switched off and full, kernels still load."""
+"""Objects of the emulated GPU in the cache of built code: cached by content, independent of the
+emulator's folder. With a damaged, disabled or full cache, kernels still load."""
 
 import os
 import shutil
@@ -28,7 +29,8 @@ for text in sys.argv[2:]:
 
 @pytest.fixture
 def load(tmp_path):
-    """Load and run kernels in a process of its own: what they store; lookups and stderr go to load.counted and load.err."""
+    """Loads and runs kernels in a process of its own and returns what they store; lookups and
+    stderr are in load.counted and load.err."""
     H._emulator()
 
     def run(*numbers, mode="fast", build=H.BUILD, cmd=(), **env):
@@ -67,7 +69,7 @@ def test_the_folder_of_the_emulator_does_not_matter(load, tmp_path):
     load(1)
     shutil.copytree(H.BUILD / "emu", tmp_path / "build" / "emu", symlinks=True)
     assert load(1, build=tmp_path / "build") == [1] and load.counted == {"hit": 2}
-    # the emulator's own code does
+    # the emulator's own code is part of the key
     with open(tmp_path / "build" / "emu" / "include" / "emu_math.h", "a") as f:
         f.write("\n")
     assert load(1, build=tmp_path / "build") == [1] and load.counted == {"miss": 1, "hit": 1}
@@ -97,7 +99,7 @@ def test_a_cache_that_takes_no_files_is_one_warning(load, tmp_path):
 
 
 def test_a_full_disk_is_one_warning(load, tmp_path):
-    """One object fits; kernels run from a folder of the process's own, which is gone afterwards."""
+    """One object fits; kernels run from a folder of the process, which is deleted afterwards."""
     for name in "cache", "tmp":
         (tmp_path / name).mkdir()
     disk = small_disk(tmp_path / "cache")

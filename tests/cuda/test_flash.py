@@ -1,6 +1,8 @@
-"""Attention of mixed steps on tensor cores (attention_mixed_sm80, attention_mixed_sm90) against float64, on the emulator.
+"""Attention of mixed steps on tensor cores (attention_mixed_sm80, attention_mixed_sm90) against
+float64, on the emulator.
 
-Queries are rounded to the pool's type before the reference, weights are not: what is left is the rounding of weights to 16 bits."""
+Queries are rounded to the pool's type before the reference, weights are not: the remaining error is
+the rounding of weights to 16 bits."""
 
 import numpy as np
 import pytest
@@ -29,7 +31,8 @@ CASES = {
     "sinks": dict(lens=[7, 130], heads=8, kv_heads=1, dim=64, window=40, sinks=True),
     "prefix": dict(lens=[40, 120], heads=4, kv_heads=2, dim=32, mask="prefix", prefix=[17, 90]),
 }
-# wgmma: chunks of 128 positions (64 for wide heads), tiles of 128 pairs; one of its warpgroups without work, rings that come round
+# wgmma: chunks of 128 positions (64 for wide heads), tiles of 128 pairs; a warpgroup without work;
+# rings that wrap around
 SM90 = {
     **{
         k: CASES[k]
@@ -106,8 +109,8 @@ def test_a_large_pool(arch):
     "arch,name",
     [x for x in BOTH if x[1] in ("gqa", "d80", "d256", "mqa", "prefix", "alone", "window")],
 )
-def test_pieces_checked(arch, name):
-    """Decode rows, then pieces of prompts, in the checking mode."""
+def test_chunks_checked(arch, name):
+    """Decode rows, then chunks of prompts, in checking mode"""
     c = case(**(SM90 if arch == "sm_90a" else CASES)[name])
     rows = [
         (i, [n - 1]) if i % 2 == 0 and len(c.lens) > 1 else (i, list(range(max(0, n - 20), n)))
@@ -117,12 +120,12 @@ def test_pieces_checked(arch, name):
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_pages_out_of_sight(arch):
-    """Pages before the window have no number, and what they held may be gone."""
+def test_pages_before_the_window(arch):
+    """Pages before the window have no number, and their content may be freed."""
     c = case(lens=[300], heads=2, kv_heads=1, dim=64, window=70)
     rows = [(0, list(range(290, 300)))]
     pages, table = c.pool.pages, c.pool.table
-    first = table[0, 0].copy()  # becomes page 0, so that it does not do to read that one instead
+    first = table[0, 0].copy()  # becomes page 0, so that reading page 0 instead is detected
     pages[[0, first]] = pages[[first, 0]]
     table[:] = np.where(table == 0, first, np.where(table == first, 0, table))
     gone = (291 - 70) // 32
@@ -137,7 +140,8 @@ def test_pages_out_of_sight(arch):
     [("sm_80", {}), ("sm_90a", dict(DETERMINISTIC=0)), ("sm_90a", dict(DETERMINISTIC=1))],
 )
 def test_segments(arch, more):
-    """Beyond a segment (512 positions; 1024): pieces go through y, single rows are cut over blocks."""
+    """Longer than a segment (512 positions; 1024): chunks go through y, single rows are split over
+    CTAs."""
     far = 512 if arch == "sm_90a" else 0
     c = case(
         lens=[1100 + far, 600 + far, 513 + far], heads=4, kv_heads=2, dim=32, kv="f16", sinks=True
@@ -146,11 +150,7 @@ def test_segments(arch, more):
     k, want = kernel(c, arch, **more), np.concatenate([c.want(i, ps) for i, ps in rows])
     close(c.run(k, rows), want, TOL["f16"])
     close(c.run(k, rows, mode="check", seed=3, sms=2), want, TOL["f16"])
-    for sms in (
-        3,
-        4,
-        6,
-    ):  # parts of a tile in several blocks, and in blocks that have others' parts too
+    for sms in (3, 4, 6):  # parts of a tile in several CTAs, and CTAs with parts of several tiles
         close(c.run(k, rows, seed=sms, sms=sms), want, TOL["f16"])
     close(c.run(k, rows, mode="check", seed=5, sms=6), want, TOL["f16"])
     w = case(lens=[1100, 1300], heads=2, kv_heads=2, dim=16, window=600, kv="bf16")
@@ -162,7 +162,7 @@ def test_segments(arch, more):
     )
 
 
-PLANTED = {  # of another head, in every part of a row, in none
+PLANTED = {  # sink of another head, in every part of a row, in none
     "another head": ("sink + w.kv_head * F::G + at % F::G", "sink + w.kv_head * F::G"),
     "every segment": ("last ? 1.0f / (sum + att_sink(", "true ? 1.0f / (sum + att_sink("),
     "parts without": ("(l + att_sink(flash_sink<F>(sink, w, pair), m))", "l"),
@@ -196,8 +196,9 @@ def bits(a):
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("kw", [dict(), dict(window=700, alibi=8.0), dict(cap=20.0, kv="bf16")])
-def test_rows_do_not_depend_on_company(kw, arch):
-    """The same bits alone (cut into parts), in a chunk, in a longer chunk, and with other sequences."""
+def test_rows_do_not_depend_on_other_rows(kw, arch):
+    """The same bits alone (split into parts), in a chunk, in a longer chunk, and with other
+    sequences"""
     c = case(**dict(dict(lens=[1200, 70], heads=4, kv_heads=2, dim=32), **kw))
     k = kernel(c, arch, DETERMINISTIC=1)
     whole = c.run(k, [(1, list(range(70))), (0, list(range(1040, 1200)))])[70:]
@@ -211,7 +212,8 @@ def test_rows_do_not_depend_on_company(kw, arch):
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_many_sequences(arch):
-    """More than 32, so that looking for work takes several rounds, and more parts than there is memory for."""
+    """More than 32, so that the search for work takes several rounds, and more parts than there is
+    scratch for"""
     lens = [(2060 if arch == "sm_90a" else 1030) if i % 3 == 0 else 5 + i % 7 for i in range(70)]
     c = case(lens=lens, heads=16, kv_heads=16, dim=16)
     rows = [(i, [n - 1]) for i, n in enumerate(lens)]
@@ -219,7 +221,7 @@ def test_many_sequences(arch):
 
 
 def test_nvrtc():
-    """The real compiler: no spill, no warning; tensor cores, their loads, and copies that leave the threads free."""
+    """Real NVRTC: no spill, no warning; tensor cores, ldmatrix, and asynchronous copies"""
     p = case(lens=[1], heads=32, kv_heads=8, dim=128, kv="bf16").params
     for arch in "sm_86", "sm_100a":
         done = H.nvrtc("attention_mixed_sm80", p, [arch])
@@ -245,8 +247,8 @@ def test_nvrtc():
     ],
 )
 def test_nvrtc_wgmma(kw):
-    """The real compiler for sm_90a: no spill, products not made to wait for each other, and the exponentials of a chunk beside the P V of the
-    chunk before: between the wait for Q K^T and the one for P V."""
+    """Real NVRTC for sm_90a: no spill, no serialised wgmma. The exponentials of a chunk overlap P V
+    of the previous chunk: they are between the wait for Q K^T and the one for P V."""
     kw = dict(kw)
     det, dim = kw.pop("det", 0), kw["dim"]
     done = H.nvrtc(

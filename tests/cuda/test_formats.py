@@ -16,7 +16,7 @@ from test_moe_fused import Experts
 from test_gemm_swap_ab import close, few
 
 ARCH = "sm_90a"
-# experts of these types also run in a mixed step: the others share their decoding with one of them
+# experts of these types also run in a mixed step; the others share their decoding with one of them
 MIXED = ("bf16", "f16", *H.BLOCK, *H.FP4)
 
 
@@ -27,7 +27,7 @@ def covering(purpose, dtypes=H.DTYPES):
 
 
 def portable(n):
-    """f32 weights have no tensor core kernel: the portable one takes any number of rows."""
+    """f32 weights have no tensor core kernel: the portable one accepts any number of rows."""
     n_rows, cols = 21, 67
     rng = np.random.default_rng(n)
     w, x = Weights("f32", n_rows, cols), random_rows(rng, n, cols)
@@ -55,7 +55,7 @@ def test_decode(dtype):
 
 
 def gemm(dtype, ns):
-    """A kernel has both tiles, so that the small and the prefill case of a type are compiled once."""
+    """A kernel has both tiles, so the small and the prefill case of a type are compiled once."""
     c = Case(7, max(ns), 100, 256, dtype)
     packed, values = W.make(c.r, c.rows, c.cols, dtype)
     k = H.build("matmul_mixed", ARCH, c.params(DETERMINISTIC=0))
@@ -76,7 +76,7 @@ def gemm(dtype, ns):
 def test_small_m(dtype):
     if dtype == "f32":
         return portable(20)
-    assert gemm(dtype, [10, 40]) == 64  # mma, and wgmma where the type has it
+    assert gemm(dtype, [10, 40]) == 64  # mma, and wgmma if the type has it
 
 
 @covering("prefill")

@@ -1,7 +1,8 @@
-"""Matrix products of mixed steps on tensor cores (templates/cuda/*_mixed.cu.in) against numpy in double precision.
+"""GEMMs of mixed steps on tensor cores (templates/cuda/*_mixed.cu.in) against numpy in double
+precision.
 
-The tolerance is that of activations and weights rounded to 16 bits before exact products, summed in float: expectations round too, so what
-is left is the order of sums."""
+The tolerance is that of activations and weights rounded to 16 bits before exact multiplications,
+summed in float. Expected values are rounded too, so the remaining error is the order of sums."""
 
 import cuda_harness as H
 import numpy as np
@@ -23,7 +24,7 @@ def from_bf16(h):
 
 
 def rounded(x, dtype):
-    """Activations as the product sees them."""
+    """Activations as the GEMM reads them"""
     x = x.astype(np.float32)
     if dtype == "bf16":
         return from_bf16(to_bf16(x)).astype(np.float64)
@@ -52,7 +53,7 @@ def gelu_tanh(x):
 
 
 def close(got, want, tol=2e-5):
-    """Relative to the row's size: a sum's error is that of its terms."""
+    """Relative to the size of the row: the error of a sum depends on its terms."""
     assert np.isfinite(got).all()
     err = np.abs(got - want).max() / max(1e-30, np.abs(want).max())
     assert err < tol, f"relative error {err:g}"
@@ -71,11 +72,12 @@ class Case:
     def weights(self, rows=None):
         packed, values = W.make(self.r, rows or self.rows, self.cols, self.dtype)
         if self.dtype not in ("bf16", "f16"):
-            values = values.astype(np.float32).astype(np.float16)  # as the tensor cores get them
+            values = values.astype(np.float32).astype(np.float16)  # rounded as for the tensor cores
         return packed, values.astype(np.float64)
 
     def params(self, **more):
-        """Deterministic: the tiles for few rows, too, which a kernel of any number of rows has otherwise no use for (test_gemm_swap_ab.py)."""
+        """Deterministic: includes the small-M tiles, which a kernel for any number of rows would
+        not use otherwise (test_gemm_swap_ab.py)."""
         return dict(
             dict(ROWS=self.rows, COLS=self.cols, W_DTYPE=self.dtype, DETERMINISTIC=1), **more
         )
@@ -362,9 +364,9 @@ def test_qkv(style, qn, kv_dtype):
         ("q6_k", 1030, 512, "sm_80"),
         ("bf16", 300, 168, "sm_100a"),
     ],
-)  # built by other tests, too
-def test_rows_do_not_depend_on_company(dtype, rows, cols, arch):
-    """The same bits alone, among 20, 70 and 140 rows: all tiles add in one order."""
+)  # also built by other tests
+def test_rows_do_not_depend_on_other_rows(dtype, rows, cols, arch):
+    """The same bits alone, and among 20, 70 and 140 rows: all tiles add in one order."""
     n = 140
     c = Case(21, n, rows, cols, dtype)
     packed, _ = c.weights()
@@ -390,7 +392,8 @@ def test_large_activations_do_not_overflow():
 
 
 def test_nvrtc():
-    """The real compiler on formats that no committed description has: no spill, no warning (the tool says so)."""
+    """Real NVRTC on formats that no committed description uses: no spill, no warning (reported by
+    the tool)."""
     p = dict(ROWS=14336, COLS=4096, NORM="rms", EPS=EPS, PLUS_ONE=0, ACT="silu")
     for dtype, arch in [("bf16", "sm_86"), ("q4_k", "sm_100a"), ("f16", "sm_120a")] + [
         ("q6_k", "sm_80"),
@@ -403,12 +406,12 @@ def test_nvrtc():
         f = sass.functions(done[0]["cubin"])
         if f:
             s = f[done[0]["symbol"]]
-            # of the three tiles the largest has 16 mma for 6 ldmatrix
+            # the largest of the three tiles has 16 mma per 6 ldmatrix
             assert s.count("HMMA") >= 40 and s.count("LDSM") >= 20 and not s.count("LDL", "STL")
             if dtype in ("bf16", "f16") and arch in (
                 "sm_100a",
                 "sm_120a",
-            ):  # by the copy unit alone, without asking the driver
+            ):  # by TMA alone, without calling the driver
                 assert (
                     s.count("UTMALDG") >= 20
                     and not s.count("LDGSTS")
@@ -419,7 +422,7 @@ def test_nvrtc():
 
 
 def test_refuses():
-    """What is left to the portable kernels."""
+    """Cases left to the portable kernels"""
     p = dict(ROWS=64, COLS=64, W_DTYPE="bf16")
     assert H.accepts("matmul_mixed", "sm_80", p)
     assert not H.accepts("matmul_mixed", "sm_75", p)

@@ -1,7 +1,9 @@
-"""Products of 9 to 64 rows (templates/cuda/gemm/gemm_swap_ab.h, which the *_mixed templates launch for them) against numpy in double precision.
+"""Small-M GEMMs, M = 9 .. 64 (templates/cuda/gemm/gemm_swap_ab.h, launched by the *_mixed
+templates) against numpy in double precision.
 
-Activations are rounded as prep rounds them; block formats' weights are rounded to 11 bits more than once, so the bound is of |x| |w|.
-LLMC_CHECK_ALL=1: every type on every generation, all planted bugs, and both modes of each: a kernel is compiled for either."""
+Activations are rounded as prep rounds them. Weights of block formats are rounded to 11 bits more
+than once, so the bound is relative to |x| |w|. LLMC_CHECK_ALL=1: every type on every generation,
+all planted bugs, and both modes of each: a kernel is compiled for either."""
 
 import os
 
@@ -49,7 +51,8 @@ def few(k):
     return [x for x in k.launches if x.get("fn", "").endswith("_small_m")]
 
 
-# Rows of each tile (16, 32, 64), full and not; columns of W that are no whole tile, columns of x that are no whole step; one block with all, more blocks than steps.
+# Rows of each tile (16, 32, 64), full and partial; columns of W that are not a multiple of a tile,
+# columns of x that are not a multiple of a k-step; one CTA with all, more CTAs than k-steps.
 @pytest.mark.parametrize(
     "arch, rows, cols, dtype",
     [
@@ -116,7 +119,8 @@ def test_blocks(dtype, arch):
     )
 
 
-# By wgmma: half a unit at a row's end, a unit too few for both warpgroups, one tile and parts of tiles, all rows of a tile and few of it.
+# By wgmma: half a unit at the end of a row, one unit too few for both warpgroups, one tile and
+# partial tiles, all rows of a tile and few of them.
 @pytest.mark.parametrize(
     "dtype, rows, cols",
     [
@@ -144,8 +148,8 @@ def test_blocks_by_wgmma(dtype, rows, cols):
     assert "wgmma_f16_m64n64k16_ra" in k.text
 
 
-def test_halves_by_wgmma():
-    """gate and up of blocks"""
+def test_gate_and_up_by_wgmma():
+    """gate and up of block formats"""
     c = Case(7, 45, 263, 576, "q4_1")
     nw = c.f(576)
     packed, values = W.make(c.r, 2 * 263, 576, "q4_1")
@@ -167,8 +171,8 @@ def test_halves_by_wgmma():
         close(y, want, np.abs(want).max(), 5e-3)
 
 
-def test_halves_of_a_matrix():
-    """gate and up meet in a lane; an odd number of columns"""
+def test_gate_and_up_of_a_matrix():
+    """gate and up are in one lane; an odd number of columns"""
     c = Case(5, 40, 263, 96, "bf16")
     nw, b = c.f(96), c.f(2 * 263)
     packed, w = c.weights(2 * 263)
@@ -202,8 +206,8 @@ def test_add_in_place():
 
 
 @pytest.mark.parametrize("n, n_out, bucket", [(24, 10, 0), (100, 10, 0), (24, 0, 32)])
-def test_wanted_rows(n, n_out, bucket):
-    """The rows of logits decide, however many rows the step has."""
+def test_needed_logit_rows(n, n_out, bucket):
+    """The number of logit rows decides, whatever the number of rows of the step."""
     rows, cols = 211, 64
     c = Case(9, n, rows, cols, "bf16")
     packed, w = c.weights()
@@ -225,7 +229,7 @@ def test_wanted_rows(n, n_out, bucket):
 
 
 def test_same_bits_in_each_run():
-    """Sums of blocks are added in the order of the blocks, whoever ends last."""
+    """Split-K partial sums are added in the order of CTAs, whichever arrives last."""
     rows, cols, n = 100, 640, 20
     c = Case(4, n, rows, cols, "bf16")
     packed, _ = c.weights()
@@ -319,7 +323,7 @@ PLANTED_WGMMA = {
 @pytest.mark.findings
 @pytest.mark.parametrize("bug", PLANTED_WGMMA if EVERY else list(PLANTED_WGMMA)[::4])
 def test_planted_bugs_are_found_by_wgmma(bug):
-    c = Case(6, 20, 100, 1216, "q4_0")  # ten steps of one block: more than the ring has stages
+    c = Case(6, 20, 100, 1216, "q4_0")  # ten k-steps of one CTA: more than the ring has stages
     packed, values = W.make(c.r, 100, 1216, "q4_0")
     k = H.build("matmul_mixed", "sm_90a", c.params(DETERMINISTIC=0))
     before, after = PLANTED_WGMMA[bug]
@@ -340,7 +344,8 @@ def test_planted_bugs_are_found_by_wgmma(bug):
     else [(d, a) for d in H.DTYPES[1:] for a in H.ARCHS[1:]],
 )
 def test_nvrtc(dtype, arch):
-    """The real compiler: no spill, no warning; weights are asked for before the wait; 16-bit ones leave room for the next kernel's block."""
+    """Real NVRTC: no spill, no warning; loads of weights are issued before the wait; 16-bit kernels
+    leave resources for a CTA of the next kernel."""
     for op, p in (
         (
             "norm_glu_mixed",
@@ -363,11 +368,11 @@ def test_nvrtc(dtype, arch):
             if arch == "sm_90a" and dtype not in (
                 "bf16",
                 "f16",
-            ):  # of 16 rows by mma, of 32 and 64 by wgmma
+            ):  # 16 rows by mma, 32 and 64 by wgmma
                 assert s.count("HMMA") in (16, 32) and s.count("HGMMA") == s.count("HMMA")
                 if (
                     op == "matmul_add_mixed" and dtype == "q4_k"
-                ):  # docs/kernels/gemm.md: a step of 2.25 KB
+                ):  # docs/kernels/gemm.md: a k-step of 2.25 KB
                     assert max(s.ways("HGMMA", "LDGSTS")) <= 530
-            else:  # of 64 rows and 16-bit weights: 32 mma for 8 loads of activations and 4 of weights
+            else:  # 64 rows and 16-bit weights: 32 mma per 8 loads of activations and 4 of weights
                 assert s.count("HMMA") >= 56

@@ -1,4 +1,5 @@
-"""Kernels of the decode step (templates/cuda/*_decode.cu.in) against float64, on the emulator and in real NVRTC's SASS."""
+"""Kernels of the decode step (templates/cuda/*_decode.cu.in) against float64, on the emulator and
+in the SASS of real NVRTC"""
 
 import numpy as np
 import pytest
@@ -33,15 +34,14 @@ TYPES = [
 
 
 def tolerance(dtype, n=8):
-    """Of |x| |w|: bf16 and f16 are exact, x has 16 or 22 bits; so are block formats for one row, but for tables of floats. For more the mma sees them rounded to 11 bits.
-    Codes are taken from the middle of more bits than their values have: sums of x are larger than what remains."""
+    """Relative to |x| |w|: bf16 and f16 are exact, x has 16 or 22 bits. Block formats are exact for
+    one row, except tables of floats. For more rows the mma gets them rounded to 11 bits. Codes
+    are embedded in the middle of wider numbers: sums of x are larger than the result."""
     if dtype[:3] in ("nf4", "fp4"):
         return 5e-4
     if dtype in H.CODE and n == 1:
         return 1e-5
-    if (
-        dtype in H.GROUP and dtype[0] == "m" and n > 1
-    ):  # scale and minimum are f32, and rounded each
+    if dtype in H.GROUP and dtype[0] == "m" and n > 1:  # scale and minimum are f32, each rounded
         return 1e-3
     return 2e-5 if dtype == "bf16" else 3e-6 if n == 1 or dtype in ("f16", "q4_k", "q5_k") else 5e-4
 
@@ -70,7 +70,7 @@ def run(op, arch, p, n, args, bucket=0, sms=4, mode="fast", seed=1, out_row=None
 
 
 def columns(dtype):
-    """More than the warps' one unit each, and the last one with as little in it as the type allows."""
+    """More than one unit per warp, and the last unit as short as the type allows"""
     return (
         1280
         if H.super_block(dtype) or "_128" in dtype
@@ -82,7 +82,8 @@ def columns(dtype):
     )
 
 
-# every type, each number of rows that is a case of its own: 1, 3 of 4, 8 (in slices where x is too much), 9 (two turns)
+# every type and every number of rows with its own code path: 1, 3 of 4, 8 (in slices if x is too
+# large), 9 (two passes)
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_types(dtype):
@@ -116,7 +117,8 @@ def test_types(dtype):
         close(y, want[:n] + b, size[:n], dtype, n)
 
 
-# less than a unit, one, and a few: warps without columns, with one row of weights, and more than go in pairs
+# less than a unit, one, and a few: warps without columns, with one row of weights, and with more
+# than go in pairs
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "dtype,cols,n_rows",
@@ -146,7 +148,8 @@ def test_few_columns(dtype, cols, n_rows):
         close(y, want[:n], size[:n], dtype, n)
 
 
-# the columns of 8 rows in 8 slices, whose sums the last block adds; 5 rows of a bucket of 8; fewer blocks than slices; idle blocks
+# the columns of 8 rows in 8 slices, combined by the last CTA; 5 rows of a bucket of 8; fewer CTAs
+# than slices; idle CTAs
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "dtype,cols,n,sms,seeds",
@@ -206,7 +209,7 @@ def test_slices(dtype, cols, n, sms, seeds):
 
 
 def test_more_slices():
-    """8 rows of more columns than 8 slices hold."""
+    """8 rows with more columns than 8 slices hold"""
     w, x, want, size = product(8, 13, 18944, "bf16")
     p = dict(ROWS=13, COLS=18944, W_DTYPE="bf16")
     for mode, sms in [("check", 33), ("fast", 17)]:
@@ -217,7 +220,7 @@ def test_more_slices():
 
 
 def test_slices_of_one_row():
-    """So few long rows of W would leave most multiprocessors idle."""
+    """So few and long rows of W would leave most SMs idle."""
     w, x, want, size = product(1, 13, 16384, "bf16")
     p = dict(ROWS=13, COLS=16384, W_DTYPE="bf16")
     for mode, seed in [("check", 1), ("fast", 2)]:
@@ -327,7 +330,8 @@ def test_ops(kind, plus, dtype, cols):
             close(y, add, size_add, dtype)
 
 
-# A scale of another lane's sub-block, x of another's, a sum that is not that of both lanes, a quad's fields read before its lanes have met
+# A scale of another lane's sub-block, x of another lane, a sum that does not include both lanes, a
+# quad's fields read before its lanes have synchronised
 @pytest.mark.findings
 @pytest.mark.parametrize(
     "dtype,was,bug",
@@ -352,8 +356,8 @@ def test_planted_bugs(dtype, was, bug):
         close(y, want, size, dtype, 1)
 
 
-def test_rows_that_are_not_there():
-    """A bucket's step with fewer rows, with none, and logits nobody wants."""
+def test_fewer_rows_than_the_bucket():
+    """A step with fewer rows than its bucket, with none, and logits that are not needed"""
     w, x, want, size = product(4, 40, 512, "bf16")
     p = dict(
         ROWS=40, COLS=512, W_DTYPE="bf16", NORM="none", EPS=0.0, PLUS_ONE=0, SCALE=1.0, SOFTCAP=0.0
@@ -504,7 +508,8 @@ SASS = (
 @pytest.mark.skipif(sass.disassembler() is None, reason="no nvdisasm")
 @pytest.mark.parametrize("op,dtype,arch,more", SASS)
 def test_sass(op, dtype, arch, more):
-    """Weights are asked for 16 bytes at a time, before the wait where there is one; nothing spills; two kernels fit a multiprocessor."""
+    """Weights are loaded 16 bytes at a time, before the wait if there is one; nothing spills; two
+    kernels fit on an SM."""
     found = H.nvrtc(f"{op}_decode", dict(SHAPES, W_DTYPE=dtype, **more), [arch])
     if found is None:
         pytest.skip("no libnvrtc")
@@ -515,7 +520,8 @@ def test_sass(op, dtype, arch, more):
     assert all(k["registers"] <= 128 for k in found[0]["kernels"])
 
 
-# bytes of a stage, 16 rows of a unit; of the four-bit to six-bit formats those that a multiprocessor can issue while it reads (docs/kernels/gemv.md)
+# bytes of a stage, 16 rows per unit; four-bit to six-bit formats that an SM can decode at the rate
+# of its loads (docs/kernels/gemv.md)
 @pytest.mark.skipif(sass.disassembler() is None, reason="no nvdisasm")
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(

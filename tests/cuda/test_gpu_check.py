@@ -1,4 +1,5 @@
-"""The check for machines with a GPU, rehearsed on the emulator: every stage with tiny shapes, and what becomes of it when one fails or time runs out."""
+"""The check for machines with a GPU, rehearsed on the emulator: every stage with tiny shapes, and
+its behaviour when a stage fails or time runs out"""
 
 import json
 import os
@@ -11,7 +12,7 @@ import cuda_harness as H
 from waiting import HANG
 
 MIXTURE = "norm_route {0}, norm_moe_glu {0}, moe_down_add {0}, lm_head 1"
-OPS = {  # of a decode step, in the order of the plan
+OPS = {  # ops of a decode step, in the order of the plan
     "rehearsal": "embed 1, norm_qkv 2, attention 2, matmul_add 4, norm_glu 2, lm_head 1",
     "rehearsal-moe": "embed 1, norm_qkv 2, attention 2, matmul_add 2, " + MIXTURE.format(2),
     "rehearsal-mla": "embed 1, norm_matmul 2, mla_query 2, mla_attend 2, mla_value 2, matmul_add 2, norm_glu 1, matmul_add 1, "
@@ -19,7 +20,7 @@ OPS = {  # of a decode step, in the order of the plan
 }
 
 
-# make check has the figures of the dense model: the kernels of the others take three times as long
+# make check covers the dense model only: kernels of the others take three times as long
 MODELS = list(OPS) if H.EVERY else ["rehearsal"]
 
 
@@ -89,7 +90,7 @@ def test_every_stage(check, tmp_path):
             and 0 < sum(o["weight_bytes"] for o in timed) <= rows["tg", 1, 0]["bytes"]
         )
     rows = rows_of(r, "rehearsal")
-    # K and V of 40 positions more: 2 layers, 2 heads of 64, two bytes an element
+    # K and V of 40 more positions: 2 layers, 2 heads of 64, two bytes per element
     assert rows["tg", 1, 40]["bytes"] - rows["tg", 1, 0]["bytes"] == 40 * 2 * 2 * 2 * 64 * 2
     for x in rows.values():
         assert (
@@ -105,7 +106,7 @@ def test_every_stage(check, tmp_path):
         bars["rehearsal: prefill 16: PyTorch's time / ours"]["value"] is None
         and "not measured" in text
     )
-    # a second run keeps what it does not run again
+    # a second run keeps the results that it does not repeat
     again, r2 = check(tmp_path / "r.json", "--only", "conform", "--minutes", "0.0001")
     assert (
         "no time left" in again

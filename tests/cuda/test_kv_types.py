@@ -1,4 +1,5 @@
-"""Quantised keys and values on GPUs, on the emulator: rows are those of tests/kv_types.py, to the byte; attention reads the same numbers."""
+"""Quantised keys and values on GPUs, on the emulator: rows equal those of tests/kv_types.py to the
+byte; attention reads the same numbers."""
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ class Pool:
         self.pages = np.full((sum(n) + 2, self.page_bytes), 0xFF, np.uint8)
 
     def places(self, seq, pos):
-        """(first byte, bytes) of what position pos has in the pages"""
+        """(first byte, bytes) of the data of position pos in the pages"""
         at = int(self.table[seq, pos // H.PAGE]) * self.page_bytes
         for (t, d), size in zip(self.planes, self.bytes):
             for h in range(self.heads):
@@ -42,7 +43,8 @@ class Pool:
             at += size
 
     def fill(self, seq, k, v, first=0):
-        """float rows [n, heads, dim] at positions first ..; other positions of their pages become 0xff"""
+        """float rows [n, heads, dim] at positions first ..; other positions of their pages become
+        0xff"""
         rows = [K.encode(t, x) for (t, _), x in zip(self.planes, (k, v))]
         n = len(k)
         for p in range(first // H.PAGE, -(-(first + n) // H.PAGE)):
@@ -95,7 +97,7 @@ class Case(Attention):
         )
         if (
             kernel.template == "attention_decode_sm80"
-        ):  # reads before its wait what is older than the step
+        ):  # reads data older than the step before its wait
             own = [(1, at, n) for i, ps in rows for at, n in self.store.places(i, ps[0])]
             kw = dict(dict(early=own if len(own) < 40 else [(1, 0, 0)]), **kw)
         return kernel.run(
@@ -106,7 +108,8 @@ class Case(Attention):
 
 
 class Near(Attention):
-    """Rows that read the last `recent` and the first `kept` positions from exact pages, which have numbers of their own, here below zero: they lie behind the others."""
+    """Rows that read the last `recent` and the first `kept` positions from exact pages, which have
+    their own numbers, here negative: they are stored before the other pages."""
 
     def __init__(self, lens, recent=0, kept=0, **kw):
         self.recent, self.kept = recent, kept
@@ -309,7 +312,8 @@ NEAR = {
     ],
 )
 def test_exact_pages(template, name, mode, seed):
-    """Positions near a row, and the first ones, are read as they were; no kernel for tensor cores takes such pages."""
+    """Positions near a row, and the first ones, are read unquantised; no tensor core kernel accepts
+    such pages."""
     c = Near(**NEAR[name])
     rows = some(c, mode) if template == "attention" else c.last()
     close(
@@ -321,7 +325,7 @@ def test_exact_pages(template, name, mode, seed):
 
 
 def test_exact_pages_by_nvrtc():
-    """No spill, no warning, at widths that models have."""
+    """No spill, no warning, with dimensions of real models"""
     p = dict(
         HEADS=32,
         KV_HEADS=8,
@@ -361,7 +365,8 @@ def test_exact_pages_by_nvrtc():
     ],
 )
 def test_append_and_close(kv, kv_v, dim, v_dim, rotate, recent, mode, seed):
-    """Rows go to exact pages as well, turned as their type is; a page of keys by channel gets its codes from them when its last row is there."""
+    """Rows are stored in exact pages as well, rotated if their type is; a page of per-channel keys
+    is quantised from them when its last row is stored."""
     c = Near(
         [33, 64, 5],
         recent,
@@ -393,7 +398,7 @@ def test_append_and_close(kv, kv_v, dim, v_dim, rotate, recent, mode, seed):
                 number = int(c.table[seq, c.table.shape[1] // 2 * exact + i])
                 at = -(number + 1) * c.exact_bytes if exact else number * c.page_bytes
                 size = c.exact_bytes if exact else c.page_bytes
-                if full:  # of others what is behind the last position differs
+                if full:  # in partial pages, bytes after the last position differ
                     assert np.array_equal(pages[at : at + size], want[at : at + size]), (
                         seq,
                         i,
@@ -406,7 +411,7 @@ def test_append_and_close(kv, kv_v, dim, v_dim, rotate, recent, mode, seed):
     "name,mode,seed", [(n, *r) for n in CASES for r in H.RUNS if r[1] == 0 or n == "int8"]
 )
 def test_flash(name, mode, seed):
-    """Values made of codes are rounded to f16 on their way to tensor cores, as queries and weights are."""
+    """Dequantised values are rounded to f16 for the tensor cores, like queries and weights."""
     c = Case(**CASES[name])
     c.q = [KV.rounded(q, "f16").astype(np.float32) for q in c.q]
     rows = (
@@ -446,7 +451,8 @@ MMA = {
     "kv,kv_v,rotate", [("int8", "int8", False), ("int8", "int4", True), ("f16", "f8", True)]
 )
 def test_short_sequences_by_tensor_cores(kv, kv_v, rotate, mode, seed):
-    """More units than blocks: several side by side in one, or, where it turns rows, one after another."""
+    """More units than CTAs: several per CTA concurrently, or one after another if the CTA rotates
+    rows"""
     c = Case(
         lens=[(11 * i) % 50 + 1 for i in range(9)],
         heads=9,
@@ -468,7 +474,7 @@ def test_short_sequences_by_tensor_cores(kv, kv_v, rotate, mode, seed):
     "name,mode,seed", [(n, *r) for n in MMA for r in H.RUNS if r[1] == 0 or n in ("turned", "int4")]
 )
 def test_decode_by_tensor_cores(name, mode, seed):
-    """Where several heads share a read: codes become f16, which is all that differs."""
+    """If several heads share a read: codes become f16, which is the only difference."""
     c = Case(**MMA[name])
     rows = c.last()
     close(
@@ -483,18 +489,19 @@ def test_decode_by_tensor_cores(name, mode, seed):
     )
 
 
-def test_what_reads_them():
-    """wgmma reads plain types only, tensor cores in decode steps those that are numbers of f16, for groups of heads."""
+def test_which_kernels_read_quantised_rows():
+    """wgmma reads plain types only; tensor cores in decode steps read types that convert to f16,
+    for groups of heads."""
     c = Case(**CASES["int8"])
     assert not H.expand("attention_mixed_sm90", "sm_90a", c.params)
     for other in dict(HEADS=6), dict(KV_K="bf16"):
         assert not H.expand("attention_decode_sm80", "sm_80", c.params | other)
 
 
-PLANTED = {  # a barrier too few, rows turned by one warp while others read them
+PLANTED = {  # a missing barrier, or rows rotated by one warp while others read them
     "kv_rotate_rows<D>(s.q[0], HB, D, warp, S::WARPS);\n\t\t\t__syncthreads();": "kv_rotate_rows<D>(s.q[0], HB, D, warp, S::WARPS);",
     "\t\tTEAM::sync();\n\t\tkv_rotate_rows": "\t\tkv_rotate_rows",
-    # queries that are made into fragments before they are turned
+    # queries are turned into fragments before they are rotated
     "kv_rotate_rows<S::D>(s.turned[0], g.n_head, S::D, warp_id(), S::WARPS);\n\t\t__syncthreads();": "kv_rotate_rows<S::D>(s.turned[0], g.n_head, S::D, warp_id(), S::WARPS);",
 }
 
@@ -592,7 +599,7 @@ QKV = {
     ],
 )
 def test_qkv(name, kv, template):
-    """The rows that a page gets are the keys and values of float64, to half a step of their codes."""
+    """The rows stored in a page are the keys and values of float64, to half a quantisation step."""
     c = Q.Case(**(QKV[name] | (dict(rows=[1, 1, 1]) if template == "norm_qkv_decode" else {})))
     kv_heads, dim = c.k.shape[1:]
     pool = Pool(
@@ -631,14 +638,15 @@ def test_qkv(name, kv, template):
         ],
     )
     assert np.abs(q - c.q).max() < 2e-2 * np.abs(c.q).max()
-    # attention with one-hot scores would read them; here: the bytes, by appending float64's rows and comparing what both mean
+    # attention with one-hot scores would read the rows; here they are compared after appending the
+    # float64 rows
     at = 0
     for i, r in enumerate(c.rows):
         rows = [x[at : at + r].astype(np.float32) for x in (c.k, c.v)]
         pool.fill(i, *(K.turn(x) if rotate else x for x in rows), c.pos[at])
         at += r
     same = (pages == pool.pages).mean()
-    assert same > 0.9, same  # codes at a tie differ by the product's rounding
+    assert same > 0.9, same  # codes at a tie depend on rounding
     assert (
         np.array_equal(pages == before, pool.pages == before)
         or np.abs((pages == before).sum() - (pool.pages == before).sum()) < 0.02 * before.size

@@ -1,4 +1,5 @@
-"""Mixed products whose middle is cuBLASLt's (templates/cuda/*_mixed.cu.in, path library): numbers as in test_gemm.py."""
+"""GEMMs of mixed steps by cuBLASLt (templates/cuda/*_mixed.cu.in, path library): the same values as
+in test_gemm.py"""
 
 import cuda_harness as H
 import numpy as np
@@ -15,13 +16,13 @@ def build(op, gen, c, **more):
 
 
 def runs(k, step, args):
-    """The library's way in two orders of the schedule and in the checking mode."""
+    """The library's path with two schedules and in checking mode"""
     for mode, seed in H.RUNS:
         yield k.run(step, args, mode=mode, seed=seed, path="library", repeat=1)
 
 
 def through_bf16(x):
-    """Sums that the library leaves in 16 bits."""
+    """Sums that the library stores in 16 bits"""
     return from_bf16(to_bf16(x)).astype(np.float64)
 
 
@@ -44,7 +45,7 @@ def test_matmul(gen, dtype, bias, n, rows, cols):
 @pytest.mark.parametrize("gen", ARCH)
 @pytest.mark.parametrize("dtype, bias", [("bf16", 0), ("f16", 1)])
 def test_add(gen, dtype, bias):
-    """In place and not."""
+    """In place and not"""
     n, rows, cols = 67, 71, 64
     c = Case(3, n, rows, cols, dtype)
     packed, w = c.weights()
@@ -106,7 +107,7 @@ def test_act(gen):
 @pytest.mark.parametrize("gen", ARCH)
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_qkv(gen, dtype):
-    """Scale and bias come after the product on both paths."""
+    """Scale and bias come after the GEMM on both paths."""
     heads, kv, d, cols, n = 2, 1, 16, 64, 66
     rows = (heads + 2 * kv) * d
     c = Case(11, n, rows, cols, dtype)
@@ -158,8 +159,9 @@ def test_qkv(gen, dtype):
             close(held[[2, 0, 1][t // H.PAGE], :, 0, t % H.PAGE], want[t, heads:], 1e-2)
 
 
-def test_only_where_it_can():
-    """Deterministic, or weights that no library reads: one path, and no scratch for another."""
+def test_library_only_where_possible():
+    """Deterministic mode, or weights that the library cannot read: one path, and no scratch for the
+    other"""
     p = dict(ROWS=64, COLS=64)
     for op, more in (
         ("matmul", {}),

@@ -1,5 +1,6 @@
-"""Tensor maps of a kernel's arguments (//@map): rows as many as the memory has, zeros beyond it, the swizzle of 128 bytes as the PTX manual has it
-(16-byte chunk c of row r lies at chunk c ^ r % 8)."""
+"""Tensor maps of a kernel's arguments (//@map): the number of rows is that of the memory, zeros
+beyond it, and the 128-byte swizzle is that of the PTX manual (16-byte chunk c of row r is stored
+at chunk c ^ r % 8)."""
 
 import numpy as np
 import pytest

@@ -1,7 +1,9 @@
-"""The three steps of a mixture's feed-forward on the GPU target, norm_route, norm_moe_glu and moe_down_add, against numpy, on the emulator.
+"""The three ops of a MoE feed-forward on the GPU target, norm_route, norm_moe_glu and moe_down_add,
+against numpy, on the emulator.
 
-Decode kernels multiply in fp32 (the router's product splits x in two halves); those of mixed steps round activations to 16 bits, and so do expectations.
-LLMC_CHECK_ALL=1: all cases, not a sample, and every storage type."""
+Decode kernels multiply in fp32 (the router's GEMM splits x into two halves). Those of mixed steps
+round activations to 16 bits, and so do the expected values. LLMC_CHECK_ALL=1: all cases, not a
+sample, and every storage type."""
 
 import os
 import re
@@ -20,7 +22,7 @@ EPS = 1e-5
 
 
 def sample(cases, first):
-    """The first so many; all with LLMC_CHECK_ALL. Each builds kernels of its own."""
+    """The first cases; all with LLMC_CHECK_ALL. Each builds its own kernels."""
     return list(cases) if EVERY else list(cases)[:first]
 
 
@@ -79,7 +81,7 @@ def router(name, hidden, dtype, mix, kind="rms"):
                 "f16",
                 1,
                 [(20, "fast", 0), (515, "fast", 1)],
-            ),  # in one launch, and by a product of its own
+            ),  # in one launch, and with a separate GEMM
             ("norm_route_mixed_sm80", "sm_90a", "one", 576, "bf16", 0, [(20, "check", 2)]),
             ("norm_route", "sm_75", "mixtral", 36, "f32", 1, [(9, "fast", 0), (2, "check", 2)]),
             ("norm_route_decode", "sm_80", "one", 64, "q8_0", 0, [(3, "fast", 1)]),
@@ -119,7 +121,7 @@ def test_norm_route(template, arch, name, hidden, dtype, mix, runs):
             seed=seed,
             bucket=rows + seed,
         )
-        # another choice only where two scores are that close
+        # another selection only if two scores are that close
         same = (got_id == ids).all(-1)
         assert same.mean() > (0.8 if mixed else 0.99)
         assert np.abs(got_w[same][:, :top_k] - weights[same]).max() < 5e-3 * max(
@@ -132,7 +134,8 @@ def test_norm_route(template, arch, name, hidden, dtype, mix, runs):
 
 @pytest.mark.parametrize("name, kind", [("qwen3", "layer"), ("mixtral", "none")])
 def test_a_row_is_routed_alone(name, kind):
-    """Bit for bit, whatever the other rows and their number: in steps of any size when deterministic"""
+    """Bit-identical for any other rows and any number of them; in steps of any size if
+    deterministic"""
     _, n, top_k, _, params = router(name, 104, "bf16", 1, kind)
     k = H.build(
         "norm_route_mixed_sm80",
@@ -166,7 +169,8 @@ def test_a_row_is_routed_alone(name, kind):
 
 
 def test_which_routers_are_one_launch():
-    """At most 16 experts, deterministic ones, and all others in steps of up to 512 rows; rows that do not fit shared memory are left to the product."""
+    """At most 16 experts, deterministic ones, and all others in steps of up to 512 rows; rows that
+    do not fit in shared memory are left to the GEMM."""
     launches = lambda name, arch, hidden, **more: {
         x["fn"].split("_")[-1]: (x["least"], x["most"])
         for x in H.expand(
@@ -188,8 +192,9 @@ def test_which_routers_are_one_launch():
 
 
 class Experts:
-    """Experts and a shared one of one layer. dtypes: of gate and up, of down, of the shared expert's gate and up, of its down. before: number of experts in front
-    of them, which nothing reads and which take no memory."""
+    """Experts and a shared one of one layer. dtypes: of gate and up, of down, of the shared
+    expert's gate and up, of its down. before: number of unused experts before them, which take
+    no memory."""
 
     def __init__(
         self,
@@ -286,7 +291,7 @@ class Experts:
     def value(self, m, mixed):
         v = (
             m.value.astype(np.float16) if mixed and m.dtype in H.PACKED else m.value
-        )  # as the tensor cores get them
+        )  # rounded as for the tensor cores
         return v.astype(np.float64)
 
     def choose(self, rows, used=None):
@@ -303,7 +308,7 @@ class Experts:
         return np.where(self.id < 0, self.id, self.id + self.before).astype(np.int32)
 
     def nan(self, m):
-        """Experts that nobody chose must not matter."""
+        """Unselected experts must not matter."""
         p = m.packed.copy().reshape(self.n, -1)
         p[list(set(range(self.n)) - set(self.id.reshape(-1).tolist()))] = 0xFF
         return H.far(p, self.before * p[0].nbytes) if self.before else p
@@ -317,7 +322,7 @@ class Experts:
         g, u = (self.value(m, mixed).reshape(self.n, self.width, -1) for m in (self.gate, self.up))
         r = rounded(xn, self.dtypes[0]) if mixed else xn
         add, adapter = np.zeros((rows, self.top_k, 2, self.width), np.float32), np.full(rows, -1)
-        if self.adapted:  # every third row has none, and what lies there is not looked at
+        if self.adapted:  # every third row has none, and the memory there must not be read
             adapter = np.arange(rows) % 3 - 1
             add = self.r.standard_normal(add.shape).astype(np.float32)
         d = np.where(adapter[:, None, None, None] < 0, 0, add).astype(np.float64)
@@ -368,7 +373,7 @@ class Experts:
 
     def down_add(self, k, rows, mixed, add=True, **kw):
         h = self.r.standard_normal((rows, self.top_k * self.width + self.shared)).astype(np.float32)
-        if self.elsewhere:  # made by nobody
+        if self.elsewhere:  # not computed by any kernel
             h[:, : self.top_k * self.width][np.repeat(self.id < 0, self.width, 1)] = np.nan
         weight = self.r.random((rows, self.top_k + self.mix)).astype(np.float32)
         res = self.r.standard_normal((rows, self.hidden)).astype(np.float32)
@@ -403,7 +408,7 @@ class Experts:
             self.biases[2],
             self.s[2] and self.s[2].packed,
         ]
-        # in place where the kernel before makes r again for the second run
+        # in place if the kernel before it computes r again for the second run
         place = (
             [None, H.out(want.shape)]
             if not add
@@ -477,7 +482,7 @@ MIXED = {
         "sm_90a",
         (3, 2, 64, 64, 64, ("q8_0",) * 4, 0),
         [(10, None, "fast", 0), (40, 2, "fast", 1)],
-    ),  # the way of few rows, and the other
+    ),  # the small-M path, and the other
     "5 experts": ("sm_80", (5, 2, 64, 40, 24, B, 1), [(1, None, "fast", 0), (20, 3, "check", 2)]),
     "all of 7": ("sm_80", (7, 7, 96, 72, 0, ("f16",) * 4), [(20, None, "fast", 0)]),
     "blocks": (
@@ -546,8 +551,8 @@ if EVERY:
 
 
 @pytest.mark.parametrize("phase, arch, shape", ELSEWHERE)
-def test_experts_elsewhere(phase, arch, shape):
-    """Those of other ranks are left out, and what is not read is not written"""
+def test_experts_on_other_ranks(phase, arch, shape):
+    """Experts of other ranks are omitted, and memory that is not read need not be written."""
     c = Experts(*shape, elsewhere=5)
     glu, down = (
         H.build("norm_moe_glu_" + phase, arch, c.glu_params),
@@ -587,8 +592,9 @@ ADAPTED = [
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("phase, arch, shape, more", ADAPTED)
-def test_what_adapters_add(phase, arch, shape, more):
-    """To what the activation sees, of rows of sequences that have one; of any shape on any GPU, and the sum behind it"""
+def test_adapter_terms(phase, arch, shape, more):
+    """Added before the activation, for rows of sequences with an adapter; any shape on any GPU, and
+    the sum after it."""
     c = Experts(*shape, adapted=True, **more)
     glu, down = (
         H.build("norm_moe_glu" + phase, arch, c.glu_params),
@@ -605,7 +611,8 @@ def test_what_adapters_add(phase, arch, shape, more):
 
 
 def test_launches_are_chosen_by_rows():
-    """Of blocks on sm_90a: at most 24 rows an expert have launches of their own, and nothing is launched that returns at once."""
+    """Block formats on sm_90a: at most 24 rows per expert have launches of their own, and no launch
+    returns at once."""
     c = Experts(7, 3, 64, 64, 64, Q)
     for template, params in (
         ("norm_moe_glu_mixed", c.glu_params),
@@ -742,7 +749,7 @@ GEMMA = dict(HIDDEN=2816, N_EXPERTS=128, TOP_K=8, WIDTH=704, SHARED=0)
     + [(d, a, DEEPSEEK) for d in H.DTYPES[1:] for a in ("sm_80", "sm_90a", "sm_120a")] * EVERY,
 )
 def test_nvrtc(dtype, arch, shape):
-    """The real compiler: no spill, no warning. Without LLMC_CHECK_ALL those that registers are short for."""
+    """Real NVRTC: no spill, no warning. Without LLMC_CHECK_ALL only kernels with high register use."""
     c = dict(
         shape,
         N_REMOTE_EXPERTS=0,

@@ -1,7 +1,9 @@
-"""Mixtures of experts in mixed steps, on tensor cores (templates/cuda/moe/moe_ffn_mixed.cu.in), against numpy in double precision.
+"""MoE in mixed steps, on tensor cores (templates/cuda/moe/moe_ffn_mixed.cu.in), against numpy in
+double precision.
 
-Expectations round activations to 16 bits where the kernels do, so what is left is the order of sums and, of h, values that fall to the other side of
-a rounding. LLMC_CHECK_ALL=1: all cases, and every storage type on every generation that has a way of its own."""
+Expected values round activations to 16 bits as the kernels do. The remaining error is the order of
+sums and, for h, values that fall on the other side of a rounding boundary. LLMC_CHECK_ALL=1: all
+cases, and every storage type on every generation with its own code path."""
 
 import os
 
@@ -18,7 +20,8 @@ EVERY = bool(os.environ.get("LLMC_CHECK_ALL"))
 
 
 def rounded_h(h, x, gate, down):
-    """h as down's product sees it; half floats by a power of two that the row of x gives."""
+    """h as the down GEMM reads it; halves are scaled by a power of two that depends on the row of
+    x."""
     if down == "bf16":
         return rounded(h, "bf16")
     top = np.abs(x).max(-1, keepdims=True)
@@ -27,7 +30,8 @@ def rounded_h(h, x, gate, down):
 
 
 class Mixture:
-    """Experts of one layer; make(rows) chooses for that many rows and says what comes out in float64."""
+    """Experts of one layer; make(rows) selects experts for that many rows and returns the result in
+    float64."""
 
     def __init__(self, n, top_k, hidden, width, dtypes, act="silu", seed=0, elsewhere=0, spread=1):
         self.elsewhere, self.spread = elsewhere, spread
@@ -62,7 +66,7 @@ class Mixture:
         for m, d in zip((self.gate, self.up, self.down), self.dtypes):
             v = (
                 m.value if d in ("bf16", "f16") else m.value.astype(np.float16)
-            )  # as the tensor cores get them
+            )  # rounded as for the tensor cores
             yield v.astype(np.float64).reshape(self.n, -1, m.cols)
 
     def make(self, rows, used=None, one=None, seed=0, scale=1.0):
@@ -76,7 +80,7 @@ class Mixture:
             np.int32,
         )
         self.id[self.id >= self.n] = -1
-        if one is not None:  # everybody's first choice
+        if one is not None:  # first choice of every row
             self.id[:, 0] = one
             self.id[:, 1:] = np.array(
                 [[e for e in range(self.n) if e != one][: self.top_k - 1]] * rows
@@ -100,7 +104,7 @@ class Mixture:
         return want
 
     def packed(self):
-        """Experts that nobody chose must not matter: their bytes are those of NaN."""
+        """Unselected experts must not matter: their bytes are NaN."""
         for m in (self.gate, self.up, self.down):
             p = m.packed.copy()
             for e in set(range(self.n)) - set(self.id.reshape(-1).tolist()):
@@ -123,7 +127,7 @@ class Mixture:
         )[0]
 
     def close(self, got, want):
-        """A row's error by the row's size."""
+        """Error of a row relative to its size"""
         assert np.isfinite(got).all()
         err = (np.abs(got - want).max(-1) / np.maximum(np.abs(want).max(-1), 1e-30)).max()
         assert err < (6e-3 if "bf16" in self.dtypes else 1e-3), f"relative error {err:g}"
@@ -133,7 +137,8 @@ def build(m, arch, **more):
     return H.build("moe_ffn_mixed", arch, dict(m.params, **more))
 
 
-# n experts, top_k, hidden, width, types; then steps of (rows, experts that are chosen among, everybody's first choice), mode and seed
+# n experts, top_k, hidden size, width, types; then steps of (rows, number of experts to select
+# from, first choice of every row), mode and seed
 CASES = {
     "sm_80 5 experts": (
         "sm_80",
@@ -201,7 +206,7 @@ def test_ffn(name):
 
 
 @pytest.mark.parametrize("arch, dtypes", [("sm_80", ("f16",) * 3)])
-def test_rows_do_not_depend_on_company(arch, dtypes):
+def test_rows_do_not_depend_on_other_rows(arch, dtypes):
     m = Mixture(7, 7, 96, 72, dtypes)
     k = build(m, arch, DETERMINISTIC=1)
     m.make(150)
@@ -210,8 +215,8 @@ def test_rows_do_not_depend_on_company(arch, dtypes):
         assert (m.run(k, pick, seed=1).view(np.uint32) == every[pick].view(np.uint32)).all()
 
 
-def test_experts_elsewhere():
-    """Those of other ranks are left out, whatever a row has chosen beside them"""
+def test_experts_on_other_ranks():
+    """Experts of other ranks are omitted, whatever else a row has selected."""
     m = Mixture(3, 4, 64, 40, ("bf16",) * 3, elsewhere=6)
     k = build(m, "sm_80", DETERMINISTIC=1)
     for rows, mode, seed in (1, "fast", 0), (40, "check", 2), (300, "fast", 1):
@@ -223,7 +228,7 @@ def test_experts_elsewhere():
 
 
 def test_large_and_small_rows():
-    """A row that is larger by any power of two has h in the same digits."""
+    """A row scaled by any power of two has h with the same digits."""
     m = Mixture(7, 7, 96, 72, ("f16",) * 3)
     k = build(m, "sm_80")
     scale = np.array([1e6, 1e-4, 1, 3e8, 1e-9, 0], np.float32)
@@ -271,7 +276,7 @@ def test_planted_bugs_are_found(bug):
     + [(d, a) for d in H.DTYPES[1:] for a in ("sm_80", "sm_90a", "sm_120a")] * EVERY,
 )
 def test_nvrtc(dtype, arch):
-    """The real compiler: no spill, no warning."""
+    """Real NVRTC: no spill, no warning"""
     p = dict(
         N_EXPERTS=128,
         N_REMOTE_EXPERTS=0,
@@ -289,7 +294,7 @@ def test_nvrtc(dtype, arch):
 
 
 def test_refuses():
-    """What is left to the portable kernel."""
+    """Cases left to the portable kernel"""
     p = Mixture(4, 2, 64, 64, ("bf16",) * 3).params
     assert H.accepts("moe_ffn_mixed", "sm_80", p) and not H.accepts("moe_ffn_mixed", "sm_75", p)
     for other in (

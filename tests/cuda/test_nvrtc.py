@@ -1,5 +1,7 @@
-"""Every kernel that llmc emits, through the real NVRTC: it compiles without a warning and nothing spills. A description for each architecture: the tiny one, with rows
-of the cache as they are or turned, or an 8B model; LLMC_CHECK_ALL=1: all descriptions of configs/ for all, tiny in three types."""
+"""Compiles every kernel that llmc emits with the real NVRTC: no warning and no spill. One
+description per architecture: the tiny one, with plain or rotated rows of the cache, or an 8B
+model. LLMC_CHECK_ALL=1: all descriptions of configs/ for all architectures, the tiny one in
+three types."""
 
 import os
 import subprocess
@@ -54,13 +56,13 @@ def test_8b_cached_rows(kv, arch):
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_86", "sm_90a"] + ["sm_80"] * EVERY)
-def test_turned_rows(arch):
+def test_rotated_rows(arch):
     check(["tiny.yaml"], [arch], ["kv={k: int8, v: int4, rotate: true}"])
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])
 def test_between_ranks(arch):
-    """Kernels of the runtime's own, which no description emits."""
+    """Kernels of the runtime, which no description emits"""
     p = subprocess.run(
         [
             sys.executable,

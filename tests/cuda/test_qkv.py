@@ -1,4 +1,5 @@
-"""norm_qkv of the GPU target (norm, product, norm of heads, rotation, append) against float64, on the emulator."""
+"""norm_qkv of the GPU target (norm, GEMM, norm of heads, RoPE, append) against float64, on the
+emulator"""
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ import cuda_kv as KV
 import cuda_weights as CW
 from test_cuda_attention import angles, rotate
 
-ARCH = ["sm_75", "sm_90a", "sm_90a"]  # by seed; the newer ones start before what they read is there
+# by seed; newer architectures start before their inputs are written
+ARCH = ["sm_75", "sm_90a", "sm_90a"]
 
 
 def norm(x, kind, w, b, eps, plus_one):
@@ -24,7 +26,7 @@ def norm(x, kind, w, b, eps, plus_one):
 
 
 class Case:
-    """Rows of several sequences; some decode rows, some pieces of prompts."""
+    """Rows of several sequences: decode rows and chunks of prompts"""
 
     def __init__(
         self,
@@ -114,7 +116,7 @@ class Case:
             **kw,
         )
         assert np.abs(q - self.q).max() < tol * np.abs(self.q).max()
-        # in pages: what was there, and the new rows, rounded
+        # in pages: the earlier content, and the new rows, rounded
         got, want = KV.Pool.__new__(KV.Pool), KV.Pool.__new__(KV.Pool)
         for pool in (got, want):
             pool.__dict__.update(self.pool.__dict__)

@@ -1,5 +1,5 @@
-"""Artifacts on the emulated GPU: kernels shipped ahead of time, what does not fit, what is damaged, what does not compile, and two
-processes at once."""
+"""Artifacts on the emulated GPU: kernels shipped ahead of time, kernels of other GPUs, damaged
+ones, ones that do not compile, and two processes at once"""
 
 import hashlib
 import json
@@ -56,7 +56,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def shipped(tmp_path_factory, cache):
-    """Compiled with its kernels for two architectures."""
+    """Compiled with kernels for two architectures"""
     d = tmp_path_factory.mktemp("shipped") / "tiny"
     run(
         [
@@ -84,7 +84,7 @@ def driver_only(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def want(shipped, driver_only, tmp_path_factory):
-    """Tokens of the shipped kernels: a machine without NVRTC, nothing cached."""
+    """Tokens of the shipped kernels, on a machine without NVRTC and with an empty cache"""
     out, err = run(
         ["run", shipped, *RUN], lib=driver_only, LLMC_CACHE=str(tmp_path_factory.mktemp("none"))
     )
@@ -101,7 +101,8 @@ def test_shipped_on_each_architecture(shipped, driver_only, want, tmp_path):
 
 @pytest.mark.parametrize("gpu", ["sm_86", "sm_89"])
 def test_shipped_for_an_earlier_minor(shipped, driver_only, want, tmp_path, gpu):
-    """8.6 and 8.9 run images of sm_80: they are used, whether or not there is a compiler, and one line names what is faster."""
+    """8.6 and 8.9 run images of sm_80. They are used with or without a compiler, and one line names
+    the faster alternative."""
     files = sorted(p.name for p in shipped.iterdir())
     for lib in (driver_only, BUILD / "emu"):
         out, err = run(["run", shipped, *RUN], lib=lib, LLMC_EMU_GPU=gpu, LLMC_CACHE=str(tmp_path))
@@ -116,7 +117,7 @@ def test_shipped_for_an_earlier_minor(shipped, driver_only, want, tmp_path, gpu)
     assert sorted(p.name for p in shipped.iterdir()) == files
 
 
-def test_arch_is_meant_as_it_is_said(shipped, cache, want, tmp_path):
+def test_arch_option_selects_one_architecture(shipped, cache, want, tmp_path):
     d = tmp_path / "a"
     shutil.copytree(shipped, d)
     out, err = run(["run", d, *RUN, "--arch", "sm_89"], LLMC_EMU_GPU="sm_89", LLMC_CACHE=cache)
@@ -128,7 +129,7 @@ def test_arch_is_meant_as_it_is_said(shipped, cache, want, tmp_path):
 
 
 def test_tegra_shares_no_images(shipped, driver_only, tmp_path):
-    """8.7 is of the major of 8.0, and no image of 8.0 runs on it."""
+    """8.7 has the major version of 8.0, but images of 8.0 do not run on it."""
     d = tmp_path / "a"
     shutil.copytree(shipped, d)
     _, err = run(
@@ -143,7 +144,7 @@ def test_tegra_shares_no_images(shipped, driver_only, tmp_path):
 
 @pytest.mark.parametrize("nvrtc, arch", [("13000", "sm_121"), ("12080", "sm_120")])
 def test_a_device_without_a_plan_of_its_own(want, cache, nvrtc, arch):
-    """12.1 runs the plan of sm_89, compiled for it; by an NVRTC that does not know it, for 12.0."""
+    """12.1 runs the plan of sm_89, compiled for 12.1; by an NVRTC without 12.1, for 12.0."""
     out, err = run(
         ["run", "configs/tiny.yaml", *RUN],
         LLMC_EMU_GPU="sm_121",
@@ -156,7 +157,8 @@ def test_a_device_without_a_plan_of_its_own(want, cache, nvrtc, arch):
 
 
 def test_nothing_can_be_shipped_for_it(tmp_path, cache, driver_only, want):
-    """Images of sm_89 do not run on 12.1: the error asks for NVRTC there and names no command that would not help."""
+    """Images of sm_89 do not run on 12.1: the error requests NVRTC there and names no command that
+    would not help."""
     d = tmp_path / "a"
     run(
         ["compile", "configs/tiny.yaml", "-o", d, "--target", "cuda", "--arch", "sm_89", "--aot"],
@@ -245,8 +247,8 @@ def test_damaged_cache_heals(shipped, want, tmp_path):
 
 @pytest.mark.findings
 def test_image_that_the_driver_refuses(shipped, want, tmp_path):
-    """Whole, of its source, and nothing that the driver takes: compiled here and kept, as often as the artifact is opened. The same
-    in the cache: compiled once more, and then kept."""
+    """An intact image of the right source that the driver refuses: it is compiled here and kept,
+    each time the artifact is opened. In the cache: compiled once more, then kept."""
 
     def spoil(image):
         key, mark = image.read_bytes()[-136:-72], image.read_bytes()[-8:]
@@ -271,13 +273,13 @@ def test_image_that_the_driver_refuses(shipped, want, tmp_path):
             if p.is_file() and p.suffix not in (".usage", ".cc", "")
         ]
         assert len(kept) == 1 and kept[0].suffix == ".cubin"
-        if turn == 1:  # until now it was as good as new
+        if turn == 1:  # not damaged before
             spoil(kept[0])
     assert {p: p.read_bytes() for p in d.rglob("*") if p.is_file()} == before
 
 
 def kernel_of(folder, op):
-    """Its source in the plan that runs here; there are others' beside it."""
+    """Source of a kernel in the plan that runs here; other plans are in the same folder."""
     plan = (folder / "plan-cuda-sm_90a.json").read_text()
     return next(f for f in (folder / "kernels").glob(f"{op}*.cu") if f.name in plan)
 
@@ -314,7 +316,8 @@ def test_two_processes(shipped, want, cache):
 
 
 def test_devices_by_number_and_bench(shipped, want, driver_only, tmp_path):
-    """Two devices: the second is taken by its number, a third is not there; bench needs no checkpoint."""
+    """The second of two devices is selected by its number; a third does not exist; bench needs no
+    checkpoint."""
     env = dict(lib=driver_only, LLMC_EMU_DEVICES="2", LLMC_CACHE=str(tmp_path))
     here = [x if x != "cuda" else "cuda:1" for x in RUN]
     out, _ = run(["run", shipped, *here], **env)

@@ -1,4 +1,5 @@
-"""Matrix products by wgmma (templates/cuda/*_mixed.cu.in): numbers as in test_gemm.py, on the emulator of sm_90a."""
+"""GEMMs by wgmma (templates/cuda/*_mixed.cu.in): the same values as in test_gemm.py, on the
+emulator of sm_90a"""
 
 import cuda_harness as H
 import numpy as np
@@ -26,8 +27,8 @@ def matmul(n, rows, cols, dtype, mode="fast", seed=0, deterministic=1, bias=True
     close(y, rounded(c.x, dtype) @ w.T + (0 if b is None else b))
 
 
-# All tiles, parts of tiles, more pairs than clusters, odd numbers of tiles (a block with no rows, or no columns, of its own), fewer stages than the
-# ring has and more, and few rows.
+# All tiles, partial tiles, more pairs of tiles than clusters, odd numbers of tiles (a CTA without
+# rows or columns of its own), fewer stages than the ring has and more, and few rows
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "n, rows, cols, dtype",
@@ -74,8 +75,10 @@ def test_matmul_of_blocks(dtype):
 
 @pytest.mark.parametrize("dtype", ["bf16", "q5_0"])
 def test_few_rows_when_deterministic(dtype):
-    """One kernel for any number of rows; a row's result is the same alone and among others. With two clusters (also on a GPU) 16-bit weights take the small
-    tile, the middle one (129 rows) and the large one (300): instructions of 32, 128 and 256 columns, of which no manual says that they add alike."""
+    """One kernel for any number of rows; a row's result is the same alone and among others. With
+    two clusters (also on a GPU) 16-bit weights use the small tile, the middle one (129 rows) and
+    the large one (300): instructions of 32, 128 and 256 columns. No manual guarantees that they
+    add in the same order."""
     c = Case(5, 300, 120, 192, dtype)
     packed, _ = c.weights()
     k = build("matmul", c, 1)
@@ -161,8 +164,10 @@ def test_qkv(dtype, mode, seed):
 
 
 def test_real_compiler():
-    """No spill and no warning, so no word of serialised products; the copies are those of the arithmetic in cuda/gemm/gemm_sm90.h; nothing but the wait for
-    the stage before stands between two stages' products, no fence of the whole GPU in particular; results leave 16 bytes at a time."""
+    """No spill, no warning, so no serialised wgmma. The copies are those computed in
+    cuda/gemm/gemm_sm90.h. Between the wgmma of two stages there is only the wait for the
+    previous stage, in particular no fence of the whole GPU. Results are stored 16 bytes at a
+    time."""
     for op, dtype, more in [
         ("matmul", "bf16", {}),
         ("norm_glu", "q6_k", dict(NORM="rms", EPS=EPS, PLUS_ONE=0, ACT="silu")),

@@ -1,4 +1,5 @@
-"""Two formats and widths in one kernel, and two matrices in one walk over tiles (tests/cuda/two_products.cu), against float64."""
+"""Two formats and sizes in one kernel, and two matrices in one loop over tiles
+(tests/cuda/two_products.cu), against float64"""
 
 import numpy as np
 import pytest
@@ -71,7 +72,7 @@ def test_gemv_of_two_formats(n, bucket):
     x = rows(np.random.default_rng(3), n, 512).astype(np.float32)
     narrow = np.ascontiguousarray(
         x.reshape(-1)[: n * 328].reshape(n, 328)
-    )  # rows of the second product, of the same memory
+    )  # rows of the second GEMM, in the same memory
     want_a, want_b = x.astype(np.float64) @ a.value.T, narrow.astype(np.float64) @ b.value.T
     for mode, seed in H.RUNS:
         y = run(
@@ -89,7 +90,7 @@ def test_gemv_of_two_formats(n, bucket):
 
 
 def test_gemv_of_rows_far_away():
-    """The place of a row is more than 31 bits of bytes."""
+    """The offset of a row exceeds 31 bits of bytes."""
     b, x = (
         Weights("bf16", ROWS, 328, seed=2),
         rows(np.random.default_rng(3), 3, 328).astype(np.float32),

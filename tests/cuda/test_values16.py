@@ -1,5 +1,5 @@
-"""Values that steps hold in bf16 between products (compiler/fuse/narrow_bf16.c): what reads them makes the bits that it makes of fp32, which it would round
-itself; what makes them rounds once, to the nearest even."""
+"""Values that steps store in bf16 between GEMMs (compiler/fuse/narrow_bf16.c). A consumer gives the
+same bits as from fp32, which it would round itself; a producer rounds once, to nearest even."""
 
 import cuda_harness as H
 import numpy as np
@@ -15,7 +15,7 @@ def same(got, want):
 
 
 def both(template, arch, name, params):
-    """The kernel for fp32, and that for bf16 of the argument `name`."""
+    """The kernel for fp32, and the one with bf16 for the argument `name`"""
     return H.build(template, arch, params), H.build(
         template, arch, dict(params, **{f"{name}_DTYPE": "bf16"})
     )
@@ -38,7 +38,8 @@ def product(arch, n, rows, cols, mode="fast", seed=0, path="own", deterministic=
     close(got, rounded(c.x, "bf16") @ w.T + b)
 
 
-# Every way to bring rows: cp.async, tensor maps of mma, boxes of wgmma (of which the last is cut, or lies behind the rows for a block) by all three tiles
+# Every way to load rows: cp.async, tensor maps for mma, boxes for wgmma (the last one partial, or
+# beyond the rows for one CTA), with all three tiles
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "arch, n, rows, cols",
@@ -87,7 +88,8 @@ def test_adds_in_place(path):
     close(got[1], 0.5 * r.astype(np.float64) + rounded(c.x, "bf16") @ w.T)
 
 
-# what = a stage that asks for fewer bytes than come, a piece of the wrong rows, x before what makes it has ended
+# planted: a stage that expects fewer bytes than arrive, a chunk of the wrong rows, x read before its
+# producer has ended
 @pytest.mark.sample(1)
 @pytest.mark.findings
 @pytest.mark.parametrize("what", ["bytes", "rows", "wait"])
@@ -191,7 +193,8 @@ def test_experts(arch, shared):
 
 
 def test_refuses():
-    """What takes fp32 alone: products of other weights, which scale a row by its largest value; kernels of decode steps."""
+    """Kernels that accept fp32 only: GEMMs with other weights, which scale a row by its largest
+    value, and kernels of decode steps"""
     p = dict(ROWS=64, COLS=64, X_DTYPE="bf16")
     assert H.accepts("matmul_mixed", "sm_80", dict(p, W_DTYPE="bf16"))
     assert not any(
@@ -219,7 +222,8 @@ def test_refuses():
 
 
 def test_real_compiler():
-    """No spill, no warning; all of a stage comes by tensor maps, what both blocks need to both."""
+    """No spill, no warning; a stage is loaded by tensor maps only, and shared operands are
+    multicast to both CTAs."""
     done = H.nvrtc(
         "matmul_add_mixed",
         dict(ROWS=4096, COLS=14336, W_DTYPE="bf16", X_DTYPE="bf16", DETERMINISTIC=0, SCALE=1.0),

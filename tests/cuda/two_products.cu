@@ -1,11 +1,11 @@
-/* Products of several formats, widths and matrices in one kernel: what one file could not hold
- * while they were macros. */
+/* GEMMs and GEMVs of several formats, sizes and matrices in one kernel, which was impossible when
+ * they were macros. */
 #include "cuda/gemm/gemm.h"
 #include "cuda/gemv/gemv_rows.h"
 
 enum { ROWS = 43 };
 
-/* rows: that the launch was made for */
+/* rows: number of rows that the launch was sized for */
 struct args {
 	const int *n;
 	int rows, unused;
@@ -16,8 +16,8 @@ struct args {
 	int *count;
 };
 
-/* y[0] = a x, y[1] = b x of fewer columns, y[2] = gelu(b x): a barrier between, since they share
- * the block's memory */
+/* y[0] = a x, y[1] = b x with fewer columns, y[2] = gelu(b x), separated by barriers, since they
+ * share the CTA's memory */
 template <class A, class B> DEV void
 two_gemv(const args &p)
 {
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) gemvs(const args p)
 	two_gemv<w_q4_k<512>, w_bf16<328>>(p);
 }
 
-/* y[0] = x a^T, y[1] = x c^T in one walk over the tiles of both; y[2] = x b^T in another format */
+/* y[0] = x a^T, y[1] = x c^T in one loop over the tiles of both; y[2] = x b^T in another format */
 extern "C" __global__ void __launch_bounds__(256, 1) gemms(const args p)
 {
 	typedef w_q6_k<256> A;
@@ -60,8 +60,8 @@ extern "C" __global__ void __launch_bounds__(256, 1) gemms(const args p)
 	gemm_run<F>(third, g);
 }
 
-/* Rows that lie beyond 8 GB of a matrix: its pointer is as far before the rows that are there, so
- * that nothing else need be */
+/* Rows beyond 8 GB of a matrix: its base pointer is that far before the rows that exist, so no
+ * other memory is needed. */
 struct far_rows : gemv_rows<ROWS> {
 	enum { FAR = 14000000 };
 	__device__ __forceinline__

@@ -318,7 +318,7 @@ def stage_kernels(r):
         + ")",
     ]
     if r.small:
-        return dict(result=pytest(r, ["test_cuda_ops.py"], ["-k", "test_cap_slice_pick"]))
+        return dict(result=pytest(r, ["test_cuda_ops.py"], ["-k", "test_cap_slice_select"]))
     return dict(result=pytest(r, KERNELS, what))
 
 

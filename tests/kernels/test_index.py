@@ -162,7 +162,7 @@ ATTEND = {
         if ALL or (n, t) in QUICK or n == "int4" and t == DENSE[-1]
     ],
 )
-def test_attention_over_chosen_positions(lib, name, target):  # noqa: F811
+def test_attention_over_selected_positions(lib, name, target):  # noqa: F811
     kw = dict(ATTEND[name])
     chosen = kw.pop("chosen")
     c = Case(lib, **kw)

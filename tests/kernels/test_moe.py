@@ -197,7 +197,7 @@ def test_route(lib, target, name):
             same(v, weight[list(rows)])
 
 
-def test_route_of_nothing(lib):
+def test_route_of_nan_logits(lib):
     """Logits that are no numbers give experts that exist, each once."""
     target = TARGETS[-1]
     k = H.build(
