@@ -131,7 +131,7 @@ block_spins(void)
 /* Reports a wait that cannot end, with the devices that have nothing queued: one of them is
  * expected to write what this kernel waits for. */
 static NORETURN void
-never_comes(const Thread *t, Site at)
+report_endless_wait(const Thread *t, Site at)
 {
 	char idle[64] = "";
 
@@ -164,7 +164,7 @@ block_yield(Site at)
 	                2)) { /* with several devices, spins depend on time and do not count */
 		mbar_stuck(t, at);
 		if (emu_contexts() > 1)
-			never_comes(t, at);
+			report_endless_wait(t, at);
 		emu_die(CUDA_ERROR_LAUNCH_TIMEOUT, at,
 		        "spins forever: the value it waits for is never written");
 	}
@@ -196,10 +196,10 @@ entry(void)
 	t->state = T_RUN;
 	b->op->fn->invoke(b->op->param);
 	Warp *w = t->w;
-	for (int i = 0; i < w->n_meet; i++)
-		if (w->meet[i].mask >> t->lane & 1)
+	for (int i = 0; i < w->n_rendezvous; i++)
+		if (w->rendezvous[i].mask >> t->lane & 1)
 			emu_die(
-			    CUDA_ERROR_LAUNCH_FAILED, w->meet[i].at,
+			    CUDA_ERROR_LAUNCH_FAILED, w->rendezvous[i].at,
 			    "a lane left the kernel while others wait for it in a warp collective");
 	if (t->wg)
 		wgmma_leave(t);
@@ -348,7 +348,7 @@ block_free(EmuBlock *b)
 	mbar_forget(b);
 	if (wg)
 		wgmma_forget(b);
-	free(b->heard);
+	free(b->acquired);
 	region_drop(b->arena);
 	threads_give(b->t, b->op->block);
 	free(b);
@@ -654,7 +654,7 @@ emu_gdc_wait(const char *file, int line)
 	op->any_waited = true;
 	if (emu_check) {
 		clock_waited(t);
-		shadow_learnt();
+		shadow_more_ordered();
 	}
 }
 

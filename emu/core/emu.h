@@ -152,9 +152,9 @@ typedef struct Warp {
 	uint32_t ready, alive;
 	/* rank in the order of warps, as a bit of any_ready; bits of warps with higher priority */
 	uint32_t rank_bit, before;
-	int down, n_meet; /* down: lanes run from the last to the first */
+	int down, n_rendezvous; /* down: lanes run from the last to the first */
 	struct Fragments *frag;
-	Rendezvous meet[8];
+	Rendezvous rendezvous[8];
 } __attribute__((aligned(64))) Warp;
 typedef struct {
 	int want, arrived;
@@ -189,7 +189,7 @@ struct EmuBlock {
 	uint32_t bar_epoch;
 	uint32_t async_clk, store_clk;
 	/* operations known through relaxed atomics of its threads, until a fence; NULL: none */
-	struct OpSet *heard;
+	struct OpSet *acquired;
 	struct Wg *wg;
 	Warp warp[32]; /* last field: only nw are allocated */
 };
@@ -254,14 +254,14 @@ struct EmuOp {
 	OpSet before, after;
 	/* Checking mode with several devices: clocks of blocks that may still run. The operation's
 	 * threads start with `from`, continue with `waited` after their wait for programmatic
-	 * predecessors, and leave `heard` to later operations. */
-	KnownClocks *from, *waited, *heard;
+	 * predecessors, and leave `acquired` to later operations. */
+	KnownClocks *from, *waited, *acquired;
 	/* kernel */
 	Func *fn;
 	Dim grid, block, cluster;
 	uint32_t dyn;
-	bool cooperative, asked; /* asked: a programmatic edge was requested */
-	void **param;            /* pointers into param_mem */
+	bool cooperative, requested; /* requested: a programmatic edge was requested */
+	void **param;                /* pointers into param_mem */
 	char *param_mem;
 	uint32_t *order; /* order in which blocks (or clusters) start */
 	uint32_t next, n_done, n_unit;
@@ -325,8 +325,8 @@ char *emu_place_of(const EmuOp *op, uint32_t place);
 uint32_t emu_site(Site at); /* 31 bits */
 void emu_finding(Thread *t, int code, Site at, const char *text);
 void emu_note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-char *emu_who(const Thread *t);
-char *emu_who_uid(uint32_t buid, unsigned thread);
+char *emu_thread_name(const Thread *t);
+char *emu_access_name(uint32_t buid, unsigned thread);
 char *emu_place(const void *pc);
 void emu_signals(void);
 void emu_report_clear(void);
@@ -350,10 +350,9 @@ void block_wake(EmuBlock *b, int warp, uint32_t lanes);
 void block_wait(ThreadState why, Site at); /* current thread waits; returns when woken */
 void block_yield(Site at);
 NORETURN void block_abandon(void); /* returns to the host after a finding */
-void grid_meet(EmuOp *op);
-extern uint64_t emu_progress; /* counts everything except spins */
-uint64_t block_spins(void);   /* since the last progress */
-extern bool emu_give_up;      /* no other thread will end the wait: the next spin is reported */
+extern uint64_t emu_progress;      /* counts everything except spins */
+uint64_t block_spins(void);        /* since the last progress */
+extern bool emu_give_up; /* no other thread will end the wait: the next spin is reported */
 
 /* region.c: regions of device, pinned and shared memory */
 typedef enum { R_DEVICE, R_PINNED, R_SHARED, R_MODULE } RegionKind;
@@ -416,8 +415,8 @@ void shadow_access(const void *p, size_t n, bool write, int atomic, const void *
 void shadow_read(const void *p, size_t n, const void *pc,
                  Site at); /* shadow_access with a fast path for ordered accesses */
 void shadow_write(const void *p, size_t n, const void *pc, Site at);
-void shadow_forget(void); /* before another block runs */
-void shadow_learnt(void); /* the thread is now ordered after more operations */
+void shadow_forget(void);       /* before another block runs */
+void shadow_more_ordered(void); /* the thread is now ordered after more operations */
 void shadow_read_only(const void *p, size_t n, Site at); /* through the read-only path */
 void shadow_clear(Region *r, size_t off, size_t n);      /* marks memory as never written */
 void shadow_inflight(void *p, size_t n); /* target of an asynchronous copy: not readable */
@@ -455,18 +454,19 @@ void clock_acquire(Thread *t, const KnownClocks *k);
 void clock_block_barrier(EmuBlock *b);
 void clock_warp(EmuBlock *b, int warp, uint32_t lanes);
 void clock_blocks(EmuBlock **b, int n); /* cluster or grid barrier */
-bool clock_knows(const Thread *t, uint32_t buid, unsigned thread, uint32_t clk);
+bool clock_after(const Thread *t, uint32_t buid, unsigned thread, uint32_t clk);
 /* t is ordered after at least one action of that block */
-bool clock_met(const Thread *t, uint32_t buid);
+bool clock_after_any(const Thread *t, uint32_t buid);
 void clock_start(Thread *t);
 void clock_waited(Thread *t);  /* orders t after its kernel's programmatic predecessors */
 void clock_leave(EmuBlock *b); /* its threads have finished; passes their clocks to the kernel */
-bool clock_heard(const Thread *t); /* t has acquired something since its kernel started */
+bool clock_acquired(const Thread *t); /* t has acquired something since its kernel started */
 KnownClocks *known_keep(KnownClocks *k, bool (*keep)(uint32_t buid, const void *user),
                         const void *user); /* consumes k */
 void clock_stop(Thread *t);
 KnownClocks *clock_async(EmuBlock *b); /* clocks of the block's asynchronous copies so far */
-void clock_learn(Thread *t, int slot, uint32_t clk); /* t is ordered after an asynchronous reader */
+void clock_order_after(Thread *t, int slot,
+                       uint32_t clk); /* t is ordered after an asynchronous reader */
 void clock_proxy_fence(Thread *t, bool global);
 /* a proxy fence of t is ordered after clock clk of `by`, a thread of its cluster */
 bool clock_proxy_fenced(const Thread *t, const Thread *by, uint32_t clk, bool global);
@@ -525,7 +525,7 @@ void copy_free(Thread *t);
 void copy_complete(Thread *t, const void *bar);
 
 extern __thread bool emu_in_host_fn; /* running a function of cuLaunchHostFunc */
-void emu_breathe(void);              /* device.c: lets other threads call the driver for a moment */
+void emu_let_others_run(void);       /* device.c: lets other threads call the driver for a moment */
 int emu_contexts(void);              /* number of devices in use */
 int emu_device(void);                /* device of the calling thread's context; -1: none */
 bool emu_peers(int from, int to); /* whether kernels of one device may access the other's memory */
@@ -546,9 +546,9 @@ void timeline_known_all(int device);
 bool timeline_busy(int device); /* it has unfinished work */
 void timeline_drop(void);       /* after an error: discards everything queued */
 bool op_before(uint64_t a, const EmuOp *b, bool waited);
-void
-op_learns(EmuOp *op,
-          const OpSet *of); /* a thread of op has acquired from an operation ordered after these */
+void op_acquires(
+    EmuOp *op,
+    const OpSet *of); /* a thread of op has acquired from an operation ordered after these */
 /* operations that a thread of op passes on by a release */
 void op_notified(const EmuOp *op, bool waited, OpSet *of);
 void op_forget(OpSet *of, uint64_t seq); /* the sequence number is reused */

@@ -1,7 +1,8 @@
-/* mbarriers: phases with a count of arrivals and of bytes that bulk copies have yet to deliver. The
- * state is kept here, by address. The eight bytes in shared memory hold a marker, so that an
- * overwrite is detected. A bulk copy destroys its target when issued and lands when a thread tests
- * the barrier. A multicast is one copy per block of its mask, at the same offsets in each. */
+/* mbarriers: phases with a count of arrivals and of bytes that bulk copies have yet to
+ * make_visible. The state is kept here, by address. The eight bytes in shared memory hold a marker,
+ * so that an overwrite is detected. A bulk copy destroys its target when issued and lands when a
+ * thread tests the barrier. A multicast is one copy per block of its mask, at the same offsets in
+ * each. */
 #include "emu.h"
 #include "../cuda_api.h"
 #include "tensor_map.h"
@@ -65,7 +66,7 @@ mbar_of(const void *p, Site at)
 		if (m->p != p)
 			continue;
 		if (emu_check && (b != t->blk || m->thread != t->lin) &&
-		    !clock_knows(t, b->buid, m->thread, m->clk))
+		    !clock_after(t, b->buid, m->thread, m->clk))
 			emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
 			        "race: use of an mbarrier that is not ordered after its "
 			        "initialisation");
@@ -117,7 +118,7 @@ mbar_leave(EmuBlock *b, Site at)
 		for (int i = 0; b->far_clk[r] && i < b->nt; i++) {
 			bool known = !b->far_clk[r][i];
 			for (int k = 0; k < b->nt && !known; k++)
-				known = clock_knows(&b->t[k], b->cluster->b[r]->buid, (unsigned)i,
+				known = clock_after(&b->t[k], b->cluster->b[r]->buid, (unsigned)i,
 				                    b->far_clk[r][i]);
 			if (!known)
 				emu_die_at(CUDA_ERROR_LAUNCH_FAILED, b->far_pc,

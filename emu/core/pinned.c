@@ -59,7 +59,7 @@ forget(EmuOp *op)
 
 /* Checks that the source is unchanged since the copy was queued. */
 static void
-judge(EmuOp *op)
+check_source(EmuOp *op)
 {
 	forget(op);
 	if (emu_error || op->sum == emu_sum(0, op->src, op->bytes))
@@ -82,7 +82,7 @@ changes(const char *p, size_t n)
 		if (!op->watched || !overlap(op->src, op->bytes, p, n))
 			continue;
 		if (op->state == OP_DONE)
-			judge(op);
+			check_source(op);
 		else
 			forget(op);
 	}
@@ -106,7 +106,7 @@ pinned_queued(EmuOp *op)
 }
 
 static void
-deliver(EmuOp *op)
+make_visible(EmuOp *op)
 {
 	changes(op->dst, op->bytes);
 	memcpy(op->dst, op->held, op->bytes);
@@ -122,7 +122,7 @@ pinned_used(const void *p, size_t n, bool write)
 	for (uint64_t s = timeline_base; n_open && op_at(s); s++) {
 		EmuOp *op = op_at(s);
 		if (op->held && overlap(op->dst, op->bytes, p, n))
-			deliver(op);
+			make_visible(op);
 	}
 	if (write)
 		changes(p, n);
@@ -137,7 +137,7 @@ pinned_host(void (*fn)(void *), void *arg)
 	for (uint64_t s = timeline_base; n_open && op_at(s); s++) {
 		EmuOp *op = op_at(s);
 		if (op->held)
-			deliver(op);
+			make_visible(op);
 		op->intact = op->watched && op->sum == emu_sum(0, op->src, op->bytes);
 	}
 	fn(arg);
@@ -200,9 +200,9 @@ static void
 settle(EmuOp *op)
 {
 	if (op->held)
-		deliver(op);
+		make_visible(op);
 	if (op->watched)
-		judge(op);
+		check_source(op);
 }
 
 void

@@ -69,7 +69,7 @@ emu_note(const char *fmt, ...)
 }
 
 char *
-emu_who(const Thread *t)
+emu_thread_name(const Thread *t)
 {
 	return emu_format("kernel '%s', block (%u,%u,%u), thread (%u,%u,%u)", t->blk->op->name,
 	                  t->bid[0], t->bid[1], t->bid[2], t->tid[0], t->tid[1], t->tid[2]);
@@ -77,7 +77,7 @@ emu_who(const Thread *t)
 
 /* Describes the thread of an earlier access from its shadow cell. */
 char *
-emu_who_uid(uint32_t buid, unsigned thread)
+emu_access_name(uint32_t buid, unsigned thread)
 {
 	EmuOp *op = op_of_buid(buid);
 
@@ -191,7 +191,7 @@ emu_place_of(const EmuOp *op, uint32_t place)
 static NORETURN void
 die(int code, const char *place, const char *what)
 {
-	char *who = emu_cur && emu_cur->blk ? emu_who(emu_cur) : emu_format("host");
+	char *who = emu_cur && emu_cur->blk ? emu_thread_name(emu_cur) : emu_format("host");
 	char *text = emu_format("%s, %s: %s", who, place, what);
 
 	put(text);
@@ -251,7 +251,7 @@ emu_die_at(int code, const void *pc, Site at, const char *fmt, ...)
 void
 emu_finding(Thread *t, int code, Site at, const char *text)
 {
-	char *who = t ? emu_who(t) : emu_format("host"), *place = site_text(at);
+	char *who = t ? emu_thread_name(t) : emu_format("host"), *place = site_text(at);
 	char *all = emu_format("%s, %s: %s", who, place, text);
 
 	put(all);

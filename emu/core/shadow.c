@@ -55,11 +55,11 @@ place_of(const void *pc, Site at)
 
 /* Describes the thread of access `other` and its source position, if `place` is known. */
 static char *
-who_and_where(uint64_t other, uint32_t place)
+access_text(uint64_t other, uint32_t place)
 {
 	const EmuOp *op = op_of_buid(BUID(other));
 	unsigned nt = op && op->kind == OP_KERNEL ? op->block.x * op->block.y * op->block.z : 0;
-	char *who = emu_who_uid(BUID(other), (other & W_ASYNC) ? nt : THREAD(other));
+	char *who = emu_access_name(BUID(other), (other & W_ASYNC) ? nt : THREAD(other));
 	char *line = op && op->kind == OP_KERNEL && place ? emu_place_of(op, place) : NULL;
 	char *text = emu_format("; the other: %s%s%s", who, line ? ", " : "", line ? line : "");
 
@@ -70,10 +70,10 @@ who_and_where(uint64_t other, uint32_t place)
 
 /* place: source position of the other access; 0: unknown */
 static void
-text_and_die(int code, const void *pc, Site at, const void *p, size_t n, const char *fmt,
-             uint64_t other, uint32_t place)
+die_with_place(int code, const void *pc, Site at, const void *p, size_t n, const char *fmt,
+               uint64_t other, uint32_t place)
 {
-	char *where = region_describe(p), *who = other ? who_and_where(other, place) : NULL;
+	char *where = region_describe(p), *who = other ? access_text(other, place) : NULL;
 
 	emu_die_at(code, pc, at, "%s: %zu bytes, %s%s", fmt, n, where, who ? who : "");
 }
@@ -86,7 +86,7 @@ written_constant(const Region *r, const void *p, size_t n, const void *pc, Site 
 
 	for (size_t c = off / 2; r->constant && c < (off + n + 1) / 2; c++)
 		if (r->constant[c] == (uint32_t)op->seq)
-			text_and_die(
+			die_with_place(
 			    CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
 			    "write to memory that this kernel has read through the read-only path",
 			    r->cell[c].r & R_SET ? 0 : r->cell[c].r, r->place[c].r);
@@ -103,7 +103,7 @@ set_known(const Thread *t, uint64_t r, uint64_t *culprit)
 		for (uint32_t m = x->lanes; m; m &= m - 1) {
 			uint32_t thread = first + (uint32_t)__builtin_ctz(m);
 			if (own ? thread == t->lin || own[thread] >= clk
-			        : clock_knows(t, buid, thread, clk))
+			        : clock_after(t, buid, thread, clk))
 				continue;
 			*culprit = WORD(buid, thread, clk);
 			return false;
@@ -122,7 +122,7 @@ launch_known(const Thread *t, uint64_t r)
 	if (!op)
 		return true;
 	if (op == t->blk->op)
-		return clock_heard(t);
+		return clock_acquired(t);
 	return op_before(op->seq, t->blk->op, t->gdc_waited);
 }
 
@@ -183,7 +183,7 @@ read_cell(Cell *c, Thread *t, uint64_t me, unsigned mask)
 				c->r = me | keep | mask;
 				return;
 			}
-		} else if (THREAD(r) == THREAD(me) || clock_knows(t, BUID(r), THREAD(r), CLK(r))) {
+		} else if (THREAD(r) == THREAD(me) || clock_after(t, BUID(r), THREAD(r), CLK(r))) {
 			c->r = me | keep | mask;
 			return;
 		}
@@ -232,11 +232,12 @@ in_scope(const Thread *t, uint64_t w, int scope)
 static COLD void
 shadow_peer(Thread *t, EmuBlock *o, const void *p, size_t n, const void *pc, Site at)
 {
-	if (!clock_met(t, o->buid))
-		text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
-		             "access to another block's shared memory, not ordered after the start "
-		             "of that block (cluster_sync)",
-		             0, 0);
+	if (!clock_after_any(t, o->buid))
+		die_with_place(
+		    CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
+		    "access to another block's shared memory, not ordered after the start "
+		    "of that block (cluster_sync)",
+		    0, 0);
 	if (!o->far_clk[t->cluster_rank])
 		o->far_clk[t->cluster_rank] = emu_alloc(sizeof(uint32_t) * (size_t)t->blk->nt);
 	o->far_clk[t->cluster_rank][t->lin] = t->clk;
@@ -259,9 +260,9 @@ shadow_far(Thread *t, const Region *r, const void *p, size_t n, bool narrow, con
 		           from, r->device, n, where);
 	}
 	if (narrow)
-		text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
-		             "an atomic without the system's scope on memory of another device", 0,
-		             0);
+		die_with_place(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
+		               "an atomic without the system's scope on memory of another device",
+		               0, 0);
 }
 
 /* Returns the thread of this block or its cluster that a cell's entry names. NULL: another cluster,
@@ -286,8 +287,8 @@ no_proxy_fence(const Region *g, const Cell *c, bool write, bool wrote, uint64_t 
 	    write ? "write" : "read", wrote ? "wrote" : "read",
 	    g->kind == R_SHARED ? "" : "_global");
 
-	text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, g->lo + (c - g->cell) * 2, 2, what, other,
-	             place);
+	die_with_place(CUDA_ERROR_LAUNCH_FAILED, NULL, at, g->lo + (c - g->cell) * 2, 2, what,
+	               other, place);
 }
 
 /* Returns whether a proxy fence follows the read: one of the reading thread, or one of the issuing
@@ -368,32 +369,32 @@ shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, S
 	Region *r = region_of(p);
 	if (unlikely(!r)) {
 		if (fiber_owns(p))
-			text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
-			             "access to another thread's local memory", 0, 0);
-		text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
-		             write ? "out-of-bounds write" : "out-of-bounds read", 0, 0);
+			die_with_place(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
+			               "access to another thread's local memory", 0, 0);
+		die_with_place(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
+		               write ? "out-of-bounds write" : "out-of-bounds read", 0, 0);
 		return;
 	}
 	if (unlikely(a + n > r->hi))
-		text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
-		             write ? "out-of-bounds write" : "out-of-bounds read", 0, 0);
+		die_with_place(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
+		               write ? "out-of-bounds write" : "out-of-bounds read", 0, 0);
 	if (r->kind == R_SHARED) {
 		EmuBlock *o = r->blk;
 		if (o != t->blk && (!o || o->cluster != t->blk->cluster))
-			text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
-			             "access to shared memory of a block outside of the cluster", 0,
-			             0);
+			die_with_place(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
+			               "access to shared memory of a block outside of the cluster",
+			               0, 0);
 		if (!o->live)
-			text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
-			             "access to shared memory of a block that has left the kernel",
-			             0, 0);
+			die_with_place(
+			    CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
+			    "access to shared memory of a block that has left the kernel", 0, 0);
 		if (unlikely(o != t->blk && !by_copy))
 			shadow_peer(t, o, p, n, pc, at);
 		if (!shared_within(r, a, n))
-			text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
-			             write ? "out-of-bounds write to shared memory"
-			                   : "out-of-bounds read of shared memory",
-			             0, 0);
+			die_with_place(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
+			               write ? "out-of-bounds write to shared memory"
+			                     : "out-of-bounds read of shared memory",
+			               0, 0);
 	}
 	if (!r->cell) {
 		if (r->kind == R_PINNED)
@@ -410,12 +411,12 @@ shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, S
 				if (write) {
 					materialise(r, page);
 				} else if (!r->page_w[page]) {
-					text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
-					             "read of unwritten memory", 0, 0);
-				} else if (!clock_knows(t, BUID(r->page_w[page]), 0, 1)) {
-					text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
-					             "race: read not ordered after the write",
-					             r->page_w[page], 0);
+					die_with_place(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
+					               "read of unwritten memory", 0, 0);
+				} else if (!clock_after(t, BUID(r->page_w[page]), 0, 1)) {
+					die_with_place(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
+					               "race: read not ordered after the write",
+					               r->page_w[page], 0);
 				} else {
 					return; /* readers of such pages are not kept */
 				}
@@ -433,23 +434,24 @@ shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, S
 		uint64_t w = c->w, rd = c->r, culprit;
 		b += b & 1 ? 1 : 2;
 		if (!write && ((rd >> 2) & mask) != mask)
-			text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
-			             w & 3 ? "read of the target of an asynchronous copy that has "
+			die_with_place(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
+			               w & 3
+			                   ? "read of the target of an asynchronous copy that has "
 			                     "not been waited for"
 			                   : "read of unwritten memory",
-			             w, here->w);
+			               w, here->w);
 		if (w != known && (w & mask) && ((w ^ me) >> 22 || (w & W_ASYNC)) &&
 		    !(atomic && (w & W_ATOMIC) &&
 		      in_scope(t, w, system ? ACCESS_SYSTEM : atomic)) &&
-		    !clock_knows(t, BUID(w),
+		    !clock_after(t, BUID(w),
 		                 w & W_ASYNC ? (unsigned)CLOCK_ASYNC(t->blk) : THREAD(w), CLK(w)))
-			text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
-			             atomic && (w & W_ATOMIC)
-			                 ? "race: two atomics, and the scope of one excludes the "
-			                   "thread of the other"
-			             : write ? "race: write not ordered after another write"
-			                     : "race: read not ordered after the write",
-			             w, here->w);
+			die_with_place(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
+			               atomic && (w & W_ATOMIC)
+			                   ? "race: two atomics, and the scope of one excludes the "
+			                     "thread of the other"
+			               : write ? "race: write not ordered after another write"
+			                       : "race: read not ordered after the write",
+			               w, here->w);
 		known = mask == 3 ? w : 0;
 		if (unlikely(by_copy) && !write)
 			copy_fenced(t, r, c, here, mask, false, at);
@@ -472,17 +474,17 @@ shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, S
 			culprit = rd & ~31ull;
 			const EmuOp *open = NULL;
 			bool ok = !(rd & R_SET) ? (rd ^ me) >> 22 == 0 ||
-			                              clock_knows(t, BUID(rd), THREAD(rd), CLK(rd))
+			                              clock_after(t, BUID(rd), THREAD(rd), CLK(rd))
 			          : !SET(rd) ? launch_known(t, rd)
 			          : BUID(rd) ? set_known(t, rd, &culprit)
 			                     : !launches_open(rd, t->blk->op, t->gdc_waited, &open);
 			if (open)
 				culprit = WORD(open->buid0, 0, 1) | W_ASYNC;
 			if (!ok)
-				text_and_die(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
-				             "race: write not ordered after the read",
-				             rd & R_SET && !SET(rd) ? culprit | W_ASYNC : culprit,
-				             here->r);
+				die_with_place(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
+				               "race: write not ordered after the read",
+				               rd & R_SET && !SET(rd) ? culprit | W_ASYNC : culprit,
+				               here->r);
 		}
 		if (unlikely(by_copy))
 			copy_fenced(t, r, c, here, mask, true, at);
@@ -505,7 +507,7 @@ shadow_forget(void)
 }
 
 void
-shadow_learnt(void)
+shadow_more_ordered(void)
 {
 	memset(seen.step, 0, sizeof seen.step);
 }
@@ -714,7 +716,7 @@ shadow_read_only(const void *p, size_t n, Site at)
 	for (size_t off = (size_t)((const char *)p - r->lo), c = off / 2; c < (off + n + 1) / 2;
 	     c++)
 		if ((r->cell[c].w & 3) && BUID(r->cell[c].w) - op->buid0 < op->n_block)
-			text_and_die(
+			die_with_place(
 			    CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n,
 			    "read through the read-only path of memory that this kernel writes",
 			    r->cell[c].w, r->place[c].w);
@@ -768,8 +770,8 @@ shadow_async_read(const void *p, size_t n, int slot, uint32_t clk, Site at)
 	Region *r = region_of(p);
 
 	if (!r || r->kind != R_SHARED || r->blk != b || !shared_within(r, p, n))
-		text_and_die(CUDA_ERROR_ILLEGAL_ADDRESS, NULL, at, p, n,
-		             "asynchronous read outside of the block's shared memory", 0, 0);
+		die_with_place(CUDA_ERROR_ILLEGAL_ADDRESS, NULL, at, p, n,
+		               "asynchronous read outside of the block's shared memory", 0, 0);
 	uint64_t me = WORD(b->buid, slot, clk);
 	size_t off = (size_t)((const char *)p - r->lo);
 	for (size_t c = off / 2; c < (off + n + 1) / 2; c++) {
@@ -777,23 +779,23 @@ shadow_async_read(const void *p, size_t n, int slot, uint32_t clk, Site at)
 		LineTable *here = r->place + c;
 		uint64_t w = x->w;
 		if ((x->r & R_INIT) != R_INIT)
-			text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n,
-			             w & 3 ? "asynchronous read of the target of a copy that has "
-			                     "not been waited for"
-			                   : "asynchronous read of unwritten memory",
-			             w, here->w);
+			die_with_place(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n,
+			               w & 3 ? "asynchronous read of the target of a copy that has "
+			                       "not been waited for"
+			                     : "asynchronous read of unwritten memory",
+			               w, here->w);
 		if ((w & 3) && ((w & W_ASYNC) || BUID(w) != b->buid || THREAD(w) != t->lin) &&
-		    !clock_knows(t, BUID(w), w & W_ASYNC ? (unsigned)CLOCK_ASYNC(b) : THREAD(w),
+		    !clock_after(t, BUID(w), w & W_ASYNC ? (unsigned)CLOCK_ASYNC(b) : THREAD(w),
 		                 CLK(w)))
-			text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n,
-			             "race: asynchronous read not ordered after the write", w,
-			             here->w);
+			die_with_place(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n,
+			               "race: asynchronous read not ordered after the write", w,
+			               here->w);
 		if ((w & 3) && !(w & W_ASYNC) && BUID(w) == b->buid &&
 		    !clock_proxy_fenced(&b->t[THREAD(w)], &b->t[THREAD(w)], CLK(w), false))
-			text_and_die(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n,
-			             "asynchronous read of memory that a thread wrote without a "
-			             "later fence_proxy_async",
-			             w, here->w);
+			die_with_place(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n,
+			               "asynchronous read of memory that a thread wrote without a "
+			               "later fence_proxy_async",
+			               w, here->w);
 		here->r = place_of(NULL, at);
 		if ((x->r | 31) != (me | 31) || (x->r & 3) != 3)
 			read_cell(x, t, me, 3);
@@ -805,7 +807,7 @@ shadow_async_read(const void *p, size_t n, int slot, uint32_t clk, Site at)
 static void
 host_race(EmuOp *op, const char *p, uint64_t other, uint32_t place, const char *what)
 {
-	char *where = region_describe(p), *who = who_and_where(other, place);
+	char *where = region_describe(p), *who = access_text(other, place);
 
 	emu_note("%s: %s %s%s", op->name, what, where, who);
 	free(where);
@@ -814,7 +816,7 @@ host_race(EmuOp *op, const char *p, uint64_t other, uint32_t place, const char *
 }
 
 static bool
-host_knows(const EmuOp *op, uint64_t word)
+host_after(const EmuOp *op, uint64_t word)
 {
 	const EmuOp *w = op_of_buid(BUID(word));
 
@@ -834,7 +836,7 @@ shadow_host_write(EmuOp *op, void *p, size_t n)
 		size_t page = c / 2048;
 		if (r->lazy && !r->page_cells[page]) {
 			if (c % 2048 == 0 && end - c >= 2048) {
-				if (r->page_w[page] && !host_knows(op, r->page_w[page])) {
+				if (r->page_w[page] && !host_after(op, r->page_w[page])) {
 					host_race(op, r->lo + c * 2, r->page_w[page], 0,
 					          "race: write not ordered after another write");
 					return;
@@ -848,14 +850,14 @@ shadow_host_write(EmuOp *op, void *p, size_t n)
 		Cell *x = r->cell + c;
 		unsigned mask =
 		    (c == off / 2 && (off & 1) ? 2 : 3) & (c == end - 1 && (off + n) & 1 ? 1 : 3);
-		if ((x->w & 3) && !host_knows(op, x->w)) {
+		if ((x->w & 3) && !host_after(op, x->w)) {
 			host_race(op, r->lo + c * 2, x->w, r->place[c].w,
 			          "race: write not ordered after another write");
 			return;
 		}
 		const EmuOp *open = NULL;
 		if ((x->r & 3) && x->r >> 5 &&
-		    (BUID(x->r) ? !host_knows(op, x->r) : launches_open(x->r, op, true, &open))) {
+		    (BUID(x->r) ? !host_after(op, x->r) : launches_open(x->r, op, true, &open))) {
 			uint64_t other = open           ? (uint64_t)open->buid0 << 32 | 0xffc00000u
 			                 : x->r & R_SET ? x->r | 0xffc00000u
 			                                : x->r;
@@ -881,7 +883,7 @@ shadow_host_read(EmuOp *op, const void *p, size_t n)
 		uint64_t w = r->cell[c].w;
 		if (r->lazy && !r->page_cells[c / 2048])
 			w = r->page_w[c / 2048] ? r->page_w[c / 2048] | 3 : 0;
-		if ((w & 3) && !host_knows(op, w)) {
+		if ((w & 3) && !host_after(op, w)) {
 			host_race(op, r->lo + c * 2, w, r->place[c].w,
 			          "race: read not ordered after the write");
 			return;
@@ -891,7 +893,7 @@ shadow_host_read(EmuOp *op, const void *p, size_t n)
 			const EmuOp *open;
 			bool others =
 			    (rd & 3) && rd >> 5 &&
-			    (BUID(rd) ? !host_knows(op, rd) : launches_open(rd, op, true, &open));
+			    (BUID(rd) ? !host_after(op, rd) : launches_open(rd, op, true, &open));
 			r->cell[c].r =
 			    (rd & R_INIT) |
 			    (others ? launches_add(rd, op->seq) : WORD(op->buid0, 0, 1)) | 3;
@@ -948,6 +950,6 @@ shadow_neighbour(const void *p)
 	size_t c = (size_t)((const char *)p - r->lo) / 2;
 	for (int i = 0; i < 2048 && c > 0; i++, c--)
 		if (r->cell[c].w & 3)
-			return emu_who_uid(BUID(r->cell[c].w), THREAD(r->cell[c].w));
+			return emu_access_name(BUID(r->cell[c].w), THREAD(r->cell[c].w));
 	return NULL;
 }

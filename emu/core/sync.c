@@ -115,14 +115,14 @@ acquire_clock(Thread *t, const OpSet *of, bool now)
 	if (emu_contexts() < 2)
 		return;
 	if (now) {
-		op_learns(t->blk->op, of);
+		op_acquires(t->blk->op, of);
 		return;
 	}
-	OpSet **heard = &t->blk->heard;
-	if (!*heard)
-		*heard = emu_alloc(sizeof **heard);
+	OpSet **acquired = &t->blk->acquired;
+	if (!*acquired)
+		*acquired = emu_alloc(sizeof **acquired);
 	for (size_t i = 0; i < sizeof of->w / sizeof *of->w; i++)
-		(*heard)->w[i] |= of->w[i];
+		(*acquired)->w[i] |= of->w[i];
 }
 
 static void
@@ -220,8 +220,8 @@ emu_fence(int scope, const char *file, int line)
 	clock_acquire(t, t->pending);
 	known_drop(t->pending);
 	t->pending = NULL;
-	if (t->blk->heard)
-		op_learns(t->blk->op, t->blk->heard);
+	if (t->blk->acquired)
+		op_acquires(t->blk->op, t->blk->acquired);
 	known_drop(t->fence);
 	t->fence = clock_publish(t);
 	t->fence_cta = scope == EMU_CTA;

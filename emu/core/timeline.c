@@ -9,7 +9,7 @@
  *
  * Kernels of several devices communicate while they run. Clocks that threads of one kernel acquire
  * from another running kernel also hold for later operations. Operations pass them on, and so does
- * the host once it has waited (`from`, `waited`, `heard`), except for those that `before` and
+ * the host once it has waited (`from`, `waited`, `acquired`), except for those that `before` and
  * `after` imply. */
 #include "emu.h"
 #include "../cuda_api.h"
@@ -26,7 +26,7 @@ static uint32_t next_buid = 1;
 static EmuOp *ring[TIMELINE];
 static OpSet host_known;
 /* clocks of blocks that may still run, from operations that the host has waited for */
-static KnownClocks *host_heard;
+static KnownClocks *host_acquired;
 static uint64_t *running; /* kernels in flight */
 static int n_running, cap_running;
 static uint64_t first_open = 1; /* all earlier operations have finished */
@@ -97,7 +97,7 @@ op_forget(OpSet *of, uint64_t seq)
 
 /* Returns whether clocks of a block are not already implied for op (NULL: for the host). */
 static bool
-is_news(uint32_t buid, const void *user)
+is_new(uint32_t buid, const void *user)
 {
 	const EmuOp *op = user, *of = op_of_buid(buid);
 
@@ -107,19 +107,19 @@ is_news(uint32_t buid, const void *user)
 
 /* The host has waited for op. */
 static void
-host_learns(const EmuOp *op)
+host_acquires(const EmuOp *op)
 {
-	host_heard = known_join(host_heard, op->heard);
+	host_acquired = known_join(host_acquired, op->acquired);
 }
 
 void
-op_learns(EmuOp *op, const OpSet *of)
+op_acquires(EmuOp *op, const OpSet *of)
 {
 	if (emu_contexts() < 2)
 		return;
 	set_join(&op->before, of);
 	set_join(&op->after, of);
-	shadow_learnt();
+	shadow_more_ordered();
 }
 
 void
@@ -171,7 +171,7 @@ op_free(EmuOp *op)
 	free(op->work);
 	known_drop(op->from);
 	known_drop(op->waited);
-	known_drop(op->heard);
+	known_drop(op->acquired);
 	free(op);
 }
 
@@ -227,7 +227,7 @@ op_add(EmuOp *op, const uint64_t *dep, int n_dep, const uint64_t *prog, int n_pr
 			op_forget(&ring[s % TIMELINE]->after, op->seq);
 		}
 		op->before = host_known;
-		op->from = known_ref(host_heard);
+		op->from = known_ref(host_acquired);
 	}
 	op->n_dep = n_dep;
 	op->dep = copy_seqs(dep, &op->n_dep);
@@ -323,7 +323,7 @@ sets_at_start(EmuOp *op)
 		if (d) {
 			set_join(&op->before, d->any_waited ? &d->after : &d->before);
 			set_put(&op->before, d->seq);
-			op->from = known_join(op->from, d->heard);
+			op->from = known_join(op->from, d->acquired);
 		}
 	}
 	for (int i = 0; i < op->n_prog; i++) {
@@ -344,7 +344,7 @@ sets_at_wait(EmuOp *op)
 		if (d) {
 			set_join(&op->after, d->any_waited ? &d->after : &d->before);
 			set_put(&op->after, d->seq);
-			op->waited = known_join(op->waited, d->heard);
+			op->waited = known_join(op->waited, d->acquired);
 		}
 	}
 }
@@ -357,8 +357,8 @@ finish(EmuOp *op)
 
 	op->state = OP_DONE;
 	if (emu_check)
-		op->heard = known_keep(
-		    known_join(op->heard, op->kind == OP_KERNEL ? NULL : op->from), is_news, op);
+		op->acquired = known_keep(
+		    known_join(op->acquired, op->kind == OP_KERNEL ? NULL : op->from), is_new, op);
 	if (op->kind == OP_KERNEL) {
 		for (int i = 0; i < n_running; i++)
 			if (running[i] == op->seq)
@@ -585,8 +585,8 @@ timeline_drop(void)
 	}
 	first_open = timeline_base;
 	memset(&host_known, 0, sizeof host_known);
-	known_drop(host_heard);
-	host_heard = NULL;
+	known_drop(host_acquired);
+	host_acquired = NULL;
 }
 
 static void
@@ -658,7 +658,7 @@ wait_for_others(Patience *p)
 		*p = (Patience){ .progress = emu_progress };
 	if (p->waited++ >= emu_env("LLMC_EMU_PATIENCE", 60000))
 		return false;
-	emu_breathe();
+	emu_let_others_run();
 	return true;
 }
 
@@ -829,9 +829,9 @@ timeline_known(const uint64_t *seq, int n)
 				continue;
 			set_join(&host_known, op->any_waited ? &op->after : &op->before);
 			set_put(&host_known, op->seq);
-			host_learns(op);
+			host_acquires(op);
 		}
-	host_heard = known_keep(host_heard, is_news, NULL);
+	host_acquired = known_keep(host_acquired, is_new, NULL);
 	pinned_settle();
 	advance_base();
 }
@@ -845,9 +845,9 @@ timeline_known_all(int device)
 			    (device < 0 || emu_contexts() < 2 ||
 			     ring[s % TIMELINE]->device == device)) {
 				set_put(&host_known, s);
-				host_learns(ring[s % TIMELINE]);
+				host_acquires(ring[s % TIMELINE]);
 			}
-	host_heard = known_keep(host_heard, is_news, NULL);
+	host_acquired = known_keep(host_acquired, is_new, NULL);
 	pinned_settle();
 	advance_base();
 }

@@ -289,7 +289,7 @@ take(Thread *t, TmaStore *s)
 	s->taken = emu_alloc(s->n);
 	memcpy(s->taken, s->src, s->n);
 	if (emu_check)
-		clock_learn(t, CLOCK_STORE(t->blk), s->clk);
+		clock_order_after(t, CLOCK_STORE(t->blk), s->clk);
 }
 
 static void

@@ -174,7 +174,7 @@ clock_waited(Thread *t)
 {
 	KnownClocks *all = t->blk->op->waited;
 
-	if (clock_heard(t)) {
+	if (clock_acquired(t)) {
 		t->kn = known_join(t->kn, all);
 	} else if (all) { /* replace: it has acquired nothing by itself */
 		known_drop(t->kn);
@@ -183,7 +183,7 @@ clock_waited(Thread *t)
 }
 
 bool
-clock_heard(const Thread *t)
+clock_acquired(const Thread *t)
 {
 	return t->kn && t->kn != t->blk->op->from && t->kn != t->blk->op->waited;
 }
@@ -231,7 +231,7 @@ clock_acquire(Thread *t, const KnownClocks *k)
 			other = true;
 	if (other)
 		t->kn = known_join(t->kn, k); /* an entry of the own block in there is harmless */
-	shadow_learnt();
+	shadow_more_ordered();
 }
 
 static KnownClocks *
@@ -254,7 +254,7 @@ clock_leave(EmuBlock *b)
 	if (emu_contexts() < 2)
 		return;
 	KnownClocks *kn = join_kn(b, 0, b->nt, ~0u);
-	b->op->heard = known_join(b->op->heard, kn);
+	b->op->acquired = known_join(b->op->acquired, kn);
 	known_drop(kn);
 }
 
@@ -334,7 +334,7 @@ clock_blocks(EmuBlock **b, int n)
 }
 
 bool
-clock_knows(const Thread *t, uint32_t buid, unsigned thread, uint32_t clk)
+clock_after(const Thread *t, uint32_t buid, unsigned thread, uint32_t clk)
 {
 	const EmuOp *op = t->blk->op;
 	const KnownClocks *k = t->kn;
@@ -363,7 +363,7 @@ clock_knows(const Thread *t, uint32_t buid, unsigned thread, uint32_t clk)
 }
 
 bool
-clock_met(const Thread *t, uint32_t buid)
+clock_after_any(const Thread *t, uint32_t buid)
 {
 	for (int i = 0; t->kn && i < t->kn->n; i++)
 		if (t->kn->e[i].buid == buid)
@@ -385,7 +385,7 @@ clock_async(EmuBlock *b)
 }
 
 void
-clock_learn(Thread *t, int slot, uint32_t clk)
+clock_order_after(Thread *t, int slot, uint32_t clk)
 {
 	if (t->vc->c[slot] >= clk)
 		return;

@@ -193,7 +193,7 @@ same(const Rendezvous *m, int op, uint32_t mask, Site at)
 
 /* Returns the rendezvous with the lane's mask, or a new one. */
 static __attribute__((noinline)) Rendezvous *
-meeting(Thread *t, int op, uint32_t mask, Site at)
+find_rendezvous(Thread *t, int op, uint32_t mask, Site at)
 {
 	Warp *w = t->w;
 	Rendezvous *m = NULL;
@@ -207,9 +207,9 @@ meeting(Thread *t, int op, uint32_t mask, Site at)
 		        "that have exited or do not exist",
 		        mask, mask & ~w->alive);
 	/* other masks may overlap: their lanes arrive here later, or the block is stuck */
-	for (int i = 0; i < w->n_meet && !m; i++)
-		if (w->meet[i].mask == mask)
-			m = &w->meet[i];
+	for (int i = 0; i < w->n_rendezvous && !m; i++)
+		if (w->rendezvous[i].mask == mask)
+			m = &w->rendezvous[i];
 	if (m && !same(m, op, mask, at) &&
 	    (m->op != op || m->at.line != at.line || strcmp(m->at.file, at.file)))
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
@@ -217,10 +217,10 @@ meeting(Thread *t, int op, uint32_t mask, Site at)
 		        "with the same mask 0x%08x",
 		        m->at.line, mask);
 	if (!m) {
-		if (w->n_meet == 8)
+		if (w->n_rendezvous == 8)
 			emu_die(CUDA_ERROR_LAUNCH_FAILED, at,
 			        "more than 8 groups of one warp in collectives");
-		m = &w->meet[w->n_meet++];
+		m = &w->rendezvous[w->n_rendezvous++];
 		*m = (Rendezvous){ mask, 0, op, at };
 	}
 	return m;
@@ -228,23 +228,23 @@ meeting(Thread *t, int op, uint32_t mask, Site at)
 
 /* io: operands, and results on return. The last lane to arrive processes those of all lanes. */
 static inline __attribute__((always_inline)) void
-meet(int op, uint32_t mask, uint64_t *io, uint64_t arg, Site at)
+warp_rendezvous(int op, uint32_t mask, uint64_t *io, uint64_t arg, Site at)
 {
 	Thread *t = emu_cur;
 	Warp *w = t->w;
 	const uint32_t bit = 1u << t->lane;
-	Rendezvous *m = w->meet;
+	Rendezvous *m = w->rendezvous;
 
 	t->io = io;
 	t->at = at;
-	if (unlikely(w->n_meet != 1 || !same(m, op, mask, at) || !(mask & bit)))
-		m = meeting(t, op, mask, at);
+	if (unlikely(w->n_rendezvous != 1 || !same(m, op, mask, at) || !(mask & bit)))
+		m = find_rendezvous(t, op, mask, at);
 	m->arrived |= bit;
 	if (m->arrived != mask) {
 		fiber_wait(t, T_WARP);
 		return;
 	}
-	*m = w->meet[--w->n_meet];
+	*m = w->rendezvous[--w->n_rendezvous];
 	emu_progress++;
 	complete(op, t->blk, (int)t->warp, mask, arg, at);
 	/* the lanes' states need no update, since they run before any state is read */
@@ -259,7 +259,7 @@ emu_warp(int op, unsigned mask, emu_u64 value, emu_u64 arg, const char *file, in
 {
 	emu_u64 io[2] = { value, arg };
 
-	meet(op, mask, io, arg, (Site){ file, line });
+	warp_rendezvous(op, mask, io, arg, (Site){ file, line });
 	return io[0];
 }
 
@@ -272,7 +272,7 @@ emu_mma(int op, emu_words a, emu_u64 b, emu_four c, const char *file, int line)
 	f->a[lane] = a;
 	f->b[lane] = b;
 	f->c[lane] = c;
-	meet(op, ~0u, NULL, 0, (Site){ file, line });
+	warp_rendezvous(op, ~0u, NULL, 0, (Site){ file, line });
 	return f->c[lane];
 }
 
@@ -281,7 +281,7 @@ emu_ldmatrix(int op, int n, const void *row, const char *file, int line)
 {
 	emu_u64 io[2] = { (uintptr_t)row, 0 };
 
-	meet(op, ~0u, io, (emu_u64)n, (Site){ file, line });
+	warp_rendezvous(op, ~0u, io, (emu_u64)n, (Site){ file, line });
 	return (emu_words){ io[0], io[1] };
 }
 
@@ -290,7 +290,7 @@ emu_stmatrix(void *row, emu_words v, const char *file, int line)
 {
 	emu_u64 io[3] = { (uintptr_t)row, v.a, v.b };
 
-	meet(EMU_W_STMATRIX, ~0u, io, 4, (Site){ file, line });
+	warp_rendezvous(EMU_W_STMATRIX, ~0u, io, 4, (Site){ file, line });
 }
 
 /* Not a rendezvous: a kernel cannot rely on which lanes happen to be active. */

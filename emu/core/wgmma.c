@@ -420,7 +420,7 @@ retire(EmuBlock *b, Wg *g, int first, uint32_t upto)
 				t->wg->busy[k++] = t->wg->busy[x];
 		t->wg->n_busy = k;
 		if (emu_check)
-			clock_learn(t, CLOCK_WG(b, first / 128), upto);
+			clock_order_after(t, CLOCK_WG(b, first / 128), upto);
 	}
 }
 

@@ -247,8 +247,8 @@ pack_bf16(float lo, float hi)
 	return f32_to_bf16(lo) | (unsigned)f32_to_bf16(hi) << 16;
 }
 
-/* Pairs of halves (cuda/math/half2.h). A product of two halves is exact in f32, and so are the sums
- * that kernels form: of small integers, or of a product and a value that is not larger. */
+/* Pairs of halves (cuda/math/half2.h). Multiplication of two halves is exact in f32. So are the
+ * sums that kernels form: of small integers, or of a*b and a value that is not larger. */
 #ifdef __F16C__
 typedef float emu_f4 __attribute__((vector_size(16)));
 typedef short emu_h8 __attribute__((vector_size(16)));

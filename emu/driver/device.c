@@ -168,7 +168,7 @@ driver_leave(Guard *g)
 }
 
 void
-emu_breathe(void)
+emu_let_others_run(void)
 {
 	pthread_mutex_unlock(&lock);
 	usleep(1000);

@@ -251,15 +251,15 @@ exec_known(CUgraphExec g)
 /* Statistics of the last instantiated graph: kernels, kernels that requested a programmatic edge,
  * programmatic edges between kernels with the same carveout (shared memory versus L1), and the
  * number of carveout changes between consecutive kernels. */
-static long last_kernels, last_asked, last_edges, last_changes;
+static long last_kernels, last_requested, last_edges, last_changes;
 
-EXPORT void emu_graph(long *kernels, long *asked, long *edges, long *changes);
+EXPORT void emu_graph(long *kernels, long *requested, long *edges, long *changes);
 EXPORT void
-emu_graph(long *kernels, long *asked, long *edges, long *changes)
+emu_graph(long *kernels, long *requested, long *edges, long *changes)
 {
 	*changes = last_changes;
 	*kernels = last_kernels;
-	*asked = last_asked;
+	*requested = last_requested;
 	*edges = last_edges;
 }
 
@@ -268,10 +268,10 @@ count_edges(const struct CUgraph_st *g)
 {
 	int before = -1;
 
-	last_kernels = last_asked = last_edges = last_changes = 0;
+	last_kernels = last_requested = last_edges = last_changes = 0;
 	for (int i = 0; i < g->n_node; i++) {
 		last_kernels += g->node[i]->op->kind == OP_KERNEL;
-		last_asked += g->node[i]->op->asked;
+		last_requested += g->node[i]->op->requested;
 		const int mine =
 		    g->node[i]->op->kind == OP_KERNEL ? g->node[i]->op->fn->carveout : 0;
 		last_edges += g->node[i]->n_prog > 0 && mine > 0 &&

@@ -107,7 +107,7 @@ launch(CUfunction fn, Dim grid, Dim block, Dim cluster, uint32_t dyn, bool coope
 		                extra, &op);
 	if (r)
 		return r;
-	op->asked = programmatic;
+	op->requested = programmatic;
 	return stream_add(s, op, programmatic && emu_arch >= 90);
 }
 

@@ -63,7 +63,7 @@ typedef struct CallGroup {
 	Id id;
 	int n, n_joined, n_left;
 	uint64_t next_of[MAX_RANKS];
-	NcclRendezvous meet[IN_FLIGHT];
+	NcclRendezvous rendezvous[IN_FLIGHT];
 	bool bad, aborted;
 } CallGroup;
 typedef struct {
@@ -280,7 +280,7 @@ queued(void *blob, uint64_t seq)
 	CallGroup *g = c->comm.group;
 
 	c->number = g->next_of[c->comm.rank]++;
-	NcclRendezvous *m = &g->meet[c->number % IN_FLIGHT];
+	NcclRendezvous *m = &g->rendezvous[c->number % IN_FLIGHT];
 	if (!m->n_queued || m->number != c->number) {
 		free(m->result);
 		*m = (NcclRendezvous){ .what = c->what, .number = c->number };
@@ -324,7 +324,7 @@ static bool
 ready(void *blob)
 {
 	const GroupCall *c = blob;
-	const NcclRendezvous *m = &c->comm.group->meet[c->number % IN_FLIGHT];
+	const NcclRendezvous *m = &c->comm.group->rendezvous[c->number % IN_FLIGHT];
 
 	if (__atomic_load_n(&c->comm.group->aborted, __ATOMIC_SEQ_CST))
 		return true;
@@ -427,7 +427,7 @@ run(void *blob)
 {
 	GroupCall *c = blob;
 	CallGroup *g = c->comm.group;
-	NcclRendezvous *m = &g->meet[c->number % IN_FLIGHT];
+	NcclRendezvous *m = &g->rendezvous[c->number % IN_FLIGHT];
 	size_t bytes = elem(m->what.type) * m->what.count;
 
 	if (g->aborted)

@@ -461,7 +461,7 @@ class Device:
         c = Config(*(grid + [1, 1])[:3], block, 1, 1, shared, self.stream, C.addressof(attrs), n)
         self.ok("cuLaunchKernelEx", C.byref(c), f, (C.c_void_p * 2)(C.addressof(arg), maps), None)
 
-    def product(self, ptr, n, rows, cols, args, w_type, y_type, beta):
+    def library_matmul(self, ptr, n, rows, cols, args, w_type, y_type, beta):
         """y = beta * add + act w^T by cuBLASLt: in column order y^T = (w^T)^T act^T."""
         lt = self.lt = self.lt or cublaslt()
         kind = {"f32": 0, "f16": 2, "bf16": 14}
@@ -602,8 +602,9 @@ class Device:
         return res
 
     def run(self, job):
-        """job: text, name, launches [(fn, grid, block, shared, cluster, pdl) or (None, arguments of `product()`)], n, step arrays, stride, args [(kind, value, moving; bytes before it if kind is
-        far)], scratch, repeat, maps"""
+        """job: text, name, launches [(fn, grid, block, shared, cluster, pdl) or (None, arguments of
+        library_matmul)], n, step arrays, stride, args [(kind, value, moving; bytes before it if
+        kind is far)], scratch, repeat, maps"""
         self.mem = []
         m = self.module(job["text"], job["name"])
         pdl = any(x[0] and x[5] for x in job["launches"])
@@ -698,7 +699,7 @@ class Device:
                     *rest, call.round = rest
                     self.launch(m, fn, *rest, call, maps)
                 else:
-                    self.product(ptr, *rest)
+                    self.library_matmul(ptr, *rest)
         self.ok("cuCtxSynchronize")
         for lo, hi in guards:
             for p in (lo, hi):
