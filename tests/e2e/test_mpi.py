@@ -1,4 +1,4 @@
-"""Ranks started by mpirun, with both MPI libraries: the bits of ranks that are threads, over shared
+"""Ranks started by mpirun, with both MPI libraries: the same bits as with threads, over shared
 memory and over MPI; refusals at start; a rank that dies or hangs."""
 
 import concurrent.futures
@@ -168,7 +168,7 @@ def on_gpus(model):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("ranks, args", [(3, ()), (2, ("--pp", "2")), (4, ("--pp", "2"))])
 def test_processes_have_a_gpu_each(mpi, model, ranks, args, tmp_path):
-    """One GPU per process, connected by NCCL, host memory or MPI: the bits of threads with one GPU
+    """One GPU per process, connected by NCCL, host memory or MPI: the same bits as threads with one GPU
     each, in mixed steps and in graphs."""
     env = environment(mode="check" if ALL else "fast", seed=ranks, LLMC_EMU_DEVICES=ranks)
     team = ("--tp", str(ranks // 2 if args else ranks))

@@ -150,7 +150,7 @@ print(json.dumps([bool(np.array_equal(got, want)), bool(np.array_equal(np.concat
     * bool(ALL),
 )
 def test_stages_on_gpus(name, team, device, mode, tmp_path):
-    """One GPU per stage, or per rank of a stage: the bits of one stage, in chunks, decode, forks,
+    """One GPU per stage, or per rank of a stage: the same bits as one stage, in chunks, decode, forks,
     saved sequences and batches."""
     path = tmp_path / "m.yaml"
     path.write_text(MODELS[name])

@@ -1,6 +1,6 @@
-"""Pipeline stages (parallel.pp): the bits of one rank, for every family, in any batch and chunk, by
+"""Pipeline stages (parallel.pp): the same bits as one rank, for every family, in any batch and chunk, by
 threads and by MPI; every family against torch's logits as well. Stages that are split over ranks
-(parallel.tp) have the bits of the ranks without stages."""
+(parallel.tp) have the same bits as the ranks without stages."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def path(tmp_path_factory):
 
 @pytest.mark.parametrize("name", CASES if ALL else ONE_EACH.values())
 def test_every_family_over_stages(name, tmp_path):
-    """One stage per layer, at most 3: torch's logits, and the bits of one rank."""
+    """One stage per layer, at most 3: torch's logits, and the same bits as one rank."""
     g = weights.Golden(name)
     g.build(tmp_path)
     one = run(tmp_path, g, "--device", "ref", "--threads", "1")
@@ -75,7 +75,7 @@ def test_every_family_over_stages(name, tmp_path):
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES if ALL else ONE_EACH.values())
 def test_every_family_over_split_stages(name, tmp_path):
-    """Two stages of three ranks, or of two, have the bits of as many ranks without stages."""
+    """Two stages of three ranks, or of two, equal as many ranks without stages, to the bit."""
     g = weights.Golden(name)
     g.build(tmp_path)
     for ranks in ("3", "2"):

@@ -1,4 +1,4 @@
-"""Layers with a sliding window. Sequences that run together, in any order, have the bits of their
+"""Layers with a sliding window. Sequences that run together, in any order, have the same bits as their
 own tokens in one chunk and can be trimmed by 32 positions. Forks, trims, saved sequences and
 steps of several sequences, in a session with few pages; alone, over ranks and over stages."""
 
