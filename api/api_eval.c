@@ -286,10 +286,10 @@ llmc_eval(llmc_model *m, llmc_model *reference, const llmc_eval_options *opt, ll
 	r.n_tokens = (int64_t)w.n * (o.window - 1);
 	row = malloc((size_t)o.window * sizeof *row);
 	r.kl_sorted = malloc((size_t)r.n_tokens * sizeof *r.kl_sorted);
-	bool room = row && r.kl_sorted;
+	bool allocated = row && r.kl_sorted;
 	for (int i = 0; i < 5; i++)
-		room &= (mean[i] = calloc((size_t)w.n, sizeof **mean)) != NULL;
-	if (!room) {
+		allocated &= (mean[i] = calloc((size_t)w.n, sizeof **mean)) != NULL;
+	if (!allocated) {
 		status = error_set(err, LLMC_E_MEMORY,
 		                   "out of memory for the figures of %d windows", w.n);
 		goto fail;

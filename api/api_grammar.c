@@ -24,15 +24,15 @@ make(const llmc_tokenizer *t, TokenVocab **out, llmc_error *err)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a vocabulary of %d tokens",
 		                 n);
 	for (int32_t i = 0; i < n; i++) {
-		char few[1024];
+		char bytes[1024];
 		size_t need = 0;
 		if (!llmc_token_text(t, i))
 			continue;
 		tok[i].special = llmc_token_is_special(t, i);
-		if (llmc_token_bytes(t, i, few, sizeof few, &need, NULL) ==
+		if (llmc_token_bytes(t, i, bytes, sizeof bytes, &need, NULL) ==
 		    LLMC_OK) { /* longer ones are never allowed */
 			tok[i].n = (uint32_t)need;
-			strbuf_add(&all, few, need);
+			strbuf_add(&all, bytes, need);
 		}
 	}
 	size_t at = 0;

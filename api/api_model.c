@@ -395,14 +395,14 @@ static void
 gpu_of_process(llmc_model *m)
 {
 	const GpuList *g = &m->gpus;
-	const int place = mpi_world_local_rank(m->world);
+	const int local_rank = mpi_world_local_rank(m->world);
 	char target[32];
 	int n = g->n;
 
-	while (!g->n && n <= place &&
+	while (!g->n && n <= local_rank &&
 	       device_of(TARGET_CUDA)->best_target(n, target, NULL) == LLMC_OK)
 		n++;
-	m->gpu = n <= 0 ? 0 : g->n ? g->number[place % n] : place % n;
+	m->gpu = n <= 0 ? 0 : g->n ? g->number[local_rank % n] : local_rank % n;
 }
 
 /* Assign one GPU per rank: the named ones, else the first ones. */

@@ -154,14 +154,14 @@ typedef struct Report {
 static bool
 gather(Report *rep, const LoadRequest *r, size_t n, double slo_ttft, double slo_itl)
 {
-	size_t pieces = 0;
+	size_t n_times = 0;
 
 	for (size_t i = 0; i < n; i++)
-		pieces += r[i].ok ? (size_t)r[i].n_token : 0;
+		n_times += r[i].ok ? (size_t)r[i].n_token : 0;
 	rep->n = n;
 	rep->ttft = (Figure){ "time to first token", "ttft", malloc((n + 1) * sizeof(double)), 0 };
 	rep->e2e = (Figure){ "end to end", "e2e", malloc((n + 1) * sizeof(double)), 0 };
-	rep->itl = (Figure){ "between tokens", "itl", malloc((pieces + 1) * sizeof(double)), 0 };
+	rep->itl = (Figure){ "between tokens", "itl", malloc((n_times + 1) * sizeof(double)), 0 };
 	if (!rep->ttft.v || !rep->e2e.v || !rep->itl.v)
 		return false;
 	for (size_t i = 0; i < n; i++) {
@@ -320,7 +320,7 @@ first_model(const LoadTarget *t, const char *key, char why[200])
 /* Sum counters of /metrics over all models; a missing one adds 0. False: the server did not
  * answer. */
 static bool
-add_guesses(const LoadTarget *t, const char *key, double sign, Report *rep)
+add_draft_counts(const LoadTarget *t, const char *key, double sign, Report *rep)
 {
 	const struct {
 		const char *name;
@@ -359,12 +359,12 @@ measure(Args *a, const Lengths *in, const Lengths *out, const LoadTarget *target
 	int code = EXIT_MACHINE;
 
 	interrupt_install();
-	const bool counted = add_guesses(target, a->key, -1, &rep);
+	const bool counted = add_draft_counts(target, a->key, -1, &rep);
 	if (r && make(a, in, out, r) && load_run(&o, r, (size_t)a->requests, &rep.took, why) &&
 	    gather(&rep, r, (size_t)a->requests, a->ttft > 0 ? a->ttft : 1e9,
 	           a->itl > 0 ? a->itl : 1e9)) {
 		progress_end();
-		if (!add_guesses(target, a->key, 1, &rep) || !counted)
+		if (!add_draft_counts(target, a->key, 1, &rep) || !counted)
 			rep.drafts = rep.drafted = rep.accepted = 0;
 		if (a->json)
 			print_json(&rep);

@@ -49,7 +49,7 @@ chat(int argc, char **argv)
 	llmc_error err = { 0 };
 	llmc_model *m = NULL;
 	TokenSource s = { 0 };
-	char *history = NULL, *line = NULL, guesses[100];
+	char *history = NULL, *line = NULL, drafted[100];
 	size_t history_n = 0, line_cap = 0;
 	bool first = true, tty = isatty(STDIN_FILENO);
 	int code = 0;
@@ -122,12 +122,12 @@ chat(int argc, char **argv)
 		if (r.kept)
 			fclose(r.kept);
 		putchar('\n');
-		token_source_drafts(&s, guesses, sizeof guesses);
+		token_source_drafts(&s, drafted, sizeof drafted);
 		if (status == LLMC_OK && !c.quiet && tty)
 			fprintf(stderr, "(%d tokens, %.1f/s%s)\n", res.n_new,
 			        res.decode_s > 0 && res.n_new > 1 ? (res.n_new - 1) / res.decode_s
 			                                          : 0,
-			        guesses);
+			        drafted);
 		if (status == LLMC_OK)
 			add_message(f, &first, "assistant", reply, reply_n);
 		free(messages);

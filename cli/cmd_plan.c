@@ -25,7 +25,7 @@ predictions(const llmc_model *m, const char *gpu, int32_t context, int64_t weigh
 		int32_t rows;
 	} point[] = { { false, 1 }, { false, 8 }, { false, 64 }, { true, 4096 } };
 	llmc_gpu g = LLMC_INIT(llmc_gpu);
-	char text[32], room[32];
+	char text[32], total[32];
 
 	llmc_status s = llmc_gpu_find(gpu, &g, err);
 	if (s != LLMC_OK)
@@ -45,7 +45,7 @@ predictions(const llmc_model *m, const char *gpu, int32_t context, int64_t weigh
 		       g.link, g.link_bandwidth * 1e-9, g.link_latency_s * 1e6, g.link_source);
 	if (!json && weights > g.memory)
 		printf("its memory of %s does not hold the weights of %s\n",
-		       human_bytes((double)g.memory, room), human_bytes((double)weights, text));
+		       human_bytes((double)g.memory, total), human_bytes((double)weights, text));
 	if (!json)
 		printf("  %-22s %10s %10s %8s %10s %10s %12s  bound\n", "step", "bytes", "GFLOP",
 		       "kernels", "links ms", "ms", "tokens/s");

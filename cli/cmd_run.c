@@ -294,8 +294,8 @@ run(int argc, char **argv)
 			printf("%s%d", i ? "," : "", r.id[i]);
 		putchar('\n');
 		fflush(stdout);
-		char guesses[100];
-		token_source_drafts(&s, guesses, sizeof guesses);
+		char drafted[100];
+		token_source_drafts(&s, drafted, sizeof drafted);
 		if (!c.quiet)
 			fprintf(stderr,
 			        "llmc: loaded in %.2f s; %d prompt tokens in %.3f s (%.0f/s); %d "
@@ -305,7 +305,7 @@ run(int argc, char **argv)
 			        res.decode_s,
 			        res.decode_s > 0 && res.n_new > 1 ? (res.n_new - 1) / res.decode_s
 			                                          : 0,
-			        guesses);
+			        drafted);
 	}
 	if (interrupted())
 		code = EXIT_INTERRUPTED;

@@ -181,20 +181,20 @@ take_json(LoadRun *l, LoadRequest *r, const char *text, size_t n)
 	json_t *choice = json_array_get(json_object_get(j, "choices"), 0),
 	       *usage = json_object_get(j, "usage");
 	json_t *error = json_object_get(j, "error");
-	const char *piece = json_string_value(json_object_get(choice, "text"));
+	const char *delta = json_string_value(json_object_get(choice, "text"));
 
-	if (!piece)
-		piece =
+	if (!delta)
+		delta =
 		    json_string_value(json_object_get(json_object_get(choice, "delta"), "content"));
-	if (!piece)
-		piece = json_string_value(
+	if (!delta)
+		delta = json_string_value(
 		    json_object_get(json_object_get(choice, "message"), "content"));
 	if (error) {
 		const char *m = json_string_value(json_object_get(error, "message"));
 		m = m ? m : json_string_value(error);
 		snprintf(r->error, sizeof r->error, "%s", m ? m : "the server returned an error");
 	}
-	if (piece && *piece) {
+	if (delta && *delta) {
 		if (r->n_token == r->cap) {
 			int32_t cap = r->cap ? 2 * r->cap : 64;
 			double *grown = realloc(r->token_at, (size_t)cap * sizeof *grown);

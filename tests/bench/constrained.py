@@ -48,7 +48,7 @@ def schema(tag):
     return {"type": "array", "items": record, "minItems": 1000}
 
 
-def ask(url, body):
+def send_request(url, body):
     r = urllib.request.Request(
         url + "/v1/chat/completions",
         json.dumps(body).encode(),
@@ -81,7 +81,10 @@ def load(server, kind, clients, tokens, round_):
                 "json_schema": {"name": "x", "schema": schema(tag)},
             }
         bodies.append(body)
-    threads = [threading.Thread(target=lambda b=b: made.append(ask(server.url, b))) for b in bodies]
+    threads = [
+        threading.Thread(target=lambda b=b: made.append(send_request(server.url, b)))
+        for b in bodies
+    ]
     cpu, start = server.seconds_of_cpu(), time.perf_counter()
     for t in threads:
         t.start()

@@ -84,7 +84,7 @@ def main():
             for llmc in (a.other, peer.LLMC)[:: 1 - 2 * (r % 2)]:
                 cost[llmc] = seconds(llmc, model, arch, act, TESTS[t]) - start[llmc, arch, act, t]
             ratios.setdefault(case, []).append(cost[a.other] / cost[peer.LLMC])
-        peer.say(
+        peer.report(
             f"round {r + 1}: " + ", ".join(f"{' '.join(c)} {v[-1]:.3f}" for c, v in ratios.items())
         )
     result["load_after"] = os.getloadavg()[0]

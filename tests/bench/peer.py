@@ -68,7 +68,7 @@ def sh(*cmd, **kw):
     return subprocess.run(cmd, check=True, text=True, stdout=subprocess.PIPE, **kw).stdout
 
 
-def say(text):
+def report(text):
     print(text, file=sys.stderr, flush=True)
 
 
@@ -140,13 +140,13 @@ def source(top, version):
         if version or not have:
             sys.exit(f"bench-peer: no package index to fetch llama.cpp's source from: {e}")
         version = max(have, key=order)
-        say(f"bench-peer: no package index ({e}); {version} is the newest source here")
+        report(f"bench-peer: no package index ({e}); {version} is the newest source here")
         return version, have[version]
     version = version or max(index, key=order)
     if version not in index:
         sys.exit(f"bench-peer: the package index has no {PACKAGE}-{version}.tar.gz")
     if version not in have:
-        say(f"bench-peer: fetching llama.cpp's source, {version}")
+        report(f"bench-peer: fetching llama.cpp's source, {version}")
         name = os.path.join(top, f"{PACKAGE}-{version}.tar.gz")
         urllib.request.urlretrieve(index[version], name + ".part")
         os.rename(name + ".part", name)
@@ -159,7 +159,7 @@ def source(top, version):
 def build_one(src, out, name, flags):
     """Build one variant; return None, or the reason why it cannot be built."""
     if not all(os.path.exists(os.path.join(out, "bin", b)) for b in TOOLS):
-        say(f"bench-peer: building llama.cpp ({name}); several minutes")
+        report(f"bench-peer: building llama.cpp ({name}); several minutes")
         with open(out + ".log", "w") as log:
             for cmd in (
                 [
@@ -196,7 +196,7 @@ def build_peers(isa, version=None):
         out = os.path.join(top, f"{version}-{name.replace(', ', '-').replace(' ', '-')}")
         why = build_one(src, out, name, flags)
         if why:
-            say(f"bench-peer: the build {name} {why}")
+            report(f"bench-peer: the build {name} {why}")
             died[name] = why
         else:
             peers.append((name, os.path.join(out, "bin")))
@@ -379,7 +379,7 @@ def tiles(threads):
         )
         return json.loads(sh(exe, str(threads)))
     except (subprocess.CalledProcessError, OSError) as e:
-        say(f"bench-peer: the tiles' peak was not measured: {e}")
+        report(f"bench-peer: the tiles' peak was not measured: {e}")
         return {}
 
 
@@ -637,13 +637,13 @@ def one_round(case, peers, a, late, kinds=("plain", "batch", "depth")):
         tests = [t for t in case.tests if t.kind == kind]
         if not tests or late():
             continue
-        say(f"  {case.name} {case.kind} {', '.join(t.name for t in tests)}")
+        report(f"  {case.name} {case.kind} {', '.join(t.name for t in tests)}")
         peer = measure_peer(case, model, tests, peers, a.threads)
         for side, sets in list(case.sides):
             try:
                 got, about = llmc_bench(model, a.threads, a.isa, sets, tests, ops=kind == "plain")
             except subprocess.CalledProcessError:
-                say(f"bench-peer: llmc bench {case.name} {case.kind} ({side}) failed")
+                report(f"bench-peer: llmc bench {case.name} {case.kind} ({side}) failed")
                 continue
             for t in tests:
                 row, x = case.rows[t.name], got[t.name]
@@ -886,11 +886,11 @@ def main():
     if a.prepare:
         for c in todo:
             for _, sets in c.sides:
-                say(f"{c.name} {c.kind} {' '.join(sets)}")
+                report(f"{c.name} {c.kind} {' '.join(sets)}")
                 try:
                     llmc_bench(c.model(), a.threads, a.isa, sets, [Test("tg1", n=1)])
                 except subprocess.CalledProcessError:
-                    say("  llmc cannot run it")
+                    report("  llmc cannot run it")
         return
     late = (lambda: time.monotonic() - start > 60 * a.minutes) if a.minutes else (lambda: False)
     peak, load = tiles(a.threads), os.getloadavg()[0]
@@ -914,7 +914,7 @@ def main():
         for c in todo:
             if late():
                 break
-            say(f"round {r + 1}/{rounds}, {time.monotonic() - start:.0f} s")
+            report(f"round {r + 1}/{rounds}, {time.monotonic() - start:.0f} s")
             # a depth has three runs per round, which is enough if time is short
             one_round(
                 c,
@@ -938,7 +938,7 @@ def main():
                 json.dump(result, f, indent=1)
                 f.write("\n")
     show(result)
-    say(
+    report(
         f"wrote {out}; reads {result['machine']['read_gbps']} GB/s, tiles {', '.join(f'{k} {v / 1e12:.1f} Tops/s' for k, v in peak.items()) or 'none'}"
     )
 

@@ -32,7 +32,7 @@ def build_server(model):
     exe = os.path.join(bin, "llama-server")
     if not os.path.exists(exe):
         out = os.path.dirname(bin)
-        peer.say("serve_peer: building llama-server; several minutes")
+        peer.report("serve_peer: building llama-server; several minutes")
         with open(out + "-server.log", "w") as log:
             for cmd in (
                 ["cmake", "-DLLAMA_BUILD_SERVER=ON", "."],
@@ -164,7 +164,7 @@ def main():
                     )  # new prompts, since both reuse cached prefixes
                     r["cpu_share"] = (s.seconds_of_cpu() - cpu) / (time.time() - t)
                     runs.setdefault(n, {}).setdefault(name, []).append(r)
-                    peer.say(
+                    peer.report(
                         f"round {round_ + 1} {name:9} {n:3} clients: {r['output_tps']:8.1f} tokens/s, first token p99 {r['ttft']['p99']:.2f} s"
                     )
             finally:

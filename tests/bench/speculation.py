@@ -91,9 +91,9 @@ def chat(model, text):
     return model.tokenizer.encode(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n")
 
 
-def alone(engine, prompt, n, guesses):
+def alone(engine, prompt, n, drafts):
     tokens, decode_s = [], 0
-    for e in engine.submit(prompt, max_tokens=n, speculate=guesses).events():
+    for e in engine.submit(prompt, max_tokens=n, speculate=drafts).events():
         if e.kind == "token":
             tokens.append(e.token)
         else:
@@ -101,10 +101,10 @@ def alone(engine, prompt, n, guesses):
     return tokens, decode_s
 
 
-def crowd(engine, prompts, n, guesses):
+def crowd(engine, prompts, n, drafts):
     start = time.perf_counter()
     requests = [
-        engine.submit(p, max_tokens=n, speculate=guesses, seed=i, temperature=0.7, ignore_eos=True)
+        engine.submit(p, max_tokens=n, speculate=drafts, seed=i, temperature=0.7, ignore_eos=True)
         for i, p in enumerate(prompts)
     ]
     tokens = [[e.token for e in r.events() if e.kind == "token"] for r in requests]

@@ -503,21 +503,21 @@ def test_what_has_no_slot_is_refused(base, tmp_path):
     with pytest.raises(llmc.Error, match="no slots for adapters"):
         llmc.Model(folder, device="ref").load_adapter(f"{LORA}/llama-all")
     m = llmc.Model(folder, device="ref", set=["adapters.slots=1", "adapters.rank=4"])
-    for case, said in (
+    for case, output in (
         ("llama-some", "adapters.rank=5"),
         ("embed-head", "has no slot"),
         ("gpt2-stack", "transformer.h.0"),
         ("qv-rslora", "another model"),
         ("nothing", "adapter_config.json"),
     ):
-        with pytest.raises(llmc.Error, match=said):
+        with pytest.raises(llmc.Error, match=output):
             m.load_adapter(f"{LORA}/{case}")
     assert m.load_adapter(f"{LORA}/llama-all")  # the slot is still free
-    for settings, said in (
+    for settings, output in (
         (["adapters.slots=2000"], "adapters.slots"),
         (["adapters.slots=1", "adapters.rank=0"], "adapters.rank"),
     ):
-        with pytest.raises(llmc.Error, match=said):
+        with pytest.raises(llmc.Error, match=output):
             llmc.Model(folder, device="cpu", set=settings)
     weights.Golden("mixtral-window").build(tmp_path / "mixtral")
     m = llmc.Model(tmp_path / "mixtral", device="ref", set=["adapters.slots=1"])
@@ -829,9 +829,11 @@ def test_a_plan_whose_slots_differ_is_refused(base, artifact, tmp_path):
     ):
         assert was in text
         plan.write_text(text.replace(was, put))
-        told = []
-        llmc.Model(copy, weights=base[0], arch="generic", log=lambda level, line: told.append(line))
-        assert any(op in line and "is no such factor" in line for line in told), told
+        messages = []
+        llmc.Model(
+            copy, weights=base[0], arch="generic", log=lambda level, line: messages.append(line)
+        )
+        assert any(op in line and "is no such factor" in line for line in messages), messages
 
 
 def test_a_plan_whose_experts_lie_beyond_their_own_is_refused(experts, expert_artifact, tmp_path):
@@ -846,9 +848,11 @@ def test_a_plan_whose_experts_lie_beyond_their_own_is_refused(experts, expert_ar
             changed += 1
     assert changed
     path.write_text(json.dumps(plan, separators=(",", ":")))
-    told = []
-    llmc.Model(copy, weights=experts[0], arch="generic", log=lambda level, line: told.append(line))
-    assert any("does not say where rows of an expert are" in line for line in told), told
+    messages = []
+    llmc.Model(
+        copy, weights=experts[0], arch="generic", log=lambda level, line: messages.append(line)
+    )
+    assert any("does not say where rows of an expert are" in line for line in messages), messages
 
 
 @pytest.mark.sample(2)

@@ -95,7 +95,7 @@ def test_the_sum_is_rounded_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change,said",
+    "change,output",
     [
         ({"peft_type": "LOHA"}, "LOHA"),
         ({"bias": "all"}, "biases"),
@@ -111,27 +111,27 @@ def test_the_sum_is_rounded_once(tmp_path):
         ({"kasa_config": {"a": 1}}, "kasa_config"),
     ],
 )
-def test_what_is_not_read_is_refused(change, said, tmp_path):
+def test_what_is_not_read_is_refused(change, output, tmp_path):
     g = weights.Golden("llama-modern")
     g.build(tmp_path / "base")
     shutil.copytree(os.path.join(LORA, "llama-all"), tmp_path / "a")
     (tmp_path / "a" / "adapter_config.json").write_text(
         json.dumps({**config("llama-all"), **change})
     )
-    with pytest.raises(llmc.Error, match=said):
+    with pytest.raises(llmc.Error, match=output):
         llmc.Model(tmp_path / "base", device="ref", set=[f"lora.path={tmp_path}/a"])
 
 
 def test_an_adapter_of_another_model_is_refused(tmp_path):
     weights.Golden("llama-smol").build(tmp_path / "tied")
     weights.Golden("qwen2-windows").build(tmp_path / "other")
-    for base, case, said in (
+    for base, case, output in (
         ("tied", "embed-head", "head.tied"),
         ("other", "llama-all", "trained on another model"),
         ("other", "gpt2-stack", "transformer.h.0"),
         ("other", "nothing", "adapter_config.json"),
     ):
-        with pytest.raises(llmc.Error, match=said):
+        with pytest.raises(llmc.Error, match=output):
             llmc.Model(tmp_path / base, device="ref", set=[f"lora.path={LORA}/{case}"])
 
 

@@ -181,14 +181,16 @@ def test_shipped_kernels_are_used_on_a_better_processor(llmc, shipped, tokens, t
         ]
         == tokens
     )
-    said = notices(llmc.err)
+    output = notices(llmc.err)
     assert (
-        len(said) == 1
-        and f"no plan for cpu-{best}" in said[0]
-        and "cpu-generic" in said[0]
-        and f"--arch {best} --aot" in said[0]
+        len(output) == 1
+        and f"no plan for cpu-{best}" in output[0]
+        and "cpu-generic" in output[0]
+        and f"--arch {best} --aot" in output[0]
     ), llmc.err
-    assert f"with vectors of {8 if best in ('v3', 'vnni') else 16} elements instead of 4" in said[0]
+    assert (
+        f"with vectors of {8 if best in ('v3', 'vnni') else 16} elements instead of 4" in output[0]
+    )
     assert tree(folder) == before
     assert llmc.json("plan", folder)["target"] == "cpu-generic"
     # a plan for this processor without built kernels, and no compiler
@@ -199,13 +201,13 @@ def test_shipped_kernels_are_used_on_a_better_processor(llmc, shipped, tokens, t
         ]
         == tokens
     )
-    said = notices(llmc.err)
+    output = notices(llmc.err)
     assert (
-        len(said) == 2
-        and f"no plan for cpu-{best} with built kernels" in said[0]
-        and "cpu-generic" in said[0]
+        len(output) == 2
+        and f"no plan for cpu-{best} with built kernels" in output[0]
+        and "cpu-generic" in output[0]
     ), llmc.err
-    assert "/nowhere/cc" in said[1], "why not this processor's"
+    assert "/nowhere/cc" in output[1], "why not this processor's"
     (folder / f"plan-cpu-{best}.json").unlink()
     # another description, or a folder without built kernels: compiled for this processor as usual
     shutil.rmtree(folder / "aot")
@@ -251,8 +253,8 @@ def test_a_damaged_shipped_kernel_heals_with_one_line(llmc, shipped, tokens, tmp
     else:
         damage(kind, folder)
     assert llmc.json("run", folder, *RUN)["tokens"] == tokens
-    said = notices(llmc.err)
-    assert len(said) == 1 and "compiled here" in said[0], llmc.err
+    output = notices(llmc.err)
+    assert len(output) == 1 and "compiled here" in output[0], llmc.err
     # built kernels went to the cache, so the next run compiles nothing
     assert llmc.json("run", folder, *RUN)["tokens"] == tokens
     assert "compiling" not in llmc.err

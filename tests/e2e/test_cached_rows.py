@@ -127,8 +127,8 @@ def test_many_requests_answer_as_each_alone(name):
             three = e.submit(PROMPTS[1], n=3, **params[1])
             requests = [e.submit(p, **k) for p, k in zip(PROMPTS[2:4], params[2:4])]
             assert [r.wait()["tokens"] for r in requests] == alone[2:4]
-            said = [(v.index, v.token) for v in three.events() if v.kind == "token"]
-            assert [[t for i, t in said if i == k] for k in range(3)] == [alone[1]] * 3
+            output = [(v.index, v.token) for v in three.events() if v.kind == "token"]
+            assert [[t for i, t in output if i == k] for k in range(3)] == [alone[1]] * 3
             stats = e.stats()
     assert (
         stats["preemptions"] > 0

@@ -693,18 +693,18 @@ def test_chat_on_a_terminal(llmc, smollm2, drafts):
         env={**os.environ, "TERM": "dumb"},
     )
     os.close(side)
-    said = b""
-    while b"tokens, " not in said:
-        said += os.read(at, 4096)
+    output = b""
+    while b"tokens, " not in output:
+        output += os.read(at, 4096)
     os.write(at, b"\x04")
     try:
         while piece := os.read(at, 4096):
-            said += piece
+            output += piece
     except OSError:  # the other side is closed
         pass
     os.close(at)
     assert p.wait(HANG) == 0
-    text = said.decode()
+    text = output.decode()
     assert (
         "Ctrl-D or /quit ends" in text
         and "> " in text

@@ -210,10 +210,10 @@ def test_deterministic(name, gpu, tmp_path):
     g = weights.Golden(name)
     g.build(tmp_path)
     whole, tokens = run(tmp_path, g, "--device", "cuda", set={"deterministic": "true"})
-    pieces, again = run(
+    chunks, again = run(
         tmp_path, g, "--device", "cuda", "--chunk", "3", set={"deterministic": "true"}
     )
-    assert np.array_equal(whole, pieces)
+    assert np.array_equal(whole, chunks)
     assert tokens == again
 
 

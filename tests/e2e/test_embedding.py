@@ -191,8 +191,8 @@ def test_python_generator_streams_text(smollm2):
     with llmc.open(smollm2) as m, m.session(context=256) as s:
         prompt = m.tokenizer.chat([{"role": "user", "content": "Say hello."}])
         ids = m.tokenizer.encode(prompt, special=llmc.PARSE_SPECIAL)
-        pieces = list(s.generate(ids, max_tokens=12))
-        assert "".join(pieces) == s.result["text"] and pieces
+        chunks = list(s.generate(ids, max_tokens=12))
+        assert "".join(chunks) == s.result["text"] and chunks
         g = s.generate(ids, max_tokens=200, ignore_eos=True)
         next(g)
         g.close()

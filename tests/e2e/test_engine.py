@@ -117,8 +117,8 @@ def test_stop_strings_are_held_back_or_kept(engine, alone):
     p, word = CASES[0]
     want = alone[p]["text"]
     stop = [word[1:4] + "zzz", word[2:4], "never"]
-    pieces = list(engine.generate(p, max_tokens=24, stop=stop))
-    assert "".join(pieces) == want[: want.index(word[2:4])]
+    chunks = list(engine.generate(p, max_tokens=24, stop=stop))
+    assert "".join(chunks) == want[: want.index(word[2:4])]
     events = list(engine.submit(p, max_tokens=24, stop=stop).events())
     assert events[-1].finish == "stop" and events[-1].stop == 1 and events[-1].last
     kept = "".join(
@@ -207,11 +207,14 @@ def test_a_full_queue_and_a_deadline():
 def test_prompts_are_kept_for_the_next_engine(tmp_path):
     prompt = [3 + k * 7 % 290 for k in range(100)]
     with llmc.open(TINY, random_weights=True, arch="generic") as m:
-        said = []
+        output = []
         for folder in (tmp_path / "pages", str(tmp_path / "pages")):
             with m.engine(context=128, seqs=1, prefix_dir=folder) as e:
-                said.append(e.submit(prompt, max_tokens=4, ignore_eos=True).wait())
-        assert said[0]["tokens"] == said[1]["tokens"] and [r["n_cached"] for r in said] == [0, 96]
+                output.append(e.submit(prompt, max_tokens=4, ignore_eos=True).wait())
+        assert output[0]["tokens"] == output[1]["tokens"] and [r["n_cached"] for r in output] == [
+            0,
+            96,
+        ]
 
 
 def test_threads_share_an_engine():

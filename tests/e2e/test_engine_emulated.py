@@ -59,8 +59,8 @@ def test_a_crowd_on_a_gpu_answers_as_each_alone():
         env={**os.environ, "LLMC_CUDA_LIBDIR": os.path.abspath(f"{build}/emu")},
     )
     assert p.returncode == 0, p.stderr
-    guess, drafts, refused, alone, first, crowd, stats = json.loads(p.stdout.splitlines()[-1])
-    assert guess[0] == guess[1] and drafts > 0 and "deterministic: true" in refused
+    draft, drafts, refused, alone, first, crowd, stats = json.loads(p.stdout.splitlines()[-1])
+    assert draft[0] == draft[1] and drafts > 0 and "deterministic: true" in refused
     assert first == alone[0] and crowd == alone[:1:-1] + [alone[1], alone[1]]
     assert (
         stats["preemptions"] > 0

@@ -117,7 +117,7 @@ def test_the_model_is_the_same(name, like, tmp_path):
 def test_a_head_with_an_output_of_its_own(output, tmp_path):
     """Step 3.5: the head's layer follows the last one, is dense and has a window. Generation with
     it must yield the same tokens as without."""
-    path, said = str(tmp_path / "m.gguf"), []
+    path, text_out = str(tmp_path / "m.gguf"), []
     with_one_more(os.path.join(FOLDER, "step3p5.gguf"), path, 1, output)
     with llmc.Model(path, set=["mtp.part=head"], device="ref") as m:
         names = {s["name"] for t in m.plan["tensor"] for s in t["src"]}
@@ -151,5 +151,5 @@ def test_a_head_with_an_output_of_its_own(output, tmp_path):
             text=True,
         )
         assert p.returncode == 0, p.stderr
-        said.append(json.loads(p.stdout)["tokens"])
-    assert said[0] == said[1]
+        text_out.append(json.loads(p.stdout)["tokens"])
+    assert text_out[0] == text_out[1]

@@ -316,7 +316,7 @@ def test_unknown_keys_are_refused_and_null_ones_are_not(llmc, tmp_path):
     )
     many = LLAMA | {f"key_{i}": i for i in range(40)}
     refused(llmc, folder(tmp_path / "n", many), "key_0 = 0", " and 28 more, which may change")
-    said = (
+    output = (
         "unsloth_version",
         "neftune_noise_alpha",
         "temperature",
@@ -324,7 +324,7 @@ def test_unknown_keys_are_refused_and_null_ones_are_not(llmc, tmp_path):
         "router_aux_loss_coef",
         "initializer_factor",
     )
-    described(llmc, folder(tmp_path / "o", LLAMA | {k: 1 for k in said}))
+    described(llmc, folder(tmp_path / "o", LLAMA | {k: 1 for k in output}))
     assert not llmc.err
 
 

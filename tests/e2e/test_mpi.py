@@ -204,10 +204,10 @@ def test_processes_without_nccl(mpi, model):
     args = [a for a in on_gpus(model) if a != "-q"]
     fails = {"LLMC_EMU_FAIL": "ncclCommInitRankConfig@1:2"}
 
-    def said(*second, **kw):
+    def refusal(*second, **kw):
         return mpi(1, *args, ":", "-n", "1", "env", *second, LLMC, *args, **kw)[1]
 
-    err = said(env=env | fails)
+    err = refusal(env=env | fails)
     assert (
         len(
             re.findall(
@@ -219,11 +219,11 @@ def test_processes_without_nccl(mpi, model):
     ), err
     assert re.search(
         r'without NCCL: rank 1 \(host \S+\): LLMC_NCCL is "never"',
-        err := said("LLMC_NCCL=never", env=env),
+        err := refusal("LLMC_NCCL=never", env=env),
     ), err
-    assert "connecting ranks: NCCL" in said("LLMC_NCCL=always", env=env | fails, code=1)
+    assert "connecting ranks: NCCL" in refusal("LLMC_NCCL=always", env=env | fails, code=1)
     if ALL:  # the other rank waits for it as for any other
-        err = said(
+        err = refusal(
             "LLMC_EMU_FAIL=ncclCommInitRankConfig@1:2",
             env=env | {"LLMC_COMM_TIMEOUT": f"{20 * SLOW:.0f}"},
         )
@@ -264,7 +264,7 @@ def test_a_gpu_of_a_process_that_fails_ends_the_job(mpi, model, nccl):
         )  # stages have no all-reduces between them
 
 
-def ask(port, path, body=None, timeout=HANG):
+def send_request(port, path, body=None, timeout=HANG):
     data = json.dumps(body).encode() if body else None
     r = urllib.request.Request(
         f"http://127.0.0.1:{port}{path}", data, {"Content-Type": "application/json"}
@@ -292,7 +292,7 @@ def serve(mpi, model, *args, ranks=3, env=()):
     for line in p.stdout:
         url = re.search(r"http://[0-9.]+:(\d+)", line)
         if url:
-            assert ask(url[1], "/health") is not None
+            assert send_request(url[1], "/health") is not None
             return p, url[1]
     pytest.fail(f"the server does not start: {p.communicate()}")
 
@@ -335,7 +335,7 @@ def begin_request(port, when):
     }
     c.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     while (
-        json.loads(ask(port, "/status.json"))["batch"]["running"] == 0
+        json.loads(send_request(port, "/status.json"))["batch"]["running"] == 0
         and not select.select([c.sock], [], [], 0.01)[0]
     ):
         pass
@@ -349,7 +349,7 @@ def fails_until_it_ends(port):
 
     def ended():
         try:
-            health.append(ask(port, "/health") is not None)
+            health.append(send_request(port, "/health") is not None)
         except urllib.error.HTTPError as e:
             assert e.code == 503
             health.append(False)
@@ -394,7 +394,7 @@ def test_a_lost_rank_ends_all(mpi, model, tmp_path, stages, lost, when, sig, way
     try:
         pids = processes_of(p)
         assert set(pids) == set(range(ranks))
-        assert "choices" in ask(
+        assert "choices" in send_request(
             port, "/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True}
         )
         c = begin_request(port, when)
@@ -457,9 +457,9 @@ def test_many_clients_of_a_server_over_ranks(mpi, model):
     try:
 
         def answer(body):
-            return json.loads(ask(port, "/v1/completions", body))["choices"][0]["logprobs"][
-                "token_logprobs"
-            ]
+            return json.loads(send_request(port, "/v1/completions", body))["choices"][0][
+                "logprobs"
+            ]["token_logprobs"]
 
         alone = [answer(b) for b in bodies[::4]]
         with concurrent.futures.ThreadPoolExecutor(64) as clients:
@@ -473,7 +473,7 @@ def test_a_server_over_ranks_ends_in_order(mpi, model):
     p, port = serve(mpi, model)
     try:
         ranks = processes_of(p)
-        want = ask(port, "/v1/completions", {"prompt": [9, 8, 7, 6], "max_tokens": 8})
+        want = send_request(port, "/v1/completions", {"prompt": [9, 8, 7, 6], "max_tokens": 8})
         assert json.loads(want)["usage"]["completion_tokens"] >= 1
         os.kill(ranks[0], signal.SIGTERM)
         p.communicate(timeout=HANG)

@@ -72,33 +72,33 @@ def test_a_head_drafts_as_torch_does(folders, name, device, arch):
         near(rows[-1], want["row"])
         with head.session(context=64, chunk=64, seqs=3, n_out=8) as s:
             tokens = want["text"][1:]
-            whole, pieces, beside = s.seq(), s.seq(), s.seq()
+            whole, chunks, neighbour = s.seq(), s.seq(), s.seq()
             said, own = (np.array(x) for x in s.forward_rows([(whole, tokens, 3)], rows))
             near(said, want["logits"])
             # in chunks, two sequences in a step: the same bits
-            s.forward_rows([(pieces, tokens[:5], 0)], rows[:5])
+            s.forward_rows([(chunks, tokens[:5], 0)], rows[:5])
             two, _ = s.forward_rows(
-                [(beside, tokens[:7], 1), (pieces, tokens[5:], 3)],
+                [(neighbour, tokens[:7], 1), (chunks, tokens[5:], 3)],
                 np.concatenate([rows[:7], rows[5:]]),
             )
             assert np.array_equal(np.array(two)[1:], said)
-            guesses = []
+            draft_tokens = []
             for _ in want["guesses"]:
-                guesses.append(int(said[-1].argmax()))
+                draft_tokens.append(int(said[-1].argmax()))
                 said, own = (
-                    np.array(x) for x in s.forward_rows([(whole, guesses[-1:], 1)], own[-1:])
+                    np.array(x) for x in s.forward_rows([(whole, draft_tokens[-1:], 1)], own[-1:])
                 )
-            assert guesses == want["guesses"]
+            assert draft_tokens == want["guesses"]
             near(said[-1], want["behind"])
             s.trim(whole, n)  # drop draft tokens
-            again, _ = s.forward_rows([(whole, guesses[:1], 1)], rows[-1:])
+            again, _ = s.forward_rows([(whole, draft_tokens[:1], 1)], rows[-1:])
             assert np.isfinite(np.array(again)).all()
             with pytest.raises(
                 llmc.Error, match="rows of the model come with the tokens of a head"
             ):
-                s.forward_rows([(beside, [1], 1)])
+                s.forward_rows([(neighbour, [1], 1)])
             with pytest.raises(llmc.Error, match="its tokens come with rows of the model"):
-                s.forward([(beside, [1], 1)])
+                s.forward([(neighbour, [1], 1)])
 
 
 def test_a_head_that_differs_from_its_model(folders):

@@ -24,5 +24,5 @@ def test_plans_of_ranks(name, tmp_path):
 
 def test_most_models_can_be_dealt():
     for way, least in {"tp2": 80, "tp3": 55, "tp4": 45, "tp8": 20, "pp2": 85}.items():
-        dealt = [name for name, text in rank_plans.read(way).items() if "parallel." not in text]
-        assert len(dealt) >= least, (way, dealt)
+        shares = [name for name, text in rank_plans.read(way).items() if "parallel." not in text]
+        assert len(shares) >= least, (way, shares)

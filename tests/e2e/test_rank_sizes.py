@@ -45,7 +45,7 @@ def plan(name, *args):
     return json.loads(p.stdout)
 
 
-def dealt(total, unit, n):
+def shares(total, unit, n):
     """Split as evenly as units allow; the first ranks get more."""
     units = -(-total // unit)
     share = [units // n + (k < units % n) for k in range(n)]
@@ -58,7 +58,7 @@ def dealt(total, unit, n):
 def test_a_rank_holds_its_share(name, n):
     layers, hidden, heads, kv_heads, head, ffn, vocab = CARDS[name]
     experts = 8 if name == "mixtral-8x7b" else 1
-    kv, width, rows = dealt(kv_heads, 1, n), dealt(ffn, 32, n), dealt(vocab, 64, n)
+    kv, width, rows = shares(kv_heads, 1, n), shares(ffn, 32, n), shares(vocab, 64, n)
     got = plan(name, "--tp", str(n))["ranks"]
     assert len(got) == n
     for k, r in enumerate(got):

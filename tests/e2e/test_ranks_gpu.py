@@ -289,7 +289,7 @@ def test_algorithms_have_the_same_bits(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "source, said",
+    "source, output",
     [
         (
             "int ncclGetVersion(int *v) { *v = 21305; return 0; }",
@@ -298,7 +298,7 @@ def test_algorithms_have_the_same_bits(tmp_path):
         (None, r"is of version 2\.13, 2\.14 is needed; pip install"),
     ],
 )
-def test_an_nccl_that_is_too_old(source, said, tmp_path):
+def test_an_nccl_that_is_too_old(source, output, tmp_path):
     """NCCL lacks a function, or its version is too old: an error if NCCL is required; otherwise it
     is not used."""
     libs, calls = (
@@ -322,14 +322,14 @@ def test_an_nccl_that_is_too_old(source, said, tmp_path):
     path = tmp_path / "m.yaml"
     path.write_text(MODELS["llama"])
     p = run(WAYS, path, LLMC_EMU_DEVICES=3, LLMC_NCCL="always", LLMC_CUDA_LIBDIR=libs)
-    assert p.returncode and re.search(said, p.stderr), p.stderr
+    assert p.returncode and re.search(output, p.stderr), p.stderr
     p = run(
         WAYS, path, LLMC_EMU_DEVICES=3, LLMC_NCCL="auto", LLMC_EMU_NO_PEERS=1, LLMC_CUDA_LIBDIR=libs
     )
     assert (
         p.returncode
         and "do not reach each other's memory" in p.stderr
-        and re.search(said, p.stderr)
+        and re.search(output, p.stderr)
     ), p.stderr
 
 
@@ -356,9 +356,9 @@ def outcomes(name, tmp_path, tokens, *sets, **env):
     path.write_text(MODELS[name])
     p = run(FAULT, path, tokens, " ".join(sets), **env)
     assert p.returncode == 0, p.stderr
-    said = [line for line in p.stdout.splitlines() if line.startswith(("tokens", "failed"))]
-    assert len(said) == 3, p.stdout
-    return said
+    output = [line for line in p.stdout.splitlines() if line.startswith(("tokens", "failed"))]
+    assert len(output) == 3, p.stdout
+    return output
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def outcomes(name, tmp_path, tokens, *sets, **env):
 )
 def test_a_gpu_that_fails_ends_the_group(sets, gpus, launch, tmp_path):
     """For any failing rank or stage, the others stop waiting."""
-    said = outcomes(
+    output = outcomes(
         "llama",
         tmp_path,
         3,
@@ -376,7 +376,7 @@ def test_a_gpu_that_fails_ends_the_group(sets, gpus, launch, tmp_path):
         LLMC_EMU_DEVICES=gpus,
         LLMC_EMU_FAIL=f"cuGraphLaunch@{launch}:719",
     )
-    assert [line.split()[0] for line in said[-2:]] == ["failed"] * 2, said
+    assert [line.split()[0] for line in output[-2:]] == ["failed"] * 2, output
 
 
 def test_a_rank_that_fails_while_algorithms_are_measured(tmp_path):
@@ -398,7 +398,7 @@ def test_a_rank_that_fails_while_algorithms_are_measured(tmp_path):
 @pytest.mark.parametrize("nccl", ["never", "always"] if ALL else ["never"])
 def test_a_step_that_does_not_end_ends_the_group(nccl, tmp_path):
     """A prompt of 951 tokens takes the emulator many times its limit of one second."""
-    said = outcomes(
+    output = outcomes(
         "wide",
         tmp_path,
         951,
@@ -408,7 +408,7 @@ def test_a_step_that_does_not_end_ends_the_group(nccl, tmp_path):
         LLMC_NCCL=nccl,
         LLMC_COMM_TIMEOUT=1,
     )
-    assert [line.split()[0] for line in said] == ["failed"] * 3, said
+    assert [line.split()[0] for line in output] == ["failed"] * 3, output
 
 
 def test_which_gpus(tmp_path, llmc):

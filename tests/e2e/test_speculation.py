@@ -52,22 +52,22 @@ def chat(model, text):
 
 def events(request):
     """Return all events of a request, in order per choice."""
-    said = {}
+    output = {}
     for e in request.events():
-        said.setdefault(e.index, []).append(
+        output.setdefault(e.index, []).append(
             (e.kind, e.token, e.logprob, e.text, e.top, getattr(e, "finish", None))
         )
-    return said
+    return output
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: "-".join(s) or "greedy")
 def test_nothing_changes(model, engine, settings):
     prompt = chat(model, ASK)
-    said = [
+    output = [
         events(engine.submit(prompt, max_tokens=32, n_top=2, speculate=k, **settings))
         for k in (-1, 0, 5)
     ]
-    assert said[0] == said[1] == said[2]
+    assert output[0] == output[1] == output[2]
 
 
 def test_grammars(model, engine):
@@ -81,39 +81,39 @@ def test_grammars(model, engine):
     }
     with llmc.Grammar(model.tokenizer, "json_schema", schema) as g:
         prompt = chat(model, "As JSON:\n" + LIST)
-        said = [
+        output = [
             events(
                 engine.submit(prompt, max_tokens=60, grammar=g, speculate=k, temperature=t, seed=9)
             )
             for t in (0, 0.8)
             for k in (-1, 0)
         ]
-    assert said[0] == said[1] and said[2] == said[3]
+    assert output[0] == output[1] and output[2] == output[3]
 
 
 def test_side_by_side(model, engine):
     prompts = [chat(model, t) for t in (ASK, "Continue:\n" + LIST, "Tell a story.", ASK)]
-    said = []
+    output = []
     for k in (-1, 0):
         requests = [
             engine.submit(p, max_tokens=40, speculate=k, seed=i, temperature=0.4)
             for i, p in enumerate(prompts)
         ]
-        said.append([events(r) for r in requests])
-    assert said[0] == said[1]
+        output.append([events(r) for r in requests])
+    assert output[0] == output[1]
 
 
 def test_sessions_and_bounds(model, engine):
     prompt = chat(model, ASK)
     with model.session(context=512, n_out=16, threads=1) as s:
-        said = [
+        output = [
             s.run(prompt, max_tokens=32, seed=3, temperature=t, speculate=k)
             for t in (0, 0.7)
             for k in (-1, 0, 2)
         ]
         assert (
-            len({str(r["tokens"]) for r in said[:3]}) == 1
-            and len({str(r["tokens"]) for r in said[3:]}) == 1
+            len({str(r["tokens"]) for r in output[:3]}) == 1
+            and len({str(r["tokens"]) for r in output[3:]}) == 1
         )
         # the last positions of a context, and prompts of one and two tokens
         for n in (1, 2, 512 - len(prompt) + 1):
@@ -131,11 +131,11 @@ def test_a_draft_model(model, engine):
     prompt = chat(model, "Tell a story.")
     with model.engine(context=512, seqs=4, chunk=128, threads=1, draft=model) as own:
         for settings in (dict(), dict(temperature=0.7, seed=1), dict(n=2, temperature=0.5, seed=2)):
-            said = [
+            output = [
                 events(e.submit(prompt, max_tokens=40, n_top=1, speculate=k, **settings))
                 for e, k in ((engine, -1), (own, 0))
             ]
-            assert said[0] == said[1]
+            assert output[0] == output[1]
         s = own.stats()
         assert s["drafts"] > 0 and s["running"] == 0
     with (

@@ -166,9 +166,9 @@ def test_windows_of_one_stage_alone(layers, tmp_path, llmc):
             "--chunk",
             "32",
         )
-        said = json.loads(llmc.out)
-        assert pp > 1 or said["memory"]["kv_saved"] > 0
-        kv.append(sum(r["kv"] for r in said["ranks"]) if pp > 1 else said["memory"]["kv"])
+        output = json.loads(llmc.out)
+        assert pp > 1 or output["memory"]["kv_saved"] > 0
+        kv.append(sum(r["kv"] for r in output["ranks"]) if pp > 1 else output["memory"]["kv"])
     assert np.array_equal(*bits)
     assert kv[0] == kv[1]
 

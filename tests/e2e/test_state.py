@@ -312,8 +312,8 @@ ssm: {layers: all, heads: 64, dim: 64, groups: 1, state: 128, norm_groups: 1}
         return p.stdout.splitlines()
 
     def check(line, n):
-        took, said, snaps = (int(x) for x in line.split(","))
-        assert snaps == 4 * n * state and abs(took - said) <= 0.05 * said, line
+        took, output, snaps = (int(x) for x in line.split(","))
+        assert snaps == 4 * n * state and abs(took - output) <= 0.05 * output, line
 
     both, few = run(16384), run(52)
     check(both[0], 2), check(both[1], 0), check(few[1], 0)
@@ -333,11 +333,11 @@ def test_preempted_requests_resume(model, swap):
     with model.engine(context=128, seqs=4, chunk=32, kv_tokens=6 * 32, swap_bytes=swap) as e:
         for k in range(2):
             r = e.submit(TOK[:40], n=4, **params)
-            said = [[] for _ in range(4)]
+            output = [[] for _ in range(4)]
             for event in r.events():
                 if event.kind != "prompt" and event.token >= 0:
-                    said[event.index].append(event.token)
-            assert said == [want] * 4
+                    output[event.index].append(event.token)
+            assert output == [want] * 4
         stats = e.stats()
         assert stats["preemptions"] > 0
 
@@ -348,36 +348,36 @@ def test_prefixes_end_where_a_state_was_saved(model):
     without a cache."""
     params = dict(max_tokens=40, ignore_eos=True, temperature=0)
 
-    def ask(e, prompt):
+    def send_request(e, prompt):
         events = [x for x in e.submit(prompt, **params).events()]
         return [x.token for x in events if x.token >= 0], events[-1].n_cached
 
     with model.engine(context=1024, seqs=4, chunk=64, no_prefix_cache=True) as e:
 
         def alone(p):
-            return ask(e, p)[0]
+            return send_request(e, p)[0]
 
         with model.engine(context=1024, seqs=4, chunk=64) as c:
             first, second = TOK[:100], TOK[50:90]
-            a, found = ask(c, first)
+            a, found = send_request(c, first)
             assert a == alone(first) and found == 0
             # the same prompt: found up to the page boundary before its last token
-            b, found = ask(c, first)
+            b, found = send_request(c, first)
             assert b == a and found == 96
             going_on = (
                 first + a + second
             )  # 140 positions, 139 of them computed: 128 is a page boundary
-            d, found = ask(c, going_on)
+            d, found = send_request(c, going_on)
             assert d == alone(going_on) and found == 128
             other = (
                 first[:70] + second
             )  # 64 positions have the same pages, but no state was saved at their end
-            f, found = ask(c, other)
+            f, found = send_request(c, other)
             assert f == alone(other) and found == 0
-            g, found = ask(c, first + second)  # like withdrawing the last answer
+            g, found = send_request(c, first + second)  # like withdrawing the last answer
             assert g == alone(first + second) and found == 96
             exact = first[:96]
-            h, found = ask(c, exact)  # at least one token is computed
+            h, found = send_request(c, exact)  # at least one token is computed
             assert h == alone(exact) and found <= 64
 
 
@@ -471,11 +471,11 @@ def test_over_ranks(path, tp, pp, order):
             swap_bytes=1 << 24,
             no_prefix_cache=True,
         ) as e:
-            said = [[] for _ in range(4)]
+            output = [[] for _ in range(4)]
             for x in e.submit(TOK[:40], n=4, **params | {"max_tokens": 30}).events():
                 if x.kind != "prompt" and x.token >= 0:
-                    said[x.index].append(x.token)
-            assert all(t == said[0] for t in said) and e.stats()["preemptions"] > 0
+                    output[x.index].append(x.token)
+            assert all(t == output[0] for t in output) and e.stats()["preemptions"] > 0
 
 
 REFUSED = (  # settings, and words of the message

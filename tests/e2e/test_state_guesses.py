@@ -35,9 +35,9 @@ def walk(s, text, vocab, r):
         wrong = [(t + 1) % vocab for t in text[at + right + 1 :][: r.randrange(3)]]
         if again == 0:
             s.mark(q)
-        beside = [(other, [r.randrange(vocab)], 0)] if r.randrange(2) else []
+        neighbour = [(other, [r.randrange(vocab)], 0)] if r.randrange(2) else []
         out = said(
-            s, [*beside, (q, text[at - again : at + 1 + right] + wrong, 1 + right + len(wrong))]
+            s, [*neighbour, (q, text[at - again : at + 1 + right] + wrong, 1 + right + len(wrong))]
         )
         rows.append(out[: 1 + right])
         if wrong:

@@ -138,7 +138,7 @@ def test_pooling_of_sentence_transformers_folders(pooling, pool, modules, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "pooling,modules,said",
+    "pooling,modules,output",
     [
         ({"pooling_mode_max_tokens": True}, None, "pools by the last token"),
         ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, None, "one of them"),
@@ -149,8 +149,8 @@ def test_pooling_of_sentence_transformers_folders(pooling, pool, modules, tmp_pa
         ),
     ],
 )
-def test_modules_after_the_model_are_not_ignored(pooling, modules, said, tmp_path):
-    with pytest.raises(llmc.Error, match=said):
+def test_modules_after_the_model_are_not_ignored(pooling, modules, output, tmp_path):
+    with pytest.raises(llmc.Error, match=output):
         llmc.Model(folder(tmp_path, "qwen3-plain", pooling, modules), device="ref", no_weights=True)
 
 
@@ -169,10 +169,10 @@ def test_text_and_vectors_are_distinguished(tmp_path):
     with llmc.Model(path, device="ref").session(context=32) as s:
         with pytest.raises(llmc.Error, match="head.kind=hidden"):
             s.embed([1, 2], "last")
-    for wrong, said in (
+    for wrong, output in (
         (["pool.kind=mean"], "rows of logits are not pooled"),
         (["head.kind=labels"], "head.labels"),
         (["head.kind=hidden", "parallel.tp=2"], "one rank"),
     ):
-        with pytest.raises(llmc.Error, match=said):
+        with pytest.raises(llmc.Error, match=output):
             llmc.Model(path, device="ref", set=wrong, no_weights=True)

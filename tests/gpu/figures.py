@@ -108,7 +108,7 @@ class Peer:
             to(line)
         to(None)
 
-    def ask(self, request, most):
+    def send_request(self, request, most):
         """Return the rows of a request. On a timeout the process is ended and the rows so far are
         returned."""
         rows, end = [], time.time() + min(most, self.r.left())
@@ -269,7 +269,9 @@ def stage(r):
             if peer:
                 attempt(
                     f"{m}, PyTorch",
-                    lambda: theirs.setdefault(m, []).extend(peer.ask(dict(request, model=m), 90)),
+                    lambda: theirs.setdefault(m, []).extend(
+                        peer.send_request(dict(request, model=m), 90)
+                    ),
                 )
                 attempt(f"{m} again", lambda: our_turn(m), 20)
             if ((r.out["machine"].get("doctor") or {}).get("cublaslt") or {}).get("found"):

@@ -439,7 +439,7 @@ def sums(r, n, env):
     by size as llmc measured them (runtime/cuda/comm_algorithm.h)."""
     model = os.path.join(r.tmp, "sums.yaml")
     Path(model).write_text(SUMS)
-    told, us = {}, {}
+    tokens, us = {}, {}
     for way in ("auto",) if r.small else ("one-shot", "two-shot", "always", "auto"):
         cache = os.path.join(r.tmp, f"cache-{n}-{way}")
         own = (
@@ -471,7 +471,7 @@ def sums(r, n, env):
         )
         if rc and "libnccl" not in err:
             raise Failed(err.strip()[-1500:])
-        told[way] = json.loads(out)["tokens"] if not rc else "no NCCL"
+        tokens[way] = json.loads(out)["tokens"] if not rc else "no NCCL"
         for path in glob.glob(cache + "/nccl/*"):
             f = struct.unpack("48f", Path(path).read_bytes()[:192])
             us = {
@@ -483,8 +483,8 @@ def sums(r, n, env):
                 for i in range(10)
                 if f[i] > 0
             }
-    if any(t not in (told.get("one-shot", t), "no NCCL") for t in told.values()):
-        raise Failed(f"tokens differ between algorithms: {told}")
+    if any(t not in (tokens.get("one-shot", t), "no NCCL") for t in tokens.values()):
+        raise Failed(f"tokens differ between algorithms: {tokens}")
     return us
 
 

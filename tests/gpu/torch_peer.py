@@ -300,7 +300,7 @@ def replay(fn):
     return graph.replay, True
 
 
-def say(**row):
+def emit(**row):
     print(json.dumps(row), flush=True)
 
 
@@ -309,14 +309,14 @@ def decode(m, name, batch, depth):
     tok = torch.zeros(batch, 1, dtype=torch.long, device=DEV)
     pos = torch.full((1,), depth + 64, dtype=torch.long, device=DEV)
     step, graph = replay(lambda: tok.copy_(m.forward(tok, pos).argmax(-1)))
-    say(model=name, test="tg", batch=batch, depth=depth, graph=graph, **timed(step, 20))
+    emit(model=name, test="tg", batch=batch, depth=depth, graph=graph, **timed(step, 20))
 
 
 def prefill(m, name, n):
     m.cache(1, n)
     tok, pos = torch.zeros(1, n, dtype=torch.long, device=DEV), torch.arange(n, device=DEV)
     step, graph = replay(lambda: m.forward(tok, pos))
-    say(model=name, test="pp", tokens=n, graph=graph, **timed(step, 5))
+    emit(model=name, test="pp", tokens=n, graph=graph, **timed(step, 5))
     del step
     x = {
         w: torch.randn(n, w, device=DEV, dtype=torch.bfloat16)
@@ -324,11 +324,11 @@ def prefill(m, name, n):
         | {w.shape[1] for L in m.layers for w in L.attention.matrices() + L.ffn.matrices()}
     }
     step, graph = replay(lambda: m.gemms(x))
-    say(model=name, test="gemms", tokens=n, graph=graph, **timed(step, 5))
+    emit(model=name, test="gemms", tokens=n, graph=graph, **timed(step, 5))
     del step
     for w in m.layers[0].attention.matrices() + m.layers[0].ffn.matrices():
         t = timed(lambda: F.linear(x[w.shape[1]], w), 10)
-        say(
+        emit(
             model=name,
             test="gemm",
             m=n,
@@ -349,14 +349,14 @@ def answer(req):
         try:
             what(m, name, *args)
         except Exception as e:  # later models may work
-            say(model=name, test=what.__name__, args=args, error=f"{type(e).__name__}: {e}"[:400])
+            emit(model=name, test=what.__name__, args=args, error=f"{type(e).__name__}: {e}"[:400])
         m.forget()
         if DEV == "cuda":
             torch.cuda.empty_cache()
     del m
     if DEV == "cuda":
         torch.cuda.empty_cache()
-    say(done=name)
+    emit(done=name)
 
 
 if __name__ == "__main__":
@@ -364,6 +364,6 @@ if __name__ == "__main__":
     a.add_argument("--cpu", action="store_true")
     if a.parse_args().cpu:
         DEV = "cpu"
-    say(torch=torch.__version__, device="cpu" if DEV == "cpu" else torch.cuda.get_device_name(0))
+    emit(torch=torch.__version__, device="cpu" if DEV == "cpu" else torch.cuda.get_device_name(0))
     for line in sys.stdin:
         answer(json.loads(line))
