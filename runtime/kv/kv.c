@@ -111,7 +111,7 @@ here_over(void *user, uint32_t number)
 	return true;
 }
 
-/* Where copies are done when they are asked for */
+/* Memory on the host: copies finish before the call returns. */
 static const KvMem here_memory = { .alloc = here_alloc,
 	                           .free = here_free,
 	                           .copy = here_copy,
@@ -190,7 +190,7 @@ kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t n_wi
 void
 kv_release(Kv *kv)
 {
-	host_release(kv); /* copies under way end before the pages go */
+	host_release(kv); /* pending copies end before the pages are freed */
 	for (int i = 0; kv->base && i < kv->plan->n_pool; i++)
 		if (kv->base[i])
 			kv->mem.free(kv->mem.user, kv->base[i], kv->pool_bytes[i]);
@@ -226,7 +226,7 @@ kv_layer(const Kv *kv, int pool, int layer_slot)
 	       exact;
 }
 
-/* A page, in every layer of every pool */
+/* Copy a page in every layer of every pool. */
 static void
 page_clear(Kv *kv, int32_t a)
 {
@@ -277,13 +277,13 @@ kv_page_alloc(Kv *kv)
 {
 	int32_t page = kv->n_stack ? kv->free_page[--kv->n_stack] : prefix_evict(kv);
 
-	window_drop(kv, page); /* of a page of the prefix cache */
+	window_drop(kv, page); /* an evicted page may have one */
 	kv->n_free--;
 	kv->refs[page] = 1;
 	return page;
 }
 
-/* For steps to write */
+/* Allocate a page that a step will write. */
 static int32_t
 page_alloc_step(Kv *kv)
 {
@@ -325,7 +325,7 @@ kv_seq_new(Kv *kv)
 	return -1;
 }
 
-/* The state of sequence q in the n-th of all layers that have one; NULL: there are fewer */
+/* State of sequence q in the n-th layer that has one; NULL if there are fewer such layers */
 char *
 kv_state_at(const Kv *kv, int n, int32_t q, size_t *bytes)
 {
@@ -429,7 +429,8 @@ kv_seq_trim(Kv *kv, int32_t q, int32_t len)
 	s->len = len;
 	window_trim(kv, s);
 	if (s->n_kept > len / PLAN_KV_PAGE)
-		s->n_kept = 0; /* told again from the first page on */
+		/* the prefix cache is given its tokens again from the first page on */
+		s->n_kept = 0;
 }
 
 void
@@ -457,7 +458,7 @@ kv_pages_needed(Kv *kv, const int32_t *q, const int32_t *add, size_t n)
 		const KvSeq *s = &kv->seq[q[i]];
 		int64_t len = (int64_t)s->len + add[i];
 		need += (len + PLAN_KV_PAGE - 1) / PLAN_KV_PAGE - s->n_page;
-		/* the last of several that leave a shared page may write into it */
+		/* the last sequence to leave a shared page may write into it */
 		if (writes_shared(kv, s)) {
 			kv->drops[s->page[s->n_page - 1]]++;
 			need++;
@@ -471,8 +472,8 @@ kv_pages_needed(Kv *kv, const int32_t *q, const int32_t *add, size_t n)
 	return need;
 }
 
-/* A window page for a page that will be written: a copy that still reads it, or writes it, has
- * ended. Has it held positions of somebody else? */
+/* Give a page that will be written a window page. Copies that still read or write that window page
+ * have ended by then. Returns whether it has held positions of another sequence. */
 static bool
 give_window(Kv *kv, int32_t page)
 {
@@ -502,12 +503,12 @@ kv_extend(Kv *kv, int32_t q, int32_t add)
 	} else if (s->len % PLAN_KV_PAGE != 0 && kv->cached) {
 		prefix_forget(
 		    kv,
-		    s->page[s->n_page - 1]); /* trimmed to its middle: its end will be another */
+		    s->page[s->n_page - 1]); /* trimmed inside this page: its content will change */
 	}
 	while (s->n_page < want) {
 		int32_t page = page_alloc_step(kv);
-		/* a kernel may read beyond the last position and mask it: no NaN of a former owner
-		 * there */
+		/* a kernel may read beyond the last position and mask it: no NaN of a previous
+		 * owner may be left */
 		if (give_window(kv, page) || kv->stale[page])
 			page_assign(kv, page, -1);
 		kv->stale[page] = true;
@@ -526,10 +527,11 @@ kv_advance(Kv *kv, int32_t q, int32_t add)
 	window_grown(kv, s);
 }
 
-/* Run fn over the pieces of pages, as they follow each other in a saved sequence. */
+/* Handles one segment of a page: `at` on the device, `host` in host memory. */
 typedef void segment_fn(Kv *kv, char *at, char *host, size_t bytes);
 
-/* Pages [from, to) lack their window pages. */
+/* Call fn for each segment of the pages, in the order of a saved sequence; pages [from, to) have no
+ * window pages. */
 static void
 for_each_segment(Kv *kv, const int32_t *page, int32_t n_page, int32_t from, int32_t to, char *host,
                  segment_fn *fn)
@@ -602,7 +604,7 @@ kv_seq_reserve(Kv *kv, int32_t q, int32_t len, int32_t behind)
 	while (s->n_page < kv_seq_pages(len)) {
 		int32_t page = s->page[s->n_page] = page_alloc_step(kv);
 		kv->stale[page] = true;
-		if (s->n_page < behind) /* of an empty sequence */
+		if (s->n_page < behind) /* the sequence was empty */
 			s->n_windowless = s->n_page + 1;
 		if (window_sees(kv, s, s->n_page++)) {
 			give_window(kv, page);

@@ -26,12 +26,12 @@ typedef struct PageFileHeader {
 	char magic[8];
 	char key[64];
 	int32_t tok[PLAN_KV_PAGE];
-	uint64_t bytes, sum; /* of the values */
-	uint64_t head_sum;   /* of the fields above */
+	uint64_t bytes, sum; /* size and checksum of the values */
+	uint64_t head_sum;   /* checksum of the fields above */
 } PageFileHeader;
 _Static_assert(sizeof(PageFileHeader) == 8 + 64 + 4 * PLAN_KV_PAGE + 24, "a head has no holes");
 
-/* A page that waits to be written, with its values behind it */
+/* A page in the queue of the writer thread, followed by its values */
 typedef struct PendingWrite {
 	struct PendingWrite *next;
 	PageFileHeader head;
@@ -46,15 +46,15 @@ struct KvDisk {
 	void *log_user;
 	pthread_t thread;
 	bool has_thread;
-	uint32_t n_made;    /* names of temporary files; the thread's */
-	int64_t used;       /* bytes of files; the thread's */
-	int64_t since;      /* of them written since all were counted; the thread's */
-	double pause_until; /* after a failed write; the thread's */
-	bool told;          /* that the disk does not take files; the thread's */
+	uint32_t n_made; /* temporary files named so far; writer thread only */
+	int64_t used;    /* bytes of files; writer thread only */
+	int64_t since;   /* bytes written since all files were last counted; writer thread only */
+	double pause_until; /* no writes before this time, after a failed one; writer thread only */
+	bool told;          /* the failure has been logged; writer thread only */
 	pthread_mutex_t lock;
 	pthread_cond_t work, idle;
-	/* lock */
-	PendingWrite *first, *last; /* the first is being written */
+	/* protected by `lock` */
+	PendingWrite *first, *last; /* `first` is being written */
 	int64_t waiting_bytes;
 	bool stop;
 	KvDiskCounts counts;
@@ -127,7 +127,7 @@ read_whole(int fd, void *to, size_t n)
 	return true;
 }
 
-/* Not yet a file */
+/* Is the page still in the queue? */
 static bool
 take_pending(KvDisk *d, const KvKey *key, void *bytes)
 {
@@ -155,8 +155,9 @@ kv_disk_load(KvDisk *d, const KvKey *key, const int32_t tok[PLAN_KV_PAGE], void 
 	if (fd < 0) {
 		if (take_pending(d, key, bytes))
 			return true;
-		fd = open(path, how); /* a page waits until it is there: it may have come between
-		                         the two looks */
+		/* a queued page stays there until its file exists: it may have been written between
+		 * the two lookups */
+		fd = open(path, how);
 	}
 	if (fd < 0)
 		return false;
@@ -166,7 +167,7 @@ kv_disk_load(KvDisk *d, const KvKey *key, const int32_t tok[PLAN_KV_PAGE], void 
 	          memcmp(h.key, key->hex, 64) == 0 && memcmp(h.tok, tok, sizeof h.tok) == 0 &&
 	          h.bytes == d->page_bytes && read_whole(fd, bytes, d->page_bytes) &&
 	          h.sum == sum64(bytes, d->page_bytes, 1);
-	if (ok) /* used now */
+	if (ok) /* marks the file as used now */
 		futimens(fd, NULL);
 	close(fd);
 	if (!ok)
@@ -196,9 +197,9 @@ by_use(const void *a, const void *b)
 	return (x->used.tv_nsec > y->used.tv_nsec) - (x->used.tv_nsec < y->used.tv_nsec);
 }
 
-/* Count the files, ours and those of others that share the folder; beyond the limit the least
- * recently used go, a tenth more than must, and what somebody has left half written goes when it is
- * old. */
+/* Count all files of the folder, including those of other processes that share it. Above the limit,
+ * delete the least recently used until a tenth of the limit is free. Old temporary files are
+ * deleted too. */
 static void
 scan_folder(KvDisk *d)
 {
@@ -227,7 +228,7 @@ scan_folder(KvDisk *d)
 			all = more;
 			cap = cap ? 2 * cap : 256;
 		}
-		memcpy(all[n].name, e->d_name, len + 1); /* 67 bytes, as was asked */
+		memcpy(all[n].name, e->d_name, len + 1); /* 67 bytes, checked above */
 		all[n].bytes = st.st_size;
 		all[n++].used = st.st_mtim;
 		sum += st.st_size;
@@ -270,17 +271,18 @@ write_page(KvDisk *d, const PendingWrite *w)
 	char path[4200], made[4200];
 
 	path_of(d, w->head.key, path, sizeof path);
-	if (access(path, F_OK) == 0) /* somebody else's, who shares the folder */
+	if (access(path, F_OK) == 0) /* another process that shares the folder has written it */
 		return true;
 	int fd;
-	do { /* a name may be taken: a process of the same number has left it behind, or runs in
-		another container over the same folder */
+	/* The name may exist: left by an earlier process with the same pid, or used in another
+	 * container on the same folder. */
+	do {
 		snprintf(made, sizeof made, "%s/.made-%ld-%u", d->dir, (long)getpid(), d->n_made++);
 		fd = open(made, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
 	} while (fd < 0 && errno == EEXIST);
 	if (fd < 0)
 		return false;
-	/* not synced: what a crash leaves incomplete has the wrong sum, and is no loss */
+	/* No fsync: a file that a crash leaves incomplete fails its checksum and costs nothing. */
 	bool ok =
 	    write_whole(fd, &w->head, sizeof w->head) && write_whole(fd, w->values, d->page_bytes);
 	int error = errno;
@@ -328,7 +330,7 @@ write_pages(void *user)
 			d->told = false;
 		}
 		if (d->used > d->max_bytes ||
-		    d->since > d->max_bytes / 16) /* others write as well */
+		    d->since > d->max_bytes / 16) /* other processes write too */
 			scan_folder(d);
 		pthread_mutex_lock(&d->lock);
 		d->counts.written += ok;
@@ -447,7 +449,7 @@ kv_disk_open(const char *dir, int64_t max_bytes, const char *root, size_t page_b
 	d->page_bytes = page_bytes;
 	d->log = log;
 	d->log_user = log_user;
-	sigfillset(&all); /* signals are the program's */
+	sigfillset(&all); /* signals are handled by the program's own threads */
 	pthread_sigmask(SIG_SETMASK, &all, &was);
 	d->has_thread = d->dir && d->root && pthread_create(&d->thread, NULL, write_pages, d) == 0;
 	pthread_sigmask(SIG_SETMASK, &was, NULL);

@@ -1,13 +1,13 @@
-/* Pages of the prefix cache as files, found again by the next server on the same folder, and by
+/* Pages of the prefix cache as files. A later server on the same folder finds them again, and so do
  * others that share it.
  *
- * A page is known by a key: the SHA-256 of the key of the page before it and its tokens; the first
- * by a root, which names what the values depend on (checkpoint, plan, target, turns). A file holds
- * key, tokens and sums, and is taken only when all of them are right; one that is wrong is deleted.
- * Files are written behind the engine's back by a thread and renamed when whole; what the disk
- * cannot keep up with is not written. A full or broken disk is said once and tried again later;
- * nothing fails by it. The folder is ours alone: pages hold what people have written. When the
- * files are larger than the limit, those that were not used for longest go. */
+ * A page is identified by a key: the SHA-256 of the previous page's key and the page's tokens. The
+ * first key is a root, which names what the values depend on (checkpoint, plan, target, rotation).
+ * A file holds key, tokens and checksums and is used only when all of them match; a damaged file is
+ * deleted. A thread writes files and renames them when complete; pages that the disk is too slow
+ * for are dropped. A full or broken disk is logged once and tried again later; no request fails
+ * because of it. The folder must belong to this user alone, because pages contain what people have
+ * written. When the files exceed the limit, the least recently used are deleted. */
 #ifndef LLMC_RUNTIME_KV_KV_DISK_H
 #define LLMC_RUNTIME_KV_KV_DISK_H
 
@@ -22,27 +22,26 @@ typedef struct KvDiskCounts {
 	uint64_t read, written, wrong, dropped;
 } KvDiskCounts; /* pages */
 
-/* root: see above. page_bytes: of a page's values. E_IO, E_INPUT: the folder cannot be made or is
- * not ours alone. */
+/* root: see above. page_bytes: of a page's values. E_IO, E_INPUT: the folder cannot be created, or
+ * other users have access. */
 llmc_status kv_disk_open(const char *dir, int64_t max_bytes, const char *root, size_t page_bytes,
                          llmc_log_fn log, void *log_user, KvDisk **out, llmc_error *err);
-/* What waits is written first. NULL is fine. */
+/* Writes what is queued first. NULL is fine. */
 void kv_disk_close(KvDisk *d);
 
-/* The key before a sequence's first page; turns: what else its values depend on. Then page by page.
- * One thread. */
+/* The key before a sequence's first page; turns: whatever else its values depend on. kv_disk_next
+ * gives the keys of its pages. One thread. */
 KvKey kv_disk_root(const KvDisk *d, int64_t turns);
 void kv_disk_next(KvKey *key, const int32_t tok[PLAN_KV_PAGE]);
-/* The page's values into bytes [page_bytes]; false: it is not there. Takes what waits to be written
- * as well. */
+/* Read the page's values into bytes [page_bytes]; false: not found. Also finds queued pages. */
 bool kv_disk_load(KvDisk *d, const KvKey *key, const int32_t tok[PLAN_KV_PAGE], void *bytes);
-/* Is there neither a file nor one on its way, and room for it? */
+/* Should the page be saved? False if it has a file, is queued, or the queue is full. */
 bool kv_disk_wants(KvDisk *d, const KvKey *key);
-/* Memory of a page for kv_disk_save, which takes it over; NULL: out of memory. */
+/* Memory of a page for kv_disk_save, which takes ownership; NULL: out of memory. */
 void *kv_disk_page(KvDisk *d);
 void kv_disk_drop(void *page);
 void kv_disk_save(KvDisk *d, const KvKey *key, const int32_t tok[PLAN_KV_PAGE], void *page);
-/* Wait until all that was saved is written or given up. */
+/* Wait until everything queued is written or dropped. */
 void kv_disk_flush(KvDisk *d);
 KvDiskCounts kv_disk_counts(KvDisk *d);
 

@@ -1,9 +1,9 @@
-/* Pages of the prefix cache in host memory (kv.h). A page without a holder that has to make room
- * keeps its record, which then names a page of host memory; a few that would be next are copied
- * before they have to go, beside the steps, so that nobody waits for the copy. When a prompt finds
- * such a page it gets a page of the device and is copied back beside the steps that others run
- * meanwhile. What the records say holds as soon as a copy has been asked for: copies run in order,
- * and steps wait for those that they depend on by their numbers (moved, coming). */
+/* Pages of the prefix cache in host memory (kv.h). A page without a holder that is evicted keeps
+ * its record, which then names a page of host memory. The next few candidates are copied in
+ * advance, concurrently with steps, so that eviction does not wait for a copy. When a prompt
+ * matches such a page, it gets a device page and is copied back while other sequences run. A record
+ * is valid as soon as its copy has been queued: copies run in order, and a step waits for the copy
+ * groups that it depends on (`moved`, `coming`). */
 #include "runtime/kv/prefix_cache.h"
 #include "runtime/kv/kv_window.h"
 
@@ -62,16 +62,16 @@ kv_host_used(const Kv *kv)
 	return kv->host.n - kv->host.n_free;
 }
 
-/* ---- copies ---- */
+/* Is group a later than group b? Group numbers wrap around. */
 
-/* Is group a later than group b? They are counted round and round. */
+/* Is group a later than group b? Group numbers wrap around. */
 static bool
 later(uint32_t a, uint32_t b)
 {
 	return a - b - 1 < INT32_MAX;
 }
 
-/* A page of the device, piece by piece, each at its place in host memory */
+/* Copy a device page to or from host memory, segment by segment. */
 static void
 copy_page(Kv *kv, int32_t page, int32_t host, bool out)
 {
@@ -119,8 +119,8 @@ host_in(Kv *kv, int32_t page, int32_t from)
 	kv->host.n_in++;
 }
 
-/* May it still run? Numbers that have been there for long come round, and are of no group that
- * does. */
+/* May this group still be running? Old numbers are reused after a wrap-around, and then belong to
+ * no running group. */
 static bool
 runs(const KvHost *h, uint32_t group)
 {
@@ -170,7 +170,7 @@ host_free(Kv *kv, int32_t host)
 	kv->host.free_page[kv->host.n_free++] = host;
 }
 
-/* A free one, else that of the page that was used least recently, which is forgotten */
+/* Return a free host page, or evict the least recently used one. */
 static int32_t
 host_take(Kv *kv)
 {

@@ -1,8 +1,8 @@
-/* Window pages of kv.h. A page that a sequence does not see any more keeps its window page until
- * another page needs one: the least recently needed goes. So a prompt that begins alike still finds
- * the last window of those before it, and a sequence can be cut back further than KV_MAX_ROLLBACK
- * while nobody needs room. There are always enough: kv_window_pages counts what all sequences see,
- * and the rows of a step. */
+/* Window pages (kv.h). A page that has left a sequence's window keeps its window page until another
+ * page needs one; the least recently needed is taken first. So a prompt with a shared prefix may
+ * still find the last window of earlier prompts, and a sequence may be trimmed by more than
+ * KV_MAX_ROLLBACK while there is free space. There are always enough window pages: kv_window_pages
+ * counts the window of every sequence and the rows of a step. */
 #include "runtime/kv/kv_window.h"
 
 #include <stdlib.h>
@@ -11,8 +11,9 @@
 int64_t
 kv_window_positions(const Plan *p)
 {
-	int64_t keep = p->window; /* the first stage has the books for all, also where no layer of
-	                             its own has a window */
+	/* the first stage keeps the records for all stages, even if none of its own layers has a
+	 * window */
+	int64_t keep = p->window;
 
 	if (p->prompt_whole)
 		return 0;
@@ -27,7 +28,7 @@ kv_window_positions(const Plan *p)
 	return kv_exact_bytes(p, 1) ? INT32_MAX / 2 : 0;
 }
 
-/* First pages of a sequence that hold a sink of some layer */
+/* First pages of a sequence that hold an attention sink of some layer */
 static int32_t
 sink_pages(const Plan *p)
 {
@@ -82,7 +83,7 @@ kv_window_pages(const Plan *p, int64_t n_page, int64_t seqs, int64_t chunk)
 
 	if (!keep)
 		return 0;
-	/* begun pages at both ends, and the copy of one that is shared */
+	/* partly filled pages at both ends, and the copy of one shared page */
 	n = (keep - 1 + KV_MAX_ROLLBACK) / PLAN_KV_PAGE + 3 + sink_pages(p);
 	n = n * (seqs + seqs / 2) + chunk / PLAN_KV_PAGE + 1;
 	return n < n_page ? n : n_page;
@@ -149,7 +150,7 @@ window_drop(Kv *kv, int32_t page)
 	kv->window[page] = -1;
 }
 
-/* A free one, else that of the page that was needed least recently and is not now */
+/* Return a free window page, or the least recently needed one that is not needed now. */
 static int32_t
 choose(const Kv *kv)
 {

@@ -1,16 +1,16 @@
-/* The prefix cache of kv.h: pages in a hash table by (page before, own tokens), those without a
- * holder also in a list by age. A sequence lets go of its last page first, so that what follows a
- * page is older than the page itself and goes first; a page whose predecessor is gone all the same
- * is never found again and ages out. */
+/* The prefix cache (kv.h). Pages are in a hash table by (previous page, own tokens); pages without
+ * a holder are also in an LRU list. A sequence releases its last page first, so every page is older
+ * in the list than its predecessor and is evicted before it. A page whose predecessor is gone is
+ * never found again and ages out. */
 #include "runtime/kv/prefix_cache.h"
 #include "runtime/kv/kv_window.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- snapshots of states ---- */
+/* Allocate n states of sequences, one array per pool. */
 
-/* Memory for n states of sequences, an array for each pool */
+/* Allocate n states of sequences, one array per pool. */
 static void
 states_free(Kv *kv, char **base, int32_t n)
 {
@@ -110,11 +110,11 @@ kv_marks_open(Kv *kv, int32_t n, llmc_error *err)
 	kv->marked = calloc((size_t)n, sizeof *kv->marked);
 	kv->mark_base = calloc((size_t)p->n_pool + 1, sizeof *kv->mark_base);
 	if (!kv->marked || !kv->mark_base || !states_alloc(kv, kv->mark_base, n))
-		return error_set(
-		    err, LLMC_E_MEMORY,
-		    "out of memory: tokens are guessed ahead, for which states of %d sequences are "
-		    "kept, %lld MB; without guesses (--speculate 0) none are",
-		    n, (long long)(kv_state_bytes(p, n) >> 20));
+		return error_set(err, LLMC_E_MEMORY,
+		                 "out of memory: draft tokens need a second copy of the recurrent "
+		                 "states of %d sequences, "
+		                 "%lld MB; --speculate 0 turns them off",
+		                 n, (long long)(kv_state_bytes(p, n) >> 20));
 	return LLMC_OK;
 }
 
@@ -151,7 +151,7 @@ snapshot_drop(Kv *kv, int32_t snapshot)
 	kv->snapshot[snapshot].page = kv->snapshot[snapshot].seq = -1;
 }
 
-/* The one of this sequence that moves, else a free one, else the least recently used */
+/* Return this sequence's moving snapshot, else a free one, else the least recently used. */
 static int32_t
 snapshot_choose(const Kv *kv, int32_t q, bool prompt)
 {
@@ -170,7 +170,7 @@ snapshot_choose(const Kv *kv, int32_t q, bool prompt)
 	return best;
 }
 
-/* A sequence stands behind this page of the cache. */
+/* Take the snapshot of a sequence that ends at a page of the cache. */
 static void
 snapshot_save(Kv *kv, int32_t q, int32_t page, bool prompt)
 {
@@ -184,7 +184,7 @@ snapshot_save(Kv *kv, int32_t q, int32_t page, bool prompt)
 	kv->cached[page].snapshot = i + 1;
 }
 
-/* A new sequence goes on behind its last page, which has one. */
+/* Restore the snapshot of the last page of a new sequence. */
 static void
 snapshot_restore(Kv *kv, int32_t q)
 {
@@ -194,7 +194,7 @@ snapshot_restore(Kv *kv, int32_t q)
 		return;
 	int32_t i = kv->cached[s->page[s->n_page - 1]].snapshot - 1;
 	kv->snapshot[i].used = ++kv->n_used;
-	kv->snapshot[i].seq = -1; /* it is wanted here again */
+	kv->snapshot[i].seq = -1; /* the page needs it: it no longer moves */
 	kv_apply(kv, KV_RESTORE, q, i);
 }
 
@@ -259,7 +259,7 @@ look_up(const Kv *kv, int64_t parent, const int32_t *tok)
 	return page;
 }
 
-/* Out of the list of those without a holder, or of those in host memory */
+/* Remove a page from the list of pages without a holder, or of pages in host memory. */
 void
 prefix_unlist(Kv *kv, int32_t page)
 {
@@ -304,7 +304,7 @@ prefix_forget(Kv *kv, int32_t page)
 		snapshot_drop(kv, c->snapshot - 1);
 }
 
-/* What page `from` is known as, in none of the lists, becomes page `to`'s, which is not known. */
+/* Move the cache record of page `from`, which is in no list, to page `to`, which has none. */
 static void
 rename_page(Kv *kv, int32_t to, int32_t from)
 {
@@ -336,8 +336,8 @@ prefix_evict(Kv *kv)
 	return page;
 }
 
-/* How many of the pages of a new sequence it can go on behind: there must be a snapshot where
- * states are kept, and what windowed layers see */
+/* Number of a new sequence's cached pages that it can continue from: models with recurrent states
+ * need a snapshot there, windowed layers need their window pages. */
 static int32_t
 deepest(const Kv *kv, const KvSeq *s)
 {
@@ -350,8 +350,8 @@ deepest(const Kv *kv, const KvSeq *s)
 	return n;
 }
 
-/* A cached page becomes one of a sequence. In host memory it is in no list until it is somewhere
- * else. */
+/* Give a cached page to a sequence. A page in host memory is in no list until it has a device
+ * page. */
 static void
 page_ref(Kv *kv, int32_t page)
 {
@@ -364,7 +364,7 @@ page_ref(Kv *kv, int32_t page)
 	}
 }
 
-/* Pages that page_ref has given a new sequence, behind its first n, go back. */
+/* Release the pages that page_ref has given a new sequence, except its first n. */
 static void
 unref_pages_after(Kv *kv, KvSeq *s, int32_t n)
 {
@@ -378,8 +378,8 @@ unref_pages_after(Kv *kv, KvSeq *s, int32_t n)
 	}
 }
 
-/* Those of a new sequence's pages that are in host memory become pages of the device, as many as
- * there is room for and as it can go on behind. */
+/* Bring pages of a new sequence from host memory to the device: as many as there is room for and as
+ * the sequence can continue from. */
 static void
 swap_in_pages(Kv *kv, KvSeq *s)
 {
@@ -401,8 +401,8 @@ swap_in_pages(Kv *kv, KvSeq *s)
 	}
 }
 
-/* Its window pages that were copied with them find room before those that it has may lose theirs;
- * then the copies. */
+/* Allocate window pages for those that were copied with one, before existing ones may be evicted;
+ * then start the copies. */
 static void
 fetch(Kv *kv, KvSeq *s)
 {
@@ -455,7 +455,7 @@ kv_prefix_find(Kv *kv, int32_t q, int64_t root, const int32_t *tok, int32_t n_to
 		fetch(kv, s);
 		s->coming = host_last(kv, s->page, s->n_page);
 	}
-	s->n_windowless = kv->window ? s->n_page : 0; /* none is needed yet, but for sinks */
+	s->n_windowless = kv->window ? s->n_page : 0; /* none is needed yet, except for sinks */
 	for (int32_t i = 0; i < s->n_page && i < kv->sinks; i++)
 		window_pin(kv, s->page[i]);
 	kv_seq_trim(kv, q, deepest(kv, s) * PLAN_KV_PAGE);
@@ -467,8 +467,8 @@ kv_prefix_find(Kv *kv, int32_t q, int64_t root, const int32_t *tok, int32_t n_to
 	return s->len;
 }
 
-/* What a page is known as becomes another page's of the same content, which has its window page, or
- * is not in host memory. */
+/* Move the cache record of a page to another page with the same content that has a window page or
+ * is on the device. */
 static void
 record_move(Kv *kv, int32_t to, int32_t from)
 {
@@ -483,8 +483,8 @@ record_move(Kv *kv, int32_t to, int32_t from)
 	rename_page(kv, to, from);
 }
 
-/* The page of the cache that holds what page n_kept of the sequence holds: its own, or another one
- * with the same content, which stays */
+/* Return the cached page with the content of page n_kept of the sequence: its own page, or an older
+ * one with the same content, which stays. */
 static int32_t
 page_known(Kv *kv, const KvSeq *s, const int32_t *own)
 {
@@ -499,7 +499,7 @@ page_known(Kv *kv, const KvSeq *s, const int32_t *own)
 		return page;
 	page = mine;
 	KvCachedPage *c = &kv->cached[page];
-	if (c->serial) /* known as the successor of a page that is gone */
+	if (c->serial) /* its record names a predecessor that is gone */
 		return page;
 	int32_t *at = bucket_of(kv, s->prefix_parent, own);
 	*c = (KvCachedPage){ .serial = ++kv->last_serial, .parent = s->prefix_parent, .next = *at };
@@ -511,7 +511,8 @@ void
 kv_prefix_keep(Kv *kv, int32_t q, int64_t root, const int32_t *tok)
 {
 	KvSeq *s = &kv->seq[q];
-	bool prompt = s->len - s->prefix_len > 1 && !s->mark; /* behind a mark there were guesses */
+	/* after a mark the rows were draft tokens */
+	bool prompt = s->len - s->prefix_len > 1 && !s->mark;
 
 	if (!kv->cached)
 		return;
@@ -554,8 +555,7 @@ kv_check(const Kv *kv)
 	for (int32_t i = 0; kv->window && i < kv->n_page; i++)
 		if ((kv->needs[i] > 0 && kv->window[i] < 0) || kv->needs[i] > kv->refs[i] ||
 		    (kv->window[i] >= 0 && kv->owner[kv->window[i]] != i))
-			wrong =
-			    "a page's window page is not its own, or needed by nobody who holds it";
+			wrong = "a page's window page is not its own, or not needed by any holder";
 	for (int32_t i = 0; i < kv->n_stack; i++)
 		if (held[kv->free_page[i]]++)
 			wrong = "a free page is held, or free twice";
@@ -565,7 +565,7 @@ kv_check(const Kv *kv)
 	for (int32_t i = 0; i < kv->n_page; i++) {
 		n_free += kv->refs[i] == 0;
 		if (held[i] != (kv->refs[i] ? kv->refs[i] : 1))
-			wrong = "a page is held by others than its count says";
+			wrong = "a page's count differs from its number of holders";
 		if (kv->cached && kv->cached[i].serial && kv->refs[i] == 0 &&
 		    look_up(kv, kv->cached[i].parent, kv->cached[i].tok) < 0)
 			wrong = "a cached page cannot be found";
