@@ -1,7 +1,6 @@
-/* What a GGUF says of a model that lies in a Hugging Face folder: keys, tensors, and which rows of
- * the folder each of them has. A family's `gguf` part is read backwards for it, and what comes of
- * that is read forwards again by import: it must describe the same model, op for op, or it is
- * refused. */
+/* Export of a model in a Hugging Face folder as GGUF: keys, tensors, and the rows of the folder
+ * that each tensor consists of. The family's `gguf` part is applied in reverse. Import then reads
+ * the result back; if it does not describe the same model, op for op, the export is rejected. */
 #ifndef LLMC_COMPILER_IMPORT_EXPORT_H
 #define LLMC_COMPILER_IMPORT_EXPORT_H
 
@@ -9,29 +8,30 @@
 #include "compiler/graph.h"
 
 typedef struct ExportKey {
-	const char *name; /* with the architecture in front */
-	SpecExprVal val;  /* NUM, BOOL, STR, or a LIST of numbers */
-	bool real;        /* numbers are f32, whatever they are; else u32 */
+	const char *name; /* with the architecture as prefix */
+	SpecExprVal val;  /* NUM, BOOL, STR, or LIST of numbers */
+	bool real;        /* write numbers as f32, even integers; else u32 */
 } ExportKey;
 
 typedef struct ExportTensor {
 	const char *name;
 	int n_dims;
-	int64_t dim[4];     /* row-major: the last is contiguous */
-	int64_t rows, cols; /* the same as rows; cols 0: a vector of rows elements */
-	bool f32;           /* in every file, as llama.cpp has it */
-	const float *value; /* [rows] what the folder has no tensor for; NULL: rows of parts */
+	int64_t dim[4];     /* row-major: the last dimension is contiguous */
+	int64_t rows, cols; /* the dimensions as a matrix; a vector has cols 0 */
+	bool f32;           /* stored as f32 whatever the file type, as in llama.cpp */
+	/* [rows] values if the folder has no such tensor; NULL: rows of `part` */
+	const float *value;
 } ExportTensor;
 
-/* Rows of a tensor of the file: those that source `source` of `as` takes of it when it is read are
- * rows first .. of `from`, in order. */
+/* Rows of a tensor of the file: the rows that source `source` of `as` reads from it are rows first,
+ * first + 1, ... of `from`. */
 typedef struct ExportPart {
 	int tensor;
 	const PlanTensor *from,
-	    *as; /* one tensor of the model, as the folder and as the file store it */
+	    *as; /* the same tensor of the model, from the folder and from the file */
 	int source;
 	int64_t first;
-	float add; /* to each element: norms that the folder stores less 1 */
+	float add; /* added to each element, for norms that the folder stores minus 1 */
 } ExportPart;
 
 typedef struct Export {
@@ -42,7 +42,8 @@ typedef struct Export {
 	ExportPart *part;
 } Export;
 
-/* path: that the file will have. NULL: why is in d, or *err. In the arena. */
+/* Prepare the export of a folder; `path` is the future name of the file. The result is in the
+ * arena; NULL on failure, with the reason in d or *err. */
 const Export *export_gguf(const char *folder, const char *path, Diag *d, Arena *a, llmc_error *err);
 
 #endif

@@ -1,10 +1,11 @@
-/* A folder's model as a GGUF has it (compiler/import/export.h).
+/* Export of a folder's model as GGUF (compiler/import/export.h).
  *
- * Keys: those that every architecture has, what the family's map names by a plain key, and what its
- * `write` says by an expression over the folder's keys. Then import reads them back; a key of ours
- * that came out different is written too, if the map has a name for it. Tensors: the graph of the
- * description with the names of GGUF files, whose sources say where rows lie there. Last, the graph
- * that was read back is held against the folder's. */
+ * Keys: those of every architecture, those that the family's map names by a plain key, and those of
+ * its `write` part, which are expressions over the folder's keys. Import then reads them back. If
+ * the value of a key differs, it is written too, provided that the map has a name for it.
+ *
+ * Tensors: the graph of the description with GGUF names, whose sources are positions in the file.
+ * At the end the graph that was read back is compared with the folder's. */
 #include "compiler/import/export.h"
 
 #include <math.h>
@@ -14,7 +15,7 @@
 
 typedef struct ExportJob {
 	ImportSource *from; /* the folder */
-	Family family;      /* with its gguf part */
+	Family family;      /* family with its gguf part */
 	Diag *d;
 	Arena *a;
 	const char *path;
@@ -25,7 +26,7 @@ typedef struct ExportJob {
 
 /* ---- keys ---- */
 
-/* Numbers of these are f32 in every file. */
+/* Return whether the key is f32 in every file. */
 static bool
 is_real(const char *name)
 {
@@ -67,7 +68,7 @@ str_add(ExportJob *j, const char *name, const char *v)
 	key_add(j, name, (SpecExprVal){ .kind = EXPR_STR, .str = v });
 }
 
-/* A key of the file and nothing around it */
+/* Return whether an expression is a single key of the file. */
 static bool
 is_plain(const char *s)
 {
@@ -75,7 +76,7 @@ is_plain(const char *s)
 	       strcmp(s, "null") && strcmp(s, "true") && strcmp(s, "false");
 }
 
-/* The file's key for one of ours; NULL: it has none, or only as a part of something */
+/* Return the file's key for one of ours; NULL: none, or it is only part of an expression. */
 static const char *
 plain_key(const ExportJob *j, SpecKey k)
 {
@@ -90,7 +91,7 @@ plain_key(const ExportJob *j, SpecKey k)
 		const Node *v = n->kind == NODE_LIST ? n->item[i] : n;
 		if (v->kind != NODE_SCALAR || node_is_null(v) || !is_plain(v->text))
 			continue;
-		/* of the two names of an epsilon the one of the norm that is there */
+		/* an epsilon has two names; use that of the norm kind */
 		if (k == K_norm_eps &&
 		    (strstr(v->text, "rms") != NULL) != (j->spec->norm.kind == NORM_RMS))
 			continue;
@@ -119,7 +120,7 @@ write_key(ExportJob *j, SpecKey k)
 	return j->written[k] = true;
 }
 
-/* What `write` of the family's gguf part says */
+/* Add the keys of the gguf part's `write`. */
 static bool
 family_keys(ExportJob *j)
 {
@@ -144,7 +145,7 @@ rope_keys(ExportJob *j)
 	case SCALE_NONE:
 	case SCALE_DYNAMIC:
 	case SCALE_PROPORTIONAL:
-	case SCALE_LLAMA3: /* a tensor of factors */
+	case SCALE_LLAMA3: /* stored as a tensor of factors */
 		break;
 	case SCALE_LINEAR:
 		str_add(j, "rope.scaling.type", "linear");
@@ -154,7 +155,7 @@ rope_keys(ExportJob *j)
 		str_add(j, "rope.scaling.type", "yarn");
 		num_add(j, "rope.scaling.factor", r->factor);
 		num_add(j, "rope.scaling.original_context_length", r->original_positions);
-		if (r->attention_factor > 0) /* on top of yarn's own */
+		if (r->attention_factor > 0) /* multiplied with yarn's own factor */
 			num_add(j, "rope.scaling.attn_factor",
 			        r->attention_factor /
 			            (1 + 0.1 * log(r->factor > 1 ? r->factor : 1)));
@@ -176,7 +177,7 @@ rope_keys(ExportJob *j)
 
 /* ---- tensors ---- */
 
-/* The part of a tensor's name that says its role: "L3.q.bias" -> "q.bias" */
+/* Return the role in a tensor's name: "L3.q.bias" becomes "q.bias". */
 static const char *
 role_of(const char *id)
 {
@@ -204,7 +205,7 @@ tensor_add(ExportJob *j, const PlanTensor *t, const PlanSource *s)
 		return false;
 	if (stack > 1 || strncmp(role, "e_", 2) == 0)
 		n.dim[n.n_dims++] = stack;
-	if (n.n_dims || s->cols == 0 || s->rows > 1) /* a matrix of one row is a vector there */
+	if (n.n_dims || s->cols == 0 || s->rows > 1) /* in GGUF a matrix of one row is a vector */
 		n.dim[n.n_dims++] = s->rows / stack;
 	if (s->cols)
 		n.dim[n.n_dims++] = s->cols;
@@ -230,7 +231,7 @@ made_add(ExportJob *j, const char *name, int n, const double *value)
 	};
 }
 
-/* Wavelengths that are stretched one by one: by what each frequency is divided */
+/* Compute the divisor of each frequency for scalings that treat wavelengths separately. */
 static void
 rope_tensors(ExportJob *j)
 {
@@ -292,7 +293,7 @@ read_back(const ExportJob *j)
 	            : NULL;
 }
 
-/* Keys that say where a model lies, how it is stored and run, not what it computes */
+/* Return whether a key describes location, storage or execution, not the computation. */
 static bool
 is_apart(SpecKey k)
 {
@@ -325,7 +326,8 @@ key_differs(const ExportJob *j, const Spec *back, SpecKey k)
 	return !number_parse(a, &x) || !number_parse(b, &y) || !near(x, y, 1e-6);
 }
 
-/* Attributes of two ops, but for what a norm's weights lack and what a scale's rounding changes */
+/* Compare the attributes of two ops, except those that a norm without weights and a rounded scale
+ * may change. */
 static bool
 ops_agree(const Op *a, const Op *b)
 {
@@ -401,7 +403,7 @@ graphs_agree(const Graph *a, const Graph *b)
 	return same && a->spec->max_positions == b->spec->max_positions;
 }
 
-/* What is to be added to a norm's weights: [tensors of the graph] */
+/* Return what is added to each norm's weights: [tensors of the graph]. */
 static float *
 norms_of(const ExportJob *j, const Graph *a, const Graph *b)
 {
@@ -420,7 +422,7 @@ norms_of(const ExportJob *j, const Graph *a, const Graph *b)
 	return add;
 }
 
-/* ---- all of it ---- */
+/* ---- export ---- */
 
 static const char *
 known_families(const ExportJob *j)
@@ -441,7 +443,7 @@ known_families(const ExportJob *j)
 	return out;
 }
 
-/* general.architecture: what the gguf part says, else what its condition asks for */
+/* Return general.architecture: from the gguf part, or the value that its condition requires. */
 static const char *
 arch_of(const ExportJob *j)
 {
@@ -464,7 +466,7 @@ spec_of(const ExportJob *j, const char *what)
 	                      strlen(yaml), NULL, j->d, j->a);
 }
 
-/* The folder's description with the names of GGUF files */
+/* Make the folder's description with GGUF names. */
 static const Spec *
 renamed(const ExportJob *j)
 {
@@ -501,8 +503,10 @@ has_form(const ExportJob *j)
 	return !what;
 }
 
-/* requires: tensors and first keys
- * effect:   keys that import needs to find the same model; the Spec that it then finds; NULL: errors are in d */
+/* Add the keys that import needs to recognise the same model, and return the Spec that import then
+ * makes. NULL: errors are in d.
+ *
+ *   requires  tensors and the first keys */
 static const Spec *
 complete(ExportJob *j, SpecKey *differs)
 {

@@ -1,4 +1,4 @@
-/* Import from end to end: read, find the family, map, hold against the tensors, write YAML. */
+/* Import: read the checkpoint, find the family, map its keys, check the tensors, write YAML. */
 #include "compiler/import/import.h"
 
 #include <ctype.h>
@@ -9,7 +9,8 @@
 #include "base/file.h"
 #include "formats/flm.h"
 
-/* A name for files and folders: the last part of the path, without the ending of a checkpoint. */
+/* Return a name for files and folders: the last component of the path, without a checkpoint's
+ * extension. */
 static const char *
 model_name(Arena *a, const char *path)
 {
@@ -35,7 +36,8 @@ model_name(Arena *a, const char *path)
 	return name;
 }
 
-/* Import writes what it found, not what family and defaults say anyway. */
+/* Return whether a value must be written, that is, differs from the family's value and the
+ * default. */
 static bool
 goes_without_saying(const ImportSource *s, SpecKey k)
 {
@@ -59,8 +61,7 @@ import_text(const ImportSource *s)
 	                               strcmp(s->format, "gguf") == 0 ? "a GGUF file"
 	                               : flm_name(s->path)            ? "a FastLLM model"
 	                                                              : "a Hugging Face folder");
-	const char *open =
-	    ""; /* the map whose keys are being written, one line each up to its last dot */
+	const char *open = ""; /* prefix of the map being written, up to the last dot */
 
 	for (int k = 0; k < K_COUNT; k++) {
 		const char *path = spec_key[k].path;
@@ -98,8 +99,8 @@ real_path(Arena *a, const char *path)
 	return arena_strdup(a, realpath(path, real) ? real : path);
 }
 
-/* Configurations of small models keep the token ids of large ones: what is no token ends no text.
- */
+/* Remove eos ids beyond the vocabulary: configurations of small models often keep the ids of large
+ * ones. */
 static void
 drop_foreign_tokens(ImportSource *s, SpecKey k)
 {

@@ -1,6 +1,5 @@
-/* The description against the checkpoint's tensors: which prefix its names have, whether each
- * tensor that the description needs is there with the right shape, which tensors nobody asked for,
- * and which types are stored where. */
+/* Compare the description with the checkpoint's tensors: the prefix of their names, the presence
+ * and shape of each needed tensor, unused tensors, and the storage types per role and layer. */
 #include "compiler/import/import.h"
 
 #include <math.h>
@@ -16,8 +15,7 @@ typedef struct ImportCheck {
 	ImportSource *s;
 	const Spec *spec;
 	int n_missing;
-	/* one entry for each role: how it is stored by layer, [n_layers + 1], the last outside the
-	 * layers */
+	/* per role: storage by layer, [n_layers + 1], the last entry for outside the layers */
 	size_t n_role, cap_role;
 	struct Stored {
 		const char *role;
@@ -25,7 +23,7 @@ typedef struct ImportCheck {
 		bool vector;
 		int64_t elems;
 	} *role;
-	/* how columns of a layer's experts lie, [n_layers], of gate and up, of down */
+	/* order of expert columns per layer, [n_layers]; [0] gate and up, [1] down */
 	enum ExpertColumns {
 		EXPERTS_UNSEEN,
 		EXPERTS_PLAIN,
@@ -38,7 +36,7 @@ typedef struct ImportCheck {
 typedef struct StoredForm {
 	Dtype dtype; /* DT_NONE: no such tensor */
 	const SourceTensor *from;
-	const char *order, *factor; /* as in a rule of storage */
+	const char *order, *factor; /* see StorageRule */
 } StoredForm;
 
 /* ---- names and head ---- */
@@ -56,7 +54,7 @@ present(const ImportSource *s, const TensorRule *r)
 	return tensor_of(s, r) != NULL;
 }
 
-/* Is there a tensor whose name ends as that one does, behind nothing or something else? */
+/* Return whether a tensor's name ends with this name, with any or no prefix. */
 static bool
 elsewhere(const ImportSource *s, const char *name)
 {
@@ -73,8 +71,8 @@ elsewhere(const ImportSource *s, const char *name)
 	return false;
 }
 
-/* A head that is stored beside the embedding of a model that is said to be tied, and is another
- * one: trained apart after all. transformers takes it. */
+/* Return whether a checkpoint marked as tied stores a head that differs from the embedding, that
+ * is, was trained separately. transformers then uses it. */
 static bool
 own_head(const ImportSource *s, const TensorRule *embed, const TensorRule *head)
 {
@@ -87,8 +85,8 @@ own_head(const ImportSource *s, const TensorRule *embed, const TensorRule *head)
 	       memcmp(h->data, e->data, (size_t)h->bytes) != 0;
 }
 
-/* Names begin differently when a model was saved alone, as part of a wrapper, or without its head.
- */
+/* Find the prefix of tensor names: it differs if a model was saved alone, inside a wrapper, or
+ * without its head. */
 bool
 import_names(ImportSource *s, const Spec *spec)
 {
@@ -97,12 +95,12 @@ import_names(ImportSource *s, const Spec *spec)
 	static const struct {
 		const char *from, *to;
 	} ways[] = {
-		{ "", "language_model." },             /* wrappers of old */
-		{ "", "thinker." },                    /* beside one that speaks */
-		{ "model.", "model.language_model." }, /* wrappers of today */
+		{ "", "language_model." },             /* older wrappers */
+		{ "", "thinker." },                    /* Omni models with a speech part */
+		{ "model.", "model.language_model." }, /* current wrappers */
 		{ "model.", "language_model." },
-		{ "model.", "model.text_model." }, /* of Idefics and SmolVLM */
-		{ "model.", "" },                  /* the model without its head */
+		{ "model.", "model.text_model." }, /* Idefics and SmolVLM */
+		{ "model.", "" },                  /* base model without a head */
 		{ "", "model." },
 	};
 	const char *prefix = s->family.format && node_get(s->family.format, "prefix")
@@ -127,7 +125,7 @@ import_names(ImportSource *s, const Spec *spec)
 			const char *try = arena_printf(s->a, "%s%s", ways[i].to, name + n);
 			if (!source_tensor(s, arena_printf(s->a, "%s.weight", try)))
 				continue;
-			/* where names have a prefix the head may have none: it moves as well */
+			/* the head may lack the prefix of other names, so its name changes too */
 			if (n || (*prefix && head &&
 			          source_tensor(s, arena_printf(s->a, "%s%s.weight", ways[i].to,
 			                                        head->name))))
@@ -143,12 +141,12 @@ import_names(ImportSource *s, const Spec *spec)
 			changed = true;
 		}
 		if (changed)
-			return true; /* the head's name may have moved too: look at it in the next
-			                round */
+			/* the head's name may have changed too: checked in the next round */
+			return true;
 	}
 	if (!spec->head.tied && spec->head.kind == LLMC_OUTPUT_LOGITS && head &&
 	    !present(s, head) && !elsewhere(s, head->name) && present(s, embed)) {
-		source_set(s, K_tied, "true"); /* a head that is not stored is the embedding */
+		source_set(s, K_tied, "true"); /* no stored head: it is tied to the embedding */
 		return true;
 	}
 	if (spec->head.tied && spec->head.kind == LLMC_OUTPUT_LOGITS && own_head(s, embed, head)) {
@@ -164,8 +162,8 @@ import_names(ImportSource *s, const Spec *spec)
 
 /* ---- what is stored ---- */
 
-/* The first role of the layer whose columns have the same order, or factors: all of them then read
- * one x. */
+/* Return the first role of the layer with the same column order (or factors): these roles share one
+ * permuted x. */
 static const char *
 alike(const ImportCheck *c, const struct Stored *own, int place, const SourceTensor *t, bool order)
 {
@@ -182,7 +180,8 @@ alike(const ImportCheck *c, const struct Stored *own, int place, const SourceTen
 	return own->role;
 }
 
-/* The rule of a role of experts that are tensors of their own, as they are; NULL: they are not */
+/* Return the rule of an expert role if each expert is a separate, untransformed tensor; else
+ * NULL. */
 static const TensorRule *
 expert_rule(const ImportCheck *c, const char *role)
 {
@@ -192,8 +191,9 @@ expert_rule(const ImportCheck *c, const char *role)
 	                                                                                     : NULL;
 }
 
-/* Columns of experts keep their blocks when each is a tensor of its own and gate and up, which read
- * one x, have one order; rows of gate and up take down's. */
+/* Classify the column order of a layer's experts. Blocks can be kept if each expert is a separate
+ * tensor, and gate and up, which share x, have one order. Rows of gate and up follow the order of
+ * down. */
 static enum ExpertColumns
 expert_columns(ImportCheck *c, const char *role, int layer)
 {
@@ -220,7 +220,7 @@ expert_columns(ImportCheck *c, const char *role, int layer)
 			t[i] = source_tensor(
 			    c->s, rule_name_in(c->s->a, s, rule[i], layer, e, ".weight"));
 			if (!t[i])
-				return EXPERTS_PLAIN; /* it is missing, which others say */
+				return EXPERTS_PLAIN; /* a missing tensor is reported elsewhere */
 			any |= t[i]->order || t[i]->factor;
 			good = good && !t[i]->factor && t[i]->dtype != DT_F32;
 		}
@@ -233,7 +233,7 @@ expert_columns(ImportCheck *c, const char *role, int layer)
 	return *is = !any ? EXPERTS_PLAIN : good ? EXPERTS_ORDERED : EXPERTS_MIXED;
 }
 
-/* The vectors that came of the matrix are nobody else's */
+/* Mark the order and factor vectors of a matrix as used. */
 static void
 beside_used(ImportCheck *c, const SourceTensor *t)
 {
@@ -307,8 +307,8 @@ shape_text(Arena *a, const int64_t *dim, int n)
 	return arena_printf(a, "[%s]", out);
 }
 
-/* One tensor: rows of all the roles that it stacks; cols 0: a vector. A stack of matrices (experts,
- * heads) has `units` of them, which is its first dimension where the file keeps it apart. */
+/* Check one tensor with the rows of all roles stacked in it; cols 0: a vector. A stack of matrices
+ * (experts, heads) has `units` of them, possibly as a separate first dimension in the file. */
 static void
 tensor(ImportCheck *c, const TensorRule *r, const char *role, int layer, int expert, int64_t rows,
        int64_t cols, int64_t units, const char *suffix)
@@ -328,8 +328,8 @@ tensor(ImportCheck *c, const TensorRule *r, const char *role, int layer, int exp
 	for (int i = 0; i < t->n_dims; i++)
 		if (__builtin_mul_overflow(have, t->dim[i], &have))
 			have = -1;
-	/* a matrix in plain order has its columns last; vectors may have dimensions of 1 around
-	 * them */
+	/* an untransposed matrix has its columns last; vectors may have additional dimensions of
+	 * 1 */
 	int64_t each = rows / units, width = r->transpose ? each : cols;
 	bool stack = units > 1 && t->n_dims == 3;
 	if (have != want || (cols && last != width && !(rows == 1 && t->n_dims == 1)) ||
@@ -383,7 +383,7 @@ role_named(const Role *role, int n, const char *name)
 	return NULL;
 }
 
-/* All roles of one place (outside the layers, or a layer), each tensor once. */
+/* Check all roles of a layer, or of those outside the layers; each tensor once. */
 static void
 roles(ImportCheck *c, const Role *role, int n, int layer, int n_experts)
 {
@@ -400,7 +400,7 @@ roles(ImportCheck *c, const Role *role, int n, int layer, int n_experts)
 			    c->s->path, s->family, role[i].name);
 			continue;
 		}
-		/* a stack is looked at with its first role, and has the rows of all */
+		/* a stacked tensor is checked at its first role, with the rows of all */
 		for (const char *p = r->role;;) {
 			size_t k = strcspn(p, "+");
 			const Role *part = role_named(role, n, arena_strndup(c->s->a, p, k));
@@ -432,7 +432,7 @@ roles(ImportCheck *c, const Role *role, int n, int layer, int n_experts)
 	}
 }
 
-/* The bias of a vector whose length is another one */
+/* Check the bias of a vector with a different length. */
 static void
 bias_role(ImportCheck *c, const char *role, int layer, int64_t rows)
 {
@@ -458,7 +458,7 @@ layer_roles(ImportCheck *c, int l)
 	bool ab = s->attention.bias, nb = s->norm.bias,
 	     normed = s->norm.kind != NORM_NONE && s->norm.weight;
 	bool in = normed && s->norm.in_layers[l], out = normed && s->norm.out_layers[l];
-	Role role[96]; /* more than all roles that a layer may have */
+	Role role[96]; /* more than the roles of any layer */
 	int n = 0;
 
 	if ((s->norm.attn_in || s->norm.sum) && in && spec_has_block(s, l))
@@ -552,7 +552,7 @@ layer_roles(ImportCheck *c, int l)
 		}
 		ROLE("from_shared", H, H, false);
 	} else if (!spec_attends(s, l)) {
-		/* a scan, or a feed-forward alone */
+		/* neither attention nor delta rule: a scan, or only a feed-forward */
 	} else if (s->attention.kind == ATT_MLA) {
 		if (s->attention.q_rank) {
 			ROLE("q_a", s->attention.q_rank, H, ab);
@@ -710,8 +710,8 @@ outer_roles(ImportCheck *c)
 		ROLE("rope_factors_long", s->rope[0].dims / 2, 0, false);
 		ROLE("rope_factors_short", s->rope[0].dims / 2, 0, false);
 	} else if (s->rope[0].factors_tensor[0]) {
-		/* as long as the longer table's, where windowed layers have their own: the first
-		 * are this one's */
+		/* The tensor has the length of the longer table if windowed layers have their own;
+		 * this table uses its first elements. */
 		const SourceTensor *t = source_tensor(c->s, s->rope[0].factors_tensor[0]);
 		bool longer = t && s->n_rope > 1 && t->n_dims == 1 &&
 		              t->dim[0] == s->rope[1].dims / 2 && s->rope[1].dims > s->rope[0].dims;
@@ -720,10 +720,10 @@ outer_roles(ImportCheck *c)
 	roles(c, role, n, -1, s->streams.count - 1);
 }
 
-/* ---- what is left ---- */
+/* ---- remaining tensors ---- */
 
-/* Does the name come of this pattern for some layer? -1: no; else the layer (0 for patterns without
- * one). */
+/* Return the layer with which the pattern gives this name, 0 for patterns without a layer, or
+ * -1. */
 static long
 layer_of(const char *pattern, const char *name, bool prefix)
 {
@@ -746,8 +746,8 @@ layer_of(const char *pattern, const char *name, bool prefix)
 	return !*name || (prefix && *name == '.') ? layer : -1;
 }
 
-/* A GGUF counts the layers that predict further tokens among its blocks and marks them by tensors
- * of their own; tensors of any other layer behind the last say that block_count is wrong. */
+/* Return whether a GGUF layer is an MTP layer. GGUF counts these in block_count and marks them by
+ * tensors of their own. Tensors of any other layer past the last mean that block_count is wrong. */
 static bool
 predicts(ImportCheck *c, long layer)
 {
@@ -762,7 +762,8 @@ predicts(ImportCheck *c, long layer)
 	return false;
 }
 
-/* Keys and values of a layer that reads those of another: some files hold them all the same. */
+/* Return whether the tensor is a key or value projection of a layer that reads another layer's
+ * cache; some files store them anyway. */
 static bool
 kept_by_others(ImportCheck *c, const char *name)
 {
@@ -778,7 +779,8 @@ kept_by_others(ImportCheck *c, const char *name)
 	return false;
 }
 
-/* Is each element the number that the rule has, as far as the tensor's type can hold it? */
+/* Return whether every element equals the rule's number, up to the precision of the tensor's
+ * type. */
 static bool
 is_constant(const SourceTensor *t, double value)
 {
@@ -793,7 +795,7 @@ is_constant(const SourceTensor *t, double value)
 	return true;
 }
 
-/* The rule that passes over a tensor of that name; NULL: none does */
+/* Return the drop rule for a tensor name; NULL: none. */
 static const TensorRule *
 drop_rule(const Spec *s, const char *name)
 {
@@ -899,7 +901,8 @@ rules_of(ImportCheck *c, const struct Stored *r, Dtype usual, const char *out)
 
 	for (int d = 0; d < DT_COUNT; d++)
 		for (int first = 0; first <= n;
-		     first++) { /* layers that are as this one is, and none before it */
+		     /* first layer with the same storage; skip the layer if it is an earlier one */
+		     first++) {
 			const StoredForm *h = &r->how[first];
 			uint8_t *in = NEW(a, uint8_t, n + 1);
 			int count = 0, all = 0, before = 0;
@@ -912,8 +915,8 @@ rules_of(ImportCheck *c, const struct Stored *r, Dtype usual, const char *out)
 				count += in[l];
 				all += l < n && r->how[l].dtype != DT_NONE;
 			}
-			/* biases fall back on their role's rule, so theirs are written whenever a
-			 * file is not of one type */
+			/* without a rule, biases would follow their role's rule; write one if types
+			 * differ */
 			if (before || (d == (int)usual && !h->order && !h->factor && !bias))
 				continue;
 			bool outside = same_how(h, &r->how[n]);
@@ -940,8 +943,8 @@ storage(ImportCheck *c)
 	bool mixed = false;
 	const char *out = "";
 
-	/* the usual type is the one of most matrices in the layers; the embedding is one tensor
-	 * among many */
+	/* The default is the type of most matrices in the layers; the embedding counts as one
+	 * tensor. */
 	for (size_t i = 0; i < c->n_role; i++)
 		for (int l = 0; l <= c->spec->n_layers; l++)
 			if (c->role[i].how[l].dtype != DT_NONE) {
@@ -961,7 +964,7 @@ storage(ImportCheck *c)
 			          c->role[i].how[l].factor);
 	source_set(c->s, K_storage_default, dtype_text(usual));
 	for (int pass = 0; mixed && pass < 2;
-	     pass++) /* biases first: the first rule that matches decides */
+	     pass++) /* biases first, because the first matching rule decides */
 		for (size_t i = 0; i < c->n_role; i++)
 			if ((strchr(c->role[i].role, '.') != NULL) == (pass == 0))
 				out = rules_of(c, &c->role[i], usual, out);

@@ -1,5 +1,5 @@
-/* A FastLLM model: its table of keys is the model's configuration as Python prints it, its tensors
- * have Hugging Face's names. So it is read as such a folder, once the values are values again. */
+/* FastLLM files: the key table is the model's configuration as Python prints it, and tensors have
+ * Hugging Face names. Values are parsed, then the file is read like a Hugging Face folder. */
 #include "compiler/import/import.h"
 
 #include <stdlib.h>
@@ -10,8 +10,8 @@
 #include "formats/flm.h"
 #include "formats/safetensors.h"
 
-/* Python's text of a value as JSON's: 'a' "a", True true, None null, (1, 2) [1, 2]. What is no
- * value stays a text. */
+/* Convert a value printed by Python to JSON: 'a' is "a", True is true, None is null, (1, 2) is [1,
+ * 2]. Anything else remains a string. */
 static json_t *
 value_of(ImportSource *s, const char *text)
 {
@@ -84,10 +84,10 @@ source_read_flm(ImportSource *s, llmc_error *err)
 	}
 	const json_t *scaling = json_object_get(root, "rope_scaling");
 	if (scaling && !json_is_object(scaling))
-		json_object_del(root, "rope_scaling"); /* None; its parts have keys of their own */
+		json_object_del(root, "rope_scaling"); /* None; its members are separate keys */
 	source_take_config(s, root);
-	source_use(s, "*"); /* attributes of Python's objects, settings of generation: most describe
-	                       nothing */
+	/* attributes of Python objects and generation settings: most do not describe the model */
+	source_use(s, "*");
 	arena_done(s->a, root);
 	if (!source_take_weights(s, err))
 		return false;

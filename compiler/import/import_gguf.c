@@ -1,4 +1,4 @@
-/* A GGUF file's header: scalar keys, short lists of numbers, and its tensors. */
+/* GGUF header: scalar keys, short lists of numbers, and tensors. */
 #include "compiler/import/import.h"
 
 #include <math.h>
@@ -10,8 +10,8 @@
 
 enum { MAX_LIST = 4096 };
 
-/* A float of 32 bits as the shortest decimal that reads back as the same float: 1e-5,
- * not 9.999999747378752e-06. */
+/* Return the shortest decimal that reads back as the same 32-bit float: 1e-5, not
+ * 9.999999747378752e-06. */
 static double
 tidy_f32(double v)
 {
@@ -37,7 +37,7 @@ take_key(ImportSource *s, const Gguf *g, const char *key)
 	if (!gguf_type(g, key, &type, &elem, &count))
 		return;
 	if (type == GGUF_STR && gguf_str(g, key, &str)) {
-		/* templates and licences are long and describe nothing */
+		/* templates and licences are long and do not describe the model */
 		const char *text = str.n > 4096 || memchr(str.s, 0, str.n)
 		                       ? "(long text)"
 		                       : arena_strndup(s->a, str.s, str.n);
@@ -52,7 +52,7 @@ take_key(ImportSource *s, const Gguf *g, const char *key)
 		bool same = n == count && n > 0;
 		for (size_t i = 1; same && i < n; i++)
 			same = item[i].num == item[0].num;
-		/* one value for each layer, all alike, is one value */
+		/* a list with equal values for all layers becomes one value */
 		source_add(s, key,
 		           same ? (SpecExprVal){ .kind = item[0].kind, .num = item[0].num, .n = n }
 		                : (SpecExprVal){ .kind = EXPR_LIST, .n = n, .item = item });
@@ -158,8 +158,8 @@ scaling(ImportSource *s)
 	for (size_t i = 0; i < sizeof copy / sizeof *copy; i++)
 		if (source_num(s, copy[i].key, &v))
 			source_set_num(s, copy[i].k, v);
-	/* the key's factor comes on top of yarn's own, which latent attention keeps for its scores;
-	 * longrope's stands alone */
+	/* for yarn the factor multiplies yarn's own, which latent attention keeps for its scores;
+	 * for longrope it replaces it */
 	if (strcmp(type, "yarn") == 0 && source_num(s, "rope.scaling.attn_factor", &v)) {
 		bool own = source_num(s, "rope.scaling.yarn_log_multiplier", &max) && max != 0;
 		double factor = source_num(s, "rope.scaling.factor", &max) && max > 1 ? max : 1;
@@ -202,7 +202,7 @@ source_convert_gguf(ImportSource *s)
 	}
 	if (*out)
 		source_set(s, K_eos, arena_printf(s->a, "[%s]", out));
-	/* 1 the mean, 2 the first, 3 the last, 4 a classifier's scores of the last */
+	/* 1: mean, 2: first, 3: last, 4: scores of a classifier over the last */
 	if (source_num(s, "pooling_type", &v) && v >= 1 && v <= 4) {
 		static const char *const kind[] = { "mean", "cls", "last", "last" };
 		const SourceTensor *scores = source_tensor(s, "cls.output.weight");
@@ -211,7 +211,7 @@ source_convert_gguf(ImportSource *s)
 		if (v == 4 && scores)
 			source_set_num(s, K_labels, (double)scores->dim[0]);
 		source_set(s, K_pool_norm,
-		           v == 4 ? "false" : "true"); /* as llama.cpp's servers do */
+		           v == 4 ? "false" : "true"); /* as in llama.cpp's server */
 	}
 	if (source_num(s, "tokenizer.ggml.bos_token_id", &v))
 		source_set_num(s, K_bos, v);

@@ -1,6 +1,6 @@
-/* A Hugging Face folder: config.json, generation_config.json and the headers of its safetensors.
- * Conventions that cross families are undone here: text_config, rope_scaling or rope_parameters,
- * dtype, eos, quantization_config. */
+/* Hugging Face folder: config.json, generation_config.json and the headers of its safetensors.
+ * Conventions common to all families are resolved here: text_config, rope_scaling or
+ * rope_parameters, dtype, eos, quantization_config. */
 #include "compiler/import/import.h"
 
 #include <math.h>
@@ -45,7 +45,7 @@ json_val(ImportSource *s, const json_t *j, int depth)
 	return (SpecExprVal){ .kind = EXPR_NULL };
 }
 
-/* {"a": {"b": 1}} -> a.b = 1 */
+/* Flatten {"a": {"b": 1}} to a.b = 1. */
 static void
 flatten(ImportSource *s, const json_t *object, const char *prefix, bool used, int depth)
 {
@@ -56,7 +56,8 @@ flatten(ImportSource *s, const json_t *object, const char *prefix, bool used, in
 		const char *path = arena_printf(s->a, "%s%s", prefix, name);
 		if (json_is_object(v) && depth < MAX_JSON_DEPTH) {
 			source_add(s, path,
-			           (SpecExprVal){ .kind = EXPR_BOOL, .num = 1 }); /* has(path) */
+			           /* for has(path) */
+			           (SpecExprVal){ .kind = EXPR_BOOL, .num = 1 });
 			flatten(s, v, arena_printf(s->a, "%s.", path), used, depth + 1);
 			source_use(s, path);
 		} else {
@@ -73,7 +74,7 @@ close_safetensors(void *st)
 	safetensors_close(st);
 }
 
-/* The object that a file holds, the arena's; NULL: *err says why not. */
+/* Parse a file with one JSON object, into the arena; NULL: the reason is in *err. */
 static json_t *
 load_json(ImportSource *s, const char *path, llmc_error *err)
 {
@@ -97,7 +98,7 @@ load_json(ImportSource *s, const char *path, llmc_error *err)
 	return root;
 }
 
-/* An object that says something, NULL where there is another thing or nothing of that name */
+/* Return the object of this name; NULL if it is empty, absent or of another type. */
 static const json_t *
 part_of(const json_t *object, const char *name)
 {
@@ -106,13 +107,13 @@ part_of(const json_t *object, const char *name)
 	return json_is_object(v) && json_object_size(v) ? v : NULL;
 }
 
-/* Where the language model of a wrapper stands; NULL: it is no wrapper */
+/* Return the language model's part of a wrapper's config; NULL: not a wrapper. */
 static const json_t *
 text_of(const json_t *root)
 {
 	static const char *const names[] = { "text_config", "llm_config", "language_config" };
 	const json_t *in[] = { part_of(root, "thinker_config"),
-		               root }; /* the first beside one that speaks */
+		               root }; /* the first for models with a speech part */
 	const json_t *text = NULL;
 
 	for (size_t k = 0; k < 2; k++)
@@ -121,9 +122,9 @@ text_of(const json_t *root)
 	return text;
 }
 
-/* The language model of a wrapper with other parts stands in text_config; what stands around it
- * describes those parts, but for what concerns the whole model: there text_config may hold no more
- * than defaults of its class. */
+/* Read a config. In a wrapper with other parts, the language model is in text_config. Keys outside
+ * describe the other parts, except those of the whole model: for these text_config may contain only
+ * class defaults. */
 void
 source_take_config(ImportSource *s, const json_t *root)
 {
@@ -252,9 +253,9 @@ source_close_weights(ImportSource *s)
 	s->weights = NULL;
 }
 
-/* ---- vectors of texts ---- */
+/* ---- embeddings ---- */
 
-/* How a folder of sentence-transformers pools: one flag a way, or a word. */
+/* Read the pooling of a sentence-transformers folder: a flag per kind, or a word. */
 static bool
 take_pooling(ImportSource *s, const char *path, llmc_error *err)
 {
@@ -289,7 +290,7 @@ take_pooling(ImportSource *s, const char *path, llmc_error *err)
 	return kind != NULL;
 }
 
-/* The modules of sentence-transformers: a model, a pooling, maybe a norm of the vector. */
+/* Read the modules of sentence-transformers: a model, a pooling, and an optional normalisation. */
 static bool
 take_modules(ImportSource *s, llmc_error *err)
 {
@@ -338,7 +339,7 @@ take_modules(ImportSource *s, llmc_error *err)
 	return true;
 }
 
-/* A classifier's head: its scores are those of the last token. */
+/* Read a classification head: scores of the last token. */
 static void
 take_labels(ImportSource *s)
 {
@@ -355,7 +356,7 @@ take_labels(ImportSource *s)
 	source_set(s, K_head_bias, source_tensor(s, "score.bias") ? "true" : "false");
 }
 
-/* A folder without any weights is a description all the same. */
+/* Read the tensors. A folder without weights is a valid description. */
 static bool
 has_weights(const char *dir, Arena *a)
 {
@@ -378,7 +379,8 @@ source_read_hf(ImportSource *s, llmc_error *err)
 	s->file = arena_printf(s->a, "%s/config.json", s->path);
 	const char *more = arena_printf(s->a, "%s/generation_config.json", s->path);
 	bool look = has_weights(s->path, s->a);
-	const bool original = !file_exists(s->file); /* Meta's params.json, which names no model */
+	/* Meta's params.json, which has no model_type */
+	const bool original = !file_exists(s->file);
 	if (original)
 		s->file = arena_printf(s->a, "%s/params.json", s->path);
 	json_t *config = load_json(s, s->file, err);
@@ -390,7 +392,7 @@ source_read_hf(ImportSource *s, llmc_error *err)
 	llmc_error none = { 0 };
 	if (look && safetensors_open(s->path, &weights, err) != LLMC_OK)
 		return false;
-	/* without the usual names: a single file of another one, or nothing */
+	/* without the usual names: a single file of another name, or none */
 	if (!look && json_object_get(config, "model_type") &&
 	    safetensors_open(s->path, &weights, &none) != LLMC_OK &&
 	    !strstr(none.text, "holds no weights")) {
@@ -452,8 +454,8 @@ list_numbers(ImportSource *s, SpecKey k, SpecExprVal v)
 static SpecKey
 at(SpecKey base, SpecKey main)
 {
-	/* the local table's rows follow the main one's order, but for `dims`, which stands behind
-	 * theta in one and before in the other */
+	/* Keys of the local table are in the same order, except `dims`, which follows theta in one
+	 * table and precedes it in the other. */
 	return (SpecKey)(base + (main - K_rope_scaling));
 }
 
@@ -466,7 +468,7 @@ num_key(ImportSource *s, SpecKey k, const char *object, const char *key)
 		source_set_num(s, k, v);
 }
 
-/* One object of rope parameters; base: K_rope_scaling or K_local_scaling. */
+/* Convert one object of rope parameters; base: K_rope_scaling or K_local_scaling. */
 static void
 convert_rope(ImportSource *s, const char *object, SpecKey base)
 {
@@ -481,9 +483,9 @@ convert_rope(ImportSource *s, const char *object, SpecKey base)
 	if (!type || strcmp(type, "default") == 0)
 		return;
 	if (strcmp(type, "su") == 0 || (strcmp(type, "yarn") == 0 && shorts.kind == EXPR_LIST))
-		type = "longrope"; /* earlier names of it */
+		type = "longrope"; /* its earlier names */
 	if (strcmp(type, "deepseek_yarn") == 0)
-		type = "yarn"; /* with its two mscales, which are read anyway */
+		type = "yarn"; /* with mscale and mscale_all_dim, which are read for yarn anyway */
 	static const char *const known[] = { "linear", "dynamic",  "yarn",
 		                             "llama3", "longrope", "proportional" };
 	bool found = false;
@@ -517,7 +519,7 @@ convert_rope(ImportSource *s, const char *object, SpecKey base)
 		original = v;
 	if (original > 0)
 		source_set_num(s, at(base, K_rope_original), original);
-	/* longrope says its stretch by the two lengths */
+	/* longrope gives its factor as the ratio of the two lengths */
 	if (strcmp(type, "longrope") == 0 && original > 0 &&
 	    source_num(s, "max_position_embeddings", &max))
 		source_set_num(s, at(base, K_rope_factor), max > original ? max / original : 1);
@@ -535,8 +537,8 @@ copy_num(ImportSource *s, const char *from, const char *to)
 	return true;
 }
 
-/* Makes the keys rope.theta and rope.partial_rotary_factor that family files may name, whatever the
- * source calls them. */
+/* Make the keys rope.theta and rope.partial_rotary_factor, under which family files refer to them
+ * whatever the source calls them. */
 static void
 rope_keys(ImportSource *s)
 {
@@ -570,8 +572,8 @@ rope_keys(ImportSource *s)
 	source_use(s, "original_max_position_embeddings");
 }
 
-/* per_layer_config.7.head_dim -> per_layer_config.full_attention.head_dim, by the word of layer 7:
- * layers of one word have one shape. */
+/* Rename per_layer_config.7.head_dim to per_layer_config.full_attention.head_dim, by the type of
+ * layer 7: layers of one type have one shape. */
 static void
 layer_config(ImportSource *s)
 {
@@ -611,7 +613,7 @@ ids(ImportSource *s, SpecKey k, SpecExprVal v)
 		v = (SpecExprVal){ .kind = EXPR_LIST, .n = 1, .item = &one };
 	for (size_t i = 0; v.kind == EXPR_LIST && i < v.n; i++) {
 		if (v.item[i].kind != EXPR_NUM || v.item[i].num < 0)
-			continue; /* -1 stands for none here and there */
+			continue; /* -1 may stand for none */
 		yaml_number(num, v.item[i].num);
 		out = arena_printf(s->a, "%s%s%s", out, *out ? ", " : "", num);
 		if (spec_key[k].type == TYPE_INT)

@@ -1,5 +1,5 @@
-/* The family file at work: `match` finds it, `keys` and `when` turn the source's keys into ours,
- * `values` translates words, `expect` refuses what nobody supports. */
+/* Apply a family file: `match` finds it, `keys` and `when` convert the source's keys, `values`
+ * translates words, `expect` rejects unsupported values. */
 #include "compiler/import/import.h"
 
 #include <math.h>
@@ -16,7 +16,7 @@ env_key(void *user, const char *name)
 	return source_val(s, name);
 }
 
-/* What import has found for one of our keys, or what the family says of it. */
+/* Return the value of one of our keys from import, else from the family. */
 static SpecExprVal
 env_resolved(void *user, const char *name)
 {
@@ -116,7 +116,7 @@ import_family(ImportSource *s)
 	return false;
 }
 
-/* [0, 1, 5], of a list of numbers */
+/* Format a list of numbers as [0, 1, 5]. */
 static const char *
 numbers_text(ImportSource *s, SpecExprVal list)
 {
@@ -136,7 +136,8 @@ numbers_text(ImportSource *s, SpecExprVal list)
 	return out;
 }
 
-/* "{from: first_dense, every: step}" -> a selector with numbers in it; NULL: a key is absent */
+/* Replace keys by numbers in a selector such as "{from: first_dense, every: step}"; NULL: a key is
+ * absent. */
 static const char *
 fill_template(ImportSource *s, const Node *n)
 {
@@ -146,7 +147,8 @@ fill_template(ImportSource *s, const Node *n)
 
 	if (!t || t->kind != NODE_MAP)
 		return NULL;
-	bool complete = true; /* every key is looked up all the same: the family knows them */
+	/* look up every key even if one is absent, so that all count as used */
+	bool complete = true;
 	for (size_t i = 0; i < t->n; i++) {
 		SpecExprVal v;
 		char num[NUMBER_SIZE];
@@ -181,7 +183,7 @@ in_family(const ImportSource *s, const char *part, const char *key)
 	return v ? v : base ? node_get(base, key) : NULL;
 }
 
-/* A word of the source in our words. */
+/* Translate a word of the source. */
 static const char *
 word_value(ImportSource *s, SpecKey k, const char *word, const Node *expr)
 {
@@ -192,7 +194,7 @@ word_value(ImportSource *s, SpecKey k, const char *word, const Node *expr)
 	if (v && v->kind == NODE_SCALAR)
 		return v->text;
 	if (!map)
-		return word; /* in our words already; the Spec says so if not */
+		return word; /* already one of our words; if not, the Spec reports it */
 	for (size_t i = 0; i < map->n; i++)
 		known = arena_printf(s->a, "%s%s%s", known, i ? ", " : "", map->key[i]->text);
 	err_at(s->d, (Loc){ 0 }, "%s: %s = %.60s: llmc knows %s here", s->file,
@@ -258,8 +260,8 @@ one_alternative(ImportSource *s, SpecKey k, const Node *n)
 	return import_eval(s, n, &v) ? value_text(s, k, v, n) : NULL;
 }
 
-/* The first alternative whose keys exist. The others are looked at as well, so that their keys
- * count as known. */
+/* Return the first alternative whose keys exist. The others are evaluated too, so that their keys
+ * count as used. */
 static void
 map_key(ImportSource *s, SpecKey k, const Node *n)
 {
@@ -315,8 +317,8 @@ node_add(Arena *a, Node *to, Node *key, Node *item)
 	to->item[to->n++] = item;
 }
 
-/* Names of one condition behind those of conditions that held before: drops add up, of any other
- * key the last holds. */
+/* Append names of one condition to those of earlier conditions: drops accumulate; for other keys
+ * the last one applies. */
 static void
 add_names(Arena *a, Node *to, const Node *map)
 {
@@ -342,7 +344,8 @@ add_names(Arena *a, Node *to, const Node *map)
 	}
 }
 
-/* Tensor names by role, for a checkpoint that stores them in another way than most of its family */
+/* Return tensor names by role for a checkpoint that stores them differently from most of its
+ * family. */
 static const char *
 names_text(ImportSource *s, const Node *map)
 {
@@ -404,7 +407,7 @@ apply_when(ImportSource *s)
 				source_set(s, (SpecKey)k, NULL);
 				map_key(s, (SpecKey)k, to);
 			} else if (to->kind == NODE_SCALAR && *to->text != '{') {
-				import_eval(s, to, &v); /* its keys are known */
+				import_eval(s, to, &v); /* marks its keys as used */
 			}
 		}
 	}
@@ -462,7 +465,7 @@ import_expected(const Node *want, SpecExprVal v)
 	return ok;
 }
 
-/* own: what the family says of the same keys, which then decides */
+/* own: the family's rules for the same keys, which take precedence */
 static void
 check_expect(ImportSource *s, const Node *expect, const Node *own)
 {
@@ -492,8 +495,8 @@ ignore(ImportSource *s, const Node *list)
 			source_use(s, list->item[i]->text);
 }
 
-/* A key that nobody knows may say something that changes every logit: all of them in one sentence,
- * with the way out. */
+/* Report unknown keys, each of which could change every logit: all in one message that names the
+ * option to ignore them. */
 static void
 unknown_keys(ImportSource *s)
 {

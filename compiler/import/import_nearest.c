@@ -1,13 +1,13 @@
-/* For a model that no family file matches: which known family is nearest, and by which tensors and
- * keys it differs. Names alone are compared: a tensor of the first layer, or outside the layers,
- * against the names that the family gives to roles; a key against the words of its file. */
+/* For a model that no family file matches: find the most similar family and the tensors and keys
+ * that differ. Only names are compared: a tensor of the first layer, or outside the layers, with
+ * the family's names of roles; a key with the words of its file. */
 #include "compiler/import/import.h"
 
 #include <string.h>
 
 enum { MOST_SHOWN = 6 };
 
-/* Does `role` stand alone or in a stack among the map's keys? */
+/* Return whether `role` is a key of the map, alone or in a stack. */
 static bool
 names_role(const Node *map, const char *role)
 {
@@ -17,7 +17,8 @@ names_role(const Node *map, const char *role)
 	return false;
 }
 
-/* "{l}", "{e}" and "{+..}" are any text, what follows "|" is no part of the name */
+/* Convert a rule to a pattern: "{l}", "{e}" and "{+..}" match any string; options after "|" are
+ * dropped. */
 static const char *
 pattern_of(Arena *a, const char *prefix, const char *layer, const char *name)
 {
@@ -96,7 +97,7 @@ has_name(Arena *a, const NameList *n, const char *tensor)
 	return false;
 }
 
-/* Tensors of one layer stand for those of all. */
+/* Return whether to compare the tensor: those of one layer represent all layers. */
 static bool
 counts(const char *tensor)
 {
@@ -112,8 +113,8 @@ ignores(const Node *list, const char *key)
 	return false;
 }
 
-/* Is the key a word of the family's file, or of what all families share? One of another value than
- * those that the file expects is none. */
+/* Return whether the family's file, or the common file, uses the key. A key whose value `expect`
+ * does not allow does not count. */
 static bool
 knows_key(const Family *f, const SourceKey *k)
 {

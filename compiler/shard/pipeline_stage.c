@@ -1,15 +1,15 @@
-/* Pipeline stages: the graph of the whole model becomes that of one stage.
+/* Pipeline stages: reduce the graph of the whole model to one stage.
  *
- * A stage has contiguous layers; the first has the embedding as well, the last the head. Of what
- * one stage makes the next reads one value: the residual stream between two layers. The op stage_in
- * brings it; at the other end it is the last value of the graph, as logits are of the last stage's.
- * What is within a layer is as it was, so a stage is split over ranks like a model. */
+ * A stage has contiguous layers; the first also has the embedding, the last the head. One value
+ * passes from a stage to the next: the residual stream between two layers. The op stage_in reads
+ * it. The sending stage has it as the last value of its graph, as the last stage has the logits.
+ * Layers themselves are unchanged, so a stage is sharded over ranks like a model. */
 #include <inttypes.h>
 
 #include "compiler/graph.h"
 
-/* Which stage has each op: that of its layer; without one the first in front of the layers, the
- * last behind them. */
+/* Return the stage of an op: that of its layer. Ops outside the layers belong to the first stage
+ * before the layers, and to the last stage after them. */
 static int
 stage_of(const Graph *g, size_t i, bool behind, int stages)
 {
@@ -33,7 +33,7 @@ keeps_state(const Graph *g)
 	return any;
 }
 
-/* Pools hold the layers of this stage alone, from 0; without any they go. */
+/* Reduce pools to the layers of this stage, numbered from 0, and remove those without layers. */
 static void
 own_pools(Graph *g)
 {
@@ -62,9 +62,9 @@ own_pools(Graph *g)
 			g->val[i].tensor = to[g->val[i].tensor];
 }
 
-/* requires: the unfused graph of the whole model, inferred
- * keeps:    names, what is within a layer
- * effect:   the graph of one stage; its last op makes what it hands on. */
+/*   requires  the unfused graph of the whole model, after shape inference
+ *   keeps     names, and the contents of layers
+ *   effect    the graph of one stage; its last op makes its output */
 bool
 graph_stage(Graph *g, int stage)
 {
@@ -92,7 +92,7 @@ graph_stage(Graph *g, int stage)
 		behind |= op[i].layer >= 0;
 		of[i] = stage_of(g, i, behind, stages);
 	}
-	for (size_t i = 0; i < n_op; i++) /* the same is said on every stage */
+	for (size_t i = 0; i < n_op; i++) /* all stages report the same error */
 		for (int k = 0; k < op_info[op[i].kind].n_in; k++) {
 			int v = op[i].arg[k], def = v < 0 ? -1 : g->val[v].def;
 			if (def < 0 || of[def] == of[i] || op[def].kind != OP_index_select)

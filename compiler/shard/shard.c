@@ -1,15 +1,17 @@
-/* Tensor parallelism: the graph of the whole model becomes the graph of one rank.
+/* Tensor parallelism: reduce the graph of the whole model to one rank.
  *
- * Each value is full (every rank holds all of it), split (a rank holds the columns of its share) or
- * partial (what a rank holds is one term of a sum over all ranks). Rows of q, k, v, gate and up are
- * cut, so what they make is split; columns of o and down are cut the same way, so what they make is
- * partial; all between them works on columns, or on heads, alone. A partial value carries what is
- * still to be added to the sum: biases, which no rank may add twice, and the residual stream. The
- * first op that cannot work on a partial value gets an all_reduce in front of it. That is as late
- * as it can be: two a layer, one where both blocks add to the same stream.
+ * Each value is full (every rank has all of it), split (a rank has the columns of its share) or
+ * partial (a rank has one term of a sum over all ranks). Rows of q, k, v, gate and up are sharded,
+ * so their outputs are split. Columns of o and down are sharded the same way, so their outputs are
+ * partial. Ops between them work per column or per head.
  *
- * The graphs of ranks have the same ops; they differ in sizes, where a model cannot be dealt
- * evenly, and in which rows they read. */
+ * A partial value records what must still be added to the sum: biases, which only one rank may add,
+ * and the residual stream. The first op that cannot work on a partial value gets an all_reduce
+ * before it. That is as late as possible: two per layer, or one if both blocks add to the same
+ * stream.
+ *
+ * The graphs of all ranks have the same ops. They differ in sizes, if a model cannot be split
+ * evenly, and in the rows that they read. */
 #include "compiler/shard/shard.h"
 
 #include <inttypes.h>
@@ -40,25 +42,25 @@ static const struct {
 typedef enum StateKind { STATE_FULL, STATE_SPLIT, STATE_PARTIAL } StateKind;
 typedef struct ValueState {
 	StateKind kind;
-	ShareKind by; /* split */
-	int raw;      /* partial: the value with this rank's term */
-	int bias[2];  /* partial: to be added to the sum; -1: none */
-	int r;        /* partial: the stream that is added, scaled; -1: none */
+	ShareKind by; /* STATE_SPLIT */
+	int raw;      /* STATE_PARTIAL: the value with this rank's term */
+	int bias[2];  /* STATE_PARTIAL: added after the sum; -1: none */
+	int r;        /* STATE_PARTIAL: stream that is added, scaled; -1: none */
 	double scale;
-	int layer; /* of the op whose result the sum is, and its place */
+	int layer; /* layer and location for the all_reduce */
 	Loc loc;
 } ValueState;
 
 typedef struct ShardPass {
 	Graph *g;
 	const Shard *s;
-	ValueState *state; /* [values of the whole graph] */
+	ValueState *state; /* [n_val] of the whole graph */
 	int rank;
 } ShardPass;
 
 /* ---- tensors ---- */
 
-/* Append rows [first, first + count) of a piece; runs of equal steps become one source again. */
+/* Append rows [first, first + count) of a source; evenly spaced runs are merged into one source. */
 static void
 push_rows(PlanSource *out, int *n, const PlanSource *s, int64_t first, int64_t count)
 {
@@ -86,7 +88,7 @@ push_rows(PlanSource *out, int *n, const PlanSource *s, int64_t first, int64_t c
 	}
 }
 
-/* t, a part of weight v, as a tensor of its own */
+/* Add t, a part of weight v, as a separate tensor. */
 static int
 add_part(Graph *g, int v, PlanTensor t)
 {
@@ -102,7 +104,7 @@ add_part(Graph *g, int v, PlanTensor t)
 	return w;
 }
 
-/* The weight v with these ranges of its rows, one behind the other; rows may come twice. */
+/* Cut these row ranges out of weight v, concatenated; rows may occur twice. */
 static int
 cut_rows(ShardPass *p, int v, const char *id, const ShardShare *range, int n_range)
 {
@@ -151,8 +153,8 @@ cut_cols(ShardPass *p, int v, const char *id, int64_t first, int64_t count)
 	return add_part(g, v, t);
 }
 
-/* A factor of adapters for a matrix of which this rank has a part: of the right one the columns, of
- * the left one the rows, in whole blocks or within one */
+/* Cut an adapter factor for a matrix that is split: columns of the A factor, or rows of the B
+ * factor, in whole blocks or within one. */
 static int
 cut_factor(ShardPass *p, int v, ShardShare part)
 {
@@ -184,7 +186,7 @@ cut_factor(ShardPass *p, int v, ShardShare part)
 	return add_part(g, v, t);
 }
 
-/* This rank's part of n elements that lie in the order of a share */
+/* Return this rank's part of n elements that are ordered like a share. */
 static int64_t
 own(const ShardPass *p, ShareKind by, int64_t n)
 {
@@ -197,8 +199,8 @@ own_first(const ShardPass *p, ShareKind by, int64_t n)
 	return n / p->s->total[by] * p->s->share[by][p->rank].first;
 }
 
-/* Of experts: whole ones, or of each some rows of the left factors or some columns of the right one
- */
+/* The same for experts: whole experts, or for each expert some rows of the B factors or some
+ * columns of the A factor. */
 static int
 cut_expert_factor(ShardPass *p, int v, bool whole)
 {
@@ -232,8 +234,8 @@ cut_expert_factor(ShardPass *p, int v, bool whole)
 	return add_part(g, v, t);
 }
 
-/* What is dealt in a layer in the place of `by`: layers of another kind have shares of their own.
- */
+/* Return the share that applies in a layer instead of `by`: windowed and wide layers have their
+ * own. */
 static ShareKind
 kind_in(const ShardPass *p, ShareKind by, int layer)
 {
@@ -246,7 +248,7 @@ kind_in(const ShardPass *p, ShareKind by, int layer)
 	return by == SHARE_FFN && s->ffn.wide_in && s->ffn.wide_in[layer] ? SHARE_FFN_WIDE : by;
 }
 
-/* How a weight is cut: CUT_NONE where no rule says so. */
+/* Return how a weight is cut; CUT_NONE if no rule applies. */
 static RowCut
 cut_of(const ShardPass *p, int w, int layer, ShareKind *by)
 {
@@ -258,8 +260,8 @@ cut_of(const ShardPass *p, int w, int layer, ShareKind *by)
 	return CUT_NONE;
 }
 
-/* The rows of logits: a matrix of its own, or the embedding, which stays whole as well: a row of it
- * is read a token. */
+/* Return whether the weight gives the logits: a separate head, or the embedding. A tied embedding
+ * is also kept whole, because tokens look up its rows. */
 static bool
 is_head(const ShardPass *p, const Op *op, int w)
 {
@@ -269,7 +271,7 @@ is_head(const ShardPass *p, const Op *op, int w)
 	return t && op->layer < 0 && (shard_role(t, "head") || shard_role(t, "embed"));
 }
 
-/* An argument of an op becomes this rank's part of it. */
+/* Replace an argument of an op by this rank's part. */
 static void
 cut_arg(ShardPass *p, Op *op, int arg, RowCut cut, ShareKind by, int parts, const char *id)
 {
@@ -289,7 +291,7 @@ cut_arg(ShardPass *p, Op *op, int arg, RowCut cut, ShareKind by, int parts, cons
 
 /* ---- values ---- */
 
-/* The op that sums a partial value, if that has not been done: then it is full. */
+/* Make a value full: insert the all_reduce of a partial value if there is none yet. */
 static void
 whole(ShardPass *p, int v)
 {
@@ -309,8 +311,8 @@ whole(ShardPass *p, int v)
 	s->kind = STATE_FULL;
 }
 
-/* v is one term of a sum: the op that made v makes a value of another name, and v is made by the
- * all_reduce. */
+/* Make the op's output v partial: the op writes a value of another name, and v becomes the output
+ * of the all_reduce. */
 static void
 make_partial(ShardPass *p, Op *op, int arg, int bias)
 {
@@ -357,7 +359,8 @@ whole_inputs(ShardPass *p, const Op *op)
 			whole(p, op->arg[k]);
 }
 
-/* An op whose result is as split as its first argument: an attribute becomes this rank's part. */
+/* Handle an op whose output is split like its first argument: an attribute becomes this rank's
+ * part. */
 static void
 along(ShardPass *p, Op *op, const char *key)
 {
@@ -370,9 +373,9 @@ along(ShardPass *p, Op *op, const char *key)
 	keep(p, op);
 }
 
-/* ---- states ---- */
+/* ---- recurrent states ---- */
 
-/* Key heads of this rank, in the order of its value heads: those that belong to them. */
+/* Return the number of key heads of this rank, those of its value heads. */
 static int64_t
 key_heads(const ShardPass *p)
 {
@@ -384,9 +387,10 @@ key_heads(const ShardPass *p)
 	return own_heads % s->linear.k_heads == 0 ? s->linear.k_heads : own_heads;
 }
 
-/* q, k and v of this rank in rows of q, k and v of all heads; the ranges are `times` rows for each.
- * Where value heads go round the key heads (tiled), a rank's key heads begin with that of its first
- * value head, and several ranks may have one. Returns how many ranges, at most 2 key_heads + 1. */
+/* Set the ranges of this rank's q, k and v within the rows of all heads, with `times` rows per
+ * element. With tiled heads (value head h uses key head h % k_heads) the rank's key heads start
+ * with that of its first value head, and several ranks may have the same one. Returns the number of
+ * ranges, at most 2 key_heads + 1. */
 static int
 lin_rows(const ShardPass *p, int64_t times, ShardShare *range)
 {
@@ -418,7 +422,7 @@ lin_width(const ShardPass *p)
 	       p->s->share[SHARE_LIN][p->rank].count * s->linear.v_dim;
 }
 
-/* q, k and v of a layer with a delta rule: one matrix. */
+/* Shard the stacked q, k and v of a delta rule. */
 static void
 shard_lin_qkv(ShardPass *p, Op *op)
 {
@@ -432,7 +436,7 @@ shard_lin_qkv(ShardPass *p, Op *op)
 	keep(p, op);
 }
 
-/* Channels of a convolution: those of this rank's heads, or an equal share of all. */
+/* Shard the channels of a convolution: those of this rank's heads, or an equal share. */
 static void
 shard_conv1d_width(ShardPass *p, Op *op)
 {
@@ -466,7 +470,7 @@ shard_delta_rule(ShardPass *p, Op *op)
 	along(p, op, "v_heads");
 }
 
-/* What this rank keeps of each sequence */
+/* Reduce a pool to what this rank stores per sequence. */
 static void
 shard_pool(const ShardPass *p, PlanPool *pool)
 {
@@ -476,7 +480,8 @@ shard_pool(const ShardPass *p, PlanPool *pool)
 		pool->v_dim = lin_width(p);
 	else if (strcmp(pool->id, "short_conv") == 0)
 		pool->v_dim = own(p, SHARE_CONV, pool->v_dim);
-	else if (!pool->mla && !pool->state) /* states of scans are whole on every rank */
+	/* recurrent states of scans are complete on every rank */
+	else if (!pool->mla && !pool->state)
 		pool->kv_heads =
 		    own(p,
 		        p->s->total[SHARE_KV_WINDOW] && strcmp(pool->id, "kv_window") == 0
@@ -522,8 +527,8 @@ shard_matmul(ShardPass *p, Op *op)
 	keep(p, op);
 }
 
-/* y = scale * x + r. A full x waits for the sum of r; two partial ones are added before it, and
- * share what is to be added to it. */
+/* y = scale * x + r. If x is full, it is added after the sum of r. Two partial values are added
+ * before the sum, and their pending additions are combined. */
 static void
 shard_add(ShardPass *p, Op *op)
 {
@@ -564,7 +569,7 @@ shard_add(ShardPass *p, Op *op)
 	keep(p, op);
 }
 
-/* Numbers of experts as this rank has them, for the numbers of all */
+/* Return this rank's expert ids for the global ids. */
 static int
 own_id(ShardPass *p, const Op *op, int id)
 {
@@ -585,8 +590,8 @@ own_id(ShardPass *p, const Op *op, int id)
 	return mine;
 }
 
-/* An op over experts that ranks have whole: the choice is the same on all ranks, and each goes on
- * with what is its own of it. */
+/* Restrict an op to the experts of this rank (parallel.experts: whole): routing is the same on all
+ * ranks, and each computes its own experts. */
 static void
 local_experts(ShardPass *p, Op *op, int ID)
 {
@@ -597,8 +602,8 @@ local_experts(ShardPass *p, Op *op, int ID)
 	op_change_int(op, "n_remote_experts", n - mine);
 }
 
-/* The first products of experts, of matrices `width` times `n_experts` rows: arguments from FIRST
- * to LAST, some of which may lack */
+/* Shard gate and up of experts, matrices of `n_experts` times `width` rows: arguments FIRST to
+ * LAST, some of which may be absent. */
 static void
 cut_first(ShardPass *p, Op *op, int FIRST, int LAST, bool whole)
 {
@@ -608,8 +613,8 @@ cut_first(ShardPass *p, Op *op, int FIRST, int LAST, bool whole)
 		cut_arg(p, op, k, CUT_ROWS, SHARE_EXPERT, whole ? 1 : n, NULL);
 }
 
-/* The last one: rank 0 alone adds biases of experts that ranks share, since they are weighted by
- * the router */
+/* Shard down. With split experts only rank 0 adds their biases, which are weighted by the
+ * router. */
 static void
 cut_last(ShardPass *p, Op *op, int DOWN, int DOWN_B, bool whole)
 {
@@ -637,8 +642,8 @@ shard_moe_ffn(ShardPass *p, Op *op)
 	keep(p, op);
 }
 
-/* The halves of a mixture that adapters change; what is between them is this rank's alone, and
- * nobody else reads it. */
+/* Shard the two ops of a MoE layer with adapters; the value between them stays on this rank and has
+ * no other reader. */
 static void
 shard_norm_moe_glu(ShardPass *p, Op *op)
 {
@@ -666,8 +671,8 @@ shard_moe_down_add(ShardPass *p, Op *op)
 	keep(p, op);
 }
 
-/* Do the shares lie one behind the other, as a gather puts them? Those of heads follow the kv
- * heads, which several ranks may hold. */
+/* Return whether the shares are contiguous, as an all_gather needs. Shares of query heads follow
+ * the kv heads, which several ranks may hold. */
 static bool
 one_by_one(const ShardPass *p, ShareKind by)
 {
@@ -681,8 +686,8 @@ one_by_one(const ShardPass *p, ShareKind by)
 	return so;
 }
 
-/* An op over columns of all ranks, from argument X to Y of `width`: they are gathered, each rank
- * does all of them, and goes on with its own. */
+/* Handle an op that needs the columns of all ranks, from argument X to Y of `width`: gather them,
+ * compute all on each rank, and slice the rank's own. */
 static void
 of_all(ShardPass *p, Op *op, int X, int Y, int64_t width, const char *what)
 {
@@ -717,8 +722,8 @@ of_all(ShardPass *p, Op *op, int X, int Y, int64_t width, const char *what)
 	mark_split(p, y, by);
 }
 
-/* What adapters add: t = a x is whole where x is, and a term of a sum where x is split, as what is
- * added to then is. */
+/* Shard an adapter: t = a x is full if x is full. If x is split, t is partial, like the value it is
+ * added to. */
 static void
 shard_lora_down(ShardPass *p, Op *op)
 {
@@ -760,8 +765,8 @@ shard_lora_up(ShardPass *p, Op *op)
 	keep(p, op);
 }
 
-/* What adapters add to experts: to those of this rank, or to its rows of gate and up and with its
- * columns of down */
+/* Shard an adapter of experts: the experts of this rank, or its rows of gate and up and its columns
+ * of down. */
 static void
 cut_lora_experts(ShardPass *p, Op *op, int ID, int FACTOR, const char *cut)
 {
@@ -792,7 +797,7 @@ shard_lora_experts_add(ShardPass *p, Op *op)
 	keep(p, op);
 }
 
-/* The default: the op reads whole values, and every rank does all of it. */
+/* Default: the op reads full values, and every rank computes all of it. */
 static void
 shard_whole(ShardPass *p, Op *op)
 {
@@ -817,7 +822,7 @@ shard_lora_experts_up(ShardPass *p, Op *op)
 	keep(p, op);
 }
 
-/* Factors of heads are cut where heads have columns of their own. */
+/* Factors per head are sharded if heads have their own columns. */
 static void
 cut_lora_heads(ShardPass *p, Op *op, int FACTOR)
 {
@@ -865,8 +870,7 @@ shard_mla_attention(ShardPass *p, Op *op)
 	along(p, op, "heads");
 }
 
-/* A gate scales a term of a sum as it scales the sum, if nothing is to be added to the sum first.
- */
+/* A gate may scale one term of a sum instead of the sum if nothing is pending to be added first. */
 static void
 shard_gate_mul(ShardPass *p, Op *op)
 {
@@ -885,7 +889,7 @@ shard_gate_mul(ShardPass *p, Op *op)
 	}
 }
 
-/* A norm of each head by itself, or of all heads together. */
+/* Norm per head, or over all heads together. */
 static void
 shard_rmsnorm(ShardPass *p, Op *op)
 {
@@ -898,7 +902,7 @@ shard_rmsnorm(ShardPass *p, Op *op)
 		along(p, op, "groups");
 }
 
-/* A norm of heads; the one of the residual stream reads whole values. */
+/* Norm per head; the norm of the residual stream reads full values. */
 static void
 shard_layernorm(ShardPass *p, Op *op)
 {
@@ -915,7 +919,7 @@ shard_layernorm(ShardPass *p, Op *op)
 	along(p, op, "groups");
 }
 
-/* Of split values: without a weight, and of all their elements. */
+/* For split values: only without a weight, and over all elements. */
 static void
 shard_scale_cols(ShardPass *p, Op *op)
 {
@@ -967,7 +971,7 @@ shard_norm_gate(ShardPass *p, Op *op)
 	along(p, op, "groups");
 }
 
-/* An order of columns crosses ranks; a factor alone does not. */
+/* A column order moves elements across ranks; a factor does not. */
 static void
 shard_permute_cols(ShardPass *p, Op *op)
 {
@@ -1008,10 +1012,10 @@ shard_attention(ShardPass *p, Op *op)
 	along(p, op, "heads");
 }
 
-/* The SHARD column of ops.def. */
+/* SHARD column of ops.def. */
 typedef struct ShardRule {
-	void (*fn)(ShardPass *p, Op *op); /* of OWN */
-	const char *along, *split;        /* attribute of ALONG, of SPLIT */
+	void (*fn)(ShardPass *p, Op *op); /* for OWN */
+	const char *along, *split;        /* attribute for ALONG, for SPLIT */
 } ShardRule;
 #define SHARD_WHOLE { .fn = shard_whole }
 #define SHARD_ALONG(a) { .along = #a }
@@ -1036,7 +1040,7 @@ shard_op(ShardPass *p, Op *op)
 		shard_whole(p, op);
 }
 
-/* Each rank has the logits of its rows of the vocabulary. */
+/* Gather the logits: each rank has its rows of the vocabulary. */
 static void
 gather_logits(Graph *g)
 {
@@ -1053,9 +1057,9 @@ gather_logits(Graph *g)
 	op_set_int(g, join, "unit", g->shard->unit[SHARE_VOCAB]);
 }
 
-/* requires: the unfused graph, inferred
- * keeps:    names of full values
- * effect:   the graph of one of ranks, as the head of this file says; logits are gathered at its end. */
+/*   requires  the unfused graph, after shape inference
+ *   keeps     names of full values
+ *   effect    the graph of one rank; logits are gathered at its end */
 bool
 graph_shard(Graph *g, int rank)
 {
@@ -1082,7 +1086,7 @@ graph_shard(Graph *g, int rank)
 	for (int i = 0; i < g->n_pool; i++)
 		shard_pool(&p, &g->pool[i]);
 	if (p.state[made].kind != STATE_SPLIT)
-		whole(&p, made); /* what the next stage reads, or rows in front of the head */
+		whole(&p, made); /* input of the next stage, or rows before the head */
 	else
 		gather_logits(g);
 	graph_infer(g);

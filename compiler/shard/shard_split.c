@@ -1,6 +1,6 @@
-/* How much of what is dealt to ranks each of them has: heads with all that is theirs, columns,
- * channels, rows of the head. Shares are whole ones of units, which keep blocks of the types whole;
- * what cannot be dealt so is refused with the arithmetic. */
+/* Compute the share of each rank: heads and all that belongs to them, columns, channels, rows of
+ * the head. Shares are multiples of units that keep blocks of weight types whole. An impossible
+ * split is rejected with the arithmetic. */
 #include "compiler/shard/shard.h"
 
 #include <inttypes.h>
@@ -15,8 +15,7 @@ const char *const share_text[SHARE_COUNT] = {
 enum {
 	EVEN = 32,
 	EVEN_VOCAB = 64
-}; /* shares in whole ones of these, where there are enough: blocks of activations, rows of layouts
-    */
+}; /* preferred granularity of shares: blocks of activations, rows of layouts */
 
 static int64_t
 gcd(int64_t a, int64_t b)
@@ -30,7 +29,7 @@ lcm(int64_t a, int64_t b)
 	return a / gcd(a, b) * b;
 }
 
-/* "L3.o.bias" -> "o", which is *len long */
+/* Return the role in an id ("L3.o.bias" has "o") and set *len to its length. */
 static const char *
 role_of(const char *id, size_t *len)
 {
@@ -49,8 +48,8 @@ shard_role(const PlanTensor *t, const char *role)
 	return strlen(role) == n && memcmp(at, role, n) == 0;
 }
 
-/* Columns between which every tensor of a role can be cut, and one of them, for the text; 0: there
- * is none of the role. */
+/* Return the smallest number of columns at whose multiples every tensor of a role can be cut, and
+ * one such tensor for the message; 0: no tensor has the role. */
 static int64_t
 block_of(const Graph *g, const char *role, const PlanTensor **like)
 {
@@ -78,7 +77,7 @@ deal(Graph *g, Shard *s, ShareKind k, int64_t total, int64_t unit)
 		op_share(total, unit, g->ranks, r, &s->share[k][r].first, &s->share[k][r].count);
 }
 
-/* Columns of `role`, of which units keep blocks whole. */
+/* Distribute columns of `role` in units that keep blocks whole. */
 static void
 deal_columns(Graph *g, Shard *s, ShareKind k, const char *role, int64_t total)
 {
@@ -99,8 +98,8 @@ deal_columns(Graph *g, Shard *s, ShareKind k, const char *role, int64_t total)
 	deal(g, s, k, total, total / even >= g->ranks ? even : block);
 }
 
-/* Whole heads: a kv head with the query heads that read it, or query heads alone where a kv head
- * lies on several ranks. What they take of o's columns is whole blocks. */
+/* Distribute whole heads: a kv head with its query heads, or only query heads if a kv head is on
+ * several ranks. Each share covers whole blocks of columns of o. */
 static void
 deal_heads(Graph *g, Shard *s, const HeadShape *h, ShareKind by_q, ShareKind by_kv)
 {
@@ -162,8 +161,8 @@ deal_heads(Graph *g, Shard *s, const HeadShape *h, ShareKind by_q, ShareKind by_
 	}
 }
 
-/* Value heads of delta rules with their key head, which several may have: those that follow each
- * other, or every k_heads-th (tiled). */
+/* Distribute value heads of delta rules together with their key head, which several value heads may
+ * share: consecutive ones, or every k_heads-th (tiled). */
 static void
 deal_states(Graph *g, Shard *s)
 {
@@ -178,7 +177,7 @@ deal_states(Graph *g, Shard *s)
 	if (!spec->linear.tiled)
 		unit = lcm(unit, v / k);
 	else if (v / k % g->ranks == 0 && k % unit == 0)
-		unit = k; /* no key head is on several ranks that need not be */
+		unit = k; /* avoids key heads on several ranks if possible */
 	int64_t units = v / unit + (v % unit != 0);
 	if (units < g->ranks) {
 		err_at(g->diag, spec_loc(spec, "parallel.tp"),

@@ -1,5 +1,5 @@
-/* What the names of a head mean for an op, its arguments against the op's, and which template runs
- * an op. */
+/* Values of the names in a template head, its arguments compared with the op's, and selection of a
+ * template for an op. */
 #include <ctype.h>
 #include <stdio.h>
 #include <string.h>
@@ -65,9 +65,9 @@ Templates *
 templates_load(const char *target, const Spec *s, Diag *d, Arena *perm)
 {
 	static const char *const tail[] = { "_decode", "_mixed",
-		                            "" }; /* a phase's own file comes first */
+		                            "" }; /* a file for one phase is preferred */
 	static const char *const variant[] = { "_sm90", "_sm80",
-		                               "" }; /* the newest instructions come first */
+		                               "" }; /* newer instruction sets are preferred */
 	Templates *ts = templates_none(target, s, d, perm);
 	bool cuda = ts->target->kind == TARGET_CUDA;
 
@@ -123,8 +123,8 @@ pool_of(const Bind *b)
 	return NULL;
 }
 
-/* HAS_<ARG>, <ARG>_DTYPE (of an activation: in this phase), <ARG>_LAYOUT, <ARG>_BLOCK (elements of
- * a block), <ARG>_ROWS, <ARG>_COLS */
+/* HAS_<ARG>, <ARG>_DTYPE (of an activation: in this phase), <ARG>_LAYOUT, <ARG>_BLOCK (elements per
+ * block), <ARG>_ROWS, <ARG>_COLS. */
 static bool
 name_of_arg(const Bind *b, const char *name, HeadValue *out)
 {
@@ -165,8 +165,9 @@ name_of_arg(const Bind *b, const char *name, HeadValue *out)
 	return false;
 }
 
-/* May a library do the product with w? It reads 16-bit matrices in file order only, and adds up a
- * row differently from one number of rows to another: not where results must not depend on it. */
+/* Return whether a library may do the GEMM with w. Libraries read only 16-bit matrices in file
+ * order. Their summation order depends on the number of rows, so they are excluded if results must
+ * not. */
 static bool
 library_may(const Bind *b)
 {
@@ -178,7 +179,7 @@ library_may(const Bind *b)
 	return (strcmp(d.s, "bf16") == 0 || strcmp(d.s, "f16") == 0) && strcmp(l.s, "row") == 0;
 }
 
-/* The symbol of the rows that the op writes: n_tok, or n_out where they are the wanted ones. */
+/* Return the symbol of the rows that the op writes: n_tok, or n_out after a gather. */
 static PlanSym
 row_symbol(const Bind *b)
 {
@@ -201,8 +202,8 @@ template_symbol(const Bind *b, const char *word, size_t n, PlanSym *out)
 	return false;
 }
 
-/* A name that the head gives with @let: the first line of that name whose conditions hold. *is:
- * there is one; false with an error. */
+/* Evaluate a name defined by @let: the first line with that name whose conditions hold. *is: there
+ * is one. False: an error is reported. */
 static bool
 name_of_let(Bind *b, const char *name, HeadValue *out, bool *is)
 {
@@ -223,7 +224,7 @@ name_of_let(Bind *b, const char *name, HeadValue *out, bool *is)
 		ok = template_taken(b, l, is);
 		if (ok && *is) {
 			p = (const char *)memchr(p, '=', (size_t)(end - p)) +
-			    1; /* template_head.c has seen it */
+			    1; /* template_head.c has validated it */
 			ok = template_eval(b, l, p, (size_t)(end - p), out);
 		}
 		b->depth--;
@@ -309,7 +310,7 @@ template_eval(Bind *b, const TemplateLine *l, const char *text, size_t size, Hea
 		return true;
 	while (start > l->piece->source.text && start[-1] != '\n')
 		start--;
-	if (b->ts->diag->n_error == before) /* else a @let has said what is wrong with it */
+	if (b->ts->diag->n_error == before) /* else evaluating a @let has reported the error */
 		template_error_at(b->ts, l, (int)(text - start + (long)at) + 1, why);
 	return false;
 }
@@ -335,7 +336,7 @@ template_taken(Bind *b, const TemplateLine *l, bool *out)
 	*out = true;
 	if (!c)
 		return true;
-	/* from outside in: what stands under one that does not hold need not make sense */
+	/* outer conditions first: a condition inside a false one need not be valid */
 	if (!template_taken(b, &c->expr, out))
 		return false;
 	if (*out && b->cond_state[l->when] == COND_UNKNOWN) {
@@ -362,7 +363,7 @@ template_word(const char **p, const char *end, char *out, size_t cap)
 	return n;
 }
 
-/* "n_tok/32, 2*ROWS" -> one symbol times products of integers */
+/* Parse "n_tok/32, 2*ROWS" into one symbol times a product of integers. */
 static bool
 parse_extent(Bind *b, const TemplateLine *l, const char *p, const char *end, PlanExtent *out)
 {
@@ -459,9 +460,8 @@ template_scratch(Bind *b, const TemplateLine *l, ArgDecl *out)
 	            b, l, "scratch needs an element type and an extent of at least one element"));
 }
 
-/* Whether the declared argument is what the op has there. `fits` is false, without an error, when
- * only the kind of rows differs, or the type that this phase holds them in: then the template is
- * for another use of the op. */
+/* Check a declared argument against the op's. *fits is false, without an error, if only the kind of
+ * rows or the type in this phase differs: the template is then for another use of the op. */
 static bool
 check_arg(Bind *b, const TemplateLine *l, int arg, ArgDecl *a, const ArgShape *want, bool *fits)
 {
@@ -549,7 +549,7 @@ template_args(Bind *b, ArgDecl arg[PLAN_MAX_ARGS], bool *fits)
 	                                   k, op_info[b->op->kind].name, n));
 }
 
-/* ---- choice ---- */
+/* ---- selection ---- */
 
 static bool
 takes(Bind *b)

@@ -1,5 +1,5 @@
-/* Templates: kernels as source with a typed head (templates/README.md). This file knows the grammar
- * of the head and how names become values; it knows no op by name. */
+/* Templates: kernels as source with a typed head (templates/README.md). This module parses the head
+ * and evaluates its names; it contains no op names. */
 #ifndef LLMC_COMPILER_TEMPLATE_TEMPLATE_H
 #define LLMC_COMPILER_TEMPLATE_TEMPLATE_H
 
@@ -13,36 +13,39 @@ typedef struct Template Template;
 
 enum { MAX_PRODUCTS = 4 };
 
-/* What a template becomes for one op: the file's text and the kernel's row of the plan. Or what
- * kernels with products call, one for each type of weights: a row without arguments. */
+/* A template expanded for one op: source text and the kernel's row of the plan. Also the matmul
+ * functions that kernels call, one file per weight type: a row without arguments. */
 typedef struct Kernel {
-	const char *key;  /* 16 hex digits of the hash of text and headers */
-	const char *text; /* expanded, without the comment on top */
+	const char *key;  /* 16 hex digits of a hash of the text and its headers */
+	const char *text; /* expanded, without the comment at the top */
 	int n_header;
-	const char *const *header; /* "common/llmc_step.h", ... under templates/ */
+	const char *const *header; /* "common/llmc_step.h", ... below templates/ */
 	PlanKernel row;
-	int n_scratch;                         /* its last arguments */
+	int n_scratch;                         /* number of last arguments that are scratch */
 	Dtype scratch_dtype[PLAN_MAX_SCRATCH]; /* DT_NONE: bytes */
 	int n_product;
-	const struct Kernel *product[MAX_PRODUCTS]; /* whose functions it calls */
+	const struct Kernel *product[MAX_PRODUCTS]; /* kernels whose functions it calls */
 } Kernel;
 
-/* The templates of a target: every embedded templates/cpu/<op>[_decode|_mixed].c.in, or for a GPU
- * templates/cuda/<op>[_decode|_mixed][_sm90|_sm80].cu.in. Errors in heads go to d. */
+/* Load the templates of a target: all embedded <op>[_decode|_mixed].c.in below templates/cpu, or
+ * for a GPU <op>[_decode|_mixed][_sm90|_sm80].cu.in below templates/cuda. Errors in heads go to
+ * d. */
 Templates *templates_load(const char *target, const Spec *s, Diag *d, Arena *perm);
-/* Tests: no embedded files, then texts one by one. */
+/* For tests: no embedded files; templates are added one at a time. */
 Templates *templates_none(const char *target, const Spec *s, Diag *d, Arena *perm);
 bool templates_add(Templates *ts, OpKind op, const char *path, const char *text);
-/* The template that runs op in this phase; NULL: none, the reference does. */
+/* Return the template for op in this phase; NULL: the reference runs it. */
 const Template *templates_find(const Templates *ts, const Graph *g, const Op *op, int phase);
-bool templates_accept(const Templates *ts, const Graph *g, const Op *op); /* in every phase */
-/* Layout of a tensor that kernels stream. A piece of a stack (an expert, a head) may begin inside a
- * group of rows. */
+/* whether all phases have a template */
+bool templates_accept(const Templates *ts, const Graph *g, const Op *op);
+/* Set the layout of a tensor that kernels stream. A member of a stack (an expert, a head) may start
+ * inside a group of rows. */
 void templates_layout(const Templates *ts, PlanTensor *t);
-/* NULL with an error in d: a missing or mistyped binding, arguments that are not the op's. */
+/* Expand a template for op. NULL with an error in d: a missing or mistyped name, or arguments that
+ * differ from the op's. */
 const Kernel *template_expand(const Templates *ts, const Template *t, const Graph *g, const Op *op,
                               int phase);
 const Target *templates_target(const Templates *ts);
-bool templates_one_phase(const Templates *ts); /* mixed templates run decode steps too */
+bool templates_one_phase(const Templates *ts); /* mixed templates also run decode steps */
 
 #endif

@@ -10,15 +10,15 @@
 typedef enum HeadKind { HEAD_INT, HEAD_NUM, HEAD_WORD } HeadKind;
 typedef struct HeadValue {
 	HeadKind kind;
-	int64_t i;  /* HEAD_INT; truth is 0 or 1 */
+	int64_t i;  /* HEAD_INT; truth values are 0 and 1 */
 	double f;   /* HEAD_NUM */
 	char s[64]; /* HEAD_WORD */
 } HeadValue;
 
-/* Value of a name; false: there is no such name. */
+/* Look up a name; false: undefined. */
 typedef bool head_name_fn(void *user, const char *name, HeadValue *out);
 
-/* false with a sentence in *why and the offset of the trouble in *at */
+/* Evaluate an expression. False: *why is the message and *at the offset of the error. */
 bool head_eval(const char *text, size_t size, head_name_fn *name, void *user, HeadValue *out,
                const char **why, size_t *at);
 

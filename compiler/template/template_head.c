@@ -1,5 +1,5 @@
-/* The text of a template into its lines: those of the head by kind, those of the body, and the
- * conditions that they stand under; what is included stands in place. Nothing is evaluated here. */
+/* Split the text of a template into lines: head lines by kind, body lines, and the conditions that
+ * apply to them. Includes are inserted in place. Nothing is evaluated here. */
 #include "compiler/template/template_internal.h"
 
 #include <ctype.h>
@@ -8,7 +8,7 @@
 typedef struct HeadParser {
 	const Templates *ts;
 	Template *t;
-	int when; /* condition that lines stand under now */
+	int when; /* condition that applies to the following lines */
 } HeadParser;
 
 static const char *const directive_name[DIRECTIVES] = {
@@ -16,7 +16,7 @@ static const char *const directive_name[DIRECTIVES] = {
 	[D_PRODUCT] = "product", [D_LAUNCH] = "launch", [D_MAP] = "map",
 };
 
-/* "//@word rest": false for any other line */
+/* Parse "//@word rest"; false for any other line. */
 static bool
 split_directive(const TemplateLine *l, char word[16], TemplateLine *rest)
 {
@@ -68,8 +68,8 @@ parse_phase(Template *t, const TemplateLine *l)
 	return t->phase[PHASE_DECODE] || t->phase[PHASE_MIXED];
 }
 
-/* NAME = EXPR, once in a file under each condition: one in a fragment is a default for those that
- * include it */
+/* Parse NAME = EXPR, at most once per file and condition. A definition in a fragment is a default
+ * for the files that include it. */
 static bool
 check_let(HeadParser *p, const TemplateLine *l)
 {
@@ -105,7 +105,8 @@ open_condition(HeadParser *p, const TemplateLine *l, bool negate, int outer)
 	return true;
 }
 
-/* @if EXPR, @else, @end; bottom: what holds around the file, which closes all that it opens. */
+/* Parse @if EXPR, @else, @end. bottom: condition that applies around the file; the file closes all
+ * conditions that it opens. */
 static bool
 parse_condition(HeadParser *p, const char *word, const TemplateLine *l, int bottom)
 {
@@ -155,7 +156,7 @@ parse_directive(HeadParser *p, const char *word, const TemplateLine *l, int bott
 		return true;
 	}
 	if (!*word)
-		return true; /* "//@ text": a remark on the head */
+		return true; /* "//@ text": a comment in the head */
 	if (strcmp(word, "include") == 0)
 		return parse_include(p, l, depth);
 	if (strcmp(word, "if") == 0 || strcmp(word, "else") == 0 || strcmp(word, "end") == 0)

@@ -1,5 +1,5 @@
-/* What template_head.c (texts into lines), template.c (names, arguments, choice), template_launch.c
- * and template_text.c (expansion) share. */
+/* Shared by template_head.c (text into lines), template.c (names, arguments, selection),
+ * template_launch.c and template_text.c (expansion). */
 #ifndef LLMC_COMPILER_TEMPLATE_TEMPLATE_INTERNAL_H
 #define LLMC_COMPILER_TEMPLATE_TEMPLATE_INTERNAL_H
 
@@ -8,20 +8,21 @@
 
 enum { MAX_NESTED = 8, MAX_CONDITIONS = 64 };
 
-/* A file: the template, or what it includes. */
+/* A template, or a file that it includes. */
 typedef struct TemplateFile {
 	SourceText source;
-	const struct TemplateFile *from; /* that includes it, there; NULL: the template itself */
+	/* file that includes it, and its line; NULL: the template itself */
+	const struct TemplateFile *from;
 	int line;
 } TemplateFile;
 
-/* What follows "//@word ", or a line of the body. */
+/* The rest of a line after "//@word ", or a line of the body. */
 typedef struct TemplateLine {
 	const char *text;
 	size_t size;
 	const TemplateFile *piece;
 	int line;
-	int when; /* index of the condition that it stands under; -1: none */
+	int when; /* index of the condition that applies; -1: none */
 } TemplateLine;
 
 typedef struct TemplateLines {
@@ -29,7 +30,7 @@ typedef struct TemplateLines {
 	size_t n, cap;
 } TemplateLines;
 
-/* Holds where its expression does (negate: does not), and the one that expr stands under. */
+/* True if its expression is (negate: is not) and if its outer condition is. */
 typedef struct Condition {
 	TemplateLine expr;
 	bool negate;
@@ -52,7 +53,7 @@ struct Template {
 	OpKind op;
 	bool phase[PHASES];
 	bool both;     /* one text for all phases */
-	bool any_rows; /* its head speaks of n_row */
+	bool any_rows; /* its head uses n_row */
 	TemplateLines head[DIRECTIVES], body;
 	int n_condition;
 	Condition condition[MAX_CONDITIONS];
@@ -65,14 +66,14 @@ struct Templates {
 	int act_bits, act_bf16;
 	bool deterministic;
 	const char *(*included)(const char *path,
-	                        size_t *size); /* the text of a fragment; NULL: there is none */
+	                        size_t *size); /* text of a fragment; NULL: no such file */
 	size_t n, cap;
 	Template **t;
 };
 
 typedef enum CondState { COND_UNKNOWN, COND_TRUE, COND_FALSE } CondState;
 
-/* What names mean while one template meets one op. */
+/* Evaluation of a template's names for one op. */
 typedef struct Bind {
 	const Templates *ts;
 	const Template *t;
@@ -80,11 +81,11 @@ typedef struct Bind {
 	const Op *op;
 	int phase;
 	const char *symbol;
-	int depth; /* of @let within @let */
+	int depth; /* nesting of @let */
 	unsigned char cond_state[MAX_CONDITIONS];
 } Bind;
 
-/* One argument as the head declares it, extents evaluated. */
+/* An argument as the head declares it, with extents evaluated. */
 typedef struct ArgDecl {
 	char name[32];
 	PlanDir dir;
@@ -93,27 +94,27 @@ typedef struct ArgDecl {
 	bool sized;
 } ArgDecl;
 
-/* template_head.c. false: errors are in ts->diag */
+/* template_head.c. False: errors are in ts->diag. */
 bool template_parse(const Templates *ts, Template *t, const char *text);
 
-/* template.c. All that return bool: false with an error in the diag, at the line and where its file
- * is included. */
-bool template_error(const Bind *b, const TemplateLine *l, const char *what); /* false */
+/* template.c. Functions that return bool report false with an error in the diag, at the line and
+ * where its file is included. */
+bool template_error(const Bind *b, const TemplateLine *l, const char *what); /* returns false */
 void template_error_at(const Templates *ts, const TemplateLine *l, int col, const char *what);
 size_t template_word(const char **p, const char *end, char *out, size_t cap);
 bool template_name(void *bind, const char *name,
-                   HeadValue *out); /* false without an error: there is none */
+                   HeadValue *out); /* false without an error: undefined */
 bool template_eval(Bind *b, const TemplateLine *l, const char *text, size_t size, HeadValue *out);
-/* Do the conditions hold that the line stands under? */
+/* Evaluate whether the conditions of the line hold. */
 bool template_taken(Bind *b, const TemplateLine *l, bool *out);
-/* The symbol of that name, n_row among them: the op's; false without an error: none. */
+/* Return the symbol of that name (n_row: that of the op); false without an error: none. */
 bool template_symbol(const Bind *b, const char *word, size_t n, PlanSym *out);
 bool template_scratch(Bind *b, const TemplateLine *l, ArgDecl *out);
-/* All @arg lines against the op; fits false without an error: only the kind of rows, or their type
- * in this phase, differs. */
+/* Check all @arg lines against the op. *fits false without an error: only the kind of rows, or
+ * their type in this phase, differs. */
 bool template_args(Bind *b, ArgDecl arg[PLAN_MAX_ARGS], bool *fits);
 
-/* template_launch.c. k: with all its arguments */
+/* template_launch.c. k: with all its arguments. */
 bool template_launch(Bind *b, const TemplateLine *l, const PlanKernel *k, PlanLaunch *out);
 bool template_map(Bind *b, const TemplateLine *l, const PlanKernel *k, PlanMap *out);
 

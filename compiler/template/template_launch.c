@@ -1,6 +1,5 @@
-/* `//@launch` lines: the functions of a CUDA template that make up a kernel, and their grids, and
- * products that a library may do instead.
- * `//@map` lines: its tensor maps. */
+/* `//@launch` lines: the functions of a CUDA template that make up a kernel, their grids, and GEMMs
+ * that a library may run instead. `//@map` lines: tensor maps. */
 #include <ctype.h>
 #include <string.h>
 
@@ -15,7 +14,7 @@ trim(const char **p, const char **end)
 		--*end;
 }
 
-/* The next item of a list with ; between them, trimmed; false: there is none. */
+/* Return the next item of a list separated by ";", trimmed; false: the list has ended. */
 static bool
 next_item(const char **p, const char *end, const char **item, const char **stop)
 {
@@ -47,7 +46,7 @@ int_value(Bind *b, const TemplateLine *l, const char *p, const char *end, int64_
 	return true;
 }
 
-/* Where the word of a symbol stands in [p, end); NULL: nowhere. */
+/* Find the name of a symbol in [p, end); NULL: none. */
 static const char *
 find_symbol(const Bind *b, const char *p, const char *end, PlanSym *sym, size_t *len)
 {
@@ -117,7 +116,7 @@ arg_named(const PlanKernel *k, const char *name)
 	return -1;
 }
 
-/* The argument that is named at *p, which goes past it and a comma; -1: there is none of this
+/* Return the argument named at *p and advance past it and a comma; -1: not an argument of this
  * kernel. */
 static int
 take_arg(const PlanKernel *k, const char **p, const char *end)

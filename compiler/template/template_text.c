@@ -1,4 +1,4 @@
-/* Expansion of a template for an op: text, headers, key, arguments. */
+/* Expand a template for an op: text, headers, key, arguments. */
 #include "compiler/template/template_internal.h"
 
 #include <stdio.h>
@@ -8,8 +8,7 @@
 #include "base/number.h"
 #include "base/sha256.h"
 
-/* Text that grows in the arena, so that nothing is left behind when the arena's way out is taken.
- */
+/* Text that grows in the arena, so that nothing leaks when the arena jumps to oom. */
 typedef struct TextPart {
 	Arena *arena;
 	char *data;
@@ -25,7 +24,7 @@ text_add(TextPart *t, const char *s, size_t n)
 	t->data[t->len] = 0;
 }
 
-/* ${NAME} as C: integers and words as they are, numbers as float constants */
+/* Write ${NAME} as C: integers and words unchanged, numbers as float constants. */
 static bool
 put_value(Bind *b, const TemplateLine *l, const char *name, size_t n, int col, TextPart *out)
 {
@@ -82,14 +81,14 @@ expand_line(Bind *b, const TemplateLine *l, TextPart *out)
 	return true;
 }
 
-/* A kernel while it is made. */
+/* A kernel during expansion. */
 typedef struct Expansion {
 	Bind b;
 	Kernel *k;
-	const char *product[MAX_PRODUCTS]; /* as the head calls them */
+	const char *product[MAX_PRODUCTS]; /* names used in the head */
 } Expansion;
 
-/* ARG_<name>: the pointer of an argument or of scratch, of its type. */
+/* ARG_<name>: the pointer to an argument or scratch, with its type. */
 static void
 put_arg(const Bind *b, const PlanKernelArg *a, int i, TextPart *out)
 {
@@ -118,14 +117,14 @@ put_text(TextPart *out, const char *s)
 	text_add(out, s, strlen(s));
 }
 
-/* of LLMC_WEIGHTS of templates/cpu/weights/weights.h */
+/* Value of LLMC_WEIGHTS (templates/cpu/weights/weights.h). */
 static int
 family_of(Dtype d)
 {
 	return dtype_kind(d) ? 4 : dtype_is_float(d) || dtype_group(d).values != VALUES_INT ? 2 : 1;
 }
 
-/* LLMC_WEIGHTS: the families of the matrices */
+/* Define LLMC_WEIGHTS: the weight families of the matrices. */
 static void
 put_weights(const Expansion *m, TextPart *out)
 {
@@ -150,8 +149,8 @@ expand_text(Expansion *m, TextPart *out)
 	PlanSym rows;
 
 	if (cuda)
-		put_text(out, "#include \"cuda/runtime/step.h\"\n"); /* every CUDA kernel takes an
-		                                                        llmc_call */
+		/* every CUDA kernel has an llmc_call argument */
+		put_text(out, "#include \"cuda/runtime/step.h\"\n");
 	if (b->t->any_rows && template_symbol(b, "n_row", 5, &rows))
 		put_text(out, cuda ? rows == SYM_n_out ? "#define N_ROW(p) N_OUT(p)\n"
 		                                       : "#define N_ROW(p) N_TOK(p)\n"
@@ -178,7 +177,7 @@ typedef struct Headers {
 	int n;
 } Headers;
 
-/* All headers that a text includes, by their paths below templates/, and what these include. */
+/* Collect all headers that a text includes, directly or not, by their paths below templates/. */
 static bool
 headers_of(const Bind *b, const char *text, Headers *h)
 {
@@ -247,7 +246,8 @@ scratch_args(Expansion *m)
 	return true;
 }
 
-/* Without a product the way of its own is the only one. */
+/* Remove the library path of kernels without a library GEMM; the kernel's own path is then the only
+ * one. */
 static void
 one_path(PlanKernel *k)
 {
@@ -305,7 +305,7 @@ launches(Expansion *m)
 	return true;
 }
 
-/* Hash of all that decides what the kernel is, before its name is known. */
+/* Hash everything that determines the kernel, before its name is known. */
 static const char *
 kernel_key(const Templates *ts, const Kernel *k, const char *text)
 {
@@ -369,8 +369,8 @@ set_headers(const Bind *b, Kernel *k, const char *text)
 	return true;
 }
 
-/* The file of a type's products (templates/cpu/gemm/matmul_kernel.h): whatever kernel asks for it,
- * the same. */
+/* Make the matmul file of a weight type (templates/cpu/gemm/matmul_kernel.h); it is the same for
+ * every kernel that uses it. */
 static const Kernel *
 product_of(const Bind *b, const char *dtype, bool ragged)
 {
@@ -399,7 +399,7 @@ product_of(const Bind *b, const char *dtype, bool ragged)
 	return k;
 }
 
-/* @product NAME DTYPE COLS, the last two names of the head */
+/* @product NAME DTYPE COLS, the last two as names of the head. */
 static bool
 products(Expansion *m)
 {
@@ -461,7 +461,7 @@ template_expand(const Templates *ts, const Template *t, const Graph *g, const Op
 	k->row.id = arena_printf(a, "%s.%s", stem, k->key);
 	k->row.file = arena_printf(a, "kernels/%s.%s", k->row.id,
 	                           ts->target->kind == TARGET_CUDA ? "cu" : "c");
-	text.len = 0; /* the same once more, now that the name is known */
+	text.len = 0; /* expand again, now with the name */
 	if (!launches(&m) || !expand_text(&m, &text))
 		return NULL;
 	k->text = arena_strndup(a, text.data, text.len);
