@@ -85,17 +85,17 @@ static bool
 host_pages_fit(const Graph *g, const char *target, Diag *d)
 {
 	const Spec *s = g->spec;
-	const char *why = target_find(target)->kind != TARGET_CUDA
-	                      ? "pages of a processor are in host memory anyhow: limits of a "
-	                        "session (--kv-tokens) say how many there are"
-	                      : NULL;
+	const char *why =
+	    target_find(target)->kind != TARGET_CUDA
+	        ? "CPU targets keep all pages in host memory; --kv-tokens sets their number"
+	        : NULL;
 
 	for (int i = 0; i < g->n_pool && !why; i++)
-		why = g->pool[i].state ? "layers of this model keep a state, which is not among "
-		                         "its pages: preempted requests are saved by --swap-memory"
+		why = g->pool[i].state ? "this model has recurrent layers, whose state is not in "
+		                         "pages; use --swap-memory for preempted requests"
 		                       : NULL;
 	if (!why && s->attention.mask == MASK_PREFIX)
-		why = "prompts of mask prefix run whole, and their pages are found by no other";
+		why = "the prefix cache does not support mask prefix";
 	if (why)
 		err_at(d, spec_loc(s, "kv.host"), "kv.host = %" PRId64 ": %s", s->kv.host, why);
 	return !why;

@@ -139,8 +139,7 @@ warn_slow(Select *s, const Op *op, const Target *target)
 		err_at(s->d, op->loc, "no kernel for %s on %s", op_info[op->kind].name,
 		       target->name);
 	} else
-		warn_at(s->d, op->loc,
-		        "no tuned kernel for %s on %s: the reference runs it, slowly",
+		warn_at(s->d, op->loc, "no tuned kernel for %s on %s: the slow reference runs it",
 		        op_info[op->kind].name, target->name);
 }
 

@@ -18,7 +18,7 @@ verify_arg(const Graph *g, const Op *op, int arg, const ArgShape *want, const ch
 		return;
 	}
 	if ((size_t)v >= g->n_val)
-		BUG(g->diag, op->loc, "after %s: %s: argument %s is no value", after,
+		BUG(g->diag, op->loc, "after %s: %s: argument %s is not a value", after,
 		    op_info[op->kind].name, name);
 	const Value *val = &g->val[v];
 	bool ok = val->kind == want->kind;
@@ -66,7 +66,7 @@ graph_verify(const Graph *g, const char *after)
 				continue;
 			if (!made[op->arg[k]])
 				BUG(g->diag, op->loc,
-				    "after %s: %s (layer %d) reads %s before it is made", after,
+				    "after %s: %s (layer %d) reads %s before it is defined", after,
 				    info->name, op->layer, v->name);
 			if (v->kind != VAL_ACT)
 				continue;
@@ -80,7 +80,7 @@ graph_verify(const Graph *g, const char *after)
 			if (!v)
 				continue;
 			if (made[op->arg[k]] || v->def != (int)i)
-				BUG(g->diag, op->loc, "after %s: %s is made twice or not by %s",
+				BUG(g->diag, op->loc, "after %s: %s is defined twice or not by %s",
 				    after, v->name, info->name);
 			made[op->arg[k]] = 1;
 			if (v->kind == VAL_ACT && v->rows != (info->flags & OPF_GATHER ? SYM_n_out

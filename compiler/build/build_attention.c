@@ -462,8 +462,8 @@ delta(ModelBuilder *b, int h)
 		there &= part[i] >= 0;
 		if (!same_word(own.order, as.order) || !same_word(own.factor, as.factor)) {
 			err_at(b->g->diag, b->loc,
-			       "layer %d: q, k and v in front of a convolution must have their "
-			       "columns in one order, with one factor",
+			       "layer %d: q, k and v before a convolution must share one column "
+			       "order and one factor",
 			       b->layer);
 			return h;
 		}
@@ -473,10 +473,10 @@ delta(ModelBuilder *b, int h)
 	            : -1;
 	if (w < 0) {
 		if (there)
-			err_at(b->g->diag, b->loc,
-			       "layer %d: q, k and v in front of a convolution must be stored in "
-			       "one type",
-			       b->layer);
+			err_at(
+			    b->g->diag, b->loc,
+			    "layer %d: q, k and v before a convolution must be stored in one type",
+			    b->layer);
 		return h;
 	}
 	int qkv = build_value(b, "lin_qkv"), in = build_permute_cols(b, h, role[0], s->hidden);

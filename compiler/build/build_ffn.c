@@ -20,7 +20,8 @@ act_numbers(ModelBuilder *b)
 	int both = graph_stack(b->g, arena_printf(b->g->arena, "L%d.act_numbers", b->layer), p, 2);
 	if (both < 0)
 		err_at(b->g->diag, b->loc,
-		       "layer %d: the two numbers of xielu must be stored in one type", b->layer);
+		       "layer %d: the two parameters of xielu must be stored in one type",
+		       b->layer);
 	return both;
 }
 
@@ -108,8 +109,8 @@ permute_expert_cols(ModelBuilder *b, int x, int id, int64_t width, int64_t *spre
 	*spread = 1;
 	if (!same_word(gate.order, up.order))
 		err_at(b->g->diag, b->loc,
-		       "storage.rules: e_gate and e_up of layer %d read one x, so they have one "
-		       "order or none",
+		       "storage.rules: e_gate and e_up of layer %d read the same x, so they need "
+		       "the same order",
 		       b->layer);
 	if (!up.order)
 		return x;

@@ -548,15 +548,14 @@ check_slots(const Graph *g, Diag *d)
 	}
 	if (!any)
 		err_at(d, spec_loc(g->spec, "adapters.slots"),
-		       "adapters.slots: this model has no matrix that an adapter in a slot may "
-		       "change: slots are for projections of attention and of feed-forwards; one "
-		       "adapter for all is added to the weights (lora.path)");
+		       "adapters.slots: this model has no matrix for adapter slots, which support "
+		       "projections of attention and of feed-forwards; use lora.path to merge one "
+		       "adapter into the weights");
 	if (!experts)
-		err_at(
-		    d, spec_loc(g->spec, "adapters.expert_rank"),
-		    "adapters.expert_rank: this model has no experts that an adapter in a slot may "
-		    "change: there are none, their family stores them turned or interleaved, "
-		    "or their columns lie in an order of their own (desc_act)");
+		err_at(d, spec_loc(g->spec, "adapters.expert_rank"),
+		       "adapters.expert_rank: this model has no experts for adapter slots: there "
+		       "are none, their family stores them transposed or interleaved, or their "
+		       "columns are permuted (desc_act)");
 }
 
 static void

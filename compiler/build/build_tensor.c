@@ -196,8 +196,8 @@ memory_storage(Graph *g, PlanSource *src, int n_src, StorageRule r, Loc loc)
 		return r;
 	if (src->unit_rows)
 		err_at(g->diag, loc,
-		       "storage: head.row_norm changes rows of the head, stored as f32, f16 or "
-		       "bf16, not as %s",
+		       "storage: head.row_norm changes the rows of the head: f32, f16 or bf16 is "
+		       "needed, not %s",
 		       dtype_text(r.dtype));
 	if (!src->transpose)
 		return r;
@@ -214,7 +214,7 @@ rule_or_error(Graph *g, const char *role, int *part, Loc loc)
 	if (!rule)
 		err_at(
 		    g->diag, loc,
-		    "the %s tensor map of family %s gives no name for '%s', which this model needs",
+		    "the %s tensor map of family %s has no name for '%s', which this model needs",
 		    g->spec->checkpoint, g->spec->family, role);
 	return rule;
 }
@@ -242,8 +242,7 @@ rule_rows(Graph *g, int layer, const TensorRule *rule, const char *role, int par
 	if (!strchr(rule->role, '+'))
 		return true;
 	if (!stack_rows(s, layer, rule, part, &before, &total)) {
-		err_at(g->diag, rule->loc,
-		       "tensors: '%s' stacks roles whose rows llmc does not know how to tell apart",
+		err_at(g->diag, rule->loc, "tensors: '%s' stacks roles that llmc cannot separate",
 		       rule->role);
 		return false;
 	}
@@ -253,9 +252,10 @@ rule_rows(Graph *g, int layer, const TensorRule *rule, const char *role, int par
 	if (rule->per_head || rule->quarters) {
 		int64_t units = rule->quarters ? 4 : head_units(s, layer, rule->role);
 		if (rows % units) {
-			err_at(g->diag, rule->loc,
-			       "tensors: '%s' lies in %d parts, which %lld rows of %s are not",
-			       rule->role, (int)units, (long long)rows, role);
+			err_at(
+			    g->diag, rule->loc,
+			    "tensors: '%s' has %d parts, which do not divide the %lld rows of %s",
+			    rule->role, (int)units, (long long)rows, role);
 			return false;
 		}
 		src->first = before / units;
@@ -297,8 +297,8 @@ add_adapter(Graph *g, const char *role, int layer, int64_t rows, PlanSource *src
 		return true;
 	if (strcmp(role, "embed") == 0 && s->head.tied && s->head.kind == LLMC_OUTPUT_LOGITS) {
 		err_at(g->diag, spec_loc(s, "lora.path"),
-		       "lora.path: the adapter changes %s, which is the head as well (head.tied): "
-		       "the two would differ",
+		       "lora.path: the adapter changes %s, which is also the head (head.tied): the "
+		       "two would differ",
 		       name);
 		return false;
 	}
@@ -306,9 +306,8 @@ add_adapter(Graph *g, const char *role, int layer, int64_t rows, PlanSource *src
 		return false;
 	if (src->arranged) {
 		err_at(g->diag, spec_loc(s, "lora.path"),
-		       "lora.path: the adapter changes %s, whose columns the checkpoint's scheme "
-		       "keeps in an order of their own: merge it into the checkpoint it was "
-		       "trained on",
+		       "lora.path: the adapter changes %s, whose columns the checkpoint permutes: "
+		       "merge it into the checkpoint that it was trained on",
 		       name);
 		return false;
 	}
@@ -536,9 +535,8 @@ build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t 
 	src->arranged = file.order || file.factor;
 	if (src->arranged && (src->transpose || !role_arranges(role)))
 		err_at(g->diag, loc,
-		       "storage.rules: order and factor are for matrices that x is multiplied by "
-		       "as they are, which %s of layer %d is not",
-		       role, layer);
+		       "storage.rules: order and factor are not supported for %s of layer %d", role,
+		       layer);
 	if (cols && !add_adapter(g, role, layer, rows, src, &as, loc))
 		return -1;
 	return tensor_add(g, id, as, rows, cols, src, 1, loc);
@@ -587,7 +585,7 @@ adapt_experts(Graph *g, const TensorRule *rule, const char *role, int layer, Pla
 	if (stacked && (rule->interleaved || rule->transpose)) {
 		err_at(g->diag, spec_loc(g->spec, "lora.path"),
 		       "lora.path: the adapter changes experts of layer %d, which this family "
-		       "stores turned or interleaved: merge it into the checkpoint",
+		       "stores transposed or interleaved: merge it into the checkpoint",
 		       layer);
 		return false;
 	}
@@ -627,8 +625,7 @@ build_experts(Graph *g, const char *role, int layer, int n_experts, int64_t rows
 	if (!rule)
 		return -1;
 	if (strchr(rule->role, '+') && !stack_rows(g->spec, layer, rule, part, &before, &total)) {
-		err_at(g->diag, rule->loc,
-		       "tensors: '%s' stacks roles whose rows llmc does not know how to tell apart",
+		err_at(g->diag, rule->loc, "tensors: '%s' stacks roles that llmc cannot separate",
 		       rule->role);
 		return -1;
 	}
@@ -670,15 +667,14 @@ build_experts(Graph *g, const char *role, int layer, int n_experts, int64_t rows
 		return -1;
 	const bool plain = !rule->stacked && !rule->transpose && !rule->interleaved;
 	if (as.factor || (as.order && !plain))
-		err_at(
-		    g->diag, loc,
-		    "storage.rules: %s of layer %d: factors of columns are for matrices that each "
-		    "row of x meets, an order for those of experts that are tensors of their own",
-		    role, layer);
+		err_at(g->diag, loc,
+		       "storage.rules: %s of layer %d: experts support no factor, and an order "
+		       "only if each expert is a separate tensor",
+		       role, layer);
 	if (as.order && g->peft)
 		err_at(g->diag, spec_loc(g->spec, "lora.path"),
-		       "lora.path: the columns of %s in layer %d lie in an order of each expert's "
-		       "own: merge the adapter into the checkpoint it was trained on",
+		       "lora.path: the columns of %s in layer %d are permuted per expert: merge "
+		       "the adapter into the checkpoint that it was trained on",
 		       role, layer);
 	for (int e = 0; e < n_src && as.order; e++)
 		src[e].arranged = true;
@@ -690,8 +686,8 @@ build_experts(Graph *g, const char *role, int layer, int n_experts, int64_t rows
 			return -1;
 		if (!plain || before || total != rows || g->peft)
 			err_at(g->diag, loc,
-			       "storage.rules: order of e_down in layer %d: rows of %s take it, "
-			       "which are tensors of their own, without an adapter",
+			       "storage.rules: order of e_down in layer %d also permutes rows of "
+			       "%s, which must be separate tensors without an adapter",
 			       layer, role);
 		for (int e = 0; e < n_src; e++)
 			src[e].rows_in =
@@ -763,9 +759,7 @@ build_one_of(Graph *g, const char *role, int layer, int i, int n, int64_t rows, 
 	};
 	StorageRule as = memory_storage(g, src, 1, file_storage(g, role, layer, cols, loc), loc);
 	if (as.order || as.factor)
-		err_at(g->diag, loc,
-		       "storage.rules: order and factor are for matrices that each row of x meets, "
-		       "which %s are not",
+		err_at(g->diag, loc, "storage.rules: order and factor are not supported for %s",
 		       role);
 	return tensor_add(g,
 	                  arena_printf(g->arena, "%s.%d", tensor_id(g->arena, role, layer, ""), i),

@@ -172,7 +172,8 @@ plan_step(const Graph *g, const Selection *sel, const int *to, const Step *from,
 		const Value *v = op->arg[k] < 0 ? NULL : &g->val[op->arg[k]];
 		if (v && v->held[PHASE_DECODE] != v->held[PHASE_MIXED] && !plan_mixed_serves(st))
 			BUG(g->diag, op->loc,
-			    "%s: %s is held in two types, and mixed kernels do not stand in",
+			    "%s: %s has two types in memory, and mixed kernels do not replace the "
+			    "decode kernel",
 			    op_info[op->kind].name, v->name);
 	}
 	for (int k = 0; k < op_info[op->kind].n_arg; k++)

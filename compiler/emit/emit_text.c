@@ -97,10 +97,9 @@ put_orders(const Plan *p, Strbuf *out)
 		return;
 	strbuf_puts(out, "  orders     ");
 	put_bytes(out, bytes);
-	strbuf_puts(out, " of the weights: columns of experts lie in orders of their own; a layer "
-	                 "writes and reads ");
+	strbuf_puts(out, " of the weights: column orders per expert; a layer writes and reads ");
 	put_bytes(out, row);
-	strbuf_puts(out, " a row, x once for each expert chosen\n");
+	strbuf_puts(out, " per row, one x per selected expert\n");
 }
 
 static void
@@ -112,15 +111,15 @@ put_pools(const Plan *p, Strbuf *out)
 		if (k->state) {
 			put_bytes(out, plan_layer_state_bytes(k) * k->n_layers);
 			strbuf_printf(out,
-			              " a sequence: %d layers, %" PRId64 " x %" PRId64 " x %" PRId64
-			              " elements, f32\n",
+			              " per sequence: %d layers, %" PRId64 " x %" PRId64
+			              " x %" PRId64 " elements, f32\n",
 			              k->n_layers, k->kv_heads, k->k_dim, k->v_dim);
 			continue;
 		}
 		put_bytes(out, plan_layer_page_bytes(k) * k->n_layers / PLAN_KV_PAGE);
-		strbuf_printf(out, " a position: %d layers, ", k->n_layers);
+		strbuf_printf(out, " per position: %d layers, ", k->n_layers);
 		if (k->mla && strcmp(k->id, "index") == 0)
-			strbuf_printf(out, "an indexer's key of %" PRId64 " elements", k->k_dim);
+			strbuf_printf(out, "indexer key of %" PRId64 " elements", k->k_dim);
 		else if (k->mla)
 			strbuf_printf(out, "latent and key of %" PRId64 " elements", k->k_dim);
 		else
@@ -134,7 +133,7 @@ put_pools(const Plan *p, Strbuf *out)
 			strbuf_puts(out, ", rotated");
 		strbuf_printf(out, ", pages of %d positions", PLAN_KV_PAGE);
 		if (k->keep)
-			strbuf_printf(out, "; %" PRId64 " positions needed behind the newest",
+			strbuf_printf(out, "; %" PRId64 " positions before the newest are needed",
 			              k->keep);
 		if (k->recent || k->sinks) {
 			strbuf_printf(out,
@@ -164,7 +163,7 @@ put_host(const Plan *p, Strbuf *out)
 	put_bytes(out, p->kv_host);
 	strbuf_printf(out,
 	              " of pinned memory: %" PRId64 " pages, %" PRId64
-	              " positions that the prefix cache would forget\n",
+	              " positions evicted by the prefix cache\n",
 	              p->kv_host / page, p->kv_host / page * PLAN_KV_PAGE);
 }
 
@@ -190,10 +189,9 @@ put_slots(const Selection *sel, const Plan *p, Strbuf *out)
 		mem_peak(sel, (PlanSym)s, 1, &used, &bound);
 		if (!used)
 			continue;
-		strbuf_printf(
-		    out, "  %s %s: %" PRId64 " bytes used, no plan needs fewer than %" PRId64 "\n",
-		    s == SYM_one ? "at any size" : "for each unit of",
-		    s == SYM_one ? "" : plan_sym_text[s], used, bound);
+		strbuf_printf(out, "  %s %s: %" PRId64 " bytes used, lower bound %" PRId64 "\n",
+		              s == SYM_one ? "at any size" : "per unit of",
+		              s == SYM_one ? "" : plan_sym_text[s], used, bound);
 	}
 }
 
@@ -308,25 +306,25 @@ put_mla_forms(const Plan *p, Strbuf *out)
 	        nope = step_int(s, "nope_dim"), v_dim = step_int(s, "v_dim");
 	int64_t expand = step_int(s, "expand");
 	strbuf_printf(out,
-	              "\nlatent attention, operations of a head: absorbed %" PRId64
-	              " a pair of row and position; expanded %" PRId64 ", and %" PRId64
-	              " a position\n",
+	              "\nlatent attention, operations per head: absorbed %" PRId64
+	              " per pair of row and position; expanded %" PRId64 ", and %" PRId64
+	              " per position\n",
 	              2 * (2 * rank + rope), 2 * (nope + rope + v_dim), 2 * rank * (nope + v_dim));
 	if (expand == MLA_EXPAND_ALWAYS)
 		strbuf_puts(out, "  all rows are expanded\n");
 	else if (expand > 0)
 		strbuf_printf(out,
-		              "  decode rows are absorbed; n > 1 rows of a prompt behind c "
-		              "positions are expanded where n (c + n / 2) > %" PRId64 " c\n",
+		              "  decode rows are absorbed; n > 1 prefill rows after c positions "
+		              "are expanded if n (c + n / 2) > %" PRId64 " c\n",
 		              expand);
 	else
 		strbuf_puts(out, "  all rows are absorbed\n");
 	if (step_int(s, "index_top_k"))
-		strbuf_printf(out,
-		              "  a row attends to %" PRId64
-		              " of its positions, chosen by the last index_select before it, and "
-		              "is absorbed\n",
-		              step_int(s, "index_top_k"));
+		strbuf_printf(
+		    out,
+		    "  a row attends to %" PRId64
+		    " positions selected by the last index_select before it, and is absorbed\n",
+		    step_int(s, "index_top_k"));
 }
 
 static void
@@ -412,9 +410,9 @@ put_cache_cost(const Plan *p, const PlanStep *s, Strbuf *out)
 		return;
 	strbuf_puts(out, " cache ");
 	put_bytes(out, bytes);
-	strbuf_puts(out, " a position, ");
+	strbuf_puts(out, " per position, ");
 	put_count(out, ops, flop_unit);
-	strbuf_puts(out, " a position that a row sees;");
+	strbuf_puts(out, " per position that a row attends to;");
 }
 
 /* Wrap words into the lines of a comment; the first line already has `col` columns. */
@@ -464,16 +462,16 @@ emit_comment(const Graph *g, const Selection *sel, const Plan *p, int kernel, St
 	}
 	strbuf_puts(out, "\n * weights ");
 	put_bytes(out, s->weight_bytes);
-	strbuf_puts(out, " a call, ");
+	strbuf_puts(out, " per call, ");
 	for (int k = 0; k < op_info[op->kind].n_in; k++) {
 		if (op_info[op->kind].arg[k].role != ROLE_TABLE)
 			continue;
 		const PlanTensor *t = &p->tensor[s->arg[k].index];
 		put_bytes(out, dtype_row_bytes(t->dtype, t->cols));
-		strbuf_puts(out, " of a table a row, ");
+		strbuf_puts(out, " per row of a table, ");
 	}
 	put_count(out, s->flops_per_row, flop_unit);
-	strbuf_puts(out, " a row;");
+	strbuf_puts(out, " per row;");
 	put_cache_cost(p, s, out);
 	strbuf_puts(out, " lines of model.yaml:");
 	for (int ph = 0; ph < PHASES; ph++)

@@ -498,7 +498,7 @@ has_form(const ExportJob *j)
 	                                                        : NULL;
 
 	if (what)
-		err_at(j->d, (Loc){ 0 }, "%s: a model with %s, which llmc does not write as a GGUF",
+		err_at(j->d, (Loc){ 0 }, "%s: llmc cannot export a model with %s as GGUF",
 		       j->from->path, what);
 	return !what;
 }
@@ -593,10 +593,9 @@ static bool export(ExportJob *j)
 		return false;
 	j->x->arch = arch_of(j);
 	if (!j->x->arch || !j->family.format) {
-		err_at(
-		    d, (Loc){ 0 },
-		    "%s: llmc knows no name for the family %s in GGUF files; it writes those of %s",
-		    folder, j->family.name, known_families(j));
+		err_at(d, (Loc){ 0 },
+		       "%s: llmc has no GGUF architecture for the family %s; it exports %s", folder,
+		       j->family.name, known_families(j));
 		return false;
 	}
 	if (!(j->spec = spec_of(j, "imported")) || !has_form(j))
@@ -612,24 +611,25 @@ static bool export(ExportJob *j)
 		for (int k = 0; k < names->tensor[i].n_src; k++)
 			if (!tensor_add(j, &names->tensor[i], &names->tensor[i].src[k])) {
 				err_at(d, (Loc){ 0 },
-				       "%s: llmc does not write %s as GGUF files have it", folder,
+				       "%s: llmc cannot export the tensor %s as GGUF", folder,
 				       names->tensor[i].src[k].name);
 				return false;
 			}
 	rope_tensors(j);
 	if (!(back = complete(j, &differs)) || !(file = graph_build(back, d, j->a))) {
 		note_at(d, (Loc){ 0 },
-		        "%s: that is what a GGUF of %s would be read as: none is written", folder,
-		        j->x->arch);
+		        "%s: that is how a GGUF of the architecture %s would be imported; no file "
+		        "is written",
+		        folder, j->x->arch);
 		return false;
 	}
 	if (!graphs_agree(mine, file) || !parts(j, mine, file)) {
 		const char *path = differs < K_COUNT ? spec_key[differs].path : NULL;
 		err_at(d, (Loc){ 0 },
-		       "%s: a GGUF of the architecture %s would be read as another "
-		       "model%s%s%s%s%s%s: none is written",
+		       "%s: a GGUF of the architecture %s would be imported as another "
+		       "model%s%s%s%s%s%s; no file is written",
 		       folder, j->x->arch, path ? " (" : "", path ? path : "", path ? " = " : "",
-		       path ? spec_get(back, j->a, path) : "", path ? " in place of " : "",
+		       path ? spec_get(back, j->a, path) : "", path ? " instead of " : "",
 		       path ? arena_printf(j->a, "%s)", spec_get(j->spec, j->a, path)) : "");
 		return false;
 	}

@@ -119,8 +119,8 @@ drop_foreign_tokens(ImportSource *s, SpecKey k)
 			out = arena_printf(s->a, "%s%s%ld", out, *out ? ", " : "", id);
 		else {
 			warn_at(s->d, (Loc){ 0 },
-			        "%s: %s = %ld is no token, there are %.0f: it is left out", s->file,
-			        spec_key[k].path, id, vocab);
+			        "%s: %s = %ld is not a token, vocab_size is %.0f: it is ignored",
+			        s->file, spec_key[k].path, id, vocab);
 			dropped = true;
 		}
 		p = end + strspn(end, ", ");

@@ -151,8 +151,8 @@ import_names(ImportSource *s, const Spec *spec)
 	}
 	if (spec->head.tied && spec->head.kind == LLMC_OUTPUT_LOGITS && own_head(s, embed, head)) {
 		warn_at(s->d, (Loc){ 0 },
-		        "%s: the head is said to be the embedding (tie_word_embeddings), but %s is "
-		        "stored and differs from it: it is taken",
+		        "%s: tie_word_embeddings is true, but the head %s is stored and differs "
+		        "from the embedding; it is used",
 		        s->file, tensor_of(s, head)->name);
 		source_set(s, K_tied, "false");
 		return true;
@@ -276,7 +276,7 @@ stored(ImportCheck *c, const char *role, int layer, const SourceTensor *t, bool 
 	if (h->dtype != DT_NONE && h->dtype != d)
 		err_at(c->s->d, (Loc){ 0 },
 		       "%s: %s is stored as %s, other parts of %s in the same layer as %s: llmc "
-		       "wants one type for them",
+		       "needs one type for them",
 		       c->s->path, t->name, dtype_text(d), role, dtype_text(h->dtype));
 	h->dtype = d;
 	h->from = t;
@@ -351,9 +351,9 @@ tensor(ImportCheck *c, const TensorRule *r, const char *role, int layer, int exp
 		const bool sums = strcmp(type, "Q8_K") == 0 || strcmp(type, "Q8_1") == 0;
 		err_at(c->s->d, (Loc){ 0 }, "%s: tensor %s is stored as %s, %s", c->s->path, name,
 		       type,
-		       sums ? "which ggml has for what meets weights, not for weights: the file "
-		              "was not made by its tools"
-		            : "which llmc does not read");
+		       sums ? "which ggml uses for activations, not for weights: the file was not "
+		              "made by its tools"
+		            : "which llmc does not support");
 		return;
 	}
 	bool bias = strcmp(suffix, ".bias") == 0;
@@ -829,10 +829,10 @@ leftovers(ImportCheck *c)
 		const TensorRule *drop = t->used ? NULL : drop_rule(s, t->name);
 		if (drop && drop->same && t->data && dtype_is_float(t->dtype) &&
 		    !is_constant(t, drop->value)) {
-			err_at(c->s->d, (Loc){ 0 },
-			       "%s: tensor %s holds another number than %g, which the family %s "
-			       "has everywhere",
-			       c->s->path, t->name, drop->value, s->family);
+			err_at(
+			    c->s->d, (Loc){ 0 },
+			    "%s: tensor %s must contain only %g, as in all models of the family %s",
+			    c->s->path, t->name, drop->value, s->family);
 			return;
 		}
 		bool dropped = t->used || drop || kept_by_others(c, t->name);
@@ -863,22 +863,21 @@ leftovers(ImportCheck *c)
 	}
 	if (n_beyond)
 		warn_at(c->s->d, (Loc){ 0 },
-		        "%s: %zu tensors of layers beyond the %d of the model are left out",
+		        "%s: %zu tensors of layers beyond the %d of the model are ignored",
 		        c->s->path, n_beyond, s->n_layers);
 	if (n_zeros)
 		warn_at(c->s->d, (Loc){ 0 },
-		        "%s: %zu biases of zeros are left out: GPTQ stores them for layers that "
-		        "have none",
+		        "%s: %zu biases of zeros are ignored: GPTQ stores them for layers without "
+		        "a bias",
 		        c->s->path, n_zeros);
 	if (n_other && (c->s->wrapper || c->s->allow_unknown_keys))
 		warn_at(c->s->d, (Loc){ 0 },
-		        "%s: tensors outside the language model are left out, %zu in number, the "
-		        "first is %s",
+		        "%s: %zu tensors outside the language model are ignored, the first is %s",
 		        c->s->path, n_other, other);
 	else if (n_other)
 		err_at(c->s->d, (Loc){ 0 },
-		       "%s: the family %s does not know the tensor %s%s, and it may change the "
-		       "result; --allow-unknown-keys (allow_unknown_keys) leaves it out",
+		       "%s: the family %s does not use the tensor %s%s, and it may change the "
+		       "result; --allow-unknown-keys (allow_unknown_keys) ignores it",
 		       c->s->path, s->family, other,
 		       n_other > 1 ? arena_printf(c->s->a, " and %zu others", n_other - 1) : "");
 }
@@ -982,7 +981,7 @@ import_check(ImportSource *s, const Spec *spec)
 	for (int l = 0; l < spec->n_layers; l++)
 		layer_roles(&c, l);
 	if (c.n_missing > 8)
-		note_at(s->d, (Loc){ 0 }, "%d tensors are missing altogether", c.n_missing);
+		note_at(s->d, (Loc){ 0 }, "%d tensors are missing in total", c.n_missing);
 	if (s->d->n_error == before)
 		leftovers(&c);
 	if (s->d->n_error == before)

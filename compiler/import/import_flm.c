@@ -69,8 +69,8 @@ source_read_flm(ImportSource *s, llmc_error *err)
 		return false;
 	if (!flm_get(&f, "model_type")) {
 		error_set(err, LLMC_E_INPUT,
-		          "%s: FastLLM's version %d of a file without model_type: it does not say "
-		          "what model it is; describe it in YAML and give the file with --weights",
+		          "%s: a FastLLM file of version %d without model_type does not identify "
+		          "its model; describe it in YAML and pass the file with --weights",
 		          s->path, f.version);
 		return false;
 	}

@@ -138,8 +138,8 @@ scaling(ImportSource *s)
 	if (strcmp(type, "linear") != 0 && strcmp(type, "yarn") != 0 &&
 	    strcmp(type, "longrope") != 0) {
 		err_at(s->d, (Loc){ 0 },
-		       "%s: rope.scaling.type = %.60s: llmc knows none, linear, yarn and longrope "
-		       "in GGUF files",
+		       "%s: rope.scaling.type = %.60s: llmc supports none, linear, yarn and "
+		       "longrope in GGUF files",
 		       s->path, type);
 		return;
 	}
@@ -166,8 +166,8 @@ scaling(ImportSource *s)
 		source_set(s, K_rope_attention_factor, NULL);
 		if (own && v != 1)
 			err_at(s->d, (Loc){ 0 },
-			       "%s: rope.scaling.attn_factor = %g beside yarn_log_multiplier: llmc "
-			       "knows one of the two",
+			       "%s: rope.scaling.attn_factor = %g and yarn_log_multiplier: llmc "
+			       "supports only one of the two",
 			       s->path, v);
 		else if (!own && v != 1)
 			source_set_num(s, K_rope_attention_factor, v * (1 + 0.1 * log(factor)));

@@ -150,7 +150,7 @@ source_take_config(ImportSource *s, const json_t *root)
 	if (part_of(root, "vision_config") || part_of(root, "audio_config") ||
 	    part_of(root, "thinker_config"))
 		warn_at(s->d, (Loc){ 0 },
-		        "%s: only the language model is imported, not the parts that see or hear",
+		        "%s: only the language model is imported, not the vision and audio parts",
 		        s->file);
 }
 
@@ -198,15 +198,15 @@ take_tensors(ImportSource *s, const Safetensors *st)
 		made |= safetensors_at(st, i)->made != NULL;
 	if (method && !made)
 		err_at(s->d, (Loc){ 0 },
-		       "%s: these weights are quantised by %.60s, which llmc does not read yet: "
-		       "take the unquantised checkpoint, a GGUF file of it, or one of these: %s",
+		       "%s: these weights are quantised by %.60s, which llmc does not support: use "
+		       "the unquantised checkpoint, a GGUF file of it, or one of these: %s",
 		       s->file,
 		       *method ? method : "a method that quantization_config does not name",
 		       safetensors_schemes_known(st));
 	else if (!made && source_val(s, "quantization_config").kind != EXPR_NULL)
 		warn_at(s->d, (Loc){ 0 },
-		        "%s: quantization_config speaks of quantised weights, but these are not: "
-		        "they are taken as they are stored",
+		        "%s: quantization_config describes quantised weights, but these are not "
+		        "quantised: they are read as stored",
 		        s->file);
 	s->have_tensors = true;
 	s->n_tensor = safetensors_n(st);
@@ -281,8 +281,8 @@ take_pooling(ImportSource *s, const char *path, llmc_error *err)
 			kind = ways[i].kind;
 	if (!kind)
 		err_at(s->d, (Loc){ 0 },
-		       "%s: llmc pools by the last token, the mean or the first token (cls), one "
-		       "of them; this file wants something else",
+		       "%s: this pooling is not supported: llmc pools by the last token, the mean "
+		       "or the first token (cls)",
 		       path);
 	else
 		source_set(s, K_pool_kind, kind);
@@ -329,7 +329,7 @@ take_modules(ImportSource *s, llmc_error *err)
 			source_set(s, K_pool_norm, "true");
 		} else if (!ends_with(type, ".Transformer")) {
 			err_at(s->d, (Loc){ 0 },
-			       "%s: a module of type %.80s stands behind the model: llmc knows "
+			       "%s: a module of type %.80s follows the model: llmc supports "
 			       "Transformer, Pooling and Normalize",
 			       list, type ? type : "(none)");
 			return false;
@@ -441,7 +441,7 @@ list_numbers(ImportSource *s, SpecKey k, SpecExprVal v)
 	for (size_t i = 0; i < v.n; i++) {
 		if (v.item[i].kind != EXPR_NUM) {
 			err_at(s->d, (Loc){ 0 },
-			       "%s: the list for %s holds something that is no number", s->file,
+			       "%s: the list for %s contains a value that is not a number", s->file,
 			       spec_key[k].path);
 			return;
 		}
@@ -493,7 +493,7 @@ convert_rope(ImportSource *s, const char *object, SpecKey base)
 		found |= strcmp(known[i], type) == 0;
 	if (!found) {
 		err_at(s->d, (Loc){ 0 },
-		       "%s: %s.rope_type = %.60s: llmc knows default, linear, dynamic, yarn, "
+		       "%s: %s.rope_type = %.60s: llmc supports default, linear, dynamic, yarn, "
 		       "llama3, longrope and proportional",
 		       s->file, object, type);
 		return;
@@ -595,8 +595,8 @@ layer_config(ImportSource *s)
 			source_add(s, kind, v);
 		else if (before.kind != v.kind || (v.kind == EXPR_NUM && before.num != v.num))
 			err_at(s->d, (Loc){ 0 },
-			       "%s: %s differs from other layers of the type %s: llmc has one "
-			       "shape a type",
+			       "%s: %s differs from other layers of the type %s: llmc supports one "
+			       "shape per type",
 			       s->file, name, types.item[l].str);
 	}
 	source_use(s, "per_layer_config*");
@@ -630,8 +630,8 @@ source_convert_hf(ImportSource *s)
 	const char *method = source_str(s, "quantization_config.quant_method");
 	if (!s->have_tensors && source_val(s, "quantization_config").kind != EXPR_NULL)
 		err_at(s->d, (Loc){ 0 },
-		       "%s: these weights are quantised by %.60s: the tensors say how, and they "
-		       "are not here",
+		       "%s: these weights are quantised by %.60s, and the tensors that define the "
+		       "format are missing",
 		       s->file,
 		       method ? method : "a method that quantization_config does not name");
 	source_use(s, "quantization_config*");

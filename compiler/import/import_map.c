@@ -108,8 +108,8 @@ import_family(ImportSource *s)
 	}
 	const char *type = s->arch ? s->arch : source_str(s, "model_type");
 	err_at(s->d, (Loc){ 0 },
-	       "%s: no family file matches %s = %.60s; llmc knows %s; docs/adding-a-family.md "
-	       "tells how to add one",
+	       "%s: no family file matches %s = %.60s; llmc supports %s; docs/adding-a-family.md "
+	       "describes how to add one",
 	       s->file, s->arch ? "general.architecture" : "model_type", type ? type : "(absent)",
 	       names);
 	import_nearest(s, all, n_family);
@@ -197,7 +197,7 @@ word_value(ImportSource *s, SpecKey k, const char *word, const Node *expr)
 		return word; /* already one of our words; if not, the Spec reports it */
 	for (size_t i = 0; i < map->n; i++)
 		known = arena_printf(s->a, "%s%s%s", known, i ? ", " : "", map->key[i]->text);
-	err_at(s->d, (Loc){ 0 }, "%s: %s = %.60s: llmc knows %s here", s->file,
+	err_at(s->d, (Loc){ 0 }, "%s: %s = %.60s: llmc supports %s here", s->file,
 	       expr->kind == NODE_SCALAR ? expr->text : spec_key[k].path, word, known);
 	return NULL;
 }
@@ -219,8 +219,8 @@ value_text(ImportSource *s, SpecKey k, SpecExprVal v, const Node *expr)
 			return v.num != 0 ? "all" : "none";
 		if (spec_key[k].type == TYPE_LAYERS) {
 			err_at(s->d, (Loc){ 0 },
-			       "%s: %s = %s: one number does not say which layers; for %s a value "
-			       "for each layer is expected",
+			       "%s: %s = %s: one number does not select layers; for %s a value per "
+			       "layer is expected",
 			       s->file, expr->kind == NODE_SCALAR ? expr->text : "a key", num,
 			       spec_key[k].path);
 			return NULL;
@@ -511,12 +511,12 @@ unknown_keys(ImportSource *s)
 	if (n > SHOWN)
 		list = arena_printf(s->a, "%s and %zu more", list, n - SHOWN);
 	if (n && s->allow_unknown_keys)
-		warn_at(s->d, (Loc){ 0 }, "%s: family %s does not know the key%s %s: left out",
+		warn_at(s->d, (Loc){ 0 }, "%s: family %s does not use the key%s %s: ignored",
 		        s->file, s->family.name, n > 1 ? "s" : "", list);
 	else if (n)
 		err_at(s->d, (Loc){ 0 },
-		       "%s: family %s does not know the key%s %s, which may change what the model "
-		       "computes; --allow-unknown-keys (allow_unknown_keys) leaves %s out",
+		       "%s: family %s does not use the key%s %s, which may change what the model "
+		       "computes; --allow-unknown-keys (allow_unknown_keys) ignores %s",
 		       s->file, s->family.name, n > 1 ? "s" : "", list, n > 1 ? "them" : "it");
 }
 

@@ -176,11 +176,11 @@ import_nearest(ImportSource *s, const Family *family, size_t n)
 	for (size_t k = 0; k < s->n_key; k++)
 		if (s->key[k].val.kind != EXPR_NULL && !knows_key(best, &s->key[k]))
 			show(keys, s->key[k].name, n_key++);
-	note_at(s->d, (Loc){ 0 }, "nearest is the family %s%s%s%s%s", best->name,
+	note_at(s->d, (Loc){ 0 }, "the most similar family is %s%s%s%s%s", best->name,
 	        n_tensor      ? "; it has no role for the tensors "
 	        : s->n_tensor ? "; it has a role for every tensor"
 	                      : "",
-	        n_tensor ? strbuf_str(tensors) : "", n_key ? "; it does not know the keys " : "",
+	        n_tensor ? strbuf_str(tensors) : "", n_key ? "; it does not use the keys " : "",
 	        n_key ? strbuf_str(keys) : "");
 	strbuf_release(tensors);
 	strbuf_release(keys);

@@ -155,8 +155,8 @@ source_set_layers(ImportSource *s, SpecKey k, SpecExprVal types)
 			out = arena_printf(s->a, "%s%s%zu", out, *out ? ", " : "", i);
 		else if (strcmp(t, older ? "global" : no) != 0) {
 			err_at(s->d, (Loc){ 0 },
-			       "%s: layer %zu is of the type %.60s; llmc knows %s and %s", s->file,
-			       i, t, no, in);
+			       "%s: layer %zu is of the type %.60s; llmc supports %s and %s",
+			       s->file, i, t, no, in);
 			return false;
 		}
 	}

@@ -82,7 +82,8 @@ graph_stage(Graph *g, int stage)
 	}
 	if (g->spec->head.kind == LLMC_OUTPUT_LABELS) {
 		err_at(g->diag, spec_loc(g->spec, "parallel.pp"),
-		       "parallel.pp = %d: a model whose head has labels runs in one stage", stages);
+		       "parallel.pp = %d: a model with a classification head runs in one stage",
+		       stages);
 		return false;
 	}
 	g->stage = stage;
@@ -98,8 +99,8 @@ graph_stage(Graph *g, int stage)
 			if (def < 0 || of[def] == of[i] || op[def].kind != OP_index_select)
 				continue;
 			err_at(g->diag, spec_loc(g->spec, "parallel.pp"),
-			       "parallel.pp = %d: layer %d attends to positions that an earlier "
-			       "stage chooses (attention.index.layers): another number of stages",
+			       "parallel.pp = %d: layer %d needs positions that an earlier stage "
+			       "selects (attention.index.layers): use another number of stages",
 			       stages, op[i].layer);
 			return false;
 		}
@@ -110,8 +111,7 @@ graph_stage(Graph *g, int stage)
 				continue;
 			if (enters >= 0 && enters != v)
 				BUG(g->diag, op[i].loc,
-				    "stages: %s and %s are made by other stages than the one that "
-				    "reads them",
+				    "stages: a stage reads two values of other stages, %s and %s",
 				    g->val[enters].name, g->val[v].name);
 			enters = v;
 		}
@@ -133,8 +133,8 @@ graph_stage(Graph *g, int stage)
 	own_pools(g);
 	if (stage == 0 && states && !keeps_state(g)) {
 		err_at(g->diag, spec_loc(g->spec, "parallel.pp"),
-		       "parallel.pp = %d: the first stage, which has the books of sequences, has "
-		       "no layer that keeps a state as others do: fewer stages",
+		       "parallel.pp = %d: the first stage, which manages the sequences, has no "
+		       "recurrent layer, and others have: use fewer stages",
 		       stages);
 		return false;
 	}

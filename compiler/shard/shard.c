@@ -171,8 +171,8 @@ cut_factor(ShardPass *p, int v, ShardShare part)
 		const int64_t block = src->lora_block, at = part.first % block;
 		if (at + part.count > block && (at || part.count % block)) {
 			err_at(g->diag, g->val[v].loc,
-			       "adapters.slots: rows of %s lie in pieces of %" PRId64
-			       ", between which %d ranks cannot share them",
+			       "adapters.slots: rows of %s are in blocks of %" PRId64
+			       ", which %d ranks cannot share",
 			       src->name, block, g->ranks);
 			return v;
 		}
@@ -299,7 +299,7 @@ whole(ShardPass *p, int v)
 	ValueState *s = &p->state[v];
 
 	if (s->kind == STATE_SPLIT)
-		BUG(g->diag, g->val[v].loc, "shard: %s is split where all of it is read",
+		BUG(g->diag, g->val[v].loc, "shard: %s is split, but all of it is read",
 		    g->val[v].name);
 	if (s->kind == STATE_FULL)
 		return;
@@ -518,7 +518,7 @@ shard_matmul(ShardPass *p, Op *op)
 		int bias = op->arg[B];
 		if (!split(p, op->arg[X]))
 			BUG(p->g->diag, op->loc,
-			    "shard: columns are cut of a matrix whose input is whole");
+			    "shard: a matrix is split by columns, but its input is full");
 		cut_arg(p, op, W, CUT_COLS, by, 1, NULL);
 		op_change_int(op, "cols", own(p, by, op_int(op, "cols")));
 		op->arg[B] = -1;
@@ -928,10 +928,10 @@ shard_scale_cols(ShardPass *p, Op *op)
 		return;
 	}
 	if (op_int(op, "count") != op_int(op, "width")) {
-		err_at(p->g->diag, op->loc,
-		       "parallel.tp = %d: a factor of some columns of what ranks share runs on one "
-		       "rank",
-		       p->g->ranks);
+		err_at(
+		    p->g->diag, op->loc,
+		    "parallel.tp = %d: a factor of some columns of a split value runs on one rank",
+		    p->g->ranks);
 		return;
 	}
 	op_change_int(op, "count", own(p, p->state[op->arg[0]].by, op_int(op, "count")));

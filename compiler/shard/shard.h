@@ -4,7 +4,7 @@
 
 #include "compiler/graph.h"
 
-/* What is distributed over ranks: heads and all that belongs to them, columns of a feed-forward,
+/* Quantities distributed over ranks: heads and all that belongs to them, columns of a feed-forward,
  * rows of the head */
 #define SHARE_LIST(X)                                                                              \
 	X(Q, "query heads") X(KV, "kv heads") X(Q_WINDOW, "query heads of windowed layers") X(KV_WINDOW, "kv heads of windowed layers")   \

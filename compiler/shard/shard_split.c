@@ -130,8 +130,8 @@ deal_heads(Graph *g, Shard *s, const HeadShape *h, ShareKind by_q, ShareKind by_
 		if (units < n) {
 			err_at(g->diag, loc,
 			       "parallel.tp = %d: blocks of %" PRId64
-			       " columns of o (%s) hold %" PRId64 " kv head%s of %" PRId64
-			       " columns together, which leaves shares for %" PRId64 " of %d ranks",
+			       " columns of o (%s) contain %" PRId64 " kv head%s of %" PRId64
+			       " columns each, which gives shares for only %" PRId64 " of %d ranks",
 			       g->ranks, block, dtype_text(like->dtype), unit, unit == 1 ? "" : "s",
 			       group * v_dim, units, g->ranks);
 			return;
@@ -182,9 +182,9 @@ deal_states(Graph *g, Shard *s)
 	if (units < g->ranks) {
 		err_at(g->diag, spec_loc(spec, "parallel.tp"),
 		       "parallel.tp = %d: the %" PRId64
-		       " value heads of a delta rule are dealt by %" PRId64 " (%" PRId64
+		       " value heads of a delta rule are split by %" PRId64 " (%" PRId64
 		       " key heads; blocks of %" PRId64
-		       " columns of lin_o, %s), which leaves shares for %" PRId64 " ranks",
+		       " columns of lin_o, %s), which gives shares for only %" PRId64 " ranks",
 		       g->ranks, v, unit, k, block, dtype_text(like->dtype), units);
 		return;
 	}
@@ -213,8 +213,9 @@ shard_deal(Graph *g)
 		deal_columns(g, s, SHARE_EXPERT, "e_down", spec->moe.width);
 	else if (spec->moe.n_experts > 0 && spec->moe.n_experts < g->ranks)
 		err_at(g->diag, spec_loc(spec, "parallel.experts"),
-		       "parallel.experts = whole: %d ranks, and %d experts are fewer", g->ranks,
-		       spec->moe.n_experts);
+		       "parallel.experts = whole: %d ranks need at least as many experts, there "
+		       "are %d",
+		       g->ranks, spec->moe.n_experts);
 	else if (spec->moe.n_experts > 0)
 		deal(g, s, SHARE_EXPERT, spec->moe.n_experts, 1);
 	deal_columns(g, s, SHARE_SHARED, "s_down", spec->moe.shared_width);

@@ -219,7 +219,7 @@ name_of_let(Bind *b, const char *name, HeadValue *out, bool *is)
 		if (strcmp(word, name) != 0)
 			continue;
 		if (b->depth == 20)
-			return template_error(b, l, "the value of this name needs itself");
+			return template_error(b, l, "the definition of this name is circular");
 		b->depth++;
 		ok = template_taken(b, l, is);
 		if (ok && *is) {
@@ -363,7 +363,7 @@ template_word(const char **p, const char *end, char *out, size_t cap)
 	return n;
 }
 
-/* Parse "n_tok/32, 2*ROWS" into one symbol times a product of integers. */
+/* Parse "n_tok/32, 2*ROWS" into one symbol and an integer factor. */
 static bool
 parse_extent(Bind *b, const TemplateLine *l, const char *p, const char *end, PlanExtent *out)
 {
@@ -387,17 +387,17 @@ parse_extent(Bind *b, const TemplateLine *l, const char *p, const char *end, Pla
 			if (q < stop &&
 			    (*q++ != '/' || !template_eval(b, l, q, (size_t)(stop - q), &v) ||
 			     v.kind != HEAD_INT || v.i < 1))
-				return template_error(
-				    b, l,
-				    "after a symbol only / and a positive integer may follow");
+				return template_error(b, l,
+				                      "only / and a positive integer may follow "
+				                      "the symbol of an extent");
 			out->div = q < stop ? v.i : 1;
 		} else {
 			if (!template_eval(b, l, p, n, &v))
 				return false;
 			if (v.kind != HEAD_INT || v.i < 0 ||
 			    __builtin_mul_overflow(out->mul, v.i, &out->mul))
-				return template_error(
-				    b, l, "an extent is made of integers, not too large");
+				return template_error(b, l,
+				                      "an extent needs integers below the limit");
 		}
 		p = stop + (stop < end);
 	}
@@ -448,7 +448,7 @@ parse_arg(Bind *b, const TemplateLine *l, bool scratch, ArgDecl *out)
 	}
 	while (p < end && isspace((unsigned char)*p))
 		p++;
-	return p == end || template_error(b, l, "nothing more may follow");
+	return p == end || template_error(b, l, "unexpected text after the end");
 }
 
 bool

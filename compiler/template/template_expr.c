@@ -82,7 +82,7 @@ parse_atom(Parser *p, HeadValue *out)
 		int64_t v = 0;
 		for (size_t i = 0; i < n; i++) {
 			if (!isdigit((unsigned char)word[i]) || v > INT64_MAX / 10 - 10)
-				return fail(p, "expected a whole number");
+				return fail(p, "expected an integer");
 			v = v * 10 + (word[i] - '0');
 		}
 		*out = integer(v);
@@ -115,7 +115,7 @@ parse_arith(Parser *p, HeadValue *out, bool product)
 		if (!(product ? parse_atom(p, &r) : parse_arith(p, &r, true)))
 			return false;
 		if (out->kind != HEAD_INT || r.kind != HEAD_INT)
-			return fail(p, "arithmetic on something that is no integer");
+			return fail(p, "arithmetic needs integers");
 		if ((op == '/' || op == '%') && r.i <= 0)
 			return fail(p, "division by zero");
 		bool over = op == '*'   ? __builtin_mul_overflow(out->i, r.i, &out->i)
@@ -244,7 +244,7 @@ head_eval(const char *text, size_t size, head_name_fn *name, void *user, HeadVal
 	if (ok)
 		blanks(&p);
 	if (ok && p.at < p.size)
-		ok = fail(&p, "what follows makes no sense here");
+		ok = fail(&p, "unexpected text after the expression");
 	*why = p.why;
 	*at = p.at;
 	return ok;

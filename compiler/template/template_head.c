@@ -114,7 +114,7 @@ parse_condition(HeadParser *p, const char *word, const TemplateLine *l, int bott
 		return l->size ? open_condition(p, l, false, p->when)
 		               : wrong(p, l, "expected an expression");
 	if (p->when == bottom)
-		return wrong(p, l, "there is no @if for this line");
+		return wrong(p, l, "this line has no matching @if");
 	const Condition c = p->t->condition[p->when];
 	if (strcmp(word, "else") == 0)
 		return c.negate ? wrong(p, l, "a second @else")
@@ -136,7 +136,7 @@ parse_include(HeadParser *p, const TemplateLine *l, int depth)
 	if (!text)
 		return wrong(p, l, arena_printf(p->ts->arena, "there is no %s to include", path));
 	if (depth == MAX_NESTED)
-		return wrong(p, l, "includes within includes without an end");
+		return wrong(p, l, "includes are nested too deep");
 	*piece =
 	    (TemplateFile){ .source = { path, text, size }, .from = l->piece, .line = l->line };
 	return parse_piece(p, piece, depth + 1);
@@ -164,7 +164,7 @@ parse_directive(HeadParser *p, const char *word, const TemplateLine *l, int bott
 	if (strcmp(word, "op") == 0)
 		return line_is(l, op_info[t->op].name) ||
 		       wrong(p, l,
-		             arena_printf(p->ts->arena, "this file is for %s: @op must say so",
+		             arena_printf(p->ts->arena, "this file is for %s: @op must name it",
 		                          op_info[t->op].name));
 	if (strcmp(word, "phase") == 0)
 		return parse_phase(t, l) || wrong(p, l, "@phase must be decode, mixed or both");

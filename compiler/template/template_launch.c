@@ -40,8 +40,8 @@ int_value(Bind *b, const TemplateLine *l, const char *p, const char *end, int64_
 	if (!template_eval(b, l, p, (size_t)(end - p), &v))
 		return false;
 	if (v.kind != HEAD_INT || v.i < min || v.i > max)
-		return template_error(b, l,
-		                      "a number of this launch is no integer or out of range");
+		return template_error(
+		    b, l, "a number of this launch is not an integer or is out of range");
 	*out = v.i;
 	return true;
 }
@@ -80,11 +80,11 @@ parse_dim(Bind *b, const TemplateLine *l, const char *p, const char *end, PlanEx
 	if (p < before &&
 	    (before[-1] != '*' || !int_value(b, l, p, before - 1, 1, INT32_MAX, &out->mul)))
 		return template_error(b, l,
-		                      "before a symbol of a grid only an integer and * may stand");
+		                      "only an integer and * may precede the symbol of a grid");
 	if (after < end &&
 	    (*after != '/' || !int_value(b, l, after + 1, end, 1, 1 << 30, &out->div)))
 		return template_error(
-		    b, l, "after a symbol of a grid only / and a positive integer may follow");
+		    b, l, "only / and a positive integer may follow the symbol of a grid");
 	return true;
 }
 
@@ -197,11 +197,11 @@ parse_rows(Bind *b, const TemplateLine *l, const char *p, const char *end, PlanL
 	bool more;
 
 	if (!template_symbol(b, word, template_word(&p, end, word, sizeof word), &out->rows))
-		return template_error(b, l, "rows of a step are a symbol: n_row <= 64, n_row > 64");
+		return template_error(b, l, "rows need a symbol: n_row <= 64, n_row > 64");
 	trim(&p, &end);
 	more = p < end && *p == '>';
 	if (!more && (end - p < 2 || memcmp(p, "<=", 2) != 0))
-		return template_error(b, l, "rows are bound by <= or by >");
+		return template_error(b, l, "rows need <= or >");
 	if (!int_value(b, l, p + (more ? 1 : 2), end, !more, 1 << 30,
 	               more ? &out->least : &out->most))
 		return false;
@@ -250,8 +250,8 @@ template_launch(Bind *b, const TemplateLine *l, const PlanKernel *k, PlanLaunch 
 			return false;
 	}
 	if (product)
-		return out->product.act >= 0 || template_error(b, l, "a product needs its gemm");
-	return out->block > 0 || template_error(b, l, "a launch needs its block");
+		return out->product.act >= 0 || template_error(b, l, "a product needs gemm");
+	return out->block > 0 || template_error(b, l, "a launch needs block");
 }
 
 static bool
@@ -286,15 +286,15 @@ template_map(Bind *b, const TemplateLine *l, const PlanKernel *k, PlanMap *out)
 	template_word(&p, end, name, sizeof name);
 	*out = (PlanMap){ .arg = arg_named(k, name) };
 	if (out->arg < 0)
-		return template_error(b, l, "a map is of an argument of this kernel");
+		return template_error(b, l, "a map needs an argument of this kernel");
 	while (next_item(&p, end, &item, &stop))
 		if (!parse_map_item(b, l, item, stop, out))
 			return false;
 	if (b->ts->target->kind != TARGET_CUDA || b->ts->target->arch < 90)
 		return template_error(b, l, "GPUs have tensor maps from sm_90 on");
 	return plan_map_fits(out, k) ||
-	       template_error(b, l,
-	                      "no tensor map that a GPU has: cols and box in whole 16 bytes, a "
-	                      "swizzle of 0, 32, 64 or 128 bytes "
-	                      "with a box no wider");
+	       template_error(
+	           b, l,
+	           "not a valid tensor map: cols and box must be multiples of 16 bytes, swizzle 0, "
+	           "32, 64 or 128 bytes, and the box at most as wide as the swizzle");
 }

@@ -37,7 +37,7 @@ put_value(Bind *b, const TemplateLine *l, const char *name, size_t n, int col, T
 		if (b->ts->diag->n_error == before)
 			template_error_at(b->ts, l, col,
 			                  arena_printf(b->ts->arena,
-			                               "%s: the op %s gives no such value", word,
+			                               "%s: the op %s has no such value", word,
 			                               op_info[b->op->kind].name));
 		return false;
 	}
@@ -177,7 +177,7 @@ typedef struct Headers {
 	int n;
 } Headers;
 
-/* Collect all headers that a text includes, directly or not, by their paths below templates/. */
+/* Collect all headers that `text` includes, directly or not, by their paths below templates/. */
 static bool
 headers_of(const Bind *b, const char *text, Headers *h)
 {
@@ -392,10 +392,11 @@ product_of(const Bind *b, const char *dtype, bool ragged)
 	k->row.file = arena_printf(a, "kernels/%s.c", k->row.id);
 	k->text = arena_printf(
 	    a,
-	    "/* generated, the same for all descriptions: do not edit\n *\n * Products of rows of "
-	    "activations (blocks: of %d bits) and rows of %s weights, of any number of columns%s;\n"
-	    " * kernels with such weights call them. */\n%sPRODUCTS(%s, %s)\n",
-	    ts->act_bits, dtype, ragged ? "" : ", whole blocks of 32", head, k->row.symbol, tail);
+	    "/* generated, the same for all descriptions: do not edit\n *\n * Matmuls of "
+	    "activations (%d bits per element of a block) and %s weights, with any number of "
+	    "columns%s;\n * called by kernels with such weights. */\n%sPRODUCTS(%s, %s)\n",
+	    ts->act_bits, dtype, ragged ? "" : " that is a multiple of 32", head, k->row.symbol,
+	    tail);
 	return k;
 }
 
@@ -422,8 +423,8 @@ products(Expansion *m)
 		    dtype_from_text(d.s) == DT_NONE || !template_name(&m->b, cols, &c) ||
 		    c.kind != HEAD_INT)
 			return template_error(&m->b, l,
-			                      "expected @product NAME DTYPE COLS: a type of "
-			                      "weights and their columns, by their names");
+			                      "expected @product NAME DTYPE COLS: the names of a "
+			                      "weight type and of its columns");
 		if (m->k->n_product == MAX_PRODUCTS)
 			return template_error(&m->b, l, "more than 4 @product lines");
 		m->product[m->k->n_product] = arena_strdup(m->b.ts->arena, name);

@@ -524,7 +524,7 @@ def test_what_has_no_slot_is_refused(base, tmp_path):
     with pytest.raises(llmc.Error, match="experts.*has no slot|has no slot"):
         m.load_adapter(f"{LORA}/mixtral-experts")
     weights.Golden("mamba-plain").build(tmp_path / "states")
-    with pytest.raises(llmc.Error, match="no matrix that an adapter in a slot may change"):
+    with pytest.raises(llmc.Error, match="no matrix for adapter slots"):
         llmc.Model(tmp_path / "states", device="ref", set=["adapters.slots=1"])
 
 

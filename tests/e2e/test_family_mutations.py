@@ -58,7 +58,7 @@ def refused_values(family):
 def test_a_changed_checkpoint_shows(name, models):
     g, folder = models(name)
     plain = imported(folder)
-    assert plain.returncode == 0 and "does not know" not in plain.stderr, plain.stderr
+    assert plain.returncode == 0 and "does not use" not in plain.stderr, plain.stderr
     # an unknown key
     config = folder / "config.json"
 
@@ -73,14 +73,14 @@ def test_a_changed_checkpoint_shows(name, models):
     p = imported(folder)
     assert (
         p.returncode != 0
-        and "does not know the key frobnication_factor = 2" in p.stderr
+        and "does not use the key frobnication_factor = 2" in p.stderr
         and "--allow-unknown-keys" in p.stderr
     )
     p = imported(folder, "--allow-unknown-keys")
     assert (
         p.returncode == 0
         and p.stdout == plain.stdout
-        and "does not know the key frobnication_factor = 2: left out" in p.stderr
+        and "does not use the key frobnication_factor = 2: ignored" in p.stderr
     ), p.stderr
     # values that the family file excludes
     for key, value in refused_values(g.family):
@@ -169,8 +169,8 @@ def test_an_unknown_family_names_the_nearest(name, like, tmp_path):
     p = imported(tmp_path)
     assert p.returncode != 0 and "no family file matches model_type = frobnicator" in p.stderr
     assert (
-        f"nearest is the family {like}" in p.stderr
-        and "it does not know the keys" in p.stderr
+        f"the most similar family is {like}" in p.stderr
+        and "it does not use the keys" in p.stderr
         and "frobnication_factor" in p.stderr
         and "dropout" not in p.stderr
     ), p.stderr

@@ -116,7 +116,7 @@ def test_what_ggml_has_for_activations_is_no_weight(tmp_path):
     few, _ = few_bits_model(Q8_K)
     write(tmp_path / "few.gguf", SOURCE, [(n, d, k, raw + b"\0" * 40000) for n, d, k, raw in few])
     got, err = run(tmp_path / "few.gguf", tmp_path, "--device", "ref")
-    assert got is None and "is stored as Q8_K, which ggml has for what meets weights" in err, err
+    assert got is None and "is stored as Q8_K, which ggml uses for activations" in err, err
 
 
 def model(change=lambda name, raw: raw, factor=lambda name, f: f):

@@ -117,7 +117,7 @@ def test_one_number_is_refused(name, tmp_path):
         text=True,
         timeout=HANG,
     )
-    assert p.returncode and "4: one number does not say which layers" in p.stderr, p.stderr
+    assert p.returncode and "4: one number does not select layers" in p.stderr, p.stderr
 
 
 def test_factors_and_weights_of_their_own(tmp_path):

@@ -268,7 +268,7 @@ def test_plain_weights_that_are_declared_quantised(llmc, tmp_path, method):
             llama_tensors(),
         ),
     )
-    assert "but these are not: they are taken as they are stored" in llmc.err
+    assert "but these are not quantised: they are read as stored" in llmc.err
 
 
 def test_a_head_that_is_not_stored_is_the_embedding(llmc, tmp_path):
@@ -302,7 +302,7 @@ def test_unknown_keys_are_refused_and_null_ones_are_not(llmc, tmp_path):
     refused(
         llmc,
         folder(tmp_path / "m", strange),
-        "family llama does not know the keys ",
+        "family llama does not use the keys ",
         "secret_sauce = 3",
         "more_of_it.deep = x",
         "--allow-unknown-keys",
@@ -338,7 +338,7 @@ def test_a_width_that_is_rounded_up(case, llmc, tmp_path):
 
 def test_layers_after_the_last_are_dropped(llmc, tmp_path):
     described(llmc, folder(tmp_path / "m", LLAMA, llama_tensors(layers=3)))
-    assert "9 tensors of layers beyond the 2 of the model are left out" in llmc.err
+    assert "9 tensors of layers beyond the 2 of the model are ignored" in llmc.err
 
 
 def test_tensors_of_other_parts_are_left_out(llmc, tmp_path):
@@ -348,7 +348,7 @@ def test_tensors_of_other_parts_are_left_out(llmc, tmp_path):
     refused(
         llmc,
         folder(tmp_path / "n", LLAMA, more),
-        "does not know the tensor vision_tower.patch.weight",
+        "does not use the tensor vision_tower.patch.weight",
         "--allow-unknown-keys",
     )
     llmc("import", tmp_path / "n", "--allow-unknown-keys")
@@ -408,16 +408,16 @@ def test_a_type_that_is_not_read(llmc, tmp_path):
     [
         (
             {"quantization_config": {"quant_method": "gptq", "bits": 4}},
-            "quantised by gptq: the tensors say how, and they are not here",
+            "quantised by gptq, and the tensors that define the format are missing",
         ),
-        ({"hidden_act": "mish"}, "hidden_act = mish: llmc knows silu, swish"),
+        ({"hidden_act": "mish"}, "hidden_act = mish: llmc supports silu, swish"),
         (
             {"rope_interleaved": True},
             "rope_interleaved = true: family llama of llmc supports null or false only",
         ),
         (
             {"rope_scaling": {"rope_type": "wavy", "factor": 2}},
-            "rope_scaling.rope_type = wavy: llmc knows default, linear",
+            "rope_scaling.rope_type = wavy: llmc supports default, linear",
         ),
         ({"num_attention_heads": 5}, "n_kv_heads"),
         ({"hidden_size": "wide"}, "a number is expected, not a string"),
@@ -612,6 +612,4 @@ def test_a_tensor_of_a_number_that_kernels_have_as_a_constant(llmc, tmp_path):
             wrong = data[:]
             wrong[at[x] : at[x] + 4 - cut] = struct.pack("<f", 0.75)[cut:]
             file.write_bytes(wrong)
-            refused(
-                llmc, path, f"tensor {x} holds another number than {number[x.rsplit('.', 1)[1]]:g}"
-            )
+            refused(llmc, path, f"tensor {x} must contain only {number[x.rsplit('.', 1)[1]]:g}")

@@ -64,7 +64,7 @@ def test_every_family_over_stages(name, tmp_path):
             assert (
                 re.search("more stages than the 2 layers|another number of stages", str(e))
                 and stages == 3
-                or "the first stage, which has the books" in str(e)
+                or "the first stage, which manages the sequences" in str(e)
             ), e
     else:
         return

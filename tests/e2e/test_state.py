@@ -480,7 +480,7 @@ def test_over_ranks(path, tp, pp, order):
 
 REFUSED = (  # settings, and words of the message
     (["attention.mask=prefix"], "causal, mask prefix is not"),
-    (["parallel.tp=4"], r"the 6 value heads of a delta rule are dealt by 3 \(2 key heads"),
+    (["parallel.tp=4"], r"the 6 value heads of a delta rule are split by 3 \(2 key heads"),
     (["parallel.pp=2", "linear.layers=[2]", "ssm.layers=[3]"], "the first stage"),
     (["linear.v_heads=5"], "not a multiple of linear.k_heads"),
     (["linear.k_dim=0"], "linear.k_dim is missing"),

@@ -111,8 +111,8 @@ BENCH_TEST(columns_in_front_of_a_delta_rule_are_in_one_order)
 	                       "{tensor: lin_k, type: u4_32}, {tensor: lin_v, type: u4_32}]}\n");
 	assert_null(graph_build(b->spec, &b->diag, &b->arena));
 	assert_non_null(strstr(strbuf_str(&b->diag.text),
-	                       "q, k and v in front of a convolution must have "
-	                       "their columns in one order, with one factor"));
+	                       "q, k and v before a convolution must share one "
+	                       "column order and one factor"));
 }
 
 BENCH_TEST(stacked_heads_are_taken_apart)

@@ -303,8 +303,8 @@ BENCH_TEST(what_cannot_be_dealt_is_refused)
 		  "parallel.tp = 3: down has 2 blocks of 32 columns (q8_0), fewer than 3 ranks" },
 		{ "attention: {n_heads: 8, n_kv_heads: 8, head_dim: 32}\n" TINY_FFN
 		  "storage: {rules: [{tensor: o, type: q4_k}]}\nparallel: {tp: 2}\n",
-		  "parallel.tp = 2: blocks of 256 columns of o (q4_k) hold 8 kv heads of 32 "
-		  "columns together, which leaves shares for 1 of 2 ranks" },
+		  "parallel.tp = 2: blocks of 256 columns of o (q4_k) contain 8 kv heads of 32 "
+		  "columns each, which gives shares for only 1 of 2 ranks" },
 	};
 
 	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {

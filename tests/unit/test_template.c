@@ -80,16 +80,16 @@ expressions_that_make_no_sense(void **state)
 	(void)state;
 	refuses("WIDTH == 3", "no such name", 0);
 	refuses("ROWS ==", "expected a name, a number or a word", 7);
-	refuses("ROWS == 3 4", "what follows makes no sense here", 10);
+	refuses("ROWS == 3 4", "unexpected text after the expression", 10);
 	refuses("NORM == 3", "compares a word with a number", 9);
-	refuses("NORM + 1", "arithmetic on something that is no integer", 8);
+	refuses("NORM + 1", "arithmetic needs integers", 8);
 	refuses("NORM and ROWS", "expected a comparison or a name that is 0 or 1", 8);
 	refuses("ROWS % ZERO", "division by zero", 11);
 	refuses("ROWS in 3", "expected ( after in", 8);
 	refuses("ROWS in (3", "expected )", 10);
 	refuses("(ROWS", "expected )", 5);
-	refuses("3x", "expected a whole number", 2);
-	refuses("99999999999999999999", "expected a whole number", 20);
+	refuses("3x", "expected an integer", 2);
+	refuses("99999999999999999999", "expected an integer", 20);
 	refuses("4611686018427387904 * 4", "the result is too large", 23);
 	memset(deep, '(', sizeof deep);
 	deep[sizeof deep - 1] = 0;
@@ -435,7 +435,7 @@ BENCH_TEST(fragments_stand_in_place)
 	assert_null(
 	    expand_with(b, "//@op matmul\n" ARGS
 	                   "//@if ROWS == 31\n//@include cpu/heads/good.head\n//@end\n${N}\n"));
-	assert_non_null(strstr(strbuf_str(&b->diag.text), "N: the op matmul gives no such value"));
+	assert_non_null(strstr(strbuf_str(&b->diag.text), "N: the op matmul has no such value"));
 }
 
 /* An error within a fragment is at its line, with the lines that include it. */
@@ -453,14 +453,14 @@ BENCH_TEST(faults_of_fragments_name_both_files)
 	                       "heads/open.head:1:1: error: this condition has no @end"));
 	assert_null(expand_with(b, "//@op matmul\n" ARGS
 	                           "//@if ROWS\n//@include cpu/heads/close.head\nx\n//@end\n"));
-	assert_non_null(
-	    strstr(strbuf_str(&b->diag.text), "heads/close.head:1:1: error: there is no @if"));
+	assert_non_null(strstr(strbuf_str(&b->diag.text),
+	                       "heads/close.head:1:1: error: this line has no matching @if"));
 	assert_null(expand_with(b, "//@op matmul\n" ARGS "//@include cpu/heads/none.head\nx\n"));
 	assert_non_null(
 	    strstr(strbuf_str(&b->diag.text),
 	           "t.c.in:6:1: error: there is no templates/cpu/heads/none.head to include"));
 	assert_null(expand_with(b, "//@op matmul\n" ARGS "//@include cpu/heads/self.head\nx\n"));
-	assert_non_null(strstr(strbuf_str(&b->diag.text), "without an end"));
+	assert_non_null(strstr(strbuf_str(&b->diag.text), "nested too deep"));
 }
 
 BENCH_TEST(tensor_maps_are_of_arguments)
@@ -569,7 +569,7 @@ typedef struct Wrong {
 
 static const Wrong wrong[] = {
 	{ "//@op matmul\n//@what 3\n" ARGS, 2, "unknown directive @what" },
-	{ "//@op rmsnorm\n" ARGS, 1, "@op must say so" },
+	{ "//@op rmsnorm\n" ARGS, 1, "@op must name it" },
 	{ "//@phase never\n" ARGS, 1, "decode, mixed or both" },
 	{ "//@require WIDTH == 3\n" ARGS, 1, "no such name" },
 	{ "//@require NORM\n" ARGS, 1, "no such name" },
@@ -579,15 +579,15 @@ static const Wrong wrong[] = {
 	{ "//@let HALF 2\n" ARGS "y\n", 1, "expected NAME = EXPR" },
 	{ "//@let HALF = 2\n//@let HALF = 3\n" ARGS "y\n", 2, "has a value already" },
 	{ "//@let HALF = NONE / 2\n" ARGS "${HALF}\n", 1, "no such name" },
-	{ "//@let A = B\n//@let B = A + 1\n" ARGS "${A}\n", 1, "needs itself" },
-	{ "//@if A\n//@let A = 1\n//@end\n" ARGS "${A}\n", 2, "needs itself" },
+	{ "//@let A = B\n//@let B = A + 1\n" ARGS "${A}\n", 1, "is circular" },
+	{ "//@if A\n//@let A = 1\n//@end\n" ARGS "${A}\n", 2, "is circular" },
 	{ "//@if\n//@end\n" ARGS "x\n", 1, "expected an expression" },
 	{ "//@if ROWS\n" ARGS "x\n", 1, "has no @end" },
 	{ "//@if ROWS\n//@else\n//@else\n//@end\n" ARGS "x\n", 3, "a second @else" },
-	{ ARGS "x\n//@end\n", 6, "there is no @if" },
-	{ ARGS "//@else\n", 5, "there is no @if" },
+	{ ARGS "x\n//@end\n", 6, "this line has no matching @if" },
+	{ ARGS "//@else\n", 5, "this line has no matching @if" },
 	{ ARGS "//@if W_DTYPE\nx\n//@end\n", 5, "a condition is a comparison" },
-	{ ARGS "a\n  ${NOPE}\n", 6, "NOPE: the op matmul gives no such value" },
+	{ ARGS "a\n  ${NOPE}\n", 6, "NOPE: the op matmul has no such value" },
 	{ ARGS "${ROWS\n", 5, "without }" },
 	{ "//@arg x in f32[n_tok, COLS]\n", 1, "1 @arg lines, but matmul has 4 arguments" },
 	{ "//@arg w in packed\n//@arg x in f32[n_tok, COLS]\n//@arg b in f32[ROWS]\n//@arg y out "
@@ -612,7 +612,7 @@ static const Wrong wrong[] = {
 	  "f32[n_tok, ROWS]\n",
 	  1, "expected ]" },
 	{ ARGS "//@scratch s u8[n_tok, n_seq]\nx\n", 5, "at most one symbol" },
-	{ ARGS "//@scratch s u8[n_tok*2]\nx\n", 5, "after a symbol only" },
+	{ ARGS "//@scratch s u8[n_tok*2]\nx\n", 5, "may follow the symbol" },
 	{ ARGS "//@scratch s u8[n_tok/0]\nx\n", 5, "positive integer" },
 	{ ARGS "//@scratch s u8[0]\nx\n", 5, "at least one element" },
 	{ ARGS "//@scratch s\nx\n", 5, "expected a type" },
@@ -645,20 +645,20 @@ check_wrong(Bench *b, int i)
 
 static const Wrong wrong_launch[] = {
 	{ ARGS "x\n", 1, "needs its @launch lines" },
-	{ ARGS "//@launch main; grid 1\n", 5, "needs its block" },
+	{ ARGS "//@launch main; grid 1\n", 5, "needs block" },
 	{ ARGS "//@launch ; block 1\n", 5, "expected the name of a function" },
 	{ ARGS "//@launch main; block 2000\n", 5, "out of range" },
 	{ ARGS "//@launch main; block 32; grid 0\n", 5, "out of range" },
 	{ ARGS "//@launch main; block 32; grid 1, 1, 1, 1\n", 5, "three dimensions" },
-	{ ARGS "//@launch main; block 32; grid 2 + n_tok\n", 5, "before a symbol" },
-	{ ARGS "//@launch main; block 32; grid n_tok * 2\n", 5, "after a symbol" },
+	{ ARGS "//@launch main; block 32; grid 2 + n_tok\n", 5, "may precede the symbol" },
+	{ ARGS "//@launch main; block 32; grid n_tok * 2\n", 5, "may follow the symbol" },
 	{ ARGS "//@launch main; block 32; color 2\n", 5, "expected block, grid" },
 	{ ARGS "//@launch main; block 32\n//@map v; cols 8; box 8, 8\n", 6,
-	  "of an argument of this kernel" },
+	  "needs an argument of this kernel" },
 	{ ARGS "//@launch main; block 32\n//@map w; cols 12; box 8, 8\n", 6,
-	  "no tensor map that a GPU has" },
+	  "not a valid tensor map" },
 	{ ARGS "//@launch main; block 32\n//@map w; cols 64; box 64, 8; swizzle 64\n", 6,
-	  "no tensor map that a GPU has" },
+	  "not a valid tensor map" },
 	{ ARGS "//@launch main; block 32\n//@map w; cols 64; box 8, 300\n", 6, "out of range" },
 	{ ARGS "//@launch main; block 32\n//@map w; cols 64; square 8, 8\n", 6, "expected cols N" },
 #define LAUNCH_4                                                                                   \
@@ -668,15 +668,15 @@ static const Wrong wrong_launch[] = {
 	{ ARGS "//@launch main; path else; block 1\n", 5, "a path is own or library" },
 	{ ARGS "//@launch main; path own library; block 1\n", 5, "a path is own or library" },
 	{ ARGS "//@launch main; pdl if HAS_B; block 1\n", 5, "nothing may follow pdl" },
-	{ ARGS "//@launch main; rows 64; block 1\n", 5, "rows of a step are a symbol" },
-	{ ARGS "//@launch main; rows n_tok == 3; block 1\n", 5, "rows are bound by <= or by >" },
+	{ ARGS "//@launch main; rows 64; block 1\n", 5, "rows need a symbol" },
+	{ ARGS "//@launch main; rows n_tok == 3; block 1\n", 5, "rows need <= or >" },
 	{ ARGS "//@scratch raw f32[n_tok] if LIBRARY\n//@launch main; block 1\n", 5,
-	  "nothing more may follow" },
+	  "unexpected text after the end" },
 	{ "//@arg x in f32[n_tok, COLS]\n//@arg w in packed\n//@arg b? in f32[ROWS]; HAS_B\n//@arg "
 	  "y out f32[n_tok, ROWS]\n//@launch main; block 1\n",
-	  3, "nothing more may follow" },
+	  3, "unexpected text after the end" },
 	{ ARGS OWN "//@launch product; block 3\n", 7, "expected path library, gemm" },
-	{ ARGS OWN "//@launch product\n", 7, "needs its gemm" },
+	{ ARGS OWN "//@launch product\n", 7, "needs gemm" },
 	{ ARGS OWN "//@launch product; gemm act, w\n", 7, "three arguments" },
 	{ ARGS OWN "//@launch product; gemm act, w, y, y\n", 7, "three arguments" },
 	{ ARGS OWN "//@launch product; gemm act, w, z\n", 7, "three arguments" },
