@@ -518,7 +518,7 @@ def recent(quick, tiny=False):
 
 
 def codes(quick, tiny=False):
-    """A 1B in each codebook type, the common ones first."""
+    """A 1B in each low-bit type, the common ones first."""
     import random_gguf
 
     goals = {"tg32": 1.3, "pp512": 2}
@@ -845,7 +845,7 @@ def main():
     ap.add_argument(
         "--codes",
         action="store_true",
-        help="files with the sizes of a 1B in GGUF's codebook types: Q2_K, Q3_K, IQ1 to IQ4, TQ",
+        help="files with the sizes of a 1B in GGUF's low-bit types: Q2_K, Q3_K, IQ1 to IQ4, TQ",
     )
     ap.add_argument(
         "--recent", action="store_true", help="files with the sizes of Qwen3.5, gpt-oss and Gemma 4"

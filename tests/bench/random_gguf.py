@@ -499,7 +499,7 @@ SHAPES = {
     "tiny-gemma4-moe": gemma4(6, 256, 4, 2, 512, 64, 512, 1, 6, 2, 96),
     "tiny-gemma4": gemma4(12, 256, 4, 2, 512, 64, 512, per_layer=256, shared=6),
 }
-# codebook types (tests/kernels/code_blocks.py): files as of llama-quantize, without its higher
+# low-bit types (tests/kernels/code_blocks.py): files as of llama-quantize, without its higher
 # types for some matrices, except the head's
 CODED = {
     "Q2_K": 10,

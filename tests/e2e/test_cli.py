@@ -408,7 +408,7 @@ def test_compile_writes_an_artifact_that_runs(llmc, tmp_path):
         if f.endswith(".c"):
             text = open(out / "kernels" / f).read()
             assert "do not edit" in text
-            if not f.startswith("products_"):  # tuning results are of a type, not of a model
+            if not f.startswith("products_"):  # these belong to a weight type, not to a model
                 assert "lines of model.yaml" in text and re.search(
                     r"weights [\d.]+ \w+ a call, .*[\d.]+ \w+ a row", text
                 )

@@ -123,7 +123,7 @@ def test_pages_beyond_the_device_come_back_from_host_memory(name):
         for name, r in zip(("no_prefix_cache", "swap_bytes"), refused)
     )
     assert stats["host_pages_total"] > 20 and 1 << 19 < host <= 1 << 20
-    # in the second round, all prompts but the first have lost their cached pages
+    # in the second round, the pages of all prompts but the first are in host memory
     assert (
         stats["host_out"] >= stats["host_in"] >= 64
         and stats["host_in"] % 32 == 0
