@@ -30,7 +30,7 @@ struct llmc_model {
 	const char *plan_text, *plan_json;
 	char *source;           /* path that was opened, absolute; verify opens it again */
 	char *artifact;         /* folder of the generated files; NULL: not written */
-	char *temporary;        /* that folder if it is to be removed once the model is open */
+	char *temporary;        /* artifact folder to remove once the model is open; NULL: none */
 	char *weights;          /* absolute path of the checkpoint, or NULL */
 	const char *const *set; /* overrides in force, NULL-terminated */
 	bool random_weights;
