@@ -502,9 +502,9 @@ LLMC_API llmc_status llmc_calls_rules(const llmc_calls *c, const char *only, int
  *     llmc_grammar_close(g);
  *
  * Schemas: properties appear in the order of `properties`, whether required or not. Other
- * properties are allowed only if the schema has additionalProperties. At most one space or newline
- * separates two JSON tokens. Numbers have a bounded number of digits. docs/constrained.md lists the
- * keywords. */
+ * properties are allowed only if the schema has additionalProperties. White space between JSON
+ * tokens is bounded (one space, or two newlines and twenty spaces), and so is the number of digits.
+ * docs/constrained.md lists the keywords. */
 typedef enum llmc_grammar_kind {
 	LLMC_GRAMMAR_JSON,        /* any JSON object; the text argument is ignored */
 	LLMC_GRAMMAR_JSON_SCHEMA, /* a JSON schema */
