@@ -1,7 +1,7 @@
-/* Kernels built ahead of time: artifact/aot/<name>/ holds a file for each unit and a manifest that
- * says what each was made from. One fits when its source, headers, flags and ABI are those of now;
- * the compiler may be another. What does not fit is compiled as if nothing had been shipped, and
- * that is said in one line. */
+/* Kernels built ahead of time: artifact/aot/<name>/ has one file per unit and a manifest with the
+ * inputs of each. A file fits if its source, headers, flags and ABI are the current ones; the
+ * compiler may differ. Units that do not fit are compiled as if nothing had been shipped, and one
+ * log line reports it. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,7 +48,7 @@ check_dir(const char *artifact, const char *name, llmc_error *err)
 	return build_check_folders(artifact, file, err);
 }
 
-/* NULL, with the reason in *why: nothing in the folder can be used. */
+/* Read the manifest. NULL: nothing in the folder can be used, and *why holds the reason. */
 static json_t *
 read_manifest(const char *dir, llmc_error *why)
 {
@@ -148,9 +148,7 @@ write_manifest(const KernelBuild *b, const char *dir, const char *compiler, cons
 	                      "arch", arch);
 	bool ok = source && m;
 
-	if (ok &&
-	    b->plan->rank >
-	        0) { /* ranks share the folder: what those before this one shipped stays in it */
+	if (ok && b->plan->rank > 0) { /* ranks share the folder: keep what earlier ranks shipped */
 		llmc_error why;
 		json_t *before = read_manifest(dir, &why);
 		ok = !before || json_object_update(source, json_object_get(before, "source")) == 0;

@@ -1,4 +1,4 @@
-/* Units of a plan, and what the cache has of them. */
+/* Units of a plan, and their entries in the cache. */
 #include "runtime/build/kernel_build.h"
 
 #include <dirent.h>
@@ -34,14 +34,15 @@ build_check_folders(const char *artifact, const char *file, llmc_error *err)
 		strbuf_printf(&path, "%s/%.*s", artifact, (int)(at - file), file);
 		if (path.failed)
 			status = error_set(err, LLMC_E_MEMORY, "out of memory");
-		else if (file_exists(strbuf_str(&path))) /* else reading will tell */
+		/* otherwise reading it reports the error */
+		else if (file_exists(strbuf_str(&path)))
 			status = file_check_trusted(strbuf_str(&path), err);
 	}
 	strbuf_release(&path);
 	return status;
 }
 
-/* By age: in another container a number is another process. */
+/* Delete by age: in another container the same pid is another process. */
 void
 build_sweep(const char *dir)
 {
@@ -62,7 +63,7 @@ build_sweep(const char *dir)
 	strbuf_release(&path);
 }
 
-/* Several kernels of the plan may lie in one file. */
+/* Several kernels of the plan may share a file. */
 static int
 add_unit(KernelBuild *b, const char *file)
 {
@@ -191,12 +192,12 @@ find_unit(KernelBuild *b, int unit, const void *compiler, size_t n, int *damaged
 			log_line(b->opt.log, b->opt.log_user, LLMC_LOG_WARNING,
 			         "%s: it is built again", why.text);
 		break;
-	case LLMC_E_INPUT: /* a file of another user */
+	case LLMC_E_INPUT: /* the file belongs to another user */
 		return error_set(err, LLMC_E_IO, "%s", why.text);
 	default:
 		break;
 	}
-	if (!u->ready) /* also a shipped file that does not fit */
+	if (!u->ready) /* also for a shipped file that does not fit */
 		strbuf_clear(&u->entry.path);
 	return LLMC_OK;
 }

@@ -1,14 +1,15 @@
-/* Kernels of a plan as built files, whoever builds them: which files a plan needs, where each one
- * is (shipped with the artifact, in the cache, or yet to be compiled), compiling several at once,
- * and shipping them. What is a target's own (its compiler, what a built file is, how it is loaded)
- * comes in as a BuildKind.
+/* Built kernels of a plan, for any target: the files that the plan needs, where each one is
+ * (shipped with the artifact, in the cache, or not compiled yet), compiling several at once, and
+ * shipping them. What depends on the target (its compiler, the form of a built file, loading) is a
+ * BuildKind.
  *
- *   kernel_build.c    units and the cache (base/build_cache.h)    aot.c  artifact/aot/<name>/ and its manifest
+ *   kernel_build.c    units and the cache (base/build_cache.h)
+ *   aot.c             artifact/aot/<name>/ and its manifest
  *   thread_pool.c     threads that compile
  *
- * A built file is known by its key: a hash of its source and of all that it is compiled with, the
- * compiler apart. Opening an artifact runs its code, so sources and built files must be ours or
- * root's, and nobody else's to write. */
+ * A built file is identified by its key: a hash of its source and everything it is compiled with,
+ * except the compiler. Opening an artifact runs its code, so sources and built files must belong to
+ * this user or root, and no other user may have write access. */
 #ifndef LLMC_RUNTIME_BUILD_KERNEL_BUILD_H
 #define LLMC_RUNTIME_BUILD_KERNEL_BUILD_H
 
@@ -24,33 +25,31 @@ enum { BUILD_MAX_JOBS = 64 };
 
 typedef struct KernelBuildOptions {
 	const char *artifact;
-	int n_jobs;        /* compilers at once; 0: as topology_threads */
-	bool cache_warned; /* that the cache takes no files has been said already */
+	int n_jobs;        /* compilers at once; 0: topology_threads() */
+	bool cache_warned; /* the warning that the cache cannot be written has been logged */
 	llmc_log_fn log;
 	void *log_user;
 } KernelBuildOptions;
 
 typedef struct BuildUnit {
 	const char
-	    *file;    /* relative to the artifact, as the plan says, or one of the target's own */
+	    *file; /* relative to the artifact as in the plan, or one of the target's own files */
 	char key[65]; /* set by the target */
-	size_t bytes; /* of its source, where the target says: what is longest is compiled first */
-	char cached[65]; /* key of its entry in the cache: `key` and the compiler; "": not looked up
-	                    yet */
-	CacheEntry
-	    entry; /* path of the built file, shipped or cached; "": the cache does not keep it */
+	size_t bytes; /* size of its source if the target sets it: the longest is compiled first */
+	char cached[65]; /* key of its cache entry: `key` and the compiler; "": not looked up yet */
+	CacheEntry entry; /* path of the built file, shipped or cached; "": not in the cache */
 	bool ready;
-	llmc_status status; /* of compiling it */
+	llmc_status status; /* result of the compilation */
 	llmc_error error;
 } BuildUnit;
 
 typedef struct BuildKind {
-	const char *suffix; /* of built files, and their kind in the cache: "so" */
-	const char *with;   /* what a source is built with: "flags" */
-	const char *mark;   /* [8] of the seal of shipped files */
-	/* Buffer for a unit's contents; NULL: the loader takes the file by its path */
+	const char *suffix; /* suffix of built files and their kind in the cache: "so" */
+	const char *with;   /* inputs of a build other than the source, for messages: "flags" */
+	const char *mark;   /* [8] format mark in the trailer of shipped files */
+	/* Buffer for a unit's built content; NULL: the loader opens the file by path */
 	Strbuf *(*contents)(void *target, int unit);
-	/* Compile a unit, and keep it by build_keep. Called by several threads at once. */
+	/* Compile a unit and store it with build_keep. Called from several threads at once. */
 	llmc_status (*compile)(void *target, int unit, llmc_error *err);
 } BuildKind;
 
@@ -64,63 +63,63 @@ typedef struct KernelBuild {
 	BuildUnit *unit;
 	int *unit_of; /* [n_kernel] */
 	/* thread_pool.c */
-	int *order; /* [n_unit] units as they are begun */
+	int *order; /* [n_unit] units in the order in which they are started */
 	atomic_int next;
 	pthread_mutex_t lock;
 	pthread_cond_t news;
-	int done, left; /* under lock: units compiled, threads that have gone */
+	int done, left; /* protected by `lock`: units compiled, threads that have ended */
 	llmc_error
-	    unkept;    /* under lock: why what was built is not in the cache; code LLMC_OK: it is */
-	bool shipping; /* what cannot be written is an error */
-	int todo, jobs; /* units to compile, by so many threads at most */
+	    /* protected by `lock`: why a built file is not in the cache; code LLMC_OK: all are */
+	    unkept;
+	bool shipping;  /* failing to write a file is an error */
+	int todo, jobs; /* units to compile, most threads to use */
 	int shown, n_thread;
 	pthread_t thread[BUILD_MAX_JOBS];
 } KernelBuild;
 
-/* --- kernel_build.c --- */
-/* Units: each file of the plan once, behind them those of `own` (NULL-terminated; NULL: none).
- * Release it whatever comes back. */
+/* ---- kernel_build.c ---- */
+/* Units: each file of the plan once, followed by those of `own` (NULL-terminated; may be NULL).
+ * Call build_release whatever the result. */
 llmc_status build_init(KernelBuild *b, const Plan *plan, const KernelBuildOptions *opt,
                        const BuildKind *kind, void *target, const char *const *own,
                        llmc_error *err);
-void build_release(KernelBuild *b); /* stops and waits when threads still compile */
+void build_release(KernelBuild *b); /* stops threads that still compile and waits for them */
 bool build_all_ready(const KernelBuild *b);
-/* Look up units that are not ready. compiler: bytes that identify the compiler and its version. A
- * cache that takes no files is no failure: units are built for this process alone, and build_wait
- * reports it. */
+/* Look up units that are not ready. compiler: bytes that identify the compiler and its version. An
+ * unwritable cache is not an error: units are built for this process only, and build_wait reports
+ * it. */
 llmc_status build_cached(KernelBuild *b, const void *compiler, size_t n, llmc_error *err);
-/* Keep what was compiled, in the cache or in the artifact; *kept false: the cache does not take it,
- * and the target has to hold it in memory. */
+/* Store a compiled unit in the cache or the artifact. *kept false: the cache rejects it and the
+ * target keeps it in memory. */
 llmc_status build_keep(KernelBuild *b, int unit, const void *data, size_t n, bool *kept,
                        llmc_error *err);
-/* Units are loaded: their entries may be evicted from the cache. */
+/* Units are loaded: the cache may evict their entries. */
 void build_unlock(KernelBuild *b);
-/* Temporary files of processes that died while they wrote into a folder of built files go. */
+/* Delete temporary files that killed processes left in a folder of built files. */
 void build_sweep(const char *dir);
-/* Nobody else may rename anything in a folder of the artifact that a file lies in. */
+/* Check that no other user may rename anything in the artifact's folders that lead to a file. */
 llmc_status build_check_folders(const char *artifact, const char *file, llmc_error *err);
-/* The text without the comment that a generated file begins with: it names the model and lines of
- * its description, and models that differ only there share their kernels. */
+/* The text without the comment at the top of a generated file. That comment names the model and
+ * lines of its description; models that differ only there share their kernels. */
 const char *build_source_body(const char *text);
 
-/* --- aot.c --- */
-/* Take what ships in artifact/aot/<name>/ and fits; what does not is told in one line. unfit (may
- * be NULL): why nothing will */
+/* ---- aot.c ---- */
+/* Use what ships in artifact/aot/<name>/ and fits; one log line reports the rest. unfit (may be
+ * NULL): a reason why nothing fits */
 void build_shipped(KernelBuild *b, const char *name, const char *unfit);
-/* Is there anything of the name in artifact/aot/? */
+/* Does artifact/aot/ contain anything of this name? */
 bool build_ships(const char *artifact, const char *name);
-/* Compile all units into artifact/aot/<name>/, with a manifest. arch: NULL, or what else the
- * manifest says */
+/* Compile all units into artifact/aot/<name>/, with a manifest. arch: NULL, or what to record in
+ * addition */
 llmc_status build_ship(KernelBuild *b, const char *name, const char *compiler, const char *arch,
                        llmc_error *err);
 
-/* --- thread_pool.c --- */
-/* Start compiling what is not ready. The log is called by the caller's thread alone, from here,
- * poll and wait. */
+/* ---- thread_pool.c ---- */
+/* Start compiling units that are not ready. The log function is called on the caller's thread only:
+ * here, in build_poll and in build_wait. */
 void build_start(KernelBuild *b, const char *name, const char *compiler);
 void build_poll(KernelBuild *b);
-llmc_status build_wait(KernelBuild *b,
-                       llmc_error *err); /* the error of the first unit that failed */
-void build_stop(KernelBuild *b);         /* without waiting for units that nobody has begun */
+llmc_status build_wait(KernelBuild *b, llmc_error *err); /* error of the first unit that failed */
+void build_stop(KernelBuild *b); /* does not wait for units that have not started */
 
 #endif

@@ -1,6 +1,6 @@
-/* Threads that compile, long sources first, so that no long one is left alone in the end. They
- * leave signals to the program's own threads, and start no more once a unit has failed: what failed
- * once fails again. */
+/* Threads that compile, long sources first, so that no long one runs alone at the end. They
+ * block signals, which are for the program's own threads, and start nothing more once a unit has
+ * failed. */
 #include <signal.h>
 
 #include "base/error.h"
@@ -64,7 +64,7 @@ build_start(KernelBuild *b, const char *name, const char *compiler)
 	while (b->n_thread < n && pthread_create(&b->thread[b->n_thread], NULL, pool_main, b) == 0)
 		b->n_thread++;
 	pthread_sigmask(SIG_SETMASK, &was, NULL);
-	if (!b->n_thread) /* then the caller alone */
+	if (!b->n_thread) /* then the caller compiles alone */
 		pool_main(b);
 }
 

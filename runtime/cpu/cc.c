@@ -12,7 +12,7 @@ ask(char *const argv[], Strbuf *out)
 {
 	Cache cache;
 
-	(void)cache_open(&cache, NULL, NULL); /* without it the compiler runs */
+	(void)cache_open(&cache, NULL, NULL); /* a missing cache does not stop the compiler */
 	bool ok = program_answer(&cache, argv, out);
 	cache_close(&cache);
 	return ok;
@@ -54,9 +54,9 @@ cc_find(char *path, size_t path_cap, char *version, size_t version_cap, llmc_err
 	                 "with --device ref");
 }
 
-/* Does the compiler take the flags of a target? said: what it has to say otherwise */
+/* Does the compiler accept the flags of a target? output: receives its message if not */
 static bool
-takes(const char *cc, const Target *t, Strbuf *said)
+takes(const char *cc, const Target *t, Strbuf *output)
 {
 	char flags[512], *argv[64], *save = NULL;
 	int n = 0;
@@ -66,13 +66,13 @@ takes(const char *cc, const Target *t, Strbuf *said)
 	argv[n++] = (char *)cc;
 	for (char *w = strtok_r(flags, " ", &save); w && n < 56; w = strtok_r(NULL, " ", &save))
 		argv[n++] = w;
-	argv[n++] = (char *)"-Werror"; /* clang warns of what it does not know */
+	argv[n++] = (char *)"-Werror"; /* clang only warns about flags that it does not know */
 	argv[n++] = (char *)"-fsyntax-only";
 	argv[n++] = (char *)"-x";
 	argv[n++] = (char *)"c";
 	argv[n++] = (char *)"/dev/null";
 	argv[n] = NULL;
-	return ask(argv, said);
+	return ask(argv, output);
 }
 
 const char *
@@ -80,7 +80,7 @@ cc_target(const char *target, char *why, size_t cap)
 {
 	char cc[1024], version[512];
 	int at = 0;
-	Strbuf said = { 0 };
+	Strbuf output = { 0 };
 	const char *best = NULL;
 
 	why[0] = 0;
@@ -92,13 +92,14 @@ cc_target(const char *target, char *why, size_t cap)
 		const Target *t = target_at(at);
 		if (t->kind != TARGET_CPU || !isa_runs(t->name))
 			continue;
-		if (takes(cc, t, &said))
+		if (takes(cc, t, &output))
 			best = t->name;
 		else if (!*why)
 			snprintf(why, cap, "%s (%s) cannot compile for %s: %.*s", cc, version,
-			         t->name, (int)strcspn(strbuf_str(&said), "\n"), strbuf_str(&said));
+			         t->name, (int)strcspn(strbuf_str(&output), "\n"),
+			         strbuf_str(&output));
 	}
-	strbuf_release(&said);
+	strbuf_release(&output);
 	return best;
 }
 

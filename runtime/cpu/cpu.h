@@ -1,9 +1,10 @@
-/* The processor as a device: kernels as shared objects, run by threads. Private to runtime/cpu/,
- * and to who asks what the processor is.
+/* The CPU as a device: kernels are shared objects, run by threads. Private to runtime/cpu/.
  *
- *   cpu_device.c      the table that runtime/device.h asks for       isa.c        which plans the processor runs
- *   cpu_session.c       a session: memory, and its steps               cpu_bandwidth.c  what it reads in a second
- *   cc.c, precompiled_header.c, cpu_compile.c, cpu_kernels.c   kernels compiled and loaded (cpu_kernels.h) */
+ *   cpu_device.c    its row in the table of devices (runtime/device.h)
+ *   cpu_session.c   a session: memory and steps
+ *   isa.c           which targets the processor runs
+ *   cpu_bandwidth.c its read bandwidth
+ *   cc.c, precompiled_header.c, cpu_compile.c, cpu_kernels.c   compiled kernels (cpu_kernels.h) */
 #ifndef LLMC_RUNTIME_CPU_H
 #define LLMC_RUNTIME_CPU_H
 
@@ -14,24 +15,24 @@
 
 /* ---- isa.c ---- */
 
-/* The best target of this processor: "cpu-amx", "cpu-v4", "cpu-vnni", "cpu-v3", "cpu-generic".
- * Asking for one with tiles asks the system for the process' permission to use them; it stays
+/* The best target of this processor: "cpu-amx", "cpu-v4", "cpu-vnni", "cpu-v3", "cpu-generic". A
+ * target with AMX requests the kernel's permission for the process to use tile registers; it stays
  * granted. */
 const char *isa_best(void);
 bool isa_runs(const char *target);
-/* CPU_... that the target needs and does not get; 0: it runs; -1: no target of processors. why: a
- * sentence about it, cut at cap */
+/* CPU_... bits that the target needs and this machine lacks; 0: it runs; -1: not a CPU target. why:
+ * a sentence about it, truncated to cap */
 int isa_lacks(const char *target, char *why, size_t cap);
 
 /* ---- cc.c ---- */
 
-/* The C compiler that kernels are built with ($LLMC_CC, cc, gcc, clang): path and version line;
- * E_MISSING when there is none */
+/* The C compiler for kernels ($LLMC_CC, cc, gcc, clang): path and version line. E_MISSING if there
+ * is none. */
 llmc_status cc_find(char *path, size_t path_cap, char *version, size_t version_cap,
                     llmc_error *err);
-/* Of the targets that run here, the best one up to `target` whose flags that compiler takes; NULL:
- * none, or no compiler. why: a sentence, cut at cap, about the flags of `target` that it refuses;
- * empty when it takes them */
+/* The best target up to `target` that runs here and whose flags the compiler accepts; NULL: none,
+ * or no compiler. why: which flags of `target` it rejects, truncated to cap; empty if it accepts
+ * them */
 const char *cc_target(const char *target, char *why, size_t cap);
 
 /* ---- cpu_kernels.c: kernels of a plan, compiled and loaded ---- */
@@ -41,15 +42,15 @@ typedef struct CpuKernels CpuKernels;
 llmc_status kernels_open(const Plan *plan, const KernelBuildOptions *opt, CpuKernels **out,
                          llmc_error *err);
 void kernels_close(CpuKernels *k);
-llmc_kernel *kernels_find(const CpuKernels *k, int kernel); /* by index in the plan */
+llmc_kernel *kernels_find(const CpuKernels *k, int kernel); /* index in the plan */
 /* Compile all kernels of the plan into artifact/aot/<target>/ with a manifest. */
 llmc_status kernels_ship(const Plan *plan, const KernelBuildOptions *opt, llmc_error *err);
 
 /* ---- cpu_bandwidth.c ---- */
 
 double cpu_bandwidth(int n_threads, double seconds); /* read bytes/s */
-/* Of the memory that it reads: four times what the last-level caches hold, and no more than a
- * quarter of what is available. */
+/* Size of the buffer that it reads: four times the last-level caches, at most a quarter of the
+ * available memory. */
 int64_t cpu_bandwidth_bytes(int64_t cache, int64_t available);
 
 extern const Device cpu_device;
@@ -58,7 +59,7 @@ extern const Device cpu_device;
 
 typedef struct CpuModel {
 	CpuKernels *kernels; /* NULL: the reference runs every step */
-	Weights *weights;    /* the runtime's */
+	Weights *weights;    /* owned by the runtime */
 } CpuModel;
 
 /* ---- cpu_session.c: as the members of Device ---- */

@@ -1,7 +1,7 @@
-/* Read bandwidth, as decode reads weights: all threads stream their own part of memory much larger
- * than the caches, over and over, several streams each and without meeting each other. The first
- * thread looks at the clock now and then; the best window counts, since noise of others only takes
- * away. */
+/* Measures read bandwidth as decode uses it: each thread streams through its own part of a
+ * buffer much larger than the caches, in several streams, without synchronising. The first
+ * thread reads the clock now and then. The best window is the result, because other programs can
+ * only lower it. */
 #include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
@@ -17,13 +17,13 @@ enum {
 	SLICE = 1 << 14,
 	AHEAD = 64,
 	STREAMS = 4
-}; /* of Wide: 1 MB is read between looks at the clock, 4 KB ahead */
+}; /* in units of Wide: 1 MB between reads of the clock, prefetch distance 4 KB */
 static const double WINDOW_S = 10e-3;
 
 typedef struct Count {
 	_Alignas(64) atomic_ullong slices;
 	uint64_t sum;
-} Count; /* a line a thread */
+} Count; /* one cache line per thread */
 
 typedef struct Read {
 	Wide *data;
@@ -41,7 +41,7 @@ fill_part(void *user, int part, int n_parts)
 
 	memset(r->data + from * SLICE, 1,
 	       (size_t)(to - from) * SLICE *
-	           sizeof *r->data); /* its own pages, near the thread that reads them */
+	           sizeof *r->data); /* first touch: pages on the reading thread's node */
 }
 
 static uint64_t
@@ -92,7 +92,8 @@ read_part(void *user, int part, int n_parts)
 
 	while (!atomic_load_explicit(&r->stop, memory_order_relaxed)) {
 		r->of[part].sum +=
-		    read_slice(r->data + i * SLICE); /* so that the reads are needed */
+		    /* the result is used, so the reads are not optimised away */
+		    read_slice(r->data + i * SLICE);
 		atomic_fetch_add_explicit(&r->of[part].slices, 1, memory_order_relaxed);
 		i = i + 1 < to ? i + 1 : from;
 		if (part == 0)

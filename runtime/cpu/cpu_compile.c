@@ -1,5 +1,5 @@
-/* A shared object from a kernel's source, by the system's compiler: made in a temporary folder,
- * then kept; where the cache takes no files, held in memory. */
+/* Compiles a kernel's source to a shared object with the host compiler, in a temporary folder, then
+ * moves it to the cache; without a usable cache the object stays in memory. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -33,7 +33,7 @@ run_compiler(const CpuKernels *k, const Object *o, const char *header, const cha
 	if (snprintf(include, sizeof include, "-I%s", strbuf_str(&k->root)) >= (int)sizeof include)
 		return error_set(err, LLMC_E_IO, "%s: name too long", strbuf_str(&k->root));
 	argv[n++] = include;
-	argv[n++] = (char *)"-pipe"; /* no files of its own to be left in /tmp */
+	argv[n++] = (char *)"-pipe"; /* no temporary files that a kill would leave in /tmp */
 	argv[n++] = (char *)"-o";
 	argv[n++] = (char *)tmp;
 	argv[n++] = (char *)strbuf_str(&o->source);
@@ -42,8 +42,8 @@ run_compiler(const CpuKernels *k, const Object *o, const char *header, const cha
 	return program_run(argv, 1200, text, code, err);
 }
 
-/* Did the compiler see what the key was made from? Somebody may have compiled the model again
- * meanwhile. */
+/* Has the compiler read the sources that the key was made from? The model may have been compiled
+ * again meanwhile. */
 static llmc_status
 check_unchanged(const CpuKernels *k, int unit, llmc_error *err)
 {
@@ -60,7 +60,7 @@ check_unchanged(const CpuKernels *k, int unit, llmc_error *err)
 	                           : LLMC_OK;
 }
 
-/* An object that no file holds: dlopen takes it by the name of its descriptor. */
+/* An object without a file: dlopen opens it through the name of its descriptor. */
 static llmc_status
 hold(CpuKernels *k, int unit, const Strbuf *made, llmc_error *err)
 {
@@ -99,12 +99,12 @@ object_compile(void *kernels, int unit, llmc_error *err)
 	file_join(&object, strbuf_str(&dir), "kernel.so");
 	const char *tmp = strbuf_str(&object);
 	TRY_GOTO(run_compiler(k, o, header, tmp, false, &text, &code, err));
-	if (header && code != 0 && code < 128) { /* it may be the precompiled header */
+	if (header && code != 0 && code < 128) { /* the precompiled header may be the cause */
 		strbuf_clear(&text);
 		TRY_GOTO(run_compiler(k, o, NULL, tmp, false, &text, &code, err));
 	}
-	if (code != 0 && code < 128) { /* a compiler may know warnings that ours do not: they are no
-		                          reason to stop */
+	/* another compiler may have warnings that ours lacks: they do not make the build fail */
+	if (code != 0 && code < 128) {
 		TRY_GOTO(run_compiler(k, o, NULL, tmp, true, &again, &code, err));
 		o->warned = code == 0;
 	}

@@ -1,4 +1,4 @@
-/* The processor in the runtime's table of devices. */
+/* The CPU's row in the table of devices. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -68,7 +68,7 @@ processor_name(char *out, size_t cap)
 		fclose(f);
 }
 
-/* The processor and the compiler of its kernels. */
+/* Describe the processor and the compiler of its kernels. */
 static llmc_status
 describe(char **json, llmc_error *err)
 {

@@ -1,5 +1,5 @@
-/* Kernels of a plan as shared objects: what each is made from (source, the headers beside it,
- * flags, the ABI of kernels), and loading them. */
+/* Kernels of a plan as shared objects: the inputs of each (source, the headers next to it, flags,
+ * the kernel ABI), and loading. */
 #include "runtime/cpu/cpu_kernels.h"
 
 #include <dirent.h>
@@ -35,12 +35,12 @@ by_text(const void *a, const void *b)
 }
 
 typedef struct HeaderList {
-	char *name[MAX_HEADERS]; /* paths below the folder of kernels */
+	char *name[MAX_HEADERS]; /* paths relative to the kernels folder */
 	int n;
 } HeaderList;
 
-/* Adds the headers of a folder and of those below it; a folder that others may write to is refused.
- */
+/* Add the headers of a folder and its subfolders. A folder that other users may write to is
+ * rejected. */
 static llmc_status
 find_headers(HeaderList *h, const char *root, const char *folder, int depth, llmc_error *err)
 {
@@ -69,7 +69,7 @@ find_headers(HeaderList *h, const char *root, const char *folder, int depth, llm
 	return status;
 }
 
-/* The headers that kernels may include: all in folders of kernels/, by path. */
+/* Headers that kernels may include: all below kernels/, sorted by path. */
 static llmc_status
 add_headers(Sha256 *sum, const char *root, llmc_error *err)
 {
@@ -117,7 +117,7 @@ object_key(const CpuKernels *k, const Sha256 *common, int unit, char hex[65], ll
 	return LLMC_OK;
 }
 
-/* The loader takes objects by their paths. */
+/* No buffer: the loader opens objects by path. */
 static Strbuf *
 contents(void *kernels, int unit)
 {
@@ -160,7 +160,8 @@ prepare(const Plan *plan, const KernelBuildOptions *opt, CpuKernels **out, llmc_
 		if (stat(strbuf_str(&k->object[i].source), &st) == 0)
 			b->unit[i].bytes = (size_t)st.st_size;
 	}
-	for (int i = 0; i < plan->n_kernel; i++) /* all of it is in headers, and long */
+	/* its code is in headers, and takes long to compile */
+	for (int i = 0; i < plan->n_kernel; i++)
 		if (plan->kernel[i].n_arg == 0)
 			b->unit[b->unit_of[i]].bytes = MAX_SOURCE;
 	*out = k;
@@ -186,13 +187,13 @@ load(CpuKernels *k, llmc_error *err)
 {
 	const KernelBuild *b = &k->build;
 
-	for (int pass = 0; pass < 2; pass++) /* what kernels call is there before them */
+	for (int pass = 0; pass < 2; pass++) /* functions that kernels call are loaded first */
 		for (int i = 0; i < b->plan->n_kernel; i++) {
 			const bool called = b->plan->kernel[i].n_arg == 0;
 			const int u = b->unit_of[i];
 			if (called != (pass == 0) || k->object[u].handle)
 				continue;
-			/* a name that others see has the hash of all that is behind it */
+			/* exported names contain the hash of everything they depend on */
 			k->object[u].handle =
 			    dlopen(strbuf_str(&b->unit[u].entry.path),
 			           RTLD_NOW | (called ? RTLD_GLOBAL : RTLD_LOCAL));
@@ -262,8 +263,9 @@ kernels_close(CpuKernels *k)
 	for (int i = 0; k->object && i < k->build.n_unit; i++) {
 		if (k->object[i].handle)
 			dlclose(k->object[i].handle);
-		if (k->object[i].fd > 0) /* until here: an object is known to the loader by its
-		                            name, which no other may have */
+		/* kept open until here: the loader identifies an object by its name, which must not
+		 * be reused */
+		if (k->object[i].fd > 0)
 			close(k->object[i].fd);
 		strbuf_release(&k->object[i].source);
 	}

@@ -1,6 +1,6 @@
-/* Inside of building kernels for the processor: cc.c finds the compiler, cpu_compile.c makes shared
- * objects, cpu_kernels.c says what each is made from and loads them, precompiled_header.c
- * precompiles what all of them include. */
+/* Internals of building CPU kernels: cc.c finds the compiler, cpu_compile.c compiles shared
+ * objects, cpu_kernels.c computes their keys and loads them, precompiled_header.c precompiles the
+ * header that all of them include. */
 #ifndef LLMC_RUNTIME_CPU_CPU_KERNELS_H
 #define LLMC_RUNTIME_CPU_CPU_KERNELS_H
 
@@ -10,12 +10,12 @@
 #include "base/sha256.h"
 #include "runtime/cpu/cpu.h"
 
-/* What a shared object has beside its unit. */
+/* State of a shared object in addition to its unit */
 typedef struct Object {
 	Strbuf source; /* path */
-	int fd;        /* of an object that lies in memory; 0: in a file */
+	int fd;        /* descriptor of an object in memory; 0: in a file */
 	void *handle;
-	bool warned; /* it compiles, but not without warnings */
+	bool warned; /* compiled with warnings */
 } Object;
 
 struct CpuKernels {
@@ -30,28 +30,27 @@ struct CpuKernels {
 	Strbuf header_dir, header_path;
 };
 
-/* --- cc.c --- */
-/* Flags for a target and those of $LLMC_KERNEL_CFLAGS: NULL-terminated, over one allocation in
- * *text */
+/* ---- cc.c ---- */
+/* Flags of a target and of $LLMC_KERNEL_CFLAGS: NULL-terminated, in one allocation, *text */
 llmc_status cc_flags(const char *target, char ***flags, char **text, llmc_error *err);
 
-/* --- cpu_kernels.c --- */
-/* What all keys begin with (flags, headers), and the key of a unit: from what the files hold now.
- */
+/* ---- cpu_kernels.c ---- */
+/* The common part of all keys (flags, headers), and the key of a unit, from the current content of
+ * the files. */
 llmc_status objects_common(const CpuKernels *k, Sha256 *common, llmc_error *err);
 llmc_status object_key(const CpuKernels *k, const Sha256 *common, int unit, char hex[65],
                        llmc_error *err);
 
-/* --- precompiled_header.c --- */
-/* The header of intrinsics, precompiled for the units that begin from now on, where it is worth it:
- * made once, by the first thread that asks. The path for -include; NULL: there is none (yet), and
- * units read the header itself. The object is the same. */
+/* ---- precompiled_header.c ---- */
+/* The precompiled header of intrinsics, for units that start from now on, if it pays: compiled
+ * once, by the first thread that calls this. Returns the path for -include; NULL: none (yet), and
+ * units read the header itself. The object is the same either way. */
 const char *header_precompiled(CpuKernels *k);
-void header_remove(CpuKernels *k); /* when nobody compiles any more */
+void header_remove(CpuKernels *k); /* after the last compiler has ended */
 
-/* --- cpu_compile.c: BuildKind.compile --- */
+/* ---- cpu_compile.c: BuildKind.compile ---- */
 llmc_status object_compile(void *kernels, int unit, llmc_error *err);
 
-extern const char object_mark[8]; /* format of a shared object and its seal */
+extern const char object_mark[8]; /* format mark in the trailer of a shared object */
 
 #endif

@@ -1,6 +1,6 @@
-/* A session on the processor: its memory, and walking a phase. The parts of a step are dealt to the
- * threads of the session (threads_deal): a thread that is late holds nothing up. Steps of the
- * reference have one part, and a run of them is one stage. */
+/* A session on the CPU: its memory, and running a phase. The parts of a step are dealt to the
+ * threads of the session (threads_deal), so a late thread delays nothing. Reference steps have one
+ * part, and a run of them is one stage. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,15 +13,15 @@
 
 enum { ROPE_ALONE = 8 }; /* rows whose angles are not worth a barrier */
 
-/* A step as it is called: all that is fixed for the life of the session. */
+/* A step with everything that is fixed for the life of the session */
 typedef struct StepRun {
 	const PlanStep *step;
 	llmc_kernel *kernel; /* NULL: the reference */
 	ref_fn *ref;
-	bool comm;   /* done between ranks, by all threads */
+	bool comm;   /* collective between ranks, done by all threads */
 	bool meet;   /* the last step of a stage */
 	bool window; /* its pages are window pages */
-	bool slots;  /* it changes nothing where no sequence of the step has an adapter */
+	bool slots;  /* a no-op if no sequence of the step has an adapter */
 	void *a[PLAN_MAX_ARGS];
 	RefArg arg[PLAN_MAX_ARGS]; /* reference only */
 } StepRun;
@@ -29,16 +29,17 @@ typedef struct StepRun {
 typedef struct PhaseRun {
 	int n_step;
 	StepRun *step;
-	int *stage[2]; /* first step of each stage: of all, and without those that change nothing
-	                  for plain sequences */
+	/* first step of each stage: [0] of all steps, [1] without those that are no-ops for
+	 * sequences without adapters */
+	int *stage[2];
 	int n_stage[2];
 } PhaseRun;
 
 typedef struct CpuSession {
 	PhaseRun phase[2];
-	float *scratch;         /* of reference steps */
-	llmc_step step, window; /* window: of steps over window pages */
-	char *state;            /* memory of all above, and of the angles */
+	float *scratch;         /* for reference steps */
+	llmc_step step, window; /* window: for steps on window pages */
+	char *state;            /* memory of all of the above, and of the angles */
 	int64_t state_bytes, slots_bytes, n_walk;
 } CpuSession;
 
@@ -92,7 +93,7 @@ cpu_state_bytes(const Session *s, int64_t host_bytes)
 	return own < 0 || own > INT64_MAX / 4 - host_bytes ? -1 : host_bytes + own;
 }
 
-/* Reference steps are the first thread's. */
+/* Reference steps run on the first thread. */
 static bool
 by_all(const PlanStep *st)
 {
@@ -158,9 +159,10 @@ cpu_session_open(Session *s, const llmc_memory *need, llmc_error *err)
 	s->slots = session_map(c->slots_bytes);
 	c->state = session_map(c->state_bytes);
 	if (!s->slots || !c->state)
-		return error_set(err, LLMC_E_MEMORY,
-		                 "out of memory: these limits need %lld MB beside the KV cache",
-		                 (long long)((need->scratch + need->state) >> 20));
+		return error_set(
+		    err, LLMC_E_MEMORY,
+		    "out of memory: these limits need %lld MB in addition to the KV cache",
+		    (long long)((need->scratch + need->state) >> 20));
 	lay_out(c, s, c->state);
 	session_lay_out_slots(s);
 	bind(s, c);
@@ -188,9 +190,9 @@ typedef struct PhaseArgs {
 	const CpuSession *c;
 	const PhaseRun *phase;
 	bool plain;       /* no sequence of the step has an adapter */
-	bool rope;        /* the first stage makes angles */
-	const int *stage; /* first step of each of the others */
-	int end;          /* step to end at */
+	bool rope;        /* the first stage computes the angles */
+	const int *stage; /* first step of each other stage */
+	int end;          /* end of the steps */
 } PhaseArgs;
 
 static void
@@ -222,8 +224,7 @@ probe(Session *s, const StepRun *r)
 	}
 }
 
-/* An op between ranks. Wanted rows, logits that is, are for the first of them, which hands them
- * out. */
+/* Run a collective. Rows with logits go to the first rank, which distributes them. */
 static void
 run_comm(const PhaseArgs *w, const StepRun *r, int part)
 {
@@ -279,7 +280,7 @@ run_step(const PhaseArgs *w, const StepRun *r, int part, int n_parts)
 		    &(RefCall){ .step = r->step, .s = s, .arg = r->arg, .scratch = w->c->scratch });
 }
 
-/* A stage of threads_deal. */
+/* Run one stage of threads_deal. */
 static void
 run_phase(void *user, int stage, int part, int n_parts)
 {
@@ -301,8 +302,8 @@ run_phase(void *user, int stage, int part, int n_parts)
 	}
 }
 
-/* Kind of the job for threads_deal: by phase and order of magnitude of the rows. Parts of
- * collectives are those of the other ranks as well. */
+/* Job kind for threads_deal: the phase and the order of magnitude of the rows. A collective has the
+ * same parts on all ranks. */
 static int
 kind_of(const PhaseArgs *w)
 {
@@ -314,8 +315,8 @@ kind_of(const PhaseArgs *w)
 	return w->s->comm ? DEAL_ALL : kind;
 }
 
-/* Runs the phase, or the span of it; returns the number of stages. Where a probe looks, each step
- * is a stage, and the job ends behind it. */
+/* Run the phase, or the span of it, and return the number of stages. With a probe, each step is a
+ * stage and the job ends after it. */
 static int
 walk_all(PhaseArgs *w)
 {
@@ -346,7 +347,7 @@ walk_all(PhaseArgs *w)
 	return n + w->rope;
 }
 
-/* No sequence of the step has an adapter. */
+/* Does no sequence of the step have an adapter? */
 static bool
 is_plain(const Session *s)
 {
@@ -392,8 +393,8 @@ cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 	s->stats.barriers += walk_all(&w);
 	if (s->comm && comm_ended(s->comm))
 		return comm_error(s->comm, err);
-	/* all ranks of a stage have what it makes, and each hands it to its fellow of the next; of
-	 * the logits there is one receiver */
+	/* All ranks of a stage have its result, and each sends it to its peer in the next stage;
+	 * the logits have one receiver. */
 	if (s->plan->stages > 1 && (plan_hands_on(s->plan) || s->plan->rank == 0) &&
 	    !comm_pipe_send(s->comm, s->slot[b->slot],
 	                    (size_t)((plan_hands_on(s->plan) ? s->size->n_tok : s->size->n_out) *
@@ -407,11 +408,13 @@ cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* ---- what its steps take ---- */
+/* ---- times of steps ---- */
 
 enum { ROUNDS = 63 };
 static const double LONG_ENOUGH = 0.1,
-                    VERY_LONG = 2; /* seconds of all rounds: of more than two, and of fewer */
+                    /* seconds of all rounds: limits for more than two rounds, and for more than
+                     * one */
+    VERY_LONG = 2;
 
 typedef struct TimedPhase {
 	PhaseArgs run_phase;
@@ -419,7 +422,7 @@ typedef struct TimedPhase {
 	int round;
 } TimedPhase;
 
-/* The walk with a barrier behind every step, where the first part looks at the clock. */
+/* Run the steps with a barrier after each, where the first part reads the clock. */
 static void
 run_phase_timed(void *user, int part, int n_parts)
 {
@@ -442,8 +445,8 @@ run_phase_timed(void *user, int part, int n_parts)
 	}
 }
 
-/* The step runs again as it was: it begins with the tokens, and writes the same K and V to the same
- * places. Of each of its steps the median counts, which other programs do not move as they move a
+/* Repeat the last step: it begins with the tokens and writes the same K and V to the same
+ * positions. The result per step is the median, which is less sensitive to other programs than the
  * sum. */
 llmc_status
 cpu_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *err)
@@ -472,8 +475,7 @@ cpu_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *
 	for (int i = 0; i < ph->n_step; i++) {
 		const PlanStep *st = ph->step[i].step;
 		llmc_op_time told = { .op = op_info[st->op].name };
-		bool seen =
-		    ph->step[i].slots && t.run_phase.plain; /* what was passed over took nothing */
+		bool seen = ph->step[i].slots && t.run_phase.plain; /* skipped steps take no time */
 		for (int j = 0; j < ph->n_step && !seen; j++) {
 			const PlanStep *other = ph->step[j].step;
 			if (other->op != st->op || other->kernel != st->kernel ||

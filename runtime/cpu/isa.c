@@ -1,5 +1,5 @@
-/* What this processor runs, by cpuid and by what the system saves on a switch. Never by what a
- * compiler guesses, which is wrong on virtual machines. */
+/* Targets that this processor runs, according to cpuid and to the registers that the kernel saves
+ * on a context switch. Compiler builtins are not used: they are wrong on virtual machines. */
 #include <errno.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -18,12 +18,12 @@
 enum {
 	YMM = 6,
 	ZMM = 0xe6,
-	TILES = 3 << 17,                   /* of what the system saves (XCR0) */
+	TILES = 3 << 17,                   /* bits of XCR0, the registers that the kernel saves */
 	AMX = 1 << 22 | 1 << 24 | 1 << 25, /* leaf 7, edx: bf16, tiles, int8 */
 	AVX_VNNI = 1 << 4,
 	AVX512_BF16 = 1 << 5, /* leaf 7.1, eax */
 	ARCH_REQ_XCOMP_PERM = 0x1023,
-	TILE_DATA = 18, /* of the kernel's arch_prctl */
+	TILE_DATA = 18, /* argument of arch_prctl */
 };
 
 static unsigned long long
@@ -64,9 +64,9 @@ features(void)
 	return f;
 }
 
-/* Tile registers are 8 KB a thread, which Linux gives to a process that asks for it: once for all
- * its threads. It refuses where a thread has a stack for signals that they do not fit on, and where
- * a sandbox knows no such question. */
+/* Tile registers are 8 KB per thread. Linux grants them on request, once per process for all its
+ * threads. It refuses if the signal stack of some thread is too small; sandboxes may not know the
+ * call. */
 static int
 ask_for_tiles(void)
 {
