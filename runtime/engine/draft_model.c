@@ -1,7 +1,7 @@
-/* Guesses of a second, smaller model of the same tokenizer, or of the head of the model itself
- * (mtp_head.c). It has a session of its own, with a sequence for each text that it follows; one
- * step of it for all texts makes one more guess of each, the likeliest token. What it says decides
- * about time alone. */
+/* Draft tokens from a second model: a smaller model with the same tokenizer, or the model's own MTP
+ * head (mtp_head.c). It has its own session, with one sequence per output that it follows. One step
+ * of it over all sequences adds one draft token to each, the most likely one. Its output affects
+ * speed only, never the sampled tokens. */
 #include <string.h>
 
 #include "runtime/engine/engine_internal.h"
@@ -15,15 +15,15 @@ draft_model_drop(Engine *e, RequestChoice *c)
 	mtp_rows_free(&c->head);
 }
 
-/* Its sequence, with all of the text but the last tokens, which fit a step. False: not in this
- * step. */
+/* Prepare the draft model's sequence: all of the output is in its KV cache but the last tokens,
+ * which fit one step. False: not ready in this step. */
 static bool
 draft_model_ready(Engine *e, RequestChoice *c, const SchedSeq *q)
 {
 	const llmc_limits *lim = session_limits_of(e->draft_session);
 	llmc_error err;
 
-	if (e->is_head) /* it reads the model's rows as they come */
+	if (e->is_head) /* the head reads the model's rows as they arrive */
 		return c->draft_session >= 0 && c->head.n > 0 &&
 		       c->head.at + c->head.n == q->n_tok - 1;
 	if (c->draft_session < 0) {
@@ -46,8 +46,8 @@ draft_model_ready(Engine *e, RequestChoice *c, const SchedSeq *q)
 	return false;
 }
 
-/* One more guess of each; false: it cannot go on. came [n]: rows for the head, which leaves the
- * next ones there. */
+/* Add draft token `at` to each sequence. False: the draft model's step failed. came [n]: input rows
+ * of the MTP head; replaced by its output rows, the input of its next step. */
 static bool
 draft_one_token(Engine *e, llmc_chunk *chunk, const float **came, Draft *const *d, int32_t n,
                 int32_t at)
@@ -65,7 +65,7 @@ draft_one_token(Engine *e, llmc_chunk *chunk, const float **came, Draft *const *
 		                 session_rows(e->draft_session, (size_t)i) +
 		                     (chunk[i].n_tok - 1) * hidden,
 		                 (size_t)hidden * sizeof **came);
-	if (at) /* the first reads what it has missed */
+	if (at) /* the first step also reads tokens it has missed: not a typical time */
 		drafter_record_model_step(&e->drafter, clock_now() - start);
 	for (int32_t i = 0; i < n; i++) {
 		if (sample_largest(e->draft_logits + (size_t)i * (size_t)vocab, vocab,
@@ -98,7 +98,8 @@ draft_model_propose(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, i
 		room = room < second_room ? room : second_room;
 		room = room < j->speculate ? room : j->speculate;
 		if (d[i]->n &&
-		    d[i]->odds_at[0] >= SURE) /* what followed before is as good, and free */
+		    /* the lookup's draft is as likely and costs nothing */
+		    d[i]->odds_at[0] >= SURE)
 			continue;
 		if (room < 1 || n_own == lim->n_out || !draft_model_ready(e, c, q[i]))
 			continue;
@@ -137,7 +138,7 @@ draft_model_propose(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, i
 		}
 	}
 	for (int32_t i = 0; i < n_own && most && e->is_head;
-	     i++) /* behind the text it has read rows of its own */
+	     i++) /* drop the positions that it made from its own draft tokens */
 		session_seq_trim(e->draft_session, chunk[i].seq, len[i], NULL);
 	for (int32_t i = 0; i < n_own && most; i++)
 		draft_from_model(own[i], &e->drafter, most);

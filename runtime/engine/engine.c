@@ -1,5 +1,5 @@
-/* The engine's thread: take requests in, decide on a step, run it, let each choice say its token,
- * hand the events over. */
+/* The engine's thread: accept requests, plan a step, run it, sample a token for each choice,
+ * deliver the events. */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -27,7 +27,7 @@ fail_device(Engine *e, const llmc_error *err)
 	fail_all(e, err->code, err->text);
 }
 
-/* With the lock held. A session over ranks may lose one while nothing runs. */
+/* Wait with the lock held. With several ranks, check from time to time that none has been lost. */
 static void
 wait_for_work(Engine *e)
 {
@@ -56,7 +56,7 @@ engine_end_job(Engine *e, EngineRequest *j, llmc_finish finish)
 			request_finish(e, j, &j->choice[i], finish, NULL);
 }
 
-/* New requests, cancelled ones. False: the engine closes. */
+/* Accept new requests and end cancelled ones. False: the engine closes. */
 static bool
 drain_inbox(Engine *e)
 {
@@ -74,7 +74,8 @@ drain_inbox(Engine *e)
 	if (e->n_cancel || cut)
 		for (EngineRequest *j = e->work; j; j = j->next)
 			j->over = j->over || j->cancel ||
-			          cut; /* for a moment: what to end outside of the lock */
+			          /* temporary mark: requests to end after the lock is released */
+			          cut;
 	e->n_cancel = 0;
 	pthread_mutex_unlock(&e->lock);
 	if (stop)
@@ -98,7 +99,7 @@ drain_inbox(Engine *e)
 	return true;
 }
 
-/* Each thread of the session samples for every n-th choice. */
+/* Sample for every n-th choice, on thread `part` of the session's pool. */
 static void
 sample_part(void *user, int stage, int part, int n_parts)
 {
@@ -132,16 +133,17 @@ sample_all(Engine *e)
 		sample_part(e, 0, 0, 1);
 }
 
-/* Can the device sample all that this step says? What it must know of the sequences is told it on
- * the way. */
+/* Can the device sample every token of this step? Also passes the sampling parameters of sequences
+ * that the device does not have yet. */
 static bool
 can_sample_on_device(Engine *e, int32_t n)
 {
 	bool says = false;
 
 	if (e->has_drafts ||
-	    (e->is_head && n <= DRAFT_MAX_SEQS)) /* it picks at one row of a sequence, and rows for
-	                                            a head are read behind a step */
+	    /* the device samples one row per sequence, and a head's rows are read after a step on
+	     * the host */
+	    (e->is_head && n <= DRAFT_MAX_SEQS))
 		return false;
 	for (int32_t i = 0; i < n; i++) {
 		const EngineRequest *j = e->sched->chunk_seq[i]->req->user;
@@ -164,8 +166,7 @@ can_sample_on_device(Engine *e, int32_t n)
 	return says;
 }
 
-/* Whose token chunk i says, where that is under a grammar, or NULL. Of chunks that say nothing it
- * may be one, too. */
+/* Return the sampler of chunk i if the chunk yields a token under a grammar, else NULL. */
 static llmc_sampler *
 constrained_choice(const Engine *e, int32_t i)
 {
@@ -176,7 +177,7 @@ constrained_choice(const Engine *e, int32_t i)
 	return e->sched->chunk[i].n_out && !j->pool && sampler_has_grammar(s) ? s : NULL;
 }
 
-/* Masks that are work are begun beside the step. */
+/* Start to compute slow grammar masks while the step runs. */
 static void
 begin_masks(Engine *e, int32_t n)
 {
@@ -190,8 +191,8 @@ begin_masks(Engine *e, int32_t n)
 	masks_begin(e->masks);
 }
 
-/* While the device runs the step, what its choices may say; one that may say nothing fails alone,
- * whatever is picked for it. */
+/* Compute the remaining masks while the device runs the step, then queue sampling. A choice whose
+ * grammar allows no token fails alone; the token sampled for it is ignored. */
 static llmc_status
 queue_masked(Engine *e, int32_t n, llmc_error *err)
 {
@@ -231,7 +232,7 @@ queue_ahead(Engine *e, int32_t n, llmc_error *err)
 	return status == LLMC_E_DEVICE ? status : LLMC_OK;
 }
 
-/* The step with its samples, in one. E_RANGE: nothing ran, it can run the other way. */
+/* Run the step and sample on the device. E_RANGE: nothing ran; the caller uses the host path. */
 static llmc_status
 step_on_device(Engine *e, int32_t n, llmc_error *err)
 {
@@ -279,8 +280,8 @@ step_on_device(Engine *e, int32_t n, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Guesses behind the tokens of a step that goes on with texts alone: as many as pay, by what rows
- * have taken so far. */
+/* Add draft tokens to a pure decode step. Their number follows from the measured times of earlier
+ * steps. */
 static void
 draft_tokens(Engine *e, int32_t n)
 {
@@ -330,8 +331,8 @@ draft_tokens(Engine *e, int32_t n)
 	}
 }
 
-/* All pushes of the step are made: what was guessed wrong is taken back, and what came is compared
- * with what was guessed. */
+/* Remove rejected draft tokens from the KV cache and record acceptance, after all sampled tokens of
+ * the step are known. */
 static void
 commit_drafts(Engine *e, int32_t n)
 {
@@ -356,9 +357,9 @@ commit_drafts(Engine *e, int32_t n)
 		    q->state == SEQ_RUNNING) {
 			int32_t at = (int32_t)(e->sched->chunk[i].tok - q->tok);
 			int32_t certain =
-			    q->again
-			        ? q->n_tok - 1
-			        : q->n_done; /* their rows are right, also where they run again */
+			    q->again ? q->n_tok - 1
+			             /* rows of accepted tokens are valid even if they run again */
+			             : q->n_done;
 			mtp_rows_add(e, &j->choice[q->index], q, at, certain - at,
 			             session_rows(e->session, (size_t)i));
 		}
@@ -375,7 +376,8 @@ add_sample(Engine *e, EngineRequest *j, SchedSeq *c, const float *logits)
 	p->logits = logits;
 }
 
-/* A chunk has run: its rows tell of the prompt, its last row how the choice goes on. */
+/* Handle the logits of a chunk that has run: prompt rows give log probabilities, the last row gives
+ * the next token. */
 static void
 finish_chunk(Engine *e, int32_t i)
 {
@@ -386,7 +388,7 @@ finish_chunk(Engine *e, int32_t i)
 	int32_t at = c->n_done;
 	llmc_error err;
 
-	if (c->state != SEQ_RUNNING) /* its request has failed by another choice */
+	if (c->state != SEQ_RUNNING) /* its request failed through another choice */
 		return;
 	bool says = sched_chunk_done(e->sched, i);
 	if (j->pool) {
@@ -400,7 +402,7 @@ finish_chunk(Engine *e, int32_t i)
 		return;
 	if (!says)
 		return;
-	/* the row of its last token; those of guesses behind it come in turn */
+	/* row of the last known token; rows of draft tokens follow it */
 	const float *last =
 	    logits + (size_t)(k->n_out - 1 - c->n_draft_tokens) * (size_t)plan_out_width(e->plan);
 	add_sample(e, j, c, last);
@@ -414,7 +416,8 @@ finish_chunk(Engine *e, int32_t i)
 		add_sample(e, j, &c->req->seq[n], last);
 }
 
-/* True: the token is the one that was guessed, and the next row is to be sampled. */
+/* Append the sampled token to its choice. True: it equals the draft token, so the next row is valid
+ * and has to be sampled. */
 static bool
 emit_token(Engine *e, const SampledToken *p)
 {
@@ -445,8 +448,8 @@ emit_token(Engine *e, const SampledToken *p)
 	return false;
 }
 
-/* Rows in turn: the next of a choice is sampled only when its guess has come true, by a sampler
- * that has taken it in. */
+/* Sample row after row: the next row of a choice is sampled only if its draft token was accepted,
+ * with a sampler that has seen that token. */
 static void
 emit_sampled(Engine *e, bool sampled)
 {
@@ -466,8 +469,8 @@ emit_sampled(Engine *e, bool sampled)
 	}
 }
 
-/* Run the step; row[i]: where the logits of chunk i are. When a batch is refused, each of its
- * chunks runs alone, so that only the one at fault fails. */
+/* Run the step; row[i] becomes the address of the logits of chunk i. If the batch is refused, run
+ * each chunk alone, so that only the faulty one fails. */
 static llmc_status
 forward(Engine *e, int32_t n, llmc_error *err)
 {
@@ -510,7 +513,7 @@ record_starts(Engine *e)
 		}
 }
 
-/* Of the step that is about to run */
+/* Record the size of the step that is about to run. */
 static void
 record_step(Engine *e, int32_t n)
 {

@@ -1,5 +1,5 @@
-/* Inside of the engine. Who touches what: `lock` guards what is marked so; the rest belongs to the
- * engine's thread, or to nobody once the job is in the inbox. */
+/* Internals of the engine. `lock` guards the fields below a "lock" comment. The engine's thread
+ * owns the rest, once a request is in the inbox. */
 #ifndef LLMC_RUNTIME_ENGINE_ENGINE_INTERNAL_H
 #define LLMC_RUNTIME_ENGINE_ENGINE_INTERNAL_H
 
@@ -14,24 +14,23 @@
 #include "runtime/sample/stop_strings.h"
 
 enum { N_BUCKET = 1024 };
-/* A guess by what followed before that is so sure is taken before a second model is asked. */
+/* From this probability on, the draft found by lookup is used and the second model is not run. */
 #define SURE 0.75f
 
 typedef struct Event {
 	llmc_event ev;
 	struct Event *next;
-	char data[]; /* vector, top, then text */
+	char data[]; /* vector, top log probabilities, then the string */
 } Event;
 typedef struct EventList {
 	Event *first, *last;
 } EventList;
 
-/* Rows of the model that its head has not read: those of the positions at .. at + n - 1 of a text
- */
+/* Rows of the model that its MTP head has not read: positions at .. at + n - 1 of a sequence */
 typedef struct MtpRows {
 	float *row; /* [cap, hidden] */
 	int32_t at, n, cap;
-	bool holes; /* some before were missed: its pages are of no use to others */
+	bool holes; /* rows before these were missed; its pages must not enter the prefix cache */
 } MtpRows;
 
 typedef struct RequestChoice {
@@ -41,56 +40,57 @@ typedef struct RequestChoice {
 	Stop *stop;
 	int32_t n_new;
 	Draft *draft;           /* NULL: none yet */
-	llmc_seq draft_session; /* its sequence in the session of a second model; -1: none */
-	MtpRows head;           /* where the second model is the head of the first */
+	llmc_seq draft_session; /* sequence in the second model's session; -1: none */
+	MtpRows head;           /* used if the second model is this model's MTP head */
 	double sum_logprob;
 	bool done;
 	double latest; /* time of its last token */
 	int32_t
-	    device_n; /* the device knows how to sample after as many tokens (-1: not at all) ... */
-	int32_t device_stay; /* ... since it was preempted for so many times */
-	EventList held;      /* best_of: until it is known which are told */
+	    device_n; /* value of n_new for which the device has sampling state (-1: none) ... */
+	int32_t device_stay; /* ... and value of n_preempted for it */
+	EventList held;      /* best_of: events held until the best choices are known */
 } RequestChoice;
 
 typedef struct EngineRequest {
 	int64_t id;
 	void *user;
-	llmc_params p; /* its lists are the samplers', its stops gone */
+	llmc_params p; /* its lists belong to the samplers; stop strings are removed */
 	int32_t n, best_of, n_top;
 	bool logprobs, prompt_logprobs, keep_stop;
-	llmc_pool pool; /* NONE: it makes text */
+	llmc_pool pool; /* NONE: the request generates tokens */
 	bool normalize;
-	double *pooled;              /* [n_pooled] sum of the rows that make its vector */
-	int32_t n_pooled, *pool_tok; /* elements of it; which of a row's they are, NULL: all */
-	bool on_device;              /* the session can sample its tokens */
-	int32_t speculate;           /* guesses that run ahead at most; 0: none */
-	double submitted, deadline;  /* 0: none */
+	double *pooled; /* [n_pooled] sum of the rows that form the vector */
+	/* length of `pooled`; token ids to pool, NULL: the whole row */
+	int32_t n_pooled, *pool_tok;
+	bool on_device;             /* the session can sample its tokens */
+	int32_t speculate;          /* maximum number of draft tokens; 0: none */
+	double submitted, deadline; /* 0: none */
 	SchedReq *req;
-	Runtime *held;         /* it holds the request's adapter; NULL: not yet */
+	Runtime *held;         /* runtime whose adapter reference it holds; NULL: none yet */
 	RequestChoice *choice; /* [best_of] */
 	llmc_stream *prompt_stream;
-	int32_t n_reported;         /* tokens of the prompt told with their logprobs */
-	int32_t n_done;             /* choices */
+	int32_t n_reported;         /* prompt tokens reported with their log probabilities */
+	int32_t n_done;             /* finished choices */
 	double started, first;      /* times; 0: not yet */
-	bool over;                  /* all told */
-	EventList out;              /* of this step */
-	Event *spare;               /* for the failure when memory is out */
-	struct EngineRequest *next; /* in the inbox, then in work */
+	bool over;                  /* all events are emitted */
+	EventList out;              /* events of this step */
+	Event *spare;               /* preallocated for the error event when memory runs out */
+	struct EngineRequest *next; /* in the inbox, then in `work` */
 	/* lock */
-	int refs;                    /* the table, the engine's thread, waiting callers */
-	bool in_table, cancel, gone; /* gone: nobody will ask */
+	int refs; /* held by the table, the engine's thread and waiting callers */
+	bool in_table, cancel, gone; /* gone: no caller will take its events */
 	EventList events;
 	int n_waiting;
 	pthread_cond_t cond;
-	struct EngineRequest *chain; /* in its bucket */
+	struct EngineRequest *chain; /* in its hash bucket */
 	bool is_ready;
-	struct EngineRequest *ready_next; /* jobs with mail */
+	struct EngineRequest *ready_next; /* requests with events */
 } EngineRequest;
 
-typedef struct SampledToken { /* one choice's token of the step */
+typedef struct SampledToken { /* token of one choice in this step */
 	EngineRequest *job;
 	RequestChoice *c;
-	const float *logits; /* of the row; those of guesses behind it follow */
+	const float *logits; /* row of the token; rows of its draft tokens follow */
 	int32_t id, n_top;
 	float logprob;
 	llmc_logprob top[LLMC_MAX_TOP];
@@ -102,7 +102,7 @@ typedef struct Masks Masks;
 
 struct Engine {
 	Session *session;
-	bool ranks; /* it may lose one while nothing runs */
+	bool ranks; /* several ranks, one of which may be lost while no step runs */
 	const Plan *plan;
 	const llmc_tokenizer *tok;
 	llmc_limits lim;
@@ -114,53 +114,55 @@ struct Engine {
 	pthread_t thread;
 	bool has_thread;
 	pthread_condattr_t monotonic;
-	/* the engine's thread */
+	/* owned by the engine's thread */
 	Sched *sched;
-	EngineRequest *work;   /* taken in, not over; in order of arrival */
+	EngineRequest *work;   /* accepted and not over, in order of arrival */
 	float *logits;         /* [n_out, vocab] */
 	float **row;           /* [seqs] logits of each chunk of the step */
 	SampledToken *sampled; /* [seqs] */
-	Masks *masks;          /* NULL: no core is left for its thread */
-	const uint32_t **mask; /* [seqs] of the step's choices */
+	Masks *masks;          /* NULL: no spare core for its thread */
+	const uint32_t **mask; /* [seqs] masks of the step's choices */
 	int32_t n_sampled;
-	int32_t *ids; /* [seqs] sampled by the device, and their logprobs */
+	int32_t *ids; /* [seqs] tokens sampled by the device, with their log probabilities */
 	float *logprobs;
 	int n_scratch;
-	SampleScratch *scratch; /* [n_scratch] one for each thread that samples */
+	SampleScratch *scratch; /* [n_scratch] one per thread that samples */
 	int64_t swap_used, swap_max;
-	double token_s, copy_bytes_s; /* measured: a token of a prompt; saving KV */
-	int32_t speculate;            /* guesses that run ahead at most; 0: none */
+	/* measured: seconds per prompt token; bytes per second of a KV save */
+	double token_s, copy_bytes_s;
+	int32_t speculate; /* maximum number of draft tokens; 0: none */
 	Drafter drafter;
-	engine_draft_fn draft_fn; /* a test's; NULL: looked up, where it is expected to pay */
+	engine_draft_fn draft_fn; /* set by a test; NULL: lookup, when it is expected to pay */
 	void *draft_fn_user;
-	bool has_drafts;        /* the step under way has some */
-	Session *draft_session; /* of a smaller model that guesses, or of the model's own head;
-	                           NULL: none */
+	bool has_drafts; /* the current step has draft tokens */
+	/* smaller draft model, or the model's own MTP head; NULL: none */
+	Session *draft_session;
 	bool is_head;
-	bool rows;             /* the step under way has left the rows of all its chunks */
-	float *draft_rows_buf; /* [DRAFT_MAX_SEQS, hidden] is_head: of its last guesses */
-	float *draft_logits;   /* [its n_out, its vocab] */
-	int32_t draft_chunk;   /* tokens that it catches up with in one step */
-	int32_t step_tokens;   /* of the step under way */
+	bool rows;             /* the current step has left the rows of all its chunks */
+	float *draft_rows_buf; /* [DRAFT_MAX_SEQS, hidden] is_head: rows of its last draft tokens */
+	float *draft_logits;   /* [n_out, vocab] of the draft session */
+	/* most tokens per sequence that the draft model catches up with in one step */
+	int32_t draft_chunk;
+	int32_t step_tokens; /* tokens of the current step */
 	bool is_prefill;
-	int32_t *n_tok_was; /* [seqs] known tokens of each chunk's choice before it */
+	int32_t *n_tok_was; /* [seqs] known tokens of each chunk's choice before the step */
 	bool check;
 	bool is_inline; /* runs on the thread of the caller of engine_run_request */
-	bool is_ahead;  /* inline, on a device that samples: the next step of the only sequence is
-	                   queued */
+	/* inline, on a device that samples: the next step of the only sequence is queued */
+	bool is_ahead;
 	llmc_counts now;
 	/* lock */
 	pthread_mutex_t lock;
-	pthread_cond_t wake; /* the engine's thread has something to do */
-	pthread_cond_t any;  /* mail for LLMC_ANY, or nothing left to wait for */
-	pthread_cond_t idle; /* a job is over */
+	pthread_cond_t wake; /* the engine's thread has work */
+	pthread_cond_t any;  /* an event for LLMC_ANY, or nothing left to wait for */
+	pthread_cond_t idle; /* a request is over */
 	EngineRequest *inbox, *inbox_last;
 	EngineRequest *bucket[N_BUCKET];
 	EngineRequest *ready, *ready_last;
 	int64_t last_id;
-	int32_t n_jobs;   /* not over */
-	int32_t n_table;  /* jobs that callers may ask for */
-	int32_t n_cancel; /* flags that the thread has not seen */
+	int32_t n_jobs;   /* requests that are not over */
+	int32_t n_table;  /* requests whose events callers may still take */
+	int32_t n_cancel; /* `cancel` flags that the thread has not handled */
 	int64_t n_events;
 	bool draining, cut, stop, paused;
 	llmc_error dead; /* code != OK: the device has failed */
@@ -170,47 +172,49 @@ struct Engine {
 
 /* engine.c */
 void *engine_run(void *e);           /* the thread */
-void engine_update_stats(Engine *e); /* gauges and the scheduler's counts */
+void engine_update_stats(Engine *e); /* gauges and the scheduler's counters */
 bool engine_step(Engine *e);         /* plan and run one step; false: nothing can run */
 void engine_end_job(Engine *e, EngineRequest *j,
                     llmc_finish finish); /* finish the choices that are still open */
 
 /* engine_open.c */
 llmc_status thread_start(void *(*fn)(void *user), void *user, pthread_t *out,
-                         llmc_error *err); /* without signals, which are the program's */
+                         /* starts a thread with all signals blocked; signals belong to the
+                          * program */
+                         llmc_error *err);
 
-/* grammar_masks.c: a thread makes the masks of the samplers that are added before masks_begin.
- * masks_end: from here on they are the caller's again; what has not been made is made by who asks
- * for it, or, with `rest`, now, by both. Around each step; NULL is fine. */
+/* grammar_masks.c: a thread computes the masks of the samplers that were added before masks_begin.
+ * masks_end returns the samplers to the caller. With `rest`, both threads first compute the masks
+ * that are left; without it, the sampler computes a missing mask when it is used. Called around
+ * each step; m may be NULL. */
 llmc_status masks_open(int32_t most, Masks **out, llmc_error *err);
 void masks_close(Masks *m);
 void masks_add(Masks *m, llmc_sampler *s);
 void masks_begin(Masks *m);
 void masks_end(Masks *m, bool rest);
 
-/* draft_model.c: guesses of d[i] for the texts q[i], where it pays; what is certain of a text stays
- * in its sequence */
+/* draft_model.c: propose draft tokens d[i] for sequences q[i] where it pays. draft_model_commit
+ * keeps the first `certain` tokens in the draft model's sequence and removes the rest. */
 void draft_model_propose(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, int32_t texts,
                          int32_t again);
 void draft_model_commit(Engine *e, RequestChoice *c, int32_t certain);
-void draft_model_sweep(Engine *e); /* sequences of texts that have ended */
+void draft_model_sweep(Engine *e); /* drop the draft sequences of choices that have ended */
 void draft_model_drop(Engine *e, RequestChoice *c);
 
-/* mtp_head.c: rows [n, hidden] of the positions from `at` on of the text q, all of whose next
- * tokens are known */
+/* mtp_head.c: add rows [n, hidden] of the positions from `at` on of sequence q. The token after
+ * each position is known. */
 void mtp_rows_add(Engine *e, RequestChoice *c, const SchedSeq *q, int32_t at, int32_t n,
                   const float *rows);
 void mtp_rows_consume(Engine *e, RequestChoice *c, const SchedSeq *q,
-                      int32_t n); /* the head has read the first n */
+                      int32_t n); /* the head has read the first n rows */
 void mtp_rows_free(MtpRows *h);
 
 /* request.c */
 llmc_status request_open(Engine *e, const llmc_request *r, EngineRequest **out, llmc_error *err);
 void request_free(EngineRequest *j);
-/* Answers of a choice: events on j->out (or held). Each returns false when the request has failed
- * on the way. */
-/* Rows [at, at + n) of a prompt that becomes a vector; rows: those that the step gave of them, at
- * its end. */
+/* Output of a choice: events on j->out (or held). Each function returns false if the request
+ * failed. */
+/* Pool the rows of prefill chunk [at, at + n). `rows` holds the last n_rows of them. */
 void request_rows(Engine *e, EngineRequest *j, int32_t at, int32_t n, const float *rows,
                   int32_t n_rows);
 bool request_prompt(Engine *e, EngineRequest *j, int32_t at, int32_t n, const float *logits);
@@ -225,7 +229,7 @@ void event_list_add(EventList *l, Event *ev);
 void event_list_free(EventList *l);
 
 /* events.c */
-/* Hand the events of the step over and let go of jobs that are over. */
+/* Move the events of the step to the callers' queues and release requests that are over. */
 void events_flush(Engine *e);
 void events_close(Engine *e);
 

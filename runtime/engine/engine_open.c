@@ -1,4 +1,4 @@
-/* Opening and closing an engine, and how the scheduler reaches the session. */
+/* Opening and closing an engine; the scheduler's interface to the session. */
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 #include "base/sized_struct.h"
 #include "runtime/ranks.h"
 
-/* ---- the scheduler's hold on the session ---- */
+/* ---- the scheduler's interface to the session ---- */
 
 static llmc_status
 op_new(void *user, const SchedReq *req, llmc_seq *out, llmc_error *err)
@@ -88,7 +88,8 @@ typedef struct Saved {
 	char data[];
 } Saved;
 
-/* Out and in again against computing it again, by what both have taken so far. */
+/* Save a sequence to host memory if two copies are expected to be faster than computing it again,
+ * by measured speeds. NULL: not saved. */
 static void *
 op_save(void *user, llmc_seq q, int32_t n_tok)
 {
@@ -150,8 +151,7 @@ engine_limits(const Plan *plan, const llmc_engine_options *opt)
 	if (l.seqs == 0)
 		l.seqs = 16;
 	if (l.n_out == 0 &&
-	    plan->output ==
-	        LLMC_OUTPUT_LOGITS) /* room for pieces of prompts whose logits are wanted */
+	    plan->output == LLMC_OUTPUT_LOGITS) /* enough for prompt chunks with logits */
 		l.n_out = l.seqs + 32;
 	if (l.kv_tokens == 0)
 		l.kv_tokens = opt->max_batch_total_tokens > 0
@@ -264,9 +264,9 @@ thread_start(void *(*fn)(void *user), void *user, pthread_t *out, llmc_error *er
 	           : LLMC_OK;
 }
 
-/* Where the threads of a step have every core, each of them makes masks when it is over, side by
- * side: one more thread would only stop one of them for as long. On a GPU the host's one thread
- * waits. */
+/* Is there a core for the mask thread? If the step's threads use every core, a mask thread would
+ * only delay one of them, and they compute masks in parallel after the step. On a GPU the host's
+ * one thread waits, so a core is free. */
 static bool
 has_spare_core(const Engine *e)
 {

@@ -1,5 +1,5 @@
-/* Between callers and the engine's thread: requests in, events out. All of it under the engine's
- * lock. */
+/* Interface between callers and the engine's thread: requests in, events out. All of it runs under
+ * the engine's lock. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "runtime/engine/engine_internal.h"
 #include "base/sized_struct.h"
 
-/* The descriptor is readable exactly while there is mail. */
+/* Keep the descriptor readable exactly while there are events. */
 static void
 count_events(Engine *e, int64_t change)
 {
@@ -72,7 +72,7 @@ add_ready(Engine *e, EngineRequest *j)
 	e->ready_last = j;
 }
 
-/* Nobody may ask for it from now on: what is left of its mail is dropped. */
+/* Remove a request from the table: callers can no longer take its events, so drop them. */
 static void
 forget_request(Engine *e, EngineRequest *j)
 {
@@ -106,8 +106,8 @@ engine_submit(Engine *e, const llmc_request *r, int64_t *id, llmc_error *err)
 	EngineRequest *j = NULL;
 
 	*id = 0;
-	/* a full queue is told before any work goes into the request, and again when it is put in
-	 */
+	/* refuse a full queue before any work goes into the request, and check again on
+	 * insertion */
 	for (int pass = 0; pass < 2 && status == LLMC_OK; pass++) {
 		if (pass)
 			TRY(request_open(e, r, &j, err));
@@ -142,7 +142,7 @@ engine_submit(Engine *e, const llmc_request *r, int64_t *id, llmc_error *err)
 	return status;
 }
 
-/* false: the time is up */
+/* False: the timeout has passed. */
 static bool
 wait_for(Engine *e, pthread_cond_t *cond, int timeout_ms, const struct timespec *until)
 {
@@ -151,7 +151,7 @@ wait_for(Engine *e, pthread_cond_t *cond, int timeout_ms, const struct timespec 
 	return timeout_ms > 0 && pthread_cond_timedwait(cond, &e->lock, until) != ETIMEDOUT;
 }
 
-/* The next event goes to the caller. */
+/* Pass the next event to the caller. */
 static void
 pop(Engine *e, EngineRequest *j, llmc_event *ev)
 {
@@ -161,7 +161,7 @@ pop(Engine *e, EngineRequest *j, llmc_event *ev)
 	count_events(e, -1);
 	remove_ready(e, j);
 	if (j->events.first)
-		add_ready(e, j); /* behind the others */
+		add_ready(e, j); /* after the other requests with events */
 	bool last = v->ev.last;
 	SIZED_GIVE(ev, v->ev);
 	if (last)
@@ -292,7 +292,7 @@ engine_drain(Engine *e, int drain_ms, llmc_error *err)
 	if (cut) {
 		e->cut = true;
 		pthread_cond_signal(&e->wake);
-		while (e->n_jobs) /* a step at most */
+		while (e->n_jobs) /* at most one step */
 			pthread_cond_wait(&e->idle, &e->lock);
 	}
 	pthread_mutex_unlock(&e->lock);
@@ -301,7 +301,7 @@ engine_drain(Engine *e, int drain_ms, llmc_error *err)
 	           : LLMC_OK;
 }
 
-/* After the thread is gone. */
+/* Called after the thread has ended. */
 void
 events_close(Engine *e)
 {

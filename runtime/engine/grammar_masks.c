@@ -1,7 +1,7 @@
-/* Masks of grammars, made while a step runs: what may come next depends on the text so far, which
- * is known before the step begins. One thread; the engine's lends a hand where it would only wait
- * for a device. A mask is what it is whoever makes it, so nothing but time depends on any of this.
- */
+/* Grammar masks, computed while a step runs: the tokens that a grammar allows next depend on the
+ * output so far, which is known before the step begins. One thread does it; the engine's thread
+ * helps where it would only wait for a device. A mask does not depend on the thread that computes
+ * it, so only time depends on this file. */
 #include <stdlib.h>
 
 #include "runtime/engine/engine_internal.h"
@@ -12,13 +12,14 @@ struct Masks {
 	pthread_mutex_t lock;
 	pthread_cond_t go, done;
 	llmc_sampler **list; /* [most] */
-	int32_t n_added;     /* the engine's thread alone */
+	int32_t n_added;     /* the engine's thread only */
 	/* lock */
-	int32_t n, next; /* list[next .. n) nobody has begun */
+	int32_t n, next; /* list[next .. n) is not started */
 	bool busy, stop;
 };
 
-/* Those that nobody has begun, one after the other; lock held, given back meanwhile. */
+/* Compute the masks that no thread has started. Called with the lock held; released during each
+ * mask. */
 static void
 make(Masks *m, bool *busy)
 {
@@ -28,7 +29,7 @@ make(Masks *m, bool *busy)
 		*busy = true;
 		pthread_mutex_unlock(&m->lock);
 		(void)!sampler_mask(s, &bits,
-		                    NULL); /* who picks asks again, and is told what is wrong */
+		                    NULL); /* the sampler calls again and gets the error */
 		pthread_mutex_lock(&m->lock);
 		*busy = false;
 	}

@@ -1,4 +1,5 @@
-/* Histograms: buckets by llmc.h, found without a search through bounds that rounding could move. */
+/* Histograms with the buckets of llmc.h. Values are compared with the bounds, because a logarithm
+ * could round to the next bucket. */
 #include <math.h>
 
 #include "runtime/engine/engine_internal.h"

@@ -28,8 +28,7 @@ engine_run_request(Engine *e, const llmc_request *r, engine_event_fn fn, void *u
 	TRY(request_open(e, r, &j, err));
 	j->id = ++e->last_id;
 	e->work = j;
-	e->dead.code =
-	    LLMC_OK; /* the session remembers a lost device, and refuses in its own words */
+	e->dead.code = LLMC_OK; /* the session remembers a lost device and returns its own error */
 	sched_submit(e->sched, j->req);
 	while (!j->over) {
 		if (!engine_step(e))

@@ -1,10 +1,12 @@
-/* The head of a model that guesses (mtp.part): a layer that reads, for each position of a text, the
- * model's row there and the token behind it, and says the token after that. Its session has a
- * sequence for each text that it follows, a position of it for each row that it has read. Rows are
- * taken from the model's steps as they come and wait until their next token is known and a step of
- * the head is due. Where rows have been missed, since many texts ran at once or the model found
- * pages of its prompt that the head has not, it goes on with a hole: guesses get worse by that,
- * texts do not. */
+/* Multi-token prediction (mtp.part): a head of the model that produces draft tokens. For each
+ * position it reads the model's row there and the next token, and predicts the token after that.
+ * Its session has one sequence per output that it follows, with one position per row that it has
+ * read. Rows come from the model's steps; they wait until their next token is known and a step
+ * of the head is due.
+ *
+ * Rows can be missing, because too many sequences ran at once or the model's prefix cache had
+ * pages that the head's has not. The head then continues with a hole: drafts get worse, outputs
+ * do not. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,7 +19,7 @@ mtp_rows_free(MtpRows *h)
 	*h = (MtpRows){ 0 };
 }
 
-/* The text's sequence in the head's session, with what its prefix cache holds of it */
+/* Open the sequence in the head's session, with the pages that its prefix cache holds. */
 static bool
 begin(Engine *e, RequestChoice *c, const SchedSeq *q)
 {
@@ -34,7 +36,8 @@ begin(Engine *e, RequestChoice *c, const SchedSeq *q)
 	}
 	session_seq_salt(e->draft_session, c->draft_session, q->req->salt);
 	c->head.at = session_prefix_find(e->draft_session, c->draft_session, q->tok + 1,
-	                                 q->n_tok - 1); /* what position i of a head has been fed */
+	                                 /* position i of the head has read token i + 1 */
+	                                 q->n_tok - 1);
 	c->head.n = 0;
 	c->head.holes = false;
 	return true;
@@ -66,7 +69,7 @@ mtp_rows_consume(Engine *e, RequestChoice *c, const SchedSeq *q, int32_t n)
 		session_prefix_keep(e->draft_session, c->draft_session, q->tok + 1);
 }
 
-/* All rows but the last ones, which a step that guesses reads */
+/* Run all pending rows but the last ones, which the drafting step reads. */
 static bool
 run_pending_rows(Engine *e, RequestChoice *c, const SchedSeq *q)
 {
@@ -96,7 +99,7 @@ mtp_rows_add(Engine *e, RequestChoice *c, const SchedSeq *q, int32_t at, int32_t
 
 	if (n < 1 || !begin(e, c, q))
 		return;
-	int32_t known = h->at + h->n - at; /* of these rows: a text may run again */
+	int32_t known = h->at + h->n - at; /* rows that it has already: a sequence may run again */
 	if (known >= n)
 		return;
 	if (known < 0) {

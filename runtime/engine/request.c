@@ -1,4 +1,4 @@
-/* A request as the engine keeps it, and what its choices say. */
+/* A request as the engine keeps it, and the output of its choices. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 
 enum { MAX_POOL_TOK = 1024 };
 
-/* ---- taking in ---- */
+/* ---- validation and opening ---- */
 
 static llmc_status
 check_request(const Engine *e, const llmc_request *r, const llmc_params *p, llmc_error *err)
@@ -69,7 +69,7 @@ check_request(const Engine *e, const llmc_request *r, const llmc_params *p, llmc
 	return sampler_check(p, (int32_t)e->plan->vocab, err);
 }
 
-/* New tokens at most; the last is never fed back: it needs no place. */
+/* Maximum number of new tokens. The last one is never fed back, so it needs no position. */
 static int32_t
 most_new(const Engine *e, const llmc_request *r, const llmc_params *p)
 {
@@ -82,7 +82,7 @@ most_new(const Engine *e, const llmc_request *r, const llmc_params *p)
 		return (int32_t)room;
 	if (most > 0)
 		return (int32_t)most;
-	/* as many as fit, whatever bounds it */
+	/* fill the free space, whichever limit applies */
 	int64_t pages = e->sched_lim.pages * PLAN_KV_PAGE - (int64_t)r->n_tok + 1,
 	        n = r->best_of ? r->best_of
 	            : r->n     ? r->n
@@ -181,7 +181,8 @@ request_open(Engine *e, const llmc_request *request, EngineRequest **out, llmc_e
 	               session_can_mask(e->session, &p);
 	j->p.grammar = NULL;
 	j->p.grammar_after = NULL;
-	j->p.stop_tokens = NULL; /* the caller's lists: samplers and stops have their own */
+	/* the caller owns the lists; samplers and stop strings have copies */
+	j->p.stop_tokens = NULL;
 	j->p.stop = NULL;
 	j->p.logit_bias = NULL;
 	j->p.bad_words = NULL;
@@ -218,7 +219,7 @@ request_free(EngineRequest *j)
 	free(j);
 }
 
-/* ---- telling ---- */
+/* ---- events ---- */
 
 static Event *
 event_new(const EngineRequest *j, llmc_event_kind kind, int32_t index, const llmc_logprob *top,
@@ -247,15 +248,15 @@ event_new(const EngineRequest *j, llmc_event_kind kind, int32_t index, const llm
 	if (n_bytes)
 		memcpy(v->data + vector_bytes + top_bytes, text, n_bytes);
 	v->data[vector_bytes + top_bytes + n_bytes] = 0;
-	v->ev.vector = n_vector ? (const float *)(const void *)v->data
-	                        : NULL; /* filled in by who asked for it */
+	v->ev.vector =
+	    n_vector ? (const float *)(const void *)v->data : NULL; /* filled in by the caller */
 	v->ev.n_vector = n_vector;
 	v->ev.top = n_top ? (const llmc_logprob *)(const void *)(v->data + vector_bytes) : NULL;
 	v->ev.text = v->data + vector_bytes + top_bytes;
 	return v;
 }
 
-/* A choice's event: told now, or held until the best are known. */
+/* Emit an event of a choice now, or hold it until the best choices are known. */
 static void
 emit_event(EngineRequest *j, RequestChoice *c, Event *v)
 {
@@ -268,7 +269,7 @@ request_fail(Engine *e, EngineRequest *j, llmc_status status, const char *text)
 	if (j->over)
 		return;
 	Event *v = event_new(j, LLMC_EVENT_ERROR, 0, NULL, 0, 0, text, strlen(text));
-	if (!v) { /* the one that was put by, with a sentence that needs no room */
+	if (!v) { /* use the preallocated event with a constant message */
 		static const char out[] = "out of memory";
 		v = j->spare;
 		j->spare = NULL;
@@ -299,7 +300,7 @@ no_memory(Engine *e, EngineRequest *j)
 	return false;
 }
 
-/* A model's vocabulary is often padded beyond its tokenizer's: such tokens are without text. */
+/* Does the tokenizer have this token? A vocabulary is often padded beyond its tokenizer's size. */
 static bool
 has_text(const Engine *e, int32_t id)
 {
@@ -313,7 +314,7 @@ request_rows(Engine *e, EngineRequest *j, int32_t at, int32_t n, const float *ro
 
 	for (int32_t i = at + n - n_rows; i < at + n; i++, rows += width) {
 		if (i < j->n_reported || i >= j->req->n_prompt)
-			continue; /* it has run before */
+			continue; /* has been pooled before */
 		j->n_reported = i + 1;
 		if (j->pool == LLMC_POOL_MEAN ||
 		    i == (j->pool == LLMC_POOL_CLS ? 0 : j->req->n_prompt - 1))
@@ -322,7 +323,7 @@ request_rows(Engine *e, EngineRequest *j, int32_t at, int32_t n, const float *ro
 	}
 }
 
-/* Tokens of the prompt whose places the rows [at, at + n) foretell, in their order, each once. */
+/* Report prompt tokens that the rows [at, at + n) predict, in order and each once. */
 bool
 request_prompt(Engine *e, EngineRequest *j, int32_t at, int32_t n, const float *logits)
 {
@@ -337,7 +338,7 @@ request_prompt(Engine *e, EngineRequest *j, int32_t at, int32_t n, const float *
 		size_t n_bytes = 0;
 		llmc_error err;
 		if (i != j->n_reported)
-			continue; /* of an earlier piece, or run again */
+			continue; /* in an earlier chunk, or run again */
 		if (i > 0) {
 			n_top = j->n_top < vocab ? j->n_top : vocab;
 			logprob = sample_logprobs(logits + (size_t)(i - 1 - at) * (size_t)vocab,
@@ -368,7 +369,7 @@ is_among(const int32_t *ids, int32_t n, int32_t id)
 	return false;
 }
 
-/* Text of a token (-1: what is left) through detokeniser and stop strings. */
+/* Convert a token (-1: flush) to a string, through the detokeniser and the stop strings. */
 static llmc_status
 text_of(const Engine *e, EngineRequest *j, RequestChoice *c, int32_t id, const char **text,
         size_t *n, bool *stopped, llmc_error *err)
@@ -430,7 +431,7 @@ mean_logprob(const RequestChoice *c)
 	return c->n_new ? c->sum_logprob / c->n_new : -INFINITY;
 }
 
-/* The n best choices, best first, become choices 0 .. n-1; of equals the earlier. */
+/* Emit the n best choices as choices 0 .. n-1, best first; the earlier wins a tie. */
 static void
 emit_best(EngineRequest *j)
 {

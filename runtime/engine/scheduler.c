@@ -116,7 +116,7 @@ dequeue(SchedQueue *u, SchedSeq *c)
 	u->n--;
 }
 
-/* Sequences kept free for the choices of a request whose first choice runs and has not forked */
+/* Number of sequences reserved for the other choices of a request that has not forked yet */
 static int32_t
 reserve_of(const SchedReq *r)
 {
@@ -186,7 +186,7 @@ remove_chunk(Sched *s, SchedSeq *c)
 	c->at = -1;
 }
 
-/* Take a running choice out of its sequence. */
+/* Free the sequence of a running choice and remove the choice from the step. */
 static void
 stop_running(Sched *s, SchedSeq *c)
 {
@@ -229,9 +229,9 @@ done(Sched *s, SchedSeq *c)
 	c->state = SEQ_DONE;
 }
 
-/* Of what a choice holds, the first tokens are certain: the rest leaves. Where there are states all
- * of the step does, and what was certain of it runs again, in the next step, in front of what it
- * says. */
+/* Keep the first `certain` tokens of a choice and remove the rest. With recurrent states the
+ * sequence returns to its mark, and the certain tokens after it run again at the start of the next
+ * step. */
 static void
 rollback(Sched *s, SchedSeq *c, int32_t certain)
 {
@@ -291,13 +291,13 @@ pages_left(Sched *s)
 	       (s->n_chunk ? s->ops.pages_need(s->ops.user, s->q, s->add, (size_t)s->n_chunk) : 0);
 }
 
-/* Rows of logits that a chunk of n tokens needs. */
+/* Number of rows of logits that a chunk of n tokens needs. */
 static int32_t
 rows_of(const SchedSeq *c, int32_t n)
 {
 	int32_t end = c->n_done + n, rows = end == c->n_tok;
 
-	/* a prompt that runs for the second time has been answered already */
+	/* a prompt that is recomputed after preemption has been reported already */
 	if (c->req->prompt_rows && c->n_tok == c->req->n_prompt && !c->req->forked)
 		rows = n;
 	return rows;
@@ -330,8 +330,8 @@ is_here(Sched *s, const SchedSeq *c)
 	return s->only_waiting || s->ops.here(s->ops.user, c->q);
 }
 
-/* Choices that wait for one token's turn, or for those that run again in front of it, oldest first;
- * younger ones make room. */
+/* Add decode chunks, oldest first: choices with one new token, or with accepted tokens that run
+ * again. Younger ones are preempted if pages run out. */
 static void
 plan_decode(Sched *s, StepBudget *b)
 {
@@ -343,7 +343,7 @@ plan_decode(Sched *s, StepBudget *b)
 			while (pages_left(s) < 0 && s->running.youngest != c)
 				preempt(s, s->running.youngest);
 			if (pages_left(s) < 0)
-				preempt(s, c); /* the youngest, and older ones have the pages */
+				preempt(s, c); /* the youngest; older ones hold the pages */
 			else
 				consume_budget(b, c, n, false);
 		}
@@ -351,15 +351,14 @@ plan_decode(Sched *s, StepBudget *b)
 	}
 }
 
-/* Tokens of the next piece of a prompt that the budgets and, if this is the youngest, the pages
- * allow. */
+/* Number of tokens of the next prompt chunk within the budgets; 0: none in this step. */
 static int32_t
 chunk_size(Sched *s, const SchedSeq *c, const StepBudget *b)
 {
 	int32_t n = c->n_tok - c->n_done, most = b->tokens < b->prefill ? b->tokens : b->prefill;
 
 	if (s->lim.prompt_whole && c->n_done == 0) {
-		/* in one piece; a budget below it must not keep it from ever running */
+		/* in one chunk; a prefill budget below it must not block it forever */
 		n = c->req->n_prompt;
 		bool alone = b->prefill == s->lim.prefill;
 		return n <= b->tokens && (n <= b->prefill || alone) && rows_of(c, n) <= b->rows ? n
@@ -383,8 +382,7 @@ chunk_size(Sched *s, const SchedSeq *c, const StepBudget *b)
 	return n > 0 ? n : 0;
 }
 
-/* Take the youngest out of the step and of its sequence; what it was given of the step comes back.
- */
+/* Preempt the youngest choice and return its share of the step to the budget. */
 static void
 evict_youngest(Sched *s, StepBudget *b)
 {
@@ -400,7 +398,7 @@ evict_youngest(Sched *s, StepBudget *b)
 	preempt(s, out);
 }
 
-/* Give a piece of a prompt its pages: younger ones make room, then it is cut to what there is. */
+/* Add a prompt chunk: preempt younger choices for its pages, then shorten it to the free pages. */
 static void
 plan_chunk(Sched *s, SchedSeq *c, StepBudget *b)
 {
@@ -419,7 +417,7 @@ plan_chunk(Sched *s, SchedSeq *c, StepBudget *b)
 		n = room < n ? (int32_t)room : n;
 		break;
 	}
-	/* a cut piece may end where no logits are wanted: rows_of counts again */
+	/* a shortened chunk may end where no logits are wanted: rows_of counts again */
 	add_chunk(s, c, n);
 	consume_budget(b, c, n, true);
 }
@@ -435,7 +433,8 @@ plan_prefill(Sched *s, StepBudget *b)
 	}
 }
 
-/* Pages that running choices still need for the tokens they have, and one for each to go on. */
+/* Number of pages that running choices still need for their known tokens, plus one per choice to
+ * continue. */
 static int64_t
 pages_promised(const Sched *s)
 {
@@ -463,8 +462,8 @@ run(Sched *s, SchedSeq *c, llmc_seq q, int32_t n_done)
 	enqueue(&s->running, c);
 }
 
-/* A sequence for a choice, with what the prefix cache has of it, if all its tokens will find pages.
- */
+/* Open a sequence for a choice, with its saved KV or cached prefix, if all its tokens will fit the
+ * free pages. */
 static bool
 open_sequence(Sched *s, SchedSeq *c, bool prefix)
 {
@@ -485,7 +484,8 @@ open_sequence(Sched *s, SchedSeq *c, bool prefix)
 		if (prefix)
 			found = s->ops.prefix_find(s->ops.user, q, c->tok, c->n_tok);
 		room -= before - s->ops.pages_free(
-		                     s->ops.user); /* found pages that nobody held are held now */
+		                     /* subtract found pages that were idle and are in use now */
+		                     s->ops.user);
 		if (room < pages_of(c->n_tok) - found / PLAN_KV_PAGE) {
 			s->ops.seq_free(s->ops.user, q);
 			return false;
@@ -510,14 +510,14 @@ may_start(const Sched *s)
 	       s->steps_since_start >= s->lim.max_waiting_steps;
 }
 
-/* Within total_tokens of all that have started? Who was preempted counts. */
+/* Does the request fit total_tokens, summed over all started requests? Preempted ones count. */
 static bool
 has_tokens(const Sched *s, const SchedReq *r)
 {
 	return !s->lim.total_tokens || s->total_tokens + cost_of(r) <= s->lim.total_tokens;
 }
 
-/* What is left of the step ends another prompt of n tokens within a page. */
+/* Would the rest of the step end another prompt of n tokens within a page? */
 static bool
 is_partial_page(const Sched *s, const StepBudget *b, int32_t n)
 {
@@ -560,8 +560,8 @@ resume(Sched *s, StepBudget *b)
 {
 	while (s->preempted.oldest && b->tokens > 0) {
 		SchedSeq *c = s->preempted.oldest;
-		/* it would only have to give way again; but who waits for its tokens to be free
-		 * cannot start before it has ended */
+		/* it would only be preempted again; but a request that waits for total_tokens
+		 * cannot start before this one has ended */
 		if (s->first && s->first->priority < c->req->priority && has_tokens(s, s->first))
 			return;
 		if ((b->prefill < 1 || is_partial_page(s, b, c->n_tok)) && !c->saved)
@@ -587,7 +587,7 @@ sched_plan(Sched *s)
 	s->n_chunk = s->n_started = 0;
 	plan_decode(s, &b);
 	plan_prefill(s, &b);
-	/* who had to make room in this step cannot go on in it, and nobody else can start */
+	/* a choice preempted in this step cannot resume in it, and nothing younger can start */
 	if (s->n_preempted == preempted)
 		resume(s, &b);
 	if (may_start(s))
@@ -599,8 +599,7 @@ sched_plan(Sched *s)
 		s->only_waiting = false;
 	}
 	s->steps_since_start = s->n_started ? 0 : s->steps_since_start + 1;
-	for (int32_t i = 0; i < s->n_chunk;
-	     i++) /* what is cancelled from now on leaves the step as it is */
+	for (int32_t i = 0; i < s->n_chunk; i++) /* a later cancellation does not change the step */
 		s->chunk_seq[i]->at = -1;
 	return s->n_chunk;
 }
@@ -674,7 +673,7 @@ sched_chunk_done(Sched *s, int32_t i)
 void
 sched_commit_drafts(Sched *s, SchedSeq *c)
 {
-	rollback(s, c, c->n_tok - 1); /* the last has not been run */
+	rollback(s, c, c->n_tok - 1); /* the last token has not been run */
 }
 
 bool
