@@ -67,7 +67,7 @@ cuda_window_lay_out(CudaSession *c, const Session *s, BumpAllocator *b)
 	BUMP(b, w->peers, 1);
 	BUMP(b, w->epoch, LLMC_LANES);
 	BUMP(b, w->flag, n * LLMC_LANES);
-	BUMP(b, w->slot, 2 * n * LLMC_LANES * LLMC_PIECE);
+	BUMP(b, w->slot, 2 * n * LLMC_LANES * LLMC_CHUNK);
 	w->room = GATHER / n > longest(s) ? GATHER / n : longest(s);
 	BUMP(b, w->gather, n * w->room);
 	return n <= LLMC_PEERS;

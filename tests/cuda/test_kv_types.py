@@ -502,7 +502,7 @@ PLANTED = {  # a missing barrier, or rows rotated by one warp while others read 
     "kv_rotate_rows<D>(s.q[0], HB, D, warp, S::WARPS);\n\t\t\t__syncthreads();": "kv_rotate_rows<D>(s.q[0], HB, D, warp, S::WARPS);",
     "\t\tTEAM::sync();\n\t\tkv_rotate_rows": "\t\tkv_rotate_rows",
     # queries are turned into fragments before they are rotated
-    "kv_rotate_rows<S::D>(s.turned[0], g.n_head, S::D, warp_id(), S::WARPS);\n\t\t__syncthreads();": "kv_rotate_rows<S::D>(s.turned[0], g.n_head, S::D, warp_id(), S::WARPS);",
+    "kv_rotate_rows<S::D>(s.rotated[0], g.n_head, S::D, warp_id(), S::WARPS);\n\t\t__syncthreads();": "kv_rotate_rows<S::D>(s.rotated[0], g.n_head, S::D, warp_id(), S::WARPS);",
 }
 
 
@@ -511,7 +511,7 @@ PLANTED = {  # a missing barrier, or rows rotated by one warp while others read 
 def test_planted(right):
     c = Case(lens=[100], heads=4, kv_heads=1, dim=64, kv="int8", rotate=True)
     k = H.build(
-        "attention_decode_sm80" if "s.turned" in right else "attention_decode", "sm_90a", c.params
+        "attention_decode_sm80" if "s.rotated" in right else "attention_decode", "sm_90a", c.params
     )
     k.text = plant(k.text, right, PLANTED[right])
     with pytest.raises(H.Finding):

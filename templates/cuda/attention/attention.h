@@ -42,7 +42,7 @@ template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, lo
 	enum {
 		INDEX_TOP_K = 0
 	}; /* number of selected positions per row (cuda/mla/mla.h); 0: all visible ones */
-	enum { Q_STRIDE = D, Y_APART = V }; /* stride between heads, in elements */
+	enum { Q_STRIDE = D, Y_STRIDE = V }; /* stride between heads, in elements */
 	static constexpr long long PAGE_BYTES = PAGE_BYTES_;
 
 	/* Return whether this attention handles sequence i, or row i. Kernels that share a step
@@ -64,11 +64,11 @@ template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, lo
 		return row;
 	}
 
-	/* Source of a chunk of one page's length: K and V of a head, with row strides K_APART and
-	 * V_APART elements. Here the rows come from a page of the pool. If MADE is not 0, they come
-	 * from scratch with MADE slots, in which position 0 has slot `base`. */
+	/* Source of a chunk of one page's length: K and V of a head, with row strides K_STRIDE and
+	 * V_STRIDE elements. Here the rows come from a page of the pool. If MADE is not 0, they
+	 * come from scratch with MADE slots, in which position 0 has slot `base`. */
 	typedef const void *source;
-	enum { K_APART = D, V_APART = V, MADE = 0 };
+	enum { K_STRIDE = D, V_STRIDE = V, MADE = 0 };
 	DEV const elem *
 	chunk_k(source pool, int page, int, int head, int)
 	{

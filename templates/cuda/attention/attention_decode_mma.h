@@ -51,7 +51,7 @@ template <class A, int ARCH> struct att_mma : att_split<A, 16, 8, 4> {
 		/* CTAs per SM: two, so that the next kernel can start early; one where 128
 		 * registers per thread do not suffice */
 		MMA_BLOCKS = !V_SHARED || (ARCH >= 100 && A::D + A::V > 128) ||
-		                     !A::KP::ROW_MAJOR_ACT || !A::VP::ROW_MAJOR_ACT
+		                     !A::KP::UNQUANTISED || !A::VP::UNQUANTISED
 		                 ? 1
 		                 : 2
 	};
@@ -79,7 +79,7 @@ typedef struct AttTeam {
 } AttTeam;
 
 /* Per-warp shared memory: vectors in flight during the mainloop, then the results of its tiles. */
-template <class S> union att_own {
+template <class S> union att_warp_storage {
 	struct {
 		uint4 k[2][S::KC][32];
 		uint4 v[S::V_SHARED ? S::VCN : 1][S::V_SHARED ? 4 : 1][S::V_SHARED ? 32 : 1];
@@ -94,8 +94,8 @@ template <class S> struct alignas(16) att_mma_shared_storage {
 	AttSegment at[S::TEAMS];         /* kept here for the merge, to save registers */
 	float top[S::HB], sum[S::HB];    /* top, sum and last: for a unit split over several CTAs */
 	int last;
-	alignas(16) float turned[S::KP::TURNS ? 8 : 1][S::KP::TURNS ? S::D : 4];
-	att_own<S> warp[S::WARPS];
+	alignas(16) float rotated[S::KP::ROTATED ? 8 : 1][S::KP::ROTATED ? S::D : 4];
+	att_warp_storage<S> warp[S::WARPS];
 };
 
 template <class S> DEV void
@@ -105,13 +105,13 @@ att_load_q(const float *from, const AttSegment &g, att_mma_shared_storage<S> &s,
 	constexpr float Q_FACTOR = kv_mma<typename S::E>::Q_FACTOR;
 	const float *rows = from + ((long long)g.row * S::HEADS + g.head) * S::D;
 
-	if constexpr (S::KP::TURNS) {
+	if constexpr (S::KP::ROTATED) {
 		for (int i = threadIdx.x; i < g.n_head * S::D; i += blockDim.x)
-			s.turned[i / S::D][i % S::D] = rows[i];
+			s.rotated[i / S::D][i % S::D] = rows[i];
 		__syncthreads();
-		kv_rotate_rows<S::D>(s.turned[0], g.n_head, S::D, warp_id(), S::WARPS);
+		kv_rotate_rows<S::D>(s.rotated[0], g.n_head, S::D, warp_id(), S::WARPS);
 		__syncthreads();
-		rows = s.turned[0];
+		rows = s.rotated[0];
 	}
 #pragma unroll 4
 	for (int i = team.thread(); i < S::KC * 64; i += team.threads()) {
@@ -132,7 +132,7 @@ att_load_q(const float *from, const AttSegment &g, att_mma_shared_storage<S> &s,
 /* Row within its page of position `at` of a tile. Positions outside the visible range map to the
  * nearest visible one. */
 template <class S> DEV int
-att_place(int tile, const AttRange &r, int at)
+att_row_in_page(int tile, const AttRange &r, int at)
 {
 	return tile * S::TILE % KV_PAGE +
 	       min(max(at, r.lo - tile * S::TILE), r.hi - tile * S::TILE - 1);
@@ -151,7 +151,7 @@ att_zero()
 
 /* Dequantises elements d .. d + 8 of row j of plane P to 16 bits. */
 template <class S, class P> DEV uint4
-att_made(const void *plane, int j, int d)
+att_dequantise(const void *plane, int j, int d)
 {
 	float x[8];
 	unsigned two[4];
@@ -171,15 +171,15 @@ att_fetch_k(const typename S::elem *base, int tile, const AttRange &r, uint4 (&k
 
 #pragma unroll
 	for (int n = 0; n < 2; n++) {
-		const int j = att_place<S>(tile, r, 8 * n + lane / 4);
+		const int j = att_row_in_page<S>(tile, r, 8 * n + lane / 4);
 #pragma unroll
 		for (int c = 0; c < S::KC; c++) {
 			int d = 32 * c + 8 * (lane % 4);
 			d = 32 * c + 32 <= S::D || d < S::D ? d : 0;
-			if constexpr (S::KP::ROW_MAJOR_ACT)
+			if constexpr (S::KP::UNQUANTISED)
 				cp_async_16(&k[n][c][to], base + j * S::D + d);
 			else
-				st_v4(&k[n][c][to], att_made<S, typename S::KP>(base, j, d));
+				st_v4(&k[n][c][to], att_dequantise<S, typename S::KP>(base, j, d));
 		}
 	}
 }
@@ -187,11 +187,11 @@ att_fetch_k(const typename S::elem *base, int tile, const AttRange &r, uint4 (&k
 /* Coordinates of a lane's V vector: x is the row of its i-th position (of four), y the first
  * dimension, for dimensions from 64 c on. */
 template <class S> DEV int2
-att_piece_v(int tile, const AttRange &r, int c, int i)
+att_vector_v(int tile, const AttRange &r, int c, int i)
 {
 	const int lane = lane_id(), d = 64 * c + 8 * (lane / 4);
 
-	return make_int2(att_place<S>(tile, r, lane % 4 * 2 + i % 2 + i / 2 * 8),
+	return make_int2(att_row_in_page<S>(tile, r, lane % 4 * 2 + i % 2 + i / 2 * 8),
 	                 64 * c + 64 <= S::V || d < S::V ? d : 0);
 }
 
@@ -227,12 +227,12 @@ att_fetch_v(const typename S::v_elem *base, int tile, const AttRange &r, Place &
 		for (int c = 0; c < S::VCN; c++)
 #pragma unroll
 			for (int i = 0; i < 4; i++) {
-				const int2 piece = att_piece_v<S>(tile, r, c, i);
-				if constexpr (S::VP::ROW_MAJOR_ACT)
+				const int2 piece = att_vector_v<S>(tile, r, c, i);
+				if constexpr (S::VP::UNQUANTISED)
 					cp_async_16(&v[c][i][to], base + piece.x * S::V + piece.y);
 				else
-					st_v4(&v[c][i][to],
-					      att_made<S, typename S::VP>(base, piece.x, piece.y));
+					st_v4(&v[c][i][to], att_dequantise<S, typename S::VP>(
+					                        base, piece.x, piece.y));
 			}
 	}
 }
@@ -244,13 +244,13 @@ att_load_v(const typename S::v_elem *base, int tile, const AttRange &r, int c, c
 {
 #pragma unroll
 	for (int i = 0; i < 4; i++) {
-		const int2 piece = att_piece_v<S>(tile, r, c, i);
+		const int2 piece = att_vector_v<S>(tile, r, c, i);
 		if constexpr (S::V_SHARED)
 			to[i] = ld_v4(&v[c][i][lane_id()]);
-		else if constexpr (S::VP::ROW_MAJOR_ACT)
+		else if constexpr (S::VP::UNQUANTISED)
 			to[i] = ld_v4_stream(base + piece.x * S::V + piece.y);
 		else
-			to[i] = att_made<S, typename S::VP>(base, piece.x, piece.y);
+			to[i] = att_dequantise<S, typename S::VP>(base, piece.x, piece.y);
 	}
 }
 
@@ -263,14 +263,14 @@ template <class S> struct att_pages {
 /* Prefetches a tile to L2, only positions before the step's own one. Positions of a page are
  * contiguous. */
 template <class S> DEV void
-att_near(const AttSegment &g, int tile, const typename S::elem *page)
+att_prefetch_tile(const AttSegment &g, int tile, const typename S::elem *page)
 {
 	const int at = tile * S::TILE % KV_PAGE, n = min(g.pos - tile * S::TILE, (int)S::TILE);
 
-	if constexpr (S::KP::ROW_MAJOR_ACT)
+	if constexpr (S::KP::UNQUANTISED)
 		for (int i = lane_id() * 64; i < n * S::D; i += 32 * 64) /* 128 bytes per lane */
 			prefetch_l2(S::k(page, g.kv_head) + at * S::D + i);
-	if constexpr (S::VP::ROW_MAJOR_ACT)
+	if constexpr (S::VP::UNQUANTISED)
 		for (int i = lane_id() * 64; i < n * S::V; i += 32 * 64)
 			prefetch_l2(S::v(page, g.kv_head) + at * S::V + i);
 }
@@ -294,10 +294,10 @@ att_look_up(const llmc_step &step, const att_args &args, const AttSegment &g, co
 		                     (tile + (int)lane_id() * team.warps) * S::TILE / KV_PAGE];
 	from.next = S::page_at(args.kv, __shfl_sync(~0u, from.pages, 0));
 	if (near)
-		att_near<S>(g, tile, from.next);
+		att_prefetch_tile<S>(g, tile, from.next);
 	if (tile + team.warps < g.end)
-		att_near<S>(g, tile + team.warps,
-		            S::page_at(args.kv, __shfl_sync(~0u, from.pages, 1)));
+		att_prefetch_tile<S>(g, tile + team.warps,
+		                     S::page_at(args.kv, __shfl_sync(~0u, from.pages, 1)));
 }
 
 /* Starts the loads of the first tile. */
@@ -345,7 +345,7 @@ att_merge(const att_args &a, att_mma_shared_storage<S> &s, const AttTeam &team,
 	const int n = min(team.warps, g.end - g.tile), n_head = g.n_head, lane = lane_id(),
 	          head = lane / 4, quad = lane % 4; /* n: warps that had a tile */
 	float *part = out.part_o + (2 * (long long)blockIdx.x + g.begins) * S::HB * S::V;
-	att_own<S> &mine = s.warp[warp_id()], *first = &s.warp[team.team * team.warps];
+	att_warp_storage<S> &mine = s.warp[warp_id()], *first = &s.warp[team.team * team.warps];
 
 	if (team.member < n && quad == 0) {
 		mine.m[head] = m;
@@ -410,7 +410,7 @@ att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment
 	const float slope = att_slope<S>(g.head + min(head, g.n_head - 1));
 	float o[S::VCN][4][4] = {}, m = ATT_NONE, l = 0;
 	typename S::elem *page = 0;
-	att_own<S> &mine = s.warp[warp_id()];
+	att_warp_storage<S> &mine = s.warp[warp_id()];
 
 	/* This warp's tiles are tile, tile + team.warps, ...; lane i holds the page of the i-th of
 	 * 32. */
@@ -583,9 +583,10 @@ att_decode_mma(const llmc_step &step, const att_args &a)
 {
 	typedef att_mma_shared_storage<S> shared_storage;
 	SHARED_STORAGE(shared_storage, s);
-	static_assert(sizeof(shared_storage) <=
-	                  (8192 + 1024 * S::TEAMS) * S::KC + 16384 * S::V_SHARED * S::VCN +
-	                      36864 * (S::V > 128) * (S::D <= 128) + 32 * S::D * S::KP::TURNS + 768,
+	static_assert(sizeof(shared_storage) <= (8192 + 1024 * S::TEAMS) * S::KC +
+	                                            16384 * S::V_SHARED * S::VCN +
+	                                            36864 * (S::V > 128) * (S::D <= 128) +
+	                                            32 * S::D * S::KP::ROTATED + 768,
 	              "must match shared in the @launch lines");
 
 	AttSchedule d = att_schedule<S>(step);

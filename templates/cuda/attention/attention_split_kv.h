@@ -241,7 +241,7 @@ struct att_block {
 template <class S, class TEAM = att_block> DEV void
 att_rotate_back(const AttSegment &g, const AttOut &out)
 {
-	if constexpr (S::VP::TURNS) {
+	if constexpr (S::VP::ROTATED) {
 		TEAM::sync();
 		kv_rotate_rows<S::V>(out.y, g.n_head, out.y_step, TEAM::thread() / 32,
 		                     TEAM::threads() / 32);

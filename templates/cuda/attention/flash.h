@@ -72,7 +72,7 @@ template <class A, int ARCH> struct flash_config
 
 /* Byte offset of 16-byte vector c of row r of V. */
 template <class F> DEV int
-flash_place(int r, int c)
+flash_v_offset(int r, int c)
 {
 	return r * F::V_ROW + (F::V_ROTATED ? c ^ (r & 7) : c) * 16;
 }
@@ -89,9 +89,9 @@ flash_at(int at, int j, int c)
  * elements. Plain rows use cp.async; quantised rows are converted at once. Vectors that no row sees
  * are zero. */
 template <class F, class P, class T> DEV void
-flash_piece(unsigned char *to, const T *plane, long long before, int j, int c, bool seen)
+flash_load_vector(unsigned char *to, const T *plane, long long before, int j, int c, bool seen)
 {
-	if constexpr (P::ROW_MAJOR_ACT) {
+	if constexpr (P::UNQUANTISED) {
 		cp_async_16_fill(to, plane + before, seen ? 16 : 0);
 	} else {
 		float x[8] = {};
@@ -112,28 +112,28 @@ flash_load(unsigned char *stage, typename F::source from, int page, const FlashW
 	const int lo = w.lo - c0, hi = w.hi - c0;
 
 	/* codes are unpacked one vector at a time to save registers */
-	constexpr int K_PIECES = (F::C * F::D / 8 + F::THREADS - 1) / F::THREADS,
-	              V_PIECES = (F::C * F::V / 8 + F::THREADS - 1) / F::THREADS;
-	constexpr int K_UNROLL = F::KP::ROW_MAJOR_ACT ? K_PIECES : 1,
-	              V_UNROLL = F::VP::ROW_MAJOR_ACT ? V_PIECES : 1;
+	constexpr int K_VECTORS = (F::C * F::D / 8 + F::THREADS - 1) / F::THREADS,
+	              V_VECTORS = (F::C * F::V / 8 + F::THREADS - 1) / F::THREADS;
+	constexpr int K_UNROLL = F::KP::UNQUANTISED ? K_VECTORS : 1,
+	              V_UNROLL = F::VP::UNQUANTISED ? V_VECTORS : 1;
 #pragma unroll(K_UNROLL)
-	for (int i = 0; i < K_PIECES; i++) {
+	for (int i = 0; i < K_VECTORS; i++) {
 		const int at = (int)threadIdx.x + i * F::THREADS, j = at / (F::D / 8),
 		          c = at % (F::D / 8);
 		if (F::C * F::D / 8 % F::THREADS == 0 || at < F::C * F::D / 8)
-			flash_piece<F, typename F::KP>(stage + j * F::K_ROW + c * 16, k,
-			                               flash_at<F::K_APART, F::D>(at, j, c), j, c,
-			                               j >= lo && j < hi);
+			flash_load_vector<F, typename F::KP>(stage + j * F::K_ROW + c * 16, k,
+			                                     flash_at<F::K_STRIDE, F::D>(at, j, c),
+			                                     j, c, j >= lo && j < hi);
 	}
 	stage += F::C * F::K_ROW;
 #pragma unroll(V_UNROLL)
-	for (int i = 0; i < V_PIECES; i++) {
+	for (int i = 0; i < V_VECTORS; i++) {
 		const int at = (int)threadIdx.x + i * F::THREADS, j = at / (F::V / 8),
 		          c = at % (F::V / 8);
 		if (F::C * F::V / 8 % F::THREADS == 0 || at < F::C * F::V / 8)
-			flash_piece<F, typename F::VP>(stage + flash_place<F>(j, c), v,
-			                               flash_at<F::V_APART, F::V>(at, j, c), j, c,
-			                               j >= lo && j < hi);
+			flash_load_vector<F, typename F::VP>(stage + flash_v_offset<F>(j, c), v,
+			                                     flash_at<F::V_STRIDE, F::V>(at, j, c),
+			                                     j, c, j >= lo && j < hi);
 	}
 }
 
@@ -259,7 +259,7 @@ flash_begin(unsigned char *queries, const llmc_step &s, const float *q, float *p
 	if (lane_id() == 0)
 		b.warp[warp_id()] = x;
 	__syncwarp();
-	flash_reset<F>(r); /* as late as possible: zeros take registers, too */
+	flash_reset<F>(r); /* not earlier: zeros take registers, too */
 }
 
 /* Processes the chunk at c0 for this warp's pairs. */
@@ -268,9 +268,9 @@ flash_chunk(unsigned char *queries, const unsigned char *stage, int c0, const fl
             flash_rows<F> &r)
 {
 	const int lane = (int)lane_id();
-	constexpr bool ROW_MAJOR_ACT =
+	constexpr bool LINEAR =
 	    !(F::SCORES::SOFTCAP > 0) && !(F::SCORES::ALIBI > 0); /* the score is linear in q.k */
-	constexpr float UNIT = ROW_MAJOR_ACT ? F::SCORES::SCALE * ATT_LOG2E : 1.0f;
+	constexpr float UNIT = LINEAR ? F::SCORES::SCALE * ATT_LOG2E : 1.0f;
 	float t[F::MT][F::C / 8][4] = {};
 	const unsigned char *k =
 	    stage + ((lane & 7) + (lane >> 4 << 3)) * F::K_ROW + (lane >> 3 & 1) * 16;
@@ -302,7 +302,7 @@ flash_chunk(unsigned char *queries, const unsigned char *stage, int c0, const fl
 			}
 		}
 	}
-	if (!ROW_MAJOR_ACT) {
+	if (!LINEAR) {
 #pragma unroll
 		for (int i = 0; i < F::MT; i++)
 #pragma unroll
@@ -377,7 +377,7 @@ flash_chunk(unsigned char *queries, const unsigned char *stage, int c0, const fl
 #pragma unroll
 		for (int n = 0; n < F::VN; n += 2) {
 			unsigned kv[4];
-			ldmatrix_x4_trans(kv, v + flash_place<F>(lane & 15, n + (lane >> 4)) +
+			ldmatrix_x4_trans(kv, v + flash_v_offset<F>(lane & 15, n + (lane >> 4)) +
 			                          kk * 16 * F::V_ROW);
 			const unsigned b0[2] = { kv[0], kv[1] }, b1[2] = { kv[2], kv[3] };
 #pragma unroll
@@ -423,7 +423,7 @@ flash_segment(const FlashWork &w, const float *sink, FlashPair *pairs, flash_row
 			float *o = y +
 			           ((long long)(w.row0 + at / F::G) * F::HEADS + w.kv_head * F::G +
 			            at % F::G) *
-			               F::Y_APART +
+			               F::Y_STRIDE +
 			           (lane & 3) * 2;
 			float m = pairs[pair].m, sum = pairs[pair].l;
 			flash_merge(m, sum, r.m[i][h], l, a, b);

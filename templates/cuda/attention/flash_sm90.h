@@ -422,12 +422,12 @@ flash90_sums(flash90_rows<F> &r, unsigned long long v)
 template <class F> DEV void
 flash90_weights(flash90_rows<F> &r, int c0)
 {
-	constexpr bool ROW_MAJOR_ACT =
+	constexpr bool LINEAR =
 	    !(F::SCORES::SOFTCAP > 0) && !(F::SCORES::ALIBI > 0); /* the score is linear in q.k */
-	constexpr float UNIT = ROW_MAJOR_ACT ? F::SCORES::SCALE * ATT_LOG2E : 1.0f;
+	constexpr float UNIT = LINEAR ? F::SCORES::SCALE * ATT_LOG2E : 1.0f;
 	const int j0 = c0 + (int)(lane_id() & 3) * 2;
 
-	if (!ROW_MAJOR_ACT) {
+	if (!LINEAR) {
 #pragma unroll
 		for (int i = 0; i < F::N / 2; i++)
 			r.t[i] = flash_score<F>(r.t[i], r.slope[i / 2 % 2],
@@ -502,7 +502,7 @@ flash90_end(const FlashWork &w, const float *sink, flash90_rows<F> &r, float *y,
 				      make_uint2(__float_as_uint(r.m[h]), __float_as_uint(l)));
 			continue;
 		}
-		float *o = y + flash90_head<F>(w, pair) * F::Y_APART + q;
+		float *o = y + flash90_head<F>(w, pair) * F::Y_STRIDE + q;
 		flash_merge(r.m_all[h], r.l_all[h], r.m[h], l, a, b);
 		if (F::MADE && w.open && q == 0)
 			st_v2(flash_kept<F>(parts, w, pair),

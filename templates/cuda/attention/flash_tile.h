@@ -240,7 +240,7 @@ flash_gather(const FlashWork &w, const float *sink, float *y, const float *parts
 			o = fmaf(o, a, __fmul_rn(part[(long long)i * F::PART + at], b));
 		}
 		y[((long long)(w.row0 + pair / F::G) * F::HEADS + w.kv_head * F::G + pair % F::G) *
-		      F::Y_APART +
+		      F::Y_STRIDE +
 		  d] = __fmul_rn(o, 1.0f / (l + att_sink(flash_sink<F>(sink, w, pair), m)));
 	}
 }

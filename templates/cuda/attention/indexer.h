@@ -26,7 +26,7 @@ template <class E, int HEADS_, int DIM_, int INDEX_TOP_K_,
 		HEADS = HEADS_,
 		DIM = DIM_,
 		INDEX_TOP_K = INDEX_TOP_K_,
-		ROOM = 2 * INDEX_TOP_K + INDEX_ROUND, /* candidates per CTA */
+		CAPACITY = 2 * INDEX_TOP_K + INDEX_ROUND, /* candidates per CTA */
 		LEFT = 2 * INDEX_TOP_K + 1, /* words stored per CTA: count, scores, positions */
 		SOME = 8,                   /* heads at a time */
 		HELD = HEADS * DIM <= 8192  /* queries in shared memory */
@@ -60,7 +60,7 @@ index_order(float x)
 /* Returns the rank of this thread among the threads with `mine`, in thread order; all: their
  * number. which: one of two buffers, to be used alternately. Contains a barrier. */
 template <class C> DEV int
-index_place(index_shared<C> &s, bool mine, int which, int &all)
+index_rank(index_shared<C> &s, bool mine, int which, int &all)
 {
 	const unsigned votes = __ballot_sync(~0u, mine);
 	int before = 0;
@@ -115,9 +115,9 @@ index_prune(index_shared<C> &s, index_list c)
 		const int pos = i < n ? c.pos[i] : 0;
 		int here, all;
 		const bool same = i < n && score == value;
-		const int place = index_place(s, same, 0, here);
+		const int place = index_rank(s, same, 0, here);
 		const bool keep = i < n && (score > value || (same && place < equal));
-		const int at = index_place(s, keep, 1, all);
+		const int at = index_rank(s, keep, 1, all);
 		if (keep) { /* in place: never written beyond what has been read */
 			c.score[kept + at] = score;
 			c.pos[kept + at] = pos;
@@ -139,7 +139,7 @@ index_add(index_shared<C> &s, index_list c, bool mine, unsigned score, int pos)
 {
 	int all;
 	const bool keep = mine && !(s.full && score <= s.bar);
-	const int n = s.n, at = index_place(s, keep, 0, all);
+	const int n = s.n, at = index_rank(s, keep, 0, all);
 
 	if (keep) {
 		c.score[n + at] = score;
@@ -149,7 +149,7 @@ index_add(index_shared<C> &s, index_list c, bool mine, unsigned score, int pos)
 	if (threadIdx.x == 0)
 		s.n = n + all;
 	__syncthreads();
-	if (n + all > C::ROOM - INDEX_ROUND)
+	if (n + all > C::CAPACITY - INDEX_ROUND)
 		index_prune(s, c);
 }
 
@@ -187,7 +187,7 @@ index_score(const typename C::P::elem *page, int at, const float *q, const float
 }
 
 /* Kernel arguments: q [n_tok, HEADS, DIM], w [n_tok, HEADS], kv: the pool, sel [n_tok, TOP_K].
- * Scratch: work [BLOCKS][2 * ROOM], left [BLOCKS][LEFT], ticket [n_tok]. */
+ * Scratch: work [BLOCKS][2 * CAPACITY], left [BLOCKS][LEFT], ticket [n_tok]. */
 struct index_args {
 	const float *q, *w;
 	float scale;
@@ -203,8 +203,8 @@ index_select(const llmc_step &step, const index_args &a)
 	SHARED(index_shared<C>, s);
 	const int rows = step.n[0], blocks = min((int)gridDim.x, (int)INDEX_BLOCKS),
 	          most = max(1, blocks / max(rows, 1));
-	const index_list c = { a.work + (long long)blockIdx.x * 2 * C::ROOM,
-		               (int *)a.work + ((long long)blockIdx.x * 2 + 1) * C::ROOM };
+	const index_list c = { a.work + (long long)blockIdx.x * 2 * C::CAPACITY,
+		               (int *)a.work + ((long long)blockIdx.x * 2 + 1) * C::CAPACITY };
 
 	if ((int)blockIdx.x >= blocks)
 		return;

@@ -14,7 +14,7 @@ enum { KV_PAGE = 32 };
 struct kv_f32 {
 	typedef kv_f32 math;
 	typedef float elem;
-	enum { VEC = 4, ROW_MAJOR_ACT = 1 };
+	enum { VEC = 4, UNQUANTISED = 1 };
 
 	DEV float
 	get(elem x)
@@ -40,7 +40,7 @@ struct kv_f32 {
 struct kv_bf16 {
 	typedef kv_bf16 math;
 	typedef unsigned short elem;
-	enum { VEC = 8, ROW_MAJOR_ACT = 1 };
+	enum { VEC = 8, UNQUANTISED = 1 };
 
 	DEV float
 	get(elem x)
@@ -68,7 +68,7 @@ struct kv_bf16 {
 struct kv_f16 {
 	typedef kv_f16 math;
 	typedef unsigned short elem;
-	enum { VEC = 8, ROW_MAJOR_ACT = 1 };
+	enum { VEC = 8, UNQUANTISED = 1 };
 
 	DEV float
 	get(elem x)

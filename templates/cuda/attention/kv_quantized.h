@@ -13,7 +13,7 @@
  * fp32.
  *
  * kv_plane<E, D, true> rotates rows of a quantised type as they are stored (kv_rotate), and sets
- * TURNS. Readers rotate the other operand: the query, or the weighted sum of V.
+ * ROTATED. Readers rotate the other operand: the query, or the weighted sum of V.
  *
  * Rows may also be stored exactly: planes of kv_exact's type, rotated like the page's rows, in
  * pages of their own (kv_exact_page). */
@@ -33,7 +33,7 @@ kv_small(unsigned u)
 struct kv_int8 {
 	typedef kv_f16 math;
 	typedef unsigned char elem;
-	enum { ROW_MAJOR_ACT = 0, BITS = 8, GROUPED = 0, SCALES = 1, MOST = 127 };
+	enum { UNQUANTISED = 0, BITS = 8, GROUPED = 0, SCALES = 1, MOST = 127 };
 	DEV float
 	value(unsigned c)
 	{
@@ -49,7 +49,7 @@ struct kv_int8 {
 struct kv_f8 {
 	typedef kv_f16 math;
 	typedef unsigned char elem;
-	enum { ROW_MAJOR_ACT = 0, BITS = 8, GROUPED = 0, SCALES = 1, MOST = 448 };
+	enum { UNQUANTISED = 0, BITS = 8, GROUPED = 0, SCALES = 1, MOST = 448 };
 	/* An e4m3 shifted by one bit is a half with a different exponent bias, except for the
 	 * sign. */
 	DEV float
@@ -80,7 +80,7 @@ struct kv_f8_32 : kv_f8 {
 struct kv_int6 {
 	typedef kv_f16 math;
 	typedef unsigned char elem;
-	enum { ROW_MAJOR_ACT = 0, BITS = 6, GROUPED = 1, SCALES = 1, MOST = 31 };
+	enum { UNQUANTISED = 0, BITS = 6, GROUPED = 1, SCALES = 1, MOST = 31 };
 	DEV float
 	value(unsigned c)
 	{
@@ -96,7 +96,7 @@ struct kv_int6 {
 struct kv_int4 {
 	typedef kv_f16 math;
 	typedef unsigned char elem;
-	enum { ROW_MAJOR_ACT = 0, BITS = 4, GROUPED = 1, SCALES = 2, MOST = 15 };
+	enum { UNQUANTISED = 0, BITS = 4, GROUPED = 1, SCALES = 2, MOST = 15 };
 	DEV float
 	value(unsigned c)
 	{
@@ -115,7 +115,7 @@ struct kv_int4c : kv_int4 {
 };
 
 /* Type of a row's exact copy */
-template <class E, bool ROW_MAJOR_ACT = E::ROW_MAJOR_ACT> struct kv_exact {
+template <class E, bool UNQUANTISED = E::UNQUANTISED> struct kv_exact {
 	typedef E type;
 };
 template <class E> struct kv_exact<E, false> {
@@ -189,11 +189,12 @@ kv_rotate_rows(float *rows, int n, int apart, int warp, int warps)
 
 /* Plain rows. If WHOLE, VEC elements are read at once; M: elements per lane (lane, lane + 32,
  * ...). */
-template <class E, int D, bool ROTATE_ = false, bool PLAIN_ = E::ROW_MAJOR_ACT> struct kv_plane {
+template <class E, int D, bool ROTATE_ = false,
+          bool UNQUANTISED_ = E::UNQUANTISED> struct kv_plane {
 	typedef typename E::elem elem;
 	enum {
-		ROW_MAJOR_ACT = 1,
-		TURNS = 0,
+		UNQUANTISED = 1,
+		ROTATED = 0,
 		VEC = E::VEC,
 		WHOLE = D % VEC == 0,
 		M = (D + 31) / 32,
@@ -232,8 +233,8 @@ template <class E, int D, bool ROTATE_ = false, bool PLAIN_ = E::ROW_MAJOR_ACT> 
 template <class E, int D, bool ROTATE_> struct kv_plane<E, D, ROTATE_, false> {
 	typedef unsigned char elem;
 	enum {
-		ROW_MAJOR_ACT = 0,
-		TURNS = ROTATE_,
+		UNQUANTISED = 0,
+		ROTATED = ROTATE_,
 		VEC = 8,
 		WHOLE = D % 8 == 0,
 		M = (D + 31) / 32,
@@ -317,7 +318,7 @@ template <class E, int D, bool ROTATE_> struct kv_plane<E, D, ROTATE_, false> {
 #pragma unroll
 		for (int m = 0; m < M; m++)
 			z[m] = row[m];
-		if (TURNS)
+		if (ROTATED)
 			kv_rotate<D>(z);
 
 		if (!E::GROUPED) {
@@ -371,8 +372,8 @@ template <class E, int D, bool ROTATE_> struct kv_plane<E, D, ROTATE_, false> {
 template <int D, bool ROTATE_> struct kv_plane<kv_int4c, D, ROTATE_, false> {
 	typedef unsigned char elem;
 	enum {
-		ROW_MAJOR_ACT = 0,
-		TURNS = 0,
+		UNQUANTISED = 0,
+		ROTATED = 0,
 		VEC = 8,
 		WHOLE = D % 8 == 0,
 		M = (D + 31) / 32,

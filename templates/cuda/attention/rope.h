@@ -58,7 +58,7 @@ template <class E_, class ROPE_, int HEADS_, int KV_HEADS_, int D_, int R_, bool
 		R = R_,
 		HAS_QN = HAS_QN_,
 		HAS_KN = HAS_KN_,
-		WHOLE = HAS_QN || HAS_KN || !KP::ROW_MAJOR_ACT || !VP::ROW_MAJOR_ACT
+		WHOLE = HAS_QN || HAS_KN || !KP::UNQUANTISED || !VP::UNQUANTISED
 	}; /* WHOLE: a head is finished by one warp */
 	static constexpr long long PAGE_BYTES = PAGE_BYTES_;
 };
@@ -147,8 +147,8 @@ qkv_finish(const llmc_step &s, const qkv_args &a, int t, int head, const Raw &ra
 				Q::VP::set(plane, pos % KV_PAGE, to, y[n]);
 		}
 	}
-	if constexpr (!Q::KP::ROW_MAJOR_ACT || !Q::VP::ROW_MAJOR_ACT) {
-		if (kind == 0 || (kind == 1 ? Q::KP::ROW_MAJOR_ACT : Q::VP::ROW_MAJOR_ACT))
+	if constexpr (!Q::KP::UNQUANTISED || !Q::VP::UNQUANTISED) {
+		if (kind == 0 || (kind == 1 ? Q::KP::UNQUANTISED : Q::VP::UNQUANTISED))
 			return;
 		/* Exchanges elements so that this lane has element lane + 32 m. */
 		float z[Q::KP::M];

@@ -27,15 +27,15 @@ enum {
 	LLMC_LANES = 16, /* CTAs per launch */
 	LLMC_LANE_THREADS = 256,
 	LLMC_LANE_LEAST = 1024, /* least number of elements per lane before another lane is used */
-	LLMC_PIECE = 2048,      /* elements per slot */
-	LLMC_LOOK = 4096        /* polls of a flag between two polls of *end */
+	LLMC_CHUNK = 2048,      /* elements per slot */
+	LLMC_POLLS = 4096       /* polls of a flag between two polls of *end */
 };
 
 typedef struct llmc_peers {
 	int rank, ranks;
 	unsigned *epoch;            /* [LANES] chunks sent per lane; own memory */
 	unsigned *flag[LLMC_PEERS]; /* per rank, in its memory: [ranks, LANES] */
-	float *slot[LLMC_PEERS];    /* per rank, in its memory: [2, ranks, LANES, LLMC_PIECE] */
+	float *slot[LLMC_PEERS];    /* per rank, in its memory: [2, ranks, LANES, LLMC_CHUNK] */
 	const unsigned *end;        /* host memory; not 0: the group has ended */
 	/* [LANES, LLMC_PEERS] host memory: 1 + the step in which this lane gave up waiting for that
 	 * rank */

@@ -134,14 +134,14 @@ template <class A, int INDEX_TOP_K_> struct mla_chosen : A {
 };
 
 /* Positions that a row attends to: n selected ones, or the first n if sel is NULL */
-struct mla_seen {
+struct mla_positions {
 	const int *sel;
 	int n;
 };
 
 /* INDEX_TOP_K: attribute of the op; sel [n_tok, INDEX_TOP_K] */
-template <int INDEX_TOP_K> DEV mla_seen
-mla_sees(const llmc_step &step, const int *sel, int t)
+template <int INDEX_TOP_K> DEV mla_positions
+mla_positions_of(const llmc_step &step, const int *sel, int t)
 {
 	const int n = step.pos[t] + 1;
 
@@ -155,7 +155,7 @@ mla_sees(const llmc_step &step, const int *sel, int t)
  * owns a position, then dimensions. The warps' sums are added in the order of warps. The caller
  * provides barriers before and after. */
 template <class A> DEV void
-mla_attend_row(const llmc_step &step, const void *pool, int seq, mla_seen see, mla_row<A> &s)
+mla_attend_row(const llmc_step &step, const void *pool, int seq, mla_positions see, mla_row<A> &s)
 {
 	typedef typename A::KP P;
 	enum { RANK = A::RANK, WIDTH = A::WIDTH, CN = (RANK + 31) / 32, VEC = P::VEC };

@@ -52,11 +52,11 @@ template <class A> struct mla_split : att_split<A, KV_PAGE, 16, 1, 256> {
 		TILES = A::RANK / 16, /* 16-row tiles of the latent */
 		MINE = (TILES + MLA_WARPS - 1) / MLA_WARPS
 	};
-	typedef unsigned short page_room[KV_PAGE][STRIDE];
+	typedef unsigned short page_buffer[KV_PAGE][STRIDE];
 };
 
 template <class S> struct alignas(16) mla_shared_storage {
-	typename S::page_room page[2];
+	typename S::page_buffer page[2];
 	union {
 		/* per warp: scores of 8 rounded queries and of their residues, by
 		 * position */
@@ -73,7 +73,7 @@ template <class S> struct alignas(16) mla_shared_storage {
  * rows are quantised. Positions that have not been written become zero. */
 template <class S> DEV void
 mla_fetch(const llmc_step &step, const void *pool, const int *sel, const AttSegment &g, int tile,
-          typename S::page_room &to)
+          typename S::page_buffer &to)
 {
 	enum { PIECES = S::WIDTH / 8 };
 	const int n = min(g.range.hi - tile * KV_PAGE, (int)KV_PAGE);
@@ -88,7 +88,7 @@ mla_fetch(const llmc_step &step, const void *pool, const int *sel, const AttSegm
 			page = S::page(step, pool, g.seq, pos);
 			from = pos % KV_PAGE;
 		}
-		if constexpr (S::KP::ROW_MAJOR_ACT) {
+		if constexpr (S::KP::UNQUANTISED) {
 			cp_async_16_fill(&to[row][at], page + from * S::WIDTH + at,
 			                 row < n ? 16 : 0);
 		} else {
@@ -131,7 +131,7 @@ mla_load_q(const float *queries, float scale, const AttSegment &g, unsigned (&q)
 }
 
 template <class S> DEV void
-mla_scores(mla_shared_storage<S> &s, const typename S::page_room &page,
+mla_scores(mla_shared_storage<S> &s, const typename S::page_buffer &page,
            const unsigned (&q)[S::QUARTER][4])
 {
 	const int lane = lane_id(), warp = warp_id(), first = warp % 4 * S::QUARTER;
@@ -196,7 +196,7 @@ mla_weights(mla_shared_storage<S> &s, int visible, float &m, float &l)
 
 /* Accumulates o[tile][half of the heads] of this warp. */
 template <class S> DEV void
-mla_sum(const mla_shared_storage<S> &s, const typename S::page_room &page,
+mla_sum(const mla_shared_storage<S> &s, const typename S::page_buffer &page,
         float (&o)[S::MINE][2][4])
 {
 	const int lane = lane_id(), warp = warp_id(), pair = lane % 4 * 2;

@@ -282,16 +282,16 @@ mla90_multiply(mla90_shared_storage<S> &s, const llmc_step &step, const mla_args
 				for (int c = 0; c < 4; c++)
 					mine[k][c] = flash_pack_weights<S>(x[8 * k + 2 * c],
 					                                   x[8 * k + 2 * c + 1]);
-			unsigned char *room = s.page[ring.at] + S::EXCHANGE;
+			unsigned char *exchange = s.page[ring.at] + S::EXCHANGE;
 #pragma unroll
 			for (int k = 0; k < 2; k++)
-				st_v4(room + group * 4096 + k * 2048 + thread * 16,
+				st_v4(exchange + group * 4096 + k * 2048 + thread * 16,
 				      make_uint4(mine[k][0], mine[k][1], mine[k][2], mine[k][3]));
 			mla90_team::sync(); /* the only barrier per 64 positions */
 #pragma unroll
 			for (int k = 0; k < 2; k++) {
 				const uint4 v =
-				    ld_v4(room + (1 - group) * 4096 + k * 2048 + thread * 16);
+				    ld_v4(exchange + (1 - group) * 4096 + k * 2048 + thread * 16);
 				others[k][0] = v.x;
 				others[k][1] = v.y;
 				others[k][2] = v.z;

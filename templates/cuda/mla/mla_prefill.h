@@ -74,9 +74,9 @@ template <class A, class SCORES, int EXPAND, int ROUND> struct mla_whole
 	typedef typename A::E::elem elem;
 	enum {
 		Q_STRIDE = A::WIDTH,
-		Y_APART = A::RANK,
-		K_APART = A::HEADS * (A::Q + A::V_DIM),
-		V_APART = K_APART,
+		Y_STRIDE = A::RANK,
+		K_STRIDE = A::HEADS * (A::Q + A::V_DIM),
+		V_STRIDE = K_STRIDE,
 		MADE = ROUND
 	};
 	typedef const elem *source;
@@ -85,12 +85,12 @@ template <class A, class SCORES, int EXPAND, int ROUND> struct mla_whole
 	DEV const elem *
 	chunk_k(source made, int, int base, int head, int c0)
 	{
-		return made + (long long)(base + c0) * K_APART + head * A::Q;
+		return made + (long long)(base + c0) * K_STRIDE + head * A::Q;
 	}
 	DEV const elem *
 	chunk_v(source made, int, int base, int head, int c0)
 	{
-		return made + (long long)(base + c0) * K_APART + A::HEADS * A::Q + head * A::V_DIM;
+		return made + (long long)(base + c0) * K_STRIDE + A::HEADS * A::Q + head * A::V_DIM;
 	}
 	DEV int
 	base(const llmc_step &s, int seq)

@@ -235,7 +235,7 @@ mla_query_rest(const llmc_step &step, const mla_query_args &a, int h, int t0, in
 			const int i = i0 + j * (int)blockDim.x, t = t0 + i / (R / 2),
 			          k = i % (R / 2);
 			if (i < (end - t0) * (R / 2)) {
-				const float *q = a.q + t * a.q_apart + h * Q + NOPE;
+				const float *q = a.q + t * a.q_stride + h * Q + NOPE;
 				x[j] = q[a.rope ? ROPE::first(k, R) : 2 * k];
 				y[j] = q[a.rope ? ROPE::second(k, R) : 2 * k + 1];
 				if (a.rope)
@@ -262,7 +262,7 @@ mla_query_rest(const llmc_step &step, const mla_query_args &a, int h, int t0, in
 		for (int j = 0; j < DEEP; j++) {
 			const int i = i0 + j * (int)blockDim.x, t = i / FOURS, k = i % FOURS * 4;
 			if (i < (end - t0) * FOURS && s.expanded[t])
-				mla_four<WHOLE>(v[j], a.q + (t0 + t) * a.q_apart + h * Q + k,
+				mla_four<WHOLE>(v[j], a.q + (t0 + t) * a.q_stride + h * Q + k,
 				                NOPE - k);
 		}
 #pragma unroll
@@ -275,13 +275,13 @@ mla_query_rest(const llmc_step &step, const mla_query_args &a, int h, int t0, in
 		}
 	}
 	for (int t = t0 + h + warp_id() * HEADS; t < end; t += MLA_WARPS * HEADS)
-		mla_append_row<A, ROPE>(step, a.c + t * a.c_apart, a.kvn, a.eps,
+		mla_append_row<A, ROPE>(step, a.c + t * a.c_stride, a.kvn, a.eps,
 		                        a.rope ? a.rope + (long long)t * R : 0, a.kv, t);
 }
 
 /* Processes the units of all rows. First come the mma of absorbed rows, tile by tile, then
- * mla_query_rest for groups of rows and a head. APART4: rows of q are aligned to 16 bytes. */
-template <class A, class ROPE, int EXPAND, bool APART4, class W> DEV void
+ * mla_query_rest for groups of rows and a head. STRIDE4: rows of q are aligned to 16 bytes. */
+template <class A, class ROPE, int EXPAND, bool STRIDE4, class W> DEV void
 mla_query_tiles(const llmc_step &step, const mla_query_args &a, const w_matrix<W> &k_b)
 {
 	typedef mla_query_unit<A, W> U;
@@ -293,7 +293,7 @@ mla_query_tiles(const llmc_step &step, const mla_query_args &a, const w_matrix<W
 		WIDTH = A::WIDTH,
 		SLICES = HEADS * U::CHUNKS
 	};
-	constexpr bool WHOLE = APART4 && A::Q % 4 == 0 && NOPE % 4 == 0,
+	constexpr bool WHOLE = STRIDE4 && A::Q % 4 == 0 && NOPE % 4 == 0,
 	               WHOLE_OUT = WIDTH % 4 == 0 && RANK % 4 == 0;
 	SHARED(shared, s);
 	const int lane = lane_id(), g = lane / 4, t = lane % 4, m = (int)warp_id() % 4,
@@ -335,7 +335,7 @@ mla_query_tiles(const llmc_step &step, const mla_query_args &a, const w_matrix<W
 			for (int at = 0; at < U::OF_HALF; at += U::DEEP) {
 				if (at > 0)
 					U::load(raw, k_b, h, chunk, half * U::OF_HALF + at);
-				const float *from = a.q + t0 * a.q_apart + h * A::Q +
+				const float *from = a.q + t0 * a.q_stride + h * A::Q +
 				                    (half * U::OF_HALF + at) * 16 + 4 * t;
 				float x[U::DEEP][2][4];
 #pragma unroll
@@ -345,7 +345,7 @@ mla_query_tiles(const llmc_step &step, const mla_query_args &a, const w_matrix<W
 						const int k =
 						    (half * U::OF_HALF + at + i) * 16 + 4 * t;
 						mla_four<WHOLE>(x[i][r],
-						                from + 8 * r * a.q_apart + 16 * i,
+						                from + 8 * r * a.q_stride + 16 * i,
 						                !store[r]             ? 0
 						                : U::EVEN             ? 4
 						                : at + i < U::OF_HALF ? NOPE - k

@@ -12,13 +12,13 @@
 
 #include "cuda/mla/mla.h"
 
-/* q: rows of HEADS x Q, q_apart floats apart; c: rows of [latent | key], c_apart apart; rope: the
+/* q: rows of HEADS x Q, q_stride floats apart; c: rows of [latent | key], c_stride apart; rope: the
  * step's table or NULL; out [n_tok, HEADS, WIDTH] */
 struct mla_query_args {
 	const float *q;
-	long long q_apart;
+	long long q_stride;
 	const float *c;
-	long long c_apart;
+	long long c_stride;
 	const float *kvn, *rope;
 	float eps;
 	void *kv;
@@ -66,7 +66,7 @@ mla_query(const llmc_step &step, const mla_query_args &a, const w_matrix<W> &k_b
 	for (int t0 = blockIdx.y * MLA_ROWS; t0 < n; t0 += gridDim.y * MLA_ROWS) {
 		const int end = min(t0 + (int)MLA_ROWS, n);
 		for (int t = t0; t < end; t++) {
-			const float *q = a.q + t * a.q_apart + h * Q;
+			const float *q = a.q + t * a.q_stride + h * Q;
 			float sum[W::UNIT] = {};
 			if (mine) {
 #pragma unroll
@@ -114,7 +114,7 @@ mla_query(const llmc_step &step, const mla_query_args &a, const w_matrix<W> &k_b
 			const int t = t0 + i / (R / 2), k = i % (R / 2);
 			const int first = a.rope ? ROPE::first(k, R) : 2 * k,
 			          second = a.rope ? ROPE::second(k, R) : 2 * k + 1;
-			const float *q = a.q + t * a.q_apart + h * Q + NOPE;
+			const float *q = a.q + t * a.q_stride + h * Q + NOPE;
 			float *out = a.out + ((long long)t * HEADS + h) * WIDTH + A::RANK;
 			float x = q[first], y = q[second];
 			if (a.rope)
@@ -125,7 +125,7 @@ mla_query(const llmc_step &step, const mla_query_args &a, const w_matrix<W> &k_b
 		/* cache rows are distributed over heads, chunks and warps */
 		for (int t = t0 + h + (chunk * MLA_WARPS + warp) * HEADS; t < end;
 		     t += CHUNKS * MLA_WARPS * HEADS)
-			mla_append_row<A, ROPE>(step, a.c + t * a.c_apart, a.kvn, a.eps,
+			mla_append_row<A, ROPE>(step, a.c + t * a.c_stride, a.kvn, a.eps,
 			                        a.rope ? a.rope + (long long)t * R : 0, a.kv, t);
 	}
 }

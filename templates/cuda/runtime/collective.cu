@@ -20,10 +20,10 @@ share_of(long long n, int lane, long long &at, long long &end)
 }
 
 static __device__ float *
-slot_of(const llmc_peers &p, int of, unsigned piece, int from, int lane)
+slot_of(const llmc_peers &p, int of, unsigned chunk, int from, int lane)
 {
 	return p.slot[of] +
-	       (((long long)(piece & 1) * p.ranks + from) * LLMC_LANES + lane) * LLMC_PIECE;
+	       (((long long)(chunk & 1) * p.ranks + from) * LLMC_LANES + lane) * LLMC_CHUNK;
 }
 
 static __device__ void
@@ -52,28 +52,28 @@ put_sum(const llmc_collective &c, long long i, float sum)
 
 /* Returns element i of a chunk, added in the order of ranks; x: this rank's term. */
 static __device__ float
-sum_of(const llmc_peers &p, const float *x, unsigned piece, int lane, int i)
+sum_of(const llmc_peers &p, const float *x, unsigned chunk, int lane, int i)
 {
-	float sum = p.rank == 0 ? x[i] : slot_of(p, p.rank, piece, 0, lane)[i];
+	float sum = p.rank == 0 ? x[i] : slot_of(p, p.rank, chunk, 0, lane)[i];
 
 	for (int k = 1; k < p.ranks; k++)
-		sum += k == p.rank ? x[i] : slot_of(p, p.rank, piece, k, lane)[i];
+		sum += k == p.rank ? x[i] : slot_of(p, p.rank, chunk, k, lane)[i];
 	return sum;
 }
 
 /* Exchanges flags: thread k notifies rank k and waits for it. Returns false if the group has
  * ended. */
 static __device__ bool
-meet(const llmc_peers &p, lane_state &s, unsigned piece, int lane, int step)
+exchange_flags(const llmc_peers &p, lane_state &s, unsigned chunk, int lane, int step)
 {
 	const int k = (int)threadIdx.x;
 
 	__syncthreads();
 	if (k < p.ranks && k != p.rank) {
-		st_release_sys(p.flag[k] + p.rank * LLMC_LANES + lane, piece);
+		st_release_sys(p.flag[k] + p.rank * LLMC_LANES + lane, chunk);
 		const unsigned *own = p.flag[p.rank] + k * LLMC_LANES + lane;
-		for (int looks = 1; (int)(ld_acquire_sys(own) - piece) < 0; looks++)
-			if (looks % LLMC_LOOK == 0 && ld_relaxed_sys(p.end)) {
+		for (int looks = 1; (int)(ld_acquire_sys(own) - chunk) < 0; looks++)
+			if (looks % LLMC_POLLS == 0 && ld_relaxed_sys(p.end)) {
 				p.late[lane * LLMC_PEERS + k] = (unsigned)step + 1;
 				s.ended = 1;
 				break;
@@ -89,27 +89,27 @@ llmc_all_reduce(const llmc_collective c)
 	SHARED(lane_state, s);
 	const llmc_peers &p = *c.peers;
 	const int lane = (int)blockIdx.x, ranks = p.ranks;
-	unsigned piece = p.epoch[lane];
+	unsigned chunk = p.epoch[lane];
 	long long at, end;
 
 	if (threadIdx.x == 0)
 		s.ended = 0;
 	share_of((long long)*c.rows * c.width, lane, at, end);
-	for (; at < end; at += LLMC_PIECE) {
-		const int n = end - at < LLMC_PIECE ? (int)(end - at) : LLMC_PIECE;
-		piece++;
+	for (; at < end; at += LLMC_CHUNK) {
+		const int n = end - at < LLMC_CHUNK ? (int)(end - at) : LLMC_CHUNK;
+		chunk++;
 		for (int j = 1; j < ranks; j++) {
 			const int k = (p.rank + j) % ranks;
-			copy(slot_of(p, k, piece, p.rank, lane), c.x + at, n);
+			copy(slot_of(p, k, chunk, p.rank, lane), c.x + at, n);
 		}
-		if (!meet(p, s, piece, lane, c.step))
+		if (!exchange_flags(p, s, chunk, lane, c.step))
 			return;
 		for (int i = (int)threadIdx.x; i < n; i += LLMC_LANE_THREADS)
-			put_sum(c, at + i, sum_of(p, c.x + at, piece, lane, i));
+			put_sum(c, at + i, sum_of(p, c.x + at, chunk, lane, i));
 	}
 	__syncthreads();
 	if (threadIdx.x == 0)
-		p.epoch[lane] = piece;
+		p.epoch[lane] = chunk;
 }
 
 /* Two-shot all-reduce. A lane processes as many chunks at a time as there are ranks; each rank
@@ -123,44 +123,44 @@ llmc_all_reduce_two_shot(const llmc_collective c)
 	SHARED(lane_state, s);
 	const llmc_peers &p = *c.peers;
 	const int lane = (int)blockIdx.x, ranks = p.ranks;
-	unsigned piece = p.epoch[lane];
+	unsigned chunk = p.epoch[lane];
 	long long at, end;
 
 	if (threadIdx.x == 0)
 		s.ended = 0;
 	share_of((long long)*c.rows * c.width, lane, at, end);
-	for (; at < end; at += (long long)ranks * LLMC_PIECE) {
+	for (; at < end; at += (long long)ranks * LLMC_CHUNK) {
 		const int n =
-		    end - at < (long long)ranks * LLMC_PIECE ? (int)(end - at) : ranks * LLMC_PIECE;
+		    end - at < (long long)ranks * LLMC_CHUNK ? (int)(end - at) : ranks * LLMC_CHUNK;
 		/* elements per rank, fewer for the last; multiple of 16 bytes */
 		const int each = ((n + ranks - 1) / ranks + 3) / 4 * 4;
 		const int first = min(p.rank * each, n), own = min(each, n - first);
-		piece++;
+		chunk++;
 		for (int j = 1; j < ranks; j++) {
 			const int k = (p.rank + j) % ranks, from = min(k * each, n);
-			copy(slot_of(p, k, piece, p.rank, lane), c.x + at + from,
+			copy(slot_of(p, k, chunk, p.rank, lane), c.x + at + from,
 			     min(each, n - from));
 		}
-		if (!meet(p, s, piece, lane, c.step))
+		if (!exchange_flags(p, s, chunk, lane, c.step))
 			return;
 		for (int i = (int)threadIdx.x; i < own; i += LLMC_LANE_THREADS)
-			put_sum(c, at + first + i, sum_of(p, c.x + at + first, piece, lane, i));
+			put_sum(c, at + first + i, sum_of(p, c.x + at + first, chunk, lane, i));
 		__syncthreads();
-		piece++;
+		chunk++;
 		for (int j = 1; j < ranks; j++)
-			copy(slot_of(p, (p.rank + j) % ranks, piece, p.rank, lane),
+			copy(slot_of(p, (p.rank + j) % ranks, chunk, p.rank, lane),
 			     c.y + at + first, own);
-		if (!meet(p, s, piece, lane, c.step))
+		if (!exchange_flags(p, s, chunk, lane, c.step))
 			return;
 		for (int k = 0; k < ranks; k++)
 			if (k != p.rank)
 				copy(c.y + at + min(k * each, n),
-				     slot_of(p, p.rank, piece, k, lane),
+				     slot_of(p, p.rank, chunk, k, lane),
 				     min(each, n - min(k * each, n)));
 	}
 	__syncthreads();
 	if (threadIdx.x == 0)
-		p.epoch[lane] = piece;
+		p.epoch[lane] = chunk;
 }
 
 /* Shares of ranks differ by at most one unit. A rank whose lane is done sends empty chunks until
@@ -171,7 +171,7 @@ llmc_all_gather(const llmc_collective c)
 	SHARED(lane_state, s);
 	const llmc_peers &p = *c.peers;
 	const int lane = (int)blockIdx.x, ranks = p.ranks, rows = *c.rows;
-	unsigned piece = p.epoch[lane];
+	unsigned chunk = p.epoch[lane];
 	long long most = 0, at, end;
 
 	if (threadIdx.x == 0)
@@ -180,24 +180,24 @@ llmc_all_gather(const llmc_collective c)
 		share_of((long long)rows * (c.first[k + 1] - c.first[k]), lane, at, end);
 		most = end - at > most ? end - at : most;
 	}
-	for (long long from = 0; from < most; from += LLMC_PIECE) {
-		piece++;
+	for (long long from = 0; from < most; from += LLMC_CHUNK) {
+		chunk++;
 		share_of((long long)rows * (c.first[p.rank + 1] - c.first[p.rank]), lane, at, end);
 		const long long left = end - at - from;
-		const int own = left < 0 ? 0 : left < LLMC_PIECE ? (int)left : LLMC_PIECE;
+		const int own = left < 0 ? 0 : left < LLMC_CHUNK ? (int)left : LLMC_CHUNK;
 		for (int j = 1; j < ranks; j++) {
 			const int k = (p.rank + j) % ranks;
-			copy(slot_of(p, k, piece, p.rank, lane), c.x + at + from, own);
+			copy(slot_of(p, k, chunk, p.rank, lane), c.x + at + from, own);
 		}
-		if (!meet(p, s, piece, lane, c.step))
+		if (!exchange_flags(p, s, chunk, lane, c.step))
 			return;
 		for (int k = 0; k < ranks; k++) {
 			const int first = c.first[k], width = c.first[k + 1] - first;
 			share_of((long long)rows * width, lane, at, end);
 			const long long last =
-			    at + from + LLMC_PIECE < end ? at + from + LLMC_PIECE : end;
+			    at + from + LLMC_CHUNK < end ? at + from + LLMC_CHUNK : end;
 			const float *x =
-			    k == p.rank ? c.x + at + from : slot_of(p, p.rank, piece, k, lane);
+			    k == p.rank ? c.x + at + from : slot_of(p, p.rank, chunk, k, lane);
 			for (long long i = at + from + threadIdx.x; i < last;
 			     i += LLMC_LANE_THREADS)
 				c.y[i / width * c.width + first + i % width] = x[i - at - from];
@@ -205,7 +205,7 @@ llmc_all_gather(const llmc_collective c)
 	}
 	__syncthreads();
 	if (threadIdx.x == 0)
-		p.epoch[lane] = piece;
+		p.epoch[lane] = chunk;
 }
 
 /* ---- after an all-gather by a library ---- */

@@ -6,7 +6,16 @@
 
 enum { AT_ONCE = 8 }; /* logits in flight per thread */
 /* Results of a part of a row, stored in `part` as doubles */
-enum { PART_MAX, PART_SUM, PART_BEST, PART_ID, PART_BAD, PART_FEW, PART_LEAST, PART_WORDS = 8 };
+enum {
+	PART_MAX,
+	PART_SUM,
+	PART_BEST,
+	PART_ID,
+	PART_BAD,
+	PART_SHORTLIST,
+	PART_LEAST,
+	PART_WORDS = 8
+};
 
 /* Applies the penalties to a logit without contraction to FMA, as in runtime/sample/sampler.c. */
 DEV float
@@ -74,20 +83,20 @@ best_of(sample_shared &s, float &v, int &id, int &bad)
 
 /* Elements [first, hi) of a row: the remainder of a part. The threads of the CTA process AT_ONCE of
  * them each. */
-struct rest {
+struct part_span {
 	int part, first, hi;
 };
 
-DEV rest
+DEV part_span
 part_of(int vocab, int part)
 {
 	const int piece = (vocab + LLMC_SAMPLE_PARTS - 1) / LLMC_SAMPLE_PARTS,
 	          lo = min(part * piece, vocab);
-	return rest{ part, lo, min(lo + piece, vocab) };
+	return part_span{ part, lo, min(lo + piece, vocab) };
 }
 
 DEV void
-issue_loads(float (&raw)[AT_ONCE], const float *v, const rest &at)
+issue_loads(float (&raw)[AT_ONCE], const float *v, const part_span &at)
 {
 	v += at.first + threadIdx.x;
 #pragma unroll
@@ -98,13 +107,13 @@ issue_loads(float (&raw)[AT_ONCE], const float *v, const rest &at)
 }
 
 /* Running maximum of a thread over the logits of a part */
-struct seen {
+struct running_max {
 	float most;
 	int id;
 };
 
 DEV void
-see(seen &a, bool &bad, const float (&raw)[AT_ONCE], int first)
+update_max(running_max &a, bool &bad, const float (&raw)[AT_ONCE], int first)
 {
 	float most = raw[0];
 	int at = 0;
@@ -127,22 +136,22 @@ see(seen &a, bool &bad, const float (&raw)[AT_ONCE], int first)
  * already in flight. A warp issues 8 loads of the next span before it processes the current 8, and
  * no barrier makes it wait for other warps before the end. */
 DEV int
-largest(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest at)
+largest(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], part_span at)
 {
 	const float *v = p.logits + (long long)o * p.vocab;
-	seen a = { SAMPLE_NONE, 0x7fffffff };
+	running_max a = { SAMPLE_NONE, 0x7fffffff };
 	bool bad = false; /* a NaN in this part or an earlier one, which is enough for the row */
 	int n = 0;        /* finished parts */
 
 #pragma unroll 1
 	while (at.part < LLMC_SAMPLE_PARTS) {
 		float later[AT_ONCE];
-		rest next = { at.part, at.first + AT_ONCE * SAMPLE_THREADS, at.hi };
+		part_span next = { at.part, at.first + AT_ONCE * SAMPLE_THREADS, at.hi };
 		if (next.first >= next.hi)
 			next = part_of(p.vocab, at.part + (int)gridDim.x);
 		if (next.part < LLMC_SAMPLE_PARTS)
 			issue_loads(later, v, next);
-		see(a, bad, raw, at.first);
+		update_max(a, bad, raw, at.first);
 		if (next.part != at.part) {
 			const float most = warp_max(a.most);
 			int id = a.most == most ? a.id : 0x7fffffff;
@@ -154,7 +163,7 @@ largest(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], res
 				s.seen_max[n * SAMPLE_WARPS + warp_id()] = most;
 				s.seen_id[n * SAMPLE_WARPS + warp_id()] = bad ? -1 : id;
 			}
-			a = seen{ SAMPLE_NONE, 0x7fffffff };
+			a = running_max{ SAMPLE_NONE, 0x7fffffff };
 			n++;
 		}
 #pragma unroll
@@ -188,7 +197,7 @@ largest(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], res
  * about 27 instructions per logit: 230 x 16 parts x 4 warps per scheduler, 9 us. Each part also
  * waits for L2 once, 16 x 0.5 us. */
 DEV void
-weigh(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest at)
+weigh(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], part_span at)
 {
 	const float *v = p.logits + (long long)o * p.vocab;
 	const int n = largest(s, p, o, raw, at), of = threadIdx.x / SAMPLE_WARPS;
@@ -198,7 +207,7 @@ weigh(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest 
 	for (int i = 0; i < n; i++) {
 		const float most = s.most[i];
 		double sum = 0;
-		rest l = part_of(p.vocab, (int)blockIdx.x + i * (int)gridDim.x);
+		part_span l = part_of(p.vocab, (int)blockIdx.x + i * (int)gridDim.x);
 #pragma unroll 1
 		for (; l.first < l.hi && most > SAMPLE_NONE;
 		     l.first += AT_ONCE * SAMPLE_THREADS) { /* otherwise all weights are 0 */
@@ -222,15 +231,15 @@ weigh(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], rest 
 /* Applies mask and penalties to one part of row o and makes its shortlist. Updates the results that
  * `weigh` stored. */
 DEV void
-look(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned *mask,
-     int slot_at, int o, int part)
+shortlist_part(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned *mask,
+               int slot_at, int o, int part)
 {
-	const rest l = part_of(p.vocab, part);
+	const part_span l = part_of(p.vocab, part);
 	const int lo = l.first, hi = l.hi;
 	const float *v = p.logits + (long long)o * p.vocab;
 	const int *count = p.counts + (long long)slot_at * p.vocab;
 	float *w = (float *)(p.work + (long long)o * p.vocab), best = SAMPLE_NONE;
-	int *ids = (int *)w + p.vocab, best_id = 0x7fffffff, bad = 0, few = 0;
+	int *ids = (int *)w + p.vocab, best_id = 0x7fffffff, bad = 0, shortlist = 0;
 	unsigned least = 0;
 	const int wanted = sample_wants(slot, p.vocab);
 
@@ -265,14 +274,15 @@ look(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigne
 	const float mine = best;
 	best_of(s, best, best_id, bad);
 	if (wanted && !bad) /* the barrier in best_of orders this CTA's stores to w */
-		few = sample_shortlist(s, mask || slot.penalties ? w : v, mine,
-		                       sample_list{ 0, hi - lo, lo }, wanted, ids + lo, &least);
+		shortlist =
+		    sample_shortlist(s, mask || slot.penalties ? w : v, mine,
+		                     sample_list{ 0, hi - lo, lo }, wanted, ids + lo, &least);
 	if (threadIdx.x == 0) {
 		double *to = p.part + ((long long)o * LLMC_SAMPLE_PARTS + part) * PART_WORDS;
 		to[PART_BEST] = best;
 		to[PART_ID] = best_id;
 		to[PART_BAD] = bad;
-		to[PART_FEW] = few;
+		to[PART_SHORTLIST] = shortlist;
 		to[PART_LEAST] = least;
 	}
 }
@@ -283,7 +293,7 @@ DEV sample_list
 gather(sample_shared &s, const llmc_state &p, const double *part, const int *ids, unsigned *whole)
 {
 	const int piece = (p.vocab + LLMC_SAMPLE_PARTS - 1) / LLMC_SAMPLE_PARTS,
-	          few = (int)part[PART_FEW];
+	          shortlist = (int)part[PART_SHORTLIST];
 	int n = 0;
 
 	*whole = (unsigned)part[PART_LEAST];
@@ -292,20 +302,20 @@ gather(sample_shared &s, const llmc_state &p, const double *part, const int *ids
 		*whole = max(*whole, __shfl_xor_sync(0xffffffffu, *whole, d));
 #pragma unroll 1
 	for (int k = 0; k < LLMC_SAMPLE_PARTS; k++) {
-		const int more = __shfl_sync(0xffffffffu, few, k);
-		for (int i = threadIdx.x; i < more && n + i < SAMPLE_FEW; i += SAMPLE_THREADS)
-			s.few[n + i] = ids[k * piece + i];
+		const int more = __shfl_sync(0xffffffffu, shortlist, k);
+		for (int i = threadIdx.x; i < more && n + i < SAMPLE_SHORTLIST; i += SAMPLE_THREADS)
+			s.shortlist[n + i] = ids[k * piece + i];
 		n += more;
 	}
 	__syncthreads();
-	return n <= SAMPLE_FEW ? sample_list{ s.few, n, 0 } : sample_list{ 0, 0, 0 };
+	return n <= SAMPLE_SHORTLIST ? sample_list{ s.shortlist, n, 0 } : sample_list{ 0, 0, 0 };
 }
 
 /* Samples from row o once all its parts are finished, and stores the result. Each lane of every
  * warp has one part. */
 DEV void
-settle(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned *mask,
-       int slot_at, int o, unsigned number)
+sample_row(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned *mask,
+           int slot_at, int o, unsigned number)
 {
 	static_assert(LLMC_SAMPLE_PARTS == 32, "parts of a row are lanes");
 	const float *v = p.logits + (long long)o * p.vocab;
@@ -322,11 +332,11 @@ settle(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsig
 	if (status == 0 && slot.temperature > 0) {
 		int *ids = (int *)w + p.vocab;
 		unsigned whole = 0;
-		sample_list few = { 0, 0, 0 };
+		sample_list shortlist = { 0, 0, 0 };
 		if (sample_wants(slot, p.vocab))
-			few = gather(s, p, part, ids, &whole);
-		id = sample_draw(s, slot, mask || slot.penalties ? w : v, p.vocab, best, id, few,
-		                 whole, w, ids);
+			shortlist = gather(s, p, part, ids, &whole);
+		id = sample_draw(s, slot, mask || slot.penalties ? w : v, p.vocab, best, id,
+		                 shortlist, whole, w, ids);
 	}
 	if (warp_id())
 		return;
@@ -368,7 +378,7 @@ llmc_sample(const llmc_state p)
 	if (n == 0 && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
 		st_release_sys(p.count, number + 1);
 	for (int o = blockIdx.y; o < n; o += gridDim.y) {
-		const rest first = part_of(p.vocab, blockIdx.x);
+		const part_span first = part_of(p.vocab, blockIdx.x);
 		float raw[AT_ONCE];
 		issue_loads(raw, p.logits + (long long)o * p.vocab, first);
 		/* issued before the slot is looked up, which takes four dependent loads */
@@ -383,7 +393,7 @@ llmc_sample(const llmc_state p)
 				/* the previous part no longer uses s, and p.part is as weigh stored
 				 * it */
 				__syncthreads();
-				look(s, p, slot, mask, slot_at, o, part);
+				shortlist_part(s, p, slot, mask, slot_at, o, part);
 			}
 		__syncthreads();
 		if (threadIdx.x == 0)
@@ -391,7 +401,7 @@ llmc_sample(const llmc_state p)
 		__syncthreads();
 		if (!s.last)
 			continue;
-		settle(s, p, slot, mask, slot_at, o, number);
+		sample_row(s, p, slot, mask, slot_at, o, number);
 		if (threadIdx.x == 0) {
 			p.row_done[o] = 0;
 			__threadfence_system();

@@ -13,7 +13,7 @@ enum {
 	SAMPLE_THREADS = 512,
 	SAMPLE_WARPS = 16,
 	SAMPLE_STEPS = 7,
-	SAMPLE_FEW = 8192,
+	SAMPLE_SHORTLIST = 8192,
 	SAMPLE_MOST_K = 256,
 	SAMPLE_NUCLEUS = 128,
 	SAMPLE_AT_ONCE = 8
@@ -29,11 +29,11 @@ struct sample_shared {
 	    seen_sum[LLMC_SAMPLE_PARTS * SAMPLE_WARPS]; /* per warp, for each of the CTA's parts */
 	float seen_max[LLMC_SAMPLE_PARTS * SAMPLE_WARPS], most[LLMC_SAMPLE_PARTS];
 	int seen_id[LLMC_SAMPLE_PARTS * SAMPLE_WARPS]; /* -1: a NaN among them */
-	int last, few[SAMPLE_FEW];
+	int last, shortlist[SAMPLE_SHORTLIST];
 };
 
 /* Long functions with several callers, not inlined */
-#define FAR static __device__ __noinline__
+#define NOINLINE static __device__ __noinline__
 #define SAMPLE_FN __device__ __forceinline__
 #define SAMPLE_NONE __uint_as_float(0xff800000u) /* -inf */
 
@@ -97,7 +97,7 @@ sample_add(u64 v)
 }
 
 /* Adds each thread's counters over the CTA into s.sum. */
-FAR void
+NOINLINE void
 sample_total(sample_shared &s, const u64 (&v)[SAMPLE_STEPS])
 {
 #pragma unroll
@@ -187,7 +187,7 @@ sample_at(const sample_list &l, int i)
 
 /* Returns the largest key such that the amounts of elements at or above it exceed `target`; it must
  * exist. *above: amount above the key. Determines three bits per round. */
-template <class F> FAR unsigned
+template <class F> NOINLINE unsigned
 sample_search(sample_shared &s, const F &f, const sample_list &l, u64 target, u64 *above)
 {
 	unsigned low = 0; /* the amount at or above low exceeds target */
@@ -227,7 +227,7 @@ sample_search(sample_shared &s, const F &f, const sample_list &l, u64 target, u6
 
 /* Returns the first index of the list at which the running sum of amounts exceeds target, or -1.
  * The list is divided among the warps; the share that contains the index is then divided again. */
-template <class F> FAR int
+template <class F> NOINLINE int
 sample_walk(sample_shared &s, const F &f, const sample_list &l, u64 target)
 {
 	int first = 0, n = l.n;
@@ -260,7 +260,7 @@ sample_walk(sample_shared &s, const F &f, const sample_list &l, u64 target)
 
 /* Stores the elements of a row or list whose key is at least `least`, in order, as a list in `to`.
  * `to` must not be the memory of l. */
-FAR sample_list
+NOINLINE sample_list
 sample_keep(sample_shared &s, const float *v, const sample_list &l, unsigned least, int *to)
 {
 	const int piece = (l.n + SAMPLE_WARPS - 1) / SAMPLE_WARPS;
@@ -338,7 +338,7 @@ sample_random(u64 seed, u64 n)
 	       (1.0 / 9007199254740992.0);
 }
 
-FAR u64
+NOINLINE u64
 sample_mass_of(sample_shared &s, const float *w, const sample_list &l, unsigned least)
 {
 	u64 sum = 0;
@@ -351,12 +351,12 @@ sample_mass_of(sample_shared &s, const float *w, const sample_list &l, unsigned 
 	return sample_sum(s, sum);
 }
 
-/* Samples an id from the logits `v` of a row. The largest logit, `top`, belongs to `best`. few:
- * merged shortlists, if any; they contain all logits with keys from `whole` up, and the k largest.
- * w, ids: [vocab] of scratch; w may alias v. */
+/* Samples an id from the logits `v` of a row. The largest logit, `top`, belongs to `best`.
+ * shortlist: merged shortlists, if any; they contain all logits with keys from `whole` up, and the
+ * k largest. w, ids: [vocab] of scratch; w may alias v. */
 DEV int
 sample_draw(sample_shared &s, const llmc_slot &slot, const float *v, int vocab, float top, int best,
-            const sample_list &few, unsigned whole, float *w, int *ids)
+            const sample_list &shortlist, unsigned whole, float *w, int *ids)
 {
 	const float max_v = top / slot.temperature, temperature = slot.temperature;
 	const double at = sample_random(slot.seed, slot.n_sampled);
@@ -369,7 +369,7 @@ sample_draw(sample_shared &s, const llmc_slot &slot, const float *v, int vocab, 
 		return best;
 	if (slot.top_k > 0 && slot.top_k < vocab) {
 		const sample_counts f = { v };
-		const sample_list &from = few.id ? few : l;
+		const sample_list &from = shortlist.id ? shortlist : l;
 		l = sample_keep(s, v, from, sample_search(s, f, from, slot.top_k - 1, &above),
 		                ids); /* ties with the k-th are kept */
 	}
@@ -405,10 +405,10 @@ sample_draw(sample_shared &s, const llmc_slot &slot, const float *v, int vocab, 
 	target = want<1 ? 1 : want>(double) all ? all : (u64)want;
 	/* weight at `whole` plus a margin, because exp is not strictly monotonic in the last
 	 * bits */
-	if (!l.id && few.id) {
+	if (!l.id && shortlist.id) {
 		const float edge = sample_exp(__fadd_rn(sample_value(whole) / temperature, -max_v));
-		if (sample_mass_of(s, w, few, sample_key(edge) + 8) >= target)
-			l = few;
+		if (sample_mass_of(s, w, shortlist, sample_key(edge) + 8) >= target)
+			l = shortlist;
 	}
 	const unsigned cut = sample_search(s, f, l, target - 1, &above);
 	u64 one = sample_mass(sample_value(cut)),

@@ -26,7 +26,7 @@
 #include "cuda/gemm/tf32.h"
 
 /* Scratch per row [n_tok, VH]: rows of T and P, and { 1 / |k|, scale / |q|, decay, beta } */
-struct delta_room {
+struct delta_scratch {
 	float *tp;
 	float4 *unit;
 };
@@ -139,7 +139,7 @@ template <class D> struct alignas(16) delta_prepare {
 	}
 
 	__device__ __forceinline__ void
-	run(const delta_args &in, const chunk_part &at, int h, const delta_room &to)
+	run(const delta_args &in, const chunk_part &at, int h, const delta_scratch &to)
 	{
 		const int lane = (int)lane_id(), warp = (int)warp_id(), g = lane >> 2,
 		          c = 2 * (lane & 3);
@@ -193,7 +193,8 @@ template <class D> struct alignas(16) delta_prepare {
 
 	/* Distributes chunks and heads of prefill sequences. */
 	__device__ __forceinline__ void
-	deal(const llmc_step &s, const delta_args &in, int n_dec, int n_seq, const delta_room &to)
+	deal(const llmc_step &s, const delta_args &in, int n_dec, int n_seq,
+	     const delta_scratch &to)
 	{
 		chunk_schedule(s, n_dec, n_seq, T::VH,
 		               [&](const chunk_part &at, int h) { run(in, at, h, to); });
@@ -219,8 +220,8 @@ template <class D> struct alignas(16) delta_main {
 	};
 
 	DEV void
-	issue_loads(Ahead &to, const delta_args &in, const delta_room &room, const chunk_part &at,
-	            int h, int col)
+	issue_loads(Ahead &to, const delta_args &in, const delta_scratch &scratch,
+	            const chunk_part &at, int h, int col)
 	{
 		const int lane = (int)lane_id(), warp = (int)warp_id(), i = (int)threadIdx.x / 8,
 		          j = 4 * ((int)threadIdx.x % 8);
@@ -234,22 +235,22 @@ template <class D> struct alignas(16) delta_main {
 			const bool is = row >= at.from && row < at.to;
 			const float *own = x + (long long)row * delta_row<D>() +
 			                   delta_from<D>(h) * T::KD + 4 * lane;
-			const float4 by = is ? room.unit[(long long)(step + row) * T::VH + h]
+			const float4 by = is ? scratch.unit[(long long)(step + row) * T::VH + h]
 			                     : make_float4(0, 0, 1, 0);
 			to.q[r] = delta_load(own, is && 4 * lane < T::KD);
 			to.k[r] = delta_load(own + T::KH * T::KD, is && 4 * lane < T::KD);
 			to.by_k[r] = by.x;
 			to.by_q[r] = by.y;
 		}
-		to.t = delta_load(room.tp + ((long long)(step + i) * T::VH + h) * 64 + j, there);
-		to.p =
-		    delta_load(room.tp + ((long long)(step + i) * T::VH + h) * 64 + 32 + j, there);
+		to.t = delta_load(scratch.tp + ((long long)(step + i) * T::VH + h) * 64 + j, there);
+		to.p = delta_load(scratch.tp + ((long long)(step + i) * T::VH + h) * 64 + 32 + j,
+		                  there);
 		to.v = delta_load(x + (long long)i * delta_row<D>() + 2 * T::KH * T::KD +
 		                      h * T::VD + col + j,
 		                  there && col + j < T::VD);
 		if (warp == 0) {
 			const float4 by = lane >= at.from && lane < at.to
-			                      ? room.unit[(long long)(step + lane) * T::VH + h]
+			                      ? scratch.unit[(long long)(step + lane) * T::VH + h]
 			                      : make_float4(0, 0, 1, 0);
 			to.e = by.z;
 			to.beta = by.w;
@@ -395,8 +396,8 @@ template <class D> struct alignas(16) delta_main {
 	/* Processes all chunks of sequence `seq` of the step, for the columns of head h from `col`
 	 * on. */
 	__device__ __forceinline__ void
-	run(const llmc_step &step, const delta_args &in, const delta_room &room, int seq, int h,
-	    int col)
+	run(const llmc_step &step, const delta_args &in, const delta_scratch &scratch, int seq,
+	    int h, int col)
 	{
 		const int lane = (int)lane_id(), warp = (int)warp_id(), g = lane >> 2,
 		          c = 2 * (lane & 3), half = warp / 4, tile = warp % 4,
@@ -406,7 +407,7 @@ template <class D> struct alignas(16) delta_main {
 		chunk_part at = chunk_part_of(step, seq, 0);
 		Ahead ahead;
 
-		issue_loads(ahead, in, room, at, h, col);
+		issue_loads(ahead, in, scratch, at, h, col);
 #pragma unroll
 		for (int e = 0; e < T::EACH; e++)
 #pragma unroll
@@ -429,7 +430,7 @@ template <class D> struct alignas(16) delta_main {
 			__syncthreads();
 			if (n_chunk + 1 < chunks) {
 				at = chunk_part_of(step, seq, n_chunk + 1);
-				issue_loads(ahead, in, room, at, h, col);
+				issue_loads(ahead, in, scratch, at, h, col);
 			}
 			/* K S or Q S of eight columns */
 #pragma unroll 4
@@ -491,13 +492,13 @@ template <class D> struct alignas(16) delta_main {
 
 	/* Processes the sequences after the first n_dec; one slice of columns of a head per CTA. */
 	__device__ __forceinline__ void
-	deal(const llmc_step &step, const delta_args &in, const delta_room &room, int n_dec,
+	deal(const llmc_step &step, const delta_args &in, const delta_scratch &scratch, int n_dec,
 	     int n_seq)
 	{
 		const int i = (int)blockIdx.x;
 
 		if (i < (n_seq - n_dec) * T::VH * T::SLICES)
-			run(step, in, room, n_dec + i / T::SLICES / T::VH, i / T::SLICES % T::VH,
+			run(step, in, scratch, n_dec + i / T::SLICES / T::VH, i / T::SLICES % T::VH,
 			    i % T::SLICES * T::COLS);
 	}
 };

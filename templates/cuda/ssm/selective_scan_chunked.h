@@ -29,7 +29,7 @@
 
 /* Scratch for the step's n rows: cb [n, G, C] holds C_i.B_j, j a row of i's chunk; way [H, n] holds
  * { l, its rounding residue, d } */
-struct scan_room {
+struct scan_scratch {
 	float *cb;
 	float4 *way;
 	int n;
@@ -60,7 +60,7 @@ template <class D> struct alignas(16) scan_prepare {
 
 	/* By one warp: row `lane` of head h */
 	__device__ __forceinline__ void
-	way(const scan_args &in, const chunk_part &at, int h, const scan_room &to) const
+	way(const scan_args &in, const chunk_part &at, int h, const scan_scratch &to) const
 	{
 		const int i = (int)lane_id();
 		const long long t = at.row + i - at.from;
@@ -84,7 +84,7 @@ template <class D> struct alignas(16) scan_prepare {
 	}
 
 	__device__ __forceinline__ void
-	run(const scan_args &in, const chunk_part &at, int group, const scan_room &to)
+	run(const scan_args &in, const chunk_part &at, int group, const scan_scratch &to)
 	{
 		const int lane = (int)lane_id(), warp = (int)warp_id();
 		float sum[2][4] = {};
@@ -125,7 +125,7 @@ template <class D> struct alignas(16) scan_prepare {
 
 	/* Distributes chunks and groups of prefill sequences. */
 	__device__ __forceinline__ void
-	deal(const llmc_step &s, const scan_args &in, int n_dec, int n_seq, const scan_room &to)
+	deal(const llmc_step &s, const scan_args &in, int n_dec, int n_seq, const scan_scratch &to)
 	{
 		chunk_schedule(s, n_dec, n_seq, D::G,
 		               [&](const chunk_part &at, int group) { run(in, at, group, to); });
@@ -172,8 +172,8 @@ template <class D> struct alignas(16) scan_main {
 	}
 
 	DEV void
-	issue_loads(Ahead &to, const scan_args &in, const scan_room &room, const chunk_part &at,
-	            int h, int col)
+	issue_loads(Ahead &to, const scan_args &in, const scan_scratch &scratch,
+	            const chunk_part &at, int h, int col)
 	{
 		const int lane = (int)lane_id(), i = (int)threadIdx.x / 8,
 		          at_col = col + 4 * (int)warp_id();
@@ -185,13 +185,13 @@ template <class D> struct alignas(16) scan_main {
 		                               at_col)
 		           : make_float4(0, 0, 0, 0);
 		to.way = lane >= at.from
-		             ? room.way[(long long)h * room.n + step + min(lane, at.to - 1)]
+		             ? scratch.way[(long long)h * scratch.n + step + min(lane, at.to - 1)]
 		             : make_float4(0, 0, 0, 0);
-		to.cb =
-		    i >= at.from && i < at.to
-		        ? *(const float4 *)(room.cb + ((step + i) * D::G + scan_group<D>(h)) * C +
-		                            4 * (threadIdx.x % 8))
-		        : make_float4(0, 0, 0, 0);
+		to.cb = i >= at.from && i < at.to
+		            ? *(const float4 *)(scratch.cb +
+		                                ((step + i) * D::G + scan_group<D>(h)) * C +
+		                                4 * (threadIdx.x % 8))
+		            : make_float4(0, 0, 0, 0);
 	}
 
 	/* exp(l_i - l_j) */
@@ -346,7 +346,8 @@ template <class D> struct alignas(16) scan_main {
 	/* Processes all chunks of sequence `seq` of the step, for the columns of head h from `col`
 	 * on. */
 	__device__ __forceinline__ void
-	run(const llmc_step &s, const scan_args &in, const scan_room &room, int q, int h, int col)
+	run(const llmc_step &s, const scan_args &in, const scan_scratch &scratch, int q, int h,
+	    int col)
 	{
 		const int lane = (int)lane_id(), chunks = chunk_count(s, q),
 		          b_from = D::H * D::DIM + scan_group<D>(h) * D::N,
@@ -360,7 +361,7 @@ template <class D> struct alignas(16) scan_main {
 		Ahead ahead;
 
 		fetch(c, C_ROW, in, at, c_from);
-		issue_loads(ahead, in, room, at, h, col);
+		issue_loads(ahead, in, scratch, at, h, col);
 #pragma unroll
 		for (int e = 0; e < EACH; e++)
 #pragma unroll
@@ -386,7 +387,7 @@ template <class D> struct alignas(16) scan_main {
 			if (n + 1 < chunks) {
 				at = chunk_part_of(s, q, n + 1);
 				fetch(c, C_ROW, in, at, c_from);
-				issue_loads(ahead, in, room, at, h, col);
+				issue_loads(ahead, in, scratch, at, h, col);
 			}
 			finish(mine, now, h, col, in.y);
 			advance(own, keep, n % 2);
@@ -407,12 +408,13 @@ template <class D> struct alignas(16) scan_main {
 	/* Processes the sequences after the first n_dec; one slice of columns of a head per CTA, so
 	 * no barrier is needed before shared memory is used. */
 	__device__ __forceinline__ void
-	deal(const llmc_step &s, const scan_args &in, const scan_room &room, int n_dec, int n_seq)
+	deal(const llmc_step &s, const scan_args &in, const scan_scratch &scratch, int n_dec,
+	     int n_seq)
 	{
 		const int i = (int)blockIdx.x;
 
 		if (i < (n_seq - n_dec) * D::H * SLICES)
-			run(s, in, room, n_dec + i / SLICES / D::H, i / SLICES % D::H,
+			run(s, in, scratch, n_dec + i / SLICES / D::H, i / SLICES % D::H,
 			    i % SLICES * COLS);
 	}
 };
