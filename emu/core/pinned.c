@@ -71,9 +71,9 @@ check_source(EmuOp *op)
 	emu_error = CUDA_ERROR_LAUNCH_FAILED;
 }
 
-/* Called before pinned memory is changed, not by the host. Finished copies from there that the host
- * has not waited for are checked against the present content; unfinished ones are no longer
- * checked. */
+/* Called before the device or an emulated copy changes pinned memory. Copies that read it and have
+ * finished, but that the host has not waited for, are checked against its content now. Unfinished
+ * ones are no longer checked. */
 static void
 changes(const char *p, size_t n)
 {

@@ -517,7 +517,7 @@ take(const Cache *cache, const char *key, Built *out)
 
 	llmc_status status = cache_find(cache, "emu", key, &out->entry, NULL, &err);
 	if (status == LLMC_E_CHECK)
-		build_warn_once(&warned, err.text, "the object is built again");
+		build_warn_once(&warned, err.text, "it is built again");
 	return status == LLMC_OK;
 }
 

@@ -94,7 +94,7 @@ def test_matmul(dtype):
             assert (alone[0] == all_rows[t]).all()
 
 
-# ROWS and COLS that are not multiples of anything; exact multiples of what a CTA processes
+# ragged ROWS and COLS; exact multiples of a CTA's rows and columns
 @pytest.mark.parametrize(
     "n_rows,cols,n,dtype",
     [

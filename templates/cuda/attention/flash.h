@@ -36,7 +36,7 @@
 
 #include "cuda/attention/flash_tile.h"
 
-/* Tiling of an attention on an architecture. */
+/* Tile sizes and memory of attention A on an architecture. */
 template <class A, int ARCH> struct flash_config
     : flash_parts<A, A::D <= 128 && A::V <= 128 ? 128 : 64, 512> {
 	enum {
