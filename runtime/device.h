@@ -1,20 +1,21 @@
-/* A device: what runs the steps of a plan. Runtime, sessions and the engine know one through this
- * table alone; runtime/cpu/ and runtime/cuda/ fill it in, and another one would be a folder beside
- * them and a line in runtime.c.
+/* Interface to a device, which runs the steps of a plan. Runtime, sessions and the engine use a
+ * device through this table only. runtime/cpu/ and runtime/cuda/ implement it; a new device is a
+ * folder next to them and a line in runtime.c.
  *
- *   Memory     Weights, KV pages and the plan's slots lie where the device wants them: session->slot[], kv_layer() and tensor() are
- *              addresses for its kernels, which the host adds to and does not follow. What a step
- * is made of (session->block: sizes, ids, positions, block tables; shapes in state/state.h) lies in
- * host memory, is filled before `forward` or `step`, and may be filled again when these return.
- *   Ownership  model_open makes what model_close frees; open makes session->on, kv and slots, close
- * frees them, also after an open that failed half-way. Plan, weights and session outlive what the
- * device makes of them.
- *   Threads    A model serves sessions on any threads at once. A session has one caller at a time; between enter and leave the calling
- *              thread belongs to the device (its context is current), so every enter that succeeded
- * has its leave.
- *   Errors     A status and its sentence. What failed within a call that returns nothing (pages: KvMem) is told by the next enter.
- *              After LLMC_E_DEVICE only close and model_close are of use; they work on a lost
- * device too. */
+ *   Memory     Weights, KV pages and the plan's slots are in device memory: session->slot[],
+ *              kv_layer() and tensor() are addresses for kernels. The host does arithmetic on them
+ *              but never dereferences them. The inputs of a step (session->block: sizes, ids,
+ *              positions, block tables; see state/session_state.h) are in host memory. They are
+ *              filled before `forward` or `step` and may be overwritten after these return.
+ *   Ownership  model_close frees what model_open allocates. close frees session->on, kv and slots,
+ *              which open allocates, also after an open that failed half-way. Plan, weights and
+ *              session outlive the device's objects.
+ *   Threads    A model serves sessions on any threads at once. A session has one caller at a time.
+ *              Between enter and leave the device's context is current on the calling thread, so
+ *              every successful enter needs its leave.
+ *   Errors     A status and a message. The failure of a call without a return value (pages: KvMem)
+ *              is reported by the next enter. After LLMC_E_DEVICE only close and model_close may be
+ *              called; they also work on a lost device. */
 #ifndef LLMC_RUNTIME_DEVICE_H
 #define LLMC_RUNTIME_DEVICE_H
 
@@ -22,98 +23,98 @@
 #include "runtime/runtime.h"
 #include "runtime/weights/weights.h"
 
-/* Tokens chosen on the device itself, so that decoding does not wait for the host (see
- * session_queue_step). */
+/* Sampling on the device, so that decoding does not wait for the host (see session_queue_step). */
 typedef struct DeviceSampler {
 	bool (*can)(const Session *s, const llmc_params *p);
-	/* As session_sample_params, of parameters that `can` and sampler_check have passed. */
+	/* Like session_sample_params; the parameters have passed `can` and sampler_check. */
 	llmc_status (*params)(Session *s, llmc_seq q, const llmc_params *p, const int32_t *prompt,
 	                      size_t n_prompt, const int32_t *output, size_t n_output,
 	                      llmc_error *err);
-	/* A step is about to be filled: is there room for what it samples? As enter where it
-	 * succeeds; E_BUSY: too many under way. */
+	/* Called before a step is filled: checks that its samples fit in the queue. Like enter if
+	 * it succeeds; E_BUSY: too many steps in flight. */
 	llmc_status (*begin)(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *err);
-	/* Queue the step that the session's arrays describe; with `decode` every chunk is one row,
-	 * and its block tables need not be filled. Without `pick` it samples when that is called,
-	 * with masks as of session_queue_sample. */
+	/* Queue the step that the session's arrays describe. With `decode` every chunk is one row,
+	 * and its block tables need not be filled. Without `pick` sampling waits for `sample`,
+	 * which receives the masks of session_queue_sample. */
 	llmc_status (*step)(Session *s, const llmc_chunk *chunk, size_t n, bool decode, bool pick,
 	                    llmc_error *err);
 	llmc_status (*sample)(Session *s, const uint32_t *const *mask, llmc_error *err);
 	llmc_status (*take)(Session *s, int32_t *ids, float *logprobs,
-	                    llmc_error *err); /* as session_take_sampled */
+	                    llmc_error *err); /* like session_take_sampled */
 	void (*drop)(Session *s);
 } DeviceSampler;
 
 typedef struct Device {
-	/* ---- the machine. number: of a GPU, 0 elsewhere ---- */
-	/* The target of plans that suits it best. E_MISSING: there is no such device here; E_RANGE:
-	 * not of this number */
+	/* ---- the machine. number: of the GPU, 0 elsewhere ---- */
+	/* Return the best target for this device. E_MISSING: no such device in this machine;
+	 * E_RANGE: no device of this number. */
 	llmc_status (*best_target)(int number, char out[32], llmc_error *err);
-	/* Can plans of this target run, as far as is known before anything is opened? */
+	/* Check whether plans of this target can run, as far as is known before anything is
+	 * opened. */
 	llmc_status (*check_target)(const char *target, llmc_error *err);
-	/* True when the machine cannot run the target; `why`: the reason, cut at `cap`. NULL in
-	 * devices that know only through check_target. */
+	/* Returns true if the machine cannot run the target; `why`: the reason, cut at `cap`. NULL
+	 * for devices that can only use check_target. */
 	bool (*lacks)(const char *target, char *why, size_t cap);
-	/* The best target up to `target` whose flags the host's compiler accepts, NULL if there is
-	 * none; `why`: what it refuses. NULL in devices without a host compiler. */
+	/* Return the best target up to `target` whose flags the host's compiler accepts, NULL if
+	 * there is none; `why`: flags that it rejects. NULL for devices without a host compiler. */
 	const char *(*compiler_target)(const char *target, char *why, size_t cap);
-	/* Does an artifact ship built kernels of this target that run there as they are? */
+	/* Does the artifact contain built kernels of this target that run on this device? */
 	bool (*ships)(const char *artifact, const char *target, int number);
 	double (*bandwidth)(int number, int n_threads,
-	                    double seconds); /* read bytes/s; 0: it could not be measured */
+	                    double seconds); /* read bandwidth in bytes/s; 0: not measured */
 	llmc_status (*describe)(
 	    char **json,
-	    llmc_error *err); /* for doctor: an object (free() it); NULL: nothing to say */
-	int max_sm;           /* largest value of the plan's n_sm */
+	    /* for `llmc doctor`: a JSON object (free() it); NULL: nothing to report */
+	    llmc_error *err);
+	int max_sm; /* upper bound of the plan's n_sm */
 
 	/* ---- a model: kernels and weights ---- */
-	/* weights has been opened; it is packed from here. opt->n_threads > 0 */
+	/* weights has been opened; the device packs tensors from it. opt->n_threads > 0 */
 	llmc_status (*model_open)(const Plan *plan, const RuntimeOptions *opt, Weights *weights,
 	                          void **out, RuntimeTimes *times, llmc_error *err);
 	void (*model_close)(void *model);
 	const void *(*tensor)(const void *model,
-	                      int tensor); /* its address for kernels, which only read it */
-	/* Write into a tensor for adapters, elements that no running step reads. Any thread; done
-	 * when it returns. */
+	                      int tensor); /* address for kernels, which only read it */
+	/* Write into an adapter tensor, to elements that no running step reads. Any thread;
+	 * complete on return. */
 	llmc_status (*put)(void *model, int tensor, int64_t offset, const void *data, size_t bytes,
 	                   llmc_error *err);
-	/* Ranks that are processes have all opened theirs, and all call this: their devices find a
-	 * way to talk. NULL: it goes through the host */
+	/* Called by all ranks, if they are processes, after each has opened its model: the devices
+	 * set up direct communication. NULL: they communicate through the host. */
 	llmc_status (*meet)(Runtime *rt, llmc_log_fn log, void *log_user, llmc_error *err);
-	/* Compile the kernels ahead of time into the artifact, with a manifest. */
+	/* Compile the kernels ahead of time into the artifact, and write a manifest. */
 	llmc_status (*build_aot)(const Plan *plan, const char *artifact, llmc_log_fn log,
 	                         void *log_user, llmc_error *err);
 
 	/* ---- a session ---- */
-	/* Bytes of the device's memory beside slots and pages, from limits and symbols; host_bytes:
-	 * what the session has in the host's. -1: overflow */
+	/* Bytes of device memory besides slots and pages, from limits and symbols. host_bytes: the
+	 * session's host memory. -1: overflow. */
 	int64_t (*state_bytes)(const Session *s, int64_t host_bytes);
-	/* The session's own state has been laid out. need: what the limits take */
+	/* The session's own state has been laid out. need: memory for the limits. */
 	llmc_status (*open)(Session *s, const llmc_memory *need, llmc_error *err);
 	void (*close)(Session *s);
-	/* The sessions of all ranks have been opened, of a stage all that are of this process: they
-	 * get to know each other before their first step. NULL: they need not; each is on its own
-	 * thread from now on. */
+	/* Called after the sessions of all ranks (of one stage, in this process) have been opened:
+	 * they exchange addresses before their first step. From then on each is used on its own
+	 * thread. NULL: not needed. */
 	llmc_status (*join)(Session *const *rank, int n, llmc_error *err);
-	/* Around anything that may touch pages: the device is this session's, and has not failed.
-	 */
+	/* Required around any access to pages: makes the device current and fails if it has
+	 * failed. */
 	llmc_status (*enter)(Session *s, llmc_error *err);
 	void (*leave)(Session *s);
-	/* Run the step that the session's arrays describe. *logits: [n_out, vocab] in host memory
-	 * until the next step; logits NULL: not wanted. A session with a probe is told what each
-	 * step of the plan has made. */
+	/* Run the step that the session's arrays describe. *logits: [n_out, vocab] in host memory,
+	 * valid until the next step; logits NULL: not wanted. If the session has a probe, passes it
+	 * the values of each step of the plan. */
 	llmc_status (*forward)(Session *s, int phase, const float **logits, llmc_error *err);
 	llmc_status (*prepare)(
-	    Session *s,
-	    llmc_error *err); /* as session_prepare; NULL: there is nothing to prepare */
-	/* As llmc_op_times, of the step that ran last; NULL: single ops are not measured there.
-	 * s->again, where it is set, before each run */
+	    Session *s, llmc_error *err); /* like session_prepare; NULL: nothing to prepare */
+	/* Like llmc_op_times, for the last step. Calls s->again, if set, before each run. NULL: the
+	 * device cannot measure single ops. */
 	llmc_status (*op_times)(Session *s, int phase, llmc_op_time_fn fn, void *user,
 	                        llmc_error *err);
-	const DeviceSampler *sampler; /* NULL: tokens are sampled on the host */
+	const DeviceSampler *sampler; /* NULL: sampling runs on the host */
 } Device;
 
-/* runtime.c: of a kind of target, and for plans of a target */
+/* runtime.c: device for a kind of target, and for a target's name */
 const Device *device_of(TargetKind kind);
 llmc_status device_find(const char *target, const Device **out, llmc_error *err);
 

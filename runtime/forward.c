@@ -1,6 +1,6 @@
-/* One step: chunks checked, pages found, the step's arrays filled, the plan walked, logits handed
- * back. Until the pages are found nothing has changed, so a refusal leaves every sequence as it
- * was. */
+/* One step: check the chunks, allocate pages, fill the step's arrays, run the plan, return logits.
+ * Nothing changes before the page allocation is known to succeed, so a rejected step leaves every
+ * sequence as it was. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,8 @@
 #include "runtime/sample/sampler.h"
 #include "runtime/state/session_state.h"
 
-/* fed: a chunk without tokens takes the one that its sequence has picked on the device */
+/* fed: a chunk may have no tokens; it then takes the token that the device sampled for its
+ * sequence. */
 static llmc_status
 check_chunk(const Session *s, const llmc_chunk *c, size_t i, bool fed, llmc_error *err)
 {
@@ -45,7 +46,7 @@ check_chunk(const Session *s, const llmc_chunk *c, size_t i, bool fed, llmc_erro
 	return LLMC_OK;
 }
 
-/* Checks all; fills order, step_seq and add: sequences with one row first. */
+/* Check all chunks; fill order, step_seq and add, with single-row sequences first. */
 static llmc_status
 admit(Session *s, const llmc_chunk *chunk, size_t n, bool fed, int32_t *n_dec, llmc_error *err)
 {
@@ -113,8 +114,8 @@ find(const int32_t *tok, int32_t n, int32_t id)
 	return -1;
 }
 
-/* The first chunk of a sequence of a model whose prompt is seen whole: positions before prefix_end
- * see each other. */
+/* Handle the first chunk of a sequence of a prefix-LM: positions before prefix_end attend to each
+ * other. */
 static void
 set_prefix(const Plan *p, SeqState *st, const llmc_chunk *c)
 {
@@ -125,7 +126,8 @@ set_prefix(const Plan *p, SeqState *st, const llmc_chunk *c)
 	st->mark = mark >= 0 ? mark : st->prefix_len > 0 ? st->prefix_len - 1 : 0;
 }
 
-/* With two axes rows after the prefix stay at the mark on the first and count on the second. */
+/* Fill per-row arrays. With two-axis RoPE, rows after the prefix keep the mark's position on the
+ * first axis and count up on the second. */
 static void
 fill_rows(Session *s, const SeqState *st, int32_t row, int32_t n, int32_t pos, int32_t seq)
 {
@@ -138,7 +140,7 @@ fill_rows(Session *s, const SeqState *st, int32_t row, int32_t n, int32_t pos, i
 	}
 }
 
-/* The pages of a sequence of the step, and from max_page on those of its window */
+/* Fill the block table of a sequence: its pages, and its window pages from max_page on. */
 static void
 fill_table(Session *s, int32_t i, const KvSeq *kv)
 {
@@ -181,8 +183,8 @@ fill(Session *s, const llmc_chunk *chunk, int32_t n, int32_t n_dec, bool tables)
 	*s->size = (StepSize){ .n_tok = row, .n_dec = n_dec, .n_seq = n, .n_out = out };
 }
 
-/* As many as the step before: a decode step's rows seldom change, and it is not for counting to
- * take time. */
+/* Return the weight bytes that the step reads. Cached by row count, because consecutive decode
+ * steps rarely differ and counting takes time. */
 static int64_t
 weight_bytes(Session *s, int phase)
 {
@@ -198,7 +200,7 @@ weight_bytes(Session *s, int phase)
 	return s->weight_bytes[phase];
 }
 
-/* The step is done, or on its way. */
+/* Update lengths and statistics after the step has run or has been queued. */
 static void
 count(Session *s, const llmc_chunk *chunk, size_t n, int phase)
 {
@@ -212,23 +214,23 @@ count(Session *s, const llmc_chunk *chunk, size_t n, int phase)
 
 /* ---- a step over pipeline stages ---- */
 
-/* Rows of a forward go through the stages in pieces, so that a stage has something to do while the
- * next one works on what it has left. Pieces are of some rows at least: each of them reads the
- * weights again. */
+/* The rows of a forward pass through the stages in micro-batches, so that a stage can work while
+ * the next one processes its previous output. A micro-batch has at least LEAST_ROWS rows, because
+ * each one reads the weights again. */
 enum { LEAST_ROWS = 32, PIECES_A_STAGE = 4 };
 
-/* A part of a chunk in a piece, and where its logits go */
+/* Part of a chunk in a micro-batch, and the destination of its logits */
 typedef struct PieceRows {
 	int32_t piece, base, n_out;
 	int64_t to;
 } PieceRows;
 typedef struct ForwardPieces {
-	float *made; /* [n_out, plan_out_width] of a piece */
+	float *made; /* [n_out, plan_out_width] of a micro-batch */
 	int64_t made_bytes;
-	llmc_chunk *chunk; /* [most] of the piece */
-	PieceRows *part;   /* [most] of all pieces */
+	llmc_chunk *chunk; /* [most] of the micro-batch */
+	PieceRows *part;   /* [most] of all micro-batches */
 	int32_t most;
-	int32_t out[]; /* [pieces] rows of logits */
+	int32_t out[]; /* [micro-batches] rows of logits */
 } ForwardPieces;
 
 void
@@ -431,7 +433,8 @@ session_op_times(Session *s, llmc_op_time_fn fn, void *user, llmc_error *err)
 		                 "the ops of a step are measured after a step (llmc_forward)");
 	for (int32_t i = 0; i < s->size->n_seq; i++) {
 		const KvSeq *q = &s->kv.seq[s->step_seq[i]];
-		/* they write its rows of KV again, where by now another sequence's may lie */
+		/* the measurement writes the step's KV rows again; by now another sequence may own
+		 * those pages */
 		if (!q->used || q->len != s->kv_len[i])
 			return error_set(err, LLMC_E_RANGE,
 			                 "sequence %d is not as the last step left it: the ops of "
@@ -445,7 +448,7 @@ session_op_times(Session *s, llmc_op_time_fn fn, void *user, llmc_error *err)
 	llmc_status status = s->device->enter(s, err);
 	if (status != LLMC_OK)
 		goto fail;
-	/* measured steps change states once more */
+	/* measured runs advance the recurrent states again, so save and restore them */
 	bool together = true;
 	for (int32_t i = 0; states && i < s->size->n_seq && together; i++)
 		together = ranks_save(s, NULL, 0, 0, s->step_seq[i], states + i * each);
@@ -464,7 +467,7 @@ fail:
 	return status;
 }
 
-/* ---- tokens sampled on the device ---- */
+/* ---- sampling on the device ---- */
 
 static llmc_status
 not_here(llmc_error *err)

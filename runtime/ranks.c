@@ -1,12 +1,12 @@
-/* Ranks as threads of this process, or as processes that a launcher has started. Rank 0 has the
- * books: sequences, pages, who runs next. It tells the others what it does as records, in order: a
- * new sequence (whose rotation depends on its length), a page copied or cleared, a state copied, a
- * step with its arrays. They do the same to their own memory; numbers of pages and of window pages
- * are the same everywhere, pages hold the heads of their rank. Within a step the ranks meet in its
- * collectives alone.
+/* Ranks as threads of this process, or as processes started by a launcher. Rank 0 does the
+ * bookkeeping: sequences, pages, scheduling. It broadcasts its actions as records, in order: a new
+ * sequence (whose RoPE depends on its length), a page copied or cleared, a state copied, a step
+ * with its arrays. The other ranks repeat them on their own memory. Page numbers and window page
+ * numbers are the same on all ranks; each page holds the heads of its rank. Within a step, ranks
+ * synchronise only in collectives.
  *
- * A rank has its share of the processors from before its memory is touched, so that memory lies
- * near them. */
+ * A rank is pinned to its share of the processors before it touches its memory, so that the memory
+ * is local to their NUMA node. */
 #include "runtime/ranks.h"
 
 #include <pthread.h>
@@ -17,7 +17,7 @@
 
 #include "runtime/state/rope_tables.h"
 
-enum { SAY_S = 2 }; /* how long rank 0 waits to hear why the group has ended */
+enum { SAY_S = 2 }; /* how long rank 0 waits for the reason why the group has ended */
 
 typedef enum RecordKind {
 	RECORD_STEP,
@@ -32,13 +32,19 @@ typedef enum RecordKind {
 	RECORD_OPEN,
 	RECORD_END
 } RecordKind;
-/* STEP: a phase, then the session's block. AGAIN: the same block once more. SEQUENCE: a its number,
- * b the length it is bound by, `more` the slot of its adapter. ADAPTER: to processes, what slot a
- * holds from here on follows (lora_adapters.c). KV: the deed `more` with a and b (kv.h), and the
- * window pages of both. SIZES: each tells the bytes of what it keeps. READ, WRITE: of a pages and
- * of the states of sequence b, or -1: floats a rank of either, the numbers of the pages and of
- * their window pages follow, then what travels; the first `more` pages go without window pages.
- * Between sessions: OPEN: limits follow, a session is opened; END: there are no more. */
+/* Kinds of records, with fields a, b and more:
+ *   STEP      a: phase; the session's block follows
+ *   AGAIN     a: phase; run the same block again
+ *   SEQUENCE  a: sequence, b: its maximum length, more: its adapter slot
+ *   ADAPTER   a: slot; for processes, the slot's new content follows (lora_adapters.c)
+ *   KV        more: KvOp with operands a and b (kv.h), and the window pages of both
+ *   SIZES     each rank reports the bytes that it saves
+ *   READ, WRITE  a pages and the recurrent states of sequence b (-1: none). Floats per rank for
+ *             either, page numbers and window page numbers follow, then the data. The first `more`
+ *             pages have no window pages
+ * Between sessions:
+ *   OPEN      limits follow; open a session
+ *   END       no more sessions */
 typedef struct Record {
 	int32_t kind, a, b, more, window[2];
 } Record;
@@ -48,16 +54,17 @@ typedef struct Follower {
 	Runtime *rt;
 	Comm *comm;
 	pthread_t thread;
-	bool started, over, echo; /* over: it follows no more; echo: because others have ended */
+	/* over: stopped following; echo: because other ranks had stopped */
+	bool started, over, echo;
 	int rank, ranks;
 	struct RankThreads *group;
-	Session *session; /* once it has been opened */
+	Session *session; /* NULL until opened */
 	llmc_status status;
 	llmc_error err;
 } Follower;
 
 typedef struct RankThreads {
-	int n; /* followers */
+	int n; /* number of followers */
 	Comm *lead;
 	pthread_mutex_t lock;
 	pthread_cond_t opened;
@@ -65,7 +72,7 @@ typedef struct RankThreads {
 	Follower follower[];
 } RankThreads;
 
-/* ---- places ---- */
+/* ---- CPU affinity ---- */
 
 RankAffinity
 ranks_pin_cpus(int rank, int ranks)
@@ -129,7 +136,7 @@ ranks_sequence(Session *s, llmc_seq q, int32_t length_bound)
 		                              .more = s->adapter[q] });
 }
 
-/* Is the first or the second number of a deed that of a page of the device? */
+/* Is the first (which 0) or second operand of a KvOp a device page? */
 static bool
 is_page(KvOp op, int which)
 {
@@ -156,7 +163,7 @@ step_again(Session *s, int phase)
 	return broadcast_record(s, (Record){ .kind = RECORD_AGAIN, .a = phase });
 }
 
-/* From here on the session of rank 0 tells the others. */
+/* From here on, broadcast the actions of rank 0's session. */
 static void
 lead(Session *s)
 {
@@ -165,7 +172,7 @@ lead(Session *s)
 	s->again = step_again;
 }
 
-/* ---- pages and states out and in ---- */
+/* ---- saving and restoring pages and states ---- */
 
 static RankSizes
 own_sizes(const Plan *p)
@@ -187,7 +194,7 @@ ask_sizes(Session *s, RankSizes *all)
 	return broadcast_record(s, (Record){ .kind = RECORD_SIZES }) && collect_sizes(s, all);
 }
 
-/* What each rank keeps; NULL: the group has ended */
+/* Sizes that each rank saves; NULL: the group has ended */
 static const RankSizes *
 all_rank_sizes(Session *s)
 {
@@ -223,7 +230,7 @@ ranks_saved_bytes(Session *s, int32_t n, int32_t behind, bool states)
 	return !all ? -1 : leads(s) ? sum : sum - kv_windowless_bytes(s->plan, behind);
 }
 
-/* Floats of a rank's part of a message: the most that one has */
+/* Floats per rank in a message: the maximum over the ranks */
 static int32_t
 most_floats(const Session *s, bool states)
 {
@@ -236,7 +243,7 @@ most_floats(const Session *s, bool states)
 	return (int32_t)(most / 4 + (most % 4 != 0));
 }
 
-/* Where page i of n of rank k begins in what is saved; i = n: its states */
+/* Address of page i of n of rank k in the saved data; i = n: of its recurrent states */
 static char *
 saved_at(const Session *s, const void *host, int32_t n, int k, int32_t i)
 {
@@ -249,15 +256,15 @@ saved_at(const Session *s, const void *host, int32_t n, int k, int32_t i)
 	return i < n ? at + i * s->kept[k].page : at;
 }
 
-/* How a piece of what is kept goes through memory of all ranks: page i of n, or behind the last one
- * the states of sequence q */
+/* Transfer of saved data through memory with a slot per rank: segment i is page i of n, and segment
+ * n holds the states of sequence q */
 typedef struct Transfer {
 	RecordKind kind;
 	const int32_t *page;
 	int32_t n, behind, floats[2];
 	llmc_seq q;
 	char *host;
-} Transfer; /* host: rank 0's; NULL on the others */
+} Transfer; /* host: saved data on rank 0; NULL on the others */
 
 static bool
 transfer_segment(Session *s, const Transfer *m, int32_t i, float *all)
@@ -293,8 +300,8 @@ transfer_segment(Session *s, const Transfer *m, int32_t i, float *all)
 	return ok;
 }
 
-/* A page at a time, then the states; of each rank as many floats as the largest has, and of a whole
- * page, also where there is no window page. */
+/* Transfer one page at a time, then the states. The slot of each rank has the size of the largest
+ * rank and of a page with its window page. */
 static bool
 transfer_pages(Session *s, const Transfer *m)
 {
@@ -388,7 +395,8 @@ follow_transfer(Session *s, const Record *r)
 
 /* ---- following ---- */
 
-/* Until rank 0 closes the session, or the group has ended; the failure of a step of its own. */
+/* Follow rank 0 until it closes the session or the group ends. Returns an error only for a step
+ * that failed on this rank. */
 static llmc_status
 follow(Session *s, llmc_error *err)
 {
@@ -432,7 +440,7 @@ follow(Session *s, llmc_error *err)
 				return LLMC_OK;
 			break;
 		case RECORD_CLOSE:
-		case RECORD_OPEN: /* not within a session */
+		case RECORD_OPEN: /* not sent during a session */
 		case RECORD_END:
 			return LLMC_OK;
 		}
@@ -468,8 +476,9 @@ follower_main(void *arg)
 	pthread_mutex_unlock(&g->lock);
 	if (status != LLMC_OK)
 		comm_end(s->comm);
-	return NULL; /* the session stays until all ranks have stopped: they may write to its memory
-	              */
+	/* the session is closed after all ranks have stopped, because they may write to its
+	 * memory */
+	return NULL;
 }
 
 llmc_status
@@ -482,7 +491,7 @@ ranks_error(Session *s, llmc_status own, llmc_error *err)
 	if (own == LLMC_OK || !g)
 		return own;
 	if (!comm_ended(g->lead)) {
-		comm_end(g->lead); /* the others wait for this rank */
+		comm_end(g->lead); /* the other ranks wait for this one */
 		return own;
 	}
 	struct timespec most;
@@ -494,7 +503,7 @@ ranks_error(Session *s, llmc_status own, llmc_error *err)
 		for (int k = 0; k < g->n; k++) {
 			const Follower *f = &g->follower[k];
 			n_over += f->over;
-			/* of those that failed by themselves, not because others have */
+			/* report a rank that failed first, not one that stopped because of it */
 			if (f->over && f->status != LLMC_OK && !f->echo) {
 				own = error_set(err, f->status, "rank %d of %d: %s", k + 1,
 				                g->n + 1, f->err.text);
@@ -515,7 +524,7 @@ start(RankThreads *g, Follower *f, llmc_error *err)
 {
 	sigset_t all, was;
 
-	/* the host program's signals go to its own threads */
+	/* signals of the host program go to its own threads */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &was);
 	int rc = pthread_create(&f->thread, NULL, follower_main, f);
@@ -527,8 +536,8 @@ start(RankThreads *g, Follower *f, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Between stages lie all rows of a forward and all its logits: nobody waits for a receiver that
- * waits for somebody else. */
+/* Buffers between stages hold all rows of a forward and all of its logits. So no sender waits for a
+ * receiver that itself waits to send. */
 static CommShape
 shape_of(const Session *s)
 {
@@ -536,7 +545,7 @@ shape_of(const Session *s)
 		.ranks = s->plan->ranks * s->plan->stages,
 		.team = s->plan->ranks,
 		.parts = s->device->join ? 1 : s->lim.n_threads
-	}; /* of a device one function of the host talks */
+	}; /* with a GPU, one host thread per rank communicates */
 
 	if (s->plan->stages > 1) {
 		c.onward = (size_t)s->lim.chunk * (size_t)s->plan->hidden * sizeof(float);
@@ -581,7 +590,8 @@ ranks_open(Session *s, llmc_error *err)
 				*err = g->follower[k].err;
 		}
 	if (status == LLMC_OK && s->device->join &&
-	    s->plan->ranks > 1) { /* those of a stage; stages talk through this process alone */
+	    /* join the ranks of each stage; stages communicate through this process only */
+	    s->plan->ranks > 1) {
 		Session *rank[PLAN_MAX_RANKS] = { s };
 		for (int k = 0; k < n; k++)
 			rank[k + 1] = g->follower[k].session;
@@ -619,7 +629,8 @@ ranks_rendezvous(Session **s, Runtime *rt, llmc_status own, llmc_error *err)
 	TRY_GOTO(mpi_world_comm(rt->world, shape_of(*s), &(*s)->comm, err));
 	if ((*s)->device->join && (*s)->plan->ranks > 1) {
 		status = (*s)->device->join(s, 1, &why);
-		if (comm_ended((*s)->comm)) { /* a rank is lost: it would be waited for */
+		/* a rank is lost: mpi_world_agree would wait for it */
+		if (comm_ended((*s)->comm)) {
 			status = status != LLMC_OK ? error_set(err, status, "%s", why.text)
 			                           : comm_error((*s)->comm, err);
 			goto fail;
@@ -652,7 +663,7 @@ ranks_follow(Runtime *rt, llmc_error *err)
 		Session *s = NULL;
 		llmc_status status = session_open_rank(rt, &lim, NULL, &s, err);
 		if (ranks_rendezvous(&s, rt, status, err) != LLMC_OK)
-			continue; /* rank 0 has been told, and says what to do */
+			continue; /* rank 0 has the status and decides how to continue */
 		status = follow(s, err);
 		if (status != LLMC_OK)
 			comm_end(s->comm);

@@ -5,41 +5,42 @@
 #include "runtime/comm/mpi_world.h"
 #include "runtime/state/session_state.h"
 
-/* The session of rank 0 has been opened: open those of the others, a thread each, and have them
- * follow it. */
+/* Open the sessions of the other ranks, one thread per rank, after the session of rank 0 has been
+ * opened. They follow it from then on. */
 llmc_status ranks_open(Session *s, llmc_error *err);
-/* They end; the comm of ranks that are processes stays until their devices are closed. Nothing
- * happens where there are none. */
+/* Stop the ranks. If ranks are processes, comm stays open until their devices are closed. Does
+ * nothing for a single rank. */
 void ranks_close(Session *s);
 
-/* Ranks that are processes. Rank 0 opens a session: the others do as well, with these limits, or
- * all refuse. */
+/* For ranks that are processes: rank 0 opens a session, so the others open one with these limits,
+ * or all of them fail. */
 llmc_status ranks_announce(Runtime *rt, const llmc_limits *lim, llmc_error *err);
 llmc_status ranks_rendezvous(Session **s, Runtime *rt, llmc_status own, llmc_error *err);
 llmc_status ranks_follow(Runtime *rt, llmc_error *err);
 void ranks_dismiss(Runtime *rt);
 
-/* What the session of rank 0 tells the others, in the order of its own doing; of a session alone
- * they do nothing. False: the group has ended. The step is the one that the session's arrays
+/* Broadcasts from the session of rank 0, in the order of its actions; they do nothing for a single
+ * rank. Return false if the group has ended. ranks_step sends the step that the session's arrays
  * describe. */
 bool ranks_step(Session *s, int phase);
 void ranks_sequence(Session *s, llmc_seq q, int32_t length_bound);
-/* Until stages, which run behind rank 0 where it waits for no logits of theirs, have done what they
- * were told. */
+/* Wait until later stages, which may lag behind rank 0 when it needs no logits, have executed all
+ * records. */
 void ranks_exchange_sizes(Session *s);
-/* A step of rank 0 has failed: if because another rank of this process has, that one's error. */
+/* A step of rank 0 has failed. Returns the error of another rank in this process if that was the
+ * cause. */
 llmc_status ranks_error(Session *s, llmc_status own, llmc_error *err);
 
-/* What all ranks keep, out and in again; of a session alone its own: n pages, rank by rank, then
- * the states of sequence q, rank by rank; q -1: none. behind: as kv_pages_read. bytes: of all that;
- * below 0, or false: the group has ended. */
+/* Save or restore n pages, rank by rank, and then the states of sequence q (-1: none), rank by
+ * rank. behind: see kv_pages_read. ranks_saved_bytes returns the total size. A negative size, or
+ * false, means that the group has ended. For a single rank, only its own data. */
 int64_t ranks_saved_bytes(Session *s, int32_t n, int32_t behind, bool states);
 bool ranks_save(Session *s, const int32_t *page, int32_t n, int32_t behind, llmc_seq q, void *host);
 bool ranks_restore(Session *s, const int32_t *page, int32_t n, int32_t behind, llmc_seq q,
                    const void *host);
 
-/* The calling thread's processors while a rank is opened, of `ranks` in equal shares; back to what
- * they were. */
+/* Bind the calling thread to its share of the processors while a rank is opened (`ranks` equal
+ * shares), and restore its mask after that. */
 typedef struct RankAffinity {
 	bool moved;
 	cpu_set_t was;

@@ -1,4 +1,4 @@
-/* Plan + weights + kernels, ready to be shared by sessions. */
+/* Runtime: plan, weights and kernels, shared by sessions. */
 #include "runtime/ranks.h"
 
 #include <stdio.h>
@@ -7,7 +7,7 @@
 #include "base/file.h"
 #include "base/sum64.h"
 
-/* The devices there are. */
+/* The available devices. */
 const Device *
 device_of(TargetKind kind)
 {
@@ -31,8 +31,8 @@ device_find(const char *target, const Device **out, llmc_error *err)
 	                     target);
 }
 
-/* Find the weights: a checkpoint that does not fit is told before time goes into compiling for it.
- */
+/* Open the weights. A checkpoint that does not fit is reported before any kernel is compiled for
+ * it. */
 static llmc_status
 open_weights(Runtime *rt, const RuntimeOptions *o, llmc_error *err)
 {
@@ -51,7 +51,7 @@ open_weights(Runtime *rt, const RuntimeOptions *o, llmc_error *err)
 	return status;
 }
 
-/* Rotary factors that a checkpoint holds as tensors. Random weights have none: 1. */
+/* Read RoPE factors that a checkpoint stores as tensors. Random weights have none: 1. */
 static llmc_status
 load_factors(Runtime *rt, llmc_error *err)
 {
@@ -109,8 +109,8 @@ fail:
 	return status;
 }
 
-/* A hash, from `sum` on, of what a plan does together with other ranks of its stage: its sums and
- * joins, and the pages that rank 0 numbers for all */
+/* Extend hash `sum` by everything that a plan does together with other ranks of its stage:
+ * all-reduces and all-gathers, and the pages whose numbers rank 0 assigns for all. */
 static uint64_t
 join_fingerprints(const Plan *p, uint64_t sum)
 {
@@ -146,7 +146,8 @@ runtime_open_ranks(const Plan *const *plan, int n, const RuntimeOptions *opt, Ru
 	Runtime **rank = calloc((size_t)n, sizeof *rank), *first = NULL;
 	if (!rank)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
-	for (int k = 0; k < n; k++) { /* a group whose plans differ would wait for ever */
+	/* ranks whose plans differ would wait for each other forever */
+	for (int k = 0; k < n; k++) {
 		const int lead = k / plan[k]->ranks * plan[k]->ranks;
 		if (join_fingerprints(plan[k], 1) != join_fingerprints(plan[lead], 1) ||
 		    plan[k]->ranks != plan[0]->ranks || plan[k]->stages != plan[0]->stages ||

@@ -1,5 +1,5 @@
-/* The runtime's private contract: what api/ joins behind llmc.h. Never prints, exits, aborts; no
- * globals.
+/* Internal interface of the runtime, which api/ exports as llmc.h. Never prints, exits or aborts;
+ * has no globals.
  *
  *   Runtime  plan + weights + kernels: immutable after open, shared by sessions
  *   Session  KV pages, buffers, threads: one caller at a time */
@@ -10,25 +10,28 @@
 #include "plan/plan.h"
 
 typedef struct Runtime Runtime;
-typedef struct MpiWorld MpiWorld; /* comm/world.h */
+typedef struct MpiWorld MpiWorld; /* see comm/mpi_world.h */
 typedef struct Session Session;
 
 typedef struct RuntimeOptions {
 	const char *artifact; /* folder with kernels/ (and aot/); NULL for target ref */
 	const char
-	    *weights;  /* checkpoint file or folder; NULL: plan->weights relative to artifact */
-	int n_threads; /* of each rank, also for packing and compiling; 0: topology's, shared among
-	                  them */
-	int device;    /* number of the GPU, for targets that are for one */
-	const int *devices; /* [ranks] the same of each rank; NULL: device */
+	    *weights; /* checkpoint file or folder; NULL: plan->weights relative to the artifact */
+	/* threads per rank, also for packing and compiling; 0: topology_threads, divided by the
+	 * ranks */
+	int n_threads;
+	int device;         /* GPU number, for GPU targets */
+	const int *devices; /* [ranks] GPU number per rank; NULL: device */
 	bool random_weights;
 	bool cache_packed;
-	bool cache_warned;  /* that the cache takes no files has been said already */
-	size_t stage_bytes; /* as in WeightsOptions */
-	MpiWorld *world;    /* the plan is for this process' rank of them; NULL: there are none. It
-	                       outlives the runtime */
-	const Plan *const *all; /* [n_all] of rank 0 of a world whose plans have slots for adapters:
-	                           the plans of all ranks; they outlive the runtime */
+	bool cache_warned;  /* the warning about an unwritable cache has been logged */
+	size_t stage_bytes; /* see WeightsOptions */
+	/* job of rank processes, in which the plan is for this process's rank; NULL: none. Outlives
+	 * the runtime */
+	MpiWorld *world;
+	/* [n_all] on rank 0 of a world whose plans have adapter slots: the plans of all ranks; they
+	 * outlive the runtime */
+	const Plan *const *all;
 	int n_all;
 	llmc_log_fn log;
 	void *log_user;
@@ -41,70 +44,71 @@ typedef struct RuntimeTimes {
 /* plan (already read and checked) must outlive the runtime. */
 llmc_status runtime_open(const Plan *plan, const RuntimeOptions *opt, Runtime **out,
                          llmc_error *err);
-/* The plans of all ranks, of which rank 0's stands for the model: its sessions are all ranks'. n 1:
- * as runtime_open. */
+/* Open the plans of all ranks in this process. Rank 0's plan represents the model, and its sessions
+ * use all ranks. n 1: like runtime_open. */
 llmc_status runtime_open_ranks(const Plan *const *plan, int n, const RuntimeOptions *opt,
                                Runtime **out, llmc_error *err);
-/* A rank other than 0 of a world: do what rank 0 does, until it closes its runtime. E_DEVICE: ranks
- * are lost. */
+/* On a rank other than 0 of a world: follow rank 0 until it closes its runtime. E_DEVICE: ranks are
+ * lost. */
 llmc_status runtime_follow(Runtime *rt, llmc_error *err);
-/* Texts of the checkpoint's content and of what all plans have alike, the same for all ranks, and
- * of what the plan does together with other ranks of its stage, the same for those. hex: 16 digits
- * each */
+/* Write hashes, 16 hex digits each: of the checkpoint's content and of what all plans share (equal
+ * on all ranks), and of what the plan does together with other ranks of its stage (equal within the
+ * stage). */
 void runtime_fingerprint(const Runtime *rt, char checkpoint[17], char plan[17], char together[17]);
-/* All ranks of the world have opened theirs, and all call this: from here on rank 0 tells the
- * others when to end. */
+/* Called by all ranks of a world after each has opened its runtime. From here on rank 0 decides
+ * when the others end. */
 llmc_status runtime_lead(Runtime *rt, llmc_log_fn log, void *log_user, llmc_error *err);
 void runtime_close(Runtime *rt);
 RuntimeTimes runtime_times(const Runtime *rt);
-/* Does the artifact ship built kernels of this target that run here as they are? number: of the GPU
- */
+/* Does the artifact contain built kernels of this target that run on this machine? number: of the
+ * GPU */
 bool runtime_ships(const char *artifact, const char *target, int number);
 /* Build the kernels of an artifact into its aot/<target>/ folder with a manifest (`llmc compile
  * --aot`). */
 llmc_status runtime_build_aot(const Plan *plan, const char *artifact, llmc_log_fn log,
                               void *log_user, llmc_error *err);
 
-/* lora_adapters.c: low-rank adapters in the slots of a plan that has some (PlanTensor.factor), for
- * sequences that ask for one. An adapter's number is never used twice; 0 is none. A slot is free
- * again when an adapter has been dropped and nobody holds it any more. Any thread. E_INPUT: no
- * slots, no such folder, an adapter of another model or of too large a rank; E_FULL: all slots are
- * taken */
+/* lora_adapters.c: LoRA adapters in the slots of a plan that has some (PlanTensor.factor), for
+ * sequences that select one. An adapter id is never reused; 0 means none. A slot becomes free
+ * after its adapter has been dropped and its last reference released. Any thread. E_INPUT: no
+ * slots, no such folder, an adapter of another model or with too large a rank. E_FULL: all slots
+ * are in use. */
 llmc_status runtime_adapter_load(Runtime *rt, const char *folder, double scale, int32_t *adapter,
                                  llmc_error *err);
 llmc_status runtime_adapter_drop(Runtime *rt, int32_t adapter,
-                                 llmc_error *err); /* E_RANGE: there is none of this number */
-/* It stays until let go; E_RANGE: it is not loaded, or it has been dropped, unless somebody holds
- * it and this is `again`. 0: nothing to do */
+                                 llmc_error *err); /* E_RANGE: no adapter has this id */
+/* Take a reference, which keeps the adapter until runtime_adapter_unref. E_RANGE: the adapter is
+ * not loaded, or has been dropped. A dropped adapter that is still referenced may be taken `again`.
+ * 0: does nothing. */
 llmc_status runtime_adapter_ref(Runtime *rt, int32_t adapter, bool again, llmc_error *err);
 void runtime_adapter_unref(Runtime *rt, int32_t adapter);
 
-/* Defaults filled in, ranges checked against the plan. */
+/* Fill in defaults and check the ranges against the plan. */
 llmc_status session_limits(const Plan *plan, const llmc_limits *lim, llmc_limits *out,
                            llmc_error *err);
 llmc_status session_memory(const Plan *plan, const llmc_limits *lim, llmc_memory *out,
                            llmc_error *err);
-/* Called after each step of a forward with each value that the step makes and holds in memory
- * (verify): f32, or i32 for the experts that a router chose. What it writes to data [rows, width]
- * is what later steps read; it returns whether it did. */
+/* Called after each step of a forward with each value that the step writes to memory (verify): f32,
+ * or i32 for the experts that a router selected. The callback may overwrite data [rows, width],
+ * which later steps read; it returns whether it did. */
 typedef bool (*session_probe_fn)(void *user, const PlanStep *step, const char *value, Dtype dtype,
                                  void *data, int64_t rows, int64_t width);
 llmc_status session_open(Runtime *rt, const llmc_limits *lim, Session **out, llmc_error *err);
 void session_close(Session *s);
 void session_set_probe(Session *s, session_probe_fn fn, void *user);
-/* Forwards run the steps from .. to - 1 of their phase alone; to 0: all. Memory of values stays
- * where it is: what earlier steps have made is what the caller left there, in the places that a
- * probe was shown. Pages and state are those of the sequence of this forward. On processors; GPUs
- * run all. */
+/* Let forwards run only steps from .. to - 1 of their phase; to 0: all steps. Values stay where
+ * they are in memory: earlier steps' values are those that the caller has stored at the addresses
+ * that a probe saw. Pages and recurrent states are those of the forward's sequence. CPU only; GPUs
+ * run all steps. */
 void session_set_step_range(Session *s, int from, int to);
 const llmc_limits *session_limits_of(const Session *s);
 llmc_status session_seq_new(Session *s, int32_t length_bound, llmc_seq *out, llmc_error *err);
-/* A sequence without positions runs with this adapter from here on; 0: with none. It holds it until
- * it is freed; a fork, and a sequence loaded from the bytes of one that was saved, have it as well.
- * E_RANGE: no such sequence or adapter, or it has positions already */
+/* Select the adapter of a sequence without positions; 0: none. The sequence holds a reference until
+ * it is freed. Forks inherit it, and so do sequences loaded from saved bytes. E_RANGE: no such
+ * sequence or adapter, or the sequence already has positions. */
 llmc_status session_seq_adapt(Session *s, llmc_seq q, int32_t adapter, llmc_error *err);
-/* Pages that a new sequence, its forks and what is loaded of it saved keep in the prefix cache are
- * found by sequences of the same salt alone; 0: none. */
+/* Set the salt of a new sequence. Pages that it, its forks, or sequences loaded from its saved
+ * bytes register in the prefix cache are found only by sequences with the same salt; 0: none. */
 void session_seq_salt(Session *s, llmc_seq q, uint64_t salt);
 llmc_status session_seq_fork(Session *s, llmc_seq from, llmc_seq *out, llmc_error *err);
 llmc_status session_seq_trim(Session *s, llmc_seq q, int32_t len, llmc_error *err);
@@ -112,87 +116,89 @@ llmc_status session_seq_mark(Session *s, llmc_seq q, llmc_error *err);
 void session_seq_unmark(Session *s, llmc_seq q);
 int32_t session_seq_len(const Session *s, llmc_seq q);
 void session_seq_free(Session *s, llmc_seq q);
-/* session_kv.c: see llmc_seq_save; and for the engine: a new sequence begins with the pages that
- * the prefix cache (once kv_prefix_open has made one) holds of the prompt, and all its tokens are
- * told after each step. */
+/* session_kv.c: see llmc_seq_save. For the engine: once kv_prefix_open has enabled the prefix
+ * cache, a new sequence starts with the cached pages of its prompt, and all its tokens are
+ * registered after each step. */
 llmc_status session_seq_save(Session *s, llmc_seq q, void *buf, size_t cap, size_t *need,
                              llmc_error *err);
 int64_t session_seq_bytes(Session *s,
-                          int32_t len); /* of what is saved of a sequence of so many positions, but
-                                           for its head; below 0: ranks are lost */
+                          /* size of a saved sequence of so many positions without its header;
+                           * negative: ranks are lost */
+                          int32_t len);
 llmc_status session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_error *err);
 int32_t session_prefix_find(Session *s, llmc_seq q, const int32_t *tok,
-                            int32_t n_tok); /* positions found */
+                            int32_t n_tok); /* number of positions found */
 void session_prefix_keep(Session *s, llmc_seq q, const int32_t *tok);
-/* From now on pages of the prefix cache are files in dir as well, max_bytes of them at most
- * (kv/disk.h). extra: what else the values depend on. */
+/* From now on also store pages of the prefix cache as files in dir, at most max_bytes of them
+ * (kv/kv_disk.h). extra: further data that the values depend on. */
 llmc_status session_prefix_dir(Session *s, const char *dir, int64_t max_bytes, const char *extra,
                                llmc_log_fn log, void *log_user, llmc_error *err);
-/* Positions of pages read from there, written, found wrong. */
+/* Positions of pages that were read from there, written, or found damaged. */
 void session_prefix_counts(Session *s, uint64_t *read, uint64_t *written, uint64_t *wrong);
-/* A sum of n rows as a vector: their mean, divided by its length where asked. out [width] */
+/* Pool a sum of n rows to a vector: their mean, divided by its length if `normalize`. out
+ * [width] */
 void pool_vector(const double *sum, int64_t width, int32_t n, bool normalize, float *out);
 llmc_status session_forward(Session *s, const llmc_chunk *chunk, size_t n, float *logits,
                             llmc_error *err);
-/* The same with the rows that come with each chunk's tokens, [n_tok, hidden] each, where the plan
- * takes rows; elsewhere came is NULL. */
+/* Like session_forward, with the hidden rows of each chunk's tokens, [n_tok, hidden] each, if the
+ * plan takes rows; for other plans came is NULL. */
 llmc_status session_forward_rows(Session *s, const llmc_chunk *chunk, size_t n,
                                  const float *const *came, float *logits, llmc_error *err);
-/* Of a plan that hands out rows: those of this chunk of the last forward, [n_tok, hidden], until
- * the next one. */
+/* For a plan that outputs hidden rows: the rows of this chunk of the last forward, [n_tok, hidden],
+ * valid until the next one. */
 const float *session_rows(const Session *s, size_t chunk);
-/* Between steps: false, and E_DEVICE with why in err: a rank is lost, no step will run any more. A
- * session alone is whole. */
+/* Between steps: false, and E_DEVICE with the reason in err, if a rank is lost and no step can run
+ * any more. Always true for a single rank. */
 bool session_check_ranks(const Session *s, llmc_error *err);
 void session_stats(const Session *s, llmc_stats *out);
-/* Do now what first steps would do later: decode graphs of every size (GPU). */
+/* Do the one-time work of first steps now: capture decode graphs of every size (GPU). */
 llmc_status session_prepare(Session *s, llmc_error *err);
-/* As llmc_op_times. */
+/* See llmc_op_times. */
 llmc_status session_op_times(Session *s, llmc_op_time_fn fn, void *user, llmc_error *err);
 
-/* Decoding without waiting for the host (GPU). A step is queued and the call returns; the tokens
- * that it samples are read later, and the next step may take them before the host has seen them:
+/* Decoding without waiting for the host (GPU). session_queue_step queues a step and returns. The
+ * host reads the sampled tokens later; the next step may use them before that:
  *
  *     session_sample_params(s, q, params, prompt, n_prompt, NULL, 0);
  *     session_queue_step(s, the prompt's chunk, n_out 1);
  *     for (;;) {
- *             session_queue_step(s, a chunk of q with tok NULL, n_tok 1, n_out 1); // takes what
- * the step before sampled
- *             session_take_sampled(s, &id, &logprob);                              // what that was
+ *             // a chunk of q with tok NULL, n_tok 1, n_out 1 takes the token of the step before
+ *             session_queue_step(s, chunk);
+ *             session_take_sampled(s, &id, &logprob); // that token
  *     }
  *
- * Can this session sample by these parameters on its device? */
+ * Can this session sample with these parameters on its device? */
 bool session_can_sample(const Session *s, const llmc_params *p);
-/* How tokens of a sequence are sampled from now on. Penalties count prompt and output; the first
- * token is number n_output of the seed's stream: a sequence that was preempted goes on where it
- * was. */
+/* Set the sampling parameters of a sequence from now on. Penalties count prompt and output. The
+ * next token is number n_output of the seed's random stream, so a preempted sequence continues with
+ * the same numbers. */
 llmc_status session_sample_params(Session *s, llmc_seq q, const llmc_params *p,
                                   const int32_t *prompt, size_t n_prompt, const int32_t *output,
                                   size_t n_output, llmc_error *err);
-/* Queue a step. n_out of a chunk is 0, or 1: a token is sampled from its last row. Two steps that
- * sample may be under way; a third is E_BUSY. E_RANGE, E_FULL as session_forward. Sequences may be
- * trimmed and freed while steps are under way. */
+/* Queue a step. n_out of a chunk is 0, or 1 to sample a token from its last row. At most two
+ * sampling steps may be in flight; a third is E_BUSY. E_RANGE, E_FULL: as session_forward.
+ * Sequences may be trimmed and freed while steps are in flight. */
 llmc_status session_queue_step(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *err);
-/* Under a grammar the host says what may come next. Such a step runs first; while it does, masks
- * are made, which go to the device in one copy, and then tokens are sampled:
+/* With a grammar, the host supplies the mask of allowed tokens. The step runs first. Meanwhile the
+ * host computes the masks, which go to the device in one copy, and then tokens are sampled:
  *
- *     session_queue_rows(s, chunks);   // as session_queue_step, but for the sampling
+ *     session_queue_rows(s, chunks);   // like session_queue_step, without sampling
  *     session_queue_sample(s, masks);
  *     session_take_sampled(s, &id, &logprob);
  *
- * Can tokens by these parameters be sampled so? session_sample_params is told the same without the
- * grammar. */
+ * Can tokens with these parameters be sampled this way? session_sample_params gets the same
+ * parameters without the grammar. */
 bool session_can_mask(const Session *s, const llmc_params *p);
 llmc_status session_queue_rows(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *err);
-/* mask: of each chunk with n_out = 1, in their order, a bit a token in (vocab + 31) / 32 words,
- * read during the call; NULL: anything may come. Until then no other step is taken. E_RANGE: no
- * step waits for it. */
+/* mask: for each chunk with n_out = 1, in order, one bit per token in (vocab + 31) / 32 words, read
+ * during the call; NULL: all tokens are allowed. No other step is accepted before this call.
+ * E_RANGE: no step waits for masks. */
 llmc_status session_queue_sample(Session *s, const uint32_t *const *mask, llmc_error *err);
-/* Wait for the oldest step that samples: its tokens and (when not NULL) their logprobs, a chunk
- * with n_out = 1 each, in the order of its chunks. E_RANGE: no step is under way. E_CHECK: logits
- * were NaN or all minus infinity; ids are -1 there. */
+/* Wait for the oldest sampling step and return its tokens and (if not NULL) their logprobs, one per
+ * chunk with n_out = 1, in the order of the chunks. E_RANGE: no step is in flight. E_CHECK: logits
+ * were NaN or all minus infinity; the id is -1 then. */
 llmc_status session_take_sampled(Session *s, int32_t *ids, float *logprobs, llmc_error *err);
-/* Forget what steps under way sample. */
+/* Discard the samples of steps in flight. */
 void session_drop_sampled(Session *s);
 
 #endif

@@ -1,4 +1,4 @@
-/* Sessions: limits and sequences. All memory is taken by session_open: KV, slots, and the state of
+/* Sessions: limits and sequences. session_open allocates all memory: KV, slots, and the state of
  * session and device. */
 #include "runtime/state/session_state.h"
 
@@ -43,11 +43,11 @@ session_limits(const Plan *plan, const llmc_limits *lim, llmc_limits *out, llmc_
 		l.chunk = plan->prompt_whole && l.context > 512 ? l.context : 512;
 	if (l.chunk < 1 || l.chunk > MAX_CONTEXT)
 		return range(err, "chunk", l.chunk, MAX_CONTEXT, "");
-	if (l.n_out == 0) /* all rows of a text may be pooled, and they are short */
+	if (l.n_out == 0) /* pooling may need all rows of a sequence, and rows are short */
 		l.n_out = plan->output == LLMC_OUTPUT_LOGITS ? l.seqs : l.chunk;
 	if (l.n_out < 1)
 		return range(err, "n_out", l.n_out, l.chunk, "");
-	if (l.n_out > l.chunk) /* no step has more rows */
+	if (l.n_out > l.chunk) /* a step has no more rows than that */
 		l.n_out = l.chunk;
 	bool given = l.kv_tokens != 0;
 	if (!given)
@@ -153,7 +153,7 @@ session_open(Runtime *rt, const llmc_limits *lim, Session **out, llmc_error *err
 	return status;
 }
 
-/* Of the adapter that a sequence has; stages may still work with it. */
+/* Release the adapter of a sequence, after stages that may still use it. */
 static void
 release_adapter(Session *s, llmc_seq q)
 {
@@ -175,7 +175,7 @@ session_close(Session *s)
 	free(s->disk_page);
 	ranks_close(s);
 	forward_close(s);
-	s->device->close(s); /* a thread of it may look at the comm */
+	s->device->close(s); /* first: one of its threads may still read comm */
 	if (s->rt->world)
 		comm_close(s->comm);
 	session_unmap(s->state, (int64_t)s->state_bytes);

@@ -1,4 +1,4 @@
-/* What outlives a sequence: its KV as bytes, and its prompt's pages in the prefix cache. */
+/* Data that outlives a sequence: its saved KV bytes, and its prompt's pages in the prefix cache. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,17 +9,17 @@
 #include "runtime/ranks.h"
 #include "runtime/state/session_state.h"
 
-/* A saved sequence: this head, then its pages and states as ranks_save has them. */
+/* Header of a saved sequence; its pages and states follow in the format of ranks_save. */
 typedef struct SavedHead {
 	char magic[8];
-	char spec[72]; /* hash of the description */
+	char spec[72]; /* hash of the model description */
 	char target[32];
 	int64_t bytes; /* of pages and states */
 	int32_t len, length_bound, prefix_len, mark;
-	int32_t behind, unused; /* its first pages, which are there without their window pages */
-	uint64_t adapter;       /* key of the adapter that it ran with; 0: none */
-	uint64_t salt;          /* of its pages in the prefix cache */
-	uint64_t sum;           /* of them */
+	int32_t behind, unused; /* leading pages stored without window pages */
+	uint64_t adapter;       /* key of its adapter; 0: none */
+	uint64_t salt;          /* of its prefix-cache pages */
+	uint64_t sum;           /* checksum of pages and states */
 } SavedHead;
 
 static const char magic[8] = "llmckv5";
@@ -42,7 +42,7 @@ session_seq_bytes(Session *s, int32_t len)
 	                         kv_windowless_pages(&s->kv, len - KV_MAX_ROLLBACK), true);
 }
 
-/* Whose states go with its pages; -1: there are none */
+/* Return the sequence whose recurrent states are saved with its pages; -1: the model has none */
 static llmc_seq
 states_of(const Session *s, llmc_seq q)
 {
@@ -128,9 +128,9 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 	return LLMC_OK;
 }
 
-/* Tables that depend on the length give other values for the same tokens, and so do adapters: the
- * root is a hash of what the sequence rotates by and of its adapter, and of the salt of who wants
- * its pages for itself. */
+/* Return the prefix-cache root of a sequence: a hash of its RoPE frequencies (which may depend on
+ * its maximum length), its adapter, and its salt. The same tokens have different KV values under
+ * another root. */
 static int64_t
 root_of(const Session *s, llmc_seq q)
 {
@@ -148,15 +148,15 @@ root_of(const Session *s, llmc_seq q)
 	return -(int64_t)(h >> 1) - 1;
 }
 
-/* Is a sequence's beginning worth what its pages hold? A prompt that is seen whole has other values
- * for each of its ends. */
+/* Can pages be shared by prompts with a common prefix? Not in a prefix-LM, where each position
+ * depends on the whole prompt. */
 static bool
 has_prefixes(const Session *s)
 {
 	return !s->plan->prompt_whole;
 }
 
-/* Pages behind those that were found in memory. */
+/* Read the pages that follow those found in memory. */
 static void
 from_disk(Session *s, llmc_seq q, const int32_t *tok, int32_t n_tok)
 {
@@ -224,7 +224,7 @@ session_prefix_keep(Session *s, llmc_seq q, const int32_t *tok)
 		to_disk(s, q, tok, from);
 }
 
-/* An adapter's files: what they are called does not tell what they hold. */
+/* Hash an adapter's files by content; their names do not identify it. */
 static uint64_t
 adapter_sum(const Plan *p)
 {
@@ -250,7 +250,8 @@ session_prefix_dir(Session *s, const char *dir, int64_t max_bytes, const char *e
 	int64_t bytes = ranks_saved_bytes(s, 1, 0, false);
 	char root[512], checkpoint[17], plan[17], together[17];
 
-	if (!has_prefixes(s) || plan_has_state(s->plan)) /* files hold pages, and no states */
+	/* files hold pages, not recurrent states */
+	if (!has_prefixes(s) || plan_has_state(s->plan))
 		return error_set(
 		    err, LLMC_E_INPUT, "%s: prompts of this model are not reused: it %s", dir,
 		    s->plan->prompt_whole ? "reads them in one piece" : "keeps a state");

@@ -5,23 +5,26 @@
 #include <string.h>
 
 enum {
-	LONGEST = 48, /* of a match that is measured */
-	TRIED = 24,   /* places that are compared */
-	STALE = 512, /* measured steps after which a time is assumed again, so that a chain is tried
-	                again */
-	NEAR = 12,   /* tokens behind a copy's end where one token alone is a match */
-	ASK_AGAIN = 100, /* steps after which a model that was not worth it guesses once more */
+	LONGEST = 48, /* longest measured match, in tokens */
+	TRIED = 24,   /* candidate positions compared per lookup */
+	/* in recorded steps: an older time is replaced by the estimate, so that drafting is tried
+	 * again */
+	STALE = 512,
+	/* tokens after the end of a copied span where a single equal token counts as a match */
+	NEAR = 12,
+	ASK_AGAIN = 100, /* steps after which an unprofitable draft model is tried once more */
 };
 
-/* Before anything is measured: rows of a chain share their weights, so each costs a fraction of the
- * first. On the low side, so that a chain is tried once. */
+/* Cost of a further row relative to the first, used until steps have been measured: rows of a step
+ * share the weights. It is an underestimate, so that draft tokens are tried once. */
 static const double ROW_SHARE = 0.12;
 static const float prior[DRAFT_BINS] = { 0.3f, 0.4f, 0.5f, 0.6f, 0.7f, 0.8f, 0.88f, 0.93f,
 	                                 0.7f, 0.7f, 0.7f, 0.7f, 0.7f, 0.7f, 0.7f,  0.7f };
-static const float PRIOR_WEIGHT = 4, SESSION_WEIGHT = 3; /* in guesses */
+/* weights of the prior and of the session's statistics, in draft tokens */
+static const float PRIOR_WEIGHT = 4, SESSION_WEIGHT = 3;
 static const float KEEP_TEXT = 0.97f,
-                   KEEP_SESSION = 0.999f; /* of what was counted, at each guess that is counted */
-/* A step with guesses must be expected to be faster by so much: what is measured is rough. */
+                   KEEP_SESSION = 0.999f; /* decay of the counts per recorded draft token */
+/* Minimum expected speedup of a step with draft tokens, because measured times are noisy. */
 static const double MARGIN = 1.02;
 
 int32_t
@@ -29,8 +32,8 @@ draft_rows(const Plan *p)
 {
 	int64_t rows = DRAFT_MOST + 1;
 
-	/* latent attention has two forms: rows of a chain must take the one that single rows take
-	 * (llmc_mla.h) for any number of positions before them that is not below their own */
+	/* MLA has two forms. Draft rows must use the one that single rows use (llmc_mla.h), for
+	 * every number of preceding positions that is at least the number of draft rows. */
 	for (int ph = 0; ph < p->n_phase; ph++)
 		for (int i = 0; i < p->phase[ph].n_step; i++) {
 			int64_t expand = step_int(&p->phase[ph].step[i], "expand");
@@ -77,7 +80,7 @@ draft_free(Draft *d)
 	free(d);
 }
 
-/* Of the pair (k 0) or triple (k 1) that ends at `at` */
+/* Hash the bigram (k 0) or trigram (k 1) that ends at `at`. */
 static uint32_t
 hash(const Draft *d, const int32_t *tok, int32_t at, int k)
 {
@@ -88,7 +91,7 @@ hash(const Draft *d, const int32_t *tok, int32_t at, int k)
 	return (uint32_t)(h >> 32) & d->mask;
 }
 
-/* Of how many tokens is what ends at `a` what ends at `b` > a? */
+/* Return the length of the common suffix of the prefixes that end at a and at b > a. */
 static int32_t
 match(const int32_t *tok, int32_t a, int32_t b)
 {
@@ -128,10 +131,11 @@ draft_look_up(Draft *d, const Drafter *of, const int32_t *tok, int32_t n, int32_
 	most = most < DRAFT_MOST ? most : DRAFT_MOST;
 	most = most < n - 2
 	           ? most
-	           : n - 2; /* no more rows than positions before them: draft_rows counts on it */
+	           /* at most as many draft rows as preceding positions; draft_rows relies on it */
+	           : n - 2;
 	if (n > d->room || n < 3 || most < 1 || of->eager)
 		return;
-	/* up to the token before the last: what ends with the last has nothing behind it */
+	/* add n-grams up to the token before the last; the last one has no successor yet */
 	for (int32_t at = d->n_seen; at < n - 1; at++)
 		for (int k = 0; k < 2; k++)
 			if (at > k) {
@@ -147,14 +151,15 @@ draft_look_up(Draft *d, const Drafter *of, const int32_t *tok, int32_t n, int32_
 		for (int tried = 0; at >= 0 && tried < TRIED && d->match < LONGEST;
 		     tried++, at = d->before[k][at]) {
 			int32_t length = match(tok, at, n - 1);
-			if (length >= k + 2 && length > d->match) { /* of equals the latest */
+			/* on a tie the latest position wins */
+			if (length >= k + 2 && length > d->match) {
 				d->match = length;
 				best = at;
 			}
 		}
 	}
-	/* a text that was being copied often goes on a little further in its source: there the last
-	 * token alone is enough */
+	/* a copied span often continues slightly further on in its source, so there the last token
+	 * alone is enough */
 	for (int32_t at = d->next; best < 0 && at >= 0 && at < d->next + NEAR && at < n - 1; at++)
 		if (tok[at] == tok[n - 1]) {
 			d->match = 1;
@@ -165,7 +170,7 @@ draft_look_up(Draft *d, const Drafter *of, const int32_t *tok, int32_t n, int32_
 	d->from = best + 1;
 	d->n = most;
 	for (int32_t i = 0; i < d->n;
-	     i++) { /* where what followed reaches the end, the guesses follow themselves */
+	     i++) { /* past the end of the sequence the draft repeats its own tokens */
 		d->tok[i] = best + 1 + i < n ? tok[best + 1 + i] : d->tok[best + 1 + i - n];
 		d->bin[i] = (int8_t)bin(d->match + i);
 		odds *= chance(d, of, d->bin[i]);
@@ -218,7 +223,7 @@ draft_update(Draft *d, Drafter *of, const int32_t *tok, int32_t n_new)
 	d->n = d->run = 0;
 }
 
-/* ---- time ---- */
+/* ---- step times ---- */
 
 static double
 assumed(const Drafter *of, int32_t texts, int32_t rows)
@@ -235,7 +240,8 @@ chain_time(const Drafter *of, int32_t texts, int32_t rows)
 	return t->s > 0 && of->n_measured - t->at < STALE ? t->s : assumed(of, texts, rows);
 }
 
-/* Other programs make steps longer, never shorter: a shorter time is believed sooner. */
+/* Update a running mean. Other programs can only make steps longer, so a shorter time gets more
+ * weight. */
 static void
 follow(double *to, double x, double up)
 {
@@ -259,15 +265,16 @@ drafter_record_step(Drafter *of, int32_t rows, bool guesses, double seconds)
 		follow(&of->factor, t->s / (of->plain[1].s * (1 + ROW_SHARE * (rows - 1))), 0.2);
 }
 
-/* Of a step without guesses */
+/* Expected time of a step without draft tokens. */
 static double
 base_time(const Drafter *of, int32_t texts, int32_t again)
 {
 	return again ? chain_time(of, texts, texts + again) : of->plain[texts].s;
 }
 
-/* What so many more rows take, of which the odds are that all come true: else they run once more
- * where there are states, at what they have cost. */
+/* Expected time of a step with `more` draft rows that are all accepted with probability `odds`.
+ * With recurrent states, accepted rows of a partly rejected draft run once more at the same
+ * cost. */
 static double
 rows_time(const Drafter *of, int32_t texts, int32_t again, int32_t more, double odds)
 {
@@ -277,8 +284,9 @@ rows_time(const Drafter *of, int32_t texts, int32_t again, int32_t more, double 
 	return of->states && extra > 0 ? t + (1 - odds) * extra : t;
 }
 
-/* Give `most` rows to guesses, the likeliest of all texts next. How many of them give the most
- * tokens by time, if that is more than `best`; else 0. */
+/* Distribute up to `most` rows over the drafts, the most likely token of any sequence next.
+ * Returns the number of rows with the highest expected tokens per second, if that is above
+ * `best`; else 0. */
 static int32_t
 hand_out(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t again, int32_t most,
          double best)
@@ -309,7 +317,7 @@ hand_out(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t a
 	return best_rows;
 }
 
-/* What a smaller model costs is spent by then. */
+/* The draft model's own time is not counted here: it has already been spent. */
 void
 drafter_choose_length(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t again,
                       int32_t rows)
@@ -344,7 +352,9 @@ draft_model_length(Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32
 		return most < room / n ? most : room / n;
 	if (n < 1 || room < n || texts > DRAFT_MAX_SEQS ||
 	    of->plain[texts].s <=
-	        0) /* texts that come back from host memory stand beside rows that run again */
+	        /* n may exceed the free rows: swapped-in sequences join a step with recomputed
+	         * rows */
+	        0)
 		return 0;
 	double expect = texts, odds[DRAFT_MAX_SEQS],
 	       best = texts / base_time(of, texts, again) * MARGIN;
@@ -365,7 +375,8 @@ draft_model_length(Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32
 	}
 	of->model_idle = best_most ? 0 : of->model_idle + 1;
 	if (best_most == 0 &&
-	    of->model_idle % ASK_AGAIN == 0) /* odds and times change: look now and then */
+	    /* acceptance rate and times change: try again now and then */
+	    of->model_idle % ASK_AGAIN == 0)
 		return most < 2 ? most : 2;
 	return best_most;
 }

@@ -1,15 +1,16 @@
-/* Drafts: what a text may go on with, guessed from where its last tokens stood before, or by a
- * smaller model, and run behind its last token in one step. The sampler picks at every row as
- * always; a guess is kept while the pick is the guess. So a text has the same tokens with drafts
- * and without, and a wrong guess costs its row's time alone.
+/* Speculative decoding: draft tokens from earlier occurrences of a sequence's last tokens (prompt
+ * lookup) or from a smaller draft model. They run after the sequence's last token in the same step.
+ * The sampler samples every row as always; a draft token is accepted if the sampled token equals
+ * it. So the output is the same with and without drafts, and a rejected draft token costs only the
+ * time of its row.
  *
- *   Draft    of one text: where pairs and triples of its tokens stand, and how often its guesses were right
- *   Drafter  of a session: what its steps take by rows, measured, and how often guesses were right
- * in all its texts
+ *   Draft    per sequence: positions of its bigrams and trigrams, and its acceptance statistics
+ *   Drafter  per session: measured step times by number of rows, and acceptance statistics
  *
- * How many guesses run is chosen by what is expected of them: tokens of a step by the odds, over
- * the step's time. Guesses are compared with what came whether they ran or not, so odds are learnt
- * while nothing is drafted. One thread at a time. */
+ * The number of draft tokens maximises expected tokens per second: tokens of a step from the
+ * acceptance probabilities, divided by the expected step time. Draft tokens are compared with the
+ * sampled tokens whether they ran or not, so the statistics stay current while nothing is drafted.
+ * Calls come from one thread at a time. */
 #ifndef LLMC_RUNTIME_DRAFT_H
 #define LLMC_RUNTIME_DRAFT_H
 
@@ -23,8 +24,8 @@ enum {
 	DRAFT_BINS = 2 * DRAFT_MATCHES
 };
 
-/* By the length of the match that a guess rests on; behind them, of a smaller model's guesses, by
- * their place */
+/* Accepted and total draft tokens. Lookup bins are indexed by match length; bins of the draft model
+ * follow, indexed by position in the draft. */
 typedef struct DraftStats {
 	float hit[DRAFT_BINS], all[DRAFT_BINS];
 } DraftStats;
@@ -32,60 +33,65 @@ typedef struct DraftStats {
 typedef struct DraftTime {
 	double s;
 	uint64_t at;
-} DraftTime; /* s 0: never measured; `at` in measured steps */
+} DraftTime; /* s 0: never measured; `at`: number of steps recorded so far */
 
 typedef struct Drafter {
 	DraftTime plain[DRAFT_ROWS + 1],
-	    chain[DRAFT_ROWS + 1]; /* by rows: of steps without guesses, and with some */
-	double factor;             /* chains against what is assumed before they are measured */
-	DraftTime model;           /* of a step of the smaller model */
-	int32_t model_idle;        /* times that its guesses were not worth it, in a row */
+	    /* by number of rows: steps without draft tokens (plain) and with them (chain) */
+	    chain[DRAFT_ROWS + 1];
+	/* measured time of steps with draft tokens over the estimate from ROW_SHARE */
+	double factor;
+	DraftTime model;    /* one step of the draft model */
+	int32_t model_idle; /* consecutive steps in which the draft model was unprofitable */
 	uint64_t n_measured;
 	DraftStats odds;
-	bool states; /* where a guess is wrong, what was right beside it runs again */
-	bool eager;  /* for tests: a smaller model alone guesses, and all that it says runs */
+	bool states; /* recurrent states: after a rejection the accepted rows run again */
+	bool eager;  /* for tests: draft with the draft model only, and run all of its tokens */
 } Drafter;
 
 typedef struct Draft {
-	int32_t room;       /* tokens of the text at most */
-	int32_t n_seen;     /* tokens that are in the tables */
-	int32_t from, next; /* the place whose followers were guessed last, and the one that comes
-	                       after those that came true; -1: none */
+	int32_t room;   /* capacity in tokens of the sequence */
+	int32_t n_seen; /* tokens that are in the tables */
+	/* source position of the latest draft, and the source position after its accepted tokens;
+	 * -1: none */
+	int32_t from, next;
 	uint32_t mask;
-	int32_t *last[2];   /* [mask + 1] place of the latest pair, triple of a hash; -1: none */
-	int32_t *before[2]; /* [room] the one before it */
+	int32_t *last[2];   /* [mask + 1] by hash: latest position of a bigram, trigram; -1: none */
+	int32_t *before[2]; /* [room] previous position with the same hash */
 	DraftStats odds;
-	/* of the step */
-	int32_t tok[DRAFT_MOST], n, match; /* guesses, the length of their match (0: none) */
-	int8_t bin[DRAFT_MOST];            /* their odds' place */
-	int32_t run;                       /* of them in the step */
-	float odds_at[DRAFT_MOST];         /* of all up to here being right */
+	/* current step */
+	/* draft tokens, and the length of their match (0: none) */
+	int32_t tok[DRAFT_MOST], n, match;
+	int8_t bin[DRAFT_MOST];    /* bin of each token in DraftStats */
+	int32_t run;               /* number of draft tokens that run in the step */
+	float odds_at[DRAFT_MOST]; /* probability that all tokens up to this one are accepted */
 } Draft;
 
-/* Rows of a step that one sequence of this model may have with guesses and keep the bits of single
- * rows, where no fewer positions are before them; 1: no guesses. */
+/* Return the largest number of rows per sequence in a step (draft tokens + 1) whose results are
+ * bit-identical to single rows, given at least as many preceding positions; 1: no draft tokens. */
 int32_t draft_rows(const Plan *p);
 
 Draft *draft_new(int32_t room); /* NULL: out of memory */
 void draft_free(Draft *d);
-/* tok [n]: the text, which has only grown since the last call. d->n guesses, at most `most`. */
+/* Draft up to `most` tokens into d->tok and d->n. tok [n]: the sequence, which has only grown since
+ * the last call. */
 void draft_look_up(Draft *d, const Drafter *of, const int32_t *tok, int32_t n, int32_t most);
-/* As many guesses of a smaller model as are worth its steps and the rows behind them, for a step of
- * so many texts of which n are without a better guess; 0: none. again: rows of the step beside a
- * single one of each text. */
+/* Return the number of tokens that the draft model should draft per sequence, 0 if it does not pay.
+ * The step has `texts` sequences; n of them have no lookup draft. again: rows of the step that are
+ * recomputed, in addition to one row per sequence. */
 int32_t draft_model_length(Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t again,
                            int32_t most);
-/* n guesses of it are in d->tok. */
+/* Register n tokens of the draft model, which are in d->tok. */
 void draft_from_model(Draft *d, const Drafter *of, int32_t n);
 void drafter_record_model_step(Drafter *of, double seconds);
-/* Set d[i]->run for a step of so many texts, n of which have guesses; rows guesses at most. again:
- * as above. */
+/* Set d[i]->run for a step with `texts` sequences, n of which have drafts; at most `rows` draft
+ * tokens. again: as above. */
 void drafter_choose_length(const Drafter *of, Draft *const *d, int32_t n, int32_t texts,
                            int32_t again, int32_t rows);
-/* The n_new tokens that came instead of d->tok. */
+/* Update the statistics with the n_new tokens that were sampled where d->tok was drafted. */
 void draft_update(Draft *d, Drafter *of, const int32_t *tok, int32_t n_new);
-/* A step of so many rows, all of them single ones of their texts or guesses behind them, took so
- * long. */
+/* Record the duration of a decode step of `rows` rows: one per sequence, plus draft tokens if
+ * `guesses`. */
 void drafter_record_step(Drafter *of, int32_t rows, bool guesses, double seconds);
 
 #endif

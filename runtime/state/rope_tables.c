@@ -1,5 +1,5 @@
-/* The scalings, as transformers' modeling_rope_utils computes them: frequencies rounded to fp32 as
- * there, angles then in double, so that position 131071 keeps its digits. */
+/* RoPE scalings, computed as in transformers' modeling_rope_utils: frequencies are rounded to fp32
+ * as there, angles are then computed in double, so that position 131071 keeps its precision. */
 #include "runtime/state/rope_tables.h"
 
 #include <math.h>
@@ -11,7 +11,7 @@ is(const PlanRope *r, const char *scaling)
 	return !strcmp(r->scaling, scaling);
 }
 
-/* Dimension at which a full turn happens `turns` times within the original positions. */
+/* Return the dimension that makes `turns` full rotations within the original context length. */
 static double
 yarn_dim(const PlanRope *r, double turns)
 {
@@ -104,8 +104,8 @@ rope_frequencies(const PlanRope *r, int64_t length, const float *const factors[2
 		else if (r->factor > 1)
 			*factor = sqrt(1 + log(r->factor) / log(r->original_positions));
 	}
-	/* one tensor of factors holds for every length; a pair is chosen by length, as longrope's
-	 * lists are */
+	/* a single factor tensor applies to every length; of two, the length selects one, as with
+	 * longrope's lists */
 	const float *tensor = factors[1] && !beyond ? factors[1] : factors[0];
 	for (int i = 0; i < half; i++) {
 		if (tensor)

@@ -1,15 +1,14 @@
-/* Rotary angles: the frequencies of a table for one sequence, and the cosines and sines of a step.
- */
+/* RoPE angles: frequencies of a table for one sequence, and the cosines and sines of a step. */
 #ifndef LLMC_RUNTIME_STATE_ROPE_TABLES_H
 #define LLMC_RUNTIME_STATE_ROPE_TABLES_H
 
 #include "plan/plan.h"
 
-/* Frequencies [dims / 2] and the factor of cos and sin for a sequence of at most `length`
- * positions. factors[0..1]: as PlanRope.factors_tensor, [dims / 2] each, or NULL. */
+/* Compute frequencies [dims / 2] and the factor of cos and sin for a sequence of at most `length`
+ * positions. factors[0..1]: see PlanRope.factors_tensor, [dims / 2] each, or NULL. */
 void rope_frequencies(const PlanRope *r, int64_t length, const float *const factors[2],
                       double *freq, double *factor);
-/* One row: cos of dims / 2 angles, then sin */
+/* Fill one row: cos of dims / 2 angles, then sin */
 void rope_row(const PlanRope *r, const double *freq, double factor, int64_t pos, float *dst);
 
 #endif

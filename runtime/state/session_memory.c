@@ -1,6 +1,6 @@
-/* What a session takes: its limits as the symbols of the plan's extents, the layout of its own
- * state and of the slots, and where the arguments of steps lie. The same code that hands out memory
- * measures it for session_memory. */
+/* Memory of a session: its limits as symbols of the plan's extents, the layout of its own state and
+ * of the slots, and the addresses of step arguments. session_memory measures with the same code
+ * that assigns the memory. */
 #include "runtime/state/session_state.h"
 
 #include <string.h>
@@ -80,8 +80,8 @@ bump(BumpAllocator *b, int64_t n, size_t elem_bytes)
 	return b->base ? b->base + at : NULL;
 }
 
-/* The step's arrays. What a step of few rows needs lies close together: on its way to another
- * device only that is copied. */
+/* Lay out the step's arrays. The arrays that a small step needs are adjacent, so that one short
+ * copy brings them to another device. */
 static void
 lay_out_block(Session *s, BumpAllocator *b)
 {

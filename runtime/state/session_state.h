@@ -1,5 +1,5 @@
-/* What a Runtime and a Session are made of: runtime/ drives them, devices run them, both know this.
- * Below both: session_memory.c, rope_tables.c. */
+/* Runtime and Session as seen by runtime/, which drives them, and by the devices, which run them.
+ * Includes the interfaces of session_memory.c and rope_tables.c. */
 #ifndef LLMC_RUNTIME_STATE_SESSION_STATE_H
 #define LLMC_RUNTIME_STATE_SESSION_STATE_H
 
@@ -12,39 +12,41 @@ struct Runtime {
 	const Plan *plan;
 	const Device *device;
 	Weights *weights;
-	void *model;          /* the device's */
-	float *(*factors)[2]; /* [n_rope] rotary factors that the checkpoint holds, or NULL */
+	void *model;          /* owned by the device */
+	float *(*factors)[2]; /* [n_rope] RoPE factors stored in the checkpoint, or NULL */
 	struct Adapters
-	    *adapters; /* lora_adapters.c: what the slots hold; NULL: the plan has none */
-	int n_threads; /* of each rank */
+	    /* lora_adapters.c: contents of the adapter slots; NULL: the plan has no slots */
+	    *adapters;
+	int n_threads; /* per rank */
 	RuntimeTimes times;
-	int n_rank; /* rank 0 of several in this process: their runtimes, itself the first; else 0
-	             */
+	/* on rank 0 of several in this process: their runtimes, its own first; else 0 */
+	int n_rank;
 	Runtime **rank;
-	bool led; /* the ranks of the world are those of an open model, and wait for rank 0 */
-	MpiWorld *world;        /* ranks are processes: the others' end; NULL */
-	const Plan *const *all; /* [n_all] on rank 0 of them, where there are slots for adapters:
-	                           the plans of all */
+	bool led;        /* ranks of the world serve an open model and wait for rank 0 */
+	MpiWorld *world; /* connection to the other ranks if they are processes; else NULL */
+	/* [n_all] on rank 0 of a world with adapter slots: the plans of all ranks */
+	const Plan *const *all;
 	int n_all;
 };
 
 typedef struct SeqState {
 	int32_t length_bound;
-	int32_t prefix_len; /* positions that every row sees; 0: none */
-	int32_t mark; /* position that rows after the prefix turn by, when rotation has two axes */
-	int32_t adapter; /* its number; 0: none */
-	uint64_t salt;   /* its pages are found by sequences of the same one; 0: none */
-	bool in_step;    /* of the forward that is being checked */
-	bool fresh;      /* the device has not taken its rotary frequencies yet */
-	double *freq;    /* [sum of dims / 2 over the tables] */
-	double *factor;  /* [n_rope] */
+	int32_t prefix_len; /* positions visible to every row; 0: none */
+	int32_t mark;       /* with two-axis RoPE: first-axis position of rows after the prefix */
+	int32_t adapter;    /* id; 0: none */
+	/* its prefix-cache pages are found only by sequences with the same salt; 0: none */
+	uint64_t salt;
+	bool in_step;   /* has a chunk in the forward that is being checked */
+	bool fresh;     /* its RoPE frequencies have not been copied to the device yet */
+	double *freq;   /* [sum of dims / 2 over the tables] */
+	double *factor; /* [n_rope] */
 } SeqState;
 
 typedef struct StepSize {
 	int32_t n_tok, n_dec, n_seq, n_out;
 } StepSize;
 
-/* Bytes that a rank keeps: of a page, and of a sequence's states */
+/* Bytes that a rank saves: per page, and for the recurrent states of a sequence */
 typedef struct RankSizes {
 	int64_t page, state;
 } RankSizes;
@@ -54,59 +56,61 @@ struct Session {
 	const Plan *plan;
 	const Device *device;
 	llmc_limits lim;
-	int64_t sym[SYM_COUNT]; /* largest values */
-	int32_t
-	    weighed[2]; /* rows of the last step of each phase, and the weight bytes that it read */
+	int64_t sym[SYM_COUNT]; /* upper bounds */
+	int32_t weighed[2]; /* rows of the last step of each phase, and the weight bytes it read */
 	int64_t weight_bytes[2];
-	char *state; /* memory of all below, up to the device's own */
+	char *state; /* allocation of all fields below, up to `on` */
 	size_t state_bytes;
-	bool two_axes;    /* a table turns by pos2 */
+	bool two_axes;    /* some RoPE table rotates by pos2 */
 	SeqState *seq;    /* [seqs] */
-	int32_t *adapter; /* [seqs] slots of their adapters; -1: none */
-	/* of the step, as llmc_step.h says; from size to block_table in one piece, `block`, which
-	 * devices may copy whole */
+	int32_t *adapter; /* [seqs] adapter slot; -1: none */
+	/* inputs of the step, see llmc_step.h. From size to block_table they are one contiguous
+	 * `block`, which devices may copy as a whole */
 	char *block;
 	int64_t block_bytes;
 	StepSize *size;
 	int32_t *tok, *pos, *pos2, *rope_pos, *seq_of, *q_start, *kv_len, *prefix_len, *out_row,
 	    *block_table;
-	int32_t *order;    /* [n_seq] chunk of each sequence of the step */
-	int32_t *step_seq; /* [n_seq] its number in the session; in the block */
-	int32_t *add;      /* [n_seq] its rows */
-	int32_t *out_base; /* [n_seq] first row of logits of a chunk, in the step's order */
+	int32_t *order;    /* [n_seq] chunk index of each sequence of the step */
+	int32_t *step_seq; /* [n_seq] its sequence id in the session; part of the block */
+	int32_t *add;      /* [n_seq] number of rows */
+	int32_t *out_base; /* [n_seq] per chunk: index of its first row of logits in the step */
 
-	/* the device's: addresses that its kernels know */
+	/* device state, addressed by its kernels */
 	void *on;
 	Kv kv;
 	char *slots;      /* memory of all slots */
 	char **slot;      /* [n_slot] */
 	float **rope;     /* [n_rope] angles [chunk, dims] */
-	Threads *threads; /* of the host, idle between steps; NULL: the caller's alone */
+	Threads *threads; /* host threads, idle between steps; NULL: the caller's thread only */
 
-	Comm *comm;                           /* to the other ranks; NULL: alone */
-	struct RankThreads *group;            /* rank 0: the others, in ranks.c */
-	struct ForwardPieces *pieces;         /* rank 0 of several stages: forward.c's; NULL */
-	RankSizes *kept;                      /* [ranks] once somebody has asked; NULL */
-	bool (*again)(Session *s, int phase); /* op_times: the step is about to run as it was; NULL:
-	                                         nobody asks. False: the group has ended */
+	Comm *comm;                   /* to the other ranks; NULL: single rank */
+	struct RankThreads *group;    /* rank 0: the rank threads, see ranks.c */
+	struct ForwardPieces *pieces; /* rank 0 of a pipeline: see forward.c; else NULL */
+	RankSizes *kept; /* [ranks] sizes that each rank saves; NULL until first needed */
+	/* for op_times: called before the step is run again; may be NULL. Returns false if the
+	 * group has ended */
+	bool (*again)(Session *s, int phase);
 
-	struct KvDisk *disk; /* pages of prompts as files; NULL: none */
-	char *disk_page;     /* of one page */
+	struct KvDisk *disk; /* prefix-cache pages as files; NULL: none */
+	char *disk_page;     /* buffer for one page */
 
 	const float *const
-	    *given; /* rows that come with the tokens of the next forward, by chunks; NULL: none */
-	const float *rows; /* of the last forward, of a plan that hands them out, where the device
-	                      has copied them to; NULL: in their slot */
+	    /* hidden rows that accompany the tokens of the next forward, per chunk; NULL: none */
+	    *given;
+	/* hidden rows of the last forward, if the plan outputs them and the device copied them to
+	 * the host; NULL: they are in their slot */
+	const float *rows;
 
 	session_probe_fn probe;
 	void *probe_user;
-	int span_from, span_to; /* steps that a forward runs, where span_to > 0 */
+	int span_from, span_to; /* range of plan steps that a forward runs, if span_to > 0 */
 	llmc_stats stats;
 };
 
-/* ---- session_memory.c: what a session takes, and where things lie in it ---- */
+/* ---- session_memory.c: sizes and addresses ---- */
 
-/* Hands out pieces of memory at multiples of `align`; with base NULL it only counts. */
+/* Bump allocator with alignment `align`; with base NULL it only counts. */
 typedef struct BumpAllocator {
 	char *base;
 	int64_t at, align;
@@ -115,52 +119,55 @@ typedef struct BumpAllocator {
 void *bump(BumpAllocator *b, int64_t n, size_t elem_bytes);
 #define BUMP(b, p, n) ((p) = bump((b), (n), sizeof *(p)))
 
-/* The limits of a session on a device, in *s: what its open and state_bytes go by. */
+/* Store the device, plan and limits in *s, as state_bytes and open of the device need them. */
 void session_set_limits(Session *s, const Device *d, const Plan *p, const llmc_limits *lim);
-int64_t session_lay_out(Session *s, char *base); /* bytes of the state; -1: overflow */
-/* Bytes of all slots; -1: overflow. With s->slots each gets its address. */
+int64_t session_lay_out(Session *s, char *base); /* returns the bytes of the state; -1: overflow */
+/* Return the bytes of all slots, -1 on overflow. If s->slots is set, assigns each slot its
+ * address. */
 int64_t session_lay_out_slots(Session *s);
-/* As session_memory, of limits that session_limits has passed. */
+/* Like session_memory, for limits that session_limits has validated. */
 llmc_status session_need(const Device *d, const Plan *plan, const llmc_limits *lim,
                          llmc_memory *out, llmc_error *err);
 void *session_map(int64_t bytes); /* zeroed; NULL: out of memory */
 void session_unmap(void *m, int64_t bytes);
 int64_t session_pages(const llmc_limits *l);
 int64_t session_window_pages(const Plan *p, const llmc_limits *l);
-int32_t session_snapshots(const llmc_limits *l); /* of states, of all sequences */
-int64_t session_max_page(const Session *s);      /* of one sequence */
-int64_t session_table_stride(const Session *s);  /* of block tables: kv.stride, before kv is open */
+int32_t session_snapshots(const llmc_limits *l); /* number of snapshots for all sequences */
+int64_t session_max_page(const Session *s);      /* per sequence */
+/* of block tables; equals kv.stride, but is available before kv is open */
+int64_t session_table_stride(const Session *s);
 bool session_sees_window(const Session *s,
-                         const PlanStep *step); /* is its pool one of window pages? It takes the
-                                                   tables from max_page on */
-void *session_argument(const Session *s, const PlanRef *r); /* its address for kernels */
-/* Rows that came with the tokens of a step, from the order of chunks into that of the step */
+                         /* does the step use window pages? Then it reads the block tables from
+                          * max_page on */
+                         const PlanStep *step);
+void *session_argument(const Session *s, const PlanRef *r); /* address for kernels */
+/* Copy the hidden rows of `given` from chunk order to the row order of the step */
 void session_given(const Session *s, float *to);
-/* A sequence's rotary frequencies, which depend on the length that it is bound by. */
+/* Set a sequence's RoPE frequencies, which depend on its maximum length. */
 void session_set_rope(Session *s, llmc_seq q, int32_t length_bound);
-/* session_open of one rank alone; comm stays the caller's. */
+/* session_open of a single rank; comm stays owned by the caller. */
 llmc_status session_open_rank(Runtime *rt, const llmc_limits *lim, Comm *comm, Session **out,
                               llmc_error *err);
-/* lora_adapters.c: the slot of an adapter that the caller holds, and what it holds as a number that
- * is the same wherever its files are loaded */
+/* lora_adapters.c: slot of an adapter that the caller holds a reference to, and a key of its
+ * content that is the same wherever its files are loaded */
 int adapter_slot(const Runtime *rt, int32_t adapter);
 uint64_t adapter_key(const Runtime *rt, int32_t adapter); /* 0: none */
-/* The adapter of this key, held; 0: it is not loaded */
+/* Return the adapter with this key and take a reference; 0: it is not loaded */
 int32_t adapter_of_key(Runtime *rt, uint64_t key);
 llmc_status adapters_open(Runtime *rt, llmc_error *err);
-/* Do all processes have what this slot holds (below 0: none)? Else rank 0 tells them, and each
- * takes what is its own. A group that has ended says so later. */
+/* Do all processes have the content of this slot (negative: none)? If not, rank 0 broadcasts it,
+ * and each rank keeps its shard. If the group has ended, a later call reports that. */
 bool adapters_known(const Runtime *rt, int slot);
 void adapters_send(Runtime *rt, int slot, Comm *comm);
 llmc_status adapters_receive(Runtime *rt, int slot, Comm *comm, llmc_error *err);
 void adapters_close(Runtime *rt);
-/* forward.c: what the steps of rank 0 take over stages */
+/* forward.c: buffers of rank 0 for forwards over pipeline stages */
 llmc_status forward_open(Session *s, llmc_error *err);
 void forward_close(Session *s);
-/* Add a step of the plan, as the session's step has it, to what is told of its op: runs, bytes and
- * operations. */
+/* Add the cost of a plan step, with the current step's sizes, to *t: runs, bytes and operations. */
 void session_op_cost(const Session *s, const PlanStep *step, llmc_op_time *t);
-/* Rows of a value that a probe is told of in this step; -1: it is told of others only */
+/* Return the number of rows of a value to pass to the probe in this step; -1: values of this kind
+ * are not probed */
 int64_t session_probe_rows(const Session *s, const PlanStep *step, const PlanMake *m);
 
 #endif

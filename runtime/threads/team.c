@@ -1,23 +1,26 @@
-/* Team or alone: whether the next job of a kind is dealt to all threads or run by the caller.
+/* Team or alone: decides whether the next job of a kind is split over all threads or run by the
+ * caller.
  *
- * A thread that another process displaces inside a part holds up the whole team. If each of two
- * threads has a processor for the share p of the time, the team advances for about 2 p^2 of it and
- * a thread alone for p. So below a half the team is slower, and slower still with more threads.
+ * A thread that another process preempts inside a part delays the whole team. If each of two
+ * threads has a processor for the share p of the time, the team makes progress for about 2 p^2 of
+ * it and a single thread for p. So below one half the team is slower, and more so with more
+ * threads.
  *
- * A team that waits little is never left. If the caller waits so long for others that it might have
- * done their parts in that time, it tries a window of jobs alone; from then on the mode whose jobs
- * took less time is in force, and the other one is tried again after some windows, at growing
- * distances. Results do not depend on the mode. */
+ * A team without long waits is never abandoned. If the caller waits for others so long that it
+ * could have run their parts itself in that time, it tries a window of jobs alone. After that the
+ * faster mode is used, and the other mode is tried again after increasing numbers of windows.
+ * Results do not depend on the mode. */
 #include "runtime/threads/threads.h"
 
 static const double
     WINDOW = 0.06,
-    FORGET = 10; /* seconds: of a window's jobs at least; without a job until all is forgotten */
+    /* seconds: minimum duration of a window; without a job for FORGET, statistics are reset */
+    FORGET = 10;
 enum {
 	JOBS = 3,
 	STAY = 4,
 	STAY_MOST = 16
-}; /* a window has so many jobs at least; windows between two trials */
+}; /* minimum jobs per window; first and largest number of windows between two trials */
 
 bool
 team_alone(TeamKind *k, double now)
@@ -28,7 +31,7 @@ team_alone(TeamKind *k, double now)
 	return k->alone;
 }
 
-/* The mode of the next window */
+/* Return the mode of the next window. */
 static bool
 choose(TeamKind *k)
 {

@@ -1,20 +1,20 @@
-/* A pool of threads, and two ways to run a function on it: each part on the thread of its number
- * (threads_run, with barriers inside), or stages whose parts go to whichever thread is there
- * (threads_deal).
+/* A pool of threads, with two ways to run a function on it: threads_run runs each part on the
+ * thread with its number and allows barriers; threads_deal runs stages whose parts may run on any
+ * thread.
  *
- * Dealing: the word `open` holds the number of the stage whose parts may be claimed. A thread
- * claims the part of its own number first; when that is done and others are late, it claims theirs.
- * The thread that completes the last part opens the next stage. So a thread that another process
- * has displaced, or that has yet to wake up, holds a stage up only while it is inside a part.
+ * Dealing: the word `open` holds the number of the stage whose parts may be claimed. A thread first
+ * claims the part of its own number. When that is done and other threads are late, it claims their
+ * parts. The thread that completes the last part opens the next stage. So a thread that was
+ * preempted, or that has not woken up yet, delays a stage only while it is inside a part.
  *
- * Waiting: a spin bounded by time, then sleep on a futex. No sched_yield: it gives the processor
- * away for a whole time slice (4 ms at 250 Hz), also to a process of the lowest priority. With more
- * threads than processors nothing spins. Wakers make a system call only if a thread sleeps.
+ * Waiting: a spin bounded by time, then sleep on a futex. sched_yield is not used: it gives up the
+ * processor for a whole time slice (4 ms at 250 Hz), even to a process of the lowest priority. With
+ * more threads than processors nothing spins. Wakers make a system call only if a thread sleeps.
  *
- * When the pool is as large as the machine each thread has its own core; a smaller pool may move
- * between cores but never shares one through hyper-threading; a larger one is left to the
- * scheduler. The caller's thread takes part only while threads_run or threads_deal runs, and gets
- * its own mask back. */
+ * If the pool is as large as the machine, each thread is pinned to its own core. Threads of a
+ * smaller pool may move between cores but never share one through hyper-threading. A larger pool is
+ * left to the OS scheduler. The caller's thread takes part only during threads_run or threads_deal,
+ * and gets its own affinity mask back. */
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -29,54 +29,54 @@
 #include "base/clock.h"
 #include "runtime/threads/threads.h"
 
-/* A stage's word: its number, shifted, and flags. SHARED: any thread may claim any part. CLOSE: the
- * pool ends. */
+/* Word of a stage: its number, shifted, and flags. SHARED: any thread may claim any part. CLOSE:
+ * the pool is closing. */
 enum { SHARED = 1, CLOSE = 2, NUMBER = 4 };
 enum {
 	SPIN_US = 200,   /* longest spin before sleep; LLMC_SPIN_US overrides it */
-	SPIN_LOOKS = 32, /* looks at the word between two looks at the clock */
-	LATE_US = 5,     /* a part that has not been claimed for so long is taken over */
+	SPIN_LOOKS = 32, /* reads of the word between two reads of the clock */
+	LATE_US = 5,     /* a part that is unclaimed for this long is taken by another thread */
 };
 
-/* A word that only grows; its low half is the futex. Separate lines: waiters of one gate must not
- * slow the writers of the other. */
+/* Monotonic word; its low half is the futex. Each gate has its own cache lines, so that waiters of
+ * one gate do not slow down writers of the other. */
 typedef struct Gate {
 	_Alignas(64) atomic_ullong turn;
 	atomic_int asleep; /* a thread sleeps, or is about to */
 } Gate;
 
-/* What each thread of the pool has for itself */
+/* Per thread of the pool */
 typedef struct Worker {
-	_Alignas(64) atomic_ullong
-	    claimed; /* number of the last stage whose part of this number was claimed */
+	_Alignas(64)
+	    atomic_ullong claimed; /* last stage in which the part of this number was claimed */
 	Threads *pool;
 	pthread_t thread;
 	int part;
-	bool alone; /* the last stage had late parts: look for them without delay */
+	bool alone; /* the last stage had late parts: look for them at once */
 } Worker;
 
 struct Threads {
 	int n, n_started;
 	double spin,
-	    late; /* seconds: longest spin before sleep; delay before late parts are taken over */
-	bool pin; /* masks below are in force */
+	    late; /* seconds: longest spin before sleep; delay before late parts are taken */
+	bool pin; /* affinity masks are in use */
 	cpu_set_t caller; /* mask of part 0 while it runs */
-	/* The job. Written by the caller before its first stage opens; read by threads that have
-	 * claimed a part of it. */
+	/* Current job. The caller writes these fields before the first stage opens; threads read
+	 * them after they have claimed a part. */
 	threads_fn *fn;
 	threads_deal_fn *deal;
 	void *user;
 	uint64_t first, last; /* numbers of its stages */
 	Gate open, over, meet;
-	/* The caller's */
+	/* used by the caller's thread only */
 	TeamKind kind[DEAL_KINDS];
-	bool alone;                      /* the last job was */
-	double waited;                   /* seconds of this job */
-	int64_t n_alone, n_own;          /* jobs; parts of this job that it ran */
-	_Alignas(64) atomic_int left;    /* parts of the open stage that are not done */
-	_Alignas(64) atomic_int arrived; /* at threads_barrier */
+	bool alone;                      /* the last job ran on the caller alone */
+	double waited;                   /* seconds, in this job */
+	int64_t n_alone, n_own;          /* jobs run alone; parts of this job that the caller ran */
+	_Alignas(64) atomic_int left;    /* unfinished parts of the open stage */
+	_Alignas(64) atomic_int arrived; /* threads at threads_barrier */
 	_Alignas(64) atomic_llong n_sleeps, n_taken;
-	Worker worker[]; /* [n], the first is the caller's */
+	Worker worker[]; /* [n]; the first is the caller */
 };
 
 /* ---- waiting ---- */
@@ -85,9 +85,9 @@ static void
 gate_set(Gate *g, uint64_t turn)
 {
 	atomic_store(&g->turn, turn);
-	/* Sequentially consistent against gate_wait: either it sees the new turn or the sleeper is
-	 * seen here. The flag is cleared so that a thread which is awake but has no processor yet
-	 * costs later stages no system call. */
+	/* Sequentially consistent with gate_wait: either the waiter sees the new value or the
+	 * sleeper is seen here. Clearing the flag avoids a system call in later stages for a thread
+	 * that is awake but has no processor yet. */
 	if (atomic_load(&g->asleep) && atomic_exchange(&g->asleep, 0))
 		syscall(SYS_futex, &g->turn, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
@@ -113,7 +113,7 @@ threads_spin_for(atomic_ullong *word, uint64_t least, double seconds, double *wa
 	return atomic_load_explicit(word, memory_order_acquire) >= least;
 }
 
-/* Waits until the gate has left `turn`; returns its new one. */
+/* Wait until the gate's value differs from `turn`; returns the new value. */
 static uint64_t
 gate_wait(Threads *t, Gate *g, uint64_t turn, double *waited)
 {
@@ -136,9 +136,9 @@ gate_wait(Threads *t, Gate *g, uint64_t turn, double *waited)
 
 /* ---- stages and parts ---- */
 
-/* Each part of a stage is claimed once, so a part was last claimed in the stage before exactly if
- * it is free in this one. A claim that succeeds keeps the stage, and with it the job, from ending
- * until the part is done. */
+/* Each part of a stage is claimed once. So a part is free in this stage exactly if it was last
+ * claimed in the previous one. After a successful claim, the stage and thus the job cannot end
+ * before the part is done. */
 static bool
 claim(Threads *t, uint64_t turn, int part)
 {
@@ -161,14 +161,14 @@ run_part(Threads *t, uint64_t turn, int part)
 	if (atomic_fetch_sub(&t->left, 1) > 1)
 		return;
 	if (number == t->last) {
-		gate_set(&t->over, number); /* the job is the caller's again */
+		gate_set(&t->over, number); /* returns control of the job to the caller */
 	} else {
 		atomic_store_explicit(&t->left, t->n, memory_order_relaxed);
 		gate_set(&t->open, turn + NUMBER);
 	}
 }
 
-/* The own part, then those that no other thread has begun. */
+/* Run the thread's own part, then parts that no other thread has begun. */
 static void
 run_parts(Worker *w, uint64_t turn)
 {
@@ -209,7 +209,7 @@ worker_main(void *arg)
 	}
 }
 
-/* Runs the job, of so many stages, and takes part in it. */
+/* Run a job of n_stages stages and take part in it. */
 static void
 run_job(Threads *t, int n_stages, unsigned flags)
 {
@@ -242,8 +242,8 @@ threads_run(Threads *t, threads_fn *fn, void *user)
 	run_job(t, 1, 0);
 }
 
-/* Seconds that the caller waited in the job that it has run in so many, less those that the others'
- * parts would have taken it. */
+/* Seconds that the caller waited in the last job, minus the time it would have needed to run the
+ * other threads' parts itself. */
 static double
 held_up(const Threads *t, int n_stages, double seconds)
 {
@@ -292,13 +292,13 @@ threads_barrier(Threads *t)
 	}
 }
 
-/* Masks of the parts: mask[0] is the caller's. */
+/* Compute the affinity masks of the parts: mask[0] is the caller's. */
 static bool
 place(const Topology *top, int n, cpu_set_t *mask)
 {
 	if (n > top->n_core || top->n_core < 2)
 		return false;
-	/* the caller keeps the core it is on */
+	/* the caller keeps its current core */
 	int here = sched_getcpu(), first = 0;
 	for (int i = 0; i < top->n_core; i++)
 		if (top->core[i] == here)
@@ -312,7 +312,7 @@ place(const Topology *top, int n, cpu_set_t *mask)
 	return true;
 }
 
-/* 0, or an error number */
+/* Returns 0 or an error number. */
 static int
 start_worker(Threads *t, int part, const cpu_set_t *mask)
 {
@@ -323,13 +323,13 @@ start_worker(Threads *t, int part, const cpu_set_t *mask)
 	int rc = pthread_attr_init(&attr);
 	if (rc)
 		return rc;
-	/* the host program's signals go to its own threads */
+	/* signals of the host program go to its own threads */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &was);
 	if (mask)
 		(void)pthread_attr_setaffinity_np(&attr, sizeof *mask, mask);
 	rc = pthread_create(&w->thread, &attr, worker_main, w);
-	if (rc == EINVAL && mask) { /* the mask became impossible meanwhile: run without */
+	if (rc == EINVAL && mask) { /* the mask has become invalid meanwhile: run without */
 		pthread_attr_destroy(&attr);
 		pthread_attr_init(&attr);
 		rc = pthread_create(&w->thread, &attr, worker_main, w);
@@ -344,7 +344,8 @@ threads_spin(const Topology *top, int n)
 {
 	const char *us = getenv("LLMC_SPIN_US");
 
-	/* with more threads than processors a spin keeps another thread of the pool from running */
+	/* with more threads than processors, a spinning thread keeps another one of the pool from
+	 * running */
 	if (n > top->n_allowed || (top->quota > 0 && n > top->quota + 0.01))
 		return 0;
 	double spin = us && *us ? strtod(us, NULL) : SPIN_US;

@@ -1,4 +1,4 @@
-/* Threads of the host that run one function side by side, and which processors they run on. */
+/* Host threads that run one function in parallel, and the processors they run on. */
 #ifndef LLMC_RUNTIME_THREADS_H
 #define LLMC_RUNTIME_THREADS_H
 
@@ -15,49 +15,51 @@ typedef struct Threads Threads;
 typedef void threads_fn(void *user, int part, int n_parts);
 typedef void threads_deal_fn(void *user, int stage, int part, int n_parts);
 typedef struct ThreadCounts {
-	int64_t sleeps; /* waits that ended in the kernel */
-	int64_t taken;  /* parts that ran on another thread than that of their number */
-	int64_t alone;  /* jobs that the caller ran by itself */
+	int64_t sleeps; /* waits that ended in a futex call */
+	int64_t taken;  /* parts that ran on a different thread than the one with their number */
+	int64_t alone;  /* jobs that the caller ran alone */
 } ThreadCounts;
 /* Kinds of jobs. Jobs of one kind (0 .. DEAL_KINDS - 1) take about the same time, and may run as
- * one part on the caller alone where that is faster. */
+ * one part on the caller alone if that is faster. */
 enum {
 	DEAL_KINDS = 32,
-	DEAL_ALL = -1 /* always with the parts of all threads */,
-	DEAL_AS_BEFORE = -2 /* as the last job did */
+	DEAL_ALL = -1 /* always split over all threads */,
+	DEAL_AS_BEFORE = -2 /* like the last job */
 };
 
 llmc_status threads_open(int n, Threads **out, llmc_error *err);
 void threads_close(Threads *t);
 int threads_count(const Threads *t);
-/* Every part runs fn once; returns when all have. One caller at a time. Allocates nothing. */
+/* Run fn once per part; returns after all parts have. One caller at a time. Does not allocate. */
 void threads_run(Threads *t, threads_fn *fn, void *user);
-/* Stages 0 .. n_stages - 1 one after the other. Every part of a stage runs fn once, on any thread
- * of the pool: what is kept between stages belongs to a part, not to a thread. A stage begins when
- * all parts of the one before are done, and sees what they wrote. No barriers in fn. The number of
- * parts may differ from job to job: it is that of the threads, or 1 where other processes displace
- * the threads so often that the caller is faster alone. Otherwise as threads_run. */
+/* Run stages 0 .. n_stages - 1 in order. Each part of a stage runs fn once, on any thread of the
+ * pool, so data kept between stages belongs to a part, not to a thread. A stage begins after all
+ * parts of the previous one are done, and sees their writes. fn must not use barriers. The number
+ * of parts may differ between jobs: it is the number of threads, or 1 if other processes preempt
+ * the threads so often that the caller is faster alone. Otherwise like threads_run. */
 void threads_deal(Threads *t, int kind, int n_stages, threads_deal_fn *fn, void *user);
-/* Within fn of threads_run: wait until all parts are here. What they wrote before is seen by all
- * after. */
+/* Within fn of threads_run: wait until all parts have arrived. Writes before the barrier are
+ * visible to all parts after it. */
 void threads_barrier(Threads *t);
 ThreadCounts threads_counts(const Threads *t); /* since threads_open */
 
 /* ---- team.c ---- */
 
 typedef struct TeamKind {
-	bool alone, trial; /* mode of this window; the other one has been better so far */
+	/* mode of this window; this window is a trial of the mode that has been slower so far */
+	bool alone, trial;
 	int jobs, left,
-	    stay; /* jobs of this window; windows until the next trial, and from one to the next */
+	    /* jobs of this window; windows until the next trial; windows between two trials */
+	    stay;
 	double window,
-	    held; /* seconds of this window: its jobs; what the caller might have gained alone */
-	double mean[2]; /* seconds of a job, by mode; 0: unknown */
+	    held; /* seconds of this window: duration of its jobs; possible gain of running alone */
+	double mean[2]; /* seconds per job, by mode; 0: unknown */
 	double seen;    /* time of the last job */
 } TeamKind;
 
-/* Is the next job of the kind the caller's alone? Afterwards team_ran records when it ended and how
- * long it took. held: seconds that the caller waited for others, less those that their parts would
- * have taken it at its pace in this job. */
+/* team_alone returns whether the caller should run the next job of this kind alone. team_ran then
+ * records the end of the job and its duration. held: seconds that the caller waited for other
+ * threads, minus the time it would have needed for their parts at its own pace. */
 bool team_alone(TeamKind *k, double now);
 void team_ran(TeamKind *k, double end, double seconds, double held);
 
@@ -66,29 +68,30 @@ void team_ran(TeamKind *k, double end, double seconds, double held);
 enum { TOPOLOGY_MAX = 1024 };
 
 typedef struct Topology {
-	int n_allowed;          /* processors that the affinity mask allows */
-	int n_core;             /* of distinct real cores */
-	int core[TOPOLOGY_MAX]; /* one allowed processor of each core */
-	double quota;           /* processors that the cgroup grants; 0: no limit */
+	int n_allowed;          /* processors in the affinity mask */
+	int n_core;             /* distinct physical cores among them */
+	int core[TOPOLOGY_MAX]; /* one allowed processor per core */
+	double quota;           /* processors granted by the cgroup; 0: no limit */
 } Topology;
 
-/* root: "" or a folder with stand-ins for /sys and /proc (tests). allowed: processors of the mask.
- */
+/* root: "" or a folder with stand-ins for /sys and /proc (tests). allowed: the affinity mask. */
 void topology_read(const char *root, const bool allowed[TOPOLOGY_MAX], Topology *out);
 void topology_here(Topology *out);
-int topology_count(const Topology *t); /* threads worth running: cores within the quota, >= 1 */
-int topology_threads(void); /* LLMC_THREADS if it is set, else the same of this machine */
-/* Seconds that each of n waiting threads spins before it sleeps; 0 where they are more than the
- * processors. LLMC_SPIN_US overrides its default. */
+int topology_count(const Topology *t); /* useful number of threads: cores within the quota, >= 1 */
+int topology_threads(void); /* LLMC_THREADS if it is set, else topology_count of this machine */
+/* Seconds that each of n waiting threads spins before it sleeps; 0 if they outnumber the
+ * processors. LLMC_SPIN_US overrides the default. */
 double threads_spin(const Topology *t, int n);
-/* Spins until a word that only grows is at `least` or beyond; false: it is not after so many
- * seconds. *waited (or NULL) += what it took, unless that was too short for the clock. */
+/* Spin until a monotonic word is at least `least`; returns false if it is not after `seconds`. Adds
+ * the wait to *waited (may be NULL), unless it was too short for the clock. */
 bool threads_spin_for(atomic_ullong *word, uint64_t least, double seconds, double *waited);
-/* Bytes of the last-level caches of the machine, each once; 0: it does not tell. root: as above */
+/* Total bytes of the machine's last-level caches; 0: unknown. root: as above */
 int64_t topology_cache_bytes(const char *root);
-int topology_describe(char *buf, size_t cap); /* a sentence for doctor; as snprintf */
+/* one sentence for `llmc doctor`; returns as snprintf */
+int topology_describe(char *buf, size_t cap);
 
-/* Between two looks at what another thread writes: lets the core's other thread on. */
+/* Hint between two polls of a shared word: frees resources of the core for its other hardware
+ * thread. */
 static inline void
 pause_cpu(void)
 {

@@ -1,5 +1,4 @@
-/* Which processors to run on: one per real core, within the affinity mask and the cgroup's quota.
- */
+/* Processors to run on: one per physical core, within the affinity mask and the cgroup's quota. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +6,7 @@
 #include "base/file.h"
 #include "runtime/threads/threads.h"
 
-/* First line of root + path into buf; false: no such file. */
+/* Read the first line of root + path into buf; false: no such file. */
 static bool
 read_line(const char *root, const char *path, char *buf, size_t cap)
 {
@@ -32,8 +31,8 @@ read_number(const char *root, const char *path, long missing)
 	return read_line(root, path, line, sizeof line) ? strtol(line, NULL, 10) : missing;
 }
 
-/* The least quota of a cgroup and its parents; 0: none. v2: "max 100000" or "150000 100000" in
- * cpu.max; v1: two files. */
+/* Return the smallest quota of a cgroup and its parents; 0: none. v2: "max 100000" or "150000
+ * 100000" in cpu.max; v1: two files. */
 static double
 quota_of(const char *root, const char *mount, const char *group, bool v2)
 {
@@ -123,7 +122,7 @@ topology_read(const char *root, const bool allowed[TOPOLOGY_MAX], Topology *out)
 		snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/core_id", cpu);
 		long id = read_number(root, path, -1);
 		int i = 0;
-		/* a machine that does not tell counts every processor as a core */
+		/* without topology files every processor counts as a core */
 		while (id >= 0 && i < out->n_core && (package[i] != pkg || core[i] != id))
 			i++;
 		if (id < 0)
@@ -158,7 +157,8 @@ topology_count(const Topology *t)
 {
 	int n = t->n_core;
 
-	/* a share of a processor beyond the whole ones would be throttled at every barrier */
+	/* round the quota down: a thread on a fraction of a processor would be throttled at every
+	 * barrier */
 	if (t->quota > 0 && t->quota < n)
 		n = (int)(t->quota + 0.01);
 	return n < 1 ? 1 : n;
@@ -183,8 +183,7 @@ topology_cache_bytes(const char *root)
 	int64_t sum = 0;
 
 	for (int cpu = 0; cpu < TOPOLOGY_MAX; cpu++) {
-		/* the first processor of those that share one speaks for it: "0-7,64-71", "32768K"
-		 */
+		/* count a shared cache only at its first processor: "0-7,64-71", "32768K" */
 		snprintf(path, sizeof path,
 		         "/sys/devices/system/cpu/cpu%d/cache/index3/shared_cpu_list", cpu);
 		if (read_number(root, path, -1) != cpu)
