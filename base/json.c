@@ -156,3 +156,38 @@ json_text_of(const json_t *o, const char *key)
 
 	return s ? s : "";
 }
+
+static size_t
+count_digits(const char *s, size_t n)
+{
+	size_t k = 0;
+
+	while (k < n && s[k] >= '0' && s[k] <= '9')
+		k++;
+	return k;
+}
+
+bool
+json_number_syntax(const char *s, size_t n)
+{
+	size_t at = n && *s == '-', k = count_digits(s + at, n - at);
+
+	if (!k || (k > 1 && s[at] == '0'))
+		return false;
+	at += k;
+	if (at < n && s[at] == '.') {
+		k = count_digits(s + at + 1, n - at - 1);
+		if (!k)
+			return false;
+		at += k + 1;
+	}
+	if (at < n && (s[at] == 'e' || s[at] == 'E')) {
+		at++;
+		at += at < n && (s[at] == '+' || s[at] == '-');
+		k = count_digits(s + at, n - at);
+		if (!k)
+			return false;
+		at += k;
+	}
+	return at == n;
+}

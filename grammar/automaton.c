@@ -22,6 +22,8 @@ typedef struct AutomatonBuilder {
 	size_t cap_flags;
 	Repeat *rep;
 	size_t n_rep, cap_rep;
+	Tick *tick;
+	size_t n_tick, cap_tick;
 	int32_t *rule_start;
 	uint8_t *rule_seen;
 	int32_t *todo;
@@ -152,6 +154,12 @@ nullable(AutomatonBuilder *m, const Expr *x)
 	case EXPR_REP:
 		yes = x->min == 0 || nullable(m, x->part[0]);
 		break;
+	case EXPR_GRAPH:
+		yes = x->graph->accept[0] && (!x->graph->counted || x->graph->min <= 0);
+		break;
+	case EXPR_ANCHOR:
+		yes = true;
+		break;
 	case EXPR_RULE:
 		if (!m->nullable[x->min]) {
 			m->nullable[x->min] = 1;
@@ -253,7 +261,7 @@ repeat(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 	} else {
 		m->rep = arena_grow(m->b->a, m->rep, &m->cap_rep, m->n_rep + 1, sizeof *m->rep);
 		int32_t rep = (int32_t)m->n_rep++;
-		m->rep[rep] = (Repeat){ a, min, max };
+		m->rep[rep] = (Repeat){ a, min, max, 0, false };
 		m->flags[z] |= STATE_END;
 		edge(m, from, (Edge){ .kind = EDGE_REP, .to = to, .arg = rep });
 		if (!min)
@@ -305,6 +313,44 @@ multiple(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 	eps(m, first, to);
 }
 
+/* The count of a counted graph is a frame like that of a repetition, and each node has a state at
+ * which a character has just ended. */
+static void
+graph(AutomatonBuilder *m, const Graph *g, int32_t from, int32_t to)
+{
+	int32_t *at = NEW(m->b->a, int32_t, (size_t)g->n + 1),
+	        *ended = NEW(m->b->a, int32_t, (size_t)g->n + 1);
+
+	for (int32_t i = 0; i < g->n; i++)
+		ended[i] = at[i] = state(m);
+	if (!g->counted) {
+		eps(m, from, at[0]);
+		for (int32_t i = 0; i < g->n; i++)
+			if (g->accept[i])
+				eps(m, at[i], to);
+	} else {
+		Repeat r = { at[0], g->min, g->max, 0, false };
+		for (int32_t i = 0; i < g->n; i++) {
+			ended[i] = state(m);
+			m->tick = arena_grow(m->b->a, m->tick, &m->cap_tick, m->n_tick + 1,
+			                     sizeof *m->tick);
+			m->tick[m->n_tick] = (Tick){ g->lo[i], g->hi[i], g->accept[i] };
+			m->flags[ended[i]] |= g->accept[i] ? STATE_TICKS : 0;
+			edge(m, ended[i],
+			     (Edge){ .kind = EDGE_TICK, .to = at[i], .arg = (int32_t)m->n_tick++ });
+			r.slack = g->lo[i] > r.slack ? g->lo[i] : r.slack;
+			r.exact |= g->lo[i] < 0 || g->hi[i] >= 0;
+		}
+		m->rep = arena_grow(m->b->a, m->rep, &m->cap_rep, m->n_rep + 1, sizeof *m->rep);
+		m->rep[m->n_rep] = r;
+		edge(m, from, (Edge){ .kind = EDGE_REP, .to = to, .arg = (int32_t)m->n_rep++ });
+		if (g->min <= 0 && g->accept[0])
+			eps(m, from, to);
+	}
+	for (int32_t i = 0; i < g->n_edge; i++)
+		make(m, g->edge[i].x, at[g->edge[i].from], ended[g->edge[i].to]);
+}
+
 static void
 make(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 {
@@ -351,6 +397,12 @@ make(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 		break;
 	case EXPR_MULTIPLE:
 		multiple(m, x, from, to);
+		break;
+	case EXPR_GRAPH:
+		graph(m, x->graph, from, to);
+		break;
+	case EXPR_ANCHOR:
+		eps(m, from, to);
 		break;
 	}
 	m->depth--;
@@ -423,6 +475,8 @@ left_of(LeftRecursion *l, const Expr *x)
 	case EXPR_CHARS:
 	case EXPR_TOKEN:
 	case EXPR_MULTIPLE:
+	case EXPR_GRAPH:
+	case EXPR_ANCHOR:
 		break;
 	}
 	l->depth--;
@@ -513,7 +567,7 @@ find_ends(const AutomatonBuilder *m)
 				at[q + 1] += at[q];
 	}
 	for (size_t q = 0; q < m->n_state; q++)
-		if (m->flags[q] & STATE_END) {
+		if (m->flags[q] & (STATE_END | STATE_TICKS)) {
 			good[q] = 1;
 			todo[n++] = (int32_t)q;
 		}
@@ -595,8 +649,12 @@ copy_out(const AutomatonBuilder *m, Automaton *out, const int32_t *to, const int
 	out->first = calloc((size_t)n + 1, sizeof *out->first);
 	out->flags = calloc((size_t)n + 1, 1);
 	out->rep = calloc((size_t)out->n_rep + 1, sizeof *out->rep);
-	if (!out->edge || !out->first || !out->flags || !out->rep)
+	out->n_tick = (int32_t)m->n_tick;
+	out->tick = calloc((size_t)out->n_tick + 1, sizeof *out->tick);
+	if (!out->edge || !out->first || !out->flags || !out->rep || !out->tick)
 		return false;
+	if (m->n_tick)
+		memcpy(out->tick, m->tick, m->n_tick * sizeof *m->tick);
 	int32_t at = 0;
 	for (int32_t i = 0; i < n; i++) {
 		int32_t q = order[i];
@@ -670,5 +728,6 @@ automaton_release(Automaton *m)
 	free(m->first);
 	free(m->flags);
 	free(m->rep);
+	free(m->tick);
 	*m = (Automaton){ 0 };
 }

@@ -36,7 +36,12 @@ typedef enum ExprKind {
 	EXPR_ORDER,    /* parts in order, separated by part[n]; how[i] is an ORDER_ value */
 	EXPR_TOKEN,    /* token with id `min` */
 	EXPR_MULTIPLE, /* decimal digits without leading zeros, a multiple of `min` */
+	EXPR_GRAPH,    /* paths of a graph, from node 0 to an accepting one */
+	EXPR_ANCHOR,   /* only for language.c: start of the string, with `min` 1 its end */
 } ExprKind;
+/* characters that a key without quotes cannot contain */
+#define BARE_KEY_ENDS ",:=()[]{}\"'\n\t\r"
+enum { JSON_MAX_DIGITS = 400 }; /* limit of a number, which models would continue without end */
 enum { ORDER_MUST, ORDER_MAY, ORDER_ANY }; /* exactly once; at most once; any number of times */
 
 typedef struct Range {
@@ -50,13 +55,39 @@ struct Expr {
 		const char *bytes;
 		const Range *range;
 		Expr *const *part;
+		const struct Graph *graph;
 	};
 	const uint8_t *how;
 };
+typedef struct GraphEdge {
+	int32_t from, to;
+	Expr *x; /* one character */
+} GraphEdge;
+typedef struct Graph {
+	int32_t n, n_edge; /* nodes, edges */
+	GraphEdge *edge;
+	const uint8_t *accept; /* [n] */
+	bool counted;          /* paths have min to max edges (max -1: unlimited) */
+	int32_t min, max;
+	/* [n] if counted: shortest and longest rest of a path with at least one edge; lo -1: there
+	 * is none, hi -1: unlimited */
+	const int32_t *lo, *hi;
+} Graph;
 typedef struct ExprList {
 	Expr **v;
 	size_t n, cap;
 } ExprList;
+
+/* How the arguments of a call are written, if not as JSON (structural_tags.c). */
+typedef enum StyleKind { STYLE_JSON, STYLE_PYTHON, STYLE_QUOTED, N_STYLE } StyleKind;
+typedef struct ValueStyle {
+	StyleKind kind;    /* form of values: JSON, Python literals, or strings between `quote` */
+	bool raw;          /* strings stand for themselves, up to `end` */
+	const char *quote; /* NULL: strings as in JSON */
+	/* around an argument: before its key, before a string, before another value, after the
+	 * value; between two arguments */
+	const char *open, *value, *json, *end, *between;
+} ValueStyle;
 
 typedef struct GrammarBuilder { /* state of one compilation from source to automaton */
 	Arena *a;
@@ -68,10 +99,12 @@ typedef struct GrammarBuilder { /* state of one compilation from source to autom
 	const char **name; /* [cap_name] rule names for errors; NULL: unnamed */
 	const TokenVocab *lexicon;
 	llmc_grammar_options opt;
-	const char *place;   /* prefix of messages of build_fail; NULL: none */
-	const char *nothing; /* path of a schema that no value can match; NULL: none found */
-	/* shared rules of JSON; -1: not built yet */
-	int32_t json_string, json_value, json_object, json_array, json_number;
+	const char *place;       /* prefix of messages of build_fail; NULL: none */
+	const char *nothing;     /* path of a schema that no value can match; NULL: none found */
+	const ValueStyle *style; /* form of values in a call; NULL: JSON */
+	/* shared rules of JSON values, per style; -1: not built yet */
+	int32_t json_string[N_STYLE], json_value[N_STYLE], json_object[N_STYLE],
+	    json_array[N_STYLE];
 } GrammarBuilder;
 
 void build_fail(GrammarBuilder *b, const char *fmt, ...)
@@ -103,10 +136,13 @@ size_t ranges_invert(const Range *r, size_t n, Range *out); /* out has n + 2 ele
 
 /* Flags of regex_grammar.c. search: unanchored ends match anywhere in a string. json: characters
  * are written as inside a JSON string. fold: ASCII letters match in both cases. dot_all: `.`
- * matches line ends too. no_lazy: lazy quantifiers are an error. */
+ * matches line ends too. no_lazy: lazy quantifiers are an error. ecma: \s has all white space of
+ * ECMA-262 and `.` no line end of it. operand: the result is for language.c. */
 typedef struct RegexFlags {
-	bool json, search, fold, dot_all, no_lazy;
+	bool json, search, fold, dot_all, no_lazy, ecma, operand;
 } RegexFlags;
+/* The expression for language.c, with anchors at any position; flags.json is ignored. */
+Expr *regex_operand(GrammarBuilder *b, const char *s, size_t n, RegexFlags flags);
 Expr *regex_read(GrammarBuilder *b, const char *s, size_t n, RegexFlags flags);
 Expr *regex_chars(GrammarBuilder *b, const Range *r, size_t n,
                   RegexFlags flags); /* one character */
@@ -115,10 +151,16 @@ Expr *lark_read(GrammarBuilder *b, const char *s, size_t n, RegexFlags flags);
 Expr *gbnf_read(GrammarBuilder *b, const char *s, size_t n); /* all rules; returns the root */
 Expr *schema_read(GrammarBuilder *b, const char *s, size_t n);
 Expr *schema_of(GrammarBuilder *b, const json_t *schema, const json_t *root, const char *path);
+/* The members of an object in b->style, without braces. */
+Expr *schema_arguments(GrammarBuilder *b, const json_t *schema, const char *path);
 Expr *choice_read(GrammarBuilder *b, const char *s, size_t n);
 Expr *kind_read(GrammarBuilder *b, llmc_grammar_kind kind, const char *s,
                 size_t n); /* grammar_open.c: calls the reader of the given kind */
 Expr *structural_tags_read(GrammarBuilder *b, const char *s, size_t n);
+/* A fixed string, in which names of special tokens stand for the tokens. */
+Expr *mark_text(GrammarBuilder *b, const char *s);
+bool mark_is_token(GrammarBuilder *b, const char *s); /* it begins with a special token */
+Expr *until_text(GrammarBuilder *b, const char *end); /* up to and including `end` */
 /* json_grammar.c: grammars of JSON values */
 Expr *json_ws(GrammarBuilder *b);
 Expr *json_any_string(GrammarBuilder *b);
@@ -129,7 +171,14 @@ Expr *json_any_value(GrammarBuilder *b);
 Expr *json_any_object(GrammarBuilder *b);
 Expr *json_any_array(GrammarBuilder *b);
 Expr *json_literal(GrammarBuilder *b, const json_t *v); /* exactly this value */
-Expr *json_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how); /* { ... } */
+/* null, true or false in the style of values */
+Expr *json_word(GrammarBuilder *b, json_type type);
+/* { ... }; arguments: those of a call, without braces */
+Expr *json_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how, bool arguments);
+Expr *json_braces(GrammarBuilder *b, Expr *members, bool arguments);
+Expr *json_comma(GrammarBuilder *b, bool arguments);
+Expr *json_bare_key(GrammarBuilder *b);
+Expr *json_name(GrammarBuilder *b, const char *name, size_t n); /* key of an object */
 Expr *json_items(GrammarBuilder *b, const ExprList *first, Expr *rest, int32_t min,
                  int32_t max);                                 /* [ ... ] */
 Expr *json_key(GrammarBuilder *b, const char *name, size_t n); /* "name": */
@@ -138,29 +187,36 @@ Expr *json_quoted(GrammarBuilder *b, const char *s, size_t n);
 typedef struct Bound {
 	bool set, open;
 	bool negative;
-	char whole[40], frac[40];
+	char whole[400], frac[400];
 } Bound;
 Expr *number_range(GrammarBuilder *b, const Bound *lo, const Bound *hi, bool integer);
 void bound_read(Bound *out, const json_t *v, bool open);
 
 /* ---- the automaton ---- */
 
-enum { EDGE_EPS, EDGE_BYTE, EDGE_CALL, EDGE_REP, EDGE_TOKEN };
+enum { EDGE_EPS, EDGE_BYTE, EDGE_CALL, EDGE_REP, EDGE_TOKEN, EDGE_TICK };
 typedef struct Edge {
 	uint8_t kind, lo, hi;
 	bool tail;       /* CALL: the callee returns directly to the caller's caller */
-	int32_t to, arg; /* CALL: first state; REP: index into rep; TOKEN: id */
+	int32_t to, arg; /* CALL: first state; REP: index into rep; TOKEN: id; TICK: into tick */
 } Edge;
 typedef struct Repeat {
-	int32_t start, min, max;
-} Repeat; /* max -1: unlimited */
-enum { STATE_END = 1, STATE_EATS = 2 };
+	int32_t start, min, max; /* max -1: unlimited */
+	int32_t slack; /* a graph's longest shortest rest: counts this close to max differ */
+	bool exact;    /* counts below min differ, since some rests have a longest length */
+} Repeat;
+typedef struct Tick {   /* node of a counted graph, reached by one more character */
+	int32_t lo, hi; /* as in Graph */
+	bool accept;
+} Tick;
+enum { STATE_END = 1, STATE_EATS = 2, STATE_TICKS = 4 };
 typedef struct Automaton {
 	Edge *edge;
 	int32_t *first; /* [n_state + 1] */
 	uint8_t *flags;
 	Repeat *rep;
-	int32_t n_state, n_edge, n_rep, start;
+	Tick *tick;
+	int32_t n_state, n_edge, n_rep, n_tick, start;
 	int n_class; /* number of byte classes; bytes of a class have the same edges */
 	uint8_t cls[256], byte_of[256]; /* class of each byte; one byte of each class */
 	bool has_tokens;

@@ -67,7 +67,8 @@ compile(Grammar *g, Arena *a, llmc_grammar_kind kind, const char *text, size_t n
 	b->err = err;
 	b->opt = *opt;
 	b->lexicon = g->lexicon;
-	b->json_string = b->json_value = b->json_object = b->json_array = b->json_number = -1;
+	for (int i = 0; i < N_STYLE; i++)
+		b->json_string[i] = b->json_value[i] = b->json_object[i] = b->json_array[i] = -1;
 	if (setjmp(a->oom))
 		status = error_set(err, LLMC_E_MEMORY, "out of memory for a grammar");
 	else if (setjmp(b->fault))

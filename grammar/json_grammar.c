@@ -8,12 +8,18 @@
 #include "base/number.h"
 #include "grammar/schema.h"
 
-enum { MAX_BLANKS = 20, MAX_DIGITS = 16, MAX_EXPONENT = 3 };
+enum { MAX_BLANKS = 20, MAX_EXPONENT = 3 };
+
+static StyleKind
+style_of(const GrammarBuilder *b)
+{
+	return b->style ? b->style->kind : STYLE_JSON;
+}
 
 Expr *
 json_ws(GrammarBuilder *b)
 {
-	if (b->opt.compact)
+	if (b->opt.compact || style_of(b) == STYLE_QUOTED)
 		return expr_empty(b);
 	if (b->opt.standard)
 		return expr_rep(
@@ -62,20 +68,25 @@ json_string_char(GrammarBuilder *b)
 Expr *
 json_any_string(GrammarBuilder *b)
 {
-	if (b->json_string < 0) {
-		b->json_string = rule_new(b);
-		b->rule[b->json_string] =
-		    expr_seq(b, 3, expr_text(b, "\""), expr_rep(b, json_string_char(b), 0, -1),
-		             expr_text(b, "\""));
+	int32_t *rule = &b->json_string[style_of(b)];
+
+	if (*rule < 0) {
+		*rule = rule_new(b);
+		b->rule[*rule] =
+		    style_of(b) == STYLE_QUOTED
+		        ? expr_seq(b, 2, mark_text(b, b->style->quote),
+		                   until_text(b, b->style->quote))
+		        : expr_seq(b, 3, expr_text(b, "\""),
+		                   expr_rep(b, json_string_char(b), 0, -1), expr_text(b, "\""));
 	}
-	return expr_rule(b, b->json_string);
+	return expr_rule(b, *rule);
 }
 
 /* Models run on in numbers: digits have a bound. */
 Expr *
 json_any_number(GrammarBuilder *b, bool integer)
 {
-	int32_t digits = b->opt.standard ? -1 : MAX_DIGITS,
+	int32_t digits = b->opt.standard ? -1 : JSON_MAX_DIGITS,
 	        exponent = b->opt.standard ? -1 : MAX_EXPONENT;
 	Expr *digit = expr_char(b, '0', '9');
 	Expr *whole =
@@ -96,20 +107,48 @@ json_any_number(GrammarBuilder *b, bool integer)
 }
 
 Expr *
-json_any_value(GrammarBuilder *b)
+json_word(GrammarBuilder *b, json_type type)
 {
-	if (b->json_value < 0) {
-		b->json_value = rule_new(b);
-		b->rule[b->json_value] =
-		    expr_alt(b, 7, expr_text(b, "null"), expr_text(b, "true"),
-		             expr_text(b, "false"), json_any_number(b, false), json_any_string(b),
-		             json_any_array(b), json_any_object(b));
-	}
-	return expr_rule(b, b->json_value);
+	bool python = style_of(b) == STYLE_PYTHON;
+
+	return expr_text(b, type == JSON_TRUE    ? (python ? "True" : "true")
+	                    : type == JSON_FALSE ? (python ? "False" : "false")
+	                    : python             ? "None"
+	                                         : "null");
 }
 
 Expr *
-json_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how)
+json_any_value(GrammarBuilder *b)
+{
+	int32_t *rule = &b->json_value[style_of(b)];
+
+	if (*rule < 0) {
+		*rule = rule_new(b);
+		b->rule[*rule] =
+		    expr_alt(b, 7, json_word(b, JSON_NULL), json_word(b, JSON_TRUE),
+		             json_word(b, JSON_FALSE), json_any_number(b, false),
+		             json_any_string(b), json_any_array(b), json_any_object(b));
+	}
+	return expr_rule(b, *rule);
+}
+
+Expr *
+json_comma(GrammarBuilder *b, bool arguments)
+{
+	return arguments ? expr_text(b, b->style->between)
+	                 : expr_seq(b, 2, expr_text(b, ","), json_ws(b));
+}
+
+Expr *
+json_braces(GrammarBuilder *b, Expr *members, bool arguments)
+{
+	return arguments ? members
+	                 : expr_seq(b, 5, expr_text(b, "{"), json_ws(b), members, json_ws(b),
+	                            expr_text(b, "}"));
+}
+
+Expr *
+json_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how, bool arguments)
 {
 	Expr *order = expr_new(b, EXPR_ORDER);
 	Expr **part = NEW(b->a, Expr *, members->n + 1);
@@ -119,20 +158,19 @@ json_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how)
 		memcpy(part, members->v, members->n * sizeof *part);
 		memcpy(own, how, members->n);
 	}
-	part[members->n] = expr_seq(b, 2, expr_text(b, ","), json_ws(b));
+	part[members->n] = json_comma(b, arguments);
 	order->part = part;
 	order->how = own;
 	order->n = (int32_t)members->n;
-	/* one whitespace position in an empty object, not two */
-	return expr_seq(b, 5, expr_text(b, "{"), json_ws(b), order, json_ws(b), expr_text(b, "}"));
+	return json_braces(b, order, arguments);
 }
 
 /* Builds an object in which one member comes first and later ones may follow in order. */
 Expr *
-json_some_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how)
+json_some_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how, bool arguments)
 {
 	ExprList starts = { 0 };
-	Expr *comma = expr_seq(b, 2, expr_text(b, ","), json_ws(b)), *rest = expr_empty(b);
+	Expr *comma = json_comma(b, arguments), *rest = expr_empty(b);
 
 	for (size_t i = members->n; i-- > 0;) { /* one rule per suffix, so that it is built once */
 		int32_t behind = rule_new(b);
@@ -147,23 +185,26 @@ json_some_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how
 		    expr_rep(b, expr_seq(b, 2, comma, own), 0, how[i] == ORDER_ANY ? -1 : 1);
 		rest = expr_seq(b, 2, more, after);
 	}
-	return expr_seq(b, 5, expr_text(b, "{"), json_ws(b), expr_list(b, EXPR_ALT, &starts),
-	                json_ws(b), expr_text(b, "}"));
+	return json_braces(b, expr_list(b, EXPR_ALT, &starts), arguments);
 }
 
 Expr *
 json_any_object(GrammarBuilder *b)
 {
-	if (b->json_object < 0) {
+	int32_t *rule = &b->json_object[style_of(b)];
+
+	if (*rule < 0) {
 		ExprList one = { 0 };
-		b->json_object = rule_new(b);
+		*rule = rule_new(b);
+		Expr *key = style_of(b) == STYLE_QUOTED
+		                ? expr_alt(b, 2, json_bare_key(b), json_any_string(b))
+		                : json_any_string(b);
 		expr_push(b, &one,
-		          expr_seq(b, 4, json_any_string(b), expr_text(b, ":"), json_ws(b),
-		                   json_any_value(b)));
-		Expr *body = json_members(b, &one, (uint8_t[]){ ORDER_ANY });
-		b->rule[b->json_object] = body;
+		          expr_seq(b, 4, key, expr_text(b, ":"), json_ws(b), json_any_value(b)));
+		Expr *body = json_members(b, &one, (uint8_t[]){ ORDER_ANY }, false);
+		b->rule[*rule] = body;
 	}
-	return expr_rule(b, b->json_object);
+	return expr_rule(b, *rule);
 }
 
 /* max -1: unlimited. Elements beyond `first` match `rest`; NULL: there are none. */
@@ -202,12 +243,14 @@ json_items(GrammarBuilder *b, const ExprList *first, Expr *rest, int32_t min, in
 Expr *
 json_any_array(GrammarBuilder *b)
 {
-	if (b->json_array < 0) {
-		b->json_array = rule_new(b);
+	int32_t *rule = &b->json_array[style_of(b)];
+
+	if (*rule < 0) {
+		*rule = rule_new(b);
 		Expr *body = json_items(b, &(ExprList){ 0 }, json_any_value(b), 0, -1);
-		b->rule[b->json_array] = body;
+		b->rule[*rule] = body;
 	}
-	return expr_rule(b, b->json_array);
+	return expr_rule(b, *rule);
 }
 
 Expr *
@@ -221,10 +264,35 @@ json_quoted(GrammarBuilder *b, const char *s, size_t n)
 	return expr_bytes(b, text->data, text->len);
 }
 
+/* Keys without quotes have no blank and no character that delimits values, and are not empty. */
+Expr *
+json_bare_key(GrammarBuilder *b)
+{
+	Range r[sizeof BARE_KEY_ENDS + 1], rest[sizeof BARE_KEY_ENDS + 3];
+	size_t n = 0;
+
+	for (const char *c = BARE_KEY_ENDS; *c; c++)
+		r[n++] = (Range){ (uint8_t)*c, (uint8_t)*c };
+	r[n++] = (Range){ ' ', ' ' };
+	n = ranges_join(r, n);
+	n = ranges_invert(r, n, rest);
+	return expr_rep(b, expr_chars(b, rest, n), 1, -1);
+}
+
+/* Keys between other marks than JSON's are bare, but for characters that delimit values. */
+Expr *
+json_name(GrammarBuilder *b, const char *name, size_t n)
+{
+	if (style_of(b) == STYLE_QUOTED && n && !name[strcspn(name, BARE_KEY_ENDS)] &&
+	    *name != ' ' && name[n - 1] != ' ')
+		return expr_bytes(b, name, n);
+	return json_quoted(b, name, n);
+}
+
 Expr *
 json_key(GrammarBuilder *b, const char *name, size_t n)
 {
-	return expr_seq(b, 3, json_quoted(b, name, n), expr_text(b, ":"), json_ws(b));
+	return expr_seq(b, 3, json_name(b, name, n), expr_text(b, ":"), json_ws(b));
 }
 
 Expr *
@@ -243,25 +311,29 @@ json_literal(GrammarBuilder *b, const json_t *v)
 			expr_push(
 			    b, &parts,
 			    expr_seq(b, 2, json_key(b, key, strlen(key)), json_literal(b, value)));
-		return json_members(b, &parts, NEW(b->a, uint8_t, n + 1));
+		return json_members(b, &parts, NEW(b->a, uint8_t, n + 1), false);
 	}
 	case JSON_ARRAY:
 		json_array_foreach (v, i, value)
 			expr_push(b, &parts, json_literal(b, value));
 		return json_items(b, &parts, NULL, (int32_t)parts.n, (int32_t)parts.n);
 	case JSON_STRING:
-		return json_quoted(b, json_string_value(v), json_string_length(v));
+		if (style_of(b) != STYLE_QUOTED)
+			return json_quoted(b, json_string_value(v), json_string_length(v));
+		if (strstr(json_string_value(v), b->style->quote))
+			return expr_none(b);
+		return expr_seq(b, 3, mark_text(b, b->style->quote),
+		                expr_bytes(b, json_string_value(v), json_string_length(v)),
+		                mark_text(b, b->style->quote));
 	case JSON_INTEGER:
 		return expr_text(b, arena_printf(b->a, "%lld", (long long)json_integer_value(v)));
 	case JSON_REAL:
 		number_text(number, json_real_value(v), NUMBER_EXACT);
 		return expr_text(b, number);
 	case JSON_TRUE:
-		return expr_text(b, "true");
 	case JSON_FALSE:
-		return expr_text(b, "false");
 	case JSON_NULL:
 		break;
 	}
-	return expr_text(b, "null");
+	return json_word(b, json_typeof(v));
 }

@@ -6,22 +6,22 @@
 
 #include "grammar/grammar_internal.h"
 
-enum { MAX_WHOLE = 16, MAX_FRACTION = 16 };
+enum { MAX_WHOLE = JSON_MAX_DIGITS, MAX_FRACTION = JSON_MAX_DIGITS };
 
 void
 bound_read(Bound *out, const json_t *v, bool open)
 {
-	char text[400];
+	char text[800];
 
 	*out = (Bound){ 0 };
 	if (!v)
 		return;
 	if (json_is_integer(v))
 		snprintf(text, sizeof text, "%lld", (long long)json_integer_value(v));
-	else if (fabs(json_real_value(v)) >= 1e30)
+	else if (!isfinite(json_real_value(v)))
 		return; /* larger than all supported numbers */
 	else {          /* shortest digits that give this number */
-		for (int digits = 0; digits <= 20; digits++) {
+		for (int digits = 0; digits <= 340; digits++) {
 			snprintf(text, sizeof text, "%.*f", digits, json_real_value(v));
 			double back;
 			if (sscanf(text, "%lf", &back) == 1 && back == json_real_value(v))
@@ -34,10 +34,10 @@ bound_read(Bound *out, const json_t *v, bool open)
 	out->negative = *t == '-';
 	t += out->negative;
 	size_t n = strcspn(t, "."), k = t[n] ? strlen(t + n + 1) : 0;
-	snprintf(out->whole, sizeof out->whole, "%.*s", (int)(n < 39 ? n : 39), t);
+	snprintf(out->whole, sizeof out->whole, "%.*s", (int)(n < 399 ? n : 399), t);
 	while (k && t[n + k] == '0')
 		k--;
-	snprintf(out->frac, sizeof out->frac, "%.*s", (int)(k < 39 ? k : 39), k ? t + n + 1 : "");
+	snprintf(out->frac, sizeof out->frac, "%.*s", (int)(k < 399 ? k : 399), k ? t + n + 1 : "");
 	if (!strcmp(out->whole, "0") && !out->frac[0])
 		out->negative = false;
 }

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/utf8.h"
-#include "grammar/grammar_internal.h"
+#include "grammar/language.h"
 
 enum { MAX_NEST = 200, MAX_COUNT = 1000000, MAX_RANGES = 4096, MAX_SHOWN = 200 };
 
@@ -15,6 +15,7 @@ typedef struct RegexReader {
 	size_t n, at;
 	RegexFlags flags;
 	int depth;
+	bool anchors; /* an anchor stands elsewhere than at the ends */
 } RegexReader;
 
 typedef struct Class {
@@ -197,6 +198,9 @@ hex(RegexReader *r, int digits)
 static bool
 named_class(RegexReader *r, char name, Class *out)
 {
+	static const Range white[] = { { 0xA0, 0xA0 },     { 0x1680, 0x1680 }, { 0x2000, 0x200A },
+		                       { 0x2028, 0x2029 }, { 0x202F, 0x202F }, { 0x205F, 0x205F },
+		                       { 0x3000, 0x3000 }, { 0xFEFF, 0xFEFF } };
 	Class c = { 0 };
 
 	switch (name | 0x20) {
@@ -212,6 +216,8 @@ named_class(RegexReader *r, char name, Class *out)
 	case 's':
 		class_add(r, &c, '\t', '\r');
 		class_add(r, &c, ' ', ' ');
+		for (size_t i = 0; r->flags.ecma && i < sizeof white / sizeof *white; i++)
+			class_add(r, &c, white[i].lo, white[i].hi);
 		break;
 	default:
 		return false;
@@ -412,9 +418,10 @@ atom(RegexReader *r)
 	if (take(r, "["))
 		return bracket(r);
 	if (take(r, ".")) {
-		class_add(r, &c, 0, r->flags.dot_all ? 0x10FFFF : '\n' - 1);
-		if (!r->flags.dot_all)
-			class_add(r, &c, '\n' + 1, 0x10FFFF);
+		static const Range line[] = { { '\n', '\n' }, { '\r', '\r' }, { 0x2028, 0x2029 } };
+		for (size_t i = 0; !r->flags.dot_all && i < (r->flags.ecma ? 3 : 1); i++)
+			class_add(r, &c, line[i].lo, line[i].hi);
+		c = inverted(r, c);
 		return characters(r, &c);
 	}
 	if (take(r, "\\")) {
@@ -423,8 +430,13 @@ atom(RegexReader *r)
 	}
 	if (is_next(r, "*") || is_next(r, "+") || is_next(r, "?"))
 		wrong(r, "nothing to repeat");
-	if (is_next(r, "^") || is_next(r, "$"))
-		wrong(r, "anchors are supported only at the ends");
+	if (is_next(r, "^") || is_next(r, "$")) {
+		Expr *x = expr_new(r->b, EXPR_ANCHOR);
+		x->min = is_next(r, "$");
+		r->anchors = true;
+		r->at++;
+		return x;
+	}
 	uint32_t x = take_char(r);
 	return character(r, x, x);
 }
@@ -494,13 +506,35 @@ alternatives(RegexReader *r, bool top)
 	return expr_list(r->b, EXPR_ALT, &parts);
 }
 
+static Expr *
+read_all(RegexReader *r)
+{
+	Expr *x = alternatives(r, true);
+
+	if (r->at < r->n)
+		wrong(r, "')' without a matching '('");
+	return x;
+}
+
+Expr *
+regex_operand(GrammarBuilder *b, const char *s, size_t n, RegexFlags flags)
+{
+	RegexReader r = { .b = b, .text = arena_strndup(b->a, s, n), .n = n, .flags = flags };
+
+	r.flags.json = false;
+	return read_all(&r);
+}
+
 Expr *
 regex_read(GrammarBuilder *b, const char *s, size_t n, RegexFlags flags)
 {
 	RegexReader r = { .b = b, .text = arena_strndup(b->a, s, n), .n = n, .flags = flags };
-	Expr *x = alternatives(&r, true);
+	Expr *x = read_all(&r);
+	Language l;
 
-	if (r.at < n)
-		wrong(&r, "')' without a matching '('");
-	return x;
+	if (!r.anchors)
+		return x;
+	if (!language_make(b, &(Operand){ .x = regex_operand(b, s, n, flags) }, 1, &l))
+		wrong(&r, "it is too large for anchors inside");
+	return language_expr(b, &l, 0, -1, flags);
 }

@@ -188,6 +188,8 @@ schema_type_of(const json_t *v)
 	return T_NULL;
 }
 
+static Expr *one_value(Schema *s, const json_t *v, const Path *p);
+
 /* Matches the values of const and enum that have a type of the schema. */
 static Expr *
 fixed(Schema *s, const json_t *o, const Path *p)
@@ -201,15 +203,40 @@ fixed(Schema *s, const json_t *o, const Path *p)
 		bool in = !list;
 		json_array_foreach ((json_t *)(uintptr_t)list, i, v)
 			in |= json_equal((json_t *)(uintptr_t)v, (json_t *)(uintptr_t)one);
-		return in && (schema_type_of(one) & types) ? json_literal(s->b, one)
-		                                           : expr_none(s->b);
+		return in && (schema_type_of(one) & types) ? one_value(s, one, p) : expr_none(s->b);
 	}
 	if (!json_is_array(list))
 		schema_fail(s, p, "enum", "expected an array of values");
 	json_array_foreach ((json_t *)(uintptr_t)list, i, v)
 		if (schema_type_of(v) & types)
-			expr_push(s->b, &parts, json_literal(s->b, v));
+			expr_push(s->b, &parts, one_value(s, v, p));
 	return expr_list(s->b, EXPR_ALT, &parts);
+}
+
+/* A value that is no string, where strings are not quoted. */
+static Expr *
+raw_value(Schema *s, Expr *x)
+{
+	GrammarBuilder *b = s->b;
+
+	return expr_seq(b, 3, mark_text(b, b->style->json), x, mark_text(b, b->style->end));
+}
+
+static Expr *
+any_value(Schema *s, const Path *p)
+{
+	if (s->arguments)
+		return schema_object(s, NULL, p);
+	return s->raw ? expr_alt(s->b, 2, schema_any_string(s), raw_value(s, json_any_value(s->b)))
+	              : json_any_value(s->b);
+}
+
+static Expr *
+one_value(Schema *s, const json_t *v, const Path *p)
+{
+	if (json_is_string(v) && s->raw)
+		return schema_fixed_string(s, json_string_value(v), json_string_length(v), p);
+	return s->raw ? raw_value(s, json_literal(s->b, v)) : json_literal(s->b, v);
 }
 
 static Expr *
@@ -218,22 +245,30 @@ of_types(Schema *s, const json_t *o, const Path *p)
 	int types = schema_types(s, o, p);
 	ExprList parts = { 0 };
 	GrammarBuilder *b = s->b;
+	bool raw = s->raw;
 
+	if (s->arguments)
+		return types & T_OBJECT ? schema_object(s, o, p) : expr_none(b);
+	s->raw = false;
 	if (types & T_NULL)
-		expr_push(b, &parts, expr_text(b, "null"));
+		expr_push(b, &parts, json_word(b, JSON_NULL));
 	if (types & T_BOOLEAN) {
-		expr_push(b, &parts, expr_text(b, "true"));
-		expr_push(b, &parts, expr_text(b, "false"));
+		expr_push(b, &parts, json_word(b, JSON_TRUE));
+		expr_push(b, &parts, json_word(b, JSON_FALSE));
 	}
 	if (types & (T_INTEGER | T_NUMBER))
 		expr_push(b, &parts, schema_number(s, o, !(types & T_NUMBER), p));
-	if (types & T_STRING)
+	if (types & T_STRING && !raw)
 		expr_push(b, &parts, schema_string(s, o, p));
 	if (types & T_ARRAY)
 		expr_push(b, &parts, schema_array(s, o, p));
 	if (types & T_OBJECT)
 		expr_push(b, &parts, schema_object(s, o, p));
-	return expr_list(b, EXPR_ALT, &parts);
+	s->raw = raw;
+	if (!raw)
+		return expr_list(b, EXPR_ALT, &parts);
+	Expr *other = parts.n ? raw_value(s, expr_list(b, EXPR_ALT, &parts)) : expr_none(b);
+	return types & T_STRING ? expr_alt(b, 2, schema_string(s, o, p), other) : other;
 }
 
 /* Returns whether x matches nothing, as far as a shallow look shows. */
@@ -295,7 +330,7 @@ value_of(Schema *s, const json_t *v, const Path *p)
 	Expr *x;
 
 	if (json_is_true(v))
-		return json_any_value(s->b);
+		return any_value(s, p);
 	if (json_is_false(v))
 		return expr_none(s->b);
 	if (!json_is_object(v))
@@ -318,7 +353,7 @@ value_of(Schema *s, const json_t *v, const Path *p)
 		for (const char *const *k = never; *k; k++)
 			schema_not_enforced(s, o, *k, p);
 		if (json_is_boolean(o)) {
-			x = json_is_true(o) ? json_any_value(s->b) : expr_none(s->b);
+			x = json_is_true(o) ? any_value(s, p) : expr_none(s->b);
 		} else if (json_object_get(o, "anyOf")) {
 			const json_t *list = json_object_get(o, "anyOf");
 			bool more = schema_constrains(o, "anyOf");
@@ -336,7 +371,7 @@ value_of(Schema *s, const json_t *v, const Path *p)
 		} else if (json_object_get(o, "const") || json_object_get(o, "enum")) {
 			x = fixed(s, o, p);
 		} else if (!schema_constrains(o, NULL)) {
-			x = json_any_value(s->b);
+			x = any_value(s, p);
 		} else {
 			x = of_types(s, o, p);
 		}
@@ -354,6 +389,19 @@ schema_of(GrammarBuilder *b, const json_t *schema, const json_t *root, const cha
 	s->b = b;
 	s->root = root;
 	s->string_tail = -1;
+	return schema_value(s, schema, path && *path ? &top : NULL);
+}
+
+Expr *
+schema_arguments(GrammarBuilder *b, const json_t *schema, const char *path)
+{
+	Schema *s = NEW(b->a, Schema, 1);
+	Path top = { NULL, path };
+
+	s->b = b;
+	s->root = schema;
+	s->string_tail = -1;
+	s->arguments = true;
 	return schema_value(s, schema, path && *path ? &top : NULL);
 }
 

@@ -5,7 +5,7 @@
 
 #include <stdlib.h>
 
-#include "grammar/grammar_internal.h"
+#include "grammar/language.h"
 
 enum { N_REF_BUCKET = 1024, MAX_SCHEMA_NEST = 200 };
 
@@ -15,6 +15,7 @@ typedef struct Path {
 } Path;
 typedef struct Ref {
 	const json_t *target;
+	bool arguments, raw; /* as in Schema */
 	int32_t rule;
 	struct Ref *next;
 } Ref;
@@ -27,6 +28,9 @@ typedef struct Schema {
 	int32_t string_tail; /* rule for the rest of a string; -1: not built */
 	int asked;           /* > 0: a schema is examined only, not built */
 	int ones;            /* nesting depth of oneOf lists being checked */
+	/* arguments: the next object is the arguments of a call; raw: the next value is one of
+	 * them, whose strings are not quoted */
+	bool arguments, raw;
 } Schema;
 
 enum {
@@ -42,6 +46,28 @@ enum {
 enum { MAX_ONE_OF = 128, MAX_ONES = 16 };
 /* Key for unevaluatedProperties of a schema whose alternatives are not merged yet. */
 #define LATE_PROPERTIES "\x7Funevaluated"
+/* Keys of merged schemas: patterns and formats besides the first one; regexes of `not`. */
+#define MORE_PATTERNS "\x7Fpatterns"
+#define MORE_FORMATS                                                                               \
+	"\x7F"                                                                                     \
+	"formats"
+#define NOT_PATTERNS "\x7Fnot"
+
+/* Values that `not` excludes. */
+#define NOT_VALUES "\x7Fvalues"
+
+/* Conditions that hold for one string together. */
+enum { MAX_OPERANDS = 24 };
+typedef struct StringRules {
+	Operand op[MAX_OPERANDS];
+	size_t n;
+	const char *keyword, *text; /* source of the first operand */
+	int32_t min, max;           /* length; max -1: unlimited */
+} StringRules;
+void schema_string_rules(Schema *s, const json_t *o, StringRules *r, const Path *p);
+void string_rules_add(Schema *s, StringRules *r, const Expr *x, bool negate);
+/* A key of an object; NULL: no string satisfies the conditions, or *failed. */
+Expr *schema_key(Schema *s, StringRules *r, bool arguments, bool *failed);
 
 void schema_fail(Schema *s, const Path *p, const char *keyword, const char *fmt, ...)
     __attribute__((noreturn, format(printf, 4, 5)));
@@ -55,6 +81,8 @@ int32_t schema_most(Schema *s, const json_t *o, const char *key, const Path *p);
 Expr *schema_expression(Schema *s, const char *regex, size_t n, RegexFlags flags, const Path *p,
                         const char *keyword);
 Expr *schema_string(Schema *s, const json_t *o, const Path *p);
+Expr *schema_any_string(Schema *s);
+Expr *schema_fixed_string(Schema *s, const char *text, size_t n, const Path *p);
 Expr *schema_number(Schema *s, const json_t *o, bool integer, const Path *p);
 /* schema_containers.c */
 Expr *schema_array(Schema *s, const json_t *o, const Path *p);
@@ -87,8 +115,8 @@ bool schemas_disjoint(Schema *s, const json_t *a, const json_t *b, const Path *p
 /* Checks that the alternatives of a oneOf, each merged with base, are disjoint; fails if they may
  * overlap. */
 void schema_one_of(Schema *s, const json_t *base, const json_t *list, const Path *p);
-Expr *json_some_members(GrammarBuilder *b, const ExprList *members,
-                        const uint8_t *how); /* object with at least one of the optional members */
-const char *format_regex(const char *name);  /* NULL: unknown format */
+Expr *json_some_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how,
+                        bool arguments);    /* object with at least one of the optional members */
+const char *format_regex(const char *name); /* NULL: unknown format */
 
 #endif

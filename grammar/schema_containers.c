@@ -36,6 +36,8 @@ schema_array(Schema *s, const json_t *o, const Path *p)
 
 /* ---- objects ---- */
 
+enum { MAX_PATTERNS = 5 };
+
 typedef struct NameSet {
 	const char **v;
 	size_t n, cap;
@@ -156,61 +158,172 @@ additional_of(Schema *s, const json_t *o)
 	return json_is_false(v) ? NULL : v;
 }
 
-static void
-member(Schema *s, ExprList *members, Strbuf *how, Expr *key, Expr *value, char which)
+/* A key and its value; schema NULL: any. arguments: those of a call. */
+static Expr *
+member_of(Schema *s, Expr *key, const json_t *schema, const Path *p, bool arguments)
 {
-	expr_push(s->b, members,
-	          expr_seq(s->b, 4, key, expr_text(s->b, ":"), json_ws(s->b), value));
+	GrammarBuilder *b = s->b;
+
+	s->raw = arguments && b->style->raw;
+	Expr *value = schema_value(s, schema ? schema : json_true(), p);
+	s->raw = false;
+	if (!arguments)
+		return expr_seq(b, 4, key, expr_text(b, ":"), json_ws(b), value);
+	if (b->style->raw)
+		return expr_seq(b, 3, mark_text(b, b->style->open), key, value);
+	return expr_seq(b, 5, mark_text(b, b->style->open), key, mark_text(b, b->style->value),
+	                value, mark_text(b, b->style->end));
+}
+
+static Expr *
+fixed_key(Schema *s, const char *name, bool arguments)
+{
+	return arguments ? expr_text(s->b, name) : json_name(s->b, name, strlen(name));
+}
+
+/* Whether keys that the schema does not list by name are written as JSON strings. */
+static bool
+has_json_keys(const Schema *s, bool arguments)
+{
+	return !arguments && (!s->b->style || s->b->style->kind != STYLE_QUOTED);
+}
+
+static void
+member(Schema *s, ExprList *members, Strbuf *how, Expr *x, char which)
+{
+	expr_push(s->b, members, x);
 	strbuf_putc(how, which);
 }
 
-/* Matches one member with a key of patternProperties or an unlisted key. Returns NULL if there can
- * be none. */
+/* Adds "is none of the names" to the conditions on a key. */
+static void
+exclude_names(Schema *s, StringRules *r, const NameSet *names)
+{
+	ExprList words = { 0 };
+
+	for (size_t i = 0; i < names->n; i++)
+		expr_push(s->b, &words, expr_text(s->b, names->v[i]));
+	if (names->n)
+		string_rules_add(s, r, expr_list(s->b, EXPR_ALT, &words), true);
+}
+
 static Expr *
-open_members(Schema *s, const json_t *o, NameSet *names, const Path *p)
+pattern_operand(Schema *s, const char *pattern, const Path *p)
+{
+	RegexFlags flags = { .search = true, .ecma = true, .operand = true };
+
+	return schema_expression(s, pattern, strlen(pattern), flags, p, "patternProperties");
+}
+
+/* The schema of keys: true is any, others are made to conditions on a string. */
+static bool
+begin_key(Schema *s, const json_t *named, StringRules *r, const Path *p)
+{
+	*r = (StringRules){ .max = -1, .keyword = "propertyNames" };
+	if (!named || json_is_true(named))
+		return true;
+	const json_t *type = schema_keep(s, json_pack("{s:s}", "type", "string"));
+	const json_t *o = schema_merge(s, named, type, p, 0);
+	if (json_is_false(o))
+		return false;
+	if (json_is_object(o) && !json_object_get(o, "anyOf"))
+		schema_string_rules(s, o, r, p);
+	else
+		schema_not_enforced(s, s->root, "propertyNames", p);
+	return true;
+}
+
+/* Each set of patterns that a key may match at once has the merged schema of them; the keys that
+ * match none have `additional`. NULL with *failed: the languages are too large. */
+static Expr *
+pattern_members(Schema *s, const json_t *o, const NameSet *names, const json_t *additional,
+                const Path *p, bool arguments, bool *failed)
+{
+	json_t *patterns = json_object_get(o, "patternProperties"), *v;
+	const json_t *named = json_object_get(o, "propertyNames");
+	size_t n = json_object_size(patterns), i = 0;
+	const char *key;
+	Expr *x[MAX_PATTERNS];
+	const json_t *schema[MAX_PATTERNS];
+	ExprList parts = { 0 };
+
+	*failed = n > MAX_PATTERNS;
+	if (*failed)
+		return NULL;
+	json_object_foreach (patterns, key, v) {
+		x[i] = pattern_operand(s, key, p);
+		schema[i++] = v;
+	}
+	for (size_t set = additional ? 0 : 1; set < (size_t)1 << n; set++) {
+		StringRules *r = NEW(s->b->a, StringRules, 1);
+		const json_t *value = set ? json_true() : additional;
+		if (!begin_key(s, named, r, p))
+			break;
+		for (i = 0; i < n; i++) {
+			bool in = set >> i & 1;
+			string_rules_add(s, r, x[i], !in);
+			if (in)
+				value = schema_merge(s, value, schema[i], p, 0);
+		}
+		exclude_names(s, r, names);
+		if (json_is_false(value))
+			continue;
+		Expr *name = schema_key(s, r, arguments, failed);
+		if (*failed)
+			return NULL;
+		if (!name)
+			continue;
+		expr_push(
+		    s->b, &parts,
+		    member_of(s, name, value,
+		              &(Path){ p, set ? "patternProperties" : "additionalProperties" },
+		              arguments));
+	}
+	return parts.n ? expr_list(s->b, EXPR_ALT, &parts) : NULL;
+}
+
+/* Returns one member with a key of patternProperties or an unlisted key; NULL: there is none. */
+static Expr *
+open_members(Schema *s, const json_t *o, NameSet *names, const Path *p, bool arguments)
 {
 	const json_t *patterns = json_object_get(o, "patternProperties"),
 	             *additional = additional_of(s, o), *v;
 	const json_t *named = json_object_get(o, "propertyNames");
+	bool json = has_json_keys(s, arguments), failed = false;
 	ExprList parts = { 0 };
 	const char *key;
 	GrammarBuilder *b = s->b;
 
-	schema_patterns(s, o, p);
+	if (!json_object_size(patterns) && !additional)
+		return NULL;
+	size_t n = json_object_size(patterns);
+	if (!json || named || n > 1 || (n && (names->n || additional))) {
+		Expr *x = pattern_members(s, o, names, additional, p, arguments, &failed);
+		if (!failed)
+			return x;
+		if (s->b->opt.strict)
+			schema_fail(s, p, "patternProperties",
+			            "the languages of the keys are too large, and the schema is "
+			            "strict");
+		if (!json)
+			return NULL;
+	}
 	json_object_foreach ((json_t *)(uintptr_t)patterns, key, v) {
-		if (json_is_false(v)) {
-			if (additional) /* names that do not match the regex */
-				schema_not_enforced(s, o, "patternProperties", p);
+		if (json_is_false(v))
 			continue;
-		}
-		Expr *inside = schema_expression(s, key, strlen(key),
-		                                 (RegexFlags){ .json = true, .search = true }, p,
-		                                 "patternProperties");
-		Expr *value = schema_value(
-		    s, v, &(Path){ p, arena_printf(b->a, "patternProperties/%.60s", key) });
+		Expr *inside = schema_expression(
+		    s, key, strlen(key), (RegexFlags){ .json = true, .search = true, .ecma = true },
+		    p, "patternProperties");
+		expr_push(
+		    b, &parts,
+		    member_of(s, expr_seq(b, 3, expr_text(b, "\""), inside, expr_text(b, "\"")), v,
+		              &(Path){ p, arena_printf(b->a, "patternProperties/%.60s", key) },
+		              false));
+	}
+	if (additional && !parts.n)
 		expr_push(b, &parts,
-		          expr_seq(b, 6, expr_text(b, "\""), inside, expr_text(b, "\""),
-		                   expr_text(b, ":"), json_ws(b), value));
-	}
-	if (additional &&
-	    (!json_object_size(patterns) ||
-	     !parts.n)) { /* with patterns, only those: other keys would have to avoid them */
-		Expr *name = other_key(s, names);
-		if (named && !names->n) /* keys are checked as string values */
-			name = schema_value(
-			    s,
-			    schema_merge(s, named,
-			                 schema_keep(s, json_pack("{s:s}", "type", "string")), p,
-			                 0),
-			    &(Path){ p, "propertyNames" });
-		else
-			schema_not_enforced(s, o, "propertyNames", p);
-		Expr *value =
-		    json_is_true(additional)
-		        ? json_any_value(b)
-		        : schema_value(s, additional, &(Path){ p, "additionalProperties" });
-		expr_push(b, &parts, expr_seq(b, 4, name, expr_text(b, ":"), json_ws(b), value));
-	}
+		          member_of(s, other_key(s, names), additional,
+		                    &(Path){ p, "additionalProperties" }, false));
 	return parts.n ? expr_list(b, EXPR_ALT, &parts) : NULL;
 }
 
@@ -228,8 +341,10 @@ schema_object(Schema *s, const json_t *o, const Path *p)
 	Strbuf *how = arena_strbuf(b->a);
 	NameSet names = { 0 };
 	const char *key;
+	bool arguments = s->arguments;
 	size_t i;
 
+	s->arguments = false;
 	for (const char *const *k = never; *k; k++)
 		schema_not_enforced(s, o, *k, p);
 	if (properties && !json_is_object(properties))
@@ -242,9 +357,9 @@ schema_object(Schema *s, const json_t *o, const Path *p)
 		names.v[names.n++] = key;
 		if (json_is_false(v) && !must)
 			continue;
-		Expr *value = schema_value(s, schema_member(s, o, key, p, 0),
-		                           &(Path){ &(Path){ p, "properties" }, key });
-		member(s, &members, how, json_quoted(b, key, strlen(key)), value,
+		member(s, &members, how,
+		       member_of(s, fixed_key(s, key, arguments), schema_member(s, o, key, p, 0),
+		                 &(Path){ &(Path){ p, "properties" }, key }, arguments),
 		       must ? ORDER_MUST : ORDER_MAY);
 	}
 	json_array_foreach ((json_t *)(uintptr_t)required, i, v) { /* required but not listed */
@@ -259,15 +374,16 @@ schema_object(Schema *s, const json_t *o, const Path *p)
 			return expr_none(b);
 		names.v = arena_grow(b->a, names.v, &names.cap, names.n + 1, sizeof *names.v);
 		names.v[names.n++] = name;
-		Expr *value = own ? schema_value(s, own, &(Path){ p, "additionalProperties" })
-		                  : json_any_value(b);
-		member(s, &members, how, json_quoted(b, name, strlen(name)), value, ORDER_MUST);
+		member(s, &members, how,
+		       member_of(s, fixed_key(s, name, arguments), own,
+		                 &(Path){ p, "additionalProperties" }, arguments),
+		       ORDER_MUST);
 	}
-	Expr *others = open_members(s, o, &names, p);
+	Expr *others = open_members(s, o, &names, p, arguments);
 	if (!members.n && others && (min > 0 || max >= 0)) { /* count them like items of an array */
 		if (max >= 0 && min > max)
 			return expr_none(b);
-		Expr *comma = expr_seq(b, 2, expr_text(b, ","), json_ws(b)), *more;
+		Expr *comma = json_comma(b, arguments), *more;
 		more = max == 0 ? expr_empty(b)
 		                : expr_rep(b,
 		                           expr_seq(b, 2, others,
@@ -275,8 +391,7 @@ schema_object(Schema *s, const json_t *o, const Path *p)
 		                                             min > 1 ? min - 1 : 0,
 		                                             max < 0 ? -1 : max - 1)),
 		                           min > 0 ? 1 : 0, 1);
-		return expr_seq(b, 5, expr_text(b, "{"), json_ws(b), more, json_ws(b),
-		                expr_text(b, "}"));
+		return json_braces(b, more, arguments);
 	}
 	size_t n_must = 0;
 	for (i = 0; i < how->len; i++)
@@ -292,7 +407,8 @@ schema_object(Schema *s, const json_t *o, const Path *p)
 				expr_push(b, &members, others);
 				strbuf_putc(how, ORDER_ANY);
 			}
-			return json_some_members(b, &members, (const uint8_t *)strbuf_str(how));
+			return json_some_members(b, &members, (const uint8_t *)strbuf_str(how),
+			                         arguments);
 		}
 		if (s->b->opt.strict)
 			schema_fail(s, p, min > (int32_t)n_must ? "minProperties" : "maxProperties",
@@ -305,5 +421,5 @@ schema_object(Schema *s, const json_t *o, const Path *p)
 	}
 	if (how->failed)
 		arena_out(b->a);
-	return json_members(b, &members, (const uint8_t *)strbuf_str(how));
+	return json_members(b, &members, (const uint8_t *)strbuf_str(how), arguments);
 }

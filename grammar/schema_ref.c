@@ -106,10 +106,10 @@ schema_resolve_ref(Schema *s, const json_t *target, const Path *p)
 	size_t k = ((uintptr_t)target >> 4) % N_REF_BUCKET;
 
 	for (Ref *r = s->ref[k]; r; r = r->next)
-		if (r->target == target)
+		if (r->target == target && r->raw == s->raw && r->arguments == s->arguments)
 			return expr_rule(s->b, r->rule);
 	Ref *r = NEW(s->b->a, Ref, 1);
-	*r = (Ref){ target, rule_new(s->b), s->ref[k] };
+	*r = (Ref){ target, s->arguments, s->raw, rule_new(s->b), s->ref[k] };
 	s->ref[k] = r;
 	expr_rule_name(s->b, r->rule, arena_printf(s->b->a, "schema, %s", schema_path(s, p)));
 	Expr *body = schema_value(s, target, p);

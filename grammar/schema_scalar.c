@@ -1,6 +1,7 @@
 /* Strings and numbers of a schema. */
 #include <string.h>
 
+#include "grammar/language.h"
 #include "grammar/schema.h"
 
 enum { MAX_MULTIPLE = 1000 };
@@ -53,96 +54,255 @@ Expr *
 schema_expression(Schema *s, const char *regex, size_t n, RegexFlags flags, const Path *p,
                   const char *keyword)
 {
+	const char *outer = s->b->place;
+
 	s->b->place = arena_printf(s->b->a, "schema, %s/%s", schema_path(s, p), keyword);
-	Expr *x = regex_read(s->b, regex, n, flags);
-	s->b->place = NULL;
+	Expr *x = flags.operand ? regex_operand(s->b, regex, n, flags)
+	                        : regex_read(s->b, regex, n, flags);
+	s->b->place = outer;
 	return x;
 }
 
-/* Builds a quoted regex together with minLength and maxLength. */
+/* ---- the form of strings in the output ---- */
+
+/* Any characters up to and including the string or token that ends a value. */
 static Expr *
-with_lengths(Schema *s, const char *regex, size_t n, const json_t *o, const char *keyword,
-             const Path *p)
+up_to(GrammarBuilder *b, const ValueStyle *v, bool raw)
 {
-	int32_t min = schema_count(s, o, "minLength", p), max = schema_most(s, o, "maxLength", p);
-	Expr *inside = schema_expression(s, regex, n, (RegexFlags){ .json = true, .search = true },
-	                                 p, keyword);
+	return until_text(b, raw ? v->end : v->quote);
+}
+
+static bool
+is_json_string(const Schema *s)
+{
+	return !s->raw && (!s->b->style || !s->b->style->quote);
+}
+
+/* A string whose characters are `inside` (JSON: escaped already), between its marks. */
+static Expr *
+string_marks(Schema *s, Expr *inside)
+{
+	GrammarBuilder *b = s->b;
+	const ValueStyle *v = b->style;
+
+	if (s->raw)
+		return expr_seq(b, 3, mark_text(b, v->value), inside, mark_text(b, v->end));
+	if (v && v->quote)
+		return expr_seq(b, 3, mark_text(b, v->quote), inside, mark_text(b, v->quote));
+	return expr_seq(b, 3, expr_text(b, "\""), inside, expr_text(b, "\""));
+}
+
+Expr *
+schema_any_string(Schema *s)
+{
+	GrammarBuilder *b = s->b;
+
+	if (is_json_string(s))
+		return json_any_string(b);
+	return expr_seq(b, 2, mark_text(b, s->raw ? b->style->value : b->style->quote),
+	                up_to(b, b->style, s->raw));
+}
+
+Expr *
+schema_fixed_string(Schema *s, const char *text, size_t n, const Path *p)
+{
+	GrammarBuilder *b = s->b;
+	const char *end = is_json_string(s) ? NULL : s->raw ? b->style->end : b->style->quote;
+
+	if (!end)
+		return json_quoted(b, text, n);
+	if (memmem(text, n, end, strlen(end))) {
+		if (b->opt.strict)
+			schema_fail(s, p, "enum",
+			            "the string '%.60s' contains '%s', which ends values in this "
+			            "model's format of calls, and the schema is strict",
+			            text, end);
+		return expr_none(b);
+	}
+	return string_marks(s, expr_bytes(b, text, n));
+}
+
+/* ---- several conditions on one string ---- */
+
+void
+string_rules_add(Schema *s, StringRules *r, const Expr *x, bool negate)
+{
+	if (r->n >= MAX_OPERANDS)
+		schema_fail(s, NULL, NULL, "there are too many conditions on one string");
+	r->op[r->n++] = (Operand){ x, negate };
+}
+
+static void
+add_operand(Schema *s, StringRules *r, const char *text, size_t n, bool negate, const Path *p,
+            const char *keyword)
+{
+	if (r->n >= MAX_OPERANDS) {
+		if (s->b->opt.strict)
+			schema_fail(s, p, keyword,
+			            "more than %d conditions on one string are not enforced, and "
+			            "the schema is strict",
+			            MAX_OPERANDS);
+		return;
+	}
+	if (!r->n) {
+		r->keyword = keyword;
+		r->text = text;
+	}
+	RegexFlags flags = { .search = true, .ecma = true, .operand = true };
+	r->op[r->n++] = (Operand){ schema_expression(s, text, n, flags, p, keyword), negate };
+}
+
+/* The operand "contains `mark`", to be excluded. */
+static const char *
+mark_core(GrammarBuilder *b, const char *mark)
+{
+	size_t n = strlen(mark);
+
+	while (n && strchr(" \n\t\r", *mark))
+		mark++, n--;
+	while (n && strchr(" \n\t\r", mark[n - 1]))
+		n--;
+	return arena_strndup(b->a, mark, n);
+}
+
+static Operand
+without(GrammarBuilder *b, const char *mark)
+{
+	Expr *any = expr_rep(b, expr_char(b, 0, 0x10FFFF), 0, -1);
+
+	return (Operand){ expr_seq(b, 3, any, expr_text(b, mark), any), true };
+}
+
+/* One positive regex with a length that it has by itself, or that limits one repeated class. */
+static Expr *
+simple_string(Schema *s, const StringRules *r, RegexFlags flags, const Path *p)
+{
+	const Expr *plain = r->op[0].x;
 	int64_t lo, hi;
 
-	if (min > 0 || max >= 0) {
-		Expr *plain = regex_read(s->b, regex, n, (RegexFlags){ .search = true });
-		bool told = lengths(plain, &lo, &hi, 0);
-		if (plain->kind == EXPR_REP && plain->part[0]->kind == EXPR_CHARS &&
-		    inside->kind == EXPR_REP) {
-			int32_t least = plain->min > min ? plain->min : min,
-			        most = plain->max < 0 || (max >= 0 && max < plain->max)
-			                   ? max
-			                   : plain->max;
-			inside = most >= 0 && least > most
-			             ? expr_none(s->b)
-			             : expr_rep(s->b, inside->part[0], least, most);
-		} else if (!told || lo < min || (max >= 0 && (hi < 0 || hi > max))) {
-			/* the common case ^[a-z][a-z0-9]*$ and similar */
-			Expr *last =
-			    plain->kind == EXPR_SEQ && plain->n ? plain->part[plain->n - 1] : NULL;
-			int64_t l = 0, h = 0, x, y;
-			bool fixed = last && last->kind == EXPR_REP &&
-			             last->part[0]->kind == EXPR_CHARS &&
-			             inside->kind == EXPR_SEQ && inside->n == plain->n;
-			for (int32_t i = 0; fixed && i < plain->n - 1; i++) {
-				fixed = lengths(plain->part[i], &x, &y, 0) && x == y;
-				l += x;
-			}
-			h = l;
-			if (!fixed)
-				schema_fail(
-				    s, p, keyword,
-				    "with minLength or maxLength a regular expression must have "
-				    "a fixed length or end in one repeated class");
-			int64_t least = last->min > min - l ? last->min : min - l, most = last->max;
-			if (max >= 0 && (most < 0 || max - h < most))
-				most = max - h;
-			if (most >= 0 && least > most)
-				return expr_none(s->b);
-			ExprList parts = { 0 };
-			for (int32_t i = 0; i < inside->n - 1; i++)
-				expr_push(s->b, &parts, inside->part[i]);
-			expr_push(s->b, &parts,
-			          expr_rep(s->b, inside->part[inside->n - 1]->part[0],
-			                   (int32_t)least, (int32_t)most));
-			inside = expr_list(s->b, EXPR_SEQ, &parts);
-		}
+	if (r->n != 1 || r->op[0].negate)
+		return NULL;
+	if (!r->min && r->max < 0)
+		return schema_expression(s, r->text, strlen(r->text), flags, p, r->keyword);
+	if (!lengths(plain, &lo, &hi, 0))
+		return NULL;
+	Expr *inside = schema_expression(s, r->text, strlen(r->text), flags, p, r->keyword);
+	if (lo >= r->min && (r->max < 0 || (hi >= 0 && hi <= r->max)))
+		return inside;
+	if (plain->kind != EXPR_REP || plain->part[0]->kind != EXPR_CHARS ||
+	    inside->kind != EXPR_REP)
+		return NULL;
+	int32_t least = plain->min > r->min ? plain->min : r->min,
+	        most = plain->max < 0 || (r->max >= 0 && r->max < plain->max) ? r->max : plain->max;
+	return most >= 0 && least > most ? expr_none(s->b)
+	                                 : expr_rep(s->b, inside->part[0], least, most);
+}
+
+static Expr *
+strings_of(Schema *s, StringRules *r, const Path *p)
+{
+	GrammarBuilder *b = s->b;
+	bool json = is_json_string(s);
+	RegexFlags flags = { .json = json, .search = true, .ecma = true };
+	Language l;
+	Expr *x = json ? simple_string(s, r, flags, p) : NULL;
+
+	if (x)
+		return string_marks(s, x);
+	size_t n = r->n;
+	if (!json && !mark_is_token(b, s->raw ? b->style->end : b->style->quote))
+		r->op[n++] = without(b, s->raw ? b->style->end : b->style->quote);
+	x = language_make(b, r->op, n, &l) ? language_expr(b, &l, r->min, r->max, flags) : NULL;
+	if (x)
+		return string_marks(s, x);
+	if (b->opt.strict)
+		schema_fail(s, p, r->keyword ? r->keyword : "maxLength",
+		            "the conditions on this string are too large together, and the schema "
+		            "is strict");
+	if (!r->n || r->op[0].negate)
+		return schema_any_string(s);
+	return json ? string_marks(
+	                  s, schema_expression(s, r->text, strlen(r->text), flags, p, r->keyword))
+	            : schema_any_string(s);
+}
+
+Expr *
+schema_key(Schema *s, StringRules *r, bool arguments, bool *failed)
+{
+	GrammarBuilder *b = s->b;
+	const ValueStyle *v = b->style;
+	bool json = !arguments && (!v || v->kind != STYLE_QUOTED);
+	Language l;
+
+	if (!json && arguments && v->raw)
+		string_rules_add(s, r, without(b, mark_core(b, v->value)).x, true);
+	else if (!json)
+		string_rules_add(s, r, json_bare_key(b), false);
+	*failed = !language_make(b, r->op, r->n, &l);
+	if (*failed || !l.n)
+		return NULL;
+	Expr *x = language_expr(b, &l, !json && !r->min ? 1 : r->min, r->max,
+	                        (RegexFlags){ .json = json });
+	*failed = !x;
+	return !x || !json ? x : expr_seq(b, 3, expr_text(b, "\""), x, expr_text(b, "\""));
+}
+
+/* Collects the conditions of an object schema on a string. */
+void
+schema_string_rules(Schema *s, const json_t *o, StringRules *r, const Path *p)
+{
+	const json_t *pattern = json_object_get(o, "pattern"),
+	             *format = json_object_get(o, "format"), *v;
+	size_t i;
+
+	*r = (StringRules){ .min = schema_count(s, o, "minLength", p),
+		            .max = schema_most(s, o, "maxLength", p) };
+	r->min = r->min < 0 ? 0 : r->min;
+	if (pattern && !json_is_string(pattern))
+		schema_fail(s, p, "pattern", "expected a string");
+	if (pattern)
+		add_operand(s, r, json_string_value(pattern), json_string_length(pattern), false, p,
+		            "pattern");
+	json_array_foreach (json_object_get(o, MORE_PATTERNS), i, v)
+		add_operand(s, r, json_string_value(v), json_string_length(v), false, p, "pattern");
+	const json_t *formats[] = { format, json_object_get(o, MORE_FORMATS) };
+	for (size_t k = 0; k < 1 + json_array_size(formats[1]); k++) {
+		const char *name =
+		    json_string_value(k ? json_array_get(formats[1], k - 1) : format);
+		const char *known = name ? format_regex(name) : NULL;
+		if (known)
+			add_operand(s, r, known, strlen(known), false, p, "format");
+		else if (format && s->b->opt.strict)
+			schema_fail(s, p, "format",
+			            "this format is not enforced, and the schema is strict");
 	}
-	return expr_seq(s->b, 3, expr_text(s->b, "\""), inside, expr_text(s->b, "\""));
+	json_array_foreach (json_object_get(o, NOT_PATTERNS), i, v)
+		add_operand(s, r, json_string_value(v), json_string_length(v), true, p, "not");
+	ExprList words = { 0 };
+	json_array_foreach (json_object_get(o, NOT_VALUES), i, v)
+		if (json_is_string(v))
+			expr_push(s->b, &words,
+			          expr_bytes(s->b, json_string_value(v), json_string_length(v)));
+	if (words.n)
+		string_rules_add(s, r, expr_list(s->b, EXPR_ALT, &words), true);
 }
 
 Expr *
 schema_string(Schema *s, const json_t *o, const Path *p)
 {
-	const json_t *pattern = json_object_get(o, "pattern"),
-	             *format = json_object_get(o, "format");
-	const char *known = json_is_string(format) ? format_regex(json_string_value(format)) : NULL;
-	int32_t min = schema_count(s, o, "minLength", p), max = schema_most(s, o, "maxLength", p);
+	StringRules *r = NEW(s->b->a, StringRules, 1);
 
-	if (pattern && !json_is_string(pattern))
-		schema_fail(s, p, "pattern", "expected a string");
-	if (format && !known && s->b->opt.strict)
-		schema_fail(s, p, "format",
-		            "this format is not enforced, and the schema is strict");
-	if (pattern && known && s->b->opt.strict)
-		schema_fail(s, p, "format",
-		            "a format next to a pattern is not enforced, and the schema is strict");
-	if (max >= 0 && min > max)
+	schema_string_rules(s, o, r, p);
+	if (r->max >= 0 && r->min > r->max)
 		return expr_none(s->b);
-	if (pattern)
-		return with_lengths(s, json_string_value(pattern), json_string_length(pattern), o,
-		                    "pattern", p);
-	if (known)
-		return with_lengths(s, known, strlen(known), o, "format", p);
-	if (min <= 0 && max < 0)
-		return json_any_string(s->b);
+	if (r->n)
+		return strings_of(s, r, p);
+	if (r->min <= 0 && r->max < 0)
+		return schema_any_string(s);
+	if (!is_json_string(s))
+		return strings_of(s, r, p);
 	return expr_seq(s->b, 3, expr_text(s->b, "\""),
-	                expr_rep(s->b, json_string_char(s->b), min < 0 ? 0 : min, max),
+	                expr_rep(s->b, json_string_char(s->b), r->min, r->max),
 	                expr_text(s->b, "\""));
 }
 

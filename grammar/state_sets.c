@@ -143,9 +143,10 @@ frame_canon(Grammar *g, int32_t f, int slice)
 	int32_t far = g->limit[slice], count = x.count;
 	if (e->kind == EDGE_REP) {
 		const Repeat *r = &g->m.rep[e->arg];
-		if (count < r->min && r->min - count > far)
+		if (count < r->min && r->min - count > far && !r->exact &&
+		    (r->max < 0 || r->max - count > far + r->slack))
 			count = 1;
-		else if (count >= r->min && r->max >= 0 && r->max - count > far)
+		else if (count >= r->min && r->max >= 0 && r->max - count > far + r->slack)
 			count = r->min > 1 ? r->min : 1;
 	}
 	int32_t parent = frame_canon(g, x.parent, slice), k = frame(g, parent, x.edge, count);
@@ -283,6 +284,28 @@ leave(Grammar *g, int32_t f)
 	}
 }
 
+/* A character of a counted graph has ended: its path may be over, or go on where a rest of it has a
+ * length within the bounds. */
+static void
+tick(Grammar *g, const Edge *e, int32_t f)
+{
+	if (f == FRAME_BOTTOM) {
+		g->touched = true;
+		return;
+	}
+	Frame x = g->t.frame[f];
+	const Edge *push = &g->m.edge[x.edge];
+	const Repeat *r = &g->m.rep[push->arg];
+	const Tick *t = &g->m.tick[e->arg];
+	if (t->accept && x.count >= r->min)
+		add(g, push->to, x.parent);
+	if (t->lo < 0 || (r->max >= 0 && x.count + t->lo > r->max) ||
+	    (t->hi >= 0 && x.count + t->hi < r->min))
+		return;
+	int32_t count = r->max < 0 && x.count >= r->min ? x.count : x.count + 1;
+	add(g, e->to, frame(g, x.parent, x.edge, count));
+}
+
 /* Adds everything that is reachable without a byte. */
 static void
 close_over(Grammar *g)
@@ -305,6 +328,8 @@ close_over(Grammar *g)
 				add(g, e->arg, e->tail ? c.f : frame(g, c.f, k, 0));
 			else if (e->kind == EDGE_REP && !deep)
 				add(g, g->m.rep[e->arg].start, frame(g, c.f, k, 1));
+			else if (e->kind == EDGE_TICK)
+				tick(g, e, c.f);
 		}
 	}
 }

@@ -2,7 +2,10 @@
  * with one key:
  *   text      these characters; the name of a special token stands for that token
  *   schema    JSON of this schema          regex     a whole regex
- *   until     any characters up to and including the first occurrence of this string
+ *   schema, arguments: {values: raw, python or quoted; quote; open, value, json, end; between}: the members of an object as arguments of a call, each after `open`, with `value` (for other values
+            than strings `json`) after the key and `end` after the value; raw strings stand for
+ themselves, quoted ones stand between `quote`
+  until     any characters up to and including the first occurrence of this string
  *   seq, alt  list of parts: all of them in order, one of them
  *   many      [part, separator]: one or more, at most `max` if given
  *   grammar   source in another notation, `kind`: json, json_schema, regex, gbnf, choice or lark; `strict`: as the option, for this part; `json`: a regex or lark written
@@ -62,8 +65,8 @@ text(GrammarBuilder *b, const char *s, size_t n)
 
 /* Matches any string that ends with the first occurrence of `end`: one rule per matched prefix
  * (Knuth-Morris-Pratt). */
-static Expr *
-until(GrammarBuilder *b, const char *text_end)
+Expr *
+until_text(GrammarBuilder *b, const char *text_end)
 {
 	size_t n_bytes = strlen(text_end), n = 0, len;
 	int32_t rule[MAX_UNTIL + 1];
@@ -161,6 +164,52 @@ grammar(GrammarBuilder *b, const json_t *v, const json_t *own)
 	           "parts: 'kind' of a grammar is json, json_schema, regex, gbnf, choice or lark");
 }
 
+Expr *
+mark_text(GrammarBuilder *b, const char *s)
+{
+	return text(b, s, strlen(s));
+}
+
+bool
+mark_is_token(GrammarBuilder *b, const char *s)
+{
+	size_t len;
+
+	return *s && strchr("<[|", *s) && special_at(b->lexicon, s, strlen(s), &len) >= 0;
+}
+
+/* The arguments of a call by a schema, in a style of their own. */
+static Expr *
+arguments(GrammarBuilder *b, const json_t *schema, const json_t *v, const char *name)
+{
+	const char *values = json_string_value(json_object_get(v, "values"));
+	ValueStyle style = {
+		.raw = values && !strcmp(values, "raw"),
+		.quote = json_string_value(json_object_get(v, "quote")),
+		.open = json_text_of(v, "open"),
+		.value = json_text_of(v, "value"),
+		.json = json_text_of(v, "json"),
+		.end = json_text_of(v, "end"),
+		.between = json_text_of(v, "between"),
+	};
+
+	if (!values || (!style.raw && strcmp(values, "python") != 0 &&
+	                (strcmp(values, "quoted") != 0 || !style.quote)))
+		build_fail(b,
+		           "parts: 'values' of arguments are raw, python or quoted, with 'quote'");
+	if (style.raw && !*style.end)
+		build_fail(b, "parts: raw values of arguments need an 'end'");
+	style.kind = style.raw                   ? STYLE_JSON
+	             : !strcmp(values, "python") ? STYLE_PYTHON
+	                                         : STYLE_QUOTED;
+	style.json = *style.json ? style.json : style.value;
+	const ValueStyle *outer = b->style;
+	b->style = &style;
+	Expr *x = schema_arguments(b, schema, name);
+	b->style = outer;
+	return x;
+}
+
 static Expr *
 part(GrammarBuilder *b, const json_t *v, int depth)
 {
@@ -172,13 +221,15 @@ part(GrammarBuilder *b, const json_t *v, int depth)
 		return text(b, json_string_value(x), json_string_length(x));
 	if ((x = json_object_get(v, "schema"))) {
 		const char *name = json_string_value(json_object_get(v, "name"));
-		return schema_of(b, x, x, name ? name : "");
+		return json_object_get(v, "arguments")
+		           ? arguments(b, x, json_object_get(v, "arguments"), name ? name : "")
+		           : schema_of(b, x, x, name ? name : "");
 	}
 	if (json_is_string(x = json_object_get(v, "regex")))
 		return regex_read(b, json_string_value(x), json_string_length(x),
 		                  (RegexFlags){ 0 });
 	if (json_is_string(x = json_object_get(v, "until")))
-		return until(b, json_string_value(x));
+		return until_text(b, json_string_value(x));
 	if ((x = json_object_get(v, "seq")))
 		return list(b, EXPR_SEQ, x, depth);
 	if ((x = json_object_get(v, "alt")))

@@ -121,58 +121,62 @@ call_fail(llmc_calls *c)
 	strbuf_clear(&c->raw);
 }
 
-static const json_t *
-tool_named(const llmc_calls *c, const char *tool)
+static const Tool *
+tool_named(const llmc_calls *c, const char *name, size_t n)
+{
+	return tool_find(c->tool, c->n_tool, name, n);
+}
+
+static bool
+is_word(const ToolParam *p, const char *s, size_t n)
 {
 	json_t *v;
 	size_t i;
 
-	json_array_foreach (c->tools, i, v) {
-		const char *name =
-		    json_string_value(json_object_get(json_object_get(v, "function"), "name"));
-		if (name && !strcmp(name, tool))
-			return v;
-	}
-	return NULL;
+	json_array_foreach ((json_t *)(uintptr_t)(p ? p->words : NULL), i, v)
+		if (json_string_length(v) == n && !memcmp(json_string_value(v), s, n))
+			return true;
+	return false;
 }
 
-static const json_t *
-parameter(const llmc_calls *c, const char *tool, const char *key)
+/* Returns whether a value without quotes is JSON and no string, by the types of its parameter. */
+static bool
+is_json_value(llmc_calls *c, ByteSpan value, int types)
 {
-	return json_object_get(
-	    json_object_get(
-	        json_object_get(json_object_get(tool_named(c, tool), "function"), "parameters"),
-	        "properties"),
-	    key);
+	bool no_memory = false;
+
+	if (!(types & ~VALUE_STRING))
+		return false;
+	json_t *v =
+	    json_parse(value.s, value.n, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL, &no_memory);
+	c->out.failed |= no_memory;
+	int type = v ? value_type(v) : 0;
+	bool number = !v && json_number_syntax(value.s, value.n); /* beyond the types of C */
+	json_decref(v);
+	if (number)
+		return types & VALUE_NUMBER || !(types & VALUE_STRING);
+	if (types == VALUE_ANY || !(types & VALUE_STRING))
+		return type != 0;
+	return type & types & ~VALUE_STRING;
 }
 
-/* Emits the value of a pair as JSON. It is a string if the schema or the marker before it demands
- * one; otherwise valid JSON stays as it is. Some models write Python literals. */
+/* Emits the value of a pair as JSON. It is a string if the schema allows strings and it is no JSON
+ * of another allowed type, or if its marker demands a string. Some models write Python literals for
+ * other types. */
 static void
 pair(llmc_calls *c, ByteSpan key, ByteSpan value, bool text)
 {
-	char *name = strndup(key.s, key.n);
-	const json_t *schema = name ? parameter(c, strbuf_str(&c->word), name) : NULL;
-	const json_t *type = json_object_get(schema, "type");
-	json_t *v = NULL;
-	bool no_memory = false;
+	int types = text ? VALUE_STRING : tool_param_types(c->now, key.s, key.n, &c->out.failed);
 
-	text = text || (json_is_string(type) && !strcmp(json_string_value(type), "string"));
-	if (!text)
-		v = json_parse(value.s, value.n, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL,
-		               &no_memory);
-	c->out.failed |= no_memory || !name;
 	strbuf_puts(&c->out, c->any ? ", " : "{");
 	json_str(&c->out, key.s, key.n);
 	strbuf_puts(&c->out, ": ");
-	if (v)
+	if (is_json_value(c, value, types))
 		strbuf_add(&c->out, value.s, value.n);
-	else if (!text && json_is_string(type))
+	else if (!(types & VALUE_STRING))
 		literal_put(&c->out, value, NULL);
 	else
 		json_str(&c->out, value.s, value.n);
-	json_decref(v);
-	free(name);
 	c->any = true;
 }
 
@@ -208,6 +212,52 @@ mark_at(const char *h, size_t n, ByteSpan mark, size_t *len)
 	}
 	*len = x;
 	return mark.n ? 2 : 0;
+}
+
+/* Finds a parameter of the tool at h, before any of the marks; *n_key: its bytes, *len: those of
+ * the mark too, *which: the mark. Returns 2: found, 1: more input is needed, 0: none. */
+static int
+own_key(const llmc_calls *c, const char *h, size_t n, const ByteSpan *mark, int n_mark, bool quotes,
+        const ToolParam **param, size_t *len, int *which)
+{
+	int result = 0;
+	size_t longest = 0;
+
+	for (size_t i = 0; c->now && i < c->now->n; i++) {
+		const ToolParam *p = &c->now->param[i];
+		size_t k = strlen(p->name);
+		for (int q = 0; q < (quotes ? 3 : 1); q++) {
+			char around = "\0\"'"[q];
+			size_t lead = around != 0, have = n < k + 2 * lead ? n : k + 2 * lead;
+			bool fits = true;
+			for (size_t x = 0; fits && x < have; x++)
+				fits = h[x] == (lead && (x == 0 || x == k + 1) ? around
+				                                               : p->name[x - lead]);
+			if (!fits)
+				continue;
+			size_t at = have;
+			while (at < n && is_blank(h[at]))
+				at++;
+			if (have < k + 2 * lead || at == n) {
+				result = result ? result : 1;
+				continue;
+			}
+			for (int m = 0; m < n_mark; m++) {
+				size_t bytes;
+				int is = mark_at(h + at, n - at, mark[m], &bytes);
+				if (is == 2 && (result != 2 || k > longest)) {
+					result = 2;
+					longest = k;
+					*param = p;
+					*len = at + bytes;
+					*which = m;
+				} else if (is == 1 && result == 0) {
+					result = 1;
+				}
+			}
+		}
+	}
+	return result;
 }
 
 /* Returns the first occurrence of a marker, or NULL. */
@@ -377,21 +427,6 @@ between_step(llmc_calls *c, bool last)
 }
 
 static bool
-has_tool(const llmc_calls *c, const char *name, size_t n)
-{
-	json_t *v;
-	size_t i;
-
-	json_array_foreach (c->tools, i, v) {
-		const char *s =
-		    json_string_value(json_object_get(json_object_get(v, "function"), "name"));
-		if (s && strlen(s) == n && memcmp(s, name, n) == 0)
-			return true;
-	}
-	return false;
-}
-
-static bool
 name_step(llmc_calls *c, bool last)
 {
 	ByteSpan end = core(c->row.name_until ? c->row.name_until : c->row.name_end);
@@ -429,7 +464,7 @@ name_step(llmc_calls *c, bool last)
 	}
 	size_t n = (size_t)(p - h), from = 0;
 	/* without an opening marker, only the name of a tool begins a call */
-	if (c->row.body == BODY_LITERALS && (names != n || (c->row.bare && !has_tool(c, h, n)))) {
+	if (c->row.body == BODY_LITERALS && (names != n || (c->row.bare && !tool_named(c, h, n)))) {
 		call_fail(c);
 		return true;
 	}
@@ -444,6 +479,7 @@ name_step(llmc_calls *c, bool last)
 	}
 	strbuf_clear(&c->word);
 	strbuf_add(&c->word, h + from, to - from);
+	c->now = tool_named(c, h + from, to - from);
 	call_name(c, h + from, to - from);
 	drop(c, skip + n + end.n);
 	call_value_begin(c);
@@ -476,46 +512,118 @@ arguments_step(llmc_calls *c)
 	return end != 0;
 }
 
+/* Returns whether another argument or the end of the call can follow an end mark, h being what
+ * comes after it: 2 yes, 1 if more input is needed, 0 no. */
+static int
+follows_value(const llmc_calls *c, const char *h, size_t n)
+{
+	const CallRow *r = &c->row;
+	ByteSpan open = core(r->pair[0]), close = core(r->close);
+	size_t len, skip = 0, head = 0, tail = close.n;
+
+	while (skip < n && is_blank(h[skip]))
+		skip++;
+	h += skip;
+	n -= skip;
+	if (r->to_close || !close.n)
+		return 2;
+	while (head < close.n && !is_blank(close.s[head]))
+		head++;
+	while (tail && !is_blank(close.s[tail - 1]))
+		tail--;
+	ByteSpan next[] = { open, { close.s, head }, { close.s + tail, close.n - tail } };
+	int best = 0;
+	for (int i = 0; i < 3; i++) {
+		int is = mark_at(h, n, next[i], &len);
+		best = is > best ? is : best;
+	}
+	return best;
+}
+
+/* Finds the mark that ends a value: the first one after which the call can go on. NULL: there is
+ * none, or *wait for more input. */
+static const char *
+value_end(const llmc_calls *c, const char *value, size_t n, ByteSpan end, bool last, bool *wait)
+{
+	const char *first = NULL, *h = value + n;
+
+	*wait = false;
+	for (const char *p = value; end.n && (p = memmem(p, (size_t)(h - p), end.s, end.n)) != NULL;
+	     p++) {
+		first = first ? first : p;
+		int is = follows_value(c, p + end.n, (size_t)(h - p) - end.n);
+		if (is == 2 || (is == 1 && last))
+			return p;
+		*wait = is == 1;
+		if (*wait)
+			return NULL;
+	}
+	return last ? first : NULL;
+}
+
+/* Emits a value without the line ends that belong to the format. A listed string keeps them. */
+static void
+put_pair(llmc_calls *c, ByteSpan key, const ToolParam *p, ByteSpan v, bool text)
+{
+	const CallRow *r = &c->row;
+	/* if values are exact, only markers with a line end have one */
+	bool exact = r->pair[3] || (c->now && c->now->format);
+	size_t mid = r->pair[1] ? strlen(r->pair[1]) : 0;
+	bool before = v.n && *v.s == '\n' && (!exact || (mid && r->pair[1][mid - 1] == '\n')),
+	     after = v.n > before && v.s[v.n - 1] == '\n' &&
+	             (!exact || (r->pair[2] && *r->pair[2] == '\n'));
+
+	for (int i = 3; i >= 0; i--) {
+		bool cut = i & 1, end = i & 2;
+		if ((cut && !before) || (end && !after))
+			continue;
+		if (is_word(p, v.s + cut, v.n - cut - end)) {
+			pair(c, key, (ByteSpan){ v.s + cut, v.n - cut - end }, true);
+			return;
+		}
+	}
+	pair(c, key, (ByteSpan){ v.s + before, v.n - before - after }, text);
+}
+
 static bool
 pair_step(llmc_calls *c, bool last)
 {
 	const CallRow *r = &c->row;
-	ByteSpan open = core(r->pair[0]), mid = core(r->pair[1]), end = core(r->pair[2]),
-	         close = core(r->close);
+	ByteSpan open = core(r->pair[0]), end = core(r->pair[2]), close = core(r->close),
+	         mid[2] = { core(r->pair[1]), core(r->pair[3]) };
+	int n_mid = r->pair[3] ? 2 : 1, which = 0;
 
 	skip_blanks(c);
-	const char *h = strbuf_str(&c->hold);
+	const char *h = strbuf_str(&c->hold), *stop = h + c->hold.len;
 	size_t k = begins(open, &c->hold);
 	if (k && k == open.n) {
-		size_t len = 0, len_json = 0;
-		const char *key = h + k, *p = find_mark(key, c->hold.len - k, mid, &len),
-		           *json = find_mark(key, c->hold.len - k, core(r->pair[3]), &len_json);
-		bool text = r->pair[3] && !(json && (!p || json < p));
-		/* a line end around a value belongs to the format; if values are exact, only where
-		 * the markers have one */
-		bool exact = r->pair[3] || call_format(tool_named(c, strbuf_str(&c->word)));
-		bool before = !exact || (r->pair[1] && *r->pair[1] &&
-		                         r->pair[1][strlen(r->pair[1]) - 1] == '\n'),
-		     behind = !exact || (r->pair[2] && *r->pair[2] == '\n');
-		if (json && !text) {
-			p = json;
-			len = len_json;
-		}
-		const char *value = p ? p + len : NULL,
-		           *stop =
-		               p ? memmem(value, c->hold.len - (size_t)(value - h), end.s, end.n)
-		                 : NULL;
-		if (stop) {
-			size_t n = (size_t)(stop - value);
-			if (n && *value == '\n' && before)
-				value++, n--;
-			if (n && value[n - 1] == '\n' && behind)
-				n--;
-			while (key < p && is_blank(*key))
+		const ToolParam *param = NULL;
+		const char *key = h + k, *p = NULL;
+		size_t len = 0, other = 0;
+		int own =
+		    own_key(c, key, (size_t)(stop - key), mid, n_mid, false, &param, &len, &which);
+		if (own == 1 && !last)
+			return false;
+		ByteSpan name = { param ? param->name : key, param ? strlen(param->name) : 0 };
+		if (own == 2) {
+			p = key + len;
+		} else {
+			const char *q = find_mark(key, (size_t)(stop - key), mid[0], &len),
+			           *json = find_mark(key, (size_t)(stop - key), mid[1], &other);
+			which = json && (!q || json < q);
+			q = which ? json : q;
+			p = q ? q + (which ? other : len) : NULL;
+			while (q && key < q && is_blank(*key))
 				key++;
-			pair(c, (ByteSpan){ key, (size_t)(p - key) }, (ByteSpan){ value, n }, text);
+			name = (ByteSpan){ key, q ? (size_t)(q - key) : 0 };
+		}
+		bool wait = false;
+		const char *at = p ? value_end(c, p, (size_t)(stop - p), end, last, &wait) : NULL;
+		if (at) {
+			put_pair(c, name, param, (ByteSpan){ p, (size_t)(at - p) },
+			         r->pair[3] && !which);
 			call_emit_pending(c);
-			drop(c, (size_t)(stop - h) + end.n);
+			drop(c, (size_t)(at - h) + end.n);
 			return true;
 		}
 		if (!last)
@@ -531,7 +639,7 @@ pair_step(llmc_calls *c, bool last)
 	return true;
 }
 
-/* Returns the key of an argument without quotes; empty: not a key */
+/* Returns the key of an argument that the tool does not list, without quotes; empty: not a key */
 static ByteSpan
 key_of(const char *s, size_t n)
 {
@@ -540,8 +648,8 @@ key_of(const char *s, size_t n)
 	while (n && is_blank(s[n - 1]))
 		n--;
 	if (n > 1 && (s[0] == '"' || s[0] == '\'') && s[n - 1] == s[0])
-		s++, n -= 2;
-	while (names < n && is_name(s[names]))
+		return (ByteSpan){ s + 1, n - 2 };
+	while (names < n && !strchr("\"'()[]{},", s[names]))
 		names++;
 	return (ByteSpan){ s, names == n ? n : 0 };
 }
@@ -554,22 +662,35 @@ literal_step(llmc_calls *c)
 	ByteSpan mid = core(c->row.pair[1]);
 
 	if (!c->scan.at) {
+		const ToolParam *param = NULL;
+		size_t len = 0;
+		int which;
 		skip_blanks(c);
 		if (!c->hold.len)
 			return false;
+		int own = own_key(c, strbuf_str(&c->hold), c->hold.len, &mid, 1, true, &param, &len,
+		                  &which);
+		if (own == 1)
+			return false;
+		c->scan = (LiteralScan){ .at = own == 2 ? len : 0 };
+		c->scan.value = c->scan.at;
+		c->scan.param = own == 2 ? param->name : NULL;
 	}
 	const char *h = strbuf_str(&c->hold);
 	if (!literal_ends(&c->scan, h, c->hold.len, c->row.quote))
 		return false;
-	size_t n = c->scan.at;
-	const char *p = mid.n ? memmem(h, n, mid.s, mid.n) : NULL;
-	ByteSpan key = p ? key_of(h, (size_t)(p - h)) : (ByteSpan){ 0 };
-	if (key.n) {
+	size_t n = c->scan.at, from = c->scan.value;
+	ByteSpan key = { c->scan.param, c->scan.param ? strlen(c->scan.param) : 0 };
+	if (!c->scan.param) {
+		const char *p = mid.n ? memmem(h, n, mid.s, mid.n) : NULL;
+		key = p ? key_of(h, (size_t)(p - h)) : (ByteSpan){ 0 };
+		from = p ? (size_t)(p - h) + mid.n : 0;
+	}
+	if (key.n || c->scan.param) {
 		strbuf_puts(&c->out, c->any ? ", " : "{");
 		json_str(&c->out, key.s, key.n);
 		strbuf_puts(&c->out, ": ");
-		literal_put(&c->out, (ByteSpan){ p + mid.n, (size_t)(h + n - p) - mid.n },
-		            c->row.quote);
+		literal_put(&c->out, (ByteSpan){ h + from, n - from }, c->row.quote);
 		c->any = true;
 	}
 	bool more = h[n] == ',';
@@ -686,6 +807,15 @@ read_row(llmc_calls *c, const llmc_tokenizer *t, llmc_error *err)
 	return LLMC_OK;
 }
 
+static llmc_status
+resolve_tools(llmc_calls *c, llmc_error *err)
+{
+	if (setjmp(c->arena.oom))
+		return error_set(err, LLMC_E_MEMORY, "out of memory for the tools");
+	c->tool = tools_resolve(&c->arena, c->tools, &c->n_tool);
+	return LLMC_OK;
+}
+
 llmc_status
 llmc_calls_open(const llmc_tokenizer *t, const char *prompt, size_t n_prompt,
                 const char *tools_json, llmc_calls **out, llmc_error *err)
@@ -713,6 +843,11 @@ llmc_calls_open(const llmc_tokenizer *t, const char *prompt, size_t n_prompt,
 	if (!json_array_size(c->tools)) {
 		json_decref(c->tools);
 		c->tools = NULL;
+	}
+	status = resolve_tools(c, err);
+	if (status != LLMC_OK) {
+		llmc_calls_close(c);
+		return status;
 	}
 	ByteSpan begun = core(c->row.think[2]); /* optional text after the opening marker */
 	while (n_prompt && is_blank(prompt[n_prompt - 1]))

@@ -4,6 +4,7 @@
 #define LLMC_TEXT_TOOL_CALLS_H
 
 #include "text/text.h"
+#include "text/tool_params.h"
 
 typedef enum CallBody {
 	BODY_NONE,
@@ -53,7 +54,8 @@ typedef enum CallState {
 
 /* Search for the end of a BODY_LITERALS value, resumable. Zero-initialised. */
 typedef struct LiteralScan {
-	size_t at;
+	size_t at, value;  /* value: where it begins, if `param` is known */
+	const char *param; /* the parameter; NULL: unknown */
 	int depth;
 	enum { SCAN_OUT, SCAN_QUOTED, SCAN_TRIPLE, SCAN_MARKED } in;
 	char quote;
@@ -64,7 +66,10 @@ struct llmc_calls {
 	CallRow row;
 	const char *mark; /* opening marker of a call without surrounding whitespace; NULL: none */
 	json_t *tools;    /* NULL: none */
-	bool in_prompt;   /* the prompt has opened the reasoning */
+	const Tool *tool; /* [n_tool] resolved `tools` */
+	size_t n_tool;
+	const Tool *now; /* tool of the current call; NULL: unknown */
+	bool in_prompt;  /* the prompt has opened the reasoning */
 	CallState state;
 	Strbuf hold; /* input that is not consumed yet */
 	size_t gone, raw_at,
@@ -85,7 +90,6 @@ struct llmc_calls {
 llmc_status call_row(const llmc_tokenizer *t, Arena *a, CallRow *out,
                      llmc_error *err); /* tool_calls_formats.c; may jump to the arena's oom */
 /* grammar of a tool whose only parameter is a string; NULL: none */
-const json_t *call_format(const json_t *tool);
 void call_row_own(const char *response_template, Arena *a,
                   /* tool_calls_response_template.c: overrides fields of the row; same jump */
                   CallRow *row);

@@ -8,11 +8,6 @@
 #include "formats/yaml.h"
 #include "text/tool_calls.h"
 
-enum {
-	MAX_LITERALS = 16,
-	MAX_OPTIONAL = 16
-}; /* depth of values; optional properties of which any may be the first */
-
 #define FILE_NAME "configs/formats/calls.yaml"
 
 static const char *
@@ -168,64 +163,14 @@ put_text(Strbuf *b, const char *a, const char *c, const char *d, const char *e)
 static void
 put_schema(Strbuf *b, const json_t *schema, const char *name, bool free_)
 {
-	char *text = schema && !free_ ? json_dumps(schema, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
+	char *text = json_object_size(schema) && !free_
+	                 ? json_dumps(schema, JSON_COMPACT | JSON_ENCODE_ANY)
+	                 : NULL;
 
 	json_printf(b, "{\"name\":%s,\"schema\":", name);
 	strbuf_puts(b, text ? text : "{\"type\":\"object\"}");
 	strbuf_putc(b, '}');
 	free(text);
-}
-
-static bool
-takes_text(const json_t *schema)
-{
-	const json_t *type = json_object_get(schema, "type");
-
-	return (json_is_string(type) && !strcmp(json_string_value(type), "string") &&
-	        !json_object_get(schema, "enum")) ||
-	       !type;
-}
-
-static bool
-is_required(const json_t *parameters, const char *key)
-{
-	json_t *name;
-	size_t i;
-
-	json_array_foreach (json_object_get(parameters, "required"), i, name)
-		if (json_is_string(name) && !strcmp(json_string_value(name), key))
-			return true;
-	return false;
-}
-
-/* Writes a value as JSON. */
-static void
-json_text(Strbuf *b, const json_t *v)
-{
-	char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
-
-	put_text(b, text, NULL, NULL, NULL);
-	free(text);
-}
-
-/* {"type": "grammar", "syntax": "regex" | "lark", "definition"} next to the function */
-const json_t *
-call_format(const json_t *tool)
-{
-	const json_t *format = json_object_get(tool, "format");
-	json_t *properties = json_object_get(
-	    json_object_get(json_object_get(tool, "function"), "parameters"), "properties");
-	const char *type = json_string_value(json_object_get(format, "type")),
-	           *syntax = json_string_value(json_object_get(format, "syntax"));
-
-	if (!type || strcmp(type, "grammar") != 0 || !syntax ||
-	    (strcmp(syntax, "lark") != 0 && strcmp(syntax, "regex") != 0) ||
-	    !json_is_string(json_object_get(format, "definition")))
-		return NULL;
-	return json_object_size(properties) == 1 &&
-	               takes_text(json_object_iter_value(json_object_iter(properties)))
-	           ? format
-	           : NULL;
 }
 
 /* Writes the grammar of a string; json: as the inside of a JSON string */
@@ -255,249 +200,44 @@ put_format_object(Strbuf *b, const json_t *format, const char *key)
 	strbuf_release(&head);
 }
 
-/* Returns the strings of enum or const if the value can be nothing else; NULL otherwise. */
-static json_t *
-known_texts(const json_t *schema)
-{
-	const json_t *values = json_object_get(schema, "enum"),
-	             *one = json_object_get(schema, "const");
-	json_t *v;
-	size_t i;
-
-	if (json_is_string(one))
-		return json_pack("[O]", one);
-	json_array_foreach ((json_t *)(uintptr_t)values, i, v)
-		if (!json_is_string(v))
-			return NULL;
-	return json_array_size(values) ? json_incref((json_t *)(uintptr_t)values) : NULL;
-}
-
-/* Writes a value between the markers of a pair: strings raw, others as JSON. Some formats have a
- * separate marker for each. */
+/* Writes the arguments of a call that are not one JSON object: keys and values between the marks of
+ * the row. */
 static void
-put_value(const CallRow *r, Strbuf *b, const char *key, const json_t *schema)
+put_arguments(const CallRow *r, Strbuf *b, const Tool *tool, bool free_)
 {
-	json_t *texts = known_texts(schema), *v;
-	size_t i;
+	bool pairs = r->body == BODY_PAIRS;
+	const json_t *parameters = tool->parameters;
+	char *text = parameters && !free_ ? json_dumps(parameters, JSON_COMPACT) : NULL;
 
-	if (texts) {
-		put_text(b, r->pair[0], key, r->pair[1], NULL);
-		strbuf_puts(b, ",{\"alt\":[");
-		json_array_foreach (texts, i, v) {
-			if (i)
-				strbuf_putc(b, ',');
-			put_text(b, json_string_value(v), NULL, NULL, NULL);
-		}
-		strbuf_puts(b, "]},");
-		put_text(b, r->pair[2], NULL, NULL, NULL);
-		json_decref(texts);
-	} else if (takes_text(schema)) {
-		put_text(b, r->pair[0], key, r->pair[1], NULL);
-		strbuf_puts(b, ",{\"until\":");
-		json_str(b, r->pair[2], strlen(r->pair[2]));
-		strbuf_putc(b, '}');
-	} else {
-		put_text(b, r->pair[0], key, r->pair[3] ? r->pair[3] : r->pair[1], NULL);
-		strbuf_putc(b, ',');
-		put_schema(b, schema, key, false);
-		strbuf_putc(b, ',');
-		put_text(b, r->pair[2], NULL, NULL, NULL);
-	}
-}
-
-/* Writes properties in order; optional ones may be absent. */
-static void
-put_pairs(const CallRow *r, Strbuf *b, const json_t *parameters)
-{
-	const json_t *properties = json_object_get(parameters, "properties"), *v;
-	const char *key;
-
-	json_object_foreach ((json_t *)(uintptr_t)properties, key, v) {
-		bool must = is_required(parameters, key);
-		strbuf_puts(b, must ? ",{\"seq\":[" : ",{\"alt\":[{\"seq\":[]},{\"seq\":[");
-		put_value(r, b, key, v);
-		strbuf_puts(b, must ? "]}" : "]}]}");
-	}
-}
-
-/* ---- arguments of BODY_LITERALS ---- */
-
-static void put_literal(const CallRow *r, Strbuf *b, const json_t *schema, int depth);
-static void put_arguments(const CallRow *r, Strbuf *b, const json_t *parameters, int depth);
-
-/* Writes a fixed string. */
-static void
-put_known_text(const CallRow *r, Strbuf *b, const char *s)
-{
-	Strbuf all = { 0 };
-
+	json_printf(b, "{\"name\":%s,\"schema\":", tool->name);
+	strbuf_puts(b, text    ? text
+	               : free_ ? "{\"type\":\"object\"}"
+	                       : "{\"type\":\"object\",\"properties\":{}}");
+	json_printf(b, ",\"arguments\":{\"values\":%s,\"open\":%s,\"value\":%s",
+	            pairs      ? "raw"
+	            : r->quote ? "quoted"
+	                       : "python",
+	            r->pair[0], r->pair[1]);
+	if (pairs)
+		json_printf(b, ",\"end\":%s", r->pair[2]);
+	else
+		json_printf(b, ",\"between\":%s", r->pair[2]);
+	if (pairs && r->pair[3])
+		json_printf(b, ",\"json\":%s", r->pair[3]);
 	if (r->quote)
-		strbuf_puts(&all, s);
-	else
-		json_str(&all, s, strlen(s));
-	put_text(b, r->quote, strbuf_str(&all), r->quote, NULL);
-	b->failed |= all.failed;
-	strbuf_release(&all);
-}
-
-static void
-put_typed(const CallRow *r, Strbuf *b, const json_t *schema, const char *type, int depth)
-{
-	const json_t *items = json_object_get(schema, "items");
-	const char *yes = r->quote ? "true" : "True", *no = r->quote ? "false" : "False",
-	           *none = r->quote ? "null" : "None";
-
-	if (!strcmp(type, "string") && r->quote) {
-		strbuf_puts(b, "{\"seq\":[");
-		put_text(b, r->quote, NULL, NULL, NULL);
-		strbuf_puts(b, ",{\"until\":");
-		json_str(b, r->quote, strlen(r->quote));
-		strbuf_puts(b, "}]}");
-	} else if (!strcmp(type, "boolean")) {
-		strbuf_puts(b, "{\"alt\":[");
-		put_text(b, yes, NULL, NULL, NULL);
-		strbuf_putc(b, ',');
-		put_text(b, no, NULL, NULL, NULL);
-		strbuf_puts(b, "]}");
-	} else if (!strcmp(type, "null")) {
-		put_text(b, none, NULL, NULL, NULL);
-	} else if (!strcmp(type, "array") && json_is_object(items)) {
-		strbuf_puts(b, "{\"seq\":[{\"text\":\"[\"},{\"alt\":[{\"seq\":[]},{\"many\":[");
-		put_literal(r, b, items, depth + 1);
-		strbuf_putc(b, ',');
-		put_text(b, r->pair[2], NULL, NULL, NULL);
-		strbuf_puts(b, "]}]},{\"text\":\"]\"}]}");
-	} else if (!strcmp(type, "object") &&
-	           json_object_size(json_object_get(schema, "properties"))) {
-		strbuf_puts(b, "{\"seq\":[{\"text\":\"{\"},");
-		put_arguments(r, b, schema, depth + 1);
-		strbuf_puts(b, ",{\"text\":\"}\"}]}");
-	} else {
-		put_schema(b, schema, type, false);
-	}
-}
-
-/* Writes a value. Types without a rule here are JSON, which the parser accepts too. */
-static void
-put_literal(const CallRow *r, Strbuf *b, const json_t *schema, int depth)
-{
-	const json_t *type = json_object_get(schema, "type"),
-	             *values = json_object_get(schema, "enum"),
-	             *any = json_object_get(schema, "anyOf"), *v;
-	const json_t *list = json_array_size(any)      ? any
-	                     : json_array_size(values) ? values
-	                     : json_is_array(type)     ? type
-	                                               : NULL;
-	size_t i;
-
-	if (depth > MAX_LITERALS) {
-		put_schema(b, schema, "value", false);
-		return;
-	}
-	if (!list && json_is_string(type)) {
-		put_typed(r, b, schema, json_string_value(type), depth);
-		return;
-	}
-	if (!json_array_size(list)) {
-		put_typed(r, b, schema, r->quote ? "string" : "", depth);
-		return;
-	}
-	strbuf_puts(b, "{\"alt\":[");
-	json_array_foreach ((json_t *)(uintptr_t)list, i, v) {
-		if (i)
-			strbuf_putc(b, ',');
-		if (list == any)
-			put_literal(r, b, v, depth + 1);
-		else if (list == type)
-			put_typed(r, b, schema, json_is_string(v) ? json_string_value(v) : "",
-			          depth);
-		else if (json_is_string(v))
-			put_known_text(r, b, json_string_value(v));
-		else if (json_is_boolean(v) && !r->quote)
-			put_text(b, json_is_true(v) ? "True" : "False", NULL, NULL, NULL);
-		else if (json_is_null(v) && !r->quote)
-			put_text(b, "None", NULL, NULL, NULL);
-		else
-			json_text(b, v);
-	}
-	strbuf_puts(b, "]}");
-}
-
-static void
-put_argument(const CallRow *r, Strbuf *b, const char *key, const json_t *v, int depth)
-{
-	Strbuf quoted = { 0 };
-
-	if (depth && !r->quote) /* keys of a nested Python dict are strings */
-		json_str(&quoted, key, strlen(key));
-	else
-		strbuf_puts(&quoted, key);
-	strbuf_puts(b, "{\"seq\":[");
-	put_text(b, strbuf_str(&quoted), depth && !r->quote ? ": " : r->pair[1], NULL, NULL);
-	strbuf_putc(b, ',');
-	put_literal(r, b, v, depth);
-	strbuf_puts(b, "]}");
-	b->failed |= quoted.failed;
-	strbuf_release(&quoted);
-}
-
-/* Writes properties in order, separated by commas. Those before the first required one carry a
- * trailing comma, later ones a leading one. If none is required, any may be the first. */
-static void
-put_arguments(const CallRow *r, Strbuf *b, const json_t *parameters, int depth)
-{
-	const json_t *properties = json_object_get(parameters, "properties"), *v;
-	size_t n = json_object_size(properties), i = 0, anchor = n;
-	const char *key;
-
-	json_object_foreach ((json_t *)(uintptr_t)properties, key, v) {
-		if (anchor == n && is_required(parameters, key))
-			anchor = i;
-		i++;
-	}
-	size_t turns = anchor < n ? 1 : n < MAX_OPTIONAL ? n : MAX_OPTIONAL;
-	strbuf_puts(b, anchor < n ? "{\"alt\":[" : "{\"alt\":[{\"seq\":[]}");
-	for (size_t turn = 0; turn < turns; turn++) {
-		size_t first = anchor < n ? anchor : turn;
-		bool some = false;
-		strbuf_puts(b, turn || anchor == n ? ",{\"seq\":[" : "{\"seq\":[");
-		i = 0;
-		json_object_foreach ((json_t *)(uintptr_t)properties, key, v) {
-			bool must = i == first || (i > first && is_required(parameters, key));
-			size_t at = i++;
-			if (at < first && anchor == n)
-				continue;
-			if (some)
-				strbuf_putc(b, ',');
-			some = true;
-			strbuf_puts(b, must ? "{\"seq\":[" : "{\"alt\":[{\"seq\":[]},{\"seq\":[");
-			if (at > first) {
-				put_text(b, r->pair[2], NULL, NULL, NULL);
-				strbuf_putc(b, ',');
-			}
-			put_argument(r, b, key, v, depth);
-			if (at < first) {
-				strbuf_putc(b, ',');
-				put_text(b, r->pair[2], NULL, NULL, NULL);
-			}
-			strbuf_puts(b, must ? "]}" : "]}]}");
-		}
-		strbuf_puts(b, "]}");
-	}
-	strbuf_puts(b, "]}");
+		json_printf(b, ",\"quote\":%s", r->quote);
+	strbuf_puts(b, "}}");
+	b->failed |= parameters && !free_ && !text;
+	free(text);
 }
 
 /* Writes one call of one tool, starting with `open`. */
 static void
-put_call(const llmc_calls *c, Strbuf *b, const json_t *tool, const char *open, bool free_)
+put_call(const llmc_calls *c, Strbuf *b, const Tool *tool, const char *open, bool free_)
 {
 	const CallRow *r = &c->row;
-	const json_t *f = json_object_get(tool, "function"),
-	             *parameters = json_object_get(f, "parameters");
-	const char *name = json_string_value(json_object_get(f, "name"));
-	const json_t *format = call_format(tool);
-	const char *key =
-	    json_object_iter_key(json_object_iter(json_object_get(parameters, "properties")));
+	const json_t *parameters = tool->parameters, *format = tool->format;
+	const char *name = tool->name, *key = tool->n ? tool->param[0].name : NULL;
 	Strbuf head = { 0 };
 
 	strbuf_puts(b, "{\"seq\":[");
@@ -514,7 +254,7 @@ put_call(const llmc_calls *c, Strbuf *b, const json_t *tool, const char *open, b
 		bool brace = r->name_end && strchr(r->name_end, '{');
 		put_text(b, open, name, r->name_end, NULL);
 		strbuf_putc(b, ',');
-		put_arguments(r, b, free_ ? NULL : parameters, 0);
+		put_arguments(r, b, tool, free_);
 		strbuf_putc(b, ',');
 		put_text(b, brace ? "}" : ")", r->close, NULL, NULL);
 	} else if (r->body == BODY_NAMED || r->body == BODY_PAIRS) {
@@ -531,8 +271,9 @@ put_call(const llmc_calls *c, Strbuf *b, const json_t *tool, const char *open, b
 			put_format(b, format, false);
 			strbuf_putc(b, ',');
 			put_text(b, r->pair[2], NULL, NULL, NULL);
-		} else if (r->body == BODY_PAIRS && !free_) {
-			put_pairs(r, b, parameters);
+		} else if (r->body == BODY_PAIRS) {
+			strbuf_putc(b, ',');
+			put_arguments(r, b, tool, free_);
 		} else if (format) {
 			strbuf_putc(b, ',');
 			put_format_object(b, format, key);
@@ -565,19 +306,15 @@ put_call(const llmc_calls *c, Strbuf *b, const json_t *tool, const char *open, b
 static int
 put_calls(const llmc_calls *c, Strbuf *b, const char *only, const char *open, bool free_)
 {
-	json_t *tool;
-	size_t i;
 	int n = 0;
 
 	strbuf_puts(b, "{\"alt\":[");
-	json_array_foreach (c->tools, i, tool) {
-		const char *name =
-		    json_string_value(json_object_get(json_object_get(tool, "function"), "name"));
-		if (!name || (only && strcmp(only, name) != 0))
+	for (size_t i = 0; i < c->n_tool; i++) {
+		if (only && strcmp(only, c->tool[i].name) != 0)
 			continue;
 		if (n++)
 			strbuf_putc(b, ',');
-		put_call(c, b, tool, open, free_);
+		put_call(c, b, &c->tool[i], open, free_);
 	}
 	strbuf_puts(b, "]}");
 	return n;

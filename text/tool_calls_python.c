@@ -11,6 +11,16 @@ enum { MAX_NEST = 64 };
 
 /* ---- end of a value ---- */
 
+/* Returns whether a mark ends a string, h being what comes after it: 2 yes, since a delimiter
+ * follows, 1 if more input is needed, 0 no. */
+static int
+mark_ends(const char *h, const char *end)
+{
+	while (h < end && strchr(" \n\t\r", *h))
+		h++;
+	return h == end ? 1 : strchr(",:)]}", *h) ? 2 : 0;
+}
+
 bool
 literal_ends(LiteralScan *s, const char *p, size_t n, const char *quote)
 {
@@ -29,8 +39,13 @@ literal_ends(LiteralScan *s, const char *p, size_t n, const char *quote)
 					        1;
 				return false;
 			}
+			int ends = mark_ends(e + nq, p + n);
+			if (ends == 1) {
+				s->at = (size_t)(e - p);
+				return false;
+			}
 			s->at = (size_t)(e - p) + nq;
-			s->in = SCAN_OUT;
+			s->in = ends ? SCAN_OUT : SCAN_MARKED;
 		} else if (s->in != SCAN_OUT) {
 			if ((x == '\\' && left < 2) ||
 			    (x == s->quote && s->in == SCAN_TRIPLE && left < 3))
@@ -183,7 +198,10 @@ a_text(LiteralReader *l)
 	size_t nq = l->quote ? strlen(l->quote) : 0, left = (size_t)(l->end - l->p);
 
 	if (nq && left >= nq && memcmp(l->p, l->quote, nq) == 0) {
-		const char *from = l->p + nq, *e = memmem(from, left - nq, l->quote, nq);
+		const char *from = l->p + nq, *e = from;
+		while ((e = memmem(e, (size_t)(l->end - e), l->quote, nq)) &&
+		       !mark_ends(e + nq, l->end))
+			e++;
 		if (!e)
 			return -1;
 		json_str(l->out, from, (size_t)(e - from));
@@ -206,17 +224,6 @@ word(LiteralReader *l)
 }
 
 static bool
-is_number(const LiteralReader *l, ByteSpan w)
-{
-	bool no_memory = false;
-	json_t *v = w.n ? json_parse(w.s, w.n, JSON_DECODE_ANY, NULL, &no_memory) : NULL;
-	bool ok = json_is_number(v);
-	l->out->failed |= no_memory;
-	json_decref(v);
-	return ok;
-}
-
-static bool
 a_word(LiteralReader *l)
 {
 	static const char *const from[] = { "True", "False", "None", "true", "false", "null" },
@@ -228,9 +235,10 @@ a_word(LiteralReader *l)
 			strbuf_puts(l->out, to[i]);
 			return true;
 		}
-	if (is_number(l, w))
+	bool number = json_number_syntax(w.s, w.n);
+	if (number)
 		strbuf_add(l->out, w.s, w.n);
-	return is_number(l, w);
+	return number;
 }
 
 static bool
@@ -240,9 +248,14 @@ a_key(LiteralReader *l)
 	int text = a_text(l);
 	if (text)
 		return text > 0;
-	ByteSpan w = word(l);
-	json_str(l->out, w.s, w.n);
-	return w.n > 0;
+	const char *from = l->p;
+	while (l->p < l->end && !strchr(",:()[]{}\"'", *l->p))
+		l->p++;
+	size_t n = (size_t)(l->p - from);
+	while (n && strchr(" \n\t\r", from[n - 1]))
+		n--;
+	json_str(l->out, from, n);
+	return n > 0;
 }
 
 /* Reads elements after an opening bracket up to the closing one; a trailing comma is allowed. */

@@ -1,0 +1,800 @@
+/* Regular languages of characters: intersections and complements of expressions, such as a pattern
+ * together with a format, a length and a set of excluded strings.
+ *
+ * Each operand becomes an NFA over code points, in which anchors are edges that only the first or
+ * the last position may take. Their intersection is made deterministic, states that reach
+ * no end are removed, equivalent states are merged. A length is a counter on the result, or part of
+ * the states where a counter could lead to a dead end. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/utf8.h"
+#include "grammar/language.h"
+
+enum {
+	MAX_NODES = 20000,    /* nodes of one NFA */
+	MAX_DFA = 6000,       /* states of the intersection */
+	MAX_ITEMS = 1 << 20,  /* NFA nodes in all states of the intersection */
+	MAX_UNROLLED = 20000, /* states that contain their length */
+	MAX_WINDOW = 2048,    /* lengths that are checked one by one */
+};
+
+typedef enum NfaKind { NFA_EMPTY, NFA_RANGE, NFA_START, NFA_END } NfaKind;
+typedef struct NfaEdge {
+	NfaKind kind;
+	uint32_t lo, hi;
+	int32_t to, next;
+} NfaEdge;
+typedef struct Nfa {
+	Arena *a;
+	int32_t *head;
+	size_t n, cap_head;
+	NfaEdge *edge;
+	size_t n_edge, cap_edge;
+	int32_t end;
+	uint8_t *ends, *ends_first; /* [n] an end is reachable without a character; at the start */
+	bool failed;
+} Nfa;
+
+static int32_t
+node(Nfa *m)
+{
+	if (m->n >= MAX_NODES) {
+		m->failed = true;
+		return 0;
+	}
+	m->head = arena_grow(m->a, m->head, &m->cap_head, m->n + 1, sizeof *m->head);
+	m->head[m->n] = -1;
+	return (int32_t)m->n++;
+}
+
+static void
+link_to(Nfa *m, NfaKind kind, int32_t from, int32_t to, uint32_t lo, uint32_t hi)
+{
+	if (m->n_edge >= 8 * MAX_NODES) {
+		m->failed = true;
+		return;
+	}
+	m->edge = arena_grow(m->a, m->edge, &m->cap_edge, m->n_edge + 1, sizeof *m->edge);
+	m->edge[m->n_edge] =
+	    (NfaEdge){ .kind = kind, .lo = lo, .hi = hi, .to = to, .next = m->head[from] };
+	m->head[from] = (int32_t)m->n_edge++;
+}
+
+static void build(Nfa *m, const Expr *x, int32_t from, int32_t to, int depth);
+
+static void
+build_repeat(Nfa *m, const Expr *x, int32_t from, int32_t to, int depth)
+{
+	int32_t at = from;
+
+	for (int32_t i = 0; i < x->min && !m->failed; i++) {
+		int32_t next = node(m);
+		build(m, x->part[0], at, next, depth);
+		at = next;
+	}
+	if (x->max < 0) {
+		int32_t loop = node(m), back = node(m);
+		link_to(m, NFA_EMPTY, at, loop, 0, 0);
+		build(m, x->part[0], loop, back, depth);
+		link_to(m, NFA_EMPTY, back, loop, 0, 0);
+		link_to(m, NFA_EMPTY, loop, to, 0, 0);
+		return;
+	}
+	for (int32_t i = x->min; i < x->max && !m->failed; i++) {
+		int32_t next = node(m);
+		link_to(m, NFA_EMPTY, at, to, 0, 0);
+		build(m, x->part[0], at, next, depth);
+		at = next;
+	}
+	link_to(m, NFA_EMPTY, at, to, 0, 0);
+}
+
+static void
+build_bytes(Nfa *m, const Expr *x, int32_t from, int32_t to)
+{
+	size_t len;
+
+	for (int32_t i = 0; i < x->n; i += (int32_t)len) {
+		uint32_t c = (uint32_t)utf8_next(x->bytes + i, (size_t)(x->n - i), &len);
+		int32_t next = node(m);
+		link_to(m, NFA_RANGE, from, next, c, c);
+		from = next;
+	}
+	link_to(m, NFA_EMPTY, from, to, 0, 0);
+}
+
+static void
+build(Nfa *m, const Expr *x, int32_t from, int32_t to, int depth)
+{
+	int32_t at = from;
+
+	if (m->failed || depth > 1000) {
+		m->failed = true;
+		return;
+	}
+	switch (x->kind) {
+	case EXPR_CHARS:
+		for (int32_t i = 0; i < x->n; i++)
+			link_to(m, NFA_RANGE, from, to, x->range[i].lo, x->range[i].hi);
+		break;
+	case EXPR_SEQ:
+		for (int32_t i = 0; i < x->n; i++) {
+			int32_t next = node(m);
+			build(m, x->part[i], at, next, depth + 1);
+			at = next;
+		}
+		link_to(m, NFA_EMPTY, at, to, 0, 0);
+		break;
+	case EXPR_ALT:
+		for (int32_t i = 0; i < x->n; i++)
+			build(m, x->part[i], from, to, depth + 1);
+		break;
+	case EXPR_REP:
+		build_repeat(m, x, from, to, depth + 1);
+		break;
+	case EXPR_BYTES:
+		build_bytes(m, x, from, to);
+		break;
+	case EXPR_ANCHOR:
+		link_to(m, x->min ? NFA_END : NFA_START, from, to, 0, 0);
+		break;
+	case EXPR_RULE:
+	case EXPR_ORDER:
+	case EXPR_TOKEN:
+	case EXPR_MULTIPLE:
+	case EXPR_GRAPH:
+		m->failed = true;
+		break;
+	}
+}
+
+/* Marks the nodes from which the end is reachable without a character. */
+static uint8_t *
+find_nfa_ends(const Nfa *m, bool first)
+{
+	uint8_t *good = NEW(m->a, uint8_t, m->n + 1);
+	bool more = true;
+
+	good[m->end] = 1;
+	while (more) { /* edges mostly lead to later nodes, so few passes are needed */
+		more = false;
+		for (size_t q = m->n; q-- > 0;)
+			for (int32_t k = m->head[q]; k >= 0 && !good[q]; k = m->edge[k].next) {
+				const NfaEdge *e = &m->edge[k];
+				if (e->kind != NFA_RANGE && (first || e->kind != NFA_START) &&
+				    good[e->to])
+					good[q] = more = true;
+			}
+	}
+	return good;
+}
+
+/* ---- intersection ---- */
+
+typedef struct JointState {
+	uint32_t at, n; /* nodes in Joint.item, operand after operand, each list ended by -1 */
+} JointState;
+typedef struct Joint {
+	GrammarBuilder *b;
+	const Operand *op;
+	size_t n_op;
+	Nfa *nfa;
+	uint32_t *bound; /* [n_range + 1] first code points of ranges that no edge splits */
+	size_t n_range;
+	int32_t *item;
+	size_t n_item, cap_item;
+	JointState *state;
+	size_t n_state, cap_state;
+	int32_t *bucket; /* [N_STATE_BUCKET] index + 1 */
+	int32_t *same;   /* next state of a bucket */
+	size_t cap_same;
+	int32_t *next; /* [n_state][n_class] */
+	size_t cap_next;
+	uint8_t *accept;
+	size_t cap_accept;
+	int32_t *cls; /* [n_range] */
+	int32_t n_class;
+	uint32_t *class_char; /* [n_class] */
+	int32_t *mark, *todo;
+	int32_t stamp;
+} Joint;
+enum { N_STATE_BUCKET = 4096 };
+
+static int
+by_value(const void *a, const void *b)
+{
+	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+static int
+by_index(const void *a, const void *b)
+{
+	int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+/* Splits the code points at all edges of all operands, and merges ranges that each edge treats
+ * equally into classes. */
+static void
+make_alphabet(Joint *p)
+{
+	Arena *a = p->b->a;
+	size_t n = 4, n_edge = 0, k = 0;
+
+	for (size_t i = 0; i < p->n_op; i++)
+		n_edge += p->nfa[i].n_edge;
+	uint32_t *bound = NEW(a, uint32_t, 2 * n_edge + 8);
+	bound[0] = 0;
+	bound[1] = 0xD800;
+	bound[2] = 0xE000;
+	bound[3] = 0x110000;
+	for (size_t i = 0; i < p->n_op; i++)
+		for (size_t e = 0; e < p->nfa[i].n_edge; e++)
+			if (p->nfa[i].edge[e].kind == NFA_RANGE) {
+				bound[n++] = p->nfa[i].edge[e].lo;
+				bound[n++] = p->nfa[i].edge[e].hi + 1;
+			}
+	qsort(bound, n, sizeof *bound, by_value);
+	for (size_t i = 0; i < n; i++)
+		if ((!k || bound[i] != bound[k - 1]) && bound[i] <= 0x110000)
+			bound[k++] = bound[i];
+	p->bound = bound;
+	p->n_range = k - 1;
+	/* ranges with equal sets of edges have equal sums of random numbers of the edges */
+	uint64_t *sum = NEW(a, uint64_t, k + 1);
+	uint64_t seed = 0x9E3779B97F4A7C15u;
+	for (size_t i = 0; i < p->n_op; i++)
+		for (size_t e = 0; e < p->nfa[i].n_edge; e++) {
+			const NfaEdge *x = &p->nfa[i].edge[e];
+			if (x->kind != NFA_RANGE)
+				continue;
+			seed = seed * 6364136223846793005u + 1442695040888963407u;
+			uint64_t v = (seed ^ seed >> 29) * 0xBF58476D1CE4E5B9u;
+			for (size_t r = 0; r < p->n_range; r++)
+				if (bound[r] >= x->lo && bound[r] <= x->hi)
+					sum[r] += v;
+		}
+	p->cls = NEW(a, int32_t, k + 1);
+	p->class_char = NEW(a, uint32_t, k + 1);
+	for (size_t r = 0; r < p->n_range; r++) {
+		size_t j = 0;
+		bool surrogate = bound[r] >= 0xD800 && bound[r] < 0xE000;
+		while (j < r && (sum[j] != sum[r] || p->cls[j] < 0))
+			j++;
+		p->cls[r] = surrogate ? -1 : j < r ? p->cls[j] : p->n_class;
+		if (p->cls[r] == p->n_class)
+			p->class_char[p->n_class++] = bound[r];
+	}
+}
+
+/* Appends node q of operand i and all nodes that it reaches without a character to p->item. */
+static void
+close_nfa(Joint *p, size_t i, int32_t q, bool first)
+{
+	const Nfa *m = &p->nfa[i];
+	size_t n = 0;
+
+	if (p->mark[q] == p->stamp)
+		return;
+	p->mark[q] = p->stamp;
+	p->todo[n++] = q;
+	while (n) {
+		int32_t at = p->todo[--n];
+		bool eats = false;
+		for (int32_t k = m->head[at]; k >= 0; k = m->edge[k].next) {
+			const NfaEdge *e = &m->edge[k];
+			eats |= e->kind == NFA_RANGE || e->kind == NFA_END;
+			if ((e->kind == NFA_EMPTY || (e->kind == NFA_START && first)) &&
+			    p->mark[e->to] != p->stamp) {
+				p->mark[e->to] = p->stamp;
+				p->todo[n++] = e->to;
+			}
+		}
+		if (eats || m->ends[at] || (first && m->ends_first[at])) {
+			p->item = arena_grow(p->b->a, p->item, &p->cap_item, p->n_item + 2,
+			                     sizeof(int32_t));
+			p->item[p->n_item++] = at;
+		}
+	}
+}
+
+static void
+next_stamp(Joint *p)
+{
+	if (++p->stamp == INT32_MAX) {
+		memset(p->mark, 0, MAX_NODES * sizeof *p->mark);
+		p->stamp = 1;
+	}
+}
+
+static void
+end_operand(Joint *p, size_t from)
+{
+	qsort(p->item + from, p->n_item - from, sizeof *p->item, by_index);
+	p->item = arena_grow(p->b->a, p->item, &p->cap_item, p->n_item + 1, sizeof *p->item);
+	p->item[p->n_item++] = -1;
+}
+
+/* Interns the state whose nodes are the last ones of p->item; -1: too many. */
+static int32_t
+intern_state(Joint *p, size_t from, bool first)
+{
+	uint32_t n = (uint32_t)(p->n_item - from), h = first;
+
+	for (uint32_t i = 0; i < n; i++)
+		h = (h ^ (uint32_t)p->item[from + i]) * 0x9E3779B1u, h ^= h >> 15;
+	int32_t *bucket = &p->bucket[h % N_STATE_BUCKET];
+	for (int32_t k = *bucket - 1; k >= 0 && !first; k = p->same[k])
+		if (k && p->state[k].n == n &&
+		    !memcmp(p->item + p->state[k].at, p->item + from, n * sizeof *p->item)) {
+			p->n_item = from;
+			return k;
+		}
+	if (p->n_state >= MAX_DFA || p->n_item > MAX_ITEMS)
+		return -1;
+	Arena *a = p->b->a;
+	size_t k = p->n_state++;
+	p->state = arena_grow(a, p->state, &p->cap_state, k + 1, sizeof *p->state);
+	p->same = arena_grow(a, p->same, &p->cap_same, k + 1, sizeof *p->same);
+	p->accept = arena_grow(a, p->accept, &p->cap_accept, k + 1, 1);
+	p->next =
+	    arena_grow(a, p->next, &p->cap_next, (k + 1) * (size_t)p->n_class + 1, sizeof *p->next);
+	p->state[k] = (JointState){ (uint32_t)from, n };
+	p->same[k] = *bucket - 1;
+	*bucket = (int32_t)k + 1;
+	size_t i = 0;
+	bool all = true, some = false;
+	for (uint32_t at = 0; at < n; at++) {
+		int32_t q = p->item[from + at];
+		if (q >= 0) {
+			some |= first ? p->nfa[i].ends_first[q] : p->nfa[i].ends[q];
+			continue;
+		}
+		all &= some != p->op[i++].negate;
+		some = false;
+	}
+	p->accept[k] = all;
+	return (int32_t)k;
+}
+
+/* Returns the state after a character of class c; -1: none, -2: the intersection is too large. */
+static int32_t
+step_joint(Joint *p, int32_t s, int32_t c)
+{
+	uint32_t x = p->class_char[c];
+	size_t from = p->n_item, i = 0;
+	JointState st = p->state[s];
+
+	next_stamp(p);
+	size_t begin = p->n_item;
+	for (uint32_t at = 0; at < st.n; at++) {
+		int32_t q = p->item[st.at + at];
+		if (q < 0) {
+			bool dead = p->n_item == begin && !p->op[i].negate;
+			end_operand(p, begin);
+			begin = p->n_item;
+			i++;
+			next_stamp(p);
+			if (dead) {
+				p->n_item = from;
+				return -1;
+			}
+			continue;
+		}
+		for (int32_t k = p->nfa[i].head[q]; k >= 0; k = p->nfa[i].edge[k].next) {
+			const NfaEdge *e = &p->nfa[i].edge[k];
+			if (e->kind == NFA_RANGE && x >= e->lo && x <= e->hi)
+				close_nfa(p, i, e->to, false);
+		}
+	}
+	int32_t t = intern_state(p, from, false);
+	return t < 0 ? -2 : t;
+}
+
+/* Removes states from which no accepting one is reachable, then merges equivalent ones. */
+static void
+minimize(Joint *p, Language *out)
+{
+	Arena *a = p->b->a;
+	size_t n = p->n_state, nc = (size_t)p->n_class;
+	uint8_t *live = NEW(a, uint8_t, n + 1);
+	bool more = true;
+
+	memcpy(live, p->accept, n);
+	while (more) {
+		more = false;
+		for (size_t s = n; s-- > 0;)
+			for (size_t c = 0; c < nc && !live[s]; c++) {
+				int32_t t = p->next[s * nc + c];
+				if (t >= 0 && live[t])
+					live[s] = more = true;
+			}
+	}
+	int32_t *group = NEW(a, int32_t, n + 1), *fresh = NEW(a, int32_t, n + 1),
+	        *table = NEW(a, int32_t, 2 * n + 16), *chain = NEW(a, int32_t, n + 1);
+	size_t n_table = 2 * n + 16;
+	int32_t n_group = 0, before = -1;
+	for (size_t s = 0; s < n; s++)
+		group[s] = !live[s] ? -1 : p->accept[s] ? 1 : 0;
+	while (n_group != before) {
+		before = n_group;
+		n_group = 0;
+		memset(table, -1, n_table * sizeof *table);
+		for (size_t s = 0; s < n; s++) {
+			if (!live[s]) {
+				fresh[s] = -1;
+				continue;
+			}
+			uint32_t h = (uint32_t)group[s] + 1;
+			for (size_t c = 0; c < nc; c++) {
+				int32_t t = p->next[s * nc + c];
+				h = (h ^ (uint32_t)(t < 0 ? -1 : group[t])) * 0x9E3779B1u;
+				h ^= h >> 15;
+			}
+			int32_t *slot = &table[h % n_table], k = *slot;
+			for (; k >= 0; k = chain[k]) {
+				bool equal = group[k] == group[s];
+				for (size_t c = 0; equal && c < nc; c++) {
+					int32_t t = p->next[s * nc + c],
+					        u = p->next[(size_t)k * nc + c];
+					equal = (t < 0 ? -1 : group[t]) == (u < 0 ? -1 : group[u]);
+				}
+				if (equal)
+					break;
+			}
+			if (k >= 0) {
+				fresh[s] = fresh[k];
+				continue;
+			}
+			chain[s] = *slot;
+			*slot = (int32_t)s;
+			fresh[s] = n_group++;
+		}
+		memcpy(group, fresh, n * sizeof *group);
+	}
+	if (!live[0]) {
+		out->n = 0;
+		return;
+	}
+	/* number the groups from the start state on, which becomes state 0 */
+	int32_t *number = NEW(a, int32_t, (size_t)n_group + 1),
+	        *first = NEW(a, int32_t, (size_t)n_group + 1);
+	for (int32_t g = 0; g < n_group; g++)
+		number[g] = -1;
+	out->n = 0;
+	for (size_t s = 0; s < n; s++)
+		if (live[s] && number[group[s]] < 0) {
+			number[group[s]] = out->n;
+			first[out->n++] = (int32_t)s;
+		}
+	out->n_class = p->n_class;
+	out->next = NEW(a, int32_t, (size_t)out->n *nc + 1);
+	out->accept = NEW(a, uint8_t, (size_t)out->n + 1);
+	for (int32_t k = 0; k < out->n; k++) {
+		size_t s = (size_t)first[k];
+		out->accept[k] = p->accept[s];
+		for (size_t c = 0; c < nc; c++) {
+			int32_t t = p->next[s * nc + c];
+			out->next[(size_t)k * nc + c] = t < 0 || !live[t] ? -1 : number[group[t]];
+		}
+	}
+	out->bound = p->bound;
+	out->n_range = p->n_range;
+	out->cls = p->cls;
+}
+
+bool
+language_make(GrammarBuilder *b, const Operand *op, size_t n_op, Language *out)
+{
+	Joint *p = NEW(b->a, Joint, 1);
+
+	*out = (Language){ 0 };
+	*p = (Joint){ .b = b, .op = op, .n_op = n_op };
+	p->nfa = NEW(b->a, Nfa, n_op + 1);
+	size_t most = 1;
+	for (size_t i = 0; i < n_op; i++) {
+		Nfa *m = &p->nfa[i];
+		*m = (Nfa){ .a = b->a };
+		int32_t start = node(m);
+		m->end = node(m);
+		build(m, op[i].x, start, m->end, 0);
+		if (m->failed)
+			return false;
+		m->ends = find_nfa_ends(m, false);
+		m->ends_first = find_nfa_ends(m, true);
+		most = m->n > most ? m->n : most;
+	}
+	make_alphabet(p);
+	p->mark = NEW(b->a, int32_t, most > MAX_NODES ? most : MAX_NODES);
+	p->todo = NEW(b->a, int32_t, most + 1);
+	p->bucket = NEW(b->a, int32_t, N_STATE_BUCKET);
+	for (size_t i = 0; i < n_op; i++) {
+		size_t from = p->n_item;
+		next_stamp(p);
+		close_nfa(p, i, 0, true);
+		end_operand(p, from);
+	}
+	if (intern_state(p, 0, true) < 0)
+		return false;
+	for (size_t s = 0; s < p->n_state; s++)
+		for (int32_t c = 0; c < p->n_class; c++) {
+			int32_t t = step_joint(p, (int32_t)s, c);
+			if (t == -2)
+				return false;
+			p->next[s * (size_t)p->n_class + (size_t)c] = t;
+		}
+	minimize(p, out);
+	return true;
+}
+
+bool
+language_has(const Language *l, const char *s, size_t n)
+{
+	int32_t q = l->n ? 0 : -1;
+	size_t len;
+
+	for (size_t i = 0; i < n && q >= 0; i += len) {
+		uint32_t c = (uint32_t)utf8_next(s + i, n - i, &len);
+		size_t lo = 0, hi = l->n_range;
+		while (hi - lo > 1) {
+			size_t mid = (lo + hi) / 2;
+			if (l->bound[mid] <= c)
+				lo = mid;
+			else
+				hi = mid;
+		}
+		q = l->cls[lo] < 0 ? -1
+		                   : l->next[(size_t)q * (size_t)l->n_class + (size_t)l->cls[lo]];
+	}
+	return q >= 0 && l->accept[q];
+}
+
+/* ---- lengths ---- */
+
+/* Shortest and longest rest of each state with at least one character; lo -1: there is none, hi -1:
+ * unlimited. */
+static void
+rest_lengths(Arena *a, const Language *l, int32_t *lo, int32_t *hi)
+{
+	size_t n = (size_t)l->n, nc = (size_t)l->n_class;
+	int32_t *least = NEW(a, int32_t, n + 1), *longest = NEW(a, int32_t, n + 1);
+	bool more = true;
+
+	for (size_t s = 0; s < n; s++)
+		least[s] = l->accept[s] ? 0 : -1;
+	while (more) {
+		more = false;
+		for (size_t s = n; s-- > 0;)
+			for (size_t c = 0; c < nc; c++) {
+				int32_t t = l->next[s * nc + c];
+				if (t >= 0 && least[t] >= 0 &&
+				    (least[s] < 0 || least[s] > least[t] + 1)) {
+					least[s] = least[t] + 1;
+					more = true;
+				}
+			}
+	}
+	/* the longest rest of states that reach no cycle; all others have no limit */
+	for (size_t s = 0; s < n; s++)
+		longest[s] = -1;
+	for (more = true; more;) {
+		more = false;
+		for (size_t s = n; s-- > 0;) {
+			int32_t most = 0;
+			for (size_t c = 0; c < nc && longest[s] < 0 && most >= 0; c++) {
+				int32_t t = l->next[s * nc + c];
+				if (t >= 0)
+					most = longest[t] < 0          ? -1
+					       : longest[t] + 1 > most ? longest[t] + 1
+					                               : most;
+			}
+			if (longest[s] < 0 && most >= 0) {
+				longest[s] = most;
+				more = true;
+			}
+		}
+	}
+	for (size_t s = 0; s < n; s++) {
+		lo[s] = hi[s] = -1;
+		bool some = false, unlimited = false;
+		int32_t most = 0;
+		for (size_t c = 0; c < nc; c++) {
+			int32_t t = l->next[s * nc + c];
+			if (t < 0)
+				continue;
+			some = true;
+			lo[s] = lo[s] < 0 || least[t] + 1 < lo[s] ? least[t] + 1 : lo[s];
+			unlimited |= longest[t] < 0;
+			most = longest[t] + 1 > most ? longest[t] + 1 : most;
+		}
+		hi[s] = !some || unlimited ? -1 : most;
+	}
+}
+
+/* Returns whether each state can end after every number of characters between its shortest and
+ * longest rest, as far as a window of lengths shows. */
+static bool
+has_no_gaps(Arena *a, const Language *l)
+{
+	size_t n = (size_t)l->n, nc = (size_t)l->n_class;
+	size_t window = 2 * n + 2 < MAX_WINDOW ? 2 * n + 2 : MAX_WINDOW;
+	uint8_t *now = NEW(a, uint8_t, n + 1), *before = NEW(a, uint8_t, n + 1),
+	        *phase = NEW(a, uint8_t, n + 1); /* 0 none yet, 1 lengths found, 2 over */
+
+	memcpy(before, l->accept, n);
+	for (size_t k = 1; k <= window; k++) {
+		for (size_t s = 0; s < n; s++) {
+			now[s] = 0;
+			for (size_t c = 0; c < nc && !now[s]; c++) {
+				int32_t t = l->next[s * nc + c];
+				now[s] = t >= 0 && before[t];
+			}
+			if (now[s] && phase[s] == 2)
+				return false;
+			if (now[s])
+				phase[s] = 1;
+			else if (phase[s] == 1)
+				phase[s] = 2;
+		}
+		uint8_t *x = now;
+		now = before;
+		before = x;
+	}
+	return true;
+}
+
+/* The language with all lengths in min..max as states of their own; false: too many. */
+static bool
+unroll(Arena *a, const Language *l, int32_t min, int32_t max, Language *out)
+{
+	int64_t n = l->n, depth = max >= 0 ? max : min;
+	size_t nc = (size_t)l->n_class;
+
+	if (n * (depth + 1) > MAX_UNROLLED)
+		return false;
+	size_t total = (size_t)(n * (depth + 1));
+	uint8_t *good = NEW(a, uint8_t, total + 1);
+	int32_t *number = NEW(a, int32_t, total + 1);
+	*out = *l;
+	/* states that reach an accepted length, from the longest one down; without a maximum the
+	 * last layer loops */
+	for (int64_t k = depth; k >= 0; k--)
+		for (int64_t s = 0; s < n; s++) {
+			uint8_t *g = &good[k * n + s];
+			if (k == depth && max < 0) {
+				*g = 1; /* every state of a trimmed language reaches an end */
+				continue;
+			}
+			*g = k >= min && l->accept[s];
+			for (size_t c = 0; c < nc && !*g && k < depth; c++) {
+				int32_t t = l->next[(size_t)s * nc + c];
+				*g = t >= 0 && good[(k + 1) * n + t];
+			}
+		}
+	out->n = 0;
+	for (size_t i = 0; i < total; i++)
+		number[i] = -1;
+	int32_t *todo = NEW(a, int32_t, total + 1);
+	if (good[0]) {
+		number[0] = 0;
+		todo[out->n++] = 0;
+	}
+	out->next = NEW(a, int32_t, total *nc + 1);
+	out->accept = NEW(a, uint8_t, total + 1);
+	for (int32_t i = 0; i < out->n; i++) {
+		int64_t k = todo[i] / n, s = todo[i] % n, on = k < depth ? k + 1 : k;
+		out->accept[i] = k >= min && l->accept[s];
+		for (size_t c = 0; c < nc; c++) {
+			int32_t t = l->next[(size_t)s * nc + c];
+			int64_t to = on * n + t;
+			if (t < 0 || (k == depth && max >= 0) || !good[to]) {
+				out->next[(size_t)i * nc + c] = -1;
+				continue;
+			}
+			if (number[to] < 0) {
+				number[to] = out->n;
+				todo[out->n++] = (int32_t)to;
+			}
+			out->next[(size_t)i * nc + c] = number[to];
+		}
+	}
+	return true;
+}
+
+/* ---- as an expression ---- */
+
+typedef struct Known { /* characters of an edge that have an expression already */
+	uint64_t key;
+	Expr *x;
+} Known;
+enum { N_KNOWN = 1024 };
+
+static Expr *
+graph_of(GrammarBuilder *b, const Language *l, RegexFlags flags)
+{
+	size_t n = (size_t)l->n, nc = (size_t)l->n_class, cap = 0;
+	Graph *g = NEW(b->a, Graph, 1);
+	int32_t *done = NEW(b->a, int32_t, n + 1);
+	Range *r = NEW(b->a, Range, l->n_range + 1);
+	Known *known = NEW(b->a, Known, N_KNOWN);
+	size_t n_known = 0;
+
+	g->n = l->n;
+	g->accept = l->accept;
+	for (size_t s = 0; s < n; s++) {
+		for (size_t c = 0; c < nc; c++) {
+			int32_t t = l->next[s * nc + c];
+			if (t < 0 || done[t] == (int32_t)s + 1)
+				continue;
+			done[t] = (int32_t)s + 1;
+			size_t k = 0;
+			uint64_t key = 1;
+			for (size_t i = 0; i < l->n_range; i++)
+				if (l->cls[i] >= 0 && l->next[s * nc + (size_t)l->cls[i]] == t) {
+					if (k && r[k - 1].hi + 1 == l->bound[i])
+						r[k - 1].hi = l->bound[i + 1] - 1;
+					else
+						r[k++] =
+						    (Range){ l->bound[i], l->bound[i + 1] - 1 };
+					key = (key ^ i) * 0x9E3779B97F4A7C15u;
+					key ^= key >> 31;
+				}
+			Known *x = &known[key % N_KNOWN];
+			while (x->x && x->key != key)
+				x = x == known + N_KNOWN - 1 ? known : x + 1;
+			Expr *chars = x->x;
+			if (!chars) {
+				chars = regex_chars(b, r, k, flags);
+				if (n_known++ < N_KNOWN / 2)
+					*x = (Known){ key, chars };
+			}
+			g->edge =
+			    arena_grow(b->a, g->edge, &cap, (size_t)g->n_edge + 1, sizeof *g->edge);
+			g->edge[g->n_edge++] = (GraphEdge){ (int32_t)s, t, chars };
+		}
+	}
+	Expr *x = expr_new(b, EXPR_GRAPH);
+	x->graph = g;
+	return x;
+}
+
+/* Returns NULL if the length can be neither counted nor unrolled. */
+Expr *
+language_expr(GrammarBuilder *b, const Language *l, int32_t min, int32_t max, RegexFlags flags)
+{
+	Language all;
+
+	min = min < 0 ? 0 : min;
+	flags.search = flags.fold = false;
+	if (!l->n || (max >= 0 && min > max))
+		return expr_none(b);
+	if (min == 0 && max < 0)
+		return graph_of(b, l, flags);
+	int32_t *lo = NEW(b->a, int32_t, (size_t)l->n + 1),
+	        *hi = NEW(b->a, int32_t, (size_t)l->n + 1);
+	rest_lengths(b->a, l, lo, hi);
+	bool some = lo[0] >= 0 && (max < 0 || lo[0] <= max) && (hi[0] < 0 || hi[0] >= min);
+	bool empty = l->accept[0] && min == 0;
+	if (!has_no_gaps(b->a, l)) {
+		if (!unroll(b->a, l, min, max, &all))
+			return NULL;
+		return all.n ? graph_of(b, &all, flags) : expr_none(b);
+	}
+	if (!some)
+		return empty ? expr_empty(b) : expr_none(b);
+	if ((min == 0 || (lo[0] >= min && !l->accept[0])) && hi[0] >= 0 &&
+	    (max < 0 || hi[0] <= max))
+		return graph_of(b, l, flags); /* the length follows from the language */
+	Expr *x = graph_of(b, l, flags);
+	Graph *g = (Graph *)(uintptr_t)x->graph;
+	g->counted = true;
+	g->min = min;
+	g->max = max;
+	g->lo = lo;
+	g->hi = hi;
+	return x;
+}
