@@ -1,5 +1,5 @@
-/* What all ways of talking have in common: the terms behind a sum, the places of columns; and the
- * way to the way. */
+/* Shared by all transports: the remaining terms of a sum, the column order of a gather, and the
+ * calls that dispatch to the transport. */
 #include "runtime/comm/comm_internal.h"
 
 #include <stdio.h>
@@ -89,7 +89,7 @@ comm_ranks(const Comm *c)
 	return c->ranks;
 }
 
-/* 32 bits of the step's number, 16 of the layer's and 16 of the op's, both from 1 on */
+/* 32 bits of the step number, 16 of the layer and 16 of the op; layer and op count from 1 */
 void
 comm_set_position(Comm *c, int64_t step, int layer, int op)
 {
@@ -110,7 +110,7 @@ comm_position_text(uint64_t where, char *text, size_t n)
 	if (!step)
 		snprintf(text, n, "before the first step");
 	else if (!op || op > OP_COUNT)
-		snprintf(text, n, "behind step %u", step);
+		snprintf(text, n, "after step %u", step);
 	else if (!layer)
 		snprintf(text, n, "in step %u, %s", step, op_info[op - 1].name);
 	else

@@ -1,5 +1,5 @@
-/* Signs of life: which rank of this host is stopped, or gone. What is waited is counted in looks,
- * not by the clock: a job that is stopped as a whole, and goes on, has lost nobody. */
+/* Liveness of the ranks: which one is stopped, or gone. Waiting time is counted in checks, not by
+ * the clock, so a job that is stopped as a whole and continues loses no rank. */
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -11,13 +11,13 @@
 #include "base/clock.h"
 #include "runtime/comm/comm_internal.h"
 
-enum { STILL_LOOKS = 3 }; /* so many looks without a beat: is there such a process at all? */
+enum { STILL_LOOKS = 3 }; /* checks without a beat before the process itself is looked up */
 
 struct LivenessWatch {
 	Heartbeat *heartbeat;
-	int rank, ranks, patience; /* looks */
-	int *still;                /* [ranks] looks without a beat */
-	uint64_t *seen;            /* [ranks] the last one */
+	int rank, ranks, patience; /* patience: in checks */
+	int *still;                /* [ranks] checks without a beat */
+	uint64_t *seen;            /* [ranks] latest beat */
 	void (*exchange)(void *user);
 	void (*missed)(void *user, int rank, bool gone);
 	void *user;
@@ -27,7 +27,7 @@ struct LivenessWatch {
 	pthread_cond_t stop;
 };
 
-/* In which namespace numbers of processes are those of this one; 0: nobody knows */
+/* inode of this process's PID namespace; 0 if unknown */
 static uint64_t
 pid_namespace(void)
 {
@@ -54,7 +54,7 @@ check_peers(LivenessWatch *w)
 			continue;
 		w->still[k] = beat == w->seen[k] ? w->still[k] + 1 : 0;
 		w->seen[k] = beat;
-		/* it may have left, and ended in order, meanwhile */
+		/* it may have closed its watch and exited meanwhile */
 		const bool gone = w->still[k] >= STILL_LOOKS && is_gone(w, k) &&
 		                  atomic_load(&w->heartbeat[k].beat) != COMM_LEFT;
 		w->told = gone || w->still[k] > w->patience;
@@ -122,9 +122,9 @@ watch_open(Heartbeat *heartbeat, int rank, int ranks, int timeout_s, void (*exch
 	atomic_store(&heartbeat[rank].pid, getpid());
 	atomic_store(&heartbeat[rank].space, pid_namespace());
 	atomic_store(&heartbeat[rank].beat,
-	             1); /* missed from here on, also should the thread never come to run */
+	             1); /* missed from here on, even if the thread never gets to run */
 	if (w->still && w->seen) {
-		sigfillset(&all); /* the host program's signals go to its own threads */
+		sigfillset(&all); /* the host program handles signals on its own threads */
 		pthread_sigmask(SIG_SETMASK, &all, &was);
 		rc = pthread_create(&w->thread, NULL, watch_main, w);
 		pthread_sigmask(SIG_SETMASK, &was, NULL);
@@ -134,7 +134,7 @@ watch_open(Heartbeat *heartbeat, int rank, int ranks, int timeout_s, void (*exch
 		watch_free(w);
 		return error_set(
 		    err, LLMC_E_MEMORY,
-		    "cannot start the thread that looks after the ranks beside rank %d: %s", rank,
+		    "cannot start the thread that watches the other ranks of rank %d: %s", rank,
 		    strerror(rc));
 	}
 	*out = w;

@@ -1,13 +1,13 @@
-/* Steps of ranks that share no memory, through MPI: several hosts.
+/* Steps of ranks without shared memory, through MPI: several hosts.
  *
- * MPI's own sums are not used: their order depends on sizes and places (Open MPI, three ranks: a
- * row alone and the same row among others differ). Terms are gathered and added here in the order
- * of ranks.
+ * MPI's own reductions are not used: their order depends on sizes and positions (Open MPI, three
+ * ranks: the same row alone and among others differs). Terms are gathered and added here in the
+ * order of ranks.
  *
- * Signs of life are messages as well: the thread of liveness.c of each rank exchanges them with
- * that of rank 0, about ten a second, with where the rank is. Rank 0 misses any rank, the others
- * miss rank 0; either way the group ends, and with it the job. A program whose own MPI does not
- * take calls of several threads at once gets no such thread. */
+ * Heartbeats are messages too: the liveness.c thread of each rank exchanges about ten per second
+ * with the thread of rank 0, including the rank's position. Rank 0 detects the loss of any rank,
+ * the others that of rank 0; either way the group ends, and the job with it. There is no such
+ * thread in a program whose own MPI does not accept calls from several threads at once. */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,23 +17,23 @@
 #include "base/clock.h"
 #include "runtime/comm/mpi_internal.h"
 
-/* HANDED, ALIVE: tags. LATE_LOOKS: a step waits for so many looks more, since a rank that gives no
- * sign is known by its number, and one that is late is not */
+/* HANDED, ALIVE: message tags. LATE_LOOKS: additional checks that a step waits, because a rank
+ * without a heartbeat is identified by number, and one that is merely late is not. */
 enum { GATHER = 1 << 15, PARCEL = 1 << 24, HANDED = 7, ALIVE = 8, LEAVE_US = 200, LATE_LOOKS = 20 };
 
-/* What has been handed on and may not have left yet */
+/* A pipe message whose send may not have completed yet */
 typedef struct PendingSend {
 	struct PendingSend *next;
 	MpiHandle request;
 	char data[];
 } PendingSend;
 
-/* What ranks tell each other of themselves; beat COMM_LEFT: the last one */
+/* Heartbeat message; beat COMM_LEFT: the last one */
 typedef struct HeartbeatMessage {
 	uint64_t beat, where;
 } HeartbeatMessage;
-/* Signs to and from one rank. The one under way is the newest that there was when the one before
- * had left. */
+/* Heartbeats to and from one rank. At most one is in flight in each direction; it holds the newest
+ * state when the previous one had completed. */
 typedef struct MpiPeer {
 	HeartbeatMessage from, to;
 	MpiHandle getting, putting;
@@ -43,20 +43,20 @@ typedef struct MpiPeer {
 
 typedef struct MpiComm {
 	Comm c;
-	PendingSend *out; /* the oldest first */
+	PendingSend *out; /* linked list, oldest first */
 	MpiWorld *w;
-	MpiHandle team;       /* the ranks of this stage */
-	MpiHandle talk;       /* all ranks, for signs of life */
+	MpiHandle team;       /* communicator of this stage's ranks */
+	MpiHandle talk;       /* communicator of all ranks, for heartbeats */
 	float *all;           /* [ranks][GATHER] */
 	float *own;           /* [GATHER] */
-	Heartbeat *heartbeat; /* [ranks] what this rank has heard, and its own */
-	MpiPeer *peer;        /* [ranks] rank 0 has all others, the others rank 0 */
-	LivenessWatch *watch; /* NULL: nobody is missed */
+	Heartbeat *heartbeat; /* [ranks] received heartbeats, and this rank's own */
+	MpiPeer *peer;        /* [ranks] rank 0 uses all entries, the others that of rank 0 */
+	LivenessWatch *watch; /* NULL: losses are not detected */
 	bool watched;
-	int timeout_s, late_s; /* without a sign of life; in a step */
-	atomic_int lost;       /* 1 + the rank that is missed */
+	int timeout_s, late_s; /* limits in seconds: without a heartbeat; late in a step */
+	atomic_int lost;       /* 1 + the rank that is lost */
 	atomic_ullong
-	    meeting; /* own beat when this rank began to wait for its team; 0: it does not */
+	    meeting; /* own beat when this rank began to wait for its team; 0: not waiting */
 	atomic_bool ended, late;
 } MpiComm;
 
@@ -68,7 +68,8 @@ is_peer(const MpiComm *t, int k)
 	return k != t->c.rank && (k == 0 || t->c.rank == 0);
 }
 
-/* What has come is taken, the next is asked for; false: rank k has left, or cannot be heard */
+/* Process received heartbeats and post the next receive; false: rank k has left or cannot be
+ * reached */
 static bool
 receive_heartbeat(MpiComm *t, int k)
 {
@@ -91,7 +92,7 @@ receive_heartbeat(MpiComm *t, int k)
 	return false;
 }
 
-/* A sign for rank k, unless the one before is still under way */
+/* Send a heartbeat to rank k, unless the previous one is still in flight */
 static bool
 send_heartbeat(MpiComm *t, int k, uint64_t beat)
 {
@@ -108,7 +109,7 @@ send_heartbeat(MpiComm *t, int k, uint64_t beat)
 	return p->under_way;
 }
 
-/* Each look of liveness.c */
+/* Called before each check of liveness.c */
 static void
 exchange(void *user)
 {
@@ -129,14 +130,14 @@ exchange(void *user)
 		}
 }
 
-/* The last sign to all, and theirs to us: nothing is under way when the communicator goes. As long
- * as they give signs of life, and as a rank may be still. */
+/* Exchange a last heartbeat with all, so that nothing is in flight when the communicator is freed.
+ * Waits while the others give signs of life, up to the limit for a lost rank. */
 static void
 exchange_last_heartbeats(MpiComm *t)
 {
 	char status[256];
 	int64_t looks =
-	    0; /* not the clock: a job that is stopped as a whole, and goes on, has lost nobody */
+	    0; /* not by the clock: a job that is stopped as a whole and continues loses no rank */
 
 	for (bool all = false; !all;) {
 		all = true;
@@ -168,7 +169,7 @@ on_peer_lost(void *user, int rank, bool gone)
 {
 	MpiComm *t = user;
 
-	(void)gone; /* no process of this host */
+	(void)gone; /* its process may be on another host */
 	atomic_store(&t->lost, 1 + rank);
 	atomic_store(&t->ended, true);
 	atomic_store(&t->w->lost, true);
@@ -176,7 +177,7 @@ on_peer_lost(void *user, int rank, bool gone)
 
 /* ---- in a step ---- */
 
-/* n floats of all ranks of `of`, side by side in t->all */
+/* Gather n floats of all ranks of `of` in t->all. */
 static bool
 gather(MpiComm *t, MpiHandle of, const float *x, int64_t n)
 {
@@ -192,7 +193,7 @@ gather(MpiComm *t, MpiHandle of, const float *x, int64_t n)
 	return false;
 }
 
-/* One part talks; the others meet it at the barrier behind the step. */
+/* Only one part calls MPI; the others wait at the barrier after the step. */
 static bool
 mpi_comm_sum(Comm *c, int part, const CommReduce *s)
 {
@@ -268,7 +269,7 @@ mpi_comm_collect(Comm *c, const void *data, size_t n, void *all)
 	return !atomic_load(&t->ended);
 }
 
-/* Parcels that have left are let go; all: whichever are there. */
+/* Free completed sends; all: wait for the others too. */
 static bool
 mpi_comm_clear(MpiComm *t, bool all)
 {
@@ -390,7 +391,7 @@ mpi_comm_close(Comm *c)
 	if (!mpi_comm_ended(c) && t->watched)
 		exchange_last_heartbeats(t);
 	if (mpi_comm_ended(c) || atomic_load(&t->w->lost))
-		return; /* messages are under way into its memory; the process ends soon */
+		return; /* pending messages use its memory; the process ends soon */
 	(void)mpi_comm_clear(t, true);
 	t->w->comm_free(&t->talk);
 	t->w->comm_free(&t->team);
@@ -402,7 +403,7 @@ typedef struct RankName {
 	bool own_thread;
 } RankName;
 
-/* Communicators of its own, and what ranks are called; the first signs are asked for. All ranks. */
+/* Create own communicators, exchange host names, post the first heartbeats. All ranks. */
 static llmc_status
 join_world(MpiComm *t, llmc_error *err)
 {

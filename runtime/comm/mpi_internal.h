@@ -1,5 +1,5 @@
-/* Between mpi_library.c, which opens MPI and starts it, and mpi_comm.c, which runs steps over it:
- * the library's calls. */
+/* Shared by mpi_library.c, which opens and starts MPI, and mpi_comm.c, which runs steps on it: the
+ * library's entry points. */
 #ifndef LLMC_RUNTIME_COMM_MPI_INTERNAL_H
 #define LLMC_RUNTIME_COMM_MPI_INTERNAL_H
 
@@ -8,7 +8,7 @@
 #include "runtime/comm/comm_internal.h"
 #include "runtime/comm/mpi_world.h"
 
-typedef void *MpiHandle; /* of MPI: an address, or a number */
+typedef void *MpiHandle; /* MPI handle: an address or a number */
 
 #define MPI_CALLS(X)                                                                               \
 	X(initialized, "MPI_Initialized", (int *))                                                 \
@@ -34,22 +34,23 @@ typedef void *MpiHandle; /* of MPI: an address, or a number */
 
 struct MpiWorld {
 	void *lib;
-	MpiHandle world, byte, info_null, host; /* host: the ranks of this host */
+	MpiHandle world, byte, info_null, host; /* host: communicator of the ranks of this host */
 	int type_shared;
-	int rank_, ranks, on_host, at_host;      /* at_host: its number there */
-	bool own_thread;                         /* a thread of ours may call MPI when it likes */
-	bool one_host, taken, given, ours, over; /* given: world is a program's communicator; ours:
-	                                            MPI was started here; over: and ended */
-	atomic_bool lost;     /* a rank cannot be reached: whoever waits returns */
-	pthread_mutex_t lock; /* around each call: MPI is told that they come one after the other */
+	int rank_, ranks, on_host, at_host; /* at_host: rank within the host */
+	bool own_thread;                    /* a thread of ours may call MPI at any time */
+	/* taken: a model uses the group; given: world is the program's communicator; ours: MPI was
+	 * started here; over: MPI has been finalised */
+	bool one_host, taken, given, ours, over;
+	atomic_bool lost;     /* a rank cannot be reached: waiting calls return */
+	pthread_mutex_t lock; /* serialises calls: MPI was initialised for one call at a time */
 #define X(member, symbol, args) int(*member) args;
 	MPI_CALLS(X)
 #undef X
 	char name[60];
 };
 
-/* One call of the library, which returns at once: w->member(...). A blocking one would keep signs
- * of life from their turn; those are for start and end alone. */
+/* One library call that returns at once: w->member(...). Blocking calls would delay heartbeats;
+ * they are only used at start and end. */
 #define MPI_CALL(w, member, ...)                                                                   \
 	(pthread_mutex_lock(&(w)->lock), mpi_called(w, (w)->member(__VA_ARGS__)))
 
@@ -60,12 +61,13 @@ mpi_called(MpiWorld *w, int rc)
 	return rc;
 }
 
-/* Until the request is done; false: a rank is lost. patient: an idle rank takes no processor. */
+/* Wait until the request is done; false: a rank is lost. patient: an idle rank sleeps instead of
+ * polling. */
 bool mpi_finish(MpiWorld *w, MpiHandle *request, bool patient);
-/* n bytes of all ranks of `of`, side by side in `all` */
+/* Gather n bytes of all ranks of `of` in `all`. */
 bool mpi_gather(MpiWorld *w, MpiHandle of, const void *x, size_t n, void *all);
 
-/* A group whose steps go through MPI, on several hosts as well */
+/* A group whose steps go through MPI; it may span several hosts */
 llmc_status comm_mpi(MpiWorld *w, CommShape shape, Comm **out, llmc_error *err);
 
 #endif

@@ -1,7 +1,7 @@
-/* MPI, by the two binary interfaces that libraries have today: Open MPI's, whose handles are
- * addresses of its symbols, and MPICH's (Intel MPI, Cray, MVAPICH), whose handles are numbers. A
- * handle is passed as a pointer; where it is a number, the callee reads its low half. Opened and
- * started here; steps go through it in mpi_comm.c. */
+/* MPI through the two binary interfaces in use: Open MPI's, whose handles are addresses of its
+ * symbols, and MPICH's (Intel MPI, Cray, MVAPICH), whose handles are numbers. A handle is passed as
+ * a pointer; where it is a number, the callee reads its low half. This file opens and starts MPI;
+ * mpi_comm.c runs steps. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,13 +15,13 @@
 
 enum { SERIALIZED = 2, MULTIPLE = 3 };
 
-/* One a process, as MPI itself is. */
+/* One per process, like MPI itself. */
 static MpiWorld the_world = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 /* ---- waiting ---- */
 
-/* Looks again at once for some time, then sleeps between looks; a patient caller, after more time,
- * longer and longer. */
+/* Poll for a short time, then sleep between polls; a patient caller sleeps longer and longer after
+ * more time. */
 bool
 mpi_finish(MpiWorld *w, MpiHandle *request, bool patient)
 {
@@ -82,7 +82,7 @@ static const Launcher launchers[] = {
 	  "MPICH",
 	  "apt-get install libmpich12",
 	  { "libmpi.so.12", "libmpich.so.12" } },
-	/* srun --mpi=pmix, which either library takes */
+	/* srun --mpi=pmix, which both libraries support */
 	{ "PMIX_RANK",
 	  "SLURM_NTASKS",
 	  "PMIx",
@@ -100,7 +100,7 @@ open_library(MpiWorld *w, const Launcher *l, llmc_error *err)
 	for (int i = 0; !w->lib && !(own && *own) && l->name[i]; i++)
 		w->lib = dlopen(name = l->name[i],
 		                RTLD_NOW | RTLD_GLOBAL |
-		                    RTLD_NODELETE); /* its plug-ins look for its symbols */
+		                    RTLD_NODELETE); /* its plug-ins need its symbols */
 	if (!w->lib)
 		return error_set(err, LLMC_E_MISSING,
 		                 "mpirun of %s started this, but %s cannot be opened: %s, or name "
@@ -130,7 +130,8 @@ open_library(MpiWorld *w, const Launcher *l, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Together from here on: a rank that fails ends the job, since the others are in the same calls. */
+/* Collective from here on: a failing rank aborts the job, because the others are in the same
+ * calls. */
 static llmc_status
 start(MpiWorld *w, const Launcher *l, const void *comm, llmc_error *err)
 {
@@ -145,17 +146,19 @@ start(MpiWorld *w, const Launcher *l, const void *comm, llmc_error *err)
 	if (done && w->thread_level(&level))
 		return error_set(
 		    err, LLMC_E_MISSING,
-		    "MPI does not say from which threads it may be called (MPI_Query_thread)");
+		    "MPI does not report from which threads it may be called (MPI_Query_thread)");
 	if (level < SERIALIZED)
 		return error_set(err, LLMC_E_MISSING,
-		                 "MPI has been started so that several threads may not call it, "
-		                 "one after the other (MPI_THREAD_SERIALIZED)");
-	w->own_thread = w->ours || level == MULTIPLE; /* nobody else calls MPI, or all may */
-	if (comm) {                                   /* a handle is an address, or a number */
+		                 "MPI was started without MPI_THREAD_SERIALIZED: several threads "
+		                 "may not call it, not even one at a time");
+	/* no other code calls MPI, or every thread may */
+	w->own_thread = w->ours || level == MULTIPLE;
+	if (comm) { /* a handle is an address or a number */
 		MpiHandle own = NULL, given = NULL;
 		memcpy(&given, comm,
 		       dlsym(w->lib, "ompi_mpi_comm_world") ? sizeof given : sizeof(int));
-		if (w->dup(given, &own)) /* messages of the program stay its own */
+		/* a duplicate, so that messages of the program stay separate */
+		if (w->dup(given, &own))
 			return error_set(err, LLMC_E_INPUT,
 			                 "mpi_comm: is no communicator (MPI_Comm_dup)");
 		w->world = own;
@@ -163,17 +166,19 @@ start(MpiWorld *w, const Launcher *l, const void *comm, llmc_error *err)
 	w->rank(w->world, &w->rank_);
 	w->size(w->world, &size);
 	if (want > 0 && size != want)
-		return error_set(err, LLMC_E_MISSING,
-		                 "the launcher says %d ranks and MPI says %d: mpirun and the MPI "
-		                 "library are of different kinds (mpirun: %s; library: %s); "
-		                 "LLMC_MPI=PATH names another library",
-		                 want, size, l->title,
-		                 dlsym(w->lib, "ompi_mpi_comm_world") ? "Open MPI" : "MPICH");
+		return error_set(
+		    err, LLMC_E_MISSING,
+		    "the launcher started %d ranks, MPI reports %d: mpirun and the MPI "
+		    "library are of different kinds (mpirun: %s; library: %s); "
+		    "LLMC_MPI=PATH names another library",
+		    want, size, l->title,
+		    dlsym(w->lib, "ompi_mpi_comm_world") ? "Open MPI" : "MPICH");
 	w->ranks = size;
 	gethostname(w->name, sizeof w->name - 1);
 	if (w->split_type(w->world, w->type_shared, 0, w->info_null, &w->host) ||
 	    w->size(w->host, &w->on_host) || w->rank(w->host, &w->at_host))
-		return error_set(err, LLMC_E_MISSING, "MPI does not say which ranks share a host");
+		return error_set(err, LLMC_E_MISSING,
+		                 "MPI does not report which ranks share a host");
 	/* all or none: hosts may have different numbers of ranks */
 	int *n = calloc((size_t)size, sizeof *n);
 	w->one_host = n && mpi_gather(w, w->world, &w->on_host, sizeof *n, n);
@@ -223,8 +228,8 @@ mpi_world_close(MpiWorld *w)
 	if (!w)
 		return;
 	w->taken = false;
-	if (w->lost && w->rank_ > 0) /* rank 0 answers its requests first, and its end of the job is
-	                                this process' too */
+	/* rank 0 handles its requests first, and ending the job also ends this process */
+	if (w->lost && w->rank_ > 0)
 		nanosleep(&(struct timespec){ .tv_sec = 2 }, NULL);
 	if (w->lost) /* the others would wait for ever */
 		w->end_job(w->world, 1);
@@ -257,7 +262,7 @@ mpi_world_threads(const MpiWorld *w)
 	int n = topology_threads();
 
 	if (n >= sysconf(_SC_NPROCESSORS_ONLN) /
-	             2) /* bound to nothing, or to all cores but their second threads */
+	             2) /* not bound, or bound to all cores without their second threads */
 		n /= w->on_host;
 	return n > 0 ? n : 1;
 }
@@ -349,7 +354,7 @@ bool
 mpi_world_broadcast(MpiWorld *w, const void *data, size_t n)
 {
 	return !w->lost &&
-	       broadcast(w, (void *)(uintptr_t)data, n, false); /* the root's is only read */
+	       broadcast(w, (void *)(uintptr_t)data, n, false); /* the root's buffer is only read */
 }
 
 bool
@@ -366,8 +371,7 @@ typedef struct MpiWindow {
 	Comm *of;
 } MpiWindow;
 
-/* Collective, unless the group has ended early: then the process ends soon, and its memory with it.
- */
+/* Collective, unless the group has ended early; then the process ends soon and frees its memory. */
 static void
 window_release(void *user)
 {
@@ -400,7 +404,8 @@ open_window(MpiWorld *w, CommShape shape, Comm **out, llmc_error *err)
 		                 "MPI gives ranks of this host no memory of %zu bytes to share",
 		                 bytes);
 	}
-	memory += -(uintptr_t)memory & 63; /* at the same place for all: windows begin at pages */
+	/* the same offset on all ranks, because windows start at page boundaries */
+	memory += -(uintptr_t)memory & 63;
 	if (w->rank_ == 0)
 		memset(memory, 0, bytes - 64);
 	w->barrier(w->host);

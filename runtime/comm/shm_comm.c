@@ -1,14 +1,14 @@
-/* Ranks that share memory: flags, slots and a ring of bytes in one block.
+/* Ranks that share memory: flags, slots and a ring buffer in one block.
  *
- * A message goes in pieces through slots. Part p of each rank copies its piece into its slot,
- * raises its flag to the piece's number, waits for the flags of part p of the other ranks, and
- * reads their slots: parts of one number meet each other alone, so no barrier is needed. There are
- * two slots for each, in turn. Whoever writes piece e + 2 has seen all flags at e + 1, and who
- * raises a flag to e + 1 has read piece e.
+ * A message goes through slots in chunks. Part p of each rank copies its chunk into its slot, sets
+ * its flag to the chunk's number, waits for the flags of part p of the other ranks, and reads their
+ * slots. Parts with the same number only synchronise with each other, so no barrier is needed. Each
+ * has two slots, used alternately. A writer of chunk e + 2 has seen all flags at e + 1, and a rank
+ * that sets its flag to e + 1 has read chunk e.
  *
- * Waiting is a spin bounded by time, then sleep on a futex, as in threads.c. How long a rank may
- * take is counted in looks, not by the clock: a job that is stopped as a whole, and goes on, has
- * lost nobody. */
+ * Waiting spins for a bounded time, then sleeps on a futex, as in threads.c. The time that a rank
+ * may take is counted in checks, not by the clock, so a job that is stopped as a whole and
+ * continues loses no rank. */
 #include <errno.h>
 #include <linux/futex.h>
 #include <sched.h>
@@ -25,25 +25,31 @@
 #include "runtime/threads/threads.h"
 
 typedef enum MissedRank { LATE_IN_STEP, STILL, GONE } MissedRank;
-/* COMM_STAGES_PATIENCE: stages wait for whole steps of the others, not for a moment of one that all
- * are in; so does who sends them the next one, or asks for their pages. */
-enum { HOW = 1 << 16, PIECE = 4096, RING = 1 << 18 };
+/* COMM_STAGES_PATIENCE: stages wait for whole steps of the others, not for part of a step that all
+ * of them run. The same holds for sending the next step and for requesting pages. */
+enum { HOW = 1 << 16, CHUNK = 4096, RING = 1 << 18 };
 
-/* A number that only grows, written by one thread. Its low half is the futex. */
+/* A counter that only grows, written by one thread. Its low half is the futex. */
 typedef struct ShmLine {
 	_Alignas(64) atomic_ullong at;
-	atomic_int asleep; /* a thread sleeps, or is about to */
+	atomic_int asleep; /* a thread sleeps or is about to */
 } ShmLine;
 
-/* The beginning of the memory. The rest: a Line a rank (bytes that it has taken out of the ring),
- * two a rank (bytes put into its pipe to the next stage, and taken out), one a rank (pieces for
- * rank 0), a Line a rank and part (flags), a Life a rank, the ring, the slots
- * [2][ranks][parts][PIECE], those of pieces for rank 0 [2][ranks][PIECE], the pipes. */
+/* The start of the shared memory. It is followed by
+ *
+ *   one ShmLine per rank          bytes consumed from the ring
+ *   two per rank                  bytes written to its pipe to the next stage, and consumed
+ *   one per rank                  chunks for rank 0
+ *   one per rank and part         flags
+ *   one Heartbeat per rank
+ *   the ring
+ *   slots [2][ranks][parts][CHUNK], slots for rank 0 [2][ranks][CHUNK]
+ *   the pipes */
 typedef struct ShmBlock {
 	atomic_bool ended;
-	atomic_int lost; /* 1 + the rank that is missed, and how, times HOW; the first one that
-	                    anybody missed */
-	ShmLine written; /* bytes that rank 0 has put into the ring */
+	/* 1 + the first rank that was found lost, plus HOW times the kind of loss */
+	atomic_int lost;
+	ShmLine written; /* bytes that rank 0 has written to the ring */
 } ShmBlock;
 
 typedef struct ShmLocal {
@@ -54,15 +60,15 @@ typedef struct ShmComm {
 	Comm c;
 	ShmBlock *b;
 	ShmLine *taken, *put, *got, *kept, *flag;
-	char *ring, *pipe; /* pipe: of rank 0; those of the others follow */
+	char *ring, *pipe; /* pipe: that of rank 0; the others follow */
 	float *slot, *corner;
 	CommShape shape;
-	double spin; /* seconds before sleep */
+	double spin; /* seconds before sleeping */
 	int parts, timeout_s,
-	    still_s; /* timeout_s: within a step; still_s: without a sign of life */
-	uint64_t at; /* bytes sent, or received */
+	    still_s; /* limits: timeout_s within a step; still_s without a heartbeat */
+	uint64_t at; /* bytes sent or received */
 	uint64_t handed, took, collected;
-	ShmLocal *part; /* [parts] pieces that each part has sent */
+	ShmLocal *part; /* [parts] chunks that each part has sent */
 	Heartbeat *heartbeat;
 	LivenessWatch *watch; /* NULL: ranks are threads of this process */
 	void (*release)(void *user);
@@ -71,18 +77,19 @@ typedef struct ShmComm {
 
 /* ---- waiting ---- */
 
-/* False: the time is up */
+/* False: the time limit has passed */
 static bool
 futex(ShmLine *l, int op, unsigned value, const struct timespec *most)
 {
 	return syscall(SYS_futex, &l->at, op, value, most, NULL, 0) >= 0 || errno != ETIMEDOUT;
 }
 
-/* Rank k is missed: the group ends. Only the first one counts: others wait for it. */
+/* Rank k is lost: end the group. Only the first report counts, because other ranks wait for it
+ * too. */
 static void
 lose(ShmComm *s, int k, MissedRank how)
 {
-	if (!atomic_load(&s->b->ended)) /* else those that are left end, each by itself */
+	if (!atomic_load(&s->b->ended)) /* otherwise the remaining ranks end one by one */
 		atomic_compare_exchange_strong(&s->b->lost, &(int){ 0 }, 1 + k + HOW * (int)how);
 	atomic_store(&s->b->ended, true);
 }
@@ -91,14 +98,14 @@ static void
 line_set(ShmLine *l, uint64_t v)
 {
 	atomic_store(&l->at, v);
-	/* sequentially consistent against line_wait: either it sees the new number or the sleeper
-	 * is seen here */
+	/* Sequentially consistent with line_wait: either the sleeper sees the new number, or it is
+	 * seen here. */
 	if (atomic_load(&l->asleep) && atomic_exchange(&l->asleep, 0))
 		futex(l, FUTEX_WAKE, INT32_MAX, NULL);
 }
 
-/* Until the line, which rank `of` writes, is at v or beyond; most_s: for so many seconds, 0: as
- * long as it takes. */
+/* Wait until the line, which rank `of` writes, reaches v; most_s: time limit in seconds, 0:
+ * none. */
 static bool
 line_wait(ShmComm *s, ShmLine *l, uint64_t v, int of, int most_s)
 {
@@ -126,8 +133,8 @@ lines_of(size_t bytes)
 	return (bytes + 63) & ~(size_t)63;
 }
 
-/* Bytes of a rank's pipe: those of the last stage lie behind the others, and its first rank's alone
- * is used */
+/* Bytes of a rank's pipe. Those of the last stage follow the others, and only its first rank's is
+ * used. */
 static size_t
 pipe_bytes(int rank, CommShape c)
 {
@@ -151,10 +158,10 @@ lay_out(ShmComm *s, char *base, CommShape c)
 		s->heartbeat = (Heartbeat *)(s->flag + n * p);
 		s->ring = base + at;
 		s->slot = (float *)(base + at + RING);
-		s->corner = s->slot + 2 * n * p * PIECE;
-		s->pipe = (char *)(s->corner + 2 * n * PIECE);
+		s->corner = s->slot + 2 * n * p * CHUNK;
+		s->pipe = (char *)(s->corner + 2 * n * CHUNK);
 	}
-	return at + RING + 2 * n * (p + 1) * PIECE * sizeof(float) +
+	return at + RING + 2 * n * (p + 1) * CHUNK * sizeof(float) +
 	       (n - (size_t)c.team) * lines_of(c.onward) + lines_of(c.back);
 }
 
@@ -217,7 +224,7 @@ miss(void *user, int rank, bool gone)
 	ShmComm *s = user;
 
 	lose(s, rank, gone ? GONE : STILL);
-	shm_end(&s->c); /* wakes all */
+	shm_end(&s->c); /* wakes all waiting threads */
 }
 
 /* ---- in a step ---- */
@@ -227,10 +234,10 @@ slot_of(const ShmComm *s, uint64_t piece, int rank, int part)
 {
 	return s->slot + ((((piece & 1) * (size_t)s->c.ranks + (size_t)rank) * (size_t)s->parts) +
 	                  (size_t)part) *
-	                     PIECE;
+	                     CHUNK;
 }
 
-/* Put n floats into this part's slot, and wait until all ranks of the team have. */
+/* Write n floats to this part's slot and wait until all ranks of the team have done so. */
 static bool
 exchange(ShmComm *s, int part, const float *x, int64_t n, uint64_t *piece)
 {
@@ -254,9 +261,9 @@ shm_sum(Comm *c, int part, const CommReduce *j)
 	int64_t at = lines * part / s->parts * 16, end = lines * (part + 1) / s->parts * 16;
 	uint64_t e;
 
-	for (end = end < n ? end : n; at < end; at += PIECE) {
-		int64_t count = end - at < PIECE ? end - at : PIECE;
-		float sum[PIECE];
+	for (end = end < n ? end : n; at < end; at += CHUNK) {
+		int64_t count = end - at < CHUNK ? end - at : CHUNK;
+		float sum[CHUNK];
 		if (!exchange(s, part, j->x + at, count, &e))
 			return false;
 		for (int k = 0; k < c->team; k++) {
@@ -282,14 +289,14 @@ shm_join(Comm *c, int part, const CommGather *j)
 		CommStream of = comm_stream(j, c->team, k, part, s->parts);
 		most = of.end - of.at > most ? of.end - of.at : most;
 	}
-	for (int64_t from = 0; from < most; from += PIECE) {
+	for (int64_t from = 0; from < most; from += CHUNK) {
 		CommStream own = comm_stream(j, c->team, c->rank - c->first, part, s->parts);
 		int64_t left = own.end - own.at - from;
-		if (!exchange(s, part, j->x + own.at + from, left < PIECE ? left : PIECE, &e))
+		if (!exchange(s, part, j->x + own.at + from, left < CHUNK ? left : CHUNK, &e))
 			return false;
 		for (int k = 0; k < c->team && j->y; k++) {
 			CommStream of = comm_stream(j, c->team, k, part, s->parts);
-			int64_t end = of.at + from + PIECE < of.end ? of.at + from + PIECE : of.end;
+			int64_t end = of.at + from + CHUNK < of.end ? of.at + from + CHUNK : of.end;
 			comm_place(j, &of, of.at + from, end, slot_of(s, e, c->first + k, part));
 		}
 	}
@@ -298,7 +305,7 @@ shm_join(Comm *c, int part, const CommGather *j)
 
 /* ---- bytes from rank 0 ---- */
 
-/* Bytes that fit into the ring from here on without a break */
+/* Contiguous bytes available in the ring from the current position */
 static size_t
 ring_piece(const ShmComm *s, size_t n)
 {
@@ -353,20 +360,20 @@ static bool
 shm_collect(Comm *c, const void *data, size_t n, void *all)
 {
 	ShmComm *s = (ShmComm *)c;
-	const size_t most = PIECE * sizeof(float);
+	const size_t most = CHUNK * sizeof(float);
 
 	for (size_t at = 0; at < n; at += most) {
 		const size_t count = n - at < most ? n - at : most;
 		const uint64_t e = ++s->collected;
 		float *corner = s->corner + (size_t)(e & 1) * (size_t)c->ranks *
-		                                PIECE; /* in turn, as slots are */
-		memcpy(corner + (size_t)c->rank * PIECE, (const char *)data + at, count);
+		                                CHUNK; /* alternately, like slots */
+		memcpy(corner + (size_t)c->rank * CHUNK, (const char *)data + at, count);
 		line_set(&s->kept[c->rank], e);
 		for (int k = 0; k < c->ranks; k++)
 			if (k != c->rank && !line_wait(s, &s->kept[k], e, k, s->timeout_s))
 				return false;
 		for (int k = 0; k < c->ranks && all; k++)
-			memcpy((char *)all + (size_t)k * n + at, corner + (size_t)k * PIECE, count);
+			memcpy((char *)all + (size_t)k * n + at, corner + (size_t)k * CHUNK, count);
 	}
 	return !shm_ended(c);
 }
@@ -427,8 +434,8 @@ shm_take(Comm *c, void *data, size_t n)
 	return true;
 }
 
-/* Seconds. A launcher binds each process to its own processors, which are not those of all ranks.
- */
+/* Seconds of spinning. A launcher binds each process to some processors, not to those of all
+ * ranks. */
 static double
 spin_of(CommShape shape, bool processes)
 {
@@ -494,7 +501,7 @@ typedef struct ShmMemory {
 	atomic_int users;
 	void *at;
 	size_t bytes;
-} ShmMemory; /* zero, and taken as it is touched */
+} ShmMemory; /* zeroed pages, allocated on first touch */
 
 static void
 memory_release(void *user)

@@ -364,7 +364,7 @@ def fails_until_it_ends(port):
 def names_the_lost(log, rank, ranks, host):
     """True if the log names the lost rank and its operation."""
     return re.search(
-        rf"rank {rank} of {ranks} \(host {host}\) is lost: no answer for {STILL} s (in step \d+, (layer \d+, )?\w+|behind step \d+|before the first step)\n",
+        rf"rank {rank} of {ranks} \(host {host}\) is lost: no answer for {STILL} s (in step \d+, (layer \d+, )?\w+|after step \d+|before the first step)\n",
         log.read_text(),
     )
 

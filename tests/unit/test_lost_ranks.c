@@ -46,9 +46,9 @@ static const struct {
 	{ IN_SUM, 0, SIGSTOP, "in step 2, layer 3, all_reduce" },
 	{ IN_TAKE, 2, SIGSTOP, "in step 2, stage_in" },
 	{ IN_TAKE, 2, SIGKILL, "in step 2, stage_in" },
-	{ IDLE, 3, SIGSTOP, "behind step 2" },
-	{ IDLE, 1, SIGKILL, "behind step 2" },
-	{ IDLE, 0, SIGKILL, "behind step 2" },
+	{ IDLE, 3, SIGSTOP, "after step 2" },
+	{ IDLE, 1, SIGKILL, "after step 2" },
+	{ IDLE, 0, SIGKILL, "after step 2" },
 	{ LEAVES, 3, 0, NULL },
 	{ NEVER, -1, 0, NULL },
 };
@@ -253,9 +253,9 @@ a_place_is_told_as_it_is(void **state)
 	assert_non_null(strstr(text, "in step 12, layer 0, "));
 	comm_set_position(&c, 12, -1, -1);
 	comm_position_text(where, text, sizeof text);
-	assert_string_equal(text, "behind step 12");
+	assert_string_equal(text, "after step 12");
 	comm_position_text(UINT64_MAX, text, sizeof text); /* of an op that there is not */
-	assert_string_equal(text, "behind step 4294967295");
+	assert_string_equal(text, "after step 4294967295");
 	comm_set_position(&(Comm){ 0 }, 1, 2, 3); /* nobody looks */
 }
 
