@@ -151,7 +151,7 @@ def table():
         plans = dict(zip(names, pool.map(built, names)))
     plain = plans["llama"][0]
     lines = [
-        "| file | models | Hugging Face `model_type` | GGUF architecture | ops that `llama` has not | tuned on CPU | tuned on GPU | limits |",
+        "| file | models | Hugging Face `model_type` | GGUF architecture | ops not in `llama` | tuned on CPU | tuned on GPU | limits |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name in names:
