@@ -1,11 +1,11 @@
 """The cache of built code for Python: the files of base/build_cache.h (docs/internals/built-code.md).
 
-    key = build_cache.key(text, flags, compiler)             # SHA-256 of all that the contents depend on
+    key = build_cache.key(text, flags, compiler)             # SHA-256 of everything that the contents depend on
     data = build_cache.get("nvrtc", key)                     # bytes, or None
     build_cache.put("nvrtc", key, data)
-    lib = build_cache.library("test", key, make)             # a ctypes library; make(path) compiles it where the cache has none
+    lib = build_cache.library("test", key, make)             # a ctypes library; make(path) compiles it if the cache has no entry
 
-A damaged entry is a miss, and a cache that takes no files is off; each is reported once per process, on stderr."""
+A damaged entry is a miss, and a cache that cannot be written is off; each is reported once per process, on stderr."""
 
 import contextlib
 import ctypes
@@ -28,7 +28,7 @@ COUNT_AGAIN_S = 86400
 
 
 class Untrusted(Exception):
-    """Other users may have written code of the cache."""
+    """Other users may have written code in the cache."""
 
 
 def root():
@@ -86,12 +86,12 @@ def _folder(at):
 
 
 def folder():
-    """Folder of the entries; None: they are not kept."""
+    """Folder of the entries; None: caching is off."""
     return _folder(str(root())) if limit() else None
 
 
 def key(*parts):
-    """Digest of strings, bytes, numbers, and lists of them, with the bounds of each."""
+    """Digest of strings, bytes, numbers, and lists of them, each with its length."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
@@ -116,7 +116,7 @@ def _intact(data, key):
 
 @contextlib.contextmanager
 def _held(kind, key):
-    """(path, its bytes with the seal) of an entry that stays as long as this lasts; (None, None): there is none."""
+    """Yield (path, bytes with trailer) of an entry, which is not evicted within this context; (None, None): no entry."""
     at = folder()
     try:
         fd = os.open(at / f"{key}.{kind}", os.O_RDONLY | os.O_CLOEXEC) if at else -1
@@ -154,7 +154,7 @@ def get(kind, key):
 
 
 def put(kind, key, data):
-    """Keep an entry; a disk that takes no more is reported once."""
+    """Store an entry; a full disk is reported once."""
     at = folder()
     if at is None or not data:
         return
@@ -183,7 +183,7 @@ def put(kind, key, data):
 
 
 def _add_usage(at, usage, n):
-    """Before the entry appears: a process that is killed in between leaves the count too high, never too low."""
+    """Called before the entry becomes visible: a process killed in between leaves the total too high, never too low."""
     now, text = int(time.time()), usage.read(USAGE.size)
     mark, total, counted = USAGE.unpack(text) if len(text) == USAGE.size else (b"", 0, 0)
     total += n
@@ -195,7 +195,7 @@ def _add_usage(at, usage, n):
 
 
 def _count_again(at, more):
-    """Bytes of all entries and of `more` that are about to come; above the limit the least recently used go, down to 90 % of it."""
+    """Count the bytes of all entries plus `more`, which are about to be written. Above the limit, evict the least recently used entries down to 90 % of it."""
     entries = []
     for e in os.scandir(at):
         if not e.name.startswith(".") and e.is_file(follow_symlinks=False):
@@ -211,7 +211,7 @@ def _count_again(at, more):
 
 
 def _evict(path):
-    """Whether it is gone: entries that a reader holds stay."""
+    """Return whether the entry was removed; entries with a reader are not."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -234,12 +234,12 @@ def library(kind, key, make, mode=ctypes.DEFAULT_MODE):
         so = os.path.join(d, f"{key[:16]}.so")
         make(so)
         put(kind, key, Path(so).read_bytes())
-        return ctypes.CDLL(so, mode)  # mapped, it needs no name
+        return ctypes.CDLL(so, mode)  # once mapped, the file may be removed
 
 
 @functools.cache
 def version(compiler):
-    """A compiler's version text; "": there is no such compiler."""
+    """Version output of a compiler; "": no such compiler."""
     try:
         return subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
     except OSError:
@@ -255,8 +255,8 @@ def _read(path):
 
 
 def included(text, folders, here=None):
-    """[(name, text)] of all that a source text includes in quotes, from its own folder or one of these, in order of names. Names that lead nowhere are left out:
-    the compiler has them, or a condition excludes them."""
+    """[(name, text)] of all files that a source includes in quotes, from its own folder or one of these, sorted by name. Missing files are skipped:
+    the compiler provides them, or a condition excludes them."""
     found, todo = {}, [(text, here)]
     while todo:
         text, here = todo.pop()

@@ -4,8 +4,8 @@
     tools/cache_stats.py FILE ...            hits 812, misses 3; in caches of tests: hits 40, misses 120
     tools/cache_stats.py --kinds FILE ...    a line per kind as well
 
-Lookups of the cache that LLMC_CACHE names come first, then those of other folders: tests of the cache begin with empty ones.
-Exit status 0; 1 when no file can be read."""
+Lookups of the cache in LLMC_CACHE come first, then those of other folders: tests of the cache start with empty ones.
+Exit status 0; 1 if no file can be read."""
 
 import collections
 import sys
@@ -14,7 +14,7 @@ import build_cache
 
 
 def total(paths, own=None):
-    """{kind: {event: lookups}} of a cache (own: True), of all other folders (False), or of both (None); None when none of the files can be read."""
+    """{kind: {event: lookups}} of a cache (own: True), of all other folders (False), or of both (None); None if no file can be read."""
     found, folder = None, str((build_cache.root() / "kernels").resolve())
     for path in paths:
         try:
@@ -30,14 +30,14 @@ def total(paths, own=None):
 
 
 def sentence(kinds):
-    """hits 812, misses 3, and how many of the misses were damaged entries"""
+    """ "hits 812, misses 3", and the number of damaged entries among the misses"""
     events = sum(kinds.values(), collections.Counter())
     damaged = f", damaged {events['damaged']}" if events["damaged"] else ""
     return f"hits {events['hit']}, misses {events['miss']}{damaged}"
 
 
 def summary(paths):
-    """One line; None when none of the files can be read."""
+    """One line; None if no file can be read."""
     own, others = total(paths, True), total(paths, False)
     if own is None:
         return None

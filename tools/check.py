@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The test suite: steps made of items, which a queue gives to the cores, the longest first. docs/testing.md describes it.
+"""The test suite: steps consist of items, which a queue assigns to the cores, longest first. docs/testing.md describes it.
 
 deps    packages                              env     Python environment, demo model
 build   gcc, warnings are errors              clang   the same with clang, ASan and UBSan: library, unit tests, fuzzers
@@ -39,13 +39,13 @@ TIMES = LOGS / ("times-all.json" if EVERY else "times.json")
 DEFAULT_TIMES = ROOT / "tools" / "check-times.json"
 UNKNOWN = 5.0  # seconds of an item without a recorded time
 GROUP = 12.0  # seconds of short test files that share a pytest process
-START = 0.7  # seconds that pytest takes to start
-MISSING = {  # why a test skips itself: what to install
+START = 0.7  # seconds until pytest has started
+MISSING = {  # reason of a skipped test: what to install
     "nvrtc|nvdisasm|disassembler": "the Python packages nvidia-cuda-nvrtc and nvidia-cuda-nvdisasm (tools/venv.sh)",
     "mpich|openmpi|header of MPI": "mpich and openmpi (tools/mpi.sh)",
     "chromedriver|selenium": "chromium and chromium-driver (tools/deps.sh)",
 }
-MOST_FAILED = 30  # failed tests of a step after which its other items are not started
+MOST_FAILED = 30  # number of failed tests of a step that drops its other items
 HANG = 1800 * float(os.environ.get("LLMC_TEST_SLOW") or 1)  # seconds after which an item is killed
 TAIL = 150  # lines of a failed item's log that are printed
 
@@ -57,14 +57,14 @@ class Item:
     step: str
     name: str
     argv: list
-    after: tuple = ()  # names of the items that must have passed before
+    after: tuple = ()  # names of items that must pass first
     env: dict = field(default_factory=dict)
     counts: str = "one"  # how its tests are counted: one, none, cmocka, pytest
-    slots: int = 1  # cores that it keeps busy
+    slots: int = 1  # number of busy cores
     files: list = field(default_factory=list)  # test files of a pytest item
     cost: float = 0  # expected seconds
-    waits: bool = False  # sleeps most of its time, so that it takes no core from the others
-    rank: float = 0  # expected seconds until the last item that depends on it has ended
+    waits: bool = False  # mostly sleeps, so it needs no core
+    rank: float = 0  # expected seconds until its last dependent item has ended
     state: str = "waiting"  # then running, passed, failed, skipped or dropped
     start: float = 0
     wall: float = 0
@@ -88,7 +88,7 @@ class Item:
 
 
 def clang():
-    """First clang that has the sanitizers and libFuzzer; None if there is none."""
+    """First clang with the sanitizers and libFuzzer; None if there is none."""
     p = subprocess.run(["tools/clang.sh"], capture_output=True, text=True)
     return p.stdout.strip() if p.returncode == 0 else None
 
@@ -133,7 +133,7 @@ def unit_items():
     checked = [
         "test_cuda_session",
         "test_cuda_load",
-    ]  # the driver and a session of an emulated GPU that looks at every access
+    ]  # the driver and a session of an emulated GPU that checks every access
     return [item(n) for n in names] + [
         item(n, " checked", {"LLMC_EMU_MODE": "check"}) for n in checked
     ]
@@ -148,7 +148,7 @@ def pytest_step(path):
 
 
 def pytest_items(times, files):
-    """One item per test file; short ones of a folder share one, so that pytest starts less often and kernels they share are made once."""
+    """One item per test file; short files of a folder share one, so that pytest starts less often and shared kernels are built once."""
     groups = collections.defaultdict(list)
     for f in files:
         wall = times.get(f, [UNKNOWN])[0]
@@ -184,7 +184,7 @@ def sanitized_items():
     apart = {"test_cuda", "test_cublaslt", "test_cuda_machines", "test_cuda_session"} | (
         set() if EVERY else {"test_engine"}
     )
-    # Kernels find lookup tables (cpu/gemm/matmul_kernel.h) by name. After one of their files is unloaded, ASan's check for doubled names reads freed memory.
+    # Kernels find lookup tables (cpu/gemm/matmul_kernel.h) by name. After one of these files is unloaded, ASan's check for duplicate names reads freed memory.
     env = {
         "ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1:detect_odr_violation=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
@@ -238,7 +238,7 @@ def emulator_items():
 
 
 def quick_items():
-    """For use while working: unit and repository tests, and one golden per op and target."""
+    """Checks for daily work: unit and repository tests, and one golden model per op and target."""
     repo = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests/repo").glob("test_*.py"))
     goldens = (
         ["tests/e2e/test_goldens.py::test_reference", "tests/e2e/test_goldens.py::test_cpu"],
@@ -264,7 +264,7 @@ def quick_items():
 
 
 def test_files(names):
-    """All test files, or those that the names mean; none are named: all."""
+    """Test files selected by the names; without names all."""
     files = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests").glob("*/test_*.py"))
     return [f for f in files if f.startswith(tuple(names)) or pytest_step(f) in names] or files
 
@@ -292,7 +292,7 @@ def all_items(times, names=()):
 
 
 def chosen(items, names):
-    """Items of the named steps, or whose names begin so, and what they depend on."""
+    """Items of the named steps, or with these prefixes, and their dependencies."""
     by_name, keep = {i.name: i for i in items}, set()
 
     def add(i):
@@ -443,7 +443,7 @@ class Run:
     def finish(self, item, status, usage):
         process = self.running.pop(item.name)
         process.returncode = os.waitstatus_to_exitcode(status)
-        self.kill(process)  # its processes that still run
+        self.kill(process)  # and its remaining processes
         item.wall, item.cpu = time.monotonic() - item.start, usage.ru_utime + usage.ru_stime
         item.times = {item.name: [round(item.wall, 2), round(item.cpu, 2)]}
         text = item.log.read_text(errors="replace")
@@ -472,12 +472,12 @@ class Run:
             pass
 
     def drop(self):
-        """Items that cannot run any more: one that they depend on has failed, or too many of their step have."""
+        """Drop items that cannot run: a dependency has failed, or too many items of their step have."""
         state = {i.name: i.state for i in self.items}
         failed = collections.Counter()
         for i in self.items:
             failed[i.step] += len(i.failed)
-        for i in self.items:  # in the order of dependence
+        for i in self.items:  # in dependency order
             if i.state != "waiting":
                 continue
             before = {state.get(a, "passed") for a in i.after}
@@ -503,7 +503,7 @@ class Run:
             elif not i.waits and not full:
                 full = (
                     busy + i.slots > CORES
-                )  # one that needs several cores waits for them, and the lower ranks wait too
+                )  # an item that needs several cores waits for them, and lower ranks wait too
                 if not full:
                     busy += i.slots
                     self.start(i)
@@ -538,7 +538,7 @@ class Run:
     # ---- what it prints ----
 
     def step_lines(self):
-        """The line of each step whose last item has ended."""
+        """Print a line for each step whose last item has ended."""
         for step in STEPS:
             items = [i for i in self.items if i.step == step]
             if (
@@ -583,7 +583,7 @@ class Run:
         )
 
     def steps(self):
-        """Seconds of each step: from the start of its first item to the end of its last one, and on the cores."""
+        """Seconds of each step: wall time from the start of its first item to the end of its last, and CPU time."""
         out = {}
         for step in STEPS:
             ran = [i for i in self.items if i.step == step and i.start]
@@ -630,7 +630,7 @@ class Run:
         return 1 if bad else 0
 
     def missing(self):
-        """Steps of which something was skipped for lack of a tool: (step, what to install)."""
+        """Steps with tests skipped for lack of a tool: (step, what to install)."""
         found = collections.Counter()
         for i in self.items:
             for reason, n in i.reasons.items():
@@ -653,7 +653,7 @@ def print_list(items):
 
 
 def print_times():
-    """Prints the times of the last runs: steps, then items and test files, the longest first."""
+    """Print the times of the last runs: steps, then items and test files, longest first."""
     times = read_times(TIMES)
     if not times["items"]:
         sys.exit(f"check: {TIMES.relative_to(ROOT)} is not there yet; make check writes it")
@@ -673,7 +673,7 @@ def record(run):
 
 
 def save_defaults():
-    """Writes the recorded times to the table for clones that have recorded none."""
+    """Write the recorded times to the table used by clones without times of their own."""
     names = {*test_files([]), *(i.name for i in all_items({}) if not i.files)}
     times = known_times()
     write_times(
@@ -696,7 +696,7 @@ def run_once(names, threads=None, quick=False):
 
 
 def steady(names, n):
-    """Runs the test steps n times next to two busy processes, then once with one thread per model; prints each failed test with its runs."""
+    """Run the test steps n times next to two busy processes, then once with one thread per model; print each failed test with its runs."""
     names = names or [s for s in STEPS if s not in ("deps", "env", "build", "clang")]
     failed = collections.defaultdict(list)
     for label in [*(str(i + 1) for i in range(n)), "one thread"]:
@@ -731,19 +731,19 @@ def main():
         "names",
         nargs="*",
         metavar="NAME",
-        help="steps, items (--list) or test files; what they need is built first; without names: all steps",
+        help="steps, items (--list) or test files; their dependencies are built first; without names: all steps",
     )
     a.add_argument("--list", action="store_true", help="print the items and stop")
     a.add_argument("--times", action="store_true", help="print the recorded times and stop")
     a.add_argument(
         "--save-times",
         action="store_true",
-        help="write the recorded times to tools/check-times.json, for clones that have recorded none",
+        help="write the recorded times to tools/check-times.json, for clones without times",
     )
     a.add_argument(
         "--quick",
         action="store_true",
-        help="unit and repository tests, and one golden per op and target",
+        help="unit and repository tests, and one golden model per op and target",
     )
     a.add_argument(
         "--steady",

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Which lines and functions the tests reach: builds with clang's counters into build/coverage, runs test steps there, writes build/coverage/html/index.html,
-and prints one line per module and the functions that no test has reached.
+"""Measure which lines and functions the tests reach: builds with clang's counters into build/coverage, runs test steps there, writes build/coverage/html/index.html,
+and prints one line per module and the functions that no test reaches.
 
-usage: tools/coverage.py [STEP | FILE ...]      default: unit pytest serve cuda; --report: of the runs before, without running anything
+usage: tools/coverage.py [STEP | FILE ...]      default: unit pytest serve cuda; --report: report on earlier runs, without running anything
 """
 
 import collections
@@ -21,7 +21,7 @@ PROGRAMS = ("llmc", "libllmc.so", "expand", "reference")
 ENV = {
     "LLVM_PROFILE_FILE": str(
         check.ROOT / PROFILES / "%4m.profraw"
-    ),  # processes of one program add to one of four files
+    ),  # processes of one program share four files
     "LLMC": str(check.ROOT / BUILD / "llmc"),
     "LLMC_LIBRARY": str(check.ROOT / BUILD / "libllmc.so"),
     "LLMC_LIB": str(check.ROOT / BUILD / "libllmc.so"),
@@ -32,7 +32,7 @@ ENV = {
 
 
 def tool(name):
-    """llvm-cov and llvm-profdata of the clang that built."""
+    """llvm-cov or llvm-profdata of the clang used for the build."""
     suffix = re.search(r"(-\d+)?$", check.clang().split()[-1])[0]
     return name + suffix
 
@@ -65,7 +65,7 @@ def binaries():
 
 
 def functions(export):
-    """(file, name) of each function of the library and the command line: the most calls that any program has counted."""
+    """{(file, name): calls} of each function of the library and the command line, with the largest count of any program."""
     calls = collections.Counter()
     for data in export["data"]:
         for f in data["functions"]:

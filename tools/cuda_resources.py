@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compile every CUDA kernel of descriptions with the real NVRTC (no GPU needed), and tabulate what each takes.
+"""Compile every CUDA kernel of descriptions with the real NVRTC (no GPU needed), and tabulate its resources.
 
     tools/cuda_resources.py [--arch sm_80,...] [--set KEY=VALUE]... [--markdown FILE] CONFIG.yaml ...
 
@@ -22,7 +22,7 @@ import nvrtc  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 LLMC = os.environ.get("LLMC", str(ROOT / "build" / "llmc"))
-# threads, shared memory of a multiprocessor, shared memory of a block: CUDA C++ Programming Guide, table of compute capabilities
+# threads and shared memory per SM, shared memory per thread block: CUDA C++ Programming Guide, table of compute capabilities
 SM = {
     "sm_75": (1024, 64, 64),
     "sm_80": (2048, 164, 163),
@@ -35,7 +35,7 @@ SM = {
 
 
 def occupancy(arch, block, registers, shared):
-    """Blocks that fit one multiprocessor."""
+    """Thread blocks per SM."""
     threads, sm_kb, _ = SM[arch]
     warps = (block + 31) // 32
     by_regs = 65536 // (max(1, -(-registers * 32 // 256) * 256) * warps) if registers else 32
@@ -77,7 +77,7 @@ def compile_file(lib, path, arch):
 
 
 def survey(configs, archs, sets=(), jobs=None):
-    """Rows: config, arch, kernel, launch, registers, shared bytes, blocks an SM, wrong (None or what)."""
+    """Rows: config, arch, kernel, launch, registers, shared bytes, blocks per SM, error (or None)."""
     lib = nvrtc.find()
     if lib is None:
         return None
@@ -96,7 +96,7 @@ def survey(configs, archs, sets=(), jobs=None):
                 )
                 for k, r in zip(plan["kernel"], done):
                     by_name = {x["name"]: x for x in r["kernels"]}
-                    for u in (u for u in k["launch"] if "fn" in u):  # a product is the library's
+                    for u in (u for u in k["launch"] if "fn" in u):  # a library GEMM has no kernel
                         x = by_name.get(u["fn"])
                         wrong = nvrtc.bad(r) or (None if x else "no such function")
                         row = dict(
@@ -126,7 +126,7 @@ def survey(configs, archs, sets=(), jobs=None):
 
 
 def cells(rows):
-    """{(function, which of that name): {architecture: text}} of one description, in the order of the plans"""
+    """{(function, index among equal names): {architecture: text}} of one description, in the order of the plans"""
     out, seen = {}, {}
     for r in (r for r in rows if "registers" in r):
         name = re.sub(r"_[0-9a-f]{12}", "", r["fn"])
@@ -138,7 +138,7 @@ def cells(rows):
 
 
 def trouble(rows):
-    """What is wrong with which kernels, as a sentence."""
+    """A sentence that lists the kernels with errors."""
     found = {}
     for r in (r for r in rows if r["wrong"]):
         found.setdefault(

@@ -1,5 +1,5 @@
 #!/bin/sh
-# make demo: from a fresh Debian machine to an answer.
+# make demo: from a fresh Debian machine to generated text.
 set -eu
 cd "$(dirname "$0")/.."
 tools/deps.sh build

@@ -1,13 +1,13 @@
 #!/bin/sh
-# Install what llmc needs to build and to test, where it is missing (Debian and its children).
-# Without root it tries sudo; without that it says which packages an administrator must install.
+# Install missing packages for building and testing llmc (Debian and its derivatives).
+# Without root it uses sudo; without sudo it prints the packages that an administrator must install.
 set -eu
 packages="gcc make binutils pkg-config libyaml-dev libjansson-dev libpcre2-dev libutf8proc-dev python3 ca-certificates"
 tests="clang llvm libcmocka-dev python3-venv python3-pip unzip curl chromium chromium-driver"
-routers="nginx-light haproxy" # replicas are tested behind them; without them those tests are skipped
+routers="nginx-light haproxy" # reverse proxies for tests of replicas, which are skipped without them
 [ "${1:-}" = build ] || packages="$packages $tests"
 
-# lacking PACKAGE...: those that are not installed
+# lacking PACKAGE...: print those that are not installed
 lacking() {
 	for p in "$@"; do
 		dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || printf ' %s' "$p"
@@ -31,7 +31,7 @@ if [ "$(id -u)" != 0 ]; then
 		run="sudo"
 	else
 		echo "deps: not root and no sudo; an administrator must run: apt-get install$missing" >&2
-		# all may be there under other names: let the build decide
+		# the libraries may come from other packages: let the build decide
 		pkg-config --exists yaml-0.1 jansson libpcre2-8 libutf8proc 2>/dev/null && exit 0
 		exit 2
 	fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write a C file that holds configs/, templates/ and pages as byte arrays (base/embed.h).
+"""Write a C file with configs/, templates/ and pages as byte arrays (base/embed.h).
 
 Usage: embed.py OUT.c"""
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The table of docs/families.md: what each file of configs/families/ says, and what plans of its golden models are made of. Usage: families_doc.py [--check]"""
+"""Write the table of docs/families.md from the files of configs/families/ and the plans of their golden models. Usage: families_doc.py [--check]"""
 
 import concurrent.futures
 import json
@@ -22,20 +22,22 @@ MARK = re.compile(r"(<!-- families: tools/families_doc.py -->\n).*?(<!-- end -->
 
 
 def family(name):
-    """A family's file, and the models that the comment at its head names in front of the first colon."""
+    """A family's file, and the models in its top comment, before the first colon."""
     with open(os.path.join(FAMILIES, name + ".yaml")) as f:
         text = f.read()
     head = " ".join(line[1:].strip() for line in text[: text.index("\nfamily:")].splitlines())
     models, colon, _ = head.partition(": ")
-    assert colon, f"configs/families/{name}.yaml begins with no `# models: what is their own`"
+    assert colon, (
+        f"configs/families/{name}.yaml must start with `# models: what is specific to them`"
+    )
     return yaml.safe_load(text), models
 
 
-# --- what plans are made of
+# --- ops of plans
 
 
 def folder(case, to):
-    """A golden model whose tensors are all zero and take no room: import looks at names and shapes. Numbers (tensors of no dimension) are left out."""
+    """Make a golden model with all tensors zero (a sparse file): import reads only names and shapes. Scalars are skipped."""
     with open(os.path.join(MODELS, case, "case.json")) as f:
         golden = json.load(f)
     header, at = {}, 0
@@ -66,7 +68,7 @@ def dump(model, stage, *args):
 
 
 def built(name):
-    """Ops of the graphs of a family's golden models; for each target, those of their plans that run on the reference."""
+    """Ops of the graphs of a family's golden models, and per target the ops of their plans that run on the reference."""
     ops, untuned = set(), {target: set() for target in TARGETS}
     with tempfile.TemporaryDirectory() as tmp:
         models = [
@@ -86,11 +88,11 @@ def built(name):
     return ops, untuned
 
 
-# --- what a file says
+# --- contents of a file
 
 
 def ways(match, key):
-    """`llama`, `chatglm` where `has(inner_hidden_size)`: each word that a condition compares with, and what else it asks for"""
+    """Format a condition as "`llama`, `chatglm` where `has(inner_hidden_size)`": the compared words and the remaining conditions."""
     out = []
     for way in re.split(rf" or (?={key} ==)", match or ""):
         if m := re.fullmatch(rf"{key} == ([\w-]+)(?: and (.*))?", way):
@@ -112,7 +114,7 @@ def expected(part):
 
 
 def lengths(part):
-    """Positions as far as which llmc computes what the model does"""
+    """Positions up to which llmc computes the same as the model."""
     exact, when = part.get("keys", {}).get("exact_positions"), part.get("when", [])
     unless = "".join(
         f" unless `{w['if']}`"

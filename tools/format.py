@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Format the tree: C, headers and kernel templates by clang-format, Python by ruff.
 
-    tools/format.py            rewrite what is not formatted
+    tools/format.py            rewrite unformatted files
     tools/format.py --check    report it and exit 1
-    tools/format.py FILE...    these files alone
+    tools/format.py FILE...    only these files
 
 Templates are C with lines of //@ and names in ${}: both pass through clang-format as comments and identifiers. Tables (*.def) are laid out by hand."""
 
@@ -34,14 +34,14 @@ def files():
     )
 
 
-# a list of rows behind one parameter: a table
+# an X-macro list, which applies its one parameter to each row: a table
 TABLE = re.compile(
     r"^#define \w+\((?:[^)\n]*[ ,])?([A-Z])(?:,[^)\n]*)?\)[^\n]*\\\n(?:[^\n]*\\\n)*[^\n]*\n", re.M
 )
 
 
 def clang_format(text, name):
-    """Formatted, but for tables (X macros), which are laid out by hand."""
+    """Format with clang-format, except tables (X macros), which are laid out by hand."""
     tables = []
 
     def keep(m):
@@ -77,8 +77,8 @@ SPLIT = re.compile(r"^[ \t]+(?=\$\{SYMBOL\}\w*\(const llmc_)", re.M)
 
 
 def formatted_template(text, name):
-    """Conditions become those of the preprocessor, other lines of //@ pragmas, ${NAME} an identifier of the same length, so that lines break where
-    they should."""
+    """Replace conditions by preprocessor conditions, other //@ lines by pragmas, and ${NAME} by an identifier of the same length, so that lines break
+    correctly."""
     marks = {m[0]: f"qZ{m[1]}Z" for m in NAME.finditer(text)}
     lines = []
 
@@ -107,7 +107,7 @@ def formatted_template(text, name):
 
 
 def formatted(path):
-    """The text of a file as it should be: what the formatter leaves alone."""
+    """The formatted text of a file."""
     text = (ROOT / path).read_text()
     template = path.startswith("templates/") or path.endswith(TEMPLATE)
     cuda = "templates/cuda/" in path or path.endswith((".cu", ".cu.in"))

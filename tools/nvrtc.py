@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Compile CUDA files with the real NVRTC, without a GPU or a toolkit's compiler, and say what became of them.
+"""Compile CUDA files with the real NVRTC, without a GPU or a toolkit's compiler, and report the results.
 
     tools/nvrtc.py [--arch sm_80,sm_90a] [-I DIR]... [--jobs N] [--json] [--cubin DIR] FILE.cu ...
 
-One line a kernel and architecture: registers, static shared memory, spills, time. Exit status 1: an error, a spill, a warning of any
-kind. The library is looked for in LLMC_CUDA_LIBDIR, a toolkit, and the wheel nvidia-cuda-nvrtc; without it the status is 77.
+One line per kernel and architecture: registers, static shared memory, spills, time. Exit status 1: an error, a spill, a warning of any
+kind. The library is searched in LLMC_CUDA_LIBDIR, a toolkit, and the wheel nvidia-cuda-nvrtc; without it the status is 77.
 An artifact's folder is its own include path."""
 
 import argparse
@@ -63,7 +63,7 @@ def identity(lib):
 
 
 def compile_one(lib, name, text, arch, include=(), extra=()):
-    """dict: name, arch, ok, log, kernels [{name, registers, shared, spill}], seconds, cubin; from the cache of built code where that has it"""
+    """dict: name, arch, ok, log, kernels [{name, registers, shared, spill}], seconds, cubin; from the build cache if present"""
     opts = [f"--gpu-architecture={arch}", "--std=c++17", "--ptxas-options=-v", *extra]
     body = re.sub(r"\A/\*.*?\*/\n", "", text, flags=re.S)  # the comment at the top names the model
     key = build_cache.key(name, body, build_cache.included(text, include), opts, identity(lib))
@@ -112,7 +112,7 @@ def report(ok, log, cubin):
                 r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line
             )
         ):
-            # of the kernel and of functions that it calls
+            # kernel and the functions that it calls
             this["stack"], this["spill"] = (
                 max(this["stack"], int(m[1])),
                 this["spill"] + int(m[2]) + int(m[3]),
@@ -127,13 +127,13 @@ def report(ok, log, cubin):
 
 
 def compile_all(lib, todo, include=(), jobs=None):
-    """todo: (name, text, arch); the results in the same order."""
+    """todo: (name, text, arch); results are in the same order."""
     with ThreadPoolExecutor(jobs or min(2, os.cpu_count() or 1)) as pool:
         return list(pool.map(lambda t: compile_one(lib, *t, include), todo))
 
 
 def bad(r):
-    """What is wrong with a result, or None."""
+    """The error of a result, or None."""
     if not r["ok"]:
         return "error"
     if any(k["spill"] for k in r["kernels"]):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The figures of docs/parallel.md: what `llmc plan --gpu` says of models over several GPUs. Usage: parallel_doc.py [--check] [NAME ...]"""
+"""Write the figures of docs/parallel.md: predictions of `llmc plan --gpu` for models over several GPUs. Usage: parallel_doc.py [--check] [NAME ...]"""
 
 import json
 import os
@@ -66,9 +66,7 @@ def main():
         assert mark.search(new), name
         new = mark.sub(lambda m: m[1] + table(name) + m[2], new)
     if "--check" in sys.argv:
-        sys.exit(
-            f"{DOC} is not what `llmc plan` says: run tools/parallel_doc.py" if new != old else 0
-        )
+        sys.exit(f"{DOC} is out of date: run tools/parallel_doc.py" if new != old else 0)
     with open(DOC, "w") as f:
         f.write(new)
 

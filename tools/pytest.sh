@@ -1,5 +1,5 @@
 #!/bin/sh
-# pytest with what the tests need: their Python environment, the bindings and the demo model. Usage: tools/pytest.sh tests/e2e/test_cli.py -k name
+# Run pytest with the Python environment, the bindings and the demo model. Usage: tools/pytest.sh tests/e2e/test_cli.py -k name
 set -eu
 cd "$(dirname "$0")/.."
 venv=$(tools/venv.sh)

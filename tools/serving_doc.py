@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Write the tables of flags and routes in docs/serving.md.
 
-tools/serving_doc.py [--check]      --check: exit 1 if the page differs
+tools/serving_doc.py [--check]      --check: exit 1 if the page is out of date
 
-Flags come from `llmc serve --help` (LLMC names the binary), routes from serve/http/routes.def, and their
+Flags come from `llmc serve --help` (LLMC is the path of the binary), routes from serve/http/routes.def, and their
 descriptions from the OpenAPI document."""
 
 import glob
@@ -19,7 +19,7 @@ PAGE = os.path.join(ROOT, "docs", "serving.md")
 OPTION = re.compile(r"^ +(?:-(\w), )?--([\w-]+)(?: (\S+))? +(\S.*)$")
 ROUTE = re.compile(r'^ROUTE\("(\w+)", +"([^"]+)", +\w+, +\w+, +([^)]+)\)', re.M)
 ORDER = ["OpenAI", "Anthropic", "Ollama", "TGI", "Text", "Batches", "Server"]
-# routes that the OpenAPI document leaves out
+# routes that the OpenAPI document omits
 PAGES = {
     "/docs": "The OpenAPI document, for browsers as a page",
     "/openapi.json": "The OpenAPI document",
@@ -29,7 +29,7 @@ PAGES = {
 
 
 def below(folder, name):
-    """The one file of that name below a folder of the tree."""
+    """The only file of that name below a folder of the tree."""
     (path,) = glob.glob(os.path.join(ROOT, folder, "**", name), recursive=True)
     return path
 

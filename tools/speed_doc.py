@@ -85,7 +85,7 @@ def gpu_rows():
 
 
 def is_bf16(x):
-    """A figure with the plan's own choice between llmc's kernels and cuBLASLt."""
+    """Whether a figure uses the plan's choice between llmc's kernels and cuBLASLt."""
     return x.get("storage", "bf16") == "bf16" and "way" not in x
 
 

@@ -2,7 +2,7 @@
 """Print the id of each test that make check runs, sorted; with LLMC_CHECK_ALL=1 those of make check-all.
 
 usage: tools/test_ids.py                        the ids
-       tools/test_ids.py --compare BEFORE.txt   what an earlier list has and this tree lacks, and the other way round; exit 1 if anything is lost
+       tools/test_ids.py --compare BEFORE.txt   ids missing compared with an earlier list, and new ids; exit 1 if any is missing
 
 pytest NODE, unit PROGRAM TEST, fuzz NAME -runs=N, emu PROGRAM MODE SEED, san and tsan PROGRAM or the arguments of llmc. Needs make all."""
 
@@ -59,7 +59,7 @@ def emulator_ids(item):
 
 
 def script_ids(item):
-    """Commands of sanitized.sh and threads.sh, from stand-ins that print their arguments."""
+    """Commands of sanitized.sh and threads.sh, obtained with replacement programs that print their arguments."""
     script, _, part = item.argv
     if part == "soak":
         return [f"{item.step} soak 60 6"]

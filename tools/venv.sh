@@ -1,8 +1,8 @@
 #!/bin/sh
-# Make the Python environment of tests and benchmarks once (in the cache) and print its folder.
-#   tools/venv.sh            that of all tests
-#   tools/venv.sh clients    libraries on top of the server's interfaces, for tests/serve/clients.py
-#   tools/venv.sh llamaindex one more of them, which wants other versions of what they stand on
+# Make the Python environment of tests and benchmarks in the cache, once, and print its folder.
+#   tools/venv.sh            environment of all tests
+#   tools/venv.sh clients    client libraries of the server's interfaces, for tests/serve/clients.py
+#   tools/venv.sh llamaindex one more client library, which needs other versions of their dependencies
 set -eu
 cache=${LLMC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/llmc}
 need="pytest==8.3.4 pytest-xdist==3.6.1 numpy<3 jinja2==3.1.6 tokenizers==0.21.0 sentencepiece==0.2.0 gguf==0.17.1 protobuf<7
@@ -20,7 +20,7 @@ venv=$cache/venv-$key
 if [ ! -f "$venv/ready" ]; then
 	mkdir -p "$cache"
 	exec 9>"$cache/venv.lock"
-	flock 9 # somebody else may be making it
+	flock 9 # another process may be creating it
 fi
 if [ ! -f "$venv/ready" ]; then
 	rm -rf "$venv"

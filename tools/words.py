@@ -5,7 +5,7 @@
 
 Without paths: every tracked file. --list prints each finding (the default), --count prints the
 number of findings per module, --rules prints the rules. Rules and exceptions are in
-tools/words.txt. Exit status 1 if anything is found, 2 if the data file has a mistake."""
+tools/words.txt. Exit status 1 if anything is found, 2 if the data file has an error."""
 
 import argparse
 import html
@@ -32,7 +32,7 @@ OPENAPI = "openapi.json"
 
 
 class Mistake(Exception):
-    """A line of the data file that cannot be read."""
+    """A line of the data file that cannot be parsed."""
 
 
 class Rule:

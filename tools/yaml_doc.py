@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""docs/yaml.md from compiler/spec/spec.def: every key with type, unit, default and range. Usage: yaml_doc.py [--check]"""
+"""Write docs/yaml.md from compiler/spec/spec.def: every key with type, unit, default and range. Usage: yaml_doc.py [--check]"""
 
 import os
 import re
@@ -24,7 +24,7 @@ TYPES = {
 
 
 def split(args):
-    """Arguments of a macro call: commas outside strings and brackets."""
+    """Split the arguments of a macro call at commas outside strings and brackets."""
     out, depth, text, quoted = [], 0, "", False
     i = 0
     while i < len(args):
@@ -48,7 +48,7 @@ def split(args):
 
 
 def value(text):
-    """A C expression of the table: strings side by side, a number, a shift, NULL."""
+    """Evaluate a C expression of the table: adjacent strings, a number, a shift, NULL."""
     strings = re.findall(r'"((?:[^"\\]|\\.)*)"', text)
     if strings:
         return "".join(strings).replace('\\"', '"').strip()

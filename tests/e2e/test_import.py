@@ -562,7 +562,7 @@ def test_every_family_is_listed():
     assert sorted(listed) == sorted(
         f[:-5] for f in os.listdir("configs/families") if not f.startswith("_")
     )
-    assert f"\n{len(listed)} families as data" in open("README.md").read()
+    assert f"\n{len(listed)} families, one YAML file each" in open("README.md").read()
     cases = weights.cases()
     assert (
         f" {len(cases)} tiny models of {len({c.split('-')[0] for c in cases})} families "

@@ -1,4 +1,4 @@
-"""Which llama.cpp `make bench-peer` compares with: the newest source of the index, the build and the flags that are fastest, of those that run."""
+"""Selection of the llama.cpp that `make bench-peer` compares with: the newest source in the index, and the fastest build and flags that run."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def answer(tps):
 def test_what_dies_is_named_and_the_fastest_of_the_rest_runs_on(tmp_path):
     log = tmp_path / "log"
     program(tmp_path / "a", "llama-bench", "kill -SEGV $$\n")
-    # with repacking it dies; without, flash attention is the faster
+    # with repacking it crashes; without, flash attention is faster
     program(
         tmp_path / "b",
         "llama-bench",

@@ -1,4 +1,4 @@
-"""The cache of built code from Python and from C: the same files, the same bound, whole entries or none (docs/internals/built-code.md)."""
+"""The cache of built code from Python and from C: same files, same limit, and never a partial entry (docs/internals/built-code.md)."""
 
 import json
 import os
@@ -94,7 +94,7 @@ def test_the_bound_and_the_order(cache, monkeypatch):
     for i in range(10):
         B.put("test", B.key(i), data)
         os.utime(cache / f"{B.key(i)}.test", (1e9 + i, 1e9 + i))
-    assert B.get("test", B.key(0))  # used now
+    assert B.get("test", B.key(0))  # updates its time of last use
     with B._held("test", B.key(2)) as (path, _):
         os.utime(path, (1e9, 1e9))
         B.put("test", B.key(10), data)
@@ -176,7 +176,7 @@ while True:
 
 
 def test_writers_that_are_killed_leave_whole_entries(cache, monkeypatch):
-    """Four at once, killed at any moment; the cache is always too small."""
+    """Four concurrent writers are killed at random; the cache is always too small."""
     monkeypatch.setenv("LLMC_CACHE_SIZE", "40000")
     r = random.Random(1)
     for round_ in range(6):
@@ -198,7 +198,7 @@ def test_writers_that_are_killed_leave_whole_entries(cache, monkeypatch):
 
 
 def test_a_full_disk_is_one_warning(llmc, tmp_path):
-    """The model runs, from what was compiled in memory."""
+    """The model runs from kernels compiled in memory."""
     (tmp_path / "disk").mkdir()
     disk = small_disk(tmp_path / "disk")
     if disk is None:

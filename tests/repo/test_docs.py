@@ -1,4 +1,4 @@
-"""Pages keep their form, and what they name exists."""
+"""Pages keep their format, and the files and names in them exist."""
 
 import glob
 import os
@@ -34,7 +34,7 @@ def test_every_contract_is_listed():
 
 
 def test_only_the_list_of_devices_names_a_device():
-    """runtime/ reaches a device by its table; the list of tables is one line of one file."""
+    """runtime/ accesses a device through its table; the list of tables is one line of one file."""
     found = []
     for folder, _, names in os.walk("runtime"):
         if folder.startswith(("runtime/cpu", "runtime/cuda")):
@@ -63,7 +63,7 @@ def test_the_readme_is_short_and_its_figures_are_those_of_the_result_files():
 
 
 def test_every_environment_variable_is_listed():
-    """docs/environment.md has the variables that the library and the command read, and no others."""
+    """docs/environment.md lists exactly the variables that the library and the command read."""
     page = open("docs/environment.md").read()
     read = set()
     for top in (
@@ -131,7 +131,7 @@ def sources():
 
 
 def examples():
-    """(page, marker, count, files) of each table of files that stands below a marker."""
+    """Yield (page, marker, count, files) of each table of files below a marker."""
     for page in ADDING:
         text = open(page).read()
         sections = re.split(r"<!-- (example|matches): `([^`]+)`(?: also `([^`]+)`)? -->", text)
@@ -149,7 +149,7 @@ def examples():
 def test_a_page_on_adding_lists_the_files_that_name_its_example(
     kind, name, also, count, files, sources
 ):
-    """The table has every source file that names the example, and the number of the text is that of its rows."""
+    """The table lists every source file that names the example, and the number in the text is that of its rows."""
     assert len(files) == count
     for path in files:
         assert os.path.isfile(path), path
@@ -157,7 +157,7 @@ def test_a_page_on_adding_lists_the_files_that_name_its_example(
         regex = name
     elif re.search(
         rf"^OP\({name},", sources["ops/ops.def"], re.M
-    ):  # a word of many meanings, but for the op
+    ):  # a word with many meanings, except as the op
         regex = rf"\b(?:OP_|ref_){name}\b|//@op {name}\b|\b(?:OP|SET)\((?:b, )?{name}\b"
     else:
         regex = rf"(?i)(?<![A-Za-z0-9]){name}(?![A-Za-z0-9])"
@@ -168,7 +168,7 @@ def test_a_page_on_adding_lists_the_files_that_name_its_example(
 
 
 def test_pages_are_wrapped():
-    """At most 100 columns, except for tables, code, and lines that hold a link or one long token."""
+    """At most 100 columns, except for tables, code, and lines that contain a link or one long token."""
     bad = []
     for page in sorted(
         [

@@ -1,4 +1,4 @@
-"""The ladder of docs/design.md holds: a room includes, and is linked with, rooms below it alone."""
+"""The module order of docs/design.md holds: a module includes, and is linked with, only modules below it."""
 
 import os
 import re
@@ -6,35 +6,35 @@ import subprocess
 from collections import defaultdict
 
 LADDER = re.compile(r"## The ladder\n.*?```\n(.*?)```", re.S)
-# rooms that are not in the library are held by their includes only
+# modules outside the library are checked by their includes only
 BUILD = os.environ.get("BUILD", "build")
 
 
 def ladder():
-    """Rows of rooms from the top; a row's text begins two blanks behind its last room."""
+    """Rows of modules from the top; a row's text starts two blanks after its last module."""
     text = LADDER.search(open("docs/design.md").read())[1]
     rows = []
     for line in text.strip().split("\n"):
-        rooms = re.match(r"\S+(?: \| \S+)*", line)[0].split(" | ") if line[0] != " " else []
-        if rooms:
-            rows.append([r.rstrip("/") for r in rooms])
+        names = re.match(r"\S+(?: \| \S+)*", line)[0].split(" | ") if line[0] != " " else []
+        if names:
+            rows.append([r.rstrip("/") for r in names])
     return rows
 
 
 ROWS = ladder()
-ROOMS = {room: depth for depth, row in enumerate(ROWS) for room in row}
+MODULES = {name: depth for depth, row in enumerate(ROWS) for name in row}
 
 
-def room_of(path):
-    """The room of a path: its longest prefix that the ladder names."""
+def module_of(path):
+    """The module of a path: its longest prefix in the list."""
     at = os.path.dirname(path)
-    while at and at not in ROOMS:
+    while at and at not in MODULES:
         at = os.path.dirname(at)
     return at or None
 
 
 def below(upper, lower):
-    return upper == lower or ROOMS[upper] < ROOMS[lower]
+    return upper == lower or MODULES[upper] < MODULES[lower]
 
 
 def sources():
@@ -52,16 +52,16 @@ def sources():
     return [f for f in out if os.path.exists(f) and not f.startswith(("tests/", "build"))]
 
 
-def test_every_source_has_a_room():
-    assert len(ROWS) > 8 and {"base", "ops", "plan", "compiler", "runtime", "serve"} <= set(ROOMS)
-    for room in ROOMS:
-        assert os.path.isdir(room), room
+def test_every_source_is_in_a_module():
+    assert len(ROWS) > 8 and {"base", "ops", "plan", "compiler", "runtime", "serve"} <= set(MODULES)
+    for module in MODULES:
+        assert os.path.isdir(module), module
     for path in sources():
-        assert room_of(path), path
+        assert module_of(path), path
 
 
 def test_devices_are_reached_through_their_table():
-    """Only a device's own folder includes its headers: the rest calls runtime/device.h."""
+    """Only a device's own folder includes its headers; other code calls runtime/device.h."""
     for path in sources():
         for device in re.findall(
             r'#\s*include\s*"(runtime/(?:cpu|cuda))/', open(path, errors="replace").read()
@@ -72,24 +72,24 @@ def test_devices_are_reached_through_their_table():
 def test_no_include_points_up():
     bad = []
     for path in sources():
-        me = room_of(path)
+        me = module_of(path)
         for n, line in enumerate(open(path, errors="replace"), 1):
             inc = re.match(r'\s*#\s*include\s*"([^"]+)"', line)
             if not inc:
                 continue
             name = inc[1]
-            beside = os.path.normpath(os.path.join(os.path.dirname(path), name))
+            sibling = os.path.normpath(os.path.join(os.path.dirname(path), name))
             at = next(
                 (
                     p
-                    for p in (beside, name, "include/" + name, "templates/" + name)
+                    for p in (sibling, name, "include/" + name, "templates/" + name)
                     if os.path.exists(p)
                 ),
                 None,
             )
             if not at:
-                bad.append(f"{path}:{n}: includes {name}, which is nowhere")
-            elif not below(me, room_of(at)):
+                bad.append(f"{path}:{n}: includes {name}, which does not exist")
+            elif not below(me, module_of(at)):
                 bad.append(f"{path}:{n}: {me}/ includes {at}")
     assert not bad, "\n".join(bad)
 
@@ -99,7 +99,7 @@ def nm(*args):
 
 
 def test_no_symbol_points_up():
-    """Linking a room's objects with those of the rooms below it leaves no symbol of ours undefined."""
+    """Linking a module's objects with those of the modules below it leaves no symbol of the library undefined."""
     objects = [
         p
         for p in (f"{BUILD}/{path[:-2]}.o" for path in sources() if path.endswith(".c"))
@@ -108,8 +108,8 @@ def test_no_symbol_points_up():
     objects.append(f"{BUILD}/embed.o")
     assert len(objects) > 100, "make all first"
 
-    def room(obj):
-        return "base" if obj.endswith("/embed.o") else room_of(obj[len(BUILD) + 1 :])
+    def module(obj):
+        return "base" if obj.endswith("/embed.o") else module_of(obj[len(BUILD) + 1 :])
 
     defined, needed = {}, defaultdict(list)
     for obj in objects:
@@ -123,18 +123,18 @@ def test_no_symbol_points_up():
         f"{obj}: {name} of {defined[name]}"
         for obj, names in needed.items()
         for name in names
-        if name in defined and not below(room(obj), room(defined[name]))
+        if name in defined and not below(module(obj), module(defined[name]))
     ]
     assert not bad, "\n".join(sorted(bad))
 
 
-def test_examples_are_what_anybody_could_write():
+def test_examples_include_only_the_public_header():
     for path in sources():
         if path.startswith(("examples/", "bindings/")):
             assert set(re.findall(r'#include "([^"]+)"', open(path).read())) <= {"llmc.h"}, path
 
 
-def test_pages_that_tell_how_to_add_a_thing_name_files_that_exist():
+def test_pages_on_adding_name_files_that_exist():
     pages = sorted(f for f in os.listdir("docs") if f.startswith("adding-"))
     assert pages
     for page in pages:

@@ -1,4 +1,4 @@
-"""One name means one thing, a helper exists once, and formatters and linters find nothing to change."""
+"""A name has one meaning, a helper exists once, and formatters and linters find nothing to change."""
 
 import re
 import subprocess
@@ -8,10 +8,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-# names that foreign interfaces fix: the driver's ABI stands in runtime/ and in the emulator
+# names fixed by external interfaces: the driver's ABI is declared in runtime/ and in the emulator
 FOREIGN = re.compile(r"CU|nvrtc|Nvrtc|Nccl|llmc_|mbar_t$")
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
-# helpers whose modules may not share one, or that are the same by chance: one line
+# one-line helpers: their modules may not share code, or they are equal by chance
 SHORT = 60
 
 
@@ -50,7 +50,7 @@ def test_no_type_name_means_two_things():
     for path in sources():
         for name in typedefs(code(path)):
             where[name].add(path)
-    # the same struct may be declared where its header is not wanted
+    # a struct may be forward declared where its header is not included
     bad = []
     for name, paths in sorted(where.items()):
         if len(paths) > 1 and not FOREIGN.match(name):

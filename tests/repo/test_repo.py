@@ -1,4 +1,4 @@
-"""Promises about the repository itself."""
+"""Properties of the repository itself."""
 
 import csv
 import glob
@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 FAMILY = re.compile(r"llama|qwen|mistral|gemma|deepseek|glm|bloom|baichuan", re.I)
-# values of file formats: the rope type of config.json and GGUF, tokenizer model names of GGUF, the class of tokenizer_config.json, model_type of an .flm; a dialect of the server
+# values in file formats: the rope type in config.json and GGUF, tokenizer model names in GGUF, the class in tokenizer_config.json, model_type in an .flm; a dialect of the server
 ALLOWED = re.compile(
     r'[oO]llama|"llama3"|"deepseek_yarn"|SCALE_LLAMA3|"llama"|\bllama3\b|llama-bpe|"tokenizer\.ggml|llama\.cpp|llama-gguf-split|gpt2, gemma4, llama and t5|"gemma4"|"ChatGLMTokenizer"|"chatglm"'
 )
@@ -23,7 +23,7 @@ def files(*patterns):
         capture_output=True,
         text=True,
     ).stdout.split()
-    if not out:  # an exported tree without its history
+    if not out:  # an exported tree without git history
         for top in (
             "include",
             "serve",
@@ -64,7 +64,7 @@ def test_the_command_line_uses_the_public_header_and_base_only():
 
 
 def test_the_server_sits_on_the_public_header():
-    """serve/ includes llmc.h and base/ alone, and of the rooms between it is linked with public calls only."""
+    """serve/ includes only llmc.h and base/, and of the modules between it uses only public functions."""
     for path in files("serve"):
         if path.endswith((".c", ".h")):
             for inc in re.findall(r'#include "([^"]+)"', open(path).read()):
@@ -113,7 +113,7 @@ def test_the_library_never_prints_or_exits():
 
 
 def anchors(path):
-    """Anchors of a page's headings, as GitHub names them."""
+    """Anchors of a page's headings, as GitHub generates them."""
     text = re.sub(r"^```.*?^```", "", open(path).read(), flags=re.S | re.M)
     names = (
         re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-")
@@ -147,7 +147,7 @@ def test_every_op_has_its_reference_and_its_line():
     )
     for op in ops:
         assert f"\nref_{op}(const RefCall" in ref, op
-        # those between ranks are plain additions and copies, which tests/unit/test_comm.c writes down; keys by channel are part of what transformers computes
+        # communication ops are plain additions and copies, which tests/unit/test_comm.c spells out; per-channel keys are covered by what transformers computes
         assert (
             f"case {op} " in golden
             or (op == "kv_quantize_page" and glob.glob("tests/golden/kv/*.int4c.*"))
@@ -173,7 +173,7 @@ def test_every_op_has_its_reference_and_its_line():
 
 
 def test_kernels_let_the_next_one_come_when_they_have_waited():
-    """PDL_LAUNCH stands right behind PDL_WAIT (templates/cuda/ptx/ptx.h says why)."""
+    """PDL_LAUNCH directly follows PDL_WAIT; templates/cuda/ptx/ptx.h explains why."""
     for path in sorted((ROOT / "templates").rglob("*")):
         if path.suffix in (".h", ".in", ".cu", ".head"):
             lines = path.read_text().splitlines()

@@ -1,12 +1,12 @@
-"""Tests do not depend on how fast or how loaded the machine is, on who else runs, or on luck: what has made them fail on a correct tree does not come back. Waits go through
-tests/waiting.py and tests/unit/waiting.h, whose deadlines LLMC_TEST_SLOW scales."""
+"""Tests do not depend on the speed or load of the machine, on other processes, or on chance: patterns that made tests fail on a correct tree are banned. Waits use tests/waiting.py
+and tests/unit/waiting.h, whose deadlines LLMC_TEST_SLOW scales."""
 
 import re
 
 import pytest
 from test_repo import files
 
-# name: (files, pattern, what to write instead, lines that it finds)
+# name: (files, pattern, replacement, example lines that it finds)
 RULES = {
     "a sleep instead of a condition": (
         ".py",
@@ -88,10 +88,10 @@ RULES = {
 }
 
 HELPERS = {"tests/waiting.py", "tests/unit/waiting.h", "tests/repo/test_steady.py"}
-# figures: time is what they are about
+# benchmarks: they measure time
 LEFT_OUT = ("tests/bench/", "tests/gpu/")
 
-# (file, part of the line): why it may stay
+# (file, part of the line): reason for the exception
 ALLOWED = {
     ("tests/serve/soak.py", "time."): "runs for as long as it is told",
     ("tests/serve/soak.py", "stop.wait("): "how often something is asked for",
@@ -130,7 +130,7 @@ ALLOWED = {
 
 
 def lines():
-    """(file, number, text) of each line of the tests"""
+    """Yield (file, number, text) of each line of the tests."""
     for path in files("tests"):
         if (
             path in HELPERS

@@ -1,4 +1,4 @@
-"""The word check finds banned wording in each kind of file, and nothing in plain English."""
+"""The word check finds banned wording in each kind of file, and accepts plain English."""
 
 import os
 import sys
