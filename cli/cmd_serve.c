@@ -216,6 +216,9 @@ serve(int argc, char **argv)
 		{ OPT_TEXT, 0, "keys", "FILE", &so.keys,
 		  "file of keys with limits, one per line: NAME KEY [requests=N] [tokens=N] "
 		  "[priority=N]; SIGHUP reloads it [none]" },
+		{ OPT_FLAG, 0, "share-prefix", NULL, &so.share_prefix,
+		  "share cached prefix pages between the keys of --keys; a client can then test "
+		  "what others have sent" },
 		{ OPT_FLAG, 0, "open-probes", NULL, &so.open_probes,
 		  "serve /metrics, /v1/models, /get_load and /model_info without a key, for "
 		  "routers and scrapers" },

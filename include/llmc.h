@@ -985,6 +985,9 @@ typedef struct llmc_serve_options {
 	 * restart [routes are off] */
 	const char *batch_dir;
 	int64_t batch_dir_bytes; /* upper bound of its bytes [LLMC_DEFAULT_BATCH_DIR_BYTES] */
+	/* share cached prefix pages between the keys of `keys`, which lets a client find out by
+	 * cached_tokens and by time what others have sent [each key has its own] */
+	bool share_prefix;
 } llmc_serve_options;
 
 /* Model that the server opens and closes as needed. All that it points to must stay unchanged until

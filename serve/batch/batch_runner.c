@@ -456,7 +456,7 @@ submit_line(BatchRun *run, size_t i)
 
 	run->line[i].begun = true;
 	value_span((const char *)run->in.data + run->line[i].at, run->line[i].n, "body", &at, &n);
-	Req *r = req_inside(st->srv, run->b->endpoint, at ? at : "", n, answered);
+	Req *r = req_inside(st->srv, run->b->endpoint, run->b->owner, at ? at : "", n, answered);
 	if (!r) { /* out of memory */
 		run->again[run->n_again++] = (uint32_t)i;
 		run->pause_until = clock_now() + 1;

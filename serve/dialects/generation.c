@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "base/sha256.h"
 #include "serve/dialects/generation.h"
 #include "serve/http/api_keys.h"
 
@@ -245,6 +246,26 @@ max_tokens(const Generation *g, const SubRequest *sub)
 	                      : g->max_new;
 }
 
+/* Give each key of --keys its own prefix pages. Otherwise cached_tokens and the time to the first
+ * token would tell a client whether another one has sent the same prefix. */
+static void
+separate_keys(Generation *g)
+{
+	const Req *r = g->req;
+	const char *owner = r->key ? r->key->name : r->owner;
+	Sha256 sum;
+	char hex[65];
+
+	if (!owner || !*owner || g->srv->opt.share_prefix)
+		return;
+	sha256_init(&sum);
+	sha256_add(&sum, &g->er.prefix_salt, sizeof g->er.prefix_salt);
+	sha256_add(&sum, owner, strlen(owner));
+	sha256_hex(&sum, hex);
+	hex[16] = 0;
+	g->er.prefix_salt = strtoull(hex, NULL, 16) | 1;
+}
+
 bool
 gen_start(Generation *g, Problem *p)
 {
@@ -260,6 +281,7 @@ gen_start(Generation *g, Problem *p)
 	g->er.params = &g->ep;
 	g->er.n = g->n;
 	g->er.best_of = g->best_of;
+	separate_keys(g);
 	g->er.deadline_s = r->answered ? 0 : s->opt.request_timeout_s;
 	g->t_valid = clock_now();
 	for (int32_t i = 0; i < g->n_sub; i++)

@@ -101,12 +101,17 @@ req_new(Server *s, Conn *conn, const char *client)
 }
 
 Req *
-req_inside(Server *s, const char *path, const char *body, size_t n, void (*answered)(Req *r))
+req_inside(Server *s, const char *path, const char *owner, const char *body, size_t n,
+           void (*answered)(Req *r))
 {
 	Req *r = req_new(s, NULL, "batch");
 	const char *tail = "";
 	bool wrong_method;
 
+	if (r && !(r->owner = strdup(owner))) {
+		req_unref(r);
+		return NULL;
+	}
 	if (!r)
 		return NULL;
 	snprintf(r->method, sizeof r->method, "POST");
@@ -182,6 +187,7 @@ req_unref(Req *r)
 	file_unmap(&r->file);
 	req_release(r, r->held); /* release after the free, because the heap may be trimmed now */
 	free(r->head_bytes);
+	free(r->owner);
 	free(r);
 }
 

@@ -44,6 +44,7 @@ struct Req {
 	double t_start;
 	Strbuf body;
 	bool too_large, no_memory, wants_html, content_json, auth_ok;
+	char *owner; /* of a request of the server itself: name of the key that it is made for */
 	struct ApiKey *key; /* key whose limits apply; NULL: none */
 	Slot *slot;         /* slot whose metrics count it */
 	ServedModel
@@ -110,7 +111,8 @@ bool req_take(Req *r, Strbuf *piece,
 void req_over(Req *r, bool sent);
 /* Make a request of the server itself with the lowest priority. Then call req_whole; answered() may
  * run on any thread; call req_over last. NULL: out of memory. */
-Req *req_inside(Server *s, const char *path, const char *body, size_t n, void (*answered)(Req *r));
+Req *req_inside(Server *s, const char *path, const char *owner, const char *body, size_t n,
+                void (*answered)(Req *r));
 
 /* http.c: called by handlers on any thread */
 bool

@@ -4,10 +4,12 @@ malformed key files.
 
 import json
 import pathlib
+import re
 import signal
 import subprocess
 
 import pytest
+import test_batches
 
 from server_process import BUILD
 from waiting import HANG
@@ -146,7 +148,10 @@ def test_sighup_reads_the_file_again(serve, tiny_folder, tmp_path, file):
         assert (
             statuses() == [401, 401, 429, 200] and ask(s, "sk-bobby", 1).status == 200
         )  # bob has a new key, and its limit
-        again("bob\n", "expected NAME KEY and limits, found bob alone; the keys of before hold on")
+        again(
+            "bob\n",
+            "expected NAME KEY and limits, found bob alone; the previous keys stay in force",
+        )
         assert statuses() == [401, 401, 429, 200]
         again("alice sk-alice\nbob sk-bob\n", "keys reloaded")
         assert statuses() == [200, 200, 401, 401]
@@ -187,3 +192,124 @@ def test_wrong_files(tmp_path, tiny_folder, text, why):
         timeout=HANG,
     )
     assert p.returncode == 1 and why in p.stderr
+
+
+SECRET = "The code of the door is 4711. " * 6  # several pages of 32 tokens
+SAY = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 1}
+ROUTES = {
+    "/v1/completions": {"prompt": SECRET, "max_tokens": 1},
+    "/v1/chat/completions": SAY,
+    "/v1/responses": {"input": SECRET, "max_output_tokens": 16},
+    "/v1/messages": SAY,
+    "/generate": {"inputs": SECRET, "parameters": {"max_new_tokens": 1}},
+    "/api/chat": {**SAY, "stream": False, "options": {"num_predict": 1}},
+    "/api/generate": {"prompt": SECRET, "stream": False, "options": {"num_predict": 1}},
+}
+
+
+def counted(value):
+    """Sum the fields of an answer that report cached tokens."""
+    if isinstance(value, dict):
+        return sum(
+            v if k in ("cached_tokens", "cache_read_input_tokens") else counted(v)
+            for k, v in value.items()
+            if v is not None
+        )
+    return sum(map(counted, value)) if isinstance(value, list) else 0
+
+
+@pytest.fixture(scope="module")
+def shared(serve, tiny_folder, tmp_path_factory):
+    """share(*options): a server with keys for tests of the prefix cache."""
+
+    def start(*options):
+        d = tmp_path_factory.mktemp("prefix")
+        (d / "keys.txt").write_text("alice sk-alice\nbob sk-bob\n")
+        return serve(
+            tiny_folder,
+            *("--arch", "generic", "-t", "1", "--seqs", "4", "--context", "1024"),
+            *("--model-name", "tiny", "--keys", d / "keys.txt", "--api-key", "sk-all"),
+            *options,
+        )
+
+    return start
+
+
+def hits(s, key, path, body):
+    """(prefix tokens found by a request, prefix tokens that its answer reports)"""
+
+    def total():
+        text = s.get("/metrics", headers={"Authorization": "Bearer sk-all"}).text
+        return float(re.search(r"^vllm:prefix_cache_hits_total\S* (\S+)", text, re.M)[1])
+
+    before = total()
+    r = s.post(path, {"model": "tiny", **body}, headers={"Authorization": f"Bearer {key}"})
+    assert r.status == 200, r.text
+    return total() - before, counted(r.json())
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_prefix_pages_belong_to_a_key(shared, path):
+    """A client cannot find out whether another one has sent a prompt."""
+    with shared() as s:
+        assert hits(s, "sk-alice", path, ROUTES[path]) == (0, 0)
+        found, reported = hits(s, "sk-alice", path, ROUTES[path])
+        assert found >= 32 and reported in (0, found)
+        for other in ("sk-bob", "sk-all"):
+            assert hits(s, other, path, ROUTES[path]) == (0, 0)
+            assert hits(s, other, path, ROUTES[path])[0] >= 32
+        assert s.stop()[0] == 0
+
+
+def test_a_salt_of_another_key_is_another_salt(shared):
+    with shared() as s:
+        body = {"prompt": SECRET, "max_tokens": 1, "cache_salt": "x"}
+        assert hits(s, "sk-alice", "/v1/completions", body) == (0, 0)
+        assert hits(s, "sk-alice", "/v1/completions", body)[0] >= 32
+        assert hits(s, "sk-bob", "/v1/completions", body) == (0, 0)
+
+
+def test_prefix_pages_may_be_shared_by_all_keys(shared):
+    with shared("--share-prefix") as s:
+        assert hits(s, "sk-alice", "/v1/completions", ROUTES["/v1/completions"]) == (0, 0)
+        assert hits(s, "sk-bob", "/v1/completions", ROUTES["/v1/completions"])[0] >= 32
+
+
+def test_prefix_pages_on_disk_belong_to_a_key(shared, tmp_path):
+    path = "/v1/completions"
+    with shared("--prefix-dir", tmp_path / "prefix") as s:
+        hits(s, "sk-alice", path, ROUTES[path])
+        assert s.stop()[0] == 0
+    with shared("--prefix-dir", tmp_path / "prefix") as s:
+        assert hits(s, "sk-bob", path, ROUTES[path]) == (0, 0)
+        assert hits(s, "sk-alice", path, ROUTES[path])[0] >= 32
+
+
+def test_lines_of_a_batch_use_the_pages_of_its_key(shared, tmp_path):
+    body = {"model": "tiny", **ROUTES["/v1/completions"]}
+    line = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body})
+
+    def cached(s, key):
+        auth = {"Authorization": f"Bearer {key}"}
+        b = test_batches.ended(s, test_batches.start(s, [line], headers=auth), auth)
+        return counted(test_batches.lines_of(s, b["output_file_id"], auth))
+
+    with shared("--batch-dir", tmp_path / "batches") as s:
+        assert hits(s, "sk-alice", "/v1/completions", ROUTES["/v1/completions"]) == (0, 0)
+        assert cached(s, "sk-bob") == 0
+        assert cached(s, "sk-bob") >= 32 and cached(s, "sk-alice") >= 32
+        assert hits(s, "sk-all", "/v1/completions", ROUTES["/v1/completions"]) == (0, 0)
+
+
+def test_a_seed_gives_a_key_nothing_of_another(shared):
+    """Sampled tokens and log probabilities depend on the request only, not on other keys."""
+    body = {"prompt": "a b", "max_tokens": 8, "seed": 7, "temperature": 1, "logprobs": 2}
+
+    def answer(s, key):
+        auth = {"Authorization": f"Bearer {key}"}
+        return s.post("/v1/completions", {"model": "tiny", **body}, headers=auth).json()["choices"]
+
+    with shared() as s:
+        alone = answer(s, "sk-bob")
+    with shared() as s:
+        assert [answer(s, k) for k in ("sk-alice", "sk-bob", "sk-alice")] == [alone] * 3
