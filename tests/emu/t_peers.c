@@ -156,7 +156,7 @@ run_kernels(void *arg)
 	Rank *me = arg;
 	const int large = me->kind, n = ranks; /* rows of the largest message */
 	const size_t most = (size_t)large * WIDTH,
-	             slots = 2 * (size_t)n * LLMC_LANES * LLMC_PIECE * sizeof(float);
+	             slots = 2 * (size_t)n * LLMC_LANES * LLMC_CHUNK * sizeof(float);
 	float *x = malloc(most * sizeof *x), *y = malloc(most * sizeof *y);
 	unsigned zero[LLMC_PEERS * LLMC_LANES] = { 0 };
 	void *word;
