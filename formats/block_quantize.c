@@ -1,11 +1,13 @@
-/* Grids of blocks. Every type is a row of `shapes`: sub-blocks, codes, and how scales are stored.
- * Types with one level store scale and base as f16; those with two store d and m as f16 and small
- * multiples of them a sub-block.
+/* Chooses block scales for least error. Each type is a row of `shapes`: sub-blocks, code range and
+ * how scales are stored. Types with one level store scale and base as f16. Types with two levels
+ * (K-quants, IQ4_XS) store d and m as f16, plus a small integer multiple of d (and m) per
+ * sub-block.
  *
- * The search: for a sub-block, ranges a little narrower and wider than its own are tried; codes are
- * rounded, then scale and base fitted to the codes by weighted least squares. With two levels the
- * multiples are rounded, their neighbours tried, and d and m fitted to all sub-blocks. Sums are
- * taken in eight lanes, in an order that does not depend on the processor. */
+ * The search per sub-block tries ranges slightly narrower and wider than min..max. For each it
+ * rounds the codes, then fits scale and base to those codes by weighted least squares. With two
+ * levels, the multiples are rounded, neighbouring multiples are tried, and d and m are fitted again
+ * over all sub-blocks. Sums use eight lanes in a fixed order, so results are the same on any
+ * processor. */
 #include "formats/block_quantize.h"
 
 #include <math.h>
@@ -17,27 +19,27 @@ typedef float Lanes __attribute__((vector_size(32)));
 typedef int32_t Masks __attribute__((vector_size(32)));
 enum { LANES = 8 };
 
-/* Everything below a grid's choice is one function, built for two widths: without contraction both
- * give the same bits. */
+/* The whole grid choice is force-inlined into one function that is built twice (baseline and AVX2).
+ * Without FP contraction both builds give the same bits. */
 #define INSIDE static inline __attribute__((always_inline))
 
 typedef struct Shape {
 	int sub;
-	int low, high;           /* codes */
-	bool affine;             /* there is a base */
-	bool below;              /* the base is m times a multiple, subtracted: never above 0 */
-	int part_low, part_high; /* of d, of m; 0, 0: one level */
+	int low, high;           /* code range */
+	bool affine;             /* has a base */
+	bool below;              /* base is -(m * multiple), so never above 0 */
+	int part_low, part_high; /* range of the multiples of d and m; 0, 0: one level */
 	const int8_t *level;
-	bool power; /* the scale is half a power of two, stored as its exponent */
+	bool power; /* scale is half a power of two, stored as its exponent */
 	bool group; /* one of GROUP_DTYPES: scales are positive */
-	bool brain; /* the scale is a bf16 */
+	bool brain; /* scale is a bf16 */
 } Shape;
 
 static const int8_t iq4[16] = { -127, -104, -83, -65, -49, -35, -22, -10,
 	                        1,    13,   25,  38,  53,  69,  89,  113 };
 static const int8_t e2m1[15] = {
 	-12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12
-}; /* doubled */
+}; /* doubled, so that .5 is an integer */
 
 static bool
 shape_of(Dtype d, Shape *s)
@@ -132,7 +134,7 @@ lanes_sum(const Lanes *v)
 }
 
 #define SPLAT(v) ((Lanes){ v, v, v, v, v, v, v, v })
-/* Nearest whole number of |t| < 2^22, within lo .. hi */
+/* Rounds |t| < 2^22 to the nearest integer, within lo .. hi */
 #define LANES_ROUND(t, lo, hi)                                                                     \
 	do {                                                                                       \
 		const Lanes magic_ = SPLAT(12582912.0f), lo_ = SPLAT(lo), hi_ = SPLAT(hi);         \
@@ -144,9 +146,9 @@ lanes_sum(const Lanes *v)
 
 typedef struct Sums {
 	float w, x, xx, q, qq, xq;
-} Sums; /* weighted */
+} Sums; /* weighted by w */
 
-/* Levels of x by (x - base) * id, and their sums; level [n] may be NULL */
+/* Rounds (x - base) * id to levels and sums over them */
 INSIDE void
 levels_sum(const Shape *s, const float *x, const float *w, float id, float base, Sums *out)
 {
@@ -206,7 +208,7 @@ error_of(const Sums *v, double scale, double base)
 	       base * base * (double)v->w;
 }
 
-/* Scale and base of least error for the codes of the sums */
+/* Least-squares scale and base for the codes summed in `v` */
 INSIDE void
 fit(const Shape *s, const Sums *v, double *scale, double *base)
 {
@@ -223,7 +225,7 @@ fit(const Shape *s, const Sums *v, double *scale, double *base)
 	*scale = ((double)v->w * (double)v->xq - (double)v->q * (double)v->x) / det;
 }
 
-/* Of one sub-block, not yet rounded as it is stored */
+/* Finds scale and base of one sub-block, before they are rounded to their stored form */
 INSIDE void
 search(const Shape *s, const float *x, const float *w, float *scale, float *base)
 {
@@ -253,7 +255,7 @@ search(const Shape *s, const float *x, const float *w, float *scale, float *base
 			if (a > 0 && e < best)
 				best = e, *scale = (float)a, *base = (float)b;
 		}
-		/* once more from the codes of what was found */
+		/* refine once with the codes of the best candidate */
 		levels_sum(s, x, w, inverse(*scale), *base, &v);
 		fit(s, &v, &a, &b);
 		if (a > 0 && error_of(&v, a, b) < best)
@@ -274,7 +276,7 @@ search(const Shape *s, const float *x, const float *w, float *scale, float *base
 		}
 }
 
-/* Error of a sub-block on a grid, and the sums of its levels there */
+/* Returns the error of a sub-block for this scale and base; *v receives the sums over its levels */
 INSIDE double
 on_grid(const Shape *s, const float *x, const float *w, float scale, float base, Sums *v)
 {
@@ -285,7 +287,7 @@ on_grid(const Shape *s, const float *x, const float *w, float scale, float base,
 INSIDE int
 whole(float v, int lo, int hi)
 {
-	if (!(v > (float)lo)) /* also NaN, which no int can hold */
+	if (!(v > (float)lo)) /* also catches NaN, which has no int value */
 		return lo;
 	return v < (float)hi ? (int)lrintf(v) : hi;
 }
@@ -304,8 +306,7 @@ typedef struct TwoLevels {
 	double error;
 } TwoLevels;
 
-/* Multiples of d and m for each sub-block: the nearest ones, or a neighbour where that has less
- * error */
+/* Chooses the multiples of d and m per sub-block: the nearest, or a neighbour with less error */
 INSIDE double
 choose_parts(const Shape *s, const float *x, const float *w, const float *scale, const float *base,
              int n_sub, float d, float m, BlockGrid *g)
@@ -337,14 +338,15 @@ choose_parts(const Shape *s, const float *x, const float *w, const float *scale,
 	return sum;
 }
 
-/* d and m of least error for the multiples and the codes that they give */
+/* Least-squares d and m for the current multiples and the codes that they produce */
 INSIDE void
 fit_two(const Shape *s, const float *x, const float *w, int n_sub, const BlockGrid *g, float *d,
         float *m)
 {
 	double a = 0, b = 0, c = 0, xa = 0,
-	       xc = 0; /* sums over all elements of (p q)^2, p q r, r^2, x p q, x r; r: multiple of
-	                  m, negative */
+	       /* sums over all elements of (p q)^2, p q r, r^2, x p q, x r; r: multiple of m,
+	        * negated */
+	    xc = 0;
 
 	for (int j = 0; j < n_sub; j++) {
 		Sums v;
@@ -380,7 +382,7 @@ choose_two_levels(const Shape *s, const float *x, const float *w, int n_sub, Blo
 			top = scale[j];
 		deep = fmaxf(deep, -base[j]);
 	}
-	/* the largest scale takes the end with more room */
+	/* the largest scale uses the end of the code range with more steps */
 	float d = stored(top / (float)(s->part_low < 0 ? s->part_low : s->part_high)),
 	      m = stored(deep / (float)s->part_high);
 	BlockGrid best = *g;
@@ -401,7 +403,7 @@ choose_two_levels(const Shape *s, const float *x, const float *w, int n_sub, Blo
 	*g = best;
 }
 
-/* Of the powers of two about the scale the one of least error */
+/* Chooses the power of two near `scale` that has the least error */
 INSIDE void
 choose_power(const Shape *s, const float *x, const float *w, float scale, BlockGrid *g)
 {
@@ -413,7 +415,7 @@ choose_power(const Shape *s, const float *x, const float *w, float scale, BlockG
 		int stored_e = e + 128 < 1 ? 1
 		               : e + 128 > 254
 		                   ? 254
-		                   : e + 128; /* of twice the scale: levels are doubled */
+		                   : e + 128; /* twice the scale, since levels are doubled */
 		float power = ldexpf(1, stored_e - 128);
 		plain_sums(s, x, w, &v);
 		double error = on_grid(s, x, w, power, 0, &v);
@@ -429,7 +431,7 @@ choose_power(const Shape *s, const float *x, const float *w, float scale, BlockG
 	}
 }
 
-/* One level: as the block stores them */
+/* Stores scale and base of a one-level type, and keeps the values after rounding */
 INSIDE void
 set_one(const Shape *s, BlockGrid *g, float scale, float base)
 {
@@ -453,7 +455,7 @@ choose(Dtype d, const float *x, const float *w, BlockGrid *g)
 	*g = (BlockGrid){ .sub = s.sub, .low = s.low, .high = s.high, .level = s.level };
 	for (int i = 0; i < n; i++)
 		sum += w[i];
-	if (!(sum > 0)) { /* columns without inputs: nothing counts, so everything does */
+	if (!(sum > 0)) { /* no importance for any column: weight all elements equally */
 		for (int i = 0; i < n; i++)
 			even[i] = 1;
 		w = even;
@@ -542,7 +544,7 @@ grid_move(Dtype d, BlockGrid *g, int k, float scale, float base, int part_step, 
 	return true;
 }
 
-/* ---- how blocks are stored: dequant.c has the layouts ---- */
+/* ---- block storage; the layouts are described in dequant.c ---- */
 
 static void
 put_nibbles(uint8_t *q, const int8_t *code, int zero)
@@ -652,7 +654,7 @@ pack_iq4_xs(const BlockGrid *g, const int8_t *code, uint8_t *b)
 	b[3] = (uint8_t)(high >> 8);
 }
 
-/* A place among the numbers in order -> the four bits of e2m1, sign first */
+/* Packs MXFP4: maps a level index (ascending) to the four bits of E2M1, sign first */
 static void
 pack_mxfp4(const BlockGrid *g, const int8_t *code, uint8_t *b)
 {
@@ -664,7 +666,7 @@ pack_mxfp4(const BlockGrid *g, const int8_t *code, uint8_t *b)
 	put_nibbles(b + 1, four, 0);
 }
 
-/* Scale, the middle code as zero point, codes */
+/* Packs scale, zero point (the middle code) and codes */
 static void
 pack_group(Dtype d, const BlockGrid *g, const int8_t *code, uint8_t *b)
 {

@@ -1,7 +1,8 @@
-/* fp32 to blocks, with scales searched for: the grid of a block (the values that its stored scales
- * allow) is chosen for the least weighted squared error, then elements are rounded onto it. The two
- * are apart, so that error compensation can round onto the same grid. quant_row (dequant.h) takes
- * the range of a block instead, which is quicker and worse. */
+/* Quantises fp32 to blocks and searches for the scales. First it chooses the grid of a block (the
+ * values that its stored scales can represent) for the least weighted squared error; then it rounds
+ * elements to that grid. The two steps are separate functions, so that GPTQ's error compensation
+ * can round to the same grid. quant_row (dequant.h) takes the range of a block instead: faster, but
+ * less accurate. */
 #ifndef LLMC_FORMATS_BLOCK_QUANTIZE_H
 #define LLMC_FORMATS_BLOCK_QUANTIZE_H
 
@@ -9,38 +10,39 @@
 
 enum { GRID_MAX = 256, GRID_SUBS = 16 };
 
-/* The values of one block: element i of sub-block s = i / sub may be scale[s] * level + base[s],
- * level = code, or level[code] of a table. */
+/* Representable values of one block: element i of sub-block s = i / sub is scale[s] * level +
+ * base[s], with level = code or a table entry level[code]. */
 typedef struct BlockGrid {
-	int sub;             /* elements that share scale and base */
-	int low, high;       /* codes */
-	const int8_t *level; /* [high + 1], rising; NULL: the code itself */
+	int sub;             /* elements per scale and base */
+	int low, high;       /* code range */
+	const int8_t *level; /* [high + 1], ascending; NULL: level = code */
 	float scale[GRID_SUBS], base[GRID_SUBS];
-	/* as the block stores them */
-	uint16_t d, m; /* f16 of the block: scale, and what is added or subtracted */
-	int8_t part[GRID_SUBS], min_part[GRID_SUBS]; /* multiples of d, of m */
+	/* stored form */
+	uint16_t d, m; /* f16 bits: scale, and what is added or subtracted */
+	int8_t part[GRID_SUBS], min_part[GRID_SUBS]; /* multiples of d and m per sub-block */
 } BlockGrid;
 
-/* Types that have grids: blocks of GGUF, and groups of four bits with the middle code as zero point
- * (of those with f32 scales: scales that bf16 has) */
+/* Returns whether the type has a grid: GGUF blocks, and 4-bit groups whose zero point is the middle
+ * code (those with f32 scales: only scales that are exact in bf16) */
 bool grid_has(Dtype d);
-/* x, w [block_elems]: elements, and how much the square of each one's error counts (>= 0). Not
- * finite x gives unspecified scales. */
+/* x, w [block_elems]: elements and the weight (>= 0) of each squared error. Non-finite x gives
+ * unspecified scales. */
 void grid_choose(Dtype d, const float *x, const float *w, BlockGrid *g);
-/* The code whose value is nearest to x as element i */
+/* Returns the code whose value is nearest to x at element i */
 int grid_code(const BlockGrid *g, int i, float x);
 float grid_value(const BlockGrid *g, int i, int code);
-/* The nearest scale and base to these that the type can store for sub-block k, of the block's d and
- * m, and so many steps beside it (types of one level have no steps). false: there is none. */
+/* Sets sub-block k to the storable scale and base nearest to these, given the block's d and m, then
+ * moves by part_step and min_step multiples (one-level types have no steps). Returns false if there
+ * is none. */
 bool grid_move(Dtype d, BlockGrid *g, int k, float scale, float base, int part_step, int min_step);
-/* code [block_elems] within low .. high -> the stored block */
+/* Packs code [block_elems], each within low .. high, into the stored block */
 void grid_pack(Dtype d, const BlockGrid *g, const int8_t *code, void *block);
 
-/* n elements, a whole number of blocks. importance [n]: what the square of each column's inputs is
- * on average; NULL: all the same. */
+/* Quantises n elements, a multiple of the block size. importance [n]: mean square of each column's
+ * inputs; NULL: uniform. */
 void quantize_row(Dtype d, const float *x, const float *importance, void *dst, int64_t n);
-/* How much the error of each element of a block counts, as quantize_row takes it: w [n] from
- * importance, and more for large elements */
+/* Error weights of one block as quantize_row uses them: w [n] from importance, larger for large
+ * elements */
 void quantize_weights(const float *x, const float *importance, float *w, int n);
 
 #endif

@@ -1,6 +1,6 @@
-/* Stored elements to fp32. The order of operations is ggml's (scale product first, then times q,
- * then minus the minimum), so results agree bit for bit with its reference; compiled without
- * contraction for the same reason. */
+/* Stored elements to fp32. The order of operations is ggml's (multiply the scales, then times q,
+ * then minus the min), so results match its reference bit for bit. Compiled without FP contraction
+ * for the same reason. */
 #include "formats/dequant.h"
 
 #include <math.h>
@@ -40,7 +40,7 @@ f32_to_f16(float f)
 		u -= (uint32_t)112 << 23;
 		return (uint16_t)(sign | (u + 0xfff + (u >> 13 & 1)) >> 13);
 	}
-	/* subnormal: adding 0.5 makes fp32's own rounding drop the bits below 2^-24 */
+	/* subnormal: adding 0.5 makes fp32 rounding drop the bits below 2^-24 */
 	uint32_t sum = bits_of_float(float_of_bits(u) + 0.5f);
 	return (uint16_t)(sign | (sum - 0x3f000000));
 }
@@ -75,7 +75,7 @@ f16_at(const uint8_t *p)
 	return f16_to_f32(u16_at(p));
 }
 
-/* d, 16 bytes: low nibbles are elements 0..15, high ones 16..31 */
+/* Q4_0: d, then 16 bytes; low nibbles are elements 0..15, high nibbles 16..31 */
 static void
 block_q4_0(const uint8_t *b, float *y)
 {
@@ -98,7 +98,7 @@ block_q4_1(const uint8_t *b, float *y)
 	}
 }
 
-/* the fifth bit of element i is bit i of a 32-bit word before the nibbles */
+/* Q5_0: the fifth bit of element i is bit i of a 32-bit word before the nibbles */
 static void
 block_q5_0(const uint8_t *b, float *y)
 {
@@ -134,8 +134,9 @@ block_q8_0(const uint8_t *b, float *y)
 		y[i] = (float)(int8_t)b[2 + i] * d;
 }
 
-/* Eight 6-bit scales and minimums in 12 bytes: bytes 0..3 and 4..7 hold the first four of each,
- * their top two bits belong to the last four, whose low nibbles are in bytes 8..11. */
+/* Unpacks eight 6-bit scales and mins from 12 bytes. Bytes 0..3 and 4..7 hold the first four of
+ * each in their low 6 bits. Their top two bits belong to the last four, whose low nibbles are in
+ * bytes 8..11. */
 static void
 scale_min(const uint8_t *s, int j, int *scale, int *min)
 {
@@ -148,9 +149,9 @@ scale_min(const uint8_t *s, int j, int *scale, int *min)
 	}
 }
 
-/* Q4_K and Q5_K: d, dmin, 12 scale bytes, [32 bytes of fifth bits], 128 bytes of nibbles. 32 bytes
- * of nibbles hold two sub-blocks of 32: low, then high; bit j of fifth[i] belongs to element i of
- * sub-block j. */
+/* Q4_K and Q5_K: d, dmin, 12 scale bytes, [32 bytes of fifth bits], 128 bytes of nibbles. Each 32
+ * bytes of nibbles hold two sub-blocks of 32: low nibbles, then high. Bit j of fifth[i] belongs to
+ * element i of sub-block j. */
 static void
 block_q45_k(const uint8_t *b, const uint8_t *fifth, const uint8_t *nibbles, float *y)
 {
@@ -171,9 +172,9 @@ block_q45_k(const uint8_t *b, const uint8_t *fifth, const uint8_t *nibbles, floa
 	}
 }
 
-/* 128 bytes of low nibbles, 64 of upper bit pairs, 16 scales, d. Each half of 128 elements: four
- * groups of 32; groups 0, 1 in the low nibbles of 64 bytes, 2, 3 in the high ones, bit pairs of 32
- * bytes at 2 * group. */
+/* Q6_K: 128 bytes of low nibbles, 64 of upper bit pairs, 16 scales, d. Each half of 128 elements
+ * has four groups of 32. Groups 0 and 1 are the low nibbles of 64 bytes, 2 and 3 the high nibbles;
+ * the bit pair of group g is at shift 2 * g of 32 bytes. */
 static void
 block_q6_k(const uint8_t *b, float *y)
 {
@@ -189,8 +190,8 @@ block_q6_k(const uint8_t *b, float *y)
 	}
 }
 
-/* OCP e4m3 (fn): no infinity, 0x7f and 0xff are NaN. The bits of its value / 256 in fp16 are the
- * same, moved up: exact for subnormals too. */
+/* OCP e4m3 (fn): no infinity, 0x7f and 0xff are NaN. Shifted into fp16, the bits represent value /
+ * 256, exactly also for subnormals. */
 float
 e4m3_to_f32(uint8_t b)
 {
@@ -214,7 +215,7 @@ e2m1_to_f32(uint8_t b)
 	return value[b & 15];
 }
 
-/* 32 codes of E2M1: low nibbles are 0..15, high ones 16..31. scale: of each half */
+/* 32 codes of E2M1: low nibbles are elements 0..15, high nibbles 16..31. scale: one per half */
 static void
 piece_e2m1(const float scale[2], const uint8_t *q, float *y)
 {
@@ -236,7 +237,7 @@ block_nvfp4(const uint8_t *b, float *y)
 	piece_e2m1(scale + 2, b + 24, y + 32);
 }
 
-/* One of GROUP_DTYPES */
+/* GROUP_DTYPES */
 static void
 block_group(DtypeGroup g, const uint8_t *b, float *y)
 {
@@ -263,7 +264,7 @@ block_group(DtypeGroup g, const uint8_t *b, float *y)
 	}
 }
 
-/* One of CODE_DTYPES */
+/* CODE_DTYPES */
 static void
 block_codes(llmc_codes_kind kind, const uint8_t *b, float *y)
 {

@@ -1,5 +1,5 @@
-/* Diagnostics as people read them: file:line:column, the line itself, a caret. Counting happens
- * here as well, so that a hopeless file ends after twenty errors and not after two thousand. */
+/* Renders diagnostics: file:line:column, the source line and a caret. It also counts them and stops
+ * after twenty errors. */
 #include "formats/diag.h"
 
 #include <stdio.h>
@@ -7,7 +7,7 @@
 
 enum {
 	MAX_LINE_BYTES = 160
-}; /* of a source line that is shown: longer ones are cut around the caret */
+}; /* bytes shown of a source line; longer lines are cut around the caret */
 
 static void
 release(void *d)
@@ -23,7 +23,7 @@ diag_init(Diag *d, Arena *perm)
 	arena_defer(perm, release, d);
 }
 
-/* Offset of the line with this number; size when the text is shorter. */
+/* Returns the offset of the given line, or size if the source has fewer lines. */
 static size_t
 line_start(const SourceText *src, int line)
 {
@@ -44,7 +44,7 @@ continues(char c)
 	return ((unsigned char)c & 0xc0) == 0x80;
 }
 
-/* Bytes of the UTF-8 character at p, of at most n; 0: it is none. */
+/* Returns the length in bytes of the UTF-8 character at p (at most n), or 0 if it is invalid. */
 static size_t
 character(const char *p, size_t n)
 {
@@ -63,7 +63,7 @@ character(const char *p, size_t n)
 	return k;
 }
 
-/* Columns count characters; tabs are kept in front of the caret, so that both lines bend alike. */
+/* Columns count characters. Tabs are copied to the caret line, so that the caret stays aligned. */
 static void
 show_line(Strbuf *out, Loc loc)
 {
@@ -106,7 +106,7 @@ show_line(Strbuf *out, Loc loc)
 	strbuf_puts(out, "^\n");
 }
 
-/* Names out of files go into sentences: no byte of theirs may steer a terminal or break UTF-8. */
+/* Messages quote names from files. Escape control bytes (terminal sequences) and invalid UTF-8. */
 static void
 clean(Strbuf *b, size_t at)
 {
@@ -173,7 +173,7 @@ note_at(Diag *d, Loc loc, const char *fmt, ...)
 {
 	va_list ap;
 
-	/* a note belongs to what came before it; what was not shown needs none */
+	/* a note belongs to the diagnostic before it; skip it if that one was not shown */
 	if (d->n_error > DIAG_MAX_ERRORS || d->n_warning > DIAG_MAX_ERRORS)
 		return;
 	va_start(ap, fmt);
@@ -189,7 +189,8 @@ diag_error(const Diag *d, llmc_error *err)
 
 enum { MAX_WORD = 64 };
 
-/* Edits (insert, delete, replace, swap of neighbours) from a to b, both at most MAX_WORD long. */
+/* Returns the edit distance (insert, delete, replace, swap of neighbours) from a to b, both at most
+ * MAX_WORD long. */
 static int
 edits(const char *a, size_t na, const char *b, size_t nb)
 {

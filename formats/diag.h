@@ -1,5 +1,5 @@
-/* Diagnostics of the compiler: sentences with file:line:column, a caret and notes, collected up
- * to 20. */
+/* Diagnostics of the compiler: messages with file:line:column, a caret and notes. At most 20 are
+ * collected. */
 #ifndef LLMC_FORMATS_DIAG_H
 #define LLMC_FORMATS_DIAG_H
 
@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "base/strbuf.h"
 
-typedef struct SourceText { /* one file of YAML, kept for carets */
+typedef struct SourceText { /* one YAML file, kept for carets */
 	const char *name;
 	const char *text;
 	size_t size;
@@ -15,32 +15,32 @@ typedef struct SourceText { /* one file of YAML, kept for carets */
 
 typedef struct Loc {
 	const SourceText
-	    *src;      /* NULL: a place without text (a default, an override of the command line) */
-	int line, col; /* from 1; 0: unknown */
-	int resolved;  /* the key's line in the resolved description, an artifact's model.yaml; 0:
-	                  not of a key */
+	    *src;      /* NULL: a location without source (a default, a command-line override) */
+	int line, col; /* 1-based; 0: unknown */
+	/* line of the key in the resolved description (model.yaml of the artifact); 0: not a key */
+	int resolved;
 } Loc;
 
 typedef struct Diag {
 	Arena *perm; /* lives as long as the compile call; its oom jump ends that call */
-	Strbuf text; /* what is to be shown, errors and warnings alike */
+	Strbuf text; /* rendered errors and warnings */
 	int n_error, n_warning;
 	bool fault;  /* BUG() was reached */
-	jmp_buf bug; /* BUG() jumps here; the compile call sets it */
+	jmp_buf bug; /* target of BUG(); set by the compile call */
 } Diag;
 
 enum { DIAG_MAX_ERRORS = 20 };
 
-void diag_init(Diag *d, Arena *perm); /* its text goes with the arena, which therefore goes first */
+void diag_init(Diag *d, Arena *perm); /* text is freed with the arena, so release the arena first */
 /* "file:line:col: error: text" with the source line and a caret */
 void err_at(Diag *d, Loc loc, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 void warn_at(Diag *d, Loc loc, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 void note_at(Diag *d, Loc loc, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-/* What to hand back when there are errors: the text, with E_BUG after BUG(), else E_INPUT. */
+/* Copies the collected text to err and returns the status: E_BUG after BUG(), else E_INPUT. */
 llmc_status diag_error(const Diag *d, llmc_error *err);
-/* The candidate nearest to `word` by edit distance, NULL when none is close. */
+/* Returns the candidate nearest to `word` by edit distance, or NULL if none is close. */
 const char *diag_nearest(const char *word, const char *const *candidates, size_t n);
-/* A fault of llmc: ends the compile call with LLMC_E_BUG and this text. */
+/* Reports a fault of llmc: ends the compile call with LLMC_E_BUG and this text. */
 void diag_bug(Diag *d, Loc loc, const char *file, int line, const char *fmt, ...)
     __attribute__((format(printf, 5, 6), noreturn));
 #define BUG(d, loc, ...) diag_bug((d), (loc), __FILE__, __LINE__, __VA_ARGS__)

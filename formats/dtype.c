@@ -49,7 +49,7 @@ dtype_group(Dtype d)
 const float *
 dtype_codes(DtypeValues v)
 {
-	/* as bitsandbytes writes them into files; templates/common has them too */
+	/* bitsandbytes' table, also in templates/common */
 	static const float nf4[16] = { -1.0f,
 		                       -0.6961928009986877f,
 		                       -0.5250730514526367f,
@@ -132,7 +132,7 @@ dtype_from_safetensors(const char *name, size_t n)
 const char *
 ggml_type_name(uint32_t type)
 {
-	/* numbers left out were given to types that ggml has since removed */
+	/* missing numbers were types that ggml has since removed */
 	static const char *const name[] = {
 		[0] = "F32",      [1] = "F16",     [2] = "Q4_0",     [3] = "Q4_1",
 		[6] = "Q5_0",     [7] = "Q5_1",    [8] = "Q8_0",     [9] = "Q8_1",

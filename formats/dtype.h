@@ -6,12 +6,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Groups of columns with one scale and one zero point, value = scale * (code - zero): what schemes
- * of safetensors store in several tensors (formats/scheme.h). A block is the scale (f16, or f32
- * where the name says so), the zero point (u8), and codes of 2, 3, 4 or 8 bits as
- * templates/common/llmc_groups.h has them. m: value = scale * code + minimum, both f32, for zero
- * points that are no whole numbers. Without a zero point: f8, codes are e4m3 (OCP 8-bit floating
- * point); nf4 and fp4, codes count the 16 numbers of dtype_codes, which bitsandbytes chose. */
+/* Groups of columns with one scale and one zero point: value = scale * (code - zero). safetensors
+ * quantisation formats store these in several tensors (formats/scheme.h). A block holds the scale
+ * (f16, or f32 if the name has it), the zero point (u8), and codes of 2, 3, 4 or 8 bits in the
+ * order of templates/common/llmc_groups.h.
+ *
+ *   m         value = scale * code + minimum, both f32, for zero points that are not integers
+ *   f8        no zero point; codes are e4m3 (OCP 8-bit floating point)
+ *   nf4, fp4  no zero point; a code is an index into bitsandbytes' 16 values (dtype_codes) */
 #define GROUP_DTYPES(X)                                                                            \
 	X(U4_32, "u4_32", 32, 19, -1, "")                                                          \
 	X(U4_128, "u4_128", 128, 67, -1, "")                                                       \
@@ -40,15 +42,19 @@
 	X(M8_32, "m8_32", 32, 40, -1, "")                                                          \
 	X(M8_64, "m8_64", 64, 72, -1, "")
 
-/* GROUP_DTYPES(DTYPE_CASE) in a switch: all of them */
+/* case labels: GROUP_DTYPES(DTYPE_CASE) covers all group types in a switch */
 #define DTYPE_CASE(name, text, elems, bytes, ggml, st) case DT_##name:
 
-/* MXFP4 and NVFP4 are numbers of 4 bits (E2M1: a sign, and 0 .5 1 1.5 2 3 4 6), 32 columns as q4_0
- * has them, and scales before them: MXFP4  a byte e, 2^(e - 127) NVFP4  an f32 d, one for all of
- * the row, which each block repeats (once packed a row has it once: layout_packed.h), and four e4m3
- * s, of 16 columns each: d * s A GGUF's NVFP4 has no d in its blocks: scheme.h. */
+/* MXFP4 and NVFP4: 4-bit floats (E2M1: a sign, and 0 .5 1 1.5 2 3 4 6), 32 columns in the nibble
+ * order of q4_0, after the scales:
+ *
+ *   MXFP4  a byte e: the scale is 2^(e - 127)
+ *   NVFP4  an f32 d, the same in all blocks of a row, and four e4m3 s, one per 16 columns: the
+ * scale is d * s
+ *
+ * A packed row stores d once (layout_packed.h). In a GGUF, NVFP4 blocks have no d (scheme.h). */
 
-/* Types of GGUF whose weights are codes (templates/common/llmc_codes.h) */
+/* GGUF types whose weights are codes (templates/common/llmc_codes.h) */
 #define CODE_DTYPES(X)                                                                             \
 	X(Q2_K, "q2_k", 256, 84, 10, "")                                                           \
 	X(Q3_K, "q3_k", 256, 110, 11, "")                                                          \
@@ -86,7 +92,7 @@
 	X(I32, "i32", 1, 4, 26, "I32")                                                             \
 	X(I64, "i64", 1, 8, 27, "I64")
 
-/* "f32 f16 ...": what a description may ask weights to be stored as */
+/* "f32 f16 ...": types in which a description may have weights stored */
 #define WEIGHT_WORD(name, text, elems, bytes, ggml, st) " " text
 #define WEIGHT_WORDS (&(WEIGHT_DTYPES(WEIGHT_WORD))[1])
 
@@ -99,40 +105,40 @@ typedef enum Dtype {
 } Dtype;
 
 typedef struct DtypeInfo {
-	const char *text; /* as YAML and plan write it */
-	int block_elems;  /* elements of one block, along the contiguous dimension */
+	const char *text; /* spelling in YAML and plan */
+	int block_elems;  /* elements per block, along the contiguous dimension */
 	int block_bytes;
-	int ggml_type;           /* number in a GGUF; -1: none */
-	const char *safetensors; /* name in a safetensors header, "" when it has none */
+	int ggml_type;           /* GGUF type number; -1: none */
+	const char *safetensors; /* name in a safetensors header, "" if it has none */
 } DtypeInfo;
 
-/* What a block of GROUP_DTYPES is made of; columns 0: another type */
+/* Composition of a GROUP_DTYPES block; columns 0: not such a type */
 typedef enum DtypeValues { VALUES_INT, VALUES_E4M3, VALUES_NF4, VALUES_FP4 } DtypeValues;
 typedef struct DtypeGroup {
 	int columns, bits, scale_bytes;
-	int zero_bytes; /* 1: a zero point; 4: a minimum, f32; 0: neither. Behind the scale */
+	int zero_bytes; /* 1: u8 zero point; 4: f32 minimum; 0: neither. Stored after the scale */
 	DtypeValues values;
 } DtypeGroup;
 
-/* Which of the types that are codes: an llmc_codes_kind (templates/common/llmc_codes.h); 0: another
+/* Returns the llmc_codes_kind (templates/common/llmc_codes.h) of a CODE_DTYPES type; 0: another
  * type */
 int dtype_kind(Dtype d);
 const DtypeInfo *dtype_info(Dtype d); /* d must be valid */
 DtypeGroup dtype_group(Dtype d);
 Dtype
 dtype_regroup(Dtype d,
-              int columns);   /* the type like d whose groups have so many columns; DT_NONE: none */
+              int columns);   /* Returns the type like d with groups of `columns`; DT_NONE: none */
 bool dtype_is_float(Dtype d); /* f32, f16, bf16 */
-bool dtype_row_factor(Dtype d);          /* all blocks of a row begin with the same factor */
-const float *dtype_codes(DtypeValues v); /* [16] of VALUES_NF4 and VALUES_FP4; NULL: others */
+bool dtype_row_factor(Dtype d);          /* every block of a row begins with the same factor */
+const float *dtype_codes(DtypeValues v); /* [16] for VALUES_NF4 and VALUES_FP4; NULL: others */
 const char *dtype_text(Dtype d);
 Dtype dtype_from_text(const char *text); /* DT_NONE: unknown */
 Dtype dtype_from_ggml(uint32_t type);
 Dtype dtype_from_safetensors(const char *name, size_t n);
 const char *
-ggml_type_name(uint32_t type); /* for errors: also of types we do not read; NULL: unknown */
-/* Bytes of n elements in one row; -1 when n is no whole number of blocks or the product overflows.
- */
+ggml_type_name(uint32_t type); /* for errors; includes types llmc does not read; NULL: unknown */
+/* Bytes of n elements in one row; -1 if n is not a multiple of the block size or the size
+ * overflows. */
 int64_t dtype_row_bytes(Dtype d, int64_t n_elems);
 
 #endif

@@ -1,5 +1,5 @@
-/* From the first byte to the last: keys, adapters' keys, vocabulary, tensors. Counts are held
- * against the bytes that are left before anything is made for them. */
+/* Reads the file sequentially: keys, adapter keys, vocabulary, tensors. Counts are checked against
+ * the remaining bytes before any allocation. */
 #include "formats/flm.h"
 
 #include <stdio.h>
@@ -37,7 +37,7 @@ static llmc_status
 bad(const FlmReader *r, const char *what)
 {
 	return error_set(r->err, LLMC_E_INPUT,
-	                 "%s: %s at byte %zu: it is no FastLLM model, or cut off or damaged",
+	                 "%s: %s at byte %zu: not a FastLLM model, or it is truncated or damaged",
 	                 r->file, what, r->at);
 }
 
@@ -62,7 +62,7 @@ i32(FlmReader *r, int32_t *out)
 	return LLMC_OK;
 }
 
-/* How many things follow that take at least `each` bytes */
+/* Reads the number of entries that follow; each takes at least `each` bytes */
 static llmc_status
 count(FlmReader *r, size_t each, size_t *out)
 {
@@ -71,7 +71,7 @@ count(FlmReader *r, size_t each, size_t *out)
 	*out = 0;
 	TRY(i32(r, &n));
 	if (n < 0 || (size_t)n > (r->size - r->at) / each)
-		return bad(r, "a count that the file has no room for");
+		return bad(r, "a count larger than the file");
 	*out = (size_t)n;
 	return LLMC_OK;
 }
@@ -85,7 +85,7 @@ text(FlmReader *r, char **out)
 	TRY(count(r, 1, &n));
 	TRY(take(r, n, &p));
 	if (n && memchr(p, 0, n))
-		return bad(r, "a text with a NUL in it");
+		return bad(r, "a string with a NUL byte");
 	*out = arena_strndup(r->a, (const char *)p, n);
 	return LLMC_OK;
 }
@@ -108,7 +108,7 @@ pairs(FlmReader *r, FlmPair **out, size_t *n)
 const char *
 flm_get(const Flm *f, const char *key)
 {
-	for (size_t i = f->n_pair; i > 0; i--) /* a later one replaces an earlier one */
+	for (size_t i = f->n_pair; i > 0; i--) /* the last value of a key wins */
 		if (strcmp(f->pair[i - 1].key, key) == 0)
 			return f->pair[i - 1].value;
 	return NULL;
@@ -122,8 +122,8 @@ flag(const Flm *f, const char *key)
 	return v && strcmp(v, "1") == 0;
 }
 
-/* Low-rank adapters that were exported along: their settings are passed over. Import meets their
- * tensors. */
+/* Skips the settings of low-rank adapters that were exported with the model. Their tensors stay in
+ * the list. */
 static llmc_status
 adapters(FlmReader *r, const Flm *f)
 {
@@ -135,7 +135,7 @@ adapters(FlmReader *r, const Flm *f)
 	for (const char *p = v ? v : ""; *p; p++)
 		if (*p < '0' || *p > '9' || p - v > 3)
 			return error_set(r->err, LLMC_E_INPUT,
-			                 "%s: peft_size = %s is no number of adapters", r->file,
+			                 "%s: peft_size = %s is not a number of adapters", r->file,
 			                 name_text(v, strlen(v)).s);
 	int many = 0;
 	for (const char *p = v ? v : ""; *p; p++)
@@ -147,7 +147,7 @@ adapters(FlmReader *r, const Flm *f)
 	return LLMC_OK;
 }
 
-/* Bytes of a piece are stored as numbers of 32 bits each. */
+/* Each byte of a vocabulary entry is stored as a 32-bit number. */
 static llmc_status
 vocabulary(FlmReader *r, Flm *f)
 {
@@ -179,7 +179,7 @@ vocabulary(FlmReader *r, Flm *f)
 	return LLMC_OK;
 }
 
-/* Codes with the least and the largest value of each group */
+/* Reads codes with the minimum and maximum of each group */
 static llmc_status
 quantised(FlmReader *r, FlmTensor *t, int type)
 {
@@ -191,8 +191,8 @@ quantised(FlmReader *r, FlmTensor *t, int type)
 	TRY(i32(r, &axis));
 	if (t->n_dims != 2 || axis != 0 || t->dim[0] < 1 || t->dim[1] < 1)
 		return error_set(r->err, LLMC_E_INPUT,
-		                 "%s: tensor %s: only matrices whose ranges are those of rows are "
-		                 "read (%d dimensions, axis %d)",
+		                 "%s: tensor %s: llmc reads only 2-dimensional matrices with a "
+		                 "range per row or group (%d dimensions, axis %d)",
 		                 r->file, name_text(t->name, strlen(t->name)).s, t->n_dims, axis);
 	size = (int32_t)t->dim[1];
 	if (type == TYPE_INT4_GROUP) {
@@ -200,12 +200,13 @@ quantised(FlmReader *r, FlmTensor *t, int type)
 		TRY(i32(r, &size));
 		if (size < 1 || groups != (t->dim[1] - 1) / size + 1)
 			return error_set(r->err, LLMC_E_INPUT,
-			                 "%s: tensor %s: %d groups of %d are not its %lld columns",
+			                 "%s: tensor %s: %d groups of %d do not match its %lld "
+			                 "columns",
 			                 r->file, name_text(t->name, strlen(t->name)).s, groups,
 			                 size, (long long)t->dim[1]);
 	}
 	TRY(take(r, 8 * (uint64_t)groups * (uint64_t)t->dim[0], &range));
-	elems = t->dim[0] * t->dim[1]; /* of 31 bits each */
+	elems = t->dim[0] * t->dim[1]; /* no overflow: each has at most 31 bits */
 	TRY(take(r, bits == 8 ? (uint64_t)elems : ((uint64_t)elems + 1) / 2, &code));
 	SchemeMatrix *m = NEW(r->a, SchemeMatrix, 1);
 	*m = (SchemeMatrix){ .dtype = DT_F32,
@@ -275,8 +276,8 @@ tensor(FlmReader *r, FlmTensor *t)
 		return LLMC_OK;
 	default:
 		return error_set(r->err, LLMC_E_INPUT,
-		                 "%s: tensor %s has the type %d; FastLLM's files hold 0 (f32), 1 "
-		                 "(bf16), 3 (int8), 4 and 8 (int4), 7 (f16) and 9 (int4 in groups)",
+		                 "%s: tensor %s has the type %d; llmc reads 0 (f32), 1 (bf16), 3 "
+		                 "(int8), 4 and 8 (int4), 7 (f16) and 9 (int4 in groups)",
 		                 r->file, name_text(name, strlen(name)).s, type);
 	}
 }
@@ -290,8 +291,8 @@ flm_read(Arena *a, const uint8_t *data, size_t size, const char *file, Flm *f, l
 	TRY(i32(&r, &f->version));
 	if (f->version < 0 || f->version > 2)
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: says that it is FastLLM's version %d; 0, 1 and 2 are read",
-		                 file, f->version);
+		                 "%s: FastLLM version %d; llmc reads versions 0, 1 and 2", file,
+		                 f->version);
 	if (f->version >= 1)
 		TRY(pairs(&r, &f->pair, &f->n_pair));
 	TRY(adapters(&r, f));

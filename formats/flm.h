@@ -1,6 +1,6 @@
-/* FastLLM's .flm: a model in one file, version 0 (May 2023), 1 (a table of keys) and 2 (model_type
- * among them, as it is still written). The file is mapped and untrusted; it has no magic number, so
- * its name says what it is. Tensors have the names of Hugging Face's checkpoints. */
+/* FastLLM's .flm: a model in one file, version 0 (May 2023), 1 (adds a table of keys) and 2 (adds
+ * model_type; still current). The file is mapped and untrusted. It has no magic number, so it is
+ * recognised by its extension. Tensors have the names of Hugging Face checkpoints. */
 #ifndef LLMC_FORMATS_FLM_H
 #define LLMC_FORMATS_FLM_H
 
@@ -8,13 +8,13 @@
 
 typedef struct FlmPair {
 	const char *key, *value;
-} FlmPair; /* values are Python's str() of what the model's configuration has */
+} FlmPair; /* values are Python's str() of the model's configuration entries */
 
 typedef struct FlmPiece {
-	const char *text; /* NUL-terminated; a byte may be 0: length */
+	const char *text; /* NUL-terminated; may also contain NUL bytes: see n */
 	size_t n;
 	int32_t id;
-	float score; /* 0 where the file has none */
+	float score; /* 0 if the file has none */
 } FlmPiece;
 
 typedef struct FlmTensor {
@@ -22,7 +22,7 @@ typedef struct FlmTensor {
 	Dtype dtype;
 	int n_dims;
 	int64_t dim[8];   /* row-major */
-	const void *data; /* in the file; NULL: rows are made */
+	const void *data; /* in the file; NULL: rows are computed by `made` */
 	int64_t bytes;
 	const SchemeMatrix *made;
 } FlmTensor;
@@ -32,12 +32,13 @@ typedef struct Flm {
 	size_t n_pair, n_piece, n_special, n_tensor;
 	FlmPair *pair;
 	FlmPiece *piece;
-	char **special; /* texts that are looked for before a text is cut into pieces */
+	char **special; /* special tokens, matched before the input is tokenized */
 	FlmTensor *tensor;
 } Flm;
 
-bool flm_name(const char *path); /* does it end in .flm? */
-/* All of it, in the arena, values of tensors in `data`. E_INPUT: a sentence that names the file. */
+bool flm_name(const char *path); /* Returns whether path ends in .flm */
+/* Reads the whole file into the arena; tensor values stay in `data`. E_INPUT: the message names the
+ * file. */
 llmc_status flm_read(Arena *a, const uint8_t *data, size_t size, const char *file, Flm *out,
                      llmc_error *err);
 const char *flm_get(const Flm *f, const char *key); /* NULL: none */

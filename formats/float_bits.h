@@ -1,4 +1,4 @@
-/* An fp32 as its bits, and back */
+/* Conversion between an fp32 and its bits */
 #ifndef LLMC_FORMATS_FLOAT_BITS_H
 #define LLMC_FORMATS_FLOAT_BITS_H
 

@@ -7,13 +7,12 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "GGUF is read in place, little endian");
 
 enum {
-	MAX_NAME =
-	    65535, /* bytes of a key, as the format sets it; we hold tensor names to the same */
+	MAX_NAME = 65535, /* longest key in bytes, from the format; also applied to tensor names */
 	MIN_KEY_BYTES = 8 + 1 + 4 + 1,
 	MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8,
 };
 
-/* The bytes not yet read; at never passes size. */
+/* Unread bytes; `at` never exceeds `size`. */
 typedef struct Cursor {
 	const unsigned char *data;
 	size_t size, at;
@@ -59,11 +58,11 @@ truncated(const Gguf *g, const Cursor *c, const char *what, size_t i, llmc_error
 	return error_set(
 	    err, LLMC_E_INPUT,
 	    "%s: %s %zu reaches beyond the end of the file (%zu bytes; reading at byte %zu): the "
-	    "file is cut off or damaged, fetch it again",
+	    "file is truncated or damaged, download it again",
 	    g->file, what, i, c->size, c->at);
 }
 
-/* A key or tensor name: bounded, not empty, without NUL; copied with a NUL behind it. */
+/* Reads a key or tensor name: bounded, not empty, without NUL. The copy is NUL-terminated. */
 static llmc_status
 take_name(Gguf *g, Cursor *c, const char *what, size_t i, const char **out, llmc_error *err)
 {
@@ -130,8 +129,8 @@ read_value(Gguf *g, Cursor *c, Key *k, llmc_error *err)
 	if (count > left(c) / least)
 		return error_set(err, LLMC_E_INPUT,
 		                 "%s: key %s claims %" PRIu64
-		                 " elements of at least %zu bytes, but %zu bytes are left "
-		                 "in the file: it is cut off or damaged",
+		                 " elements of at least %zu bytes, but %zu bytes are left in the "
+		                 "file: it is truncated or damaged",
 		                 g->file, name.s, count, least, left(c));
 	if (type != GGUF_STR) {
 		c->at += (size_t)count * least;
@@ -145,15 +144,16 @@ read_value(Gguf *g, Cursor *c, Key *k, llmc_error *err)
 		if (!take_str(c, &s))
 			return error_set(err, LLMC_E_INPUT,
 			                 "%s: key %s: string %" PRIu64 " of %" PRIu64
-			                 " reaches beyond the end of the "
-			                 "file: it is cut off or damaged",
+			                 " reaches beyond the end of the file: it is truncated "
+			                 "or damaged",
 			                 g->file, name.s, i, count);
 	}
 	k->str_at = str_at;
 	return LLMC_OK;
 cut:
 	return error_set(err, LLMC_E_INPUT,
-	                 "%s: the file ends within the value of key %s: it is cut off or damaged",
+	                 "%s: the file ends within the value of key %s: it is truncated or "
+	                 "damaged",
 	                 g->file, name.s);
 }
 
@@ -169,7 +169,7 @@ read_keys(Gguf *g, Cursor *c, llmc_error *err)
 	}
 	const NameEntry *twice = names_sort(g->key_name, g->n_key);
 	if (twice)
-		return error_set(err, LLMC_E_INPUT, "%s: key %s is there twice", g->file,
+		return error_set(err, LLMC_E_INPUT, "%s: duplicate key %s", g->file,
 		                 name_text(twice->name, strlen(twice->name)).s);
 	return LLMC_OK;
 }
@@ -197,7 +197,7 @@ read_alignment(const Gguf *g, size_t *out, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Everything of one tensor's record but its place; *offset is from the start of the data. */
+/* Reads one tensor record except its data pointer; *offset is relative to the start of the data. */
 static llmc_status
 read_tensor(Gguf *g, Cursor *c, size_t i, uint64_t *offset, llmc_error *err)
 {
@@ -237,7 +237,7 @@ read_tensor(Gguf *g, Cursor *c, size_t i, uint64_t *offset, llmc_error *err)
 	if (t->dim[0] % elems)
 		return error_set(err, LLMC_E_INPUT,
 		                 "%s: tensor %s: rows of %" PRId64
-		                 " elements are no whole number of %s blocks of %d",
+		                 " elements are not a multiple of the %s block size %d",
 		                 g->file, name.s, t->dim[0],
 		                 other ? ggml_type_name(t->ggml_type) : dtype_text(t->dtype),
 		                 elems);
@@ -288,11 +288,11 @@ read_tensors(Gguf *g, Cursor *c, llmc_error *err)
 	}
 	const NameEntry *twice = names_sort(g->tensor_name, g->n_tensor);
 	if (twice)
-		return error_set(err, LLMC_E_INPUT, "%s: tensor %s is there twice", g->file,
+		return error_set(err, LLMC_E_INPUT, "%s: duplicate tensor %s", g->file,
 		                 name_text(twice->name, strlen(twice->name)).s);
 
-	/* the data begins at the next multiple of align; a file without tensors may end before it
-	 */
+	/* the data begins at the next multiple of align; a file without tensors may end before
+	 * it */
 	size_t pad = (align - c->at % align) % align;
 	size_t start = pad <= left(c) ? c->at + pad : c->size;
 	const uint64_t room = c->size - start;
@@ -302,15 +302,15 @@ read_tensors(Gguf *g, Cursor *c, llmc_error *err)
 		if (place[i].from % align)
 			return error_set(err, LLMC_E_INPUT,
 			                 "%s: tensor %s starts at byte %" PRIu64
-			                 " of the data, which is no multiple of the "
-			                 "alignment %zu",
+			                 " of the data, which is not a multiple of the alignment "
+			                 "%zu",
 			                 g->file, name.s, place[i].from, align);
 		if (place[i].from > room || (uint64_t)t->bytes > room - place[i].from)
 			return error_set(err, LLMC_E_INPUT,
 			                 "%s: tensor %s needs %" PRId64 " bytes from byte %" PRIu64
 			                 " of the data, but the "
 			                 "data has %" PRIu64
-			                 ": the file is cut off or damaged, fetch it again",
+			                 ": the file is truncated or damaged, download it again",
 			                 g->file, name.s, t->bytes, place[i].from, room);
 		place[i].to = place[i].from + (uint64_t)t->bytes;
 		t->file = g->file;
@@ -330,8 +330,8 @@ read_tensors(Gguf *g, Cursor *c, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Matrices whose rows are made. NVFP4 X.weight takes its factor, X.scale, and leaves X.input_scale,
- * which is of activations; both go from the list. */
+/* Marks matrices whose rows are converted while read. NVFP4's X.weight uses its factor X.scale;
+ * X.input_scale applies to activations and is not used. Both are removed from the list. */
 static llmc_status
 make_matrices(Gguf *g, llmc_error *err)
 {
@@ -358,8 +358,8 @@ make_matrices(Gguf *g, llmc_error *err)
 		              (factors != 1 && factors != t->dim[2] * t->dim[3])))
 			return error_set(
 			    err, LLMC_E_INPUT,
-			    "%s: tensor %s: one factor of F32 is expected, or one of each expert",
-			    g->file, name_text(scale->name, strlen(scale->name)).s);
+			    "%s: tensor %s: expected one F32 factor, or one per expert", g->file,
+			    name_text(scale->name, strlen(scale->name)).s);
 		if (rows > 0)
 			t->made = scheme_of_ggml(&g->arena, t->ggml_type, t->data, rows, t->dim[0],
 			                         scale ? scale->data : NULL, factors);
@@ -565,7 +565,7 @@ gguf_type(const Gguf *g, const char *key, GgufType *type, GgufType *elem, size_t
 	return true;
 }
 
-/* Element i as both: *is_int says which of the two is exact. */
+/* Reads element i as both types; *is_int reports which one is exact. */
 static bool
 element(const Key *k, uint64_t i, int64_t *whole, double *num, bool *is_int)
 {

@@ -1,6 +1,6 @@
-/* GGUF v2 and v3, as ggml/docs/gguf.md defines them; little endian. The file is mapped and stays
- * untrusted: every count and offset is checked before use. Strings point into the mapping or the
- * reader's own memory. */
+/* GGUF v2 and v3, as ggml/docs/gguf.md defines them; little endian. The file is mapped and
+ * untrusted: every count and offset is checked before use. Strings point into the mapping or into
+ * the reader's memory. */
 #ifndef LLMC_FORMATS_GGUF_H
 #define LLMC_FORMATS_GGUF_H
 
@@ -32,24 +32,25 @@ typedef struct GgufStr {
 
 typedef struct GgufTensor {
 	const char *name; /* NUL-terminated */
-	const char *file; /* that holds it: of a split file, the part */
-	Dtype dtype;      /* DT_NONE: a type we do not read; ggml_type says which */
+	const char *file; /* file that holds it: one part of a split file */
+	Dtype dtype;      /* DT_NONE: a type llmc does not read; see ggml_type */
 	uint32_t ggml_type;
 	int n_dims;
-	int64_t dim[4];           /* file order: dim[0] is contiguous; 1 beyond n_dims */
+	int64_t dim[4];           /* file order: dim[0] is contiguous; 1 from n_dims on */
 	const void *data;         /* in the mapping; NULL when dtype is DT_NONE */
-	int64_t bytes;            /* there */
-	const SchemeMatrix *made; /* how rows are made; NULL: they are the file's */
+	int64_t bytes;            /* size at `data` */
+	const SchemeMatrix *made; /* how rows are converted; NULL: stored as is */
 } GgufTensor;
 
-/* A split file is opened by the name of its first part, NAME-00001-of-0000N.gguf: all parts are
- * found beside it and checked, tensors are those of all, keys those of the first. */
+/* Opens a GGUF. A split file is opened by the name of its first part, NAME-00001-of-0000N.gguf. The
+ * other parts are found in the same folder and checked. Tensors come from all parts, keys from the
+ * first. */
 llmc_status gguf_open(const char *path, Gguf **out, llmc_error *err);
-/* from memory that outlives the reader (fuzzing) */
+/* data must outlive the reader (fuzzing) */
 llmc_status gguf_open_memory(const void *data, size_t size, const char *name, Gguf **out,
                              llmc_error *err);
 void gguf_close(Gguf *g);
-/* Files after the first: 0 unless it is split */
+/* Number of files after the first: 0 unless it is split */
 size_t gguf_n_parts(const Gguf *g);
 const char *gguf_part_at(const Gguf *g, size_t i);
 
@@ -57,12 +58,12 @@ size_t gguf_n_tensors(const Gguf *g);
 const GgufTensor *gguf_tensor_at(const Gguf *g, size_t i);
 const GgufTensor *gguf_tensor(const Gguf *g, const char *name); /* NULL: none */
 
-/* What a key holds as the file has it, behind its type: to be copied */
+/* Raw value of a key, for copying */
 typedef struct GgufRaw {
 	const char *name;
 	GgufType type, elem;
 	uint64_t count;
-	const void *value; /* the elements, strings with their lengths */
+	const void *value; /* the elements; strings include their lengths */
 	size_t bytes;
 } GgufRaw;
 GgufRaw gguf_raw_at(const Gguf *g, size_t i);

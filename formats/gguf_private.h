@@ -1,5 +1,5 @@
-/* What a GGUF reader consists of: for gguf.c, which reads one file, and gguf_split.c, which joins
- * the parts of one. */
+/* Internals of a GGUF reader, shared by gguf.c (reads one file) and gguf_split.c (joins the parts
+ * of a split file). */
 #ifndef LLMC_FORMATS_GGUF_PRIVATE_H
 #define LLMC_FORMATS_GGUF_PRIVATE_H
 
@@ -10,10 +10,10 @@
 
 typedef struct Key {
 	const char *name;
-	GgufType type, elem; /* elem: of an array, else the same as type */
+	GgufType type, elem; /* elem: element type of an array, else equal to type */
 	uint64_t count;
 	const unsigned char *value; /* first element; strings: their length field */
-	const uint64_t *str_at;     /* arrays of strings: where each length field is, from value */
+	const uint64_t *str_at;     /* arrays of strings: offset of each length field from value */
 } Key;
 
 struct Gguf {
@@ -26,14 +26,13 @@ struct Gguf {
 	GgufTensor *tensor;
 	NameEntry *tensor_name;
 	size_t n_tensor;
-	Gguf **part; /* of a split file, those after the first: they hold the tensors' data */
+	Gguf **part; /* parts after the first of a split file; they own the tensors' data */
 	size_t n_part;
 };
 
-/* One file, whether it is a part or not: its tensors as they are written */
+/* Opens one file, split or not, with its tensors as stored */
 llmc_status gguf_open_one(const char *path, Gguf **out, llmc_error *err);
-/* Tensors that take others of the list, which may be in other parts, in them; closed when it fails
- */
+/* Resolves tensors that use other tensors, possibly of other parts; closes *g on failure */
 llmc_status gguf_finish(Gguf **g, llmc_error *err);
 
 #endif

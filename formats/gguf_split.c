@@ -1,8 +1,7 @@
 /* GGUF files in parts, as llama-gguf-split and converters write them: NAME-00001-of-0000N.gguf,
- * 00002, ... Each part is a whole GGUF with keys split.no (from 0), split.count and
- * split.tensors.count (of all parts together). The first has the model's keys, the others have
- * tensors alone. Parts say nothing of which model they belong to beyond these counts, so what they
- * do say has to fit exactly. */
+ * 00002, ... Each part is a complete GGUF with the keys split.no (from 0), split.count and
+ * split.tensors.count (over all parts). The first part has the model's keys, the others only
+ * tensors. Only these counts link a part to its model, so they must match exactly. */
 #include "formats/gguf_private.h"
 
 #include <inttypes.h>
@@ -24,7 +23,7 @@ split_of(const Gguf *g, SplitInfo *out)
 	return gguf_int(g, "split.count", &out->count) && out->count > 1;
 }
 
-/* Five digits at p */
+/* Parses five digits at p */
 static int
 digits(const char *p)
 {
@@ -38,7 +37,7 @@ digits(const char *p)
 	return n;
 }
 
-/* NAME-00001-of-00003.gguf -> 1 and 3; false: another name */
+/* Parses 1 and 3 from NAME-00001-of-00003.gguf; false: another name */
 static bool
 numbers_of(const char *path, int *no, int *count)
 {
@@ -52,7 +51,7 @@ numbers_of(const char *path, int *no, int *count)
 	return *no > 0 && *count > 0;
 }
 
-/* Name of part `no`, from 0 */
+/* Returns the name of part `no`, from 0 */
 static const char *
 part_path(Arena *a, const char *path, int64_t no, int64_t count)
 {
@@ -67,18 +66,19 @@ check_first(const Gguf *g, const char *path, const SplitInfo *s, llmc_error *err
 
 	if (s->count > MAX_PARTS)
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: split.count is %" PRId64 "; names of parts have five digits",
+		                 "%s: split.count is %" PRId64 "; part names have five digits",
 		                 path, s->count);
 	if (!numbers_of(path, &no, &count))
 		return error_set(
 		    err, LLMC_E_INPUT,
 		    "%s: one of %" PRId64
-		    " parts of a split GGUF, whose other parts are found by names that end in "
-		    "-00001-of-%05d.gguf: give the parts their names back",
+		    " parts of a split GGUF, but its name does not end in -00001-of-%05d.gguf, "
+		    "from which the other parts are found: rename the parts as llama-gguf-split "
+		    "named them",
 		    path, s->count, (int)s->count);
 	if (count != s->count)
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: its name says %d parts, its key split.count %" PRId64, path,
+		                 "%s: its name has %d parts, its key split.count is %" PRId64, path,
 		                 count, s->count);
 	if (no != 1)
 		return error_set(err, LLMC_E_INPUT,
@@ -87,23 +87,23 @@ check_first(const Gguf *g, const char *path, const SplitInfo *s, llmc_error *err
 		                 path, no, count, (int)(strlen(path) - SUFFIX), path, count);
 	if (s->no != 0)
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: its name says part 1, its key split.no part %" PRId64
+		                 "%s: its name has part 1, its key split.no has part %" PRId64
 		                 ": parts were renamed",
 		                 path, s->no + 1);
 	if (s->tensors < 0)
 		return error_set(
 		    err, LLMC_E_INPUT,
 		    "%s: one of %" PRId64
-		    " parts without split.tensors.count, which says whether all tensors are there",
+		    " parts without split.tensors.count, so missing tensors cannot be detected",
 		    path, s->count);
 	if (gguf_n_tensors(g) > (uint64_t)s->tensors)
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: holds %zu tensors of the %" PRId64 " that all parts have",
+		                 "%s: holds %zu tensors of the %" PRId64 " of all parts together",
 		                 path, gguf_n_tensors(g), s->tensors);
 	return LLMC_OK;
 }
 
-/* Part i of the file that `g` begins */
+/* Opens part i of the split file that begins with `g` */
 static llmc_status
 check_part(const Gguf *g, const Gguf *part, int64_t i, const SplitInfo *first, llmc_error *err)
 {
@@ -112,8 +112,8 @@ check_part(const Gguf *g, const Gguf *part, int64_t i, const SplitInfo *first, l
 
 	if (!split_of(part, &s))
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: is no part of a split GGUF (it has no split.count), though "
-		                 "%s says that there are %" PRId64,
+		                 "%s: not part of a split GGUF (it has no split.count), but %s "
+		                 "has a split.count of %" PRId64,
 		                 part->file, g->file, first->count);
 	if (s.count != first->count)
 		return error_set(err, LLMC_E_INPUT,
@@ -122,12 +122,12 @@ check_part(const Gguf *g, const Gguf *part, int64_t i, const SplitInfo *first, l
 		                 part->file, s.count, g->file, first->count);
 	if (s.no != i)
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: its name says part %" PRId64
-		                 ", its key split.no part %" PRId64 ": parts were renamed",
+		                 "%s: its name has part %" PRId64
+		                 ", its key split.no has part %" PRId64 ": parts were renamed",
 		                 part->file, i + 1, s.no + 1);
 	if (s.tensors != first->tensors)
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: its file has %" PRId64
+		                 "%s: its split GGUF has %" PRId64
 		                 " tensors in all parts, that of %s has %" PRId64
 		                 ": they belong to different models",
 		                 part->file, s.tensors, g->file, first->tensors);
@@ -143,7 +143,7 @@ check_part(const Gguf *g, const Gguf *part, int64_t i, const SplitInfo *first, l
 	return LLMC_OK;
 }
 
-/* Tensors of all parts as one list */
+/* Collects the tensors of all parts in one list */
 static llmc_status
 join(Gguf *g, int64_t tensors, llmc_error *err)
 {
@@ -154,7 +154,7 @@ join(Gguf *g, int64_t tensors, llmc_error *err)
 	if (n != (uint64_t)tensors)
 		return error_set(
 		    err, LLMC_E_INPUT,
-		    "%s: its parts hold %zu tensors, its key split.tensors.count says %" PRId64,
+		    "%s: its parts hold %zu tensors, its key split.tensors.count is %" PRId64,
 		    g->file, n, tensors);
 	GgufTensor *all = NEW(&g->arena, GgufTensor, n);
 	NameEntry *name = NEW(&g->arena, NameEntry, n);
@@ -169,8 +169,8 @@ join(Gguf *g, int64_t tensors, llmc_error *err)
 	const NameEntry *twice = names_sort(name, n);
 	if (twice)
 		return error_set(
-		    err, LLMC_E_INPUT, "%s: tensor %s is there twice, the second time in %s",
-		    g->file, name_text(twice->name, strlen(twice->name)).s, all[twice->at].file);
+		    err, LLMC_E_INPUT, "%s: duplicate tensor %s, the second time in %s", g->file,
+		    name_text(twice->name, strlen(twice->name)).s, all[twice->at].file);
 	g->tensor = all;
 	g->tensor_name = name;
 	g->n_tensor = n;

@@ -1,4 +1,3 @@
-/* See kv_type.h. */
 #include "formats/kv_type.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* The table of layouts, and what holds for all of them: sizes, reading a row back. */
+/* The table of layouts and the functions common to all: sizes, reading a row back. */
 #include "formats/layout.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Packing types that are codes, and reading them back. A block taken apart (llmc_codes) is what
- * both layouts hold, in two orders. */
+/* Packs CODE_DTYPES and reads them back. Both layouts hold the fields of an unpacked block
+ * (llmc_codes), in two orders. */
 #include "formats/layout_codes.h"
 
 #include "formats/dequant.h"
@@ -19,8 +19,8 @@ codes_bytes(Dtype d)
 	return s.columns / 32 * (s.scales + s.high + 4 * s.words) + (s.columns ? 2 + 2 * s.min : 0);
 }
 
-/* A block and its bytes, both ways: `n` bytes of `field` are row r's of R rows at *p, which goes on
- * behind them */
+/* Copies a field between a block and its packed bytes, in either direction: `n` bytes of `field`
+ * are those of row r of R rows at *p, which advances past all R rows */
 static void
 move(uint8_t **p, void *field, int n, int R, int r, bool to)
 {
@@ -31,8 +31,8 @@ move(uint8_t **p, void *field, int n, int R, int r, bool to)
 	*p += n * R;
 }
 
-/* What stands beside indices of 256 columns, and its words in a packed row: those of index 4 j + c
- * in byte c, as many blocks one above the other as there is room for. Both ways. */
+/* Converts the extra bits of the grid indices (`high`) of 256 columns to and from words of a packed
+ * row. Index 4 j + c is in byte c; each byte holds as many blocks as fit. */
 static void
 beside(llmc_codes_kind kind, llmc_codes *c, uint32_t word[4], bool to)
 {
@@ -59,7 +59,7 @@ beside(llmc_codes_kind kind, llmc_codes *c, uint32_t word[4], bool to)
 		}
 }
 
-/* d, m, scales of all 32 columns, then what stands beside indices, then words */
+/* Order: d, m, scales of all 32-column groups, extra bits of the indices, words */
 static void
 packed(llmc_codes_kind kind, uint8_t *p, llmc_codes *c, int R, int r, bool to)
 {
@@ -108,7 +108,7 @@ codes_read(Dtype d, const uint8_t *p, int R, int r, float *y)
 	values(d, &c, y);
 }
 
-/* Where there are three words the third is a plane of its own, so that accesses are of 4, 8 or 16
+/* With three words per 32 columns the third is a plane of its own, so that accesses are 4, 8 or 16
  * bytes */
 void
 codes_planes(Dtype d, int bytes[4])

@@ -1,5 +1,5 @@
-/* Packing into r4, r8, r16 and planes, and reading a row back. See layout_packed.h for the orders.
- */
+/* Packing into r4, r8, r16 and planes, and reading a row back. See layout_packed.h for the order of
+ * fields. */
 #include "formats/layout_packed.h"
 
 #include <string.h>
@@ -7,14 +7,16 @@
 #include "formats/dequant.h"
 #include "formats/layout_codes.h"
 
-/* What a dtype's blocks are made of; the names are those of Weight in
+/* Composition of a dtype's packed block; the names are those of Weight in
  * templates/cpu/weights/weights.h. */
 typedef struct Geometry {
-	int k;     /* columns of a block; 0: dtype is not packed */
-	int row;   /* bytes a row takes in it */
-	int bits;  /* of an element */
-	int min;   /* 1: f16 d and m at the start, 0: d alone */
-	int super; /* 1: eight blocks of 32 columns, with two bytes of scales each behind d and m */
+	int k;    /* columns per block; 0: dtype is not packed */
+	int row;  /* bytes per row of a block */
+	int bits; /* bits per element */
+	int min;  /* 1: f16 d and m at the start, 0: only d */
+	/* 1: superblock of eight blocks of 32 columns; two bytes of scales per block follow d
+	 * and m */
+	int super;
 } Geometry;
 
 static Geometry
@@ -60,8 +62,8 @@ geometry(Dtype d)
 	return (Geometry){ 0 };
 }
 
-/* Bytes that all blocks of a row begin with in the file: a row has them once here, packed in front
- * of its blocks, in planes behind them */
+/* Bytes at the start of every file block that are the same throughout a row. A packed row stores
+ * them once, before its blocks; planes store them after the last plane. */
 static int
 whole_bytes(Dtype d)
 {
@@ -103,7 +105,8 @@ group_bytes(Dtype d, int64_t cols, int R)
 	return bytes;
 }
 
-/* bit i of the result for column i -> the order of a fifth-bit dword; and back */
+/* fifth_order: from bit i for column i to the order of a fifth-bit dword. fifth_bit: the bit of
+ * column i in that order */
 static uint32_t
 fifth_order(uint32_t bits)
 {
@@ -120,10 +123,10 @@ fifth_order(uint32_t bits)
 static uint32_t
 fifth_bit(uint32_t ordered, int i)
 {
-	return ordered >> (8 * (i % 4) + i / 4) & 1; /* i / 4 counts through bits 0..3, then 4..7 */
+	return ordered >> (8 * (i % 4) + i / 4) & 1; /* i / 4 runs over bits 0..3, then 4..7 */
 }
 
-/* the 6-bit scales of Q4_K and Q5_K as bytes */
+/* Unpacks the 6-bit scales and mins of Q4_K and Q5_K to bytes */
 static void
 scales_of(const uint8_t *s, uint8_t scale[8], uint8_t min[8])
 {
@@ -157,8 +160,8 @@ pack_small(Dtype d, const uint8_t *src, int64_t row_bytes, uint8_t *dst, int R)
 	}
 }
 
-/* The file keeps two sub-blocks in the low and high nibbles of 32 bytes; here each has its own 16.
- */
+/* In the file two sub-blocks share 32 bytes, as low and high nibbles. A packed sub-block has 16
+ * bytes of its own. */
 static inline __attribute__((always_inline)) void
 pack_q45_k(int bits, const uint8_t *src, int64_t row_bytes, uint8_t *dst, int R)
 {
@@ -201,7 +204,7 @@ pack_q6_k(const uint8_t *src, int64_t row_bytes, uint8_t *dst, int R)
 		for (int s = 0; s < 16; s++)
 			dst[2 * R + s * R + r] = b[192 + s];
 		for (int s = 0; s < 8; s++) {
-			/* the file: see block_q6_k of formats/dequant.c */
+			/* file order: see block_q6_k in formats/dequant.c */
 			const uint8_t *low = b + s / 4 * 64 + s % 2 * 32,
 			              *high = b + 128 + s / 4 * 32;
 			int low_shift = s % 4 / 2 * 4, high_shift = s % 4 * 2;
@@ -223,14 +226,14 @@ pack_q6_k(const uint8_t *src, int64_t row_bytes, uint8_t *dst, int R)
 	}
 }
 
-/* Column i of pieces of 32 as the file has them */
+/* Code of column i in file order: 32 columns per 16 bytes */
 static inline int
 nibble(const uint8_t *codes, int i)
 {
 	return codes[i / 32 * 16 + i % 16] >> (i % 32 / 16 * 4) & 15;
 }
 
-/* Bytes, one after the other, of R rows; then pieces of 32 columns */
+/* Packs R rows: scale bytes first, then 32-column chunks of nibbles */
 static inline __attribute__((always_inline)) void
 pack_fp4(Dtype d, const uint8_t *src, int64_t row_bytes, uint8_t *dst, int R)
 {
@@ -245,7 +248,7 @@ pack_fp4(Dtype d, const uint8_t *src, int64_t row_bytes, uint8_t *dst, int R)
 	}
 }
 
-/* whole: of the row */
+/* whole: the bytes stored once per row */
 static void
 read_fp4(Dtype d, const uint8_t *whole, const uint8_t *p, int R, int r, float *y)
 {
@@ -260,16 +263,17 @@ read_fp4(Dtype d, const uint8_t *whole, const uint8_t *p, int R, int r, float *y
 	dequant_row(d, block, y, dtype_info(d)->block_elems);
 }
 
-/* Which of a block's words of codes is word j of all its pieces: three bits are two words of a
- * piece, then one, and in the block these are behind */
+/* Maps packed code word j to its index in a file block. 3-bit codes take three words per 32
+ * columns: two of bit pairs and one of third bits. The file block holds the third-bit words after
+ * all pairs. */
 static inline int
 group_word(DtypeGroup g, int j)
 {
 	return g.bits != 3 ? j : j % 3 < 2 ? j / 3 * 2 + j % 3 : g.columns / 16 + j / 3;
 }
 
-/* Scales of the rows, zero points or minima, then pieces of 32 columns; floats: column by column,
- * of 4 bits two in a byte */
+/* Packs scales of the rows, zero points or minima, then 32-column chunks. e4m3, nf4 and fp4 are
+ * stored column by column; 4-bit codes two per byte. */
 static inline __attribute__((always_inline)) void
 pack_group(Dtype d, const uint8_t *src, int64_t row_bytes, uint8_t *dst, int R)
 {
@@ -381,7 +385,7 @@ pack(Dtype d, int64_t cols, const uint8_t *src, uint8_t *dst, int R)
 		}
 }
 
-/* Element i of the 32 of row r at q, unsigned. */
+/* Returns element i of the 32 of row r at q, unsigned. */
 static int
 element(Geometry g, const uint8_t *q, int R, int r, int i)
 {
@@ -399,7 +403,7 @@ element(Geometry g, const uint8_t *q, int R, int r, int i)
 	return v;
 }
 
-/* Rounding as in formats/dequant.c, so that a packed row equals the file's row bit for bit. */
+/* Rounds as formats/dequant.c does, so that a packed row equals the file's row bit for bit. */
 static void
 read_blocks(Geometry g, const uint8_t *p, int R, int r, float *y)
 {
@@ -470,10 +474,10 @@ PACKED(4)
 PACKED(8)
 PACKED(16)
 
-/* ---- planes: a field of all blocks of a row, then the next field ---- */
+/* ---- planes: one field of all blocks of a row, then the next field ---- */
 enum { ALIGN = 16, MAX_BLOCK_BYTES = 210 };
 
-/* A field: where it stands in the file's block, and its bytes. No field: bytes 0. */
+/* A field: offset in the file's block, and size. Unused: bytes 0. */
 typedef struct Field {
 	int at, bytes;
 } Field;
@@ -555,7 +559,7 @@ planes_bytes(Dtype d, int64_t cols)
 	Fields s = fields(d);
 	int64_t n = 0;
 
-	/* the file's row fits, so neither do a few bytes more overflow */
+	/* the file's row size is in range, so the padding cannot overflow */
 	if (!s.f[0].bytes || cols < 0 || dtype_row_bytes(d, cols) < 0 ||
 	    dtype_row_bytes(d, cols) > INT64_MAX / 4)
 		return -1;
@@ -564,10 +568,11 @@ planes_bytes(Dtype d, int64_t cols)
 	return n + whole_plane_bytes(d);
 }
 
-enum { Q5_K_BYTES = 176, Q5_K_FIFTH = 16, Q5_K_NIBBLES = 48 }; /* a block of Q5_K, its fields */
+/* block of Q5_K and the offsets of its fields */
+enum { Q5_K_BYTES = 176, Q5_K_FIFTH = 16, Q5_K_NIBBLES = 48 };
 
-/* Q5_K's block as the file has it, and as its planes are cut from it: five words for each
- * sub-block, four in place of nibbles, the fifth in place of fifth bits; see layout_packed.h. */
+/* Reorders a Q5_K block from file order to plane order: five words per sub-block, four stored in
+ * place of the nibbles, the fifth in place of the fifth bits. See layout_packed.h. */
 static void
 q5_k_fives(const uint8_t *block, uint8_t *to)
 {
@@ -613,13 +618,13 @@ q5_k_file(uint8_t *block)
 }
 
 static uint32_t
-transpose(uint32_t v, int left)
+rotate_left(uint32_t v, int left)
 {
 	return v << left | v >> (32 - left);
-} /* left 1 .. 31 */
+} /* left: 1 .. 31 */
 
-/* Four words of E2M1 nibbles as the file has them (byte i: columns i and 16 + i), and as turns of
- * one word lay their bits where halves want them: see layout_packed.h. */
+/* Reorders four words of E2M1 nibbles from file order (byte i: columns i and 16 + i) to the order
+ * in which rotations of one word yield half-precision bits: see layout_packed.h. */
 static void
 e2m1_reordered(uint8_t *nibbles)
 {
@@ -630,15 +635,15 @@ e2m1_reordered(uint8_t *nibbles)
 			const uint32_t n = v >> (j % 2 * 8 + j / 2 * 4) & 0x000f000fu;
 			h[j] = (n & 0x00070007u) << 9 | (n & 0x00080008u) << 12;
 		}
-		/* h[2] = turn 7 ^ turn 10 and h[3] = turn 7 ^ turn 12, bit by bit from those that
-		 * are known */
-		w = h[0] | transpose(h[1], 29);
-		w |= transpose(h[2] ^ transpose(w, 7), 22) & 0x00200020u;
-		w |= (transpose(h[2] ^ transpose(w, 10), 25) & 0x00040004u) |
-		     (transpose(h[3] ^ transpose(w, 7), 20) & 0x00080008u) |
-		     (transpose(h[3] ^ transpose(w, 12), 25) & 0x00100010u);
-		w |= (transpose(h[3] ^ transpose(w, 7), 20) & 0x60006000u) |
-		     (transpose(h[2] ^ transpose(w, 7), 22) & 0x00030003u);
+		/* solve h[2] = rot 7 ^ rot 10 and h[3] = rot 7 ^ rot 12 for the unknown bits, a few
+		 * at a time */
+		w = h[0] | rotate_left(h[1], 29);
+		w |= rotate_left(h[2] ^ rotate_left(w, 7), 22) & 0x00200020u;
+		w |= (rotate_left(h[2] ^ rotate_left(w, 10), 25) & 0x00040004u) |
+		     (rotate_left(h[3] ^ rotate_left(w, 7), 20) & 0x00080008u) |
+		     (rotate_left(h[3] ^ rotate_left(w, 12), 25) & 0x00100010u);
+		w |= (rotate_left(h[3] ^ rotate_left(w, 7), 20) & 0x60006000u) |
+		     (rotate_left(h[2] ^ rotate_left(w, 7), 22) & 0x00030003u);
 		memcpy(nibbles + 4 * i, &w, 4);
 	}
 }
@@ -649,8 +654,9 @@ e2m1_file(uint8_t *nibbles)
 	for (int i = 0; i < 4; i++) {
 		uint32_t w, v = 0;
 		memcpy(&w, nibbles + 4 * i, 4);
-		const uint32_t h[4] = { w, transpose(w, 3), transpose(w, 7) ^ transpose(w, 10),
-			                transpose(w, 7) ^ transpose(w, 12) };
+		const uint32_t h[4] = { w, rotate_left(w, 3),
+			                rotate_left(w, 7) ^ rotate_left(w, 10),
+			                rotate_left(w, 7) ^ rotate_left(w, 12) };
 		for (int j = 0; j < 4; j++)
 			v |= ((h[j] >> 9 & 0x00070007u) | (h[j] >> 12 & 0x00080008u))
 			     << (j % 2 * 8 + j / 2 * 4);

@@ -1,5 +1,5 @@
 /* PEFT's names: "base_model.model." + the module + ".lora_A.weight" [rank, in] and ".lora_B.weight"
- * [out, rank]; of an embedding ".lora_embedding_A" [rank, rows] and ".lora_embedding_B" [cols,
+ * [out, rank]. Embeddings have ".lora_embedding_A" [rank, rows] and ".lora_embedding_B" [cols,
  * rank]. */
 #include "formats/peft.h"
 
@@ -28,16 +28,17 @@ typedef struct Pair {
 struct Peft {
 	char *folder;
 	double scale, alpha, rank;
-	bool root; /* alpha / sqrt(r) */
+	bool root; /* scale is alpha / sqrt(r) (rsLoRA) */
 	json_t *config;
 	Safetensors *st;
 	size_t n;
-	Pair *pair;    /* in the order of the file */
-	Pair **by_end; /* [n] by names read from their ends, where checkpoints agree: a mixture has
-	                  a pair for each expert */
+	Pair *pair; /* in file order */
+	/* [n] sorted by reversed name, since checkpoints agree on the ends of names; MoE models
+	 * have a pair per expert */
+	Pair **by_end;
 };
 
-/* Fields that change what an adapter is; any other value than these is refused. */
+/* Rejects configurations that change the meaning of an adapter. */
 static llmc_status
 check_config(const Peft *p, llmc_error *err)
 {
@@ -52,7 +53,8 @@ check_config(const Peft *p, llmc_error *err)
 		                           "arrow_config",
 		                           "monteclora_config",
 		                           "kasa_config" };
-	/* these take what the pair is at first out of the model's own matrix, which is not saved */
+	/* these initialisations subtract the initial pair from the model's own matrix, which is not
+	 * saved */
 	static const char *const moved[] = { "pissa", "corda", "olora", "lora_ga", "loftq" };
 	const char *type = json_string_value(json_object_get(p->config, "peft_type")),
 	           *bias = json_string_value(json_object_get(p->config, "bias"));
@@ -64,7 +66,7 @@ check_config(const Peft *p, llmc_error *err)
 		                 type ? type : "(none)");
 	if (bias && strcmp(bias, "none") != 0)
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: bias = %.40s: an adapter that trains biases is not read",
+		                 "%s: bias = %.40s: llmc does not read adapters with biases",
 		                 p->folder, bias);
 	for (size_t i = 0; i < sizeof off / sizeof *off; i++) {
 		const json_t *v = json_object_get(p->config, off[i]);
@@ -80,8 +82,8 @@ check_config(const Peft *p, llmc_error *err)
 		if (strncasecmp(init, moved[i], strlen(moved[i])) == 0)
 			return error_set(
 			    err, LLMC_E_INPUT,
-			    "%s: init_lora_weights = %.40s: this adapter is for matrices that its "
-			    "training has changed first; save it with "
+			    "%s: init_lora_weights = %.40s: its initialisation changed the "
+			    "model's matrices, which are not in the adapter; save it with "
 			    "path_initial_model_for_weight_conversion, or merge it into the "
 			    "checkpoint",
 			    p->folder, init);
@@ -100,7 +102,7 @@ cut_tail(const char *name, const char *tail, size_t *n)
 	return len > m && !strcmp(name + len - m, tail);
 }
 
-/* below, 0, above: which stands first, read from the ends */
+/* Compares two names from their ends: negative, 0 or positive */
 static int
 end_order(const char *a, size_t n, const char *b, size_t m)
 {
@@ -110,8 +112,7 @@ end_order(const char *a, size_t n, const char *b, size_t m)
 	return (n > 0) - (m > 0);
 }
 
-/* The place in by_end of the first module that does not stand before this one; *is: it is this one
- */
+/* Returns the index in by_end of the first module not less than this one; *is: it is equal */
 static size_t
 place_of(const Peft *p, const char *module, size_t n, bool *is)
 {
@@ -162,14 +163,15 @@ take_tensor(Peft *p, const StTensor *t, llmc_error *err)
 	size_t n;
 
 	name += !strncmp(name, PREFIX, sizeof PREFIX - 1) ? sizeof PREFIX - 1 : 0;
-	if (cut_tail(name, ".base_layer.weight", &n)) /* the model's own, saved beside */
+	/* the model's own weight, saved with the adapter */
+	if (cut_tail(name, ".base_layer.weight", &n))
 		return LLMC_OK;
 	for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
 		if (!cut_tail(name, parts[i].tail, &n))
 			continue;
 		if (t->n_dims != 2 || !dtype_is_float(t->dtype))
 			return error_set(err, LLMC_E_INPUT,
-			                 "%s: \"%s\": a matrix of f32, f16 or bf16 is expected",
+			                 "%s: \"%s\": expected a matrix of f32, f16 or bf16",
 			                 p->folder, t->name);
 		Pair *pair = pair_of(p, name, n);
 		if (!pair)
@@ -184,13 +186,13 @@ take_tensor(Peft *p, const StTensor *t, llmc_error *err)
 		return LLMC_OK;
 	}
 	return error_set(err, LLMC_E_INPUT,
-	                 "%s: the adapter holds \"%s\", which is no low-rank pair: whole modules, "
-	                 "biases and magnitudes are not read",
+	                 "%s: the adapter holds \"%s\", which is not a low-rank pair; llmc does "
+	                 "not read whole modules, biases and magnitudes",
 	                 p->folder, t->name);
 }
 
-/* alpha_pattern, rank_pattern: a pattern is the end of a module's name, from a dot on; PEFT's
- * expressions beyond that are not read. */
+/* Looks up alpha_pattern or rank_pattern. A pattern is matched as the end of a module's name, from
+ * a dot on; regular expressions of PEFT beyond that are not supported. */
 static llmc_status
 pattern_of(const Peft *p, const char *which, const char *module, double preset, double *out,
            llmc_error *err)
@@ -210,8 +212,8 @@ pattern_of(const Peft *p, const char *which, const char *module, double preset, 
 				continue;
 			if (strchr("*+?()[]{}|\\^$", *c))
 				return error_set(err, LLMC_E_INPUT,
-				                 "%s: %s \"%.80s\": only the end of a module's "
-				                 "name is read, no expression",
+				                 "%s: %s \"%.80s\": llmc matches the end of a "
+				                 "module's name, not a regular expression",
 				                 p->folder, which, pattern);
 			plain[n++] = *c;
 		}
@@ -220,11 +222,10 @@ pattern_of(const Peft *p, const char *which, const char *module, double preset, 
 		if (len >= n && !strcmp(module + len - n, plain) &&
 		    (len == n || module[len - n - 1] == '.')) {
 			*out = json_number_value(v);
-			return json_is_number(v)
-			           ? LLMC_OK
-			           : error_set(err, LLMC_E_INPUT,
-			                       "%s: %s \"%.80s\": a number is expected", p->folder,
-			                       which, pattern);
+			return json_is_number(v) ? LLMC_OK
+			                         : error_set(err, LLMC_E_INPUT,
+			                                     "%s: %s \"%.80s\": expected a number",
+			                                     p->folder, which, pattern);
 		}
 	}
 	return LLMC_OK;
@@ -245,8 +246,7 @@ peft_open(const char *folder, double scale, Peft **out, llmc_error *err)
 	if (!file_exists(strbuf_str(&path)))
 		TRY_GOTO(error_set(
 		    err, LLMC_E_INPUT,
-		    "%s: holds no adapter_config.json: a folder that PEFT has saved is expected",
-		    folder));
+		    "%s: no adapter_config.json in it; expected a folder saved by PEFT", folder));
 	TRY_GOTO(file_read(strbuf_str(&path), 1 << 20, &text, err));
 	bool no_memory;
 	p->config =
@@ -273,7 +273,7 @@ peft_open(const char *folder, double scale, Peft **out, llmc_error *err)
 		if (!p->pair[i].a || !p->pair[i].b ||
 		    p->pair[i].a->dim[0] != p->pair[i].b->dim[1] || p->pair[i].a->dim[0] < 1)
 			TRY_GOTO(error_set(err, LLMC_E_INPUT,
-			                   "%s: %s: two factors of one rank are expected", folder,
+			                   "%s: %s: expected two factors of the same rank", folder,
 			                   p->pair[i].module));
 	*out = p;
 	p = NULL;
@@ -301,8 +301,8 @@ peft_close(Peft *p)
 	free(p);
 }
 
-/* By its name, or by the end of it: checkpoints leave out the first part here and there. Of several
- * such ends none. */
+/* Finds a module by its full name, or else by a common end, since checkpoints omit leading parts.
+ * NULL if ambiguous. */
 static Pair *
 find(const Peft *p, const char *module)
 {
@@ -313,7 +313,7 @@ find(const Peft *p, const char *module)
 
 	if (is)
 		return p->by_end[at];
-	for (; at < p->n; at++) { /* longer names stand behind it */
+	for (; at < p->n; at++) { /* longer names follow it */
 		const char *whole = p->by_end[at]->module;
 		const size_t m = strlen(whole);
 		if (m <= n || memcmp(whole + m - n, module, n) != 0)
@@ -351,7 +351,7 @@ transpose(float *x, float *tmp, int64_t n, int64_t m)
 			x[k * n + i] = tmp[i * m + k];
 }
 
-/* "x.experts.base_layer" -> "x.experts" */
+/* Length of "x.experts" in "x.experts.base_layer"; 0: not experts */
 static size_t
 experts_length(const char *module)
 {
@@ -362,20 +362,20 @@ experts_length(const char *module)
 	return n > 8 && !strncmp(module + n - 8, ".experts", 8) ? n : 0;
 }
 
-/* alpha / r, which fp32 must hold: rows that are no numbers would say nothing of where they come
- * from. */
+/* Computes alpha / r. It must be finite in fp32: otherwise rows would become NaN with no trace of
+ * the cause. */
 static llmc_status
 scale_of(const Peft *p, const char *module, double alpha, int64_t rank, float *out, llmc_error *err)
 {
 	*out = (float)(p->scale * alpha / (p->root ? sqrt((double)rank) : (double)rank));
 	return isfinite(*out)
 	           ? LLMC_OK
-	           : error_set(err, LLMC_E_INPUT, "%s: %s: a factor of %g / %lld is no number",
+	           : error_set(err, LLMC_E_INPUT, "%s: %s: the scale %g / %lld is not finite",
 	                       p->folder, module, alpha, (long long)rank);
 }
 
-/* Ranks of all experts stand in one factor: A [rank of expert 0; of expert 1; ...], B [out, rank x
- * experts], the experts counting fastest. */
+/* One factor holds the ranks of all experts: A [experts x rank, in], expert by expert; B [out, rank
+ * x experts], experts innermost. */
 static llmc_status
 expand_experts(const Peft *p, Pair *pair, const char *param, llmc_error *err)
 {
@@ -391,8 +391,8 @@ expand_experts(const Peft *p, Pair *pair, const char *param, llmc_error *err)
 	const int64_t r = rank >= 1 && rank <= (double)total ? (int64_t)rank : 0;
 	if (r < 1 || total % r)
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: %s: factors of rank %g for each expert are expected, there "
-		                 "are %lld in all",
+		                 "%s: %s: expected factors of rank %g per expert, found a total "
+		                 "rank of %lld",
 		                 p->folder, name, rank, (long long)total);
 	float scale;
 	TRY(scale_of(p, name, alpha, r, &scale, err));
@@ -447,7 +447,7 @@ expand(const Peft *p, Pair *pair, llmc_error *err)
 	dequant_row(pair->a->dtype, pair->a->data, a, rank * in);
 	dequant_row(pair->b->dtype, pair->b->data, b, rank * out);
 	float *left = b, *right = a;
-	if (pair->embedding) { /* rows are the table's: its lookup is by A */
+	if (pair->embedding) { /* rows are the table's rows: a lookup reads A */
 		transpose(a, tmp, rank, in);
 		transpose(b, tmp, out, rank);
 		left = a;
@@ -481,7 +481,7 @@ peft_delta(Peft *p, const char *module, int64_t rows, int64_t cols, const PeftDe
 		TRY(param ? expand_experts(p, pair, param + 1, err) : expand(p, pair, err));
 	if ((rows >= 0 && pair->delta.rows != rows) || pair->delta.cols != cols)
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: %s: the adapter is for a matrix [%lld, %lld], the model's is "
+		                 "%s: %s: the adapter needs a matrix [%lld, %lld], the model has "
 		                 "[%lld, %lld]: it was trained on another model",
 		                 p->folder, module, (long long)pair->delta.rows,
 		                 (long long)pair->delta.cols, (long long)rows, (long long)cols);

@@ -1,4 +1,4 @@
-/* The machine: a stack with marks, a memo, opcodes of protocols 2 to 4. */
+/* Interpreter for pickles: a stack with marks, a memo, opcodes of protocols 2 to 4. */
 #include "formats/pickle.h"
 
 #include <stdio.h>
@@ -6,8 +6,8 @@
 
 #include "formats/name_table.h"
 
-/* What a checkpoint may ask for by name. A name is a fact here, never a thing to import: calls are
- * made by `call` below. */
+/* Global names that a checkpoint may reference. A name is only an enum value here and nothing is
+ * imported; `call` below builds the results. */
 typedef enum NameIs {
 	IS_DICT,
 	IS_TUPLE,
@@ -24,7 +24,7 @@ typedef enum NameIs {
 static const struct Known {
 	const char *module, *name;
 	NameIs is;
-	const char *type; /* of a storage's elements, or the dtype, as safetensors has it */
+	const char *type; /* element type of a storage, or the dtype, spelled as in safetensors */
 	int bytes;
 } known[] = {
 	{ "collections", "OrderedDict", IS_DICT, NULL, 0 },
@@ -75,12 +75,11 @@ typedef struct Machine {
 	const char *file;
 	PickleValue **stack, **memo;
 	size_t n_stack, cap_stack, n_memo, cap_memo;
-	size_t n_item; /* put into tuples, lists and dicts so far */
+	size_t n_item; /* items added to tuples, lists and dicts so far */
 	llmc_error *err;
 } Machine;
 
-static PickleValue mark,
-    other = { .kind = PICKLE_OTHER }; /* one of each is enough; nothing changes them */
+static PickleValue mark, other = { .kind = PICKLE_OTHER }; /* shared constants; never modified */
 
 static llmc_status
 bad(const Machine *m, const char *what)
@@ -100,7 +99,7 @@ take(Machine *m, size_t n, const uint8_t **out)
 	return LLMC_OK;
 }
 
-/* n bytes, the lowest first */
+/* n-byte little-endian integer */
 static llmc_status
 number(Machine *m, size_t n, uint64_t *out)
 {
@@ -113,14 +112,14 @@ number(Machine *m, size_t n, uint64_t *out)
 	return LLMC_OK;
 }
 
-/* Text up to the end of the line */
+/* Reads up to the end of the line */
 static llmc_status
 line(Machine *m, const uint8_t **s, size_t *n)
 {
 	const uint8_t *end = m->at < m->n ? memchr(m->data + m->at, '\n', m->n - m->at) : NULL;
 
 	if (!end)
-		return bad(m, "a name without an end");
+		return bad(m, "an unterminated name");
 	*s = m->data + m->at;
 	*n = (size_t)(end - *s);
 	m->at += *n + 1;
@@ -162,7 +161,7 @@ push_text(Machine *m, size_t n)
 
 	TRY(take(m, n, &p));
 	if (n && memchr(p, 0, n))
-		return bad(m, "text with a NUL in it");
+		return bad(m, "a string with a NUL byte");
 	v->str = arena_strndup(m->a, (const char *)p, n);
 	return push(m, v);
 }
@@ -176,8 +175,7 @@ pop(Machine *m, PickleValue **out)
 	return LLMC_OK;
 }
 
-/* The values above the last mark, which goes with them; they stay where they are until the next
- * push. */
+/* Pops the last mark and the values above it; they stay valid until the next push. */
 static llmc_status
 pop_mark(Machine *m, PickleValue ***item, size_t *n)
 {
@@ -193,13 +191,13 @@ pop_mark(Machine *m, PickleValue ***item, size_t *n)
 	return LLMC_OK;
 }
 
-/* Every value on the stack took a byte of the pickle; only copies of what is in the memo could go
- * beyond that. */
+/* Every value on the stack cost a byte of the pickle. Only copies from the memo could exceed that,
+ * so bound them. */
 static llmc_status
 add_items(Machine *m, PickleValue *v, PickleValue **item, size_t n)
 {
 	if (n > 4 * m->n + 64 - m->n_item)
-		return bad(m, "it copies more than it holds");
+		return bad(m, "it copies more values than it has bytes");
 	m->n_item += n;
 	v->item = arena_grow(m->a, v->item, &v->cap, v->n + n, sizeof *v->item);
 	if (n)
@@ -217,7 +215,7 @@ push_items(Machine *m, PickleKind kind, PickleValue **item, size_t n)
 	return push(m, v);
 }
 
-/* The last n values as a tuple */
+/* Replaces the last n values by a tuple */
 static llmc_status
 push_tuple(Machine *m, size_t n)
 {
@@ -228,12 +226,12 @@ push_tuple(Machine *m, size_t n)
 	return push_items(m, PICKLE_TUPLE, item, n);
 }
 
-/* Each put takes more than one byte of the pickle, so that no honest index is beyond its length. */
+/* Each put takes more than one byte of the pickle, so a valid index is less than its length. */
 static llmc_status
 put(Machine *m, uint64_t at)
 {
 	if (at > m->n || !m->n_stack || m->stack[m->n_stack - 1] == &mark)
-		return bad(m, "the memo has no such place, or nothing to put there");
+		return bad(m, "an invalid memo index, or an empty stack");
 	m->memo = arena_grow(m->a, m->memo, &m->cap_memo, (size_t)at + 1, sizeof *m->memo);
 	if (at >= m->n_memo)
 		m->n_memo = (size_t)at + 1;
@@ -245,7 +243,7 @@ static llmc_status
 get(Machine *m, uint64_t at)
 {
 	if (at >= m->n_memo || !m->memo[at])
-		return bad(m, "the memo is empty there");
+		return bad(m, "an empty memo entry");
 	return push(m, m->memo[at]);
 }
 
@@ -262,13 +260,13 @@ push_name(Machine *m, const char *module, size_t n_module, const char *name, siz
 			return push(m, v);
 		}
 	return error_set(m->err, LLMC_E_INPUT,
-	                 "%s: the pickle asks for %s.%s, which tensors do not need; loaded by "
-	                 "Python it could run anything, so llmc refuses the file",
+	                 "%s: the pickle references %s.%s, which tensors do not need; Python "
+	                 "could run any code with it, so llmc rejects the file",
 	                 m->file, name_text(module, n_module).s, name_text(name, n_name).s);
 }
 
-/* ('storage', class, key, device, elements), and in files from before version 1.6 a view, always
- * None since 0.4 */
+/* persistent id: ('storage', class, key, device, elements). Files from before version 1.6 add a
+ * view, always None since 0.4 */
 static llmc_status
 storage(Machine *m)
 {
@@ -279,12 +277,12 @@ storage(Machine *m)
 	    strcmp(id->item[0]->str, "storage") || id->item[1]->kind != PICKLE_NAME ||
 	    id->item[2]->kind != PICKLE_STR || id->item[4]->kind != PICKLE_INT ||
 	    id->item[4]->num < 0)
-		return bad(m, "a reference to data that is no storage");
+		return bad(m, "a persistent id that is not a storage");
 	if (id->n == 6 && id->item[5]->kind != PICKLE_OTHER)
-		return bad(m, "a storage that is a part of another one");
+		return bad(m, "a storage that is a view of another storage");
 	const struct Known *k = &known[id->item[1]->name];
 	if (k->is != IS_STORAGE && k->is != IS_BYTES)
-		return bad(m, "a storage of a class that is none");
+		return bad(m, "a storage of an unknown class");
 	PickleStorage *s = NEW(m->a, PickleStorage, 1);
 	*s = (PickleStorage){ .key = id->item[2]->str,
 		              .type = k->type,
@@ -295,7 +293,7 @@ storage(Machine *m)
 	return push(m, v);
 }
 
-/* (storage, offset, sizes, strides, ...) */
+/* _rebuild_tensor arguments: (storage, offset, sizes, strides, ...) */
 static llmc_status
 tensor(Machine *m, const PickleValue *arg, NameIs is)
 {
@@ -307,8 +305,7 @@ tensor(Machine *m, const PickleValue *arg, NameIs is)
 	    arg->item[0]->kind != PICKLE_STORAGE || arg->item[1]->kind != PICKLE_INT ||
 	    arg->item[2]->kind != PICKLE_TUPLE || arg->item[3]->kind != PICKLE_TUPLE ||
 	    arg->item[2]->n != arg->item[3]->n)
-		return bad(m,
-		           "a tensor that is not made of a storage, an offset, sizes and strides");
+		return bad(m, "a tensor without a storage, an offset, sizes and strides");
 	if (arg->item[2]->n > PICKLE_MAX_DIMS)
 		return bad(m, "a tensor of more than 8 dimensions");
 	PickleTensor *t = NEW(m->a, PickleTensor, 1);
@@ -320,7 +317,7 @@ tensor(Machine *m, const PickleValue *arg, NameIs is)
 	if (dtype_at) {
 		const PickleValue *d = arg->item[dtype_at];
 		if (d->kind != PICKLE_NAME || known[d->name].is != IS_DTYPE)
-			return bad(m, "a tensor whose dtype is none");
+			return bad(m, "a tensor of an unknown dtype");
 		t->type = known[d->name].type;
 		t->bytes = known[d->name].bytes;
 	}
@@ -328,12 +325,13 @@ tensor(Machine *m, const PickleValue *arg, NameIs is)
 		const PickleValue *size = arg->item[2]->item[i], *stride = arg->item[3]->item[i];
 		if (size->kind != PICKLE_INT || stride->kind != PICKLE_INT || size->num < 0 ||
 		    stride->num < 0)
-			return bad(m, "a tensor with sizes or strides that are no counts");
+			return bad(m, "a tensor with sizes or strides that are not non-negative "
+			              "integers");
 		t->dim[i] = size->num;
 		t->stride[i] = stride->num;
 	}
 	if (t->offset < 0)
-		return bad(m, "a tensor in front of its storage");
+		return bad(m, "a tensor with a negative offset in its storage");
 	PickleValue *v = value_new(m, PICKLE_TENSOR);
 	v->tensor = t;
 	return push(m, v);
@@ -346,17 +344,17 @@ dict_of(Machine *m, const PickleValue *arg)
 	PickleValue *v = value_new(m, PICKLE_DICT);
 
 	if (arg->n > 1 || (arg->n == 1 && arg->item[0]->kind != PICKLE_LIST))
-		return bad(m, "a dict made of something that is no list of pairs");
+		return bad(m, "a dict not built from a list of pairs");
 	for (size_t i = 0; arg->n && i < arg->item[0]->n; i++) {
 		const PickleValue *pair = arg->item[0]->item[i];
 		if ((pair->kind != PICKLE_LIST && pair->kind != PICKLE_TUPLE) || pair->n != 2)
-			return bad(m, "a dict made of something that is no list of pairs");
+			return bad(m, "a dict not built from a list of pairs");
 		TRY(add_items(m, v, pair->item, 2));
 	}
 	return push(m, v);
 }
 
-/* A name with its arguments: what would be a call in Python */
+/* Applies a known name to its arguments, in place of a Python call */
 static llmc_status
 call(Machine *m)
 {
@@ -365,7 +363,7 @@ call(Machine *m)
 	TRY(pop(m, &arg));
 	TRY(pop(m, &what));
 	if (arg->kind != PICKLE_TUPLE || what->kind != PICKLE_NAME)
-		return bad(m, "a call of something that is no function or class");
+		return bad(m, "a call of a value that is not a function or class");
 	const NameIs is = known[what->name].is;
 	switch (is) {
 	case IS_DICT:
@@ -373,7 +371,7 @@ call(Machine *m)
 	case IS_TUPLE:
 		if (arg->n != 1 ||
 		    (arg->item[0]->kind != PICKLE_TUPLE && arg->item[0]->kind != PICKLE_LIST))
-			return bad(m, "a torch.Size of no numbers");
+			return bad(m, "a torch.Size not built from integers");
 		return push_items(m, PICKLE_TUPLE, arg->item[0]->item, arg->item[0]->n);
 	case IS_TENSOR:
 	case IS_TENSOR_V2:
@@ -381,7 +379,7 @@ call(Machine *m)
 		return tensor(m, arg, is);
 	case IS_PARAMETER:
 		if (arg->n < 1 || arg->item[0]->kind != PICKLE_TENSOR)
-			return bad(m, "a parameter that is no tensor");
+			return bad(m, "a parameter that is not a tensor");
 		return push(m, arg->item[0]);
 	case IS_DEVICE:
 		return push(m, &other);
@@ -410,7 +408,7 @@ append(Machine *m, bool all)
 	}
 	TRY(pop(m, &list));
 	if (list->kind != PICKLE_LIST)
-		return bad(m, "something is added to what is no list");
+		return bad(m, "a value is appended to a non-list");
 	TRY(add_items(m, list, item, n));
 	return push(m, list);
 }
@@ -430,13 +428,13 @@ set_items(Machine *m, bool all)
 	}
 	TRY(pop(m, &dict));
 	if (dict->kind != PICKLE_DICT || n % 2)
-		return bad(m, "something is added to what is no dict");
+		return bad(m, "an item is set in a non-dict");
 	TRY(add_items(m, dict, item, n));
 	return push(m, dict);
 }
 
-/* Attributes: a dict of weights carries its modules' versions, a parameter may carry others.
- * Neither says anything of weights. */
+/* BUILD sets attributes: a dict of weights carries versions of its modules, a parameter may carry
+ * others. Neither matters for weights, so they are dropped. */
 static llmc_status
 build(Machine *m)
 {
@@ -445,11 +443,12 @@ build(Machine *m)
 	TRY(pop(m, &state));
 	TRY(pop(m, &object));
 	if (object->kind != PICKLE_DICT && object->kind != PICKLE_TENSOR)
-		return bad(m, "attributes of something that has none");
+		return bad(m, "attributes set on an unsupported object");
 	return push(m, object);
 }
 
-/* A number of n bytes, two's complement: what does not fit 64 bits is no number that we need. */
+/* Reads an n-byte two's complement integer; values beyond 64 bits are not needed and become
+ * PICKLE_OTHER. */
 static llmc_status
 long_number(Machine *m, size_t n)
 {
@@ -483,11 +482,11 @@ name_on_stack(Machine *m)
 	TRY(pop(m, &name));
 	TRY(pop(m, &module));
 	if (name->kind != PICKLE_STR || module->kind != PICKLE_STR)
-		return bad(m, "a name that is no text");
+		return bad(m, "a name that is not a string");
 	return push_name(m, module->str, strlen(module->str), name->str, strlen(name->str));
 }
 
-/* One opcode; *done: it was the last one. */
+/* Runs one opcode; *done: it was the last one. */
 static llmc_status
 step(Machine *m, uint8_t op, bool *done)
 {
@@ -499,7 +498,7 @@ step(Machine *m, uint8_t op, bool *done)
 	switch (op) {
 	case 0x80: /* PROTO */
 		TRY(number(m, 1, &x));
-		return x >= 2 && x <= 5 ? LLMC_OK : bad(m, "a protocol that is none of 2 to 5");
+		return x >= 2 && x <= 5 ? LLMC_OK : bad(m, "a protocol other than 2 to 5");
 	case 0x95: /* FRAME */
 		return number(m, 8, &x);
 	case '.': /* STOP */
@@ -507,7 +506,7 @@ step(Machine *m, uint8_t op, bool *done)
 		return LLMC_OK;
 	case '(':
 		return push(m, &mark);
-	case '0': /* POP: a mark too */
+	case '0': /* POP, also of a mark */
 		if (!m->n_stack)
 			return bad(m, "an opcode finds nothing on the stack");
 		m->n_stack--;
@@ -602,7 +601,8 @@ step(Machine *m, uint8_t op, bool *done)
 		return name_on_stack(m);
 	case 'Q': /* BINPERSID */
 		return storage(m);
-	case 'R': /* REDUCE; NEWOBJ of a class with a tuple is the same for those that we know */
+	/* REDUCE; NEWOBJ of a class with a tuple has the same effect for the known names */
+	case 'R':
 	case 0x81:
 		return call(m);
 	case 'b':
@@ -610,7 +610,8 @@ step(Machine *m, uint8_t op, bool *done)
 	default:
 		return error_set(
 		    m->err, LLMC_E_INPUT,
-		    "%s: damaged pickle: byte 0x%02x at %zu is no opcode that torch.save writes",
+		    "%s: damaged pickle: byte 0x%02x at %zu is not an opcode that torch.save "
+		    "writes",
 		    m->file, op, m->at - 1);
 	}
 }

@@ -1,7 +1,7 @@
-/* fp32 to stored elements, the way back of formats/dequant.c: the nearest value on a grid chosen
- * from each block's range. Q8_0 is ggml's reference; the others differ from it only where ggml
- * searches for better scales, which formats/block_quantize.c does. Not finite input gives
- * unspecified elements. */
+/* fp32 to stored elements, the inverse of formats/dequant.c: the nearest value on a grid derived
+ * from each block's range. Q8_0 equals ggml's reference. The others differ only where ggml searches
+ * for better scales, which formats/block_quantize.c does. Non-finite input gives unspecified
+ * elements. */
 #include <math.h>
 #include <string.h>
 
@@ -20,7 +20,7 @@ put_f16(uint8_t *p, float f)
 static int
 clamp_int(float v, int lo, int hi)
 {
-	if (!(v > (float)lo)) /* also NaN, which no int can hold */
+	if (!(v > (float)lo)) /* also catches NaN, which has no int value */
 		return lo;
 	return v < (float)hi ? (int)v : hi;
 }
@@ -69,7 +69,7 @@ to_symmetric(const float *x, uint8_t *b, int bits)
 		memcpy(b + 2, &high, sizeof high);
 }
 
-/* Nearest e4m3, ties to even; beyond 448: 448 */
+/* Nearest e4m3, ties to even; saturates at 448 */
 static uint8_t
 f32_to_e4m3(float f)
 {
@@ -79,9 +79,8 @@ f32_to_e4m3(float f)
 	if (!(a < 448))
 		return (uint8_t)(sign | 0x7e);
 	int e = a < 0x1p-6f ? -6 : (int)(bits_of_float(a) >> 23) - 127;
-	float steps = rintf(ldexpf(a, 3 - e)); /* of 2^(e - 3): 0 .. 16 */
-	int v =
-	    (int)steps + (e + 6) * 8; /* the next exponent's first code follows this one's last */
+	float steps = rintf(ldexpf(a, 3 - e)); /* in units of 2^(e - 3): 0 .. 16 */
+	int v = (int)steps + (e + 6) * 8;      /* 16 steps carry into the next exponent */
 	return (uint8_t)(sign | v);
 }
 
@@ -111,9 +110,9 @@ to_affine(const float *x, uint8_t *b, int bits)
 		memcpy(b + 4, &high, sizeof high);
 }
 
-/* Each sub-block of 32 spans min(0, lowest) .. highest; its scale and minimum are rounded to 6 bits
- * of the largest of the eight, and the elements are then rounded on the grid that a reader will
- * see. */
+/* Q4_K, Q5_K: each sub-block of 32 spans min(0, lowest) .. highest. Its scale and min are rounded
+ * to 6 bits of the largest of the eight. The elements are then rounded on the grid of these stored
+ * scales. */
 static void
 to_q45_k(const float *x, uint8_t *b, int bits)
 {
@@ -185,7 +184,7 @@ to_q6_k(const float *x, uint8_t *b)
 	}
 }
 
-/* The nearest of E2M1, of two the one with the even code */
+/* Nearest E2M1, ties to the even code */
 static uint8_t
 to_e2m1(float f)
 {
@@ -206,8 +205,8 @@ peak_of(const float *x, int n)
 	return top;
 }
 
-/* The power of two that keeps the largest below 8, as OCP's rule has it: up to 6 it is kept, above
- * it becomes 6 */
+/* OCP's rule: the power of two that scales the largest magnitude into [4, 8). Values above 6
+ * saturate to 6. */
 static void
 to_mxfp4(const float *x, uint8_t *b)
 {
@@ -219,7 +218,7 @@ to_mxfp4(const float *x, uint8_t *b)
 		b[1 + i] = (uint8_t)(to_e2m1(x[i] * id) | to_e2m1(x[i + 16] * id) << 4);
 }
 
-/* Of a row: the power of two with which the largest scale is an e4m3 */
+/* Row factor d of NVFP4: the power of two with which the largest block scale fits e4m3 */
 static float
 nvfp4_factor(const float *x, int64_t n)
 {
@@ -258,10 +257,10 @@ nearest_of(const float codes[16], float v)
 	return best;
 }
 
-/* One of GROUP_DTYPES: columns that share a scale, n of them, a whole number of blocks. Their range
- * on the grid of the type's bits, zero point rounded, or the minimum as it is; symmetric: the zero
- * point is the middle code, the largest is as far from it as there are codes below; e4m3: the
- * largest becomes 448; tables: 1 */
+/* Quantises n columns that share a scale (a multiple of the block size) to one of GROUP_DTYPES.
+ * Integer codes cover their range, with a rounded zero point or an exact minimum. symmetric: the
+ * zero point is the middle code, and the largest magnitude gets the full negative range. e4m3: the
+ * largest becomes 448. nf4, fp4: the largest becomes 1. */
 static void
 to_group(DtypeGroup g, const float *x, int64_t n, bool symmetric, uint8_t *b, int block_bytes)
 {
@@ -396,7 +395,7 @@ quant_row(Dtype d, const float *src, void *dst, int64_t n)
 	return true;
 }
 
-/* d and, of Q2_K, the minima's factor into a block of codes */
+/* Stores d (and for Q2_K the factor of the mins) in a block of codes */
 static void
 put_factors(Dtype d, uint8_t *b, float scale)
 {
@@ -405,7 +404,7 @@ put_factors(Dtype d, uint8_t *b, float scale)
 	switch ((llmc_codes_kind)dtype_kind(d)) {
 	case CODES_q2_k:
 		put_f16(b + 80, scale);
-		put_f16(b + 82, 1.5f * scale); /* weights are about 0 in the mean */
+		put_f16(b + 82, 1.5f * scale); /* makes the mean of the weights about 0 */
 		break;
 	case CODES_q3_k:
 		put_f16(b + 108, scale);

@@ -18,7 +18,7 @@
 
 enum {
 	MAX_HEADER_BYTES = 100 * 1000 * 1000,
-	/* as the format's own library sets it */ MAX_CONFIG_BYTES = 8 << 20,
+	/* limit of the safetensors library */ MAX_CONFIG_BYTES = 8 << 20,
 	MAX_SHARDS = 64
 };
 
@@ -27,10 +27,10 @@ struct Safetensors {
 	StTensor *tensor;
 	NameEntry *name;
 	size_t n, cap;
-	Schemes *schemes; /* NULL: no file, so no config.json either */
+	Schemes *schemes; /* NULL: opened from memory, so there is no config.json */
 };
 
-/* Every type the format defines, with bits of one element; we read those that dtype.h names. */
+/* All types of the format, with their size in bits; dtype.h names those that llmc reads. */
 static const struct {
 	const char *name;
 	int bits;
@@ -52,8 +52,8 @@ element_bits(const char *name)
 	return 0;
 }
 
-/* By its name, weights of torch.save; other pickles lie beside them (training_args.bin,
- * optimizer.pt, rng_state_0.pth). */
+/* Recognises weights of torch.save by name, since folders also hold other pickles
+ * (training_args.bin, optimizer.pt, rng_state_0.pth). */
 static bool
 is_pickled(const char *path)
 {
@@ -65,7 +65,8 @@ is_pickled(const char *path)
 	       (ends_with(name, ".pth") || ends_with(name, ".pt"));
 }
 
-/* dtype, shape and place of one entry of the header; data_bytes: of the data behind the header */
+/* Parses dtype, shape and offsets of one header entry; data_bytes: size of the data after the
+ * header */
 static llmc_status
 read_tensor(Safetensors *s, StTensor *t, const json_t *entry, size_t data_bytes, size_t *from,
             llmc_error *err)
@@ -100,8 +101,9 @@ read_tensor(Safetensors *s, StTensor *t, const json_t *entry, size_t data_bytes,
 		if (!json_is_integer(size) || json_integer_value(size) < 0)
 			return error_set(
 			    err, LLMC_E_INPUT,
-			    "%s: tensor %s: dimension %d of the shape is no whole number", t->file,
-			    name.s, d);
+			    "%s: tensor %s: dimension %d of the shape is not a non-negative "
+			    "integer",
+			    t->file, name.s, d);
 		t->dim[d] = json_integer_value(size);
 		if (__builtin_mul_overflow(n, t->dim[d], &n))
 			return error_set(err, LLMC_E_INPUT,
@@ -112,13 +114,12 @@ read_tensor(Safetensors *s, StTensor *t, const json_t *entry, size_t data_bytes,
 	if (!json_is_integer(begin) || !json_is_integer(end) || json_integer_value(begin) < 0 ||
 	    json_integer_value(end) < json_integer_value(begin))
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: tensor %s: data_offsets are no pair of rising whole numbers",
+		                 "%s: tensor %s: data_offsets are not two ascending integers",
 		                 t->file, name.s);
 	if ((uint64_t)json_integer_value(end) > data_bytes)
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: tensor %s ends at byte %lld of the data, but the file holds "
-		                 "%zu: it is cut off or "
-		                 "damaged, fetch it again",
+		                 "%s: tensor %s ends at byte %lld of the data, but the file "
+		                 "holds %zu: it is truncated or damaged, download it again",
 		                 t->file, name.s, (long long)json_integer_value(end), data_bytes);
 	t->bytes = json_integer_value(end) - json_integer_value(begin);
 	if (__builtin_mul_overflow(n, (int64_t)element_bits(dtype), &bits) || bits % 8 ||
@@ -145,7 +146,7 @@ check_metadata(const char *file, const json_t *meta, llmc_error *err)
 		return LLMC_OK;
 	}
 bad:
-	return error_set(err, LLMC_E_INPUT, "%s: __metadata__ is no object of strings", file);
+	return error_set(err, LLMC_E_INPUT, "%s: __metadata__ is not an object of strings", file);
 }
 
 typedef struct StExtent {
@@ -269,7 +270,7 @@ read_flm(Safetensors *s, const unsigned char *data, size_t size, const char *fil
 	return LLMC_OK;
 }
 
-/* Add the tensors of one file. */
+/* Adds the tensors of one file. */
 static llmc_status
 read_file(Safetensors *s, const unsigned char *data, size_t size, const char *path, llmc_error *err)
 {
@@ -294,8 +295,8 @@ read_file(Safetensors *s, const unsigned char *data, size_t size, const char *pa
 	if (header > size - 8)
 		return error_set(err, LLMC_E_INPUT,
 		                 "%s: the header claims %" PRIu64
-		                 " bytes, but the file has %zu: it is cut off or damaged, "
-		                 "fetch it again",
+		                 " bytes, but the file has %zu: it is truncated or damaged, "
+		                 "download it again",
 		                 file, header, size);
 	if (header == 0 || data[8] != '{')
 		return error_set(err, LLMC_E_INPUT,
@@ -338,7 +339,7 @@ map_file(Safetensors *s, const char *path, llmc_error *err)
 	         : error_set(err, why.code, "%s", why.text);
 }
 
-/* Sort the names; a name in two shards, or twice in one, is refused. */
+/* Sorts the names; rejects a name that occurs twice, in one or two shards. */
 static llmc_status
 index_names(Safetensors *s, llmc_error *err)
 {
@@ -351,7 +352,7 @@ index_names(Safetensors *s, llmc_error *err)
 	const NameText text = name_text(twice->name, strlen(twice->name));
 	const char *one = s->tensor[twice[-1].at].file, *other = s->tensor[twice->at].file;
 	if (strcmp(one, other) == 0)
-		return error_set(err, LLMC_E_INPUT, "%s: has two tensors %s", one, text.s);
+		return error_set(err, LLMC_E_INPUT, "%s: duplicate tensor %s", one, text.s);
 	return error_set(err, LLMC_E_INPUT, "tensor %s is in both %s and %s", text.s, one, other);
 }
 
@@ -361,7 +362,7 @@ by_text(const void *x, const void *y)
 	return strcmp(*(const char *const *)x, *(const char *const *)y);
 }
 
-/* The files that an index names, in order of their names and each once. */
+/* Collects the files that an index names, sorted and each once. */
 static llmc_status
 index_files(Safetensors *s, const char *path, const json_t *weight_map, const char ***out,
             size_t *n_out, llmc_error *err)
@@ -425,10 +426,9 @@ open_index(Safetensors *s, const char *path, llmc_error *err)
 	for (size_t i = 0; i < n; i++) {
 		const char *full = arena_printf(&s->arena, "%s%s", folder, file[i]);
 		if (!file_exists(full))
-			return error_set(
-			    err, LLMC_E_INPUT,
-			    "%s: shard %s, which the index names, is not there: fetch it", path,
-			    full);
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: shard %s of the index is missing: download it", path,
+			                 full);
 		TRY(map_file(s, full, err));
 	}
 	TRY(index_names(s, err));
@@ -437,15 +437,16 @@ open_index(Safetensors *s, const char *path, llmc_error *err)
 		const char *want = json_string_value(value);
 		if (!t || strcmp(t->file + strlen(folder), want) != 0)
 			return error_set(err, LLMC_E_INPUT,
-			                 "%s: tensor %s is not in %s%s, where the index says it is",
+			                 "%s: tensor %s is not in %s%s, the shard that the index "
+			                 "names",
 			                 path, name_text(key, strlen(key)).s, folder, want);
 	}
 	arena_done(&s->arena, index);
 	return LLMC_OK;
 }
 
-/* Files of one kind in a folder whose names say nothing of their order. The order of a listing is
- * the file system's: the smallest names are kept, so that a message is the same anywhere. */
+/* Files of one kind in a folder. Directory order depends on the file system, so the two smallest
+ * names are kept and messages are the same everywhere. */
 typedef struct StFile {
 	char first[256], second[256];
 } StFile;
@@ -461,7 +462,8 @@ found_add(StFile *f, const char *name)
 	}
 }
 
-/* The one that is there: *only NULL: none. E_INPUT: several, and no index to join them. */
+/* Sets *only to the single file found, or NULL if there is none. E_INPUT: several files without an
+ * index. */
 static llmc_status
 found_one(Safetensors *s, const char *folder, const StFile *f, const char *kind, const char *whole,
           const char **only, llmc_error *err)
@@ -470,12 +472,12 @@ found_one(Safetensors *s, const char *folder, const StFile *f, const char *kind,
 	if (!*f->second)
 		return LLMC_OK;
 	return error_set(err, LLMC_E_INPUT,
-	                 "%s: holds several %s files (%s, %s) but no %s and no %s.index.json that "
-	                 "says which belong together",
+	                 "%s: holds several %s files (%s, %s) but no %s and no %s.index.json to "
+	                 "join them",
 	                 folder, kind, f->first, f->second, whole, whole);
 }
 
-/* The width of the model that params.json tells of */
+/* Reads the hidden size from params.json */
 static llmc_status
 params_width(Safetensors *s, const char *folder, int64_t *out, llmc_error *err)
 {
@@ -490,11 +492,11 @@ params_width(Safetensors *s, const char *folder, int64_t *out, llmc_error *err)
 		return json_failed(path, "params.json", &e, err);
 	*out = json_integer_value(json_object_get(root, "dim"));
 	if (*out < 1)
-		return error_set(err, LLMC_E_INPUT, "%s: dim is no whole number above 0", path);
+		return error_set(err, LLMC_E_INPUT, "%s: dim is not a positive integer", path);
 	return LLMC_OK;
 }
 
-/* Meta's own: consolidated.00.pth and those that follow */
+/* Opens Meta's checkpoints: consolidated.00.pth, .01.pth, ... */
 static llmc_status
 open_shards(Safetensors *s, const char *folder, llmc_error *err)
 {
@@ -545,7 +547,7 @@ open_folder(Safetensors *s, const char *path, llmc_error *err)
 	                 path);
 }
 
-/* ---- schemes ---- */
+/* ---- quantisation formats ---- */
 static bool
 find_part(const void *user, const char *name, SchemeTensor *out)
 {
@@ -572,7 +574,7 @@ made_add(Safetensors *s, StMatrix *made, StTensor t)
 	made->t[made->n++] = t;
 }
 
-/* What x goes through in front of the matrix `name`, as a tensor beside it */
+/* Adds the column order or factor for x as a tensor next to matrix `name` */
 static void
 made_beside(Safetensors *s, StMatrix *made, const char *name, const char *suffix, const float *data,
             int64_t n, const char *file)
@@ -592,7 +594,7 @@ made_beside(Safetensors *s, StMatrix *made, const char *name, const char *suffix
 		                     .copied = true });
 }
 
-/* Orders of matrices that were said to have one and have none, where others do */
+/* Adds an identity order to indexed matrices without an order, if any other matrix has one */
 static void
 made_plain_orders(Safetensors *s, StMatrix *made)
 {
@@ -619,7 +621,7 @@ made_plain_orders(Safetensors *s, StMatrix *made)
 	}
 }
 
-/* Matrices in several tensors take the place of these; names are sorted, and stay so. */
+/* Replaces the tensors of each quantised matrix by one tensor; names stay sorted. */
 static llmc_status
 make_matrices(Safetensors *s, const char *folder, llmc_error *err)
 {
@@ -628,7 +630,7 @@ make_matrices(Safetensors *s, const char *folder, llmc_error *err)
 	size_t kept = 0;
 	int n_part;
 
-	/* nothing but floats: no scheme to look for */
+	/* only floats: no quantised matrices to look for */
 	bool plain = true;
 	for (size_t i = 0; i < s->n && plain; i++)
 		plain = s->tensor[i].dtype_name[0] == 'F' ? s->tensor[i].dtype_name[1] != '8'
@@ -695,7 +697,7 @@ read_any(Safetensors *s, const void *data, size_t size, const char *name, llmc_e
 		TRY(read_file(s, data, size, name, err));
 	else
 		TRY(open_path(s, name, err));
-	if (!s->name) /* an index has sorted them already */
+	if (!s->name) /* an index has already sorted them */
 		TRY(index_names(s, err));
 	return data || flm_name(name)
 	           ? LLMC_OK
@@ -705,7 +707,7 @@ read_any(Safetensors *s, const void *data, size_t size, const char *name, llmc_e
 	                           err);
 }
 
-/* data NULL: name is a path */
+/* data NULL: opens the path `name` */
 static llmc_status
 open_any(const void *data, size_t size, const char *name, Safetensors **out, llmc_error *err)
 {

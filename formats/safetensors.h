@@ -1,8 +1,8 @@
-/* safetensors: one file, or the shards that a model.safetensors.index.json names; and what came
- * before it, files of torch.save (torch.h), one or the shards of a pytorch_model.bin.index.json;
- * and FastLLM's .flm (flm.h). Mapped and untrusted: header length, dtype, shape, offsets, overlap
- * and coverage are checked. Matrices that a scheme stores in several tensors are one here
- * (scheme.h). */
+/* Opens a checkpoint: safetensors (one file, or the shards of a model.safetensors.index.json); the
+ * older torch.save files (torch.h; one file, or the shards of a pytorch_model.bin.index.json);
+ * FastLLM's .flm (flm.h). Files are mapped and untrusted: header length, dtype, shape, offsets,
+ * overlap and coverage are checked. A quantised matrix stored in several tensors appears as one
+ * tensor (scheme.h). */
 #ifndef LLMC_FORMATS_SAFETENSORS_H
 #define LLMC_FORMATS_SAFETENSORS_H
 
@@ -13,28 +13,28 @@ typedef struct Safetensors Safetensors;
 
 typedef struct StTensor {
 	const char *name;
-	Dtype dtype; /* DT_NONE: a type we do not read; dtype_name says which, data is its bytes */
+	Dtype dtype; /* DT_NONE: a type llmc does not read; see dtype_name. data holds its bytes */
 	const char *dtype_name;
 	int n_dims;
 	int64_t dim[8];   /* row-major, dim[n_dims - 1] contiguous */
-	const void *data; /* NULL: rows are made */
+	const void *data; /* NULL: rows are converted by `made` */
 	int64_t bytes;
 	const char *file;
-	bool copied;              /* data is not the file's but in memory of its own */
-	const SchemeMatrix *made; /* how; NULL: they are the file's */
+	bool copied;              /* data is in separate memory, not in the mapped file */
+	const SchemeMatrix *made; /* how rows are converted; NULL: stored as is */
 } StTensor;
 
-/* path: a .safetensors file, one of torch.save, an index.json, or a folder that holds
- * model.safetensors, an index, or a single .safetensors, else the same of pytorch_model.bin; or
- * params.json and consolidated.00.pth (shards.h). */
+/* path: a .safetensors file, a torch.save file, an index.json, or a folder. In a folder, the first
+ * of these is opened: params.json with consolidated.00.pth (shards.h) if there is no config.json,
+ * model.safetensors, its index, a single .safetensors, the same for pytorch_model.bin. */
 llmc_status safetensors_open(const char *path, Safetensors **out, llmc_error *err);
 llmc_status safetensors_open_memory(const void *data, size_t size, const char *name,
                                     Safetensors **out, llmc_error *err);
 void safetensors_close(Safetensors *s);
-const char *safetensors_scheme(const Safetensors *s); /* quant_method of config.json; NULL: no
-                                                         quantization_config, "": no name */
+/* quant_method of config.json; NULL: no quantization_config, "": no name */
+const char *safetensors_scheme(const Safetensors *s);
 const char *safetensors_schemes_known(
-    const Safetensors *s); /* "gptq, awq, ...": what is read; NULL: nothing asked for a scheme */
+    const Safetensors *s); /* supported formats, "gptq, awq, ..."; NULL: no format was looked up */
 size_t safetensors_n(const Safetensors *s);
 const StTensor *safetensors_at(const Safetensors *s, size_t i);
 const StTensor *safetensors_find(const Safetensors *s, const char *name);

@@ -1,6 +1,6 @@
-/* Reading configs/schemes/, fitting a file's tensors to a form, and making rows. Shapes are checked
- * once, in fit(), so that every index of scheme_row lies within its tensor: planes are [a, b] with
- * an axis of fields, and fields and groups are counted against both. */
+/* Reads configs/schemes/, matches a file's tensors to a quantisation format, and converts rows.
+ * fit() checks shapes once, so every index in scheme_row stays within its tensor. Planes are [a, b]
+ * with one axis of fields; the numbers of fields and groups are checked against both dimensions. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -34,7 +34,7 @@ read_config(Schemes *s, const char *text, size_t n)
 {
 	json_error_t why;
 	const json_t *root = text ? json_read_python(s->a, text, n, JSON_REJECT_DUPLICATES, &why)
-	                          : NULL; /* whoever reads descriptions says why not */
+	                          : NULL; /* the reader of model descriptions reports the error */
 
 	static const char *const width[] = { "hidden_size", "n_embd", "d_model" };
 	for (size_t i = 0; i < sizeof width / sizeof *width && s->hidden < 1; i++) {
@@ -44,14 +44,14 @@ read_config(Schemes *s, const char *text, size_t n)
 			    json_object_get(json_object_get(root, "text_config"), width[i]));
 	}
 	s->quant = json_object_get(root, "quantization_config");
-	if (!s->quant) /* MLX, before it wrote both */
+	if (!s->quant) /* older MLX configs have only "quantization" */
 		s->quant = json_object_get(root, "quantization");
 	if (!s->quant)
 		s->quant =
 		    json_object_get(json_object_get(root, "text_config"), "quantization_config");
 	if (!json_is_object(s->quant))
 		s->quant = NULL;
-	/* ChatGLM came before quantization_config, with a number alone */
+	/* ChatGLM predates quantization_config and has only a bit count */
 	const json_int_t bits =
 	    s->quant ? 0 : json_integer_value(json_object_get(root, "quantization_bit"));
 	if (bits == 4 || bits == 8) {
@@ -90,7 +90,7 @@ llmc_status
 schemes_open(Arena *a, const char *config, size_t n, Schemes **out, llmc_error *err)
 {
 	Schemes *s = *out = NEW(a, Schemes, 1);
-	Diag *d = NEW(a, Diag, 1); /* its text goes with the arena */
+	Diag *d = NEW(a, Diag, 1); /* its text is freed with the arena */
 
 	s->a = a;
 	read_config(s, config, n);
@@ -110,8 +110,8 @@ schemes_open(Arena *a, const char *config, size_t n, Schemes **out, llmc_error *
 	if (why)
 		return error_set(
 		    err, LLMC_E_INPUT,
-		    "these weights are quantised by %s, which llmc does not read: %s. Take the "
-		    "unquantised checkpoint, a GGUF file of it, or one of these: %s",
+		    "these weights are quantised by %s, which llmc does not read: %s. Use the "
+		    "unquantised checkpoint, a GGUF file of it, or one of these formats: %s",
 		    method, why, s->known);
 	return LLMC_OK;
 }
@@ -130,7 +130,7 @@ schemes_method(const Schemes *s)
 	return m ? m : s->quant ? "" : NULL;
 }
 
-/* ---- which form ---- */
+/* ---- selecting the form ---- */
 const char *
 scheme_text(const Node *map, const char *key)
 {
@@ -147,7 +147,8 @@ flag_of(const Node *map, const char *key)
 	return t && strcmp(t, "true") == 0;
 }
 
-/* quantization_config's value is one of the list; null in it: there is none */
+/* Returns whether each listed value of quantization_config matches; null in a list means that the
+ * key is absent */
 static bool
 when_holds(const Schemes *s, const Node *when)
 {
@@ -178,15 +179,14 @@ scheme_part(const Fit *f, const char *suffix, SchemeTensor *out)
 	return true;
 }
 
-/* Bytes that are powers of two have a type of their own, which is younger than most writers of
- * them. */
+/* Power-of-two bytes have a type of their own (F8_E8M0), but many writers predate it and use U8. */
 static bool
 type_fits(const char *want, const char *have)
 {
 	return strcmp(want, have) == 0 || (strcmp(want, "U8") == 0 && strcmp(have, "F8_E8M0") == 0);
 }
 
-/* The module's name, when `name` ends in the form's codes and their scales are there. */
+/* Returns the module's name if `name` is the form's code tensor and its scales exist, else NULL. */
 static const char *
 module_of(const Schemes *s, const Node *form, const char *name, scheme_find_fn *find,
           const void *user)
@@ -226,7 +226,7 @@ shape_bad(const Fit *f, const SchemePlane *p, const char *want)
 	                 (long long)p->dim[0], (long long)p->dim[1], want);
 }
 
-/* bytes that are powers of two */
+/* power-of-two bytes */
 bool
 scheme_exponents(const char *type)
 {
@@ -239,11 +239,11 @@ scheme_elements(const SchemeTensor *t)
 	int64_t n = 1;
 
 	for (int i = 0; i < t->n_dims; i++)
-		n *= t->dim[i]; /* safetensors.c has seen that it is as many */
+		n *= t->dim[i]; /* safetensors.c has checked it for overflow */
 	return n;
 }
 
-/* A plane of the form. Absent ones have no data. */
+/* Loads one plane of the form. An absent plane has no data. */
 static llmc_status
 plane(const Fit *f, const char *which, SchemePlane *out)
 {
@@ -262,16 +262,17 @@ plane(const Fit *f, const char *which, SchemePlane *out)
 	}
 	if (type ? !type_fits(type, t.type)
 	         : strcmp(t.type, "F16") && strcmp(t.type, "BF16") && strcmp(t.type, "F32"))
-		return error_set(f->err, LLMC_E_INPUT, "%s is stored as %s; %s is expected", t.name,
+		return error_set(f->err, LLMC_E_INPUT, "%s is stored as %s; expected %s", t.name,
 		                 t.type, type ? type : "F16, BF16 or F32");
 	int64_t add = 0, place, lead = 1;
 	if (node_get(f->form, "lead"))
 		(void)node_int(node_get(f->form, "lead"), &lead);
-	if (flag_of(f->form, "stacked") && t.n_dims == 3) /* matrices of experts, or one */
+	/* stacked matrices of experts, or a single matrix */
+	if (flag_of(f->form, "stacked") && t.n_dims == 3)
 		lead = 2;
 	if (t.n_dims > 2 && (lead == 1 || t.n_dims <= lead))
-		return error_set(f->err, LLMC_E_INPUT, "%s has %d dimensions; two are expected",
-		                 t.name, t.n_dims);
+		return error_set(f->err, LLMC_E_INPUT, "%s has %d dimensions; expected 2", t.name,
+		                 t.n_dims);
 	const Node *places = node_get(rule, "places");
 	*out = (SchemePlane){ .data = t.data,
 		              .name = t.name,
@@ -281,7 +282,7 @@ plane(const Fit *f, const char *which, SchemePlane *out)
 	out->dim[0] = out->dim[1] = 1;
 	for (int i = 0; i < t.n_dims; i++)
 		if (__builtin_mul_overflow(out->dim[i >= lead], t.dim[i], &out->dim[i >= lead]))
-			return shape_bad(f, out, "that is too much");
+			return shape_bad(f, out, "that is too large");
 	out->stack = lead > 1 ? t.dim[0] : 0;
 	if (scheme_text(rule, "as"))
 		out->type = scheme_text(rule, "as");
@@ -306,11 +307,12 @@ ceil_div(int64_t a, int64_t b)
 	return a / b + (a % b != 0);
 }
 
-/* Fields along `axis` of the plane: `n` of them, `bits` each; `others` along the other one */
+/* Checks that the plane holds `n` fields of `bits` along `axis`, times `others` along the other
+ * axis */
 static llmc_status
 fields(const Fit *f, SchemePlane *p, int axis, int bits, int64_t n, int64_t others)
 {
-	int64_t among = 1; /* so many fields in a row lie among each other */
+	int64_t among = 1; /* number of consecutive fields that are permuted among each other */
 
 	for (int i = 0; i < 8; i++)
 		among = p->place[i] == i           ? among
@@ -318,13 +320,13 @@ fields(const Fit *f, SchemePlane *p, int axis, int bits, int64_t n, int64_t othe
 		        : among > 2                ? among
 		                                   : 2;
 	if (n > INT64_MAX / 64)
-		return shape_bad(f, p, "that is too much");
+		return shape_bad(f, p, "that is too large");
 	int64_t words = ceil_div((n + among - 1) / among * among * bits, p->element);
 	if (p->dim[axis] < words || p->dim[!axis] < others)
 		return shape_bad(
 		    f, p,
 		    arena_printf(f->s->a,
-		                 "%lld fields of %d bits along axis %d, %lld times, are expected",
+		                 "expected %lld fields of %d bits along axis %d, %lld times",
 		                 (long long)n, bits, axis, (long long)others));
 	p->bits = bits;
 	p->step = axis == 0 ? p->dim[1] : 1;
@@ -332,7 +334,7 @@ fields(const Fit *f, SchemePlane *p, int axis, int bits, int64_t n, int64_t othe
 	return LLMC_OK;
 }
 
-/* What the configuration says of this module, or of all of them */
+/* Configuration value of this module, else the global one */
 static const json_t *
 told_of(const Fit *f, const char *path)
 {
@@ -346,8 +348,8 @@ told_of(const Fit *f, const char *path)
 	return json_is_integer(v) ? v : config_value(f->s, path);
 }
 
-/* Rows, columns and bits, from the shapes of codes and scales, and from what the form names for the
- * rest. */
+/* Derives rows, columns and bits from the shapes of codes and scales and from the tensors and keys
+ * that the form names. */
 static llmc_status
 sizes(const Fit *f, SchemeMatrix *m, int *bits, bool *packed)
 {
@@ -365,7 +367,7 @@ sizes(const Fit *f, SchemeMatrix *m, int *bits, bool *packed)
 	*bits = m->code.element;
 	if (m->quarters) {
 		if (__builtin_mul_overflow(m->code.dim[0], (int64_t)4, &m->rows))
-			return shape_bad(f, &m->code, "that is too much");
+			return shape_bad(f, &m->code, "that is too large");
 		*bits = 2;
 		return LLMC_OK;
 	}
@@ -376,13 +378,13 @@ sizes(const Fit *f, SchemeMatrix *m, int *bits, bool *packed)
 		                 f->module, shape, f->module);
 	if (shape) {
 		if (strcmp(t.type, "I64") || t.n_dims != 1 || t.dim[0] != 2)
-			return error_set(f->err, LLMC_E_INPUT,
-			                 "%s: two whole numbers (I64) are expected", t.name);
+			return error_set(f->err, LLMC_E_INPUT, "%s: expected two integers (I64)",
+			                 t.name);
 		int64_t is[2];
 		memcpy(is, t.data, sizeof is);
 		if (is[0] != m->rows || is[1] < 1 || is[1] > m->cols * 32)
 			return error_set(f->err, LLMC_E_INPUT,
-			                 "%s says [%lld, %lld], which its codes do not hold",
+			                 "%s is [%lld, %lld], which does not match its codes",
 			                 t.name, (long long)is[0], (long long)is[1]);
 		listed = is[1];
 	} else if (!m->code_along_out && index &&
@@ -395,7 +397,7 @@ sizes(const Fit *f, SchemeMatrix *m, int *bits, bool *packed)
 	if (node_get(f->form, "bits") && !node_int(node_get(f->form, "bits"), &told))
 		told = json_integer_value(told_of(f, scheme_text(f->form, "bits")));
 	if (words > INT64_MAX / 64)
-		return shape_bad(f, &m->code, "that is too much");
+		return shape_bad(f, &m->code, "that is too large");
 	if (m->code_along_out)
 		listed = m->scale.dim[axis_is(node_get(f->form, "scale"), 0, "out") ? 0 : 1];
 	if (!listed && told > 0 && told <= 8)
@@ -406,14 +408,13 @@ sizes(const Fit *f, SchemeMatrix *m, int *bits, bool *packed)
 	if (*bits < 2 || ceil_div(listed * *bits, m->code.element) != words)
 		return shape_bad(
 		    f, &m->code,
-		    arena_printf(f->s->a,
-		                 "they are no codes of 2 to 8 bits for %lld columns or rows",
+		    arena_printf(f->s->a, "its codes are not 2 to 8 bits for %lld columns or rows",
 		                 (long long)listed));
 	*(m->code_along_out ? &m->rows : &m->cols) = listed;
 	return LLMC_OK;
 }
 
-/* Rows and columns of a scale, from its shape or as the configuration says */
+/* Derives rows and columns per scale from its shape or from the configuration */
 static llmc_status
 scales(const Fit *f, SchemeMatrix *m)
 {
@@ -438,15 +439,14 @@ scales(const Fit *f, SchemeMatrix *m)
 	}
 	if (json_is_integer(g) && json_integer_value(g) > 0 && by_col > 1)
 		m->block_cols = json_integer_value(g);
-	/* a last group may be shorter where its size is told; some forms have room for more groups
-	 * than there are */
+	/* the last group may be shorter if the group size is configured; some forms store more
+	 * groups than needed */
 	const int64_t need = m->block_cols > 0 ? ceil_div(m->cols, m->block_cols) : 0;
 	if (m->block_rows < 1 || m->block_cols < 1 || ceil_div(m->rows, m->block_rows) != by_row ||
 	    need > by_col || (need < by_col && !flag_of(rule, "padded")))
 		return shape_bad(
 		    f, &m->scale,
-		    arena_printf(f->s->a,
-		                 "a scale for each %lld x %lld of [%lld, %lld] is expected",
+		    arena_printf(f->s->a, "expected a scale for each %lld x %lld of [%lld, %lld]",
 		                 (long long)m->block_rows, (long long)m->block_cols,
 		                 (long long)m->rows, (long long)m->cols));
 	if (node_get(rule, "over") && node_int(node_get(rule, "over"), &over))
@@ -455,7 +455,7 @@ scales(const Fit *f, SchemeMatrix *m)
 	return LLMC_OK;
 }
 
-/* The group of each column; left out where they are groups of neighbours, in order */
+/* Reads the group of each column; dropped if groups are consecutive columns, in order */
 static llmc_status
 order(const Fit *f, SchemeMatrix *m)
 {
@@ -467,10 +467,9 @@ order(const Fit *f, SchemeMatrix *m)
 	if (!index || !scheme_part(f, index, &t))
 		return LLMC_OK;
 	if (strcmp(t.type, "I32") || t.n_dims != 1 || t.dim[0] != m->cols)
-		return error_set(
-		    f->err, LLMC_E_INPUT,
-		    "%s: %lld whole numbers (I32) are expected, the group of each column", t.name,
-		    (long long)m->cols);
+		return error_set(f->err, LLMC_E_INPUT,
+		                 "%s: expected %lld integers (I32), the group of each column",
+		                 t.name, (long long)m->cols);
 	for (int64_t k = 0; k < m->cols; k++) {
 		memcpy(&g, (const char *)t.data + 4 * k, 4);
 		if (g < 0 || g > (m->cols - 1) / m->block_cols)
@@ -484,8 +483,8 @@ order(const Fit *f, SchemeMatrix *m)
 	return LLMC_OK;
 }
 
-/* Columns by group, those of one group in the order of the file. *most: how many of neighbours
- * there share a group always */
+/* Sorts columns by group, stable within a group. *most: largest group size (a power of two, up to
+ * 128) at which every chunk of sorted columns lies in one group */
 static const float *
 sorted(const Fit *f, const SchemeMatrix *m, int64_t *most)
 {
@@ -511,13 +510,13 @@ sorted(const Fit *f, const SchemeMatrix *m, int64_t *most)
 	return order;
 }
 
-/* What x goes through where columns are not as groups want them, or have factors of their own.
- * *most: columns that share a group, at least */
+/* Sets the column order and factors that x needs if groups are not consecutive columns, or if
+ * columns have factors. *most: number of consecutive columns that share a group */
 static void
 arrange(const Fit *f, SchemeMatrix *m, int64_t *most)
 {
 	*most = m->block_cols >= m->cols ? m->cols : m->block_cols;
-	if (m->cols > 1 << 24) /* not every column is a float */
+	if (m->cols > 1 << 24) /* beyond 2^24 a float cannot hold every column index */
 		return;
 	m->order = m->column_group ? sorted(f, m, most) : NULL;
 	if (!m->column_scale)
@@ -528,8 +527,8 @@ arrange(const Fit *f, SchemeMatrix *m, int64_t *most)
 	m->factor = factor;
 }
 
-/* Any values have F32: at eight times the memory of 4 bits, which columns that are no whole groups
- * cost. g: columns that share a group */
+/* Selects the weight type. F32 can hold any values, but takes eight times the memory of 4 bits; it
+ * is used for columns that do not fill groups. g: columns that share a group */
 static Dtype
 dtype_of(const SchemeMatrix *m, int bits, int64_t g)
 {
@@ -547,11 +546,9 @@ dtype_of(const SchemeMatrix *m, int bits, int64_t g)
 		           : DT_F32;
 	}
 	const DtypeValues values = m->codes == SCHEME_E4M3 ? VALUES_E4M3 : VALUES_INT;
-	const bool whole =
-	    !m->least.data &&
-	    !(wide &&
-	      bits <
-	          4); /* few bits with wide scales: a minimum each, of as many bytes as a scale */
+	/* there is no f32-scale type of 2 or 3 bits with a zero point: use one with an
+	 * f32 minimum */
+	const bool whole = !m->least.data && !(wide && bits < 4);
 	DtypeGroup want = { .bits = bits > 4 ? 8 : bits,
 		            .scale_bytes = wide || values == VALUES_E4M3 ? 4 : 2,
 		            .zero_bytes = values == VALUES_INT,
@@ -578,8 +575,8 @@ scheme_dtype(DtypeGroup want, int64_t together, int64_t cols)
 	return DT_F32;
 }
 
-/* The module that the rule's tensor stands in: this one, or the one around it where the rule says
- * for which of its modules; NULL: for others */
+/* Returns the module of the rule's tensor: this module, or its parent if the rule lists this
+ * submodule; NULL: the rule does not apply */
 static const char *
 rule_module(const Fit *f, const Node *rule)
 {
@@ -598,7 +595,7 @@ rule_module(const Fit *f, const Node *rule)
 	return NULL;
 }
 
-/* What columns are multiplied by, where the form names it and the file has it */
+/* Loads the factor per column, if the form names one and the file has it */
 static llmc_status
 column_scale(const Fit *f, SchemeMatrix *m)
 {
@@ -614,23 +611,23 @@ column_scale(const Fit *f, SchemeMatrix *m)
 		if ((strcmp(t.type, "F16") && strcmp(t.type, "BF16") && strcmp(t.type, "F32")) ||
 		    scheme_elements(&t) != m->cols)
 			return error_set(f->err, LLMC_E_INPUT,
-			                 "%s: %lld numbers of F16, BF16 or F32 are expected",
-			                 t.name, (long long)m->cols);
+			                 "%s: expected %lld numbers of F16, BF16 or F32", t.name,
+			                 (long long)m->cols);
 		float *scale = NEW(f->s->a, float, m->cols);
 		for (int64_t k = 0; k < m->cols; k++) {
 			const float v = scheme_number(t.type, t.data, k);
 			scale[k] = flag_of(rule, "divides") ? 1 / v : v;
 			if (!isfinite(scale[k]))
 				return error_set(f->err, LLMC_E_INPUT,
-				                 "%s[%lld] = %g is no factor of a column", t.name,
-				                 (long long)k, v);
+				                 "%s[%lld] = %g is not a finite column factor",
+				                 t.name, (long long)k, v);
 		}
 		m->column_scale = scale;
 	}
 	return LLMC_OK;
 }
 
-/* A factor of the whole tensor */
+/* Loads the factor of the whole tensor */
 static llmc_status
 whole(const Fit *f, SchemeMatrix *m)
 {
@@ -645,12 +642,12 @@ whole(const Fit *f, SchemeMatrix *m)
 		return error_set(f->err, LLMC_E_INPUT, "%s%s is missing: the weights of %s need it",
 		                 f->module, suffix, f->module);
 	if (strcmp(t.type, "F32") || scheme_elements(&t) != 1)
-		return error_set(f->err, LLMC_E_INPUT, "%s: one number of F32 is expected", t.name);
+		return error_set(f->err, LLMC_E_INPUT, "%s: expected one F32 number", t.name);
 	memcpy(&m->whole, t.data, 4);
 	if (flag_of(rule, "divides"))
 		m->whole = 1 / m->whole;
 	if (!isfinite(m->whole))
-		return error_set(f->err, LLMC_E_INPUT, "%s is no factor of weights", t.name);
+		return error_set(f->err, LLMC_E_INPUT, "%s is not a finite weight factor", t.name);
 	return LLMC_OK;
 }
 
@@ -675,7 +672,9 @@ fit(const Fit *f, SchemeMatrix *m)
 	if (m->least.data &&
 	    (m->least.dim[0] != m->scale.dim[0] || m->least.dim[1] != m->scale.dim[1]))
 		return shape_bad(f, &m->least,
-		                 arena_printf(f->s->a, "[%lld, %lld] are expected, as of scales",
+		                 arena_printf(f->s->a,
+		                              "expected [%lld, %lld], the shape of the "
+		                              "scales",
 		                              (long long)m->scale.dim[0],
 		                              (long long)m->scale.dim[1]));
 	const char *how = scheme_text(code, "order");
@@ -705,8 +704,8 @@ fit(const Fit *f, SchemeMatrix *m)
 		           m->zero_along_out ? groups : m->rows));
 	}
 	TRY(column_scale(f, m));
-	/* int8 is signed, and so are its zero points; packed codes without zero points are offset
-	 * by half of their range */
+	/* I8 codes and their zero points are signed; packed codes without zero points are offset by
+	 * half of their range */
 	m->offset = packed || strcmp(m->code.type, "I8") ? 0 : 128;
 	m->flip = m->offset ? 0x80 : flag_of(code, "signed") ? 1 << (bits - 1) : 0;
 	m->middle = m->offset ? 128 : 1 << (bits - 1);
@@ -714,17 +713,17 @@ fit(const Fit *f, SchemeMatrix *m)
 	if (node_get(code, "middle") && node_int(node_get(code, "middle"), &middle))
 		m->middle = (int)middle;
 	if (m->eetq && (m->cols % 64 || m->rows % 2))
-		return shape_bad(f, &m->code,
-		                 "whole tiles of 64 inputs and 2 outputs are expected");
+		return shape_bad(f, &m->code, "expected multiples of 64 inputs and 2 outputs");
 	int64_t most;
 	arrange(f, m, &most);
 	m->dtype = dtype_of(m, bits, most);
-	if (m->dtype == DT_F32) /* value by value, as they are multiplied by */
+	/* x needs no order: F32 rows are in the original column order, factors included */
+	if (m->dtype == DT_F32)
 		m->order = m->factor = NULL;
 	return LLMC_OK;
 }
 
-/* Parts that nobody needs */
+/* Consumes tensors of the form that are not used */
 static void
 drop(const Fit *f)
 {

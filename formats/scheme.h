@@ -1,13 +1,12 @@
-/* Schemes: how safetensors checkpoints store a quantised matrix, as several tensors: codes, scales,
- * zero points, an order of columns. configs/schemes/ describes them; here such tensors become one,
- * named as the unquantised matrix is, of a type of weights (one of GROUP_DTYPES, MXFP4, NVFP4 of
- * dtype.h; F32 where no block has the columns as they are grouped), whose rows are made when they
- * are asked for. Nobody above knows that there was a scheme. A row's values are the file's,
- * exactly.
+/* Quantisation formats of safetensors checkpoints. Such a checkpoint stores a matrix as several
+ * tensors: codes, scales, zero points, a column order. configs/schemes/ describes the formats. Here
+ * the tensors become one tensor, named like the unquantised matrix, of a weight type: one of
+ * GROUP_DTYPES, MXFP4 or NVFP4 (dtype.h); F32 if the grouping fits no block. Rows are converted
+ * when they are read, and hold exactly the file's values. Callers do not see the original format.
  *
- * Columns whose groups are no neighbours (desc_act, actorder) are brought into an order in which
- * they are, and what columns are multiplied by stays out of blocks: `order` and `factor`, for
- * whoever makes x: sum_k w[k] x[k] = sum_j block[j] * factor[j] * x[order[j]]. */
+ * Columns whose groups are not consecutive (desc_act, actorder) are sorted by group, and factors of
+ * columns stay outside of blocks. `order` and `factor` apply to the activations x instead: sum_k
+ * w[k] x[k] = sum_j block[j] * factor[j] * x[order[j]]. */
 #ifndef LLMC_FORMATS_SCHEME_H
 #define LLMC_FORMATS_SCHEME_H
 
@@ -15,17 +14,18 @@
 #include "base/error.h"
 #include "formats/dtype.h"
 
-/* A tensor of the file that has a part of a matrix. Fields of `bits` lie along one axis (position
- * `at`), `step` elements apart; along the other (position `other`), `other_step` apart. */
+/* One tensor of a quantised matrix. Fields of `bits` lie along one axis (index `at`), `step`
+ * elements apart; along the other (index `other`), `other_step` apart. */
 typedef struct SchemePlane {
 	const uint8_t *data;     /* NULL: the plane is absent */
-	const char *name, *type; /* type: as safetensors has it */
-	int64_t dim[2]; /* leading dimensions of 1 and more than two are flattened into the first */
+	const char *name, *type; /* type: spelled as in safetensors */
+	/* leading dimensions of 1 are dropped; others beyond two are flattened into dim[0] */
+	int64_t dim[2];
 	int64_t step, other_step;
-	int bits, element; /* element: bits of one */
-	int add;           /* to each field, modulo its range */
-	int8_t place[8];   /* of field i % 8 in its element */
-	int64_t stack;     /* matrices one below the other in the first dimension; 0: one */
+	int bits, element; /* element: bits per stored element */
+	int add;           /* added to each field, modulo its range */
+	int8_t place[8];   /* slot of field i % 8 in its element */
+	int64_t stack;     /* number of matrices stacked in the first dimension; 0: one matrix */
 } SchemePlane;
 
 typedef enum SchemeCodes { SCHEME_INT, SCHEME_E4M3, SCHEME_E2M1 } SchemeCodes;
@@ -35,40 +35,44 @@ typedef struct SchemeHqq SchemeHqq;
 typedef struct SchemeMatrix {
 	Dtype dtype;
 	int64_t rows, cols;
-	int64_t stack;                  /* rows are those of so many matrices; 0: of one */
-	SchemeCodes codes;              /* what they stand for */
-	int64_t block_rows, block_cols; /* rows and columns of one scale */
+	int64_t stack;     /* number of stacked matrices that the rows belong to; 0: one matrix */
+	SchemeCodes codes; /* encoding of the codes */
+	int64_t block_rows, block_cols; /* rows and columns per scale */
 	bool code_along_out, zero_along_out,
-	    scale_by_out; /* axis of fields; scales: [out, group], else [group, out] */
+	    /* axis of packed fields; scale_by_out: scales are [out, group], else [group, out] */
+	    scale_by_out;
 	bool eetq, quarters;
-	int offset;   /* what codes as stored are above the ones that zero points are for */
-	float over;   /* scales are divided by it; 0: they are not */
-	bool divides; /* values are divided by scales */
-	float whole;  /* and multiplied by it, which holds for all of the tensor */
-	const uint8_t *column_group; /* I32: the group of each column; NULL: neighbours */
+	int offset;                  /* stored code minus the code that zero points refer to */
+	float over;                  /* divisor of scales; 0: none */
+	bool divides;                /* values are divided by scales */
+	float whole;                 /* factor of the whole tensor */
+	const uint8_t *column_group; /* I32: group of each column; NULL: consecutive columns */
 	const float
-	    *column_scale; /* [cols] what x is multiplied by before it meets the columns; NULL: 1 */
-	bool indexed;      /* the file says the group of each column, be they neighbours or not */
-	const float *order; /* [cols] rows of blocks hold column order[j] of the matrix in place j;
-	                       NULL: column j */
+	    *column_scale; /* [cols] factor that x is multiplied by before the matrix; NULL: 1 */
+	bool indexed;      /* the file lists the group of each column, consecutive or not */
+	/* [cols] column order[j] of the matrix is stored at column j of the blocks; NULL: column
+	 * j */
+	const float *order;
 	const float
-	    *factor; /* [cols] and lack a factor of column j of the blocks; NULL: they do not */
-	int flip; /* codes, and zero points of packed ones, are xor'ed with it: two's complement to
-	             offset binary */
-	int middle;             /* the code that stands for 0 where there are no zero points */
-	const uint8_t *range;   /* F32 [row, group, 2]: the least and the largest value, which give
-	                           scale and zero point; NULL: planes do (FastLLM) */
-	const SchemeFlat *flat; /* codes without rows; NULL: planes */
-	const SchemeHqq *hqq;   /* groups without rows */
-	const uint8_t *ggml;    /* blocks of a GGUF, of the type ggml_type: scheme_of_ggml */
+	    *factor; /* [cols] factor of stored column j that blocks do not include; NULL: none */
+	/* xor'ed with codes, and with zero points if packed: two's complement to offset binary */
+	int flip;
+	int middle; /* code of value 0 if there are no zero points */
+	/* F32 [row, group, 2]: min and max, from which scale and zero point follow (FastLLM); NULL:
+	 * planes hold them */
+	const uint8_t *range;
+	const SchemeFlat *flat; /* flat codes independent of rows (bitsandbytes); NULL: planes */
+	const SchemeHqq *hqq;   /* groups independent of rows (HQQ, quanto) */
+	const uint8_t *ggml;    /* GGUF blocks of type ggml_type: scheme_of_ggml */
 	uint32_t ggml_type;
-	const uint8_t *ggml_scale; /* F32 [n_ggml_scale], each of so many rows; NULL: 1 */
+	/* F32 [n_ggml_scale], each for rows / n_ggml_scale rows; NULL: 1 */
+	const uint8_t *ggml_scale;
 	int64_t n_ggml_scale;
 	SchemePlane code, scale, zero;
-	SchemePlane least; /* of each scale what is added, instead of a zero point; absent: 0 */
+	SchemePlane least; /* minimum per scale, in place of a zero point; absent: 0 */
 } SchemeMatrix;
 
-/* A file's tensors by name; false: no such tensor. */
+/* A tensor of the file, looked up by name. */
 typedef struct SchemeTensor {
 	const char *name, *type;
 	int n_dims;
@@ -79,44 +83,44 @@ typedef bool scheme_find_fn(const void *user, const char *name, SchemeTensor *ou
 
 typedef struct Schemes Schemes;
 
-/* Beside "x.weight" a checkpoint then has "x.column_order" and "x.column_factor", F32 [cols]; where
- * some matrices have an order, those that are indexed have one too (0, 1, 2, ...), since matrices
- * of experts have orders or none together. */
+/* Next to "x.weight" such a checkpoint has "x.column_order" and "x.column_factor", F32 [cols]. If
+ * some matrices have an order, all indexed ones have one (possibly 0, 1, 2, ...), since the
+ * matrices of experts must all have an order or none. */
 #define SCHEME_ORDER "column_order"
 #define SCHEME_FACTOR "column_factor"
 
-/* The schemes, in the arena. config: the text of config.json, untrusted; NULL: there is none, and
- * nothing is equal to what `when` says. */
+/* Loads the formats into the arena. config: text of config.json, untrusted; NULL: no config.json,
+ * so no `when` condition on it holds. */
 llmc_status schemes_open(Arena *a, const char *config, size_t n, Schemes **out, llmc_error *err);
-/* Is `name` the codes of a matrix? Then *out is it, in the arena, *made the name of it, and parts[0
- * .. *n_part) the names of all tensors that it takes. *out NULL: it is not. E_INPUT: tensors that
- * do not fit each other, or a form that is refused. */
+/* Tests whether `name` is the code tensor of a quantised matrix. If so, *out is the matrix (in the
+ * arena), *made its name, and parts[0 .. *n_part) the names of all tensors that it uses. Otherwise
+ * *out is NULL. E_INPUT: the tensors do not match each other, or llmc does not support the form. */
 enum { SCHEME_MAX_PARTS = 24 };
 llmc_status scheme_matrix(const Schemes *s, const char *name, scheme_find_fn *find,
                           const void *user, SchemeMatrix **out, const char **made,
                           const char *parts[SCHEME_MAX_PARTS], int *n_part, llmc_error *err);
-/* Types of GGUF whose blocks become those of another type: NVFP4; Q1_0, signs of one f16; Q2_0,
- * (code - 1) times one */
+/* GGUF types whose blocks are converted to those of another type: NVFP4; Q1_0, a sign times an f16;
+ * Q2_0, (code - 1) times an f16 */
 enum { GGML_NVFP4 = 40, GGML_Q1_0 = 41, GGML_Q2_0 = 42 };
 typedef struct SchemeGgml {
 	uint32_t type;
-	Dtype dtype;      /* what rows are made of */
-	int elems, bytes; /* of a block of the file */
+	Dtype dtype;      /* type of converted rows */
+	int elems, bytes; /* block of the file */
 } SchemeGgml;
 const SchemeGgml *scheme_ggml(uint32_t type); /* NULL: another type */
-/* cols is a multiple of a block, data has rows of such. NVFP4: the factor of the tensor, or of each
- * expert, is a tensor of its own: scale, F32 [n], n a divisor of rows; NULL: it is 1. */
+/* cols is a multiple of the block size. NVFP4 has a factor per tensor or per expert in a separate
+ * tensor: scale, F32 [n], n a divisor of rows; NULL: 1. */
 SchemeMatrix *scheme_of_ggml(Arena *a, uint32_t type, const void *data, int64_t rows, int64_t cols,
                              const void *scale, int64_t n);
-/* Row `row` as blocks of the matrix's type: dtype_row_bytes(m->dtype, m->cols) bytes. Any thread.
- * false: a scale is NaN or infinite. */
+/* Converts row `row` to blocks of the matrix's type: dtype_row_bytes(m->dtype, m->cols) bytes.
+ * Thread safe. Returns false if a scale is NaN or infinite. */
 bool scheme_row(const SchemeMatrix *m, int64_t row, void *dst);
-/* The matrix that has order or factor, as it is multiplied by: row `row` in fp32, columns in their
- * places. false: as above */
+/* Converts row `row` of a matrix with order or factor to fp32: original column order, factors
+ * included. false: as above */
 bool scheme_row_f32(const SchemeMatrix *m, int64_t row, float *dst);
-/* "gptq, awq, ...": what is read */
+/* Supported formats, "gptq, awq, ..." */
 const char *schemes_known(const Schemes *s);
-/* What config.json calls the method; NULL: it has no quantization_config, "": no name */
+/* Method that config.json names; NULL: no quantization_config, "": no name */
 const char *schemes_method(const Schemes *s);
 
 #endif

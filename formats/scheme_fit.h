@@ -1,5 +1,5 @@
-/* What the files of schemes share: formats/scheme.c (planes), formats/scheme_flat.c (codes without
- * rows), formats/scheme_storage.c (descriptions). */
+/* Shared by the readers of quantisation formats: formats/scheme.c (planes), formats/scheme_flat.c
+ * (flat codes), formats/scheme_hqq.c (groups), formats/scheme_storage.c (descriptions). */
 #ifndef LLMC_FORMATS_SCHEME_FIT_H
 #define LLMC_FORMATS_SCHEME_FIT_H
 
@@ -7,15 +7,15 @@
 #include "formats/scheme.h"
 #include "formats/yaml.h"
 
-/* configs/schemes/<name>.yaml in the arena; NULL: there is none, or a mistake in it, which is in d.
- */
+/* configs/schemes/<name>.yaml in the arena; NULL: there is none, or it has a mistake, which is in
+ * d. */
 const Node *scheme_yaml(Arena *a, Diag *d, const char *name);
 
 struct Schemes {
 	Arena *a;
 	const json_t *quant; /* quantization_config; NULL: none */
-	int64_t hidden;      /* the model's width as config.json has it; 0: it does not say */
-	const char *known;   /* names, for errors */
+	int64_t hidden;      /* hidden size from config.json; 0: not given */
+	const char *known;   /* names of the formats, for errors */
 	size_t n_form, cap;
 	const Node **form;
 };
@@ -31,22 +31,22 @@ typedef struct Fit {
 	llmc_error *err;
 } Fit;
 
-const char *scheme_text(const Node *map, const char *key); /* NULL: no such key, or no scalar */
-bool scheme_part(const Fit *f, const char *suffix,
-                 SchemeTensor *out); /* counted among the parts; false: no such tensor */
+const char *scheme_text(const Node *map, const char *key); /* NULL: no such key, or not a scalar */
+/* finds a tensor and adds it to the parts; false: no such tensor */
+bool scheme_part(const Fit *f, const char *suffix, SchemeTensor *out);
 int scheme_element_bits(const char *type);
 bool scheme_exponents(const char *type);
 int64_t scheme_elements(const SchemeTensor *t);
-/* The type of groups like `want`, of as many columns as divide both; F32: there is none */
+/* Type like `want` with the most columns per group that divide both `together` and `cols`; F32:
+ * none */
 Dtype scheme_dtype(DtypeGroup want, int64_t together, int64_t cols);
-/* Codes that lie one after the other, whatever the rows, with a table of what they stand for
- * (bitsandbytes) */
+/* Codes stored consecutively, independent of rows, with a table of values (bitsandbytes) */
 llmc_status scheme_flat(const Fit *f, SchemeMatrix *m);
-/* Groups that lie one below the other, whatever the rows (HQQ, quanto) */
+/* Groups stored one below the other, independent of rows (HQQ, quanto) */
 llmc_status scheme_hqq(const Fit *f, SchemeMatrix *m);
 bool scheme_hqq_row(const SchemeMatrix *m, int64_t row, void *dst);
-float scheme_number(const char *type, const uint8_t *data, int64_t i); /* of F16, BF16, F32 */
-bool scheme_ggml_row(const SchemeMatrix *m, int64_t row, uint8_t *to); /* and of a GGUF */
-bool scheme_flat_row(const SchemeMatrix *m, int64_t row, void *dst);   /* scheme_row of such */
+float scheme_number(const char *type, const uint8_t *data, int64_t i); /* type: F16, BF16 or F32 */
+bool scheme_ggml_row(const SchemeMatrix *m, int64_t row, uint8_t *to); /* scheme_row for m->ggml */
+bool scheme_flat_row(const SchemeMatrix *m, int64_t row, void *dst);   /* scheme_row for m->flat */
 
 #endif

@@ -1,8 +1,8 @@
-/* Codes of 4 bits one after the other, the first of two in the high nibble, whatever the rows; a
- * table of what they stand for, and the largest magnitude of each `blocksize` of them. The
- * description of a tensor is JSON in a tensor of its own. Nested: these magnitudes are bytes,
- * numbers of a table of 256 times the largest of each `nested_blocksize`, plus an offset.
- * bitsandbytes writes this; the file's tables decide. */
+/* Consecutive 4-bit codes, independent of rows; the first of two is in the high nibble. A table
+ * gives their values, and each `blocksize` codes share a largest magnitude (absmax). A separate
+ * tensor describes the matrix in JSON. Nested: absmax values are bytes, indices into a table of 256
+ * values, times a factor per `nested_blocksize` of them, plus an offset. bitsandbytes writes this;
+ * the tables are read from the file. */
 #include <math.h>
 #include <string.h>
 
@@ -10,15 +10,15 @@
 #include "formats/scheme_fit.h"
 
 struct SchemeFlat {
-	const uint8_t *code, *peak; /* peak: bytes where nested, else F32 */
-	int64_t block;              /* codes of one peak */
+	const uint8_t *code, *peak; /* peak: absmax per block; bytes if nested, else F32 */
+	int64_t block;              /* codes per peak */
 	float map[16];
-	const uint8_t *nested; /* F32: the largest of each nested_block peaks; NULL: not nested */
+	const uint8_t *nested; /* F32: factor per nested_block peaks; NULL: not nested */
 	int64_t nested_block;
 	float nested_map[256], offset;
 };
 
-/* The first of the names that the form lists */
+/* Finds the first tensor that the form lists under `state` */
 static bool
 state_part(const Fit *f, SchemeTensor *out)
 {
@@ -30,7 +30,7 @@ state_part(const Fit *f, SchemeTensor *out)
 	return false;
 }
 
-/* A tensor of n numbers of the type; *out NULL: whatever is wrong is said */
+/* Finds a tensor of n numbers of this type; *out NULL: not found or invalid, with the error set */
 static llmc_status
 numbers(const Fit *f, const char *key, const char *type, int64_t n, const uint8_t **out)
 {
@@ -42,8 +42,8 @@ numbers(const Fit *f, const char *key, const char *type, int64_t n, const uint8_
 		return error_set(f->err, LLMC_E_INPUT, "%s%s is missing: the weights of %s need it",
 		                 f->module, suffix ? suffix : key, f->module);
 	if (strcmp(t.type, type) || scheme_elements(&t) != n)
-		return error_set(f->err, LLMC_E_INPUT, "%s: %lld numbers of %s are expected",
-		                 t.name, (long long)n, type);
+		return error_set(f->err, LLMC_E_INPUT, "%s: expected %lld numbers of %s", t.name,
+		                 (long long)n, type);
 	*out = t.data;
 	return LLMC_OK;
 }
@@ -71,7 +71,8 @@ dtype_of(const SchemeMatrix *m, const SchemeFlat *w)
 {
 	const bool nf4 = is_map(w->map, VALUES_NF4);
 
-	/* a row of whole 32s begins at one, and so none of its 32s lies in two blocks */
+	/* rows are multiples of 32 columns, so each starts at a multiple of 32 codes and no 32
+	 * columns straddle two blocks */
 	if (m->cols % 32 || w->block % 32 || !(nf4 || is_map(w->map, VALUES_FP4)))
 		return DT_F32;
 	if (m->cols % 64 || w->block % 64)
@@ -91,10 +92,9 @@ scheme_flat(const Fit *f, SchemeMatrix *m)
 	scheme_part(f, scheme_text(node_get(f->form, "code"), "tensor"), &code);
 	scheme_part(f, scheme_text(node_get(f->form, "scale"), "tensor"), &peak);
 	if (!state_part(f, &state))
-		return error_set(
-		    f->err, LLMC_E_INPUT,
-		    "%s has no quant_state beside it, which says its shape: it is stored as %s",
-		    code.name, code.type);
+		return error_set(f->err, LLMC_E_INPUT,
+		                 "%s has no quant_state tensor with its shape; it is stored as %s",
+		                 code.name, code.type);
 	const json_t *said = strcmp(state.type, "U8")
 	                         ? NULL
 	                         : json_read(f->s->a, state.data, (size_t)scheme_elements(&state),
@@ -105,14 +105,15 @@ scheme_flat(const Fit *f, SchemeMatrix *m)
 	w->block = whole_of(said, "blocksize", most);
 	if (m->rows < 1 || m->cols < 1 || m->rows > most || m->cols > most || !w->block)
 		return error_set(f->err, LLMC_E_INPUT,
-		                 "%s: JSON with a shape of two numbers and a blocksize is expected",
+		                 "%s: expected JSON with a shape of two numbers and a blocksize",
 		                 state.name);
 	const int64_t n = m->rows * m->cols,
 	              bytes = scheme_elements(&code) * (scheme_element_bits(code.type) / 8),
 	              peaks = (n - 1) / w->block + 1;
 	if (bytes < (n + 1) / 2 || bytes >= (n + 1) / 2 + scheme_element_bits(code.type) / 8)
 		return error_set(f->err, LLMC_E_INPUT,
-		                 "%s holds %lld bytes; %s says [%lld, %lld], two to a byte",
+		                 "%s holds %lld bytes; %s gives the shape [%lld, %lld], two "
+		                 "codes per byte",
 		                 code.name, (long long)bytes, state.name, (long long)m->rows,
 		                 (long long)m->cols);
 	TRY(numbers(f, "map", "F32", 16, &map));
@@ -125,10 +126,9 @@ scheme_flat(const Fit *f, SchemeMatrix *m)
 		w->nested_block = whole_of(said, "nested_blocksize", most);
 		w->offset = (float)offset;
 		if (!w->nested_block || !isfinite(w->offset))
-			return error_set(
-			    f->err, LLMC_E_INPUT,
-			    "%s: nested_blocksize and nested_offset are expected to be numbers",
-			    state.name);
+			return error_set(f->err, LLMC_E_INPUT,
+			                 "%s: nested_blocksize and nested_offset must be numbers",
+			                 state.name);
 		TRY(numbers(f, "peak", "U8", peaks, &w->peak));
 		TRY(numbers(f, "nested_map", "F32", 256, &map));
 		memcpy(w->nested_map, map, sizeof w->nested_map);

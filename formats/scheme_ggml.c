@@ -1,5 +1,5 @@
-/* Blocks of a GGUF that are no type of weights here: they are taken apart, and put into blocks of a
- * type that holds their values exactly. */
+/* Converts GGUF blocks without a weight type in llmc to blocks of a type that holds their values
+ * exactly. */
 #include <math.h>
 #include <string.h>
 
@@ -36,8 +36,8 @@ scheme_of_ggml(Arena *a, uint32_t type, const void *data, int64_t rows, int64_t 
 	return m;
 }
 
-/* Four scales without a sign, of which 0x7f is 0; then 8 bytes for each, low nibbles its first 8
- * columns, high ones its last 8 */
+/* Converts an NVFP4 block: four unsigned scales (0x7f means 0), then 8 bytes each; low nibbles are
+ * its first 8 columns, high nibbles its last 8 */
 static void
 nvfp4_block(const uint8_t *b, float whole, uint8_t *to)
 {
@@ -50,8 +50,8 @@ nvfp4_block(const uint8_t *b, float whole, uint8_t *to)
 		               b[4 + i / 16 * 8 + i % 8] >> (i % 16 / 8 * 4) & 15);
 }
 
-/* An f16, then codes of one bit (the sign: 0 and 2 about 1) or two, the lowest first; in groups
- * with the zero point 1 */
+/* Converts Q1_0 and Q2_0: an f16, then codes of one bit (a sign: becomes 0 or 2, zero point 1) or
+ * two bits (zero point 1), lowest first */
 static bool
 few_block(const uint8_t *b, int bits, int elems, DtypeGroup g, uint8_t *to)
 {

@@ -1,11 +1,12 @@
-/* HQQ: a matrix as groups of `group_size` neighbours of a row, one group below the other; codes of
- * `nbits` bits, 8 / nbits of them in a byte (of three bits ten in 32): the first part of the groups
- * in the highest bits, the next ones below. value = (code - zero) * scale, where zero is no whole
- * number: groups have a minimum, or are F32 where they are no whole pieces of rows.
+/* HQQ: a matrix is divided into groups of `group_size` consecutive elements of a row. Codes of
+ * `nbits` bits are packed 8 / nbits per byte (3 bits: ten per 32). The first part of all groups is
+ * in the highest bits of the bytes, the next part below it. value = (code - zero) * scale, where
+ * zero is not an integer. So groups become types with a minimum, or F32 if rows are not a multiple
+ * of the group size.
  *
- * quanto: the same with the first part in the lowest bits, value = code * scale - shift, and no
- * word of shape, bits or group: they follow from the sizes of codes and scales and from the model's
- * width. */
+ * quanto: the same with the first part in the lowest bits and value = code * scale - shift. Shape,
+ * bits and group size are not stored; they follow from the sizes of codes and scales and from the
+ * hidden size. */
 #include <math.h>
 #include <string.h>
 
@@ -13,16 +14,16 @@
 #include "templates/common/llmc_groups.h"
 
 struct SchemeHqq {
-	const uint8_t *code; /* [each, size] of bytes, of three bits of I32 */
+	const uint8_t *code; /* [each, size] bytes; 3 bits: I32 */
 	int64_t groups, size;
-	int64_t each; /* groups of a part */
+	int64_t each; /* groups per part */
 	int bits;
 	const char *scale_type, *zero_type;
 	const uint8_t *scale, *zero; /* [groups] */
-	bool shift; /* zero is what is taken from code * scale, and the first part is the lowest */
+	bool shift; /* quanto: value = code * scale - zero, first part in the lowest bits */
 };
 
-/* A whole number that a tensor of one element is; -1: none */
+/* Reads an integer from a tensor of one element; -1: none */
 static int64_t
 number_of(const Fit *f, const Node *names, const char *key)
 {
@@ -40,7 +41,7 @@ number_of(const Fit *f, const Node *names, const char *key)
 	return v;
 }
 
-/* A number a group */
+/* Finds a tensor with one number per group */
 static llmc_status
 of_groups(const Fit *f, const Node *names, const char *key, int64_t n, const char **type,
           const uint8_t **data)
@@ -54,14 +55,14 @@ of_groups(const Fit *f, const Node *names, const char *key, int64_t n, const cha
 	if ((strcmp(t.type, "F16") && strcmp(t.type, "BF16") && strcmp(t.type, "F32")) ||
 	    scheme_elements(&t) != n)
 		return error_set(f->err, LLMC_E_INPUT,
-		                 "%s: %lld numbers of F16, BF16 or F32 are expected", t.name,
+		                 "%s: expected %lld numbers of F16, BF16 or F32", t.name,
 		                 (long long)n);
 	*type = t.type;
 	*data = t.data;
 	return LLMC_OK;
 }
 
-/* "model.layers.0.mlp.up_proj." ends in one of the list */
+/* Returns whether "model.layers.0.mlp.up_proj." ends in a name of the list */
 static bool
 module_is(const Fit *f, const Node *list)
 {
@@ -102,8 +103,8 @@ quanto(const Fit *f, SchemeMatrix *m)
 
 	scheme_part(f, scheme_text(node_get(f->form, "code"), "tensor"), &code);
 	if (strcmp(code.type, "U8") || code.n_dims != 2 || code.dim[0] < 1 || code.dim[1] < 1)
-		return error_set(f->err, LLMC_E_INPUT,
-		                 "%s: bytes (U8) of two dimensions are expected", code.name);
+		return error_set(f->err, LLMC_E_INPUT, "%s: expected U8 with two dimensions",
+		                 code.name);
 	if (!suffix || !scheme_part(f, suffix, &scale))
 		return error_set(f->err, LLMC_E_INPUT, "%s%s is missing: the weights of %s need it",
 		                 f->module, suffix ? suffix : "scale", f->module);
@@ -116,12 +117,12 @@ quanto(const Fit *f, SchemeMatrix *m)
 	if (!w->bits || w->groups < 1)
 		return error_set(
 		    f->err, LLMC_E_INPUT,
-		    "%s: groups of %lld codes, two or four to a byte, for %lld scales are expected",
+		    "%s: expected groups of %lld codes, two or four per byte, for %lld scales",
 		    code.name, (long long)w->size, (long long)w->groups);
 	if (width < 1 || w->groups > INT64_MAX / 64 / w->size || w->groups * w->size % width)
 		return error_set(f->err, LLMC_E_INPUT,
-		                 "%s holds %lld groups of %lld, no rows or columns of the %lld "
-		                 "that config.json says is the model's width",
+		                 "%s holds %lld groups of %lld, which form neither rows nor "
+		                 "columns of the hidden size %lld in config.json",
 		                 code.name, (long long)w->groups, (long long)w->size,
 		                 (long long)width);
 	w->code = code.data;
@@ -156,8 +157,8 @@ scheme_hqq(const Fit *f, SchemeMatrix *m)
 	    (bits != 8 && bits != 4 && bits != 3 && bits != 2 && bits != 1) || axis != 1 ||
 	    w->size < 1 || w->size > most)
 		return error_set(f->err, LLMC_E_INPUT,
-		                 "%s: a shape of two, 1, 2, 3, 4 or 8 nbits, axis 1 and a "
-		                 "group_size are expected beside it, as tensors of numbers",
+		                 "%s: expected tensors with its shape (two numbers), nbits (1, "
+		                 "2, 3, 4 or 8), axis (1) and group_size",
 		                 code.name);
 	const int64_t n = is[0] * is[1], parts = bits == 3 ? 10 : 8 / bits;
 	w->groups = n / w->size;
@@ -166,9 +167,9 @@ scheme_hqq(const Fit *f, SchemeMatrix *m)
 	    scheme_elements(&code) != w->each * w->size ||
 	    strcmp(code.type, bits == 3 ? "I32" : "U8"))
 		return error_set(f->err, LLMC_E_INPUT,
-		                 "%s: [%lld, %lld] in groups of %lld, %lld to %s, are expected",
+		                 "%s: expected [%lld, %lld] in groups of %lld, %lld per %s",
 		                 code.name, (long long)is[0], (long long)is[1], (long long)w->size,
-		                 (long long)parts, bits == 3 ? "an I32" : "a byte");
+		                 (long long)parts, bits == 3 ? "I32" : "byte");
 	w->bits = (int)bits;
 	w->code = code.data;
 	TRY(of_groups(f, names, "scale", w->groups, &w->scale_type, &w->scale));
@@ -177,7 +178,7 @@ scheme_hqq(const Fit *f, SchemeMatrix *m)
 	return LLMC_OK;
 }
 
-/* Element i of the matrix, in group g */
+/* Code of element i, which lies in group g */
 static int
 code_at(const SchemeHqq *w, int64_t g, int64_t i)
 {

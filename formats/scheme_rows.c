@@ -1,5 +1,5 @@
-/* Rows of a matrix that scheme.c has fitted. Every index lies within its tensor, since shapes were
- * checked there. */
+/* Converts rows of a matrix that scheme.c has fitted. Shapes were checked there, so every index
+ * lies within its tensor. */
 #include <math.h>
 #include <string.h>
 
@@ -7,7 +7,7 @@
 #include "formats/scheme_fit.h"
 #include "templates/common/llmc_groups.h"
 
-/* Field `at` along the plane's axis of fields, in column or row `other` */
+/* Extracts field `at` along the plane's packed axis, at index `other` of the other axis */
 static inline uint32_t
 field(const SchemePlane *p, int64_t at, int64_t other)
 {
@@ -42,8 +42,8 @@ scheme_number(const char *type, const uint8_t *data, int64_t i)
 	return type[0] == 'B' ? bf16_to_f32(h) : f16_to_f32(h);
 }
 
-/* FastLLM: a group's range, which takes in 0, in equal steps; the zero point is the step that 0 is
- * nearest to */
+/* FastLLM: divides a group's range, extended to include 0, into equal steps; the zero point is the
+ * step nearest to 0 */
 static float
 range_at(const SchemeMatrix *m, int64_t row, int64_t group, int *zero)
 {
@@ -54,11 +54,11 @@ range_at(const SchemeMatrix *m, int64_t row, int64_t group, int *zero)
 	memcpy(pair, m->range + 8 * (row * groups + group), sizeof pair);
 	const float lo = pair[0] < 0 ? pair[0] : 0, hi = pair[1] > 0 ? pair[1] : 0,
 	            scale = (hi - lo) / top, z = -lo / scale;
-	*zero = z > 0 ? (int)floorf((z < top ? z : top) + 0.5f) : 0; /* no range at all: NaN */
+	*zero = z > 0 ? (int)floorf((z < top ? z : top) + 0.5f) : 0; /* also NaN: empty range */
 	return isnan(pair[0]) || isnan(pair[1]) ? NAN : scale;
 }
 
-/* Of the group, as stored: without what holds for the whole tensor */
+/* Scale of the group, without the factor of the whole tensor */
 static float
 scale_at(const SchemeMatrix *m, int64_t row, int64_t group)
 {
@@ -76,9 +76,9 @@ scale_at(const SchemeMatrix *m, int64_t row, int64_t group)
 	return m->divides ? 1 / f : m->over > 0 ? f / m->over : f;
 }
 
-/* Place of (row, column k) in CUTLASS's interleaved order: two outputs interleaved by tiles of 64
- * inputs, inputs of each 16 in the order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15, and bytes 1 and 2
- * of each four swapped */
+/* Code of (row, column k) in CUTLASS's interleaved order: two outputs interleaved in tiles of 64
+ * inputs, each 16 inputs in the order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15, and bytes 1 and 2 of
+ * each four swapped */
 static uint8_t
 eetq_code(const SchemeMatrix *m, int64_t row, int64_t k)
 {
@@ -95,11 +95,11 @@ code_at(const SchemeMatrix *m, int64_t row, int64_t k)
 {
 	if (m->eetq)
 		return eetq_code(m, row, k);
-	if (m->quarters) { /* a quarter of the rows apart */
+	if (m->quarters) { /* bit pairs of one byte are a quarter of the rows apart */
 		const int64_t each = m->code.dim[0];
 		return m->code.data[row % each * m->cols + k] >> 2 * (row / each) & 3;
 	}
-	if (m->range) { /* rows run on; of two codes the first is in the high bits */
+	if (m->range) { /* codes are independent of rows; of two, the first is in the high bits */
 		const int64_t i = row * m->cols + k;
 		return m->code.bits == 8 ? m->code.data[i]
 		                         : m->code.data[i / 2] >> (i % 2 ? 0 : 4) & 15;
@@ -140,7 +140,7 @@ column_at(const SchemeMatrix *m, int64_t j)
 	return m->order ? (int64_t)m->order[j] : j;
 }
 
-/* What is added to scale * code */
+/* Offset added to scale * code */
 static float
 least_at(const SchemeMatrix *m, int64_t row, int64_t group, float scale)
 {
@@ -165,7 +165,7 @@ group_row(const SchemeMatrix *m, int64_t row, uint8_t *to)
 		if (g.scale_bytes == 4) {
 			memcpy(to, &scale, 4);
 		} else {
-			uint16_t h = f32_to_f16(scale); /* it was one */
+			uint16_t h = f32_to_f16(scale); /* exact: it was stored as f16 */
 			memcpy(to, &h, 2);
 		}
 		to += g.scale_bytes;
@@ -186,7 +186,7 @@ group_row(const SchemeMatrix *m, int64_t row, uint8_t *to)
 	return true;
 }
 
-/* MXFP4, NVFP4: scales stay the bytes that they are */
+/* MXFP4, NVFP4: scale bytes are copied unchanged */
 static bool
 fp4_row(const SchemeMatrix *m, int64_t row, uint8_t *to)
 {
@@ -211,7 +211,7 @@ fp4_row(const SchemeMatrix *m, int64_t row, uint8_t *to)
 	return true;
 }
 
-/* Any form, value by value */
+/* Handles any form, one value at a time */
 bool
 scheme_row_f32(const SchemeMatrix *m, int64_t row, float *to)
 {

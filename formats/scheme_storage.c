@@ -1,4 +1,4 @@
-/* Reading `storage` of configs/schemes/, files that are built in and so are as they should be. */
+/* Reads `storage` of configs/schemes/. These files are built in, so they are trusted. */
 #include "formats/scheme_storage.h"
 
 #include <stdlib.h>
@@ -31,7 +31,7 @@ number_of(const Node *map, const char *key)
 	return !n ? 0 : strcmp(n->text, "row") == 0 ? -1 : atoll(n->text);
 }
 
-/* "gptq, awq, eetq": the schemes that a description may name */
+/* "gptq, awq, eetq": formats that a description may name */
 static const char *
 known(Arena *a)
 {
@@ -65,8 +65,8 @@ scheme_storage(Arena *a, const char *scheme, int bits, int64_t group, SchemeStor
 	if (type != DT_NONE && type != DT_I32 && type != DT_I64) {
 		if (bits || group)
 			return error_set(err, LLMC_E_INPUT,
-			                 "quant.scheme = %s: the type says bits and groups, "
-			                 "quant.%s does not change them",
+			                 "quant.scheme = %s: the type determines bits and group "
+			                 "size; remove quant.%s",
 			                 scheme, bits ? "bits" : "group");
 		*out = (SchemeStorage){ .dtype = type,
 			                .n_keep = sizeof keep_of_types / sizeof *keep_of_types };
@@ -76,8 +76,8 @@ scheme_storage(Arena *a, const char *scheme, int bits, int64_t group, SchemeStor
 	}
 	if (!s)
 		return error_set(err, LLMC_E_INPUT,
-		                 "quant.scheme = %.60s: one of these is expected: %s; or a type of "
-		                 "storage, as q4_k",
+		                 "quant.scheme = %.60s: expected one of %s; or a weight type "
+		                 "such as q4_k",
 		                 scheme, known(a));
 	const Node *types = node_get(s, "types"), *keep = node_get(s, "keep"),
 	           *symmetric = node_get(s, "symmetric");
@@ -90,7 +90,7 @@ scheme_storage(Arena *a, const char *scheme, int bits, int64_t group, SchemeStor
 		                .group = group ? group : number_of(s, "group"),
 		                .symmetric = symmetric && strcmp(symmetric->text, "true") == 0 };
 	for (size_t i = 0; i < list->n && out->dtype == DT_NONE;
-	     i++) { /* the widest groups of columns first */
+	     i++) { /* largest groups of columns first */
 		Dtype d = dtype_from_text(list->item[i]->text);
 		if (out->group <= 0 || out->group % dtype_info(d)->block_elems == 0)
 			out->dtype = d;

@@ -1,5 +1,5 @@
-/* What a description means by `quant: {scheme: gptq, bits: 4, group: 128}`: the type of matrices
- * and which stay as they are. Each configs/schemes/<scheme>.yaml says it under `storage`. */
+/* Resolves the key `quant` of a description (quant.scheme, bits, group): the type of matrices, and
+ * which matrices stay unquantised. Each configs/schemes/NAME.yaml defines this under `storage`. */
 #ifndef LLMC_FORMATS_SCHEME_STORAGE_H
 #define LLMC_FORMATS_SCHEME_STORAGE_H
 
@@ -9,15 +9,15 @@
 
 typedef struct SchemeStorage {
 	Dtype dtype;
-	int64_t group;  /* columns of a scale; -1: the whole row; 0: a block of dtype */
-	bool symmetric; /* zero points are the middle code */
+	int64_t group;  /* columns per scale; -1: the whole row; 0: a block of dtype */
+	bool symmetric; /* zero point is the middle code */
 	size_t n_keep;
-	const char **keep; /* roles that the scheme leaves alone */
+	const char **keep; /* roles that stay unquantised */
 } SchemeStorage;
 
-/* A scheme, or the text of a weight type: all matrices but the routers' are of it then. bits 0,
- * group 0: what the scheme usually has. E_INPUT: no such scheme, or none with these numbers; the
- * sentence names what there is. */
+/* Resolves the name of a quantisation format, or of a weight type, which then applies to all
+ * matrices except routers. bits 0, group 0: the default of the format. E_INPUT: no such format, or
+ * none with these numbers; the message lists the valid ones. */
 llmc_status scheme_storage(Arena *a, const char *scheme, int bits, int64_t group,
                            SchemeStorage *out, llmc_error *err);
 

@@ -11,7 +11,8 @@ by_name(const void *x, const void *y)
 	const StTensor *a = x, *b = y;
 	int c = strcmp(a->name, b->name);
 
-	return c ? c : strcmp(a->file, b->file); /* files are numbered with as many digits */
+	/* file numbers have the same number of digits, so names sort by number */
+	return c ? c : strcmp(a->file, b->file);
 }
 
 static bool
@@ -27,7 +28,7 @@ free_bytes(void *p)
 	free(p);
 }
 
-/* Parts t[0 .. k) one below the other, or side by side */
+/* Concatenates t[0 .. k) along rows or along columns */
 static llmc_status
 join(Arena *a, StTensor *t, int k, bool rows, llmc_error *err)
 {
@@ -69,8 +70,8 @@ shards_join(Arena *a, StTensor *t, size_t *n, int n_shard, int64_t hidden, llmc_
 		for (k = 1; i + k < *n && strcmp(t[i].name, t[i + k].name) == 0; k++)
 			if (!alike(&t[i], &t[i + k]))
 				return error_set(err, LLMC_E_INPUT,
-				                 "tensor %s: the shards %s and %s have parts of "
-				                 "other sizes or types",
+				                 "tensor %s: its parts in shards %s and %s "
+				                 "differ in size or type",
 				                 name, t[i].file, t[i + k].file);
 		if (k != (size_t)n_shard)
 			return error_set(err, LLMC_E_INPUT,
@@ -79,8 +80,8 @@ shards_join(Arena *a, StTensor *t, size_t *n, int n_shard, int64_t hidden, llmc_
 			                 name, k, n_shard, t[i].file);
 		if (t[i].n_dims > 2 || !t[i].data)
 			return error_set(err, LLMC_E_INPUT,
-			                 "%s: tensor %s has %d dimensions: shards of matrices and "
-			                 "vectors are joined",
+			                 "%s: tensor %s has %d dimensions: only shards of "
+			                 "matrices and vectors can be joined",
 			                 t[i].file, name, t[i].n_dims);
 		if (t[i].n_dims == 2 && n_shard > 1)
 			TRY(join(a, &t[i], n_shard, t[i].dim[1] == hidden, err));

@@ -1,5 +1,5 @@
-/* The two containers, and tensors from what a pickle made: every view is held against its storage,
- * every storage against its entry. */
+/* Reads the two containers and builds tensors from a pickle's values. Every view is checked against
+ * its storage, every storage against its entry. */
 #include "base/text.h"
 #include "formats/torch.h"
 
@@ -10,8 +10,8 @@
 #include "formats/name_table.h"
 #include "formats/pickle.h"
 
-/* pickle.dumps(0x1950a86a20f9469cfc6c, protocol=2), which the older form begins with; the pickle of
- * its version 1001 follows */
+/* start of the older format: pickle.dumps(0x1950a86a20f9469cfc6c, protocol=2); a pickle of its
+ * version, 1001, follows */
 static const uint8_t old_start[] = { 0x80, 2,    0x8a, 10,   0x6c, 0xfc, 0x9c, 0x46,
 	                             0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19, '.' };
 
@@ -27,10 +27,10 @@ typedef struct ZipReader {
 	const uint8_t *data;
 	size_t size;
 	const char *file;
-	NameEntry *name; /* of a part: an entry of the archive, or a storage's key */
+	NameEntry *name; /* names of archive entries or storage keys */
 	ZipEntry *part;
 	size_t n_part;
-	const char *prefix; /* of the storages' names: "archive/data/" */
+	const char *prefix; /* prefix of storage names: "archive/data/" */
 	TorchTensor *tensor;
 	size_t n_tensor, cap_tensor;
 	uint64_t copied;
@@ -47,7 +47,9 @@ torch_is(const uint8_t *data, size_t size)
 static llmc_status
 bad(const ZipReader *r, const char *what)
 {
-	return error_set(r->err, LLMC_E_INPUT, "%s: %s: it is cut off or damaged, fetch it again",
+	return error_set(r->err, LLMC_E_INPUT,
+	                 "%s: %s: it is truncated or damaged, download it "
+	                 "again",
 	                 r->file, what);
 }
 
@@ -70,8 +72,8 @@ part_find(const ZipReader *r, const char *name)
 }
 
 /* ---- the zip archive ---- */
-/* The central directory: where, and how many entries. The record of its end is the last thing of
- * the file; where a number does not fit, a longer record of 64 bits stands before it. */
+/* Finds the central directory and its number of entries. The end record is last in the file. If a
+ * number does not fit, a 64-bit record precedes it. */
 static llmc_status
 directory(const ZipReader *r, uint64_t *from, uint64_t *bytes, uint64_t *n)
 {
@@ -88,18 +90,17 @@ directory(const ZipReader *r, uint64_t *from, uint64_t *bytes, uint64_t *n)
 	*from = number(at + 16, 4);
 	if (*n == 0xffff || *bytes == 0xffffffff || *from == 0xffffffff) {
 		if (at - r->data < FINDER || memcmp(at - FINDER, "PK\6\7", 4) != 0)
-			return bad(r,
-			           "a zip archive that does not say where its long directory is");
+			return bad(r, "a zip archive without a pointer to its 64-bit directory");
 		uint64_t where = number(at - FINDER + 8, 8);
 		if (r->size < END_64 || where > r->size - END_64 ||
 		    memcmp(r->data + where, "PK\6\6", 4) != 0)
-			return bad(r, "a zip archive without its long directory");
+			return bad(r, "a zip archive without its 64-bit directory");
 		*n = number(r->data + where + 32, 8);
 		*bytes = number(r->data + where + 40, 8);
 		*from = number(r->data + where + 48, 8);
 	}
 	if (*from > r->size || *bytes > r->size - *from || *n > *bytes / 46)
-		return bad(r, "a zip archive whose directory is not within it");
+		return bad(r, "a zip archive whose directory is outside of the file");
 	if (*n > MAX_ENTRIES)
 		return error_set(r->err, LLMC_E_INPUT,
 		                 "%s: %" PRIu64 " entries are more than a checkpoint has", r->file,
@@ -107,8 +108,7 @@ directory(const ZipReader *r, uint64_t *from, uint64_t *bytes, uint64_t *n)
 	return LLMC_OK;
 }
 
-/* Sizes and place that do not fit 32 bits stand in the extra field 1, those only and in this order.
- */
+/* Sizes and offsets that do not fit 32 bits are in extra field 1: only those, in this order. */
 static void
 long_sizes(const uint8_t *extra, size_t n, uint64_t *whole, uint64_t *packed, uint64_t *at)
 {
@@ -128,20 +128,20 @@ long_sizes(const uint8_t *extra, size_t n, uint64_t *whole, uint64_t *packed, ui
 	}
 }
 
-/* One entry of the directory at p, of at most `room` bytes: its name and bytes; *used: its length
- * in the directory */
+/* Reads one directory entry at p, of at most `left` bytes: its name and data; *used: length of the
+ * entry */
 static llmc_status
-entry(ZipReader *r, const uint8_t *p, uint64_t room, size_t i, uint64_t *used)
+entry(ZipReader *r, const uint8_t *p, uint64_t left, size_t i, uint64_t *used)
 {
 	enum { HEAD = 46, LOCAL = 30 };
 
-	if (room < HEAD || memcmp(p, "PK\1\2", 4) != 0)
+	if (left < HEAD || memcmp(p, "PK\1\2", 4) != 0)
 		return bad(r, "a zip archive with a damaged directory");
 	const uint64_t flags = number(p + 8, 2), method = number(p + 10, 2),
 	               n_name = number(p + 28, 2), n_extra = number(p + 30, 2);
 	uint64_t packed = number(p + 20, 4), whole = number(p + 24, 4), at = number(p + 42, 4);
 	*used = HEAD + n_name + n_extra + number(p + 32, 2);
-	if (*used > room || memchr(p + HEAD, 0, (size_t)n_name))
+	if (*used > left || memchr(p + HEAD, 0, (size_t)n_name))
 		return bad(r, "a zip archive with a damaged directory");
 	const char *name = arena_strndup(r->a, (const char *)p + HEAD, (size_t)n_name);
 	long_sizes(p + HEAD + n_name, (size_t)n_extra, &whole, &packed, &at);
@@ -151,13 +151,13 @@ entry(ZipReader *r, const uint8_t *p, uint64_t room, size_t i, uint64_t *used)
 		                 name_text(name, strlen(name)).s,
 		                 flags & 1 ? "encrypted" : "compressed");
 	if (r->size < LOCAL || at > r->size - LOCAL || memcmp(r->data + at, "PK\3\4", 4) != 0)
-		return bad(r, "a zip archive with an entry that is not where its directory says");
+		return bad(r, "a zip archive with an entry that is not at its directory's offset");
 	const uint64_t start =
 	    at + LOCAL + number(r->data + at + 26, 2) + number(r->data + at + 28, 2);
 	if (start > r->size || whole > r->size - start)
 		return error_set(r->err, LLMC_E_INPUT,
-		                 "%s: its entry %s ends behind the file: it is cut off or damaged, "
-		                 "fetch it again",
+		                 "%s: its entry %s ends after the end of the file: it is "
+		                 "truncated or damaged, download it again",
 		                 r->file, name_text(name, strlen(name)).s);
 	r->name[i] = (NameEntry){ name, i };
 	r->part[i] = (ZipEntry){ r->data + start, whole };
@@ -182,7 +182,7 @@ open_zip(ZipReader *r, const PickleValue **out)
 	}
 	const NameEntry *twice = names_sort(r->name, r->n_part);
 	if (twice)
-		return error_set(r->err, LLMC_E_INPUT, "%s: has two entries %s", r->file,
+		return error_set(r->err, LLMC_E_INPUT, "%s: duplicate entry %s", r->file,
 		                 name_text(twice->name, strlen(twice->name)).s);
 	for (size_t i = 0; i < r->n_part; i++) {
 		if (ends_with(r->name[i].name, "/constants.pkl"))
@@ -194,7 +194,8 @@ open_zip(ZipReader *r, const PickleValue **out)
 	}
 	if (!pickle)
 		return error_set(r->err, LLMC_E_INPUT,
-		                 "%s: a zip archive without data.pkl, so not one of torch.save",
+		                 "%s: a zip archive without data.pkl, so torch.save did not "
+		                 "write it",
 		                 r->file);
 	const char *folder = arena_strndup(r->a, pickle, strlen(pickle) - strlen("data.pkl"));
 	const ZipEntry *order = part_find(r, arena_printf(r->a, "%sbyteorder", folder)),
@@ -207,10 +208,10 @@ open_zip(ZipReader *r, const PickleValue **out)
 	return pickle_read(r->a, p->data, (size_t)p->bytes, &at, r->file, out, r->err);
 }
 
-/* ---- the older form ---- */
-/* magic, version, facts of the machine, the dict, the storages' keys; then each storage's number of
- * elements and the elements. How large they are, the dict's tensors say: their storages are
- * gathered first. */
+/* ---- the older format ---- */
+/* Order: magic, version, machine information, the dict, the storage keys, then the element count
+ * and elements of each storage. Element sizes are only in the dict's tensors, so their storages are
+ * collected first. */
 typedef struct LegacyFile {
 	NameEntry *entry;
 	const PickleStorage **storage;
@@ -249,7 +250,7 @@ open_old(ZipReader *r, const PickleValue **out)
 		                 r->file);
 	if (version->kind != PICKLE_INT || version->num != 1001 || keys->kind != PICKLE_LIST)
 		return error_set(r->err, LLMC_E_INPUT,
-		                 "%s: a form of torch.save that llmc does not know", r->file);
+		                 "%s: a format of torch.save that llmc does not support", r->file);
 	gather(r, *out, &o, 0);
 	names_sort(o.entry, o.n); /* tensors share storages */
 	r->n_part = keys->n;
@@ -261,15 +262,15 @@ open_old(ZipReader *r, const PickleValue **out)
 		int64_t bytes;
 		if (!e)
 			return error_set(r->err, LLMC_E_INPUT,
-			                 "%s: a list of storages that its tensors do not name",
+			                 "%s: its list of storages does not match its tensors",
 			                 r->file);
 		if (r->size - at < 8)
-			return bad(r, "it ends within its elements");
+			return bad(r, "the file ends within its elements");
 		const PickleStorage *s = o.storage[e->at];
 		if ((int64_t)number(r->data + at, 8) != s->elems ||
 		    __builtin_mul_overflow(s->elems, (int64_t)s->bytes, &bytes) ||
 		    (uint64_t)bytes > r->size - at - 8)
-			return bad(r, "a storage is not as long as its tensors say");
+			return bad(r, "the length of a storage does not match its tensors");
 		at += 8;
 		r->name[i] = (NameEntry){ key, i };
 		r->part[i] = (ZipEntry){ r->data + at, (uint64_t)bytes };
@@ -295,8 +296,8 @@ in_order(const PickleTensor *t)
 	return true;
 }
 
-/* A view whose elements are not in order, in memory of its own. Views that repeat elements could be
- * larger than any file. */
+/* Copies a non-contiguous view to the arena. Views that repeat elements could exceed the file size,
+ * so copies are bounded. */
 static llmc_status
 copy(ZipReader *r, const PickleTensor *p, const uint8_t *from, TorchTensor *t)
 {
@@ -394,13 +395,15 @@ torch_read(Arena *a, const uint8_t *data, size_t size, const char *file, TorchTe
 	}
 	if (!has_tensors(root))
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: holds no dict of tensors, so it is no checkpoint of weights",
+		                 "%s: holds no dict of tensors, so it is not a checkpoint of "
+		                 "weights",
 		                 file);
 	for (size_t i = 0; i < root->n; i += 2)
 		if (root->item[i + 1]->kind == PICKLE_TENSOR) {
 			if (root->item[i]->kind != PICKLE_STR)
 				return error_set(err, LLMC_E_INPUT,
-				                 "%s: holds a tensor whose name is no text", file);
+				                 "%s: holds a tensor whose name is not a string",
+				                 file);
 			TRY(add_tensor(&r, root->item[i]->str, root->item[i + 1]->tensor));
 		}
 	*out = r.tensor;

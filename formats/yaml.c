@@ -1,6 +1,6 @@
-/* libyaml's events -> Node tree. The text is untrusted: depth, nodes and bytes are bounded, aliases
- * (which make small texts huge) are refused, and so is everything whose meaning differs between
- * YAML readers. */
+/* Builds a Node tree from libyaml's events. The input is untrusted: depth, nodes and bytes are
+ * bounded. Aliases (which can expand exponentially) and anything that YAML readers interpret
+ * differently are rejected. */
 #include "formats/yaml.h"
 
 #include <stdlib.h>
@@ -54,7 +54,7 @@ next(YamlReader *r)
 	}
 	const char *what = r->parser.problem ? r->parser.problem : "not YAML";
 	if (r->parser.error == YAML_READER_ERROR) {
-		/* the reader knows a byte offset only */
+		/* libyaml reports only a byte offset */
 		Loc loc = { .src = r->src, .line = 1, .col = 1 };
 		size_t at = r->parser.problem_offset < r->src->size ? r->parser.problem_offset
 		                                                    : r->src->size;
@@ -263,7 +263,7 @@ document(YamlReader *r)
 	if (!next(r))
 		return NULL;
 	root = value(r, 0);
-	if (!root || !next(r) || !next(r)) /* document end, then the stream's */
+	if (!root || !next(r) || !next(r)) /* document end, then stream end */
 		return NULL;
 	if (r->event.type != YAML_STREAM_END_EVENT) {
 		err_at(r->d, here(r),
@@ -362,7 +362,7 @@ void
 yaml_number(char out[NUMBER_SIZE], double v)
 {
 	number_plain(out, v, NUMBER_EXACT);
-	/* YAML 1.1 readers want a point in front of an exponent */
+	/* YAML 1.1 readers need a point before an exponent */
 	char *e = strchr(out, 'e');
 	if (e && !strchr(out, '.')) {
 		memmove(e + 2, e, strlen(e) + 1);

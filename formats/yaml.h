@@ -1,7 +1,8 @@
-/* YAML text -> Node tree, each node with its place. Above yaml.c there are maps, lists and scalars.
+/* Parses YAML into a Node tree, each node with its location. Users of this header see only maps,
+ * lists and scalars.
  *
- * The subset: one document; no anchors, aliases, tags or merge keys; map keys are plain strings,
- * each at most once; at most YAML_MAX_DEPTH deep and YAML_MAX_NODES nodes; UTF-8. */
+ * The subset: one document; no anchors, aliases, tags or merge keys; map keys are plain strings and
+ * unique; at most YAML_MAX_DEPTH levels and YAML_MAX_NODES nodes; UTF-8. */
 #ifndef LLMC_FORMATS_YAML_H
 #define LLMC_FORMATS_YAML_H
 
@@ -17,24 +18,25 @@ struct Node {
 	NodeKind kind;
 	Loc loc;
 	const char *text; /* scalar: NUL-terminated, no NUL inside */
-	bool quoted; /* scalar: written in quotes or as a block, so never a number, bool or null */
-	size_t n, cap; /* list: items, map: pairs */
-	Node **item;   /* list: items; map: values */
-	Node **key;    /* map: keys, scalars */
+	bool quoted;      /* scalar: quoted or a block, so never a number, bool or null */
+	size_t n, cap;    /* number of list items or map pairs */
+	Node **item;      /* list items, or map values */
+	Node **key;       /* map: keys, all scalars */
 };
 
-/* NULL when there is an error in d. An empty document gives an empty map. */
+/* Returns NULL after an error, which is in d. An empty document gives an empty map. */
 Node *yaml_parse(const SourceText *src, Diag *d, Arena *a);
-/* The text of one file, kept in the arena. */
+/* Copies the text of one file to the arena. */
 const SourceText *yaml_source(Arena *a, const char *name, const char *text, size_t size);
 
 Node *node_get(const Node *map, const char *key); /* value; NULL: absent, or not a map */
-bool node_is_null(const Node *n);                 /* plain null, ~ or nothing */
+bool node_is_null(const Node *n);                 /* plain null, ~ or empty */
 bool node_int(const Node *n, int64_t *out);       /* plain decimal integer, _ not allowed */
 bool node_num(const Node *n, double *out);        /* plain finite number, in any locale */
 bool node_bool(const Node *n, bool *out);         /* plain true or false */
 const char *node_kind_text(const Node *n);        /* "a map", "a list", "text" for errors */
-/* A number as descriptions hold it: as number_text, integers below 1e16 without a point. */
+/* Formats a number as descriptions hold it: like number_text, integers below 1e16 without a
+ * point. */
 void yaml_number(char out[NUMBER_SIZE], double v);
 
 #endif

@@ -64,7 +64,7 @@ static const struct {
 };
 enum { N_RULE = sizeof rule / sizeof *rule };
 
-/* The i-th word of `text`, and its length; length 0: there are fewer. */
+/* Returns the i-th word of `text`, and its length; length 0: there are fewer words. */
 static const char *
 word_at(const char *text, int i, size_t *len)
 {
@@ -88,7 +88,7 @@ has_word(const char *text, const char *word)
 	return false;
 }
 
-/* Index in `rule` of the i-th attribute of the op; -1: it has fewer */
+/* Returns the index in `rule` of the op's i-th attribute; -1: it has fewer */
 static int
 rule_at(OpKind op, int i)
 {
@@ -155,7 +155,7 @@ check_one(const char *op, int r, const Attr *a, llmc_error *err)
 	switch (rule[r].kind) {
 	case ATTR_INT:
 		if (a->kind != ATTR_INT)
-			return BAD("%s: attribute %s is not a whole number", op, key);
+			return BAD("%s: attribute %s is not an integer", op, key);
 		if (a->i < rule[r].least || a->i > INT32_MAX)
 			return BAD("%s: attribute %s = %lld is out of range", op, key,
 			           (long long)a->i);

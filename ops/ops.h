@@ -1,6 +1,6 @@
-/* Ops: the table of ops.def as data, the shapes that follow from attributes, the attributes' rules.
- * Said once here, used by the compiler (build, infer, verify, templates), by the check of plans and
- * by the reference. Knows neither graphs nor plans. */
+/* Ops: the table of ops.def as data, the rules of attributes, and the shapes that follow from
+ * attributes. The compiler (build, infer, verify, templates), the plan checker and the reference
+ * all use these definitions. This module does not depend on graphs or plans. */
 #ifndef LLMC_OPS_OPS_H
 #define LLMC_OPS_OPS_H
 
@@ -28,8 +28,8 @@ enum {
 	OPF_EXPERTS = 32
 };
 
-/* The arguments of an op by name: struct args_matmul { int x, w, b, y; }. As numbers: ARG(matmul,
- * w) is 1, a constant. */
+/* Argument indices of an op by name: struct args_matmul { int x, w, b, y; }. ARG(matmul, w) is the
+ * constant 1. */
 #define IN(n) int n;
 #define OPT(n) int n;
 #define SAME(n) int n;
@@ -56,7 +56,7 @@ typedef enum ArgRole {
 	ROLE_OPT_SAME,
 	ROLE_TABLE,
 	ROLE_OUT
-} ArgRole; /* see ops.def */
+} ArgRole; /* documented in ops.def */
 
 static inline bool
 role_may_lack(ArgRole r)
@@ -80,13 +80,13 @@ typedef struct OpInfo {
 	unsigned flags;
 	int n_in, n_arg; /* arguments: inputs first */
 	OpArg arg[OP_MAX_ARGS];
-	const char *attrs, *meaning; /* attrs: names with a space between them */
+	const char *attrs, *meaning; /* attrs: names separated by spaces */
 } OpInfo;
 extern const OpInfo op_info[OP_COUNT];
 
 OpKind op_by_name(const char *name); /* OP_nop: no such op */
 
-/* --- attributes: lists of an op's in the graph, of a step's in a plan --- */
+/* --- attributes: lists of an op in the graph, or of a step in a plan --- */
 
 typedef enum AttrKind { ATTR_INT, ATTR_NUM, ATTR_WORD } AttrKind;
 typedef struct Attr {
@@ -98,20 +98,20 @@ typedef struct Attr {
 } Attr;
 
 const Attr *attr_find(const Attr *a, int n, const char *key); /* NULL: none */
-/* What is not there, or of another kind, reads as 0 or "". */
+/* A missing attribute, or one of another kind, reads as 0 or "". */
 int64_t attr_int(const Attr *a, int n, const char *key);
-double attr_num(const Attr *a, int n, const char *key); /* of a whole number as well */
+double attr_num(const Attr *a, int n, const char *key); /* also accepts an integer */
 const char *attr_word(const Attr *a, int n, const char *key);
-/* Name and kind of the i-th attribute of the op's row; NULL: it has fewer */
+/* Name and kind of the op's i-th attribute; NULL: it has fewer */
 const char *op_attr(OpKind op, int i, AttrKind *kind);
-/* Exactly the attributes of the op's row, in any order, each of its kind and within its range */
+/* Checks for exactly the op's attributes, in any order, each of its kind and within its range */
 llmc_status attr_check(OpKind op, const Attr *a, int n, llmc_error *err);
 
 /* --- shapes (shapes.c) --- */
 
 typedef enum ValueKind { VAL_ACT, VAL_WEIGHT, VAL_ROPE, VAL_POOL, VAL_ORDER } ValueKind;
-/* Pages of keys and values, pages of latents, or a state [kv_heads, k_dim, v_dim] of fp32 for each
- * sequence */
+/* Pages of keys and values, pages of latents, or per sequence a recurrent state [kv_heads, k_dim,
+ * v_dim] of fp32 */
 typedef struct PoolShape {
 	bool mla, state;
 	int64_t kv_heads, k_dim, v_dim;
@@ -119,29 +119,30 @@ typedef struct PoolShape {
 
 typedef struct ArgShape {
 	ValueKind kind;
-	Dtype dtype;        /* VAL_ACT: f32 or i32 */
-	int64_t rows, cols; /* VAL_WEIGHT: cols 0: a vector. VAL_ACT, VAL_ROPE: cols is the width */
-	int64_t pieces, used; /* VAL_WEIGHT: equal parts of the rows that are read on their own
-	                       * (experts, also those that other ranks have), and how many of them a
-	                       * row of the step reads; else 1 */
-	PoolShape pool;       /* VAL_POOL */
+	Dtype dtype; /* VAL_ACT: f32 or i32 */
+	/* VAL_WEIGHT: cols 0: a vector. VAL_ACT, VAL_ROPE: cols: elements per row */
+	int64_t rows, cols;
+	/* VAL_WEIGHT: number of equal parts that are read separately (experts, including those of
+	 * other ranks), and number of parts that a row of the step reads; else 1 */
+	int64_t pieces, used;
+	PoolShape pool; /* VAL_POOL */
 } ArgShape;
 
-/* What is the model's and no op's: sizes of tables, and which of the ranks that it is split over
- * this is. ranks 0: as 1 */
+/* Properties of the model that are not op attributes: table sizes, and the rank of a
+ * tensor-parallel model. ranks 0: same as 1 */
 typedef struct OpModel {
 	int64_t vocab, max_positions;
 	int rank, ranks;
 } OpModel;
 
-/* The share of rank k of n in `total` elements: whole units, dealt as evenly as they go, the first
- * ranks one more; the last unit may be short. Elements [*first, *first + *count); *count is 0 where
+/* Range of rank `rank` of `ranks` in `total` elements: whole units, divided evenly, the first ranks
+ * get one more. The last unit may be short. Elements [*first, *first + *count); *count is 0 if
  * there are fewer units than ranks. */
 void op_share(int64_t total, int64_t unit, int ranks, int rank, int64_t *first, int64_t *count);
 
-/* What each argument must be, for attributes that attr_check has passed. NULL, or the rule that
- * they break among each other: then `out` says nothing. Sizes too large for 63 bits are INT64_MAX.
- */
+/* Computes the shape of each argument from attributes that attr_check has accepted. Returns NULL,
+ * or the rule between attributes that is violated; then `out` is unspecified. Sizes beyond 63 bits
+ * are INT64_MAX. */
 const char *op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX_ARGS]);
 
 #endif

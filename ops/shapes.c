@@ -1,5 +1,5 @@
-/* What the arguments of each op are, from its attributes: the one place that knows shapes, and the
- * rules that attributes keep among each other. A case lists the arguments by name. */
+/* Shapes of each op's arguments from its attributes, and rules between attributes. Only this file
+ * defines them. A case lists the arguments by name. */
 #include <string.h>
 
 #include "ops/ops.h"
@@ -50,7 +50,7 @@ vec(int64_t n)
 	return mat(n, 0);
 }
 
-/* n matrices stacked on rows; of them and those elsewhere a row of the step reads `used` */
+/* n matrices stacked on rows; a row of the step reads `used` of all matrices, local and remote */
 static ArgShape
 stack(int64_t n, int64_t n_remote_experts, int64_t used, int64_t rows, int64_t cols)
 {
@@ -95,7 +95,7 @@ state(int64_t heads, int64_t rows, int64_t cols)
 		       .pool = { .state = true, .kv_heads = heads, .k_dim = rows, .v_dim = cols } };
 }
 
-/* Words of act that only some ops know */
+/* Values of `act` that only some ops support */
 static bool
 is_glu(const Attr *a, int n)
 {
@@ -251,12 +251,11 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		    .done = order(), .sel = ids(index_top_k));
 		break;
 	case OP_act:
-		MUST(!is_glu(a, n),
-		     "act is neither swiglu_oai nor silu_limit, which are of two rows");
+		MUST(!is_glu(a, n), "act is not swiglu_oai or silu_limit, which need gate and up");
 		SET(act, .x = act(width), .p = vec(2), .y = act(width));
 		break;
 	case OP_glu:
-		MUST(!is_xielu(a, n), "act is not xielu, which has numbers of its own");
+		MUST(!is_xielu(a, n), "act is not xielu, which needs parameters");
 		MUST(attr_num(a, n, "limit") >= 0, "limit >= 0");
 		SET(glu, .g = act(width), .u = act(width), .y = act(width));
 		break;
@@ -273,7 +272,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		MUST(attr_num(a, n, "jitter") >= 0, "jitter >= 0");
 		MUST(strcmp(attr_word(a, n, "score"), "sparsemixer") ||
 		         (groups <= 1 && !attr_int(a, n, "renorm")),
-		     "sparsemixer has no groups and is not renormalised");
+		     "sparsemixer is used without groups and renorm");
 		if (op == OP_norm_route) {
 			SET(norm_route, .x = act(hidden), .nw = vec(hidden), .nb = vec(hidden),
 			    .w = mat(n_experts + shared_gate, hidden), .logit_b = vec(n_experts),
@@ -285,7 +284,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		    .weight = act(top_k));
 		break;
 	case OP_moe_ffn:
-		MUST(!is_xielu(a, n), "act is not xielu, which has numbers of its own");
+		MUST(!is_xielu(a, n), "act is not xielu, which needs parameters");
 		MUST(attr_num(a, n, "limit") >= 0, "limit >= 0");
 		MUST(x_rows_per_token == 1 || x_rows_per_token == top_k,
 		     "x_rows_per_token is 1 or top_k");
@@ -478,7 +477,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		MUST(expand == 0 || (nope_dim <= kv_rank && v_dim <= kv_rank),
 		     "nope_dim, v_dim <= kv_rank where expand > 0");
 		MUST(expand != MLA_EXPAND_ALWAYS || index_top_k == 0,
-		     "index_top_k positions are attended to absorbed: expand is not 1");
+		     "index_top_k needs the absorbed form: expand is not 1");
 		SET(mla_attend, .q = act(mul(heads, kv_rank + rope_dim)),
 		    .k_b = mat(mul(heads, nope_dim), kv_rank),
 		    .v_b = mat(mul(heads, v_dim), kv_rank), .kv = latent(kv_rank, rope_dim),
@@ -490,25 +489,25 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		    .v_b = mat(mul(heads, v_dim), kv_rank), .y = act(mul(heads, v_dim)));
 		break;
 	case OP_norm_glu:
-		MUST(!is_xielu(a, n), "act is not xielu, which has numbers of its own");
+		MUST(!is_xielu(a, n), "act is not xielu, which needs parameters");
 		MUST(attr_num(a, n, "limit") >= 0, "limit >= 0");
 		SET(norm_glu, .x = act(cols), .nw = vec(cols), .nb = vec(cols),
 		    .w = mat(2 * rows, cols), .b = vec(2 * rows), .y = act(rows));
 		break;
 	case OP_norm_act:
 		MUST(!is_glu(a, n) && !is_xielu(a, n),
-		     "act is none of swiglu_oai, silu_limit and xielu");
+		     "act is not swiglu_oai, silu_limit or xielu");
 		SET(norm_act, .x = act(cols), .nw = vec(cols), .nb = vec(cols),
 		    .w = mat(rows, cols), .b = vec(rows), .y = act(rows));
 		break;
 	case OP_norm_moe_glu:
-		MUST(!is_xielu(a, n), "act is not xielu, which has numbers of its own");
+		MUST(!is_xielu(a, n), "act is not xielu, which needs parameters");
 		MUST(attr_num(a, n, "limit") >= 0, "limit >= 0");
 		MUST(x_rows_per_token == 1 || x_rows_per_token == top_k,
 		     "x_rows_per_token is 1 or top_k");
 		MUST(x_rows_per_token == 1 ||
 		         (shared == 0 && strcmp(attr_word(a, n, "norm"), "none") == 0),
-		     "rows of per_group expert have no norm and no shared expert");
+		     "x_rows_per_token > 1 has no norm and no shared expert");
 		SET(norm_moe_glu, .x = act(mul(x_rows_per_token, hidden)), .nw = vec(hidden),
 		    .nb = vec(hidden), .id = ids(top_k),
 		    .gate = stack(n_experts, n_remote_experts, top_k, width, hidden),
@@ -543,7 +542,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		break;
 	case OP_all_gather: {
 		int64_t from, own;
-		MUST((width + unit - 1) / unit >= m->ranks, "at least one unit for each rank");
+		MUST((width + unit - 1) / unit >= m->ranks, "at least one unit per rank");
 		op_share(width, unit, m->ranks > 1 ? m->ranks : 1, m->ranks > 1 ? m->rank : 0,
 		         &from, &own);
 		SET(all_gather, .x = act(own), .y = act(width));

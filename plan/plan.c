@@ -1,5 +1,5 @@
-/* Sizes that a plan implies, overflow-checked: what mem, the checker and the runtime all count
- * with. */
+/* Sizes that follow from a plan, checked for overflow; used by `mem`, the checker and the
+ * runtime. */
 #include "plan/plan.h"
 
 #include <math.h>
@@ -117,8 +117,8 @@ plan_launch_runs(const PlanLaunch *u, const int64_t sym[SYM_COUNT])
 	       (sym[u->rows] >= u->least && (u->most == 0 || sym[u->rows] <= u->most));
 }
 
-/* Is symbol a never larger than b? Rows of decode, rows of others, sequences, wanted rows: all at
- * most n_tok. */
+/* Returns whether symbol a never exceeds b. Decode rows, prefill rows, sequences and output rows
+ * are each at most n_tok. */
 static bool
 sym_below(PlanSym a, PlanSym b)
 {
@@ -141,7 +141,7 @@ sym_below(PlanSym a, PlanSym b)
 	return false;
 }
 
-/* Symbols that are at least 1 in every step. */
+/* Returns whether the symbol is at least 1 in every step. */
 static bool
 sym_positive(PlanSym s)
 {
@@ -154,9 +154,9 @@ divisor(const PlanExtent *e)
 	return e->sym != SYM_one && e->div > 1 ? e->div : 1;
 }
 
-/* Bytes that one unit of b's symbol must have so that b covers a, both over the same or a larger
- * symbol: a.mul * ceil(s / a.div) <= x * ceil(s / b.div) for all s >= 0 exactly when x is a.mul *
- * ceil(b.div / a.div). -1: overflow */
+/* Returns the smallest x such that x * ceil(s / b.div) covers a.mul * a_bytes * ceil(s / a.div) for
+ * all s >= 0: a.mul * a_bytes * ceil(b.div / a.div). b's symbol must be a's or a larger one. -1:
+ * overflow */
 static int64_t
 unit_bytes(const PlanExtent *a, int64_t a_bytes, const PlanExtent *b)
 {

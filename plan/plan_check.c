@@ -1,6 +1,7 @@
-/* The tables of a plan: tensors and their pieces, pools, rotary tables, slots, buffers, kernels.
- * What passes may be executed: pieces lie within their sources and fill the tensor, buffers lie
- * within their slots for all values of the symbols, sizes do not overflow. */
+/* Checks the tables of a plan: tensors and their sources, pools, rotary tables, slots, buffers,
+ * kernels. A plan that passes is safe to execute: segments lie within their sources and fill the
+ * tensor, buffers lie within their slots for all values of the symbols, and sizes do not
+ * overflow. */
 #include "plan/plan_check.h"
 
 #include <math.h>
@@ -29,37 +30,38 @@ check_source(const PlanTensor *t, const PlanSource *s, int k, int64_t *rows, llm
 	    __builtin_add_overflow(last, s->first, &last))
 		return BAD("tensor %s: source %s is too large", t->id, s->name);
 	if (s->col_total && (!t->cols || s->unit_rows || s->col_total != t->src[0].col_total))
-		return BAD("tensor %s: source %s: columns are taken of a matrix whose rows stay as "
-		           "they are, of all its sources alike",
+		return BAD("tensor %s: source %s: columns can be cut only from a matrix in file "
+		           "order, from all its sources in the same way",
 		           t->id, s->name);
 	if (s->col_total && (s->col_first > s->col_total - t->cols ||
 	                     s->col_first % dtype_info(t->dtype)->block_elems))
-		return BAD("tensor %s: source %s: columns %lld .. %lld of %lld are not there, or "
-		           "begin within a block of %s",
+		return BAD("tensor %s: source %s: columns %lld .. %lld of %lld do not exist, or "
+		           "do not begin at a block of %s",
 		           t->id, s->name, (long long)s->col_first,
 		           (long long)s->col_first + (long long)t->cols - 1,
 		           (long long)s->col_total, dtype_text(t->dtype));
 	if (t->src[0].col_total && !s->col_total)
-		return BAD("tensor %s: source %s is whole, the first one is cut", t->id, s->name);
+		return BAD("tensor %s: source %s is not cut, the first one is", t->id, s->name);
 	if (s->col_total && dtype_row_bytes(t->dtype, s->col_total) < 0)
 		return BAD(
-		    "tensor %s: source %s: rows of %lld elements are no whole number of %s blocks",
+		    "tensor %s: source %s: rows of %lld elements are not a multiple of the %s "
+		    "block size",
 		    t->id, s->name, (long long)s->col_total, dtype_text(t->dtype));
 	Dtype from = plan_source_dtype(t, s);
 	if (from == DT_NONE || from == DT_I32 || from == DT_I64)
-		return BAD("tensor %s: source %s: stored as \"%s\", which is no type of weights",
+		return BAD("tensor %s: source %s: stored as \"%s\", which is not a weight type",
 		           t->id, s->name, s->stored);
 	if (s->lora && (!t->cols || s->lora_block < 1 ||
 	                (n > s->lora_block && s->lora_stride < s->lora_block)))
-		return BAD("tensor %s: source %s: an adapter changes matrices, this is none", t->id,
-		           s->name);
+		return BAD("tensor %s: source %s: adapters change only matrices", t->id, s->name);
 	if (s->stored && (!t->cols || !dtype_is_float(t->dtype)))
-		return BAD("tensor %s: source %s: only matrices of f32, f16 or bf16 are made from "
-		           "another type, this is %s",
+		return BAD("tensor %s: source %s: only matrices of f32, f16 or bf16 can be "
+		           "converted from another type, this is %s",
 		           t->id, s->name, dtype_text(t->dtype));
 	if (s->stored && dtype_row_bytes(from, s->cols) < 0)
 		return BAD(
-		    "tensor %s: source %s: rows of %lld elements are no whole number of %s blocks",
+		    "tensor %s: source %s: rows of %lld elements are not a multiple of the %s "
+		    "block size",
 		    t->id, s->name, (long long)s->cols, dtype_text(from));
 	if (s->transpose) {
 		if (!t->cols || !dtype_is_float(t->dtype))
@@ -67,35 +69,35 @@ check_source(const PlanTensor *t, const PlanSource *s, int k, int64_t *rows, llm
 			           "transposed, this is %s",
 			           t->id, s->name, dtype_text(t->dtype));
 		if (s->transpose != s->cols || s->rows % want)
-			return BAD("tensor %s: source %s is [%lld, %lld], no stack of [%lld, %lld] "
-			           "to be transposed",
+			return BAD("tensor %s: source %s is [%lld, %lld], not a stack of [%lld, "
+			           "%lld] to transpose",
 			           t->id, s->name, (long long)s->rows, (long long)s->cols,
 			           (long long)want, (long long)s->transpose);
 		have = s->rows / want * s->transpose;
 		row = want;
 	}
 	if (last > have)
-		return BAD("tensor %s: source %s has %lld rows, its pieces reach row %lld", t->id,
+		return BAD("tensor %s: source %s has %lld rows, its blocks reach row %lld", t->id,
 		           s->name, (long long)have, (long long)last);
 	if (t->cols && row != want)
 		return BAD("tensor %s: source %s has rows of %lld elements, expected %lld", t->id,
 		           s->name, (long long)row, (long long)want);
 	if (s->rope_pairs && (s->rope_pairs % 2 || n % s->rope_pairs))
 		return BAD(
-		    "tensor %s: source %s: %lld rows are no whole number of rotary heads of %lld",
+		    "tensor %s: source %s: %lld rows are not a multiple of the rotary head size "
+		    "%lld",
 		    t->id, s->name, (long long)n, (long long)s->rope_pairs);
 	if (s->unit_rows && (!t->cols || !dtype_is_float(t->dtype)))
 		return BAD("tensor %s: source %s: rows can be normalised in matrices of f32, f16 "
 		           "or bf16, this is %s",
 		           t->id, s->name, dtype_text(t->dtype));
 	if (s->arranged && (!t->cols || s->transpose))
-		return BAD("tensor %s: source %s: only columns of a matrix that stays as it is are "
+		return BAD("tensor %s: source %s: only columns of a matrix in file order can be "
 		           "arranged",
 		           t->id, s->name);
 	if (s->rows_in && (s->transpose || s->rope_pairs || s->lora || (!t->cols && width > 1)))
-		return BAD(
-		    "tensor %s: source %s: only rows that are taken as they are lie in an order",
-		    t->id, s->name);
+		return BAD("tensor %s: source %s: only rows in file order can have rows_in", t->id,
+		           s->name);
 	if (!t->cols && __builtin_mul_overflow(n, width, &n))
 		return BAD("tensor %s: source %s is too large", t->id, s->name);
 	if (__builtin_add_overflow(*rows, n, rows) || *rows > MAX_ELEMS)
@@ -103,7 +105,7 @@ check_source(const PlanTensor *t, const PlanSource *s, int k, int64_t *rows, llm
 	return LLMC_OK;
 }
 
-/* Slots of adapters: sources say which rows of a module's factors go there. */
+/* Checks adapter slots, whose sources select rows of a module's factors. */
 static llmc_status
 check_factor(const PlanTensor *t, llmc_error *err)
 {
@@ -126,27 +128,26 @@ check_factor(const PlanTensor *t, llmc_error *err)
 		    (s->col_total &&
 		     (t->factor != FACTOR_A || s->col_total > MAX_ELEMS || s->cols > s->col_total ||
 		      s->col_first > s->col_total - s->cols)))
-			return BAD("tensor %s: source %d of a factor says of which module it is, "
-			           "and which columns of a right one, and nothing else",
+			return BAD("tensor %s: source %d of a factor must have a module, columns "
+			           "for a right factor, and no other keys",
 			           t->id, k);
 		if (__builtin_mul_overflow(s->n_block, s->block, &n) || n > MAX_ELEMS ||
 		    s->lora_block < 1 ||
 		    __builtin_mul_overflow((n - 1) / s->lora_block, s->lora_stride, &last) ||
 		    last > MAX_ELEMS || s->lora_first > MAX_ELEMS || s->cols < 1 ||
 		    s->cols > MAX_ELEMS || (n > s->lora_block && s->lora_stride < s->lora_block))
-			return BAD(
-			    "tensor %s: source %s is too large, or its pieces lie over each other",
-			    t->id, s->name);
+			return BAD("tensor %s: source %s is too large, or its blocks overlap",
+			           t->id, s->name);
 		if (t->factor == FACTOR_B &&
 		    (t->experts ? n != t->src[0].n_block * t->src[0].block : t->n_src != 1))
 			return BAD("tensor %s: left factors of several matrices, %s", t->id,
-			           t->experts ? "not alike" : "which are no experts");
+			           t->experts ? "not alike" : "which are not experts");
 		if (t->experts &&
 		    (!strchr(s->name, '#') || n > s->lora_block || s->first > MAX_ELEMS ||
 		     n > MAX_ELEMS - s->first || s->stride < s->first + n ||
 		     s->stride > MAX_ELEMS / t->all_experts))
-			return BAD("tensor %s: source %s does not say where rows of an expert are "
-			           "among those of all",
+			return BAD("tensor %s: source %s does not map rows of an expert to rows "
+			           "of all experts",
 			           t->id, s->name);
 		if (t->factor == FACTOR_A && s->cols != t->src[0].cols)
 			return BAD("tensor %s: source %s has %lld columns, the first one %lld",
@@ -175,7 +176,8 @@ check_tensor(const PlanTensor *t, llmc_error *err)
 	if (!l)
 		return BAD("tensor %s: unknown layout \"%s\"", t->id, t->layout);
 	if (t->cols && dtype_row_bytes(t->dtype, t->cols) < 0)
-		return BAD("tensor %s: rows of %lld elements are no whole number of %s blocks",
+		return BAD("tensor %s: rows of %lld elements are not a multiple of the %s block "
+		           "size",
 		           t->id, (long long)t->cols, dtype_text(t->dtype));
 	if (!t->cols && (strcmp(t->layout, "f32") || !dtype_is_float(t->dtype)) &&
 	    (strcmp(t->layout, "row") || !dtype_is_float(t->dtype)))
@@ -186,12 +188,12 @@ check_tensor(const PlanTensor *t, llmc_error *err)
 		           dtype_text(t->dtype), (long long)t->rows, (long long)t->cols, t->layout);
 	const int64_t group = dtype_group(t->dtype).columns;
 	if ((t->scale_cols || t->symmetric) && !group)
-		return BAD("tensor %s: %s has its own scales, none are shared", t->id,
+		return BAD("tensor %s: %s has a scale per block and cannot share scales", t->id,
 		           dtype_text(t->dtype));
 	const int64_t wide = t->n_src && t->src[0].col_total ? t->src[0].col_total : t->cols;
 	if (t->scale_cols && (t->scale_cols % group || wide % t->scale_cols))
-		return BAD("tensor %s: %lld columns cannot share a scale: they are no whole number "
-		           "of groups of %s, or do not divide %lld",
+		return BAD("tensor %s: %lld columns cannot share a scale: they are not a "
+		           "multiple of the group size of %s, or do not divide %lld",
 		           t->id, (long long)t->scale_cols, dtype_text(t->dtype), (long long)wide);
 	if (t->factor)
 		return check_factor(t, err);
@@ -203,7 +205,7 @@ check_tensor(const PlanTensor *t, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* ---- the others ---- */
+/* ---- pools, rotary tables, slots, buffers, kernels ---- */
 
 static llmc_status
 check_pool(const Plan *plan, const PlanPool *p, llmc_error *err)
@@ -211,23 +213,25 @@ check_pool(const Plan *plan, const PlanPool *p, llmc_error *err)
 	int64_t all, exact = plan_layer_exact_bytes(p);
 
 	if (exact && (p->mla || p->state || (!kv_quantised(p->k) && !kv_quantised(p->v))))
-		return BAD("pool %s: exact pages go with pages of quantised keys or values", p->id);
+		return BAD("pool %s: exact pages need quantised keys or values", p->id);
 	if (kv_by_channel(p->v) || (kv_by_channel(p->k) && p->recent < KV_LEAST_RECENT))
-		return BAD("pool %s: only keys have scales by channel, and rows read %d positions "
-		           "exactly then",
+		return BAD("pool %s: only keys may have per-channel scales, and these need at "
+		           "least %d recent positions",
 		           p->id, KV_LEAST_RECENT);
 	if (exact && (plan->stages > 1 || plan->prompt_whole))
-		return BAD(
-		    "pool %s: stages, and models that see their prompt whole, have no exact pages",
-		    p->id);
+		return BAD("pool %s: exact pages are not supported with stages or prompt_whole",
+		           p->id);
 
 	if (p->state && (p->mla || p->k != KVT_F32 || p->v != KVT_F32 || p->rotate || p->keep))
-		return BAD("pool %s: a pool of states holds f32 and nothing else", p->id);
+		return BAD("pool %s: a pool of recurrent states must be f32, without other pool "
+		           "keys",
+		           p->id);
 	if (p->mla && (p->kv_heads != 1 || p->v_dim != 0))
 		return BAD("pool %s: a latent pool has one head and no v_dim", p->id);
 	if (p->mla && (p->k != p->v || !kv_for_latents(p->k) || p->rotate))
 		return BAD(
-		    "pool %s: a latent pool has one type, plain or with groups, and is not rotated",
+		    "pool %s: a latent pool needs one type, unquantised or with groups, and no "
+		    "rotation",
 		    p->id);
 	if (p->rotate && !kv_rotates(p->k) && !kv_rotates(p->v))
 		return BAD("pool %s: %s and %s rows are not rotated", p->id,
@@ -297,7 +301,7 @@ check_rope(const PlanRope *r, int i, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* A path inside the artifact that cannot lead out of it. */
+/* Accepts a relative path that stays inside the artifact. */
 static bool
 path_inside(const char *s)
 {
@@ -341,7 +345,7 @@ plan_map_fits(const PlanMap *m, const PlanKernel *k)
 	       (m->swizzle == 0 || m->box[0] * 2 <= m->swizzle);
 }
 
-/* Rows of the step, one after the other, of so many elements */
+/* Returns whether the extent is contiguous rows of the step with this many elements each */
 static bool
 is_rows(const PlanKernelArg *a)
 {
@@ -362,26 +366,25 @@ product_fits(const PlanGemm *p, const PlanKernel *k, const char **why)
 
 	if (p->act < 0 || p->act >= n || p->w < 0 || p->w >= n || p->y < 0 || p->y >= n ||
 	    p->add < -1 || p->add >= n)
-		return *why = "a product is of arguments of this kernel", false;
+		return *why = "a product must use arguments of this kernel", false;
 	const PlanKernelArg *act = &k->arg[p->act], *w = &k->arg[p->w], *y = &k->arg[p->y],
 	                    *add = p->add < 0 ? NULL : &k->arg[p->add];
 	if ((act->dir != DIR_SCRATCH && act->dir != DIR_IN) || !is_16_bit(act->type) ||
 	    !is_rows(act) || act->extent.mul % 8)
-		return *why = "a product takes an input or scratch: rows of f16 or bf16, in whole "
-		              "16 bytes",
+		return *why = "act of a product must be an input or scratch with rows of f16 or "
+		              "bf16 in multiples of 16 bytes",
 		       false;
 	if (w->dir != DIR_IN || strcmp(w->type, "packed"))
-		return *why = "a product takes a matrix of weights", false;
+		return *why = "w of a product must be a packed weight matrix", false;
 	if ((y->dir != DIR_OUT && y->dir != DIR_SCRATCH) || p->y == p->act ||
 	    (strcmp(y->type, "f32") && !is_16_bit(y->type)) || !is_rows(y))
 		return *why =
-		           "a product leaves rows of f32, f16 or bf16 in an output or in scratch",
+		           "y of a product must be an output or scratch with rows of f32, f16 or "
+		           "bf16",
 		       false;
 	if (add && (add->dir != DIR_IN || strcmp(add->type, "f32") || strcmp(y->type, "f32") ||
 	            !is_rows(add) || add->extent.mul != y->extent.mul))
-		return *why =
-		           "what a product adds to is an input of f32, as wide as what it leaves",
-		       false;
+		return *why = "add of a product must be an f32 input with the columns of y", false;
 	return true;
 }
 
@@ -396,15 +399,15 @@ plan_paths_fit(const PlanKernel *k, const char **why)
 		own += k->launch[i].path == PATH_OWN;
 		library += k->launch[i].path == PATH_LIBRARY;
 		if (!k->launch[i].fn && k->launch[i].path != PATH_LIBRARY)
-			return *why = "a product is on the library's path", false;
+			return *why = "a product must have path library", false;
 	}
 	if (products > 1)
-		return *why = "a kernel has at most one product", false;
+		return *why = "a kernel may have at most one product", false;
 	if (!p)
 		return own + library == 0 ||
-		       (*why = "a kernel without a product has one path", false);
+		       (*why = "a kernel without a product must have path any", false);
 	if (!own)
-		return *why = "a kernel with a product also has a way of its own", false;
+		return *why = "a kernel with a product also needs launches of path own", false;
 	return product_fits(p, k, why);
 }
 
@@ -414,20 +417,23 @@ check_kernel(const PlanKernel *k, llmc_error *err)
 	const char *why;
 
 	if (!path_inside(k->file) || strlen(k->file) > 200)
-		return BAD("kernel %s: file \"%s\" is no path inside the artifact", k->id, k->file);
+		return BAD("kernel %s: file \"%s\" is not a path inside the artifact", k->id,
+		           k->file);
 	if (!is_name(k->symbol))
-		return BAD("kernel %s: symbol \"%s\" is no name of a C function", k->id, k->symbol);
+		return BAD("kernel %s: symbol \"%s\" is not the name of a C function", k->id,
+		           k->symbol);
 	for (int i = 0; i < k->n_launch; i++)
 		if (k->launch[i].fn && !is_name(k->launch[i].fn))
-			return BAD("kernel %s: launch \"%s\" is no name of a C function", k->id,
-			           k->launch[i].fn);
+			return BAD("kernel %s: launch \"%s\" is not the name of a C function",
+			           k->id, k->launch[i].fn);
 	if (!plan_paths_fit(k, &why))
 		return BAD("kernel %s: %s", k->id, why);
 	for (int i = 0; i < k->n_map; i++)
 		if (!plan_map_fits(&k->map[i], k))
-			return BAD("kernel %s: map[%d] is none that a GPU has: an argument in "
-			           "memory, columns and boxes in whole 16 bytes, a "
-			           "swizzle of 0, 32, 64 or 128 bytes with a box no wider",
+			return BAD("kernel %s: map[%d] is not a valid tensor map: it needs an "
+			           "argument in memory, columns and boxes in multiples of 16 "
+			           "bytes, and a swizzle of 0, 32, 64 or 128 bytes that covers "
+			           "the box",
 			           k->id, i);
 	for (int i = 0; i < k->n_arg; i++) {
 		const PlanKernelArg *a = &k->arg[i];
@@ -440,7 +446,7 @@ check_kernel(const PlanKernel *k, llmc_error *err)
 			           "bf16, i32, i64, u8 or packed",
 			           k->id, a->name, a->type);
 		if (!strcmp(a->type, "packed") && a->dir != DIR_IN && a->dir != DIR_NONE)
-			return BAD("kernel %s: argument %s: only inputs are packed", k->id,
+			return BAD("kernel %s: argument %s: only inputs may be packed", k->id,
 			           a->name);
 	}
 	return LLMC_OK;
@@ -472,8 +478,8 @@ plan_check(const Plan *p, llmc_error *err)
 	for (int i = 0; i < p->n_tensor && !p->lora; i++)
 		for (int k = 0; k < p->tensor[i].n_src && !p->tensor[i].factor; k++)
 			if (p->tensor[i].src[k].lora)
-				return BAD("tensor %s: a source names %s of an adapter, and the "
-				           "plan has none",
+				return BAD("tensor %s: a source names module %s of an adapter, "
+				           "but the plan has no adapter",
 				           p->tensor[i].id, p->tensor[i].src[k].lora);
 	out = &p->buffer[p->logits];
 	const bool last = !plan_hands_on(p);
@@ -481,32 +487,31 @@ plan_check(const Plan *p, llmc_error *err)
 	const PlanExtent rows = { last ? SYM_n_out : SYM_n_tok, width, 1 };
 	for (int i = 0; i < p->n_pool && p->stages > 1; i++)
 		if (p->pool[i].keep > p->window || p->pool[i].recent || p->pool[i].sinks)
-			return BAD("pool %s keeps %lld positions, stages number pages for %lld",
+			return BAD("pool %s keeps %lld positions, but window is %lld",
 			           p->pool[i].id, (long long)p->pool[i].keep, (long long)p->window);
 	if (p->kv_host && (p->prompt_whole || plan_has_state(p)))
-		return BAD("kv_host: pages of a model that keeps states, or whose prompts run "
-		           "whole, are not found again");
+		return BAD("kv_host: the prefix cache does not hold pages of models with "
+		           "recurrent states or prompt_whole");
 	if (p->stages > 1 && p->output == LLMC_OUTPUT_LABELS)
-		return BAD("a model of labels over stages: the first one would not know how many "
-		           "there are");
+		return BAD("a model with labels cannot have stages: the first stage has no label "
+		           "count");
 	if (out->dtype != DT_F32 || !plan_extent_within(&rows, 4, &out->extent, 4) ||
 	    out->extent.mul != width)
-		return BAD("buffer %s cannot hold %s%s: f32, %s rows of %lld, are expected",
-		           out->id, last ? "the " : "what the stage hands on",
+		return BAD("buffer %s cannot hold %s%s: expected f32, %s rows of %lld", out->id,
+		           last ? "the " : "the residual stream of the stage",
 		           last ? plan_output_name[p->output] : "", plan_sym_text[rows.sym],
 		           (long long)width);
 	const PlanBuffer *rows_out = &p->buffer[p->rows];
 	const PlanExtent all = { SYM_n_tok, p->hidden, 1 };
 	if (p->hands_rows && (p->ranks > 1 || p->stages > 1 || p->output != LLMC_OUTPUT_LOGITS))
-		return BAD(
-		    "rows for a head that guesses are handed out by a whole model with logits");
+		return BAD("hands_rows needs a model with logits and without stages");
 	if (p->hands_rows &&
 	    (rows_out->dtype != DT_F32 || !plan_extent_within(&all, 4, &rows_out->extent, 4) ||
 	     rows_out->extent.mul != p->hidden))
-		return BAD("buffer %s cannot hold the rows that are handed out: f32, n_tok rows of "
-		           "%lld, are expected",
+		return BAD("buffer %s cannot hold the rows for a draft head: expected f32, n_tok "
+		           "rows of %lld",
 		           rows_out->id, (long long)p->hidden);
 	if (p->prompt_whole && (p->prefix_mark >= p->vocab || p->prefix_end >= p->vocab))
-		return BAD("prefix_mark or prefix_end is no token");
+		return BAD("prefix_mark or prefix_end is not a token");
 	return plan_check_steps(p, err);
 }

@@ -1,5 +1,5 @@
-/* The parts of plan_check: tables (plan_check.c), the steps over them (plan_check_steps.c), one
- * step's op (plan_check_op.c). */
+/* The parts of plan_check: tables (plan_check.c), steps (plan_check_steps.c), the op of one step
+ * (plan_check_op.c). */
 #ifndef LLMC_PLAN_PLAN_CHECK_H
 #define LLMC_PLAN_PLAN_CHECK_H
 

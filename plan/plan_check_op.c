@@ -1,5 +1,5 @@
-/* What a step's op makes of its arguments: attributes and arguments are those of the op's row, and
- * tensors, buffers, rotary tables and pools have the shapes that follow. */
+/* Checks a step against its op: attributes and arguments match the op's row, and tensors, buffers,
+ * rotary tables and pools have the resulting shapes. */
 #include "plan/plan_check.h"
 
 #include <string.h>
@@ -9,12 +9,12 @@ typedef struct OpCheck {
 	const PlanStep *step;
 	llmc_error *err;
 	const OpInfo *op;
-	PlanSym rows; /* symbol that the inputs' rows run over */
+	PlanSym rows; /* symbol of the inputs' row count */
 } OpCheck;
 
 #define BAD(k, ...) error_set((k)->err, LLMC_E_INPUT, __VA_ARGS__)
 
-/* Presence and index of each argument. */
+/* Checks presence and index of each argument. */
 static llmc_status
 check_args(const OpCheck *k)
 {
@@ -38,7 +38,7 @@ check_args(const OpCheck *k)
 	return LLMC_OK;
 }
 
-/* A buffer with at least `width` elements for each row */
+/* Checks for a buffer with at least `width` elements per row */
 static llmc_status
 check_buffer(const OpCheck *k, const char *name, const PlanRef *a, const ArgShape *want,
              PlanSym rows)
@@ -46,7 +46,7 @@ check_buffer(const OpCheck *k, const char *name, const PlanRef *a, const ArgShap
 	if (a->kind != REF_BUFFER)
 		return BAD(k, "%s: argument %s is not a buffer", k->op->name, name);
 	const PlanBuffer *b = &k->p->buffer[a->index];
-	/* 16 bits in the place of fp32: where the step's kernel says so too (plan_check_steps.c) */
+	/* 16 bits instead of fp32, if the step's kernel also has that type (plan_check_steps.c) */
 	if (b->dtype != want->dtype &&
 	    (k->step->kernel < 0 || want->dtype != DT_F32 || b->dtype != DT_BF16))
 		return BAD(k, "%s: argument %s is %s, expected %s", k->op->name, name,
@@ -57,7 +57,7 @@ check_buffer(const OpCheck *k, const char *name, const PlanRef *a, const ArgShap
 	return LLMC_OK;
 }
 
-/* A matrix of at least so many rows, or a vector of exactly so many elements */
+/* Checks for a matrix of at least this many rows, or a vector of exactly this many elements */
 static llmc_status
 check_weight(const OpCheck *k, const char *name, const PlanRef *a, const ArgShape *want)
 {
@@ -70,8 +70,8 @@ check_weight(const OpCheck *k, const char *name, const PlanRef *a, const ArgShap
 		           (long long)want->cols);
 	if (!(k->op->flags & OPF_LORA))
 		return LLMC_OK;
-	/* a slot's number is one of the tensor's slots, and its place goes by the op's rank; of one
-	 * matrix both factors lie alike */
+	/* the op must not use more slots than the tensor has; offsets depend on the op's rank; for
+	 * one matrix both factors have the same layout */
 	const OpKind op = k->step->op;
 	const bool experts =
 	    op == OP_lora_experts_down || op == OP_lora_experts_up || op == OP_lora_experts_add;
@@ -81,7 +81,7 @@ check_weight(const OpCheck *k, const char *name, const PlanRef *a, const ArgShap
 	    t->slots != step_int(k->step, "slots") || t->rank != step_int(k->step, "rank") ||
 	    t->n_src != (down || op == OP_lora_experts_up ? step_int(k->step, "count") : 1) ||
 	    t->experts != (experts ? step_int(k->step, "n_experts") : 0))
-		return BAD(k, "%s: tensor %s is no such factor of so many slots, of this rank",
+		return BAD(k, "%s: tensor %s is not a factor with the op's slots and rank",
 		           k->op->name, t->id);
 	return LLMC_OK;
 }
@@ -107,14 +107,14 @@ check_pool(const OpCheck *k, const char *name, const PlanRef *a, const PoolShape
 	const PlanPool *p = &k->p->pool[a->index];
 	if (p->mla != want->mla || p->state != want->state || p->kv_heads != want->kv_heads ||
 	    p->k_dim != want->k_dim || p->v_dim != want->v_dim)
-		return BAD(k, "%s: pool %s has other head counts or widths than the op",
+		return BAD(k, "%s: pool %s differs from the op in head counts or dimensions",
 		           k->op->name, p->id);
 	if (a->layer_slot < 0 || a->layer_slot >= p->n_layers)
 		return BAD(k, "%s: layer %d of pool %s, which has %d", k->op->name, a->layer_slot,
 		           p->id, p->n_layers);
 	if (k->step->op == OP_kv_quantize_page && !kv_by_channel(p->k))
-		return BAD(k, "%s: keys of pool %s have no scales by channel, but %s", k->op->name,
-		           p->id, kv_type_info(p->k)->text);
+		return BAD(k, "%s: keys of pool %s need a per-channel type, but have %s",
+		           k->op->name, p->id, kv_type_info(p->k)->text);
 	int64_t window = step_int(k->step, "window");
 	if (p->keep && k->op->flags & OPF_READS_KV && (window < 1 || window > p->keep))
 		return BAD(k,
@@ -150,7 +150,7 @@ check_arg(const OpCheck *k, int i, const ArgShape *want)
 	return LLMC_OK;
 }
 
-/* Rows that choose their positions have a buffer that names them; the others have none. */
+/* Ops with an indexer's selection need a buffer with the positions; other ops must not have one. */
 static llmc_status
 check_choice(const OpCheck *k)
 {
@@ -162,12 +162,13 @@ check_choice(const OpCheck *k)
 	    &s->arg[s->op == OP_mla_attend ? ARG(mla_attend, sel) : ARG(mla_attention, sel)];
 	const int64_t chosen = step_int(s, "index_top_k");
 	if ((chosen > 0) != (sel->kind != REF_NONE))
-		return BAD(k, "%s: %lld chosen positions, and %s argument sel, which names them",
-		           k->op->name, (long long)chosen, chosen > 0 ? "no" : "an");
+		return BAD(k, "%s: index_top_k is %lld, but there is %s argument sel", k->op->name,
+		           (long long)chosen, chosen > 0 ? "no" : "an");
 	return LLMC_OK;
 }
 
-/* Rows follow the output buffer; ops that look at the tokens of the step have n_tok of them. */
+/* Row symbol of the step: that of the output buffer; n_tok for ops that depend on the step's
+ * tokens. */
 static PlanSym
 rows_of(const OpCheck *k)
 {
@@ -189,18 +190,18 @@ plan_check_op(const Plan *p, const PlanStep *step, llmc_error *err)
 	TRY(attr_check(step->op, step->attr, step->n_attr, err));
 	TRY(check_args(&k));
 	if (step->op == OP_stage_in && p->stage == 0 && !p->takes_rows)
-		return BAD(&k, "%s: no stage is before this one, and no rows come with its tokens",
+		return BAD(&k, "%s: it needs a previous stage, or rows that come with the tokens",
 		           k.op->name);
 	if (step->op == OP_stage_in && step_int(step, "hidden") != p->hidden)
-		return BAD(&k, "%s: rows of %lld, the stage before hands on rows of %lld",
+		return BAD(&k, "%s: rows of %lld, the previous stage passes on rows of %lld",
 		           k.op->name, (long long)step_int(step, "hidden"), (long long)p->hidden);
 	if (k.op->flags & OPF_COMM &&
 	    ((step->op != OP_stage_in && p->ranks < 2) || step->kernel >= 0))
 		return BAD(&k, "%s: %s", k.op->name,
 		           step->kernel < 0 ? "the plan is for one rank"
-		                            : "it is done between ranks, by no kernel");
+		                            : "it runs between ranks, without a kernel");
 	if ((broken = op_shapes(step->op, step->attr, step->n_attr, &model, shape)) != NULL)
-		return BAD(&k, "%s: attributes break the rule %s", k.op->name, broken);
+		return BAD(&k, "%s: attributes violate the rule %s", k.op->name, broken);
 	TRY(check_choice(&k));
 	k.rows = rows_of(&k);
 	for (int i = 0; i < k.op->n_arg; i++) {

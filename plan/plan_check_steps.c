@@ -1,6 +1,6 @@
-/* The steps of a plan: every argument large enough for what its kernel or the reference does with
- * it, every value written before it is read and not overwritten in between, no output that overlaps
- * what the same step still reads. */
+/* Checks the steps of a plan. Every argument is large enough for its kernel or the reference. Every
+ * value is written before it is read, and not overwritten in between. No output overlaps memory
+ * that the same step still reads. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,9 +15,9 @@ typedef struct StepsCheck {
 	const PlanPhase *phase;
 	const PlanStep *step;
 	int number;
-	int *writer; /* [n_buffer] step that wrote what the buffer holds; -1: it holds nothing */
-	int *next;   /* [n_buffer] the next buffer of the same slot */
-	int *first;  /* [n_slot] */
+	int *writer; /* [n_buffer] step that wrote the current content; -1: no content */
+	int *next;   /* [n_buffer] next buffer in the same slot */
+	int *first;  /* [n_slot] first buffer in the slot */
 } StepsCheck;
 
 static llmc_status fault(const StepsCheck *c, const char *fmt, ...)
@@ -62,9 +62,9 @@ check_kernel_arg(const StepsCheck *c, int i)
 	}
 	if (a->kind == REF_TENSOR && k->dir == DIR_IN) {
 		const PlanTensor *t = &c->p->tensor[a->index];
+		/* plan_check_op checks the shape from the op's attributes */
 		if (!strcmp(k->type, "packed"))
-			return LLMC_OK; /* its shape is what the op's attributes say: plan_check_op
-			                 */
+			return LLMC_OK;
 		Dtype d = !strcmp(t->layout, "f32") ? DT_F32 : t->dtype;
 		const PlanExtent have = { SYM_one, t->rows * (t->cols ? t->cols : 1), 1 };
 		if ((strcmp(t->layout, "f32") && strcmp(t->layout, "row")) ||
@@ -82,7 +82,7 @@ check_kernel_arg(const StepsCheck *c, int i)
 		           k->dir == DIR_IN ? "tensor or a buffer" : "buffer");
 	const PlanBuffer *b = &c->p->buffer[a->index];
 	if (strcmp(k->type, "u8") && strcmp(k->type, dtype_text(b->dtype)))
-		return BAD(c, "argument %s: buffer %s is %s, the kernel wants %s", k->name, b->id,
+		return BAD(c, "argument %s: buffer %s is %s, the kernel needs %s", k->name, b->id,
 		           dtype_text(b->dtype), k->type);
 	if (!plan_extent_within(&k->extent, type_bytes(k->type), &b->extent,
 	                        dtype_info(b->dtype)->block_bytes))
@@ -93,8 +93,8 @@ check_kernel_arg(const StepsCheck *c, int i)
 	return LLMC_OK;
 }
 
-/* What a library reads of the weights: all of y's columns by all of act's. Its other arguments have
- * been checked as the kernel's. */
+/* Checks the weight of a library GEMM: all columns of y by all columns of act. Its other arguments
+ * are checked as the kernel's. */
 static llmc_status
 check_product(const StepsCheck *c, const PlanKernel *k, const PlanGemm *p)
 {
@@ -111,13 +111,13 @@ check_product(const StepsCheck *c, const PlanKernel *k, const PlanGemm *p)
 		           "layout row",
 		           t->id, dtype_text(t->dtype), t->layout);
 	if (t->rows != rows || t->cols != cols)
-		return BAD(
-		    c, "tensor %s is [%lld, %lld], the product of the library is with [%lld, %lld]",
-		    t->id, (long long)t->rows, (long long)t->cols, (long long)rows,
-		    (long long)cols);
+		return BAD(c, "tensor %s is [%lld, %lld], the library GEMM needs [%lld, %lld]",
+		           t->id, (long long)t->rows, (long long)t->cols, (long long)rows,
+		           (long long)cols);
 	if (strcmp(k->arg[p->y].type, "f32") && strcmp(k->arg[p->y].type, dtype_text(t->dtype)))
 		return BAD(c,
-		           "argument %s is %s: a library leaves f32 or the type of the weights, %s",
+		           "argument %s is %s: a library stores f32 or the type of the weights, "
+		           "%s",
 		           k->arg[p->y].name, k->arg[p->y].type, dtype_text(t->dtype));
 	return LLMC_OK;
 }
@@ -149,8 +149,7 @@ check_aliases(const StepsCheck *c)
 			const PlanBuffer *bj = &c->p->buffer[c->step->arg[j].index];
 			if (bi->slot != bj->slot)
 				continue;
-			/* in place, where the op goes element by element: the same elements at the
-			 * same addresses */
+			/* elementwise in place: the same elements at the same addresses */
 			if (dj == DIR_IN && di != DIR_SCRATCH && bi->dtype == bj->dtype &&
 			    j < op->n_in && role_in_place(op->arg[j].role))
 				continue;
@@ -160,8 +159,8 @@ check_aliases(const StepsCheck *c)
 	return LLMC_OK;
 }
 
-/* What was written is there; integers are indices, so who wrote them must agree with who reads
- * them. */
+/* Every buffer is written before it is read. i32 buffers hold indices, so writer and reader must
+ * agree on their range. */
 static llmc_status
 check_reads(const StepsCheck *c)
 {
@@ -173,8 +172,8 @@ check_reads(const StepsCheck *c)
 		const PlanBuffer *b = &c->p->buffer[at];
 		if (c->writer[at] < 0)
 			return BAD(c,
-			           "buffer %s is read, but no step has written it since its memory "
-			           "was used otherwise",
+			           "buffer %s is read, but no step has written it since its "
+			           "memory was reused",
 			           b->id);
 		const PlanStep *w = &c->phase->step[c->writer[at]];
 		if (b->dtype == DT_I32 &&
@@ -182,14 +181,14 @@ check_reads(const StepsCheck *c)
 		         step_int(c->step, "n_experts") ||
 		     step_int(w, "top_k") != step_int(c->step, "top_k") ||
 		     step_int(w, "index_top_k") != step_int(c->step, "index_top_k")))
-			return BAD(c, "buffer %s holds indices that step[%d] made for other sizes",
-			           b->id, c->writer[at]);
+			return BAD(c, "buffer %s holds indices of step[%d] for other sizes", b->id,
+			           c->writer[at]);
 		const int64_t others =
 		    w->op == OP_local_experts ? step_int(w, "n_experts") - step_int(w, "count") : 0;
 		if (b->dtype == DT_I32 && others != step_int(c->step, "n_remote_experts"))
 			return BAD(c,
-			           "buffer %s holds -1 for %lld experts of other ranks (step[%d]), "
-			           "and %lld are elsewhere",
+			           "buffer %s holds -1 for %lld experts of other ranks "
+			           "(step[%d]), but n_remote_experts is %lld",
 			           b->id, (long long)others, c->writer[at],
 			           (long long)step_int(c->step, "n_remote_experts"));
 	}
@@ -276,13 +275,13 @@ plan_check_steps(const Plan *p, llmc_error *err)
 		}
 		if (p->hands_rows && c.writer[p->rows] < 0) {
 			status = error_set(err, LLMC_E_INPUT,
-			                   "phase %s: no step leaves rows in buffer %s",
+			                   "phase %s: no step writes rows to buffer %s",
 			                   c.phase->id, p->buffer[p->rows].id);
 			goto fail;
 		}
 		if (c.writer[p->logits] < 0) {
 			status = error_set(err, LLMC_E_INPUT,
-			                   "phase %s: no step leaves logits in buffer %s",
+			                   "phase %s: no step writes logits to buffer %s",
 			                   c.phase->id, p->buffer[p->logits].id);
 			goto fail;
 		}

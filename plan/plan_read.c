@@ -1,16 +1,16 @@
-/* JSON -> Plan, from untrusted text. Strict: every key of docs/plan-format.md is there, once, with
- * its type and within its range; any other key is an error. Errors name the place
+/* Reads a Plan from untrusted JSON. Strict: every key of docs/plan-format.md is present once, with
+ * its type and within its range; any other key is an error. Errors name the location
  * ("phase[0].step[12].arg[3]").
  *
- * A fault ends the read with a jump to plan_read; what was allocated stays in the arena. */
+ * An error jumps back to plan_read; memory allocated so far stays in the arena. */
 #include "plan/target.h"
 #include "plan/plan_read.h"
 #include "base/json.h"
 
 #include <string.h>
 
-/* Of a step's bytes and operations: the sum over the 2^20 steps that a phase may have stays within
- * 63 bits. */
+/* Bound of a step's bytes and operations, so that the sum over the 2^20 steps of a phase stays
+ * within 63 bits. */
 #define MAX_STEP ((int64_t)1 << 42)
 
 static void
@@ -27,7 +27,7 @@ read_tensor(PlanReader *r, json_t *j, PlanTensor *t)
 	                     factor ? "factor slots rank " : "",
 	                     experts ? "experts first_expert all_experts " : ""));
 	if (factor && strcmp(which, "a") != 0 && strcmp(which, "b") != 0)
-		rd_bad(r, "factor", "\"%s\" is no factor of an adapter: a and b are",
+		rd_bad(r, "factor", "\"%s\" is not a factor of an adapter (a or b)",
 		       name_text(which, strlen(which)).s);
 	*t = (PlanTensor){
 		.id = rd_get_id(r, j, "id"),
@@ -93,7 +93,7 @@ get_kv_type(PlanReader *r, json_t *j, const char *key)
 	KvType t = kv_type_from_text(s);
 
 	if (t == KVT_NONE)
-		rd_bad(r, key, "\"%s\" is no type of keys and values; these are: %s",
+		rd_bad(r, key, "\"%s\" is not a KV type; expected one of %s",
 		       name_text(s, strlen(s)).s, KV_TYPE_WORDS);
 	return t;
 }
@@ -219,7 +219,7 @@ get_path(PlanReader *r, json_t *j)
 	for (int i = 0; i < PATH_COUNT; i++)
 		if (!strcmp(s, plan_path_text[i]))
 			return (PlanPath)i;
-	rd_bad(r, "path", "\"%s\" is none of any, own, library", name_text(s, strlen(s)).s);
+	rd_bad(r, "path", "\"%s\" is not any, own or library", name_text(s, strlen(s)).s);
 }
 
 static PlanSym
@@ -230,7 +230,7 @@ get_symbol(PlanReader *r, json_t *j, const char *key)
 	for (int i = 0; i < SYM_COUNT; i++)
 		if (!strcmp(s, plan_sym_text[i]))
 			return (PlanSym)i;
-	rd_bad(r, key, "\"%s\" is no symbol", name_text(s, strlen(s)).s);
+	rd_bad(r, key, "\"%s\" is not a symbol", name_text(s, strlen(s)).s);
 }
 
 static void
@@ -321,7 +321,7 @@ read_kernel(PlanReader *r, json_t *j, PlanKernel *k)
 			at++;
 		if (at == DIR_COUNT)
 			rd_bad(r, "dir",
-			       "\"%s\" is none of in, out, inout, pool, rope, scratch, none",
+			       "\"%s\" is not in, out, inout, pool, rope, scratch or none",
 			       name_text(d, strlen(d)).s);
 		k->arg[i] = (PlanKernelArg){ .name = rd_get_str(r, v, "name"),
 			                     .dir = (PlanDir)at,
@@ -331,7 +331,7 @@ read_kernel(PlanReader *r, json_t *j, PlanKernel *k)
 	}
 }
 
-/* The number at the end of a reference; -1 when there is none. */
+/* Returns the number at the end of a reference, or -1 if there is none. */
 static int
 index_text(const char *s, int n)
 {
@@ -360,7 +360,7 @@ read_ref(PlanReader *r, json_t *v)
 	if (!strncmp(s, "rope:", 5)) {
 		int i = index_text(s + 5, p->n_rope);
 		if (i < 0)
-			rd_bad(r, "", "\"%s\" is no rotary table of this plan",
+			rd_bad(r, "", "\"%s\" is not a rotary table of this plan",
 			       name_text(s, strlen(s)).s);
 		return (PlanRef){ .kind = REF_ROPE, .index = i };
 	}
@@ -375,12 +375,12 @@ read_ref(PlanReader *r, json_t *v)
 				break;
 			return (PlanRef){ .kind = REF_POOL, .index = i, .layer_slot = l };
 		}
-		rd_bad(r, "", "\"%s\" is no pool and layer of this plan",
+		rd_bad(r, "", "\"%s\" is not a pool and layer of this plan",
 		       name_text(s, strlen(s)).s);
 	}
 	const NameEntry *e = names_find(r->value, r->n_value, s);
 	if (!e)
-		rd_bad(r, "", "\"%s\" is no tensor and no buffer of this plan",
+		rd_bad(r, "", "\"%s\" is not a tensor or buffer of this plan",
 		       name_text(s, strlen(s)).s);
 	if (e->at < (size_t)p->n_tensor)
 		return (PlanRef){ .kind = REF_TENSOR, .index = (int)e->at };
@@ -415,14 +415,14 @@ read_step(PlanReader *r, json_t *j, PlanStep *s)
 	const char *op = rd_get_str(r, j, "op");
 	s->op = op_by_name(op);
 	if (s->op == OP_nop)
-		rd_bad(r, "op", "\"%s\" is no op of this llmc", name_text(op, strlen(op)).s);
+		rd_bad(r, "op", "\"%s\" is not an op of this llmc", name_text(op, strlen(op)).s);
 	s->layer = (int)rd_get_int(r, j, "layer", -1, r->p->n_layers - 1);
 	const char *kernel = rd_get_str_or_null(r, j, "kernel");
 	s->kernel = -1;
 	if (kernel) {
 		const NameEntry *e = names_find(r->kernel, r->n_kernel, kernel);
 		if (!e)
-			rd_bad(r, "kernel", "\"%s\" is no kernel of this plan",
+			rd_bad(r, "kernel", "\"%s\" is not a kernel of this plan",
 			       name_text(kernel, strlen(kernel)).s);
 		s->kernel = (int)e->at;
 	}
@@ -435,7 +435,7 @@ read_step(PlanReader *r, json_t *j, PlanStep *s)
 	json_t *attr = json_object_get(j, "attr"), *v;
 	const char *key;
 	if (!json_is_object(attr) || json_object_size(attr) > OP_MAX_ATTRS)
-		rd_bad(r, "attr", "is no object of at most %d attributes", OP_MAX_ATTRS);
+		rd_bad(r, "attr", "is not an object of at most %d attributes", OP_MAX_ATTRS);
 	was = rd_enter(r, "attr", -1);
 	json_object_foreach (attr, key, v)
 		read_attr(r, v, key, &s->attr[s->n_attr++]);
@@ -455,7 +455,7 @@ read_step(PlanReader *r, json_t *j, PlanStep *s)
 	s->flops_per_row = rd_get_int(r, j, "flops_per_row", 0, MAX_STEP);
 }
 
-/* p->field = array of j's member `field`, each element read by fn */
+/* fills p->field with the elements of j's member `field`, each read by fn */
 #define READ_ALL(r, j, field, Type, min, max, fn)                                                  \
 	do {                                                                                       \
 		json_t *all_ = rd_get_array((r), (j), #field, (min), (max), &(r)->p->n_##field);   \
@@ -516,7 +516,7 @@ read_phase(PlanReader *r, json_t *j, PlanPhase *ph)
 	"prefix_end prompt_prefix checkpoint weights "                                             \
 	"bos eos n_params logits tensor pool rope slot buffer kernel phase"
 
-/* The buffer that a key names */
+/* Returns the buffer that a key names */
 static int
 read_buffer_of(PlanReader *r, json_t *j, const char *key)
 {
@@ -524,7 +524,7 @@ read_buffer_of(PlanReader *r, json_t *j, const char *key)
 	const NameEntry *e = names_find(r->value, r->n_value, id);
 
 	if (!e || e->at < (size_t)r->p->n_tensor)
-		rd_bad(r, key, "\"%s\" is no buffer of this plan", name_text(id, strlen(id)).s);
+		rd_bad(r, key, "\"%s\" is not a buffer of this plan", name_text(id, strlen(id)).s);
 	return (int)(e->at - (size_t)r->p->n_tensor);
 }
 
@@ -536,9 +536,9 @@ read_plan(PlanReader *r, json_t *j)
 
 	if (!json_is_object(j))
 		rd_bad(r, "", "is %s, expected an object", rd_type_name(j));
-	/* the format first: a plan of another format may well have other keys */
+	/* check the format first: a plan of another format may have other keys */
 	if (!json_object_get(j, "format"))
-		rd_bad(r, "format", "is missing: this is no plan");
+		rd_bad(r, "format", "is missing: this is not a plan");
 	p->format = (int)rd_get_int(r, j, "format", 0, INT32_MAX);
 	if (p->format != PLAN_FORMAT)
 		rd_bad(r, "format",
@@ -557,8 +557,7 @@ read_plan(PlanReader *r, json_t *j)
 	p->step_abi = (int)rd_get_int(r, j, "step_abi", 0, INT32_MAX);
 	if (p->step_abi != PLAN_STEP_ABI)
 		rd_bad(r, "step_abi",
-		       "is %d, this llmc calls kernels with %d: compile the model again with this "
-		       "llmc",
+		       "is %d, this llmc needs %d: compile the model again with this llmc",
 		       p->step_abi, PLAN_STEP_ABI);
 	p->name = rd_get_str(r, j, "name");
 	p->family = rd_get_str(r, j, "family");

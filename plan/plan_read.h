@@ -1,5 +1,5 @@
-/* Reading members of a plan's JSON strictly: what plan_read.c is written in. Every rd_ function
- * ends the read, with a sentence that names the place, when the member is not what it must be. */
+/* Reads members of a plan's JSON strictly; used by plan_read.c. If a member is invalid, each rd_
+ * function ends the read with a message that names the location. */
 #ifndef LLMC_PLAN_PLAN_READ_H
 #define LLMC_PLAN_PLAN_READ_H
 

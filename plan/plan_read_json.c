@@ -1,4 +1,3 @@
-/* See plan_read.h. */
 #include "plan/plan_read.h"
 
 #include <stdio.h>
@@ -19,7 +18,7 @@ rd_bad(PlanReader *r, const char *key, const char *fmt, ...)
 	longjmp(r->out, 1);
 }
 
-/* Go into a member or element; the returned length is what `leave` restores. */
+/* Descends into a member or element. `leave` restores the path to the returned length. */
 size_t
 rd_enter(PlanReader *r, const char *key, int index)
 {
@@ -61,7 +60,8 @@ rd_type_name(const json_t *j)
 	return "something else";
 }
 
-/* j is an object with exactly the keys of the list (words parted by single blanks). */
+/* Requires j to be an object with exactly the keys of the list (words separated by single
+ * blanks). */
 void
 rd_keys(PlanReader *r, json_t *j, const char *list)
 {
@@ -161,14 +161,14 @@ rd_get_str_or_null(PlanReader *r, json_t *j, const char *key)
 	return json_is_null(v) ? NULL : rd_str_value(r, v, key);
 }
 
-/* An id: not empty, and without ':', which references use. */
+/* Reads an id: not empty, and without ':', which references use. */
 const char *
 rd_get_id(PlanReader *r, json_t *j, const char *key)
 {
 	const char *s = rd_get_str(r, j, key);
 
 	if (!*s || strchr(s, ':'))
-		rd_bad(r, key, "\"%s\" is no id: an id is not empty and holds no ':'",
+		rd_bad(r, key, "\"%s\" is not an id: ids are not empty and contain no ':'",
 		       name_text(s, strlen(s)).s);
 	return s;
 }
@@ -208,7 +208,7 @@ rd_extent(PlanReader *r, json_t *v, const char *key)
 	}
 	if (!json_is_object(v) || json_object_size(v) != 1)
 		rd_bad(r, key,
-		       "is no extent: expected c, {\"n_tok\": mul} or {\"n_tok\": [mul, div]}");
+		       "is not an extent: expected c, {\"n_tok\": mul} or {\"n_tok\": [mul, div]}");
 	const char *name = json_object_iter_key(json_object_iter(v));
 	json_t *m = json_object_iter_value(json_object_iter(v));
 	for (e.sym = SYM_one + 1; e.sym < SYM_COUNT; e.sym++)

@@ -1,5 +1,5 @@
-/* Plan -> JSON. The same plan gives the same bytes in any folder and locale; docs/plan-format.md
- * describes the keys. */
+/* Writes a plan as JSON. The same plan gives the same bytes in any folder and locale.
+ * docs/plan-format.md describes the keys. */
 #include "plan/plan.h"
 
 #include <inttypes.h>
@@ -57,7 +57,7 @@ key_nums(Strbuf *out, const char *key, const double *v, int n)
 	strbuf_puts(out, "],");
 }
 
-/* The comma after the last element becomes the bracket that ends it. */
+/* Replaces the comma after the last element by the closing bracket. */
 static void
 end(Strbuf *out, char bracket)
 {
@@ -340,7 +340,7 @@ put_step(Strbuf *out, const Plan *p, const PlanStep *s)
 	end(out, '}');
 }
 
-/* "name":[ one line an element ], */
+/* "name":[ one line per element ], */
 #define PUT_ALL(out, name, n, each)                                                                \
 	do {                                                                                       \
 		strbuf_puts((out), "\"" name "\":[");                                              \

@@ -1,5 +1,5 @@
-/* Targets of plans: "ref", "cpu-v3", "cuda-sm_90a". One table, for the compiler and the runtime
- * alike: what differs between targets and is no template is a column here. */
+/* Targets of plans: "ref", "cpu-v3", "cuda-sm_90a". The compiler and the runtime share one table.
+ * Differences between targets outside of templates are columns of it. */
 #ifndef LLMC_PLAN_TARGET_H
 #define LLMC_PLAN_TARGET_H
 
@@ -10,31 +10,32 @@
 
 typedef enum TargetKind { TARGET_REF, TARGET_CPU, TARGET_CUDA } TargetKind;
 
-/* What a processor must have beyond plain x86-64 (runtime/cpu/isa.c), each with the system's
- * consent to its registers */
+/* CPU features beyond plain x86-64 (runtime/cpu/isa.c), each including OS support for its
+ * registers */
 enum {
-	CPU_AVX2 = 1,   /* with FMA, F16C, BMI2: x86-64-v3 */
-	CPU_AVX512 = 2, /* F, BW, DQ, VL, CD and VNNI: x86-64-v4 and its dot products */
-	CPU_VNNI = 4,   /* AVX-VNNI: the same dot products, 256 bit wide */
-	CPU_AMX = 8,    /* tiles of int8 and bf16 */
+	CPU_AVX2 = 1,   /* with FMA, F16C and BMI2: x86-64-v3 */
+	CPU_AVX512 = 2, /* F, BW, DQ, VL and CD (x86-64-v4), and VNNI dot products */
+	CPU_VNNI = 4,   /* AVX-VNNI: the same dot products at 256 bits */
+	CPU_AMX = 8,    /* int8 and bf16 tiles */
 };
 
 typedef struct Target {
-	const char *name; /* as the plan writes it */
+	const char *name; /* spelling in the plan */
 	TargetKind kind;
-	const char *isa;    /* "v3", "sm_90a": TARGET of templates, --arch of the command line */
-	const char *layout; /* of matrices that kernels stream (formats/layout.h), where it takes
-	                       their type and width */
-	int arch;           /* GPUs: compute capability x 10, 75 .. 120; else 0 */
-	bool exact;         /* for this GPU architecture and no later one */
-	int needs;          /* processors: CPU_..., or-ed */
-	const char *cflags; /* processors: of the C compiler */
+	const char *isa; /* "v3", "sm_90a": TARGET in templates, --arch on the command line */
+	/* layout of matrices that kernels stream (formats/layout.h), if it supports their type and
+	 * columns */
+	const char *layout;
+	int arch;           /* GPUs: 10 x compute capability, 75 .. 120; else 0 */
+	bool exact;         /* runs on this GPU architecture only, not on later ones */
+	int needs;          /* CPUs: CPU_* flags */
+	const char *cflags; /* CPUs: C compiler options */
 } Target;
 
 const Target *target_find(const char *name); /* NULL: unknown */
-/* The i-th target, each kind from the least to the most demanding; NULL behind the last. */
+/* Returns target i, or NULL after the last; each kind is sorted from least to most demanding. */
 const Target *target_at(int i);
 bool target_is_cuda(const char *name);
-/* The layout of a matrix of this type on a target; "row" where the target's own does not take it */
+/* Returns the layout of such a matrix on a target: "row" if the target's own layout does not fit */
 const char *target_layout(const Target *t, Dtype d, int64_t rows, int64_t cols);
 #endif

@@ -10,11 +10,11 @@
 
 enum {
 	SHARES = 20,
-	SAMPLE = 1 << 15 /* weights of a matrix, at least LEAST_ROWS rows */,
+	SAMPLE = 1 << 15 /* weights sampled per matrix, at least LEAST_ROWS rows */,
 	LEAST_ROWS = 8
 };
 
-/* ---- where ---- */
+/* ---- which matrices ---- */
 
 static bool
 is_ref(const PlanRef *r, PlanRefKind kind, int index)
@@ -22,8 +22,8 @@ is_ref(const PlanRef *r, PlanRefKind kind, int index)
 	return r->kind == kind && r->index == index;
 }
 
-/* The one tensor of the checkpoint that an argument is as it lies there; NULL: it is made of
- * several, or turned */
+/* Returns the checkpoint tensor that holds an argument unchanged; NULL: it has several sources or
+ * is transposed */
 static const char *
 plain(const Plan *plan, const PlanRef *r)
 {
@@ -46,7 +46,7 @@ awq_readers(const Plan *plan, int i, const char **weight, const char *name[AWQ_R
 	for (int k = 0; k < ph->n_step; k++)
 		for (int a = 0; k != i && a < ph->step[k].n_arg; a++)
 			if (is_ref(&ph->step[k].arg[a], REF_TENSOR, own))
-				return 0; /* somebody else has the same weights */
+				return 0; /* another step uses the same weights */
 	for (int k = i + 1; k < ph->n_step; k++) {
 		const PlanStep *s = &ph->step[k];
 		bool made = false;
@@ -70,7 +70,7 @@ awq_readers(const Plan *plan, int i, const char **weight, const char *name[AWQ_R
 	return n;
 }
 
-/* ---- how much ---- */
+/* ---- factors ---- */
 
 typedef struct Search {
 	const AwqMatrix *m;
@@ -82,7 +82,7 @@ typedef struct Search {
 	atomic_bool failed;
 } Search;
 
-/* Around 1: the product of the largest and the smallest is 1 */
+/* Normalises so that largest * smallest = 1 */
 static void
 factors(const float *importance, int64_t n, double share, float *s)
 {

@@ -9,7 +9,7 @@
 #include "formats/block_quantize.h"
 
 enum {
-	SAMPLE = 1 << 16 /* weights of a matrix that are measured, at least LEAST_ROWS rows */,
+	SAMPLE = 1 << 16 /* weights measured per matrix, at least LEAST_ROWS rows */,
 	LEAST_ROWS = 16
 };
 
@@ -27,11 +27,11 @@ budget_types(int64_t cols)
 typedef struct BudgetState {
 	BudgetMatrix *m;
 	int n;
-	atomic_int next; /* choice of a matrix, counted through */
+	atomic_int next; /* index over all (matrix, type) pairs */
 	atomic_bool failed;
 } BudgetState;
 
-/* ---- what each type costs ---- */
+/* ---- error per type ---- */
 
 static double
 error_of(const BudgetMatrix *m, Dtype to, float *x, float *y, void *blocks, double *energy)
@@ -86,7 +86,7 @@ measure(void *user, int part, int n_parts)
 	free(x);
 }
 
-/* ---- which of them ---- */
+/* ---- selection ---- */
 
 static int64_t
 bytes_of(const BudgetState *b)
@@ -108,9 +108,9 @@ sum_of(const BudgetState *b)
 	return sum;
 }
 
-/* Step by step the change of one matrix that saves most error a byte of those that still fit, until
- * none does. Steps go past choices that lie above the hull: the steepest of all larger ones is the
- * hull's next corner. */
+/* Repeatedly makes the change of one matrix that saves the most error per byte and still fits,
+ * until none does. It may skip choices above the convex hull: the steepest of all larger choices is
+ * the next corner of the hull. */
 static void
 fill(BudgetState *b, int64_t room)
 {
@@ -137,7 +137,8 @@ fill(BudgetState *b, int64_t room)
 	}
 }
 
-/* From the least, and from every type for all, as far as they fit: the best of these. */
+/* Starts from the smallest types, and from each type for all matrices that fits; returns the best
+ * result. */
 static bool
 solve(BudgetState *b, int64_t room, int *best)
 {
@@ -193,15 +194,15 @@ budget_choose(BudgetMatrix *m, int n, double bits, llmc_error *err)
 	llmc_status status = LLMC_OK;
 
 	if (!best)
-		return error_set(err, LLMC_E_MEMORY, "out of memory for the choice of types");
+		return error_set(err, LLMC_E_MEMORY, "out of memory while choosing types");
 	for (int i = 0; i < n; i++) {
 		weights += m[i].rows * m[i].cols;
 		least += m[i].choice[0].bytes;
 	}
 	if (n && !solve(&b, (int64_t)(bits * (double)weights / 8), best))
-		status = error_set(err, LLMC_E_INPUT,
-		                   "%g bits a weight: the least that there are types for is %.4g",
-		                   bits, ceil(8e3 * (double)least / (double)weights) / 1e3);
+		status =
+		    error_set(err, LLMC_E_INPUT, "%g bits per weight: the smallest types need %.4g",
+		              bits, ceil(8e3 * (double)least / (double)weights) / 1e3);
 	for (int i = 0; i < n; i++)
 		m[i].at = best[i];
 	free(best);

@@ -1,10 +1,10 @@
-/* A type for each matrix under a budget of bits, by the error that each type makes in it and by
- * what errors in it cost: no table says which matrix is worth more.
+/* Selects a type per matrix under a budget of bits, from the error of each type and the cost of
+ * errors in that matrix. No fixed table ranks the matrices.
  *
- * The error of a matrix is the share of the energy of its outputs that is lost, E |(v - w) x|^2 / E
- * |w x|^2, with x of length 1 and its columns taken as uncorrelated, measured on rows spread over
- * the matrix. What is made small is the sum of cost times error: the hull of that over bytes is
- * walked by what a byte saves, then what room is left is used. */
+ * The error of a matrix is the relative energy lost in its outputs, E |(v - w) x|^2 / E |w x|^2,
+ * with |x| = 1 and uncorrelated columns, measured on sampled rows. The selection minimises the sum
+ * of cost times error: it follows the convex hull over bytes by error saved per byte, then uses the
+ * remaining space. */
 #ifndef LLMC_QUANT_BUDGET_H
 #define LLMC_QUANT_BUDGET_H
 
@@ -22,26 +22,27 @@ typedef struct BudgetChoice {
 
 typedef struct BudgetMatrix {
 	Dtype from;
-	const void *src; /* [rows][cols] of type from */
+	const void *src; /* [rows][cols] of type `from` */
 	int64_t rows, cols;
-	const float *importance; /* [n_mat][cols] that rounding goes by; NULL: all the same */
-	int64_t n_mat;           /* matrices stacked in rows, an importance each; 1 */
-	const double
-	    *share; /* [cols] mean square of a column of an input of length 1; NULL: all the same */
-	Dtype only; /* this type and no other; DT_NONE: any */
-	double cost; /* of an error of 1 */
-	/* by budget_measure */
-	double energy;    /* mean over outputs of E (w x)^2, x of length 1 */
-	int n_choice, at; /* at: by budget_choose */
+	const float *importance; /* [n_mat][cols] importance for rounding; NULL: uniform */
+	int64_t n_mat; /* matrices stacked in rows, one importance vector each; usually 1 */
+	/* [cols] mean square of each input column, inputs normalised to length 1; NULL:
+	 * uniform */
+	const double *share;
+	Dtype only;  /* the only allowed type; DT_NONE: any */
+	double cost; /* cost of a relative error of 1 */
+	/* set by budget_measure */
+	double energy;    /* mean over outputs of E (w x)^2, |x| = 1 */
+	int n_choice, at; /* at: set by budget_choose */
 	BudgetChoice choice[BUDGET_TYPES];
 } BudgetMatrix;
 
-/* Types that a matrix of so many columns may get; ends with DT_NONE */
+/* Types that a matrix with this many columns may get; ends with DT_NONE */
 const Dtype *budget_types(int64_t cols);
-/* Errors and energy, the same for any number of threads. E_MEMORY */
+/* Measures errors and energy; the results do not depend on the number of threads. E_MEMORY */
 llmc_status budget_measure(BudgetMatrix *m, int n, Threads *threads, llmc_error *err);
-/* Bits a weight, over all matrices, are at most `bits`. E_INPUT: no choice is that small, and the
- * sentence says what the least is. E_MEMORY */
+/* Chooses types so that bits per weight over all matrices are at most `bits`. E_INPUT: impossible;
+ * the message has the smallest possible value. E_MEMORY */
 llmc_status budget_choose(BudgetMatrix *m, int n, double bits, llmc_error *err);
 
 #endif

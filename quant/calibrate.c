@@ -8,14 +8,14 @@
 
 typedef struct StageCapture {
 	CalibrationInput in;
-	const PlanStep *step; /* the first that reads it */
+	const PlanStep *step; /* first step that reads it */
 	int buffer, piece;
-	int chosen;        /* buffer of the experts of each row; -1: none */
-	int64_t room;      /* rows that fit in.row */
-	bool squared;      /* squares have been gathered by an earlier run */
-	float *x;          /* [rows][cols] of this forward */
-	int32_t *ids;      /* [rows][top_k] of a mixture */
-	int64_t rows, cap; /* cap: floats of x */
+	int chosen;        /* buffer with the selected experts per row; -1: none */
+	int64_t room;      /* capacity of in.row in rows */
+	bool squared;      /* squares were gathered by an earlier run */
+	float *x;          /* [rows][cols] of the current forward pass */
+	int32_t *ids;      /* [rows][top_k] for MoE */
+	int64_t rows, cap; /* cap: capacity of x in floats */
 } StageCapture;
 
 typedef struct WindowState {
@@ -23,30 +23,31 @@ typedef struct WindowState {
 	int64_t rows;
 } WindowState;
 
-/* Between two steps: may the text be stopped there, and which buffers' values are read across */
+/* Boundary before a step: whether a run may stop there, and which buffers are read across it */
 typedef struct StepRange {
 	bool here;
 	int n, *buffer;
 	int64_t width;
-} StepRange; /* width: floats of a token */
+} StepRange; /* width: floats per token */
 
 struct Calibration {
 	const Plan *plan;
 	int n;
 	size_t cap;
 	StageCapture *in;
-	WindowState *seen;  /* [n_buffer] what the probe was told last */
-	atomic_bool failed; /* out of memory in the probe, or while gathering */
-	Threads *threads;   /* of the run */
+	WindowState *seen;  /* [n_buffer] last state reported by the probe */
+	atomic_bool failed; /* out of memory, in the probe or while gathering */
+	Threads *threads;   /* threads of the run */
 	Gram gram;
-	StepRange *cut; /* [n_step + 1] before each step */
-	int at;         /* the step that the text has come to */
-	float *kept;    /* [n][stride] what steps from `at` on read of earlier ones, of each window;
-	                   NULL: nothing */
+	StepRange *cut; /* [n_step + 1] boundary before each step */
+	int at;         /* step at which the next run starts */
+	/* [n][stride] per window: values of earlier steps that steps from `at` on read; NULL:
+	 * none */
+	float *kept;
 	int64_t stride;
 };
 
-/* The input and the weights of a step that multiplies; -1, 0: it does not */
+/* Finds the input and weights of a matmul step; returns their number, 0 for other steps */
 static int
 matrices(const PlanStep *s, int *x, int w[2])
 {
@@ -93,19 +94,18 @@ moe_layer_of(StageCapture *in, const PlanStep *s, Arena *a)
 	i->seen_of = NEW(a, int64_t, i->n_experts);
 }
 
-/* ---- where the text can be stopped ---- */
+/* ---- boundaries at which a run can stop ---- */
 
-/* Backwards over the steps: which values are read later than they are made, and which pages and
- * state steps on both sides use (layers that share keys) */
+/* Scans the steps backwards for values that are read across each boundary, and for pages and
+ * recurrent states that steps on both sides use (layers that share keys) */
 static void
 find_cuts(Calibration *c, Arena *a)
 {
 	const Plan *plan = c->plan;
 	const PlanPhase *ph = &plan->phase[1];
 	bool *live = NEW(a, bool, plan->n_buffer + 1), *made = NEW(a, bool, plan->n_buffer + 1);
-	int **first = NEW(a, int *, plan->n_pool + 1),
-	    open = 0; /* first: by slot, the first step that uses it, counted from 1; open: slots
-	                 used on both sides */
+	/* first: per slot, its first user (counted from 1); open: slots used on both sides */
+	int **first = NEW(a, int *, plan->n_pool + 1), open = 0;
 	bool **used = NEW(a, bool *, plan->n_pool + 1);
 
 	for (int p = 0; p < plan->n_pool; p++) {
@@ -136,7 +136,7 @@ find_cuts(Calibration *c, Arena *a)
 		for (int k = 0; k < s->n_arg; k++) {
 			const PlanRef *r = &s->arg[k];
 			if (r->kind == REF_BUFFER && !out[k] &&
-			    made[r->index]) /* scratch is made by nobody */
+			    made[r->index]) /* no step writes scratch */
 				live[r->index] = true;
 			if (r->kind == REF_POOL) {
 				open += !used[r->index][r->layer_slot];
@@ -194,10 +194,8 @@ calibration_new(const Plan *plan, Arena *a)
 {
 	Calibration *c = NEW(a, Calibration, 1);
 	const PlanPhase *ph = &plan->phase[1];
-	int *fresh = NEW(
-	    a, int,
-	    plan->n_buffer +
-	        1); /* number of the input that a buffer is, counted from 1; 0: made anew since */
+	/* index of the input that a buffer holds, counted from 1; 0: overwritten since */
+	int *fresh = NEW(a, int, plan->n_buffer + 1);
 
 	c->plan = plan;
 	c->seen = NEW(a, WindowState, plan->n_buffer + 1);
@@ -206,8 +204,8 @@ calibration_new(const Plan *plan, Arena *a)
 		int x, w[2], n = matrices(s, &x, w);
 		if (n && s->arg[x].kind == REF_BUFFER) {
 			const bool mixture =
-			    s->op == OP_moe_ffn; /* an input of its own, though other steps may read
-			                            the same */
+			    /* a separate input, even if other steps read the same value */
+			    s->op == OP_moe_ffn;
 			int b = s->arg[x].index, at = mixture ? 0 : fresh[b];
 			if (!at) {
 				c->in =
@@ -260,7 +258,7 @@ calibration_find(Calibration *c, const char *tensor)
 	return NULL;
 }
 
-/* Room for the rows of a forward in what is kept of a mixture's input */
+/* Reserves space for the rows of a forward pass in the kept input of an MoE layer */
 static bool
 rows_room(StageCapture *in)
 {
@@ -281,7 +279,7 @@ rows_room(StageCapture *in)
 	return true;
 }
 
-/* The input of a step is whole when the step has run: nobody overwrites what it still reads. */
+/* A step's input is still intact after the step: nothing overwrites it while it is read. */
 static bool
 probe(void *user, const PlanStep *step, const char *value, Dtype dtype, void *data, int64_t rows,
       int64_t width)
@@ -375,7 +373,8 @@ scale(void *user, int part, int n_parts)
 	}
 }
 
-/* What is read across a cut, of a window: from where the steps have it, or back to there */
+/* Copies the values that a window reads across the boundary, from the steps' buffers or back to
+ * them */
 static void
 keep(Calibration *c, const StepRange *cut, int32_t width, float *kept, bool back)
 {
@@ -387,7 +386,7 @@ keep(Calibration *c, const StepRange *cut, int32_t width, float *kept, bool back
 	}
 }
 
-/* Steps of the next run: c->at .. what is returned */
+/* Returns the end of the next run, which starts at step c->at */
 static int
 last_step(Calibration *c)
 {
@@ -444,7 +443,7 @@ run_window(Calibration *c, Session *s, Threads *threads, const int32_t *tok, int
 		if (in->in.hessian && in->ids && in->rows) {
 			if (!rows_room(in))
 				return error_set(err, LLMC_E_MEMORY,
-				                 "out of memory for the rows that experts see");
+				                 "out of memory for the inputs of experts");
 			memcpy(in->in.row + in->in.seen * in->in.cols, in->x,
 			       (size_t)(in->rows * in->in.cols) * sizeof *in->x);
 			memcpy(in->in.chosen + in->in.seen * in->in.top_k, in->ids,
@@ -480,7 +479,7 @@ calibration_run(Calibration *c, Session *s, Threads *threads, const int32_t *tok
 	if (to < n_step && !c->kept &&
 	    !(c->kept = malloc((size_t)(stride * n) * sizeof *c->kept + 1)))
 		return error_set(err, LLMC_E_MEMORY,
-		                 "out of memory for what lies between layers, %lld bytes",
+		                 "out of memory for the values between layers (%lld bytes)",
 		                 (long long)(stride * n * 4));
 	c->threads = threads;
 	gram_open(&c->gram, threads);
@@ -543,7 +542,7 @@ calibration_release(Calibration *c)
 	c->at = 0;
 }
 
-/* Importance for each expert by its own rows; one that saw none: by all of them */
+/* Importance per expert from its own rows; an expert without rows uses that of all rows */
 static void
 experts_imatrix(const CalibrationInput *in, const float *mean, Arena *a, Imatrix *out)
 {
@@ -555,7 +554,7 @@ experts_imatrix(const CalibrationInput *in, const float *mean, Arena *a, Imatrix
 			own[e * in->cols + j] = in->seen_of[e] ? in->squares_of[e * in->cols + j] /
 			                                             (float)in->seen_of[e]
 			                                       : mean[j];
-	/* gate and up, each one tensor of all, or one of each expert in turn */
+	/* gate and up: one tensor for all experts, or alternating tensors per expert */
 	for (int k = 0; k < in->n_name; k++) {
 		const bool each = in->n_name > 2;
 		imatrix_add(out, a,

@@ -1,9 +1,9 @@
-/* What the matrices of a model multiply when it reads a text: the inputs of each, seen by a probe
- * of a plan of unfused steps.
+/* Calibration: captures the inputs of a model's matrices while it processes sample text, with a
+ * probe on a plan of unfused steps.
  *
- * A run that wants Hessians of some inputs stops behind the last of them, between two layers, and
- * keeps what the later ones read of each window; the next run goes on from there. So the text
- * passes each layer once, whatever part of the Hessians fits the memory. */
+ * A run that needs Hessians of some inputs stops after the last of them, at a boundary between
+ * layers. It keeps the values that later steps read, per window, and the next run continues from
+ * there. So the text passes through each layer once, whatever number of Hessians fits in memory. */
 #ifndef LLMC_QUANT_CALIBRATE_H
 #define LLMC_QUANT_CALIBRATE_H
 
@@ -11,50 +11,52 @@
 #include "runtime/runtime.h"
 #include "runtime/threads/threads.h"
 
-/* One value that one or several matrices multiply */
+/* One value that is the input of one or more matrices */
 typedef struct CalibrationInput {
-	int layer;          /* -1: outside the layers */
+	int layer;          /* -1: outside of the layers */
 	int64_t cols, seen; /* seen: rows so far */
-	double *squares;    /* [cols] sums */
-	double *share; /* [cols] sums of squares of rows of length 1; calibration_run leaves their
-	                  mean, where rows have been seen */
-	bool hessian;  /* wanted by calibration_run */
-	float *h;      /* [cols][cols] X'X / seen, lower triangle; NULL: not wanted or taken, or of
-	                  experts */
-	/* of a mixture, whose experts see a part of the rows each */
-	const PlanStep *experts; /* the step; NULL: every row meets every matrix */
+	double *squares;    /* [cols] sums of squares */
+	/* [cols] sums of squares of rows normalised to length 1; after calibration_run their
+	 * mean */
+	double *share;
+	bool hessian; /* set by the caller: calibration_run computes h */
+	/* [cols][cols] X'X / seen, lower triangle; NULL: not requested, released, or per expert */
+	float *h;
+	/* MoE layers, where each expert sees a subset of the rows */
+	const PlanStep *experts; /* the MoE step; NULL: every matrix sees every row */
 	int n_experts, top_k;
-	float *squares_of; /* [n_experts][cols] sums over the rows of each */
-	int64_t *seen_of;  /* [n_experts] */
-	float *row;        /* [seen][cols] when hessian is wanted: the rows themselves, */
-	int32_t *chosen;   /* [seen][top_k] and their experts */
+	float *squares_of; /* [n_experts][cols] sums of squares over each expert's rows */
+	int64_t *seen_of;  /* [n_experts] rows of each expert */
+	float *row;        /* [seen][cols] if hessian is set: the rows */
+	int32_t *chosen;   /* [seen][top_k] their experts */
 	int n_name;
-	const char **name; /* tensors of the checkpoint */
+	const char **name; /* checkpoint tensors that multiply it */
 } CalibrationInput;
 
 typedef struct Calibration Calibration;
 
-/* plan outlives it. All in the arena but the Hessians, which calibration_drop frees */
+/* plan must outlive the result. All memory is in the arena, except the Hessians, which
+ * calibration_drop frees */
 Calibration *calibration_new(const Plan *plan, Arena *a);
 int calibration_n(const Calibration *c);
 CalibrationInput *calibration_at(Calibration *c, int i);
 CalibrationInput *calibration_find(Calibration *c,
-                                   const char *tensor); /* NULL: no matrix product reads it */
-/* Inputs of one piece of the model are seen in one run: there is no place within it where the text
- * can be stopped. */
+                                   const char *tensor); /* NULL: no matmul uses the tensor */
+/* Returns the segment of the model that input i belongs to. One run covers a whole segment, since
+ * there is no boundary inside it. */
 int calibration_piece(const Calibration *c, int i);
-/* Have all inputs been seen? */
+/* Returns whether all inputs have been seen */
 bool calibration_whole(const Calibration *c);
-/* Run windows [n][width] of tokens through the session, whose chunk and n_out suit, and gather
- * squares (once: where none have been seen) and the Hessians that are wanted: as far as these
- * reach, or, when none is, to the end. Goes on where the last run stopped, with the same windows,
- * or begins anew where that is too far. progress returns false: E_CANCELLED. */
+/* Runs windows [n][width] of tokens through the session, whose chunk and n_out must fit. Gathers
+ * squares once per input, and the requested Hessians. It stops after the last requested Hessian, or
+ * at the end if there is none. It continues where the last run stopped, with the same windows, or
+ * starts again if an input lies before that. progress returns false: E_CANCELLED. */
 llmc_status calibration_run(Calibration *c, Session *s, Threads *threads, const int32_t *tok,
                             int32_t n, int32_t width,
                             bool (*progress)(void *user, int32_t done, int32_t of), void *user,
                             llmc_error *err);
-void calibration_drop(Calibration *c);    /* Hessians and rows */
-void calibration_release(Calibration *c); /* and what was kept to go on */
+void calibration_drop(Calibration *c);    /* frees Hessians and rows */
+void calibration_release(Calibration *c); /* also frees the values kept between runs */
 void calibration_imatrix(const Calibration *c, Arena *a, Imatrix *out);
 
 #endif

@@ -1,5 +1,5 @@
-/* Which tensor becomes what: of a GGUF by its type or by a budget of bits, of a folder by its
- * layout. */
+/* Selects the type of each tensor: for a GGUF by its type or by a budget of bits, for a folder by
+ * its format. */
 #include "quant/quant_internal.h"
 
 #include <string.h>
@@ -15,8 +15,8 @@
 
 enum {
 	LOOK_WINDOWS = 4,
-	LOOK_TOKENS = 128 /* for the choice of types: where importance comes from elsewhere; what
-	                     errors cost */
+	/* tokens for choosing types, if importance is given: for shares; for sensitivities */
+	LOOK_TOKENS = 128
 };
 
 llmc_status
@@ -31,14 +31,14 @@ quant_type(const char *name, Dtype *out, llmc_error *err)
 	for (int d = 0; d < DT_COUNT; d++)
 		if (grid_has((Dtype)d) && dtype_info((Dtype)d)->ggml_type >= 0)
 			strbuf_printf(&known, " %s", dtype_text((Dtype)d));
-	error_set(err, LLMC_E_INPUT, "%s: no type to quantise to; known:%s", name,
+	error_set(err, LLMC_E_INPUT, "%s: not a type to quantise to; expected one of:%s", name,
 	          strbuf_str(&known));
 	strbuf_release(&known);
 	return LLMC_E_INPUT;
 }
 
-/* Columns that are no whole superblocks take a type of 32 with at least as many bits, as llama.cpp
- * does. */
+/* Columns that are not a multiple of a superblock use a type with blocks of 32 and at least as many
+ * bits, as in llama.cpp. */
 static Dtype
 fitting(Dtype d, int64_t cols)
 {
@@ -65,8 +65,8 @@ fitting(Dtype d, int64_t cols)
 	return cols % dtype_info(d)->block_elems == 0 ? d : DT_F16;
 }
 
-/* Matrices that a text is multiplied by; routers, norms, convolutions and positions keep what they
- * have: they are small, and errors there are not. */
+/* Returns whether a tensor is a matmul weight to quantise. Routers, norms, convolutions and
+ * positions stay unchanged: they are small, and their errors matter. */
 static bool
 is_matrix(const GgufTensor *t)
 {
@@ -98,7 +98,7 @@ run_importance(const QuantRun *r, const Imatrix *m, const GgufTensor *t)
 		return NULL;
 	if (e->cols == t->dim[0] && e->n_mat > 0 && rows_of(t) % e->n_mat == 0)
 		return e;
-	/* the older form does not say how many experts its values are of */
+	/* the older format does not store the number of experts */
 	if (e->n_mat == 1 && e->cols == t->dim[0] * t->dim[2]) {
 		ImatrixEntry *own = NEW(r->a, ImatrixEntry, 1);
 		*own = (ImatrixEntry){ e->name, t->dim[0], t->dim[2], e->mean, e->count };
@@ -110,7 +110,7 @@ run_importance(const QuantRun *r, const Imatrix *m, const GgufTensor *t)
 	return NULL;
 }
 
-/* llama.cpp's number for a file of mostly this type */
+/* llama.cpp's file type number for a file of mostly this type */
 static uint32_t
 file_type(Dtype d)
 {
@@ -148,7 +148,7 @@ file_type(Dtype d)
 	case DT_MXFP4:
 		return 38;
 	default:
-		return 1024; /* guessed from the tensors */
+		return 1024; /* LLAMA_FTYPE_GUESSED */
 	}
 }
 
@@ -172,8 +172,8 @@ on_importance_window(void *user, int32_t done, int32_t of)
 	return !job->progress || job->progress(job->user, "what errors cost", done, of);
 }
 
-/* What inputs look like, for the choice of types: all of the text, when it is the importance of
- * columns as well */
+/* Runs calibration for choosing types: on all of the text if it also provides the importance of
+ * columns */
 static llmc_status
 measure_importance(QuantRun *r, llmc_error *err)
 {
@@ -193,7 +193,7 @@ measure_importance(QuantRun *r, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Types of all matrices by what the errors of each cost, within job->bits */
+/* Chooses types of all matrices by their error costs, within job->bits */
 static llmc_status
 choose_by_error(QuantRun *r, llmc_error *err)
 {
@@ -233,8 +233,8 @@ choose_by_error(QuantRun *r, llmc_error *err)
 	                        on_importance_window, job, err));
 	for (int k = 0; k < n; k++)
 		n_cost += cost[k].cost > 0, sum += cost[k].cost;
-	for (int k = 0; k < n; k++) /* what nothing reads of this text, say heads that guess ahead,
-	                               counts like the others */
+	/* matrices that the text does not use (draft heads, for example) count like the others */
+	for (int k = 0; k < n; k++)
 		m[k].cost = cost[k].cost > 0 ? cost[k].cost : n_cost ? sum / n_cost : 1;
 	TRY(budget_choose(m, n, job->bits, err));
 	for (int k = 0; k < n; k++) {
@@ -275,7 +275,8 @@ run_choose_types(QuantRun *r, llmc_error *err)
 		if (is_matrix(t->in) && job->bits == 0) {
 			t->to =
 			    fitting(is_head(r, t->in->name) ? job->head : job->type, t->in->dim[0]);
-			/* what fits no block stays as it is rather than grow */
+			/* a quantised tensor that fits no block stays unchanged, since f16 would be
+			 * larger */
 			if (t->to == DT_F16 && dtype_info(t->in->dtype)->block_elems > 1)
 				t->to = t->in->dtype;
 		}
@@ -305,16 +306,16 @@ run_choose_types(QuantRun *r, llmc_error *err)
 	r->data_bytes = r->head.data_bytes;
 	if (coarse)
 		log_line(job->log, job->log_user, LLMC_LOG_WARNING,
-		         "%s: holds blocks already: quantising them again adds to their errors, 16 "
-		         "bits are better to start from",
+		         "%s: is quantised already: quantising again adds to the error; a 16-bit "
+		         "checkpoint is a better source",
 		         job->in);
 	return LLMC_OK;
 }
 
-/* ---- of a folder ---- */
+/* ---- for a folder ---- */
 
-/* A matrix that a text is multiplied by as it lies there: rows are outputs. Embedding, output,
- * routers and norms keep what they have. */
+/* Returns whether a tensor is a matmul weight stored with outputs as rows. Embedding, output,
+ * routers and norms stay unchanged. */
 static bool
 is_linear(const QuantRun *r, const GgufTensor *t)
 {
@@ -342,7 +343,7 @@ is_linear(const QuantRun *r, const GgufTensor *t)
 	return false;
 }
 
-/* As a GGUF would say it: the contiguous dimension first */
+/* Describes a tensor as a GGUF does: the contiguous dimension first */
 static const GgufTensor *
 as_gguf(Arena *a, const StTensor *s)
 {
@@ -369,13 +370,13 @@ run_choose_parts(QuantRun *r, llmc_error *err)
 	TRY(safetensors_open(job->in, &r->st, err));
 	if (safetensors_scheme(r->st))
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: is quantised already (%s); 16 bits are what to start from",
+		                 "%s: is quantised already (%s); start from a 16-bit checkpoint",
 		                 job->in, safetensors_scheme(r->st));
 	r->n = (int)safetensors_n(r->st);
 	r->t = NEW(r->a, QuantTensor, r->n + 1);
 	r->ignored = NEW(r->a, const char *, r->n + 1);
 	r->ignored[r->n_ignored++] =
-	    "lm_head"; /* there is one, if only by the name of the embedding */
+	    "lm_head"; /* always excluded, even if it is only another name of the embedding */
 	bool wide = true;
 	for (int i = 0; i < r->n; i++) {
 		r->t[i].in = as_gguf(r->a, safetensors_at(r->st, (size_t)i));
@@ -388,8 +389,9 @@ run_choose_parts(QuantRun *r, llmc_error *err)
 		const StTensor *s = safetensors_at(r->st, (size_t)i);
 		if (!s->data)
 			return error_set(err, LLMC_E_INPUT,
-			                 "%s: tensor %s has no bytes of its own to copy", job->in,
-			                 s->name);
+			                 "%s: tensor %s is converted while read and cannot be "
+			                 "copied",
+			                 job->in, s->name);
 		t->made = t->made && folder_fits(job->form, t->in->dim[0], job->group);
 		t->scale = t->in->dtype == DT_F16 ? DT_F16 : DT_BF16;
 		t->to = t->made ? folder_blocks(job->form, job->group, t->scale) : t->in->dtype;
@@ -420,7 +422,7 @@ run_choose_parts(QuantRun *r, llmc_error *err)
 	}
 	job->n_tensor = r->n;
 	if (!job->n_quantised)
-		return error_set(err, LLMC_E_INPUT, "%s: has no matrix that can become %s", job->in,
-		                 folder_word(job->form));
+		return error_set(err, LLMC_E_INPUT, "%s: no matrix in it can be quantised to %s",
+		                 job->in, folder_word(job->form));
 	return LLMC_OK;
 }

@@ -12,28 +12,28 @@
 enum {
 	PANEL = 64,
 	TILE = 128,
-	TOGETHER = 16 /* rows */,
-	CHUNK = 256 /* columns, a multiple of every block */
+	TOGETHER = 16 /* rows per batch */,
+	CHUNK = 256 /* columns per chunk, a multiple of every block size */
 };
 
-/* ---- the factor ---- */
+/* ---- the factor R ---- */
 
 typedef struct Factor {
 	float *h;
 	int64_t n;
-	float least; /* of a pivot: what rounding leaves of a column that others determine */
+	float least; /* lower bound on a pivot; dependent columns would round to about 0 */
 	Threads *threads;
 } Factor;
 
-/* Part of 0 .. n in whole vectors */
+/* Range of this part in 0 .. n, in whole vectors */
 static int64_t
 share(int64_t n, int part, int n_parts)
 {
 	return part == n_parts ? n : n * part / n_parts / 16 * 16;
 }
 
-/* Columns first .. end of the rows s .. e of R', from the last row: divided by the pivot, then
- * taken from the rows above in the panel */
+/* Computes columns first .. end of rows s .. e of R', from the last row up: divides by the pivot,
+ * then updates the rows above in the panel */
 static void
 solve_panel(const Factor *f, int64_t s, int64_t e, int64_t first, int64_t end)
 {
@@ -46,7 +46,7 @@ solve_panel(const Factor *f, int64_t s, int64_t e, int64_t first, int64_t end)
 	}
 }
 
-/* The block on the diagonal, which needs nothing but itself */
+/* Factors a block on the diagonal, which depends only on itself */
 static void
 factor_diag(const Factor *f, int64_t s, int64_t e)
 {
@@ -83,7 +83,7 @@ factor(void *user, int part, int n_parts)
 		threads_barrier(f->threads);
 		e = s;
 	}
-	/* R_ij / R_jj above the diagonal, in squares that fit the caches */
+	/* R_ij / R_jj above the diagonal, in tiles that fit the caches */
 	int64_t square = 0;
 	for (int64_t i0 = 0; i0 < n; i0 += PANEL)
 		for (int64_t j0 = i0; j0 < n; j0 += PANEL)
@@ -122,27 +122,27 @@ gptq_factor(float *h, int64_t n, Threads *threads)
 	threads_run(threads, factor, &f);
 }
 
-/* ---- rows ---- */
+/* ---- rounding rows ---- */
 
 typedef struct GptqWork {
 	const GptqRows *job;
-	atomic_llong next; /* rows that nobody has taken */
+	atomic_llong next; /* next row batch to process */
 	atomic_bool failed;
 } GptqWork;
 
 typedef struct GptqScratch {
-	float *w;        /* [TOGETHER][cols] as they are */
-	float *e;        /* [cols][TOGETHER] w - v, scaled by nothing */
-	float *weight;   /* [cols] R_jj^2: what the square of each rounding costs */
-	float *pull;     /* [TOGETHER][cols] H e: half of the loss's slope */
+	float *w;        /* [TOGETHER][cols] original values */
+	float *e;        /* [cols][TOGETHER] error w - v */
+	float *weight;   /* [cols] R_jj^2: weight of each column's squared rounding error */
+	float *pull;     /* [TOGETHER][cols] H e: half of the gradient of the loss */
 	int8_t *code;    /* [TOGETHER][cols] */
 	BlockGrid *grid; /* [TOGETHER][cols / block] */
 	float level[GRID_MAX][TOGETHER],
-	    hq[GRID_MAX][TOGETHER];  /* of a sub-block: levels, and H with them */
-	float more[TOGETHER][CHUNK]; /* what errors so far ask of the columns of the chunk */
+	    hq[GRID_MAX][TOGETHER];  /* levels of a sub-block, and H times levels */
+	float more[TOGETHER][CHUNK]; /* correction of the chunk's columns from errors so far */
 } GptqScratch;
 
-/* A chunk of columns of one row */
+/* Rounds a chunk of columns of one row */
 static void
 round_chunk(const GptqRows *job, GptqScratch *room, int r, int64_t s, int64_t n)
 {
@@ -167,9 +167,10 @@ round_chunk(const GptqRows *job, GptqScratch *room, int r, int64_t s, int64_t n)
 	}
 }
 
-/* ---- once more over what has been rounded ---- */
+/* ---- further passes over the rounded rows ---- */
 
-/* One column of all rows: each code goes to the nearest value of what the other columns ask for. */
+/* Rounds one column of all rows again: each code moves to the value nearest to the optimum given
+ * the other columns. */
 static void
 requantize_column(const GptqRows *job, GptqScratch *room, int m, int64_t j)
 {
@@ -190,16 +191,17 @@ requantize_column(const GptqRows *job, GptqScratch *room, int m, int64_t j)
 	}
 }
 
-/* Scales of the sub-block that begins at column j, of all rows: those near by of least loss for the
- * codes as they are */
+/* Refits the scales of the sub-block that begins at column j, for all rows: the nearby storable
+ * scales with the least loss for the current codes */
 static void
 refit_scales(const GptqRows *job, GptqScratch *room, int m, int64_t j, int sub)
 {
 	const int block = dtype_info(job->to)->block_elems;
 	const int64_t n = job->cols;
-	float by[GRID_MAX][TOGETHER] = { { 0 } }; /* what values grow by */
+	float by[GRID_MAX][TOGETHER] = { { 0 } }; /* change of the values */
 	double qq[TOGETHER] = { 0 }, q1[TOGETHER] = { 0 }, gq[TOGETHER] = { 0 },
-	       g1[TOGETHER] = { 0 }, one = 0; /* sums of H and of the slope with levels and ones */
+	       /* sums over H and the gradient with levels and ones */
+	    g1[TOGETHER] = { 0 }, one = 0;
 	bool any = false;
 
 	memset(room->level, 0, (size_t)sub * sizeof *room->level);
@@ -232,7 +234,7 @@ refit_scales(const GptqRows *job, GptqScratch *room, int m, int64_t j, int sub)
 		const int k = (int)(j % block) / sub;
 		double least = 0;
 		best = *g;
-		/* where the loss is least, with another base and with the one there is */
+		/* optimum of scale and base together, and of scale alone */
 		const double det = qq[r] * one - q1[r] * q1[r];
 		const bool two = det > 1e-7 * qq[r] * one;
 		const double ds = two ? (gq[r] * one - g1[r] * q1[r]) / det : 0,

@@ -1,35 +1,34 @@
-/* Rounding with error compensation (GPTQ, in the form of LDLQ) onto the grids of block formats.
+/* Rounding with error compensation (GPTQ in its LDLQ form) onto the grids of block formats.
  *
- * With H = X'X of a layer's inputs, a row w is to become v of the format's values with (v - w) H (v
- * - w)' small. H = R R', R upper; then columns are rounded in order, each after what the errors of
- * those before ask of it:  v_j = round(w_j + sum over i < j of (w_i - v_i) R_ij / R_jj), and the
- * loss is the sum of R_jj^2 times the square of each rounding. Scales of a block are chosen when
- * its first column is reached, for what is then to be rounded. */
+ * With H = X'X of a layer's inputs, a row w is rounded to v on the grid so that (v - w) H (v - w)'
+ * is small. H = R R' with R upper triangular. Columns are rounded in order, each after a correction
+ * for the errors of the previous columns: v_j = round(w_j + sum over i < j of (w_i - v_i) R_ij /
+ * R_jj). The loss is the sum of R_jj^2 times the squared rounding errors. The scales of a block are
+ * chosen when its first column is reached, for the corrected values. */
 #ifndef LLMC_QUANT_GPTQ_H
 #define LLMC_QUANT_GPTQ_H
 
 #include "formats/dtype.h"
 #include "runtime/threads/threads.h"
 
-/* h [n][n], its lower triangle filled: the diagonal grows by a share of itself, and the upper
- * triangle is filled, too. A share of each column's own entry, not of their mean: the less inputs
- * say, the nearer rounding comes to that by importance. Columns without inputs get their own unit.
- */
+/* h [n][n], lower triangle filled. Adds to each diagonal entry a share of itself, and fills the
+ * upper triangle. The share is per column and not of the mean diagonal, so with little data
+ * rounding approaches importance-weighted rounding. Columns without inputs get the mean. */
 void gptq_damp(float *h, int64_t n, double damp);
 /* h becomes R_jj on the diagonal and R_ij / R_jj above it. */
 void gptq_factor(float *h, int64_t n, Threads *threads);
 
 typedef struct GptqRows {
 	Dtype from, to;
-	const void *src; /* [rows][cols] of type from */
-	void *dst;       /* of type to */
+	const void *src; /* [rows][cols] of type `from` */
+	void *dst;       /* blocks of type `to` */
 	int64_t rows, cols;
-	const float *h;    /* [cols][cols] of gptq_factor */
-	const float *full; /* [cols][cols] H itself, both triangles; NULL: rounded once */
-	int passes; /* over the rounded rows, column after column: codes and scales that lower the
-	               loss */
+	const float *h;    /* [cols][cols] result of gptq_factor */
+	const float *full; /* [cols][cols] H itself, both triangles; NULL: no further passes */
+	/* passes over the rounded rows, by column, that lower the loss by new codes and scales */
+	int passes;
 } GptqRows;
-/* false: memory is out */
+/* Rounds all rows. false: out of memory */
 bool gptq_rows(const GptqRows *job, Threads *threads);
 
 #endif

@@ -10,7 +10,7 @@
 enum {
 	TILE_M = 64,
 	TILE_N = 256,
-	DEPTH = 64 /* rows of a tile's inputs that lie close together, in the nearest caches */
+	DEPTH = 64 /* rows of a tile's inputs per pass, small enough for L1 */
 };
 
 /* ---- fp32 ---- */
@@ -48,16 +48,16 @@ add_floats(const Gram *g, int part, const float *x, int64_t rows, int64_t n, flo
 				add_tile(x, rows, n, h, a, b, left);
 }
 
-/* ---- tiles ----
+/* ---- AMX tiles ----
  *
- * Columns are taken in groups of 16, an even number of them, rows in steps of 32; what is missing
- * is 0. Each group and step is packed twice, 1 KB each:
+ * Columns are processed in groups of 16 (padded to an even number of groups), rows in steps of 32,
+ * padded with zeros. Each group and step is packed twice, 1 KB each:
  *
  *   left    [16 columns][32 rows] bf16        right   [16 pairs of rows][16 columns][2]: as 32-bit words, left transposed
  *
- * and two groups by two make four tiles of the result. */
+ * Two groups times two groups give four tiles of the result. */
 
-enum { GROUP = 16, STEP = 32, PACKED = GROUP * STEP /* numbers of a group and step */ };
+enum { GROUP = 16, STEP = 32, PACKED = GROUP * STEP /* values per group and step */ };
 
 static int64_t
 groups_of(int64_t n)
@@ -102,7 +102,7 @@ pack(const float *x, int64_t rows, int64_t n, int64_t group, int64_t step, uint1
 #if defined(__x86_64__)
 typedef struct TileShape {
 	uint8_t palette, start, none[14];
-	uint16_t bytes[16]; /* of a row of each register */
+	uint16_t bytes[16]; /* bytes per row of each tile register */
 	uint8_t rows[16];
 } TileShape;
 
@@ -133,7 +133,7 @@ tiles_end(void)
 	__asm__ volatile("tilerelease" ::);
 }
 
-/* Groups i, i + 1 by j, j + 1: out [4][16][16] */
+/* Multiplies groups i, i + 1 by j, j + 1: out [4][16][16] */
 static void
 four_tiles(const uint16_t *left, const uint16_t *right, int64_t steps, int64_t i, int64_t j,
            float (*out)[GROUP * GROUP])
@@ -215,10 +215,10 @@ add_tiles(const Gram *g, Threads *threads, int part, const float *x, int64_t row
 				put(out[k], n, h, (i + k / 2) * GROUP, (j + k % 2) * GROUP);
 		}
 	tiles_end();
-	threads_barrier(threads); /* before somebody packs the next */
+	threads_barrier(threads); /* before any thread packs the next step */
 }
 
-/* ---- either ---- */
+/* ---- dispatch ---- */
 
 void
 gram_open(Gram *g, const Threads *threads)

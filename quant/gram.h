@@ -1,25 +1,24 @@
-/* X'X of rows of floats, added to a lower triangle: what Hessians of layers are. In fp32, or where
- * the processor has tile registers, of the rows rounded to bf16 (2^-9 an element, to the nearest):
- * four times as fast, and exactly the product of what was rounded, so no eigenvalue becomes
- * negative. */
+/* Adds X'X of rows of floats to a lower triangle: the Hessian of a layer. Computed in fp32, or with
+ * AMX from rows rounded to bf16 (2^-9 per element, to nearest). AMX is four times as fast. Its
+ * result is exactly X'X of the rounded rows, so no eigenvalue becomes negative. */
 #ifndef LLMC_QUANT_GRAM_H
 #define LLMC_QUANT_GRAM_H
 
 #include "runtime/threads/threads.h"
 
 typedef struct Gram {
-	bool tiles; /* filled in by gram_open; false asks for fp32 */
+	bool tiles; /* set by gram_open; set it to false for fp32 */
 	int n_part;
-	size_t cap; /* bytes at room */
+	size_t cap; /* bytes allocated */
 	void *room;
 } Gram;
 
 void gram_open(Gram *g, const Threads *threads);
 void gram_release(Gram *g);
-/* Memory for so many rows and columns. false: there is none */
+/* Allocates memory for this many rows and columns. false: out of memory */
 bool gram_room(Gram *g, int64_t rows, int64_t n);
-/* h [n][n] += x' x, x [rows][n]; what lies above the diagonal is anything afterwards. Called by all
- * parts of threads_run, for the same input; the same bits for any number of them. */
+/* h [n][n] += x' x, x [rows][n]; values above the diagonal are unspecified afterwards. All parts of
+ * threads_run call it with the same input. The result does not depend on their number. */
 void gram_add(const Gram *g, Threads *threads, int part, const float *x, int64_t rows, int64_t n,
               float *h);
 

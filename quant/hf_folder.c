@@ -103,8 +103,8 @@ put_shape(uint8_t *dst, int64_t rows, int64_t cols)
 	memcpy(dst, shape, sizeof shape);
 }
 
-/* Codes lie as columns c and c + 16 in a byte; a folder has neighbours there. Where a block has its
- * scale first. */
+/* Blocks pack columns c and c + 16 in a byte; a folder packs neighbours. Returns the codes, or with
+ * scale first in the block skips it. */
 static uint8_t *
 neighbours(const uint8_t *q, int columns, uint8_t *dst)
 {
@@ -134,14 +134,14 @@ folder_from_blocks(Dtype blocks, const void *src, int64_t rows, int64_t cols, ui
 	}
 	const DtypeGroup g = dtype_group(blocks);
 	for (int64_t k = 0; k < n; k++, b += bytes) {
-		/* a scale of four bytes is a bf16 with nothing below it */
+		/* f32 scales hold bf16 values, so the low half is 0 */
 		memcpy(scale + 2 * k, b + (g.scale_bytes == 2 ? 0 : 2), 2);
 		dst = neighbours(b + g.scale_bytes + 1, columns, dst);
 	}
 	put_shape(scale + 2 * n, rows, cols);
 }
 
-/* ---- int8 and fp8: a scale a row ---- */
+/* ---- int8 and fp8: one scale per row ---- */
 
 static float
 stored(Dtype scale, float f, uint8_t *to)
@@ -176,13 +176,13 @@ folder_row(FolderForm f, Dtype scale, const float *x, const float *importance, i
 			uint8_t block[36];
 			float piece[32] = {
 				one, 448
-			}; /* with a peak of 448 the scale of a group is 1 */
+			}; /* values scaled to a peak of 448 give a group scale of 1 */
 			quant_row(DT_F8_32, piece, block, 32);
 			code[i] = block[4];
 		}
 		return;
 	}
-	/* ends a little within the largest lose less in the sum */
+	/* a slightly smaller range clips the largest values but lowers the total error */
 	for (int k = 0; k < 12; k++) {
 		double error = 0;
 		d = stored(scale, peak * (1 - .02f * (float)k) / 127, to);
@@ -200,7 +200,7 @@ folder_row(FolderForm f, Dtype scale, const float *x, const float *importance, i
 		put_shape(dst + code_bytes(f, rows, cols) + 2 * rows, rows, cols);
 }
 
-/* ---- the head, and what stands beside it ---- */
+/* ---- header and other files of the folder ---- */
 
 void
 folder_head_add(Strbuf *head, const FolderPart *p, int64_t *at)
@@ -302,7 +302,7 @@ folder_beside(const char *in, const char *out, FolderForm f, int group, const ch
 			if (no_memory)
 				status = error_set(err, LLMC_E_MEMORY, "out of memory");
 			else if (!json_is_object(config))
-				status = error_set(err, LLMC_E_INPUT, "%s: no JSON object",
+				status = error_set(err, LLMC_E_INPUT, "%s: not a JSON object",
 				                   strbuf_str(&from));
 			else if (!q || json_object_set(config, "quantization_config", q) != 0 ||
 			         !(made = json_dumps(config, JSON_INDENT(2))))

@@ -1,7 +1,7 @@
-/* The old form: i32 entries, each i32 length of the name, name, i32 calls, i32 values, values f32
- * (mean times calls); then maybe i32 last chunk, i32 length, name of the text. The new one: a GGUF
- * whose tensors NAME.in_sum2 [cols, experts] and NAME.counts [1, experts] are f32. Both untrusted.
- */
+/* The older format: i32 number of entries; per entry i32 length of the name, name, i32 calls, i32
+ * number of values, values f32 (mean times calls); optionally i32 last chunk, i32 length, name of
+ * the text. The newer format: a GGUF with f32 tensors NAME.in_sum2 [cols, experts] and NAME.counts
+ * [1, experts]. Both are untrusted. */
 #include "quant/imatrix.h"
 
 #include <math.h>
@@ -30,7 +30,7 @@ imatrix_find(const Imatrix *m, const char *name)
 	return NULL;
 }
 
-/* An importance is a mean of squares */
+/* Importance is a mean square, so it must be finite and not negative */
 static llmc_status
 check_values(const char *path, const ImatrixEntry *e, llmc_error *err)
 {
@@ -54,7 +54,7 @@ read_old(const char *path, const FileMap *f, Arena *a, Imatrix *out, llmc_error 
 	do {                                                                                       \
 		if (f->size - at < (size_t)(bytes))                                                \
 			return error_set(err, LLMC_E_INPUT,                                        \
-			                 "%s: the file ends within an entry: it is cut off, or "   \
+			                 "%s: the file ends within an entry: it is truncated, or " \
 			                 "no importance matrix",                                   \
 			                 path);                                                    \
 		memcpy((to), f->data + at, (size_t)(bytes));                                       \
@@ -64,15 +64,16 @@ read_old(const char *path, const FileMap *f, Arena *a, Imatrix *out, llmc_error 
 	if (n < 1 || n > MOST_ENTRIES)
 		return error_set(
 		    err, LLMC_E_INPUT,
-		    "%s: %d entries: no importance matrix, neither a GGUF nor the older form", path,
-		    n);
+		    "%s: %d entries: not an importance matrix, neither a GGUF nor the older "
+		    "format",
+		    path, n);
 	for (int32_t i = 0; i < n; i++) {
 		int32_t len, calls, values;
 		TAKE(&len, 4);
 		if (len < 1 || len > MOST_NAME || (size_t)len > f->size - at)
 			return error_set(err, LLMC_E_INPUT,
 			                 "%s: the name of entry %d has %d bytes: the file is "
-			                 "damaged, or no importance matrix",
+			                 "damaged, or not an importance matrix",
 			                 path, i, len);
 		char *name = arena_strndup(a, (const char *)f->data + at, (size_t)len);
 		at += (size_t)len;
@@ -80,7 +81,8 @@ read_old(const char *path, const FileMap *f, Arena *a, Imatrix *out, llmc_error 
 		TAKE(&values, 4);
 		if (values < 1 || (size_t)values > (f->size - at) / 4)
 			return error_set(err, LLMC_E_INPUT,
-			                 "%s: %s claims %d values: the file is cut off or damaged",
+			                 "%s: %s claims %d values: the file is truncated or "
+			                 "damaged",
 			                 path, name, values);
 		float *mean = NEW(a, float, values);
 		TAKE(mean, (size_t)values * 4);
@@ -126,7 +128,7 @@ read_gguf(const char *path, Arena *a, Imatrix *out, llmc_error *err)
 		    count->bytes != n_mat * 4)
 			return error_set(
 			    err, LLMC_E_INPUT,
-			    "%s: %s is not f32, or has no counts beside it: no importance matrix",
+			    "%s: %s is not f32, or has no counts tensor: not an importance matrix",
 			    path, t->name);
 		float *mean = NEW(a, float, cols *n_mat), counts = 0;
 		for (int64_t m = 0; m < n_mat; m++) {
@@ -139,7 +141,7 @@ read_gguf(const char *path, Arena *a, Imatrix *out, llmc_error *err)
 			for (int64_t k = 0; k < cols; k++)
 				mean[m * cols + k] =
 				    c > 0 ? mean[m * cols + k] / c
-				          : 1; /* an expert that nothing reached: all the same */
+				          : 1; /* uniform for an expert without inputs */
 		}
 		ImatrixEntry e = { name, cols, n_mat, mean, (double)counts };
 		TRY(check_values(path, &e, err));
@@ -148,7 +150,8 @@ read_gguf(const char *path, Arena *a, Imatrix *out, llmc_error *err)
 	arena_done(a, g);
 	if (out->n == 0)
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: no tensor ends in .in_sum2: a GGUF, but no importance matrix",
+		                 "%s: no tensor name ends in .in_sum2: a GGUF, but not an "
+		                 "importance matrix",
 		                 path);
 	return LLMC_OK;
 }

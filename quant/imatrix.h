@@ -1,5 +1,5 @@
-/* Importance of columns: what llama.cpp calls an imatrix, read and written in both of its forms
- * (the old .dat, and GGUF). */
+/* Importance of columns (llama.cpp's imatrix), read and written in both of its formats (the older
+ * .dat, and GGUF). */
 #ifndef LLMC_QUANT_IMATRIX_H
 #define LLMC_QUANT_IMATRIX_H
 
@@ -7,10 +7,10 @@
 #include "base/error.h"
 
 typedef struct ImatrixEntry {
-	const char *name;    /* of the tensor */
+	const char *name;    /* tensor name */
 	int64_t cols, n_mat; /* n_mat: experts, else 1 */
-	const float *mean;   /* [n_mat][cols] mean of the squares of a column's inputs */
-	double count;        /* inputs, of the first matrix */
+	const float *mean;   /* [n_mat][cols] mean square of each column's inputs */
+	double count;        /* number of inputs, of the first matrix */
 } ImatrixEntry;
 
 typedef struct Imatrix {
@@ -18,12 +18,12 @@ typedef struct Imatrix {
 	ImatrixEntry *entry;
 } Imatrix;
 
-/* E_INPUT: no such file, or not in one of the forms */
+/* E_INPUT: no such file, or not in one of the formats */
 llmc_status imatrix_read(const char *path, Arena *a, Imatrix *out, llmc_error *err);
-/* The old form when path ends in .dat, else GGUF. dataset: what it was made from */
+/* Writes the older format if path ends in .dat, else GGUF. dataset: name of the calibration text */
 llmc_status imatrix_write(const char *path, const Imatrix *m, const char *dataset, int chunks,
                           int chunk_tokens, llmc_error *err);
-/* Entry for a tensor of these sizes; NULL: there is none. n_mat 0: any */
+/* Returns the entry for a tensor of these sizes, or NULL. n_mat 0: any */
 const ImatrixEntry *imatrix_find(const Imatrix *m, const char *name);
 void imatrix_add(Imatrix *m, Arena *a, const ImatrixEntry *e);
 

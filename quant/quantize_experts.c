@@ -1,6 +1,6 @@
-/* Matrices of experts, by the rows that the text sends to each: a Hessian of an expert's own inputs
- * for gate and up, one of what these make of them for down. An expert that saw few rows is rounded
- * by the importance of columns; there is nothing in so few to compensate by. */
+/* Rounds matrices of experts with the rows that the router sends to each: one Hessian of an
+ * expert's inputs for gate and up, one of their outputs for down. An expert with few rows is
+ * rounded by importance only, since compensation would overfit. */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -19,11 +19,11 @@ enum {
 	UP,
 	DOWN,
 	ROLES,
-	FEWEST = 8 /* columns for each row that is wanted at least */,
+	FEWEST = 8 /* a Hessian needs at least one row per FEWEST columns */,
 	TILE = 32
 };
 
-/* One expert's matrix: rows first .. of a tensor */
+/* Matrix of one expert: rows `first` .. of a tensor */
 typedef struct ExpertMatrix {
 	QuantTensor *t;
 	int64_t first;
@@ -32,15 +32,15 @@ typedef struct ExpertMatrix {
 typedef struct MoeLayer {
 	QuantRun *r;
 	CalibrationInput *in;
-	int64_t cols[ROLES], rows[ROLES]; /* of one expert */
-	ExpertMatrix *m[ROLES];           /* [n_experts]; NULL: not in a form that is known here */
-	bool plain;                       /* no biases within */
-	float *x, *turned;                /* of one expert: [n][hidden], [hidden][n] */
-	float *y;                         /* [n][width] what down reads */
+	int64_t cols[ROLES], rows[ROLES]; /* per expert */
+	ExpertMatrix *m[ROLES];           /* [n_experts]; NULL: layout not supported */
+	bool plain;                       /* no biases in between */
+	float *x, *turned; /* inputs of one expert: [n][hidden], and transposed [hidden][n] */
+	float *y;          /* [n][width] inputs of down */
 	int64_t n;
 } MoeLayer;
 
-/* Does the source hold its rows one after the other, from the first on? */
+/* Returns whether the source holds its rows consecutively from the first on */
 static bool
 is_whole(const PlanSource *s)
 {
@@ -86,7 +86,7 @@ is_wanted(const MoeLayer *m, int role, int e)
 	return t && t->made && !t->done && t->input == m->in;
 }
 
-/* ---- one expert's rows ---- */
+/* ---- rows of one expert ---- */
 
 static bool
 gather_rows(MoeLayer *m, int e)
@@ -128,7 +128,7 @@ typedef struct ExpertInput {
 	atomic_bool failed;
 } ExpertInput;
 
-/* rows first .. of a matrix times the expert's inputs: out [n][TILE] */
+/* GEMM of rows first .. of a matrix with the expert's inputs: out [n][TILE] */
 static void
 times(const MoeLayer *m, const ExpertMatrix *w, int64_t first, int64_t rows, float *row,
       float *turned, float *out)
@@ -228,7 +228,7 @@ plain(void *user, int part, int n_parts)
 	free(row);
 }
 
-/* One expert's matrices of roles from .. to, which read the same rows x [n][cols] */
+/* Rounds one expert's matrices of roles from .. to, which share the input rows x [n][cols] */
 static bool
 round_roles(MoeLayer *m, int e, int from, int to, const float *x, const float *importance)
 {

@@ -1,5 +1,5 @@
-/* A quantisation: which tensors (choose_types.c), their rows in parallel, the text that calibrates
- * them layer by layer, factors of columns, the file (resume.c). */
+/* Runs a quantisation: selects types (choose_types.c), rounds rows in parallel, calibrates layer by
+ * layer, applies column factors, and writes the file (resume.c). */
 #include "quant/quant_internal.h"
 
 #include <math.h>
@@ -70,7 +70,7 @@ convert(void *user, int part, int n_parts)
 	free(row);
 }
 
-/* A norm's weights, divided */
+/* Divides a norm's weights */
 static llmc_status
 keep_divided(QuantRun *r, QuantTensor *t, llmc_error *err)
 {
@@ -112,7 +112,7 @@ quantise(QuantRun *r, QuantTensor *t, const float *full, llmc_error *err)
 		return keep_divided(r, t, err);
 	if (!t->made)
 		return run_keep(r, t, t->in->data, err);
-	const bool blocks = t->n_part && t->to != DT_NONE; /* which parts are made of */
+	const bool blocks = t->n_part && t->to != DT_NONE; /* parts are built from blocks */
 	const int64_t room =
 	    blocks ? dtype_row_bytes(t->to, t->in->dim[0]) * rows_of(t->in) : t->bytes;
 	uint8_t *dst = malloc((size_t)room);
@@ -172,15 +172,15 @@ is_wanted(const QuantRun *r, const CalibrationInput *in)
 	return false;
 }
 
-/* A Hessian, or the rows that experts see */
+/* Bytes of a Hessian, or of the captured rows of experts */
 static int64_t
 bytes_of(const QuantRun *r, const CalibrationInput *in)
 {
 	return 4 * in->cols * (in->experts ? (int64_t)r->job->n_window * r->job->width : in->cols);
 }
 
-/* Which inputs' Hessians are taken together: from the first that is wanted, as many as the budget
- * holds, in whole pieces of the model. false: none is left. */
+/* Selects inputs whose Hessians are computed together: from the first missing one, as many as the
+ * budget holds, in whole segments of the model. false: none is left. */
 static bool
 next_group(QuantRun *r)
 {
@@ -217,15 +217,15 @@ quantise_group(QuantRun *r, llmc_error *err)
 		if (in->experts && in->hessian) {
 			if (in->row)
 				TRY(run_experts(r, in, err));
-			for (int k = 0; k < r->n; k++) /* none were seen */
+			for (int k = 0; k < r->n; k++) /* the input had no rows */
 				if (r->t[k].input == in && !r->t[k].done)
 					r->t[k].input = NULL;
 			in->hessian = false;
 		}
 		if (!in->h)
 			continue;
-		/* few inputs a column say little of how columns hang together: without a word from
-		 * the user the damping grows with what is not known */
+		/* With few rows per column, correlations are uncertain. Unless the user sets
+		 * damping, it grows as data gets scarcer */
 		double damp = job->damp > 0
 		                  ? job->damp
 		                  : fmin(fmax(6.0 * (double)in->cols / (double)in->seen, .03), 1);
@@ -249,7 +249,7 @@ quantise_group(QuantRun *r, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* ---- factors of columns ---- */
+/* ---- column factors ---- */
 
 QuantTensor *
 run_tensor(const QuantRun *r, const char *name)
@@ -260,8 +260,8 @@ run_tensor(const QuantRun *r, const char *name)
 	return NULL;
 }
 
-/* Factors for the matrices behind one norm. The norm's weights are rounded to what they are stored
- * as, and the factors become what that leaves: the product is as it was. */
+/* Computes factors for the matrices after one norm. The norm's weights are rounded to their stored
+ * type, and the factors are adjusted to the rounded values, so the output stays the same. */
 static llmc_status
 scale_behind(QuantRun *r, QuantTensor *norm, QuantTensor *const *t, int n, llmc_error *err)
 {
@@ -321,7 +321,7 @@ quantise_all(QuantRun *r, llmc_error *err)
 		run_moe_layers(r);
 		for (int i = 0; i < r->n; i++) {
 			QuantTensor *t = &r->t[i];
-			/* a tied embedding is read by rows as well */
+			/* a tied embedding is also read by row */
 			if (t->input || !t->made || t->to == DT_NONE ||
 			    rows_of(t->in) != t->in->dim[1] ||
 			    strcmp(t->in->name, "token_embd.weight") == 0)
@@ -372,7 +372,7 @@ quant_run(QuantJob *job, Arena *a, llmc_error *err)
 	llmc_status status;
 
 	if (file_exists(job->out))
-		return error_set(err, LLMC_E_INPUT, "%s: is there already and is not overwritten",
+		return error_set(err, LLMC_E_INPUT, "%s: exists already and is not overwritten",
 		                 job->out);
 	r.partial = arena_printf(a, "%s.partial", job->out);
 	r.done_path = arena_printf(a, "%s.partial.done", job->out);

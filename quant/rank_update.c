@@ -1,6 +1,6 @@
-/* One body in three widths, chosen when it is called. Built with contraction (see the Makefile):
- * nobody promises the last bit of these sums across processors, only from run to run and for any
- * number of threads. */
+/* One body built for three vector widths, selected at run time. It is built with FP contraction
+ * (see the Makefile): the last bit may differ between CPUs, but not between runs or numbers of
+ * threads. */
 #include "quant/rank_update.h"
 
 #include <string.h>

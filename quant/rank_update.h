@@ -1,13 +1,12 @@
-/* Sums of outer products, which is what Hessians, their factors and error compensation are made of.
- */
+/* Sums of outer products, the kernel of Hessians, their factors and error compensation. */
 #ifndef LLMC_QUANT_RANK_UPDATE_H
 #define LLMC_QUANT_RANK_UPDATE_H
 
 #include <stdint.h>
 
-/* c[i][j] += (or -=, when minus) sum over t < k of a[t][i] * b[t][j], for i < m, j < n; rows lie
- * lda, ldb, ldc floats apart. fp32, in an order that depends on neither m nor n; the processor's
- * widest vectors. */
+/* c[i][j] += (or -=, if minus) sum over t < k of a[t][i] * b[t][j], for i < m, j < n; rows are lda,
+ * ldb, ldc floats apart. fp32, summed in an order that does not depend on m and n, with the widest
+ * vectors of the CPU. */
 void outer_add(const float *a, int64_t lda, const float *b, int64_t ldb, int64_t k, float *c,
                int64_t ldc, int64_t m, int64_t n, int minus);
 /* y[j] += a * x[j] */

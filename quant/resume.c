@@ -1,5 +1,5 @@
-/* The file that grows: what a run that was stopped had finished is found again by its sums, and the
- * name is given when all is there. */
+/* The output file: finished tensors of a stopped run are recognised by their checksums, and the
+ * file is renamed when it is complete. */
 #include "quant/quant_internal.h"
 
 #include <errno.h>
@@ -15,7 +15,7 @@
 #include "formats/gguf_write.h"
 #include "formats/safetensors.h"
 
-/* What the bytes of the result depend on */
+/* Everything that the bytes of the result depend on */
 static const char *
 identity(QuantRun *r)
 {
@@ -72,7 +72,7 @@ put(const QuantRun *r, const void *data, int64_t n, int64_t at, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* A tensor that the file is said to hold is there when its sum is right. */
+/* Returns whether a listed tensor is in the file: its checksum must match. */
 static bool
 still_there(const QuantRun *r, const QuantTensor *t, uint64_t sum)
 {
@@ -106,7 +106,7 @@ run_open(QuantRun *r, llmc_error *err)
 	else
 		folder_head_text(&r->names, head);
 	if (head->failed)
-		return error_set(err, LLMC_E_MEMORY, "out of memory for the head of %s",
+		return error_set(err, LLMC_E_MEMORY, "out of memory for the header of %s",
 		                 r->job->out);
 	r->data_at = (int64_t)head->len;
 	r->job->out_bytes = r->data_at + r->data_bytes;
@@ -131,7 +131,7 @@ run_open(QuantRun *r, llmc_error *err)
 		fclose(f);
 	errno = posix_fallocate(r->fd, 0, r->job->out_bytes);
 	if (errno != 0 && errno != EOPNOTSUPP && errno != EINVAL) {
-		llmc_status s = io_error(r, "find room for the file", err);
+		llmc_status s = io_error(r, "reserve space for the file", err);
 		if (!r->job->n_resumed)
 			unlink(r->partial);
 		return s;
@@ -160,8 +160,7 @@ run_keep(QuantRun *r, QuantTensor *t, const void *data, llmc_error *err)
 	if (r->job->progress &&
 	    !r->job->progress(r->job->user, t->in->name, r->done_bytes, r->job->in_bytes))
 		return error_set(err, LLMC_E_CANCELLED,
-		                 "stopped; started again with the same options it goes on after %s",
-		                 t->in->name);
+		                 "stopped; the same command continues after %s", t->in->name);
 	return LLMC_OK;
 }
 
@@ -175,17 +174,19 @@ run_finish(QuantRun *r, llmc_error *err)
 		                  r->n_ignored, err));
 		if (file_exists(r->job->out) || rename(r->folder, r->job->out) != 0)
 			return error_set(err, LLMC_E_INPUT,
-			                 "%s: cannot be given to the result, which is %s: %s",
-			                 r->job->out, r->folder, strerror(errno ? errno : EEXIST));
+			                 "%s: cannot rename the result %s to it: %s", r->job->out,
+			                 r->folder, strerror(errno ? errno : EEXIST));
 		unlink(r->done_path);
 		return LLMC_OK;
 	}
-	/* a name that somebody has taken meanwhile is not overwritten */
+	/* link fails if another program has created the name meanwhile, so no file is
+	 * overwritten */
 	if (link(r->partial, r->job->out) != 0) {
 		if (errno == EEXIST)
 			return error_set(
 			    err, LLMC_E_INPUT,
-			    "%s: has appeared meanwhile and is not overwritten; the result is %s",
+			    "%s: was created meanwhile and is not overwritten; the result is in "
+			    "%s",
 			    r->job->out, r->partial);
 		if (rename(r->partial, r->job->out) != 0)
 			return io_error(r, "rename", err);

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Share of the energy that noise has: about what four bits lose, small enough for the divergence to
- * grow with it */
+/* Relative energy of the noise: about that of 4-bit rounding, small enough for the divergence to
+ * grow in proportion */
 static const double NOISE = .004;
 
 typedef struct ProbeState {
@@ -15,16 +15,17 @@ typedef struct ProbeState {
 
 typedef struct SensitivityWork {
 	const Plan *plan;
-	ProbeState *seen;     /* [n_buffer] what steps have made last */
-	const PlanStep *step; /* whose values get noise; NULL: none */
-	double energy; /* of a product's outputs, of an input of length 1; 0: noise is a share of
-	                  the value itself */
-	int x;         /* its input's argument */
+	ProbeState *seen;     /* [n_buffer] last write of each buffer by a step */
+	const PlanStep *step; /* step whose output gets noise; NULL: none */
+	/* mean energy of a matmul's output for inputs of length 1; 0: noise relative to the value
+	 * itself */
+	double energy;
+	int x; /* argument index of its input */
 	int64_t cols;
 	uint64_t state;
 } SensitivityWork;
 
-/* Four uniform numbers: near enough to normal, variance 1 */
+/* Sum of four uniform numbers: nearly normal, variance 1 */
 static float
 normal(uint64_t *state)
 {
@@ -101,7 +102,7 @@ log_sum(const float *x, int64_t n)
 	return (double)top + log(sum);
 }
 
-/* Mean over rows of KL(p of a || p of b) */
+/* Mean over rows of KL(softmax(a) || softmax(b)) */
 static double
 divergence(const float *a, const float *b, int64_t rows, int64_t n)
 {
@@ -117,7 +118,7 @@ divergence(const float *a, const float *b, int64_t rows, int64_t n)
 	return sum / (double)rows;
 }
 
-/* Sums of the matrices of tensor w of the plan that are asked for; how many */
+/* Finds the requested matrices of tensor w of the plan; returns their number */
 static int
 add_to(Sensitivity *m, int n, const Plan *plan, const PlanRef *w, double kl, double *energy)
 {
@@ -189,7 +190,7 @@ sensitivity_measure(Sensitivity *m, int n, const Plan *plan, Session *s, const i
 			add_to(m, n, plan, &st->arg[at[k]], isfinite(kl) ? kl : 0, &energy);
 		if (progress && !progress(user, i + 1, ph->n_step)) {
 			status = error_set(err, LLMC_E_CANCELLED,
-			                   "stopped while measuring what errors cost");
+			                   "stopped while measuring sensitivities");
 			break;
 		}
 	}

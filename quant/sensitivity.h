@@ -1,21 +1,22 @@
-/* What errors of a matrix cost the model, measured: noise like that of rounding is added to what
- * one matrix product makes while a text is read, and the divergence of the logits from those
- * without is what it costs. */
+/* Measures what errors in a matrix cost the model: adds noise like that of rounding to the output
+ * of one matmul while sample text is processed. The cost is the KL divergence from the logits
+ * without noise. */
 #ifndef LLMC_QUANT_SENSITIVITY_H
 #define LLMC_QUANT_SENSITIVITY_H
 
 #include "runtime/runtime.h"
 
 typedef struct Sensitivity {
-	const char *name; /* tensor of the checkpoint */
+	const char *name; /* checkpoint tensor */
 	double
-	    energy;  /* mean over its outputs of E (w x)^2 / |x|^2, columns taken as uncorrelated */
-	double cost; /* found: nats of KL divergence for an error that is all of the energy, as
-	                small errors grow; 0: nothing reads it */
+	    energy; /* mean over its outputs of E (w x)^2 / |x|^2, assuming uncorrelated columns */
+	/* result: nats of KL divergence per unit of relative error energy, extrapolated from small
+	 * errors; 0: no step uses it */
+	double cost;
 } Sensitivity;
 
-/* tok [n_tok]; the session's chunk and n_out hold as many. One forward a matrix. progress returns
- * false: E_CANCELLED. */
+/* tok [n_tok]; the session's chunk and n_out must hold them. Runs one forward pass per matrix.
+ * progress returns false: E_CANCELLED. */
 llmc_status sensitivity_measure(Sensitivity *m, int n, const Plan *plan, Session *s,
                                 const int32_t *tok, int32_t n_tok,
                                 bool (*progress)(void *user, int32_t done, int32_t of), void *user,

@@ -1,6 +1,6 @@
-/* The file of quant/write_gguf.h: head, then tensor by tensor, row by row in the file's order; each
- * row is found in the folder, expanded, and rounded to its type, which changes nothing where the
- * type is the folder's. */
+/* Writes the file of quant/write_gguf.h: header, then tensors row by row in the file's order. Each
+ * row is located in the folder, dequantised, and rounded to its type (lossless if the type is the
+ * folder's). */
 #include "quant/write_gguf.h"
 
 #include <errno.h>
@@ -37,7 +37,7 @@ typedef struct GgufWriter {
 	llmc_error *err;
 } GgufWriter;
 
-/* ---- what it says ---- */
+/* ---- keys and tokenizer ---- */
 
 static llmc_status
 describe(GgufWriter *w)
@@ -102,7 +102,7 @@ has_tokenizer(GgufWriter *w)
 	return found;
 }
 
-/* llama.cpp's number for a file of mostly this type */
+/* llama.cpp's file type number for a file of mostly this type */
 static uint32_t
 file_type(Dtype d)
 {
@@ -152,7 +152,8 @@ put_keys(GgufWriter *w)
 	if (has_tokenizer(w))
 		return text_export_gguf(w->job->folder, (int32_t)vocab, &w->head, w->err);
 	log_line(w->job->log, w->job->log_user, LLMC_LOG_WARNING,
-	         "%s: holds no tokenizer, so the file has none: llama.cpp reads no model without",
+	         "%s: has no tokenizer, so the file has none: llama.cpp needs one to load the "
+	         "model",
 	         w->job->folder);
 	return LLMC_OK;
 }
@@ -176,8 +177,8 @@ find_sources(GgufWriter *w)
 			TRY(checkpoint_source(w->c, p->from, &p->from->src[k], c, w->err));
 			if (c->made || !dtype_is_float(c->dtype))
 				return error_set(w->err, LLMC_E_INPUT,
-				                 "%s: tensor %s is quantised already; 16 bits are "
-				                 "what to start from",
+				                 "%s: tensor %s is quantised already; start from "
+				                 "a 16-bit checkpoint",
 				                 w->job->folder, c->name);
 			w->job->in_bytes += c->bytes;
 			if (w->type[p->tensor] == DT_NONE)
@@ -188,7 +189,7 @@ find_sources(GgufWriter *w)
 	return LLMC_OK;
 }
 
-/* Row i of the model's tensor of part p: cols elements, 1 of a vector */
+/* Reads row i of the model's tensor of part p: cols elements, 1 for a vector */
 static void
 row_of(const GgufWriter *w, size_t p, int64_t i, int64_t cols, float *dst)
 {
@@ -242,7 +243,7 @@ pad_to(GgufWriter *w, int64_t at)
 	return LLMC_OK;
 }
 
-/* Which row of the model each row of the file is */
+/* Maps each row of the file to a row of the model */
 static llmc_status
 places_of(const GgufWriter *w, int tensor, RowSource *place)
 {
@@ -256,15 +257,15 @@ places_of(const GgufWriter *w, int tensor, RowSource *place)
 		for (int64_t i = 0; part->tensor == tensor && i < s->n_block * s->block; i++) {
 			int64_t row = plan_source_row(s, i);
 			if (row < t->rows &&
-			    place[row].part < 0) /* a tied head is the embedding again */
+			    place[row].part < 0) /* a tied head repeats the embedding */
 				place[row] = (RowSource){ (int32_t)p, part->first + i };
 		}
 	}
 	for (int64_t i = 0; i < t->rows; i++)
 		if (place[i].part < 0)
 			return error_set(w->err, LLMC_E_INPUT,
-			                 "%s: no tensor says what row %lld of %s is",
-			                 w->job->folder, (long long)i, t->name);
+			                 "%s: no tensor provides row %lld of %s", w->job->folder,
+			                 (long long)i, t->name);
 	return LLMC_OK;
 }
 

@@ -58,7 +58,7 @@ ref_rope_2d(const RefCall *c)
 
 void
 ref_append_row(const RefCall *c, int kv_arg, int64_t t, const float *k, const float *v,
-               int64_t kv_heads, int64_t dim, int64_t v_dim, float *turned)
+               int64_t kv_heads, int64_t dim, int64_t v_dim, float *rotated)
 {
 	const PlanPool *p = c->arg[kv_arg].pool;
 	int64_t pos = c->s->pos[t], at = pos % PLAN_KV_PAGE;
@@ -66,22 +66,23 @@ ref_append_row(const RefCall *c, int kv_arg, int64_t t, const float *k, const fl
 
 	for (int64_t h = 0; h < kv_heads; h++) {
 		ref_kv_put_row(p->k, p->rotate, true, ref_plane(p, page, true, h), at, k + h * dim,
-		               dim, turned);
+		               dim, rotated);
 		ref_kv_put_row(p->v, p->rotate, false, ref_plane(p, page, false, h), at,
-		               v + h * v_dim, v_dim, turned);
+		               v + h * v_dim, v_dim, rotated);
 	}
 	if (!plan_layer_exact_bytes(p))
 		return;
 	page = ref_exact_page(c, kv_arg, c->s->seq_of[t], pos);
 	for (int64_t h = 0; h < kv_heads; h++) {
 		ref_exact_put_row(p->k, p->rotate, true, ref_exact_plane(p, page, true, h), at,
-		                  k + h * dim, dim, turned);
+		                  k + h * dim, dim, rotated);
 		ref_exact_put_row(p->v, p->rotate, false, ref_exact_plane(p, page, false, h), at,
-		                  v + h * v_dim, v_dim, turned);
+		                  v + h * v_dim, v_dim, rotated);
 	}
 }
 
-/* The key, or the value, of a head at position j as a row at pos reads it */
+/* Reads the key or value of a head at position j as the row at pos does, from its exact page if
+ * needed */
 static void
 read_row(const RefCall *c, int kv_arg, bool key, int32_t seq, int64_t pos, int64_t j, int64_t head,
          float *row)
@@ -132,8 +133,8 @@ ref_kv_quantize_page(const RefCall *c)
 	}
 }
 
-/* ALiBi: powers of 2^(-bias / n) for the first n heads, n the largest power of two within `heads`;
- * the others take the odd powers of the series for 2n heads. */
+/* ALiBi slopes: powers of 2^(-bias / n) for the first n heads, n the largest power of two within
+ * `heads`; the others use the odd powers of the series for 2n heads. */
 static double
 alibi_slope(int64_t heads, int64_t h, double max_bias)
 {
@@ -164,7 +165,7 @@ ref_softmax(float *p, int64_t n, const float *sink)
 		p[i] = (float)(p[i] / sum);
 }
 
-/* Positions that row t sees: [*first, return). */
+/* Positions that row t attends to: [*first, return value). */
 static int64_t
 visible(const RefCall *c, int64_t t, int64_t window, bool chunk, bool prefix, int64_t *first)
 {
@@ -257,9 +258,8 @@ ref_mla_append(const RefCall *c)
 	}
 }
 
-/* Heads outside, so that rows of k_b and v_b are dequantised once.
- * scratch: query and context in the latent space [n_tok][rank] each, a weight row [rank], scores
- * [kv_len] */
+/* Loops over heads outside, so that rows of k_b and v_b are dequantised once. scratch: query and
+ * context in the latent space [n_tok][rank] each, a weight row [rank], scores [kv_len] */
 void
 ref_mla_attention(const RefCall *c)
 {

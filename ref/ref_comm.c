@@ -1,8 +1,8 @@
-/* Ops between ranks: what the runtime's comm is held to. A call has the first argument of every
+/* Ops between ranks: the definition for runtime/comm. A call has the first argument of every
  * rank. */
 #include "ref/ref_internal.h"
 
-/* The x of rank k; a call without peers is that of a rank alone. */
+/* The x of rank k; without peers, the call's own. */
 static const float *
 term(const RefCall *c, int k)
 {
@@ -53,7 +53,7 @@ ref_all_gather(const RefCall *c)
 	}
 }
 
-/* The stream has been put there by whoever has it: ranks are no business of a function of one. */
+/* Copies the previous stage's stream. Without a peer, the caller has already stored it in y. */
 void
 ref_stage_in(const RefCall *c)
 {

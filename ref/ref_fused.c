@@ -1,7 +1,8 @@
-/* Fused ops: the plain ones one after the other, with the values between them in scratch. */
+/* Fused ops: the unfused ops in sequence, with intermediate values in scratch. */
 #include "ref/ref_internal.h"
 
-/* Ops that norm first take the norm and the weight as the same arguments. */
+/* asserts that an op with a leading norm has the same argument indices for the norm and the
+ * weight */
 #define ALIKE(op)                                                                                  \
 	_Static_assert(ARG(op, x) == ARG(norm_matmul, x) && ARG(op, nw) == ARG(norm_matmul, nw) && \
 	                   ARG(op, nb) == ARG(norm_matmul, nb) &&                                  \
@@ -11,7 +12,7 @@ ALIKE(norm_glu);
 ALIKE(norm_act);
 ALIKE(lm_head);
 
-/* In scratch the norm's result first, then what ref_norm_rows and ref_linear take in turn */
+/* scratch: the norm's result, then memory that ref_norm_rows and ref_linear use in turn */
 static void
 norm_linear(const RefCall *c, const float *x, int64_t n_row, const RefArg *bias, int64_t rows,
             float *y, float *scratch)
@@ -32,7 +33,7 @@ ref_norm_matmul(const RefCall *c)
 	            ref_f32(c, ARG(norm_matmul, y)), c->scratch);
 }
 
-/* y may be r's memory, so the product is not made in y */
+/* y may be r's memory, so the matmul does not write to y */
 void
 ref_matmul_add(const RefCall *c)
 {

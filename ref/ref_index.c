@@ -1,4 +1,4 @@
-/* The indexer of sparse attention: its keys, and the positions that it chooses for each row. */
+/* The indexer of sparse attention: stores its keys and selects positions for each row. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,7 +26,7 @@ typedef struct Scored {
 	int32_t pos;
 } Scored;
 
-/* As the kernels compare, by integers: NaN has its place as well */
+/* Integer key with the order of the kernels' comparison, in which NaN is ordered as well */
 static uint32_t
 score_order(float x)
 {
@@ -37,7 +37,7 @@ score_order(float x)
 	return u & 0x80000000 ? ~u : u | 0x80000000;
 }
 
-/* The greatest first, of equal ones the lower position */
+/* Descending score; ties: lower position first */
 static int
 by_score(const void *a, const void *b)
 {
@@ -58,7 +58,7 @@ by_position(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
-/* scratch: a score and its position [kv_len][2] */
+/* scratch: score and position [kv_len][2] */
 void
 ref_index_select(const RefCall *c)
 {

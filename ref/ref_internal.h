@@ -1,5 +1,4 @@
-/* Shared by the files of ref/: reading a call's arguments, and the few loops several ops are made
- * of. */
+/* Shared by the files of ref/: access to a call's arguments, and loops that several ops use. */
 #ifndef LLMC_REF_REF_INTERNAL_H
 #define LLMC_REF_REF_INTERNAL_H
 
@@ -25,7 +24,7 @@ ref_f32(const RefCall *c, int arg)
 	return c->arg[arg].data;
 }
 
-/* Rows of a step that this op works on, by the extent of one of its buffers. */
+/* Row count of the op in this step, from the extent of one of its buffers. */
 static inline int64_t
 ref_rows(const RefCall *c, int arg)
 {
@@ -34,37 +33,38 @@ ref_rows(const RefCall *c, int arg)
 	return b && b->extent.sym == SYM_n_out ? c->s->n_out : c->s->n_tok;
 }
 
-/* sum a[i] * b[i], products and sums in double; the order depends on n alone */
+/* sum a[i] * b[i], multiplied and added in double; the order depends only on n */
 double ref_dot(const float *a, const float *b, int64_t n);
-/* A vector weight as fp32: in dst [n], or NULL for an absent one. */
+/* Dequantises a vector weight to dst [n]; returns NULL for an absent one. */
 const float *ref_vector(const RefArg *a, float *dst);
-/* y[t][0 .. n) = x[t] w[first .. first + n)^T for n_row rows that lie x_stride and y_stride apart;
- * row: scratch [cols] */
+/* y[t][0 .. n) = x[t] w[first .. first + n)^T for n_row rows, x_stride and y_stride apart; row:
+ * scratch [cols] */
 void ref_matmul_rows(const RefArg *w, int64_t first, int64_t n, int64_t cols, const float *x,
                      int64_t x_stride, int64_t n_row, float *y, int64_t y_stride, float *row);
 /* The matmul op on plain pointers: all rows of w, then the bias. scratch: cols + rows floats */
 void ref_linear(const RefArg *w, const RefArg *b, int64_t rows, int64_t cols, const float *x,
                 int64_t n_row, float *y, float *scratch);
-/* One row of `dim` elements; w, b may be NULL. */
+/* Norms of one row of `dim` elements; w, b may be NULL. */
 void ref_rms_row(const float *x, const float *w, int64_t dim, double eps, bool plus_one, float *y);
 void ref_layer_row(const float *x, const float *w, const float *b, int64_t dim, double eps,
                    bool plus_one, float *y);
-/* The norm in front of a fused op: kind none, rms or layer; x rows lie dim apart. scratch: 2 * dim
+/* The norm before a fused op: kind none, rms or layer; rows of x are dim apart. scratch: 2 * dim
  * floats */
 void ref_norm_rows(const PlanStep *step, const RefArg *w, const RefArg *b, int64_t dim,
                    const float *x, int64_t n_row, float *y, float *scratch);
 /* cap * tanh(scale * x / cap); cap 0: scale * x */
 float ref_cap_one(float x, double scale, double cap);
 double ref_activate(const char *act, double x);
-/* Rotate elements [0, rope_dims) of x into y; angles: cos, then sin, rope_dims / 2 each. y may be
+/* Rotates elements [0, rope_dims) of x into y; angles: cos, then sin, rope_dims / 2 each. y may be
  * x. */
 void ref_rotate(const float *x, const float *angles, int64_t rope_dims, bool interleaved, float *y);
 
-/* in place; n > 0. sink: one more score, whose share is left out; NULL: none */
+/* In place; n > 0. sink: an additional score that takes part in the sum but has no output; NULL:
+ * none */
 void ref_softmax(float *p, int64_t n, const float *sink);
 
-/* What row t of an op attends to: *n positions, sel[0 .. *n), or the first ones where NULL comes
- * back. arg: the op's choice of positions, which may be absent */
+/* Positions that row t attends to: sel[0 .. *n), or the first *n positions if NULL is returned.
+ * arg: the op's optional selection */
 static inline const int32_t *
 ref_sel(const RefCall *c, int arg, int64_t t, int64_t *n)
 {
@@ -87,8 +87,8 @@ ref_page(const RefCall *c, int arg, int32_t seq, int64_t pos)
 	return (char *)c->arg[arg].data + page * plan_layer_page_bytes(c->arg[arg].pool);
 }
 
-/* The exact page of a position; windowed pools are called with the second half of the table already
- */
+/* The exact page of a position. For windowed pools, the caller already passes the second half of
+ * the table */
 static inline char *
 ref_exact_page(const RefCall *c, int arg, int32_t seq, int64_t pos)
 {
@@ -100,7 +100,7 @@ ref_exact_page(const RefCall *c, int arg, int32_t seq, int64_t pos)
 	return (char *)c->arg[arg].data - (page + 1) * plan_layer_exact_bytes(p);
 }
 
-/* Does a row at pos read position j from its exact page? */
+/* Returns whether a row at pos reads position j from its exact page */
 static inline bool
 ref_reads_exact(const PlanPool *p, int64_t pos, int64_t j)
 {
@@ -134,26 +134,28 @@ ref_kv_put(KvType d, char *page, int64_t i, float f)
 	memcpy(page + i * 2, &h, 2);
 }
 
-/* A row into a plane of keys or values, and out again (ref_kv.c). turned: dim floats */
+/* Writes a row to a plane of keys or values, and reads it back (ref_kv.c). rotated: scratch of dim
+ * floats for the rotated row */
 void ref_kv_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const float *row,
-                    int64_t dim, float *turned);
+                    int64_t dim, float *rotated);
 void ref_kv_get_row(KvType t, bool rotate, bool key, const char *plane, int64_t at, float *row,
                     int64_t dim);
-/* A full page's plane of keys by channel, from that of its exact page */
+/* Quantises a full page's plane of per-channel keys from the plane of its exact page */
 void ref_kv_close_plane(KvType t, char *plane, const char *exact, int64_t dim);
-/* The same with a plane of an exact page; t: the type of the quantised rows beside it */
+/* The same for a plane of an exact page; t: the type of the quantised rows */
 void ref_exact_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const float *row,
-                       int64_t dim, float *turned);
+                       int64_t dim, float *rotated);
 void ref_exact_get_row(KvType t, bool rotate, bool key, const char *plane, int64_t at, float *row,
                        int64_t dim);
 
 /* Element i of the latent and key at position `at` of a page */
 float ref_latent_get(const PlanPool *p, const char *page, int64_t at, int64_t i);
 
-/* row times the Hadamard matrices of kv_rotation(dim), in place; it is its own inverse */
+/* Multiplies row by the Hadamard matrices of kv_rotation(dim), in place; the transform is its own
+ * inverse */
 void ref_hadamard(float *row, int64_t dim);
 
-/* The plane of keys, or of values, of a head in a page, */
+/* The plane of keys or values of a head in a page */
 static inline char *
 ref_plane(const PlanPool *p, char *page, bool key, int64_t head)
 {
@@ -163,7 +165,7 @@ ref_plane(const PlanPool *p, char *page, bool key, int64_t head)
 	return page + (key ? head * k : p->kv_heads * k + head * v);
 }
 
-/* and in an exact page */
+/* The plane of keys or values of a head in an exact page */
 static inline char *
 ref_exact_plane(const PlanPool *p, char *page, bool key, int64_t head)
 {
@@ -176,9 +178,9 @@ ref_exact_plane(const PlanPool *p, char *page, bool key, int64_t head)
 	return ref_plane(&exact, page, key, head);
 }
 
-/* Append k [K][D] and v [K][V] of row t to the pool: the body of kv_append. turned: as many floats
- * as the wider row */
+/* Appends k [K][D] and v [K][V] of row t to the pool: the body of kv_append. rotated: scratch for
+ * the wider row */
 void ref_append_row(const RefCall *c, int kv_arg, int64_t t, const float *k, const float *v,
-                    int64_t kv_heads, int64_t dim, int64_t v_dim, float *turned);
+                    int64_t kv_heads, int64_t dim, int64_t v_dim, float *rotated);
 
 #endif

@@ -1,22 +1,22 @@
-/* Rows of keys and values as a page keeps them (formats/kv_type.h says what they are): the
- * definition that kernels are held to, and where codes lie on processors.
+/* Storage of keys and values in a page (types: formats/kv_type.h). This file defines what kernels
+ * compute, and the order of codes on CPUs.
  *
- * A plane is a page's 32 rows of one head. G is the number of groups, i an element, g its group,
+ * A plane holds a page's 32 rows of one head. G is the number of groups, i an element, g its group,
  * `at` the position in the page.
  *
- *            of keys                                          of values (on GPUs: of both)
- *   plain    [D][32]                                          [32][D]
+ *            keys                                             values (on GPUs: keys too)
+ *   f32, ..  [D][32]                                          [32][D]
  *   8 bits   [D][32], scale [32]                              [32][D], scale [32]
- *   in 32s   [32 G][32], scale [G][32]                        [32][32 G], scale [32][G]
+ *   *_32     [32 G][32], scale [G][32]                        [32][32 G], scale [32][G]
  *   6 bits   as 4 bits, +32; then two high bits               as 4 bits, +32; then two high bits
  *            [8 G][32]: of elements 4 r .. 4 r + 3            [32][8 G]: of i, i + 8, i + 16, i + 24 of a group
  *            scale [G][32]                                    scale [32][G]
  *   4 bits   [16 G][32]: of elements 2 r and 2 r + 1          [32][16 G]: of i and i + 16 of a group
  *            scale [G][32], zero [G][32]                      scale and zero [32][G][2]
- *   int4c    as 4 bits; of element i, for all positions:      none
+ *   int4c    as 4 bits; per element i, for all positions:     none
  *            scale [32 G], zero [32 G]
  *
- * A byte belongs to one position, so rows may be written side by side. */
+ * Each byte belongs to one position, so threads may write different rows concurrently. */
 #include <math.h>
 
 #include "formats/dequant.h"
@@ -41,7 +41,7 @@ ref_hadamard(float *row, int64_t dim)
 	}
 }
 
-/* e4m3, nearest even; beyond 448: 448 */
+/* Nearest e4m3, ties to even; saturates at 448 */
 static uint8_t
 e4m3_of(float x)
 {
@@ -86,7 +86,7 @@ plane_of(KvType t, bool key, char *at, int64_t dim)
 		            : 1 };
 }
 
-/* Bytes of codes before scales */
+/* Bytes of codes, which precede the scales */
 static int64_t
 plane_codes(const Plane *p)
 {
@@ -95,11 +95,11 @@ plane_codes(const Plane *p)
 	return PLAN_KV_PAGE * (info->group ? p->groups * info->group : p->dim) * info->bits / 8;
 }
 
-/* Place of a scale, which = 0, or a zero, 1 */
+/* Address of a scale (which = 0) or a zero (which = 1) */
 static char *
 plane_scale(const Plane *p, int64_t at, int64_t g, int which)
 {
-	if (kv_by_channel(p->type)) /* g: the element */
+	if (kv_by_channel(p->type)) /* g is the element */
 		return p->at + plane_codes(p) + (which * p->groups * 32 + g) * 2;
 	int64_t n = p->key ? (which * p->groups + g) * PLAN_KV_PAGE + at
 	                   : (at * p->groups + g) * (kv_type_info(p->type)->scales / 2) + which;
@@ -107,8 +107,8 @@ plane_scale(const Plane *p, int64_t at, int64_t g, int which)
 	return p->at + plane_codes(p) + n * 2;
 }
 
-/* The byte with the low bits of element i, and their place in it; of 6 bits the one with the two
- * high bits */
+/* The byte with the low bits of element i, and their shift in it; for 6 bits also the byte with the
+ * two high bits */
 static uint8_t *
 plane_low(const Plane *p, int64_t at, int64_t i, int *shift)
 {
@@ -187,7 +187,7 @@ limit(float x, float lo, float hi)
 	return !(x > lo) ? lo : x < hi ? x : hi;
 }
 
-/* Elements [from, from + n) of a row: one group */
+/* Quantises elements [from, from + n) of a row: one group */
 static void
 put_group(const Plane *p, int64_t at, int64_t g, int64_t from, int64_t n, const float *x)
 {
@@ -264,7 +264,7 @@ ref_latent_get(const PlanPool *p, const char *page, int64_t at, int64_t i)
 
 void
 ref_kv_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const float *row,
-               int64_t dim, float *turned)
+               int64_t dim, float *rotated)
 {
 	const Plane p = plane_of(t, key, plane, dim);
 
@@ -273,12 +273,12 @@ ref_kv_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const f
 			ref_kv_put(t, plane, plain_place(&p, at, i), row[i]);
 		return;
 	}
-	if (kv_by_channel(t)) /* it gets its codes with its page */
+	if (kv_by_channel(t)) /* codes are written when the page is full */
 		return;
 	if (rotate) {
-		memcpy(turned, row, (size_t)dim * sizeof *row);
-		ref_hadamard(turned, dim);
-		row = turned;
+		memcpy(rotated, row, (size_t)dim * sizeof *row);
+		ref_hadamard(rotated, dim);
+		row = rotated;
 	}
 	const int64_t group = kv_type_info(t)->group ? kv_type_info(t)->group : dim;
 	for (int64_t g = 0; g < p.groups; g++)
@@ -326,14 +326,14 @@ ref_kv_close_plane(KvType t, char *plane, const char *exact, int64_t dim)
 
 void
 ref_exact_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const float *row,
-                  int64_t dim, float *turned)
+                  int64_t dim, float *rotated)
 {
 	if (rotate && kv_rotates(t)) {
-		memcpy(turned, row, (size_t)dim * sizeof *row);
-		ref_hadamard(turned, dim);
-		row = turned;
+		memcpy(rotated, row, (size_t)dim * sizeof *row);
+		ref_hadamard(rotated, dim);
+		row = rotated;
 	}
-	ref_kv_put_row(kv_exact(t), false, key, plane, at, row, dim, turned);
+	ref_kv_put_row(kv_exact(t), false, key, plane, at, row, dim, rotated);
 }
 
 void

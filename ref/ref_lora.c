@@ -1,8 +1,8 @@
-/* What low-rank adapters add, sequence by sequence. Both factors are vectors of f32: plan.h says
- * where a slot's elements lie. */
+/* Low-rank adapters, row by row. Both factors are vectors of f32; plan.h defines the layout of
+ * slots. */
 #include "ref/ref_internal.h"
 
-/* Slot of the row's adapter; below 0: none */
+/* Slot of the row's adapter; negative: none */
 static int32_t
 slot_of(const RefCall *c, int64_t t)
 {
@@ -46,7 +46,7 @@ ref_lora_up(const RefCall *c)
 	}
 }
 
-/* Elements of a factor's row */
+/* Columns of a factor */
 static int64_t
 factor_width(const RefCall *c)
 {
@@ -100,8 +100,8 @@ ref_lora_heads_up(const RefCall *c)
 	}
 }
 
-/* The slot's and expert's place in a factor, for choice i of n_tok x top_k; below 0: the row has no
- * adapter, or its expert is elsewhere */
+/* Index of (slot, expert) in a factor for choice i of n_tok x top_k; negative: the row has no
+ * adapter, or its expert is on another rank */
 static int64_t
 place_of(const RefCall *c, const int32_t *id, int64_t i)
 {

@@ -1,5 +1,5 @@
-/* Embeddings and matrix products. Rows of the weight are the outer loop, so that each is
- * dequantised once a call. */
+/* Embeddings and matmuls. Rows of the weight are the outer loop, so that each is dequantised once
+ * per call. */
 #include "ref/ref_internal.h"
 
 double
@@ -50,8 +50,8 @@ ref_linear(const RefArg *w, const RefArg *b, int64_t rows, int64_t cols, const f
 			y[t * rows + o] += bias[o];
 }
 
-/* A row number from outside the table would be the caller's fault; it reads as zeros rather than as
- * foreign memory. */
+/* A row index outside of the table is a fault of the caller; it reads as zeros, not out of
+ * bounds. */
 static void
 table_row(const RefArg *w, int64_t row, int64_t n, float *dst)
 {

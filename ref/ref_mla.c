@@ -1,5 +1,5 @@
-/* Latent attention as fusion leaves it: mla_query, mla_attend, mla_value. In which form a row goes:
- * templates/common/llmc_mla.h. */
+/* Latent attention in its fused form: mla_query, mla_attend, mla_value. templates/common/llmc_mla.h
+ * decides the form of a row. */
 #include "ref/ref_internal.h"
 #include "templates/common/llmc_mla.h"
 
@@ -77,7 +77,7 @@ ref_mla_query(const RefCall *c)
 	}
 }
 
-/* A latent or key element of position j of sequence seq */
+/* Element of the latent or key of position j of sequence seq */
 static double
 cached(const RefCall *c, int32_t seq, int64_t j, int64_t i)
 {

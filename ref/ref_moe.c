@@ -1,8 +1,8 @@
-/* Mixture of experts: choosing them, and running the chosen ones. */
+/* Mixture of experts: routing, and the selected experts' FFNs. */
 #include "ref/ref_internal.h"
 
-/* One expert after the other: the greatest logit of those not chosen yet, weighted by a softmax
- * over those near it. left [n_experts] */
+/* Selects one expert at a time: the largest logit not selected yet, weighted by a softmax over the
+ * logits near it. left [n_experts] */
 static void
 sparsemixer(const float *x, int64_t n_experts, int64_t top_k, double near, double scale,
             int32_t *id, float *weight, float *left)
@@ -27,8 +27,8 @@ sparsemixer(const float *x, int64_t n_experts, int64_t top_k, double near, doubl
 	}
 }
 
-/* The experts of n rows of logits, stride floats apart, and their weights, w_stride apart.
- * scratch: scores, choice scores, bias [E] each, group scores [groups] */
+/* Selects experts and weights for n rows of logits, stride floats apart; weights are w_stride
+ * apart. scratch: scores, selection scores, bias [E] each, group scores [groups] */
 static void
 route(const PlanStep *step, const RefArg *bias_arg, const float *logits, int64_t stride, int64_t n,
       int32_t *id, float *weight, int64_t w_stride, float *scratch)
@@ -78,7 +78,7 @@ route(const PlanStep *step, const RefArg *bias_arg, const float *logits, int64_t
 				}
 				group[g] = top2 && size > 1 ? best + second : best;
 			}
-			/* a group stays when fewer than keep_groups come before it; ties: the lower
+			/* keep a group if fewer than keep_groups precede it; ties: the lower
 			 * index */
 			for (int64_t g = 0; g < groups; g++) {
 				int64_t before = 0;
@@ -123,7 +123,7 @@ ref_moe_route(const RefCall *c)
 	      step_int(c->step, "top_k"), c->scratch);
 }
 
-/* scratch: normed rows, logits, then what the norm, the product and the choice take in turn */
+/* scratch: normed rows, logits, then memory that norm, matmul and routing use in turn */
 void
 ref_norm_route(const RefCall *c)
 {
@@ -144,7 +144,7 @@ ref_norm_route(const RefCall *c)
 		    (float)(1.0 / (1.0 + exp(-(double)logits[t * rows + rows - 1])));
 }
 
-/* Do any of the n choices fall on e? */
+/* Returns whether any of the n choices is expert e */
 static bool
 is_chosen(const int32_t *id, int64_t n, int64_t e)
 {
@@ -154,11 +154,10 @@ is_chosen(const int32_t *id, int64_t n, int64_t e)
 	return false;
 }
 
-/* h[i][o] = glu of row o of e's gate, x, and the same of up, for the choices i of e among n x
- * top_k; h rows lie top_k to a `stride`, of x there are `spread` for each n. add [n *
- * top_k][2][width]: what rows of sequences with an adapter get beside, or NULL. Experts outside, so
- * that each row is dequantised once. scratch: a row [hidden], biases of gate and of up where there
- * are some */
+/* h[i][o] = glu(row o of e's gate times x, the same with up), for the choices i of expert e among n
+ * x top_k. h rows are `stride` apart per top_k; x has `spread` rows for each of the n. add [n *
+ * top_k][2][width]: adapter contribution, or NULL. Loops over experts outside, so that each row is
+ * dequantised once. scratch: a row [hidden], biases of gate and of up if present */
 static void
 experts_glu(const PlanStep *step, const RefArg *gate, const RefArg *up, const RefArg *gate_b,
             const RefArg *up_b, const float *x, const int32_t *id, int64_t n, const float *add,
@@ -198,8 +197,8 @@ experts_glu(const PlanStep *step, const RefArg *gate, const RefArg *up, const Re
 #undef ADDED
 }
 
-/* y[t] += weight * (down_e h + down_b), in the order of expert numbers. scratch: a row [width],
- * biases where there are some */
+/* y[t] += weight * (down_e h + down_b), in ascending expert order. scratch: a row [width], and the
+ * biases if present */
 static void
 experts_down(const PlanStep *step, const RefArg *down, const RefArg *down_b, const float *h,
              int64_t stride, const int32_t *id, const float *weight, int64_t w_stride, int64_t n,
@@ -227,7 +226,7 @@ experts_down(const PlanStep *step, const RefArg *down, const RefArg *down_b, con
 	}
 }
 
-/* scratch: activations [n_tok][top_k][width], what the two halves take in turn */
+/* scratch: activations [n_tok][top_k][width], then memory that both halves use in turn */
 void
 ref_moe_ffn(const RefCall *c)
 {
@@ -246,8 +245,8 @@ ref_moe_ffn(const RefCall *c)
 	             top_k * width, id, ref_f32(c, ARG(moe_ffn, weight)), top_k, n, y, row);
 }
 
-/* scratch: normed rows (one for each of x), the shared expert's up, two vectors of the norm or what
- * the experts take */
+/* scratch: normed rows (one per row of x), the shared expert's up, then two vectors of the norm or
+ * the scratch of the experts */
 void
 ref_norm_moe_glu(const RefCall *c)
 {

@@ -1,4 +1,4 @@
-/* Norms, and the ops that work element by element or move rows. */
+/* Norms, elementwise ops and ops that move rows. */
 #include "ref/ref_internal.h"
 
 void
@@ -67,7 +67,7 @@ ref_layernorm(const RefCall *c)
 	        n = ref_rows(c, ARG(layernorm, y)) * groups;
 	int64_t own = step_int(c->step, "per_group")
 	                  ? groups
-	                  : 1; /* weights: those of a group stand `at` elements on */
+	                  : 1; /* weights of a group start at offset `at` */
 	const float *x = ref_f32(c, ARG(layernorm, x)),
 	            *w = ref_vector(&c->arg[ARG(layernorm, w)], c->scratch);
 	const float *b = ref_vector(&c->arg[ARG(layernorm, b)], c->scratch + own * dim);
@@ -114,7 +114,7 @@ ref_activate(const char *act, double x)
 		return x > 0 ? x : 0;
 	if (!strcmp(act, "relu2"))
 		return x > 0 ? x * x : 0;
-	/* gelu_tanh: 0.7978... is sqrt(2 / pi) */
+	/* gelu_tanh; 0.7978... is sqrt(2 / pi) */
 	return 0.5 * x * (1.0 + tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
 }
 
@@ -306,7 +306,7 @@ ref_gather_rows(const RefCall *c)
 	const float *x = ref_f32(c, ARG(gather_rows, x));
 	float *y = ref_f32(c, ARG(gather_rows, y));
 
-	/* out_row ascends, so y may be x's memory */
+	/* out_row is ascending, so y may be x's memory */
 	for (int64_t o = 0; o < c->s->n_out; o++)
 		memmove(y + o * width, x + c->s->out_row[o] * width, (size_t)width * sizeof *y);
 }

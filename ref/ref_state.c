@@ -1,9 +1,9 @@
-/* Ops that keep a state for each sequence: a causal convolution, the gated delta rule, the
- * selective scan, and the gated norm behind them. */
+/* Ops with a recurrent state per sequence: causal convolution, gated delta rule, selective scan;
+ * and the gated norm after them. */
 #include "ref/ref_internal.h"
 
-/* The state of the step's sequence i, as it was before its first row: zero in front of position 0.
- * elems: of a layer and sequence */
+/* State of the step's sequence i before its first row: zero before position 0. elems: floats per
+ * layer and sequence */
 static float *
 state_of(const RefCall *c, int arg, int32_t i, int64_t elems)
 {
@@ -26,7 +26,7 @@ softplus(double x)
 	return x > 30 ? x : log1p(exp(x));
 }
 
-/* x times silu's or sigmoid's value of z, or x alone */
+/* x * silu(z), x * sigmoid(z), or x */
 static double
 gated(const char *gate, double x, double z)
 {
@@ -63,7 +63,7 @@ ref_conv1d(const RefCall *c)
 				y[(first + t) * width + k] =
 				    (float)(silu ? sum * sigmoid(sum) : sum);
 			}
-		/* the newest rows, oldest first: those that are kept move up */
+		/* keep the newest rows, oldest first: older kept rows move up */
 		for (int64_t j = 0; j < taps - 1; j++) {
 			int64_t from = n - (taps - 1) + j;
 			memmove(old + j * width,
@@ -227,7 +227,7 @@ ref_channel_scan(const RefCall *c)
 	}
 }
 
-/* scratch: weights, a piece */
+/* scratch: weights, a group */
 void
 ref_norm_gate(const RefCall *c)
 {

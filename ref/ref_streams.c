@@ -1,4 +1,4 @@
-/* Streams that go through the layers side by side, and a row's elements above its own mean. */
+/* Parallel residual streams, and gaussian_topk. */
 #include "ref/ref_internal.h"
 
 void

@@ -1,4 +1,4 @@
-/* The table of the reference: op to function, and scratch sizes. */
+/* Table of the reference: function and scratch size per op. */
 #include "ref/ref_internal.h"
 
 ref_fn *
@@ -14,7 +14,7 @@ ref_find(OpKind op)
 
 /* ---- scratch ---- */
 
-/* Attribute of a step. A negative one makes *ok false; 128 bits hold any product of three 31-bit
+/* Attribute of a step. A negative one sets *ok to false. 128 bits hold three multiplied 31-bit
  * factors. */
 static __int128
 attr(const PlanStep *step, const char *name, bool *ok)

@@ -102,7 +102,7 @@ def test_the_sum_is_rounded_once(tmp_path):
         ({"use_dora": True}, "use_dora"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"alpha_pattern": {"[qv]_proj": 3}}, "expression"),
-        ({"alpha_pattern": {"q_proj": "3"}}, "a number is expected"),
+        ({"alpha_pattern": {"q_proj": "3"}}, "expected a number"),
         ({"lora_alpha": None}, "lora_alpha"),
         ({"lora_alpha": "5"}, "lora_alpha"),
         ({"lora_alpha": 1e300}, "no number"),

@@ -169,13 +169,10 @@ def changed(k, to):
             ),
             "v_proj",
         ),
-        (
-            lambda: ([F.matrix("a", (2, 2), 5, b"")], KEYS, 2),
-            "type 5; FastLLM's files hold 0 (f32)",
-        ),
+        (lambda: ([F.matrix("a", (2, 2), 5, b"")], KEYS, 2), "type 5; llmc reads 0 (f32)"),
         (
             lambda: ([F.matrix("a", (2, 2), F.INT8, struct.pack("<i", 1))], KEYS, 2),
-            "ranges are those of rows",
+            "matrices with a range per row or group",
         ),
         (
             lambda: (
@@ -183,13 +180,13 @@ def changed(k, to):
                 KEYS,
                 2,
             ),
-            "3 groups of 32 are not its 64 columns",
+            "3 groups of 32 do not match its 64 columns",
         ),
         (lambda: ([F.matrix("a", (2, 64), F.F32, b"")], KEYS, 2), "the file ends within a value"),
         (lambda: ([F.floats("a", np.zeros((2, 2))), b"more"], KEYS, 2), ""),
         (
             lambda: (tensors(np.random.default_rng(1), F.floats), changed("peft_size", "many"), 2),
-            "no number of adapters",
+            "not a number of adapters",
         ),
     ],
 )

@@ -198,4 +198,4 @@ def test_factors_that_are_none(tmp_path, factor, says):
         few = [(n, [2] if n.endswith("down.scale") else d, k, raw) for n, d, k, raw in few]
     write(tmp_path / "few.gguf", SOURCE, few)
     got, err = run(tmp_path / "few.gguf", tmp_path, "--device", "ref")
-    assert got is None and (says or "one factor of F32 is expected") in err, err
+    assert got is None and (says or "expected one F32 factor") in err, err

@@ -145,10 +145,10 @@ def test_mistakes_are_sentences(llmc, tmp_path):
     )
     assert "is in 3 of 4 shards" in bad(folder, llmc), llmc.err
     torch_file.write(f"{folder}/consolidated.03.pth", original(g))
-    assert "parts of other sizes" in bad(folder, llmc), llmc.err
+    assert "differ in size or type" in bad(folder, llmc), llmc.err
     build(folder, g, 4)
     params = json.load(open(f"{folder}/params.json"))
     json.dump(dict(params, dim="wide"), open(f"{folder}/params.json", "w"))
-    assert "dim is no whole number" in bad(folder, llmc), llmc.err
+    assert "dim is not a positive integer" in bad(folder, llmc), llmc.err
     json.dump(dict(params, moe_args={"num_experts": 16}), open(f"{folder}/params.json", "w"))
     assert "moe_args" in bad(folder, llmc), llmc.err

@@ -135,7 +135,7 @@ def test_an_index_that_lies(glm, tmp_path):
         (dict(where, extra="../pytorch_model-00001-of-00002.bin"), "plain name of a file"),
         (
             {k: v.replace("00001-of", "00002-of") for k, v in where.items()},
-            "where the index says it is",
+            "the shard that the index names",
         ),
     ):
         (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": change}))
@@ -160,7 +160,7 @@ def test_nothing_of_a_pickle_runs(glm, tmp_path):
         T.entries(t, call),
         {str(i): x.tobytes() for i, x in enumerate(t.values())},
     )
-    refused(glm, tmp_path, "asks for os.system", "llmc refuses the file")
+    refused(glm, tmp_path, "references os.system", "llmc rejects the file")
     assert not proof.exists()
 
 

@@ -242,7 +242,10 @@ def test_the_cache_keeps_what_was_quantised(tmp_path, monkeypatch):
     "args,words",
     [
         (["--quantize", "q3"], "quant.scheme = q3: one of these is expected: gptq, awq"),
-        (["--quantize", "q4_0", "--set", "quant.bits=4"], "the type says bits and groups"),
+        (
+            ["--quantize", "q4_0", "--set", "quant.bits=4"],
+            "the type determines bits and group size",
+        ),
         (["--set", "quant={scheme: awq, bits: 8}"], "quant.bits = 8: awq has 4"),
         (["--set", "quant={scheme: awq, group: 48}"], "multiples of 32"),
         (["--set", "quant.group=32"], "quant.group has no effect without quant.scheme"),

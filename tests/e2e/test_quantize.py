@@ -233,7 +233,7 @@ def test_what_was_stopped_goes_on_to_the_same_bytes(llmc, model, tmp_path):
     err = p.communicate(timeout=HANG)[1]
     assert p.returncode in (0, 130)
     if p.returncode == 130:  # otherwise it finished before the signal
-        assert "goes on" in err or "stopped" in err
+        assert "continues" in err or "stopped" in err
         assert not out.exists() and os.path.exists(f"{out}.partial")
         r = llmc.json("quantize", model, out, "--type", "q5_1", *SMALL)
         assert r["resumed"] >= 1
@@ -441,7 +441,7 @@ def test_mistakes_are_sentences(llmc, model, tmp_path):
     llmc("quantize", model, out, "--method", "magic", code=1)
     assert "nearest weighted gptq awq" in llmc.err
     for bits, more, says in (
-        (3, [], "the least that there are types for is 4."),
+        (3, [], "the smallest types need 4."),
         (17, [], "at most 16"),
         (4.5, ["--type", "q4_k"], "bits and type"),
     ):

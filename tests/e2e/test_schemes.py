@@ -758,7 +758,7 @@ def test_methods_that_are_refused(method, tmp_path):
     assert (
         got is None
         and f"quantised by {method}, which llmc does not " in err
-        and "one of these: gptq, awq, quark, bitnet" in err
+        and "one of these formats: gptq, awq, quark, bitnet" in err
     ), err
 
 
@@ -796,36 +796,36 @@ def width(hidden):
         ("ct-mxfp4", cut("weight_scale"), "down_proj.weight_scale has the shape"),
         ("ct-mxfp4", one("weight_scale", 255), "is NaN or infinite"),
         ("ct-nvfp4", without("weight_global_scale"), "down_proj.weight_global_scale is missing"),
-        ("ct-nvfp4", one("weight_global_scale", 0), "is no factor"),
+        ("ct-nvfp4", one("weight_global_scale", 0), "is not a finite weight factor"),
         ("gptq-4", one("scales", np.float16("nan")), "is NaN or infinite"),
         ("bnb-nf4", without("weight.quant_map"), "down_proj.weight.quant_map is missing"),
         ("bnb-nf4", without("weight.quant_state.bitsandbytes__nf4"), "quant_state"),
-        ("bnb-nf4", cut("weight.absmax"), "numbers of U8 are expected"),
-        ("bnb-nf4", cut("weight"), "two to a byte"),
+        ("bnb-nf4", cut("weight.absmax"), "numbers of U8"),
+        ("bnb-nf4", cut("weight"), "two codes per byte"),
         ("bnb-nf4", without("weight.nested_absmax"), "down_proj.weight.nested_absmax is missing"),
         ("bnb-nf4", one("weight.nested_absmax", np.inf), "is NaN or infinite"),
         ("modelopt-int4-awq", cut("pre_quant_scale"), "down_proj.pre_quant_scale: 96 numbers"),
-        ("modelopt-int4-awq", one("pre_quant_scale", 0x7FC0), "nan is no factor of a column"),
+        ("modelopt-int4-awq", one("pre_quant_scale", 0x7FC0), "nan is not a finite column factor"),
         ("torchao-int4", cut("_weight_zero_point"), "down_proj._weight_zero_point has the shape"),
-        ("hqq-4", without("shape"), "a shape of two"),
+        ("hqq-4", without("shape"), "its shape (two numbers)"),
         ("hqq-4", without("zero"), "down_proj.zero is missing"),
         ("hqq-4", cut("scale"), "numbers of F16, BF16 or F32"),
-        ("hqq-4", one("nbits", 5), "1, 2, 3, 4 or 8 nbits"),
-        ("hqq-4", one("nbits", 3), "10 to an I32"),
-        ("hqq-3", cut("W_q"), "10 to an I32"),
+        ("hqq-4", one("nbits", 5), "nbits (1, 2, 3, 4 or 8)"),
+        ("hqq-4", one("nbits", 3), "10 per I32"),
+        ("hqq-3", cut("W_q"), "10 per I32"),
         ("mlx-4", without("biases"), "down_proj.biases is missing"),
         ("mlx-4", cut("biases"), "down_proj.biases has the shape"),
         ("mlx-4", cut("scales", 1), "down_proj"),
         ("mlx-4", one("scales", 0x7FC0), "is NaN or infinite"),
         ("mlx-4", one("biases", 0xFF80), "is NaN or infinite"),
-        ("mlx-4", setting(bits=9), "no codes of 2 to 8 bits"),
+        ("mlx-4", setting(bits=9), "codes are not 2 to 8 bits"),
         ("hqq-4", one("scale", np.nan), "is NaN or infinite"),
         ("quanto-int4", without("weight._shift"), "down_proj.weight._shift is missing"),
         ("quanto-int4", cut("weight._scale"), "down_proj.weight._data._data holds 63 groups of 96"),
         ("quanto-int2", cut("weight._shift"), "numbers of F16, BF16 or F32"),
         ("quanto-int4", one("weight._scale", np.inf), "is NaN or infinite"),
-        ("quanto-int4", width(60), "that config.json says is the model's width"),
-        ("gptq-4", unknown, "one of these: gptq, awq"),
+        ("quanto-int4", width(60), "the hidden size 60 in config.json"),
+        ("gptq-4", unknown, "one of these formats: gptq, awq"),
     ],
 )
 def test_folders_that_lie(name, change, says, tmp_path):

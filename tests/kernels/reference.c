@@ -71,7 +71,7 @@ main(int argc, char **argv)
 		return fail(err.text, "");
 	const char *rule = op_shapes(step.op, step.attr, step.n_attr, &model, shape);
 	if (rule)
-		return fail("attributes break the rule", rule);
+		return fail("attributes violate the rule", rule);
 	s.pos = take((size_t)s.n_tok * 4);
 	s.tok = take((size_t)s.n_tok * 4);
 	s.out_row = take((size_t)s.n_out * 4);

@@ -338,7 +338,7 @@ bad_keys_are_refused(void **state)
 	refused(&b, "key k has value type 13");
 	head(&b, 3, 0, 2);
 	key_u32(&b, "same", 1), key_u32(&b, "same", 2);
-	refused(&b, "key same is there twice");
+	refused(&b, "duplicate key same");
 	head(&b, 3, 0, 1);
 	str(&b, "flag"), u32(&b, GGUF_BOOL), strbuf_putc(&b, 2);
 	refused(&b, "key flag holds the bool 2");
@@ -434,12 +434,13 @@ bad_tensors_are_refused(void **state)
 	ONE(matrix(&b, "w", INT64_MAX, 1, 0, 0));
 	refused(&b, "too large to count");
 	ONE(matrix(&b, "w", 33, 2, 8, 0));
-	refused(&b, "rows of 33 elements are no whole number of q8_0 blocks of 32");
+	refused(&b, "rows of 33 elements are not a multiple of the q8_0 block size 32");
 	ONE(matrix(&b, "w", 32, 1, 14, 0));
-	refused(&b, "no whole number of q6_k blocks of 256");
+	refused(&b, "not a multiple of the q6_k block size 256");
 	ONE(matrix(&b, "w", 1, 1, 0, 8));
-	refused(&b,
-	        "tensor w starts at byte 8 of the data, which is no multiple of the alignment 32");
+	refused(
+	    &b,
+	    "tensor w starts at byte 8 of the data, which is not a multiple of the alignment 32");
 	ONE(matrix(&b, "w", 65, 1, 0, 0));
 	refused(&b, "tensor w needs 260 bytes from byte 0 of the data, but the data has 256");
 	ONE(matrix(&b, "w", 1, 1, 0, 256));
@@ -451,7 +452,7 @@ bad_tensors_are_refused(void **state)
 #undef ONE
 #define TWO(x, y) (head(&b, 3, 2, 0), x, y, pad(&b, 32), zeros(&b, 256))
 	TWO(matrix(&b, "w", 1, 1, 0, 0), matrix(&b, "w", 1, 1, 0, 32));
-	refused(&b, "tensor w is there twice");
+	refused(&b, "duplicate tensor w");
 	TWO(matrix(&b, "w", 9, 1, 0, 0), matrix(&b, "v", 1, 1, 0, 32));
 	refused(&b, "the data of tensors w and v overlap");
 	TWO(matrix(&b, "v", 1, 1, 0, 32), matrix(&b, "w", 9, 1, 0, 0));
@@ -590,13 +591,13 @@ parts_that_do_not_fit_are_refused(void **state)
 		  { 2, 3, 3, 'c', 1, NULL },
 		  NULL },
 		{ A,
-		  "its name says part 2, its key split.no part 3",
+		  "its name has part 2, its key split.no has part 3",
 		  { 0, 3, 3, 'a', 1, NULL },
 		  { 2, 3, 3, 'b', 1, NULL },
 		  { 1, 3, 3, 'c', 1, NULL },
 		  NULL },
 		{ A,
-		  "its name says part 1, its key split.no part 2",
+		  "its name has part 1, its key split.no has part 2",
 		  { 1, 3, 3, 'a', 1, NULL },
 		  { 0, 3, 3, 'b', 1, NULL },
 		  { 2, 3, 3, 'c', 1, NULL },
@@ -608,19 +609,19 @@ parts_that_do_not_fit_are_refused(void **state)
 		  { 2, 2, 3, 'c', 1, NULL },
 		  NULL },
 		{ A,
-		  "its name says 3 parts, its key split.count 4",
+		  "its name has 3 parts, its key split.count is 4",
 		  { 0, 4, 3, 'a', 1, NULL },
 		  { 1, 4, 3, 'b', 1, NULL },
 		  { 2, 4, 3, 'c', 1, NULL },
 		  NULL },
 		{ A,
-		  "is no part of a split GGUF",
+		  "not part of a split GGUF",
 		  { 0, 3, 3, 'a', 1, NULL },
 		  { 0, 0, 0, 'b', 1, NULL },
 		  { 2, 3, 3, 'c', 1, NULL },
 		  NULL },
 		{ A,
-		  "has 4 tensors in all parts",
+		  "its split GGUF has 4 tensors in all parts",
 		  { 0, 3, 3, 'a', 1, NULL },
 		  { 1, 3, 3, 'b', 1, NULL },
 		  { 2, 3, 4, 'c', 1, NULL },
@@ -638,7 +639,7 @@ parts_that_do_not_fit_are_refused(void **state)
 		  { 2, 3, 3, 'c', 1, NULL },
 		  NULL },
 		{ A,
-		  "tensor b is there twice",
+		  "duplicate tensor b",
 		  { 0, 3, 4, 'a', 2, NULL },
 		  { 1, 3, 4, 'b', 1, NULL },
 		  { 2, 3, 4, 'c', 1, NULL },
@@ -656,7 +657,7 @@ parts_that_do_not_fit_are_refused(void **state)
 		  { 2, 3, 3, 'c', 1, NULL },
 		  NULL },
 		{ "x.gguf",
-		  "give the parts their names back",
+		  "rename the parts as llama-gguf-split named them",
 		  { 0, 3, 3, 'a', 1, NULL },
 		  { 1, 3, 3, 'b', 1, NULL },
 		  { 2, 3, 3, 'c', 1, NULL },

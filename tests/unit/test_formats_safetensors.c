@@ -170,9 +170,9 @@ bad_headers_are_refused(void **state)
 		{ "{" T("a", "F32", "1,1,1,1,1,1,1,1,1", "0", "4") "}", 4,
 		  "tensor a has 9 dimensions" },
 		{ "{" T("a", "F32", "1.5", "0", "4") "}", 4,
-		  "dimension 0 of the shape is no whole number" },
+		  "dimension 0 of the shape is not a non-negative integer" },
 		{ "{" T("a", "F32", "1,-1", "0", "4") "}", 4,
-		  "dimension 1 of the shape is no whole number" },
+		  "dimension 1 of the shape is not a non-negative integer" },
 		{ "{" T("a", "F32", "\\\"1\\\"", "0", "4") "}", 4, "not valid JSON" },
 		{ "{" T("a", "F32", "4294967296,4294967296", "0", "4") "}", 4,
 		  "its shape is too large to count" },
@@ -180,9 +180,9 @@ bad_headers_are_refused(void **state)
 		  "do not fill the 4 bytes" },
 		{ "{" T("a", "F32", "99999999999999999999", "0", "4") "}", 4, "not valid JSON" },
 		{ "{" T("a", "F32", "1", "-4", "0") "}", 4,
-		  "data_offsets are no pair of rising whole numbers" },
-		{ "{" T("a", "F32", "1", "4", "0") "}", 4, "data_offsets are no pair" },
-		{ "{" T("a", "F32", "1", "0.0", "4") "}", 4, "data_offsets are no pair" },
+		  "data_offsets are not two ascending integers" },
+		{ "{" T("a", "F32", "1", "4", "0") "}", 4, "data_offsets are not two" },
+		{ "{" T("a", "F32", "1", "0.0", "4") "}", 4, "data_offsets are not two" },
 		{ "{" T("a", "F32", "2", "0", "8") "}", 4,
 		  "tensor a ends at byte 8 of the data, but the file holds 4" },
 		{ "{" T("a", "F32", "2", "0", "4") "}", 4,
@@ -201,8 +201,8 @@ bad_headers_are_refused(void **state)
 		{ "{}", 1, "the last 1 bytes" },
 		{ "{" T("a", "F32", "1", "0", "4") "," T("a", "F32", "1", "4", "8") "}", 8,
 		  "duplicate" },
-		{ "{\"__metadata__\":[]}", 0, "__metadata__ is no object of strings" },
-		{ "{\"__metadata__\":{\"n\":1}}", 0, "__metadata__ is no object of strings" },
+		{ "{\"__metadata__\":[]}", 0, "__metadata__ is not an object of strings" },
+		{ "{\"__metadata__\":{\"n\":1}}", 0, "__metadata__ is not an object of strings" },
 	};
 	Strbuf b = { 0 };
 
@@ -383,12 +383,11 @@ shards_are_joined_and_checked(void **state)
 	safetensors_close(s);
 
 	put_text(f, INDEX, "{\"weight_map\":{\"a\":\"s1.safetensors\",\"c\":\"s3.safetensors\"}}");
-	path_refused(index_path, LLMC_E_INPUT, "s3.safetensors",
-	             "which the index names, is not there");
+	path_refused(index_path, LLMC_E_INPUT, "s3.safetensors", "of the index is missing");
 	put_text(f, INDEX, "{\"weight_map\":{\"a\":\"s1.safetensors\",\"zz\":\"s2.safetensors\"}}");
 	path_refused(index_path, LLMC_E_INPUT, "s2.safetensors", "tensor zz is not in");
 	put_text(f, INDEX, "{\"weight_map\":{\"a\":\"s2.safetensors\",\"c\":\"s1.safetensors\"}}");
-	path_refused(index_path, LLMC_E_INPUT, NULL, "where the index says it is");
+	path_refused(index_path, LLMC_E_INPUT, NULL, "the shard that the index names");
 	put(f, "s4.safetensors", FOUR("a"), 4);
 	put_text(f, INDEX, "{\"weight_map\":{\"a\":\"s1.safetensors\",\"x\":\"s4.safetensors\"}}");
 	path_refused(index_path, LLMC_E_INPUT, "s4.safetensors", "tensor a is in both");
@@ -414,7 +413,7 @@ shards_are_joined_and_checked(void **state)
 		{ "{\"weight_map\":{\"a\":\"s1.safetensors\",\"a\":\"s2.safetensors\"}}",
 		  "duplicate" },
 		{ "{\"weight_map\":{\"a\":\"pytorch_model-1.bin\"}}",
-		  "pytorch_model-1.bin, which the index names, is not there" },
+		  "pytorch_model-1.bin of the index is missing" },
 	};
 	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
 		put_text(f, INDEX, bad[i].text);

@@ -107,50 +107,49 @@ pickles_are_refused_by_name(void **state)
 	static const Bad bad[] = {
 		BAD("\x80\x02"
 		    "cos\nsystem\n(X\x02\0\0\0hitR.",
-		    "asks for os.system"),
+		    "references os.system"),
 		BAD("\x80\x02"
 		    "c__builtin__\neval\n.",
-		    "asks for __builtin__.eval"),
+		    "references __builtin__.eval"),
 		BAD("\x80\x04\x8c\x02os\x8c\x06"
 		    "system\x93.",
-		    "asks for os.system"),
+		    "references os.system"),
 		BAD("\x80\x02"
 		    "ctorch._utils\n_rebuild_qtensor\n.",
-		    "asks for torch._utils._rebuild_qtensor"),
+		    "references torch._utils._rebuild_qtensor"),
 		BAD("\x80\x02"
 		    "ctorch\nFloatStorage\n)R.",
 		    "calls torch.FloatStorage"),
 		BAD("\x80\x02"
 		    "(ios\nsystem\n.",
-		    "byte 0x69 at 3 is no opcode"),
+		    "byte 0x69 at 3 is not an opcode"),
 		BAD("\x80\x02"
 		    "I1\n.",
 		    "byte 0x49"),
-		BAD("\x80\x01.", "a protocol that is none of 2 to 5"),
+		BAD("\x80\x01.", "a protocol other than 2 to 5"),
 		BAD("", "it ends within a value"),
 		BAD(".", "an opcode finds nothing on the stack"),
 		BAD("}}.", "values are left on the stack"),
 		BAD("(.", "an opcode finds nothing on the stack"),
 		BAD("t.", "an opcode finds no mark"),
-		BAD("h\x05.", "the memo is empty there"),
-		BAD("}r\xff\xff\xff\x7f.", "the memo has no such place"),
+		BAD("h\x05.", "an empty memo entry"),
+		BAD("}r\xff\xff\xff\x7f.", "an invalid memo index"),
 		BAD("X\xff\xff\xff\xff"
 		    "a.",
 		    "it ends within a value"),
-		BAD("X\1\0\0\0\0.", "text with a NUL"),
+		BAD("X\1\0\0\0\0.", "a string with a NUL"),
 		BAD("\x8b\xff\xff\xff\xff.", "it ends within a value"),
-		BAD("N}b.", "attributes of something that has none"),
-		BAD("N(u.", "something is added to what is no dict"),
-		BAD("}(Nu.", "something is added to what is no dict"),
-		BAD("N(e.", "something is added to what is no list"),
+		BAD("N}b.", "attributes set on an unsupported object"),
+		BAD("N(u.", "an item is set in a non-dict"),
+		BAD("}(Nu.", "an item is set in a non-dict"),
+		BAD("N(e.", "a value is appended to a non-list"),
 		BAD("(Nd.", "a dict with a key without a value"),
-		BAD("NQ.", "a reference to data that is no storage"),
-		BAD("N)R.", "a call of something that is no function"),
-		BAD("ctorch._utils\n_rebuild_tensor_v2\n)R.",
-		    "a tensor that is not made of a storage"),
-		BAD("ctorch._utils\n_rebuild_parameter\n)R.", "a parameter that is no tensor"),
-		BAD("ccollections\nOrderedDict\nN\x85R.", "no list of pairs"),
-		BAD("ccollections\n", "a name without an end"),
+		BAD("NQ.", "a persistent id that is not a storage"),
+		BAD("N)R.", "a call of a value that is not a function"),
+		BAD("ctorch._utils\n_rebuild_tensor_v2\n)R.", "a tensor without a storage"),
+		BAD("ctorch._utils\n_rebuild_parameter\n)R.", "a parameter that is not a tensor"),
+		BAD("ccollections\nOrderedDict\nN\x85R.", "not built from a list of pairs"),
+		BAD("ccollections\n", "an unterminated name"),
 	};
 	const PickleValue *v;
 	llmc_error err;
@@ -197,7 +196,7 @@ pickles_do_not_grow_beyond_their_bytes(void **state)
 	strbuf_puts(&b, ".");
 	assert_int_equal(pickle_read(&a, (const uint8_t *)b.data, b.len, &at, "x.bin", &v, &err),
 	                 LLMC_E_INPUT);
-	assert_non_null(strstr(err.text, "copies more than it holds"));
+	assert_non_null(strstr(err.text, "copies more values than it has bytes"));
 	assert_true(a.total_bytes < (size_t)200 << 20);
 	strbuf_release(&b);
 	arena_release(&a);

@@ -98,7 +98,7 @@ wrong_type(Bench *b, int n)
 				          p->buffer);
 		}
 	assert_int_not_equal(plan_check(p, &err), LLMC_OK);
-	assert_non_null(strstr(err.text, "the kernel wants"));
+	assert_non_null(strstr(err.text, "the kernel needs"));
 }
 
 static void

@@ -76,11 +76,11 @@ static const struct {
 } bad[] = {
 	/* the reader */
 	{ "{\"format\":5", "{\"format\":5,", "not valid JSON: " },
-	{ "\"format\":5,", "", "p.json: format: is missing: this is no plan" },
+	{ "\"format\":5,", "", "p.json: format: is missing: this is not a plan" },
 	{ "\"format\":5", "\"format\":1",
 	  "p.json: format: is 1, this llmc reads 5: compile the model again with this llmc" },
 	{ "\"step_abi\":3", "\"step_abi\":7",
-	  "p.json: step_abi: is 7, this llmc calls kernels with 3: compile the model again with "
+	  "p.json: step_abi: is 7, this llmc needs 3: compile the model again with "
 	  "this llmc" },
 	{ "\"vocab\":6,", "\"vocab\":6,\"vocab\":6,", "not valid JSON: duplicate object key" },
 	{ "\"vocab\":6,", "", "p.json: vocab: is missing" },
@@ -98,13 +98,13 @@ static const struct {
 	{ "\"theta\":10000.0", "\"theta\":10000",
 	  "p.json: rope[0].theta: is an integer, expected a number with a point or an exponent" },
 	{ "\"logits\":\"logits\",", "\"logits\":\"emb\",",
-	  "p.json: logits: \"emb\" is no buffer of this plan" },
+	  "p.json: logits: \"emb\" is not a buffer of this plan" },
 	{ "\"dtype\":\"f32\",\"rows\":6", "\"dtype\":\"f31\",\"rows\":6",
 	  "p.json: tensor[0].dtype: unknown dtype \"f31\"" },
 	{ "\"id\":\"qkv\"", "\"id\":\"norm\"", "p.json: the id \"norm\" is used twice" },
 	{ "\"id\":\"q\"", "\"id\":\"norm\"", "p.json: the id \"norm\" is used twice" },
 	{ "\"id\":\"qkv\"", "\"id\":\"q:v\"",
-	  "p.json: tensor[2].id: \"q:v\" is no id: an id is not empty and holds no ':'" },
+	  "p.json: tensor[2].id: \"q:v\" is not an id: ids are not empty and contain no ':'" },
 	{ "\"block\":6", "\"block\":0",
 	  "p.json: tensor[0].src[0].block: is 0, expected 1 .. 281474976710656" },
 	{ "\"unit_rows\":false", "\"unit_rows\":\"no\"",
@@ -114,26 +114,26 @@ static const struct {
 	{ "\"extent\":{\"n_tok\":4}", "\"extent\":{\"n_tok\":[4]}",
 	  "p.json: buffer[0].extent: an extent with a divisor is [mul, div]" },
 	{ "\"extent\":{\"n_tok\":4}", "\"extent\":\"big\"",
-	  "p.json: buffer[0].extent: is no extent: expected c, {\"n_tok\": mul} or {\"n_tok\": "
+	  "p.json: buffer[0].extent: is not an extent: expected c, {\"n_tok\": mul} or {\"n_tok\": "
 	  "[mul, div]}" },
 	{ "\"slot\":0}", "\"slot\":3}", "p.json: buffer[0].slot: is 3, expected 0 .. 2" },
 	{ "\"id\":\"decode\"", "\"id\":\"encode\"",
 	  "p.json: phase: are \"encode\" and \"mixed\", expected \"decode\" and \"mixed\"" },
 	{ "\"arg\":[\"emb\",\"x\"]", "\"arg\":[\"emb\",\"y\"]",
-	  "p.json: phase[0].step[0].arg[1]: \"y\" is no tensor and no buffer of this plan" },
+	  "p.json: phase[0].step[0].arg[1]: \"y\" is not a tensor or buffer of this plan" },
 	{ "\"arg\":[\"emb\",\"x\"]", "\"arg\":[\"emb\",5]",
 	  "p.json: phase[0].step[0].arg[1]: is an integer, expected a reference (a string or "
 	  "null)" },
 	{ "\"rope:0\"", "\"rope:1\"",
-	  "p.json: phase[0].step[1].arg[7]: \"rope:1\" is no rotary table of this plan" },
+	  "p.json: phase[0].step[1].arg[7]: \"rope:1\" is not a rotary table of this plan" },
 	{ "\"rope:0\"", "\"rope:00\"",
-	  "p.json: phase[0].step[1].arg[7]: \"rope:00\" is no rotary table of this plan" },
+	  "p.json: phase[0].step[1].arg[7]: \"rope:00\" is not a rotary table of this plan" },
 	{ "\"kv:kv:0\"", "\"kv:kv:1\"",
-	  "p.json: phase[0].step[1].arg[8]: \"kv:kv:1\" is no pool and layer of this plan" },
+	  "p.json: phase[0].step[1].arg[8]: \"kv:kv:1\" is not a pool and layer of this plan" },
 	{ "\"kv:kv:0\"", "\"kv:vk:0\"",
-	  "p.json: phase[0].step[1].arg[8]: \"kv:vk:0\" is no pool and layer of this plan" },
+	  "p.json: phase[0].step[1].arg[8]: \"kv:vk:0\" is not a pool and layer of this plan" },
 	{ "\"kernel\":null", "\"kernel\":\"k\"",
-	  "p.json: phase[0].step[0].kernel: \"k\" is no kernel of this plan" },
+	  "p.json: phase[0].step[0].kernel: \"k\" is not a kernel of this plan" },
 	{ "\"scale\":1.0", "\"scale\":true",
 	  "p.json: phase[0].step[0].attr.scale: is true or false, expected an integer, a number or "
 	  "a word" },
@@ -146,47 +146,48 @@ static const struct {
 
 	/* tensors */
 	{ "\"scale_cols\":0", "\"scale_cols\":64",
-	  "p.json: tensor emb: f32 has its own scales, none are shared" },
+	  "p.json: tensor emb: f32 has a scale per block and cannot share scales" },
 	{ "\"dtype\":\"f32\",\"rows\":8,\"cols\":4,\"layout\":\"r8\",\"scale_cols\":0",
 	  "\"dtype\":\"u4_32\",\"rows\":8,\"cols\":96,\"layout\":\"r8\",\"scale_cols\":64",
-	  "p.json: tensor qkv: 64 columns cannot share a scale: they are no whole number of groups "
+	  "p.json: tensor qkv: 64 columns cannot share a scale: they are not a multiple of the "
+	  "group size "
 	  "of u4_32, or do not divide 96" },
 	{ "\"layout\":\"r8\"", "\"layout\":\"r7\"", "p.json: tensor qkv: unknown layout \"r7\"" },
 	{ "\"rows\":8,\"cols\":4", "\"rows\":9,\"cols\":4",
 	  "p.json: tensor qkv has 9 rows, its sources give 8" },
 	{ "\"first\":0,\"block\":6", "\"first\":1,\"block\":6",
-	  "p.json: tensor emb: source emb.weight has 6 rows, its pieces reach row 7" },
+	  "p.json: tensor emb: source emb.weight has 6 rows, its blocks reach row 7" },
 	{ "\"stride\":6,\"n_block\":1", "\"stride\":6,\"n_block\":2",
-	  "p.json: tensor emb: source emb.weight has 6 rows, its pieces reach row 12" },
+	  "p.json: tensor emb: source emb.weight has 6 rows, its blocks reach row 12" },
 	{ "\"stride\":6,\"n_block\":1", "\"stride\":281474976710656,\"n_block\":281474976710656",
 	  "p.json: tensor emb: source emb.weight is too large" },
 	{ "\"name\":\"emb.weight\",\"rows\":6,\"cols\":4",
 	  "\"name\":\"emb.weight\",\"rows\":6,\"cols\":5",
 	  "p.json: tensor emb: source emb.weight has rows of 5 elements, expected 4" },
 	{ "\"rope_pairs\":0", "\"rope_pairs\":4",
-	  "p.json: tensor emb: source emb.weight: 6 rows are no whole number of rotary "
-	  "heads of 4" },
+	  "p.json: tensor emb: source emb.weight: 6 rows are not a multiple of the rotary "
+	  "head size 4" },
 	{ "\"stored\":null", "\"stored\":\"q9\"",
-	  "p.json: tensor emb: source emb.weight: stored as \"q9\", which is no type of weights" },
+	  "p.json: tensor emb: source emb.weight: stored as \"q9\", which is not a weight type" },
 	{ "\"stored\":null", "\"stored\":\"i32\"",
-	  "p.json: tensor emb: source emb.weight: stored as \"i32\", which is no type of weights" },
+	  "p.json: tensor emb: source emb.weight: stored as \"i32\", which is not a weight type" },
 	{ "\"stored\":null", "\"stored\":\"q4_0\"",
-	  "p.json: tensor emb: source emb.weight: rows of 4 elements are no whole number of q4_0 "
-	  "blocks" },
+	  "p.json: tensor emb: source emb.weight: rows of 4 elements are not a multiple of the "
+	  "q4_0 block size" },
 	{ "\"stored\":null", "\"stored\":4",
 	  "p.json: tensor[0].src[0].stored: is an integer, expected a string" },
 	{ "\"transpose\":0", "\"transpose\":6",
-	  "p.json: tensor emb: source emb.weight is [6, 4], no stack of [4, 6] to be transposed" },
+	  "p.json: tensor emb: source emb.weight is [6, 4], not a stack of [4, 6] to transpose" },
 	{ "\"dtype\":\"f32\",\"rows\":6", "\"dtype\":\"i32\",\"rows\":6",
 	  "p.json: tensor emb: weights of type i32 are not supported" },
 	{ "\"dtype\":\"f32\",\"rows\":6", "\"dtype\":\"q8_0\",\"rows\":6",
-	  "p.json: tensor emb: rows of 4 elements are no whole number of q8_0 blocks" },
+	  "p.json: tensor emb: rows of 4 elements are not a multiple of the q8_0 block size" },
 	{ "\"layout\":\"f32\"", "\"layout\":\"r8\"",
 	  "p.json: tensor norm: a vector of f32 in layout \"r8\" is not supported" },
 
 	/* pools, rotary tables */
 	{ "\"k\":\"f32\"", "\"k\":\"q8_0\"",
-	  "p.json: pool[0].k: \"q8_0\" is no type of keys and values; these are: f32 f16 bf16 f8 "
+	  "p.json: pool[0].k: \"q8_0\" is not a KV type; expected one of f32 f16 bf16 f8 "
 	  "int8 f8_32 int8_32 int6 int4 int4c" },
 	{ "\"rotate\":false", "\"rotate\":true",
 	  "p.json: pool kv: f32 and f32 rows are not rotated" },
@@ -196,9 +197,10 @@ static const struct {
 	{ "\"k\":\"f32\",\"v\":\"f32\",\"rotate\":false,\"n_layers\":1,\"kv_heads\":1,\"k_dim\":2",
 	  "\"k\":\"int4\",\"v\":\"int4\",\"rotate\":false,\"n_layers\":1,\"kv_heads\":1,\"k_dim\":"
 	  "34",
-	  "phase decode, step[1]: norm_qkv: pool kv has other head counts or widths than the op" },
+	  "phase decode, step[1]: norm_qkv: pool kv differs from the op in head counts or "
+	  "dimensions" },
 	{ "\"keep\":0", "\"keep\":0,\"recent\":9,\"sinks\":1",
-	  "p.json: pool kv: exact pages go with pages of quantised keys or values" },
+	  "p.json: pool kv: exact pages need quantised keys or values" },
 	{ "\"keep\":0", "\"keep\":0,\"recent\":9", "p.json: pool[0].sinks: is missing" },
 	{ "\"keep\":0", "\"keep\":0,\"recent\":9,\"sinks\":2000000",
 	  "p.json: pool[0].sinks: is 2000000, expected 0 .. 1048576" },
@@ -206,26 +208,25 @@ static const struct {
 	  "{\"op\":\"kv_quantize_page\",\"layer\":0,\"kernel\":null,\"arg\":[\"kv:kv:0\",null,null]"
 	  ",\"attr\":{\"kv_heads\":1,\"dim\":2,\"v_dim\":2},\"make\":[],\"yaml_line\":0,"
 	  "\"weight_bytes\":0,\"flops_per_row\":0},\n{\"op\":\"attention\"",
-	  "kv_quantize_page: keys of pool kv have no scales by channel, but f32" },
+	  "kv_quantize_page: keys of pool kv need a per-channel type, but have f32" },
 	{ "{\"op\":\"attention\"",
 	  "{\"op\":\"mla_attention\",\"layer\":0,\"kernel\":null,\"arg\":[\"q\",\"o\",\"o\",\"kv:"
 	  "kv:0\",null,null,\"att\"],"
 	  "\"attr\":{\"heads\":1,\"kv_rank\":2,\"nope_dim\":2,\"rope_dim\":2,\"v_dim\":2,\"index_"
 	  "top_k\":3,\"scale\":1.0},\"make\":[],\"yaml_line\":0,"
 	  "\"weight_bytes\":0,\"flops_per_row\":0},\n{\"op\":\"attention\"",
-	  "mla_attention: 3 chosen positions, and no argument sel, which names them" },
+	  "mla_attention: index_top_k is 3, but there is no argument sel" },
 	{ "{\"op\":\"attention\"",
 	  "{\"op\":\"mla_attend\",\"layer\":0,\"kernel\":null,\"arg\":[\"q\",null,null,\"kv:kv:0\","
 	  "null,\"x\",\"att\"],"
 	  "\"attr\":{\"heads\":1,\"kv_rank\":2,\"nope_dim\":2,\"rope_dim\":2,\"v_dim\":2,"
 	  "\"expand\":0,\"index_top_k\":0,\"scale\":1.0},\"make\":[],\"yaml_line\":0,"
 	  "\"weight_bytes\":0,\"flops_per_row\":0},\n{\"op\":\"attention\"",
-	  "mla_attend: 0 chosen positions, and an argument sel, which names them" },
+	  "mla_attend: index_top_k is 0, but there is an argument sel" },
 	{ "\"vocab\":6", "\"kv_host\":8192,\"vocab\":6", NULL },
 	{ "\"vocab\":6", "\"kv_host\":0,\"vocab\":6", "p.json: kv_host: is 0, expected 1 .. " },
 	{ "\"prompt_whole\":false", "\"kv_host\":8192,\"prompt_whole\":true",
-	  "p.json: kv_host: pages of a model that keeps states, or whose prompts run whole, are "
-	  "not found again" },
+	  "p.json: kv_host: the prefix cache does not hold pages" },
 	{ "\"mla\":false", "\"mla\":true",
 	  "p.json: pool kv: a latent pool has one head and no v_dim" },
 	{ "\"scaling\":\"none\"", "\"scaling\":\"odd\"",
@@ -257,19 +258,19 @@ static const struct {
 	  "p.json: buffer att does not fit slot 2 for all values of the symbols" },
 	{ "\"slot\":1}", "\"slot\":1,\"offset\":64}", "p.json: buffer[1]: unknown key \"offset\"" },
 	{ "\"extent\":{\"n_out\":6}", "\"extent\":{\"n_out\":5}",
-	  "p.json: buffer logits cannot hold the logits: f32, n_out rows of 6, are expected" },
+	  "p.json: buffer logits cannot hold the logits: expected f32, n_out rows of 6" },
 	{ "\"id\":\"x\",\"dtype\":\"f32\"", "\"id\":\"x\",\"dtype\":\"q4_0\"",
 	  "p.json: buffer x: activations of type q4_0 are not supported" },
 
 	/* steps */
 	{ "\"op\":\"embed\"", "\"op\":\"embod\"",
-	  "p.json: phase[0].step[0].op: \"embod\" is no op of this llmc" },
+	  "p.json: phase[0].step[0].op: \"embod\" is not an op of this llmc" },
 	{ "\"op\":\"embed\"", "\"op\":\"nop\"",
-	  "p.json: phase[0].step[0].op: \"nop\" is no op of this llmc" },
+	  "p.json: phase[0].step[0].op: \"nop\" is not an op of this llmc" },
 	{ "\"scale\":1.0", "\"scale\":1.0,\"tile\":8",
 	  "p.json: phase decode, step[0]: embed: 3 attributes, expected 2: hidden scale" },
 	{ "\"rope_dims\":2", "\"rope_dims\":4",
-	  "step[1]: norm_qkv: attributes break the rule rope_dims <= dim" },
+	  "step[1]: norm_qkv: attributes violate the rule rope_dims <= dim" },
 	{ "\"arg\":[\"emb\",\"x\"]", "\"arg\":[\"emb\",\"x\",null]", "phase decode, step[0]" },
 	{ "\"arg\":[\"emb\",\"x\"]", "\"arg\":[\"emb\",\"emb\"]", "phase decode, step[0]" },
 	{ "\"attr\":{\"hidden\":4,\"scale\"", "\"attr\":{\"hidden\":8,\"scale\"",
@@ -277,15 +278,13 @@ static const struct {
 	{ "\"attr\":{\"rows\":6", "\"attr\":{\"rows\":7", "phase decode, step[4]" },
 	{ "\"arg\":[\"emb\",\"x\"]", "\"arg\":[\"emb\",\"q\"]",
 	  "p.json: phase decode, step[1] (norm_qkv): buffer x is read, but no step has written it "
-	  "since its memory was used "
-	  "otherwise" },
+	  "since its memory was reused" },
 	{ "\"arg\":[\"att\",\"o\",null,\"x\",\"x\"]", "\"arg\":[\"q\",\"o\",null,\"x\",\"att\"]",
 	  NULL },
 	{ "\"id\":\"att\",\"dtype\":\"f32\",\"extent\":{\"n_tok\":4},\"slot\":2",
 	  "\"id\":\"att\",\"dtype\":\"f32\",\"extent\":{\"n_tok\":4},\"slot\":0",
 	  "p.json: phase decode, step[3] (matmul_add): buffer x is read, but no step has written "
-	  "it since its memory was used "
-	  "otherwise" },
+	  "it since its memory was reused" },
 	{ "\"id\":\"att\",\"dtype\":\"f32\",\"extent\":{\"n_tok\":4},\"slot\":2}",
 	  "\"id\":\"att\",\"dtype\":\"f32\",\"extent\":{\"n_tok\":4},\"slot\":1}",
 	  "p.json: phase decode, step[2] (attention): buffers att and q share memory" },
@@ -329,17 +328,18 @@ static const struct {
 } bad_kernel[] = {
 	{ "k1", "k1", NULL },
 	{ "kernels/k.c", "../k.c",
-	  "p.json: kernel k: file \"../k.c\" is no path inside the artifact" },
-	{ "kernels/k.c", "/k.c", "p.json: kernel k: file \"/k.c\" is no path inside the artifact" },
+	  "p.json: kernel k: file \"../k.c\" is not a path inside the artifact" },
+	{ "kernels/k.c", "/k.c",
+	  "p.json: kernel k: file \"/k.c\" is not a path inside the artifact" },
 	{ "kernels/k.c", "a//k.c",
-	  "p.json: kernel k: file \"a//k.c\" is no path inside the artifact" },
-	{ "\"k1\"", "\"1k\"", "p.json: kernel k: symbol \"1k\" is no name of a C function" },
+	  "p.json: kernel k: file \"a//k.c\" is not a path inside the artifact" },
+	{ "\"k1\"", "\"1k\"", "p.json: kernel k: symbol \"1k\" is not the name of a C function" },
 	{ "\"u8\"", "\"u9\"",
 	  "p.json: kernel k: argument tmp has the type \"u9\", expected f32, f16, bf16, i32, i64, "
 	  "u8 or packed" },
 	{ "\"scratch\"", "\"sideways\"",
-	  "p.json: kernel[0].arg[2].dir: \"sideways\" is none of in, out, inout, pool, rope, "
-	  "scratch, none" },
+	  "p.json: kernel[0].arg[2].dir: \"sideways\" is not in, out, inout, pool, rope, "
+	  "scratch or none" },
 	{ "\"extent\":24", "\"extent\":25",
 	  "step[0] (embed): argument w: tensor emb is smaller than what the kernel reads" },
 	{ "\"type\":\"f32\",\"extent\":24", "\"type\":\"f16\",\"extent\":24",
@@ -359,7 +359,7 @@ static const struct {
 	{ "\"extent\":{\"n_tok\":16}", "\"extent\":{\"n_pre\":16}", NULL },
 	{ "\"extent\":{\"n_tok\":16}", "\"extent\":16", NULL },
 	{ "\"type\":\"f32\",\"extent\":{\"n_tok\":4}", "\"type\":\"i32\",\"extent\":{\"n_tok\":4}",
-	  "step[0] (embed): argument y: buffer x is f32, the kernel wants i32" },
+	  "step[0] (embed): argument y: buffer x is f32, the kernel needs i32" },
 	{ "\"dir\":\"out\"", "\"dir\":\"none\"",
 	  "step[0] (embed): argument y must be null: the kernel does not use it" },
 	{ "\"dir\":\"in\"", "\"dir\":\"pool\"", "step[0] (embed): argument w must be a pool" },

@@ -63,32 +63,35 @@ static const struct {
 	const char *from, *to, *text;
 } bad[] = {
 	{ "\"act\":11", "\"act\":16", "launch[3].product.act: is 16, expected 0 .. 15" },
-	{ "\"act\":5,\"w\":1", "\"act\":15,\"w\":1", "a product is of arguments of this kernel" },
-	{ "\"act\":11", "\"act\":0", "a product takes an input or scratch: rows of f16 or bf16" },
-	{ "\"act\":11", "\"act\":13", "a product takes an input or scratch: rows of f16 or bf16" },
-	{ "\"act\":11,\"w\":3", "\"act\":11,\"w\":0", "a product takes a matrix of weights" },
-	{ "\"y\":15,", "\"y\":11,", "a product leaves rows" },
-	{ "\"y\":15,", "\"y\":0,", "a product leaves rows" },
-	{ "\"y\":15,", "\"y\":9,",
-	  "the product of the library is with [32, 32]" }, /* q: narrower */
+	{ "\"act\":5,\"w\":1", "\"act\":15,\"w\":1",
+	  "a product must use arguments of this kernel" },
+	{ "\"act\":11", "\"act\":0",
+	  "act of a product must be an input or scratch with rows of f16 or bf16" },
+	{ "\"act\":11", "\"act\":13",
+	  "act of a product must be an input or scratch with rows of f16 or bf16" },
+	{ "\"act\":11,\"w\":3", "\"act\":11,\"w\":0",
+	  "w of a product must be a packed weight matrix" },
+	{ "\"y\":15,", "\"y\":11,", "y of a product must be" },
+	{ "\"y\":15,", "\"y\":0,", "y of a product must be" },
+	{ "\"y\":15,", "\"y\":9,", "the library GEMM needs [32, 32]" }, /* q: narrower */
 	{ "\"add\":-1", "\"add\":-2", "is -2, expected -1 .. 15" },
-	{ "\"add\":-1", "\"add\":0", "as wide as what it leaves" },
+	{ "\"add\":-1", "\"add\":0", "with the columns of y" },
 	{ "\"beta\":0.0", "\"beta\":0", "expected a number with a point" },
 	{ FIRST, FIRST ",\"fn\":\"x\"", "unknown key \"fn\"" },
 	{ FIRST, "\"product\":{\"act\":11,\"w\":3,\"y\":15,\"add\":-1}",
 	  "product.beta: is missing" },
 	{ FIRST, "\"product\":3", "launch[3].product: is an integer" },
-	{ "\"rows\":\"n_tok\"", "\"rows\":\"n_toks\"", "\"n_toks\" is no symbol" },
+	{ "\"rows\":\"n_tok\"", "\"rows\":\"n_toks\"", "\"n_toks\" is not a symbol" },
 	{ "\"most\":64", "\"most\":-1", "most: is -1" },
-	{ "\"path\":\"own\"", "\"path\":\"both\"", "\"both\" is none of any, own, library" },
-	{ "{" FIRST "},", "", "a kernel without a product has one path" },
+	{ "\"path\":\"own\"", "\"path\":\"both\"", "\"both\" is not any, own or library" },
+	{ "{" FIRST "},", "", "a kernel without a product must have path any" },
 	{ "{" FIRST "},", "{" FIRST "},{" FIRST "},", "at most one product" },
 	{ "\"name\":\"raw\",\"dir\":\"scratch\",\"type\":\"f32\",\"extent\":{\"n_tok\":64}",
 	  "\"name\":\"raw\",\"dir\":\"scratch\",\"type\":\"f32\",\"extent\":{\"n_tok\":56}",
-	  "the product of the library is with [56, 32]" },
+	  "the library GEMM needs [56, 32]" },
 	{ "\"name\":\"raw\",\"dir\":\"scratch\",\"type\":\"f32\",\"extent\":{\"n_tok\":64}",
 	  "\"name\":\"raw\",\"dir\":\"scratch\",\"type\":\"f32\",\"extent\":{\"n_tok\":[64,2]}",
-	  "a product leaves rows" },
+	  "y of a product must be" },
 };
 
 BENCH_TEST(each_break_is_named)
@@ -118,7 +121,7 @@ BENCH_TEST(weights_of_a_product)
 	const char *text = plan_text(b);
 	static const char *const want[] = { "is bf16 in layout f32, a library multiplies by",
 		                            "is f32 in layout row, a library multiplies by",
-		                            "a library leaves f32 or the type of the weights" };
+		                            "a library stores f32 or the type of the weights" };
 	llmc_error err;
 	Arena a;
 	Plan *p;

@@ -684,19 +684,20 @@ static const Wrong wrong_launch[] = {
 	  "an argument of this kernel and a factor" },
 	{ ARGS OWN "//@launch product; gemm act, w, y; add x, W_DTYPE\n", 7,
 	  "a factor is a number" },
-	{ ARGS OWN "//@launch product; gemm act, w, y; add w, 1\n", 6, "what a product adds to" },
-	{ ARGS OWN "//@launch product; gemm x, w, y\n", 6, "takes an input or scratch" },
-	{ ARGS OWN "//@launch product; gemm act, x, y\n", 6, "a matrix of weights" },
-	{ ARGS OWN "//@launch product; gemm act, w, x\n", 6, "in an output or in scratch" },
-	{ ARGS OWN "//@launch product; gemm act, w, act\n", 6, "in an output or in scratch" },
+	{ ARGS OWN "//@launch product; gemm act, w, y; add w, 1\n", 6, "add of a product must be" },
+	{ ARGS OWN "//@launch product; gemm x, w, y\n", 6,
+	  "act of a product must be an input or scratch" },
+	{ ARGS OWN "//@launch product; gemm act, x, y\n", 6, "a packed weight matrix" },
+	{ ARGS OWN "//@launch product; gemm act, w, x\n", 6, "must be an output or scratch" },
+	{ ARGS OWN "//@launch product; gemm act, w, act\n", 6, "must be an output or scratch" },
 	{ ARGS OWN "//@launch product; gemm act, w, y\n//@launch product; gemm act, w, y\n", 6,
 	  "at most one product" },
 	{ ARGS "//@scratch act f16[n_tok, COLS]\n//@launch main; block 1\n//@launch product; gemm "
 	       "act, w, y\n",
-	  6, "a way of its own" },
+	  6, "launches of path own" },
 	{ ARGS "//@scratch act f16[n_tok, COLS + 4]\n//@launch main; path own; block 1\n//@launch "
 	       "product; gemm act, w, y\n",
-	  6, "whole 16 bytes" },
+	  6, "multiples of 16 bytes" },
 };
 
 static void
