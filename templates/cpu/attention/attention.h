@@ -1,28 +1,31 @@
-/* Attention of one row, the same bits in every phase, batch, chunk of the prompt and number of
- * threads.
+/* Attention of one row. Results are bit-identical in every phase, batch, prefill chunk and number
+ * of threads.
  *
- * Keys and values of quantised types are read as cpu/attention/kv_cache.h says: the scale of a row
- * multiplies s_j before cap, and e_j after l. Where a pool has exact pages (KvExact), a chunk is up
- * to three pieces, each with m, l and o of its own, merged in order: first positions, those that
- * are read quantised, recent ones.
+ * cpu/attention/kv_cache.h describes how quantised keys and values are read: with one scale per
+ * row, the key's scale multiplies s_j before the cap, and the value's scale multiplies e_j after l
+ * is summed. If a pool has exact pages (KvExact), a chunk is divided into up to three segments
+ * (first positions, quantised positions, recent positions), each with its own m, l and o. They are
+ * merged in order.
  *
  * For a row at position p and one query head, over the visible positions lo <= j < hi:
- *   score    s_j = cap(scale q . k_j) + alibi: products added in the order of d by one fused chain
- *   chunk    positions [128 c, 128 c + 128): m = max s_j, e_j = exp(s_j - m), l = sum e_j in lanes of VL, o = sum e_j v_j
- *            in the order of j
- *   span     2^k whole chunks, at multiples of their size; chunks are merged in order. k is the smallest with at most
- *            64 spans in [lo, hi), so it depends on the row alone; partial results fit fixed memory
- * at any length
- *   row      spans are merged in order; y = o / l, with a sink o / (l + exp(sink - m))
- * Rows of integer codes are multiplied in whole numbers on v3 (cpu/attention/attention_int16.h), in
- * decode and in tiles alike. On tile registers (cpu/attention/attention_amx.h) a score and the sum
- * of a chunk are added up as there, in decode as well; all else is the same. Terms outside [lo, hi)
- * may be added as exact zeros, as long as what they multiply is finite. That is all a tile of many
- * rows does differently from a single row.
  *
- * An attention is a value of type Att, constant wherever functions are inlined; ATTENTION(name,
- * value) makes the functions of one, any number of them in a file. Memory to work in is the
- * caller's: the work of heads/attention.head. */
+ *   score    s_j = cap(scale q . k_j) + alibi: one FMA chain in the order of d
+ *   chunk    positions [128 c, 128 c + 128): m = max s_j, e_j = exp(s_j - m), l = sum of e_j in VL lanes,
+ *            o = sum of e_j v_j in the order of j
+ *   span     2^k whole chunks, aligned to its size; its chunks are merged in order. k is the smallest value with at most
+ *            64 spans in [lo, hi), so it depends only on the row, and partial results fit fixed
+ * memory at any length
+ *   row      spans are merged in order; y = o / l, with a sink o / (l + exp(sink - m))
+ *
+ * On v3, rows of integer codes use integer arithmetic (cpu/attention/attention_int16.h), in decode
+ * and in tiles. With AMX (cpu/attention/attention_amx.h), scores and chunk sums are accumulated in
+ * that file's order, in decode too; the rest is the same. Terms outside of [lo, hi) may be added as
+ * exact zeros, as long as the other factor is finite. This is the only difference between a tile of
+ * several rows and a single row.
+ *
+ * An attention is a value of type Att, constant after inlining. ATTENTION(name, value) defines its
+ * functions; a file may have several. The caller provides the scratch memory (`work` in
+ * attention/attention.head). */
 #ifndef LLMC_CPU_ATTENTION_ATTENTION_H
 #define LLMC_CPU_ATTENTION_ATTENTION_H
 
@@ -32,11 +35,11 @@
 typedef struct Att {
 	int heads, kv_heads, dim, v_dim;
 	float scale, cap;
-	int window, chunk; /* chunk: positions are seen from the last multiple of the window on */
+	int window, chunk; /* chunk: the window starts at a multiple of its size */
 	double alibi;
-	int alibi_first, alibi_heads; /* slopes of heads from that one on, of so many; 0: of all
-	                                 from the first */
-	int prefix;                   /* 1: rows see the prefix of their sequence */
+	/* index of the first slope, and heads in the slope rule; 0, 0: all `heads` */
+	int alibi_first, alibi_heads;
+	int prefix; /* 1: rows also attend to the prefix of their sequence */
 	KvForm kv;
 } Att;
 
@@ -45,14 +48,11 @@ enum { MASK_causal, MASK_prefix };
 enum {
 	ATT_CHUNK = 128,
 	ATT_SPANS = 64,
-	ATT_PAGES = ATT_CHUNK / KV_PAGE, /* of a chunk */
+	ATT_PAGES = ATT_CHUNK / KV_PAGE, /* pages per chunk */
 	ATT_MOST_HB = 8,
-	ATT_AHEAD =
-	    VL == 8 ? 4
-	            : 2, /* planes that are asked for before they are read, of quantised types */
-	ATT_NK = KV_PAGE / VL, /* vectors of keys in a page */
-	ATT_ACC =
-	    VL == 16 ? 24 : 12, /* accumulators: half of 16 or three quarters of 32 registers */
+	ATT_AHEAD = VL == 8 ? 4 : 2,  /* prefetch distance in planes, quantised types */
+	ATT_NK = KV_PAGE / VL,        /* vectors of keys per page */
+	ATT_ACC = VL == 16 ? 24 : 12, /* accumulators: 12 of 16 or 24 of 32 registers */
 };
 
 LLMC_INLINE int
@@ -63,22 +63,22 @@ att_group(const Att a)
 
 #define ATT_SPLIT ((Split){ ATT_CHUNK, ATT_SPANS })
 
-/* A unit of work is a sequence, a kv head and at most 8 query heads: how many such blocks of query
- * heads a kv head has, */
+/* A work unit is a sequence, a kv head and at most 8 of its query heads. Number of such blocks of
+ * query heads per kv head */
 LLMC_INLINE int
 att_blocks(const Att a)
 {
 	return (att_group(a) + ATT_MOST_HB - 1) / ATT_MOST_HB;
 }
 
-/* the heads of a block, */
+/* query heads per block */
 LLMC_INLINE int
 att_hb(const Att a)
 {
 	return (att_group(a) + att_blocks(a) - 1) / att_blocks(a);
 }
 
-/* and the units of a row */
+/* work units per row */
 LLMC_INLINE int
 att_units(const Att a)
 {
@@ -92,7 +92,7 @@ att_vs(const Att a)
 	return (a.v_dim + VL - 1) / VL * VL;
 }
 
-/* query heads that share a load */
+/* query heads per load of K or V */
 LLMC_INLINE int
 att_gb(const Att a)
 {
@@ -117,7 +117,7 @@ att_range(const Att a, const llmc_step *s, int seq, int pos)
 	return r;
 }
 
-/* How a row reads a piece of what it sees */
+/* Segments of the visible positions, by the way a row reads them */
 enum { ATT_FIRST, ATT_QUANTISED, ATT_RECENT };
 
 LLMC_INLINE Att
@@ -130,7 +130,7 @@ att_piece_form(const Att a, const int piece)
 	return b;
 }
 
-/* Does a row ever read such a piece? */
+/* Returns whether rows can have such a segment */
 LLMC_INLINE int
 att_has_piece(const Att a, const int piece)
 {
@@ -139,7 +139,7 @@ att_has_piece(const Att a, const int piece)
 	                             : 1;
 }
 
-/* The positions of a piece, of those in r that a row at pos sees; lo >= hi: none */
+/* Positions of a segment within r, the range of a row at pos; lo >= hi: empty */
 LLMC_INLINE SplitRange
 att_piece(const Att a, const int piece, SplitRange r, int pos)
 {
@@ -156,7 +156,7 @@ att_piece(const Att a, const int piece, SplitRange r, int pos)
 	return (SplitRange){ first, r.hi < recent ? r.hi : recent };
 }
 
-/* 2^-x, x >= 0, to fp32's precision: the series of e^y in double, y = -frac(x) ln 2 */
+/* 2^-x, x >= 0, to fp32 precision: series of e^y in double, y = -frac(x) ln 2 */
 LLMC_INLINE float
 att_exp2_neg(double x)
 {
@@ -172,8 +172,8 @@ att_exp2_neg(double x)
 	return (float)sum;
 }
 
-/* With c the largest power of two <= heads: head h < c has 2^(-B (h + 1) / c), the others the odd
- * powers of 2^(-B / 2c). */
+/* With c the largest power of two <= heads: head h < c has slope 2^(-B (h + 1) / c), the others the
+ * odd powers of 2^(-B / 2c). */
 LLMC_INLINE float
 att_slope(const Att a, int head)
 {
@@ -186,8 +186,8 @@ att_slope(const Att a, int head)
 	                : att_exp2_neg(a.alibi * (2 * (head - c) + 1) / (2 * c));
 }
 
-/* Scores of a chunk of positions (pos0: its first) to weights: s[j] for lo <= j < hi (relative to
- * it), 0 elsewhere. */
+/* Converts scores of a chunk to weights: s[j] for lo <= j < hi (relative to pos0, its first
+ * position), 0 elsewhere. */
 LLMC_INLINE void
 att_softmax(const Att a, const int chunk, float *s, int pos0, int lo, int hi, int pos, float slope,
             float *m_out, float *l_out)
@@ -223,7 +223,7 @@ att_softmax(const Att a, const int chunk, float *s, int pos0, int lo, int hi, in
 	*l_out = vf_hsum(sum);
 }
 
-/* (m, l, o) += (mc, lc, oc). l == 0: nothing yet (a softmax's own sum is at least 1). */
+/* (m, l, o) += (mc, lc, oc). l == 0: empty (the sum of a softmax is at least 1). */
 LLMC_INLINE void
 att_merge(const int v_dim, float *m, float *l, float *o, float mc, float lc, const float *oc)
 {
@@ -243,8 +243,8 @@ att_merge(const int v_dim, float *m, float *l, float *o, float mc, float lc, con
 		o[d] = f32_fma(o[d], a, oc[d] * b);
 }
 
-/* The sum of a row's weights with that of its head's sink, or NULL: a score without a value. m: the
- * maximum of the others */
+/* Adds the sink of the head, if any, to the sum of weights: a score without a value. m: maximum of
+ * the other scores */
 LLMC_INLINE float
 att_sink(const float *sink, float m, float l)
 {
@@ -260,7 +260,7 @@ att_finish(const int v_dim, float *y, const float *o, float l)
 		y[d] = o[d] * r;
 }
 
-/* A row of y from its sums; turned back where values are kept turned. */
+/* Stores a row of y from its sums; rotates it back if values are stored rotated. */
 LLMC_INLINE void
 att_put(const Att a, float *y, const float *o, float l)
 {
@@ -271,7 +271,7 @@ att_put(const Att a, float *y, const float *o, float l)
 		kv_rotate(a.v_dim, turn, y);
 }
 
-/* A query as scores want it: scaled, and turned as keys are. */
+/* Prepares a query for scores: scales it, and rotates it if keys are stored rotated. */
 LLMC_INLINE void
 att_query(const Att a, float *to, const float *from)
 {
@@ -291,8 +291,7 @@ att_prefetch(const void *p, const int bytes)
 		__builtin_prefetch((const char *)p + i);
 }
 
-/* Piece i of those of `bytes` bytes each that lie one behind the other: the lines that begin in it
- */
+/* Prefetches the cache lines that begin in slice i of consecutive slices of `bytes` bytes */
 LLMC_INLINE void
 att_prefetch_piece(const char *p, int i, const int bytes)
 {
@@ -302,9 +301,9 @@ att_prefetch_piece(const char *p, int i, const int bytes)
 		__builtin_prefetch(p + i * bytes);
 }
 
-/* On tile registers? Not where exact pages stand beside others: the sums of both forms are those
- * below. Parts of keys and values cost as much as products of four heads with them, which is what a
- * row alone has to pay: beside memory it is hidden. */
+/* Returns whether AMX is used. Pools with exact pages do not use it: their segments all use the
+ * sums below. Converting keys and values to bf16 parts costs as much as multiplying four heads by
+ * them. A single row pays this in full; it is hidden if data comes from memory. */
 LLMC_INLINE int
 att_tiled(const Att a)
 {
@@ -324,8 +323,8 @@ att_tiled(const Att a)
 #include "cpu/attention/attention_int16.h"
 
 /* ---- one row: units, chunks, spans ---- */
-/* Element d of nk vectors of keys, from j on, times those of gb queries, stride apart; acc, and of
- * both the one of which there is less, stay in registers */
+/* acc += element d of nk vectors of keys, from j on, times that of gb queries, stride apart. acc
+ * and the smaller operand set stay in registers */
 LLMC_INLINE void
 att_scores_of(const int type, const int gb, const int nk, const char *k, const float *q,
               const int stride, int d, int j, vf acc[8][8])
@@ -353,8 +352,8 @@ att_scores_of(const int type, const int gb, const int nk, const char *k, const f
 	}
 }
 
-/* Scores of a page's 32 keys for gb heads; next: a page to be read soon. sums: kv_query_sums of
- * each query */
+/* Scores of a page's 32 keys for gb heads; next: a page to prefetch. sums: kv_query_sums of each
+ * query */
 LLMC_INLINE void
 att_scores(const Att a, const int gb, const char *k, const float *q, const float *sums, float *s,
            const char *next)
@@ -419,8 +418,8 @@ att_scores(const Att a, const int gb, const char *k, const float *q, const float
 	}
 }
 
-/* o[g][d0 .. d0 + nv * VL) of gb heads over keys [lo, hi) of a chunk whose values are v[page];
- * ahead[page]: a plane to be read soon */
+/* o[g][d0 .. d0 + nv * VL) of gb heads over keys [lo, hi) of a chunk with values v[page];
+ * ahead[page]: a plane to prefetch */
 LLMC_INLINE void
 att_values(const Att a, const int gb, const int nv, const char *const *v, const char *const *ahead,
            int lo, int hi, const float *s, int d0, float *o)
@@ -474,25 +473,28 @@ typedef struct AttPart {
 	float m[ATT_MOST_HB], l[ATT_MOST_HB];
 } AttPart;
 
-/* What a unit of one row needs */
+/* State of a unit of one row */
 typedef struct AttUnit {
 	const llmc_step *s;
 	const void *pool;
 	int row, seq, pos, kv_head, head; /* head: its first query head */
-	int n_head;                       /* att_hb, fewer in the last block of a group */
+	int n_head;                       /* att_hb, or fewer in the last block of a kv head */
 	int shift;
 	SplitRange range;
 	float slope[ATT_MOST_HB];
 	const float *sink; /* [heads], or NULL */
 	float *q;          /* [att_hb][dim], scaled */
-	float *sums;       /* [att_hb][kv_groups] of it: kv_query_sums */
-	int32_t *q_words;  /* [att_hb][dim / 2], [att_hb][kv_groups] of it: kv_query_words */
+	float *sums;       /* [att_hb][kv_groups] kv_query_sums of q */
+	/* q_words [att_hb][dim / 2] and words [att_hb][kv_groups]: kv_query_words of q */
+	int32_t *q_words;
 	KvWords *words;
 	AttWords w;               /* weights of a chunk */
 	float *scores;            /* [att_hb][ATT_CHUNK] */
-	AttPart chunk, span, sum; /* of a chunk, a span, the row */
+	AttPart chunk, span, sum; /* partial results of a chunk, a span, the row */
 	uint8_t *queries, *weights,
-	    *ring; /* on tile registers, in parts: of the row, a chunk, keys or values in hand */
+	    /* AMX: bf16 parts of the row's queries, of a chunk's weights, and of the current keys
+	     * or values */
+	    *ring;
 } AttUnit;
 
 LLMC_INLINE void
@@ -510,7 +512,8 @@ att_part_merge(const Att a, AttPart *to, const AttPart *from)
 }
 
 #if defined(LLMC_TILES)
-/* What a unit has in parts, from work on; returned: what comes behind, a row of zeros first */
+/* Places a unit's AMX buffers at work. Returns the memory after them, which begins with a row of
+ * zeros */
 LLMC_INLINE float *
 att_amx_unit(const Att a, AttUnit *u, float *work)
 {
@@ -564,7 +567,7 @@ att_unit_init(const Att a, AttUnit *u, const llmc_step *s, const void *pool, con
 	u->w.zeros = (float *)(void *)(u->q_words + hb * a.dim / 2);
 	u->w.p = (int16_t(*)[KV_PAGE])(void *)(u->w.zeros + n_weights * VL);
 	for (int g = 0; g < hb; g++) {
-		/* a block that is not full repeats its last head */
+		/* a partial block repeats its last head */
 		int h = u->head + (g < u->n_head ? g : u->n_head - 1);
 		const float *from = q + ((size_t)row * (size_t)a.heads + (size_t)h) * (size_t)a.dim;
 		att_query(a, u->q + g * a.dim, from);
@@ -599,9 +602,9 @@ att_page_v(const Att a, const AttUnit *u, int page)
 	return kv_v(a.kv, kv_page_at(a.kv, u->s, u->pool, u->seq, page), u->kv_head);
 }
 
-/* A plane to ask memory for while plane i of a chunk is read, K of its n pages, then V of them.
- * Quantised planes, and those that become tiles, are read faster than memory answers, so it is one
- * further on. end: behind the last position that is read so */
+/* Returns the plane to prefetch while plane i of a chunk is read: K of its n pages, then V.
+ * Quantised planes, and those converted to AMX tiles, are consumed faster than memory delivers, so
+ * the distance is one plane more. end: end of the positions read in this form */
 LLMC_INLINE const char *
 att_ahead(const Att a, const AttUnit *u, const char *const *k, const char *const *v, int n, int i,
           int page, int end)
@@ -609,11 +612,11 @@ att_ahead(const Att a, const AttUnit *u, const char *const *k, const char *const
 	i += kv_plain(a.kv.k) && !att_tiled(a) ? 1 : ATT_AHEAD;
 	if (i < 2 * n)
 		return i < n ? k[i] : v[i - n];
-	page += i - n; /* of the next chunk */
+	page += i - n; /* in the next chunk */
 	return page * KV_PAGE < end ? att_page_k(a, u, page) : v[n - 1];
 }
 
-/* Scores of a page for gb heads from g on, to s of the first head */
+/* Scores of a page for gb heads from g on; s: scores of the first head */
 LLMC_INLINE void
 att_scores_some(const Att a, const AttUnit *u, const int gb, const char *k, int g, float *s,
                 const char *next)
@@ -630,7 +633,7 @@ att_scores_some(const Att a, const AttUnit *u, const int gb, const char *k, int 
 	att_scores(a, gb, k, u->q + g * a.dim, u->sums + g * groups, s + g * ATT_CHUNK, next);
 }
 
-/* One chunk, as far as it lies in `see`: K of its pages, softmax, V of its pages */
+/* Processes the part of a chunk within `see`: K of its pages, softmax, V of its pages */
 LLMC_INLINE void
 att_chunk(const Att a, AttUnit *u, SplitRange see, int chunk, AttPart *out)
 {
@@ -695,7 +698,7 @@ att_chunk(const Att a, AttUnit *u, SplitRange see, int chunk, AttPart *out)
 		               out->o + g * att_vs(a));
 }
 
-/* A piece of a chunk, if the row reads such a one, to u->span */
+/* Processes a segment of a chunk, if the row has one, and merges it into u->span */
 LLMC_INLINE void
 att_chunk_piece(const Att a, const int piece, AttUnit *u, int chunk)
 {
@@ -708,7 +711,7 @@ att_chunk_piece(const Att a, const int piece, AttUnit *u, int chunk)
 	att_part_merge(a, &u->span, &u->chunk);
 }
 
-/* to u->span */
+/* Processes a span; the result is in u->span */
 LLMC_INLINE void
 att_span(const Att a, AttUnit *u, int span)
 {
@@ -741,7 +744,7 @@ att_unit_finish(const Att a, const AttUnit *u, float *y)
 		        att_sink(u->sink ? u->sink + u->head + g : NULL, u->sum.m[g], u->sum.l[g]));
 }
 
-/* name(): the value; name_run_span: att_span of it, compiled once */
+/* name(): the Att value; name_run_span: att_span for it, compiled once */
 #define ATTENTION(name, ...)                                                                       \
 	LLMC_INLINE Att name(void)                                                                 \
 	{                                                                                          \

@@ -1,53 +1,53 @@
-/* Attention on tile registers, where keys and values are f16 or bf16 and at least four query heads
- * share them: the sums of cpu/attention/attention.h with other products.
+/* Attention on AMX, for f16 or bf16 keys and values with at least four query heads per kv head.
+ * Same sums as cpu/attention/attention.h, with different dot products.
  *
- * A half is exactly two parts of bf16, hi + lo; queries and weights become two parts each, relative
- * error 2^-17. Products of lo and lo are left out. A score adds over dimensions by 32: q_hi k_hi,
- * q_lo k_hi, q_hi k_lo; a sum over positions by 32 likewise; each in the order of the instruction.
- * What meets in one lane pair is element i and element i + 16 of 32, so that parts of 32 numbers
- * are made without moving any:
+ * An f16 value is exactly the sum of two bf16 parts, hi + lo. Queries and weights are split into
+ * two parts as well, relative error 2^-17. lo * lo terms are dropped. A score accumulates over
+ * dimensions in steps of 32: q_hi k_hi, q_lo k_hi, q_hi k_lo. A sum over positions does the same in
+ * steps of 32. The order within a step is that of the instruction. The two elements of a bf16 pair
+ * are elements i and i + 16 of 32, so that splitting 32 values moves none between lanes:
  *
  *   q   [block of 16 rows][32 of dim][hi, lo]  tiles of A           --+
  *   K of a page --parts--> [16 keys][32 of dim][hi, lo]  tiles of B --+--> s [32][128] --softmax, parts--> P [block][page][hi, lo]  tiles of A --+
  *   V of a page --parts--> [16 of v_dim][page][hi, lo]  tiles of B  -----------------------------------------------------------------------------+--> oc
  *
- * Two blocks of rows meet two tiles of B at a time: four chains of dots, a load for each of the
- * first, so none waits for the one before it. By count 32 rows take 192 dots of 16 cycles for a
- * chunk of 128 positions and 64 dimensions, where fp32 takes 33,000 products of vectors, and the
- * softmax of these rows 3700 cycles of vector instructions; both run at a time (att_amx_blocks).
- * Parts of K and V are made once for up to ATT_AMX_R rows.
+ * Two row blocks are multiplied by two B tiles at a time: four independent accumulator chains, with
+ * one load per chain, so no dot waits for the previous one. By count, 32 rows take 192 dots of 16
+ * cycles per chunk of 128 positions and 64 dimensions. In fp32 this takes 33,000 vector FMAs. The
+ * softmax of these rows takes 3700 cycles of vector instructions. Both run concurrently
+ * (att_amx_blocks). K and V are split once for up to ATT_AMX_R rows.
  *
- * Measured beside cpu-v4's form, one thread of an Intel Xeon with AMX that others used, medians of
+ * Measured against the cpu-v4 version, one thread of a shared Intel Xeon with AMX, medians of
  * paired rounds. 128 tokens at depth 8192: 32 heads of 64 over 8 at 254 GFLOP/s, of 128 over 4 at
- * 326. A row alone, four heads to a key: 0.95 to 0.97 of v4's rate from memory at depth 4096 with
- * heads of 64, 0.99 of 128; 0.72 from the caches, where v4 makes half as many instructions for a
- * line. Making all parts of a page before its dots, and asking for memory into the nearest cache,
- * cost a third of that. */
+ * 326. A single row with four heads per kv head: from memory at depth 4096, 0.95 to 0.97 of v4's
+ * rate with heads of 64, 0.99 with 128; from the caches 0.72, where v4 needs half as many
+ * instructions per line. Splitting a whole page before its dots, or prefetching to L1, loses a
+ * third of that. */
 #ifndef LLMC_CPU_ATTENTION_ATTENTION_AMX_H
 #define LLMC_CPU_ATTENTION_ATTENTION_AMX_H
 
 #include "cpu/gemm/amx_tiles.h"
 
 enum {
-	ATT_AMX_R = 256, /* rows of a tile of tokens and heads, at most */
-	ATT_AMX_B = 16,  /* rows of a block */
+	ATT_AMX_R = 256, /* largest number of rows (tokens x heads) per tile */
+	ATT_AMX_B = 16,  /* rows per block */
 };
 
-/* parts of an element of the cache */
+/* bf16 parts per cache element */
 LLMC_INLINE int
 att_amx_parts(const int type)
 {
 	return type == KV_bf16 ? 1 : 2;
 }
 
-/* tiles along a key */
+/* tiles per key */
 LLMC_INLINE int
 att_amx_steps(const int dim)
 {
 	return (dim + 31) / 32;
 }
 
-/* bytes of the keys, and of the values, of a chunk in parts; of a tile of values, the chunk's */
+/* bytes of a chunk's keys, and of its values, as bf16 parts; of a tile of values over the chunk */
 LLMC_INLINE int
 att_amx_key_bytes(const Att a)
 {
@@ -60,8 +60,8 @@ att_amx_value_tile(const Att a)
 	return ATT_PAGES * att_amx_parts(a.kv.v) * AMX_TILE;
 }
 
-/* ---- parts ---- */
-/* Row r of a block's queries: x, of whole 32, zeros behind dim */
+/* ---- bf16 parts ---- */
+/* Splits row r of a block's queries; x is padded with zeros to a multiple of 32 */
 LLMC_INLINE void
 att_amx_query(const Att a, const float *x, int r, uint8_t *block)
 {
@@ -70,8 +70,8 @@ att_amx_query(const Att a, const float *x, int r, uint8_t *block)
 		                block + i * 2 * AMX_TILE + r * 64);
 }
 
-/* Row i of the tiles of 32 dimensions `step` of a page's keys, of the first 16 at `to`, of the
- * others `apart` bytes behind it */
+/* Row i of the tiles of dimensions 32 * step .. of a page's keys: of the first 16 keys at `to`, of
+ * the others `apart` bytes later */
 LLMC_INLINE void
 att_amx_keys_row(const Att a, const char *k, int step, int i, uint8_t *to, const int apart)
 {
@@ -100,8 +100,8 @@ att_amx_keys(const Att a, const char *k, uint8_t *to)
 			att_amx_keys_row(a, k, step, i, to + step * tile, steps * tile);
 }
 
-/* Row i of the tiles, `apart` bytes from each other, of n_d values from d0 on of a page, of which n
- * positions, or all, hold something */
+/* Row i of n_d value tiles, `apart` bytes from each other, from d0 on, of a page. Only n positions
+ * are valid (or all) */
 LLMC_INLINE void
 att_amx_values_row(const Att a, const int all, const char *v, int n, int d0, const int n_d, int i,
                    uint8_t *to, const int apart)
@@ -116,7 +116,7 @@ att_amx_values_row(const Att a, const int all, const char *v, int n, int d0, con
 	}
 }
 
-/* Those of page `page` of a chunk: [16 of v_dim][page][parts] tiles */
+/* Value tiles of page `page` of a chunk: [16 of v_dim][page][parts] */
 LLMC_INLINE void
 att_amx_values(const Att a, const char *v, int n, int page, uint8_t *to)
 {
@@ -128,25 +128,25 @@ att_amx_values(const Att a, const char *v, int n, int page, uint8_t *to)
 			att_amx_values_row(a, 0, v, n, 0, a.v_dim, i, to, att_amx_value_tile(a));
 }
 
-/* ---- products ---- */
+/* ---- dots ---- */
 enum { ATT_AMX_P = ATT_PAGES * 2 * AMX_TILE }; /* bytes of a block's weights */
 
-/* Products of one or two blocks of rows with pairs of columns of tiles, which are done step by
- * step, beside other work */
+/* A GEMM of one or two row blocks with pairs of tile columns, executed step by step so that it
+ * interleaves with other work */
 typedef struct AttDots {
 	const uint8_t *rows,
 	    *tiles; /* [step][hi, lo] of the first block; [step][parts] of the next column */
 	float *out;
-	int two, step, steps, left; /* left: pairs of columns */
+	int two, step, steps, left; /* left: pairs of columns left */
 } AttDots;
 
-/* 32 of what is summed: one or two blocks of rows (a0, a1: hi, lo) with one or two columns (b0, b1:
+/* Accumulates 32 terms: one or two row blocks (a0, a1: hi, lo) with one or two columns (b0, b1:
  * parts) */
 LLMC_INLINE void
 att_amx_step(const int parts, const int two, const int wide, const uint8_t *a0, const uint8_t *a1,
              const uint8_t *b0, const uint8_t *b1)
 {
-/* part `part` of the rows with what lies in 6 and 7 */
+/* dots of part `part` of the rows with the tiles in registers 6 and 7 */
 #define ATT_AMX_ROWS(part)                                                                         \
 	do {                                                                                       \
 		AMX_LOAD(4, a0 + (part) * AMX_TILE, 64);                                           \
@@ -174,8 +174,8 @@ att_amx_step(const int parts, const int two, const int wide, const uint8_t *a0, 
 #undef ATT_AMX_ROWS
 }
 
-/* A step of what is left. Bytes between the blocks of rows, and between columns; n: elements of a
- * row of out, of which it has ld. Returned: 0 when there was nothing to do. */
+/* Executes the next step. The block and column distances are in bytes; n: elements of a row of out,
+ * ld: its stride. Returns 0 if nothing was left. */
 LLMC_INLINE int
 att_amx_some(const int parts, const int block, const int column, const int n, const int ld,
              AttDots *d)
@@ -218,7 +218,7 @@ att_amx_some(const int parts, const int block, const int column, const int n, co
 	return 1;
 }
 
-/* Scores of blocks of rows with the keys of pages [first, last) of a chunk, s [16 or 32][128], */
+/* Scores of row blocks with the keys of pages [first, last) of a chunk, s [16 or 32][128] */
 LLMC_INLINE AttDots
 att_amx_scores(const Att a, int two, const uint8_t *q, const uint8_t *keys, int first, int last,
                float *s)
@@ -241,7 +241,7 @@ att_amx_score(const Att a, AttDots *d)
 	                    ATT_CHUNK, d);
 }
 
-/* and oc [16 or 32][vs] of the weights of these pages and their values */
+/* oc [16 or 32][vs]: weights of these pages times their values */
 LLMC_INLINE AttDots
 att_amx_sums(const Att a, int two, const uint8_t *p, const uint8_t *values, int first, int last,
              float *oc)
@@ -262,20 +262,20 @@ att_amx_sum(const Att a, AttDots *d)
 	                    att_vs(a), d);
 }
 
-/* ---- a chunk of one row, whose heads are a block ---- */
-/* Making parts takes longest. Tiles are multiplied while the next ones are made, a dot after every
- * few rows of parts, so that none waits for the one before it nor for stores. Memory is asked for
- * the planes after next all the while. */
-enum { ATT_AMX_V = 64 }; /* values at once, whose sums stay in registers */
+/* ---- a chunk of one row, whose heads form a block ---- */
+/* Splitting K and V takes the longest. The dots of finished tiles are interleaved with splitting
+ * the next ones, one dot per few rows, so none waits for the previous dot or for stores. The planes
+ * after the next are prefetched throughout. */
+enum { ATT_AMX_V = 64 }; /* values per pass, whose sums stay in tile registers */
 
-/* bytes of keys, and of values, in hand: those that are multiplied and those that are made */
+/* bytes of the ring of keys or values: those being multiplied and those being split */
 LLMC_INLINE int
 att_amx_ring_bytes(const Att a)
 {
 	return 2 * (2 * att_amx_parts(a.kv.k) + ATT_AMX_V / VL * att_amx_parts(a.kv.v)) * AMX_TILE;
 }
 
-/* s [heads][128] of n pages; k, next: their planes, and ones to be read soon */
+/* s [heads][128] of n pages; k, next: their planes, and planes to prefetch */
 LLMC_INLINE void
 att_amx_row_scores(const Att a, const uint8_t *q, const char *const *k, const char *const *next,
                    int n, uint8_t *ring, float *s)
@@ -293,9 +293,8 @@ att_amx_row_scores(const Att a, const uint8_t *q, const char *const *k, const ch
 		}
 		for (int r = 0; r < 16; r++) {
 			if (i < n * steps) {
-				amx_request_permission(next[i / steps],
-				                       (int)kv_plane(a.kv.k, a.dim), step * 16 + r,
-				                       steps * 16);
+				amx_prefetch_l2(next[i / steps], (int)kv_plane(a.kv.k, a.dim),
+				                step * 16 + r, steps * 16);
 				att_amx_keys_row(a, k[i / steps], step, r, to, tile);
 			}
 			if (i > 0)
@@ -312,8 +311,8 @@ att_amx_row_scores(const Att a, const uint8_t *q, const char *const *k, const ch
 	}
 }
 
-/* n_d of oc from d on, as att_amx_row_sums. Of planes to be read soon piece `piece` of `of` is
- * asked for. */
+/* n_d elements of oc from d on, for att_amx_row_sums. Also prefetches a share of the upcoming
+ * planes */
 LLMC_INLINE void
 att_amx_row_values(const Att a, const uint8_t *p, const char *const *v, const char *const *next,
                    int first, int last, int n, int d, const int n_d, int piece, const int of,
@@ -331,8 +330,8 @@ att_amx_row_values(const Att a, const uint8_t *p, const char *const *v, const ch
 		const uint8_t *const from = ring + (page + 1) % 2 * (ATT_AMX_V / VL) * tile;
 		for (int i = 0; i < 16; i++) {
 			if (page < last) {
-				amx_request_permission(next[page], (int)kv_plane(a.kv.v, a.v_dim),
-				                       piece * 16 + i, of * 16);
+				amx_prefetch_l2(next[page], (int)kv_plane(a.kv.v, a.v_dim),
+				                piece * 16 + i, of * 16);
 				if (n >= KV_PAGE)
 					att_amx_values_row(a, 1, v[page], n, d, n_d, i, to, tile);
 				else
@@ -355,8 +354,8 @@ att_amx_row_values(const Att a, const uint8_t *p, const char *const *v, const ch
 		AMX_STORE(3, oc + d + 48, vs * 4);
 }
 
-/* oc [heads][vs] of the weights p of pages [first, last) of a chunk, n of whose positions from
- * first on hold something */
+/* oc [heads][vs] from weights p of pages [first, last) of a chunk, whose first n positions are
+ * valid */
 LLMC_INLINE void
 att_amx_row_sums(const Att a, const uint8_t *p, const char *const *v, const char *const *next,
                  int first, int last, int n, uint8_t *ring, float *oc)
@@ -371,8 +370,8 @@ att_amx_row_sums(const Att a, const uint8_t *p, const char *const *v, const char
 		                   of, ring, oc);
 }
 /* ---- rows ---- */
-/* att_softmax of pages [first, last) of a chunk, lo < hi among them; weights in parts to row r of
- * the block p */
+/* att_softmax over pages [first, last) of a chunk that contain lo < hi; splits the weights into row
+ * r of block p */
 LLMC_INLINE void
 att_amx_softmax(const Att a, float *s, int first, int last, int pos0, int lo, int hi, int pos,
                 float slope, uint8_t *p, int r, float *m_out, float *l_out)
@@ -413,7 +412,7 @@ att_amx_softmax(const Att a, float *s, int first, int last, int pos0, int lo, in
 	*l_out = vf_hsum(sum);
 }
 
-/* A row that sees nothing of pages [first, last) */
+/* Clears a row that attends to nothing in pages [first, last) */
 LLMC_INLINE void
 att_amx_unseen(int first, int last, uint8_t *p, int r)
 {
@@ -421,7 +420,7 @@ att_amx_unseen(int first, int last, uint8_t *p, int r)
 		memset(p + i * AMX_TILE + r * 64, 0, 64);
 }
 
-/* att_merge of the rows of a block whose lc is not 0 */
+/* att_merge for the rows of a block with lc != 0 */
 LLMC_INLINE void
 att_amx_merge(const int vs, float *m, float *l, float *o, const float *mc, const float *lc,
               const float *oc)

@@ -1,23 +1,23 @@
-/* Attention over keys and values of integer codes in whole numbers, on v3, where a vector of words
- * is multiplied as fast as half as many floats: a code never becomes a float, and two of them meet
- * in one instruction. Types and widths: kv_in_words.
+/* Integer attention over keys and values of integer codes, on v3. There, int16 multiplication
+ * (pmaddwd) has the throughput of half as many floats, codes are not converted to float, and one
+ * instruction multiplies pairs of codes. kv_in_words selects types and dimensions.
  *
- *   query    elements of a group / step, in 16 bits; step: the largest of them / 32767
- *   score    of groups in order: + (sum of words times codes) * scale * step, and before it what zeros add, by one chain of products
- *   weights  e_j * scale_j of a page / step, in 16 bits; step: the largest of the page and row /
- * 32767
- *   o        of pages of a chunk in order: + (sum of words times codes) * step; at last what zeros add: sum of e_j zero_j
+ *   query    elements of a group / step as int16; step: their largest magnitude / 32767
+ *   score    groups in order: + (sum of words times codes) * scale * step, after the contribution of the zeros, one FMA chain
+ *   weights  e_j * scale_j of a page / step as int16; step: the largest of the page and row / 32767
+ *   o        pages of a chunk in order: + (sum of words times codes) * step; finally the contribution of the zeros,
+ *            sum of e_j zero_j
  *
- * Codes without a sign (int4) count from 8: what rounding leaves of a word then meets a number that
- * is small on average. A sum of whole numbers is the same in any order, so rows alone and in tiles
- * agree as they do in floats. A word is off by 2^-16 of the largest at most: an eighth of what f16
- * does to a large element, a hundredth of what 8 bits do. Positions that a row does not see have
- * weight 0, whatever lies there.
+ * Unsigned codes (int4) are taken relative to 8, so that the rounding error of a word multiplies a
+ * number that is small on average. Integer sums do not depend on order, so single rows and tiles
+ * agree, as they do in floats. A word's error is at most 2^-16 of the largest value: an eighth of
+ * f16's error for a large element, a hundredth of that of 8-bit codes. Positions that a row does
+ * not attend to have weight 0, whatever their content.
  *
- * 64 codes and three heads take 24 instructions of products and sums on four units and 8 that make
- * words; floats take 24 on two units and 16 or more that make them. Cycles of that on Zen 3, from
- * the cache: int8 10.0 for keys, 12.3 for values, int4 12.1 and 16.3; in floats f16 takes 12.8
- * and 12.5, int8 takes 15.8 for both. */
+ * 64 codes and three heads take 24 multiply-add instructions on four ports and 8 that unpack to
+ * words. In floats they take 24 on two ports and 16 or more that convert. Measured cycles on Zen 3,
+ * from L1: int8 10.0 for keys, 12.3 for values; int4 12.1 and 16.3. In floats: f16 12.8 and 12.5,
+ * int8 15.8 for both. */
 #ifndef LLMC_CPU_ATTENTION_ATTENTION_INT16_H
 #define LLMC_CPU_ATTENTION_ATTENTION_INT16_H
 
@@ -27,25 +27,26 @@
 #define KV_HAS_WORDS 0
 #endif
 
-/* Of a group of a query: what its words were divided by, and what a sum of products with codes
- * starts from */
+/* Per group of a query: the step of its words, and the initial value of its dot products with
+ * codes */
 typedef struct KvWords {
 	float step;
 	int32_t start;
 } KvWords;
 
-#define KV_LEAST 1e-30f /* words of what is below that are 0 */
+#define KV_LEAST 1e-30f /* smaller largest values give words of 0 */
 
-enum { KV_ZERO = 8 /* of codes without a sign */, KV_WORD = 32767 };
+enum { KV_ZERO = 8 /* offset of unsigned codes */, KV_WORD = 32767 };
 
-/* Weights of a chunk in words */
+/* int16 weights of a chunk */
 typedef struct AttWords {
 	int16_t (*p)[KV_PAGE]; /* [page][head][group] */
 	float *zeros;          /* [head][group][VL] of the chunk */
 	float steps[ATT_PAGES * ATT_MOST_HB], inverse[ATT_PAGES * ATT_MOST_HB]; /* [page][head] */
 } AttWords;
 
-/* Are rows of it multiplied so? Sums of 32 bits have room for a group of 32, and for rows of 512 */
+/* Returns whether rows of the type use integer arithmetic. 32-bit sums hold a group of 32, and rows
+ * of up to 512 */
 LLMC_INLINE int
 kv_in_words(const int type, const int dim)
 {
@@ -72,8 +73,8 @@ kv_pair(int lo, int hi)
 	return (int32_t)((uint32_t)hi << 16 | (uint16_t)lo);
 }
 
-/* A query as pairs of words in the order of kv_pairs_k, and what its groups are in, all stride
- * apart */
+/* Converts a query to pairs of words in the order of kv_pairs_k, and its KvWords per group, all
+ * stride apart */
 LLMC_INLINE void
 kv_query_words(const int type, const int dim, const float *q, int32_t *to, KvWords *words,
                const int stride)
@@ -87,7 +88,7 @@ kv_query_words(const int type, const int dim, const float *q, int32_t *to, KvWor
 		for (int d = g * size; d < end; d++) {
 			const float x = q[d] < 0 ? -q[d] : q[d];
 			most = x > most ? x : most;
-			none += q[d] * 0; /* or NaN */
+			none += q[d] * 0; /* NaN propagates */
 		}
 		const float inverse = most > KV_LEAST && most < 1e38f ? KV_WORD / most : 0;
 		for (int d = g * size; d < end; d += 4)
@@ -112,7 +113,7 @@ kv_32_at(const void *p)
 	return _mm256_loadu_si256((const __m256i *)p);
 }
 
-/* 16 codes of 8 bits, or pairs of codes of 4, as words */
+/* 16 codes of 8 bits, or pairs of 4-bit codes, as words */
 LLMC_INLINE __m256i
 kv_16_at(const int type, const uint8_t *p)
 {
@@ -121,7 +122,7 @@ kv_16_at(const int type, const uint8_t *p)
 	return type == KV_int4 ? _mm256_cvtepu8_epi16(x) : _mm256_cvtepi8_epi16(x);
 }
 
-/* Of words a, b of 16 columns the pairs of columns 0-3, 8-11, and of the others */
+/* Interleaves words a, b of 16 columns: pairs of columns 0-3 and 8-11, and of the others */
 LLMC_INLINE void
 kv_pairs_of(__m256i a, __m256i b, vi x[2])
 {
@@ -129,7 +130,7 @@ kv_pairs_of(__m256i a, __m256i b, vi x[2])
 	x[1] = (vi)_mm256_unpackhi_epi16(a, b);
 }
 
-/* Columns in their order again */
+/* Restores column order */
 LLMC_INLINE void
 kv_pairs_sort(vi x[2])
 {
@@ -139,7 +140,7 @@ kv_pairs_sort(vi x[2])
 	x[1] = (vi)_mm256_permute2x128_si256(a, b, 0x31);
 }
 
-/* The lower codes of bytes in words, or the higher */
+/* Extracts the low or the high codes of bytes as words */
 LLMC_INLINE void
 kv_pairs_four(const int high, vi x[2])
 {
@@ -149,7 +150,7 @@ kv_pairs_four(const int high, vi x[2])
 		            : (vi)_mm256_and_si256((__m256i)x[i], _mm256_set1_epi16(15));
 }
 
-/* Codes of 6 bits of a page's keys, a byte each: [dim][32] */
+/* Unpacks 6-bit codes of a page's keys to bytes: [dim][32] */
 LLMC_INLINE void
 kv_unpack_k(const int dim, const char *plane, uint8_t *to)
 {
@@ -174,7 +175,7 @@ kv_unpack_k(const int dim, const char *plane, uint8_t *to)
 	}
 }
 
-/* Of its values: [32][groups of 32] */
+/* Unpacks 6-bit codes of a page's values to bytes: [32][groups of 32] */
 LLMC_INLINE void
 kv_unpack_v(const int dim, const char *plane, uint8_t *to)
 {
@@ -198,7 +199,7 @@ kv_unpack_v(const int dim, const char *plane, uint8_t *to)
 	}
 }
 
-/* The plane to read codes from: of 6 bits unpacked into room */
+/* Returns the plane with the codes; 6-bit codes are unpacked into the buffer */
 LLMC_INLINE const uint8_t *
 kv_word_plane(const int type, const int key, const int dim, const char *plane, uint8_t *room)
 {
@@ -211,8 +212,8 @@ kv_word_plane(const int type, const int key, const int dim, const char *plane, u
 	return room;
 }
 
-/* Elements 4 i .. 4 i + 3 of keys j .. j + 15: two pairs, of int4 0 and 2, 1 and 3, else
- * neighbours. plane: kv_word_plane's */
+/* Elements 4 i .. 4 i + 3 of keys j .. j + 15 in two pairs: for int4 0 and 2, 1 and 3, else
+ * neighbours. plane: from kv_word_plane */
 LLMC_INLINE void
 kv_pairs_k(const int type, const uint8_t *plane, int i, int j, vi x[2][2])
 {
@@ -232,8 +233,8 @@ kv_pairs_k(const int type, const uint8_t *plane, int i, int j, vi x[2][2])
 	}
 }
 
-/* Elements d .. d + 15 of values j and j + 1 in pairs; d is a multiple of 16, an odd one where half
- * is 1 */
+/* Elements d .. d + 15 of values j and j + 1 in pairs; d is a multiple of 16, an odd one if half is
+ * 1 */
 LLMC_INLINE void
 kv_pairs_v(const int type, const int dim, const uint8_t *plane, int j, int d, const int half,
            vi x[2])
@@ -247,8 +248,8 @@ kv_pairs_v(const int type, const int dim, const uint8_t *plane, int j, int d, co
 		kv_pairs_four(half, x);
 }
 
-/* Scales of a page's values, of which `end` hold something, and zeros, those of code KV_ZERO:
- * [group][scale, zero][32]; tops: of each value the largest */
+/* Scales of a page's values, of which `end` are valid, and zeros relative to code KV_ZERO:
+ * [group][scale, zero][32]; tops: largest magnitude of each value */
 LLMC_INLINE void
 kv_word_scales(const int type, const int dim, const char *plane, int end, float *to, float *tops)
 {
@@ -258,7 +259,7 @@ kv_word_scales(const int type, const int dim, const char *plane, int end, float 
 
 	for (int j = 0; n == 1 && j < KV_PAGE; j += VL)
 		vf_store(to + j, vf_load_f16(s + j));
-	if (n > 1 && n % 4) { /* nothing may lie behind the last ones */
+	if (n > 1 && n % 4) { /* invalid lanes after the last position must be zero */
 		memcpy(room, s, (size_t)(KV_PAGE * n) * sizeof *s);
 		s = room;
 	}
@@ -297,8 +298,8 @@ kv_word_scales(const int type, const int dim, const char *plane, int end, float 
 	}
 }
 
-/* Of weights of a page, of one row, times the largest scales of its values the largest: the largest
- * lane of what is put at `to` */
+/* Multiplies the weights of one row over a page by the largest scales of its values. The largest
+ * lane stored at `to` is the maximum */
 LLMC_INLINE void
 kv_weight_most(const float *weights, const float *tops, float *to)
 {
@@ -309,8 +310,8 @@ kv_weight_most(const float *weights, const float *tops, float *to)
 	vf_store(to, vf_max(vf_max(x[0], x[1]), vf_max(x[2], x[3])));
 }
 
-/* Of VL rows, for whom kv_weight_most has been: steps, and what is multiplied by for words. (Row by
- * row a division would wait for each.) */
+/* Steps and inverse steps of VL rows after kv_weight_most. (One division per row would have its
+ * full latency.) */
 LLMC_INLINE void
 kv_weight_steps(const float *most, float *step, float *inverse)
 {
@@ -330,9 +331,9 @@ kv_weight_steps(const float *most, float *step, float *inverse)
 	vf_store(inverse, (vf)((vi)(vf_set1(KV_WORD) / top) & (vi)(top > vf_set1(KV_LEAST))));
 }
 
-/* Weights of a page, of one row, times the scales of its values, as words: [group][32], in the
- * order of kv_word_at. zeros: [group][VL], to which is added what, added over lanes, each element
- * of a group gets beside the products of words with codes */
+/* Converts the weights of one row over a page, times the scales of its values, to words:
+ * [group][32] in the order of kv_word_at. zeros [group][VL] accumulates the contribution of the
+ * zeros to each element of a group, to be summed over lanes */
 LLMC_INLINE void
 kv_weight_words(const int type, const int dim, const float *weights, const float *scales,
                 float step, float inverse, int16_t *to, float *zeros)
@@ -364,8 +365,7 @@ kv_weight_words(const int type, const int dim, const float *weights, const float
 	}
 }
 
-/* Where among the words of a page's weights that of position j is: of 16 they lie as 0-3, 8-11,
- * 4-7, 12-15 */
+/* Index of position j among the words of a page's weights: 16 are ordered 0-3, 8-11, 4-7, 12-15 */
 LLMC_INLINE int
 kv_word_at(int j)
 {
@@ -373,7 +373,7 @@ kv_word_at(int j)
 }
 
 /* ---- one row ---- */
-/* Asks memory for part `i` of n of a plane: as many lines for each, and the rest for the last */
+/* Prefetches share i of n of a plane: equally many lines each, the last gets the rest */
 LLMC_INLINE void
 att_prefetch_part(const char *p, int i, const int n, const size_t bytes)
 {
@@ -384,7 +384,7 @@ att_prefetch_part(const char *p, int i, const int n, const size_t bytes)
 		att_prefetch(p + n * part * 64, (lines - n * part) * 64);
 }
 
-/* Scales of keys j .. j + VL, and zeros, those of code KV_ZERO */
+/* Scales of keys j .. j + VL, and zeros relative to code KV_ZERO */
 LLMC_INLINE KvScale
 kv_word_scale_k(const int type, const int dim, const char *plane, int group, int j)
 {
@@ -395,8 +395,8 @@ kv_word_scale_k(const int type, const int dim, const char *plane, int group, int
 	return s;
 }
 
-/* Scores of VL keys after one more group: acc, the sum of its products; sum: of the query's
- * elements that it meets */
+/* Adds one group to the scores of VL keys: acc: sum of its dot product; sum: sum of the query's
+ * elements of the group */
 LLMC_INLINE void
 kv_word_score(const int type, int group, vi acc, float step, KvScale scale, float sum, float *to)
 {
@@ -407,7 +407,7 @@ kv_word_score(const int type, int group, vi acc, float step, KvScale scale, floa
 	vf_store(to, vf_fma(vf_of_vi(acc) * scale.s, vf_set1(step), total));
 }
 
-/* As att_scores; q: gb queries in words, dim / 2 apart */
+/* Like att_scores; q: gb queries as words, dim / 2 apart */
 LLMC_INLINE void
 att_word_scores(const Att a, const int gb, const char *k, const int32_t *q, const KvWords *words,
                 const float *sums, float *s, const char *next)
@@ -458,7 +458,7 @@ att_word_scores(const Att a, const int gb, const char *k, const int32_t *q, cons
 		}
 }
 
-/* Weights of pages [p0, p0 + n) of a chunk, of which positions below hi hold something */
+/* Converts weights of pages [p0, p0 + n) of a chunk; positions below hi are valid */
 LLMC_INLINE void
 att_word_weights(const Att a, const int hb, const char *const *v, int p0, int n, int hi,
                  const float *s, AttWords *w)
@@ -487,15 +487,15 @@ att_word_weights(const Att a, const int hb, const char *const *v, int p0, int n,
 			                w->zeros + g * groups * VL);
 }
 
-/* Elements of o after one more page, or the first */
+/* Adds one page to elements of o, or stores the first */
 LLMC_INLINE void
 att_word_add(int first, vi acc, float step, float *o)
 {
 	vf_store(o, vf_fma(vf_of_vi(acc), vf_set1(step), first ? vf_set1(0) : vf_load(o)));
 }
 
-/* After the last page: o in order, with what zeros add; as many elements as there is room for from
- * d on */
+/* After the last page: stores o in order, with the contribution of the zeros; as many elements as
+ * fit from d on */
 LLMC_INLINE void
 att_word_close(const Att a, int d, const float *zero, const float *from, float *o)
 {
@@ -509,8 +509,8 @@ att_word_close(const Att a, int d, const float *zero, const float *from, float *
 			vf_store(o + i * VL, (vf)x[i] + add);
 }
 
-/* Sums of elements d .. d + 15 of gb heads over a page; p: weights of their group, a head's `apart`
- * from the one's before. half: as kv_pairs_v's */
+/* Sums of elements d .. d + 15 of gb heads over a page; p: weights of their group, `apart` from
+ * head to head. half: as in kv_pairs_v */
 LLMC_INLINE void
 att_word_slice(const Att a, const int gb, const uint8_t *codes, const char *ahead, int d,
                const int half, const int16_t *p, const int apart, vi acc[8][2])
@@ -535,7 +535,7 @@ att_word_slice(const Att a, const int gb, const uint8_t *codes, const char *ahea
 	}
 }
 
-/* o of gb heads from g0 of hb on over pages [p0, p0 + n) of a chunk */
+/* o of gb heads from g0 of hb on, over pages [p0, p0 + n) of a chunk */
 LLMC_INLINE void
 att_word_values(const Att a, const int hb, const int gb, int g0, const char *const *v,
                 const char *const *ahead, int p0, int n, const AttWords *w, float *o)

@@ -1,16 +1,16 @@
-/* Attention of a tile: several rows of one sequence and the query heads of one group, so that each
- * page of K and V is read and converted once for all of them. Every row's sums are those of
+/* Attention of a tile: several rows of one sequence and the query heads of one kv head. Each page
+ * of K and V is read and converted once for all of them. The sums of each row are those of
  * cpu/attention/attention.h, bit for bit.
  *
- *   for each chunk of 128 positions that a row of the tile sees (each piece of it, where there are
- * exact pages):
+ *   for each chunk of 128 positions that a row of the tile attends to (each segment, with exact
+ * pages):
  *     K of a page --to fp32, once--> x [D][32] --blocks of ATT_TILE_MR rows--> s [rows][128]
  *     s --cap, bias, mask, softmax of each row--> weights, m, l
  *     V of a page --to fp32, once--> x [32][V] --blocks of ATT_TILE_MR rows--> oc [rows][V]
  *     oc --at ends of spans--> os, o
  *
- * Bytes of a tile: K and V of the visible positions once, for att_tile_tokens tokens; q, s and sums
- * stay in the second cache. */
+ * Bytes per tile: K and V of the visible positions once for att_tile_tokens tokens; q, s and sums
+ * stay in L2. */
 #ifndef LLMC_CPU_ATTENTION_ATTENTION_TILE_H
 #define LLMC_CPU_ATTENTION_ATTENTION_TILE_H
 
@@ -19,11 +19,11 @@
 enum {
 	ATT_TILE_MR = VL == 16  ? 12
 	              : VL == 8 ? 6
-	                        : 4, /* rows of a register tile, of two vectors each */
-	ATT_TILE_R = 48,             /* rows of a tile, at most: a multiple of ATT_TILE_MR */
+	                        : 4, /* rows of a register tile, two vectors each */
+	ATT_TILE_R = 48, /* largest number of rows per tile: a multiple of ATT_TILE_MR */
 };
 
-/* tokens of a tile */
+/* tokens per tile */
 LLMC_INLINE int
 att_tile_tokens(const Att a)
 {
@@ -34,7 +34,7 @@ att_tile_tokens(const Att a)
 	return ATT_TILE_R / att_hb(a);
 }
 
-/* vectors of values at once */
+/* vectors of values per pass */
 LLMC_INLINE int
 att_tile_nv(const Att a)
 {
@@ -42,16 +42,16 @@ att_tile_nv(const Att a)
 }
 
 typedef struct AttTile {
-	int32_t *q_words; /* [block][dim / 2][ATT_TILE_MR]: of queries, */
-	KvWords *words;   /* [block][group][ATT_TILE_MR], */
-	int16_t *p; /* [row][group][32]: and of a page's weights: cpu/attention/attention_int16.h */
-	float *zeros; /* [row][group][VL] */
-	float *q;     /* [block][dim][ATT_TILE_MR], scaled */
-	float *sums;  /* [block][group][ATT_TILE_MR] of them: kv_query_sums */
-	float *x; /* a page's K [dim][32], codes where it is quantised, or V [32][att_tile_xs], as
-	             fp32 */
+	/* [block][dim / 2][ATT_TILE_MR] queries as words (cpu/attention/attention_int16.h) */
+	int32_t *q_words;
+	KvWords *words; /* [block][group][ATT_TILE_MR] */
+	int16_t *p;     /* [row][group][32] a page's weights as words */
+	float *zeros;   /* [row][group][VL] */
+	float *q;       /* [block][dim][ATT_TILE_MR], scaled */
+	float *sums;    /* [block][group][ATT_TILE_MR] kv_query_sums of q */
+	float *x; /* a page's K [dim][32] (codes if quantised), or V [32][att_tile_xs], as fp32 */
 	float *s; /* [row][ATT_CHUNK] */
-	float *oc, *os, *o; /* [row][att_vs]: of a chunk, of a span, of the row */
+	float *oc, *os, *o; /* [row][att_vs] sums of a chunk, a span, the row */
 	float mc[ATT_TILE_R], lc[ATT_TILE_R], ms[ATT_TILE_R], ls[ATT_TILE_R], m[ATT_TILE_R],
 	    l[ATT_TILE_R], slope[ATT_MOST_HB];
 	SplitRange range[ATT_TILE_R];
@@ -101,7 +101,7 @@ att_tile_group(const Att a, const AttTile *t, const char *k, int n_block, int at
 		}
 }
 
-/* Scores of the page at position `at` of the chunk, whose plane of keys is k */
+/* Scores of the page at position `at` of the chunk, with key plane k */
 LLMC_INLINE void
 att_tile_scores(const Att a, const AttTile *t, const char *k, int n_block, int at)
 {
@@ -109,14 +109,14 @@ att_tile_scores(const Att a, const AttTile *t, const char *k, int n_block, int a
 		att_tile_group(a, t, k, n_block, at, group);
 }
 
-/* Stride of a page's values: a vector more than they are wide */
+/* Stride of a page's values: one vector more than v_dim */
 LLMC_INLINE int
 att_tile_xs(const Att a)
 {
 	return att_vs(a) + VL;
 }
 
-/* oc += weights times values, xs apart, of keys [j0, j1) of the chunk, whose page starts at `at` */
+/* oc += weights times values (xs apart) of keys [j0, j1) of the chunk; the page starts at `at` */
 LLMC_INLINE void
 att_tile_values(const Att a, const AttTile *t, const int xs, int n_block, int at, int j0, int j1,
                 int d, int first)
@@ -171,7 +171,7 @@ att_tile_word_keys(const Att a, const char *k, int32_t *to)
 		}
 }
 
-/* As att_tile_group, in words */
+/* Like att_tile_group, with words */
 LLMC_INLINE void
 att_tile_word_group(const Att a, const AttTile *t, const char *k, int n_block, int at, int group)
 {
@@ -215,7 +215,7 @@ att_tile_word_group(const Att a, const AttTile *t, const char *k, int n_block, i
 		}
 }
 
-/* 16 elements of oc from d on, plus what a page adds to them; x: its values in pairs of words */
+/* Adds a page to 16 elements of oc from d on; x: its values as pairs of words */
 LLMC_INLINE void
 att_tile_word_slice(const Att a, const AttTile *t, const int32_t *x, const int xs, int n_block,
                     int d, int first, const float *step)
@@ -250,8 +250,7 @@ att_tile_word_slice(const Att a, const AttTile *t, const int32_t *x, const int x
 	}
 }
 
-/* oc plus what a page adds, of whose positions those below `end` hold something, and whose first is
- * `at` of the chunk */
+/* Adds a page to oc; it starts at `at` of the chunk, and its positions below `end` are valid */
 LLMC_INLINE void
 att_tile_word_values(const Att a, const AttTile *t, const char *v, int n_block, int at, int end,
                      int first)
@@ -287,7 +286,7 @@ att_tile_word_values(const Att a, const AttTile *t, const char *v, int n_block, 
 		att_tile_word_slice(a, t, x, xs, n_block, d, first, step);
 }
 
-/* After the last page: what zeros add */
+/* After the last page: adds the contribution of the zeros */
 LLMC_INLINE void
 att_tile_word_close(const Att a, const AttTile *t, int n_row)
 {
@@ -302,16 +301,16 @@ att_tile_word_close(const Att a, const AttTile *t, int n_row)
 }
 #endif
 
-/* What the rows of a tile have in common */
+/* State shared by the rows of a tile */
 typedef struct AttRows {
 	const llmc_step *s;
 	const void *pool;
 	int seq, kv_head;
-	int n, nh, n_row, n_block; /* tokens, heads, rows, blocks of rows */
+	int n, nh, n_row, n_block; /* tokens, heads, rows, row blocks */
 } AttRows;
 
-/* A piece of a chunk of all rows that read such a one: to their spans, or where a span is a chunk
- * that is no more than this, to the rows */
+/* Processes a segment of a chunk for all rows that have one, and merges it into their spans; if a
+ * span is a single chunk with one segment, directly into the rows */
 LLMC_INLINE void
 att_tile_piece(const Att whole, const int piece, AttTile *t, const AttRows *in, int chunk)
 {
@@ -395,7 +394,7 @@ att_tile_piece(const Att whole, const int piece, AttTile *t, const AttRows *in, 
 	for (int r = 0; r < n_row; r++) {
 		if (t->lc[r] == 0)
 			continue;
-		/* the same bits as by way of the span, one copy less */
+		/* same bits as through the span, one copy less */
 		if (t->shift[r / nh] == 0 && !a.kv.exact.page_bytes)
 			att_merge(a.v_dim, &t->m[r], &t->l[r], t->o + r * vs, t->mc[r], t->lc[r],
 			          t->oc + r * vs);
@@ -405,8 +404,8 @@ att_tile_piece(const Att whole, const int piece, AttTile *t, const AttRows *in, 
 	}
 }
 
-/* Rows [row0, row0 + n) of sequence seq, n <= att_tile_tokens, unit 0 .. att_units; sink [heads],
- * or NULL; work: as att_unit_init's */
+/* Processes rows [row0, row0 + n) of sequence seq, n <= att_tile_tokens, unit 0 .. att_units; sink
+ * [heads] or NULL; work: as for att_unit_init */
 LLMC_INLINE void
 att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const float *q,
          const float *sink, float *y, int seq, int row0, int n, int unit)
@@ -487,21 +486,20 @@ att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const f
 }
 
 #if defined(LLMC_TILES)
-/* What a tile on tile registers works in: cpu/attention/attention_amx.h. Rows are tokens by heads,
- * row r is token r / nh */
+/* Scratch of a tile on AMX: cpu/attention/attention_amx.h. Rows are tokens by heads: row r is token
+ * r / nh */
 typedef struct AttAmx {
 	uint8_t *q, *keys, *values;
-	float *oc, *os, *o; /* [32][vs], [row][vs] twice */
+	float *oc, *os, *o; /* [32][vs]; os, o: [row][vs] */
 	_Alignas(64) float ms[ATT_AMX_R], ls[ATT_AMX_R], m[ATT_AMX_R], l[ATT_AMX_R];
 	float slope[ATT_MOST_HB];
-	SplitRange range[ATT_AMX_R]; /* of a token */
+	SplitRange range[ATT_AMX_R]; /* per token */
 	int shift[ATT_AMX_R], pos[ATT_AMX_R];
-	const char
-	    *next[2 * ATT_PAGES]; /* planes of keys, and of values, of the chunk after this one, */
-	int n_next, asked;        /* pages of it; lines that memory has been asked for */
+	const char *next[2 * ATT_PAGES]; /* planes of keys and values of the next chunk */
+	int n_next, asked;               /* its pages; lines prefetched so far */
 } AttAmx;
 
-/* Asks memory for n lines of the next chunk */
+/* Prefetches n lines of the next chunk */
 LLMC_INLINE void
 att_amx_ahead(const Att a, AttAmx *t, int n)
 {
@@ -515,8 +513,8 @@ att_amx_ahead(const Att a, AttAmx *t, int n)
 	}
 }
 
-/* Rows [r0, r0 + 16) after a chunk, whose sums are oc, mc, lc: to their spans, and these, where
- * they end, to the rows */
+/* Merges a chunk's sums oc, mc, lc of rows [r0, r0 + 16) into their spans, and finished spans into
+ * the rows */
 LLMC_INLINE void
 att_amx_close(const Att a, AttAmx *t, int chunk, int n_row, int nh, int r0, const float *mc,
               const float *lc, const float *oc)
@@ -538,7 +536,7 @@ att_amx_close(const Att a, AttAmx *t, int chunk, int n_row, int nh, int r0, cons
 		n_some += add && mask;
 		n_end += end;
 	}
-	if (n_alone) /* a span is a chunk */
+	if (n_alone) /* the span is one chunk */
 		att_amx_merge(vs, t->m + r0, t->l + r0, t->o + r0 * vs, mc, alone, oc);
 	if (n_some)
 		att_amx_merge(vs, t->ms + r0, t->ls + r0, t->os + r0 * vs, mc, some, oc);
@@ -551,15 +549,15 @@ att_amx_close(const Att a, AttAmx *t, int chunk, int n_row, int nh, int r0, cons
 		t->ls[r0 + r] = ended[r] != 0 ? 0 : t->ls[r0 + r];
 }
 
-/* One or two blocks of rows from r0 on with pages [first, last) of a chunk */
+/* One or two row blocks from r0 on with pages [first, last) of a chunk */
 typedef struct AttBlocks {
 	int r0, two, first, last;
 	float *s;   /* [32][128] */
-	uint8_t *p; /* [2] weights in parts */
+	uint8_t *p; /* [2] weights as bf16 parts */
 	_Alignas(64) float mc[2 * ATT_AMX_B], lc[2 * ATT_AMX_B];
 } AttBlocks;
 
-/* What they see of the chunk: 0 for nothing */
+/* Range of the chunk that they attend to; 0: none */
 LLMC_INLINE int
 att_amx_seen(const AttAmx *t, AttBlocks *b, int chunk, int n_row, int nh)
 {
@@ -573,7 +571,7 @@ att_amx_seen(const AttAmx *t, AttBlocks *b, int chunk, int n_row, int nh)
 	return hi > 0 && lo < ATT_CHUNK;
 }
 
-/* Row r of blocks: scores to weights */
+/* Converts scores of row r of the blocks to weights */
 LLMC_INLINE void
 att_amx_weigh(const Att a, const AttAmx *t, AttBlocks *b, int chunk, int n_row, int nh, int r)
 {
@@ -590,9 +588,10 @@ att_amx_weigh(const Att a, const AttAmx *t, AttBlocks *b, int chunk, int n_row, 
 		att_amx_unseen(b->first, b->last, p, r % ATT_AMX_B);
 }
 
-/* All rows with a chunk, whose keys and values are there; ahead: lines of the next one that a row
- * asks for. While scores of some blocks become weights, those of the next ones are multiplied, and
- * weights of the ones before with values: vector instructions beside tile instructions. */
+/* Processes all rows with a chunk whose keys and values are converted; ahead: lines of the next
+ * chunk to prefetch per row. Software pipeline: while scores of some blocks are converted to
+ * weights by vector instructions, AMX multiplies the next scores, and the previous weights by
+ * values. */
 LLMC_INLINE void
 att_amx_blocks(const Att a, AttAmx *t, AttBlocks *turn, int chunk, int n_row, int nh, int ahead)
 {
@@ -602,7 +601,7 @@ att_amx_blocks(const Att a, AttAmx *t, AttBlocks *turn, int chunk, int n_row, in
 	for (int k = 0, b = 0;; k++) {
 		AttBlocks *next = NULL;
 		AttDots scores = { 0 }, sums = { 0 };
-		for (; b < n_block && !next; b += 2) { /* those that see something */
+		for (; b < n_block && !next; b += 2) { /* the next blocks with visible positions */
 			turn[k % 3].r0 = b * ATT_AMX_B;
 			turn[k % 3].two = b + 1 < n_block;
 			if (att_amx_seen(t, &turn[k % 3], chunk, n_row, nh))
@@ -638,7 +637,7 @@ att_amx_blocks(const Att a, AttAmx *t, AttBlocks *turn, int chunk, int n_row, in
 	}
 }
 
-/* As att_tile */
+/* Like att_tile, on AMX */
 LLMC_INLINE void
 att_amx_tile(const Att a, float *work, const llmc_step *s, const void *pool, const float *q,
              const float *sink, float *y, int seq, int row0, int n, int unit)

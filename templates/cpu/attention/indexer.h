@@ -1,15 +1,15 @@
-/* The indexer of sparse attention: which positions a row attends to.
+/* The indexer of sparse attention: selects the positions that a row attends to.
  *
  *   for each page of keys that the row sees:
  *     keys --to fp32--> x [32][stride]
- *     x, q --dot products along a head, VL of them summed across at once--> s [heads][32]
- *     s, w --each dot that is above 0 times its head's weight, heads in order--> scores --those above the bar--> candidates, by position
- *   twice as many candidates as are chosen: the bar rises to the least score that is still chosen,
- * and what lies below it goes.
+ *     x, q --dot products along a head, VL of them reduced at once--> s [heads][32]
+ *     s, w --positive dots times their head's weight, in head order--> scores --those above the bar--> candidates, by position
+ *   at twice top_k candidates: the bar rises to the lowest score in the current top_k, and
+ * candidates below it are dropped
  *
- * A score depends on its row and its key alone, and what is chosen on scores and positions alone:
- * not on pages taken together, threads, or rows beside it. Scores are compared as integers, in
- * their order, so that there is always a choice. Bytes: the keys once a row. */
+ * A score depends only on its row and key, and the selection only on scores and positions: not on
+ * batching of pages, threads, or other rows. Scores are compared as integers with a total order, so
+ * NaN is handled too. Bytes: the keys once per row. */
 #ifndef LLMC_CPU_ATTENTION_INDEXER_H
 #define LLMC_CPU_ATTENTION_INDEXER_H
 
@@ -27,19 +27,19 @@ typedef struct Index {
 enum {
 	INDEX_RB = LANES_ROWS, /* heads and positions of VL dot products */
 	INDEX_JB = LANES_OF,
-	INDEX_CHUNK = 256, /* of positions, that threads share */
+	INDEX_CHUNK = 256, /* positions per chunk; threads share chunks */
 	INDEX_SPANS = 32,
 };
 #define INDEX_SPLIT ((Split){ INDEX_CHUNK, INDEX_SPANS })
 
-/* stride of a head and of a key as fp32 */
+/* stride of a head and of a key in fp32 */
 LLMC_INLINE int
 index_stride(const Index a)
 {
 	return (a.dim + VL - 1) / VL * VL;
 }
 
-/* heads, in whole blocks */
+/* heads, rounded up to whole blocks */
 LLMC_INLINE int
 index_heads(const Index a)
 {
@@ -48,11 +48,12 @@ index_heads(const Index a)
 
 /* Candidates in ascending order of position */
 typedef struct Candidates {
-	uint32_t *score; /* [2 * chosen + 32], in the order of the scores as integers */
+	uint32_t *score; /* [2 * top_k + 32] scores as ordered integers */
 	int32_t *pos;
 	int n;
-	uint32_t bar; /* scores that are not above it are not among the chosen: those came earlier,
-	                 and are as many */
+	/* scores not above it cannot be selected: top_k earlier positions have at least this
+	 * score */
+	uint32_t bar;
 	int full;
 } Candidates;
 
@@ -61,12 +62,13 @@ index_order(float x)
 {
 	uint32_t u;
 
-	x += 0.0f; /* there is one zero */
+	x += 0.0f; /* -0 becomes +0 */
 	memcpy(&u, &x, 4);
 	return u & 0x80000000 ? ~u : u | 0x80000000;
 }
 
-/* The k-th greatest of n scores: byte by byte, the greatest first. above: how many are greater */
+/* Returns the k-th largest of n scores by radix selection, most significant byte first. above:
+ * number of larger scores */
 static uint32_t
 index_kth(const uint32_t *score, int n, int k, int *above)
 {
@@ -87,7 +89,7 @@ index_kth(const uint32_t *score, int n, int k, int *above)
 	return value;
 }
 
-/* The `chosen` best of more than that stay, of equal scores those in front. */
+/* Keeps the `chosen` best candidates; ties: the earlier position. */
 static void
 index_prune(Candidates *c, int chosen)
 {
@@ -118,7 +120,7 @@ index_add(Candidates *c, int chosen, uint32_t score, int32_t pos)
 		index_prune(c, chosen);
 }
 
-/* Heads of a row, scaled, and zeros behind them: q [index_heads][stride] */
+/* Scaled heads of a row, padded with zero heads: q [index_heads][stride] */
 LLMC_INLINE void
 index_query(const Index a, const float *from, float *q)
 {
@@ -130,7 +132,7 @@ index_query(const Index a, const float *from, float *q)
 			    h < a.heads && i < a.dim ? from[h * a.dim + i] * a.scale : 0;
 }
 
-/* Scores of n positions of a page: out [32]. x [32][stride], s [index_heads][32]: memory */
+/* Scores of n positions of a page: out [32]. x [32][stride], s [index_heads][32]: scratch */
 LLMC_INLINE void
 index_page(const Index a, const char *page, int n, const float *q, const float *w, float *x,
            float *s, float *out)

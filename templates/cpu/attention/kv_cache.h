@@ -1,26 +1,27 @@
-/* Pages of the KV cache: 32 positions each. The page of one layer holds planes of k, a head each,
- * then planes of v; or latent and key [32][rank + rope]. A type is KV_f32 ... KV_int4, a constant
- * wherever functions are inlined; what rows of each are is said in formats/kv_type.h, where their
- * codes lie in ref/ref_kv.c. Plain types: k [D][32], v [32][V]. A kernel must not read positions at
- * or beyond kv_len: they hold anything. Recent and first positions may lie in exact pages as well
- * (KvExact; plan/plan.h has their place). A latent and its key are a row of values, of a plain type
+/* Pages of the KV cache: 32 positions each. The page of one layer holds planes of k, one per head,
+ * then planes of v; or latent and key [32][rank + rope]. A type is KV_f32 ... KV_int4, constant
+ * after inlining. formats/kv_type.h defines the types, ref/ref_kv.c the order of their codes.
+ * Unquantised types: k [D][32], v [32][V]. A kernel must not read positions at or beyond kv_len:
+ * their content is undefined. Recent and first positions may also be in exact pages (KvExact;
+ * plan/plan.h has their address). A latent and its key form a row of values, of an unquantised type
  * or one with groups.
  *
- * Whoever reads them adds up the same numbers in the same order. Keys are read as codes: a group's
- * products are added up, then scaled, and its zero times the sum of its queries is added
- * (kv_score); keys by channel are code * scale + zero. Values are code * scale + zero where groups
- * have scales, else codes, and the row's scale multiplies a weight. */
+ * All readers add the same terms in the same order. Keys are read as codes: the dot product of a
+ * group is summed, then scaled, and its zero times the sum of the query's elements is added
+ * (kv_score). Per-channel keys are read as code * scale + zero. Values are read as code * scale +
+ * zero if groups have scales. Otherwise they are read as codes, and the row's scale multiplies the
+ * weight. */
 #ifndef LLMC_CPU_ATTENTION_KV_CACHE_H
 #define LLMC_CPU_ATTENTION_KV_CACHE_H
 
 #include "cpu/gemm/int_dot.h"
 #include "common/llmc_step.h"
 
-enum { KV_PAGE = 32, KV_GROUP = 32, KV_MOST_DIM = 1024 /* of quantised rows */ };
+enum { KV_PAGE = 32, KV_GROUP = 32, KV_MOST_DIM = 1024 /* largest dim of quantised rows */ };
 
 enum { KV_f32, KV_f16, KV_bf16, KV_f8, KV_int8, KV_f8_32, KV_int8_32, KV_int6, KV_int4, KV_int4c };
 
-/* scale and zero of a group for each lane */
+/* scale and zero of a group, per lane */
 typedef struct KvScale {
 	vf s, z;
 } KvScale;
@@ -32,14 +33,14 @@ kv_plain(const int type)
 	return type <= KV_bf16;
 }
 
-/* keys with scales for each element, over a page's positions */
+/* keys with a scale per element, over a page's positions */
 LLMC_INLINE int
 kv_by_channel(const int type)
 {
 	return type == KV_int4c;
 }
 
-/* groups of 32 elements with scales of their own; else a row has one scale, or a channel */
+/* 32-element groups have their own scales; else there is one scale per row or channel */
 LLMC_INLINE int
 kv_grouped(const int type)
 {
@@ -52,14 +53,14 @@ kv_is_f8(const int type)
 	return type == KV_f8 || type == KV_f8_32;
 }
 
-/* codes of 8 bits? */
+/* codes of 8 bits */
 LLMC_INLINE int
 kv_wide(const int type)
 {
 	return type >= KV_f8 && type <= KV_int8_32;
 }
 
-/* bytes of an element of a plain type */
+/* bytes per element of an unquantised type */
 LLMC_INLINE int
 kv_bytes(const int type)
 {
@@ -72,7 +73,7 @@ kv_groups(const int type, const int dim)
 	return kv_grouped(type) ? (dim + KV_GROUP - 1) / KV_GROUP : 1;
 }
 
-/* elements of a group */
+/* elements per group */
 LLMC_INLINE int
 kv_group(const int type, const int dim)
 {
@@ -91,7 +92,7 @@ kv_codes(const int type, const int dim)
 	                          : dim;
 }
 
-/* numbers that a group has beside its codes */
+/* numbers stored per group (scale, zero) */
 LLMC_INLINE int
 kv_scales(const int type)
 {
@@ -107,14 +108,14 @@ kv_plane(const int type, const int dim)
 	                                                           : kv_groups(type, dim)));
 }
 
-/* elements that a rotation mixes; 0: none */
+/* elements per Hadamard matrix; 0: not rotated */
 LLMC_INLINE int
 kv_rotated(const int type, const int rotate, const int dim)
 {
 	return rotate && !kv_plain(type) && !kv_by_channel(type) ? dim & -dim : 0;
 }
 
-/* ---- plain elements ---- */
+/* ---- unquantised elements ---- */
 LLMC_INLINE vf
 kv_load_bf16(const uint16_t *p)
 {
@@ -143,8 +144,8 @@ kv_load_n(const int type, const void *p, int64_t i, int n)
 	                      : vf_load_f16_n((const f16 *)p + i, n);
 }
 
-/* Too large for a half: the largest half. An infinity would turn weights of 0 into NaN for rows
- * that do not see it. */
+/* Saturates to the largest f16. With an infinity, rows that do not attend to the position would get
+ * 0 * inf = NaN. */
 LLMC_INLINE f16
 kv_half(float x)
 {
@@ -167,15 +168,15 @@ kv_put(const int type, void *p, int64_t i, float x)
 }
 
 /* ---- codes ---- */
-/* VL e4m3 as numbers / 256: a half has the bits of an e4m3 beyond its sign one place lower, and a
- * greater bias */
+/* VL e4m3 codes as values / 256: f16 has the bits below the sign of an e4m3 shifted left, with a
+ * larger exponent bias */
 LLMC_INLINE vf
 kv_of_e4m3(const uint8_t *p)
 {
 #if defined(VF_NATIVE_512)
 	__m256i c = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
-	c = _mm256_and_si256(_mm256_slli_epi16(c, 7),
-	                     _mm256_set1_epi16((short)0xbfff)); /* the sign is there twice */
+	/* clear the second copy of the sign */
+	c = _mm256_and_si256(_mm256_slli_epi16(c, 7), _mm256_set1_epi16((short)0xbfff));
 	return (vf)_mm512_cvtph_ps(c);
 #elif VL == 8 && defined(VF_HAVE_256)
 	__m128i c = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p));
@@ -188,8 +189,8 @@ kv_of_e4m3(const uint8_t *p)
 #endif
 }
 
-/* A type whose rows have one scale: reading gives codes, and sums over them (scores), or what they
- * meet (weights), are multiplied by it. */
+/* Types with one scale per row: reading gives codes. Sums over them (scores), or their other factor
+ * (weights), are multiplied by the scale. */
 LLMC_INLINE int
 kv_folded(const int type)
 {
@@ -205,7 +206,7 @@ kv_bytes_at(const int type, const uint8_t *p)
 	return vf_of_vi(vi_of_s8(p));
 }
 
-/* VL scales at p; those of codes / 256 are as much larger */
+/* VL scales at p; times 256 for types whose codes are read as values / 256 */
 LLMC_INLINE vf
 kv_scale_at(const int type, const f16 *p)
 {
@@ -216,7 +217,7 @@ kv_scale_at(const int type, const f16 *p)
 	return s;
 }
 
-/* Codes of 4 bits, the low ones of each lane: what lies above them does not matter */
+/* 4-bit codes in the low bits of each lane; the bits above are ignored */
 LLMC_INLINE vf
 kv_four(vi c)
 {
@@ -228,7 +229,7 @@ kv_four(vi c)
 #endif
 }
 
-/* Codes of 6 bits: four low ones of each lane of c, two of high; they are 32 too large */
+/* 6-bit codes: four low bits per lane of c, two high bits of high; the result is 32 too large */
 LLMC_INLINE vf
 kv_six(vi c, vi high)
 {
@@ -248,7 +249,7 @@ kv_scales_of(const int type, const int dim, const char *plane)
 	return (const f16 *)(const void *)(plane + KV_PAGE * kv_codes(type, dim));
 }
 
-/* of group g */
+/* scale and zero of group g */
 LLMC_INLINE KvScale
 kv_scale_k(const int type, const int dim, const char *plane, int g, int j)
 {
@@ -262,8 +263,8 @@ kv_scale_k(const int type, const int dim, const char *plane, int g, int j)
 	return v;
 }
 
-/* A score after one more group: acc, the products of its codes; query, the sum of the elements that
- * they met. first: total is nothing yet */
+/* Adds one group to scores: acc: dot product with its codes; query: sum of the query's elements.
+ * first: total is still undefined */
 LLMC_INLINE vf
 kv_score(const int type, int first, vf total, vf acc, KvScale s, vf query)
 {
@@ -278,7 +279,7 @@ kv_score(const int type, int first, vf total, vf acc, KvScale s, vf query)
 	return total + acc;
 }
 
-/* Sums of a query's elements that meet each group: to [kv_groups], where kv_score asks for them */
+/* Sums of a query's elements per group: to [kv_groups], if kv_score needs them */
 LLMC_INLINE void
 kv_query_sums(const int type, const int dim, const float *query, float *to, int stride)
 {
@@ -290,8 +291,7 @@ kv_query_sums(const int type, const int dim, const float *query, float *to, int 
 	}
 }
 
-/* Scales, and from KV_MOST_DIM on zeros, of the elements of keys by channel: room for 2 KV_MOST_DIM
- */
+/* Scales of per-channel keys, and from KV_MOST_DIM on their zeros: 2 KV_MOST_DIM floats */
 LLMC_INLINE void
 kv_channels(const int type, const int dim, const char *plane, float *to)
 {
@@ -304,8 +304,8 @@ kv_channels(const int type, const int dim, const char *plane, float *to)
 	}
 }
 
-/* Elements 4 i .. 4 i + 3, as far as there are some; of quantised types: their codes, by channel:
- * their values. channels: kv_channels */
+/* Elements 4 i .. 4 i + 3, as many as exist. Quantised types: codes; per-channel: values. channels:
+ * from kv_channels */
 LLMC_INLINE void
 kv_keys(const int type, const int dim, const char *plane, int i, int j, const float *channels,
         vf *x)
@@ -342,8 +342,8 @@ kv_keys(const int type, const int dim, const char *plane, int i, int j, const fl
 	}
 }
 
-/* Element d of VL positions from j on, of a type that has each element in a place of its own; as
- * kv_keys */
+/* Element d of VL positions from j on, as kv_keys reads it, for types that store each element
+ * separately */
 LLMC_INLINE vf
 kv_key(const int type, const char *plane, int d, int j)
 {
@@ -354,7 +354,7 @@ kv_key(const int type, const char *plane, int d, int j)
 }
 
 /* ---- reading values: elements d .. d + VL of position j; d is a multiple of VL ---- */
-/* Numbers that kv_scales_v makes of a plane: room for KV_ROOM */
+/* KV_ROOM: most floats that kv_scales_v writes for a plane */
 enum { KV_ROOM = KV_PAGE * 2 * (KV_MOST_DIM / KV_GROUP) };
 
 LLMC_INLINE void
@@ -401,7 +401,8 @@ kv_val(const int type, const int dim, const char *plane, int j, int d, const flo
 	return vf_fma(kv_four(c), vf_set1(s[0]), vf_set1(s[1]));
 }
 
-/* Weights of a page's positions times the scales of its values, where reading does not */
+/* Multiplies weights of a page's positions by the scales of its values, if reading does not apply
+ * them */
 LLMC_INLINE void
 kv_fold_v(const int type, const int dim, const char *plane, float *weights)
 {
@@ -467,7 +468,7 @@ kv_to_e4m3(float x)
 	return sign | (uint8_t)(((u + 0x7ffff + (u >> 20 & 1)) >> 20) - (120 << 3));
 }
 
-/* A group's n elements to codes, each a byte */
+/* Quantises n elements of a group to codes, one byte each */
 LLMC_INLINE void
 kv_encode(const int type, const float *x, int n, uint8_t *code, f16 *scale_out, f16 *zero_out)
 {
@@ -498,7 +499,7 @@ kv_encode(const int type, const float *x, int n, uint8_t *code, f16 *scale_out, 
 	}
 }
 
-/* A row (dim) to position pos of a plane of keys, or of values. turn: kv_rotated */
+/* Stores a row (dim) at position pos of a plane of keys or values. turn: from kv_rotated */
 LLMC_INLINE void
 kv_store(const int type, const int turn, const int key, char *plane, int pos, const int dim,
          const float *row)
@@ -508,7 +509,7 @@ kv_store(const int type, const int turn, const int key, char *plane, int pos, co
 	f16 *s = (f16 *)(void *)(plane + KV_PAGE * kv_codes(type, dim));
 	float turned[KV_MOST_DIM];
 
-	if (kv_by_channel(type)) /* it gets its codes with its page */
+	if (kv_by_channel(type)) /* codes are written when the page is full */
 		return;
 	if (turn) {
 		memcpy(turned, row, (size_t)dim * sizeof *row);
@@ -534,7 +535,7 @@ kv_store(const int type, const int turn, const int key, char *plane, int pos, co
 			p[key ? d * KV_PAGE + at : at * n + d] = code[d];
 		return;
 	}
-	/* two elements a byte, then the high bits of four */
+	/* two elements per byte, then the high bits of four */
 	for (int i = 0; i < groups * 16; i++) {
 		const uint8_t *c = code + (key ? 2 * i : i / 16 * 32 + i % 16);
 		p[key ? i * KV_PAGE + at : at * groups * 16 + i] =
@@ -559,29 +560,29 @@ kv_page(const llmc_step *s, const void *pool, size_t page_bytes, int seq, int in
 	return (char *)(uintptr_t)pool + (size_t)page * page_bytes;
 }
 
-/* The page that row t's key and value go to */
+/* Page in which row t's key and value are stored */
 LLMC_INLINE char *
 kv_page_of(const llmc_step *s, const void *pool, size_t page_bytes, int t)
 {
 	return kv_page(s, pool, page_bytes, s->seq_of[t], s->pos[t] / KV_PAGE);
 }
 
-/* Exact pages of a pool: a row reads the last `recent` positions, its own included, and the first
- * `sinks` from them, all others from the quantised pages. What a row reads so depends on its
- * position alone. page_bytes 0: there are none. windowed: all pages of the pool are window pages,
- * so both have one number */
+/* Exact pages of a pool: a row reads the last `recent` positions, including its own, and the first
+ * `sinks` from them, all others from the quantised pages. The choice depends only on the row's
+ * position. page_bytes 0: no exact pages. windowed: all pages of the pool are window pages, so both
+ * kinds have the same index */
 typedef struct KvExact {
 	size_t page_bytes;
 	int recent, sinks, windowed;
 } KvExact;
 
-/* What a pool of keys and values is */
+/* Description of a KV pool */
 typedef struct KvForm {
-	int k, v, rotate; /* types */
+	int k, v, rotate; /* KV types; rotate: rows are rotated */
 	int heads, dim, v_dim;
 	size_t page_bytes;
 	KvExact exact;
-	int is_exact; /* this is the form of the exact pages themselves */
+	int is_exact; /* this describes the exact pages themselves */
 } KvForm;
 
 /* The type of exact rows */
@@ -617,7 +618,7 @@ kv_page_at(const KvForm f, const llmc_step *s, const void *pool, int seq, int in
 	return (char *)(uintptr_t)pool - (size_t)(page + 1) * f.page_bytes;
 }
 
-/* The planes of a head in a page */
+/* Planes of a head in a page */
 LLMC_INLINE char *
 kv_k(const KvForm f, char *page, int head)
 {
@@ -631,7 +632,7 @@ kv_v(const KvForm f, char *page, int head)
 	       (size_t)head * kv_plane(f.v, f.v_dim);
 }
 
-/* Key (dim) of one head in row t of the step to its place in the pool, */
+/* Stores the key (dim) of one head of row t of the step in the pool */
 LLMC_INLINE void
 kv_store_k(const KvForm f, const llmc_step *s, const void *pool, int t, int head, const float *key)
 {
@@ -646,7 +647,7 @@ kv_store_k(const KvForm f, const llmc_step *s, const void *pool, int t, int head
 		         f.dim, key);
 }
 
-/* and value (v_dim) */
+/* Stores the value (v_dim) of one head of row t of the step in the pool */
 LLMC_INLINE void
 kv_store_v(const KvForm f, const llmc_step *s, const void *pool, int t, int head,
            const float *value)
@@ -662,7 +663,7 @@ kv_store_v(const KvForm f, const llmc_step *s, const void *pool, int t, int head
 		         f.v_dim, value);
 }
 
-/* Keys by channel of a full page of a head, from its exact page */
+/* Quantises per-channel keys of a full page of a head, from its exact page */
 LLMC_INLINE void
 kv_quantize_page(const KvForm f, const llmc_step *s, const void *pool, int seq, int index, int head)
 {

@@ -8,9 +8,10 @@ enum {
 	ROPE_half,
 	ROPE_interleaved,
 	ROPE_none
-}; /* pairs (i, i + dims / 2); pairs (2i, 2i + 1); nothing is turned */
+}; /* pairs (i, i + dims / 2); pairs (2i, 2i + 1); no rotation */
 
-/* dims elements of x to y, which may be x; angle: cos of dims / 2 angles, then their sines */
+/* Rotates dims elements of x into y, which may be x; angle: cos of dims / 2 angles, then their
+ * sines */
 LLMC_INLINE void
 rope_rotate(const int style, const float *x, float *y, int dims, const float *angle)
 {

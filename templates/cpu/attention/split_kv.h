@@ -1,14 +1,15 @@
-/* Visible positions of a row in spans, and units of decode rows dealt to threads by their spans.
+/* Divides the visible positions of a row into spans, and the spans of decode rows among threads.
  *
  *   row   positions [lo, hi), in chunks at multiples of `chunk`
- *   span  2^k whole chunks at multiples of their size, k the smallest with at most `most` spans: it
- * depends on the row alone part  all spans of all units (whatever of a row shares its keys) in
- * order, cut into one run for each part by the pages they read
+ *   span  2^k whole chunks, aligned to its size; k is the smallest value with at most `most` spans,
+ * so it depends only on the row part  one contiguous range of all spans of all units (a unit: the
+ * part of a row that shares keys), balanced by page count
  *
- * A unit may so lie in several parts. Such parts leave the results of their spans in scratch and
- * draw a ticket; who draws the last merges the spans in order. Nobody waits, and nothing depends on
- * who it was. Slots of a part's scratch: `most` spans of a unit that began in an earlier part, then
- * `most` of a unit that ends in a later one. Tickets are zero between calls, 16 integers a part. */
+ * So a unit may span several parts. These parts store the results of their spans in scratch and
+ * take a ticket. The last part to arrive merges the spans in order, so no thread waits, and the
+ * result does not depend on the order of arrival. Slots in a part's scratch: `most` spans of a unit
+ * that began in an earlier part, then `most` of a unit that ends in a later one. Tickets are zero
+ * between calls, 16 integers per part. */
 #ifndef LLMC_CPU_ATTENTION_SPLIT_KV_H
 #define LLMC_CPU_ATTENTION_SPLIT_KV_H
 
@@ -54,8 +55,8 @@ split_chunks(const Split p, SplitRange r, int shift, int span)
 	return c;
 }
 
-/* ---- dealing ---- */
-enum { SPLIT_ITEM = 2 }; /* cost of a span besides its pages, in pages */
+/* ---- division into parts ---- */
+enum { SPLIT_ITEM = 2 }; /* fixed cost of a span, in pages */
 
 typedef struct SplitCost {
 	int first_page, last_page, shift, n_span;
@@ -91,13 +92,13 @@ split_middle(const Split p, const SplitCost *c, int span)
 	return from + to - 2 * c->first_page + (2 * (int64_t)span + 1) * SPLIT_ITEM;
 }
 
-/* What a kernel does with its spans; u is its own */
+/* Callbacks of a kernel for its spans; u: its own state */
 typedef struct SplitWork {
 	SplitRange (*range)(void *u, int row);
 	void (*begin)(void *u, int row, int unit);
-	void (*add)(void *u, int span); /* to the unit's sum */
+	void (*add)(void *u, int span); /* adds the current span to the unit's sum */
 	void (*put)(void *u, int span, int part, int slot);
-	void (*get)(void *u, int part, int slot); /* to the unit's sum */
+	void (*get)(void *u, int part, int slot); /* adds a stored span to the unit's sum */
 	void (*end)(void *u);
 } SplitWork;
 

@@ -1,4 +1,4 @@
-/* How simple kernels are split between parts: rows, or elements in pieces of 64. */
+/* Work split of simple kernels: rows, or 64-element segments. */
 #ifndef LLMC_CPU_ELEMENTWISE_PARTITION_H
 #define LLMC_CPU_ELEMENTWISE_PARTITION_H
 
@@ -25,8 +25,8 @@ share_elems(int64_t n, int part, int n_parts)
 	return s;
 }
 
-/* For each vector of elements [s.from, s.to): EXPR of i and `n`, its first element and number of
- * lanes. The last may be short; an element's value must not depend on its lane. */
+/* Evaluates EXPR for each vector of elements [s.from, s.to): i: first element, n: number of lanes.
+ * The last vector may be partial; an element's value must not depend on its lane. */
 #define SHARE_EACH(s, i, n)                                                                        \
 	for (int64_t i = (s).from, n = VL; n = (s).to - i < VL ? (s).to - i : VL, n > 0; i += VL)
 

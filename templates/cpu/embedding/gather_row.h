@@ -1,11 +1,12 @@
-/* One row of a matrix as fp32, rounded as formats/dequant.c rounds: what gathers rows of an
+/* Dequantises one row of a matrix, rounded as in formats/dequant.c; used to gather rows of an
  * embedding.
  *
- *   r4, r8, r16 of this target:  cpu/weights/weights.h decodes VL rows, one lane of which is wanted
- *   row, the order of a file:    a block of one row, element by element
+ *   r4, r8, r16 of this target:  cpu/weights/weights.h decodes VL rows, of which one lane is used
+ *   row (file order):            a block of one row, element by element
  *   f32:                         row of W_f32
  *
- * Bytes: a row; of a packed layout the lines that hold it, which are those of the whole group. */
+ * Bytes: one row; in a packed layout all cache lines that contain it, which hold the whole row
+ * group. */
 #ifndef LLMC_CPU_EMBEDDING_GATHER_ROW_H
 #define LLMC_CPU_EMBEDDING_GATHER_ROW_H
 
@@ -13,7 +14,7 @@
 
 typedef struct Table {
 	Weight w;
-	int packed; /* 1: groups of VL rows; 0: rows as in a file */
+	int packed; /* 1: row groups of VL rows; 0: file order */
 	int cols;
 } Table;
 
@@ -25,7 +26,7 @@ typedef struct Table {
 
 enum { GATHER_MOST = 256 };
 
-/* columns that are gathered together: at most GATHER_MOST */
+/* columns per gather step: at most GATHER_MOST */
 LLMC_INLINE int
 gather_columns(const Table t)
 {
@@ -50,7 +51,7 @@ gather_lane(const Weight w, const w_at k, int lane, float *y)
 	}
 }
 
-/* Pieces [p0, p1) of gather_columns of the row to y[0 ...] */
+/* Gathers steps [p0, p1) of gather_columns of the row into y[0 ...] */
 LLMC_INLINE void
 gather(const Table t, const uint8_t *data, int64_t row, int p0, int p1, float *y)
 {

@@ -1,38 +1,40 @@
-/* Many tokens on AMX: a tile register has 16 rows of 64 bytes, and one instruction multiplies up to
- * 16 tokens by 16 rows of weights. Here integers of block formats; it takes the place of tile_dot
- * (cpu/gemm/gemm_tile.h), with an unpacking of its own and the same sums in the same order.
- * Products of bf16 are in cpu/gemm/amx_bf16.h.
+/* GEMM with many tokens on AMX: a tile register has 16 rows of 64 bytes, and one instruction
+ * multiplies up to 16 tokens by 16 weight rows. This file handles integer block formats. It
+ * replaces tile_dot (cpu/gemm/gemm_tile.h), with its own unpacking but the same sums in the same
+ * order. For bf16 see cpu/gemm/amx_bf16.h.
  *
- *   tdpbssd over the 32 columns of a block (16 where a block has two scales): exact integers of T
- * tokens x 16 rows, stored, and scaled by AVX-512 as everywhere: the same bits as v4. Activations
- * of 16 bits are two signed digits, hi and lo of cpu/gemm/quantize_act.h, each with sums of its
- *   own; 256 hi + lo is what v4's words give.
+ * tdpbssd over the 32 columns of a block (16 if a block has two scales) yields exact integers for T
+ * tokens x 16 rows. They are stored, then scaled by AVX-512 as elsewhere, so results have the same
+ * bits as v4. 16-bit activations are two signed digits, hi and lo of cpu/gemm/quantize_act.h, each
+ * with its own sums; 256 hi + lo equals v4's words.
  *
- *   step i      tiles: load A, B of piece i + 4, dot         |  tiles of piece i + 2, stored between the two halves of the vectors --> ring of results
- *               vectors: results of piece i, scaled, added to 16 sums in registers            <--
+ *   step i      tiles: load A, B of block i + 4, dot         |  store tiles of block i + 2 between the two halves of the vector work --> ring of results
+ *               vectors: results of block i, scaled, added to 16 sums in registers            <--
  *
- * The steps run on from one tile or group to the next, or filling and draining them would cost half
- * as much again.
+ * ("block" here: half a block if it has two scales.) The pipeline continues across tiles and
+ * groups. Filling and draining it for each of them would add half of the time.
  *
- * A dot takes max(rows of A, rows of B) cycles however few columns there are, a load half a cycle a
- * row, a store 15, in which no other instruction begins. Beside tiles a cycle has one instruction
- * on floats and two on integers. A piece of 16 tokens x 16 rows x 32 columns has 16 vectors of
- * integers: with 8 bits an addition that makes floats of them, a product with the weight's scale
- * and a fused one with the token's, so 32 cycles at least; 40 are measured in a loop of its own,
- * all in the nearest cache, and 59 with a conversion. With 16 bits high digits are moved up and low
- * ones added, converted, and scaled: 48. With everything around it a piece of Q4_0 takes 75 cycles
- * with 8 bits and 120 with 16 (2048 x 2048, 256 tokens). Digits as bf16, exact in fp32 to 2^24,
- * save the conversion and one of two stores, but A has twice the bytes and half as many tokens are
- * in hand: no gain. Two groups beside tiles of 8 tokens save loads, and lose more by stores.
+ * Cost model. A dot takes max(rows of A, rows of B) cycles, independent of the number of columns. A
+ * load takes half a cycle per row. A store takes 15 cycles, in which no other instruction starts.
+ * Next to tile instructions, a cycle can issue one float and two integer vector instructions. 16
+ * tokens x 16 rows x 32 columns give 16 vectors of integers. With 8-bit activations each needs an
+ * addition that converts to float, a multiplication by the weight's scale and an FMA with the
+ * token's scale: at least 32 cycles. In a loop of its own, from L1, 40 are measured (59 with a
+ * conversion instruction). With 16 bits, the high digits are shifted and added to the low ones,
+ * converted and scaled: 48. In the whole kernel a block of Q4_0 takes 75 cycles with 8 bits and 120
+ * with 16 (2048 x 2048, 256 tokens).
  *
- * Up to AMX_SMALL_M tokens have one tile, of which each token takes a row a digit, so that both
- * digits are one dot and one store. Their sums stay in registers along the whole row, and blocks
- * are unpacked between the dots (amx_small_m_rows): 8 tokens of Q4_0 take 14 % less time with 16
- * bits and 3 % with 8, Q8_0 13 % and 8 %, Q6_K the same.
+ * Tried without gain: digits as bf16 (exact in fp32 up to 2^24) save the conversion and one of two
+ * stores, but A has twice the bytes and half as many tokens fit. Two groups next to tiles of 8
+ * tokens save loads, but stores cost more.
  *
- * Order of summation: cpu/gemm/gemv.h.
+ * Up to AMX_SMALL_M tokens use one tile with one row per token and digit, so both digits take one
+ * dot and one store. Their sums stay in registers along the whole row, and blocks are unpacked
+ * between the dots (amx_small_m_rows). 8 tokens of Q4_0 take 14 % less time with 16 bits and 3 %
+ * with 8, Q8_0 13 % and 8 %, Q6_K the same.
  *
- * Tiles are configured for a call and released after. */
+ * Order of summation: cpu/gemm/gemv.h. Tiles are configured at the start of a call and released at
+ * its end. */
 #ifndef LLMC_CPU_GEMM_AMX_H
 #define LLMC_CPU_GEMM_AMX_H
 
@@ -42,9 +44,9 @@
 #if defined(LLMC_TILES)
 enum {
 	AMX_T = 16,
-	AMX_B = 16,      /* tokens, and rows of B, of a tile at most */
-	AMX_SMALL_M = 8, /* tokens that share no unpacking with others: amx_small_m_rows */
-	AMX_STEPS = 8,   /* vectors of integers that a block of a group becomes */
+	AMX_B = 16,      /* largest number of tokens, and of B rows, per tile */
+	AMX_SMALL_M = 8, /* token counts that do not share unpacking: amx_small_m_rows */
+	AMX_STEPS = 8,   /* integer vectors per block and row group */
 };
 
 /* ---- sizes ---- */
@@ -58,7 +60,7 @@ amx_chunk(const Product p)
 }
 
 /* ---- unpacking: tile_weights of [group][block] ---- */
-/* A block's AMX_STEPS vectors of integers, and its halves' scales and minima */
+/* Unpacks a block to AMX_STEPS vectors of integers, and the scales and mins of its halves */
 LLMC_INLINE void
 amx_unpack_block(const Product p, w_at k, vi *to, vf *scale, vf *min)
 {
@@ -88,21 +90,21 @@ amx_unpack(const Product p, const uint8_t *w, int groups, int first, int n, tile
 }
 
 /* ---- blocks ---- */
-/* Is a scale times 1.5 x 2^23 exact, so of at most 22 bits? Those that are halves times small
- * numbers are. */
+/* Returns whether scale * 1.5 * 2^23 is exact, which needs at most 22 significant bits: true for
+ * f16 scales times small integers. */
 LLMC_INLINE int
 amx_short_scale(const Product p)
 {
 	return !p.w.wide && !p.w.code && !w_is_coded(p.w);
 }
 
-/* What a number of whole sums becomes a float with: its bits added to the integer, and -1.5 x 2^23
- * of it taken away in the product with the scale */
+/* Converts small integers to float: its bits are added to the integer, and 1.5 * 2^23 * scale is
+ * subtracted in the FMA that applies the scale */
 #define AMX_MAGIC (vi_all(0x4b400000))
 
-/* scale of a piece as AMX_ADD wants it */
+/* scale of a block in the form that AMX_ADD needs */
 typedef struct amx_scale {
-	vf by, less; /* scale, -1.5 x 2^23 scale */
+	vf by, less; /* by: scale, less: -1.5 * 2^23 * scale */
 } amx_scale;
 
 LLMC_INLINE amx_scale
@@ -111,10 +113,9 @@ amx_scale_of(vf scale)
 	return (amx_scale){ scale, scale * vf_set1(-12582912.0f) };
 }
 
-/* sum += float(256 hi + lo) * scale * d, in v4's order: rounded after each. Beside tiles a cycle
- * has one instruction on floats and two on integers, so sums of 8 bits, which are below 2^22,
- * become floats by an addition of integers. magic: AMX_MAGIC, or AMX_UP where there are two digits
- */
+/* sum += float(256 hi + lo) * scale * d, rounded after each step, in v4's order. A cycle can issue
+ * one float and two integer instructions next to tiles. So 8-bit sums, which are below 2^22,
+ * are converted by an integer addition. magic: AMX_MAGIC, or AMX_UP with two digits */
 #define AMX_ADD(p, sum, hi, lo, d, scale, magic)                                                   \
 	do {                                                                                       \
 		vi x_;                                                                             \
@@ -140,13 +141,13 @@ amx_scale_of(vf scale)
 			                 : [h] "m"(hi), [m] "m"(d), [s] "v"((scale).by));          \
 	} while (0)
 
-/* four bytes up one: times 256 */
+/* byte shuffle that multiplies each 32-bit lane by 256 */
 #define AMX_UP                                                                                     \
 	((vi){ 0x02010080, 0x06050480, 0x0a090880, 0x0e0d0c80, 0x02010080, 0x06050480, 0x0a090880, \
 	       0x0e0d0c80, 0x02010080, 0x06050480, 0x0a090880, 0x0e0d0c80, 0x02010080, 0x06050480, \
 	       0x0a090880, 0x0e0d0c80 })
 
-/* The next piece into results c0 (hi, or all) and c1 (lo) */
+/* Multiplies the next block into results c0 (hi, or all) and c1 (lo) */
 #define AMX_DOT(c0, c1)                                                                            \
 	do {                                                                                       \
 		const uint8_t *x_ = halves == 2 && dot % 2 ? x + 16 : x;                           \
@@ -181,17 +182,17 @@ amx_scale_of(vf scale)
 			AMX_STORE(c1, result[(ring) * digits + 1], 64);                            \
 	} while (0)
 
-/* Tokens of the lower half, or of the upper one */
+/* Scales and adds the tokens of the lower or the upper half */
 #define AMX_SCALE(ring, upper)                                                                     \
 	LLMC_EACH(t, T, AMX_T)                                                                     \
 	if ((t >= T / 2) == (upper))                                                               \
 	AMX_ADD(p, sums[t], result[(ring) * digits][t], result[(ring) * digits + digits - 1][t],   \
 	        d_[t], scale, magic)
 
-/* A piece is multiplied, the one two before it stored, and the one two before that, in `ring`,
- * added: of 8 bits. Of 16, with half as many registers for a piece, one and two. While one is
- * stored no other instruction begins, so it stands between those that do not wait for it. At the
- * end of a unit sums change. */
+/* One pipeline step. 8-bit: multiplies one block, stores the block two before it, and adds the one
+ * two before that, from `ring`. 16-bit activations have half as many registers per block, so the
+ * distances are one and two. No other instruction starts during a store, so it is placed between
+ * independent vector instructions. At the end of a unit the sums are swapped. */
 #define AMX_STEP(ring, next, dot0, dot1, put0, put1)                                               \
 	scale = amx_scale_of(*by++);                                                               \
 	d_ = d;                                                                                    \
@@ -235,7 +236,7 @@ amx_scale_of(vf scale)
 	if (--left == 0)                                                                           \
 	break
 
-/* A chunk's products of all groups with all tiles of T tokens, added to their sums. A unit is a
+/* Multiplies a chunk of all groups by all tiles of T tokens and adds to their sums. A unit is a
  * tile and a group. */
 LLMC_INLINE void
 amx_blocks(const Product p, const int T, const tile_weights *w, int groups, int first, int n,
@@ -244,14 +245,14 @@ amx_blocks(const Product p, const int T, const tile_weights *w, int groups, int 
 	const int halves = p.w.halves, block = act_block_bytes(p), digits = p.act_bits / 8;
 	const int step = AMX_STEPS / halves, pieces = n * halves;
 	const vi up = AMX_UP, whole = AMX_MAGIC, magic = digits == 2 ? up : whole;
-	_Alignas(64) vi result[4 * 2][AMX_T]; /* of 8 bits the first four */
+	_Alignas(64) vi result[4 * 2][AMX_T]; /* 8-bit: the first four */
 	vf sums[AMX_T];
 	amx_scale scale;
-	/* what is next to be multiplied, and ... */
+	/* next block to multiply */
 	const uint8_t *x = a->q + (size_t)first * (size_t)(T * block);
 	const vi *q = w->q;
 	int dot = 0, dot_h = 0;
-	/* ... to be added */
+	/* next block to add */
 	const float *d = a->d + first * T, *d_;
 	const vf *by = w->scale;
 	tile_sum *at = sum->d;
@@ -310,9 +311,9 @@ amx_blocks(const Product p, const int T, const tile_weights *w, int groups, int 
 		}
 }
 
-/* T <= AMX_SMALL_M tokens with G groups, out[t][row] of them. While a block is multiplied one
- * before it is scaled and one after it unpacked, so far apart that no load waits for the store that
- * it needs. */
+/* GEMM of T <= AMX_SMALL_M tokens with G groups, out[t][row]. While one block is multiplied, an
+ * earlier one is scaled and a later one unpacked. The distance is large enough that no load waits
+ * for the store it depends on. */
 LLMC_INLINE void
 amx_small_m_blocks(const Product p, const int T, const int G, const uint8_t *w, const act_rows *a,
                    int tokens, float *out, int ld)
@@ -390,7 +391,7 @@ amx_small_m_blocks(const Product p, const int T, const int G, const uint8_t *w, 
 		}
 }
 
-/* A function of its own for each number of tokens, as below; all rows of the groups from w on */
+/* Instantiated per number of tokens; all rows of the groups from w on */
 typedef void amx_small_m_fn(const uint8_t *w, int groups, const act_rows *a, int tokens, float *out,
                             int ld);
 
@@ -406,12 +407,12 @@ amx_small_m_rows(const Product p, const int T, const uint8_t *w, int groups, con
 	amx_end();
 }
 
-/* A function of its own for each number of tokens of a tile (AMX_EACH, cpu/gemm/matmul_kernel.h) */
+/* Instantiated per number of tokens of a tile (AMX_EACH, cpu/gemm/matmul_kernel.h) */
 typedef void amx_fn(const tile_weights *w, int groups, int first, int n, const act_rows *a,
                     int tiles, tile_sums *sum, tile_ahead *ahead);
 
-/* ---- all of it ---- */
-/* out[t][row] of at most TILE_H groups, as tile_rows; dot[T]: amx_blocks of T tokens */
+/* ---- driver ---- */
+/* out[t][row] of at most TILE_H groups, like tile_rows; dot[T]: amx_blocks for T tokens */
 LLMC_INLINE void
 amx_rows(const Product p, amx_fn *const *dot, const uint8_t *w, int groups, const act_rows *a,
          int tokens, tile_sums *sum, float *out, int ld)

@@ -1,38 +1,42 @@
-/* Products of bf16 on AMX: of 16-bit weights, and under activations: bf16 of every type but f32,
- * which becomes bf16 panel by panel. The sums are in the accumulators from the first column to the
- * last.
+/* bf16 GEMM on AMX: for 16-bit weights, and with `activations: bf16` for all types except f32,
+ * which are converted to bf16 panel by panel. Sums stay in the accumulators from the first column
+ * to the last.
  *
- *   weights, memory --amx_take, amx_slice: scaled, rounded to bf16--> panel of 2 groups x 16 blocks, nearest cache; two of them
+ *   weights, memory --amx_take, amx_slice: scaled, rounded to bf16--> panel of 2 groups x 16 blocks, L1; two of them
  *                                                                        |
- *   activations, second cache, tile by tile --tileloaddt1-->  2 x 2 tiles: four dots for two loads of B and two of A
+ *   activations, L2, tile by tile --tileloaddt1-->  2 x 2 tiles: four dots per two loads of B and two of A
  *                                                                        |
- *                                                          out, loaded and stored once a panel
+ *                                                          out, loaded and stored once per panel
  *
- * While a panel meets all tokens the next one is made, four columns of a block between two dots and
- * the next two: vector instructions in slots that tile instructions leave free. A whole block at a
- * time would fill the machine's window and stop the dots.
+ * While a panel is multiplied by all tokens, the next one is packed: four columns of a block
+ * between two dots and the next two. These vector instructions use slots that tile instructions
+ * leave free. Packing a whole block at a time would fill the out-of-order window and stall the
+ * dots.
  *
- * What bounds it, in cycles, where a dot of 16 tokens x 16 rows x 32 columns takes 16, one after
- * the other in one unit:
- *   loads    a tile from the nearest cache 8, from the second about 24; 2 x 2 tiles need one a dot. A by plain loads would drive the
- *            panel out of the nearest cache; by tileloaddt1 it passes beside it: 94 % of the peak
- * without sums, up to 44 KiB of panel
- *   sums     out and in, four tiles a panel: about 170, because loads wait for stores of tiles, and those for the last dot. With 16 blocks
- *            a panel 82 % of the peak is left, with 8 75 %
- *   data     random numbers instead of zeros, of which the peak is measured, take 15 to 20 % of the time more
- *   weights  a block of a group 84 (Q4_0), once for all tokens in hand: with 256 a third of its
- * dots' 256, hidden beside them; with 16 it is what there is to wait for, and sums stay in
- * registers to the end (amx_small_m) 2048 x 2048, Q4_0, one thread, best of 5 x 9 interleaved with
- * the kernel before, which scaled results instead of weights: 256 tokens 1.18 TFLOP/s beside 0.68
- * (36 % of the peak of registers, 20 %), Q4_K 1.28 beside 0.51, 32 tokens 0.70 beside 0.66, one
- * token 25 GFLOP/s beside 37.
+ * Cost model in cycles. A dot of 16 tokens x 16 rows x 32 columns takes 16; the tile unit runs one
+ * at a time.
+ *   loads    a tile from L1 takes 8, from L2 about 24; 2 x 2 tiles need one load per dot. Normal loads of A would evict the
+ *            panel from L1. With tileloaddt1 they bypass it: 94 % of peak without stores of sums,
+ * up to 44 KiB of panel
+ *   sums     load and store of four tiles per panel: about 170, because loads wait for tile stores, and those for the last
+ *            dot. 16 blocks per panel reach 82 % of peak, 8 reach 75 %
+ *   data     random values take 15 to 20 % more time than zeros, with which the peak is measured
+ *   weights  packing a block of a group takes 84 (Q4_0), once for all tokens in flight. With 256
+ * tokens this is a third of their dots' 256 cycles and hidden next to them. With 16 tokens it
+ * dominates, and sums stay in registers to the end (amx_small_m)
  *
- * Parts. Activations: two, x = hi + lo, each rounded to bf16, relative error 2^-17 an element, or
- * one (activations: bf16). Weights beside two: bf16 as it is, f16 in two parts exactly, of which lo
- * x lo is left out; beside one all are scaled in fp32 and rounded once, 2^-9.
+ * Measured: 2048 x 2048, Q4_0, one thread, best of 5 x 9, interleaved with the previous kernel,
+ * which scaled results instead of weights. 256 tokens: 1.18 TFLOP/s versus 0.68 (36 % versus 20 %
+ * of the tile peak), Q4_K 1.28 versus 0.51; 32 tokens 0.70 versus 0.66; one token 25 GFLOP/s versus
+ * 37.
  *
- * Order of summation: over blocks of 32 columns in order, of each hi w, lo w (f16: then hi w_lo),
- * in the order of the instruction. Any number of tokens goes this way, decode too. */
+ * bf16 parts. Activations: two parts, x = hi + lo, each rounded to bf16, relative error 2^-17 per
+ * element, or one part (`activations: bf16`). With two, bf16 weights are used unchanged, and f16
+ * weights are split exactly into two parts; lo x lo is dropped. With one, all weights are scaled in
+ * fp32 and rounded once, 2^-9.
+ *
+ * Order of summation: blocks of 32 columns in order; within each hi w, lo w (f16: then hi w_lo), in
+ * the order of the instruction. Any number of tokens uses this order, decode too. */
 #ifndef LLMC_CPU_GEMM_AMX_BF16_H
 #define LLMC_CPU_GEMM_AMX_BF16_H
 
@@ -40,22 +44,22 @@
 
 #if defined(LLMC_TILES)
 enum {
-	AMX_PANEL = 32 * 1024 / 64, /* vectors of a panel */
-	AMX_START = 4,              /* blocks of the first, which nothing hides */
+	AMX_PANEL = 32 * 1024 / 64, /* vectors per panel */
+	AMX_START = 4,              /* blocks of the first panel; nothing hides its packing */
 	AMX_RING = 8,
-	AMX_AHEAD = 2, /* blocks, where there are few tokens */
+	AMX_AHEAD = 2, /* packing distance in blocks, with few tokens */
 };
 
-/* of bf16 that a weight becomes */
+/* bf16 parts per weight */
 LLMC_INLINE int
 amx_parts(const Product p)
 {
 	return p.w.bits == 16 && !p.w.brain && !p.act_plain ? 2 : 1;
 }
 
-/* two columns as bf16, side by side in each row. Rounded to nearest, halves away from zero in even
- * columns and to it in odd ones, so that f16, where one of eight values is a half, has no drift:
- * the instruction that rounds takes as long as four additions. */
+/* Two columns as bf16, adjacent in each row's lane. Rounds to nearest; ties go away from zero in
+ * even columns and towards zero in odd ones, so f16, where one of eight values is a tie, has no
+ * bias. The rounding instruction costs as much as four additions. */
 LLMC_INLINE vi
 amx_pair(vf even, vf odd)
 {
@@ -68,9 +72,10 @@ amx_pair(vf even, vf odd)
 }
 
 /* ---- panels ---- */
-enum { AMX_SLICES = 8 }; /* of an item: four columns each */
+enum { AMX_SLICES = 8 }; /* slices per item: four columns each */
 
-/* What is left to do of a panel: items are blocks of a group, groups in turn */
+/* Progress of packing a panel: an item is one block of a group; all groups of a block, then the
+ * next block */
 typedef struct amx_work {
 	const uint8_t *w;
 	vi *to;
@@ -81,13 +86,13 @@ typedef struct amx_item {
 	const uint8_t *group;
 	int block;
 	w_at k;
-	vf d[2], m[2]; /* of the block's halves: scale, and what is added */
+	vf d[2], m[2]; /* per half of the block: scale and offset */
 	vi *o;
 } amx_item;
 
 typedef void amx_expand_fn(amx_work *k);
 
-/* vectors of a block's groups */
+/* vectors of one block of all groups */
 LLMC_INLINE int
 amx_block_vectors(const Product p)
 {
@@ -154,7 +159,7 @@ amx_slice(const Product p, const amx_item *k, const int i)
 		amx_slice_block(p, k, i);
 }
 
-/* The next item */
+/* Returns the next item to pack and prefetches */
 LLMC_INLINE amx_item
 amx_take(const Product p, amx_work *k)
 {
@@ -196,7 +201,7 @@ amx_expand(const Product p, amx_work *k)
 }
 
 /* ---- tiles ---- */
-/* A of part `part` of the activations of tiles x0 and x1, with weights in registers 6 and 7 */
+/* dots of part `part` of activation tiles x0 and x1 with the weights in registers 6 and 7 */
 #define AMX_FLOATS(part, between)                                                                  \
 	do {                                                                                       \
 		AMX_PASS(4, x0 + (part), row);                                                     \
@@ -212,8 +217,8 @@ amx_expand(const Product p, amx_work *k)
 		}                                                                                  \
 	} while (0)
 
-/* A block of one or two groups with one or two tiles of activations; meanwhile slices `slice` and
- * the next of an item, if there is one */
+/* Multiplies one block of one or two groups by one or two activation tiles. Meanwhile packs slices
+ * `slice` and slice + 1 of an item, if given */
 LLMC_INLINE void
 amx_step(const Product p, const int two, const int wide, const vi *q, const uint8_t *x0,
          const uint8_t *x1, const amx_item *item, const int slice)
@@ -237,7 +242,8 @@ amx_step(const Product p, const int two, const int wide, const vi *q, const uint
 		amx_slice(p, item, slice + 1);
 }
 
-/* The sums of one tile of activations, or two, with one group or two, to rows c_row bytes apart */
+/* Stores the sums of one or two activation tiles with one or two groups to rows c_row bytes
+ * apart */
 LLMC_INLINE void
 amx_store(const int two, const int wide, float *c0, int64_t c0_row, float *c1, int64_t c1_row)
 {
@@ -251,8 +257,8 @@ amx_store(const int two, const int wide, float *c0, int64_t c0_row, float *c1, i
 	}
 }
 
-/* A panel's n blocks from `first` on with one tile of activations, or that and the next, added to
- * c0 and c1, whose rows are c_row bytes apart */
+/* Multiplies n blocks of a panel, from `first` on, by one or two activation tiles, and adds to c0
+ * and c1, whose rows are c_row bytes apart */
 LLMC_INLINE void
 amx_floats(const Product p, const vi *q, int groups, int first, int n, const act_rows *a, int tile,
            float *c0, int64_t c0_row, float *c1, int64_t c1_row, amx_work *next)
@@ -293,8 +299,8 @@ amx_floats(const Product p, const vi *q, int groups, int first, int n, const act
 	amx_store(two, wide, c0, c0_row, c1, c1_row);
 }
 
-/* All columns with one or two tiles of activations: sums stay in registers, and the blocks of a
- * ring are made one after the other, AMX_AHEAD before they are multiplied */
+/* Multiplies all columns by one or two activation tiles: sums stay in registers, and the blocks of
+ * a ring are packed sequentially, AMX_AHEAD before they are multiplied */
 LLMC_INLINE void
 amx_small_m(const Product p, amx_expand_fn *expand, const uint8_t *w, int groups, const act_rows *a,
             int two, vi *ring, float *c0, int64_t c0_row, float *c1, int64_t c1_row)
@@ -323,7 +329,7 @@ amx_small_m(const Product p, amx_expand_fn *expand, const uint8_t *w, int groups
 	amx_store(two, wide, c0, c0_row, c1, c1_row);
 }
 
-/* out[t][row] of at most TILE_H groups, as tile_rows */
+/* out[t][row] of at most TILE_H groups, like tile_rows */
 LLMC_INLINE void
 amx_rows_bf16(const Product p, amx_expand_fn *expand, const uint8_t *w, int groups,
               const act_rows *a, int tokens, float *out, int ld)
@@ -332,7 +338,7 @@ amx_rows_bf16(const Product p, amx_expand_fn *expand, const uint8_t *w, int grou
 	const int all = p_blocks(p), most = AMX_PANEL / amx_block_vectors(p);
 	const int64_t inside = (int64_t)ld * 4, outside = (int64_t)(VL * TILE_H * sizeof *out);
 	_Alignas(64) vi panel[2][AMX_PANEL];
-	_Alignas(64) float edge[AMX_T][TILE_H * VL]; /* of a tile with rows that do not exist */
+	_Alignas(64) float edge[AMX_T][TILE_H * VL]; /* output of a tile with padding rows */
 	int n = all < AMX_START ? all : AMX_START, now = 0;
 	amx_work k = {
 		.w = w, .cols = p.cols, .to = panel[0], .groups = groups, .left = n * groups

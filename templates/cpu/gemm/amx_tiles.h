@@ -1,8 +1,8 @@
-/* The tile registers of AMX and what works on them: products of matrices (cpu/gemm/amx.h) and
- * attention (cpu/attention/attention_amx.h).
+/* AMX tile registers and operations on them, for GEMM (cpu/gemm/amx.h) and attention
+ * (cpu/attention/attention_amx.h).
  *
- * A register has up to 16 rows of 64 bytes. C += A B: rows of A are rows of C, and B has pairs of
- * bf16 (fours of int8) of 16 columns in each of its rows. The process has the system's permission
+ * A register has up to 16 rows of 64 bytes. C += A B: rows of A are rows of C; each row of B holds
+ * pairs of bf16 (quadruples of int8) of 16 columns. The process must have the system's permission
  * before a kernel runs (runtime/cpu/isa.c). */
 #ifndef LLMC_CPU_GEMM_AMX_TILES_H
 #define LLMC_CPU_GEMM_AMX_TILES_H
@@ -10,18 +10,18 @@
 #include "cpu/math/vector.h"
 
 #if defined(LLMC_TILES)
-enum { AMX_TILE = 1024 }; /* bytes of a register */
+enum { AMX_TILE = 1024 }; /* bytes per register */
 
 typedef struct amx_config {
 	uint8_t palette, start, none[14];
-	uint16_t bytes[16]; /* of a row of each register */
+	uint16_t bytes[16]; /* bytes per row of each register */
 	uint8_t rows[16];
 } amx_config;
 
 #define AMX_LOAD(r, p, stride)                                                                     \
 	__asm__ volatile("tileloadd (%0,%1,1), %%tmm" #r ::"r"(p), "r"((int64_t)(stride))          \
 	                 : "memory")
-/* past the nearest cache: what is met once, beside what is met again and again */
+/* load that bypasses L1, for data used once */
 #define AMX_PASS(r, p, stride)                                                                     \
 	__asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #r ::"r"(p), "r"((int64_t)(stride))        \
 	                 : "memory")
@@ -32,7 +32,7 @@ typedef struct amx_config {
 #define AMX_INT8(c, a, b) __asm__ volatile("tdpbssd %tmm" #b ", %tmm" #a ", %tmm" #c)
 #define AMX_BF16(c, a, b) __asm__ volatile("tdpbf16ps %tmm" #b ", %tmm" #a ", %tmm" #c)
 
-/* Registers 0 to 3: results; 4, 5: activations; 6, 7: weights. columns: bytes of a row of A */
+/* Registers 0 to 3: results; 4, 5: activations; 6, 7: weights. columns: bytes per row of A */
 LLMC_INLINE void
 amx_begin(int tokens, int columns)
 {
@@ -51,10 +51,10 @@ amx_end(void)
 	__asm__ volatile("tilerelease");
 }
 
-/* ---- two columns as bf16, side by side in each lane: x below, y above ---- */
+/* ---- pairs of bf16 in each lane: x low, y high ---- */
 typedef uint32_t amx_bits __attribute__((vector_size(64), may_alias));
 
-/* cut */
+/* truncates to bf16 */
 LLMC_INLINE vi
 amx_two(vi x, vi y)
 {
@@ -62,14 +62,14 @@ amx_two(vi x, vi y)
 	                                     (__m512i)((amx_bits)x >> 16), 0xea);
 }
 
-/* the part of x that bf16 holds, cut: exact for halves, whose rest it holds as well */
+/* truncated to bf16; for f16 values both this part and the remainder are exact */
 LLMC_INLINE vf
 amx_cut(vf x)
 {
 	return (vf)((vi)x & vi_set1((int32_t)0xffff0000));
 }
 
-/* `parts` of x and y to tiles, a part each: what is exactly so many (bf16 one, f16 two) */
+/* Splits x and y into `parts` tiles; exact for bf16 (one part) and f16 (two) */
 LLMC_INLINE void
 amx_put_exact(const int parts, vf x, vf y, uint8_t *to)
 {
@@ -79,7 +79,7 @@ amx_put_exact(const int parts, vf x, vf y, uint8_t *to)
 		    amx_two((vi)(x - amx_cut(x)), (vi)(y - amx_cut(y)));
 }
 
-/* x and y in two parts, each rounded to nearest: relative error 2^-17 */
+/* Splits x and y into two parts, each rounded to nearest: relative error 2^-17 */
 LLMC_INLINE void
 amx_put_rounded(vf x, vf y, uint8_t *to)
 {
@@ -91,7 +91,7 @@ amx_put_rounded(vf x, vf y, uint8_t *to)
 	    amx_two((vi)(x - amx_cut((vf)hx)) + half, (vi)(y - amx_cut((vf)hy)) + half);
 }
 
-/* 16 x 16 lanes, turned */
+/* Transposes 16 x 16 lanes */
 LLMC_INLINE void
 amx_transpose(const uint8_t *from, uint8_t *to)
 {
@@ -107,7 +107,7 @@ amx_transpose(const uint8_t *from, uint8_t *to)
 	}
 	LLMC_UNROLL
 	for (int i = 0; i < 16;
-	     i += 4) { /* a[i + c], of lanes 4 k .. 4 k + 3: column 4 k + c of rows i .. i + 3 */
+	     i += 4) { /* a[i + c], lanes 4 k .. 4 k + 3: column 4 k + c of rows i .. i + 3 */
 		a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
 		a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
 		a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
@@ -126,8 +126,8 @@ amx_transpose(const uint8_t *from, uint8_t *to)
 	}
 }
 
-/* Dot i of six of rows (hi, lo tiles at a) with tiles (parts) at b and, where it is wide, `apart`
- * bytes behind it: results c0 and c1 */
+/* Dot i of six: rows (hi, lo tiles at a) with tiles (parts) at b and, if wide, `apart` bytes later;
+ * results c0 and c1 */
 #define AMX_PAIR(i, c0, c1, parts, wide, a, b, apart)                                              \
 	do {                                                                                       \
 		if ((i) == 0) {                                                                    \
@@ -150,8 +150,8 @@ amx_transpose(const uint8_t *from, uint8_t *to)
 			AMX_BF16(c1, 4, 7);                                                        \
 		}                                                                                  \
 	} while (0)
-/* In a switch over the rows of parts that are made meanwhile, 0 to 15: these dots are the ones from
- * `first` on of `of` */
+/* Interleaves dots with packing: in a switch over packed rows 0 to 15, these cases issue dots
+ * `first` .. first + 5 of `of` */
 #define AMX_CASES(first, of, ...)                                                                  \
 	case ((first) + 1) * 16 / (of) - 1:                                                        \
 		AMX_PAIR(0, __VA_ARGS__);                                                          \
@@ -172,10 +172,9 @@ amx_transpose(const uint8_t *from, uint8_t *to)
 		AMX_PAIR(5, __VA_ARGS__);                                                          \
 		break;
 
-/* Asks memory for piece i of `of` of some bytes, to the second cache: what waits for the nearest
- * one holds up its loads */
+/* Prefetches share i of `of` of some bytes to L2; prefetches to L1 would delay its loads */
 LLMC_INLINE void
-amx_request_permission(const char *p, const int bytes, int i, const int of)
+amx_prefetch_l2(const char *p, const int bytes, int i, const int of)
 {
 	const int lines = bytes / 64;
 

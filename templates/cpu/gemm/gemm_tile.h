@@ -1,17 +1,16 @@
-/* Many tokens, a GEMM: weights of TILE_H groups are unpacked once per chunk of columns into the
- * nearest cache and meet up to TILE_T tokens at a time in registers.
+/* GEMM for many tokens: weights of TILE_H row groups are unpacked once per chunk of columns into
+ * L1, then multiplied by up to TILE_T tokens at a time in registers.
  *
  *   chunk of a row:  memory --tile_unpack: w_bytes / w_words, w_scale, w_min--> tile_weights, 18 KiB
  *                       ^                                                          |
  *   tile_ahead prefetches the next one                                             | tile_step: TILE_H vectors of rows x
  *                                                                                  |   broadcasts of up to TILE_T tokens
- *   sums of all tokens, waiting in memory between chunks  <--fp32, per block-- exact integers in
- * registers
+ *   sums of all tokens, in memory between chunks  <--fp32, per block-- exact integers in registers
  *
- * Bytes of a tile: TILE_H groups of weights once for all tokens of a call; activations once for
- * each TILE_H groups, from cache, in the order of cpu/gemm/quantize_act.h. Instructions a block and
- * token: 8 (bytes) or 16 (words) broadcasts, TILE_H dots each, then 4 in fp32 for each of TILE_H.
- * Order of summation: cpu/gemm/gemv.h. */
+ * Bytes per tile: TILE_H groups of weights once for all tokens of a call; activations once per
+ * TILE_H groups, from cache, in the order of cpu/gemm/quantize_act.h. Instructions per block and
+ * token: 8 (bytes) or 16 (words) broadcasts with TILE_H dots each, then 4 in fp32 for each of
+ * TILE_H. Order of summation: cpu/gemm/gemv.h. */
 #ifndef LLMC_CPU_GEMM_GEMM_TILE_H
 #define LLMC_CPU_GEMM_GEMM_TILE_H
 
@@ -19,20 +18,21 @@
 
 enum {
 	TILE_H = 2,
-	TILE_VECTORS = 18 * 1024 /
-	               (4 * VL), /* of weights in a chunk; activations need the cache beside them */
+	TILE_VECTORS =
+	    18 * 1024 / (4 * VL), /* weight vectors per chunk; leaves cache space for activations */
 	TILE_BLOCKS =
-	    TILE_VECTORS / TILE_H / 8, /* blocks have at least 8 vectors, at most two scales */
+	    TILE_VECTORS / TILE_H / 8, /* blocks have at least 8 vectors and at most two scales */
 	TILE_SCALES = TILE_BLOCKS * TILE_H * 2,
 };
 
 typedef struct tile_weights {
-	_Alignas(64) vi q[TILE_VECTORS]; /* [block][step][TILE_H]; floats: [column][TILE_H] */
-	vf scale[TILE_SCALES];           /* [block][half][TILE_H]; floats: [group][TILE_H] */
-	vf min[TILE_SCALES];             /* the same */
+	/* [block][step][TILE_H]; float weights: [column][TILE_H] */
+	_Alignas(64) vi q[TILE_VECTORS];
+	vf scale[TILE_SCALES]; /* [block][half][TILE_H]; float weights: [group][TILE_H] */
+	vf min[TILE_SCALES];   /* same as scale */
 } tile_weights;
 
-/* of each token: D of each row, M of each row */
+/* D and M of each row, per token */
 typedef struct tile_sum {
 	_Alignas(64) vf v[TILE_H];
 } tile_sum;
@@ -41,12 +41,11 @@ typedef struct tile_sums {
 	tile_sum d[TILE_TOKENS], m[TILE_TOKENS];
 } tile_sums;
 
-/* What the next unpacking will read, fetched while this chunk computes: some lines after each
- * block. Without it memory and arithmetic take turns, which for a handful of tokens is half of the
- * time. */
+/* Prefetch position for the next unpacking: some lines after each block of the current chunk.
+ * Without it memory and arithmetic alternate, which costs half of the time with a few tokens. */
 typedef struct tile_ahead {
-	const uint8_t *p;  /* and the same in the TILE_H - 1 groups after it */
-	int at, end, step; /* bytes of p */
+	const uint8_t *p;  /* first of TILE_H groups to prefetch */
+	int at, end, step; /* offsets from p in bytes */
 } tile_ahead;
 
 LLMC_INLINE void
@@ -58,21 +57,21 @@ tile_fetch(const Product p, tile_ahead *f)
 		__builtin_prefetch(f->p + h * w_group_bytes(p.w, p.cols) + f->at);
 }
 
-/* ---- sizes: pieces are blocks, or columns of floats ---- */
+/* ---- sizes; the unit is a block, or a column of float weights ---- */
 LLMC_INLINE int
 tile_pieces(const Product p)
 {
 	return w_is_float(p.w) ? p.cols : p_blocks(p);
 }
 
-/* vectors of a piece in each group */
+/* vectors per unit and row group */
 LLMC_INLINE int
 tile_steps(const Product p)
 {
 	return w_is_float(p.w) ? 1 : act_tile_bytes(p) ? 8 : 16;
 }
 
-/* Pieces of a chunk. Blocks are divided as equally as can be. */
+/* Units per chunk; chunks of blocks have nearly equal size. */
 LLMC_INLINE int
 tile_chunk(const Product p)
 {
@@ -82,8 +81,8 @@ tile_chunk(const Product p)
 	return !w_is_float(p.w) ? (all + chunks - 1) / chunks : all < most ? all : most;
 }
 
-/* Steps of a part of a block: half of it where it has two scales, and no more than 16-bit sums of
- * bytes have room for */
+/* Steps per partial sum: half a block if it has two scales, and few enough for 16-bit sums of
+ * bytes */
 LLMC_INLINE int
 tile_part(const Product p)
 {
@@ -95,8 +94,7 @@ tile_part(const Product p)
 }
 
 /* ---- a chunk ---- */
-/* Groups that do not exist (past the last) are zeros, or the first once more: nobody reads their
- * sums. */
+/* Groups past the last are zeros, or repeat the first: their sums are never read. */
 LLMC_INLINE void
 tile_unpack(const Product p, const uint8_t *w, int groups, int first, int n, tile_weights *o)
 {
@@ -140,7 +138,7 @@ tile_unpack(const Product p, const uint8_t *w, int groups, int first, int n, til
 		for (int b = 0; b < n; b++) {
 			w_at k = w_block(p.w, rows, first + b);
 			k.found = w_is_indexed(p.w) ? &found[b] : NULL;
-			/* what four steps share is loaded before the first is stored */
+			/* load what four steps share before the first store */
 			LLMC_EACH(i, steps / 4, 4)
 			{
 				vi v[4];
@@ -172,8 +170,8 @@ tile_load(const vi *p)
 	return v;
 }
 
-/* One step of a token: both groups' sums, in this order of instructions. Left alone, compilers move
- * the broadcasts of a whole block before it and spill the sums. */
+/* One step of a token: both groups' sums, in this instruction order. Compilers would hoist the
+ * broadcasts of a whole block and spill the sums. */
 #if defined(VF_NATIVE_512)
 #define TILE_STEP(dot)                                                                             \
 	__asm__ volatile(                                                                          \
@@ -234,7 +232,7 @@ tile_step(const int bytes, vi acc[TILE_H], const vi w[TILE_H], const uint8_t *p,
 #endif
 }
 
-/* A chunk's products with tokens t0 .. t0 + T, added to their sums, which stay in registers within
+/* Multiplies a chunk by tokens t0 .. t0 + T and adds to their sums, which stay in registers within
  * a block */
 LLMC_INLINE void
 tile_dot_floats(const Product p, const int T, const tile_weights *w, int first, int n,
@@ -279,8 +277,7 @@ tile_dot_blocks(const Product p, const int T, const tile_weights *w, int first, 
                 const act_rows *a, int t0, tile_sums *sum, tile_ahead *ahead)
 {
 	const int steps = tile_steps(p), halves = p.w.halves, bytes = act_tile_bytes(p);
-	const int N = tile_part(p), parts = steps / N,
-	          each = parts / halves; /* parts under a scale */
+	const int N = tile_part(p), parts = steps / N, each = parts / halves; /* parts per scale */
 	const int block = act_block_bytes(p);
 	const uint8_t *x =
 	    a->q + (size_t)t0 * (size_t)act_row_bytes(p) + (size_t)(first * T * block);
@@ -358,8 +355,8 @@ tile_dot_blocks(const Product p, const int T, const tile_weights *w, int first, 
 		mins[t].v[h] = m[t][h];
 }
 
-/* A function of its own for each number of tokens (TILE_EACH, cpu/gemm/matmul_kernel.h): registers
- * are counted one by one. */
+/* Instantiated per number of tokens (TILE_EACH, cpu/gemm/matmul_kernel.h), since register
+ * allocation depends on it */
 typedef void tile_fn(const tile_weights *w, int first, int n, const act_rows *a, int t0,
                      tile_sums *sum, tile_ahead *ahead);
 
@@ -367,7 +364,7 @@ LLMC_INLINE void
 tile_dot(const Product p, const int T, const tile_weights *w, int first, int n, const act_rows *a,
          int t0, tile_sums *sum, tile_ahead *ahead)
 {
-#if defined(LLMC_TILES) /* but for floats that no tile register takes, cpu/gemm/amx.h does it */
+#if defined(LLMC_TILES) /* float weights without an AMX version; the others use cpu/gemm/amx.h */
 	if (act_is_bf16(p) || !w_is_float(p.w))
 		return;
 #endif
@@ -377,8 +374,8 @@ tile_dot(const Product p, const int T, const tile_weights *w, int first, int n, 
 		tile_dot_blocks(p, T, w, first, n, a, t0, sum, ahead);
 }
 
-/* out[t][row] for all rows of at most TILE_H groups and tokens >= 2; dot[T]: tile_dot of T tokens;
- * sum: to work in */
+/* out[t][row] for all rows of at most TILE_H groups and tokens >= 2; dot[T]: tile_dot for T tokens;
+ * sum: scratch */
 LLMC_INLINE void
 tile_rows(const Product p, tile_fn *const *dot, const uint8_t *w, int groups, const act_rows *a,
           int tokens, tile_sums *sum, float *out, int ld)

@@ -1,21 +1,22 @@
-/* Few tokens (STREAM_TOKENS), a GEMV: weights go from memory through registers once, each block
- * meeting every token's block.
+/* GEMV for up to STREAM_TOKENS tokens: weights stream from memory through registers once; each
+ * block is multiplied by the block of every token.
  *
  *   memory --prefetch, STREAM_AHEAD bytes ahead--> cache --w_bytes / w_words--> registers
  *                                                                          |
  *   activations (cpu/gemm/quantize_act.h) of each token --broadcast of 4 bytes--> dot_bytes / dot_words, exact integers
  *                                                                          |
- *                        per block and token: float(dot) * w_scale, fma with act.d, w_min --> sum[token], VL rows a register
+ *                        per block and token: float(dot) * w_scale, FMA with act.d, w_min --> sum[token], VL rows per register
  *
- * Bytes: a block of VL rows once (w_piece_bytes), 32 or 64 bytes of activations a token from the
- * nearest cache. Instructions a block: 8 loads and masks for 4 to 6 bits, and a token 8 dot_bytes
- * for 8 bits, 16 of them for 16 bits or dot_words instead, 4 in fp32. Grids on AVX2 come as eights
- * of columns of four rows instead (cpu/weights/grids.h), 8 bytes of activations a broadcast.
+ * Bytes: a block of VL rows once (w_piece_bytes), 32 or 64 bytes of activations per token from L1.
+ * Instructions per block: 8 loads and masks for 4 to 6 bits; per token 8 dot_bytes for 8 bits, 16
+ * of them or dot_words for 16 bits, and 4 in fp32. Grid formats on AVX2 process eight columns of
+ * four rows per register (cpu/weights/grids.h), 8 bytes of activations per broadcast.
  *
  * A row's sum, here and in cpu/gemm/gemm_tile.h, bit for bit:
- *   integers  over blocks b in order (halves in order), D = fma(float(dot) * w.d, act.d, D), M =
- * fma(w.min, act.s, M); D + M
- *   floats    over columns k in order, D = fma(w, x, D); with scales over groups in order, from S = 0 S = fma(code, x, S), then D = fma(S, scale, D) */
+ *   integers  blocks b in order (halves in order): D = fma(float(dot) * w.d, act.d, D), M =
+ * fma(w.min, act.s, M); result D + M
+ *   floats    columns k in order: D = fma(w, x, D). With scales: groups in order, S = 0, S = fma(code, x, S) per column, then
+ *             D = fma(S, scale, D) */
 #ifndef LLMC_CPU_GEMM_GEMV_H
 #define LLMC_CPU_GEMM_GEMV_H
 
@@ -28,8 +29,7 @@ stream_prefetch(const uint8_t *w, int bytes)
 	__builtin_prefetch(w + STREAM_AHEAD + 64 * i);
 }
 
-/* Rows of `groups` groups side by side: independent sums hide the latency of the fused
- * multiply-add. */
+/* Processes `groups` row groups together: independent accumulators hide the FMA latency. */
 LLMC_INLINE void
 stream_floats(const Product p, const uint8_t *w, const act_rows *a, const int tokens,
               const int groups, float *out, int ld)
@@ -93,20 +93,20 @@ stream_floats(const Product p, const uint8_t *w, const act_rows *a, const int to
 	vf_store(out + t * ld + g * VL, sum[t][g]);
 }
 
-/* stream_dot of eights */
+/* stream_dot for grid formats, eight columns of four rows per register */
 LLMC_INLINE vf
 stream_eights(const Product p, w_at k, const uint8_t *x, int half, int32_t z)
 {
 	vi rows = vi_all(0);
 #ifdef LLMC_EIGHTS
-	/* of bytes as many steps as have room in 16 bits: 4 of 25 x 128 x 2 (iq1) or 15 x 127 x 2
-	 * (iq3_s), 2 of 62 x 127 x 2 */
+	/* steps per 16-bit sum of bytes: 4 of 25 x 128 x 2 (iq1) or 15 x 127 x 2 (iq3_s), 2 of 62 x
+	 * 127 x 2 */
 	const int N = 4 / p.w.halves, bytes = act_stream_bytes(p), PASSES = p.act_bits / 8,
 	          STEPS = w_is_iq1(p.w) || p.w.kind == CODES_iq3_s ? N : 2;
 	vi sum[2][2], total[2] = { { 0 } };
 
-	/* two eights of four rows, then of the other four: their x stays in registers, as do
-	 * indices */
+	/* eight columns of rows 0-3 of a pass, then of the other four rows: x and the indices stay
+	 * in registers */
 	LLMC_EACH(at, 2 * N, 8)
 	{
 		const int u = at / 2 % 2, i = at / 4 * 2 + at % 2, n = N * half + i;
@@ -143,8 +143,8 @@ stream_eights(const Product p, w_at k, const uint8_t *x, int half, int32_t z)
 	return vf_of_vi(rows);
 }
 
-/* float(dot) of half h (or of the whole block) with row x of integers; z: w_offset times their sum
- */
+/* float(dot) of half h (or of the whole block) with integer activation row x; z: w_offset times
+ * their sum */
 LLMC_INLINE vf
 stream_dot(const Product p, w_at k, const uint8_t *x, int half, int32_t z)
 {

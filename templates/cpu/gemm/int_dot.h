@@ -1,21 +1,21 @@
-/* Integer dot products of one step: VL rows at once, the lane of a row holding 2 (words) or 4
- * (bytes) columns of it. All are exact, so any mixture of them gives the same integers; only what
- * comes after, in fp32, has an order.
+/* Integer dot products of one step: VL rows at once; the lane of a row holds 2 (words) or 4
+ * (bytes) of its columns. All are exact, so any combination gives the same integers. Only the
+ * fp32 operations after them depend on order.
  *
  *   words  s16 x s16, exact in 32 bits
- *   bytes  u8 weights x s8 activations. With VNNI sums are 32 bits wide (DOT_BYTES_WIDE); on v3
- * they are pairs of 16 bits, which hold DOT_BYTES_ROOM / (largest weight) steps before
- * dot_bytes_sum has to be called
+ *   bytes  u8 weights x s8 activations. With VNNI, sums have 32 bits (DOT_BYTES_WIDE). On v3, sums
+ * are pairs of 16 bits, which hold DOT_BYTES_ROOM / (largest weight) steps; then dot_bytes_sum must
+ * be called
  *
  *           generic   v3                    vnni        v4 and amx
  *   VL      4         8                     8           16
  *   words   pmaddwd   vpmaddwd, vpaddd      vpdpwssd    vpdpwssd
  *   bytes   plain     vpmaddubsw, vpaddw    vpdpbusd    vpdpbusd
  *
- * amx has tiles in the place of tile_dot for all but fp32 weights (cpu/gemm/amx.h).
+ * amx has tile instructions instead of tile_dot for all but fp32 weights (cpu/gemm/amx.h).
  *
- * Each native instruction has a definition in plain vectors beside it: what tests run where the
- * processor lacks it. */
+ * Each native instruction has an equivalent in plain vectors, which tests use on CPUs without
+ * it. */
 #ifndef LLMC_CPU_GEMM_INT_DOT_H
 #define LLMC_CPU_GEMM_INT_DOT_H
 
@@ -34,7 +34,7 @@ vi_load(const void *p)
 	return *(const vi_mem *)p;
 }
 
-/* x in every lane */
+/* broadcasts x */
 LLMC_INLINE vi
 vi_all(int32_t x)
 {
@@ -49,7 +49,7 @@ vi_all(int32_t x)
 #endif
 }
 
-/* the 4 bytes at p in every lane */
+/* broadcasts the 4 bytes at p */
 LLMC_INLINE vi
 vi_bcast4(const void *p)
 {
@@ -59,8 +59,8 @@ vi_bcast4(const void *p)
 	return vi_all(x);
 }
 
-/* VL small integers at p, widened. (Compilers make __builtin_convertvector of these lane by lane.)
- */
+/* VL small integers at p, widened. (Compilers implement __builtin_convertvector of these lane by
+ * lane.) */
 LLMC_INLINE vi
 vi_of_u8(const uint8_t *p)
 {
@@ -124,7 +124,7 @@ dot_words(vi acc, vi w, vi x)
 #elif defined(LLMC_VNNI_256)
 	return (vi)_mm256_dpwssd_avx_epi32((__m256i)acc, (__m256i)w, (__m256i)x);
 #elif VL == 8 && defined(VF_HAVE_256)
-	vi t; /* assembly, or gcc would add in trees, for which registers are too few */
+	vi t; /* assembly, because gcc would reassociate to trees and run out of registers */
 	__asm__("vpmaddwd %[x], %[w], %[t]\n\tvpaddd %[t], %[a], %[a]"
 	        : [a] "+x"(acc), [t] "=&x"(t)
 	        : [w] "x"(w), [x] "x"(x));
@@ -136,7 +136,7 @@ dot_words(vi acc, vi w, vi x)
 #endif
 }
 
-/* the first of a sum */
+/* first step of a sum */
 LLMC_INLINE vi
 dot_words_first(vi w, vi x)
 {
@@ -188,7 +188,7 @@ dot_bytes_first(vi w, vi x)
 #endif
 }
 
-/* scale x (the 32-bit sum); scale: 1 or 256 */
+/* scale * (32-bit sum); scale: 1 or 256 */
 LLMC_INLINE vi
 dot_bytes_sum(vi acc, int scale)
 {

@@ -1,34 +1,34 @@
-/* Products x w^T for the ops that contain them: which thread does what, activations, rows.
+/* Matmuls x w^T for the ops that contain them: work division among threads, activations, rows.
  *
  *   x --norm, quantise: name_tokens--> activations of up to mm_most tokens in the thread's scratch
  *                                               |
  *   w --------------------------------> name_rows: up to STREAM_TOKENS tokens: GEMV, cpu/gemm/gemv.h
- *                                               |    more: GEMM, cpu/gemm/gemm_tile.h, on tile registers cpu/gemm/amx.h, cpu/gemm/amx_bf16.h
- *                                       out[t][r] of a unit, fp32, in the nearest cache --> the op's epilogue
+ *                                               |    more: GEMM, cpu/gemm/gemm_tile.h, on AMX cpu/gemm/amx.h, cpu/gemm/amx_bf16.h
+ *                                       out[t][r] of a unit, fp32, in L1 --> the op's epilogue
  *
- * A kernel's work is tokens x units (a unit is whatever rows its epilogue needs together). Few
- *tokens: each thread prepares all of them, for itself, and takes its share of the units. Many: each
- *takes its share of the tokens and all units. Neither changes a result.
+ * A kernel's work is tokens x units (a unit: the rows that its epilogue needs together). With few
+ * tokens, each thread quantises all of them for itself and takes a share of the units. With many,
+ * each thread takes a share of the tokens and all units. The division does not change results.
  *
- * PRODUCT(name, format, columns, bits of activations) makes the functions of one kind of matrix,
- *any number of them in a file; which matrix of that kind is meant (a layer's, an expert's) is a
- *pointer. They call what the file of the format's products has (cpu/gemm/matmul_kernel.h), by the
- *name that the head's `@product name` gives:
+ * PRODUCT(name, format, columns, bits of activations) defines the functions for one kind of matrix;
+ * a file may have several. The matrix itself (of a layer or an expert) is a pointer. The functions
+ * call the kernel file of the format (cpu/gemm/matmul_kernel.h) under the name that the head's
+ * `@product name` gives:
  *
- *	PRODUCT(down, W_q4_k, 1536, 16)
- *	...
- *	mm_work m = mm_begin(down, n_tok, units, part, n_parts, scratch);
- *	for (int t0 = m.tok; t0 < m.tok_end; t0 += m.n) {
- *		down_tokens(&m, t0, ...);                       norm and quantise rows t0 .. t0 + m.n
- *		for (int u = m.unit; u < m.unit_end; u++) {
- *			down_rows(&m, w, row, rows, out, ld);   out[t][r], whole groups: row is a multiple of VL
- *			...
+ * 	PRODUCT(down, W_q4_k, 1536, 16)
+ * 	...
+ * 	mm_work m = mm_begin(down, n_tok, units, part, n_parts, scratch);
+ * 	for (int t0 = m.tok; t0 < m.tok_end; t0 += m.n) {
+ * 		down_tokens(&m, t0, ...);                       norm and quantise rows t0 .. t0 + m.n
+ * 		for (int u = m.unit; u < m.unit_end; u++) {
+ * 			down_rows(&m, w, row, rows, out, ld);   out[t][r], whole groups: row is a multiple of VL
+ * 			...
  *
- * Rows that lie anywhere are taken one by one: m = mm_place(down(), part, scratch); m.n = their
- *number; down_token(&m, t, row, norm).
+ * Rows at arbitrary addresses are quantised one at a time: m = mm_place(down(), part, scratch); m.n
+ * = their number; down_token(&m, t, row, norm).
  *
- * Scratch: mm_scratch bytes a column and thread, which the heads say as SCRATCH. Bytes of a call: w
- *once, or once a thread when tokens are split. */
+ * Scratch: mm_scratch bytes per column and thread; template heads declare it as SCRATCH. Bytes per
+ * call: w once, or once per thread when tokens are split. */
 #ifndef LLMC_CPU_GEMM_MATMUL_H
 #define LLMC_CPU_GEMM_MATMUL_H
 
@@ -37,36 +37,36 @@
 #include "cpu/gemm/quantize_act.h"
 
 enum {
-	MM_TOKENS = TILE_TOKENS, /* prepared at a time, at most */
-	MM_SPLIT_TOKENS = 32,    /* tokens a thread must have before tokens are split */
-	MM_WHOLE = MM_TOKENS > 96 ? 16 : TILE_T, /* tokens of a whole tile */
-	MM_UNIT = 32,                            /* rows of a unit where the epilogue has no wish */
+	MM_TOKENS = TILE_TOKENS,                 /* most tokens quantised at a time */
+	MM_SPLIT_TOKENS = 32,                    /* tokens per thread from which tokens are split */
+	MM_WHOLE = MM_TOKENS > 96 ? 16 : TILE_T, /* tokens of a full tile */
+	MM_UNIT = 32, /* rows per unit if the epilogue has no preference */
 	MM_SCRATCH = 512,
-	MM_CACHE =
-	    1600 * 1024, /* with tiles: bytes of activations in hand, for a second cache of 2 MiB */
+	MM_CACHE = 1600 * 1024, /* AMX: bytes of activations at a time, for an L2 of 2 MiB */
 	MM_CACHE_PLAIN =
-	    2200 * 1024, /* of plain bf16 and more than 4096 columns, beside weights that take
-	                    longest to unpack: 8192 columns have 128 tokens */
-	MM_CACHE_WIDE = 1100 * 1024, /* the same beside 16-bit weights, of which four times as much
-	                                passes through it */
+	    /* for plain bf16 and more than 4096 columns, with weights that take the longest to
+	     * unpack: 8192 columns have 128 tokens */
+	2200 * 1024,
+	/* for 16-bit weights, of which four times as many bytes pass through L2 */
+	MM_CACHE_WIDE = 1100 * 1024,
 };
 
 typedef struct mm_work {
 	int tok, tok_end, unit, unit_end;
-	int n; /* tokens in hand */
+	int n; /* tokens quantised at present */
 	act_rows act;
 	float *row; /* [cols] a normed row */
 } mm_work;
 
-/* scratch of a column and thread, in bytes */
+/* scratch per column and thread, in bytes */
 LLMC_INLINE int
 mm_scratch(const Product p)
 {
 	return MM_TOKENS > 96 && p.cols <= 2048 ? 2 * MM_SCRATCH : MM_SCRATCH;
 }
 
-/* tokens prepared at a time: their activations fit the second cache and the scratch; whole pairs of
- * tiles where there are many */
+/* tokens quantised at a time: their activations must fit L2 and the scratch; full pairs of tiles if
+ * there are many */
 LLMC_INLINE int
 mm_most(const Product p)
 {
@@ -82,7 +82,7 @@ mm_most(const Product p)
 
 	most = most < room ? most : room;
 	most = most < MM_TOKENS ? most : MM_TOKENS;
-	/* so that tiles with rows that do not exist have room as well */
+	/* leaves space for tiles with padding rows */
 	return most >= 64   ? most / 32 * 32
 	       : most >= 16 ? most / 16 * 16
 	       : most >= 12 ? 12
@@ -102,7 +102,7 @@ mm_unit_rows(int rows, int unit)
 	return rows - unit * MM_UNIT < MM_UNIT ? rows - unit * MM_UNIT : MM_UNIT;
 }
 
-/* The part's memory, and nothing else yet */
+/* Sets up the part's memory only */
 LLMC_INLINE mm_work
 mm_place(const Product p, int part, void *scratch)
 {
@@ -144,7 +144,8 @@ mm_begin(const Product p, int n_tok, int units, int part, int n_parts, void *scr
 	return m;
 }
 
-/* The stream's first bytes, asked for before the norm, which takes about as long as they do. */
+/* Prefetches the first bytes of the weights before the norm, which takes about as long as the
+ * fetch. */
 LLMC_INLINE void
 mm_prefetch(const Product p, const mm_work *m, const uint8_t *w, int64_t row)
 {
@@ -157,13 +158,14 @@ typedef void mm_token_fn(const mm_work *m, int t, const float *in, Norm norm);
 typedef void mm_rows_fn(const mm_work *m, const uint8_t *w, int64_t row, int rows, float *out,
                         int ld);
 
-/* The file of a type's products has one of these. */
+/* Each kernel file of a weight type has one of these. */
 typedef struct mm_functions {
-	void (*take)(const mm_work *m, int t, const float *row); /* as row t of the m->n in hand */
+	/* quantises row as row t of the m->n current ones */
+	void (*take)(const mm_work *m, int t, const float *row);
 	mm_rows_fn *rows;
 } mm_functions;
 
-/* Take rows from t0 on, normed; index: of which rows of x (NULL: themselves) */
+/* Norms and quantises rows from t0 on; index: row indices of x (NULL: identity) */
 LLMC_INLINE void
 mm_tokens(const Product p, mm_token_fn *token, mm_work *m, int t0, const float *x,
           const int32_t *index, const Norm norm)
@@ -173,7 +175,7 @@ mm_tokens(const Product p, mm_token_fn *token, mm_work *m, int t0, const float *
 		token(m, t, x + (int64_t)(index ? index[t0 + t] : t0 + t) * p.cols, norm);
 }
 
-/* One kind of matrix: `name`_functions is what the unit of its type has */
+/* Defines one kind of matrix; `name`_functions is the table of the kernel file of its type */
 #define PRODUCT(name, weight, columns, bits)                                                       \
 	extern const mm_functions name##_functions;                                                \
 	LLMC_INLINE Product name(void)                                                             \
@@ -209,7 +211,7 @@ mm_bias(vf v, const float *bias, int64_t row, int n)
 	return v;
 }
 
-/* vectors of the n rows of a unit, of each token */
+/* Loops over the vectors of the n rows of a unit, for each token */
 #define MM_EACH(t, r, n_tok, n)                                                                    \
 	for (int t = 0; t < (n_tok); t++)                                                          \
 		for (int r = 0; r < (n); r += VL)

@@ -1,20 +1,20 @@
-/* What the products of all kernels with weights of one type do with a row of activations and with
- * rows of weights, for any number of columns: one file for each type, compiled once for all
- * kernels, and all models, that have it. cpu/gemm/matmul.h is the side of those who call it. */
+/* Matmul functions of one weight type, for any number of columns: quantising an activation row, and
+ * multiplying rows of weights. One file per type is compiled once for all kernels and models that
+ * use it. cpu/gemm/matmul.h is the caller's side. */
 #ifndef LLMC_CPU_GEMM_MATMUL_KERNEL_H
 #define LLMC_CPU_GEMM_MATMUL_KERNEL_H
 
 #include "cpu/gemm/matmul.h"
 #include "cpu/gemm/amx_bf16.h"
 
-/* a GEMV? */
+/* whether this call is a GEMV */
 LLMC_INLINE int
 mm_streams(const Product p, const mm_work *m)
 {
 	return !act_is_bf16(p) && m->n <= STREAM_TOKENS;
 }
 
-/* the activations of the m->n rows in hand */
+/* activations of the m->n current rows */
 LLMC_INLINE act_rows
 mm_act(const Product p, const mm_work *m)
 {
@@ -27,7 +27,7 @@ mm_act(const Product p, const mm_work *m)
 	return a;
 }
 
-/* Take x as row t of the m->n in hand */
+/* Quantises x as row t of the m->n current rows */
 LLMC_INLINE void
 mm_next(const Product p, const mm_work *m, int t, const float *x)
 {
@@ -45,8 +45,7 @@ mm_next(const Product p, const mm_work *m, int t, const float *x)
 		act_quantise(p, &a, t, x, mm_streams(p, m));
 }
 
-/* functions of cpu/gemm/amx.h by tokens of a tile, and of cpu/gemm/amx_bf16.h; nothing where there
- * are no tile registers */
+/* functions of cpu/gemm/amx.h by tokens per tile, and of cpu/gemm/amx_bf16.h; empty without AMX */
 typedef struct mm_amx {
 #if defined(LLMC_TILES)
 	amx_fn *const *dot;
@@ -98,7 +97,7 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 		          m->n, &sum, out + g * VL, ld);
 }
 
-/* X(name, tokens) for the sizes that tile_rows cuts more than STREAM_TOKENS into */
+/* X(name, tokens) for the tile sizes that tile_rows uses for more than STREAM_TOKENS tokens */
 #if VL == 16
 #define TILE_EACH(X, name) X(name, 4) X(name, 5) X(name, 6) X(name, 7) X(name, 8)
 #elif VL == 8
@@ -106,7 +105,7 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 #else
 #define TILE_EACH(X, name) X(name, 2) X(name, 3) X(name, 4)
 #endif
-/* Compiled once for each number of tokens; the columns are those of the call. */
+/* Compiled once per number of tokens; the number of columns is an argument. */
 #define TILE_DEFINE(name, T)                                                                                                    \
 	static __attribute__((noinline)) void name##_tile_##T(const tile_weights *w, int first, int n, const act_rows *a, int t0,   \
 	                                                      tile_sums *sum, tile_ahead *ahead)                                    \
@@ -115,8 +114,8 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 	}
 #define TILE_ENTRY(name, T) [T] = name##_tile_##T,
 
-/* AMX_EACH(X, name): tokens of a tile of blocks, more than AMX_SMALL_M; AMX_EACH_SMALL_M: at most
- * so many, more than STREAM_TOKENS */
+/* AMX_EACH(X, name): tokens per tile of blocks, more than AMX_SMALL_M; AMX_EACH_SMALL_M: more than
+ * STREAM_TOKENS and at most AMX_SMALL_M */
 #if defined(LLMC_TILES)
 #define AMX_EACH(X, name) X(name, 12) X(name, 16)
 #define AMX_EACH_SMALL_M(X, name) X(name, 6) X(name, 8)
@@ -156,7 +155,7 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 #define AMX_TABLE(name) static const mm_amx name##_amx = { 0 };
 #endif
 
-/* The table `name` of products by weights of a type. odd: of rows that are no whole blocks of 32
+/* Defines `name`, the function table of a weight type. odd: rows are not a multiple of 32
  * columns */
 #define PRODUCTS(name, weight, bits, odd)                                                          \
 	LLMC_INLINE Product name##_of(int cols)                                                    \

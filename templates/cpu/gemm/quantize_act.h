@@ -1,56 +1,56 @@
-/* A product x w^T as compilers see it, and its activations: a row of fp32 becomes integers with one
- * scale per 32, or stays fp32 beside float weights. The integers are those of the row alone: not of
- * its company, thread or chunk.
+/* Activations of a matmul x w^T, and its compile-time description. A row of fp32 is quantised to
+ * integers with one scale per 32 columns, or stays fp32 for float weights. The integers depend only
+ * on the row: not on other rows, thread or chunk.
  *
- * Scale d = max|x| / top, q = round(x / d), for 16 bits q = 256 hi + lo with hi, lo in a signed
- * byte. A block with an infinity or NaN becomes d = NaN, q = 0, which makes the results of this row
- * NaN and touches no other.
+ * Scale d = max|x| / top, q = round(x / d); 16 bits: q = 256 hi + lo with hi, lo in a signed byte.
+ * A block with an infinity or NaN gets d = NaN, q = 0, so the results of this row are NaN and other
+ * rows are unaffected.
  *
- * Orders of the integers of a block:
- *   words  32 s16, in each four columns k, k+2, k+1, k+3 (w_words); beside eights that stream
- * (cpu/weights/grids.h) in each eight the even ones, then the odd ones bytes  32 s8 hi, 32 s8 lo;
- * for 8 bits 32 s8 Where tiles of bf16 multiply (cpu/gemm/amx_bf16.h) a block is 32 bf16 of hi and
- * 32 of lo, x = hi + lo, or of hi alone (act_plain).
+ * Order of the integers of a block:
+ *   words  32 s16, in each four columns k, k+2, k+1, k+3 (w_words); for grid formats in a GEMV
+ * (cpu/weights/grids.h): in each eight the even columns, then the odd ones bytes  32 s8 hi, 32 s8
+ * lo; 8 bits: 32 s8
+ *   bf16   on AMX (cpu/gemm/amx_bf16.h): 32 hi and 32 lo, x = hi + lo, or only hi (act_plain)
  *
- * Order of blocks, or of columns beside float weights: rows side by side in tiles, within a tile
- * block by block, so that a block of all its rows is one piece of memory and they lie a constant
- * apart. One row a tile is the order row by row. */
+ * Order of blocks (of columns for float weights): rows are grouped in tiles. Within a tile, block
+ * by block, so that one block of all rows is contiguous and rows are a constant distance apart.
+ * With one row per tile this is row order. */
 #ifndef LLMC_CPU_GEMM_QUANTIZE_ACT_H
 #define LLMC_CPU_GEMM_QUANTIZE_ACT_H
 
 #include "cpu/weights/grids.h"
 
 #ifndef LLMC_ACT_BF16
-#define LLMC_ACT_BF16 0 /* a kernel defines it before: activations: bf16 */
+#define LLMC_ACT_BF16 0 /* a kernel defines it before: `activations: bf16` */
 #endif
 
 enum {
-	STREAM_AHEAD = 2048, /* bytes of weights asked for ahead; 1 to 4 KiB measure alike, none
-	                        costs a quarter */
-	STREAM_TOKENS =
-	    VL == 16
-	        ? 4
-	        : 2, /* as many sums as registers hold: up to so many are a GEMV, cpu/gemm/gemv.h */
+	/* prefetch distance of weights in bytes; 1 to 4 KiB perform alike, without prefetch a
+	 * quarter is lost */
+	STREAM_AHEAD = 2048,
+	STREAM_TOKENS = VL == 16 ? 4
+	                         /* most tokens of a GEMV (cpu/gemm/gemv.h): as many accumulators as
+	                          * fit in registers */
+	                         : 2,
 	TILE_T = VL == 16  ? 8
 	         : VL == 8 ? 6
-	                   : 4, /* rows of a tile at most, cpu/gemm/gemm_tile.h */
+	                   : 4, /* most tokens of a register tile, cpu/gemm/gemm_tile.h */
 #if defined(LLMC_TILES)
-	TILE_TOKENS = 256, /* of a call, at most */
+	TILE_TOKENS = 256, /* most tokens of a call */
 #else
 	TILE_TOKENS = 96,
 #endif
 };
 
-/* Constant wherever functions are inlined, like the format in it, but for cols, which a kernel
- * knows and the functions of a type (cpu/gemm/matmul_kernel.h) are told. The matrix itself is a
- * pointer to its first group. */
+/* Description of a matmul, constant after inlining, like the format in it. Only cols may be a
+ * run-time value: kernels have it as a constant, the functions of a type (cpu/gemm/matmul_kernel.h)
+ * as an argument. The matrix itself is a pointer to its first row group. */
 typedef struct Product {
 	Weight w;
 	int cols;
-	int ragged;    /* 1: these are no whole blocks of 32 */
-	int act_bits;  /* of activations beside integer weights: 8 or 16 */
-	int act_plain; /* 1: on tiles activations are of one part, rounded to bf16, and so are
-	                  scaled weights */
+	int ragged;    /* 1: columns are not a multiple of 32 */
+	int act_bits;  /* bits of activations for integer weights: 8 or 16 */
+	int act_plain; /* 1: on AMX, activations and scaled weights are rounded to one bf16 part */
 } Product;
 
 LLMC_INLINE int
@@ -59,10 +59,11 @@ p_blocks(const Product p)
 	return p.cols / 32;
 }
 
-/* Small weights meet bytes, where an instruction does twice the columns. 16-bit activations are two
- * such passes, which serves while weights stream; in a tile, whose weights are unpacked once for
- * many tokens, words come out ahead. Eights (cpu/weights/grids.h) have magnitudes as bytes, whose
- * signs activations of 8 bits can take. */
+/* Returns whether a GEMV multiplies bytes. Small weights use byte instructions, which process
+ * twice the columns. 16-bit activations then need two passes, which is fine while weights stream
+ * from memory. In a GEMM tile, whose weights are unpacked once for many tokens, words are
+ * faster. Grid formats (cpu/weights/grids.h) have magnitudes as bytes; 8-bit activations can
+ * take their signs. */
 LLMC_INLINE int
 act_are_bytes(const Product p)
 {
@@ -81,8 +82,8 @@ act_tile_bytes(const Product p)
 	return act_are_bytes(p) && p.act_bits == 8;
 }
 
-/* Products by tiles of bf16, whatever the number of tokens: of 16-bit weights, and beside plain
- * activations of all but fp32 */
+/* whether bf16 AMX tiles are used, for any number of tokens: 16-bit weights, and with plain bf16
+ * activations all but fp32 */
 #if defined(LLMC_TILES)
 #define act_is_bf16(p)                                                                             \
 	(((LLMC_WEIGHTS & 2) || LLMC_ACT_BF16) && (p).w.bits < 32 && !(p).ragged &&                \
@@ -91,7 +92,7 @@ act_tile_bytes(const Product p)
 #define act_is_bf16(p) (0 && (p).ragged)
 #endif
 
-/* of a block, or of a column */
+/* bytes per block, or per column */
 LLMC_INLINE int
 act_block_bytes(const Product p)
 {
@@ -100,7 +101,7 @@ act_block_bytes(const Product p)
 	return act_is_bf16(p) ? p.act_plain ? 64 : 128 : act_tile_bytes(p) ? 32 : 64;
 }
 
-/* Rows a power of two apart would share a few sets of the cache. */
+/* Row strides of a power of two would map to few cache sets, so pad them. */
 LLMC_INLINE int
 act_row_bytes(const Product p)
 {
@@ -109,16 +110,17 @@ act_row_bytes(const Product p)
 	return p_blocks(p) * act_block_bytes(p) + 64;
 }
 
-/* Rows of activations in a thread's scratch; q alone beside float weights */
+/* Rows of activations in a thread's scratch; only q for float weights */
 typedef struct act_rows {
-	uint8_t *q; /* act_row_bytes a row */
+	uint8_t *q; /* act_row_bytes per row */
 	float *d;   /* [row][blocks]: scale */
-	float *s;   /* [row][blocks][halves]: scale times the sum of the integers, where there are
-	               minima */
-	int32_t *z; /* the same: w_offset times that sum */
-	int cols;   /* of a row */
-	int tile, longer; /* rows of a tile of q, d, s, z, and how many tiles, the first ones, have
-	                     one more; 1, 0: they are as above */
+	/* [row][blocks][halves]: scale times the sum of the integers, if the weights have mins */
+	float *s;
+	int32_t *z; /* same shape: w_offset times that sum */
+	int cols;   /* columns per row */
+	/* tile: rows per tile of q, d, s, z; longer: number of leading tiles with one more row; 1,
+	 * 0: row order */
+	int tile, longer;
 } act_rows;
 
 typedef int8_t act_byte __attribute__((vector_size(VL), may_alias));
@@ -173,7 +175,7 @@ act_hsum(vi v)
 #endif
 }
 
-/* a block's integers as bytes in their order */
+/* unpacks a block's integers to bytes, in byte order */
 LLMC_INLINE void
 act_put_bytes(uint8_t *o, const vi *q)
 {
@@ -193,7 +195,7 @@ act_put_bytes(uint8_t *o, const vi *q)
 #endif
 }
 
-/* and as words in theirs */
+/* unpacks a block's integers to words, in word order */
 LLMC_INLINE void
 act_put_words(uint8_t *o, const vi *q, const int eights)
 {
@@ -234,7 +236,7 @@ act_put_words(uint8_t *o, const vi *q, const int eights)
 #endif
 }
 
-/* Tiles of `tokens` rows, for products that take tiles */
+/* Groups `tokens` rows in tiles, for matmuls that use them */
 LLMC_INLINE void
 act_cut(const Product p, act_rows *a, int tokens)
 {
@@ -248,7 +250,7 @@ act_cut(const Product p, act_rows *a, int tokens)
 	if (act_is_bf16(p)) {
 		a->tile = rows;
 		a->longer = 0;
-	} else if (!w_is_float(p.w)) { /* a kernel for each: 6, 8, 12, 16 */
+	} else if (!w_is_float(p.w)) { /* instantiated sizes: 6, 8, 12, 16 */
 		a->tile = (rows + to - 1) / to * to;
 		a->longer = 0;
 	}
@@ -256,7 +258,7 @@ act_cut(const Product p, act_rows *a, int tokens)
 	(void)p;
 }
 
-/* The tile that row t is in: its first row and its rows */
+/* First row and row count of the tile that contains row t */
 typedef struct act_tile {
 	int first, rows;
 } act_tile;
@@ -271,7 +273,7 @@ act_tile_of(const act_rows *a, int t)
 	return (act_tile){ edge + (t - edge) / a->tile * a->tile, a->tile };
 }
 
-/* where block 0 of row t of a tile is; the next is t.rows blocks after it */
+/* address of block 0 of row t of a tile; the next block is t.rows blocks later */
 LLMC_INLINE uint8_t *
 act_block(const Product p, const act_rows *a, act_tile in, int t)
 {
@@ -279,7 +281,7 @@ act_block(const Product p, const act_rows *a, act_tile in, int t)
 	       (size_t)(t - in.first) * (size_t)act_block_bytes(p);
 }
 
-/* One row of fp32 to row t */
+/* Stores one row of fp32 as row t */
 LLMC_INLINE void
 act_copy(const Product p, const act_rows *a, int t, const float *x)
 {
@@ -294,7 +296,7 @@ act_copy(const Product p, const act_rows *a, int t, const float *x)
 }
 
 #if defined(LLMC_TILES)
-/* One row x to row t in parts of bf16. An infinity becomes NaN where there are two. */
+/* Splits one row x into bf16 parts as row t. With two parts an infinity becomes NaN. */
 LLMC_INLINE void
 act_split(const Product p, const act_rows *a, int t, const float *x)
 {
@@ -317,7 +319,7 @@ act_split(const Product p, const act_rows *a, int t, const float *x)
 }
 #endif
 
-/* One row x to row t; for the stream of weights or for the tile */
+/* Quantises one row x as row t, for a GEMV or for a tile */
 LLMC_INLINE void
 act_quantise(const Product p, const act_rows *a, int t, const float *x, int for_stream)
 {
@@ -333,8 +335,8 @@ act_quantise(const Product p, const act_rows *a, int t, const float *x, int for_
 	          bytes = for_stream ? act_stream_bytes(p) : act_tile_bytes(p), sums = 1;
 #endif
 	const float act_top = p.act_bits == 16 ? 32512.0f : 127.0f;
-	/* 1.5 * 2^23: its sum with a small number has that number, rounded to nearest even, in the
-	 * low bits */
+	/* 1.5 * 2^23: adding it to a small number leaves that number, rounded to nearest even, in
+	 * the low bits */
 	const vf magic = vf_set1(12582912.0f);
 
 	for (int b = 0; b < blocks;
@@ -343,7 +345,8 @@ act_quantise(const Product p, const act_rows *a, int t, const float *x, int for_
 		float d = 0, inverse = 0, peak;
 		LLMC_UNROLL
 		for (int i = 0; i < N; i++) {
-			/* as integers NaN is above infinity, which is above all numbers */
+			/* compared as integers, NaN is above infinity, and infinity above all
+			 * finite values */
 			top = act_max((vi)vf_abs(vf_load(x + i * VL)), top);
 		}
 		int32_t bits = act_hmax(top);
@@ -351,7 +354,7 @@ act_quantise(const Product p, const act_rows *a, int t, const float *x, int for_
 		float *s = a->s + at * (size_t)p.w.halves;
 		memcpy(&peak, &bits, 4);
 		if (bits >= 0x7f800000 ||
-		    peak < 1e-30f) { /* not finite; so small that 1 / d would not be */
+		    peak < 1e-30f) { /* not finite, or so small that 1 / d would overflow */
 			a->d[at] = bits >= 0x7f800000 ? __builtin_nanf("") : 0.0f;
 			for (int h = 0; h < p.w.halves; h++) {
 				s[h] = a->d[at];
@@ -368,7 +371,7 @@ act_quantise(const Product p, const act_rows *a, int t, const float *x, int for_
 			sum[i * 2 / N] += q[i];
 		}
 		if (!sums) {
-			/* nobody reads them */
+			/* these are never read */
 		} else if (p.w.halves == 2) {
 			for (int h = 0; h < 2; h++) {
 				int32_t total = act_hsum(sum[h]);

@@ -1,6 +1,6 @@
-/* Products of low-rank adapters: dots of a row with the rows of a right factor, and a left factor's
- * rows added up. Every sum has one order, whatever rows are beside it: a dot adds VL columns at a
- * time, an element of y the ranks in turn. */
+/* Low-rank adapters: dot products of a row with the rows of a right factor, and weighted sums of a
+ * left factor's rows. Each sum has a fixed order, independent of other rows: a dot product adds VL
+ * columns at a time, an element of y adds the ranks in order. */
 #ifndef LLMC_CPU_LORA_LORA_H
 #define LLMC_CPU_LORA_LORA_H
 
@@ -8,15 +8,15 @@
 
 enum { LORA_ROWS = 4, LORA_DOTS = 4, LORA_UP = 64 };
 
-/* Slot of the adapter of a row's sequence; below 0: none */
+/* Slot of the adapter of a row's sequence; negative: none */
 LLMC_INLINE int32_t
 lora_slot(const llmc_step *s, int64_t t)
 {
 	return s->adapter[s->seq[s->seq_of[t]]];
 }
 
-/* y[t * ld + k] = x[t] . a[k], of T rows and K dots, constants of the caller; a: rows `wide` apart
- */
+/* y[t * ld + k] = x[t] . a[k] for T rows and K dots (compile-time constants); rows of a are `wide`
+ * apart */
 LLMC_INLINE void
 lora_dots(const int T, const int K, const int cols, const float *x, const float *a, const int wide,
           float *y, const int ld)
@@ -63,7 +63,7 @@ lora_sum(int64_t i, int64_t n, const int rank, const float *low, const float *b,
 	return sum;
 }
 
-/* y[i] = x[i] + low b, columns e */
+/* y[i] = x[i] + low b, for columns e */
 LLMC_INLINE void
 lora_add(Share e, const int rank, const float *low, const float *b, const int wide, const float *x,
          float *y)
@@ -72,8 +72,8 @@ lora_add(Share e, const int rank, const float *low, const float *b, const int wi
 	share_put(y + i, share_get(x + i, n) + lora_sum(i, n, rank, low, b, wide), n);
 }
 
-/* Place of the factors of choice i, of all rows' choices, among those of all slots and experts;
- * below 0: its row has no adapter, or its expert is elsewhere */
+/* Index of the factors for choice i (over all rows' choices) among all slots and experts; negative:
+ * its row has no adapter, or its expert is on another rank */
 LLMC_INLINE int64_t
 lora_expert(const llmc_step *s, const int32_t *id, int64_t i, const int top_k, const int n_experts)
 {

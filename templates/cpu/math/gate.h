@@ -1,4 +1,5 @@
-/* What kernels with gates and states share: the words of `gate`, softplus, and powers of 2. */
+/* Functions shared by kernels with gates and recurrent states: values of `gate`, softplus, and
+ * powers of 2. */
 #ifndef LLMC_CPU_MATH_GATE_H
 #define LLMC_CPU_MATH_GATE_H
 
@@ -28,8 +29,8 @@ vf_softplus(vf x)
 	return vf_fma(p, z, vf_max(x, vf_set1(0)));
 }
 
-/* 2^x, about 1 ulp; exactly 1 at 0, exactly 0 below -126. As vf_exp: x = n + r, 2^r by a polynomial
- * of degree 6 (largest relative error 2e-8). */
+/* 2^x, about 1 ulp; exactly 1 at 0, exactly 0 below -126. Like vf_exp: x = n + r, 2^r by a
+ * polynomial of degree 6 (largest relative error 2e-8). */
 LLMC_INLINE vf
 vf_exp2(vf x)
 {

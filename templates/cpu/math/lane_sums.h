@@ -1,10 +1,10 @@
-/* Sums across lanes of VL vectors at once, and turning them: lanes become vectors. */
+/* Sums across the lanes of VL vectors at once, and transposition of VL x VL lanes. */
 #ifndef LLMC_CPU_MATH_LANE_SUMS_H
 #define LLMC_CPU_MATH_LANE_SUMS_H
 
 #include "cpu/math/vector.h"
 
-/* neighbours of a, then of b, added: VL / 2 sums of each */
+/* sums of neighbouring lanes of a, then of b: VL / 2 each */
 LLMC_INLINE vf
 lanes_pairs(vf a, vf b)
 {
@@ -22,8 +22,7 @@ lanes_pairs(vf a, vf b)
 #endif
 }
 
-/* lane i: the sum of v[i], neighbours first, whichever vectors it is summed beside. v is
- * overwritten. */
+/* lane i: the sum of v[i], neighbours first, independent of the other vectors. v is overwritten. */
 LLMC_INLINE vf
 lanes_sums(vf *v)
 {
@@ -47,7 +46,8 @@ lanes_sums(vf *v)
 enum { LANES_ROWS = VL / 4, LANES_OF = 4 };
 
 /* VL dot products along `stride` elements, LANES_ROWS rows of q with LANES_OF of x: lane r *
- * LANES_OF + j is row r of q with row j of x, whichever rows stand beside them. */
+ * LANES_OF + j is row r of q with row j of x. The result of a pair does not depend on the other
+ * rows. */
 LLMC_INLINE vf
 lanes_dots(const float *q, const float *x, int stride)
 {
@@ -72,7 +72,7 @@ lanes_dots(const float *q, const float *x, int stride)
 	return lanes_sums(acc);
 }
 
-/* lanes of a and b in turn: the lower half of them, the upper half */
+/* interleaves lanes of a and b: the lower half, the upper half */
 LLMC_INLINE vf
 lanes_low(vf a, vf b)
 {
@@ -99,7 +99,7 @@ lanes_high(vf a, vf b)
 #endif
 }
 
-/* v[i][j] to v[j][i], VL x VL: each round takes the lanes of v[i] and v[i + VL / 2] in turn */
+/* Transposes v[i][j] to v[j][i], VL x VL: each round interleaves v[i] and v[i + VL / 2] */
 LLMC_INLINE void
 lanes_transpose(vf *v)
 {

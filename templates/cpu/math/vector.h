@@ -1,12 +1,14 @@
-/* Vectors of fp32 for emitted C, and the functions that kernels share: exp, tanh, erf, f16 to and
- * from fp32.
+/* Vectors of fp32 for emitted C, and functions that kernels share: exp, tanh, erf, conversion
+ * between f16 and fp32.
  *
- * The target is chosen before inclusion by LLMC_TARGET_generic, _v3, _vnni, _v4 or _amx: lanes VL =
- * 4, 8, 8, 16, 16. _vnni is v3 with 256-bit dot products (cpu/gemm/int_dot.h), _amx is v4 with
- * tiles (cpu/gemm/amx.h). LLMC_PORTABLE_V4 gives v4 in terms of what v3 has: slow, the same bits;
- * it is how machines without AVX-512 test it. Built with -ffp-contract=off: a fused multiply-add
- * happens where vf_fma says so and nowhere else, or two kernels that must agree bit for bit would
- * not. No libm, so that every kernel everywhere has the same exp. */
+ * LLMC_TARGET_generic, _v3, _vnni, _v4 or _amx selects the target before inclusion: VL = 4, 8, 8,
+ * 16, 16 lanes. _vnni is v3 with 256-bit dot products (cpu/gemm/int_dot.h), _amx is v4 with tiles
+ * (cpu/gemm/amx.h). LLMC_PORTABLE_V4 builds v4 from v3 instructions: slow, same bits, for tests on
+ * machines without AVX-512.
+ *
+ * Build with -ffp-contract=off: an FMA occurs only where vf_fma is called. Otherwise two kernels
+ * that must agree bit for bit would not. No libm, so that exp is the same in every kernel on every
+ * machine. */
 #ifndef LLMC_CPU_MATH_VECTOR_H
 #define LLMC_CPU_MATH_VECTOR_H
 
@@ -14,7 +16,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Every function with vectors is inlined: no calling convention is at stake. */
+/* Every function with vector arguments is inlined, so the calling convention does not matter. */
 #pragma GCC diagnostic ignored "-Wpsabi"
 
 #if defined(LLMC_TARGET_amx)
@@ -50,9 +52,9 @@
 #else
 #define LLMC_UNROLL _Pragma("GCC unroll 32")
 #endif
-/* i = 0 .. n - 1, unrolled. n is a constant in what a function is inlined into; `most` is one
- * already in the function: clang optimises that first and unrolls no loop whose end it does not
- * know. */
+/* Loop i = 0 .. n - 1, unrolled. n is constant only after inlining. `most` is a constant in the
+ * function itself: clang unrolls before inlining and does not unroll loops with an unknown
+ * bound. */
 #define LLMC_EACH(i, n, most)                                                                      \
 	LLMC_UNROLL                                                                                \
 	for (int i = 0; i < (most); i++)                                                           \
@@ -173,7 +175,7 @@ vf_select(vi mask, vf a, vf b)
 	return (vf)((mask & (vi)a) | (~mask & (vi)b));
 }
 
-/* b where either is NaN, as the x86 instruction */
+/* b if either is NaN, like the x86 instruction */
 LLMC_INLINE vf
 vf_max(vf a, vf b)
 {
@@ -217,7 +219,7 @@ vf_abs(vf a)
 }
 
 #if defined(VF_HAVE_256) && VL >= 8
-/* lanes of halves joined by op until one is left */
+/* combines halves of the vector by op until one lane is left */
 #define VF_FOLD(v, op)                                                                             \
 	do {                                                                                       \
 		__m128 a_ = op(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));            \
@@ -250,7 +252,7 @@ vf_hmax(vf v)
 #endif
 }
 
-/* halves added until one is left: the order is part of the promise that phases agree */
+/* adds halves until one lane is left: this order is needed for equal bits in all phases */
 LLMC_INLINE float
 vf_hsum(vf v)
 {
@@ -280,7 +282,7 @@ f16_get(f16 h)
 	uint32_t em = (uint32_t)(h & 0x7fff) << 13, top = 0x77800000u, out;
 	float scale, f;
 
-	memcpy(&scale, &top, 4); /* 2^112: moves the exponent's bias, and makes subnormals right */
+	memcpy(&scale, &top, 4); /* 2^112: adjusts the exponent bias, also for subnormals */
 	memcpy(&f, &em, 4);
 	f *= scale;
 	memcpy(&out, &f, 4);
@@ -292,7 +294,7 @@ f16_get(f16 h)
 #endif
 }
 
-/* nearest even; beyond the largest half: infinity */
+/* nearest even; overflows to infinity */
 LLMC_INLINE f16
 f16_put(float x)
 {
@@ -386,7 +388,7 @@ vf_sigmoid(vf x)
 	return vf_set1(1) / (vf_set1(1) + vf_exp(-x));
 }
 
-/* |x| < 0.625: x + x^3 P(x^2); else by exp. Relative error about 2e-7. */
+/* x| < 0.625: x + x^3 P(x^2); else from exp. Relative error about 2e-7. */
 LLMC_INLINE vf
 vf_tanh(vf x)
 {
@@ -441,7 +443,7 @@ vf_gelu(vf x)
 	return vf_set1(0.5f) * x * (vf_set1(1) + vf_erf(x * vf_set1(0.70710678f)));
 }
 
-/* x (1 + tanh u) / 2 = x sigmoid(2 u), which loses nothing for negative x */
+/* x (1 + tanh u) / 2 = x sigmoid(2 u), which avoids cancellation for negative x */
 LLMC_INLINE vf
 vf_gelu_tanh(vf x)
 {
@@ -464,8 +466,7 @@ vf_relu2(vf x)
 	return r * r;
 }
 
-/* The two factors of an xielu, of the numbers p [2] that a layer has: a = log(1 + e^p[0]), b = 1/2
- * + log(1 + e^p[1]) */
+/* Factors of xielu, from the layer's p [2]: a = log(1 + e^p[0]), b = 1/2 + log(1 + e^p[1]) */
 typedef struct Xielu {
 	float a, b;
 } Xielu;
@@ -482,9 +483,9 @@ xielu_of(const float *p)
 	return (Xielu){ f32_softplus(p[0]), 0.5f + f32_softplus(p[1]) };
 }
 
-/* x > 0: a x^2 + x / 2; else b (e^x - 1 - x) + x / 2, by the series of e^x - 1 - x near 0, where
- * the difference loses digits. x is at most -1e-6 in the exponential, which the series does not
- * see: both round to x / 2 there. */
+/* x > 0: a x^2 + x / 2; else b (e^x - 1 - x) + x / 2. Near 0, e^x - 1 - x uses its series, because
+ * the difference cancels. The op clamps the exponent to -1e-6, which the series ignores: both round
+ * to x / 2 there. */
 LLMC_INLINE vf
 vf_xielu(vf x, const Xielu of)
 {
@@ -500,7 +501,7 @@ vf_xielu(vf x, const Xielu of)
 	return vf_select((vi)(x > vf_set1(0)), vf_fma(vf_set1(of.a) * x, x, half), low);
 }
 
-/* g and u within what a gated activation lets through; limit 0: everything */
+/* clamps g and u as a gated activation does; limit 0: no clamp */
 #define VF_LIMIT(g, u, limit)                                                                      \
 	if ((limit) > 0) {                                                                         \
 		g = vf_min(g, vf_set1(limit));                                                     \

@@ -1,23 +1,25 @@
 /* Latent attention: rows of one sequence over the latents and keys of its pages, in one of two
  * forms (common/llmc_mla.h).
  *
- * Absorbed: one key and value head, the latent, for all query heads. A tile has some tokens and up
- * to 32 of their heads: for each chunk of 64 positions:
+ * Absorbed: all query heads share one key and value head, the latent. A tile has several tokens and
+ * up to 32 of their heads.
+ *   for each chunk of 64 positions:
  *     pages --to fp32, once for all heads--> x [64][rank + rope]
- *     x, q --dot products along rank + rope, VL of them summed across at once--> s [rows][64] --softmax--> weights, m, l
+ *     x, q --dot products along rank + rope, VL of them reduced at once--> s [rows][64] --softmax--> weights, m, l
  *     x, weights --sums over positions--> oc [rows][rank] --at ends of spans--> os, o
- * A row whose positions are chosen has a tile for itself, of fp32; its positions lie one behind the
- * other as if they were all. a row's spans: cpu/attention/split_kv.h; merging:
- * cpu/attention/attention.h. Bytes: the latents once a tile.
+ *
+ * A row with selected positions has its own fp32 tile; its positions are processed as if they were
+ * consecutive. Spans of a row: cpu/attention/split_kv.h; merging: cpu/attention/attention.h. Bytes:
+ * the latents once per tile.
  *
  * Expanded: a unit is a query head and up to 512 rows.
  *   for each chunk of 128 positions:
- *     latents --products with k_b[h] and v_b[h]--> keys [dim][32] a page, values [32][v_dim] a page, of this head, in the cache
- *     rows by 48 --cpu_attention_tile.h--> o
- *   Chunks are merged in order. Bytes: the latents, k_b[h] and v_b[h] once a chunk and head.
+ *     latents --GEMM with k_b[h] and v_b[h]--> keys [dim][32] per page, values [32][v_dim] per page, of this head, in cache
+ *     rows by 48 --cpu/attention/attention_tile.h--> o
  *
- * A row's result depends on its form and itself alone, not on the tile, the thread or the rows
- * beside it. */
+ * Chunks are merged in order. Bytes: the latents, k_b[h] and v_b[h] once per chunk and head.
+ *
+ * A row's result depends only on its form and itself, not on the tile, the thread or other rows. */
 #ifndef LLMC_CPU_MLA_MLA_H
 #define LLMC_CPU_MLA_MLA_H
 
@@ -35,18 +37,18 @@ typedef struct Mla {
 enum {
 	MLA_CHUNK = 64,
 	MLA_SPANS = 32,
-	MLA_HEADS = 32,      /* of a tile, at most */
-	MLA_R = 64,          /* rows of a tile: tokens times heads */
+	MLA_HEADS = 32,      /* most heads per tile */
+	MLA_R = 64,          /* rows per tile: tokens times heads */
 	MLA_RB = LANES_ROWS, /* rows and positions of VL dot products */
 	MLA_JB = LANES_OF,
 	MLA_MR = VL == 16 ? 8 : 4,
-	MLA_ROWS = 512, /* of an expanded unit */
+	MLA_ROWS = 512, /* rows of an expanded unit */
 #if defined(LLMC_TILES)
 	MLA_TILES = 1,
 #else
 	MLA_TILES = 0,
 #endif
-	MLA_PAD = MLA_TILES ? 16 : 8, /* rows are padded to */
+	MLA_PAD = MLA_TILES ? 16 : 8, /* row padding */
 };
 #define MLA_SPLIT ((Split){ MLA_CHUNK, MLA_SPANS })
 
@@ -56,7 +58,7 @@ mla_up(int n, int to)
 	return (n + to - 1) / to * to;
 }
 
-/* what a position holds, and its stride as fp32 */
+/* elements per position, and their stride in fp32 */
 LLMC_INLINE int
 mla_width(const Mla a)
 {
@@ -88,7 +90,7 @@ mla_hb(const Mla a)
 	return (a.heads + mla_blocks(a) - 1) / mla_blocks(a);
 }
 
-/* tokens of a tile */
+/* tokens per tile */
 LLMC_INLINE int
 mla_tokens(const Mla a)
 {
@@ -100,18 +102,19 @@ typedef struct MlaTile {
 	const llmc_step *s;
 	const void *pool;
 	int seq, row0, n_tok, head, n_head,
-	    rows;                /* rows: n_tok * n_head, row r is token r / n_head */
-	const int32_t *sel;      /* positions of the one token; NULL: the first ones */
+	    rows; /* rows: n_tok * n_head, row r is token r / n_head */
+	/* selected positions of the tile's only token; NULL: consecutive positions */
+	const int32_t *sel;
 	float *x, *q, *w;        /* [64][stride], [row][stride] scaled, weights [row][64] */
-	float *oc, *os, *o;      /* [row][mla_os]: of a chunk, of a span, of the row */
+	float *oc, *os, *o;      /* [row][mla_os] sums of a chunk, a span, the row */
 	uint8_t *ring, *weights; /* cpu/mla/mla_amx.h */
 	float mc[MLA_R], lc[MLA_R], ms[MLA_R], ls[MLA_R], m[MLA_R], l[MLA_R];
-	SplitRange range[MLA_R]; /* of each token */
+	SplitRange range[MLA_R]; /* per token */
 	int shift[MLA_R];
 } MlaTile;
 
-/* Does a row see more positions than are chosen? It has a tile for itself, and positions are
- * numbered in order of sel. */
+/* Returns whether a row sees more positions than index_top_k. It then has its own tile, and
+ * positions are numbered in the order of sel. */
 LLMC_INLINE int
 mla_selected(const Mla a, const llmc_step *s, int row)
 {
@@ -126,14 +129,14 @@ mla_range(const Mla a, const llmc_step *s, int row)
 	return (SplitRange){ 0, s->pos[row] + 1 };
 }
 
-/* Where rows choose, the positions of the tile's one token; NULL: the first ones */
+/* Selected positions of the tile's only token; NULL: consecutive positions */
 LLMC_INLINE const int32_t *
 mla_sel(const Mla a, const MlaTile *t)
 {
 	return a.chosen ? t->sel : NULL;
 }
 
-/* Tokens of a tile from row on, of those before `to` */
+/* Tokens of a tile from `row` on, of those before `to` */
 LLMC_INLINE int
 mla_tile_tokens(const Mla a, const llmc_step *s, int row, int to, int most)
 {
@@ -144,7 +147,7 @@ mla_tile_tokens(const Mla a, const llmc_step *s, int row, int to, int most)
 	return n;
 }
 
-/* on tile registers? */
+/* whether AMX is used */
 LLMC_INLINE int
 mla_tiled(const Mla a)
 {
@@ -161,7 +164,7 @@ mla_tiled(const Mla a)
 #endif
 
 /* Tokens [row0, row0 + n) of a sequence, unit 0 .. mla_blocks; sel: positions of all rows of the
- * step, or NULL; work: 64-byte aligned, see heads/mla.head */
+ * step, or NULL; work: 64-byte aligned, see mla/mla_attend.head */
 LLMC_INLINE void
 mla_tile_init(const Mla a, MlaTile *t, const llmc_step *s, const void *pool, const int32_t *sel,
               const float *q, float *work, int row0, int n, int unit)
@@ -208,8 +211,7 @@ mla_tile_init(const Mla a, MlaTile *t, const llmc_step *s, const void *pool, con
 	}
 }
 
-/* Positions [0, n) of a chunk as fp32; of chosen ones those behind it are asked for meanwhile, up
- * to `end` */
+/* Converts positions [0, n) of a chunk to fp32; prefetches later selected positions, up to `end` */
 LLMC_INLINE void
 mla_fetch(const Mla a, const llmc_step *s, const void *pool, int seq, const int32_t *sel, int pos0,
           int n, int end, float *x)
@@ -238,7 +240,7 @@ mla_fetch(const Mla a, const llmc_step *s, const void *pool, int seq, const int3
 	}
 }
 
-/* s[r][j] of rows up to a multiple of MLA_RB and positions pos0 + j up to a multiple of MLA_JB */
+/* s[r][j] for rows padded to MLA_RB and positions pos0 + j padded to MLA_JB */
 LLMC_INLINE void
 mla_scores(const Mla a, const MlaTile *t, int pos0, int n)
 {
@@ -247,7 +249,7 @@ mla_scores(const Mla a, const MlaTile *t, int pos0, int n)
 
 	for (int j0 = 0; j0 < n; j0 += MLA_JB) {
 		const float *x = t->x + j0 * stride;
-		/* the same of the next chunk, some of it with each block of rows */
+		/* prefetch the next chunk, a share per block of rows */
 		const int ahead = pos0 + MLA_CHUNK + j0,
 		          share = mla_up(MLA_JB * bytes * MLA_RB / t->rows, 64);
 		const char *next =
@@ -297,7 +299,7 @@ mla_sums(const Mla a, const MlaTile *t, const int nv, int n, int d)
 	}
 }
 
-/* oc, mc, lc of a chunk that some token sees; lc 0: the row sees none of it */
+/* oc, mc, lc of a chunk that some token sees; lc 0: this row sees nothing of it */
 LLMC_INLINE void
 mla_chunk(const Mla a, MlaTile *t, int chunk)
 {
@@ -329,7 +331,7 @@ mla_chunk(const Mla a, MlaTile *t, int chunk)
 		mla_sums(a, t, 1, n, d);
 }
 
-/* One span of a tile of one token: to os, ms, ls */
+/* Processes one span of a single-token tile: results in os, ms, ls */
 LLMC_INLINE void
 mla_span(const Mla a, MlaTile *t, int span)
 {
@@ -355,7 +357,7 @@ mla_finish(const Mla a, const MlaTile *t, float *y)
 		           t->o + r * mla_os(a), t->l[r]);
 }
 
-/* A whole tile, to o */
+/* Processes a whole tile: result in o */
 LLMC_INLINE void
 mla_tile(const Mla a, MlaTile *t)
 {

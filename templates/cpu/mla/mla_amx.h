@@ -1,48 +1,47 @@
-/* A chunk of the absorbed form (cpu/mla/mla.h) on tile registers, where the cache is f16 or of
- * groups. A half is exactly two parts of bf16, hi + lo; queries and weights become two parts as
- * well: relative error 2^-17. Products of lo and lo are left out. What meets in a lane pair is
- * element or position i and i + 16 of 32, so that parts are made without moving any.
+/* A chunk of the absorbed form (cpu/mla/mla.h) on AMX, for a cache of f16 or of types with groups.
+ * An f16 value is exactly the sum of two bf16 parts, hi + lo. Queries and weights are also split
+ * into two parts: relative error 2^-17. lo * lo terms are dropped. A bf16 pair holds elements or
+ * positions i and i + 16 of 32, so that splitting moves no values between lanes.
  *
  *   pages --32 positions x 32 elements--> [16 positions][hi, lo]  tiles of A --+
- *     |          queries [32 elements][hi, lo]  B -----------------------------+--> s [position][16 rows] --softmax, a row a lane; turned--> p
+ *     |          queries [32 elements][hi, lo]  B -----------------------------+--> s [position][16 rows] --softmax, a row per lane; transposed--> p
  *     |                                                                                                                                      |
  *     +-----32 positions x 64 elements--> [16 elements][hi, lo]  B --------------------+                                                     |
  *                                         p [32 positions][hi, lo]  A <----------------+-- <-------------------------------------------------+
  *                                                                                      +--> oc [row][rank]
  *
- * One or two blocks of 16 rows at a time; a row's sums are the same in any company. Latents are
- * made into parts twice, from the second cache, since in both orders they would fill it and pass
- * through it twice: 12 vector instructions for 32 elements, between which dots of the tiles before
- * run. By count a chunk of rank 512 + 64 takes 408 dots of 16 cycles for 16 rows, where fp32 takes
- * 70,000 multiplications. Memory is asked for the next chunk meanwhile. */
+ * One or two blocks of 16 rows at a time; a row's sums do not depend on the other rows. Latents are
+ * split twice, from L2: keeping both orders would fill L2 and pass through it twice. Splitting
+ * takes 12 vector instructions per 32 elements, interleaved with the dots of the previous tiles. By
+ * count, a chunk of rank 512 + 64 takes 408 dots of 16 cycles per 16 rows; fp32 takes 70,000
+ * multiplications. The next chunk is prefetched meanwhile. */
 #ifndef LLMC_CPU_MLA_MLA_AMX_H
 #define LLMC_CPU_MLA_MLA_AMX_H
 
 #include "cpu/gemm/amx_tiles.h"
 
 enum {
-	MLA_TR = 16, /* rows of a tile register */
-	MLA_RING =
-	    2 * 4 * 2 * AMX_TILE, /* bytes: tiles that are multiplied, and those that are made */
-	MLA_WEIGHT = 2 * 2 * AMX_TILE, /* of the weights of 16 rows */
+	MLA_TR = 16,                     /* rows per tile register */
+	MLA_RING = 2 * 4 * 2 * AMX_TILE, /* bytes: tiles being multiplied, and tiles being packed */
+	MLA_WEIGHT = 2 * 2 * AMX_TILE,   /* bytes of the weights of 16 rows */
 };
 
-/* Where a chunk's latents are */
+/* Addresses of a chunk's latents */
 typedef struct MlaPages {
-	const char *page[2], *next[2]; /* of the chunk, and of the one after it; or NULL */
+	const char *page[2], *next[2]; /* pages of this chunk and of the next; or NULL */
 	int n;                         /* positions */
 	_Alignas(64) float scale[2][KV_ROOM];
 } MlaPages;
 
-/* tiles along what a position holds */
+/* tiles along the elements of a position */
 LLMC_INLINE int
 mla_steps(const Mla a)
 {
 	return (mla_width(a) + 31) / 32;
 }
 
-/* Row r of the tile's queries, n elements, scaled, and zeros behind them: to its place in q, [16
- * rows][step][hi, lo] tiles */
+/* Splits row r of the tile's queries (n elements, scaled, zero padded) into q, tiles [16
+ * rows][step][hi, lo] */
 LLMC_INLINE void
 mla_amx_query(const Mla a, uint8_t *q, int r, const float *from, int n)
 {
@@ -64,8 +63,8 @@ mla_amx_query(const Mla a, uint8_t *q, int r, const float *from, int n)
 	}
 }
 
-/* Elements [d, d + VL) of position `at` of half of a chunk, or zeros: all: it has all positions;
- * some: there are some elements */
+/* Elements [d, d + VL) of position `at` of half a chunk, or zeros. all: every position exists;
+ * some: some elements exist */
 LLMC_INLINE vf
 mla_amx_get(const Mla a, const int all, const int some, const MlaPages *p, int half, int at, int d)
 {
@@ -74,7 +73,7 @@ mla_amx_get(const Mla a, const int all, const int some, const MlaPages *p, int h
 	return vf_set1(0);
 }
 
-/* Row i of the tiles of 32 elements from d on: of positions i and i + 16, elements in pairs */
+/* Row i of the tiles of 32 elements from d on: positions i and i + 16, elements in pairs */
 LLMC_INLINE void
 mla_amx_keys_row(const Mla a, const int all, const MlaPages *p, int half, int d, int i, uint8_t *to)
 {
@@ -98,10 +97,10 @@ mla_amx_values_row(const Mla a, const int all, const MlaPages *p, int half, int 
 			              to + k * 2 * AMX_TILE + i * 64);
 }
 
-/* Scores w [64][16] of one or two blocks of rows, whose queries are q, with a chunk. ask: for the
- * first page of the next one */
+/* Scores w [64][16] of one or two blocks of rows with queries q over a chunk. fetch: prefetch the
+ * first page of the next chunk */
 LLMC_INLINE void
-mla_amx_scores(const Mla a, int two, const MlaPages *p, const uint8_t *q, int ask, uint8_t *ring,
+mla_amx_scores(const Mla a, int two, const MlaPages *p, const uint8_t *q, int fetch, uint8_t *ring,
                float *w)
 {
 	const int steps = mla_steps(a), block = steps * 2 * AMX_TILE,
@@ -121,9 +120,9 @@ mla_amx_scores(const Mla a, int two, const MlaPages *p, const uint8_t *q, int as
 		}
 		for (int i = 0; i < 16; i++) {
 			if (n < 2 * steps) {
-				if (ask && p->next[0])
-					amx_request_permission(p->next[0], bytes, n * 16 + i,
-					                       2 * steps * 16);
+				if (fetch && p->next[0])
+					amx_prefetch_l2(p->next[0], bytes, n * 16 + i,
+					                2 * steps * 16);
 				if (p->n == MLA_CHUNK)
 					mla_amx_keys_row(a, 1, p, half, step * 32, i, to);
 				else
@@ -148,8 +147,8 @@ mla_amx_scores(const Mla a, int two, const MlaPages *p, const uint8_t *q, int as
 	}
 }
 
-/* Scores w [64][16] of 16 rows to weights, [32 positions][hi, lo] tiles p. see: positions that each
- * row sees, `whole`: all of them do all; l is 0 where it is none. */
+/* Converts scores w [64][16] of 16 rows to weights, tiles p of [32 positions][hi, lo]. see: number
+ * of positions each row sees; `whole`: all rows see all; l is 0 for rows that see none */
 LLMC_INLINE void
 mla_amx_softmax(float *w, const vi see, int whole, float *m, float *l, uint8_t *p)
 {
@@ -178,9 +177,9 @@ mla_amx_softmax(float *w, const vi see, int whole, float *m, float *l, uint8_t *
 	vf_store(l, sum);
 }
 
-/* oc [16 or 32][os] of weights in parts. ask: for the second page of the next chunk */
+/* oc [16 or 32][os] from split weights. fetch: prefetch the second page of the next chunk */
 LLMC_INLINE void
-mla_amx_sums(const Mla a, int two, const MlaPages *p, const uint8_t *weights, int ask,
+mla_amx_sums(const Mla a, int two, const MlaPages *p, const uint8_t *weights, int fetch,
              uint8_t *ring, float *oc)
 {
 	const int os = mla_os(a), tiles = two ? 2 : 4, blocks = (os / 16 + tiles - 1) / tiles,
@@ -201,9 +200,9 @@ mla_amx_sums(const Mla a, int two, const MlaPages *p, const uint8_t *weights, in
 		}
 		for (int i = 0; i < 16; i++) {
 			if (n < 2 * blocks) {
-				if (ask && p->next[1])
-					amx_request_permission(p->next[1], bytes, n * 16 + i,
-					                       2 * blocks * 16);
+				if (fetch && p->next[1])
+					amx_prefetch_l2(p->next[1], bytes, n * 16 + i,
+					                2 * blocks * 16);
 				if (p->n == MLA_CHUNK)
 					mla_amx_values_row(a, 1, p, n % 2, d, tiles, i, to);
 				else
@@ -234,7 +233,7 @@ mla_amx_sums(const Mla a, int two, const MlaPages *p, const uint8_t *weights, in
 	}
 }
 
-/* oc, mc, lc of one or two blocks of rows from r0 on with a chunk from pos0 on */
+/* oc, mc, lc of one or two blocks of rows from r0 on, with a chunk from pos0 on */
 LLMC_INLINE void
 mla_amx_rows(const Mla a, int two, MlaTile *t, const MlaPages *p, int pos0, int r0)
 {
@@ -245,7 +244,7 @@ mla_amx_rows(const Mla a, int two, MlaTile *t, const MlaPages *p, int pos0, int 
 	for (int b = 0; b <= two; b++) {
 		int see[MLA_TR], whole = 1, first = r0 + b * MLA_TR;
 		vi lanes;
-		for (int r = 0; r < MLA_TR; r++) { /* rows that do not exist: nobody reads theirs */
+		for (int r = 0; r < MLA_TR; r++) { /* results of padding rows are not read */
 			see[r] = first + r < t->rows ? t->range[(first + r) / t->n_head].hi - pos0
 			                             : MLA_CHUNK;
 			whole &= see[r] >= MLA_CHUNK;
@@ -257,7 +256,7 @@ mla_amx_rows(const Mla a, int two, MlaTile *t, const MlaPages *p, int pos0, int 
 	mla_amx_sums(a, two, p, t->weights, r0 == 0, t->ring, t->oc + r0 * mla_os(a));
 }
 
-/* oc, mc, lc of a chunk with n positions, all rows of a tile */
+/* oc, mc, lc of a chunk with n positions, for all rows of a tile */
 LLMC_INLINE void
 mla_amx_chunk(const Mla a, MlaTile *t, int pos0, int n)
 {

@@ -1,4 +1,4 @@
-/* The expanded form of cpu/mla/mla.h. The products are those of cpu/gemm/matmul.h. */
+/* The expanded form of cpu/mla/mla.h. Its GEMMs are those of cpu/gemm/matmul.h. */
 #ifndef LLMC_CPU_MLA_MLA_EXPAND_H
 #define LLMC_CPU_MLA_MLA_EXPAND_H
 
@@ -7,7 +7,7 @@
 
 enum {
 	MLA_MADE = (64 + MM_WHOLE - 1) / MM_WHOLE * MM_WHOLE
-}; /* positions whose keys and values are made at a time */
+}; /* positions whose keys and values are computed at a time */
 
 typedef void mla_tokens_fn(mm_work *m, int t0, const float *x, const int32_t *index, Norm norm);
 typedef void mla_rows_fn(const mm_work *m, const uint8_t *w, int64_t row, int rows, float *out,
@@ -18,11 +18,11 @@ typedef struct MlaMatrix {
 	mla_tokens_fn *tokens;
 	mla_rows_fn *rows;
 	const uint8_t *data;
-	void *scratch; /* of mm_begin, this part's */
+	void *scratch; /* this part's scratch of mm_begin */
 } MlaMatrix;
 
-/* out[j][skip + i] = row head * dim + i of w times the latent of position j, of n positions, whole
- * tiles of them; returned: skip */
+/* out[j][skip + i] = row head * dim + i of w times the latent of position j, for n positions,
+ * padded to whole tiles. Returns skip */
 LLMC_INLINE int
 mla_make(const MlaMatrix w, int head, int dim, const float *latent, int n, float *out, int ld)
 {
@@ -43,18 +43,18 @@ typedef struct MlaUnit {
 	const float *q;
 	float *o;
 	int seq, row0, n, head;
-	float *work; /* see heads/mla.head */
+	float *work; /* see mla/mla_attend.head */
 } MlaUnit;
 
-/* What a unit works in. Rows by MLA_EB, side by side for one page or tile after the other */
+/* Scratch of a unit. Rows in groups of MLA_EB: interleaved for one page, or tile after tile */
 typedef struct MlaSpace {
 	float *q, *w, *oc, *o, *m, *l, *keys, *values, *x, *latent, *out;
-	float *row; /* a query or key, zeros behind it */
+	float *row; /* a query or key, zero padded */
 } MlaSpace;
 
 enum { MLA_EB = MLA_TILES ? 16 : ATT_TILE_R };
 
-/* elements of a key, and of a value, as they lie in the space */
+/* padded elements of a key, and of a value */
 LLMC_INLINE int
 mla_kd(const Mla a)
 {
@@ -68,8 +68,7 @@ mla_vd(const Mla a)
 }
 
 #if defined(LLMC_TILES)
-/* On tile registers keys, values, queries and weights are two parts of bf16 each, as in
- * cpu/mla/mla_amx.h:
+/* On AMX, keys, values, queries and weights are two bf16 parts each, as in cpu/mla/mla_amx.h:
  *   q       [block of 16 rows][2][16][kd]     A of the scores
  *   keys    [2][kd / 2][128][2]               B of the scores
  *   values  [2][128 / 2][vd][2]               B of the sums, with weights [2][16][128] as A */
@@ -82,7 +81,7 @@ mla_put16(uint16_t *to, vf x)
 	                    _mm512_cvtepi32_epi16((__m512i)((mla_bits)x >> 16)));
 }
 
-/* to bf16 */
+/* rounds to bf16 */
 LLMC_INLINE vf
 mla_round(vf x)
 {
@@ -119,7 +118,7 @@ mla_put_key(const Mla a, const MlaSpace *p, int j, const float *row)
 	}
 }
 
-/* of positions j, which is even, and j + 1 */
+/* keys of positions j (even) and j + 1 */
 LLMC_INLINE void
 mla_put_values(const Mla a, const MlaSpace *p, int j, const float *row, const float *next)
 {
@@ -134,7 +133,7 @@ mla_put_values(const Mla a, const MlaSpace *p, int j, const float *row, const fl
 	}
 }
 
-/* w [16][128] of the block of rows from r0 on */
+/* scores w [16][128] of the block of rows from r0 on */
 LLMC_INLINE void
 mla_block_scores(const Mla a, const MlaSpace *p, int r0, int see)
 {
@@ -170,7 +169,7 @@ mla_block_scores(const Mla a, const MlaSpace *p, int r0, int see)
 #undef MLA_KEYS
 }
 
-/* oc [16][vd] */
+/* sums oc [16][vd] */
 LLMC_INLINE void
 mla_block_sums(const Mla a, const MlaSpace *p, int see)
 {
@@ -213,7 +212,7 @@ mla_put_key(const Mla a, const MlaSpace *p, int j, const float *row)
 		p->keys[(j / KV_PAGE * mla_kd(a) + d) * KV_PAGE + j % KV_PAGE] = row[d];
 }
 
-/* of positions j and j + 1 */
+/* values of positions j and j + 1 */
 LLMC_INLINE void
 mla_put_values(const Mla a, const MlaSpace *p, int j, const float *row, const float *next)
 {
@@ -249,7 +248,7 @@ mla_block_sums(const Mla a, const MlaSpace *p, int see)
 }
 #endif
 
-/* Keys and values of positions [pos0, pos0 + see), of the unit's head */
+/* Computes keys and values of positions [pos0, pos0 + see) for the unit's head */
 LLMC_INLINE void
 mla_make_all(const Mla a, const MlaUnit *u, const MlaSpace *p, const MlaMatrix kb,
              const MlaMatrix vb, int pos0, int see)
@@ -304,7 +303,7 @@ mla_expand(const Mla a, const MlaUnit *u, const MlaMatrix kb, const MlaMatrix vb
 	p.row = p.latent + MLA_MADE * a.rank;
 	p.out = p.row + kd;
 	memset(p.row, 0, (size_t)kd * sizeof *p.row);
-	/* what no position or element fills */
+	/* padding of positions and elements must be zero */
 	memset(p.keys, 0, (size_t)(ATT_CHUNK * (kd + vd)) * sizeof *p.keys);
 	for (int r = 0; r < mla_up(u->n, MLA_EB); r++) {
 		const float *from =

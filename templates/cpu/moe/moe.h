@@ -1,29 +1,28 @@
-/* Experts: rows of a step sorted by the expert that they chose, and which part runs which of an
- * expert's rows.
+/* Experts: sorts the rows of a step by selected expert, and assigns the experts' rows to parts.
  *
- *   id [n_tok][top_k] --moe_count--> how many chose each expert
+ *   id [n_tok][top_k] --moe_count--> number of rows per expert
  *                                        |
- *   the experts' units, one after the other, each as dear as its rows of x --moe_schedule--> parts, equal shares of the cost
+ *   units of all experts in sequence, cost of each: its rows of x --moe_schedule--> parts, equal shares of the cost
  *                                        |
- *   an expert's rows, in the order of the step, --moe_gather_row, moe_chunk at a time--> x's rows by their addresses
+ *   rows of an expert, in step order, --moe_gather_row, moe_chunk at a time--> rows of x by address
  *                                        |
- *                            cpu/gemm/matmul.h's products, as for any other matrix
+ *                            matmuls of cpu/gemm/matmul.h, as for any other matrix
  *
- * A unit is 32 rows of one expert. Neither the parts nor the company of a row change its sums. The
- * shared expert is one more, chosen by all rows. An expert may begin inside a group of packed rows:
- * the rows before it are computed too, and nobody reads them.
+ * A unit is 32 rows of one expert. A row's sums do not depend on the parts or on other rows. The
+ * shared expert is one more expert that all rows select. An expert may begin inside a row group:
+ * the rows before it are computed too, but not used.
  *
- * Bytes: each chosen expert once for up to mm_most rows. */
+ * Bytes: each selected expert once per mm_most rows. */
 #ifndef LLMC_CPU_MOE_MOE_H
 #define LLMC_CPU_MOE_MOE_H
 
 #include "cpu/gemm/matmul.h"
 
 enum {
-	MOE_FETCH = 4, /* what it costs to fetch and unpack a unit, in rows of x that meet it */
+	MOE_FETCH = 4, /* cost of fetching and unpacking a unit, in rows of x */
 };
 
-/* count[e] of n choices; numbers that are no expert here are other ranks' */
+/* count[e] over n choices; indices outside of the range are experts of other ranks */
 LLMC_INLINE void
 moe_count(const int32_t *id, int n, int n_experts, int32_t *count)
 {
@@ -33,15 +32,14 @@ moe_count(const int32_t *id, int n, int n_experts, int32_t *count)
 			count[id[i]]++;
 }
 
-/* The next n choices of expert e among all, from *at on: where they are in id. There are so many.
- */
+/* Finds the next n choices of expert e, from *at on: their indices in id. They must exist. */
 LLMC_INLINE void
 moe_gather_row(const int32_t *id, int all, int e, int n, int *at, int32_t *choice)
 {
 	int i = *at, k = 0;
 
 	while (k < n) {
-		/* most of many are others' */
+		/* with many experts, most choices are of others: skip 16 at a time */
 		for (int any = 0; i + 16 <= all; i += 16) {
 			for (int j = 0; j < 16; j++)
 				any |= id[i + j] == e;
@@ -55,7 +53,7 @@ moe_gather_row(const int32_t *id, int all, int e, int n, int *at, int32_t *choic
 	*at = i;
 }
 
-/* rows of an expert taken at a time: as few chunks as hold them, of one size */
+/* rows of an expert per chunk: the fewest chunks, of equal size */
 LLMC_INLINE int
 moe_chunk(const Product p, int n)
 {
@@ -64,9 +62,9 @@ moe_chunk(const Product p, int n)
 	return (n + chunks - 1) / chunks;
 }
 
-/* --- units of all experts dealt to parts --- */
+/* --- division of all experts' units into parts --- */
 typedef struct moe_schedule {
-	int64_t from, to, at; /* this part's share of the cost; the cost of the experts so far */
+	int64_t from, to, at; /* range of costs of this part; cost of the experts so far */
 } moe_schedule;
 
 LLMC_INLINE int64_t
@@ -81,8 +79,8 @@ moe_schedule_begin(int64_t cost, int part, int n_parts)
 	return (moe_schedule){ cost * part / n_parts, cost * (part + 1) / n_parts, 0 };
 }
 
-/* The part's units of the next expert, which n rows chose. Shares of neighbouring parts meet at one
- * unit. */
+/* The part's units of the next expert, which n rows selected. Ranges of neighbouring parts are
+ * contiguous. */
 LLMC_INLINE Share
 moe_schedule_next(moe_schedule *d, int n, int units)
 {
@@ -99,14 +97,14 @@ moe_schedule_next(moe_schedule *d, int n, int units)
 
 /* --- an expert's matrix --- */
 typedef struct moe_matrix {
-	mm_work *m; /* with the rows of x in hand */
+	mm_work *m; /* with the current rows of x */
 	mm_rows_fn *rows;
 	const uint8_t *w;
-	int64_t first; /* row of the stack that the expert begins with */
+	int64_t first; /* first row of the expert in the stack */
 } moe_matrix;
 
-/* out[t][r] = rows row .. row + n of the expert: returns where row `row` is in out, whose rows are
- * ld apart: n and a group, at least */
+/* Computes out[t][r] for rows row .. row + n of the expert. Returns the address of row `row` in
+ * out, whose rows are ld apart: at least n plus a row group */
 LLMC_INLINE const float *
 moe_rows(const moe_matrix *w, const int aligned, int row, int n, float *out, int ld)
 {

@@ -1,5 +1,4 @@
-/* The choice of experts for a row, by its logits: scores, groups, the top k, their weights
- * (ops.def: moe_route). */
+/* Routing of a row from its logits: scores, groups, top k, weights (ops.def: moe_route). */
 #ifndef LLMC_CPU_MOE_ROUTE_H
 #define LLMC_CPU_MOE_ROUTE_H
 
@@ -10,14 +9,14 @@ typedef struct Route {
 	int score; /* ROUTE_softmax, .. */
 	int renorm;
 	int groups, keep_groups;
-	int top2; /* a group's score: the sum of its best two, or its best */
+	int top2; /* a group's score: sum of its two best scores, or its best score */
 	float sum_eps, scale, jitter;
 } Route;
 
-enum { ROUTE_MOST = 4096 }; /* experts */
+enum { ROUTE_MOST = 4096 }; /* largest number of experts */
 enum { ROUTE_softmax, ROUTE_sigmoid, ROUTE_sparsemixer };
 
-/* s[e] of all experts, and what follows them up to a whole vector. x is readable as far. */
+/* s[e] of all experts, padded to a whole vector. x must be readable as far. */
 LLMC_INLINE void
 route_scores(const Route r, const float *x, float *s)
 {
@@ -38,8 +37,7 @@ route_scores(const Route r, const float *x, float *s)
 		vf_store(s + e, vf_load(s + e) / vf_set1(sum));
 }
 
-/* The choice score of experts outside of the best groups becomes that of no expert. Of equal groups
- * the first is the better. */
+/* Excludes the experts outside of the best groups from selection. Ties: the lower group. */
 LLMC_INLINE void
 route_groups(const Route r, float *choice)
 {
@@ -68,8 +66,8 @@ route_groups(const Route r, float *choice)
 	}
 }
 
-/* One expert after the other: the greatest logit of those not chosen yet, weighted by a softmax
- * over those near it. */
+/* Selects one expert at a time: the largest logit not selected yet, weighted by a softmax over the
+ * logits near it. */
 LLMC_INLINE void
 route_sparsemixer(const Route r, const float *x, int32_t *id, float *weight)
 {
@@ -93,8 +91,8 @@ route_sparsemixer(const Route r, const float *x, int32_t *id, float *weight)
 	}
 }
 
-/* x: logits, readable up to a whole vector. Of equal experts the first is chosen; each is chosen
- * once, whatever the logits are. */
+/* x: logits, readable up to a whole vector. Ties: the lower index; each expert is selected at most
+ * once, for any logits. */
 LLMC_INLINE void
 route_row(const Route r, const float *x, const float *bias, int32_t *id, float *weight)
 {

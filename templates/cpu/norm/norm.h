@@ -1,4 +1,4 @@
-/* The norms, alone or in front of a product: one order of summation wherever they run. */
+/* Norms, alone or before a matmul: the same order of summation everywhere. */
 #ifndef LLMC_CPU_NORM_NORM_H
 #define LLMC_CPU_NORM_NORM_H
 
@@ -80,7 +80,7 @@ typedef struct Norm {
 	const float *w, *b; /* may be NULL */
 } Norm;
 
-/* Where the row is normed: y, or x itself when there is nothing to do. */
+/* Returns the normed row: y, or x itself if there is no norm. */
 LLMC_INLINE const float *
 norm_row(const Norm n, const float *x, int cols, float *y)
 {

@@ -1,9 +1,9 @@
-/* The gated delta rule of some columns of one head's state S [k_dim, v_dim], row by row:
+/* Gated delta rule for some columns of one head's state S [k_dim, v_dim], row by row:
  *
  *     S = diag(e) S;  u = beta (v - S^T k);  S += k u^T;  y = S^T q
  *
- * Two walks over the columns, which lie in the nearest cache: the first adds up S^T k, the second
- * changes S and adds up S^T q. */
+ * Two passes over the columns, which are in L1: the first computes S^T k, the second updates S and
+ * computes S^T q. */
 #ifndef LLMC_CPU_SSM_DELTA_RULE_H
 #define LLMC_CPU_SSM_DELTA_RULE_H
 
@@ -30,7 +30,7 @@ delta_unit(const float *u, int n, float eps, float scale, float *to)
 	share_put(to + i, share_get(u + i, m) * r, m);
 }
 
-/* What a head keeps of its state: e[0], or e [k_dim] */
+/* Decay of a head's state: e[0], or e [k_dim] */
 LLMC_INLINE void
 delta_decay(const Delta d, int64_t t, int64_t h, float *e)
 {
@@ -42,8 +42,7 @@ delta_decay(const Delta d, int64_t t, int64_t h, float *e)
 	share_put(e + i, vf_exp(r * vf_softplus(share_get(a + i, n) + share_get(dt + i, n))), n);
 }
 
-/* One row: nv vectors of columns from s on, the last of `last` columns (VL and more: all of them)
- */
+/* One row: nv vectors of columns from s on, the last has `last` columns (VL or more: full) */
 LLMC_INLINE void
 delta_row(const Delta d, const int nv, int64_t last, const float *q, const float *k, const float *e,
           float beta, const float *v, float *s, float *y)
@@ -75,7 +74,7 @@ delta_row(const Delta d, const int nv, int64_t last, const float *q, const float
 }
 
 /* All rows of the step's sequence n: columns from `col` on of head h. state: of the sequence; q, k
- * [k_dim], e [g_dim]: room */
+ * [k_dim], e [g_dim]: scratch */
 LLMC_INLINE void
 delta_block(const llmc_step *step, const Delta d, int32_t n, int64_t h, int64_t col, float *state,
             float *y, float *q, float *k, float *e)

@@ -1,8 +1,8 @@
-/* The selective scan of some columns of one head's state S [n_state, dim], row by row:
+/* Selective scan for some columns of one head's state S [n_state, dim], row by row:
  *
  *     S = e S + B (d u)^T;  y = S^T C + skip u
  *
- * One walk over the columns, which lie in the nearest cache. */
+ * One pass over the columns, which are in L1. */
 #ifndef LLMC_CPU_SSM_SELECTIVE_SCAN_H
 #define LLMC_CPU_SSM_SELECTIVE_SCAN_H
 
@@ -17,8 +17,8 @@ typedef struct Scan {
 	const float *x, *dt, *rate, *bias, *skip;
 } Scan;
 
-/* One row: nv vectors of columns from s on, the last of `last` columns (VL and more: all of them).
- * d, e: of the head in this row */
+/* One row: nv vectors of columns from s on, the last has `last` columns (VL or more: full). d, e:
+ * of the head in this row */
 LLMC_INLINE void
 scan_row(const Scan c, const int nv, int64_t last, const float *in, const float *out, float d,
          float e, float skip, const float *u, float *s, float *y)

@@ -1,12 +1,12 @@
-/* Grids (IQ1 to IQ3) where AVX2 decodes: a lookup is a load of eight columns' bytes of a row, and a
- * register has an eight of four rows, so that nothing is left to be done for a lookup but to put
- * four of them together.
+/* Grid formats (IQ1 to IQ3) decoded with AVX2: a lookup loads the bytes of eight columns of a row.
+ * A register holds eight columns of four rows, so combining four lookups is all that remains to be
+ * done.
  *
- *   grid, bytes of magnitudes (iq1: numbers and the zero of w_bytes)  --grid_eight(k, n, u)--> columns 8n .. 8n + 7 of rows 0, 1, 4, 5 (u = 0) or 2, 3, 6, 7 (u = 1)
+ *   grid, bytes of magnitudes (iq1: values plus the zero of w_bytes)  --grid_eight(k, n, u)--> columns 8n .. 8n + 7 of rows 0, 1, 4, 5 (u = 0) or 2, 3, 6, 7 (u = 1)
  *   signs of the block  --grid_signs(k, n, u)--> bytes that are negative where weights are, and never 0, for vpsignb
- *   sums of such registers, two numbers a row  --grid_rows--> sums of rows, in order
+ *   sums of such registers, two values per row  --grid_rows--> sums of rows, in order
  *
- * What w_bytes and w_words make of the same blocks is for tiles and gather. */
+ * Tiles and gather use w_bytes and w_words for the same blocks. */
 #ifndef LLMC_CPU_WEIGHTS_GRIDS_H
 #define LLMC_CPU_WEIGHTS_GRIDS_H
 
@@ -25,7 +25,7 @@ static const uint64_t grid_iq2_s[] = { LLMC_GRID_IQ2_S(GRID_IQ2) },
                       grid_iq2_xs[] = { LLMC_GRID_IQ2_XS(GRID_IQ2) },
                       grid_iq2_xxs[] = { LLMC_GRID_IQ2_XXS(GRID_IQ2) },
                       grid_iq1[] = { LLMC_GRID_IQ1(GRID_IQ1) };
-/* those of four columns are read with three others before or behind them */
+/* entries of four columns are read together with three neighbours, so pad both ends */
 static const uint32_t grid_iq3_s[] = { 0, 0, 0, LLMC_GRID_IQ3_S(GRID_IQ3_S) 0, 0, 0 },
                       grid_iq3_xxs[] = { 0, 0, 0, LLMC_GRID_IQ3_XXS(GRID_IQ3_XXS) 0, 0, 0 };
 #undef GRID_SPREAD
@@ -34,12 +34,12 @@ static const uint32_t grid_iq3_s[] = { 0, 0, 0, LLMC_GRID_IQ3_S(GRID_IQ3_S) 0, 0
 #undef GRID_IQ3_XXS
 #undef GRID_IQ3_S
 
-/* an eight of rows `row` and row + 1 */
+/* eight columns of rows `row` and row + 1 */
 LLMC_INLINE __m128i
 grid_two(const Weight w, w_at k, int n, int row)
 {
 	if (w.kind == CODES_iq3_s || w.kind == CODES_iq3_xxs) {
-		/* blends take the place of insertions, which are two instructions each */
+		/* use blends instead of insertions, which are two instructions each */
 		const uint32_t *const grid =
 		    (w.kind == CODES_iq3_s ? grid_iq3_s : grid_iq3_xxs) + 3;
 #define GRID_AT(i)                                                                                 \
@@ -68,9 +68,9 @@ grid_eight(const Weight w, w_at k, int n, int u)
 
 	if (!w_is_iq1(w))
 		return (vi)v;
-	const int byte =
-	    8 * u +
-	    (w.kind == CODES_iq1_s ? 3 : n); /* of the first row's lane; the other is 4 behind */
+	const int byte = 8 * u +
+	                 /* byte of the first row's lane; the other is 4 later */
+	                 (w.kind == CODES_iq1_s ? 3 : n);
 	const __m256i at =
 	    _mm256_add_epi8(_mm256_set1_epi8((char)byte),
 	                    _mm256_set_epi64x(0x0404040404040404, 0, 0x0404040404040404, 0));
@@ -80,8 +80,8 @@ grid_eight(const Weight w, w_at k, int n, int u)
 LLMC_INLINE vi
 grid_signs(const Weight w, w_at k, int n, int u)
 {
-	/* sign 2 n of a byte in its bit 2 n + 1, for columns 0 .. 3 of an eight, beside sign 2 n +
-	 * 1, for columns 4 .. 7; all other bits are 1 */
+	/* for columns 0 .. 3 of eight, sign 2 n of a byte is in its bit 2 n + 1; for columns 4 ..
+	 * 7, sign 2 n + 1; all other bits are 1 */
 	const vi signs =
 	             vi_load(k.quant + 4 * VL * (llmc_codes_of((llmc_codes_kind)w.kind).words - 1)),
 	         ones = vi_all(0x55555555);
@@ -103,7 +103,7 @@ grid_rows(vi low, vi high)
 	return (vi)_mm256_hadd_epi32((__m256i)low, (__m256i)high);
 }
 
-/* the 8 bytes at p, once for each row */
+/* the 8 bytes at p, repeated per row */
 LLMC_INLINE vi
 vi_bcast8(const void *p)
 {

@@ -1,26 +1,26 @@
-/* Weights in the packed layouts (order of bytes: formats/layout_packed.h): one decoder a format,
- * for decode, prefill and gather.
+/* Weights in the packed layouts (byte order: formats/layout_packed.h): one decoder per format, for
+ * GEMV, GEMM and gather.
  *
- *   group of VL rows   | block 0 | block 1 | ...   32 columns each; super-blocks: 8 of them behind shared scales
+ *   group of VL rows   | block 0 | block 1 | ...   32 columns each; superblocks: 8 of them after shared scales
  *                           |
- *   w_shared, w_next, w_block   where a block is, and the scales it shares (w_at)
+ *   w_shared, w_next, w_block   address of a block, and the scales it shares (w_at)
  *                           |
  *        +------------------+-------------------+--------------------+
  *   w_bytes(k, i)      w_words(k, i)       w_scale(k, h)         w_min(k, h)
  *   columns 4i..4i+3   columns 2i, 2i+2    fp32 of half h        fp32, added to each
  *   as u8 + offset     (even i) as s16     (16 or 32 columns)    element
  *        |                  |
- *   cpu/gemm/gemv.h       cpu/gemm/gemm_tile.h                      cpu/embedding/gather_row.h takes one lane of the bytes
+ *   cpu/gemm/gemv.h       cpu/gemm/gemm_tile.h                      cpu/embedding/gather_row.h uses one lane of the bytes
  *
- * A format is a value of type Weight. It is passed, constant, to functions that are always inlined:
- * compilers fold what depends on it, and a file may hold matrices of as many formats as it likes. i
- * and h are constants wherever these are called, so loads and shifts that two of them share are
- * made once. Float formats are read a column at a time (w_column).
+ * Each format is a constant of type Weight, passed to functions that are always inlined. Compilers
+ * fold everything that depends on it, and a file may use several formats. i and h are constants at
+ * each call, so common loads and shifts are computed once. Float formats are read a column at a
+ * time (w_column).
  *
- * The file_ functions read the same formats in the order of a file, for gather.
+ * The file_ functions read the same formats in file order, for gather.
  *
- * Bytes a block and row: 4 * bits of elements, 2 or 4 of scales (Q4_K and Q5_K 2.5, Q6_K 2.25); of
- * codes: common/llmc_codes.h. */
+ * Bytes per block and row: 4 * bits for elements, 2 or 4 for scales (Q4_K and Q5_K 2.5, Q6_K 2.25).
+ * CODE_DTYPES: common/llmc_codes.h. */
 #ifndef LLMC_CPU_WEIGHTS_WEIGHTS_H
 #define LLMC_CPU_WEIGHTS_WEIGHTS_H
 
@@ -28,27 +28,29 @@
 #include "common/llmc_codes.h"
 #include "common/llmc_groups.h"
 
-/* What codes stand for, where it is not the number that they are */
+/* Value encoding of codes, if they are not plain integers */
 enum {
-	W_E4M3 = 1, /* floats of 8 bits */
-	W_E2M1,     /* floats of 4 bits, which are whole numbers when doubled */
+	W_E4M3 = 1, /* 8-bit floats */
+	W_E2M1,     /* 4-bit floats, integers after doubling */
 	W_NF4,
-	W_FP4, /* w_table */
+	W_FP4, /* values in w_table */
 };
 
 typedef struct Weight {
-	int bits;   /* of an element; 16 and 32: floats */
-	int brain;  /* 1: of 16 bits the upper half of an fp32 */
-	int min;    /* 1: a minimum is added to elements, which are unsigned */
-	int super;  /* 1: eight blocks share d and m, their own scales are bytes */
-	int halves; /* scales of a block: of 32 columns, or of 16 each */
-	int group; /* columns that share a scale and a zero point, which is what min becomes; 0: not
-	              that kind */
-	int wide;  /* 1: the group's scale is fp32 */
+	int bits;   /* bits per element; 16 and 32: floats */
+	int brain;  /* 16 bits: 1: bf16, 0: f16 */
+	int min;    /* 1: elements are unsigned and a min is added */
+	int super;  /* 1: eight blocks share d and m; their own scales are bytes */
+	int halves; /* scales per block: 1 (32 columns) or 2 (16 each) */
+	/* columns that share a scale and a zero point, which is converted to a min; 0: other
+	 * formats */
+	int group;
+	int wide;   /* 1: the group's scale is fp32 */
 	int affine; /* 1: the group has an fp32 minimum in place of the zero point */
-	int code;   /* see above; groups of such have no zero point */
-	int kind;   /* an llmc_codes_kind, which says what words of codes are; bits: of what w_bytes
-	               makes of them */
+	int code;   /* value encoding (W_*); such groups have no zero point */
+	/* an llmc_codes_kind, which determines the words of codes; bits: of the results of
+	 * w_bytes */
+	int kind;
 } Weight;
 
 #define W_f32 ((Weight){ .bits = 32 })
@@ -115,9 +117,9 @@ typedef struct Weight {
 #define W_mxfp4 ((Weight){ .bits = 4, .halves = 1, .code = W_E2M1 })
 #define W_nvfp4 ((Weight){ .bits = 4, .halves = 2, .code = W_E2M1 })
 
-/* The families among the kernel's weights, as the compiler says in front of it: what no weight
- * needs is never seen by the C compiler, which would inline it a hundred times before it found that
- * out. 1: blocks of numbers; 2: floats, read column by column; 4: blocks of codes */
+/* Kinds of weights in the kernel, defined by the compiler before the include. Code for other kinds
+ * is excluded: the C compiler would inline it a hundred times before removing it. 1: integer
+ * blocks; 2: floats, read column by column; 4: CODE_DTYPES */
 #ifndef LLMC_WEIGHTS
 #define LLMC_WEIGHTS 7
 #endif
@@ -126,14 +128,14 @@ typedef struct Weight {
 	 (LLMC_WEIGHTS == 2 || (w).bits >= 16 || ((w).code && (w).code != W_E2M1)))
 #define w_is_coded(w) ((LLMC_WEIGHTS & 4) && (LLMC_WEIGHTS == 4 || (w).kind))
 
-/* what w_bytes returns is below 1 << this */
+/* results of w_bytes are below 1 << this */
 LLMC_INLINE int
 w_width(const Weight w)
 {
 	return w.code == W_E2M1 ? 5 : w.bits;
 }
 
-/* what w_bytes adds to an element */
+/* offset that w_bytes adds to an element */
 LLMC_INLINE int
 w_offset(const Weight w)
 {
@@ -144,7 +146,7 @@ w_offset(const Weight w)
 	return w.min && w.bits < 8 ? 0 : 1 << (w.bits - 1);
 }
 
-/* ---- sizes, in bytes of a group ---- */
+/* ---- sizes, in bytes of a row group ---- */
 LLMC_INLINE int
 w_quant_bytes(const Weight w)
 {
@@ -153,14 +155,14 @@ w_quant_bytes(const Weight w)
 	return (w.bits == 6 ? 24 : w.bits * 4) * VL;
 }
 
-/* of a group's zero point */
+/* bytes of a group's zero point */
 LLMC_INLINE int
 w_zero_bytes(const Weight w)
 {
 	return w.affine ? 4 : !w.code;
 }
 
-/* scales in front of a block, or of a super-block */
+/* scales before a block, or a superblock */
 LLMC_INLINE int
 w_head_bytes(const Weight w)
 {
@@ -177,7 +179,7 @@ w_head_bytes(const Weight w)
 	return (w.min ? 4 : 2) * VL;
 }
 
-/* factors of whole rows (nvfp4: fp32), in front of all blocks */
+/* row factors (nvfp4: fp32), before all blocks */
 LLMC_INLINE int
 w_whole_bytes(const Weight w)
 {
@@ -194,14 +196,14 @@ w_columns(const Weight w)
 	                       : 32 * (1 + (w.code && w.halves == 2));
 }
 
-/* blocks that share what w_shared reads */
+/* blocks that share the data of w_shared */
 LLMC_INLINE int
 w_together(const Weight w)
 {
 	return w.super ? 8 : w_columns(w) > 32 ? w_columns(w) / 32 : 1;
 }
 
-/* of a column, of a block; shared scales count a part in each of their blocks, rounded up */
+/* bytes per column, or per block; shared scales are divided among their blocks, rounded up */
 LLMC_INLINE int
 w_piece_bytes(const Weight w)
 {
@@ -225,7 +227,7 @@ w_group_bytes(const Weight w, int cols)
 }
 
 /* ---- scales and elements ---- */
-/* VL halves at p; where there is no instruction, without going through the lanes one by one */
+/* VL f16 values at p; without a native instruction, still not lane by lane */
 LLMC_INLINE vf
 w_halves(const uint8_t *p)
 {
@@ -239,7 +241,7 @@ w_halves(const uint8_t *p)
 #endif
 }
 
-/* 2 ^ (byte - 127); 255, which is NaN in a file, is refused before */
+/* 2 ^ (byte - 127); 255, which is NaN in a file, was rejected before */
 LLMC_INLINE vf
 w_exponents(const uint8_t *p)
 {
@@ -251,7 +253,7 @@ w_exponents(const uint8_t *p)
 LLMC_INLINE vf
 w_e4m3(vi b)
 {
-	/* the upper half of an fp32 begins with the same bits, but where the exponent is 0 */
+	/* the upper half of an fp32 has the same bits, except for subnormals */
 	vi small = b & vi_all(0x7f), bits = (small << 20) + vi_all(120 << 23),
 	   tiny = (vi)(small < vi_all(8));
 	vi value = (bits & ~tiny) | ((vi)(vf_of_vi(small) * vf_set1(0x1p-9f)) & tiny);
@@ -259,7 +261,7 @@ w_e4m3(vi b)
 	return (vf)(value | (b & vi_all(0x80)) << 24);
 }
 
-/* bitsandbytes's numbers, formats/dtype.c */
+/* bitsandbytes' values, see formats/dtype.c */
 static const float w_table[2][16] = {
 	{ -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,
 	  -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
@@ -273,7 +275,7 @@ static const float w_table[2][16] = {
 LLMC_INLINE vf
 w_e4m3_over_256(const uint8_t *p)
 {
-	/* a half begins with the same bits, but for the place of the sign */
+	/* an f16 has the same bits, with the sign moved */
 #if defined(VF_NATIVE_512)
 	return (vf)_mm512_cvtph_ps(_mm256_and_si256(
 	    _mm256_slli_epi16(
@@ -288,7 +290,7 @@ w_e4m3_over_256(const uint8_t *p)
 #endif
 }
 
-/* the number that the four lowest bits of each lane say */
+/* value of the code in the lowest four bits of each lane */
 LLMC_INLINE vf
 w_looked_up(const Weight w, vi code)
 {
@@ -324,7 +326,7 @@ w_span_at(const Weight w, const uint8_t *group, int64_t i)
 		         head + w_head_bytes(w) };
 }
 
-/* column 2 pair + odd of it, without the scale */
+/* column 2 pair + odd of the span, without the scale */
 LLMC_INLINE vf
 w_span_column(const Weight w, const w_span s, int pair, int odd)
 {
@@ -352,15 +354,15 @@ w_span_pair(const Weight w, const w_span s, int pair, vf v[2])
 	v[1] = w_span_column(w, s, pair, 1);
 }
 
-/* Tables of numbers whose bytes are looked up apart, for 32 codes at a time: of AVX2's instructions
- * the ones that permute numbers are slow. The same bits. */
+/* Byte-wise table lookup for 32 codes at a time, since AVX2's float permutations are slow. Same
+ * bits. */
 #if VL == 8 && defined(VF_HAVE_256)
 #define w_is_tabled(w) (w_is_float(w) && ((w).code == W_NF4 || (w).code == W_FP4))
 #else
 #define w_is_tabled(w) 0
 #endif
 
-/* byte i of all 16 numbers, in both halves */
+/* byte i of all 16 values, in both halves */
 typedef struct w_planes {
 	uint8_t of[4][32];
 } w_planes;
@@ -379,7 +381,7 @@ w_planes_of(const Weight w)
 	return p;
 }
 
-/* columns col .. col + 7 of a span, col a multiple of 8; their scale is not in them */
+/* columns col .. col + 7 of a span, col a multiple of 8, without their scale */
 LLMC_INLINE void
 w_eight(const w_planes *p, const w_span s, int col, vf v[8])
 {
@@ -429,19 +431,19 @@ w_column(const Weight w, const uint8_t *group, int64_t col)
 
 typedef struct w_at {
 	const uint8_t *head, *quant;
-	int sub;                       /* which of the super-block */
-	const struct w_indices *found; /* NULL: w_bytes does what w_gather_indices does */
-	vf d, m;                       /* of the super-block, or the block */
+	int sub;                       /* index in the superblock */
+	const struct w_indices *found; /* NULL: w_bytes does the work of w_gather_indices */
+	vf d, m;                       /* scale and min of the superblock, or of the block */
 } w_at;
 
-/* zero points of a group of columns, less w_offset */
+/* zero points of a group of columns, minus w_offset */
 LLMC_INLINE vi
 w_zeros(const Weight w, const uint8_t *head)
 {
 	return vi_of_u8(head + (2 + 2 * w.wide) * VL) - vi_all(w_offset(w));
 }
 
-/* the first of them, b = 0, w_together, ... */
+/* data of w_together blocks; b: first of them: 0, w_together, ... */
 LLMC_INLINE w_at
 w_shared(const Weight w, const uint8_t *group, int b)
 {
@@ -458,7 +460,7 @@ w_shared(const Weight w, const uint8_t *group, int b)
 			k.m = k.d * vf_of_vi(-w_zeros(w, k.head));
 		return k;
 	}
-	if (w.code) { /* half of it: w_bytes has the doubled numbers */
+	if (w.code) { /* half the scale: w_bytes has the doubled values */
 		k.d = w.halves == 1
 		          ? w_exponents(k.head) * vf_set1(0.5f)
 		          : vf_load((const float *)group) * vf_set1(128); /* w_e4m3_over_256 */
@@ -493,8 +495,7 @@ w_block(const Weight w, const uint8_t *group, int b)
 }
 
 /* ---- codes ---- */
-/* each byte of x, of which the upper half does not matter where its bit 7 is clear, as its entry in
- * a table of 16 bytes */
+/* table lookup of each byte of x in 16 bytes; bits 4 to 6 are ignored if bit 7 is clear */
 LLMC_INLINE vi
 w_sixteen(const uint8_t *table, vi x)
 {
@@ -517,7 +518,7 @@ w_sixteen(const uint8_t *table, vi x)
 #endif
 }
 
-/* twice the numbers of E2M1 that four codes in the bytes of a lane are, + 12 */
+/* 12 + twice the E2M1 values of the four codes in the bytes of a lane */
 LLMC_INLINE vi
 w_doubled(vi v)
 {
@@ -528,7 +529,7 @@ w_doubled(vi v)
 	return w_sixteen(table, v);
 }
 
-/* the bytes of scales of the 32 columns at hand */
+/* bytes of scales of the current 32 columns */
 LLMC_INLINE const uint8_t *
 w_side(const Weight w, w_at k)
 {
@@ -539,31 +540,30 @@ w_side(const Weight w, w_at k)
 
 #define w_is_iq1(w) ((w).kind == CODES_iq1_s || (w).kind == CODES_iq1_m)
 
-/* bits of a grid's indices that are not in their bytes */
+/* extra bits of a grid index, beyond its byte */
 LLMC_INLINE int
 w_high_bits(const Weight w)
 {
 	return w_is_iq1(w) ? 3 : llmc_codes_extra_bytes((llmc_codes_kind)w.kind);
 }
 
-/* what stands beside an index, of number 4 j + c in the lowest bits of byte c: its upper bits; iq1:
- * then a flag */
+/* extra bits of index 4 j + c in the lowest bits of byte c: its upper bits; iq1: then a flag */
 LLMC_INLINE vi
 w_high(const Weight w, w_at k, int j)
 {
 	const llmc_codes_shape s = llmc_codes_of((llmc_codes_kind)w.kind);
 	const int bits = llmc_codes_extra_bytes((llmc_codes_kind)w.kind),
-	          blocks = 8 / bits; /* that share bytes */
+	          blocks = 8 / bits; /* blocks that share bytes */
 
 	return vi_load(k.head +
 	               (2 + 2 * s.min + 8 * s.scales + 4 * (bits * j + k.sub / blocks)) * VL) >>
 	       bits * (k.sub % blocks);
 }
 
-/* AVX2's gathers take longer than single loads, whose addresses come from memory: bytes as they lie
- * there, wider indices after w_gather_indices has put them together. Callers do that for some
- * blocks at once, since what was just stored as a vector cannot be read as numbers at once.
- * [word][rows 0, 1, 4, 5 or 2, 3, 6, 7][row][number in the word] */
+/* AVX2 gathers are slower than single loads, whose addresses come from memory. Byte indices are
+ * used in place; wider indices are first assembled by w_gather_indices. Callers do this for several
+ * blocks at a time, since reading values right after a vector store would stall store forwarding.
+ * [word][rows 0, 1, 4, 5 or 2, 3, 6, 7][row][index in the word] */
 typedef struct w_indices {
 	_Alignas(32) uint16_t of[2][2][4][4];
 } w_indices;
@@ -586,7 +586,7 @@ w_gather_indices(const Weight w, w_at k, w_indices *o)
 		_mm256_store_si256((__m256i *)(void *)o->of[j][0], _mm256_unpacklo_epi8(low, high));
 		_mm256_store_si256((__m256i *)(void *)o->of[j][1], _mm256_unpackhi_epi8(low, high));
 	}
-	__asm__("" : "+m"(*o)); /* compilers would take them out of the vectors */
+	__asm__("" : "+m"(*o)); /* keeps compilers from extracting them from the vectors */
 #else
 	(void)w, (void)k, (void)o;
 #endif
@@ -594,7 +594,7 @@ w_gather_indices(const Weight w, w_at k, w_indices *o)
 
 #if VL == 8 && defined(VF_HAVE_256) && (LLMC_WEIGHTS & 4)
 #define LLMC_EIGHTS 1 /* cpu/weights/grids.h */
-/* the index of entry n of a row in a block, found before where it has more than 8 bits */
+/* index of entry n of a row in a block; assembled earlier if it has more than 8 bits */
 LLMC_INLINE uint64_t
 w_index(const Weight w, w_at k, int row, int n)
 {
@@ -603,8 +603,8 @@ w_index(const Weight w, w_at k, int row, int n)
 	const uint8_t *const word = k.quant + 4 * VL * (n / 4) + 4 * row;
 
 	if (w.kind == CODES_iq3_s || w.kind == CODES_iq3_xxs) {
-		/* loads are what entries of four columns have too many of: one brings four indices
-		 * to a register, whence compilers would rather load each apart */
+		/* load ports limit formats with entries of four columns. One load brings four
+		 * indices to a register; compilers would otherwise load each separately */
 		typedef uint64_t eight_bytes __attribute__((may_alias, aligned(1)));
 		typedef uint32_t four_bytes __attribute__((may_alias, aligned(1)));
 		const int bits = found ? 16 : 8, at = n % 4 * bits;
@@ -626,7 +626,7 @@ w_index(const Weight w, w_at k, int row, int n)
 }
 #endif
 
-/* the n-th entry of a grid in a block */
+/* entry n of a grid in a block */
 LLMC_INLINE vi
 w_entry(const Weight w, w_at k, int n)
 {
@@ -653,7 +653,7 @@ w_entry(const Weight w, w_at k, int n)
 #endif
 }
 
-/* byte n of a lane in all of its bytes */
+/* broadcasts byte n of a lane within the lane */
 LLMC_INLINE vi
 w_spread(vi x, int n)
 {
@@ -672,21 +672,21 @@ w_spread(vi x, int n)
 #endif
 }
 
-/* x, bit n of each byte moved to bit `to`, alone; places are constants */
+/* isolates bit n of each byte and moves it to bit `to`; both are constants */
 LLMC_INLINE vi
 w_bit(vi x, int n, int to)
 {
 	return (n > to ? x >> (n - to) : x << (to - n)) & vi_all(0x01010101 << to);
 }
 
-/* iq1: what eights are moved by, + 8 (of iq1_s in the last byte) */
+/* iq1: shift of groups of eight, + 8 (iq1_s: in the last byte) */
 LLMC_INLINE vi
 w_moved(const Weight w, w_at k)
 {
 	return vi_all(0x09090909) - (w_high(w, k, 0) >> 2 & vi_all(0x02020202));
 }
 
-/* w_bytes of columns 4 i .. 4 i + 3: common/llmc_codes.h, on VL rows. plain: of kinds with tables,
+/* w_bytes of columns 4 i .. 4 i + 3: common/llmc_codes.h, on VL rows. plain: for kinds with tables,
  * without the zero that w_bytes adds */
 LLMC_INLINE vi
 w_codes_bytes(const Weight w, w_at k, int i, const int plain)
@@ -710,7 +710,7 @@ w_codes_bytes(const Weight w, w_at k, int i, const int plain)
 	case CODES_iq2_s:
 	case CODES_iq2_xs:
 	case CODES_iq2_xxs:
-		/* codes are below 3, so what is left of columns' others is in bits 4 and 5 */
+		/* codes are below 3, so bits of other columns remain only in bits 4 and 5 */
 		v = w_entry(w, k, i / 2) >> 4 * (i & 1);
 		return w_sixteen(iq2[plain], v | w_bit(vi_load(k.quant + 4 * VL), i, 2));
 	case CODES_iq1_s:
@@ -761,13 +761,13 @@ w_bytes(const Weight w, w_at k, int i)
 		return w_codes_bytes(w, k, i, 0);
 	if (w.bits == 8)
 		return vi_load(k.quant + 4 * VL * i) ^ vi_all((int32_t)0x80808080);
-	if (w.bits <= 3) { /* two words of pairs, then third bits */
+	if (w.bits <= 3) { /* two words of bit pairs, then third bits */
 		vi v = vi_load(k.quant + 4 * VL * (i / 4)) >> 2 * (i & 3) & vi_all(0x03030303);
 		if (w.bits == 3)
 			v |= w_bit(vi_load(k.quant + 8 * VL), i, 2);
 		return v;
 	}
-	/* nibbles, behind the fifth bits or before the upper pairs */
+	/* nibbles, after the fifth bits or before the upper pairs */
 	vi v = vi_load(k.quant + 4 * VL * ((w.bits == 5) + (i & 3)));
 	v = (i < 4 ? v : v >> 4) & vi_all(0x0f0f0f0f);
 	if (w.code)
@@ -783,7 +783,7 @@ w_bytes(const Weight w, w_at k, int i)
 	return v;
 }
 
-/* elements as signed bytes are at hand: as they lie, or from a table of sixteen */
+/* whether elements are available as signed bytes: as stored, or from a table of sixteen */
 LLMC_INLINE int
 w_is_signed(const Weight w)
 {
@@ -796,7 +796,7 @@ w_even_words(vi v)
 {
 #if VL == 8 && defined(VF_HAVE_256)
 	return (vi)_mm256_maddubs_epi16(_mm256_set1_epi16(1),
-	                                (__m256i)v); /* shifts are what there is least of */
+	                                (__m256i)v); /* avoids a shift, the bottleneck */
 #else
 	return (vi)((vw)v << 8 >> 8);
 #endif
@@ -845,7 +845,7 @@ w_min(const Weight w, w_at k, int half)
 	return k.m;
 }
 
-/* ---- a block in the order of a file, as formats/dequant.c reads it ---- */
+/* ---- a block in file order, as formats/dequant.c reads it ---- */
 LLMC_INLINE float
 file_f16(const uint8_t *p)
 {
@@ -971,7 +971,7 @@ file_group(const Weight w, const uint8_t *p, float *y)
 	}
 }
 
-/* E2M1: the numbers of pieces of 32, times the scales of their halves */
+/* E2M1: values of 32-column chunks, times the scales of their halves */
 LLMC_INLINE void
 file_fp4(const Weight w, const uint8_t *p, float *y)
 {
