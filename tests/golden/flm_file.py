@@ -1,4 +1,4 @@
-"""FastLLM's .flm in numpy: read as FastLLM reads it, and written for tests. Held against FastLLM by make_flm.py."""
+"""FastLLM's .flm in numpy: read as FastLLM reads it, and written for tests. make_flm.py compares it with FastLLM."""
 
 import struct
 from types import SimpleNamespace
@@ -9,14 +9,14 @@ F32, BF16, INT8, INT4, F16, INT4_NOZERO, INT4_GROUP = 0, 1, 3, 4, 7, 8, 9
 
 
 def ranges(lo, hi, bits):
-    """(scale, zero) as FastLLM derives them from the two numbers that a group stores"""
+    """(scale, zero) as FastLLM derives them from the two numbers of a group"""
     lo, hi = np.minimum(lo, np.float32(0)), np.maximum(hi, np.float32(0))
     scale = ((hi - lo) / np.float32(2**bits - 1)).astype(np.float32)
     with np.errstate(divide="ignore", invalid="ignore"):
         zero = np.clip(np.nan_to_num(-lo / scale), 0, 2**bits - 1)
     return scale, np.floor(zero + np.float32(0.5)).astype(
         np.float32
-    )  # C's round: halves away from zero
+    )  # like C's round: halves away from zero
 
 
 class Reader:
@@ -50,7 +50,7 @@ def tensor(r, dims, kind):
     scale, zero = ranges(pairs[..., 0], pairs[..., 1], 8 if kind == INT8 else 4)
     if kind == INT8:
         q = r.array("u1", n)
-    else:  # the even element is in the high bits, and rows run on
+    else:  # the even element is in the high bits, and rows are contiguous
         b = r.array("u1", (n + 1) // 2)
         q = np.stack([b >> 4, b & 15], 1).reshape(-1)[:n]
     at = np.minimum(np.arange(dims[1]) // size, groups - 1)
@@ -108,7 +108,7 @@ def floats(name, x, kind=F32):
 
 
 def write(path, tensors, keys=None, pieces=(), special=None, version=2):
-    """tensors: bytes of each, as floats() and matrix() make them; pieces: (bytes, id, score)"""
+    """tensors: bytes of each, from floats() and matrix(); vocabulary entries are (bytes, id, score)"""
     keys = dict(keys or {})
     out = struct.pack("<i", version)
     if version >= 1:

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Make the goldens again. Needs torch, transformers, safetensors, gguf, numpy, tokenizers in the Python that PYTHON names,
-# and for the packed files llama.cpp's tools (make bench-peer builds them). See README.md in this folder.
+# Regenerate the goldens. Needs torch, transformers, safetensors, gguf, numpy, tokenizers in the Python of PYTHON,
+# and llama.cpp's tools for the quantised files (make bench-peer builds them). See README.md in this folder.
 set -eu
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}

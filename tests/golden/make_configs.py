@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Writes what transformers makes of published configurations, so that no expectation rests on how somebody typed them. Needs
+"""Write published configurations as transformers writes them, so that no expectation depends on manual transcription. Needs
 transformers 5, no torch:
 
     python tests/golden/make_configs.py [--check]
 
-config-fixtures/<model>/config.json         of the models in OWN: the class with the numbers in which the model differs from its defaults
-config-fixtures/<model>/transformers.json   of every other model that transformers has a class for: its config.json, read and written again
+config-fixtures/<model>/config.json         of the models in OWN: the class, with the values in which the model differs from its defaults
+config-fixtures/<model>/transformers.json   of every other model with a class in transformers: its config.json, read and written again
 config-classes.json                         the classes' defaults
 
---check writes nothing and fails where a file would change.
+--check writes nothing and fails if a file would change.
 """
 
 import json
@@ -28,9 +28,9 @@ QWEN35_ROPE = dict(
     rope_theta=10000000,
     rope_type="default",
 )
-# What the hub's config.json of a model says otherwise than the defaults of its class do.
+# Values in the hub's config.json of a model that differ from the defaults of its class.
 OWN = {
-    # google/gemma-2-9b; the class has the numbers of 2B
+    # google/gemma-2-9b; the class has the values of 2B
     "gemma-2-9b": (
         "Gemma2Config",
         dict(
@@ -43,12 +43,12 @@ OWN = {
     ),
     # microsoft/Phi-3-mini-4k-instruct
     "phi-3-mini-4k": ("Phi3Config", dict(sliding_window=2047)),
-    # bigscience/bloom-7b1; the class has those of a toy
+    # bigscience/bloom-7b1; the class has toy values
     "bloom-7b1": (
         "BloomConfig",
         dict(hidden_size=4096, n_layer=30, n_head=32, vocab_size=250880, pad_token_id=3),
     ),
-    # openai/gpt-oss-20b; the class has the numbers of 120B
+    # openai/gpt-oss-20b; the class has the values of 120B
     "gpt-oss-20b": (
         "GptOssConfig",
         dict(
@@ -105,7 +105,7 @@ def text(d):
 
 
 def written(config):
-    """What save_pretrained leaves in the folder"""
+    """The config.json that save_pretrained writes."""
     with tempfile.TemporaryDirectory() as d:
         config.save_pretrained(d)
         with open(os.path.join(d, "config.json")) as f:
@@ -133,7 +133,7 @@ def main():
         scaling = numbers.get("rope_scaling") or {}
         if (
             scaling.get("type") == "su"
-        ):  # the first name of longrope, which transformers no longer reads
+        ):  # the first name of longrope, no longer supported by transformers
             scaling["type"] = "longrope"
         config = transformers.CONFIG_MAPPING[numbers.pop("model_type")](**numbers)
         out[os.path.join(folder, "transformers.json")] = text(written(config))

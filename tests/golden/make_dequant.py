@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/dequant.bin: random blocks of every block format and what the `gguf` package makes of them.
+"""Write tests/golden/dequant.bin: random blocks of every block format and their values according to the `gguf` package.
 
     python3 -m venv V && V/bin/pip install gguf==0.19.0 numpy && V/bin/python tests/golden/make_dequant.py
 
@@ -37,7 +37,7 @@ TYPES = [
     "TQ1_0",
     "TQ2_0",
 ]
-# where a block holds its fp16 scales, if not at 0
+# offset of the fp16 scales in a block, if not 0
 SCALES = {
     "Q4_1": [0, 2],
     "Q5_1": [0, 2],
@@ -67,7 +67,7 @@ def main():
         n = max(6, 512 // elems)
         blocks = rng.integers(0, 256, (n, size), dtype=np.uint8)
         for at in SCALES.get(name, [0]):
-            # any finite fp16 but for one subnormal and one zero: all exponents are worth a look
+            # any finite fp16, one subnormal and one zero: covers all exponents
             bits = rng.integers(0, 0x7C00, n, dtype=np.uint16) | (
                 rng.integers(0, 2, n, dtype=np.uint16) << 15
             )
@@ -75,7 +75,7 @@ def main():
             blocks[:, at : at + 2] = bits.astype("<u2").view(np.uint8).reshape(n, 2)
         if (
             name == "IQ1_M"
-        ):  # its scale is in the top nibbles of four words: no exponent of all ones
+        ):  # its scale is in the top nibbles of four words; the exponent must not be all ones
             blocks[:, 55] &= 0xBF
         floats = gguf.quants.dequantize(blocks, kind)
         assert floats.size == n * elems and np.isfinite(floats).all()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/embed/vectors.json: vectors of texts by transformers, of the golden models' weights (weights.py) without their heads.
+"""Write tests/golden/embed/vectors.json: embeddings by transformers, with the golden models' weights (weights.py) without their heads.
 
-Needs torch and transformers 5. Run again:  python tests/golden/make_embed.py
+Needs torch and transformers 5. Run:  python tests/golden/make_embed.py
 """
 
 import json
@@ -14,7 +14,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 import weights as W
 
 torch.set_num_threads(1)
-LENGTHS = (1, 2, 33, 57)  # a token, two, past a page of KV and of a chunk
+LENGTHS = (1, 2, 33, 57)  # one token, two, more than a KV page, more than a chunk
 MODELS = [
     "llama-smol",
     "qwen3-plain",
@@ -51,7 +51,7 @@ def hidden(name):
 
 
 def labels(name, n):
-    """A classifier of n labels over the same weights."""
+    """A classifier with n labels over the same weights."""
     g = W.Golden(name)
     g.config.update(
         architectures=[g.config["model_type"].capitalize() + "ForSequenceClassification"],

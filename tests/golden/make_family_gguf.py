@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/gguf-families/<family>.{gguf,npz}: a tiny model of each family that llama.cpp's converter knows, as that converter writes it in bf16, and
-its logits by transformers on the same weights, which are exact in bf16. Nothing of llmc has a part in it.
+"""Write tests/golden/gguf-families/<family>.{gguf,npz}: a tiny model of each family that llama.cpp's converter supports, written by that converter in bf16, and
+its logits by transformers with the same weights, which are exact in bf16. No code of llmc is involved.
 
     make bench-peer PEER_ARGS=--build-only      # fetches llama.cpp
     python tests/golden/make_family_gguf.py [--llama-cpp DIR] [family ...]
@@ -61,7 +61,7 @@ FOUR = dict(
     layer_types=["sliding_attention", "full_attention"] * 2,
 )
 HEAD = dict(vocab_size=280, bos_token_id=256, eos_token_id=257)
-# factors that the converter multiplies weights by, without rounding them; the square root of 36 is exact as well
+# factors that the converter multiplies weights by, exact in bf16; the square root of 36 is exact too
 H1 = dict(
     HEAD,
     num_hidden_layers=2,
@@ -75,7 +75,7 @@ H1 = dict(
     ssm_multipliers=[0.5, 2.0, 0.25, 2.0, 1.0],
     mlp_multipliers=[0.5, 2.0],
 )
-# family: (class that the converter knows, a base of make_models.py, what differs)
+# family: (class of the converter, a base of make_models.py, differences)
 CASES = {
     "gpt_oss": (
         "GptOssForCausalLM",
@@ -745,19 +745,17 @@ VISION = {
     "step3p5": "step3p7",
     "qwen3_vl": "qwen3_vl",
     "qwen2_vl": "qwen2_vl",
-}  # wrappers that the class is in
+}  # wrappers that contain the class
 
 
 def converter(folder):
-    """llama.cpp's function from the name of a class to its converter. It knows pre-tokenizers by a checksum of their output, among which ours is not."""
+    """llama.cpp's function from the name of a class to its converter. It identifies pre-tokenizers by a checksum of their output and lacks that of the tests."""
     sys.path[:0] = [folder, os.path.join(folder, "gguf-py")]
     import conversion
     from conversion import base
 
     def load_hparams(path, is_mistral_format):
-        with open(
-            os.path.join(path, "config.json")
-        ) as f:  # transformers 5 would rename rope's keys
+        with open(os.path.join(path, "config.json")) as f:  # transformers 5 would rename rope keys
             return json.load(f)
 
     base.ModelBase.load_hparams = staticmethod(load_hparams)
@@ -766,7 +764,7 @@ def converter(folder):
 
 
 def whole(modify):
-    """A converter that hands over a generator where it should go through it (StableLM's norms of heads) loses what that makes."""
+    """A converter that returns a generator without consuming it (StableLM's norms of heads) loses its tensors."""
 
     def all_of(self, *args):
         made = yield from modify(self, *args)
@@ -830,9 +828,9 @@ def attempt(name, seed, conv, folder):
     for each in (
         cls,
         *(v for v in vars(cls).values() if isinstance(v, type)),
-    ):  # Mistral's has one in it for each kind
+    ):  # Mistral's contains one for each kind
         each.modify_tensors = whole(each.modify_tensors)
-        each.no_mtp = True  # these models have no layers that predict further tokens
+        each.no_mtp = True  # these models have no MTP layers
         each.set_vocab = (
             lambda self: self._set_vocab_gpt2()
         )  # whatever the tokenizer of published models is

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/flm: models that FastLLM's own exporter writes, with what transformers says of the weights that FastLLM reads from them, and the
-tokens that FastLLM itself cuts texts into.
+"""Write tests/golden/flm: models written by FastLLM's own exporter, the logits of transformers with the weights that FastLLM reads from them, and
+FastLLM's own tokenization.
 
-Needs ftllm, torch, transformers, sentencepiece.  Run again:  python tests/golden/make_flm.py
-FastLLM computes with int8 activations, so its own logits are held to ours within 0.1 of their size only; which values a file stands for is
-flm_file.py's, in numpy, and exact."""
+Needs ftllm, torch, transformers, sentencepiece.  Run:  python tests/golden/make_flm.py
+FastLLM computes with int8 activations, so its logits are compared within 0.1 of their magnitude only. The values in a file come from flm_file.py,
+in numpy, and are exact."""
 
 import ctypes
 import io
@@ -44,11 +44,11 @@ CASES = {
     "int8": ("int8", 96),
     "int4": ("int4", 100),
     "int4-groups": ("int4g32", 160),
-}  # 100: no whole blocks of 32
+}  # 100: not a multiple of 32
 
 
 class Pieces:
-    """What torch2flm asks of a tokenizer that has a sentencepiece model"""
+    """The interface that torch2flm uses of a tokenizer with a sentencepiece model."""
 
     bos_token, eos_token, unk_token, pad_token = "<s>", "</s>", "<unk>", None
     all_special_tokens = ["<s>", "</s>", "<unk>"]
@@ -97,7 +97,7 @@ def llama(vocab, width):
         for p in m.parameters():
             if p.ndim >= 2:
                 p.mul_(3 + torch.rand(p.shape[-1]) * 2)
-    m.config.__dict__["model_type"] = "llama"  # the exporter looks for it there
+    m.config.__dict__["model_type"] = "llama"  # the exporter reads it there
     return m.eval().float()
 
 
@@ -152,4 +152,4 @@ def main():
 if __name__ == "__main__":
     main()
     sys.stdout.flush()
-    os._exit(0)  # FastLLM's threads do not end
+    os._exit(0)  # FastLLM's threads never exit

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/gguf/<case>.{gguf,npz}: tiny models as GGUF files made by llama.cpp's own tools, and their logits.
+"""Write tests/golden/gguf/<case>.{gguf,npz}: tiny models as GGUF files made by llama.cpp's own tools, and their logits.
 
 The weights are those of weights.py. llama.cpp's convert_hf_to_gguf.py makes the file from a Hugging Face folder,
-llama-quantize packs it, and transformers computes in fp32 with the weights that gguf.quants reads out of the packed file:
-nothing of llmc has a part in it. Needs torch, transformers 5, tokenizers and gguf:
+llama-quantize quantises it, and transformers computes in fp32 with the weights that gguf.quants reads from the quantised file.
+No code of llmc is involved. Needs torch, transformers 5, tokenizers and gguf:
 
     make bench-peer PEER_ARGS=--build-only      # fetches llama.cpp and builds llama-quantize
     python tests/golden/make_gguf.py [--llama-cpp DIR] [--quantize PROGRAM] [case ...]
@@ -32,7 +32,7 @@ OUT = os.path.join(W.HERE, "gguf")
 VOCAB, N_PROMPT, N_GREEDY = 280, 24, 6
 CASES = {}
 
-# Small shapes for the types of 32 to a block; K-quants need rows of a multiple of 256.
+# Small shapes for types with blocks of 32; K-quants need rows of a multiple of 256.
 TINY = dict(
     hidden_size=32,
     intermediate_size=48,
@@ -128,11 +128,11 @@ case("qwen2", "q8_0", FLAT, "Q8_0", **TIED)
 case("qwen2", "q4_k_m", WIDE, "Q4_K_M", num_key_value_heads=1, **TIED)
 case(
     "qwen2", "q4_k_m-fallback", dict(SMALL, intermediate_size=256), "Q4_K_M", **TIED
-)  # no row of 256: q5_0 and q8_0
+)  # rows are not a multiple of 256: q5_0 and q8_0
 case("qwen3", "q8_0", FLAT, "Q8_0", head_dim=32)
 case("qwen3", "q4_k_m", WIDE, "Q4_K_M", head_dim=64, num_key_value_heads=1, **TIED)
-# Types that are codes, one a matrix, in the place of those of llama-q4_k_m: any codes with scales that give weights of the usual size, since llama-quantize
-# wants an importance matrix for half of them
+# Codebook types, one per matrix, instead of those of llama-q4_k_m: random codes with scales that give weights of the usual magnitude, because llama-quantize
+# needs an importance matrix for half of them
 case(
     "llama",
     "codes",
@@ -143,8 +143,8 @@ case(
 
 
 def converter(folder):
-    """llama.cpp's converter as a module. It reads Mistral's own formats with a package that is not needed here, and
-    knows pre-tokenizers by a checksum of their output, among which ours is not."""
+    """llama.cpp's converter as a module. It imports a package for Mistral's own formats that is not needed here, and
+    identifies pre-tokenizers by a checksum of their output and lacks that of the tests."""
     import transformers  # noqa: F401  (it looks for that package too: not to see the stubs)
 
     stubs = ["mistral_common", "mistral_common.tokens", "mistral_common.tokens.tokenizers"]
@@ -165,9 +165,9 @@ def converter(folder):
     def load_hparams(folder, is_mistral_format):
         with open(
             os.path.join(folder, "config.json")
-        ) as f:  # transformers 5 would rename rope's keys
+        ) as f:  # transformers 5 would rename rope keys
             config = json.load(f)
-        # it looks for this outside rope_scaling and falls back to Llama 3's
+        # it reads this outside rope_scaling and otherwise uses Llama 3's value
         return (
             dict(original_max_position_embeddings=64, **config)
             if "rope_scaling" in config
@@ -179,7 +179,7 @@ def converter(folder):
 
 
 def write_tokenizer(folder):
-    """Bytes, two tokens that end and begin, eight merges; the rest of the vocabulary is unused."""
+    """Bytes, an end and a begin token, eight merges; the rest of the vocabulary is unused."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -234,7 +234,7 @@ def write_folder(folder, config, seed):
     model = empty_model(folder)
     shapes = {
         n: tuple(p.shape) for n, p in model.named_parameters()
-    }  # a tied head is not among them
+    }  # they do not contain a tied head
     W.write_safetensors(
         os.path.join(folder, "model.safetensors"),
         {n: W.tensor(seed, n, s) for n, s in shapes.items()},
@@ -269,7 +269,7 @@ def hf_name(name):
 
 
 def pairs_to_halves(x, n_heads):
-    """Rows of a head lie as interleaved pairs in files of the architecture llama; transformers has two halves."""
+    """Reorder rows of heads: interleaved pairs in files of the architecture llama, two halves in transformers."""
     return (
         x.reshape(n_heads, x.shape[0] // n_heads // 2, 2, *x.shape[1:])
         .swapaxes(1, 2)
@@ -278,7 +278,7 @@ def pairs_to_halves(x, n_heads):
 
 
 def load_packed(model, path, config):
-    """The file's weights into the model; {type: how many tensors}"""
+    """Load the file's weights into the model; return {type: number of tensors}."""
     import gguf
 
     reader = gguf.GGUFReader(path)
@@ -313,7 +313,7 @@ def load_packed(model, path, config):
 
 
 def codes_of(rng, kind, rows, cols):
-    """Bytes of a matrix whose weights are of the size that 1 / sqrt(cols) says."""
+    """Bytes of a matrix whose weights have magnitude 1 / sqrt(cols)."""
     import gguf
 
     name, t = kind.lower(), gguf.GGMLQuantizationType[kind]
@@ -328,7 +328,7 @@ def codes_of(rng, kind, rows, cols):
 
 
 def write_mix(source, path, mix, seed):
-    """The file with a type of `mix` for each of its matrices, the embedding last."""
+    """Write the file with one type of `mix` per matrix, the embedding last."""
     import gguf
 
     r, rng = gguf.GGUFReader(source), np.random.default_rng(seed)
@@ -406,7 +406,7 @@ def make(name, c, conv, quantize):
     for seed in range(1, 40):
         with tempfile.TemporaryDirectory() as folder:
             packed, kinds, e = attempt(name, c, seed, conv, quantize, folder)
-            # int8 activations must not change the tokens either, and the tokens must show something
+            # int8 activations must not change the tokens, and the tokens must vary
             if e["wobble"] > 3e-6 or e["gap"] < 0.01 or len(set(e["greedy"])) < 4:
                 continue
             with open(packed, "rb") as f, open(os.path.join(OUT, name + ".gguf"), "wb") as g:
@@ -438,10 +438,12 @@ def main():
     ap.add_argument(
         "--llama-cpp",
         default=found("llama_cpp_python-*/vendor/llama.cpp"),
-        help="folder with convert_hf_to_gguf.py [the cache's]",
+        help="folder with convert_hf_to_gguf.py [the one in the cache]",
     )
     ap.add_argument(
-        "--quantize", default=found("*/bin/llama-quantize"), help="llama-quantize [the cache's]"
+        "--quantize",
+        default=found("*/bin/llama-quantize"),
+        help="path of llama-quantize [the one in the cache]",
     )
     ap.add_argument("case", nargs="*")
     a = ap.parse_args()

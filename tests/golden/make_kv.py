@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/kv/<case>.<k>.<v>[.turned][.near<recent>-<sinks>].npz: logits and greedy tokens of golden models by transformers, whose cache keeps every
-row of keys and values as tests/kv_types.py says, from the first token on. near: each token sees the last `recent` positions, its own included, and the first
-`sinks` as they are kept beside those; such a model takes its tokens one by one.
+"""Write tests/golden/kv/<case>.<k>.<v>[.turned][.near<recent>-<sinks>].npz: logits and greedy tokens of golden models by transformers, with a cache that stores
+every row of keys and values in the types of tests/kv_types.py. turned: rows are rotated. near: each token reads the last `recent` positions, its own included,
+and the first `sinks` in 16 bits; such a model processes its tokens one at a time.
 
-Needs torch and transformers 5, as make_models.py does. The last line of a case tells how far its logits are from those of a cache of fp32, how near two tokens
-come, and how far a hair's change of the rows moves them (some code falls on the other side)."""
+Needs torch and transformers 5, as make_models.py does. The last line of a case prints the distance of its logits from those of an fp32 cache, the smallest gap between
+two tokens, and the change of the logits after a tiny change of the rows (which rounds some codes differently)."""
 
 import os
 import sys
@@ -38,7 +38,7 @@ CASES = [
 
 
 class Rounded(DynamicCache):
-    """Rows are rounded as they come; what is read later is what was kept. hair: relative noise on the way in"""
+    """Rows are rounded when they are appended, and read back rounded. hair: relative noise added before rounding"""
 
     def __init__(self, k, v, turned, hair=0.0):
         super().__init__()
@@ -52,11 +52,11 @@ class Rounded(DynamicCache):
             )
             return torch.from_numpy(kv_types.kept(t, rows, self.turned).astype(np.float32))
 
-        if key.shape[-1] != value.shape[-1]:  # a latent and its key, one row
+        if key.shape[-1] != value.shape[-1]:  # a latent and its key form one row
             row = torch.cat([key, value], -1)
             assert (
                 row.shape[1] == 1 and row.shape[-1] <= 32
-            )  # one group: whichever order the key is in
+            )  # one group: independent of the order of the key
             key, value = kept(self.types[0], row).split([key.shape[-1], value.shape[-1]], -1)
             return super().update(key, value, layer, *args, **kw)
         return super().update(
@@ -65,7 +65,7 @@ class Rounded(DynamicCache):
 
 
 class Near(DynamicCache):
-    """Rows as they come; what is read depends on how far back they lie."""
+    """Rows are kept as they are; whether they are read rounded depends on their distance."""
 
     def __init__(self, k, v, turned, recent, sinks, hair=0.0):
         super().__init__()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/lora/<case>/: an adapter as PEFT saves it, and the logits that PEFT's model gives, over the golden models' weights (weights.py).
+"""Write tests/golden/lora/<case>/: an adapter saved by PEFT, and the logits of PEFT's model with the golden models' weights (weights.py).
 
-Needs torch, transformers 5 and peft. Run again:  python tests/golden/make_lora.py
+Needs torch, transformers 5 and peft. Run:  python tests/golden/make_lora.py
 """
 
 import json
@@ -19,7 +19,7 @@ import weights as W
 
 torch.set_num_threads(1)
 OUT = os.path.join(W.HERE, "lora")
-CASES = {  # case: base, what PEFT is told
+CASES = {  # case: base, arguments for PEFT
     "llama-all": ("llama-modern", dict(r=3, lora_alpha=5, target_modules="all-linear")),
     "llama-some": (
         "llama-modern",

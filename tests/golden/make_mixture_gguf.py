@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/gguf-mixtures/<case>.npz: transformers' logits for the files of mixture_gguf.py, computed in fp32 with the
-values that the gguf package reads out of them. Needs torch, transformers 5 and gguf:
+"""Write tests/golden/gguf-mixtures/<case>.npz: transformers' logits for the files of mixture_gguf.py, computed in fp32 with the
+values that the gguf package reads from them. Needs torch, transformers 5 and gguf:
 
     python tests/golden/make_mixture_gguf.py [case ...]
 
-`logits` are those of the file's own values. Where k_b is stored in blocks along the other dimension, llmc keeps each of its values
-in 16 bits: `rounded` are the logits with k_b's values rounded so.
+`logits` use the values in the file. If k_b is stored in blocks along the other dimension, llmc rounds its values to 16 bits:
+`rounded` are the logits with k_b rounded in this way.
 """
 
 import json
@@ -54,7 +54,7 @@ def pairs_to_halves(x, heads):
 
 
 def hub_tensors(c, values):
-    """What a Hugging Face folder of the same model would hold"""
+    """Tensors that a Hugging Face folder of the same model would contain."""
     g, out = c["config"], {}
     kind = g["model_type"]
     outer = {
@@ -72,7 +72,7 @@ def hub_tensors(c, values):
         p = f"model.layers.{layer}."
         if (
             part == "attn_k_b"
-        ):  # [heads, rank, nope] and [heads, v, rank]: rows of each head one below the other
+        ):  # [heads, rank, nope] and [heads, v, rank]: heads are concatenated on rows
             v = values[f"blk.{layer}.attn_v_b.weight"]
             out[p + "self_attn.kv_b_proj.weight"] = np.concatenate(
                 [x.swapaxes(1, 2), v], axis=1
@@ -159,7 +159,7 @@ def main():
     for name in sys.argv[1:] or M.CASES:
         for seed in range(1, 40):
             e, gap, wobble, shift = attempt(M.CASES[name], seed)
-            # neither rounding nor k_b of 16 bits may change the tokens, and they must show something
+            # neither rounding nor a 16-bit k_b may change the tokens, and the tokens must vary
             if wobble < 3e-6 and gap > 0.01 and shift < 5e-4 and len(set(e["greedy"])) > 2:
                 break
         else:

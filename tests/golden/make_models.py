@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/models/<case>/{config.json, case.json, logits.npy}: tiny models of every family, odd in shape.
+"""Write tests/golden/models/<case>/{config.json, case.json, logits.npy}: tiny models of every family with odd shapes.
 
 Needs torch and transformers 5 (pip install torch transformers safetensors numpy); ChatGLM and Baichuan come from
-other_models.py. Weights are those of weights.py, by name. Run again:  python tests/golden/make_models.py [case ...]
-Each case states what it is there to show; the last line of its output tells how well fp32 determines its logits.
+other_models.py. Weights are those of weights.py, by name. Run:  python tests/golden/make_models.py [case ...]
+Each case has a comment on its purpose; the last line of its output prints how well fp32 determines its logits.
 """
 
 import json
@@ -21,8 +21,8 @@ import other_models
 import weights as W
 
 torch.set_num_threads(1)
-N_PROMPT, N_GREEDY = 37, 8  # together past one KV page
-# cases whose streams behind each layer are kept as well
+N_PROMPT, N_GREEDY = 37, 8  # together more than one KV page
+# cases that also store the stream after each layer
 HIDDEN = (
     "llama-smol",
     "gpt_oss-plain",
@@ -60,8 +60,8 @@ def case(
     flat=False,
     **more,
 ):
-    """modern: commit the config as transformers 5 writes it, else as given. strip: a prefix to take off tensor names. vision: the model is the text_config of
-    a wrapper of this type, whose other parts are left out. flat: what is committed is that text_config alone, as it was published before there was a wrapper."""
+    """modern: commit the config as transformers 5 writes it, else as given. strip: a prefix to remove from tensor names. vision: the model is the text_config of
+    a wrapper of this type, without its other parts. flat: commit only that text_config, as it was published before the wrapper existed."""
     config = dict(model_type=model_type, **base)
     for k, v in more.items():
         if v is ...:
@@ -769,7 +769,7 @@ case(
     add_qkv_bias=True,
 )
 
-# --- families that are data alone over the primitives of the ones above
+# --- families that only need data for the primitives above
 case("gemma-plain", "gemma", GEMMA2, plus_one=True)
 case(
     "gemma-one-kv",
@@ -1187,7 +1187,7 @@ case(
     mlp_layer_types=["dense", "sparse", "sparse"],
     first_k_dense_replace=...,
 )
-# as far as rows choose among their positions; dimensions, heads and layers as published ones have them in proportion
+# rows select among their positions; dimensions, heads and layers in the proportions of published models
 CHOOSES = dict(INDEXER, index_topk=11, index_n_heads=26)
 case("deepseek_v3-v32-chooses", "deepseek_v32", DSV3, **CHOOSES)
 case(
@@ -1507,7 +1507,7 @@ case(
     swiglu_limit=7.0,
 )
 
-# --- factors, norms and activations of their own
+# --- separate factors, norms and activations
 COHERE = dict(
     LLAMA,
     layer_norm_eps=1e-2,
@@ -2154,7 +2154,7 @@ case(
     ),
 )
 
-# selective scans: heads of odd width, groups, a state that is no multiple of a vector; with experts and without, with positions and without
+# selective scans: heads of odd size, groups, a state that is not a multiple of a vector; with and without experts and positions
 GRANITE4 = dict(
     LLAMA,
     hidden_size=60,
@@ -2431,7 +2431,7 @@ case(
 )
 case("mamba2-modern-bf16", "mamba2", MAMBA2, modern=True, dtype="bf16", n_groups=6, state_size=7)
 
-# rates of channels: a state of 16 rows and of odd numbers, norms of what steps, B and C are made of, attention and experts beside
+# Mamba: rates per channel, states of 16 and of odd numbers of rows, norms of dt, B and C, with attention and experts
 MAMBA = dict(
     vocab_size=131,
     hidden_size=60,
@@ -2541,7 +2541,7 @@ case(
     mamba_d_state=33,
 )
 
-# attention and a feed-forward whose weights layers share, in turn, with low-rank matrices of each layer; transformers shares them where the head is tied
+# attention and a feed-forward with weights shared by layers in rotation, with low-rank matrices per layer; transformers shares them if the head is tied
 ZAMBA2 = dict(
     vocab_size=131,
     hidden_size=60,
@@ -2600,7 +2600,7 @@ case(
 )
 
 
-# --- heads by the kind of layer, keys that are values, layers that share them, per-layer embeddings, experts beside a dense feed-forward
+# --- heads per kind of layer, keys used as values, shared keys and values, per-layer embeddings, experts in parallel to a dense feed-forward
 GEMMA4 = dict(
     vocab_size=149,
     hidden_size=60,
@@ -2815,7 +2815,7 @@ case(
 )
 
 
-# --- norms of heads that are layer norms, q, k and v cut off, experts chosen one after the other
+# --- layer norms on heads, clamped q, k and v, experts selected one at a time
 PERSIMMON = dict(
     LLAMA,
     layer_norm_eps=1e-2,
@@ -2964,7 +2964,7 @@ case(
 )
 
 
-# --- chunks of the text, unit norms behind rope, queries that grow, an expert whose input is weighted
+# --- chunked attention, unit norms after rope, queries scaled by position, an expert with weighted input
 LLAMA4 = dict(
     LLAMA,
     head_dim=12,
@@ -3084,7 +3084,7 @@ case(
     first_k_dense_replace=2,
     sliding_window=33,
 )
-# --- heads, rope tables and limits by the kind of layer, gates of a head; lists go on for layers that predict further tokens
+# --- heads, rope tables and limits per kind of layer, gates per head; lists continue with MTP layers
 STEP = dict(
     vocab_size=131,
     hidden_size=60,
@@ -3330,7 +3330,7 @@ case(
     attention_bias=True,
 )
 
-# --- of 2026: experts of a mean, rope turned round, sinks and bases by layer, latents with factors, convolutions beside windows
+# --- models of 2026: averaged experts, rope in the opposite direction, sinks and bases per layer, latents with factors, convolutions with windows
 COHERE2_MOE = dict(
     {
         k: v
@@ -3786,7 +3786,7 @@ case(
     moe_layer_freq=[0, 0, 1],
 )
 
-# --- what transformers lacks: relatives of llama by other names
+# --- models that transformers lacks: relatives of llama with other names
 case(
     "llama-xverse",
     "xverse",
@@ -3961,8 +3961,8 @@ def rounded_weights(c, shapes, seed):
 
 
 def as_published(c, shapes):
-    """transformers 5 cuts OLMo-Hybrid's convolution into three equal parts, whatever q, k and v are, gives the second norm of all layers one name, and Kimi Linear's
-    dense layers the name of those with experts."""
+    """Undo changes of transformers 5: it splits OLMo-Hybrid's convolution into three equal parts, whatever the sizes of q, k and v, gives the second norm of all layers
+    one name, and gives Kimi Linear's dense layers the names of MoE layers."""
     if c["config"]["model_type"] == "kimi_linear" and not c["modern"]:
         return {re.sub(r"block_sparse_moe\.(\w+_proj)", r"mlp.\1", n): s for n, s in shapes.items()}
     if c["config"]["model_type"] != "olmo_hybrid":
@@ -3992,7 +3992,7 @@ def transformers_model(c, seed):
 
     auto = AutoModelForImageTextToText if c["vision"] else AutoModelForCausalLM
     create = auto.from_config
-    if c["config"]["model_type"] == "mistral4":  # a class without an entry among the automatic ones
+    if c["config"]["model_type"] == "mistral4":  # a class without an entry in the Auto classes
         auto, create = Mistral4ForCausalLM, Mistral4ForCausalLM._from_config
     if c["vision"]:
         inner = c["config"]
@@ -4062,10 +4062,7 @@ def transformers_model(c, seed):
             output_loading_info=True,
         )
         given = rounded_weights(c, shapes, seed)
-        for (
-            n,
-            p,
-        ) in model.named_parameters():  # some classes make their embedding anew after it was loaded
+        for n, p in model.named_parameters():  # some classes recreate their embedding after loading
             if n in given and list(p.shape) == shapes[n]:
                 p.data.copy_(torch.from_numpy(given[n]))
         problems = {k: v for k, v in info.items() if v and k != "missing_keys"}
@@ -4085,7 +4082,7 @@ def transformers_model(c, seed):
         return run(ids, model.double())
 
     def hidden(ids):
-        """The stream behind each layer [layers, len(ids), hidden]"""
+        """The stream after each layer [layers, len(ids), hidden]"""
         layers = next(
             m
             for n, m in model.named_modules()
@@ -4156,9 +4153,9 @@ def make(name, c):
             gaps.append(float(top[1] - top[0]) / spread)
             greedy.append(int(row.argmax()))
             row = run(ids + greedy)[-1]
-        # a second opinion: how far fp32 itself is from fp64
+        # cross-check: distance between fp32 and fp64
         wobble = float(np.abs(run64(ids) - logits).max()) / spread
-        # the next token must not hang on rounding, nor repeat itself so that it shows nothing
+        # the next token must not depend on rounding, and the tokens must vary
         if wobble < 4e-6 and min(gaps, default=1) > 2e-3 and (not greedy or len(set(greedy)) > 2):
             break
     else:

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/mtp/heads.json: what the head of a checkpoint that predicts further tokens says, for golden models with such a layer behind their last.
+"""Write tests/golden/mtp/heads.json: outputs of draft heads (MTP layers) of golden models.
 
-transformers leaves these layers out. So the head is put together as DeepSeek's description and the servers that run it have it:
+transformers omits these layers. The head is therefore built as in DeepSeek's description and in servers that run it:
 
-    rows [T, H]   the model's rows behind its final norm; for guesses further on the head's own, behind shared_head.norm (ERNIE 4.5's has none). Step 3.5's stand in
-                  front of these norms, and its logits are by a matrix of the head
-    x = eh_proj([enorm(embed(token behind the row)) | hnorm(row)])
+    rows [T, H]   the model's rows after its final norm; for further draft tokens the head's own, after shared_head.norm (ERNIE 4.5 has none). Step 3.5 uses rows
+                  before these norms, and its head has its own output matrix
+    x = eh_proj([enorm(embed(token after the row)) | hnorm(row)])
     x = one layer of the model's kind, causal over all rows so far;  logits = lm_head(shared_head.norm(x))
 
-with transformers' layer, norm and head (a model of one layer that is given x). Embedding and head are the model's own: checkpoints hold a second copy.
-Needs torch and transformers 5. Run again:  python tests/golden/make_mtp.py
+with transformers' layer, norm and head (a model of one layer with input x). Embedding and head are the model's: checkpoints contain a second copy.
+Needs torch and transformers 5. Run:  python tests/golden/make_mtp.py
 """
 
 import json
@@ -35,7 +35,7 @@ MODELS = [
     "ernie4_5_moe-plain",
     "step3p5-plain",
 ]
-# a model of the one layer that a head has
+# settings of a model with one layer, that of the head
 ONE = {
     "qwen3_next": dict(layer_types=["full_attention"]),
     "qwen3_5": dict(layer_types=["full_attention"]),
@@ -52,7 +52,7 @@ ONE = {
         moe_layers_enum=None,
     ),
 }
-WRAPPED = {"step3p5": "step3p7"}  # the class is that of the language model of this one
+WRAPPED = {"step3p5": "step3p7"}  # the class is the language model of this one
 OUT = os.path.join(W.HERE, "mtp", "heads.json")
 GUESSES = 4
 

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/ops.txt: inputs and expected outputs of every op of ops/ops.def, for tests/unit/test_ref_ops.c.
+"""Write tests/golden/ops.txt: inputs and expected outputs of every op of ops/ops.def, for tests/unit/test_ref_ops.c.
 
 The expectations come from torch in double precision (its own rms_norm, layer_norm, gelu, attention and so on), not
-from this project. Needs torch; run it again only when an op changes:  python tests/golden/make_ops.py
+from this project. Needs torch; run it only when an op changes:  python tests/golden/make_ops.py
 
-The file is a list of cases, a word a line item:
+The file is a list of cases:
   case OP NAME
   attr KEY i|f|s VALUE
   step n_tok ... / arrays of the step
   none | f32 | i32 | weight | vector | rope | pool      arguments in the order of ops.def
-  out ARG n values                                      what argument ARG must hold afterwards
+  out ARG n values                                      expected content of argument ARG
   end
 """
 
@@ -85,7 +85,7 @@ class Case:
         return self.none() if t is None else self.arg(f"vector {t.numel()} {numbers(t)}")
 
     def pool(self, mla, kv_heads, k_dim, v_dim, dtype, k=None, v=None, seqs=None):
-        """k, v: what lies in it already, rows of all sequences in turn; seqs: rows of each."""
+        """k, v: initial contents, the rows of all sequences concatenated; seqs: number of rows of each."""
         text = f"pool {int(mla)} {kv_heads} {k_dim} {v_dim} {dtype}"
         if k is None:
             return self.arg(text + " 0")
@@ -95,11 +95,11 @@ class Case:
         )
 
     def state(self, heads, rows, cols, t):
-        """what lies in a pool of states: t [sequences, heads, rows, cols]"""
+        """contents of a pool of recurrent states: t [sequences, heads, rows, cols]"""
         return self.arg(f"state {heads} {rows} {cols} {t.shape[0]} {numbers(t)}")
 
     def room(self, n, kind="f32"):
-        """an output of n elements, filled with junk by the test"""
+        """an output of n elements, which the test fills with garbage"""
         self.last_room = self.n_arg
         return self.arg(f"room {kind} {n}")
 
@@ -148,7 +148,7 @@ def angles(pos, dims, theta=100.0):
 
 
 def rotate(x, ang, style):
-    """x [T, heads, R]; complex multiplication, not the formula of the implementation"""
+    """x [T, heads, R]; by complex multiplication, unlike the implementation"""
     half = ang.shape[-1] // 2
     turn = torch.complex(ang[:, None, :half], ang[:, None, half:])
     if style == "half":
@@ -251,9 +251,9 @@ Case("gather_rows", "two", width=3).step([0, 1, 2, 3], out_row=[1, 3]).f32(x).ro
 ).end()
 
 
-# --- attention: torch's own, with the mask and biases as an added matrix
+# --- attention: torch's own, with mask and biases as an additive matrix
 def slopes(heads, max_bias=8.0):
-    """ALiBi paper, its appendix: recursion over the nearest power of two"""
+    """Slopes as in the appendix of the ALiBi paper: recursion over the nearest power of two"""
 
     def power(n):
         start = 2 ** (-max_bias / n)
@@ -278,7 +278,7 @@ def attend(q, k, v, pos, scale, cap=0.0, window=0, prefix=0, alibi=0.0, sink=Non
     if window:
         seen &= (j // window == p // window) if chunk else j > p - window
     s = s.masked_fill(~seen, -math.inf)
-    if sink is not None:  # a column more, whose value is 0
+    if sink is not None:  # one more column with value 0
         s = torch.cat([s, sink[:, None, None].expand(-1, s.shape[1], 1)], -1)
     return torch.einsum("htj,jhd->thd", s.softmax(-1)[..., : k.shape[0]], v)
 
@@ -331,7 +331,7 @@ for name, heads, kv, dim, v_dim, cap, window, prefix, alibi, dtype in ATT:
         False, kv, dim, v_dim, dtype, k, v, seqs
     ).none().vector(sink).room(6 * heads * v_dim).out(y).end()
 
-# appended by the op, read back by the attention of a later case: here only that each row lands where it belongs
+# appended by the op and read by the attention of a later case; this case only checks the position of each row
 k, v = rnd(35, 2, 4), rnd(35, 2, 3)
 page = 32 * 2 * (4 + 3)
 want = torch.zeros(2, page)
@@ -352,7 +352,7 @@ Case("mla_append", "pages", kv_rank=5, rope_dim=2).step(list(range(35))).f32(c).
     True, 1, 7, 0, "f32"
 ).none().out(want, 2).end()
 
-# MLA: keys and values expanded, then plain attention, which is the unabsorbed form
+# MLA: expanded keys and values, then plain attention (the unabsorbed form)
 heads, rank, nope, rope, v_dim = 3, 5, 4, 2, 6
 c, r, q = rnd(40, rank), rnd(40, rope), rnd(3, heads, nope + rope)
 k_b, v_b = rnd(heads * nope, rank), rnd(heads * v_dim, rank)
@@ -559,7 +559,7 @@ for name, style, qk, with_rope in (
     case.arg(f"rope 4 {numbers(ang)}") if with_rope else case.none()
     case.pool(False, kv, dim, dim, "f32").room(3 * heads * dim).out(q).none().out(want, 8).end()
 
-# a mixture in three steps: what the first two make is what the unfused ops would
+# MoE in three steps: the results of the first two equal those of the unfused ops
 for name, bias, score, renorm, scale, groups, keep, gs, mix in (
     ("softmax", 0, "softmax", 1, 1.0, 1, 1, "max", 0),
     ("v3", 1, "sigmoid", 1, 2.5, 4, 2, "top2", 0),
@@ -665,7 +665,7 @@ for name, shared, mix, scale, act, limit in (
     case = case.weight(sd) if shared else case.none()
     (case.none() if mix else case.f32(r)).room(15).out(y).end()
 
-# latent attention in the two forms that fusion leaves: which one the rows take follows from how many there are
+# latent attention in the two forms after fusion: the number of rows determines the form
 heads, rank, nope, rope, v_dim = 3, 5, 4, 2, 6
 c, r, q = rnd(40, rank), rnd(40, rope), rnd(3, heads, nope + rope)
 k_b, v_b = rnd(heads * nope, rank), rnd(heads * v_dim, rank)
@@ -762,14 +762,14 @@ for form, expand in (("absorbed", 0), ("expanded", 3)):
         )
         case.room(3 * heads * (rank + rope)).out(wide).none().out(page, 7).end()
 
-# gates of pieces of a row, of each element
+# gates per group of a row, per element
 for groups in (3, 12):
     x, s = rnd(2, 12), rnd(2, groups)
     Case("gate_mul", f"groups{groups}", width=12, groups=groups, gate="sigmoid").step([0, 1]).f32(
         x
     ).f32(s).room(24).out(x * torch.sigmoid(s).repeat_interleave(12 // groups, 1)).end()
 
-# States: the first sequence goes on behind position 4, the second begins, whatever lies in its place; more and fewer rows than the window has
+# Recurrent states: the first sequence continues after position 4, the second starts and ignores the old contents of its slot; more and fewer rows than the window
 POS, SEQ = [4, 5, 6, 7, 8, 0, 1], [0, 0, 0, 0, 0, 1, 1]
 for gate, taps, bias in (("silu", 4, None), ("none", 5, rnd(3)), ("none", 2, rnd(3))):
     width, n = 3, [5, 2]
@@ -940,7 +940,7 @@ Case(
     group_score="max",
 ).step(list(range(4))).f32(x).vector(b).room(12, "i32").out(ids).room(12).out(wt).end()
 
-# layer norms of heads; what is kept within a limit; experts one after the other
+# layer norms on heads; clamping; experts selected one at a time
 for name, own, bias in (("shared", 0, 1), ("each", 1, 0)):
     x, w, b = rnd(2, 3, 4, scale=2) + 3, rnd(3, 4) if own else rnd(4), rnd(4) if bias else None
     y = torch.stack([layer(x[:, h], w[h] if own else w, b, 0.02) for h in range(3)], 1)
@@ -954,7 +954,7 @@ Case("clamp", "plain", width=7, limit=0.6).step([0, 1]).f32(x).room(14).out(
 
 
 def mixer(x, top_k, jitter):
-    """The published steps: a threshold relative to each score, a softmax over what is left, the best one masked out"""
+    """The published algorithm: a threshold relative to each score, a softmax over the remaining scores, then the best one is masked"""
     scores, masked, ids, wt = x, x, [], []
     for _ in range(top_k):
         top, best = masked.max(-1, keepdim=True)
@@ -986,7 +986,7 @@ for top_k, jitter in ((2, 0.3), (5, 0.05)):
         1.5 * wt
     ).end()
 
-# pieces of the positions; the one expert of a row, whose input is weighted
+# attention in chunks; one expert per row with weighted input
 k, v, q = rnd(40, 1, 4, scale=2), rnd(40, 1, 3), rnd(4, 2, 4)
 y = attend(q, k, v, [5, 8, 9, 39], 0.7, window=9, chunk=1)
 Case(
@@ -1012,7 +1012,7 @@ Case("expert_input", "plain", hidden=5).step([0, 1, 2]).f32(x).f32(w).room(15).o
     3
 ).out(torch.ones(3, 1)).end()
 
-# limits behind the activation, gates through softplus
+# limits after the activation, softplus gates
 x, u = rnd(2, 7, scale=3), rnd(2, 7, scale=3)
 for limit in (0.0, 1.25):
     Case("glu", f"silu_limit_{limit}", width=7, act="silu_limit", limit=limit).step([0, 1]).f32(
@@ -1025,7 +1025,7 @@ for groups in (3, 12):
         [0, 1]
     ).f32(x).f32(s).room(24).out(x * F.softplus(s).repeat_interleave(12 // groups, 1)).end()
 
-# an indexer: its keys, what it chooses of them, and latent attention over that. Scores of row 0 are of few values, so that positions decide; row 1 sees no more than are chosen
+# an indexer: its keys, its selection, and latent attention over the selection. Scores of row 0 have few distinct values, so that positions break ties; row 1 attends to no more positions than are selected
 k = rnd(35, 6)
 want = torch.zeros(2, 32 * 6)
 for p in range(35):
@@ -1096,7 +1096,7 @@ for op, x, want, more in (("mla_attention", q, y, {}), ("mla_attend", wide, o, d
         want
     ).end()
 
-# streams side by side; elements above a row's own mean
+# parallel streams; elements above the mean of their row
 x = rnd(3, 9, scale=2)
 m, d = x.mean(-1, keepdim=True), x.std(-1, keepdim=True, unbiased=False)
 Case("gaussian_topk", "plain", width=9, scale=0.8).step([0, 1, 2]).f32(x).room(27).out(
@@ -1120,7 +1120,7 @@ Case("stream_add", "but_first", width=5, groups=3, first=1).step([0, 1]).f32(x).
     x + z[:, None] * torch.tensor([0.0, 1, 1])[:, None]
 ).end()
 
-# rows for experts whose columns lie in an order of their own, and experts that take such
+# rows for experts with permuted columns, and experts that read such rows
 x, order, ids = (
     rnd(3, 5),
     torch.stack([torch.randperm(5) for _ in range(4)]),

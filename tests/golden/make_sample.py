@@ -1,4 +1,4 @@
-"""Goldens of sampling: what transformers' logits processors leave of a distribution, one case a line of numbers.
+"""Goldens of sampling: the distribution after transformers' logits processors, one case per line.
 
 Line of a case: temperature top_k top_p min_p typical_p repetition min_tokens watermark, then counts and items of logit_bias
 (id value) and bad_words (length ids), then the probabilities. The processors run in the order of runtime/sample/sampler.h."""
@@ -88,7 +88,7 @@ with open("tests/golden/sample.txt", "w") as f:
             + " ".join(map(number, probabilities(*c).tolist()))
             + "\n"
         )
-    # which tokens the watermark favours in a vocabulary of usual size: how many, and a sum that knows each of them
+    # tokens that the watermark favours in a vocabulary of realistic size: their number, and a checksum over all of them
     for vocab, last in (
         (49152, 0),
         (49152, 1),

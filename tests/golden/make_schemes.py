@@ -1,10 +1,10 @@
-"""Small models as the packages quantise and save them, into tests/golden/schemes/<case>: config.json, model.safetensors, logits.npz.
+"""Write small models as the packages quantise and save them to tests/golden/schemes/<case>: config.json, model.safetensors, logits.npz.
 
     make_schemes.py [case ...]
 
 Needs torch, transformers 5.23 and, for the cases named after them, compressed-tensors 0.20, gptqmodel 7.7, autoawq 0.2.9, bitsandbytes 0.50,
 nvidia-modelopt 0.47, amd-quark 0.13, torchao 0.18, hqq 0.2.8, optimum-quanto 0.2.7, mlx 0.32.4 with mlx-lm 0.32.2. The logits
-are those of transformers in fp32 on the values that scheme_values.py reads; before that these are held to what the package itself loads.
+are those of transformers in fp32 with the values that scheme_values.py reads. These values are first compared with those that the package itself loads.
 """
 
 import copy
@@ -44,7 +44,7 @@ PROMPT = ids(20, 7)
 
 
 def base(path, intermediate=96):
-    """Columns of unequal size, as in real models: otherwise orders of columns and scales of channels would show nothing."""
+    """Columns of unequal magnitude, as in real models: otherwise column orders and channel scales would have no effect."""
     torch.manual_seed(3)
     m = LlamaForCausalLM(
         LlamaConfig(
@@ -78,7 +78,7 @@ def base(path, intermediate=96):
 
 
 def deepseek(path):
-    """Latent attention, whose kv_b comes apart by rows of each head, and experts"""
+    """Latent attention, whose kv_b is split by rows per head, and experts."""
     torch.manual_seed(4)
     m = DeepseekV3ForCausalLM(
         DeepseekV3Config(
@@ -278,7 +278,7 @@ def four_bits(kind, nested):
         import bitsandbytes.functional as F
         from bitsandbytes.backends.default.ops import (
             _dequantize_4bit_compute as values,
-        )  # of all devices but CPUs, whose own begins a block with each row
+        )  # layout of all devices but CPUs, where each row starts a block
 
         ours = S.dense(folder)
         for name, layer in m.named_modules():
@@ -296,7 +296,7 @@ def four_bits(kind, nested):
                     torch.float32,
                 )
                 assert (theirs.numpy() == ours[name + ".weight"]).all(), name
-        return None, 0  # where a processor multiplies bf16, it does
+        return None, 0  # on a processor with bf16 multiplication it uses that
 
     return make
 
@@ -313,7 +313,7 @@ def modelopt(config):
                 rule["cfg"]["block_sizes"][-1] = 32
         mtq.quantize(m, c, lambda q: [q(ids(64, i)) for i in range(4)])
         export_hf_checkpoint(m, export_dir=folder)
-        return None, 0  # it quantises activations as well
+        return None, 0  # it also quantises activations
 
     return make
 
@@ -368,7 +368,7 @@ def mlx(**how):
         with open(os.path.join(src, "config.json")) as f:
             c = json.load(f)
         with open(os.path.join(src, "config.json"), "w") as f:
-            json.dump({**c, "rope_theta": 500.0}, f)  # where it looks for it
+            json.dump({**c, "rope_theta": 500.0}, f)  # read from here
         mx.set_default_device(mx.cpu)
         convert(src, mlx_path=folder, quantize=True, **how)
         m, _ = load(folder)
@@ -397,7 +397,7 @@ def hqq_folder(src, folder, bits):
     AutoHQQHFModel.save_to_safetensors(m, folder)
     with open(os.path.join(folder, "config.json")) as f:
         c = json.load(f)
-    c["quantization_config"] = {"quant_method": "hqq"}  # its own place for it is a file of torch's
+    c["quantization_config"] = {"quant_method": "hqq"}  # normally stored in a torch file
     with open(os.path.join(folder, "config.json"), "w") as f:
         json.dump(c, f)
     ours = S.dense(folder)
@@ -432,7 +432,7 @@ def quanto(kind):
 
 
 def quark(spec, **kw):
-    """AMD's: exported, and held to what its own import makes of the folder"""
+    """AMD Quark: exported, and compared with its own import of the folder."""
 
     def make(src, folder):
         from quark.torch import ModelQuantizer, export_safetensors
@@ -456,7 +456,7 @@ def quark(spec, **kw):
 
 
 def fp8_powers(src, folder):
-    """scale_fmt ue8m0: factors of blocks are powers of two"""
+    """scale_fmt ue8m0: block factors are powers of two."""
     from transformers.integrations.finegrained_fp8 import Fp8Quantize
 
     op = Fp8Quantize(
@@ -483,7 +483,7 @@ def fp8_powers(src, folder):
 
 
 def metal(src, folder):
-    """transformers' own affine form; its kernels need a Mac, its dequantiser is torch"""
+    """transformers' own affine form; its kernels need a Mac, its dequantiser runs in torch."""
     from transformers.integrations import metal_quantization as M
 
     out = {}
@@ -506,7 +506,7 @@ def metal(src, folder):
 
 
 def bitnet(src, folder):
-    """transformers' packing; its layer rounds activations as well"""
+    """transformers' packing; its layer also rounds activations."""
     from transformers.integrations.bitnet import pack_weights, unpack_weights
 
     out = {}
@@ -544,7 +544,7 @@ def int8(src, folder):
         device_map="cpu",
     )
     m.save_pretrained(folder)
-    return m, 8e-2  # its activations are int8 as well
+    return m, 8e-2  # its activations are also int8
 
 
 CASES = {
@@ -597,7 +597,7 @@ CASES = {
 
 
 def logits(folder):
-    """transformers in fp32 on what the folder stands for"""
+    """Logits of transformers in fp32 with the dequantised values of the folder."""
     plain = folder + "-plain"
     os.makedirs(plain)
     with open(os.path.join(folder, "config.json")) as f:
@@ -621,7 +621,7 @@ def logits(folder):
 
 def main(names):
     with tempfile.TemporaryDirectory() as tmp:
-        os.chdir(tmp)  # packages leave logs where they run
+        os.chdir(tmp)  # packages write logs to the working directory
         for name in names or CASES:
             src = os.path.join(tmp, f"base-{name}")
             if name == "fp8-deepseek":
@@ -629,7 +629,7 @@ def main(names):
             else:
                 base(
                     src, 128 if name.startswith(("awq", "mlx-4")) else 96
-                )  # AutoAWQ takes rows 64 at a time; MLX leaves what is no whole group
+                )  # AutoAWQ processes 64 rows at a time; MLX does not quantise incomplete groups
             folder = os.path.join(tmp, name)
             os.makedirs(folder, exist_ok=True)
             library, within = CASES[name](src, folder)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/torch: files of torch.save in their forms, and what torch.load finds in each, as safetensors; and holds torch_file.py's
-files against torch.load.
+"""Write tests/golden/torch: files of torch.save in each format, and the values that torch.load reads from them, as safetensors. Also compare
+torch_file.py's files with torch.load.
 
-Needs torch and safetensors. Run again:  python tests/golden/make_torch.py"""
+Needs torch and safetensors. Run:  python tests/golden/make_torch.py"""
 
 import collections
 import os

@@ -1,9 +1,9 @@
-"""Tiny GGUF files of mixtures and of latent attention, in the ways that people's files are made: types mixed by role and by
-layer as llama-quantize mixes them, types of 32 to a block where a row is no multiple of 256, the factors of latent attention
-quantised, or in one tensor as older files have them, and layers that predict further tokens.
+"""Tiny GGUF files with MoE and latent attention, made like published files: types mixed by role and layer as in
+llama-quantize, types with blocks of 32 for rows that are not a multiple of 256, the factors of latent attention
+quantised, or in one tensor as in older files, and MTP layers.
 
-The `gguf` package writes the files and reads their values back; nothing of llmc has a part in either. The weights come from
-names (weights.py), so the tests write the same files as make_mixture_gguf.py, which asks transformers for the logits.
+The `gguf` package writes the files and reads their values back; no code of llmc is involved. Weights are derived from
+names (weights.py), so the tests write the same files as make_mixture_gguf.py, which computes the logits with transformers.
 """
 
 import os
@@ -20,7 +20,7 @@ CASES = {}
 
 
 def case(name, config, types, **more):
-    """types: [(part of a tensor's name, type)], the first that fits; older, nextn: how the file is made"""
+    """types: [(part of a tensor's name, type)], the first match applies; older, nextn: variants of the file"""
     CASES[name] = dict(config=config, types=types, older=False, nextn=0) | more
 
 
@@ -61,13 +61,13 @@ V2 = dict(
     first_k_dense_replace=1,
     moe_layer_freq=1,
 )
-# V2-Lite: no query latent; everything of two dimensions in Q4_0, k_b and v_b as well
+# V2-Lite: no query latent; all matrices in Q4_0, also k_b and v_b
 case(
     "deepseek2-lite-q4_0",
     dict(V2, rope_scaling=dict(YARN, mscale=0.707, mscale_all_dim=0.707)),
     [("", Q.Q4_0)],
 )
-# as Q4_K_M: down in Q6_K in one layer of two; rows that are no multiple of 256 in the types of 32 to a block
+# like Q4_K_M: down in Q6_K in every second layer; rows that are not a multiple of 256 in types with blocks of 32
 case(
     "deepseek2-k-quants",
     dict(
@@ -98,7 +98,7 @@ case(
         ("", Q.Q4_K),
     ],
 )
-# before the absorbed form: kv_b in one tensor, widths of whole heads, neither gating function nor groups
+# older than the absorbed form: kv_b in one tensor, full head sizes, no gating function and no groups
 case(
     "deepseek2-older-q8_0",
     dict(V2, hidden_size=160, kv_lora_rank=32, num_attention_heads=5, num_key_value_heads=5),
@@ -116,7 +116,7 @@ V3 = dict(
     topk_method="noaux_tc",
     scoring_func="sigmoid",
 )
-# rank 40 is no whole block: v_b stays in 16 bits, while k_b has rows of nope_dim; a layer that predicts further tokens
+# rank 40 is not a multiple of a block: v_b remains in 16 bits, but k_b has rows of nope_dim; an MTP layer
 case(
     "deepseek2-v3-nextn",
     dict(V3, kv_lora_rank=40, rope_scaling=dict(YARN, mscale=1.0, mscale_all_dim=1.0)),
@@ -303,8 +303,8 @@ def plain(seed, name, shape):
 
 
 def random_k_blocks(seed, name, shape, kind):
-    """Rows of Q4_K, Q5_K or Q6_K, which the gguf package reads but does not write: any bytes are blocks, only the factors in front
-    of them must be sensible."""
+    """Rows of Q4_K, Q5_K or Q6_K, which the gguf package reads but does not write: any bytes are valid codes, only the scales
+    must be reasonable."""
     blocks, size = int(np.prod(shape)) // 256, gguf.GGML_QUANT_SIZES[kind][1]
     start = np.uint64(int.from_bytes(name.encode()[-7:], "little") ^ (seed << 40) ^ len(name) << 56)
     with np.errstate(over="ignore"):
@@ -329,14 +329,14 @@ def tensor_type(c, name, shape):
     if len(shape) == 1 or "nextn" in name:
         return Q.F32
     if "ffn_gate_inp" in name and not any(part and part in name for part, _ in c["types"]):
-        return Q.F32  # llama-quantize leaves routers alone
+        return Q.F32  # llama-quantize does not quantise routers
     kind = next(t for part, t in c["types"] if part in name)
     assert shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0, (name, shape, kind)
     return kind
 
 
 def stored(c, seed):
-    """name -> (type, bytes as the file has them), and name -> what the gguf package reads out of them"""
+    """name -> (type, bytes in the file), and name -> values that the gguf package reads from them"""
     raw, values = {}, {}
     for name, shape in shapes(c).items():
         kind = tensor_type(c, name, shape)
@@ -350,7 +350,7 @@ def stored(c, seed):
 
 
 def write(path, c, seed, change=None):
-    """change(writer keys, raw tensors): a way to make the file lie"""
+    """change(writer keys, raw tensors): makes the file inconsistent"""
     g, arch = c["config"], ARCH[c["config"]["model_type"]]
     latent = "kv_lora_rank" in g
     blocks = g["num_hidden_layers"] + c["nextn"]

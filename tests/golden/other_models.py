@@ -12,7 +12,7 @@ def rms(x, w, eps):
 
 
 def half_rope(x, pos, theta):
-    """x [T, heads, d]: rotate_half convention"""
+    """x [T, heads, d]; rotate_half convention"""
     d = x.shape[-1]
     a = pos[:, None].to(x.dtype) / theta ** (torch.arange(0, d, 2, dtype=x.dtype) / d)
     c, s = torch.cat([a, a], -1).cos()[:, None], torch.cat([a, a], -1).sin()[:, None]
@@ -95,7 +95,7 @@ class Baichuan:
 
 
 class ChatGLM1:
-    """Prompt: any tokens, gmask, bos. Positions stop at the mask; behind bos the second position counts."""
+    """Prompt: any tokens, gmask, bos. Positions stop at the mask; after bos the second position counts."""
 
     def __init__(self, c):
         self.c = c
@@ -238,7 +238,7 @@ class ChatGLM2:
 
 
 class InternLM2:
-    """q, k and v of a key head side by side; from max_position_embeddings on, `dynamic` stretches the base by the length."""
+    """q, k and v of a key head are adjacent; beyond max_position_embeddings `dynamic` scales the base with the length."""
 
     def __init__(self, c):
         self.c = c
@@ -301,7 +301,7 @@ class InternLM2:
 
 
 class LlamaLike:
-    """What these models have in common with Llama; names and factors are theirs. biased: parts that have a bias."""
+    """Common parts of relatives of Llama; subclasses define names and factors. biased: parts with a bias."""
 
     base, layer, final, head = "model.embed_tokens", "model.layers.{}.", "model.norm", "lm_head"
     parts = dict(
@@ -328,7 +328,7 @@ class LlamaLike:
         self.theta, self.width = c.get("rope_theta", 10000.0), c["intermediate_size"]
 
     def rows(self, i):
-        """shapes of a layer's parts"""
+        """rows of a layer's matrices"""
         h, f, d = self.c["hidden_size"], self.width, self.dim
         return dict(
             n1=[h],
@@ -361,7 +361,7 @@ class LlamaLike:
         )
 
     def factors(self):
-        """of the embedding, of what a block adds, of the logits"""
+        """factors of the embedding, of block outputs, of the logits"""
         return 1.0, 1.0, 1.0
 
     def norm(self, x, w, b):
@@ -422,7 +422,7 @@ class MiniCPM(LlamaLike):
 
 
 class Pangu(LlamaLike):
-    """`bias`: of q, k, v and o"""
+    """`bias`: on q, k, v and o"""
 
     def __init__(self, c):
         super().__init__(c)
@@ -430,7 +430,7 @@ class Pangu(LlamaLike):
 
 
 class MiMo(LlamaLike):
-    """Qwen2 behind which a layer that guesses stands"""
+    """Qwen2 followed by an MTP layer"""
 
     biased = tuple("qkv")
 
@@ -444,7 +444,7 @@ class MiMo(LlamaLike):
 
 
 class Orion(LlamaLike):
-    """Llama with layer norms; its configuration speaks of rms."""
+    """Llama with layer norms, although its configuration names rms."""
 
     biased = "n1", "n2", "final"
 
@@ -453,7 +453,7 @@ class Orion(LlamaLike):
 
 
 class Qwen(LlamaLike):
-    """q, k and v in one with a bias; w2 is the gate, and intermediate_size counts both."""
+    """q, k and v in one tensor with a bias; w2 is the gate, and intermediate_size counts gate and up together."""
 
     base, layer, final = "transformer.wte", "transformer.h.{}.", "transformer.ln_f"
     parts = dict(
@@ -486,7 +486,7 @@ class Qwen(LlamaLike):
 
 
 class DeepSeek(LlamaLike):
-    """DeepSeekMoE: softmax over all experts, the best of them with or without renormalisation, beside experts that all rows share; the first layers are dense."""
+    """DeepSeekMoE: softmax over all experts, top k with or without renormalisation, and shared experts; the first layers are dense."""
 
     def __init__(self, c):
         super().__init__(c)

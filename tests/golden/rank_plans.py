@@ -1,10 +1,10 @@
-"""What ranks hold of each golden model, as text: tests/golden/ranks/tp<N>.txt and pp2.txt, a paragraph a model.
+"""Contents of each rank for each golden model, as text: tests/golden/ranks/tp<N>.txt and pp2.txt, one paragraph per model.
 
-    python3 tests/golden/rank_plans.py         writes them again from plans of build/llmc; the review is the diff. With names: shows those of these models
+    python3 tests/golden/rank_plans.py         rewrites them from plans of build/llmc; review the diff. With names: prints the paragraphs of these models
 
-A paragraph: the sums and joins of a decode step with the bytes of a row, and a digest of their sequence (op, layer, attributes); then a line a rank: bytes of weights, bytes of
-keys and values a token, bytes of states a sequence, and the part of each role that is dealt (rows, or columns as c), where it stands for the first time. Or the
-sentence that refuses it. `check` holds every plan to shapes worked out here from the plan of one rank by the rules of docs/parallel.md, with numpy: nothing of the compiler's dealing."""
+A paragraph has the all-reduces ("sums") and all-gathers ("joins") of a decode step with their bytes per row, and a digest of their sequence (op, layer, attributes). Then one line per
+rank: bytes of weights, of keys and values per token, of recurrent states per sequence, and the part of each sharded role (rows, or columns with c) at its first occurrence. If the model
+cannot be sharded, it has the error message. `check` compares every plan with shapes computed here in numpy from the plan of one rank, by the rules of docs/parallel.md, independently of the compiler."""
 
 import collections
 import hashlib
@@ -35,7 +35,7 @@ BLOCKS = {
 }  # elements, bytes
 
 
-# of the first layers: what rows are dealt as is the same in all
+# only the first layers: all layers are sharded in the same way
 PUBLISHED = {
     name: (name, "n_layers=" + ("4" if name.startswith("deepseek") else "2"))
     for name in [
@@ -61,7 +61,7 @@ PUBLISHED |= {
 
 
 def cases():
-    """A golden model of each family, odd and small; and published shapes of configs/, of the first layers, with heads for eight ranks"""
+    """A golden model of each family, odd and small, and the first layers of published shapes in configs/ with heads for eight ranks."""
     first = {}
     for case in weights.cases():
         first.setdefault(case.split("-")[0], case)
@@ -73,7 +73,7 @@ def path_of(way):
 
 
 def plans(model, way=None):
-    """Plans of all ranks, or the sentence that refuses them. way None: of one rank. model: path, folder for what is made, arguments"""
+    """Plans of all ranks, or the error message. way None: one rank. model: path, output folder, arguments"""
     path, folder, args = model
     out = tempfile.mkdtemp(dir=folder)
     args = args + ["--set", "kv.dtype=f16"] + (["--" + way[:2], way[2:]] if way else [])
@@ -89,7 +89,7 @@ def plans(model, way=None):
     return [json.load(open(os.path.join(out, name))) for name in names]
 
 
-# ---- what a plan says -------------------------------------------------------------------------------------------------
+# ---- contents of a plan -------------------------------------------------------------------------------------------------
 
 
 def role_of(name):
@@ -98,11 +98,11 @@ def role_of(name):
     return int(m[1]) if m[1] else -1, m[2], m[3]
 
 
-number_of = collections.defaultdict(lambda: len(number_of))  # of tensors of checkpoints
+number_of = collections.defaultdict(lambda: len(number_of))  # indices of checkpoint tensors
 
 
 def reads(t):
-    """Rows of the checkpoint that make up the rows of a tensor, in order: the tensor's number in the high half, the row in the low one; and its columns: first, count."""
+    """Rows of the checkpoint that make up a tensor, in order: index of the checkpoint's tensor in the high half, row in the low half; and its columns: first, count."""
     rows = []
     for s in t["src"]:
         i = np.arange(s["n_block"] * s["block"])
@@ -134,7 +134,7 @@ def together(plan):
 
 
 def kept(plan):
-    """Bytes of keys and values a token, and of states a sequence"""
+    """Bytes of keys and values per token, and of recurrent states per sequence."""
     kv = sum(
         2 * p["n_layers"] * p["kv_heads"] * (p["k_dim"] + p["v_dim"])
         for p in plan["pool"]
@@ -152,7 +152,7 @@ def digest(what):
 
 
 def paragraph(name, one, ranks):
-    """The text of a model; ranks: plans, or the sentence that refuses them"""
+    """The paragraph of a model; ranks: plans, or the error message"""
     if isinstance(ranks, str):
         return f"{name}: {ranks}\n"
     said = together(ranks[0])
@@ -192,11 +192,11 @@ def layers_of(plan):
     return sorted({s["layer"] for s in plan["phase"][0]["step"]} - {-1})
 
 
-# ---- what it must say -------------------------------------------------------------------------------------------------
+# ---- expected contents -------------------------------------------------------------------------------------------------
 
 
 def deal(total, unit, n, k):
-    """Places of `total` that rank k of n has: whole units, the first ranks one more where it does not come out even"""
+    """Share of `total` of rank k of n: whole units, with one more for the first ranks if it is uneven."""
     units = np.array_split(np.arange(-(-total // unit)), n)[k]
     return (
         np.concatenate([np.arange(u * unit, min((u + 1) * unit, total)) for u in units])
@@ -211,7 +211,7 @@ def deal_columns(total, block, n, k):
 
 
 def deal_heads(heads, kv_heads, block, n, k):
-    """Query heads and kv heads of a rank: kv heads with those that read them; or one kv head, whose readers are dealt to its ranks. block: of o's columns, in heads, or a part of one"""
+    """Query heads and kv heads of a rank: kv heads with their query heads; or one kv head, whose query heads are split over its ranks. block: columns of o in heads, or a fraction of one"""
     group = heads // kv_heads
     if n <= kv_heads:
         kv = deal(kv_heads, max(1, block // group), n, k)
@@ -222,14 +222,14 @@ def deal_heads(heads, kv_heads, block, n, k):
 
 
 class Whole:
-    """The model on one rank: what its layers deal, from its steps"""
+    """The model on one rank: shared quantities of its layers, from its steps."""
 
     def __init__(self, plan):
         self.plan = plan
         read = {a for phase in plan["phase"] for s in phase["step"] for a in s["arg"]}
         self.tensor = {
             t["id"]: t for t in plan["tensor"] if t["id"] in read
-        }  # not what became part of another
+        }  # not stacked into another
         self.attention = {s["layer"]: s["attr"] for s in steps(plan, "attention", "mla_attention")}
         self.delta = {s["layer"]: s["attr"] for s in steps(plan, "delta_rule")}
         self.experts = {s["layer"]: s["attr"] for s in steps(plan, "moe_ffn")}
@@ -248,14 +248,14 @@ class Whole:
         return deal_heads(a["heads"], a.get("kv_heads", a["heads"]), int(block), n, k)
 
     def delta_heads(self, layer, n, k):
-        """Value heads and key heads: a key head with its value heads, which follow each other"""
+        """Value heads and key heads of a rank: a key head with its consecutive value heads."""
         d = self.delta[layer]
         group = d["v_heads"] // d["k_heads"]
         key = deal(d["k_heads"], 1, n, k)
         return np.concatenate([np.arange(h * group, (h + 1) * group) for h in key]), key
 
     def part(self, name, n, k):
-        """Rows and columns of a tensor that a rank has, as indices; None: all"""
+        """Indices of the rows and columns of a tensor on a rank; None: all."""
         layer, role, rest = role_of(name)
         t = self.tensor[name]
 
@@ -318,13 +318,13 @@ class Whole:
 
 
 def check_rank(whole, plan, n, k):
-    """A rank of tp: each tensor is the part of it that the rules say, row by row"""
+    """Check a rank of tp: each tensor has exactly the rows that the rules give."""
     want_bytes = 0
     for t in plan["tensor"]:
         rows, columns = reads(t)
         if t["id"] not in whole.tensor and t["id"] != "head":
             continue
-        if role_of(t["id"])[1] == "head":  # the embedding's rows where it is tied
+        if role_of(t["id"])[1] == "head":  # rows of the embedding if it is tied
             base = whole.tensor.get(t["id"]) or whole.tensor["embed"]
             vocab = base["rows"]
             part = deal(vocab, 64 if vocab // 64 >= n else 1, n, k), None
@@ -344,13 +344,13 @@ def check_rank(whole, plan, n, k):
         == want_bytes
     )
     missing = whole.tensor.keys() - {t["id"] for t in plan["tensor"]}
-    if k:  # weighted by the router, they are part of one term alone
+    if k:  # weighted by the router, so only one rank may add them
         missing = {t for t in missing if role_of(t)[1] != "e_down_b"}
     assert not missing, missing
 
 
 def check(one, ranks, way):
-    """The oracle: AssertionError where a plan is not what the rules say"""
+    """The oracle: AssertionError if a plan violates the rules."""
     n = WAYS[way]
     if isinstance(ranks, str):
         return
@@ -360,7 +360,7 @@ def check(one, ranks, way):
         layers = [layers_of(p) for p in ranks]
         assert sum(layers, []) == list(range(one["n_layers"])) and all(layers), (
             layers
-        )  # contiguous, each once
+        )  # contiguous and without overlap
         assert not [t for t in ids[0] & ids[1] if role_of(t)[0] >= 0]
         assert set(whole.tensor) <= set().union(*ids)
         for p in ranks:
@@ -376,7 +376,7 @@ def check(one, ranks, way):
     for k, plan in enumerate(ranks):
         assert together(plan) == together(ranks[0]), k
         check_rank(whole, plan, n, k)
-    # keys and values of all ranks: one copy, or as many as ranks share a kv head; latents and states of scans are everywhere
+    # keys and values of all ranks: one copy, or as many as ranks share a kv head; latents and recurrent states of scans are on every rank
     for pool in one["pool"]:
         own = [next(p for p in plan["pool"] if p["id"] == pool["id"]) for plan in ranks]
         places = [p["n_layers"] * p["kv_heads"] * p["k_dim"] * p["v_dim"] for p in own]
@@ -387,7 +387,7 @@ def check(one, ranks, way):
             n // pool["kv_heads"] if pool["id"].startswith("kv") and n > pool["kv_heads"] else 1
         )
         assert sum(places) == copies * total, (pool["id"], places, total)
-    # a sum for each block of a layer at most, each of a row of the stream; the last op of all joins the logits
+    # at most one all-reduce per block, of a row of the stream; the last op gathers the logits
     said = together(ranks[0])
     assert all(a["width"] == one["hidden"] for op, _, a in said if op == "all_reduce")
     places = {
@@ -403,7 +403,7 @@ def check(one, ranks, way):
 
 
 def model(name, folder):
-    """What `plans` takes, of a case; folder: empty"""
+    """Arguments of `plans` for a case; folder: empty"""
     if name in PUBLISHED:
         config, *settings = PUBLISHED[name]
         return (

@@ -1,5 +1,5 @@
-"""What the tensors of a quantised safetensors folder stand for, in numpy: value = scale * (code - zero), or scale * a float of 8 or 4 bits, by the formulas of
-the packages that write them. make_schemes.py holds each to its package; tests use it to see what a folder should be."""
+"""Dequantise the tensors of a quantised safetensors folder in numpy: value = scale * (code - zero), or scale * a float of 8 or 4 bits, by the formulas of
+the packages that write them. make_schemes.py compares each with its package; tests use it as the oracle."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def floats(kind, x):
 
 
 def bits_along(words, bits, axis):
-    """Fields of a stream of 32-bit words along an axis, the lowest bits first; a field may begin in one word and end in the next."""
+    """Fields of a stream of 32-bit words along an axis, lowest bits first; a field may cross a word boundary."""
     w = np.moveaxis(words, axis, -1)
     stream = np.unpackbits(
         np.ascontiguousarray(w).view(np.uint8).reshape(*w.shape[:-1], -1),
@@ -79,14 +79,14 @@ def bits_along(words, bits, axis):
 
 
 def spread(scale, rows, cols, block=None):
-    """A scale for each element: [out, groups], [out], one alone, or a grid of blocks."""
+    """Expand scales to elements: [out, groups], [out], a single one, or a grid of blocks."""
     s = scale.reshape(scale.shape[0] if scale.ndim else 1, -1)
     br, bc = block or (-(-rows // s.shape[0]), -(-cols // s.shape[1]))
     return s[np.arange(rows) // br][:, np.arange(cols) // bc]
 
 
 def powers(kind, x):
-    """A scale: bytes are powers of two"""
+    """Scales; bytes are exponents of two."""
     return (
         np.exp2(x.astype(np.float64) - 127).astype(np.float32)
         if kind in ("U8", "F8_E8M0")
@@ -100,7 +100,7 @@ def pairs(x):
 
 
 def flat(t, name):
-    """bitsandbytes, 4 bits: the first of two in the high nibble, blocks from the first element on"""
+    """bitsandbytes, 4 bits: the first of two in the high nibble, blocks over all elements."""
     get = lambda k: t[f"{name}.weight{k}"][1]  # noqa: E731
     said = json.loads(
         next(v[1].tobytes() for k, v in t.items() if k.startswith(f"{name}.weight.quant_state."))
@@ -118,7 +118,7 @@ def flat(t, name):
 
 
 def module(t, name, config):
-    """The matrix [out, in] of a module, fp32; None where its tensors are no scheme's."""
+    """The matrix [out, in] of a module in fp32; None if its tensors have no known format."""
     has = {k[len(name) + 1 :]: v for k, v in t.items() if k.startswith(name + ".")}
     get = lambda k: floats(*has[k])  # noqa: E731
     if "qweight" in has and (
@@ -173,7 +173,7 @@ def module(t, name, config):
         return np.repeat(s, group, 1) * q + np.repeat(b, group, 1)
     if "W_q" in has:
         bits, size = int(has["nbits"][1]), int(has["group_size"][1])
-        if bits == 3:  # ten in a word
+        if bits == 3:  # ten per word
             q = np.concatenate([has["W_q"][1] >> 27 - 3 * i & 7 for i in range(10)]).astype(
                 np.float32
             )[: len(has["scale"][1])]
@@ -188,7 +188,7 @@ def module(t, name, config):
         )
     if (
         "weight._data._data" in has
-    ):  # quanto: the first part of the groups in the lowest bits; no shape: rows of o and down are the model's width, of others columns
+    ):  # quanto: the first part of the groups in the lowest bits; no stored shape: o and down have `hidden` rows, others have `hidden` columns
         b, s = has["weight._data._data"][1], get("weight._scale")
         bits = 4 if len(b) == -(-len(s) // 2) else 2
         q = np.concatenate([b >> i * bits & (1 << bits) - 1 for i in range(8 // bits)])[
@@ -282,7 +282,7 @@ def module(t, name, config):
 
 
 def dense(folder):
-    """All tensors of the model that a folder stands for: name -> fp32"""
+    """All dequantised tensors of a folder: name -> fp32"""
     with open(os.path.join(folder, "config.json")) as f:
         root = json.load(f)
     config = root.get("quantization_config", {}) | {"hidden": root.get("hidden_size")}

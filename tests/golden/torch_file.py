@@ -1,5 +1,5 @@
-"""Writes folders of pickled weights as they were published before safetensors: pytorch_model.bin, whole or in shards with an index. numpy only;
-make_torch.py holds what is written here against torch.load."""
+"""Write folders of pickled weights as published before safetensors: pytorch_model.bin, as one file or in shards with an index. numpy only;
+make_torch.py checks these files with torch.load."""
 
 import json
 import os
@@ -88,7 +88,7 @@ def write(path, tensors, **how):
 
 
 def write_old(path, tensors):
-    """As torch before 1.6: pickles, then each storage's number of elements and the elements"""
+    """Format of torch before 1.6: pickles, then the number of elements of each storage and the elements."""
     with open(path, "wb") as f:
         f.write(pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2))
         f.write(
@@ -107,7 +107,7 @@ def write_old(path, tensors):
 
 
 def write_shards(folder, tensors, n, writer=write):
-    """pytorch_model-00001-of-0000n.bin and their index; its total is as wrong as ChatGLM's"""
+    """pytorch_model-00001-of-0000n.bin and their index, with a wrong total like ChatGLM's"""
     files = [f"pytorch_model-{i + 1:05d}-of-{n:05d}.bin" for i in range(n)]
     where = {t: files[i % n] for i, t in enumerate(tensors)}
     for f in files:

