@@ -1,5 +1,6 @@
-/* Steps between ranks as launches: over peers' memory (templates/cuda/runtime/collective.cu), or
- * NCCL's gathers with a sum of ours behind them, or through the host (host_staged_comm.c). */
+/* Collectives of a step as kernel launches: over peer memory
+ * (templates/cuda/runtime/collective.cu), as an NCCL gather followed by a sum of ours, or through
+ * the host (host_staged_comm.c). */
 #include "runtime/cuda/rank_group.h"
 
 llmc_status
@@ -44,8 +45,8 @@ cuda_collective_bind(CudaSession *c, CudaStep *k, int number, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* NCCL's way: a piece of the message at a time is gathered, and a kernel makes of it what the op
- * is. */
+/* Collective through NCCL: gather one chunk of the message at a time; a kernel computes the op from
+ * it. */
 static llmc_status
 by_nccl(CudaSession *c, const CudaStep *k, int64_t rows, llmc_error *err)
 {
@@ -113,8 +114,8 @@ cuda_collective_run(CudaSession *c, const CudaStep *k, CommAlgorithm algorithm, 
 	                              : by_peers(c, k, algorithm == ALGO_TWO_SHOT, err);
 }
 
-/* Of a decode step: those of its graph, which another rank may launch where this one has none (a
- * probe looks between its ops). */
+/* Steps of a decode phase: those in its graph. Another rank may launch that graph while this one
+ * launches op by op, because a probe runs between its ops. */
 static int64_t
 rows_of_graph(const CudaSession *c, const CudaStep *k, const int64_t sym[SYM_COUNT])
 {
@@ -132,14 +133,14 @@ cuda_collective_launch(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT]
 {
 	const CudaGroup *g = c->group;
 
-	if (k->step->op == OP_stage_in) /* it is there: pipeline_stages.c */
+	if (k->step->op == OP_stage_in) /* received by pipeline_stages.c */
 		return LLMC_OK;
 	const int64_t rows = rows_of_graph(c, k, sym);
 	unsigned set = g ? g->set : 0;
 	if (cuda_uses_host_comm(c) && !g)
 		return cuda_host_comm_launch(c, k, rows, err);
 	if (k->step->op == OP_all_gather &&
-	    set & 1u << ALGO_ONE_SHOT) /* which has one step alone */
+	    set & 1u << ALGO_ONE_SHOT) /* a gather has only the one-shot algorithm */
 		set &= ~(1u << ALGO_TWO_SHOT);
 	return cuda_collective_run(
 	    c, k,

@@ -1,4 +1,4 @@
-/* The library opened, what it is told of a plan's products, and a product in a step. */
+/* Opens the library, describes the plan's GEMMs to it, and runs one in a step. */
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,7 +47,7 @@ lt_library_open(LtLibrary *l, int driver, llmc_error *err)
 {
 	llmc_status status = open_one(l, cuda_blaslt_names, driver, err);
 
-	/* the first may be made for later drivers, and an older one lie beside it */
+	/* the first may require a newer driver while an older library is installed next to it */
 	for (const char *const *name = cuda_blaslt_names; status != LLMC_OK && l->lib && *name;
 	     name++) {
 		const char *const one[] = { *name, NULL };
@@ -73,11 +73,11 @@ lt_library_close(LtLibrary *l)
 	l->lib = NULL;
 }
 
-/* ---- a session's products ---- */
+/* ---- GEMMs of a session ---- */
 
 typedef enum LtMode { LT_AUTO, LT_ALWAYS, LT_NEVER } LtMode;
 
-/* -1: what is set is none of them */
+/* LLMC_CUBLASLT; -1: not a known word */
 static int
 get_mode(const char **text)
 {
@@ -116,7 +116,7 @@ cublaslt_bytes(const Session *s)
 
 	if (!t || !is_wanted(s, get_mode(&text)))
 		return 0;
-	return t->arch >= 90 ? 32 << 20 : 4 << 20; /* as NVIDIA recommends */
+	return t->arch >= 90 ? 32 << 20 : 4 << 20; /* NVIDIA's recommendation */
 }
 
 static void *
@@ -125,7 +125,7 @@ argument(const CudaStep *k, int i)
 	return i < 0 ? NULL : k->call.a[i];
 }
 
-/* The library's heuristics take matrices to lie at multiples of 256 bytes. */
+/* The library's heuristics assume that matrices are aligned to 256 bytes. */
 static bool
 is_aligned(const CudaStep *k, const PlanGemm *p)
 {
@@ -141,7 +141,7 @@ type_of(Dtype d)
 	return d == DT_BF16 ? LT_R_16BF : d == DT_F16 ? LT_R_16F : LT_R_32F;
 }
 
-/* False: the library does not take it. */
+/* Returns false if the library does not support it. */
 static bool
 describe(CublasLt *lt, LtMatmul *p, Dtype weights)
 {
@@ -175,7 +175,7 @@ forget(CublasLt *lt, LtMatmul *p)
 	p->w = p->x = p->y = NULL;
 }
 
-/* A product for each kernel of mixed steps that has one. */
+/* One entry for each kernel of mixed steps that has a plain GEMM. */
 static llmc_status
 gather(CudaSession *c, CublasLt *lt, llmc_error *err)
 {
@@ -235,8 +235,8 @@ lt_start(CudaSession *c, llmc_error *err)
 	return gather(c, lt, err);
 }
 
-/* What fails in the library, or memory that nobody counts and its kernels take, is no reason to
- * fail. */
+/* A failure of the library, or a lack of memory for its kernels, is not an error: our own kernels
+ * run. */
 llmc_status
 lt_connect(CudaSession *c, bool *done, llmc_error *err)
 {
@@ -316,8 +316,8 @@ lt_heuristic(const CublasLt *lt, LtMatmul *p, int32_t n, LtAlgo *out)
 LtChoice *
 lt_find(LtMatmul *p, int64_t n)
 {
-	/* what was measured for many more rows says nothing of these: between two choices made
-	 * there is at most a factor of 4 */
+	/* A choice measured for many more rows does not apply to these: neighbouring choices differ
+	 * by at most a factor of 4. */
 	for (int i = 0; i < p->n_choice; i++)
 		if (p->choice[i].rows >= n)
 			return p->choice[i].rows < 4 * n ? &p->choice[i] : NULL;
@@ -336,8 +336,8 @@ cublaslt_choice(CudaSession *c, const CudaStep *k, int64_t n)
 	return by && by->library ? by : NULL;
 }
 
-/* What an algorithm that was made for more rows says of these: our own kernels go on. Nothing has
- * been queued then. */
+/* Run the library's algorithm. It may reject a row count although it was chosen for a larger one;
+ * then nothing has been queued and our own kernels run. */
 static bool
 is_refusal(int status)
 {

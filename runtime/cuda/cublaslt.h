@@ -1,12 +1,10 @@
-/* cuBLASLt: products of mixed steps by the vendor's library, where it is there, takes them, and
- * measures faster than our own kernels. Nothing needs it: what it lacks or refuses is done by our
- * own.
+/* cuBLASLt for GEMMs of mixed steps: used where it is installed, supports the matrix, and measures
+ * faster than our own kernels. It is optional: our kernels do whatever it lacks or rejects.
  *
- *   cublaslt.c         the library, what it is told of a plan's products, and doing one as it was chosen
- *   cublaslt_autotune.c  choosing: which way is faster, measured when a session opens, kept in the
- * cache
+ *   cublaslt.c           the library, descriptions of the plan's GEMMs, running one
+ *   cublaslt_autotune.c  the choice, measured when a session opens and kept in the cache
  *
- * LLMC_CUBLASLT: auto (also when unset), always (every product that it takes: to try it), never. */
+ * LLMC_CUBLASLT: auto (default), always (every GEMM that it supports, for experiments), never. */
 #ifndef LLMC_RUNTIME_CUDA_CUBLASLT_H
 #define LLMC_RUNTIME_CUDA_CUBLASLT_H
 
@@ -18,7 +16,7 @@ typedef struct LtLayout_ *LtLayout;
 typedef struct LtPref_ *LtPref;
 typedef struct LtAlgo {
 	uint64_t data[8];
-} LtAlgo; /* opaque; may be kept for the same version of the library */
+} LtAlgo; /* opaque; may be stored for the same version of the library */
 typedef struct LtHeuristic {
 	LtAlgo algo;
 	size_t workspace;
@@ -28,7 +26,7 @@ typedef struct LtHeuristic {
 } LtHeuristic;
 _Static_assert(sizeof(LtHeuristic) == 96, "the library's layout");
 
-enum { /* results that are told apart */
+enum { /* results that are handled differently */
        LT_OK = 0,
        LT_ALLOC_FAILED = 3,
        LT_INVALID_VALUE = 7,
@@ -83,26 +81,26 @@ typedef struct LtLibrary {
 llmc_status lt_library_open(LtLibrary *l, int driver, llmc_error *err);
 void lt_library_close(LtLibrary *l);
 
-/* Below so many rows (in steps and in what is measured) it is always our own: they have kernels for
- * few rows. */
+/* Steps with fewer rows, in use and in measurements, always run our own kernels, which have
+ * variants for few rows. */
 enum { LT_MIN_ROWS = 128, LT_MAX_CHOICES = 24 };
 
-/* Which way for steps of up to `rows` rows; also as it lies in the cache. */
+/* The choice for steps of up to `rows` rows; also its form in the cache file. */
 struct LtChoice {
-	int32_t rows, library;    /* library: 1, or 0: our own */
+	int32_t rows, library;    /* library: 1; 0: our own kernel */
 	float own_us, library_us; /* 0: not measured */
 	LtAlgo algo;
 };
 _Static_assert(sizeof(LtChoice) == 80, "as it lies in the cache");
 
-/* The product of a kernel: of all steps that run it, on their own weights. */
+/* The GEMM of a kernel: shared by all steps that run it, each with its own weights. */
 typedef struct LtMatmul {
 	const PlanKernel *kernel;
 	const PlanGemm *p;
-	int64_t rows, cols; /* of the weights */
+	int64_t rows, cols; /* the weight matrix */
 	LtDesc desc;
-	LtLayout w, x, y; /* column by column: y^T = (w^T)^T x^T */
-	uint64_t n;       /* columns of x and y as they are set */
+	LtLayout w, x, y; /* column-major: y^T = (w^T)^T x^T */
+	uint64_t n;       /* columns that x and y are currently set to */
 	int n_choice;
 	LtChoice choice[LT_MAX_CHOICES]; /* ascending rows */
 } LtMatmul;
@@ -116,18 +114,19 @@ struct CublasLt {
 	int64_t workspace_bytes;
 	int n_product;
 	LtMatmul *product;
-	int *of;        /* [n_kernel] index of its product; -1: none */
-	int64_t n_done; /* products by the library so far */
+	int *of;        /* [n_kernel] index of its GEMM; -1: none */
+	int64_t n_done; /* GEMMs run by the library so far */
 };
 
 /* cublaslt.c: the library's algorithm for n rows. False: it has none. */
 bool lt_heuristic(const CublasLt *lt, LtMatmul *p, int32_t n, LtAlgo *out);
-/* cublaslt.c: the choice for a step of n rows; NULL: none has been made (yet), so our own. */
+/* cublaslt.c: the choice for a step of n rows; NULL: none (yet), use our own kernel. */
 LtChoice *lt_find(LtMatmul *p, int64_t n);
-/* cublaslt.c: c->lt with the plan's products, without choices; NULL when they are not wanted, or
- * there is no library. */
+/* cublaslt.c: set c->lt, with the plan's GEMMs and no choices; NULL if LLMC_CUBLASLT=never or there
+ * is no library. */
 llmc_status lt_start(CudaSession *c, llmc_error *err);
-/* cublaslt.c: a handle and its workspace. Not done: without them; an error is one of the driver. */
+/* cublaslt.c: create a handle and its workspace. *done false: no library; an error is the
+ * driver's. */
 llmc_status lt_connect(CudaSession *c, bool *done, llmc_error *err);
 
 #endif

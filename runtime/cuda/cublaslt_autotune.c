@@ -1,8 +1,8 @@
-/* Our own kernels or the library, for each product and number of rows: both are run on the
- * session's own buffers and weights before its first step, and the faster one is kept in the cache
- * with the algorithm that the library has chosen. So neither is measured, nor the library asked, a
- * second time on this machine. One start measures for BUDGET_S and makes one choice in any case;
- * what is left then is our own's until a later start. */
+/* Our own kernel or cuBLASLt, for each GEMM and number of rows: both run on the session's own
+ * buffers and weights before its first step. The faster one is stored in the cache with the
+ * algorithm that the library chose, so nothing is measured twice on a machine. One start measures
+ * for at most BUDGET_S and makes at least one choice; our own kernels do the rest until a later
+ * start. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,10 @@
 #include "runtime/cuda/cublaslt.h"
 
 #define BUDGET_S 0.5
-enum { ROUNDS = 3, STEPS = 4 /* layers in turn, so that weights come from memory as in a model */ };
+enum {
+	ROUNDS = 3,
+	STEPS = 4 /* layers are used in turn, so that weights come from memory as in a model */
+};
 static const char mark[8] = "llmc lt1";
 
 static void
@@ -29,8 +32,7 @@ keep(LtMatmul *p, const LtChoice *c)
 	p->choice[at] = *c;
 }
 
-/* Numbers of rows that choices are made for: powers of two, then the largest step of the session.
- */
+/* Row counts to measure: powers of two, then the largest step of the session. */
 static int
 list_rows(const CudaSession *c, int32_t first, int32_t rows[LT_MAX_CHOICES])
 {
@@ -45,7 +47,7 @@ list_rows(const CudaSession *c, int32_t first, int32_t rows[LT_MAX_CHOICES])
 
 /* ---- the cache ---- */
 
-/* What a measurement holds for: the device, its driver, the library, our kernel. */
+/* Key of a measurement: the device, its driver, the library, our kernel. */
 static llmc_status
 cache_path(const CudaSession *c, const LtMatmul *p, char key[65], Strbuf *out, llmc_error *err)
 {
@@ -64,7 +66,7 @@ cache_path(const CudaSession *c, const LtMatmul *p, char key[65], Strbuf *out, l
 	return out->failed ? error_set(err, LLMC_E_MEMORY, "out of memory") : LLMC_OK;
 }
 
-/* A file that is not there, damaged or somebody else's is no file. */
+/* A missing or damaged file, or one of another user, is ignored. */
 static void
 recall(const CudaSession *c, LtMatmul *p)
 {
@@ -84,7 +86,7 @@ recall(const CudaSession *c, LtMatmul *p)
 	strbuf_release(&held);
 }
 
-/* Without a cache the next start measures again. */
+/* A failure to write only means that the next start measures again. */
 static void
 remember(const CudaSession *c, const LtMatmul *p)
 {
@@ -111,7 +113,7 @@ is_covered(const LtMatmul *p, int32_t rows)
 	return false;
 }
 
-/* False: choices that the cache holds are all, and all our own. */
+/* Returns false if the cache has all choices and all are our own kernels. */
 static bool
 recall_all(CudaSession *c)
 {
@@ -141,13 +143,12 @@ typedef struct Measure {
 	CudaStep *step[STEPS];
 	CUevent from, to;
 	int64_t sym[SYM_COUNT];
-	double end;     /* of the budget */
-	int n_measured; /* choices; a start makes progress however slow the machine is */
+	double end;     /* time at which the budget ends */
+	int n_measured; /* choices made; each start makes progress however slow the machine is */
 } Measure;
 
-/* Weights as activations: of 16 bits they are what products take, and read as f32 they are numbers,
- * too. Zeros, or what lies in memory that nobody has written, would be multiplied at another clock.
- */
+/* Use weights as activations: 16-bit weights have the right type, and read as f32 they are finite
+ * numbers too. Zeros or uninitialised memory would run at another clock frequency. */
 static llmc_status
 fill_step(Measure *m, const CudaStep *k, llmc_error *err)
 {
@@ -170,7 +171,7 @@ fill_step(Measure *m, const CudaStep *k, llmc_error *err)
 			         d->api.copy_on(
 			             (CUdeviceptr)(uintptr_t)k->call.a[i] + (CUdeviceptr)at, from,
 			             (size_t)(bytes - at < have ? bytes - at : have), m->c->stream),
-			         "preparing to measure matrix products");
+			         "preparing to measure GEMMs");
 	}
 	return LLMC_OK;
 }
@@ -182,14 +183,14 @@ set_step(Measure *m, int32_t rows, llmc_error *err)
 	const int n[4] = { rows, 0, 1, 0 };
 
 	cuda_symbols(m->c, m->sym, rows, 0, 1, 0);
-	/* from memory that is not pinned: read when the call returns */
+	/* pageable memory: the driver has read it when the call returns */
 	CUDA_TRY(d, d->api.copy_up((CUdeviceptr)(uintptr_t)m->c->st.s_n, n, sizeof n, m->c->stream),
-	         "preparing to measure matrix products");
+	         "preparing to measure GEMMs");
 	return LLMC_OK;
 }
 
-/* One way, once: behind a run of the same, so that the device does not wait for the host. by NULL:
- * our own */
+/* Time one run of a candidate. An untimed run is queued first, so that the device does not wait for
+ * the host. by NULL: our own kernel. */
 static llmc_status
 time_once(Measure *m, LtChoice *by, int round, float *us, llmc_error *err)
 {
@@ -197,11 +198,11 @@ time_once(Measure *m, LtChoice *by, int round, float *us, llmc_error *err)
 	CUstream stream = m->c->stream;
 
 	TRY(cuda_launch_kernel(m->c, m->step[2 * round % m->n_step], m->sym, by, true, err));
-	CUDA_TRY(d, d->api.event_record(m->from, stream), "measuring matrix products");
+	CUDA_TRY(d, d->api.event_record(m->from, stream), "measuring GEMMs");
 	TRY(cuda_launch_kernel(m->c, m->step[(2 * round + 1) % m->n_step], m->sym, by, true, err));
-	CUDA_TRY(d, d->api.event_record(m->to, stream), "measuring matrix products");
-	CUDA_TRY(d, d->api.event_sync(m->to), "measuring matrix products");
-	CUDA_TRY(d, d->api.event_ms(us, m->from, m->to), "measuring matrix products");
+	CUDA_TRY(d, d->api.event_record(m->to, stream), "measuring GEMMs");
+	CUDA_TRY(d, d->api.event_sync(m->to), "measuring GEMMs");
+	CUDA_TRY(d, d->api.event_ms(us, m->from, m->to), "measuring GEMMs");
 	*us *= 1000;
 	return LLMC_OK;
 }
@@ -214,7 +215,7 @@ median(const float t[ROUNDS])
 	return t[2] < low ? low : t[2] > high ? high : t[2];
 }
 
-/* The library must be clearly faster: our own keeps the choice where they are equal. */
+/* The library must be clearly faster; on a tie our own kernel is kept. */
 static llmc_status
 measure_rows(Measure *m, int32_t rows, llmc_error *err)
 {
@@ -237,9 +238,9 @@ measure_rows(Measure *m, int32_t rows, llmc_error *err)
 				*err = why;
 			return why.code;
 		}
-		one.library = 0; /* a library that fails here is not asked again */
+		one.library = 0; /* a library that fails here is not tried again */
 	}
-	if (one.library) { /* cleared when it was refused */
+	if (one.library) { /* cleared when the library rejected it */
 		one.own_us = median(own);
 		one.library_us = median(library);
 		one.library = one.library_us < 0.98f * one.own_us;
@@ -248,7 +249,7 @@ measure_rows(Measure *m, int32_t rows, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* The largest steps first: most of a prompt is done by them. */
+/* Largest steps first: they do most of a prompt. */
 static llmc_status
 measure(Measure *m, llmc_error *err)
 {

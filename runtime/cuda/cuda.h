@@ -1,19 +1,28 @@
 /* One GPU: its driver, compiled kernels, weights and sessions. Private to runtime/. The driver and
- * its compiler are opened at run time; nothing of CUDA is needed to build llmc.
+ * its compiler are opened at run time; building llmc needs nothing of CUDA.
  *
- *   find_libraries.c     finding and opening the vendor's libraries       driver_device.c   one device and its context; errors
- *   cuda_target.c   which plans and images a device runs             nvrtc.c    source text -> image of a kernel
- *   kernel_source.c   a kernel's source as one text, and its key       cuda_kernels.c    the kernels of a plan as images
- *   cuda_doctor.c what `llmc doctor` says                          upload_weights.c     weights through pinned buffers
- *   cuda_model.c    what sessions of a model share                   cuda_session.c  memory of a session
- *   cuda_step.c     one step: launches, graphs                       tensor_map.c      tensor maps of steps
- *   cuda_sampler.c   steps that sample on the device                  lt*.c      cuBLASLt for products of mixed steps
- *   cuda_device.c    the table that runtime/device.h asks for         profile.c  what single ops take
- *   rank_group.c    ranks on GPUs of one process                 nccl.c     the same by NCCL; comm_algorithm.c: which of both
+ *   find_libraries.c    finds and opens the vendor's libraries
+ *   driver_device.c     one device and its context; errors
+ *   cuda_target.c       which plans and images a device runs
+ *   nvrtc.c             source text to image
+ *   kernel_source.c     a kernel's source as one text, and its key
+ *   cuda_kernels.c      the kernels of a plan as images
+ *   cuda_doctor.c       the CUDA part of `llmc doctor`
+ *   upload_weights.c    weights through pinned buffers
+ *   cuda_model.c        state shared by the sessions of a model
+ *   cuda_session.c      memory of a session
+ *   cuda_step.c         one step: launches, graphs
+ *   tensor_map.c        tensor maps of steps
+ *   cuda_sampler.c      steps that sample on the device
+ *   cublaslt*.c         cuBLASLt for GEMMs of mixed steps
+ *   cuda_device.c       the row in the table of devices
+ *   profile.c           times of single ops
+ *   rank_group.c        ranks on GPUs of one process
+ *   nccl.c              the same through NCCL; comm_algorithm.c chooses between both
  *   pipeline_stages.c   pipeline stages on GPUs of one process
  *
- * Every call makes the device's own context current and puts back what was: a host program that
- * uses CUDA itself is not disturbed. */
+ * Every call makes the device's own context current and restores the previous one: a host program
+ * that uses CUDA itself is not disturbed. */
 #ifndef LLMC_RUNTIME_CUDA_H
 #define LLMC_RUNTIME_CUDA_H
 
@@ -29,12 +38,12 @@ extern const Device cuda_device; /* cuda_device.c */
 
 enum { CUDA_MIN_DRIVER = 11080 }; /* 11.8: launches with attributes */
 
-/* Open the first of `name` (NULL-terminated) that is found: in $LLMC_CUDA_LIBDIR alone when that is
- * set (and in the folders of the Python wheels below it), else where loaders and toolkits have it.
- * path: where it was. NULL: none */
+/* Open the first of `name` (NULL-terminated) that is found. With $LLMC_CUDA_LIBDIR only that folder
+ * and the Python wheels below it are searched, else the loader's paths and the usual toolkit
+ * folders. path: where it was found. NULL: none */
 void *cuda_lib_open(const char *const *name, char *path, size_t cap);
-/* libcuda.so.1, which belongs to the driver: not in wheels, so when LLMC_CUDA_LIBDIR has NVRTC and
- * not it, it is the system's. */
+/* libcuda.so.1 belongs to the driver and is in no wheel: if LLMC_CUDA_LIBDIR has NVRTC but not this
+ * library, the system's is opened. */
 llmc_status cuda_driver_open(void **lib, CudaApi *api, char *path, size_t cap, llmc_error *err);
 extern const char *const cuda_nvrtc_names[], *const cuda_blaslt_names[], *const cuda_nccl_names[];
 
@@ -47,10 +56,10 @@ typedef struct CudaDevice {
 	CUdevice dev;
 	CUcontext ctx;
 	char name[128];
-	int cc, n_sm, max_shared,
-	    sm_shared; /* shared memory: of a block at most, of a multiprocessor */
+	int cc, n_sm, max_shared, sm_shared; /* shared memory: most per CTA, total per SM */
 	size_t total_bytes;
-	atomic_bool lost; /* a call has said that nothing works until all is closed */
+	/* a call has failed in a way that breaks the context: only closing works */
+	atomic_bool lost;
 } CudaDevice;
 
 /* Open device `number`; with `context` its primary context is retained. */
@@ -58,21 +67,20 @@ llmc_status cuda_device_open(CudaDevice *d, int number, bool context, llmc_error
 void cuda_device_close(CudaDevice *d);
 llmc_status cuda_enter(CudaDevice *d, llmc_error *err);
 void cuda_leave(CudaDevice *d);
-/* The error that a result stands for; `what` was being done. */
+/* Set the error for a driver result; `what` describes the operation. */
 llmc_status cuda_error(CudaDevice *d, CUresult r, llmc_error *err, const char *what, ...)
     __attribute__((format(printf, 4, 5)));
 /* The text of a result: "an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS)" */
 void cuda_result_text(const CudaApi *api, CUresult r, char *buf, size_t cap);
 
-/* return the status of a driver call that failed */
+/* Return the status of a driver call that failed. */
 #define CUDA_TRY(d, call, ...)                                                                     \
 	do {                                                                                       \
 		CUresult cuda_r_ = (call);                                                         \
 		if (cuda_r_ != CU_OK)                                                              \
 			return cuda_error((d), cuda_r_, err, __VA_ARGS__);                         \
 	} while (0)
-/* Cleaning up: an error is told by whoever comes next; an attempt that failed by itself is made
- * once more. */
+/* For cleaning up: an error shows in the next call; a lost device is recorded. */
 #define CUDA_RELEASE(call)                                                                         \
 	do {                                                                                       \
 		if ((call) != CU_OK)                                                               \
@@ -81,18 +89,18 @@ void cuda_result_text(const CudaApi *api, CUresult r, char *buf, size_t cap);
 
 /* ---- cuda_target.c ---- */
 
-/* Plan target for a device of compute capability cc (86 for 8.6): the last of the table that it
+/* Plan target for a device of compute capability cc (86 for 8.6): the most demanding one that it
  * runs; NULL: too old */
 const char *cuda_best_target(int cc);
 /* Does a device run plans of this target, compiled for it? */
 bool cuda_runs(int cc, const char *target);
-/* Architecture that a plan is compiled for on a device: "sm_90a"; a plan of sm_80 on a device
- * of 8.6 is compiled for sm_86. cc 0: ahead of time, for the plan's own */
+/* Architecture that a plan is compiled for on a device: "sm_90a"; a plan of sm_80 on a device of
+ * 8.6 is compiled for sm_86. cc 0: ahead of time, for the plan's own target */
 void cuda_arch(int cc, const char *target, char out[16]);
 /* Do images for sm_<arch> run on a device? */
 bool cuda_arch_fits(int arch, int cc);
-/* Best target for GPU number `number` of this machine; E_MISSING: no driver, no GPU; E_RANGE: no
- * such number. */
+/* Best target for GPU `number` of this machine. E_MISSING: no driver, no GPU; E_RANGE: no such
+ * number. */
 llmc_status cuda_target(int number, char out[32], llmc_error *err);
 /* Do images of a plan that were built ahead of time run on a device? */
 bool cuda_image_fits(const char *target, int cc);
@@ -107,23 +115,23 @@ typedef struct Nvrtc {
 	int n_arch, arch[64];
 } Nvrtc;
 
-/* E_MISSING: there is none, or none that this driver takes code from (driver 0: any will do). */
+/* E_MISSING: there is none, or none whose code this driver accepts (driver 0: any will do). */
 llmc_status nvrtc_open(Nvrtc *n, int driver, llmc_error *err);
 void nvrtc_close(Nvrtc *n);
-/* Compile; *log is what NVRTC said (may be NULL). E_CHECK: it does not compile, the log says why.
- * Any thread. */
+/* Compile; *log receives NVRTC's log (may be NULL). E_CHECK: it does not compile, see the log. Any
+ * thread. */
 llmc_status nvrtc_compile(const Nvrtc *n, const char *source, const char *name, const char *arch,
                           Strbuf *image, Strbuf *log, llmc_error *err);
-extern const char nvrtc_options[]; /* as one text, for keys */
+extern const char nvrtc_options[]; /* joined, for keys */
 
 /* ---- kernel_source.c ---- */
 
-/* A kernel's file with the headers that it includes put in place (#line keeps their names): what is
- * compiled is what is hashed. */
+/* A kernel's file with its includes expanded (#line keeps their names): the text that is compiled
+ * is the text that is hashed. */
 llmc_status cuda_source_read(const char *artifact, const char *file, Strbuf *out, llmc_error *err);
-/* A kernel of the runtime itself, from what is built into llmc ("runtime/begin.cu"). */
+/* A kernel of the runtime itself, embedded in llmc ("runtime/begin.cu"). */
 llmc_status cuda_source_embedded(const char *file, Strbuf *out, llmc_error *err);
-/* What an image is known by: source without its opening comment, options, architecture. */
+/* Key of an image: hash of the source without its opening comment, options, architecture. */
 void cuda_source_key(const Strbuf *source, const char *arch, char hex[65]);
 
 /* ---- cuda_kernels.c ---- */
@@ -133,43 +141,43 @@ typedef struct CudaBuild CudaBuild;
 typedef struct CudaBuildOptions {
 	const char *artifact;
 	int n_jobs;
-	int cc, driver; /* of the device; cc 0: for the plan's own architecture (ahead of time) */
+	int cc, driver; /* cc of the device; 0: the plan's own architecture (ahead of time) */
 	const char *device_name;
 	bool cache_warned; /* as in KernelBuildOptions */
 	llmc_log_fn log;
 	void *log_user;
 } CudaBuildOptions;
 
-/* Find what is built already and start compiling the rest on threads of their own. The log is
- * called by the caller's thread, from poll and wait. */
+/* Find images that exist and start compiling the others on background threads. The log function is
+ * called on the caller's thread, from poll and wait. */
 llmc_status cuda_build_start(const Plan *plan, const CudaBuildOptions *opt, CudaBuild **out,
                              llmc_error *err);
 void cuda_build_poll(CudaBuild *b);
 llmc_status cuda_build_wait(CudaBuild *b, llmc_error *err);
-void cuda_build_close(CudaBuild *b); /* stops and waits when it is not done */
-/* After wait. Units: files of the plan, each once, then the runtime's own kernels. */
+void cuda_build_close(CudaBuild *b); /* stops and waits if it is not done */
+/* Valid after wait. Units: each file of the plan once, then the runtime's own kernels. */
 int cuda_build_units(const CudaBuild *b);
 int cuda_build_unit_of(const CudaBuild *b, int kernel);
 int cuda_build_own(const CudaBuild *b, const char *name); /* unit of a kernel of the runtime */
 const Strbuf *cuda_build_image(const CudaBuild *b, int unit);
 const char *cuda_build_name(const CudaBuild *b, int unit);
-/* The image did not load: compile it here, whatever was shipped. */
+/* The image did not load: compile it here, even if one was shipped. */
 llmc_status cuda_build_again(CudaBuild *b, int unit, const char *why, llmc_error *err);
 /* Compile all kernels of the plan into artifact/aot/sm_XX/ with a manifest. */
 llmc_status cuda_build_ship(const Plan *plan, const CudaBuildOptions *opt, llmc_error *err);
 
 /* ---- upload_weights.c ---- */
 
-/* The weights of a plan in one piece of device memory at `base`, offset[i] each. poll: called now
- * and then. */
+/* Load the weights of a plan into one block of device memory at `base`, each at offset[i]. poll:
+ * called now and then. */
 llmc_status cuda_weights_load(CudaDevice *d, Weights *w, const WeightsOptions *opt,
                               CUdeviceptr base, const int64_t *offset, int64_t bytes,
                               void (*poll)(void *user), void *poll_user, llmc_error *err);
 
 /* ---- what a machine has ---- */
 
-/* What `llmc doctor` says of CUDA: a JSON object (free() it) with driver, NVRTC, devices, cuBLASLt,
- * NCCL, each found or with how to get it. */
+/* The CUDA part of `llmc doctor`: a JSON object (free() it) with driver, NVRTC, devices, cuBLASLt
+ * and NCCL, each found or with how to install it. */
 llmc_status cuda_describe(char **json, llmc_error *err);
 /* Read bytes/s of a GPU's memory; 0: it could not be measured. */
 double cuda_bandwidth(int number);

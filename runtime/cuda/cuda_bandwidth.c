@@ -1,13 +1,12 @@
-/* Read bandwidth of a device, by a kernel of our own: what shares of bandwidth are measured
- * against. */
+/* Read bandwidth of a device, measured with a kernel of our own: the reference for bandwidth
+ * shares. */
 #include <string.h>
 
 #include "base/clock.h"
 #include "runtime/cuda/cuda.h"
 
-/* Bytes read by one launch: few where they take long (an emulator), else so many times what the
- * device says that its L2 holds, which is 2 GB on all but the smallest GPUs, and little on an
- * emulator, which states a small one. */
+/* Bytes read per launch: few where that takes long (an emulator), else CACHES times the L2 size
+ * that the device reports, 2 GB on all but the smallest GPUs. */
 enum { FEW = 4 << 20, RUNS = 9, CACHES = 256 };
 static const size_t MOST = (size_t)2 << 30;
 
@@ -17,7 +16,7 @@ typedef struct Arg {
 	CUdeviceptr out;
 } Arg;
 
-/* Seconds of the fastest of several launches over n bytes; 0: it does not work. */
+/* Seconds of the fastest of several launches over n bytes; 0: failed. */
 static double
 measure(CudaDevice *d, CUfunction f, CUstream stream, size_t n, int runs)
 {

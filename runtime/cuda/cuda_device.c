@@ -1,8 +1,8 @@
-/* GPUs in the runtime's table of devices. */
+/* The GPUs' row in the table of devices. */
 #include "runtime/build/kernel_build.h"
 #include "runtime/cuda/cuda_session.h"
 
-/* Which GPU it is for is known when it is opened. */
+/* The GPU is known only when the model is opened. */
 static llmc_status
 check_target(const char *target, llmc_error *err)
 {

@@ -1,5 +1,5 @@
-/* What `llmc doctor` says of CUDA: each library found, where, or how to get it; each GPU and the
- * plan it runs. */
+/* The CUDA part of `llmc doctor`: where each library was found, or how to install it; each GPU and
+ * the target it runs. */
 #include <dlfcn.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -78,7 +78,7 @@ cublaslt(int driver)
 	if (lt_library_open(&l, driver, &why) != LLMC_OK)
 		return json_pack("{s:b, s:s, s:s}", "found", 0, "path", "", "text", why.text);
 	snprintf(text, sizeof text,
-	         "cuBLASLt %zu.%zu.%zu: does matrix products of prompts where it measures faster "
+	         "cuBLASLt %zu.%zu.%zu: runs GEMMs of prefill where it measures faster "
 	         "(LLMC_CUBLASLT=auto)",
 	         l.version / 10000, l.version % 10000 / 100, l.version % 100);
 	json_t *j = json_pack("{s:b, s:s, s:s}", "found", 1, "path", l.path, "text", text);

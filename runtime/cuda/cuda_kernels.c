@@ -1,5 +1,5 @@
-/* The kernels of a plan as images: compiled by NVRTC on threads of their own, while the caller
- * loads weights. An image is known by its source with all headers, NVRTC's options and the
+/* The kernels of a plan as images, compiled by NVRTC on background threads while the caller loads
+ * weights. The key of an image is the hash of its source with all headers, NVRTC's options and the
  * architecture. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,13 +10,13 @@
 #include "runtime/cuda/cuda.h"
 #include "plan/target.h"
 
-/* The runtime's own, of models on one GPU and of ranks */
+/* The runtime's own kernels, for models on one GPU and for ranks */
 static const char *const own_kernels[] = { "runtime/begin.cu", "runtime/sample.cu", NULL };
 static const char *const rank_kernels[] = { "runtime/begin.cu", "runtime/sample.cu",
 	                                    "runtime/collective.cu", NULL };
-static const char mark[8] = "llmc cu1"; /* format of an image and its seal */
+static const char mark[8] = "llmc cu1"; /* format mark in the trailer of an image */
 
-/* What an image has beside its unit. */
+/* State of an image in addition to its unit */
 typedef struct Image {
 	Strbuf source, image;
 	bool shipped;
@@ -25,7 +25,7 @@ typedef struct Image {
 struct CudaBuild {
 	KernelBuild build;
 	CudaBuildOptions opt;
-	char arch[16]; /* that the units' keys are for */
+	char arch[16]; /* architecture that the units' keys are for */
 	Nvrtc nvrtc;
 	Image *image; /* [n_unit] */
 };
@@ -52,7 +52,8 @@ contents(void *cuda_build, int unit)
 	return &((CudaBuild *)cuda_build)->image[unit].image;
 }
 
-/* NVRTC's log with the op that the kernel is for and the line of the description that made it. */
+/* Report NVRTC's log with the op of the kernel and the line of the description that it comes
+ * from. */
 static llmc_status
 does_not_compile(const CudaBuild *b, int unit, const char *why, const Strbuf *log, llmc_error *err)
 {
@@ -89,7 +90,7 @@ compile(void *cuda_build, int unit, llmc_error *err)
 	else if (status != LLMC_OK)
 		*err = why;
 	strbuf_release(&log);
-	bool kept; /* it is in memory in any case */
+	bool kept; /* it is in memory either way */
 	return status == LLMC_OK
 	           ? build_keep(&b->build, unit, m->image.data, m->image.len, &kept, err)
 	           : status;
@@ -99,7 +100,7 @@ static const BuildKind kind = {
 	.suffix = "cubin", .with = "options", .mark = mark, .contents = contents, .compile = compile
 };
 
-/* Keys of what is not ready, for the architecture. */
+/* Compute keys of units that are not ready, for the architecture. */
 static void
 set_keys(CudaBuild *b)
 {
@@ -108,7 +109,7 @@ set_keys(CudaBuild *b)
 			cuda_source_key(&b->image[i].source, b->arch, b->build.unit[i].key);
 }
 
-/* Units with their sources and with the keys that images built ahead of time have. */
+/* Create the units with their sources and the keys that images built ahead of time have. */
 static llmc_status
 prepare(const Plan *plan, const CudaBuildOptions *opt, CudaBuild **out, llmc_error *err)
 {
@@ -146,8 +147,8 @@ fail:
 	return status;
 }
 
-/* NVRTC, and the architecture that it compiles for: the device's, or when it is too old to know
- * that, one before it whose images the device runs. */
+/* Open NVRTC and choose the architecture: the device's, or, if NVRTC is too old for it, an earlier
+ * one whose images the device runs. */
 static llmc_status
 open_compiler(CudaBuild *b, llmc_error *err)
 {
@@ -181,8 +182,8 @@ open_compiler(CudaBuild *b, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* There is no compiler (why) and not every image fits: what is here, what is wanted, and how to get
- * it. */
+/* There is no compiler (why) and some images are missing: report which ones exist and how to get
+ * the others. */
 static llmc_status
 missing_compiler(const CudaBuild *b, const llmc_error *why, llmc_error *err)
 {
@@ -213,7 +214,7 @@ missing_compiler(const CudaBuild *b, const llmc_error *why, llmc_error *err)
 	return LLMC_E_MISSING;
 }
 
-/* What the cache has of the units that are not ready. */
+/* Look up units that are not ready in the cache. */
 static llmc_status
 look_into_cache(CudaBuild *b, llmc_error *err)
 {
@@ -290,7 +291,7 @@ cuda_build_again(CudaBuild *b, int unit, const char *why, llmc_error *err)
 			*err = missing;
 		return LLMC_E_MISSING;
 	}
-	if (b->image[unit].shipped) { /* the cache may have one that was compiled here */
+	if (b->image[unit].shipped) { /* the cache may have an image that was compiled here */
 		b->image[unit].shipped = false;
 		set_keys(b);
 		TRY(look_into_cache(b, err));

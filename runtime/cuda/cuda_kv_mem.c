@@ -1,6 +1,6 @@
-/* Pages of a session in the device's memory, and pages of its prefix cache in the host's. What
- * steps need of pages is queued between them, on their stream; copies beside the steps have a
- * stream of their own. */
+/* Pages of a session in device memory, and pages of its prefix cache in host memory. Page
+ * operations that steps need are queued between them, on their stream; background copies have their
+ * own stream. */
 #include "runtime/cuda/cuda_session.h"
 
 #include <string.h>
@@ -11,7 +11,7 @@ address(const void *p)
 	return (CUdeviceptr)(uintptr_t)p;
 }
 
-/* For calls that return nothing: the next step says it. */
+/* Latch the error of a void call; the next step returns it. */
 static void
 latch_error(CudaSession *c, CUresult r, const char *what)
 {
@@ -28,8 +28,8 @@ enter_quietly(CudaSession *c)
 	return r == CU_OK;
 }
 
-/* One call for all layers of a page, where it can be: each takes microseconds, here and on the
- * device, and a prompt takes many pages. */
+/* One call for all layers of a page if possible: a call takes microseconds on host and device, and
+ * a prompt takes many pages. */
 static void
 page_clear(void *user, void *at, size_t bytes, size_t apart, int n)
 {
@@ -39,7 +39,7 @@ page_clear(void *user, void *at, size_t bytes, size_t apart, int n)
 
 	if (!enter_quietly(c))
 		return;
-	if (n > 1 && apart <= INT32_MAX) /* the widest pitch that a GPU takes */
+	if (n > 1 && apart <= INT32_MAX) /* the largest pitch that a GPU accepts */
 		r = api->set8_rows(address(at), apart, 0, bytes, (size_t)n, c->stream);
 	else
 		for (int i = 0; i < n && r == CU_OK; i++)
@@ -56,7 +56,7 @@ page_alloc(void *user, size_t bytes, void **out, llmc_error *err)
 	CUdeviceptr p = 0;
 
 	*out = NULL;
-	const bool entered = enter_quietly(c); /* which says why not */
+	const bool entered = enter_quietly(c); /* latches the reason if it fails */
 	CUresult r = CU_OK;
 	if (entered) {
 		r = d->api.mem_alloc(&p, bytes);
@@ -113,7 +113,7 @@ page_read(void *user, void *host, const void *at, size_t bytes)
 	}
 }
 
-/* From memory that is not pinned: the driver has read it when the call returns. */
+/* From pageable memory: the driver has read it when the call returns. */
 static void
 page_write(void *user, void *at, const void *host, size_t bytes)
 {
@@ -126,7 +126,7 @@ page_write(void *user, void *at, const void *host, size_t bytes)
 	}
 }
 
-/* ---- copies beside steps ---- */
+/* ---- background copies ---- */
 
 static CUresult
 open_copies(CudaSession *c)
@@ -194,9 +194,9 @@ copies_begin(void *user)
 
 	if (enter_quietly(c)) {
 		latch_error(c, api->event_record(c->reached, c->stream),
-		            "copying KV pages beside steps");
+		            "copying KV pages in the background");
 		latch_error(c, api->stream_behind(c->copies, c->reached, 0),
-		            "copying KV pages beside steps");
+		            "copying KV pages in the background");
 		cuda_leave(&c->m->dev);
 	}
 }
@@ -233,12 +233,12 @@ copies_end(void *user, uint32_t number)
 	if (enter_quietly(c)) {
 		latch_error(c,
 		            c->m->dev.api.event_record(c->copied[number % CUDA_COPIES], c->copies),
-		            "copying KV pages beside steps");
+		            "copying KV pages in the background");
 		cuda_leave(&c->m->dev);
 	}
 }
 
-/* Its place may be a later group's by now, which comes behind it. */
+/* Its entry may belong to a later group by now, which runs after it. */
 static void
 copies_wait(void *user, uint32_t number)
 {
@@ -258,7 +258,7 @@ copies_over(void *user, uint32_t number)
 	CudaSession *c = user;
 
 	if (!enter_quietly(c))
-		return true; /* the next step says it */
+		return true; /* the next step reports it */
 	CUresult r = c->m->dev.api.event_query(c->copied[number % CUDA_COPIES]);
 	cuda_leave(&c->m->dev);
 	if (r == CU_NOT_READY)

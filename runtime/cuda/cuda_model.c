@@ -1,5 +1,5 @@
-/* A model on a device: kernels as loaded modules, weights in one piece of memory. Kernels are
- * compiled while weights load. */
+/* A model on a device: kernels as loaded modules, weights in one block of memory. Kernels compile
+ * while weights load. */
 #include "runtime/cuda/cuda_model.h"
 
 #include <stdio.h>
@@ -42,7 +42,7 @@ check_device(CudaModel *m, llmc_error *err)
 	    target + 5, m->dev.number, m->dev.name, m->dev.cc, best + 5);
 }
 
-/* Bytes of the weights, were matrices stored as `as` where that is smaller. */
+/* Bytes of the weights if matrices were stored as `as`, where that is smaller. */
 static int64_t
 weights_as(const Plan *p, Dtype as)
 {
@@ -57,7 +57,7 @@ weights_as(const Plan *p, Dtype as)
 	return sum;
 }
 
-/* The plan's table, and formats of the weights that would fit. */
+/* An error with the plan's table and the weight formats that would fit. */
 static llmc_status
 does_not_fit(const CudaModel *m, size_t left, size_t total, llmc_error *err)
 {
@@ -83,7 +83,7 @@ does_not_fit(const CudaModel *m, size_t left, size_t total, llmc_error *err)
 	    err, LLMC_E_MEMORY,
 	    "the model does not fit GPU %d (%s):\n"
 	    "  weights  %s\n"
-	    "  kv       %lld bytes a position\n"
+	    "  kv       %lld bytes per position\n"
 	    "  free     %s of %s\n"
 	    "%s%s, another GPU (--device cuda:N) or --device cpu would do",
 	    d->number, d->name, cuda_bytes_text(m->weight_bytes, a), (long long)position,
@@ -103,7 +103,7 @@ alloc_weights(CudaModel *m, const Weights *w, llmc_error *err)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d tensors",
 		                 m->plan->n_tensor);
 	TRY(weights_layout(w, m->offset, &m->weight_bytes, err));
-	CUDA_TRY(d, d->api.mem_info(&left, &total), "asking GPU %d for free memory", d->number);
+	CUDA_TRY(d, d->api.mem_info(&left, &total), "querying free memory of GPU %d", d->number);
 	CUresult r =
 	    (size_t)m->weight_bytes > left
 	        ? CU_OUT_OF_MEMORY
@@ -127,11 +127,10 @@ function(CudaModel *m, CUfunction *f, int unit, const char *name, const CudaBuil
 	return LLMC_OK;
 }
 
-/* Kernels are on a multiprocessor at the same time only if it is divided into shared memory and L1
- * alike for both, and leaves room for both. The driver is free to divide it for each kernel as that
- * one alone would have it; then one waits for the end of the other, and so does, behind a kernel
- * without a programmatic edge, the next one that has one. So all are divided alike where kernels
- * may overlap. */
+/* Two kernels run on an SM at the same time only if both use the same split of shared memory and
+ * L1, and both fit. The driver may split it per kernel for that kernel alone; then one waits for
+ * the end of the other, and so does the next kernel with a programmatic edge after one without. So
+ * all kernels that may overlap get the same split. */
 static llmc_status
 all_shared(CudaModel *m, CUfunction f, const char *name, llmc_error *err)
 {
@@ -143,12 +142,12 @@ all_shared(CudaModel *m, CUfunction f, const char *name, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* A kernel of k blocks a multiprocessor is to have k on each. Where more fit, blocks of a
- * programmatic launch come while those of the kernel in front still go, two where two have gone and
- * none elsewhere, and all that follow inherit it: on an H100 (k = 1) products of q8_0 took 1.6
- * times as long, those of bf16 1.1. So a block takes as much shared memory as leaves no room for
- * one more: the next kernel's come one by one as these go, and fill their rings while the last ones
- * run. */
+/* A kernel meant to run k CTAs per SM must get exactly k. If more fit, CTAs of a programmatic
+ * launch start while those of the previous kernel still run, two where two have ended and none
+ * elsewhere, and all following kernels inherit that imbalance: on an H100 (k = 1) GEMVs of q8_0
+ * took 1.6 times as long, those of bf16 1.1. So a CTA takes enough shared memory that no further
+ * one fits: the next kernel's CTAs start one by one as these end, and fill their rings while the
+ * last ones run. */
 int64_t
 cuda_shared_of(const CudaModel *m, const PlanLaunch *p)
 {
@@ -224,8 +223,8 @@ load_modules(CudaModel *m, CudaBuild *b, llmc_error *err)
 	m->n_module = cuda_build_units(b);
 	for (int u = 0; u < m->n_module; u++) {
 		CUresult r = d->api.module_load(&m->module[u], cuda_build_image(b, u)->data);
-		/* whole and of this source, and still not what the driver takes: first what was
-		 * shipped, then what was in the cache */
+		/* Intact and of this source, yet rejected by the driver: first the shipped image,
+		 * then the cached one. */
 		for (int tries = 0; tries < 2 && (r == CU_INVALID_IMAGE || r == CU_NO_BINARY);
 		     tries++) {
 			char why[256];
@@ -246,7 +245,7 @@ poll_build(void *user)
 	cuda_build_poll(user);
 }
 
-/* With the context current. */
+/* The context is current. */
 static llmc_status
 fill(CudaModel *m, const RuntimeOptions *opt, Weights *weights, RuntimeTimes *times,
      llmc_error *err)
@@ -276,7 +275,7 @@ fill(CudaModel *m, const RuntimeOptions *opt, Weights *weights, RuntimeTimes *ti
 	times->pack_s = packed - start;
 	TRY_GOTO(cuda_build_wait(b, err));
 	TRY_GOTO(load_modules(m, b, err));
-	times->compile_s = clock_now() - packed; /* what compiling took beyond loading */
+	times->compile_s = clock_now() - packed; /* compile time beyond loading */
 	times->load_s = clock_now() - start;
 fail:
 	threads_close(w.threads);
@@ -319,7 +318,8 @@ cuda_model_close(void *model)
 		return;
 	CudaDevice *d = &m->dev;
 	if (d->ctx && d->api.ctx_push(d->ctx) ==
-	                  CU_OK) { /* a lost device too: then these fail and the context goes */
+	                  /* with a lost device these fail too, and the context is destroyed */
+	                  CU_OK) {
 		for (int i = 0; i < m->n_module; i++)
 			if (m->module[i])
 				CUDA_RELEASE(d->api.module_unload(m->module[i]));

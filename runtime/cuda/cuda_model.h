@@ -1,4 +1,4 @@
-/* Inside of runtime/cuda: what sessions know of their model. */
+/* Private to runtime/cuda: a model as its sessions see it. */
 #ifndef LLMC_RUNTIME_CUDA_CUDA_MODEL_H
 #define LLMC_RUNTIME_CUDA_CUDA_MODEL_H
 
@@ -13,12 +13,13 @@ typedef struct CudaModel {
 	CUmodule *module;
 	CUfunction (*fn)[PLAN_MAX_LAUNCH]; /* [n_kernel] */
 	CUfunction begin, sample;
-	CUfunction all_reduce, all_reduce_two, all_gather, add_ranks, place_ranks; /* of ranks */
+	/* kernels of collectives */
+	CUfunction all_reduce, all_reduce_two, all_gather, add_ranks, place_ranks;
 	bool pdl; /* programmatic launches also within graphs */
 	CUdeviceptr weights;
 	int64_t *offset; /* [n_tensor] */
 	int64_t weight_bytes;
-	Nccl *nccl; /* rank_processes.c: to ranks of this stage that are other processes; NULL */
+	Nccl *nccl; /* rank_processes.c: to ranks of this stage that are other processes; or NULL */
 } CudaModel;
 
 /* cuda_model.c: as the members of Device */
@@ -26,8 +27,8 @@ llmc_status cuda_model_open(const Plan *plan, const RuntimeOptions *opt, Weights
                             void **out, RuntimeTimes *times, llmc_error *err);
 void cuda_model_close(void *model);
 
-/* Shared memory of a launch: what its kernel needs, or as much as leaves no room for a block more
- * than is meant on a multiprocessor */
+/* Shared memory of a launch: its kernel's need, raised until only the intended number of CTAs fits
+ * on an SM */
 int64_t cuda_shared_of(const CudaModel *m, const PlanLaunch *p);
 
 /* rank_processes.c: as the member of Device */

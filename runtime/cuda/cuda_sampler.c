@@ -1,5 +1,5 @@
-/* Steps that sample on the device. The host says in a note which sequences take part, and reads the
- * tokens a step later; a decode step costs it one graph launch and one event. */
+/* Steps that sample on the device. A note from the host lists the sequences that take part; the
+ * host reads the tokens one step later. A decode step costs it one graph launch and one event. */
 #include <string.h>
 
 #include "runtime/cuda/cuda_session.h"
@@ -71,8 +71,8 @@ set_params(Session *s, llmc_seq q, const llmc_params *p, const int32_t *prompt, 
 
 /* ---- notes ---- */
 
-/* Do the device's and the host's table of a sequence name the same page, and the same window page?
- */
+/* Do the device's and the host's block table of a sequence have the same page, and the same window
+ * page? */
 static bool
 same_page(const Kv *kv, const int32_t *have, const int32_t *page, int32_t i)
 {
@@ -94,8 +94,8 @@ copy_table(CudaSession *c, int32_t q, int32_t from, int32_t n, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* What the device's table of a sequence lacks: one page goes with the note, more are copied. first:
- * from where on the table has changed */
+/* Update the device's block table of a sequence: one page goes with the note, more are copied.
+ * first: index from which on the table has changed */
 static llmc_status
 update_table(CudaSession *c, int32_t q, llmc_note_row *w, int32_t *first, llmc_error *err)
 {
@@ -156,7 +156,7 @@ write_note(CudaSession *c, llmc_error *err)
 		w->table_from = c->row_seq[i] == q ? first : 0;
 		c->row_seq[i] = q;
 		c->row_pages[i] = s->kv.seq[q].n_page;
-		/* another row of the step's table may hold this sequence's pages of before */
+		/* another row of the step's table may hold earlier pages of this sequence */
 		for (int32_t k = 0; first < s->kv.seq[q].n_page && k < s->sym[SYM_n_seq]; k++)
 			if (k != i && c->row_seq[k] == q && c->row_pages[k] > first)
 				c->row_pages[k] = first;
@@ -194,8 +194,8 @@ begin(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *err)
 	return status;
 }
 
-/* The step has not been queued: the note with its news of tables is read by nobody, and the ring's
- * entry is used again, so nothing may be read from it any more. */
+/* The step was not queued: drop its note and table updates, and release the ring entry, so that
+ * nothing reads from it any more. */
 static void
 undo_note(CudaSession *c)
 {
@@ -209,7 +209,7 @@ undo_note(CudaSession *c)
 		c->row_seq[i] = -1;
 }
 
-/* All of the step has been queued: its part of the ring is its own until it has ended. */
+/* All of the step has been queued: its ring entry is in use until it has ended. */
 static llmc_status
 queued(CudaSession *c, llmc_error *err)
 {
@@ -227,7 +227,7 @@ queue(CudaSession *c, const llmc_chunk *chunk, size_t n, bool decode, bool pick,
 {
 	const Session *s = c->s;
 
-	TRY(cuda_session_check(c, err)); /* pages */
+	TRY(cuda_session_check(c, err)); /* errors of page operations */
 	TRY(cuda_upload_freq(c, err));
 	if (decode) {
 		TRY(write_note(c, err));
@@ -262,7 +262,7 @@ step(Session *s, const llmc_chunk *chunk, size_t n, bool decode, bool pick, llmc
 	return status;
 }
 
-/* The masks of the step's rows, as many as there are, in one copy, and the kernel that picks. */
+/* Copy the masks of the step's rows and launch the kernel that samples. */
 static llmc_status
 queue_sample(Session *s, const uint32_t *const *mask, llmc_error *err)
 {
@@ -332,10 +332,10 @@ take(Session *s, int32_t *ids, float *logprobs, llmc_error *err)
 			    f.pick[i].status == 1
 			        ? "the logits hold NaN: weights or kernels are broken, try `llmc "
 			          "verify`"
-			        : "all logits are minus infinity: no token can be picked");
+			        : "all logits are minus infinity: no token can be sampled");
 	}
 	memmove(c->flight, c->flight + 1, (CUDA_MAX_IN_FLIGHT - 1) * sizeof *c->flight);
-	c->flight[CUDA_MAX_IN_FLIGHT - 1] = f; /* its memory is used again */
+	c->flight[CUDA_MAX_IN_FLIGHT - 1] = f; /* its memory is reused */
 	c->n_flight--;
 	return status;
 }

@@ -1,5 +1,5 @@
-/* Memory of a session on the device: pages, slots, state. All of it is taken at open; nothing
- * afterwards. */
+/* Memory of a session on the device: pages, slots, state. All of it is allocated at open and
+ * nothing later. */
 #include "runtime/cuda/cuda_session.h"
 
 #include <stdio.h>
@@ -38,7 +38,7 @@ pointer(CUdeviceptr p)
 	return (void *)(uintptr_t)p;
 }
 
-/* All of it; with base 0 only the bytes are counted. -1: overflow */
+/* Lay out all of it; base 0: only count bytes. -1: overflow */
 static int64_t
 lay_out_state(CudaSession *c, const Session *s, CUdeviceptr base)
 {
@@ -92,7 +92,7 @@ cuda_state_bytes(const Session *s, int64_t host_bytes)
 {
 	CudaSession c = { 0 };
 
-	(void)host_bytes; /* what counts is the device's memory */
+	(void)host_bytes; /* only device memory is limited */
 	int64_t bytes = lay_out_state(&c, s, 0);
 
 	return bytes < 0 ? bytes : bytes + cublaslt_bytes(s);
@@ -120,7 +120,7 @@ need_for(const Session *s, int32_t context, int32_t seqs, int32_t chunk)
 	           : INT64_MAX;
 }
 
-/* The longest context, 0: none. */
+/* The longest context that fits; 0: none. */
 static int32_t
 longest_in(const Session *s, int64_t room, int32_t chunk)
 {
@@ -136,7 +136,7 @@ longest_in(const Session *s, int64_t room, int32_t chunk)
 	return lo >= PLAN_KV_PAGE ? lo - lo % PLAN_KV_PAGE : lo;
 }
 
-/* The plan's table, and what would fit. */
+/* An error with the plan's table and what would fit. */
 static llmc_status
 does_not_fit(const CudaSession *c, const llmc_memory *need, size_t left, size_t total,
              llmc_error *err)
@@ -145,7 +145,7 @@ does_not_fit(const CudaSession *c, const llmc_memory *need, size_t left, size_t 
 	const CudaDevice *d = &c->m->dev;
 	char w[32], k[32], sc[32], st[32], l[32], t[32],
 	    kept[96] = "", fits[160] = "not even one position of one sequence would fit";
-	int64_t room = (int64_t)left - (8 << 20); /* of the driver's own */
+	int64_t room = (int64_t)left - (8 << 20); /* reserve for the driver */
 	int32_t chunk = s->lim.chunk, lo = longest_in(s, room, chunk), seqs = 0;
 
 	for (int32_t n = s->lim.seqs; n > 0 && !seqs; n = n > 1 ? n / 2 : 0)
@@ -193,7 +193,7 @@ take_memory(CudaSession *c, const llmc_memory *need, llmc_error *err)
 	size_t left = 0, total = 0;
 	const KvMem mem = cuda_pages(c);
 
-	CUDA_TRY(d, d->api.mem_info(&left, &total), "asking GPU %d for free memory", d->number);
+	CUDA_TRY(d, d->api.mem_info(&left, &total), "querying free memory of GPU %d", d->number);
 	if (need->kv + need->scratch + need->state > (int64_t)left)
 		return does_not_fit(c, need, left, total, err);
 	CUDA_TRY(d, d->api.stream_create(&c->stream, CU_STREAM_NON_BLOCKING), "making a stream");
@@ -219,8 +219,8 @@ take_memory(CudaSession *c, const llmc_memory *need, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Pinned memory: blocks, notes, picks, masks, logits, what a stage, or a head that guesses, gets
- * and hands on. */
+/* Pinned memory: blocks, notes, samples, masks, logits, and rows that a pipeline stage or an MTP
+ * head receives and sends. */
 static llmc_status
 take_pinned(CudaSession *c, llmc_error *err)
 {
@@ -287,8 +287,8 @@ take_tables(CudaSession *c, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* What kernels count with starts at zero: i32 buffers, and the counters of begin and sample. The
- * rest is left as it is. */
+/* Zero what kernels count with: i32 buffers, and the counters of begin and sample. The rest is
+ * uninitialised. */
 static llmc_status
 clear(CudaSession *c, llmc_error *err)
 {
@@ -304,7 +304,7 @@ clear(CudaSession *c, llmc_error *err)
 			    d, d->api.set8(address(s->slot[b->slot]), 0, (size_t)n * 4, c->stream),
 			    "clearing counters");
 	}
-	/* row_done, all_done, count follow each other */
+	/* row_done, all_done and count are contiguous */
 	CUDA_TRY(d,
 	         d->api.set8(address(st->row_done), 0,
 	                     (size_t)(address(st->now) - address(st->row_done)) + 4, c->stream),
@@ -349,7 +349,7 @@ bind(CudaSession *c, llmc_error *err)
 	TRY(cuda_host_comm_open(c, err));
 	TRY(cublaslt_open(c, err));
 	for (int pick = 0; pick < 2 && s->plan->ranks < 2 && s->plan->stages < 2;
-	     pick++) /* ranks have yet to meet; of stages nobody picks here */
+	     pick++) /* ranks are not connected yet; stages do not sample here */
 		TRY(cuda_graph(c, 0, pick, false, err));
 	CUDA_TRY(&c->m->dev, c->m->dev.api.stream_sync(c->stream),
 	         "clearing the memory of a session");
@@ -386,7 +386,7 @@ cuda_session_close(Session *s)
 		return;
 	CudaDevice *d = &c->m->dev;
 	bool current = d->api.ctx_push(d->ctx) == CU_OK || d->api.ctx_push(d->ctx) == CU_OK;
-	if (current && c->stream) /* steps under way end before their memory goes */
+	if (current && c->stream) /* running steps end before their memory is freed */
 		CUDA_RELEASE(d->api.stream_sync(c->stream));
 	cublaslt_close(c);
 	cuda_group_leave(c);

@@ -1,4 +1,4 @@
-/* Inside of runtime/cuda: a session's memory on the device and its steps. */
+/* Private to runtime/cuda: a session's memory on the device and its steps. */
 #ifndef LLMC_RUNTIME_CUDA_CUDA_SESSION_H
 #define LLMC_RUNTIME_CUDA_CUDA_SESSION_H
 
@@ -25,32 +25,32 @@ typedef struct CudaStep {
 	const PlanKernel *kernel;
 	const CUfunction *fn; /* [n_launch] */
 	llmc_call call;
-	CudaMaps *maps;         /* NULL: none */
-	llmc_collective comm;   /* of a step between ranks, whose kernel has no launches */
-	struct CudaSession *of; /* of a step between ranks that are processes (host_staged_comm.c),
-	                           once it has been launched */
-	bool slots;  /* it changes nothing where no sequence of the step has an adapter */
-	bool of_out; /* it has as many rows as logits are wanted */
+	CudaMaps *maps;       /* NULL: none */
+	llmc_collective comm; /* arguments of a collective, whose kernel has no launches */
+	/* set once a collective between processes (host_staged_comm.c) has been launched */
+	struct CudaSession *of;
+	bool slots;  /* a no-op if no sequence of the step has an adapter */
+	bool of_out; /* it has one row per row of logits */
 } CudaStep;
 
-/* Of a rank, on its device: what the other ranks write to, and where those have theirs. */
+/* Peer memory of a rank, on its device: what other ranks write to, and the addresses of theirs. */
 typedef struct CudaWindow {
 	llmc_peers *peers;
 	unsigned *epoch, *flag;
 	float *slot, *gather;
-	int64_t room; /* floats of a rank in gather */
+	int64_t room; /* floats per rank in gather */
 } CudaWindow;
 typedef struct CudaGroup CudaGroup; /* rank_group.c */
 
 typedef struct CublasLt CublasLt; /* cublaslt.h */
 typedef struct LtChoice LtChoice;
 
-/* A step under way that picks. */
+/* A step in flight that samples. */
 typedef struct CudaInFlight {
-	unsigned number;    /* of the step */
-	int32_t n;          /* picks */
-	bool kept;          /* picks are in `pick` already */
-	int32_t *at;        /* [max_out] row of logits of each pick, in the order of the chunks */
+	unsigned number;    /* number of the step */
+	int32_t n;          /* samples */
+	bool kept;          /* samples have been copied to `pick` */
+	int32_t *at;        /* [max_out] row of logits of each sample, in the order of the chunks */
 	llmc_sampled *pick; /* [max_out] */
 } CudaInFlight;
 
@@ -60,162 +60,165 @@ typedef struct CudaSession {
 	CUstream stream;
 	CUdeviceptr slots, state;
 	CudaStep *step[2];
-	CudaMaps *maps;    /* of all steps that have some */
-	CublasLt *lt;      /* NULL: all products are our own */
-	CudaWindow window; /* with other ranks */
-	CudaGroup *group;  /* NULL: alone, or the others are not known yet */
-	llmc_state st;     /* the argument of begin and sample */
+	CudaMaps *maps;    /* maps of all steps that have some */
+	CublasLt *lt;      /* NULL: all GEMMs run our own kernels */
+	CudaWindow window; /* peer memory of ranks */
+	CudaGroup *group;  /* NULL: one rank, or the others are not connected yet */
+	llmc_state st;     /* argument of begin and sample */
 	int32_t max_out, n_freq, n_bucket, bucket[CUDA_BUCKETS];
-	CUgraphExec graph[2][2][CUDA_BUCKETS]; /* [picks][some sequence has an adapter][bucket] */
-	bool adapted; /* a sequence of the step that is launched or captured has an adapter */
-	bool skips;   /* the plan has steps that only those need */
-	/* pinned: a ring of LLMC_RING each */
-	char *pinned; /* blocks, notes, picks, logits, rows between stages */
-	char *block;  /* the step's arrays, block_bytes each */
+	/* [samples on the device][some sequence has an adapter][bucket] */
+	CUgraphExec graph[2][2][CUDA_BUCKETS];
+	bool adapted; /* some sequence of the step being launched or captured has an adapter */
+	bool skips;   /* the plan has steps for adapters only */
+	/* pinned: a ring of LLMC_RING entries each */
+	char *pinned; /* blocks, notes, samples, logits, rows between stages */
+	char *block;  /* arrays of the step, block_bytes each */
 	char *note;
 	llmc_sampled *sampled;
-	char *masks;           /* as they lie on the device, mask_bytes each */
-	float *logits;         /* [n_out, vocab] */
-	float *brought, *made; /* of ranks that are processes: what this one says in a step between
-	                          ranks, and what all make of it; NULL */
-	int64_t n_met;         /* steps of this session, for who misses this rank */
-	float *came, *goes; /* of stages: [n_tok, hidden] of the one before, and for the next one */
-	CUdeviceptr stage_in[2]; /* where that is to lie, in each phase */
-	CUdeviceptr block_to;    /* where the arrays lie on the device */
-	int *mask_at;   /* and masks of tokens, one behind the other: which one a row of logits has
-	                   ... */
-	unsigned *mask; /* ... and [max_out, (vocab + 31) / 32] */
-	int64_t mask_bytes;  /* of both */
-	bool sample_pending; /* a step has been queued without its picks */
+	char *masks;   /* in the layout of the device, mask_bytes each */
+	float *logits; /* [n_out, vocab] */
+	/* for ranks that are processes: this rank's contribution to a collective, and its result;
+	 * else NULL */
+	float *brought, *made;
+	/* steps of this session, for error messages of ranks that wait for this one */
+	int64_t n_met;
+	/* pipeline stages: [n_tok, hidden] from the previous one, and for the next one */
+	float *came, *goes;
+	CUdeviceptr stage_in[2]; /* destination of `came` in each phase */
+	CUdeviceptr block_to;    /* the arrays on the device */
+	int *mask_at;        /* for each row of logits the index of its mask; the masks follow */
+	unsigned *mask;      /* masks [max_out, (vocab + 31) / 32] */
+	int64_t mask_bytes;  /* size of mask_at and the masks */
+	bool sample_pending; /* a step has been queued without sampling */
 	CUevent event[LLMC_RING];
 	bool busy[LLMC_RING];
-	unsigned number; /* steps that pick or could have, so far */
+	unsigned number; /* steps so far that sample, or could have */
 	CudaInFlight flight[CUDA_MAX_IN_FLIGHT];
 	int32_t n_flight;
-	/* what the device's tables hold */
-	int32_t *table;               /* [seqs, kv.stride] */
-	int32_t *row_seq, *row_pages; /* [n_seq] sequence whose first row_pages pages row i of the
-	                                 step's table holds; -1 */
-	int32_t *counts;              /* [vocab] for uploading */
-	float *freq;                  /* [n_freq] for uploading */
-	int32_t *adapter;             /* [seqs] slots of sequences' adapters, on the device */
-	/* cuda_kv_mem.c: copies of pages beside steps, to and from host memory */
-	CUstream copies; /* NULL: there are none */
-	CUevent reached; /* what the steps' stream had been given when a group of copies began */
-	CUevent copied[CUDA_COPIES]; /* the end of group i, and of those before it, in place i %
-	                                CUDA_COPIES */
-	/* of calls that return nothing */
+	/* content of the device's tables */
+	int32_t *table; /* [seqs, kv.stride] */
+	/* [n_seq] sequence whose first row_pages pages row i of the step's block table holds; -1 */
+	int32_t *row_seq, *row_pages;
+	int32_t *counts;  /* [vocab] staging for uploads */
+	float *freq;      /* [n_freq] staging for uploads */
+	int32_t *adapter; /* [seqs] adapter slots of sequences, on the device */
+	/* cuda_kv_mem.c: background copies of pages, to and from host memory */
+	CUstream copies; /* NULL: none */
+	CUevent reached; /* state of the steps' stream when a group of copies began */
+	/* entry i % CUDA_COPIES: the end of group i and of all earlier ones */
+	CUevent copied[CUDA_COPIES];
+	/* first error of calls that return void */
 	llmc_status failed;
 	llmc_error why;
 } CudaSession;
 
-/* cuda_session.c: as the members of Device */
+/* cuda_session.c: members of Device */
 int64_t cuda_state_bytes(const Session *s, int64_t host_bytes);
 llmc_status cuda_session_open(Session *s, const llmc_memory *need, llmc_error *err);
 void cuda_session_close(Session *s);
 llmc_status cuda_session_enter(Session *s, llmc_error *err);
 void cuda_session_leave(Session *s);
 
-/* cuda_kv_mem.c: where the pages of a session are; what its copies beside steps took goes once the
- * pages have been freed */
+/* cuda_kv_mem.c: memory of a session's pages. Buffers of its background copies are freed after the
+ * pages */
 KvMem cuda_pages(CudaSession *c);
 void cuda_pages_close(CudaSession *c, bool current);
 
-/* tensor_map.c: fills the maps of steps whose arguments are bound */
+/* tensor_map.c: fill the maps of steps whose arguments are bound */
 llmc_status cuda_bind_maps(CudaSession *c, llmc_error *err);
 
-/* cublaslt.c, and cublaslt_autotune.c to open: cuBLASLt for the products of mixed steps. Bytes of
- * its workspace on the device, at most */
+/* cublaslt.c and cublaslt_autotune.c: cuBLASLt for GEMMs of mixed steps. Most bytes of its
+ * workspace on the device */
 int64_t cublaslt_bytes(const Session *s);
-/* Once steps are bound, before the first one runs: choices made, by measuring where the cache has
- * none. */
+/* Call when steps are bound, before the first one runs: loads choices from the cache and measures
+ * the missing ones. */
 llmc_status cublaslt_open(CudaSession *c, llmc_error *err);
 void cublaslt_close(CudaSession *c);
-/* How the library does the product of this step of n rows; NULL: our own kernels do it. */
+/* The library's choice for the GEMM of this step with n rows; NULL: our own kernels run. */
 LtChoice *cublaslt_choice(CudaSession *c, const CudaStep *k, int64_t n);
-/* Queue it. Refused by the library: by->library is 0 then, and nothing has been queued. */
+/* Queue it. If the library rejects it, by->library becomes 0 and nothing has been queued. */
 llmc_status cublaslt_matmul(CudaSession *c, const CudaStep *k, LtChoice *by, int64_t n,
                             llmc_error *err);
 
-/* cuda_step.c: as the members of Device, and inside */
+/* cuda_step.c: members of Device, and internals */
 llmc_status cuda_forward(Session *s, int phase, const float **logits, llmc_error *err);
 llmc_status cuda_prepare(Session *s, llmc_error *err);
-/* The failure of an earlier call that returned nothing, or LLMC_OK. */
+/* The error of an earlier call that returned void, or LLMC_OK. */
 llmc_status cuda_session_check(CudaSession *c, llmc_error *err);
-/* A step's samples, which the ring's next entry would overwrite, go with its flight. */
+/* Move a step's samples out of the ring, whose entry will be reused. */
 void cuda_in_flight_save(CudaSession *c, CudaInFlight *f);
-/* Wait until the ring's entry of the next step is free. */
+/* Wait until the next step's ring entry is free. */
 llmc_status cuda_ring_take(CudaSession *c, llmc_error *err);
 /* Values of the symbols in a step */
 void cuda_symbols(const CudaSession *c, int64_t sym[SYM_COUNT], int64_t n_tok, int64_t n_dec,
                   int64_t n_seq, int64_t n_out);
-/* PROGRAMMATIC: it may start before what was launched before it has ended. TOGETHER: all its blocks
- * are on the device at a time. */
+/* PROGRAMMATIC: may start before the previous launch has ended. TOGETHER: all its CTAs are resident
+ * at the same time. */
 typedef enum LaunchEdge { PLAIN, PROGRAMMATIC, TOGETHER } LaunchEdge;
 llmc_status cuda_launch(CudaSession *c, CUfunction f, const char *name, const int64_t grid[3],
                         int block, int cluster, int64_t shared, LaunchEdge edge, void *arg,
                         void *maps, llmc_error *err);
-/* The launches of one kernel, the product as `by` says (NULL: our own way); `only`: those alone
- * that the other way has not. */
+/* Launch a kernel; `by`: choice of cuBLASLt (NULL: our own kernels); `only`: just the launches that
+ * the library replaces. */
 llmc_status cuda_launch_kernel(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT],
                                LtChoice *by, bool only, llmc_error *err);
 llmc_status cuda_bind(CudaSession *c, llmc_error *err);
-/* Sequences of the step that have new rotary frequencies */
+/* Upload new rotary frequencies of the step's sequences */
 llmc_status cuda_upload_freq(CudaSession *c, llmc_error *err);
-/* The note of the next step, a row for each of its sequences; what all of its rows say of the step
- */
+/* The note of the next step, one row per sequence; sets the fields that describe the step */
 llmc_note_row *cuda_note(CudaSession *c);
 void cuda_note_rows(CudaSession *c, int32_t n, int32_t n_out);
-/* The step's arrays, whole; a note that says so. */
+/* Upload the step's arrays, whole, with a note to use them. */
 llmc_status cuda_upload_step(CudaSession *c, llmc_error *err);
 llmc_status cuda_launch_mixed(CudaSession *c, int phase, bool pick, llmc_error *err);
 llmc_status cuda_launch_decode(CudaSession *c, int32_t rows, bool pick, llmc_error *err);
-/* The picks of a step that was launched without; masked: by the masks that have been copied */
+/* Sample after a step that was launched without; masked: with the masks that have been copied */
 llmc_status cuda_launch_sample(CudaSession *c, int64_t n_out, bool masked, llmc_error *err);
 llmc_status cuda_graph(CudaSession *c, int bucket, bool pick, bool adapted,
-                       llmc_error *err); /* captured when it is not there yet */
-/* profile.c: as the member of Device */
+                       llmc_error *err); /* captured at first use */
+/* profile.c: member of Device */
 llmc_status cuda_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *err);
-/* For it: the step of op i as it is launched for so many rows, and the launches of one kernel of
- * the step that ran last */
+/* For profile.c: the step of op i in the form that so many rows use, and the launches of one kernel
+ * of the last step */
 CudaStep *cuda_step_for(CudaSession *c, int phase, int i, int64_t rows);
-bool cuda_has_adapter(const Session *s); /* a sequence of the step */
+bool cuda_has_adapter(const Session *s); /* some sequence of the step has one */
 llmc_status cuda_launch_again(CudaSession *c, int phase, const PlanKernel *only, llmc_error *err);
 
-/* rank_group.c: ranks on GPUs. The window's place in the state (false: more ranks than it is made
- * for), and its flags at zero */
+/* rank_group.c: ranks on GPUs. Reserve peer memory in the session's state (false: too many ranks),
+ * and zero its flags */
 bool cuda_window_lay_out(CudaSession *c, const Session *s, BumpAllocator *b);
 llmc_status cuda_window_clear(CudaSession *c, llmc_error *err);
-/* The launch of a step between ranks, in k->comm. number: of the step in its phase */
+/* Set up the launch of a collective, in k->comm. number: of the step in its phase */
 llmc_status cuda_collective_bind(CudaSession *c, CudaStep *k, int number, llmc_error *err);
-/* As the member `join` of Device; a session leaves when it is closed. */
+/* Member `join` of Device; closing a session leaves the group. */
 llmc_status cuda_group_open(Session *const *rank, int n, llmc_error *err);
 void cuda_group_leave(CudaSession *c);
-/* The launches of a step between ranks, of so many rows at most, or of as many as its graph has */
+/* Launch a collective for at most so many rows, or for as many as its graph has */
 llmc_status cuda_collective_launch(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT],
                                    llmc_error *err);
-/* host_staged_comm.c: ranks that are processes. Does this session talk to others so? Its pinned
- * memory, once steps are bound; a step between ranks, of so many rows */
+/* host_staged_comm.c: ranks that are processes. Does this session use it? Its pinned memory, once
+ * steps are bound; a collective of so many rows */
 bool cuda_uses_host_comm(const CudaSession *c);
 llmc_status cuda_host_comm_open(CudaSession *c, llmc_error *err);
 void cuda_host_comm_close(CudaSession *c);
 llmc_status cuda_host_comm_launch(CudaSession *c, CudaStep *k, int64_t rows, llmc_error *err);
-/* pipeline_stages.c: step i of a phase brings what the stage before hands on. Around the launches
- * of a step: it is waited for, and copied to the GPU; what is handed on is copied from there, and
- * goes when the GPU is done. Of one stage they do nothing. */
+/* pipeline_stages.c: step i of a phase receives the previous stage's result. Around the launches of
+ * a step, cuda_stage_take waits for it and copies it to the GPU; cuda_stage_fetch copies this
+ * stage's result from the GPU, cuda_stage_hand sends it when the GPU is done. No-ops with one
+ * stage. */
 llmc_status cuda_stage_bind(CudaSession *c, int phase, int i, llmc_error *err);
 llmc_status cuda_stage_take(CudaSession *c, int phase, llmc_error *err);
 llmc_status cuda_stage_fetch(CudaSession *c, llmc_error *err);
 llmc_status cuda_stage_hand(CudaSession *c, llmc_error *err);
-/* A step begins, or is over: one that takes too long ends the group. */
+/* A step begins or is over: one that takes too long ends the group. */
 void cuda_group_step(CudaSession *c, bool runs);
-/* The ranks end: kernels that wait return, and every step from now on fails. Any thread. */
+/* End the group: waiting kernels return, and all later steps fail. Any thread. */
 void cuda_group_end(CudaSession *c);
-/* E_DEVICE, and who was late where: the group has ended, and what the step made is worth nothing.
- */
+/* E_DEVICE if the group has ended, with the late rank and its position; the step's results are
+ * invalid. */
 llmc_status cuda_group_check(CudaSession *c, int phase, llmc_error *err);
 
-/* cuda_sampler.c: as the member of Device */
+/* cuda_sampler.c: member of Device */
 extern const DeviceSampler cuda_sampler;
 
 #endif

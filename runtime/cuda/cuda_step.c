@@ -1,5 +1,5 @@
 /* One step: arrays to the device, then kernels, launched one by one (mixed steps) or as a graph
- * (decode steps, a graph for each number of rows 1, 2, 4, ...). */
+ * (decode steps, one graph for each number of rows 1, 2, 4, ...). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,7 +59,7 @@ cuda_bind(CudaSession *c, llmc_error *err)
 			for (int a = 0; a < ps->n_arg && a < LLMC_CALL_ARGS; a++)
 				to->call.a[a] = session_argument(s, &ps->arg[a]);
 			const OpInfo *op =
-			    &op_info[ps->op]; /* what is written elsewhere is read in any case */
+			    &op_info[ps->op]; /* a result in another buffer is always read */
 			to->slots = op->flags & OPF_LORA && (op->arg[0].role != ROLE_SAME ||
 			                                     to->call.a[0] == to->call.a[op->n_in]);
 			c->skips |= to->slots;
@@ -120,7 +120,7 @@ cuda_upload_freq(CudaSession *c, llmc_error *err)
 			continue;
 		for (int32_t k = 0; k < c->n_freq; k++)
 			c->freq[k] = (float)st->freq[k];
-		/* from memory that is not pinned: read when the call returns */
+		/* pageable memory: the driver has read it when the call returns */
 		if (c->n_freq)
 			CUDA_TRY(d,
 			         d->api.copy_up(
@@ -138,7 +138,7 @@ cuda_upload_freq(CudaSession *c, llmc_error *err)
 		CUDA_TRY(d,
 		         d->api.copy_up((CUdeviceptr)(uintptr_t)(c->adapter + q), &s->adapter[q],
 		                        sizeof *s->adapter, c->stream),
-		         "telling the GPU of an adapter");
+		         "setting a sequence's adapter on the GPU");
 		st->fresh = false;
 	}
 	return LLMC_OK;
@@ -177,7 +177,7 @@ cuda_upload_step(CudaSession *c, llmc_error *err)
 	cuda_note_rows(c, -1, 0);
 	CUDA_TRY(d, d->api.copy_up(c->block_to, block, bytes, c->stream),
 	         "copying a step to the GPU");
-	/* rows of the table have been written over */
+	/* the step overwrites rows of the block table */
 	for (int32_t i = 0; i < s->size->n_seq; i++)
 		c->row_seq[i] = -1;
 	return LLMC_OK;
@@ -239,7 +239,7 @@ launch_begin(CudaSession *c, int64_t rows, bool noted, llmc_error *err)
 	                   PLAIN, &st, NULL, err);
 }
 
-/* Blocks that share a row, which all rows have at once: a multiprocessor takes one. */
+/* Blocks that share a row, in launches where all rows are resident: one per SM. */
 static llmc_status
 launch_sampler(CudaSession *c, int64_t n_out, LaunchEdge edge, llmc_state *st, llmc_error *err)
 {
@@ -261,7 +261,7 @@ cuda_launch_sample(CudaSession *c, int64_t n_out, bool masked, llmc_error *err)
 	return launch_sampler(c, n_out, PLAIN, &st, err);
 }
 
-/* Rounds of so many positions of which latent attention makes keys and values in this step. */
+/* Number of position ranges for which latent attention expands keys and values in this step. */
 static int
 rounds_of(const CudaSession *c, const PlanStep *step, int positions)
 {
@@ -295,14 +295,14 @@ cuda_launch_kernel(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT], Lt
 			continue;
 		if (!p->fn) {
 			TRY(cublaslt_matmul(c, k, by, sym[SYM_n_tok], err));
-			if (!by->library) /* refused: all of it our own way */
+			if (!by->library) /* rejected: all of it by our own kernels */
 				return cuda_launch_kernel(c, k, sym, NULL, only, err);
 			continue;
 		}
 		for (int i = 0; i < 3; i++)
 			grid[i] = plan_extent_elems(&p->grid[i], sym);
 		if (!grid[0] || !grid[1] || !grid[2])
-			continue; /* nothing of its kind in this step */
+			continue; /* no rows of its kind in this step */
 		TRY(cuda_launch(c, k->fn[l], p->fn, grid, p->block, p->cluster,
 		                cuda_shared_of(c->m, p), p->pdl ? PROGRAMMATIC : PLAIN, &k->call,
 		                k->maps, err));
@@ -330,7 +330,7 @@ cuda_symbols(const CudaSession *c, int64_t sym[SYM_COUNT], int64_t n_tok, int64_
 
 /* ---- verify ---- */
 
-/* bf16 at the start of memory for n fp32, in place, from the end */
+/* bf16 values at the start of a buffer of n floats become fp32, in place, from the end. */
 static void
 widen(void *data, size_t n)
 {
@@ -343,8 +343,7 @@ widen(void *data, size_t n)
 	}
 }
 
-/* Values that a step makes, brought back to the host; those of 16 bits as fp32, which is looked at
- * and not put back. */
+/* Copy results of a step to the host; 16-bit values as fp32, for inspection only. */
 static llmc_status
 probe(CudaSession *c, const CudaStep *k, llmc_error *err)
 {
@@ -360,7 +359,8 @@ probe(CudaSession *c, const CudaStep *k, llmc_error *err)
 		    rows > 0 ? &s->plan->buffer[k->step->arg[m->arg].index] : NULL;
 		bool narrow = b && b->dtype == DT_BF16;
 		size_t n = b ? (size_t)(rows * b->extent.mul) : 0, bytes = n * (narrow ? 2 : 4);
-		void *host = n ? malloc(n * sizeof(float)) : NULL; /* a check, not serving */
+		/* `llmc verify` only, not serving */
+		void *host = n ? malloc(n * sizeof(float)) : NULL;
 		if (!host)
 			continue;
 		CUdeviceptr at = (CUdeviceptr)(uintptr_t)session_argument(s, &k->step->arg[m->arg]);
@@ -383,10 +383,10 @@ probe(CudaSession *c, const CudaStep *k, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Decode steps of more rows than this take the mixed step's kernels, which were faster on an H100
- * (docs/kernels/gemv.md): a decode kernel keeps more bits of a row of x and pays for each row. One
- * of experts reads weights once for each row that chose them. Without tensor cores of 16 bits a
- * mixed kernel multiplies by FMA. */
+/* Decode steps with more rows use the mixed step's kernels, which were faster on an H100
+ * (docs/kernels/gemv.md): a decode kernel keeps more bits of a row of x and pays for each row. A
+ * decode kernel of experts reads weights once per row that chose them. On GPUs without 16-bit
+ * tensor cores a mixed kernel uses FMA. */
 static int64_t
 decode_rows(const Plan *p, OpKind op)
 {
@@ -395,9 +395,9 @@ decode_rows(const Plan *p, OpKind op)
 	return op_info[op].flags & OPF_EXPERTS ? 1 : 4;
 }
 
-/* A step of a phase. Values lie in the same places in both phases, and scratch lives within a step:
- * they may be mixed. What mixed steps hold in another type is made and read by such as stand in
- * together (compiler/fuse/narrow_bf16.c). */
+/* A step of a phase. Values have the same addresses in both phases, and scratch lives within a
+ * step, so steps of both phases may be combined. Values that mixed steps hold in another type are
+ * written and read by steps that are replaced together (compiler/fuse/narrow_bf16.c). */
 CudaStep *
 cuda_step_for(CudaSession *c, int phase, int i, int64_t rows)
 {
@@ -406,13 +406,13 @@ cuda_step_for(CudaSession *c, int phase, int i, int64_t rows)
 	if (phase != 0 || rows <= decode_rows(c->s->plan, p->op) || !plan_mixed_serves(p) ||
 	    i >= c->s->plan->phase[1].n_step)
 		return &c->step[phase][i];
-	/* a plan is a file: only the same op of the same layer stands in */
+	/* plans come from files: only the same op of the same layer may replace a step */
 	const PlanStep *mixed = c->step[1][i].step;
 	return &c->step[mixed->op == p->op && mixed->layer == p->layer ? 1 : 0][i];
 }
 
-/* Everything of a phase, in order, or `only` one kernel of it; with sym the extents of the grids.
- * Products of decode steps are our own: how many rows a graph has is known on the device alone. */
+/* Launch a phase in order, or only kernel `only`; sym gives the grid extents. GEMMs of decode steps
+ * are our own, because the number of rows in a graph is set on the device. */
 static llmc_status
 launch_phase(CudaSession *c, int phase, const PlanKernel *only, const int64_t sym[SYM_COUNT],
              bool look, llmc_error *err)
@@ -455,8 +455,7 @@ cuda_launch_mixed(CudaSession *c, int phase, bool pick, llmc_error *err)
 	int64_t sym[SYM_COUNT];
 
 	cuda_symbols(c, sym, st->n_tok, st->n_dec, st->n_seq, st->n_out);
-	c->adapted = c->s->probe ||
-	             cuda_has_adapter(c->s); /* a probe is told of all steps, as on processors */
+	c->adapted = c->s->probe || cuda_has_adapter(c->s); /* a probe sees all steps, as on CPUs */
 	TRY(launch_begin(c, st->n_tok, false, err));
 	TRY(launch_phase(c, phase, NULL, sym, c->s->probe != NULL, err));
 	return pick ? launch_sampler(c, st->n_out, PROGRAMMATIC, &c->st, err) : LLMC_OK;
@@ -510,7 +509,7 @@ cuda_graph(CudaSession *c, int bucket, bool pick, bool adapted, llmc_error *err)
 		status =
 		    cuda_error(d, r, err, "making the decode graph of %d rows", c->bucket[bucket]);
 	}
-	if (status == LLMC_OK) /* what its first launch would do */
+	if (status == LLMC_OK) /* uploads it now rather than at its first launch */
 		(void)!d->api.graph_upload(*to, c->stream);
 	if (g)
 		CUDA_RELEASE(d->api.graph_destroy(g));
@@ -553,12 +552,13 @@ forward(CudaSession *c, int phase, const float **logits, llmc_error *err)
 	const Session *s = c->s;
 	const bool last = s->plan->stages > 1 && s->plan->rank == 0 && !plan_hands_on(s->plan);
 
-	TRY(cuda_session_check(c, err)); /* pages */
+	TRY(cuda_session_check(c, err)); /* errors of page operations */
 	TRY(cuda_ring_take(c, err));
 	TRY(cuda_upload_freq(c, err));
 	TRY(cuda_upload_step(c, err));
 	TRY(cuda_stage_take(c, phase, err));
-	cuda_group_step(c, true); /* who waits for the stage before is in no step yet */
+	/* a rank that waits for the previous stage is not in a step yet */
+	cuda_group_step(c, true);
 	if (phase == 0 && !s->probe)
 		TRY(cuda_launch_decode(c, s->size->n_tok, false, err));
 	else
@@ -572,7 +572,7 @@ forward(CudaSession *c, int phase, const float **logits, llmc_error *err)
 		                          c->stream),
 		         "copying logits from the GPU");
 	CUDA_TRY(d, d->api.stream_sync(c->stream), "running a step of %d tokens", s->size->n_tok);
-	TRY(cuda_group_check(c, phase, err)); /* nothing that is worth nothing goes on */
+	TRY(cuda_group_check(c, phase, err)); /* invalid results are not sent on */
 	cuda_group_step(c, false);
 	if (logits)
 		*logits = c->logits;
@@ -588,11 +588,11 @@ cuda_forward(Session *s, int phase, const float **logits, llmc_error *err)
 
 	cuda_group_step(c, false);
 	if (status != LLMC_OK &&
-	    s->rt->world) /* the others wait for this rank, and its stream for them */
+	    s->rt->world) /* the others wait for this rank, and its stream waits for them */
 		comm_end(s->comm);
 	if (s->rt->world && status == LLMC_OK)
 		comm_set_position(s->comm, c->n_met, -1, -1);
-	if (status != LLMC_OK) /* copies out of the ring's entry end before it is filled again */
+	if (status != LLMC_OK) /* copies from the ring entry end before it is refilled */
 		(void)!c->m->dev.api.stream_sync(c->stream);
 	return status;
 }

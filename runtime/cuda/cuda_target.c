@@ -1,12 +1,12 @@
-/* Which plan a device runs, and which images.
+/* Targets and images that a device runs.
  *
- * Plans of sm_90a, sm_100a and sm_120a are for exactly these devices; the others use what every
- * later device has, and are compiled for the device at hand. So 8.7 runs the plan of sm_86,
+ * Plans of sm_90a, sm_100a and sm_120a are for exactly these devices; the other targets use what
+ * every later device has, and are compiled for the device at hand. So 8.7 runs the plan of sm_86,
  * and 10.3 or 12.1 that of sm_89.
  *
- * Images are narrower, by the rule of the vendor: one for sm_86 runs on 8.6 and on later devices of
- * the same major (8.9), one for sm_90a on 9.0 alone, and devices of the Tegra line share images
- * with no other. */
+ * Images are more restricted, by the vendor's rule: one for sm_86 runs on 8.6 and on later devices
+ * of the same major version (8.9), one for sm_90a on 9.0 only, and Tegra devices share images with
+ * no other. */
 #include <stdio.h>
 
 #include "runtime/cuda/cuda.h"

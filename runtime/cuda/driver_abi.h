@@ -1,5 +1,5 @@
-/* The part of CUDA's driver and NVRTC interfaces that llmc calls, declared by ourselves: numbers
- * and layouts as in the vendor's headers, which are not needed. */
+/* The part of the CUDA driver and NVRTC interfaces that llmc calls, declared here so that the
+ * vendor's headers are not needed; numbers and layouts as in those headers. */
 #ifndef LLMC_RUNTIME_CUDA_DRIVER_ABI_H
 #define LLMC_RUNTIME_CUDA_DRIVER_ABI_H
 
@@ -17,7 +17,7 @@ typedef struct CUevent_st *CUevent;
 typedef struct CUgraph_st *CUgraph;
 typedef struct CUgraphExec_st *CUgraphExec;
 
-enum { /* results that are told apart */
+enum { /* results that are handled differently */
        CU_OK = 0,
        CU_OUT_OF_MEMORY = 2,
        CU_DEINITIALIZED = 4,
@@ -93,7 +93,7 @@ typedef struct CudaLaunchConfig {
 _Static_assert(sizeof(CudaLaunchAttr) == 72 && sizeof(CudaLaunchConfig) == 56,
                "the driver's layouts");
 
-/* X(member, symbol, arguments): every one returns CUresult */
+/* X(member, symbol, arguments); all return CUresult */
 #define CUDA_CALLS(X) \
 	X(init, cuInit, (unsigned flags)) \
 	X(driver_version, cuDriverGetVersion, (int *version)) \
@@ -147,7 +147,7 @@ _Static_assert(sizeof(CudaLaunchAttr) == 72 && sizeof(CudaLaunchConfig) == 56,
 	X(graph_destroy, cuGraphDestroy, (CUgraph)) \
 	X(graph_exec_destroy, cuGraphExecDestroy, (CUgraphExec))
 
-/* What only newer drivers have; NULL: this one does not */
+/* Functions of newer drivers; NULL if this driver lacks them */
 #define CUDA_NEWER_CALLS(X) \
 	X(tensor_map, cuTensorMapEncodeTiled, (void *map, int type, unsigned rank, void *at, const uint64_t *dim, const uint64_t *stride, \
 	                                       const unsigned *box, const unsigned *step, int interleave, int swizzle, int l2, int fill))

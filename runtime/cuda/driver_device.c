@@ -1,5 +1,5 @@
-/* One device: opened by number, its primary context shared with whoever else uses it in this
- * process, and what its results mean in words. */
+/* One device: opened by number, with its primary context, which the process shares, and error
+ * messages for driver results. */
 #include <dlfcn.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -14,14 +14,14 @@ cuda_result_text(const CudaApi *api, CUresult r, char *buf, size_t cap)
 
 	(void)!api->error_name(r, &name);
 	(void)!api->error_string(r, &text);
-	snprintf(buf, cap, "%s (%s, %d)", text ? text : "an error without a text",
-	         name ? name : "unknown", r);
+	snprintf(buf, cap, "%s (%s, %d)", text ? text : "unnamed error", name ? name : "unknown",
+	         r);
 }
 
-/* After these nothing works any more in the context. cuda.h of CUDA 13.0 says so at 226, 700, 702,
- * 710, 714 to 719, 721, 810 and 911 (the process, or the context, "must be" ended); 214 and 220 are
- * hardware that failed, 709 a context that somebody else destroyed, 806 an MPS server that is gone,
- * 4 a driver that is shutting down. A GPU that falls off the bus shows as 999, or as no device
+/* After these results nothing works in the context any more. cuda.h of CUDA 13.0 documents this for
+ * 226, 700, 702, 710, 714 to 719, 721, 810 and 911 (the process or context "must be" ended). 214
+ * and 220 are hardware failures, 709 a context that other code destroyed, 806 a lost MPS server, 4
+ * a driver that is shutting down. A GPU that falls off the bus shows as 999, or as no device
  * although its context is open. */
 static bool
 is_lost(const CudaDevice *d, CUresult r)
@@ -108,7 +108,7 @@ open_number(CudaDevice *d, llmc_error *err)
 	int n = 0, major = 0, minor = 0;
 	const CudaApi *a = &d->api;
 
-	CUDA_TRY(d, a->driver_version(&d->driver), "asking the driver for its version");
+	CUDA_TRY(d, a->driver_version(&d->driver), "querying the driver version");
 	if (d->driver < CUDA_MIN_DRIVER)
 		return error_set(err, LLMC_E_MISSING,
 		                 "the NVIDIA driver is too old: it supports CUDA %d.%d, llmc needs "
@@ -125,20 +125,20 @@ open_number(CudaDevice *d, llmc_error *err)
 		                 "there is no GPU %d: this machine has %d (cuda:0%s)", d->number, n,
 		                 n > 1 ? " and on" : "");
 	CUDA_TRY(d, a->device_get(&d->dev, d->number), "opening GPU %d", d->number);
-	CUDA_TRY(d, a->device_name(d->name, sizeof d->name, d->dev), "asking GPU %d for its name",
+	CUDA_TRY(d, a->device_name(d->name, sizeof d->name, d->dev), "querying the name of GPU %d",
 	         d->number);
 	CUDA_TRY(d, a->device_attr(&major, CU_ATTR_MAJOR, d->dev),
-	         "asking GPU %d for its architecture", d->number);
+	         "querying the compute capability of GPU %d", d->number);
 	CUDA_TRY(d, a->device_attr(&minor, CU_ATTR_MINOR, d->dev),
-	         "asking GPU %d for its architecture", d->number);
+	         "querying the compute capability of GPU %d", d->number);
 	CUDA_TRY(d, a->device_attr(&d->n_sm, CU_ATTR_SM_COUNT, d->dev),
-	         "asking GPU %d for its multiprocessors", d->number);
+	         "querying the number of SMs of GPU %d", d->number);
 	d->n_sm = d->n_sm < PLAN_MAX_SM ? d->n_sm : PLAN_MAX_SM;
 	CUDA_TRY(d, a->device_attr(&d->max_shared, CU_ATTR_SHARED_OPTIN, d->dev),
-	         "asking GPU %d for its shared memory", d->number);
+	         "querying the shared memory of GPU %d", d->number);
 	CUDA_TRY(d, a->device_attr(&d->sm_shared, CU_ATTR_SM_SHARED, d->dev),
-	         "asking GPU %d for its shared memory", d->number);
-	CUDA_TRY(d, a->device_total(&d->total_bytes, d->dev), "asking GPU %d for its memory",
+	         "querying the shared memory of GPU %d", d->number);
+	CUDA_TRY(d, a->device_total(&d->total_bytes, d->dev), "querying the memory of GPU %d",
 	         d->number);
 	d->cc = major * 10 + minor;
 	return LLMC_OK;

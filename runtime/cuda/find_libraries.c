@@ -1,4 +1,4 @@
-/* Finding the vendor's libraries. LLMC_CUDA_LIBDIR decides alone when it is set; otherwise the
+/* Finds the vendor's libraries. LLMC_CUDA_LIBDIR, if set, is the only folder; otherwise the
  * loader's own path comes first, then toolkits, then Python wheels. */
 #include <dlfcn.h>
 #include <glob.h>
@@ -15,7 +15,7 @@ const char *const cuda_blaslt_names[] = { "libcublasLt.so.13", "libcublasLt.so.1
 	                                  "libcublasLt.so.11", "libcublasLt.so", NULL };
 const char *const cuda_nccl_names[] = { "libnccl.so.2", "libnccl.so", NULL };
 
-/* Folders of the wheels, below site-packages */
+/* Folders of the wheels, relative to site-packages */
 static const char *const wheels[] = { "nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib",
 	                              "nvidia/cublas/lib", "nvidia/nccl/lib", NULL };
 
@@ -23,7 +23,7 @@ static void *
 open_file(const char *file, char *path, size_t cap)
 {
 	void *lib = dlopen(file, RTLD_NOW | RTLD_LOCAL |
-	                             RTLD_NODELETE); /* the driver has threads: it stays */
+	                             RTLD_NODELETE); /* the driver runs threads: never unloaded */
 
 	if (lib)
 		snprintf(path, cap, "%s", file);
@@ -60,7 +60,7 @@ open_in_wheels(const char *site, const char *const *name, char *path, size_t cap
 	return lib;
 }
 
-/* Folders by a pattern, the last in order of names first: cuda-13.0 before cuda-12.4. */
+/* Folders that match a pattern, in descending order of names: cuda-13.0 before cuda-12.4. */
 static void *
 open_in_pattern(const char *pattern, bool site, const char *const *name, char *path, size_t cap)
 {
@@ -137,7 +137,7 @@ cuda_driver_open(void **lib, CudaApi *api, char *path, size_t cap, llmc_error *e
 	char other[1024];
 
 	*lib = cuda_lib_open(name, path, cap);
-	if (!*lib && own && *own) { /* a folder of libraries that come without the driver */
+	if (!*lib && own && *own) { /* a folder of libraries without the driver */
 		void *nvrtc = cuda_lib_open(cuda_nvrtc_names, other, sizeof other);
 		if (nvrtc) {
 			dlclose(nvrtc);

@@ -1,8 +1,8 @@
-/* Ranks that are processes of a launcher, a GPU each, and have no NCCL (rank_processes.c): what a
- * rank says to the others goes through the host's memory and the comm of processors (comm.h), which
- * adds up in the order of ranks over whatever connects them. Its terms are copied down, a function
- * of the host, which the stream calls, meets the other ranks, and what they make is copied up:
- * decode graphs hold all three. So the bits are those of ranks that are threads (rank_group.c). */
+/* Ranks that are processes with one GPU each and have no NCCL (rank_processes.c): collectives go
+ * through host memory and comm.h, which adds in the order of ranks over any transport. A collective
+ * is a copy to the host, a host function that the stream calls and that runs the collective, and a
+ * copy back; decode graphs contain all three. So the bits equal those of ranks that are threads
+ * (rank_group.c). */
 #include "runtime/cuda/cuda_session.h"
 #include "runtime/cuda/comm_algorithm.h"
 
@@ -15,7 +15,7 @@ cuda_uses_host_comm(const CudaSession *c)
 	return c->s->rt->world && c->s->plan->ranks > 1;
 }
 
-/* Floats that a rank brings, and that all together make, of so many rows */
+/* Floats that a rank contributes, and floats of the result, for so many rows */
 static int64_t
 send_floats(const CudaSession *c, const CudaStep *k, int64_t rows)
 {
@@ -58,7 +58,7 @@ cuda_host_comm_open(CudaSession *c, llmc_error *err)
 	CUDA_TRY(d,
 	         d->api.host_alloc(&p, (size_t)(in + out) * sizeof(float),
 	                           CU_HOST_PORTABLE | CU_HOST_MAPPED),
-	         "pinning %zu MB for what ranks say", (size_t)(in + out) * sizeof(float) >> 20);
+	         "pinning %zu MB for collectives", (size_t)(in + out) * sizeof(float) >> 20);
 	c->brought = p;
 	c->made = c->brought + in;
 	memset(p, 0, (size_t)(in + out) * sizeof(float));
@@ -73,8 +73,8 @@ cuda_host_comm_close(CudaSession *c)
 	c->brought = NULL;
 }
 
-/* The stream has come here: as many rows as the step has, which a graph may be larger than. A group
- * that has ended is noticed behind the step. */
+/* Called by the stream, with the step's rows, of which a graph may have more. The end of the group
+ * is noticed after the step. */
 static void
 host_exchange(void *user)
 {
@@ -114,7 +114,8 @@ cuda_host_comm_launch(CudaSession *c, CudaStep *k, int64_t rows, llmc_error *err
 	         d->api.copy_down(c->brought, (CUdeviceptr)(uintptr_t)k->comm.x,
 	                          (size_t)send_floats(c, k, rows) * sizeof(float), c->stream),
 	         "copying a rank's terms from the GPU");
-	CUDA_TRY(d, d->api.host_func(c->stream, host_exchange, k), "meeting the other ranks");
+	CUDA_TRY(d, d->api.host_func(c->stream, host_exchange, k),
+	         "queueing the exchange with other ranks");
 	if (k->step->op == OP_all_gather) {
 		CUDA_TRY(d,
 		         d->api.copy_up((CUdeviceptr)(uintptr_t)k->comm.y, c->made,
@@ -122,7 +123,7 @@ cuda_host_comm_launch(CudaSession *c, CudaStep *k, int64_t rows, llmc_error *err
 		         "copying what ranks have joined to the GPU");
 		return LLMC_OK;
 	}
-	/* biases and the residual come behind the sum, on the GPU */
+	/* biases and the residual are added after the sum, on the GPU */
 	for (; g.at < all; g.at += g.n) {
 		g.n = (int)(all - g.at < room ? all - g.at : room);
 		g.stride = g.n;

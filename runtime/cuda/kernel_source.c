@@ -1,5 +1,5 @@
-/* Sources of kernels. Their headers are put in place once each, so one text is hashed, compiled and
- * told of in messages; #line keeps the names and lines of the files. */
+/* Sources of kernels. Each header is expanded once, so one text is hashed, compiled and quoted in
+ * messages; #line keeps the names and lines of the files. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 enum { MAX_SOURCE = 1 << 24, MAX_HEADERS = 64, MAX_DEPTH = 16 };
 
 typedef struct Expand {
-	const char *artifact; /* NULL: what is built into llmc */
+	const char *artifact; /* NULL: sources embedded in llmc */
 	char seen[MAX_HEADERS][64];
 	int n_seen;
 	Strbuf *out;
@@ -50,8 +50,7 @@ read_header(const Expand *e, const char *name, Strbuf *text, llmc_error *err)
 	return status;
 }
 
-/* The path in `#include "PATH"`, of a header below templates/; false: the line is something else.
- */
+/* The path in `#include "PATH"`, of a header below templates/; false: not such a line. */
 static bool
 include_of(const char *line, size_t n, char name[64])
 {

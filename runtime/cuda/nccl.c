@@ -1,7 +1,7 @@
-/* NCCL between GPUs, opened at run time. It carries bytes and adds nothing: an all-reduce is an
- * all-gather of the ranks' terms, and a kernel of ours that adds them in the order of ranks, so the
- * bits are those of our own way (rank_group.c). Communicators do not block: a rank that never comes
- * is waited for until the group ends, and then all are aborted. */
+/* NCCL between GPUs, opened at run time. It moves bytes and adds nothing: an all-reduce is an
+ * all-gather of the ranks' terms, and a kernel of ours adds them in the order of ranks, so the bits
+ * equal those of rank_group.c. Communicators are non-blocking: a missing rank is waited for until
+ * the group ends, and then all communicators are aborted. */
 #include "runtime/cuda/nccl.h"
 
 #include <dlfcn.h>
@@ -15,8 +15,7 @@
 
 enum { NCCL_OK = 0, NCCL_IN_PROGRESS = 7, NCCL_F32 = 7, NCCL_OLDEST = 21400 };
 
-/* The first members of ncclConfig_t, which has grown: what is behind them is told by size and
- * version. */
+/* The first members of ncclConfig_t; size and version identify the layout of later members. */
 typedef struct NcclConfig {
 	size_t size;
 	unsigned magic, version;
@@ -41,10 +40,11 @@ struct Nccl {
 	void *lib;
 	char path[1024];
 	int version, first, n;
-	void *comm[LLMC_PEERS]; /* [n], of ranks from `first` on */
+	void *comm[LLMC_PEERS]; /* [n], ranks from `first` on */
 	_Atomic bool aborted;
 	pthread_mutex_t
-	    in_call[LLMC_PEERS]; /* a communicator is given up while nobody is in a call with it */
+	    /* taken while a call uses the communicator, which may be aborted meanwhile */
+	    in_call[LLMC_PEERS];
 #define X(type, member, symbol, args) type(*member) args;
 	NCCL_CALLS(X)
 #undef X
@@ -86,7 +86,7 @@ load(Nccl *l, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Every call has returned at once: until all communicators are as they should be, or one is not. */
+/* Calls return at once: poll until all communicators are ready, or one has failed. */
 static llmc_status
 wait_for_comms(Nccl *l, double until, llmc_error *err)
 {
@@ -137,7 +137,7 @@ nccl_connect(Nccl *l, CudaDevice *const *dev, int first, int n, int all, const N
 {
 	NcclConfig config = { .size = sizeof config,
 		              .magic = 0xcafebeef,
-		              .version = (unsigned)NCCL_OLDEST /* as the struct was then */,
+		              .version = (unsigned)NCCL_OLDEST /* the layout of that version */,
 		              .blocking = 0,
 		              .cga = INT32_MIN,
 		              .min_ctas = INT32_MIN,
@@ -158,7 +158,7 @@ nccl_connect(Nccl *l, CudaDevice *const *dev, int first, int n, int all, const N
 		cuda_leave(dev[k]);
 		l->n = k + 1;
 	}
-	if (opened) { /* or this thread's next calls would wait for it */
+	if (opened) { /* otherwise this thread's next calls would wait for it */
 		int end = l->group_end();
 		r = r == NCCL_OK ? end : r;
 	}
@@ -207,7 +207,7 @@ nccl_close(Nccl *l)
 	for (int k = 0; k < l->n && !atomic_load(&l->aborted); k++)
 		(void)!l->destroy(l->comm[k]);
 	if (l->lib &&
-	    (!l->n || !atomic_load(&l->aborted))) /* what was given up may still run in there */
+	    (!l->n || !atomic_load(&l->aborted))) /* aborted calls may still run in the library */
 		dlclose(l->lib);
 	for (int k = 0; k < LLMC_PEERS; k++)
 		pthread_mutex_destroy(&l->in_call[k]);
@@ -221,12 +221,12 @@ nccl_all_gather(Nccl *l, int rank, const float *send, float *receive, int64_t co
 	const int at = rank - l->first;
 	int r = NCCL_OK;
 
-	/* calls return at once; what was given up is no communicator any more */
+	/* calls return at once; an aborted communicator must not be used */
 	pthread_mutex_lock(&l->in_call[at]);
 	if (!atomic_load(&l->aborted))
 		r = l->all_gather(send, receive, (size_t)count, NCCL_F32, l->comm[at], stream);
 	pthread_mutex_unlock(&l->in_call[at]);
-	while (r == NCCL_IN_PROGRESS) { /* the call goes on behind it */
+	while (r == NCCL_IN_PROGRESS) { /* the call continues in the background */
 		int seen = NCCL_OK;
 		nanosleep(&(struct timespec){ .tv_nsec = 20000 }, NULL);
 		pthread_mutex_lock(&l->in_call[at]);

@@ -1,5 +1,4 @@
-/* NVRTC: CUDA C to an image of one architecture. It takes sources from any number of threads at
- * once. */
+/* NVRTC: CUDA C to an image of one architecture, from any number of threads at once. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,11 +27,11 @@ bind(Nvrtc *n, llmc_error *err)
 		                 "install nvidia-cuda-nvrtc`)",
 		                 n->path, missing_compiler);
 	if (n->api.version(&n->major, &n->minor) != NVRTC_OK)
-		return error_set(err, LLMC_E_MISSING, "%s does not tell its version", n->path);
+		return error_set(err, LLMC_E_MISSING, "%s does not report its version", n->path);
 	if (n->api.n_archs(&n->n_arch) != NVRTC_OK || n->n_arch < 0 ||
 	    n->n_arch > (int)(sizeof n->arch / sizeof *n->arch) ||
 	    n->api.archs(n->arch) != NVRTC_OK)
-		n->n_arch = 0; /* then compiling will tell */
+		n->n_arch = 0; /* then compiling reports the error */
 	return LLMC_OK;
 }
 
@@ -70,7 +69,7 @@ nvrtc_open(Nvrtc *n, int driver, llmc_error *err)
 	}
 	if (!driver || n->major <= driver / 1000)
 		return LLMC_OK;
-	/* made for later drivers than this one: there may be an older one beside it */
+	/* it requires a newer driver: an older one may be installed next to it */
 	int major = n->major, minor = n->minor;
 	char path[sizeof n->path];
 	memcpy(path, n->path, sizeof path);

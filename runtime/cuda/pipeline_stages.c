@@ -1,9 +1,9 @@
-/* Pipeline stages on GPUs of one process, a GPU each or one for each rank that a stage is split
- * over: the residual stream of a step's rows goes from one to the next through pinned memory of the
- * host, by the pipes of the ranks (comm.h), from each to its fellow of the next stage, in front of
- * the step's kernels and behind them; so do the logits of the last stage, from its first rank to
- * rank 0. A decode graph has nothing of it. Rows of a head that guesses go the same way: those that
- * come with its tokens, and those that a plan hands out, to where the host reads them. */
+/* Pipeline stages on GPUs of one process, one GPU per stage or per rank of a stage. The residual
+ * stream of a step's rows goes to the next stage through pinned host memory and the pipes of
+ * comm.h, from each rank to its peer in the next stage: received before the step's kernels, sent
+ * after them. The logits of the last stage go the same way, from its first rank to rank 0. Decode
+ * graphs do not contain these copies. Rows of an MTP head use the same path: those that come with
+ * its tokens, and those that a plan returns to the host. */
 #include "runtime/cuda/cuda_session.h"
 
 llmc_status
@@ -11,12 +11,13 @@ cuda_stage_bind(CudaSession *c, int phase, int i, llmc_error *err)
 {
 	const PlanStep *st = &c->s->plan->phase[phase].step[i];
 
-	/* what it brings is there before the first kernel runs */
+	/* it arrives before the first kernel runs */
 	if (i > 0)
-		return error_set(err, LLMC_E_INPUT,
-		                 "phase %s: %s is step %d, a GPU takes what the stage before hands "
-		                 "on in front of all others",
-		                 c->s->plan->phase[phase].id, op_info[st->op].name, i);
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "phase %s: %s is step %d, but input from the previous stage must be "
+		    "the first step on a GPU",
+		    c->s->plan->phase[phase].id, op_info[st->op].name, i);
 	c->stage_in[phase] =
 	    (CUdeviceptr)(uintptr_t)session_argument(c->s, &st->arg[ARG(stage_in, y)]);
 	return LLMC_OK;
@@ -56,7 +57,7 @@ cuda_stage_fetch(CudaSession *c, llmc_error *err)
 		         d->api.copy_down(
 		             c->goes, (CUdeviceptr)(uintptr_t)c->s->slot[p->buffer[p->rows].slot],
 		             stream_bytes(c->s), c->stream),
-		         "copying rows for a head that guesses from the GPU");
+		         "copying rows for an MTP head from the GPU");
 	if (plan_hands_on(p))
 		CUDA_TRY(d,
 		         d->api.copy_down(c->goes, (CUdeviceptr)(uintptr_t)c->st.logits,

@@ -1,13 +1,13 @@
-/* What the ops of a step take. The launches of one kernel in all layers go into a graph, over and
- * over, which is replayed: each launch reads its own layer's weights, so caches help no more than
- * in a whole step, and nothing of the host is in between. */
+/* Times of the ops of a step. The launches of one kernel in all layers are repeated in a graph,
+ * which is replayed: each launch reads its own layer's weights, so caches help no more than in a
+ * whole step, and the host is not involved. */
 
 #include "base/clock.h"
 #include "runtime/cuda/cuda_session.h"
 
 enum { LAUNCHES = 64, REPLAYS = 4 };
 static const double SHORT =
-    10e-3; /* longer ones need no repetition for the cost of a launch to vanish */
+    10e-3; /* longer kernels need no repetition to hide the cost of a launch */
 
 static llmc_status
 replay(CudaSession *c, CUgraphExec exec, int n, double *seconds, llmc_error *err)
@@ -22,7 +22,7 @@ replay(CudaSession *c, CUgraphExec exec, int n, double *seconds, llmc_error *err
 	return LLMC_OK;
 }
 
-/* Seconds of all launches of a kernel in one step, of `times` rounds in one graph. */
+/* Seconds of all launches of a kernel in one step, from `times` rounds in one graph. */
 static llmc_status
 measure(CudaSession *c, int phase, const PlanKernel *kernel, int times, int replays,
         double *seconds, llmc_error *err)
@@ -43,7 +43,7 @@ measure(CudaSession *c, int phase, const PlanKernel *kernel, int times, int repl
 	if (status == LLMC_OK && r != CU_OK)
 		status = cuda_error(d, r, err, "capturing one op");
 	if (status == LLMC_OK && replays > 1)
-		status = replay(c, exec, 1, seconds, err); /* the first one uploads it */
+		status = replay(c, exec, 1, seconds, err); /* the first replay uploads the graph */
 	if (status == LLMC_OK)
 		status = replay(c, exec, replays, seconds, err);
 	*seconds /= times;
@@ -52,7 +52,7 @@ measure(CudaSession *c, int phase, const PlanKernel *kernel, int times, int repl
 	return status;
 }
 
-/* Rounds of n launches that make a graph long enough: LAUNCHES of them, or fewer when they take
+/* Rounds of n launches that make a graph long enough: LAUNCHES launches, or fewer if they take
  * longer than SHORT. */
 static int
 rounds(int n, double seconds)
@@ -79,7 +79,7 @@ cuda_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error 
 		const CudaStep *k = cuda_step_for(c, phase, i, rows);
 		llmc_op_time t = { .op = op_info[k->step->op].name,
 			           .library = phase == 1 && cublaslt_choice(c, k, rows) };
-		bool seen = k->slots && !adapted; /* what was passed over took nothing */
+		bool seen = k->slots && !adapted; /* skipped steps take no time */
 		for (int j = 0; j < n_step; j++) {
 			const CudaStep *other = cuda_step_for(c, phase, j, rows);
 			if (other->kernel != k->kernel || (other->slots && !adapted))

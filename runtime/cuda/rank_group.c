@@ -1,12 +1,11 @@
-/* Ranks on GPUs of one stage: each rank's window (templates/cuda/comm/comm.h), who sees whose,
- * which way messages go, and the end of the group. A process has all of them, a thread each; or one
- * of them, where a launcher has started them: then they talk by NCCL, which rank_processes.c has
- * connected.
+/* Ranks on GPUs of one stage: each rank's peer memory (templates/cuda/comm/comm.h), access to that
+ * of the others, the choice of algorithm per message, and the end of the group. A process has all
+ * of the ranks, one thread each; or one of them, started by a launcher: then they use NCCL, which
+ * rank_processes.c has connected.
  *
- * A rank that is late in a step for LLMC_COMM_TIMEOUT seconds ends the group, and so does one whose
- * device fails: a word of the host's memory says so to all kernels that wait, which return, and
- * what they made is worth nothing. A thread looks after that, since those that run steps wait for
- * their own GPU. */
+ * A rank that is late in a step by LLMC_COMM_TIMEOUT seconds ends the group, and so does one whose
+ * device fails: a flag in host memory makes all waiting kernels return, and their results are
+ * invalid. A thread watches for this, because the threads that run steps wait for their own GPU. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,12 +17,11 @@
 
 enum {
 	LOOK_MS = 100,
-	FIRST_MS = 30000 /* what ranks may take longer to meet for the first time */
+	FIRST_MS = 30000 /* additional time for the ranks' first collective */
 };
-#define TUNE_S 1.0 /* for timing algorithms at the first start of a group on a machine */
+#define TUNE_S 1.0 /* for measuring algorithms at the first start of a group on a machine */
 enum {
-	GATHER =
-	    1 << 20 /* floats that NCCL gathers at a time, of all ranks, if a row is not longer */
+	GATHER = 1 << 20 /* floats that NCCL gathers at a time, of all ranks; at least one row */
 };
 
 static int64_t
@@ -85,8 +83,8 @@ cuda_window_clear(CudaSession *c, llmc_error *err)
 	         d->api.set8((CUdeviceptr)(uintptr_t)c->window.epoch, 0,
 	                     LLMC_LANES * sizeof *c->window.epoch, c->stream),
 	         "clearing flags");
-	/* what is gathered may be more than was made: rows of a graph that a step does not have,
-	 * shares padded to the largest */
+	/* A gather may read more than was written: rows of a graph that the step does not have,
+	 * shares padded to the largest. */
 	CUDA_TRY(d, d->api.set8(c->slots, 0, (size_t)session_lay_out_slots(c->s), c->stream),
 	         "clearing memory of ranks");
 	CUDA_TRY(d,
@@ -116,7 +114,7 @@ cuda_group_end(CudaSession *c)
 		comm_end(c->s->comm);
 }
 
-/* Which step let go of whom: as many as the kernels have told. */
+/* The ranks that a step reports as late, from the flags of the kernels. */
 static int
 late_ranks(const CudaGroup *g, int *step)
 {
@@ -136,10 +134,9 @@ cuda_group_check(CudaSession *c, int phase, llmc_error *err)
 	int step = 0, late;
 
 	if (g && g->lone && atomic_load(&g->lost) >= 0)
-		return error_set(
-		    err, LLMC_E_DEVICE,
-		    "rank %d of %d: what the ranks of its stage say has not come for %d s",
-		    comm_rank(c->s->comm), comm_ranks(c->s->comm), g->timeout_s);
+		return error_set(err, LLMC_E_DEVICE,
+		                 "rank %d of %d: no message from the ranks of its stage for %d s",
+		                 comm_rank(c->s->comm), comm_ranks(c->s->comm), g->timeout_s);
 	if (cuda_uses_host_comm(c) && comm_ended(c->s->comm))
 		return comm_error(c->s->comm, err);
 	if (!g || !g->word || !atomic_load(&g->word->end))
@@ -215,7 +212,7 @@ enable_peer_access(CudaDevice *a, CudaDevice *b, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* The window of every rank as this one sees them. */
+/* The peer memory of every rank, as addresses of this one. */
 static llmc_status
 map_peer_windows(CudaGroup *g, int rank, llmc_error *err)
 {
@@ -257,7 +254,7 @@ start(CudaGroup *g, llmc_error *err)
 {
 	sigset_t all, was;
 
-	sigfillset(&all); /* the host program's signals go to its own threads */
+	sigfillset(&all); /* the host program handles signals on its own threads */
 	pthread_sigmask(SIG_SETMASK, &all, &was);
 	int rc = pthread_create(&g->thread, NULL, watch_ranks, g);
 	pthread_sigmask(SIG_SETMASK, &was, NULL);
@@ -278,7 +275,7 @@ typedef struct Trial {
 	llmc_error err;
 } Trial;
 
-/* The first all_reduce of a decode step; NULL: there is none */
+/* The first all_reduce of a decode step; NULL: none */
 static const CudaStep *
 any_sum(const CudaSession *c)
 {
@@ -348,7 +345,7 @@ time_algorithm(void *user, CommAlgorithm algorithm, int64_t bytes, int times, do
 		t[n].rows = t[n].rows < most ? t[n].rows : most;
 		if (pthread_create(&thread[n], NULL, trial_main, &t[n])) {
 			status = error_set(err, LLMC_E_MEMORY, "cannot start a thread");
-			cuda_group_end(g->rank[0].c); /* those that run wait for it */
+			cuda_group_end(g->rank[0].c); /* the other threads wait for it */
 			break;
 		}
 	}
@@ -371,8 +368,8 @@ most_bytes(const CudaSession *c)
 	return c->s->sym[SYM_n_tok] * any_sum(c)->comm.width * (int64_t)sizeof(float);
 }
 
-/* NCCL connects ranks when it first takes a way for a size, and all must call then: before one of
- * them captures alone. */
+/* NCCL connects ranks when it first uses an algorithm for a size, and all ranks must call it then:
+ * before one of them captures alone. */
 static llmc_status
 connect_sizes(CudaGroup *g, llmc_error *err)
 {
@@ -405,7 +402,7 @@ choose(CudaGroup *g, llmc_error *err)
 	                           time_algorithm, g, err);
 }
 
-/* Peers' memory, NCCL or both: what there is, and what is wanted. */
+/* Peer memory, NCCL or both: what is available and requested. */
 static llmc_status
 connect(CudaGroup *g, llmc_error *err)
 {
@@ -430,7 +427,7 @@ connect(CudaGroup *g, llmc_error *err)
 			int can = 1;
 			if (j != k)
 				CUDA_TRY(d, d->api.can_peer(&can, d->dev, g->rank[j].c->m->dev.dev),
-				         "asking whether GPU %d reaches GPU %d", d->number,
+				         "querying peer access from GPU %d to GPU %d", d->number,
 				         g->rank[j].c->m->dev.number);
 			g->peers = g->peers && can;
 		}
@@ -473,7 +470,7 @@ cuda_group_open(Session *const *rank, int n, llmc_error *err)
 	atomic_init(&g->users, n);
 	for (int r = 0; r < n; r++) {
 		CudaSession *c = rank[r]->on;
-		c->group = g; /* each gives its share back when it is closed */
+		c->group = g; /* each leaves the group when it is closed */
 		g->rank[r].c = c;
 	}
 	g->dev = &m->dev;
@@ -498,15 +495,16 @@ cuda_group_open(Session *const *rank, int n, llmc_error *err)
 		cuda_leave(d);
 		TRY(status);
 	}
-	TRY(start(g, err)); /* memory of peers that is said to be reached, and is not, shows when it
-	                       is measured */
+	/* peer memory that is reported as accessible but is not shows in a measurement */
+	TRY(start(g, err));
 	if (g->nccl)
 		TRY(connect_sizes(g, err));
-	return g->set & (g->set - 1) ? choose(g, err) : LLMC_OK; /* of several ways */
+	/* several algorithms are available */
+	return g->set & (g->set - 1) ? choose(g, err) : LLMC_OK;
 }
 
-/* With the first one to go nobody is looked after any more. The last one frees the word, in the
- * context of the first rank, whose memory it is; the others' threads have ended by then. */
+/* The first session that leaves stops the watch thread. The last one frees the flags, in the
+ * context of the first rank, which owns them; the others' threads have ended by then. */
 void
 cuda_group_leave(CudaSession *c)
 {

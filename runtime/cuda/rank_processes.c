@@ -1,6 +1,6 @@
-/* Ranks that are processes of a launcher, a GPU each: NCCL between those of a stage, where all of
- * them have it and it connects them. Else what they say goes through the host's memory
- * (host_staged_comm.c). A model has one communicator, for all its sessions. */
+/* Ranks that are processes with one GPU each: NCCL within a stage, if all ranks have it and it
+ * connects them. Otherwise collectives go through host memory (host_staged_comm.c). A model has one
+ * communicator for all its sessions. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "runtime/cuda/nccl.h"
 #include "runtime/cuda/comm_algorithm.h"
 
-/* The library of this rank, of the version that all have */
+/* Open this rank's library and check that all ranks have the same version. */
 static llmc_status
 open_library(MpiWorld *w, CommAlgorithmMode wanted, Nccl **out, llmc_error *err)
 {
@@ -31,7 +31,7 @@ open_library(MpiWorld *w, CommAlgorithmMode wanted, Nccl **out, llmc_error *err)
 	return mpi_world_check_same(w, mpi_world_ranks(w), "NCCL", version, err);
 }
 
-/* Ranks of each stage meet where rank 0 says. */
+/* Connect the ranks of each stage; rank 0 creates the id. */
 static llmc_status
 connect(MpiWorld *w, Runtime *rt, Nccl *l, llmc_error *err)
 {
@@ -74,7 +74,7 @@ cuda_connect_processes(Runtime *rt, llmc_log_fn log, void *log_user, llmc_error 
 	nccl_close(l);
 	TRY(mpi_world_agree(
 	    w, wanted == ALGO_MODE_NCCL || wanted == ALGO_MODE_UNKNOWN ? status : LLMC_OK, &why,
-	    err)); /* who insists, insists for all */
+	    err)); /* LLMC_NCCL=always of one rank applies to all */
 	if (mpi_world_rank(w) == 0 && wanted != ALGO_MODE_OWN)
 		log_line(log, log_user, LLMC_LOG_WARNING,
 		         "GPUs of this job talk through the host's memory, without NCCL: %s",

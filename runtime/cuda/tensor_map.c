@@ -1,5 +1,5 @@
-/* Tensor maps of steps: how the copy unit of sm_90 and later sees the memory of an argument. All
- * that they depend on is fixed for the life of a session, so they are made once. */
+/* Tensor maps of steps: how TMA of sm_90 and later sees the memory of an argument. All inputs are
+ * fixed for the life of a session, so maps are built once. */
 #include <stdlib.h>
 #include <string.h>
 

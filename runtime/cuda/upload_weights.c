@@ -1,5 +1,5 @@
-/* Weights to the device: packed into pinned buffers by turns, each copied while the next is filled.
- */
+/* Weights to the device: packed into two pinned buffers alternately, each copied while the other is
+ * filled. */
 #include "base/log.h"
 #include "runtime/cuda/cuda.h"
 
@@ -11,13 +11,13 @@ typedef struct WeightUpload {
 	CUstream stream;
 	char *buf[N_STAGE];
 	CUevent event[N_STAGE];
-	bool busy[N_STAGE]; /* a copy from it may be under way */
+	bool busy[N_STAGE]; /* a copy from it may be in flight */
 	size_t cap;
 	int at;             /* buffer being filled */
 	int64_t first, end; /* bytes of the region that it holds */
 	int64_t total;
-	bool report_progress; /* progress: there is enough for it to take time */
-	int shown;            /* tenths */
+	bool report_progress; /* log progress: the load takes long enough */
+	int shown;            /* tenths logged so far */
 	const WeightsOptions *opt;
 	void (*poll)(void *user);
 	void *poll_user;
@@ -35,7 +35,7 @@ report_progress(WeightUpload *l, int64_t done)
 	         (int)(done >> 20), (int)(l->total >> 20));
 }
 
-/* Copy what the buffer holds, and go on to the next. */
+/* Copy the content of the buffer and switch to the next one. */
 static llmc_status
 flush(WeightUpload *l, llmc_error *err)
 {
@@ -71,7 +71,7 @@ take(void *user, int64_t offset, size_t bytes, void **at, llmc_error *err)
 		TRY(flush(l, err));
 		l->first = offset;
 	} else {
-		for (int64_t i = l->end; i < offset; i++) /* between tensors */
+		for (int64_t i = l->end; i < offset; i++) /* padding between tensors */
 			l->buf[l->at][i - l->first] = 0;
 	}
 	l->end = offset + (int64_t)bytes;
@@ -103,7 +103,7 @@ load(WeightUpload *l, Weights *w, const int64_t *offset, llmc_error *err)
 	TRY(weights_stage(w, l->opt, offset, &room, err));
 	TRY(flush(l, err));
 	CUDA_TRY(d, d->api.stream_sync(l->stream), "copying weights to the GPU");
-	report_progress(l, l->total); /* the last tensor may end before the region does */
+	report_progress(l, l->total); /* the last tensor may end before the region */
 	return LLMC_OK;
 }
 
@@ -120,7 +120,7 @@ cuda_weights_load(CudaDevice *d, Weights *w, const WeightsOptions *opt, CUdevice
 		           .poll_user = poll_user };
 	llmc_status status = load(&l, w, offset, err);
 
-	if (status != LLMC_OK && l.stream) /* copies out of the buffers end before these go */
+	if (status != LLMC_OK && l.stream) /* copies from the buffers end before they are freed */
 		(void)!d->api.stream_sync(l.stream);
 	for (int i = 0; i < N_STAGE; i++) {
 		if (l.event[i])

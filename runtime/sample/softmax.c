@@ -67,7 +67,7 @@ sample_largest(const float *v, int32_t n, int32_t *at, llmc_error *err)
 	}
 	if (most == -INFINITY)
 		return error_set(err, LLMC_E_CHECK,
-		                 "all logits are minus infinity: no token can be picked");
+		                 "all logits are minus infinity: no token can be sampled");
 	for (i = 0; v[i] != most; i++)
 		;
 	*at = i;
@@ -100,7 +100,7 @@ sample_largest_of(const float *v, int32_t n, const uint32_t *bits, int32_t *at, 
 	}
 	if (where < 0)
 		return error_set(err, LLMC_E_CHECK,
-		                 "all logits are minus infinity: no token can be picked");
+		                 "all logits are minus infinity: no token can be sampled");
 	for (*at = where; v[*at] != most || !(bits[*at >> 5] >> (*at & 31) & 1); ++*at)
 		;
 	return LLMC_OK;

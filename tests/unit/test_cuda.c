@@ -236,11 +236,11 @@ steps_are_named(void **state)
 		int n;
 		const char *says;
 	} part[] = {
-		{ "cuDriverGetVersion", 1, "asking the driver for its version: GPU 0: " },
+		{ "cuDriverGetVersion", 1, "querying the driver version: GPU 0: " },
 		{ "cuInit", 1, "starting the NVIDIA driver: GPU 0: " },
 		{ "cuDeviceGetCount", 1, "counting GPUs: " },
 		{ "cuDevicePrimaryCtxRetain", 1, "opening GPU 0: GPU 0 (Emulated H100): " },
-		{ "cuMemGetInfo_v2", 1, "asking GPU 0 for free memory: " },
+		{ "cuMemGetInfo_v2", 1, "querying free memory of GPU 0: " },
 		{ "cuMemAlloc_v2", 1, "allocating 1.1 MB for weights: " },
 		{ "cuMemHostAlloc", 1, "pinning 1 MB to load weights: " },
 		{ "cuMemcpyHtoDAsync_v2", 1, "copying weights to the GPU: " },

@@ -63,11 +63,12 @@ machines(void **state)
 	assert_int_equal(apart("LLMC_EMU_DRIVER", "12040", LLMC_E_MISSING,
 	                       (const char *[]){ "13.0", "CUDA 12", "NVRTC", NULL }),
 	                 0);
-	assert_int_equal(apart("LLMC_EMU_MEM_MB", "1", LLMC_E_MEMORY,
-	                       (const char *[]){ "weights  1.1 MB", "kv       384 bytes a position",
-	                                         "free     1.0 MB", "weights stored as Q8_0 (",
-	                                         "another GPU", NULL }),
-	                 0);
+	assert_int_equal(
+	    apart("LLMC_EMU_MEM_MB", "1", LLMC_E_MEMORY,
+	          (const char *[]){ "weights  1.1 MB", "kv       384 bytes per position",
+	                            "free     1.0 MB", "weights stored as Q8_0 (", "another GPU",
+	                            NULL }),
+	    0);
 	assert_int_equal(apart("LLMC_EMU_MEM_MB", "2", LLMC_E_MEMORY,
 	                       (const char *[]){ "kv", "scratch", "state", "free", NULL }),
 	                 0);

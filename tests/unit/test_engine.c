@@ -1113,7 +1113,7 @@ the_unlucky_harm_nobody(void **state)
 	next(b, id[2], &ev);
 	assert_int_equal(ev.kind, LLMC_EVENT_ERROR);
 	assert_int_equal(ev.status, LLMC_E_CHECK);
-	assert_string_equal(ev.text, "all logits are minus infinity: no token can be picked");
+	assert_string_equal(ev.text, "all logits are minus infinity: no token can be sampled");
 	assert_ptr_equal(ev.user, &bad);
 	assert_true(ev.last);
 	if (!follow(b, id[3], &a, -1, why, sizeof why))

@@ -384,7 +384,7 @@ broken_logits_are_refused(void **state)
 	for (int i = 0; i < V; i++)
 		bad[i] = -INFINITY;
 	assert_int_equal(llmc_sampler_sample(s, bad, &id, NULL, &err), LLMC_E_CHECK);
-	assert_string_equal(err.text, "all logits are minus infinity: no token can be picked");
+	assert_string_equal(err.text, "all logits are minus infinity: no token can be sampled");
 	bad[9] = 0;
 	assert_int_equal(llmc_sampler_sample(s, bad, &id, NULL, &err), LLMC_OK);
 	assert_int_equal(id, 9);
