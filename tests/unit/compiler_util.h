@@ -1,5 +1,5 @@
-/* For tests of the compiler: a description, an arena and a Diag in one place, and what to do when
- * something jumps. */
+/* Helpers for tests of the compiler: a description, an arena and a Diag in one struct, and handling
+ * of their error jumps. */
 #ifndef TESTS_COMPILER_UTIL_H
 #define TESTS_COMPILER_UTIL_H
 
@@ -21,8 +21,8 @@ typedef struct Bench {
 	Spec *spec;
 } Bench;
 
-/* Runs fn with a fresh arena and Diag; the jumps end in this frame, so fn may keep what it likes in
- * variables. */
+/* Run fn with a fresh arena and Diag. Error jumps return to this frame, so locals of fn stay
+ * valid. */
 static inline void
 bench_run(void (*fn)(Bench *, int), int n)
 {
@@ -50,7 +50,7 @@ bench_run(void (*fn)(Bench *, int), int n)
 	}                                                                                          \
 	static void name##_body(Bench *b, int n_ __attribute__((unused)))
 
-/* Whether fn ends in BUG. */
+/* Return whether fn ends with a BUG error. */
 static inline bool
 bench_bugs(Bench *b, void (*fn)(Bench *, void *), void *arg)
 {
@@ -60,7 +60,8 @@ bench_bugs(Bench *b, void (*fn)(Bench *, void *), void *arg)
 	return false;
 }
 
-/* A small model; `more` are further lines of YAML, and may repeat none of these keys. */
+/* Return the spec of a small model. `more` are further lines of YAML, with other keys than
+ * these. */
 static inline Spec *
 bench_spec(Bench *b, const char *family, const char *more)
 {

@@ -1,5 +1,4 @@
-/* The emulated GPU for tests: found beside the test's own program, opened through the library's own
- * path. */
+/* Emulated GPU for tests: found next to the test program, opened as the library opens a driver. */
 #ifndef TESTS_UNIT_CUDA_UTIL_H
 #define TESTS_UNIT_CUDA_UTIL_H
 
@@ -27,7 +26,7 @@ static int (*emu_report_count)(void);
 static const char *(*emu_last_report)(void);
 static void (*emu_graph)(long *kernels, long *asked, long *edges, long *changes);
 
-/* BUILD/emu from BUILD/unit/test_x; false: the emulator has not been built */
+/* Look for BUILD/emu from BUILD/unit/test_x; false: the emulator is not built */
 static inline bool
 emulator(char dir[4096])
 {
@@ -52,8 +51,8 @@ emulator(char dir[4096])
 	*(void **)&emu_report_count = dlsym(lib, "emu_report_count");
 	*(void **)&emu_last_report = dlsym(lib, "emu_last_report");
 	*(void **)&emu_graph = dlsym(lib, "emu_graph");
-	/* a test that begins with an empty cache of images takes the emulator's objects from the
-	 * one that it was started with */
+	/* a test with an empty image cache reuses the emulator's objects of the cache that it was
+	 * started with */
 	Strbuf cache = { 0 };
 	if (file_cache_dir(&cache, NULL) == LLMC_OK)
 		setenv("LLMC_EMU_CACHE", strbuf_str(&cache), 0);
@@ -64,7 +63,7 @@ emulator(char dir[4096])
 	       emu_report_count && emu_last_report;
 }
 
-/* For what main returns: a finding of the emulator fails a test whose assertions all hold. */
+/* Exit status for main: a finding of the emulator fails the program even if all assertions hold. */
 static inline int
 no_findings(int rc)
 {
@@ -85,7 +84,7 @@ keep_log(void *user, int level, const char *line)
 	snprintf(last_log + n, sizeof last_log - n, "%s\n", line);
 }
 
-/* configs/tiny.yaml, with changes: "key=value", NULL-terminated, or NULL */
+/* Open configs/tiny.yaml with changes: "key=value", NULL-terminated, or NULL */
 static inline llmc_status
 open_tiny_with(const char *device, const char *arch, const char *const *set, llmc_model **m,
                llmc_error *err)
@@ -108,9 +107,9 @@ open_tiny(const char *device, const char *arch, llmc_model **m, llmc_error *err)
 	return open_tiny_with(device, arch, NULL, m, err);
 }
 
-/* Models that the tests of a program share: each is opened for the first test that asks for it, and
- * closed by close_shared. A test that breaks its model's device, or that is about opening and
- * closing, opens its own. */
+/* Models shared by the tests of a program. Each is opened by the first test that uses it, and
+ * closed by close_shared. A test that breaks its model's device, or tests opening and closing,
+ * opens its own. */
 typedef struct SharedModel {
 	char name[200];
 	llmc_model *m;
@@ -134,7 +133,7 @@ shared_slot(const char *device, const char *arch, const char *const *set)
 	return &shared_model[at];
 }
 
-/* arch, set: as in open_tiny_with */
+/* arch, set: as for open_tiny_with */
 static inline llmc_status
 shared_tiny(const char *device, const char *arch, const char *const *set, llmc_model **m,
             llmc_error *err)
@@ -146,8 +145,8 @@ shared_tiny(const char *device, const char *arch, const char *const *set, llmc_m
 	return status;
 }
 
-/* Also after a failure of the device, whose context all its models share: the next test that asks
- * for one opens it again. */
+/* Also called after a device failure, because all models share its context: the next test opens its
+ * model again. */
 static inline void
 close_models(void)
 {
@@ -157,8 +156,7 @@ close_models(void)
 	}
 }
 
-/* For what the tests returned: the models are closed, and something of them that stays on the
- * device is a failure. */
+/* Close the models and return the exit status; anything left on the device is a failure. */
 static inline int
 close_shared(int rc)
 {

@@ -1,4 +1,4 @@
-/* A request from opening a model to closing it, for tests of the CUDA runtime. */
+/* A whole request for tests of the CUDA runtime: open a model, generate, close it. */
 #ifndef TESTS_UNIT_CUDA_WHOLE_H
 #define TESTS_UNIT_CUDA_WHOLE_H
 
@@ -17,7 +17,7 @@ keep_id(void *user, int32_t id, const char *text, size_t n)
 	return true;
 }
 
-/* n_new tokens from a session of the model; the ids in out */
+/* Generate n_new tokens in a session of the model; ids in out */
 static inline llmc_status
 greedy(llmc_model *m, int n_new, int32_t *out, llmc_error *err)
 {
@@ -36,7 +36,7 @@ greedy(llmc_model *m, int n_new, int32_t *out, llmc_error *err)
 	return status;
 }
 
-/* Open, generate, close. arch: that the model is compiled for; NULL: the device's own */
+/* Open, generate, close. arch: architecture to compile for; NULL: the device's own */
 static inline llmc_status
 whole(const char *device, const char *arch, int n_new, int32_t *out, llmc_error *err)
 {

@@ -1,5 +1,5 @@
-/* A locale whose numbers have a comma, made where the machine has none: numbers of files must not
- * follow it. */
+/* A locale with a decimal comma, generated if the machine has none: parsing of numbers in files
+ * must not depend on the locale. */
 #ifndef TESTS_UNIT_LOCALE_COMMA_H
 #define TESTS_UNIT_LOCALE_COMMA_H
 
@@ -8,7 +8,7 @@
 
 #include "tempdir.h"
 
-/* False: localedef is not here. Back with setlocale(LC_ALL, "C"). */
+/* Returns false if localedef is not installed. Undo with setlocale(LC_ALL, "C"). */
 static inline bool
 locale_comma(void)
 {

@@ -1,6 +1,6 @@
-/* Kernels built by the system's compiler: compiled once, found again, healed when damaged, shipped
- * with an artifact, and every way it can fail said in a sentence. The artifact here has two small
- * kernels in one header's company. */
+/* Kernels built by the system's compiler: compiled once, found in the cache, rebuilt if damaged,
+ * shipped with an artifact, and a message for each possible failure. The artifact has two small
+ * kernels that share a header. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <fcntl.h>
@@ -28,7 +28,7 @@ static PlanKernel kernels[] = {
 	{ .id = "again",
 	  .file = "kernels/one.c",
 	  .symbol = "one",
-	  .n_arg = 1 }, /* a file may hold several */
+	  .n_arg = 1 }, /* a file may hold several kernels */
 };
 static const Plan plan = { .target = "cpu-generic", .n_kernel = 3, .kernel = kernels };
 
@@ -60,7 +60,7 @@ static const char good[] =
     "void\none(const llmc_step *s, void *const *a, int part, int n)\n{\n\t(void)s;\n"
     "\t*(int *)a[0] = ANSWER + part * n;\n}\n";
 
-/* A fresh artifact and an empty cache. */
+/* Create a fresh artifact and an empty cache. */
 static void
 fresh(void)
 {
@@ -95,7 +95,7 @@ open_kernels(CpuKernels **k, llmc_error *err)
 	return kernels_open(&plan, &o, k, err);
 }
 
-/* Opens, runs both kernels, closes; returns how many files were compiled. */
+/* Open, run both kernels, close; returns the number of files compiled. */
 static int
 works(int answer)
 {
@@ -127,7 +127,7 @@ refused(llmc_status want, const char *text)
 		fail_msg("\"%s\", expected \"%s\"", err.text, text);
 }
 
-/* All objects of the cache: edit(path) for each; returns how many. */
+/* Call edit(path) for all objects of the cache; returns their number. */
 static int
 each_object(const char *folder, void (*edit)(const char *path))
 {
@@ -183,7 +183,7 @@ compiled_once(void **state)
 	fresh();
 	assert_int_equal(works(42), 2);
 	assert_int_equal(works(42), 0);
-	/* a header's change is seen, whatever the times of the files */
+	/* a changed header is noticed, whatever the modification times */
 	put("kernels/common/step.h", "typedef struct llmc_step llmc_step;\n#define ANSWER 43\n");
 	assert_int_equal(works(43), 2);
 	put("kernels/common/step.h", "typedef struct llmc_step llmc_step;\n#define ANSWER 42\n");
@@ -197,7 +197,7 @@ compiled_once(void **state)
 	if (cc_find(path, sizeof path, version, sizeof version, NULL) == LLMC_OK)
 		assert_int_equal(works(42), 2);
 	unsetenv("LLMC_CC");
-	/* an artifact that moves keeps its builds */
+	/* a moved artifact keeps its builds */
 	char moved[420];
 	snprintf(moved, sizeof moved, "%s-moved", artifact);
 	assert_int_equal(rename(artifact, moved), 0);
@@ -225,7 +225,7 @@ damaged_objects_are_rebuilt(void **state)
 		assert_non_null(strstr(said, "damaged or cut off: it is built again"));
 		assert_int_equal(works(42), 0);
 	}
-	/* no temporary files are left */
+	/* no temporary files remain */
 	assert_int_equal(each_object(tempdir_file(&dir, "cache/kernels"), NULL), 2);
 }
 
@@ -257,7 +257,8 @@ what_others_may_write_is_not_run(void **state)
 	refused(LLMC_E_IO, "kernels: others may write to it (mode 777)");
 }
 
-/* Who may rename in a folder on the way to a file decides what is loaded, whoever owns the file. */
+/* Write permission on any folder of a file's path decides what is loaded, whoever owns the file
+ * itself. */
 static void
 folders_that_others_may_write_to(void **state)
 {
@@ -282,7 +283,7 @@ folders_that_others_may_write_to(void **state)
 	}
 }
 
-/* What we make ourselves we take, also where new files are open to the user's group. */
+/* Files that llmc creates itself are accepted, even with a umask that lets the group write. */
 static void
 any_umask_will_do(void **state)
 {
@@ -303,7 +304,7 @@ any_umask_will_do(void **state)
 	assert_string_equal(said, "");
 }
 
-/* A short one fits beside what is left of the others. */
+/* A short compilation fits into the end of the longer ones. */
 static void
 long_sources_are_compiled_first(void **state)
 {
@@ -327,7 +328,7 @@ long_sources_are_compiled_first(void **state)
 	snprintf(line, sizeof line, "%s/cc", artifact);
 	chmod(line, 0755);
 	for (int called = 0; called < 2;
-	     called++) { /* a source that others call includes what is long */
+	     called++) { /* a source that other kernels call contains the long text */
 		PlanKernel row[] = { kernels[0], kernels[1] };
 		const Plan p = { .target = "cpu-generic", .n_kernel = 2, .kernel = row };
 		row[0].n_arg = !called;
@@ -346,8 +347,8 @@ long_sources_are_compiled_first(void **state)
 	}
 }
 
-/* Threads that open two models at once are one process, and containers that share a cache have the
- * same numbers: no two compilations ever write to one name. */
+/* Threads that open two models at once share a process id, and so may containers that share a
+ * cache: no two compilations ever write to the same name. */
 static void
 temporary_names_are_never_used_twice(void **state)
 {
@@ -383,8 +384,8 @@ temporary_names_are_never_used_twice(void **state)
 		free(name[--n]);
 }
 
-/* Where threads have several kernels each, what all of them include is precompiled once. Whether
- * that works or not, kernels are built and nothing of it stays. */
+/* If each thread compiles several kernels, the includes common to all are precompiled once. Kernels
+ * are built whether that works or not, and no precompiled header remains. */
 static void
 headers_are_precompiled(void **state)
 {
@@ -445,8 +446,8 @@ headers_are_precompiled(void **state)
 	}
 }
 
-/* A model that is compiled into the folder while its kernels are built: nothing is kept under the
- * key of another source. */
+/* A model is compiled into the folder while its kernels are built: nothing is cached under the key
+ * of another source. */
 static void
 sources_that_change_meanwhile(void **state)
 {
@@ -472,8 +473,8 @@ sources_that_change_meanwhile(void **state)
 	unsetenv("LLMC_CC");
 }
 
-/* A process that was killed leaves a file: neither in the way of the next one of its number, nor
- * there for ever. */
+/* The file of a killed process does not block the next process with the same pid, and is deleted
+ * eventually. */
 static void
 what_dead_processes_leave(void **state)
 {
@@ -504,7 +505,7 @@ what_dead_processes_leave(void **state)
 		         i >= 2 ? "/kernel.so" : "");
 		put(path, "left");
 		snprintf(path, sizeof path, "%s/../cache/kernels/.tmp/%s", artifact, left[i]);
-		if (i % 2 == 0) /* the others are new: another process may be writing them */
+		if (i % 2 == 0) /* the others are recent: another process may be writing them */
 			assert_int_equal(utimensat(AT_FDCWD, path, old, 0), 0);
 	}
 	assert_int_equal(works(42), 1);
@@ -541,7 +542,7 @@ failures_are_sentences(void **state)
 	fresh();
 	snprintf(artifact + strlen(artifact), 16, "/none");
 	refused(LLMC_E_IO, "none");
-	/* a warning that only this compiler has is no reason to stop */
+	/* a warning that only this compiler has does not stop the build */
 	fresh();
 	char with[1024];
 	snprintf(with, sizeof with, "%s\nstatic int unused = 1;\n", good);
@@ -551,8 +552,8 @@ failures_are_sentences(void **state)
 	assert_non_null(strstr(said, " warns about it"));
 }
 
-/* Kernels are compiled for the process alone, in memory: two at once do not mix, nothing stays
- * behind, and one line says so. */
+/* Without a usable cache, kernels are compiled in memory for this process: two builds at once do
+ * not mix, nothing remains on disk, and one line reports it. */
 static void
 a_cache_that_takes_no_files(void **state)
 {
@@ -589,8 +590,8 @@ a_cache_that_takes_no_files(void **state)
 	unsetenv("TMPDIR");
 }
 
-/* What kernels call is loaded before them and found by its name, which two models may have in files
- * of their own: whoever goes first takes nothing away. */
+/* A kernel's callee is loaded first and found by name. Two models may have the same name in their
+ * own files: closing the first does not break the second. */
 static void
 what_kernels_call_outlives_its_model(void **state)
 {
@@ -660,7 +661,7 @@ shipped_kernels_are_used_when_they_fit(void **state)
 	assert_string_equal(said, "");
 	setenv("PATH", was, 1);
 	free(was);
-	/* damaged, from another source, without its manifest: healed, in one line each */
+	/* damaged, from another source, or without its manifest: rebuilt, with one line for each */
 	snprintf(path, sizeof path, "%s/aot/cpu-generic", artifact);
 	assert_int_equal(each_object(path, cut), 2);
 	assert_int_equal(works(42), 2);
@@ -674,7 +675,7 @@ shipped_kernels_are_used_when_they_fit(void **state)
 	                             "was built from another source or "
 	                             "with other flags): they are compiled here"));
 	put("aot/cpu-generic/manifest.json", "{\"manifest\":1,\"step_abi\":77}");
-	assert_int_equal(works(42), 0); /* the cache has them */
+	assert_int_equal(works(42), 0); /* they are in the cache */
 	char want[64];
 	snprintf(want, sizeof want, "they have ABI 77, this llmc has %d", PLAN_STEP_ABI);
 	assert_non_null(strstr(said, want));
@@ -690,7 +691,7 @@ shipped_kernels_are_used_when_they_fit(void **state)
 	                    "the plan has kernels, but no folder to find their sources in");
 }
 
-/* Several processes, one key, one empty cache: all of them work. */
+/* Several processes with one key and one empty cache all work. */
 static void
 processes_may_build_the_same(void **state)
 {

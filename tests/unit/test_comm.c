@@ -1,6 +1,6 @@
-/* Ranks that share memory: sums against additions in the order of ranks, bit for bit; joins of
- * uneven shares; bytes in order, and round a ring; stages of several ranks; the end of a group
- * while somebody waits. The reference's ops between ranks are held to the same. */
+/* Ranks over shared memory: all-reduces against additions in rank order, bit for bit; all-gathers
+ * of uneven shares; bytes in order, and around a ring; stages of several ranks; the end of a group
+ * while a rank waits. The reference's communication ops are tested in the same way. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -33,7 +33,7 @@ typedef struct Thread {
 	bool ok;
 } Thread;
 
-/* Numbers whose sum depends on the order of the additions. */
+/* Numbers whose sum depends on the order of additions. */
 static float
 noise(uint64_t i)
 {
@@ -171,12 +171,12 @@ sums_are_in_the_order_of_ranks(void **state)
 			sum_case(ranks, parts, 3, 37, 3, false);
 			sum_case(ranks, parts, 1, 1, 1, false);
 		}
-	sum_case(3, 2, 33, 576, 2, true); /* several pieces, in place */
+	sum_case(3, 2, 33, 576, 2, true); /* several segments, in place */
 	sum_case(4, 1, 7, 5003, 3, true);
-	sum_case(3, 3, 0, 8, 3, false); /* no row */
+	sum_case(3, 3, 0, 8, 3, false); /* no rows */
 }
 
-/* One rank behind the others by as much as can be: slots of two pieces are enough. */
+/* One rank lags as far as possible: two slots per part are enough. */
 static void
 many_rounds_keep_apart(void **state)
 {
@@ -320,8 +320,8 @@ bytes_arrive_in_order(void **state)
 		comm_close(c.comm[k]);
 }
 
-/* Each rank adds one to what the rank before it hands on; rank 0 begins, as far ahead of the last
- * one as there is room. */
+/* Each rank adds one to the value from the previous rank and passes it on. Rank 0 starts, as far
+ * ahead of the last rank as buffers allow. */
 static void *
 ring_main(void *arg)
 {
@@ -351,7 +351,8 @@ ring_main(void *arg)
 	return NULL;
 }
 
-/* Experts that are dealt whole: every choice is one rank's, under its number there. */
+/* Experts are distributed whole: every routed expert is on exactly one rank, under its local
+ * index. */
 static void
 a_choice_is_of_one_rank(void **state)
 {
@@ -392,7 +393,7 @@ static void
 bytes_go_round(void **state)
 {
 	llmc_error err;
-	/* the reference's op: what the stage before leaves, as it is */
+	/* the reference's op: copies the output of the previous stage */
 	const PlanStep step = { .op = OP_stage_in,
 		                .kernel = -1,
 		                .n_attr = 1,
@@ -408,8 +409,7 @@ bytes_go_round(void **state)
 	assert_memory_equal(y, left, sizeof y);
 	for (int ranks = 2; ranks < 5; ranks++) {
 		Case c = { .ranks = ranks, .parts = 1 };
-		/* pipes that are shorter than a message, and one that holds all that is on its way
-		 */
+		/* pipes that are shorter than a message, and one that holds all data in flight */
 		assert_int_equal(comm_threads((CommShape){ .ranks = c.ranks,
 		                                           .team = 1,
 		                                           .parts = 1,
@@ -423,9 +423,9 @@ bytes_go_round(void **state)
 	}
 }
 
-/* Three stages of two ranks: sums of a stage, of which each has another number, are those of its
- * ranks; what its first rank makes goes to the first of the next, the second's to the second, and
- * from the last stage to rank 0 alone; rank 0 collects what all have. */
+/* Three stages of two ranks. All-reduces add the ranks of a stage; each stage runs another number
+ * of them. Output of a stage's first rank goes to the first rank of the next stage, that of the
+ * second to the second, and from the last stage to rank 0 only. Rank 0 gathers from all. */
 static void *
 stages_main(void *arg)
 {

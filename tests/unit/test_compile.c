@@ -1,5 +1,5 @@
-/* The compiler as a whole: same input, same bytes; plans that the reader takes; clean ends when
- * memory is out. */
+/* The compiler as a whole: same input, same bytes; the plan reader accepts its plans; clean errors
+ * when memory is exhausted. */
 #include "compiler_util.h"
 
 #include <unistd.h>
@@ -55,7 +55,7 @@ BENCH_TEST(same_input_same_bytes)
 	assert_int_equal(tempdir_open(&t), 0);
 	assert_non_null(getcwd(cwd, sizeof cwd));
 	for (int k = 0; k < 2; k++) {
-		if (k) { /* elsewhere, and where a comma ends the integer part */
+		if (k) { /* in another folder, and in a locale with a decimal comma */
 			assert_int_equal(chdir(t.path), 0);
 			locale_comma();
 		}
@@ -128,7 +128,7 @@ BENCH_TEST(targets_share_an_artifact)
 			assert_int_equal(text.len, c[k]->file[i].size);
 		}
 	strbuf_release(&text);
-	/* a folder that cannot be made is an error in words */
+	/* a folder that cannot be created is an error with a message */
 	assert_int_equal(file_write(tempdir_file(&t, "plain"), "x", 1, &err), LLMC_OK);
 	assert_int_not_equal(artifact_write(c, 1, tempdir_file(&t, "plain/x"), &err), LLMC_OK);
 	assert_true(strlen(err.text) > 0);
@@ -144,7 +144,7 @@ BENCH_TEST(unknown_targets_and_stages_are_refused)
 	assert_non_null(strstr(strbuf_str(&b->diag.text), "--dump=everything"));
 }
 
-/* tiny-llama's page: two layers of 32 keys and values of two heads of eight floats */
+/* a page of tiny-llama: two layers, 32 positions, keys and values of two heads of eight floats */
 BENCH_TEST(host_memory_holds_a_page_or_is_refused)
 {
 	const char *set[] = { "kv.host=8192", "kv.dtype=f32", NULL };
@@ -177,7 +177,7 @@ BENCH_TEST(every_stage_can_be_dumped)
 	}
 }
 
-/* Equal layers are told once, and every buffer and pool is in the table. */
+/* Equal layers are printed once, and every buffer and pool is in the table. */
 BENCH_TEST(the_plan_text_folds_equal_layers)
 {
 	bench_file(b, "gemma2");
@@ -196,7 +196,7 @@ BENCH_TEST(a_name_cannot_end_a_comment)
 
 	b->spec = spec_from_file("tests/golden/graphs/llama.yaml", set, &b->diag, &b->arena);
 	if (!b->spec)
-		return; /* refused earlier: as good */
+		return; /* rejected earlier, which is fine too */
 	const Compiled *c = compile_ok(b, "cpu-v3");
 	for (size_t i = 0; i < c->n_file; i++)
 		if (strncmp(c->file[i].path, "kernels/", 8) == 0)
@@ -205,8 +205,8 @@ BENCH_TEST(a_name_cannot_end_a_comment)
 
 /* ---- lines ---- */
 
-/* Steps and kernels name lines of the resolved description, which the artifact holds, not of what
- * it was made from: each is the line of the key that the step comes from, defaults included. */
+/* Steps and kernels refer to lines of the resolved description in the artifact, not of its input.
+ * Each is the line of the key that the step comes from, including defaults. */
 BENCH_TEST(lines_are_those_of_the_artifacts_description)
 {
 	static const struct {
@@ -245,7 +245,7 @@ BENCH_TEST(lines_are_those_of_the_artifacts_description)
 	assert_int_equal(found, ((size_t)1 << sizeof want / sizeof *want) - 1);
 }
 
-/* ---- figures ---- */
+/* ---- sizes and flops ---- */
 
 BENCH_TEST(figures_are_those_of_the_model)
 {
@@ -262,16 +262,17 @@ BENCH_TEST(figures_are_those_of_the_model)
 		flops += p->phase[0].step[i].flops_per_row;
 	}
 	assert_int_equal(
-	    flops, 2 * (want - 96 * 32 - 5 * 32)); /* a gather and the norms multiply no matrix */
+	    /* the embedding gather and the norms are not GEMMs */
+	    flops, 2 * (want - 96 * 32 - 5 * 32));
 	assert_int_equal(bytes,
-	                 (want - 96 * 32) * 4); /* dtype f32; of the embedding one row is read */
+	                 (want - 96 * 32) * 4); /* dtype f32; one row of the embedding is read */
 	assert_int_equal(plan_layer_page_bytes(&p->pool[0]), 32 * 2 * 16 * 2);
 }
 
 /* ---- out of memory ---- */
 
-/* The nth piece of the arena is refused: the call ends through the arena's way out, with nothing
- * left behind (the leak checker looks). false: there were fewer pieces. */
+/* The nth allocation of the arena fails: the call returns through the arena's error jump and leaks
+ * nothing (checked by the leak sanitizer). Returns false if there were fewer allocations. */
 static bool
 nth_fails(long n, const char *target)
 {
@@ -299,7 +300,7 @@ nth_fails(long n, const char *target)
 static void
 the_nth_allocation_fails(void **state)
 {
-	long n = 100000; /* first, more than there are: nothing fails */
+	long n = 100000; /* first run: more than there are, so nothing fails */
 
 	(void)state;
 	assert_false(nth_fails(n, "cpu-v3"));

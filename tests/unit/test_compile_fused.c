@@ -1,6 +1,6 @@
 /* Fused equals unfused: the same random checkpoint through both plans, on the reference. The
- * checkpoint is made from the places that the unfused plan names, so stacking weights must also put
- * their sources together rightly. */
+ * checkpoint is written from the sources that the unfused plan names, so stacked weights must also
+ * combine their sources correctly. */
 #include "compiler_util.h"
 
 #include <math.h>
@@ -140,7 +140,8 @@ check_model(Bench *b, int n)
 	                   set, &b->diag, &b->arena);
 	if (!b->spec)
 		fail_msg("%s", strbuf_str(&b->diag.text));
-	b->spec->n_storage = 0; /* whatever a description mixes, the checkpoint here is f32 */
+	/* the checkpoint here is always f32, whatever types the description mixes */
+	b->spec->n_storage = 0;
 	b->spec->checkpoint = "hf";
 	assert_int_equal(tempdir_open(&t), 0);
 	const Plan *plain = plan_of(b, false), *fused = plan_of(b, true);

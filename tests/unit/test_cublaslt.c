@@ -1,6 +1,6 @@
-/* cuBLASLt in the runtime, by its stand-in on the emulated GPU: the numbers of a model that it does
- * the products of, which way is chosen and kept, every one of its calls failing, what a machine may
- * lack, and the times of ops. */
+/* cuBLASLt in the runtime, by a stand-in library on the emulated GPU: accuracy of the GEMMs that it
+ * runs, the choice and caching of an algorithm, a failure of each of its calls, missing features of
+ * a machine, and op times. */
 #include "tests/unit/cuda_util.h"
 
 #include <dirent.h>
@@ -31,8 +31,8 @@ calls(const char *what)
 	return emu_count(name);
 }
 
-/* Run one chunk of n tokens in a session of the tiny model with weights of 16 bits; logits of the
- * last. own: of a model that is opened and closed here */
+/* Run one chunk of n tokens in a session of the tiny model with 16-bit weights; returns the last
+ * logits. own: the model is opened and closed here */
 static llmc_status
 run_in(bool own, const char *mode, const char *dtype, const char *more, const char *arch, int32_t n,
        int32_t chunk, float out[VOCAB], llmc_error *err)
@@ -92,11 +92,11 @@ close_to(const float *got, const float *want, float most)
 		high = fmaxf(high, want[i]);
 		off = fmaxf(off, fabsf(got[i] - want[i]));
 	}
-	assert_true(off <= most * (high - low)); /* also not NaN */
+	assert_true(off <= most * (high - low)); /* also fails for NaN */
 }
 
-/* Both ways round activations to the same 16 bits; beside bf16 the library's gate and up are
- * rounded, too. */
+/* Both paths round activations to the same 16 bits; with bf16 the library's gate and up results are
+ * rounded too. */
 static void
 same_numbers(void **state)
 {
@@ -107,7 +107,8 @@ same_numbers(void **state)
 	} by[] = {
 		{ "bf16", NULL, "sm_80", 1e-2f, PRODUCTS },
 		{ "f16", NULL, "sm_80", 1e-5f, PRODUCTS - 1 },
-		{ "bf16", "hidden=128", "sm_90a", 1e-2f, PRODUCTS }, /* whole stages of wgmma */
+		/* full pipeline stages of wgmma */
+		{ "bf16", "hidden=128", "sm_90a", 1e-2f, PRODUCTS },
 	};
 	float own[VOCAB], library[VOCAB];
 
@@ -124,8 +125,8 @@ same_numbers(void **state)
 	}
 }
 
-/* Rows must not depend on how many there are; sums of f32 are nobody else's; and small steps are
- * our own. */
+/* The library is not used if rows must not depend on the batch size, for sums in f32, and for small
+ * steps. */
 static void
 not_asked(void **state)
 {
@@ -142,7 +143,7 @@ not_asked(void **state)
 	assert_int_equal(calls("Create"), 0);
 }
 
-/* What the library works in is counted, and not where it is not used. */
+/* The library's workspace is counted, and only if it is used. */
 static void
 memory_is_counted(void **state)
 {
@@ -180,7 +181,7 @@ memory_is_counted(void **state)
 	}
 }
 
-/* Files of the cache's folder for choices; the last one's path in `path`. */
+/* Number of files in the cache folder of tuning results; the last one's path in `path`. */
 static int
 files(char path[4300])
 {
@@ -222,8 +223,8 @@ damage(const char *path, int how)
 		assert_int_equal(chmod(path, 0666), 0);
 }
 
-/* Open until nothing is left to measure (one start takes no longer than it may); how often the
- * library was asked. */
+/* Open until nothing is left to measure, because measurements of one start are limited in time.
+ * Returns the number of heuristic queries. */
 static long
 settle(int32_t chunk, float out[VOCAB])
 {
@@ -238,8 +239,8 @@ settle(int32_t chunk, float out[VOCAB])
 	return asked;
 }
 
-/* Measured once: another open asks the library nothing; what is damaged is measured again, and only
- * that. */
+/* Tuning results are cached: another open makes no queries. A damaged file is measured again, and
+ * only that one. */
 static void
 choices_are_kept(void **state)
 {
@@ -252,9 +253,10 @@ choices_are_kept(void **state)
 	OK("auto", "bf16", "n_layers=1", "sm_80", MANY, MANY, again);
 	assert_int_equal(calls("MatmulAlgoGetHeuristic"), 0);
 	assert_int_equal(emu_count("cuEventElapsedTime"), 0);
-	assert_memory_equal(again, first, sizeof first); /* the same way again */
+	assert_memory_equal(again, first, sizeof first); /* the same algorithm again */
 	assert_int_equal(calls("Create"),
-	                 calls("Matmul") > 0); /* not needed where our own is faster everywhere */
+	                 /* not created if our own kernels are faster everywhere */
+	                 calls("Matmul") > 0);
 	for (int how = 0; how < 3; how++) {
 		assert_int_equal(files(path), PRODUCTS);
 		damage(path, how);
@@ -262,9 +264,9 @@ choices_are_kept(void **state)
 		assert_int_equal(calls("MatmulAlgoGetHeuristic"), 1);
 		OK("auto", "bf16", "n_layers=1", "sm_80", FEW, MANY, again);
 		assert_int_equal(calls("MatmulAlgoGetHeuristic"), 0);
-		assert_int_equal(calls("Matmul"), 0); /* few rows */
+		assert_int_equal(calls("Matmul"), 0); /* small steps use our own kernels */
 	}
-	/* larger steps: what is there already stays */
+	/* larger steps: earlier results are kept */
 	assert_int_equal(settle(2 * MANY, again), PRODUCTS);
 	assert_int_equal(files(path), PRODUCTS);
 }
@@ -280,8 +282,8 @@ static const char *const calls_that_fail[] = {
 	"cublasLtMatmulAlgoGetHeuristic",
 };
 
-/* What fails before a step is the library's own affair: our kernels go on, and what was opened is
- * closed. */
+/* A library failure before the first step is not an error: our own kernels are used, and everything
+ * opened is closed. */
 static void
 refusals_before_a_step(void **state)
 {
@@ -309,7 +311,7 @@ refusals_before_a_step(void **state)
 	assert_int_equal(calls("MatrixLayoutCreate"), 3 * PRODUCTS);
 }
 
-/* Nor is memory that the library would work in, where none is left. */
+/* The same if there is no memory for the library's workspace. */
 static void
 no_workspace(void **state)
 {
@@ -327,7 +329,8 @@ no_workspace(void **state)
 	assert_memory_equal(got, own, sizeof own);
 }
 
-/* A start that ran out of time has measured the largest steps alone: small ones stay our own. */
+/* If the time for tuning runs out, only the largest steps have been measured: small ones use our
+ * own kernels. */
 static void
 choices_reach_so_far(void **state)
 {
@@ -374,8 +377,8 @@ step_of(llmc_session *s, llmc_seq *q, int32_t n, float *out)
 	assert_int_equal(llmc_forward(s, &c, 1, out, &err), LLMC_OK);
 }
 
-/* Products of the library are in the graphs that are measured; a later step is what it would have
- * been. */
+/* Measured graphs include the library's GEMMs; a later step gives the same results as without the
+ * measurement. */
 static void
 times_of_ops(void **state)
 {
@@ -405,7 +408,7 @@ times_of_ops(void **state)
 		llmc_seq_free(s, q);
 		step_of(s, &q, n, after);
 		assert_memory_equal(after, before, sizeof before);
-		/* its pages may be another's by now */
+		/* its pages may belong to another sequence by now */
 		llmc_seq_free(s, q);
 		assert_int_equal(llmc_op_times(s, tell, &told, &err), LLMC_E_RANGE);
 		assert_non_null(strstr(err.text, "is not as the last step left it"));
@@ -417,7 +420,8 @@ times_of_ops(void **state)
 	llmc_session_close(s);
 }
 
-/* In a step: a refusal is our own kernels' turn, anything else an error that says where. */
+/* Within a step: if the library refuses a GEMM, our own kernel runs; any other failure is an error
+ * that names the op. */
 static void
 failures_in_a_step(void **state)
 {
@@ -434,7 +438,7 @@ failures_in_a_step(void **state)
 		close_to(got, own, 1e-2f);
 		assert_int_equal(calls("Matmul"),
 		                 1 + LAYERS * (PRODUCTS - 1) +
-		                     0); /* this kernel's product is not tried again */
+		                     0); /* the library is not tried again for this kernel */
 	}
 	emu_fail("cublasLtMatmul", 6, 719);
 	assert_int_equal(run("always", "bf16", NULL, "sm_80", FEW, 16, got, &err), LLMC_E_DEVICE);
@@ -446,8 +450,8 @@ failures_in_a_step(void **state)
 	close_to(got, own, 1e-2f);
 }
 
-/* While it measures, any call of the driver or of the library may fail: an error with a sentence or
- * none, and nothing is left. */
+/* During tuning, any call of the driver or the library may fail: either an error with a message or
+ * none, and no leaks. */
 static void
 failures_while_measuring(void **state)
 {
@@ -481,7 +485,7 @@ failures_while_measuring(void **state)
 	assert_true(failed > 1);
 }
 
-/* In a process of its own: libraries stay where they were opened. */
+/* In a process of its own, because libraries stay loaded from where they were first opened. */
 static int
 apart(const char *mode, const char *dir, llmc_status want, const char *word)
 {
@@ -535,7 +539,7 @@ machines(void **state)
 	assert_int_equal(apart("sometimes", NULL, LLMC_E_INPUT,
 	                       "LLMC_CUBLASLT is \"sometimes\", expected auto, always or never"),
 	                 0);
-	/* a library of that name which is another one */
+	/* a different library of that name */
 	snprintf(from, sizeof from, "%s/libnvrtc.so.13", emu);
 	snprintf(to, sizeof to, "%s/libcublasLt.so.13", t.path);
 	assert_int_equal(symlink(from, to), 0);

@@ -1,5 +1,5 @@
-/* The CUDA runtime on the emulated GPU: tokens, what one costs in driver calls, and every driver
- * call failing once. */
+/* CUDA runtime on the emulated GPU: tokens, driver calls per token, and a failure of every driver
+ * call. */
 #include "runtime/cuda/cuda.h"
 #include "tests/unit/cuda_whole.h"
 #include "tests/unit/tempdir.h"
@@ -41,8 +41,8 @@ targets(void **state)
 	assert_string_equal(arch, "sm_90a");
 	cuda_arch(0, "cuda-sm_80", arch);
 	assert_string_equal(arch, "sm_80");
-	/* images: the same major and no earlier minor, "a" exactly, Tegra (8.7, 11.0) with nobody
-	 */
+	/* image compatibility: same major and no earlier minor; "a" only exactly; Tegra (8.7, 11.0)
+	 * with no other */
 	assert_true(cuda_image_fits("cuda-sm_80", 86));
 	assert_true(cuda_image_fits("cuda-sm_86", 89));
 	assert_false(cuda_image_fits("cuda-sm_86", 80));
@@ -57,7 +57,7 @@ targets(void **state)
 	assert_true(cuda_arch_fits(120, 121));
 }
 
-/* Greedy tokens are the reference interpreter's, whichever way they are fed. */
+/* Greedy tokens equal those of the reference interpreter, with host-fed and device-fed steps. */
 static void
 same_tokens(void **state)
 {
@@ -75,8 +75,8 @@ same_tokens(void **state)
 		assert_int_equal(got[i], reference[i]);
 }
 
-/* The reference's sampler and the device's pick alike, also when a sequence is preempted and goes
- * on elsewhere. */
+/* The reference's sampler and the device's select the same tokens, also if a sequence is preempted
+ * and resumed in another session. */
 static void
 samples(void **state)
 {
@@ -119,8 +119,8 @@ samples(void **state)
 		}
 		for (int k = 0; k < N; k++)
 			assert_int_equal(id[1][k], id[0][k]);
-		/* all but the last of the tokens so far are read again, then the last is taken from
-		 * the resumed state */
+		/* prefill all but the last of the tokens so far, then sample it from the resumed
+		 * random stream */
 		llmc_seq q;
 		int32_t got;
 		memcpy(all, prompt, sizeof prompt);
@@ -143,8 +143,8 @@ samples(void **state)
 		llmc_session_close(s[k]);
 }
 
-/* A token: one launch, one event, no allocation, no waiting but for the token; around them the
- * context is put in place. */
+/* A decode step: one launch, one event, no allocation, no wait except for the token. Around them
+ * the context is made current. */
 static void
 calls_of_a_token(void **state)
 {
@@ -172,7 +172,7 @@ calls_of_a_token(void **state)
 	emu_count_reset();
 	for (int i = 0; i < N; i++) {
 		assert_int_equal(session_queue_step(s->s, &c, 1, &err), LLMC_OK);
-		if (i == 0) /* two are under way */
+		if (i == 0) /* two are in flight */
 			assert_int_equal(session_queue_step(s->s, &c, 1, &err), LLMC_E_BUSY);
 		assert_int_equal(session_take_sampled(s->s, &id, NULL, &err), LLMC_OK);
 		if (i < 36)
@@ -212,8 +212,8 @@ driver_words(int code, char *buf, size_t cap)
 	dlclose(lib);
 }
 
-/* The driver's own words stand behind a sentence of ours, "copying weights to the GPU: GPU 0
- * (H100): ..."; without them: a table of memory. */
+/* A driver's own message follows one of ours, "copying weights to the GPU: GPU 0 (H100): ...";
+ * without it: a table of memory. */
 static bool
 says_what(const llmc_error *err, const char *words)
 {
@@ -226,8 +226,8 @@ says_what(const llmc_error *err, const char *words)
 	       strncmp(err->text, "GPU ", 4) != 0;
 }
 
-/* Each part of opening and running says its own: the call fails for the nth time, and the sentence
- * begins like this. */
+/* Each phase of opening and running has its own message: the call fails for the nth time, and the
+ * message begins with this text. */
 static void
 steps_are_named(void **state)
 {
@@ -278,9 +278,9 @@ steps_are_named(void **state)
 	assert_int_equal(whole("cuda", NULL, NEW, got, &(llmc_error){ 0 }), LLMC_OK);
 }
 
-/* The nth driver call fails: an error with a sentence or, where only cleaning up failed, none;
- * nothing is left behind; and the next open works. 46 is a device that is gone, the ones from 700
- * on end the context. LLMC_CHECK_ALL=1: twice as many n, LLMC_TEST_FAULTS=1: every one. */
+/* The nth driver call fails: an error with a message, or none if only cleanup failed; nothing
+ * leaks; and the next open works. 46 means a lost device; codes from 700 on make the context
+ * unusable. LLMC_CHECK_ALL=1: twice as many n, LLMC_TEST_FAULTS=1: every n. */
 static void
 every_call_fails(void **state)
 {
@@ -354,7 +354,8 @@ doctor(void **state)
 	free(json);
 }
 
-/* The device is lost while a request runs: the session and the model close, a fresh open works. */
+/* The device is lost while a request runs: session and model can be closed, and a fresh open
+ * works. */
 static void
 lost_in_a_request(void **state)
 {
@@ -431,7 +432,7 @@ main(void)
 		cmocka_unit_test(doctor),
 	};
 	const struct CMUnitTest of_opening[] = {
-		/* each opens models of its own, that fail or are lost */
+		/* each opens its own models, which fail or are lost */
 		cmocka_unit_test(steps_are_named),
 		cmocka_unit_test(lost_in_a_request),
 		cmocka_unit_test(every_call_fails),

@@ -1,5 +1,5 @@
-/* Opening a model on the emulated GPU: weights go there while kernels are compiled, and both say
- * how far they are. */
+/* Opening a model on the emulated GPU: weights are uploaded while kernels are compiled, and both
+ * report their progress. */
 #include "tests/unit/cuda_util.h"
 
 #include <dirent.h>
@@ -11,11 +11,11 @@
 enum { MOST = 32 };
 
 typedef struct Heard {
-	const char *kernels;      /* the folder that compiled kernels appear in */
-	int n, done[MOST], total; /* lines about weights: MB */
+	const char *kernels;      /* folder in which compiled kernels appear */
+	int n, done[MOST], total; /* progress lines of the upload: MB */
 	int compiling, compiled, n_kernel;
 	int lines_before_weights;
-	bool side_by_side; /* a kernel was there before the weights were */
+	bool side_by_side; /* a kernel was compiled before the upload ended */
 } Heard;
 
 static int
@@ -41,7 +41,7 @@ hear(void *user, int level, const char *line)
 	if (sscanf(line, "weights: %d of %d MB on the GPU", &a, &b) == 2 && h->n < MOST) {
 		h->done[h->n++] = a;
 		h->total = b;
-		/* the loading thread stands here, and kernels get ready all the same */
+		/* block the loading thread; kernels are compiled meanwhile */
 		if (h->n == 1)
 			WAIT_FOR(h->side_by_side = files_in(h->kernels) > 0);
 		return;
@@ -73,7 +73,7 @@ progress(void **state)
 	setenv("LLMC_CACHE", tempdir_file(dir, "first"), 1);
 	if (llmc_open("configs/tiny.yaml", &o, &m, &err) != LLMC_OK)
 		fail_msg("%s", err.text);
-	setenv("LLMC_CACHE", dir->path, 1); /* where nothing is compiled yet */
+	setenv("LLMC_CACHE", dir->path, 1); /* an empty cache */
 	assert_int_equal(files_in(h.kernels), 0);
 	RuntimeOptions r = { .artifact = m->artifact,
 		             .random_weights = true,
@@ -97,7 +97,7 @@ progress(void **state)
 			h = (Heard){ .kernels = h.kernels };
 		}
 	}
-	/* little to load and nothing to compile: nothing to say */
+	/* little to load and nothing to compile: nothing is reported */
 	assert_int_equal(h.n + h.lines_before_weights, 0);
 	llmc_close(m);
 }

@@ -1,5 +1,5 @@
-/* The CUDA runtime on machines of all kinds, each in a process of its own: GPUs and drivers that
- * are too old or too small, another process on the GPU, libraries in odd places. */
+/* CUDA runtime on machines of all kinds, each in a process of its own: GPUs and drivers that are
+ * too old or too small, another process on the GPU, libraries in unusual folders. */
 #include <sys/wait.h>
 
 #include "base/file.h"
@@ -7,9 +7,9 @@
 #include "tests/unit/cuda_whole.h"
 #include "tests/unit/tempdir.h"
 
-static const char *plan_arch; /* that models are compiled for; NULL: the device's own */
+static const char *plan_arch; /* architecture to compile for; NULL: the device's own */
 
-/* In a process of its own: settings of the emulator are read once. */
+/* In a process of its own, because settings of the emulator are read once. */
 static int
 apart(const char *name, const char *value, llmc_status want, const char *const *words)
 {
@@ -52,7 +52,7 @@ machines(void **state)
 	const char *const too_old[] = { "GPU 0 (Emulated V100) is of architecture sm_70",
 		                        "needs sm_75 (Turing", "--device cpu", NULL };
 	assert_int_equal(apart("LLMC_EMU_GPU", "sm_70", LLMC_E_MISSING, too_old), 0);
-	plan_arch = "sm_75"; /* also when the plan is for another one */
+	plan_arch = "sm_75"; /* also with a plan for another architecture */
 	assert_int_equal(apart("LLMC_EMU_GPU", "sm_70", LLMC_E_MISSING, too_old), 0);
 	plan_arch = "sm_80";
 	assert_int_equal(apart("LLMC_EMU_GPU", "sm_75", LLMC_E_MISSING,
@@ -75,7 +75,7 @@ machines(void **state)
 	tempdir_close(&t);
 }
 
-/* What a session that is too large is told would fit does fit, twice as much does not. */
+/* The limits that the error of a too large session suggests do fit; twice as much does not. */
 static int
 told_limits_fit(void)
 {
@@ -122,7 +122,7 @@ what_is_told_fits(void **state)
 	assert_int_equal(code, 0);
 }
 
-/* Holds a session on the device until the other end of `go` is closed. */
+/* Hold a session on the device until the other end of `go` is closed. */
 static int
 holds_memory(llmc_limits l, int ready, int go)
 {
@@ -143,8 +143,8 @@ holds_memory(llmc_limits l, int ready, int go)
 	return 0;
 }
 
-/* With half of the GPU in another process's hands: what does not fit is refused with what is left,
- * what is told fits, and once the other has gone all fits. */
+/* Another process holds half of the GPU: a session that does not fit is rejected with the free
+ * memory, the suggested limits fit, and after the other process has ended all fits. */
 static int
 beside_another(void)
 {
@@ -218,8 +218,8 @@ two_processes(void **state)
 	assert_int_equal(code, 0);
 }
 
-/* A process of its own, as `test_cuda_machines wheel FILE`, since the loader reads its path once.
- * FILE is the NVRTC to be found, the driver the loader's. */
+/* Run `test_cuda_machines wheel FILE` in a process of its own, because the loader reads its path
+ * once. FILE is the NVRTC that must be found; the driver comes from the loader. */
 static int
 with_wheel(const char *file)
 {
@@ -247,7 +247,7 @@ with_wheel(const char *file)
 	return !right;
 }
 
-/* LLMC_CUDA_LIBDIR names a folder of NVRTC alone, or one below which it lies as in Python's
+/* LLMC_CUDA_LIBDIR names a folder with NVRTC only, or one that contains it as in Python's
  * site-packages: the driver is the system's. */
 static void
 nvrtc_alone(void **state)
@@ -281,9 +281,9 @@ nvrtc_alone(void **state)
 	}
 }
 
-/* Each kernel of a decode step but the first starts before the one in front of it has ended, beside
- * it on a multiprocessor, from sm_90 on; before that, and in graphs of drivers before CUDA 12.3,
- * nothing asks for it. No graph makes a multiprocessor divide its memory anew. */
+/* From sm_90 on, each kernel of a decode step except the first starts before its predecessor ends,
+ * on the same SMs (PDL). On older GPUs, and in graphs of drivers before CUDA 12.3, no edge requests
+ * that. No graph changes the shared memory carveout of an SM. */
 static void
 overlaps(const char *gpu, const char *driver, bool all)
 {
@@ -315,8 +315,8 @@ overlaps(const char *gpu, const char *driver, bool all)
 			        "%s, driver %s: of %ld kernels %ld ask for a programmatic edge, "
 			        "%ld have one; %ld changes of L1\n",
 			        gpu, driver, kernels, asked, edges, changes);
-		/* a graph of many rows has the products of mixed steps, whose kernels overlap with
-		 * nothing */
+		/* graphs of many rows contain the GEMMs of mixed steps, whose kernels do not
+		 * overlap */
 		if (right && session_prepare(s->s, &err) != LLMC_OK) {
 			fprintf(stderr, "%s, driver %s: %s\n", gpu, driver, err.text);
 			_exit(1);

@@ -1,6 +1,6 @@
-/* A session on the emulated GPU beside one of the reference interpreter: the same calls in random
- * order, the same logits and picks. Forks (copy on write), trims, save and load, mixed steps,
- * several decode buckets, host-fed and device-fed steps. */
+/* A session on the emulated GPU compared with one of the reference interpreter: the same calls in
+ * random order give the same logits and sampled tokens. Forks (copy on write), trims, save and
+ * load, mixed steps, several decode buckets, host-fed and device-fed steps. */
 #include "tests/unit/cuda_util.h"
 
 #include <math.h>
@@ -16,8 +16,8 @@ typedef struct Pair {
 	llmc_model *m[2];
 	llmc_session *s[2];
 	llmc_seq q[SEQS][2]; /* -1: none */
-	bool fed[SEQS];      /* the device has picked its next token */
-	int32_t next[SEQS];  /* by the reference: greedy */
+	bool fed[SEQS];      /* its next token was sampled on the device */
+	int32_t next[SEQS];  /* greedy token of the reference */
 } Pair;
 
 static uint32_t seed = 1;
@@ -29,7 +29,7 @@ pick(int32_t n)
 	return (int32_t)((seed >> 8) % (uint32_t)n);
 }
 
-/* mask NULL: of all */
+/* mask NULL: all tokens */
 static int32_t
 best_of(const float *v, const uint32_t *mask)
 {
@@ -55,7 +55,7 @@ best(const float *v)
 			fail_msg("%s: %s", #call, e_.text);                                        \
 	} while (0)
 
-/* One step of some sequences on both; device-fed when `ahead`. */
+/* Run one step of some sequences on both; device-fed if `ahead`. */
 static void
 step(Pair *p, bool ahead)
 {
@@ -91,7 +91,7 @@ step(Pair *p, bool ahead)
 	if (!n)
 		return;
 	OK(llmc_forward(p->s[0], c[0], (size_t)n, want, err));
-	if (masked) { /* some of the rows, few or many tokens */
+	if (masked) { /* mask some of the rows, with few or many tokens */
 		for (int32_t i = 0; i < n; i++) {
 			int32_t few = pick(2) ? 1 : 200;
 			memset(bits[i], 0, sizeof bits[i]);
@@ -215,7 +215,7 @@ many_steps_of(const char *const *set, int steps)
 			step(&p, pick(3) > 0);
 		}
 	}
-	/* then graphs of every size are there: no step makes one */
+	/* now graphs of every size exist: no step captures one */
 	OK(session_prepare(p.s[1]->s, err));
 	long made = emu_count("cuGraphInstantiateWithFlags");
 	for (int32_t i = 0; i < SEQS; i++)
@@ -223,7 +223,7 @@ many_steps_of(const char *const *set, int steps)
 			new_seq(&p, i);
 	for (int i = 0; i < 12; i++)
 		step(&p, true);
-	assert_true(made >= 4); /* of 1, 2, 4 and 8 sequences */
+	assert_true(made >= 4); /* for 1, 2, 4 and 8 sequences */
 	assert_int_equal(emu_count("cuGraphInstantiateWithFlags"), made);
 	for (int k = 0; k < 2; k++)
 		llmc_session_close(p.s[k]);
@@ -236,7 +236,7 @@ many_steps(void **state)
 	many_steps_of(NULL, getenv("LLMC_CHECK_ALL") ? 90 : 45);
 }
 
-/* One layer of three sees a window: its pages are numbered apart. */
+/* One layer of three has a sliding window, whose pages have a numbering of their own. */
 static void
 many_steps_with_windows(void **state)
 {
@@ -247,9 +247,8 @@ many_steps_with_windows(void **state)
 	many_steps_of(set, getenv("LLMC_CHECK_ALL") ? 60 : 30);
 }
 
-/* A decode step of two rows that cannot be queued, because there is no memory for its graph, at a
- * place where both sequences begin a page: it can be tried again, and what follows is the
- * reference's. */
+/* A decode step of two rows cannot be queued, because there is no memory for its graph, while both
+ * sequences start a page. It can be repeated, and the results equal the reference's. */
 static void
 queued_again(void **state)
 {
@@ -317,8 +316,8 @@ queued_again(void **state)
 		llmc_session_close(s[k]);
 }
 
-/* Steps whose picks nobody has taken, one of them queued behind another: closing waits for them,
- * and nothing stays. */
+/* Steps whose samples are never read, one queued after another: closing waits for them, and nothing
+ * leaks. */
 static void
 closed_in_flight(void **state)
 {
@@ -342,7 +341,7 @@ closed_in_flight(void **state)
 		c.n_tok = 4;
 		for (int i = 0; i < steps; i++) {
 			OK(session_queue_step(s->s, &c, 1, err));
-			c.tok = NULL; /* then what the step before picked */
+			c.tok = NULL; /* then the token that the previous step sampled */
 			c.n_tok = 1;
 		}
 		llmc_session_close(s);
@@ -350,7 +349,7 @@ closed_in_flight(void **state)
 	}
 }
 
-/* What waits for its picks is not passed over. */
+/* A step that waits for its masks blocks other steps. */
 static void
 picks_in_their_order(void **state)
 {
@@ -376,7 +375,7 @@ picks_in_their_order(void **state)
 	c.tok = NULL;
 	c.n_tok = 1;
 	assert_int_equal(session_queue_step(s->s, &c, 1, NULL), LLMC_E_BUSY);
-	OK(session_queue_sample(s->s, &mask, err)); /* nothing may come */
+	OK(session_queue_sample(s->s, &mask, err)); /* no token is allowed */
 	assert_int_equal(session_take_sampled(s->s, &id, NULL, NULL), LLMC_E_CHECK);
 	assert_int_equal(id, -1);
 	llmc_session_close(s);
@@ -387,8 +386,8 @@ typedef struct Told {
 	llmc_finish finish;
 } Told;
 
-/* n requests at once, each with a grammar (or none); host: so that the host picks, as it does where
- * log probabilities of others are asked for. */
+/* Run n requests at once, each with or without a grammar. host: sample on the host, as with top
+ * logprobs. */
 static void
 ask_engine(Engine *e, Grammar *const *g, const llmc_params *p, int n, bool host, Told *out)
 {
@@ -423,8 +422,8 @@ ask_engine(Engine *e, Grammar *const *g, const llmc_params *p, int n, bool host,
 	llmc_event_release(&ev);
 }
 
-/* Under grammars the device picks by masks, which a thread makes while it runs, or the engine's
- * own: the tokens are those that the host picks. */
+/* With grammars the device samples under masks, which a separate thread or the engine's own
+ * computes during the step: the tokens equal those sampled on the host. */
 static void
 grammars_are_masks(void **state)
 {
@@ -459,7 +458,7 @@ grammars_are_masks(void **state)
 		long down = emu_count("cuMemcpyDtoHAsync_v2");
 		ask_engine(e, g, &p[ahead], N, false, got);
 		assert_int_equal(emu_count("cuMemcpyDtoHAsync_v2"),
-		                 down); /* no logits came to the host */
+		                 down); /* no logits were copied to the host */
 		for (int i = 0; i < N; i++) {
 			assert_int_equal(got[i].n, want[i].n);
 			assert_int_equal(got[i].finish, want[i].finish);
@@ -474,8 +473,8 @@ grammars_are_masks(void **state)
 			grammar_close(g[i]);
 }
 
-/* Steps in flight with masks of their own: each sequence may go on with one token alone, which it
- * then has sampled. */
+/* Steps in flight with masks of their own: each sequence has a single allowed token, and samples
+ * it. */
 static void
 masks_in_flight(void **state)
 {
@@ -517,9 +516,9 @@ masks_in_flight(void **state)
 	llmc_session_close(s);
 }
 
-/* Prompts come and go in a session with few pages, whose prefix cache goes to host memory and comes
- * back. Half of them are given up with their steps in flight, whose pages others then take. The
- * token after each is the reference's. */
+/* Prompts come and go in a session with few pages, whose prefix cache is swapped to host memory and
+ * back. Half of them are cancelled with their steps in flight, and other sequences take their
+ * pages. The token after each equals the reference's. */
 static void
 pages_of_steps_in_flight(void **state)
 {
@@ -543,7 +542,7 @@ pages_of_steps_in_flight(void **state)
 	l.chunk = LONGEST;
 	for (int k = 0; k < 2; k++) {
 		if (k) {
-			l.kv_tokens = 160; /* five pages, of which a prompt takes up to four */
+			l.kv_tokens = 160; /* five pages; a prompt takes up to four */
 			l.host_tokens = 512;
 		}
 		OK(open_tiny_with(k ? "cuda" : "ref", NULL, set + !k, &m[k], err));
@@ -564,7 +563,7 @@ pages_of_steps_in_flight(void **state)
 	OK(kv_prefix_open(kv, err));
 	for (int round = 0; round < 20; round++) {
 		const int p = pick(PROMPTS);
-		const int32_t end = round % 2 ? length[p] : pick(length[p]); /* given up there */
+		const int32_t end = round % 2 ? length[p] : pick(length[p]); /* cancelled there */
 		OK(llmc_seq_new(s[1], 0, &q, err));
 		OK(session_sample_params(s[1]->s, q, &greedy, NULL, 0, NULL, 0, err));
 		for (int32_t at = session_prefix_find(s[1]->s, q, tok[p], length[p]); at < end;) {

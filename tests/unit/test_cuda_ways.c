@@ -1,11 +1,11 @@
-/* Which way messages between GPUs go: the fastest of those that there are, by size, measured once
- * for a machine. */
+/* Algorithm selection for messages between GPUs: the fastest available one per size, measured once
+ * per machine. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdlib.h>
-/* after these */
+/* must come after these headers */
 #include <cmocka.h>
 
 #include "runtime/cuda/comm_algorithm.h"
@@ -13,7 +13,7 @@
 
 enum { ONE = 1 << ALGO_ONE_SHOT, TWO = 1 << ALGO_TWO_SHOT, NCCL = 1 << ALGO_NCCL };
 
-/* A machine: a latency, and bytes a microsecond */
+/* A machine: latency, and bytes per microsecond */
 static const struct {
 	double us, bytes_us;
 } machine[N_ALGO] = { { 4, 10000 }, { 6, 30000 }, { 20, 60000 } };
@@ -47,12 +47,12 @@ the_fastest_goes(void **state)
 	assert_int_equal(comm_algorithm_best(&w, ONE | TWO | NCCL, 1 << 17), ALGO_TWO_SHOT);
 	assert_int_equal(comm_algorithm_best(&w, ONE | TWO | NCCL, 1 << 21), ALGO_NCCL);
 	assert_int_equal(comm_algorithm_best(&w, ONE | TWO | NCCL, 1 << 30),
-	                 ALGO_NCCL); /* as the largest that was measured */
+	                 ALGO_NCCL); /* as for the largest measured size */
 	assert_int_equal(comm_algorithm_best(&w, ONE | TWO, 1 << 21), ALGO_TWO_SHOT);
 	assert_int_equal(comm_algorithm_best(&w, ONE | NCCL, 1 << 17), ALGO_ONE_SHOT);
 	assert_int_equal(comm_algorithm_best(&w, NCCL, 1), ALGO_NCCL);
 
-	/* kept; another machine, and another set, is measured by itself */
+	/* measurements are cached; another machine, and another set of algorithms, has its own */
 	CommAlgorithmTimes again = { 0 };
 	Runs none = { 0 };
 	assert_int_equal(comm_algorithm_tune(&again, "all", ONE | TWO | NCCL, 1 << 21, INFINITY,
@@ -67,7 +67,7 @@ the_fastest_goes(void **state)
 	            none.n[ALGO_NCCL] == none.n[ALGO_TWO_SHOT]);
 }
 
-/* Nothing was measured: the first that there is. */
+/* Without measurements: the first available algorithm. */
 static void
 one_way_needs_no_figures(void **state)
 {

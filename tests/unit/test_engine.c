@@ -1,7 +1,7 @@
-/* The engine on a compiled tiny model: what requests say in a crowd, with cancels, preemption,
- * prefix hits, choices and seeds, is what each says alone; what is refused, cancelled, late or
- * broken harms nobody and leaves nothing behind. One file: all of it follows the same crowd, whose
- * answers alone take longest and are made once for each of three models. */
+/* The engine on a compiled tiny model: requests in a crowd, with cancels, preemption, prefix hits,
+ * choices and seeds, give the same tokens as each request alone. Rejected, cancelled, late or
+ * broken requests do not affect others and leak nothing. It is one file because all tests use the
+ * same crowd: its answers alone take longest, and are computed once per model. */
 #include <math.h>
 #include <poll.h>
 #include <pthread.h>
@@ -24,10 +24,12 @@
 
 enum { VOCAB = 300, MOST = 256, CONTEXT = 160, CROWD = 64 };
 
-static const llmc_model *crowd_of;  /* who has said what the crowd says alone */
-static llmc_model *model, *guesser; /* guesser: for it, another one where it keeps states */
-static bool quick, few; /* LLMC_TEST_QUICK, under sanitizers: only what threads do; few: of each the
-                           least that shows it, without LLMC_CHECK_ALL */
+static const llmc_model *crowd_of; /* model whose answers to the crowd are in `crowd` */
+/* guesser: draft model; a separate one if the model has recurrent states */
+static llmc_model *model, *guesser;
+/* quick: LLMC_TEST_QUICK, under sanitizers: only tests with threads; few: minimal rounds, without
+ * LLMC_CHECK_ALL */
+static bool quick, few;
 static int n_crowd = CROWD;
 
 static llmc_model *
@@ -78,11 +80,11 @@ tear_down(void **state)
 	if (guesser != model)
 		llmc_close(guesser);
 	llmc_close(model);
-	crowd_of = NULL; /* the next model may lie where this one did */
+	crowd_of = NULL; /* the next model may get the same address */
 	return 0;
 }
 
-/* As llmc.h has it: the size is told, and no room is too little. */
+/* As documented in llmc.h: the size is returned even if the buffer is too small or NULL. */
 static void
 text_without_room(void **state)
 {
@@ -101,7 +103,7 @@ text_without_room(void **state)
 typedef struct Box {
 	llmc_session *s;
 	Engine *e;
-} Box; /* an engine that checks its books */
+} Box; /* an engine that checks its invariants */
 
 static Box
 open_engine(int32_t seqs, int32_t chunk, int64_t kv_tokens, const llmc_engine_options *more)
@@ -136,7 +138,7 @@ counts(Box b)
 	return c;
 }
 
-/* Everything is given back. */
+/* Drain and close; all pages and memory must have been released. */
 static void
 close_engine(Box b)
 {
@@ -189,7 +191,7 @@ make_ask(Ask *a, uint64_t *r)
 	a->p = LLMC_INIT(llmc_params);
 	a->n_prompt = 1 + (int32_t)roll(r, roll(r, 3) ? 60 : 100);
 	int32_t same = roll(r, 2) ? a->n_prompt : (int32_t)roll(r, (uint32_t)a->n_prompt + 1);
-	for (int32_t i = 0; i < CONTEXT; i++) /* all of it: tests may lengthen the prompt */
+	for (int32_t i = 0; i < CONTEXT; i++) /* all of it, because tests may lengthen the prompt */
 		a->prompt[i] = 3 + (i < same ? (int32_t)((family + 7) * (uint32_t)(i + 3) % 290)
 		                             : (int32_t)roll(r, 290));
 	a->p.max_tokens = 1 + (int32_t)roll(r, 60) + (roll(r, 2) ? 0 : (int32_t)roll(r, 90));
@@ -209,7 +211,7 @@ make_ask(Ask *a, uint64_t *r)
 	}
 }
 
-/* Greedy, with a prompt of so many tokens (0: as many as come). */
+/* A greedy request with a prompt of n_prompt tokens (0: as generated). */
 static Ask
 greedy_ask(uint64_t seed, int32_t n_prompt, int32_t max_tokens, bool ignore_eos)
 {
@@ -246,7 +248,7 @@ submit(Box b, const llmc_request *r)
 	return id;
 }
 
-/* The next event of a request, and its last one. */
+/* Read the next event of a request; its last event. */
 static void
 next(Box b, int64_t id, llmc_event *ev)
 {
@@ -277,7 +279,7 @@ make_crowd(void)
 	}
 }
 
-/* Take all events of a request and compare; cancel it after so many tokens (-1: never). */
+/* Read all events of a request and compare; cancel it after so many tokens (-1: never). */
 static bool
 follow(Box b, int64_t id, const Ask *a, int32_t cancel_after, char *why, size_t cap)
 {
@@ -344,8 +346,8 @@ client(void *user)
 	return NULL;
 }
 
-/* From four threads, with every fifth cancelled somewhere; then all at once before the first step.
- */
+/* Submitted from four threads, with every fifth request cancelled at some point; then all at once
+ * before the first step. */
 static void
 a_crowd_answers_as_each_alone(void **state)
 {
@@ -403,8 +405,8 @@ a_crowd_answers_as_each_alone(void **state)
 	}
 }
 
-/* A mask is what it is whoever makes it, and when: on a thread of its own beside the steps, or
- * behind them. */
+/* Grammar masks are the same whether a separate thread computes them during the step, or the engine
+ * after it. */
 static void
 masks_ahead_change_nothing(void **state)
 {
@@ -443,7 +445,7 @@ masks_ahead_change_nothing(void **state)
 		grammar_close(g[i]);
 }
 
-/* Choice i draws with seed + i; of best_of the likeliest are told, best first. */
+/* Choice i samples with seed + i; best_of returns the most likely choices, best first. */
 static void
 choices_draw_with_their_own_seeds(void **state)
 {
@@ -499,7 +501,7 @@ choices_draw_with_their_own_seeds(void **state)
 	close_engine(b);
 }
 
-/* ---- guesses ---- */
+/* ---- draft tokens ---- */
 
 enum { CHOICES = 3, TOPS = 2 };
 
@@ -516,7 +518,8 @@ typedef struct Teller {
 	uint64_t random;
 } Teller;
 
-/* What one of the choices says next, one token in five wrong; now and then nothing. */
+/* Draft the continuation of one of the choices, with one token in five wrong, and sometimes
+ * nothing. */
 static int32_t
 tell(void *user, const int32_t *tok, int32_t n, int32_t *out, int32_t most)
 {
@@ -562,8 +565,8 @@ gather(Box b, const llmc_request *q, Said said[CHOICES])
 	llmc_event_release(&ev);
 }
 
-/* The same tokens and logprobs, bit for bit, whatever is guessed: greedy, drawn, with penalties and
- * forbidden words, of several choices, at stop tokens and at the last token that fits. */
+/* Tokens and logprobs are the same, bit for bit, whatever is drafted: greedy, sampled, with
+ * penalties and bad words, with several choices, at stop tokens and at the last token that fits. */
 static void
 guesses_change_nothing(void **state)
 {
@@ -596,7 +599,7 @@ guesses_change_nothing(void **state)
 			k.p.min_tokens = (int32_t)roll(&r, 20);
 		}
 		gather(a, &q, off);
-		if (off[0].n > 4 && roll(&r, 2)) { /* ends within what is guessed */
+		if (off[0].n > 4 && roll(&r, 2)) { /* ends within a draft */
 			stop = off[0].tok[off[0].n / 2];
 			k.p.stop_tokens = &stop;
 			k.p.n_stop_tokens = 1;
@@ -625,8 +628,8 @@ guesses_change_nothing(void **state)
 	close_engine(b);
 }
 
-/* Texts of which fewer tokens are there than a step may have rows: those stay in the form of single
- * ones, also where they run again. */
+/* Sequences with fewer tokens than a step may have draft rows: their rows use the single-row form
+ * of attention, also when they are recomputed. */
 static void
 short_texts_keep_their_form(void **state)
 {
@@ -655,7 +658,7 @@ short_texts_keep_their_form(void **state)
 	close_engine(b);
 }
 
-/* What the texts of the crowd that begin so say next, with errors; wrong of five */
+/* Drafts from the known answers of the crowd with this prefix; `wrong` tokens of five are wrong */
 typedef struct Rumour {
 	uint64_t random;
 	uint32_t wrong;
@@ -683,8 +686,8 @@ rumour(void *user, const int32_t *tok, int32_t n, int32_t *out, int32_t most)
 	return 0;
 }
 
-/* Guesses, right and wrong, in steps of many texts: fewer marks than texts, little room, chunks of
- * fewer tokens than run again, cancelled and preempted ones. */
+/* Draft tokens, accepted and rejected, in steps of many sequences: fewer marks than sequences, few
+ * pages, chunks smaller than a recomputed draft, cancelled and preempted requests. */
 static void
 a_crowd_guesses(void **state)
 {
@@ -748,8 +751,8 @@ a_crowd_guesses(void **state)
 	}
 }
 
-/* The model, or another one, guesses for it, from a session with room for two texts of eight:
- * whoever finds room or not, is cancelled or preempted, all say what they say alone. */
+/* The model itself, or another one, drafts in a session with memory for two sequences of eight. The
+ * answers are the same whether a sequence finds memory there, is cancelled, or preempted. */
 static void
 a_second_model_changes_nothing(void **state)
 {
@@ -763,7 +766,7 @@ a_second_model_changes_nothing(void **state)
 	make_crowd();
 	for (int lone = 0; lone < (few ? 1 : 2); lone++) {
 		Box b = open_engine(lone ? 1 : 4, 40, 192, NULL);
-		l.context = 128; /* less than the texts have */
+		l.context = 128; /* less than the lengths of the sequences */
 		l.seqs = 4;
 		l.chunk = 24;
 		l.n_out = DRAFT_MAX_SEQS;
@@ -789,7 +792,7 @@ a_second_model_changes_nothing(void **state)
 	}
 }
 
-/* Two hundred times the same words: they are found, and the odds of it rise. */
+/* A phrase repeated to 200 tokens is found, and its acceptance estimate rises. */
 static void
 what_came_before_is_guessed_again(void **state)
 {
@@ -813,7 +816,7 @@ what_came_before_is_guessed_again(void **state)
 	draft_look_up(d, &of, tok, N, DRAFT_MOST);
 	assert_int_equal(d->n, DRAFT_MOST);
 	assert_true(d->odds_at[0] > 0.9f);
-	/* rows that cost next to nothing are all taken; those that cost a step each are not */
+	/* if rows cost almost nothing, all are used; if each costs a step, none */
 	for (int32_t rows = 2; rows <= DRAFT_ROWS; rows++)
 		drafter_record_step(&of, rows, true, 1 + 0.01 * rows);
 	drafter_choose_length(&of, &d, 1, 1, 0, DRAFT_MOST);
@@ -826,7 +829,7 @@ what_came_before_is_guessed_again(void **state)
 	drafter_record_step(&of, 1, false, 1);
 	drafter_choose_length(&of, &d, 1, 1, 0, DRAFT_MOST);
 	assert_int_equal(d->run, 0);
-	/* guesses that are wrong are believed less and less */
+	/* rejected drafts lower the estimate */
 	for (int k = 0; k < 60; k++) {
 		draft_look_up(d, &of, tok, N, DRAFT_MOST);
 		draft_update(d, &of, (const int32_t[]){ 1 }, 1);
@@ -836,8 +839,8 @@ what_came_before_is_guessed_again(void **state)
 	draft_free(d);
 }
 
-/* A step may hold more rows that run again than are measured, where texts have come back beside
- * them: none is put behind those. */
+/* With swapped-in sequences a step may have more recomputed rows than were ever measured: no draft
+ * tokens are added. */
 static void
 full_steps_have_no_guesses(void **state)
 {
@@ -860,7 +863,7 @@ full_steps_have_no_guesses(void **state)
 	}
 }
 
-/* Rows of latent attention must stay in the form of single rows. */
+/* Rows of latent attention (MLA) must use the form of single rows. */
 static void
 some_models_guess_less(void **state)
 {
@@ -907,7 +910,8 @@ logprobs_are_those_of_the_logits(void **state)
 	assert_int_equal(llmc_forward(s, &c, 1, logits, NULL), LLMC_OK);
 	llmc_session_close(s);
 	for (int round = 0; round < 2;
-	     round++) { /* the second time the prompt is in the cache, and must run all the same */
+	     /* in the second round the prompt is in the cache, and must run nevertheless */
+	     round++) {
 		Box b = open_engine(4, 48, 0, NULL);
 		llmc_request q = request(&a);
 		q.prompt_logprobs = q.logprobs = true;
@@ -975,7 +979,7 @@ the_queue_and_the_cache_have_bounds(void **state)
 	assert_int_equal(id, 0);
 	assert_int_equal(counts(b).refused, 1);
 	assert_int_equal(counts(b).waiting, 2);
-	/* a request that is done with makes room, read or not */
+	/* a finished request frees its queue slot, whether its events are read or not */
 	engine_cancel(b.e, first, true);
 	engine_pause(b.e, false);
 	assert_int_equal(engine_next(b.e, first, 0, &ev, &err), LLMC_E_RANGE);
@@ -1074,8 +1078,8 @@ what_cannot_run_is_refused(void **state)
 	close_engine(b);
 }
 
-/* One is cancelled, one is late, one has no token to pick; the one beside them says what it says
- * alone. */
+/* One request is cancelled, one is late, one has no token to sample; the request next to them
+ * answers as alone. */
 static void
 the_unlucky_harm_nobody(void **state)
 {
@@ -1207,7 +1211,7 @@ draining_serves_or_cuts(void **state)
 	assert_int_equal(n, 11);
 	assert_int_equal(engine_next(b.e, LLMC_ANY, -1, &ev, &err), LLMC_E_CANCELLED);
 	close_engine(b);
-	/* no time left: cut, nothing leaks though nobody reads */
+	/* no time left: cut off; nothing leaks although no events are read */
 	b = open_engine(4, 64, 0, NULL);
 	engine_pause(b.e, true);
 	a.p.max_tokens = 150;
@@ -1244,8 +1248,8 @@ listen_to_all(void *user)
 	return NULL;
 }
 
-/* Two listeners share all events, while requests come, are cancelled and forgotten; the end of the
- * engine ends them. */
+/* Two threads read events while requests come, are cancelled and forgotten; closing the engine ends
+ * both. */
 static void
 listeners_and_requests_come_and_go(void **state)
 {
@@ -1323,7 +1327,7 @@ the_public_calls_work_together(void **state)
 	llmc_event_release(&ev);
 }
 
-/* A sequence saved in one session goes on in another as if nothing had been. */
+/* A sequence saved in one session continues in another with the same tokens. */
 static void
 a_sequence_moves_to_another_session(void **state)
 {
@@ -1405,8 +1409,8 @@ main(void)
 		cmocka_unit_test(a_sequence_moves_to_another_session),
 	};
 
-	/* rows of a prompt may take another form of attention than single ones, so that texts are
-	 * not those of other chunks */
+	/* rows of a prompt may use another form of attention than single rows, so results may
+	 * depend on chunk sizes */
 	const struct CMUnitTest with_latents[] = {
 		cmocka_unit_test(guesses_change_nothing),
 		cmocka_unit_test(short_texts_keep_their_form),

@@ -1,6 +1,6 @@
-/* An engine whose model has a head that guesses (mtp.part), all of whose guesses run: texts are
- * those of the model alone, and guesses are those that the head makes step by step, whatever
- * pieces, preemption and choices come between. */
+/* An engine whose model has an MTP head (mtp.part), all of whose draft tokens run: the output
+ * equals that of the model alone, and the draft tokens are those that the head computes step by
+ * step, whatever chunks, preemption and choices there are. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,7 +27,7 @@ static const char mixture[] =
     "rope: {theta: 10000, dims: 4}\nnorm: {eps: 1.0e-5}\nmtp: {layers: 1}\ntext: {eos: "
     "[2]}\ndtype: f32\n";
 
-/* wrong guesses take it back to a mark */
+/* rejected tokens restore a mark */
 static const char states[] =
     "llmc: 1\nname: tiny-mtp\nfamily: qwen3_5\nvocab_size: 11\nmax_positions: 256\nn_layers: "
     "3\nhidden: 40\n"
@@ -36,7 +36,8 @@ static const char states[] =
     "rope: {theta: 10000, dims: 4}\nnorm: {eps: 1.0e-5}\nmtp: {layers: 1}\ntext: {eos: "
     "[2]}\ndtype: f32\n";
 
-static llmc_model *whole, *model, *head; /* without a head; with its rows handed out; the head */
+/* without a head; with its hidden rows as output; the head */
+static llmc_model *whole, *model, *head;
 
 static llmc_model *
 open_part(const char *path, const char *part)
@@ -181,7 +182,8 @@ make_ask(Ask *a, uint64_t *r)
 	*a = (Ask){ .p = LLMC_INIT(llmc_params),
 		    .n_prompt = 1 + (int32_t)roll(r, 60),
 		    .choices = 1 + (int32_t)roll(r, CHOICES) };
-	const int32_t alike = roll(r, 2) ? 40 : 0; /* some begin alike, past a page */
+	/* some have a shared prefix longer than a page */
+	const int32_t alike = roll(r, 2) ? 40 : 0;
 	for (int32_t i = 0; i < a->n_prompt; i++)
 		a->prompt[i] = i < alike ? i * 7 % VOCAB : (int32_t)roll(r, VOCAB);
 	a->p.max_tokens = 1 + (int32_t)roll(r, MOST);
@@ -221,7 +223,7 @@ gather(Box b, Ask *a)
 	llmc_event_release(&ev);
 }
 
-/* One text; what its guesses must have been, by the head's session alone. */
+/* One sequence; its expected draft tokens come from a session of the head alone. */
 static void
 guesses_are_the_heads(void **state)
 {
@@ -266,7 +268,8 @@ guesses_are_the_heads(void **state)
 			if (most > draft_rows(model->plan) - again - 1)
 				most = draft_rows(model->plan) - again - 1;
 			if (most > k - 1 - again -
-			               (again + 1)) /* no more rows than positions before them */
+			               /* at most as many rows as preceding positions */
+			               (again + 1))
 				most = k - 1 - again - (again + 1);
 			for (int32_t g = 0; g < most; g++) {
 				const int32_t from = g ? k - 1 + g : read,
@@ -295,7 +298,7 @@ guesses_are_the_heads(void **state)
 			}
 			again = right < most && plan_has_state(model->plan)
 			            ? again + right + 1
-			            : 0; /* rows that the next step has in front of its own */
+			            : 0; /* rows that the next step recomputes before its own */
 			k += right + 1;
 		}
 		llmc_session_close(m);
@@ -307,7 +310,8 @@ guesses_are_the_heads(void **state)
 	}
 }
 
-/* Many at once, in little memory, of several choices: what each says alone without guesses. */
+/* Many requests at once, in little memory, with several choices: the answers equal those of each
+ * alone without drafts. */
 static void
 texts_are_those_without(void **state)
 {

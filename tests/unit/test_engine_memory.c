@@ -1,5 +1,5 @@
-/* The N-th allocation fails, for every N: opening an engine, putting a request in and answering it
- * either work or say that memory is out; afterwards nothing is held and the engine serves on. */
+/* The N-th allocation fails, for every N: opening an engine, submitting a request and answering it
+ * either work or return E_MEMORY. Afterwards nothing leaks, and the engine continues to serve. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -61,7 +61,7 @@ tear_down(void **state)
 
 static const int32_t prompt[] = { 3, 4, 5, 6, 7 };
 
-/* E_MEMORY from submit or as an event, or all 6 tokens. */
+/* Returns E_MEMORY, from submit or as an event, or all 6 tokens. */
 static llmc_status
 ask(Engine *e)
 {
@@ -108,7 +108,7 @@ memory_runs_out(void **state)
 	long n = 1;
 
 	(void)state;
-	if (!COUNTS) /* the sanitizers have allocators of their own */
+	if (!COUNTS) /* the sanitizers have their own allocators */
 		skip();
 	o.limits = &l;
 	l.context = 64;

@@ -1,7 +1,7 @@
 /* The scheduler over real pages and a fake model, whose next token is a hash of what it reads back
- * through the page table: a wrong copy on write, prefix hit, saved or recomputed page gives another
- * answer than the request gets alone. Over 100,000 random steps the answers agree, the books agree
- * after every step, nobody starves, and nothing is left over. */
+ * through the block table. A wrong copy on write, prefix hit, saved or recomputed page gives
+ * another answer than the request gets alone. In over 100,000 random steps the answers are equal,
+ * the invariants hold after every step, no request starves, and nothing leaks. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -24,7 +24,7 @@ static PlanPool pools[] = { { .id = "kv",
 	                      .k_dim = 1,
 	                      .v_dim = 1 } };
 static const Plan plan = { .n_pool = 1, .pool = pools };
-/* A state beside it, as models with such layers have: the value of the last position */
+/* A recurrent state next to the KV pages: the value of the last position */
 static PlanPool state_pools[] = { { .id = "kv",
 	                            .k = KVT_F32,
 	                            .v = KVT_F32,
@@ -41,7 +41,7 @@ static PlanPool state_pools[] = { { .id = "kv",
 	                            .k_dim = 1,
 	                            .v_dim = 1 } };
 static const Plan state_plan = { .n_pool = 2, .pool = state_pools };
-/* Layers that see the last positions, beside it, and beside both: a copy of the values */
+/* Sliding-window layers next to the KV pages, with and without a state: a copy of the values */
 #define SEES                                                                                       \
 	{ .id = "kv_window",                                                                       \
 	  .k = KVT_F32,                                                                            \
@@ -60,8 +60,8 @@ static PlanPool window_pools[] = { { .id = "kv",
 	                             .v_dim = 1 },
 	                           SEES };
 static const Plan window_plan = { .n_pool = 2, .pool = window_pools };
-/* A layer that reads recent and first positions from exact pages, of which the test writes and sees
- * nothing else */
+/* A layer that reads recent and first positions from exact pages; the test uses no other part of
+ * it */
 static PlanPool exact_pools[] = { { .id = "kv",
 	                            .k = KVT_F32,
 	                            .v = KVT_F32,
@@ -106,9 +106,9 @@ mix(uint32_t h, uint32_t x)
 
 typedef struct Fake {
 	Kv kv;
-	int save;      /* of 8 */
-	int n_saved;   /* alive */
-	int n_dropped; /* forwards of sequences that had let go of window pages */
+	int save;      /* weight out of 8 */
+	int n_saved;   /* saved sequences that exist */
+	int n_dropped; /* forwards of sequences that had released window pages */
 	Late late;
 } Fake;
 
@@ -118,7 +118,7 @@ roll(Fake *f, uint32_t n)
 	return late_roll(&f->late, n);
 }
 
-/* Keys hold the token, values a hash of all before it. */
+/* Keys hold the token, values a hash of all tokens before it. */
 static uint32_t *
 cell(Fake *f, llmc_seq q, int32_t pos, bool value)
 {
@@ -265,8 +265,8 @@ window_cell(Fake *f, llmc_seq q, int32_t pos)
 	       pos % PLAN_KV_PAGE;
 }
 
-/* Rows at .. end - 1 write window pages, and see in them what lies in the window of each, and the
- * sinks. */
+/* Rows at .. end - 1 write window pages, and read in them the positions in each row's window, and
+ * the sinks. */
 static void
 see_window(Fake *f, llmc_seq q, int32_t at, int32_t end)
 {
@@ -287,9 +287,9 @@ fake_forward(Fake *f, const llmc_chunk *c, int32_t rows, uint32_t state[1 + GUES
 	int32_t at = f->kv.seq[c->seq].len, end = at + c->n_tok;
 	uint32_t h = 1, *own = state_of(f, c->seq);
 
-	if (own && at) /* it is that of the last position, whoever has left it there */
+	if (own && at) /* the recurrent state must be that of the previous position */
 		assert_int_equal(*own, *cell(f, c->seq, at - 1, true));
-	if (f->kv.window) /* nobody has room to keep what is not needed */
+	if (f->kv.window) /* window pages are too few to keep unneeded ones */
 		f->n_dropped += !kv_can_trim(&f->kv, c->seq, at / 2);
 	kv_extend(&f->kv, c->seq, c->n_tok);
 	for (int32_t i = 0; i < c->n_tok; i++) {
@@ -314,7 +314,7 @@ token(uint32_t h, int32_t index)
 	return (int32_t)(mix(h, 100 + (uint32_t)index) >> 8) % VOCAB;
 }
 
-/* What a choice says when it is alone. */
+/* Answer of a choice that runs alone. */
 static int32_t
 alone(const int32_t *prompt, int32_t n_prompt, int32_t max_new, int32_t index, int32_t *out)
 {
@@ -333,7 +333,7 @@ alone(const int32_t *prompt, int32_t n_prompt, int32_t max_new, int32_t index, i
 	return n - n_prompt;
 }
 
-/* What comes next, up to n tokens, each wrong one in `wrong` times. */
+/* Draft up to n tokens; one token in `wrong` is wrong. */
 static int32_t
 foretell(Fake *f, const SchedSeq *c, int32_t *out, int32_t n, uint32_t wrong)
 {
@@ -356,7 +356,7 @@ typedef struct Sim {
 	SchedReq *live[64];
 	uint64_t born[64];
 	int priorities;
-	int windows;  /* 1: a layer sees one, 2: it has exact pages */
+	int windows;  /* 1: a layer with a sliding window, 2: with exact pages */
 	int32_t host; /* pages in host memory */
 	int n_live;
 	uint64_t step, n_done, n_cancelled, slowest, n_guessed, n_right;
@@ -398,8 +398,8 @@ submit(Sim *m, int choices)
 	                         max_new;
 	uint32_t family = roll(&m->f, 4);
 
-	/* prompts of a family begin alike, now and then to the end, which may be that of a page; or
-	 * all but the first token */
+	/* prompts of a family have a shared prefix, sometimes the whole prompt, which may end at a
+	 * page boundary; or all but the first token */
 	if (roll(&m->f, 3) == 0)
 		n = (n + PLAN_KV_PAGE - 1) / PLAN_KV_PAGE * PLAN_KV_PAGE;
 	same = roll(&m->f, 4) ? (int32_t)roll(&m->f, (uint32_t)n + 1) : n;
@@ -457,7 +457,7 @@ finish_some(Sim *m)
 	}
 }
 
-/* state: after its last token, then after each guess */
+/* state: after its last token, then after each draft token */
 static void
 answer(Sim *m, SchedSeq *c, const uint32_t *state)
 {
@@ -483,11 +483,11 @@ step(Sim *m)
 	bool guesses = roll(&m->f, 2) && (!m->s->lim.page_aligned || m->s->lim.states);
 	int32_t n = sched_plan(m->s), n_tok = 0, n_out = 0;
 
-	/* a step without work while there is some would be for ever */
+	/* an empty step with live requests would repeat forever */
 	if (n == 0 && m->n_live)
 		fail_msg("step %llu: nothing runs, %d wait", (unsigned long long)m->step,
 		         m->n_live);
-	for (int32_t i = 0; i < n && guesses; i++) { /* in any step, whatever runs beside */
+	for (int32_t i = 0; i < n && guesses; i++) { /* in any kind of step */
 		int32_t guess[GUESSES];
 		if (sched_may_draft(m->s, i) && roll(&m->f, 3))
 			m->n_guessed += (uint64_t)sched_add_drafts(
@@ -533,7 +533,7 @@ step(Sim *m)
 
 static void
 simulate(Sim *m, SchedLimits lim, int steps, int choices, int busy,
-         int save) /* m->priorities: kinds of them */
+         int save) /* m->priorities: number of priority levels */
 {
 	SchedOps o = ops;
 	int32_t pages = (int32_t)lim.pages;
@@ -541,7 +541,7 @@ simulate(Sim *m, SchedLimits lim, int steps, int choices, int busy,
 	o.user = &m->f;
 	m->f.save = save;
 	m->slowest = 0;
-	/* less than sessions take: what all sequences see, and the rows of a step */
+	/* fewer than sessions allocate: the windows of all sequences, and the rows of a step */
 	const Plan *p = m->windows == 2    ? &exact_plan
 	                : m->windows       ? lim.page_aligned ? &both_plan : &window_plan
 	                : lim.page_aligned ? &state_plan
@@ -556,11 +556,11 @@ simulate(Sim *m, SchedLimits lim, int steps, int choices, int busy,
 	assert_int_equal(kv_host_open(&m->f.kv, m->host, lim.chunk / PLAN_KV_PAGE + 1, NULL),
 	                 LLMC_OK);
 	m->f.late.group = m->f.kv.host.n_moved = m->f.kv.host.waited =
-	    (uint32_t)-1000; /* numbers come round */
+	    (uint32_t)-1000; /* let group numbers wrap around */
 	if (!lim.no_prefix)
 		assert_int_equal(kv_prefix_open(&m->f.kv, NULL), LLMC_OK);
 	assert_int_equal(kv_marks_open(&m->f.kv, lim.states ? (lim.seqs + 1) / 2 : 0, NULL),
-	                 LLMC_OK); /* fewer than would guess */
+	                 LLMC_OK); /* fewer than sequences with drafts */
 	assert_int_equal(sched_open(&lim, &o, &m->s, NULL), LLMC_OK);
 	for (int i = 0; i < steps; i++) {
 		while (m->n_live < busy && roll(&m->f, 4) == 0)
@@ -581,7 +581,7 @@ simulate(Sim *m, SchedLimits lim, int steps, int choices, int busy,
 	assert_int_equal(m->s->reserved, 0);
 	assert_int_equal(m->s->total_tokens, 0);
 	assert_int_equal(m->f.n_saved, 0);
-	/* everybody's longest stay: all that were there, one after the other */
+	/* bound on the longest request: all live requests run one at a time */
 	assert_true(m->slowest < (uint64_t)busy * 3 * 130 * 8);
 }
 
@@ -878,7 +878,7 @@ random_requests_answer_as_alone(void **state)
 		sched_close(m.s);
 		kv_release(&m.f.kv);
 	}
-	/* the simulation has been where it matters */
+	/* the simulation has covered the interesting cases */
 	assert_true(preempted > 500 && saved > 200 && hits > 10000);
 	assert_true(right > 5000 && guessed - right > 2000);
 	print_message(
@@ -887,7 +887,7 @@ random_requests_answer_as_alone(void **state)
 	assert_true(out > 1000 && in > 300 && waited > 100);
 }
 
-/* ---- one by one ---- */
+/* ---- single cases ---- */
 
 static Sim *
 open_sim(SchedLimits lim)
@@ -925,7 +925,7 @@ put(Sim *m, int32_t n_prompt, int32_t max_new, int32_t n_seq)
 	return put_at(m, n_prompt, max_new, n_seq, 0);
 }
 
-/* A step in which nobody comes to an end before max_new. */
+/* Run a step in which no request ends before max_new. */
 static int32_t
 quiet_step(Sim *m)
 {
@@ -999,13 +999,14 @@ the_urgent_come_first(void **state)
 	assert_true(a->started && b->started);
 	SchedReq *later = put(m, 5, 40, 1), *urgent = put_at(m, 6, 40, 1, -1);
 	assert_ptr_equal(m->s->first, urgent);
-	quiet_step(m); /* it takes the place of the one with the worst priority; the other of its
-	                  own stays */
+	/* it replaces the running request with the worst priority; the other one of its priority
+	 * stays */
+	quiet_step(m);
 	assert_true(urgent->started && !later->started);
 	assert_int_equal(b->seq[0].state, SEQ_PREEMPTED);
 	assert_int_equal(a->seq[0].state, SEQ_RUNNING);
 	sched_cancel(m->s, urgent);
-	quiet_step(m); /* who waits is better than who was preempted */
+	quiet_step(m); /* the waiting request has a better priority than the preempted one */
 	assert_true(later->started);
 	assert_int_equal(b->seq[0].state, SEQ_PREEMPTED);
 	sched_cancel(m->s, a);
@@ -1050,7 +1051,7 @@ who_decodes_is_not_disturbed_until_enough_wait(void **state)
 	r[0] = put(m, 5, 100, 1);
 	r[1] = put(m, 5, 100, 1);
 	quiet_step(m);
-	assert_true(r[0]->started && r[1]->started); /* nobody was running */
+	assert_true(r[0]->started && r[1]->started); /* no request was running */
 	r[2] = put(m, 5, 100, 1);
 	quiet_step(m);
 	assert_false(r[2]->started); /* one waits, floor(2 * 1.2) are needed */
@@ -1063,12 +1064,12 @@ who_decodes_is_not_disturbed_until_enough_wait(void **state)
 		assert_false(r[4]->started);
 	}
 	quiet_step(m);
-	assert_true(r[4]->started); /* it has waited long enough */
+	assert_true(r[4]->started); /* it has waited for the maximum number of steps */
 	close_sim(m);
 }
 
-/* Of models with states: what is left of a step behind a prompt is another's where a page is, or
- * that ends in it. */
+/* Models with recurrent states: rows that remain after a page-aligned chunk go to another prompt,
+ * if its chunk ends at a page boundary or at its end. */
 static void
 pieces_end_at_borders_whatever_runs_beside(void **state)
 {
@@ -1104,7 +1105,7 @@ prompts_run_in_pieces_beside_decoding(void **state)
 	assert_int_equal(quiet_step(m), 21);
 	assert_int_equal(r->seq[0].n_tok, 50);
 	assert_int_equal(quiet_step(m), 11);
-	assert_int_equal(r->seq[0].n_tok, 51); /* has spoken */
+	assert_int_equal(r->seq[0].n_tok, 51); /* has sampled its first token */
 	assert_int_equal(quiet_step(m), 2);
 	close_sim(m);
 }

@@ -1,5 +1,5 @@
-/* Pages: taken when needed, shared by forks, copied before a write, given back; nothing lost over
- * many random steps. */
+/* KV pages: allocated on demand, shared by forks, copied before a write, released; nothing is lost
+ * over many random steps. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -103,10 +103,10 @@ a_fork_copies_before_it_writes(void **state)
 			*cell(&kv, a, i, l) = (float)(100 * l + i);
 	int32_t b = kv_seq_fork(&kv, a), c = kv_seq_fork(&kv, a);
 	assert_int_equal(kv.n_free, 4);
-	/* three holders of the half-filled page: two must copy, the last may keep it */
+	/* three sequences share the half-filled page: two must copy, the last may keep it */
 	int32_t all[] = { a, b, c }, one[] = { 1, 1, 1 };
 	assert_int_equal(kv_pages_needed(&kv, all, one, 3), 2);
-	assert_int_equal(kv_pages_needed(&kv, all, one, 3), 2); /* asking changes nothing */
+	assert_int_equal(kv_pages_needed(&kv, all, one, 3), 2); /* the query changes nothing */
 	assert_int_equal(kv_pages_needed(&kv, all, one, 1), 1);
 	append(&kv, b, 1);
 	*cell(&kv, b, 40, 0) = -1;
@@ -118,10 +118,10 @@ a_fork_copies_before_it_writes(void **state)
 	append(&kv, c, 1);
 	assert_int_equal(kv.n_free, 2);
 	int32_t mine = kv.seq[a].page[1];
-	append(&kv, a, 1); /* nobody shares it now */
+	append(&kv, a, 1); /* no longer shared */
 	assert_int_equal(kv.seq[a].page[1], mine);
 	assert_int_equal(kv.n_free, 2);
-	/* back to the shared first page, then on from its middle */
+	/* trim to the shared first page, then append from its middle */
 	kv_seq_trim(&kv, b, 10);
 	assert_int_equal(kv.n_free, 3);
 	append(&kv, b, 1);
@@ -132,7 +132,7 @@ a_fork_copies_before_it_writes(void **state)
 	kv_release(&kv);
 }
 
-/* What a page held before is gone when it is taken again: a masked NaN would still spoil a sum. */
+/* A reallocated page has no old content: a masked NaN would still spoil a sum. */
 static void
 a_page_is_clean_when_taken_again(void **state)
 {
@@ -155,8 +155,8 @@ a_page_is_clean_when_taken_again(void **state)
 	kv_release(&kv);
 }
 
-/* Random forks, appends, trims and frees: counts of holders always agree, and what one writes no
- * other sees. */
+/* Random forks, appends, trims and frees: reference counts are always right, and no sequence sees
+ * another's writes. */
 static void
 random_steps_keep_the_books(void **state)
 {
@@ -239,30 +239,29 @@ a_prefix_is_found_again(void **state)
 	int32_t q = kv_seq_new(&kv);
 	assert_int_equal(kv_prefix_find(&kv, q, -1, a, 128), 0);
 	write_tokens(&kv, q, a, 100);
-	/* while it is held: shared; one token of the prompt is always left to run */
+	/* while it is in use: shared; at least one token of the prompt is always left to run */
 	int32_t r = kv_seq_new(&kv);
 	assert_int_equal(kv_prefix_find(&kv, r, -1, b, 128), 64);
 	assert_int_equal(kv.seq[r].page[1], kv.seq[q].page[1]);
 	kv_seq_trim(&kv, r, 0);
 	assert_int_equal(kv_prefix_find(&kv, r, -1, a, 64), 32);
 	kv_seq_trim(&kv, r, 0);
-	for (int64_t root = -2; root > -100; root--) /* the same tokens after something else */
+	for (int64_t root = -2; root > -100; root--) /* the same tokens under other roots */
 		assert_int_equal(kv_prefix_find(&kv, r, root, a, 100), 0);
 	write_tokens(&kv, r, b, 100);
 	assert_int_not_equal(kv.seq[r].page[0], kv.seq[q].page[0]);
-	/* when nobody holds it: still there, and free to be taken */
+	/* unreferenced: still found, and available for allocation */
 	kv_seq_free(&kv, q);
 	kv_seq_free(&kv, r);
 	assert_int_equal(kv.n_free, 8);
-	assert_int_equal(kv_prefix_idle(&kv), 4); /* three of a; of b only the third is another */
+	assert_int_equal(kv_prefix_idle(&kv), 4); /* three of a; only the third one of b differs */
 	assert_null(kv_check(&kv));
 	q = kv_seq_new(&kv);
 	assert_int_equal(kv_prefix_find(&kv, q, -1, b, 128), 96);
 	for (int32_t i = 0; i < 96; i++)
 		assert_true(*cell(&kv, q, i, 1) == (float)b[i]);
 	assert_int_equal(kv.n_free, 5);
-	/* trimmed into a cached page that nobody else holds: what it will hold then is something
-	 * else */
+	/* trimmed into a cached page that no other sequence uses: its new content will differ */
 	kv_seq_trim(&kv, q, 80);
 	append(&kv, q, 1);
 	*cell(&kv, q, 80, 1) = -1;
@@ -271,7 +270,8 @@ a_prefix_is_found_again(void **state)
 	q = kv_seq_new(&kv);
 	assert_int_equal(kv_prefix_find(&kv, q, -1, b, 128), 64);
 	kv_seq_trim(&kv, q, 0);
-	/* under need the oldest goes first, the end of a chain before its beginning */
+	/* under memory pressure the oldest page is evicted first, the end of a chain before its
+	 * start */
 	r = kv_seq_new(&kv);
 	append(&kv, r, 6 * 32);
 	assert_int_equal(kv.n_free, 2);
@@ -312,8 +312,8 @@ a_sequence_is_saved_and_restored(void **state)
 	kv_release(&kv);
 }
 
-/* A sequence can be cut back by KV_MAX_ROLLBACK positions, whoever took pages since; what is saved
- * of it can be cut back as far. */
+/* A sequence can be trimmed by KV_MAX_ROLLBACK positions, whatever pages others took since; and so
+ * can its saved copy. */
 static void
 a_window_stays_for_a_little_back(void **state)
 {
@@ -342,7 +342,7 @@ a_window_stays_for_a_little_back(void **state)
 			for (int32_t at = 0; at < len; at += chunk)
 				append(&kv, a, len - at < chunk ? len - at : chunk);
 			for (int32_t at = 0; at < context;
-			     at += chunk) /* all that is not needed is taken */
+			     at += chunk) /* all unneeded pages are allocated */
 				append(&kv, b, chunk);
 			assert_null(kv_check(&kv));
 			for (int32_t back = 0; back <= KV_MAX_ROLLBACK && back <= len; back++)
@@ -354,7 +354,7 @@ a_window_stays_for_a_little_back(void **state)
 			append(&kv, a, 1);
 			append(&kv, fork, 3);
 			assert_null(kv_check(&kv));
-			/* out and in again */
+			/* save and restore */
 			int32_t n = kv.seq[fork].n_page, behind = kv.seq[fork].n_windowless;
 			len = kv.seq[fork].len;
 			kv_seq_free(&kv, fork);
@@ -374,8 +374,8 @@ a_window_stays_for_a_little_back(void **state)
 	}
 }
 
-/* Of eight pages of prompts four are on the device: the first ones, found again, are read as they
- * were written, with a page of host memory for each that is not here. */
+/* Four of eight prompt pages fit on the device. When the first ones are found again, they read as
+ * written; each page that is not on the device has a host page. */
 static void
 what_the_cache_forgets_comes_back_from_the_host(void **state)
 {
@@ -413,10 +413,11 @@ what_the_cache_forgets_comes_back_from_the_host(void **state)
 			kv_seq_free(&kv, q);
 		}
 	assert_true(kv.host.n_in == 2 * 12 &&
-	            kv.host.n_out >= kv.host.n_in); /* the one asked for was always the oldest */
+	            /* the page that was looked up was always the oldest */
+	            kv.host.n_out >= kv.host.n_in);
 	assert_true(kv_host_used(&kv) >= 4 && kv_host_used(&kv) <= 6);
-	/* what two sequences hold leaves no page to bring others to: they are found as far as there
-	 * is room */
+	/* pages of two sequences leave no free page for swap-in: they are found only as far as
+	 * pages are free */
 	int32_t a = kv_seq_new(&kv), b = kv_seq_new(&kv);
 	append(&kv, a, LONG + 1);
 	assert_int_equal(kv_prefix_find(&kv, b, -1, tok[1], LONG + 1), PLAN_KV_PAGE);

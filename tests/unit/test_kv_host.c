@@ -1,5 +1,5 @@
-/* Pages in host memory beside windows, with copies that run late: what a sequence reads is what was
- * written, whoever had its pages, and their window pages, before. */
+/* Pages in host memory together with window pages, with copies that complete late: a sequence reads
+ * what was written, whatever used its pages and window pages before. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -54,7 +54,7 @@ cell(Kv *kv, int pool, int32_t q, int32_t pos)
 	       pos % PLAN_KV_PAGE;
 }
 
-/* A step: n more positions of prompt p, written, and everything that its last one sees read */
+/* A step: writes n more positions of prompt p, and reads everything that its last position sees */
 static void
 step(Kv *kv, int32_t q, int p, int32_t n)
 {
@@ -80,8 +80,8 @@ tokens(int p, int32_t *tok)
 		tok[i] = 1000 * p + i;
 }
 
-/* Prompts come and go; each reads what it finds, and writes on behind it, while copies of others
- * are on their way. */
+/* Prompts come and go. Each reads the pages that it finds, and appends to them, while copies for
+ * others are in flight. */
 static void
 late_copies_disturb_nobody(void **state)
 {
@@ -99,7 +99,7 @@ late_copies_disturb_nobody(void **state)
 		tokens(p, tok);
 		found += kv_prefix_find(&kv, q, -1, tok, len);
 		waited += !kv_seq_ready(&kv, q);
-		if (late_roll(&l, 8)) /* else it is given up, copies and all */
+		if (late_roll(&l, 8)) /* otherwise it is freed with its copies in flight */
 			while (kv.seq[q].len < len) {
 				const int32_t left = len - kv.seq[q].len,
 				              n = 1 + (int32_t)late_roll(&l, 2 * PLAN_KV_PAGE);
@@ -113,7 +113,7 @@ late_copies_disturb_nobody(void **state)
 	kv_release(&kv);
 }
 
-/* A prompt whose window pages are gone cannot be gone on behind: its pages stay where they are. */
+/* A prompt whose window pages are gone cannot be resumed: its pages stay where they are. */
 static void
 what_cannot_be_used_is_not_brought(void **state)
 {
@@ -123,7 +123,7 @@ what_cannot_be_used_is_not_brought(void **state)
 
 	(void)state;
 	open_late(&kv, &l, 12, 4, 20, 1);
-	for (int p = 0; p < 4; p++) { /* the window pages of each are the next one's */
+	for (int p = 0; p < 4; p++) { /* each prompt takes the window pages of the previous one */
 		int32_t q = kv_seq_new(&kv);
 		tokens(p, tok);
 		for (int32_t i = 0; i < 4; i++) {

@@ -1,6 +1,6 @@
-/* Sessions on a plan written by hand, which the reference runs over noise: a prompt in one piece,
- * in pieces and token by token gives the same bits, so do batches, forks and trims; what cannot run
- * is refused and changes nothing; a step allocates nothing. */
+/* Sessions on a hand-written plan, which the reference runs on random weights: a prompt in one
+ * chunk, in several and token by token gives the same bits, and so do batches, forks and trims.
+ * Rejected calls change nothing, and a step allocates nothing. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -112,7 +112,7 @@ feed(Session *s, llmc_seq q, const int32_t *tok, int n, float *logits)
 		fail_msg("%s", err.text);
 }
 
-/* Logits of all rows of a prompt, run in one piece on one thread: what all the others must match
+/* Logits of all rows of a prompt, run in one chunk on one thread: all other ways must match them
  * bit for bit. */
 static void
 baseline(const int32_t *tok, int n, float *logits)
@@ -145,7 +145,7 @@ pieces_make_no_difference(void **state)
 		}
 }
 
-/* Three sequences of different lengths side by side, single tokens among longer chunks, logits in
+/* Three sequences of different lengths in one batch, single tokens among longer chunks, logits in
  * the caller's order. */
 static void
 company_makes_no_difference(void **state)
@@ -218,7 +218,7 @@ forks_and_trims_keep_their_past(void **state)
 	assert_memory_equal(want[40], got, 60 * sizeof *got);
 	assert_int_equal(session_forward(s, both + 1, 1, got[0], NULL), LLMC_OK);
 	assert_memory_equal(other[40], got, 60 * sizeof *got);
-	/* back to the common part, then the other way */
+	/* trim to the common prefix, then the other continuation */
 	assert_int_equal(session_seq_trim(s, q, 40, NULL), LLMC_OK);
 	feed(s, q, b + 40, 60, got[0]);
 	assert_memory_equal(other[40], got, 60 * sizeof *got);
@@ -280,12 +280,12 @@ refusals_change_nothing(void **state)
 	   "logits of 3 rows are wanted, the session allows 2 (n_out)");
 	const llmc_chunk twice[] = { { a, tok, 1, 0 }, { b, tok, 1, 0 }, { a, tok, 1, 0 } };
 	no(s, twice, 3, LLMC_E_RANGE, "chunk 2: sequence 0 has another chunk in this call already");
-	feed(s, b, tok, 40, NULL); /* three pages, all taken */
+	feed(s, b, tok, 40, NULL); /* three pages, all in use */
 	no(s, &(llmc_chunk){ a, tok, 13, 0 }, 1, LLMC_E_FULL,
 	   "this step needs 1 KV pages of 32 positions, 0 of 3 are free; free or trim a sequence, "
 	   "or open a session with more "
 	   "(kv_tokens)");
-	feed(s, a, tok, 12, NULL); /* its last page has just that room */
+	feed(s, a, tok, 12, NULL); /* its last page has exactly that free space */
 	assert_int_equal(session_seq_len(s, a), 32);
 	assert_int_equal(session_seq_trim(s, a, 33, &err), LLMC_E_RANGE);
 	assert_string_equal(err.text, "sequence 0 has 32 positions, it cannot be trimmed to 33");
@@ -326,7 +326,7 @@ limits_are_checked(void **state)
 		assert_string_equal(err.text, bad[i].text);
 	}
 	assert_int_equal(session_limits(plan, NULL, &out, NULL), LLMC_OK);
-	assert_int_equal(out.context, 256); /* the model's */
+	assert_int_equal(out.context, 256); /* from the model */
 	assert_int_equal(out.seqs, 1);
 	assert_int_equal(out.chunk, 512);
 	assert_int_equal(out.n_out, 1);
@@ -378,8 +378,8 @@ a_step_allocates_nothing_and_is_counted(void **state)
 	assert_int_equal(st.forwards, 12);
 	assert_int_equal(st.tokens, 50 + 10 + 40);
 	assert_int_equal(st.steps_run, 12 * 5);
-	/* the reference runs all steps of a forward between two barriers; angles of many rows take
-	 * one more */
+	/* the reference runs all steps of a forward between two barriers; RoPE angles of many rows
+	 * take one more */
 	assert_int_equal(st.barriers, 12 + 2);
 	assert_int_equal(st.weight_bytes, 128 + 64 + 96);
 	assert_int_equal(st.kv_pages_used, 1 + 1 + 1 + 2);
@@ -422,7 +422,8 @@ the_probe_hears_each_value(void **state)
 	session_close(s);
 }
 
-/* A prompt whose start is seen whole runs in one piece, and is forgotten whole. */
+/* A prompt with bidirectional attention (prefix-LM) runs in one chunk, and can only be trimmed as a
+ * whole. */
 static void
 a_prefix_stays_whole(void **state)
 {
@@ -449,15 +450,15 @@ a_prefix_stays_whole(void **state)
 	                              "be trimmed to 0 or to 4 and more");
 	assert_int_equal(session_seq_trim(s, q, 4, NULL), LLMC_OK);
 	assert_int_equal(session_seq_trim(s, q, 0, NULL), LLMC_OK);
-	feed(s, q, tok + 1, 3, NULL); /* no end in it: all of it is prefix */
+	feed(s, q, tok + 1, 3, NULL); /* without an end token all of it is prefix */
 	assert_int_equal(session_seq_trim(s, q, 2, NULL), LLMC_E_RANGE);
 	session_close(s);
 	runtime_close(own);
 }
 
-/* The tiny plan whose layer sees 9 positions: pages behind them are let go. A session for many
- * sequences has room to keep all that one of them leaves behind, one for a single sequence has not:
- * the same bits, through forks, trims, saved sequences and reused prompts. */
+/* The tiny plan with a window of 9 positions: pages before the window are released. A session for
+ * many sequences has enough window pages to keep all of one sequence, one for a single sequence has
+ * not. Both give the same bits, through forks, trims, saved sequences and reused prompts. */
 enum { FAR = 700 };
 
 static Plan *
@@ -488,7 +489,7 @@ edited_plan(const char *const edit[][2], const char *refused)
 	return p;
 }
 
-/* sinks: of the plan's pool; see: what the refusal of a trim says */
+/* sinks: of the plan's pool; see: text of the error for a trim that is too long */
 static void
 pages_behind_change_nothing(Plan *windowed, int sinks, const char *see)
 {
@@ -517,7 +518,7 @@ pages_behind_change_nothing(Plan *windowed, int sinks, const char *see)
 		feed(s[1], q, tok + at, 15, got[at]);
 	assert_memory_equal(want, got, 600 * sizeof *want);
 	assert_null(kv_check(&s[1]->kv));
-	/* a little back always, far back where nobody needed the room */
+	/* a short trim always works, a long one only if window pages were plentiful */
 	assert_int_equal(session_seq_trim(s[1], q, 570, NULL), LLMC_OK);
 	assert_int_equal(session_seq_trim(s[1], q, 100, &err), LLMC_E_RANGE);
 	assert_string_equal(err.text, see);
@@ -528,7 +529,7 @@ pages_behind_change_nothing(Plan *windowed, int sinks, const char *see)
 	assert_int_equal(session_seq_trim(s[0], fork, 100, NULL), LLMC_OK);
 	feed(s[0], fork, tok + 100, 60, got[100]);
 	assert_memory_equal(want[100], got[100], 60 * sizeof *want);
-	/* two ways on, one after the other */
+	/* two continuations, run in sequence */
 	assert_int_equal(session_seq_fork(s[1], q, &fork, NULL), LLMC_OK);
 	for (int at = 0; at < 40; at += 10)
 		feed(s[1], fork, b + at, 10, got[at]);
@@ -537,7 +538,7 @@ pages_behind_change_nothing(Plan *windowed, int sinks, const char *see)
 		feed(s[1], q, tok + at, 13, got[at]);
 	assert_memory_equal(want[570], got[570], (FAR - 570) * sizeof *want);
 	assert_null(kv_check(&s[1]->kv));
-	/* what is saved is what is seen, whoever saves it */
+	/* saved data is equal for both: only the visible window pages */
 	session_seq_free(s[1], fork);
 	assert_int_equal(session_seq_trim(s[0], full, FAR - 20, NULL), LLMC_OK);
 	assert_int_equal(session_seq_trim(s[1], q, FAR - 20, NULL), LLMC_OK);
@@ -560,7 +561,7 @@ pages_behind_change_nothing(Plan *windowed, int sinks, const char *see)
 		assert_null(kv_check(&s[1 - k]->kv));
 		session_seq_free(s[1 - k], q);
 	}
-	/* a prompt goes on behind what is still seen of the one before */
+	/* a prompt resumes where an earlier one's window is still present */
 	assert_int_equal(kv_prefix_open(&s[1]->kv, NULL), LLMC_OK);
 	for (int round = 0; round < 3; round++) {
 		q = new_seq(s[1]);
@@ -573,7 +574,8 @@ pages_behind_change_nothing(Plan *windowed, int sinks, const char *see)
 		assert_memory_equal(want[found], got[found], (size_t)(FAR - found) * sizeof *want);
 		assert_null(kv_check(&s[1]->kv));
 		session_seq_free(s[1], q);
-		for (int k = 0; round == 1 && k < 2; k++) { /* others take the room */
+		/* other sequences take the window pages */
+		for (int k = 0; round == 1 && k < 2; k++) {
 			q = new_seq(s[1]);
 			tok[0] = 5 - tok[0];
 			for (int at = 0; at < 690; at += 15)
@@ -606,7 +608,7 @@ pages_behind_a_window_change_nothing(void **state)
 	                            "the last 9 positions, and older ones are no longer kept");
 }
 
-/* Quantised rows, of which the last 9 and the first 8 positions are read from exact pages. */
+/* Quantised rows, with exact pages for the last 9 and the first 8 positions. */
 static void
 exact_pages_behind_change_nothing(void **state)
 {

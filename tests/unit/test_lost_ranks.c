@@ -1,6 +1,7 @@
-/* Ranks that are processes, two stages of two: one is stopped, or killed, within a sum, in front of
- * a message of the stage before, or between two steps. All that are left stop waiting and know
- * which one it was, where, and what it was at. All groups run side by side, and mostly sleep. */
+/* Rank processes, two stages of two: one is stopped or killed, within an all-reduce, before a
+ * message of the previous stage, or between two steps. All other ranks stop waiting and report
+ * which rank it was, on which host, and its position. All groups run in parallel and mostly
+ * sleep. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -23,7 +24,7 @@
 
 enum { RANKS = 4, WIDTH = 5, LAST_STEP = 2 };
 
-static int timeout_s; /* without an answer for so long, a rank is lost */
+static int timeout_s; /* seconds without an answer until a rank is lost */
 
 static const CommShape shape = { .ranks = RANKS, .team = 2, .parts = 1, .onward = 64, .back = 64 };
 
@@ -33,9 +34,10 @@ typedef enum When {
 	IDLE,
 	LEAVES,
 	NEVER
-} When; /* LEAVES: it closes its end, and is gone; NEVER: all are stopped for a while */
+} When; /* LEAVES: it closes its endpoint and exits; NEVER: all are stopped for a while */
 
-/* How each group is to end. sig: what the rank does to itself; where: NULL, nobody is lost */
+/* How each group ends. sig: signal that the rank raises; where: expected position, NULL: no rank is
+ * lost */
 static const struct {
 	When when;
 	int rank, sig;
@@ -54,9 +56,9 @@ static const struct {
 };
 enum { GROUPS = sizeof cases / sizeof *cases };
 
-/* Seen by all */
+/* In shared memory */
 typedef struct Told {
-	atomic_int idle, over; /* it has done its steps; it has written its text, or has left */
+	atomic_int idle, over; /* it has done its steps; it has written its error, or has exited */
 	bool ended;
 	llmc_error err;
 } Told;
@@ -65,7 +67,7 @@ typedef struct Wall {
 	atomic_bool end;
 } Wall;
 
-/* The parent's alone: fork tells the child another number */
+/* Used by the parent only, because pids differ after fork */
 typedef struct Group {
 	Wall *w;
 	char *comm;
@@ -84,7 +86,8 @@ release(void *user)
 	(void)user;
 }
 
-/* One step of a rank, with two sums, and what it was told for it; false: the group has ended. */
+/* Run one step of a rank with two all-reduces, and the record that starts it; false: the group has
+ * ended. */
 static bool
 run_step(Comm *c, int64_t step, When when, int sig)
 {
@@ -106,7 +109,7 @@ run_step(Comm *c, int64_t step, When when, int sig)
 		ok = comm_all_reduce(c, 0,
 		                     &(CommReduce){ .x = x, .y = y, .rows = 1, .width = WIDTH });
 	}
-	if (ok && rank != 3) /* of the last stage the first one alone */
+	if (ok && rank != 3) /* in the last stage only its first rank sends */
 		ok = comm_pipe_send(c, y, sizeof y);
 	if (ok && rank == 0)
 		ok = comm_pipe_receive(c, y, sizeof y);
@@ -162,7 +165,7 @@ begin(Group *g, int group)
 	}
 }
 
-/* For longer than a rank may be still: nobody is missed, since nobody could look. */
+/* Stop all ranks for longer than the timeout: none is reported, because none could check. */
 static void
 stop_all(const Group *g)
 {
@@ -218,13 +221,14 @@ all_that_are_left_know_who_is_lost(void **state)
 
 	(void)state;
 	assert_ptr_not_equal(wall, MAP_FAILED);
-	signal(SIGCHLD, SIG_IGN); /* who is killed is gone, as launchers see to */
+	signal(SIGCHLD, SIG_IGN); /* killed children vanish at once, as launchers arrange it */
 	alarm((unsigned)wait_scaled(WAIT_HANG_S));
 	for (int g = 0; g < GROUPS; g++) {
 		group[g] = (Group){ .w = &wall[g] };
 		begin(&group[g], g);
 	}
-	for (int g = 0; g < GROUPS; g++) /* meanwhile a rank that has left is not missed either */
+	/* meanwhile a rank that has closed its endpoint is not reported either */
+	for (int g = 0; g < GROUPS; g++)
 		if (cases[g].when == NEVER)
 			stop_all(&group[g]);
 	for (int g = 0; g < GROUPS; g++)
@@ -254,9 +258,9 @@ a_place_is_told_as_it_is(void **state)
 	comm_set_position(&c, 12, -1, -1);
 	comm_position_text(where, text, sizeof text);
 	assert_string_equal(text, "after step 12");
-	comm_position_text(UINT64_MAX, text, sizeof text); /* of an op that there is not */
+	comm_position_text(UINT64_MAX, text, sizeof text); /* an invalid op */
 	assert_string_equal(text, "after step 4294967295");
-	comm_set_position(&(Comm){ 0 }, 1, 2, 3); /* nobody looks */
+	comm_set_position(&(Comm){ 0 }, 1, 2, 3); /* positions are not recorded */
 }
 
 int

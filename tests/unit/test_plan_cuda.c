@@ -1,5 +1,5 @@
-/* Plans for GPUs: one comes through the reader whole, and what a library is to read and write is
- * proved like a kernel's. Edits replace the first occurrence of a text. */
+/* Plans for GPUs: one passes through the reader unchanged, and the buffers of library GEMMs are
+ * checked like those of a kernel. Edits replace the first occurrence of a string. */
 #include "compiler_util.h"
 #include "runtime/runtime.h"
 
@@ -48,7 +48,7 @@ BENCH_TEST(a_plan_comes_through_whole)
 
 	if (read_text(text, &a, &p, &err) != LLMC_OK)
 		fail_msg("%s", err.text);
-	assert_int_equal(products(p), 4); /* of mixed steps: q/k/v, o, gate and up, down */
+	assert_int_equal(products(p), 4); /* in mixed steps: q/k/v, o, gate and up, down */
 	plan_write(p, &again);
 	assert_string_equal(again.data, text);
 	strbuf_release(&again);
@@ -73,7 +73,7 @@ static const struct {
 	  "w of a product must be a packed weight matrix" },
 	{ "\"y\":15,", "\"y\":11,", "y of a product must be" },
 	{ "\"y\":15,", "\"y\":0,", "y of a product must be" },
-	{ "\"y\":15,", "\"y\":9,", "the library GEMM needs [32, 32]" }, /* q: narrower */
+	{ "\"y\":15,", "\"y\":9,", "the library GEMM needs [32, 32]" }, /* q: too narrow */
 	{ "\"add\":-1", "\"add\":-2", "is -2, expected -1 .. 15" },
 	{ "\"add\":-1", "\"add\":0", "with the columns of y" },
 	{ "\"beta\":0.0", "\"beta\":0", "expected a number with a point" },
@@ -115,7 +115,7 @@ BENCH_TEST(each_break_is_named)
 	}
 }
 
-/* A library reads 16-bit weights in file order, and leaves f32 or their type. */
+/* The library reads 16-bit weights in file order; f32 tensors keep their type. */
 BENCH_TEST(weights_of_a_product)
 {
 	const char *text = plan_text(b);
@@ -145,8 +145,7 @@ BENCH_TEST(weights_of_a_product)
 	}
 }
 
-/* Kernels of decode steps leave something for each multiprocessor: the memory of a session has room
- * for those of any GPU. */
+/* Decode kernels store partial results per SM: a session allocates enough for those of any GPU. */
 BENCH_TEST(memory_for_each_multiprocessor)
 {
 	static const char yaml[] =
@@ -169,7 +168,7 @@ BENCH_TEST(memory_for_each_multiprocessor)
 	}
 	assert_true(each > 0);
 	assert_int_equal(session_memory(c->plan, NULL, &without, NULL), LLMC_OK);
-	assert_true(with.scratch - without.scratch >= each * 224); /* the largest that there are */
+	assert_true(with.scratch - without.scratch >= each * 224); /* the largest GPU */
 }
 
 int

@@ -1,6 +1,6 @@
-/* Prefix pages as files: what was saved comes back as it was, also in the next life of a server and
- * before it is written; what is damaged, cut short, of other tokens or of another model does not,
- * and is gone afterwards; the limit holds; a disk that takes nothing harms nobody. */
+/* Prefix pages as files: a saved page is read back unchanged, also by the next server process and
+ * before it is written. Damaged or truncated files, and files of other tokens or another model, are
+ * not used and are deleted. The size limit holds; a disk that accepts no files breaks nothing. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <setjmp.h>
@@ -48,7 +48,7 @@ open_disk(const char *root, int64_t most)
 	return d;
 }
 
-/* Page n of a text that begins with `text`. */
+/* Key of page n of a sequence that begins with `text`. */
 static KvKey
 key_of(const KvDisk *d, int text, int n, int32_t tok[PLAN_KV_PAGE])
 {
@@ -115,11 +115,11 @@ pages_come_back(void **state)
 	for (int n = 0; n < 5; n++) {
 		assert_false(get(d, 1, n));
 		put(d, 1, n);
-		assert_true(get(d, 1, n)); /* written or not */
+		assert_true(get(d, 1, n)); /* written or still queued */
 	}
 	kv_disk_flush(d);
 	assert_int_equal(kv_disk_counts(d).written, 5);
-	put(d, 1, 3); /* is there */
+	put(d, 1, 3); /* exists already */
 	kv_disk_close(d);
 	d = open_disk("a", 1 << 20);
 	KvDisk *beside = open_disk("a", 1 << 20), *other = open_disk("b", 1 << 20);
@@ -137,7 +137,7 @@ pages_come_back(void **state)
 	kv_disk_close(NULL);
 }
 
-/* The one file of the folder, or the n-th; the number of files */
+/* Path of the only file of the folder, or the n-th; returns the number of files */
 static int
 files(char *path, size_t cap, int n)
 {
@@ -151,8 +151,8 @@ files(char *path, size_t cap, int n)
 	return seen;
 }
 
-/* One byte anywhere, any cut, something behind it, another page's bytes, a folder, a link: never
- * taken, and what can be deleted is. */
+/* A flipped byte anywhere, a truncation anywhere, trailing bytes, another page's bytes, a folder, a
+ * link: never used, and deleted if possible. */
 static void
 what_is_wrong_is_not_taken(void **state)
 {
@@ -186,7 +186,7 @@ what_is_wrong_is_not_taken(void **state)
 		assert_false(get(d, 1, 0));
 		times++;
 	}
-	f = fopen(path, "wb"); /* whole again */
+	f = fopen(path, "wb"); /* complete again */
 	fwrite(good, 1, size, f);
 	fclose(f);
 	assert_true(get(d, 1, 0));
@@ -195,7 +195,7 @@ what_is_wrong_is_not_taken(void **state)
 	assert_int_equal(symlink(moved, path), 0);
 	assert_false(get(d, 1, 0));
 	unlink(path);
-	/* another page under this one's name */
+	/* another page's content under this name */
 	put(d, 2, 0);
 	kv_disk_flush(d);
 	int32_t tok[PLAN_KV_PAGE];
@@ -230,14 +230,15 @@ the_least_used_go_first(void **state)
 	}
 	assert_in_range(files(NULL, 0, 0), 10, 21);
 	kv_disk_close(d);
-	d = open_disk("a", 1); /* all of it is too much: with the next page it goes */
+	/* the limit is smaller than one page: it is deleted when the next page is written */
+	d = open_disk("a", 1);
 	put(d, 9, 9);
 	kv_disk_flush(d);
 	assert_in_range(files(NULL, 0, 0), 0, 1);
 	kv_disk_close(d);
 }
 
-/* A disk without room, as a limit on sizes of files has it. */
+/* A full disk, simulated by a limit on file sizes. */
 static void
 a_full_disk_harms_nobody(void **state)
 {
@@ -263,7 +264,7 @@ a_full_disk_harms_nobody(void **state)
 	kv_disk_close(d);
 }
 
-/* The limit is the folder's, not each server's. */
+/* The limit applies to the folder, not to each server. */
 static void
 servers_share_the_limit(void **state)
 {
@@ -281,8 +282,8 @@ servers_share_the_limit(void **state)
 	assert_in_range(files(NULL, 0, 0), 20, 45);
 }
 
-/* What a server of the same process number has begun to write, in a container of its own or before
- * it ended. */
+/* A temporary file of a server with the same pid, in another container or left by an earlier
+ * process. */
 static void
 names_that_are_taken(void **state)
 {
@@ -301,7 +302,7 @@ names_that_are_taken(void **state)
 	assert_int_equal(kv_disk_counts(d).written, 1);
 	assert_true(get(d, 1, 0) && n_said == 0);
 	kv_disk_close(d);
-	assert_int_equal(access(path, F_OK), 0); /* not ours */
+	assert_int_equal(access(path, F_OK), 0); /* not our file */
 }
 
 static void
@@ -328,7 +329,7 @@ the_folder_is_ours_alone(void **state)
 
 enum { PROMPT = 100, NEW = 30 };
 
-/* The answer to a prompt from an engine on the folder, and how much of the prompt was found. */
+/* Answer to a prompt from an engine that uses the folder, and the number of prompt tokens found. */
 static int32_t
 answer(llmc_model *m, int32_t tok[NEW])
 {
@@ -394,8 +395,8 @@ a_restart_finds_what_was_read(void **state)
 	                 (PROMPT + NEW - 1) / PLAN_KV_PAGE); /* of prompt and answer */
 	assert_int_equal(answer(m, again), 96);
 	assert_memory_equal(first, again, sizeof first);
-	/* one of them is damaged: found up to it at most, written again, and the answer is the same
-	 */
+	/* one page is damaged: the pages before it are found, it is written again, and the answer
+	 * is the same */
 	assert_true(files(path, sizeof path, 1) > 1);
 	assert_int_equal(truncate(path, 100), 0);
 	assert_in_range(answer(m, again), 0, 96);

@@ -1,5 +1,5 @@
-/* Rotary tables against transformers 5.23: inv_freq and attention factor of its
- * ROPE_INIT_FUNCTIONS, printed once. */
+/* RoPE tables against transformers 5.23: inv_freq and attention factor of its ROPE_INIT_FUNCTIONS,
+ * printed once. */
 #include <math.h>
 #include <string.h>
 #include <setjmp.h>
@@ -131,7 +131,7 @@ frequencies_are_those_of_transformers(void **state)
 	}
 }
 
-/* A given factor replaces the rule. */
+/* An explicit factor overrides the formula. */
 static void
 a_given_attention_factor_wins(void **state)
 {
@@ -149,7 +149,7 @@ a_given_attention_factor_wins(void **state)
 	}
 }
 
-/* Factors that a checkpoint holds divide the frequencies; of two lists the length chooses. */
+/* Factors stored in a checkpoint divide the frequencies; of two lists the length selects one. */
 static void
 factor_tensors_divide(void **state)
 {
@@ -167,7 +167,7 @@ factor_tensors_divide(void **state)
 	assert_true(freq[0] == 0.5 && fabs(freq[1] - 0.0025) < 1e-9);
 }
 
-/* cos, then sin, times the factor, with the digits that position 131071 needs */
+/* cos, then sin, times the factor, at the precision that position 131071 needs */
 static void
 a_row_is_cosines_then_sines(void **state)
 {

@@ -1,6 +1,6 @@
-/* The sampler against transformers' logits processors: the distribution that each setting leaves
- * was printed by them (the presence and frequency penalties, which they lack, as OpenAI defines
- * them); here many seeded draws must follow it. */
+/* The sampler against transformers' logits processors: they printed the expected distribution of
+ * each setting (presence and frequency penalties, which they lack, follow OpenAI's definition).
+ * Many seeded samples must follow it. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -156,7 +156,7 @@ reset_forgets_the_history(void **state)
 
 	(void)state;
 	llmc_sampler_accept(s, 6, true);
-	llmc_sampler_accept(s, -1, true); /* no tokens: ignored */
+	llmc_sampler_accept(s, -1, true); /* invalid tokens are ignored */
 	llmc_sampler_accept(s, V, false);
 	assert_int_equal(llmc_sampler_sample(s, logits, &id, NULL, NULL), LLMC_OK);
 	assert_int_equal(id, 0);
@@ -182,7 +182,7 @@ next_number(FILE *f)
 	return v;
 }
 
-/* A case of tests/golden/make_sample.py; its lists live in the given arrays. */
+/* A case of tests/golden/make_sample.py; its lists are stored in the given arrays. */
 static llmc_params
 read_case(FILE *f, llmc_bias bias[8], llmc_sequence bad[8], int32_t ids[8][8])
 {
@@ -212,7 +212,7 @@ read_case(FILE *f, llmc_bias bias[8], llmc_sequence bad[8], int32_t ids[8][8])
 	return p;
 }
 
-/* The processors that came later: their distributions were written by transformers into a file. */
+/* Later processors: transformers wrote their distributions into a file. */
 static void
 draws_follow_the_goldens(void **state)
 {
@@ -238,7 +238,7 @@ draws_follow_the_goldens(void **state)
 		llmc_params p = read_case(f, bias, bad, ids);
 		p.seed = 3;
 		assert_int_equal(sampler_open(N, &p, eos, 2, &s, NULL), LLMC_OK);
-		memset(ids, 0x7f, sizeof ids); /* it has its own */
+		memset(ids, 0x7f, sizeof ids); /* the sampler has its own copy */
 		memset(bad, 0x7f, sizeof bad);
 		memset(bias, 0x7f, sizeof bias);
 		for (size_t i = 0; i < sizeof prompt / sizeof *prompt; i++)
@@ -261,7 +261,7 @@ draws_follow_the_goldens(void **state)
 	}
 	assert_true(top > 0.2);
 	sample_scratch_release(&m);
-	/* the watermark's choice of tokens, in large vocabularies */
+	/* the watermark's token sets, for large vocabularies */
 	long vocab, last, n, sum;
 	int lines = 0;
 	for (; fscanf(f, "%ld %ld %ld %ld", &vocab, &last, &n, &sum) == 4; lines++) {
@@ -284,7 +284,7 @@ draws_follow_the_goldens(void **state)
 	fclose(f);
 }
 
-/* exp in pieces against the C library's; the likeliest against a sort. */
+/* Vectorised exp against the C library's; argmax against a sort. */
 static void
 logprobs_agree_with_the_library(void **state)
 {
@@ -300,7 +300,7 @@ logprobs_agree_with_the_library(void **state)
 			r = r * 6364136223846793005u + 1442695040888963407u;
 			v[i] = (float)scale * ((float)(r >> 40) / (1 << 24) - 0.5f);
 		}
-		v[scale % N] = v[scale % 7] = (float)scale; /* two that are equal */
+		v[scale % N] = v[scale % 7] = (float)scale; /* two equal values */
 		memcpy(w, v, sizeof v);
 		double mine = sample_weights(w, N, 1, (float)scale);
 		for (int i = 0; i < N; i++) {
@@ -339,7 +339,7 @@ large_vocabularies_agree_with_a_sort(void **state)
 	assert_non_null(sorted);
 	for (int i = 0; i < N; i++) {
 		r = r * 6364136223846793005u + 1442695040888963407u;
-		v[i] = (float)(int)(r >> 52) / 512; /* few different values */
+		v[i] = (float)(int)(r >> 52) / 512; /* few distinct values */
 	}
 	memcpy(sorted, v, N * sizeof *v);
 	qsort(sorted, N, sizeof *v, by_value);

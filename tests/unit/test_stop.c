@@ -1,4 +1,4 @@
-/* Stop strings: nothing of one is ever shown, everything before it is. */
+/* Stop strings: no part of one is ever output, and everything before it is. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,7 +10,7 @@
 #include "base/strbuf.h"
 #include "runtime/sample/stop_strings.h"
 
-/* Feed text in pieces of `step` bytes; what was shown, and whether a stop was found. */
+/* Feed text in chunks of `step` bytes; collects the output and whether a stop string was found. */
 static bool
 feed(const char *const *stops, const char *text, size_t step, Strbuf *shown)
 {

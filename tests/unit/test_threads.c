@@ -1,7 +1,7 @@
-/* The pool: every part runs, barriers and stages order memory, nothing hangs with more threads than
- * processors or with a thread that is displaced for long, the caller keeps its affinity. Whether a
- * team or the caller alone runs jobs, on given times. And which processors a pool would use, on
- * stand-ins for /sys and /proc. */
+/* The thread pool: every part runs; barriers and stages order memory; nothing hangs with more
+ * threads than processors or with a thread that is preempted for long; the caller keeps its
+ * affinity. The choice between team and caller alone, on given times. The processors that a pool
+ * would use, on stand-ins for /sys and /proc. */
 #include <pthread.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -21,8 +21,8 @@
 #include "tests/unit/tempdir.h"
 #include "tests/unit/waiting.h"
 
-/* TSan delivers signals when a thread calls a function that it knows, which a thread that waits
- * does not. */
+/* TSan delivers signals when a thread calls an intercepted function, which a waiting thread does
+ * not do. */
 #if defined(__SANITIZE_THREAD__)
 #define HAS_TSAN 1
 #elif defined(__has_feature)
@@ -40,7 +40,7 @@ typedef struct Sum {
 	int seen[MOST];
 } Sum;
 
-/* In each stage every part adds its neighbour's cell of the last stage to its own. */
+/* In each stage every part adds its neighbour's cell of the previous stage to its own. */
 static void
 stages(void *user, int part, int n)
 {
@@ -83,7 +83,8 @@ nothing(void *user, int part, int n)
 	atomic_fetch_add((atomic_int *)user, 1);
 }
 
-/* In each stage every part writes its own cell of one array from its neighbour's of the other. */
+/* In each stage every part computes its own cell of one array from its neighbour's in the other
+ * array. */
 typedef struct Deal {
 	int64_t cell[2][MOST * 16]; /* plain memory: only the stages order it */
 	atomic_int runs[STAGES][MOST];
@@ -128,7 +129,7 @@ every_part_of_a_stage_runs_once(void **state)
 			Sum s = { .pool = t };
 			threads_deal(t, DEAL_ALL, count, dealt, &d);
 			check_deal(&d, n, count);
-			if (run % 8 == 0) { /* the other way of running between them */
+			if (run % 8 == 0) { /* threads_run in between */
 				threads_run(t, stages, &s);
 				assert_int_equal(s.cell[0], STAGES);
 				assert_int_equal(s.bad, 0);
@@ -138,7 +139,7 @@ every_part_of_a_stage_runs_once(void **state)
 	}
 }
 
-/* ---- a thread that has no processor for long: it is inside a signal handler ---- */
+/* ---- a thread without a processor for long: it is inside a signal handler ---- */
 
 #if !HAS_TSAN
 
@@ -159,7 +160,7 @@ typedef struct Away {
 	pthread_t thread[MOST];
 } Away;
 
-/* Threads of a pool have all signals blocked. */
+/* Threads of the pool block all signals. */
 static void
 let_signals_in(void *user, int part, int n)
 {
@@ -192,7 +193,8 @@ threads_that_are_displaced_hold_nothing_up(void **state)
 			assert_int_equal(pthread_kill(a.thread[i], SIGUSR1), 0);
 		WAIT_FOR(atomic_load(&entered) >= gone);
 		int64_t taken = threads_counts(t).taken;
-		threads_deal(t, DEAL_ALL, STAGES, dealt, &d); /* returns although they are away */
+		/* returns although they are in the handler */
+		threads_deal(t, DEAL_ALL, STAGES, dealt, &d);
 		check_deal(&d, N, STAGES);
 		assert_int_equal(d.parts, N);
 		assert_true(threads_counts(t).taken - taken >= (int64_t)gone * STAGES);
@@ -212,7 +214,7 @@ threads_that_are_displaced_hold_nothing_up(void **state)
 
 #endif
 
-/* Waiting threads end up in the kernel: an idle pool takes no time of a processor. */
+/* Waiting threads end up sleeping in the kernel: an idle pool uses no processor time. */
 static void
 idle_threads_sleep(void **state)
 {
@@ -221,7 +223,7 @@ idle_threads_sleep(void **state)
 
 	(void)state;
 	assert_int_equal(threads_open(2, &t, NULL), LLMC_OK);
-	WAIT_FOR(threads_counts(t).sleeps >= 1); /* the one worker, before any job */
+	WAIT_FOR(threads_counts(t).sleeps >= 1); /* the only worker, before any job */
 	threads_run(t, nothing, &count);
 	assert_int_equal(count, 2);
 	threads_close(t);
@@ -237,7 +239,8 @@ spins_are_bounded(void **state)
 
 	(void)state;
 	assert_true(threads_spin(&two, 2) > 0 && threads_spin(&two, 2) < 0.01);
-	assert_true(threads_spin(&two, 3) == 0); /* a spin would keep the third from running */
+	/* a spinning thread would keep the third from running */
+	assert_true(threads_spin(&two, 3) == 0);
 	assert_true(threads_spin(&half, 2) > 0);
 	assert_true(threads_spin(&half, 3) == 0);
 	setenv("LLMC_SPIN_US", "50", 1);
@@ -257,8 +260,8 @@ spins_are_bounded(void **state)
 
 /* ---- team or alone ---- */
 
-/* Jobs for so many seconds, of so long alone and so long in a team that waits for displaced threads
- * most of the time, or does not. Returns the share of the time that went to jobs alone. */
+/* Simulate jobs for so many seconds, with given durations alone and in a team that is, or is not,
+ * held up by preempted threads. Returns the share of time in which jobs ran alone. */
 static double
 simulate(TeamKind *k, double *now, double seconds, double team, double alone, bool held)
 {
@@ -283,15 +286,15 @@ the_faster_of_team_and_alone_is_chosen(void **state)
 	(void)state;
 	/* a team that is not held up is never left, not even for a trial */
 	assert_true(simulate(&k, &now, 20, 0.005, 0.010, false) == 0);
-	/* other processes come: alone is tried, and stays but for trials of the team */
+	/* other processes start: alone is tried and kept, except for trials of the team */
 	assert_true(simulate(&k, &now, 20, 0.030, 0.012, true) > 0.8);
 	assert_true(k.alone || k.trial);
-	/* they go: the team is back within two seconds */
+	/* they end: the team is back within two seconds */
 	assert_true(simulate(&k, &now, 2, 0.005, 0.010, false) < 1);
 	assert_true(simulate(&k, &now, 20, 0.005, 0.010, false) == 0);
 	/* held up, but faster than alone: few trials */
 	assert_true(simulate(&k, &now, 20, 0.009, 0.010, true) < 0.25);
-	/* after a long time without a job nothing is known */
+	/* after a long time without a job, statistics are reset */
 	simulate(&k, &now, 5, 0.030, 0.012, true);
 	now += 1000;
 	assert_false(team_alone(&k, now));
@@ -305,11 +308,12 @@ held_up_threads(void *user, int stage, int part, int n)
 {
 	(void)stage;
 	if (n > 1 && part > 0)
-		usleep(20000); /* as a thread that is displaced inside its part */
+		usleep(20000); /* like a thread that is preempted inside its part */
 	atomic_fetch_add(&((atomic_int *)user)[n > 1], 1);
 }
 
-/* The pool itself: parts of others take longer than all parts take the caller. */
+/* With the pool itself: waiting for other parts takes longer than running all parts on the
+ * caller. */
 static void
 a_caller_that_is_held_up_goes_on_alone(void **state)
 {
@@ -440,7 +444,8 @@ put_cpu(int cpu, int package, int core)
 	put(path, text);
 }
 
-/* two packages of two cores of two threads each: 0..3 first threads, 4..7 their siblings */
+/* two packages of two cores of two threads each: 0..3 first hardware threads, 4..7 their
+ * siblings */
 static void
 put_machine(void)
 {
@@ -470,7 +475,7 @@ siblings_count_once(void **state)
 	assert_int_equal(t.n_core, 2);
 	assert_int_equal(t.core[0], 1);
 	assert_int_equal(t.core[1], 6);
-	/* a machine that says nothing: every processor is a core */
+	/* no topology files: every processor counts as a core */
 	topology_read("/nonexistent", all, &t);
 	assert_int_equal(topology_count(&t), 8);
 }
@@ -487,7 +492,7 @@ quotas_of_both_versions(void **state)
 	put("/sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
 	topology_read(dir.path, all, &t);
 	assert_true(t.quota == 0);
-	put("/sys/fs/cgroup/a/cpu.max", "250000 100000\n"); /* a parent's holds too */
+	put("/sys/fs/cgroup/a/cpu.max", "250000 100000\n"); /* a parent's limit applies too */
 	topology_read(dir.path, all, &t);
 	assert_true(t.quota == 2.5);
 	assert_int_equal(topology_count(&t), 2);
@@ -507,8 +512,8 @@ quotas_of_both_versions(void **state)
 	assert_true(t.quota == 0);
 }
 
-/* Instead of the system's: the n-th fails when asked to, by its result as it does, with an errno of
- * something else. */
+/* Replaces the system's function: the n-th call fails with this result, and with an unrelated
+ * errno. */
 static int fail_at;
 
 int
@@ -524,7 +529,7 @@ pthread_create(pthread_t *t, const pthread_attr_t *attr, void *(*fn)(void *), vo
 	return next(t, attr, fn, arg);
 }
 
-/* What the system says is why, and the threads that had started end. */
+/* The message has the system's reason, and the threads that had started end. */
 static void
 a_thread_that_does_not_start(void **state)
 {
@@ -541,7 +546,7 @@ a_thread_that_does_not_start(void **state)
 	threads_close(t);
 }
 
-/* Two caches, one of which is told of by a processor that it shares. */
+/* Two caches; one is listed by both processors that share it. */
 static void
 caches_count_once(void **state)
 {

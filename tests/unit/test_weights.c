@@ -1,6 +1,6 @@
-/* Weights from a checkpoint: pieces cut, stacked, turned and packed as the plan says, files that
- * lie, the cache of packed weights, and noise. Element (r, c) of the tensor "a" of the test file is
- * 100 r + c + 1, of "b" its negative. */
+/* Weights from a checkpoint: slices cut, stacked, transposed and packed as the plan specifies;
+ * malformed files; the cache of packed weights; and random weights. Element (r, c) of tensor "a" of
+ * the test file is 100 r + c + 1, of "b" its negative. */
 #include <math.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -51,8 +51,8 @@ put_file(const char *path, const void *data, size_t n)
 	assert_int_equal(fclose(f), 0);
 }
 
-/* a [24, 8] f32, b [24, 8] f32, v [24] f32, w [24] bf16, h [24, 8] f16, q [4, 32] q8_0-like is not
- * in safetensors */
+/* a [24, 8] f32, b [24, 8] f32, v [24] f32, w [24] bf16, h [24, 8] f16; a q8_0-like q [4, 32] is
+ * not possible in safetensors */
 static void
 put_checkpoint(const char *path)
 {
@@ -88,7 +88,7 @@ put_checkpoint(const char *path)
 	put_file(path, file, sizeof file);
 }
 
-/* rows and columns of the file's tensor; first row, rows of a block, blocks */
+/* rows and columns of the file's tensor; first row, rows per block, blocks */
 #define PIECE(n, r, c, f, b, k, ...)                                                               \
 	(const PlanSource)                                                                         \
 	{                                                                                          \
@@ -112,7 +112,7 @@ load(PlanTensor *t, int n, const char *path, int n_threads, bool cache, Weights 
 	return s;
 }
 
-/* Load one tensor on several threads in several layouts; row r must be want(r, c). */
+/* Load one tensor on several threads in several layouts; row r must equal want(r, c). */
 static void
 expect(PlanTensor t, float (*want)(int64_t, int64_t))
 {
@@ -149,7 +149,7 @@ stacked(int64_t r, int64_t c)
 {
 	return r < 24 ? value(r, c) : -value(r - 24 + 4, c);
 }
-/* heads of q, k, v interleaved, 2 rows each: k is the second pair of every six rows */
+/* interleaved heads of q, k, v, 2 rows each: k is the second pair of every six rows */
 static float
 strided(int64_t r, int64_t c)
 {
@@ -165,7 +165,7 @@ turned(int64_t r, int64_t c)
 {
 	return value(c, r);
 }
-/* a stack of three [8, 8] matrices, each turned; the second and third of them */
+/* a stack of three transposed [8, 8] matrices; the second and third of them */
 static float
 turned_stack(int64_t r, int64_t c)
 {
@@ -231,7 +231,7 @@ pieces_become_tensors(void **state)
 	                     .n_src = 1,
 	                     .src = SRC("a", .unit_rows = true) },
 	       unit);
-	/* of another type than the file's */
+	/* of another type than in the file */
 	expect((PlanTensor){ .dtype = DT_F32,
 	                     .rows = 24,
 	                     .cols = 8,
@@ -246,7 +246,7 @@ pieces_become_tensors(void **state)
 	expect((PlanTensor){ .dtype = DT_F32, .rows = 29, .n_src = 2, .src = vec }, vector);
 }
 
-/* What needs no packing is not copied. */
+/* A tensor that needs no packing is not copied. */
 static void
 plain_rows_stay_in_the_file(void **state)
 {
@@ -375,7 +375,7 @@ cut_files_and_missing_shards_are_named(void **state)
 	one.layout = "row";
 	assert_true(load(&one, 1, sub, 1, false, &w, &err) != LLMC_OK);
 	assert_non_null(strstr(err.text, "model-00002-of-00002.safetensors"));
-	/* a folder with nothing in it, and one with weights that are no pickle */
+	/* an empty folder, and one whose weights are not a pickle */
 	snprintf(sub, sizeof sub, "%s/pickled", dir.path);
 	mkdir(sub, 0700);
 	assert_true(load(&one, 1, sub, 1, false, &w, &err) != LLMC_OK);
@@ -387,7 +387,7 @@ cut_files_and_missing_shards_are_named(void **state)
 
 /* ---- cache ---- */
 
-static char cached[600]; /* the one file found in the cache */
+static char cached[600]; /* path of the only file in the cache */
 
 static void
 find_packed(const char *path, int depth)
@@ -449,13 +449,12 @@ packed_weights_are_kept(void **state)
 	find_packed(tempdir_file(&dir, "cache"), 3);
 	assert_true(cached[0]);
 	assert_int_equal(file_read(cached, 1 << 20, &file, NULL), LLMC_OK);
-	/* cut off, lying about its key, or open to others: said, and healed where that is possible
-	 */
+	/* truncated, with a wrong key, or writable by others: reported, and replaced if possible */
 	put_file(cached, file.data, file.len / 2);
 	assert_true(load_cached(&t, &hit) && !hit);
 	assert_non_null(strstr(warned, "damaged or cut off; it is written again"));
 	assert_true(load_cached(&t, &hit) && hit);
-	/* a bit of the weights themselves, turned on the disk */
+	/* a flipped bit in the weights on disk */
 	file.data[file.len - 100] ^= 4;
 	put_file(cached, file.data, file.len);
 	assert_true(load_cached(&t, &hit) && !hit);
@@ -469,7 +468,7 @@ packed_weights_are_kept(void **state)
 	chmod(cached, 0666);
 	assert_true(load_cached(&t, &hit) && !hit);
 	assert_non_null(strstr(warned, "others may write to it"));
-	/* another layout, another time of the file: other keys */
+	/* another layout, another modification time: other keys */
 	t.layout = "r16";
 	assert_true(load_cached(&t, &hit) && !hit);
 	assert_true(load_cached(&t, &hit) && hit);
@@ -479,8 +478,8 @@ packed_weights_are_kept(void **state)
 	strbuf_release(&file);
 }
 
-/* The file goes while a model runs from it: nothing happens to the model. In a process of its own:
- * a mapping of it would end that. */
+/* The cached file is truncated while a model uses it: the model is not affected. In a process of
+ * its own, because a mapped file would end the process. */
 static void
 a_cache_that_is_cut_while_in_use(void **state)
 {
@@ -517,8 +516,7 @@ a_cache_that_is_cut_while_in_use(void **state)
 	assert_int_equal(code, 0);
 }
 
-/* Files may not grow: the load goes on in memory, with a warning, and leaves no half-written file.
- */
+/* Files may not grow: the load continues in memory, with a warning, and leaves no partial file. */
 static void
 a_full_disk_is_a_warning(void **state)
 {
@@ -548,7 +546,7 @@ a_full_disk_is_a_warning(void **state)
 	}
 	assert_int_equal(waitpid(pid, &code, 0), pid);
 	assert_int_equal(code, 0);
-	/* and a cache that is a file */
+	/* and a cache path that is a file */
 	put_file(tempdir_file(&dir, "blocked"), "x", 1);
 	setenv("LLMC_CACHE", tempdir_file(&dir, "blocked"), 1);
 	bool hit;
@@ -557,7 +555,7 @@ a_full_disk_is_a_warning(void **state)
 	assert_non_null(strstr(warned, "LLMC_CACHE"));
 }
 
-/* Noise is the same every time, of fair size, and different from row to row. */
+/* Random weights are reproducible, of reasonable magnitude, and differ from row to row. */
 static void
 noise_is_seeded(void **state)
 {
