@@ -2,8 +2,7 @@
  * when pages run out, which request starts next. It depends on no thread, clock or model: sequences
  * and pages are reached through SchedOps, so that a simulation can replace them.
  *
- *   request  a prompt and 1 .. n choices that continue it; waits by priority and arrival, then
- * starts
+ *   request  a prompt and 1 .. n choices that continue it; waits by priority and arrival
  *   choice   its tokens so far. Once started it is RUNNING (has a sequence), PREEMPTED (has none; its
  *            tokens are computed again or its saved KV is loaded) or DONE. Choices after the first
  *            are forked from it when the prompt has run.

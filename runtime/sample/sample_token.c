@@ -1,6 +1,6 @@
-/* A token drawn from the logits of scratch by temperature, top-k, top-p, min-p and typical-p.
- * Nothing is sorted whole: a histogram by the leading bits finds where the cut is, and only what
- * shares its bucket is put in order. */
+/* Sampling from logits in scratch memory by temperature, top-k, top-p, min-p and typical-p. Nothing
+ * is sorted as a whole: a histogram over the leading bits finds the bucket of the cut-off, and only
+ * that bucket is sorted. */
 #include <math.h>
 #include <string.h>
 
@@ -17,7 +17,7 @@ bits_of(float v)
 	return u;
 }
 
-/* Larger for larger floats */
+/* Map a float to an integer of the same order. */
 static uint32_t
 bucket_of(float v)
 {
@@ -26,8 +26,8 @@ bucket_of(float v)
 	return (u ^ (u >> 31 ? 0xffffffffu : 0x80000000u)) >> 20;
 }
 
-/* The k-th largest of v [n], which is reordered; 1 <= k <= n. Hoare's selection, median of three.
- */
+/* Return the k-th largest of v [n], which is reordered; 1 <= k <= n. Hoare's selection, median of
+ * three. */
 static float
 kth_largest(float *v, int32_t n, int32_t k)
 {
@@ -58,7 +58,7 @@ kth_largest(float *v, int32_t n, int32_t k)
 	return v[want];
 }
 
-/* The same over a whole vocabulary, which stays as it is; some [n] is memory. */
+/* The same over a whole vocabulary, without reordering it; some [n] is scratch memory. */
 static float
 kth_of_many(const float *v, int32_t n, int32_t k, float *some)
 {
@@ -74,7 +74,7 @@ kth_of_many(const float *v, int32_t n, int32_t k, float *some)
 	return kth_largest(some, m, k);
 }
 
-/* a before b: the larger, of equals the lower id */
+/* Does a precede b? The larger value first, then the lower id. */
 static bool
 before(Candidate a, Candidate b)
 {
@@ -100,7 +100,7 @@ heap_sift(Candidate *heap, int32_t n, int32_t at)
 	heap[at] = c;
 }
 
-/* Take the first of the heap out; it comes to lie behind what is left. */
+/* Remove the top of the heap; it moves to the slot after the remaining ones. */
 static Candidate
 heap_take(Candidate *heap, int32_t *left)
 {
@@ -119,7 +119,7 @@ heapify(Candidate *heap, int32_t n)
 		heap_sift(heap, n, i);
 }
 
-/* The last `kept` of cand [n], which lie last first, come to the front in order. */
+/* Reverse the last `kept` of cand [n] to the front, so that the best comes first. */
 static void
 bring_forward(Candidate *cand, int32_t n, int32_t kept)
 {
@@ -148,8 +148,9 @@ weight_bucket(float v)
 	return b < N_BUCKET / 2 ? (int32_t)b : N_BUCKET / 2 - 1;
 }
 
-/* The largest candidates until their weights reach top_p of all: `larger` of them to the front, in
- * no order, then `few` of the bucket where the mass is reached, in order, then the rest. */
+/* Select the largest candidates until their weights reach top_p of the sum. First come n_larger
+ * candidates of higher buckets, unsorted; then n_few of the bucket in which the sum is reached,
+ * sorted; then the rest. */
 static void
 cut_top_p(Candidate *cand, int32_t n, double top_p, int32_t *n_larger, int32_t *n_few)
 {
@@ -163,8 +164,7 @@ cut_top_p(Candidate *cand, int32_t n, double top_p, int32_t *n_larger, int32_t *
 	/* rounding must not lead past the last bucket */
 	while (b > 0 && sum + in[b] < top_p * all)
 		sum += in[b--];
-	while (at <
-	       end) { /* larger ones to the front, the bucket behind them, the rest behind that */
+	while (at < end) { /* partition: higher buckets, this bucket, lower ones */
 		int32_t k = weight_bucket(cand[at].v);
 		if (k > b)
 			swap(cand, larger++, at++);
@@ -193,7 +193,8 @@ put_in_order(Candidate *cand, int32_t n)
 	bring_forward(cand, n, n);
 }
 
-/* The candidate at which the running sum of weights passes `at`; rounding may use up the sum. */
+/* Return the candidate at which the running sum of weights exceeds `at`; the last one if rounding
+ * leaves none. */
 static int32_t
 sample_cumulative(const Candidate *cand, int32_t n, double at)
 {
@@ -205,7 +206,7 @@ sample_cumulative(const Candidate *cand, int32_t n, double at)
 	return cand[n - 1].id;
 }
 
-/* Those with at least min_p of the largest weight, which is 1. */
+/* Keep candidates of at least min_p times the largest weight, which is 1. */
 static int32_t
 keep_min_p(Candidate *cand, int32_t n, float min_p)
 {
@@ -217,8 +218,8 @@ keep_min_p(Candidate *cand, int32_t n, float min_p)
 	return kept;
 }
 
-/* As if the candidates were put in order, the largest first, and walked along: only the bucket
- * where the walk ends is. The order is part of what a seed means, on every target. */
+/* Sample as if the candidates were sorted, the largest first; only the bucket of the result is
+ * sorted. This order fixes the result of a seed on every target. */
 static int32_t
 sample_cumulative_sorted(Candidate *cand, int32_t n, double at)
 {
@@ -242,8 +243,8 @@ sample_cumulative_sorted(Candidate *cand, int32_t n, double at)
 	return sample_cumulative(cand, m, at);
 }
 
-/* Keep those whose information is nearest to the entropy until they weigh typical_p of all; weight
- * [] by id. */
+/* Keep the candidates whose information is nearest to the entropy until their weights reach
+ * typical_p of the sum; weight [] by id. */
 static int32_t
 keep_typical(Candidate *cand, int32_t n, const float *weight, double typical_p)
 {
@@ -260,7 +261,7 @@ keep_typical(Candidate *cand, int32_t n, const float *weight, double typical_p)
 		cand[i].v =
 		    cand[i].v > 0 ? -(float)fabs(-log(cand[i].v / all) - entropy) : -INFINITY;
 	heapify(cand, n);
-	/* as transformers: the one that reaches the mass stays, and with it those as near as it */
+	/* as in transformers: the candidate that reaches the mass stays, with its ties */
 	while (left && (sum < typical_p * all || cand[0].v == last)) {
 		Candidate c = heap_take(cand, &left);
 		last = c.v;
@@ -283,13 +284,14 @@ sample_draw(const SampleScratch *m, const llmc_params *p, int32_t best, double a
 	double sum = 0;
 
 	if (m->work[best] == INFINITY || max == INFINITY ||
-	    max == -INFINITY) /* a temperature that is all but 0 */
+	    max == -INFINITY) /* a temperature close to 0 */
 		return best;
 	if (p->top_k > 0 && p->top_k < m->vocab) {
 		floor = kth_of_many(m->work, m->vocab, p->top_k,
-		                    (float *)cand); /* free until the candidates are listed */
+		                    /* scratch: the candidate list is not filled yet */
+		                    (float *)cand);
 		for (int32_t i = 0; i < m->vocab; i++) {
-			if (m->work[i] < floor) /* ties of the last stay, as in transformers */
+			if (m->work[i] < floor) /* ties of the last one stay, as in transformers */
 				continue;
 			sample_weights(&m->work[i], 1, p->temperature, max);
 			if (m->work[i] > 0)
@@ -298,7 +300,7 @@ sample_draw(const SampleScratch *m, const llmc_params *p, int32_t best, double a
 	} else {
 		sum = sample_weights(m->work, m->vocab, p->temperature, max);
 		if (!nucleus && !typical &&
-		    p->min_p <= 0) { /* nobody is left out: no list is needed */
+		    p->min_p <= 0) { /* no token is excluded: no list is needed */
 			at *= sum;
 			for (int32_t i = 0; i < m->vocab; i++) {
 				if (at < m->work[i])

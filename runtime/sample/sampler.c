@@ -1,5 +1,5 @@
-/* Samplers: parameters, the history that penalties look at, and a pick. See sampler.h for the order
- * of things. */
+/* Samplers: parameters, the token history for penalties, and sampling. See sampler.h for the order
+ * of the logit processors. */
 #include "runtime/sample/sampler.h"
 #include "base/sized_struct.h"
 #include "grammar/grammar.h"
@@ -10,22 +10,22 @@
 
 struct llmc_sampler {
 	int32_t vocab;
-	llmc_params p; /* its arrays are our own */
-	int32_t *ids;  /* memory of stop_tokens and of the tokens of bad_words */
+	llmc_params p; /* its arrays are the sampler's own copies */
+	int32_t *ids;  /* storage of stop_tokens and of the tokens of bad_words */
 	int32_t n_eos, eos[16];
-	bool penalties, changes; /* counts tokens; changes logits in any way */
-	int32_t *n_output;       /* [vocab] times in the output */
-	bool *seen;              /* [vocab] in prompt or output */
-	int32_t *touched;        /* [vocab] ids that were seen */
+	bool penalties, changes; /* has penalties that count tokens; modifies logits in any way */
+	int32_t *n_output;       /* [vocab] number of occurrences in the output */
+	bool *seen;              /* [vocab] occurs in prompt or output */
+	int32_t *touched;        /* [vocab] ids with `seen` set */
 	int32_t n_touched;
 	int32_t *tail; /* [n_tail] the last tokens, newest last */
 	int32_t n_tail, tail_cap;
 	int32_t n_new;
 	uint64_t n_pick;
-	SampleScratch own; /* of llmc_sampler_sample */
-	Matcher *matcher;  /* where the text is in its grammar; NULL: none */
-	uint32_t *mask;    /* [(vocab + 31) / 32] what it lets come next ... */
-	bool masked, all;  /* ... once it has been made; everything may come */
+	SampleScratch own; /* used by llmc_sampler_sample */
+	Matcher *matcher;  /* position of the output in the grammar; NULL: none */
+	uint32_t *mask;    /* [(vocab + 31) / 32] tokens that the grammar allows next ... */
+	bool masked, all;  /* ... valid once computed; every token is allowed */
 };
 
 static llmc_status
@@ -49,7 +49,7 @@ check_lists(const llmc_params *p, int32_t vocab, llmc_error *err)
 		TRY(check_id("stop_tokens", p->stop_tokens[i], vocab, err));
 	for (int32_t i = 0; i < p->n_logit_bias; i++) {
 		TRY(check_id("logit_bias", p->logit_bias[i].id, vocab, err));
-		if (!(p->logit_bias[i].value < INFINITY)) /* -INFINITY is fine */
+		if (!(p->logit_bias[i].value < INFINITY)) /* -INFINITY is allowed */
 			return error_set(err, LLMC_E_RANGE, "logit_bias of token %d is no number",
 			                 p->logit_bias[i].id);
 	}
@@ -104,7 +104,7 @@ sample_scratch_release(SampleScratch *s)
 	*s = (SampleScratch){ 0 };
 }
 
-/* Copies of the lists; false: out of memory. */
+/* Copy the lists; false: out of memory. */
 static bool
 copy_lists(llmc_sampler *s, const llmc_params *p)
 {
@@ -153,7 +153,7 @@ sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos, int32_t n_
 	if (s) {
 		s->vocab = vocab;
 		s->p = own;
-		s->p.stop = NULL; /* not ours to keep */
+		s->p.stop = NULL; /* owned by the caller */
 		s->p.bad_words = NULL;
 		s->p.logit_bias = NULL;
 		s->n_eos = n_eos < 16 ? n_eos : 16;
@@ -272,8 +272,9 @@ llmc_sampler_accept(llmc_sampler *s, int32_t id, bool is_prompt)
 	s->tail[s->n_tail++] = id;
 	s->n_new += !is_prompt;
 	if (s->matcher && !is_prompt) {
-		matcher_accept(s->matcher, id, NULL); /* what it does not allow leaves nothing to
-		                                         follow: the next pick says so */
+		/* a token that the grammar forbids leaves no token to follow: the next sample
+		 * returns the error */
+		matcher_accept(s->matcher, id, NULL);
 		s->masked = false;
 	}
 	if (!s->penalties)
@@ -293,7 +294,7 @@ mix(uint64_t x)
 	return x ^ (x >> 31);
 }
 
-/* splitmix64, at the n-th place of the stream that the seed chooses; in [0, 1) */
+/* splitmix64: n-th number of the stream that the seed selects; in [0, 1) */
 static double
 random_at(uint64_t seed, uint64_t n)
 {
@@ -316,7 +317,8 @@ penalise(llmc_sampler *s, float *work)
 	}
 }
 
-/* The last token of a bad word is out when the others have just been said. */
+/* Exclude the last token of a bad word if the output ends with the others; before min_tokens,
+ * exclude the end tokens. */
 static void
 forbid(llmc_sampler *s, float *work)
 {
@@ -359,7 +361,7 @@ make_mask(llmc_sampler *s, llmc_error *err)
 		return LLMC_OK;
 	if (s->n_eos &&
 	    matcher_may_end(
-	        s->matcher)) /* a model may have end tokens that its tokenizer does not know of */
+	        s->matcher)) /* a model may have end tokens that its tokenizer does not have */
 		for (int32_t i = 0; i < s->n_eos; i++)
 			if (s->eos[i] >= 0 && s->eos[i] < s->vocab)
 				s->mask[s->eos[i] >> 5] |= 1u << (s->eos[i] & 31);
@@ -375,13 +377,14 @@ sampler_mask(llmc_sampler *s, const uint32_t **bits, llmc_error *err)
 	if (!s->matcher)
 		return LLMC_OK;
 	if (!s->masked)
-		TRY(make_mask(s, err)); /* what fails is tried again: it fails again, and is told */
+		/* an error is not stored: the next call fails again and returns it */
+		TRY(make_mask(s, err));
 	s->masked = true;
 	*bits = s->all ? NULL : s->mask;
 	return LLMC_OK;
 }
 
-/* All others are out. */
+/* Exclude all tokens whose bit is not set. */
 static void
 forbid_others(const uint32_t *bits, float *work, int32_t vocab)
 {

@@ -1,4 +1,4 @@
-/* The rows of LLMC_SAMPLING_OPTIONS as a table, and range checks by it. */
+/* LLMC_SAMPLING_OPTIONS as a table, and range checks by it. */
 #include <math.h>
 
 #include "runtime/sample/sampler.h"

@@ -1,4 +1,4 @@
-/* What sampling runs over the whole vocabulary, eight at a time. */
+/* Parts of sampling that read the whole vocabulary, eight values at a time. */
 #include <math.h>
 #include <string.h>
 #if defined(__SSE2__)
@@ -11,8 +11,8 @@ typedef float Lanes __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int32_t Mask __attribute__((vector_size(32)));
 
 #if defined(__SSE2__)
-/* The largest of v [n], n a multiple of 8; *nan: whether one is no number, then it means nothing.
- */
+/* Return the largest of v [n], n a multiple of 8. *nan: v holds NaN, and the result is
+ * meaningless. */
 static float
 largest_of(const float *v, int32_t n, bool *nan)
 {
@@ -78,7 +78,7 @@ llmc_status
 sample_largest_of(const float *v, int32_t n, const uint32_t *bits, int32_t *at, llmc_error *err)
 {
 	float most = -INFINITY;
-	int32_t where = -1; /* the first of the word that holds it */
+	int32_t where = -1; /* first index of the 32 values that hold it */
 	bool bad;
 
 	for (int32_t i = 0; i < n; i += 32) {
@@ -114,7 +114,7 @@ exp_lanes(Lanes *v)
 	Mask live = x > -87.0f;
 
 	x = (Lanes)((Mask)x & live);
-	Lanes n = x * 1.44269504f + 12582912.0f; /* the integer ends up in the low bits */
+	Lanes n = x * 1.44269504f + 12582912.0f; /* the integer is in the low bits now */
 	Mask e = (Mask)n;
 	n -= 12582912.0f;
 	x -= n * 0.693359375f;
@@ -177,10 +177,10 @@ sample_logprobs(const float *logits, int32_t vocab, int32_t id, llmc_logprob *to
 	if (sample_largest(logits, vocab, &best, NULL) != LLMC_OK)
 		return NAN;
 	float max = logits[best];
-	/* one token takes all when it is infinite */
+	/* an infinite logit has probability 1 */
 	double base = max == INFINITY ? INFINITY : max + log(sum_exp(logits, vocab, max));
 	n_top = n_top < vocab ? n_top : vocab;
-	float floor = -INFINITY; /* of those in top, once it is full */
+	float floor = -INFINITY; /* smallest value in top, once it is full */
 	for (int32_t i = 0; n_top && i < vocab; i++) {
 		if (n == n_top && !(logits[i] > floor))
 			continue;

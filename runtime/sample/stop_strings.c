@@ -8,8 +8,8 @@
 struct Stop {
 	size_t n;
 	char **word;
-	Strbuf held;  /* not shown yet */
-	size_t shown; /* bytes at the front of held that the last call handed out */
+	Strbuf held;  /* not returned yet */
+	size_t shown; /* bytes at the start of `held` that the last call returned */
 	bool found;
 	int which;
 };
@@ -53,7 +53,7 @@ stop_close(Stop *s)
 	free(s);
 }
 
-/* Bytes at the end of text that are a proper beginning of some stop string. */
+/* Return the length of the longest suffix that is a proper prefix of a stop string. */
 static size_t
 may_become(const Stop *s, const char *text, size_t n)
 {
@@ -73,7 +73,7 @@ llmc_status
 stop_feed(Stop *s, const char *text, size_t n, bool last, const char **safe, size_t *n_safe,
           bool *found, llmc_error *err)
 {
-	/* drop what the last call has handed out */
+	/* drop what the last call returned */
 	if (s->shown) {
 		memmove(s->held.data, s->held.data + s->shown, s->held.len - s->shown);
 		s->held.len -= s->shown;
@@ -97,7 +97,7 @@ stop_feed(Stop *s, const char *text, size_t n, bool last, const char **safe, siz
 	if (first) {
 		s->found = true;
 		*n_safe = (size_t)(first - s->held.data);
-		s->shown = s->held.len; /* the rest is never shown */
+		s->shown = s->held.len; /* the rest is never returned */
 	} else if (s->found) {
 		*n_safe = 0;
 	} else {

@@ -1,8 +1,7 @@
-/* The watermark of Kirchenbauer et al. (arXiv 2301.10226) as TGI and transformers apply it: the
- * last token seeds a generator, which shuffles the vocabulary; the first half of it is favoured. A
- * detector that knows the rule must see the same half, so the generator and the shuffle are torch's
- * on the CPU: the 32-bit Mersenne twister (Matsumoto and Nishimura 1998) and its Fisher-Yates
- * order. */
+/* Watermark of Kirchenbauer et al. (arXiv 2301.10226), as in TGI and transformers: the last token
+ * seeds a generator that shuffles the vocabulary, and the first half is favoured. A detector must
+ * get the same half, so generator and shuffle are those of torch on the CPU: the 32-bit Mersenne
+ * twister (Matsumoto and Nishimura 1998) and the Fisher-Yates shuffle. */
 #include "runtime/sample/sampler.h"
 
 enum { N = 624, M = 397 };
@@ -47,7 +46,7 @@ sample_watermark(float *v, int32_t n, int32_t last, float gain, int32_t *order)
 	twister_seed(&t, (uint32_t)((uint64_t)HASH_KEY * (uint32_t)last));
 	for (int32_t i = 0; i < n; i++)
 		order[i] = i;
-	/* only the first half of the shuffle is looked at */
+	/* only the first half of the shuffle is used */
 	for (int32_t i = 0; i < n / 2; i++) {
 		int32_t z = i + (int32_t)(twister_next(&t) % (uint32_t)(n - i)), id = order[z];
 		order[z] = order[i];

@@ -1,5 +1,5 @@
-/* Checkpoints: opening by path, finding tensors, and the sentences for a file that does not fit the
- * plan. Readers in formats/ have checked that every tensor's data lies within its file. */
+/* Checkpoints: opening by path, finding tensors, and messages for a file that does not fit the
+ * plan. Readers in formats/ have checked that the data of every tensor lies within its file. */
 #include "runtime/weights/checkpoint.h"
 
 #include <errno.h>
@@ -21,7 +21,7 @@
 
 struct Checkpoint {
 	char *path;
-	Gguf *gguf; /* one of the two */
+	Gguf *gguf; /* either gguf or st is set */
 	Safetensors *st;
 };
 
@@ -38,7 +38,7 @@ starts_with_gguf(const char *path)
 	return n == 4 && !memcmp(magic, "GGUF", 4);
 }
 
-/* Is it a part of a split GGUF, other than the first? */
+/* Is it a part of a split GGUF other than the first? */
 static bool
 later_part(const char *name, size_t len)
 {
@@ -48,8 +48,8 @@ later_part(const char *name, size_t len)
 	       strncmp(s + 1, "00001", 5) != 0;
 }
 
-/* The only *.gguf of a folder that holds no safetensors, or the first part of the only split one;
- * false: none or several. */
+/* Find the only *.gguf of a folder without safetensors, or the first part of the only split one.
+ * False: none or several. */
 static bool
 folder_gguf(const char *dir, Strbuf *out)
 {
@@ -89,8 +89,7 @@ checkpoint_open(const char *path, Checkpoint **out, llmc_error *err)
 	if (file_is_dir(path)) {
 		if (folder_gguf(path, &file)) {
 			TRY_GOTO(gguf_open(strbuf_str(&file), &c->gguf, err));
-			free(c->path); /* the file, not the folder, is what errors and the cache's
-			                  key name */
+			free(c->path); /* errors and the cache key name the file, not the folder */
 			if (!(c->path = strdup(strbuf_str(&file)))) {
 				status = error_set(err, LLMC_E_MEMORY, "%s: out of memory", path);
 				goto fail;
@@ -102,9 +101,8 @@ checkpoint_open(const char *path, Checkpoint **out, llmc_error *err)
 		TRY_GOTO(gguf_open(path, &c->gguf, err));
 	} else {
 		size_t n = strlen(path);
-		if (n > 5 &&
-		    !strcmp(path + n - 5,
-		            ".gguf")) /* the reader's sentence says what is wrong with it */
+		if (n > 5 && !strcmp(path + n - 5,
+		                     ".gguf")) /* the GGUF reader reports what is wrong with it */
 			TRY_GOTO(gguf_open(path, &c->gguf, err));
 		else
 			TRY_GOTO(safetensors_open(path, &c->st, err));
@@ -164,7 +162,7 @@ checkpoint_find(const Checkpoint *c, const char *name, CheckpointTensor *out)
 	return true;
 }
 
-/* Edit distance, given up (as `limit`) once it cannot be below limit. */
+/* Return the edit distance, or `limit` as soon as it cannot be below limit. */
 static size_t
 distance(const char *a, const char *b, size_t limit)
 {
@@ -223,8 +221,8 @@ shape_text(const CheckpointTensor *t, char *buf, size_t cap)
 		                        (long long)t->dim[i]);
 }
 
-/* Does the file's shape, leading dimensions flattened, agree with [rows, cols]? A vector (cols 0)
- * may have any shape. */
+/* Does the file's shape, with leading dimensions flattened, agree with [rows, cols]? A vector (cols
+ * 0) may have any shape. */
 static bool
 shape_fits(const CheckpointTensor *t, int64_t rows, int64_t cols)
 {
@@ -238,7 +236,8 @@ shape_fits(const CheckpointTensor *t, int64_t rows, int64_t cols)
 	return cols <= 1 || (t->n_dims > 0 && t->dim[t->n_dims - 1] == cols);
 }
 
-/* Types of fp32 numbers are made of them here, others only where the file has them. */
+/* Can fp32 numbers be quantised to this type at load time? Other types are used only if the file
+ * has them. */
 static bool
 has_quantiser(Dtype d)
 {
@@ -248,7 +247,8 @@ has_quantiser(Dtype d)
 	return quant_row(d, zero, block, dtype_info(d)->block_elems);
 }
 
-/* The order that the source's rows lie in: each number a row of it */
+/* Find the row order of the source (a row permutation stored as F32) and check that each entry is a
+ * row index. */
 static llmc_status
 rows_in(const Checkpoint *c, const PlanSource *s, CheckpointTensor *out, llmc_error *err)
 {
@@ -289,7 +289,7 @@ checkpoint_source(const Checkpoint *c, const PlanTensor *t, const PlanSource *s,
 		                 "%s: tensor \"%s\" is stored as %s, which llmc does not read",
 		                 out->file, s->name,
 		                 out->dtype_name ? out->dtype_name : "an unknown type");
-	/* with an adapter a row is made as fp32 first */
+	/* with an adapter the row is first computed in fp32 */
 	const bool adapted = s->lora && t->cols && dtype_is_float(t->dtype);
 	if (out->made && (!t->cols || (s->stored && !adapted && !s->transpose) || s->unit_rows))
 		return error_set(err, LLMC_E_INPUT,
@@ -300,7 +300,7 @@ checkpoint_source(const Checkpoint *c, const PlanTensor *t, const PlanSource *s,
 		out->dtype = plan_source_dtype(t, s);
 	else if (out->made && (out->made->order || out->made->factor || out->made->indexed) &&
 	         !s->arranged && t->dtype == DT_F32)
-		out->dtype = DT_F32; /* made by scheme_row_f32 */
+		out->dtype = DT_F32; /* computed by scheme_row_f32 */
 	else if ((out->made && (out->made->order || out->made->factor)) != s->arranged &&
 	         !(s->arranged && out->made && out->made->indexed))
 		return error_set(
@@ -314,8 +314,8 @@ checkpoint_source(const Checkpoint *c, const PlanTensor *t, const PlanSource *s,
 		return error_set(err, LLMC_E_INPUT,
 		                 "%s: tensor \"%s\" holds integers (%s), weights are expected",
 		                 out->file, s->name, dtype_text(out->dtype));
-	/* a vector is expanded to fp32 whatever it is stored as; a matrix keeps its width, unless
-	 * the plan has f32, f16 or bf16 made into another */
+	/* a vector is expanded to fp32 from any type; a matrix keeps its type, unless the plan
+	 * converts f32, f16 or bf16 to another one */
 	const bool converts = t->cols && !out->made && dtype_is_float(out->dtype);
 	if (out->dtype != plan_source_dtype(t, s) && !converts &&
 	    (t->cols || strcmp(t->layout, "f32")))
@@ -407,8 +407,8 @@ checkpoint_identity(const Checkpoint *c, Sha256 *sum, llmc_error *err)
 	}
 	for (size_t i = 0; i < safetensors_n(c->st); i++) {
 		const StTensor *t = safetensors_at(c->st, i);
-		/* tensors of one shard mostly follow each other; a shard named again changes
-		 * nothing but the sum */
+		/* tensors of a shard are mostly adjacent; adding a shard twice only changes the
+		 * sum */
 		if (last && !strcmp(last, t->file))
 			continue;
 		TRY(add_file(sum, t->file, err));
@@ -443,14 +443,13 @@ checkpoint_content(const Checkpoint *c)
 void
 checkpoint_forget(const CheckpointTensor *t)
 {
-	if (t->made ||
-	    t->copied) /* rows of one word may belong to several groups of them: its parts stay */
+	if (t->made || t->copied) /* packed words may hold rows of several groups: keep the pages */
 		return;
 	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
 	uintptr_t from = ((uintptr_t)t->data + page - 1) & ~(page - 1);
 	uintptr_t to = ((uintptr_t)t->data + (uintptr_t)t->bytes) & ~(page - 1);
 
-	/* whole pages of this tensor only; a failure leaves them resident, which is harmless */
+	/* only whole pages of this tensor; on failure they stay resident, which is harmless */
 	if (to > from)
 		(void)madvise((void *)from, to - from, MADV_DONTNEED);
 }

@@ -1,6 +1,6 @@
-/* Low-rank adapters in slots: which slot holds which, who holds it, and what its elements are. A
- * slot is written while nobody runs with it: it is taken for that under the lock, and offered to
- * sequences when it is whole. */
+/* LoRA adapters in slots: the adapter of each slot, its reference count, and its elements. A slot
+ * is written while no sequence uses it: it is reserved under the lock, and becomes visible to
+ * sequences once it is complete. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,19 +13,20 @@
 #include "runtime/state/session_state.h"
 
 typedef struct AdapterSlot {
-	int32_t number; /* of its adapter; 0: free; below 0: being written */
+	int32_t number; /* adapter id; 0: free; below 0: being written */
 	int32_t holders;
-	bool dropped; /* free when nobody holds it */
+	bool dropped; /* unloaded: becomes free when `holders` is 0 */
 	uint64_t key;
-	Peft *peft; /* where ranks are processes: what the others are told when they first need it,
-	               and `told` */
+	/* if ranks are processes: kept until the other ranks have received the slot; `told`: they
+	 * have */
+	Peft *peft;
 	bool told;
 } AdapterSlot;
 
 typedef struct Adapters {
 	pthread_mutex_t lock;
 	int n;
-	int32_t last; /* number given last */
+	int32_t last; /* last assigned id */
 	AdapterSlot slot[];
 } Adapters;
 
@@ -71,8 +72,9 @@ adapters_close(Runtime *rt)
 
 /* ---- elements ---- */
 
-/* An adapter's factors for a matrix: its row for row i that is taken stands at first + i / block *
- * stride + i % block of the left one; right [rank, cols] */
+/* An adapter's factors for a matrix. Row i of the source is row first + i / block * stride + i %
+ * block of the left factor (block and stride: lora_block, lora_stride). The right factor is [rank,
+ * cols]. */
 typedef struct DeltaSlice {
 	const PeftDelta *d;
 	const float *right;
@@ -91,7 +93,7 @@ fits_rank(const PlanTensor *t, const char *module, const PeftDelta *d, llmc_erro
 	    (long long)d->rank);
 }
 
-/* Those of a source, which are within the adapter's; d NULL: it has none */
+/* Find the factors for a source and check its rows; d NULL: the adapter has none. */
 static llmc_status
 find_delta(Peft *peft, const PlanTensor *t, const PlanSource *s, DeltaSlice *out, llmc_error *err)
 {
@@ -112,8 +114,7 @@ find_delta(Peft *peft, const PlanTensor *t, const PlanSource *s, DeltaSlice *out
 	return fits_rank(t, s->lora, out->d, err);
 }
 
-/* The same of expert e of all, where the adapter has those of all in one factor; d NULL: it has not
- */
+/* Find the factors for expert e if the adapter has one factor for all experts; else d is NULL. */
 static llmc_status
 find_stacked(Peft *peft, const PlanTensor *t, const PlanSource *s, int e, DeltaSlice *out,
              llmc_error *err)
@@ -135,7 +136,7 @@ find_stacked(Peft *peft, const PlanTensor *t, const PlanSource *s, int e, DeltaS
 	return fits_rank(t, name, out->d, err);
 }
 
-/* The same of a module of its own */
+/* Find the factors for expert e if the adapter has a module per expert; else d is NULL. */
 static llmc_status
 find_expert(Peft *peft, const PlanTensor *t, const PlanSource *s, int e, DeltaSlice *out,
             llmc_error *err)
@@ -152,7 +153,8 @@ find_expert(Peft *peft, const PlanTensor *t, const PlanSource *s, int e, DeltaSl
 	return find_delta(peft, t, &own, out, err);
 }
 
-/* Of expert e of the tensor, or of its matrix, which is none */
+/* Find the factors for expert e of the tensor, or for the whole matrix if the tensor has no
+ * experts. */
 static llmc_status
 find_source(Peft *peft, const PlanTensor *t, const PlanSource *s, int e, DeltaSlice *out,
             llmc_error *err)
@@ -163,8 +165,8 @@ find_source(Peft *peft, const PlanTensor *t, const PlanSource *s, int e, DeltaSl
 	return out->d ? LLMC_OK : find_expert(peft, t, s, t->first_expert + e, out, err);
 }
 
-/* [rank, cols], or [rank, rows]: where the adapter has a lower rank, or nothing, the rest is zero
- */
+/* Write [rank, cols] of factor A or [rank, rows] of factor B, padded with zeros up to the slot's
+ * rank. */
 static void
 fill(const PlanTensor *t, const PlanSource *s, const DeltaSlice *f, float *to)
 {
@@ -182,15 +184,15 @@ fill(const PlanTensor *t, const PlanSource *s, const DeltaSlice *f, float *to)
 	}
 }
 
-/* Elements of a slot: [experts][sources][rank][...] */
+/* Number of elements of a slot: [experts][sources][rank][...] */
 static int64_t
 slot_elems(const PlanTensor *t)
 {
 	return t->rows / t->slots;
 }
 
-/* A slot of a tensor into `to`, or with NULL a look whether the adapter fits. *any becomes true
- * where it changes something; NULL: nobody asks */
+/* Write a tensor's slot to `to`; if `to` is NULL, only check that the adapter fits. *any becomes
+ * true if the adapter changes the tensor; may be NULL. */
 static llmc_status
 make_slot(const PlanTensor *t, Peft *peft, float *to, bool *any, llmc_error *err)
 {
@@ -209,7 +211,7 @@ make_slot(const PlanTensor *t, Peft *peft, float *to, bool *any, llmc_error *err
 	return LLMC_OK;
 }
 
-/* Does the adapter fit the plan of a rank? *most: elements of the largest slot */
+/* Check that the adapter fits the plan of a rank. *most: elements of the largest slot */
 static llmc_status
 fits(const Plan *p, Peft *peft, bool *any, int64_t *most, llmc_error *err)
 {
@@ -222,7 +224,7 @@ fits(const Plan *p, Peft *peft, bool *any, int64_t *most, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Into the slot of a rank; room: elements of its largest one */
+/* Write the adapter to the slot of a rank; room: buffer for the largest slot. */
 static llmc_status
 write_rank(Runtime *rt, Peft *peft, int slot, float *room, llmc_error *err)
 {
@@ -237,7 +239,7 @@ write_rank(Runtime *rt, Peft *peft, int slot, float *room, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* On all ranks of this process; it fits those of others as well */
+/* Check that the adapter fits all ranks, and write it to the slots of this process's ranks. */
 static llmc_status
 write_slot(Runtime *rt, Peft *peft, const char *folder, int slot, llmc_error *err)
 {
@@ -268,10 +270,11 @@ write_slot(Runtime *rt, Peft *peft, const char *folder, int slot, llmc_error *er
 	return status;
 }
 
-/* ---- ranks that are processes: rank 0 has read the adapter, and says what the others' slots hold before their first step with it ---- */
+/* ---- ranks as processes: rank 0 reads the adapter and sends the slots to the others before their
+ * first step with it ---- */
 
-/* In front of the bytes of a tensor's slot: whose it is. rank below 0: that was all. sum: of the
- * factors of the rank's plan */
+/* Message header, followed by the bytes of a tensor's slot. rank below 0: end of the messages. sum:
+ * checksum of the adapter factors in the rank's plan */
 typedef struct SlotRecord {
 	int32_t rank, tensor;
 	int64_t bytes;
@@ -326,14 +329,15 @@ adapters_send(Runtime *rt, int slot, Comm *comm)
 {
 	AdapterSlot *s =
 	    &rt->adapters
-	         ->slot[slot]; /* the caller's sequence holds it: nobody else writes to it */
+	         /* the caller's sequence holds a reference: no other thread writes to it */
+	         ->slot[slot];
 	bool ok = true;
 
 	for (int r = 1; r < rt->n_all && ok; r++)
 		ok = tell_rank(rt->all[r], r, s->peft, comm);
 	s->told = ok && comm_send(comm, &(SlotRecord){ .rank = -1 }, sizeof(SlotRecord));
 	if (!s->told)
-		comm_end(comm); /* the others wait for the rest */
+		comm_end(comm); /* the other ranks would wait forever */
 }
 
 llmc_status
@@ -366,7 +370,7 @@ adapters_receive(Runtime *rt, int slot, Comm *comm, llmc_error *err)
 	return status;
 }
 
-/* What decides about an adapter's values, wherever it lies */
+/* Hash the files and the scale of an adapter, independent of its folder. */
 static llmc_status
 files_key(const char *folder, double scale, uint64_t *key, llmc_error *err)
 {
@@ -524,7 +528,7 @@ runtime_adapter_unref(Runtime *rt, int32_t adapter)
 	pthread_mutex_unlock(&a->lock);
 }
 
-/* Slot and key of an adapter */
+/* Return the slot of an adapter, -1 if none, and its key. */
 static int
 look_up(const Runtime *rt, int32_t adapter, uint64_t *key)
 {

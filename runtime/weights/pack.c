@@ -1,5 +1,6 @@
-/* One tensor from its pieces in the checkpoint into its layout, group by group, all threads at
- * once. plan_check has proved that pieces lie within their sources and fill the tensor. */
+/* Packing of one tensor: rows from its sources in the checkpoint are written in the target layout,
+ * group by group, on all threads. plan_check has verified that the row ranges lie within their
+ * sources and fill the tensor. */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -12,28 +13,28 @@
 
 typedef struct PackJob {
 	const PlanTensor *t;
-	const CheckpointTensor *src; /* NULL: noise */
+	const CheckpointTensor *src; /* NULL: random weights */
 	const Layout *layout;
-	char *dst;                                  /* of group `first` */
-	int64_t row_bytes, group_bytes, first, end; /* groups to be packed now */
+	char *dst;                                  /* output of group `first` */
+	int64_t row_bytes, group_bytes, first, end; /* groups to pack in this call */
 	atomic_llong next;
 	char *scratch;
 	size_t scratch_bytes;
 	const char *noise;
 	int64_t noise_blocks;
-	atomic_int broken; /* source with a scale that is no number, + 1; 0: none */
+	atomic_int broken; /* index of a source with a NaN or infinite scale, + 1; 0: none */
 } PackJob;
 
 enum { NOISE_ELEMS = 1 << 16, GROUPS_AT_ONCE = 16 };
 
-/* Where a thread makes rows, and what it has at hand: the columns of one block, expanded, of a
- * matrix that is to be transposed. */
+/* Scratch memory of a thread for rows, and a cache: the columns of one block, expanded, of a matrix
+ * that is transposed. */
 typedef struct PackScratch {
 	float *row;    /* one row in fp32 */
-	char *file;    /* one row of the file, of which columns are taken, as the tensor's type */
-	float *turned; /* [block_elems][cols] */
-	float *across; /* a row of the file of which these are columns, made by a scheme */
-	int source;    /* whose block that is; -1: none yet */
+	char *file;    /* one stored row in the tensor's type, of which columns are taken */
+	float *turned; /* [block_elems][cols] transposed block */
+	float *across; /* one dequantised row of the file, whose elements become columns */
+	int source;    /* source of the block in `turned`; -1: none yet */
 	int64_t matrix, block;
 } PackScratch;
 
@@ -55,7 +56,7 @@ pack_in_place(const PlanTensor *t, const CheckpointTensor *src, const void **dat
 	return true;
 }
 
-/* Columns of the rows that the tensor's are taken from */
+/* Number of columns of the stored rows */
 static int64_t
 file_cols(const PlanTensor *t)
 {
@@ -68,7 +69,7 @@ up_64(size_t n)
 	return (n + 63) & ~(size_t)63;
 }
 
-/* Elements of the file's rows whose columns become rows; 0: none do */
+/* Longest stored row among sources that are transposed; 0: none */
 static int64_t
 widest_across(const PlanTensor *t)
 {
@@ -91,8 +92,8 @@ pack_scratch_bytes(const PlanTensor *t)
 		if (t->src[k].transpose && elems > turned)
 			turned = elems;
 	}
-	/* a group of rows as stored, a row of the file as fp32 and as stored, a row across and a
-	 * block's columns */
+	/* a group of rows in the tensor's type; a stored row in fp32, and one in the tensor's type;
+	 * a row of a transposed source; the columns of a block */
 	return t->cols
 	           ? up_64((size_t)(group * row)) + up_64((size_t)file_cols(t) * 4) +
 	                 up_64((size_t)dtype_row_bytes(t->dtype, file_cols(t))) +
@@ -109,7 +110,7 @@ mix(uint64_t x)
 	return x ^ (x >> 31);
 }
 
-/* Between -1 and 1, of about unit shape: the sum of three uniform numbers */
+/* Pseudo-random number in [-1, 1]: the sum of three uniform ones */
 static float
 noise_at(uint64_t i)
 {
@@ -120,8 +121,8 @@ noise_at(uint64_t i)
 	return (a + b + c) * (2.0f / 3 / 1048575.0f) - 1;
 }
 
-/* Noise goes by the name in the checkpoint and the row there, so that a plan that fuses tensors
- * sees the same weights as one that does not. */
+/* Random weights depend on the source's name and row, so that a plan that fuses tensors has the
+ * same weights as one that does not. */
 static uint64_t
 name_hash(const char *name)
 {
@@ -166,9 +167,8 @@ unit_row(Dtype d, char *row, int64_t cols, float *tmp)
 	quant_row(d, tmp, row, cols);
 }
 
-/* Row `row` of the transposed view of source k, which holds other elements than the tensor:
- * room->row. Rows of one block follow each other, so the file's blocks are expanded once for all of
- * them. */
+/* Compute row `row` of the transposed source k into room->row, in fp32. Rows of one block are
+ * processed in sequence, so each block of the file is expanded once. */
 static void
 turned_row(PackJob *j, int k, int64_t row, PackScratch *room)
 {
@@ -208,8 +208,8 @@ turned_row(PackJob *j, int k, int64_t row, PackScratch *room)
 	       (size_t)cols * sizeof(float));
 }
 
-/* Columns of a row of the file that becomes the tensor's type whole: by a scheme, or where what
- * shares a scale is cut. */
+/* Take columns of a stored row that has to be converted as a whole: it is quantised in a checkpoint
+ * format, or the cut divides columns that share a scale. */
 static bool
 cut_row(PackJob *j, int k, int64_t row, char *tmp, PackScratch *room)
 {
@@ -235,7 +235,7 @@ cut_row(PackJob *j, int k, int64_t row, char *tmp, PackScratch *room)
 	return good;
 }
 
-/* Row i of source k, which an adapter changes: the sum in fp32, rounded once. */
+/* Add the adapter to row i of source k: summed in fp32, rounded once. */
 static void
 adapted_row(PackJob *j, int k, int64_t i, int64_t row, char *tmp, PackScratch *room)
 {
@@ -262,8 +262,8 @@ adapted_row(PackJob *j, int k, int64_t i, int64_t row, char *tmp, PackScratch *r
 		unit_row(t->dtype, tmp, t->cols, room->row);
 }
 
-/* Row i of the tensor as the tensor's type: where it lies in the file when it is whole there, else
- * made in tmp. */
+/* Return row i in the tensor's type: a pointer into the file if it can be used as stored, else a
+ * copy in tmp. */
 static const char *
 file_row(PackJob *j, int64_t i, char *tmp, PackScratch *room)
 {
@@ -307,7 +307,7 @@ file_row(PackJob *j, int64_t i, char *tmp, PackScratch *room)
 		           (s->col_total && dtype_row_factor(t->dtype))) {
 			cut_row(j, k, row, tmp, room);
 			return tmp;
-		} else { /* a column of a number each, unless the row is whole */
+		} else { /* one number per column, unless the whole row is taken */
 			data += row * dtype_row_bytes(j->src[k].dtype, wide) +
 			        dtype_row_bytes(j->src[k].dtype, s->col_first);
 			dequant_row(j->src[k].dtype, data, room->row, t->cols);
@@ -319,7 +319,7 @@ file_row(PackJob *j, int64_t i, char *tmp, PackScratch *room)
 			       dtype_row_bytes(t->dtype, s->col_first);
 		memcpy(tmp, data + row * j->row_bytes, (size_t)j->row_bytes);
 	} else {
-		/* column row % r of matrix row / r, which is [wide, r] */
+		/* column row % r of matrix row / r, whose shape is [wide, r] */
 		int64_t size = dtype_info(t->dtype)->block_bytes, r = s->transpose;
 		data += ((row / r * wide + s->col_first) * r + row % r) * size;
 		for (int64_t c = 0; c < t->cols; c++)
@@ -360,7 +360,7 @@ pack_groups(void *user, int part, int n_parts)
 					at = row;
 				whole = whole && row == at + r * j->row_bytes;
 			}
-			if (!whole) { /* rows from several places */
+			if (!whole) { /* the rows are not contiguous */
 				for (int64_t r = 0; r < n; r++) {
 					char *to = tmp + r * j->row_bytes;
 					const char *row = file_row(j, first + r, to, &room);
@@ -377,7 +377,8 @@ pack_groups(void *user, int part, int n_parts)
 	}
 }
 
-/* Biases, norms: elements instead of rows. Small, so one thread expands each source whole. */
+/* Pack biases and norms, which have elements instead of rows. They are small, so one thread expands
+ * each source as a whole. */
 static llmc_status
 pack_vector(const PlanTensor *t, const CheckpointTensor *src, void *dst, llmc_error *err)
 {
@@ -396,7 +397,8 @@ pack_vector(const PlanTensor *t, const CheckpointTensor *src, void *dst, llmc_er
 		file = grown;
 		if (src)
 			dequant_row(src[k].dtype, src[k].data, file, n);
-		for (int64_t i = 0; !src && i < n; i++) /* norms are about 1, biases about 0 */
+		/* random norms are about 1, biases about 0 */
+		for (int64_t i = 0; !src && i < n; i++)
 			file[i] = (norm ? 1.0f : 0.0f) +
 			          0.02f * noise_at(mix(name_hash(s->name)) + (uint64_t)i);
 		for (int64_t i = 0; i < s->n_block * s->block; i++, at += width) {
@@ -419,8 +421,8 @@ fail:
 	return error_set(err, LLMC_E_MEMORY, "out of memory for tensor %s", t->id);
 }
 
-/* Noise for random_row: whole blocks, few for narrow tensors; a number that stacking rows does not
- * change */
+/* Make random blocks for random_row. Their number depends on the columns only, so that stacking
+ * rows does not change the weights. */
 static char *
 make_noise(const PlanTensor *t, int64_t *n_blocks)
 {
@@ -454,7 +456,7 @@ pack_pieces(const PlanTensor *t, const CheckpointTensor *src, const PackBuffers 
 	void *dst;
 	llmc_status status = LLMC_OK;
 
-	if (t->factor) { /* slots without adapters */
+	if (t->factor) { /* adapter slots start as zeros */
 		const int64_t all = plan_tensor_bytes(t),
 		              most_bytes = (int64_t)(room->cap & ~(size_t)255);
 		for (int64_t at = 0, n; at < all && status == LLMC_OK; at += n) {

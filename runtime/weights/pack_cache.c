@@ -1,10 +1,10 @@
-/* Packed weights in the cache: $LLMC_CACHE/weights/<key>/packed. Written under another name,
- * synced, renamed; a file is trusted only when it is ours, has the size its header says, and the
- * checksums of header and data hold.
+/* Cache of packed weights: $LLMC_CACHE/weights/<key>/packed. It is written under a temporary name,
+ * synced and renamed. A file is used only if no other user can write to it, its size matches its
+ * header, and the checksums of header and data match.
  *
- * It is read, not mapped: what happens to the file afterwards (cut off, written over, its disk
- * gone) cannot reach a model that runs. The price is memory of each process's own instead of pages
- * that processes share; the checksum comes with the reading. */
+ * It is read, not mapped: later changes to the file (truncation, overwriting, loss of the disk)
+ * cannot affect a running model. The price is private memory per process instead of shared pages.
+ * The checksum costs little, since all bytes are read anyway. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -22,7 +22,7 @@
 typedef struct Header {
 	char magic[16];
 	char key[64];
-	uint64_t bytes; /* of data, which begins at DATA_AT */
+	uint64_t bytes; /* bytes of the data, which starts at DATA_AT */
 	uint64_t data_sum;
 	char sum[64]; /* sha256 of the fields above */
 } Header;
@@ -42,7 +42,8 @@ add_num(Sha256 *s, int64_t v)
 	sha256_add(s, &v, sizeof v);
 }
 
-/* What the layout does, tried on a pattern: a changed layout thus changes the key by itself. */
+/* Add the output of the layout for a test pattern to the key, so that a changed layout changes the
+ * key. */
 static llmc_status
 add_layout(Sha256 *s, const PlanTensor *t, llmc_error *err)
 {
@@ -60,7 +61,7 @@ add_layout(Sha256 *s, const PlanTensor *t, llmc_error *err)
 	}
 	for (int64_t i = 0; i < row * l->group; i++)
 		src[i] = (unsigned char)(i * 2654435761u >> 13 &
-		                         0x3f); /* small: no NaN among the scales */
+		                         0x3f); /* small values: no scale is NaN */
 	l->pack(t->dtype, cols, src, dst);
 	sha256_add(s, dst, (size_t)bytes);
 	free(src);
@@ -142,14 +143,14 @@ cache_path(const char *hex, Strbuf *dir, Strbuf *path, llmc_error *err)
 	                                   : LLMC_OK;
 }
 
-/* Data summed slice by slice, and read when it comes from a file: the slices are dealt out to
- * threads, and their sums add up in any order. */
+/* Checksum of the data, which is read first if it comes from a file. The threads share the slices;
+ * sums of slices are added in any order. */
 typedef struct Sum {
-	int fd; /* -1: the data is there already */
+	int fd; /* -1: the data is in memory already */
 	char *data;
 	int64_t bytes;
 	atomic_ullong sum;
-	atomic_bool cut; /* the file has ended early, or cannot be read */
+	atomic_bool cut; /* the file is truncated or unreadable */
 } Sum;
 
 static bool
@@ -200,8 +201,8 @@ pack_cache_read(const char *hex, int64_t bytes, Threads *threads, void *data, bo
 	*found = false;
 	status = LLMC_OK;
 	if (cache_path(hex, &dir, &path, NULL) != LLMC_OK || !file_exists(strbuf_str(&path)))
-		goto fail; /* not a failure: nothing there yet, or nowhere to be; writing will tell
-		            */
+		/* not an error: no file yet, or no cache folder, which the write will report */
+		goto fail;
 	TRY_GOTO(file_check_trusted(strbuf_str(&path), err));
 	s.fd = open(strbuf_str(&path), O_RDONLY | O_CLOEXEC);
 	if (s.fd < 0) {

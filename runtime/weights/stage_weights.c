@@ -1,4 +1,4 @@
-/* Packing for memory elsewhere: tensor by tensor, in pieces that fit a buffer of the taker. */
+/* Packing for memory of a device: tensor by tensor, in chunks that fit the receiver's buffer. */
 #include <stdlib.h>
 
 #include "runtime/weights/weights_internal.h"

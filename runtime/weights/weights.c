@@ -1,6 +1,6 @@
-/* Loading: every tensor of the plan found and checked before the first byte is packed; then each is
- * packed once and its file pages given back, so that both copies are held for one tensor at a time.
- * Tensors kept as they are stay mapped. */
+/* Loading weights: every tensor of the plan is found and checked before any byte is packed. Then
+ * each is packed once and its file pages are released, so that two copies exist for one tensor at a
+ * time. Tensors that are used as stored stay mapped. */
 #include "runtime/weights/weights_internal.h"
 
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 
 enum { HUGE_FROM = 32 << 20 };
 
-/* What an adapter adds to a source. The rows that are asked for are within it. */
+/* Find the adapter's delta for a source and check that the source's rows lie within it. */
 static llmc_status
 find_delta(Peft *peft, const PlanTensor *t, const PlanSource *s, const PeftDelta **out,
            llmc_error *err)
@@ -42,7 +42,7 @@ find_delta(Peft *peft, const PlanTensor *t, const PlanSource *s, const PeftDelta
 	return LLMC_OK;
 }
 
-/* All sources of all tensors, in order; *first[i] is tensor i's. */
+/* Find the sources of all tensors, in order of tensors. */
 static llmc_status
 find_sources(const Plan *p, const Checkpoint *c, Peft *peft, CheckpointTensor **out,
              llmc_error *err)
@@ -57,7 +57,7 @@ find_sources(const Plan *p, const Checkpoint *c, Peft *peft, CheckpointTensor **
 	for (int i = 0; i < p->n_tensor; i++)
 		for (int k = 0; k < p->tensor[i].n_src; k++, src++) {
 			if (p->tensor[i].factor)
-				continue; /* of adapters that come later */
+				continue; /* adapter slots are filled later */
 			TRY(checkpoint_source(c, &p->tensor[i], &p->tensor[i].src[k], src, err));
 			TRY(find_delta(peft, &p->tensor[i], &p->tensor[i].src[k], &src->delta,
 			               err));
@@ -70,8 +70,7 @@ find_sources(const Plan *p, const Checkpoint *c, Peft *peft, CheckpointTensor **
 	return LLMC_OK;
 }
 
-/* Matrices that are not in the file as they are in memory, and so are quantised while they are
- * read. */
+/* Return the number of matrices that are quantised while they are read. */
 static int
 converted(const Plan *p, const CheckpointTensor *src)
 {
@@ -83,7 +82,7 @@ converted(const Plan *p, const CheckpointTensor *src)
 	return n;
 }
 
-/* Which tensors are packed, and where. src NULL: all of them */
+/* Choose which tensors are packed, and their offsets. src NULL: all of them */
 static llmc_status
 lay_out(const Plan *p, const CheckpointTensor *src, PackMap *map, Weights *w, llmc_error *err)
 {
@@ -120,8 +119,7 @@ take_region(const PackMap *map, Weights *w, llmc_error *err)
 		                 "out of memory: the packed weights need %lld MB",
 		                 (long long)(map->bytes >> 20));
 	}
-	if (map->bytes >
-	    HUGE_FROM) /* fewer faults while packing; what is rounded up is below 2 MB */
+	if (map->bytes > HUGE_FROM) /* fewer page faults while packing; wastes less than 2 MB */
 		(void)madvise(w->region, w->region_bytes, MADV_HUGEPAGE);
 	return LLMC_OK;
 }
@@ -157,8 +155,8 @@ pack_all(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, co
 	return status;
 }
 
-/* Packed before? Then read that. Otherwise pack, and keep the result for the next time. A cache
- * that cannot be used costs a warning, never the load. */
+/* Read the packed weights from the cache if they are there; else pack them and write the cache. A
+ * cache failure is a warning, never an error. */
 static llmc_status
 load_packed(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, const PackMap *map,
             Weights *w, llmc_error *err)
@@ -167,7 +165,7 @@ load_packed(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src,
 	llmc_error why = { 0 };
 	int n_quant = converted(p, src);
 	bool cache = (o->cache_packed || (n_quant && o->cache_made)) && src && map->bytes &&
-	             !w->peft; /* its files are no part of the key */
+	             !w->peft; /* the key does not cover the adapter's files */
 
 	TRY(take_region(map, w, err));
 	if (cache && pack_cache_key(p, map, w->checkpoint, key, &why) != LLMC_OK)

@@ -1,4 +1,4 @@
-/* Inside of weights, for weights.c and stage_weights.c. */
+/* Internals of weights, for weights.c and stage_weights.c. */
 #ifndef LLMC_RUNTIME_WEIGHTS_WEIGHTS_INTERNAL_H
 #define LLMC_RUNTIME_WEIGHTS_WEIGHTS_INTERNAL_H
 
@@ -10,7 +10,7 @@ struct Weights {
 	Checkpoint *checkpoint;
 	Peft *peft; /* NULL: no adapter */
 	CheckpointTensor
-	    *src;          /* of all sources of all tensors, until they are packed; NULL: noise */
+	    *src; /* all sources of all tensors, until they are packed; NULL: random weights */
 	const void **data; /* [n_tensor] */
 	void *region;      /* packed tensors */
 	size_t region_bytes;
