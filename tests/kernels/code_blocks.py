@@ -1,8 +1,9 @@
-"""Blocks of types that are codes (CODE_DTYPES of formats/dtype.h): any bytes but for the f16 scales, which stay ordinary."""
+"""Random blocks of CODE_DTYPES (formats/dtype.h), with ordinary f16 scales."""
 
 import numpy as np
 
-# name: elements, bytes, bits of what kernels make of a code, where scales are (iq1_m: in the top nibbles of four words)
+# name: elements, bytes, bits of a code in kernels, offsets of the scales (iq1_m: in the top nibbles
+# of four words)
 CODES = {
     "q2_k": (256, 84, 2, [80, 82]),
     "q3_k": (256, 110, 3, [108]),
@@ -22,7 +23,7 @@ MINS = ("q2_k",)
 
 
 def blocks(rng, dtype, shape, scale=1e-2, ends=False):
-    """uint8 [*shape, bytes]. ends: codes of all zeros or all ones"""
+    """Return uint8 [*shape, bytes]. ends: codes of all zeros or all ones."""
     size, places = CODES[dtype][1], CODES[dtype][3]
     b = (
         rng.choice([0, 255], (*shape, size)).astype(np.uint8)

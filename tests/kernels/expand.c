@@ -1,19 +1,19 @@
-/* A template as the compiler expands it for one op, for the tests of kernels
- * (tests/kernels/expand.py calls this):
+/* Expands a template for one op as the compiler does, for the kernel tests (tests/kernels/expand.py
+ * runs this program):
  *
  *     expand TARGET FILE [NAME=VALUE...]
  *
- * FILE: an embedded template as templates/cpu/NAME or templates/cuda/NAME, in whatever folder
- * below, or of a file of the same grammar. The values are the op's attributes and, of its
- * arguments, what the compiler takes from the model: HAS_X=0 leaves an optional one out, W_DTYPE,
- * W_ROWS and W_LAYOUT describe a matrix, X_DTYPE the type of an activation in memory, KV_DTYPE (or
- * KV_K, KV_V and KV_ROTATE) and KV_PAGE_BYTES the pool, ROWS_OF says whether activations have n_tok
- * or n_out rows (without: as the template takes them); DETERMINISTIC, ACT_BITS, ACT_BF16. More than
- * the op asks for may be given.
+ * FILE: an embedded template as templates/cpu/NAME or templates/cuda/NAME (in any subfolder), or a
+ * file with the same grammar. The values are the op's attributes and properties that the compiler
+ * takes from the model. HAS_X=0 omits an optional argument. W_DTYPE, W_ROWS and W_LAYOUT describe a
+ * matrix, X_DTYPE the type of an activation in memory. KV_DTYPE (or KV_K, KV_V and KV_ROTATE) and
+ * KV_PAGE_BYTES describe the pool. ROWS_OF selects n_tok or n_out rows of activations (default:
+ * from the template). Also DETERMINISTIC, ACT_BITS, ACT_BF16. Values that the op does not use are
+ * ignored.
  *
- * Written: the number of bytes of the text and a newline, the text, the same of each file of
- * products that it calls, 0 and a newline, then a plan with the rows of all. Status 3: the template
- * does not take this op. */
+ * Output: the size of the expanded text in bytes and a newline, the text; the same for each matmul
+ * file that it calls; 0 and a newline; then a plan with the kernel rows of all. Exit status 3: the
+ * template does not support this op. */
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,7 +36,7 @@ value_of(const char *name)
 	return NULL;
 }
 
-/* Of "HAS_" "" and "w", or "" "_DTYPE" and "w": names are in upper case. */
+/* Looks up the value of "HAS_" + W, or of W + "_DTYPE", with upper-case names. */
 static const char *
 value_about(const char *before, const char *name, const char *after)
 {
@@ -120,7 +120,7 @@ add_pool(Graph *g, const PoolShape *shape)
 		g->pool[g->n_pool - 1].k = g->pool[g->n_pool - 1].v = KVT_F32;
 		return;
 	}
-	/* pages of another size than the op's: some kernels refuse them */
+	/* pages of another size than the op's; some kernels reject them */
 	PlanPool *p = &g->pool[g->n_pool - 1];
 	int64_t bytes = number(value_of("KV_PAGE_BYTES"), -1);
 	if (bytes >= 0 && bytes != plan_layer_page_bytes(p))
@@ -149,7 +149,7 @@ set_arguments(Graph *g, Op *op, PlanSym rows)
 		val->dtype = shape[k].dtype;
 		val->rows = rows;
 		if (val->kind == VAL_ACT &&
-		    value_about("", name, "_DTYPE")) /* as both phases hold it */
+		    value_about("", name, "_DTYPE")) /* the same type in both phases */
 			val->held[PHASE_DECODE] = val->held[PHASE_MIXED] =
 			    dtype_from_text(value_about("", name, "_DTYPE"));
 		if (val->kind == VAL_WEIGHT) {
@@ -206,7 +206,7 @@ typedef struct Found {
 	int phase;
 } Found;
 
-/* The op as a graph of its own, and the template if it takes it. */
+/* Builds a graph of the op alone, and expands the template if it supports the op. */
 static bool
 find(const Spec *spec, const char *target, OpKind kind, const char *path, const char *text,
      PlanSym rows, Diag *d, Found *f)

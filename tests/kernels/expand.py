@@ -1,10 +1,10 @@
-"""Kernels as the compiler expands them: build/expand (expand.c) has the library take a template for an op.
+"""Kernels as the compiler expands them: build/expand (expand.c) expands a template for an op with the library.
 
     k = expand("cuda-sm_90a", "templates/cuda/gemm/matmul.cu.in", dict(ROWS=8, COLS=64, W_DTYPE="q8_0", HAS_B=0))
     k["text"], k["symbol"], k["arg"], k["launch"], k["map"]     # the kernel's row of a plan (docs/plan-format.md)
-    k["products"]                                               # the same of what it calls
+    k["products"]                                               # the same for the matmul files that it calls
 
-None: the template does not take this op. An extent (elems) is a number or {symbol: factor} or {symbol: [factor, divisor]}."""
+None: the template does not support this op. An extent (elems) is a number or {symbol: factor} or {symbol: [factor, divisor]}."""
 
 import fcntl
 import functools
@@ -20,7 +20,7 @@ BUILD = Path(os.environ.get("LLMC_EMU_BUILD", ROOT / "build"))
 @functools.cache
 def tool(name="expand"):
     brought = ROOT / "lib" / name
-    if brought.exists():  # a pack for machines without a compiler
+    if brought.exists():  # a test pack for machines without a compiler
         return brought
     BUILD.mkdir(parents=True, exist_ok=True)
     with open(BUILD / "expand.lock", "w") as lock:
@@ -33,7 +33,7 @@ def tool(name="expand"):
     return BUILD / name
 
 
-# What most ops lack: left out unless a test says otherwise
+# absent in most ops: omitted unless a test sets them
 LACKS = {"sink", "p", "add", "gate_b", "up_b", "down_b", "logit_b"}
 USUAL = {f"HAS_{n.upper()}": 0 for n in LACKS} | {
     "LIMIT": 0,
@@ -72,8 +72,8 @@ def _expand(target, path, values):
 
 
 def complete(args, declared):
-    """Arguments as declared, with None for those that most ops lack and that the caller has left out; and where each given one went."""
-    if not declared or len(args) == len(declared):  # none: a kernel that is no template's
+    """Arguments in declared order, with None for omitted optional ones, and the index of each given argument."""
+    if not declared or len(args) == len(declared):  # no declaration: not a kernel of a template
         return list(args), list(range(len(args)))
     place = [i for i, d in enumerate(declared) if d["name"] not in LACKS or d["dir"] != "none"]
     assert len(place) == len(args), (

@@ -1,4 +1,4 @@
-"""What kernel tests need: a template expanded by the compiler, compiled as the runtime would, called through ctypes."""
+"""Harness of the kernel tests: expands a template with the compiler, builds it as the runtime does, and calls it through ctypes."""
 
 import ctypes as C
 import functools
@@ -22,10 +22,10 @@ ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = ROOT / "templates"
 CC = os.environ.get("LLMC_CC", "gcc")
 WARN = "-Wall -Wextra -Wshadow -Wstrict-prototypes -Wpointer-arith -Wvla -Werror".split()
-# -O1 takes half the time; check-all has what optimisers make of them
+# -O1 halves the time; check-all also tests optimised code
 LEVEL = "-O2" if "LLMC_CHECK_ALL" in os.environ else "-O1"
 FLAGS = f"-std=gnu11 {LEVEL} -fstrict-aliasing -fPIC -shared -ffp-contract=off -fno-math-errno -fvisibility=default".split()
-# what is only right, not fast, is compiled quickly
+# portable variants need not be fast, so compile them quickly
 ARCH = {
     "generic": ["-O1"],
     "v3": ["-march=x86-64-v3"],
@@ -45,9 +45,9 @@ LAYOUT = {"generic": "r4", "v3": "r8", "vnni": "r8", "v4": "r16", "amx": "r16", 
 PAGE = 32
 
 
-# Variants that run here: v4p is v4's portable definition
+# variants that run on this machine: v4p is the portable definition of v4
 TARGETS = ["generic"] + (["v3", "v4p"] if RUNS["v3"] else []) + (["v4"] if RUNS["v4"] else [])
-# More of them, which differ from v3 and v4 in the products of matrices alone: a sample of tests runs them
+# variants that differ from v3 and v4 only in matmuls; a sample of tests runs them
 MORE = [t for t in ("vnni", "amx") if RUNS[t]]
 
 
@@ -75,7 +75,7 @@ def make_step(
     seq=None,
     adapter=None,
 ):
-    """pos: position of each row; rows: rows of each sequence (default: one row each); seq: the sequences' numbers in the session (default: in order); adapter: slots
+    """pos: position of each row; rows: rows of each sequence (default: one row each); seq: sequence numbers in the session (default: in order); adapter: slots
     by that number (default: none). The arrays live as long as the step."""
     n_tok = len(pos)
     rows = [1] * n_tok if rows is None else list(rows)
@@ -111,7 +111,7 @@ def make_step(
 
 
 def expand(template, target, params):
-    """The kernel that the compiler makes of a file of templates/cpu."""
+    """Expand a file of templates/cpu with the compiler."""
     isa = "v4" if target == "v4p" else target
     k = E.expand(f"cpu-{isa}", f"templates/cpu/{template}.c.in", params)
     assert k, f"{template} does not take {params} for {isa}"
@@ -135,14 +135,14 @@ def build(template, target, params, extra=()):
 
 @functools.cache
 def product(target, symbol, text, extra):
-    """What kernels with products call, loaded as the runtime does it. By a name of its own, which is returned: v4p has the text of v4."""
+    """Load matmul functions as the runtime does. They get a unique name, which is returned, since v4p has the text of v4."""
     name = f"{symbol}_{target}_{hashlib.sha256(' '.join(extra).encode()).hexdigest()[:8]}"
     compiled("products", target, text.replace(symbol, name), extra, C.RTLD_GLOBAL)
     return name
 
 
 def called(text, products, target, extra):
-    """The kernel's text, with the names of products that are loaded now."""
+    """Return the kernel's text with the names of the loaded matmul functions."""
     for p in products:
         text = text.replace(
             p["symbol"] + "\n", product(target, p["symbol"], p["text"], tuple(extra)) + "\n"
@@ -151,7 +151,7 @@ def called(text, products, target, extra):
 
 
 def compiled(name, target, text, extra=(), mode=C.DEFAULT_MODE):
-    """The library of a kernel's text, compiled once: kept by text, headers, flags and compiler."""
+    """Return the library of a kernel's text, cached by text, headers, flags and compiler."""
     flags = [
         *FLAGS,
         *WARN,
@@ -174,7 +174,7 @@ def compiled(name, target, text, extra=(), mode=C.DEFAULT_MODE):
 
 
 def host_library(sources, flags=(), folders=()):
-    """Code of the library that tests compare with: C files below the root, compiled once."""
+    """Return a library of C files of the tree, compiled once, for comparison."""
     flags = ["-std=gnu11", "-O1", "-fPIC", "-shared", *flags]
     paths = [ROOT / s for s in sources]
     dirs = [ROOT, TEMPLATES, *folders]
@@ -200,13 +200,13 @@ class Kernel:
         self.args = [a for a in made["arg"] if a["dir"] != "scratch"]
 
     def scratch(self, step, n_parts):
-        """Zeroed, as the runtime hands it out the first time."""
+        """Return zeroed scratch, as the runtime allocates it."""
         syms = dict(n_part=n_parts, n_tok=step.n_tok, n_seq=step.n_seq, n_out=step.n_out)
         types = {"f32": np.float32, "i32": np.int32, "u8": np.uint8}
         return [aligned(E.elems(a["extent"], syms), types[a["type"]], 0) for a in self.scratch_decl]
 
     def call(self, step, args, n_parts=1, order=None, threads=False, scratch=None):
-        """args: numpy arrays, None or addresses, as in the head; parts one after the other in `order`, or as threads."""
+        """args: numpy arrays, None or addresses, as in the head; parts run sequentially in `order`, or as threads."""
         scratch = self.scratch(step, n_parts) if scratch is None else scratch
         ptr = [
             a.ctypes.data if isinstance(a, np.ndarray) else a
@@ -229,7 +229,7 @@ class Kernel:
 
 
 def page_table(rng, pages, spare):
-    """[sequences, most pages]: numbers of pages in no order, of sum(pages) + spare; what is no page of a sequence names none."""
+    """[sequences, most pages]: page indices in random order out of sum(pages) + spare; unused entries hold no valid page."""
     order = iter(rng.permutation(sum(pages) + spare))
     table = np.full((len(pages), max(pages)), 1 << 29, np.int64)
     for i, n in enumerate(pages):
@@ -238,7 +238,7 @@ def page_table(rng, pages, spare):
 
 
 def aligned(shape, dtype=np.float32, fill=None):
-    """64-byte aligned, filled (poison: NaN)."""
+    """Return a 64-byte aligned array, filled (poison: NaN)."""
     n = int(np.prod(shape)) * np.dtype(dtype).itemsize
     raw = np.empty(n + 64, np.uint8)
     off = -raw.ctypes.data % 64

@@ -1,12 +1,11 @@
-/* One op by the reference, for the tests of kernels (tests/cuda/test_cuda_ops.py):
+/* Runs one op with the reference, for the kernel tests (tests/cuda/test_cuda_ops.py):
  *
  *     reference OP N_TOK N_OUT [NAME=VALUE...]
  *
- * The values are the op's attributes. Read: as int32 a position and an id for each token, the
- * wanted rows, a slot of an adapter for each token; then for each input its number of floats as
- * int64, -1 for an absent one, and the floats. Written: the floats of each output. Sizes must be
- * those of ops/shapes.c: an input of another one is an error, rows are n_tok or n_out. Pools are
- * not for this program. */
+ * The values are the op's attributes. Input: int32 position and token id of each token, the output
+ * rows, an adapter slot per token; then for each input of the op its number of floats as int64 (-1:
+ * absent) and the floats. Output: the floats of each output. Sizes must match ops/shapes.c, with
+ * n_tok or n_out rows. Pools are not supported. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -75,7 +74,7 @@ main(int argc, char **argv)
 	s.pos = take((size_t)s.n_tok * 4);
 	s.tok = take((size_t)s.n_tok * 4);
 	s.out_row = take((size_t)s.n_out * 4);
-	s.adapter = take((size_t)s.n_tok * 4); /* a row is a sequence */
+	s.adapter = take((size_t)s.n_tok * 4); /* each row is a sequence */
 	int32_t *row = calloc((size_t)s.n_tok + 1, sizeof *row);
 	for (int32_t t = 0; row && t < s.n_tok; t++)
 		row[t] = t;

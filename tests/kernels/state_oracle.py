@@ -1,9 +1,9 @@
-"""What kernels with states are held to, of processors and of GPUs: inputs and values in float64."""
+"""Oracle of kernels with recurrent states, on CPUs and GPUs: inputs, and expected values in float64."""
 
 import numpy as np
 
-SEQS, ROWS = 4, [11, 7, 40]  # places of the pool, rows of three sequences
-AT = [2, 0, 3]  # their places
+SEQS, ROWS = 4, [11, 7, 40]  # slots of the pool, rows of three sequences
+AT = [2, 0, 3]  # their slots
 
 
 def sigmoid(x):
@@ -11,7 +11,7 @@ def sigmoid(x):
 
 
 def steps(cuts, rows=ROWS):
-    """Each step as [(sequence, first row, end)]: all sequences are cut at the same rows."""
+    """Return each step as [(sequence, first row, end)]: all sequences are divided at the same rows."""
     for a, b in zip(cuts, cuts[1:]):
         yield [(i, a, min(b, n)) for i, n in enumerate(rows) if a < n]
 
@@ -20,7 +20,7 @@ CONV = [(70, 4, "silu", False), (5, 2, "none", True), (130, 5, "silu", True)]
 
 
 def conv(width, taps, gate, bias):
-    """params, inputs of rows, what stands between them and the state, shapes of a state and of an output row, outputs, states behind the last row"""
+    """Return params, inputs of rows, arguments between them and the state, shapes of a state and of an output row, outputs, states after the last row."""
     rng = np.random.default_rng(width)
     x = [rng.standard_normal((n, width)).astype(np.float32) for n in ROWS]
     w, b = (
@@ -61,7 +61,7 @@ def delta(case, of_rows=ROWS):
     )
     if not p["a_log"]:
         rate = -np.abs(rate)
-    a[0][0] = 40  # where softplus is its argument
+    a[0][0] = 40  # softplus(x) = x here
     a[1][1] = -40
     want, states = [], []
     of = np.arange(hv) % hk if p["tiled"] else np.arange(hv) * hk // hv
@@ -112,11 +112,11 @@ def scan(case, of_rows=ROWS):
     rate, bias, skip = (rng.standard_normal(heads).astype(np.float32) for _ in range(3))
     if not p["a_log"]:
         rate = -np.abs(rate)
-    if heads > 1:  # decays to nothing, and rows between that keep nearly all
+    if heads > 1:  # one total decay, and rows between that keep nearly everything
         rate[0] = np.log(60) if p["a_log"] else -60
         for d in dt:
             d[:, 0] = np.where(np.arange(len(d)) % 4 == 3, 1, -6)
-    dt[0][0] = 40  # where softplus is its argument
+    dt[0][0] = 40  # softplus(x) = x here
     dt[1][1] = -40
     want, states = [], []
     of = np.arange(heads) * groups // heads
@@ -170,7 +170,7 @@ def channels(case):
     )
     if not p["a_log"]:
         rate = -np.abs(rate)
-    dt[0][0] = 40  # where softplus is its argument
+    dt[0][0] = 40  # softplus(x) = x here
     dt[1][1] = -40
     r = -np.exp(rate.astype(np.float64)) if p["a_log"] else rate.astype(np.float64)
     want, states = [], []

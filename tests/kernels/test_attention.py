@@ -1,4 +1,4 @@
-"""Attention kernels against float64, and against each other bit for bit: phases, parts, batches, chunks of the prompt."""
+"""Attention kernels against float64, and against each other bit for bit: phases, parts, batches, prefill chunks."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ from attention_oracle import Attention, close
 
 
 class Case(Attention):
-    """In scattered pages; whatever is not a key or value is NaN. recent, sinks: positions that are read from exact pages, which lie in front of the others,
+    """Scattered pages; everything except keys and values is NaN. recent, sinks: positions that are read from exact pages, stored below the others,
     backwards; windowed: both have one number"""
 
     def __init__(self, lens, recent=0, sinks_kept=0, windowed=False, **kw):
@@ -152,7 +152,7 @@ CASES = {
         lens=[513], heads=4, kv_heads=1, dim=256, cap=50.0, window=300, scale=0.1, kv="f32"
     ),
 }
-# Types of keys and values, heads that are no whole number of groups, and rotation
+# KV types, head dimensions that are not a multiple of a group, and rotation
 CASES |= {
     "int8": dict(lens=LENS, kv="int8"),
     "int8r": dict(lens=[33, 129, 300], heads=8, kv_heads=1, dim=80, kv="int8", rotate=True),
@@ -183,7 +183,8 @@ CASES |= {
     "f8x32": dict(lens=[40, 200], heads=3, kv_heads=1, dim=20, v_dim=64, kv="f8_32", rotate=True),
     "bf16": dict(lens=[64, 300], heads=6, kv_heads=2, dim=20, kv="bf16"),
 }
-# Recent and first positions from exact pages: fewer and more than a chunk, borders within pages, beside a window of their own, more than there are, none of one kind
+# recent and first positions from exact pages: fewer and more than a chunk, boundaries within pages,
+# combined with a window, more than the sequence has, only one kind
 CASES |= {
     "near8": dict(lens=LENS, kv="int8", recent=40, sinks_kept=4),
     "near4r": dict(
@@ -253,7 +254,8 @@ CASES |= {
         lens=[33, 300], heads=6, kv_heads=2, dim=24, kv="f8", recent=1000, sinks_kept=1000
     ),
 }
-# f16 or bf16, with at least four query heads to a key: dimensions that are no whole tile, windows, caps, alibi, a prefix, sinks, blocks that are not full
+# f16 or bf16 with at least four query heads per kv head: dimensions that do not fill a tile,
+# windows, caps, alibi, a prefix, sinks, partial blocks
 CASES |= {
     "gqa4": dict(lens=LENS, heads=8, kv_heads=2),
     "odd5": dict(lens=[7, 130, 290, 520], heads=10, kv_heads=2, dim=20, v_dim=12, window=129),
@@ -285,12 +287,12 @@ WORDS = {
     "int8_32",
     "int6",
     "int4",
-}  # types that v3 multiplies in whole numbers: cpu/attention/attention_int16.h
+}  # types with integer arithmetic on v3: cpu/attention/attention_int16.h
 QUICK = ("gqa", "odd", "prefix", "int8r", "k6v4", "near4r", "chanodd")
 
 
 def variants():
-    """On AMX those named in TILES are kernels of their own; the others are v4's."""
+    """On AMX only the cases in TILES have AMX kernels; the others use v4's."""
     for name in CASES:
         if H.RUNS["amx"] and name in TILES:
             yield name, "amx"
@@ -303,7 +305,8 @@ def variants():
 @pytest.mark.parametrize("name,target", list(variants()))
 def test_attention(name, target):
     c = Case(**CASES[name])
-    # tiles: queries and weights in two parts, 2^-17 an element; words: in 16 bits, 2^-16 of the largest of a group
+    # AMX: queries and weights in two parts, 2^-17 per element; words: int16, 2^-16 of the largest
+    # of a group
     tol = 6e-5 if target == "amx" else 3e-4 if target == "v3" and {c.kv, c.kv_v} & WORDS else 2e-5
     dec, mix = (H.build(f"attention_{phase}", target, c.params) for phase in ("decode", "mixed"))
     last = c.last()
@@ -331,7 +334,7 @@ def test_attention(name, target):
         assert np.array_equal(full[at : at + len(ps)][pick], single), "decode and mixed differ"
         at += len(ps)
     assert np.array_equal(full, c.run(mix, rows, 1))
-    # another cut of the longest prompt into chunks
+    # the longest prompt in other chunks
     i = int(np.argmax(c.lens))
     n, at = c.lens[i], sum(c.lens[:i])
     cuts = [0, n // 7, n // 3, n // 3 + 1, n]
@@ -354,7 +357,7 @@ def test_portable_v4_is_v4(name):
 
 
 def test_threads_and_tickets():
-    """Parts as threads, many times over the same scratch: tickets come back to zero, results stay."""
+    """Parts as threads, many times with the same scratch: tickets return to zero, results stay equal."""
     c = Case([700, 300, 9], seed=3)
     k = H.build("attention_decode", H.TARGETS[-1], c.params)
     rows = c.last()
@@ -369,7 +372,7 @@ def test_threads_and_tickets():
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kv", ["f16", "f32"])
 def test_far_position(kv):
-    """Position 131071 through a table whose pages repeat: spans of several chunks, and both phases again agree."""
+    """Position 131071 through a table with repeated pages: spans of several chunks, and both phases agree."""
     n, heads, dim = 131072, 2, 16
     c = Case([64], heads=heads, kv_heads=1, dim=dim, kv=kv, seed=5)
     k = np.tile(c.k[0].astype(np.float64)[:, 0], (n // 64, 1))

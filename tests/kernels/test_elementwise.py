@@ -1,4 +1,4 @@
-"""Kernels of processors that work row by row, against float64; those that work element by element are in tests/cuda/test_cuda_ops.py."""
+"""CPU kernels that process rows, against float64. Elementwise kernels are in tests/cuda/test_cuda_ops.py."""
 
 import ctypes as C
 import functools
@@ -26,7 +26,7 @@ def rows(n, *width, seed=0, spread=1.0):
 def run(
     name, target, params, n_tok, ins, out_shape, in_place=None, step=None, parts=(1, 2, 5), tail=()
 ):
-    """The output for several numbers of parts, all equal; poisoned before."""
+    """Return the output, which must be equal for several numbers of parts; it is poisoned before."""
     k = H.build(name, target, params)
     step = step or H.make_step(list(range(n_tok)))
     first = None
@@ -162,7 +162,7 @@ def test_kv_append(target, kv, kv_v, rotate):
     k[0, 0, :4] = [1e9, -1e9, 65504, 1e-7]
     v[1, 2] = 0
     v[2, 1, :32] = 1e-9
-    # rows as numpy packs them, into pages of zeros
+    # rows packed by numpy, in zeroed pages
     want = np.zeros((10, bytes_k + bytes_v), np.uint8)
     made = [
         K.encode(t, K.turn(a) if rotate and not K.plain(t) else a) for t, a in ((kv, k), (kv_v, v))
@@ -193,7 +193,7 @@ def test_kv_append(target, kv, kv_v, rotate):
 
 @pytest.mark.parametrize("kv,kv_v,rotate,windowed", [("int8", "int4", 1, 0), ("f32", "int6", 0, 1)])
 def test_kv_append_exact(kv, kv_v, rotate, windowed):
-    """Rows go to exact pages as well, which lie in front of the pages, backwards, and have numbers of their own, or where the layer has a window the pages'."""
+    """Rows are also stored in exact pages, below the pages in descending order. They have their own indices, or with a window those of the pages."""
     heads, dim, v_dim = 3, 20, 72
     bytes_k, bytes_v = (heads * 32 * K.row_bytes(t, d) for t, d in ((kv, dim), (kv_v, v_dim)))
     exact_k, exact_v = (
@@ -248,7 +248,7 @@ def test_kv_append_exact(kv, kv_v, rotate, windowed):
 
 @pytest.mark.parametrize("windowed,dim", [(0, 64), (1, 20)])
 def test_kv_close(windowed, dim):
-    """Pages whose last position is a row of the step get their codes; nothing else is written."""
+    """Pages that a row of the step completes are quantised; nothing else is written."""
     heads, v_dim = 3, 8
     keys, bytes_v, exact = (
         heads * 32 * K.row_bytes("int4c", dim),
@@ -290,7 +290,7 @@ def test_kv_close(windowed, dim):
     before, wide = both.copy(), -(-dim // 32) * 32
 
     def known(a):
-        """without codes and scales of elements that a head does not have: they are nobody's"""
+        """drop codes and scales of padding elements, which are unspecified"""
         a = a.copy()
         planes = a[10 * exact :].reshape(10, -1)[:, :keys].reshape(10, heads, -1)
         for first in (dim // 2 * 32, 16 * wide + 2 * dim, 18 * wide + 2 * dim):
@@ -331,7 +331,7 @@ ENUM = "f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q4_k q5_k q6_k mxfp4 nvfp4 {} u4_3
 
 
 def table_of(dtype):
-    """Bytes in file order [TABLE, row bytes], and the exact values by gguf."""
+    """Return bytes in file order [TABLE, row bytes], and the exact values from gguf."""
     rng = np.random.default_rng(7)
     x = rng.standard_normal((TABLE, COLS)).astype(F)
     if dtype == "f32":
@@ -345,7 +345,7 @@ def table_of(dtype):
         raw = blocks(rng, dtype, (TABLE, COLS // CODES[dtype][0])).reshape(TABLE, -1)
     elif (
         dtype in BYTES
-    ):  # the package reads these but does not write them: any bytes with sane scales
+    ):  # gguf reads these types but does not write them: random bytes with ordinary scales
         b = rng.integers(0, 256, (TABLE, COLS // 256, BYTES[dtype]), dtype=np.uint8)
         for at in HALVES[dtype]:
             b[..., at : at + 2] = (

@@ -1,5 +1,5 @@
-"""Rows of large negative values, of ties, of infinities and of NaN for every softmax, maximum and top k of the processors' kernels, on each instruction set
-that runs here. Scores are exact. Rows of products: test_matmul.py, test_infinity_and_nan_stay_in_their_row."""
+"""Rows of large negative values, of ties, of infinities and of NaN for every softmax, maximum and top k of the CPU kernels, on each instruction set
+that runs here. Scores are exact. Matmul rows: test_matmul.py, test_infinity_and_nan_stay_in_their_row."""
 
 import numpy as np
 import pytest
@@ -17,14 +17,14 @@ ALL = TARGETS + [t for t in H.MORE if t == "amx"]
 
 
 class Case(A.Case):
-    """fill writes the keys as they are: infinities, too, where the type has them."""
+    """fill writes the keys unchanged, including infinities if the type has them."""
 
     def fill(self, seq):
         if len(self.rows) == 2 * len(self.lens) and K.plain(self.kv) and self.kv != "bf16":
             self.rows[seq] = K.Rows(np.ascontiguousarray(self.k[seq], K.PLAIN[self.kv]))
         else:
             self.rows[seq] = K.encode(self.kv, np.ascontiguousarray(self.k[seq], np.float32))
-        if not K.plain(self.kv):  # what the codes hold
+        if not K.plain(self.kv):  # values that the codes can hold
             self.k[seq] = K.kept(self.kv, self.k[seq])
         super().fill(seq)
 
@@ -53,7 +53,7 @@ def test_attention(target, kv):
 
 
 def finite(c):
-    """What codes can hold of `extreme`: low scores of two values, ties, a query that is no number."""
+    """Cases of `extreme` that codes can represent: low scores of two values, ties, a NaN query."""
     for i in (0, 1, 3):
         c.q[i][:], c.k[i][:] = 0, 0
     c.q[0][:, :, 0] = 256
@@ -69,7 +69,7 @@ def finite(c):
     [(t, e) for t in ALL for e in (0, 4) if e == 0 or t == ALL[-1] or t == TARGETS[0]],
 )
 def test_latent_attention(lib, target, expand):  # noqa: F811
-    """Scores come from the last column of the rotary part alone. expand: prompts' rows multiply values, not latents."""
+    """Scores come only from the last column of the rotary part. expand: prefill rows multiply values, not latents."""
     c = M.Case(
         lib,
         heads=4,
@@ -147,7 +147,7 @@ ROUTERS = {
     [(t, n) for t in TARGETS for n in ROUTERS if t == TARGETS[-1] or n in ("softmax", "groups")],
 )
 def test_route(lib, target, name):  # noqa: F811
-    """Logits of -400 that are equal or not, equal groups, and rows of NaN and infinity, which leave the others as they are."""
+    """Logits of -400 that are equal or not, equal groups, and rows of NaN and infinity, which do not affect the others."""
     n, top_k, c = ROUTERS[name]
     groups, hidden = c.get("groups", 1), 32
     w = Weights(lib, "f32", n, hidden)
@@ -204,7 +204,7 @@ def test_route(lib, target, name):  # noqa: F811
 
 
 class Scores(I.Indexer):
-    """Of one head: a position's score is the first element of its key where that is above 0, times the row's weight."""
+    """One head: a position's score is the first element of its key, if positive, times the row's weight."""
 
     def __init__(self, scores, chosen):
         super().__init__([len(scores)], heads=1, dim=8, chosen=chosen)

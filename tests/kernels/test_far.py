@@ -1,5 +1,5 @@
-"""Elements beyond 2^31 and bytes beyond 2^32 of a tensor, on processors: rows of weights, experts, adapters' slots, states and pools. What lies in front of them is never
-touched and takes no memory."""
+"""Elements beyond 2^31 and bytes beyond 2^32 of a tensor on CPUs: rows of weights, experts, adapter slots, recurrent states and pools. Memory below them is never
+touched and not allocated."""
 
 import mmap
 
@@ -16,12 +16,12 @@ from state_oracle import CONV, channels, conv, delta, scan
 from test_matmul import FAST, TARGETS, Weights, close, lib, loose, seen  # noqa: F401 (lib is a fixture)
 
 TARGET = TARGETS[-1]
-ROWS = int(H.LAYOUT[TARGET][1:])  # of a group of packed rows
+ROWS = int(H.LAYOUT[TARGET][1:])  # rows per row group
 ELEMENTS, BYTES = 1 << 31, 1 << 32
 
 
 def far(content, skip):
-    """(address of a mapping, the content in it behind `skip` bytes); the mapping lives as long as the content"""
+    """Return (address of a mapping, its content after `skip` bytes); the mapping lives as long as the content."""
     room = mmap.mmap(
         -1, skip + content.nbytes + 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
     )  # MAP_NORESERVE
@@ -32,13 +32,13 @@ def far(content, skip):
 
 
 def units(unit_bytes, unit_elements):
-    """Units until neither 31 bits of elements nor 32 of bytes hold an offset"""
+    """Return the number of units after which an offset exceeds 31 bits of elements and 32 bits of bytes."""
     return max(-(-ELEMENTS // unit_elements), -(-BYTES // unit_bytes)) + 3
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "q4_k"])
 def test_rows_of_a_matrix(lib, dtype):  # noqa: F811
-    """The last rows, which the last of 64 parts has; and rows of a table that are looked up."""
+    """The last rows, processed by the last of 64 parts; and rows that a lookup reads."""
     cols, n = 4096, 2 * ROWS
     w = Weights(lib, dtype, n, cols)
     packed = w.packed(TARGET)
@@ -96,7 +96,7 @@ def test_slots_of_adapters():
     own = [1, None, 0]
 
     def run(op, params, args, factor, out):
-        """factor: of the last two slots"""
+        """factor: that of the last two slots"""
         each = factor[0].nbytes
         slots = units(each, each // 4) + 2
         whole, _ = far(factor, (slots - 2) * each)
@@ -173,7 +173,7 @@ def test_states(op, case):
 
 
 def beyond(pool, table):
-    """(pages behind 9 GiB, those pages, the table to them)"""
+    """Return (pages after 9 GiB, those pages, their block table)."""
     first = -(-(9 << 30) // pool[0].nbytes)
     whole, held = far(pool, first * pool[0].nbytes)
     return whole, held, np.where(table < 1 << 29, table + first, table)

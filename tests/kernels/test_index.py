@@ -1,5 +1,5 @@
-"""Kernels of an indexer (index_append, index_select), and latent attention over what it chooses, against numpy: numbers are small and whole, so that scores are exact and
-positions decide between equal ones. Parts, batches and chunks of prompts choose alike, bit for bit."""
+"""Kernels of an indexer (index_append, index_select), and latent attention over its selection, against numpy. Values are small integers, so scores are exact and
+positions break ties. Parts, batches and prefill chunks select the same positions."""
 
 import os
 
@@ -47,7 +47,7 @@ class Indexer:
         )
 
     def fill(self, kernel, parts):
-        """The pool, by the kernel, from positions in any order"""
+        """Fill the pool with the kernel, positions in any order."""
         pool = H.aligned((self.n_pages, H.PAGE * K.row_bytes(self.kv, self.dim)), np.uint8)
         pool[...] = 0xFF
         pos, seq, step = self.step([(i, list(range(n))) for i, n in enumerate(self.lens)])
@@ -116,19 +116,20 @@ def test_choice(name, target):
     last = [(i, [n - 1]) for i, n in enumerate(c.lens)]
     want, want_last = c.want(full), c.want(last)
     assert np.array_equal(c.run(kernel, pool, full), want)
-    assert name != "equal" or np.array_equal(want_last[0], np.arange(c.chosen))  # lower positions
+    # lower positions win
+    assert name != "equal" or np.array_equal(want_last[0], np.arange(c.chosen))
     for parts in (2, 3, 8):
         assert np.array_equal(c.run(kernel, pool, full, parts), want)
         assert np.array_equal(c.run(kernel, pool, last, parts), want_last)
-    # tickets are as they were: the same scratch serves again
+    # tickets are back at zero, so the same scratch can be used again
     _, _, step = c.step(last)
     scratch = kernel.scratch(step, 5)
     for _ in range(2):
         assert np.array_equal(c.run(kernel, pool, last, 5, scratch), want_last)
 
 
-def test_scores_that_are_no_numbers():
-    """There is a choice of different positions whatever the scores are."""
+def test_nan_scores():
+    """The selected positions are distinct for any scores."""
     c = Indexer(lens=[300])
     target = TARGETS[-1]
     c.q[0, 299] = np.nan

@@ -1,5 +1,5 @@
-"""Kernels with a matrix product against float64, and against each other bit for bit: alone and in company, streamed and
-tiled, for any number of parts. Every variant that this machine can run; v4's portable definition stands in for v4."""
+"""Matmul kernels against float64, and against each other bit for bit: single rows and batches, GEMV and
+tiles, any number of parts. Tests every variant that this machine can run; the portable definition replaces v4."""
 
 import ctypes as C
 import os
@@ -84,26 +84,28 @@ GROUPS = [
     "m4_64",
     "m3_64",
     "m8_32",
-]  # the others differ in one thing from one of these
+]  # the other types differ from one of these in a single property
 CODE_SAMPLE = [
     "q2_k",
     "q3_k",
     "iq4_nl",
     "iq3_s",
     "iq1_m",
-]  # the others: iq4_xs, iq2_s have what two of these have
-# Compiling is what takes time: v4 as this machine has it, its portable definition elsewhere (and once more below)
+]  # iq4_xs and iq2_s combine properties of two of these
+# Compilation dominates the run time: use v4 if this machine has it, otherwise its portable
+# definition (and once more below)
 TARGETS = [t for t in H.TARGETS if t != "v4p" or "v4" not in H.TARGETS]
 WIDE = [t for t in TARGETS if t != "generic"]
 EVERY = "LLMC_CHECK_ALL" in os.environ  # make check-all
 
-# Tests want a quick compiler, not a quick kernel; it does not see through loops over lanes.
+# Tests need fast compilation, not fast kernels. This level reports false uninitialised variables in
+# loops over lanes.
 FAST = ("-O1", "-Wno-maybe-uninitialized")
 
 
 @pytest.fixture(scope="session")
 def lib():
-    """Packing and dequantisation, which tests of their own hold to other oracles."""
+    """Packing and dequantisation of the library, which other tests compare with oracles."""
     src = [
         str(p)
         for d in ("formats", "runtime/weights")
@@ -159,7 +161,7 @@ class Weights:
             lib.dequant_row(d, self.file[r].ctypes.data, self.value[r].ctypes.data, cols)
 
     def _all_extreme(self, rng):
-        """Elements at the ends of their range: row 0 all lowest, row 1 all highest, the others either."""
+        """Elements at the ends of their range: row 0 all lowest, row 1 all highest, the others random."""
         if self.dtype[0] in "um" and self.dtype != "mxfp4":  # scale, zero point or minimum, codes
             columns, head = (
                 int(self.dtype.split("_")[1]),
@@ -223,7 +225,7 @@ class Weights:
 
 
 def quantised(x, bits):
-    """The activations that kernels see: (integers, scales), by their definition in templates/cpu/gemm/quantize_act.h."""
+    """Quantised activations (integers, scales), by the definition in templates/cpu/gemm/quantize_act.h."""
     top = np.float32(32512 if bits == 16 else 127)
     b = x.astype(np.float32).reshape(*x.shape[:-1], -1, 32)
     peak = np.abs(b).max(-1, keepdims=True)
@@ -241,7 +243,7 @@ def seen(x, dtype, bits):
 
 
 def rounded(x, down=None):
-    """To bf16, as float64: halves to even, or where `down` is 1 to zero, else away from it"""
+    """Round to bf16, as float64: ties to even; with `down`, ties towards zero if it is 1, else away from zero."""
     u = np.ascontiguousarray(x, np.float32).view(np.uint32)
     return (
         (
@@ -275,13 +277,13 @@ def close(got, want, scale, rel):
 
 
 def same(a, b):
-    """Bit for bit; any NaN is as good as another."""
+    """Compare bit for bit; all NaN are equal."""
     both = np.isnan(a) & np.isnan(b)
     assert ((a.view(np.int32) == b.view(np.int32)) | both).all()
 
 
 def run_rows(kernel, x, w, rows, parts=1, extra=None, order=None, threads=False):
-    """matmul on the rows of x; poisoned output between two guards."""
+    """Run matmul on the rows of x; the output is poisoned and lies between two guards."""
     n = len(x)
     y = H.aligned((n + 2, rows))
     step = H.make_step([0] * n)
@@ -367,7 +369,9 @@ VARIANTS = (
 )
 
 
-if not EVERY:  # a type on every other instruction set, in turn: traits are shared, so each is met, and each set meets half of them
+# alternate instruction sets per type: traits are shared, so each type is tested, and each set sees
+# half of the types
+if not EVERY:
     VARIANTS = [
         v
         for v in VARIANTS
@@ -377,7 +381,7 @@ if not EVERY:  # a type on every other instruction set, in turn: traits are shar
 
 @pytest.mark.sample(11)
 @pytest.mark.parametrize("target,dtype,bits", VARIANTS)
-def test_a_row_is_right_and_the_same_in_any_company(lib, target, dtype, bits):
+def test_a_row_is_right_and_the_same_in_any_batch(lib, target, dtype, bits):
     cols = 608 if target == "amx" and dtype in ("f16", "bf16") else columns(dtype)
     k = H.build("matmul", target, dict(ROWS=ROWS, COLS=cols, W_DTYPE=dtype, ACT_BITS=bits), FAST)
     w = Weights(lib, dtype, ROWS, cols)
@@ -398,7 +402,7 @@ def test_a_row_is_right_and_the_same_in_any_company(lib, target, dtype, bits):
         "q4_k",
         "q5_k",
         *MINS,
-    ):  # minimum and scale may cancel: each has its own rounding
+    ):  # min and scale may cancel: each has its own rounding
         mags *= 4
     close(all_rows, xs @ w.value.astype(np.float64).T, mags, 3e-6 if dtype in SMALL else 1e-5)
     if bits == 16:
@@ -422,13 +426,13 @@ def test_sums_hold_the_most_extreme_elements(lib, target, dtype, bits):
     rng = np.random.default_rng(4)
     x = rng.choice([-1.0, 1.0], (7, cols)).astype(np.float32)
     x[0], x[1] = 1, -1
-    # low bytes of -128 and 127 beside high bytes at either end
+    # low bytes of -128 and 127 combined with high bytes at both ends
     x[2] = rng.choice([-32512, 32512, 127, -128, 32383, -32384], cols) / 32512
     want = seen(x, dtype, bits) @ w.value.astype(np.float64).T
     mags = np.abs(seen(x, dtype, bits)) @ np.abs(w.value.astype(np.float64)).T
     if dtype in ("q4_1", "q5_1", "q4_k", "q5_k", *MINS) or re.match(
         r"[um]\d_", dtype
-    ):  # of groups the zero point is a minimum
+    ):  # in group types the zero point is a minimum
         mags = mags * 4 + np.abs(x).sum(-1, keepdims=True) * np.abs(w.value).max()
     for m in (1, 2, 7):
         close(run_rows(k, x[:m], packed, ROWS), want[:m], mags[:m], 3e-6)
@@ -554,7 +558,7 @@ def test_the_same_integers_make_the_same_bits(lib, target, than, dtype, bits):
     else [d for d in DTYPES if d != "f32"],
 )
 def test_plain_bf16_activations(lib, dtype):
-    """activations: bf16: one part of bf16 each, activations and scaled weights, the exact product of both, and the same row in any company."""
+    """activations: bf16: activations and scaled weights in one bf16 part each, their exact dot product, and the same row in any batch."""
     cols = 608 if dtype in ("f16", "bf16") else columns(dtype)
     k = H.build(
         "matmul", "amx", dict(ROWS=ROWS, COLS=cols, W_DTYPE=dtype, ACT_BITS=16, ACT_BF16=1), FAST
@@ -565,7 +569,8 @@ def test_plain_bf16_activations(lib, dtype):
     plain = rounded(x)
     got = run_rows(k, x, packed, ROWS)
     value = w.value.astype(np.float64).T
-    # to nearest is 2 ^ -9 of a weight; where scale and minimum cancel, the rounding of each in fp32 is seen too
+    # rounding to nearest is 2^-9 of a weight; if scale and min cancel, the fp32 rounding of each is
+    # visible too
     close(got, plain @ value, np.abs(plain) @ np.abs(value), 2.0**-9 * 1.01)
     err = np.abs(got - plain @ rounded(w.value, np.arange(cols, dtype=np.uint32) % 2).T) / (
         np.abs(plain) @ np.abs(value)
@@ -582,7 +587,7 @@ def test_plain_bf16_activations(lib, dtype):
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("target", TARGETS)
-def test_products_of_two_formats_and_widths_in_one_kernel(lib, target):
+def test_matmuls_of_two_formats_and_column_counts_in_one_kernel(lib, target):
     text = (H.ROOT / "tests/kernels/two_products.c").read_text()
     isa = target.replace("v4p", "v4")
     for name, dtype, cols, bits in (("wide", "q4_k", 512, 16), ("narrow", "q6_k", 256, 8)):
@@ -602,7 +607,7 @@ def test_products_of_two_formats_and_widths_in_one_kernel(lib, target):
     bits = [16, 8, 8]
     packed = [m.packed(target) for m in w]
     rng = np.random.default_rng(20)
-    for n, parts in ((1, 1), (2, 3), (9, 2), (130, 3)):  # streamed, tiled, tokens split
+    for n, parts in ((1, 1), (2, 3), (9, 2), (130, 3)):  # GEMV, tiles, split tokens
         x = [H.aligned((n, c)) for c in (512, 256)]
         for v in x:
             v[...] = rng.standard_normal(v.shape)
@@ -644,11 +649,11 @@ def activation(name, x):
 
 
 def loose(dtype):
-    """Of the sum of magnitudes: the kernel's norm rounds, and a rounded integer of 16 bits may be the other one."""
+    """Tolerance relative to the sum of magnitudes: the kernel's norm rounds, and a 16-bit integer may be off by one."""
     return 4e-5 if dtype in SMALL else 1e-5
 
 
-# target, dtype, norm, plus_one, act: each value of each somewhere
+# target, dtype, norm, plus_one, act: each value of each at least once
 FUSED = [
     (t, d, n, p, a)
     for t in TARGETS
@@ -896,7 +901,7 @@ def test_norm_qkv(
     table = np.array([[4, 9, 1], [2, 0, 3], [8, 5, 7]])
 
     def run(parts, take=None):
-        """take: only these rows, as a decode step of that many sequences"""
+        """take: run only these rows, as a decode step of that many sequences"""
         rows_of = lens if take is None else [1] * len(take)
         idx = np.arange(n_tok) if take is None else np.array(take)
         seqs = np.repeat(np.arange(3), lens)[idx]

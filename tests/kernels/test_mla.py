@@ -1,5 +1,5 @@
 """Kernels of latent attention (mla_query, mla_attend, mla_value) against float64 by the unabsorbed equations, and against each other bit for
-bit: phases, parts, batches, chunks of the prompt. In which form rows go: templates/common/llmc_mla.h."""
+bit: phases, parts, batches, prefill chunks. templates/common/llmc_mla.h decides the form of each row."""
 
 import os
 
@@ -14,7 +14,7 @@ TARGETS = DENSE + [t for t in H.MORE if t == "amx"]
 
 
 class Case:
-    """A model's attention: weights, queries and latents of some sequences, pages in any order with NaN wherever nothing is."""
+    """Attention of a model: weights, queries and latents of several sequences, pages in random order, NaN in unused memory."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Case:
         angle = rng.uniform(-3, 3, (n, rope // 2))
         self.rope = np.concatenate([np.cos(angle), np.sin(angle)], -1).astype(np.float32)
         self.scale = 0.7 / self.dim**0.5
-        # what all rows ask and hold, in float64; the cache rounds
+        # queries and cache content in float64; the cache rounds
         low = (
             norm(self.low, "rms", self.qn, eps=1e-6) @ self.q_b.value.T.astype(np.float64)
             if q_rank
@@ -129,7 +129,7 @@ class Case:
             for at in range(0, n, H.PAGE):
                 rows = K.encode(self.kv, held[i, at : min(n, at + H.PAGE), None])
                 whole = []
-                for a in rows:  # behind the end all bits are set, as they are before
+                for a in rows:  # all bits are set after the end, as before the run
                     if a is not None:
                         left = np.frombuffer(
                             b"\xff" * (H.PAGE - len(a)) * a[:1].nbytes, a.dtype
@@ -149,18 +149,18 @@ class Case:
         return pool
 
     def holds(self, pool):
-        """The pool has the rows of all positions, and nothing else is touched."""
+        """Check that the pool has the rows of all positions, and that nothing else was written."""
         want = self.pages(self.held)
         if self.kv in ("f16", "f32"):
             got, want = (a.view(K.PLAIN[self.kv]).astype(np.float64) for a in (pool, want))
             assert np.array_equal(np.isnan(got), np.isnan(want))
             close(np.nan_to_num(got), np.nan_to_num(want), 4, 6e-4 if self.kv == "f16" else 1e-6)
-        else:  # codes at a tie go either way
+        else:  # ties may round either way
             assert (pool == want).mean() > 0.98
             assert (pool == want)[self.pages() == want].mean() > 0.98
 
     def run(self, rows, phase="mixed", parts=1, pool=None):
-        """rows: (sequence, positions) each; all positions of the sequences lie in the pool before. (q, o, y, pool)"""
+        """rows: (sequence, positions) each; the pool holds all positions of the sequences. Returns (q, o, y, pool)."""
         pos = [p for _, ps in rows for p in ps]
         seq = [i for i, ps in rows for _ in ps]
         step = H.make_step(pos, [len(ps) for _, ps in rows], table=self.table[[i for i, _ in rows]])
@@ -196,7 +196,7 @@ class Case:
         return q, o, y, pool
 
     def want(self, rows):
-        """The unabsorbed equations on what the cache holds."""
+        """The unabsorbed equations on the content of the cache."""
         k_b, v_b = (
             w.value.astype(np.float64).reshape(self.heads, -1, self.rank)
             for w in (self.k_b, self.v_b)
@@ -274,7 +274,7 @@ EXPAND = 5
 
 
 def tolerance(c):
-    # codes that the kernel and float64 round apart are a whole step apart, in few elements
+    # a code that the kernel and float64 round differently is a whole step apart, in few elements
     return (
         3e-2
         if c.bits == 8 or c.kv in ("int8_32", "f8_32", "int6", "int4", "bf16")
@@ -290,7 +290,7 @@ QUICK = {
     ("int4", TARGETS[-1]),
     ("int6", DENSE[0]),
     ("f8", DENSE[-1]),
-}  # each target, each form, once
+}  # each target and each form once
 ALL = os.environ.get("LLMC_CHECK_ALL")
 
 
@@ -304,7 +304,7 @@ def test_latent_attention(lib, name, target):
     want, want_last = c.want(full), c.want(last)
     for expand in (0, EXPAND, *([1] if name == "odd" and target == TARGETS[-1] else [])):
         c.build(target, expand)
-        # the cache is filled by the kernel, and holds what it should
+        # the kernel fills the cache, with the expected content
         q, o, y, pool = c.run(full, pool=c.pages())
         c.holds(pool)
         close(y, want, c.size(), tolerance(c))
@@ -312,7 +312,7 @@ def test_latent_attention(lib, name, target):
             q2, o2, y2, pool2 = c.run(full, parts=parts, pool=c.pages())
             same(y2, y)
             assert (pool2.view(np.uint8) == pool.view(np.uint8)).all()
-        # decode rows: each phase, alone and in company
+        # decode rows: each phase, alone and batched
         one = c.run(last, "decode", pool=pool.copy())[2]
         close(one, want_last, c.size(), tolerance(c))
         for parts in (2, 3, 5):
@@ -337,7 +337,7 @@ def test_latent_attention(lib, name, target):
 
 
 def test_far_position(lib):
-    """A row behind spans of several chunks, through a table whose pages repeat: decode and mixed agree, with any number of parts."""
+    """A row after spans of several chunks, through a table with repeated pages: decode and mixed agree for any number of parts."""
     c = Case(lib, heads=2, rank=16, nope=8, rope=4, v_dim=8, dtype="f32", kv="f32", lens=(64,))
     c.build(TARGETS[-1], 0)
     n = 20000
@@ -355,7 +355,7 @@ def test_far_position(lib):
 
 
 def test_tickets_come_back(lib):
-    """Parts as threads, many times over the same scratch."""
+    """Parts as threads, many times with the same scratch."""
     c = Case(lib, lens=(300, 90, 9))
     c.build(TARGETS[-1], 0)
     rows = [(i, [n - 1]) for i, n in enumerate(c.lens)]

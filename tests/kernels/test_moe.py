@@ -1,5 +1,5 @@
-"""Kernels of mixtures against float64, and against each other bit for bit: a row alone and in company, any number of parts, any number of
-rows to an expert. Experts that nobody chose hold NaN."""
+"""MoE kernels against float64, and against each other bit for bit: a single row and a batch, any number of parts, any number of
+rows per expert. Experts that no row selects hold NaN."""
 
 import os
 
@@ -118,7 +118,7 @@ def test_route(lib, target, name):
         FAST,
     )
     w = Weights(lib, c["dtype"], n + mix, hidden)
-    w.file[3] = w.file[2]  # two experts that are always equal: the first is the better
+    w.file[3] = w.file[2]  # two experts that always tie: the first wins
     lib.dequant_row(DTYPES.index(c["dtype"]), w.file[3].ctypes.data, w.value[3].ctypes.data, hidden)
     nw, nb = (v * np.float32(0.2) for v in vectors(hidden))
     x = np.random.default_rng(31).standard_normal((150, hidden)).astype(np.float32) * np.float32(
@@ -141,7 +141,7 @@ def test_route(lib, target, name):
         )
         step, xs = H.make_step([0] * len(rows)), np.ascontiguousarray(x[rows])
         scratch = k.scratch(step, parts)
-        for _ in range(2):  # what it counts with is as it was
+        for _ in range(2):  # its counters are back at their initial values
             k.call(
                 step,
                 [xs, nw, nb, packed, logit_b, bias, ids, weight],
@@ -198,7 +198,7 @@ def test_route(lib, target, name):
 
 
 def test_route_of_nan_logits(lib):
-    """Logits that are no numbers give experts that exist, each once."""
+    """NaN logits select valid experts, each once."""
     target = TARGETS[-1]
     k = H.build(
         "norm_route",
@@ -237,7 +237,7 @@ def test_route_of_nan_logits(lib):
 
 @pytest.mark.parametrize("first,count", [(0, 3), (3, 3), (6, 1)])
 def test_own_experts(first, count):
-    """Experts dealt whole to ranks: those of this one under their numbers here"""
+    """Experts divided over ranks: maps this rank's experts to local indices."""
     k = H.build(
         "local_experts", TARGETS[-1], dict(N_EXPERTS=7, TOP_K=5, FIRST=first, COUNT=count), FAST
     )
@@ -257,7 +257,7 @@ def gated(act, g, u, limit):
 
 
 class Mixture:
-    """One layer's experts, rows that chose among them, and what must come out of both kernels in float64."""
+    """One layer's experts, rows with their selections, and the expected output of both kernels in float64."""
 
     def __init__(
         self,
@@ -299,16 +299,16 @@ class Mixture:
             target,
             rows,
         )
-        self.spread = spread  # rows of x for each token
+        self.spread = spread  # rows of x per token
         self.x = rng.standard_normal((rows, spread * hidden)).astype(np.float32)
-        chosen = to or list(range(n - (n > top_k)))  # the last is nobody's
+        chosen = to or list(range(n - (n > top_k)))  # no row selects the last expert
         self.id = np.array([rng.permutation(chosen)[:top_k] for _ in range(rows)], np.int32)
         self.weight = rng.random((rows, top_k + mix)).astype(np.float32)
         self.r = rng.standard_normal((rows, hidden)).astype(np.float32)
         self.nw, self.nb = vectors(hidden)
         self.adapter = (
             np.arange(rows) % 3 - 1 if adapted else None
-        )  # every third row has none, and what lies there is not looked at
+        )  # every third row has no adapter, and its content is not read
         self.add = (
             rng.standard_normal((rows, top_k, 2, width)).astype(np.float32) if adapted else None
         )
@@ -392,7 +392,7 @@ class Mixture:
         return h[:-1]
 
     def glu_want(self):
-        """(values, a bound of their errors to be multiplied by the share that is allowed)"""
+        """Return (values, a bound of their errors, to be multiplied by the tolerance)."""
         xn = norm(self.x, self.kind, self.nw, self.nb)
         own = lambda t, k: xn[t].reshape(self.spread, -1)[k if self.spread > 1 else 0]  # noqa: E731
         g, u = (w.value.astype(np.float64).reshape(self.n, self.width, -1) for w in self.w[:2])
@@ -562,7 +562,8 @@ MIXTURES = {
     ),
     "i8": dict(n=3, top_k=2, hidden=64, width=64, types=Q4, shared=64, s_types=Q4, bits=8),
 }
-# compiling is what takes time: all on the last target, on the others what differs by the width of vectors
+# compilation dominates the run time: all cases on the last target, on the others those that depend
+# on the vector width
 RUNS = (
     [
         (t, m)
@@ -576,7 +577,7 @@ RUNS = (
 
 
 @pytest.mark.parametrize("target,name", RUNS)
-def test_mixture(lib, target, name):
+def test_moe_layer(lib, target, name):
     m = Mixture(
         lib,
         target,
@@ -661,8 +662,8 @@ take(const int32_t *id, int all, int e, int n, int most, int32_t *choice)
 """
 
 
-def test_units_are_dealt_in_equal_shares():
-    """Each unit of each chosen expert to one part, and no part more than a unit's cost above its share; rows in the order of the step."""
+def test_units_are_divided_into_equal_shares():
+    """Each unit of each selected expert is assigned to one part. No part exceeds its share by more than a unit's cost; rows are in step order."""
     lib_ = H.compiled("moe_schedule", "generic", DEAL, (*FAST, "-fno-ipa-cp"))
     rng = np.random.default_rng(3)
     for n, n_parts in ((1, 1), (1, 7), (5, 2), (7, 3), (129, 2), (129, 16), (9, 64)):

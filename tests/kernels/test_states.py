@@ -1,5 +1,5 @@
-"""Kernels that keep a state, against float64 and against each other bit for bit: whole sequences, cuts into steps, single rows, several sequences in the
-places of others, parts, instruction sets' odd ends."""
+"""Kernels with recurrent states, against float64 and against each other bit for bit: whole sequences, division into steps, single rows, reuse of the
+slots of other sequences, parts, partial vectors."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from state_oracle import (
 
 
 def run(kernel, inputs, fixed, shape, out_shape, cuts, n_parts):
-    """inputs: per-row arrays [sequence][rows, ..]; fixed: what stands between them and the pool. Outputs of all rows, and the states."""
+    """inputs: per-row arrays [sequence][rows, ..]; fixed: arguments between them and the pool. Returns outputs of all rows, and the states."""
     state, y = H.aligned((SEQS, *shape)), [np.zeros((n, *out_shape), np.float32) for n in ROWS]
     for step in steps(cuts):
         pos = [p for _, a, b in step for p in range(a, b)]

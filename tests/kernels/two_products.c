@@ -1,6 +1,6 @@
-/* A kernel with products of two kinds, the second with two matrices, as an expert's are: what one
- * file could not hold while formats and columns were macros. LLMC_TARGET_<target> comes from the
- * command line, names of what the products call from the test. */
+/* A kernel with matmuls of two weight types, one of them with two matrices, as experts have. It
+ * fails if formats or columns become macros again. LLMC_TARGET_<target> comes from the command
+ * line, the names of the matmul functions from the test. */
 #include "cpu/gemm/matmul.h"
 
 enum { ROWS = 43 };
@@ -25,7 +25,7 @@ PRODUCT(narrow, W_q6_k, 256, 8)
 void two_products(const llmc_step *s, void *const *a, int part, int n_parts);
 
 /* a: x [n_tok, 512], its matrix, x [n_tok, 256], its two matrices, y [3][n_tok, ROWS], scratch of
- * both kinds */
+ * both types */
 void
 two_products(const llmc_step *s, void *const *a, int part, int n_parts)
 {
