@@ -92,10 +92,10 @@ Op *graph_op(Graph *g, OpKind kind, int layer, Loc loc);
 void op_args(Op *op, const int *arg);
 /* Set attributes in the order of the op's row; any other order is a bug. */
 void op_set_int(Graph *g, Op *op, const char *key, int64_t v);
-void op_change_int(Op *op, const char *key, int64_t v); /* the attribute must be set */
+void op_change_int(Op *op, const char *key, int64_t v); /* the attribute must exist */
 void op_set_num(Graph *g, Op *op, const char *key, double v);
 void op_set_word(Graph *g, Op *op, const char *key, const char *v);
-void op_makes(Op *op, const char *value); /* ignored if present or if the list is full */
+void op_makes(Op *op, const char *value); /* ignored if already listed or if the list is full */
 void graph_sweep(Graph *g); /* removes nops and unused values and tensors; indices change */
 
 /* build_tensor.c: make the value of a weight; cols 0: a vector. suffix is ".weight" or ".bias". A

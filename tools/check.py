@@ -45,7 +45,7 @@ MISSING = {  # reason of a skipped test: what to install
     "mpich|openmpi|header of MPI": "mpich and openmpi (tools/mpi.sh)",
     "chromedriver|selenium": "chromium and chromium-driver (tools/deps.sh)",
 }
-MOST_FAILED = 30  # number of failed tests of a step that drops its other items
+MOST_FAILED = 30  # failed tests of a step after which its other items are dropped
 HANG = 1800 * float(os.environ.get("LLMC_TEST_SLOW") or 1)  # seconds after which an item is killed
 TAIL = 150  # lines of a failed item's log that are printed
 

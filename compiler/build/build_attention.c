@@ -62,7 +62,7 @@ qk_norm(ModelBuilder *b, bool after, int x, const char *role, int64_t heads, con
 
 /* Clamp q, k or v to attention.qkv_limit, if it is set. */
 static int
-clipped(ModelBuilder *b, int x, int64_t width, const char *name)
+clamped(ModelBuilder *b, int x, int64_t width, const char *name)
 {
 	const Spec *s = b->s;
 
@@ -84,15 +84,15 @@ q_temperature(ModelBuilder *b, int q, int64_t width)
 {
 	const Spec *s = b->s;
 
-	if (s->attention.temper.scale == 0 || !s->attention.temper.layer_in[b->layer])
+	if (s->attention.q_temperature.scale == 0 || !s->attention.q_temperature.layer_in[b->layer])
 		return q;
 	build_at(b, "attention.temperature.scale");
 	int y = build_value(b, "q_tempered");
 	Op *o = OP(b, pos_scale, .x = q, .y = y);
 	op_set_int(b->g, o, "width", width);
-	op_set_num(b->g, o, "scale", s->attention.temper.scale);
-	op_set_int(b->g, o, "offset", s->attention.temper.offset);
-	op_set_int(b->g, o, "base", s->attention.temper.positions);
+	op_set_num(b->g, o, "scale", s->attention.q_temperature.scale);
+	op_set_int(b->g, o, "offset", s->attention.q_temperature.offset);
+	op_set_int(b->g, o, "base", s->attention.q_temperature.positions);
 	return y;
 }
 
@@ -157,14 +157,14 @@ gqa(ModelBuilder *b, int h)
 	bool own = source == b->layer; /* the layer has its own keys and values */
 
 	build_at(b, "attention.n_heads");
-	int q = clipped(b, build_matmul(b, h, "q", s->attention.bias, heads * dim, s->hidden, "q"),
+	int q = clamped(b, build_matmul(b, h, "q", s->attention.bias, heads * dim, s->hidden, "q"),
 	                heads * dim, "q_clipped");
 	if (own) {
-		k = v = clipped(
+		k = v = clamped(
 		    b, build_matmul(b, h, "k", s->attention.bias, kv_heads * dim, s->hidden, "k"),
 		    kv_heads * dim, "k_clipped");
 		if (!s->attention.k_is_v[b->layer])
-			v = clipped(b,
+			v = clamped(b,
 			            build_matmul(b, h, "v", s->attention.bias, kv_heads * v_dim,
 			                         s->hidden, "v"),
 			            kv_heads * v_dim, "v_clipped");
@@ -247,8 +247,8 @@ build_indexer(ModelBuilder *b, int h, int low)
 /* Add an adapter's contribution to heads of *_width elements, of which *_cols take part in its
  * factors. *_apart: each head has its own rows in the factor. */
 static int
-heads_adapted(ModelBuilder *b, int x, int64_t x_width, int64_t x_cols, int64_t x_apart, int fa,
-              int y, int64_t y_width, int64_t y_cols, int64_t y_apart, int fb, const char *name)
+heads_adapted(ModelBuilder *b, int x, int64_t x_width, int64_t x_cols, int64_t x_stride, int fa,
+              int y, int64_t y_width, int64_t y_cols, int64_t y_stride, int fb, const char *name)
 {
 	const int rank = b->s->adapters.rank, slots = b->s->adapters.slots;
 	int low = build_value(b, arena_printf(b->g->arena, "%s_low", name)),
@@ -261,7 +261,7 @@ heads_adapted(ModelBuilder *b, int x, int64_t x_width, int64_t x_cols, int64_t x
 		op_set_int(b->g, o[i], "heads", b->s->attention.n_heads);
 		op_set_int(b->g, o[i], "width", i ? y_width : x_width);
 		op_set_int(b->g, o[i], "cols", i ? y_cols : x_cols);
-		op_set_int(b->g, o[i], "head_stride", i ? y_apart : x_apart);
+		op_set_int(b->g, o[i], "head_stride", i ? y_stride : x_stride);
 		op_set_int(b->g, o[i], "rank", rank);
 		op_set_int(b->g, o[i], "slots", slots);
 	}
@@ -272,7 +272,7 @@ heads_adapted(ModelBuilder *b, int x, int64_t x_width, int64_t x_cols, int64_t x
  * added between the ops. With k_b + b a instead of k_b, queries become k_b^T q + a^T (b^T q); the
  * same holds for v_b: values become v_b o + b (a o). q is not rotated; `both` is latent and key. */
 static int
-mla_in_steps(ModelBuilder *b, int q, int both, int sel)
+mla_with_adapters(ModelBuilder *b, int q, int both, int sel)
 {
 	const Spec *s = b->s;
 	const int64_t heads = s->attention.n_heads, nope = s->attention.nope_dim,
@@ -363,7 +363,7 @@ mla(ModelBuilder *b, int h)
 		both =
 		    build_matmul(b, h, "kv_a", s->attention.bias, rank + rope, s->hidden, "kv_a");
 	if (s->adapters.slots)
-		return build_matmul(b, mla_in_steps(b, q, both, build_indexer(b, h, low)), "o",
+		return build_matmul(b, mla_with_adapters(b, q, both, build_indexer(b, h, low)), "o",
 		                    s->attention.o_bias, s->hidden, heads * v_dim, "attn_out");
 	int latent = build_slice(b, both, rank + rope, 0, rank, "latent");
 	latent = build_rmsnorm(b, latent, "kv_a_norm", rank, 1, s->norm.latent_eps, false,
@@ -699,7 +699,7 @@ adapted(ModelBuilder *b, int x, const char *role, int64_t rows, int64_t cols, in
 }
 
 static int
-low_of(ModelBuilder *b, int x, const char *role, int64_t rank, int64_t cols)
+low_rank_input(ModelBuilder *b, int x, const char *role, int64_t rank, int64_t cols)
 {
 	return rank ? product(b, x, build_matrix(b, role, rank, cols), -1, rank, cols, role) : -1;
 }
@@ -734,12 +734,12 @@ build_shared(ModelBuilder *b, int x)
 	op_set_int(b->g, o, "count", hidden);
 	int h = shared_norm(b, both, "shared_norm", wide, "shared_normed"),
 	    rank = s->shared.qkv_rank;
-	int q = adapted(b, h, "shared_q", heads * dim, wide, low_of(b, h, "shared_q_a", rank, wide),
-	                rank);
-	int k =
-	    adapted(b, h, "shared_k", kv * dim, wide, low_of(b, h, "shared_k_a", rank, wide), rank);
-	int v =
-	    adapted(b, h, "shared_v", kv * dim, wide, low_of(b, h, "shared_v_a", rank, wide), rank);
+	int q = adapted(b, h, "shared_q", heads * dim, wide,
+	                low_rank_input(b, h, "shared_q_a", rank, wide), rank);
+	int k = adapted(b, h, "shared_k", kv * dim, wide,
+	                low_rank_input(b, h, "shared_k_a", rank, wide), rank);
+	int v = adapted(b, h, "shared_v", kv * dim, wide,
+	                low_rank_input(b, h, "shared_v_a", rank, wide), rank);
 	build_at(b, "position");
 	q = rotate(b, q, heads, dim, 0, "q_rope");
 	k = rotate(b, k, kv, dim, 0, "k_rope");
@@ -752,7 +752,7 @@ build_shared(ModelBuilder *b, int x)
 
 	h = shared_norm(b, y, "shared_ffn_norm", hidden, "shared_ffn_in");
 	rank = s->shared.rank;
-	int low = low_of(b, h, "shared_ffn_a", rank, hidden),
+	int low = low_rank_input(b, h, "shared_ffn_a", rank, hidden),
 	    g = adapted(b, h, "shared_gate", width, hidden, low, rank),
 	    u = adapted(b, h, "shared_up", width, hidden, low, rank);
 	y = build_value(b, "shared_act");

@@ -126,7 +126,7 @@ permute_expert_cols(ModelBuilder *b, int x, int id, int64_t width, int64_t *spre
 
 /* Set the attributes of moe_route for selecting experts; attributes before them must be set. */
 static void
-choice(ModelBuilder *b, Op *o)
+set_selection(ModelBuilder *b, Op *o)
 {
 	const Spec *s = b->s;
 
@@ -171,7 +171,7 @@ route(ModelBuilder *b, int seen, bool at_once, int *id, int *weights)
 		op_set_int(b->g, o, "top_k", s->moe.top_k);
 		op_set_int(b->g, o, "hidden", s->hidden);
 		op_set_int(b->g, o, "shared_gate", 0);
-		choice(b, o);
+		set_selection(b, o);
 		no_norm(b, o);
 		return;
 	}
@@ -183,7 +183,7 @@ route(ModelBuilder *b, int seen, bool at_once, int *id, int *weights)
 	o = OP(b, moe_route, .logits = logits, .bias = bias, .id = *id, .weight = *weights);
 	op_set_int(b->g, o, "n_experts", n);
 	op_set_int(b->g, o, "top_k", s->moe.top_k);
-	choice(b, o);
+	set_selection(b, o);
 }
 
 /* Experts over the rows `in`: selection, weight matrices, and biases or -1. Without a gate, `gate`
@@ -229,8 +229,8 @@ lora_sizes(ModelBuilder *b, Op *o, int count)
 
 /* A factors of `count` matrices of the experts that each row selected. */
 static int
-experts_low(ModelBuilder *b, int x, int id, int a, int64_t cols, bool each, int count,
-            const char *name)
+expert_lora_down(ModelBuilder *b, int x, int id, int a, int64_t cols, bool each, int count,
+                 const char *name)
 {
 	const int low = build_value(b, name);
 	Op *o = OP(b, lora_experts_down, .x = x, .id = id, .a = a, .t = low);
@@ -247,7 +247,7 @@ static int
 adapted_experts(ModelBuilder *b, const Experts *e, const int first[2], const int last[2])
 {
 	const int64_t width = b->s->moe.width;
-	const int low = experts_low(b, e->in, e->id, first[0], e->row, false, 2, "expert_low"),
+	const int low = expert_lora_down(b, e->in, e->id, first[0], e->row, false, 2, "expert_low"),
 	          add = build_value(b, "expert_add");
 	Op *o = OP(b, lora_experts_up, .t = low, .id = e->id, .b = first[1], .y = add);
 
@@ -268,7 +268,7 @@ adapted_experts(ModelBuilder *b, const Experts *e, const int first[2], const int
 	op_set_int(b->g, o, "shared", 0);
 	op_set_int(b->g, o, "shared_gate", 0);
 	op_set_num(b->g, o, "scale", 1);
-	const int down = experts_low(b, h, e->id, last[0], width, true, 1, "expert_down_low"),
+	const int down = expert_lora_down(b, h, e->id, last[0], width, true, 1, "expert_down_low"),
 	          y = build_value(b, e->name);
 	o = OP(b, lora_experts_add, .x = base, .t = down, .id = e->id, .weight = e->weights,
 	       .b = last[1], .y = y);

@@ -109,7 +109,7 @@ layer_end(ModelBuilder *b, int x, int all)
 /* Laurel: (mid + h + norm(right (left h))) / sqrt(2), with mid the stream after attention and h the
  * input of attention. */
 static int
-low_rank(ModelBuilder *b, int mid, int h)
+laurel(ModelBuilder *b, int mid, int h)
 {
 	const Spec *s = b->s;
 	int64_t rank = s->laurel_rank;
@@ -160,7 +160,7 @@ layer(ModelBuilder *b, int x, int l)
 		mid = build_add(b, s->residual.from_norm ? h : x, a, skip, "mid");
 		mid = build_norm(b, s->norm.sum && s->norm.in_layers[l], mid, "attn_norm",
 		                 "mid_normed");
-		mid = low_rank(b, mid, h);
+		mid = laurel(b, mid, h);
 	}
 	if (!spec_has_ffn(s, l))
 		return layer_end(b, mid, all);
@@ -242,7 +242,7 @@ per_layer(ModelBuilder *b, int x)
 
 /* Input rows of a draft head, one per token, before all other steps. */
 static int
-rows_in(ModelBuilder *b)
+draft_head_rows(ModelBuilder *b)
 {
 	b->layer = 0;
 	build_at(b, "mtp.part");
@@ -255,7 +255,7 @@ rows_in(ModelBuilder *b)
 
 /* Input of a draft head: each token's row concatenated with the token's embedding x. */
 static int
-head_in(ModelBuilder *b, int x, int rows)
+draft_head_input(ModelBuilder *b, int x, int rows)
 {
 	const Spec *s = b->s;
 
@@ -286,7 +286,7 @@ final_norm(ModelBuilder *b, int x, const char *name)
 
 /* Mark the rows that a draft head reads: all rows, after or before the final norm (mtp.normed). */
 static void
-hand_out(ModelBuilder *b, int x)
+mark_draft_rows(ModelBuilder *b, int x)
 {
 	b->g->rows = b->s->mtp.normed ? final_norm(b, x, "rows") : x;
 	b->g->hands_rows = true;
@@ -597,10 +597,10 @@ graph_build(const Spec *s, Diag *d, Arena *perm)
 		return NULL;
 	ropes(&b);
 	pools(&b);
-	const int came = s->mtp.part == MTP_HEAD ? rows_in(&b) : -1;
+	const int came = s->mtp.part == MTP_HEAD ? draft_head_rows(&b) : -1;
 	x = b.embedded = embed(&b, &table);
 	if (came >= 0)
-		x = head_in(&b, x, came);
+		x = draft_head_input(&b, x, came);
 	if (s->ple_width)
 		b.ple = per_layer(&b, x);
 	if (s->streams.count > 1)
@@ -613,7 +613,7 @@ graph_build(const Spec *s, Diag *d, Arena *perm)
 	if (s->streams.count > 1)
 		x = build_stream_merge(&b, x);
 	if (s->mtp.part != MTP_NONE)
-		hand_out(&b, x);
+		mark_draft_rows(&b, x);
 	head(&b, x, table);
 	check_size(b.g, d);
 	check_slots(b.g, d);

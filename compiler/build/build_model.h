@@ -25,8 +25,8 @@ typedef struct ModelBuilder {
 	struct {
 		int x, y;
 		const char *order, *factor;
-	} arranged[8]; /* the layer's last permuted inputs, for reuse */
-	int n_arranged;
+	} permuted[8]; /* the layer's last permuted inputs, for reuse */
+	int n_permuted;
 } ModelBuilder;
 
 /* build_ops.c */

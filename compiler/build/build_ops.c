@@ -47,14 +47,14 @@ int
 build_permute_cols(ModelBuilder *b, int x, const char *role, int64_t cols)
 {
 	const StorageRule r = spec_storage(b->s, role, b->layer);
-	const int room = sizeof b->arranged / sizeof *b->arranged;
+	const int room = sizeof b->permuted / sizeof *b->permuted;
 
 	if (!r.order && !r.factor)
 		return x;
-	for (int i = 0; i < room && i < b->n_arranged; i++)
-		if (b->arranged[i].x == x && same_word(b->arranged[i].order, r.order) &&
-		    same_word(b->arranged[i].factor, r.factor))
-			return b->arranged[i].y;
+	for (int i = 0; i < room && i < b->n_permuted; i++)
+		if (b->permuted[i].x == x && same_word(b->permuted[i].order, r.order) &&
+		    same_word(b->permuted[i].factor, r.factor))
+			return b->permuted[i].y;
 	int order =
 	    r.order ? build_adapter_input(b->g, r.order, b->layer, SCHEME_ORDER, cols, b->loc) : -1;
 	int factor =
@@ -67,10 +67,10 @@ build_permute_cols(ModelBuilder *b, int x, const char *role, int64_t cols)
 	op_set_word(b->g, o, "norm", "none");
 	op_set_num(b->g, o, "eps", 0);
 	op_set_int(b->g, o, "plus_one", 0);
-	b->arranged[b->n_arranged++ % room].x = x;
-	b->arranged[(b->n_arranged - 1) % room].y = y;
-	b->arranged[(b->n_arranged - 1) % room].order = r.order;
-	b->arranged[(b->n_arranged - 1) % room].factor = r.factor;
+	b->permuted[b->n_permuted++ % room].x = x;
+	b->permuted[(b->n_permuted - 1) % room].y = y;
+	b->permuted[(b->n_permuted - 1) % room].order = r.order;
+	b->permuted[(b->n_permuted - 1) % room].factor = r.factor;
 	return y;
 }
 

@@ -19,7 +19,7 @@ product(ModelBuilder *b, int x, int w, int64_t rows, int64_t cols, const char *n
 
 /* y = x scaled to the root mean square of r. */
 static int
-matched(ModelBuilder *b, int x, int r, const char *name)
+match_rms(ModelBuilder *b, int x, int r, const char *name)
 {
 	int y = build_value(b, name);
 	Op *o = OP(b, match_rms, .x = x, .r = r, .y = y);
@@ -30,7 +30,7 @@ matched(ModelBuilder *b, int x, int r, const char *name)
 }
 
 static void
-of_streams(ModelBuilder *b, Op *o)
+set_stream_attrs(ModelBuilder *b, Op *o)
 {
 	op_set_int(b->g, o, "width", b->s->hidden);
 	op_set_int(b->g, o, "groups", b->s->streams.count);
@@ -72,7 +72,7 @@ build_streams(ModelBuilder *b, int x)
 		int y = product(
 		    b, x, build_one_of(b->g, "e_stream_in", -1, i, n, s->hidden, s->hidden, b->loc),
 		    s->hidden, s->hidden, arena_printf(b->g->arena, "stream%d_raw", i + 1));
-		y = matched(b, y, x, arena_printf(b->g->arena, "stream%d", i + 1));
+		y = match_rms(b, y, x, arena_printf(b->g->arena, "stream%d", i + 1));
 		int both = build_value(b, arena_printf(b->g->arena, "streams%d", i + 2));
 		Op *o = OP(b, concat, .x = all, .z = y, .y = both);
 		op_set_int(b->g, o, "width", (i + 1) * s->hidden);
@@ -106,7 +106,7 @@ build_stream_predict(ModelBuilder *b, int all)
 	                     "predict_by"),
 	    y = build_value(b, "predicted");
 	Op *o = OP(b, stream_mix, .x = all, .m = m, .y = y);
-	of_streams(b, o);
+	set_stream_attrs(b, o);
 	return y;
 }
 
@@ -121,7 +121,7 @@ build_stream_correct(ModelBuilder *b, int all, int a)
 	                     "correct_by"),
 	    y = build_value(b, "corrected");
 	Op *o = OP(b, stream_correct, .x = all, .a = a, .m = m, .y = y);
-	of_streams(b, o);
+	set_stream_attrs(b, o);
 	op_set_int(b->g, o, "first", s->streams.active);
 	return y;
 }
@@ -132,7 +132,7 @@ build_stream_add(ModelBuilder *b, int all, int z)
 	build_at(b, "streams.count");
 	int y = build_value(b, "with_ple");
 	Op *o = OP(b, stream_add, .x = all, .z = z, .y = y);
-	of_streams(b, o);
+	set_stream_attrs(b, o);
 	op_set_int(b->g, o, "first", 1);
 	return y;
 }
@@ -153,8 +153,8 @@ build_stream_merge(ModelBuilder *b, int all)
 		                         s->hidden, b->loc),
 		            s->hidden, s->hidden, arena_printf(b->g->arena, "stream%d_out_raw", i));
 		sum = build_add(b, sum,
-		                matched(b, y, x, arena_printf(b->g->arena, "stream%d_out", i)), 1.0,
-		                arena_printf(b->g->arena, "streams_sum%d", i));
+		                match_rms(b, y, x, arena_printf(b->g->arena, "stream%d_out", i)),
+		                1.0, arena_printf(b->g->arena, "streams_sum%d", i));
 	}
 	return build_gain(b, sum, NULL, 1.0 / n, s->hidden, "merged");
 }

@@ -88,11 +88,12 @@ fuse_norm_qkv(Fuse *f)
 		}
 		int64_t kv_heads = op_int(append, "kv_heads"), dim = op_int(append, "dim");
 		int w, b, rotated = att ? att->arg[ARG(attention, q)] : -1;
-		Op *temper = fuse_only_def(f, rotated, OP_pos_scale); /* q_temperature after rope */
+		Op *q_temperature =
+		    fuse_only_def(f, rotated, OP_pos_scale); /* q_temperature after rope */
 		Chain q, k;
 
-		if (temper)
-			rotated = temper->arg[ARG(pos_scale, x)];
+		if (q_temperature)
+			rotated = q_temperature->arg[ARG(pos_scale, x)];
 		Op *v = fuse_only_def(f, append->arg[ARG(kv_append, v)], OP_matmul);
 		if (!att || !v || dim != op_int(append, "v_dim") ||
 		    !chain_match(f, rotated, op_int(att, "heads"), dim, &q) ||
@@ -102,7 +103,7 @@ fuse_norm_qkv(Fuse *f)
 		                        &b))
 			continue;
 		int h = v->arg[ARG(matmul, x)];
-		NormInput front[2] = { front_norm(f, h, 0), front_plain(h) };
+		NormInput front[2] = { norm_input_of(f, h, 0), norm_input_none(h) };
 		for (int t = front[0].norm < 0 ? 1 : 0; t < 2; t++) {
 			Op op = fuse_op(OP_norm_qkv, q.mat,
 			                OP_ARGS(norm_qkv, .x = front[t].x, .nw = front[t].nw,
@@ -117,7 +118,7 @@ fuse_norm_qkv(Fuse *f)
 			op_set_int(g, &op, "kv_heads", kv_heads);
 			op_set_int(g, &op, "dim", dim);
 			op_makes(&op, fuse_name(f, rotated));
-			front_set(f, &op, &front[t]);
+			norm_input_set(f, &op, &front[t]);
 			op_set_num(g, &op, "qk_eps", q.norm ? op_num(q.norm, "eps") : 0);
 			op_set_int(g, &op, "qk_plus_one", q.norm ? op_int(q.norm, "plus_one") : 0);
 			op_set_int(g, &op, "rope_dims", q.rope ? op_int(q.rope, "rope_dims") : 0);
@@ -127,10 +128,10 @@ fuse_norm_qkv(Fuse *f)
 			chain_makes(f, &op, &q);
 			chain_makes(f, &op, &k);
 			op_makes(&op, fuse_name(f, v->arg[ARG(matmul, y)]));
-			Op *gone[] = { q.rope, q.norm, q.mat, k.rope, k.norm, k.mat, v };
-			for (size_t d = 0; d < sizeof gone / sizeof *gone; d++)
-				if (gone[d])
-					fuse_drop(f, gone[d]);
+			Op *dropped[] = { q.rope, q.norm, q.mat, k.rope, k.norm, k.mat, v };
+			for (size_t d = 0; d < sizeof dropped / sizeof *dropped; d++)
+				if (dropped[d])
+					fuse_drop(f, dropped[d]);
 			fuse_place(f, append, &op);
 			n++;
 			break;
@@ -165,7 +166,7 @@ fuse_norm_glu(Fuse *f)
 		                        (Op *[]){ gate, up }, 2, &w, &b))
 			continue;
 		int h = gate->arg[ARG(matmul, x)];
-		NormInput front[2] = { front_norm(f, h, 0), front_plain(h) };
+		NormInput front[2] = { norm_input_of(f, h, 0), norm_input_none(h) };
 		for (int t = front[0].norm < 0 ? 1 : 0; t < 2; t++) {
 			Op op = fuse_op(OP_norm_glu, gate,
 			                OP_ARGS(norm_glu, .x = front[t].x, .nw = front[t].nw,
@@ -173,7 +174,7 @@ fuse_norm_glu(Fuse *f)
 			op_set_int(g, &op, "rows", op_int(gate, "rows"));
 			op_set_int(g, &op, "cols", op_int(gate, "cols"));
 			op_makes(&op, fuse_name(f, y));
-			front_set(f, &op, &front[t]);
+			norm_input_set(f, &op, &front[t]);
 			op_set_word(g, &op, "act", op_word(glu, "act"));
 			op_set_num(g, &op, "limit", op_num(glu, "limit"));
 			if (!fuse_accepted(f, &op))
@@ -212,7 +213,7 @@ fuse_norm_matmul(Fuse *f, bool with_act)
 		int h = mat->arg[ARG(matmul, x)], w = mat->arg[ARG(matmul, w)],
 		    b = mat->arg[ARG(matmul, b)];
 		int y = last->arg[with_act ? ARG(act, y) : ARG(matmul, y)];
-		NormInput front[2] = { front_norm(f, h, 0), front_plain(h) };
+		NormInput front[2] = { norm_input_of(f, h, 0), norm_input_none(h) };
 		for (int t = front[0].norm < 0 ? 1 : 0; t < (with_act ? 2 : 1); t++) {
 			int x = front[t].x, nw = front[t].nw, nb = front[t].nb;
 			Op op = with_act ? fuse_op(OP_norm_act, mat,
@@ -224,7 +225,7 @@ fuse_norm_matmul(Fuse *f, bool with_act)
 			op_set_int(g, &op, "rows", op_int(mat, "rows"));
 			op_set_int(g, &op, "cols", op_int(mat, "cols"));
 			op_makes(&op, fuse_name(f, y));
-			front_set(f, &op, &front[t]);
+			norm_input_set(f, &op, &front[t]);
 			if (with_act)
 				op_set_word(g, &op, "act", op_word(last, "act"));
 			if (!fuse_accepted(f, &op))
@@ -297,10 +298,10 @@ fuse_head(Fuse *f)
 		    g->val[y].rows != SYM_n_out)
 			continue;
 		Op *last = mat, *pick;
-		NormInput front = front_norm(f, h, 0);
+		NormInput front = norm_input_of(f, h, 0);
 		Op *norm = front.norm >= 0 ? fuse_only_def(f, h, fuse_def(f, h)->kind) : NULL;
 		if (front.norm >= 0 && !norm)
-			front = front_plain(h);
+			front = norm_input_none(h);
 		if (!(pick = fuse_only_def(f, front.x, OP_gather_rows)))
 			continue;
 		for (size_t j = i + 1; j < g->n_op; j++)
@@ -315,7 +316,7 @@ fuse_head(Fuse *f)
 		op_set_int(g, &op, "rows", op_int(mat, "rows"));
 		op_set_int(g, &op, "cols", op_int(mat, "cols"));
 		op_makes(&op, fuse_name(f, logits));
-		front_set(f, &op, &front);
+		norm_input_set(f, &op, &front);
 		op_set_num(g, &op, "scale", last->kind == OP_softcap ? op_num(last, "scale") : 1);
 		op_set_num(g, &op, "softcap",
 		           last->kind == OP_softcap ? op_num(last, "softcap") : 0);
@@ -354,7 +355,7 @@ fuse_norm_permute_cols(Fuse *f)
 		for (size_t j = 0; j < g->n_op; j++)
 			readers += g->op[j].kind == OP_permute_cols &&
 			           g->op[j].arg[ARG(permute_cols, x)] == h;
-		NormInput front = front_norm(f, h, fuse_uses(f, h) - f->mat_uses[h]);
+		NormInput front = norm_input_of(f, h, fuse_uses(f, h) - f->mat_uses[h]);
 		if (front.norm < 0 || readers != fuse_uses(f, h))
 			continue;
 		Op op = fuse_op(OP_permute_cols, last,
@@ -363,7 +364,7 @@ fuse_norm_permute_cols(Fuse *f)
 		                        .factor = last->arg[ARG(permute_cols, factor)], .y = y));
 		op_set_int(g, &op, "width", op_int(last, "width"));
 		op_makes(&op, fuse_name(f, y));
-		front_set(f, &op, &front);
+		norm_input_set(f, &op, &front);
 		if (!fuse_accepted(f, &op))
 			continue;
 		fuse_place(f, last, &op);

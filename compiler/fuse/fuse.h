@@ -42,9 +42,9 @@ typedef struct NormInput {
 	int norm; /* the norm's output value; -1: no norm is fused */
 } NormInput;
 
-NormInput front_plain(int h);
-NormInput front_norm(const Fuse *f, int h, int others);
-void front_set(Fuse *f, Op *op, const NormInput *n);
+NormInput norm_input_none(int h);
+NormInput norm_input_of(const Fuse *f, int h, int others);
+void norm_input_set(Fuse *f, Op *op, const NormInput *n);
 
 /* --- comparing, stacking --- */
 bool fuse_same_num(const Op *a, const Op *b, const char *key);

@@ -127,7 +127,7 @@ fuse_stack(Fuse *f, int layer, const char *role, const int *val, int n)
 /* --- fused input norm --- */
 
 NormInput
-front_plain(int h)
+norm_input_none(int h)
 {
 	return (NormInput){ .x = h, .nw = -1, .nb = -1, .kind = "none", .norm = -1 };
 }
@@ -135,12 +135,12 @@ front_plain(int h)
 /* Return the norm that defines h if all readers of h but `others` are matmuls. Then h can be
  * removed, and each reader computes the norm itself. */
 NormInput
-front_norm(const Fuse *f, int h, int others)
+norm_input_of(const Fuse *f, int h, int others)
 {
 	const Op *o = fuse_def(f, h);
 
 	if (!o || fuse_uses(f, h) != f->mat_uses[h] + others)
-		return front_plain(h);
+		return norm_input_none(h);
 	if (o->kind == OP_rmsnorm && op_int(o, "groups") == 1)
 		return (NormInput){ o->arg[ARG(rmsnorm, x)], o->arg[ARG(rmsnorm, w)],    -1, "rms",
 			            op_num(o, "eps"),        (int)op_int(o, "plus_one"), h };
@@ -152,11 +152,11 @@ front_norm(const Fuse *f, int h, int others)
 			            op_num(o, "eps"),
 			            (int)op_int(o, "plus_one"),
 			            h };
-	return front_plain(h);
+	return norm_input_none(h);
 }
 
 void
-front_set(Fuse *f, Op *op, const NormInput *n)
+norm_input_set(Fuse *f, Op *op, const NormInput *n)
 {
 	op_set_word(f->g, op, "norm", n->kind);
 	op_set_num(f->g, op, "eps", n->eps);

@@ -8,7 +8,8 @@
 
 /* Ops around one mla_attention as build_attention.c makes them, from query and latent on. */
 typedef struct Latent {
-	Op *att, *append, *temper; /* temper: factor of queries by position, or NULL */
+	Op *att, *append,
+	    *q_temperature; /* q_temperature: factor of queries by position, or NULL */
 	Op *q_rope, *q_b, *q_norm,
 	    *q; /* q_b, q_norm: only with a query latent; q: matmul of the normed row */
 	Op *norm, *latent, *key, *k_rope, *kv;
@@ -29,8 +30,8 @@ latent_match(const Fuse *f, Op *att, Latent *m)
 		return false;
 	c = m->append->arg[ARG(mla_append, latent)];
 	k = m->append->arg[ARG(mla_append, rope_k)];
-	if ((m->temper = fuse_only_def(f, q, OP_pos_scale)))
-		q = m->temper->arg[ARG(pos_scale, x)];
+	if ((m->q_temperature = fuse_only_def(f, q, OP_pos_scale)))
+		q = m->q_temperature->arg[ARG(pos_scale, x)];
 	if ((m->q_rope = fuse_only_def(f, q, OP_rope))) {
 		if (op_int(m->q_rope, "heads") != heads ||
 		    op_int(m->q_rope, "dim") != nope + rope || op_int(m->q_rope, "first") != nope ||
@@ -145,11 +146,11 @@ fuse_mla(Fuse *f)
 		int a = stacked ? new_value(f, att, VAL_ACT, "qkv_a") : m.q->arg[ARG(matmul, y)];
 		int c = stacked ? -1 : m.kv->arg[ARG(matmul, y)];
 		int q = new_value(f, att, VAL_ACT, "q_mla"),
-		    read = m.temper ? new_value(f, att, VAL_ACT, "q_mla_tempered") : q,
+		    read = m.q_temperature ? new_value(f, att, VAL_ACT, "q_mla_tempered") : q,
 		    o = new_value(f, att, VAL_ACT, "o_mla");
 		int h = m.q->arg[ARG(matmul, x)];
-		NormInput front[2] = { front_norm(f, h, 0), front_plain(h) };
-		Op first = { 0 }, query, attend, value, temper = { 0 }, part = { 0 };
+		NormInput front[2] = { norm_input_of(f, h, 0), norm_input_none(h) };
+		Op first = { 0 }, query, attend, value, q_temperature = { 0 }, part = { 0 };
 		bool taken = false;
 		for (int t = stacked && front[0].norm < 0 ? 1 : 0; stacked && t < 2 && !taken;
 		     t++) {
@@ -159,7 +160,7 @@ fuse_mla(Fuse *f)
 			op_set_int(g, &first, "rows", op_int(m.q, "rows") + op_int(m.kv, "rows"));
 			op_set_int(g, &first, "cols", op_int(m.q, "cols"));
 			op_makes(&first, fuse_name(f, a));
-			front_set(f, &first, &front[t]);
+			norm_input_set(f, &first, &front[t]);
 			value_width(f, &first, ARG(norm_matmul, y));
 			taken = fuse_accepted(f, &first);
 		}
@@ -211,16 +212,19 @@ fuse_mla(Fuse *f)
 			op_set_int(g, &value, "index_top_k", op_int(att, "index_top_k"));
 			value_width(f, &query, ARG(mla_query, q));
 			value_width(f, &attend, ARG(mla_attend, o));
-			if (m.temper) {
-				temper = fuse_op(OP_pos_scale, m.temper,
-				                 OP_ARGS(pos_scale, .x = q, .y = read));
-				op_set_int(g, &temper, "width", heads * (rank + rope));
-				op_set_num(g, &temper, "scale", op_num(m.temper, "scale"));
-				op_set_int(g, &temper, "offset", op_int(m.temper, "offset"));
-				op_set_int(g, &temper, "base", op_int(m.temper, "base"));
-				value_width(f, &temper, ARG(pos_scale, y));
+			if (m.q_temperature) {
+				q_temperature = fuse_op(OP_pos_scale, m.q_temperature,
+				                        OP_ARGS(pos_scale, .x = q, .y = read));
+				op_set_int(g, &q_temperature, "width", heads * (rank + rope));
+				op_set_num(g, &q_temperature, "scale",
+				           op_num(m.q_temperature, "scale"));
+				op_set_int(g, &q_temperature, "offset",
+				           op_int(m.q_temperature, "offset"));
+				op_set_int(g, &q_temperature, "base",
+				           op_int(m.q_temperature, "base"));
+				value_width(f, &q_temperature, ARG(pos_scale, y));
 			}
-			taken = (!m.temper || fuse_accepted(f, &temper)) &&
+			taken = (!m.q_temperature || fuse_accepted(f, &q_temperature)) &&
 			        fuse_accepted(f, &query) && fuse_accepted(f, &attend) &&
 			        fuse_accepted(f, &value);
 		}
@@ -238,26 +242,26 @@ fuse_mla(Fuse *f)
 		op_makes(&value, fuse_name(f, att->arg[ARG(mla_attention, y)]));
 		/* Positions of the new ops: a at kv_a, the query at the slice of the key, attention
 		 * over latents at the append (or at q_temperature), the values at the attention. */
-		Op *gone[] = { m.q_rope,
-			       m.q_b,
-			       m.indexed ? NULL : m.q_norm,
-			       m.norm,
-			       m.latent,
-			       m.key,
-			       m.k_rope,
-			       stacked && !m.indexed ? m.q : NULL,
-			       stacked ? m.kv : NULL };
-		for (size_t d = 0; d < sizeof gone / sizeof *gone; d++)
-			if (gone[d])
-				fuse_drop(f, gone[d]);
+		Op *dropped[] = { m.q_rope,
+			          m.q_b,
+			          m.indexed ? NULL : m.q_norm,
+			          m.norm,
+			          m.latent,
+			          m.key,
+			          m.k_rope,
+			          stacked && !m.indexed ? m.q : NULL,
+			          stacked ? m.kv : NULL };
+		for (size_t d = 0; d < sizeof dropped / sizeof *dropped; d++)
+			if (dropped[d])
+				fuse_drop(f, dropped[d]);
 		if (stacked)
 			fuse_place(f, m.kv, &first);
 		if (stacked && m.indexed)
 			fuse_place(f, m.q, &part);
 		fuse_place(f, m.key, &query);
-		fuse_place(f, m.append, m.temper ? &temper : &attend);
-		if (m.temper)
-			fuse_place(f, m.temper, &attend);
+		fuse_place(f, m.append, m.q_temperature ? &q_temperature : &attend);
+		if (m.q_temperature)
+			fuse_place(f, m.q_temperature, &attend);
 		fuse_place(f, att, &value);
 		n++;
 	}

@@ -192,10 +192,10 @@ make_moe(Fuse *f, const MoeMatch *m, const NormInput *seen, const NormInput *fro
 		else if (strcmp(a->key, "n_experts") != 0 && strcmp(a->key, "top_k") != 0)
 			op_set_int(g, &op[0], a->key, a->i);
 	}
-	front_set(f, &op[0], seen);
+	norm_input_set(f, &op[0], seen);
 	op_set_word(g, &op[1], "act", op_word(ffn, "act"));
 	op_set_num(g, &op[1], "limit", op_num(ffn, "limit"));
-	front_set(f, &op[1], front);
+	norm_input_set(f, &op[1], front);
 	op_set_num(g, &op[2], "scale",
 	           m->add && m->r == m->add->arg[ARG(add, x)] ? op_num(m->add, "scale") : 1);
 }
@@ -246,8 +246,8 @@ fuse_moe(Fuse *f)
 			int in =
 			    m.logits
 			        ->arg[ARG(matmul, x)]; /* h, unless the router has its own norm */
-			NormInput front[2] = { front_norm(f, h, 1), front_plain(h) },
-			          own = in == h ? front[0] : front_norm(f, in, 0);
+			NormInput front[2] = { norm_input_of(f, h, 1), norm_input_none(h) },
+			          own = in == h ? front[0] : norm_input_of(f, in, 0);
 			for (int t = front[0].norm < 0 ? 1 : 0; t < 2 && !done; t++) {
 				Op op[3];
 				make_moe(f, &m, in == h ? &front[t] : &own, &front[t], router, op);
@@ -256,11 +256,11 @@ fuse_moe(Fuse *f)
 					continue;
 				moe_makes(f, &m, op);
 				Op *last = m.add ? m.add : m.sum ? m.sum : m.ffn;
-				Op *gone[] = { m.ffn,  m.gate, m.up,    m.glu,
-					       m.down, m.mix,  m.gated, m.sum };
-				for (size_t d = 0; d < sizeof gone / sizeof *gone; d++)
-					if (gone[d] && gone[d] != last)
-						fuse_drop(f, gone[d]);
+				Op *dropped[] = { m.ffn,  m.gate, m.up,    m.glu,
+					          m.down, m.mix,  m.gated, m.sum };
+				for (size_t d = 0; d < sizeof dropped / sizeof *dropped; d++)
+					if (dropped[d] && dropped[d] != last)
+						fuse_drop(f, dropped[d]);
 				/* ops between routing and experts move up by one position each, in
 				 * order */
 				Op *between[] = { m.weigh, m.arrange, m.own }, *at = m.route;

@@ -39,7 +39,7 @@ model_name(Arena *a, const char *path)
 /* Return whether a value must be written, that is, differs from the family's value and the
  * default. */
 static bool
-goes_without_saying(const ImportSource *s, SpecKey k)
+is_implied(const ImportSource *s, SpecKey k)
 {
 	const char *text = s->value[k], *word = family_word(s, k),
 	           *def = word ? word : spec_key[k].def;
@@ -66,7 +66,7 @@ import_text(const ImportSource *s)
 	for (int k = 0; k < K_COUNT; k++) {
 		const char *path = spec_key[k].path;
 		size_t same = 0, depth = 0;
-		if (!s->value[k] || goes_without_saying(s, (SpecKey)k))
+		if (!s->value[k] || is_implied(s, (SpecKey)k))
 			continue;
 		for (size_t i = 0; path[i] && path[i] == open[i]; i++)
 			if (path[i] == '.') {
@@ -102,7 +102,7 @@ real_path(Arena *a, const char *path)
 /* Remove eos ids beyond the vocabulary: configurations of small models often keep the ids of large
  * ones. */
 static void
-drop_foreign_tokens(ImportSource *s, SpecKey k)
+drop_invalid_tokens(ImportSource *s, SpecKey k)
 {
 	const char *text = s->value[k], *out = "";
 	double vocab;
@@ -142,8 +142,8 @@ import_source(ImportSource *s)
 	else
 		source_convert_hf(s);
 	import_map(s);
-	drop_foreign_tokens(s, K_eos);
-	drop_foreign_tokens(s, K_bos);
+	drop_invalid_tokens(s, K_eos);
+	drop_invalid_tokens(s, K_bos);
 	if (s->have_tensors)
 		source_set(s, K_weights, spec_quote(s->a, real_path(s->a, s->path)));
 	source_set(s, K_checkpoint, s->format);

@@ -56,7 +56,7 @@ present(const ImportSource *s, const TensorRule *r)
 
 /* Return whether a tensor's name ends with this name, with any or no prefix. */
 static bool
-elsewhere(const ImportSource *s, const char *name)
+has_other_prefix(const ImportSource *s, const char *name)
 {
 	const char *dot = strrchr(name, '.'),
 	           *end = arena_printf(s->a, ".%s.weight", dot ? dot + 1 : name);
@@ -74,7 +74,7 @@ elsewhere(const ImportSource *s, const char *name)
 /* Return whether a checkpoint marked as tied stores a head that differs from the embedding, that
  * is, was trained separately. transformers then uses it. */
 static bool
-own_head(const ImportSource *s, const TensorRule *embed, const TensorRule *head)
+head_is_untied(const ImportSource *s, const TensorRule *embed, const TensorRule *head)
 {
 	const SourceTensor *e = tensor_of(s, embed), *h = tensor_of(s, head);
 
@@ -145,11 +145,12 @@ import_names(ImportSource *s, const Spec *spec)
 			return true;
 	}
 	if (!spec->head.tied && spec->head.kind == LLMC_OUTPUT_LOGITS && head &&
-	    !present(s, head) && !elsewhere(s, head->name) && present(s, embed)) {
+	    !present(s, head) && !has_other_prefix(s, head->name) && present(s, embed)) {
 		source_set(s, K_tied, "true"); /* no stored head: it is tied to the embedding */
 		return true;
 	}
-	if (spec->head.tied && spec->head.kind == LLMC_OUTPUT_LOGITS && own_head(s, embed, head)) {
+	if (spec->head.tied && spec->head.kind == LLMC_OUTPUT_LOGITS &&
+	    head_is_untied(s, embed, head)) {
 		warn_at(s->d, (Loc){ 0 },
 		        "%s: tie_word_embeddings is true, but the head %s is stored and differs "
 		        "from the embedding; it is used",
@@ -165,7 +166,8 @@ import_names(ImportSource *s, const Spec *spec)
 /* Return the first role of the layer with the same column order (or factors): these roles share one
  * permuted x. */
 static const char *
-alike(const ImportCheck *c, const struct Stored *own, int place, const SourceTensor *t, bool order)
+first_with_same_columns(const ImportCheck *c, const struct Stored *own, int place,
+                        const SourceTensor *t, bool order)
 {
 	const size_t bytes = (size_t)t->dim[t->n_dims - 1] * sizeof(float);
 
@@ -235,7 +237,7 @@ expert_columns(ImportCheck *c, const char *role, int layer)
 
 /* Mark the order and factor vectors of a matrix as used. */
 static void
-beside_used(ImportCheck *c, const SourceTensor *t)
+mark_column_vectors_used(ImportCheck *c, const SourceTensor *t)
 {
 	static const char *const what[] = { SCHEME_ORDER, SCHEME_FACTOR };
 	const int n = (int)strlen(t->name) - (int)strlen("weight");
@@ -249,7 +251,7 @@ beside_used(ImportCheck *c, const SourceTensor *t)
 }
 
 static void
-stored(ImportCheck *c, const char *role, int layer, const SourceTensor *t, bool vector)
+record_storage(ImportCheck *c, const char *role, int layer, const SourceTensor *t, bool vector)
 {
 	struct Stored *r = NULL;
 	int n = c->spec->n_layers;
@@ -281,14 +283,17 @@ stored(ImportCheck *c, const char *role, int layer, const SourceTensor *t, bool 
 	h->dtype = d;
 	h->from = t;
 	if (role_arranges(role)) {
-		h->order = t->order ? alike(c, r, layer < 0 ? n : layer, t, true) : NULL;
-		h->factor = t->factor ? alike(c, r, layer < 0 ? n : layer, t, false) : NULL;
+		h->order =
+		    t->order ? first_with_same_columns(c, r, layer < 0 ? n : layer, t, true) : NULL;
+		h->factor = t->factor
+		                ? first_with_same_columns(c, r, layer < 0 ? n : layer, t, false)
+		                : NULL;
 	}
 	if (experts == EXPERTS_ORDERED)
 		h->order = strcmp(role, "e_down") == 0 ? "e_down"
 		           : c->spec->moe.plain        ? "e_up"
 		                                       : "e_gate";
-	beside_used(c, t);
+	mark_column_vectors_used(c, t);
 	int64_t elems = 1;
 	for (int i = 0; i < t->n_dims; i++)
 		if (__builtin_mul_overflow(elems, t->dim[i], &elems))
@@ -360,8 +365,8 @@ tensor(ImportCheck *c, const TensorRule *r, const char *role, int layer, int exp
 	for (const char *p = r->role;;) {
 		size_t k = strcspn(p, "+");
 		const char *part = arena_strndup(c->s->a, p, k);
-		stored(c, bias ? arena_printf(c->s->a, "%s.bias", part) : part, layer, t,
-		       cols == 0);
+		record_storage(c, bias ? arena_printf(c->s->a, "%s.bias", part) : part, layer, t,
+		               cols == 0);
 		if (!p[k])
 			break;
 		p += k + 1;
@@ -749,7 +754,7 @@ layer_of(const char *pattern, const char *name, bool prefix)
 /* Return whether a GGUF layer is an MTP layer. GGUF counts these in block_count and marks them by
  * tensors of their own. Tensors of any other layer past the last mean that block_count is wrong. */
 static bool
-predicts(ImportCheck *c, long layer)
+is_mtp_layer(ImportCheck *c, long layer)
 {
 	const char *stem = arena_printf(c->s->a, "blk.%ld.nextn.", layer);
 	double blocks;
@@ -765,7 +770,7 @@ predicts(ImportCheck *c, long layer)
 /* Return whether the tensor is a key or value projection of a layer that reads another layer's
  * cache; some files store them anyway. */
 static bool
-kept_by_others(ImportCheck *c, const char *name)
+is_shared_kv_tensor(ImportCheck *c, const char *name)
 {
 	static const char *const role[] = { "k", "v", "k_norm" };
 	const Spec *s = c->spec;
@@ -809,7 +814,7 @@ drop_rule(const Spec *s, const char *name)
 }
 
 static void
-leftovers(ImportCheck *c)
+check_unused_tensors(ImportCheck *c)
 {
 	const Spec *s = c->spec;
 	const TensorRule *norm = rule_for(s->tensor_rule, s->n_tensor_rule, "q"),
@@ -835,13 +840,13 @@ leftovers(ImportCheck *c)
 			    c->s->path, t->name, drop->value, s->family);
 			return;
 		}
-		bool dropped = t->used || drop || kept_by_others(c, t->name);
+		bool dropped = t->used || drop || is_shared_kv_tensor(c, t->name);
 		if (dropped || ((s->head.tied || s->head.kind != LLMC_OUTPUT_LOGITS) && head &&
 		                layer_of(head->name, t->name, true) >= 0))
 			continue;
 		long layer = stem ? layer_of(stem, t->name, true) : -1;
 		if (layer >= s->n_layers && strcmp(c->s->format, "gguf") == 0 &&
-		    !predicts(c, layer)) {
+		    !is_mtp_layer(c, layer)) {
 			err_at(c->s->d, (Loc){ 0 },
 			       "%s: there is a tensor %s, but block_count and nextn_predict_layers "
 			       "give %d layers",
@@ -983,7 +988,7 @@ import_check(ImportSource *s, const Spec *spec)
 	if (c.n_missing > 8)
 		note_at(s->d, (Loc){ 0 }, "%d tensors are missing in total", c.n_missing);
 	if (s->d->n_error == before)
-		leftovers(&c);
+		check_unused_tensors(&c);
 	if (s->d->n_error == before)
 		storage(&c);
 }

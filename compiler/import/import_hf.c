@@ -155,7 +155,7 @@ source_take_config(ImportSource *s, const json_t *root)
 }
 
 static void
-take_generation(ImportSource *s, const json_t *root)
+read_generation_config(ImportSource *s, const json_t *root)
 {
 	static const char *const keys[] = { "eos_token_id", "bos_token_id" };
 
@@ -189,7 +189,7 @@ copied(ImportSource *s, const float *x, int64_t n)
 }
 
 static void
-take_tensors(ImportSource *s, const Safetensors *st)
+read_tensor_list(ImportSource *s, const Safetensors *st)
 {
 	const char *method = safetensors_scheme(st);
 	bool made = false;
@@ -238,7 +238,7 @@ source_take_weights(ImportSource *s, llmc_error *err)
 	if (safetensors_open(s->path, &weights, err) != LLMC_OK)
 		return false;
 	arena_defer(s->a, close_safetensors, weights);
-	take_tensors(s, weights);
+	read_tensor_list(s, weights);
 	s->weights = weights;
 	return true;
 }
@@ -257,7 +257,7 @@ source_close_weights(ImportSource *s)
 
 /* Read the pooling of a sentence-transformers folder: a flag per kind, or a word. */
 static bool
-take_pooling(ImportSource *s, const char *path, llmc_error *err)
+read_pooling(ImportSource *s, const char *path, llmc_error *err)
 {
 	static const struct {
 		const char *flag, *word, *kind;
@@ -292,7 +292,7 @@ take_pooling(ImportSource *s, const char *path, llmc_error *err)
 
 /* Read the modules of sentence-transformers: a model, a pooling, and an optional normalisation. */
 static bool
-take_modules(ImportSource *s, llmc_error *err)
+read_modules(ImportSource *s, llmc_error *err)
 {
 	const char *list = arena_printf(s->a, "%s/modules.json", s->path),
 	           *pooling = arena_printf(s->a, "%s/1_Pooling/config.json", s->path);
@@ -305,7 +305,7 @@ take_modules(ImportSource *s, llmc_error *err)
 		return true;
 	source_set(s, K_head_kind, "hidden");
 	if (!file_exists(list))
-		return take_pooling(s, pooling, err);
+		return read_pooling(s, pooling, err);
 	if (file_read(list, MAX_JSON_BYTES, text, err) != LLMC_OK)
 		return false;
 	json_t *root = json_read(s->a, strbuf_str(text), text->len, JSON_REJECT_DUPLICATES, &je);
@@ -318,7 +318,7 @@ take_modules(ImportSource *s, llmc_error *err)
 		const char *type = json_string_value(json_object_get(module, "type")),
 		           *path = json_string_value(json_object_get(module, "path"));
 		if (ends_with(type, ".Pooling")) {
-			if (!take_pooling(
+			if (!read_pooling(
 			        s,
 			        path && !strstr(path, "..")
 			            ? arena_printf(s->a, "%s/%s/config.json", s->path, path)
@@ -341,7 +341,7 @@ take_modules(ImportSource *s, llmc_error *err)
 
 /* Read a classification head: scores of the last token. */
 static void
-take_labels(ImportSource *s)
+read_classification_head(ImportSource *s)
 {
 	SpecExprVal v = source_val(s, "architectures");
 	const SourceTensor *head = source_tensor(s, "score.weight");
@@ -404,13 +404,13 @@ source_read_hf(ImportSource *s, llmc_error *err)
 		arena_defer(s->a, close_safetensors, weights);
 	source_take_config(s, config);
 	if (generation)
-		take_generation(s, generation);
+		read_generation_config(s, generation);
 	if (weights)
-		take_tensors(s, weights);
+		read_tensor_list(s, weights);
 	s->weights = weights;
-	if (!take_modules(s, err))
+	if (!read_modules(s, err))
 		return false;
-	take_labels(s);
+	read_classification_head(s);
 	arena_done(s->a, generation);
 	arena_done(s->a, config);
 	return true;

@@ -293,7 +293,7 @@ cut_arg(ShardPass *p, Op *op, int arg, RowCut cut, ShareKind by, int parts, cons
 
 /* Make a value full: insert the all_reduce of a partial value if there is none yet. */
 static void
-whole(ShardPass *p, int v)
+make_full(ShardPass *p, int v)
 {
 	Graph *g = p->g;
 	ValueState *s = &p->state[v];
@@ -332,7 +332,7 @@ make_partial(ShardPass *p, Op *op, int arg, int bias)
 }
 
 static void
-keep(ShardPass *p, const Op *op)
+append_op(ShardPass *p, const Op *op)
 {
 	Op *o = graph_op(p->g, op->kind, op->layer, op->loc);
 
@@ -352,17 +352,17 @@ mark_split(ShardPass *p, int v, ShareKind by)
 }
 
 static void
-whole_inputs(ShardPass *p, const Op *op)
+make_inputs_full(ShardPass *p, const Op *op)
 {
 	for (int k = 0; k < op_info[op->kind].n_in; k++)
 		if (op->arg[k] >= 0 && p->g->val[op->arg[k]].kind == VAL_ACT)
-			whole(p, op->arg[k]);
+			make_full(p, op->arg[k]);
 }
 
 /* Handle an op whose output is split like its first argument: an attribute becomes this rank's
  * part. */
 static void
-along(ShardPass *p, Op *op, const char *key)
+shard_like_input(ShardPass *p, Op *op, const char *key)
 {
 	int n_in = op_info[op->kind].n_in;
 	ShareKind by = p->state[op->arg[0]].by;
@@ -370,7 +370,7 @@ along(ShardPass *p, Op *op, const char *key)
 	op_change_int(op, key, own(p, by, op_int(op, key)));
 	if (p->g->val[op->arg[n_in]].kind == VAL_ACT)
 		mark_split(p, op->arg[n_in], by);
-	keep(p, op);
+	append_op(p, op);
 }
 
 /* ---- recurrent states ---- */
@@ -433,7 +433,7 @@ shard_lin_qkv(ShardPass *p, Op *op)
 	op->arg[ARG(matmul, w)] = cut_rows(p, w, p->g->tensor[p->g->val[w].tensor].id, range, n);
 	op_change_int(op, "rows", lin_width(p));
 	mark_split(p, op->arg[ARG(matmul, y)], SHARE_LIN);
-	keep(p, op);
+	append_op(p, op);
 }
 
 /* Shard the channels of a convolution: those of this rank's heads, or an equal share. */
@@ -453,12 +453,12 @@ shard_conv1d_width(ShardPass *p, Op *op)
 	if (by == SHARE_LIN) {
 		op_change_int(op, "width", lin_width(p));
 		mark_split(p, op->arg[ARG(conv1d, y)], by);
-		keep(p, op);
+		append_op(p, op);
 		return;
 	}
 	cut_arg(p, op, W, CUT_ROWS, by, 1, NULL);
 	cut_arg(p, op, B, CUT_ROWS, by, 1, NULL);
-	along(p, op, "width");
+	shard_like_input(p, op, "width");
 }
 
 static void
@@ -467,7 +467,7 @@ shard_delta_rule(ShardPass *p, Op *op)
 	cut_arg(p, op, ARG(delta_rule, rate), CUT_ROWS, SHARE_LIN, 1, NULL);
 	cut_arg(p, op, ARG(delta_rule, dt), CUT_ROWS, SHARE_LIN, 1, NULL);
 	op_change_int(op, "k_heads", key_heads(p));
-	along(p, op, "v_heads");
+	shard_like_input(p, op, "v_heads");
 }
 
 /* Reduce a pool to what this rank stores per sequence. */
@@ -504,7 +504,7 @@ shard_matmul(ShardPass *p, Op *op)
 	                 : CUT_NONE;
 
 	if (cut != CUT_COLS)
-		whole(p, op->arg[X]);
+		make_full(p, op->arg[X]);
 	if (!head && shard_role(&p->g->tensor[p->g->val[op->arg[W]].tensor], "lin_qkv")) {
 		shard_lin_qkv(p, op);
 		return;
@@ -524,7 +524,7 @@ shard_matmul(ShardPass *p, Op *op)
 		op->arg[B] = -1;
 		make_partial(p, op, Y, bias);
 	}
-	keep(p, op);
+	append_op(p, op);
 }
 
 /* y = scale * x + r. If x is full, it is added after the sum of r. Two partial values are added
@@ -548,8 +548,8 @@ shard_add(ShardPass *p, Op *op)
 		return;
 	}
 	if (!both) {
-		whole_inputs(p, op);
-		keep(p, op);
+		make_inputs_full(p, op);
+		append_op(p, op);
 		return;
 	}
 	ValueState sum = *x;
@@ -566,12 +566,12 @@ shard_add(ShardPass *p, Op *op)
 	sum.layer = op->layer;
 	sum.loc = op->loc;
 	p->state[y] = sum;
-	keep(p, op);
+	append_op(p, op);
 }
 
 /* Return this rank's expert ids for the global ids. */
 static int
-own_id(ShardPass *p, const Op *op, int id)
+local_expert_ids(ShardPass *p, const Op *op, int id)
 {
 	Graph *g = p->g;
 	const int64_t n = g->spec->moe.n_experts;
@@ -597,7 +597,7 @@ local_experts(ShardPass *p, Op *op, int ID)
 {
 	const int64_t n = op_int(op, "n_experts"), mine = p->s->share[SHARE_EXPERT][p->rank].count;
 
-	op->arg[ID] = own_id(p, op, op->arg[ID]);
+	op->arg[ID] = local_expert_ids(p, op, op->arg[ID]);
 	op_change_int(op, "n_experts", mine);
 	op_change_int(op, "n_remote_experts", n - mine);
 }
@@ -605,7 +605,7 @@ local_experts(ShardPass *p, Op *op, int ID)
 /* Shard gate and up of experts, matrices of `n_experts` times `width` rows: arguments FIRST to
  * LAST, some of which may be absent. */
 static void
-cut_first(ShardPass *p, Op *op, int FIRST, int LAST, bool whole)
+cut_gate_up(ShardPass *p, Op *op, int FIRST, int LAST, bool whole)
 {
 	const int n = (int)op_int(op, "n_experts");
 
@@ -616,7 +616,7 @@ cut_first(ShardPass *p, Op *op, int FIRST, int LAST, bool whole)
 /* Shard down. With split experts only rank 0 adds their biases, which are weighted by the
  * router. */
 static void
-cut_last(ShardPass *p, Op *op, int DOWN, int DOWN_B, bool whole)
+cut_down(ShardPass *p, Op *op, int DOWN, int DOWN_B, bool whole)
 {
 	if (!whole && p->rank > 0)
 		op->arg[DOWN_B] = -1;
@@ -632,14 +632,14 @@ shard_moe_ffn(ShardPass *p, Op *op)
 {
 	const bool whole = p->g->spec->experts_whole;
 
-	whole_inputs(p, op);
-	cut_first(p, op, ARG(moe_ffn, gate), ARG(moe_ffn, up), whole);
-	cut_first(p, op, ARG(moe_ffn, gate_b), ARG(moe_ffn, up_b), whole);
-	cut_last(p, op, ARG(moe_ffn, down), ARG(moe_ffn, down_b), whole);
+	make_inputs_full(p, op);
+	cut_gate_up(p, op, ARG(moe_ffn, gate), ARG(moe_ffn, up), whole);
+	cut_gate_up(p, op, ARG(moe_ffn, gate_b), ARG(moe_ffn, up_b), whole);
+	cut_down(p, op, ARG(moe_ffn, down), ARG(moe_ffn, down_b), whole);
 	if (whole)
 		local_experts(p, op, ARG(moe_ffn, id));
 	make_partial(p, op, ARG(moe_ffn, y), -1);
-	keep(p, op);
+	append_op(p, op);
 }
 
 /* Shard the two ops of a MoE layer with adapters; the value between them stays on this rank and has
@@ -649,13 +649,13 @@ shard_norm_moe_glu(ShardPass *p, Op *op)
 {
 	const bool whole = p->g->spec->experts_whole;
 
-	whole_inputs(p, op);
-	cut_first(p, op, ARG(norm_moe_glu, gate), ARG(norm_moe_glu, up_b), whole);
+	make_inputs_full(p, op);
+	cut_gate_up(p, op, ARG(norm_moe_glu, gate), ARG(norm_moe_glu, up_b), whole);
 	if (whole)
 		local_experts(p, op, ARG(norm_moe_glu, id));
 	else
 		op_change_int(op, "width", own(p, SHARE_EXPERT, op_int(op, "width")));
-	keep(p, op);
+	append_op(p, op);
 }
 
 static void
@@ -663,18 +663,18 @@ shard_moe_down_add(ShardPass *p, Op *op)
 {
 	const bool whole = p->g->spec->experts_whole;
 
-	whole_inputs(p, op);
-	cut_last(p, op, ARG(moe_down_add, down), ARG(moe_down_add, down_b), whole);
+	make_inputs_full(p, op);
+	cut_down(p, op, ARG(moe_down_add, down), ARG(moe_down_add, down_b), whole);
 	if (whole)
 		local_experts(p, op, ARG(moe_down_add, id));
 	make_partial(p, op, ARG(moe_down_add, y), -1);
-	keep(p, op);
+	append_op(p, op);
 }
 
 /* Return whether the shares are contiguous, as an all_gather needs. Shares of query heads follow
  * the kv heads, which several ranks may hold. */
 static bool
-one_by_one(const ShardPass *p, ShareKind by)
+shares_are_contiguous(const ShardPass *p, ShareKind by)
 {
 	bool so = true;
 
@@ -689,7 +689,7 @@ one_by_one(const ShardPass *p, ShareKind by)
 /* Handle an op that needs the columns of all ranks, from argument X to Y of `width`: gather them,
  * compute all on each rank, and slice the rank's own. */
 static void
-of_all(ShardPass *p, Op *op, int X, int Y, int64_t width, const char *what)
+compute_on_all_ranks(ShardPass *p, Op *op, int X, int Y, int64_t width, const char *what)
 {
 	Graph *g = p->g;
 	const int x = op->arg[X], y = op->arg[Y], layer = op->layer;
@@ -697,7 +697,7 @@ of_all(ShardPass *p, Op *op, int X, int Y, int64_t width, const char *what)
 	ShareKind by = p->state[x].by;
 	const int64_t total = p->s->total[by];
 
-	if (!one_by_one(p, by)) {
+	if (!shares_are_contiguous(p, by)) {
 		err_at(g->diag, loc,
 		       "parallel.tp = %d: %s of layer %d is over all heads together, and %d ranks "
 		       "share a kv head: at most %d rank%s",
@@ -713,7 +713,7 @@ of_all(ShardPass *p, Op *op, int X, int Y, int64_t width, const char *what)
 	op_set_int(g, join, "unit", width / total * p->s->unit[by]);
 	op->arg[X] = all;
 	op->arg[Y] = done;
-	keep(p, op);
+	append_op(p, op);
 	Op *slice = graph_op(g, OP_slice, layer, loc);
 	op_args(slice, OP_ARGS(slice, .x = done, .y = y));
 	op_set_int(g, slice, "width", width);
@@ -736,9 +736,9 @@ shard_lora_down(ShardPass *p, Op *op)
 		                        (ShardShare){ own_first(p, by, cols), own(p, by, cols) });
 		op_change_int(op, "cols", own(p, by, cols));
 	} else {
-		whole(p, op->arg[X]);
+		make_full(p, op->arg[X]);
 	}
-	keep(p, op);
+	append_op(p, op);
 }
 
 static void
@@ -752,7 +752,7 @@ shard_lora_up(ShardPass *p, Op *op)
 	if (x.kind == STATE_SPLIT) {
 		op->arg[B] = cut_factor(
 		    p, op->arg[B], (ShardShare){ own_first(p, x.by, rows), own(p, x.by, rows) });
-		along(p, op, "rows");
+		shard_like_input(p, op, "rows");
 		return;
 	}
 	if (x.kind == STATE_PARTIAL) {
@@ -762,7 +762,7 @@ shard_lora_up(ShardPass *p, Op *op)
 		p->state[y] = x;
 		p->state[y].raw = raw;
 	}
-	keep(p, op);
+	append_op(p, op);
 }
 
 /* Shard an adapter of experts: the experts of this rank, or its rows of gate and up and its columns
@@ -787,39 +787,39 @@ shard_lora_experts_add(ShardPass *p, Op *op)
 	const int y = op->arg[Y], sum = op->arg[X];
 	const ValueState x = p->state[sum];
 
-	whole(p, op->arg[ARG(lora_experts_add, weight)]);
+	make_full(p, op->arg[ARG(lora_experts_add, weight)]);
 	op->arg[X] = x.raw;
 	cut_lora_experts(p, op, ARG(lora_experts_add, id), ARG(lora_experts_add, b), NULL);
 	make_partial(p, op, Y, x.bias[0]);
 	const int raw = p->state[y].raw;
 	p->state[y] = x;
 	p->state[y].raw = raw;
-	keep(p, op);
+	append_op(p, op);
 }
 
 /* Default: the op reads full values, and every rank computes all of it. */
 static void
 shard_whole(ShardPass *p, Op *op)
 {
-	whole_inputs(p, op);
-	keep(p, op);
+	make_inputs_full(p, op);
+	append_op(p, op);
 }
 
 static void
 shard_lora_experts_down(ShardPass *p, Op *op)
 {
-	whole_inputs(p, op);
+	make_inputs_full(p, op);
 	cut_lora_experts(p, op, ARG(lora_experts_down, id), ARG(lora_experts_down, a),
 	                 op_int(op, "per_group") ? "cols" : NULL);
-	keep(p, op);
+	append_op(p, op);
 }
 
 static void
 shard_lora_experts_up(ShardPass *p, Op *op)
 {
-	whole_inputs(p, op);
+	make_inputs_full(p, op);
 	cut_lora_experts(p, op, ARG(lora_experts_up, id), ARG(lora_experts_up, b), "rows");
-	keep(p, op);
+	append_op(p, op);
 }
 
 /* Factors per head are sharded if heads have their own columns. */
@@ -832,7 +832,7 @@ cut_lora_heads(ShardPass *p, Op *op, int FACTOR)
 		op->arg[FACTOR] =
 		    cut_factor(p, op->arg[FACTOR],
 		               (ShardShare){ own_first(p, SHARE_Q, all), own(p, SHARE_Q, all) });
-	along(p, op, "heads");
+	shard_like_input(p, op, "heads");
 }
 
 static void
@@ -851,15 +851,15 @@ static void
 shard_mla_query(ShardPass *p, Op *op)
 {
 	cut_arg(p, op, ARG(mla_query, k_b), CUT_ROWS, SHARE_Q, 1, NULL);
-	whole(p, op->arg[ARG(mla_query, c)]);
-	along(p, op, "heads");
+	make_full(p, op->arg[ARG(mla_query, c)]);
+	shard_like_input(p, op, "heads");
 }
 
 static void
 shard_mla_value(ShardPass *p, Op *op)
 {
 	cut_arg(p, op, ARG(mla_value, v_b), CUT_ROWS, SHARE_Q, 1, NULL);
-	along(p, op, "heads");
+	shard_like_input(p, op, "heads");
 }
 
 static void
@@ -867,7 +867,7 @@ shard_mla_attention(ShardPass *p, Op *op)
 {
 	cut_arg(p, op, ARG(mla_attention, k_b), CUT_ROWS, SHARE_Q, 1, NULL);
 	cut_arg(p, op, ARG(mla_attention, v_b), CUT_ROWS, SHARE_Q, 1, NULL);
-	along(p, op, "heads");
+	shard_like_input(p, op, "heads");
 }
 
 /* A gate may scale one term of a sum instead of the sum if nothing is pending to be added first. */
@@ -878,14 +878,14 @@ shard_gate_mul(ShardPass *p, Op *op)
 
 	if (x->kind == STATE_SPLIT) {
 		op_change_int(op, "groups", own(p, x->by, op_int(op, "groups")));
-		along(p, op, "width");
+		shard_like_input(p, op, "width");
 	} else if (x->kind != STATE_PARTIAL || x->bias[0] >= 0 || x->r >= 0) {
 		shard_whole(p, op);
 	} else {
-		whole(p, op->arg[ARG(gate_mul, s)]);
+		make_full(p, op->arg[ARG(gate_mul, s)]);
 		op->arg[ARG(gate_mul, x)] = x->raw;
 		make_partial(p, op, ARG(gate_mul, y), -1);
-		keep(p, op);
+		append_op(p, op);
 	}
 }
 
@@ -896,10 +896,10 @@ shard_rmsnorm(ShardPass *p, Op *op)
 	if (!split(p, op->arg[0]))
 		shard_whole(p, op);
 	else if (op_int(op, "groups") % p->s->total[p->state[op->arg[0]].by])
-		of_all(p, op, ARG(rmsnorm, x), ARG(rmsnorm, y),
-		       op_int(op, "groups") * op_int(op, "dim"), "a norm");
+		compute_on_all_ranks(p, op, ARG(rmsnorm, x), ARG(rmsnorm, y),
+		                     op_int(op, "groups") * op_int(op, "dim"), "a norm");
 	else
-		along(p, op, "groups");
+		shard_like_input(p, op, "groups");
 }
 
 /* Norm per head; the norm of the residual stream reads full values. */
@@ -916,7 +916,7 @@ shard_layernorm(ShardPass *p, Op *op)
 		cut_arg(p, op, ARG(layernorm, w), CUT_ROWS, by, 1, NULL);
 		cut_arg(p, op, ARG(layernorm, b), CUT_ROWS, by, 1, NULL);
 	}
-	along(p, op, "groups");
+	shard_like_input(p, op, "groups");
 }
 
 /* For split values: only without a weight, and over all elements. */
@@ -935,15 +935,15 @@ shard_scale_cols(ShardPass *p, Op *op)
 		return;
 	}
 	op_change_int(op, "count", own(p, p->state[op->arg[0]].by, op_int(op, "count")));
-	along(p, op, "width");
+	shard_like_input(p, op, "width");
 }
 
 static void
 shard_gaussian_topk(ShardPass *p, Op *op)
 {
 	if (split(p, op->arg[ARG(gaussian_topk, x)]))
-		of_all(p, op, ARG(gaussian_topk, x), ARG(gaussian_topk, y), op_int(op, "width"),
-		       "mean and deviation of a row");
+		compute_on_all_ranks(p, op, ARG(gaussian_topk, x), ARG(gaussian_topk, y),
+		                     op_int(op, "width"), "mean and deviation of a row");
 	else
 		shard_whole(p, op);
 }
@@ -968,7 +968,7 @@ shard_norm_gate(ShardPass *p, Op *op)
 	}
 	if (strcmp(op_word(op, "order"), "gate_first") == 0)
 		cut_arg(p, op, W, CUT_ROWS, p->state[op->arg[X]].by, 1, NULL);
-	along(p, op, "groups");
+	shard_like_input(p, op, "groups");
 }
 
 /* A column order moves elements across ranks; a factor does not. */
@@ -980,12 +980,12 @@ shard_permute_cols(ShardPass *p, Op *op)
 	if (!split(p, op->arg[X])) {
 		shard_whole(p, op);
 	} else if (op->arg[ARG(permute_cols, order)] >= 0) {
-		of_all(p, op, X, Y, op_int(op, "width"),
-		       "the order of a matrix' columns (desc_act)");
+		compute_on_all_ranks(p, op, X, Y, op_int(op, "width"),
+		                     "the order of a matrix' columns (desc_act)");
 	} else {
 		cut_arg(p, op, ARG(permute_cols, factor), CUT_ROWS, p->state[op->arg[X]].by, 1,
 		        NULL);
-		along(p, op, "width");
+		shard_like_input(p, op, "width");
 	}
 }
 
@@ -994,7 +994,7 @@ shard_kv_quantize_page(ShardPass *p, Op *op)
 {
 	op_change_int(op, "kv_heads",
 	              own(p, kind_in(p, SHARE_KV, op->layer), op_int(op, "kv_heads")));
-	keep(p, op);
+	append_op(p, op);
 }
 
 static void
@@ -1009,7 +1009,7 @@ shard_attention(ShardPass *p, Op *op)
 		    own_first(p, p->state[op->arg[ARG(attention, q)]].by, op_int(op, "heads")));
 		op_change_int(op, "alibi_heads", op_int(op, "heads"));
 	}
-	along(p, op, "heads");
+	shard_like_input(p, op, "heads");
 }
 
 /* SHARD column of ops.def. */
@@ -1035,7 +1035,7 @@ shard_op(ShardPass *p, Op *op)
 	if (r->fn)
 		r->fn(p, op);
 	else if (r->along || (r->split && split(p, op->arg[0])))
-		along(p, op, r->along ? r->along : r->split);
+		shard_like_input(p, op, r->along ? r->along : r->split);
 	else
 		shard_whole(p, op);
 }
@@ -1086,7 +1086,7 @@ graph_shard(Graph *g, int rank)
 	for (int i = 0; i < g->n_pool; i++)
 		shard_pool(&p, &g->pool[i]);
 	if (p.state[made].kind != STATE_SPLIT)
-		whole(&p, made); /* input of the next stage, or rows before the head */
+		make_full(&p, made); /* input of the next stage, or rows before the head */
 	else
 		gather_logits(g);
 	graph_infer(g);

@@ -184,7 +184,7 @@ is_word(SpecExprVal v, const char *word)
 /* Convert [1, 0] to [true, false]: flags per layer, whereas a list of numbers would be layer
  * indices. A number that was not read from a list stays a number. */
 static SpecExprVal
-truths(ExprParser *s, SpecExprVal list, const char *text)
+to_flags(ExprParser *s, SpecExprVal list, const char *text)
 {
 	double n;
 	bool one = number_parse(text + strspn(text, " "), &n); /* second argument given */
@@ -202,7 +202,7 @@ truths(ExprParser *s, SpecExprVal list, const char *text)
 
 /* Return whether the value is one of the words, which are separated by commas or blanks. */
 static bool
-listed(const char *words, SpecExprVal v)
+is_one_of(const char *words, SpecExprVal v)
 {
 	char one[MAX_NAME];
 
@@ -237,7 +237,7 @@ layers_at_most(const ExprParser *s)
 }
 
 static SpecExprVal
-places(ExprParser *s, SpecExprVal list, const char *words)
+indices_of(ExprParser *s, SpecExprVal list, const char *words)
 {
 	const size_t most = layers_at_most(s);
 	size_t n = (size_t)count(list).num, found = 0;
@@ -248,10 +248,10 @@ places(ExprParser *s, SpecExprVal list, const char *words)
 	SpecExprVal *item = NEW(s->a, SpecExprVal, n + 1);
 	for (size_t i = 0; i < n; i++) {
 		const char letter[2] = { list.kind == EXPR_STR ? list.str[i] : 0, 0 };
-		if (listed(words, list.kind == EXPR_STR
-		                      ? (SpecExprVal){ .kind = EXPR_STR, .str = letter }
-		                  : list.kind == EXPR_LIST ? list.item[i]
-		                                           : list))
+		if (is_one_of(words, list.kind == EXPR_STR
+		                         ? (SpecExprVal){ .kind = EXPR_STR, .str = letter }
+		                     : list.kind == EXPR_LIST ? list.item[i]
+		                                              : list))
 			item[found++] = num((double)i);
 	}
 	return (SpecExprVal){ .kind = EXPR_LIST, .n = found, .item = item };
@@ -259,7 +259,7 @@ places(ExprParser *s, SpecExprVal list, const char *words)
 
 /* Parse a number, or a resolved key after $. */
 static bool
-place(ExprParser *s, const char *text, double *to)
+integer_arg(ExprParser *s, const char *text, double *to)
 {
 	text += strspn(text, " ");
 	if (number_parse(text, to))
@@ -275,7 +275,7 @@ element(ExprParser *s, SpecExprVal list, const char *text)
 {
 	double i;
 
-	if (list.kind != EXPR_LIST || !place(s, text, &i))
+	if (list.kind != EXPR_LIST || !integer_arg(s, text, &i))
 		return null_val;
 	i += i < 0 ? (double)list.n : 0;
 	return i >= 0 && i < (double)list.n ? list.item[(size_t)i] : null_val;
@@ -283,7 +283,7 @@ element(ExprParser *s, SpecExprVal list, const char *text)
 
 /* Return the largest number of a list, or a single number itself. */
 static SpecExprVal
-greatest(SpecExprVal v)
+max_of_list(SpecExprVal v)
 {
 	SpecExprVal most = v.kind == EXPR_LIST ? null_val : v;
 
@@ -296,7 +296,7 @@ greatest(SpecExprVal v)
 
 /* Convert deviations of a normal distribution to the share below each. */
 static SpecExprVal
-shares(ExprParser *s, SpecExprVal list)
+normal_cdf(ExprParser *s, SpecExprVal list)
 {
 	if (list.kind != EXPR_LIST)
 		return null_val;
@@ -314,7 +314,7 @@ first(ExprParser *s, SpecExprVal list, const char *text)
 {
 	double n;
 
-	if (list.kind != EXPR_LIST || !place(s, text, &n) || !(n >= 0))
+	if (list.kind != EXPR_LIST || !integer_arg(s, text, &n) || !(n >= 0))
 		return null_val;
 	size_t count = n < (double)list.n ? (size_t)n : list.n;
 	SpecExprVal *item = NEW(s->a, SpecExprVal, count + 1);
@@ -326,7 +326,7 @@ first(ExprParser *s, SpecExprVal list, const char *text)
 /* Return the one number that a list has where the list "types" has the word, or everywhere if there
  * are no types. A single number is returned as it is. */
 static SpecExprVal
-pick(ExprParser *s, SpecExprVal list, const char *text)
+uniform_value(ExprParser *s, SpecExprVal list, const char *text)
 {
 	char name[MAX_NAME];
 	size_t n = strcspn(text += strspn(text, " "), ", ");
@@ -456,18 +456,19 @@ primary(ExprParser *s)
 				*more++ = 0;
 			SpecExprVal list = s->env->key ? s->env->key(s->env->user, arg) : null_val;
 			if (front || picked)
-				return front ? first(s, list, more) : pick(s, list, more);
-			return where    ? places(s, list, more)
+				return front ? first(s, list, more) : uniform_value(s, list, more);
+			return where    ? indices_of(s, list, more)
 			       : length ? count(list)
-			       : flags  ? truths(s, list, more)
+			       : flags  ? to_flags(s, list, more)
 			                : element(s, list, more);
 		}
 		if (layers)
 			return layers_with(s, arg);
 		if (share)
-			return shares(s, s->env->key ? s->env->key(s->env->user, arg) : null_val);
+			return normal_cdf(s,
+			                  s->env->key ? s->env->key(s->env->user, arg) : null_val);
 		if (most)
-			return greatest(s->env->key ? s->env->key(s->env->user, arg) : null_val);
+			return max_of_list(s->env->key ? s->env->key(s->env->user, arg) : null_val);
 		if (!size)
 			return to_bool(s->env->has && s->env->has(s->env->user, arg));
 		return s->env->size && s->env->size(s->env->user, arg, cols, &v) ? num(v)

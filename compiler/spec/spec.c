@@ -65,7 +65,7 @@ read_override(const char *text, Diag *d, Arena *a)
 
 /* Return a top-level key from the last layer that has it. */
 static const Node *
-early(const Node *root, const Node *const *set, size_t n_set, const char *key)
+top_level_value(const Node *root, const Node *const *set, size_t n_set, const char *key)
 {
 	for (size_t i = n_set; i-- > 0;) {
 		const Node *v = set[i] ? node_get(set[i], key) : NULL;
@@ -76,7 +76,7 @@ early(const Node *root, const Node *const *set, size_t n_set, const char *key)
 }
 
 static const char *
-early_text(const Node *v, const char *otherwise)
+top_level_text(const Node *v, const char *otherwise)
 {
 	return v && v->kind == NODE_SCALAR && !node_is_null(v) ? v->text : otherwise;
 }
@@ -208,10 +208,10 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->attention.scale = NUM(att_scale);
 	s->attention.out_scale = NUM(att_out_scale);
 	s->attention.score_cap = NUM(score_cap);
-	s->attention.temper.scale = NUM(q_temperature_scale);
-	s->attention.temper.positions = INT(q_temperature_positions);
-	s->attention.temper.offset = (int)INT(q_temperature_offset);
-	s->attention.temper.layer_in = t->val[K_q_temperature_layers].layers;
+	s->attention.q_temperature.scale = NUM(q_temperature_scale);
+	s->attention.q_temperature.positions = INT(q_temperature_positions);
+	s->attention.q_temperature.offset = (int)INT(q_temperature_offset);
+	s->attention.q_temperature.layer_in = t->val[K_q_temperature_layers].layers;
 	s->attention.window = INT(window);
 	s->attention.windowed = t->val[K_window_layers].layers;
 	if (s->attention.window == 0)
@@ -366,12 +366,12 @@ factors_name(const SpecTable *t, const TensorRule *rule, int n, const char *role
 /* Reduce the Spec to a draft head: one layer, like the model's last layer with full attention, or
  * with a window (mtp.window). */
 static void
-head_alone(const SpecTable *t, Spec *s)
+reduce_to_draft_head(const SpecTable *t, Spec *s)
 {
 	const uint8_t **const in[] = {
 		&s->attention.layer_in,
 		&s->attention.k_is_v,
-		&s->attention.temper.layer_in,
+		&s->attention.q_temperature.layer_in,
 		&s->attention.windowed,
 		&s->attention.qk_in,
 		&s->attention.sink_in,
@@ -537,7 +537,7 @@ fill_rest(const SpecTable *t, Spec *s)
 		s->lora.path = NULL;   /* the adapter affects it only through the rows it reads */
 		s->adapters.slots = 0; /* sequences of a draft head have no adapters */
 		s->kv.host = 0;        /* belongs to the model */
-		head_alone(t, s);
+		reduce_to_draft_head(t, s);
 	}
 }
 
@@ -593,15 +593,15 @@ resolve(const Node *root, const SourceText *src, const char *dir, const char *co
 		return NULL;
 	}
 
-	const Node *family = early(root, over, n_set, "family");
-	const Node *format = early(root, over, n_set, "checkpoint");
+	const Node *family = top_level_value(root, over, n_set, "family");
+	const Node *format = top_level_value(root, over, n_set, "checkpoint");
 	const Node *own = node_get(root, "resolved");
 	if (own)
 		node_bool(own, &resolved);
-	const char *checkpoint = early_text(format, "hf");
+	const char *checkpoint = top_level_text(format, "hf");
 	bool known_format = strcmp(checkpoint, "hf") == 0 || strcmp(checkpoint, "gguf") == 0;
 	bool have = !resolved && family && known_format &&
-	            family_load(&f, early_text(family, ""), dir, checkpoint, family->loc, d, a);
+	            family_load(&f, top_level_text(family, ""), dir, checkpoint, family->loc, d, a);
 	if (have) {
 		if (f.block)
 			spec_table_apply(t, f.block, FROM_FAMILY);
@@ -617,7 +617,7 @@ resolve(const Node *root, const SourceText *src, const char *dir, const char *co
 			spec_table_apply(t, block, FROM_FAMILY);
 	}
 	if (resolved && format &&
-	    strcmp(checkpoint, early_text(node_get(root, "checkpoint"), "hf")) != 0)
+	    strcmp(checkpoint, top_level_text(node_get(root, "checkpoint"), "hf")) != 0)
 		err_at(d, format->loc,
 		       "checkpoint = %s: this resolved description has the tensor names of another "
 		       "format; start from the original description",

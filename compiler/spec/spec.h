@@ -158,7 +158,7 @@ typedef struct Spec {
 			int64_t positions;
 			int offset;
 			const uint8_t *layer_in;
-		} temper;                /* factor of queries by position; scale 0: none */
+		} q_temperature;         /* factor of queries by position; scale 0: none */
 		int64_t window;          /* positions that a token attends to; 0: all */
 		const uint8_t *windowed; /* [n_layers] */
 		bool chunked;            /* windows are fixed chunks, not sliding */

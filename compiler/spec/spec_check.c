@@ -27,14 +27,14 @@ note(SpecTable *t, SpecKey k)
 
 /* Return the key of the two that a later layer of values set; errors are reported there. */
 static SpecKey
-blame(const SpecTable *t, SpecKey a, SpecKey b)
+key_to_report(const SpecTable *t, SpecKey a, SpecKey b)
 {
 	return t->val[a].from >= t->val[b].from ? a : b;
 }
 
 /* Keys with the layers that have a recurrent block instead of attention. */
-static const SpecKey state_key[] = { K_linear_layers, K_conv_layers, K_ssm_layers };
-enum { N_STATE_KEY = sizeof state_key / sizeof *state_key };
+static const SpecKey recurrent_key[] = { K_linear_layers, K_conv_layers, K_ssm_layers };
+enum { N_RECURRENT_KEY = sizeof recurrent_key / sizeof *recurrent_key };
 
 /* Return whether a layer has keys and values; if not, *why is the key that removes them. */
 static bool
@@ -42,11 +42,11 @@ attends(const SpecTable *t, int64_t l, SpecKey *why)
 {
 	const uint8_t *blocks = t->val[K_att_layers].layers;
 
-	for (int i = 0; i < N_STATE_KEY; i++)
-		if (t->val[state_key[i]].layers && t->val[state_key[i]].layers[l] &&
-		    !(state_key[i] == K_ssm_layers &&
+	for (int i = 0; i < N_RECURRENT_KEY; i++)
+		if (t->val[recurrent_key[i]].layers && t->val[recurrent_key[i]].layers[l] &&
+		    !(recurrent_key[i] == K_ssm_layers &&
 		      (ON(ssm_beside) || t->val[K_shared_layers].layers[l]))) {
-			*why = state_key[i];
+			*why = recurrent_key[i];
 			return false;
 		}
 	*why = K_att_layers;
@@ -64,7 +64,7 @@ check_kinds(SpecTable *t)
 	bool kind[2] = { false };
 
 	if (heads > 0 && kv > 0 && heads % kv && (heads != INT(n_heads) || kv != INT(n_kv_heads))) {
-		SpecKey at = blame(t, K_local_n_kv_heads, K_local_n_heads);
+		SpecKey at = key_to_report(t, K_local_n_kv_heads, K_local_n_heads);
 		err_at(t->d, t->val[at].loc,
 		       "attention.local.n_kv_heads = %lld does not divide attention.local.n_heads "
 		       "= %lld",
@@ -218,7 +218,7 @@ check_heads(SpecTable *t)
 	int64_t h = INT(n_heads), k = INT(n_kv_heads), d = INT(head_dim);
 
 	if (h > 0 && k > 0 && h % k) {
-		SpecKey at = blame(t, K_n_kv_heads, K_n_heads);
+		SpecKey at = key_to_report(t, K_n_kv_heads, K_n_heads);
 		err_at(t->d, t->val[at].loc,
 		       "attention.n_kv_heads = %lld does not divide attention.n_heads = %lld",
 		       (long long)k, (long long)h);
@@ -649,24 +649,24 @@ check_states(SpecTable *t)
 	static const SpecKey sizes[] = { K_lin_k_heads, K_lin_v_heads, K_lin_k_dim, K_lin_v_dim },
 	                     ssm[] = { K_ssm_heads, K_ssm_dim, K_ssm_state };
 	int64_t k = INT(lin_k_heads), v = INT(lin_v_heads);
-	int n[N_STATE_KEY] = { 0 }, all = 0;
+	int n[N_RECURRENT_KEY] = { 0 }, all = 0;
 	SpecKey which = K_linear_layers;
 
 	for (int l = 0; l < (int)INT(n_layers); l++) {
 		int first = -1;
-		for (int i = 0; i < N_STATE_KEY; i++) {
-			const uint8_t *in = t->val[state_key[i]].layers;
+		for (int i = 0; i < N_RECURRENT_KEY; i++) {
+			const uint8_t *in = t->val[recurrent_key[i]].layers;
 			if (!in || !in[l])
 				continue;
 			n[i]++;
 			all++;
-			which = state_key[i];
+			which = recurrent_key[i];
 			if (first >= 0) {
-				err_at(t->d, t->val[state_key[i]].loc,
+				err_at(t->d, t->val[recurrent_key[i]].loc,
 				       "layer %d is in %s and in %s", l,
-				       spec_key[state_key[i]].path,
-				       spec_key[state_key[first]].path);
-				note(t, state_key[first]);
+				       spec_key[recurrent_key[i]].path,
+				       spec_key[recurrent_key[first]].path);
+				note(t, recurrent_key[first]);
 				return;
 			}
 			first = i;
@@ -713,11 +713,11 @@ check_halves(SpecTable *t)
 			note(t, K_residual_form);
 			return;
 		}
-		for (int i = 0; !first[l] && i < N_STATE_KEY; i++)
-			if (t->val[state_key[i]].layers && t->val[state_key[i]].layers[l]) {
-				err_at(t->d, t->val[state_key[i]].loc,
+		for (int i = 0; !first[l] && i < N_RECURRENT_KEY; i++)
+			if (t->val[recurrent_key[i]].layers && t->val[recurrent_key[i]].layers[l]) {
+				err_at(t->d, t->val[recurrent_key[i]].loc,
 				       "layer %d is in %s and not in attention.layers", l,
-				       spec_key[state_key[i]].path);
+				       spec_key[recurrent_key[i]].path);
 				note(t, K_att_layers);
 				return;
 			}

@@ -342,14 +342,14 @@ set_default(SpecTable *t, SpecKey key)
 		v->num = x.num;
 		if (k->type == TYPE_INT && v->num != floor(v->num)) {
 			/* the expression without the $ of the table */
-			char *say = arena_strdup(t->a, k->def), *to = say;
+			char *text = arena_strdup(t->a, k->def), *to = text;
 			for (const char *p = k->def; *p; p++)
 				if (*p != '$')
 					*to++ = *p;
 			*to = 0;
 			err_at(t->d, t->file,
 			       "%s is missing, and its default %s = %.6g is not an integer",
-			       k->path, say, v->num);
+			       k->path, text, v->num);
 			v->known = false;
 		}
 		break;
