@@ -1,4 +1,4 @@
-/* The descriptions in tests/fuzz/corpus/yaml, which other fuzzers start from too. */
+/* The descriptions in tests/fuzz/corpus/yaml, which other fuzzers use as seeds too. */
 #ifndef TESTS_FUZZ_DESCRIPTIONS_H
 #define TESTS_FUZZ_DESCRIPTIONS_H
 
@@ -15,7 +15,7 @@ descriptions_by_name(const void *a, const void *b)
 	return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* Paths in order of their names; exits when there are none. */
+/* Paths sorted by name; exits if there are none. */
 static inline int
 descriptions_list(char *path[MAX_DESCRIPTIONS])
 {

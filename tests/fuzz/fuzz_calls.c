@@ -1,6 +1,7 @@
-/* Any bytes as an answer, in each format of calls: the first byte says which (the last: the text up
- * to a NUL is the checkpoint's own response_template). What is read is the same whole and in
- * pieces, each call ends, and without calls or reasoning no byte of a text is lost but blanks. */
+/* Arbitrary bytes as model output, in each format of tool calls. The first byte selects the format
+ * (the last one: the text up to a NUL is the checkpoint's own response_template). The result is the
+ * same for the whole text and for chunks of it, each call ends, and without calls or reasoning no
+ * byte of the text is lost except white space. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -85,7 +86,7 @@ on_piece(void *user, llmc_piece_kind kind, int32_t call, const char *s, size_t n
 	r->n += kind == LLMC_PIECE_DONE;
 }
 
-/* Pieces of `each` bytes; how many calls */
+/* Feed chunks of `each` bytes; returns the number of calls */
 static void
 read_answer(const llmc_tokenizer *t, const char *s, size_t n, size_t each, Read *r)
 {
@@ -101,7 +102,7 @@ read_answer(const llmc_tokenizer *t, const char *s, size_t n, size_t each, Read 
 	llmc_calls_close(c);
 }
 
-/* Texts without the borders of their pieces and without blanks */
+/* The output without chunk boundaries and white space */
 static void
 join(Strbuf *b)
 {
@@ -143,7 +144,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	t->response = which < N_TEMPLATES ? NULL : s;
 	const char *answer = which < N_TEMPLATES ? s : s + strlen(s);
 	size_t n = (size_t)(s + size - 2 - answer);
-	for (size_t i = 0; i < n; i++) /* two bytes tell of pieces here */
+	for (size_t i = 0; i < n; i++) /* two bytes select the chunk size here */
 		if (answer[i] == LLMC_PIECE_TEXT || answer[i] == LLMC_PIECE_REASONING)
 			s[answer - s + (ptrdiff_t)i] = ' ';
 	read_answer(t, answer, n, n ? n : 1, &whole);

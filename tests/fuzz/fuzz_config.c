@@ -1,9 +1,8 @@
-/* config.json files that lie: import answers with a description that reads back, or with a
- * sentence.
+/* Malformed config.json files: import returns a description that can be read back, or a message.
  *
- * An input is a list of edits to a published file of tests/golden/config-fixtures, whose keys stand
- * on a line each: byte 0 picks the file, then 4 bytes an edit: which line (16 bits), what to do,
- * with what. Text that begins with '{' is taken as a file itself. */
+ * An input is a list of edits to a published file of tests/golden/config-fixtures, which has one
+ * key per line. Byte 0 selects the file, then 4 bytes per edit: line (16 bits), operation, operand.
+ * Text that begins with '{' is used as a file itself. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* Any bytes as a FastLLM model: read or refused; what was read lies within the file, rows can be
- * made, and its vocabulary cuts a text. */
+/* Arbitrary bytes as a FastLLM model: read or rejected. If read, all data is within the file, rows
+ * can be dequantised, and the vocabulary tokenizes a string. */
 #include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Any bytes as a GGUF: opened or refused, and what was opened can be read in every way the reader
- * offers. */
+/* Arbitrary bytes as a GGUF: opened or rejected. An opened file can be read in every way that the
+ * reader offers. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,6 +1,6 @@
-/* Any bytes as a grammar: the first says of which kind and with which options. One that compiles is
- * walked: each token of a mask can be accepted, a token that is not in it cannot, and the bytes of
- * a longer token are allowed one by one when the token is. */
+/* Arbitrary bytes as a grammar: the first byte selects its kind and options. A grammar that
+ * compiles is explored: each token of a mask can be accepted, a token outside it cannot, and the
+ * bytes of a longer token are allowed one by one if the token is. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
-/* Any bytes as what a connection says: the head of a request and its body. In pieces (the first
- * byte says of which size) they mean what they mean at once, and what is accepted has one meaning.
- */
+/* Arbitrary bytes from a connection: the head of a request and its body. In chunks (the first
+ * byte selects their size) the result is the same as at once, and an accepted request has one
+ * meaning. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,8 @@ wrong(const char *what)
 	abort();
 }
 
-/* All of the body that is there: how many bytes frame it and how many it has; a sum over these. */
+/* Read all of the body that is available: a checksum over the bytes that frame it and its own
+ * bytes. */
 static size_t
 read_body(const HttpHead *h, const char *s, size_t n, size_t step, uint64_t *sum, size_t *n_body,
           HttpError *e)
@@ -75,8 +76,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	head[first] = 0;
 	if (head_parse(head, (size_t)first, &h, &whole)) {
 		if (span != first)
-			wrong("a head depends on how it comes"); /* one that is refused may be so
-			                                            sooner */
+			/* rejection may come at an earlier chunk */
+			wrong("a head depends on how it comes");
 		if ((h.chunked && h.length) || !h.method[0] ||
 		    (h.path[0] != '/' && h.path[0] != '*') || (!h.http10 && !h.host))
 			wrong("an odd head is accepted");

@@ -1,6 +1,6 @@
-/* Any bytes as the body of any route that takes one: parsed, checked, run on a false engine. The
- * first byte chooses the route. Whatever comes, there is one complete answer of well-formed JSON or
- * frames, and nothing stays in the engine. */
+/* Arbitrary bytes as the body of any route that accepts one: parsed, checked, run on a fake engine.
+ * The first byte selects the route. There is always one complete answer of well-formed JSON or
+ * frames, and nothing remains in the engine. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -83,7 +83,7 @@ check(const Req *r)
 	}
 	while (s < end) {
 		const char *stop = memmem(s, (size_t)(end - s), "\n\n", 2);
-		if (stop && strncmp(s, "event: ", 7) == 0) /* the dialect's name of it */
+		if (stop && strncmp(s, "event: ", 7) == 0) /* event name of the dialect */
 			s = (const char *)memchr(s, '\n', (size_t)(end - s)) + 1;
 		if (!stop || strncmp(s, "data:", 5) != 0)
 			wrong("no frame", r);
@@ -142,7 +142,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	r->route = route_find(serve_routes, "POST", paths[data[0] % (sizeof paths / sizeof *paths)],
 	                      false, &tail, &wrong_method);
 	strbuf_add(&r->body, data + 1, size - 1);
-	if (!(r->route->flags & RT_MODEL) || models_take(&s, r, &p)) /* as a worker does */
+	if (!(r->route->flags & RT_MODEL) || models_take(&s, r, &p)) /* as a worker thread does */
 		r->route->handle(r);
 	else
 		wrong("the model is not there", r);

@@ -1,9 +1,9 @@
-/* GGUF files that lie about mixtures and latent attention: imported, compiled, and their weights
- * packed, or refused in a sentence.
+/* Malformed GGUF files of MoE models and latent attention: imported, compiled, and their weights
+ * packed, or rejected with a message.
  *
- * An input is a list of edits to the header of a sound file, which is built here: byte 0 picks the
- * file, then 4 bytes an edit: which key or tensor, what to do, with what (16 bits). Data are zeros
- * behind the header: what is packed must come from within the file. */
+ * An input is a list of edits to the header of a valid file, which is built here. Byte 0 selects
+ * the file, then 4 bytes per edit: key or tensor, operation, operand (16 bits). Data after the
+ * header is zero; packed data must come from within the file. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +25,7 @@ typedef struct Key {
 	uint32_t type;
 	double num;
 	uint64_t count;
-} Key; /* an array of one type: count of num; type 8: text */
+} Key; /* an array of one type: count of num; type 8: string */
 typedef struct Tensor {
 	char name[64];
 	uint32_t n_dims;
@@ -48,9 +48,9 @@ die(const char *what, const char *text)
 	abort();
 }
 
-/* ---- sound files ---- */
+/* ---- valid files ---- */
 
-/* u32 where it holds the number, else f32 */
+/* u32 if it holds the number, else f32 */
 static uint32_t
 number_type(double v)
 {
@@ -249,7 +249,7 @@ edit_key(File *f, unsigned which, unsigned what, unsigned with)
 	case 3:
 		k->type = with % 13;
 		return;
-	case 4: /* one value for each layer */
+	case 4: /* one value per layer */
 		k->count = with % 70;
 		return;
 	case 5:
@@ -274,7 +274,7 @@ edit_tensor(File *f, unsigned which, unsigned what, unsigned with)
 	case 0:
 		t->type = types[with % (sizeof types / sizeof *types)];
 		return;
-	case 1: /* axes change places */
+	case 1: /* axes swapped */
 		x = t->dim[a];
 		t->dim[a] = t->dim[b];
 		t->dim[b] = x;
@@ -285,7 +285,7 @@ edit_tensor(File *f, unsigned which, unsigned what, unsigned with)
 	case 3:
 		t->dim[a] = (uint64_t)numbers[with / 4 % 24];
 		return;
-	case 4: /* as many elements, cut elsewhere */
+	case 4: /* same number of elements, other dimensions */
 		if (t->dim[a] % 2 == 0) {
 			t->dim[a] /= 2;
 			t->dim[b] *= 2;
@@ -294,7 +294,7 @@ edit_tensor(File *f, unsigned which, unsigned what, unsigned with)
 	case 5:
 		t->n_dims = with % 6;
 		return;
-	case 6: /* the same of another layer */
+	case 6: /* the same tensor of another layer */
 		if (strncmp(t->name, "blk.", 4) == 0)
 			t->name[4] = (char)('0' + with % 10);
 		return;
@@ -343,7 +343,7 @@ put_value(Strbuf *out, uint32_t type, double v)
 		    size[type]);
 }
 
-/* The header; *end: where the data of all tensors ends, as far as it can be said */
+/* Write the header; *end: end of all tensor data, as far as it is known */
 static void
 write_header(const File *f, Strbuf *out, uint64_t *end)
 {
@@ -392,7 +392,7 @@ write_header(const File *f, Strbuf *out, uint64_t *end)
 	*end = out->len + at;
 }
 
-/* ---- the road of a file ---- */
+/* ---- steps of an import ---- */
 
 static void
 hear(void *user, int level, const char *line)

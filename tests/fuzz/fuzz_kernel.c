@@ -1,5 +1,5 @@
-/* Any text as a template of kernels, of a CPU or of a GPU, with fragments to include: expanded for
- * a matrix product, or refused by a sentence. The first byte says for which target. */
+/* Arbitrary text as a kernel template, for CPU or GPU, with fragments to include: expanded for a
+ * matmul, or rejected with a message. The first byte selects the target. */
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,6 @@
-/* Any bytes as a form: up to a NUL its Content-Type, then the body. Parts lie within the body in
- * their order, none holds the mark, and written again they read the same. */
+/* Arbitrary bytes as a multipart form: up to a NUL the Content-Type, then the body. Parts are
+ * within the body in order, none contains the boundary, and a form written from them reads the
+ * same. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +27,7 @@ put_name(Strbuf *b, const char *key, const char *s)
 	strbuf_putc(b, '"');
 }
 
-/* A form of the same parts; false: the type or the body is wrong. */
+/* Write a form of the same parts; false: the type or the body is invalid. */
 static bool
 again(const char *type, const char *body, size_t n, Strbuf *out)
 {
@@ -68,7 +69,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (!nul)
 		return 0;
 	size_t n = size - (size_t)(nul + 1 - data);
-	char *body = malloc(n + !n); /* not a byte more, so that reading on is seen */
+	char *body = malloc(n + !n); /* exact size, so that the sanitizer reports reads beyond it */
 	memcpy(body, nul + 1, n);
 	if (again((const char *)data, body, n, &one) &&
 	    (!again((const char *)data, one.data, one.len, &two) || one.len != two.len ||

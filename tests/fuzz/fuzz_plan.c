@@ -1,10 +1,10 @@
-/* Plans changed within valid JSON: read and checked; what the check lets through is run by the
- * reference interpreter. A plan that plan_read accepts must be safe to run, whatever it computes.
+/* Plans edited within valid JSON: read and checked; a plan that passes is run by the reference
+ * interpreter. A plan that plan_read accepts must be safe to run, whatever it computes.
  *
- * An input is a list of edits to the plan of one of the descriptions in tests/fuzz/corpus/yaml,
- * which are compiled once, so that no seed goes stale with the format: byte 0 picks the plan, then
- * 6 bytes an edit: which leaf or array (16 bits), what to do (8), with what (16), 8 spare. Text
- * that begins with '{' is taken as a plan itself. */
+ * An input is a list of edits to the plan of one of the descriptions in tests/fuzz/corpus/yaml.
+ * They are compiled once, so that no seed becomes invalid when the format changes. Byte 0 selects
+ * the plan, then 6 bytes per edit: leaf or array (16 bits), operation (8), operand (16), 8 spare.
+ * Text that begins with '{' is used as a plan itself. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,12 +20,12 @@ enum { MAX_BASES = 3 * MAX_DESCRIPTIONS, MAX_EDITS = 2000 };
 
 typedef struct Span {
 	size_t off, len, key;
-} Span; /* key: where its name begins in the text; an array's are its array's */
+} Span; /* key: start of its name in the text; an array's elements have that of the array */
 typedef struct Array {
 	Span whole, *elem;
 	size_t n;
 } Array;
-typedef struct Base { /* a plan and the places of its values */
+typedef struct Base { /* a plan and the offsets of its values */
 	char *text;
 	Span *span;
 	Array *array;
@@ -42,12 +42,12 @@ die(const char *what, const char *text)
 	abort();
 }
 
-/* ---- edits: of the text, at places found once per plan ---- */
+/* ---- edits of the text, at offsets found once per plan ---- */
 
 typedef struct Edit {
 	size_t off, len;
 	char *text;
-} Edit; /* text replaces len bytes at off */
+} Edit; /* replace len bytes at off by text */
 
 static void scan_value(Base *b, const char **at, size_t key);
 
@@ -58,7 +58,7 @@ skip_blanks(const char **at)
 		++*at;
 }
 
-/* A list, or an object with its keys passed over. */
+/* A list, or an object whose keys are skipped. */
 static void
 scan_members(Base *b, const char **at, size_t key)
 {
@@ -187,7 +187,7 @@ changed(const char *v, int what, int with)
 	           : NULL;
 }
 
-/* An array with an element less, twice, elsewhere, or two exchanged */
+/* An array with one element less, twice, moved, or two exchanged */
 static char *
 changed_array(const Base *b, const Array *x, int what, size_t with)
 {
@@ -212,7 +212,7 @@ changed_array(const Base *b, const Array *x, int what, size_t with)
 	return out.data;
 }
 
-/* The leaf after number `from` that has the same name as `like` and another value; like itself:
+/* The leaf after number `from` that has the same name as `like` and another value; like itself if
  * there is none. */
 static Span
 namesake(const Base *b, Span like, size_t from)
@@ -231,10 +231,10 @@ namesake(const Base *b, Span like, size_t from)
 typedef struct Edits {
 	Edit v[MAX_EDITS];
 	size_t n;
-} Edits; /* in the order of the text */
+} Edits; /* in text order */
 
 static void
-add_edit(Edits *e, Edit x) /* takes x.text */
+add_edit(Edits *e, Edit x) /* takes ownership of x.text */
 {
 	size_t k = e->n;
 
@@ -264,11 +264,11 @@ read_edit(const Base *b, const uint8_t *e, Edits *out)
 		return;
 	}
 	Span s = b->span[2 + (where * 7919 + 97) %
-	                         (b->n_span - 2)]; /* behind the numbers of format and step_abi */
+	                         (b->n_span - 2)]; /* after the numbers of format and step_abi */
 	char *old = cut(b, s), *new = kind < 4 ? changed(old, what, (int)with) : NULL;
 	if (!new) /* names, references, words */
 		new = cut(b, what ? namesake(b, s, with) : b->span[with % b->n_span]);
-	if (kind == 3 && new) /* the same number everywhere: widths that still agree */
+	if (kind == 3 && new) /* the same number everywhere, so that sizes still agree */
 		for (size_t i = 2; i < b->n_span; i++)
 			if (b->span[i].len == s.len &&
 			    memcmp(b->text + b->span[i].off, old, s.len) == 0)
@@ -294,7 +294,7 @@ apply(const Base *b, const uint8_t *data, size_t size, Strbuf *out)
 	strbuf_puts(out, b->text + at);
 }
 
-/* ---- the plans to start from ---- */
+/* ---- seed plans ---- */
 
 static void
 add_base(const char *path, const char *target)
@@ -340,8 +340,8 @@ make_bases(void)
 		add_base(path[i], "ref");
 		add_base(path[i], "cpu-v3");
 	}
-	for (int i = 0; i < n; i++) { /* launches, tensor maps, products; behind the others, which
-		                         kept inputs were made for */
+	/* launches, tensor maps, GEMMs; last, so that kept inputs keep their meaning */
+	for (int i = 0; i < n; i++) {
 		add_base(path[i], "cuda-sm_90a");
 		free(path[i]);
 	}
@@ -424,7 +424,7 @@ read_and_run(const char *text, size_t size, Arena *arena, Strbuf *again)
 		return;
 	}
 	run(p);
-	if (size % 4) /* a sample is enough: it takes as long as all the rest */
+	if (size % 4) /* a sample is enough: this takes as long as all the rest */
 		return;
 	plan_write(p, again);
 	if (plan_read(again->data, again->len, "plan", arena, &q, &err) != LLMC_OK)

@@ -1,6 +1,6 @@
-/* Any bytes as a safetensors file: opened or refused; what was opened covers the data exactly once.
- * Files of torch.save are read as well: theirs may lie anywhere in them, or in memory of its own.
- */
+/* Arbitrary bytes as a safetensors file: opened or rejected; an opened file covers the data exactly
+ * once. Files of torch.save are read as well: their tensors may be anywhere in the file, or in
+ * separate memory. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,6 +1,6 @@
-/* Any tensors beside each other, in any shapes, as a quantised matrix: refused, or made without a
- * look beyond a tensor. The first bytes choose the configuration, then each tensor has a type and a
- * shape; its data is as long as these say, and not a byte longer. */
+/* Arbitrary tensors, in any shapes, as a quantised matrix: rejected, or built without an access
+ * beyond a tensor. The first bytes select the configuration, then each tensor has a type and a
+ * shape; its data has exactly the size of these. */
 #include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -114,7 +114,7 @@ rows_of(const SchemeMatrix *m)
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	/* sizes that fit each other now and then */
+	/* sizes that sometimes match each other */
 	static const int64_t sizes[] = {
 		0, 1, 2, 3, 4, 8, 12, 16, 24, 32, 64, 96, 128, 256, 33, 7
 	};
@@ -147,7 +147,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			((uint8_t *)own[at])[k] = bytes == 8 || data[i + 4] & 0x40
 			                              ? (uint8_t)(k % 8 ? 0 : data[i + 4])
 			                              : (uint8_t)(k * 37 + data[i + 4]);
-		/* JSON that is read, now and then */
+		/* sometimes JSON that is read */
 		if (strstr(t->name, "quant_state") && t->n_dims == 1 && bytes == 1) {
 			const char *const said = states[t->dim[0] % 4];
 			free(own[at]);

@@ -1,9 +1,8 @@
-/* Descriptions of the corpus with any keys set to any values within reach of their ranges: refused
- * by a sentence or compiled; then the plan is one that the runtime accepts, and the reference runs
- * it.
+/* Descriptions of the corpus with any keys set to any values in and near their ranges: rejected
+ * with a message, or compiled. In that case the runtime accepts the plan and the reference runs it.
  *
- * Input: byte 0 picks the description and target, then 4 bytes a key: which (8 bits), kind of value
- * (8), value (16). */
+ * Input: byte 0 selects the description and target, then 4 bytes per key: key (8 bits), kind of
+ * value (8), value (16). */
 #include "compiler/compile.h"
 
 #include "base/file.h"
@@ -137,7 +136,7 @@ small(const Spec *s)
 	       s->attention.kv_rank <= 256 && s->max_positions <= 1 << 16;
 }
 
-/* A plan of ours must be accepted by whatever reads plans, and run. */
+/* Our own plan must be accepted by every reader of plans, and run. */
 static void
 run(const Plan *p)
 {
@@ -162,7 +161,7 @@ run(const Plan *p)
 	      *row = calloc(5 * (size_t)p->hidden, sizeof *row);
 	const float *const rows = row, *const *came = p->takes_rows
 	                                                  ? &rows
-	                                                  : NULL; /* of a head that guesses */
+	                                                  : NULL; /* hidden rows for an MTP head */
 	if (lim.context >= 6 && logits && row) {
 		llmc_chunk c = { .tok = tok, .n_tok = 5, .n_out = 1 };
 		if (session_seq_new(s, lim.context, &seq, &err) != LLMC_OK)
@@ -230,7 +229,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	}
 	arena_init(&perm);
 	memset(&d, 0, sizeof d);
-	if (getenv("FUZZ_SHOW")) { /* to read an input that failed */
+	if (getenv("FUZZ_SHOW")) { /* to inspect an input that failed */
 		fprintf(stderr, "description %d, %s\n", data[0] % n_base,
 		        data[0] < 192 ? "ref" : "cpu-v3");
 		for (int i = 0; set[i]; i++)

@@ -1,5 +1,5 @@
-/* Any text as a chat template: rendered within bounds of time and memory, or refused by a sentence.
- */
+/* Arbitrary text as a chat template: rendered within bounds of time and memory, or rejected with a
+ * message. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

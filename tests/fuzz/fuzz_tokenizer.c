@@ -1,6 +1,7 @@
-/* Any bytes as a tokenizer: tokenizer.json ('{' first), a GGUF's vocabulary ("GGUF" first),
- * tokenizer.model (the rest; of ranks where its first line is). One that opens encodes texts, among
- * them the end of the input itself, and decodes them, whole and piece by piece. */
+/* Arbitrary bytes as a tokenizer: tokenizer.json (starts with '{'), a GGUF's vocabulary (starts
+ * with "GGUF"), or tokenizer.model (a rank file if its first line looks like one). An opened one
+ * encodes strings, among them the end of the input itself, and decodes them, as a whole and token
+ * by token. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -78,7 +79,7 @@ open_any(const uint8_t *data, size_t size, llmc_tokenizer **t, llmc_error *err)
 	}
 	if (size && data[0] == '{')
 		return text_open_json((const char *)data, size, "fuzz", t, err);
-	if (text_has_ranks((const char *)data, size)) { /* of whatever number of ranks it has */
+	if (text_has_ranks((const char *)data, size)) { /* with any number of ranks */
 		int32_t lines = 0;
 		for (size_t i = 0; i < size; i++)
 			lines += data[i] == '\n';
@@ -106,7 +107,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		encode_and_decode(t, text[i], strlen(text[i]));
 	size_t tail = size < 100 ? size : 100;
 	encode_and_decode(t, (const char *)data + size - tail, tail);
-	/* ids in no order that encoding would give */
+	/* ids in an order that encoding would not produce */
 	for (int i = 0; i < 64; i++)
 		ids[i] =
 		    (int32_t)((uint32_t)i * 2654435761u %

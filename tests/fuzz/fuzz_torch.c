@@ -1,5 +1,5 @@
-/* Any bytes as a file of torch.save, or else as a bare pickle: read or refused; what was read lies
- * within the file or in memory of its own. */
+/* Arbitrary bytes as a file of torch.save, or as a bare pickle: read or rejected. All data that is
+ * read is within the file or in separate memory. */
 #include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,7 +43,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	llmc_error err = { 0 };
 	Safetensors *s;
 	static volatile uint8_t
-	    sink; /* elements are read, so that a sanitizer sees where they lie */
+	    sink; /* elements are read, so that a sanitizer checks their addresses */
 
 	if (!torch_is(data, size)) {
 		bare(data, size);

@@ -1,5 +1,5 @@
-/* Any text as a description: a sentence or an artifact, mostly for the reference, never a fault of
- * the compiler. */
+/* Arbitrary text as a description: a message or an artifact, mostly for the reference, never an
+ * internal error of the compiler. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* What is sound but would take long to compile says nothing new. */
+/* Skip valid descriptions that take long to compile. */
 static bool
 small(const Spec *s)
 {

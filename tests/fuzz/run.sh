@@ -1,9 +1,10 @@
 #!/bin/bash
-# Run each fuzzer over its kept corpus (tests/fuzz/corpus/<name>) and mutations of it. make san-build builds them.
+# Run each fuzzer over its kept corpus (tests/fuzz/corpus/<name>) and mutations of it. make
+# san-build builds them.
 #
-#   tests/fuzz/run.sh [--built | --runs] [name...]   all fuzzers, or those named: gguf yaml ...; --built: they are built already; --runs: print the counts
-#   FUZZ_SECONDS=30    so long per fuzzer, with new inputs each time; without: short, and the same inputs in every run
-#   FUZZ_RUNS=5000     so many inputs per fuzzer when FUZZ_SECONDS is not set; without: some seconds' worth, four times as many with LLMC_CHECK_ALL=1
+#   tests/fuzz/run.sh [--built | --runs] [name...]   all fuzzers, or the named ones: gguf yaml ...; --built: do not build; --runs: print the counts
+#   FUZZ_SECONDS=30    time per fuzzer, with new inputs each time; without: short, and the same inputs in every run
+#   FUZZ_RUNS=5000     inputs per fuzzer when FUZZ_SECONDS is not set; without: some seconds' worth, four times as many with LLMC_CHECK_ALL=1
 #   BUILD=build        results go to $BUILD/fuzz; an input that failed is kept there
 set -eu
 cd "$(dirname "$0")/../.."
@@ -22,8 +23,9 @@ if [ $# -eq 0 ]; then
 		set -- "$@" "${f%.c}"
 	done
 fi
-# libFuzzer's choices follow addresses, of code and of what is compared, files in the order of the folder, and the clock: all three are taken away, so
-# that two runs of one program try the same inputs. What addresses guide is left to runs with FUZZ_SECONDS.
+# libFuzzer's choices depend on addresses (of code and of compared data), on the order of files in
+# the folder, and on the clock. All of these are fixed, so that two runs of one program try the same
+# inputs. Address-guided exploration is left to runs with FUZZ_SECONDS.
 fixed=()
 if [ -z "${FUZZ_SECONDS:-}" ]; then
 	fixed=(env -i "PATH=$PATH")
@@ -36,7 +38,7 @@ fi
 failed=
 for name; do
 	bin=$programs/fuzz_$name
-	# first folder: where libFuzzer puts what it finds worth keeping; empty, so that runs are alike
+	# first folder: libFuzzer stores new inputs here; empty, so that all runs are equal
 	new=$build/new/$name
 	rm -rf "$new"
 	mkdir -p "$new" "tests/fuzz/corpus/$name"

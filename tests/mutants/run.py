@@ -28,7 +28,7 @@ TABLE = Path(__file__).with_name("mutants.toml")
 WORK = ROOT / "build" / "mutants"
 FIELDS = {"name", "file", "old", "new", "tests", "hole", "count"}
 TIMEOUT = 900
-# an error of a compiler in the output of a test: such a mutant proves nothing
+# compiler error in the output of a test: such a mutant proves nothing
 BROKEN = re.compile(r":\d+:\d+: error: |fatal error: ")
 
 
@@ -120,7 +120,7 @@ def environment():
 
 
 def make(tree, env, *targets):
-    # a mistake may leave a variable unused
+    # a mutation may leave a variable unused
     return subprocess.run(
         ["make", "-s", f"CC={os.environ.get('CC', 'gcc')}", "CFLAGS=-O2 -Wno-error", *targets],
         cwd=tree,

@@ -23,8 +23,7 @@ alone_is_eos(const Plan *plan, int32_t id)
 	return false;
 }
 
-/* Returns the number of new tokens in out [max_tokens]; a token that ends the text is not among
- * them. */
+/* Returns the number of new tokens in out [max_tokens], without the token that ends the output. */
 static inline int32_t
 alone_generate(llmc_session *s, const int32_t *prompt, int32_t n_prompt, const llmc_params *p,
                int32_t *out, llmc_finish *finish)

@@ -1,6 +1,5 @@
-/* Pages of a Kv in this process, whose copies beside steps are made as late as they may be, or
- * whenever somebody asks: who does not wait for one reads what was there before, or copies what is
- * there now. */
+/* A Kv in this process whose host copies run as late as possible, or at random points. A user that
+ * does not wait for a copy reads old content, or copies newer content. */
 #ifndef TESTS_UNIT_LATE_COPIES_H
 #define TESTS_UNIT_LATE_COPIES_H
 
@@ -17,9 +16,9 @@ typedef struct LateCopy {
 } LateCopy;
 
 typedef struct Late {
-	LateCopy copy[8192];      /* that are yet to be made, in order */
-	int n, n_asked, n_waited; /* asked whether pages have come; and they had not */
-	uint32_t group;           /* that ended last */
+	LateCopy copy[8192];      /* copies that have not run yet, in order */
+	int n, n_asked, n_waited; /* queries of `over`; of those, queries that returned false */
+	uint32_t group;           /* last completed group */
 	uint64_t random;          /* not 0 */
 } Late;
 
@@ -95,9 +94,8 @@ late_beside(void *user, void *to, const void *from, size_t bytes)
 
 	if (l->n == (int)(sizeof l->copy / sizeof *l->copy))
 		late_make(l, l->group);
-	assert_true(l->n <
-	            (int)(sizeof l->copy /
-	                  sizeof *l->copy)); /* none of the group that is open has been made */
+	assert_true(
+	    l->n < (int)(sizeof l->copy / sizeof *l->copy)); /* no copy of the open group has run */
 	l->copy[l->n++] = (LateCopy){ to, from, bytes, l->group + 1 };
 }
 
@@ -122,7 +120,7 @@ late_over(void *user, uint32_t number)
 	Late *l = user;
 
 	l->n_asked++;
-	if (l->n && late_roll(l, 2)) /* the device gets on */
+	if (l->n && late_roll(l, 2)) /* the device makes progress */
 		late_make(l, l->copy[late_roll(l, (uint32_t)l->n)].group);
 	bool over = !l->n || (int32_t)(number - l->copy[0].group) < 0;
 	l->n_waited += !over;

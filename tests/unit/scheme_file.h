@@ -1,5 +1,5 @@
-/* A few tensors in memory as the file that formats/scheme.h looks things up in; for unit tests and
- * fuzzers. */
+/* A few tensors in memory as the file in which formats/scheme.h looks up tensors; for unit tests
+ * and fuzzers. */
 #ifndef LLMC_TESTS_SCHEME_FILE_H
 #define LLMC_TESTS_SCHEME_FILE_H
 

@@ -22,7 +22,7 @@ tempdir_open(Tempdir *t)
 	return mkdtemp(t->path) ? 0 : -1;
 }
 
-/* path of a file in the folder; valid until the 8th call from here */
+/* Path of a file in the folder; valid until the 8th call after this one */
 static inline const char *
 tempdir_file(const Tempdir *t, const char *name)
 {
@@ -64,7 +64,7 @@ tempdir_close(Tempdir *t)
 	tempdir_remove(t->path);
 }
 
-/* the same for a test's or a group's fixture: *state is the folder */
+/* Fixture for a test or a group: *state is the folder */
 static inline int
 tempdir_setup(void **state)
 {

@@ -1,4 +1,4 @@
-/* base/: arena, string buffer, error text, SHA-256. Files are in test_base_file.c. */
+/* base/: arena, string buffer, error text, SHA-256. Files are tested in test_base_file.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -44,7 +44,7 @@ arena_pieces_are_zeroed_aligned_and_apart(void **state)
 		for (size_t k = 0; k < size[i]; k++)
 			assert_int_equal(piece[i][k], i % 255 + 1);
 	assert_true(a.total_bytes >= 8 * 70000);
-	/* the pieces that fill blocks of their own do not waste the block in use */
+	/* allocations with blocks of their own do not waste the block in use */
 	assert_true(a.total_bytes < 8 * 70000 + 3 * 65536);
 
 	assert_string_equal(arena_strdup(&a, "twelve"), "twelve");
@@ -89,7 +89,7 @@ arena_jumps_when_memory_is_out(void **state)
 	assert_int_equal(tries_to_take(SIZE_MAX, 2), 1);
 	assert_int_equal(tries_to_take((size_t)1 << 33, (size_t)1 << 31), 1);
 	assert_int_equal(tries_to_take(SIZE_MAX, 1), 1);
-	/* the allocation with a given number fails, no other */
+	/* only the allocation with the given number fails */
 	Arena a;
 	volatile int done = 0;
 	arena_init(&a);
@@ -112,7 +112,8 @@ note(void *p)
 	strcat(order, p);
 }
 
-/* Released once, the latest first; what cannot be remembered is released before the jump. */
+/* Each is released once, the latest first. If it cannot be registered, it is released before the
+ * error jump. */
 static void
 arenas_release_what_was_deferred(void **state)
 {
@@ -176,7 +177,7 @@ strbuf_appends(void **state)
 	strbuf_release(&b);
 	assert_int_equal(b.len + b.cap, 0);
 	strbuf_release(&b);
-	/* after a failed append nothing more is taken */
+	/* after a failed append nothing more is appended */
 	strbuf_puts(&b, "x");
 	b.failed = true;
 	strbuf_puts(&b, "y");
@@ -218,7 +219,7 @@ errors_are_sentences_of_the_caller(void **state)
 	assert_int_equal(err.code, LLMC_E_INPUT);
 	assert_int_equal(error_set(NULL, LLMC_E_BUG, "nobody reads this"), LLMC_E_BUG);
 	error_prefix(NULL, "nor this");
-	/* long texts are cut, never written past the end */
+	/* long messages are truncated, never written past the end */
 	memset(big, 'a', sizeof big - 1);
 	big[sizeof big - 1] = 0;
 	error_set(&err, LLMC_E_IO, "%s", big);
@@ -235,8 +236,8 @@ errors_are_sentences_of_the_caller(void **state)
 	assert_int_equal(three_steps(-1, &steps, NULL), LLMC_OK);
 }
 
-/* sums of bytes 0, 7, 14, ... (mod 256), from Python's hashlib; "abc" and a million a's are FIPS
- * 180's examples */
+/* Hashes of bytes 0, 7, 14, ... (mod 256) from Python's hashlib; "abc" and a million a's are
+ * examples of FIPS 180 */
 static void
 sha256_matches_known_sums(void **state)
 {
@@ -286,7 +287,7 @@ sha256_matches_known_sums(void **state)
 	                    "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
-/* What Python's repr says, and for any double a text that strtod reads back. */
+/* Equal to Python's repr, and for any double a string that strtod reads back. */
 static void
 numbers_in_any_locale(void **state)
 {
@@ -354,7 +355,7 @@ numbers_in_any_locale(void **state)
 	setlocale(LC_ALL, "C");
 }
 
-/* jansson reads back what was written, whatever bytes it was. */
+/* jansson reads back what was written, for any bytes. */
 static void
 json_reads_back(void **state)
 {
@@ -392,8 +393,8 @@ json_reads_back(void **state)
 	strbuf_release(&fixed);
 }
 
-/* Configurations that Python wrote: words that JSON lacks are null, and texts that hold them stay.
- */
+/* Configurations written by Python: words that JSON lacks become null, and strings that contain
+ * them stay. */
 static void
 json_of_python(void **state)
 {

@@ -1,4 +1,4 @@
-/* base/file: mapping, whole reads, writes that are all or nothing, folders, trust. */
+/* base/file: mapping, reading whole files, atomic writes, folders, trust. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -54,7 +54,7 @@ written_bytes_come_back(void **state)
 	assert_memory_equal(b.data, big, sizeof big);
 	assert_int_equal(file_read(path, sizeof big - 1, &b, &err), LLMC_E_INPUT);
 	assert_non_null(strstr(err.text, "larger than 99999 bytes"));
-	/* empty */
+	/* empty file */
 	assert_int_equal(file_write(path, NULL, 0, &err), LLMC_OK);
 	assert_int_equal(file_map(path, &m, &err), LLMC_OK);
 	assert_null(m.data);
@@ -83,8 +83,8 @@ unchanged_files_are_left_alone(void **state)
 	assert_int_not_equal(b.st_mtime, 1000);
 }
 
-/* A write that fails half way (here: a limit on file size, as a full disk would) leaves the old
- * file and no other. */
+/* A write that fails half-way (a limit on file size stands for a full disk) keeps the old file and
+ * leaves no other. */
 static void
 failed_writes_leave_the_old_file(void **state)
 {
@@ -174,7 +174,7 @@ files_that_others_may_write_are_not_trusted(void **state)
 	assert_int_equal(file_check_trusted(path, &err), LLMC_E_IO);
 	assert_int_equal(file_check_trusted(tempdir_file(*state, "gone"), &err), LLMC_E_IO);
 	assert_int_equal(file_check_trusted("/tmp", &err),
-	                 LLMC_OK); /* sticky: others cannot replace what is ours */
+	                 LLMC_OK); /* sticky: other users cannot replace our files */
 }
 
 static void
@@ -189,7 +189,7 @@ cache_folder_follows_the_environment(void **state)
 	unsetenv("XDG_CACHE_HOME");
 	assert_int_equal(file_cache_dir(&b, &err), LLMC_OK);
 	assert_string_equal(strbuf_str(&b), "/home/x/.cache/llmc");
-	setenv("XDG_CACHE_HOME", "relative", 1); /* not allowed by the XDG rules: passed over */
+	setenv("XDG_CACHE_HOME", "relative", 1); /* not allowed by the XDG specification: ignored */
 	assert_int_equal(file_cache_dir(&b, &err), LLMC_OK);
 	assert_string_equal(strbuf_str(&b), "/home/x/.cache/llmc");
 	setenv("XDG_CACHE_HOME", "/cache", 1);

@@ -1,6 +1,6 @@
-/* The cache of built code: entries come back whole or not at all, whatever happens to writers, to
- * the files and to the disk; the bound holds, and the least recently used entries go first, except
- * those in use. */
+/* The cache of built code. Entries are read back complete or not at all, whatever happens to
+ * writers, files and the disk. The size limit holds, and the least recently used entries are
+ * evicted first, except those in use. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -29,7 +29,7 @@
 
 static Tempdir dir;
 
-/* An empty cache, bounded by `size` (NULL: as ever). */
+/* An empty cache, limited to `size` (NULL: the default). */
 static void
 fresh(Cache *c, const char *size)
 {
@@ -54,7 +54,7 @@ key_of(int n, char key[65])
 	sha256_hex(&sum, key);
 }
 
-/* Contents of entry n: bytes that follow from n, a length that does too where `bytes` is 0 */
+/* Contents of entry n: bytes determined by n, and also the length if `bytes` is 0 */
 static void
 contents_of(int n, size_t bytes, Strbuf *out)
 {
@@ -76,7 +76,7 @@ put(const Cache *c, int n, size_t bytes, CacheEntry *e)
 	return status;
 }
 
-/* Is entry n there? Then it is what was put. */
+/* Returns whether entry n exists; if so, checks its contents. */
 static bool
 there(const Cache *c, int n, size_t bytes)
 {
@@ -106,7 +106,7 @@ path_of(const Cache *c, int n, char path[900])
 	snprintf(path, 900, "%.700s/%s.so", strbuf_str(&c->dir), key);
 }
 
-/* Entry n was last used so many seconds after 2001. */
+/* Set the last use of entry n to so many seconds after 2001. */
 static void
 used_at(const Cache *c, int n, time_t s)
 {
@@ -117,7 +117,7 @@ used_at(const Cache *c, int n, time_t s)
 	assert_int_equal(utimensat(AT_FDCWD, path, t, 0), 0);
 }
 
-/* Files below a folder of the cache, and their bytes */
+/* Number of files below a folder of the cache, and their bytes */
 static int
 files(const Cache *c, const char *below, int64_t *bytes)
 {
@@ -158,8 +158,8 @@ entries_come_back(void **state)
 	for (int i = 1; i <= 2; i++)
 		assert_true(there(&c, i, 0));
 	assert_false(there(&c, 3, 0));
-	/* the kind is part of the name, the contents may be any bytes, and only we read what is
-	 * kept */
+	/* the kind is part of the key, the contents may be any bytes, and files are readable by
+	 * their owner only */
 	char key[65];
 	key_of(1, key);
 	assert_int_equal(cache_put(&c, "emu", key, "\0\1", 2, NULL, NULL), LLMC_OK);
@@ -226,7 +226,7 @@ damaged_entries_are_not_taken(void **state)
 	cache_close(&c);
 }
 
-/* Ten entries of 10,000 bytes fit; the eleventh takes the cache down to 90 %. */
+/* Ten entries of 10,000 bytes fit; the eleventh reduces the cache to 90 %. */
 static void
 least_recently_used_entries_go(void **state)
 {
@@ -244,24 +244,24 @@ least_recently_used_entries_go(void **state)
 	}
 	assert_int_equal(files(&c, "", &bytes), 10);
 	assert_int_equal(bytes, 100000);
-	assert_true(there(&c, 0, size)); /* used now */
+	assert_true(there(&c, 0, size)); /* most recently used */
 	key_of(2, key);
 	assert_int_equal(cache_find(&c, "so", key, &held, NULL, NULL),
-	                 LLMC_OK); /* in use, though it looks the oldest */
+	                 LLMC_OK); /* in use, although its time is the oldest */
 	used_at(&c, 2, 0);
 	assert_int_equal(put(&c, 10, size, NULL), LLMC_OK);
 	assert_int_equal(files(&c, "", &bytes), 9);
 	assert_true(bytes <= 90000);
 	for (int i = 0; i <= 10; i++)
 		assert_int_equal(there(&c, i, size), i != 1 && i != 3);
-	/* released, it goes next */
+	/* after its release it is evicted next */
 	cache_entry_release(&held);
 	used_at(&c, 2, 0);
 	assert_int_equal(put(&c, 11, size, NULL), LLMC_OK);
 	assert_int_equal(put(&c, 12, size, NULL), LLMC_OK);
 	assert_false(there(&c, 2, size));
 	assert_true(there(&c, 12, size));
-	/* the count was lost, or is of another cache: entries are counted again */
+	/* the byte count is missing, or of another cache: entries are counted again */
 	assert_int_equal(truncate(tempdir_file(&dir, "cache/kernels/.usage"), 5), 0);
 	for (int i = 20; i < 60; i++)
 		assert_int_equal(put(&c, i, size, NULL), LLMC_OK);
@@ -299,8 +299,8 @@ switched_off(void **state)
 	cache_entry_release(&e);
 }
 
-/* Writers and readers of the same few entries, in a cache that always evicts: each finds an entry
- * as it was put, or none; one that is held stays. */
+/* Writers and readers of the same few entries, in a cache that always evicts. Each finds an entry
+ * as it was put, or none; an entry in use stays. */
 static int
 worker(unsigned seed)
 {
@@ -358,14 +358,14 @@ many_processes_at_once(void **state)
 		assert_int_equal(code, 0);
 	}
 	assert_int_equal(files(&c, "/.tmp", &bytes), 0);
-	assert_int_equal(put(&c, 100, 0, NULL), LLMC_OK); /* none is held any more */
+	assert_int_equal(put(&c, 100, 0, NULL), LLMC_OK); /* no entry is in use any more */
 	files(&c, "", &bytes);
 	assert_true(bytes <= 60000);
 	cache_close(&c);
 }
 
-/* Killed at any moment: entries are whole or not there, no lock stays, and what lies around is
- * removed once it is old. */
+/* Writers killed at any moment: entries are complete or absent, no lock remains, and temporary
+ * files are removed once they are old. */
 static void
 killed_writers(void **state)
 {
@@ -393,7 +393,7 @@ killed_writers(void **state)
 			for (int n = 0; n < 30; n++)
 				there(&c, n, 0);
 	}
-	/* the next writer goes on, and counts right in time */
+	/* the next writer continues, and the count becomes right in time */
 	assert_int_equal(put(&c, 100, 0, NULL), LLMC_OK);
 	assert_true(there(&c, 100, 0));
 	left = files(&c, "/.tmp", &bytes);
@@ -415,7 +415,7 @@ killed_writers(void **state)
 	cache_close(&c);
 }
 
-/* Files that may not grow: writes fail as on a full disk. */
+/* Files may not grow: writes fail as on a full disk. */
 static void
 a_disk_that_takes_no_more(void **state)
 {
@@ -446,7 +446,7 @@ a_disk_that_takes_no_more(void **state)
 	cache_close(&c);
 }
 
-/* A namespace in which this process may mount: as root, else as the root of a user namespace */
+/* Create a namespace in which this process may mount: as root, else as root of a user namespace */
 static bool
 may_mount(void)
 {
@@ -465,7 +465,7 @@ may_mount(void)
 	return mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0;
 }
 
-/* A disk of 64 KB of the process's own, where the kernel lets it have one: 77 where not */
+/* A private 64 KB disk, if the kernel allows one; returns 77 if not */
 static int
 on_a_small_disk(void)
 {
@@ -535,9 +535,9 @@ lookups_are_counted(void **state)
 	assert_int_equal(truncate(path, 10), 0);
 	key_of(1, key);
 	cache_find(&c, "so", key, &e, NULL, NULL);
-	cache_find(&c, CACHE_ANSWERS, key, &e, NULL, NULL); /* no compilation */
+	cache_find(&c, CACHE_ANSWERS, key, &e, NULL, NULL); /* not a compilation */
 	cache_close(&c);
-	cache_find(&c, "emu", key, &e, NULL, NULL); /* off: it will be compiled */
+	cache_find(&c, "emu", key, &e, NULL, NULL); /* cache is off: it must be compiled */
 	unsetenv("LLMC_CACHE_STATS");
 	cache_entry_release(&e);
 	FILE *f = fopen(tempdir_file(&dir, "stats"), "r");
@@ -567,7 +567,7 @@ programs_are_known_by_their_files(void **state)
 	assert_string_equal(one, two);
 	assert_true(program_key("/bin/sh", "--help", two));
 	assert_string_not_equal(one, two);
-	/* a script may run another program tomorrow, and so may a wrapper */
+	/* a script, or a wrapper, may run another program next time */
 	snprintf(path, sizeof path, "%s/cc", dir.path);
 	FILE *f = fopen(path, "w");
 	fputs("#!/bin/sh\nexec cc \"$@\"\n", f);

@@ -1,5 +1,5 @@
-/* The language of family files, against values worked out by hand; and what nearest-key and carets
- * make of words. */
+/* The expression language of family files, against values worked out by hand; and the suggestions
+ * (nearest key, caret) of error messages. */
 #include <math.h>
 
 #include "compiler/spec/expr.h"
@@ -94,7 +94,7 @@ number(Bench *b, const char *text, double want)
 		fail_msg("%s: kind %d, %g", text, (int)v.kind, v.num);
 }
 
-/* digits: the elements, one after the other */
+/* digits: the elements as decimal digits */
 static void
 places_are(Bench *b, const char *text, const char *digits)
 {
@@ -173,7 +173,7 @@ BENCH_TEST(values)
 	places_are(b, "where(ones, 1)", "0123");
 	number(b, "flags(ones)", 1);
 	number(b, "flags(ones, 0)", 0);
-	number(b, "flags(two)", 2); /* no list: it says nothing of layers */
+	number(b, "flags(two)", 2); /* not a list: it does not depend on layers */
 	number(b, "length(ones)", 4);
 	places_are(b, "where(letters, M, E) - where(slides, false) - 1", "3");
 	number(b, "pick(heads, slides, 0)", 4);
@@ -297,7 +297,7 @@ BENCH_TEST(nearest_words)
 
 	assert_string_equal(diag_nearest("hiden", word, 4), "hidden");
 	assert_string_equal(diag_nearest("n_haeds", word, 4),
-	                    "n_heads"); /* neighbours swapped are one edit */
+	                    "n_heads"); /* a swap of adjacent letters is one edit */
 	assert_string_equal(diag_nearest("n_kv_head", word, 4), "n_kv_heads");
 	assert_null(diag_nearest("completely", word, 4));
 	assert_null(diag_nearest("", word, 4));

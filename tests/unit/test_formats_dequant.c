@@ -111,7 +111,7 @@ every_f16_and_bf16_has_its_value(void **state)
 			assert_int_equal(bits(b), bits((float)value_of(h, 8, 7)));
 		else
 			assert_true(h & 0x7f ? isnan(b) : isinf(b));
-		/* and back */
+		/* round trip */
 		if (!isnan(f))
 			assert_int_equal(f32_to_f16(f), h);
 		else
@@ -123,7 +123,7 @@ every_f16_and_bf16_has_its_value(void **state)
 	}
 }
 
-/* value = scale * (code - zero), by hand; every e4m3 against its definition, and back */
+/* value = scale * (code - zero), by hand; every e4m3 code against its definition, and back */
 static void
 groups_have_their_values(void **state)
 {
@@ -180,8 +180,8 @@ groups_have_their_values(void **state)
 	}
 }
 
-/* Groups of other bits and of minima: one bit at a time, where templates/common/llmc_groups.h says
- * that it stands, and back */
+/* Groups of other bit widths and with minima: single bits, at the positions documented in
+ * templates/common/llmc_groups.h, and back */
 static void
 bits_of_groups_have_their_places(void **state)
 {
@@ -236,7 +236,7 @@ bits_of_groups_have_their_places(void **state)
 	}
 }
 
-/* E2M1 by its definition, every code in every place; scales by theirs; and back */
+/* E2M1 by its definition, every code at every position; scales by theirs; and back */
 static void
 floats_of_four_bits_have_their_values(void **state)
 {
@@ -283,8 +283,8 @@ floats_of_four_bits_have_their_values(void **state)
 	            e8m0_to_f32(254) == 0x1p127f);
 }
 
-/* Between two neighbours: the middle goes to the even one, the next float beside it to the nearer
- * one. */
+/* Rounding between two neighbours: the midpoint goes to the even one, the next float on either side
+ * to the nearer one. */
 static void
 rounding_is_to_nearest_even(void **state)
 {
@@ -314,8 +314,8 @@ rounding_is_to_nearest_even(void **state)
 	assert_true(isnan(bf16_to_f32(f32_to_bf16(from_bits(0x7f800001)))));
 }
 
-/* There and back: no element moves by more than a step of its block's grid allows. The K formats
- * have no reference without search; their bound is half a step plus what rounding scales to 6
+/* Round trip: no element moves by more than a step of its block's grid. The K formats have no
+ * reference without a search; their bound is half a step, plus what rounding of the scales to 6
  * (Q6_K: 8) bits may add. */
 static void
 quantised_values_stay_near(void **state)

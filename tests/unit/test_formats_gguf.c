@@ -1,5 +1,5 @@
-/* The GGUF reader on files made here: what it reads, and that every kind of lie is refused by a
- * sentence that names the file and the thing. */
+/* The GGUF reader on files built here: what it reads, and that every kind of malformed file is
+ * rejected with a message that names the file and the object. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -146,7 +146,7 @@ put_whole_file(Strbuf *b, uint32_t version)
 	key_u32(b, "general.alignment", 64);
 	matrix(b, "b.weight", 32, 3, 8, 64);
 	tensor(b, "a.weight", 1, (int64_t[]){ 5 }, 0, 0);
-	matrix(b, "c.odd", 256, 1, 15, 192); /* Q8_K: not read, but may be there */
+	matrix(b, "c.odd", 256, 1, 15, 192); /* Q8_K: not supported, but may be present */
 	pad(b, 64);
 	strbuf_add(b, (float[]){ 1, 2, 3, 4, 5 }, 20);
 	pad(b, 64);
@@ -256,7 +256,7 @@ reads_keys_and_tensors(void **state)
 	strbuf_release(&b);
 }
 
-/* Cut anywhere, the file is refused and nothing behind the cut is read. */
+/* Truncated anywhere, the file is rejected, and nothing past its end is read. */
 static void
 every_truncation_is_refused(void **state)
 {
@@ -265,8 +265,7 @@ every_truncation_is_refused(void **state)
 
 	(void)state;
 	put_whole_file(&b, 3);
-	/* the last 84 bytes belong to the tensor of a type that is not read, so its length is not
-	 * known */
+	/* the last 84 bytes belong to a tensor of an unsupported type, whose length is unknown */
 	const size_t full = b.len - 84;
 	for (size_t n = 0; n < full; n++) {
 		b.len = n;
@@ -370,7 +369,7 @@ bad_keys_are_refused(void **state)
 	str(&b, "arr"), u32(&b, GGUF_ARR), u32(&b, GGUF_STR), u64(&b, 2), str(&b, "ok"),
 	    u64(&b, UINT64_MAX);
 	refused(&b, "key arr: string 1 of 2");
-	/* control bytes do not reach the terminal, long names are cut */
+	/* control bytes do not reach the terminal, long names are truncated */
 	head(&b, 3, 0, 1);
 	str(&b, "\33[31mred"), u32(&b, 77), u64(&b, 0);
 	refused(&b, "key ?[31mred has value type 77");
@@ -402,7 +401,7 @@ bad_alignment_is_refused(void **state)
 	refused(&b, "general.alignment has value type 10, expected u32");
 	head(&b, 3, 0, 1);
 	key_u32(&b, "general.alignment", 1u << 31);
-	gguf_close(accepted(&b)); /* no tensors: the padding need not be there */
+	gguf_close(accepted(&b)); /* without tensors the padding may be absent */
 	head(&b, 3, 1, 1);
 	key_u32(&b, "general.alignment", 1u << 31);
 	matrix(&b, "w", 1, 1, 0, 0), zeros(&b, 64);
@@ -462,7 +461,7 @@ bad_tensors_are_refused(void **state)
 	TWO(matrix(&b, "w", 8, 1, 0, 0), matrix(&b, "v", 1, 1, 0, 32));
 	gguf_close(accepted(&b));
 #undef TWO
-	/* data that would start behind the end */
+	/* data that starts past the end of the file */
 	head(&b, 3, 1, 0);
 	matrix(&b, "w", 1, 1, 0, 0);
 	assert_true(b.len % 32 != 0);
@@ -498,8 +497,8 @@ files_are_opened_by_path(void **state)
 	strbuf_release(&b);
 }
 
-/* A part: split.no, split.count (0: none of these keys), split.tensors.count; n tensors of one
- * float, named from `first` on; more: another key */
+/* One part of a split file: split.no, split.count (0: none of these keys), split.tensors.count; n
+ * tensors of one float, named from `first` on; more: another key */
 typedef struct Part {
 	uint32_t no, count, tensors;
 	char first;
@@ -546,7 +545,7 @@ parts_are_joined(void **state)
 
 	(void)state;
 	assert_int_equal(tempdir_open(&dir), 0);
-	/* the first may have keys alone, and parts need not repeat its name */
+	/* the first may have keys only, and other parts need not repeat the name */
 	put_part(&dir, A, &(Part){ 0, 3, 5, 'a', 0, "model" });
 	put_part(&dir, B, &(Part){ 1, 3, 5, 'a', 3, NULL });
 	put_part(&dir, C, &(Part){ 2, 3, 5, 'd', 2, "model" });
@@ -562,7 +561,7 @@ parts_are_joined(void **state)
 	}
 	assert_true(gguf_str(g, "general.name", &name) && name.n == 5);
 	gguf_close(g);
-	/* one part of one is a file as any other, whatever it is called */
+	/* a single part is an ordinary file, whatever its name */
 	put_part(&dir, "whole.gguf", &(Part){ 0, 1, 2, 'a', 2, NULL });
 	assert_int_equal(gguf_open(tempdir_file(&dir, "whole.gguf"), &g, &err), LLMC_OK);
 	assert_int_equal(gguf_n_parts(g), 0);

@@ -1,5 +1,5 @@
-/* Which pair of an adapter a module's name means. What adapters do to logits:
- * tests/e2e/test_adapters.py. */
+/* Lookup of the factor pair of an adapter for a module name. The effect of adapters on logits is
+ * tested in tests/e2e/test_adapters.py. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -50,7 +50,7 @@ adapter(const Tempdir *dir, const char *const *module, size_t n)
 	return p;
 }
 
-/* what it adds to the module's one element; 0: nothing */
+/* Value added to the module's only element; 0: nothing */
 static float
 added(Peft *p, const char *module)
 {
@@ -77,11 +77,11 @@ a_name_or_its_end_finds_a_pair_and_two_ends_none(void **state)
 	Peft *p = adapter(*state, module, sizeof module / sizeof *module);
 
 	assert_true(added(p, "model.layers.1.mlp.up_proj") == 1);
-	assert_true(added(p, "layers.1.mlp.up_proj") == 1); /* the adapter's is longer */
+	assert_true(added(p, "layers.1.mlp.up_proj") == 1); /* the adapter's name is longer */
 	assert_true(added(p, "language_model.model.layers.11.mlp.up_proj") == 2);
-	assert_true(added(p, "transformer.h.0.attn.c_attn") == 3); /* the model's is */
-	assert_true(added(p, "1.mlp.up_proj") == 1);               /* no part of 11 */
-	assert_true(added(p, "mlp.up_proj") == 0);                 /* two layers */
+	assert_true(added(p, "transformer.h.0.attn.c_attn") == 3); /* the model's name is longer */
+	assert_true(added(p, "1.mlp.up_proj") == 1);               /* does not match within "11" */
+	assert_true(added(p, "mlp.up_proj") == 0);                 /* ambiguous: two layers */
 	assert_true(added(p, "h.3.mlp") == 0);
 	assert_true(added(p, "draft.h.3.mlp") == 5);
 	assert_true(added(p, "model.layers.2.mlp.up_proj") == 0);

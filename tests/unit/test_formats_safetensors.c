@@ -1,4 +1,4 @@
-/* The safetensors reader on files made here: single files, shards, folders, and every refusal. */
+/* The safetensors reader on files built here: single files, shards, folders, and every error. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -101,7 +101,7 @@ reads_a_file(void **state)
 	t = safetensors_find(s, "mask");
 	assert_int_equal(t->dtype, DT_NONE);
 	assert_string_equal(t->dtype_name, "BOOL");
-	assert_non_null(t->data); /* its bytes, for a scheme */
+	assert_non_null(t->data); /* its bytes, for a quantisation format */
 	assert_null(safetensors_find(s, "__metadata__"));
 	assert_null(safetensors_find(s, "absent"));
 	safetensors_close(s);
@@ -211,7 +211,7 @@ bad_headers_are_refused(void **state)
 		make(&b, row[i].header, row[i].data);
 		refused(&b, row[i].what);
 	}
-	/* lying lengths */
+	/* wrong lengths */
 	static const uint64_t lie[] = { 3,          100,        100000000,     100000001,
 		                        1ull << 40, UINT64_MAX, UINT64_MAX - 7 };
 	for (size_t i = 0; i < sizeof lie / sizeof *lie; i++) {
@@ -219,7 +219,7 @@ bad_headers_are_refused(void **state)
 		memcpy(b.data, &lie[i], sizeof *lie);
 		refused(&b, "the header claims");
 	}
-	/* things that are something else */
+	/* values of the wrong JSON type */
 	strbuf_clear(&b);
 	strbuf_puts(&b, "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n");
 	refused(&b, "git lfs pull");
@@ -229,7 +229,7 @@ bad_headers_are_refused(void **state)
 	strbuf_clear(&b);
 	strbuf_puts(&b, "PK\3\4aaaaaaaaaaaaaaaa");
 	refused(&b, "a zip archive without its directory");
-	/* brackets nested deeper than a parser's stack */
+	/* brackets nested deeper than the parser's stack */
 	strbuf_clear(&b);
 	const uint64_t deep = 1000000;
 	strbuf_add(&b, &deep, 8);
@@ -275,7 +275,7 @@ open_path(const char *path)
 	return s;
 }
 
-/* the error names `path` (unless NULL) and says `what` */
+/* The error names `path` (unless NULL) and contains `what` */
 static void
 path_refused(const char *path, llmc_status code, const char *named, const char *what)
 {

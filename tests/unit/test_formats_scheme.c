@@ -1,5 +1,5 @@
-/* Matrices of schemes that no small model of a family that is read has: gpt-oss's experts, in
- * blocks of MXFP4. The others: tests/e2e/test_schemes.py. */
+/* Quantisation formats that no small supported model has: gpt-oss's experts, in blocks of MXFP4.
+ * The others are in tests/e2e/test_schemes.py. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -62,7 +62,7 @@ blocks_of_experts_are_rows_of_mxfp4(void **state)
 			assert_true(y[k] == (code & 8 ? -scale : scale) * value[code & 7]);
 		}
 	}
-	/* a scale too few, and one that is no number */
+	/* too few scales, and scales with a wrong type */
 	const int64_t short_dim[] = { EXPERTS, ROWS, GROUPS - 1 };
 	f.t[1].dim = short_dim;
 	assert_int_equal(

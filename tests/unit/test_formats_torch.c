@@ -1,5 +1,5 @@
-/* Files of torch.save (tests/golden/torch, made by torch, with what torch.load finds in them as
- * safetensors), and pickles made here that must be refused. */
+/* Files of torch.save (tests/golden/torch, made by torch, with the result of torch.load as
+ * safetensors), and pickles built here that must be rejected. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -67,7 +67,7 @@ views_in_order_are_not_copied(void **state)
 	safetensors_close(s);
 }
 
-/* Each prefix of a sound file is refused, with a sentence that names the file. */
+/* Every truncation of a valid file is rejected, with a message that names the file. */
 static void
 files_that_are_cut_off(void **state)
 {
@@ -156,7 +156,7 @@ pickles_are_refused_by_name(void **state)
 
 	(void)state;
 	for (volatile size_t i = 0; i < sizeof bad / sizeof *bad;
-	     i++) { /* volatile: setjmp stands within */
+	     i++) { /* volatile because of setjmp in the loop */
 		Arena a;
 		Strbuf b = { 0 };
 		size_t at = 0;
@@ -173,8 +173,8 @@ pickles_are_refused_by_name(void **state)
 	}
 }
 
-/* A list of a million pairs, made into dicts again and again out of the memo: refused long before
- * memory is out. */
+/* A list of a million pairs, turned into dicts repeatedly by way of the memo: rejected long before
+ * memory runs out. */
 static void
 pickles_do_not_grow_beyond_their_bytes(void **state)
 {

@@ -1,4 +1,4 @@
-/* Fusion: what is rewritten, what must stay, and that a second run finds nothing. */
+/* Fusion: ops that are fused, ops that must not be, and a second run that finds nothing more. */
 #include "compiler_util.h"
 
 #include "compiler/template/template.h"
@@ -18,7 +18,7 @@ value_name(const Graph *g, int v)
 	return v < 0 ? "-" : g->val[v].name;
 }
 
-/* Each block adds to the stream that the next one reads. */
+/* Each block adds to the residual stream that the next one reads. */
 BENCH_TEST(fuse_keeps_the_residual_stream)
 {
 	Graph *g = fused(b, "llama", TINY_GQA TINY_FFN);
@@ -59,7 +59,7 @@ BENCH_TEST(qkv_takes_head_norms_and_rope)
 	    graph_count(g, OP_rope) + graph_count(g, OP_rmsnorm) + graph_count(g, OP_kv_append), 0);
 }
 
-/* What a fused step makes is told by the names of the unfused graph. */
+/* The outputs of a fused step keep their names from the unfused graph. */
 BENCH_TEST(fused_ops_tell_what_they_make)
 {
 	const Graph *g = fused(b, "llama", TINY_GQA TINY_FFN);
@@ -81,7 +81,7 @@ BENCH_TEST(a_sandwich_norm_keeps_matmul_and_add_apart)
 	assert_int_equal(graph_count(g, OP_norm_qkv), 2);
 }
 
-/* The skip branch carries the norm's output, so the norm stays, and no kernel repeats it. */
+/* The residual branch reads the norm's output, so the norm stays, and no kernel repeats it. */
 BENCH_TEST(a_norm_that_the_residual_reads_stays)
 {
 	const Graph *g = fused(
@@ -92,7 +92,7 @@ BENCH_TEST(a_norm_that_the_residual_reads_stays)
 	assert_int_equal(graph_count(g, OP_layernorm), 1 + 2 * 2);
 }
 
-/* Two blocks share a norm: both repeat it, and it is gone. */
+/* Two blocks share a norm: both kernels repeat it, and the op is gone. */
 BENCH_TEST(a_shared_norm_is_repeated)
 {
 	const Graph *g = fused(
@@ -105,8 +105,8 @@ BENCH_TEST(a_shared_norm_is_repeated)
 	assert_int_equal(graph_count(g, OP_rmsnorm), 0);
 }
 
-/* Rows of one tensor have one type: v in another one keeps the three apart in that layer, and only
- * there. */
+/* Rows of one tensor have one type: if v has another one, the three stay separate in that layer,
+ * and only there. */
 BENCH_TEST(types_that_differ_are_not_stacked)
 {
 	const Graph *g =
@@ -122,7 +122,7 @@ BENCH_TEST(types_that_differ_are_not_stacked)
 	assert_int_equal(graph_count(g, OP_kv_append), 1);
 }
 
-/* Six steps a layer, whatever the number of experts. */
+/* Six steps per layer, whatever the number of experts. */
 BENCH_TEST(a_mixture_has_six_steps)
 {
 	bench_file(b, "mixtral");
@@ -152,7 +152,8 @@ BENCH_TEST(a_mixture_has_six_steps)
 	assert_int_equal(graph_fuse(g, NULL, NULL), 0);
 }
 
-/* The shared expert runs with the others, and the row of its gate lies below the router. */
+/* The shared expert runs with the routed ones, and the row of its gate follows the rows of the
+ * router. */
 BENCH_TEST(a_shared_expert_joins_the_mixture)
 {
 	bench_file(b, "qwen2-moe");
@@ -173,8 +174,8 @@ BENCH_TEST(a_shared_expert_joins_the_mixture)
 	assert_string_equal(value_name(g, down->arg[ARG(moe_down_add, y)]), "x2");
 }
 
-/* Its gate in a type of its own: the routed experts' result is added to it, and both keep the
- * norm's row. */
+/* The gate has a type of its own: the routed experts' result is added to the shared expert's, and
+ * both use the normed row. */
 BENCH_TEST(a_shared_expert_may_stay_apart)
 {
 	bench_file(b, "qwen2-moe");
@@ -194,7 +195,7 @@ BENCH_TEST(a_shared_expert_may_stay_apart)
 	assert_int_equal(graph_count(g, OP_rmsnorm), 0);
 }
 
-/* A norm behind the experts: nothing to add to. */
+/* A norm after the experts: there is no residual to add to. */
 BENCH_TEST(a_mixture_may_add_to_nothing)
 {
 	const Graph *g =
@@ -208,7 +209,7 @@ BENCH_TEST(a_mixture_may_add_to_nothing)
 	assert_int_equal(graph_count(g, OP_add), 2);
 }
 
-/* Templates for two of the three ops are none. */
+/* Templates for only two of the three ops do not fuse. */
 BENCH_TEST(a_mixture_is_fused_whole_or_not)
 {
 	static const char route[] =
@@ -255,7 +256,7 @@ BENCH_TEST(head_takes_the_cap)
 	assert_string_equal(value_name(g, op->arg[ARG(lm_head, logits)]), "logits");
 }
 
-/* No template, no fusion: the reference would only get longer steps. */
+/* Without a template nothing is fused: it would only make the reference's steps longer. */
 BENCH_TEST(nothing_is_fused_without_templates)
 {
 	bench_spec(b, "llama", TINY_GQA TINY_FFN);
@@ -267,7 +268,7 @@ BENCH_TEST(nothing_is_fused_without_templates)
 	assert_int_equal(g->n_op, n);
 }
 
-/* A template that takes no norm in front: the norm stays an op. */
+/* A template without a fused norm: the norm stays an op. */
 BENCH_TEST(the_norm_stays_out_where_the_template_wants_it)
 {
 	static const char text[] =
@@ -305,7 +306,8 @@ BENCH_TEST(latent_attention_is_four_steps)
 	assert_string_equal(value_name(g, query->arg[ARG(mla_query, q_b)]), "L0.q_b");
 	assert_int_equal(g->val[query->arg[ARG(mla_query, q)]].dim[1], 4 * (32 + 8));
 	assert_int_equal(g->val[attend->arg[ARG(mla_attend, o)]].dim[1], 4 * 32);
-	/* a pair costs 2 * 32 + 8 absorbed, 16 + 8 + 24 expanded, a position 32 * (16 + 24) */
+	/* a query-key pair costs 2 * 32 + 8 absorbed and 16 + 8 + 24 expanded; expanding a position
+	 * costs 32 * (16 + 24) */
 	assert_int_equal(op_int(query, "expand"), (32 * 40 + 23) / 24);
 	assert_int_equal(op_int(attend, "expand"), op_int(query, "expand"));
 	assert_string_equal(value_name(g, graph_first(g, OP_mla_value)->arg[ARG(mla_value, y)]),
@@ -315,7 +317,7 @@ BENCH_TEST(latent_attention_is_four_steps)
 	                 0);
 }
 
-/* Query and latent of different types are two products, and what follows is the same. */
+/* Query and latent weights of different types are two GEMMs, and the rest is the same. */
 BENCH_TEST(latents_of_two_types_are_two_products)
 {
 	const Graph *g =
@@ -337,7 +339,8 @@ BENCH_TEST(latents_of_two_types_are_two_products)
 		}
 }
 
-/* Where rows must not depend on their company they all take one form. */
+/* In deterministic mode all rows use the absorbed form, because results must not depend on the
+ * batch. */
 BENCH_TEST(deterministic_latent_attention_is_absorbed)
 {
 	const Graph *g = fused(b, "deepseek_v2", TINY_MLA TINY_FFN "deterministic: true\n");
@@ -347,7 +350,7 @@ BENCH_TEST(deterministic_latent_attention_is_absorbed)
 	assert_int_equal(graph_first(g, OP_mla_attend)->arg[ARG(mla_attend, v_b)], -1);
 }
 
-/* Keys and values as wide as the latents: expanding saves nothing. */
+/* Keys and values as large as the latents: expanding saves nothing. */
 BENCH_TEST(wide_heads_are_not_expanded)
 {
 	const Graph *g = fused(

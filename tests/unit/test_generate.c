@@ -1,5 +1,5 @@
 /* llmc_generate on a tiny model: the same tokens as plain forwards and a sampler, next to other
- * sequences of the session, after a cancellation, and a clear error when those sequences leave too
+ * sequences of the session and after a cancellation; and a clear error if those sequences leave too
  * few pages. */
 #include <string.h>
 
@@ -74,7 +74,7 @@ greedy(void)
 	return p;
 }
 
-/* Put n positions of another sequence into the session. */
+/* Add another sequence of n positions to the session. */
 static llmc_seq
 occupy(llmc_session *s, int32_t n)
 {
@@ -100,8 +100,7 @@ tokens_are_those_of_plain_forwards(void **state)
 	(void)state;
 	assert_int_equal(alone_generate(s, prompt, N_PROMPT, &p, want, &finish), N_NEW);
 	llmc_seq other = occupy(s, 33);
-	for (int i = 0; i < 2;
-	     i++) { /* the second request finds what drafting has learned from the first */
+	for (int i = 0; i < 2; i++) { /* the second request uses draft statistics of the first */
 		Heard h = { .most = CONTEXT };
 		assert_int_equal(llmc_generate(s, prompt, N_PROMPT, &p, hear, &h, &res, &err),
 		                 LLMC_OK);
@@ -147,9 +146,10 @@ other_sequences_leave_too_few_pages(void **state)
 	llmc_error err;
 
 	(void)state;
-	llmc_seq other = occupy(
-	    s, CONTEXT -
-	           2 * LLMC_KV_PAGE); /* two pages are free: the prompt fits, the text does not */
+	llmc_seq other =
+	    occupy(s, CONTEXT -
+	                  /* two pages are free: enough for the prompt, not for the output */
+	                  2 * LLMC_KV_PAGE);
 	p.max_tokens = 2 * LLMC_KV_PAGE;
 	assert_int_equal(llmc_generate(s, prompt, N_PROMPT, &p, hear, &h, NULL, &err), LLMC_E_FULL);
 	assert_non_null(strstr(err.text, "other sequences"));

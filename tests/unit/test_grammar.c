@@ -1,5 +1,5 @@
-/* Grammars over a small vocabulary: what each front end allows, checked text by text. Masks beside
- * another engine's: tests/text/test_grammar.py. */
+/* Grammars over a small vocabulary: the strings that each front end allows. Masks are compared with
+ * another engine's in tests/text/test_grammar.py. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -10,8 +10,8 @@
 #include "base/strbuf.h"
 #include "grammar/grammar.h"
 
-/* every byte, some longer tokens, an end token, one of the same bytes as another, one that is
- * special */
+/* every byte, some longer tokens, an end token, a token with the same bytes as another one, a
+ * special token */
 enum { EOS = 300, SPECIAL = 301, N_TOK = 302 };
 
 static TokenVocab *
@@ -60,12 +60,12 @@ allowed(Matcher *m, int32_t id)
 
 	assert_int_equal(matcher_mask(m, bits, sizeof bits / sizeof *bits, &all, NULL), LLMC_OK);
 	if (!all)
-		assert_int_equal(bits[(N_TOK + 31) / 32], 0); /* words beyond the vocabulary */
+		assert_int_equal(bits[(N_TOK + 31) / 32], 0); /* no bits beyond the vocabulary */
 	return all || (bits[id >> 5] >> (id & 31) & 1);
 }
 
-/* Is text one of the grammar's? Byte by byte; on the way each longer token must be allowed exactly
- * when its bytes are. */
+/* Does the grammar accept the text, byte by byte? At each position a longer token must be allowed
+ * exactly if its bytes are. */
 static bool
 accepts(Grammar *g, const char *text)
 {
@@ -86,7 +86,7 @@ accepts(Grammar *g, const char *text)
 	return ok;
 }
 
-/* The grammar that Codex sends for its patches */
+/* Grammar that Codex sends for its patches */
 #define APPLY_PATCH                                                                                \
 	"start: begin_patch hunk+ end_patch\nbegin_patch: \"*** Begin Patch\" LF\nend_patch: "     \
 	"\"*** End Patch\" LF?\n\nhunk: add_hunk | delete_hunk | update_hunk\n"                    \
@@ -316,7 +316,7 @@ mistakes_name_their_place(void **state)
 		{ LLMC_GRAMMAR_REGEX, "\\1", "back-references" },
 		{ LLMC_GRAMMAR_REGEX,
 		  "(" TEN_E TEN_E TEN_E TEN_E TEN_E TEN_E TEN_E TEN_E TEN_E TEN_E,
-		  "\xc3\xa9... at byte 201" }, /* no half of a character */
+		  "\xc3\xa9... at byte 201" }, /* not within a character */
 		{ LLMC_GRAMMAR_GBNF, "x ::= \"b\"\nroot ::= root \"a\"",
 		  "line 2: 'root': the rule begins with itself, and left recursion" },
 		{ LLMC_GRAMMAR_LARK, "start: a\na: b \"x\"\nb: a | \"y\"",
@@ -371,7 +371,7 @@ mistakes_name_their_place(void **state)
 	}
 }
 
-/* What each name or expression costs does not grow with the text before it. */
+/* The cost per name or expression does not grow with the text before it. */
 static void
 long_texts_take_their_length(void **state)
 {
@@ -408,7 +408,7 @@ long_texts_take_their_length(void **state)
 	}
 }
 
-/* A schema of anybody may be large, deep or ambiguous: its time and memory have bounds. */
+/* Schemas from clients may be large, deep or ambiguous: their time and memory are bounded. */
 static void
 hostile_texts_are_bounded(void **state)
 {
@@ -440,8 +440,8 @@ hostile_texts_are_bounded(void **state)
 		            strlen(err.text) < 300);
 	}
 	strbuf_release(&deep);
-	/* nesting of a text ends before the stack does: what may not follow is not allowed, rather
-	 * than a dead end */
+	/* nesting is limited before the stack overflows: the token is masked, so the output never
+	 * reaches a dead end */
 	Grammar *g = grammar(LLMC_GRAMMAR_JSON_SCHEMA, "true", (llmc_grammar_options){ 0 }, &err);
 	Matcher *m;
 	matcher_open(g, NULL, &m, NULL);
@@ -473,7 +473,7 @@ tokens_of_many_bytes_are_as_their_bytes(void **state)
 	matcher_open(g, NULL, &m, NULL);
 	assert_true(allowed(m, 256)); /* {" */
 	assert_int_equal(matcher_accept(m, 256, NULL), LLMC_OK);
-	assert_true(allowed(m, 264)); /* abc, and the other of its bytes */
+	assert_true(allowed(m, 264)); /* abc, and the other token with these bytes */
 	assert_true(allowed(m, 265));
 	assert_false(allowed(m, SPECIAL));
 	assert_false(allowed(m, 259)); /* tru */
@@ -492,7 +492,7 @@ tokens_of_many_bytes_are_as_their_bytes(void **state)
 	grammar_close(g);
 }
 
-/* The grammar begins behind what is waited for, also within a token. */
+/* The grammar starts after the trigger string, even within a token. */
 static void
 a_grammar_can_wait(void **state)
 {
@@ -518,7 +518,7 @@ a_grammar_can_wait(void **state)
 	assert_true(allowed(m, 'q'));
 	matcher_close(m);
 	grammar_close(g);
-	/* "aab" then "c", of which "bc" is the end of a token */
+	/* "aab" then "c"; the token "bc" contains the end of the trigger */
 	g = grammar(LLMC_GRAMMAR_CHOICE, "[\"c!\"]", (llmc_grammar_options){ 0 }, &err);
 	matcher_open(g, (const char *const[]){ "b", NULL }, &m, NULL);
 	matcher_accept(m, 264, NULL); /* abc */

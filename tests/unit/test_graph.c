@@ -1,11 +1,11 @@
-/* build, infer, verify: the graph of each primitive against its golden text, and what is refused.
- */
+/* build, infer, verify: the graph of each primitive against its golden text, and rejected
+ * descriptions. */
 #include "compiler_util.h"
 
 #include "base/file.h"
 
-/* Unfused graph, then the graph with every legal fusion. LLMC_GOLDEN=1 writes the files instead;
- * the review is the diff. */
+/* Unfused graph, then the graph with every valid fusion. LLMC_GOLDEN=1 writes the files instead;
+ * review the diff. */
 static void
 check_golden(Bench *b, int n)
 {
@@ -63,7 +63,7 @@ BENCH_TEST(rows_change_at_pick_only)
 
 BENCH_TEST(missing_tensor_name_is_an_error)
 {
-	/* llama's map knows no sandwich norms */
+	/* llama's tensor map has no sandwich norms */
 	bench_spec(b, "llama", TINY_GQA TINY_FFN "norm: {attn_out: true}\n");
 	assert_null(graph_build(b->spec, &b->diag, &b->arena));
 	assert_non_null(strstr(strbuf_str(&b->diag.text), "attn_out_norm"));
@@ -77,7 +77,7 @@ BENCH_TEST(rows_must_be_whole_blocks)
 	    strstr(strbuf_str(&b->diag.text), "rows of down in layer 0 have 48 elements"));
 }
 
-/* Sizes that would overflow somewhere behind are refused in front. */
+/* Sizes that would overflow later are rejected at the start. */
 BENCH_TEST(absurd_sizes_are_refused)
 {
 	bench_spec(b, "mixtral", TINY_GQA "moe: {n_experts: 65536, top_k: 2, width: 16777216}\n");
@@ -89,11 +89,11 @@ BENCH_TEST(absurd_sizes_are_refused)
 	assert_non_null(strstr(strbuf_str(&b->diag.text), "moe.n_experts = 65536 in 4096 layers"));
 }
 
-/* q, k and v of a tensor stacked head by head: each takes its part of every head's rows. */
+/* q, k and v in one tensor, stacked head by head: each takes its rows of every head. */
 #define TINY_LINEAR                                                                                \
 	TINY_GQA TINY_FFN "linear: {layers: [0], k_heads: 2, v_heads: 4, k_dim: 8, v_dim: 8}\n"
 
-/* q, k and v of a delta rule are one product: x is brought into the order of their columns once */
+/* q, k and v of a delta rule are one GEMM: the columns of x are reordered once */
 BENCH_TEST(columns_in_front_of_a_delta_rule_are_in_one_order)
 {
 	bench_spec(b, "qwen3_next",
@@ -151,13 +151,13 @@ check_fault(Bench *b, int fault)
 	Graph *g = bench_graph(b);
 	Op *op = &g->op[2];
 
-	if (fault == 0) /* reads what is made later */
+	if (fault == 0) /* reads a value that is produced later */
 		op->arg[ARG(matmul, x)] = g->op[9].arg[op_info[g->op[9].kind].n_in];
 	else if (fault == 1) /* lacks its weight */
 		op->arg[ARG(matmul, w)] = -1;
 	else if (fault == 2) /* an attribute that contradicts the weight */
 		op->attr[0].i++;
-	else /* says nothing of its shape */
+	else /* has no shape */
 		op->n_attr--;
 	assert_true(bench_bugs(b, verify_it, g));
 }

@@ -1,5 +1,5 @@
 /* Files, tensors and KV pools beyond 4 GiB, as sparse files and address space without memory:
- * sizes, offsets and counts that 32 bits do not hold. */
+ * sizes, offsets and counts that do not fit in 32 bits. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -26,7 +26,7 @@ typedef struct Piece {
 	const char *text;
 } Piece;
 
-/* false: this file system cannot hold such a file */
+/* Returns false if this file system cannot hold such a file */
 static bool
 make_sparse(const char *path, const Strbuf *head, int64_t size, const Piece *piece, size_t n)
 {
@@ -95,11 +95,11 @@ gguf_beyond_4_gib(void **state)
 	assert_memory_equal((const char *)t->data + t->bytes - 4, "last", 4);
 	assert_memory_equal(gguf_tensor(g, "small")->data, "tail", 4);
 	gguf_close(g);
-	/* one byte less, and the tensor behind 8 GiB is cut off */
+	/* one byte less truncates the tensor after 8 GiB */
 	assert_int_equal(truncate(path, start + small_at + 3), 0);
 	assert_int_equal(gguf_open(path, &g, &err), LLMC_E_INPUT);
 	assert_non_null(strstr(err.text, "tensor small needs 4 bytes"));
-	/* an offset that agrees with a sound one in its lower 32 bits */
+	/* an offset that equals a valid one in its lower 32 bits */
 	strbuf_clear(&b);
 	strbuf_puts(&b, "GGUF");
 	u32(&b, 3), u64(&b, 2), u64(&b, 0);
@@ -173,7 +173,7 @@ tensors_follow_those_beyond_2_31_elements(void **state)
 	assert_true(layout_bytes("r16", DT_BF16, 70001, 65536) == 70016ll * 65536 * 2);
 }
 
-/* Three rows of a matrix, far apart, as a rank takes its own */
+/* Three rows of a matrix, far apart, like a rank's shard */
 static void
 rows_beyond_2_31_elements_are_packed(void **state)
 {
@@ -244,7 +244,7 @@ rows_beyond_2_31_elements_are_packed(void **state)
 
 /* ---- pages ---- */
 
-/* Address space without memory, and the copies that are requested there */
+/* Address space without memory, which records the copies requested in it */
 typedef struct Far {
 	char *pages, *host;
 	struct {
@@ -308,10 +308,10 @@ far_clear(void *user, void *at, size_t bytes, size_t apart, int n)
 }
 
 enum { FAR_LAYERS = 2, FAR_PAGES = 4300, FAR_HOST = 2100 };
-static const int64_t FAR_BYTES = 2ll << 20; /* of a page of a layer */
+static const int64_t FAR_BYTES = 2ll << 20; /* per page of a layer */
 
-/* A layer's page to its place in the host's page: pages of a layer follow each other, and so do
- * layers of a page in host memory. */
+/* Copy a layer's page to its position in the host page: pages of a layer are adjacent on the
+ * device, layers of a page in host memory. */
 static void
 far_out(void *user, void *host, const void *at, size_t bytes)
 {
@@ -352,7 +352,7 @@ far_over(void *user, uint32_t number)
 	return true;
 }
 
-/* Copies on write of pages at both ends of a pool of 17 GiB, and a prefix cache of 8 GiB that goes
+/* Copy-on-write of pages at both ends of a 17 GiB pool, and an 8 GiB prefix cache that is swapped
  * to host memory */
 static void
 pages_beyond_4_gib(void **state)
@@ -402,7 +402,7 @@ pages_beyond_4_gib(void **state)
 		kv_advance(&kv, q[i], half);
 		fork = kv_seq_fork(&kv, q[i]);
 		f.n_copy = 0;
-		kv_extend(&kv, fork, 1); /* its last page is the other's as well */
+		kv_extend(&kv, fork, 1); /* its last page is shared */
 		kv_advance(&kv, fork, 1);
 		assert_int_equal(f.n_copy, FAR_LAYERS);
 		const int32_t at = half / PLAN_KV_PAGE, from = kv.seq[q[i]].page[at],
@@ -422,7 +422,8 @@ pages_beyond_4_gib(void **state)
 	kv_prefix_keep(&kv, q[0], -1, tok);
 	kv_seq_free(&kv, q[0]);
 	q[0] = kv_seq_new(&kv);
-	kv_extend(&kv, q[0], half); /* takes the pages of the one before, which go to host memory */
+	/* takes the pages of the previous sequence, which are swapped out */
+	kv_extend(&kv, q[0], half);
 	assert_null(kv_check(&kv));
 	assert_true(f.n_out > 4000 && f.most_host > 1ll << 32 && f.most_page > 1ll << 33);
 	kv_release(&kv);

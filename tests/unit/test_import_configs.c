@@ -1,9 +1,9 @@
-/* Published config.json files against facts about the models: what import and resolution together
- * make of them. Each folder of tests/golden/config-fixtures holds config.json, perhaps
+/* Published config.json files against facts about the models: the combined result of import and
+ * resolution. Each folder of tests/golden/config-fixtures holds config.json, perhaps
  * generation_config.json, and facts: lines "key = value" of the resolved description ("~" before a
- * number: to nine digits), or one line "error = words of the message". Where transformers.json is
- * there, transformers has read config.json and written it again in the spelling of today: the facts
- * hold for it too. */
+ * number: to nine digits), or one line "error = words of the message". If transformers.json exists,
+ * it is config.json as rewritten by transformers in its current spelling: the facts hold for it
+ * too. */
 #include <dirent.h>
 #include <math.h>
 
@@ -96,11 +96,11 @@ one_folder(Bench *b, const char *name, const char *dir)
 	strbuf_release(&facts);
 	if (!spec)
 		return;
-	/* every key of a published file is known; what is left out is said */
+	/* every key of a published file is known; a key that is not used is reported */
 	if (b->diag.n_warning &&
 	    !strstr(strbuf_str(&b->diag.text), "only the language model is imported"))
 		fail_msg("%s: %s", name, strbuf_str(&b->diag.text));
-	/* the resolved description reads back as itself */
+	/* the resolved description is read back unchanged */
 	Spec *again =
 	    spec_from_text("resolved", spec->yaml, strlen(spec->yaml), NULL, &b->diag, &b->arena);
 	assert_non_null(again);

@@ -1,5 +1,5 @@
-/* Templates from strangers: every way to run on for ever, to take all memory or to be wrong ends in
- * a sentence. */
+/* Untrusted chat templates: every attempt to run forever, to use up memory, or with a mistake, ends
+ * with a message. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -185,7 +185,7 @@ right(void **state)
 	gives("plain \xF0\x9F\xA6\x99", NULL, "plain \xF0\x9F\xA6\x99");
 	gives("\xff{{ 'a\x80' | length }}", NULL,
 	      "\xEF\xBF\xBD"
-	      "2"); /* a stranger's bytes may not be UTF-8 */
+	      "2"); /* a client's bytes may not be UTF-8 */
 	gives("{{ x.y[1] | length }}", "{\"x\":{\"y\":[1,\"\\u0000\\u00e9\"]}}", "2");
 	gives("{{ a }}{% set a = 2 %}{{ a }}", "{\"a\":1}", "12");
 	gives("{% set x %}a{% endset %}{{ x ~ x }}", NULL, "aa");

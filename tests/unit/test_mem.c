@@ -1,5 +1,5 @@
-/* Memory: no two buffers that live at the same time overlap. The checker plays the steps and looks
- * at every byte. */
+/* Buffer assignment: no two live buffers overlap. The checker replays the steps and looks at every
+ * byte. */
 #include "compiler_util.h"
 
 #include "compiler/select_kernels.h"
@@ -13,13 +13,13 @@ next_random(uint32_t *s)
 	return *s;
 }
 
-/* ---- random lives ---- */
+/* ---- random lifetimes ---- */
 
 enum { N_BUF = 60, N_STEP = 40 };
 
 static const PlanSym kinds[] = { SYM_n_tok, SYM_n_out, SYM_n_part };
 
-/* Who owns each slot at each step, by brute force. Buffers that share memory on purpose count as
+/* Owner of each slot at each step, by brute force. Buffers that share memory on purpose count as
  * one. */
 static void
 check_no_overlap(const MemBuf *buf, int n, int n_slot)
@@ -71,7 +71,7 @@ random_lives(Bench *b, int seed)
 			if (next_random(&r) % 5 == 0)
 				m->first[ph] = m->last[ph] = -1;
 		}
-		/* now and then, take over the memory of the one before, which ends where this
+		/* sometimes reuse the memory of the previous buffer, which ends where this one
 		 * begins */
 		if (n > 0 && next_random(&r) % 3 == 0 && !buf[n - 1].alone && !m->alone) {
 			m->extent = buf[n - 1].extent;
@@ -107,7 +107,7 @@ random_buffers_do_not_overlap(void **state)
 
 /* ---- whole plans ---- */
 
-/* Play each phase: a step's inputs must still be in memory, under any buffer that overlaps them. */
+/* Replay each phase: a step's inputs must still be in memory, whatever buffers overlap them. */
 static void
 play(const Graph *g, const Selection *sel)
 {
@@ -138,7 +138,7 @@ play(const Graph *g, const Selection *sel)
 				if (v < 0 || sel->buf_of[ph][v] < 0)
 					continue;
 				int slot = sel->buf[sel->buf_of[ph][v]].slot;
-				/* written over an input only where the op allows it */
+				/* an input is overwritten only if the op allows it */
 				for (int a = 0; a < op_info[op->kind].n_in; a++) {
 					int x = op->arg[a];
 					if (x < 0 || sel->buf_of[ph][x] < 0 ||

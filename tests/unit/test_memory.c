@@ -1,7 +1,7 @@
-/* Memory that runs out, at every allocation in turn: a compile, an import, an open and a request
- * end with E_MEMORY or as if nothing had been, and give back all that they took. The linker hands
- * the allocations of the library, and of the libraries it is linked with, to the functions below
- * (--wrap). LLMC_CHECK_ALL=1: every one, on the CPU too, else a sample. */
+/* Out of memory, at every allocation in turn: a compile, an import, an open and a request return
+ * E_MEMORY, or succeed, and free everything. The linker redirects the allocations of the library,
+ * and of the libraries linked into it, to the functions below (--wrap). LLMC_CHECK_ALL=1: every
+ * allocation, on the CPU too; else a sample. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -35,10 +35,10 @@ int __wrap_posix_memalign(void **out, size_t align, size_t n);
 enum { MAX_LIVE = 1 << 17 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool watching;
-static bool on_from; /* fail all from there on, not one */
+static bool on_from; /* fail all allocations from there on, not only one */
 static long count, fail_at, n_live;
 static const char *volatile trying; /* for debuggers */
-static void *live[MAX_LIVE];        /* open addressing; DEAD where one was */
+static void *live[MAX_LIVE];        /* open addressing; DEAD marks a removed entry */
 #define DEAD ((void *)1)
 
 static size_t
@@ -51,7 +51,7 @@ place(const void *p)
 	return i;
 }
 
-/* Whether this allocation is to fail. */
+/* Return whether this allocation must fail. */
 static bool
 fails(void)
 {
@@ -107,7 +107,7 @@ __wrap_realloc(void *p, size_t n)
 {
 	if (fails())
 		return NULL;
-	dies(p); /* before it goes: another thread may be given the same place */
+	dies(p); /* before free: another thread may get the same address */
 	void *q = __real_realloc(p, n);
 	return born(q ? q : p) == q ? q : NULL;
 }
@@ -153,7 +153,7 @@ __wrap_posix_memalign(void **out, size_t align, size_t n)
 	return p ? 0 : ENOMEM;
 }
 
-/* ---- what is tried ---- */
+/* ---- attempts ---- */
 
 static char folder[512], artifact[512];
 static const char *device;
@@ -226,7 +226,7 @@ generate(llmc_error *err)
 	return status;
 }
 
-/* Two choices with logprobs through an engine; a request that fails tells so in an event. */
+/* Two choices with logprobs through an engine; a failed request returns its error as an event. */
 static llmc_status
 request(llmc_error *err)
 {
@@ -350,7 +350,7 @@ grammar(llmc_error *err)
 
 /* ---- every allocation in turn ---- */
 
-/* The n-th fails: false when there are fewer. */
+/* The n-th allocation fails; returns false if there are fewer. */
 static bool
 attempt(const char *what, llmc_status (*fn)(llmc_error *), long n, bool all_after)
 {
@@ -382,7 +382,7 @@ sweep(const char *what, llmc_status (*fn)(llmc_error *))
 	bool every = getenv("LLMC_CHECK_ALL") != NULL;
 	long n = 1;
 
-	attempt(what, fn, 0, false); /* fills what is made once */
+	attempt(what, fn, 0, false); /* the first attempt initialises one-time data */
 	attempt(what, fn, 0, false);
 	long total = count, step = every || total < 150 ? 1 : total / 75;
 	for (; n <= total; n += n < 75 ? 1 : step) {

@@ -1,4 +1,4 @@
-/* Which values mixed steps hold in bf16, in both phases of the plan that comes of it. */
+/* Values that mixed steps store in bf16, in both phases of the resulting plan. */
 #include "compiler_util.h"
 
 #include "compiler/template/template.h"
@@ -6,7 +6,7 @@
 typedef struct Case {
 	const char *target, *more; /* lines of YAML */
 	OpKind makes;
-	int arg; /* of it, the value that is looked at */
+	int arg; /* argument of the op: the value under test */
 	Dtype decode, mixed;
 } Case;
 
@@ -21,18 +21,18 @@ static const Case cases[] = {
 	{ "cuda-sm_120a", TINY_GQA TINY_FFN, GLU, DT_F32, DT_BF16 },
 	/* decode steps run the mixed kernels */
 	{ "cuda-sm_90a", TINY_GQA TINY_FFN "deterministic: true\n", GLU, DT_BF16, DT_BF16 },
-	/* no tensor cores for bf16, weights whose rows of x have a scale, weights in fp32 */
+	/* no tensor cores for bf16; weight format with a scale per activation row; fp32 weights */
 	{ "cuda-sm_75", TINY_GQA TINY_FFN, GLU, DT_F32, DT_F32 },
 	{ "cuda-sm_90a", TINY_GQA TINY_FFN "storage: {default: f16}\n", GLU, DT_F32, DT_F32 },
 	{ "cuda-sm_90a", TINY_GQA TINY_FFN "storage: {default: q8_0}\n", GLU, DT_F32, DT_F32 },
 	{ "cuda-sm_90a", TINY_GQA TINY_FFN "storage: {default: f32}\n", GLU, DT_F32, DT_F32 },
-	/* rows of no whole 16 bytes; another op reads it too; processors */
+	/* rows that are not a multiple of 16 bytes; a second reader; CPU */
 	{ "cuda-sm_90a", TINY_GQA "ffn: {width: 60}\n", GLU, DT_F32, DT_F32 },
 	{ "cuda-sm_90a", TINY_GQA TINY_FFN "adapters: {slots: 2, rank: 4}\n", OP_glu, ARG(glu, y),
 	  DT_F32, DT_F32 },
 	{ "cpu-v3", TINY_GQA TINY_FFN, GLU, DT_F32, DT_F32 },
-	/* attention runs decode kernels in decode steps of any number of rows; the stream is added
-	   to */
+	/* attention runs decode kernels in decode steps with any number of rows; the residual
+	 * stream is added to */
 	{ "cuda-sm_90a", TINY_GQA TINY_FFN, OP_attention, ARG(attention, y), DT_F32, DT_F32 },
 	{ "cuda-sm_90a", TINY_GQA TINY_FFN, OP_matmul_add, ARG(matmul_add, y), DT_F32, DT_F32 },
 	{ "cuda-sm_90a", EXPERTS, OP_norm_moe_glu, ARG(norm_moe_glu, h), DT_F32, DT_BF16 },
@@ -57,7 +57,7 @@ one(Bench *b, int n)
 	llmc_error err;
 
 	bench_spec(b, strstr(c->more, "moe") ? "mixtral" : "llama",
-	           c->more); /* in bf16 where it says nothing else */
+	           c->more); /* bf16 unless it specifies another type */
 	const Compiled *made_of = compile_spec(b->spec, c->target, NULL, NULL, &b->diag, &b->arena);
 	if (!made_of)
 		fail_msg("case %d: %s", n, strbuf_str(&b->diag.text));
@@ -79,8 +79,8 @@ values_are_held_as_their_products_take_them(void **state)
 		bench_run(one, i);
 }
 
-/* A plan is a file: a kernel for bf16 takes no buffer of fp32, nor the other way round, and the
- * reference takes fp32 alone. */
+/* A plan is a file: a bf16 kernel rejects fp32 buffers and the reverse, and the reference accepts
+ * only fp32. */
 static void
 wrong_type(Bench *b, int n)
 {

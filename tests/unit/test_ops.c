@@ -1,4 +1,4 @@
-/* The op table: rows, attributes and shapes fit together. What an op computes is
+/* The op table: rows, attributes and shapes are consistent. Results of ops are tested in
  * tests/unit/test_ref_ops.c. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,8 +13,8 @@
 
 static const OpModel model = { .vocab = 96, .max_positions = 64 };
 
-/* Attributes as the row wants them: whole numbers `i` (but for what must be small), the first word
- * of each list */
+/* Attributes that are valid for the row: integers `i` (or less, if they must be small), the first
+ * word of each list */
 static int
 attributes(OpKind op, int64_t i, Attr a[OP_MAX_ATTRS])
 {
@@ -62,7 +62,7 @@ arguments_have_their_places(void **state)
 		assert_in_range(info->n_in, op == OP_stage_in ? 0 : 1, info->n_arg - 1);
 		assert_in_range(info->n_arg, info->n_in + 1, OP_MAX_ARGS);
 		for (int k = 0; k < info->n_arg;
-		     k++) { /* n_in counts wherever the inputs stand: they must stand in front */
+		     k++) { /* n_in assumes that inputs come first in the row */
 			assert_int_equal(info->arg[k].role == ROLE_OUT, k >= info->n_in);
 			for (int o = 0; o < k; o++)
 				assert_string_not_equal(info->arg[k].name, info->arg[o].name);
@@ -95,7 +95,7 @@ each_attribute_is_known(void **state)
 	}
 }
 
-/* A case that forgets an argument leaves zeros. */
+/* A `case` that forgets an argument leaves zeros. */
 static void
 each_argument_has_a_shape(void **state)
 {
@@ -124,8 +124,8 @@ each_argument_has_a_shape(void **state)
 	}
 }
 
-/* The largest attributes that are let through overflow nothing (the sanitizer build sees to that),
- * and no tensor is so large. */
+/* The largest valid attributes overflow nothing (checked by the sanitizer build), and no tensor is
+ * that large. */
 static void
 no_size_overflows(void **state)
 {

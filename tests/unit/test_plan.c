@@ -1,5 +1,5 @@
-/* The plan reader and checker: a plan comes through whole, and each way to break it is refused in
- * words that name the place. Edits replace the first occurrence of a text. */
+/* The plan reader and checker: a plan is read completely, and each way to break it is rejected with
+ * a message that names the position. Edits replace the first occurrence of a string. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -74,7 +74,7 @@ a_plan_comes_through_whole(void **state)
 static const struct {
 	const char *from, *to, *text;
 } bad[] = {
-	/* the reader */
+	/* reader */
 	{ "{\"format\":5", "{\"format\":5,", "not valid JSON: " },
 	{ "\"format\":5,", "", "p.json: format: is missing: this is not a plan" },
 	{ "\"format\":5", "\"format\":1",
@@ -185,7 +185,7 @@ static const struct {
 	{ "\"layout\":\"f32\"", "\"layout\":\"r8\"",
 	  "p.json: tensor norm: a vector of f32 in layout \"r8\" is not supported" },
 
-	/* pools, rotary tables */
+	/* pools, RoPE tables */
 	{ "\"k\":\"f32\"", "\"k\":\"q8_0\"",
 	  "p.json: pool[0].k: \"q8_0\" is not a KV type; expected one of f32 f16 bf16 f8 "
 	  "int8 f8_32 int8_32 int6 int4 int4c" },
@@ -302,7 +302,7 @@ each_break_is_named(void **state)
 		Arena a;
 		Plan *p;
 		llmc_status s = read_text(text, strlen(text), &err, &a, &p);
-		if (!bad[i].text) { /* an edit that is fine */
+		if (!bad[i].text) { /* a valid edit */
 			if (s != LLMC_OK)
 				print_error("%s -> %s: %s\n", bad[i].from, bad[i].to, err.text),
 				    wrong++;
@@ -398,7 +398,7 @@ kernel_arguments_are_bounded(void **state)
 	assert_int_equal(wrong, 0);
 }
 
-/* A kernel may take more arguments than any op has: what lies behind the op's own is never an input
+/* A kernel may have more arguments than its op: an argument after the op's own is never an input
  * that the output may share. */
 static void
 arguments_beyond_the_op_share_nothing(void **state)
@@ -440,7 +440,7 @@ arguments_beyond_the_op_share_nothing(void **state)
 	strbuf_release(&arg);
 }
 
-/* Cut anywhere, the text is refused and nothing leaks (the sanitizer build sees to that). */
+/* Truncated anywhere, the text is rejected and nothing leaks (checked by the sanitizer build). */
 static void
 cut_texts_are_refused(void **state)
 {

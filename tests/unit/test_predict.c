@@ -1,7 +1,7 @@
-/* What `llmc plan --gpu` says: bytes, operations and kernels of a step counted by hand, times
- * between the roofline and what is little above it. Names of GPUs: those of the table, and those
- * that drivers tell (nvidia-smi's lists) are the same devices; a device that is not in the table is
- * not taken for a relative. */
+/* Output of `llmc plan --gpu`: bytes, operations and kernels of a step counted by hand; times
+ * between the roofline and slightly above it. GPU names in the table, and those that drivers report
+ * (nvidia-smi's lists), are the same devices; a device that is not in the table is not taken for a
+ * similar one. */
 #include "compiler_util.h"
 
 #include "compiler/cost_model.h"
@@ -55,8 +55,8 @@ names(void **state)
 		assert_ptr_equal(gpu_find(gpu_at(i)->name), gpu_at(i));
 }
 
-/* Every row says where it is from, and is of a target that plans are made for; launches cost less
- * with programmatic edges. */
+/* Every row names its source and a target for which plans exist; launches cost less with
+ * programmatic edges. */
 static void
 rows_of_the_table(void **state)
 {
@@ -72,7 +72,7 @@ rows_of_the_table(void **state)
 	}
 }
 
-/* Llama 3 8B, as its card has it. */
+/* Llama 3 8B, from its model card. */
 static const double LAYERS = 32, HIDDEN = 4096, WIDTH = 14336, QKV = 4096 + 2 * 1024,
                     VOCAB = 128256, KV = 2 * 8 * 128 * 2;
 
@@ -111,7 +111,7 @@ BENCH_TEST(figures_of_a_step)
 			    rows * (2 * (layers + head) + context * LAYERS * 4 * HIDDEN);
 			Prediction r = predict(p, g, 0, rows, (int64_t)context);
 			near("bytes of a decode step", (double)r.bytes, bytes,
-			     1.01 * bytes + rows * 40e6); /* and rows in between */
+			     1.01 * bytes + rows * 40e6); /* and batch sizes in between */
 			near("operations of a decode step", (double)r.flops, flops, 1.001 * flops);
 			double read = bytes / g->bandwidth, multiply = flops / g->peak;
 			near("a decode step", r.seconds, read > multiply ? read : multiply,
@@ -129,7 +129,7 @@ BENCH_TEST(figures_of_a_step)
 		near("a prompt", r.seconds, flops / g->peak, 2 * flops / g->peak);
 		assert_true(r.flops_s > r.bytes_s);
 	}
-	/* twice the memory's speed, half the time */
+	/* twice the bandwidth, half the time */
 	Gpu slow = *gpu_find("h100"), fast = slow;
 	fast.bandwidth *= 2;
 	const Plan *p = plan_8b(b, slow.target);
@@ -138,8 +138,8 @@ BENCH_TEST(figures_of_a_step)
 	     0.501);
 }
 
-/* Ops between ranks by hand: 2 sums a layer and the logits; a ring sends 2 (n - 1) / n of a sum.
- * Beyond a host the network comes on top. */
+/* Communication ops by hand: 2 all-reduces per layer and the logits; a ring sends 2 (n - 1) / n of
+ * an all-reduce. Beyond one host, network time is added. */
 BENCH_TEST(links_of_a_step)
 {
 	static const int tp[] = { 2, 8, 16 };
@@ -176,7 +176,7 @@ BENCH_TEST(links_of_a_step)
 			assert_true(r.seconds == r.bytes_s + r.flops_s + r.launch_s + r.link_s);
 		}
 	}
-	/* what a stage is handed is a row; stages of one host use its links */
+	/* a stage receives one row; stages of one host use its links */
 	const char *set[] = { "parallel.pp=2", NULL };
 	b->spec = spec_from_file("configs/llama3-8b.yaml", set, &b->diag, &b->arena);
 	const Compiled *first = compile_rank(b->spec, g->target, 0, true, &b->diag, &b->arena),
@@ -191,9 +191,8 @@ BENCH_TEST(links_of_a_step)
 	         (LAYERS * (HIDDEN * QKV + HIDDEN * HIDDEN + 3 * HIDDEN * WIDTH) + VOCAB * HIDDEN));
 }
 
-/* A decode step has at most five kernels a layer and four outside (with the step's begin and the
- * pick of tokens), one launch each; from sm_90 on each may start before the one before it has
- * ended. */
+/* A decode step has at most five kernels per layer and four others (including its preparation and
+ * sampling), one launch each. From sm_90 on each may start before its predecessor has ended. */
 BENCH_TEST(kernels_of_a_decode_step)
 {
 	static const char *const target[] = { "cuda-sm_75",  "cuda-sm_80",  "cuda-sm_86",
@@ -236,9 +235,9 @@ BENCH_TEST(kernels_of_a_decode_step)
 		}
 }
 
-/* A row's experts and the shared one are what a decode step reads of a mixture, and all experts
- * what a long prompt does: by the sizes that the models' authors publish. Six steps a layer with
- * grouped queries, none of them the reference's. */
+/* A decode step of an MoE model reads a row's routed experts and the shared one; a long prompt
+ * reads all experts. Sizes are those published by the models' authors. Six steps per layer with
+ * grouped queries, none of them run by the reference. */
 BENCH_TEST(a_mixture_reads_the_chosen_experts)
 {
 	static const struct {

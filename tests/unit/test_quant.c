@@ -1,4 +1,4 @@
-/* Quantising: grids against what a reader of the blocks sees, the factor of a Hessian, and error
+/* Quantisation: grids against the dequantised blocks, the factor of a Hessian, and error
  * compensation against rounding. */
 #include <math.h>
 #include <setjmp.h>
@@ -34,8 +34,8 @@ static const Dtype types[] = { DT_Q4_0, DT_Q4_1,   DT_Q5_0,   DT_Q5_1,  DT_Q8_0,
 	                       DT_Q3_K, DT_IQ4_NL, DT_IQ4_XS, DT_U4_32, DT_U4_128_F32 };
 enum { N_TYPES = sizeof types / sizeof *types };
 
-/* Every code of a grid reads back as the value that the grid says, and the nearest code is the
- * nearest value. */
+/* Every code of a grid dequantises to the grid's value, and the nearest code is the nearest
+ * value. */
 static void
 grids_are_what_readers_see(void **unused)
 {
@@ -74,8 +74,8 @@ grids_are_what_readers_see(void **unused)
 		}
 }
 
-/* The search is better than taking the range, in the sum that it makes small: large elements weigh
- * more there; eight bits have little to find. */
+/* The scale search beats min/max scaling in the sum that it minimises, in which large elements
+ * weigh more; with eight bits there is little to gain. */
 static void
 searching_beats_the_range(void **unused)
 {
@@ -89,7 +89,7 @@ searching_beats_the_range(void **unused)
 			x[i] = noise() * (i % 37 ? 1 : 3);
 		for (int i = 0, n = dtype_info(types[k])->block_elems; i < 2048; i += n)
 			quantize_weights(x + i, NULL, w + i, n);
-		/* groups of integers: symmetric ones, as the grid's are */
+		/* groups of integers: symmetric ones, like the grid's */
 		if (!quant_row_shared(types[k], 0, true, x, block, 2048))
 			continue;
 		dequant_row(types[k], block, y, 2048);
@@ -103,7 +103,7 @@ searching_beats_the_range(void **unused)
 	}
 }
 
-/* X'X of inputs that hang together, and whose columns are of unequal size */
+/* X'X of correlated inputs whose columns have different magnitudes */
 static void
 hessian(float *h, int n, int samples)
 {
@@ -145,7 +145,8 @@ loss(const float *h, const float *w, const float *v, int rows, int n)
 	return sum;
 }
 
-/* R R' is the Hessian with its damping, for sizes that are no whole panels too. */
+/* R R' is the Hessian with its damping, also for sizes that are not a multiple of the panel
+ * size. */
 static void
 the_factor_is_one(void **unused)
 {
@@ -183,7 +184,8 @@ the_factor_is_one(void **unused)
 	threads_close(two);
 }
 
-/* Compensation more than halves what rounding by importance loses, and threads change nothing. */
+/* Compensation more than halves the loss of importance-weighted rounding, and the number of threads
+ * changes nothing. */
 static void
 compensation_pays(void **unused)
 {
@@ -228,7 +230,7 @@ compensation_pays(void **unused)
 		for (int r = 0; r < ROWS; r++)
 			dequant_row(types[k], one + r * bytes, v + r * COLS, COLS);
 		assert_true(loss(full, w, v, ROWS, COLS) <
-		            compensated); /* each step of a pass lowers the loss */
+		            compensated); /* each iteration of a pass lowers the loss */
 		compensated = loss(h, w, v, ROWS, COLS);
 		assert_true(compensated < .5 * rounded);
 	}
@@ -239,8 +241,8 @@ compensation_pays(void **unused)
 	free(full);
 }
 
-/* Beside sums in doubles, of rows that tiles see rounded; two rounds add up; nothing depends on the
- * number of threads. */
+/* Compared with sums in double of the rounded rows that tiles see; two rounds add up; the number of
+ * threads changes nothing. */
 typedef struct Add {
 	Gram *g;
 	Threads *threads;

@@ -1,6 +1,6 @@
-/* Every op of ref/ against tests/golden/ops.txt, whose expectations torch made
- * (tests/golden/make_ops.py), and the check of steps: each case's step must pass it, and spoiled
- * copies of the step must not. Run from the root of the repository. */
+/* Every op of ref/ against tests/golden/ops.txt, whose expected values torch computed
+ * (tests/golden/make_ops.py). Also the check of plan steps: each case's step must pass it, and
+ * broken copies of the step must not. Run from the root of the repository. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -63,8 +63,8 @@ scan_floats(FILE *f, int64_t n)
 	return p;
 }
 
-/* Rows that lie in a pool before the op runs go in by the layout that plan.h documents, not by the
- * code under test. */
+/* Rows that are in a pool before the op runs are stored in the layout that plan.h documents, not by
+ * the code under test. */
 static void
 pool_put(const PlanPool *p, char *base, int32_t page, int64_t at, const float *k, const float *v)
 {
@@ -149,7 +149,7 @@ scan_state(FILE *f, Case *c, int i)
 static void
 set_buffer(Case *c, int i, int64_t n, Dtype dtype)
 {
-	/* the ops with n_out rows have 2 of them in the file, of at least 3 tokens */
+	/* ops on n_out rows have 2 of them in the file, from at least 3 tokens */
 	bool out =
 	    (!strcmp(c->op, "gather_rows") && i == 1) || (!strcmp(c->op, "lm_head") && i == 4);
 	int64_t rows = out ? c->s.n_out : c->s.n_tok;
@@ -274,7 +274,7 @@ scan_case(FILE *f, Case *c)
 	c->s.seq = c->seq;
 	for (int i = 0; i < 8; i++)
 		c->seq[i] = i;
-	/* pages out of order, but for those whose content is compared as a whole */
+	/* shuffled pages, except if their content is compared as a whole */
 	for (int i = 0; i < 2 * PAGES; i++)
 		c->table[i] = strstr(c->op, "attention") ? (i * 5 + 3) % (2 * PAGES) : i;
 	for (;;) {
@@ -345,7 +345,7 @@ run(Case *c)
 			max_kv = c->kv_len[i];
 	n = ref_scratch_floats(&c->step, c->s.n_tok, max_kv);
 	assert_true(n >= 0);
-	/* exactly as much as was asked for: the sanitizer build sees a byte more */
+	/* exactly the requested size: the sanitizer build reports an access beyond it */
 	call.scratch = malloc((size_t)n * 4);
 	assert_true(call.scratch || !n);
 	ref_find(c->step.op)(&call);

@@ -1,5 +1,5 @@
-/* Layouts against formats/dequant.c: whatever order the bytes lie in, a row reads back bit for bit.
- */
+/* Layouts against formats/dequant.c: in whatever order the bytes are packed, a row reads back bit
+ * for bit. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -30,8 +30,7 @@ next(uint32_t *seed)
 	return *seed;
 }
 
-/* Any bytes but for the exponents that would be infinite or NaN, whose payloads need not survive.
- */
+/* Random bytes, without exponents of infinity or NaN, whose payloads may change. */
 static void
 fill(Dtype d, uint8_t *p, int64_t rows, int64_t cols, uint32_t seed)
 {
@@ -123,7 +122,7 @@ a_packed_row_reads_back_as_the_file_row(void **state)
 		}
 }
 
-/* For every number of blocks: planes whose last 16 bytes are half empty too. */
+/* For every number of blocks, including planes whose last 16 bytes are half empty. */
 static void
 planes_read_back_as_the_file_row(void **state)
 {
@@ -151,7 +150,7 @@ planes_read_back_as_the_file_row(void **state)
 				assert_int_equal(one % 16, 0);
 				const int64_t less = dtype_row_factor(d)
 				                         ? 4 * (blocks - 1)
-				                         : 0; /* once a row, not once a block */
+				                         : 0; /* once per row, not per block */
 				assert_in_range(
 				    one, file_row - less,
 				    (file_row - less) * (dtype_kind(d) ? 123 : 100) / 100 + 4 * 15);
@@ -173,7 +172,7 @@ planes_read_back_as_the_file_row(void **state)
 		}
 }
 
-/* The order that kernels are written for, byte by byte: Q5_1 in three blocks. */
+/* The order that kernels expect, byte by byte: Q5_1 in three blocks. */
 static void
 planes_hold_one_field_after_the_other(void **state)
 {
@@ -232,7 +231,7 @@ sizes_are_whole_groups_and_close_to_the_file(void **state)
 	(void)state;
 	PlanTensor t = { .id = "t", .dtype = DT_Q4_1, .rows = 9, .cols = 64, .layout = "r8" };
 	assert_int_equal(plan_tensor_bytes(&t), 16 * 40);
-	t.cols = 48; /* no whole number of blocks */
+	t.cols = 48; /* not a multiple of the block size */
 	assert_int_equal(plan_tensor_bytes(&t), -1);
 	t.layout = "unheard of";
 	assert_int_equal(plan_tensor_bytes(&t), -1);

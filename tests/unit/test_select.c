@@ -1,4 +1,5 @@
-/* Which template runs an op, what layout its weights have, and what is said where there is none. */
+/* Selection of the template for an op, the layout of its weights, and the message if there is
+ * none. */
 #include "compiler_util.h"
 
 #include "compiler/select_kernels.h"
@@ -33,7 +34,7 @@ tensor(const Graph *g, const char *id)
 	return NULL;
 }
 
-/* Seven matmuls of a layer have four shapes; more layers need no more kernels. */
+/* The seven matmuls of a layer have four shapes; more layers need no more kernels. */
 BENCH_TEST(equal_steps_share_a_kernel)
 {
 	bench_spec(b, "llama", TINY_GQA TINY_FFN);
@@ -57,7 +58,7 @@ BENCH_TEST(equal_steps_share_a_kernel)
 						                 sel->step[0][k].kernel);
 }
 
-/* The template is for n_tok rows; the head works on the wanted rows, so the reference keeps it. */
+/* The template supports n_tok rows; the head works on the output rows, so the reference runs it. */
 BENCH_TEST(rows_of_another_kind_are_not_taken)
 {
 	bench_spec(b, "llama", TINY_GQA TINY_FFN);
@@ -78,7 +79,7 @@ BENCH_TEST(one_warning_for_each_slow_op)
 
 	for (const char *p = text; (p = strstr(p, "no tuned kernel for ")); p++)
 		n++;
-	/* embed rmsnorm matmul (mixed) rope kv_append attention add glu pick */
+	/* embed rmsnorm matmul (mixed) rope kv_append attention add glu sample */
 	assert_int_equal(n, 9);
 	assert_int_equal(b->diag.n_warning, 9);
 	assert_non_null(
@@ -106,13 +107,13 @@ BENCH_TEST(a_require_decides)
 	assert_int_equal(b->diag.n_error, 0);
 }
 
-/* A weight that is multiplied by is packed; one that is only gathered, or that only the reference
- * reads, stays as the file has it. */
+/* A weight of a GEMM is packed; one that is only gathered, or read only by the reference, keeps the
+ * file's layout. */
 BENCH_TEST(layouts_follow_the_use)
 {
 	bench_spec(b, "llama", TINY_GQA TINY_FFN);
 	Graph *g = bench_graph(b);
-	Templates *ts = matmul_only(b, "//@require ROWS == 16\n"); /* k and v alone */
+	Templates *ts = matmul_only(b, "//@require ROWS == 16\n"); /* only k and v */
 	select_layouts(g, ts);
 	assert_string_equal(tensor(g, "embed")->layout, "row");
 	assert_string_equal(tensor(g, "L0.q")->layout,
@@ -137,8 +138,8 @@ BENCH_TEST(a_tied_embedding_is_in_memory_once)
 	                    target_layout(target_find("cpu-v3"), DT_BF16, 96, 32));
 }
 
-/* Blocks of columns do not survive a transposition: packing expands them. Rows of the file may be
- * whole blocks where the tensor's are not. */
+/* Transposition would break up quantised blocks, so packing expands them. Rows of the file may be a
+ * multiple of the block size even if the tensor's are not. */
 BENCH_TEST(transposed_blocks_are_expanded)
 {
 	bench_spec(b, "deepseek_v2",

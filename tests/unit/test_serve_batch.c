@@ -1,5 +1,5 @@
-/* Which lines of a batch have been tried when its next turn begins. How long that takes is a matter
- * of minutes, so the parts are looked at alone. */
+/* Lines of a batch that were already tried when its next turn begins. Real turns take minutes, so
+ * the functions are tested directly. */
 #include "serve/batch/batch_runner.c"
 
 #include <setjmp.h>
@@ -9,8 +9,8 @@
 
 enum { N = 200 };
 
-/* Lines that fail at once, of such as have been tried as often as they may be: those that waited,
- * and no others. */
+/* Lines that have reached the maximum number of tries fail at once: those that waited, and no
+ * others. */
 static void
 only_who_waited_has_tried(void **state)
 {
@@ -23,7 +23,7 @@ only_who_waited_has_tried(void **state)
 	r.srv = &srv;
 	for (b.waited = 0; b.waited <= N + 1; b.waited++)
 		for (size_t apart = 1; apart < 4;
-		     apart++) { /* some have been answered in turns before */
+		     apart++) { /* some were answered in earlier turns */
 			BatchRun run = { .b = &b, .line = line, .n_line = N };
 			int failed = 0;
 			memset(line, 0, sizeof line);

@@ -1,5 +1,4 @@
-/* Bodies of requests: what is too large for a number, and memory that runs out while one is read.
- */
+/* Request bodies: numbers that are too large, and memory that runs out while one is parsed. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +8,7 @@
 #include <stdarg.h>
 #include <cmocka.h>
 
-static long until; /* allocations of jansson that still work */
+static long until; /* jansson allocations until failure */
 
 static void *
 few(size_t n)
@@ -17,7 +16,7 @@ few(size_t n)
 	return until-- > 0 ? malloc(n) : NULL;
 }
 
-/* Whichever allocation fails, the server is out of memory; the body is not said to be wrong. */
+/* Whichever allocation fails, the error is out of memory; the body is not called invalid. */
 static void
 out_of_memory_is_no_mistake_of_the_client(void **state)
 {
@@ -68,7 +67,7 @@ integers_beyond_63_bits(void **state)
 		Strbuf b = { 0 };
 		Problem p = { 0 };
 		uint64_t x;
-		/* the same key elsewhere, and the key's name as a text, mislead nobody */
+		/* the same key elsewhere, and the key's name in a string, have no effect */
 		strbuf_printf(&b,
 		              "{\"a\": {\"seed\" : 9300000000000000000}, \"b\": \"\\\"seed\\\": "
 		              "1\", \"c\": \"seed\", \"p\": {\"seed\"\n: %s}}",

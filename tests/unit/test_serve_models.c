@@ -1,7 +1,7 @@
-/* Several models in one server: engines come and go while requests ask for them, fail to open, are
- * put to sleep, read again, get adapters and lose them. Every request is answered, engines never
- * take more than the budget, none is closed with work in it, none is left. The engines are false
- * ones. */
+/* Several models in one server: engines are opened and closed while requests use them, fail to
+ * open, are put to sleep, reload, get adapters and lose them. Every request is answered, engines
+ * never exceed the memory budget, none is closed while it has work, and none leaks. The engines are
+ * fakes. */
 #include <arpa/inet.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,7 +20,7 @@
 
 enum { BUDGET = 60, N_MODELS = 4, N_CLIENTS = 5, N_ASKED = 40, PLACES = 1 };
 
-/* Also on threads that are not the test's */
+/* An assertion that also works on threads other than the test's */
 #define MUST(x) ((x) ? (void)0 : (fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x), abort()))
 
 static const char vocabulary[] =
@@ -32,18 +32,18 @@ static llmc_tokenizer *tokenizer;
 static Tempdir dir;
 
 typedef struct MpiWorld {
-	atomic_int bytes, n_engines, n_sources, n_opened; /* now, now, now, ever */
-	atomic_int opening;    /* an engine that is being opened stands at the gate */
+	atomic_int bytes, n_engines, n_sources, n_opened; /* current, current, current, total */
+	atomic_int opening;    /* engines being opened that wait at the gate */
 	atomic_bool gate;      /* closed */
-	atomic_int fail_every; /* each so many openings fail; 0: none */
-	atomic_bool shares;    /* adapters are names in one of PLACES of their model's engine */
+	atomic_int fail_every; /* every n-th opening fails; 0: none */
+	atomic_bool shares; /* adapters are names in one of PLACES slots of their model's engine */
 } MpiWorld;
 static MpiWorld world;
 
 typedef struct Origin {
 	const char *name;
 	int bytes;
-} Origin; /* a Source's self */
+} Origin; /* the `self` of a Source */
 typedef struct Engine {
 	Fake fake;
 	int bytes;
@@ -185,8 +185,8 @@ end(Server *s)
 	world = (MpiWorld){ 0 };
 }
 
-/* One request on a connection of its own; its status, and the answer into `said`. leave: nobody
- * waits for it, 0. */
+/* Send one request on a connection of its own; returns its status, with the answer in `said`.
+ * leave: do not wait for the answer; returns 0. */
 static int
 ask(const Server *s, const char *method, const char *path, const char *body, bool leave, char *said,
     size_t cap)
@@ -308,7 +308,7 @@ ask_at_once(bool shares)
 		pthread_join(c[i].thread, NULL);
 	atomic_store(&world.fail_every, 0);
 	for (int i = 0; i < N_MODELS;
-	     i++) { /* an opening that has decided to fail may still be on its way, once */
+	     i++) { /* one opening may still fail, because it was decided before */
 		char name[2] = { (char)('a' + i), 0 };
 		assert_true(complete(s, name, said, sizeof said) == 200 ||
 		            complete(s, name, said, sizeof said) == 200);
@@ -330,7 +330,7 @@ all_at_once_in_places_of_one_engine(void **state)
 	ask_at_once(true);
 }
 
-/* More names than places: each is served, none of them in the place of one that has work. */
+/* More names than slots: each is served, and none evicts a name that has work. */
 static void
 more_adapters_than_places(void **state)
 {
@@ -363,7 +363,7 @@ more_adapters_than_places(void **state)
 	end(s);
 }
 
-/* ---- one after the other, with the keeper held at the gate ---- */
+/* ---- step by step, with the model manager held at the gate ---- */
 
 static void
 until(bool (*is_so)(Server *), Server *s)
@@ -507,8 +507,8 @@ waker_waits(Server *s)
 	return waits;
 }
 
-/* Who has waited for it is served, and the call is answered when it has gone. Who asks for it after
- * that call has it. */
+/* Requests that wait for the model are served, and the call returns after it has been unloaded. A
+ * request after that call loads it again. */
 static void
 asleep_while_it_is_opened(void **state)
 {
@@ -517,7 +517,7 @@ asleep_while_it_is_opened(void **state)
 
 	(void)state;
 	Server *s = begin(2);
-	for (int wake = 0; wake < 3; wake++) { /* one, all, and one that is woken up at once */
+	for (int wake = 0; wake < 3; wake++) { /* one, all, and one that is loaded again at once */
 		world.gate = true;
 		later(&c[0], s, "/v1/completions",
 		      "{\"model\":\"a\",\"prompt\":[1],\"max_tokens\":2}");
@@ -538,7 +538,7 @@ asleep_while_it_is_opened(void **state)
 	end(s);
 }
 
-/* The same of an engine that is opened for a name which shares it: once, and not left behind. */
+/* The same for an engine that is opened for a name which shares it: opened once, and not leaked. */
 static void
 asleep_while_it_is_opened_for_another_name(void **state)
 {
@@ -601,8 +601,8 @@ the_end_while_an_engine_is_opened(void **state)
 	world = (MpiWorld){ 0 };
 }
 
-/* Adapters that cannot be opened take no names, and what names hold goes into logs and metrics
- * without harm. */
+/* Adapters that cannot be opened take no names, and special characters in names are escaped in logs
+ * and metrics. */
 static void
 names_of_adapters(void **state)
 {

@@ -1,13 +1,13 @@
-/* Connections from within: wakes of an answer that grows, and memory that runs out while one is
- * sent. */
+/* Connections, tested from inside: wake-ups of an answer that grows, and memory that runs out while
+ * one is sent. */
 #include "serve/http/connection.c"
 
 #include <setjmp.h>
 #include <stdarg.h>
 #include <cmocka.h>
 
-/* An answer may be looked at for another reason while its wake still waits in the list, and grow
- * again after that: it stands in the list once, and the list has an end. */
+/* An answer may be processed for another reason while its wake-up is still queued, and grow again
+ * after that. It is in the list once, and the list terminates. */
 static void
 a_request_is_woken_once(void **state)
 {
@@ -25,7 +25,7 @@ a_request_is_woken_once(void **state)
 	for (int i = 0; i < 2; i++) {
 		do
 			assert_true(req_take(r, &piece, &over));
-		while (piece.len); /* there is nothing: the next push wakes */
+		while (piece.len); /* nothing left: the next push wakes */
 		req_push(r, "a", 1);
 	}
 	assert_ptr_equal(s.woken, r);
@@ -40,7 +40,7 @@ a_request_is_woken_once(void **state)
 	pthread_mutex_destroy(&s.lock);
 }
 
-/* What is left of a head is not sent: its body would be taken for the next answer. */
+/* The rest of a partial header is not sent: the client would take its body for the next answer. */
 static void
 an_answer_without_memory_is_not_sent(void **state)
 {
@@ -67,8 +67,8 @@ an_answer_without_memory_is_not_sent(void **state)
 	close(n.epoll_fd);
 }
 
-/* A process that starts has copies of all descriptors until it runs another program: what is closed
- * meanwhile tells nothing of itself. */
+/* A child process has copies of all descriptors until exec, so close() here does not remove them
+ * from epoll. A closed connection must not report events. */
 static void
 a_closed_connection_has_no_events(void **state)
 {

@@ -1,6 +1,6 @@
-/* Models split over ranks: every element of the checkpoint is read by as many ranks as it should
- * be, ranks agree on what they do together, sums are as few as they can be, what cannot be dealt is
- * refused with the arithmetic, and plans of ranks that lie are refused. */
+/* Models sharded over ranks: every element of the checkpoint is read by the right number of ranks;
+ * ranks agree on their collectives; the number of all-reduces is minimal; what cannot be divided is
+ * rejected with the arithmetic; and inconsistent plans of ranks are rejected. */
 #include "tests/unit/compiler_util.h"
 
 #include <sys/mman.h>
@@ -28,7 +28,7 @@ plan_of(Bench *b, const Spec *s, const char *target, int rank, bool fuse)
 	return c ? c->plan : NULL;
 }
 
-/* ---- who reads what ---- */
+/* ---- readers of each element ---- */
 
 static const PlanTensor *
 tensor_of(const Plan *p, const char *id)
@@ -39,7 +39,8 @@ tensor_of(const Plan *p, const char *id)
 	return NULL;
 }
 
-/* Count the elements of the file that a tensor is made of; one name a tensor, or one an expert. */
+/* Count the elements of the file that a tensor is made of; one name per tensor, or one per
+ * expert. */
 static void
 count(const PlanTensor *t, const PlanTensor *all, unsigned short *seen, int64_t each)
 {
@@ -81,7 +82,7 @@ role_in(const char *id, const char *roles)
 	return strstr(roles, role);
 }
 
-/* How often an element of a tensor must be read by n ranks */
+/* Number of ranks, out of n, that must read an element of a tensor */
 static int
 readers(const PlanTensor *t, int n, int copies)
 {
@@ -131,7 +132,7 @@ collectives(const Plan *p, OpKind op)
 	return n;
 }
 
-/* What ranks do together must be the same in all plans, in the same order. */
+/* Collectives must be the same in all plans, in the same order. */
 static void
 check_together(const Plan *a, const Plan *b)
 {
@@ -172,7 +173,7 @@ BENCH_TEST(every_element_is_read_as_often_as_it_should_be)
 				else
 					assert_int_equal(rank[r]->rank, r);
 			if (b->diag.n_error >
-			    errors) { /* fewer heads or blocks than ranks: told, not planned */
+			    errors) { /* fewer heads or blocks than ranks: an error, not a plan */
 				strbuf_release(&b->diag.text);
 				diag_init(&b->diag, &b->arena);
 				continue;
@@ -184,8 +185,8 @@ BENCH_TEST(every_element_is_read_as_often_as_it_should_be)
 			check_coverage(whole, rank, n, n > kv ? n / kv : 1);
 			for (int r = 1; r < n; r++)
 				check_together(rank[0], rank[r]);
-			/* two sums a layer; one where both blocks add to the same stream without a
-			 * norm between */
+			/* two all-reduces per layer; one if both blocks add to the same stream
+			 * without a norm between */
 			bool apart =
 			    !spec->residual.parallel || spec->norm.attn_out || spec->norm.ffn_out;
 			assert_int_equal(collectives(rank[0], OP_all_reduce),
@@ -210,8 +211,8 @@ BENCH_TEST(every_element_is_read_as_often_as_it_should_be)
 	assert_true(split > 30);
 }
 
-/* Layers are dealt to stages whole: each element has one reader, but for an embedding that is the
- * head as well. */
+/* Whole layers are distributed to stages: each element has one reader, except for an embedding that
+ * is also the head. */
 BENCH_TEST(stages_read_everything_once)
 {
 	for (int m = 0; m < N_TINY; m++) {
@@ -261,7 +262,7 @@ BENCH_TEST(stages_read_everything_once)
 	}
 }
 
-/* ---- dealing ---- */
+/* ---- distribution ---- */
 
 static void
 shares_are_even_and_whole(void **state)
@@ -317,7 +318,7 @@ BENCH_TEST(what_cannot_be_dealt_is_refused)
 	}
 }
 
-/* Heads of a rank have the slopes that they have among all. */
+/* Heads of a rank keep their ALiBi slopes. */
 BENCH_TEST(slopes_follow_their_heads)
 {
 	for (int r = 0; r < 3; r++) {
@@ -339,7 +340,7 @@ BENCH_TEST(slopes_follow_their_heads)
 	}
 }
 
-/* ---- plans that lie ---- */
+/* ---- inconsistent plans ---- */
 
 typedef struct Lie {
 	const char *from, *to, *text;
@@ -364,7 +365,7 @@ static const Lie rank_lies[] = {
 	  "does not hold" },
 };
 
-/* Of the second of two stages */
+/* For the second of two stages */
 static const Lie stage_lies[] = {
 	{ "\"stage\":1", "\"stage\":2", "stage: is 2" },
 	{ "\"stages\":2", "\"stages\":1", "stages: is 1" },
@@ -379,7 +380,7 @@ static const Lie stage_lies[] = {
 	  "stage_in: rows of 16, the previous stage passes on rows of 32" },
 };
 
-/* Of layers with states: more is read or written than there is */
+/* For layers with recurrent states: more is read or written than exists */
 static const Lie state_lies[] = {
 	{ "\"id\":\"conv\",\"mla\":false,\"state\":true,\"k\":\"f32\"",
 	  "\"id\":\"conv\",\"mla\":false,\"state\":true,\"k\":\"f16\"",
@@ -424,8 +425,8 @@ static const Lie state_lies[] = {
 	  "norm_gate: tensor L0.lin_norm is 8 x 0, expected 32 x 0" },
 };
 
-/* Of the second of two ranks with whole experts, each of which has a gain. What a rank has as -1 is
- * no place in a vector: 32 experts, and a vector of 32. */
+/* For the second of two ranks with whole experts and a gain per expert. An expert that the rank
+ * marks as -1 has no index in the vector of 32 gains. */
 static const Lie gain_lies[] = {
 	{ "{\"op\":\"moe_ffn\"",
 	  "{\"op\":\"expert_gain\",\"layer\":0,\"kernel\":null,\"arg\":[\"expert_id\",\"expert_"
@@ -523,7 +524,7 @@ columns_are_those_of_the_whole_row(void **state)
 	      *have = malloc(COLS * sizeof *have);
 
 	(void)state;
-	for (int made = 0; made < 2; made++) /* blocks of the file; made of f32 */
+	for (int made = 0; made < 2; made++) /* blocks from the file; blocks made from f32 */
 		for (int d = 0; d < DT_COUNT; d++) {
 			Dtype type = (Dtype)d;
 			int64_t row = dtype_row_bytes(type, WIDE);
@@ -594,10 +595,10 @@ columns_are_those_of_the_whole_row(void **state)
 	free(have);
 }
 
-/* ---- who touches what ---- */
+/* ---- accessed pages ---- */
 
-/* A file of which a rank can only read the pages that hold something of it: pack_tensor ends here
- * by SIGSEGV where it reads more. */
+/* A file of which a rank may access only the pages that hold its data: pack_tensor gets SIGSEGV if
+ * it reads others. */
 static void
 a_rank_reads_its_rows_and_columns_alone(void **state)
 {

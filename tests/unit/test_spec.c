@@ -1,5 +1,5 @@
-/* From description to Spec: layers, defaults that rest on other keys, selectors, overrides,
- * storage, tensor rules; and the resolved text, which reads back as itself. */
+/* From description to Spec: layers, defaults that depend on other keys, selectors, overrides,
+ * storage, tensor rules; and the resolved text, which is read back unchanged. */
 #include <math.h>
 
 #include "base/file.h"
@@ -52,7 +52,7 @@ BENCH_TEST(later_layers_hide_earlier_ones)
 	assert_int_equal(s->ffn.act, ACT_GELU);
 	Spec *again = TEXT(b, GOOD, NULL);
 	assert_string_not_equal(s->sha256, again->sha256);
-	/* the part of the family for a checkpoint's format */
+	/* the family's section for a checkpoint format */
 	Spec *hf = TEXT(b, GOOD, NULL);
 	static const char *const gguf[] = { "checkpoint=gguf", NULL };
 	Spec *gg = TEXT(b, GOOD, gguf);
@@ -64,7 +64,7 @@ BENCH_TEST(later_layers_hide_earlier_ones)
 	assert_false(rule_for(gg->tensor_rule, gg->n_tensor_rule, "v")->rope_pairs);
 }
 
-/* Types of cached rows: keys and values apart, and what is refused */
+/* KV types: keys and values separately, and rejected values */
 BENCH_TEST(types_of_cached_rows)
 {
 	static const char *const set[] = { "kv.dtype=int6", "kv.v=int4", "kv.rotate=true", NULL };
@@ -161,7 +161,7 @@ selects(Bench *b, const char *yaml, int n, const char *want)
 	for (int i = 0; i < n; i++)
 		have[i] = out[i] ? '1' : '0';
 	assert_string_equal(have, want);
-	/* its text selects the same */
+	/* its text selects the same layers */
 	uint8_t again[64];
 	const char *text = selector_text(out, n, &b->arena);
 	assert_true(selector_read(
@@ -239,7 +239,7 @@ BENCH_TEST(tensor_rules_replace_by_role)
 		drops += strcmp(s->tensor_rule[i].role, "drop") == 0;
 	}
 	assert_int_equal(n, 1);
-	assert_int_equal(drops, 3); /* the family's too */
+	assert_int_equal(drops, 3); /* including the family's */
 }
 
 BENCH_TEST(latent_attention_scale_follows_yarn)
@@ -305,7 +305,7 @@ BENCH_TEST(resolved_text_keeps_its_format)
 	assert_non_null(strstr(said(b), "has the tensor names of another format"));
 }
 
-/* Numbers are written and read with a point wherever the program runs. */
+/* Numbers are written and read with a decimal point in every locale. */
 BENCH_TEST(numbers_do_not_follow_the_locale)
 {
 	static const char text[] =
@@ -354,7 +354,7 @@ BENCH_TEST(text_survives_quoting)
 	}
 }
 
-/* An allocation that fails anywhere ends in the arena's jump; ASan sees what leaks. */
+/* An allocation that fails anywhere ends in the arena's error jump; ASan reports leaks. */
 static volatile long failing;
 
 static void

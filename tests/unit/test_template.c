@@ -67,7 +67,7 @@ expressions_have_values(void **state)
 	assert_int_equal(value_of("not ZERO"), 1);
 	assert_int_equal(value_of("not not ZERO"), 0);
 	assert_int_equal(value_of("ZERO or ROWS and ZERO"), 0);
-	assert_int_equal(value_of("ROWS or ZERO and ZERO"), 1); /* and binds closer */
+	assert_int_equal(value_of("ROWS or ZERO and ZERO"), 1); /* `and` binds more tightly */
 	assert_int_equal(value_of("EPS > 0 and EPS < 1 and ROWS >= 96 and ROWS <= 96"), 1);
 	assert_int_equal(value_of("not (NORM == rms and ROWS == 95)"), 1);
 }
@@ -98,7 +98,7 @@ expressions_that_make_no_sense(void **state)
 
 /* ---- heads ---- */
 
-/* What stands before the text of a matmul. */
+/* Generated definitions before the text of a matmul. */
 #define NAMES(of)                                                                                  \
 	"#define ARG_x ((const float *)" of "[0])\n#define ARG_w ((const void *)" of               \
 	"[1])\n#define ARG_b ((const float *)" of "[2])\n"                                         \
@@ -184,11 +184,11 @@ BENCH_TEST(scratch_follows_the_arguments)
 	assert_int_equal(k->row.arg[5].extent.mul, 192);
 	assert_int_equal(k->scratch_dtype[0], DT_NONE);
 	assert_int_equal(k->scratch_dtype[2], DT_I32);
-	/* one text for both phases: the phase is no part of the name */
+	/* one text for both phases: the phase is not part of the name */
 	assert_null(strstr(k->row.symbol, "mixed"));
 }
 
-/* What products by weights of a type are made of is one file, whatever kernel calls it. */
+/* The code of GEMMs with weights of a type is in one file, whichever kernel uses it. */
 BENCH_TEST(products_of_a_type_have_a_file)
 {
 	static const char head[] =
@@ -313,7 +313,7 @@ BENCH_TEST(launches_have_grids)
 	assert_int_equal(m->grid[1].mul, 2);
 	assert_int_equal(m->grid[1].div, 64);
 	assert_int_equal(m->grid[2].sym, SYM_n_sm);
-	/* another grid is another kernel, though the text is the same */
+	/* another grid is another kernel, although the text is the same */
 	const Kernel *x = expand_for(
 	    b, "cuda-sm_80", "//@op matmul\n//@launch main; block 32; grid 1\n" ARGS "a\n", 2);
 	const Kernel *y = expand_for(
@@ -321,7 +321,7 @@ BENCH_TEST(launches_have_grids)
 	assert_string_not_equal(x->key, y->key);
 }
 
-/* Conditions of the template are gone from the text; the C preprocessor's stay. */
+/* Conditions of the template are removed from the text; those of the C preprocessor stay. */
 BENCH_TEST(conditions_are_decided)
 {
 	const Kernel *k =
@@ -364,7 +364,7 @@ BENCH_TEST(lets_are_names)
 	assert_int_equal(k->row.arg[4].extent.mul, 96);
 }
 
-/* The same template for all rows and for the wanted ones. */
+/* One template for all rows and for the output rows. */
 BENCH_TEST(rows_are_those_of_the_op)
 {
 	static const char text[] =
@@ -438,7 +438,7 @@ BENCH_TEST(fragments_stand_in_place)
 	assert_non_null(strstr(strbuf_str(&b->diag.text), "N: the op matmul has no such value"));
 }
 
-/* An error within a fragment is at its line, with the lines that include it. */
+/* An error within a fragment is reported at its line, with the lines that include it. */
 BENCH_TEST(faults_of_fragments_name_both_files)
 {
 	assert_null(expand_with(b, "//@op matmul\n" ARGS "//@include cpu/heads/outer.head\nx\n"));
@@ -483,7 +483,7 @@ BENCH_TEST(tensor_maps_are_of_arguments)
 	assert_int_equal(k->row.map[0].swizzle, 128);
 	assert_int_equal(k->row.map[1].arg, 1);
 	assert_int_equal(k->row.map[1].swizzle, 0);
-	/* another box is another kernel, though the text is the same */
+	/* another box is another kernel, although the text is the same */
 	const Kernel *x = expand_for(
 	    b, "cuda-sm_90a", arena_printf(&b->arena, text, "//@map w; cols 64; box 8, 8\n"), 2);
 	const Kernel *y = expand_for(
@@ -491,7 +491,7 @@ BENCH_TEST(tensor_maps_are_of_arguments)
 	assert_string_not_equal(x->key, y->key);
 	assert_null(expand_for(b, "cuda-sm_80",
 	                       arena_printf(&b->arena, text, "//@map w; cols 64; box 8, 8\n"), 2));
-	/* one that does not hold is not there, also where there could be none */
+	/* a tensor map whose condition is false is omitted, even if none remains */
 	static const char some[] =
 	    "//@if ARCH >= 100\n//@map act; cols 64; box 8, 8\n//@end\n//@if ARCH >= 90\n//@map w; "
 	    "cols 64; box 8, 16\n//@end\n";
@@ -534,7 +534,7 @@ BENCH_TEST(a_library_may_do_the_product)
 	assert_int_equal(p->add, 0);
 	assert_true(p->beta == 64);
 	assert_int_equal(k->n_scratch, 2);
-	/* another factor is another kernel, though the text is the same */
+	/* another factor is another kernel, although the text is the same */
 	const Kernel *x = expand_for(b, "cuda-sm_80", "//@op matmul\n" ARGS SCRATCH PATHS "x\n", 2);
 	const Kernel *y = expand_for(
 	    b, "cuda-sm_80",
@@ -545,7 +545,7 @@ BENCH_TEST(a_library_may_do_the_product)
 	assert_string_not_equal(x->key, y->key);
 }
 
-/* Its sums depend on how many rows there are. */
+/* The library's sums depend on the batch size. */
 BENCH_TEST(no_library_where_rows_must_not_depend)
 {
 	bench_spec(b, "llama", TINY_GQA TINY_FFN);

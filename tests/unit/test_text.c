@@ -1,5 +1,5 @@
-/* Tokenizers from strangers: a file that lies is refused by a sentence that says where; what is
- * asked of a sound one with wrong arguments, too. */
+/* Untrusted tokenizer files: a malformed file is rejected with a message that names the position;
+ * and so are calls with wrong arguments. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -170,7 +170,7 @@ spm_refused(const Msg *m, const char *want)
 {
 	llmc_tokenizer *t = (llmc_tokenizer *)1;
 	llmc_error err = { 0 };
-	char *exact = malloc(m->n + 1); /* so that ASan sees a byte too far */
+	char *exact = malloc(m->n + 1); /* so that ASan reports a read past the end */
 
 	assert_non_null(exact);
 	memcpy(exact, m->b, m->n);
@@ -223,7 +223,7 @@ lying_protobuf(void **state)
 			llmc_tokenizer_close(t);
 	}
 	memcpy(m.b, "\x0A\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x01",
-	       11); /* a piece of 2^64 - 1 bytes */
+	       11); /* a token of 2^64 - 1 bytes */
 	m.n = 11;
 	spm_refused(&m, "damaged");
 	memcpy(m.b, "\x0A\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x7F",
@@ -236,7 +236,7 @@ lying_protobuf(void **state)
 	m.n = 2;
 	spm_refused(&m, "damaged");
 	m.n = 0;
-	put_int(&m, 1, 5); /* a piece that is a number */
+	put_int(&m, 1, 5); /* a token that is a number */
 	spm_refused(&m, "damaged");
 
 	m = good;
@@ -247,7 +247,7 @@ lying_protobuf(void **state)
 	spm_refused(&m, "unknown type");
 	m = good;
 	put_bytes(&inner, 1, "x", 1);
-	inner.b[1] = 100; /* a text longer than its piece */
+	inner.b[1] = 100; /* a string longer than its message */
 	put_bytes(&m, 1, inner.b, inner.n);
 	spm_refused(&m, "damaged");
 	m = good;
@@ -262,7 +262,7 @@ lying_protobuf(void **state)
 	spm_refused(&m, "precompiled_charsmap: says that its trie has 4294967295 bytes");
 }
 
-/* A character map whose trie leads outside itself gives no match, and reads nothing. */
+/* A character map whose trie points outside itself gives no match, and reads nothing. */
 static void
 lying_charsmap(void **state)
 {
@@ -349,7 +349,7 @@ arguments(void **state)
 	assert_non_null(strstr(err.text, "neither tokenizer.json nor tokenizer.model"));
 }
 
-/* Long text without a place to cut it takes time in proportion, not squared: seconds would show. */
+/* Long text without a split point takes linear time; quadratic time would take seconds. */
 static void
 long_text(void **state)
 {

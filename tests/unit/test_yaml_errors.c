@@ -1,6 +1,6 @@
-/* Every mistake that a description can hold, and what is said of it:
+/* Every mistake that a description can contain, and its message:
  * tests/golden/yaml-errors/<mistake>/in.yaml against want.err. LLMC_GOLDEN=1 writes want.err anew;
- * review is the diff. */
+ * review the diff. */
 #include <dirent.h>
 
 #include "base/file.h"

@@ -1,5 +1,5 @@
-/* A copy whose last byte is the last of a page, so that a read beyond the end is a crash. Valid
- * until the next one. */
+/* A copy that ends at a page boundary, so that a read beyond the end crashes. Valid until the next
+ * one. */
 #ifndef TESTS_UNIT_TIGHT_H
 #define TESTS_UNIT_TIGHT_H
 

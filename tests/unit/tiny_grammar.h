@@ -1,5 +1,5 @@
-/* Grammars over the 300 tokens of configs/tiny.yaml, which have no texts of their own: token i is a
- * letter and a digit, a0, b0, ... z0, a1, ..., token 2 ends a text. */
+/* Grammars over the 300 tokens of configs/tiny.yaml, which has no tokenizer: token i is a letter
+ * and a digit, a0, b0, ... z0, a1, ...; token 2 ends the output. */
 #ifndef TESTS_UNIT_TINY_GRAMMAR_H
 #define TESTS_UNIT_TINY_GRAMMAR_H
 

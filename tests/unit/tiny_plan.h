@@ -1,5 +1,5 @@
-/* A whole plan written by hand, for target ref: one layer, two heads over one KV head, a tied head.
- * Vocabulary 6, hidden 4. */
+/* A complete hand-written plan, for target ref: one layer, two heads over one KV head, a tied head.
+ * Vocabulary 6, hidden size 4. */
 #ifndef TESTS_UNIT_TINY_PLAN_H
 #define TESTS_UNIT_TINY_PLAN_H
 

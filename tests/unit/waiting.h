@@ -20,8 +20,8 @@ wait_scaled(double seconds)
 	return seconds * (factor > 0 ? factor : 1);
 }
 
-/* Sleep for a moment between two looks; end the program when the deadline is over. Any thread and
- * any process may wait, so it does not use cmocka's assertions. */
+/* Sleep briefly between two polls; end the program when the deadline has passed. Usable from any
+ * thread and process, so it does not use cmocka's assertions. */
 static inline void
 wait_look_again(double begun, const char *condition, const char *file, int line)
 {
