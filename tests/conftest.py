@@ -1,4 +1,4 @@
-"""What all Python tests share: the built command, one cache for the run, the demo model."""
+"""Fixtures of all Python tests: the built command, one cache for the run, the demo model."""
 
 import collections
 import hashlib
@@ -24,9 +24,9 @@ sys.path.insert(0, os.path.join(ROOT, "bindings", "python"))
 
 
 def share_built_code(own):
-    """Set LLMC_CACHE to a folder of the tests' own, for models and weights. Built code in it is that of this user's cache, which outlives build/; so are objects of the
-    emulated GPU in tests that begin with an empty cache."""
-    if os.environ.get("LLMC_CACHE") == own:  # by the process that started this one
+    """Set LLMC_CACHE to a folder of the tests, for models and weights. Its built code is a link to this user's cache, which outlives build/. Tests that start with an
+    empty cache still share objects of the emulated GPU with it."""
+    if os.environ.get("LLMC_CACHE") == own:  # set by the parent process
         return
     outer, link = build_cache.root(), os.path.join(own, "kernels")
     if build_cache.folder():
@@ -46,13 +46,13 @@ if "LLMC_CHECK_ALL" not in os.environ:  # emulated kernels take longer to compil
     os.environ.setdefault("LLMC_EMU_LEVEL", "-O0")
 
 
-# what the emulated GPU of any process finds wrong comes here, and fails the test that ran it
+# file of findings of the emulated GPU in any process; a finding fails the test that ran it
 FINDINGS = os.path.join(tempfile.mkdtemp(prefix="llmc-findings-"), "emu.txt")
 os.environ["LLMC_EMU_REPORT"] = FINDINGS
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "findings: the emulator is expected to find something")
+    config.addinivalue_line("markers", "findings: the emulator is expected to report a finding")
     config.addinivalue_line(
         "markers",
         "sample(n): make check runs n of the cases and those marked always or covers, make check-all every one",
@@ -65,7 +65,7 @@ def pytest_configure(config):
     )
 
 
-# families of types: plain, blocks of 32, of 256, codes, fp4 of files, groups of integers, of floats, of which some are exact
+# families of types: plain; blocks of 32, of 256; codebooks; fp4 of files; groups of integers, of floats; groups with minima
 FAMILIES = [
     "f32|f16|bf16",
     r"q\d_[01]",
@@ -79,15 +79,15 @@ FAMILIES = [
 
 
 def shows(name, value):
-    """What a parameter of a case shows: its value, and the family of a type."""
+    """Properties that a parameter of a case covers: its value, and the family of a type."""
     return {f"{name}={value!r}"} | {
         f"{name} of {f}" for f in FAMILIES if isinstance(value, str) and re.fullmatch(f, value)
     }
 
 
 def sampled(items, n):
-    """What `make check` runs of a sweep; `make check-all` adds its other cases: types that share the traits of those that are here, instruction sets and
-    GPUs whose kernels differ in width, families that combine the same ops. n of a test's cases, always the same ones: first those that show most of what no chosen one shows."""
+    """Choose the n cases of a sweep that `make check` runs; `make check-all` runs all. The others are types that share traits with a chosen one, instruction sets and
+    GPUs whose kernels differ in vector or tile size, and families that combine the same ops. The choice is always the same: each next case covers most of what no chosen one covers."""
     left = {
         i: set().union(*(shows(k, v) for k, v in i.callspec.params.items()))
         for i in sorted(items, key=lambda i: hashlib.sha256(i.name.encode()).digest())
@@ -111,7 +111,7 @@ def pytest_collection_modifyitems(config, items):
         mark = i.get_closest_marker("sample")
         if mark and hasattr(i, "callspec"):
             cases[i.parent.nodeid, i.originalname, mark.args[0]].append(i)
-    asked = any("[" in a for a in config.args)  # a case by its name
+    asked = any("[" in a for a in config.args)  # a case is selected by name
     if "LLMC_CHECK_ALL" in os.environ or "LLMC_CHECK_QUICK" in os.environ or asked:
         return
     dropped = {
@@ -170,7 +170,7 @@ class Llmc:
 @pytest.fixture(scope="session")
 def llmc():
     path = os.environ.get("LLMC", os.path.join(ROOT, "build", "llmc"))
-    assert os.path.exists(path), "make all first"
+    assert os.path.exists(path), "build/llmc is missing: run make all"
     return Llmc(path)
 
 

@@ -1,4 +1,4 @@
-"""Rows of cached keys and values in numpy: what kernels of both targets must write, and the numbers that they must read (formats/kv_type.h).
+"""Rows of the KV cache in numpy: the bytes that kernels of both targets must write, and the numbers that they must read (formats/kv_type.h).
 
 r = encode("int4", x)          # x [..., dim] -> Rows: codes [..., groups * 32], scale and zero [..., groups]
 decode("int4", r, dim)         # float64 [..., dim]
@@ -167,19 +167,19 @@ def decode(kv, r, dim):
 
 
 def kept(kv, x, rotate=False):
-    """x as attention sees it, float64"""
+    """x as attention reads it from rows of type kv, float64"""
     rotate = rotate and turns(kv)
     y = decode(kv, encode(kv, turn(x) if rotate else x), x.shape[-1])
     return turned_back(y) if rotate else y
 
 
 def exact(kv):
-    """type of rows that are kept beside those of kv"""
+    """type of the exact rows that accompany rows of type kv"""
     return kv if plain(kv) else "f16"
 
 
 def kept_exact(kv, x, rotate=False):
-    """x as attention sees it in rows beside those of kv, float64"""
+    """x as attention reads it from the exact rows that accompany type kv, float64"""
     rotate = rotate and turns(kv)
     y = decode(exact(kv), encode(exact(kv), turn(x) if rotate else x), x.shape[-1])
     return turned_back(y) if rotate else y

@@ -1,4 +1,4 @@
-"""Mistakes planted in C text, found however the formatter has broken its lines."""
+"""Plants mistakes in C source, wherever the formatter has broken its lines."""
 
 import re
 
@@ -7,7 +7,7 @@ BETWEEN = rf"(?:\s|\\\n|{COMMENT})*"
 
 
 def anywhere(code):
-    """Matches code with any whitespace and comments, or nothing, between two tokens."""
+    """Returns a pattern that matches code with any whitespace and comments, or nothing, between two tokens."""
     assert not re.search(COMMENT, code), "name the code next to it: comments are rewritten"
     tokens = re.findall(r"\w+|[^\w\s]", code)
     start = r"(?<!\w)" if code[0].isspace() else ""
@@ -16,7 +16,7 @@ def anywhere(code):
 
 
 def plant(text, right, wrong, count=1):
-    """The text with `right` replaced; it must be there `count` times."""
+    """Returns the source with `right` replaced by `wrong`; `right` must occur `count` times."""
     text, n = anywhere(right).subn(lambda _: wrong, text)
     assert n == count, f"{n} times in the text, expected {count}: {right}"
     return text

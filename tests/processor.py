@@ -1,4 +1,4 @@
-"""What this processor runs, as the tests see it: RUNS[arch] for each word of --arch of processors."""
+"""Instruction sets that this processor runs: RUNS[arch] for each CPU value of --arch."""
 
 import ctypes
 import re
@@ -15,7 +15,7 @@ def _flags():
 
 
 def _tiles():
-    """Whether the system lets this process use tile registers: arch_prctl(ARCH_REQ_XCOMP_PERM, 18)"""
+    """Returns whether the kernel lets this process use tile registers: arch_prctl(ARCH_REQ_XCOMP_PERM, 18)"""
     return ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0
 
 
@@ -32,5 +32,5 @@ RUNS = {
 
 
 def cpu_archs():
-    """Instruction sets whose kernels this processor runs, and whose kernels differ in more than products of matrices."""
+    """Instruction sets that this processor runs and whose kernels differ in more than GEMMs."""
     return [a for a in ("generic", "v3", "v4") if RUNS[a]]

@@ -1,6 +1,6 @@
-"""What makes compiling the tests' kernels quicker and changes no byte of them: <immintrin.h> is a fifth of what a small kernel takes, so it is
-parsed once for each instruction set, with the kernels' own flags: gcc 12 may crash where the header was made with another -O. A compiler that does not take
-what was made here reads the header, as ever."""
+"""Compiles the tests' kernels faster without changing a byte of them. <immintrin.h> is a fifth of the compile time of a small kernel, so it is
+precompiled once per instruction set, with the kernels' own flags: gcc 12 may crash on a header that was precompiled with another -O. A compiler that rejects
+the precompiled header reads the plain one."""
 
 import fcntl
 import os
@@ -19,7 +19,7 @@ HEADER = "#ifdef __AVX2__\n#include <immintrin.h>\n#endif\n"
 
 
 def targets():
-    """Flags of each instruction set with vectors that runs here, as plan/target.c has them."""
+    """Flags of each vector instruction set that runs here, from plan/target.c."""
     text = (ROOT / "plan/target.c").read_text()
     named = dict(re.findall(r'^#define (\w+) +"([^"]*)"', text, re.M))
     rows = re.findall(r'\{ "cpu-(\w+)",.*?"(-O3[^}]*) \}', text)
@@ -31,14 +31,14 @@ def targets():
 
 
 def include(common, sets):
-    """Flags that include the header, made for gcc with `common` and each of the sets of flags (name: flags); none where the compiler is another."""
+    """Flags that include the header, precompiled for gcc with `common` and each of the sets of flags (name: flags). Empty for another compiler."""
     cc = os.environ.get("LLMC_CC") or "gcc"
     version = build_cache.version(cc)
     if "Free Software Foundation" not in version or not sets:
         return []
     key = build_cache.key(version, common, sorted(sets.items()))[:12]
     at = build_cache.folder()
-    # next to built code: the path is one of the flags that such code is kept by
+    # next to built code: this path is among the flags, and flags are part of the cache key
     d = (at.resolve() / ".headers" if at else ROOT / "build" / "test-headers") / key
     d.mkdir(parents=True, exist_ok=True)
     with open(d / "lock", "w") as lock:
@@ -65,7 +65,7 @@ def include(common, sets):
 
 
 def kernel_cflags():
-    """LLMC_KERNEL_CFLAGS of the tests: emitted kernels are tested for what they compute, and -O1 builds them in half the time."""
+    """LLMC_KERNEL_CFLAGS of the tests: only results of kernels are tested, and -O1 builds them in half the time."""
     common = (
         "-std=gnu11 -fPIC -shared -ffp-contract=off -fno-math-errno -Wall -Wextra -Werror".split()
     )

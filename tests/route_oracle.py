@@ -1,16 +1,16 @@
-"""How experts are chosen, in numpy: the oracle of the kernels of both targets."""
+"""Expert routing in numpy: the oracle of the kernels of both targets."""
 
 import numpy as np
 
 
 def sparsemixer(logits, top_k, jitter, scale):
-    """One expert after the other, as ops.def says"""
+    """SparseMixer routing, one expert at a time, as defined in ops.def"""
     ids, weights = [], []
     for row in logits.astype(np.float64):
         s, left, e, w = row.copy(), np.ones(len(row), bool), [], []
         for _ in range(top_k):
             best = int(np.where(left, s, -np.inf).argmax())
-            with np.errstate(invalid="ignore", divide="ignore"):  # 0 / 0 is near
+            with np.errstate(invalid="ignore", divide="ignore"):  # 0 / 0 counts as near
                 near = left & ~((s[best] - s) / np.maximum(np.abs(s), s[best]) > 2 * jitter)
             w.append(scale / np.exp(s[near] - s[best]).sum())
             e.append(best)
@@ -33,7 +33,7 @@ def route(
     sum_eps=1e-20,
     jitter=0.0,
 ):
-    """As ops.def says, row by row; float32 scores so that ties are ties."""
+    """Routes row by row as defined in ops.def; scores are float32, so that ties stay ties."""
     if score == "sparsemixer":
         return sparsemixer(x, top_k, jitter, scale)
     ids, weights = [], []

@@ -1,10 +1,10 @@
-"""A disk that is soon full."""
+"""A disk that fills up soon."""
 
 import subprocess
 
 
 def small_disk(at, kib=96):
-    """Command that runs another one with a disk of so many KiB mounted at this folder; None where the kernel does not allow it."""
+    """Command that runs another one with a disk of `kib` KiB mounted at this folder; None if the kernel does not allow it."""
     for unshare in (["unshare", "-m"], ["unshare", "-rm"]):
         cmd = [
             *unshare,

@@ -1,5 +1,5 @@
-"""Waits of the tests. Every deadline is a multiple of LLMC_TEST_SLOW (default 1), so that a slow machine sets one variable. A deadline is there to end a hang and never decides
-about speed; tests/repo/test_steady.py keeps other waits out of the tests."""
+"""Waits of the tests. Every deadline is a multiple of LLMC_TEST_SLOW (default 1), so that a slow machine sets one variable. A deadline only ends a hang and never judges
+speed; tests/repo/test_steady.py keeps other waits out of the tests."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ def wait_for(condition, seconds=600, every=0.01, what="the condition"):
 
 @contextlib.contextmanager
 def reserved_port():
-    """A TCP port of 127.0.0.1 that nothing listens on and that the kernel gives to nobody else: a bound socket holds it. A server that sets SO_REUSEADDR can listen on it."""
+    """A TCP port of 127.0.0.1 without a listener, which the kernel gives to no other process because a bound socket holds it. A server that sets SO_REUSEADDR can listen on it."""
     with socket.socket() as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         s.bind(("127.0.0.1", 0))
@@ -32,7 +32,7 @@ def reserved_port():
 
 
 def cpu_limit(seconds):
-    """preexec_fn for a process that may use this much processor time, scaled: a bound on work that other processes on the machine do not change."""
+    """preexec_fn for a process that may use this much processor time, scaled: a limit on work that does not depend on the load of the machine."""
 
     def limit():
         n = max(1, round(seconds * SLOW))

@@ -80,7 +80,7 @@ on_piece(void *user, llmc_piece_kind kind, int32_t call, const char *s, size_t n
 		strbuf_printf(&r->calls, "|%d ", call);
 	}
 	check(kind == LLMC_PIECE_CALL || (r->open && call == r->n),
-	      "a piece of a call that is none");
+	      "part of a call that was not started");
 	strbuf_add(&r->calls, s, n);
 	r->open = kind != LLMC_PIECE_DONE;
 	r->n += kind == LLMC_PIECE_DONE;
@@ -92,13 +92,13 @@ read_answer(const llmc_tokenizer *t, const char *s, size_t n, size_t each, Read 
 {
 	llmc_calls *c = NULL;
 
-	check(llmc_calls_open(t, "", 0, tools, &c, NULL) == LLMC_OK, "no reader");
+	check(llmc_calls_open(t, "", 0, tools, &c, NULL) == LLMC_OK, "llmc_calls_open failed");
 	for (size_t at = 0; at < n || at == 0; at += each) {
 		size_t k = n - at < each ? n - at : each;
 		check(llmc_calls_feed(c, s + at, k, at + k >= n, on_piece, r, NULL) == LLMC_OK,
-		      "an answer is refused");
+		      "an output is rejected");
 	}
-	check(!r->open, "a call without an end");
+	check(!r->open, "a call is never closed");
 	llmc_calls_close(c);
 }
 
@@ -153,11 +153,11 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	join(&cut.text);
 	check(whole.calls.len == cut.calls.len &&
 	          !memcmp(strbuf_str(&whole.calls), strbuf_str(&cut.calls), cut.calls.len),
-	      "calls in pieces are others");
+	      "calls differ when fed in chunks");
 	check(whole.text.len == cut.text.len &&
 	          !memcmp(strbuf_str(&whole.text), strbuf_str(&cut.text), cut.text.len),
-	      "a text in pieces is another");
-	check(llmc_calls_open(t, "", 0, tools, &c, NULL) == LLMC_OK, "no reader");
+	      "text differs when fed in chunks");
+	check(llmc_calls_open(t, "", 0, tools, &c, NULL) == LLMC_OK, "llmc_calls_open failed");
 	llmc_calls_rules(c, NULL, data[1] & 3, rules, sizeof rules, &need, &err);
 	llmc_calls_close(c);
 	t->chat = t->response = NULL;

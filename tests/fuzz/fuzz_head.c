@@ -37,7 +37,7 @@ read_body(const HttpHead *h, const char *s, size_t n, size_t step, uint64_t *sum
 			break;
 		if (k == 0 || k > most || n_part > k ||
 		    (n_part && (part < s + used || part + n_part > s + used + k)))
-			wrong("a piece that is not there");
+			wrong("a span outside the input");
 		for (size_t i = 0; i < n_part; i++)
 			*sum = *sum * 31 + (unsigned char)part[i];
 		*n_body += n_part;
@@ -64,10 +64,10 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		seen = at;
 	}
 	if (span > 0 && span != first)
-		wrong("a head depends on how it comes");
+		wrong("a head read in chunks differs");
 	if (first <= 0) {
 		if (first < 0 && (whole.status < 400 || !whole.text))
-			wrong("refused without a reason");
+			wrong("rejected without a reason");
 		free(s);
 		return 0;
 	}
@@ -77,23 +77,23 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (head_parse(head, (size_t)first, &h, &whole)) {
 		if (span != first)
 			/* rejection may come at an earlier chunk */
-			wrong("a head depends on how it comes");
+			wrong("a head read in chunks differs");
 		if ((h.chunked && h.length) || !h.method[0] ||
 		    (h.path[0] != '/' && h.path[0] != '*') || (!h.http10 && !h.host))
-			wrong("an odd head is accepted");
+			wrong("an invalid head is accepted");
 		for (int i = 0; i < h.n_fields; i++)
 			if (!h.field[i].name[0] || strpbrk(h.field[i].value, "\r\n") ||
 			    head_field(&h, h.field[i].name) == NULL)
-				wrong("an odd field is accepted");
+				wrong("an invalid header field is accepted");
 		size_t used1 = read_body(&h, s + first, n - (size_t)first, n + 1, &sum1, &n1, &e);
 		int status = e.status;
 		size_t used2 = read_body(&h, s + first, n - (size_t)first, step, &sum2, &n2, &e);
 		if (status != e.status || (!status && (used1 != used2 || n1 != n2 || sum1 != sum2)))
-			wrong("a body depends on how it comes");
+			wrong("a body read in chunks differs");
 		if (!h.chunked && n1 > h.length)
-			wrong("a body is longer than it says");
+			wrong("a body is longer than its Content-Length");
 	} else if (whole.status < 400 || !whole.text) {
-		wrong("refused without a reason");
+		wrong("rejected without a reason");
 	}
 	free(head);
 	free(s);

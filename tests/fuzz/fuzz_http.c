@@ -56,7 +56,7 @@ check_json(const char *s, size_t n, const Req *r)
 	json_t *o = body_parse(s, n, &p); /* jansson, with seeds of 64 bits */
 
 	if (!o)
-		wrong("no JSON", r);
+		wrong("invalid JSON", r);
 	json_decref(o);
 }
 
@@ -66,9 +66,9 @@ check(const Req *r)
 	const char *s = strbuf_str(&r->out), *end = s + r->out.len;
 
 	if (!r->ready || !r->done)
-		wrong("not answered", r);
+		wrong("no answer", r);
 	if (r->status < 200 || r->status > 599 || !utf8_valid(s, r->out.len))
-		wrong("a bad status or text", r);
+		wrong("an invalid status or header", r);
 	if (!r->stream) {
 		if (r->type == type_json)
 			check_json(s, r->out.len, r);
@@ -77,7 +77,7 @@ check(const Req *r)
 	while (s < end && r->type != type_sse) { /* lines of JSON */
 		const char *stop = memchr(s, '\n', (size_t)(end - s));
 		if (!stop)
-			wrong("no line", r);
+			wrong("an invalid JSON line", r);
 		check_json(s, (size_t)(stop - s), r);
 		s = stop + 1;
 	}
@@ -86,7 +86,7 @@ check(const Req *r)
 		if (stop && strncmp(s, "event: ", 7) == 0) /* event name of the dialect */
 			s = (const char *)memchr(s, '\n', (size_t)(end - s)) + 1;
 		if (!stop || strncmp(s, "data:", 5) != 0)
-			wrong("no frame", r);
+			wrong("an invalid event frame", r);
 		s += s[5] == ' ' ? 6 : 5;
 		if (strncmp(s, "[DONE]\n", 7) != 0)
 			check_json(s, (size_t)(stop - s), r);
@@ -145,14 +145,14 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (!(r->route->flags & RT_MODEL) || models_take(&s, r, &p)) /* as a worker thread does */
 		r->route->handle(r);
 	else
-		wrong("the model is not there", r);
+		wrong("no model", r);
 	model_unref(r->model);
 	llmc_event ev;
 	for (int i = 0; m.n_gens && i < 100000; i++)
 		if (fake_next(&f, 0, &ev, &err) == LLMC_OK && ev.kind != LLMC_EVENT_NONE)
 			gen_event(&s, &ev);
 	if (m.n_gens || m.n_refs || f.n_live || atomic_load(&r->refs) != 2)
-		wrong("something is left", r);
+		wrong("the engine is not empty", r);
 	check(r);
 	atomic_store(&r->refs, 1);
 	req_unref(r);

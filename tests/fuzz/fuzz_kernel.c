@@ -69,7 +69,7 @@ expand(const char *target, const char *text, Arena *a, Diag *d)
 			abort();
 	}
 	if ((!added || (taken && !k)) && d->n_error == 0) {
-		fprintf(stderr, "fuzz_kernel: refused without a word\n");
+		fprintf(stderr, "fuzz_kernel: rejected without a message\n");
 		abort();
 	}
 }

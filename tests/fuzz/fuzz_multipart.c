@@ -42,9 +42,9 @@ again(const char *type, const char *body, size_t n, Strbuf *out)
 		if (part.data < at || part.n > (size_t)(body + n - part.data) ||
 		    memchr(part.name, 0, sizeof part.name) == NULL ||
 		    memchr(part.file, 0, sizeof part.file) == NULL || !part.name[0])
-			wrong("a part that is not there");
+			wrong("a part outside the body");
 		if (memmem(part.data, part.n, m.mark, m.n_mark))
-			wrong("a part holds what ends it");
+			wrong("a part contains the boundary");
 		at = part.data + part.n;
 		strbuf_add(out, m.mark + 2, m.n_mark - 2);
 		strbuf_puts(out, "\r\nContent-Disposition: form-data");
@@ -74,7 +74,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (again((const char *)data, body, n, &one) &&
 	    (!again((const char *)data, one.data, one.len, &two) || one.len != two.len ||
 	     memcmp(one.data, two.data, one.len) != 0))
-		wrong("written again it reads otherwise");
+		wrong("the rewritten form differs");
 	strbuf_release(&one);
 	strbuf_release(&two);
 	free(body);

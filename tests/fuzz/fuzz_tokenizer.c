@@ -100,7 +100,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 	llmc_status status = open_any(data, size, &t, &err);
 	if (status != LLMC_OK) {
-		check(!t && err.text[0] && status != LLMC_E_BUG, "a refusal without a sentence");
+		check(!t && err.text[0] && status != LLMC_E_BUG, "rejected without a message");
 		return 0;
 	}
 	for (size_t i = 0; i < sizeof text / sizeof *text; i++)

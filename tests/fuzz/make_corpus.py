@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes the seeds of the weight file and tokenizer fuzzers: small sound files, from which mutations start.
+"""Write the seeds of the fuzzers of weight files and tokenizers: small valid files, from which mutations start.
 
     V/bin/pip install gguf==0.19.0 safetensors numpy && V/bin/python tests/fuzz/make_corpus.py
 
-Inputs that once found a fault are kept beside the seeds under a name that says what they found."""
+Inputs that once found a fault are kept with the seeds; the name of such a file describes the fault."""
 
 import json
 import pathlib
@@ -51,7 +51,7 @@ def tensors(w):
 
 
 def types():
-    """A row of each type whose blocks are codes, or floats of 4 bits, and what belongs to one. By hand: the package lacks the newest of them."""
+    """A row of each codebook type and each 4-bit float type, with the tables it needs. By hand: the gguf package lacks the newest of them."""
     sizes = {
         10: (256, 84),
         11: (256, 110),
@@ -257,7 +257,7 @@ def field(number, value):
 
 
 def spm(model_type):
-    """A sentencepiece ModelProto: pieces, TrainerSpec (2), NormalizerSpec (3)."""
+    """A sentencepiece ModelProto: vocabulary, TrainerSpec (2), NormalizerSpec (3)."""
     pieces = [
         ("<unk>", 0.0, 2),
         ("<s>", 0.0, 3),

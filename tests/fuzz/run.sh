@@ -5,7 +5,7 @@
 #   tests/fuzz/run.sh [--built | --runs] [name...]   all fuzzers, or the named ones: gguf yaml ...; --built: do not build; --runs: print the counts
 #   FUZZ_SECONDS=30    time per fuzzer, with new inputs each time; without: short, and the same inputs in every run
 #   FUZZ_RUNS=5000     inputs per fuzzer when FUZZ_SECONDS is not set; without: some seconds' worth, four times as many with LLMC_CHECK_ALL=1
-#   BUILD=build        results go to $BUILD/fuzz; an input that failed is kept there
+#   BUILD=build        results go to $BUILD/fuzz; failing inputs are kept there
 set -eu
 cd "$(dirname "$0")/../.."
 build=${BUILD:-build}/fuzz

@@ -1,7 +1,7 @@
 """Plants the mistakes of mutants.toml, one at a time, in a copy of the tree, and runs the tests that are expected to catch each.
 
     make mutants                        every mutant; MUTANTS_ARGS="--jobs 1 --hole 13" or parts of names
-    tests/mutants/run.py --check        only that each text is still in its file and each test file is there
+    tests/mutants/run.py --check        only check that each `old` is still in its file and each test file exists
 
 A mutant is caught when at least one of its tests fails, and the line names it. Errors, with exit status 1: a mutant that no test catches, an `old` that is not in its file
 exactly `count` times (1), a mutant that does not build, a test that fails without a mutant. Copies stay in build/mutants, so that later runs build little."""
@@ -37,7 +37,7 @@ class Stale(Exception):
 
 
 def unit(test):
-    """(program, its case or "", does it run in checking mode?) of unit:NAME, unit:check:NAME or unit:NAME::CASE; None: a test of pytest"""
+    """(program, its case or "", whether it runs in checking mode) of unit:NAME, unit:check:NAME or unit:NAME::CASE; None for a pytest test"""
     m = re.fullmatch(r"unit:(check:)?(\w+)(?:::(\w+))?", test)
     return m and (m[2], m[3] or "", bool(m[1]))
 
@@ -84,7 +84,7 @@ def check(rows, root=ROOT):
 
 
 def lane(number):
-    """A copy of the tree; what changed since the last run is copied again."""
+    """Updates a copy of the tree: files that changed since the last run are copied again."""
     tree = WORK / f"tree-{number}"
     tree.mkdir(parents=True, exist_ok=True)
     names = subprocess.run(
@@ -110,7 +110,7 @@ def lane(number):
 
 
 def environment():
-    """For builds and tests of a copy. Built code is shared with all other tests: it is found by its source, so that a mutant's own is new."""
+    """Environment for builds and tests of a copy. Built code is shared with all other tests: the cache key contains the source, so a mutant has its own entries."""
     env = {
         k: v
         for k, v in os.environ.items()
@@ -143,7 +143,7 @@ def build(tree, env, tests):
 
 
 def run_tests(tree, env, tests):
-    """(names of tests that failed, output). Unit programs first; of pytest's, none after the first that fails."""
+    """(names of tests that failed, output). Unit programs run first; pytest stops at the first failure."""
     output = ""
     for name, case, checked in filter(None, map(unit, tests)):
         more = ({"LLMC_EMU_MODE": "check"} if checked else {}) | (
@@ -184,7 +184,7 @@ def run_tests(tree, env, tests):
 
 
 def plant(m, tree, env):
-    """The line of a mutant, and whether it was caught."""
+    """Returns the report line of a mutant, and whether it was caught."""
     path, start = tree / m["file"], time.monotonic()
     before = path.read_text()
     path.write_text(planted(m, tree))
