@@ -12,8 +12,8 @@ llmc_status ranks_open(Session *s, llmc_error *err);
  * nothing for a single rank. */
 void ranks_close(Session *s);
 
-/* For ranks that are processes: rank 0 opens a session, so the others open one with these limits,
- * or all of them fail. */
+/* For ranks that are processes: open a session with these limits on all ranks, or on none. Called
+ * by rank 0; the others are in ranks_follow. */
 llmc_status ranks_announce(Runtime *rt, const llmc_limits *lim, llmc_error *err);
 llmc_status ranks_rendezvous(Session **s, Runtime *rt, llmc_status own, llmc_error *err);
 llmc_status ranks_follow(Runtime *rt, llmc_error *err);
@@ -24,8 +24,8 @@ void ranks_dismiss(Runtime *rt);
  * describe. */
 bool ranks_step(Session *s, int phase);
 void ranks_sequence(Session *s, llmc_seq q, int32_t length_bound);
-/* Wait until later stages, which may lag behind rank 0 when it needs no logits, have executed all
- * records. */
+/* Wait until later stages have executed all records. They may be some steps late when rank 0 needs
+ * no logits. */
 void ranks_exchange_sizes(Session *s);
 /* A step of rank 0 has failed. Returns the error of another rank in this process if that was the
  * cause. */

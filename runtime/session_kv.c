@@ -14,11 +14,11 @@ typedef struct SavedHead {
 	char magic[8];
 	char spec[72]; /* hash of the model description */
 	char target[32];
-	int64_t bytes; /* of pages and states */
+	int64_t bytes; /* size of pages and states */
 	int32_t len, length_bound, prefix_len, mark;
 	int32_t behind, unused; /* leading pages stored without window pages */
 	uint64_t adapter;       /* key of its adapter; 0: none */
-	uint64_t salt;          /* of its prefix-cache pages */
+	uint64_t salt;          /* salt of its prefix-cache pages */
 	uint64_t sum;           /* checksum of pages and states */
 } SavedHead;
 

@@ -111,7 +111,7 @@ here_over(void *user, uint32_t number)
 	return true;
 }
 
-/* Memory on the host: copies finish before the call returns. */
+/* Host memory: copies complete before the call returns */
 static const KvMem here_memory = { .alloc = here_alloc,
 	                           .free = here_free,
 	                           .copy = here_copy,
@@ -190,7 +190,7 @@ kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t n_wi
 void
 kv_release(Kv *kv)
 {
-	host_release(kv); /* pending copies end before the pages are freed */
+	host_release(kv); /* wait for copies in flight before their pages are freed */
 	for (int i = 0; kv->base && i < kv->plan->n_pool; i++)
 		if (kv->base[i])
 			kv->mem.free(kv->mem.user, kv->base[i], kv->pool_bytes[i]);
@@ -226,7 +226,7 @@ kv_layer(const Kv *kv, int pool, int layer_slot)
 	       exact;
 }
 
-/* Copy a page in every layer of every pool. */
+/* Zero a page in every layer of every pool. */
 static void
 page_clear(Kv *kv, int32_t a)
 {
@@ -277,13 +277,13 @@ kv_page_alloc(Kv *kv)
 {
 	int32_t page = kv->n_stack ? kv->free_page[--kv->n_stack] : prefix_evict(kv);
 
-	window_drop(kv, page); /* an evicted page may have one */
+	window_drop(kv, page); /* an evicted page may still own a window page */
 	kv->n_free--;
 	kv->refs[page] = 1;
 	return page;
 }
 
-/* Allocate a page that a step will write. */
+/* Allocate a page that the next step writes; the step waits for copies that still use the page. */
 static int32_t
 page_alloc_step(Kv *kv)
 {
@@ -325,7 +325,8 @@ kv_seq_new(Kv *kv)
 	return -1;
 }
 
-/* State of sequence q in the n-th layer that has one; NULL if there are fewer such layers */
+/* Return the recurrent state of sequence q in the n-th layer that has one; NULL past the last such
+ * layer. */
 char *
 kv_state_at(const Kv *kv, int n, int32_t q, size_t *bytes)
 {
@@ -429,8 +430,7 @@ kv_seq_trim(Kv *kv, int32_t q, int32_t len)
 	s->len = len;
 	window_trim(kv, s);
 	if (s->n_kept > len / PLAN_KV_PAGE)
-		/* the prefix cache is given its tokens again from the first page on */
-		s->n_kept = 0;
+		s->n_kept = 0; /* the next kv_prefix_keep registers all pages again */
 }
 
 void
@@ -458,7 +458,8 @@ kv_pages_needed(Kv *kv, const int32_t *q, const int32_t *add, size_t n)
 		const KvSeq *s = &kv->seq[q[i]];
 		int64_t len = (int64_t)s->len + add[i];
 		need += (len + PLAN_KV_PAGE - 1) / PLAN_KV_PAGE - s->n_page;
-		/* the last sequence to leave a shared page may write into it */
+		/* of several sequences that leave a shared page, the last one may write it in
+		 * place */
 		if (writes_shared(kv, s)) {
 			kv->drops[s->page[s->n_page - 1]]++;
 			need++;
@@ -472,8 +473,8 @@ kv_pages_needed(Kv *kv, const int32_t *q, const int32_t *add, size_t n)
 	return need;
 }
 
-/* Give a page that will be written a window page. Copies that still read or write that window page
- * have ended by then. Returns whether it has held positions of another sequence. */
+/* Give `page` a window page before a step writes it. Waits for copies that still use that window
+ * page. Returns true if another sequence's positions were in it. */
 static bool
 give_window(Kv *kv, int32_t page)
 {
@@ -503,12 +504,13 @@ kv_extend(Kv *kv, int32_t q, int32_t add)
 	} else if (s->len % PLAN_KV_PAGE != 0 && kv->cached) {
 		prefix_forget(
 		    kv,
-		    s->page[s->n_page - 1]); /* trimmed inside this page: its content will change */
+		    /* the page was trimmed to its middle, so its remaining tokens will differ */
+		    s->page[s->n_page - 1]);
 	}
 	while (s->n_page < want) {
 		int32_t page = page_alloc_step(kv);
-		/* a kernel may read beyond the last position and mask it: no NaN of a previous
-		 * owner may be left */
+		/* a kernel may read past the last position and mask the result; NaN of an earlier
+		 * owner must not be there */
 		if (give_window(kv, page) || kv->stale[page])
 			page_assign(kv, page, -1);
 		kv->stale[page] = true;
@@ -527,11 +529,10 @@ kv_advance(Kv *kv, int32_t q, int32_t add)
 	window_grown(kv, s);
 }
 
-/* Handles one segment of a page: `at` on the device, `host` in host memory. */
+/* Called per contiguous segment of pages or states, in the order of a saved sequence */
 typedef void segment_fn(Kv *kv, char *at, char *host, size_t bytes);
 
-/* Call fn for each segment of the pages, in the order of a saved sequence; pages [from, to) have no
- * window pages. */
+/* Run fn over the segments of pages; pages [from, to) have no window pages. */
 static void
 for_each_segment(Kv *kv, const int32_t *page, int32_t n_page, int32_t from, int32_t to, char *host,
                  segment_fn *fn)
@@ -580,7 +581,7 @@ void
 kv_pages_write(Kv *kv, const int32_t *page, int32_t n, int32_t behind, const void *host)
 {
 	for_each_segment(kv, page, n, kv->sinks, behind, (char *)(uintptr_t)host,
-	                 segment_write); /* only read */
+	                 segment_write); /* segment_write only reads host */
 }
 
 void
@@ -593,7 +594,7 @@ void
 kv_page_write(Kv *kv, int32_t page, bool lacks, const void *host)
 {
 	for_each_segment(kv, &page, 1, 0, lacks, (char *)(uintptr_t)host,
-	                 segment_write); /* only read */
+	                 segment_write); /* segment_write only reads host */
 }
 
 void
@@ -604,7 +605,7 @@ kv_seq_reserve(Kv *kv, int32_t q, int32_t len, int32_t behind)
 	while (s->n_page < kv_seq_pages(len)) {
 		int32_t page = s->page[s->n_page] = page_alloc_step(kv);
 		kv->stale[page] = true;
-		if (s->n_page < behind) /* the sequence was empty */
+		if (s->n_page < behind) /* only while the sequence is empty */
 			s->n_windowless = s->n_page + 1;
 		if (window_sees(kv, s, s->n_page++)) {
 			give_window(kv, page);
@@ -634,5 +635,6 @@ kv_state_read(Kv *kv, int32_t q, void *host)
 void
 kv_state_write(Kv *kv, int32_t q, const void *host)
 {
-	for_each_state(kv, q, (char *)(uintptr_t)host, segment_write); /* only read */
+	/* segment_write only reads host */
+	for_each_state(kv, q, (char *)(uintptr_t)host, segment_write);
 }

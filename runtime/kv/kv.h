@@ -1,55 +1,55 @@
-/* KV pages and recurrent states of a session: allocation, sharing, and the prefix cache.
+/* KV pages and recurrent states of a session, with their ownership. A recurrent state belongs to
+ * one sequence slot; a fork copies it. It holds the result of the sequence's last position. Kernels
+ * treat the state before position 0 as zero, so no state is ever cleared. All pools share one
+ * numbering of pages, so one block table serves every layer. Pages are reference counted: a fork
+ * shares them, and a shared page is copied before the first write to it.
  *
- * A state belongs to one sequence, by its number; a fork copies it. It holds what the sequence's
- * last position left. Kernels treat it as zero before position 0, so none is cleared. All pools
- * share one numbering of pages, so one block table serves every layer. Pages have reference counts:
- * a fork shares them, and a shared page is copied before the first write to it.
+ * Sliding-window layers (PlanPool.keep) have fewer pages, with a numbering of their own
+ * (kv_window.c). A page owns a window page while a sequence may still attend to it, and after that
+ * until another page needs the window page. Kernels of these layers read the second half of a
+ * sequence's block table. Exact pages (PlanPool.recent, sinks) use the numbering of window pages
+ * too, in all layers that have them. A page has one while it is among a sequence's recent
+ * positions; the first pages of a sequence always have one. In memory, the exact pages of a layer
+ * precede its pages in reverse order.
  *
- * Windowed layers (PlanPool.keep) have fewer pages, numbered separately. A page has a window page
- * while some sequence may still see it, and until the window page is needed elsewhere
- * (kv_window.c). Kernels of these layers use the second half of a sequence's table. Exact pages
- * (PlanPool.recent, sinks) are numbered as window pages too, in all layers that have them: a page
- * has one while a sequence reads it exactly; the first pages of a sequence always have one. The
- * exact pages of a layer lie before its other pages, in reverse order.
+ * Prefix cache: kv_prefix_keep registers the tokens of a full page. A prompt with the same prefix
+ * then finds the page, even after the last sequence has released it. Such pages are evicted in LRU
+ * order, and only when no page is free. A page is identified by the page before it and its own
+ * tokens. Tokens are compared one by one; a hash match alone is never enough.
  *
- * Prefix cache: kv_prefix_keep records the tokens of full pages. A prompt that begins with the same
- * tokens finds them again, also after their last holder is gone: such pages are reused only when no
- * other page is free, the least recently used first. A page is identified by its previous page and
- * its own tokens, which are compared one by one, so no hash collision matters.
+ * Models with recurrent states can resume a prefix only at a page whose state was saved. That copy
+ * is a snapshot and belongs to the page. Snapshots are taken when a step ends at a page boundary. A
+ * sequence has two rolling snapshots: one for steps with several rows (its prompt), one for
+ * single-row steps (its output). So the last page boundary of each stays resumable. When no
+ * snapshot is free, the least recently used one is replaced. With speculative decoding, a sequence
+ * is marked before draft tokens: a mark is a private snapshot to which the sequence can be trimmed.
  *
- * In models with recurrent states, a prompt can only continue from a page that has a snapshot of
- * the states. Snapshots are taken when a step ends at the end of a page. A sequence has two that
- * move with it: one for steps of several rows (its prompt) and one for steps of one row (its
- * answer). So the last page boundary of each is kept; the least recently used snapshot is evicted.
- * Before draft tokens run, a sequence is marked: the mark is a snapshot of its own, to which the
- * sequence can be trimmed.
- *
- * Host memory (kv.host, kv_host.c): pages that the prefix cache would evict are copied there
- * concurrently with steps, and come back when a prompt matches them. A preempted sequence finds its
- * own pages the same way. */
+ * Host memory (kv.host, kv_host.c): pages that the prefix cache would evict are copied there while
+ * steps run, and copied back when a prompt finds them. A preempted sequence gets its own pages back
+ * in the same way. */
 #ifndef LLMC_RUNTIME_KV_H
 #define LLMC_RUNTIME_KV_H
 
 #include "plan/plan.h"
 
-/* Memory of pages. Addresses are only passed to these functions and to kernels. Calls take effect
- * in the order of the session's steps. A failure in a function that returns void makes the next
- * step fail. */
+/* Memory that holds the pages. Addresses are passed only to these functions and to kernels. Calls
+ * take effect in the order of the session's steps. If a call without a return value fails, the next
+ * step must fail. */
 typedef struct KvMem {
 	void *user;
 	llmc_status (*alloc)(void *user, size_t bytes, void **out, llmc_error *err); /* zeroed */
 	void (*free)(void *user, void *mem, size_t bytes);
 	void (*copy)(void *user, void *to, const void *from, size_t bytes);
 	void (*clear)(void *user, void *at, size_t bytes, size_t apart,
-	              int n); /* n chunks of `bytes` bytes; starts are `apart` bytes apart */
+	              int n); /* n spans of `bytes` bytes, `apart` bytes from start to start */
 	void (*read)(void *user, void *host, const void *at,
-	             size_t bytes); /* returns when host is filled */
+	             size_t bytes); /* returns after host is filled */
 	void (*write)(void *user, void *at, const void *host,
-	              size_t bytes); /* host may be reused on return */
-	/* Copies to and from pinned host memory, concurrent with steps. They run in order, in
-	 * numbered groups: begin, copies, end. A group runs after all steps and calls that were
-	 * issued before its begin; what is issued after wait(number) runs after that group and all
-	 * earlier ones. over(number): has the group ended? */
+	              size_t bytes); /* host may be reused after the return */
+	/* Copies to and from pinned host memory that overlap with steps. Copies run in order, in
+	 * numbered groups: begin, copies, end(number). A group starts after all steps and calls
+	 * that were issued before its begin. Work issued after wait(number) starts after that group
+	 * and all earlier groups. over(number) returns whether the group has completed. */
 	llmc_status (*pin)(void *user, size_t bytes, void **out, llmc_error *err);
 	void (*unpin)(void *user, void *mem, size_t bytes);
 	void (*begin)(void *user);
@@ -62,56 +62,56 @@ typedef struct KvMem {
 
 enum {
 	KV_MAX_ROLLBACK = 32
-}; /* positions by which a sequence can always be trimmed; at least the most draft tokens */
+}; /* positions by which a sequence can always be trimmed; more than the draft tokens of a step */
 
 typedef struct KvSeq {
 	bool used;
 	int32_t len, n_page;
 	int32_t
-	    /* number of first pages that need no window page any more, even after a trim by
-	     * KV_MAX_ROLLBACK positions; Kv.sinks of them still have one */
+	    /* leading pages, except Kv.sinks of them, that need no window page any more, not even
+	     * after a trim by KV_MAX_ROLLBACK */
 	    n_windowless;
-	/* [stride]: pages; from max_page on their window pages, of those that need one */
-	int32_t *page;
-	int32_t n_kept;        /* pages recorded in the prefix cache */
-	int64_t prefix_parent; /* serial of the last of them */
-	int32_t prefix_len;    /* length when the sequence was last recorded */
-	/* number of the mark, from 1 on, that holds its states at mark_len positions; 0: none */
+	int32_t *page;  /* [stride] block table: pages, then from max_page on their window pages */
+	int32_t n_kept; /* pages registered with the prefix cache */
+	int64_t prefix_parent; /* serial of the last registered page */
+	int32_t prefix_len;    /* length at the last kv_prefix_keep */
+	/* mark that holds the recurrent states at length mark_len, counted from 1; 0: none */
 	int32_t mark, mark_len;
-	uint32_t coming; /* copy group after which its pages are on the device */
+	uint32_t coming; /* copy group after which its pages are complete */
 } KvSeq;
 
-/* A page of the prefix cache; pages in host memory have numbers from n_page on */
+/* Record of a page in the prefix cache; pages in host memory have indices from n_page on */
 typedef struct KvCachedPage {
 	int64_t serial; /* 0: not in the cache */
-	int64_t parent; /* serial of the page before; of a first page: the root, negative */
-	int32_t next;   /* next page in its hash bucket; -1: none */
+	/* serial of the page before; for a first page the root, which is negative */
+	int64_t parent;
+	int32_t next; /* next in its hash bucket; -1: none */
 	int32_t older,
-	    /* neighbours in the LRU list of pages without a holder, or of pages in host memory */
+	    /* neighbours in the LRU list of unreferenced pages, or of pages in host memory */
 	    newer;
-	int32_t snapshot; /* number of its snapshot, from 1 on; 0: none */
-	int32_t copy; /* copy in host memory while no sequence holds the page, from 1 on; 0: none */
+	int32_t snapshot; /* index of its snapshot, counted from 1; 0: none */
+	/* for an unreferenced page: index of its copy in host memory, counted from 1; 0: no copy */
+	int32_t copy;
 	int32_t tok[PLAN_KV_PAGE];
 } KvCachedPage;
 
-/* The states at the end of a page */
+/* Copy of the recurrent states at the end of a page */
 typedef struct KvSnapshot {
 	int32_t page; /* -1: free */
-	int32_t seq;  /* sequence whose moving snapshot it is; -1: none */
-	bool prompt;  /* moves with its prompt, else with its answer */
+	int32_t seq;  /* sequence that owns this rolling snapshot; -1: none */
+	bool prompt;  /* belongs to the sequence's prompt; false: to its output */
 	uint64_t used;
 } KvSnapshot;
 
-/* Operations on the memory of pages and states outside of steps. Memory elsewhere that follows the
- * records of this Kv repeats them with kv_apply.
- *
- *   PAGE  page `to`, in every layer of every pool, becomes a copy of page `from`; -1: zeros
- *   FORK  the states of sequence `to` become those of sequence `from`
- *   TAKE  the states of sequence `from` become snapshot `to`
- *   GIVE  the states of sequence `to` become snapshot `from`
- *   OUT   device page `from` is copied to host page `to`
- *   IN    host page `from` is copied to device page `to`
- *   WAIT  what is issued from now on runs after copy group `to` */
+/* Operations on the memory of pages and recurrent states between steps. Ranks that mirror this Kv
+ * repeat them with kv_apply.
+ *   PAGE       copy page `from` to page `to` in every layer of every pool; from -1: zero it
+ *   FORK       copy the states of sequence `from` to sequence `to`
+ *   SNAPSHOT   copy the states of sequence `from` to snapshot `to`
+ *   RESTORE    copy snapshot `from` to the states of sequence `to`
+ *   SWAP_OUT   copy page `from` to host page `to`
+ *   SWAP_IN    copy host page `from` to page `to`
+ *   WAIT       later operations and steps start after copy group `to` */
 typedef enum KvOp {
 	KV_PAGE,
 	KV_FORK,
@@ -122,18 +122,20 @@ typedef enum KvOp {
 	KV_WAIT
 } KvOp;
 
-/* Pages in host memory: the layout of kv_bytes(1), at full length even where the window page is
- * missing */
+/* Pages in host memory. A host page has the layout of kv_bytes(1), at full length even without the
+ * window page. */
 typedef struct KvHost {
 	int32_t n, n_free; /* n 0: no host memory */
 	char *mem;
 	size_t page_bytes;
 	int32_t *free_page;     /* stack [n_free] */
 	bool *whole;            /* [n] includes its window page */
-	int32_t oldest, newest; /* LRU list of cached pages that are only in host memory */
-	int32_t ahead;          /* pages that are available at once: free, or already copied */
-	uint32_t *moved;        /* [n_page] last group that copied this device page */
-	/* [n_window] the same for window pages, which may change owner before a copy has ended */
+	int32_t oldest, newest; /* LRU list of cached pages that are in host memory only */
+	/* target number of pages that a step can allocate without a copy: free, or already
+	 * copied */
+	int32_t ahead;
+	uint32_t *moved; /* [n_page] last copy group that touched the device page */
+	/* [n_window] same for window pages, which change owner before a copy has completed */
 	uint32_t *near;
 	uint32_t n_moved, waited; /* last group issued; last group waited for */
 	uint64_t n_out, n_in;     /* pages copied */
@@ -143,157 +145,156 @@ typedef struct Kv {
 	const Plan *plan;
 	KvMem mem;
 	void (*told)(void *user, KvOp op, int32_t to,
-	             int32_t from); /* called after each operation; NULL: not needed */
+	             int32_t from); /* called after each operation; may be NULL */
 	void *on_op_user;
 	int32_t n_page, n_free, max_page,
-	    n_seq;      /* n_free includes cached pages; max_page is per sequence */
-	int32_t stride; /* entries of a block table: max_page, twice that with windows */
+	    n_seq;      /* n_free includes unreferenced cached pages; max_page is per sequence */
+	int32_t stride; /* entries per block table: max_page, or twice that with window pages */
 	int32_t n_stack;
 	int32_t *free_page; /* stack [n_stack] */
 	int32_t *refs;      /* [n_page] */
-	int32_t *drops;     /* [n_page] all 0 outside kv_pages_needed */
-	bool *stale;        /* [n_page] has held positions of another sequence */
-	KvSeq *seq;         /* [n_seq] */
-	int32_t *tables;    /* memory of seq[].page */
-	char **base;        /* [n_pool] pools, layers outermost */
+	int32_t *drops;     /* [n_page] all zero outside kv_pages_needed */
+	bool *stale;        /* [n_page] may hold positions of an earlier owner */
+	KvSeq *seq;
+	int32_t *tables; /* storage of seq[].page */
+	char **base;     /* [n_pool] pool memory, layer-major */
 	size_t *pool_bytes;
 	/* window pages; NULL if no pool has a window */
-	int32_t keep, n_window; /* positions that a window sees, the newest included */
-	int32_t sinks;          /* first pages of each sequence that always need a window page */
-	int32_t *window;        /* [n_page] window page of a page; -1: none */
-	int32_t *needs;         /* [n_page] sequences that still need its window page */
-	int32_t *owner;         /* [n_window] page that it belongs to; -1: free */
-	uint64_t *since;        /* [n_window] when its page was last needed */
-	bool *window_stale;     /* [n_window] same meaning as `stale` */
+	int32_t keep, n_window; /* window size in positions, including the newest */
+	int32_t sinks;      /* first pages of each sequence that always need their window pages */
+	int32_t *window;    /* [n_page] window page of a page; -1: none */
+	int32_t *needs;     /* [n_page] number of sequences that still need its window page */
+	int32_t *owner;     /* [n_window] page that owns it; -1: free */
+	uint64_t *since;    /* [n_window] when its page was last needed */
+	bool *window_stale; /* [n_window] like stale */
 	uint64_t n_left;
 	/* prefix cache */
-	KvCachedPage *cached; /* [n_page]; NULL: off */
-	int32_t *bucket;      /* [n_bucket] first page, or -1 */
+	KvCachedPage *cached; /* [n_page]; NULL: never used */
+	int32_t *bucket;      /* [n_bucket] first page of the chain, or -1 */
 	int32_t n_bucket;     /* power of two */
 	int32_t oldest, newest;
 	int64_t last_serial;
 	KvSnapshot *snapshot; /* [n_snap] */
 	int32_t n_snapshot;
 	uint64_t n_used;
-	char **snap_base; /* [n_pool] layers outermost, then snapshots */
-	int32_t
-	    n_mark; /* snapshots of marked sequences; in a KvOp they are numbered from n_snap on */
+	char **snap_base; /* [n_pool] layer-major, then snapshots */
+	int32_t n_mark;   /* snapshots for marks; KvOp numbers them from n_snapshot on */
 	bool *marked;     /* [n_mark] in use */
-	char **mark_base; /* [n_pool] layout of snap_base */
+	char **mark_base; /* [n_pool] laid out like snap_base */
 	KvHost host;
 } Kv;
 
-/* Pages and bytes for limits; -1: overflow. */
+/* Pages and bytes for given limits; -1 on overflow. */
 int64_t kv_pages(int64_t kv_tokens, int64_t context, int64_t seqs, bool kv_tokens_given);
-int64_t kv_bytes(const Plan *p, int64_t n_page);   /* pages of all pools, and as many exact pages */
-int64_t kv_window_bytes(const Plan *p, int64_t n); /* window pages, exact ones included */
+int64_t kv_bytes(const Plan *p, int64_t n_page); /* pages of all pools, with as many exact pages */
+int64_t kv_window_bytes(const Plan *p, int64_t n); /* window pages, including exact pages */
 int64_t kv_exact_bytes(const Plan *p, int64_t n);  /* exact pages alone */
-int64_t kv_windowless_bytes(
-    const Plan *p,
-    int32_t behind); /* window pages that a sequence with n_windowless = behind does not have */
-/* Positions that windowed layers see or that are read from exact pages, the newest included; 0: no
- * window pages. The same in all ranks and stages, because the first stage numbers the pages for
+int64_t kv_windowless_bytes(const Plan *p,
+                            /* window pages that a sequence with this n_windowless lacks */
+                            int32_t behind);
+/* Positions that sliding-window layers see or that are read from exact pages, including the newest;
+ * 0: no window pages. Equal on all ranks and stages, because the first one assigns page numbers for
  * all. */
 int64_t kv_window_positions(const Plan *p);
-/* Window pages for given limits: one window per sequence, half as many again for shared prefixes,
- * and the rows of a step. At most the number of pages; 0: no windows. */
+/* Window pages for given limits: one window per sequence, half as many again for shared prefixes in
+ * the prefix cache, and the rows of a step. At most n_page; 0: no windows. */
 int64_t kv_window_pages(const Plan *p, int64_t n_page, int64_t seqs, int64_t chunk);
-int64_t kv_state_bytes(const Plan *p,
-                       int64_t seqs); /* bytes of the pools that hold one state per sequence */
+int64_t kv_state_bytes(const Plan *p, int64_t seqs); /* recurrent states of `seqs` sequences */
 
 llmc_status kv_open(Kv *kv, const Plan *p, int32_t n_page, int32_t context, int32_t seqs,
                     llmc_error *err);
-/* As kv_open, with pages in `mem` (NULL: host memory), n_window window pages and room for n_snap
- * snapshots of states. kv_open has as many window pages as pages, and no snapshots. */
+/* Like kv_open, but with memory of `mem` (NULL: host memory), n_window window pages and n_snapshot
+ * snapshots. kv_open has as many window pages as pages, and no snapshots. */
 llmc_status kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t n_window,
                        int32_t n_snapshot, int32_t context, int32_t seqs, llmc_error *err);
 void kv_release(Kv *kv);
 int32_t kv_pool_pages(const Kv *kv, int pool); /* per layer */
-/* First page, or the first sequence's state, of a layer of a pool. */
+/* Return the first page of a layer of a pool, or the first sequence's recurrent state. */
 void *kv_layer(const Kv *kv, int pool, int layer_slot);
 
-int32_t kv_seq_new(Kv *kv); /* -1: all in use */
+int32_t kv_seq_new(Kv *kv); /* -1: no free slot */
 int32_t kv_seq_fork(Kv *kv, int32_t from);
-/* Does windowed attention find all its positions after a trim to len? Always true if the sequence
- * has never been longer than len + KV_MAX_ROLLBACK. */
+/* Are all positions present that windowed layers need at length len? Always true if the sequence
+ * was never longer than len + KV_MAX_ROLLBACK. */
 bool kv_can_trim(const Kv *kv, int32_t q, int32_t len);
 void kv_seq_trim(Kv *kv, int32_t q,
-                 int32_t len); /* len <= its length; kv_can_trim must have returned true */
+                 int32_t len); /* len <= current length; check kv_can_trim first */
 void kv_seq_free(Kv *kv, int32_t q);
-/* Pages that appending add[i] positions to sequence q[i] will take; the q are distinct. */
+/* Number of pages that appending add[i] positions to each sequence q[i] allocates. The sequences
+ * must be distinct. */
 int64_t kv_pages_needed(Kv *kv, const int32_t *q, const int32_t *add, size_t n);
-/* Allocate pages for `add` more positions; kv_pages_needed has reported them available. The length
- * grows in kv_advance, when the step is done. */
+/* Allocate pages for `add` more positions; kv_pages_needed must have shown that they fit.
+ * kv_advance raises the length when the step is issued. */
 void kv_extend(Kv *kv, int32_t q, int32_t add);
-void kv_advance(Kv *kv, int32_t q, int32_t add); /* the step has run or is queued */
+void kv_advance(Kv *kv, int32_t q, int32_t add); /* the step has run or is in flight */
 
-/* Pages that kv.host has space for */
+/* Number of pages that fit into the plan's kv.host bytes */
 int64_t kv_host_pages(const Plan *p);
-/* Reserve n pages of host memory for the prefix cache; call it before kv_prefix_open. ahead: pages
- * that a step may take. Not for models with recurrent states. */
+/* Allocate n pages of host memory for the prefix cache, before kv_prefix_open. ahead: pages that
+ * one step may allocate. Not used for models with recurrent states. */
 llmc_status kv_host_open(Kv *kv, int32_t n, int32_t ahead, llmc_error *err);
 int32_t kv_host_used(const Kv *kv);
 bool kv_seq_ready(Kv *kv,
-                  /* have its pages arrived? A step with this sequence waits for them on the
-                   * device. */
+                  /* have its pages arrived? A step with this sequence would wait for them on the
+                   * device */
                   int32_t q);
-void kv_seq_wait(Kv *kv, int32_t q); /* later operations run after its pages have arrived */
+void kv_seq_wait(Kv *kv, int32_t q); /* order all later work after the arrival of its pages */
 
-void kv_apply(Kv *kv, KvOp op, int32_t to, int32_t from); /* allocates nothing */
+void kv_apply(Kv *kv, KvOp op, int32_t to, int32_t from); /* allocates no memory */
 void kv_set_window_page(Kv *kv, int32_t page,
-                        /* the page has this window page in the leading Kv; -1: none */
+                        /* set the window page of a page whose numbering is done by another Kv; -1:
+                         * none */
                         int32_t window);
 
-/* Reserve n marks. A mark holds the recurrent states of a sequence as they are now, so that the
- * sequence can be trimmed to this length, until it is marked again, unmarked, freed, or trimmed
- * below. kv_mark returns false if all marks are in use. */
+/* Allocate n marks. kv_seq_mark saves the states of a sequence at its current length, so that it
+ * can be trimmed back to it. The mark lasts until the next kv_seq_mark, kv_seq_unmark or
+ * kv_seq_free, or a trim below it. kv_seq_mark returns false if all marks are in use. */
 llmc_status kv_marks_open(Kv *kv, int32_t n, llmc_error *err);
 bool kv_seq_mark(Kv *kv, int32_t q);
 void kv_seq_unmark(Kv *kv, int32_t q);
 
-/* Turn the prefix cache on. In models with recurrent states it finds only pages with a snapshot, so
- * nothing if no snapshots were reserved. */
+/* Enable the prefix cache. Models with recurrent states reuse only prefixes that have snapshots. */
 llmc_status kv_prefix_open(Kv *kv, llmc_error *err);
-/* Give an empty sequence the cached pages that match the beginning of tok. Returns the positions
- * found: whole pages, fewer than n_tok positions. root < 0: only pages recorded under the same root
- * match (it stands for whatever else the values depend on, for example an adapter). */
+/* Give an empty sequence the cached pages that match the start of tok. Returns the number of
+ * positions found: whole pages, fewer than n_tok. root < 0: finds only pages registered under the
+ * same root (an id of everything else that the KV values depend on). */
 int32_t kv_prefix_find(Kv *kv, int32_t q, int64_t root, const int32_t *tok, int32_t n_tok);
-/* Record the full pages of q in the cache. tok: the tokens of all its positions. */
+/* Register the full pages of q with the prefix cache. tok holds the tokens of all positions of
+ * q. */
 void kv_prefix_keep(Kv *kv, int32_t q, int64_t root, const int32_t *tok);
-/* Cached pages without a holder. */
+/* Number of unreferenced pages in the prefix cache. */
 int32_t kv_prefix_idle(const Kv *kv);
 
-/* Pages of a sequence of len positions. kv_seq_reserve allocates the pages that the sequence lacks
- * (kv_pages_needed has reported them available); those of an empty sequence get no window page
- * before index `behind`. */
+/* Return the number of pages of a sequence of len positions. kv_seq_reserve allocates the missing
+ * ones; kv_pages_needed must have shown that they fit. If the sequence is empty, its first `behind`
+ * pages get no window pages. */
 static inline int32_t
 kv_seq_pages(int32_t len)
 {
 	return len / PLAN_KV_PAGE + (len % PLAN_KV_PAGE != 0);
 }
 void kv_seq_reserve(Kv *kv, int32_t q, int32_t len, int32_t behind);
-/* First pages of a sequence of len positions that need no window page any more, except for its
- * sinks */
+/* Number of leading pages, except the sinks, that need no window page at length len or later. */
 int32_t kv_windowless_pages(const Kv *kv, int32_t len);
 bool kv_has_window(const Kv *kv,
-                   /* can all of its positions be read? True without windows; from n_page on: was it
-                    * copied to host memory with its window page? */
+                   /* does the page have its window page? True without windows; from n_page on: was
+                    * it copied to host memory with it? */
                    int32_t page);
-/* Copy the pages of a sequence out or in, from its first on: kv_bytes(n) less
- * kv_windowless_bytes(behind), because some pages have no window page. */
+/* Copy the first n pages of a sequence to or from host memory: kv_bytes(n) bytes less
+ * kv_windowless_bytes(behind), for the pages without window pages. */
 void kv_pages_read(Kv *kv, const int32_t *page, int32_t n, int32_t behind, void *host);
 void kv_pages_write(Kv *kv, const int32_t *page, int32_t n, int32_t behind, const void *host);
-/* Copy one page out or in, wherever it is; lacks: without its window page */
+/* Copy one page to or from host memory; lacks: without its window page */
 void kv_page_read(Kv *kv, int32_t page, bool lacks, void *host);
 void kv_page_write(Kv *kv, int32_t page, bool lacks, const void *host);
 bool kv_lacks_window(const Kv *kv, int32_t i,
-                     int32_t behind); /* does page i of a saved sequence have no window page? */
-/* Copy the states of a sequence out or in: the kv_state_bytes of one sequence */
+                     int32_t behind); /* does page i of a sequence have no window page? */
+/* Copy the recurrent states of a sequence (kv_state_bytes(p, 1)) to or from host memory */
 void kv_state_read(Kv *kv, int32_t q, void *host);
 void kv_state_write(Kv *kv, int32_t q, const void *host);
 
-/* Check the invariants: every page is either free, cached, or held exactly as often as its count.
- * Returns NULL, or what is wrong. */
+/* Check the invariants: each page is referenced as often as its count, or free, or cached, exactly
+ * once. Returns NULL, or a description of the violation. */
 const char *kv_check(const Kv *kv);
 
 #endif

@@ -26,12 +26,12 @@ typedef struct PageFileHeader {
 	char magic[8];
 	char key[64];
 	int32_t tok[PLAN_KV_PAGE];
-	uint64_t bytes, sum; /* size and checksum of the values */
+	uint64_t bytes, sum; /* size and checksum of the page's values */
 	uint64_t head_sum;   /* checksum of the fields above */
 } PageFileHeader;
 _Static_assert(sizeof(PageFileHeader) == 8 + 64 + 4 * PLAN_KV_PAGE + 24, "a head has no holes");
 
-/* A page in the queue of the writer thread, followed by its values */
+/* Page that waits to be written, followed by its values */
 typedef struct PendingWrite {
 	struct PendingWrite *next;
 	PageFileHeader head;
@@ -46,15 +46,15 @@ struct KvDisk {
 	void *log_user;
 	pthread_t thread;
 	bool has_thread;
-	uint32_t n_made; /* temporary files named so far; writer thread only */
-	int64_t used;    /* bytes of files; writer thread only */
-	int64_t since;   /* bytes written since all files were last counted; writer thread only */
+	uint32_t n_made;    /* counter for names of temporary files; writer thread only */
+	int64_t used;       /* bytes of all files; writer thread only */
+	int64_t since;      /* bytes written since the last scan; writer thread only */
 	double pause_until; /* no writes before this time, after a failed one; writer thread only */
-	bool told;          /* the failure has been logged; writer thread only */
+	bool told;          /* the failure was logged; writer thread only */
 	pthread_mutex_t lock;
 	pthread_cond_t work, idle;
-	/* protected by `lock` */
-	PendingWrite *first, *last; /* `first` is being written */
+	/* protected by lock */
+	PendingWrite *first, *last; /* the writer thread works on `first` */
 	int64_t waiting_bytes;
 	bool stop;
 	KvDiskCounts counts;
@@ -110,7 +110,7 @@ head_sum(const PageFileHeader *h)
 	return sum64(h, offsetof(PageFileHeader, head_sum), 3);
 }
 
-/* ---- reading ---- */
+/* ---- reads ---- */
 
 static bool
 read_whole(int fd, void *to, size_t n)
@@ -127,7 +127,7 @@ read_whole(int fd, void *to, size_t n)
 	return true;
 }
 
-/* Is the page still in the queue? */
+/* Copy a page that is still queued for writing. */
 static bool
 take_pending(KvDisk *d, const KvKey *key, void *bytes)
 {
@@ -155,8 +155,8 @@ kv_disk_load(KvDisk *d, const KvKey *key, const int32_t tok[PLAN_KV_PAGE], void 
 	if (fd < 0) {
 		if (take_pending(d, key, bytes))
 			return true;
-		/* a queued page stays there until its file exists: it may have been written between
-		 * the two lookups */
+		/* the writer dequeues a page after its file exists, so the file may have appeared
+		 * between the two lookups */
 		fd = open(path, how);
 	}
 	if (fd < 0)
@@ -167,7 +167,7 @@ kv_disk_load(KvDisk *d, const KvKey *key, const int32_t tok[PLAN_KV_PAGE], void 
 	          memcmp(h.key, key->hex, 64) == 0 && memcmp(h.tok, tok, sizeof h.tok) == 0 &&
 	          h.bytes == d->page_bytes && read_whole(fd, bytes, d->page_bytes) &&
 	          h.sum == sum64(bytes, d->page_bytes, 1);
-	if (ok) /* marks the file as used now */
+	if (ok) /* for LRU */
 		futimens(fd, NULL);
 	close(fd);
 	if (!ok)
@@ -179,7 +179,7 @@ kv_disk_load(KvDisk *d, const KvKey *key, const int32_t tok[PLAN_KV_PAGE], void 
 	return ok;
 }
 
-/* ---- what is there ---- */
+/* ---- scan of the folder ---- */
 
 typedef struct DiskFile {
 	char name[80];
@@ -197,9 +197,9 @@ by_use(const void *a, const void *b)
 	return (x->used.tv_nsec > y->used.tv_nsec) - (x->used.tv_nsec < y->used.tv_nsec);
 }
 
-/* Count all files of the folder, including those of other processes that share it. Above the limit,
- * delete the least recently used until a tenth of the limit is free. Old temporary files are
- * deleted too. */
+/* Count the files, including those of other processes that share the folder. Above the limit,
+ * delete the least recently used ones down to 90 % of it. Also delete temporary files that have
+ * been abandoned for STALE_S. */
 static void
 scan_folder(KvDisk *d)
 {
@@ -246,7 +246,7 @@ scan_folder(KvDisk *d)
 	d->since = 0;
 }
 
-/* ---- writing ---- */
+/* ---- writes ---- */
 
 static bool
 write_whole(int fd, const void *from, size_t n)
@@ -271,18 +271,19 @@ write_page(KvDisk *d, const PendingWrite *w)
 	char path[4200], made[4200];
 
 	path_of(d, w->head.key, path, sizeof path);
-	if (access(path, F_OK) == 0) /* another process that shares the folder has written it */
+	if (access(path, F_OK) == 0) /* another process wrote it */
 		return true;
 	int fd;
-	/* The name may exist: left by an earlier process with the same pid, or used in another
-	 * container on the same folder. */
+	/* the name may exist: left by a process with the same pid, or in use by one in another
+	 * container that shares the folder */
 	do {
 		snprintf(made, sizeof made, "%s/.made-%ld-%u", d->dir, (long)getpid(), d->n_made++);
 		fd = open(made, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
 	} while (fd < 0 && errno == EEXIST);
 	if (fd < 0)
 		return false;
-	/* No fsync: a file that a crash leaves incomplete fails its checksum and costs nothing. */
+	/* no fsync: a page left incomplete by a crash fails its checksum and is only a cache
+	 * miss */
 	bool ok =
 	    write_whole(fd, &w->head, sizeof w->head) && write_whole(fd, w->values, d->page_bytes);
 	int error = errno;
@@ -330,7 +331,7 @@ write_pages(void *user)
 			d->told = false;
 		}
 		if (d->used > d->max_bytes ||
-		    d->since > d->max_bytes / 16) /* other processes write too */
+		    d->since > d->max_bytes / 16) /* other processes write to the folder too */
 			scan_folder(d);
 		pthread_mutex_lock(&d->lock);
 		d->counts.written += ok;
@@ -449,7 +450,7 @@ kv_disk_open(const char *dir, int64_t max_bytes, const char *root, size_t page_b
 	d->page_bytes = page_bytes;
 	d->log = log;
 	d->log_user = log_user;
-	sigfillset(&all); /* signals are handled by the program's own threads */
+	sigfillset(&all); /* signals are for the program's own threads */
 	pthread_sigmask(SIG_SETMASK, &all, &was);
 	d->has_thread = d->dir && d->root && pthread_create(&d->thread, NULL, write_pages, d) == 0;
 	pthread_sigmask(SIG_SETMASK, &was, NULL);

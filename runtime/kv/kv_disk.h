@@ -1,13 +1,14 @@
-/* Pages of the prefix cache as files. A later server on the same folder finds them again, and so do
- * others that share it.
+/* Pages of the prefix cache as files. The next server on the same folder reuses them, and so do
+ * other servers that share it.
  *
- * A page is identified by a key: the SHA-256 of the previous page's key and the page's tokens. The
- * first key is a root, which names what the values depend on (checkpoint, plan, target, rotation).
- * A file holds key, tokens and checksums and is used only when all of them match; a damaged file is
- * deleted. A thread writes files and renames them when complete; pages that the disk is too slow
- * for are dropped. A full or broken disk is logged once and tried again later; no request fails
- * because of it. The folder must belong to this user alone, because pages contain what people have
- * written. When the files exceed the limit, the least recently used are deleted. */
+ * The key of a page is the SHA-256 of the previous page's key and the page's tokens. The first key
+ * is derived from a root, which identifies everything that KV values depend on (checkpoint, plan,
+ * target, rotations). A file holds key, tokens and checksums. It is used only if all of them match;
+ * a damaged file is deleted. A background thread writes each file under a temporary name and
+ * renames it when complete. Pages that exceed the write queue are dropped. A full or failing disk
+ * is logged once and retried later; no request fails because of it. The folder must belong to this
+ * user alone, because pages contain prompts of users. Above the size limit, the least recently used
+ * files are deleted. */
 #ifndef LLMC_RUNTIME_KV_KV_DISK_H
 #define LLMC_RUNTIME_KV_KV_DISK_H
 
@@ -20,28 +21,29 @@ typedef struct KvKey {
 
 typedef struct KvDiskCounts {
 	uint64_t read, written, wrong, dropped;
-} KvDiskCounts; /* pages */
+} KvDiskCounts; /* in pages */
 
-/* root: see above. page_bytes: of a page's values. E_IO, E_INPUT: the folder cannot be created, or
- * other users have access. */
+/* root: see above. page_bytes: size of a page's values. E_IO, E_INPUT: the folder cannot be created
+ * or others have access to it. */
 llmc_status kv_disk_open(const char *dir, int64_t max_bytes, const char *root, size_t page_bytes,
                          llmc_log_fn log, void *log_user, KvDisk **out, llmc_error *err);
-/* Writes what is queued first. NULL is fine. */
+/* Write all queued pages, then close. d may be NULL. */
 void kv_disk_close(KvDisk *d);
 
-/* The key before a sequence's first page; turns: whatever else its values depend on. kv_disk_next
- * gives the keys of its pages. One thread. */
+/* Return the key before a sequence's first page; kv_disk_next derives the following ones. turns:
+ * rotations that the values depend on. For one thread. */
 KvKey kv_disk_root(const KvDisk *d, int64_t turns);
 void kv_disk_next(KvKey *key, const int32_t tok[PLAN_KV_PAGE]);
-/* Read the page's values into bytes [page_bytes]; false: not found. Also finds queued pages. */
+/* Read the page's values into bytes [page_bytes], from its file or the write queue; false if it is
+ * in neither. */
 bool kv_disk_load(KvDisk *d, const KvKey *key, const int32_t tok[PLAN_KV_PAGE], void *bytes);
-/* Should the page be saved? False if it has a file, is queued, or the queue is full. */
+/* Returns whether the page has no file, is not queued, and the queue has space for it. */
 bool kv_disk_wants(KvDisk *d, const KvKey *key);
-/* Memory of a page for kv_disk_save, which takes ownership; NULL: out of memory. */
+/* Allocate a page buffer, to be passed to kv_disk_save, which owns it then; NULL: out of memory. */
 void *kv_disk_page(KvDisk *d);
 void kv_disk_drop(void *page);
 void kv_disk_save(KvDisk *d, const KvKey *key, const int32_t tok[PLAN_KV_PAGE], void *page);
-/* Wait until everything queued is written or dropped. */
+/* Wait until each saved page is written or dropped. */
 void kv_disk_flush(KvDisk *d);
 KvDiskCounts kv_disk_counts(KvDisk *d);
 

@@ -1,9 +1,9 @@
-/* Pages of the prefix cache in host memory (kv.h). A page without a holder that is evicted keeps
- * its record, which then names a page of host memory. The next few candidates are copied in
- * advance, concurrently with steps, so that eviction does not wait for a copy. When a prompt
- * matches such a page, it gets a device page and is copied back while other sequences run. A record
- * is valid as soon as its copy has been queued: copies run in order, and a step waits for the copy
- * groups that it depends on (`moved`, `coming`). */
+/* Prefix-cache pages in host memory (see kv.h). An evicted page keeps its record, which then refers
+ * to a host page. The next candidates for eviction are copied in advance while steps run, so that
+ * no step waits for a copy. When a prompt finds a page in host memory, it gets a device page and a
+ * copy back is queued, which overlaps with steps of other sequences. Records change when a copy is
+ * queued, not when it completes: copies run in order, and a step waits for the copy groups of its
+ * pages (moved, coming). */
 #include "runtime/kv/prefix_cache.h"
 #include "runtime/kv/kv_window.h"
 
@@ -62,7 +62,7 @@ kv_host_used(const Kv *kv)
 	return kv->host.n - kv->host.n_free;
 }
 
-/* Is group a later than group b? Group numbers wrap around. */
+/* ---- copies ---- */
 
 /* Is group a later than group b? Group numbers wrap around. */
 static bool
@@ -71,7 +71,7 @@ later(uint32_t a, uint32_t b)
 	return a - b - 1 < INT32_MAX;
 }
 
-/* Copy a device page to or from host memory, segment by segment. */
+/* Copy a page between the device and its host page, segment by segment. */
 static void
 copy_page(Kv *kv, int32_t page, int32_t host, bool out)
 {
@@ -119,8 +119,7 @@ host_in(Kv *kv, int32_t page, int32_t from)
 	kv->host.n_in++;
 }
 
-/* May this group still be running? Old numbers are reused after a wrap-around, and then belong to
- * no running group. */
+/* May the group still run? Very old numbers wrap around; the two bounds exclude them. */
 static bool
 runs(const KvHost *h, uint32_t group)
 {
@@ -162,7 +161,7 @@ kv_seq_wait(Kv *kv, int32_t q)
 	host_wait(kv, kv->seq[q].coming);
 }
 
-/* ---- which pages ---- */
+/* ---- allocation ---- */
 
 void
 host_free(Kv *kv, int32_t host)
@@ -170,7 +169,7 @@ host_free(Kv *kv, int32_t host)
 	kv->host.free_page[kv->host.n_free++] = host;
 }
 
-/* Return a free host page, or evict the least recently used one. */
+/* Return a free host page, or evict the least recently used one; -1: none. */
 static int32_t
 host_take(Kv *kv)
 {

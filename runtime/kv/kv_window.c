@@ -1,8 +1,8 @@
-/* Window pages (kv.h). A page that has left a sequence's window keeps its window page until another
- * page needs one; the least recently needed is taken first. So a prompt with a shared prefix may
- * still find the last window of earlier prompts, and a sequence may be trimmed by more than
- * KV_MAX_ROLLBACK while there is free space. There are always enough window pages: kv_window_pages
- * counts the window of every sequence and the rows of a step. */
+/* Window pages (see kv.h). A page that no sequence sees any more keeps its window page until
+ * another page needs one; the least recently needed one is taken. So a prompt with a shared prefix
+ * still finds the last window of earlier prompts, and a sequence can be trimmed further than
+ * KV_MAX_ROLLBACK while window pages are plentiful. A step always gets enough of them:
+ * kv_window_pages counts the windows of all sequences and the rows of a step. */
 #include "runtime/kv/kv_window.h"
 
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 int64_t
 kv_window_positions(const Plan *p)
 {
-	/* the first stage keeps the records for all stages, even if none of its own layers has a
+	/* the first stage assigns window pages for all stages, even if none of its own layers has a
 	 * window */
 	int64_t keep = p->window;
 
@@ -28,7 +28,7 @@ kv_window_positions(const Plan *p)
 	return kv_exact_bytes(p, 1) ? INT32_MAX / 2 : 0;
 }
 
-/* First pages of a sequence that hold an attention sink of some layer */
+/* Number of leading pages of a sequence that hold a sink of some layer */
 static int32_t
 sink_pages(const Plan *p)
 {
@@ -83,7 +83,7 @@ kv_window_pages(const Plan *p, int64_t n_page, int64_t seqs, int64_t chunk)
 
 	if (!keep)
 		return 0;
-	/* partly filled pages at both ends, and the copy of one shared page */
+	/* partly filled pages at both ends, and the copy of a shared page */
 	n = (keep - 1 + KV_MAX_ROLLBACK) / PLAN_KV_PAGE + 3 + sink_pages(p);
 	n = n * (seqs + seqs / 2) + chunk / PLAN_KV_PAGE + 1;
 	return n < n_page ? n : n_page;
@@ -150,7 +150,8 @@ window_drop(Kv *kv, int32_t page)
 	kv->window[page] = -1;
 }
 
-/* Return a free window page, or the least recently needed one that is not needed now. */
+/* Return a free window page, or take that of the page that is not needed now and was needed least
+ * recently. */
 static int32_t
 choose(const Kv *kv)
 {

@@ -1,4 +1,5 @@
-/* Shared by kv.c, prefix_cache.c and kv_window.c. Without windows these functions do nothing. */
+/* Interface between kv.c, prefix_cache.c and kv_window.c. Without windows these functions do
+ * nothing. */
 #ifndef LLMC_RUNTIME_KV_KV_WINDOW_H
 #define LLMC_RUNTIME_KV_KV_WINDOW_H
 
@@ -7,30 +8,31 @@
 llmc_status window_open(Kv *kv, llmc_error *err);
 void window_release(Kv *kv);
 bool window_room(const Kv *kv); /* can a page without a window page get one? */
-/* give a page that will be written a window page; returns whether that has held positions of
- * another sequence */
+/* gives a page a window page before it is written; true if that held positions of another
+ * sequence */
 bool window_alloc(Kv *kv, int32_t page);
-void window_drop(Kv *kv, int32_t page); /* release the window page of a page without a holder */
-/* one more sequence may see the page; window_unpin: one fewer */
-void window_pin(Kv *kv, int32_t page);
+void window_drop(Kv *kv, int32_t page); /* frees the window page of an unreferenced page */
+void window_pin(Kv *kv, int32_t page);  /* one more, or one fewer, sequence needs its window page */
 void window_unpin(Kv *kv, int32_t page);
-void window_advance(Kv *kv, KvSeq *s, int32_t behind); /* s needs its pages only from `behind` on */
+/* raises n_windowless of s to `behind` and unpins those pages */
+void window_advance(Kv *kv, KvSeq *s, int32_t behind);
 void
 window_grown(Kv *kv,
-             KvSeq *s); /* s needs what it would see KV_MAX_ROLLBACK positions before its end */
-void window_trim(Kv *kv, KvSeq *s); /* the same, for pages that still have a window page */
+             KvSeq *s); /* after s grew: keeps what s would see after a trim by KV_MAX_ROLLBACK */
+/* after a trim: pins pages that s sees again and that still have a window page */
+void window_trim(Kv *kv, KvSeq *s);
 bool window_sees(const Kv *kv, const KvSeq *s,
                  int32_t i); /* does s need the window page of its page i? */
 bool window_whole(const Kv *kv, const KvSeq *s,
-                  int32_t len);      /* are the positions there that s sees at that length? */
-void window_table(Kv *kv, KvSeq *s); /* write the window pages into the block table of s */
-/* Number of page `page` in this pool; -1: it has none there */
+                  int32_t len);      /* are all window pages present that s sees at length len? */
+void window_table(Kv *kv, KvSeq *s); /* stores window pages in the block table of s */
+/* Return the index of a page in the pool's own numbering; -1: the page has no window page */
 static inline int32_t
 window_place(const Kv *kv, int pool, int32_t page)
 {
 	return kv->window && kv->plan->pool[pool].keep ? kv->window[page] : page;
 }
-/* Exact page of page `page` in a layer of a pool, whose first page is `layer`; NULL: it has none */
+/* Return the exact page of a page in a layer of a pool that starts at `layer`; NULL: none */
 static inline char *
 window_exact(const Kv *kv, int pool, char *layer, int32_t page)
 {

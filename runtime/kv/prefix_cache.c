@@ -1,16 +1,16 @@
-/* The prefix cache (kv.h). Pages are in a hash table by (previous page, own tokens); pages without
- * a holder are also in an LRU list. A sequence releases its last page first, so every page is older
- * in the list than its predecessor and is evicted before it. A page whose predecessor is gone is
- * never found again and ages out. */
+/* Prefix cache (see kv.h): pages in a hash table keyed by (previous page, own tokens),
+ * unreferenced pages also in an LRU list. A sequence releases its last page first, so a page is
+ * always evicted after its successors. A page whose predecessor is gone anyway is never found
+ * again and ages out. */
 #include "runtime/kv/prefix_cache.h"
 #include "runtime/kv/kv_window.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Allocate n states of sequences, one array per pool. */
+/* ---- snapshots of states ---- */
 
-/* Allocate n states of sequences, one array per pool. */
+/* Allocate recurrent states of n sequences, one array per pool. */
 static void
 states_free(Kv *kv, char **base, int32_t n)
 {
@@ -151,7 +151,8 @@ snapshot_drop(Kv *kv, int32_t snapshot)
 	kv->snapshot[snapshot].page = kv->snapshot[snapshot].seq = -1;
 }
 
-/* Return this sequence's moving snapshot, else a free one, else the least recently used. */
+/* Choose a snapshot slot: this sequence's rolling one, else a free one, else the least recently
+ * used. */
 static int32_t
 snapshot_choose(const Kv *kv, int32_t q, bool prompt)
 {
@@ -170,7 +171,7 @@ snapshot_choose(const Kv *kv, int32_t q, bool prompt)
 	return best;
 }
 
-/* Take the snapshot of a sequence that ends at a page of the cache. */
+/* Save the states of sequence q, whose last position is the end of cached page `page`. */
 static void
 snapshot_save(Kv *kv, int32_t q, int32_t page, bool prompt)
 {
@@ -184,7 +185,7 @@ snapshot_save(Kv *kv, int32_t q, int32_t page, bool prompt)
 	kv->cached[page].snapshot = i + 1;
 }
 
-/* Restore the snapshot of the last page of a new sequence. */
+/* Load the snapshot of a new sequence's last page. */
 static void
 snapshot_restore(Kv *kv, int32_t q)
 {
@@ -194,7 +195,7 @@ snapshot_restore(Kv *kv, int32_t q)
 		return;
 	int32_t i = kv->cached[s->page[s->n_page - 1]].snapshot - 1;
 	kv->snapshot[i].used = ++kv->n_used;
-	kv->snapshot[i].seq = -1; /* the page needs it: it no longer moves */
+	kv->snapshot[i].seq = -1; /* reused, so no longer replaced by its old sequence */
 	kv_apply(kv, KV_RESTORE, q, i);
 }
 
@@ -259,7 +260,7 @@ look_up(const Kv *kv, int64_t parent, const int32_t *tok)
 	return page;
 }
 
-/* Remove a page from the list of pages without a holder, or of pages in host memory. */
+/* Remove a page from the LRU list of unreferenced pages, or of pages in host memory. */
 void
 prefix_unlist(Kv *kv, int32_t page)
 {
@@ -304,7 +305,8 @@ prefix_forget(Kv *kv, int32_t page)
 		snapshot_drop(kv, c->snapshot - 1);
 }
 
-/* Move the cache record of page `from`, which is in no list, to page `to`, which has none. */
+/* Move the cache record of page `from` to page `to`. `from` must be in no LRU list, `to` not
+ * cached. */
 static void
 rename_page(Kv *kv, int32_t to, int32_t from)
 {
@@ -336,8 +338,8 @@ prefix_evict(Kv *kv)
 	return page;
 }
 
-/* Number of a new sequence's cached pages that it can continue from: models with recurrent states
- * need a snapshot there, windowed layers need their window pages. */
+/* Return how many pages of a new sequence it can resume after: the last needs a snapshot if the
+ * model has recurrent states, and the windowed layers need their window pages. */
 static int32_t
 deepest(const Kv *kv, const KvSeq *s)
 {
@@ -350,8 +352,8 @@ deepest(const Kv *kv, const KvSeq *s)
 	return n;
 }
 
-/* Give a cached page to a sequence. A page in host memory is in no list until it has a device
- * page. */
+/* Reference a cached page from a sequence. A page in host memory leaves its LRU list until
+ * swap_in_pages or unref_pages_after. */
 static void
 page_ref(Kv *kv, int32_t page)
 {
@@ -364,7 +366,7 @@ page_ref(Kv *kv, int32_t page)
 	}
 }
 
-/* Release the pages that page_ref has given a new sequence, except its first n. */
+/* Release the pages after the first n that page_ref gave a new sequence. */
 static void
 unref_pages_after(Kv *kv, KvSeq *s, int32_t n)
 {
@@ -378,8 +380,8 @@ unref_pages_after(Kv *kv, KvSeq *s, int32_t n)
 	}
 }
 
-/* Bring pages of a new sequence from host memory to the device: as many as there is room for and as
- * the sequence can continue from. */
+/* Give device pages to those pages of a new sequence that are in host memory, as far as pages are
+ * free and the sequence can resume. */
 static void
 swap_in_pages(Kv *kv, KvSeq *s)
 {
@@ -401,8 +403,8 @@ swap_in_pages(Kv *kv, KvSeq *s)
 	}
 }
 
-/* Allocate window pages for those that were copied with one, before existing ones may be evicted;
- * then start the copies. */
+/* Queue the copies from host memory. First allocate window pages for the copied ones; pages whose
+ * window pages must not be lost meanwhile are pinned. */
 static void
 fetch(Kv *kv, KvSeq *s)
 {
@@ -455,7 +457,8 @@ kv_prefix_find(Kv *kv, int32_t q, int64_t root, const int32_t *tok, int32_t n_to
 		fetch(kv, s);
 		s->coming = host_last(kv, s->page, s->n_page);
 	}
-	s->n_windowless = kv->window ? s->n_page : 0; /* none is needed yet, except for sinks */
+	/* no window page is needed yet, except for sinks */
+	s->n_windowless = kv->window ? s->n_page : 0;
 	for (int32_t i = 0; i < s->n_page && i < kv->sinks; i++)
 		window_pin(kv, s->page[i]);
 	kv_seq_trim(kv, q, deepest(kv, s) * PLAN_KV_PAGE);
@@ -467,8 +470,8 @@ kv_prefix_find(Kv *kv, int32_t q, int64_t root, const int32_t *tok, int32_t n_to
 	return s->len;
 }
 
-/* Move the cache record of a page to another page with the same content that has a window page or
- * is on the device. */
+/* Move the record of page `from` to page `to` of equal content, because `to` has its window page or
+ * `from` is in host memory. */
 static void
 record_move(Kv *kv, int32_t to, int32_t from)
 {
@@ -483,8 +486,8 @@ record_move(Kv *kv, int32_t to, int32_t from)
 	rename_page(kv, to, from);
 }
 
-/* Return the cached page with the content of page n_kept of the sequence: its own page, or an older
- * one with the same content, which stays. */
+/* Return the cached page with the content of page n_kept of the sequence: its own page, or an
+ * existing page with equal content. */
 static int32_t
 page_known(Kv *kv, const KvSeq *s, const int32_t *own)
 {
@@ -499,7 +502,7 @@ page_known(Kv *kv, const KvSeq *s, const int32_t *own)
 		return page;
 	page = mine;
 	KvCachedPage *c = &kv->cached[page];
-	if (c->serial) /* its record names a predecessor that is gone */
+	if (c->serial) /* registered as successor of a page that was evicted */
 		return page;
 	int32_t *at = bucket_of(kv, s->prefix_parent, own);
 	*c = (KvCachedPage){ .serial = ++kv->last_serial, .parent = s->prefix_parent, .next = *at };
@@ -511,7 +514,7 @@ void
 kv_prefix_keep(Kv *kv, int32_t q, int64_t root, const int32_t *tok)
 {
 	KvSeq *s = &kv->seq[q];
-	/* after a mark the rows were draft tokens */
+	/* several rows after a mark are draft tokens, not a prompt */
 	bool prompt = s->len - s->prefix_len > 1 && !s->mark;
 
 	if (!kv->cached)

@@ -134,7 +134,7 @@ int64_t session_pages(const llmc_limits *l);
 int64_t session_window_pages(const Plan *p, const llmc_limits *l);
 int32_t session_snapshots(const llmc_limits *l); /* number of snapshots for all sequences */
 int64_t session_max_page(const Session *s);      /* per sequence */
-/* of block tables; equals kv.stride, but is available before kv is open */
+/* entries per block table: kv.stride, but available before kv is open */
 int64_t session_table_stride(const Session *s);
 bool session_sees_window(const Session *s,
                          /* does the step use window pages? Then it reads the block tables from
