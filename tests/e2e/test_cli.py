@@ -410,7 +410,7 @@ def test_compile_writes_an_artifact_that_runs(llmc, tmp_path):
             assert "do not edit" in text
             if not f.startswith("products_"):  # these belong to a weight type, not to a model
                 assert "lines of model.yaml" in text and re.search(
-                    r"weights [\d.]+ \w+ a call, .*[\d.]+ \w+ a row", text
+                    r"weights [\d.]+ \w+ per call, .*[\d.]+ \w+ per row", text
                 )
     r = llmc.json(
         "run",
