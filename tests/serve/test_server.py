@@ -486,8 +486,8 @@ def test_settings_that_do_not_fit(llmc_binary, tiny_folder, tmp_path):
         tiny_folder, *small, "--port", 0, "--max-total-tokens", 100, "--max-input-length", 100
     )
     assert "name a model" in bad()
-    assert "--seqs: at least 1" in bad(tiny_folder, *small, "--port", 0, "--seqs", 0)
-    assert "--seqs: at least 1" in bad(
+    assert "--seqs: expected at least 1" in bad(tiny_folder, *small, "--port", 0, "--seqs", 0)
+    assert "--seqs: expected at least 1" in bad(
         tiny_folder, *small, "--port", 0, env={"LLMC_SERVE_SEQS": "-1"}
     )
     (tmp_path / "a.yaml").write_text("port: 8000\nprot: 1\n")
@@ -627,7 +627,7 @@ def test_sighup_opens_the_log_again(serve, tiny_folder, tmp_path):
         ask("found", lambda: "found" in log.read_text())
         assert s.stop()[0] == 0
         said = open(s.log).read()
-        assert said.count("cannot be written") == 1
+        assert said.count("cannot write the log") == 1
         # a log line appears after its answer: the second may be in the reopened log
         assert (
             int(re.search(r"the log is written again; (\d+) lines? (?:is|are) lost", said)[1])
