@@ -336,7 +336,7 @@ def test_a_budget_with_a_head_of_its_own_and_compensation(llmc, model, tmp_path)
         "1",
     )
     assert re.search(
-        r"^blk\.0\.ffn_down\.weight +q\d_\w +\S+ bits, error \S+, costs \S+$", llmc.out, re.M
+        r"^blk\.0\.ffn_down\.weight +q\d_\w +\S+ bits, error \S+, cost \S+$", llmc.out, re.M
     )
     assert (tmp_path / "again.gguf").read_bytes() == out.read_bytes()
 
