@@ -141,7 +141,11 @@ def test_pooling_of_sentence_transformers_folders(pooling, pool, modules, tmp_pa
     "pooling,modules,output",
     [
         ({"pooling_mode_max_tokens": True}, None, "pools by the last token"),
-        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}, None, "is not supported"),
+        (
+            {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
+            None,
+            "is not supported",
+        ),
         (
             {"pooling_mode_mean_tokens": True},
             [TRANSFORMER, POOLING, ("2_Dense", "sentence_transformers.models.Dense")],
