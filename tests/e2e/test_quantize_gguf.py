@@ -405,7 +405,7 @@ def test_mistakes_are_sentences(llmc, tmp_path):
     t["normalizer"] = {"type": "Lowercase"}
     json.dump(t, open(f"{folder}/tokenizer.json", "w"))
     llmc("quantize", folder, out, "--type", "f16", code=1)
-    assert "changes text before it is cut" in llmc.err
+    assert "normalizes text before splitting it" in llmc.err
     t["normalizer"] = None
     json.dump(t, open(f"{folder}/tokenizer.json", "w"))
     config = json.load(open(f"{folder}/config.json"))
