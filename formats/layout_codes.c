@@ -34,7 +34,7 @@ move(uint8_t **p, void *field, int n, int R, int r, bool to)
 /* Converts the extra bits of the grid indices (`high`) of 256 columns to and from words of a packed
  * row. Index 4 j + c is in byte c; each byte holds as many blocks as fit. */
 static void
-beside(llmc_codes_kind kind, llmc_codes *c, uint32_t word[4], bool to)
+extra_bits(llmc_codes_kind kind, llmc_codes *c, uint32_t word[4], bool to)
 {
 	const int bits = llmc_codes_extra_bytes(kind), indices = kind == CODES_iq3_s ? 8 : 4,
 	          blocks = 8 / bits, own = bits == 4 ? 3 : bits;
@@ -73,11 +73,11 @@ packed(llmc_codes_kind kind, uint8_t *p, llmc_codes *c, int R, int r, bool to)
 		for (int k = 0; k < s.scales; k++)
 			move(&p, &c->scale[i][k], 1, R, r, to);
 	if (s.high && to)
-		beside(kind, c, word, true);
+		extra_bits(kind, c, word, true);
 	for (int i = 0; i < 2 * s.high; i++)
 		move(&p, &word[i], 4, R, r, to);
 	if (s.high && !to)
-		beside(kind, c, word, false);
+		extra_bits(kind, c, word, false);
 	for (int i = 0; i < s.columns / 32; i++)
 		for (int k = 0; k < s.words; k++)
 			move(&p, &c->word[i][k], 4, R, r, to);

@@ -576,8 +576,8 @@ made_add(Safetensors *s, StMatrix *made, StTensor t)
 
 /* Adds the column order or factor for x as a tensor next to matrix `name` */
 static void
-made_beside(Safetensors *s, StMatrix *made, const char *name, const char *suffix, const float *data,
-            int64_t n, const char *file)
+made_companion(Safetensors *s, StMatrix *made, const char *name, const char *suffix,
+               const float *data, int64_t n, const char *file)
 {
 	if (data)
 		made_add(s, made,
@@ -617,7 +617,7 @@ made_plain_orders(Safetensors *s, StMatrix *made)
 	for (size_t i = 0; i < n; i++) {
 		const StTensor t = made->t[i];
 		if (t.made && t.made->indexed && !t.made->order && t.made->cols <= most)
-			made_beside(s, made, t.name, SCHEME_ORDER, plain, t.made->cols, t.file);
+			made_companion(s, made, t.name, SCHEME_ORDER, plain, t.made->cols, t.file);
 	}
 }
 
@@ -660,8 +660,9 @@ make_matrices(Safetensors *s, const char *folder, llmc_error *err)
 		                     .bytes = m->rows * dtype_row_bytes(m->dtype, m->cols),
 		                     .file = s->tensor[i].file,
 		                     .made = m });
-		made_beside(s, &made, name, SCHEME_ORDER, m->order, m->cols, s->tensor[i].file);
-		made_beside(s, &made, name, SCHEME_FACTOR, m->factor, m->cols, s->tensor[i].file);
+		made_companion(s, &made, name, SCHEME_ORDER, m->order, m->cols, s->tensor[i].file);
+		made_companion(s, &made, name, SCHEME_FACTOR, m->factor, m->cols,
+		               s->tensor[i].file);
 		for (int k = 0; k < n_part; k++)
 			gone[safetensors_find(s, parts[k]) - s->tensor] = true;
 	}

@@ -336,7 +336,7 @@ fields(const Fit *f, SchemePlane *p, int axis, int bits, int64_t n, int64_t othe
 
 /* Configuration value of this module, else the global one */
 static const json_t *
-told_of(const Fit *f, const char *path)
+configured_int(const Fit *f, const char *path)
 {
 	const size_t n = strlen(f->module);
 	const json_t *own =
@@ -393,15 +393,16 @@ sizes(const Fit *f, SchemeMatrix *m, int *bits, bool *packed)
 		listed = t.dim[0];
 	}
 	const int64_t words = m->code_along_out ? m->rows : m->cols;
-	int64_t told = 0;
-	if (node_get(f->form, "bits") && !node_int(node_get(f->form, "bits"), &told))
-		told = json_integer_value(told_of(f, scheme_text(f->form, "bits")));
+	int64_t configured_bits = 0;
+	if (node_get(f->form, "bits") && !node_int(node_get(f->form, "bits"), &configured_bits))
+		configured_bits =
+		    json_integer_value(configured_int(f, scheme_text(f->form, "bits")));
 	if (words > INT64_MAX / 64)
 		return shape_bad(f, &m->code, "that is too large");
 	if (m->code_along_out)
 		listed = m->scale.dim[axis_is(node_get(f->form, "scale"), 0, "out") ? 0 : 1];
-	if (!listed && told > 0 && told <= 8)
-		listed = words * m->code.element / told;
+	if (!listed && configured_bits > 0 && configured_bits <= 8)
+		listed = words * m->code.element / configured_bits;
 	*bits = listed > 0 && words * m->code.element / listed <= 8
 	            ? (int)(words * m->code.element / listed)
 	            : 0;
@@ -421,7 +422,7 @@ scales(const Fit *f, SchemeMatrix *m)
 	const Node *rule = node_get(f->form, "scale");
 	const char *block = scheme_text(f->form, "block"), *group = scheme_text(f->form, "group");
 	const json_t *b = block ? config_value(f->s, block) : NULL,
-	             *g = group ? told_of(f, group) : NULL;
+	             *g = group ? configured_int(f, group) : NULL;
 	int64_t over = 0;
 
 	m->scale_by_out = axis_is(rule, 0, "out");

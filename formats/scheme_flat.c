@@ -49,7 +49,7 @@ numbers(const Fit *f, const char *key, const char *type, int64_t n, const uint8_
 }
 
 static int64_t
-whole_of(const json_t *state, const char *key, int64_t most)
+positive_int(const json_t *state, const char *key, int64_t most)
 {
 	const json_t *v = json_object_get(state, key);
 	const int64_t n = json_is_integer(v) ? json_integer_value(v) : 0;
@@ -95,14 +95,15 @@ scheme_flat(const Fit *f, SchemeMatrix *m)
 		return error_set(f->err, LLMC_E_INPUT,
 		                 "%s has no quant_state tensor with its shape; it is stored as %s",
 		                 code.name, code.type);
-	const json_t *said = strcmp(state.type, "U8")
-	                         ? NULL
-	                         : json_read(f->s->a, state.data, (size_t)scheme_elements(&state),
-	                                     JSON_REJECT_DUPLICATES, &why);
-	const json_t *shape = json_object_get(said, "shape");
+	const json_t *description =
+	    strcmp(state.type, "U8")
+	        ? NULL
+	        : json_read(f->s->a, state.data, (size_t)scheme_elements(&state),
+	                    JSON_REJECT_DUPLICATES, &why);
+	const json_t *shape = json_object_get(description, "shape");
 	m->rows = json_array_size(shape) == 2 ? json_integer_value(json_array_get(shape, 0)) : 0;
 	m->cols = json_array_size(shape) == 2 ? json_integer_value(json_array_get(shape, 1)) : 0;
-	w->block = whole_of(said, "blocksize", most);
+	w->block = positive_int(description, "blocksize", most);
 	if (m->rows < 1 || m->cols < 1 || m->rows > most || m->cols > most || !w->block)
 		return error_set(f->err, LLMC_E_INPUT,
 		                 "%s: expected JSON with a shape of two numbers and a blocksize",
@@ -119,11 +120,12 @@ scheme_flat(const Fit *f, SchemeMatrix *m)
 	TRY(numbers(f, "map", "F32", 16, &map));
 	memcpy(w->map, map, sizeof w->map);
 	w->code = code.data;
-	if (!json_object_get(said, "nested_blocksize")) {
+	if (!json_object_get(description, "nested_blocksize")) {
 		TRY(numbers(f, "peak", "F32", peaks, &w->peak));
 	} else {
-		const double offset = json_number_value(json_object_get(said, "nested_offset"));
-		w->nested_block = whole_of(said, "nested_blocksize", most);
+		const double offset =
+		    json_number_value(json_object_get(description, "nested_offset"));
+		w->nested_block = positive_int(description, "nested_blocksize", most);
 		w->offset = (float)offset;
 		if (!w->nested_block || !isfinite(w->offset))
 			return error_set(f->err, LLMC_E_INPUT,

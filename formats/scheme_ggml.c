@@ -53,7 +53,7 @@ nvfp4_block(const uint8_t *b, float whole, uint8_t *to)
 /* Converts Q1_0 and Q2_0: an f16, then codes of one bit (a sign: becomes 0 or 2, zero point 1) or
  * two bits (zero point 1), lowest first */
 static bool
-few_block(const uint8_t *b, int bits, int elems, DtypeGroup g, uint8_t *to)
+low_bit_block(const uint8_t *b, int bits, int elems, DtypeGroup g, uint8_t *to)
 {
 	const int block = g.scale_bytes + g.zero_bytes + g.columns * g.bits / 8;
 	uint16_t d;
@@ -88,8 +88,8 @@ scheme_ggml_row(const SchemeMatrix *m, int64_t row, uint8_t *to)
 		if (k->type == GGML_NVFP4)
 			nvfp4_block(b, whole, to);
 		else
-			good &= few_block(b, k->type == GGML_Q1_0 ? 1 : 2, k->elems,
-			                  dtype_group(m->dtype), to);
+			good &= low_bit_block(b, k->type == GGML_Q1_0 ? 1 : 2, k->elems,
+			                      dtype_group(m->dtype), to);
 	}
 	return good && isfinite(whole);
 }

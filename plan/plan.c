@@ -154,9 +154,9 @@ divisor(const PlanExtent *e)
 	return e->sym != SYM_one && e->div > 1 ? e->div : 1;
 }
 
-/* Returns the smallest x such that x * ceil(s / b.div) covers a.mul * a_bytes * ceil(s / a.div) for
- * all s >= 0: a.mul * a_bytes * ceil(b.div / a.div). b's symbol must be a's or a larger one. -1:
- * overflow */
+/* Returns the bytes per unit of b's symbol that a needs: the smallest x such that
+ * x * ceil(s / b.div) >= a.mul * a_bytes * ceil(s / a.div) for all s >= 0. This is
+ * a.mul * a_bytes * ceil(b.div / a.div). b's symbol must be a's or a larger one. -1: overflow */
 static int64_t
 unit_bytes(const PlanExtent *a, int64_t a_bytes, const PlanExtent *b)
 {

@@ -96,7 +96,7 @@ check_kernel_arg(const StepsCheck *c, int i)
 /* Checks the weight of a library GEMM: all columns of y by all columns of act. Its other arguments
  * are checked as the kernel's. */
 static llmc_status
-check_product(const StepsCheck *c, const PlanKernel *k, const PlanGemm *p)
+check_library_gemm(const StepsCheck *c, const PlanKernel *k, const PlanGemm *p)
 {
 	const PlanRef *r = &c->step->arg[p->w];
 	int64_t rows = k->arg[p->y].extent.mul, cols = k->arg[p->act].extent.mul;
@@ -229,7 +229,7 @@ check_step(StepsCheck *c)
 		for (int i = 0; i < s->n_arg; i++)
 			TRY(check_kernel_arg(c, i));
 		if (plan_library_gemm(k))
-			TRY(check_product(c, k, plan_library_gemm(k)));
+			TRY(check_library_gemm(c, k, plan_library_gemm(k)));
 	}
 	TRY(check_reads(c));
 	TRY(check_aliases(c));

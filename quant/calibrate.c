@@ -9,7 +9,7 @@
 typedef struct StageCapture {
 	CalibrationInput in;
 	const PlanStep *step; /* first step that reads it */
-	int buffer, piece;
+	int buffer, segment;
 	int chosen;        /* buffer with the selected experts per row; -1: none */
 	int64_t room;      /* capacity of in.row in rows */
 	bool squared;      /* squares were gathered by an earlier run */
@@ -166,18 +166,18 @@ find_cuts(Calibration *c, Arena *a)
 		if (cut->here && cut->width > c->stride)
 			c->stride = cut->width;
 	}
-	for (int i = 0, piece = 0; i < ph->n_step; i++) {
-		piece += c->cut[i].here;
+	for (int i = 0, segment = 0; i < ph->n_step; i++) {
+		segment += c->cut[i].here;
 		for (int k = 0; k < c->n; k++)
 			if (c->in[k].step == &ph->step[i])
-				c->in[k].piece = piece;
+				c->in[k].segment = segment;
 	}
 }
 
 int
-calibration_piece(const Calibration *c, int i)
+calibration_segment(const Calibration *c, int i)
 {
-	return c->in[i].piece;
+	return c->in[i].segment;
 }
 
 bool

@@ -44,7 +44,7 @@ CalibrationInput *calibration_find(Calibration *c,
                                    const char *tensor); /* NULL: no matmul uses the tensor */
 /* Returns the segment of the model that input i belongs to. One run covers a whole segment, since
  * there is no boundary inside it. */
-int calibration_piece(const Calibration *c, int i);
+int calibration_segment(const Calibration *c, int i);
 /* Returns whether all inputs have been seen */
 bool calibration_whole(const Calibration *c);
 /* Runs windows [n][width] of tokens through the session, whose chunk and n_out must fit. Gathers

@@ -131,12 +131,12 @@ typedef struct GptqWork {
 } GptqWork;
 
 typedef struct GptqScratch {
-	float *w;        /* [TOGETHER][cols] original values */
-	float *e;        /* [cols][TOGETHER] error w - v */
-	float *weight;   /* [cols] R_jj^2: weight of each column's squared rounding error */
-	float *pull;     /* [TOGETHER][cols] H e: half of the gradient of the loss */
-	int8_t *code;    /* [TOGETHER][cols] */
-	BlockGrid *grid; /* [TOGETHER][cols / block] */
+	float *w;         /* [TOGETHER][cols] original values */
+	float *e;         /* [cols][TOGETHER] error w - v */
+	float *weight;    /* [cols] R_jj^2: weight of each column's squared rounding error */
+	float *half_grad; /* [TOGETHER][cols] H e: half of the gradient of the loss */
+	int8_t *code;     /* [TOGETHER][cols] */
+	BlockGrid *grid;  /* [TOGETHER][cols / block] */
 	float level[GRID_MAX][TOGETHER],
 	    hq[GRID_MAX][TOGETHER];  /* levels of a sub-block, and H times levels */
 	float more[TOGETHER][CHUNK]; /* correction of the chunk's columns from errors so far */
@@ -144,23 +144,23 @@ typedef struct GptqScratch {
 
 /* Rounds a chunk of columns of one row */
 static void
-round_chunk(const GptqRows *job, GptqScratch *room, int r, int64_t s, int64_t n)
+round_chunk(const GptqRows *job, GptqScratch *scratch, int r, int64_t s, int64_t n)
 {
 	const int block = dtype_info(job->to)->block_elems;
-	const float *w = room->w + r * job->cols + s;
-	int8_t *code = room->code + r * job->cols + s;
-	float *more = room->more[r], x[GRID_MAX];
+	const float *w = scratch->w + r * job->cols + s;
+	int8_t *code = scratch->code + r * job->cols + s;
+	float *more = scratch->more[r], x[GRID_MAX];
 
 	for (int64_t at = 0; at < n; at += block) {
-		BlockGrid *g = &room->grid[(r * job->cols + s + at) / block];
+		BlockGrid *g = &scratch->grid[(r * job->cols + s + at) / block];
 		for (int i = 0; i < block; i++)
 			x[i] = w[at + i] + more[at + i];
-		grid_choose(job->to, x, room->weight + s + at, g);
+		grid_choose(job->to, x, scratch->weight + s + at, g);
 		for (int i = 0; i < block; i++) {
 			int64_t j = at + i;
 			code[j] = (int8_t)grid_code(g, i, w[j] + more[j]);
 			float e = w[j] - grid_value(g, i, code[j]);
-			room->e[(s + j) * TOGETHER + r] = e;
+			scratch->e[(s + j) * TOGETHER + r] = e;
 			outer_axpy(e, job->h + (s + j) * job->cols + s + j + 1, more + j + 1,
 			           n - j - 1);
 		}
@@ -172,29 +172,30 @@ round_chunk(const GptqRows *job, GptqScratch *room, int r, int64_t s, int64_t n)
 /* Rounds one column of all rows again: each code moves to the value nearest to the optimum given
  * the other columns. */
 static void
-requantize_column(const GptqRows *job, GptqScratch *room, int m, int64_t j)
+requantize_column(const GptqRows *job, GptqScratch *scratch, int m, int64_t j)
 {
 	const int block = dtype_info(job->to)->block_elems, i = (int)(j % block);
 	const float *h = job->full + j * job->cols;
 
 	for (int r = 0; r < m; r++) {
-		const BlockGrid *g = &room->grid[(r * job->cols + j) / block];
-		int8_t *code = &room->code[r * job->cols + j];
-		float *pull = room->pull + r * job->cols, old = grid_value(g, i, *code);
-		int c = grid_code(g, i, old + pull[j] / h[j]);
+		const BlockGrid *g = &scratch->grid[(r * job->cols + j) / block];
+		int8_t *code = &scratch->code[r * job->cols + j];
+		float *half_grad = scratch->half_grad + r * job->cols,
+		      old = grid_value(g, i, *code);
+		int c = grid_code(g, i, old + half_grad[j] / h[j]);
 		if (c == *code)
 			continue;
 		float by = grid_value(g, i, c) - old;
 		*code = (int8_t)c;
-		room->e[j * TOGETHER + r] -= by;
-		outer_axpy(-by, h, pull, job->cols);
+		scratch->e[j * TOGETHER + r] -= by;
+		outer_axpy(-by, h, half_grad, job->cols);
 	}
 }
 
 /* Refits the scales of the sub-block that begins at column j, for all rows: the nearby storable
  * scales with the least loss for the current codes */
 static void
-refit_scales(const GptqRows *job, GptqScratch *room, int m, int64_t j, int sub)
+refit_scales(const GptqRows *job, GptqScratch *scratch, int m, int64_t j, int sub)
 {
 	const int block = dtype_info(job->to)->block_elems;
 	const int64_t n = job->cols;
@@ -204,16 +205,16 @@ refit_scales(const GptqRows *job, GptqScratch *room, int m, int64_t j, int sub)
 	    g1[TOGETHER] = { 0 }, one = 0;
 	bool any = false;
 
-	memset(room->level, 0, (size_t)sub * sizeof *room->level);
-	memset(room->hq, 0, (size_t)sub * sizeof *room->hq);
+	memset(scratch->level, 0, (size_t)sub * sizeof *scratch->level);
+	memset(scratch->hq, 0, (size_t)sub * sizeof *scratch->hq);
 	for (int r = 0; r < m; r++) {
-		const BlockGrid *g = &room->grid[(r * n + j) / block];
-		const int8_t *code = room->code + r * n + j;
+		const BlockGrid *g = &scratch->grid[(r * n + j) / block];
+		const int8_t *code = scratch->code + r * n + j;
 		for (int a = 0; a < sub; a++)
-			room->level[a][r] = (float)(g->level ? g->level[code[a]] : code[a]);
+			scratch->level[a][r] = (float)(g->level ? g->level[code[a]] : code[a]);
 	}
-	outer_add(job->full + j * n + j, n, room->level[0], TOGETHER, sub, room->hq[0], TOGETHER,
-	          sub, TOGETHER, 0);
+	outer_add(job->full + j * n + j, n, scratch->level[0], TOGETHER, sub, scratch->hq[0],
+	          TOGETHER, sub, TOGETHER, 0);
 	for (int a = 0; a < sub; a++) {
 		const float *h = job->full + (j + a) * n + j;
 		float h1 = 0;
@@ -221,16 +222,16 @@ refit_scales(const GptqRows *job, GptqScratch *room, int m, int64_t j, int sub)
 			h1 += h[b];
 		one += (double)h1;
 		for (int r = 0; r < m; r++) {
-			const double level = (double)room->level[a][r],
-			             pull = (double)room->pull[r * n + j + a];
-			qq[r] += (double)room->hq[a][r] * level;
+			const double level = (double)scratch->level[a][r],
+			             half_grad = (double)scratch->half_grad[r * n + j + a];
+			qq[r] += (double)scratch->hq[a][r] * level;
 			q1[r] += (double)h1 * level;
-			gq[r] += pull * level;
-			g1[r] += pull;
+			gq[r] += half_grad * level;
+			g1[r] += half_grad;
 		}
 	}
 	for (int r = 0; r < m; r++) {
-		BlockGrid *g = &room->grid[(r * n + j) / block], best;
+		BlockGrid *g = &scratch->grid[(r * n + j) / block], best;
 		const int k = (int)(j % block) / sub;
 		double least = 0;
 		best = *g;
@@ -259,16 +260,17 @@ refit_scales(const GptqRows *job, GptqScratch *room, int m, int64_t j, int sub)
 			continue;
 		any = true;
 		for (int a = 0; a < sub; a++)
-			by[a][r] = (best.scale[k] - g->scale[k]) * room->level[a][r] +
+			by[a][r] = (best.scale[k] - g->scale[k]) * scratch->level[a][r] +
 			           (best.base[k] - g->base[k]);
 		*g = best;
 	}
 	if (!any)
 		return;
-	outer_add(by[0], TOGETHER, job->full + j * n, n, sub, room->pull, n, TOGETHER, n, 1);
+	outer_add(by[0], TOGETHER, job->full + j * n, n, sub, scratch->half_grad, n, TOGETHER, n,
+	          1);
 	for (int a = 0; a < sub; a++)
 		for (int r = 0; r < m; r++)
-			room->e[(j + a) * TOGETHER + r] -= by[a][r];
+			scratch->e[(j + a) * TOGETHER + r] -= by[a][r];
 }
 static void
 rows(void *user, int part, int n_parts)
@@ -279,69 +281,70 @@ rows(void *user, int part, int n_parts)
 	              to_bytes = dtype_row_bytes(job->to, n);
 	const int block = dtype_info(job->to)->block_elems,
 	          block_bytes = dtype_info(job->to)->block_bytes;
-	GptqScratch *room = calloc(1, sizeof *room);
+	GptqScratch *scratch = calloc(1, sizeof *scratch);
 
 	(void)part, (void)n_parts;
-	if (room) {
-		room->w = malloc((size_t)n * TOGETHER * sizeof *room->w);
-		room->e = malloc((size_t)n * TOGETHER * sizeof *room->e);
-		room->weight = malloc((size_t)n * sizeof *room->weight);
-		room->pull = malloc((size_t)n * TOGETHER * sizeof *room->pull);
-		room->code = malloc((size_t)n * TOGETHER);
-		room->grid = malloc((size_t)(n / block) * TOGETHER * sizeof *room->grid);
+	if (scratch) {
+		scratch->w = malloc((size_t)n * TOGETHER * sizeof *scratch->w);
+		scratch->e = malloc((size_t)n * TOGETHER * sizeof *scratch->e);
+		scratch->weight = malloc((size_t)n * sizeof *scratch->weight);
+		scratch->half_grad = malloc((size_t)n * TOGETHER * sizeof *scratch->half_grad);
+		scratch->code = malloc((size_t)n * TOGETHER);
+		scratch->grid = malloc((size_t)(n / block) * TOGETHER * sizeof *scratch->grid);
 	}
-	if (!room || !room->w || !room->e || !room->weight || !room->pull || !room->code ||
-	    !room->grid) {
+	if (!scratch || !scratch->w || !scratch->e || !scratch->weight || !scratch->half_grad ||
+	    !scratch->code || !scratch->grid) {
 		atomic_store(&work->failed, true);
 		goto out;
 	}
 	for (int64_t j = 0; j < n; j++)
-		room->weight[j] = job->h[j * n + j] * job->h[j * n + j];
+		scratch->weight[j] = job->h[j * n + j] * job->h[j * n + j];
 	for (int64_t first; (first = atomic_fetch_add(&work->next, TOGETHER)) < job->rows;) {
 		int m = job->rows - first < TOGETHER ? (int)(job->rows - first) : TOGETHER;
-		memset(room->w, 0, (size_t)n * TOGETHER * sizeof *room->w);
-		memset(room->e, 0, (size_t)n * TOGETHER * sizeof *room->e);
+		memset(scratch->w, 0, (size_t)n * TOGETHER * sizeof *scratch->w);
+		memset(scratch->e, 0, (size_t)n * TOGETHER * sizeof *scratch->e);
 		for (int r = 0; r < m; r++)
 			dequant_row(job->from, (const char *)job->src + (first + r) * from_bytes,
-			            room->w + r * n, n);
+			            scratch->w + r * n, n);
 		for (int64_t s = 0; s < n; s += CHUNK) {
 			int64_t c = n - s < CHUNK ? n - s : CHUNK;
-			memset(room->more, 0, sizeof room->more);
-			outer_add(room->e, TOGETHER, job->h + s, n, s, room->more[0], CHUNK,
+			memset(scratch->more, 0, sizeof scratch->more);
+			outer_add(scratch->e, TOGETHER, job->h + s, n, s, scratch->more[0], CHUNK,
 			          TOGETHER, c, 0);
 			for (int r = 0; r < m; r++)
-				round_chunk(job, room, r, s, c);
+				round_chunk(job, scratch, r, s, c);
 		}
 		for (int pass = 0; job->full && pass < job->passes; pass++) {
 			if (pass == 0) {
-				memset(room->pull, 0, (size_t)n * TOGETHER * sizeof *room->pull);
-				outer_add(room->e, TOGETHER, job->full, n, n, room->pull, n,
-				          TOGETHER, n, 0);
+				memset(scratch->half_grad, 0,
+				       (size_t)n * TOGETHER * sizeof *scratch->half_grad);
+				outer_add(scratch->e, TOGETHER, job->full, n, n, scratch->half_grad,
+				          n, TOGETHER, n, 0);
 			}
 			for (int64_t j = 0; j < n; j++) {
-				int sub = room->grid[j / block].sub;
+				int sub = scratch->grid[j / block].sub;
 				if (j % sub == 0)
-					refit_scales(job, room, m, j, sub);
-				requantize_column(job, room, m, j);
+					refit_scales(job, scratch, m, j, sub);
+				requantize_column(job, scratch, m, j);
 			}
 		}
 		for (int r = 0; r < m; r++)
 			for (int64_t b = 0; b < n / block; b++)
-				grid_pack(job->to, &room->grid[r * n / block + b],
-				          room->code + r * n + b * block,
+				grid_pack(job->to, &scratch->grid[r * n / block + b],
+				          scratch->code + r * n + b * block,
 				          (uint8_t *)job->dst + (first + r) * to_bytes +
 				              b * block_bytes);
 	}
 out:
-	if (room) {
-		free(room->w);
-		free(room->e);
-		free(room->weight);
-		free(room->pull);
-		free(room->code);
-		free(room->grid);
+	if (scratch) {
+		free(scratch->w);
+		free(scratch->e);
+		free(scratch->weight);
+		free(scratch->half_grad);
+		free(scratch->code);
+		free(scratch->grid);
 	}
-	free(room);
+	free(scratch);
 }
 
 bool

@@ -39,7 +39,7 @@ add_tile(const float *x, int64_t rows, int64_t n, float *h, int64_t a, int64_t b
 static void
 add_floats(const Gram *g, int part, const float *x, int64_t rows, int64_t n, float *h)
 {
-	float *left = (float *)g->room + (int64_t)part * DEPTH * (TILE_M + TILE_N);
+	float *left = (float *)g->work + (int64_t)part * DEPTH * (TILE_M + TILE_N);
 	int64_t tile = 0;
 
 	for (int64_t a = 0; a < n; a += TILE_M)
@@ -198,7 +198,7 @@ add_tiles(const Gram *g, Threads *threads, int part, const float *x, int64_t row
           float *h)
 {
 	const int64_t groups = groups_of(n), steps = steps_of(rows);
-	uint16_t *left = g->room, *right = left + groups * steps * PACKED;
+	uint16_t *left = g->work, *right = left + groups * steps * PACKED;
 	_Alignas(64) float out[4][GROUP * GROUP];
 	int64_t tile = 0;
 
@@ -232,8 +232,8 @@ gram_open(Gram *g, const Threads *threads)
 void
 gram_release(Gram *g)
 {
-	free(g->room);
-	g->room = NULL;
+	free(g->work);
+	g->work = NULL;
 	g->cap = 0;
 }
 
@@ -246,10 +246,10 @@ gram_room(Gram *g, int64_t rows, int64_t n)
 
 	if (need > g->cap) {
 		gram_release(g);
-		g->room = malloc(need);
-		g->cap = g->room ? need : 0;
+		g->work = malloc(need);
+		g->cap = g->work ? need : 0;
 	}
-	return g->room != NULL;
+	return g->work != NULL;
 }
 
 void

@@ -10,7 +10,7 @@ typedef struct Gram {
 	bool tiles; /* set by gram_open; set it to false for fp32 */
 	int n_part;
 	size_t cap; /* bytes allocated */
-	void *room;
+	void *work;
 } Gram;
 
 void gram_open(Gram *g, const Threads *threads);

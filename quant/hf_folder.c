@@ -275,8 +275,8 @@ is_weights(const char *name)
 }
 
 llmc_status
-folder_beside(const char *in, const char *out, FolderForm f, int group, const char *const *ignored,
-              int n_ignored, llmc_error *err)
+folder_write_others(const char *in, const char *out, FolderForm f, int group,
+                    const char *const *ignored, int n_ignored, llmc_error *err)
 {
 	Strbuf from = { 0 }, to = { 0 }, text = { 0 };
 	llmc_status status = LLMC_OK;

@@ -57,7 +57,7 @@ void folder_head_add(Strbuf *head, const FolderPart *p, int64_t *at);
 void folder_head_text(const Strbuf *head, Strbuf *out);
 /* Writes config.json with quantization_config, and copies the folder's other files except weights.
  * ignored: modules that stay unquantised */
-llmc_status folder_beside(const char *in, const char *out, FolderForm f, int group,
-                          const char *const *ignored, int n_ignored, llmc_error *err);
+llmc_status folder_write_others(const char *in, const char *out, FolderForm f, int group,
+                                const char *const *ignored, int n_ignored, llmc_error *err);
 
 #endif

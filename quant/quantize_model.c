@@ -191,8 +191,8 @@ next_group(QuantRun *r)
 	calibration_drop(c);
 	for (int i = 0, end; i < calibration_n(c); i = end) {
 		bool wanted = false;
-		for (end = i;
-		     end < calibration_n(c) && calibration_piece(c, end) == calibration_piece(c, i);
+		for (end = i; end < calibration_n(c) &&
+		              calibration_segment(c, end) == calibration_segment(c, i);
 		     end++)
 			if (is_wanted(r, calibration_at(c, end))) {
 				wanted = true;

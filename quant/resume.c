@@ -170,8 +170,8 @@ run_finish(QuantRun *r, llmc_error *err)
 	if (fsync(r->fd) != 0)
 		return io_error(r, "write", err);
 	if (!r->g) {
-		TRY(folder_beside(r->job->in, r->folder, r->job->form, r->job->group, r->ignored,
-		                  r->n_ignored, err));
+		TRY(folder_write_others(r->job->in, r->folder, r->job->form, r->job->group,
+		                        r->ignored, r->n_ignored, err));
 		if (file_exists(r->job->out) || rename(r->folder, r->job->out) != 0)
 			return error_set(err, LLMC_E_INPUT,
 			                 "%s: cannot rename the result %s to it: %s", r->job->out,

@@ -131,7 +131,7 @@ ref_lora_experts_down(const RefCall *c)
 	}
 }
 
-/* Element j of low b, b [rank, rows] */
+/* Element j of low * b, b [rank, rows] */
 static double
 up_one(const float *low, const float *b, int64_t rank, int64_t rows, int64_t j)
 {

@@ -151,7 +151,7 @@ def changed(k, to):
         (lambda: (tensors(np.random.default_rng(1), F.floats), KEYS, 0), "without model_type"),
         (
             lambda: (tensors(np.random.default_rng(1), F.floats), KEYS, 3),
-            "version 3; 0, 1 and 2 are read",
+            "version 3; llmc reads versions 0, 1 and 2",
         ),
         (
             lambda: (

@@ -121,27 +121,27 @@ att_range(const Att a, const llmc_step *s, int seq, int pos)
 enum { ATT_FIRST, ATT_QUANTISED, ATT_RECENT };
 
 LLMC_INLINE Att
-att_piece_form(const Att a, const int piece)
+att_segment_form(const Att a, const int segment)
 {
 	Att b = a;
 
-	if (piece != ATT_QUANTISED)
+	if (segment != ATT_QUANTISED)
 		b.kv = kv_exact_form(a.kv);
 	return b;
 }
 
 /* Returns whether rows can have such a segment */
 LLMC_INLINE int
-att_has_piece(const Att a, const int piece)
+att_has_segment(const Att a, const int segment)
 {
-	return piece == ATT_FIRST    ? a.kv.exact.sinks > 0
-	       : piece == ATT_RECENT ? a.kv.exact.recent > 0
-	                             : 1;
+	return segment == ATT_FIRST    ? a.kv.exact.sinks > 0
+	       : segment == ATT_RECENT ? a.kv.exact.recent > 0
+	                               : 1;
 }
 
 /* Positions of a segment within r, the range of a row at pos; lo >= hi: empty */
 LLMC_INLINE SplitRange
-att_piece(const Att a, const int piece, SplitRange r, int pos)
+att_segment(const Att a, const int segment, SplitRange r, int pos)
 {
 	const int first = r.lo > a.kv.exact.sinks ? r.lo : a.kv.exact.sinks,
 	          from = pos + 1 - a.kv.exact.recent;
@@ -149,9 +149,9 @@ att_piece(const Att a, const int piece, SplitRange r, int pos)
 
 	if (!a.kv.exact.page_bytes)
 		return r;
-	if (piece == ATT_FIRST)
+	if (segment == ATT_FIRST)
 		return (SplitRange){ r.lo, r.hi < first ? r.hi : first };
-	if (piece == ATT_RECENT)
+	if (segment == ATT_RECENT)
 		return (SplitRange){ recent, r.hi };
 	return (SplitRange){ first, r.hi < recent ? r.hi : recent };
 }
@@ -264,23 +264,23 @@ att_finish(const int v_dim, float *y, const float *o, float l)
 LLMC_INLINE void
 att_put(const Att a, float *y, const float *o, float l)
 {
-	const int turn = kv_rotated(a.kv.v, a.kv.rotate, a.v_dim);
+	const int n_rotated = kv_rotated(a.kv.v, a.kv.rotate, a.v_dim);
 
 	att_finish(a.v_dim, y, o, l);
-	if (turn)
-		kv_rotate(a.v_dim, turn, y);
+	if (n_rotated)
+		kv_rotate(a.v_dim, n_rotated, y);
 }
 
 /* Prepares a query for scores: scales it, and rotates it if keys are stored rotated. */
 LLMC_INLINE void
 att_query(const Att a, float *to, const float *from)
 {
-	const int turn = kv_rotated(a.kv.k, a.kv.rotate, a.dim);
+	const int n_rotated = kv_rotated(a.kv.k, a.kv.rotate, a.dim);
 
 	for (int d = 0; d < a.dim; d++)
 		to[d] = from[d] * a.scale;
-	if (turn)
-		kv_rotate(a.dim, turn, to);
+	if (n_rotated)
+		kv_rotate(a.dim, n_rotated, to);
 }
 
 LLMC_INLINE void
@@ -293,7 +293,7 @@ att_prefetch(const void *p, const int bytes)
 
 /* Prefetches the cache lines that begin in slice i of consecutive slices of `bytes` bytes */
 LLMC_INLINE void
-att_prefetch_piece(const char *p, int i, const int bytes)
+att_prefetch_slice(const char *p, int i, const int bytes)
 {
 	if (bytes >= 64)
 		att_prefetch(p + i * bytes, bytes);
@@ -384,7 +384,7 @@ att_scores(const Att a, const int gb, const char *k, const float *q, const float
 			for (int d = at; d < end; d += 4) {
 				LLMC_EACH(e, 4, 4)
 				if (j0 == 0 && (a.dim % 4 == 0 || d + e < end))
-					att_prefetch_piece(next, d + e,
+					att_prefetch_slice(next, d + e,
 					                   (int)kv_plane(a.kv.k, a.dim) / a.dim);
 				LLMC_EACH(e, 4, 4)
 				if (apart && (a.dim % 4 == 0 || d + e < end))
@@ -437,7 +437,7 @@ att_values(const Att a, const int gb, const int nv, const char *const *v, const 
 			kv_scales_v(a.kv.v, a.v_dim, v[p], scale);
 		for (int j = j0; j < j1; j++) {
 			if (d0 == 0)
-				att_prefetch_piece(ahead[p], j - p * KV_PAGE,
+				att_prefetch_slice(ahead[p], j - p * KV_PAGE,
 				                   (int)kv_plane(a.kv.v, a.v_dim) / KV_PAGE);
 			LLMC_EACH(i, nv, 4)
 			{
@@ -700,14 +700,14 @@ att_chunk(const Att a, AttUnit *u, SplitRange see, int chunk, AttPart *out)
 
 /* Processes a segment of a chunk, if the row has one, and merges it into u->span */
 LLMC_INLINE void
-att_chunk_piece(const Att a, const int piece, AttUnit *u, int chunk)
+att_chunk_segment(const Att a, const int segment, AttUnit *u, int chunk)
 {
-	if (!att_has_piece(a, piece))
+	if (!att_has_segment(a, segment))
 		return;
-	const SplitRange see = att_piece(a, piece, u->range, u->pos);
+	const SplitRange see = att_segment(a, segment, u->range, u->pos);
 	if (see.lo >= see.hi || see.lo >= (chunk + 1) * ATT_CHUNK || see.hi <= chunk * ATT_CHUNK)
 		return;
-	att_chunk(att_piece_form(a, piece), u, see, chunk, &u->chunk);
+	att_chunk(att_segment_form(a, segment), u, see, chunk, &u->chunk);
 	att_part_merge(a, &u->span, &u->chunk);
 }
 
@@ -723,9 +723,9 @@ att_span(const Att a, AttUnit *u, int span)
 		amx_begin(att_hb(a), 64);
 #endif
 	for (; c.first <= c.last; c.first++) {
-		att_chunk_piece(a, ATT_FIRST, u, c.first);
-		att_chunk_piece(a, ATT_QUANTISED, u, c.first);
-		att_chunk_piece(a, ATT_RECENT, u, c.first);
+		att_chunk_segment(a, ATT_FIRST, u, c.first);
+		att_chunk_segment(a, ATT_QUANTISED, u, c.first);
+		att_chunk_segment(a, ATT_RECENT, u, c.first);
 	}
 #if defined(LLMC_TILES)
 	if (att_tiled(a))

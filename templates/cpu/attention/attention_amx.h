@@ -315,7 +315,7 @@ att_amx_row_scores(const Att a, const uint8_t *q, const char *const *k, const ch
  * planes */
 LLMC_INLINE void
 att_amx_row_values(const Att a, const uint8_t *p, const char *const *v, const char *const *next,
-                   int first, int last, int n, int d, const int n_d, int piece, const int of,
+                   int first, int last, int n, int d, const int n_d, int slice, const int of,
                    uint8_t *ring, float *oc)
 {
 	const int vs = att_vs(a), parts = att_amx_parts(a.kv.v), tile = parts * AMX_TILE;
@@ -331,7 +331,7 @@ att_amx_row_values(const Att a, const uint8_t *p, const char *const *v, const ch
 		for (int i = 0; i < 16; i++) {
 			if (page < last) {
 				amx_prefetch_l2(next[page], (int)kv_plane(a.kv.v, a.v_dim),
-				                piece * 16 + i, of * 16);
+				                slice * 16 + i, of * 16);
 				if (n >= KV_PAGE)
 					att_amx_values_row(a, 1, v[page], n, d, n_d, i, to, tile);
 				else

@@ -201,15 +201,15 @@ kv_unpack_v(const int dim, const char *plane, uint8_t *to)
 
 /* Returns the plane with the codes; 6-bit codes are unpacked into the buffer */
 LLMC_INLINE const uint8_t *
-kv_word_plane(const int type, const int key, const int dim, const char *plane, uint8_t *room)
+kv_word_plane(const int type, const int key, const int dim, const char *plane, uint8_t *buffer)
 {
 	if (type != KV_int6)
 		return (const uint8_t *)plane;
 	if (key)
-		kv_unpack_k(dim, plane, room);
+		kv_unpack_k(dim, plane, buffer);
 	else
-		kv_unpack_v(dim, plane, room);
-	return room;
+		kv_unpack_v(dim, plane, buffer);
+	return buffer;
 }
 
 /* Elements 4 i .. 4 i + 3 of keys j .. j + 15 in two pairs: for int4 0 and 2, 1 and 3, else
@@ -255,13 +255,13 @@ kv_word_scales(const int type, const int dim, const char *plane, int end, float 
 {
 	const int n = kv_groups(type, dim) * kv_scales(type);
 	const f16 *s = kv_scales_of(type, dim, plane);
-	f16 room[KV_ROOM + 4];
+	f16 buffer[KV_ROOM + 4];
 
 	for (int j = 0; n == 1 && j < KV_PAGE; j += VL)
 		vf_store(to + j, vf_load_f16(s + j));
 	if (n > 1 && n % 4) { /* invalid lanes after the last position must be zero */
-		memcpy(room, s, (size_t)(KV_PAGE * n) * sizeof *s);
-		s = room;
+		memcpy(buffer, s, (size_t)(KV_PAGE * n) * sizeof *s);
+		s = buffer;
 	}
 	for (int c = 0; n > 1 && c < n; c += 4)
 		for (int j = 0; j < KV_PAGE; j += 8) {
@@ -414,8 +414,8 @@ att_word_scores(const Att a, const int gb, const char *k, const int32_t *q, cons
 {
 	const int size = kv_group(a.kv.k, a.dim) / 4, groups = kv_groups(a.kv.k, a.dim),
 	          n = a.dim / 4;
-	_Alignas(32) uint8_t room[KV_PAGE * KV_MOST_DIM];
-	const uint8_t *codes = kv_word_plane(a.kv.k, 1, a.dim, k, room);
+	_Alignas(32) uint8_t buffer[KV_PAGE * KV_MOST_DIM];
+	const uint8_t *codes = kv_word_plane(a.kv.k, 1, a.dim, k, buffer);
 
 	for (int j = 0; j < KV_PAGE; j += 16)
 		for (int group = 0; group < groups; group++) {
@@ -541,11 +541,11 @@ att_word_values(const Att a, const int hb, const int gb, int g0, const char *con
                 const char *const *ahead, int p0, int n, const AttWords *w, float *o)
 {
 	const int size = kv_group(a.kv.v, a.v_dim), groups = kv_groups(a.kv.v, a.v_dim);
-	_Alignas(32) uint8_t room[KV_PAGE * KV_MOST_DIM];
+	_Alignas(32) uint8_t buffer[KV_PAGE * KV_MOST_DIM];
 	_Alignas(32) float sums[8][KV_MOST_DIM + 32];
 
 	for (int i = 0; i < n; i++) {
-		const uint8_t *codes = kv_word_plane(a.kv.v, 0, a.v_dim, v[p0 + i], room);
+		const uint8_t *codes = kv_word_plane(a.kv.v, 0, a.v_dim, v[p0 + i], buffer);
 		for (int at = 0; at < a.v_dim; at += 32)
 			LLMC_EACH(half, 2, 2)
 			{

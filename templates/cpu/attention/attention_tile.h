@@ -155,8 +155,8 @@ att_tile_values(const Att a, const AttTile *t, const int xs, int n_block, int at
 LLMC_INLINE void
 att_tile_word_keys(const Att a, const char *k, int32_t *to)
 {
-	_Alignas(32) uint8_t room[KV_PAGE * KV_MOST_DIM];
-	const uint8_t *codes = kv_word_plane(a.kv.k, 1, a.dim, k, room);
+	_Alignas(32) uint8_t buffer[KV_PAGE * KV_MOST_DIM];
+	const uint8_t *codes = kv_word_plane(a.kv.k, 1, a.dim, k, buffer);
 
 	for (int i = 0; i < a.dim / 4; i++)
 		for (int j = 0; j < KV_PAGE; j += 16) {
@@ -257,10 +257,10 @@ att_tile_word_values(const Att a, const AttTile *t, const char *v, int n_block, 
 {
 	const int groups = kv_groups(a.kv.v, a.v_dim), n_row = n_block * ATT_TILE_MR,
 	          xs = (a.v_dim + 15) / 16 * 16 + VL;
-	_Alignas(32) uint8_t room[KV_PAGE * KV_MOST_DIM];
+	_Alignas(32) uint8_t buffer[KV_PAGE * KV_MOST_DIM];
 	_Alignas(32) float scales[KV_ROOM], tops[KV_PAGE], most[ATT_TILE_R * VL], step[ATT_TILE_R],
 	    inverse[ATT_TILE_R];
-	const uint8_t *codes = kv_word_plane(a.kv.v, 0, a.v_dim, v, room);
+	const uint8_t *codes = kv_word_plane(a.kv.v, 0, a.v_dim, v, buffer);
 	int32_t *x = (int32_t *)(void *)t->x;
 
 	kv_word_scales(a.kv.v, a.v_dim, v, end, scales, tops);
@@ -312,17 +312,17 @@ typedef struct AttRows {
 /* Processes a segment of a chunk for all rows that have one, and merges it into their spans; if a
  * span is a single chunk with one segment, directly into the rows */
 LLMC_INLINE void
-att_tile_piece(const Att whole, const int piece, AttTile *t, const AttRows *in, int chunk)
+att_tile_segment(const Att whole, const int segment, AttTile *t, const AttRows *in, int chunk)
 {
-	const Att a = att_piece_form(whole, piece);
+	const Att a = att_segment_form(whole, segment);
 	const int vs = att_vs(a), pos0 = chunk * ATT_CHUNK, nh = in->nh, n_row = in->n_row;
 	SplitRange see[ATT_TILE_R];
 	int j0 = ATT_CHUNK, j1 = 0;
 
-	if (!att_has_piece(whole, piece))
+	if (!att_has_segment(whole, segment))
 		return;
 	for (int i = 0; i < in->n; i++) {
-		see[i] = att_piece(whole, piece, t->range[i], t->pos[i]);
+		see[i] = att_segment(whole, segment, t->range[i], t->pos[i]);
 		see[i].lo = see[i].lo > pos0 ? see[i].lo - pos0 : 0;
 		see[i].hi = see[i].hi < pos0 + ATT_CHUNK ? see[i].hi - pos0 : ATT_CHUNK;
 		if (see[i].lo >= see[i].hi)
@@ -464,9 +464,9 @@ att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const f
 		t->slope[g] = a.alibi > 0 ? att_slope(a, head + g) : 0;
 
 	for (int chunk = lo / ATT_CHUNK; chunk * ATT_CHUNK < hi; chunk++) {
-		att_tile_piece(a, ATT_FIRST, t, &in, chunk);
-		att_tile_piece(a, ATT_QUANTISED, t, &in, chunk);
-		att_tile_piece(a, ATT_RECENT, t, &in, chunk);
+		att_tile_segment(a, ATT_FIRST, t, &in, chunk);
+		att_tile_segment(a, ATT_QUANTISED, t, &in, chunk);
+		att_tile_segment(a, ATT_RECENT, t, &in, chunk);
 		for (int r = 0; r < n_row; r++) {
 			int i = r / nh, mask = (1 << t->shift[i]) - 1;
 			if (t->ls[r] == 0 ||

@@ -219,7 +219,7 @@ kv_scale_at(const int type, const f16 *p)
 
 /* 4-bit codes in the low bits of each lane; the bits above are ignored */
 LLMC_INLINE vf
-kv_four(vi c)
+kv_code4(vi c)
 {
 #if defined(VF_NATIVE_512)
 	return (vf)_mm512_permutexvar_ps(
@@ -231,12 +231,12 @@ kv_four(vi c)
 
 /* 6-bit codes: four low bits per lane of c, two high bits of high; the result is 32 too large */
 LLMC_INLINE vf
-kv_six(vi c, vi high)
+kv_code6(vi c, vi high)
 {
 #if defined(VF_NATIVE_512)
-	return kv_four(c) + (vf)_mm512_permutexvar_ps(
-	                        (__m512i)high, _mm512_setr_ps(-32, -16, 0, 16, -32, -16, 0, 16, -32,
-	                                                      -16, 0, 16, -32, -16, 0, 16));
+	return kv_code4(c) + (vf)_mm512_permutexvar_ps(
+	                         (__m512i)high, _mm512_setr_ps(-32, -16, 0, 16, -32, -16, 0, 16,
+	                                                       -32, -16, 0, 16, -32, -16, 0, 16));
 #else
 	return vf_of_vi(((c & vi_set1(15)) | (high & vi_set1(3)) << 4) - vi_set1(32));
 #endif
@@ -330,12 +330,12 @@ kv_keys(const int type, const int dim, const char *plane, int i, int j, const fl
 		vi h = vi_of_u8(p + (kv_groups(type, dim) * 16 + i) * KV_PAGE + j);
 		LLMC_UNROLL
 		for (int e = 0; e < 4; e++)
-			x[e] = kv_six(c[e], h >> (2 * e));
+			x[e] = kv_code6(c[e], h >> (2 * e));
 		return;
 	}
 	LLMC_UNROLL
 	for (int e = 0; e < 4; e++) {
-		x[e] = kv_four(c[e]);
+		x[e] = kv_code4(c[e]);
 		if (kv_by_channel(type))
 			x[e] = vf_fma(x[e], vf_set1(channels[4 * i + e]),
 			              vf_set1(channels[KV_MOST_DIM + 4 * i + e]));
@@ -396,9 +396,9 @@ kv_val(const int type, const int dim, const char *plane, int j, int d, const flo
 #else
 		vi h = vi_of_u8(high) >> (part / 8 * 2);
 #endif
-		return kv_six(c, h) * vf_set1(s[0]);
+		return kv_code6(c, h) * vf_set1(s[0]);
 	}
-	return vf_fma(kv_four(c), vf_set1(s[0]), vf_set1(s[1]));
+	return vf_fma(kv_code4(c), vf_set1(s[0]), vf_set1(s[1]));
 }
 
 /* Multiplies weights of a page's positions by the scales of its values, if reading does not apply
@@ -499,9 +499,9 @@ kv_encode(const int type, const float *x, int n, uint8_t *code, f16 *scale_out, 
 	}
 }
 
-/* Stores a row (dim) at position pos of a plane of keys or values. turn: from kv_rotated */
+/* Stores a row (dim) at position pos of a plane of keys or values. n_rotated: from kv_rotated */
 LLMC_INLINE void
-kv_store(const int type, const int turn, const int key, char *plane, int pos, const int dim,
+kv_store(const int type, const int n_rotated, const int key, char *plane, int pos, const int dim,
          const float *row)
 {
 	const int at = pos % KV_PAGE, groups = kv_groups(type, dim), size = kv_group(type, dim);
@@ -511,9 +511,9 @@ kv_store(const int type, const int turn, const int key, char *plane, int pos, co
 
 	if (kv_by_channel(type)) /* codes are written when the page is full */
 		return;
-	if (turn) {
+	if (n_rotated) {
 		memcpy(turned, row, (size_t)dim * sizeof *row);
-		kv_rotate(dim, turn, turned);
+		kv_rotate(dim, n_rotated, turned);
 		row = turned;
 	}
 	if (kv_plain(type)) {
@@ -636,13 +636,13 @@ kv_v(const KvForm f, char *page, int head)
 LLMC_INLINE void
 kv_store_k(const KvForm f, const llmc_step *s, const void *pool, int t, int head, const float *key)
 {
-	const int turn = kv_rotated(f.k, f.rotate, f.dim), seq = s->seq_of[t], pos = s->pos[t];
+	const int n_rotated = kv_rotated(f.k, f.rotate, f.dim), seq = s->seq_of[t], pos = s->pos[t];
 	const KvForm exact = kv_exact_form(f);
 
-	kv_store(f.k, turn, 1, kv_k(f, kv_page_at(f, s, pool, seq, pos / KV_PAGE), head), pos,
+	kv_store(f.k, n_rotated, 1, kv_k(f, kv_page_at(f, s, pool, seq, pos / KV_PAGE), head), pos,
 	         f.dim, key);
 	if (exact.page_bytes)
-		kv_store(exact.k, turn, 1,
+		kv_store(exact.k, n_rotated, 1,
 		         kv_k(exact, kv_page_at(exact, s, pool, seq, pos / KV_PAGE), head), pos,
 		         f.dim, key);
 }
@@ -652,13 +652,14 @@ LLMC_INLINE void
 kv_store_v(const KvForm f, const llmc_step *s, const void *pool, int t, int head,
            const float *value)
 {
-	const int turn = kv_rotated(f.v, f.rotate, f.v_dim), seq = s->seq_of[t], pos = s->pos[t];
+	const int n_rotated = kv_rotated(f.v, f.rotate, f.v_dim), seq = s->seq_of[t],
+	          pos = s->pos[t];
 	const KvForm exact = kv_exact_form(f);
 
-	kv_store(f.v, turn, 0, kv_v(f, kv_page_at(f, s, pool, seq, pos / KV_PAGE), head), pos,
+	kv_store(f.v, n_rotated, 0, kv_v(f, kv_page_at(f, s, pool, seq, pos / KV_PAGE), head), pos,
 	         f.v_dim, value);
 	if (exact.page_bytes)
-		kv_store(exact.v, turn, 0,
+		kv_store(exact.v, n_rotated, 0,
 		         kv_v(exact, kv_page_at(exact, s, pool, seq, pos / KV_PAGE), head), pos,
 		         f.v_dim, value);
 }

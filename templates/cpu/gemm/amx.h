@@ -320,7 +320,7 @@ amx_small_m_blocks(const Product p, const int T, const int G, const uint8_t *w, 
 {
 	enum { RING = 8, AHEAD = 2, BEHIND = 2, RESULTS = 4 };
 	const int halves = p.w.halves, block = act_block_bytes(p), digits = p.act_bits / 8,
-	          all = p_blocks(p), piece = w_piece_bytes(p.w);
+	          all = p_blocks(p), block_bytes = w_block_bytes(p.w);
 	const int64_t group = w_group_bytes(p.w, p.cols);
 	const vi up = AMX_UP, whole = AMX_MAGIC, magic = digits == 2 ? up : whole;
 	_Alignas(64) vi q[RING][TILE_H][AMX_STEPS], result[RESULTS][TILE_H][2][AMX_B];
@@ -336,10 +336,10 @@ amx_small_m_blocks(const Product p, const int T, const int G, const uint8_t *w, 
 			{
 				const uint8_t *from = w + g * group;
 				const int r = (b + AHEAD) % RING;
-				const int64_t at = (int64_t)(b + AHEAD) * piece;
+				const int64_t at = (int64_t)(b + AHEAD) * block_bytes;
 				stream_prefetch(
 				    from + at + (at + STREAM_AHEAD < group ? 0 : (G - 1) * group),
-				    piece);
+				    block_bytes);
 				amx_unpack_block(p, w_block(p.w, from, b + AHEAD), q[r][g],
 				                 scale[r][g], min[r][g]);
 			}
@@ -417,7 +417,7 @@ LLMC_INLINE void
 amx_rows(const Product p, amx_fn *const *dot, const uint8_t *w, int groups, const act_rows *a,
          int tokens, tile_sums *sum, float *out, int ld)
 {
-	const int all = p_blocks(p), chunk = amx_chunk(p), block = w_piece_bytes(p.w);
+	const int all = p_blocks(p), chunk = amx_chunk(p), block = w_block_bytes(p.w);
 	const int tiles = (tokens + a->tile - 1) / a->tile;
 	tile_weights unpacked;
 

@@ -163,7 +163,7 @@ amx_slice(const Product p, const amx_item *k, const int i)
 LLMC_INLINE amx_item
 amx_take(const Product p, amx_work *k)
 {
-	const int bytes = w_is_float(p.w) ? 32 * w_piece_bytes(p.w) : w_piece_bytes(p.w);
+	const int bytes = w_is_float(p.w) ? 32 * w_block_bytes(p.w) : w_block_bytes(p.w);
 	amx_item t = { .group = k->w + k->g * w_group_bytes(p.w, p.cols),
 		       .block = k->block,
 		       .o = k->to + k->g * AMX_B * amx_parts(p) };

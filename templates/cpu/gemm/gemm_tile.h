@@ -59,7 +59,7 @@ tile_fetch(const Product p, tile_ahead *f)
 
 /* ---- sizes; the unit is a block, or a column of float weights ---- */
 LLMC_INLINE int
-tile_pieces(const Product p)
+tile_units(const Product p)
 {
 	return w_is_float(p.w) ? p.cols : p_blocks(p);
 }
@@ -76,7 +76,7 @@ LLMC_INLINE int
 tile_chunk(const Product p)
 {
 	const int most = w_is_float(p.w) ? 128 : TILE_VECTORS / (TILE_H * tile_steps(p)),
-	          all = tile_pieces(p), chunks = (all + most - 1) / most;
+	          all = tile_units(p), chunks = (all + most - 1) / most;
 
 	return !w_is_float(p.w) ? (all + chunks - 1) / chunks : all < most ? all : most;
 }
@@ -380,7 +380,7 @@ LLMC_INLINE void
 tile_rows(const Product p, tile_fn *const *dot, const uint8_t *w, int groups, const act_rows *a,
           int tokens, tile_sums *sum, float *out, int ld)
 {
-	const int all = tile_pieces(p), chunk = tile_chunk(p), piece = w_piece_bytes(p.w);
+	const int all = tile_units(p), chunk = tile_chunk(p), block_bytes = w_block_bytes(p.w);
 	tile_weights unpacked;
 	const int tiles = (tokens + TILE_T - 1) / TILE_T;
 
@@ -392,8 +392,8 @@ tile_rows(const Product p, tile_fn *const *dot, const uint8_t *w, int groups, co
 		int next = first + chunk < all ? first + chunk : 0;
 		tile_ahead ahead = {
 			.p = w + (next ? 0 : groups * w_group_bytes(p.w, p.cols)) +
-			     (int64_t)next * piece,
-			.end = (all - next < chunk ? all - next : chunk) * piece,
+			     (int64_t)next * block_bytes,
+			.end = (all - next < chunk ? all - next : chunk) * block_bytes,
 		};
 		ahead.step =
 		    (ahead.end / (tiles * (w_is_float(p.w) ? (n + 7) / 8 : n)) + 63) / 64 * 64;

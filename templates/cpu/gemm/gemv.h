@@ -7,7 +7,7 @@
  *                                                                          |
  *                        per block and token: float(dot) * w_scale, FMA with act.d, w_min --> sum[token], VL rows per register
  *
- * Bytes: a block of VL rows once (w_piece_bytes), 32 or 64 bytes of activations per token from L1.
+ * Bytes: a block of VL rows once (w_block_bytes), 32 or 64 bytes of activations per token from L1.
  * Instructions per block: 8 loads and masks for 4 to 6 bits; per token 8 dot_bytes for 8 bits, 16
  * of them or dot_words for 16 bits, and 4 in fp32. Grid formats on AVX2 process eight columns of
  * four rows per register (cpu/weights/grids.h), 8 bytes of activations per broadcast.
@@ -35,7 +35,7 @@ stream_floats(const Product p, const uint8_t *w, const act_rows *a, const int to
               const int groups, float *out, int ld)
 {
 	const int64_t group = w_group_bytes(p.w, p.cols);
-	const int column = w_piece_bytes(p.w), COLUMNS = w_is_tabled(p.w) ? 8 : 2;
+	const int column = w_block_bytes(p.w), COLUMNS = w_is_tabled(p.w) ? 8 : 2;
 	vf sum[STREAM_TOKENS][4] = { { { 0 } } };
 	const w_planes planes = w_planes_of(p.w);
 
@@ -193,7 +193,8 @@ LLMC_INLINE void
 stream_blocks(const Product p, const uint8_t *w, const act_rows *a, const int tokens, float *out,
               int ld)
 {
-	const int blocks = p_blocks(p), together = w_together(p.w), piece = w_piece_bytes(p.w);
+	const int blocks = p_blocks(p), together = w_together(p.w),
+	          block_bytes = w_block_bytes(p.w);
 	vf sum[STREAM_TOKENS] = { { 0 } }, mins[STREAM_TOKENS] = { { 0 } };
 
 	for (int first = 0; first < blocks; first += together) {
@@ -207,7 +208,7 @@ stream_blocks(const Product p, const uint8_t *w, const act_rows *a, const int to
 		}
 		for (int b = first; b < first + together; b++, k = w_next(p.w, k)) {
 			k.found = w_is_indexed(p.w) ? &found[b - first] : NULL;
-			stream_prefetch(w + (int64_t)b * piece, piece);
+			stream_prefetch(w + (int64_t)b * block_bytes, block_bytes);
 			LLMC_EACH(h, p.w.halves, 2)
 			{
 				vf scale = w_scale(p.w, k, h);

@@ -52,7 +52,7 @@ lora_rows(const int T, const int cols, const float *x, const float *a, const int
 		lora_dots(T, 1, cols, x, a + (int64_t)k * wide, wide, y + k, ld);
 }
 
-/* n elements of low b from i on; b: `rank` rows, `wide` apart */
+/* n elements of low * b from i on; b: `rank` rows, `wide` apart */
 LLMC_INLINE vf
 lora_sum(int64_t i, int64_t n, const int rank, const float *low, const float *b, const int wide)
 {
@@ -63,7 +63,7 @@ lora_sum(int64_t i, int64_t n, const int rank, const float *low, const float *b,
 	return sum;
 }
 
-/* y[i] = x[i] + low b, for columns e */
+/* y[i] = x[i] + low * b, for columns e */
 LLMC_INLINE void
 lora_add(Share e, const int rank, const float *low, const float *b, const int wide, const float *x,
          float *y)

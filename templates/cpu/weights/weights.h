@@ -205,7 +205,7 @@ w_together(const Weight w)
 
 /* bytes per column, or per block; shared scales are divided among their blocks, rounded up */
 LLMC_INLINE int
-w_piece_bytes(const Weight w)
+w_block_bytes(const Weight w)
 {
 	if (w_is_float(w))
 		return w.bits * VL / 8;
@@ -417,7 +417,7 @@ w_eight(const w_planes *p, const w_span s, int col, vf v[8])
 LLMC_INLINE vf
 w_column(const Weight w, const uint8_t *group, int64_t col)
 {
-	const uint8_t *p = group + col * w_piece_bytes(w);
+	const uint8_t *p = group + col * w_block_bytes(w);
 
 	if (w.group) {
 		const int at = (int)(col % w.group);
