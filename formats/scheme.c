@@ -111,7 +111,7 @@ schemes_open(Arena *a, const char *config, size_t n, Schemes **out, llmc_error *
 		return error_set(
 		    err, LLMC_E_INPUT,
 		    "these weights are quantised by %s, which llmc does not read: %s. Use the "
-		    "unquantised checkpoint, a GGUF file of it, or one of these formats: %s",
+		    "unquantised checkpoint, a GGUF file of it, or one of these: %s",
 		    method, why, s->known);
 	return LLMC_OK;
 }

@@ -105,7 +105,7 @@ def test_the_sum_is_rounded_once(tmp_path):
         ({"alpha_pattern": {"q_proj": "3"}}, "expected a number"),
         ({"lora_alpha": None}, "lora_alpha"),
         ({"lora_alpha": "5"}, "lora_alpha"),
-        ({"lora_alpha": 1e300}, "no number"),
+        ({"lora_alpha": 1e300}, "is not finite"),
         ({"init_lora_weights": "pissa_niter_4"}, "pissa"),
         ({"init_lora_weights": "olora"}, "init_lora_weights"),
         ({"kasa_config": {"a": 1}}, "kasa_config"),

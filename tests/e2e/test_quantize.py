@@ -437,7 +437,7 @@ def test_importance_in_both_forms_gives_the_same_file(llmc, model, tmp_path):
 def test_mistakes_are_sentences(llmc, model, tmp_path):
     out = tmp_path / "out.gguf"
     llmc("quantize", model, out, "--type", "q9_k", code=1)
-    assert "known: q4_0" in llmc.err
+    assert "expected one of: q4_0" in llmc.err
     llmc("quantize", model, out, "--method", "magic", code=1)
     assert "nearest weighted gptq awq" in llmc.err
     for bits, more, says in (

@@ -758,7 +758,7 @@ def test_methods_that_are_refused(method, tmp_path):
     assert (
         got is None
         and f"quantised by {method}, which llmc does not " in err
-        and "one of these formats: gptq, awq, quark, bitnet" in err
+        and "one of these: gptq, awq, quark, bitnet" in err
     ), err
 
 
@@ -804,7 +804,11 @@ def width(hidden):
         ("bnb-nf4", cut("weight"), "two codes per byte"),
         ("bnb-nf4", without("weight.nested_absmax"), "down_proj.weight.nested_absmax is missing"),
         ("bnb-nf4", one("weight.nested_absmax", np.inf), "is NaN or infinite"),
-        ("modelopt-int4-awq", cut("pre_quant_scale"), "down_proj.pre_quant_scale: 96 numbers"),
+        (
+            "modelopt-int4-awq",
+            cut("pre_quant_scale"),
+            "down_proj.pre_quant_scale: expected 96 numbers",
+        ),
         ("modelopt-int4-awq", one("pre_quant_scale", 0x7FC0), "nan is not a finite column factor"),
         ("torchao-int4", cut("_weight_zero_point"), "down_proj._weight_zero_point has the shape"),
         ("hqq-4", without("shape"), "its shape (two numbers)"),
@@ -825,7 +829,7 @@ def width(hidden):
         ("quanto-int2", cut("weight._shift"), "numbers of F16, BF16 or F32"),
         ("quanto-int4", one("weight._scale", np.inf), "is NaN or infinite"),
         ("quanto-int4", width(60), "the hidden size 60 in config.json"),
-        ("gptq-4", unknown, "one of these formats: gptq, awq"),
+        ("gptq-4", unknown, "one of these: gptq, awq"),
     ],
 )
 def test_folders_that_lie(name, change, says, tmp_path):
