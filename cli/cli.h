@@ -61,14 +61,15 @@ typedef struct Common {
 	int32_t context, seqs, chunk;
 	int64_t memory; /* bytes; 0: no limit */
 } Common;
+/* clang-format off: a table */
 #define OPT_ALLOW_UNKNOWN_KEYS(flag)                                                               \
 	{ OPT_FLAG,                                                                                \
 	  0,                                                                                       \
 	  "allow-unknown-keys",                                                                    \
 	  NULL,                                                                                    \
 	  &(flag),                                                                                 \
-	  "warn about checkpoint keys and tensors that the family does not know, instead of "      \
-	  "refusing" }
+	  "warn about checkpoint keys and tensors that the family does not know, instead "         \
+	  "of refusing" }
 #define OPT_COMMON(c)                                                                                  \
 	{ OPT_GROUP, 0, "Model", NULL, NULL, NULL },                                                   \
 	    { OPT_TEXT,                                                                                \
@@ -83,9 +84,8 @@ typedef struct Common {
 	      "arch",                                                                                  \
 	      "NAME",                                                                                  \
 	      &(c).arch,                                                                               \
-	      "instruction set or GPU architecture: generic, v3, vnni, v4, amx; sm_80, sm_90a, "       \
-	      "... [the best "                                                                         \
-	      "that runs here]" },                                                                     \
+	      "instruction set or GPU architecture: generic, v3, vnni, v4, amx; sm_80, "               \
+	      "sm_90a, ... [the best that runs here]" },                                               \
 	    { OPT_INT, 't',          "threads",                                                        \
 	      "N",     &(c).threads, "number of threads [physical cores within quota and affinity]" }, \
 	    { OPT_TEXT, 'w',          "weights",                                                       \
@@ -109,20 +109,16 @@ typedef struct Common {
 	      &(c).quantize,                                                                           \
 	      "quantise a 16-bit checkpoint while loading: q4_k, q8_0, eetq, awq, ... (same "          \
 	      "as --set quant.scheme=)" },                                                             \
-	    { OPT_TEXT,                                                                                \
-	      0,                                                                                       \
-	      "lora",                                                                                  \
-	      "DIR",                                                                                   \
-	      &(c).lora,                                                                               \
-	      "merge a PEFT LoRA adapter into the weights (same as --set "                             \
-	      "lora.path=)" },                                                                         \
+	    { OPT_TEXT,  0,                                                                            \
+	      "lora",    "DIR",                                                                        \
+	      &(c).lora, "merge a PEFT LoRA adapter into the weights (same as --set lora.path=)" },    \
 	    { OPT_TEXT,                                                                                \
 	      0,                                                                                       \
 	      "kv",                                                                                    \
 	      "TYPE",                                                                                  \
 	      &(c).kv,                                                                                 \
-	      "type of the KV cache: f16, f32, bf16, int8, f8, int8_32, f8_32, int6, "                 \
-	      "int4 (same as --set kv.dtype=)" },                                                      \
+	      "type of the KV cache: f16, f32, bf16, int8, f8, int8_32, f8_32, int6, int4 "            \
+	      "(same as --set kv.dtype=)" },                                                           \
 	    { OPT_INT, 0,       "pp",                                                                  \
 	      "N",     &(c).pp, "pipeline stages of contiguous layers (same as --set parallel.pp=)" }, \
 	    { OPT_INT,                                                                                 \
@@ -146,6 +142,7 @@ typedef struct Common {
 	    { OPT_FLAG, 0, "json", NULL, &(c).json, "print one JSON document and nothing else" },      \
 	    { OPT_FLAG, 'q', "quiet", NULL, &(c).quiet, "print no progress" },                         \
 	    { OPT_FLAG, 'v', "verbose", NULL, &(c).verbose, "print debug messages" }
+/* clang-format on */
 
 typedef struct Sampling {
 	llmc_params p; /* speculate 0: never (in llmc.h -1) */
@@ -161,6 +158,7 @@ typedef struct Sampling {
 	OPT_ROW_OF(OPT_KIND_##kind, field, text)
 /* Sampling options. The caller declares a Sampling smp. Rows of LLMC_SAMPLING_OPTIONS become
  * options of the same name, with dashes. */
+/* clang-format off: a table */
 #define OPT_SAMPLING                                                                                    \
 	{ OPT_GROUP, 0, "Sampling", NULL, NULL, NULL },                                                 \
 	    { OPT_INT,           'n',                                                                   \
@@ -177,16 +175,17 @@ typedef struct Sampling {
 	      "speculate",                                                                              \
 	      "N",                                                                                      \
 	      &smp.p.speculate,                                                                         \
-	      "draft up to N tokens per step by n-gram lookup where that is faster; the output "        \
-	      "is the same; 0: never [15]" }
+	      "draft up to N tokens per step by n-gram lookup where that is faster; the "               \
+	      "output is the same; 0: never [15]" }
 #define OPT_DRAFT(to)                                                                              \
 	{ OPT_TEXT,                                                                                \
 	  0,                                                                                       \
 	  "draft",                                                                                 \
 	  "MODEL",                                                                                 \
 	  &(to),                                                                                   \
-	  "draft model with the same tokenizer; mtp: the MTP head in "                             \
-	  "the model's own checkpoint [none]" }
+	  "draft model with the same tokenizer; mtp: the MTP head in the model's own "             \
+	  "checkpoint [none]" }
+/* clang-format on */
 
 /* Parse argv. Positional arguments go to args (at most max_args). On --help and on mistakes it
  * prints and exits. */

@@ -3,7 +3,7 @@
 #include <string.h>
 
 static const KvTypeInfo info[KVT_COUNT] = {
-#define X(name, text, bits, group, scales) [KVT_##name] = { text, bits, group, scales },
+#define X(name, capitals, bits, group, scales) [KVT_##capitals] = { #name, bits, group, scales },
 	KV_TYPES(X)
 #undef X
 };

@@ -27,28 +27,17 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/*        NAME  text   bits group (0: the row) bytes of scale and zero */
-#define KV_ROW_TYPES(X)                    \
-	X(F32, "f32", 32, 0, 0)            \
-	X(F16, "f16", 16, 0, 0)            \
-	X(BF16, "bf16", 16, 0, 0)          \
-	X(F8, "f8", 8, 0, 2)               \
-	X(INT8, "int8", 8, 0, 2)           \
-	X(F8_32, "f8_32", 8, 32, 2)        \
-	X(INT8_32, "int8_32", 8, 32, 2)    \
-	X(INT6, "int6", 6, 32, 2)          \
-	X(INT4, "int4", 4, 32, 4)
-#define KV_TYPES(X) KV_ROW_TYPES(X) X(INT4C, "int4c", 4, 32, 4)
+#include "templates/common/kv_types.h"
 
 /* "f32 f16 ...": types that a description accepts. KV_ROW_TYPE_WORDS: for keys and values alike, so
  * without int4c */
-#define KV_TYPE_WORD(name, text, bits, group, scales) " " text
+#define KV_TYPE_WORD(name, capitals, bits, group, scales) " " #name
 #define KV_TYPE_WORDS (&(KV_TYPES(KV_TYPE_WORD))[1])
 #define KV_ROW_TYPE_WORDS (&(KV_ROW_TYPES(KV_TYPE_WORD))[1])
 
 typedef enum KvType {
 	KVT_NONE = -1,
-#define X(name, text, bits, group, scales) KVT_##name,
+#define X(name, capitals, bits, group, scales) KVT_##capitals,
 	KV_TYPES(X)
 #undef X
 	    KVT_COUNT

@@ -15,11 +15,14 @@
 #define LLMC_CPU_ATTENTION_KV_CACHE_H
 
 #include "cpu/gemm/int_dot.h"
+#include "common/kv_types.h"
 #include "common/llmc_step.h"
 
 enum { KV_PAGE = 32, KV_GROUP = 32, KV_MOST_DIM = 1024 /* largest dim of quantised rows */ };
 
-enum { KV_f32, KV_f16, KV_bf16, KV_f8, KV_int8, KV_f8_32, KV_int8_32, KV_int6, KV_int4, KV_int4c };
+#define KV_TYPE(name, capitals, bits, group, scales) KV_##name,
+enum { KV_TYPES(KV_TYPE) };
+#undef KV_TYPE
 
 /* scale and zero of a group, per lane */
 typedef struct KvScale {
