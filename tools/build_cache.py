@@ -53,12 +53,10 @@ def limit():
 
 def check_owner(path, st):
     if st.st_uid not in (os.geteuid(), 0):
-        raise Untrusted(
-            f"{path}: belongs to user {st.st_uid}, not to you: code of it is not loaded"
-        )
+        raise Untrusted(f"{path}: belongs to user {st.st_uid}, not to you: its code is not loaded")
     if st.st_mode & 0o22 and not st.st_mode & 0o1000:
         raise Untrusted(
-            f"{path}: others may write to it (mode {st.st_mode & 0o777:03o}): code of it is not loaded; chmod go-w it"
+            f"{path}: others may write to it (mode {st.st_mode & 0o777:03o}): its code is not loaded; chmod go-w it"
         )
 
 

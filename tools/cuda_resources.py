@@ -155,10 +155,10 @@ def trouble(rows):
 
 def markdown(rows, version_note):
     out = [
-        "# What CUDA kernels take",
+        "# Resources of CUDA kernels",
         "",
-        f"Made by `make nvrtc` on {time.strftime('%Y-%m-%d')} ({version_note}), of the kernels of that day: threads of a block, registers of a thread, shared memory of a block (static and dynamic),",
-        f"blocks that fit one multiprocessor. {trouble(rows)}. Functions of the same name are kernels of different shapes.",
+        f"Made by `make nvrtc` on {time.strftime('%Y-%m-%d')} ({version_note}), from the kernels of that date: threads per block, registers per thread, shared memory per block (static and dynamic),",
+        f"blocks per SM. {trouble(rows)}. Functions with equal names are kernels for different shapes.",
         "",
     ]
     for config in dict.fromkeys(r["config"] for r in rows):

@@ -8,13 +8,13 @@ make -s -j"$(nproc)" build/llmc
 model=$(tools/smollm2.sh)
 echo "== $model"
 question=${QUESTION:-"What is a compiler? Answer in two sentences."}
-echo "== the description that llmc import makes of it"
+echo "== its description, from llmc import"
 build/llmc import "$model" | sed -n '1,12p'
 echo "   ..."
 echo "== asking: $question"
 build/llmc run "$model" --chat --prompt "$question" -n 96
-echo "== where the memory goes"
+echo "== memory use"
 build/llmc plan "$model" | tail -n 8
-echo "== how fast (tokens/s; share of this machine's read bandwidth)"
+echo "== speed (tokens/s; share of this machine's read bandwidth)"
 build/llmc bench "$model" -p 256 -n 64 -r 2
 echo "== now try: build/llmc chat $model"
