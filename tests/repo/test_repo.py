@@ -71,8 +71,8 @@ def test_the_server_sits_on_the_public_header():
                 assert inc == "llmc.h" or inc.startswith(("base/", "serve/")), (path, inc)
     build = os.environ.get("LLMC_TEST_BUILD", "build")
 
-    def symbols(kind, *rooms):
-        objects = [f"{build}/{f[:-2]}.o" for f in files(*rooms) if f.endswith(".c")]
+    def symbols(kind, *modules):
+        objects = [f"{build}/{f[:-2]}.o" for f in files(*modules) if f.endswith(".c")]
         out = subprocess.run(
             ["nm", "-g", kind, *(f for f in objects if os.path.exists(f))],
             capture_output=True,
@@ -81,8 +81,8 @@ def test_the_server_sits_on_the_public_header():
         ).stdout
         return {line.split()[-1] for line in out.split("\n") if " " in line}
 
-    rooms = ("api", "compiler", "formats", "ops", "plan", "ref", "runtime", "text")
-    used = symbols("-u", "serve") & symbols("--defined-only", *rooms)
+    modules = ("api", "compiler", "formats", "ops", "plan", "ref", "runtime", "text")
+    used = symbols("-u", "serve") & symbols("--defined-only", *modules)
     assert used and all(name.startswith("llmc_") for name in used), used
 
 
@@ -153,7 +153,7 @@ def test_every_op_has_its_reference_and_its_line():
             or (op == "kv_quantize_page" and glob.glob("tests/golden/kv/*.int4c.*"))
             or re.search(rf'\(\s*"{op}"', everywhere)
             or f"ref_find(OP_{op})" in ranks
-        ), f"nothing of other makers says what {op} computes"
+        ), f"{op} has no oracle from another project"
         kernel = [
             t
             for d in ("cpu", "cuda")

@@ -42,7 +42,7 @@ RULES = {
             'get("http://localhost:8000")',
         ],
     ),
-    "a name that several modules have": (
+    "a module name that occurs twice": (
         ".py",
         r"^\s*(from conftest import|import conftest)\b",
         "a module of another name",
@@ -79,7 +79,7 @@ RULES = {
         "a condition",
         ["sleep 5", "x; timeout 20 y"],
     ),
-    "a file that others may have": (
+    "a file that other processes may use": (
         ".py .c .h .sh",
         r"""["'=]/tmp/\w""",
         "tmp_path, tempdir_open, mktemp",
@@ -93,14 +93,17 @@ LEFT_OUT = ("tests/bench/", "tests/gpu/")
 
 # (file, part of the line): reason for the exception
 ALLOWED = {
-    ("tests/serve/soak.py", "time."): "runs for as long as it is told",
-    ("tests/serve/soak.py", "stop.wait("): "how often something is asked for",
+    ("tests/serve/soak.py", "time."): "runs for the requested time",
+    ("tests/serve/soak.py", "stop.wait("): "interval between requests",
     (
         "tests/serve/soak.py",
         "c.settimeout(0.1)",
-    ): "a client that leaves before its answer; both outcomes are right",
-    ("tests/serve/test_faults.py", "c.settimeout(0.02)"): "how often a client sends a byte",
-    ("tests/serve/test_hostile.py", "time.time()"): "a date of the server lies between two of ours",
+    ): "a client that leaves before its answer; both outcomes are correct",
+    ("tests/serve/test_faults.py", "c.settimeout(0.02)"): "interval between bytes of a client",
+    (
+        "tests/serve/test_hostile.py",
+        "time.time()",
+    ): "a date of the server is compared with dates before and after",
     ("tests/serve/test_server.py", '"--port", 70000'): "no port has this number",
     ("tests/serve/test_traces.py", "http://127.0.0.1:4318"): "an example in a message",
     ("tests/serve/test_guide.py", "http://127.0.0.1:8000"): "replaced by the server's own",
@@ -113,19 +116,16 @@ ALLOWED = {
         "time.monotonic() - start > delay",
     ): "a request counts only while the drain delay lasts",
     ("tests/repo/test_build_cache.py", "time.sleep(0.3 + 0.3"): "writers are killed at any moment",
-    ("tests/repo/test_build_cache.py", "/tmp/other cache"): "a path that nothing opens",
+    ("tests/repo/test_build_cache.py", "/tmp/other cache"): "a path that is never opened",
     ("tests/unit/test_cache.c", "usleep("): "writers are killed at any moment",
-    (
-        "tests/unit/test_lost_ranks.c",
-        "nanosleep(",
-    ): "ranks are stopped for longer than they may be still",
-    ("tests/unit/test_threads.c", "usleep(20000)"): "a part that takes long",
+    ("tests/unit/test_lost_ranks.c", "nanosleep("): "ranks are stopped for longer than the timeout",
+    ("tests/unit/test_threads.c", "usleep(20000)"): "a slow chunk of work",
     ("tests/serve/fake_engine.h", "nanosleep("): "duration of a step",
     (
         "tests/serve/fake_engine.h",
         "clock_gettime(",
     ): "an engine that is called again after 10 ms without an event",
-    ("tests/mutants/run.py", "time.monotonic()"): "how long a mutant took is printed",
+    ("tests/mutants/run.py", "time.monotonic()"): "the duration of a mutant is printed",
 }
 
 
