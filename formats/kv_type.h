@@ -53,7 +53,7 @@ typedef struct KvTypeInfo {
 enum {
 	KV_LEAST_ROTATION = 4,
 	KV_LEAST_RECENT = 32 /* for int4c */,
-	KV_MOST_EXACT = 1 << 20 /* limit of exact positions, recent and first ones each */
+	KV_MOST_EXACT = 1 << 20 /* limit of recent, and of first, positions in exact pages */
 };
 
 const KvTypeInfo *kv_type_info(KvType t);   /* t must be valid */

@@ -724,7 +724,7 @@ fit(const Fit *f, SchemeMatrix *m)
 	return LLMC_OK;
 }
 
-/* Consumes tensors of the form that are not used */
+/* Marks tensors that the form lists under `drop` as used */
 static void
 drop(const Fit *f)
 {

@@ -373,7 +373,7 @@ kv_word_at(int j)
 }
 
 /* ---- one row ---- */
-/* Prefetches share i of n of a plane: equally many lines each, the last gets the rest */
+/* Prefetches the i-th of n slices of a plane: equally many lines each, the last has the rest */
 LLMC_INLINE void
 att_prefetch_part(const char *p, int i, const int n, const size_t bytes)
 {

@@ -25,7 +25,7 @@ typedef struct Index {
 } Index;
 
 enum {
-	INDEX_RB = LANES_ROWS, /* heads and positions of VL dot products */
+	INDEX_RB = LANES_ROWS, /* heads and positions per block of VL dot products */
 	INDEX_JB = LANES_OF,
 	INDEX_CHUNK = 256, /* positions per chunk; threads share chunks */
 	INDEX_SPANS = 32,

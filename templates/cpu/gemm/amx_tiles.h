@@ -172,7 +172,7 @@ amx_transpose(const uint8_t *from, uint8_t *to)
 		AMX_PAIR(5, __VA_ARGS__);                                                          \
 		break;
 
-/* Prefetches share i of `of` of some bytes to L2; prefetches to L1 would delay its loads */
+/* Prefetches the i-th of `of` slices of some bytes to L2; prefetches to L1 would delay its loads */
 LLMC_INLINE void
 amx_prefetch_l2(const char *p, const int bytes, int i, const int of)
 {

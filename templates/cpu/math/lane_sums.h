@@ -22,7 +22,8 @@ lanes_pairs(vf a, vf b)
 #endif
 }
 
-/* lane i: the sum of v[i], neighbours first, independent of the other vectors. v is overwritten. */
+/* Lane i becomes the sum of v[i], neighbouring lanes first, whatever the other vectors hold. v is
+ * overwritten. */
 LLMC_INLINE vf
 lanes_sums(vf *v)
 {

@@ -39,7 +39,7 @@ enum {
 	MLA_SPANS = 32,
 	MLA_HEADS = 32,      /* most heads per tile */
 	MLA_R = 64,          /* rows per tile: tokens times heads */
-	MLA_RB = LANES_ROWS, /* rows and positions of VL dot products */
+	MLA_RB = LANES_ROWS, /* rows and positions per block of VL dot products */
 	MLA_JB = LANES_OF,
 	MLA_MR = VL == 16 ? 8 : 4,
 	MLA_ROWS = 512, /* rows of an expanded unit */

@@ -117,9 +117,9 @@ typedef struct Weight {
 #define W_mxfp4 ((Weight){ .bits = 4, .halves = 1, .code = W_E2M1 })
 #define W_nvfp4 ((Weight){ .bits = 4, .halves = 2, .code = W_E2M1 })
 
-/* Kinds of weights in the kernel, defined by the compiler before the include. Code for other kinds
- * is excluded: the C compiler would inline it a hundred times before removing it. 1: integer
- * blocks; 2: floats, read column by column; 4: CODE_DTYPES */
+/* LLMC_WEIGHTS: mask of the weight kinds in the kernel, defined before the include. 1: integer
+ * blocks; 2: floats, read column by column; 4: CODE_DTYPES. Code for other kinds is excluded,
+ * because the C compiler would inline it a hundred times before it removed it. */
 #ifndef LLMC_WEIGHTS
 #define LLMC_WEIGHTS 7
 #endif
