@@ -58,8 +58,8 @@ admit(Session *s, const llmc_chunk *chunk, size_t n, bool fed, int32_t *n_dec, l
 		return error_set(err, LLMC_E_RANGE, "no chunk to run");
 	if (s->plan->takes_rows && !s->given)
 		return error_set(err, LLMC_E_RANGE,
-		                 "this is the head that guesses of a model (mtp.part): its tokens "
-		                 "come with rows of the model (llmc_forward_rows)");
+		                 "this is the MTP head of a model (mtp.part): pass rows "
+		                 "of the model with its tokens (llmc_forward_rows)");
 	for (; seen < n && status == LLMC_OK; seen++) {
 		status = check_chunk(s, &chunk[seen], seen, fed, err);
 		if (status != LLMC_OK)
@@ -74,8 +74,8 @@ admit(Session *s, const llmc_chunk *chunk, size_t n, bool fed, int32_t *n_dec, l
 		return status;
 	if (n_tok > s->lim.chunk && s->plan->prompt_whole)
 		return error_set(err, LLMC_E_RANGE,
-		                 "%lld tokens in one step, the session allows %d (chunk); the "
-		                 "prompts of this model run in one piece",
+		                 "%lld tokens in one step, the session allows %d "
+		                 "(chunk); the prompts of this model run in one chunk",
 		                 (long long)n_tok, s->lim.chunk);
 	if (n_tok > s->lim.chunk)
 		return error_set(err, LLMC_E_RANGE,
@@ -364,10 +364,10 @@ session_forward_rows(Session *s, const llmc_chunk *chunk, size_t n, const float 
 {
 	if (!came != !s->plan->takes_rows)
 		return error_set(err, LLMC_E_RANGE, "%s",
-		                 came ? "no rows come with tokens of this model: it is no head "
-		                        "that guesses (mtp.part)"
-		                      : "rows of the model come with the tokens of a head that "
-		                        "guesses (mtp.part)");
+		                 came ? "this model takes no rows with its tokens: it is "
+		                        "not an MTP head (mtp.part)"
+		                      : "an MTP head (mtp.part) needs rows of the model "
+		                        "with its tokens");
 	s->given = came;
 	llmc_status status = session_forward(s, chunk, n, logits, err);
 	s->given = NULL;
@@ -426,8 +426,8 @@ session_op_times(Session *s, llmc_op_time_fn fn, void *user, llmc_error *err)
 		return error_set(err, LLMC_E_MISSING, "single ops are not measured on this device");
 	if (s->plan->stages > 1)
 		return error_set(err, LLMC_E_MISSING,
-		                 "single ops are not measured over pipeline stages: this rank has "
-		                 "those of its own alone");
+		                 "single ops are not measured with pipeline stages: a "
+		                 "rank has only its own ops");
 	if (s->size->n_seq < 1)
 		return error_set(err, LLMC_E_RANGE,
 		                 "the ops of a step are measured after a step (llmc_forward)");
@@ -437,8 +437,8 @@ session_op_times(Session *s, llmc_op_time_fn fn, void *user, llmc_error *err)
 		 * those pages */
 		if (!q->used || q->len != s->kv_len[i])
 			return error_set(err, LLMC_E_RANGE,
-			                 "sequence %d is not as the last step left it: the ops of "
-			                 "a step are measured right behind it",
+			                 "sequence %d is not as the last step left it: "
+			                 "measure the ops directly after a step",
 			                 s->step_seq[i]);
 	}
 	int64_t each = plan_has_state(s->plan) ? ranks_saved_bytes(s, 0, 0, true) : 0;

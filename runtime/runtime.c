@@ -27,7 +27,7 @@ device_find(const char *target, const Device **out, llmc_error *err)
 	*out = t ? device_of(t->kind) : NULL;
 	return t ? LLMC_OK
 	         : error_set(err, LLMC_E_INPUT,
-	                     "the plan is for target \"%s\", which this llmc does not know",
+	                     "the plan is for target \"%s\", which this llmc does not support",
 	                     target);
 }
 
@@ -154,8 +154,8 @@ runtime_open_ranks(const Plan *const *plan, int n, const RuntimeOptions *opt, Ru
 		    plan[k]->window != plan[0]->window) {
 			status =
 			    error_set(err, LLMC_E_INPUT,
-			              "rank %d of %d has another plan than rank %d: what they sum "
-			              "and join together differs, or which positions they keep",
+			              "rank %d of %d has another plan than rank %d: "
+			              "their collectives, or the positions that they keep, differ",
 			              k, n, lead);
 			goto fail;
 		}

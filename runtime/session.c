@@ -111,7 +111,8 @@ session_open_rank(Runtime *rt, const llmc_limits *lim, Comm *comm, Session **out
 	s->state = session_map((int64_t)s->state_bytes);
 	if (!s->state) {
 		status = error_set(err, LLMC_E_MEMORY,
-		                   "out of memory: these limits need %zu MB beside the KV cache",
+		                   "out of memory: these limits need %zu MB in addition "
+		                   "to the KV cache",
 		                   s->state_bytes >> 20);
 		goto fail;
 	}
@@ -324,15 +325,15 @@ session_seq_trim(Session *s, llmc_seq q, int32_t len, llmc_error *err)
 		                 s->kv.seq[q].len, len);
 	if (len && len < s->seq[q].prefix_len)
 		return error_set(err, LLMC_E_RANGE,
-		                 "the first %d positions of sequence %d see each other: it can be "
-		                 "trimmed to 0 or to %d and more",
+		                 "the first %d positions of sequence %d attend to each "
+		                 "other: it can be trimmed to 0 or to at least %d",
 		                 s->seq[q].prefix_len, q, s->seq[q].prefix_len);
 	if (len && len < s->kv.seq[q].len && plan_has_state(s->plan) &&
 	    !(s->kv.seq[q].mark && len == s->kv.seq[q].mark_len))
 		return error_set(
 		    err, LLMC_E_RANGE,
-		    "this model keeps a state, which is that of a sequence's last position: "
-		    "sequence %d can be trimmed to 0 alone, or to where it was marked",
+		    "this model has a recurrent state, kept for the last position only: "
+		    "sequence %d can be trimmed to 0 or to its mark",
 		    q);
 	if (!kv_can_trim(&s->kv, q, len))
 		return error_set(err, LLMC_E_RANGE,

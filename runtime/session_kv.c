@@ -86,7 +86,7 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 	*out = -1;
 	head_for(s, &own);
 	if (n < sizeof h || memcmp(buf, magic, sizeof magic) != 0)
-		return error_set(err, LLMC_E_INPUT, "these bytes are no saved sequence");
+		return error_set(err, LLMC_E_INPUT, "the buffer does not hold a saved sequence");
 	memcpy(&h, buf, sizeof h);
 	if (memcmp(h.spec, own.spec, sizeof h.spec) ||
 	    memcmp(h.target, own.target, sizeof h.target))
@@ -252,9 +252,10 @@ session_prefix_dir(Session *s, const char *dir, int64_t max_bytes, const char *e
 
 	/* files hold pages, not recurrent states */
 	if (!has_prefixes(s) || plan_has_state(s->plan))
-		return error_set(
-		    err, LLMC_E_INPUT, "%s: prompts of this model are not reused: it %s", dir,
-		    s->plan->prompt_whole ? "reads them in one piece" : "keeps a state");
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: prompts of this model are not reused: it %s", dir,
+		                 s->plan->prompt_whole ? "processes them in one chunk"
+		                                       : "has a recurrent state");
 	if (bytes <= 0)
 		return error_set(err, LLMC_E_DEVICE,
 		                 "the pages of all ranks could not be measured");

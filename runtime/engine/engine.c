@@ -268,7 +268,7 @@ step_on_device(Engine *e, int32_t n, llmc_error *err)
 			p->status = error_set(&p->err, LLMC_E_CHECK, "%s",
 			                      status == LLMC_E_CHECK && err->text[0]
 			                          ? err->text
-			                          : "the logits hold no token that can be picked");
+			                          : "no token can be sampled from these logits");
 		else if (constrained_choice(e, i))
 			p->status =
 			    sampler_mask(p->c->sampler, &(const uint32_t *){ NULL }, &p->err);
@@ -624,15 +624,15 @@ check(Engine *e)
 	for (int32_t q = 0; q < e->session->kv.n_seq; q++)
 		used += e->session->kv.seq[q].used;
 	if (!wrong && used != e->sched->running.n)
-		wrong = "a sequence has been lost";
+		wrong = "a sequence in use belongs to no running choice";
 	if (!wrong && e->draft_session)
 		wrong = kv_check(&e->draft_session->kv);
 	for (const EngineRequest *j = e->work; !wrong && j; j = j->next)
 		if (j->over != (j->req->n_open == 0))
-			wrong = "a request without open choices is in work, or one with is over";
+			wrong = "a request is over with open choices, or not over without one";
 	if (wrong) {
 		llmc_error err;
-		error_set(&err, LLMC_E_BUG, "the engine has lost its books: %s", wrong);
+		error_set(&err, LLMC_E_BUG, "the state of the engine is inconsistent: %s", wrong);
 		fail_device(e, &err);
 	}
 }

@@ -177,7 +177,7 @@ check_options(const llmc_engine_options *o, llmc_error *err)
 	    o->max_batch_total_tokens < 0 || o->max_waiting_tokens < 0 || o->swap_bytes < 0 ||
 	    o->prefix_dir_bytes < 0)
 		return error_set(err, LLMC_E_RANGE,
-		                 "an option of the engine is below 0; 0 takes its default");
+		                 "an engine option is negative; 0 selects its default");
 	if (o->speculate < -1 || o->speculate > LLMC_MAX_SPECULATE)
 		return error_set(err, LLMC_E_RANGE,
 		                 "speculate is %d, possible are -1 (off), 0 (default) and 1 .. %d",
@@ -246,7 +246,8 @@ open_memory(Engine *e, const llmc_engine_options *opt, llmc_error *err)
 		return LLMC_OK;
 	e->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (e->fd < 0)
-		return error_set(err, LLMC_E_IO, "no descriptor for events: %s", strerror(errno));
+		return error_set(err, LLMC_E_IO, "cannot create the event descriptor: %s",
+		                 strerror(errno));
 	return LLMC_OK;
 }
 
@@ -259,9 +260,11 @@ thread_start(void *(*fn)(void *user), void *user, pthread_t *out, llmc_error *er
 	pthread_sigmask(SIG_SETMASK, &all, &was);
 	int failed = pthread_create(out, NULL, fn, user);
 	pthread_sigmask(SIG_SETMASK, &was, NULL);
-	return failed
-	           ? error_set(err, LLMC_E_MEMORY, "no thread for the engine: %s", strerror(failed))
-	           : LLMC_OK;
+	return failed ? error_set(err, LLMC_E_MEMORY,
+	                          "cannot start a thread of the engine: "
+	                          "%s",
+	                          strerror(failed))
+	              : LLMC_OK;
 }
 
 /* Is there a core for the mask thread? If the step's threads use every core, a mask thread would
@@ -376,12 +379,12 @@ engine_set_draft_model(Engine *e, Session *draft_session, llmc_error *err)
 	e->draft_logits = calloc((size_t)lim->n_out * (size_t)draft_session->plan->vocab,
 	                         sizeof *e->draft_logits);
 	if (!e->draft_logits)
-		return error_set(err, LLMC_E_MEMORY, "out of memory for the model that guesses");
+		return error_set(err, LLMC_E_MEMORY, "out of memory for the draft model");
 	e->is_head = draft_session->plan->takes_rows;
 	if (e->is_head && !(e->draft_rows_buf =
 	                        calloc((size_t)DRAFT_MAX_SEQS * (size_t)draft_session->plan->hidden,
 	                               sizeof *e->draft_rows_buf)))
-		return error_set(err, LLMC_E_MEMORY, "out of memory for the head that guesses");
+		return error_set(err, LLMC_E_MEMORY, "out of memory for the MTP head");
 	TRY(kv_prefix_open(&draft_session->kv, err));
 	e->draft_chunk = lim->chunk / DRAFT_MAX_SEQS > 0 ? lim->chunk / DRAFT_MAX_SEQS : 1;
 	e->draft_session = draft_session;

@@ -116,12 +116,13 @@ engine_submit(Engine *e, const llmc_request *r, int64_t *id, llmc_error *err)
 			status = error_set(err, e->dead.code, "%s", e->dead.text);
 		} else if (e->draining) {
 			status = error_set(err, LLMC_E_CANCELLED,
-			                   "the engine is shutting down: no new request is taken");
+			                   "the engine is shutting down: no new request "
+			                   "is accepted");
 		} else if (e->n_jobs >= e->max_jobs) {
 			e->refused++;
 			status = error_set(
 			    err, LLMC_E_BUSY,
-			    "overloaded: %d requests are in work (max_concurrent_requests)",
+			    "overloaded: %d requests are in progress (max_concurrent_requests)",
 			    e->n_jobs);
 		} else if (pass) {
 			*id = j->id = ++e->last_id;
@@ -297,7 +298,7 @@ engine_drain(Engine *e, int drain_ms, llmc_error *err)
 	}
 	pthread_mutex_unlock(&e->lock);
 	return cut ? error_set(err, LLMC_E_CANCELLED,
-	                       "requests that were not done in time have been cut short")
+	                       "requests that did not finish in time were cancelled")
 	           : LLMC_OK;
 }
 

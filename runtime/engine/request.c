@@ -31,18 +31,18 @@ check_request(const Engine *e, const llmc_request *r, const llmc_params *p, llmc
 	    (r->n_pool_tok &&
 	     (e->plan->output != LLMC_OUTPUT_LOGITS || !r->pool || r->pool == LLMC_POOL_MEAN)))
 		return error_set(err, LLMC_E_RANGE,
-		                 "n_pool_tok is %d: up to %d tokens of a model that makes text, "
-		                 "with pool last or cls",
+		                 "n_pool_tok is %d: up to %d tokens, for a model that "
+		                 "generates text, with pool last or cls",
 		                 r->n_pool_tok, MAX_POOL_TOK);
 	for (int32_t i = 0; i < r->n_pool_tok; i++)
 		if (!r->pool_tok || r->pool_tok[i] < 0 || r->pool_tok[i] >= e->plan->vocab)
 			return error_set(
 			    err, LLMC_E_RANGE,
-			    "pool_tok holds what is no token, or is NULL; ids are 0 .. %lld",
+			    "pool_tok is NULL or holds an invalid token id; ids are 0 .. %lld",
 			    (long long)e->plan->vocab - 1);
 	if (e->plan->output == LLMC_OUTPUT_LOGITS && r->pool && !r->n_pool_tok)
 		return error_set(err, LLMC_E_INPUT,
-		                 "this model makes text, not vectors: open it with "
+		                 "this model generates text, not vectors: open it with "
 		                 "head.kind=hidden for its last hidden states");
 	if (e->plan->output != LLMC_OUTPUT_LOGITS && !r->pool)
 		return error_set(err, LLMC_E_INPUT,
@@ -51,8 +51,8 @@ check_request(const Engine *e, const llmc_request *r, const llmc_params *p, llmc
 	if (r->pool > LLMC_POOL_CLS ||
 	    (r->pool && (r->n > 1 || r->best_of > 1 || r->prompt_logprobs)))
 		return error_set(err, LLMC_E_RANGE,
-		                 "pool is %d, with one choice and no log probabilities: the vector "
-		                 "of a prompt is one",
+		                 "pool is %d: it must be valid, and a pooled request has "
+		                 "one choice and no prompt log probabilities",
 		                 (int)r->pool);
 	if (r->n < 0 || r->n > LLMC_MAX_CHOICES)
 		return error_set(err, LLMC_E_RANGE, "n is %d, possible are 1 .. %d", r->n,

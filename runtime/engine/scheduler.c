@@ -71,11 +71,11 @@ sched_reject_reason(const SchedLimits *lim, const SchedReq *r)
 	if (lim->total_tokens && cost_of(r) > lim->total_tokens)
 		return "prompt and new tokens are more than max_batch_total_tokens";
 	if (lim->prompt_whole && r->n_prompt > lim->chunk)
-		return "this model reads its prompt in one piece, and the prompt is longer than a "
-		       "step (chunk)";
+		return "this model processes its prompt in one chunk, and the prompt is "
+		       "longer than a step (chunk)";
 	if (lim->prompt_whole && r->prompt_rows && r->n_prompt > lim->n_out)
-		return "this model reads its prompt in one piece, and a step has fewer rows of "
-		       "logits (n_out)";
+		return "this model processes its prompt in one chunk, and a step has "
+		       "fewer rows of logits (n_out)";
 	return NULL;
 }
 
@@ -728,7 +728,7 @@ check_queue(const SchedQueue *u, SchedState state)
 		if (n > u->n)
 			break;
 	}
-	return n != u->n ? "a queue has lost count" : NULL;
+	return n != u->n ? "the length of a queue is wrong" : NULL;
 }
 
 const char *
@@ -747,13 +747,13 @@ sched_check(const Sched *s)
 		if (r->started || (before && !comes_before(before, r)))
 			return "the waiting requests are not in order";
 		if (n > s->n_waiting || (!r->next && r != s->last))
-			return "the waiting requests are not a list";
+			return "the list of waiting requests is broken";
 	}
 	if (n != s->n_waiting || !s->first != !s->n_waiting)
 		return "the number of waiting requests is wrong";
 	for (const SchedSeq *c = s->running.oldest; c; c = c->younger)
 		reserved += reserve_of(c->req);
 	if (reserved != s->reserved || s->running.n + s->reserved > s->lim.seqs)
-		return "more sequences are promised than there are";
+		return "more sequences are reserved than exist";
 	return NULL;
 }

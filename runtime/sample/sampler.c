@@ -50,7 +50,9 @@ check_lists(const llmc_params *p, int32_t vocab, llmc_error *err)
 	for (int32_t i = 0; i < p->n_logit_bias; i++) {
 		TRY(check_id("logit_bias", p->logit_bias[i].id, vocab, err));
 		if (!(p->logit_bias[i].value < INFINITY)) /* -INFINITY is allowed */
-			return error_set(err, LLMC_E_RANGE, "logit_bias of token %d is no number",
+			return error_set(err, LLMC_E_RANGE,
+			                 "logit_bias of token %d is NaN "
+			                 "or +infinity",
 			                 p->logit_bias[i].id);
 	}
 	for (int32_t i = 0; i < p->n_bad_words; i++) {
@@ -220,7 +222,7 @@ llmc_status
 llmc_sampler_open(int32_t vocab, const llmc_params *p, llmc_sampler **out, llmc_error *err)
 {
 	if (!out)
-		return error_set(err, LLMC_E_RANGE, "no place for the sampler was given");
+		return error_set(err, LLMC_E_RANGE, "the output pointer of the sampler is NULL");
 	TRY(sampler_open(vocab, p, NULL, 0, out, err));
 	llmc_status status = sample_scratch_open(vocab, &(*out)->own, err);
 	if (status != LLMC_OK) {

@@ -180,7 +180,7 @@ session_need(const Device *d, const Plan *plan, const llmc_limits *lim, llmc_mem
 		m.weights += plan_tensor_bytes(&plan->tensor[i]);
 	if (m.state < 0 || m.scratch < 0 || m.kv < 0)
 		return error_set(err, LLMC_E_RANGE,
-		                 "these limits need more memory than can be counted");
+		                 "the memory for these limits overflows 64 bits; lower them");
 	*out = m;
 	return LLMC_OK;
 }

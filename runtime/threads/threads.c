@@ -363,9 +363,8 @@ threads_open(int n, Threads **out, llmc_error *err)
 
 	*out = NULL;
 	if (n < 1 || n > TOPOLOGY_MAX)
-		return error_set(err, LLMC_E_RANGE,
-		                 "%d threads were asked for; 1 .. %d are possible", n,
-		                 TOPOLOGY_MAX);
+		return error_set(err, LLMC_E_RANGE, "cannot start %d threads: 1 .. %d are possible",
+		                 n, TOPOLOGY_MAX);
 	size_t bytes = (sizeof(Threads) + (size_t)n * sizeof(Worker) + 63) & ~(size_t)63;
 	if (posix_memalign(&memory, 64, bytes))
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d threads", n);

@@ -78,8 +78,8 @@ checkpoint_open(const char *path, Checkpoint **out, llmc_error *err)
 	*out = NULL;
 	if (!file_exists(path))
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: no such file or folder; the weights are expected there "
-		                 "(another place: --weights PATH)",
+		                 "%s: no such file or folder; the weights are expected "
+		                 "there (use --weights PATH for another location)",
 		                 path);
 	Checkpoint *c = calloc(1, sizeof *c);
 	if (!c || !(c->path = strdup(path))) {
@@ -259,13 +259,15 @@ rows_in(const Checkpoint *c, const PlanSource *s, CheckpointTensor *out, llmc_er
 	if (!checkpoint_find(c, s->rows_in, &order) || order.dtype != DT_F32 || !order.data ||
 	    order.bytes != 4 * s->rows)
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: tensor \"%s\": its rows are expected in the order of %s, "
-		                 "%lld numbers of F32; import the file again",
+		                 "%s: tensor \"%s\": the plan expects its row order in "
+		                 "%s, a tensor of %lld F32 values; import the file again",
 		                 out->file, s->name, s->rows_in, (long long)s->rows);
 	out->rows_in = order.data;
 	for (int64_t i = 0; i < s->rows; i++)
 		if (!(out->rows_in[i] >= 0 && out->rows_in[i] < (float)s->rows))
-			return error_set(err, LLMC_E_INPUT, "%s: %s[%lld] = %g is no row of \"%s\"",
+			return error_set(err, LLMC_E_INPUT,
+			                 "%s: %s[%lld] = %g is not a row "
+			                 "index of \"%s\"",
 			                 order.file, s->rows_in, (long long)i, out->rows_in[i],
 			                 s->name);
 	return LLMC_OK;
@@ -293,9 +295,9 @@ checkpoint_source(const Checkpoint *c, const PlanTensor *t, const PlanSource *s,
 	const bool adapted = s->lora && t->cols && dtype_is_float(t->dtype);
 	if (out->made && (!t->cols || (s->stored && !adapted && !s->transpose) || s->unit_rows))
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: tensor \"%s\" is quantised in rows: it is read as a matrix "
-		                 "whose rows stay as they are, not as %s",
-		                 out->file, s->name, t->cols ? "one to be changed" : "a vector");
+		                 "%s: tensor \"%s\" is quantised by rows: it can only be "
+		                 "read as a matrix with unchanged rows, not as %s",
+		                 out->file, s->name, t->cols ? "a changed one" : "a vector");
 	if (adapted && out->made && !s->arranged)
 		out->dtype = plan_source_dtype(t, s);
 	else if (out->made && (out->made->order || out->made->factor || out->made->indexed) &&
@@ -306,10 +308,8 @@ checkpoint_source(const Checkpoint *c, const PlanTensor *t, const PlanSource *s,
 		return error_set(
 		    err, LLMC_E_INPUT, "%s: tensor \"%s\": columns %s; import the file again",
 		    out->file, s->name,
-		    s->arranged
-		        ? "are expected in an order of their own or with factors, and are plain"
-		        : "lie in an order of their own or have factors, which the plan does not "
-		          "expect");
+		    s->arranged ? "have no order or factors, which the plan expects"
+		                : "have an order or factors, which the plan does not expect");
 	if (out->dtype == DT_I32 || out->dtype == DT_I64)
 		return error_set(err, LLMC_E_INPUT,
 		                 "%s: tensor \"%s\" holds integers (%s), weights are expected",
@@ -324,11 +324,11 @@ checkpoint_source(const Checkpoint *c, const PlanTensor *t, const PlanSource *s,
 		    "%s: tensor \"%s\": plan wants %s, file holds %s: import the file again%s",
 		    out->file, s->name, dtype_text(plan_source_dtype(t, s)), dtype_text(out->dtype),
 		    dtype_is_float(out->dtype) ? ""
-		                               : "; what is quantised is not quantised once more");
+		                               : "; quantised weights are not quantised again");
 	if (converts && out->dtype != t->dtype && !has_quantiser(t->dtype))
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: tensor \"%s\" is %s, and llmc does not make %s of it; choose "
-		                 "another type in storage",
+		                 "%s: tensor \"%s\" is %s, and llmc cannot convert it to "
+		                 "%s; choose another type in storage",
 		                 out->file, s->name, dtype_text(out->dtype), dtype_text(t->dtype));
 	if (!shape_fits(out, s->rows, s->cols)) {
 		shape_text(out, have, sizeof have);
@@ -359,8 +359,9 @@ checkpoint_vector(const Checkpoint *c, const char *name, float *dst, int64_t n, 
 	if (dtype_row_bytes(found.dtype, s.rows) != found.bytes ||
 	    dtype_row_bytes(found.dtype, n) < 0)
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: tensor \"%s\" is no whole number of blocks", found.file,
-		                 name);
+		                 "%s: the size of tensor \"%s\" is not a multiple of its "
+		                 "block size",
+		                 found.file, name);
 	dequant_row(found.dtype, found.data, dst, n);
 	return LLMC_OK;
 }

@@ -17,10 +17,8 @@ typedef struct AdapterSlot {
 	int32_t holders;
 	bool dropped; /* unloaded: becomes free when `holders` is 0 */
 	uint64_t key;
-	/* if ranks are processes: kept until the other ranks have received the slot; `told`: they
-	 * have */
-	Peft *peft;
-	bool told;
+	Peft *peft; /* if ranks are processes: kept until the other ranks have received the slot */
+	bool told;  /* sent to the other ranks */
 } AdapterSlot;
 
 typedef struct Adapters {
@@ -49,11 +47,11 @@ adapters_open(Runtime *rt, llmc_error *err)
 	for (int i = 0; i < rt->plan->n_tensor; i++)
 		if (rt->plan->tensor[i].factor && rt->plan->tensor[i].slots != t->slots)
 			return error_set(
-			    err, LLMC_E_INPUT, "tensor %s: %d slots, those of %s are %d",
+			    err, LLMC_E_INPUT, "tensor %s has %d slots, tensor %s has %d",
 			    rt->plan->tensor[i].id, rt->plan->tensor[i].slots, t->id, t->slots);
 	Adapters *a = rt->adapters = calloc(1, sizeof *a + (size_t)t->slots * sizeof *a->slot);
 	if (!a)
-		return error_set(err, LLMC_E_MEMORY, "out of memory for slots of adapters");
+		return error_set(err, LLMC_E_MEMORY, "out of memory for adapter slots");
 	pthread_mutex_init(&a->lock, NULL);
 	a->n = t->slots;
 	return LLMC_OK;
@@ -86,11 +84,11 @@ fits_rank(const PlanTensor *t, const char *module, const PeftDelta *d, llmc_erro
 {
 	if (d->rank <= t->rank)
 		return LLMC_OK;
-	return error_set(
-	    err, LLMC_E_INPUT,
-	    "%s: the adapter has rank %lld, a slot takes %d: open the model with adapters.%s=%lld",
-	    module, (long long)d->rank, t->rank, t->experts ? "expert_rank" : "rank",
-	    (long long)d->rank);
+	return error_set(err, LLMC_E_INPUT,
+	                 "%s: the adapter has rank %lld, a slot has rank %d: open the model with "
+	                 "adapters.%s=%lld",
+	                 module, (long long)d->rank, t->rank, t->experts ? "expert_rank" : "rank",
+	                 (long long)d->rank);
 }
 
 /* Find the factors for a source and check its rows; d NULL: the adapter has none. */
@@ -108,7 +106,7 @@ find_delta(Peft *peft, const PlanTensor *t, const PlanSource *s, DeltaSlice *out
 	    s->rows)
 		return error_set(
 		    err, LLMC_E_INPUT,
-		    "tensor %s: rows of the adapter's %s that are not there are asked for", t->id,
+		    "tensor %s: the plan uses rows that the adapter's %s does not have", t->id,
 		    s->lora);
 	out->right = out->d->right;
 	return fits_rank(t, s->lora, out->d, err);
@@ -224,7 +222,7 @@ fits(const Plan *p, Peft *peft, bool *any, int64_t *most, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Write the adapter to the slot of a rank; room: buffer for the largest slot. */
+/* Write the adapter to the slot of a rank, through a buffer for the largest slot. */
 static llmc_status
 write_rank(Runtime *rt, Peft *peft, int slot, float *room, llmc_error *err)
 {
@@ -254,10 +252,10 @@ write_slot(Runtime *rt, Peft *peft, const char *folder, int slot, llmc_error *er
 	if (peft_unused(peft))
 		return error_set(
 		    err, LLMC_E_INPUT,
-		    "%s: the adapter changes %s, for which this model has no slot: slots are for "
-		    "projections of attention, of dense feed-forwards and of shared experts, with "
-		    "adapters.expert_rank of routed ones; added to the weights (lora.path, --lora "
-		    "DIR) it may run",
+		    "%s: the adapter changes %s, for which this model has no slot: slots "
+		    "are for projections of attention, of dense feed-forwards and of "
+		    "shared experts, with adapters.expert_rank of routed ones; try to "
+		    "merge it into the weights (lora.path, --lora DIR)",
 		    folder, peft_unused(peft));
 	if (!any)
 		return error_set(err, LLMC_E_INPUT, "%s: the adapter changes nothing", folder);
@@ -358,10 +356,9 @@ adapters_receive(Runtime *rt, int slot, Comm *comm, llmc_error *err)
 		if (came && head.rank == comm_rank(comm) &&
 		    (head.sum != factors_sum(p) || !t ||
 		     head.bytes != slot_elems(t) * (int64_t)sizeof(float)))
-			status = error_set(
-			    err, LLMC_E_INPUT,
-			    "rank 0 has another plan for this rank's slots of adapters than the "
-			    "rank itself: compile the artifact again, for all ranks");
+			status = error_set(err, LLMC_E_INPUT,
+			                   "rank 0 has another plan for this rank's adapter slots: "
+			                   "compile the artifact again for all ranks");
 		else if (came && t)
 			status = rt->device->put(rt->model, head.tensor, head.bytes * slot, bytes,
 			                         (size_t)head.bytes, err);
@@ -424,12 +421,12 @@ runtime_adapter_load(Runtime *rt, const char *folder, double scale, int32_t *ada
 
 	*adapter = 0;
 	if (!a)
-		return error_set(
-		    err, LLMC_E_INPUT,
-		    "this model has no slots for adapters: open it with adapters.slots=4, say");
+		return error_set(err, LLMC_E_INPUT,
+		                 "this model has no slots for adapters: open it with "
+		                 "adapters.slots=4, for example");
 	if (rt->world && !rt->n_all)
 		return error_set(err, LLMC_E_RANGE,
-		                 "this is not rank 0, which loads adapters and tells the others");
+		                 "this is not rank 0, which loads adapters for all ranks");
 	TRY(files_key(folder, scale, &key, err));
 	TRY(peft_open(folder, scale, &peft, err));
 	llmc_status status = files_key(folder, scale, &now, err);
@@ -446,8 +443,8 @@ runtime_adapter_load(Runtime *rt, const char *folder, double scale, int32_t *ada
 	pthread_mutex_unlock(&a->lock);
 	if (at == a->n) {
 		status = error_set(err, LLMC_E_FULL,
-		                   "all %d slots hold adapters, or serve sequences of adapters "
-		                   "that were unloaded (adapters.slots)",
+		                   "all %d adapter slots are in use, by adapters or by "
+		                   "sequences of unloaded ones; raise adapters.slots",
 		                   a->n);
 		goto fail;
 	}

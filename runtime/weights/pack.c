@@ -34,7 +34,7 @@ typedef struct PackScratch {
 	char *file;    /* one stored row in the tensor's type, of which columns are taken */
 	float *turned; /* [block_elems][cols] transposed block */
 	float *across; /* one dequantised row of the file, whose elements become columns */
-	int source;    /* source of the block in `turned`; -1: none yet */
+	int source;    /* source of the transposed block; -1: none yet */
 	int64_t matrix, block;
 } PackScratch;
 
@@ -167,7 +167,7 @@ unit_row(Dtype d, char *row, int64_t cols, float *tmp)
 	quant_row(d, tmp, row, cols);
 }
 
-/* Compute row `row` of the transposed source k into room->row, in fp32. Rows of one block are
+/* Compute row `row` of the transposed source k into the scratch row, in fp32. Rows of one block are
  * processed in sequence, so each block of the file is expanded once. */
 static void
 turned_row(PackJob *j, int k, int64_t row, PackScratch *room)

@@ -37,7 +37,7 @@ find_delta(Peft *peft, const PlanTensor *t, const PlanSource *s, const PeftDelta
 	         theirs))
 		return error_set(
 		    err, LLMC_E_INPUT,
-		    "tensor %s: rows of the adapter's %s that are not there are asked for", t->id,
+		    "tensor %s: the plan uses rows that the adapter's %s does not have", t->id,
 		    s->lora);
 	return LLMC_OK;
 }
@@ -64,8 +64,8 @@ find_sources(const Plan *p, const Checkpoint *c, Peft *peft, CheckpointTensor **
 		}
 	if (peft && peft_unused(peft))
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: the adapter changes %s, which is no matrix of this model, or "
-		                 "one that llmc does not adapt",
+		                 "%s: the adapter changes %s, which is not a matrix of "
+		                 "this model or one that llmc does not adapt",
 		                 p->lora, peft_unused(peft));
 	return LLMC_OK;
 }
@@ -177,8 +177,9 @@ load_packed(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src,
 	if (!w->cached) {
 		if (n_quant)
 			log_line(o->log, o->log_user, LLMC_LOG_INFO,
-			         "quantising %d matrices of the checkpoint, as storage says%s",
-			         n_quant, cache ? "; the cache keeps them for the next time" : "");
+			         "quantising %d matrices of the checkpoint as specified "
+			         "by storage%s",
+			         n_quant, cache ? "; the cache keeps them for the next run" : "");
 		TRY(pack_all(p, o, src, map, w, err));
 		if (cache &&
 		    pack_cache_write(key, w->region, map->bytes, o->threads, &why) != LLMC_OK)
@@ -209,9 +210,9 @@ weights_open(const Plan *plan, const WeightsOptions *opt, Weights **out, llmc_er
 	if (!opt->random_weights) {
 		if (!opt->path) {
 			status = error_set(err, LLMC_E_INPUT,
-			                   "the model does not say where its weights are: give "
+			                   "the model has no path to its weights: pass "
 			                   "their file or folder (--weights PATH), or "
-			                   "try it with --random-weights");
+			                   "use --random-weights");
 			goto fail;
 		}
 		TRY_GOTO(checkpoint_open(opt->path, &w->checkpoint, err));

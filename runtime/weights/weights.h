@@ -42,7 +42,7 @@ typedef struct PackBuffers {
 } PackBuffers;
 
 /* Pack for memory of a device, instead of weights_pack. weights_layout returns the offset of each
- * tensor in one region; weights_stage packs all bytes in chunks. room->cap must be at least
+ * tensor in one region; weights_stage packs all bytes in chunks. A buffer holds at least
  * weights_piece_bytes. No copy stays in host memory. */
 llmc_status weights_layout(const Weights *w, int64_t *offset, int64_t *bytes, llmc_error *err);
 size_t weights_piece_bytes(const Weights *w);

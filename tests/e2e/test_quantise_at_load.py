@@ -281,4 +281,4 @@ def test_conflicting_options_are_refused(args, words, tmp_path):
 def test_quantised_files_are_not_quantised_again(tmp_path):
     case = os.path.join(ROOT, "tests", "golden", "schemes", "gptq-4")
     got, err = run(case, tmp_path, "--device", "ref", "--quantize", "q8_0")
-    assert got is None and "q8_0" in err and "not quantised once more" in err, err
+    assert got is None and "q8_0" in err and "are not quantised again" in err, err

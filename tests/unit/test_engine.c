@@ -975,7 +975,7 @@ the_queue_and_the_cache_have_bounds(void **state)
 	id = submit(b, &q);
 	assert_int_equal(engine_submit(b.e, &q, &id, &err), LLMC_E_BUSY);
 	assert_string_equal(err.text,
-	                    "overloaded: 2 requests are in work (max_concurrent_requests)");
+	                    "overloaded: 2 requests are in progress (max_concurrent_requests)");
 	assert_int_equal(id, 0);
 	assert_int_equal(counts(b).refused, 1);
 	assert_int_equal(counts(b).waiting, 2);
@@ -1024,18 +1024,20 @@ what_cannot_run_is_refused(void **state)
 	q.n_tok = 10;
 	q.pool = LLMC_POOL_LAST;
 	no(b, &q, LLMC_E_INPUT,
-	   "this model makes text, not vectors: open it with head.kind=hidden for its last hidden "
-	   "states");
+	   "this model generates text, not vectors: open it with head.kind=hidden for "
+	   "its last hidden states");
 	q.pool_tok = (const int32_t[]){ 5, VOCAB };
 	q.n_pool_tok = 2;
-	no(b, &q, LLMC_E_RANGE, "pool_tok holds what is no token, or is NULL; ids are 0 .. 299");
+	no(b, &q, LLMC_E_RANGE, "pool_tok is NULL or holds an invalid token id; ids are 0 .. 299");
 	q.n_pool_tok = 1;
 	q.pool = LLMC_POOL_MEAN;
 	no(b, &q, LLMC_E_RANGE,
-	   "n_pool_tok is 1: up to 1024 tokens of a model that makes text, with pool last or cls");
+	   "n_pool_tok is 1: up to 1024 tokens, for a model that generates text, with "
+	   "pool last or cls");
 	q.pool = LLMC_POOL_NONE;
 	no(b, &q, LLMC_E_RANGE,
-	   "n_pool_tok is 1: up to 1024 tokens of a model that makes text, with pool last or cls");
+	   "n_pool_tok is 1: up to 1024 tokens, for a model that generates text, with "
+	   "pool last or cls");
 	q.n_pool_tok = 0;
 	q.n_tok = 161;
 	no(b, &q, LLMC_E_RANGE, "the prompt has 161 tokens, the context holds 160");

@@ -442,12 +442,12 @@ a_prefix_stays_whole(void **state)
 	assert_int_equal(session_open(own, &l, &s, NULL), LLMC_OK);
 	llmc_seq q = new_seq(s);
 	no(s, &(llmc_chunk){ q, tok, 11, 0 }, 1, LLMC_E_RANGE,
-	   "11 tokens in one step, the session allows 10 (chunk); the prompts of this model run in "
-	   "one piece");
+	   "11 tokens in one step, the session allows 10 (chunk); the prompts of this "
+	   "model run in one chunk");
 	feed(s, q, tok, 7, NULL); /* token 5 ends the prefix after four positions */
 	assert_int_equal(session_seq_trim(s, q, 3, &err), LLMC_E_RANGE);
-	assert_string_equal(err.text, "the first 4 positions of sequence 0 see each other: it can "
-	                              "be trimmed to 0 or to 4 and more");
+	assert_string_equal(err.text, "the first 4 positions of sequence 0 attend to each other: "
+	                              "it can be trimmed to 0 or to at least 4");
 	assert_int_equal(session_seq_trim(s, q, 4, NULL), LLMC_OK);
 	assert_int_equal(session_seq_trim(s, q, 0, NULL), LLMC_OK);
 	feed(s, q, tok + 1, 3, NULL); /* without an end token all of it is prefix */
@@ -622,8 +622,7 @@ exact_pages_behind_change_nothing(void **state)
 	};
 
 	(void)state;
-	assert_null(
-	    edited_plan(plain, "pool kv: exact pages go with pages of quantised keys or values"));
+	assert_null(edited_plan(plain, "pool kv: exact pages need quantised keys or values"));
 	pages_behind_change_nothing(
 	    edited_plan(fits, NULL), 8,
 	    "sequence 0 cannot be trimmed to 100: layers of this model see the last 9 positions, "
@@ -642,7 +641,7 @@ plans_of_other_targets_are_refused(void **state)
 	other.target = "gpu-x";
 	assert_int_equal(runtime_open(&other, &o, &none, &err), LLMC_E_INPUT);
 	assert_string_equal(err.text,
-	                    "the plan is for target \"gpu-x\", which this llmc does not know");
+	                    "the plan is for target \"gpu-x\", which this llmc does not support");
 	assert_null(none);
 	if (!isa_runs("cpu-v4")) {
 		other.target = "cpu-v4";

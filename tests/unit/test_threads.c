@@ -404,7 +404,7 @@ silly_counts_are_refused(void **state)
 
 	(void)state;
 	assert_int_equal(threads_open(0, &t, &err), LLMC_E_RANGE);
-	assert_string_equal(err.text, "0 threads were asked for; 1 .. 1024 are possible");
+	assert_string_equal(err.text, "cannot start 0 threads: 1 .. 1024 are possible");
 	assert_null(t);
 	assert_int_equal(threads_open(5000, &t, &err), LLMC_E_RANGE);
 }

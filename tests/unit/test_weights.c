@@ -330,8 +330,8 @@ files_that_do_not_fit_are_named(void **state)
 	t.src = SRC("layers.0.attn.weight", .stride = 0);
 	refused(t, path, LLMC_E_INPUT, "holds integers (i64), weights are expected");
 	refused(plain, tempdir_file(&dir, "nowhere"), LLMC_E_INPUT,
-	        "no such file or folder; the weights are expected there (another place: --weights "
-	        "PATH)");
+	        "no such file or folder; the weights are expected there (use --weights "
+	        "PATH for another location)");
 
 	Weights *w;
 	llmc_error err;
@@ -339,9 +339,8 @@ files_that_do_not_fit_are_named(void **state)
 	WeightsOptions o = { 0 };
 	assert_int_equal(threads_open(1, &o.threads, NULL), LLMC_OK);
 	assert_int_equal(weights_load(&p, &o, &w, &err), LLMC_E_INPUT);
-	assert_string_equal(err.text, "the model does not say where its weights are: give their "
-	                              "file or folder (--weights PATH), "
-	                              "or try it with --random-weights");
+	assert_string_equal(err.text, "the model has no path to its weights: pass their "
+	                              "file or folder (--weights PATH), or use --random-weights");
 	threads_close(o.threads);
 }
 
