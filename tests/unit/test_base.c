@@ -21,7 +21,7 @@
 #include "locale_comma.h"
 
 static void
-arena_pieces_are_zeroed_aligned_and_apart(void **state)
+arena_allocations_are_zeroed_aligned_and_disjoint(void **state)
 {
 	Arena a;
 	unsigned char *piece[400];
@@ -69,7 +69,7 @@ arena_pieces_are_zeroed_aligned_and_apart(void **state)
 }
 
 static int
-tries_to_take(size_t n, size_t elem_bytes)
+fails_to_allocate(size_t n, size_t elem_bytes)
 {
 	Arena a;
 
@@ -85,10 +85,10 @@ static void
 arena_jumps_when_memory_is_out(void **state)
 {
 	(void)state;
-	assert_int_equal(tries_to_take(10, 10), 0);
-	assert_int_equal(tries_to_take(SIZE_MAX, 2), 1);
-	assert_int_equal(tries_to_take((size_t)1 << 33, (size_t)1 << 31), 1);
-	assert_int_equal(tries_to_take(SIZE_MAX, 1), 1);
+	assert_int_equal(fails_to_allocate(10, 10), 0);
+	assert_int_equal(fails_to_allocate(SIZE_MAX, 2), 1);
+	assert_int_equal(fails_to_allocate((size_t)1 << 33, (size_t)1 << 31), 1);
+	assert_int_equal(fails_to_allocate(SIZE_MAX, 1), 1);
 	/* only the allocation with the given number fails */
 	Arena a;
 	volatile int done = 0;
@@ -115,7 +115,7 @@ note(void *p)
 /* Each is released once, the latest first. If it cannot be registered, it is released before the
  * error jump. */
 static void
-arenas_release_what_was_deferred(void **state)
+arenas_run_deferred_releases(void **state)
 {
 	static char one[] = "1", two[] = "2", three[] = "3";
 	Arena a;
@@ -204,7 +204,7 @@ fail:
 }
 
 static void
-errors_are_sentences_of_the_caller(void **state)
+errors_are_written_to_the_callers_struct(void **state)
 {
 	llmc_error err;
 	char big[5000];
@@ -338,7 +338,7 @@ numbers_in_any_locale(void **state)
 		}
 		for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
 			if (number_parse(wrong[i], &back))
-				fail_msg("\"%s\" is no number", wrong[i]);
+				fail_msg("\"%s\" is not a number", wrong[i]);
 		for (int i = 0; i < 20000; i++) {
 			double v;
 			bits = bits * 6364136223846793005u + 1442695040888963407u;
@@ -396,7 +396,7 @@ json_reads_back(void **state)
 /* Configurations written by Python: words that JSON lacks become null, and strings that contain
  * them stay. */
 static void
-json_of_python(void **state)
+json_of_python_is_read(void **state)
 {
 	static const char text[] =
 	    "{\"a\": [0.0, Infinity, -Infinity, NaN], \"In\\\"NaN\": \"Infinity\", \"b\": -1}";
@@ -512,7 +512,7 @@ json_is_parsed_like_jansson(void **state)
 
 /* Errors have jansson's code, message and position where a document has a single one. */
 static void
-json_errors_are_those_of_jansson(void **state)
+json_errors_equal_janssons(void **state)
 {
 	static const char *const wrong[] = {
 		"",
@@ -589,25 +589,25 @@ sizes_have_units(void **state)
 		assert_true(bytes_parse(right[i].text, &n) && n == right[i].bytes);
 	for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
 		if (bytes_parse(wrong[i], &n))
-			fail_msg("\"%s\" is no size", wrong[i]);
+			fail_msg("\"%s\" is not a size", wrong[i]);
 }
 
 int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(arena_pieces_are_zeroed_aligned_and_apart),
+		cmocka_unit_test(arena_allocations_are_zeroed_aligned_and_disjoint),
 		cmocka_unit_test(arena_jumps_when_memory_is_out),
-		cmocka_unit_test(arenas_release_what_was_deferred),
+		cmocka_unit_test(arenas_run_deferred_releases),
 		cmocka_unit_test(strbuf_appends),
-		cmocka_unit_test(errors_are_sentences_of_the_caller),
+		cmocka_unit_test(errors_are_written_to_the_callers_struct),
 		cmocka_unit_test(sha256_matches_known_sums),
 		cmocka_unit_test(numbers_in_any_locale),
 		cmocka_unit_test(sizes_have_units),
 		cmocka_unit_test(json_reads_back),
 		cmocka_unit_test(json_is_parsed_like_jansson),
-		cmocka_unit_test(json_errors_are_those_of_jansson),
-		cmocka_unit_test(json_of_python),
+		cmocka_unit_test(json_errors_equal_janssons),
+		cmocka_unit_test(json_of_python_is_read),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,7 +30,7 @@ n_files(const char *path)
 }
 
 static void
-written_bytes_come_back(void **state)
+written_bytes_are_read_back(void **state)
 {
 	const Tempdir *dir = *state;
 	const char *path = tempdir_file(dir, "f");
@@ -115,7 +115,7 @@ failed_writes_leave_the_old_file(void **state)
 }
 
 static void
-missing_and_odd_files_are_named(void **state)
+errors_name_missing_and_special_files(void **state)
 {
 	const Tempdir *dir = *state;
 	const char *path = tempdir_file(dir, "absent");
@@ -220,10 +220,10 @@ main(void)
 {
 #define T(test) cmocka_unit_test_setup_teardown(test, tempdir_setup, tempdir_teardown)
 	const struct CMUnitTest tests[] = {
-		T(written_bytes_come_back),
+		T(written_bytes_are_read_back),
 		T(unchanged_files_are_left_alone),
 		T(failed_writes_leave_the_old_file),
-		T(missing_and_odd_files_are_named),
+		T(errors_name_missing_and_special_files),
 		T(folders_are_made),
 		T(files_that_others_may_write_are_not_trusted),
 		cmocka_unit_test(cache_folder_follows_the_environment),

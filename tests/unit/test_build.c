@@ -18,7 +18,7 @@
 #include "tests/unit/tempdir.h"
 
 static Tempdir dir;
-static char said[8192];
+static char log_text[8192];
 static int n_compiled;
 static char artifact[400];
 
@@ -33,12 +33,13 @@ static PlanKernel kernels[] = {
 static const Plan plan = { .target = "cpu-generic", .n_kernel = 3, .kernel = kernels };
 
 static void
-hear(void *user, int level, const char *line)
+on_log(void *user, int level, const char *line)
 {
 	(void)user;
 	sscanf(line, "compiling %d kernel", &n_compiled);
 	if (level == LLMC_LOG_WARNING)
-		snprintf(said + strlen(said), sizeof said - strlen(said), "%s\n", line);
+		snprintf(log_text + strlen(log_text), sizeof log_text - strlen(log_text), "%s\n",
+		         line);
 }
 
 static void
@@ -62,7 +63,7 @@ static const char good[] =
 
 /* Create a fresh artifact and an empty cache. */
 static void
-fresh(void)
+make_artifact(void)
 {
 	static const char *const folder[] = { "", "/kernels", "/kernels/common" };
 	char path[600];
@@ -88,16 +89,16 @@ fresh(void)
 static llmc_status
 open_kernels(CpuKernels **k, llmc_error *err)
 {
-	const KernelBuildOptions o = { .artifact = artifact, .n_jobs = 2, .log = hear };
+	const KernelBuildOptions o = { .artifact = artifact, .n_jobs = 2, .log = on_log };
 
-	said[0] = 0;
+	log_text[0] = 0;
 	n_compiled = 0;
 	return kernels_open(&plan, &o, k, err);
 }
 
 /* Open, run both kernels, close; returns the number of files compiled. */
 static int
-works(int answer)
+run_kernels(int answer)
 {
 	CpuKernels *k;
 	llmc_error err;
@@ -116,7 +117,7 @@ works(int answer)
 }
 
 static void
-refused(llmc_status want, const char *text)
+expect_error(llmc_status want, const char *text)
 {
 	CpuKernels *k;
 	llmc_error err = { 0 };
@@ -177,33 +178,33 @@ open_to_others(const char *path)
 }
 
 static void
-compiled_once(void **state)
+kernels_are_compiled_once(void **state)
 {
 	(void)state;
-	fresh();
-	assert_int_equal(works(42), 2);
-	assert_int_equal(works(42), 0);
+	make_artifact();
+	assert_int_equal(run_kernels(42), 2);
+	assert_int_equal(run_kernels(42), 0);
 	/* a changed header is noticed, whatever the modification times */
 	put("kernels/common/step.h", "typedef struct llmc_step llmc_step;\n#define ANSWER 43\n");
-	assert_int_equal(works(43), 2);
+	assert_int_equal(run_kernels(43), 2);
 	put("kernels/common/step.h", "typedef struct llmc_step llmc_step;\n#define ANSWER 42\n");
-	assert_int_equal(works(42), 0);
+	assert_int_equal(run_kernels(42), 0);
 	setenv("LLMC_KERNEL_CFLAGS", "-O0  -DEXTRA", 1);
-	assert_int_equal(works(42), 2);
+	assert_int_equal(run_kernels(42), 2);
 	unsetenv("LLMC_KERNEL_CFLAGS");
 	/* another compiler is another build */
 	setenv("LLMC_CC", "clang", 1);
 	char path[512], version[256];
 	if (cc_find(path, sizeof path, version, sizeof version, NULL) == LLMC_OK)
-		assert_int_equal(works(42), 2);
+		assert_int_equal(run_kernels(42), 2);
 	unsetenv("LLMC_CC");
 	/* a moved artifact keeps its builds */
 	char moved[420];
 	snprintf(moved, sizeof moved, "%s-moved", artifact);
 	assert_int_equal(rename(artifact, moved), 0);
 	snprintf(artifact, sizeof artifact, "%.390s", moved);
-	assert_int_equal(works(42), 0);
-	assert_string_equal(said, "");
+	assert_int_equal(run_kernels(42), 0);
+	assert_string_equal(log_text, "");
 }
 
 static void
@@ -213,107 +214,109 @@ damaged_objects_are_rebuilt(void **state)
 	const char *folder;
 
 	(void)state;
-	fresh();
-	assert_int_equal(works(42), 2);
+	make_artifact();
+	assert_int_equal(run_kernels(42), 2);
 	for (int i = 0; i < 2; i++) {
 		folder = tempdir_file(&dir, "cache/kernels");
 		assert_int_equal(each_object(folder, edit[i]), 2);
-		assert_int_equal(works(42), 2);
+		assert_int_equal(run_kernels(42), 2);
 		/* one line for all of them */
-		char *end = strchr(said, '\n');
+		char *end = strchr(log_text, '\n');
 		assert_true(end && !end[1]);
-		assert_non_null(strstr(said, "damaged or cut off: it is built again"));
-		assert_int_equal(works(42), 0);
+		assert_non_null(strstr(log_text, "damaged or cut off: it is built again"));
+		assert_int_equal(run_kernels(42), 0);
 	}
 	/* no temporary files remain */
 	assert_int_equal(each_object(tempdir_file(&dir, "cache/kernels"), NULL), 2);
 }
 
 static void
-what_others_may_write_is_not_run(void **state)
+files_writable_by_others_are_not_run(void **state)
 {
 	char path[600];
 
 	(void)state;
-	fresh();
-	assert_int_equal(works(42), 2);
+	make_artifact();
+	assert_int_equal(run_kernels(42), 2);
 	each_object(tempdir_file(&dir, "cache/kernels"), open_to_others);
-	refused(LLMC_E_IO,
-	        "others may write to it (mode 777): llmc does not run code from it; chmod go-w it");
-	fresh();
+	expect_error(
+	    LLMC_E_IO,
+	    "others may write to it (mode 777): llmc does not run code from it; chmod go-w it");
+	make_artifact();
 	snprintf(path, sizeof path, "%s/kernels/two.c", artifact);
 	chmod(path, 0666);
-	refused(LLMC_E_IO, "kernels/two.c: others may write to it (mode 666)");
+	expect_error(LLMC_E_IO, "kernels/two.c: others may write to it (mode 666)");
 	chmod(path, 0644);
 	snprintf(path, sizeof path, "%s/kernels/common/step.h", artifact);
 	chmod(path, 0622);
-	refused(LLMC_E_IO, "step.h: others may write to it");
-	fresh();
+	expect_error(LLMC_E_IO, "step.h: others may write to it");
+	make_artifact();
 	chmod(artifact, 0777);
-	refused(LLMC_E_IO, "art: others may write to it (mode 777)");
-	fresh();
+	expect_error(LLMC_E_IO, "art: others may write to it (mode 777)");
+	make_artifact();
 	snprintf(path, sizeof path, "%s/kernels", artifact);
 	chmod(path, 0777);
-	refused(LLMC_E_IO, "kernels: others may write to it (mode 777)");
+	expect_error(LLMC_E_IO, "kernels: others may write to it (mode 777)");
 }
 
 /* Write permission on any folder of a file's path decides what is loaded, whoever owns the file
  * itself. */
 static void
-folders_that_others_may_write_to(void **state)
+folders_writable_by_others_are_rejected(void **state)
 {
-	KernelBuildOptions ship = { .artifact = artifact, .n_jobs = 2, .log = hear };
+	KernelBuildOptions ship = { .artifact = artifact, .n_jobs = 2, .log = on_log };
 	static const char *const shipped[] = { "aot", "aot/cpu-generic" };
 	char path[600];
 
 	(void)state;
-	fresh();
+	make_artifact();
 	snprintf(path, sizeof path, "%s/kernels/common", artifact);
 	chmod(path, 0777);
-	refused(LLMC_E_IO, "kernels/common: others may write to it (mode 777)");
+	expect_error(LLMC_E_IO, "kernels/common: others may write to it (mode 777)");
 	chmod(path, 0755);
 	for (int i = 0; i < 2; i++) {
 		assert_int_equal(kernels_ship(&plan, &ship, NULL), LLMC_OK);
 		snprintf(path, sizeof path, "%s/%s", artifact, shipped[i]);
 		chmod(path, 0777);
-		assert_int_equal(works(42), i ? 0 : 2); /* compiled, then in the cache */
-		assert_non_null(strstr(said, "2 of 2 kernels built ahead of time cannot be used"));
-		assert_non_null(strstr(said, "others may write to it (mode 777)"));
+		assert_int_equal(run_kernels(42), i ? 0 : 2); /* compiled, then in the cache */
+		assert_non_null(
+		    strstr(log_text, "2 of 2 kernels built ahead of time cannot be used"));
+		assert_non_null(strstr(log_text, "others may write to it (mode 777)"));
 		chmod(path, 0755);
 	}
 }
 
 /* Files that llmc creates itself are accepted, even with a umask that lets the group write. */
 static void
-any_umask_will_do(void **state)
+any_umask_works(void **state)
 {
-	KernelBuildOptions ship = { .artifact = artifact, .n_jobs = 2, .log = hear };
+	KernelBuildOptions ship = { .artifact = artifact, .n_jobs = 2, .log = on_log };
 	mode_t was;
 
 	(void)state;
-	fresh();
+	make_artifact();
 	was = umask(0);
-	int first = works(42), again = works(42);
+	int first = run_kernels(42), again = run_kernels(42);
 	llmc_status status = kernels_ship(&plan, &ship, NULL);
 	umask(was);
 	assert_int_equal(first, 2);
 	assert_int_equal(again, 0);
 	assert_int_equal(status, LLMC_OK);
 	tempdir_remove(tempdir_file(&dir, "cache"));
-	assert_int_equal(works(42), 0);
-	assert_string_equal(said, "");
+	assert_int_equal(run_kernels(42), 0);
+	assert_string_equal(log_text, "");
 }
 
 /* A short compilation fits into the end of the longer ones. */
 static void
 long_sources_are_compiled_first(void **state)
 {
-	KernelBuildOptions one_at_a_time = { .artifact = artifact, .n_jobs = 1, .log = hear };
+	KernelBuildOptions one_at_a_time = { .artifact = artifact, .n_jobs = 1, .log = on_log };
 	char text[4000], line[600], name[600];
 	CpuKernels *k;
 
 	(void)state;
-	fresh();
+	make_artifact();
 	snprintf(text, sizeof text,
 	         "/*%3000s*/\nvoid two(const void *s, void *const *a, int part, int "
 	         "n);\nvoid\ntwo(const void *s, void *const *a, int part, int n)\n"
@@ -356,7 +359,7 @@ temporary_names_are_never_used_twice(void **state)
 	int n = 0;
 
 	(void)state;
-	fresh();
+	make_artifact();
 	put("cc", "");
 	snprintf(line, sizeof line,
 	         "#!/bin/sh\nfor x in \"$@\"; do case \"$x\" in *tmp.*) echo \"$x\" >> %s/names;; "
@@ -366,9 +369,9 @@ temporary_names_are_never_used_twice(void **state)
 	snprintf(line, sizeof line, "%s/cc", artifact);
 	chmod(line, 0755);
 	setenv("LLMC_CC", line, 1);
-	assert_int_equal(works(42), 2);
+	assert_int_equal(run_kernels(42), 2);
 	put("kernels/common/step.h", "typedef struct llmc_step llmc_step;\n#define ANSWER 43\n");
-	assert_int_equal(works(43), 2);
+	assert_int_equal(run_kernels(43), 2);
 	unsetenv("LLMC_CC");
 	snprintf(line, sizeof line, "%s/names", artifact);
 	FILE *f = fopen(line, "r");
@@ -387,7 +390,7 @@ temporary_names_are_never_used_twice(void **state)
 /* If each thread compiles several kernels, the includes common to all are precompiled once. Kernels
  * are built whether that works or not, and no precompiled header remains. */
 static void
-headers_are_precompiled(void **state)
+common_headers_are_precompiled(void **state)
 {
 	enum { N = 8 };
 	static const char *const way[] = { "", "case \"$*\" in *c-header*) exit 1;; esac\n",
@@ -405,7 +408,7 @@ headers_are_precompiled(void **state)
 		CpuKernels *k;
 		llmc_error err;
 		int made = 0, used = 0;
-		fresh();
+		make_artifact();
 		for (int i = 0; i < N; i++) {
 			snprintf(line, sizeof line,
 			         "%sint u(void);\nint\nu(void)\n{\n\treturn %d;\n}\n",
@@ -419,10 +422,11 @@ headers_are_precompiled(void **state)
 		chmod(path, 0755);
 		setenv("LLMC_CC", path, 1);
 		if (kernels_open(
-		        &p, &(KernelBuildOptions){ .artifact = artifact, .n_jobs = 2, .log = hear },
+		        &p,
+		        &(KernelBuildOptions){ .artifact = artifact, .n_jobs = 2, .log = on_log },
 		        &k, &err) != LLMC_OK)
 			fail_msg("%s", err.text);
-		assert_string_equal(said, "");
+		assert_string_equal(log_text, "");
 		kernels_close(k);
 		unsetenv("LLMC_CC");
 		snprintf(path, sizeof path, "%s/args", artifact);
@@ -449,12 +453,12 @@ headers_are_precompiled(void **state)
 /* A model is compiled into the folder while its kernels are built: nothing is cached under the key
  * of another source. */
 static void
-sources_that_change_meanwhile(void **state)
+sources_that_change_during_a_build(void **state)
 {
 	char script[900], path[600];
 
 	(void)state;
-	fresh();
+	make_artifact();
 	snprintf(path, sizeof path, "%s/cc", artifact);
 	snprintf(script, sizeof script,
 	         "#!/bin/sh\ncase \"$*\" in *one.c*) sed -i 's/ANSWER/7/' %s/kernels/one.c;; "
@@ -463,20 +467,21 @@ sources_that_change_meanwhile(void **state)
 	put("cc", script);
 	chmod(path, 0755);
 	setenv("LLMC_CC", path, 1);
-	refused(LLMC_E_IO, "kernels/one.c, or a header of it, changed while it was compiled: open "
-	                   "the model again");
-	assert_true(works(7) >= 1);
+	expect_error(LLMC_E_IO,
+	             "kernels/one.c, or a header of it, changed while it was compiled: open "
+	             "the model again");
+	assert_true(run_kernels(7) >= 1);
 	put("kernels/one.c", good);
 	put("cc", "#!/bin/sh\nexec cc \"$@\"\n");
 	chmod(path, 0755);
-	assert_int_equal(works(42), 1);
+	assert_int_equal(run_kernels(42), 1);
 	unsetenv("LLMC_CC");
 }
 
 /* The file of a killed process does not block the next process with the same pid, and is deleted
  * eventually. */
 static void
-what_dead_processes_leave(void **state)
+leftovers_of_dead_processes_are_removed(void **state)
 {
 	static const char *const left[] = { "put.abcdef", "put.ghijkl", "tmp.abcdef",
 		                            "tmp.ghijkl" };
@@ -485,7 +490,7 @@ what_dead_processes_leave(void **state)
 	llmc_error err;
 
 	(void)state;
-	fresh();
+	make_artifact();
 	for (int i = 0; i < 400; i++) {
 		snprintf(path, sizeof path, "file.tmp.%ld.%d", (long)getpid(), i);
 		put(path, "left");
@@ -493,8 +498,8 @@ what_dead_processes_leave(void **state)
 	snprintf(path, sizeof path, "%s/file", artifact);
 	if (file_write(path, "new", 3, &err) != LLMC_OK)
 		fail_msg("%s", err.text);
-	fresh();
-	assert_int_equal(works(42), 2);
+	make_artifact();
+	assert_int_equal(run_kernels(42), 2);
 	put("kernels/one.c", "/* new */\n#include \"one2.h\"\n");
 	put("kernels/one2.h", good);
 	for (size_t i = 0; i < sizeof left / sizeof *left; i++) {
@@ -508,7 +513,7 @@ what_dead_processes_leave(void **state)
 		if (i % 2 == 0) /* the others are recent: another process may be writing them */
 			assert_int_equal(utimensat(AT_FDCWD, path, old, 0), 0);
 	}
-	assert_int_equal(works(42), 1);
+	assert_int_equal(run_kernels(42), 1);
 	for (size_t i = 0; i < sizeof left / sizeof *left; i++) {
 		snprintf(path, sizeof path, "%s/../cache/kernels/.tmp/%s", artifact, left[i]);
 		assert_int_equal(file_exists(path), i % 2);
@@ -516,46 +521,48 @@ what_dead_processes_leave(void **state)
 }
 
 static void
-failures_are_sentences(void **state)
+failures_have_readable_errors(void **state)
 {
 	char *path = strdup(getenv("PATH"));
 
 	(void)state;
-	fresh();
+	make_artifact();
 	setenv("LLMC_CC", "/nonexistent/cc", 1);
-	refused(LLMC_E_MISSING, "LLMC_CC is \"/nonexistent/cc\", which is no C compiler that runs; "
-	                        "unset it or give the path of gcc "
-	                        "or clang");
+	expect_error(LLMC_E_MISSING,
+	             "LLMC_CC is \"/nonexistent/cc\", which is no C compiler that runs; "
+	             "unset it or give the path of gcc "
+	             "or clang");
 	unsetenv("LLMC_CC");
 	setenv("PATH", "/nonexistent", 1);
-	refused(LLMC_E_MISSING, "no C compiler found (cc, gcc or clang): llmc compiles the model's "
-	                        "kernels with it; install one "
-	                        "(`apt install gcc libc6-dev`), name one in LLMC_CC, or run "
-	                        "without it, slowly, with --device ref");
+	expect_error(LLMC_E_MISSING,
+	             "no C compiler found (cc, gcc or clang): llmc compiles the model's "
+	             "kernels with it; install one "
+	             "(`apt install gcc libc6-dev`), name one in LLMC_CC, or run "
+	             "without it, slowly, with --device ref");
 	setenv("PATH", path, 1);
 	free(path);
 	put("kernels/one.c", "this is no C\n");
-	refused(LLMC_E_MISSING, "kernels/one.c: ");
-	fresh();
+	expect_error(LLMC_E_MISSING, "kernels/one.c: ");
+	make_artifact();
 	put("kernels/one.c", "void other(void);\nvoid\nother(void)\n{\n}\n");
-	refused(LLMC_E_INPUT, "kernels/one.c: has no function one: compile the model again");
-	fresh();
+	expect_error(LLMC_E_INPUT, "kernels/one.c: has no function one: compile the model again");
+	make_artifact();
 	snprintf(artifact + strlen(artifact), 16, "/none");
-	refused(LLMC_E_IO, "none");
+	expect_error(LLMC_E_IO, "none");
 	/* a warning that only this compiler has does not stop the build */
-	fresh();
+	make_artifact();
 	char with[1024];
 	snprintf(with, sizeof with, "%s\nstatic int unused = 1;\n", good);
 	put("kernels/one.c", with);
-	assert_int_equal(works(42), 2);
-	assert_non_null(strstr(said, "kernels/one.c: "));
-	assert_non_null(strstr(said, " warns about it"));
+	assert_int_equal(run_kernels(42), 2);
+	assert_non_null(strstr(log_text, "kernels/one.c: "));
+	assert_non_null(strstr(log_text, " warns about it"));
 }
 
 /* Without a usable cache, kernels are compiled in memory for this process: two builds at once do
  * not mix, nothing remains on disk, and one line reports it. */
 static void
-a_cache_that_takes_no_files(void **state)
+kernels_are_built_without_a_writable_cache(void **state)
 {
 	char tmp[600];
 	CpuKernels *k[2];
@@ -564,7 +571,7 @@ a_cache_that_takes_no_files(void **state)
 	void *args[] = { &got };
 
 	(void)state;
-	fresh();
+	make_artifact();
 	put("../cache", "a file");
 	snprintf(tmp, sizeof tmp, "%s/tmp", dir.path);
 	mkdir(tmp, 0700);
@@ -576,10 +583,11 @@ a_cache_that_takes_no_files(void **state)
 		if (open_kernels(&k[i], &err) != LLMC_OK)
 			fail_msg("%s", err.text);
 		assert_int_equal(n_compiled, 2);
-		assert_ptr_equal(strstr(said, "compiled kernels are not kept for the next time: "),
-		                 said);
-		assert_non_null(strstr(said, "LLMC_CACHE"));
-		assert_string_equal(strchr(said, '\n'), "\n");
+		assert_ptr_equal(
+		    strstr(log_text, "compiled kernels are not kept for the next time: "),
+		    log_text);
+		assert_non_null(strstr(log_text, "LLMC_CACHE"));
+		assert_string_equal(strchr(log_text, '\n'), "\n");
 	}
 	for (int i = 0; i < 2; i++) {
 		kernels_find(k[i], 0)(NULL, args, 2, 3);
@@ -593,14 +601,14 @@ a_cache_that_takes_no_files(void **state)
 /* A kernel's callee is loaded first and found by name. Two models may have the same name in their
  * own files: closing the first does not break the second. */
 static void
-what_kernels_call_outlives_its_model(void **state)
+called_kernels_outlive_their_model(void **state)
 {
 	PlanKernel both[] = {
 		{ .id = "calls", .file = "kernels/calls.c", .symbol = "calls", .n_arg = 1 },
 		{ .id = "called", .file = "kernels/called.c", .symbol = "called_by_all" },
 	};
 	const Plan p = { .target = "cpu-generic", .n_kernel = 2, .kernel = both };
-	const KernelBuildOptions o = { .artifact = artifact, .n_jobs = 2, .log = hear };
+	const KernelBuildOptions o = { .artifact = artifact, .n_jobs = 2, .log = on_log };
 	CpuKernels *k[2];
 	llmc_error err;
 	int got = 0;
@@ -608,7 +616,7 @@ what_kernels_call_outlives_its_model(void **state)
 
 	(void)state;
 	for (int first = 0; first < 2; first++) {
-		fresh();
+		make_artifact();
 		put("kernels/called.c",
 		    "typedef struct calls { int (*answer)(void); } calls;\nstatic "
 		    "int\nanswer(void)\n{\n\treturn 42;\n}\n"
@@ -642,50 +650,51 @@ what_kernels_call_outlives_its_model(void **state)
 }
 
 static void
-shipped_kernels_are_used_when_they_fit(void **state)
+shipped_kernels_are_used_if_they_match(void **state)
 {
 	const KernelBuildOptions o = { .artifact = NULL };
-	KernelBuildOptions ship = { .artifact = artifact, .n_jobs = 2, .log = hear };
+	KernelBuildOptions ship = { .artifact = artifact, .n_jobs = 2, .log = on_log };
 	char path[600];
 	CpuKernels *k;
 	llmc_error err;
 
 	(void)state;
-	fresh();
+	make_artifact();
 	if (kernels_ship(&plan, &ship, &err) != LLMC_OK)
 		fail_msg("%s", err.text);
 	/* no compiler and no cache are needed now */
 	char *was = strdup(getenv("PATH"));
 	setenv("PATH", "/nonexistent", 1);
-	assert_int_equal(works(42), 0);
-	assert_string_equal(said, "");
+	assert_int_equal(run_kernels(42), 0);
+	assert_string_equal(log_text, "");
 	setenv("PATH", was, 1);
 	free(was);
 	/* damaged, from another source, or without its manifest: rebuilt, with one line for each */
 	snprintf(path, sizeof path, "%s/aot/cpu-generic", artifact);
 	assert_int_equal(each_object(path, cut), 2);
-	assert_int_equal(works(42), 2);
-	assert_non_null(strstr(said, "2 of 2 kernels built ahead of time cannot be used ("));
-	assert_non_null(strstr(said, "damaged or cut off): they are compiled here"));
+	assert_int_equal(run_kernels(42), 2);
+	assert_non_null(strstr(log_text, "2 of 2 kernels built ahead of time cannot be used ("));
+	assert_non_null(strstr(log_text, "damaged or cut off): they are compiled here"));
 	assert_int_equal(kernels_ship(&plan, &ship, NULL), LLMC_OK);
 	put("kernels/one.c", "/* new */\n#include \"one2.h\"\n");
 	put("kernels/one2.h", good);
-	assert_int_equal(works(42), 1);
-	assert_non_null(strstr(said, "1 of 2 kernels built ahead of time cannot be used (one.so "
-	                             "was built from another source or "
-	                             "with other flags): they are compiled here"));
+	assert_int_equal(run_kernels(42), 1);
+	assert_non_null(strstr(log_text,
+	                       "1 of 2 kernels built ahead of time cannot be used (one.so "
+	                       "was built from another source or "
+	                       "with other flags): they are compiled here"));
 	put("aot/cpu-generic/manifest.json", "{\"manifest\":1,\"step_abi\":77}");
-	assert_int_equal(works(42), 0); /* they are in the cache */
+	assert_int_equal(run_kernels(42), 0); /* they are in the cache */
 	char want[64];
 	snprintf(want, sizeof want, "they have ABI 77, this llmc has %d", PLAN_STEP_ABI);
-	assert_non_null(strstr(said, want));
+	assert_non_null(strstr(log_text, want));
 	put("aot/cpu-generic/manifest.json", "{");
-	works(42);
-	assert_non_null(strstr(said, "the manifest cannot be read"));
+	run_kernels(42);
+	assert_non_null(strstr(log_text, "the manifest cannot be read"));
 	snprintf(path, sizeof path, "%s/aot/cpu-generic/manifest.json", artifact);
 	unlink(path);
-	works(42);
-	assert_non_null(strstr(said, "the manifest is missing"));
+	run_kernels(42);
+	assert_non_null(strstr(log_text, "the manifest is missing"));
 	assert_int_equal(kernels_open(&plan, &o, &k, &err), LLMC_E_INPUT);
 	assert_string_equal(err.text,
 	                    "the plan has kernels, but no folder to find their sources in");
@@ -693,13 +702,13 @@ shipped_kernels_are_used_when_they_fit(void **state)
 
 /* Several processes with one key and one empty cache all work. */
 static void
-processes_may_build_the_same(void **state)
+processes_build_the_same_kernels(void **state)
 {
 	pid_t pid[4];
 	int code;
 
 	(void)state;
-	fresh();
+	make_artifact();
 	for (int i = 0; i < 4; i++) {
 		pid[i] = fork();
 		assert_true(pid[i] >= 0);
@@ -717,7 +726,7 @@ processes_may_build_the_same(void **state)
 		assert_int_equal(waitpid(pid[i], &code, 0), pid[i]);
 		assert_int_equal(code, 0);
 	}
-	assert_int_equal(works(42), 0);
+	assert_int_equal(run_kernels(42), 0);
 	assert_int_equal(each_object(tempdir_file(&dir, "cache/kernels"), NULL), 2);
 }
 
@@ -725,21 +734,21 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(compiled_once),
+		cmocka_unit_test(kernels_are_compiled_once),
 		cmocka_unit_test(damaged_objects_are_rebuilt),
-		cmocka_unit_test(what_others_may_write_is_not_run),
-		cmocka_unit_test(folders_that_others_may_write_to),
-		cmocka_unit_test(any_umask_will_do),
+		cmocka_unit_test(files_writable_by_others_are_not_run),
+		cmocka_unit_test(folders_writable_by_others_are_rejected),
+		cmocka_unit_test(any_umask_works),
 		cmocka_unit_test(long_sources_are_compiled_first),
 		cmocka_unit_test(temporary_names_are_never_used_twice),
-		cmocka_unit_test(headers_are_precompiled),
-		cmocka_unit_test(sources_that_change_meanwhile),
-		cmocka_unit_test(what_dead_processes_leave),
-		cmocka_unit_test(failures_are_sentences),
-		cmocka_unit_test(a_cache_that_takes_no_files),
-		cmocka_unit_test(what_kernels_call_outlives_its_model),
-		cmocka_unit_test(shipped_kernels_are_used_when_they_fit),
-		cmocka_unit_test(processes_may_build_the_same),
+		cmocka_unit_test(common_headers_are_precompiled),
+		cmocka_unit_test(sources_that_change_during_a_build),
+		cmocka_unit_test(leftovers_of_dead_processes_are_removed),
+		cmocka_unit_test(failures_have_readable_errors),
+		cmocka_unit_test(kernels_are_built_without_a_writable_cache),
+		cmocka_unit_test(called_kernels_outlive_their_model),
+		cmocka_unit_test(shipped_kernels_are_used_if_they_match),
+		cmocka_unit_test(processes_build_the_same_kernels),
 	};
 
 	if (tempdir_open(&dir))

@@ -78,7 +78,7 @@ put(const Cache *c, int n, size_t bytes, CacheEntry *e)
 
 /* Returns whether entry n exists; if so, checks its contents. */
 static bool
-there(const Cache *c, int n, size_t bytes)
+is_cached(const Cache *c, int n, size_t bytes)
 {
 	Strbuf text = { 0 }, got = { 0 };
 	CacheEntry e = { 0 };
@@ -139,7 +139,7 @@ files(const Cache *c, const char *below, int64_t *bytes)
 }
 
 static void
-entries_come_back(void **state)
+entries_are_read_back(void **state)
 {
 	Cache c;
 	CacheEntry e = { 0 };
@@ -149,21 +149,21 @@ entries_come_back(void **state)
 
 	(void)state;
 	fresh(&c, NULL);
-	assert_false(there(&c, 1, 0));
+	assert_false(is_cached(&c, 1, 0));
 	assert_int_equal(put(&c, 1, 0, NULL), LLMC_OK);
 	assert_int_equal(put(&c, 2, 0, &e), LLMC_OK);
 	path_of(&c, 2, path);
 	assert_string_equal(strbuf_str(&e.path), path);
 	cache_entry_release(&e);
 	for (int i = 1; i <= 2; i++)
-		assert_true(there(&c, i, 0));
-	assert_false(there(&c, 3, 0));
+		assert_true(is_cached(&c, i, 0));
+	assert_false(is_cached(&c, 3, 0));
 	/* the kind is part of the key, the contents may be any bytes, and files are readable by
 	 * their owner only */
 	char key[65];
 	key_of(1, key);
 	assert_int_equal(cache_put(&c, "emu", key, "\0\1", 2, NULL, NULL), LLMC_OK);
-	assert_true(there(&c, 1, 0));
+	assert_true(is_cached(&c, 1, 0));
 	assert_int_equal(stat(path, &st), 0);
 	assert_int_equal(st.st_mode & 0777, 0600);
 	assert_int_equal(files(&c, "", &bytes), 3);
@@ -172,7 +172,7 @@ entries_come_back(void **state)
 }
 
 static void
-damaged_entries_are_not_taken(void **state)
+damaged_entries_are_not_used(void **state)
 {
 	Cache c;
 	CacheEntry e = { 0 };
@@ -213,7 +213,7 @@ damaged_entries_are_not_taken(void **state)
 		assert_int_equal(e.held, 0);
 		/* a writer replaces it */
 		assert_int_equal(put(&c, 1, 0, NULL), LLMC_OK);
-		assert_true(there(&c, 1, 0));
+		assert_true(is_cached(&c, 1, 0));
 	}
 	chmod(path, 0622);
 	assert_int_equal(cache_find(&c, "so", key, &e, NULL, &err), LLMC_E_INPUT);
@@ -228,7 +228,7 @@ damaged_entries_are_not_taken(void **state)
 
 /* Ten entries of 10,000 bytes fit; the eleventh reduces the cache to 90 %. */
 static void
-least_recently_used_entries_go(void **state)
+least_recently_used_entries_are_evicted(void **state)
 {
 	const size_t size = 10000 - CHECKSUM_TRAILER_BYTES;
 	Cache c;
@@ -244,7 +244,7 @@ least_recently_used_entries_go(void **state)
 	}
 	assert_int_equal(files(&c, "", &bytes), 10);
 	assert_int_equal(bytes, 100000);
-	assert_true(there(&c, 0, size)); /* most recently used */
+	assert_true(is_cached(&c, 0, size)); /* most recently used */
 	key_of(2, key);
 	assert_int_equal(cache_find(&c, "so", key, &held, NULL, NULL),
 	                 LLMC_OK); /* in use, although its time is the oldest */
@@ -253,14 +253,14 @@ least_recently_used_entries_go(void **state)
 	assert_int_equal(files(&c, "", &bytes), 9);
 	assert_true(bytes <= 90000);
 	for (int i = 0; i <= 10; i++)
-		assert_int_equal(there(&c, i, size), i != 1 && i != 3);
+		assert_int_equal(is_cached(&c, i, size), i != 1 && i != 3);
 	/* after its release it is evicted next */
 	cache_entry_release(&held);
 	used_at(&c, 2, 0);
 	assert_int_equal(put(&c, 11, size, NULL), LLMC_OK);
 	assert_int_equal(put(&c, 12, size, NULL), LLMC_OK);
-	assert_false(there(&c, 2, size));
-	assert_true(there(&c, 12, size));
+	assert_false(is_cached(&c, 2, size));
+	assert_true(is_cached(&c, 12, size));
 	/* the byte count is missing, or of another cache: entries are counted again */
 	assert_int_equal(truncate(tempdir_file(&dir, "cache/kernels/.usage"), 5), 0);
 	for (int i = 20; i < 60; i++)
@@ -367,7 +367,7 @@ many_processes_at_once(void **state)
 /* Writers killed at any moment: entries are complete or absent, no lock remains, and temporary
  * files are removed once they are old. */
 static void
-killed_writers(void **state)
+killed_writers_leave_no_partial_entry(void **state)
 {
 	Cache c;
 	Strbuf tmp = { 0 };
@@ -391,11 +391,11 @@ killed_writers(void **state)
 		assert_true(WIFSIGNALED(code));
 		if (round % 10 == 0)
 			for (int n = 0; n < 30; n++)
-				there(&c, n, 0);
+				is_cached(&c, n, 0);
 	}
 	/* the next writer continues, and the count becomes right in time */
 	assert_int_equal(put(&c, 100, 0, NULL), LLMC_OK);
-	assert_true(there(&c, 100, 0));
+	assert_true(is_cached(&c, 100, 0));
 	left = files(&c, "/.tmp", &bytes);
 	char path[900];
 	snprintf(path, sizeof path, "%.700s/.tmp", strbuf_str(&c.dir));
@@ -408,7 +408,7 @@ killed_writers(void **state)
 	assert_int_equal(cache_temporary(&c, &tmp, NULL), LLMC_OK);
 	assert_non_null(strstr(strbuf_str(&tmp), "/cache/kernels/.tmp/"));
 	if (files(&c, "/.tmp", &bytes) != 1)
-		fail_msg("of %d temporary files some stayed", left);
+		fail_msg("some of %d temporary files were not removed", left);
 	cache_temporary_remove(strbuf_str(&tmp));
 	assert_int_equal(files(&c, "/.tmp", &bytes), 0);
 	strbuf_release(&tmp);
@@ -417,7 +417,7 @@ killed_writers(void **state)
 
 /* Files may not grow: writes fail as on a full disk. */
 static void
-a_disk_that_takes_no_more(void **state)
+writes_beyond_the_file_size_limit_fail(void **state)
 {
 	const struct rlimit tight = { 3000, 3000 };
 	Cache c;
@@ -437,12 +437,12 @@ a_disk_that_takes_no_more(void **state)
 		bool ok = cache_put(&c, "so", key, text, sizeof text, NULL, &err) == LLMC_E_IO &&
 		          strstr(err.text, "cannot write: File too large") &&
 		          files(&c, "/.tmp", &bytes) == 0 && files(&c, "", &bytes) == 1 &&
-		          there(&c, 1, 2000) && put(&c, 3, 100, NULL) == LLMC_OK;
+		          is_cached(&c, 1, 2000) && put(&c, 3, 100, NULL) == LLMC_OK;
 		_exit(ok ? 0 : 1);
 	}
 	assert_int_equal(waitpid(pid, &code, 0), pid);
 	assert_int_equal(code, 0);
-	assert_true(there(&c, 3, 100));
+	assert_true(is_cached(&c, 3, 100));
 	cache_close(&c);
 }
 
@@ -488,7 +488,7 @@ on_a_small_disk(void)
 	    !strstr(err.text, "cannot write: No space left on device"))
 		return 2;
 	for (int i = 0; i < n; i++)
-		if (!there(&c, i, 9000))
+		if (!is_cached(&c, i, 9000))
 			return 3;
 	if (files(&c, "/.tmp", &bytes) != 0)
 		return 4;
@@ -528,9 +528,9 @@ lookups_are_counted(void **state)
 	(void)state;
 	fresh(&c, NULL);
 	setenv("LLMC_CACHE_STATS", tempdir_file(&dir, "stats"), 1);
-	there(&c, 1, 0);
+	is_cached(&c, 1, 0);
 	put(&c, 1, 0, NULL);
-	there(&c, 1, 0);
+	is_cached(&c, 1, 0);
 	path_of(&c, 1, path);
 	assert_int_equal(truncate(path, 10), 0);
 	key_of(1, key);
@@ -554,7 +554,7 @@ lookups_are_counted(void **state)
 }
 
 static void
-programs_are_known_by_their_files(void **state)
+compilers_are_identified_by_their_files(void **state)
 {
 	char one[65], two[65], path[600];
 	Cache c;
@@ -585,16 +585,16 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(entries_come_back),
-		cmocka_unit_test(damaged_entries_are_not_taken),
-		cmocka_unit_test(least_recently_used_entries_go),
+		cmocka_unit_test(entries_are_read_back),
+		cmocka_unit_test(damaged_entries_are_not_used),
+		cmocka_unit_test(least_recently_used_entries_are_evicted),
 		cmocka_unit_test(switched_off),
 		cmocka_unit_test(many_processes_at_once),
-		cmocka_unit_test(killed_writers),
-		cmocka_unit_test(a_disk_that_takes_no_more),
+		cmocka_unit_test(killed_writers_leave_no_partial_entry),
+		cmocka_unit_test(writes_beyond_the_file_size_limit_fail),
 		cmocka_unit_test(a_full_disk),
 		cmocka_unit_test(lookups_are_counted),
-		cmocka_unit_test(programs_are_known_by_their_files),
+		cmocka_unit_test(compilers_are_identified_by_their_files),
 	};
 
 	if (tempdir_open(&dir))

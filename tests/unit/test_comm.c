@@ -162,7 +162,7 @@ sum_case(int ranks, int parts, int64_t rows, int64_t width, int terms, bool same
 }
 
 static void
-sums_are_in_the_order_of_ranks(void **state)
+all_reduce_adds_in_rank_order(void **state)
 {
 	(void)state;
 	for (int ranks = 2; ranks < RANKS; ranks++)
@@ -178,7 +178,7 @@ sums_are_in_the_order_of_ranks(void **state)
 
 /* One rank lags as far as possible: two slots per part are enough. */
 static void
-many_rounds_keep_apart(void **state)
+many_all_reduces_do_not_mix(void **state)
 {
 	Case c = { .ranks = 4, .parts = 2, .rows = 2, .width = 40, .rounds = 3000 };
 	llmc_error err;
@@ -276,7 +276,7 @@ join_case(int ranks, int parts, int64_t rows, int64_t width, int64_t unit)
 }
 
 static void
-joins_of_uneven_shares(void **state)
+all_gather_of_uneven_shares(void **state)
 {
 	(void)state;
 	join_case(2, 1, 1, 96, 64);
@@ -354,7 +354,7 @@ ring_main(void *arg)
 /* Experts are distributed whole: every routed expert is on exactly one rank, under its local
  * index. */
 static void
-a_choice_is_of_one_rank(void **state)
+each_routed_expert_belongs_to_one_rank(void **state)
 {
 	enum { N = 7, TOP_K = 3, RANKS_OF_EXPERTS = 3 };
 	int32_t id[2 * TOP_K] = { 6, 0, 3, 2, 4, 5 };
@@ -390,7 +390,7 @@ a_choice_is_of_one_rank(void **state)
 }
 
 static void
-bytes_go_round(void **state)
+bytes_travel_round_a_ring(void **state)
 {
 	llmc_error err;
 	/* the reference's op: copies the output of the previous stage */
@@ -501,7 +501,7 @@ waiting_main(void *arg)
 }
 
 static void
-an_end_wakes_who_waits(void **state)
+closing_a_group_wakes_waiting_ranks(void **state)
 {
 	(void)state;
 	for (int i = 0; i < 20; i++) {
@@ -523,14 +523,14 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(sums_are_in_the_order_of_ranks),
-		cmocka_unit_test(many_rounds_keep_apart),
-		cmocka_unit_test(joins_of_uneven_shares),
+		cmocka_unit_test(all_reduce_adds_in_rank_order),
+		cmocka_unit_test(many_all_reduces_do_not_mix),
+		cmocka_unit_test(all_gather_of_uneven_shares),
 		cmocka_unit_test(bytes_arrive_in_order),
-		cmocka_unit_test(bytes_go_round),
+		cmocka_unit_test(bytes_travel_round_a_ring),
 		cmocka_unit_test(stages_of_several_ranks),
-		cmocka_unit_test(a_choice_is_of_one_rank),
-		cmocka_unit_test(an_end_wakes_who_waits),
+		cmocka_unit_test(each_routed_expert_belongs_to_one_rank),
+		cmocka_unit_test(closing_a_group_wakes_waiting_ranks),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

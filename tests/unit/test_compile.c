@@ -25,7 +25,7 @@ file_of(const Compiled *c, const char *path)
 	for (size_t i = 0; i < c->n_file; i++)
 		if (strcmp(c->file[i].path, path) == 0)
 			return &c->file[i];
-	fail_msg("no file %s", path);
+	fail_msg("%s was not written", path);
 	return NULL;
 }
 
@@ -95,7 +95,7 @@ round_trip(Bench *b, int n)
 }
 
 static void
-the_reader_takes_every_plan(void **state)
+the_reader_accepts_every_plan(void **state)
 {
 	(void)state;
 	for (int i = 0; i < N_TINY; i++)
@@ -135,7 +135,7 @@ BENCH_TEST(targets_share_an_artifact)
 	tempdir_close(&t);
 }
 
-BENCH_TEST(unknown_targets_and_stages_are_refused)
+BENCH_TEST(unknown_targets_and_stages_are_rejected)
 {
 	bench_file(b, "llama");
 	assert_null(compile_spec(b->spec, "cpu-v9", NULL, NULL, &b->diag, &b->arena));
@@ -145,7 +145,7 @@ BENCH_TEST(unknown_targets_and_stages_are_refused)
 }
 
 /* a page of tiny-llama: two layers, 32 positions, keys and values of two heads of eight floats */
-BENCH_TEST(host_memory_holds_a_page_or_is_refused)
+BENCH_TEST(host_memory_below_one_page_is_rejected)
 {
 	const char *set[] = { "kv.host=8192", "kv.dtype=f32", NULL };
 
@@ -207,7 +207,7 @@ BENCH_TEST(a_name_cannot_end_a_comment)
 
 /* Steps and kernels refer to lines of the resolved description in the artifact, not of its input.
  * Each is the line of the key that the step comes from, including defaults. */
-BENCH_TEST(lines_are_those_of_the_artifacts_description)
+BENCH_TEST(line_numbers_refer_to_the_artifacts_description)
 {
 	static const struct {
 		const char *op, *line;
@@ -247,7 +247,7 @@ BENCH_TEST(lines_are_those_of_the_artifacts_description)
 
 /* ---- sizes and flops ---- */
 
-BENCH_TEST(figures_are_those_of_the_model)
+BENCH_TEST(figures_match_the_model)
 {
 	bench_file(b, "llama");
 	const Plan *p = compile_ok(b, "ref")->plan;
@@ -298,7 +298,7 @@ nth_fails(long n, const char *target)
 }
 
 static void
-the_nth_allocation_fails(void **state)
+each_failed_allocation_ends_cleanly(void **state)
 {
 	long n = 100000; /* first run: more than there are, so nothing fails */
 
@@ -318,16 +318,16 @@ main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(same_input_same_bytes),
-		cmocka_unit_test(the_reader_takes_every_plan),
+		cmocka_unit_test(the_reader_accepts_every_plan),
 		cmocka_unit_test(targets_share_an_artifact),
-		cmocka_unit_test(unknown_targets_and_stages_are_refused),
-		cmocka_unit_test(host_memory_holds_a_page_or_is_refused),
+		cmocka_unit_test(unknown_targets_and_stages_are_rejected),
+		cmocka_unit_test(host_memory_below_one_page_is_rejected),
 		cmocka_unit_test(every_stage_can_be_dumped),
 		cmocka_unit_test(the_plan_text_folds_equal_layers),
 		cmocka_unit_test(a_name_cannot_end_a_comment),
-		cmocka_unit_test(lines_are_those_of_the_artifacts_description),
-		cmocka_unit_test(figures_are_those_of_the_model),
-		cmocka_unit_test(the_nth_allocation_fails),
+		cmocka_unit_test(line_numbers_refer_to_the_artifacts_description),
+		cmocka_unit_test(figures_match_the_model),
+		cmocka_unit_test(each_failed_allocation_ends_cleanly),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

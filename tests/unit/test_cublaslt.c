@@ -98,7 +98,7 @@ close_to(const float *got, const float *want, float most)
 /* Both paths round activations to the same 16 bits; with bf16 the library's gate and up results are
  * rounded too. */
 static void
-same_numbers(void **state)
+library_and_own_kernels_agree(void **state)
 {
 	static const struct {
 		const char *dtype, *more, *arch;
@@ -128,7 +128,7 @@ same_numbers(void **state)
 /* The library is not used if rows must not depend on the batch size, for sums in f32, and for small
  * steps. */
 static void
-not_asked(void **state)
+library_is_not_used_where_it_must_not_be(void **state)
 {
 	float x[VOCAB];
 
@@ -145,7 +145,7 @@ not_asked(void **state)
 
 /* The library's workspace is counted, and only if it is used. */
 static void
-memory_is_counted(void **state)
+workspace_is_counted(void **state)
 {
 	static const struct {
 		const char *mode, *arch;
@@ -228,21 +228,21 @@ damage(const char *path, int how)
 static long
 settle(int32_t chunk, float out[VOCAB])
 {
-	long asked = 0, now = 1;
+	long queries = 0, now = 1;
 
 	for (int i = 0; now && i < 2 * PRODUCTS + 1; i++) {
 		OK("auto", "bf16", "n_layers=1", "sm_80", MANY, chunk, out);
 		now = calls("MatmulAlgoGetHeuristic");
-		asked += now;
+		queries += now;
 	}
 	assert_int_equal(now, 0);
-	return asked;
+	return queries;
 }
 
 /* Tuning results are cached: another open makes no queries. A damaged file is measured again, and
  * only that one. */
 static void
-choices_are_kept(void **state)
+choices_are_cached(void **state)
 {
 	char path[4300];
 	float first[VOCAB], again[VOCAB];
@@ -285,7 +285,7 @@ static const char *const calls_that_fail[] = {
 /* A library failure before the first step is not an error: our own kernels are used, and everything
  * opened is closed. */
 static void
-refusals_before_a_step(void **state)
+failures_before_a_step_select_own_kernels(void **state)
 {
 	float own[VOCAB], got[VOCAB];
 
@@ -313,7 +313,7 @@ refusals_before_a_step(void **state)
 
 /* The same if there is no memory for the library's workspace. */
 static void
-no_workspace(void **state)
+missing_workspace_selects_own_kernels(void **state)
 {
 	float own[VOCAB], got[VOCAB];
 
@@ -332,7 +332,7 @@ no_workspace(void **state)
 /* If the time for tuning runs out, only the largest steps have been measured: small ones use our
  * own kernels. */
 static void
-choices_reach_so_far(void **state)
+unmeasured_sizes_use_own_kernels(void **state)
 {
 	LtMatmul *p = calloc(1, sizeof *p);
 
@@ -350,15 +350,15 @@ choices_reach_so_far(void **state)
 
 /* ---- llmc_op_times ---- */
 
-typedef struct Told {
+typedef struct OpTimes {
 	int n, library, launches;
 	bool sane;
-} Told;
+} OpTimes;
 
 static void
-tell(void *user, const llmc_op_time *t)
+on_op_time(void *user, const llmc_op_time *t)
 {
-	Told *all = user;
+	OpTimes *all = user;
 
 	all->n++;
 	all->library += t->library;
@@ -380,7 +380,7 @@ step_of(llmc_session *s, llmc_seq *q, int32_t n, float *out)
 /* Measured graphs include the library's GEMMs; a later step gives the same results as without the
  * measurement. */
 static void
-times_of_ops(void **state)
+op_times_include_library_gemms(void **state)
 {
 	static const char *const set[] = { "dtype=bf16", "n_layers=1", NULL };
 	llmc_limits l = LLMC_INIT(llmc_limits);
@@ -396,25 +396,25 @@ times_of_ops(void **state)
 	setenv("LLMC_CUBLASLT", "always", 1);
 	assert_int_equal(shared_tiny("cuda", "sm_80", set, &m, &err), LLMC_OK);
 	assert_int_equal(llmc_session_open(m, &l, &s, &err), LLMC_OK);
-	Told told = { .sane = true };
-	assert_int_equal(llmc_op_times(s, tell, &told, &err), LLMC_E_RANGE);
+	OpTimes times = { .sane = true };
+	assert_int_equal(llmc_op_times(s, on_op_time, &times, &err), LLMC_E_RANGE);
 	for (int32_t n = 1; n <= FEW; n += FEW - 1) {
-		told = (Told){ .sane = true };
+		times = (OpTimes){ .sane = true };
 		step_of(s, &q, n, before);
-		if (llmc_op_times(s, tell, &told, &err) != LLMC_OK)
+		if (llmc_op_times(s, on_op_time, &times, &err) != LLMC_OK)
 			fail_msg("%s", err.text);
-		assert_true(told.sane && told.n > PRODUCTS && told.launches >= told.n);
-		assert_int_equal(told.library, n == 1 ? 0 : PRODUCTS);
+		assert_true(times.sane && times.n > PRODUCTS && times.launches >= times.n);
+		assert_int_equal(times.library, n == 1 ? 0 : PRODUCTS);
 		llmc_seq_free(s, q);
 		step_of(s, &q, n, after);
 		assert_memory_equal(after, before, sizeof before);
 		/* its pages may belong to another sequence by now */
 		llmc_seq_free(s, q);
-		assert_int_equal(llmc_op_times(s, tell, &told, &err), LLMC_E_RANGE);
+		assert_int_equal(llmc_op_times(s, on_op_time, &times, &err), LLMC_E_RANGE);
 		assert_non_null(strstr(err.text, "is not as the last step left it"));
 		step_of(s, &q, n, after);
 		assert_int_equal(llmc_seq_trim(s, q, 0, &err), LLMC_OK);
-		assert_int_equal(llmc_op_times(s, tell, &told, &err), LLMC_E_RANGE);
+		assert_int_equal(llmc_op_times(s, on_op_time, &times, &err), LLMC_E_RANGE);
 		llmc_seq_free(s, q);
 	}
 	llmc_session_close(s);
@@ -487,7 +487,7 @@ failures_while_measuring(void **state)
 
 /* In a process of its own, because libraries stay loaded from where they were first opened. */
 static int
-apart(const char *mode, const char *dir, llmc_status want, const char *word)
+in_own_process(const char *mode, const char *dir, llmc_status want, const char *word)
 {
 	pid_t pid = fork();
 	int code = 1;
@@ -532,20 +532,22 @@ machines(void **state)
 		snprintf(to, sizeof to, "%s/%s", t.path, *name);
 		assert_int_equal(symlink(from, to), 0);
 	}
-	assert_int_equal(apart("auto", t.path, LLMC_OK, ""), 0);
-	assert_int_equal(apart("always", t.path, LLMC_E_MISSING,
-	                       "LLMC_CUBLASLT is \"always\", but cuBLASLt: not found"),
+	assert_int_equal(in_own_process("auto", t.path, LLMC_OK, ""), 0);
+	assert_int_equal(in_own_process("always", t.path, LLMC_E_MISSING,
+	                                "LLMC_CUBLASLT is \"always\", but cuBLASLt: not found"),
 	                 0);
-	assert_int_equal(apart("sometimes", NULL, LLMC_E_INPUT,
-	                       "LLMC_CUBLASLT is \"sometimes\", expected auto, always or never"),
-	                 0);
+	assert_int_equal(
+	    in_own_process("sometimes", NULL, LLMC_E_INPUT,
+	                   "LLMC_CUBLASLT is \"sometimes\", expected auto, always or never"),
+	    0);
 	/* a different library of that name */
 	snprintf(from, sizeof from, "%s/libnvrtc.so.13", emu);
 	snprintf(to, sizeof to, "%s/libcublasLt.so.13", t.path);
 	assert_int_equal(symlink(from, to), 0);
-	assert_int_equal(apart("auto", t.path, LLMC_OK, ""), 0);
-	assert_int_equal(
-	    apart("always", t.path, LLMC_E_MISSING, "is too old: it lacks cublasLtGetVersion"), 0);
+	assert_int_equal(in_own_process("auto", t.path, LLMC_OK, ""), 0);
+	assert_int_equal(in_own_process("always", t.path, LLMC_E_MISSING,
+	                                "is too old: it lacks cublasLtGetVersion"),
+	                 0);
 	tempdir_close(&t);
 }
 
@@ -567,14 +569,14 @@ main(void)
 		tok[i] = (i * 7919 + 13) % VOCAB;
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(machines),
-		cmocka_unit_test(same_numbers),
-		cmocka_unit_test(not_asked),
-		cmocka_unit_test(memory_is_counted),
-		cmocka_unit_test(choices_are_kept),
-		cmocka_unit_test(refusals_before_a_step),
-		cmocka_unit_test(no_workspace),
-		cmocka_unit_test(choices_reach_so_far),
-		cmocka_unit_test(times_of_ops),
+		cmocka_unit_test(library_and_own_kernels_agree),
+		cmocka_unit_test(library_is_not_used_where_it_must_not_be),
+		cmocka_unit_test(workspace_is_counted),
+		cmocka_unit_test(choices_are_cached),
+		cmocka_unit_test(failures_before_a_step_select_own_kernels),
+		cmocka_unit_test(missing_workspace_selects_own_kernels),
+		cmocka_unit_test(unmeasured_sizes_use_own_kernels),
+		cmocka_unit_test(op_times_include_library_gemms),
 		cmocka_unit_test(failures_in_a_step),
 		cmocka_unit_test(failures_while_measuring),
 	};

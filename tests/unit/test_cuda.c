@@ -59,7 +59,7 @@ targets(void **state)
 
 /* Greedy tokens equal those of the reference interpreter, with host-fed and device-fed steps. */
 static void
-same_tokens(void **state)
+greedy_tokens_equal_the_references(void **state)
 {
 	int32_t got[40] = { 0 };
 	llmc_model *m;
@@ -78,7 +78,7 @@ same_tokens(void **state)
 /* The reference's sampler and the device's select the same tokens, also if a sequence is preempted
  * and resumed in another session. */
 static void
-samples(void **state)
+sampled_tokens_equal_the_references(void **state)
 {
 	enum { N = 24, CUT = 9 };
 	static const llmc_params set[] = {
@@ -146,7 +146,7 @@ samples(void **state)
 /* A decode step: one launch, one event, no allocation, no wait except for the token. Around them
  * the context is made current. */
 static void
-calls_of_a_token(void **state)
+driver_calls_per_token(void **state)
 {
 	llmc_model *m;
 	llmc_session *s;
@@ -190,7 +190,7 @@ calls_of_a_token(void **state)
 }
 
 static bool
-gives_back(const char *call)
+frees_something(const char *call)
 {
 	static const char *const words[] = { "Free", "Destroy", "Unload", "Release", "Pop", NULL };
 	bool found = false;
@@ -215,7 +215,7 @@ driver_words(int code, char *buf, size_t cap)
 /* A driver's own message follows one of ours, "copying weights to the GPU: GPU 0 (H100): ...";
  * without it: a table of memory. */
 static bool
-says_what(const llmc_error *err, const char *words)
+names_the_step(const llmc_error *err, const char *words)
 {
 	const char *own = strstr(err->text, words), *end = strstr(err->text, ": ");
 
@@ -229,7 +229,7 @@ says_what(const llmc_error *err, const char *words)
 /* Each phase of opening and running has its own message: the call fails for the nth time, and the
  * message begins with this text. */
 static void
-steps_are_named(void **state)
+errors_name_the_failed_step(void **state)
 {
 	static const struct {
 		const char *call;
@@ -282,7 +282,7 @@ steps_are_named(void **state)
  * leaks; and the next open works. 46 means a lost device; codes from 700 on make the context
  * unusable. LLMC_CHECK_ALL=1: twice as many n, LLMC_TEST_FAULTS=1: every n. */
 static void
-every_call_fails(void **state)
+every_driver_call_may_fail(void **state)
 {
 	static const struct {
 		int code, stride;
@@ -314,9 +314,9 @@ every_call_fails(void **state)
 			const char *call = emu_failed();
 			if (status != LLMC_OK) {
 				failed++;
-				if (!says_what(&err, words))
-					fail_msg("call %ld (%s), code %d: what was being done is "
-					         "not said: %s",
+				if (!names_the_step(&err, words))
+					fail_msg("call %ld (%s), code %d: the error does not name "
+					         "the step: %s",
 					         n, call, code, err.text);
 				if (strlen(err.text) < 20 ||
 				    (status != LLMC_E_DEVICE && status != LLMC_E_MEMORY &&
@@ -324,7 +324,8 @@ every_call_fails(void **state)
 					fail_msg("call %ld (%s), code %d: status %d, %s", n, call,
 					         code, status, err.text);
 			}
-			if (status != LLMC_OK && call && !gives_back(call) && emu_leaks() != leaks)
+			if (status != LLMC_OK && call && !frees_something(call) &&
+			    emu_leaks() != leaks)
 				fail_msg(
 				    "call %ld (%s), code %d: %ld things were not given back; %s", n,
 				    call, code, emu_leaks() - leaks, err.text);
@@ -357,7 +358,7 @@ doctor(void **state)
 /* The device is lost while a request runs: session and model can be closed, and a fresh open
  * works. */
 static void
-lost_in_a_request(void **state)
+device_lost_during_a_request(void **state)
 {
 	static const struct {
 		int code;
@@ -427,15 +428,17 @@ main(void)
 		return 1;
 	setenv("LLMC_CACHE", cache.path, 1);
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(targets), cmocka_unit_test(same_tokens),
-		cmocka_unit_test(samples), cmocka_unit_test(calls_of_a_token),
+		cmocka_unit_test(targets),
+		cmocka_unit_test(greedy_tokens_equal_the_references),
+		cmocka_unit_test(sampled_tokens_equal_the_references),
+		cmocka_unit_test(driver_calls_per_token),
 		cmocka_unit_test(doctor),
 	};
 	const struct CMUnitTest of_opening[] = {
 		/* each opens its own models, which fail or are lost */
-		cmocka_unit_test(steps_are_named),
-		cmocka_unit_test(lost_in_a_request),
-		cmocka_unit_test(every_call_fails),
+		cmocka_unit_test(errors_name_the_failed_step),
+		cmocka_unit_test(device_lost_during_a_request),
+		cmocka_unit_test(every_driver_call_may_fail),
 	};
 	int rc = close_shared(cmocka_run_group_tests(tests, NULL, NULL));
 	rc = no_findings(rc + cmocka_run_group_tests(of_opening, NULL, NULL));

@@ -10,13 +10,13 @@
 
 enum { MOST = 32 };
 
-typedef struct Heard {
+typedef struct LoadLog {
 	const char *kernels;      /* folder in which compiled kernels appear */
 	int n, done[MOST], total; /* progress lines of the upload: MB */
 	int compiling, compiled, n_kernel;
 	int lines_before_weights;
 	bool side_by_side; /* a kernel was compiled before the upload ended */
-} Heard;
+} LoadLog;
 
 static int
 files_in(const char *path)
@@ -32,9 +32,9 @@ files_in(const char *path)
 }
 
 static void
-hear(void *user, int level, const char *line)
+on_log(void *user, int level, const char *line)
 {
-	Heard *h = user;
+	LoadLog *h = user;
 	int a, b;
 
 	(void)level;
@@ -62,7 +62,7 @@ progress(void **state)
 	const char *set[] = { "vocab_size=12000", NULL };
 	llmc_options o = LLMC_INIT(llmc_options);
 	const Tempdir *dir = *state;
-	Heard h = { .kernels = tempdir_file(dir, "kernels") };
+	LoadLog h = { .kernels = tempdir_file(dir, "kernels") };
 	llmc_model *m = NULL;
 	Runtime *rt = NULL;
 	llmc_error err;
@@ -78,7 +78,7 @@ progress(void **state)
 	RuntimeOptions r = { .artifact = m->artifact,
 		             .random_weights = true,
 		             .n_threads = 2,
-		             .log = hear,
+		             .log = on_log,
 		             .log_user = &h };
 	for (int small = 1; small >= 0; small--) {
 		r.stage_bytes = small ? 256 << 10 : 0;
@@ -94,7 +94,7 @@ progress(void **state)
 			assert_true(h.compiling > 0 && h.side_by_side);
 			assert_int_equal(h.compiled, h.compiling);
 			assert_int_equal(h.n_kernel, h.compiling);
-			h = (Heard){ .kernels = h.kernels };
+			h = (LoadLog){ .kernels = h.kernels };
 		}
 	}
 	/* little to load and nothing to compile: nothing is reported */

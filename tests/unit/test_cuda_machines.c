@@ -11,7 +11,7 @@ static const char *plan_arch; /* architecture to compile for; NULL: the device's
 
 /* In a process of its own, because settings of the emulator are read once. */
 static int
-apart(const char *name, const char *value, llmc_status want, const char *const *words)
+in_own_process(const char *name, const char *value, llmc_status want, const char *const *words)
 {
 	pid_t pid = fork();
 	int code = 0;
@@ -40,62 +40,63 @@ machines(void **state)
 	(void)state;
 	assert_int_equal(tempdir_open(&t), 0);
 	const char *dir = t.path;
-	assert_int_equal(apart("LLMC_EMU_DRIVER", "11040", LLMC_E_MISSING,
-	                       (const char *[]){ "11.4", "11.8", "update", NULL }),
+	assert_int_equal(in_own_process("LLMC_EMU_DRIVER", "11040", LLMC_E_MISSING,
+	                                (const char *[]){ "11.4", "11.8", "update", NULL }),
 	                 0);
-	assert_int_equal(apart("LLMC_CUDA_LIBDIR", dir, LLMC_E_MISSING,
-	                       (const char *[]){ "libcuda.so.1", dir, NULL }),
-	                 0);
-	assert_int_equal(apart("LLMC_EMU_GPU", "none", LLMC_E_MISSING,
-	                       (const char *[]){ "no GPU is visible", "--device cpu", NULL }),
-	                 0);
-	const char *const too_old[] = { "GPU 0 (Emulated V100) is of architecture sm_70",
-		                        "needs sm_75 (Turing", "--device cpu", NULL };
-	assert_int_equal(apart("LLMC_EMU_GPU", "sm_70", LLMC_E_MISSING, too_old), 0);
-	plan_arch = "sm_75"; /* also with a plan for another architecture */
-	assert_int_equal(apart("LLMC_EMU_GPU", "sm_70", LLMC_E_MISSING, too_old), 0);
-	plan_arch = "sm_80";
-	assert_int_equal(apart("LLMC_EMU_GPU", "sm_75", LLMC_E_MISSING,
-	                       (const char *[]){ "the plan is for sm_80", "Emulated T4", "sm_75",
-	                                         "--arch sm_75", NULL }),
-	                 0);
-	plan_arch = NULL;
-	assert_int_equal(apart("LLMC_EMU_DRIVER", "12040", LLMC_E_MISSING,
-	                       (const char *[]){ "13.0", "CUDA 12", "NVRTC", NULL }),
+	assert_int_equal(in_own_process("LLMC_CUDA_LIBDIR", dir, LLMC_E_MISSING,
+	                                (const char *[]){ "libcuda.so.1", dir, NULL }),
 	                 0);
 	assert_int_equal(
-	    apart("LLMC_EMU_MEM_MB", "1", LLMC_E_MEMORY,
-	          (const char *[]){ "weights  1.1 MB", "kv       384 bytes per position",
-	                            "free     1.0 MB", "weights stored as Q8_0 (", "another GPU",
-	                            NULL }),
+	    in_own_process("LLMC_EMU_GPU", "none", LLMC_E_MISSING,
+	                   (const char *[]){ "no GPU is visible", "--device cpu", NULL }),
 	    0);
-	assert_int_equal(apart("LLMC_EMU_MEM_MB", "2", LLMC_E_MEMORY,
-	                       (const char *[]){ "kv", "scratch", "state", "free", NULL }),
+	const char *const too_old[] = { "GPU 0 (Emulated V100) is of architecture sm_70",
+		                        "needs sm_75 (Turing", "--device cpu", NULL };
+	assert_int_equal(in_own_process("LLMC_EMU_GPU", "sm_70", LLMC_E_MISSING, too_old), 0);
+	plan_arch = "sm_75"; /* also with a plan for another architecture */
+	assert_int_equal(in_own_process("LLMC_EMU_GPU", "sm_70", LLMC_E_MISSING, too_old), 0);
+	plan_arch = "sm_80";
+	assert_int_equal(in_own_process("LLMC_EMU_GPU", "sm_75", LLMC_E_MISSING,
+	                                (const char *[]){ "the plan is for sm_80", "Emulated T4",
+	                                                  "sm_75", "--arch sm_75", NULL }),
+	                 0);
+	plan_arch = NULL;
+	assert_int_equal(in_own_process("LLMC_EMU_DRIVER", "12040", LLMC_E_MISSING,
+	                                (const char *[]){ "13.0", "CUDA 12", "NVRTC", NULL }),
+	                 0);
+	assert_int_equal(
+	    in_own_process("LLMC_EMU_MEM_MB", "1", LLMC_E_MEMORY,
+	                   (const char *[]){ "weights  1.1 MB", "kv       384 bytes per position",
+	                                     "free     1.0 MB", "weights stored as Q8_0 (",
+	                                     "another GPU", NULL }),
+	    0);
+	assert_int_equal(in_own_process("LLMC_EMU_MEM_MB", "2", LLMC_E_MEMORY,
+	                                (const char *[]){ "kv", "scratch", "state", "free", NULL }),
 	                 0);
 	tempdir_close(&t);
 }
 
 /* The limits that the error of a too large session suggests do fit; twice as much does not. */
 static int
-told_limits_fit(void)
+check_suggested_limits(void)
 {
 	llmc_model *m;
 	llmc_session *s;
 	llmc_error err = { 0 };
 	llmc_limits l = LLMC_INIT(llmc_limits);
-	const char *told;
+	const char *suggested;
 
 	setenv("LLMC_EMU_MEM_MB", "64", 1);
 	l.context = l.seqs = l.chunk = 512; /* 101 MB of KV */
 	if (open_tiny("cuda", NULL, &m, &err) != LLMC_OK ||
 	    llmc_session_open(m, &l, &s, &err) != LLMC_E_MEMORY || !strstr(err.text, "would fit") ||
-	    !(told = strstr(err.text, "--context ")) ||
-	    sscanf(told, "--context %d with --seqs %d", &l.context, &l.seqs) != 2) {
-		fprintf(stderr, "not told: %s\n", err.text);
+	    !(suggested = strstr(err.text, "--context ")) ||
+	    sscanf(suggested, "--context %d with --seqs %d", &l.context, &l.seqs) != 2) {
+		fprintf(stderr, "no suggested limits: %s\n", err.text);
 		return 1;
 	}
 	if (llmc_session_open(m, &l, &s, &err) != LLMC_OK) {
-		fprintf(stderr, "told, but: %s\n", err.text);
+		fprintf(stderr, "the suggested limits do not fit: %s\n", err.text);
 		return 1;
 	}
 	llmc_session_close(s);
@@ -110,14 +111,14 @@ told_limits_fit(void)
 }
 
 static void
-what_is_told_fits(void **state)
+suggested_limits_fit(void **state)
 {
 	int code = 1;
 	pid_t pid = fork();
 
 	(void)state;
 	if (pid == 0)
-		_exit(told_limits_fit());
+		_exit(check_suggested_limits());
 	waitpid(pid, &code, 0);
 	assert_int_equal(code, 0);
 }
@@ -146,13 +147,13 @@ holds_memory(llmc_limits l, int ready, int go)
 /* Another process holds half of the GPU: a session that does not fit is rejected with the free
  * memory, the suggested limits fit, and after the other process has ended all fits. */
 static int
-beside_another(void)
+with_another_process(void)
 {
 	int ready[2], go[2], code = 1;
 	llmc_model *m;
 	llmc_session *s;
 	llmc_error err = { 0 };
-	llmc_limits l = LLMC_INIT(llmc_limits), told = LLMC_INIT(llmc_limits);
+	llmc_limits l = LLMC_INIT(llmc_limits), suggested = LLMC_INIT(llmc_limits);
 	double left = 0, total = 0;
 	char byte;
 
@@ -169,7 +170,7 @@ beside_another(void)
 	}
 	close(ready[1]);
 	close(go[0]);
-	told.chunk = l.chunk;
+	suggested.chunk = l.chunk;
 	if (read(ready[0], &byte, 1) != 1 || open_tiny("cuda", NULL, &m, &err) != LLMC_OK ||
 	    llmc_session_open(m, &l, &s, &err) != LLMC_E_MEMORY) {
 		fprintf(stderr, "not refused: %s\n", err.text);
@@ -179,12 +180,13 @@ beside_another(void)
 	           *fits = strstr(err.text, "--context ");
 	if (!free_of || sscanf(free_of, "  free %lf MB of %lf MB", &left, &total) != 2 ||
 	    left < 16 || left > 34 || total < 67 || !fits ||
-	    sscanf(fits, "--context %d with --seqs %d would fit", &told.context, &told.seqs) != 2) {
-		fprintf(stderr, "not told: %s\n", err.text);
+	    sscanf(fits, "--context %d with --seqs %d would fit", &suggested.context,
+	           &suggested.seqs) != 2) {
+		fprintf(stderr, "no suggested limits: %s\n", err.text);
 		return 1;
 	}
-	if (llmc_session_open(m, &told, &s, &err) != LLMC_OK) {
-		fprintf(stderr, "told, but: %s\n", err.text);
+	if (llmc_session_open(m, &suggested, &s, &err) != LLMC_OK) {
+		fprintf(stderr, "the suggested limits do not fit: %s\n", err.text);
 		return 1;
 	}
 	llmc_session_close(s);
@@ -200,7 +202,7 @@ beside_another(void)
 }
 
 static void
-two_processes(void **state)
+two_processes_share_a_gpu(void **state)
 {
 	int code = 1;
 	Tempdir t;
@@ -211,7 +213,7 @@ two_processes(void **state)
 	if (pid == 0) {
 		setenv("LLMC_EMU_SHARED", tempdir_file(&t, "used"), 1);
 		setenv("LLMC_EMU_MEM_MB", "64", 1);
-		_exit(beside_another());
+		_exit(with_another_process());
 	}
 	waitpid(pid, &code, 0);
 	tempdir_close(&t);
@@ -250,7 +252,7 @@ with_wheel(const char *file)
 /* LLMC_CUDA_LIBDIR names a folder with NVRTC only, or one that contains it as in Python's
  * site-packages: the driver is the system's. */
 static void
-nvrtc_alone(void **state)
+nvrtc_without_a_driver_next_to_it(void **state)
 {
 	static const char *const below[] = { "", "/nvidia/cuda_nvrtc/lib", "/nvidia/cu13/lib" };
 	const char *emu = getenv("LLMC_CUDA_LIBDIR"), *path = getenv("LD_LIBRARY_PATH");
@@ -292,7 +294,7 @@ overlaps(const char *gpu, const char *driver, bool all)
 	llmc_error err = { 0 };
 	llmc_limits l = LLMC_INIT(llmc_limits);
 	static const char *const set[] = { "dtype=bf16", "n_layers=2", NULL };
-	long kernels, asked, edges, changes;
+	long kernels, requested, edges, changes;
 	pid_t pid = fork();
 	int code = 1;
 
@@ -307,21 +309,21 @@ overlaps(const char *gpu, const char *driver, bool all)
 			fprintf(stderr, "%s, driver %s: %s\n", gpu, driver, err.text);
 			_exit(1);
 		}
-		emu_graph(&kernels, &asked, &edges, &changes);
-		bool right =
-		    kernels > 10 && asked == (all ? kernels - 1 : 0) && edges == asked && !changes;
+		emu_graph(&kernels, &requested, &edges, &changes);
+		bool right = kernels > 10 && requested == (all ? kernels - 1 : 0) &&
+		             edges == requested && !changes;
 		if (!right)
 			fprintf(stderr,
 			        "%s, driver %s: of %ld kernels %ld ask for a programmatic edge, "
 			        "%ld have one; %ld changes of L1\n",
-			        gpu, driver, kernels, asked, edges, changes);
+			        gpu, driver, kernels, requested, edges, changes);
 		/* graphs of many rows contain the GEMMs of mixed steps, whose kernels do not
 		 * overlap */
 		if (right && session_prepare(s->s, &err) != LLMC_OK) {
 			fprintf(stderr, "%s, driver %s: %s\n", gpu, driver, err.text);
 			_exit(1);
 		}
-		emu_graph(&kernels, &asked, &edges, &changes);
+		emu_graph(&kernels, &requested, &edges, &changes);
 		if (right && (changes || kernels < 6))
 			fprintf(stderr,
 			        "%s, driver %s: L1 changes %ld times in a graph of 16 rows with "
@@ -335,7 +337,7 @@ overlaps(const char *gpu, const char *driver, bool all)
 }
 
 static void
-edges_of_graphs(void **state)
+graphs_have_programmatic_edges(void **state)
 {
 	(void)state;
 	overlaps("sm_90a", "13000", true);
@@ -361,9 +363,11 @@ main(int argc, char **argv)
 		return 1;
 	setenv("LLMC_CACHE", cache.path, 1);
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(machines),      cmocka_unit_test(what_is_told_fits),
-		cmocka_unit_test(two_processes), cmocka_unit_test(edges_of_graphs),
-		cmocka_unit_test(nvrtc_alone),
+		cmocka_unit_test(machines),
+		cmocka_unit_test(suggested_limits_fit),
+		cmocka_unit_test(two_processes_share_a_gpu),
+		cmocka_unit_test(graphs_have_programmatic_edges),
+		cmocka_unit_test(nvrtc_without_a_driver_next_to_it),
 	};
 	int rc = no_findings(cmocka_run_group_tests(tests, NULL, NULL));
 	tempdir_close(&cache);

@@ -23,7 +23,7 @@ typedef struct Pair {
 static uint32_t seed = 1;
 
 static int32_t
-pick(int32_t n)
+random_below(int32_t n)
 {
 	seed = seed * 1664525u + 1013904223u;
 	return (int32_t)((seed >> 8) % (uint32_t)n);
@@ -65,18 +65,18 @@ step(Pair *p, bool ahead)
 	const uint32_t *mask[SEQS] = { NULL };
 	llmc_chunk c[2][SEQS];
 	int32_t who[SEQS], ids[SEQS], room = CHUNK, n = 0;
-	bool decode = pick(3) > 0, masked = ahead && pick(3) == 0;
+	bool decode = random_below(3) > 0, masked = ahead && random_below(3) == 0;
 
 	for (int32_t i = 0; i < SEQS; i++) {
 		int32_t len = p->q[i][0] < 0 ? 0 : session_seq_len(p->s[0]->s, p->q[i][0]),
 		        most = CONTEXT - len;
-		if (p->q[i][0] < 0 || most < 1 || room < 1 || pick(4) == 0)
+		if (p->q[i][0] < 0 || most < 1 || room < 1 || random_below(4) == 0)
 			continue;
 		int32_t k = decode || most < 2 || room < 2
 		                ? 1
-		                : 1 + pick((most < room ? most : room) < 9 ? 2 : 9);
+		                : 1 + random_below((most < room ? most : room) < 9 ? 2 : 9);
 		for (int32_t t = 0; t < k; t++)
-			tok[i][t] = pick(VOCAB);
+			tok[i][t] = random_below(VOCAB);
 		bool feed = ahead && p->fed[i] && len > 0 && k == 1;
 		if (feed)
 			tok[i][0] = p->next[i];
@@ -93,13 +93,13 @@ step(Pair *p, bool ahead)
 	OK(llmc_forward(p->s[0], c[0], (size_t)n, want, err));
 	if (masked) { /* mask some of the rows, with few or many tokens */
 		for (int32_t i = 0; i < n; i++) {
-			int32_t few = pick(2) ? 1 : 200;
+			int32_t few = random_below(2) ? 1 : 200;
 			memset(bits[i], 0, sizeof bits[i]);
 			for (int32_t k = 0; k < few; k++) {
-				int32_t id = pick(VOCAB);
+				int32_t id = random_below(VOCAB);
 				bits[i][id / 32] |= 1u << id % 32;
 			}
-			mask[i] = pick(3) ? bits[i] : NULL;
+			mask[i] = random_below(3) ? bits[i] : NULL;
 		}
 		OK(session_queue_rows(p->s[1]->s, c[1], (size_t)n, err));
 		OK(session_queue_sample(p->s[1]->s, mask, err));
@@ -188,12 +188,12 @@ many_steps_of(const char *const *set, int steps)
 		OK(llmc_session_open(p.m[k], &l, &p.s[k], err));
 	}
 	for (int i = 0; i < steps; i++) {
-		int32_t a = pick(SEQS), b = pick(SEQS);
+		int32_t a = random_below(SEQS), b = random_below(SEQS);
 		if (p.q[a][0] < 0) {
 			new_seq(&p, a);
 			continue;
 		}
-		switch (pick(12)) {
+		switch (random_below(12)) {
 		case 0:
 			free_seq(&p, a);
 			break;
@@ -212,7 +212,7 @@ many_steps_of(const char *const *set, int steps)
 				save_and_load(&p, a);
 			break;
 		default:
-			step(&p, pick(3) > 0);
+			step(&p, random_below(3) > 0);
 		}
 	}
 	/* now graphs of every size exist: no step captures one */
@@ -250,7 +250,7 @@ many_steps_with_windows(void **state)
 /* A decode step of two rows cannot be queued, because there is no memory for its graph, while both
  * sequences start a page. It can be repeated, and the results equal the reference's. */
 static void
-queued_again(void **state)
+a_failed_step_is_queued_again(void **state)
 {
 	enum { PROMPT = 32, NEW = 12 };
 	static int32_t got[2][2][NEW];
@@ -319,7 +319,7 @@ queued_again(void **state)
 /* Steps whose samples are never read, one queued after another: closing waits for them, and nothing
  * leaks. */
 static void
-closed_in_flight(void **state)
+sessions_close_with_steps_in_flight(void **state)
 {
 	llmc_params greedy = LLMC_INIT(llmc_params);
 	llmc_limits l = LLMC_INIT(llmc_limits);
@@ -351,7 +351,7 @@ closed_in_flight(void **state)
 
 /* A step that waits for its masks blocks other steps. */
 static void
-picks_in_their_order(void **state)
+samples_are_read_in_order(void **state)
 {
 	static uint32_t none[(VOCAB + 31) / 32];
 	const uint32_t *mask = none;
@@ -381,15 +381,15 @@ picks_in_their_order(void **state)
 	llmc_session_close(s);
 }
 
-typedef struct Told {
+typedef struct Answer {
 	int32_t id[40], n;
 	llmc_finish finish;
-} Told;
+} Answer;
 
 /* Run n requests at once, each with or without a grammar. host: sample on the host, as with top
  * logprobs. */
 static void
-ask_engine(Engine *e, Grammar *const *g, const llmc_params *p, int n, bool host, Told *out)
+run_engine(Engine *e, Grammar *const *g, const llmc_params *p, int n, bool host, Answer *out)
 {
 	static const int32_t prompt[5] = { 9, 8, 7, 6, 5 };
 	llmc_event ev = LLMC_INIT(llmc_event);
@@ -425,7 +425,7 @@ ask_engine(Engine *e, Grammar *const *g, const llmc_params *p, int n, bool host,
 /* With grammars the device samples under masks, which a separate thread or the engine's own
  * computes during the step: the tokens equal those sampled on the host. */
 static void
-grammars_are_masks(void **state)
+grammar_masks_on_the_device_equal_the_hosts(void **state)
 {
 	enum { N = 3 };
 	llmc_engine_options o = LLMC_INIT(llmc_engine_options);
@@ -448,15 +448,15 @@ grammars_are_masks(void **state)
 	p[1].repetition_penalty = 1.3f;
 	OK(shared_tiny("cuda", NULL, NULL, &m, err));
 	for (int ahead = 0; ahead < 2; ahead++) {
-		static Told want[N], got[N];
+		static Answer want[N], got[N];
 		llmc_limits lim = engine_limits(m->plan, &o);
 		OK(llmc_session_open(m, &lim, &s, err));
 		OK(engine_open(s->s, NULL, &o, &e, err));
 		OK(engine_set_mask_thread(e, ahead, err));
 		p[ahead].max_tokens = 7;
-		ask_engine(e, g, &p[ahead], N, true, want);
+		run_engine(e, g, &p[ahead], N, true, want);
 		long down = emu_count("cuMemcpyDtoHAsync_v2");
-		ask_engine(e, g, &p[ahead], N, false, got);
+		run_engine(e, g, &p[ahead], N, false, got);
 		assert_int_equal(emu_count("cuMemcpyDtoHAsync_v2"),
 		                 down); /* no logits were copied to the host */
 		for (int i = 0; i < N; i++) {
@@ -500,7 +500,7 @@ masks_in_flight(void **state)
 		int32_t want[2], got;
 		for (int i = 0; i < 2; i++) {
 			const uint32_t *mask = bits[i];
-			want[i] = pick(VOCAB);
+			want[i] = random_below(VOCAB);
 			memset(bits[i], 0, sizeof bits[i]);
 			bits[i][want[i] / 32] = 1u << want[i] % 32;
 			OK(session_queue_rows(s->s, &c[i], 1, err));
@@ -562,13 +562,14 @@ pages_of_steps_in_flight(void **state)
 	Kv *kv = &s[1]->s->kv;
 	OK(kv_prefix_open(kv, err));
 	for (int round = 0; round < 20; round++) {
-		const int p = pick(PROMPTS);
-		const int32_t end = round % 2 ? length[p] : pick(length[p]); /* cancelled there */
+		const int p = random_below(PROMPTS);
+		const int32_t end =
+		    round % 2 ? length[p] : random_below(length[p]); /* cancelled there */
 		OK(llmc_seq_new(s[1], 0, &q, err));
 		OK(session_sample_params(s[1]->s, q, &greedy, NULL, 0, NULL, 0, err));
 		for (int32_t at = session_prefix_find(s[1]->s, q, tok[p], length[p]); at < end;) {
-			const int32_t left = length[p] - at, some = 1 + pick(2 * CHUNK),
-			              n = pick(3) && some < left ? some : left;
+			const int32_t left = length[p] - at, some = 1 + random_below(2 * CHUNK),
+			              n = random_below(3) && some < left ? some : left;
 			const llmc_chunk c = {
 				.seq = q, .tok = tok[p] + at, .n_tok = n, .n_out = n == left
 			};
@@ -609,12 +610,13 @@ main(void)
 	setenv("LLMC_CACHE", cache.path, 1);
 	const struct CMUnitTest tests[] = { cmocka_unit_test(many_steps),
 		                            cmocka_unit_test(many_steps_with_windows),
-		                            cmocka_unit_test(queued_again),
-		                            cmocka_unit_test(closed_in_flight),
-		                            cmocka_unit_test(picks_in_their_order),
+		                            cmocka_unit_test(a_failed_step_is_queued_again),
+		                            cmocka_unit_test(sessions_close_with_steps_in_flight),
+		                            cmocka_unit_test(samples_are_read_in_order),
 		                            cmocka_unit_test(masks_in_flight),
 		                            cmocka_unit_test(pages_of_steps_in_flight),
-		                            cmocka_unit_test(grammars_are_masks) };
+		                            cmocka_unit_test(
+		                                grammar_masks_on_the_device_equal_the_hosts) };
 	int rc = no_findings(close_shared(cmocka_run_group_tests(tests, NULL, NULL)));
 	tempdir_close(&cache);
 	return rc;

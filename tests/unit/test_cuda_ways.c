@@ -33,7 +33,7 @@ run(void *user, CommAlgorithm algorithm, int64_t bytes, int times, double *secon
 }
 
 static void
-the_fastest_goes(void **state)
+the_fastest_algorithm_is_chosen(void **state)
 {
 	CommAlgorithmTimes w = { 0 };
 	Runs r = { 0 };
@@ -69,7 +69,7 @@ the_fastest_goes(void **state)
 
 /* Without measurements: the first available algorithm. */
 static void
-one_way_needs_no_figures(void **state)
+without_measurements_the_first_algorithm_is_used(void **state)
 {
 	const CommAlgorithmTimes w = { 0 };
 
@@ -81,7 +81,7 @@ one_way_needs_no_figures(void **state)
 }
 
 static void
-words_are_known(void **state)
+peer_algorithm_names_are_parsed(void **state)
 {
 	(void)state;
 	unsetenv("LLMC_PEER_SUMS");
@@ -96,9 +96,10 @@ words_are_known(void **state)
 int
 main(void)
 {
-	const struct CMUnitTest tests[] = { cmocka_unit_test(the_fastest_goes),
-		                            cmocka_unit_test(one_way_needs_no_figures),
-		                            cmocka_unit_test(words_are_known) };
+	const struct CMUnitTest tests[] = { cmocka_unit_test(the_fastest_algorithm_is_chosen),
+		                            cmocka_unit_test(
+		                                without_measurements_the_first_algorithm_is_used),
+		                            cmocka_unit_test(peer_algorithm_names_are_parsed) };
 	Tempdir dir;
 
 	if (tempdir_open(&dir))

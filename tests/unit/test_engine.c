@@ -1,5 +1,5 @@
-/* The engine on a compiled tiny model: requests in a crowd, with cancels, preemption, prefix hits,
- * choices and seeds, give the same tokens as each request alone. Rejected, cancelled, late or
+/* The engine on a compiled tiny model: many concurrent requests, with cancels, preemption, prefix
+ * hits, choices and seeds, give the same tokens as each request alone. Rejected, cancelled, late or
  * broken requests do not affect others and leak nothing. It is one file because all tests use the
  * same crowd: its answers alone take longest, and are computed once per model. */
 #include <math.h>
@@ -24,12 +24,12 @@
 
 enum { VOCAB = 300, MOST = 256, CONTEXT = 160, CROWD = 64 };
 
-static const llmc_model *crowd_of; /* model whose answers to the crowd are in `crowd` */
-/* guesser: draft model; a separate one if the model has recurrent states */
-static llmc_model *model, *guesser;
-/* quick: LLMC_TEST_QUICK, under sanitizers: only tests with threads; few: minimal rounds, without
- * LLMC_CHECK_ALL */
-static bool quick, few;
+static const llmc_model *crowd_of; /* model that `crowd` was computed with */
+/* draft_model: a separate one if the model has recurrent states */
+static llmc_model *model, *draft_model;
+/* quick: LLMC_TEST_QUICK, under sanitizers: only tests with threads; reduced: minimal rounds,
+ * without LLMC_CHECK_ALL */
+static bool quick, reduced;
 static int n_crowd = CROWD;
 
 static llmc_model *
@@ -51,7 +51,7 @@ static int
 set_up(void **state)
 {
 	(void)state;
-	model = guesser = opened("configs/tiny.yaml");
+	model = draft_model = opened("configs/tiny.yaml");
 	return !model;
 }
 
@@ -60,8 +60,8 @@ set_up_states(void **state)
 {
 	(void)state;
 	model = opened("tests/unit/tiny_states.yaml");
-	guesser = opened("configs/tiny.yaml");
-	return !model || !guesser;
+	draft_model = opened("configs/tiny.yaml");
+	return !model || !draft_model;
 }
 
 static int
@@ -69,16 +69,16 @@ set_up_latents(void **state)
 {
 	(void)state;
 	model = opened("tests/unit/tiny_latents.yaml");
-	guesser = opened("configs/tiny.yaml");
-	return !model || !guesser;
+	draft_model = opened("configs/tiny.yaml");
+	return !model || !draft_model;
 }
 
 static int
 tear_down(void **state)
 {
 	(void)state;
-	if (guesser != model)
-		llmc_close(guesser);
+	if (draft_model != model)
+		llmc_close(draft_model);
 	llmc_close(model);
 	crowd_of = NULL; /* the next model may get the same address */
 	return 0;
@@ -86,7 +86,7 @@ tear_down(void **state)
 
 /* As documented in llmc.h: the size is returned even if the buffer is too small or NULL. */
 static void
-text_without_room(void **state)
+llmc_get_reports_the_needed_size(void **state)
 {
 	size_t need = 0;
 	llmc_error err;
@@ -100,18 +100,18 @@ text_without_room(void **state)
 	assert_string_equal(buf, "tiny");
 }
 
-typedef struct Box {
+typedef struct TestEngine {
 	llmc_session *s;
 	Engine *e;
-} Box; /* an engine that checks its invariants */
+} TestEngine; /* an engine that checks its invariants */
 
-static Box
+static TestEngine
 open_engine(int32_t seqs, int32_t chunk, int64_t kv_tokens, const llmc_engine_options *more)
 {
 	llmc_engine_options o = LLMC_INIT(llmc_engine_options);
 	llmc_limits l = LLMC_INIT(llmc_limits);
 	llmc_error err;
-	Box b;
+	TestEngine b;
 
 	if (more)
 		o = *more;
@@ -130,7 +130,7 @@ open_engine(int32_t seqs, int32_t chunk, int64_t kv_tokens, const llmc_engine_op
 }
 
 static llmc_counts
-counts(Box b)
+counts(TestEngine b)
 {
 	llmc_counts c = LLMC_INIT(llmc_counts);
 
@@ -140,7 +140,7 @@ counts(Box b)
 
 /* Drain and close; all pages and memory must have been released. */
 static void
-close_engine(Box b)
+close_engine(TestEngine b)
 {
 	llmc_counts c;
 
@@ -154,12 +154,12 @@ close_engine(Box b)
 	llmc_session_close(b.s);
 }
 
-typedef struct Ask {
+typedef struct TestRequest {
 	int32_t prompt[CONTEXT], n_prompt;
 	llmc_params p;
 	int32_t want[MOST], n_want;
 	llmc_finish finish;
-} Ask;
+} TestRequest;
 
 static uint32_t
 roll(uint64_t *r, uint32_t n)
@@ -171,7 +171,7 @@ roll(uint64_t *r, uint32_t n)
 }
 
 static void
-ask_alone(Ask *a)
+run_alone(TestRequest *a)
 {
 	llmc_limits l = LLMC_INIT(llmc_limits);
 	llmc_session *s;
@@ -184,7 +184,7 @@ ask_alone(Ask *a)
 }
 
 static void
-make_ask(Ask *a, uint64_t *r)
+make_request(TestRequest *a, uint64_t *r)
 {
 	uint32_t family = roll(r, 3);
 
@@ -212,12 +212,12 @@ make_ask(Ask *a, uint64_t *r)
 }
 
 /* A greedy request with a prompt of n_prompt tokens (0: as generated). */
-static Ask
-greedy_ask(uint64_t seed, int32_t n_prompt, int32_t max_tokens, bool ignore_eos)
+static TestRequest
+greedy_request(uint64_t seed, int32_t n_prompt, int32_t max_tokens, bool ignore_eos)
 {
-	Ask a;
+	TestRequest a;
 
-	make_ask(&a, &seed);
+	make_request(&a, &seed);
 	a.n_prompt = n_prompt ? n_prompt : a.n_prompt;
 	a.p = LLMC_INIT(llmc_params);
 	a.p.max_tokens = max_tokens;
@@ -226,7 +226,7 @@ greedy_ask(uint64_t seed, int32_t n_prompt, int32_t max_tokens, bool ignore_eos)
 }
 
 static llmc_request
-request(const Ask *a)
+request(const TestRequest *a)
 {
 	llmc_request r = LLMC_INIT(llmc_request);
 
@@ -237,7 +237,7 @@ request(const Ask *a)
 }
 
 static int64_t
-submit(Box b, const llmc_request *r)
+submit(TestEngine b, const llmc_request *r)
 {
 	llmc_error err;
 	int64_t id;
@@ -250,20 +250,20 @@ submit(Box b, const llmc_request *r)
 
 /* Read the next event of a request; its last event. */
 static void
-next(Box b, int64_t id, llmc_event *ev)
+next(TestEngine b, int64_t id, llmc_event *ev)
 {
 	assert_int_equal(engine_next(b.e, id, -1, ev, NULL), LLMC_OK);
 }
 
 static void
-last(Box b, int64_t id, llmc_event *ev)
+last(TestEngine b, int64_t id, llmc_event *ev)
 {
 	do
 		next(b, id, ev);
 	while (!ev->last);
 }
 
-static Ask crowd[CROWD];
+static TestRequest crowd[CROWD];
 
 static void
 make_crowd(void)
@@ -274,14 +274,14 @@ make_crowd(void)
 		return;
 	crowd_of = model;
 	for (int i = 0; i < n_crowd; i++) {
-		make_ask(&crowd[i], &r);
-		ask_alone(&crowd[i]);
+		make_request(&crowd[i], &r);
+		run_alone(&crowd[i]);
 	}
 }
 
 /* Read all events of a request and compare; cancel it after so many tokens (-1: never). */
 static bool
-follow(Box b, int64_t id, const Ask *a, int32_t cancel_after, char *why, size_t cap)
+follow(TestEngine b, int64_t id, const TestRequest *a, int32_t cancel_after, char *why, size_t cap)
 {
 	llmc_event ev = LLMC_INIT(llmc_event);
 	llmc_error err;
@@ -319,7 +319,7 @@ follow(Box b, int64_t id, const Ask *a, int32_t cancel_after, char *why, size_t 
 }
 
 typedef struct Client {
-	Box b;
+	TestEngine b;
 	int first, step;
 	char why[256];
 	bool ok;
@@ -349,7 +349,7 @@ client(void *user)
 /* Submitted from four threads, with every fifth request cancelled at some point; then all at once
  * before the first step. */
 static void
-a_crowd_answers_as_each_alone(void **state)
+concurrent_requests_equal_single_ones(void **state)
 {
 	static const struct {
 		int32_t seqs, chunk;
@@ -370,7 +370,7 @@ a_crowd_answers_as_each_alone(void **state)
 		o.swap_bytes = with[w].swap;
 		o.no_prefix_cache = with[w].no_prefix;
 		Client c[4];
-		Box b = open_engine(with[w].seqs, with[w].chunk, with[w].kv, &o);
+		TestEngine b = open_engine(with[w].seqs, with[w].chunk, with[w].kv, &o);
 		for (int i = 0; i < 4; i++) {
 			c[i] = (Client){ .b = b, .first = i, .step = 4 };
 			assert_int_equal(pthread_create(&c[i].thread, NULL, client, &c[i]), 0);
@@ -408,10 +408,10 @@ a_crowd_answers_as_each_alone(void **state)
 /* Grammar masks are the same whether a separate thread computes them during the step, or the engine
  * after it. */
 static void
-masks_ahead_change_nothing(void **state)
+masks_made_ahead_change_nothing(void **state)
 {
 	enum { N = 24 };
-	static Ask ask[N];
+	static TestRequest requests[N];
 	Grammar *g[3] = { tiny_grammar("([a-f][0-4]){3,40}"),
 		          tiny_grammar("(a0|b1|([x-z][0-9])*q2){1,30}"),
 		          tiny_grammar("([a-m]3|[n-z][1-9])*") };
@@ -419,25 +419,25 @@ masks_ahead_change_nothing(void **state)
 
 	(void)state;
 	for (int i = 0; i < N; i++) {
-		make_ask(&ask[i], &r);
-		ask[i].p.grammar = i % 4 == 3 ? NULL : g[i % 4];
-		ask_alone(&ask[i]);
+		make_request(&requests[i], &r);
+		requests[i].p.grammar = i % 4 == 3 ? NULL : g[i % 4];
+		run_alone(&requests[i]);
 	}
 	for (int ahead = 0; ahead < 2; ahead++) {
 		llmc_engine_options o = LLMC_INIT(llmc_engine_options);
 		int64_t id[N];
 		char why[256];
 		o.swap_bytes = 1 << 20;
-		Box b = open_engine(8, 64, 4 * CONTEXT, &o);
+		TestEngine b = open_engine(8, 64, 4 * CONTEXT, &o);
 		assert_int_equal(engine_set_mask_thread(b.e, ahead, NULL), LLMC_OK);
 		engine_pause(b.e, true);
 		for (int i = 0; i < N; i++) {
-			llmc_request q = request(&ask[i]);
+			llmc_request q = request(&requests[i]);
 			id[i] = submit(b, &q);
 		}
 		engine_pause(b.e, false);
 		for (int i = 0; i < N; i++)
-			if (!follow(b, id[i], &ask[i], i % 7 == 5 ? 3 : -1, why, sizeof why))
+			if (!follow(b, id[i], &requests[i], i % 7 == 5 ? 3 : -1, why, sizeof why))
 				fail_msg("%s: %s", ahead ? "ahead" : "behind", why);
 		close_engine(b);
 	}
@@ -447,21 +447,21 @@ masks_ahead_change_nothing(void **state)
 
 /* Choice i samples with seed + i; best_of returns the most likely choices, best first. */
 static void
-choices_draw_with_their_own_seeds(void **state)
+choices_sample_with_their_own_seeds(void **state)
 {
 	enum { N = 5 };
-	static Ask each[N];
-	Box b = open_engine(8, 64, 12 * 32, NULL);
+	static TestRequest each[N];
+	TestEngine b = open_engine(8, 64, 12 * 32, NULL);
 	llmc_event ev = LLMC_INIT(llmc_event);
 	int32_t n[N] = { 0 }, ended = 0;
 	double mean[N];
 
 	(void)state;
 	for (int i = 0; i < N; i++) {
-		each[i] = greedy_ask(5, 45, 40, false);
+		each[i] = greedy_request(5, 45, 40, false);
 		each[i].p.temperature = 1;
 		each[i].p.seed = 77 + (uint64_t)i;
-		ask_alone(&each[i]);
+		run_alone(&each[i]);
 	}
 	llmc_request q = request(&each[0]);
 	q.n = N;
@@ -505,29 +505,29 @@ choices_draw_with_their_own_seeds(void **state)
 
 enum { CHOICES = 3, TOPS = 2 };
 
-typedef struct Said {
+typedef struct ChoiceOutput {
 	int32_t tok[MOST], n;
 	float logprob[MOST];
 	llmc_logprob top[MOST][TOPS];
 	llmc_finish finish;
-} Said;
+} ChoiceOutput;
 
-typedef struct Teller {
-	const Said *said;
+typedef struct DraftSource {
+	const ChoiceOutput *outputs;
 	int32_t n_prompt;
 	uint64_t random;
-} Teller;
+} DraftSource;
 
 /* Draft the continuation of one of the choices, with one token in five wrong, and sometimes
  * nothing. */
 static int32_t
-tell(void *user, const int32_t *tok, int32_t n, int32_t *out, int32_t most)
+draft_with_errors(void *user, const int32_t *tok, int32_t n, int32_t *out, int32_t most)
 {
-	Teller *t = user;
+	DraftSource *t = user;
 	int32_t at = n - t->n_prompt;
 
 	for (int k = 0; k < CHOICES; k++) {
-		const Said *s = &t->said[k];
+		const ChoiceOutput *s = &t->outputs[k];
 		if (at > s->n || memcmp(s->tok, tok + t->n_prompt, (size_t)at * sizeof *tok))
 			continue;
 		most = (int32_t)roll(&t->random, (uint32_t)most + 1);
@@ -541,16 +541,16 @@ tell(void *user, const int32_t *tok, int32_t n, int32_t *out, int32_t most)
 }
 
 static void
-gather(Box b, const llmc_request *q, Said said[CHOICES])
+collect_choices(TestEngine b, const llmc_request *q, ChoiceOutput outputs[CHOICES])
 {
 	llmc_event ev = LLMC_INIT(llmc_event);
 	int64_t id = submit(b, q);
 
 	for (int k = 0; k < CHOICES; k++)
-		said[k].n = 0;
+		outputs[k].n = 0;
 	do {
 		next(b, id, &ev);
-		Said *s = &said[ev.index];
+		ChoiceOutput *s = &outputs[ev.index];
 		if (ev.kind == LLMC_EVENT_TOKEN) {
 			s->tok[s->n] = ev.token;
 			for (int i = 0; i < ev.n_top; i++)
@@ -568,25 +568,25 @@ gather(Box b, const llmc_request *q, Said said[CHOICES])
 /* Tokens and logprobs are the same, bit for bit, whatever is drafted: greedy, sampled, with
  * penalties and bad words, with several choices, at stop tokens and at the last token that fits. */
 static void
-guesses_change_nothing(void **state)
+draft_tokens_change_nothing(void **state)
 {
-	static Said off[CHOICES], on[CHOICES];
+	static ChoiceOutput off[CHOICES], on[CHOICES];
 	llmc_engine_options none = LLMC_INIT(llmc_engine_options);
 	const llmc_sequence bad[] = { { (const int32_t[]){ 20, 21 }, 2 },
 		                      { (const int32_t[]){ 30 }, 1 } };
 	const llmc_bias bias[] = { { 40, 3 }, { 41, -5 } };
-	Teller t = { .said = off, .random = 12345 };
-	int rounds = few ? 6 : getenv("LLMC_CHECK_ALL") ? 400 : 24;
+	DraftSource t = { .outputs = off, .random = 12345 };
+	int rounds = reduced ? 6 : getenv("LLMC_CHECK_ALL") ? 400 : 24;
 	uint64_t r = 4242;
 
 	(void)state;
 	none.speculate = -1;
-	Box a = open_engine(4, 40, 0, &none), b = open_engine(4, 40, 0, NULL);
-	engine_set_draft_fn(b.e, tell, &t);
+	TestEngine a = open_engine(4, 40, 0, &none), b = open_engine(4, 40, 0, NULL);
+	engine_set_draft_fn(b.e, draft_with_errors, &t);
 	for (int i = 0; i < rounds; i++) {
 		int32_t stop;
-		Ask k;
-		make_ask(&k, &r);
+		TestRequest k;
+		make_request(&k, &r);
 		llmc_request q = request(&k);
 		q.n = 1 + (int32_t)roll(&r, CHOICES);
 		q.logprobs = roll(&r, 2);
@@ -598,15 +598,15 @@ guesses_change_nothing(void **state)
 			k.p.n_logit_bias = 2;
 			k.p.min_tokens = (int32_t)roll(&r, 20);
 		}
-		gather(a, &q, off);
+		collect_choices(a, &q, off);
 		if (off[0].n > 4 && roll(&r, 2)) { /* ends within a draft */
 			stop = off[0].tok[off[0].n / 2];
 			k.p.stop_tokens = &stop;
 			k.p.n_stop_tokens = 1;
-			gather(a, &q, off);
+			collect_choices(a, &q, off);
 		}
 		t.n_prompt = k.n_prompt;
-		gather(b, &q, on);
+		collect_choices(b, &q, on);
 		for (int32_t c = 0; c < q.n; c++) {
 			assert_int_equal(on[c].n, off[c].n);
 			assert_int_equal(on[c].finish, off[c].finish);
@@ -631,23 +631,24 @@ guesses_change_nothing(void **state)
 /* Sequences with fewer tokens than a step may have draft rows: their rows use the single-row form
  * of attention, also when they are recomputed. */
 static void
-short_texts_keep_their_form(void **state)
+short_sequences_keep_their_attention_form(void **state)
 {
-	static Said off[CHOICES], on[CHOICES];
+	static ChoiceOutput off[CHOICES], on[CHOICES];
 	llmc_engine_options none = LLMC_INIT(llmc_engine_options);
-	Teller t = { .said = off, .random = 77 };
+	DraftSource t = { .outputs = off, .random = 77 };
 
 	(void)state;
 	none.speculate = -1;
-	Box a = open_engine(4, 40, 0, &none), b = open_engine(4, 40, 0, NULL);
-	engine_set_draft_fn(b.e, tell, &t);
-	for (int32_t n = 1; n <= (few ? 8 : 24); n++) {
-		Ask k = greedy_ask(88172645463325252u + (uint64_t)n, 1 + n % 6, 24, true);
+	TestEngine a = open_engine(4, 40, 0, &none), b = open_engine(4, 40, 0, NULL);
+	engine_set_draft_fn(b.e, draft_with_errors, &t);
+	for (int32_t n = 1; n <= (reduced ? 8 : 24); n++) {
+		TestRequest k =
+		    greedy_request(88172645463325252u + (uint64_t)n, 1 + n % 6, 24, true);
 		llmc_request q = request(&k);
 		q.logprobs = true;
 		t.n_prompt = k.n_prompt;
-		gather(a, &q, off);
-		gather(b, &q, on);
+		collect_choices(a, &q, off);
+		collect_choices(b, &q, on);
 		assert_int_equal(on[0].n, off[0].n);
 		assert_memory_equal(on[0].tok, off[0].tok, (size_t)on[0].n * sizeof *on[0].tok);
 		assert_memory_equal(on[0].logprob, off[0].logprob,
@@ -659,18 +660,18 @@ short_texts_keep_their_form(void **state)
 }
 
 /* Drafts from the known answers of the crowd with this prefix; `wrong` tokens of five are wrong */
-typedef struct Rumour {
+typedef struct CrowdDrafts {
 	uint64_t random;
 	uint32_t wrong;
-} Rumour;
+} CrowdDrafts;
 
 static int32_t
-rumour(void *user, const int32_t *tok, int32_t n, int32_t *out, int32_t most)
+draft_from_crowd(void *user, const int32_t *tok, int32_t n, int32_t *out, int32_t most)
 {
-	Rumour *t = user;
+	CrowdDrafts *t = user;
 
 	for (int k = 0; k < n_crowd; k++) {
-		const Ask *a = &crowd[k];
+		const TestRequest *a = &crowd[k];
 		const int32_t at = n - a->n_prompt;
 		if (at < 0 || at > a->n_want ||
 		    memcmp(a->prompt, tok, (size_t)a->n_prompt * sizeof *tok) ||
@@ -689,7 +690,7 @@ rumour(void *user, const int32_t *tok, int32_t n, int32_t *out, int32_t most)
 /* Draft tokens, accepted and rejected, in steps of many sequences: fewer marks than sequences, few
  * pages, chunks smaller than a recomputed draft, cancelled and preempted requests. */
 static void
-a_crowd_guesses(void **state)
+concurrent_requests_with_draft_tokens(void **state)
 {
 	static const struct {
 		int32_t seqs, chunk, n_out, marks;
@@ -707,13 +708,13 @@ a_crowd_guesses(void **state)
 	for (size_t w = 0; w < sizeof with / sizeof *with; w++) {
 		llmc_engine_options o = LLMC_INIT(llmc_engine_options);
 		llmc_limits l = LLMC_INIT(llmc_limits);
-		if (few && w != 1)
+		if (reduced && w != 1)
 			continue;
-		Rumour t = { .random = 991 + w, .wrong = with[w].wrong };
+		CrowdDrafts t = { .random = 991 + w, .wrong = with[w].wrong };
 		llmc_error err;
 		int64_t id[CROWD];
 		char why[256];
-		Box b;
+		TestEngine b;
 		o.limits = &l;
 		o.swap_bytes = with[w].swap;
 		o.no_prefix_cache = with[w].no_prefix;
@@ -729,7 +730,7 @@ a_crowd_guesses(void **state)
 		    engine_open(b.s->s, NULL, &o, &b.e, &err) != LLMC_OK)
 			fail_msg("%s", err.text);
 		engine_set_check(b.e);
-		engine_set_draft_fn(b.e, rumour, &t);
+		engine_set_draft_fn(b.e, draft_from_crowd, &t);
 		engine_pause(b.e, true);
 		for (int i = 0; i < n_crowd; i++) {
 			llmc_request r = request(&crowd[i]);
@@ -754,7 +755,7 @@ a_crowd_guesses(void **state)
 /* The model itself, or another one, drafts in a session with memory for two sequences of eight. The
  * answers are the same whether a sequence finds memory there, is cancelled, or preempted. */
 static void
-a_second_model_changes_nothing(void **state)
+a_draft_model_changes_nothing(void **state)
 {
 	llmc_limits l = LLMC_INIT(llmc_limits);
 	llmc_session *draft_session;
@@ -764,18 +765,18 @@ a_second_model_changes_nothing(void **state)
 
 	(void)state;
 	make_crowd();
-	for (int lone = 0; lone < (few ? 1 : 2); lone++) {
-		Box b = open_engine(lone ? 1 : 4, 40, 192, NULL);
+	for (int lone = 0; lone < (reduced ? 1 : 2); lone++) {
+		TestEngine b = open_engine(lone ? 1 : 4, 40, 192, NULL);
 		l.context = 128; /* less than the lengths of the sequences */
 		l.seqs = 4;
 		l.chunk = 24;
 		l.n_out = DRAFT_MAX_SEQS;
 		l.kv_tokens = 160;
 		l.n_threads = 1;
-		if (llmc_session_open(guesser, &l, &draft_session, &err) != LLMC_OK ||
+		if (llmc_session_open(draft_model, &l, &draft_session, &err) != LLMC_OK ||
 		    engine_set_draft_model(b.e, draft_session->s, &err) != LLMC_OK)
 			fail_msg("%s", err.text);
-		int n = getenv("LLMC_CHECK_ALL") ? CROWD : few ? 6 : 16;
+		int n = getenv("LLMC_CHECK_ALL") ? CROWD : reduced ? 6 : 16;
 		for (int i = 0; i < n; i++) {
 			llmc_request r = request(&crowd[i]);
 			id[i] = submit(b, &r);
@@ -794,7 +795,7 @@ a_second_model_changes_nothing(void **state)
 
 /* A phrase repeated to 200 tokens is found, and its acceptance estimate rises. */
 static void
-what_came_before_is_guessed_again(void **state)
+prompt_lookup_drafts_repetitions(void **state)
 {
 	enum { PERIOD = 7, N = 200 };
 	Draft *d = draft_new(N + 40);
@@ -842,7 +843,7 @@ what_came_before_is_guessed_again(void **state)
 /* With swapped-in sequences a step may have more recomputed rows than were ever measured: no draft
  * tokens are added. */
 static void
-full_steps_have_no_guesses(void **state)
+full_steps_have_no_draft_tokens(void **state)
 {
 	Draft *d[DRAFT_MAX_SEQS];
 	Drafter of = { .states = true, .model_idle = 99 };
@@ -865,7 +866,7 @@ full_steps_have_no_guesses(void **state)
 
 /* Rows of latent attention (MLA) must use the form of single rows. */
 static void
-some_models_guess_less(void **state)
+latent_attention_limits_draft_rows(void **state)
 {
 	PlanStep st = { .n_attr = 1, .attr = { { .key = "expand", .kind = ATTR_INT, .i = 9 } } };
 	PlanPhase phase = { .n_step = 1, .step = &st };
@@ -891,17 +892,17 @@ logprob_of(const float *v, int32_t id)
 }
 
 static void
-logprobs_are_those_of_the_logits(void **state)
+logprobs_match_the_logits(void **state)
 {
 	static float logits[CONTEXT * VOCAB];
 	llmc_event ev = LLMC_INIT(llmc_event);
 	llmc_limits l = LLMC_INIT(llmc_limits);
 	llmc_session *s;
 	llmc_seq seq;
-	Ask a = greedy_ask(9, 70, 6, true);
+	TestRequest a = greedy_request(9, 70, 6, true);
 
 	(void)state;
-	ask_alone(&a);
+	run_alone(&a);
 	memcpy(a.prompt + 70, a.want, 6 * sizeof *a.want);
 	l.n_out = l.context = l.chunk = CONTEXT;
 	assert_int_equal(llmc_session_open(model, &l, &s, NULL), LLMC_OK);
@@ -912,7 +913,7 @@ logprobs_are_those_of_the_logits(void **state)
 	for (int round = 0; round < 2;
 	     /* in the second round the prompt is in the cache, and must run nevertheless */
 	     round++) {
-		Box b = open_engine(4, 48, 0, NULL);
+		TestEngine b = open_engine(4, 48, 0, NULL);
 		llmc_request q = request(&a);
 		q.prompt_logprobs = q.logprobs = true;
 		q.n_top = 4;
@@ -958,17 +959,17 @@ logprobs_are_those_of_the_logits(void **state)
 }
 
 static void
-the_queue_and_the_cache_have_bounds(void **state)
+queue_and_cache_are_limited(void **state)
 {
 	llmc_engine_options o = LLMC_INIT(llmc_engine_options);
 	llmc_event ev = LLMC_INIT(llmc_event);
 	llmc_error err;
 	int64_t id, first;
-	Ask a = greedy_ask(3, 100, 3, false);
+	TestRequest a = greedy_request(3, 100, 3, false);
 
 	(void)state;
 	o.max_concurrent_requests = 2;
-	Box b = open_engine(4, 64, 320, &o);
+	TestEngine b = open_engine(4, 64, 320, &o);
 	llmc_request q = request(&a);
 	engine_pause(b.e, true);
 	first = submit(b, &q);
@@ -999,7 +1000,7 @@ the_queue_and_the_cache_have_bounds(void **state)
 }
 
 static void
-no(Box b, const llmc_request *q, llmc_status want, const char *text)
+expect_error(TestEngine b, const llmc_request *q, llmc_status want, const char *text)
 {
 	llmc_error err = { 0 };
 	int64_t id;
@@ -1009,63 +1010,67 @@ no(Box b, const llmc_request *q, llmc_status want, const char *text)
 }
 
 static void
-what_cannot_run_is_refused(void **state)
+requests_that_cannot_run_are_rejected(void **state)
 {
 	llmc_engine_options o = LLMC_INIT(llmc_engine_options);
-	Ask a = greedy_ask(4, 100, LLMC_INIT(llmc_params).max_tokens, false);
+	TestRequest a = greedy_request(4, 100, LLMC_INIT(llmc_params).max_tokens, false);
 	llmc_request q;
 
 	(void)state;
-	Box b = open_engine(4, 64, 128, &o);
+	TestEngine b = open_engine(4, 64, 128, &o);
 	q = request(&a);
 	q.n_tok = 0;
-	no(b, &q, LLMC_E_INPUT,
-	   "the prompt is empty: a model needs at least one token to continue");
+	expect_error(b, &q, LLMC_E_INPUT,
+	             "the prompt is empty: a model needs at least one token to continue");
 	q.n_tok = 10;
 	q.pool = LLMC_POOL_LAST;
-	no(b, &q, LLMC_E_INPUT,
-	   "this model generates text, not vectors: open it with head.kind=hidden for "
-	   "its last hidden states");
+	expect_error(b, &q, LLMC_E_INPUT,
+	             "this model generates text, not vectors: open it with head.kind=hidden for "
+	             "its last hidden states");
 	q.pool_tok = (const int32_t[]){ 5, VOCAB };
 	q.n_pool_tok = 2;
-	no(b, &q, LLMC_E_RANGE, "pool_tok is NULL or holds an invalid token id; ids are 0 .. 299");
+	expect_error(b, &q, LLMC_E_RANGE,
+	             "pool_tok is NULL or holds an invalid token id; ids are 0 .. 299");
 	q.n_pool_tok = 1;
 	q.pool = LLMC_POOL_MEAN;
-	no(b, &q, LLMC_E_RANGE,
-	   "n_pool_tok is 1: up to 1024 tokens, for a model that generates text, with "
-	   "pool last or cls");
+	expect_error(b, &q, LLMC_E_RANGE,
+	             "n_pool_tok is 1: up to 1024 tokens, for a model that generates text, with "
+	             "pool last or cls");
 	q.pool = LLMC_POOL_NONE;
-	no(b, &q, LLMC_E_RANGE,
-	   "n_pool_tok is 1: up to 1024 tokens, for a model that generates text, with "
-	   "pool last or cls");
+	expect_error(b, &q, LLMC_E_RANGE,
+	             "n_pool_tok is 1: up to 1024 tokens, for a model that generates text, with "
+	             "pool last or cls");
 	q.n_pool_tok = 0;
 	q.n_tok = 161;
-	no(b, &q, LLMC_E_RANGE, "the prompt has 161 tokens, the context holds 160");
+	expect_error(b, &q, LLMC_E_RANGE, "the prompt has 161 tokens, the context holds 160");
 	q.n_tok = 100;
-	no(b, &q, LLMC_E_RANGE,
-	   "the request (100 tokens, 61 new ones, 1 choices) cannot run here: prompt and new "
-	   "tokens do not fit the KV cache "
-	   "(kv_tokens)");
+	expect_error(
+	    b, &q, LLMC_E_RANGE,
+	    "the request (100 tokens, 61 new ones, 1 choices) cannot run here: prompt and new "
+	    "tokens do not fit the KV cache "
+	    "(kv_tokens)");
 	a.p.max_tokens = 29;
 	q.n = 5;
-	no(b, &q, LLMC_E_RANGE,
-	   "the request (100 tokens, 29 new ones, 5 choices) cannot run here: it has more choices "
-	   "than sequences may run at once "
-	   "(seqs)");
+	expect_error(
+	    b, &q, LLMC_E_RANGE,
+	    "the request (100 tokens, 29 new ones, 5 choices) cannot run here: it has more choices "
+	    "than sequences may run at once "
+	    "(seqs)");
 	q.best_of = 2;
-	no(b, &q, LLMC_E_RANGE, "best_of is 2, possible are n (5) .. 128");
+	expect_error(b, &q, LLMC_E_RANGE, "best_of is 2, possible are n (5) .. 128");
 	q.n = q.best_of = 0;
 	q.n_top = 21;
-	no(b, &q, LLMC_E_RANGE, "n_top is 21, possible are 0 .. 20");
+	expect_error(b, &q, LLMC_E_RANGE, "n_top is 21, possible are 0 .. 20");
 	q.n_top = 0;
 	a.prompt[7] = VOCAB;
-	no(b, &q, LLMC_E_RANGE, "token 7 of the prompt is 300, ids are 0 .. 299");
+	expect_error(b, &q, LLMC_E_RANGE, "token 7 of the prompt is 300, ids are 0 .. 299");
 	a.prompt[7] = 5;
 	a.p.temperature = -1;
-	no(b, &q, LLMC_E_RANGE, "temperature is -1, it must be a finite number of at least 0");
+	expect_error(b, &q, LLMC_E_RANGE,
+	             "temperature is -1, it must be a finite number of at least 0");
 	a.p.temperature = 0;
 	q.deadline_s = NAN;
-	no(b, &q, LLMC_E_RANGE, "deadline_s is nan, it must be 0 (none) or above");
+	expect_error(b, &q, LLMC_E_RANGE, "deadline_s is nan, it must be 0 (none) or above");
 	q.deadline_s = 0;
 	/* as many as fit */
 	llmc_event ev = LLMC_INIT(llmc_event);
@@ -1083,21 +1088,21 @@ what_cannot_run_is_refused(void **state)
 /* One request is cancelled, one is late, one has no token to sample; the request next to them
  * answers as alone. */
 static void
-the_unlucky_harm_nobody(void **state)
+failed_requests_do_not_affect_others(void **state)
 {
 	static llmc_bias bias[VOCAB];
 	llmc_event ev = LLMC_INIT(llmc_event);
 	int64_t id[4];
 	char why[256];
-	Ask a = greedy_ask(11, 20, 100, true), bad = a;
+	TestRequest a = greedy_request(11, 20, 100, true), bad = a;
 
 	(void)state;
-	ask_alone(&a);
+	run_alone(&a);
 	for (int i = 0; i < VOCAB; i++)
 		bias[i] = (llmc_bias){ i, -INFINITY };
 	bad.p.logit_bias = bias;
 	bad.p.n_logit_bias = VOCAB;
-	Box b = open_engine(4, 64, 0, NULL);
+	TestEngine b = open_engine(4, 64, 0, NULL);
 	llmc_request q = request(&a), late = q, broken = request(&bad);
 	late.deadline_s = 1e-9;
 	broken.user = &bad;
@@ -1131,17 +1136,17 @@ the_unlucky_harm_nobody(void **state)
 }
 
 static void
-stop_tokens_and_least_lengths(void **state)
+stop_tokens_and_min_tokens(void **state)
 {
 	llmc_event ev = LLMC_INIT(llmc_event);
-	Ask a = greedy_ask(12, 10, 30, true);
+	TestRequest a = greedy_request(12, 10, 30, true);
 
 	(void)state;
-	ask_alone(&a);
+	run_alone(&a);
 	int32_t stop = a.want[9], at = 0, n = 0;
 	while (a.want[at] != stop)
 		at++;
-	Box b = open_engine(4, 64, 0, NULL);
+	TestEngine b = open_engine(4, 64, 0, NULL);
 	a.p.stop_tokens = &stop;
 	a.p.n_stop_tokens = 1;
 	for (int32_t least = 0; least <= 20; least += 20) {
@@ -1167,13 +1172,13 @@ stop_tokens_and_least_lengths(void **state)
 }
 
 static void
-the_descriptor_tells_of_mail(void **state)
+the_descriptor_is_readable_when_events_wait(void **state)
 {
 	llmc_event ev = LLMC_INIT(llmc_event);
-	Ask a = greedy_ask(13, 0, 5, false);
+	TestRequest a = greedy_request(13, 0, 5, false);
 
 	(void)state;
-	Box b = open_engine(4, 64, 0, NULL);
+	TestEngine b = open_engine(4, 64, 0, NULL);
 	struct pollfd p = { .fd = engine_fd(b.e), .events = POLLIN };
 	assert_int_equal(poll(&p, 1, 0), 0);
 	llmc_request q = request(&a);
@@ -1192,15 +1197,15 @@ the_descriptor_tells_of_mail(void **state)
 }
 
 static void
-draining_serves_or_cuts(void **state)
+draining_finishes_or_cuts_requests(void **state)
 {
 	llmc_event ev = LLMC_INIT(llmc_event);
 	llmc_error err;
 	int64_t id, late;
-	Ask a = greedy_ask(14, 5, 10, true);
+	TestRequest a = greedy_request(14, 5, 10, true);
 
 	(void)state;
-	Box b = open_engine(4, 64, 0, NULL);
+	TestEngine b = open_engine(4, 64, 0, NULL);
 	llmc_request q = request(&a);
 	id = submit(b, &q);
 	assert_int_equal(engine_drain(b.e, -1, &err), LLMC_OK);
@@ -1226,7 +1231,7 @@ draining_serves_or_cuts(void **state)
 }
 
 typedef struct Listener {
-	Box b;
+	TestEngine b;
 	pthread_t thread;
 	int n_token, n_last, wrong;
 } Listener;
@@ -1240,7 +1245,7 @@ listen_to_all(void *user)
 	while (engine_next(l->b.e, LLMC_ANY, 20, &ev, NULL) == LLMC_OK) {
 		if (ev.kind == LLMC_EVENT_NONE)
 			continue;
-		const Ask *a = ev.user;
+		const TestRequest *a = ev.user;
 		l->n_token += ev.kind == LLMC_EVENT_TOKEN;
 		l->n_last += ev.last;
 		l->wrong += ev.kind == LLMC_EVENT_ERROR ||
@@ -1255,7 +1260,7 @@ listen_to_all(void *user)
 static void
 listeners_and_requests_come_and_go(void **state)
 {
-	Box b = open_engine(6, 40, 256, NULL);
+	TestEngine b = open_engine(6, 40, 256, NULL);
 	Listener l[2] = { { .b = b }, { .b = b } };
 	uint64_t r = 21;
 	int forgotten = 0;
@@ -1299,10 +1304,10 @@ the_public_calls_work_together(void **state)
 	llmc_engine *e;
 	llmc_error err;
 	int64_t id;
-	Ask a = greedy_ask(15, 0, 20, false);
+	TestRequest a = greedy_request(15, 0, 20, false);
 
 	(void)state;
-	ask_alone(&a);
+	run_alone(&a);
 	assert_int_equal(llmc_engine_open(model, NULL, &e, &err), LLMC_OK);
 	assert_int_equal(llmc_engine_limits(e)->seqs, 16);
 	assert_int_equal(llmc_engine_limits(e)->kv_tokens, 4 * 256);
@@ -1381,46 +1386,46 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(text_without_room),
-		cmocka_unit_test(a_crowd_answers_as_each_alone),
-		cmocka_unit_test(masks_ahead_change_nothing),
-		cmocka_unit_test(choices_draw_with_their_own_seeds),
-		cmocka_unit_test(guesses_change_nothing),
-		cmocka_unit_test(a_crowd_guesses),
-		cmocka_unit_test(a_second_model_changes_nothing),
-		cmocka_unit_test(what_came_before_is_guessed_again),
-		cmocka_unit_test(full_steps_have_no_guesses),
-		cmocka_unit_test(some_models_guess_less),
-		cmocka_unit_test(logprobs_are_those_of_the_logits),
-		cmocka_unit_test(the_queue_and_the_cache_have_bounds),
-		cmocka_unit_test(what_cannot_run_is_refused),
-		cmocka_unit_test(the_unlucky_harm_nobody),
-		cmocka_unit_test(stop_tokens_and_least_lengths),
-		cmocka_unit_test(the_descriptor_tells_of_mail),
-		cmocka_unit_test(draining_serves_or_cuts),
+		cmocka_unit_test(llmc_get_reports_the_needed_size),
+		cmocka_unit_test(concurrent_requests_equal_single_ones),
+		cmocka_unit_test(masks_made_ahead_change_nothing),
+		cmocka_unit_test(choices_sample_with_their_own_seeds),
+		cmocka_unit_test(draft_tokens_change_nothing),
+		cmocka_unit_test(concurrent_requests_with_draft_tokens),
+		cmocka_unit_test(a_draft_model_changes_nothing),
+		cmocka_unit_test(prompt_lookup_drafts_repetitions),
+		cmocka_unit_test(full_steps_have_no_draft_tokens),
+		cmocka_unit_test(latent_attention_limits_draft_rows),
+		cmocka_unit_test(logprobs_match_the_logits),
+		cmocka_unit_test(queue_and_cache_are_limited),
+		cmocka_unit_test(requests_that_cannot_run_are_rejected),
+		cmocka_unit_test(failed_requests_do_not_affect_others),
+		cmocka_unit_test(stop_tokens_and_min_tokens),
+		cmocka_unit_test(the_descriptor_is_readable_when_events_wait),
+		cmocka_unit_test(draining_finishes_or_cuts_requests),
 		cmocka_unit_test(listeners_and_requests_come_and_go),
 		cmocka_unit_test(the_public_calls_work_together),
 		cmocka_unit_test(a_sequence_moves_to_another_session),
 	};
 
 	const struct CMUnitTest with_states[] = {
-		cmocka_unit_test(a_crowd_answers_as_each_alone),
-		cmocka_unit_test(guesses_change_nothing),
-		cmocka_unit_test(a_crowd_guesses),
-		cmocka_unit_test(a_second_model_changes_nothing),
+		cmocka_unit_test(concurrent_requests_equal_single_ones),
+		cmocka_unit_test(draft_tokens_change_nothing),
+		cmocka_unit_test(concurrent_requests_with_draft_tokens),
+		cmocka_unit_test(a_draft_model_changes_nothing),
 		cmocka_unit_test(a_sequence_moves_to_another_session),
 	};
 
 	/* rows of a prompt may use another form of attention than single rows, so results may
 	 * depend on chunk sizes */
 	const struct CMUnitTest with_latents[] = {
-		cmocka_unit_test(guesses_change_nothing),
-		cmocka_unit_test(short_texts_keep_their_form),
+		cmocka_unit_test(draft_tokens_change_nothing),
+		cmocka_unit_test(short_sequences_keep_their_attention_form),
 	};
 
 	quick = getenv("LLMC_TEST_QUICK") != NULL;
-	few = quick && !getenv("LLMC_CHECK_ALL");
-	n_crowd = few ? 20 : CROWD;
+	reduced = quick && !getenv("LLMC_CHECK_ALL");
+	n_crowd = reduced ? 20 : CROWD;
 	int failed = cmocka_run_group_tests(tests, set_up, tear_down);
 	failed = failed ? failed : cmocka_run_group_tests(with_states, set_up_states, tear_down);
 	return failed ? failed : cmocka_run_group_tests(with_latents, set_up_latents, tear_down);

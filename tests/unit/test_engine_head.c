@@ -100,10 +100,10 @@ tear_down(void **state)
 	return 0;
 }
 
-typedef struct Box {
+typedef struct TestEngine {
 	llmc_session *s, *draft_session;
 	Engine *e;
-} Box;
+} TestEngine;
 
 static llmc_session *
 open_session(llmc_model *m, llmc_limits l)
@@ -116,13 +116,13 @@ open_session(llmc_model *m, llmc_limits l)
 	return s;
 }
 
-static Box
+static TestEngine
 open_engine(bool guesses, int32_t seqs, int32_t chunk, int64_t kv_tokens)
 {
 	llmc_engine_options o = LLMC_INIT(llmc_engine_options);
 	llmc_limits l = LLMC_INIT(llmc_limits);
 	llmc_error err;
-	Box b = { 0 };
+	TestEngine b = { 0 };
 
 	l.context = CONTEXT;
 	l.seqs = seqs;
@@ -147,7 +147,7 @@ open_engine(bool guesses, int32_t seqs, int32_t chunk, int64_t kv_tokens)
 }
 
 static llmc_counts
-close_engine(Box b)
+close_engine(TestEngine b)
 {
 	llmc_counts c = LLMC_INIT(llmc_counts);
 
@@ -160,12 +160,12 @@ close_engine(Box b)
 	return c;
 }
 
-typedef struct Ask {
+typedef struct TestRequest {
 	int32_t prompt[CONTEXT], n_prompt, choices;
 	llmc_params p;
 	int32_t said[CHOICES][MOST], n[CHOICES];
 	int64_t id;
-} Ask;
+} TestRequest;
 
 static uint32_t
 roll(uint64_t *r, uint32_t n)
@@ -177,11 +177,11 @@ roll(uint64_t *r, uint32_t n)
 }
 
 static void
-make_ask(Ask *a, uint64_t *r)
+make_request(TestRequest *a, uint64_t *r)
 {
-	*a = (Ask){ .p = LLMC_INIT(llmc_params),
-		    .n_prompt = 1 + (int32_t)roll(r, 60),
-		    .choices = 1 + (int32_t)roll(r, CHOICES) };
+	*a = (TestRequest){ .p = LLMC_INIT(llmc_params),
+		            .n_prompt = 1 + (int32_t)roll(r, 60),
+		            .choices = 1 + (int32_t)roll(r, CHOICES) };
 	/* some have a shared prefix longer than a page */
 	const int32_t alike = roll(r, 2) ? 40 : 0;
 	for (int32_t i = 0; i < a->n_prompt; i++)
@@ -194,7 +194,7 @@ make_ask(Ask *a, uint64_t *r)
 }
 
 static void
-submit(Box b, Ask *a)
+submit(TestEngine b, TestRequest *a)
 {
 	llmc_request q = LLMC_INIT(llmc_request);
 	llmc_error err;
@@ -208,7 +208,7 @@ submit(Box b, Ask *a)
 }
 
 static void
-gather(Box b, Ask *a)
+gather(TestEngine b, TestRequest *a)
 {
 	llmc_event ev = LLMC_INIT(llmc_event);
 
@@ -225,10 +225,10 @@ gather(Box b, Ask *a)
 
 /* One sequence; its expected draft tokens come from a session of the head alone. */
 static void
-guesses_are_the_heads(void **state)
+draft_tokens_equal_the_heads(void **state)
 {
 	static float rows[CONTEXT * HIDDEN], own[CONTEXT * HIDDEN], logits[VOCAB];
-	static Ask a;
+	static TestRequest a;
 	int32_t text[CONTEXT], n;
 	llmc_counts want = { 0 };
 	llmc_limits l = LLMC_INIT(llmc_limits);
@@ -238,12 +238,12 @@ guesses_are_the_heads(void **state)
 
 	(void)state;
 	for (int round = 0; round < 6; round++) {
-		make_ask(&a, &r);
+		make_request(&a, &r);
 		a.choices = 1;
 		a.n_prompt = round ? a.n_prompt : 1;
 		a.p.ignore_eos = true;
 		a.p.max_tokens = 40 + round;
-		Box b = open_engine(true, 2, round % 2 ? 512 : 16, 0);
+		TestEngine b = open_engine(true, 2, round % 2 ? 512 : 16, 0);
 		submit(b, &a);
 		gather(b, &a);
 		llmc_counts got = close_engine(b);
@@ -313,27 +313,27 @@ guesses_are_the_heads(void **state)
 /* Many requests at once, in little memory, with several choices: the answers equal those of each
  * alone without drafts. */
 static void
-texts_are_those_without(void **state)
+output_is_unchanged_by_draft_tokens(void **state)
 {
 	enum { CROWD = 14 };
 	static const struct {
 		int32_t seqs, chunk;
 		int64_t kv;
 	} with[] = { { 6, 128, 0 }, { 8, 24, 192 }, { 12, 64, 256 } };
-	static Ask alone[CROWD], now;
+	static TestRequest alone[CROWD], now;
 	uint64_t r = 20261123;
 
 	(void)state;
-	Box plain = open_engine(false, 4, 64, 0);
+	TestEngine plain = open_engine(false, 4, 64, 0);
 	for (int i = 0; i < CROWD; i++) {
-		make_ask(&alone[i], &r);
+		make_request(&alone[i], &r);
 		submit(plain, &alone[i]);
 		gather(plain, &alone[i]);
 	}
 	llmc_counts none = close_engine(plain);
 	assert_int_equal(none.drafts, 0);
 	for (size_t w = 0; w < sizeof with / sizeof *with; w++) {
-		Box b = open_engine(true, with[w].seqs, with[w].chunk, with[w].kv);
+		TestEngine b = open_engine(true, with[w].seqs, with[w].chunk, with[w].kv);
 		engine_pause(b.e, true);
 		for (int i = 0; i < CROWD; i++)
 			submit(b, &alone[i]);
@@ -355,8 +355,8 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(guesses_are_the_heads),
-		cmocka_unit_test(texts_are_those_without),
+		cmocka_unit_test(draft_tokens_equal_the_heads),
+		cmocka_unit_test(output_is_unchanged_by_draft_tokens),
 	};
 	const int failed = cmocka_run_group_tests(tests, set_up, tear_down);
 	return failed ? failed : cmocka_run_group_tests(tests, set_up_states, tear_down);

@@ -63,7 +63,7 @@ static const int32_t prompt[] = { 3, 4, 5, 6, 7 };
 
 /* Returns E_MEMORY, from submit or as an event, or all 6 tokens. */
 static llmc_status
-ask(Engine *e)
+run_request(Engine *e)
 {
 	llmc_event ev = LLMC_INIT(llmc_event);
 	llmc_request r = LLMC_INIT(llmc_request);
@@ -130,7 +130,7 @@ memory_runs_out(void **state)
 	engine_set_check(e);
 	for (n = 1;; n++) {
 		atomic_store(&until, n);
-		llmc_status status = ask(e);
+		llmc_status status = run_request(e);
 		bool through = atomic_exchange(&until, 0) > 0;
 		engine_counts(e, &c);
 		assert_int_equal(c.running + c.waiting + c.preempted, 0);
@@ -138,7 +138,7 @@ memory_runs_out(void **state)
 		if (status == LLMC_OK && through)
 			break;
 		assert_true(status == LLMC_E_MEMORY || status == LLMC_OK);
-		assert_int_equal(ask(e), LLMC_OK);
+		assert_int_equal(run_request(e), LLMC_OK);
 	}
 	assert_true(n > 30);
 	engine_close(e, 0);

@@ -42,7 +42,7 @@ static PlanPool state_pools[] = { { .id = "kv",
 	                            .v_dim = 1 } };
 static const Plan state_plan = { .n_pool = 2, .pool = state_pools };
 /* Sliding-window layers next to the KV pages, with and without a state: a copy of the values */
-#define SEES                                                                                       \
+#define WINDOW_POOL                                                                                \
 	{ .id = "kv_window",                                                                       \
 	  .k = KVT_F32,                                                                            \
 	  .v = KVT_F32,                                                                            \
@@ -58,7 +58,7 @@ static PlanPool window_pools[] = { { .id = "kv",
 	                             .kv_heads = 1,
 	                             .k_dim = 1,
 	                             .v_dim = 1 },
-	                           SEES };
+	                           WINDOW_POOL };
 static const Plan window_plan = { .n_pool = 2, .pool = window_pools };
 /* A layer that reads recent and first positions from exact pages; the test uses no other part of
  * it */
@@ -94,7 +94,7 @@ static PlanPool both_pools[] = { { .id = "kv",
 	                           .kv_heads = 1,
 	                           .k_dim = 1,
 	                           .v_dim = 1 },
-	                         SEES };
+	                         WINDOW_POOL };
 static const Plan both_plan = { .n_pool = 3, .pool = both_pools };
 
 static uint32_t
@@ -104,23 +104,23 @@ mix(uint32_t h, uint32_t x)
 	return h ^ h >> 15;
 }
 
-typedef struct Fake {
+typedef struct FakeModel {
 	Kv kv;
 	int save;      /* weight out of 8 */
 	int n_saved;   /* saved sequences that exist */
 	int n_dropped; /* forwards of sequences that had released window pages */
 	Late late;
-} Fake;
+} FakeModel;
 
 static uint32_t
-roll(Fake *f, uint32_t n)
+roll(FakeModel *f, uint32_t n)
 {
 	return late_roll(&f->late, n);
 }
 
 /* Keys hold the token, values a hash of all tokens before it. */
 static uint32_t *
-cell(Fake *f, llmc_seq q, int32_t pos, bool value)
+cell(FakeModel *f, llmc_seq q, int32_t pos, bool value)
 {
 	uint32_t *page =
 	    (uint32_t *)((char *)kv_layer(&f->kv, 0, 0) +
@@ -129,7 +129,7 @@ cell(Fake *f, llmc_seq q, int32_t pos, bool value)
 }
 
 static uint32_t *
-state_of(Fake *f, llmc_seq q)
+state_of(FakeModel *f, llmc_seq q)
 {
 	return plan_has_state(f->kv.plan) ? (uint32_t *)kv_layer(&f->kv, 1, 0) + q : NULL;
 }
@@ -139,7 +139,7 @@ fake_new(void *user, const SchedReq *req, llmc_seq *out, llmc_error *err)
 {
 	(void)req;
 	(void)err;
-	*out = kv_seq_new(&((Fake *)user)->kv);
+	*out = kv_seq_new(&((FakeModel *)user)->kv);
 	return *out < 0 ? LLMC_E_FULL : LLMC_OK;
 }
 
@@ -147,59 +147,59 @@ static llmc_status
 fake_fork(void *user, llmc_seq from, llmc_seq *out, llmc_error *err)
 {
 	(void)err;
-	*out = kv_seq_fork(&((Fake *)user)->kv, from);
+	*out = kv_seq_fork(&((FakeModel *)user)->kv, from);
 	return *out < 0 ? LLMC_E_FULL : LLMC_OK;
 }
 
 static void
 fake_free(void *user, llmc_seq q)
 {
-	kv_seq_free(&((Fake *)user)->kv, q);
+	kv_seq_free(&((FakeModel *)user)->kv, q);
 }
 
 static void
 fake_trim(void *user, llmc_seq q, int32_t len)
 {
-	assert_true(kv_can_trim(&((Fake *)user)->kv, q, len));
-	kv_seq_trim(&((Fake *)user)->kv, q, len);
+	assert_true(kv_can_trim(&((FakeModel *)user)->kv, q, len));
+	kv_seq_trim(&((FakeModel *)user)->kv, q, len);
 }
 
 static bool
 fake_mark(void *user, llmc_seq q, bool on)
 {
 	if (!on)
-		kv_seq_unmark(&((Fake *)user)->kv, q);
-	return on && kv_seq_mark(&((Fake *)user)->kv, q);
+		kv_seq_unmark(&((FakeModel *)user)->kv, q);
+	return on && kv_seq_mark(&((FakeModel *)user)->kv, q);
 }
 
 static int64_t
 fake_need(void *user, const llmc_seq *q, const int32_t *add, size_t n)
 {
-	return kv_pages_needed(&((Fake *)user)->kv, q, add, n);
+	return kv_pages_needed(&((FakeModel *)user)->kv, q, add, n);
 }
 
 static int64_t
 fake_pages(void *user)
 {
-	return ((Fake *)user)->kv.n_free;
+	return ((FakeModel *)user)->kv.n_free;
 }
 
 static int32_t
 fake_find(void *user, llmc_seq q, const int32_t *tok, int32_t n)
 {
-	return kv_prefix_find(&((Fake *)user)->kv, q, -1, tok, n);
+	return kv_prefix_find(&((FakeModel *)user)->kv, q, -1, tok, n);
 }
 
 static void
 fake_keep(void *user, llmc_seq q, const int32_t *tok)
 {
-	kv_prefix_keep(&((Fake *)user)->kv, q, -1, tok);
+	kv_prefix_keep(&((FakeModel *)user)->kv, q, -1, tok);
 }
 
 static bool
 fake_here(void *user, llmc_seq q)
 {
-	return kv_seq_ready(&((Fake *)user)->kv, q);
+	return kv_seq_ready(&((FakeModel *)user)->kv, q);
 }
 
 typedef struct Saved {
@@ -210,7 +210,7 @@ typedef struct Saved {
 static void *
 fake_save(void *user, llmc_seq q, int32_t n_tok)
 {
-	Fake *f = user;
+	FakeModel *f = user;
 
 	if ((int)roll(f, 8) >= f->save)
 		return NULL;
@@ -229,14 +229,14 @@ fake_save(void *user, llmc_seq q, int32_t n_tok)
 static void
 fake_drop(void *user, void *saved)
 {
-	((Fake *)user)->n_saved--;
+	((FakeModel *)user)->n_saved--;
 	free(saved);
 }
 
 static bool
 fake_load(void *user, void *saved, llmc_seq *out)
 {
-	Fake *f = user;
+	FakeModel *f = user;
 	Saved *s = saved;
 
 	*out = kv_seq_new(&f->kv);
@@ -249,11 +249,11 @@ fake_load(void *user, void *saved, llmc_seq *out)
 	return true;
 }
 
-enum { GUESSES = 6 };
+enum { MAX_DRAFT = 6 };
 
 /* Position pos of the last pool: in its window page, or its exact page */
 static uint32_t *
-window_cell(Fake *f, llmc_seq q, int32_t pos)
+window_cell(FakeModel *f, llmc_seq q, int32_t pos)
 {
 	const int last = f->kv.plan->n_pool - 1;
 	const PlanPool *p = &f->kv.plan->pool[last];
@@ -268,7 +268,7 @@ window_cell(Fake *f, llmc_seq q, int32_t pos)
 /* Rows at .. end - 1 write window pages, and read in them the positions in each row's window, and
  * the sinks. */
 static void
-see_window(Fake *f, llmc_seq q, int32_t at, int32_t end)
+see_window(FakeModel *f, llmc_seq q, int32_t at, int32_t end)
 {
 	const int32_t sinks = (int32_t)f->kv.plan->pool[f->kv.plan->n_pool - 1].sinks;
 
@@ -282,7 +282,7 @@ see_window(Fake *f, llmc_seq q, int32_t at, int32_t end)
 
 /* Run the tokens of a chunk; state: after each of the last rows. */
 static void
-fake_forward(Fake *f, const llmc_chunk *c, int32_t rows, uint32_t state[1 + GUESSES])
+fake_forward(FakeModel *f, const llmc_chunk *c, int32_t rows, uint32_t state[1 + MAX_DRAFT])
 {
 	int32_t at = f->kv.seq[c->seq].len, end = at + c->n_tok;
 	uint32_t h = 1, *own = state_of(f, c->seq);
@@ -335,7 +335,7 @@ alone(const int32_t *prompt, int32_t n_prompt, int32_t max_new, int32_t index, i
 
 /* Draft up to n tokens; one token in `wrong` is wrong. */
 static int32_t
-foretell(Fake *f, const SchedSeq *c, int32_t *out, int32_t n, uint32_t wrong)
+draft_with_errors(FakeModel *f, const SchedSeq *c, int32_t *out, int32_t n, uint32_t wrong)
 {
 	uint32_t h = 1, v = 7;
 
@@ -351,7 +351,7 @@ foretell(Fake *f, const SchedSeq *c, int32_t *out, int32_t n, uint32_t wrong)
 }
 
 typedef struct Sim {
-	Fake f;
+	FakeModel f;
 	Sched *s;
 	SchedReq *live[64];
 	uint64_t born[64];
@@ -425,7 +425,7 @@ submit(Sim *m, int choices)
 }
 
 static void
-leave(Sim *m, int i)
+remove_request(Sim *m, int i)
 {
 	sched_req_free(m->live[i]);
 	m->live[i] = m->live[--m->n_live];
@@ -453,7 +453,7 @@ finish_some(Sim *m)
 			                    (size_t)n * sizeof *want);
 		}
 		m->n_done++;
-		leave(m, i);
+		remove_request(m, i);
 	}
 }
 
@@ -478,22 +478,22 @@ answer(Sim *m, SchedSeq *c, const uint32_t *state)
 static void
 step(Sim *m)
 {
-	uint32_t state[16][1 + GUESSES];
+	uint32_t state[16][1 + MAX_DRAFT];
 	SchedSeq *who[16], *ran[16];
 	bool guesses = roll(&m->f, 2) && (!m->s->lim.page_aligned || m->s->lim.states);
 	int32_t n = sched_plan(m->s), n_tok = 0, n_out = 0;
 
 	/* an empty step with live requests would repeat forever */
 	if (n == 0 && m->n_live)
-		fail_msg("step %llu: nothing runs, %d wait", (unsigned long long)m->step,
+		fail_msg("step %llu: no request runs, %d wait", (unsigned long long)m->step,
 		         m->n_live);
 	for (int32_t i = 0; i < n && guesses; i++) { /* in any kind of step */
-		int32_t guess[GUESSES];
+		int32_t guess[MAX_DRAFT];
 		if (sched_may_draft(m->s, i) && roll(&m->f, 3))
 			m->n_guessed += (uint64_t)sched_add_drafts(
 			    m->s, i, guess,
-			    foretell(&m->f, m->s->chunk_seq[i], guess,
-			             (int32_t)roll(&m->f, GUESSES + 1), 6));
+			    draft_with_errors(&m->f, m->s->chunk_seq[i], guess,
+			                      (int32_t)roll(&m->f, MAX_DRAFT + 1), 6));
 	}
 	for (int32_t i = 0; i < n; i++) {
 		n_tok += m->s->chunk[i].n_tok;
@@ -570,7 +570,7 @@ simulate(Sim *m, SchedLimits lim, int steps, int choices, int busy,
 			sched_cancel(m->s, m->live[k]);
 			assert_int_equal(m->live[k]->n_open, 0);
 			m->n_cancelled++;
-			leave(m, k);
+			remove_request(m, k);
 			check(m);
 		}
 		step(m);
@@ -586,7 +586,7 @@ simulate(Sim *m, SchedLimits lim, int steps, int choices, int busy,
 }
 
 static void
-random_requests_answer_as_alone(void **state)
+random_requests_answer_as_they_do_alone(void **state)
 {
 	static const struct {
 		SchedLimits lim;
@@ -904,7 +904,7 @@ open_sim(SchedLimits lim)
 }
 
 static SchedReq *
-put_at(Sim *m, int32_t n_prompt, int32_t max_new, int32_t n_seq, int32_t priority)
+add_request_at(Sim *m, int32_t n_prompt, int32_t max_new, int32_t n_seq, int32_t priority)
 {
 	int32_t prompt[CONTEXT];
 
@@ -920,9 +920,9 @@ put_at(Sim *m, int32_t n_prompt, int32_t max_new, int32_t n_seq, int32_t priorit
 }
 
 static SchedReq *
-put(Sim *m, int32_t n_prompt, int32_t max_new, int32_t n_seq)
+add_request(Sim *m, int32_t n_prompt, int32_t max_new, int32_t n_seq)
 {
-	return put_at(m, n_prompt, max_new, n_seq, 0);
+	return add_request_at(m, n_prompt, max_new, n_seq, 0);
 }
 
 /* Run a step in which no request ends before max_new. */
@@ -930,7 +930,7 @@ static int32_t
 quiet_step(Sim *m)
 {
 	int32_t n = sched_plan(m->s), n_tok = 0;
-	uint32_t state[1 + GUESSES];
+	uint32_t state[1 + MAX_DRAFT];
 	SchedSeq *who[16];
 
 	for (int32_t i = 0; i < n; i++) {
@@ -965,13 +965,14 @@ close_sim(Sim *m)
 }
 
 static void
-the_token_budget_stops_at_the_first_that_does_not_fit(void **state)
+admission_stops_at_the_first_request_over_the_token_budget(void **state)
 {
 	Sim *m = open_sim((SchedLimits){
 	    .seqs = 8, .chunk = 64, .n_out = 8, .prefill = 64, .pages = 60, .total_tokens = 100 });
 
 	(void)state;
-	SchedReq *a = put(m, 10, 40, 1), *b = put(m, 20, 40, 1), *c = put(m, 5, 5, 1);
+	SchedReq *a = add_request(m, 10, 40, 1), *b = add_request(m, 20, 40, 1),
+	         *c = add_request(m, 5, 5, 1);
 	quiet_step(m);
 	assert_true(a->started && !b->started && !c->started); /* c would fit, but it came later */
 	assert_int_equal(m->s->total_tokens, 50);
@@ -988,16 +989,16 @@ the_token_budget_stops_at_the_first_that_does_not_fit(void **state)
 }
 
 static void
-the_urgent_come_first(void **state)
+higher_priority_runs_first(void **state)
 {
 	Sim *m = open_sim(
 	    (SchedLimits){ .seqs = 2, .chunk = 64, .n_out = 8, .prefill = 64, .pages = 60 });
 
 	(void)state;
-	SchedReq *a = put(m, 10, 40, 1), *b = put_at(m, 20, 40, 1, 3);
+	SchedReq *a = add_request(m, 10, 40, 1), *b = add_request_at(m, 20, 40, 1, 3);
 	quiet_step(m);
 	assert_true(a->started && b->started);
-	SchedReq *later = put(m, 5, 40, 1), *urgent = put_at(m, 6, 40, 1, -1);
+	SchedReq *later = add_request(m, 5, 40, 1), *urgent = add_request_at(m, 6, 40, 1, -1);
 	assert_ptr_equal(m->s->first, urgent);
 	/* it replaces the running request with the worst priority; the other one of its priority
 	 * stays */
@@ -1016,15 +1017,15 @@ the_urgent_come_first(void **state)
 }
 
 static void
-who_waits_for_tokens_lets_the_preempted_end(void **state)
+requests_over_the_token_budget_wait_for_preempted_ones(void **state)
 {
 	Sim *m = open_sim((SchedLimits){
 	    .seqs = 1, .chunk = 64, .n_out = 4, .prefill = 64, .pages = 60, .total_tokens = 100 });
 
 	(void)state;
-	SchedReq *slow = put_at(m, 10, 50, 1, 9);
+	SchedReq *slow = add_request_at(m, 10, 50, 1, 9);
 	quiet_step(m);
-	SchedReq *soon = put_at(m, 10, 20, 1, 0), *large = put_at(m, 10, 50, 1, 0);
+	SchedReq *soon = add_request_at(m, 10, 20, 1, 0), *large = add_request_at(m, 10, 50, 1, 0);
 	quiet_step(m);
 	assert_true(soon->started &&
 	            !large->started); /* 60 + 30 of 100 tokens: 60 more do not fit */
@@ -1036,7 +1037,7 @@ who_waits_for_tokens_lets_the_preempted_end(void **state)
 }
 
 static void
-who_decodes_is_not_disturbed_until_enough_wait(void **state)
+decoding_is_not_interrupted_until_enough_requests_wait(void **state)
 {
 	Sim *m = open_sim((SchedLimits){ .seqs = 12,
 	                                 .chunk = 64,
@@ -1048,17 +1049,17 @@ who_decodes_is_not_disturbed_until_enough_wait(void **state)
 	SchedReq *r[8];
 
 	(void)state;
-	r[0] = put(m, 5, 100, 1);
-	r[1] = put(m, 5, 100, 1);
+	r[0] = add_request(m, 5, 100, 1);
+	r[1] = add_request(m, 5, 100, 1);
 	quiet_step(m);
 	assert_true(r[0]->started && r[1]->started); /* no request was running */
-	r[2] = put(m, 5, 100, 1);
+	r[2] = add_request(m, 5, 100, 1);
 	quiet_step(m);
 	assert_false(r[2]->started); /* one waits, floor(2 * 1.2) are needed */
-	r[3] = put(m, 5, 100, 1);
+	r[3] = add_request(m, 5, 100, 1);
 	quiet_step(m);
 	assert_true(r[2]->started && r[3]->started);
-	r[4] = put(m, 5, 100, 1);
+	r[4] = add_request(m, 5, 100, 1);
 	for (int i = 0; i < 6; i++) {
 		quiet_step(m);
 		assert_false(r[4]->started);
@@ -1071,15 +1072,16 @@ who_decodes_is_not_disturbed_until_enough_wait(void **state)
 /* Models with recurrent states: rows that remain after a page-aligned chunk go to another prompt,
  * if its chunk ends at a page boundary or at its end. */
 static void
-pieces_end_at_borders_whatever_runs_beside(void **state)
+prefill_chunks_end_at_page_boundaries(void **state)
 {
 	Sim *m = open_sim((SchedLimits){
 	    .seqs = 4, .chunk = 96, .n_out = 4, .prefill = 80, .pages = 40, .page_aligned = true });
 
 	(void)state;
-	put(m, 5, 100, 1);
+	add_request(m, 5, 100, 1);
 	assert_int_equal(quiet_step(m), 5);
-	SchedReq *a = put(m, 70, 10, 1), *b = put(m, 100, 10, 1), *c = put(m, 12, 10, 1);
+	SchedReq *a = add_request(m, 70, 10, 1), *b = add_request(m, 100, 10, 1),
+	         *c = add_request(m, 12, 10, 1);
 	assert_int_equal(quiet_step(m), 1 + 64); /* 16 are left */
 	assert_true(a->seq[0].n_done == 64 && !b->started);
 	assert_int_equal(quiet_step(m), 1 + 6 + 64);
@@ -1092,15 +1094,15 @@ pieces_end_at_borders_whatever_runs_beside(void **state)
 }
 
 static void
-prompts_run_in_pieces_beside_decoding(void **state)
+prefill_chunks_run_with_decoding(void **state)
 {
 	Sim *m = open_sim(
 	    (SchedLimits){ .seqs = 4, .chunk = 64, .n_out = 4, .prefill = 20, .pages = 40 });
 
 	(void)state;
-	put(m, 5, 100, 1);
+	add_request(m, 5, 100, 1);
 	assert_int_equal(quiet_step(m), 5);
-	SchedReq *r = put(m, 50, 10, 1);
+	SchedReq *r = add_request(m, 50, 10, 1);
 	assert_int_equal(quiet_step(m), 21);
 	assert_int_equal(quiet_step(m), 21);
 	assert_int_equal(r->seq[0].n_tok, 50);
@@ -1111,13 +1113,13 @@ prompts_run_in_pieces_beside_decoding(void **state)
 }
 
 static void
-the_youngest_makes_room_and_goes_on_first(void **state)
+the_youngest_is_preempted_and_resumed_first(void **state)
 {
 	Sim *m = open_sim(
 	    (SchedLimits){ .seqs = 4, .chunk = 128, .n_out = 4, .prefill = 128, .pages = 6 });
 
 	(void)state;
-	SchedReq *a = put(m, 30, 100, 1), *b = put(m, 30, 100, 1);
+	SchedReq *a = add_request(m, 30, 100, 1), *b = add_request(m, 30, 100, 1);
 	quiet_step(m);
 	assert_true(a->started && b->started);
 	while (!b->seq[0].n_preempted)
@@ -1125,7 +1127,7 @@ the_youngest_makes_room_and_goes_on_first(void **state)
 	assert_int_equal(a->seq[0].n_preempted, 0); /* both had three pages, a needs a fourth */
 	assert_int_equal(a->seq[0].n_tok, b->seq[0].n_tok + 1);
 	assert_int_equal(b->seq[0].state, SEQ_PREEMPTED);
-	SchedReq *c = put(m, 5, 5, 1);
+	SchedReq *c = add_request(m, 5, 5, 1);
 	quiet_step(m);
 	assert_false(c->started); /* although it would fit */
 	sched_cancel(m->s, a);
@@ -1142,14 +1144,14 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(random_requests_answer_as_alone),
-		cmocka_unit_test(the_token_budget_stops_at_the_first_that_does_not_fit),
-		cmocka_unit_test(the_urgent_come_first),
-		cmocka_unit_test(who_waits_for_tokens_lets_the_preempted_end),
-		cmocka_unit_test(who_decodes_is_not_disturbed_until_enough_wait),
-		cmocka_unit_test(prompts_run_in_pieces_beside_decoding),
-		cmocka_unit_test(pieces_end_at_borders_whatever_runs_beside),
-		cmocka_unit_test(the_youngest_makes_room_and_goes_on_first),
+		cmocka_unit_test(random_requests_answer_as_they_do_alone),
+		cmocka_unit_test(admission_stops_at_the_first_request_over_the_token_budget),
+		cmocka_unit_test(higher_priority_runs_first),
+		cmocka_unit_test(requests_over_the_token_budget_wait_for_preempted_ones),
+		cmocka_unit_test(decoding_is_not_interrupted_until_enough_requests_wait),
+		cmocka_unit_test(prefill_chunks_run_with_decoding),
+		cmocka_unit_test(prefill_chunks_end_at_page_boundaries),
+		cmocka_unit_test(the_youngest_is_preempted_and_resumed_first),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

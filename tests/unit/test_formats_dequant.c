@@ -125,7 +125,7 @@ every_f16_and_bf16_has_its_value(void **state)
 
 /* value = scale * (code - zero), by hand; every e4m3 code against its definition, and back */
 static void
-groups_have_their_values(void **state)
+groups_dequantise_by_their_definition(void **state)
 {
 	(void)state;
 	for (Dtype d = DT_U4_32; d <= DT_F8_128; d++) {
@@ -183,7 +183,7 @@ groups_have_their_values(void **state)
 /* Groups of other bit widths and with minima: single bits, at the positions documented in
  * templates/common/llmc_groups.h, and back */
 static void
-bits_of_groups_have_their_places(void **state)
+group_bits_are_at_documented_positions(void **state)
 {
 	(void)state;
 	for (Dtype d = DT_U2_32; d <= DT_M8_64; d++) {
@@ -238,7 +238,7 @@ bits_of_groups_have_their_places(void **state)
 
 /* E2M1 by its definition, every code at every position; scales by theirs; and back */
 static void
-floats_of_four_bits_have_their_values(void **state)
+four_bit_floats_dequantise_by_their_definition(void **state)
 {
 	static const Dtype types[] = { DT_MXFP4,  DT_NVFP4,  DT_NF4_32,
 		                       DT_NF4_64, DT_FP4_32, DT_FP4_64 };
@@ -368,7 +368,7 @@ quantised_values_stay_near(void **state)
 }
 
 static void
-noise_has_the_size_that_is_asked_for(void **state)
+noise_has_the_requested_size(void **state)
 {
 	float y[1024];
 	unsigned char b[2048];
@@ -444,11 +444,11 @@ main(void)
 		cmocka_unit_test(every_f16_and_bf16_has_its_value),
 		cmocka_unit_test(rounding_is_to_nearest_even),
 		cmocka_unit_test(quantised_values_stay_near),
-		cmocka_unit_test(noise_has_the_size_that_is_asked_for),
+		cmocka_unit_test(noise_has_the_requested_size),
 		cmocka_unit_test(integers_become_floats),
-		cmocka_unit_test(groups_have_their_values),
-		cmocka_unit_test(bits_of_groups_have_their_places),
-		cmocka_unit_test(floats_of_four_bits_have_their_values),
+		cmocka_unit_test(groups_dequantise_by_their_definition),
+		cmocka_unit_test(group_bits_are_at_documented_positions),
+		cmocka_unit_test(four_bit_floats_dequantise_by_their_definition),
 		cmocka_unit_test(dtype_table_answers),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

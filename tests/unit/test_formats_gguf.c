@@ -115,7 +115,7 @@ accepted(const Strbuf *b)
 	Gguf *g = open_tight(b, &err);
 
 	if (!g)
-		fail_msg("refused: %s", err.text);
+		fail_msg("rejected: %s", err.text);
 	return g;
 }
 
@@ -258,7 +258,7 @@ reads_keys_and_tensors(void **state)
 
 /* Truncated anywhere, the file is rejected, and nothing past its end is read. */
 static void
-every_truncation_is_refused(void **state)
+every_truncation_is_rejected(void **state)
 {
 	Strbuf b = { 0 };
 	llmc_error err;
@@ -281,7 +281,7 @@ every_truncation_is_refused(void **state)
 }
 
 static void
-bad_headers_are_refused(void **state)
+bad_headers_are_rejected(void **state)
 {
 	Strbuf b = { 0 };
 
@@ -312,7 +312,7 @@ bad_headers_are_refused(void **state)
 }
 
 static void
-bad_keys_are_refused(void **state)
+bad_keys_are_rejected(void **state)
 {
 	Strbuf b = { 0 };
 
@@ -383,7 +383,7 @@ bad_keys_are_refused(void **state)
 }
 
 static void
-bad_alignment_is_refused(void **state)
+bad_alignment_is_rejected(void **state)
 {
 	static const uint32_t bad[] = { 0, 1, 4, 24, 100, UINT32_MAX };
 	Strbuf b = { 0 };
@@ -410,7 +410,7 @@ bad_alignment_is_refused(void **state)
 }
 
 static void
-bad_tensors_are_refused(void **state)
+bad_tensors_are_rejected(void **state)
 {
 	Strbuf b = { 0 };
 
@@ -570,7 +570,7 @@ parts_are_joined(void **state)
 }
 
 static void
-parts_that_do_not_fit_are_refused(void **state)
+inconsistent_parts_are_rejected(void **state)
 {
 	static const struct {
 		const char *file, *says;
@@ -721,14 +721,14 @@ main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(reads_keys_and_tensors),
-		cmocka_unit_test(every_truncation_is_refused),
-		cmocka_unit_test(bad_headers_are_refused),
-		cmocka_unit_test(bad_keys_are_refused),
-		cmocka_unit_test(bad_alignment_is_refused),
-		cmocka_unit_test(bad_tensors_are_refused),
+		cmocka_unit_test(every_truncation_is_rejected),
+		cmocka_unit_test(bad_headers_are_rejected),
+		cmocka_unit_test(bad_keys_are_rejected),
+		cmocka_unit_test(bad_alignment_is_rejected),
+		cmocka_unit_test(bad_tensors_are_rejected),
 		cmocka_unit_test(files_are_opened_by_path),
 		cmocka_unit_test(parts_are_joined),
-		cmocka_unit_test(parts_that_do_not_fit_are_refused),
+		cmocka_unit_test(inconsistent_parts_are_rejected),
 		cmocka_unit_test(many_tensors_are_found_quickly),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

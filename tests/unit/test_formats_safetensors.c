@@ -59,7 +59,7 @@ accepted(const Strbuf *b)
 	Safetensors *s = open_tight(b, &err);
 
 	if (!s)
-		fail_msg("refused: %s", err.text);
+		fail_msg("rejected: %s", err.text);
 	return s;
 }
 
@@ -114,7 +114,7 @@ reads_a_file(void **state)
 }
 
 static void
-every_truncation_is_refused(void **state)
+every_truncation_is_rejected(void **state)
 {
 	Strbuf b = { 0 };
 	llmc_error err;
@@ -137,7 +137,7 @@ every_truncation_is_refused(void **state)
 	"," to "]}"
 
 static void
-bad_headers_are_refused(void **state)
+bad_headers_are_rejected(void **state)
 {
 	static const struct {
 		const char *header;
@@ -454,8 +454,8 @@ main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(reads_a_file),
-		cmocka_unit_test(every_truncation_is_refused),
-		cmocka_unit_test(bad_headers_are_refused),
+		cmocka_unit_test(every_truncation_is_rejected),
+		cmocka_unit_test(bad_headers_are_rejected),
 		cmocka_unit_test_setup_teardown(folders_resolve, folder_setup, folder_teardown),
 		cmocka_unit_test_setup_teardown(shards_are_joined_and_checked, folder_setup,
 		                                folder_teardown),

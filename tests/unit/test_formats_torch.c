@@ -14,7 +14,7 @@
 #include "tests/unit/tight.h"
 
 static void
-files_hold_what_torch_finds(void **state)
+tensors_equal_those_of_torch_load(void **state)
 {
 	static const char *const names[] = { "zip",    "old",        "protocol4", "newer",
 		                             "linear", "linear-old", "inner" };
@@ -69,7 +69,7 @@ views_in_order_are_not_copied(void **state)
 
 /* Every truncation of a valid file is rejected, with a message that names the file. */
 static void
-files_that_are_cut_off(void **state)
+truncated_files_are_rejected(void **state)
 {
 	static const char *const names[] = { "tests/golden/torch/linear.bin",
 		                             "tests/golden/torch/linear-old.bin" };
@@ -102,7 +102,7 @@ typedef struct Bad {
 #define BAD(text, what) { text, sizeof(text) - 1, what }
 
 static void
-pickles_are_refused_by_name(void **state)
+rejected_pickles_are_named(void **state)
 {
 	static const Bad bad[] = {
 		BAD("\x80\x02"
@@ -206,10 +206,10 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(files_hold_what_torch_finds),
+		cmocka_unit_test(tensors_equal_those_of_torch_load),
 		cmocka_unit_test(views_in_order_are_not_copied),
-		cmocka_unit_test(files_that_are_cut_off),
-		cmocka_unit_test(pickles_are_refused_by_name),
+		cmocka_unit_test(truncated_files_are_rejected),
+		cmocka_unit_test(rejected_pickles_are_named),
 		cmocka_unit_test(pickles_do_not_grow_beyond_their_bytes),
 	};
 

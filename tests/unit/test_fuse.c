@@ -44,7 +44,7 @@ BENCH_TEST(a_second_run_finds_nothing)
 	assert_int_equal(g->n_tensor, n_tensor);
 }
 
-BENCH_TEST(qkv_takes_head_norms_and_rope)
+BENCH_TEST(qkv_absorbs_head_norms_and_rope)
 {
 	const Graph *g = fused(b, "qwen3", TINY_GQA TINY_FFN);
 	const Op *op = graph_first(g, OP_norm_qkv);
@@ -60,7 +60,7 @@ BENCH_TEST(qkv_takes_head_norms_and_rope)
 }
 
 /* The outputs of a fused step keep their names from the unfused graph. */
-BENCH_TEST(fused_ops_tell_what_they_make)
+BENCH_TEST(fused_outputs_keep_their_names)
 {
 	const Graph *g = fused(b, "llama", TINY_GQA TINY_FFN);
 	const char *want[] = { "L0.q_rope", "L0.attn_in", "L0.q", "L0.k", "L0.k_rope", "L0.v" };
@@ -123,7 +123,7 @@ BENCH_TEST(types_that_differ_are_not_stacked)
 }
 
 /* Six steps per layer, whatever the number of experts. */
-BENCH_TEST(a_mixture_has_six_steps)
+BENCH_TEST(an_moe_layer_has_six_steps)
 {
 	bench_file(b, "mixtral");
 	Graph *g = bench_graph(b);
@@ -154,7 +154,7 @@ BENCH_TEST(a_mixture_has_six_steps)
 
 /* The shared expert runs with the routed ones, and the row of its gate follows the rows of the
  * router. */
-BENCH_TEST(a_shared_expert_joins_the_mixture)
+BENCH_TEST(a_shared_expert_joins_the_routed_ones)
 {
 	bench_file(b, "qwen2-moe");
 	Graph *g = bench_graph(b);
@@ -196,7 +196,7 @@ BENCH_TEST(a_shared_expert_may_stay_apart)
 }
 
 /* A norm after the experts: there is no residual to add to. */
-BENCH_TEST(a_mixture_may_add_to_nothing)
+BENCH_TEST(an_moe_layer_may_have_no_residual)
 {
 	const Graph *g =
 	    fused(b, "mixtral",
@@ -210,7 +210,7 @@ BENCH_TEST(a_mixture_may_add_to_nothing)
 }
 
 /* Templates for only two of the three ops do not fuse. */
-BENCH_TEST(a_mixture_is_fused_whole_or_not)
+BENCH_TEST(an_moe_layer_is_fused_completely_or_not)
 {
 	static const char route[] =
 	    "//@op norm_route\n//@arg x in f32[n_tok, HIDDEN]\n//@arg nw? in f32[HIDDEN]\n//@arg "
@@ -245,7 +245,7 @@ BENCH_TEST(head_with_a_bias_stays)
 	    value_name(g, g->op[g->n_op - 1].arg[op_info[g->op[g->n_op - 1].kind].n_in]), "logits");
 }
 
-BENCH_TEST(head_takes_the_cap)
+BENCH_TEST(lm_head_absorbs_the_softcap)
 {
 	const Graph *g = fused(b, "gemma2", TINY_GQA TINY_FFN "head: {tied: true, cap: 30}\n");
 	const Op *op = &g->op[g->n_op - 1];
@@ -318,7 +318,7 @@ BENCH_TEST(latent_attention_is_four_steps)
 }
 
 /* Query and latent weights of different types are two GEMMs, and the rest is the same. */
-BENCH_TEST(latents_of_two_types_are_two_products)
+BENCH_TEST(latents_of_two_types_are_two_gemms)
 {
 	const Graph *g =
 	    fused(b, "deepseek_v2",
@@ -368,24 +368,24 @@ main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(fuse_keeps_the_residual_stream),
 		cmocka_unit_test(a_second_run_finds_nothing),
-		cmocka_unit_test(qkv_takes_head_norms_and_rope),
-		cmocka_unit_test(fused_ops_tell_what_they_make),
+		cmocka_unit_test(qkv_absorbs_head_norms_and_rope),
+		cmocka_unit_test(fused_outputs_keep_their_names),
 		cmocka_unit_test(a_sandwich_norm_keeps_matmul_and_add_apart),
 		cmocka_unit_test(a_norm_that_the_residual_reads_stays),
 		cmocka_unit_test(a_shared_norm_is_repeated),
 		cmocka_unit_test(types_that_differ_are_not_stacked),
-		cmocka_unit_test(a_mixture_has_six_steps),
-		cmocka_unit_test(a_shared_expert_joins_the_mixture),
+		cmocka_unit_test(an_moe_layer_has_six_steps),
+		cmocka_unit_test(a_shared_expert_joins_the_routed_ones),
 		cmocka_unit_test(a_shared_expert_may_stay_apart),
-		cmocka_unit_test(a_mixture_may_add_to_nothing),
-		cmocka_unit_test(a_mixture_is_fused_whole_or_not),
+		cmocka_unit_test(an_moe_layer_may_have_no_residual),
+		cmocka_unit_test(an_moe_layer_is_fused_completely_or_not),
 		cmocka_unit_test(two_rope_axes_stay_on_their_own),
 		cmocka_unit_test(head_with_a_bias_stays),
-		cmocka_unit_test(head_takes_the_cap),
+		cmocka_unit_test(lm_head_absorbs_the_softcap),
 		cmocka_unit_test(nothing_is_fused_without_templates),
 		cmocka_unit_test(the_norm_stays_out_where_the_template_wants_it),
 		cmocka_unit_test(latent_attention_is_four_steps),
-		cmocka_unit_test(latents_of_two_types_are_two_products),
+		cmocka_unit_test(latents_of_two_types_are_two_gemms),
 		cmocka_unit_test(deterministic_latent_attention_is_absorbed),
 		cmocka_unit_test(wide_heads_are_not_expanded),
 	};

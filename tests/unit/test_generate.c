@@ -10,15 +10,15 @@ enum { CONTEXT = 128, N_PROMPT = 40, N_NEW = 24 };
 static llmc_model *model;
 static int32_t prompt[CONTEXT];
 
-typedef struct Heard {
+typedef struct Output {
 	int32_t id[CONTEXT];
 	int32_t n, most;
-} Heard;
+} Output;
 
 static bool
-hear(void *user, int32_t id, const char *text, size_t n_bytes)
+on_token(void *user, int32_t id, const char *text, size_t n_bytes)
 {
-	Heard *h = user;
+	Output *h = user;
 
 	(void)text;
 	(void)n_bytes;
@@ -88,7 +88,7 @@ occupy(llmc_session *s, int32_t n)
 }
 
 static void
-tokens_are_those_of_plain_forwards(void **state)
+tokens_equal_those_of_plain_forwards(void **state)
 {
 	llmc_session *s = session_with(2 * CONTEXT);
 	llmc_result res = LLMC_INIT(llmc_result);
@@ -101,8 +101,8 @@ tokens_are_those_of_plain_forwards(void **state)
 	assert_int_equal(alone_generate(s, prompt, N_PROMPT, &p, want, &finish), N_NEW);
 	llmc_seq other = occupy(s, 33);
 	for (int i = 0; i < 2; i++) { /* the second request uses draft statistics of the first */
-		Heard h = { .most = CONTEXT };
-		assert_int_equal(llmc_generate(s, prompt, N_PROMPT, &p, hear, &h, &res, &err),
+		Output h = { .most = CONTEXT };
+		assert_int_equal(llmc_generate(s, prompt, N_PROMPT, &p, on_token, &h, &res, &err),
 		                 LLMC_OK);
 		assert_int_equal(h.n, N_NEW);
 		assert_memory_equal(h.id, want, sizeof want);
@@ -115,7 +115,7 @@ tokens_are_those_of_plain_forwards(void **state)
 }
 
 static void
-cancelled_requests_count_what_came(void **state)
+cancelled_requests_count_their_tokens(void **state)
 {
 	llmc_session *s = session_with(CONTEXT);
 	llmc_params p = greedy();
@@ -125,8 +125,8 @@ cancelled_requests_count_what_came(void **state)
 	for (int32_t most = 1; most <= N_NEW; most += 5) {
 		llmc_result res = LLMC_INIT(llmc_result);
 		llmc_stats st = LLMC_INIT(llmc_stats);
-		Heard h = { .most = most };
-		assert_int_equal(llmc_generate(s, prompt, N_PROMPT, &p, hear, &h, &res, &err),
+		Output h = { .most = most };
+		assert_int_equal(llmc_generate(s, prompt, N_PROMPT, &p, on_token, &h, &res, &err),
 		                 LLMC_OK);
 		assert_int_equal(h.n, most);
 		assert_int_equal(res.n_new, most);
@@ -142,7 +142,7 @@ other_sequences_leave_too_few_pages(void **state)
 {
 	llmc_session *s = session_with(CONTEXT);
 	llmc_params p = greedy();
-	Heard h = { .most = CONTEXT };
+	Output h = { .most = CONTEXT };
 	llmc_error err;
 
 	(void)state;
@@ -151,11 +151,12 @@ other_sequences_leave_too_few_pages(void **state)
 	                  /* two pages are free: enough for the prompt, not for the output */
 	                  2 * LLMC_KV_PAGE);
 	p.max_tokens = 2 * LLMC_KV_PAGE;
-	assert_int_equal(llmc_generate(s, prompt, N_PROMPT, &p, hear, &h, NULL, &err), LLMC_E_FULL);
+	assert_int_equal(llmc_generate(s, prompt, N_PROMPT, &p, on_token, &h, NULL, &err),
+	                 LLMC_E_FULL);
 	assert_non_null(strstr(err.text, "other sequences"));
 	llmc_seq_free(s, other);
 	h.n = 0;
-	assert_int_equal(llmc_generate(s, prompt, N_PROMPT, &p, hear, &h, NULL, &err), LLMC_OK);
+	assert_int_equal(llmc_generate(s, prompt, N_PROMPT, &p, on_token, &h, NULL, &err), LLMC_OK);
 	assert_int_equal(h.n, p.max_tokens);
 	llmc_session_close(s);
 }
@@ -164,8 +165,8 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(tokens_are_those_of_plain_forwards),
-		cmocka_unit_test(cancelled_requests_count_what_came),
+		cmocka_unit_test(tokens_equal_those_of_plain_forwards),
+		cmocka_unit_test(cancelled_requests_count_their_tokens),
 		cmocka_unit_test(other_sequences_leave_too_few_pages),
 	};
 

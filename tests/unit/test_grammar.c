@@ -123,7 +123,7 @@ check(const Case *c, llmc_grammar_options opt)
 }
 
 static void
-what_each_kind_allows(void **state)
+each_kind_of_grammar_allows_its_strings(void **state)
 {
 	static const Case cases[] = {
 		{ LLMC_GRAMMAR_JSON,
@@ -272,7 +272,7 @@ what_each_kind_allows(void **state)
 }
 
 static void
-mistakes_name_their_place(void **state)
+errors_name_their_position(void **state)
 {
 	static const struct {
 		llmc_grammar_kind kind;
@@ -373,7 +373,7 @@ mistakes_name_their_place(void **state)
 
 /* The cost per name or expression does not grow with the text before it. */
 static void
-long_texts_take_their_length(void **state)
+matching_takes_linear_time(void **state)
 {
 	static const struct {
 		llmc_grammar_kind kind;
@@ -410,7 +410,7 @@ long_texts_take_their_length(void **state)
 
 /* Schemas from clients may be large, deep or ambiguous: their time and memory are bounded. */
 static void
-hostile_texts_are_bounded(void **state)
+hostile_grammars_are_limited(void **state)
 {
 	static const char *const regex[] = { "((a{1,1000}){1,1000}){1,1000}", "(a|a)*(a|a)*(a|b)*c",
 		                             "(.*a){50}", "x{0,1000000}y" };
@@ -461,7 +461,7 @@ hostile_texts_are_bounded(void **state)
 }
 
 static void
-tokens_of_many_bytes_are_as_their_bytes(void **state)
+long_tokens_are_allowed_like_their_bytes(void **state)
 {
 	llmc_error err = { 0 };
 	Grammar *g = grammar(LLMC_GRAMMAR_JSON_SCHEMA,
@@ -494,7 +494,7 @@ tokens_of_many_bytes_are_as_their_bytes(void **state)
 
 /* The grammar starts after the trigger string, even within a token. */
 static void
-a_grammar_can_wait(void **state)
+a_grammar_can_start_after_a_trigger(void **state)
 {
 	static const char *const after[] = { "aab", "x", NULL };
 	llmc_error err = { 0 };
@@ -532,12 +532,12 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(what_each_kind_allows),
-		cmocka_unit_test(mistakes_name_their_place),
-		cmocka_unit_test(long_texts_take_their_length),
-		cmocka_unit_test(hostile_texts_are_bounded),
-		cmocka_unit_test(tokens_of_many_bytes_are_as_their_bytes),
-		cmocka_unit_test(a_grammar_can_wait),
+		cmocka_unit_test(each_kind_of_grammar_allows_its_strings),
+		cmocka_unit_test(errors_name_their_position),
+		cmocka_unit_test(matching_takes_linear_time),
+		cmocka_unit_test(hostile_grammars_are_limited),
+		cmocka_unit_test(long_tokens_are_allowed_like_their_bytes),
+		cmocka_unit_test(a_grammar_can_start_after_a_trigger),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

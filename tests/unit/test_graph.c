@@ -39,14 +39,14 @@ check_golden(Bench *b, int n)
 }
 
 static void
-graphs_are_as_reviewed(void **state)
+graphs_equal_their_goldens(void **state)
 {
 	(void)state;
 	for (int i = 0; i < N_TINY; i++)
 		bench_run(check_golden, i);
 }
 
-BENCH_TEST(rows_change_at_pick_only)
+BENCH_TEST(row_counts_change_only_at_gather_rows)
 {
 	bench_spec(b, "llama", TINY_GQA TINY_FFN);
 	const Graph *g = bench_graph(b);
@@ -94,7 +94,7 @@ BENCH_TEST(absurd_sizes_are_refused)
 	TINY_GQA TINY_FFN "linear: {layers: [0], k_heads: 2, v_heads: 4, k_dim: 8, v_dim: 8}\n"
 
 /* q, k and v of a delta rule are one GEMM: the columns of x are reordered once */
-BENCH_TEST(columns_in_front_of_a_delta_rule_are_in_one_order)
+BENCH_TEST(inputs_of_a_delta_rule_are_permuted_once)
 {
 	bench_spec(b, "qwen3_next",
 	           TINY_LINEAR "storage: {rules: [{tensor: lin_q, type: u4_32, order: lin_q}, "
@@ -115,7 +115,7 @@ BENCH_TEST(columns_in_front_of_a_delta_rule_are_in_one_order)
 	                       "column order and one factor"));
 }
 
-BENCH_TEST(stacked_heads_are_taken_apart)
+BENCH_TEST(stacked_heads_are_split)
 {
 	bench_file(b, "gpt-neox");
 	const Graph *g = bench_graph(b);
@@ -174,13 +174,13 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(graphs_are_as_reviewed),
-		cmocka_unit_test(rows_change_at_pick_only),
+		cmocka_unit_test(graphs_equal_their_goldens),
+		cmocka_unit_test(row_counts_change_only_at_gather_rows),
 		cmocka_unit_test(missing_tensor_name_is_an_error),
 		cmocka_unit_test(rows_must_be_whole_blocks),
 		cmocka_unit_test(absurd_sizes_are_refused),
-		cmocka_unit_test(columns_in_front_of_a_delta_rule_are_in_one_order),
-		cmocka_unit_test(stacked_heads_are_taken_apart),
+		cmocka_unit_test(inputs_of_a_delta_rule_are_permuted_once),
+		cmocka_unit_test(stacked_heads_are_split),
 		cmocka_unit_test(verify_finds_a_broken_graph),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

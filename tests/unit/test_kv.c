@@ -58,7 +58,7 @@ sizes(void **state)
 }
 
 static void
-pages_come_and_go(void **state)
+pages_are_allocated_and_freed(void **state)
 {
 	Kv kv;
 
@@ -134,7 +134,7 @@ a_fork_copies_before_it_writes(void **state)
 
 /* A reallocated page has no old content: a masked NaN would still spoil a sum. */
 static void
-a_page_is_clean_when_taken_again(void **state)
+a_reallocated_page_is_cleared(void **state)
 {
 	Kv kv;
 
@@ -158,7 +158,7 @@ a_page_is_clean_when_taken_again(void **state)
 /* Random forks, appends, trims and frees: reference counts are always right, and no sequence sees
  * another's writes. */
 static void
-random_steps_keep_the_books(void **state)
+random_steps_keep_reference_counts(void **state)
 {
 	enum { SEQS = 5, PAGES = 12, CONTEXT = 128 };
 	static float want[SEQS][CONTEXT];
@@ -315,7 +315,7 @@ a_sequence_is_saved_and_restored(void **state)
 /* A sequence can be trimmed by KV_MAX_ROLLBACK positions, whatever pages others took since; and so
  * can its saved copy. */
 static void
-a_window_stays_for_a_little_back(void **state)
+window_pages_allow_a_short_rollback(void **state)
 {
 	static const int64_t keeps[] = { 1, 2, 31, 32, 33, 70 };
 
@@ -377,7 +377,7 @@ a_window_stays_for_a_little_back(void **state)
 /* Four of eight prompt pages fit on the device. When the first ones are found again, they read as
  * written; each page that is not on the device has a host page. */
 static void
-what_the_cache_forgets_comes_back_from_the_host(void **state)
+evicted_pages_are_swapped_in_from_the_host(void **state)
 {
 	enum { LONG = 2 * PLAN_KV_PAGE };
 	int32_t tok[4][LONG + 1];
@@ -434,14 +434,14 @@ main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(sizes),
-		cmocka_unit_test(pages_come_and_go),
+		cmocka_unit_test(pages_are_allocated_and_freed),
 		cmocka_unit_test(a_fork_copies_before_it_writes),
-		cmocka_unit_test(a_page_is_clean_when_taken_again),
-		cmocka_unit_test(random_steps_keep_the_books),
+		cmocka_unit_test(a_reallocated_page_is_cleared),
+		cmocka_unit_test(random_steps_keep_reference_counts),
 		cmocka_unit_test(a_prefix_is_found_again),
 		cmocka_unit_test(a_sequence_is_saved_and_restored),
-		cmocka_unit_test(a_window_stays_for_a_little_back),
-		cmocka_unit_test(what_the_cache_forgets_comes_back_from_the_host),
+		cmocka_unit_test(window_pages_allow_a_short_rollback),
+		cmocka_unit_test(evicted_pages_are_swapped_in_from_the_host),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -83,7 +83,7 @@ tokens(int p, int32_t *tok)
 /* Prompts come and go. Each reads the pages that it finds, and appends to them, while copies for
  * others are in flight. */
 static void
-late_copies_disturb_nobody(void **state)
+late_copies_change_no_sequence(void **state)
 {
 	static Late l;
 	int32_t tok[LONGEST + PLAN_KV_PAGE];
@@ -115,7 +115,7 @@ late_copies_disturb_nobody(void **state)
 
 /* A prompt whose window pages are gone cannot be resumed: its pages stay where they are. */
 static void
-what_cannot_be_used_is_not_brought(void **state)
+useless_pages_are_not_swapped_in(void **state)
 {
 	static Late l;
 	int32_t tok[LONGEST + PLAN_KV_PAGE];
@@ -151,8 +151,8 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(late_copies_disturb_nobody),
-		cmocka_unit_test(what_cannot_be_used_is_not_brought),
+		cmocka_unit_test(late_copies_change_no_sequence),
+		cmocka_unit_test(useless_pages_are_not_swapped_in),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -124,7 +124,7 @@ baseline(const int32_t *tok, int n, float *logits)
 }
 
 static void
-pieces_make_no_difference(void **state)
+prefill_chunks_make_no_difference(void **state)
 {
 	static float want[LONG][VOCAB], got[LONG][VOCAB];
 	int32_t tok[LONG];
@@ -148,7 +148,7 @@ pieces_make_no_difference(void **state)
 /* Three sequences of different lengths in one batch, single tokens among longer chunks, logits in
  * the caller's order. */
 static void
-company_makes_no_difference(void **state)
+other_sequences_make_no_difference(void **state)
 {
 	static float want[3][60][VOCAB], got[64][VOCAB];
 	int32_t tok[3][60];
@@ -196,7 +196,7 @@ company_makes_no_difference(void **state)
 }
 
 static void
-forks_and_trims_keep_their_past(void **state)
+forks_and_trims_keep_their_prefix(void **state)
 {
 	static float want[LONG][VOCAB], other[LONG][VOCAB], got[LONG][VOCAB];
 	int32_t a[LONG], b[LONG];
@@ -229,7 +229,7 @@ forks_and_trims_keep_their_past(void **state)
 }
 
 static void
-no(Session *s, const llmc_chunk *c, size_t n, llmc_status want, const char *text)
+expect_error(Session *s, const llmc_chunk *c, size_t n, llmc_status want, const char *text)
 {
 	llmc_error err = { 0 };
 	llmc_stats before = LLMC_INIT(llmc_stats), after = LLMC_INIT(llmc_stats);
@@ -242,7 +242,7 @@ no(Session *s, const llmc_chunk *c, size_t n, llmc_status want, const char *text
 }
 
 static void
-refusals_change_nothing(void **state)
+rejected_calls_change_nothing(void **state)
 {
 	static const int32_t tok[80] = { 1, 2, 3 }, wrong[] = { 0, 6 };
 	llmc_error err;
@@ -260,31 +260,33 @@ refusals_change_nothing(void **state)
 	assert_string_equal(err.text,
 	                    "a sequence of 65 positions does not fit the context of 64 (context)");
 	feed(s, a, tok, 20, NULL);
-	no(s, NULL, 0, LLMC_E_RANGE, "no chunk to run");
-	no(s, &(llmc_chunk){ 7, tok, 1, 0 }, 1, LLMC_E_RANGE,
-	   "chunk 0: there is no sequence 7 in this session");
-	no(s, &(llmc_chunk){ -1, tok, 1, 0 }, 1, LLMC_E_RANGE,
-	   "chunk 0: there is no sequence -1 in this session");
-	no(s, &(llmc_chunk){ a, tok, 0, 0 }, 1, LLMC_E_RANGE,
-	   "chunk 0: 0 tokens, at least one is needed");
-	no(s, &(llmc_chunk){ a, tok, 2, 3 }, 1, LLMC_E_RANGE,
-	   "chunk 0: logits of 3 rows are wanted, the chunk has 2");
-	no(s, &(llmc_chunk){ a, wrong, 2, 0 }, 1, LLMC_E_RANGE,
-	   "chunk 0: token 1 is 6, ids are 0 .. 5");
-	no(s, &(llmc_chunk){ a, tok, 45, 0 }, 1, LLMC_E_RANGE,
-	   "chunk 0: sequence 0 holds 20 positions, 45 more do not fit the context of 64 "
-	   "(context)");
-	no(s, &(llmc_chunk){ b, tok, 49, 0 }, 1, LLMC_E_RANGE,
-	   "49 tokens in one step, the session allows 48 (chunk)");
-	no(s, &(llmc_chunk){ b, tok, 5, 3 }, 1, LLMC_E_RANGE,
-	   "logits of 3 rows are wanted, the session allows 2 (n_out)");
+	expect_error(s, NULL, 0, LLMC_E_RANGE, "no chunk to run");
+	expect_error(s, &(llmc_chunk){ 7, tok, 1, 0 }, 1, LLMC_E_RANGE,
+	             "chunk 0: there is no sequence 7 in this session");
+	expect_error(s, &(llmc_chunk){ -1, tok, 1, 0 }, 1, LLMC_E_RANGE,
+	             "chunk 0: there is no sequence -1 in this session");
+	expect_error(s, &(llmc_chunk){ a, tok, 0, 0 }, 1, LLMC_E_RANGE,
+	             "chunk 0: 0 tokens, at least one is needed");
+	expect_error(s, &(llmc_chunk){ a, tok, 2, 3 }, 1, LLMC_E_RANGE,
+	             "chunk 0: logits of 3 rows are wanted, the chunk has 2");
+	expect_error(s, &(llmc_chunk){ a, wrong, 2, 0 }, 1, LLMC_E_RANGE,
+	             "chunk 0: token 1 is 6, ids are 0 .. 5");
+	expect_error(s, &(llmc_chunk){ a, tok, 45, 0 }, 1, LLMC_E_RANGE,
+	             "chunk 0: sequence 0 holds 20 positions, 45 more do not fit the context of 64 "
+	             "(context)");
+	expect_error(s, &(llmc_chunk){ b, tok, 49, 0 }, 1, LLMC_E_RANGE,
+	             "49 tokens in one step, the session allows 48 (chunk)");
+	expect_error(s, &(llmc_chunk){ b, tok, 5, 3 }, 1, LLMC_E_RANGE,
+	             "logits of 3 rows are wanted, the session allows 2 (n_out)");
 	const llmc_chunk twice[] = { { a, tok, 1, 0 }, { b, tok, 1, 0 }, { a, tok, 1, 0 } };
-	no(s, twice, 3, LLMC_E_RANGE, "chunk 2: sequence 0 has another chunk in this call already");
+	expect_error(s, twice, 3, LLMC_E_RANGE,
+	             "chunk 2: sequence 0 has another chunk in this call already");
 	feed(s, b, tok, 40, NULL); /* three pages, all in use */
-	no(s, &(llmc_chunk){ a, tok, 13, 0 }, 1, LLMC_E_FULL,
-	   "this step needs 1 KV pages of 32 positions, 0 of 3 are free; free or trim a sequence, "
-	   "or open a session with more "
-	   "(kv_tokens)");
+	expect_error(
+	    s, &(llmc_chunk){ a, tok, 13, 0 }, 1, LLMC_E_FULL,
+	    "this step needs 1 KV pages of 32 positions, 0 of 3 are free; free or trim a sequence, "
+	    "or open a session with more "
+	    "(kv_tokens)");
 	feed(s, a, tok, 12, NULL); /* its last page has exactly that free space */
 	assert_int_equal(session_seq_len(s, a), 32);
 	assert_int_equal(session_seq_trim(s, a, 33, &err), LLMC_E_RANGE);
@@ -387,16 +389,16 @@ a_step_allocates_nothing_and_is_counted(void **state)
 	session_close(s);
 }
 
-typedef struct Heard {
+typedef struct ProbeLog {
 	int n;
 	char names[256];
-} Heard;
+} ProbeLog;
 
 static bool
 on_value(void *user, const PlanStep *step, const char *name, Dtype dtype, void *data, int64_t rows,
          int64_t width)
 {
-	Heard *h = user;
+	ProbeLog *h = user;
 	size_t n = strlen(h->names);
 
 	(void)step;
@@ -408,10 +410,10 @@ on_value(void *user, const PlanStep *step, const char *name, Dtype dtype, void *
 }
 
 static void
-the_probe_hears_each_value(void **state)
+the_probe_receives_each_value(void **state)
 {
 	static const int32_t tok[] = { 1, 2, 3 };
-	Heard h = { 0 };
+	ProbeLog h = { 0 };
 
 	(void)state;
 	Session *s = open_session(32, 1, 8, 2, 0, 2);
@@ -425,7 +427,7 @@ the_probe_hears_each_value(void **state)
 /* A prompt with bidirectional attention (prefix-LM) runs in one chunk, and can only be trimmed as a
  * whole. */
 static void
-a_prefix_stays_whole(void **state)
+a_bidirectional_prefix_stays_whole(void **state)
 {
 	static const int32_t tok[20] = { 1, 2, 3, 4, 5, 1, 1 };
 	llmc_limits l = { .size = sizeof l, .context = 64, .chunk = 10, .n_threads = 1 };
@@ -441,9 +443,9 @@ a_prefix_stays_whole(void **state)
 	assert_int_equal(runtime_open(&whole, &o, &own, NULL), LLMC_OK);
 	assert_int_equal(session_open(own, &l, &s, NULL), LLMC_OK);
 	llmc_seq q = new_seq(s);
-	no(s, &(llmc_chunk){ q, tok, 11, 0 }, 1, LLMC_E_RANGE,
-	   "11 tokens in one step, the session allows 10 (chunk); the prompts of this "
-	   "model run in one chunk");
+	expect_error(s, &(llmc_chunk){ q, tok, 11, 0 }, 1, LLMC_E_RANGE,
+	             "11 tokens in one step, the session allows 10 (chunk); the prompts of this "
+	             "model run in one chunk");
 	feed(s, q, tok, 7, NULL); /* token 5 ends the prefix after four positions */
 	assert_int_equal(session_seq_trim(s, q, 3, &err), LLMC_E_RANGE);
 	assert_string_equal(err.text, "the first 4 positions of sequence 0 attend to each other: "
@@ -491,7 +493,7 @@ edited_plan(const char *const edit[][2], const char *refused)
 
 /* sinks: of the plan's pool; see: text of the error for a trim that is too long */
 static void
-pages_behind_change_nothing(Plan *windowed, int sinks, const char *see)
+check_freed_pages(Plan *windowed, int sinks, const char *see)
 {
 	const RuntimeOptions o = { .random_weights = true, .n_threads = 2 };
 	static float want[FAR][VOCAB], got[FAR][VOCAB], other[40][VOCAB];
@@ -591,7 +593,7 @@ pages_behind_change_nothing(Plan *windowed, int sinks, const char *see)
 }
 
 static void
-pages_behind_a_window_change_nothing(void **state)
+freed_window_pages_change_nothing(void **state)
 {
 	static const char *const narrow[][2] = { { "\"window\":0", "\"window\":9" },
 		                                 { "\"keep\":0", "\"keep\":8" },
@@ -603,14 +605,14 @@ pages_behind_a_window_change_nothing(void **state)
 	(void)state;
 	assert_null(edited_plan(
 	    narrow, "attention: a window of 9 positions (0: all) over pool kv, which keeps 8"));
-	pages_behind_change_nothing(edited_plan(fits, NULL), 0,
-	                            "sequence 0 cannot be trimmed to 100: layers of this model see "
-	                            "the last 9 positions, and older ones are no longer kept");
+	check_freed_pages(edited_plan(fits, NULL), 0,
+	                  "sequence 0 cannot be trimmed to 100: layers of this model see "
+	                  "the last 9 positions, and older ones are no longer kept");
 }
 
 /* Quantised rows, with exact pages for the last 9 and the first 8 positions. */
 static void
-exact_pages_behind_change_nothing(void **state)
+freed_exact_pages_change_nothing(void **state)
 {
 	static const char *const plain[][2] = {
 		{ "\"keep\":0", "\"keep\":0,\"recent\":9,\"sinks\":8" }, { NULL, NULL }
@@ -623,14 +625,14 @@ exact_pages_behind_change_nothing(void **state)
 
 	(void)state;
 	assert_null(edited_plan(plain, "pool kv: exact pages need quantised keys or values"));
-	pages_behind_change_nothing(
+	check_freed_pages(
 	    edited_plan(fits, NULL), 8,
 	    "sequence 0 cannot be trimmed to 100: layers of this model see the last 9 positions, "
 	    "or read them in 16 bit (kv.window), and older ones are no longer kept");
 }
 
 static void
-plans_of_other_targets_are_refused(void **state)
+plans_of_other_targets_are_rejected(void **state)
 {
 	const RuntimeOptions o = { .random_weights = true, .n_threads = 1 };
 	Plan other = *plan;
@@ -655,17 +657,17 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(pieces_make_no_difference),
-		cmocka_unit_test(company_makes_no_difference),
-		cmocka_unit_test(forks_and_trims_keep_their_past),
-		cmocka_unit_test(refusals_change_nothing),
+		cmocka_unit_test(prefill_chunks_make_no_difference),
+		cmocka_unit_test(other_sequences_make_no_difference),
+		cmocka_unit_test(forks_and_trims_keep_their_prefix),
+		cmocka_unit_test(rejected_calls_change_nothing),
 		cmocka_unit_test(limits_are_checked),
 		cmocka_unit_test(a_step_allocates_nothing_and_is_counted),
-		cmocka_unit_test(the_probe_hears_each_value),
-		cmocka_unit_test(a_prefix_stays_whole),
-		cmocka_unit_test(pages_behind_a_window_change_nothing),
-		cmocka_unit_test(exact_pages_behind_change_nothing),
-		cmocka_unit_test(plans_of_other_targets_are_refused),
+		cmocka_unit_test(the_probe_receives_each_value),
+		cmocka_unit_test(a_bidirectional_prefix_stays_whole),
+		cmocka_unit_test(freed_window_pages_change_nothing),
+		cmocka_unit_test(freed_exact_pages_change_nothing),
+		cmocka_unit_test(plans_of_other_targets_are_rejected),
 	};
 
 	return cmocka_run_group_tests(tests, set_up, tear_down);

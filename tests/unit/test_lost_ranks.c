@@ -30,7 +30,7 @@ static const CommShape shape = { .ranks = RANKS, .team = 2, .parts = 1, .onward 
 
 typedef enum When {
 	IN_SUM,
-	IN_TAKE,
+	IN_STAGE_IN,
 	IDLE,
 	LEAVES,
 	NEVER
@@ -46,8 +46,8 @@ static const struct {
 	{ IN_SUM, 3, SIGSTOP, "in step 2, layer 3, all_reduce" },
 	{ IN_SUM, 3, SIGKILL, "in step 2, layer 3, all_reduce" },
 	{ IN_SUM, 0, SIGSTOP, "in step 2, layer 3, all_reduce" },
-	{ IN_TAKE, 2, SIGSTOP, "in step 2, stage_in" },
-	{ IN_TAKE, 2, SIGKILL, "in step 2, stage_in" },
+	{ IN_STAGE_IN, 2, SIGSTOP, "in step 2, stage_in" },
+	{ IN_STAGE_IN, 2, SIGKILL, "in step 2, stage_in" },
 	{ IDLE, 3, SIGSTOP, "after step 2" },
 	{ IDLE, 1, SIGKILL, "after step 2" },
 	{ IDLE, 0, SIGKILL, "after step 2" },
@@ -57,25 +57,25 @@ static const struct {
 enum { GROUPS = sizeof cases / sizeof *cases };
 
 /* In shared memory */
-typedef struct Told {
+typedef struct RankReport {
 	atomic_int idle, over; /* it has done its steps; it has written its error, or has exited */
 	bool ended;
 	llmc_error err;
-} Told;
-typedef struct Wall {
-	Told rank[RANKS];
+} RankReport;
+typedef struct Reports {
+	RankReport rank[RANKS];
 	atomic_bool end;
-} Wall;
+} Reports;
 
 /* Used by the parent only, because pids differ after fork */
 typedef struct Group {
-	Wall *w;
+	Reports *w;
 	char *comm;
 	pid_t pid[RANKS];
 } Group;
 
 static void
-rest(int ms)
+sleep_ms(int ms)
 {
 	nanosleep(&(struct timespec){ .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L }, NULL);
 }
@@ -98,7 +98,7 @@ run_step(Comm *c, int64_t step, When when, int sig)
 
 	if (ok && stage) {
 		comm_set_position(c, step, -1, OP_stage_in);
-		if (when == IN_TAKE && step == LAST_STEP)
+		if (when == IN_STAGE_IN && step == LAST_STEP)
 			raise(sig);
 		ok = comm_pipe_receive(c, x, sizeof x);
 	}
@@ -118,33 +118,33 @@ run_step(Comm *c, int64_t step, When when, int sig)
 }
 
 static void
-run_rank(Wall *w, char *memory, int group, int rank)
+run_rank(Reports *w, char *memory, int group, int rank)
 {
 	const bool lost = cases[group].rank == rank;
 	const When when = lost ? cases[group].when : NEVER;
-	Told *told = &w->rank[rank];
+	RankReport *report = &w->rank[rank];
 	Comm *c;
 	char record;
 	bool ok = true;
 
-	if (comm_shm(memory, rank, shape, timeout_s, release, NULL, &c, &told->err) != LLMC_OK)
+	if (comm_shm(memory, rank, shape, timeout_s, release, NULL, &c, &report->err) != LLMC_OK)
 		_exit(1);
 	for (int64_t step = 1; step <= LAST_STEP && ok; step++)
 		ok = run_step(c, step, when, cases[group].sig);
 	if (ok && when == IDLE)
 		raise(cases[group].sig);
-	atomic_store(&told->idle, 1);
+	atomic_store(&report->idle, 1);
 	while (rank == 0 && !comm_ended(c) && !atomic_load(&w->end))
-		rest(10);
+		sleep_ms(10);
 	if (rank == 0 && atomic_load(&w->end)) {
-		told->ended = comm_ended(c);
+		report->ended = comm_ended(c);
 		comm_end(c);
 	} else if (!(lost && when == LEAVES)) {
-		told->ended = (!ok || !comm_receive(c, &record, 1)) && comm_ended(c);
+		report->ended = (!ok || !comm_receive(c, &record, 1)) && comm_ended(c);
 	}
-	comm_error(c, &told->err);
+	comm_error(c, &report->err);
 	comm_close(c);
-	atomic_store(&told->over, 1);
+	atomic_store(&report->over, 1);
 	_exit(0);
 }
 
@@ -173,16 +173,16 @@ stop_all(const Group *g)
 		WAIT_FOR(atomic_load(&g->w->rank[k].idle));
 	for (int k = 0; k < RANKS; k++)
 		kill(g->pid[k], SIGSTOP);
-	rest((timeout_s + 1) * 1000);
+	sleep_ms((timeout_s + 1) * 1000);
 	for (int k = 0; k < RANKS; k++)
 		kill(g->pid[k], SIGCONT);
-	rest(500);
+	sleep_ms(500);
 }
 
 static void
 finish(const Group *g, int group)
 {
-	Wall *w = g->w;
+	Reports *w = g->w;
 	char host[60] = "", how[40], want[200];
 
 	gethostname(host, sizeof host - 1);
@@ -213,11 +213,11 @@ finish(const Group *g, int group)
 }
 
 static void
-all_that_are_left_know_who_is_lost(void **state)
+remaining_ranks_report_the_lost_one(void **state)
 {
 	Group group[GROUPS];
-	Wall *wall = mmap(NULL, sizeof *wall * GROUPS, PROT_READ | PROT_WRITE,
-	                  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	Reports *wall = mmap(NULL, sizeof *wall * GROUPS, PROT_READ | PROT_WRITE,
+	                     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
 	(void)state;
 	assert_ptr_not_equal(wall, MAP_FAILED);
@@ -239,7 +239,7 @@ all_that_are_left_know_who_is_lost(void **state)
 }
 
 static void
-a_place_is_told_as_it_is(void **state)
+positions_are_printed_as_they_are(void **state)
 {
 	atomic_ullong where = 0;
 	Comm c = { .where = &where };
@@ -267,8 +267,8 @@ int
 main(void)
 {
 	timeout_s = (int)wait_scaled(3);
-	const struct CMUnitTest tests[] = { cmocka_unit_test(a_place_is_told_as_it_is),
-		                            cmocka_unit_test(all_that_are_left_know_who_is_lost) };
+	const struct CMUnitTest tests[] = { cmocka_unit_test(positions_are_printed_as_they_are),
+		                            cmocka_unit_test(remaining_ranks_report_the_lost_one) };
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

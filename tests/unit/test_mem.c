@@ -120,7 +120,7 @@ play(const Graph *g, const Selection *sel)
 				int v = op->arg[k];
 				if (v >= 0 && sel->buf_of[ph][v] >= 0 &&
 				    holds[sel->buf[sel->buf_of[ph][v]].slot] != v + 1)
-					fail_msg("step %d (%s): %s is gone", i,
+					fail_msg("step %d (%s): %s is not in memory any more", i,
 					         op_info[op->kind].name, g->val[v].name);
 			}
 			for (int k = 0; k < sel->step[ph][i].n_scratch; k++) {
@@ -182,7 +182,7 @@ plan_of(Bench *b, int n)
 }
 
 static void
-every_plan_keeps_what_it_reads(void **state)
+every_input_is_in_memory_when_read(void **state)
 {
 	(void)state;
 	for (int i = 0; i < N_TINY; i++)
@@ -236,7 +236,7 @@ main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(random_buffers_do_not_overlap),
-		cmocka_unit_test(every_plan_keeps_what_it_reads),
+		cmocka_unit_test(every_input_is_in_memory_when_read),
 		cmocka_unit_test(layers_share_memory),
 		cmocka_unit_test(the_residual_stream_stays_in_place),
 	};

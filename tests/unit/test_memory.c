@@ -255,7 +255,7 @@ request(llmc_error *err)
 	for (bool last = false; status == LLMC_OK && !last; last = ev.last) {
 		status = llmc_next(e, id, 20000, &ev, err);
 		if (status == LLMC_OK && ev.kind == LLMC_EVENT_NONE)
-			fail_msg("a request without events");
+			fail_msg("the request has no events");
 		if (status == LLMC_OK && ev.kind == LLMC_EVENT_ERROR) {
 			status = ev.status;
 			snprintf(err->text, sizeof err->text, "%s", ev.text);
@@ -411,7 +411,7 @@ parsing(void **state)
 }
 
 static void
-opening_and_asking(void **state)
+opening_and_generating(void **state)
 {
 	static const char *const devices[] = { "ref", "cpu" };
 	llmc_error err;
@@ -541,7 +541,7 @@ main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(compiling),
 		cmocka_unit_test(parsing),
-		cmocka_unit_test(opening_and_asking),
+		cmocka_unit_test(opening_and_generating),
 	};
 	return cmocka_run_group_tests(tests, setup, tempdir_teardown);
 }

@@ -39,7 +39,7 @@ static const Case cases[] = {
 };
 
 static const PlanBuffer *
-made(const Plan *p, int phase, OpKind op, int arg)
+output_buffer(const Plan *p, int phase, OpKind op, int arg)
 {
 	const PlanPhase *ph = &p->phase[phase];
 
@@ -51,7 +51,7 @@ made(const Plan *p, int phase, OpKind op, int arg)
 }
 
 static void
-one(Bench *b, int n)
+check_case(Bench *b, int n)
 {
 	const Case *c = &cases[n];
 	llmc_error err;
@@ -61,8 +61,8 @@ one(Bench *b, int n)
 	const Compiled *made_of = compile_spec(b->spec, c->target, NULL, NULL, &b->diag, &b->arena);
 	if (!made_of)
 		fail_msg("case %d: %s", n, strbuf_str(&b->diag.text));
-	const PlanBuffer *decode = made(made_of->plan, PHASE_DECODE, c->makes, c->arg),
-	                 *mixed = made(made_of->plan, PHASE_MIXED, c->makes, c->arg);
+	const PlanBuffer *decode = output_buffer(made_of->plan, PHASE_DECODE, c->makes, c->arg),
+	                 *mixed = output_buffer(made_of->plan, PHASE_MIXED, c->makes, c->arg);
 	if (decode->dtype != c->decode || mixed->dtype != c->mixed)
 		fail_msg("case %d: %s in decode steps, %s in mixed ones", n,
 		         dtype_text(decode->dtype), dtype_text(mixed->dtype));
@@ -72,11 +72,11 @@ one(Bench *b, int n)
 }
 
 static void
-values_are_held_as_their_products_take_them(void **state)
+values_have_the_type_of_their_gemms(void **state)
 {
 	(void)state;
 	for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++)
-		bench_run(one, i);
+		bench_run(check_case, i);
 }
 
 /* A plan is a file: a bf16 kernel rejects fp32 buffers and the reverse, and the reference accepts
@@ -94,7 +94,7 @@ wrong_type(Bench *b, int n)
 			PlanStep *s = &p->phase[ph].step[i];
 			if (ph == n && s->op == OP_norm_glu)
 				s->arg[ARG(norm_glu, y)].index =
-				    (int)(made(p, 1 - n, OP_norm_glu, ARG(norm_glu, y)) -
+				    (int)(output_buffer(p, 1 - n, OP_norm_glu, ARG(norm_glu, y)) -
 				          p->buffer);
 		}
 	assert_int_not_equal(plan_check(p, &err), LLMC_OK);
@@ -113,7 +113,7 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(values_are_held_as_their_products_take_them),
+		cmocka_unit_test(values_have_the_type_of_their_gemms),
 		cmocka_unit_test(kernels_and_buffers_agree),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -51,7 +51,7 @@ attributes(OpKind op, int64_t i, Attr a[OP_MAX_ATTRS])
 }
 
 static void
-arguments_have_their_places(void **state)
+arguments_have_fixed_indices(void **state)
 {
 	(void)state;
 	assert_int_equal(ARG(matmul, x), 0);
@@ -118,7 +118,7 @@ each_argument_has_a_shape(void **state)
 			else if (s->kind == VAL_POOL)
 				ok = s->pool.kv_heads > 0 && s->pool.k_dim > 0;
 			if (!ok)
-				fail_msg("ops/shapes.c: %s says nothing of %s", op_info[op].name,
+				fail_msg("ops/shapes.c: %s has no shape for %s", op_info[op].name,
 				         op_info[op].arg[k].name);
 		}
 	}
@@ -201,7 +201,7 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(arguments_have_their_places),
+		cmocka_unit_test(arguments_have_fixed_indices),
 		cmocka_unit_test(each_attribute_is_known),
 		cmocka_unit_test(each_argument_has_a_shape),
 		cmocka_unit_test(no_size_overflows),

@@ -38,7 +38,7 @@ edited(const char *text, const char *from, const char *to)
 }
 
 static void
-a_plan_comes_through_whole(void **state)
+a_plan_is_read_back_unchanged(void **state)
 {
 	llmc_error err;
 	Arena a, b;
@@ -291,7 +291,7 @@ static const struct {
 };
 
 static void
-each_break_is_named(void **state)
+each_broken_field_is_named(void **state)
 {
 	int wrong = 0;
 
@@ -442,7 +442,7 @@ arguments_beyond_the_op_share_nothing(void **state)
 
 /* Truncated anywhere, the text is rejected and nothing leaks (checked by the sanitizer build). */
 static void
-cut_texts_are_refused(void **state)
+truncated_json_is_rejected(void **state)
 {
 	(void)state;
 	for (size_t n = 0; n + 2 < sizeof tiny_plan; n += 37) {
@@ -479,7 +479,7 @@ memory_may_run_out_anywhere(void **state)
 }
 
 static void
-extents_are_counted_with_care(void **state)
+extents_do_not_overflow(void **state)
 {
 	const int64_t sym[SYM_COUNT] = { 1, 10, 3, 7, 3, 2, 4 };
 	PlanExtent slot = { SYM_n_tok, 30, 1 };
@@ -499,13 +499,13 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_plan_comes_through_whole),
-		cmocka_unit_test(each_break_is_named),
+		cmocka_unit_test(a_plan_is_read_back_unchanged),
+		cmocka_unit_test(each_broken_field_is_named),
 		cmocka_unit_test(kernel_arguments_are_bounded),
 		cmocka_unit_test(arguments_beyond_the_op_share_nothing),
-		cmocka_unit_test(cut_texts_are_refused),
+		cmocka_unit_test(truncated_json_is_rejected),
 		cmocka_unit_test(memory_may_run_out_anywhere),
-		cmocka_unit_test(extents_are_counted_with_care),
+		cmocka_unit_test(extents_do_not_overflow),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -29,7 +29,7 @@ plan_text(Bench *b)
 }
 
 static int
-products(const Plan *p)
+count_gemms(const Plan *p)
 {
 	int n = 0;
 
@@ -38,7 +38,7 @@ products(const Plan *p)
 	return n;
 }
 
-BENCH_TEST(a_plan_comes_through_whole)
+BENCH_TEST(a_plan_is_read_back_unchanged)
 {
 	const char *text = plan_text(b);
 	Strbuf again = { 0 };
@@ -48,7 +48,7 @@ BENCH_TEST(a_plan_comes_through_whole)
 
 	if (read_text(text, &a, &p, &err) != LLMC_OK)
 		fail_msg("%s", err.text);
-	assert_int_equal(products(p), 4); /* in mixed steps: q/k/v, o, gate and up, down */
+	assert_int_equal(count_gemms(p), 4); /* in mixed steps: q/k/v, o, gate and up, down */
 	plan_write(p, &again);
 	assert_string_equal(again.data, text);
 	strbuf_release(&again);
@@ -94,7 +94,7 @@ static const struct {
 	  "y of a product must be" },
 };
 
-BENCH_TEST(each_break_is_named)
+BENCH_TEST(each_broken_field_is_named)
 {
 	const char *text = plan_text(b);
 
@@ -116,7 +116,7 @@ BENCH_TEST(each_break_is_named)
 }
 
 /* The library reads 16-bit weights in file order; f32 tensors keep their type. */
-BENCH_TEST(weights_of_a_product)
+BENCH_TEST(weights_of_a_library_gemm)
 {
 	const char *text = plan_text(b);
 	static const char *const want[] = { "is bf16 in layout f32, a library multiplies by",
@@ -146,7 +146,7 @@ BENCH_TEST(weights_of_a_product)
 }
 
 /* Decode kernels store partial results per SM: a session allocates enough for those of any GPU. */
-BENCH_TEST(memory_for_each_multiprocessor)
+BENCH_TEST(memory_per_sm)
 {
 	static const char yaml[] =
 	    "llmc: 1\nname: tiny\nfamily: llama\nvocab_size: 96\nmax_positions: 64\nn_layers: "
@@ -175,10 +175,10 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_plan_comes_through_whole),
-		cmocka_unit_test(each_break_is_named),
-		cmocka_unit_test(weights_of_a_product),
-		cmocka_unit_test(memory_for_each_multiprocessor),
+		cmocka_unit_test(a_plan_is_read_back_unchanged),
+		cmocka_unit_test(each_broken_field_is_named),
+		cmocka_unit_test(weights_of_a_library_gemm),
+		cmocka_unit_test(memory_per_sm),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

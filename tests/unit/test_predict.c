@@ -8,7 +8,7 @@
 #include "plan/target.h"
 
 static void
-names(void **state)
+gpu_names_are_found(void **state)
 {
 	static const char *const same[][2] = {
 		{ "NVIDIA A100-SXM4-80GB", "a100" },
@@ -95,7 +95,7 @@ plan_8b(Bench *b, const char *target)
 	return c->plan;
 }
 
-BENCH_TEST(figures_of_a_step)
+BENCH_TEST(bytes_and_flops_of_a_step)
 {
 	static const char *const gpu[] = { "a100", "h100", "rtx4090", "t4" };
 	const double layers = LAYERS * (HIDDEN * QKV + HIDDEN * HIDDEN + 3 * HIDDEN * WIDTH),
@@ -140,7 +140,7 @@ BENCH_TEST(figures_of_a_step)
 
 /* Communication ops by hand: 2 all-reduces per layer and the logits; a ring sends 2 (n - 1) / n of
  * an all-reduce. Beyond one host, network time is added. */
-BENCH_TEST(links_of_a_step)
+BENCH_TEST(collectives_of_a_step)
 {
 	static const int tp[] = { 2, 8, 16 };
 	const Gpu *g = gpu_find("h100");
@@ -238,7 +238,7 @@ BENCH_TEST(kernels_of_a_decode_step)
 /* A decode step of an MoE model reads a row's routed experts and the shared one; a long prompt
  * reads all experts. Sizes are those published by the models' authors. Six steps per layer with
  * grouped queries, none of them run by the reference. */
-BENCH_TEST(a_mixture_reads_the_chosen_experts)
+BENCH_TEST(decode_reads_only_the_routed_experts)
 {
 	static const struct {
 		const char *path;
@@ -290,12 +290,12 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(names),
+		cmocka_unit_test(gpu_names_are_found),
 		cmocka_unit_test(rows_of_the_table),
-		cmocka_unit_test(figures_of_a_step),
-		cmocka_unit_test(links_of_a_step),
+		cmocka_unit_test(bytes_and_flops_of_a_step),
+		cmocka_unit_test(collectives_of_a_step),
 		cmocka_unit_test(kernels_of_a_decode_step),
-		cmocka_unit_test(a_mixture_reads_the_chosen_experts),
+		cmocka_unit_test(decode_reads_only_the_routed_experts),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -26,15 +26,15 @@ enum { BYTES = 1000 };
 
 static Tempdir temp;
 static char *const dir = temp.path;
-static int n_said;
+static int n_logged;
 
 static void
-hear(void *user, int level, const char *line)
+on_log(void *user, int level, const char *line)
 {
 	(void)user;
 	(void)level;
 	assert_non_null(strstr(line, "cannot be written"));
-	n_said++;
+	n_logged++;
 }
 
 static KvDisk *
@@ -43,7 +43,7 @@ open_disk(const char *root, int64_t most)
 	KvDisk *d;
 	llmc_error err;
 
-	if (kv_disk_open(dir, most, root, BYTES, hear, NULL, &d, &err) != LLMC_OK)
+	if (kv_disk_open(dir, most, root, BYTES, on_log, NULL, &d, &err) != LLMC_OK)
 		fail_msg("%s", err.text);
 	return d;
 }
@@ -94,7 +94,7 @@ static int
 set_up(void **state)
 {
 	(void)state;
-	n_said = 0;
+	n_logged = 0;
 	return tempdir_open(&temp);
 }
 
@@ -107,7 +107,7 @@ tear_down(void **state)
 }
 
 static void
-pages_come_back(void **state)
+pages_are_read_back(void **state)
 {
 	KvDisk *d = open_disk("a", 1 << 20);
 
@@ -154,7 +154,7 @@ files(char *path, size_t cap, int n)
 /* A flipped byte anywhere, a truncation anywhere, trailing bytes, another page's bytes, a folder, a
  * link: never used, and deleted if possible. */
 static void
-what_is_wrong_is_not_taken(void **state)
+damaged_files_are_not_used(void **state)
 {
 	KvDisk *d = open_disk("a", 1 << 20);
 	char path[600], moved[600], good[2000], bad[2000];
@@ -209,7 +209,7 @@ what_is_wrong_is_not_taken(void **state)
 }
 
 static void
-the_least_used_go_first(void **state)
+least_recently_used_pages_go_first(void **state)
 {
 	KvDisk *d = open_disk("a", 20 * (BYTES + 300));
 
@@ -240,7 +240,7 @@ the_least_used_go_first(void **state)
 
 /* A full disk, simulated by a limit on file sizes. */
 static void
-a_full_disk_harms_nobody(void **state)
+a_full_disk_is_only_a_warning(void **state)
 {
 	struct rlimit was, little = { .rlim_cur = 500, .rlim_max = RLIM_INFINITY };
 	KvDisk *d = open_disk("a", 1 << 20);
@@ -258,7 +258,7 @@ a_full_disk_harms_nobody(void **state)
 	setrlimit(RLIMIT_FSIZE, &was);
 	assert_int_equal(kv_disk_counts(d).written, 1);
 	assert_int_equal(kv_disk_counts(d).dropped, 5);
-	assert_int_equal(n_said, 1);
+	assert_int_equal(n_logged, 1);
 	assert_int_equal(files(NULL, 0, 0), 1);
 	assert_true(get(d, 1, 0) && !get(d, 1, 1));
 	kv_disk_close(d);
@@ -285,7 +285,7 @@ servers_share_the_limit(void **state)
 /* A temporary file of a server with the same pid, in another container or left by an earlier
  * process. */
 static void
-names_that_are_taken(void **state)
+existing_temporary_names_are_skipped(void **state)
 {
 	char path[4096];
 
@@ -300,13 +300,13 @@ names_that_are_taken(void **state)
 	put(d, 1, 0);
 	kv_disk_flush(d);
 	assert_int_equal(kv_disk_counts(d).written, 1);
-	assert_true(get(d, 1, 0) && n_said == 0);
+	assert_true(get(d, 1, 0) && n_logged == 0);
 	kv_disk_close(d);
 	assert_int_equal(access(path, F_OK), 0); /* not our file */
 }
 
 static void
-the_folder_is_ours_alone(void **state)
+the_folder_is_private(void **state)
 {
 	char below[300];
 	KvDisk *d;
@@ -377,7 +377,7 @@ answer(llmc_model *m, int32_t tok[NEW])
 }
 
 static void
-a_restart_finds_what_was_read(void **state)
+a_restart_finds_cached_prompts(void **state)
 {
 	llmc_options o = LLMC_INIT(llmc_options);
 	int32_t first[NEW], again[NEW];
@@ -415,14 +415,16 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(pages_come_back, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(what_is_wrong_is_not_taken, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(the_least_used_go_first, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_full_disk_harms_nobody, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(pages_are_read_back, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(damaged_files_are_not_used, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(least_recently_used_pages_go_first, set_up,
+		                                tear_down),
+		cmocka_unit_test_setup_teardown(a_full_disk_is_only_a_warning, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(servers_share_the_limit, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(names_that_are_taken, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(the_folder_is_ours_alone, set_up, tear_down),
-		cmocka_unit_test_setup_teardown(a_restart_finds_what_was_read, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(existing_temporary_names_are_skipped, set_up,
+		                                tear_down),
+		cmocka_unit_test_setup_teardown(the_folder_is_private, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(a_restart_finds_cached_prompts, set_up, tear_down),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -37,7 +37,7 @@ enum { N_TYPES = sizeof types / sizeof *types };
 /* Every code of a grid dequantises to the grid's value, and the nearest code is the nearest
  * value. */
 static void
-grids_are_what_readers_see(void **unused)
+grids_equal_dequantised_codes(void **unused)
 {
 	float x[GRID_MAX], w[GRID_MAX], y[GRID_MAX];
 	int8_t code[GRID_MAX];
@@ -148,7 +148,7 @@ loss(const float *h, const float *w, const float *v, int rows, int n)
 /* R R' is the Hessian with its damping, also for sizes that are not a multiple of the panel
  * size. */
 static void
-the_factor_is_one(void **unused)
+the_factor_reproduces_the_hessian(void **unused)
 {
 	Threads *two;
 
@@ -187,7 +187,7 @@ the_factor_is_one(void **unused)
 /* Compensation more than halves the loss of importance-weighted rounding, and the number of threads
  * changes nothing. */
 static void
-compensation_pays(void **unused)
+compensation_lowers_the_loss(void **unused)
 {
 	enum { ROWS = 21, COLS = 512 };
 	static float w[ROWS * COLS], v[ROWS * COLS], importance[COLS];
@@ -261,7 +261,7 @@ add(void *user, int part, int n_parts)
 }
 
 static void
-products_are_sums(void **unused)
+gram_matrices_equal_double_sums(void **unused)
 {
 	enum { MOST = 300 };
 	static const int shape[][2] = {
@@ -313,11 +313,11 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(grids_are_what_readers_see),
+		cmocka_unit_test(grids_equal_dequantised_codes),
 		cmocka_unit_test(searching_beats_the_range),
-		cmocka_unit_test(the_factor_is_one),
-		cmocka_unit_test(compensation_pays),
-		cmocka_unit_test(products_are_sums),
+		cmocka_unit_test(the_factor_reproduces_the_hessian),
+		cmocka_unit_test(compensation_lowers_the_loss),
+		cmocka_unit_test(gram_matrices_equal_double_sums),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -113,7 +113,7 @@ static const Case cases[] = {
 };
 
 static void
-frequencies_are_those_of_transformers(void **state)
+frequencies_equal_transformers(void **state)
 {
 	const float *const none[2] = { NULL, NULL };
 	double freq[16], factor;
@@ -189,7 +189,7 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(frequencies_are_those_of_transformers),
+		cmocka_unit_test(frequencies_equal_transformers),
 		cmocka_unit_test(a_given_attention_factor_wins),
 		cmocka_unit_test(factor_tensors_divide),
 		cmocka_unit_test(a_row_is_cosines_then_sines),

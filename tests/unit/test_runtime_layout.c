@@ -174,7 +174,7 @@ planes_read_back_as_the_file_row(void **state)
 
 /* The order that kernels expect, byte by byte: Q5_1 in three blocks. */
 static void
-planes_hold_one_field_after_the_other(void **state)
+planes_are_stored_field_by_field(void **state)
 {
 	uint8_t file[3 * 24], packed[112];
 
@@ -199,7 +199,7 @@ planes_hold_one_field_after_the_other(void **state)
 
 /* Q5_K's pairs of columns in five words: column e is e - 1 in sub-block 5, all others are 0. */
 static void
-planes_of_q5_k_hold_three_pairs_a_word(void **state)
+q5_k_planes_hold_three_pairs_per_word(void **state)
 {
 	uint8_t file[176] = { 0 }, packed[176];
 	uint32_t w[5], want[5] = { 0 };
@@ -284,8 +284,8 @@ main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(a_packed_row_reads_back_as_the_file_row),
 		cmocka_unit_test(planes_read_back_as_the_file_row),
-		cmocka_unit_test(planes_hold_one_field_after_the_other),
-		cmocka_unit_test(planes_of_q5_k_hold_three_pairs_a_word),
+		cmocka_unit_test(planes_are_stored_field_by_field),
+		cmocka_unit_test(q5_k_planes_hold_three_pairs_per_word),
 		cmocka_unit_test(sizes_are_whole_groups_and_close_to_the_file),
 		cmocka_unit_test(a_vector_is_one_row),
 		cmocka_unit_test(targets_get_what_their_kernels_stream),

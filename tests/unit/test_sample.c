@@ -78,7 +78,7 @@ open_case(const Case *c, uint64_t seed)
 }
 
 static void
-draws_follow_transformers(void **state)
+samples_follow_transformers(void **state)
 {
 	(void)state;
 	for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
@@ -122,7 +122,7 @@ greedy_is_the_largest_after_penalties(void **state)
 }
 
 static void
-the_seed_and_the_place_decide(void **state)
+samples_depend_on_seed_and_position(void **state)
 {
 	llmc_sampler *a = open_case(&cases[0], 1), *b = open_case(&cases[0], 1),
 	             *c = open_case(&cases[0], 2);
@@ -214,7 +214,7 @@ read_case(FILE *f, llmc_bias bias[8], llmc_sequence bad[8], int32_t ids[8][8])
 
 /* Later processors: transformers wrote their distributions into a file. */
 static void
-draws_follow_the_goldens(void **state)
+samples_follow_the_goldens(void **state)
 {
 	enum { N = 48 };
 	static const int32_t eos[] = { 7, 9 };
@@ -364,7 +364,7 @@ large_vocabularies_agree_with_a_sort(void **state)
 }
 
 static void
-broken_logits_are_refused(void **state)
+broken_logits_are_rejected(void **state)
 {
 	float bad[V];
 	llmc_error err;
@@ -392,7 +392,7 @@ broken_logits_are_refused(void **state)
 }
 
 static void
-settings_out_of_range_are_refused(void **state)
+settings_out_of_range_are_rejected(void **state)
 {
 	static const struct {
 		size_t at;
@@ -445,15 +445,15 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(draws_follow_transformers),
+		cmocka_unit_test(samples_follow_transformers),
 		cmocka_unit_test(greedy_is_the_largest_after_penalties),
-		cmocka_unit_test(draws_follow_the_goldens),
+		cmocka_unit_test(samples_follow_the_goldens),
 		cmocka_unit_test(logprobs_agree_with_the_library),
-		cmocka_unit_test(the_seed_and_the_place_decide),
+		cmocka_unit_test(samples_depend_on_seed_and_position),
 		cmocka_unit_test(reset_forgets_the_history),
 		cmocka_unit_test(large_vocabularies_agree_with_a_sort),
-		cmocka_unit_test(broken_logits_are_refused),
-		cmocka_unit_test(settings_out_of_range_are_refused),
+		cmocka_unit_test(broken_logits_are_rejected),
+		cmocka_unit_test(settings_out_of_range_are_rejected),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

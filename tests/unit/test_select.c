@@ -59,7 +59,7 @@ BENCH_TEST(equal_steps_share_a_kernel)
 }
 
 /* The template supports n_tok rows; the head works on the output rows, so the reference runs it. */
-BENCH_TEST(rows_of_another_kind_are_not_taken)
+BENCH_TEST(templates_for_other_rows_are_not_used)
 {
 	bench_spec(b, "llama", TINY_GQA TINY_FFN);
 	Graph *g = bench_graph(b);
@@ -86,7 +86,7 @@ BENCH_TEST(one_warning_for_each_slow_op)
 	    strstr(text, "no tuned kernel for attention on cpu-v3: the slow reference runs it"));
 }
 
-BENCH_TEST(the_reference_is_no_reason_to_warn_on_ref)
+BENCH_TEST(no_warnings_for_the_reference_target)
 {
 	bench_spec(b, "llama", TINY_GQA TINY_FFN);
 	assert_non_null(select_steps(bench_graph(b), NULL, &b->diag));
@@ -174,9 +174,9 @@ main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(equal_steps_share_a_kernel),
-		cmocka_unit_test(rows_of_another_kind_are_not_taken),
+		cmocka_unit_test(templates_for_other_rows_are_not_used),
 		cmocka_unit_test(one_warning_for_each_slow_op),
-		cmocka_unit_test(the_reference_is_no_reason_to_warn_on_ref),
+		cmocka_unit_test(no_warnings_for_the_reference_target),
 		cmocka_unit_test(a_require_decides),
 		cmocka_unit_test(layouts_follow_the_use),
 		cmocka_unit_test(a_tied_embedding_is_in_memory_once),

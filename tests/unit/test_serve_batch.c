@@ -12,7 +12,7 @@ enum { N = 200 };
 /* Lines that have reached the maximum number of tries fail at once: those that waited, and no
  * others. */
 static void
-only_who_waited_has_tried(void **state)
+only_waiting_lines_count_an_attempt(void **state)
 {
 	BatchLine line[N];
 	Batch b = { .tries = MAX_TRIES };
@@ -43,7 +43,7 @@ only_who_waited_has_tried(void **state)
 int
 main(void)
 {
-	const struct CMUnitTest tests[] = { cmocka_unit_test(only_who_waited_has_tried) };
+	const struct CMUnitTest tests[] = { cmocka_unit_test(only_waiting_lines_count_an_attempt) };
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

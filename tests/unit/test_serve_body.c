@@ -8,17 +8,17 @@
 #include <stdarg.h>
 #include <cmocka.h>
 
-static long until; /* jansson allocations until failure */
+static long n_allowed; /* jansson allocations until failure */
 
 static void *
-few(size_t n)
+limited_malloc(size_t n)
 {
-	return until-- > 0 ? malloc(n) : NULL;
+	return n_allowed-- > 0 ? malloc(n) : NULL;
 }
 
 /* Whichever allocation fails, the error is out of memory; the body is not called invalid. */
 static void
-out_of_memory_is_no_mistake_of_the_client(void **state)
+out_of_memory_is_not_a_client_error(void **state)
 {
 	static const char body[] =
 	    "{\"messages\": [{\"role\": \"user\", \"content\": \"a text that is longer than a "
@@ -27,14 +27,14 @@ out_of_memory_is_no_mistake_of_the_client(void **state)
 	int n = 0;
 
 	(void)state;
-	json_set_alloc_funcs(few, free);
+	json_set_alloc_funcs(limited_malloc, free);
 	for (; !o && n < 1000; n++) {
 		Problem p = { 0 };
-		until = n;
+		n_allowed = n;
 		o = body_parse(body, sizeof body - 1, &p);
 		assert_int_equal(p.status, o ? 0 : 503);
 	}
-	until = 1000000;
+	n_allowed = 1000000;
 	json_decref(o);
 	json_set_alloc_funcs(malloc, free);
 	assert_in_range(n, 10, 999);
@@ -88,7 +88,7 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(out_of_memory_is_no_mistake_of_the_client),
+		cmocka_unit_test(out_of_memory_is_not_a_client_error),
 		cmocka_unit_test(integers_beyond_63_bits),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -18,7 +18,7 @@
 #include "text/text.h"
 #include "waiting.h"
 
-enum { BUDGET = 60, N_MODELS = 4, N_CLIENTS = 5, N_ASKED = 40, PLACES = 1 };
+enum { BUDGET = 60, N_MODELS = 4, N_CLIENTS = 5, N_ASKED = 40, SLOTS = 1 };
 
 /* An assertion that also works on threads other than the test's */
 #define MUST(x) ((x) ? (void)0 : (fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #x), abort()))
@@ -80,7 +80,7 @@ open_engine(void *self, Backend *out, llmc_error *err)
 	fake_init(&e->fake, tokenizer, 64);
 	e->bytes = o->bytes;
 	*out = fake_backend(&e->fake, 64);
-	out->places = PLACES;
+	out->places = SLOTS;
 	MUST(atomic_fetch_add(&world.bytes, e->bytes) + e->bytes <= BUDGET);
 	atomic_fetch_add(&world.n_engines, 1);
 	return LLMC_OK;
@@ -131,7 +131,7 @@ join_engine(void *self, const Backend *of, Backend *out, llmc_error *err)
 	(void)self;
 	if (every && atomic_fetch_add(&world.n_opened, 1) % every == 0)
 		return error_set(err, LLMC_E_IO, "no such file");
-	MUST(atomic_fetch_add(&e->taken, 1) < PLACES);
+	MUST(atomic_fetch_add(&e->taken, 1) < SLOTS);
 	*out = *of;
 	return LLMC_OK;
 }
@@ -188,8 +188,8 @@ end(Server *s)
 /* Send one request on a connection of its own; returns its status, with the answer in `said`.
  * leave: do not wait for the answer; returns 0. */
 static int
-ask(const Server *s, const char *method, const char *path, const char *body, bool leave, char *said,
-    size_t cap)
+send_request(const Server *s, const char *method, const char *path, const char *body, bool leave,
+             char *response, size_t cap)
 {
 	struct sockaddr_in at = { .sin_family = AF_INET,
 		                  .sin_port = htons((uint16_t)server_port(s)),
@@ -209,24 +209,24 @@ ask(const Server *s, const char *method, const char *path, const char *body, boo
 		close(fd);
 		return 0;
 	}
-	while (n + 1 < cap && (k = read(fd, said + n, cap - 1 - n)) > 0)
+	while (n + 1 < cap && (k = read(fd, response + n, cap - 1 - n)) > 0)
 		n += (size_t)k;
-	said[n] = 0;
+	response[n] = 0;
 	while (n + 1 == cap && read(fd, text, sizeof text) > 0)
 		;
 	close(fd);
-	MUST(sscanf(said, "HTTP/1.1 %d", &status) == 1);
+	MUST(sscanf(response, "HTTP/1.1 %d", &status) == 1);
 	return status;
 }
 
 static int
-complete(const Server *s, const char *model, char *said, size_t cap)
+complete(const Server *s, const char *model, char *response, size_t cap)
 {
 	char body[200];
 
 	snprintf(body, sizeof body, "{\"model\":\"%s\",\"prompt\":[1,2],\"max_tokens\":3}", model);
-	int status = ask(s, "POST", "/v1/completions", body, false, said, cap);
-	MUST(status != 200 || strstr(said, "\"completion_tokens\":3"));
+	int status = send_request(s, "POST", "/v1/completions", body, false, response, cap);
+	MUST(status != 200 || strstr(response, "\"completion_tokens\":3"));
 	return status;
 }
 
@@ -252,39 +252,41 @@ client(void *arg)
 		                             "/is_sleeping", "/health",    "/get_load",
 		                             "/v1/models/x" };
 	Client *c = arg;
-	char said[65536], text[200];
+	char response[65536], text[200];
 
 	for (int i = 0; i < N_ASKED; i++) {
 		const char *model = models[roll(c, 8)];
 		uint32_t what = roll(c, 20);
 		int status;
 		if (what < 11) {
-			status = complete(c->s, model, said, sizeof said);
+			status = complete(c->s, model, response, sizeof response);
 			MUST(status == 200 || status == 404 || status == 503);
 		} else if (what < 13) {
 			snprintf(
 			    text, sizeof text,
 			    "{\"model\":\"%s\",\"prompt\":[1,2],\"max_tokens\":50,\"stream\":true}",
 			    model);
-			ask(c->s, "POST", "/v1/completions", text, true, NULL, 0);
+			send_request(c->s, "POST", "/v1/completions", text, true, NULL, 0);
 		} else if (what < 15) {
 			snprintf(text, sizeof text, "/%s?model=%s", calls[roll(c, 3)], model);
-			status = ask(c->s, "POST", text, "", false, said, sizeof said);
+			status =
+			    send_request(c->s, "POST", text, "", false, response, sizeof response);
 			MUST(status == 200 || status == 400 || status == 404 || status == 503);
 		} else if (what < 17) {
 			snprintf(text, sizeof text, "{\"lora_name\":\"%s\",\"lora_path\":\"%s\"}",
 			         roll(c, 2) ? "x" : "y", roll(c, 4) ? "one" : "other");
-			status = ask(c->s, "POST", "/v1/load_lora_adapter", text, false, said,
-			             sizeof said);
+			status = send_request(c->s, "POST", "/v1/load_lora_adapter", text, false,
+			                      response, sizeof response);
 			MUST(status == 200 || status == 400);
 		} else if (what < 18) {
 			snprintf(text, sizeof text, "{\"lora_name\":\"%s\"}",
 			         roll(c, 2) ? "x" : "y");
-			status = ask(c->s, "POST", "/v1/unload_lora_adapter", text, false, said,
-			             sizeof said);
+			status = send_request(c->s, "POST", "/v1/unload_lora_adapter", text, false,
+			                      response, sizeof response);
 			MUST(status == 200 || status == 404);
 		} else {
-			status = ask(c->s, "GET", reads[roll(c, 7)], "", false, said, sizeof said);
+			status = send_request(c->s, "GET", reads[roll(c, 7)], "", false, response,
+			                      sizeof response);
 			MUST(status == 200 || status == 404);
 		}
 	}
@@ -292,10 +294,10 @@ client(void *arg)
 }
 
 static void
-ask_at_once(bool shares)
+run_concurrent_clients(bool shares)
 {
 	Client c[N_CLIENTS];
-	char said[4096];
+	char response[4096];
 
 	Server *s = begin(N_MODELS);
 	world.shares = shares;
@@ -310,31 +312,31 @@ ask_at_once(bool shares)
 	for (int i = 0; i < N_MODELS;
 	     i++) { /* one opening may still fail, because it was decided before */
 		char name[2] = { (char)('a' + i), 0 };
-		assert_true(complete(s, name, said, sizeof said) == 200 ||
-		            complete(s, name, said, sizeof said) == 200);
+		assert_true(complete(s, name, response, sizeof response) == 200 ||
+		            complete(s, name, response, sizeof response) == 200);
 	}
 	end(s);
 }
 
 static void
-all_at_once(void **state)
+concurrent_requests_to_several_models(void **state)
 {
 	(void)state;
-	ask_at_once(false);
+	run_concurrent_clients(false);
 }
 
 static void
-all_at_once_in_places_of_one_engine(void **state)
+concurrent_requests_to_adapters_of_one_engine(void **state)
 {
 	(void)state;
-	ask_at_once(true);
+	run_concurrent_clients(true);
 }
 
 /* More names than slots: each is served, and none evicts a name that has work. */
 static void
-more_adapters_than_places(void **state)
+more_adapters_than_slots(void **state)
 {
-	static char said[1 << 20];
+	static char response[1 << 20];
 
 	(void)state;
 	Server *s = begin(1);
@@ -342,44 +344,49 @@ more_adapters_than_places(void **state)
 	for (int i = 0; i < 3; i++) {
 		char body[100];
 		snprintf(body, sizeof body, "{\"lora_name\":\"n%d\",\"lora_path\":\"one\"}", i);
-		assert_int_equal(
-		    ask(s, "POST", "/v1/load_lora_adapter", body, false, said, sizeof said), 200);
+		assert_int_equal(send_request(s, "POST", "/v1/load_lora_adapter", body, false,
+		                              response, sizeof response),
+		                 200);
 	}
 	for (int i = 0; i < 12; i++) {
 		char name[8];
 		snprintf(name, sizeof name, "n%d", i * 2 % 3);
-		assert_int_equal(complete(s, name, said, sizeof said), 200);
+		assert_int_equal(complete(s, name, response, sizeof response), 200);
 	}
-	assert_int_equal(ask(s, "POST", "/reload?model=n0", "", false, said, sizeof said), 200);
-	assert_int_equal(ask(s, "POST", "/reload?model=n0", "", false, said, sizeof said), 200);
-	assert_int_equal(ask(s, "GET", "/metrics", "", false, said, sizeof said), 200);
-	assert_non_null(strstr(said, "max_lora=\"1\""));
-	assert_int_equal(complete(s, "n1", said, sizeof said), 200);
+	assert_int_equal(
+	    send_request(s, "POST", "/reload?model=n0", "", false, response, sizeof response), 200);
+	assert_int_equal(
+	    send_request(s, "POST", "/reload?model=n0", "", false, response, sizeof response), 200);
+	assert_int_equal(send_request(s, "GET", "/metrics", "", false, response, sizeof response),
+	                 200);
+	assert_non_null(strstr(response, "max_lora=\"1\""));
+	assert_int_equal(complete(s, "n1", response, sizeof response), 200);
 	world.fail_every = 1;
-	assert_int_equal(ask(s, "POST", "/reload?model=n1", "", false, said, sizeof said), 400);
-	assert_int_equal(complete(s, "n1", said, sizeof said), 503);
+	assert_int_equal(
+	    send_request(s, "POST", "/reload?model=n1", "", false, response, sizeof response), 400);
+	assert_int_equal(complete(s, "n1", response, sizeof response), 503);
 	world.fail_every = 0;
-	assert_int_equal(complete(s, "n1", said, sizeof said), 200);
+	assert_int_equal(complete(s, "n1", response, sizeof response), 200);
 	end(s);
 }
 
 /* ---- step by step, with the model manager held at the gate ---- */
 
 static void
-until(bool (*is_so)(Server *), Server *s)
+wait_until(bool (*is_so)(Server *), Server *s)
 {
 	WAIT_FOR(is_so(s));
 }
 
 static bool
-stands_at_the_gate(Server *s)
+is_at_the_gate(Server *s)
 {
 	(void)s;
 	return world.opening > 0;
 }
 
 static bool
-reload_waits(Server *s)
+reload_is_queued(Server *s)
 {
 	bool waits = false;
 
@@ -391,13 +398,13 @@ reload_waits(Server *s)
 }
 
 static bool
-closes(Server *s)
+is_closing(Server *s)
 {
 	return s->closing;
 }
 
 static bool
-no_engine_is_left(Server *s)
+has_no_engine(Server *s)
 {
 	(void)s;
 	return world.n_engines == 0;
@@ -407,28 +414,29 @@ typedef struct Call {
 	const Server *s;
 	const char *method, *path, *body;
 	int status;
-	char said[4096];
+	char response[4096];
 	pthread_t thread;
 } Call;
 
 static void *
-call(void *arg)
+run_call(void *arg)
 {
 	Call *c = arg;
 
-	c->status = ask(c->s, c->method, c->path, c->body, false, c->said, sizeof c->said);
+	c->status =
+	    send_request(c->s, c->method, c->path, c->body, false, c->response, sizeof c->response);
 	return NULL;
 }
 
 static void
-later(Call *c, const Server *s, const char *path, const char *body)
+start_call(Call *c, const Server *s, const char *path, const char *body)
 {
 	*c = (Call){ .s = s, .method = "POST", .path = path, .body = body };
-	assert_int_equal(pthread_create(&c->thread, NULL, call, c), 0);
+	assert_int_equal(pthread_create(&c->thread, NULL, run_call, c), 0);
 }
 
 static int
-came(Call *c)
+finish_call(Call *c)
 {
 	pthread_join(c->thread, NULL);
 	return c->status;
@@ -438,59 +446,67 @@ came(Call *c)
 #define FOR_X "{\"model\":\"x\",\"prompt\":[1],\"max_tokens\":2}"
 
 static void
-an_adapter_that_goes_while_it_is_opened(void **state)
+an_adapter_is_unloaded_while_it_opens(void **state)
 {
 	static Call c;
-	char said[4096];
+	char response[4096];
 
 	(void)state;
 	Server *s = begin(1);
-	assert_int_equal(ask(s, "POST", "/v1/load_lora_adapter", ADD, false, said, sizeof said),
+	assert_int_equal(
+	    send_request(s, "POST", "/v1/load_lora_adapter", ADD, false, response, sizeof response),
+	    200);
+	assert_int_equal(send_request(s, "POST", "/sleep", "", false, response, sizeof response),
 	                 200);
-	assert_int_equal(ask(s, "POST", "/sleep", "", false, said, sizeof said), 200);
 	assert_int_equal(world.n_engines, 0);
 	world.gate = true;
-	later(&c, s, "/v1/completions", FOR_X);
-	until(stands_at_the_gate, s);
-	assert_int_equal(ask(s, "POST", "/v1/unload_lora_adapter", ADD, false, said, sizeof said),
+	start_call(&c, s, "/v1/completions", FOR_X);
+	wait_until(is_at_the_gate, s);
+	assert_int_equal(send_request(s, "POST", "/v1/unload_lora_adapter", ADD, false, response,
+	                              sizeof response),
 	                 200);
 	world.gate = false;
-	assert_int_equal(came(&c), 404);
-	until(no_engine_is_left, s);
-	assert_int_equal(complete(s, "x", said, sizeof said), 404);
-	assert_int_equal(ask(s, "POST", "/v1/load_lora_adapter", ADD, false, said, sizeof said),
-	                 200);
-	assert_int_equal(complete(s, "x", said, sizeof said), 200);
+	assert_int_equal(finish_call(&c), 404);
+	wait_until(has_no_engine, s);
+	assert_int_equal(complete(s, "x", response, sizeof response), 404);
+	assert_int_equal(
+	    send_request(s, "POST", "/v1/load_lora_adapter", ADD, false, response, sizeof response),
+	    200);
+	assert_int_equal(complete(s, "x", response, sizeof response), 200);
 	end(s);
 }
 
 static void
-an_adapter_that_goes_before_it_is_read_again(void **state)
+an_adapter_is_unloaded_before_its_reload(void **state)
 {
 	static Call c[2];
-	char said[4096];
+	char response[4096];
 
 	(void)state;
 	Server *s = begin(1);
-	assert_int_equal(ask(s, "POST", "/v1/load_lora_adapter", ADD, false, said, sizeof said),
-	                 200);
+	assert_int_equal(
+	    send_request(s, "POST", "/v1/load_lora_adapter", ADD, false, response, sizeof response),
+	    200);
 	world.gate = true;
-	later(&c[0], s, "/v1/completions", "{\"model\":\"a\",\"prompt\":[1],\"max_tokens\":2}");
-	until(stands_at_the_gate, s);
-	later(&c[1], s, "/reload?model=x", "");
-	until(reload_waits, s);
-	assert_int_equal(ask(s, "POST", "/v1/unload_lora_adapter", ADD, false, said, sizeof said),
+	start_call(&c[0], s, "/v1/completions",
+	           "{\"model\":\"a\",\"prompt\":[1],\"max_tokens\":2}");
+	wait_until(is_at_the_gate, s);
+	start_call(&c[1], s, "/reload?model=x", "");
+	wait_until(reload_is_queued, s);
+	assert_int_equal(send_request(s, "POST", "/v1/unload_lora_adapter", ADD, false, response,
+	                              sizeof response),
 	                 200);
 	world.gate = false;
-	assert_int_equal(came(&c[0]), 200);
-	assert_int_equal(came(&c[1]), 404);
-	assert_int_equal(ask(s, "POST", "/sleep", "", false, said, sizeof said), 200);
+	assert_int_equal(finish_call(&c[0]), 200);
+	assert_int_equal(finish_call(&c[1]), 404);
+	assert_int_equal(send_request(s, "POST", "/sleep", "", false, response, sizeof response),
+	                 200);
 	assert_int_equal(world.n_engines, 0);
 	end(s);
 }
 
 static bool
-is_drowsy(Server *s)
+will_sleep(Server *s)
 {
 	pthread_mutex_lock(&s->lock);
 	bool is = s->slot[0]->sleep_when_done;
@@ -499,7 +515,7 @@ is_drowsy(Server *s)
 }
 
 static bool
-waker_waits(Server *s)
+wake_is_queued(Server *s)
 {
 	pthread_mutex_lock(&s->lock);
 	bool waits = s->slot[0]->wakers.first != NULL;
@@ -510,58 +526,61 @@ waker_waits(Server *s)
 /* Requests that wait for the model are served, and the call returns after it has been unloaded. A
  * request after that call loads it again. */
 static void
-asleep_while_it_is_opened(void **state)
+a_model_sleeps_while_it_opens(void **state)
 {
 	static Call c[3];
-	char said[4096];
+	char response[4096];
 
 	(void)state;
 	Server *s = begin(2);
 	for (int wake = 0; wake < 3; wake++) { /* one, all, and one that is loaded again at once */
 		world.gate = true;
-		later(&c[0], s, "/v1/completions",
-		      "{\"model\":\"a\",\"prompt\":[1],\"max_tokens\":2}");
-		until(stands_at_the_gate, s);
-		later(&c[1], s, wake == 1 ? "/sleep" : "/sleep?model=a", "");
-		until(is_drowsy, s);
+		start_call(&c[0], s, "/v1/completions",
+		           "{\"model\":\"a\",\"prompt\":[1],\"max_tokens\":2}");
+		wait_until(is_at_the_gate, s);
+		start_call(&c[1], s, wake == 1 ? "/sleep" : "/sleep?model=a", "");
+		wait_until(will_sleep, s);
 		if (wake == 2) {
-			later(&c[2], s, "/wake_up?model=a", "");
-			until(waker_waits, s);
+			start_call(&c[2], s, "/wake_up?model=a", "");
+			wait_until(wake_is_queued, s);
 		}
 		world.gate = false;
 		for (int i = 0; i < 2 + (wake == 2); i++)
-			assert_int_equal(came(&c[i]), 200);
+			assert_int_equal(finish_call(&c[i]), 200);
 		assert_int_equal(world.n_engines, wake == 2);
 	}
-	assert_int_equal(ask(s, "POST", "/sleep", "", false, said, sizeof said), 200);
+	assert_int_equal(send_request(s, "POST", "/sleep", "", false, response, sizeof response),
+	                 200);
 	assert_int_equal(world.n_engines, 0);
 	end(s);
 }
 
 /* The same for an engine that is opened for a name which shares it: opened once, and not leaked. */
 static void
-asleep_while_it_is_opened_for_another_name(void **state)
+a_model_sleeps_while_it_opens_for_an_adapter(void **state)
 {
 	static Call c[2];
-	char said[4096];
+	char response[4096];
 
 	(void)state;
 	for (int all = 0; all < 2; all++) {
 		Server *s = begin(1);
 		world.shares = true;
+		assert_int_equal(send_request(s, "POST", "/v1/load_lora_adapter", ADD, false,
+		                              response, sizeof response),
+		                 200);
 		assert_int_equal(
-		    ask(s, "POST", "/v1/load_lora_adapter", ADD, false, said, sizeof said), 200);
-		assert_int_equal(ask(s, "POST", "/sleep", "", false, said, sizeof said), 200);
+		    send_request(s, "POST", "/sleep", "", false, response, sizeof response), 200);
 		assert_int_equal(world.n_engines, 0);
 		const int before = world.n_opened;
 		world.gate = true;
-		later(&c[0], s, "/v1/completions", FOR_X);
-		until(stands_at_the_gate, s);
-		later(&c[1], s, all ? "/sleep" : "/sleep?model=a", "");
-		until(is_drowsy, s);
+		start_call(&c[0], s, "/v1/completions", FOR_X);
+		wait_until(is_at_the_gate, s);
+		start_call(&c[1], s, all ? "/sleep" : "/sleep?model=a", "");
+		wait_until(will_sleep, s);
 		world.gate = false;
-		assert_int_equal(came(&c[0]), 200);
-		assert_int_equal(came(&c[1]), 200);
+		assert_int_equal(finish_call(&c[0]), 200);
+		assert_int_equal(finish_call(&c[1]), 200);
 		assert_int_equal(world.n_engines, 0);
 		assert_int_equal(world.n_opened, before + 1);
 		end(s);
@@ -576,7 +595,7 @@ close_server(void *s)
 }
 
 static void
-the_end_while_an_engine_is_opened(void **state)
+the_server_ends_while_an_engine_opens(void **state)
 {
 	static Call c[2];
 	pthread_t thread;
@@ -584,15 +603,16 @@ the_end_while_an_engine_is_opened(void **state)
 	(void)state;
 	Server *s = begin(2);
 	world.gate = true;
-	later(&c[0], s, "/v1/completions", "{\"model\":\"b\",\"prompt\":[1],\"max_tokens\":2}");
-	until(stands_at_the_gate, s);
-	later(&c[1], s, "/reload?model=a", "");
-	until(reload_waits, s);
+	start_call(&c[0], s, "/v1/completions",
+	           "{\"model\":\"b\",\"prompt\":[1],\"max_tokens\":2}");
+	wait_until(is_at_the_gate, s);
+	start_call(&c[1], s, "/reload?model=a", "");
+	wait_until(reload_is_queued, s);
 	assert_int_equal(pthread_create(&thread, NULL, close_server, s), 0);
-	until(closes, s);
+	wait_until(is_closing, s);
 	world.gate = false;
 	for (int i = 0; i < 2; i++) {
-		int status = came(&c[i]);
+		int status = finish_call(&c[i]);
 		assert_true(status == 503 || (i == 0 && status == 200));
 	}
 	pthread_join(thread, NULL);
@@ -606,7 +626,7 @@ the_end_while_an_engine_is_opened(void **state)
 static void
 names_of_adapters(void **state)
 {
-	static char said[1 << 20];
+	static char response[1 << 20];
 	char body[200];
 
 	(void)state;
@@ -614,21 +634,23 @@ names_of_adapters(void **state)
 	world.fail_every = 1;
 	for (int i = 0; i < MAX_MODELS + 10; i++) {
 		snprintf(body, sizeof body, "{\"lora_name\":\"n%d\",\"lora_path\":\"one\"}", i);
-		assert_int_equal(
-		    ask(s, "POST", "/v1/load_lora_adapter", body, false, said, sizeof said), 400);
-		assert_non_null(strstr(said, "no such file"));
+		assert_int_equal(send_request(s, "POST", "/v1/load_lora_adapter", body, false,
+		                              response, sizeof response),
+		                 400);
+		assert_non_null(strstr(response, "no such file"));
 	}
 	world.fail_every = 0;
 	assert_int_equal(
-	    ask(s, "POST", "/v1/load_lora_adapter",
-	        "{\"lora_name\":\"\\t\\u0001\\n\\\\\\\"\\u00e9\",\"lora_path\":\"one\"}", false,
-	        said, sizeof said),
+	    send_request(s, "POST", "/v1/load_lora_adapter",
+	                 "{\"lora_name\":\"\\t\\u0001\\n\\\\\\\"\\u00e9\",\"lora_path\":\"one\"}",
+	                 false, response, sizeof response),
 	    200);
-	assert_int_equal(ask(s, "GET", "/metrics", "", false, said, sizeof said), 200);
+	assert_int_equal(send_request(s, "GET", "/metrics", "", false, response, sizeof response),
+	                 200);
 	assert_non_null(
-	    strstr(said, "tgi_request_count{model_name=\" t u0001\\n\\\\\\\"\xc3\xa9\"} 0\n"));
-	assert_non_null(strstr(said, "tgi_request_count{model_name=\"a\"} 0\n"));
-	assert_null(strstr(said, "\"n1\""));
+	    strstr(response, "tgi_request_count{model_name=\" t u0001\\n\\\\\\\"\xc3\xa9\"} 0\n"));
+	assert_non_null(strstr(response, "tgi_request_count{model_name=\"a\"} 0\n"));
+	assert_null(strstr(response, "\"n1\""));
 	end(s);
 }
 
@@ -660,14 +682,14 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(all_at_once),
-		cmocka_unit_test(all_at_once_in_places_of_one_engine),
-		cmocka_unit_test(more_adapters_than_places),
-		cmocka_unit_test(an_adapter_that_goes_while_it_is_opened),
-		cmocka_unit_test(an_adapter_that_goes_before_it_is_read_again),
-		cmocka_unit_test(asleep_while_it_is_opened),
-		cmocka_unit_test(asleep_while_it_is_opened_for_another_name),
-		cmocka_unit_test(the_end_while_an_engine_is_opened),
+		cmocka_unit_test(concurrent_requests_to_several_models),
+		cmocka_unit_test(concurrent_requests_to_adapters_of_one_engine),
+		cmocka_unit_test(more_adapters_than_slots),
+		cmocka_unit_test(an_adapter_is_unloaded_while_it_opens),
+		cmocka_unit_test(an_adapter_is_unloaded_before_its_reload),
+		cmocka_unit_test(a_model_sleeps_while_it_opens),
+		cmocka_unit_test(a_model_sleeps_while_it_opens_for_an_adapter),
+		cmocka_unit_test(the_server_ends_while_an_engine_opens),
 		cmocka_unit_test(names_of_adapters),
 	};
 

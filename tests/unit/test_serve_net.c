@@ -42,7 +42,7 @@ a_request_is_woken_once(void **state)
 
 /* The rest of a partial header is not sent: the client would take its body for the next answer. */
 static void
-an_answer_without_memory_is_not_sent(void **state)
+an_answer_is_not_sent_without_memory(void **state)
 {
 	static Net n;
 	Server s = { .listen_fd = -1 };
@@ -98,7 +98,7 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = { cmocka_unit_test(a_request_is_woken_once),
-		                            cmocka_unit_test(an_answer_without_memory_is_not_sent),
+		                            cmocka_unit_test(an_answer_is_not_sent_without_memory),
 		                            cmocka_unit_test(a_closed_connection_has_no_events) };
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -109,7 +109,7 @@ check_coverage(const Plan *whole, const Plan *const *rank, int n, int copies)
 		for (int r = 0; r < n; r++) {
 			const PlanTensor *own = tensor_of(rank[r], t->id);
 			if (!own)
-				fail_msg("rank %d lacks %s", r, t->id);
+				fail_msg("the plan of rank %d lacks tensor %s", r, t->id);
 			count(own, t, have, each);
 		}
 		for (int64_t e = 0; e < each * t->n_src; e++)
@@ -151,7 +151,7 @@ check_together(const Plan *a, const Plan *b)
 	assert_true(a->n_params == b->n_params);
 }
 
-BENCH_TEST(every_element_is_read_as_often_as_it_should_be)
+BENCH_TEST(every_element_is_read_by_the_right_number_of_ranks)
 {
 	static const int sizes[] = { 2, 3, 4, 8 };
 	int split = 0;
@@ -213,7 +213,7 @@ BENCH_TEST(every_element_is_read_as_often_as_it_should_be)
 
 /* Whole layers are distributed to stages: each element has one reader, except for an embedding that
  * is also the head. */
-BENCH_TEST(stages_read_everything_once)
+BENCH_TEST(stages_read_each_element_once)
 {
 	for (int m = 0; m < N_TINY; m++) {
 		const char *const set[] = { "parallel.pp=2", NULL };
@@ -286,7 +286,7 @@ shares_are_even_and_whole(void **state)
 			}
 }
 
-BENCH_TEST(what_cannot_be_dealt_is_refused)
+BENCH_TEST(indivisible_models_are_rejected)
 {
 	static const struct {
 		const char *yaml, *text;
@@ -342,10 +342,10 @@ BENCH_TEST(slopes_follow_their_heads)
 
 /* ---- inconsistent plans ---- */
 
-typedef struct Lie {
+typedef struct BadEdit {
 	const char *from, *to, *text;
-} Lie;
-static const Lie rank_lies[] = {
+} BadEdit;
+static const BadEdit rank_lies[] = {
 	{ "\"rank\":1,", "\"rank\":3,", "rank: is 3" },
 	{ "\"rank\":1,\"ranks\":3,", "", "all_reduce: the plan is for one rank" },
 	{ "\"ranks\":3", "\"ranks\":1", "ranks: is 1" },
@@ -366,7 +366,7 @@ static const Lie rank_lies[] = {
 };
 
 /* For the second of two stages */
-static const Lie stage_lies[] = {
+static const BadEdit stage_lies[] = {
 	{ "\"stage\":1", "\"stage\":2", "stage: is 2" },
 	{ "\"stages\":2", "\"stages\":1", "stages: is 1" },
 	{ "\"stage\":1,\"stages\":2,\"window\":16,", "", "stage_in: it needs a previous stage" },
@@ -381,7 +381,7 @@ static const Lie stage_lies[] = {
 };
 
 /* For layers with recurrent states: more is read or written than exists */
-static const Lie state_lies[] = {
+static const BadEdit state_lies[] = {
 	{ "\"id\":\"conv\",\"mla\":false,\"state\":true,\"k\":\"f32\"",
 	  "\"id\":\"conv\",\"mla\":false,\"state\":true,\"k\":\"f16\"",
 	  "a pool of recurrent states must be f32" },
@@ -427,7 +427,7 @@ static const Lie state_lies[] = {
 
 /* For the second of two ranks with whole experts and a gain per expert. An expert that the rank
  * marks as -1 has no index in the vector of 32 gains. */
-static const Lie gain_lies[] = {
+static const BadEdit gain_lies[] = {
 	{ "{\"op\":\"moe_ffn\"",
 	  "{\"op\":\"expert_gain\",\"layer\":0,\"kernel\":null,\"arg\":[\"expert_id\",\"expert_"
 	  "weight\",\"L0.attn_norm\",\"expert_weight\"],"
@@ -446,7 +446,8 @@ static const Lie gain_lies[] = {
 };
 
 static void
-refuse(Bench *b, const char *family, const char *description, int rank, const Lie *lies, size_t n)
+refuse(Bench *b, const char *family, const char *description, int rank, const BadEdit *lies,
+       size_t n)
 {
 	bench_spec(b, family, description);
 	const Plan *p = plan_of(b, b->spec, "ref", rank, true), *q;
@@ -481,7 +482,7 @@ refuse(Bench *b, const char *family, const char *description, int rank, const Li
 	strbuf_release(&again);
 }
 
-BENCH_TEST(plans_of_ranks_that_lie_are_refused)
+BENCH_TEST(inconsistent_plans_of_ranks_are_rejected)
 {
 	refuse(b, "llama",
 	       "attention: {n_heads: 6, n_kv_heads: 3, head_dim: 8}\nffn: {width: 48}\nparallel: "
@@ -489,7 +490,7 @@ BENCH_TEST(plans_of_ranks_that_lie_are_refused)
 	       1, rank_lies, sizeof rank_lies / sizeof *rank_lies);
 }
 
-BENCH_TEST(plans_of_stages_that_lie_are_refused)
+BENCH_TEST(inconsistent_plans_of_stages_are_rejected)
 {
 	refuse(b, "llama",
 	       "attention: {n_heads: 6, n_kv_heads: 3, head_dim: 8, window: 16}\nffn: {width: "
@@ -497,7 +498,7 @@ BENCH_TEST(plans_of_stages_that_lie_are_refused)
 	       1, stage_lies, sizeof stage_lies / sizeof *stage_lies);
 }
 
-BENCH_TEST(plans_of_states_that_lie_are_refused)
+BENCH_TEST(inconsistent_plans_of_recurrent_states_are_rejected)
 {
 	refuse(b, "qwen3_next",
 	       "attention: {n_heads: 4, n_kv_heads: 2, head_dim: 8}\nlinear: {layers: [0], "
@@ -505,7 +506,7 @@ BENCH_TEST(plans_of_states_that_lie_are_refused)
 	       0, state_lies, sizeof state_lies / sizeof *state_lies);
 }
 
-BENCH_TEST(plans_of_experts_with_gains_that_lie_are_refused)
+BENCH_TEST(inconsistent_plans_of_expert_gains_are_rejected)
 {
 	refuse(b, "gemma4",
 	       "attention: {n_heads: 4, n_kv_heads: 2, head_dim: 8, window: 8}\nffn: {width: "
@@ -517,7 +518,7 @@ BENCH_TEST(plans_of_experts_with_gains_that_lie_are_refused)
 /* ---- columns of every type ---- */
 
 static void
-columns_are_those_of_the_whole_row(void **state)
+packed_columns_equal_those_of_the_whole_row(void **state)
 {
 	enum { ROWS = 5, WIDE = 1024, FIRST = 256, COLS = 512 };
 	float *x = malloc(WIDE * sizeof *x), *want = malloc(WIDE * sizeof *want),
@@ -600,7 +601,7 @@ columns_are_those_of_the_whole_row(void **state)
 /* A file of which a rank may access only the pages that hold its data: pack_tensor gets SIGSEGV if
  * it reads others. */
 static void
-a_rank_reads_its_rows_and_columns_alone(void **state)
+a_rank_reads_only_its_rows_and_columns(void **state)
 {
 	static const Dtype types[] = { DT_F32, DT_BF16, DT_Q8_0, DT_Q4_K };
 	enum { ROWS = 24, COLS = 1 << 17, RANKS = 3 };
@@ -681,17 +682,17 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(every_element_is_read_as_often_as_it_should_be),
-		cmocka_unit_test(stages_read_everything_once),
+		cmocka_unit_test(every_element_is_read_by_the_right_number_of_ranks),
+		cmocka_unit_test(stages_read_each_element_once),
 		cmocka_unit_test(shares_are_even_and_whole),
 		cmocka_unit_test(slopes_follow_their_heads),
-		cmocka_unit_test(what_cannot_be_dealt_is_refused),
-		cmocka_unit_test(plans_of_ranks_that_lie_are_refused),
-		cmocka_unit_test(plans_of_stages_that_lie_are_refused),
-		cmocka_unit_test(plans_of_states_that_lie_are_refused),
-		cmocka_unit_test(plans_of_experts_with_gains_that_lie_are_refused),
-		cmocka_unit_test(columns_are_those_of_the_whole_row),
-		cmocka_unit_test(a_rank_reads_its_rows_and_columns_alone),
+		cmocka_unit_test(indivisible_models_are_rejected),
+		cmocka_unit_test(inconsistent_plans_of_ranks_are_rejected),
+		cmocka_unit_test(inconsistent_plans_of_stages_are_rejected),
+		cmocka_unit_test(inconsistent_plans_of_recurrent_states_are_rejected),
+		cmocka_unit_test(inconsistent_plans_of_expert_gains_are_rejected),
+		cmocka_unit_test(packed_columns_equal_those_of_the_whole_row),
+		cmocka_unit_test(a_rank_reads_only_its_rows_and_columns),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

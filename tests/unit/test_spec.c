@@ -16,12 +16,12 @@
 #define GOOD HEAD "attention: {n_heads: 6}\nffn: {width: 160}\n"
 
 static const char *
-said(Bench *b)
+diagnostics(Bench *b)
 {
 	return strbuf_str(&b->diag.text);
 }
 
-BENCH_TEST(defaults_rest_on_other_keys)
+BENCH_TEST(defaults_depend_on_other_keys)
 {
 	Spec *s = TEXT(b, GOOD, NULL);
 
@@ -65,7 +65,7 @@ BENCH_TEST(later_layers_hide_earlier_ones)
 }
 
 /* KV types: keys and values separately, and rejected values */
-BENCH_TEST(types_of_cached_rows)
+BENCH_TEST(kv_types_are_parsed)
 {
 	static const char *const set[] = { "kv.dtype=int6", "kv.v=int4", "kv.rotate=true", NULL };
 	static const struct {
@@ -115,26 +115,27 @@ BENCH_TEST(types_of_cached_rows)
 	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
 		const char *const given[] = { bad[i].set[0], bad[i].set[1], NULL };
 		assert_null(TEXT(b, GOOD, given));
-		if (!strstr(said(b), bad[i].want))
-			fail_msg("%s", said(b));
+		if (!strstr(diagnostics(b), bad[i].want))
+			fail_msg("%s", diagnostics(b));
 	}
 }
 
-BENCH_TEST(overrides_have_places)
+BENCH_TEST(errors_in_overrides_have_positions)
 {
 	static const char *const bad[] = { "attention.n_haeds=3", "hidden",      "=3", "hidden=",
 		                           "hidden=wide",         "rope={theta", NULL };
 
 	assert_null(TEXT(b, GOOD, bad));
 	assert_non_null(strstr(
-	    said(b),
+	    diagnostics(b),
 	    "--set:1:1: error: unknown key attention.n_haeds; did you mean attention.n_heads?"));
-	assert_non_null(strstr(said(b), "--set:1:1: error: --set needs key=value"));
-	assert_non_null(strstr(said(b), "--set:1:8: error: hidden = wide: an integer is expected"));
-	assert_non_null(strstr(said(b), "not YAML"));
+	assert_non_null(strstr(diagnostics(b), "--set:1:1: error: --set needs key=value"));
+	assert_non_null(
+	    strstr(diagnostics(b), "--set:1:8: error: hidden = wide: an integer is expected"));
+	assert_non_null(strstr(diagnostics(b), "not YAML"));
 }
 
-BENCH_TEST(a_value_knows_its_place)
+BENCH_TEST(values_have_source_positions)
 {
 	Spec *s = TEXT(b, GOOD, NULL);
 
@@ -157,7 +158,7 @@ selects(Bench *b, const char *yaml, int n, const char *want)
 
 	assert_non_null(node);
 	if (!selector_read(node, "key", n, out, &b->diag))
-		fail_msg("%s: %s", yaml, said(b));
+		fail_msg("%s: %s", yaml, diagnostics(b));
 	for (int i = 0; i < n; i++)
 		have[i] = out[i] ? '1' : '0';
 	assert_string_equal(have, want);
@@ -269,11 +270,11 @@ fixpoint(Bench *b, const char *path)
 	Spec *s = spec_from_file(path, NULL, &b->diag, &b->arena);
 
 	if (!s)
-		fail_msg("%s", said(b));
+		fail_msg("%s", diagnostics(b));
 	Spec *again =
 	    spec_from_text("resolved", s->yaml, strlen(s->yaml), NULL, &b->diag, &b->arena);
 	if (!again)
-		fail_msg("%s", said(b));
+		fail_msg("%s", diagnostics(b));
 	assert_string_equal(again->yaml, s->yaml);
 	assert_string_equal(again->sha256, s->sha256);
 	assert_int_equal(again->n_tensor_rule, s->n_tensor_rule);
@@ -302,7 +303,7 @@ BENCH_TEST(resolved_text_keeps_its_format)
 	Spec *s = TEXT(b, GOOD, NULL);
 
 	assert_null(TEXT(b, s->yaml, gguf));
-	assert_non_null(strstr(said(b), "has the tensor names of another format"));
+	assert_non_null(strstr(diagnostics(b), "has the tensor names of another format"));
 }
 
 /* Numbers are written and read with a decimal point in every locale. */
@@ -345,7 +346,7 @@ BENCH_TEST(text_survives_quoting)
 		Node *n = yaml_parse(yaml_source(&b->arena, "q", text, strlen(text)), &b->diag,
 		                     &b->arena);
 		if (!n)
-			fail_msg("%s: %s", text, said(b));
+			fail_msg("%s: %s", text, diagnostics(b));
 		assert_string_equal(node_get(n, "k")->text, words[i]);
 		double v;
 		bool t;
@@ -378,18 +379,18 @@ failing_allocations(void **state)
 		if (!jumped)
 			return;
 	}
-	fail_msg("never came to the end");
+	fail_msg("every allocation failed");
 }
 
 int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(defaults_rest_on_other_keys),
+		cmocka_unit_test(defaults_depend_on_other_keys),
 		cmocka_unit_test(later_layers_hide_earlier_ones),
-		cmocka_unit_test(types_of_cached_rows),
-		cmocka_unit_test(overrides_have_places),
-		cmocka_unit_test(a_value_knows_its_place),
+		cmocka_unit_test(kv_types_are_parsed),
+		cmocka_unit_test(errors_in_overrides_have_positions),
+		cmocka_unit_test(values_have_source_positions),
 		cmocka_unit_test(selectors),
 		cmocka_unit_test(storage_rules_in_order),
 		cmocka_unit_test(tensor_rules_replace_by_role),

@@ -36,7 +36,7 @@ feed(const char *const *stops, const char *text, size_t step, Strbuf *shown)
 }
 
 static void
-cut_where_the_first_begins(void **state)
+output_is_cut_at_the_first_stop(void **state)
 {
 	(void)state;
 	static const char *const stops[] = { "\n\nUser:", "END", NULL };
@@ -62,7 +62,7 @@ cut_where_the_first_begins(void **state)
 }
 
 static void
-without_stops_all_is_shown_at_once(void **state)
+without_stops_nothing_is_held_back(void **state)
 {
 	(void)state;
 	Strbuf shown = { 0 };
@@ -73,7 +73,7 @@ without_stops_all_is_shown_at_once(void **state)
 }
 
 static void
-an_empty_stop_is_refused(void **state)
+an_empty_stop_is_rejected(void **state)
 {
 	(void)state;
 	static const char *const stops[] = { "a", "", NULL };
@@ -88,9 +88,9 @@ int
 main(void)
 {
 	const struct CMUnitTest test[] = {
-		cmocka_unit_test(cut_where_the_first_begins),
-		cmocka_unit_test(without_stops_all_is_shown_at_once),
-		cmocka_unit_test(an_empty_stop_is_refused),
+		cmocka_unit_test(output_is_cut_at_the_first_stop),
+		cmocka_unit_test(without_stops_nothing_is_held_back),
+		cmocka_unit_test(an_empty_stop_is_rejected),
 	};
 	return cmocka_run_group_tests(test, NULL, NULL);
 }

@@ -189,7 +189,7 @@ BENCH_TEST(scratch_follows_the_arguments)
 }
 
 /* The code of GEMMs with weights of a type is in one file, whichever kernel uses it. */
-BENCH_TEST(products_of_a_type_have_a_file)
+BENCH_TEST(gemm_code_of_a_type_is_one_file)
 {
 	static const char head[] =
 	    "//@op matmul\n" ARGS "//@let COLUMNS = COLS\n//@product first W_DTYPE COLUMNS\n//@if "
@@ -222,7 +222,7 @@ BENCH_TEST(products_of_a_type_have_a_file)
 	assert_string_not_equal(p->key, tiles->product[0]->key);
 }
 
-BENCH_TEST(faults_of_products)
+BENCH_TEST(faults_in_library_gemms)
 {
 	static const char *const wrong[] = { "",
 		                             "p",
@@ -259,7 +259,7 @@ BENCH_TEST(headers_are_followed)
 	assert_string_equal(k->header[0], "common/llmc_step.h");
 }
 
-BENCH_TEST(keys_tell_kernels_apart)
+BENCH_TEST(keys_distinguish_kernels)
 {
 	const Kernel *a = expand(b, "//@op matmul\n" ARGS "int x;\n", 2),
 	             *same = expand(b, "//@op matmul\n" ARGS "int x;\n", 2);
@@ -365,7 +365,7 @@ BENCH_TEST(lets_are_names)
 }
 
 /* One template for all rows and for the output rows. */
-BENCH_TEST(rows_are_those_of_the_op)
+BENCH_TEST(row_counts_follow_the_op)
 {
 	static const char text[] =
 	    "//@op matmul\n//@arg x in f32[n_row, COLS]\n//@arg w in packed\n//@arg b? in "
@@ -423,7 +423,7 @@ expand_with(Bench *b, const char *text)
 	return t ? template_expand(ts, t, g, &g->op[2], PHASE_MIXED) : NULL;
 }
 
-BENCH_TEST(fragments_stand_in_place)
+BENCH_TEST(fragments_are_inserted_in_place)
 {
 	const Kernel *k =
 	    expand_with(b, "//@op matmul\n" ARGS
@@ -439,7 +439,7 @@ BENCH_TEST(fragments_stand_in_place)
 }
 
 /* An error within a fragment is reported at its line, with the lines that include it. */
-BENCH_TEST(faults_of_fragments_name_both_files)
+BENCH_TEST(errors_in_fragments_name_both_files)
 {
 	assert_null(expand_with(b, "//@op matmul\n" ARGS "//@include cpu/heads/outer.head\nx\n"));
 	const char *at = strstr(strbuf_str(&b->diag.text),
@@ -463,7 +463,7 @@ BENCH_TEST(faults_of_fragments_name_both_files)
 	assert_non_null(strstr(strbuf_str(&b->diag.text), "nested too deep"));
 }
 
-BENCH_TEST(tensor_maps_are_of_arguments)
+BENCH_TEST(tensor_maps_refer_to_arguments)
 {
 	static const char text[] = "//@op matmul\n//@launch main; block 32; grid 1\n" ARGS
 	                           "//@scratch act f16[n_tok, COLS]\n%sx\n";
@@ -514,7 +514,7 @@ BENCH_TEST(tensor_maps_are_of_arguments)
 	"//@launch finish; path library; block 32\n"
 
 /* This model's weights are bf16, COLS and ROWS 32. */
-BENCH_TEST(a_library_may_do_the_product)
+BENCH_TEST(a_library_may_run_the_gemm)
 {
 	const Kernel *k =
 	    expand_for(b, "cuda-sm_80", "//@op matmul\n" ARGS SCRATCH PATHS "${LIBRARY}\n", 2);
@@ -546,7 +546,7 @@ BENCH_TEST(a_library_may_do_the_product)
 }
 
 /* The library's sums depend on the batch size. */
-BENCH_TEST(no_library_where_rows_must_not_depend)
+BENCH_TEST(no_library_in_deterministic_mode)
 {
 	bench_spec(b, "llama", TINY_GQA TINY_FFN);
 	b->spec->deterministic = true;
@@ -715,7 +715,7 @@ faulty_launches(void **state)
 }
 
 static void
-faults_name_template_and_line(void **state)
+errors_name_template_and_line(void **state)
 {
 	(void)state;
 	for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
@@ -765,21 +765,21 @@ main(void)
 		cmocka_unit_test(numbers_become_float_constants),
 		cmocka_unit_test(scratch_follows_the_arguments),
 		cmocka_unit_test(headers_are_followed),
-		cmocka_unit_test(products_of_a_type_have_a_file),
-		cmocka_unit_test(faults_of_products),
-		cmocka_unit_test(keys_tell_kernels_apart),
-		cmocka_unit_test(faults_name_template_and_line),
+		cmocka_unit_test(gemm_code_of_a_type_is_one_file),
+		cmocka_unit_test(faults_in_library_gemms),
+		cmocka_unit_test(keys_distinguish_kernels),
+		cmocka_unit_test(errors_name_template_and_line),
 		cmocka_unit_test(every_template_fits_every_model),
 		cmocka_unit_test(launches_have_grids),
 		cmocka_unit_test(conditions_are_decided),
 		cmocka_unit_test(lets_are_names),
-		cmocka_unit_test(rows_are_those_of_the_op),
-		cmocka_unit_test(fragments_stand_in_place),
-		cmocka_unit_test(faults_of_fragments_name_both_files),
-		cmocka_unit_test(a_library_may_do_the_product),
-		cmocka_unit_test(no_library_where_rows_must_not_depend),
+		cmocka_unit_test(row_counts_follow_the_op),
+		cmocka_unit_test(fragments_are_inserted_in_place),
+		cmocka_unit_test(errors_in_fragments_name_both_files),
+		cmocka_unit_test(a_library_may_run_the_gemm),
+		cmocka_unit_test(no_library_in_deterministic_mode),
 		cmocka_unit_test(faulty_launches),
-		cmocka_unit_test(tensor_maps_are_of_arguments),
+		cmocka_unit_test(tensor_maps_refer_to_arguments),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

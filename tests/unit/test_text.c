@@ -24,7 +24,7 @@ json_refused(const char *text, const char *want)
 	assert_null(t);
 	assert_non_null(strstr(err.text, "file.json: "));
 	if (!strstr(err.text, want))
-		fail_msg("%.200s: wanted '%s' in '%s'", text, want, err.text);
+		fail_msg("%.200s: expected '%s' in '%s'", text, want, err.text);
 }
 
 #define MODEL(x) "{\"model\": {" x "}}"
@@ -177,10 +177,10 @@ spm_refused(const Msg *m, const char *want)
 	llmc_status status = text_open_spm(exact, m->n, "file.model", &t, &err);
 	free(exact);
 	if (status != LLMC_E_INPUT)
-		fail_msg("wanted '%s', status %d %s", want, status, err.text);
+		fail_msg("expected '%s', got status %d %s", want, status, err.text);
 	assert_null(t);
 	if (!strstr(err.text, want))
-		fail_msg("wanted '%s' in '%s'", want, err.text);
+		fail_msg("expected '%s' in '%s'", want, err.text);
 }
 
 static Msg
@@ -205,7 +205,7 @@ sound_model(void)
 }
 
 static void
-lying_protobuf(void **state)
+malformed_protobuf(void **state)
 {
 	Msg m = { .n = 0 }, inner = { .n = 0 }, good = sound_model();
 	float nan = 0.0f / 0.0f;
@@ -264,7 +264,7 @@ lying_protobuf(void **state)
 
 /* A character map whose trie points outside itself gives no match, and reads nothing. */
 static void
-lying_charsmap(void **state)
+malformed_charsmap(void **state)
 {
 	Msg m = sound_model(), norm = { .n = 0 };
 	char map[4 + 1024 + 4];
@@ -351,7 +351,7 @@ arguments(void **state)
 
 /* Long text without a split point takes linear time; quadratic time would take seconds. */
 static void
-long_text(void **state)
+long_input_takes_linear_time(void **state)
 {
 	static const char json[] = WITH("\"decoder\": {\"type\": \"Fuse\"}");
 	size_t len = (size_t)1 << 21, n;
@@ -417,9 +417,12 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(bad_json),       cmocka_unit_test(bad_pipeline),
-		cmocka_unit_test(lying_protobuf), cmocka_unit_test(lying_charsmap),
-		cmocka_unit_test(arguments),      cmocka_unit_test(long_text),
+		cmocka_unit_test(bad_json),
+		cmocka_unit_test(bad_pipeline),
+		cmocka_unit_test(malformed_protobuf),
+		cmocka_unit_test(malformed_charsmap),
+		cmocka_unit_test(arguments),
+		cmocka_unit_test(long_input_takes_linear_time),
 		cmocka_unit_test(utf8),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -174,7 +174,7 @@ let_signals_in(void *user, int part, int n)
 }
 
 static void
-threads_that_are_displaced_hold_nothing_up(void **state)
+descheduled_threads_block_nothing(void **state)
 {
 	struct sigaction sa = { .sa_handler = stay_away }, was;
 	enum { N = 4, GONE = 3 };
@@ -315,7 +315,7 @@ held_up_threads(void *user, int stage, int part, int n)
 /* With the pool itself: waiting for other parts takes longer than running all parts on the
  * caller. */
 static void
-a_caller_that_is_held_up_goes_on_alone(void **state)
+a_delayed_caller_continues_alone(void **state)
 {
 	atomic_int jobs[2] = { 0, 0 };
 	Threads *t;
@@ -397,7 +397,7 @@ the_caller_keeps_its_affinity(void **state)
 }
 
 static void
-silly_counts_are_refused(void **state)
+invalid_thread_counts_are_rejected(void **state)
 {
 	llmc_error err;
 	Threads *t;
@@ -594,7 +594,7 @@ a_variable_sets_the_default_count(void **state)
 }
 
 static void
-this_machine_has_something(void **state)
+this_machine_has_processors_and_caches(void **state)
 {
 	char text[256];
 
@@ -614,23 +614,23 @@ main(void)
 		cmocka_unit_test(barriers_order_memory),
 		cmocka_unit_test(every_part_of_a_stage_runs_once),
 #if !HAS_TSAN
-		cmocka_unit_test(threads_that_are_displaced_hold_nothing_up),
+		cmocka_unit_test(descheduled_threads_block_nothing),
 #endif
 		cmocka_unit_test(idle_threads_sleep),
 		cmocka_unit_test(spins_are_bounded),
 		cmocka_unit_test(the_faster_of_team_and_alone_is_chosen),
-		cmocka_unit_test(a_caller_that_is_held_up_goes_on_alone),
+		cmocka_unit_test(a_delayed_caller_continues_alone),
 		cmocka_unit_test(pools_open_and_close),
 		cmocka_unit_test(pools_run_side_by_side),
 		cmocka_unit_test(the_caller_keeps_its_affinity),
-		cmocka_unit_test(silly_counts_are_refused),
+		cmocka_unit_test(invalid_thread_counts_are_rejected),
 		cmocka_unit_test(a_thread_that_does_not_start),
 		cmocka_unit_test(siblings_count_once),
 		cmocka_unit_test(quotas_of_both_versions),
 		cmocka_unit_test(caches_count_once),
 		cmocka_unit_test(bandwidth_is_of_memory_and_not_of_caches),
 		cmocka_unit_test(a_variable_sets_the_default_count),
-		cmocka_unit_test(this_machine_has_something),
+		cmocka_unit_test(this_machine_has_processors_and_caches),
 	};
 
 	if (tempdir_open(&dir))

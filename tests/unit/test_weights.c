@@ -28,7 +28,7 @@ static Tempdir dir;
 static char warned[4096];
 
 static void
-hear(void *user, int level, const char *line)
+on_log(void *user, int level, const char *line)
 {
 	(void)user;
 	if (level == LLMC_LOG_WARNING)
@@ -102,7 +102,7 @@ load(PlanTensor *t, int n, const char *path, int n_threads, bool cache, Weights 
 {
 	const Plan p = { .n_tensor = n, .tensor = t };
 	WeightsOptions o = {
-		.path = path, .random_weights = !path, .cache_packed = cache, .log = hear
+		.path = path, .random_weights = !path, .cache_packed = cache, .log = on_log
 	};
 
 	warned[0] = 0;
@@ -161,13 +161,13 @@ paired(int64_t r, int64_t c)
 	return value(r / 8 * 8 + (r % 8 < 4 ? r % 8 * 2 : (r % 8 - 4) * 2 + 1), c);
 }
 static float
-turned(int64_t r, int64_t c)
+transposed(int64_t r, int64_t c)
 {
 	return value(c, r);
 }
 /* a stack of three transposed [8, 8] matrices; the second and third of them */
 static float
-turned_stack(int64_t r, int64_t c)
+transposed_stack(int64_t r, int64_t c)
 {
 	return -value((r + 8) / 8 * 8 + c, r % 8);
 }
@@ -195,7 +195,7 @@ vector(int64_t r, int64_t c)
 }
 
 static void
-pieces_become_tensors(void **state)
+segments_become_tensors(void **state)
 {
 	(void)state;
 	expect(
@@ -221,10 +221,10 @@ pieces_become_tensors(void **state)
 	       paired);
 	const PlanSource t[] = { PIECE("a", 24, 8, 0, 8, 1, .transpose = 8) };
 	expect((PlanTensor){ .dtype = DT_F32, .rows = 8, .cols = 24, .n_src = 1, .src = t },
-	       turned);
+	       transposed);
 	const PlanSource s[] = { PIECE("b", 24, 8, 8, 16, 1, .transpose = 8) };
 	expect((PlanTensor){ .dtype = DT_F32, .rows = 16, .cols = 8, .n_src = 1, .src = s },
-	       turned_stack);
+	       transposed_stack);
 	expect((PlanTensor){ .dtype = DT_F32,
 	                     .rows = 24,
 	                     .cols = 8,
@@ -248,7 +248,7 @@ pieces_become_tensors(void **state)
 
 /* A tensor that needs no packing is not copied. */
 static void
-plain_rows_stay_in_the_file(void **state)
+unpacked_rows_stay_in_the_file(void **state)
 {
 	const PlanSource part[] = { PIECE("a", 24, 8, 3, 10, 1, .stride = 0) };
 	PlanTensor t[] = {
@@ -282,7 +282,7 @@ plain_rows_stay_in_the_file(void **state)
 }
 
 static void
-refused(PlanTensor t, const char *path, llmc_status want, const char *text)
+expect_error(PlanTensor t, const char *path, llmc_status want, const char *text)
 {
 	Weights *w;
 	llmc_error err = { 0 };
@@ -296,7 +296,7 @@ refused(PlanTensor t, const char *path, llmc_status want, const char *text)
 }
 
 static void
-files_that_do_not_fit_are_named(void **state)
+inconsistent_files_are_named(void **state)
 {
 	const char *path = tempdir_file(&dir, "model.safetensors");
 	const PlanTensor plain = {
@@ -306,32 +306,33 @@ files_that_do_not_fit_are_named(void **state)
 
 	(void)state;
 	t.src = SRC("layers.0.atn.weight", .stride = 0);
-	refused(t, path, LLMC_E_INPUT,
-	        "has no tensor \"layers.0.atn.weight\", which the model needs (L0.q); the nearest "
-	        "name is \"layers.0.attn.weight\"");
+	expect_error(
+	    t, path, LLMC_E_INPUT,
+	    "has no tensor \"layers.0.atn.weight\", which the model needs (L0.q); the nearest "
+	    "name is \"layers.0.attn.weight\"");
 	t.src = SRC("quite.another", .stride = 0);
-	refused(t, path, LLMC_E_INPUT,
-	        "has no tensor \"quite.another\", which the model needs (L0.q)");
+	expect_error(t, path, LLMC_E_INPUT,
+	             "has no tensor \"quite.another\", which the model needs (L0.q)");
 	t.src = &PIECE("a", 12, 16, 0, 24, 1, .stride = 0);
-	refused(t, path, LLMC_E_INPUT,
-	        "tensor \"a\": plan wants shape [12, 16], file holds [24, 8]");
+	expect_error(t, path, LLMC_E_INPUT,
+	             "tensor \"a\": plan wants shape [12, 16], file holds [24, 8]");
 	t.src = &PIECE("b", 25, 8, 0, 24, 1, .stride = 0);
-	refused(t, path, LLMC_E_INPUT,
-	        "tensor \"b\": plan wants shape [25, 8], file holds [3, 8, 8]");
+	expect_error(t, path, LLMC_E_INPUT,
+	             "tensor \"b\": plan wants shape [25, 8], file holds [3, 8, 8]");
 	t.src = &PIECE("v", 25, 0, 0, 24, 1, .stride = 0);
-	refused(t, path, LLMC_E_INPUT, "tensor \"v\": plan wants shape [25], file holds [24]");
+	expect_error(t, path, LLMC_E_INPUT, "tensor \"v\": plan wants shape [25], file holds [24]");
 	t.dtype = DT_F16;
 	t.cols = 0; /* a vector is expanded to f32, never rounded */
 	t.rows = 192;
 	t.src = &PIECE("a", 24, 8, 0, 24, 1, .stride = 0);
-	refused(t, path, LLMC_E_INPUT,
-	        "tensor \"a\": plan wants f16, file holds f32: import the file again");
+	expect_error(t, path, LLMC_E_INPUT,
+	             "tensor \"a\": plan wants f16, file holds f32: import the file again");
 	t = plain;
 	t.src = SRC("layers.0.attn.weight", .stride = 0);
-	refused(t, path, LLMC_E_INPUT, "holds integers (i64), weights are expected");
-	refused(plain, tempdir_file(&dir, "nowhere"), LLMC_E_INPUT,
-	        "no such file or folder; the weights are expected there (use --weights "
-	        "PATH for another location)");
+	expect_error(t, path, LLMC_E_INPUT, "holds integers (i64), weights are expected");
+	expect_error(plain, tempdir_file(&dir, "nowhere"), LLMC_E_INPUT,
+	             "no such file or folder; the weights are expected there (use --weights "
+	             "PATH for another location)");
 
 	Weights *w;
 	llmc_error err;
@@ -345,7 +346,7 @@ files_that_do_not_fit_are_named(void **state)
 }
 
 static void
-cut_files_and_missing_shards_are_named(void **state)
+truncated_files_and_missing_shards_are_named(void **state)
 {
 	const PlanTensor t = {
 		.dtype = DT_F32, .rows = 24, .cols = 8, .n_src = 1, .src = SRC("a", .stride = 0)
@@ -360,7 +361,8 @@ cut_files_and_missing_shards_are_named(void **state)
 	                 LLMC_OK);
 	for (size_t n = 0; n < file.len; n += file.len / 9 + 1) {
 		put_file(tempdir_file(&dir, "cut.safetensors"), file.data, n);
-		refused(t, tempdir_file(&dir, "cut.safetensors"), LLMC_E_INPUT, "cut.safetensors");
+		expect_error(t, tempdir_file(&dir, "cut.safetensors"), LLMC_E_INPUT,
+		             "cut.safetensors");
 	}
 	strbuf_release(&file);
 	snprintf(sub, sizeof sub, "%s/sharded", dir.path);
@@ -480,7 +482,7 @@ packed_weights_are_kept(void **state)
 /* The cached file is truncated while a model uses it: the model is not affected. In a process of
  * its own, because a mapped file would end the process. */
 static void
-a_cache_that_is_cut_while_in_use(void **state)
+a_cache_file_is_truncated_while_in_use(void **state)
 {
 	PlanTensor t = { .id = "a",
 		         .dtype = DT_F32,
@@ -605,12 +607,12 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(pieces_become_tensors),
-		cmocka_unit_test(plain_rows_stay_in_the_file),
-		cmocka_unit_test(files_that_do_not_fit_are_named),
-		cmocka_unit_test(cut_files_and_missing_shards_are_named),
+		cmocka_unit_test(segments_become_tensors),
+		cmocka_unit_test(unpacked_rows_stay_in_the_file),
+		cmocka_unit_test(inconsistent_files_are_named),
+		cmocka_unit_test(truncated_files_and_missing_shards_are_named),
 		cmocka_unit_test(packed_weights_are_kept),
-		cmocka_unit_test(a_cache_that_is_cut_while_in_use),
+		cmocka_unit_test(a_cache_file_is_truncated_while_in_use),
 		cmocka_unit_test(a_full_disk_is_a_warning),
 		cmocka_unit_test(noise_is_seeded),
 	};

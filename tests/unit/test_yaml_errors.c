@@ -31,7 +31,7 @@ find_cases(void)
 }
 
 static void
-one(Bench *b, int at)
+check_case(Bench *b, int at)
 {
 	const char *in = arena_printf(&b->arena, TOP "/%s/in.yaml", name[at]),
 	           *want = arena_printf(&b->arena, TOP "/%s/want.err", name[at]);
@@ -56,13 +56,13 @@ one(Bench *b, int at)
 }
 
 static void
-every_mistake_has_its_sentence(void **state)
+every_mistake_has_its_message(void **state)
 {
 	(void)state;
 	find_cases();
 	assert_true(n_name > 40);
 	for (int i = 0; i < n_name; i++)
-		bench_run(one, i);
+		bench_run(check_case, i);
 	for (int i = 0; i < n_name; i++)
 		free(name[i]);
 }
@@ -70,7 +70,7 @@ every_mistake_has_its_sentence(void **state)
 int
 main(void)
 {
-	const struct CMUnitTest tests[] = { cmocka_unit_test(every_mistake_has_its_sentence) };
+	const struct CMUnitTest tests[] = { cmocka_unit_test(every_mistake_has_its_message) };
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
