@@ -259,8 +259,8 @@ files_writable_by_others_are_not_run(void **state)
 	expect_error(LLMC_E_IO, "kernels: others may write to it (mode 777)");
 }
 
-/* Write permission on any folder of a file's path decides what is loaded, whoever owns the file
- * itself. */
+/* Write permission on any folder of a file's path decides what is loaded, even if the file has
+ * another owner. */
 static void
 folders_writable_by_others_are_rejected(void **state)
 {

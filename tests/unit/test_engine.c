@@ -84,7 +84,7 @@ tear_down(void **state)
 	return 0;
 }
 
-/* As documented in llmc.h: the size is returned even if the buffer is too small or NULL. */
+/* The size is returned even if the buffer is too small or NULL, as documented in llmc.h. */
 static void
 llmc_get_reports_the_needed_size(void **state)
 {
@@ -840,7 +840,7 @@ prompt_lookup_drafts_repetitions(void **state)
 	draft_free(d);
 }
 
-/* With swapped-in sequences a step may have more recomputed rows than were ever measured: no draft
+/* A step with swapped-in sequences may have more recomputed rows than were ever measured: no draft
  * tokens are added. */
 static void
 full_steps_have_no_draft_tokens(void **state)
@@ -1072,7 +1072,7 @@ requests_that_cannot_run_are_rejected(void **state)
 	q.deadline_s = NAN;
 	expect_error(b, &q, LLMC_E_RANGE, "deadline_s is nan, it must be 0 (none) or above");
 	q.deadline_s = 0;
-	/* as many as fit */
+	/* max_tokens -1: generate until the context is full */
 	llmc_event ev = LLMC_INIT(llmc_event);
 	a.p.max_tokens = -1;
 	a.p.ignore_eos = true;
@@ -1416,8 +1416,8 @@ main(void)
 		cmocka_unit_test(a_sequence_moves_to_another_session),
 	};
 
-	/* rows of a prompt may use another form of attention than single rows, so results may
-	 * depend on chunk sizes */
+	/* prefill rows may use another form of attention than single rows, so results may depend
+	 * on chunk sizes */
 	const struct CMUnitTest with_latents[] = {
 		cmocka_unit_test(draft_tokens_change_nothing),
 		cmocka_unit_test(short_sequences_keep_their_attention_form),

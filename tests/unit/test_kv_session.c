@@ -112,8 +112,8 @@ feed(Session *s, llmc_seq q, const int32_t *tok, int n, float *logits)
 		fail_msg("%s", err.text);
 }
 
-/* Logits of all rows of a prompt, run in one chunk on one thread: all other ways must match them
- * bit for bit. */
+/* Logits of all prefill rows, run in one chunk on one thread: all other ways must match them bit
+ * for bit. */
 static void
 baseline(const int32_t *tok, int n, float *logits)
 {

@@ -56,8 +56,8 @@ BENCH_TEST(a_plan_is_read_back_unchanged)
 }
 
 #define FIRST                                                                                      \
-	"\"product\":{\"act\":11,\"w\":3,\"y\":15,\"add\":-1,\"beta\":0.0}" /* of q, k, v: 64 rows \
-	                                                                       of 32, raw f32 */
+	"\"product\":{\"act\":11,\"w\":3,\"y\":15,\"add\":-1,\"beta\":0.0}" /* q, k, v: 64 rows of \
+	                                                                       32 */
 
 static const struct {
 	const char *from, *to, *text;

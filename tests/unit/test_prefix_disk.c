@@ -392,7 +392,7 @@ a_restart_finds_cached_prompts(void **state)
 		fail_msg("%s", err.text);
 	assert_int_equal(answer(m, first), 0);
 	assert_int_equal(files(NULL, 0, 0),
-	                 (PROMPT + NEW - 1) / PLAN_KV_PAGE); /* of prompt and answer */
+	                 (PROMPT + NEW - 1) / PLAN_KV_PAGE); /* pages of prompt and answer */
 	assert_int_equal(answer(m, again), 96);
 	assert_memory_equal(first, again, sizeof first);
 	/* one page is damaged: the pages before it are found, it is written again, and the answer

@@ -115,7 +115,7 @@ greedy_is_the_largest_after_penalties(void **state)
 		llmc_sampler *s = open_case(&greedy, 0);
 		assert_int_equal(llmc_sampler_sample(s, logits, &id, &logprob, NULL), LLMC_OK);
 		assert_int_equal(id, want[c]);
-		/* of the unchanged distribution, the first case's */
+		/* logprob of the unchanged distribution, which is that of the first case */
 		assert_true(fabs(logprob - log(cases[0].want[id])) < 1e-5);
 		llmc_sampler_close(s);
 	}

@@ -185,7 +185,7 @@ end(Server *s)
 	world = (MpiWorld){ 0 };
 }
 
-/* Send one request on a connection of its own; returns its status, with the answer in `said`.
+/* Send one request on a connection of its own; returns its status, with the answer in `response`.
  * leave: do not wait for the answer; returns 0. */
 static int
 send_request(const Server *s, const char *method, const char *path, const char *body, bool leave,

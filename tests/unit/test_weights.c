@@ -231,7 +231,7 @@ segments_become_tensors(void **state)
 	                     .n_src = 1,
 	                     .src = SRC("a", .unit_rows = true) },
 	       unit);
-	/* of another type than in the file */
+	/* another type than in the file */
 	expect((PlanTensor){ .dtype = DT_F32,
 	                     .rows = 24,
 	                     .cols = 8,
