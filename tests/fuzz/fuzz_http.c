@@ -142,7 +142,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	r->route = route_find(serve_routes, "POST", paths[data[0] % (sizeof paths / sizeof *paths)],
 	                      false, &tail, &wrong_method);
 	strbuf_add(&r->body, data + 1, size - 1);
-	if (!(r->route->flags & RT_MODEL) || models_take(&s, r, &p)) /* as a worker thread does */
+	if (!(r->route->flags & RT_MODEL) ||
+	    models_take(&s, r, &p)) /* same condition as a worker thread does */
 		r->route->handle(r);
 	else
 		wrong("no model", r);

@@ -1072,7 +1072,7 @@ requests_that_cannot_run_are_rejected(void **state)
 	q.deadline_s = NAN;
 	expect_error(b, &q, LLMC_E_RANGE, "deadline_s is nan, it must be 0 (none) or above");
 	q.deadline_s = 0;
-	/* max_tokens -1: generate until the context is full */
+	/* max_tokens -1: generate until the KV cache is full, 128 positions here */
 	llmc_event ev = LLMC_INIT(llmc_event);
 	a.p.max_tokens = -1;
 	a.p.ignore_eos = true;
