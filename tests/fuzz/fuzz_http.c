@@ -143,7 +143,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	                      false, &tail, &wrong_method);
 	strbuf_add(&r->body, data + 1, size - 1);
 	if (!(r->route->flags & RT_MODEL) ||
-	    models_take(&s, r, &p)) /* same condition as a worker thread does */
+	    models_take(&s, r, &p)) /* same condition as in a worker */
 		r->route->handle(r);
 	else
 		wrong("no model", r);
