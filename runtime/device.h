@@ -107,7 +107,7 @@ typedef struct Device {
 	llmc_status (*forward)(Session *s, int phase, const float **logits, llmc_error *err);
 	llmc_status (*prepare)(
 	    Session *s, llmc_error *err); /* like session_prepare; NULL: nothing to prepare */
-	/* Like llmc_op_times, for the last step. Calls s->again, if set, before each run. NULL: the
+	/* Like llmc_op_times, for the last step. Calls s->rerun, if set, before each run. NULL: the
 	 * device cannot measure single ops. */
 	llmc_status (*op_times)(Session *s, int phase, llmc_op_time_fn fn, void *user,
 	                        llmc_error *err);

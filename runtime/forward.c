@@ -56,7 +56,7 @@ admit(Session *s, const llmc_chunk *chunk, size_t n, bool fed, int32_t *n_dec, l
 
 	if (n < 1 || !chunk)
 		return error_set(err, LLMC_E_RANGE, "no chunk to run");
-	if (s->plan->takes_rows && !s->given)
+	if (s->plan->takes_rows && !s->hidden_in)
 		return error_set(err, LLMC_E_RANGE,
 		                 "this is the MTP head of a model (mtp.part): pass rows "
 		                 "of the model with its tokens (llmc_forward_rows)");
@@ -190,8 +190,8 @@ weight_bytes(Session *s, int phase)
 {
 	const PlanPhase *p = &s->plan->phase[phase];
 
-	if (s->weighed[phase] != s->size->n_tok) {
-		s->weighed[phase] = s->size->n_tok;
+	if (s->counted_rows[phase] != s->size->n_tok) {
+		s->counted_rows[phase] = s->size->n_tok;
 		s->weight_bytes[phase] = 0;
 		for (int i = 0; i < p->n_step; i++)
 			s->weight_bytes[phase] +=
@@ -217,42 +217,42 @@ count(Session *s, const llmc_chunk *chunk, size_t n, int phase)
 /* The rows of a forward pass through the stages in micro-batches, so that a stage can work while
  * the next one processes its previous output. A micro-batch has at least LEAST_ROWS rows, because
  * each one reads the weights again. */
-enum { LEAST_ROWS = 32, PIECES_A_STAGE = 4 };
+enum { LEAST_ROWS = 32, MICRO_BATCHES_PER_STAGE = 4 };
 
 /* Part of a chunk in a micro-batch, and the destination of its logits */
-typedef struct PieceRows {
-	int32_t piece, base, n_out;
+typedef struct MicroBatchRows {
+	int32_t batch, base, n_out;
 	int64_t to;
-} PieceRows;
-typedef struct ForwardPieces {
+} MicroBatchRows;
+typedef struct MicroBatches {
 	float *made; /* [n_out, plan_out_width] of a micro-batch */
 	int64_t made_bytes;
-	llmc_chunk *chunk; /* [most] of the micro-batch */
-	PieceRows *part;   /* [most] of all micro-batches */
+	llmc_chunk *chunk;    /* [most] of the micro-batch */
+	MicroBatchRows *part; /* [most] of all micro-batches */
 	int32_t most;
 	int32_t out[]; /* [micro-batches] rows of logits */
-} ForwardPieces;
+} MicroBatches;
 
 void
 forward_close(Session *s)
 {
-	if (!s->pieces)
+	if (!s->micro_batches)
 		return;
-	session_unmap(s->pieces->made, s->pieces->made_bytes);
-	free(s->pieces->chunk);
-	free(s->pieces->part);
-	free(s->pieces);
-	s->pieces = NULL;
+	session_unmap(s->micro_batches->made, s->micro_batches->made_bytes);
+	free(s->micro_batches->chunk);
+	free(s->micro_batches->part);
+	free(s->micro_batches);
+	s->micro_batches = NULL;
 }
 
 llmc_status
 forward_open(Session *s, llmc_error *err)
 {
-	const int most = PIECES_A_STAGE * s->plan->stages;
+	const int most = MICRO_BATCHES_PER_STAGE * s->plan->stages;
 
 	if (s->plan->stages < 2 || s->plan->stage > 0 || s->plan->rank > 0)
 		return LLMC_OK;
-	ForwardPieces *p = s->pieces = calloc(1, sizeof *p + (size_t)most * sizeof *p->out);
+	MicroBatches *p = s->micro_batches = calloc(1, sizeof *p + (size_t)most * sizeof *p->out);
 	if (p) {
 		p->most = s->lim.seqs + most;
 		p->made_bytes =
@@ -268,7 +268,8 @@ forward_open(Session *s, llmc_error *err)
 }
 
 static llmc_status
-forward_piece(Session *s, const llmc_chunk *chunk, size_t n, const float **made, llmc_error *err)
+forward_micro_batch(Session *s, const llmc_chunk *chunk, size_t n, const float **made,
+                    llmc_error *err)
 {
 	int32_t n_dec = 0;
 
@@ -287,17 +288,17 @@ forward_piece(Session *s, const llmc_chunk *chunk, size_t n, const float **made,
 static llmc_status
 forward_stages(Session *s, const llmc_chunk *chunk, size_t n, float *logits, llmc_error *err)
 {
-	ForwardPieces *p = s->pieces;
+	MicroBatches *p = s->micro_batches;
 	const int stages = s->plan->stages;
 	const int64_t width = plan_out_width(s->plan), forwards = s->stats.forwards;
 	int64_t rows = 0, to = 0, each;
-	int32_t n_part = 0, n_piece = 0, at = 0;
+	int32_t n_part = 0, n_batch = 0, at = 0;
 
 	for (size_t i = 0; i < n; i++)
 		rows += chunk[i].n_tok;
-	each = (rows + PIECES_A_STAGE * stages - 1) / (PIECES_A_STAGE * stages);
+	each = (rows + MICRO_BATCHES_PER_STAGE * stages - 1) / (MICRO_BATCHES_PER_STAGE * stages);
 	each = s->plan->prompt_whole ? rows : each < LEAST_ROWS ? LEAST_ROWS : each;
-	for (size_t i = 0; i < n; n_piece++) {
+	for (size_t i = 0; i < n; n_batch++) {
 		int32_t first = n_part, here = 0;
 		for (; i < n && here < each; n_part++) {
 			const llmc_chunk *c = &chunk[i];
@@ -309,7 +310,8 @@ forward_stages(Session *s, const llmc_chunk *chunk, size_t n, float *logits, llm
 			p->chunk[n_part - first] = (llmc_chunk){
 				.seq = c->seq, .tok = c->tok + at, .n_tok = take, .n_out = out
 			};
-			p->part[n_part] = (PieceRows){ .piece = n_piece, .n_out = out, .to = to };
+			p->part[n_part] =
+			    (MicroBatchRows){ .batch = n_batch, .n_out = out, .to = to };
 			to += out;
 			here += take;
 			at += take;
@@ -318,17 +320,17 @@ forward_stages(Session *s, const llmc_chunk *chunk, size_t n, float *logits, llm
 				i++;
 			}
 		}
-		TRY(forward_piece(s, p->chunk, (size_t)(n_part - first), NULL, err));
+		TRY(forward_micro_batch(s, p->chunk, (size_t)(n_part - first), NULL, err));
 		for (int32_t k = first; k < n_part; k++)
 			p->part[k].base = s->out_base[k - first];
-		p->out[n_piece] = s->size->n_out;
+		p->out[n_batch] = s->size->n_out;
 	}
 	s->stats.forwards = forwards + 1;
-	for (int32_t k = 0, piece = 0; piece < n_piece; piece++) {
+	for (int32_t k = 0, batch = 0; batch < n_batch; batch++) {
 		if (!comm_pipe_receive(s->comm, p->made,
-		                       (size_t)(p->out[piece] * width) * sizeof *p->made))
+		                       (size_t)(p->out[batch] * width) * sizeof *p->made))
 			return ranks_error(s, comm_error(s->comm, err), err);
-		for (; k < n_part && p->part[k].piece == piece; k++)
+		for (; k < n_part && p->part[k].batch == batch; k++)
 			if (logits)
 				memcpy(logits + p->part[k].to * width,
 				       p->made + p->part[k].base * width,
@@ -343,11 +345,11 @@ session_forward(Session *s, const llmc_chunk *chunk, size_t n, float *logits, ll
 	const float *made = NULL;
 	size_t width = (size_t)plan_out_width(s->plan);
 
-	if (s->pieces) {
+	if (s->micro_batches) {
 		TRY(admit(s, chunk, n, false, &(int32_t){ 0 }, err));
 		return forward_stages(s, chunk, n, logits, err);
 	}
-	TRY(forward_piece(s, chunk, n, logits ? &made : NULL, err));
+	TRY(forward_micro_batch(s, chunk, n, logits ? &made : NULL, err));
 	for (size_t i = 0; logits && i < n; i++)
 		if (chunk[i].n_out) {
 			size_t floats = (size_t)chunk[i].n_out * width;
@@ -368,9 +370,9 @@ session_forward_rows(Session *s, const llmc_chunk *chunk, size_t n, const float 
 		                        "not an MTP head (mtp.part)"
 		                      : "an MTP head (mtp.part) needs rows of the model "
 		                        "with its tokens");
-	s->given = came;
+	s->hidden_in = came;
 	llmc_status status = session_forward(s, chunk, n, logits, err);
-	s->given = NULL;
+	s->hidden_in = NULL;
 	return status;
 }
 
@@ -470,7 +472,7 @@ fail:
 /* ---- sampling on the device ---- */
 
 static llmc_status
-not_here(llmc_error *err)
+no_device_sampling(llmc_error *err)
 {
 	return error_set(err, LLMC_E_RANGE, "this session samples no tokens on its device");
 }
@@ -510,7 +512,7 @@ session_sample_params(Session *s, llmc_seq q, const llmc_params *p, const int32_
 	llmc_params own = whole(p);
 
 	if (!session_can_sample(s, p))
-		return not_here(err);
+		return no_device_sampling(err);
 	if (session_seq_len(s, q) < 0)
 		return error_set(err, LLMC_E_RANGE, "there is no sequence %d in this session", q);
 	TRY(sampler_check(&own, (int32_t)s->plan->vocab, err));
@@ -527,7 +529,7 @@ queue_step(Session *s, const llmc_chunk *chunk, size_t n, bool pick, llmc_error 
 	int32_t n_dec = 0;
 
 	if (!s->device->sampler || s->comm)
-		return not_here(err);
+		return no_device_sampling(err);
 	TRY(admit(s, chunk, n, true, &n_dec, err));
 	bool decode = (size_t)n_dec == n;
 	TRY(s->device->sampler->begin(s, chunk, n, err));
@@ -555,7 +557,7 @@ llmc_status
 session_queue_sample(Session *s, const uint32_t *const *mask, llmc_error *err)
 {
 	if (!s->device->sampler || s->comm)
-		return not_here(err);
+		return no_device_sampling(err);
 	TRY(s->device->enter(s, err));
 	llmc_status status = s->device->sampler->sample(s, mask, err);
 	s->device->leave(s);
@@ -565,7 +567,8 @@ session_queue_sample(Session *s, const uint32_t *const *mask, llmc_error *err)
 llmc_status
 session_take_sampled(Session *s, int32_t *ids, float *logprobs, llmc_error *err)
 {
-	return s->device->sampler ? s->device->sampler->take(s, ids, logprobs, err) : not_here(err);
+	return s->device->sampler ? s->device->sampler->take(s, ids, logprobs, err)
+	                          : no_device_sampling(err);
 }
 
 void

@@ -17,7 +17,7 @@
 
 #include "runtime/state/rope_tables.h"
 
-enum { SAY_S = 2 }; /* how long rank 0 waits for the reason why the group has ended */
+enum { REASON_WAIT_S = 2 }; /* how long rank 0 waits for the reason why the group has ended */
 
 typedef enum RecordKind {
 	RECORD_STEP,
@@ -167,9 +167,9 @@ step_again(Session *s, int phase)
 static void
 lead(Session *s)
 {
-	s->kv.told = on_kv_op;
+	s->kv.on_op = on_kv_op;
 	s->kv.on_op_user = s;
-	s->again = step_again;
+	s->rerun = step_again;
 }
 
 /* ---- saving and restoring pages and states ---- */
@@ -189,7 +189,7 @@ collect_sizes(Session *s, RankSizes *all)
 }
 
 static bool
-ask_sizes(Session *s, RankSizes *all)
+request_sizes(Session *s, RankSizes *all)
 {
 	return broadcast_record(s, (Record){ .kind = RECORD_SIZES }) && collect_sizes(s, all);
 }
@@ -200,7 +200,7 @@ all_rank_sizes(Session *s)
 {
 	if (!s->kept) {
 		RankSizes *all = calloc((size_t)comm_ranks(s->comm), sizeof *all);
-		if (!all || !ask_sizes(s, all)) {
+		if (!all || !request_sizes(s, all)) {
 			free(all);
 			return NULL;
 		}
@@ -213,13 +213,13 @@ void
 ranks_exchange_sizes(Session *s)
 {
 	if (leads(s) && s->plan->stages > 1 && s->kept)
-		(void)ask_sizes(s, s->kept);
+		(void)request_sizes(s, s->kept);
 	else if (leads(s) && s->plan->stages > 1)
 		(void)all_rank_sizes(s);
 }
 
 int64_t
-ranks_saved_bytes(Session *s, int32_t n, int32_t behind, bool states)
+ranks_saved_bytes(Session *s, int32_t n, int32_t windowless, bool states)
 {
 	const RankSizes own = own_sizes(s->plan), *all = leads(s) ? all_rank_sizes(s) : &own;
 	const int ranks = leads(s) ? comm_ranks(s->comm) : 1;
@@ -227,7 +227,7 @@ ranks_saved_bytes(Session *s, int32_t n, int32_t behind, bool states)
 
 	for (int k = 0; all && k < ranks; k++)
 		sum += n * all[k].page + (states ? all[k].state : 0);
-	return !all ? -1 : leads(s) ? sum : sum - kv_windowless_bytes(s->plan, behind);
+	return !all ? -1 : leads(s) ? sum : sum - kv_windowless_bytes(s->plan, windowless);
 }
 
 /* Floats per rank in a message: the maximum over the ranks */
@@ -261,7 +261,7 @@ saved_at(const Session *s, const void *host, int32_t n, int k, int32_t i)
 typedef struct Transfer {
 	RecordKind kind;
 	const int32_t *page;
-	int32_t n, behind, floats[2];
+	int32_t n, windowless, floats[2];
 	llmc_seq q;
 	char *host;
 } Transfer; /* host: saved data on rank 0; NULL on the others */
@@ -280,7 +280,7 @@ transfer_segment(Session *s, const Transfer *m, int32_t i, float *all)
 		if (states)
 			kv_state_read(&s->kv, m->q, own);
 		else
-			kv_page_read(&s->kv, m->page[i], kv_lacks_window(&s->kv, i, m->behind),
+			kv_page_read(&s->kv, m->page[i], kv_lacks_window(&s->kv, i, m->windowless),
 			             own);
 		ok = comm_gather_to_root(s->comm, own, each, m->host ? all : NULL);
 		for (int k = 0; k < ranks && ok && m->host; k++)
@@ -296,7 +296,7 @@ transfer_segment(Session *s, const Transfer *m, int32_t i, float *all)
 	if (ok && states)
 		kv_state_write(&s->kv, m->q, own);
 	else if (ok)
-		kv_page_write(&s->kv, m->page[i], kv_lacks_window(&s->kv, i, m->behind), own);
+		kv_page_write(&s->kv, m->page[i], kv_lacks_window(&s->kv, i, m->windowless), own);
 	return ok;
 }
 
@@ -320,7 +320,7 @@ transfer_pages(Session *s, const Transfer *m)
 }
 
 static bool
-lead_transfer(Session *s, RecordKind kind, const int32_t *page, int32_t n, int32_t behind,
+lead_transfer(Session *s, RecordKind kind, const int32_t *page, int32_t n, int32_t windowless,
               llmc_seq q, const void *host)
 {
 	int32_t *window = calloc((size_t)n + 1, sizeof *window);
@@ -331,12 +331,13 @@ lead_transfer(Session *s, RecordKind kind, const int32_t *page, int32_t n, int32
 	const Transfer m = { .kind = kind,
 		             .page = page,
 		             .n = n,
-		             .behind = behind,
+		             .windowless = windowless,
 		             .floats = { ok ? most_floats(s, false) : 0,
 		                         ok ? most_floats(s, true) : 0 },
 		             .q = q,
 		             .host = (char *)(uintptr_t)host };
-	ok = ok && broadcast_record(s, (Record){ .kind = kind, .a = n, .b = q, .more = behind }) &&
+	ok = ok &&
+	     broadcast_record(s, (Record){ .kind = kind, .a = n, .b = q, .more = windowless }) &&
 	     comm_send(s->comm, m.floats, sizeof m.floats) &&
 	     comm_send(s->comm, page, (size_t)n * sizeof *page) &&
 	     comm_send(s->comm, window, (size_t)n * sizeof *window);
@@ -345,29 +346,29 @@ lead_transfer(Session *s, RecordKind kind, const int32_t *page, int32_t n, int32
 }
 
 bool
-ranks_save(Session *s, const int32_t *page, int32_t n, int32_t behind, llmc_seq q, void *host)
+ranks_save(Session *s, const int32_t *page, int32_t n, int32_t windowless, llmc_seq q, void *host)
 {
 	if (leads(s))
-		return lead_transfer(s, RECORD_READ, page, n, behind, q, host);
-	kv_pages_read(&s->kv, page, n, behind, host);
+		return lead_transfer(s, RECORD_READ, page, n, windowless, q, host);
+	kv_pages_read(&s->kv, page, n, windowless, host);
 	if (q >= 0)
 		kv_state_read(&s->kv, q,
 		              (char *)host + kv_bytes(s->plan, n) -
-		                  kv_windowless_bytes(s->plan, behind));
+		                  kv_windowless_bytes(s->plan, windowless));
 	return true;
 }
 
 bool
-ranks_restore(Session *s, const int32_t *page, int32_t n, int32_t behind, llmc_seq q,
+ranks_restore(Session *s, const int32_t *page, int32_t n, int32_t windowless, llmc_seq q,
               const void *host)
 {
 	if (leads(s))
-		return lead_transfer(s, RECORD_WRITE, page, n, behind, q, host);
-	kv_pages_write(&s->kv, page, n, behind, host);
+		return lead_transfer(s, RECORD_WRITE, page, n, windowless, q, host);
+	kv_pages_write(&s->kv, page, n, windowless, host);
 	if (q >= 0)
 		kv_state_write(&s->kv, q,
 		               (const char *)host + kv_bytes(s->plan, n) -
-		                   kv_windowless_bytes(s->plan, behind));
+		                   kv_windowless_bytes(s->plan, windowless));
 	return true;
 }
 
@@ -376,9 +377,11 @@ follow_transfer(Session *s, const Record *r)
 {
 	int32_t *page = calloc((size_t)r->a + 1, sizeof *page),
 	        *window = calloc((size_t)r->a + 1, sizeof *window);
-	Transfer m = {
-		.kind = (RecordKind)r->kind, .page = page, .n = r->a, .behind = r->more, .q = r->b
-	};
+	Transfer m = { .kind = (RecordKind)r->kind,
+		       .page = page,
+		       .n = r->a,
+		       .windowless = r->more,
+		       .q = r->b };
 	bool ok = page && window && comm_receive(s->comm, m.floats, sizeof m.floats) &&
 	          comm_receive(s->comm, page, (size_t)r->a * sizeof *page) &&
 	          comm_receive(s->comm, window, (size_t)r->a * sizeof *window);
@@ -496,7 +499,7 @@ ranks_error(Session *s, llmc_status own, llmc_error *err)
 	}
 	struct timespec most;
 	clock_gettime(CLOCK_REALTIME, &most);
-	most.tv_sec += SAY_S;
+	most.tv_sec += REASON_WAIT_S;
 	pthread_mutex_lock(&g->lock);
 	for (int rc = 0; rc == 0;) {
 		int n_over = 0;
@@ -695,7 +698,7 @@ ranks_close(Session *s)
 	if (!g && s->comm && s->rt->world) {
 		if (comm_rank(s->comm) == 0)
 			(void)broadcast_record(s, (Record){ .kind = RECORD_CLOSE });
-		s->kv.told = NULL;
+		s->kv.on_op = NULL;
 	}
 	if (!g)
 		return;
@@ -713,7 +716,7 @@ ranks_close(Session *s)
 		pthread_cond_destroy(&g->opened);
 		pthread_mutex_destroy(&g->lock);
 	}
-	s->kv.told = NULL;
+	s->kv.on_op = NULL;
 	s->comm = NULL;
 	s->group = NULL;
 	free(g);

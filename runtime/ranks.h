@@ -32,11 +32,12 @@ void ranks_exchange_sizes(Session *s);
 llmc_status ranks_error(Session *s, llmc_status own, llmc_error *err);
 
 /* Save or restore n pages, rank by rank, and then the states of sequence q (-1: none), rank by
- * rank. behind: see kv_pages_read. ranks_saved_bytes returns the total size. A negative size, or
- * false, means that the group has ended. For a single rank, only its own data. */
-int64_t ranks_saved_bytes(Session *s, int32_t n, int32_t behind, bool states);
-bool ranks_save(Session *s, const int32_t *page, int32_t n, int32_t behind, llmc_seq q, void *host);
-bool ranks_restore(Session *s, const int32_t *page, int32_t n, int32_t behind, llmc_seq q,
+ * rank. windowless: see kv_pages_read. ranks_saved_bytes returns the total size. A negative size,
+ * or false, means that the group has ended. For a single rank, only its own data. */
+int64_t ranks_saved_bytes(Session *s, int32_t n, int32_t windowless, bool states);
+bool ranks_save(Session *s, const int32_t *page, int32_t n, int32_t windowless, llmc_seq q,
+                void *host);
+bool ranks_restore(Session *s, const int32_t *page, int32_t n, int32_t windowless, llmc_seq q,
                    const void *host);
 
 /* Bind the calling thread to its share of the processors while a rank is opened (`ranks` equal

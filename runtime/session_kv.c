@@ -16,10 +16,10 @@ typedef struct SavedHead {
 	char target[32];
 	int64_t bytes; /* size of pages and states */
 	int32_t len, length_bound, prefix_len, mark;
-	int32_t behind, unused; /* leading pages stored without window pages */
-	uint64_t adapter;       /* key of its adapter; 0: none */
-	uint64_t salt;          /* salt of its prefix-cache pages */
-	uint64_t sum;           /* checksum of pages and states */
+	int32_t windowless, unused; /* leading pages stored without window pages */
+	uint64_t adapter;           /* key of its adapter; 0: none */
+	uint64_t salt;              /* salt of its prefix-cache pages */
+	uint64_t sum;               /* checksum of pages and states */
 } SavedHead;
 
 static const char magic[8] = "llmckv5";
@@ -61,16 +61,16 @@ session_seq_save(Session *s, llmc_seq q, void *buf, size_t cap, size_t *need, ll
 	h.length_bound = s->seq[q].length_bound;
 	h.prefix_len = s->seq[q].prefix_len;
 	h.mark = s->seq[q].mark;
-	h.behind = s->kv.seq[q].n_windowless;
+	h.windowless = s->kv.seq[q].n_windowless;
 	h.adapter = adapter_key(s->rt, s->seq[q].adapter);
 	h.salt = s->seq[q].salt;
-	h.bytes = ranks_saved_bytes(s, kv_seq_pages(h.len), h.behind, true);
+	h.bytes = ranks_saved_bytes(s, kv_seq_pages(h.len), h.windowless, true);
 	*need = sizeof h + (size_t)h.bytes;
 	if (cap < *need)
 		return error_set(err, LLMC_E_RANGE,
 		                 "the sequence needs %zu bytes, the buffer has %zu", *need, cap);
 	kv_seq_wait(&s->kv, q);
-	if (!ranks_save(s, s->kv.seq[q].page, kv_seq_pages(h.len), h.behind, states_of(s, q),
+	if (!ranks_save(s, s->kv.seq[q].page, kv_seq_pages(h.len), h.windowless, states_of(s, q),
 	                (char *)buf + sizeof h))
 		return comm_error(s->comm, err);
 	h.sum = sum64((char *)buf + sizeof h, (size_t)h.bytes, 1);
@@ -95,9 +95,9 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 		                 "cached rows: they must be the same (here %s)",
 		                 s->plan->target ? s->plan->target : "ref");
 	if (h.len < 0 || h.length_bound < h.len || h.prefix_len < 0 || h.prefix_len > h.len ||
-	    h.mark < 0 || h.behind < kv_windowless_pages(&s->kv, h.len - KV_MAX_ROLLBACK) ||
-	    h.behind > kv_windowless_pages(&s->kv, h.len) ||
-	    h.bytes != ranks_saved_bytes(s, kv_seq_pages(h.len), h.behind, true) ||
+	    h.mark < 0 || h.windowless < kv_windowless_pages(&s->kv, h.len - KV_MAX_ROLLBACK) ||
+	    h.windowless > kv_windowless_pages(&s->kv, h.len) ||
+	    h.bytes != ranks_saved_bytes(s, kv_seq_pages(h.len), h.windowless, true) ||
 	    (size_t)h.bytes != n - sizeof h ||
 	    h.sum != sum64((const char *)buf + sizeof h, (size_t)h.bytes, 1))
 		return error_set(err, LLMC_E_INPUT, "the saved sequence is damaged or cut short");
@@ -118,8 +118,8 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 		                 "the saved sequence needs %lld KV pages, %d are free",
 		                 (long long)pages, s->kv.n_free);
 	}
-	kv_seq_reserve(&s->kv, *out, h.len, h.behind);
-	if (!ranks_restore(s, s->kv.seq[*out].page, s->kv.seq[*out].n_page, h.behind,
+	kv_seq_reserve(&s->kv, *out, h.len, h.windowless);
+	if (!ranks_restore(s, s->kv.seq[*out].page, s->kv.seq[*out].n_page, h.windowless,
 	                   states_of(s, *out), (const char *)buf + sizeof h))
 		return comm_error(s->comm, err);
 	s->seq[*out].prefix_len = h.prefix_len;

@@ -11,13 +11,13 @@
 bool
 comm_all_reduce(Comm *c, int part, const CommReduce *s)
 {
-	return c->ops->sum(c, part, s);
+	return c->ops->all_reduce(c, part, s);
 }
 
 bool
 comm_all_gather(Comm *c, int part, const CommGather *j)
 {
-	return c->ops->join(c, part, j);
+	return c->ops->all_gather(c, part, j);
 }
 
 bool
@@ -35,19 +35,19 @@ comm_receive(Comm *c, void *data, size_t n)
 bool
 comm_gather_to_root(Comm *c, const void *data, size_t n, void *all)
 {
-	return c->ops->collect(c, data, n, all);
+	return c->ops->gather_to_root(c, data, n, all);
 }
 
 bool
 comm_pipe_send(Comm *c, const void *data, size_t n)
 {
-	return c->ops->hand(c, data, n);
+	return c->ops->pipe_send(c, data, n);
 }
 
 bool
 comm_pipe_receive(Comm *c, void *data, size_t n)
 {
-	return c->ops->take(c, data, n);
+	return c->ops->pipe_receive(c, data, n);
 }
 
 void

@@ -8,13 +8,13 @@
 #include "runtime/comm/comm.h"
 
 typedef struct CommOps {
-	bool (*sum)(Comm *c, int part, const CommReduce *s);
-	bool (*join)(Comm *c, int part, const CommGather *j);
+	bool (*all_reduce)(Comm *c, int part, const CommReduce *s);
+	bool (*all_gather)(Comm *c, int part, const CommGather *j);
 	bool (*send)(Comm *c, const void *data, size_t n);
 	bool (*receive)(Comm *c, void *data, size_t n);
-	bool (*collect)(Comm *c, const void *data, size_t n, void *all);
-	bool (*hand)(Comm *c, const void *data, size_t n);
-	bool (*take)(Comm *c, void *data, size_t n);
+	bool (*gather_to_root)(Comm *c, const void *data, size_t n, void *all);
+	bool (*pipe_send)(Comm *c, const void *data, size_t n);
+	bool (*pipe_receive)(Comm *c, void *data, size_t n);
 	void (*end)(Comm *c);
 	bool (*ended)(const Comm *c);
 	void (*why)(const Comm *c, char *text,

@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "runtime/comm/comm_internal.h"
 
-enum { STILL_LOOKS = 3 }; /* checks without a beat before the process itself is looked up */
+enum { STILL_CHECKS = 3 }; /* checks without a beat before the process itself is looked up */
 
 struct LivenessWatch {
 	Heartbeat *heartbeat;
@@ -21,7 +21,7 @@ struct LivenessWatch {
 	void (*exchange)(void *user);
 	void (*missed)(void *user, int rank, bool gone);
 	void *user;
-	bool told, over;
+	bool reported, over;
 	pthread_t thread;
 	pthread_mutex_t lock;
 	pthread_cond_t stop;
@@ -48,17 +48,17 @@ is_gone(const LivenessWatch *w, int k)
 static void
 check_peers(LivenessWatch *w)
 {
-	for (int k = 0; k < w->ranks && !w->told; k++) {
+	for (int k = 0; k < w->ranks && !w->reported; k++) {
 		const uint64_t beat = atomic_load(&w->heartbeat[k].beat);
 		if (k == w->rank || beat == 0 || beat == COMM_LEFT)
 			continue;
 		w->still[k] = beat == w->seen[k] ? w->still[k] + 1 : 0;
 		w->seen[k] = beat;
 		/* it may have closed its watch and exited meanwhile */
-		const bool gone = w->still[k] >= STILL_LOOKS && is_gone(w, k) &&
+		const bool gone = w->still[k] >= STILL_CHECKS && is_gone(w, k) &&
 		                  atomic_load(&w->heartbeat[k].beat) != COMM_LEFT;
-		w->told = gone || w->still[k] > w->patience;
-		if (w->told)
+		w->reported = gone || w->still[k] > w->patience;
+		if (w->reported)
 			w->missed(w->user, k, gone);
 	}
 }
@@ -73,7 +73,7 @@ watch_main(void *arg)
 		struct timespec until;
 		clock_after(&until, COMM_POLL_MS);
 		atomic_fetch_add(&w->heartbeat[w->rank].beat, 1);
-		if (w->exchange && !w->told)
+		if (w->exchange && !w->reported)
 			w->exchange(w->user);
 		if (pthread_cond_timedwait(&w->stop, &w->lock, &until) == ETIMEDOUT)
 			check_peers(w);

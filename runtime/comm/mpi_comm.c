@@ -17,9 +17,16 @@
 #include "base/clock.h"
 #include "runtime/comm/mpi_internal.h"
 
-/* HANDED, ALIVE: message tags. LATE_LOOKS: additional checks that a step waits, because a rank
- * without a heartbeat is identified by number, and one that is merely late is not. */
-enum { GATHER = 1 << 15, PARCEL = 1 << 24, HANDED = 7, ALIVE = 8, LEAVE_US = 200, LATE_LOOKS = 20 };
+/* TAG_PIPE, TAG_HEARTBEAT: message tags. LATE_CHECKS: additional checks that a step waits, because
+ * a rank without a heartbeat is identified by number, and one that is merely late is not. */
+enum {
+	GATHER_FLOATS = 1 << 15,
+	PIPE_CHUNK = 1 << 24,
+	TAG_PIPE = 7,
+	TAG_HEARTBEAT = 8,
+	POLL_US = 200,
+	LATE_CHECKS = 20
+};
 
 /* A pipe message whose send may not have completed yet */
 typedef struct PendingSend {
@@ -37,7 +44,7 @@ typedef struct HeartbeatMessage {
 typedef struct MpiPeer {
 	HeartbeatMessage from, to;
 	MpiHandle getting, putting;
-	bool under_way, left, told;
+	bool under_way, left, last_sent;
 	char host[60];
 } MpiPeer;
 
@@ -47,8 +54,8 @@ typedef struct MpiComm {
 	MpiWorld *w;
 	MpiHandle team;       /* communicator of this stage's ranks */
 	MpiHandle talk;       /* communicator of all ranks, for heartbeats */
-	float *all;           /* [ranks][GATHER] */
-	float *own;           /* [GATHER] */
+	float *all;           /* [ranks][GATHER_FLOATS] */
+	float *own;           /* [GATHER_FLOATS] */
 	Heartbeat *heartbeat; /* [ranks] received heartbeats, and this rank's own */
 	MpiPeer *peer;        /* [ranks] rank 0 uses all entries, the others that of rank 0 */
 	LivenessWatch *watch; /* NULL: losses are not detected */
@@ -56,7 +63,7 @@ typedef struct MpiComm {
 	int timeout_s, late_s; /* limits in seconds: without a heartbeat; late in a step */
 	atomic_int lost;       /* 1 + the rank that is lost */
 	atomic_ullong
-	    meeting; /* own beat when this rank began to wait for its team; 0: not waiting */
+	    waiting_since; /* own beat when this rank began to wait for its team; 0: not waiting */
 	atomic_bool ended, late;
 } MpiComm;
 
@@ -85,8 +92,8 @@ receive_heartbeat(MpiComm *t, int k)
 		atomic_store(&t->heartbeat[k].where, p->from.where);
 		atomic_store(&t->heartbeat[k].beat, p->from.beat);
 		p->left = p->from.beat == COMM_LEFT;
-		if (!p->left && MPI_CALL(w, irecv, &p->from, sizeof p->from, w->byte, k, ALIVE,
-		                         t->talk, &p->getting))
+		if (!p->left && MPI_CALL(w, irecv, &p->from, sizeof p->from, w->byte, k,
+		                         TAG_HEARTBEAT, t->talk, &p->getting))
 			return false;
 	}
 	return false;
@@ -104,8 +111,8 @@ send_heartbeat(MpiComm *t, int k, uint64_t beat)
 	if (p->under_way && (MPI_CALL(w, test, &p->putting, &done, status) || !done))
 		return false;
 	p->to = (HeartbeatMessage){ beat, atomic_load(&t->heartbeat[t->c.rank].where) };
-	p->under_way =
-	    !MPI_CALL(w, isend, &p->to, sizeof p->to, w->byte, k, ALIVE, t->talk, &p->putting);
+	p->under_way = !MPI_CALL(w, isend, &p->to, sizeof p->to, w->byte, k, TAG_HEARTBEAT, t->talk,
+	                         &p->putting);
 	return p->under_way;
 }
 
@@ -114,10 +121,10 @@ static void
 exchange(void *user)
 {
 	MpiComm *t = user;
-	const uint64_t since = atomic_load(&t->meeting),
+	const uint64_t since = atomic_load(&t->waiting_since),
 	               now = atomic_load(&t->heartbeat[t->c.rank].beat);
 
-	if (since && now - since > (uint64_t)t->late_s * (1000 / COMM_POLL_MS) + LATE_LOOKS) {
+	if (since && now - since > (uint64_t)t->late_s * (1000 / COMM_POLL_MS) + LATE_CHECKS) {
 		atomic_store(&t->late, true);
 		atomic_store(&t->ended, true);
 		atomic_store(&t->w->lost, true);
@@ -136,7 +143,7 @@ static void
 exchange_last_heartbeats(MpiComm *t)
 {
 	char status[256];
-	int64_t looks =
+	int64_t checks =
 	    0; /* not by the clock: a job that is stopped as a whole and continues loses no rank */
 
 	for (bool all = false; !all;) {
@@ -147,20 +154,20 @@ exchange_last_heartbeats(MpiComm *t)
 			int done = 0;
 			if (!is_peer(t, k))
 				continue;
-			p->told = p->told || send_heartbeat(t, k, COMM_LEFT);
+			p->last_sent = p->last_sent || send_heartbeat(t, k, COMM_LEFT);
 			const bool left = !receive_heartbeat(t, k);
-			all = p->told && left &&
+			all = p->last_sent && left &&
 			      MPI_CALL(t->w, test, &p->putting, &done, status) == 0 && done && all;
-			looks = atomic_load(&t->heartbeat[k].beat) == beat ? looks : 0;
+			checks = atomic_load(&t->heartbeat[k].beat) == beat ? checks : 0;
 		}
 		if (all)
 			return;
 		if (atomic_load(&t->w->lost) ||
-		    ++looks > (int64_t)t->timeout_s * (1000000 / LEAVE_US)) {
+		    ++checks > (int64_t)t->timeout_s * (1000000 / POLL_US)) {
 			atomic_store(&t->w->lost, true);
 			return;
 		}
-		nanosleep(&(struct timespec){ .tv_nsec = LEAVE_US * 1000 }, NULL);
+		nanosleep(&(struct timespec){ .tv_nsec = POLL_US * 1000 }, NULL);
 	}
 }
 
@@ -183,10 +190,10 @@ gather(MpiComm *t, MpiHandle of, const float *x, int64_t n)
 {
 	if (atomic_load(&t->ended))
 		return false;
-	atomic_store(&t->meeting, t->watch ? atomic_load(&t->heartbeat[t->c.rank].beat) : 0);
-	const bool met = mpi_gather(t->w, of, x, (size_t)n * sizeof *x, t->all);
-	atomic_store(&t->meeting, 0);
-	if (met)
+	atomic_store(&t->waiting_since, t->watch ? atomic_load(&t->heartbeat[t->c.rank].beat) : 0);
+	const bool ok = mpi_gather(t->w, of, x, (size_t)n * sizeof *x, t->all);
+	atomic_store(&t->waiting_since, 0);
+	if (ok)
 		return true;
 	atomic_store(&t->w->lost, true);
 	atomic_store(&t->ended, true);
@@ -195,13 +202,13 @@ gather(MpiComm *t, MpiHandle of, const float *x, int64_t n)
 
 /* Only one part calls MPI; the others wait at the barrier after the step. */
 static bool
-mpi_comm_sum(Comm *c, int part, const CommReduce *s)
+mpi_comm_all_reduce(Comm *c, int part, const CommReduce *s)
 {
 	MpiComm *t = (MpiComm *)c;
 	const int64_t n = s->rows * s->width;
 
-	for (int64_t at = 0; part == 0 && at < n; at += GATHER) {
-		int64_t count = n - at < GATHER ? n - at : GATHER;
+	for (int64_t at = 0; part == 0 && at < n; at += GATHER_FLOATS) {
+		int64_t count = n - at < GATHER_FLOATS ? n - at : GATHER_FLOATS;
 		if (!gather(t, t->team, s->x + at, count))
 			return false;
 		for (int k = 1; k < c->team; k++)
@@ -213,14 +220,14 @@ mpi_comm_sum(Comm *c, int part, const CommReduce *s)
 }
 
 static bool
-mpi_comm_join(Comm *c, int part, const CommGather *j)
+mpi_comm_all_gather(Comm *c, int part, const CommGather *j)
 {
 	MpiComm *t = (MpiComm *)c;
 	CommStream own = comm_stream(j, c->team, c->rank - c->first, 0, 1),
 	           most = comm_stream(j, c->team, 0, 0, 1);
 
-	for (int64_t at = 0; part == 0 && at < most.end; at += GATHER) {
-		int64_t count = most.end - at < GATHER ? most.end - at : GATHER,
+	for (int64_t at = 0; part == 0 && at < most.end; at += GATHER_FLOATS) {
+		int64_t count = most.end - at < GATHER_FLOATS ? most.end - at : GATHER_FLOATS,
 		        left = own.end - at < count ? own.end - at : count;
 		if (left > 0)
 			memcpy(t->own, j->x + at, (size_t)left * sizeof *t->own);
@@ -252,14 +259,14 @@ mpi_comm_receive(Comm *c, void *data, size_t n)
 }
 
 static bool
-mpi_comm_collect(Comm *c, const void *data, size_t n, void *all)
+mpi_comm_gather_to_root(Comm *c, const void *data, size_t n, void *all)
 {
 	MpiComm *t = (MpiComm *)c;
 	const int64_t floats = (int64_t)(n / sizeof(float));
 	const float *x = data;
 
-	for (int64_t at = 0; at < floats; at += GATHER) {
-		int64_t count = floats - at < GATHER ? floats - at : GATHER;
+	for (int64_t at = 0; at < floats; at += GATHER_FLOATS) {
+		int64_t count = floats - at < GATHER_FLOATS ? floats - at : GATHER_FLOATS;
 		if (!gather(t, t->w->world, x + at, count))
 			return false;
 		for (int k = 0; k < c->ranks && all; k++)
@@ -290,7 +297,7 @@ mpi_comm_clear(MpiComm *t, bool all)
 }
 
 static bool
-mpi_comm_hand(Comm *c, const void *data, size_t n)
+mpi_comm_pipe_send(Comm *c, const void *data, size_t n)
 {
 	MpiComm *t = (MpiComm *)c;
 	MpiWorld *w = t->w;
@@ -298,15 +305,15 @@ mpi_comm_hand(Comm *c, const void *data, size_t n)
 
 	if (atomic_load(&t->ended) || !mpi_comm_clear(t, false))
 		return false;
-	for (size_t at = 0; at < n; at += PARCEL) {
-		size_t piece = n - at < PARCEL ? n - at : PARCEL;
-		PendingSend *p = malloc(sizeof *p + piece);
+	for (size_t at = 0; at < n; at += PIPE_CHUNK) {
+		size_t bytes = n - at < PIPE_CHUNK ? n - at : PIPE_CHUNK;
+		PendingSend *p = malloc(sizeof *p + bytes);
 		if (!p)
 			return false;
 		*p = (PendingSend){ 0 };
-		memcpy(p->data, (const char *)data + at, piece);
-		if (MPI_CALL(w, isend, p->data, (int)piece, w->byte, comm_next_stage_rank(c),
-		             HANDED, w->world, &p->request)) {
+		memcpy(p->data, (const char *)data + at, bytes);
+		if (MPI_CALL(w, isend, p->data, (int)bytes, w->byte, comm_next_stage_rank(c),
+		             TAG_PIPE, w->world, &p->request)) {
 			free(p);
 			return false;
 		}
@@ -318,16 +325,16 @@ mpi_comm_hand(Comm *c, const void *data, size_t n)
 }
 
 static bool
-mpi_comm_take(Comm *c, void *data, size_t n)
+mpi_comm_pipe_receive(Comm *c, void *data, size_t n)
 {
 	MpiComm *t = (MpiComm *)c;
 	MpiWorld *w = t->w;
 	MpiHandle request = NULL;
 
-	for (size_t at = 0; at < n && !atomic_load(&t->ended); at += PARCEL) {
-		size_t piece = n - at < PARCEL ? n - at : PARCEL;
-		if (MPI_CALL(w, irecv, (char *)data + at, (int)piece, w->byte,
-		             comm_prev_stage_rank(c), HANDED, w->world, &request) ||
+	for (size_t at = 0; at < n && !atomic_load(&t->ended); at += PIPE_CHUNK) {
+		size_t bytes = n - at < PIPE_CHUNK ? n - at : PIPE_CHUNK;
+		if (MPI_CALL(w, irecv, (char *)data + at, (int)bytes, w->byte,
+		             comm_prev_stage_rank(c), TAG_PIPE, w->world, &request) ||
 		    !mpi_finish(w, &request, true))
 			return false;
 	}
@@ -424,9 +431,9 @@ join_world(MpiComm *t, llmc_error *err)
 	}
 	for (int k = 0; t->watched && k < t->c.ranks; k++)
 		if (is_peer(t, k))
-			good =
-			    good && MPI_CALL(w, irecv, &t->peer[k].from, sizeof(HeartbeatMessage),
-			                     w->byte, k, ALIVE, t->talk, &t->peer[k].getting) == 0;
+			good = good && MPI_CALL(w, irecv, &t->peer[k].from,
+			                        sizeof(HeartbeatMessage), w->byte, k, TAG_HEARTBEAT,
+			                        t->talk, &t->peer[k].getting) == 0;
 	free(all);
 	return good ? LLMC_OK
 	            : error_set(err, LLMC_E_DEVICE,
@@ -437,13 +444,13 @@ join_world(MpiComm *t, llmc_error *err)
 llmc_status
 comm_mpi(MpiWorld *w, CommShape shape, Comm **out, llmc_error *err)
 {
-	static const CommOps ops = { .sum = mpi_comm_sum,
-		                     .join = mpi_comm_join,
+	static const CommOps ops = { .all_reduce = mpi_comm_all_reduce,
+		                     .all_gather = mpi_comm_all_gather,
 		                     .send = mpi_comm_send,
 		                     .receive = mpi_comm_receive,
-		                     .collect = mpi_comm_collect,
-		                     .hand = mpi_comm_hand,
-		                     .take = mpi_comm_take,
+		                     .gather_to_root = mpi_comm_gather_to_root,
+		                     .pipe_send = mpi_comm_pipe_send,
+		                     .pipe_receive = mpi_comm_pipe_receive,
 		                     .end = mpi_comm_end,
 		                     .ended = mpi_comm_ended,
 		                     .why = mpi_comm_why,
@@ -457,8 +464,8 @@ comm_mpi(MpiWorld *w, CommShape shape, Comm **out, llmc_error *err)
 		        .w = w,
 		        .timeout_s = comm_timeout(),
 		        .late_s = comm_timeout() * (shape.onward ? COMM_STAGES_PATIENCE : 1) };
-	t->all = malloc(n * GATHER * sizeof *t->all);
-	t->own = calloc(GATHER, sizeof *t->own);
+	t->all = malloc(n * GATHER_FLOATS * sizeof *t->all);
+	t->own = calloc(GATHER_FLOATS, sizeof *t->own);
 	t->heartbeat = aligned_alloc(_Alignof(Heartbeat), n * sizeof *t->heartbeat);
 	t->peer = calloc(n, sizeof *t->peer);
 	if (!t->all || !t->own || !t->heartbeat || !t->peer) {

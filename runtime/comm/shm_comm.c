@@ -27,7 +27,7 @@
 typedef enum MissedRank { LATE_IN_STEP, STILL, GONE } MissedRank;
 /* COMM_STAGES_PATIENCE: stages wait for whole steps of the others, not for part of a step that all
  * of them run. The same holds for sending the next step and for requesting pages. */
-enum { HOW = 1 << 16, CHUNK = 4096, RING = 1 << 18 };
+enum { REASON_STEP = 1 << 16, CHUNK = 4096, RING = 1 << 18 };
 
 /* A counter that only grows, written by one thread. Its low half is the futex. */
 typedef struct ShmLine {
@@ -47,7 +47,7 @@ typedef struct ShmLine {
  *   the pipes */
 typedef struct ShmBlock {
 	atomic_bool ended;
-	/* 1 + the first rank that was found lost, plus HOW times the kind of loss */
+	/* 1 + the first rank that was found lost, plus REASON_STEP times the kind of loss */
 	atomic_int lost;
 	ShmLine written; /* bytes that rank 0 has written to the ring */
 } ShmBlock;
@@ -59,15 +59,15 @@ typedef struct ShmLocal {
 typedef struct ShmComm {
 	Comm c;
 	ShmBlock *b;
-	ShmLine *taken, *put, *got, *kept, *flag;
+	ShmLine *taken, *put, *got, *gathered, *flag;
 	char *ring, *pipe; /* pipe: that of rank 0; the others follow */
-	float *slot, *corner;
+	float *slot, *gather_slot;
 	CommShape shape;
 	double spin; /* seconds before sleeping */
 	int parts, timeout_s,
 	    still_s; /* limits: timeout_s within a step; still_s without a heartbeat */
 	uint64_t at; /* bytes sent or received */
-	uint64_t handed, took, collected;
+	uint64_t pipe_sent, pipe_received, collected;
 	ShmLocal *part; /* [parts] chunks that each part has sent */
 	Heartbeat *heartbeat;
 	LivenessWatch *watch; /* NULL: ranks are threads of this process */
@@ -90,7 +90,8 @@ static void
 lose(ShmComm *s, int k, MissedRank how)
 {
 	if (!atomic_load(&s->b->ended)) /* otherwise the remaining ranks end one by one */
-		atomic_compare_exchange_strong(&s->b->lost, &(int){ 0 }, 1 + k + HOW * (int)how);
+		atomic_compare_exchange_strong(&s->b->lost, &(int){ 0 },
+		                               1 + k + REASON_STEP * (int)how);
 	atomic_store(&s->b->ended, true);
 }
 
@@ -110,7 +111,7 @@ static bool
 line_wait(ShmComm *s, ShmLine *l, uint64_t v, int of, int most_s)
 {
 	const struct timespec look = { .tv_nsec = COMM_POLL_MS * 1000000L };
-	int looks = 0;
+	int checks = 0;
 
 	if (threads_spin_for(&l->at, v, s->spin, NULL))
 		return !atomic_load_explicit(&s->b->ended, memory_order_relaxed);
@@ -118,8 +119,8 @@ line_wait(ShmComm *s, ShmLine *l, uint64_t v, int of, int most_s)
 		atomic_store(&l->asleep, 1);
 		if (atomic_load(&l->at) != now)
 			continue;
-		looks += !futex(l, FUTEX_WAIT, (unsigned)now, &look);
-		if (most_s && looks > most_s * (1000 / COMM_POLL_MS))
+		checks += !futex(l, FUTEX_WAIT, (unsigned)now, &look);
+		if (most_s && checks > most_s * (1000 / COMM_POLL_MS))
 			lose(s, of, LATE_IN_STEP);
 	}
 	return !atomic_load(&s->b->ended);
@@ -153,13 +154,13 @@ lay_out(ShmComm *s, char *base, CommShape c)
 		s->taken = (ShmLine *)(base + lines);
 		s->put = s->taken + n;
 		s->got = s->put + n;
-		s->kept = s->got + n;
-		s->flag = s->kept + n;
+		s->gathered = s->got + n;
+		s->flag = s->gathered + n;
 		s->heartbeat = (Heartbeat *)(s->flag + n * p);
 		s->ring = base + at;
 		s->slot = (float *)(base + at + RING);
-		s->corner = s->slot + 2 * n * p * CHUNK;
-		s->pipe = (char *)(s->corner + 2 * n * CHUNK);
+		s->gather_slot = s->slot + 2 * n * p * CHUNK;
+		s->pipe = (char *)(s->gather_slot + 2 * n * CHUNK);
 	}
 	return at + RING + 2 * n * (p + 1) * CHUNK * sizeof(float) +
 	       (n - (size_t)c.team) * lines_of(c.onward) + lines_of(c.back);
@@ -178,7 +179,7 @@ shm_end(Comm *c)
 
 	atomic_store(&s->b->ended, true);
 	futex(&s->b->written, FUTEX_WAKE, INT32_MAX, NULL);
-	for (int i = 0; i < c->ranks * (4 + s->parts); i++) /* taken, put, got, kept, flag */
+	for (int i = 0; i < c->ranks * (4 + s->parts); i++) /* taken, put, got, gathered, flag */
 		futex(&s->taken[i], FUTEX_WAKE, INT32_MAX, NULL);
 }
 
@@ -192,8 +193,8 @@ static void
 shm_why(const Comm *c, char *text, size_t n)
 {
 	const ShmComm *s = (const ShmComm *)c;
-	const int lost = atomic_load(&s->b->lost), k = lost % HOW - 1;
-	const MissedRank missed = (MissedRank)(lost / HOW);
+	const int lost = atomic_load(&s->b->lost), k = lost % REASON_STEP - 1;
+	const MissedRank missed = (MissedRank)(lost / REASON_STEP);
 	char where[100], host[60] = "", how[40] = "its process has ended";
 
 	if (!lost)
@@ -254,7 +255,7 @@ exchange(ShmComm *s, int part, const float *x, int64_t n, uint64_t *piece)
 }
 
 static bool
-shm_sum(Comm *c, int part, const CommReduce *j)
+shm_all_reduce(Comm *c, int part, const CommReduce *j)
 {
 	ShmComm *s = (ShmComm *)c;
 	const int64_t n = j->rows * j->width, lines = (n + 15) / 16;
@@ -279,7 +280,7 @@ shm_sum(Comm *c, int part, const CommReduce *j)
 }
 
 static bool
-shm_join(Comm *c, int part, const CommGather *j)
+shm_all_gather(Comm *c, int part, const CommGather *j)
 {
 	ShmComm *s = (ShmComm *)c;
 	int64_t most = 0;
@@ -357,7 +358,7 @@ shm_receive(Comm *c, void *data, size_t n)
 /* ---- bytes to rank 0 ---- */
 
 static bool
-shm_collect(Comm *c, const void *data, size_t n, void *all)
+shm_gather_to_root(Comm *c, const void *data, size_t n, void *all)
 {
 	ShmComm *s = (ShmComm *)c;
 	const size_t most = CHUNK * sizeof(float);
@@ -365,15 +366,16 @@ shm_collect(Comm *c, const void *data, size_t n, void *all)
 	for (size_t at = 0; at < n; at += most) {
 		const size_t count = n - at < most ? n - at : most;
 		const uint64_t e = ++s->collected;
-		float *corner = s->corner + (size_t)(e & 1) * (size_t)c->ranks *
-		                                CHUNK; /* alternately, like slots */
-		memcpy(corner + (size_t)c->rank * CHUNK, (const char *)data + at, count);
-		line_set(&s->kept[c->rank], e);
+		float *gather_slot = s->gather_slot + (size_t)(e & 1) * (size_t)c->ranks *
+		                                          CHUNK; /* alternately, like slots */
+		memcpy(gather_slot + (size_t)c->rank * CHUNK, (const char *)data + at, count);
+		line_set(&s->gathered[c->rank], e);
 		for (int k = 0; k < c->ranks; k++)
-			if (k != c->rank && !line_wait(s, &s->kept[k], e, k, s->timeout_s))
+			if (k != c->rank && !line_wait(s, &s->gathered[k], e, k, s->timeout_s))
 				return false;
 		for (int k = 0; k < c->ranks && all; k++)
-			memcpy((char *)all + (size_t)k * n + at, corner + (size_t)k * CHUNK, count);
+			memcpy((char *)all + (size_t)k * n + at, gather_slot + (size_t)k * CHUNK,
+			       count);
 	}
 	return !shm_ended(c);
 }
@@ -387,23 +389,24 @@ pipe_of(const ShmComm *s, int rank)
 }
 
 static bool
-shm_hand(Comm *c, const void *data, size_t n)
+shm_pipe_send(Comm *c, const void *data, size_t n)
 {
 	ShmComm *s = (ShmComm *)c;
-	const size_t room = pipe_bytes(c->rank, s->shape);
+	const size_t capacity = pipe_bytes(c->rank, s->shape);
 	const char *from = data;
 
 	while (n) {
-		if (s->handed >= room && !line_wait(s, &s->got[c->rank], s->handed - room + 1,
-		                                    comm_next_stage_rank(c), 0))
+		if (s->pipe_sent >= capacity &&
+		    !line_wait(s, &s->got[c->rank], s->pipe_sent - capacity + 1,
+		               comm_next_stage_rank(c), 0))
 			return false;
-		size_t free = room - (size_t)(s->handed - atomic_load(&s->got[c->rank].at)),
-		       run = room - s->handed % room;
+		size_t free = capacity - (size_t)(s->pipe_sent - atomic_load(&s->got[c->rank].at)),
+		       run = capacity - s->pipe_sent % capacity;
 		run = run < free ? run : free;
 		run = run < n ? run : n;
-		memcpy(pipe_of(s, c->rank) + s->handed % room, from, run);
-		s->handed += run;
-		line_set(&s->put[c->rank], s->handed);
+		memcpy(pipe_of(s, c->rank) + s->pipe_sent % capacity, from, run);
+		s->pipe_sent += run;
+		line_set(&s->put[c->rank], s->pipe_sent);
 		from += run;
 		n -= run;
 	}
@@ -411,23 +414,24 @@ shm_hand(Comm *c, const void *data, size_t n)
 }
 
 static bool
-shm_take(Comm *c, void *data, size_t n)
+shm_pipe_receive(Comm *c, void *data, size_t n)
 {
 	ShmComm *s = (ShmComm *)c;
 	const int of = comm_prev_stage_rank(c);
-	const size_t room = pipe_bytes(of, s->shape);
+	const size_t capacity = pipe_bytes(of, s->shape);
 	char *to = data;
 
 	while (n) {
-		if (!line_wait(s, &s->put[of], s->took + 1, of, c->rank ? 0 : s->timeout_s))
+		if (!line_wait(s, &s->put[of], s->pipe_received + 1, of,
+		               c->rank ? 0 : s->timeout_s))
 			return false;
-		size_t there = (size_t)(atomic_load(&s->put[of].at) - s->took),
-		       run = room - s->took % room;
+		size_t there = (size_t)(atomic_load(&s->put[of].at) - s->pipe_received),
+		       run = capacity - s->pipe_received % capacity;
 		run = run < there ? run : there;
 		run = run < n ? run : n;
-		memcpy(to, pipe_of(s, of) + s->took % room, run);
-		s->took += run;
-		line_set(&s->got[of], s->took);
+		memcpy(to, pipe_of(s, of) + s->pipe_received % capacity, run);
+		s->pipe_received += run;
+		line_set(&s->got[of], s->pipe_received);
 		to += run;
 		n -= run;
 	}
@@ -452,13 +456,13 @@ llmc_status
 comm_shm(void *memory, int rank, CommShape shape, int timeout_s, void (*release)(void *user),
          void *user, Comm **out, llmc_error *err)
 {
-	static const CommOps ops = { .sum = shm_sum,
-		                     .join = shm_join,
+	static const CommOps ops = { .all_reduce = shm_all_reduce,
+		                     .all_gather = shm_all_gather,
 		                     .send = shm_send,
 		                     .receive = shm_receive,
-		                     .collect = shm_collect,
-		                     .hand = shm_hand,
-		                     .take = shm_take,
+		                     .gather_to_root = shm_gather_to_root,
+		                     .pipe_send = shm_pipe_send,
+		                     .pipe_receive = shm_pipe_receive,
 		                     .end = shm_end,
 		                     .ended = shm_ended,
 		                     .why = shm_why,

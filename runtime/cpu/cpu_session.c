@@ -461,7 +461,7 @@ cpu_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *
 	for (double start = clock_now(), took = 0;
 	     t.round < ROUNDS && (took < LONG_ENOUGH || (t.round < 3 && took < VERY_LONG));
 	     t.round++) {
-		if (s->again && !s->again(s, phase))
+		if (s->rerun && !s->rerun(s, phase))
 			break;
 		threads_run(s->threads, run_phase_timed, &t);
 		took = clock_now() - start;

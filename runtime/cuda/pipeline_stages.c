@@ -35,7 +35,7 @@ cuda_stage_take(CudaSession *c, int phase, llmc_error *err)
 	const Session *s = c->s;
 	CudaDevice *d = &c->m->dev;
 
-	if (s->given)
+	if (s->hidden_in)
 		session_given(s, c->came);
 	else if (!s->plan->stage)
 		return LLMC_OK;

@@ -5,14 +5,14 @@
 #include <string.h>
 
 enum {
-	LONGEST = 48, /* longest measured match, in tokens */
-	TRIED = 24,   /* candidate positions compared per lookup */
+	MAX_MATCH = 48,      /* longest measured match, in tokens */
+	MAX_CANDIDATES = 24, /* candidate positions compared per lookup */
 	/* in recorded steps: an older time is replaced by the estimate, so that drafting is tried
 	 * again */
 	STALE = 512,
 	/* tokens after the end of a copied span where a single equal token counts as a match */
 	NEAR = 12,
-	ASK_AGAIN = 100, /* steps after which an unprofitable draft model is tried once more */
+	RETRY_STEPS = 100, /* steps after which an unprofitable draft model is tried once more */
 };
 
 /* Cost of a further row relative to the first, used until steps have been measured: rows of a step
@@ -44,21 +44,21 @@ draft_rows(const Plan *p)
 }
 
 Draft *
-draft_new(int32_t room)
+draft_new(int32_t capacity)
 {
 	Draft *d = calloc(1, sizeof *d);
 	uint32_t heads = 64;
 
-	while (heads < (uint32_t)room)
+	while (heads < (uint32_t)capacity)
 		heads *= 2;
 	if (!d)
 		return NULL;
-	d->room = room;
+	d->capacity = capacity;
 	d->next = -1;
 	d->mask = heads - 1;
 	for (int k = 0; k < 2; k++) {
 		d->last[k] = malloc(heads * sizeof *d->last[k]);
-		d->before[k] = malloc((size_t)room * sizeof *d->before[k]);
+		d->before[k] = malloc((size_t)capacity * sizeof *d->before[k]);
 		if (!d->last[k] || !d->before[k]) {
 			draft_free(d);
 			return NULL;
@@ -97,7 +97,7 @@ match(const int32_t *tok, int32_t a, int32_t b)
 {
 	int32_t n = 0;
 
-	while (n < LONGEST && n <= a && tok[a - n] == tok[b - n])
+	while (n < MAX_MATCH && n <= a && tok[a - n] == tok[b - n])
 		n++;
 	return n;
 }
@@ -133,7 +133,7 @@ draft_look_up(Draft *d, const Drafter *of, const int32_t *tok, int32_t n, int32_
 	           ? most
 	           /* at most as many draft rows as preceding positions; draft_rows relies on it */
 	           : n - 2;
-	if (n > d->room || n < 3 || most < 1 || of->eager)
+	if (n > d->capacity || n < 3 || most < 1 || of->eager)
 		return;
 	/* add n-grams up to the token before the last; the last one has no successor yet */
 	for (int32_t at = d->n_seen; at < n - 1; at++)
@@ -148,7 +148,7 @@ draft_look_up(Draft *d, const Drafter *of, const int32_t *tok, int32_t n, int32_
 		if (n < k + 2)
 			continue;
 		int32_t at = d->last[k][hash(d, tok, n - 1, k)];
-		for (int tried = 0; at >= 0 && tried < TRIED && d->match < LONGEST;
+		for (int tried = 0; at >= 0 && tried < MAX_CANDIDATES && d->match < MAX_MATCH;
 		     tried++, at = d->before[k][at]) {
 			int32_t length = match(tok, at, n - 1);
 			/* on a tie the latest position wins */
@@ -226,24 +226,24 @@ draft_update(Draft *d, Drafter *of, const int32_t *tok, int32_t n_new)
 /* ---- step times ---- */
 
 static double
-assumed(const Drafter *of, int32_t texts, int32_t rows)
+estimated_time(const Drafter *of, int32_t n_seqs, int32_t rows)
 {
-	return of->plain[texts].s * (1 + ROW_SHARE * (rows - 1)) / (1 + ROW_SHARE * (texts - 1)) *
+	return of->plain[n_seqs].s * (1 + ROW_SHARE * (rows - 1)) / (1 + ROW_SHARE * (n_seqs - 1)) *
 	       (of->factor > 0 ? of->factor : 1);
 }
 
 static double
-chain_time(const Drafter *of, int32_t texts, int32_t rows)
+chain_time(const Drafter *of, int32_t n_seqs, int32_t rows)
 {
 	const DraftTime *t = &of->chain[rows];
 
-	return t->s > 0 && of->n_measured - t->at < STALE ? t->s : assumed(of, texts, rows);
+	return t->s > 0 && of->n_measured - t->at < STALE ? t->s : estimated_time(of, n_seqs, rows);
 }
 
 /* Update a running mean. Other programs can only make steps longer, so a shorter time gets more
  * weight. */
 static void
-follow(double *to, double x, double up)
+update_mean(double *to, double x, double up)
 {
 	if (*to <= 0)
 		*to = x;
@@ -252,34 +252,35 @@ follow(double *to, double x, double up)
 }
 
 void
-drafter_record_step(Drafter *of, int32_t rows, bool guesses, double seconds)
+drafter_record_step(Drafter *of, int32_t rows, bool drafted, double seconds)
 {
 	if (rows < 1 || rows > DRAFT_ROWS || !(seconds > 0))
 		return;
-	DraftTime *t = guesses ? &of->chain[rows] : &of->plain[rows];
+	DraftTime *t = drafted ? &of->chain[rows] : &of->plain[rows];
 	if (of->n_measured - t->at >= STALE)
 		t->s = 0;
-	follow(&t->s, seconds, 0.1);
+	update_mean(&t->s, seconds, 0.1);
 	t->at = ++of->n_measured;
-	if (guesses && of->plain[1].s > 0)
-		follow(&of->factor, t->s / (of->plain[1].s * (1 + ROW_SHARE * (rows - 1))), 0.2);
+	if (drafted && of->plain[1].s > 0)
+		update_mean(&of->factor, t->s / (of->plain[1].s * (1 + ROW_SHARE * (rows - 1))),
+		            0.2);
 }
 
 /* Expected time of a step without draft tokens. */
 static double
-base_time(const Drafter *of, int32_t texts, int32_t again)
+base_time(const Drafter *of, int32_t n_seqs, int32_t rerun)
 {
-	return again ? chain_time(of, texts, texts + again) : of->plain[texts].s;
+	return rerun ? chain_time(of, n_seqs, n_seqs + rerun) : of->plain[n_seqs].s;
 }
 
 /* Expected time of a step with `more` draft rows that are all accepted with probability `odds`.
  * With recurrent states, accepted rows of a partly rejected draft run once more at the same
  * cost. */
 static double
-rows_time(const Drafter *of, int32_t texts, int32_t again, int32_t more, double odds)
+rows_time(const Drafter *of, int32_t n_seqs, int32_t rerun, int32_t more, double odds)
 {
-	double t = chain_time(of, texts, texts + again + more),
-	       extra = t - base_time(of, texts, again);
+	double t = chain_time(of, n_seqs, n_seqs + rerun + more),
+	       extra = t - base_time(of, n_seqs, rerun);
 
 	return of->states && extra > 0 ? t + (1 - odds) * extra : t;
 }
@@ -288,10 +289,10 @@ rows_time(const Drafter *of, int32_t texts, int32_t again, int32_t more, double 
  * Returns the number of rows with the highest expected tokens per second, if that is above
  * `best`; else 0. */
 static int32_t
-hand_out(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t again, int32_t most,
-         double best)
+distribute_rows(const Drafter *of, Draft *const *d, int32_t n, int32_t n_seqs, int32_t rerun,
+                int32_t most, double best)
 {
-	double expect = texts;
+	double expect = n_seqs;
 	int32_t best_rows = 0;
 
 	for (int32_t i = 0; i < n; i++)
@@ -308,7 +309,7 @@ hand_out(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t a
 		double odds = 1;
 		for (int32_t i = 0; i < n; i++)
 			odds *= d[i]->run ? (double)d[i]->odds_at[d[i]->run - 1] : 1;
-		double speed = expect / rows_time(of, texts, again, r, odds);
+		double speed = expect / rows_time(of, n_seqs, rerun, r, odds);
 		if (speed > best) {
 			best = speed;
 			best_rows = r;
@@ -319,55 +320,57 @@ hand_out(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t a
 
 /* The draft model's own time is not counted here: it has already been spent. */
 void
-drafter_choose_length(const Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t again,
+drafter_choose_length(const Drafter *of, Draft *const *d, int32_t n, int32_t n_seqs, int32_t rerun,
                       int32_t rows)
 {
-	const int32_t room = DRAFT_ROWS - texts - again;
+	const int32_t free_rows = DRAFT_ROWS - n_seqs - rerun;
 	int32_t run = 0;
 
-	rows = rows < room ? rows : room;
+	rows = rows < free_rows ? rows : free_rows;
 	if (of->eager)
 		run = rows;
-	else if (room > 0 && texts >= 1 && texts <= DRAFT_MAX_SEQS && of->plain[texts].s > 0)
-		run = hand_out(of, d, n, texts, again, rows,
-		               texts / base_time(of, texts, again) * MARGIN);
-	hand_out(of, d, n, texts, again, run, 0);
+	else if (free_rows > 0 && n_seqs >= 1 && n_seqs <= DRAFT_MAX_SEQS &&
+	         of->plain[n_seqs].s > 0)
+		run = distribute_rows(of, d, n, n_seqs, rerun, rows,
+		                      n_seqs / base_time(of, n_seqs, rerun) * MARGIN);
+	distribute_rows(of, d, n, n_seqs, rerun, run, 0);
 }
 
 void
 drafter_record_model_step(Drafter *of, double seconds)
 {
-	follow(&of->model.s, seconds, 0.1);
+	update_mean(&of->model.s, seconds, 0.1);
 	of->model.at = of->n_measured;
 }
 
 int32_t
-draft_model_length(Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t again,
+draft_model_length(Drafter *of, Draft *const *d, int32_t n, int32_t n_seqs, int32_t rerun,
                    int32_t most)
 {
-	const int32_t room = DRAFT_ROWS - texts - again;
+	const int32_t free_rows = DRAFT_ROWS - n_seqs - rerun;
 	int32_t best_most = 0;
 
 	if (n >= 1 && of->eager)
-		return most < room / n ? most : room / n;
-	if (n < 1 || room < n || texts > DRAFT_MAX_SEQS ||
-	    of->plain[texts].s <=
+		return most < free_rows / n ? most : free_rows / n;
+	if (n < 1 || free_rows < n || n_seqs > DRAFT_MAX_SEQS ||
+	    of->plain[n_seqs].s <=
 	        /* n may exceed the free rows: swapped-in sequences join a step with recomputed
 	         * rows */
 	        0)
 		return 0;
-	double expect = texts, odds[DRAFT_MAX_SEQS],
-	       best = texts / base_time(of, texts, again) * MARGIN;
+	double expect = n_seqs, odds[DRAFT_MAX_SEQS],
+	       best = n_seqs / base_time(of, n_seqs, rerun) * MARGIN;
 	for (int32_t i = 0; i < n; i++)
 		odds[i] = 1;
-	for (int32_t k = 1; k <= most && n * k <= room; k++) {
+	for (int32_t k = 1; k <= most && n * k <= free_rows; k++) {
 		double all = 1;
 		for (int32_t i = 0; i < n; i++) {
 			odds[i] *= (double)chance(d[i], of, model_bin(k - 1));
 			expect += odds[i];
 			all *= odds[i];
 		}
-		double speed = expect / (rows_time(of, texts, again, n * k, all) + k * of->model.s);
+		double speed =
+		    expect / (rows_time(of, n_seqs, rerun, n * k, all) + k * of->model.s);
 		if (speed > best) {
 			best = speed;
 			best_most = k;
@@ -376,7 +379,7 @@ draft_model_length(Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32
 	of->model_idle = best_most ? 0 : of->model_idle + 1;
 	if (best_most == 0 &&
 	    /* acceptance rate and times change: try again now and then */
-	    of->model_idle % ASK_AGAIN == 0)
+	    of->model_idle % RETRY_STEPS == 0)
 		return most < 2 ? most : 2;
 	return best_most;
 }

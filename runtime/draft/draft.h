@@ -50,14 +50,14 @@ typedef struct Drafter {
 } Drafter;
 
 typedef struct Draft {
-	int32_t room;   /* capacity in tokens of the sequence */
-	int32_t n_seen; /* tokens that are in the tables */
+	int32_t capacity; /* capacity in tokens of the sequence */
+	int32_t n_seen;   /* tokens that are in the tables */
 	/* source position of the latest draft, and the source position after its accepted tokens;
 	 * -1: none */
 	int32_t from, next;
 	uint32_t mask;
 	int32_t *last[2];   /* [mask + 1] by hash: latest position of a bigram, trigram; -1: none */
-	int32_t *before[2]; /* [room] previous position with the same hash */
+	int32_t *before[2]; /* [capacity] previous position with the same hash */
 	DraftStats odds;
 	/* current step */
 	/* draft tokens, and the length of their match (0: none) */
@@ -71,27 +71,27 @@ typedef struct Draft {
  * bit-identical to single rows, given at least as many preceding positions; 1: no draft tokens. */
 int32_t draft_rows(const Plan *p);
 
-Draft *draft_new(int32_t room); /* NULL: out of memory */
+Draft *draft_new(int32_t capacity); /* NULL: out of memory */
 void draft_free(Draft *d);
 /* Draft up to `most` tokens into d->tok and d->n. tok [n]: the sequence, which has only grown since
  * the last call. */
 void draft_look_up(Draft *d, const Drafter *of, const int32_t *tok, int32_t n, int32_t most);
 /* Return the number of tokens that the draft model should draft per sequence, 0 if it does not pay.
- * The step has `texts` sequences; n of them have no lookup draft. again: rows of the step that are
+ * The step has `n_seqs` sequences; n of them have no lookup draft. rerun: rows of the step that are
  * recomputed, in addition to one row per sequence. */
-int32_t draft_model_length(Drafter *of, Draft *const *d, int32_t n, int32_t texts, int32_t again,
+int32_t draft_model_length(Drafter *of, Draft *const *d, int32_t n, int32_t n_seqs, int32_t rerun,
                            int32_t most);
 /* Register n tokens of the draft model, which are in d->tok. */
 void draft_from_model(Draft *d, const Drafter *of, int32_t n);
 void drafter_record_model_step(Drafter *of, double seconds);
-/* Set d[i]->run for a step with `texts` sequences, n of which have drafts; at most `rows` draft
- * tokens. again: as above. */
-void drafter_choose_length(const Drafter *of, Draft *const *d, int32_t n, int32_t texts,
-                           int32_t again, int32_t rows);
+/* Set d[i]->run for a step with `n_seqs` sequences, n of which have drafts; at most `rows` draft
+ * tokens. rerun: as above. */
+void drafter_choose_length(const Drafter *of, Draft *const *d, int32_t n, int32_t n_seqs,
+                           int32_t rerun, int32_t rows);
 /* Update the statistics with the n_new tokens that were sampled where d->tok was drafted. */
 void draft_update(Draft *d, Drafter *of, const int32_t *tok, int32_t n_new);
 /* Record the duration of a decode step of `rows` rows: one per sequence, plus draft tokens if
- * `guesses`. */
-void drafter_record_step(Drafter *of, int32_t rows, bool guesses, double seconds);
+ * `drafted`. */
+void drafter_record_step(Drafter *of, int32_t rows, bool drafted, double seconds);
 
 #endif

@@ -56,7 +56,7 @@ kv_state_bytes(const Plan *p, int64_t seqs)
 }
 
 static llmc_status
-here_alloc(void *user, size_t bytes, void **out, llmc_error *err)
+host_mem_alloc(void *user, size_t bytes, void **out, llmc_error *err)
 {
 	void *m = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
@@ -70,21 +70,21 @@ here_alloc(void *user, size_t bytes, void **out, llmc_error *err)
 }
 
 static void
-here_free(void *user, void *mem, size_t bytes)
+host_mem_free(void *user, void *mem, size_t bytes)
 {
 	(void)user;
 	munmap(mem, bytes);
 }
 
 static void
-here_copy(void *user, void *to, const void *from, size_t bytes)
+host_mem_copy(void *user, void *to, const void *from, size_t bytes)
 {
 	(void)user;
 	memcpy(to, from, bytes);
 }
 
 static void
-here_clear(void *user, void *at, size_t bytes, size_t apart, int n)
+host_mem_clear(void *user, void *at, size_t bytes, size_t apart, int n)
 {
 	(void)user;
 	for (int i = 0; i < n; i++)
@@ -92,40 +92,40 @@ here_clear(void *user, void *at, size_t bytes, size_t apart, int n)
 }
 
 static void
-here_begin(void *user)
+host_mem_begin(void *user)
 {
 	(void)user;
 }
 
 static void
-here_number(void *user, uint32_t number)
+host_mem_number(void *user, uint32_t number)
 {
 	(void)user;
 	(void)number;
 }
 
 static bool
-here_over(void *user, uint32_t number)
+host_mem_over(void *user, uint32_t number)
 {
-	here_number(user, number);
+	host_mem_number(user, number);
 	return true;
 }
 
 /* Host memory: copies complete before the call returns */
-static const KvMem here_memory = { .alloc = here_alloc,
-	                           .free = here_free,
-	                           .copy = here_copy,
-	                           .clear = here_clear,
-	                           .read = here_copy,
-	                           .write = here_copy,
-	                           .pin = here_alloc,
-	                           .unpin = here_free,
-	                           .begin = here_begin,
-	                           .out = here_copy,
-	                           .in = here_copy,
-	                           .end = here_number,
-	                           .wait = here_number,
-	                           .over = here_over };
+static const KvMem host_memory = { .alloc = host_mem_alloc,
+	                           .free = host_mem_free,
+	                           .copy = host_mem_copy,
+	                           .clear = host_mem_clear,
+	                           .read = host_mem_copy,
+	                           .write = host_mem_copy,
+	                           .pin = host_mem_alloc,
+	                           .unpin = host_mem_free,
+	                           .begin = host_mem_begin,
+	                           .out = host_mem_copy,
+	                           .in = host_mem_copy,
+	                           .end = host_mem_number,
+	                           .wait = host_mem_number,
+	                           .over = host_mem_over };
 
 llmc_status
 kv_open(Kv *kv, const Plan *p, int32_t n_page, int32_t context, int32_t seqs, llmc_error *err)
@@ -139,7 +139,7 @@ kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t n_wi
            int32_t n_snapshot, int32_t context, int32_t seqs, llmc_error *err)
 {
 	*kv = (Kv){ .plan = p,
-		    .mem = mem ? *mem : here_memory,
+		    .mem = mem ? *mem : host_memory,
 		    .n_page = n_page,
 		    .n_free = n_page,
 		    .n_stack = n_page,
@@ -233,7 +233,7 @@ page_clear(Kv *kv, int32_t a)
 	for (int i = 0; i < kv->plan->n_pool; i++) {
 		const PlanPool *p = &kv->plan->pool[i];
 		size_t bytes = (size_t)plan_layer_page_bytes(p);
-		int32_t at = window_place(kv, i, a);
+		int32_t at = window_index(kv, i, a);
 		char *layer = bytes ? kv_layer(kv, i, 0) : NULL,
 		     *exact = layer ? window_exact(kv, i, layer, a) : NULL;
 		size_t apart = layer ? (size_t)((char *)kv_layer(kv, i, 1) - layer) : 0;
@@ -252,7 +252,7 @@ page_copy(Kv *kv, int32_t to, int32_t from)
 	for (int i = 0; i < kv->plan->n_pool; i++) {
 		const PlanPool *p = &kv->plan->pool[i];
 		size_t bytes = (size_t)plan_layer_page_bytes(p);
-		int32_t a = window_place(kv, i, to), b = window_place(kv, i, from);
+		int32_t a = window_index(kv, i, to), b = window_index(kv, i, from);
 		for (int l = 0; bytes && l < p->n_layers; l++) {
 			char *layer = kv_layer(kv, i, l), *exact = window_exact(kv, i, layer, to),
 			     *other = window_exact(kv, i, layer, from);
@@ -380,8 +380,8 @@ kv_apply(Kv *kv, KvOp op, int32_t to, int32_t from)
 		kv->mem.wait(kv->mem.user, (uint32_t)to);
 		break;
 	}
-	if (kv->told)
-		kv->told(kv->on_op_user, op, to, from);
+	if (kv->on_op)
+		kv->on_op(kv->on_op_user, op, to, from);
 }
 
 int32_t
@@ -546,7 +546,7 @@ for_each_segment(Kv *kv, const int32_t *page, int32_t n_page, int32_t from, int3
 			for (int32_t k = 0; k < n_page; k++) {
 				const bool lacks = k >= from && k < to;
 				if (!p->keep || !lacks) {
-					fn(kv, layer + (size_t)window_place(kv, i, page[k]) * bytes,
+					fn(kv, layer + (size_t)window_index(kv, i, page[k]) * bytes,
 					   host, bytes);
 					host += bytes;
 				}
@@ -572,15 +572,15 @@ segment_write(Kv *kv, char *at, char *host, size_t bytes)
 }
 
 void
-kv_pages_read(Kv *kv, const int32_t *page, int32_t n, int32_t behind, void *host)
+kv_pages_read(Kv *kv, const int32_t *page, int32_t n, int32_t windowless, void *host)
 {
-	for_each_segment(kv, page, n, kv->sinks, behind, host, segment_read);
+	for_each_segment(kv, page, n, kv->sinks, windowless, host, segment_read);
 }
 
 void
-kv_pages_write(Kv *kv, const int32_t *page, int32_t n, int32_t behind, const void *host)
+kv_pages_write(Kv *kv, const int32_t *page, int32_t n, int32_t windowless, const void *host)
 {
-	for_each_segment(kv, page, n, kv->sinks, behind, (char *)(uintptr_t)host,
+	for_each_segment(kv, page, n, kv->sinks, windowless, (char *)(uintptr_t)host,
 	                 segment_write); /* segment_write only reads host */
 }
 
@@ -598,14 +598,14 @@ kv_page_write(Kv *kv, int32_t page, bool lacks, const void *host)
 }
 
 void
-kv_seq_reserve(Kv *kv, int32_t q, int32_t len, int32_t behind)
+kv_seq_reserve(Kv *kv, int32_t q, int32_t len, int32_t windowless)
 {
 	KvSeq *s = &kv->seq[q];
 
 	while (s->n_page < kv_seq_pages(len)) {
 		int32_t page = s->page[s->n_page] = page_alloc_step(kv);
 		kv->stale[page] = true;
-		if (s->n_page < behind) /* only while the sequence is empty */
+		if (s->n_page < windowless) /* only while the sequence is empty */
 			s->n_windowless = s->n_page + 1;
 		if (window_sees(kv, s, s->n_page++)) {
 			give_window(kv, page);

@@ -144,8 +144,8 @@ typedef struct KvHost {
 typedef struct Kv {
 	const Plan *plan;
 	KvMem mem;
-	void (*told)(void *user, KvOp op, int32_t to,
-	             int32_t from); /* called after each operation; may be NULL */
+	void (*on_op)(void *user, KvOp op, int32_t to,
+	              int32_t from); /* called after each operation; may be NULL */
 	void *on_op_user;
 	int32_t n_page, n_free, max_page,
 	    n_seq;      /* n_free includes unreferenced cached pages; max_page is per sequence */
@@ -191,7 +191,7 @@ int64_t kv_window_bytes(const Plan *p, int64_t n); /* window pages, including ex
 int64_t kv_exact_bytes(const Plan *p, int64_t n);  /* exact pages alone */
 int64_t kv_windowless_bytes(const Plan *p,
                             /* window pages that a sequence with this n_windowless lacks */
-                            int32_t behind);
+                            int32_t windowless);
 /* Positions that sliding-window layers see or that are read from exact pages, including the newest;
  * 0: no window pages. Equal on all ranks and stages, because the first one assigns page numbers for
  * all. */
@@ -266,14 +266,14 @@ void kv_prefix_keep(Kv *kv, int32_t q, int64_t root, const int32_t *tok);
 int32_t kv_prefix_idle(const Kv *kv);
 
 /* Return the number of pages of a sequence of len positions. kv_seq_reserve allocates the missing
- * ones; kv_pages_needed must have shown that they fit. If the sequence is empty, its first `behind`
- * pages get no window pages. */
+ * ones; kv_pages_needed must have shown that they fit. If the sequence is empty, its first
+ * `windowless` pages get no window pages. */
 static inline int32_t
 kv_seq_pages(int32_t len)
 {
 	return len / PLAN_KV_PAGE + (len % PLAN_KV_PAGE != 0);
 }
-void kv_seq_reserve(Kv *kv, int32_t q, int32_t len, int32_t behind);
+void kv_seq_reserve(Kv *kv, int32_t q, int32_t len, int32_t windowless);
 /* Number of leading pages, except the sinks, that need no window page at length len or later. */
 int32_t kv_windowless_pages(const Kv *kv, int32_t len);
 bool kv_has_window(const Kv *kv,
@@ -281,14 +281,14 @@ bool kv_has_window(const Kv *kv,
                     * it copied to host memory with it? */
                    int32_t page);
 /* Copy the first n pages of a sequence to or from host memory: kv_bytes(n) bytes less
- * kv_windowless_bytes(behind), for the pages without window pages. */
-void kv_pages_read(Kv *kv, const int32_t *page, int32_t n, int32_t behind, void *host);
-void kv_pages_write(Kv *kv, const int32_t *page, int32_t n, int32_t behind, const void *host);
+ * kv_windowless_bytes(windowless), for the pages without window pages. */
+void kv_pages_read(Kv *kv, const int32_t *page, int32_t n, int32_t windowless, void *host);
+void kv_pages_write(Kv *kv, const int32_t *page, int32_t n, int32_t windowless, const void *host);
 /* Copy one page to or from host memory; lacks: without its window page */
 void kv_page_read(Kv *kv, int32_t page, bool lacks, void *host);
 void kv_page_write(Kv *kv, int32_t page, bool lacks, const void *host);
 bool kv_lacks_window(const Kv *kv, int32_t i,
-                     int32_t behind); /* does page i of a sequence have no window page? */
+                     int32_t windowless); /* does page i of a sequence have no window page? */
 /* Copy the recurrent states of a sequence (kv_state_bytes(p, 1)) to or from host memory */
 void kv_state_read(Kv *kv, int32_t q, void *host);
 void kv_state_write(Kv *kv, int32_t q, const void *host);

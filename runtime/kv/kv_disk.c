@@ -46,11 +46,11 @@ struct KvDisk {
 	void *log_user;
 	pthread_t thread;
 	bool has_thread;
-	uint32_t n_made;    /* counter for names of temporary files; writer thread only */
-	int64_t used;       /* bytes of all files; writer thread only */
-	int64_t since;      /* bytes written since the last scan; writer thread only */
+	uint32_t n_temporary; /* counter for names of temporary files; writer thread only */
+	int64_t used;         /* bytes of all files; writer thread only */
+	int64_t since;        /* bytes written since the last scan; writer thread only */
 	double pause_until; /* no writes before this time, after a failed one; writer thread only */
-	bool told;          /* the failure was logged; writer thread only */
+	bool logged;        /* the failure was logged; writer thread only */
 	pthread_mutex_t lock;
 	pthread_cond_t work, idle;
 	/* protected by lock */
@@ -129,7 +129,7 @@ read_whole(int fd, void *to, size_t n)
 
 /* Copy a page that is still queued for writing. */
 static bool
-take_pending(KvDisk *d, const KvKey *key, void *bytes)
+read_pending(KvDisk *d, const KvKey *key, void *bytes)
 {
 	PendingWrite *w;
 
@@ -153,7 +153,7 @@ kv_disk_load(KvDisk *d, const KvKey *key, const int32_t tok[PLAN_KV_PAGE], void 
 	const int how = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
 	int fd = open(path, how);
 	if (fd < 0) {
-		if (take_pending(d, key, bytes))
+		if (read_pending(d, key, bytes))
 			return true;
 		/* the writer dequeues a page after its file exists, so the file may have appeared
 		 * between the two lookups */
@@ -212,11 +212,11 @@ scan_folder(KvDisk *d)
 		size_t len = strlen(e->d_name);
 		struct stat st;
 		bool page = len == 67 && strcmp(e->d_name + 64, ".kv") == 0,
-		     made = strncmp(e->d_name, ".made-", 6) == 0;
-		if ((!page && !made) ||
+		     temporary = strncmp(e->d_name, ".made-", 6) == 0;
+		if ((!page && !temporary) ||
 		    fstatat(dirfd(dir), e->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0)
 			continue;
-		if (made) {
+		if (temporary) {
 			if (time(NULL) - st.st_mtime > STALE_S)
 				unlinkat(dirfd(dir), e->d_name, 0);
 			continue;
@@ -268,7 +268,7 @@ write_whole(int fd, const void *from, size_t n)
 static bool
 write_page(KvDisk *d, const PendingWrite *w)
 {
-	char path[4200], made[4200];
+	char path[4200], temporary[4200];
 
 	path_of(d, w->head.key, path, sizeof path);
 	if (access(path, F_OK) == 0) /* another process wrote it */
@@ -277,8 +277,9 @@ write_page(KvDisk *d, const PendingWrite *w)
 	/* the name may exist: left by a process with the same pid, or in use by one in another
 	 * container that shares the folder */
 	do {
-		snprintf(made, sizeof made, "%s/.made-%ld-%u", d->dir, (long)getpid(), d->n_made++);
-		fd = open(made, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+		snprintf(temporary, sizeof temporary, "%s/.made-%ld-%u", d->dir, (long)getpid(),
+		         d->n_temporary++);
+		fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
 	} while (fd < 0 && errno == EEXIST);
 	if (fd < 0)
 		return false;
@@ -288,12 +289,12 @@ write_page(KvDisk *d, const PendingWrite *w)
 	    write_whole(fd, &w->head, sizeof w->head) && write_whole(fd, w->values, d->page_bytes);
 	int error = errno;
 	ok = close(fd) == 0 && ok;
-	if (ok && rename(made, path) != 0) {
+	if (ok && rename(temporary, path) != 0) {
 		error = errno;
 		ok = false;
 	}
 	if (!ok) {
-		unlink(made);
+		unlink(temporary);
 		errno = error;
 	}
 	d->used += ok ? (int64_t)(sizeof w->head + d->page_bytes) : 0;
@@ -320,15 +321,15 @@ write_pages(void *user)
 		bool paused = clock_now() < d->pause_until, ok = !paused && write_page(d, w);
 		if (!ok && !paused) {
 			d->pause_until = clock_now() + PAUSE_S;
-			if (!d->told)
+			if (!d->logged)
 				log_failure(d, d->dir,
 				            "pages of the prefix cache cannot be written; the "
 				            "server goes on without",
 				            errno);
-			d->told = true;
+			d->logged = true;
 			scan_folder(d);
 		} else if (ok) {
-			d->told = false;
+			d->logged = false;
 		}
 		if (d->used > d->max_bytes ||
 		    d->since > d->max_bytes / 16) /* other processes write to the folder too */

@@ -84,7 +84,7 @@ copy_page(Kv *kv, int32_t page, int32_t host, bool out)
 		const PlanPool *p = &kv->plan->pool[i];
 		const size_t bytes = (size_t)plan_layer_page_bytes(p),
 		             exact = (size_t)plan_layer_exact_bytes(p);
-		const int32_t place = window_place(kv, i, page);
+		const int32_t place = window_index(kv, i, page);
 		for (int l = 0; bytes && l < p->n_layers; l++, to += bytes + exact) {
 			char *layer = kv_layer(kv, i, l),
 			     *own = layer + (size_t)(place < 0 ? 0 : place) * bytes,
@@ -171,7 +171,7 @@ host_free(Kv *kv, int32_t host)
 
 /* Return a free host page, or evict the least recently used one; -1: none. */
 static int32_t
-host_take(Kv *kv)
+host_alloc(Kv *kv)
 {
 	KvHost *h = &kv->host;
 
@@ -193,7 +193,7 @@ host_copy(Kv *kv, int32_t page)
 
 	if (host >= 0)
 		return host;
-	host = host_take(kv);
+	host = host_alloc(kv);
 	if (host < 0)
 		return -1;
 	kv->host.whole[host] = kv_has_window(kv, page);

@@ -69,11 +69,11 @@ kv_exact_bytes(const Plan *p, int64_t n)
 }
 
 int64_t
-kv_windowless_bytes(const Plan *p, int32_t behind)
+kv_windowless_bytes(const Plan *p, int32_t windowless)
 {
 	const int32_t sinks = sink_pages(p);
 
-	return kv_window_bytes(p, behind > sinks ? behind - sinks : 0);
+	return kv_window_bytes(p, windowless > sinks ? windowless - sinks : 0);
 }
 
 int64_t
@@ -167,7 +167,7 @@ choose(const Kv *kv)
 }
 
 bool
-window_room(const Kv *kv)
+window_available(const Kv *kv)
 {
 	return choose(kv) >= 0;
 }
@@ -201,14 +201,14 @@ window_unpin(Kv *kv, int32_t page)
 }
 
 void
-window_advance(Kv *kv, KvSeq *s, int32_t behind)
+window_advance(Kv *kv, KvSeq *s, int32_t windowless)
 {
 	if (!kv->window)
 		return;
-	for (; s->n_windowless < behind; s->n_windowless++)
+	for (; s->n_windowless < windowless; s->n_windowless++)
 		if (s->n_windowless >= kv->sinks)
 			window_unpin(kv, s->page[s->n_windowless]);
-	while (s->n_windowless > behind)
+	while (s->n_windowless > windowless)
 		if (--s->n_windowless >= kv->sinks)
 			window_pin(kv, s->page[s->n_windowless]);
 }
@@ -220,30 +220,30 @@ window_sees(const Kv *kv, const KvSeq *s, int32_t i)
 }
 
 bool
-kv_lacks_window(const Kv *kv, int32_t i, int32_t behind)
+kv_lacks_window(const Kv *kv, int32_t i, int32_t windowless)
 {
-	return i >= kv->sinks && i < behind;
+	return i >= kv->sinks && i < windowless;
 }
 
 void
 window_grown(Kv *kv, KvSeq *s)
 {
-	int32_t behind = kv_windowless_pages(kv, s->len - KV_MAX_ROLLBACK);
+	int32_t windowless = kv_windowless_pages(kv, s->len - KV_MAX_ROLLBACK);
 
-	if (behind > s->n_windowless)
-		window_advance(kv, s, behind);
+	if (windowless > s->n_windowless)
+		window_advance(kv, s, windowless);
 }
 
 void
 window_trim(Kv *kv, KvSeq *s)
 {
-	int32_t behind = s->n_page, least = kv_windowless_pages(kv, s->len - KV_MAX_ROLLBACK);
+	int32_t windowless = s->n_page, least = kv_windowless_pages(kv, s->len - KV_MAX_ROLLBACK);
 
 	if (!kv->window)
 		return;
-	while (behind > least && kv_has_window(kv, s->page[behind - 1]))
-		behind--;
-	window_advance(kv, s, behind);
+	while (windowless > least && kv_has_window(kv, s->page[windowless - 1]))
+		windowless--;
+	window_advance(kv, s, windowless);
 }
 
 bool

@@ -7,15 +7,15 @@
 
 llmc_status window_open(Kv *kv, llmc_error *err);
 void window_release(Kv *kv);
-bool window_room(const Kv *kv); /* can a page without a window page get one? */
+bool window_available(const Kv *kv); /* can a page without a window page get one? */
 /* gives a page a window page before it is written; true if that held positions of another
  * sequence */
 bool window_alloc(Kv *kv, int32_t page);
 void window_drop(Kv *kv, int32_t page); /* frees the window page of an unreferenced page */
 void window_pin(Kv *kv, int32_t page);  /* one more, or one fewer, sequence needs its window page */
 void window_unpin(Kv *kv, int32_t page);
-/* raises n_windowless of s to `behind` and unpins those pages */
-void window_advance(Kv *kv, KvSeq *s, int32_t behind);
+/* raises n_windowless of s to `windowless` and unpins those pages */
+void window_advance(Kv *kv, KvSeq *s, int32_t windowless);
 void
 window_grown(Kv *kv,
              KvSeq *s); /* after s grew: keeps what s would see after a trim by KV_MAX_ROLLBACK */
@@ -28,7 +28,7 @@ bool window_whole(const Kv *kv, const KvSeq *s,
 void window_table(Kv *kv, KvSeq *s); /* stores window pages in the block table of s */
 /* Return the index of a page in the pool's own numbering; -1: the page has no window page */
 static inline int32_t
-window_place(const Kv *kv, int pool, int32_t page)
+window_index(const Kv *kv, int pool, int32_t page)
 {
 	return kv->window && kv->plan->pool[pool].keep ? kv->window[page] : page;
 }

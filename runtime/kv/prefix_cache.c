@@ -408,18 +408,18 @@ swap_in_pages(Kv *kv, KvSeq *s)
 static void
 fetch(Kv *kv, KvSeq *s)
 {
-	const int32_t behind = kv_windowless_pages(kv, s->len - KV_MAX_ROLLBACK);
+	const int32_t windowless = kv_windowless_pages(kv, s->len - KV_MAX_ROLLBACK);
 	int32_t n = 0;
 
 	for (int32_t i = 0; i < s->n_page; i++)
 		n += kv->cached[s->page[i]].copy > 0;
 	for (int32_t i = 0; kv->window && n && i < s->n_page; i++)
-		if (!kv_lacks_window(kv, i, behind) && kv_has_window(kv, s->page[i]))
+		if (!kv_lacks_window(kv, i, windowless) && kv_has_window(kv, s->page[i]))
 			window_pin(kv, s->page[i]);
 	for (int32_t i = 0; kv->window && n && i < s->n_page; i++) {
 		const int32_t page = s->page[i], copy = kv->cached[page].copy;
-		if (kv_lacks_window(kv, i, behind) || !copy || !kv->host.whole[copy - 1] ||
-		    !window_room(kv))
+		if (kv_lacks_window(kv, i, windowless) || !copy || !kv->host.whole[copy - 1] ||
+		    !window_available(kv))
 			continue;
 		window_alloc(kv, page);
 		window_pin(kv, page);
@@ -433,7 +433,7 @@ fetch(Kv *kv, KvSeq *s)
 		c->copy = 0;
 	}
 	for (int32_t i = 0; kv->window && n && i < s->n_page; i++)
-		if (!kv_lacks_window(kv, i, behind) && kv_has_window(kv, s->page[i]))
+		if (!kv_lacks_window(kv, i, windowless) && kv_has_window(kv, s->page[i]))
 			window_unpin(kv, s->page[i]);
 }
 

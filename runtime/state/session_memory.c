@@ -206,8 +206,8 @@ session_given(const Session *s, float *to)
 {
 	const int64_t hidden = s->plan->hidden;
 
-	for (int32_t i = 0; s->given && i < s->size->n_seq; i++)
-		memcpy(to + s->q_start[i] * hidden, s->given[s->order[i]],
+	for (int32_t i = 0; s->hidden_in && i < s->size->n_seq; i++)
+		memcpy(to + s->q_start[i] * hidden, s->hidden_in[s->order[i]],
 		       (size_t)((s->q_start[i + 1] - s->q_start[i]) * hidden) * sizeof *to);
 }
 

@@ -57,7 +57,8 @@ struct Session {
 	const Device *device;
 	llmc_limits lim;
 	int64_t sym[SYM_COUNT]; /* upper bounds */
-	int32_t weighed[2]; /* rows of the last step of each phase, and the weight bytes it read */
+	int32_t
+	    counted_rows[2]; /* rows of the last step of each phase, and the weight bytes it read */
 	int64_t weight_bytes[2];
 	char *state; /* allocation of all fields below, up to `on` */
 	size_t state_bytes;
@@ -84,20 +85,20 @@ struct Session {
 	float **rope;     /* [n_rope] angles [chunk, dims] */
 	Threads *threads; /* host threads, idle between steps; NULL: the caller's thread only */
 
-	Comm *comm;                   /* to the other ranks; NULL: single rank */
-	struct RankThreads *group;    /* rank 0: the rank threads, see ranks.c */
-	struct ForwardPieces *pieces; /* rank 0 of a pipeline: see forward.c; else NULL */
+	Comm *comm;                         /* to the other ranks; NULL: single rank */
+	struct RankThreads *group;          /* rank 0: the rank threads, see ranks.c */
+	struct MicroBatches *micro_batches; /* rank 0 of a pipeline: see forward.c; else NULL */
 	RankSizes *kept; /* [ranks] sizes that each rank saves; NULL until first needed */
 	/* for op_times: called before the step is run again; may be NULL. Returns false if the
 	 * group has ended */
-	bool (*again)(Session *s, int phase);
+	bool (*rerun)(Session *s, int phase);
 
 	struct KvDisk *disk; /* prefix-cache pages as files; NULL: none */
 	char *disk_page;     /* buffer for one page */
 
 	const float *const
 	    /* hidden rows that accompany the tokens of the next forward, per chunk; NULL: none */
-	    *given;
+	    *hidden_in;
 	/* hidden rows of the last forward, if the plan outputs them and the device copied them to
 	 * the host; NULL: they are in their slot */
 	const float *rows;

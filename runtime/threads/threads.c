@@ -67,7 +67,7 @@ struct Threads {
 	threads_deal_fn *deal;
 	void *user;
 	uint64_t first, last; /* numbers of its stages */
-	Gate open, over, meet;
+	Gate open, over, barrier;
 	/* used by the caller's thread only */
 	TeamKind kind[DEAL_KINDS];
 	bool alone;                      /* the last job ran on the caller alone */
@@ -283,12 +283,12 @@ threads_barrier(Threads *t)
 {
 	if (t->n == 1)
 		return;
-	uint64_t turn = atomic_load(&t->meet.turn);
+	uint64_t turn = atomic_load(&t->barrier.turn);
 	if (atomic_fetch_add(&t->arrived, 1) == t->n - 1) {
 		atomic_store(&t->arrived, 0);
-		gate_set(&t->meet, turn + 1);
+		gate_set(&t->barrier, turn + 1);
 	} else {
-		gate_wait(t, &t->meet, turn, NULL);
+		gate_wait(t, &t->barrier, turn, NULL);
 	}
 }
 

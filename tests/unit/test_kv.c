@@ -355,12 +355,12 @@ window_pages_allow_a_short_rollback(void **state)
 			append(&kv, fork, 3);
 			assert_null(kv_check(&kv));
 			/* save and restore */
-			int32_t n = kv.seq[fork].n_page, behind = kv.seq[fork].n_windowless;
+			int32_t n = kv.seq[fork].n_page, windowless = kv.seq[fork].n_windowless;
 			len = kv.seq[fork].len;
 			kv_seq_free(&kv, fork);
 			kv_seq_free(&kv, a);
 			a = kv_seq_new(&kv);
-			kv_seq_reserve(&kv, a, len, behind);
+			kv_seq_reserve(&kv, a, len, windowless);
 			assert_int_equal(kv.seq[a].n_page, n);
 			for (int32_t back = 0; back <= KV_MAX_ROLLBACK && back <= len; back++)
 				assert_true(kv_can_trim(&kv, a, len - back));
