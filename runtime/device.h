@@ -34,10 +34,10 @@ typedef struct DeviceSampler {
 	 * it succeeds; E_BUSY: too many steps in flight. */
 	llmc_status (*begin)(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *err);
 	/* Queue the step that the session's arrays describe. With `decode` every chunk is one row,
-	 * and its block tables need not be filled. Without `pick` sampling waits for `sample`,
+	 * and its block tables need not be filled. Without `sampling` sampling waits for `sample`,
 	 * which receives the masks of session_queue_sample. */
-	llmc_status (*step)(Session *s, const llmc_chunk *chunk, size_t n, bool decode, bool pick,
-	                    llmc_error *err);
+	llmc_status (*step)(Session *s, const llmc_chunk *chunk, size_t n, bool decode,
+	                    bool sampling, llmc_error *err);
 	llmc_status (*sample)(Session *s, const uint32_t *const *mask, llmc_error *err);
 	llmc_status (*take)(Session *s, int32_t *ids, float *logprobs,
 	                    llmc_error *err); /* like session_take_sampled */

@@ -524,7 +524,7 @@ session_sample_params(Session *s, llmc_seq q, const llmc_params *p, const int32_
 }
 
 static llmc_status
-queue_step(Session *s, const llmc_chunk *chunk, size_t n, bool pick, llmc_error *err)
+queue_step(Session *s, const llmc_chunk *chunk, size_t n, bool sampling, llmc_error *err)
 {
 	int32_t n_dec = 0;
 
@@ -534,7 +534,7 @@ queue_step(Session *s, const llmc_chunk *chunk, size_t n, bool pick, llmc_error 
 	bool decode = (size_t)n_dec == n;
 	TRY(s->device->sampler->begin(s, chunk, n, err));
 	fill(s, chunk, (int32_t)n, n_dec, !decode);
-	llmc_status status = s->device->sampler->step(s, chunk, n, decode, pick, err);
+	llmc_status status = s->device->sampler->step(s, chunk, n, decode, sampling, err);
 	s->device->leave(s);
 	TRY(status);
 	count(s, chunk, n, decode ? 0 : 1);

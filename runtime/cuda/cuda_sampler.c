@@ -223,7 +223,8 @@ queued(CudaSession *c, llmc_error *err)
 }
 
 static llmc_status
-queue(CudaSession *c, const llmc_chunk *chunk, size_t n, bool decode, bool pick, llmc_error *err)
+queue(CudaSession *c, const llmc_chunk *chunk, size_t n, bool decode, bool sampling,
+      llmc_error *err)
 {
 	const Session *s = c->s;
 
@@ -231,15 +232,15 @@ queue(CudaSession *c, const llmc_chunk *chunk, size_t n, bool decode, bool pick,
 	TRY(cuda_upload_freq(c, err));
 	if (decode) {
 		TRY(write_note(c, err));
-		TRY(cuda_launch_decode(c, s->size->n_tok, pick, err));
+		TRY(cuda_launch_decode(c, s->size->n_tok, sampling, err));
 	} else {
 		TRY(cuda_upload_step(c, err));
-		TRY(cuda_launch_mixed(c, 1, pick, err));
+		TRY(cuda_launch_mixed(c, 1, sampling, err));
 	}
 	const unsigned number = c->number;
-	if (pick)
+	if (sampling)
 		TRY(queued(c, err));
-	c->sample_pending = !pick;
+	c->sample_pending = !sampling;
 	if (s->size->n_out) {
 		CudaInFlight *f = &c->flight[c->n_flight++];
 		f->number = number;
@@ -253,9 +254,9 @@ queue(CudaSession *c, const llmc_chunk *chunk, size_t n, bool decode, bool pick,
 }
 
 static llmc_status
-step(Session *s, const llmc_chunk *chunk, size_t n, bool decode, bool pick, llmc_error *err)
+step(Session *s, const llmc_chunk *chunk, size_t n, bool decode, bool sampling, llmc_error *err)
 {
-	llmc_status status = queue(s->on, chunk, n, decode, pick, err);
+	llmc_status status = queue(s->on, chunk, n, decode, sampling, err);
 
 	if (status != LLMC_OK)
 		undo_note(s->on);
@@ -323,13 +324,13 @@ take(Session *s, int32_t *ids, float *logprobs, llmc_error *err)
 			return status;
 	}
 	for (int32_t i = 0; i < f.n; i++) {
-		ids[i] = f.pick[i].status ? -1 : f.pick[i].id;
+		ids[i] = f.sampled[i].status ? -1 : f.sampled[i].id;
 		if (logprobs)
-			logprobs[i] = f.pick[i].logprob;
-		if (f.pick[i].status)
+			logprobs[i] = f.sampled[i].logprob;
+		if (f.sampled[i].status)
 			status = error_set(
 			    err, LLMC_E_CHECK,
-			    f.pick[i].status == 1
+			    f.sampled[i].status == 1
 			        ? "the logits hold NaN: weights or kernels are broken, try `llmc "
 			          "verify`"
 			        : "all logits are minus infinity: no token can be sampled");

@@ -228,7 +228,8 @@ take_pinned(CudaSession *c, llmc_error *err)
 	const Session *s = c->s;
 	size_t block = (size_t)s->block_bytes * LLMC_RING,
 	       note = (size_t)c->st.note_stride * LLMC_RING;
-	size_t picks = ((size_t)c->max_out * LLMC_RING * sizeof(llmc_sampled) + 255) & ~(size_t)255;
+	size_t samples =
+	    ((size_t)c->max_out * LLMC_RING * sizeof(llmc_sampled) + 255) & ~(size_t)255;
 	size_t masks = ((size_t)c->mask_bytes * LLMC_RING + 255) & ~(size_t)255;
 	size_t logits = (size_t)s->sym[SYM_n_out] * (size_t)plan_out_width(s->plan) * sizeof(float);
 	size_t stream = s->plan->stages > 1 || s->plan->hands_rows
@@ -240,17 +241,17 @@ take_pinned(CudaSession *c, llmc_error *err)
 	note = (note + 255) & ~(size_t)255;
 	block = (block + 255) & ~(size_t)255;
 	CUDA_TRY(d,
-	         d->api.host_alloc(&p, block + note + picks + masks + logits + 2 * stream,
+	         d->api.host_alloc(&p, block + note + samples + masks + logits + 2 * stream,
 	                           CU_HOST_PORTABLE | CU_HOST_MAPPED),
 	         "pinning %zu MB for steps",
-	         (block + note + picks + masks + logits + 2 * stream) >> 20);
+	         (block + note + samples + masks + logits + 2 * stream) >> 20);
 	c->pinned = p;
-	memset(p, 0, block + note + picks);
+	memset(p, 0, block + note + samples);
 	CUDA_TRY(d, d->api.host_device_ptr(&at, p, 0), "mapping pinned memory");
 	c->block = c->pinned;
 	c->note = c->block + block;
 	c->sampled = (llmc_sampled *)(void *)(c->note + note);
-	c->masks = c->note + note + picks;
+	c->masks = c->note + note + samples;
 	c->logits = (float *)(void *)(c->masks + masks);
 	c->came = c->logits + logits / sizeof *c->logits;
 	c->goes = c->came + stream / sizeof *c->came;
@@ -277,8 +278,8 @@ take_tables(CudaSession *c, llmc_error *err)
 	c->freq = calloc((size_t)c->n_freq + 1, sizeof *c->freq);
 	for (int i = 0; i < CUDA_MAX_IN_FLIGHT; i++) {
 		c->flight[i].at = calloc((size_t)c->max_out, sizeof *c->flight[i].at);
-		c->flight[i].pick = calloc((size_t)c->max_out, sizeof *c->flight[i].pick);
-		ok = ok && c->flight[i].at && c->flight[i].pick;
+		c->flight[i].sampled = calloc((size_t)c->max_out, sizeof *c->flight[i].sampled);
+		ok = ok && c->flight[i].at && c->flight[i].sampled;
 	}
 	if (!ok || !c->table || !c->row_seq || !c->row_pages || !c->counts || !c->freq)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a session");
@@ -348,9 +349,9 @@ bind(CudaSession *c, llmc_error *err)
 	TRY(cuda_bind(c, err));
 	TRY(cuda_host_comm_open(c, err));
 	TRY(cublaslt_open(c, err));
-	for (int pick = 0; pick < 2 && s->plan->ranks < 2 && s->plan->stages < 2;
-	     pick++) /* ranks are not connected yet; stages do not sample here */
-		TRY(cuda_graph(c, 0, pick, false, err));
+	for (int sampling = 0; sampling < 2 && s->plan->ranks < 2 && s->plan->stages < 2;
+	     sampling++) /* ranks are not connected yet; stages do not sample here */
+		TRY(cuda_graph(c, 0, sampling, false, err));
 	CUDA_TRY(&c->m->dev, c->m->dev.api.stream_sync(c->stream),
 	         "clearing the memory of a session");
 	return cuda_session_check(c, err);
@@ -412,7 +413,7 @@ cuda_session_close(Session *s)
 	}
 	for (int i = 0; i < CUDA_MAX_IN_FLIGHT; i++) {
 		free(c->flight[i].at);
-		free(c->flight[i].pick);
+		free(c->flight[i].sampled);
 	}
 	free(c->step[0]);
 	free(c->step[1]);

@@ -47,11 +47,11 @@ typedef struct LtChoice LtChoice;
 
 /* A step in flight that samples. */
 typedef struct CudaInFlight {
-	unsigned number;    /* number of the step */
-	int32_t n;          /* samples */
-	bool kept;          /* samples have been copied to `pick` */
-	int32_t *at;        /* [max_out] row of logits of each sample, in the order of the chunks */
-	llmc_sampled *pick; /* [max_out] */
+	unsigned number; /* number of the step */
+	int32_t n;       /* samples */
+	bool kept;       /* samples have been copied to `sampled` */
+	int32_t *at;     /* [max_out] row of logits of each sample, in the order of the chunks */
+	llmc_sampled *sampled; /* [max_out] */
 } CudaInFlight;
 
 typedef struct CudaSession {
@@ -170,11 +170,11 @@ llmc_note_row *cuda_note(CudaSession *c);
 void cuda_note_rows(CudaSession *c, int32_t n, int32_t n_out);
 /* Upload the step's arrays, whole, with a note to use them. */
 llmc_status cuda_upload_step(CudaSession *c, llmc_error *err);
-llmc_status cuda_launch_mixed(CudaSession *c, int phase, bool pick, llmc_error *err);
-llmc_status cuda_launch_decode(CudaSession *c, int32_t rows, bool pick, llmc_error *err);
+llmc_status cuda_launch_mixed(CudaSession *c, int phase, bool sampling, llmc_error *err);
+llmc_status cuda_launch_decode(CudaSession *c, int32_t rows, bool sampling, llmc_error *err);
 /* Sample after a step that was launched without; masked: with the masks that have been copied */
 llmc_status cuda_launch_sample(CudaSession *c, int64_t n_out, bool masked, llmc_error *err);
-llmc_status cuda_graph(CudaSession *c, int bucket, bool pick, bool adapted,
+llmc_status cuda_graph(CudaSession *c, int bucket, bool sampling, bool adapted,
                        llmc_error *err); /* captured at first use */
 /* profile.c: member of Device */
 llmc_status cuda_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *err);

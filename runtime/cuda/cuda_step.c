@@ -87,7 +87,7 @@ cuda_in_flight_save(CudaSession *c, CudaInFlight *f)
 	const llmc_sampled *p = c->sampled + (size_t)(f->number % LLMC_RING) * (size_t)c->max_out;
 
 	for (int32_t i = 0; i < f->n; i++)
-		f->pick[i] = p[f->at[i]];
+		f->sampled[i] = p[f->at[i]];
 	f->kept = true;
 }
 
@@ -449,7 +449,7 @@ cuda_has_adapter(const Session *s)
 }
 
 llmc_status
-cuda_launch_mixed(CudaSession *c, int phase, bool pick, llmc_error *err)
+cuda_launch_mixed(CudaSession *c, int phase, bool sampling, llmc_error *err)
 {
 	const StepSize *st = c->s->size;
 	int64_t sym[SYM_COUNT];
@@ -458,7 +458,7 @@ cuda_launch_mixed(CudaSession *c, int phase, bool pick, llmc_error *err)
 	c->adapted = c->s->probe || cuda_has_adapter(c->s); /* a probe sees all steps, as on CPUs */
 	TRY(launch_begin(c, st->n_tok, false, err));
 	TRY(launch_phase(c, phase, NULL, sym, c->s->probe != NULL, err));
-	return pick ? launch_sampler(c, st->n_out, PROGRAMMATIC, &c->st, err) : LLMC_OK;
+	return sampling ? launch_sampler(c, st->n_out, PROGRAMMATIC, &c->st, err) : LLMC_OK;
 }
 
 llmc_status
@@ -475,21 +475,21 @@ cuda_launch_again(CudaSession *c, int phase, const PlanKernel *only, llmc_error 
 /* ---- graphs ---- */
 
 static llmc_status
-capture(CudaSession *c, int32_t rows, bool pick, llmc_error *err)
+capture(CudaSession *c, int32_t rows, bool sampling, llmc_error *err)
 {
 	int64_t sym[SYM_COUNT], n_out = rows < c->s->sym[SYM_n_out] ? rows : c->s->sym[SYM_n_out];
 
 	cuda_symbols(c, sym, rows, rows, rows, n_out);
 	TRY(launch_begin(c, rows, true, err));
 	TRY(launch_phase(c, 0, NULL, sym, false, err));
-	return pick ? launch_sampler(c, n_out, PROGRAMMATIC, &c->st, err) : LLMC_OK;
+	return sampling ? launch_sampler(c, n_out, PROGRAMMATIC, &c->st, err) : LLMC_OK;
 }
 
 llmc_status
-cuda_graph(CudaSession *c, int bucket, bool pick, bool adapted, llmc_error *err)
+cuda_graph(CudaSession *c, int bucket, bool sampling, bool adapted, llmc_error *err)
 {
 	CudaDevice *d = &c->m->dev;
-	CUgraphExec *to = &c->graph[pick][adapted][bucket];
+	CUgraphExec *to = &c->graph[sampling][adapted][bucket];
 	CUgraph g = NULL;
 
 	if (*to)
@@ -497,7 +497,7 @@ cuda_graph(CudaSession *c, int bucket, bool pick, bool adapted, llmc_error *err)
 	c->adapted = adapted;
 	CUDA_TRY(d, d->api.capture_begin(c->stream, CU_CAPTURE_THREAD_LOCAL),
 	         "capturing the decode step of %d rows", c->bucket[bucket]);
-	llmc_status status = capture(c, c->bucket[bucket], pick, err);
+	llmc_status status = capture(c, c->bucket[bucket], sampling, err);
 	CUresult r = d->api.capture_end(c->stream, &g);
 	if (r != CU_OK && status == LLMC_OK) {
 		status = cuda_error(d, r, err, "capturing the decode step of %d rows",
@@ -517,7 +517,7 @@ cuda_graph(CudaSession *c, int bucket, bool pick, bool adapted, llmc_error *err)
 }
 
 llmc_status
-cuda_launch_decode(CudaSession *c, int32_t rows, bool pick, llmc_error *err)
+cuda_launch_decode(CudaSession *c, int32_t rows, bool sampling, llmc_error *err)
 {
 	CudaDevice *d = &c->m->dev;
 	const bool adapted = c->skips && cuda_has_adapter(c->s);
@@ -525,8 +525,8 @@ cuda_launch_decode(CudaSession *c, int32_t rows, bool pick, llmc_error *err)
 
 	while (b + 1 < c->n_bucket && c->bucket[b] < rows)
 		b++;
-	TRY(cuda_graph(c, b, pick, adapted, err));
-	CUDA_TRY(d, d->api.graph_launch(c->graph[pick][adapted][b], c->stream),
+	TRY(cuda_graph(c, b, sampling, adapted, err));
+	CUDA_TRY(d, d->api.graph_launch(c->graph[sampling][adapted][b], c->stream),
 	         "launching the decode graph of %d rows", c->bucket[b]);
 	return LLMC_OK;
 }

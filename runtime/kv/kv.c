@@ -458,7 +458,7 @@ kv_pages_needed(Kv *kv, const int32_t *q, const int32_t *add, size_t n)
 		const KvSeq *s = &kv->seq[q[i]];
 		int64_t len = (int64_t)s->len + add[i];
 		need += (len + PLAN_KV_PAGE - 1) / PLAN_KV_PAGE - s->n_page;
-		/* of several sequences that leave a shared page, the last one may write it in
+		/* the last of several sequences to leave a shared page may write it in
 		 * place */
 		if (writes_shared(kv, s)) {
 			kv->drops[s->page[s->n_page - 1]]++;

@@ -142,7 +142,7 @@ bool session_sees_window(const Session *s,
                           * max_page on */
                          const PlanStep *step);
 void *session_argument(const Session *s, const PlanRef *r); /* address for kernels */
-/* Copy the hidden rows of `given` from chunk order to the row order of the step */
+/* Copy the rows of hidden_in from chunk order to the row order of the step */
 void session_given(const Session *s, float *to);
 /* Set a sequence's RoPE frequencies, which depend on its maximum length. */
 void session_set_rope(Session *s, llmc_seq q, int32_t length_bound);
