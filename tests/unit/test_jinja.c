@@ -93,6 +93,132 @@ endless(void **state)
 	        "nested deeper");
 }
 
+/* Every method, filter, test and comparison counts its work on long strings, lists and mappings. */
+static void
+operations_on_long_values(void **state)
+{
+	static const char *const work[] = {
+		"s.strip('a')",
+		"s.lstrip('xya')",
+		"s.rstrip('a')",
+		"sp.strip()",
+		"sp.split()",
+		"sp.rsplit()",
+		"s.split('b')",
+		"s.rsplit('b')",
+		"s.rsplit(tail)",
+		"s.splitlines()",
+		"s.startswith(s)",
+		"s.endswith(s ~ '')",
+		"s.upper()",
+		"s.lower()",
+		"s.title()",
+		"s.capitalize()",
+		"s.replace('b', '')",
+		"s.replace('', 'c', 1)",
+		"s.find('b')",
+		"s.rfind(tail)",
+		"s.rfind('b')",
+		"s.count('b')",
+		"''.join(e)",
+		"s.format()",
+		"s.isdigit()",
+		"s.isalpha()",
+		"s.isalnum()",
+		"sp.isspace()",
+		"s.isupper()",
+		"s.islower()",
+		"s.removeprefix(s)",
+		"s.removesuffix(s)",
+		"s.partition('b')",
+		"s.rpartition(tail)",
+		"s[1]",
+		"s[-1:]",
+		"s[::2]",
+		"s < t",
+		"s == t",
+		"s >= t",
+		"s != t",
+		"'b' in s",
+		"t in d",
+		"d == c",
+		"d[t]",
+		"d.get(s)",
+		"l == m",
+		"l < m",
+		"7 in l",
+		"l.count(7)",
+		"l.index(7) if 7 in l",
+		"l[::100000]",
+		"s | length",
+		"s | trim('a')",
+		"sp | trim",
+		"s | upper",
+		"s | lower",
+		"s | title",
+		"s | capitalize",
+		"s | replace('b', '')",
+		"e | join",
+		"s | list",
+		"s | first",
+		"s | last",
+		"l | map('abs') | list",
+		"l | select | list",
+		"l | reject('eq', 0) | list",
+		"l | sum",
+		"l | min",
+		"l | max",
+		"l | sort",
+		"l | unique",
+		"l | reverse | list",
+		"s | reverse",
+		"sp | int",
+		"sp | float",
+		"s | escape",
+		"s | indent",
+		"s | tojson",
+		"l | tojson",
+		"l | string",
+		"s | format",
+		"d | dictsort",
+		"d | items | list",
+		"d | tojson",
+		"[s, t] | sort",
+		"[s, t] | max",
+		"[s, t] | unique",
+		"s is lower",
+		"s is upper",
+		"s is eq t",
+		"s is lt t",
+		"s is sameas t",
+		"7 is in l",
+		"'b' is in s",
+		"s is ge t",
+		"s % 1",
+		"s ~ t",
+		"s + t",
+		"l + m",
+		"l * 2",
+	};
+
+	(void)state;
+	const size_t step = getenv("LLMC_CHECK_ALL") ? 1 : 4; /* each takes some 0.2 s */
+	for (size_t i = 0; i < sizeof work / sizeof *work; i += step) {
+		char text[1200];
+		snprintf(
+		    text, sizeof text,
+		    "{%% set s = 'a' * 3000000 %%}{%% set t = 'a' * 2999999 ~ 'b' %%}"
+		    "{%% set sp = ' ' * 1000000 %%}{%% set tail = 'a' * 1000000 ~ 'b' %%}"
+		    "{%% set l = [0] * 300000 %%}{%% set m = [0] * 300000 %%}"
+		    "{%% set e = [''] * 300000 %%}"
+		    "{%% set d = {t: 1, s: [0] * 100000} %%}{%% set c = {t: 1, s: [0] * 100000} %%}"
+		    "{%% for i in range(100000) %%}{%% for k in range(100000) %%}"
+		    "{%% if %s %%}{%% endif %%}{%% endfor %%}{%% endfor %%}",
+		    work[i]);
+		refused(text, "the template takes more than");
+	}
+}
+
 static void
 greedy(void **state)
 {
@@ -225,9 +351,13 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(endless),   cmocka_unit_test(greedy),
-		cmocka_unit_test(deep),      cmocka_unit_test(wrong),
-		cmocka_unit_test(right),     cmocka_unit_test(time_is_a_format),
+		cmocka_unit_test(endless),
+		cmocka_unit_test(greedy),
+		cmocka_unit_test(operations_on_long_values),
+		cmocka_unit_test(deep),
+		cmocka_unit_test(wrong),
+		cmocka_unit_test(right),
+		cmocka_unit_test(time_is_a_format),
 		cmocka_unit_test(variables),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

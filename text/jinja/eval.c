@@ -170,7 +170,7 @@ get_slice(Jinja *j, Val v, Val from, Val to, Val step)
 		jinja_fail(j, "slice step cannot be zero");
 	if (v.type == V_STR && by == 1) { /* common case, without a list of characters */
 		size_t a = 0;
-		jinja_step(j, v.s.n);
+		jinja_step(j, 16 * v.s.n);
 		n = (int64_t)utf8_count(v.s.s, v.s.n);
 		int64_t i = slice_bound(j, from, 0, n, 0, n), k = slice_bound(j, to, n, n, 0, n);
 		size_t b, len;

@@ -54,7 +54,8 @@ f_trim(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 	(void)name;
 	if (chars.type != V_NONE)
 		arg_str(j, "trim", chars);
-	return val_span(str_strip(val_str(j, v), chars.type == V_NONE ? NULL : &chars, true, true));
+	return val_span(
+	    str_strip(j, val_str(j, v), chars.type == V_NONE ? NULL : &chars, true, true));
 }
 
 static Val
@@ -66,6 +67,7 @@ f_join(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 	Buf b = { 0 };
 
 	(void)name;
+	jinja_step(j, 64 * l->n);
 	for (size_t i = 0; i < l->n; i++) {
 		ByteSpan s = val_str(j, attr.type == V_NONE ? l->v[i] : path(j, l->v[i], attr));
 		if (i)
@@ -88,7 +90,7 @@ f_case(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 	for (size_t i = 0; i < s.n;) {
 		size_t end = i;
 		while (end < s.n && !strchr("-([{<", s.s[end]) &&
-		       str_strip((ByteSpan){ s.s + end, 1 }, NULL, true, false).n)
+		       str_strip(j, (ByteSpan){ s.s + end, 1 }, NULL, true, false).n)
 			end++;
 		ByteSpan word = str_case(j, (ByteSpan){ s.s + i, end - i }, 'c');
 		buf_add(j, &b, word.s, word.n);
@@ -162,6 +164,7 @@ f_map(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 	CallArgs more = rest(a, 1);
 
 	(void)name;
+	jinja_step(j, 64 * l->n);
 	for (size_t i = 0; i < l->n; i++) {
 		Val x;
 		if (attr.type != V_NONE) {
@@ -187,6 +190,7 @@ f_select(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 	Val out = val_list(j, V_LIST, 0);
 	CallArgs more = rest(a, at + 1);
 
+	jinja_step(j, 64 * l->n);
 	if (by_attr && !a->n_pos)
 		jinja_fail(j, "%.*s: missing parameter for attribute name", (int)name.n, name.s);
 	for (size_t i = 0; i < l->n; i++) {
@@ -341,6 +345,7 @@ f_int(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 	int64_t base = arg_int(j, "int", arg(a, 1, "base", val_int(10)));
 
 	(void)name;
+	jinja_step(j, v.type == V_STR ? v.s.n : 0);
 	if (v.type == V_INT || v.type == V_BOOL)
 		return val_int(v.type == V_INT ? v.i : v.b);
 	if (v.type == V_STR && base == 16 && !(v.s.n > 1 && (v.s.s[1] | 32) == 'x')) {
@@ -364,7 +369,8 @@ static Val
 f_float(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 {
 	Val out;
-	(void)j, (void)name;
+	(void)name;
+	jinja_step(j, v.type == V_STR ? v.s.n : 0);
 	if (val_is_number(v))
 		return val_float(val_number(v));
 	if (v.type == V_STR && num_parse(v.s, true, &out))
@@ -379,6 +385,7 @@ f_escape(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 	Buf b = { 0 };
 
 	(void)name, (void)a;
+	jinja_step(j, 8 * s.n);
 	for (size_t i = 0; i < s.n; i++) {
 		const char *to = s.s[i] == '&'    ? "&amp;"
 		                 : s.s[i] == '<'  ? "&lt;"
@@ -489,6 +496,7 @@ f_sum(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 	ValList *l = val_iter(j, v);
 
 	(void)name;
+	jinja_step(j, 64 * l->n);
 	for (size_t i = 0; i < l->n; i++)
 		out =
 		    op_binary(j, '+', out, attr.type == V_NONE ? l->v[i] : path(j, l->v[i], attr));
@@ -503,6 +511,7 @@ f_extreme(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 	ValList *l = val_iter(j, v);
 	Val best = val_undef(name), best_key = val_none();
 
+	jinja_step(j, 64 * l->n);
 	for (size_t i = 0; i < l->n; i++) {
 		Val key =
 		    sort_key(j, attr.type == V_NONE ? l->v[i] : path(j, l->v[i], attr), exact);
@@ -552,6 +561,7 @@ apply_filter(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 	for (size_t i = 0; i < n; i++) {
 		if (!span_is(name, filters[i].name))
 			continue;
+		jinja_step(j, 0);
 		jinja_enter(j);
 		Val out = filters[i].fn(j, name, v, a);
 		j->nest--;

@@ -281,7 +281,7 @@ Val apply_filter(Jinja *j, ByteSpan name, Val v, const CallArgs *args);
 bool apply_test(Jinja *j, ByteSpan name, Val v, const CallArgs *args);
 Val eval(Jinja *j, Scope *s, const AstNode *n);
 Val to_json(Jinja *j, Val v, const CallArgs *args);
-ByteSpan str_strip(ByteSpan s, const Val *chars, bool left, bool right);
+ByteSpan str_strip(Jinja *j, ByteSpan s, const Val *chars, bool left, bool right);
 Val str_percent(Jinja *j, ByteSpan format, Val args);
 ByteSpan str_case(Jinja *j, ByteSpan s,
                   int how); /* 'u' upper, 'l' lower, 'c' capitalize, 't' title of str.title() */

@@ -58,6 +58,21 @@ push_span(Jinja *j, Val list, const char *s, size_t n)
 	list_push(j, list.l, val_span((ByteSpan){ s, n }));
 }
 
+/* Find the last occurrence of w, which is not empty; NULL: none. Each candidate counts as work,
+ * because its comparison may be long. */
+static const char *
+find_last(Jinja *j, ByteSpan s, ByteSpan w)
+{
+	jinja_step(j, 4 * s.n);
+	for (size_t i = s.n >= w.n ? s.n - w.n + 1 : 0; i > 0; i--)
+		if (s.s[i - 1] == w.s[0]) {
+			jinja_step(j, w.n);
+			if (memcmp(s.s + i - 1, w.s, w.n) == 0)
+				return s.s + i - 1;
+		}
+	return NULL;
+}
+
 static Val
 split(Jinja *j, ByteSpan s, Val sep, int64_t max, bool right)
 {
@@ -67,7 +82,7 @@ split(Jinja *j, ByteSpan s, Val sep, int64_t max, bool right)
 		max = INT64_MAX;
 	if (sep.type == V_NONE) { /* split at runs of whitespace, ignoring both ends */
 		for (;;) {
-			s = str_strip(s, NULL, !right, right);
+			s = str_strip(j, s, NULL, !right, right);
 			if (!s.n)
 				break;
 			if (max-- == 0) {
@@ -83,7 +98,7 @@ split(Jinja *j, ByteSpan s, Val sep, int64_t max, bool right)
 				ByteSpan one = { s.s + c, 0 };
 				utf8_next(s.s + c, s.n - c, &len);
 				one.n = len;
-				if (!str_strip(one, NULL, true, false).n)
+				if (!str_strip(j, one, NULL, true, false).n)
 					break;
 				at = right ? c : at + len;
 			}
@@ -96,15 +111,9 @@ split(Jinja *j, ByteSpan s, Val sep, int64_t max, bool right)
 			jinja_fail(j, "empty separator");
 		jinja_step(j, s.n);
 		for (; max > 0; max--) {
-			const char *hit = NULL;
-			if (right) {
-				for (size_t i = s.n >= by.n ? s.n - by.n + 1 : 0; i > 0 && !hit;
-				     i--)
-					if (memcmp(s.s + i - 1, by.s, by.n) == 0)
-						hit = s.s + i - 1;
-			} else {
-				hit = s.n ? memmem(s.s, s.n, by.s, by.n) : NULL;
-			}
+			const char *hit = right ? find_last(j, s, by)
+			                  : s.n ? memmem(s.s, s.n, by.s, by.n)
+			                        : NULL;
 			if (!hit)
 				break;
 			size_t at = (size_t)(hit - s.s);
@@ -133,6 +142,7 @@ edge(Jinja *j, ByteSpan s, Val with, bool start)
 		return false;
 	}
 	ByteSpan w = arg_str(j, start ? "startswith" : "endswith", with);
+	jinja_step(j, w.n);
 	return s.n >= w.n && memcmp(start ? s.s : s.s + s.n - w.n, w.s, w.n) == 0;
 }
 
@@ -146,10 +156,10 @@ find(Jinja *j, ByteSpan s, Val what, bool right, bool must)
 		const char *hit = !w.n ? s.s : s.n ? memmem(s.s, s.n, w.s, w.n) : NULL;
 		if (hit)
 			return val_int((int64_t)utf8_count(s.s, (size_t)(hit - s.s)));
-	} else if (s.n >= w.n) {
-		for (size_t i = s.n - w.n + 1; i > 0; i--)
-			if (memcmp(s.s + i - 1, w.s, w.n) == 0)
-				return val_int((int64_t)utf8_count(s.s, i - 1));
+	} else {
+		const char *hit = w.n ? find_last(j, s, w) : s.s + s.n;
+		if (hit)
+			return val_int((int64_t)utf8_count(s.s, (size_t)(hit - s.s)));
 	}
 	if (must)
 		jinja_fail(j, "substring not found");
@@ -173,10 +183,11 @@ count(Jinja *j, ByteSpan s, ByteSpan w)
 }
 
 static bool
-all_are(ByteSpan s, ByteSpan name)
+all_are(Jinja *j, ByteSpan s, ByteSpan name)
 {
 	bool any = false, has_case = false, ok = s.n > 0;
 
+	jinja_step(j, 64 * s.n); /* Unicode tables are slow */
 	for (size_t i = 0, len; ok && i < s.n; i += len) {
 		int32_t cp = utf8_next(s.s + i, s.n - i, &len);
 		utf8proc_category_t c = utf8proc_category(cp);
@@ -205,6 +216,7 @@ lines(Jinja *j, ByteSpan s, bool keep)
 	Val out = val_list(j, V_LIST, 0);
 	size_t from = 0;
 
+	jinja_step(j, 8 * s.n);
 	for (size_t i = 0; i < s.n; i++) {
 		if (s.s[i] != '\n' && s.s[i] != '\r')
 			continue;
@@ -226,6 +238,7 @@ format(Jinja *j, ByteSpan f, const CallArgs *a)
 	Buf b = { 0 };
 	size_t next = 0;
 
+	jinja_step(j, f.n);
 	for (size_t i = 0; i < f.n; i++) {
 		char c = f.s[i];
 		if ((c == '{' || c == '}') && i + 1 < f.n && f.s[i + 1] == c) {
@@ -243,6 +256,7 @@ format(Jinja *j, ByteSpan f, const CallArgs *a)
 		if (!end)
 			jinja_fail(j, "expected '}' before end of string");
 		ByteSpan name = { f.s + i + 1, (size_t)(end - f.s) - i - 1 };
+		jinja_step(j, 16 * a->n_kw);
 		Val v = val_undef(name), num;
 		if (!name.n)
 			v = arg(a, next++, NULL, v);
@@ -286,8 +300,8 @@ call_str(Jinja *j, ByteSpan s, ByteSpan name, const CallArgs *a)
 		args_check(j, "strip", a, 1);
 		if (first.type != V_NONE)
 			arg_str(j, "strip", first);
-		return val_span(str_strip(s, first.type == V_NONE ? NULL : &first, name.s[0] != 'r',
-		                          name.s[0] != 'l'));
+		return val_span(str_strip(j, s, first.type == V_NONE ? NULL : &first,
+		                          name.s[0] != 'r', name.s[0] != 'l'));
 	}
 	if (span_is(name, "split") || span_is(name, "rsplit")) {
 		args_check(j, "split", a, 2);
@@ -315,6 +329,7 @@ call_str(Jinja *j, ByteSpan s, ByteSpan name, const CallArgs *a)
 	if (span_is(name, "join")) {
 		Buf b = { 0 };
 		ValList *l = val_iter(j, first);
+		jinja_step(j, 64 * l->n);
 		for (size_t i = 0; i < l->n; i++) {
 			if (i)
 				buf_add(j, &b, s.s, s.n);
@@ -326,7 +341,7 @@ call_str(Jinja *j, ByteSpan s, ByteSpan name, const CallArgs *a)
 	if (span_is(name, "format"))
 		return format(j, s, a);
 	if (name.n > 2 && name.s[0] == 'i' && name.s[1] == 's')
-		return val_bool(all_are(s, name));
+		return val_bool(all_are(j, s, name));
 	if (span_is(name, "removeprefix") || span_is(name, "removesuffix")) {
 		bool pre = name.s[6] == 'p';
 		ByteSpan w = arg_str(j, "removeprefix", first);
@@ -381,6 +396,7 @@ call_list(Jinja *j, Val self, ByteSpan name, const CallArgs *a)
 
 	if (span_is(name, "copy"))
 		return self;
+	jinja_step(j, 64 * self.l->n);
 	for (size_t i = 0; i < self.l->n; i++) {
 		if (!val_equal(j, self.l->v[i], what))
 			continue;

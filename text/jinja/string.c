@@ -17,17 +17,19 @@ in_set(int32_t cp, const Val *chars)
 }
 
 ByteSpan
-str_strip(ByteSpan s, const Val *chars, bool left, bool right)
+str_strip(Jinja *j, ByteSpan s, const Val *chars, bool left, bool right)
 {
 	size_t len;
 
 	while (left && s.n) {
+		jinja_step(j, chars ? chars->s.n : 0);
 		if (!in_set(utf8_next(s.s, s.n, &len), chars))
 			break;
 		s.s += len;
 		s.n -= len;
 	}
 	while (right && s.n) {
+		jinja_step(j, chars ? chars->s.n : 0);
 		size_t at = s.n - 1;
 		while (at > 0 && ((unsigned char)s.s[at] & 0xC0) == 0x80)
 			at--;
@@ -84,6 +86,7 @@ str_case(Jinja *j, ByteSpan s, int how)
 	Buf b = { 0 };
 	bool first = true, after_cased = false;
 
+	jinja_step(j, 32 * s.n); /* Unicode tables are slow */
 	for (size_t i = 0, len, next; i < s.n; i += len) {
 		int32_t cp = utf8_next(s.s + i, s.n - i, &len);
 		bool start = how == 'c' ? first : how == 't' && !after_cased;
@@ -110,6 +113,7 @@ str_replace(Jinja *j, ByteSpan s, ByteSpan old, ByteSpan with, int64_t max)
 
 	if (max < 0)
 		max = INT64_MAX;
+	jinja_step(j, s.n);
 	if (!old.n) { /* between all characters */
 		for (size_t len; max > 0; max--) {
 			buf_add(j, &b, with.s, with.n);
@@ -143,6 +147,7 @@ str_percent(Jinja *j, ByteSpan f, Val args)
 	size_t next = 0, given = args.type == V_TUPLE ? args.l->n : 1;
 	char spec[24], text[400];
 
+	jinja_step(j, f.n);
 	for (size_t i = 0; i < f.n; i++) {
 		if (f.s[i] != '%') {
 			buf_add(j, &b, f.s + i, 1);

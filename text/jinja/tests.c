@@ -86,7 +86,7 @@ whole(Jinja *j, Val v)
 }
 
 static bool
-same(Val a, Val b)
+same(Jinja *j, Val a, Val b)
 {
 	if (a.type != b.type)
 		return false;
@@ -100,6 +100,7 @@ same(Val a, Val b)
 	case V_FLOAT:
 		return a.f == b.f;
 	case V_STR:
+		jinja_step(j, a.s.n < b.s.n ? a.s.n : b.s.n);
 		return a.s.n == b.s.n && memcmp(a.s.s, b.s.s, a.s.n) == 0;
 	default:
 		return a.l == b.l;
@@ -112,6 +113,7 @@ apply_test(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 	Val other = arg(a, 0, NULL, val_none());
 	size_t i, n = sizeof tests / sizeof *tests;
 
+	jinja_step(j, 0);
 	for (i = 0; i < n && !span_is(name, tests[i].name); i++)
 		;
 	if (i == n)
@@ -172,7 +174,7 @@ apply_test(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 	case IS_IN:
 		return val_in(j, v, other);
 	case IS_SAMEAS:
-		return same(v, other);
+		return same(j, v, other);
 	case IS_CALLABLE:
 		return v.type == V_MACRO || v.type == V_METHOD || v.type == V_FUNC;
 	case IS_LOWER:

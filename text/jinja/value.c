@@ -136,6 +136,7 @@ key_hash(Jinja *j, Val k)
 {
 	uint64_t h = 0xcbf29ce484222325ULL;
 
+	jinja_step(j, k.type == V_STR ? 8 * k.s.n : 0);
 	switch (k.type) {
 	case V_STR:
 		for (size_t i = 0; i < k.s.n; i++)
@@ -260,9 +261,11 @@ val_true(Val v)
 }
 
 static int
-span_compare(ByteSpan a, ByteSpan b)
+span_compare(Jinja *j, ByteSpan a, ByteSpan b)
 {
 	size_t n = a.n < b.n ? a.n : b.n;
+
+	jinja_step(j, n);
 	int c = n ? memcmp(a.s, b.s, n) : 0;
 	return c ? (c > 0 ? 1 : -1) : (a.n > b.n) - (a.n < b.n);
 }
@@ -310,6 +313,7 @@ val_equal(Jinja *j, Val a, Val b)
 			return true;
 		jinja_enter(j);
 		same = a.d->n == b.d->n;
+		jinja_step(j, same ? a.d->n * 64 : 0);
 		for (size_t i = 0; same && i < a.d->n; i++) {
 			Val w;
 			same = dict_get(j, b.d, a.d->key[i], &w) && val_equal(j, a.d->val[i], w);
@@ -342,7 +346,7 @@ val_compare(Jinja *j, Val a, Val b)
 	if (val_is_number(a) && val_is_number(b))
 		return number_compare(a, b);
 	if (a.type == V_STR && b.type == V_STR)
-		return span_compare(a.s, b.s);
+		return span_compare(j, a.s, b.s);
 	if (a.type == b.type && (a.type == V_LIST || a.type == V_TUPLE)) {
 		jinja_enter(j);
 		int c = 0;
