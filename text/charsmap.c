@@ -83,13 +83,13 @@ put(Arena *a, char **p, size_t *n, size_t *cap, const char *s, size_t len)
 }
 
 ByteSpan
-charsmap_apply(Arena *a, const Charsmap *m, ByteSpan in)
+charsmap_apply(Arena *a, const Charsmap *m, ByteSpan in, size_t max)
 {
 	char *p = NULL;
 	size_t n = 0, cap = 0;
 	ByteSpan to;
 
-	for (size_t i = 0; i < in.n;) {
+	for (size_t i = 0; i < in.n && n <= max;) {
 		size_t end = i, len, next_len;
 		utf8proc_int32_t state = 0;
 		int32_t cp = utf8_next(in.s + i, in.n - i, &len);
@@ -167,7 +167,7 @@ normalize_spm(Enc *e, const Normalizer *norm, ByteSpan in, ByteSpan *out)
 		return LLMC_OK;
 	if (norm->dummy_prefix && !norm->suffix)
 		put(&e->arena, &p, &n, &cap, mark, mark_n);
-	while (in.n) {
+	while (in.n && n <= e->max_normal) {
 		size_t len = spm_next(norm, in, &to);
 		while (after_space && to.n && to.s[0] == ' ') {
 			to.s++;

@@ -113,6 +113,14 @@ bytes_to_chars(Enc *e, ByteSpan in)
 }
 
 static llmc_status
+normal_too_long(Enc *e)
+{
+	return error_set(e->err, LLMC_E_INPUT,
+	                 "the tokenizer's normalizer makes more than %zu bytes of this text",
+	                 e->max_normal);
+}
+
+static llmc_status
 replace(Enc *e, const Normalizer *norm, ByteSpan in, ByteSpan *out)
 {
 	RegexIter it = { 0 };
@@ -121,6 +129,8 @@ replace(Enc *e, const Normalizer *norm, ByteSpan in, ByteSpan *out)
 	int rc;
 
 	while ((rc = regex_next(norm->regex, e->match, e->t->limits, in, &it, &from, &to)) > 0) {
+		if (n + (from - done) + norm->content.n > e->max_normal)
+			return normal_too_long(e);
 		p = arena_grow(&e->arena, p, &cap, n + (from - done) + norm->content.n, 1);
 		if (from > done)
 			memcpy(p + n, in.s + done, from - done);
@@ -147,7 +157,11 @@ normalize(Enc *e, ByteSpan in, ByteSpan *out)
 {
 	const llmc_tokenizer *t = e->t;
 
+	/* rules of a tokenizer may multiply a text, and each the result of the one before */
+	e->max_normal = ((size_t)1 << 20) + 64 * in.n;
 	for (size_t i = 0; i < t->n_norm; i++) {
+		if (in.n > e->max_normal)
+			return normal_too_long(e);
 		const Normalizer *n = &t->norm[i];
 		switch (n->kind) {
 		case NORMALIZE_NFC:
@@ -187,7 +201,7 @@ normalize(Enc *e, ByteSpan in, ByteSpan *out)
 			TRY(replace(e, n, in, &in));
 			break;
 		case NORMALIZE_PRECOMPILED:
-			in = charsmap_apply(&e->arena, &n->map, in);
+			in = charsmap_apply(&e->arena, &n->map, in, e->max_normal);
 			break;
 		case NORMALIZE_BYTELEVEL:
 			in = bytes_to_chars(e, in);
@@ -201,5 +215,5 @@ normalize(Enc *e, ByteSpan in, ByteSpan *out)
 		}
 	}
 	*out = in;
-	return LLMC_OK;
+	return in.n > e->max_normal ? normal_too_long(e) : LLMC_OK;
 }

@@ -348,6 +348,7 @@ typedef struct Enc { /* one call of llmc_tokenize */
 	PreToken *word;   /* [n_pre] of pretok.c, reused across segments */
 	void *sym, *heap; /* buffers of bpe.c, reused across words */
 	size_t cap_sym, cap_heap;
+	size_t max_normal; /* bound of normalized text, in bytes */
 	llmc_error *err;
 } Enc;
 
@@ -364,7 +365,8 @@ llmc_status regex_failed(llmc_error *err, int rc);
 llmc_status normalize(Enc *e, ByteSpan in, ByteSpan *out);
 ByteSpan ice_normalize(Enc *e, ByteSpan in);
 llmc_status normalize_spm(Enc *e, const Normalizer *n, ByteSpan in, ByteSpan *out);
-ByteSpan charsmap_apply(Arena *a, const Charsmap *m, ByteSpan in);
+/* Stops after more than max bytes of output. */
+ByteSpan charsmap_apply(Arena *a, const Charsmap *m, ByteSpan in, size_t max);
 /* Finds the longest key of the map that begins s and returns its length (0: none) and replacement.
  * shortest: the first key found instead. */
 size_t charsmap_find(const Charsmap *m, const char *s, size_t n, bool shortest, ByteSpan *out);

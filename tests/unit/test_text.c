@@ -259,7 +259,7 @@ malformed_protobuf(void **state)
 	inner.n = 0;
 	put_bytes(&inner, 2, "\xFF\xFF\xFF\xFF....", 8);
 	put_bytes(&m, 3, inner.b, inner.n);
-	spm_refused(&m, "precompiled_charsmap: says that its trie has 4294967295 bytes");
+	spm_refused(&m, "precompiled_charsmap: its header gives the trie 4294967295 bytes");
 }
 
 /* A character map whose trie points outside itself gives no match, and reads nothing. */
@@ -413,6 +413,34 @@ utf8(void **state)
 		assert_int_equal(bytelevel_byte(bytelevel_char((unsigned char)c)), (int)c);
 }
 
+/* Rules of a tokenizer that multiply a text, each the result of the one before, are stopped. */
+static void
+normalizers_that_multiply(void **state)
+{
+	static const char rule[] =
+	    "{\"type\": \"Replace\", \"pattern\": {\"String\": \"a\"}, \"content\": \"%0*d\"}";
+	char one[1400], text[8000];
+	llmc_tokenizer *t = NULL;
+	llmc_error err = { 0 };
+	int32_t ids[4];
+	size_t n;
+
+	(void)state;
+	snprintf(one, sizeof one, rule, 1000, 0);
+	for (char *c = strstr(one, "\"content\": \"") + 12; *c == '0'; c++)
+		*c = 'a';
+	snprintf(text, sizeof text,
+	         "{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0}, \"merges\": []}, "
+	         "\"normalizer\": "
+	         "{\"type\": \"Sequence\", \"normalizers\": [%s, %s, %s, %s]}}",
+	         one, one, one, one);
+	if (text_open_json(text, strlen(text), "file.json", &t, &err) != LLMC_OK)
+		fail_msg("%s", err.text);
+	assert_int_equal(llmc_tokenize(t, "a", 1, 0, ids, 4, &n, &err), LLMC_E_INPUT);
+	assert_non_null(strstr(err.text, "normalizer makes more than"));
+	llmc_tokenizer_close(t);
+}
+
 int
 main(void)
 {
@@ -424,6 +452,7 @@ main(void)
 		cmocka_unit_test(arguments),
 		cmocka_unit_test(long_input_takes_linear_time),
 		cmocka_unit_test(utf8),
+		cmocka_unit_test(normalizers_that_multiply),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
