@@ -203,7 +203,7 @@ read_tensor(Gguf *g, Cursor *c, size_t i, uint64_t *offset, llmc_error *err)
 {
 	GgufTensor *t = &g->tensor[i];
 	uint32_t n_dims;
-	int64_t rows = 1;
+	int64_t rows = 1, elements;
 
 	TRY(take_name(g, c, "tensor", i, &t->name, err));
 	const NameText name = name_text(t->name, strlen(t->name));
@@ -228,11 +228,14 @@ read_tensor(Gguf *g, Cursor *c, size_t i, uint64_t *offset, llmc_error *err)
 		return truncated(g, c, "the record of tensor", i, err);
 	const SchemeGgml *other = scheme_ggml(t->ggml_type);
 	t->dtype = other ? other->dtype : dtype_from_ggml(t->ggml_type);
-	if (t->dtype == DT_NONE)
-		return LLMC_OK;
+	/* all users of dim[] may multiply: also for types that are not read */
 	for (int d = 1; d < 4; d++)
 		if (__builtin_mul_overflow(rows, t->dim[d], &rows))
 			goto overflow;
+	if (__builtin_mul_overflow(rows, t->dim[0], &elements))
+		goto overflow;
+	if (t->dtype == DT_NONE)
+		return LLMC_OK;
 	const int elems = other ? other->elems : dtype_info(t->dtype)->block_elems;
 	if (t->dim[0] % elems)
 		return error_set(err, LLMC_E_INPUT,

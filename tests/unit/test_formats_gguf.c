@@ -430,6 +430,8 @@ bad_tensors_are_rejected(void **state)
 	refused(&b, "tensor w: its shape [1099511627776, 1099511627776, 1, 1] is too large");
 	ONE(tensor(&b, "w", 4, (int64_t[]){ 1, 1ll << 32, 1ll << 32, 1ll << 32 }, 0, 0));
 	refused(&b, "too large to count");
+	ONE(tensor(&b, "w", 4, (int64_t[]){ 3, 1ll << 32, 1ll << 31, 5 }, 999, 0));
+	refused(&b, "too large to count"); /* also for a type that is not read */
 	ONE(matrix(&b, "w", INT64_MAX, 1, 0, 0));
 	refused(&b, "too large to count");
 	ONE(matrix(&b, "w", 33, 2, 8, 0));
