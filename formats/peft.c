@@ -169,10 +169,11 @@ take_tensor(Peft *p, const StTensor *t, llmc_error *err)
 	for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
 		if (!cut_tail(name, parts[i].tail, &n))
 			continue;
-		if (t->n_dims != 2 || !dtype_is_float(t->dtype))
-			return error_set(err, LLMC_E_INPUT,
-			                 "%s: \"%s\": expected a matrix of f32, f16 or bf16",
-			                 p->folder, t->name);
+		if (t->n_dims != 2 || t->dim[0] < 1 || t->dim[1] < 1 || !dtype_is_float(t->dtype))
+			return error_set(
+			    err, LLMC_E_INPUT,
+			    "%s: \"%s\": expected a matrix of f32, f16 or bf16 that is not empty",
+			    p->folder, t->name);
 		Pair *pair = pair_of(p, name, n);
 		if (!pair)
 			return error_set(err, LLMC_E_MEMORY, "out of memory for an adapter");

@@ -112,12 +112,49 @@ each_of_many_experts_has_its_own(void **state)
 	peft_close(p);
 }
 
+/* A factor without elements has no bytes, whatever its other dimension. */
+static void
+empty_factors_are_refused(void **state)
+{
+	static const char *const shape[][2] = { { "[1099511627776, 0]", "[0, 1099511627776]" },
+		                                { "[0, 1]", "[1, 0]" },
+		                                { "[1, 0]", "[0, 1]" } };
+	static const char *const name[][2] = { { "m.lora_A.weight", "m.lora_B.weight" },
+		                               { "m.lora_embedding_A", "m.lora_embedding_B" } };
+
+	for (size_t i = 0; i < 6; i++) {
+		llmc_error err = { 0 };
+		Peft *p = NULL;
+		char header[512];
+		uint64_t n = (uint64_t)snprintf(
+		    header, sizeof header,
+		    "{\"%s\": {\"dtype\": \"F32\", \"shape\": %s, \"data_offsets\": [0, 0]}, "
+		    "\"%s\": {\"dtype\": \"F32\", \"shape\": %s, \"data_offsets\": [0, 0]}}",
+		    name[i % 2][0], shape[i / 2][0], name[i % 2][1], shape[i / 2][1]);
+		FILE *f = fopen(tempdir_file(*state, "adapter_config.json"), "w");
+		assert_non_null(f);
+		fputs("{\"peft_type\": \"LORA\", \"r\": 1, \"lora_alpha\": 1}", f);
+		fclose(f);
+		f = fopen(tempdir_file(*state, "adapter_model.safetensors"), "wb");
+		assert_non_null(f);
+		fwrite(&n, sizeof n, 1, f);
+		fwrite(header, 1, n, f);
+		fclose(f);
+		assert_int_equal(peft_open(((const Tempdir *)*state)->path, 1, &p, &err),
+		                 LLMC_E_INPUT);
+		assert_non_null(strstr(err.text, "not empty"));
+		assert_null(p);
+	}
+}
+
 int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(a_name_or_its_end_finds_a_pair_and_two_ends_none,
 		                                tempdir_setup, tempdir_teardown),
+		cmocka_unit_test_setup_teardown(empty_factors_are_refused, tempdir_setup,
+		                                tempdir_teardown),
 		cmocka_unit_test_setup_teardown(each_of_many_experts_has_its_own, tempdir_setup,
 		                                tempdir_teardown),
 	};
