@@ -2,7 +2,39 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/utf8.h"
 #include "serve/http/api_keys.h"
+
+/* Report whether a character could forge a line or a field of the log, or steer a terminal: C0 and
+ * C1 controls, line and paragraph separators, bidirectional controls, invisible characters. */
+static bool
+is_unsafe(int32_t cp)
+{
+	return cp < 32 || (cp >= 0x7f && cp <= 0x9f) || cp == 0xad || cp == 0x61c || cp == 0x180e ||
+	       (cp >= 0x200b && cp <= 0x200f) || (cp >= 0x2028 && cp <= 0x202e) ||
+	       (cp >= 0x2060 && cp <= 0x206f) || cp == 0xfeff || (cp >= 0xfff9 && cp <= 0xfffb) ||
+	       (cp >= 0xe0000 && cp <= 0xe007f);
+}
+
+/* Append text with unsafe characters as \uXXXX and bytes that are not UTF-8 as \xXX. field: escape
+ * white space and backslashes as well, so that the text is a single field. */
+static void
+log_text(Strbuf *b, const char *s, size_t n, bool field)
+{
+	for (size_t i = 0, len; i < n; i += len) {
+		int32_t cp = utf8_next(s + i, n - i, &len);
+		bool space = cp == ' ' || cp == 0xa0 || cp == 0x1680 ||
+		             (cp >= 0x2000 && cp <= 0x200a) || cp == 0x202f || cp == 0x205f ||
+		             cp == 0x3000;
+		if (cp < 0)
+			for (size_t k = 0; k < len; k++)
+				strbuf_printf(b, "\\x%02x", (unsigned)(unsigned char)s[i + k]);
+		else if (is_unsafe(cp) || (field && (space || cp == '\\')))
+			strbuf_printf(b, cp > 0xffff ? "\\U%08x" : "\\u%04x", (unsigned)cp);
+		else
+			strbuf_add(b, s + i, len);
+	}
+}
 
 void
 serve_log(Server *s, int level, const char *fmt, ...)
@@ -15,11 +47,13 @@ serve_log(Server *s, int level, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(text, sizeof text, fmt, ap);
 	va_end(ap);
-	for (char *c = text; *c; c++) /* keep one line, whatever a name or path contains */
-		*c = (unsigned char)*c < ' ' || *c == 127 ? ' ' : *c;
+	Strbuf line = { 0 };
+	log_text(&line, text, strlen(text), false);
 	pthread_mutex_lock(&s->log_lock);
-	s->opt.log(s->opt.log_user, level, text);
+	if (!line.failed)
+		s->opt.log(s->opt.log_user, level, strbuf_str(&line));
 	pthread_mutex_unlock(&s->log_lock);
+	strbuf_release(&line);
 }
 
 /* 2026-01-31T12:00:00.123Z */
@@ -40,7 +74,7 @@ log_request(Req *r)
 {
 	Server *s = r->srv;
 	char when[40];
-	Strbuf b = { 0 }, path = { 0 };
+	Strbuf b = { 0 };
 
 	if (!s->opt.log)
 		return;
@@ -52,13 +86,11 @@ log_request(Req *r)
 	const char *finish = r->finish;
 	pthread_mutex_unlock(&s->lock);
 	double ms = 1000 * (clock_now() - r->t_start);
-	/* a newline in the path must not reach the log */
-	json_str(&path, r->path, strlen(r->path));
 	if (s->opt.log_json) {
 		json_printf(&b,
 		            "{\"time\":%s,\"id\":%s,\"client\":%s,\"method\":%s,\"path\":", when,
 		            r->id, r->client, r->method);
-		strbuf_puts(&b, strbuf_str(&path));
+		json_str(&b, r->path, strlen(r->path));
 		strbuf_printf(&b, ",\"status\":%d,\"ms\":%.1f", gone && !status ? 499 : status, ms);
 		if (n_prompt || n_new)
 			json_printf(&b, ",\"prompt_tokens\":%d,\"new_tokens\":%d,\"finish\":%s",
@@ -70,7 +102,7 @@ log_request(Req *r)
 		strbuf_printf(&b, ",\"gone\":%s}", gone ? "true" : "false");
 	} else {
 		strbuf_printf(&b, "%s %s %s %s ", when, r->id, r->client, r->method);
-		strbuf_add(&b, path.data + 1, path.len > 2 ? path.len - 2 : 0);
+		log_text(&b, r->path, strlen(r->path), true);
 		strbuf_printf(&b, " %d %.1f ms", gone && !status ? 499 : status, ms);
 		if (n_prompt || n_new)
 			strbuf_printf(&b, " prompt=%d new=%d finish=%s", n_prompt, n_new,
@@ -83,5 +115,4 @@ log_request(Req *r)
 	if (!b.failed)
 		serve_log(s, LLMC_LOG_INFO, "%s", strbuf_str(&b));
 	strbuf_release(&b);
-	strbuf_release(&path);
 }

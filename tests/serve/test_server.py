@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import urllib.parse
 
 import pytest
 import tiny_model
@@ -578,6 +579,31 @@ def test_json_start_and_json_log(serve, tiny_folder, tmp_path):
         and lines[0]["finish"] == "length"
     )
     assert lines[1]["status"] == 404
+
+
+UNSAFE = (
+    [*range(1, 33), *range(0x7F, 0xA1)]
+    + [0xAD, 0x61C, 0x1680, 0x180E, *range(0x2000, 0x2010), *range(0x2028, 0x2030)]
+    + [0x205F, *range(0x2060, 0x2070), 0x3000, 0xFEFF, *range(0xFFF9, 0xFFFC), 0xE0041]
+)
+
+
+def test_a_path_cannot_forge_the_log(serve, tiny_folder, tmp_path):
+    """Control, separator and bidirectional characters of a path are escaped, so that the line
+    has its usual fields and steers no terminal.
+    """
+    with serve(tiny_folder, "--log-file", tmp_path / "log") as s:
+        for cp in UNSAFE:
+            path = urllib.parse.quote(f"/x{chr(cp)}200{chr(cp)}key=admin")
+            assert s.get(path).status == 404
+        assert s.get("/x%5Cu0020%C3%A4").status == 404
+        assert s.stop()[0] == 0
+    text = (tmp_path / "log").read_bytes().decode()
+    lines = [line.split(" ") for line in text.split("\n") if " GET /x" in line]
+    paths = [line[4] for line in lines]
+    assert [len(line) for line in lines] == [8] * (len(UNSAFE) + 1), lines
+    escaped = [f"\\u{cp:04x}" if cp < 1 << 16 else f"\\U{cp:08x}" for cp in UNSAFE]
+    assert paths == [f"/x{e}200{e}key=admin" for e in escaped] + ["/x\\u005cu0020ä"]
 
 
 def test_a_full_disk_for_the_log_does_not_matter(serve, tiny_folder):
