@@ -190,10 +190,11 @@ run(int argc, char **argv)
 	if (system && !chat)
 		return opt_usage_error(&cmd_run, "--system needs --chat");
 	draft_prepare(&c, draft);
-	interrupt_install();
+	/* until here a signal ends the process */
 	llmc_status status = open_model(&c, args[0], false, &m, &err);
 	if (status != LLMC_OK)
 		goto out;
+	interrupt_install();
 	llmc_model_info info = LLMC_INIT(llmc_model_info);
 	llmc_info(m, &info);
 	if (!tokens) {

@@ -15,6 +15,8 @@
 /* eventfd by which the signal handler notifies the main thread: it adds 1 per signal to stop, and
  * HANGUP per SIGHUP */
 static int stop_fd = -1;
+/* signals to stop so far, and the number that ends the process at once, whatever it is doing */
+static volatile sig_atomic_t n_stops, stops_at_once = 2;
 #define HANGUP ((uint64_t)1 << 32)
 
 static void
@@ -23,6 +25,8 @@ on_signal(int sig)
 	uint64_t one = sig == SIGHUP ? HANGUP : 1;
 	int was = errno;
 
+	if (sig != SIGHUP && ++n_stops >= stops_at_once)
+		_exit(EXIT_INTERRUPTED);
 	if (write(stop_fd, &one, sizeof one) < 0)
 		_exit(EXIT_INTERRUPTED);
 	errno = was;
@@ -505,6 +509,7 @@ serve(int argc, char **argv)
 		goto out;
 	}
 	if (leave_s > 0) {
+		stops_at_once++; /* the second one ends this phase only */
 		if (!c.quiet)
 			fprintf(stderr,
 			        "llmc: draining: /health returns 503, requests are accepted for "
