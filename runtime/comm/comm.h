@@ -75,7 +75,7 @@ bool comm_pipe_receive(Comm *c, void *data, size_t n);
 /* End the group: waiting calls return false on all ranks, and so do all later calls. Any thread. */
 void comm_end(Comm *c);
 bool comm_ended(const Comm *c);
-/* Seconds without a sign of life after which a rank counts as lost: $LLMC_COMM_TIMEOUT, or 30 */
+/* Seconds without a heartbeat after which a rank counts as lost: $LLMC_COMM_TIMEOUT, or 30 */
 int comm_timeout(void);
 /* For a group that has ended: LLMC_E_DEVICE, with the reason as far as this rank has learned it. */
 llmc_status comm_error(const Comm *c, llmc_error *err);

@@ -24,8 +24,8 @@ typedef struct CommOps {
 	void (*close)(Comm *c);
 } CommOps;
 
-/* Factor by which a wait between stages may be longer than a wait within a step: it covers whole
- * steps of the others */
+/* Timeout factor over pipeline stages. A wait there covers whole steps of other ranks, and so does
+ * sending the next step or requesting pages. */
 enum { COMM_STAGES_PATIENCE = 20 };
 
 struct Comm {
@@ -78,9 +78,9 @@ CommStream comm_stream(const CommGather *j, int ranks, int rank, int part, int p
 void comm_place(const CommGather *j, const CommStream *s, int64_t at, int64_t end, const float *x);
 
 /* liveness.c: heartbeats of ranks that are processes, in shared memory or in this rank's record of
- * received messages. Each rank has a thread that increments its own counter ten times per second
- * and checks that the others' counters grow. A stopped or dead process counts no more, however long
- * its current step takes, and also between steps. */
+ * received messages. A thread of each rank increments its own counter ten times per second and
+ * checks that the others' counters grow. So a long step does not stop a heartbeat, but a stopped or
+ * dead process does, even between steps. */
 typedef struct Heartbeat {
 	_Alignas(64) atomic_ullong beat, where, space;
 	atomic_int pid;
@@ -88,10 +88,10 @@ typedef struct Heartbeat {
 typedef struct LivenessWatch LivenessWatch;
 enum { COMM_POLL_MS = 100 }; /* interval between two checks */
 #define COMM_LEFT UINT64_MAX /* counter value of a rank that has closed its watch */
-/* life [ranks], zero before the first rank starts. exchange(user) runs before each check; NULL if
- * heartbeats are in shared memory. missed(user, k, gone) runs once: rank k has not counted for
- * timeout_s seconds, or its process has ended. Both run on the watch's own thread. Ranks that have
- * not started, or have closed their watch, are never missed. */
+/* heartbeat [ranks], zero before the first rank starts. exchange(user) runs before each check; NULL
+ * if heartbeats are in shared memory. missed(user, k, gone) runs once: rank k's heartbeat has not
+ * changed for timeout_s seconds, or its process has ended. Both run on the watch's own thread.
+ * Ranks that have not started, or have closed their watch, are never reported. */
 llmc_status watch_open(Heartbeat *heartbeat, int rank, int ranks, int timeout_s,
                        void (*exchange)(void *user),
                        void (*missed)(void *user, int rank, bool gone), void *user,
@@ -99,8 +99,8 @@ llmc_status watch_open(Heartbeat *heartbeat, int rank, int ranks, int timeout_s,
 void watch_close(LivenessWatch *w); /* NULL is fine */
 
 /* shm_comm.c: memory of comm_shm_bytes bytes, zeroed, aligned to 64 and shared by all ranks; each
- * creates its endpoint on it. timeout_s: how long a rank process may be late in a step, or give no
- * sign of life; 0: no limit, because the ranks are threads of one process. release(user) is called
+ * creates its endpoint in it. timeout_s: how long a rank process may be late in a step, or have no
+ * heartbeat; 0: no limit, because the ranks are threads of one process. release(user) is called
  * when the endpoint is closed. */
 size_t comm_shm_bytes(CommShape shape);
 llmc_status comm_shm(void *memory, int rank, CommShape shape, int timeout_s,

@@ -122,7 +122,7 @@ watch_open(Heartbeat *heartbeat, int rank, int ranks, int timeout_s, void (*exch
 	atomic_store(&heartbeat[rank].pid, getpid());
 	atomic_store(&heartbeat[rank].space, pid_namespace());
 	atomic_store(&heartbeat[rank].beat,
-	             1); /* missed from here on, even if the thread never gets to run */
+	             1); /* monitored from here on, even if the thread never gets to run */
 	if (w->still && w->seen) {
 		sigfillset(&all); /* the host program handles signals on its own threads */
 		pthread_sigmask(SIG_SETMASK, &all, &was);

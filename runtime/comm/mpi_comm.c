@@ -67,7 +67,7 @@ typedef struct MpiComm {
 	atomic_bool ended, late;
 } MpiComm;
 
-/* ---- signs of life ---- */
+/* ---- heartbeats ---- */
 
 static bool
 is_peer(const MpiComm *t, int k)
@@ -138,7 +138,7 @@ exchange(void *user)
 }
 
 /* Exchange a last heartbeat with all, so that nothing is in flight when the communicator is freed.
- * Waits while the others give signs of life, up to the limit for a lost rank. */
+ * Waits as long as the others have heartbeats, and up to the timeout without. */
 static void
 exchange_last_heartbeats(MpiComm *t)
 {

@@ -25,8 +25,7 @@
 #include "runtime/threads/threads.h"
 
 typedef enum MissedRank { LATE_IN_STEP, STILL, GONE } MissedRank;
-/* COMM_STAGES_PATIENCE: stages wait for whole steps of the others, not for part of a step that all
- * of them run. The same holds for sending the next step and for requesting pages. */
+/* lost = 1 + rank + REASON_STEP * reason; floats per slot; bytes of the ring */
 enum { REASON_STEP = 1 << 16, CHUNK = 4096, RING = 1 << 18 };
 
 /* A counter that only grows, written by one thread. Its low half is the futex. */
@@ -218,7 +217,7 @@ shm_close(Comm *c)
 	free(s);
 }
 
-/* Another rank gives no sign of life. */
+/* Called when another rank has no heartbeat. */
 static void
 miss(void *user, int rank, bool gone)
 {

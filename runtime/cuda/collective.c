@@ -45,8 +45,8 @@ cuda_collective_bind(CudaSession *c, CudaStep *k, int number, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Collective through NCCL: gather one chunk of the message at a time; a kernel computes the op from
- * it. */
+/* Run a collective through NCCL: gather the message in chunks; a kernel computes the op from each
+ * chunk. */
 static llmc_status
 by_nccl(CudaSession *c, const CudaStep *k, int64_t rows, llmc_error *err)
 {
@@ -114,8 +114,9 @@ cuda_collective_run(CudaSession *c, const CudaStep *k, CommAlgorithm algorithm, 
 	                              : by_peers(c, k, algorithm == ALGO_TWO_SHOT, err);
 }
 
-/* Steps of a decode phase: those in its graph. Another rank may launch that graph while this one
- * launches op by op, because a probe runs between its ops. */
+/* Rows that a collective covers. In the decode phase they are those of the graph for the step's
+ * bucket, also when this rank launches op by op because of a probe: another rank may launch the
+ * graph at the same time. */
 static int64_t
 rows_of_graph(const CudaSession *c, const CudaStep *k, const int64_t sym[SYM_COUNT])
 {

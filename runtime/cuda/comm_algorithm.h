@@ -20,8 +20,8 @@ CommAlgorithmMode comm_algorithm_mode(void);
 /* Peer memory with one exchange or two, or an NCCL gather. In a set, an algorithm is the bit 1 <<
  * algorithm. */
 typedef enum CommAlgorithm { ALGO_ONE_SHOT, ALGO_TWO_SHOT, ALGO_NCCL, N_ALGO } CommAlgorithm;
-/* Algorithms that sums over peer memory may use. LLMC_PEER_SUMS: auto, one-shot, two-shot; returns
- * 0 for any other word. */
+/* Algorithms that an all-reduce over peer memory may use. LLMC_PEER_SUMS: auto, one-shot, two-shot;
+ * returns 0 for any other word. */
 unsigned peer_algorithms(void);
 
 enum { ALGO_MIN_LOG2_BYTES = 11, N_ALGO_SIZES = 16 }; /* 2 KB, 4 KB, ... 64 MB */

@@ -80,7 +80,7 @@ typedef struct CudaSession {
 	/* for ranks that are processes: this rank's contribution to a collective, and its result;
 	 * else NULL */
 	float *brought, *made;
-	/* steps of this session, for error messages of ranks that wait for this one */
+	/* steps of this session, for error messages of waiting ranks */
 	int64_t n_met;
 	/* pipeline stages: [n_tok, hidden] from the previous one, and for the next one */
 	float *came, *goes;
@@ -193,11 +193,11 @@ llmc_status cuda_collective_bind(CudaSession *c, CudaStep *k, int number, llmc_e
 /* Member `join` of Device; closing a session leaves the group. */
 llmc_status cuda_group_open(Session *const *rank, int n, llmc_error *err);
 void cuda_group_leave(CudaSession *c);
-/* Launch a collective for at most so many rows, or for as many as its graph has */
+/* Launch a collective for at most this many rows, or for as many as its graph has */
 llmc_status cuda_collective_launch(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT],
                                    llmc_error *err);
-/* host_staged_comm.c: ranks that are processes. Does this session use it? Its pinned memory, once
- * steps are bound; a collective of so many rows */
+/* host_staged_comm.c, for ranks that are processes: whether this session uses it; its pinned
+ * memory, after steps are bound; a collective for this many rows */
 bool cuda_uses_host_comm(const CudaSession *c);
 llmc_status cuda_host_comm_open(CudaSession *c, llmc_error *err);
 void cuda_host_comm_close(CudaSession *c);

@@ -239,7 +239,8 @@ launch_begin(CudaSession *c, int64_t rows, bool noted, llmc_error *err)
 	                   PLAIN, &st, NULL, err);
 }
 
-/* Blocks that share a row, in launches where all rows are resident: one per SM. */
+/* Launch the sampler. Several CTAs share a row of logits if all of them fit on the device, one CTA
+ * per SM. */
 static llmc_status
 launch_sampler(CudaSession *c, int64_t n_out, LaunchEdge edge, llmc_state *st, llmc_error *err)
 {

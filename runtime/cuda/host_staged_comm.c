@@ -73,8 +73,8 @@ cuda_host_comm_close(CudaSession *c)
 	c->brought = NULL;
 }
 
-/* Called by the stream, with the step's rows, of which a graph may have more. The end of the group
- * is noticed after the step. */
+/* Host function in the stream: run the collective for the rows of the step, which may be fewer than
+ * the graph's. An end of the group is noticed after the step. */
 static void
 host_exchange(void *user)
 {

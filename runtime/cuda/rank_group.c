@@ -263,7 +263,7 @@ start(CudaGroup *g, llmc_error *err)
 	          : LLMC_OK;
 }
 
-/* ---- which way ---- */
+/* ---- algorithm selection ---- */
 
 typedef struct Trial {
 	CudaGroup *g;
@@ -361,7 +361,7 @@ time_algorithm(void *user, CommAlgorithm algorithm, int64_t bytes, int times, do
 	return status == LLMC_OK ? cuda_group_check(g->rank[0].c, 0, err) : status;
 }
 
-/* Bytes of the largest sum of a step */
+/* Bytes of the largest all-reduce of a step */
 static int64_t
 most_bytes(const CudaSession *c)
 {

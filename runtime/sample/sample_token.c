@@ -139,7 +139,7 @@ swap(Candidate *cand, int32_t a, int32_t b)
 	cand[b] = t;
 }
 
-/* Weights are within (0, 1]. */
+/* Put candidates into buckets by weight, which is in (0, 1]. */
 static int32_t
 weight_bucket(float v)
 {

@@ -171,7 +171,7 @@ all_reduce_adds_in_rank_order(void **state)
 			sum_case(ranks, parts, 3, 37, 3, false);
 			sum_case(ranks, parts, 1, 1, 1, false);
 		}
-	sum_case(3, 2, 33, 576, 2, true); /* several segments, in place */
+	sum_case(3, 2, 33, 576, 2, true); /* several chunks, in place */
 	sum_case(4, 1, 7, 5003, 3, true);
 	sum_case(3, 3, 0, 8, 3, false); /* no rows */
 }

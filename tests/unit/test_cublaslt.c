@@ -125,8 +125,8 @@ library_and_own_kernels_agree(void **state)
 	}
 }
 
-/* The library is not used if rows must not depend on the batch size, for sums in f32, and for small
- * steps. */
+/* The library is not used if rows must not depend on the batch size, for GEMMs in f32, and for
+ * small steps. */
 static void
 library_is_not_used_where_it_must_not_be(void **state)
 {
