@@ -314,6 +314,39 @@ def test_hostile_markdown_stays_inert(chat):
     shot(chat, "chat-hostile")
 
 
+# openers without closers, each repeated to 200 kB: superlinear time would exceed the script's limit
+UNCLOSED = ["**a e ", "[", "[a](", "$a ", "~~a ", "*a ", "__a ", "\\(a ", "$$a ", "`` ` ``` ", "<h"]
+CLOSED = [
+    "a `b` **c ",
+    "**a `e ",
+    "_a_b ",
+    "> a\n",
+    "- a\n",
+    "  - a\n",
+    "$$\na\n",
+    "|a\n-|-\n",
+    "```\nx\n",
+    "# a #\n",
+    " ",
+]
+
+
+def test_long_markdown_takes_linear_time(chat):
+    """The page draws the whole answer for each frame, so hostile text must not block it."""
+    chat.set_script_timeout(HANG)
+    run = """
+        const [units, done] = arguments;
+        import("/page/markdown.js").then(({ markdown }) => done(units.map((u) => {
+            const source = u.repeat(Math.ceil(200000 / u.length)).trim();
+            const box = document.createElement("div");
+            box.append(...markdown(source));
+            return box.textContent === source;
+        })), (e) => done(String(e)));
+    """
+    assert chat.execute_async_script(run, UNCLOSED) == [True] * len(UNCLOSED)
+    assert len(chat.execute_async_script(run, CLOSED)) == len(CLOSED)
+
+
 CODE = {
     "python": "@cached\ndef f(x: int) -> str:\n    '''a \"text\"'''\n    return f\"{x}\" if x > 0x1F else None  # why\n",
     "js": "const a = `x ${b}`; // c\nfunction g() { return a + 1.5e3; }\n",

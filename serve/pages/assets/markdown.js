@@ -18,21 +18,6 @@ function formula(source, display, m) {
   return math(source, display) || el("code", m);
 }
 
-// Code spans and formulas first, then links, strong, emphasis, strike; the earliest match wins.
-const spans = [
-  { re: /(`+)([^`]|[^`][\s\S]*?[^`])\1(?!`)/, make: (m) => el("code", m[2].replace(/^ (.+) $/s, "$1")) },
-  { re: /\$\$([^$]+?)\$\$/, make: (m) => formula(m[1], true, m[0]) },
-  { re: /\\\[([\s\S]+?)\\\]/, make: (m) => formula(m[1], true, m[0]) },
-  { re: /\\\(([\s\S]+?)\\\)/, make: (m) => formula(m[1], false, m[0]) },
-  // prices are not formulas: no blank inside the dollars, no digit after them
-  { re: /(?<![\\$\w])\$(?=[^\s$])([^$\n`]*?[^\s$\\`])\$(?![\d$])/, make: (m) => formula(m[1], false, m[0]) },
-  { re: /\[([^\]\n]+)\]\(([^\s()]+(?:\([^\s()]*\))?)\)/, make: (m, depth) => link(m[2], inline(m[1], depth + 1), m[0]) },
-  { re: /<?(https?:\/\/[^\s<>()\]]*[^\s<>()\].,;:!?'"])>?/i, make: (m) => link(m[1], [m[1]], m[0]) },
-  { re: /(\*\*|__)(?=\S)([\s\S]*?\S)\1/, make: (m, depth) => el("strong", ...inline(m[2], depth + 1)) },
-  { re: /(?<![\w*])([*_])(?=[^\s*_])([\s\S]*?[^\s])\1(?![\w*])/, make: (m, depth) => el("em", ...inline(m[2], depth + 1)) },
-  { re: /~~(?=\S)([\s\S]*?\S)~~/, make: (m, depth) => el("s", ...inline(m[1], depth + 1)) },
-];
-
 function link(href, children, source) {
   if (!safeLink.test(href)) return source;
   const a = el("a", ...children);
@@ -42,20 +27,137 @@ function link(href, children, source) {
   return a;
 }
 
-function inline(text, depth = 0) {
-  const out = [];
-  while (text && depth < 8) {
-    let best = null;
-    for (const span of spans) {
-      const m = span.re.exec(text);
-      if (m && (!best || m.index < best.m.index)) best = { m, span };
-    }
-    if (!best) break;
-    if (best.m.index) out.push(text.slice(0, best.m.index));
-    out.push(best.span.make(best.m, depth));
-    text = text.slice(best.m.index + best.m[0].length);
+// Searches that several openers share. Each key is searched from ascending positions, so all searches of a key together
+// take linear time: a closer that was found serves every opener before it.
+class Closers {
+  constructor(text) {
+    this.text = text;
+    this.found = new Map();
   }
-  if (text) out.push(text);
+
+  // First position >= from at which next(from) finds a closer; -1: none.
+  at(key, from, next) {
+    const known = this.found.get(key);
+    if (known && from >= known.from && (known.at < 0 || known.at >= from)) return known.at;
+    const at = next(from);
+    this.found.set(key, { from, at });
+    return at;
+  }
+
+  string(s, from) {
+    return this.at(s, from, (n) => this.text.indexOf(s, n));
+  }
+
+  // One of the characters of a global expression.
+  oneOf(re, from) {
+    return this.at(re.source, from, (n) => {
+      re.lastIndex = n;
+      const m = re.exec(this.text);
+      return m ? m.index : -1;
+    });
+  }
+
+  // mark after a character that is not blank; single: not before a letter or another mark.
+  mark(mark, from, single) {
+    return this.at((single ? "1" : "2") + mark, from, (n) => {
+      for (let j = this.text.indexOf(mark, n); j >= 0; j = this.text.indexOf(mark, j + 1))
+        if (/\S/.test(this.text[j - 1]) && !(single && /[\w*]/.test(this.text[j + 1] || " "))) return j;
+      return -1;
+    });
+  }
+
+  // A run of exactly n backquotes.
+  ticks(n, from) {
+    if (!this.runs) {
+      this.runs = new Map();
+      for (const m of this.text.matchAll(/`+/g)) {
+        if (!this.runs.has(m[0].length)) this.runs.set(m[0].length, []);
+        this.runs.get(m[0].length).push(m.index);
+      }
+    }
+    const list = this.runs.get(n) || [];
+    while (list.length && list[0] < from) list.shift();
+    return list.length ? list[0] : -1;
+  }
+
+  // [url, end] of "url)" at `from`, or null.
+  target(from) {
+    if (!this.url || this.url.from !== from) {
+      const re = /([^\s()]+(?:\([^\s()]*\))?)\)/y;
+      re.lastIndex = from;
+      const m = re.exec(this.text);
+      this.url = { from, is: m && [m[1], re.lastIndex] };
+    }
+    return this.url.is;
+  }
+}
+
+// The span that begins at i: [node, end]. A number: the next position at which one may begin.
+function spanAt(text, i, find, depth) {
+  const c = text[i], two = text.substr(i, 2);
+  let j;
+  if (c === "`") {
+    const n = /`+/y;
+    n.lastIndex = i;
+    const ticks = n.exec(text)[0].length;
+    j = find.ticks(ticks, i + ticks);
+    if (j < 0) return i + ticks;
+    return [el("code", text.slice(i + ticks, j).replace(/^ (.+) $/s, "$1")), j + ticks];
+  }
+  if (two === "$$") {
+    j = find.string("$", i + 2);
+    if (j > i + 2 && text[j + 1] === "$") return [formula(text.slice(i + 2, j), true, text.slice(i, j + 2)), j + 2];
+  }
+  if (two === "\\[" || two === "\\(") {
+    j = find.string(two === "\\[" ? "\\]" : "\\)", i + 3);
+    if (j >= 0) return [formula(text.slice(i + 2, j), two === "\\[", text.slice(i, j + 2)), j + 2];
+  }
+  // prices are not formulas: no blank inside the dollars, no digit after them
+  if (c === "$" && !/[\\$\w]/.test(text[i - 1] || " ") && /[^\s$]/.test(text[i + 1] || " ")) {
+    j = find.oneOf(/[$\n`]/g, i + 1);
+    if (j > i + 1 && text[j] === "$" && !/[\s\\]/.test(text[j - 1]) && !/[\d$]/.test(text[j + 1] || " "))
+      return [formula(text.slice(i + 1, j), false, text.slice(i, j + 1)), j + 1];
+  }
+  if (c === "[") {
+    j = find.oneOf(/[\]\n]/g, i + 1);
+    const to = j > i + 1 && text[j] === "]" && text[j + 1] === "(" && find.target(j + 2);
+    if (to) return [link(to[0], inline(text.slice(i + 1, j), depth + 1), text.slice(i, to[1])), to[1]];
+  }
+  if (c === "<" || c === "h" || c === "H") {
+    const re = /<?(https?:\/\/[^\s<>()\]]*[^\s<>()\].,;:!?'"])>?/iy;
+    re.lastIndex = i;
+    const m = re.exec(text);
+    if (m) return [link(m[1], [m[1]], m[0]), re.lastIndex];
+  }
+  if ((two === "**" || two === "__" || two === "~~") && /\S/.test(text[i + 2] || " ")) {
+    j = find.mark(two, i + 3, false);
+    if (j >= 0) return [el(c === "~" ? "s" : "strong", ...inline(text.slice(i + 2, j), depth + 1)), j + 2];
+  }
+  if ((c === "*" || c === "_") && !/[\w*]/.test(text[i - 1] || " ") && /[^\s*_]/.test(text[i + 1] || " ")) {
+    j = find.mark(c, i + 2, true);
+    if (j >= 0) return [el("em", ...inline(text.slice(i + 1, j), depth + 1)), j + 1];
+  }
+  return i + 1;
+}
+
+// Code spans, formulas, links, strong, emphasis and strike, in linear time.
+function inline(text, depth = 0) {
+  const out = [], find = new Closers(text), begin = /[`$\\[<hH*_~]/g;
+  let from = 0;
+  for (let i = 0; depth < 8; ) {
+    begin.lastIndex = i;
+    const m = begin.exec(text);
+    if (!m) break;
+    const span = spanAt(text, m.index, find, depth);
+    if (typeof span === "number") {
+      i = span;
+      continue;
+    }
+    if (m.index > from) out.push(text.slice(from, m.index));
+    out.push(span[0]);
+    i = from = span[1];
+  }
+  if (from < text.length) out.push(text.slice(from));
   return out;
 }
 
@@ -76,8 +178,9 @@ function formulaAt(line) {
 function formulaBlock(lines, i) {
   const [end, keep] = formulaAt(lines[i]);
   let text = keep ? lines[i] : lines[i].trim().slice(2);
-  for (let next = i + 1; ; text += "\n" + lines[next++]) {
-    const at = text.indexOf(end);
+  for (let next = i + 1, searched = 0; ; text += "\n" + lines[next++]) {
+    const at = text.indexOf(end, searched);
+    searched = Math.max(0, text.length - end.length + 1);
     if (at >= 0 && !text.slice(at + end.length).trim()) {
       const source = keep ? text.slice(0, at + end.length) : text.slice(0, at), node = el("div", formula(source, true, lines.slice(i, next).join("\n")));
       node.className = "math-block";
@@ -119,7 +222,7 @@ function tableRow(line, cell) {
 }
 
 function tableAt(lines, i) {
-  return lines[i].includes("|") && i + 1 < lines.length && /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)+\|?\s*$/.test(lines[i + 1]);
+  return lines[i].includes("|") && i + 1 < lines.length && /^\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)+\|?$/.test(lines[i + 1].trim());
 }
 
 function blocks(lines, depth) {
@@ -134,8 +237,10 @@ function blocks(lines, depth) {
       for (i++; i < lines.length && !lines[i].trim().startsWith(m[1]); i++) body.push(lines[i]);
       i++;
       out.push(codeBlock(body, m[2]));
-    } else if ((m = /^(#{1,6})\s+(.*?)\s*#*$/.exec(line))) {
-      out.push(el("h" + Math.min(6, m[1].length + 1), ...inline(m[2])));
+    } else if ((m = /^(#{1,6})\s+(.*)$/.exec(line))) {
+      let end = m[2].length;
+      while (end && m[2][end - 1] === "#") end--;
+      out.push(el("h" + Math.min(6, m[1].length + 1), ...inline(m[2].slice(0, end).trimEnd())));
       i++;
     } else if (formulaAt(line) && (m = formulaBlock(lines, i))) {
       out.push(m[0]);
