@@ -158,7 +158,8 @@ comm_stream(const CommGather *j, int ranks, int rank, int part, int parts)
 }
 
 void
-comm_place(const CommGather *j, const CommStream *s, int64_t at, int64_t end, const float *x)
+comm_store_columns(const CommGather *j, const CommStream *s, int64_t at, int64_t end,
+                   const float *x)
 {
 	while (at < end) {
 		int64_t row = at / s->count, col = at % s->count,

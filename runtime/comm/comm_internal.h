@@ -75,7 +75,8 @@ typedef struct CommStream {
 } CommStream;
 CommStream comm_stream(const CommGather *j, int ranks, int rank, int part, int parts);
 /* Write elements [at, end) of rank k's rows to their columns in y. */
-void comm_place(const CommGather *j, const CommStream *s, int64_t at, int64_t end, const float *x);
+void comm_store_columns(const CommGather *j, const CommStream *s, int64_t at, int64_t end,
+                        const float *x);
 
 /* liveness.c: heartbeats of ranks that are processes, in shared memory or in this rank's record of
  * received messages. A thread of each rank increments its own counter ten times per second and

@@ -235,8 +235,8 @@ mpi_comm_all_gather(Comm *c, int part, const CommGather *j)
 			return false;
 		for (int k = 0; k < c->team && j->y; k++) {
 			CommStream of = comm_stream(j, c->team, k, 0, 1);
-			comm_place(j, &of, at, at + count < of.end ? at + count : of.end,
-			           t->all + k * count);
+			comm_store_columns(j, &of, at, at + count < of.end ? at + count : of.end,
+			                   t->all + k * count);
 		}
 	}
 	return !atomic_load(&t->ended);

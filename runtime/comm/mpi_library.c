@@ -275,7 +275,7 @@ typedef struct AgreeMessage {
 } AgreeMessage;
 
 static AgreeMessage *
-ask_all(MpiWorld *w, const AgreeMessage *own, llmc_error *err)
+gather_words(MpiWorld *w, const AgreeMessage *own, llmc_error *err)
 {
 	AgreeMessage *all = calloc((size_t)w->ranks, sizeof *all);
 
@@ -295,7 +295,7 @@ mpi_world_agree(MpiWorld *w, llmc_status own, const llmc_error *why, llmc_error 
 	snprintf(word.host, sizeof word.host, "%s", w->name);
 	if (own != LLMC_OK)
 		snprintf(word.text, sizeof word.text, "%.400s", why->text);
-	AgreeMessage *all = ask_all(w, &word, err);
+	AgreeMessage *all = gather_words(w, &word, err);
 	if (!all)
 		return LLMC_E_DEVICE;
 	for (int k = 0; k < w->ranks; k++)
@@ -318,7 +318,7 @@ mpi_world_check_same(MpiWorld *w, int team, const char *what, const char *text, 
 
 	snprintf(word.host, sizeof word.host, "%s", w->name);
 	snprintf(word.text, sizeof word.text, "%.400s", text);
-	AgreeMessage *all = ask_all(w, &word, err);
+	AgreeMessage *all = gather_words(w, &word, err);
 	if (!all)
 		return LLMC_E_DEVICE;
 	for (int k = 1, of; k < w->ranks && status == LLMC_OK; k++)
@@ -340,12 +340,12 @@ broadcast(MpiWorld *w, void *data, size_t n, bool patient)
 	MpiHandle request = NULL;
 
 	while (n) {
-		size_t piece = n < (1 << 20) ? n : 1 << 20;
-		if (MPI_CALL(w, ibcast, data, (int)piece, w->byte, 0, w->world, &request) ||
+		size_t bytes = n < (1 << 20) ? n : 1 << 20;
+		if (MPI_CALL(w, ibcast, data, (int)bytes, w->byte, 0, w->world, &request) ||
 		    !mpi_finish(w, &request, patient))
 			return false;
-		data = (char *)data + piece;
-		n -= piece;
+		data = (char *)data + bytes;
+		n -= bytes;
 	}
 	return true;
 }

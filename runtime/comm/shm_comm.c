@@ -52,7 +52,7 @@ typedef struct ShmBlock {
 } ShmBlock;
 
 typedef struct ShmLocal {
-	_Alignas(64) uint64_t piece;
+	_Alignas(64) uint64_t chunk;
 } ShmLocal;
 
 typedef struct ShmComm {
@@ -109,7 +109,7 @@ line_set(ShmLine *l, uint64_t v)
 static bool
 line_wait(ShmComm *s, ShmLine *l, uint64_t v, int of, int most_s)
 {
-	const struct timespec look = { .tv_nsec = COMM_POLL_MS * 1000000L };
+	const struct timespec interval = { .tv_nsec = COMM_POLL_MS * 1000000L };
 	int checks = 0;
 
 	if (threads_spin_for(&l->at, v, s->spin, NULL))
@@ -118,7 +118,7 @@ line_wait(ShmComm *s, ShmLine *l, uint64_t v, int of, int most_s)
 		atomic_store(&l->asleep, 1);
 		if (atomic_load(&l->at) != now)
 			continue;
-		checks += !futex(l, FUTEX_WAIT, (unsigned)now, &look);
+		checks += !futex(l, FUTEX_WAIT, (unsigned)now, &interval);
 		if (most_s && checks > most_s * (1000 / COMM_POLL_MS))
 			lose(s, of, LATE_IN_STEP);
 	}
@@ -230,18 +230,18 @@ miss(void *user, int rank, bool gone)
 /* ---- in a step ---- */
 
 static float *
-slot_of(const ShmComm *s, uint64_t piece, int rank, int part)
+slot_of(const ShmComm *s, uint64_t chunk, int rank, int part)
 {
-	return s->slot + ((((piece & 1) * (size_t)s->c.ranks + (size_t)rank) * (size_t)s->parts) +
+	return s->slot + ((((chunk & 1) * (size_t)s->c.ranks + (size_t)rank) * (size_t)s->parts) +
 	                  (size_t)part) *
 	                     CHUNK;
 }
 
 /* Write n floats to this part's slot and wait until all ranks of the team have done so. */
 static bool
-exchange(ShmComm *s, int part, const float *x, int64_t n, uint64_t *piece)
+exchange(ShmComm *s, int part, const float *x, int64_t n, uint64_t *chunk)
 {
-	const uint64_t e = *piece = ++s->part[part].piece;
+	const uint64_t e = *chunk = ++s->part[part].chunk;
 
 	if (n > 0)
 		memcpy(slot_of(s, e, s->c.rank, part), x, (size_t)n * sizeof *x);
@@ -297,7 +297,8 @@ shm_all_gather(Comm *c, int part, const CommGather *j)
 		for (int k = 0; k < c->team && j->y; k++) {
 			CommStream of = comm_stream(j, c->team, k, part, s->parts);
 			int64_t end = of.at + from + CHUNK < of.end ? of.at + from + CHUNK : of.end;
-			comm_place(j, &of, of.at + from, end, slot_of(s, e, c->first + k, part));
+			comm_store_columns(j, &of, of.at + from, end,
+			                   slot_of(s, e, c->first + k, part));
 		}
 	}
 	return true;
@@ -307,7 +308,7 @@ shm_all_gather(Comm *c, int part, const CommGather *j)
 
 /* Contiguous bytes available in the ring from the current position */
 static size_t
-ring_piece(const ShmComm *s, size_t n)
+ring_chunk(const ShmComm *s, size_t n)
 {
 	size_t run = RING - s->at % RING, most = run < RING / 2 ? run : RING / 2;
 
@@ -321,16 +322,16 @@ shm_send(Comm *c, const void *data, size_t n)
 	const char *from = data;
 
 	while (n) {
-		size_t piece = ring_piece(s, n);
+		size_t chunk = ring_chunk(s, n);
 		for (int k = 1; k < c->ranks; k++)
-			if (s->at + piece > RING &&
-			    !line_wait(s, &s->taken[k], s->at + piece - RING, k, s->timeout_s))
+			if (s->at + chunk > RING &&
+			    !line_wait(s, &s->taken[k], s->at + chunk - RING, k, s->timeout_s))
 				return false;
-		memcpy(s->ring + s->at % RING, from, piece);
-		s->at += piece;
+		memcpy(s->ring + s->at % RING, from, chunk);
+		s->at += chunk;
 		line_set(&s->b->written, s->at);
-		from += piece;
-		n -= piece;
+		from += chunk;
+		n -= chunk;
 	}
 	return !shm_ended(c);
 }
@@ -342,14 +343,14 @@ shm_receive(Comm *c, void *data, size_t n)
 	char *to = data;
 
 	while (n) {
-		size_t piece = ring_piece(s, n);
-		if (!line_wait(s, &s->b->written, s->at + piece, 0, 0))
+		size_t chunk = ring_chunk(s, n);
+		if (!line_wait(s, &s->b->written, s->at + chunk, 0, 0))
 			return false;
-		memcpy(to, s->ring + s->at % RING, piece);
-		s->at += piece;
+		memcpy(to, s->ring + s->at % RING, chunk);
+		s->at += chunk;
 		line_set(&s->taken[c->rank], s->at);
-		to += piece;
-		n -= piece;
+		to += chunk;
+		n -= chunk;
 	}
 	return true;
 }

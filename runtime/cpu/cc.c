@@ -8,7 +8,7 @@
 #include "runtime/cpu/cpu_kernels.h"
 
 static bool
-ask(char *const argv[], Strbuf *out)
+query(char *const argv[], Strbuf *out)
 {
 	Cache cache;
 
@@ -30,7 +30,7 @@ cc_find(char *path, size_t path_cap, char *version, size_t version_cap, llmc_err
 		if (!program_find(name[i], path, path_cap))
 			continue;
 		char *argv[] = { path, (char *)"--version", NULL };
-		bool ok = ask(argv, &text) && text.len;
+		bool ok = query(argv, &text) && text.len;
 		if (ok)
 			snprintf(version, version_cap, "%.*s",
 			         (int)strcspn(strbuf_str(&text), "\n"), strbuf_str(&text));
@@ -72,7 +72,7 @@ takes(const char *cc, const Target *t, Strbuf *output)
 	argv[n++] = (char *)"c";
 	argv[n++] = (char *)"/dev/null";
 	argv[n] = NULL;
-	return ask(argv, output);
+	return query(argv, output);
 }
 
 const char *

@@ -172,7 +172,7 @@ fail:
 }
 
 static void
-tell_warnings(const CpuKernels *k)
+log_warnings(const CpuKernels *k)
 {
 	const KernelBuild *b = &k->build;
 
@@ -229,7 +229,7 @@ kernels_open(const Plan *plan, const KernelBuildOptions *opt, CpuKernels **out, 
 		build_start(&k->build, plan->target, k->cc);
 		TRY_GOTO(build_wait(&k->build, err));
 		header_remove(k);
-		tell_warnings(k);
+		log_warnings(k);
 	}
 	TRY_GOTO(load(k, err));
 	build_unlock(&k->build);
@@ -249,7 +249,7 @@ kernels_ship(const Plan *plan, const KernelBuildOptions *opt, llmc_error *err)
 	TRY(prepare(plan, opt, &k, err));
 	TRY_GOTO(cc_find(k->cc, sizeof k->cc, k->cc_version, sizeof k->cc_version, err));
 	TRY_GOTO(build_ship(&k->build, plan->target, k->cc_version, NULL, err));
-	tell_warnings(k);
+	log_warnings(k);
 fail:
 	kernels_close(k);
 	return status;

@@ -18,10 +18,10 @@ typedef struct StepRun {
 	const PlanStep *step;
 	llmc_kernel *kernel; /* NULL: the reference */
 	ref_fn *ref;
-	bool comm;   /* collective between ranks, done by all threads */
-	bool meet;   /* the last step of a stage */
-	bool window; /* its pages are window pages */
-	bool slots;  /* a no-op if no sequence of the step has an adapter */
+	bool comm;       /* collective between ranks, done by all threads */
+	bool ends_stage; /* the last step of a stage */
+	bool window;     /* its pages are window pages */
+	bool slots;      /* a no-op if no sequence of the step has an adapter */
 	void *a[PLAN_MAX_ARGS];
 	RefArg arg[PLAN_MAX_ARGS]; /* reference only */
 } StepRun;
@@ -132,9 +132,9 @@ bind(Session *s, CpuSession *c)
 			r->slots = r->kernel && op_info[st->op].flags & OPF_LORA &&
 			           (op_info[st->op].arg[0].role != ROLE_SAME ||
 			            r->a[0] == r->a[op_info[st->op].n_in]);
-			r->meet =
+			r->ends_stage =
 			    by_all(st) || i + 1 == run->n_step || by_all(&p->phase[ph].step[i + 1]);
-			if (i > 0 && !run->step[i - 1].meet)
+			if (i > 0 && !run->step[i - 1].ends_stage)
 				continue;
 			run->stage[0][run->n_stage[0]++] = i;
 			if (!r->slots)
@@ -297,7 +297,7 @@ run_phase(void *user, int stage, int part, int n_parts)
 		if (part == 0 && s->comm)
 			comm_set_position(s->comm, w->c->n_walk, r->step->layer, (int)r->step->op);
 		run_step(w, r, part, n_parts);
-		if (r->meet)
+		if (r->ends_stage)
 			break;
 	}
 }
@@ -474,7 +474,7 @@ cpu_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *
 		qsort(t.seconds + i * ROUNDS, (size_t)t.round, sizeof *t.seconds, double_order);
 	for (int i = 0; i < ph->n_step; i++) {
 		const PlanStep *st = ph->step[i].step;
-		llmc_op_time told = { .op = op_info[st->op].name };
+		llmc_op_time total = { .op = op_info[st->op].name };
 		bool seen = ph->step[i].slots && t.run_phase.plain; /* skipped steps take no time */
 		for (int j = 0; j < ph->n_step && !seen; j++) {
 			const PlanStep *other = ph->step[j].step;
@@ -482,11 +482,11 @@ cpu_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *
 			    (ph->step[j].slots && t.run_phase.plain))
 				continue;
 			seen = j < i;
-			told.seconds += t.seconds[j * ROUNDS + t.round / 2];
-			session_op_cost(s, other, &told);
+			total.seconds += t.seconds[j * ROUNDS + t.round / 2];
+			session_op_cost(s, other, &total);
 		}
 		if (!seen)
-			fn(user, &told);
+			fn(user, &total);
 	}
 	free(t.seconds);
 	return LLMC_OK;

@@ -68,7 +68,7 @@ features(void)
  * threads. It refuses if the signal stack of some thread is too small; sandboxes may not know the
  * call. */
 static int
-ask_for_tiles(void)
+request_tiles(void)
 {
 #if defined(__linux__)
 	return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0 ? 0 : errno;
@@ -84,7 +84,7 @@ features(void)
 }
 
 static int
-ask_for_tiles(void)
+request_tiles(void)
 {
 	return ENOSYS;
 }
@@ -124,7 +124,7 @@ isa_lacks(const char *target, char *why, size_t cap)
 			at += (size_t)snprintf(why + at, cap - at, "%s%s",
 			                       at ? ", " : "this processor has no ", text[i]);
 	if (!lacks && t->needs & CPU_AMX) {
-		int refused = ask_for_tiles();
+		int refused = request_tiles();
 		if (!refused)
 			return 0;
 		if (cap)

@@ -7,7 +7,7 @@
 
 #include "runtime/cpu/cpu_kernels.h"
 
-enum { HEADER_NONE, HEADER_BEGUN, HEADER_THERE };
+enum { HEADER_NONE, HEADER_STARTED, HEADER_THERE };
 enum { ROUNDS = 3, MAX_FLAGS = 256 };
 
 /* Is a precompiled header worth it? Only if every thread has several units to compile for a target
@@ -32,7 +32,7 @@ make(const CpuKernels *k, const char *path)
 {
 	static const char text[] = "#include <immintrin.h>\n";
 	char *argv[MAX_FLAGS + 8], out[4096];
-	Strbuf said = { 0 };
+	Strbuf output = { 0 };
 	int n = 0, code = 1;
 
 	argv[n++] = (char *)k->cc;
@@ -47,8 +47,8 @@ make(const CpuKernels *k, const char *path)
 	argv[n] = NULL;
 	snprintf(out, sizeof out, "%s.gch", path);
 	bool ok = file_write(path, text, sizeof text - 1, NULL) == LLMC_OK &&
-	          program_run(argv, 0, &said, &code, NULL) == LLMC_OK && code == 0;
-	strbuf_release(&said);
+	          program_run(argv, 0, &output, &code, NULL) == LLMC_OK && code == 0;
+	strbuf_release(&output);
 	return ok;
 }
 
@@ -59,7 +59,8 @@ header_precompiled(CpuKernels *k)
 
 	if (atomic_load(&k->header) == HEADER_THERE)
 		return strbuf_str(&k->header_path);
-	if (!is_worthwhile(k) || !atomic_compare_exchange_strong(&k->header, &none, HEADER_BEGUN) ||
+	if (!is_worthwhile(k) ||
+	    !atomic_compare_exchange_strong(&k->header, &none, HEADER_STARTED) ||
 	    cache_temporary(&k->build.cache, &k->header_dir, NULL) != LLMC_OK)
 		return NULL;
 	file_join(&k->header_path, strbuf_str(&k->header_dir), "vectors.h");

@@ -69,14 +69,14 @@ measure_with(CudaDevice *d, const Strbuf *image)
 	CUfunction f = NULL;
 	CUstream stream = NULL;
 	size_t left = 0, total = 0;
-	double t = 0, few, rate = 0;
+	double t = 0, first, rate = 0;
 
 	if (a->module_load(&m, image->data) == CU_OK &&
 	    a->module_function(&f, m, "llmc_read_all") == CU_OK &&
 	    a->stream_create(&stream, CU_STREAM_NON_BLOCKING) == CU_OK &&
-	    (few = measure(d, f, stream, FEW, 2)) > 0) {
-		rate = FEW / few;
-		if (few < 1e-3 && a->mem_info(&left, &total) == CU_OK) {
+	    (first = measure(d, f, stream, FEW, 2)) > 0) {
+		rate = FEW / first;
+		if (first < 1e-3 && a->mem_info(&left, &total) == CU_OK) {
 			size_t n = bytes_for(d, left);
 			t = n > FEW ? measure(d, f, stream, n, RUNS) : 0;
 			rate = t > 0 ? (double)n / t : rate;

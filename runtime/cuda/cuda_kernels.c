@@ -216,7 +216,7 @@ missing_compiler(const CudaBuild *b, const llmc_error *why, llmc_error *err)
 
 /* Look up units that are not ready in the cache. */
 static llmc_status
-look_into_cache(CudaBuild *b, llmc_error *err)
+look_up_cached(CudaBuild *b, llmc_error *err)
 {
 	const int version[2] = { b->nvrtc.major, b->nvrtc.minor };
 
@@ -252,7 +252,7 @@ cuda_build_start(const Plan *plan, const CudaBuildOptions *opt, CudaBuild **out,
 			*err = why;
 		if (status != LLMC_OK)
 			goto fail;
-		TRY_GOTO(look_into_cache(b, err));
+		TRY_GOTO(look_up_cached(b, err));
 		build_start(&b->build, b->arch, compiler_name(b, compiler));
 	}
 	*out = b;
@@ -294,7 +294,7 @@ cuda_build_again(CudaBuild *b, int unit, const char *why, llmc_error *err)
 	if (b->image[unit].shipped) { /* the cache may have an image that was compiled here */
 		b->image[unit].shipped = false;
 		set_keys(b);
-		TRY(look_into_cache(b, err));
+		TRY(look_up_cached(b, err));
 		if (u->ready)
 			return LLMC_OK;
 	}

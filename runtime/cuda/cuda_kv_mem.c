@@ -195,7 +195,7 @@ copies_begin(void *user)
 	if (enter_quietly(c)) {
 		latch_error(c, api->event_record(c->reached, c->stream),
 		            "copying KV pages in the background");
-		latch_error(c, api->stream_behind(c->copies, c->reached, 0),
+		latch_error(c, api->stream_wait_event(c->copies, c->reached, 0),
 		            "copying KV pages in the background");
 		cuda_leave(&c->m->dev);
 	}
@@ -246,7 +246,8 @@ copies_wait(void *user, uint32_t number)
 
 	if (enter_quietly(c)) {
 		latch_error(
-		    c, c->m->dev.api.stream_behind(c->stream, c->copied[number % CUDA_COPIES], 0),
+		    c,
+		    c->m->dev.api.stream_wait_event(c->stream, c->copied[number % CUDA_COPIES], 0),
 		    "waiting for copies of KV pages");
 		cuda_leave(&c->m->dev);
 	}

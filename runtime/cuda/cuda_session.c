@@ -253,9 +253,9 @@ take_pinned(CudaSession *c, llmc_error *err)
 	c->sampled = (llmc_sampled *)(void *)(c->note + note);
 	c->masks = c->note + note + samples;
 	c->logits = (float *)(void *)(c->masks + masks);
-	c->came = c->logits + logits / sizeof *c->logits;
-	c->goes = c->came + stream / sizeof *c->came;
-	c->s->rows = s->plan->hands_rows ? c->goes : NULL;
+	c->received = c->logits + logits / sizeof *c->logits;
+	c->stage_out = c->received + stream / sizeof *c->received;
+	c->s->rows = s->plan->hands_rows ? c->stage_out : NULL;
 	c->st.note = (const llmc_note_row *)(uintptr_t)(at + block);
 	c->st.sampled = (llmc_sampled *)(uintptr_t)(at + block + note);
 	for (int i = 0; i < LLMC_RING; i++)

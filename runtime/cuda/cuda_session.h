@@ -79,12 +79,12 @@ typedef struct CudaSession {
 	float *logits; /* [n_out, vocab] */
 	/* for ranks that are processes: this rank's contribution to a collective, and its result;
 	 * else NULL */
-	float *brought, *made;
+	float *comm_in, *comm_out;
 	/* steps of this session, for error messages of waiting ranks */
-	int64_t n_met;
+	int64_t n_steps;
 	/* pipeline stages: [n_tok, hidden] from the previous one, and for the next one */
-	float *came, *goes;
-	CUdeviceptr stage_in[2]; /* destination of `came` in each phase */
+	float *received, *stage_out;
+	CUdeviceptr stage_in[2]; /* destination of `received` in each phase */
 	CUdeviceptr block_to;    /* the arrays on the device */
 	int *mask_at;        /* for each row of logits the index of its mask; the masks follow */
 	unsigned *mask;      /* masks [max_out, (vocab + 31) / 32] */
@@ -203,13 +203,13 @@ llmc_status cuda_host_comm_open(CudaSession *c, llmc_error *err);
 void cuda_host_comm_close(CudaSession *c);
 llmc_status cuda_host_comm_launch(CudaSession *c, CudaStep *k, int64_t rows, llmc_error *err);
 /* pipeline_stages.c: step i of a phase receives the previous stage's result. Around the launches of
- * a step, cuda_stage_take waits for it and copies it to the GPU; cuda_stage_fetch copies this
- * stage's result from the GPU, cuda_stage_hand sends it when the GPU is done. No-ops with one
+ * a step, cuda_stage_receive waits for it and copies it to the GPU; cuda_stage_fetch copies this
+ * stage's result from the GPU, cuda_stage_send sends it when the GPU is done. No-ops with one
  * stage. */
 llmc_status cuda_stage_bind(CudaSession *c, int phase, int i, llmc_error *err);
-llmc_status cuda_stage_take(CudaSession *c, int phase, llmc_error *err);
+llmc_status cuda_stage_receive(CudaSession *c, int phase, llmc_error *err);
 llmc_status cuda_stage_fetch(CudaSession *c, llmc_error *err);
-llmc_status cuda_stage_hand(CudaSession *c, llmc_error *err);
+llmc_status cuda_stage_send(CudaSession *c, llmc_error *err);
 /* A step begins or is over: one that takes too long ends the group. */
 void cuda_group_step(CudaSession *c, bool runs);
 /* End the group: waiting kernels return, and all later steps fail. Any thread. */

@@ -416,7 +416,7 @@ cuda_step_for(CudaSession *c, int phase, int i, int64_t rows)
  * are our own, because the number of rows in a graph is set on the device. */
 static llmc_status
 launch_phase(CudaSession *c, int phase, const PlanKernel *only, const int64_t sym[SYM_COUNT],
-             bool look, llmc_error *err)
+             bool inspect, llmc_error *err)
 {
 	for (int i = 0; i < c->s->plan->phase[phase].n_step; i++) {
 		CudaStep *k = cuda_step_for(c, phase, i, sym[SYM_n_tok]);
@@ -433,7 +433,7 @@ launch_phase(CudaSession *c, int phase, const PlanKernel *only, const int64_t sy
 				error_prefix(err, "op %s", op_info[k->step->op].name);
 			return status;
 		}
-		if (look)
+		if (inspect)
 			TRY(probe(c, k, err));
 	}
 	return LLMC_OK;
@@ -557,7 +557,7 @@ forward(CudaSession *c, int phase, const float **logits, llmc_error *err)
 	TRY(cuda_ring_take(c, err));
 	TRY(cuda_upload_freq(c, err));
 	TRY(cuda_upload_step(c, err));
-	TRY(cuda_stage_take(c, phase, err));
+	TRY(cuda_stage_receive(c, phase, err));
 	/* a rank that waits for the previous stage is not in a step yet */
 	cuda_group_step(c, true);
 	if (phase == 0 && !s->probe)
@@ -577,14 +577,14 @@ forward(CudaSession *c, int phase, const float **logits, llmc_error *err)
 	cuda_group_step(c, false);
 	if (logits)
 		*logits = c->logits;
-	return cuda_stage_hand(c, err);
+	return cuda_stage_send(c, err);
 }
 
 llmc_status
 cuda_forward(Session *s, int phase, const float **logits, llmc_error *err)
 {
 	CudaSession *c = s->on;
-	c->n_met++;
+	c->n_steps++;
 	llmc_status status = forward(c, phase, logits, err);
 
 	cuda_group_step(c, false);
@@ -592,7 +592,7 @@ cuda_forward(Session *s, int phase, const float **logits, llmc_error *err)
 	    s->rt->world) /* the others wait for this rank, and its stream waits for them */
 		comm_end(s->comm);
 	if (s->rt->world && status == LLMC_OK)
-		comm_set_position(s->comm, c->n_met, -1, -1);
+		comm_set_position(s->comm, c->n_steps, -1, -1);
 	if (status != LLMC_OK) /* copies from the ring entry end before it is refilled */
 		(void)!c->m->dev.api.stream_sync(c->stream);
 	return status;

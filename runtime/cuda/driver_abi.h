@@ -137,7 +137,7 @@ _Static_assert(sizeof(CudaLaunchAttr) == 72 && sizeof(CudaLaunchConfig) == 56,
 	X(event_record, cuEventRecord, (CUevent, CUstream)) \
 	X(event_sync, cuEventSynchronize, (CUevent)) \
 	X(event_query, cuEventQuery, (CUevent)) \
-	X(stream_behind, cuStreamWaitEvent, (CUstream, CUevent, unsigned flags)) \
+	X(stream_wait_event, cuStreamWaitEvent, (CUstream, CUevent, unsigned flags)) \
 	X(event_ms, cuEventElapsedTime, (float *ms, CUevent from, CUevent to)) \
 	X(capture_begin, cuStreamBeginCapture_v2, (CUstream, int mode)) \
 	X(capture_end, cuStreamEndCapture, (CUstream, CUgraph *)) \

@@ -59,8 +59,8 @@ cuda_host_comm_open(CudaSession *c, llmc_error *err)
 	         d->api.host_alloc(&p, (size_t)(in + out) * sizeof(float),
 	                           CU_HOST_PORTABLE | CU_HOST_MAPPED),
 	         "pinning %zu MB for collectives", (size_t)(in + out) * sizeof(float) >> 20);
-	c->brought = p;
-	c->made = c->brought + in;
+	c->comm_in = p;
+	c->comm_out = c->comm_in + in;
 	memset(p, 0, (size_t)(in + out) * sizeof(float));
 	return LLMC_OK;
 }
@@ -68,9 +68,9 @@ cuda_host_comm_open(CudaSession *c, llmc_error *err)
 void
 cuda_host_comm_close(CudaSession *c)
 {
-	if (c->brought)
-		CUDA_RELEASE(c->m->dev.api.host_free(c->brought));
-	c->brought = NULL;
+	if (c->comm_in)
+		CUDA_RELEASE(c->m->dev.api.host_free(c->comm_in));
+	c->comm_in = NULL;
 }
 
 /* Host function in the stream: run the collective for the rows of the step, which may be fewer than
@@ -83,18 +83,18 @@ host_exchange(void *user)
 	const Session *s = c->s;
 	const int64_t rows = k->of_out ? s->size->n_out : s->size->n_tok;
 
-	comm_set_position(s->comm, c->n_met, k->step->layer, k->step->op);
+	comm_set_position(s->comm, c->n_steps, k->step->layer, k->step->op);
 	if (k->step->op == OP_all_reduce)
 		(void)comm_all_reduce(s->comm, 0,
-		                      &(CommReduce){ .x = c->brought,
-		                                     .y = c->made,
+		                      &(CommReduce){ .x = c->comm_in,
+		                                     .y = c->comm_out,
 		                                     .scale = 1,
 		                                     .rows = rows,
 		                                     .width = k->comm.width });
 	else
 		(void)comm_all_gather(s->comm, 0,
-		                      &(CommGather){ .x = c->brought,
-		                                     .y = c->made,
+		                      &(CommGather){ .x = c->comm_in,
+		                                     .y = c->comm_out,
 		                                     .rows = rows,
 		                                     .width = k->comm.width,
 		                                     .unit = step_int(k->step, "unit") });
@@ -111,14 +111,14 @@ cuda_host_comm_launch(CudaSession *c, CudaStep *k, int64_t rows, llmc_error *err
 		return LLMC_OK;
 	k->of = c;
 	CUDA_TRY(d,
-	         d->api.copy_down(c->brought, (CUdeviceptr)(uintptr_t)k->comm.x,
+	         d->api.copy_down(c->comm_in, (CUdeviceptr)(uintptr_t)k->comm.x,
 	                          (size_t)send_floats(c, k, rows) * sizeof(float), c->stream),
 	         "copying a rank's terms from the GPU");
 	CUDA_TRY(d, d->api.host_func(c->stream, host_exchange, k),
 	         "queueing the exchange with other ranks");
 	if (k->step->op == OP_all_gather) {
 		CUDA_TRY(d,
-		         d->api.copy_up((CUdeviceptr)(uintptr_t)k->comm.y, c->made,
+		         d->api.copy_up((CUdeviceptr)(uintptr_t)k->comm.y, c->comm_out,
 		                        (size_t)all * sizeof(float), c->stream),
 		         "copying what ranks have joined to the GPU");
 		return LLMC_OK;
@@ -128,8 +128,8 @@ cuda_host_comm_launch(CudaSession *c, CudaStep *k, int64_t rows, llmc_error *err
 		g.n = (int)(all - g.at < room ? all - g.at : room);
 		g.stride = g.n;
 		CUDA_TRY(d,
-		         d->api.copy_up((CUdeviceptr)(uintptr_t)c->window.gather, c->made + g.at,
-		                        (size_t)g.n * sizeof(float), c->stream),
+		         d->api.copy_up((CUdeviceptr)(uintptr_t)c->window.gather,
+		                        c->comm_out + g.at, (size_t)g.n * sizeof(float), c->stream),
 		         "copying a sum of ranks to the GPU");
 		TRY(cuda_launch(
 		    c, c->m->add_ranks, "llmc_add_ranks",

@@ -30,18 +30,18 @@ stream_bytes(const Session *s)
 }
 
 llmc_status
-cuda_stage_take(CudaSession *c, int phase, llmc_error *err)
+cuda_stage_receive(CudaSession *c, int phase, llmc_error *err)
 {
 	const Session *s = c->s;
 	CudaDevice *d = &c->m->dev;
 
 	if (s->hidden_in)
-		session_given(s, c->came);
+		session_given(s, c->received);
 	else if (!s->plan->stage)
 		return LLMC_OK;
-	else if (!comm_pipe_receive(s->comm, c->came, stream_bytes(s)))
+	else if (!comm_pipe_receive(s->comm, c->received, stream_bytes(s)))
 		return comm_error(s->comm, err);
-	CUDA_TRY(d, d->api.copy_up(c->stage_in[phase], c->came, stream_bytes(s), c->stream),
+	CUDA_TRY(d, d->api.copy_up(c->stage_in[phase], c->received, stream_bytes(s), c->stream),
 	         "copying what the stage before hands on to the GPU");
 	return LLMC_OK;
 }
@@ -53,21 +53,22 @@ cuda_stage_fetch(CudaSession *c, llmc_error *err)
 	const Plan *p = c->s->plan;
 
 	if (p->hands_rows)
-		CUDA_TRY(d,
-		         d->api.copy_down(
-		             c->goes, (CUdeviceptr)(uintptr_t)c->s->slot[p->buffer[p->rows].slot],
-		             stream_bytes(c->s), c->stream),
-		         "copying rows for an MTP head from the GPU");
+		CUDA_TRY(
+		    d,
+		    d->api.copy_down(c->stage_out,
+		                     (CUdeviceptr)(uintptr_t)c->s->slot[p->buffer[p->rows].slot],
+		                     stream_bytes(c->s), c->stream),
+		    "copying rows for an MTP head from the GPU");
 	if (plan_hands_on(p))
 		CUDA_TRY(d,
-		         d->api.copy_down(c->goes, (CUdeviceptr)(uintptr_t)c->st.logits,
+		         d->api.copy_down(c->stage_out, (CUdeviceptr)(uintptr_t)c->st.logits,
 		                          stream_bytes(c->s), c->stream),
 		         "copying what the next stage gets from the GPU");
 	return LLMC_OK;
 }
 
 llmc_status
-cuda_stage_hand(CudaSession *c, llmc_error *err)
+cuda_stage_send(CudaSession *c, llmc_error *err)
 {
 	const Session *s = c->s;
 	const bool on = plan_hands_on(s->plan);
@@ -76,7 +77,7 @@ cuda_stage_hand(CudaSession *c, llmc_error *err)
 		return LLMC_OK;
 	const size_t logits =
 	    (size_t)s->size->n_out * (size_t)plan_out_width(s->plan) * sizeof(float);
-	return comm_pipe_send(s->comm, on ? c->goes : c->logits, on ? stream_bytes(s) : logits)
+	return comm_pipe_send(s->comm, on ? c->stage_out : c->logits, on ? stream_bytes(s) : logits)
 	           ? LLMC_OK
 	           : comm_error(s->comm, err);
 }

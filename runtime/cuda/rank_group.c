@@ -16,7 +16,7 @@
 #include "runtime/cuda/rank_group.h"
 
 enum {
-	LOOK_MS = 100,
+	POLL_MS = 100,
 	FIRST_MS = 30000 /* additional time for the ranks' first collective */
 };
 #define TUNE_S 1.0 /* for measuring algorithms at the first start of a group on a machine */
@@ -133,7 +133,7 @@ cuda_group_check(CudaSession *c, int phase, llmc_error *err)
 	CudaGroup *g = c->group;
 	int step = 0, late;
 
-	if (g && g->lone && atomic_load(&g->lost) >= 0)
+	if (g && g->single_local && atomic_load(&g->lost) >= 0)
 		return error_set(err, LLMC_E_DEVICE,
 		                 "rank %d of %d: no message from the ranks of its stage for %d s",
 		                 comm_rank(c->s->comm), comm_ranks(c->s->comm), g->timeout_s);
@@ -166,8 +166,8 @@ cuda_group_step(CudaSession *c, bool runs)
 	if (c->group)
 		atomic_store(&c->group->rank[c->s->plan->rank - c->group->first].since,
 		             runs ? now_ms() : 0);
-	if (c->group && c->group->lone && runs)
-		comm_set_position(c->s->comm, c->n_met, -1, OP_all_reduce);
+	if (c->group && c->group->single_local && runs)
+		comm_set_position(c->s->comm, c->n_steps, -1, OP_all_reduce);
 }
 
 static void *
@@ -179,7 +179,7 @@ watch_ranks(void *arg)
 	while (!g->over) {
 		struct timespec at;
 		clock_gettime(CLOCK_REALTIME, &at);
-		at.tv_nsec += LOOK_MS * 1000000L;
+		at.tv_nsec += POLL_MS * 1000000L;
 		at.tv_sec += at.tv_nsec / 1000000000L;
 		at.tv_nsec %= 1000000000L;
 		pthread_cond_timedwait(&g->changed, &g->lock, &at);
@@ -189,7 +189,7 @@ watch_ranks(void *arg)
 			late = late || (since && now_ms() - since > (int64_t)g->timeout_s * 1000);
 		}
 		for (int r = 0; r < g->n && late && !end && !g->over; r++)
-			if (g->lone || !atomic_load(&g->rank[r].since))
+			if (g->single_local || !atomic_load(&g->rank[r].since))
 				atomic_store(&g->lost, r);
 		if (end || late) {
 			cuda_group_end(g->rank[0].c);
@@ -451,11 +451,11 @@ connect(CudaGroup *g, llmc_error *err)
 llmc_status
 cuda_group_open(Session *const *rank, int n, llmc_error *err)
 {
-	const bool lone = cuda_uses_host_comm(rank[0]->on);
+	const bool single_local = cuda_uses_host_comm(rank[0]->on);
 	CudaModel *m = rank[0]->rt->model;
 	void *word = NULL;
 
-	if (lone && !m->nccl)
+	if (single_local && !m->nccl)
 		return LLMC_OK; /* through the host */
 	CudaGroup *g = calloc(1, sizeof *g);
 	if (!g)
@@ -463,8 +463,8 @@ cuda_group_open(Session *const *rank, int n, llmc_error *err)
 	pthread_mutex_init(&g->lock, NULL);
 	pthread_cond_init(&g->changed, NULL);
 	g->n = n;
-	g->lone = lone;
-	g->first = lone ? rank[0]->plan->rank : 0;
+	g->single_local = single_local;
+	g->first = single_local ? rank[0]->plan->rank : 0;
 	atomic_init(&g->lost, -1);
 	g->timeout_s = comm_timeout();
 	atomic_init(&g->users, n);
@@ -474,7 +474,7 @@ cuda_group_open(Session *const *rank, int n, llmc_error *err)
 		g->rank[r].c = c;
 	}
 	g->dev = &m->dev;
-	if (lone) {
+	if (single_local) {
 		g->nccl = m->nccl;
 		g->set = 1u << ALGO_NCCL;
 		TRY(start(g, err));
@@ -523,7 +523,7 @@ cuda_group_leave(CudaSession *c)
 		return;
 	GroupFlags *word = g->word;
 	CudaDevice *d = g->dev;
-	if (!g->lone)
+	if (!g->single_local)
 		nccl_close(g->nccl);
 	group_free(g);
 	if (word && d->api.ctx_push(d->ctx) == CU_OK) {

@@ -28,7 +28,7 @@ struct CudaGroup {
 	CudaDevice *dev; /* device of rank 0, which owns this pinned memory */
 	GroupFlags *word;
 	/* the other ranks are other processes: they use NCCL, which belongs to the model */
-	bool lone;
+	bool single_local;
 	bool peers;   /* each can access the others' peer memory */
 	Nccl *nccl;   /* NULL: not available, or not requested */
 	unsigned set; /* available algorithms (comm_algorithm.h) */

@@ -87,8 +87,8 @@ load(WeightUpload *l, Weights *w, const int64_t *offset, llmc_error *err)
 
 	l->cap = l->opt->stage_bytes ? l->opt->stage_bytes : STAGE_BYTES;
 	l->report_progress = l->total > 16 * (int64_t)l->cap;
-	if (l->cap < weights_piece_bytes(w))
-		l->cap = weights_piece_bytes(w);
+	if (l->cap < weights_chunk_bytes(w))
+		l->cap = weights_chunk_bytes(w);
 	if ((int64_t)l->cap > l->total && l->total)
 		l->cap = (size_t)l->total;
 	room.cap = l->cap;

@@ -80,7 +80,7 @@ draft_one_token(Engine *e, llmc_chunk *chunk, const float **came, Draft *const *
 }
 
 void
-draft_model_propose(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, int32_t texts,
+draft_model_propose(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, int32_t n_seqs,
                     int32_t again)
 {
 	const llmc_limits *lim = session_limits_of(e->draft_session);
@@ -94,8 +94,8 @@ draft_model_propose(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, i
 		EngineRequest *j = q[i]->req->user;
 		RequestChoice *c = &j->choice[q[i]->index];
 		int32_t room = q[i]->req->bound - q[i]->n_tok,
-		        second_room = lim->context - q[i]->n_tok;
-		room = room < second_room ? room : second_room;
+		        draft_room = lim->context - q[i]->n_tok;
+		room = room < draft_room ? room : draft_room;
 		room = room < j->speculate ? room : j->speculate;
 		if (d[i]->n &&
 		    /* the lookup's draft is as likely and costs nothing */
@@ -117,7 +117,7 @@ draft_model_propose(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, i
 		of[n_own] = q[i];
 		own[n_own++] = d[i];
 	}
-	most = draft_model_length(&e->drafter, own, n_own, texts, again, most);
+	most = draft_model_length(&e->drafter, own, n_own, n_seqs, again, most);
 	for (int32_t k = 0; k < most; k++) {
 		if (!draft_one_token(e, chunk, came, own, n_own, k)) {
 			for (int32_t i = 0; i < n_own; i++) {

@@ -6,7 +6,7 @@
 
 #include "runtime/engine/engine_internal.h"
 
-enum { LOOK_MS = 100 };
+enum { POLL_MS = 100 };
 
 static void
 fail_all(Engine *e, llmc_status status, const char *text)
@@ -34,7 +34,7 @@ wait_for_work(Engine *e)
 	struct timespec until;
 	llmc_error err;
 
-	clock_after(&until, LOOK_MS);
+	clock_after(&until, POLL_MS);
 	if (!e->ranks || e->dead.code != LLMC_OK) {
 		pthread_cond_wait(&e->wake, &e->lock);
 	} else if (pthread_cond_timedwait(&e->wake, &e->lock, &until) != 0 &&
@@ -138,7 +138,7 @@ sample_all(Engine *e)
 static bool
 can_sample_on_device(Engine *e, int32_t n)
 {
-	bool says = false;
+	bool has_token = false;
 
 	if (e->has_drafts ||
 	    /* the device samples one row per sequence, and a head's rows are read after a step on
@@ -149,21 +149,21 @@ can_sample_on_device(Engine *e, int32_t n)
 		const EngineRequest *j = e->sched->chunk_seq[i]->req->user;
 		if (e->sched->chunk[i].n_out && !j->on_device)
 			return false;
-		says |= e->sched->chunk[i].n_out > 0;
+		has_token |= e->sched->chunk[i].n_out > 0;
 	}
-	for (int32_t i = 0; i < n && says; i++) {
+	for (int32_t i = 0; i < n && has_token; i++) {
 		const SchedSeq *q = e->sched->chunk_seq[i];
 		EngineRequest *j = q->req->user;
 		RequestChoice *c = &j->choice[q->index];
 		if (!e->sched->chunk[i].n_out ||
-		    (c->device_n == c->n_new && c->device_stay == q->n_preempted))
+		    (c->device_n == c->n_new && c->device_preempted == q->n_preempted))
 			continue;
 		if (session_sample_params(e->session, q->q, &j->p, q->tok, (size_t)q->req->n_prompt,
 		                          q->tok + q->req->n_prompt, (size_t)c->n_new,
 		                          NULL) != LLMC_OK)
 			return false;
 	}
-	return says;
+	return has_token;
 }
 
 /* Return the sampler of chunk i if the chunk yields a token under a grammar, else NULL. */
@@ -255,7 +255,7 @@ step_on_device(Engine *e, int32_t n, llmc_error *err)
 	for (int32_t i = 0; i < n; i++) {
 		SchedSeq *q = e->sched->chunk_seq[i];
 		EngineRequest *j = q->req->user;
-		bool says = sched_chunk_done(e->sched, i);
+		bool has_token = sched_chunk_done(e->sched, i);
 		if (!e->sched->chunk[i].n_out)
 			continue;
 		SampledToken *p = &e->sampled[e->n_sampled];
@@ -274,8 +274,8 @@ step_on_device(Engine *e, int32_t n, llmc_error *err)
 			    sampler_mask(p->c->sampler, &(const uint32_t *){ NULL }, &p->err);
 		sampler_advance(p->c->sampler);
 		p->c->device_n = p->c->n_new + 1;
-		p->c->device_stay = q->n_preempted;
-		e->n_sampled += says;
+		p->c->device_preempted = q->n_preempted;
+		e->n_sampled += has_token;
 	}
 	return LLMC_OK;
 }
@@ -340,9 +340,10 @@ commit_drafts(Engine *e, int32_t n)
 		SchedSeq *q = e->sched->chunk_seq[i];
 		EngineRequest *j = q->req->user;
 		Draft *d = j->choice[q->index].draft;
-		int32_t from = e->n_tok_was[i], came = q->n_tok - from;
+		int32_t from = e->n_tok_was[i], n_sampled_now = q->n_tok - from;
 		int32_t right = 0;
-		for (; d && right < d->n && right < came && d->tok[right] == q->tok[from + right];
+		for (; d && right < d->n && right < n_sampled_now &&
+		       d->tok[right] == q->tok[from + right];
 		     right++)
 			if (right < d->run) {
 				e->now.accepted++;
@@ -351,7 +352,7 @@ commit_drafts(Engine *e, int32_t n)
 		if (e->draft_session)
 			draft_model_commit(e, &j->choice[q->index], from + right);
 		if (d)
-			draft_update(d, &e->drafter, q->tok + from, came);
+			draft_update(d, &e->drafter, q->tok + from, n_sampled_now);
 		sched_commit_drafts(e->sched, q);
 		if (e->is_head && e->rows && n <= DRAFT_MAX_SEQS && j->speculate &&
 		    q->state == SEQ_RUNNING) {
@@ -390,17 +391,17 @@ finish_chunk(Engine *e, int32_t i)
 
 	if (c->state != SEQ_RUNNING) /* its request failed through another choice */
 		return;
-	bool says = sched_chunk_done(e->sched, i);
+	bool has_token = sched_chunk_done(e->sched, i);
 	if (j->pool) {
 		request_rows(e, j, at, k->n_tok, logits, k->n_out);
-		if (says)
+		if (has_token)
 			request_finish(e, j, &j->choice[0], LLMC_FINISH_LENGTH, NULL);
 		return;
 	}
 	if (j->prompt_logprobs && k->n_out == k->n_tok && at < c->req->n_prompt &&
 	    !request_prompt(e, j, at, k->n_tok, logits))
 		return;
-	if (!says)
+	if (!has_token)
 		return;
 	/* row of the last known token; rows of draft tokens follow it */
 	const float *last =

@@ -47,8 +47,8 @@ typedef struct RequestChoice {
 	double latest; /* time of its last token */
 	int32_t
 	    device_n; /* value of n_new for which the device has sampling state (-1: none) ... */
-	int32_t device_stay; /* ... and value of n_preempted for it */
-	EventList held;      /* best_of: events held until the best choices are known */
+	int32_t device_preempted; /* ... and value of n_preempted for it */
+	EventList held;           /* best_of: events held until the best choices are known */
 } RequestChoice;
 
 typedef struct EngineRequest {
@@ -195,7 +195,7 @@ void masks_end(Masks *m, bool rest);
 
 /* draft_model.c: propose draft tokens d[i] for sequences q[i] where it pays. draft_model_commit
  * keeps the first `certain` tokens in the draft model's sequence and removes the rest. */
-void draft_model_propose(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, int32_t texts,
+void draft_model_propose(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, int32_t n_seqs,
                          int32_t again);
 void draft_model_commit(Engine *e, RequestChoice *c, int32_t certain);
 void draft_model_sweep(Engine *e); /* drop the draft sequences of choices that have ended */

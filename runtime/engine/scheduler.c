@@ -369,10 +369,10 @@ chunk_size(Sched *s, const SchedSeq *c, const StepBudget *b)
 		n = rows_of(c, n) == n ? b->rows
 		                       : n - 1; /* rows of the whole prompt, or only of its end */
 	if (s->lim.page_aligned) {
-		int32_t border = (c->n_tok - 1) / PLAN_KV_PAGE * PLAN_KV_PAGE,
+		int32_t boundary = (c->n_tok - 1) / PLAN_KV_PAGE * PLAN_KV_PAGE,
 		        cut = (c->n_done + n) / PLAN_KV_PAGE * PLAN_KV_PAGE;
-		if (!s->lim.no_prefix && c->n_done < border && c->n_done + n > border)
-			n = border - c->n_done;
+		if (!s->lim.no_prefix && c->n_done < boundary && c->n_done + n > boundary)
+			n = boundary - c->n_done;
 		else if (c->n_done + n < c->n_tok && c->n_done < cut)
 			n = cut - c->n_done;
 		else if (c->n_done + n < c->n_tok && b->prefill < s->lim.prefill &&
@@ -447,7 +447,7 @@ pages_promised(const Sched *s)
 }
 
 static bool
-has_place(const Sched *s, int32_t n_seq)
+has_free_sequence(const Sched *s, int32_t n_seq)
 {
 	return s->running.n + s->reserved + n_seq <= s->lim.seqs;
 }
@@ -537,7 +537,7 @@ start(Sched *s, StepBudget *b)
 			return;
 		if (!has_tokens(s, r) || is_partial_page(s, b, r->n_prompt))
 			return;
-		while (!has_place(s, r->n_seq) || !open_sequence(s, c, use_prefix(s, c))) {
+		while (!has_free_sequence(s, r->n_seq) || !open_sequence(s, c, use_prefix(s, c))) {
 			if (!s->running.n || s->running.youngest->req->priority <= r->priority)
 				return;
 			evict_youngest(s, b);
@@ -566,7 +566,7 @@ resume(Sched *s, StepBudget *b)
 			return;
 		if ((b->prefill < 1 || is_partial_page(s, b, c->n_tok)) && !c->saved)
 			return;
-		if (!has_place(s, 1 + reserve_of(c->req)))
+		if (!has_free_sequence(s, 1 + reserve_of(c->req)))
 			return;
 		dequeue(&s->preempted, c);
 		if (!open_sequence(s, c, use_prefix(s, c))) {

@@ -84,14 +84,14 @@ copy_page(Kv *kv, int32_t page, int32_t host, bool out)
 		const PlanPool *p = &kv->plan->pool[i];
 		const size_t bytes = (size_t)plan_layer_page_bytes(p),
 		             exact = (size_t)plan_layer_exact_bytes(p);
-		const int32_t place = window_index(kv, i, page);
+		const int32_t index = window_index(kv, i, page);
 		for (int l = 0; bytes && l < p->n_layers; l++, to += bytes + exact) {
 			char *layer = kv_layer(kv, i, l),
-			     *own = layer + (size_t)(place < 0 ? 0 : place) * bytes,
+			     *own = layer + (size_t)(index < 0 ? 0 : index) * bytes,
 			     *near = window_exact(kv, i, layer, page);
-			if (place >= 0 && out)
+			if (index >= 0 && out)
 				m->out(m->user, to, own, bytes);
-			else if (place >= 0)
+			else if (index >= 0)
 				m->in(m->user, own, to, bytes);
 			if (near && out)
 				m->out(m->user, to + bytes, near, exact);

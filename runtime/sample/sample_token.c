@@ -149,10 +149,10 @@ weight_bucket(float v)
 }
 
 /* Select the largest candidates until their weights reach top_p of the sum. First come n_larger
- * candidates of higher buckets, unsorted; then n_few of the bucket in which the sum is reached,
+ * candidates of higher buckets, unsorted; then n_sorted of the bucket in which the sum is reached,
  * sorted; then the rest. */
 static void
-cut_top_p(Candidate *cand, int32_t n, double top_p, int32_t *n_larger, int32_t *n_few)
+cut_top_p(Candidate *cand, int32_t n, double top_p, int32_t *n_larger, int32_t *n_sorted)
 {
 	double in[N_BUCKET / 2] = { 0 }, all = 0, sum = 0;
 	int32_t b = N_BUCKET / 2 - 1, larger = 0, at = 0, end = n, kept = 0;
@@ -179,7 +179,7 @@ cut_top_p(Candidate *cand, int32_t n, double top_p, int32_t *n_larger, int32_t *
 		sum += heap_take(cand + larger, &left).v;
 	bring_forward(cand + larger, bucket, kept);
 	*n_larger = larger;
-	*n_few = kept;
+	*n_sorted = kept;
 }
 
 static void
@@ -314,9 +314,9 @@ sample_draw(const SampleScratch *m, const llmc_params *p, int32_t best, double a
 				cand[n++] = (Candidate){ m->work[i], i };
 	}
 	if (nucleus) {
-		int32_t larger, few;
-		cut_top_p(cand, n, p->top_p, &larger, &few);
-		n = larger + few;
+		int32_t larger, sorted;
+		cut_top_p(cand, n, p->top_p, &larger, &sorted);
+		n = larger + sorted;
 		if (typical)
 			put_in_order(cand, larger);
 	}

@@ -21,7 +21,7 @@ struct llmc_sampler {
 	int32_t *tail; /* [n_tail] the last tokens, newest last */
 	int32_t n_tail, tail_cap;
 	int32_t n_new;
-	uint64_t n_pick;
+	uint64_t n_sampled;
 	SampleScratch own; /* used by llmc_sampler_sample */
 	Matcher *matcher;  /* position of the output in the grammar; NULL: none */
 	uint32_t *mask;    /* [(vocab + 31) / 32] tokens that the grammar allows next ... */
@@ -206,7 +206,7 @@ sampler_at_end(const llmc_sampler *s)
 void
 sampler_advance(llmc_sampler *s)
 {
-	s->n_pick++;
+	s->n_sampled++;
 }
 
 bool
@@ -258,7 +258,7 @@ llmc_sampler_reset(llmc_sampler *s)
 		s->n_output[s->touched[i]] = 0;
 	}
 	s->n_touched = s->n_tail = s->n_new = 0;
-	s->n_pick = 0;
+	s->n_sampled = 0;
 	s->masked = false;
 	if (s->matcher)
 		matcher_reset(s->matcher);
@@ -430,9 +430,9 @@ sampler_sample(llmc_sampler *s, const SampleScratch *m, const float *logits, int
 		forbid(s, m->work);
 		TRY(sample_largest(m->work, s->vocab, &best, err));
 	}
-	*id = s->p.temperature > 0 ? sample_draw(m, &s->p, best, random_at(s->p.seed, s->n_pick))
+	*id = s->p.temperature > 0 ? sample_draw(m, &s->p, best, random_at(s->p.seed, s->n_sampled))
 	                           : best;
-	s->n_pick++;
+	s->n_sampled++;
 	return LLMC_OK;
 }
 

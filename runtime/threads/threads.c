@@ -34,7 +34,7 @@
 enum { SHARED = 1, CLOSE = 2, NUMBER = 4 };
 enum {
 	SPIN_US = 200,   /* longest spin before sleep; LLMC_SPIN_US overrides it */
-	SPIN_LOOKS = 32, /* reads of the word between two reads of the clock */
+	SPIN_POLLS = 32, /* reads of the word between two reads of the clock */
 	LATE_US = 5,     /* a part that is unclaimed for this long is taken by another thread */
 };
 
@@ -101,7 +101,7 @@ threads_spin_for(atomic_ullong *word, uint64_t least, double seconds, double *wa
 		if (atomic_load_explicit(word, memory_order_acquire) >= least)
 			break;
 		pause_cpu();
-		if (i % SPIN_LOOKS)
+		if (i % SPIN_POLLS)
 			continue;
 		now = clock_now();
 		since = since == 0 ? now : since;

@@ -18,7 +18,7 @@ typedef struct AdapterSlot {
 	bool dropped; /* unloaded: becomes free when `holders` is 0 */
 	uint64_t key;
 	Peft *peft; /* if ranks are processes: kept until the other ranks have received the slot */
-	bool told;  /* sent to the other ranks */
+	bool sent;  /* sent to the other ranks */
 } AdapterSlot;
 
 typedef struct Adapters {
@@ -297,7 +297,7 @@ factors_sum(const Plan *p)
 }
 
 static bool
-tell_rank(const Plan *p, int rank, Peft *peft, Comm *comm)
+send_to_rank(const Plan *p, int rank, Peft *peft, Comm *comm)
 {
 	const uint64_t sum = factors_sum(p);
 	bool ok = true;
@@ -319,7 +319,7 @@ tell_rank(const Plan *p, int rank, Peft *peft, Comm *comm)
 bool
 adapters_known(const Runtime *rt, int slot)
 {
-	return !rt->world || slot < 0 || rt->adapters->slot[slot].told;
+	return !rt->world || slot < 0 || rt->adapters->slot[slot].sent;
 }
 
 void
@@ -332,9 +332,9 @@ adapters_send(Runtime *rt, int slot, Comm *comm)
 	bool ok = true;
 
 	for (int r = 1; r < rt->n_all && ok; r++)
-		ok = tell_rank(rt->all[r], r, s->peft, comm);
-	s->told = ok && comm_send(comm, &(SlotRecord){ .rank = -1 }, sizeof(SlotRecord));
-	if (!s->told)
+		ok = send_to_rank(rt->all[r], r, s->peft, comm);
+	s->sent = ok && comm_send(comm, &(SlotRecord){ .rank = -1 }, sizeof(SlotRecord));
+	if (!s->sent)
 		comm_end(comm); /* the other ranks would wait forever */
 }
 
@@ -352,14 +352,14 @@ adapters_receive(Runtime *rt, int slot, Comm *comm, llmc_error *err)
 		const PlanTensor *t = head.rank == comm_rank(comm) && head.tensor < p->n_tensor
 		                          ? &p->tensor[head.tensor]
 		                          : NULL;
-		bool came = comm_receive(comm, bytes, (size_t)head.bytes);
-		if (came && head.rank == comm_rank(comm) &&
+		bool received = comm_receive(comm, bytes, (size_t)head.bytes);
+		if (received && head.rank == comm_rank(comm) &&
 		    (head.sum != factors_sum(p) || !t ||
 		     head.bytes != slot_elems(t) * (int64_t)sizeof(float)))
 			status = error_set(err, LLMC_E_INPUT,
 			                   "rank 0 has another plan for this rank's adapter slots: "
 			                   "compile the artifact again for all ranks");
-		else if (came && t)
+		else if (received && t)
 			status = rt->device->put(rt->model, head.tensor, head.bytes * slot, bytes,
 			                         (size_t)head.bytes, err);
 		free(bytes);

@@ -30,11 +30,11 @@ enum { NOISE_ELEMS = 1 << 16, GROUPS_AT_ONCE = 16 };
 /* Scratch memory of a thread for rows, and a cache: the columns of one block, expanded, of a matrix
  * that is transposed. */
 typedef struct PackScratch {
-	float *row;    /* one row in fp32 */
-	char *file;    /* one stored row in the tensor's type, of which columns are taken */
-	float *turned; /* [block_elems][cols] transposed block */
-	float *across; /* one dequantised row of the file, whose elements become columns */
-	int source;    /* source of the transposed block; -1: none yet */
+	float *row;        /* one row in fp32 */
+	char *file;        /* one stored row in the tensor's type, of which columns are taken */
+	float *transposed; /* [block_elems][cols] transposed block */
+	float *across;     /* one dequantised row of the file, whose elements become columns */
+	int source;        /* source of the transposed block; -1: none yet */
 	int64_t matrix, block;
 } PackScratch;
 
@@ -85,20 +85,20 @@ pack_scratch_bytes(const PlanTensor *t)
 {
 	int64_t group = layout_find(t->layout)->group, row = dtype_row_bytes(t->dtype, t->cols);
 
-	int64_t turned = 0;
+	int64_t transposed = 0;
 
 	for (int k = 0; k < t->n_src; k++) {
 		int64_t elems = dtype_info(plan_source_dtype(t, &t->src[k]))->block_elems;
-		if (t->src[k].transpose && elems > turned)
-			turned = elems;
+		if (t->src[k].transpose && elems > transposed)
+			transposed = elems;
 	}
 	/* a group of rows in the tensor's type; a stored row in fp32, and one in the tensor's type;
 	 * a row of a transposed source; the columns of a block */
-	return t->cols
-	           ? up_64((size_t)(group * row)) + up_64((size_t)file_cols(t) * 4) +
-	                 up_64((size_t)dtype_row_bytes(t->dtype, file_cols(t))) +
-	                 up_64((size_t)widest_across(t) * 4) + (size_t)(t->cols * 4 * turned) + 64
-	           : 64;
+	return t->cols ? up_64((size_t)(group * row)) + up_64((size_t)file_cols(t) * 4) +
+	                     up_64((size_t)dtype_row_bytes(t->dtype, file_cols(t))) +
+	                     up_64((size_t)widest_across(t) * 4) +
+	                     (size_t)(t->cols * 4 * transposed) + 64
+	               : 64;
 }
 
 static uint64_t
@@ -170,7 +170,7 @@ unit_row(Dtype d, char *row, int64_t cols, float *tmp)
 /* Compute row `row` of the transposed source k into the scratch row, in fp32. Rows of one block are
  * processed in sequence, so each block of the file is expanded once. */
 static void
-turned_row(PackJob *j, int k, int64_t row, PackScratch *room)
+transposed_row(PackJob *j, int k, int64_t row, PackScratch *room)
 {
 	const PlanSource *s = &j->t->src[k];
 	const SchemeMatrix *made = j->src[k].made;
@@ -198,13 +198,13 @@ turned_row(PackJob *j, int k, int64_t row, PackScratch *room)
 				atomic_store(&j->broken, k + 1);
 			}
 			for (int64_t e = 0; e < elems; e++)
-				room->turned[e * cols + c] = value[e];
+				room->transposed[e * cols + c] = value[e];
 		}
 		room->source = k;
 		room->matrix = matrix;
 		room->block = block;
 	}
-	memcpy(room->row, room->turned + row % s->transpose % elems * cols,
+	memcpy(room->row, room->transposed + row % s->transpose % elems * cols,
 	       (size_t)cols * sizeof(float));
 }
 
@@ -245,7 +245,7 @@ adapted_row(PackJob *j, int k, int64_t i, int64_t row, char *tmp, PackScratch *r
 	int64_t wide = file_cols(t);
 
 	if (s->transpose) {
-		turned_row(j, k, row, room);
+		transposed_row(j, k, row, room);
 	} else if (c->made) {
 		if (!scheme_row_f32(c->made, row, room->row)) {
 			memset(room->row, 0, (size_t)wide * sizeof *room->row);
@@ -301,7 +301,7 @@ file_row(PackJob *j, int64_t i, char *tmp, PackScratch *room)
 	int64_t wide = file_cols(t);
 	if (j->src[k].dtype != t->dtype || j->src[k].made) {
 		if (s->transpose) {
-			turned_row(j, k, row, room);
+			transposed_row(j, k, row, room);
 		} else if ((t->scale_cols > 0 &&
 		            (s->col_first % t->scale_cols || t->cols % t->scale_cols)) ||
 		           (s->col_total && dtype_row_factor(t->dtype))) {
@@ -343,7 +343,7 @@ pack_groups(void *user, int part, int n_parts)
 	(void)n_parts;
 	room.file = (char *)room.row + up_64((size_t)file_cols(t) * 4);
 	room.across = (float *)(room.file + up_64((size_t)dtype_row_bytes(t->dtype, file_cols(t))));
-	room.turned = room.across + up_64((size_t)widest_across(t) * 4) / 4;
+	room.transposed = room.across + up_64((size_t)widest_across(t) * 4) / 4;
 	for (;;) {
 		int64_t g = atomic_fetch_add(&j->next, GROUPS_AT_ONCE), end = g + GROUPS_AT_ONCE;
 		if (g >= j->end)
@@ -441,7 +441,7 @@ make_noise(const PlanTensor *t, int64_t *n_blocks)
 }
 
 size_t
-pack_piece_bytes(const PlanTensor *t)
+pack_chunk_bytes(const PlanTensor *t)
 {
 	return t->factor ? 256
 	       : t->cols ? (size_t)layout_find(t->layout)->group_bytes(t->dtype, t->cols)
@@ -449,7 +449,7 @@ pack_piece_bytes(const PlanTensor *t)
 }
 
 llmc_status
-pack_pieces(const PlanTensor *t, const CheckpointTensor *src, const PackBuffers *room,
+pack_chunks(const PlanTensor *t, const CheckpointTensor *src, const PackBuffers *room,
             Threads *threads, char *scratch, size_t scratch_bytes, llmc_error *err)
 {
 	char *noise = NULL;
@@ -517,5 +517,5 @@ pack_tensor(const PlanTensor *t, const CheckpointTensor *src, void *dst, Threads
 {
 	PackBuffers whole = { .user = dst, .cap = SIZE_MAX / 2, .take = take_whole };
 
-	return pack_pieces(t, src, &whole, threads, scratch, scratch_bytes, err);
+	return pack_chunks(t, src, &whole, threads, scratch, scratch_bytes, err);
 }

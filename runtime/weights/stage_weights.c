@@ -20,12 +20,12 @@ weights_layout(const Weights *w, int64_t *offset, int64_t *bytes, llmc_error *er
 }
 
 size_t
-weights_piece_bytes(const Weights *w)
+weights_chunk_bytes(const Weights *w)
 {
 	size_t most = 256;
 
 	for (int i = 0; i < w->plan->n_tensor; i++) {
-		size_t n = pack_piece_bytes(&w->plan->tensor[i]);
+		size_t n = pack_chunk_bytes(&w->plan->tensor[i]);
 		most = n > most ? n : most;
 	}
 	return most;
@@ -64,7 +64,7 @@ weights_stage(Weights *w, const WeightsOptions *opt, const int64_t *offset, cons
 		const PlanTensor *t = &p->tensor[i];
 		StageWindow in = { room, offset[i] };
 		PackBuffers piece = { .user = &in, .cap = room->cap, .take = stage_take };
-		status = pack_pieces(t, src, &piece, opt->threads, scratch, scratch_bytes, err);
+		status = pack_chunks(t, src, &piece, opt->threads, scratch, scratch_bytes, err);
 		for (int k = 0; src && !t->factor && k < t->n_src; k++)
 			checkpoint_forget(&src[k]);
 		if (src)

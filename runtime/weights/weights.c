@@ -28,13 +28,13 @@ find_delta(Peft *peft, const PlanTensor *t, const PlanSource *s, const PeftDelta
 	    !strchr(s->lora, '#') && s->lora_block == s->block && s->lora_stride == s->stride ? rows
 	                                                                                      : -1,
 	    t->cols, out, err));
-	const int64_t theirs = *out ? (*out)->rows : 0;
+	const int64_t source_rows = *out ? (*out)->rows : 0;
 	if (*out &&
-	    (s->col_total || s->lora_block < 1 || s->lora_first > theirs ||
+	    (s->col_total || s->lora_block < 1 || s->lora_first > source_rows ||
 	     (n - 1) / s->lora_block >
-	         (theirs - s->lora_first) / (s->lora_stride ? s->lora_stride : 1) ||
+	         (source_rows - s->lora_first) / (s->lora_stride ? s->lora_stride : 1) ||
 	     s->lora_first + (n - 1) / s->lora_block * s->lora_stride + (n - 1) % s->lora_block >=
-	         theirs))
+	         source_rows))
 		return error_set(
 		    err, LLMC_E_INPUT,
 		    "tensor %s: the plan uses rows that the adapter's %s does not have", t->id,

@@ -43,9 +43,9 @@ typedef struct PackBuffers {
 
 /* Pack for memory of a device, instead of weights_pack. weights_layout returns the offset of each
  * tensor in one region; weights_stage packs all bytes in chunks. A buffer holds at least
- * weights_piece_bytes. No copy stays in host memory. */
+ * weights_chunk_bytes. No copy stays in host memory. */
 llmc_status weights_layout(const Weights *w, int64_t *offset, int64_t *bytes, llmc_error *err);
-size_t weights_piece_bytes(const Weights *w);
+size_t weights_chunk_bytes(const Weights *w);
 llmc_status weights_stage(Weights *w, const WeightsOptions *opt, const int64_t *offset,
                           const PackBuffers *room, llmc_error *err);
 
@@ -64,10 +64,10 @@ bool pack_in_place(const PlanTensor *t, const CheckpointTensor *src, const void 
 llmc_status pack_tensor(const PlanTensor *t, const CheckpointTensor *src, void *dst,
                         Threads *threads, char *scratch, size_t scratch_bytes, llmc_error *err);
 size_t pack_scratch_bytes(const PlanTensor *t); /* per thread */
-/* Like pack_tensor, in chunks. pack_piece_bytes returns the least chunk size. */
-llmc_status pack_pieces(const PlanTensor *t, const CheckpointTensor *src, const PackBuffers *room,
+/* Like pack_tensor, in chunks. pack_chunk_bytes returns the least chunk size. */
+llmc_status pack_chunks(const PlanTensor *t, const CheckpointTensor *src, const PackBuffers *room,
                         Threads *threads, char *scratch, size_t scratch_bytes, llmc_error *err);
-size_t pack_piece_bytes(const PlanTensor *t);
+size_t pack_chunk_bytes(const PlanTensor *t);
 
 /* Compute the cache key of these tensors of this checkpoint, as hex digits. */
 llmc_status pack_cache_key(const Plan *p, const PackMap *map, const Checkpoint *c, char hex[65],

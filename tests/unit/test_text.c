@@ -413,7 +413,8 @@ utf8(void **state)
 		assert_int_equal(bytelevel_byte(bytelevel_char((unsigned char)c)), (int)c);
 }
 
-/* Rules of a tokenizer that multiply a text, each the result of the one before, are stopped. */
+/* Normalizers that multiply the length of their input, each applied to the previous output, are
+ * stopped. */
 static void
 normalizers_that_multiply(void **state)
 {
