@@ -75,8 +75,8 @@ read_manifest(const char *dir, llmc_error *why)
 		if (!m || version != MANIFEST)
 			error_set(why, LLMC_E_CHECK, "the manifest cannot be read");
 		else
-			error_set(why, LLMC_E_CHECK, "they have ABI %lld, this llmc has %d", abi,
-			          PLAN_STEP_ABI);
+			error_set(why, LLMC_E_CHECK, "their kernel ABI is %lld, this llmc has %d",
+			          abi, PLAN_STEP_ABI);
 	}
 	json_decref(m);
 	strbuf_release(&path);

@@ -436,9 +436,10 @@ join_world(MpiComm *t, llmc_error *err)
 			                        t->talk, &t->peer[k].getting) == 0;
 	free(all);
 	return good ? LLMC_OK
-	            : error_set(err, LLMC_E_DEVICE,
-	                        "MPI does not put ranks %d to %d together (MPI_Comm_split)",
-	                        t->c.first, t->c.first + t->c.team - 1);
+	            : error_set(
+	                  err, LLMC_E_DEVICE,
+	                  "MPI cannot create a communicator of ranks %d to %d (MPI_Comm_split)",
+	                  t->c.first, t->c.first + t->c.team - 1);
 }
 
 llmc_status

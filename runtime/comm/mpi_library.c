@@ -401,7 +401,7 @@ open_window(MpiWorld *w, CommShape shape, Comm **out, llmc_error *err)
 	    w->win_query(win->win, 0, &size, &unit, &memory)) {
 		free(win);
 		return error_set(err, LLMC_E_MEMORY,
-		                 "MPI gives ranks of this host no memory of %zu bytes to share",
+		                 "MPI cannot allocate %zu bytes shared by the ranks of this host",
 		                 bytes);
 	}
 	/* the same offset on all ranks, because windows start at page boundaries */

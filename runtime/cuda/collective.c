@@ -15,7 +15,7 @@ cuda_collective_bind(CudaSession *c, CudaStep *k, int number, llmc_error *err)
 
 	if (s->plan->ranks > LLMC_PEERS)
 		return error_set(err, LLMC_E_MISSING,
-		                 "parallel.tp = %d: GPUs of one machine are at most %d ranks",
+		                 "parallel.tp is %d; on GPUs at most %d ranks share a layer",
 		                 s->plan->ranks, LLMC_PEERS);
 	for (int a = 0; a < st->n_arg && a < LLMC_CALL_ARGS; a++)
 		arg[a] = session_argument(s, &st->arg[a]);

@@ -180,9 +180,8 @@ functions(CudaModel *m, const CudaBuild *b, llmc_error *err)
 			if (shared > d->max_shared)
 				return error_set(
 				    err, LLMC_E_MISSING,
-				    "kernel %s needs %lld bytes of shared memory, a block of GPU "
-				    "%d (%s) has %d: "
-				    "the plan is for larger devices, compile it for this one",
+				    "kernel %s needs %lld bytes of shared memory, a CTA of GPU "
+				    "%d (%s) has at most %d: compile the model for this GPU",
 				    k->id, (long long)shared, d->number, d->name, d->max_shared);
 			CUDA_TRY(
 			    d, d->api.func_set(m->fn[i][l], CU_FUNC_DYNAMIC_SHARED, (int)shared),

@@ -176,16 +176,16 @@ begin(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *err)
 		if (chunk[i].n_out > 1)
 			return error_set(
 			    err, LLMC_E_RANGE,
-			    "chunk %zu: %d rows are to sample a token, only the last one may", i,
+			    "chunk %zu: n_out is %d, only the last row can sample a token", i,
 			    chunk[i].n_out);
 		samples |= chunk[i].n_out > 0;
 	}
 	if (c->sample_pending)
 		return error_set(err, LLMC_E_BUSY,
-		                 "a step waits for what its tokens may be (session_queue_sample)");
+		                 "a queued step waits for its token masks (session_queue_sample)");
 	if (samples && c->n_flight == CUDA_MAX_IN_FLIGHT)
 		return error_set(err, LLMC_E_BUSY,
-		                 "%d steps that sample are under way: read the oldest first",
+		                 "%d sampling steps are in flight: read the oldest first",
 		                 CUDA_MAX_IN_FLIGHT);
 	TRY(cuda_session_enter(s, err));
 	llmc_status status = cuda_ring_take(c, err);
@@ -276,7 +276,7 @@ queue_sample(Session *s, const uint32_t *const *mask, llmc_error *err)
 	int *at = (int *)(void *)host, n = 0;
 
 	if (!c->sample_pending)
-		return error_set(err, LLMC_E_RANGE, "no step waits for what its tokens may be");
+		return error_set(err, LLMC_E_RANGE, "no queued step waits for token masks");
 	c->sample_pending = false;
 	for (int32_t o = 0; o < c->max_out; o++)
 		at[o] = -1;
@@ -314,7 +314,7 @@ take(Session *s, int32_t *ids, float *logprobs, llmc_error *err)
 	llmc_status status = LLMC_OK;
 
 	if (!c->n_flight)
-		return error_set(err, LLMC_E_RANGE, "no step that samples is under way");
+		return error_set(err, LLMC_E_RANGE, "no sampling step is in flight");
 	CudaInFlight f = c->flight[0];
 	if (!f.kept) {
 		TRY(cuda_session_enter(s, err));

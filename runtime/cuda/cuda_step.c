@@ -205,9 +205,8 @@ cuda_launch(CudaSession *c, CUfunction f, const char *name, const int64_t grid[3
 	if (grid[0] < 0 || grid[0] > INT32_MAX || grid[1] < 0 || grid[1] > 65535 || grid[2] < 0 ||
 	    grid[2] > 65535)
 		return error_set(err, LLMC_E_RANGE,
-		                 "%s would be launched as %lld x %lld x %lld blocks, which no GPU "
-		                 "takes; smaller limits "
-		                 "(--chunk, --seqs) would do",
+		                 "%s needs a grid of %lld x %lld x %lld CTAs, more than a GPU "
+		                 "allows; lower --chunk or --seqs",
 		                 name, (long long)grid[0], (long long)grid[1], (long long)grid[2]);
 	memset(attr, 0, sizeof attr);
 	if (cluster > 1) {

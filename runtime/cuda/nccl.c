@@ -98,7 +98,7 @@ wait_for_comms(Nccl *l, double until, llmc_error *err)
 			i++;
 		else if (clock_now() > until)
 			return error_set(err, LLMC_E_DEVICE,
-			                 "connecting ranks: NCCL (%s) has not come to an end",
+			                 "connecting ranks: NCCL (%s) did not finish in time",
 			                 l->path);
 		else
 			nanosleep(&(struct timespec){ .tv_nsec = 1000000 }, NULL);

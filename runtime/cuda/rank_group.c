@@ -148,7 +148,7 @@ cuda_group_check(CudaSession *c, int phase, llmc_error *err)
 	if (late < 0 && atomic_load(&g->lost) >= 0)
 		return error_set(
 		    err, LLMC_E_DEVICE,
-		    "rank %d of %d is lost: it came to no step for %d s while others were in one",
+		    "rank %d of %d is lost: it started no step for %d s while others were in one",
 		    first + atomic_load(&g->lost), n, g->timeout_s);
 	if (late < 0 || step >= p->n_step)
 		return comm_error(c->s->comm, err);

@@ -77,7 +77,7 @@ cuda_connect_processes(Runtime *rt, llmc_log_fn log, void *log_user, llmc_error 
 	    err)); /* LLMC_NCCL=always of one rank applies to all */
 	if (mpi_world_rank(w) == 0 && wanted != ALGO_MODE_OWN)
 		log_line(log, log_user, LLMC_LOG_WARNING,
-		         "GPUs of this job talk through the host's memory, without NCCL: %s",
+		         "GPUs of this job communicate through host memory, without NCCL: %s",
 		         why.text);
 	return LLMC_OK;
 }

@@ -211,12 +211,13 @@ open_memory(Engine *e, const llmc_engine_options *opt, llmc_error *err)
 	TRY(sched_open(&e->sched_lim, &ops, &e->sched, err));
 	if (e->plan->kv_host && e->sched_lim.no_prefix && !e->is_inline)
 		return error_set(err, LLMC_E_INPUT,
-		                 "kv.host and no_prefix_cache exclude each other: the prefix cache "
-		                 "finds pages in host memory again");
+		                 "kv.host and no_prefix_cache exclude each other: pages in host "
+		                 "memory belong to the prefix cache");
 	if (e->session->kv.host.n && opt->swap_bytes)
-		return error_set(err, LLMC_E_INPUT,
-		                 "kv.host and swap_bytes exclude each other: pages of preempted "
-		                 "requests go to host memory as all others do");
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "kv.host and swap_bytes exclude each other: with kv.host the prefix "
+		    "cache also keeps the pages of preempted requests");
 	if (!e->sched_lim.no_prefix)
 		TRY(kv_prefix_open(&e->session->kv, err));
 	if (opt->prefix_dir && e->sched_lim.no_prefix && opt->no_prefix_cache)

@@ -324,7 +324,7 @@ write_pages(void *user)
 			if (!d->logged)
 				log_failure(d, d->dir,
 				            "pages of the prefix cache cannot be written; the "
-				            "server goes on without",
+				            "server continues without them",
 				            errno);
 			d->logged = true;
 			scan_folder(d);
@@ -428,12 +428,12 @@ kv_disk_open(const char *dir, int64_t max_bytes, const char *root, size_t page_b
 	*out = NULL;
 	TRY(file_mkdirs_private(dir, err));
 	if (stat(dir, &st) != 0 || !S_ISDIR(st.st_mode))
-		return error_set(err, LLMC_E_INPUT, "%s: is no folder", dir);
+		return error_set(err, LLMC_E_INPUT, "%s: is not a folder", dir);
 	if (st.st_uid != geteuid() || st.st_mode & 077)
 		return error_set(
 		    err, LLMC_E_INPUT,
-		    "%s: must be ours and closed to others (chmod 700): cached prompts are what "
-		    "people have written, and what is read is believed",
+		    "%s: must belong to this user and be closed to others (chmod 700): it holds "
+		    "prompts of users, and its pages are used without recomputation",
 		    dir);
 	if (strlen(dir) > 4000)
 		return error_set(err, LLMC_E_INPUT,

@@ -211,7 +211,7 @@ def test_processes_without_nccl(mpi, model):
     assert (
         len(
             re.findall(
-                r"talk through the host's memory, without NCCL: (?:rank 1 \(host \S+\): )?connecting ranks: NCCL",
+                r"communicate through host memory, without NCCL: (?:rank 1 \(host \S+\): )?connecting ranks: NCCL",
                 err,
             )
         )

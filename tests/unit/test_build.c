@@ -686,7 +686,7 @@ shipped_kernels_are_used_if_they_match(void **state)
 	put("aot/cpu-generic/manifest.json", "{\"manifest\":1,\"step_abi\":77}");
 	assert_int_equal(run_kernels(42), 0); /* they are in the cache */
 	char want[64];
-	snprintf(want, sizeof want, "they have ABI 77, this llmc has %d", PLAN_STEP_ABI);
+	snprintf(want, sizeof want, "their kernel ABI is 77, this llmc has %d", PLAN_STEP_ABI);
 	assert_non_null(strstr(log_text, want));
 	put("aot/cpu-generic/manifest.json", "{");
 	run_kernels(42);

@@ -321,7 +321,8 @@ the_folder_is_private(void **state)
 	assert_int_equal(st.st_mode & 0777, 0700);
 	chmod(below, 0750);
 	assert_int_equal(kv_disk_open(below, 1, "a", BYTES, NULL, NULL, &d, &err), LLMC_E_INPUT);
-	assert_non_null(strstr(err.text, "must be ours and closed to others (chmod 700)"));
+	assert_non_null(
+	    strstr(err.text, "must belong to this user and be closed to others (chmod 700)"));
 	assert_null(d);
 }
 
