@@ -593,7 +593,24 @@ open_as(const char *path, const llmc_options *opt, bool unfused, llmc_model **ou
 llmc_status
 llmc_open(const char *path, const llmc_options *opt, llmc_model **out, llmc_error *err)
 {
-	return open_as(path, opt, false, out, err);
+	const unsigned faults = file_faults();
+
+	TRY(open_as(path, opt, false, out, err));
+	if (file_faults() == faults)
+		return LLMC_OK;
+	llmc_close(*out);
+	*out = NULL;
+	return error_set(
+	    err, LLMC_E_IO,
+	    "%s: a file was truncated or replaced while it was read; open it again when "
+	    "it is complete",
+	    path);
+}
+
+llmc_status
+llmc_guard_files(llmc_error *err)
+{
+	return file_guard_install(err);
 }
 
 llmc_status

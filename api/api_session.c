@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "api/api.h"
+#include "base/file.h"
 #include "base/sized_struct.h"
 #include "runtime/engine/engine.h"
 
@@ -91,9 +92,21 @@ llmc_adapter_load(llmc_model *m, const char *folder, double scale, int32_t *adap
 	const double all =
 	    m->spec->lora.path || m->spec->adapters.slots < 1 ? 1 : m->spec->lora.scale;
 
+	const unsigned faults = file_faults();
+
 	*adapter = 0;
-	return m->rt ? runtime_adapter_load(m->rt, folder, scale * all, adapter, err)
-	             : without_weights(err);
+	if (!m->rt)
+		return without_weights(err);
+	TRY(runtime_adapter_load(m->rt, folder, scale * all, adapter, err));
+	if (file_faults() == faults)
+		return LLMC_OK;
+	runtime_adapter_drop(m->rt, *adapter, NULL);
+	*adapter = 0;
+	return error_set(
+	    err, LLMC_E_IO,
+	    "%s: a file was truncated or replaced while it was read; load it again when "
+	    "it is complete",
+	    folder);
 }
 
 llmc_status

@@ -40,6 +40,7 @@ file_map(const char *path, FileMap *out, llmc_error *err)
 			return s;
 		}
 		*out = (FileMap){ .data = p, .size = (size_t)st.st_size };
+		file_guard_add(p, out->size);
 	}
 	close(fd);
 	return LLMC_OK;
@@ -48,8 +49,10 @@ file_map(const char *path, FileMap *out, llmc_error *err)
 void
 file_unmap(FileMap *m)
 {
-	if (m->data)
+	if (m->data) {
+		file_guard_remove(m->data);
 		munmap((void *)m->data, m->size);
+	}
 	*m = (FileMap){ 0 };
 }
 

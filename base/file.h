@@ -16,6 +16,12 @@ typedef struct FileMap {
 
 llmc_status file_map(const char *path, FileMap *out, llmc_error *err); /* read-only, private */
 void file_unmap(FileMap *m);
+/* Keep the process alive when a mapped file is truncated: missing pages read as zeros, and each
+ * such fault is counted. A reader compares file_faults() before and after. */
+llmc_status file_guard_install(llmc_error *err);
+unsigned file_faults(void);
+void file_guard_add(const void *data, size_t n); /* called by file_map and file_unmap */
+void file_guard_remove(const void *data);
 /* Like file_map; unmapped with the arena or by arena_done. NULL on failure, with *err set. */
 FileMap *file_hold(Arena *a, const char *path, llmc_error *err);
 llmc_status file_read(const char *path, size_t max_bytes, Strbuf *out, llmc_error *err);

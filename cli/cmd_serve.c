@@ -415,6 +415,7 @@ serve(int argc, char **argv)
 	mallopt(M_TRIM_THRESHOLD, 2 << 20);
 #endif
 	signal(SIGPIPE, SIG_IGN);
+	llmc_guard_files(NULL);
 	llmc_status status = open_model(&all.model[0]->common, all.model[0]->path, false, &m, &err);
 	if (status != LLMC_OK)
 		goto out;

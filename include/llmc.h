@@ -131,6 +131,11 @@ typedef struct llmc_options {
 	bool allow_unknown_keys;
 } llmc_options;
 
+/* Install a handler of SIGBUS for the process: when a checkpoint is truncated or replaced in place
+ * while it is read, llmc_open and llmc_adapter_load return E_IO, and other models live on. Without
+ * it the signal ends the process. Call once, before other threads start. */
+LLMC_API llmc_status llmc_guard_files(llmc_error *err);
+
 /* Open a YAML description, a generated folder, a Hugging Face folder, a FastLLM model (.flm) or a
  * GGUF file. Imports and compiles as needed. Release *out with llmc_close. */
 LLMC_API llmc_status llmc_open(const char *path, const llmc_options *opt, llmc_model **out,

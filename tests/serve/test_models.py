@@ -4,9 +4,12 @@ budget, put to sleep, reloaded.
 
 import json
 import os
+import pathlib
+import random
 import shutil
 import subprocess
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -543,3 +546,25 @@ def test_adapters_in_slots(serve, tmp_path):
 
 def test_adapters_are_not_loaded_unasked(both):
     assert both.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "y"}).status == 403
+
+
+def test_a_checkpoint_that_is_truncated_while_it_is_read(serve, folders, tmp_path):
+    """Its model gets an error or its old weights; the server and the other model live on."""
+    path = tiny_model.build(tmp_path / "b", context=128, padding=20000)
+    file = next(pathlib.Path(path).glob("*.safetensors"))
+    good = file.read_bytes()
+    with serve(f"--model=a={folders[0]}", f"--model=b={path}", *OPTIONS) as s:
+        pick = random.Random(3)
+        for _ in range(25):
+            file.write_bytes(good)
+            assert s.request("POST", "/sleep?model=b").status == 200
+            with ThreadPoolExecutor(1) as pool:
+                woken = pool.submit(s.request, "POST", "/wake_up?model=b")
+                time.sleep(pick.uniform(0, 0.05))
+                os.truncate(file, pick.randrange(len(good)))
+                assert woken.result().status in (200, 503)
+            assert ask(s, "a").status == 200
+        file.write_bytes(good)
+        assert s.request("POST", "/sleep?model=b").status == 200
+        assert ask(s, "b").status == 200
+        assert s.stop()[0] == 0

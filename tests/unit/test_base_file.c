@@ -215,6 +215,37 @@ cache_folder_follows_the_environment(void **state)
 	strbuf_release(&b);
 }
 
+/* Without the guard the read ends the process by SIGBUS; the other map is intact. */
+static void
+a_truncated_map_reads_as_zeros(void **state)
+{
+	const Tempdir *dir = *state;
+	static char big[100000];
+	llmc_error err;
+	FileMap cut, whole;
+	char path[2][600];
+
+	memset(big, 7, sizeof big);
+	for (int i = 0; i < 2; i++) {
+		snprintf(path[i], sizeof path[i], "%s", tempdir_file(dir, i ? "whole" : "cut"));
+		assert_int_equal(file_write(path[i], big, sizeof big, &err), LLMC_OK);
+		assert_int_equal(file_map(path[i], i ? &whole : &cut, &err), LLMC_OK);
+	}
+	assert_int_equal(file_guard_install(&err), LLMC_OK);
+	unsigned before = file_faults();
+	assert_int_equal(truncate(path[0], 50), 0);
+	const volatile unsigned char *bytes = cut.data;
+	assert_int_equal(bytes[0], 7);
+	assert_int_equal(file_faults(), before);
+	assert_int_equal(bytes[50000], 0);
+	assert_int_equal(bytes[99999], 0);
+	assert_int_equal(file_faults(), before + 1);
+	assert_memory_equal(whole.data, big, sizeof big);
+	file_unmap(&cut);
+	file_unmap(&whole);
+	signal(SIGBUS, SIG_DFL);
+}
+
 int
 main(void)
 {
@@ -224,6 +255,7 @@ main(void)
 		T(unchanged_files_are_left_alone),
 		T(failed_writes_leave_the_old_file),
 		T(errors_name_missing_and_special_files),
+		T(a_truncated_map_reads_as_zeros),
 		T(folders_are_made),
 		T(files_that_others_may_write_are_not_trusted),
 		cmocka_unit_test(cache_folder_follows_the_environment),
