@@ -247,7 +247,7 @@ max_tokens(const Generation *g, const SubRequest *sub)
 }
 
 /* Give each key of --keys its own prefix pages. Otherwise cached_tokens and the time to the first
- * token would tell a client whether another one has sent the same prefix. */
+ * token would show a client whether another one has sent the same prefix. */
 static void
 separate_keys(Generation *g)
 {

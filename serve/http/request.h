@@ -44,7 +44,7 @@ struct Req {
 	double t_start;
 	Strbuf body;
 	bool too_large, no_memory, wants_html, content_json, auth_ok;
-	char *owner; /* of a request of the server itself: name of the key that it is made for */
+	char *owner;        /* name of the key that a request of the server itself is made for */
 	struct ApiKey *key; /* key whose limits apply; NULL: none */
 	Slot *slot;         /* slot whose metrics count it */
 	ServedModel
