@@ -46,6 +46,25 @@ make(const llmc_tokenizer *t, TokenVocab **out, llmc_error *err)
 	return status;
 }
 
+/* A grammar whose tokens are the 256 bytes. */
+static llmc_status
+open_bytes(llmc_grammar_kind kind, const char *text, size_t n, const llmc_grammar_options *opt,
+           llmc_grammar **out, llmc_error *err)
+{
+	VocabToken tok[256];
+	char byte[256];
+	TokenVocab *l;
+
+	for (int i = 0; i < 256; i++) {
+		byte[i] = (char)i;
+		tok[i] = (VocabToken){ .bytes = &byte[i], .n = 1 };
+	}
+	TRY(token_vocab_open(tok, 256, &l, err));
+	llmc_status status = grammar_open(l, kind, text ? text : "", n, opt, NULL, 0, out, err);
+	token_vocab_close(l);
+	return status;
+}
+
 llmc_status
 llmc_grammar_open(const llmc_tokenizer *t, llmc_grammar_kind kind, const char *text, size_t n_bytes,
                   const llmc_grammar_options *opt, llmc_grammar **out, llmc_error *err)
@@ -54,6 +73,8 @@ llmc_grammar_open(const llmc_tokenizer *t, llmc_grammar_kind kind, const char *t
 	int32_t n_eos;
 
 	*out = NULL;
+	if (!t)
+		return open_bytes(kind, text, n_bytes, opt, out, err);
 	pthread_mutex_lock(&t->kept->lock);
 	if (!t->kept->p) {
 		TokenVocab *l = NULL;
@@ -78,6 +99,13 @@ void
 llmc_grammar_close(llmc_grammar *g)
 {
 	grammar_close(g);
+}
+
+llmc_status
+llmc_grammar_match(llmc_grammar *g, const char *text, size_t n_bytes, bool *complete,
+                   size_t *n_matched, llmc_error *err)
+{
+	return grammar_match(g, text ? text : "", n_bytes, complete, n_matched, err);
 }
 
 llmc_status

@@ -108,25 +108,55 @@ print_json(const RunState *r, const int32_t *tok, size_t n_tok, const llmc_resul
 	       res->decode_s > 0 ? decoded / res->decode_s : 0);
 }
 
+/* Read the grammar of --schema or --grammar. t NULL: for --check alone. */
 static llmc_status
-grammar_file(const llmc_model *m, llmc_grammar_kind kind, const char *path, llmc_grammar **out,
+grammar_file(const llmc_tokenizer *t, const char *schema, const char *rules, llmc_grammar **out,
              llmc_error *err)
 {
-	const llmc_tokenizer *t = llmc_model_tokenizer(m);
+	const char *end = rules ? strrchr(rules, '.') : NULL;
+	llmc_grammar_kind kind = schema                         ? LLMC_GRAMMAR_JSON_SCHEMA
+	                         : end && !strcmp(end, ".lark") ? LLMC_GRAMMAR_LARK
+	                                                        : LLMC_GRAMMAR_GBNF;
 	size_t n;
-	char *text = t ? read_all(path, &n) : NULL;
+	char *text = read_all(schema ? schema : rules, &n);
 
-	if (!text) { /* read_all has printed the error */
-		if (!t)
-			snprintf(
-			    err->text, sizeof err->text,
-			    "%s: the model has no tokenizer, which --schema and --grammar need",
-			    path);
+	if (!text) /* read_all has printed the error */
 		return err->code = LLMC_E_INPUT;
-	}
 	llmc_status status = llmc_grammar_open(t, kind, text, n, NULL, out, err);
 	free(text);
 	return status;
+}
+
+/* --check: report whether a file matches the grammar. */
+static int
+check_file(const char *path, const char *schema, const char *rules)
+{
+	llmc_grammar *g = NULL;
+	llmc_error err = { 0 };
+	bool complete = false;
+	size_t n = 0, matched = 0;
+	llmc_status status = grammar_file(NULL, schema, rules, &g, &err);
+	char *text = status == LLMC_OK ? read_all(path, &n) : NULL;
+
+	if (text)
+		status = llmc_grammar_match(g, text, n, &complete, &matched, &err);
+	else if (status == LLMC_OK)
+		status = err.code = LLMC_E_INPUT;
+	free(text);
+	llmc_grammar_close(g);
+	if (status != LLMC_OK)
+		return fail_with(&err);
+	if (complete)
+		printf("%s matches the grammar (%zu bytes).\n", path, n);
+	else if (matched < n)
+		complain(
+		    "%s does not match the grammar: byte %zu cannot follow the bytes before it",
+		    path, matched);
+	else
+		complain("%s does not match the grammar: it ends after %zu bytes, but the output "
+		         "must continue",
+		         path, n);
+	return complete ? 0 : EXIT_CHECK;
 }
 
 static int
@@ -135,7 +165,7 @@ run(int argc, char **argv)
 	Common c = { 0 };
 	Sampling smp = { .p.speculate = LLMC_MAX_SPECULATE };
 	const char *prompt = NULL, *file = NULL, *tokens = NULL, *logits = NULL, *system = NULL,
-	           *schema = NULL, *rules = NULL, *draft = NULL, *args[1] = { NULL };
+	           *schema = NULL, *rules = NULL, *check = NULL, *draft = NULL, *args[1] = { NULL };
 	bool chat = false, show_tokens = false, no_special = false;
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Prompt", NULL, NULL, NULL },
@@ -161,6 +191,9 @@ run(int argc, char **argv)
 		{ OPT_TEXT, 0, "grammar", "FILE", &rules,
 		  "the output matches this grammar: Lark if the file name ends in .lark, else "
 		  "GBNF" },
+		{ OPT_TEXT, 0, "check", "FILE", &check,
+		  "with --schema or --grammar: report whether the file matches it (- is standard "
+		  "input); needs no model" },
 		OPT_COMMON(c),
 	};
 	llmc_error err = { 0 };
@@ -174,6 +207,12 @@ run(int argc, char **argv)
 	int code = 0;
 
 	size_t n_arg = OPT_PARSE(&cmd_run, opt, argc, argv, args);
+	if (check && schema && rules)
+		return opt_usage_error(&cmd_run, "--schema and --grammar exclude each other");
+	if (check && !schema && !rules)
+		return opt_usage_error(&cmd_run, "--check needs --schema or --grammar");
+	if (check)
+		return check_file(check, schema, rules);
 	if (n_arg == 0)
 		return opt_usage_error(&cmd_run, "name a model");
 	if ((prompt != NULL) + (file != NULL) + (tokens != NULL) > 1)
@@ -271,11 +310,16 @@ run(int argc, char **argv)
 		goto out;
 	llmc_params p = params_of(&smp);
 	if (schema || rules) {
-		const char *end = rules ? strrchr(rules, '.') : NULL;
-		llmc_grammar_kind kind = schema                         ? LLMC_GRAMMAR_JSON_SCHEMA
-		                         : end && !strcmp(end, ".lark") ? LLMC_GRAMMAR_LARK
-		                                                        : LLMC_GRAMMAR_GBNF;
-		status = grammar_file(m, kind, schema ? schema : rules, &grammar, &err);
+		const llmc_tokenizer *t = llmc_model_tokenizer(m);
+		if (!t) {
+			err.code = status = LLMC_E_INPUT;
+			snprintf(
+			    err.text, sizeof err.text,
+			    "%s: the model has no tokenizer, which --schema and --grammar need",
+			    args[0]);
+			goto out;
+		}
+		status = grammar_file(t, schema, rules, &grammar, &err);
 		if (status != LLMC_OK)
 			goto out;
 		p.grammar = grammar;

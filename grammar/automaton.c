@@ -313,13 +313,16 @@ multiple(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 	eps(m, first, to);
 }
 
-/* The count of a counted graph is a frame like that of a repetition, and each node has a state at
- * which a character has just ended. */
+/* The count of a counted graph is a frame like that of a repetition. A gate leads to the characters
+ * of an edge only if its target can still end in time, so that no character has to be given up
+ * within its bytes. Each node also has a state at which a character has just ended. */
 static void
 graph(AutomatonBuilder *m, const Graph *g, int32_t from, int32_t to)
 {
 	int32_t *at = NEW(m->b->a, int32_t, (size_t)g->n + 1),
 	        *ended = NEW(m->b->a, int32_t, (size_t)g->n + 1);
+
+	int32_t first = (int32_t)m->n_tick;
 
 	for (int32_t i = 0; i < g->n; i++)
 		ended[i] = at[i] = state(m);
@@ -347,8 +350,16 @@ graph(AutomatonBuilder *m, const Graph *g, int32_t from, int32_t to)
 		if (g->min <= 0 && g->accept[0])
 			eps(m, from, to);
 	}
-	for (int32_t i = 0; i < g->n_edge; i++)
-		make(m, g->edge[i].x, at[g->edge[i].from], ended[g->edge[i].to]);
+	for (int32_t i = 0; i < g->n_edge; i++) {
+		const GraphEdge *e = &g->edge[i];
+		int32_t begin = at[e->from];
+		if (g->counted) {
+			begin = state(m);
+			edge(m, at[e->from],
+			     (Edge){ .kind = EDGE_GATE, .to = begin, .arg = first + e->to });
+		}
+		make(m, e->x, begin, ended[e->to]);
+	}
 }
 
 static void
@@ -601,7 +612,9 @@ prune(AutomatonBuilder *m)
 			int32_t inner = e->kind == EDGE_CALL  ? e->arg
 			                : e->kind == EDGE_REP ? m->rep[e->arg].start
 			                                      : -1;
-			if (good[e->to] && (inner < 0 || good[inner]))
+			/* a path of a graph may be over where none goes on */
+			bool over = e->kind == EDGE_TICK && (m->flags[q] & STATE_TICKS);
+			if (over || (good[e->to] && (inner < 0 || good[inner])))
 				k = &m->link[*k].next;
 			else
 				*k = m->link[*k].next;

@@ -48,6 +48,11 @@ llmc_status grammar_open(TokenVocab *l, llmc_grammar_kind kind, const char *text
 Grammar *grammar_retain(Grammar *g);
 void grammar_close(Grammar *g);
 
+/* *complete: text [n] is an output of the grammar. *n_matched: bytes of the longest prefix with
+ * which an output can begin. */
+llmc_status grammar_match(Grammar *g, const char *text, size_t n, bool *complete, size_t *n_matched,
+                          llmc_error *err);
+
 /* after: NULL-terminated list of strings that the output must contain, in this order, before the
  * grammar begins right after the last one. NULL: the grammar begins at once. */
 llmc_status matcher_open(Grammar *g, const char *const *after, Matcher **out, llmc_error *err);

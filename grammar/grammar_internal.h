@@ -27,17 +27,19 @@ enum {
 /* ---- expressions (expression.c) ---- */
 
 typedef enum ExprKind {
-	EXPR_BYTES,    /* n bytes */
-	EXPR_CHARS,    /* one character in n ranges, as UTF-8 */
-	EXPR_SEQ,      /* n parts; none: the empty string */
-	EXPR_ALT,      /* one of n parts; none: matches nothing */
-	EXPR_REP,      /* part[0], min to max times; max -1: any number */
-	EXPR_RULE,     /* rule `min` */
-	EXPR_ORDER,    /* parts in order, separated by part[n]; how[i] is an ORDER_ value */
-	EXPR_TOKEN,    /* token with id `min` */
-	EXPR_MULTIPLE, /* decimal digits without leading zeros, a multiple of `min` */
-	EXPR_GRAPH,    /* paths of a graph, from node 0 to an accepting one */
-	EXPR_ANCHOR,   /* only for language.c: start of the string, with `min` 1 its end */
+	EXPR_BYTES, /* n bytes */
+	EXPR_CHARS, /* one character in n ranges, as UTF-8 */
+	EXPR_SEQ,   /* n parts; none: the empty string */
+	EXPR_ALT,   /* one of n parts; none: matches nothing */
+	EXPR_REP,   /* part[0], min to max times; max -1: any number */
+	EXPR_RULE,  /* rule `min` */
+	EXPR_ORDER, /* parts in order, separated by part[n]; how[i] is an ORDER_ value */
+	EXPR_TOKEN, /* token with id `min` */
+	/* number without sign: with at most n decimals, a multiple of `min` once all n are written
+	 */
+	EXPR_MULTIPLE,
+	EXPR_GRAPH,  /* paths of a graph, from node 0 to an accepting one */
+	EXPR_ANCHOR, /* only for language.c: start of the string, with `min` 1 its end */
 } ExprKind;
 /* characters that a key without quotes cannot contain */
 #define BARE_KEY_ENDS ",:=()[]{}\"'\n\t\r"
@@ -101,6 +103,7 @@ typedef struct GrammarBuilder { /* state of one compilation from source to autom
 	llmc_grammar_options opt;
 	const char *place;       /* prefix of messages of build_fail; NULL: none */
 	const char *nothing;     /* path of a schema that no value can match; NULL: none found */
+	size_t language_steps;   /* work of language.c, which is bounded */
 	const ValueStyle *style; /* form of values in a call; NULL: JSON */
 	/* shared rules of JSON values, per style; -1: not built yet */
 	int32_t json_string[N_STYLE], json_value[N_STYLE], json_object[N_STYLE],
@@ -159,6 +162,8 @@ Expr *kind_read(GrammarBuilder *b, llmc_grammar_kind kind, const char *s,
 Expr *structural_tags_read(GrammarBuilder *b, const char *s, size_t n);
 /* A fixed string, in which names of special tokens stand for the tokens. */
 Expr *mark_text(GrammarBuilder *b, const char *s);
+/* The longest special token whose name begins s; -1: none. */
+int32_t special_at(const TokenVocab *l, const char *s, size_t n, size_t *len);
 bool mark_is_token(GrammarBuilder *b, const char *s); /* it begins with a special token */
 Expr *until_text(GrammarBuilder *b, const char *end); /* up to and including `end` */
 /* json_grammar.c: grammars of JSON values */
@@ -194,11 +199,12 @@ void bound_read(Bound *out, const json_t *v, bool open);
 
 /* ---- the automaton ---- */
 
-enum { EDGE_EPS, EDGE_BYTE, EDGE_CALL, EDGE_REP, EDGE_TOKEN, EDGE_TICK };
+enum { EDGE_EPS, EDGE_BYTE, EDGE_CALL, EDGE_REP, EDGE_TOKEN, EDGE_GATE, EDGE_TICK };
 typedef struct Edge {
 	uint8_t kind, lo, hi;
-	bool tail;       /* CALL: the callee returns directly to the caller's caller */
-	int32_t to, arg; /* CALL: first state; REP: index into rep; TOKEN: id; TICK: into tick */
+	bool tail; /* CALL: the callee returns directly to the caller's caller */
+	int32_t to,
+	    arg; /* CALL: first state; REP: index into rep; TOKEN: id; GATE, TICK: into tick */
 } Edge;
 typedef struct Repeat {
 	int32_t start, min, max; /* max -1: unlimited */

@@ -2,6 +2,7 @@
  * one or two line ends and twenty blanks, so that a model cannot loop in it. `compact` allows none,
  * `standard` any amount. Strings hold unescaped characters, the short escapes, and control
  * characters as \u00XX. */
+#include <math.h>
 #include <string.h>
 
 #include "base/json.h"
@@ -329,6 +330,11 @@ json_literal(GrammarBuilder *b, const json_t *v)
 		return expr_text(b, arena_printf(b->a, "%lld", (long long)json_integer_value(v)));
 	case JSON_REAL:
 		number_text(number, json_real_value(v), NUMBER_EXACT);
+		if (fabs(json_real_value(v)) < 1e15 &&
+		    nearbyint(json_real_value(v)) == json_real_value(v))
+			return expr_alt(
+			    b, 2, expr_text(b, number),
+			    expr_text(b, arena_printf(b->a, "%.0f", json_real_value(v))));
 		return expr_text(b, number);
 	case JSON_TRUE:
 	case JSON_FALSE:

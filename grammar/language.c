@@ -13,7 +13,9 @@
 
 enum {
 	MAX_NODES = 20000,    /* nodes of one NFA */
-	MAX_DFA = 6000,       /* states of the intersection */
+	MAX_DFA = 4000,       /* states of the intersection */
+	MAX_STEPS = 3 << 19,  /* NFA nodes visited for one intersection */
+	MAX_ALL = 1 << 23,    /* and for all of a grammar */
 	MAX_ITEMS = 1 << 20,  /* NFA nodes in all states of the intersection */
 	MAX_UNROLLED = 20000, /* states that contain their length */
 	MAX_WINDOW = 2048,    /* lengths that are checked one by one */
@@ -104,6 +106,54 @@ build_bytes(Nfa *m, const Expr *x, int32_t from, int32_t to)
 	link_to(m, NFA_EMPTY, from, to, 0, 0);
 }
 
+/* Decimal numbers with at most n decimals whose digits without the point are a multiple of d, as if
+ * all n decimals were written. Nodes are remainders after 0..n decimals. */
+static void
+build_multiple(Nfa *m, int32_t d, int32_t n, int32_t from, int32_t to)
+{
+	int32_t first = (int32_t)m->n, scale = 1;
+
+	if ((int64_t)d * (n + 1) > MAX_NODES / 2) {
+		m->failed = true;
+		return;
+	}
+	for (int32_t i = 0; i < d * (n + 1); i++)
+		node(m);
+	int32_t zero = node(m); /* an integer part 0, which no digit follows */
+	link_to(m, NFA_RANGE, from, zero, '0', '0');
+	for (int32_t c = 1; c < 10; c++)
+		link_to(m, NFA_RANGE, from, first + c % d, (uint32_t)('0' + c),
+		        (uint32_t)('0' + c));
+	for (int32_t i = 0; i < n; i++)
+		scale = (int32_t)((int64_t)scale * 10 % d);
+	link_to(m, NFA_EMPTY, zero, to, 0, 0);
+	for (int32_t k = 0; k <= n && !m->failed; k++) {
+		for (int32_t r = 0; r < d; r++) {
+			int32_t at = first + k * d + r, next = first + (k ? (k + 1) * d : 0);
+			if ((int64_t)r * scale % d == 0)
+				link_to(m, NFA_EMPTY, at, to, 0, 0);
+			for (int32_t c = 0; c < 10 && (!k || k < n); c++)
+				link_to(m, NFA_RANGE, at,
+				        next + (int32_t)(((int64_t)r * 10 + c) % d),
+				        (uint32_t)('0' + c), (uint32_t)('0' + c));
+			for (int32_t z = 0; k == 0 && n && z < 2; z++) {
+				if (z && r)
+					continue;
+				int32_t point = node(m);
+				link_to(m, NFA_RANGE, z ? zero : at, point, '.', '.');
+				for (int32_t c = 0; c < 10; c++)
+					link_to(m, NFA_RANGE, point,
+					        first + d + (int32_t)(((int64_t)r * 10 + c) % d),
+					        (uint32_t)('0' + c), (uint32_t)('0' + c));
+			}
+		}
+		/* one more decimal is written: the rest has one factor of 10 less */
+		scale = 1 % d;
+		for (int32_t i = k + 1; i < n; i++)
+			scale = (int32_t)((int64_t)scale * 10 % d);
+	}
+}
+
 static void
 build(Nfa *m, const Expr *x, int32_t from, int32_t to, int depth)
 {
@@ -139,10 +189,12 @@ build(Nfa *m, const Expr *x, int32_t from, int32_t to, int depth)
 	case EXPR_ANCHOR:
 		link_to(m, x->min ? NFA_END : NFA_START, from, to, 0, 0);
 		break;
+	case EXPR_MULTIPLE:
+		build_multiple(m, x->min, x->n, from, to);
+		break;
 	case EXPR_RULE:
 	case EXPR_ORDER:
 	case EXPR_TOKEN:
-	case EXPR_MULTIPLE:
 	case EXPR_GRAPH:
 		m->failed = true;
 		break;
@@ -198,6 +250,7 @@ typedef struct Joint {
 	uint32_t *class_char; /* [n_class] */
 	int32_t *mark, *todo;
 	int32_t stamp;
+	size_t steps;
 } Joint;
 enum { N_STATE_BUCKET = 4096 };
 
@@ -285,6 +338,7 @@ close_nfa(Joint *p, size_t i, int32_t q, bool first)
 	while (n) {
 		int32_t at = p->todo[--n];
 		bool eats = false;
+		p->steps++;
 		for (int32_t k = m->head[at]; k >= 0; k = m->edge[k].next) {
 			const NfaEdge *e = &m->edge[k];
 			eats |= e->kind == NFA_RANGE || e->kind == NFA_END;
@@ -334,7 +388,8 @@ intern_state(Joint *p, size_t from, bool first)
 			p->n_item = from;
 			return k;
 		}
-	if (p->n_state >= MAX_DFA || p->n_item > MAX_ITEMS)
+	if (p->n_state >= MAX_DFA || p->n_item > MAX_ITEMS || p->steps > MAX_STEPS ||
+	    p->b->language_steps + p->steps > MAX_ALL)
 		return -1;
 	Arena *a = p->b->a;
 	size_t k = p->n_state++;
@@ -527,6 +582,7 @@ language_make(GrammarBuilder *b, const Operand *op, size_t n_op, Language *out)
 				return false;
 			p->next[s * (size_t)p->n_class + (size_t)c] = t;
 		}
+	p->b->language_steps += p->steps;
 	minimize(p, out);
 	return true;
 }
@@ -779,7 +835,9 @@ language_expr(GrammarBuilder *b, const Language *l, int32_t min, int32_t max, Re
 	rest_lengths(b->a, l, lo, hi);
 	bool some = lo[0] >= 0 && (max < 0 || lo[0] <= max) && (hi[0] < 0 || hi[0] >= min);
 	bool empty = l->accept[0] && min == 0;
-	if (!has_no_gaps(b->a, l)) {
+	if (!l->accept[0] && min <= lo[0])
+		min = 0; /* the language has no shorter string */
+	if (min > 0 && max >= 0 && !has_no_gaps(b->a, l)) {
 		if (!unroll(b->a, l, min, max, &all))
 			return NULL;
 		return all.n ? graph_of(b, &all, flags) : expr_none(b);

@@ -5,13 +5,15 @@
 
 #include "grammar/grammar_internal.h"
 
-enum { RENEW_BYTES = 64 << 20 };
+enum { RENEW_BYTES = 64 << 20, MATCH_CHUNK = 4096 };
 
 typedef struct LockedCall { /* arguments and results of a call under the lock */
 	Matcher *m;
 	int32_t id;
 	uint32_t *room;
 	bool yes;
+	const char *text; /* [n] and what of it has matched */
+	size_t n, matched;
 } LockedCall;
 
 static llmc_status
@@ -269,4 +271,50 @@ matcher_ended(Matcher *m)
 	LockedCall c = { .m = m };
 
 	return m->at_after == m->n_after && guarded(m->g, over, &c, NULL) == LLMC_OK && c.yes;
+}
+
+/* Follows the text until it is used up, does not match, or has taken enough steps for one call. */
+static void
+follow(LockedCall *c)
+{
+	Grammar *g = c->m->g;
+	int32_t at = set_of(c->m);
+
+	for (int k = 0; at && c->matched < c->n && k < MATCH_CHUNK; k++) {
+		size_t len = 1;
+		int32_t id = g->t.set[at].tokens ? special_at(g->lexicon, c->text + c->matched,
+		                                              c->n - c->matched, &len)
+		                                 : -1,
+		        next = id >= 0 ? set_token(g, at, id) : 0;
+		if (!next) {
+			len = 1;
+			next = set_step(g, at, g->m.cls[(uint8_t)c->text[c->matched]]);
+		}
+		if (!next) {
+			c->yes = true;
+			return;
+		}
+		at = c->m->set = next;
+		c->matched += len;
+	}
+	c->yes = !at;
+}
+
+llmc_status
+grammar_match(Grammar *g, const char *text, size_t n, bool *complete, size_t *n_matched,
+              llmc_error *err)
+{
+	Matcher *m;
+
+	*complete = false;
+	*n_matched = 0;
+	TRY(matcher_open(g, NULL, &m, err));
+	LockedCall c = { .m = m, .text = text, .n = n };
+	llmc_status status = LLMC_OK;
+	while (status == LLMC_OK && !c.yes && c.matched < n)
+		status = guarded(g, follow, &c, err);
+	*n_matched = c.matched;
+	*complete = status == LLMC_OK && c.matched == n && matcher_may_end(m);
+	matcher_close(m);
+	return status;
 }

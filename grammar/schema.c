@@ -190,25 +190,22 @@ schema_type_of(const json_t *v)
 
 static Expr *one_value(Schema *s, const json_t *v, const Path *p);
 
-/* Matches the values of const and enum that have a type of the schema. */
+/* Matches the values of const or enum that the other keywords accept. */
 static Expr *
 fixed(Schema *s, const json_t *o, const Path *p)
 {
 	const json_t *one = json_object_get(o, "const"), *list = json_object_get(o, "enum"), *v;
-	int types = json_object_get(o, "type") ? schema_types(s, o, p) : T_ALL;
 	ExprList parts = { 0 };
 	size_t i;
 
-	if (one) {
-		bool in = !list;
-		json_array_foreach ((json_t *)(uintptr_t)list, i, v)
-			in |= json_equal((json_t *)(uintptr_t)v, (json_t *)(uintptr_t)one);
-		return in && (schema_type_of(one) & types) ? one_value(s, one, p) : expr_none(s->b);
-	}
+	if (one)
+		return schema_accepts(s, one, o, p) ? one_value(s, one, p) : expr_none(s->b);
 	if (!json_is_array(list))
 		schema_fail(s, p, "enum", "expected an array of values");
+	const json_t *rest = schema_without(s, o, "enum");
+	bool all = !schema_constrains(rest, NULL);
 	json_array_foreach ((json_t *)(uintptr_t)list, i, v)
-		if (schema_type_of(v) & types)
+		if (all || schema_accepts(s, v, rest, p))
 			expr_push(s->b, &parts, one_value(s, v, p));
 	return expr_list(s->b, EXPR_ALT, &parts);
 }
@@ -321,8 +318,7 @@ schema_value(Schema *s, const json_t *v, const Path *p)
 static Expr *
 value_of(Schema *s, const json_t *v, const Path *p)
 {
-	static const char *const never[] = { "not",           "if", "then", "else", "$dynamicRef",
-		                             "$recursiveRef", NULL };
+	static const char *const never[] = { "$dynamicRef", "$recursiveRef", NULL };
 	static const char *const beside[] = { "$ref", "allOf", "anyOf", "oneOf", "contains", NULL };
 	const json_t *o, *option;
 	ExprList parts = { 0 };
@@ -345,7 +341,11 @@ value_of(Schema *s, const json_t *v, const Path *p)
 		if (json_object_get(v, *k))
 			schema_not_enforced(s, v, "unevaluatedItems", p);
 	const json_t *ref = json_object_get(v, "$ref");
-	if (ref && !schema_constrains(v, "$ref")) {
+	const bool own_rule = json_object_get(v, LAZY) && s->inside != v;
+	s->inside = NULL;
+	if (own_rule) {
+		x = schema_resolve_ref(s, v, p);
+	} else if (ref && !schema_constrains(v, "$ref")) {
 		x = schema_resolve_ref(s, schema_target(s, ref, p), &(Path){ p, "$ref" });
 	} else {
 		o = schema_flat(s, v, p, 0);

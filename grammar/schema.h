@@ -19,12 +19,19 @@ typedef struct Ref {
 	int32_t rule;
 	struct Ref *next;
 } Ref;
+typedef struct Pair { /* schemas a and b as one */
+	const json_t *a, *b;
+	json_t *both;
+	struct Pair *next;
+} Pair;
 typedef struct Schema {
 	GrammarBuilder *b;
 	const json_t *root;
 	Ref *ref[N_REF_BUCKET];
+	Pair *pair[N_REF_BUCKET];
+	const json_t *inside; /* pair whose rule is being built */
 	int depth;
-	size_t n_values, n_merged, n_asked, n_fits; /* work counters, all bounded */
+	size_t n_values, n_merged, n_asked, n_fits, n_checked; /* work counters, all bounded */
 	int32_t string_tail; /* rule for the rest of a string; -1: not built */
 	int asked;           /* > 0: a schema is examined only, not built */
 	int ones;            /* nesting depth of oneOf lists being checked */
@@ -55,6 +62,16 @@ enum { MAX_ONE_OF = 128, MAX_ONES = 16 };
 
 /* Values that `not` excludes. */
 #define NOT_VALUES "\x7Fvalues"
+
+/* More objects of if, then and else. */
+#define MORE_CONDITIONS                                                                            \
+	"\x7F"                                                                                     \
+	"conditions"
+/* The listed properties are a condition: they do not close the object. */
+#define OPEN "\x7Fopen"
+/* Two schemas that are merged when they are visited, once for each pair. */
+#define LAZY "\x7Flazy"
+enum { MAX_MERGED = 100000 };
 
 /* Conditions that hold for one string together. */
 enum { MAX_OPERANDS = 24 };
@@ -98,6 +115,9 @@ const json_t *schema_without(Schema *s, const json_t *o, const char *key);
 const json_t *schema_flat(Schema *s, const json_t *v, const Path *p, int depth);
 const json_t *schema_merge(Schema *s, const json_t *a, const json_t *b, const Path *p,
                            int depth); /* values must match both a and b */
+/* The same for a part of a value: merged when it is visited, so that recursive schemas end. */
+const json_t *schema_merge_later(Schema *s, const json_t *a, const json_t *b, const Path *p,
+                                 int depth);
 /* Returns the schema of o for a property: from properties, patternProperties or
  * additionalProperties. NULL: anything. */
 const json_t *schema_member(Schema *s, const json_t *o, const char *name, const Path *p, int depth);
@@ -107,16 +127,30 @@ void schema_not_enforced(Schema *s, const json_t *o, const char *key,
                          const Path *p); /* fails if the schema is strict and has this keyword */
 int schema_types(Schema *s, const json_t *o, const Path *p); /* T_ bit mask */
 int schema_type_of(const json_t *v);
+/* schema_check.c: whether a schema accepts a value; true if it cannot be decided. */
+bool schema_accepts(Schema *s, const json_t *v, const json_t *o, const Path *p);
+bool schema_equal(const json_t *a, const json_t *b); /* 1 and 1.0 are equal */
+/* schema_not.c: the values that v excludes; NULL: there is no schema of them. */
+const json_t *schema_negated(Schema *s, const json_t *v, const Path *p, int depth);
+bool schema_has_conditions(const json_t *v);
+const json_t *schema_without_conditions(Schema *s, const json_t *v);
+/* `out` with not, if and dependencies of v, which become anyOf. */
+const json_t *schema_conditions(Schema *s, const json_t *out, const json_t *v, const Path *p,
+                                int depth);
+const json_t *schema_exclusive(Schema *s, const json_t *list, const bool *overlap, const Path *p);
+/* schema_merge.c: keywords that do not restrict values. */
+bool schema_is_annotation(const char *key);
 /* schema_disjoint.c. Fails in strict mode if a name may match two regexes of patternProperties, or
  * one and a listed property, with different schemas. */
 void schema_patterns(Schema *s, const json_t *o, const Path *p);
 /* Returns true if no value matches both; false if unknown. */
 bool schemas_disjoint(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth);
-/* Checks that the alternatives of a oneOf, each merged with base, are disjoint; fails if they may
- * overlap. */
-void schema_one_of(Schema *s, const json_t *base, const json_t *list, const Path *p);
+/* Returns the alternatives of a oneOf so that they are disjoint, each merged with base; fails if
+ * they may overlap. */
+const json_t *schema_one_of(Schema *s, const json_t *base, const json_t *list, const Path *p);
 Expr *json_some_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how,
                         bool arguments);    /* object with at least one of the optional members */
+bool format_is_standard(const char *name);  /* others are annotations */
 const char *format_regex(const char *name); /* NULL: unknown format */
 
 #endif

@@ -5,7 +5,93 @@
 #include "base/utf8.h"
 #include "grammar/schema.h"
 
+enum { MAX_PATTERNS = 5, MAX_COUNTED = 6000, MAX_UNIQUE = 8 };
+
 /* ---- arrays ---- */
+
+/* The finite list of values of a schema; NULL: it has none. */
+static const json_t *
+listed_values(Schema *s, const json_t *items, const Path *p)
+{
+	const json_t *o = items ? schema_flat(s, items, p, 0) : NULL, *v;
+	const json_t *list = json_object_get(o, "enum"), *rest;
+	json_t *out;
+	size_t i, k;
+
+	if (!json_is_array(list) || json_object_get(o, "anyOf"))
+		return NULL;
+	rest = schema_without(s, o, "enum");
+	out = json_array();
+	schema_keep(s, out);
+	json_array_foreach ((json_t *)(uintptr_t)list, i, v) {
+		bool known = !schema_accepts(s, v, rest, p);
+		for (k = 0; k < json_array_size(out); k++)
+			known |= schema_equal(v, json_array_get(out, k));
+		if (!known && json_array_append(out, (json_t *)(uintptr_t)v) != 0)
+			arena_out(s->b->a);
+	}
+	return out;
+}
+
+/* uniqueItems of a few listed values: one rule for each set of values that are used up. NULL: the
+ * keyword is absent, or there are too many values. */
+static Expr *
+unique_items(Schema *s, const json_t *o, const json_t *items, int32_t min, int32_t max,
+             const Path *p)
+{
+	GrammarBuilder *b = s->b;
+	const json_t *list =
+	    json_is_true(json_object_get(o, "uniqueItems")) && !json_object_get(o, "contains")
+	        ? listed_values(s, items, p)
+	        : NULL;
+	size_t n = json_array_size(list);
+
+	if (!list || !n || n > MAX_UNIQUE)
+		return NULL;
+	Expr *comma = json_comma(b, false), *value[MAX_UNIQUE];
+	for (size_t i = 0; i < n; i++)
+		value[i] = json_literal(b, json_array_get(list, i));
+	Expr **after = NEW(b->a, Expr *, (size_t)1 << n);
+	for (size_t set = (size_t)1 << n; set-- > 0;) {
+		int32_t used = __builtin_popcountll(set), rule = rule_new(b);
+		ExprList parts = { 0 };
+		if (used >= min)
+			expr_push(b, &parts, expr_empty(b));
+		for (size_t i = 0; i < n && (max < 0 || used < max); i++) {
+			if (set >> i & 1)
+				continue;
+			Expr *rest = after[set | (size_t)1 << i];
+			expr_push(b, &parts,
+			          used ? expr_seq(b, 3, comma, value[i], rest)
+			               : expr_seq(b, 2, value[i], rest));
+		}
+		b->rule[rule] = expr_list(b, EXPR_ALT, &parts);
+		after[set] = expr_rule(b, rule);
+	}
+	return expr_seq(b, 5, expr_text(b, "["), json_ws(b), after[0], json_ws(b),
+	                expr_text(b, "]"));
+}
+
+/* An array with at least one item of `contains`; NULL: the keyword is absent, or other limits are
+ * set too. */
+static Expr *
+containing(Schema *s, const json_t *o, const json_t *items, int32_t min, int32_t max, const Path *p)
+{
+	GrammarBuilder *b = s->b;
+	const json_t *contains = json_object_get(o, "contains"),
+	             *least = json_object_get(o, "minContains");
+
+	if (!contains || min > 1 || max >= 0 || json_object_get(o, "maxContains") ||
+	    json_object_get(o, "uniqueItems") || (least && json_number_value(least) > 1) ||
+	    (least && json_number_value(least) < 1))
+		return NULL;
+	const json_t *both = items ? schema_merge_later(s, items, contains, p, 0) : contains;
+	Expr *any = items ? schema_value(s, items, &(Path){ p, "items" }) : json_any_value(b),
+	     *one = schema_value(s, both, &(Path){ p, "contains" }), *comma = json_comma(b, false);
+	return expr_seq(
+	    b, 7, expr_text(b, "["), json_ws(b), expr_rep(b, expr_seq(b, 2, any, comma), 0, -1),
+	    one, expr_rep(b, expr_seq(b, 2, comma, any), 0, -1), json_ws(b), expr_text(b, "]"));
+}
 
 Expr *
 schema_array(Schema *s, const json_t *o, const Path *p)
@@ -19,12 +105,17 @@ schema_array(Schema *s, const json_t *o, const Path *p)
 
 	if (!items)
 		items = json_object_get(o, "unevaluatedItems");
-	schema_not_enforced(s, o, "uniqueItems", p);
-	schema_not_enforced(s, o, "contains", p);
 	if (first && !json_is_array(first))
 		schema_fail(s, p, "prefixItems", "expected an array of schemas");
 	if (max >= 0 && min > max)
 		return expr_none(s->b);
+	Expr *special = first ? NULL : unique_items(s, o, items, min, max, p);
+	special = special || first ? special : containing(s, o, items, min, max, p);
+	if (special)
+		return special;
+	if (max < 0 || max > 1)
+		schema_not_enforced(s, o, "uniqueItems", p);
+	schema_not_enforced(s, o, "contains", p);
 	json_array_foreach ((json_t *)(uintptr_t)first, i, v)
 		expr_push(
 		    s->b, &list,
@@ -35,8 +126,6 @@ schema_array(Schema *s, const json_t *o, const Path *p)
 }
 
 /* ---- objects ---- */
-
-enum { MAX_PATTERNS = 5 };
 
 typedef struct NameSet {
 	const char **v;
@@ -151,8 +240,8 @@ additional_of(Schema *s, const json_t *o)
 
 	v = v ? v : late;
 	if (!v) {
-		bool lists =
-		    json_object_get(o, "properties") || json_object_get(o, "patternProperties");
+		bool lists = !json_object_get(o, OPEN) && (json_object_get(o, "properties") ||
+		                                           json_object_get(o, "patternProperties"));
 		return s->b->opt.standard || !lists ? json_true() : NULL;
 	}
 	return json_is_false(v) ? NULL : v;
@@ -230,7 +319,26 @@ begin_key(Schema *s, const json_t *named, StringRules *r, const Path *p)
 		schema_string_rules(s, o, r, p);
 	else
 		schema_not_enforced(s, s->root, "propertyNames", p);
+	const json_t *one = json_object_get(o, "const"), *list = json_object_get(o, "enum"), *v;
+	ExprList words = { 0 };
+	size_t i;
+	if (json_is_string(one))
+		expr_push(s->b, &words, expr_text(s->b, json_string_value(one)));
+	json_array_foreach ((json_t *)(uintptr_t)(one ? NULL : list), i, v)
+		if (json_is_string(v))
+			expr_push(s->b, &words, expr_text(s->b, json_string_value(v)));
+	if (one || list)
+		string_rules_add(s, r, expr_list(s->b, EXPR_ALT, &words), false);
 	return true;
+}
+
+/* Whether propertyNames allows a listed property. */
+static bool
+is_allowed_name(Schema *s, const json_t *o, const char *name, const Path *p)
+{
+	const json_t *named = json_object_get(o, "propertyNames");
+
+	return !named || schema_accepts(s, schema_keep(s, json_string(name)), named, p);
 }
 
 /* Each set of patterns that a key may match at once has the merged schema of them; the keys that
@@ -263,7 +371,7 @@ pattern_members(Schema *s, const json_t *o, const NameSet *names, const json_t *
 			bool in = set >> i & 1;
 			string_rules_add(s, r, x[i], !in);
 			if (in)
-				value = schema_merge(s, value, schema[i], p, 0);
+				value = schema_merge_later(s, value, schema[i], p, 0);
 		}
 		exclude_names(s, r, names);
 		if (json_is_false(value))
@@ -327,11 +435,53 @@ open_members(Schema *s, const json_t *o, NameSet *names, const Path *p, bool arg
 	return parts.n ? expr_list(b, EXPR_ALT, &parts) : NULL;
 }
 
+/* Members in order, some of them optional, then any number of others: from min to max in all. One
+ * rule for each member and each number of members before it. NULL: there are too many. */
+static Expr *
+counted_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how, Expr *others,
+                int32_t min, int32_t max, bool arguments)
+{
+	int32_t n = (int32_t)members->n, most = max >= 0 ? max : min;
+	Expr *comma = json_comma(b, arguments), **next, **now;
+
+	if ((int64_t)(n + 1) * (most + 1) > MAX_COUNTED)
+		return NULL;
+	next = NEW(b->a, Expr *, (size_t)most + 2);
+	now = NEW(b->a, Expr *, (size_t)most + 2);
+	/* next[k]: what follows after k members, k = most standing for more too if max < 0 */
+	for (int32_t k = 0; k <= most; k++) {
+		int32_t low = min > k ? min - k : 0, high = max < 0 ? -1 : max - k;
+		if (!others || high == 0)
+			next[k] = low ? expr_none(b) : expr_empty(b);
+		else if (k)
+			next[k] = expr_rep(b, expr_seq(b, 2, comma, others), low, high);
+		else
+			next[k] = expr_rep(
+			    b,
+			    expr_seq(b, 2, others,
+			             expr_rep(b, expr_seq(b, 2, comma, others),
+			                      low > 1 ? low - 1 : 0, high < 0 ? -1 : high - 1)),
+			    low ? 1 : 0, 1);
+	}
+	for (int32_t i = n; i-- > 0;) {
+		for (int32_t k = 0; k <= most; k++) {
+			int32_t to = k < most ? k + 1 : max < 0 ? most : -1, rule = rule_new(b);
+			Expr *with = to < 0 ? expr_none(b)
+			             : k    ? expr_seq(b, 3, comma, members->v[i], next[to])
+			                    : expr_seq(b, 2, members->v[i], next[to]);
+			b->rule[rule] = how[i] == ORDER_MUST ? with : expr_alt(b, 2, with, next[k]);
+			now[k] = expr_rule(b, rule);
+		}
+		Expr **x = now;
+		now = next;
+		next = x;
+	}
+	return json_braces(b, next[0], arguments);
+}
+
 Expr *
 schema_object(Schema *s, const json_t *o, const Path *p)
 {
-	static const char *const never[] = { "dependentRequired", "dependentSchemas",
-		                             "dependencies", NULL };
 	const json_t *properties = json_object_get(o, "properties"),
 	             *required = json_object_get(o, "required"), *v;
 	int32_t min = schema_count(s, o, "minProperties", p),
@@ -345,8 +495,6 @@ schema_object(Schema *s, const json_t *o, const Path *p)
 	size_t i;
 
 	s->arguments = false;
-	for (const char *const *k = never; *k; k++)
-		schema_not_enforced(s, o, *k, p);
 	if (properties && !json_is_object(properties))
 		schema_fail(s, p, "properties", "expected an object");
 	if (required && !json_is_array(required) && !json_is_boolean(required))
@@ -355,6 +503,11 @@ schema_object(Schema *s, const json_t *o, const Path *p)
 		bool must = is_among(required, key);
 		names.v = arena_grow(b->a, names.v, &names.cap, names.n + 1, sizeof *names.v);
 		names.v[names.n++] = key;
+		if (!is_allowed_name(s, o, key, p)) {
+			if (must)
+				return expr_none(b);
+			continue;
+		}
 		if (json_is_false(v) && !must)
 			continue;
 		member(s, &members, how,
@@ -370,7 +523,7 @@ schema_object(Schema *s, const json_t *o, const Path *p)
 			continue;
 		const json_t *own = schema_member(s, o, name, p, 0);
 		own = own ? own : json_object_get(o, LATE_PROPERTIES);
-		if (json_is_false(own))
+		if (json_is_false(own) || !is_allowed_name(s, o, name, p))
 			return expr_none(b);
 		names.v = arena_grow(b->a, names.v, &names.cap, names.n + 1, sizeof *names.v);
 		names.v[names.n++] = name;
@@ -410,6 +563,10 @@ schema_object(Schema *s, const json_t *o, const Path *p)
 			return json_some_members(b, &members, (const uint8_t *)strbuf_str(how),
 			                         arguments);
 		}
+		Expr *counted = counted_members(b, &members, (const uint8_t *)strbuf_str(how),
+		                                others, min < 0 ? 0 : min, max, arguments);
+		if (counted)
+			return counted;
 		if (s->b->opt.strict)
 			schema_fail(s, p, min > (int32_t)n_must ? "minProperties" : "maxProperties",
 			            "with optional properties this is not enforced, and the "

@@ -262,11 +262,12 @@ schemas_disjoint(Schema *s, const json_t *a, const json_t *b, const Path *p, int
 	       options_disjoint(s, b, a, p, depth);
 }
 
-void
+const json_t *
 schema_one_of(Schema *s, const json_t *base, const json_t *list, const Path *p)
 {
 	size_t n = json_array_size(list);
 	const json_t **option = NEW(s->b->a, const json_t *, n + 1);
+	bool *overlap = NEW(s->b->a, bool, n *n + 1), some = false;
 
 	if (n > MAX_ONE_OF)
 		schema_fail(s, p, "oneOf",
@@ -281,10 +282,18 @@ schema_one_of(Schema *s, const json_t *base, const json_t *list, const Path *p)
 	for (size_t i = 0; i < n; i++)
 		for (size_t k = 0; k < i; k++)
 			if (!schemas_disjoint(s, option[k], option[i], p, 0))
+				some = overlap[i * n + k] = overlap[k * n + i] = true;
+	s->ones--;
+	if (!some)
+		return list;
+	const json_t *out = schema_exclusive(s, list, overlap, p);
+	for (size_t i = 0; i < n && !out; i++)
+		for (size_t k = 0; k < i; k++)
+			if (overlap[i * n + k])
 				schema_fail(s, p, "oneOf",
 				            "a value may fit options %zu and %zu; that one alone "
-				            "fits is enforced where required properties, types or "
-				            "bounds separate them, and the schema is strict",
+				            "fits is enforced where types, bounds, properties or a "
+				            "negation separate them, and the schema is strict",
 				            k, i);
-	s->ones--;
+	return out;
 }

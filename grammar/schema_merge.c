@@ -3,44 +3,69 @@
 
 #include "grammar/schema.h"
 
-enum { MAX_NEST = 40, MAX_OPTIONS = 1000, MAX_MERGED = 100000 };
+enum { MAX_NEST = 40, MAX_OPTIONS = 1000, MAX_SMALL = 12 };
 
-/* Keywords that do not restrict values */
-static bool
-is_unconstrained(const char *key)
+/* All keywords that restrict values, or that definitions of others need; others are annotations. */
+bool
+schema_is_annotation(const char *key)
 {
 	static const char *const words[] = {
-		"title",
-		"description",
-		"default",
-		"examples",
-		"example",
-		"$schema",
-		"$id",
-		"id",
-		"$comment",
-		"deprecated",
-		"readOnly",
-		"writeOnly",
-		"$defs",
-		"definitions",
-		"$anchor",
-		"$vocabulary",
-		"contentEncoding",
-		"contentMediaType",
-		"contentSchema",
-		"discriminator",
-		"xml",
-		"externalDocs",
-		"strict",
-		"name",
-		"$dynamicAnchor",
+		"$ref",
+		"$dynamicRef",
+		"$recursiveRef",
+		"type",
+		"nullable",
+		"enum",
+		"const",
+		"allOf",
+		"anyOf",
+		"oneOf",
+		"not",
+		"if",
+		"then",
+		"else",
+		"properties",
+		"patternProperties",
+		"additionalProperties",
+		"unevaluatedProperties",
+		"propertyNames",
+		"required",
+		"minProperties",
+		"maxProperties",
+		"dependentRequired",
+		"dependentSchemas",
+		"dependencies",
+		"items",
+		"prefixItems",
+		"additionalItems",
+		"unevaluatedItems",
+		"contains",
+		"minContains",
+		"maxContains",
+		"minItems",
+		"maxItems",
+		"uniqueItems",
+		"pattern",
+		"format",
+		"minLength",
+		"maxLength",
+		"minimum",
+		"maximum",
+		"exclusiveMinimum",
+		"exclusiveMaximum",
+		"multipleOf",
+		LATE_PROPERTIES,
+		MORE_PATTERNS,
+		MORE_FORMATS,
+		MORE_CONDITIONS,
+		NOT_PATTERNS,
+		NOT_VALUES,
 	};
 
 	for (size_t i = 0; i < sizeof words / sizeof *words; i++)
 		if (!strcmp(key, words[i]))
-			return true;
-	return !strncmp(key, "x-", 2);
+			return false;
+	return true;
 }
 
 bool
@@ -50,7 +75,7 @@ schema_constrains(const json_t *o, const char *but)
 	const char *key;
 
 	json_object_foreach ((json_t *)(uintptr_t)o, key, v)
-		if (!is_unconstrained(key) && (!but || strcmp(key, but) != 0))
+		if (!schema_is_annotation(key) && (!but || strcmp(key, but) != 0))
 			return true;
 	return false;
 }
@@ -89,7 +114,7 @@ common(Schema *s, const json_t *a, const json_t *b, bool types)
 	json_array_foreach (la, i, x)
 		json_array_foreach (lb, k, y) {
 			const char *p = json_string_value(x), *q = json_string_value(y);
-			json_t *both = json_equal(x, y) ? x : NULL;
+			json_t *both = schema_equal(x, y) ? x : NULL;
 			if (types && p && q && !strcmp(p, "integer") && !strcmp(q, "number"))
 				both = x;
 			if (types && p && q && !strcmp(p, "number") && !strcmp(q, "integer"))
@@ -115,6 +140,59 @@ joined(Schema *s, const json_t *a, const json_t *b)
 	return out;
 }
 
+/* A schema that is merged at once: its size does not depend on other parts of the document. */
+static bool
+is_small(const json_t *v, int *left)
+{
+	static const char *const nested[] = { "$ref",  "properties",  "patternProperties",
+		                              "items", "prefixItems", "additionalProperties" };
+	static const char *const lists[] = { "allOf", "anyOf", "oneOf" };
+	const json_t *one;
+	size_t i;
+
+	if (--*left < 0)
+		return false;
+	for (i = 0; i < sizeof nested / sizeof *nested; i++)
+		if (json_is_object(json_object_get(v, nested[i])) ||
+		    json_is_string(json_object_get(v, nested[i])) ||
+		    json_is_array(json_object_get(v, nested[i])))
+			return false;
+	for (int k = 0; k < 3; k++)
+		json_array_foreach (json_object_get(v, lists[k]), i, one)
+			if (!is_small(one, left))
+				return false;
+	return true;
+}
+
+/* Merges schemas of a part of a value. Larger ones become one schema for each pair, which is merged
+ * when it is visited, so that recursive schemas end. */
+const json_t *
+schema_merge_later(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth)
+{
+	int left = MAX_SMALL;
+
+	if (json_is_false(a) || json_is_true(b) || a == b)
+		return a;
+	if (json_is_false(b) || json_is_true(a))
+		return b;
+	if (is_small(a, &left) && is_small(b, &left))
+		return schema_merge(s, a, b, p, depth + 1);
+	size_t k = (((uintptr_t)a >> 4) * 31 + ((uintptr_t)b >> 4)) % N_REF_BUCKET;
+	for (Pair *x = s->pair[k]; x; x = x->next)
+		if (x->a == a && x->b == b)
+			return x->both;
+	if (++s->n_merged > MAX_MERGED)
+		schema_fail(s, p, "allOf", "there are too many schemas to merge");
+	Pair *x = NEW(s->b->a, Pair, 1);
+	*x = (Pair){ a, b,
+		     json_pack("{s:[O,O],s:b}", "allOf", (json_t *)(uintptr_t)a,
+		               (json_t *)(uintptr_t)b, LAZY, 1),
+		     s->pair[k] };
+	schema_keep(s, x->both);
+	s->pair[k] = x;
+	return x->both;
+}
+
 /* Merges each alternative of a with each of b. */
 static const json_t *
 crossed(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth)
@@ -126,10 +204,12 @@ crossed(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth)
 	if (json_array_size(a) * json_array_size(b) > MAX_OPTIONS)
 		schema_fail(s, p, "anyOf", "too many combinations of options");
 	json_array_foreach ((json_t *)(uintptr_t)a, i, x)
-		json_array_foreach ((json_t *)(uintptr_t)b, k, y)
-			if (json_array_append(
-			        out, (json_t *)(uintptr_t)schema_merge(s, x, y, p, depth + 1)) != 0)
+		json_array_foreach ((json_t *)(uintptr_t)b, k, y) {
+			const json_t *one = schema_merge(s, x, y, p, depth + 1);
+			if (!json_is_false(one) &&
+			    json_array_append(out, (json_t *)(uintptr_t)one) != 0)
 				arena_out(s->b->a);
+		}
 	return out;
 }
 
@@ -143,7 +223,7 @@ unlisted(Schema *s, const json_t *o, const char *name, const Path *p, int depth)
 
 	json_object_foreach (json_object_get(o, "patternProperties"), pattern, v)
 		if (schema_fits(s, pattern, name, p))
-			out = out ? schema_merge(s, out, v, p, depth + 1) : v;
+			out = out ? schema_merge_later(s, out, v, p, depth) : v;
 	return out ? out : json_object_get(o, "additionalProperties");
 }
 
@@ -156,7 +236,7 @@ schema_member(Schema *s, const json_t *o, const char *name, const Path *p, int d
 		return unlisted(s, o, name, p, depth);
 	more = json_object_get(o, "patternProperties") ? unlisted(s, o, name, p, depth) : NULL;
 	return more && more != json_object_get(o, "additionalProperties")
-	           ? schema_merge(s, v, more, p, depth + 1)
+	           ? schema_merge_later(s, v, more, p, depth)
 	           : v;
 }
 
@@ -171,12 +251,12 @@ properties(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth
 	json_object_foreach ((json_t *)(uintptr_t)pa, key, v) {
 		const json_t *other = json_object_get(pb, key);
 		other = other ? other : unlisted(s, b, key, p, depth);
-		set(s, out, key, other ? schema_merge(s, v, other, p, depth + 1) : v);
+		set(s, out, key, other ? schema_merge_later(s, v, other, p, depth) : v);
 	}
 	json_object_foreach ((json_t *)(uintptr_t)pb, key, v)
 		if (!json_object_get(pa, key)) {
 			const json_t *other = unlisted(s, a, key, p, depth);
-			set(s, out, key, other ? schema_merge(s, other, v, p, depth + 1) : v);
+			set(s, out, key, other ? schema_merge_later(s, other, v, p, depth) : v);
 		}
 	return out;
 }
@@ -196,7 +276,7 @@ tuples(Schema *s, json_t *out, const json_t *a, const json_t *b, const Path *p, 
 	for (size_t i = 0; i < n; i++) {
 		const json_t *x = i < json_array_size(la) ? json_array_get(la, i) : ra,
 		             *y = i < json_array_size(lb) ? json_array_get(lb, i) : rb;
-		const json_t *both = x && y ? schema_merge(s, x, y, p, depth + 1)
+		const json_t *both = x && y ? schema_merge_later(s, x, y, p, depth)
 		                     : x    ? x
 		                     : y    ? y
 		                            : json_true();
@@ -216,7 +296,7 @@ by_key(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth)
 	schema_keep(s, out);
 	json_object_foreach ((json_t *)(uintptr_t)b, key, v) {
 		const json_t *own = json_object_get(a, key);
-		set(s, out, key, own ? schema_merge(s, own, v, p, depth + 1) : v);
+		set(s, out, key, own ? schema_merge_later(s, own, v, p, depth) : v);
 	}
 	return out;
 }
@@ -251,7 +331,7 @@ one_keyword(Schema *s, const char *key, const json_t *a, const json_t *b, const 
 	if (!strcmp(key, "additionalProperties") || !strcmp(key, LATE_PROPERTIES) ||
 	    !strcmp(key, "propertyNames") ||
 	    (!strcmp(key, "items") && !json_is_array(x) && !json_is_array(y)))
-		return schema_merge(s, x, y, p, depth + 1);
+		return schema_merge_later(s, x, y, p, depth);
 	if (!strcmp(key, "anyOf"))
 		return crossed(s, x, y, p, depth);
 	if (!strcmp(key, "uniqueItems") || !strcmp(key, "nullable"))
@@ -259,7 +339,7 @@ one_keyword(Schema *s, const char *key, const json_t *a, const json_t *b, const 
 	if (json_equal((json_t *)(uintptr_t)x, (json_t *)(uintptr_t)y))
 		return x;
 	if (!strcmp(key, "const"))
-		return NULL; /* two different values: no value matches */
+		return schema_equal(x, y) ? x : NULL; /* two different values: no value matches */
 	if (!strcmp(key, "multipleOf") && json_is_integer(x) && json_is_integer(y) &&
 	    json_integer_value(x) > 0 && json_integer_value(y) > 0) {
 		json_int_t m = json_integer_value(x), n = json_integer_value(y), g = m, r = n;
@@ -270,10 +350,62 @@ one_keyword(Schema *s, const char *key, const json_t *a, const json_t *b, const 
 		}
 		return m / g > 1000000000 / n ? x : schema_keep(s, json_integer(m / g * n));
 	}
-	if (!strcmp(key, "format") && !s->b->opt.strict)
+	if (!strcmp(key, "pattern") || !strcmp(key, "format"))
+		return x; /* more_strings() keeps the other one */
+	if (!strcmp(key, MORE_PATTERNS) || !strcmp(key, MORE_FORMATS) ||
+	    !strcmp(key, NOT_PATTERNS) || !strcmp(key, NOT_VALUES) || !strcmp(key, MORE_CONDITIONS))
+		return joined(s, x, y);
+	if (!s->b->opt.strict)
 		return x;
 	schema_fail(s, p, key,
 	            "two schemas of one value differ in this keyword and cannot be merged");
+}
+
+/* The second pattern and the second format of a string go to lists. */
+static void
+more_strings(Schema *s, json_t *out, const json_t *a, const json_t *b)
+{
+	static const char *const keys[] = { "pattern", "format" }, *const more[] = { MORE_PATTERNS,
+		                                                                     MORE_FORMATS };
+
+	for (int i = 0; i < 2; i++) {
+		json_t *x = json_object_get(a, keys[i]), *y = json_object_get(b, keys[i]);
+		if (!x || !y || json_equal(x, y))
+			continue;
+		const json_t *list = json_object_get(out, more[i]),
+		             *one = schema_keep(s, json_pack("[O]", y));
+		set(s, out, more[i], list ? joined(s, list, one) : one);
+	}
+}
+
+static bool
+lists_properties(const json_t *o)
+{
+	return !json_object_get(o, OPEN) &&
+	       (json_object_get(o, "properties") || json_object_get(o, "patternProperties"));
+}
+
+static bool
+is_object_only(const json_t *type)
+{
+	const json_t *one = json_array_size(type) == 1 ? json_array_get(type, 0) : type;
+
+	return json_is_string(one) && !strcmp(json_string_value(one), "object");
+}
+
+/* Whether a required property can have no value. */
+static bool
+requires_nothing(const json_t *o)
+{
+	const json_t *v;
+	size_t i;
+
+	json_array_foreach (json_object_get(o, "required"), i, v)
+		if (json_is_string(v) &&
+		    json_is_false(
+		        json_object_get(json_object_get(o, "properties"), json_string_value(v))))
+			return true;
+	return false;
 }
 
 const json_t *
@@ -295,7 +427,7 @@ schema_merge(Schema *s, const json_t *a, const json_t *b, const Path *p, int dep
 	schema_keep(s, out);
 	json_object_foreach ((json_t *)(uintptr_t)b, key, y) {
 		const json_t *x = json_object_get(a, key);
-		if (is_unconstrained(key) || !x) {
+		if (schema_is_annotation(key) || !x) {
 			if (!x && !strcmp(key, "properties"))
 				y = properties(s, a, b, p, depth);
 			if (!x)
@@ -312,12 +444,23 @@ schema_merge(Schema *s, const json_t *a, const json_t *b, const Path *p, int dep
 		set(s, out, "properties", properties(s, a, b, p, depth));
 	if (json_object_get(a, "prefixItems") || json_object_get(b, "prefixItems"))
 		tuples(s, out, a, b, p, depth);
+	more_strings(s, out, a, b);
+	json_object_del(out, LAZY);
+	if (json_object_get(out, OPEN) && (lists_properties(a) || lists_properties(b)))
+		json_object_del(out, OPEN);
 	/* one has regexes, the other a schema for all other keys */
 	for (int i = 0; i < 2; i++)
 		if (json_object_get(i ? b : a, "patternProperties") &&
 		    !json_is_true(json_object_get(i ? a : b, "additionalProperties")) &&
 		    json_object_get(i ? a : b, "additionalProperties"))
 			schema_not_enforced(s, out, "patternProperties", p);
+	const json_t *type = json_object_get(out, "type");
+	if ((json_is_array(type) && !json_array_size(type)) ||
+	    (json_is_array(json_object_get(out, "anyOf")) &&
+	     !json_array_size(json_object_get(out, "anyOf"))))
+		return json_false();
+	if (requires_nothing(out) && is_object_only(type))
+		return json_false();
 	return out;
 }
 
@@ -367,8 +510,12 @@ schema_flat(Schema *s, const json_t *v, const Path *p, int depth)
 	if (depth > MAX_NEST)
 		schema_fail(s, p, ref ? "$ref" : "allOf",
 		            "schemas of one value are nested too deeply or recursively");
-	if (!ref && !all && !one && !json_object_get(v, "anyOf"))
+	if (!ref && !all && !one && !json_object_get(v, "anyOf") && !schema_has_conditions(v))
 		return plain(s, v, false);
+	if (schema_has_conditions(v)) { /* it is not known what a condition evaluates */
+		schema_not_enforced(s, v, "unevaluatedItems", p);
+		schema_not_enforced(s, v, "unevaluatedProperties", p);
+	}
 	/* in a schema that will be merged, the set of evaluated members is no longer known */
 	if (depth > 0) {
 		schema_not_enforced(s, v, "unevaluatedItems", p);
@@ -377,13 +524,14 @@ schema_flat(Schema *s, const json_t *v, const Path *p, int depth)
 	}
 	v = plain(s, v, true);
 	if (!ref && !all && !one)
-		return v;
+		return schema_conditions(s, schema_without_conditions(s, v), v, p, depth);
 	json_t *rest = json_copy((json_t *)(uintptr_t)v);
 	schema_keep(s, rest);
 	json_object_del(rest, "$ref");
 	json_object_del(rest, "allOf");
 	json_object_del(rest, "oneOf");
-	const json_t *out = rest;
+	json_object_del(rest, LAZY);
+	const json_t *out = schema_without_conditions(s, rest);
 	if (all && !json_is_array(all))
 		schema_fail(s, p, "allOf", "expected an array of schemas");
 	if (one && !json_is_array(one))
@@ -393,13 +541,15 @@ schema_flat(Schema *s, const json_t *v, const Path *p, int depth)
 	json_array_foreach ((json_t *)(uintptr_t)all, i, part)
 		out = schema_merge(s, out, part, p, depth + 1);
 	if (one && s->b->opt.strict && !s->asked)
-		schema_one_of(s, out, one, p);
+		one = schema_one_of(s, out, one, p);
 	if (one) {
 		json_t *any = json_object();
 		schema_keep(s, any);
 		set(s, any, "anyOf", one);
 		out = schema_merge(s, out, any, p, depth + 1);
 	}
+	/* last, so that the properties of conditions do not come first */
+	out = schema_conditions(s, out, rest, p, depth);
 	const json_t *late = json_object_get(out, LATE_PROPERTIES);
 	/* everything that evaluates members is merged */
 	if (late && !json_object_get(out, "anyOf")) {

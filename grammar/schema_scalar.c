@@ -1,10 +1,11 @@
 /* Strings and numbers of a schema. */
+#include <math.h>
 #include <string.h>
 
 #include "grammar/language.h"
 #include "grammar/schema.h"
 
-enum { MAX_MULTIPLE = 1000 };
+enum { MAX_MULTIPLE = 3000, MAX_DECIMALS = 6, MAX_HOSTNAME = 253 };
 
 /* ---- strings ---- */
 
@@ -272,7 +273,11 @@ schema_string_rules(Schema *s, const json_t *o, StringRules *r, const Path *p)
 		const char *known = name ? format_regex(name) : NULL;
 		if (known)
 			add_operand(s, r, known, strlen(known), false, p, "format");
-		else if (format && s->b->opt.strict)
+		/* RFC 1123 limits the whole name */
+		if (name && (!strcmp(name, "hostname") || !strcmp(name, "host-name")) &&
+		    (r->max < 0 || r->max > MAX_HOSTNAME))
+			r->max = MAX_HOSTNAME;
+		if (name && !known && format_is_standard(name) && s->b->opt.strict)
 			schema_fail(s, p, "format",
 			            "this format is not enforced, and the schema is strict");
 	}
@@ -308,40 +313,49 @@ schema_string(Schema *s, const json_t *o, const Path *p)
 
 /* ---- numbers ---- */
 
-static Expr *
-multiple_of(Schema *s, const json_t *o, bool integer, const Path *p)
+/* multipleOf as an integer and a number of decimals; false: it has too many digits. */
+static bool
+divisor_of(Schema *s, const json_t *v, int32_t *divisor, int32_t *decimals, const Path *p)
 {
-	const json_t *v = json_object_get(o, "multipleOf");
 	double x = json_number_value(v);
-	Expr *minus = expr_rep(s->b, expr_text(s->b, "-"), 0, 1);
 
 	if (!json_is_number(v) || !(x > 0))
 		schema_fail(s, p, "multipleOf", "expected a number above 0");
-	if (x == 1 && integer)
-		return json_any_number(s->b, true);
-	if (x >= 1 && x <= MAX_MULTIPLE && x == (int32_t)x) {
-		Expr *m = expr_new(s->b, EXPR_MULTIPLE);
-		m->min = (int32_t)x;
-		return expr_seq(s->b, 2, minus, m);
+	for (*decimals = 0; *decimals <= MAX_DECIMALS; ++*decimals, x *= 10) {
+		if (x > MAX_MULTIPLE)
+			return false;
+		*divisor = (int32_t)nearbyint(x);
+		if (x >= 0.5 && fabs(x - *divisor) < 1e-9 * x)
+			return true;
 	}
-	int32_t digits = 0;
-	for (double y = x; y < 0.999999 && digits < 16; y *= 10)
-		digits++;
-	double ten = 1;
-	for (int32_t i = 0; i < digits; i++)
-		ten *= 10;
-	if (digits && x * ten > 0.999999 && x * ten < 1.000001) { /* 0.01: as many digits */
-		if (integer)
-			return json_any_number(s->b, true);
-		return expr_seq(
-		    s->b, 2, json_any_number(s->b, true),
-		    expr_rep(s->b,
-		             expr_seq(s->b, 2, expr_text(s->b, "."),
-		                      expr_rep(s->b, expr_char(s->b, '0', '9'), 1, digits)),
-		             0, 1));
-	}
-	schema_fail(s, p, "multipleOf",
-	            "supported divisors are integers up to %d and 0.1, 0.01, ...", MAX_MULTIPLE);
+	return false;
+}
+
+/* The multiples within a range; NULL: the automaton is too large. */
+static Expr *
+multiple_of(Schema *s, const Bound *lo, const Bound *hi, bool integer, int32_t divisor,
+            int32_t decimals)
+{
+	GrammarBuilder *b = s->b;
+	bool standard = b->opt.standard;
+	Expr *m = expr_new(b, EXPR_MULTIPLE);
+	Language l;
+
+	m->min = divisor;
+	m->n = decimals;
+	b->opt.standard = true; /* any number of digits, which are counted below */
+	Expr *range = lo->set || hi->set ? number_range(b, lo, hi, integer) : NULL;
+	b->opt.standard = standard;
+	Expr *minus = expr_rep(b, expr_text(b, "-"), 0, 1), *digit = expr_char(b, '0', '9');
+	Expr *any = expr_seq(b, 2, minus, expr_rep(b, digit, 1, -1));
+	Operand op[] = { { expr_seq(b, 2, minus, m), false },
+		         { range     ? range
+		           : integer ? any
+		                     : expr_rep(b, expr_char(b, 0, 0x7F), 0, -1),
+		           false } };
+	if (!language_make(b, op, 2, &l))
+		return NULL;
+	return language_expr(b, &l, 0, standard ? -1 : JSON_MAX_DIGITS, (RegexFlags){ 0 });
 }
 
 static void
@@ -372,13 +386,21 @@ schema_number(Schema *s, const json_t *o, bool integer, const Path *p)
 
 	bound_of(s, o, "minimum", "exclusiveMinimum", true, &lo, p);
 	bound_of(s, o, "maximum", "exclusiveMaximum", false, &hi, p);
-	if (json_object_get(o, "multipleOf")) {
-		if ((lo.set || hi.set) && s->b->opt.strict)
+	const json_t *multiple = json_object_get(o, "multipleOf");
+	int32_t divisor, decimals;
+	if (multiple) {
+		bool small = divisor_of(s, multiple, &divisor, &decimals, p);
+		Expr *x = !small || (integer && divisor == 1)
+		              ? NULL
+		              : multiple_of(s, &lo, &hi, integer, divisor, decimals);
+		if (x)
+			return x;
+		if (!(small && integer && divisor == 1) && s->b->opt.strict)
 			schema_fail(
 			    s, p, "multipleOf",
-			    "multiples within a range are not enforced, and the schema is strict");
-		if (!lo.set && !hi.set)
-			return multiple_of(s, o, integer, p);
+			    "this divisor is not enforced, and the schema is strict: it may "
+			    "have up to %d after moving the point by %d digits",
+			    MAX_MULTIPLE, MAX_DECIMALS);
 	}
 	return lo.set || hi.set ? number_range(s->b, &lo, &hi, integer)
 	                        : json_any_number(s->b, integer);

@@ -306,6 +306,24 @@ tick(Grammar *g, const Edge *e, int32_t f)
 	add(g, e->to, frame(g, x.parent, x.edge, count));
 }
 
+/* The count of the frame is that of the character which would begin now. */
+static void
+gate(Grammar *g, const Edge *e, int32_t f)
+{
+	if (f == FRAME_BOTTOM) {
+		g->touched = true;
+		return;
+	}
+	const Frame *x = &g->t.frame[f];
+	const Repeat *r = &g->m.rep[g->m.edge[x->edge].arg];
+	const Tick *t = &g->m.tick[e->arg];
+	bool ends = t->accept && x->count >= r->min,
+	     goes_on = t->lo >= 0 && (r->max < 0 || x->count + t->lo <= r->max) &&
+	               (t->hi < 0 || x->count + t->hi >= r->min);
+	if (ends || goes_on)
+		add(g, e->to, f);
+}
+
 /* Adds everything that is reachable without a byte. */
 static void
 close_over(Grammar *g)
@@ -328,6 +346,8 @@ close_over(Grammar *g)
 				add(g, e->arg, e->tail ? c.f : frame(g, c.f, k, 0));
 			else if (e->kind == EDGE_REP && !deep)
 				add(g, g->m.rep[e->arg].start, frame(g, c.f, k, 1));
+			else if (e->kind == EDGE_GATE)
+				gate(g, e, c.f);
 			else if (e->kind == EDGE_TICK)
 				tick(g, e, c.f);
 		}

@@ -21,7 +21,7 @@ enum { MAX_NEST = 50, MAX_UNTIL = 64 };
 static Expr *part(GrammarBuilder *b, const json_t *v, int depth);
 
 /* Returns the longest special token whose name begins at s; -1: none. */
-static int32_t
+int32_t
 special_at(const TokenVocab *l, const char *s, size_t n, size_t *len)
 {
 	int32_t best = -1;

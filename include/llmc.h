@@ -533,9 +533,10 @@ typedef struct llmc_grammar_options {
 	bool strict; /* keywords that cannot be enforced are errors; otherwise they are ignored */
 } llmc_grammar_options;
 
-/* Parse a grammar. Any thread. The tokenizer may be closed before the grammar. E_INPUT: a syntax
- * error or an unsupported keyword; the message names its path or position. Reference counted: each
- * retain needs a close. */
+/* Parse a grammar. Any thread. The tokenizer may be closed before the grammar. t NULL: the tokens
+ * are the 256 bytes, which is enough for llmc_grammar_match. E_INPUT: a syntax error or an
+ * unsupported keyword; the message names its path or position. Reference counted: each retain needs
+ * a close. */
 LLMC_API llmc_status llmc_grammar_open(const llmc_tokenizer *t, llmc_grammar_kind kind,
                                        const char *text, size_t n_bytes,
                                        const llmc_grammar_options *opt, llmc_grammar **out,
@@ -543,6 +544,13 @@ LLMC_API llmc_status llmc_grammar_open(const llmc_tokenizer *t, llmc_grammar_kin
 LLMC_API void llmc_grammar_retain(llmc_grammar *g);
 /* NULL is allowed; matchers and samplers keep their grammar open */
 LLMC_API void llmc_grammar_close(llmc_grammar *g);
+
+/* Match a string against a grammar without a model. *complete: the whole string is an output of the
+ * grammar. *n_matched: bytes of the longest prefix with which an output can begin. Names of special
+ * tokens in the string stand for these tokens where the grammar has them. E_RANGE, E_MEMORY: the
+ * grammar is too ambiguous for the matcher's bounds. */
+LLMC_API llmc_status llmc_grammar_match(llmc_grammar *g, const char *text, size_t n_bytes,
+                                        bool *complete, size_t *n_matched, llmc_error *err);
 
 /* Position of one output in a grammar.
  *   mask     bit `id & 31` of bits[id >> 5] is set if the token may come next; bits beyond the

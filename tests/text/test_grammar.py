@@ -92,6 +92,9 @@ def same(v, ours, theirs, where):
             for i in diff
             if not (forced.startswith(v.tokens[i]) or v.tokens[i].startswith(forced))
         ]
+    # llguidance lets any time have a second 60, which jsonschema's checker rejects
+    if where.startswith(("time ", "date-time ")):
+        diff = [i for i in diff if not (theirs[i] and v.tokens[i].startswith(b"6"))]
     # other keys than those listed: the judge lets them be written with \u escapes of any character
     diff = [i for i in diff if not (theirs[i] and b"\\u" in v.tokens[i])]
     assert not len(diff), (where, [v.tokens[i] for i in diff[:8]], len(diff))

@@ -205,7 +205,7 @@ class Grammar(_Handle):
     """Constraint on the output: Grammar(tokenizer, "json_schema", schema).
 
     Other kinds: "json", "regex", "gbnf", "choice", "parts", "lark". Schemas and choices may be
-    Python objects."""
+    Python objects. tokenizer None: the tokens are the 256 bytes, enough for match()."""
 
     _close = lib.llmc_grammar_close
     KINDS = ("json", "json_schema", "regex", "gbnf", "choice", "parts", "lark")
@@ -217,7 +217,7 @@ class Grammar(_Handle):
         options = _ffi.GrammarOptions(compact=compact, standard=standard, strict=strict)
         _call(
             lib.llmc_grammar_open,
-            tokenizer._t,
+            tokenizer._t if tokenizer else None,
             self.KINDS.index(kind),
             data,
             len(data),
@@ -225,10 +225,18 @@ class Grammar(_Handle):
             C.byref(h),
         )
         self._h = h
-        self._words = (len(tokenizer) + 31) // 32
+        self._words = ((len(tokenizer) if tokenizer else 256) + 31) // 32
 
     def matcher(self):
         return Matcher(self)
+
+    def match(self, text):
+        """Return (complete, matched) for a string or bytes: whether all of it is an output of the
+        grammar, and the bytes of the longest prefix with which an output can begin."""
+        data = text.encode() if isinstance(text, str) else bytes(text)
+        complete, matched = C.c_bool(), C.c_size_t()
+        _call(lib.llmc_grammar_match, self._h, data, len(data), C.byref(complete), C.byref(matched))
+        return complete.value, matched.value
 
 
 class Matcher(_Handle):

@@ -400,6 +400,10 @@ _SIGNATURES = {
         C.c_int,
         [C.c_void_p, C.c_int, C.c_char_p, C.c_size_t, P(GrammarOptions), P(C.c_void_p), _E],
     ),
+    "llmc_grammar_match": (
+        C.c_int,
+        [C.c_void_p, C.c_char_p, C.c_size_t, P(C.c_bool), P(C.c_size_t), _E],
+    ),
     "llmc_grammar_close": (None, [C.c_void_p]),
     "llmc_matcher_open": (C.c_int, [C.c_void_p, P(C.c_void_p), _E]),
     "llmc_matcher_close": (None, [C.c_void_p]),

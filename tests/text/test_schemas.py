@@ -1,0 +1,312 @@
+"""Schemas against the jsonschema package: with `strict`, a grammar accepts what jsonschema accepts and nothing else.
+
+Instances are written with keys in the order of the schema. Grammar(None, ...) has the 256 bytes as tokens, so no model is needed.
+"""
+
+import itertools
+import json
+import pathlib
+import random
+import subprocess
+
+import jsonschema
+import pytest
+
+import llmc
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+VALIDATOR = jsonschema.Draft202012Validator
+
+
+def accepts(grammar, value):
+    text = value if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False)
+    return grammar.match(text)[0]
+
+
+def check(schema, values, **options):
+    oracle = VALIDATOR(schema, format_checker=VALIDATOR.FORMAT_CHECKER)
+    with llmc.Grammar(None, "json_schema", schema, standard=True, strict=True, **options) as g:
+        for v in values:
+            assert accepts(g, v) == oracle.is_valid(v), (schema, v)
+
+
+VALUES = [
+    None,
+    [1, 2, 3],
+    [2, "a"],
+    [1, "a", None],
+    True,
+    False,
+    0,
+    1,
+    5,
+    10,
+    -3,
+    2.5,
+    "",
+    "a",
+    "abc",
+    "ab1",
+    [],
+    [1],
+    [1, 1],
+    {},
+]
+VALUES += [{"a": 1}, {"a": "x", "b": 2}, {"b": 2}, {"c": None}, {"a": 1, "c": 3}]
+OBJECT = {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}}
+SCHEMAS = [
+    # enum and const are filtered by all other keywords
+    *(
+        {"enum": [1, 5, 10, "a", "abc", [], [1], {}, {"a": 1}, None], **more}
+        for more in (
+            {"maximum": 5},
+            {"multipleOf": 5},
+            {"maxLength": 1},
+            {"pattern": "^ab"},
+            {"minItems": 1},
+            {"required": ["a"]},
+            {"allOf": [{"type": "string"}, {"maxLength": 1}]},
+            {"not": {"const": 5}},
+            {"properties": {"a": {"type": "string"}}},
+            {"if": {"type": "string"}, "then": {"minLength": 2}},
+        )
+    ),
+    {"allOf": [{"enum": [1, 5, 10]}, {"maximum": 5}]},
+    {"$ref": "#/$defs/e", "$defs": {"e": {"enum": ["a", "abc"]}}, "minLength": 2},
+    # negations and conditions
+    {"not": {"type": "string"}},
+    {"not": {"enum": ["a", 5, None]}},
+    {"type": "string", "not": {"pattern": "^a"}},
+    {"type": ["number", "string"], "not": {"minimum": 5}},
+    {"type": "object", "not": {"required": ["a"]}, "properties": {"a": {}, "b": {}, "c": {}}},
+    {**OBJECT, "dependentRequired": {"a": ["b"]}},
+    {**OBJECT, "dependentSchemas": {"a": {"properties": {"c": {"type": "null"}}}}},
+    {**OBJECT, "if": {"required": ["a"]}, "then": {"required": ["b"]}},
+    {
+        **OBJECT,
+        "if": {"properties": {"a": {"const": 1}}, "required": ["a"]},
+        "then": {"required": ["c"]},
+        "else": {"maxProperties": 2},
+    },
+    {"oneOf": [{"type": "string"}, {"maxLength": 2}]},
+    {**OBJECT, "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+    # objects
+    {"type": "object", "patternProperties": {"^[ab]": {"type": "integer"}}},
+    {
+        "type": "object",
+        "properties": {"a": {"maximum": 3}},
+        "patternProperties": {"^[ab]": {"type": "integer"}},
+        "additionalProperties": {"type": "null"},
+    },
+    {"type": "object", "propertyNames": {"enum": ["a", "c"]}},
+    {**OBJECT, "maxProperties": 1},
+    {**OBJECT, "minProperties": 2},
+    {**OBJECT, "minProperties": 1, "maxProperties": 2, "required": ["a"]},
+    # arrays
+    {"type": "array", "items": {"enum": [1, "a", None]}, "uniqueItems": True},
+    {"type": "array", "items": {"enum": [1, 2, 3]}, "uniqueItems": True, "minItems": 2},
+    {"type": "array", "contains": {"type": "integer"}},
+    {"type": "array", "items": {"type": "integer"}, "contains": {"const": 1}},
+    {"type": "object", "propertyNames": {"pattern": "^[a-b]$"}, "properties": {"a": {}, "c": {}}},
+    # merges
+    {"allOf": [{"type": "string", "pattern": "a"}, {"pattern": "b"}]},
+    {"allOf": [{"type": "string", "help": "x"}, {"help": "y", "minLength": 2}]},
+    {"type": "string", "pattern": "^$|(^[a-z]+$)"},
+    {"type": "string", "pattern": "(^a$)|(^ab)"},
+    {"type": "integer", "multipleOf": 5, "minimum": 1},
+    {"type": "number", "multipleOf": 2.5},
+]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda s: json.dumps(s)[:70])
+def test_values_are_accepted_as_by_jsonschema(schema):
+    check(schema, VALUES)
+
+
+@pytest.mark.parametrize(
+    "pattern,low,high",
+    [
+        ("^abc", 0, 2),
+        ("^a", 0, 0),
+        ("^[A-Z]{2}[0-9]{2}[A-Z0-9]{1,30}$", 0, 5),
+        ("^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", 1, 6),
+        ("^(a|bc)*$", 2, 5),
+        ("^([a-z][0-9])+$", 3, 5),
+        ("foo", 2, 5),
+        ("^[a-z]+@[a-z]+$", 0, 6),
+        ("a$", 3, None),
+    ],
+)
+def test_pattern_and_length_hold_together(pattern, low, high):
+    schema = {"type": "string", "pattern": pattern, "minLength": low}
+    if high is not None:
+        schema["maxLength"] = high
+    oracle = VALIDATOR(schema)
+    rng = random.Random(pattern)
+    letters = "abcfoA0-1@"
+    strings = ["".join(rng.choice(letters) for _ in range(rng.randint(0, 8))) for _ in range(3000)]
+    strings += ["".join(x) for n in range(5) for x in itertools.product("abf0o", repeat=n)]
+    strings += ["foo", "xfoox", "a-b", "a-", "bca", "a1b2", "AB12C", "a@b", "abcabc@abc"]
+    try:
+        g = llmc.Grammar(None, "json_schema", schema, strict=True)
+    except llmc.Error as e:
+        assert "nothing matches" in str(e) and not any(map(oracle.is_valid, strings))
+        return
+    with g:
+        for s in strings:
+            assert accepts(g, s) == oracle.is_valid(s), s
+            # a prefix that is allowed can be completed
+        assert any(accepts(g, s) for s in strings) or high is not None
+
+
+def test_an_allowed_prefix_can_always_be_completed():
+    """Random walks through the automaton with a counter never end in a dead end."""
+    rng = random.Random(3)
+    for schema in (
+        {"type": "string", "pattern": "^[a-z](-[a-z]{2})*$", "minLength": 4, "maxLength": 9},
+        {"type": "string", "pattern": "^(ab|cde)+$", "minLength": 7, "maxLength": 8},
+        {"type": "string", "format": "date-time", "maxLength": 22},
+        {"type": "string", "pattern": "foo", "maxLength": 6},
+    ):
+        oracle = VALIDATOR(schema, format_checker=VALIDATOR.FORMAT_CHECKER)
+        with llmc.Grammar(None, "json_schema", schema, strict=True, compact=True) as g:
+            for _ in range(40):
+                with g.matcher() as m:
+                    out = b""
+                    while not m.ended:
+                        mask = m.mask()
+                        byte = [b for b in range(0x20, 0x7F) if mask[b // 8] >> b % 8 & 1]
+                        assert byte, (schema, out)
+                        b = rng.choice(byte)
+                        m.accept(b)
+                        out += bytes([b])
+                assert oracle.is_valid(json.loads(out)), (schema, out)
+
+
+@pytest.mark.parametrize(
+    "number",
+    ["1234567890123456789", "18446744073709551615", "9" * 308, "-" + "7" * 300, "0." + "3" * 300],
+)
+def test_numbers_keep_their_digits(number):
+    kinds = [("json_schema", {"type": "number"}), ("json", "")]
+    if "." not in number:
+        kinds += [("json_schema", {"type": "integer"})]
+        if number[0] != "-":
+            kinds += [("json_schema", {"type": "integer", "minimum": 1})]
+    for kind, schema in kinds:
+        text = f'{{"a": {number}}}' if kind == "json" else number
+        with llmc.Grammar(None, kind, schema) as g:
+            assert g.match(text) == (True, len(text))
+            assert not g.match(text.replace(number, "1" * 500))[0]
+
+
+# accepted and rejected by the format checker of jsonschema 4.26.0 with fqdn 1.6.0, rfc3986-validator 0.1.1, rfc3339-validator 0.1.4 and isoduration 20.11.0
+FORMATS = {
+    "uri": (
+        ["http://h:80/p?q=1#f", "mailto:x@y.z", "a:", "http://[::1]:8/", "http://[v1.a]/"],
+        ["http://h:abc/p", "//a", "http://a b", "http://a/%zz", "x://é", "http://[1.2.3.4]"],
+    ),
+    "uri-reference": (
+        ["a/b", "", "#x", "?q", "/a//b", "a:b", "./1:b", "//[::]/"],
+        ["://", "1:b", "//a@b@c/", "\\\\x", "a b", "//h:9x"],
+    ),
+    "email": (["a@b", "x@[127.0.0.1]", '"a b"@c.d', "x@[IPv6:::1]"], ["a", "a@@b", "a b@c"]),
+    "hostname": (["a", "1.2", "A.B-c.d", "x" * 63], ["-a", "a-", "a_b", "x" * 64, ".", "a..b"]),
+    "time": (
+        ["12:00:00Z", "12:00:00z", "12:00:00.5-01:30", "00:00:00.1234567890123Z"],
+        ["23:59:60Z", "12:00:00+24:00", "1:00:00Z", "12:00:00", "24:00:00Z"],
+    ),
+    "date-time": (
+        ["2024-01-01T00:00:00Z", "2024-01-01t00:00:00.123456789012345z"],
+        ["2024-02-30T00:00:00Z", "0000-01-01T00:00:00Z", "2024-01-01 00:00:00Z"],
+    ),
+    "date": (
+        ["2024-02-29", "0001-01-01", "2000-02-29"],
+        ["2023-02-29", "1900-02-29", "2024-13-01"],
+    ),
+    "ipv6": (
+        ["::", "1::", "1:2:3:4:5:6:7:8", "::ffff:1.2.3.4", "1:2:3:4:5:6:1.2.3.4"],
+        ["1::2::3", "12345::", "::1%eth0", "1:2:3:4:5:6:7", "::1.2.3.4.5"],
+    ),
+    "ipv4": (["1.2.3.4", "0.0.0.0"], ["256.1.1.1", "01.2.3.4", "1.2.3"]),
+    "json-pointer": (["", "/a", "/~0~1"], ["a", "/~2"]),
+    "unknown": (["anything"], []),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats(name):
+    good, bad = FORMATS[name]
+    with llmc.Grammar(None, "json_schema", {"type": "string", "format": name}, strict=True) as g:
+        for s in good:
+            assert accepts(g, s), s
+        for s in bad:
+            assert not accepts(g, s), s
+    limit = sorted(map(len, good))[len(good) // 2]
+    short = {"type": "string", "format": name, "maxLength": limit}
+    with llmc.Grammar(None, "json_schema", short, strict=True) as g:
+        for s in good:
+            assert accepts(g, s) == (len(s) <= limit), s
+
+
+def test_white_space_is_that_of_ecma_262():
+    """The set is WhiteSpace and LineTerminator of ECMA-262, sections 12.2 and 12.3."""
+    white = "\t\n\v\f\r \u00a0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff"
+    white += "".join(chr(c) for c in range(0x2000, 0x200B))
+    with (
+        llmc.Grammar(None, "json_schema", {"type": "string", "pattern": r"^\S+$"}) as no,
+        llmc.Grammar(None, "json_schema", {"type": "string", "pattern": r"^[\s]+$"}) as yes,
+    ):
+        for c in white + "\u0085\u200b\u180ea":
+            text = json.dumps(c) if c < " " else json.dumps(c, ensure_ascii=False)
+            assert yes.match(text)[0] == (c in white), hex(ord(c))
+            assert no.match(text)[0] == (c not in white), hex(ord(c))
+
+
+NODE = {"$ref": "#/$defs/n"}
+RECURSIVE = [
+    {"allOf": [{"type": "object", "properties": {"c": NODE}}, {"properties": {"c": NODE}}]},
+    {
+        "allOf": [
+            {"type": "object", "additionalProperties": NODE},
+            {"additionalProperties": NODE, "maxProperties": 1},
+        ]
+    },
+    {
+        "allOf": [
+            {"type": "object", "properties": {"c": {"type": "array", "items": NODE}}},
+            {"properties": {"d": {"type": "string"}}},
+        ]
+    },
+]
+
+
+@pytest.mark.parametrize("node", RECURSIVE, ids=["property", "additional", "items"])
+def test_recursive_schemas_are_merged(node):
+    values = [{}, {"c": {}}, {"c": {"c": {"c": {}}}}, {"c": 1}, {"c": {"c": 1}}, {"c": [{}]}]
+    values += [{"c": [{"c": [], "d": "x"}], "d": "y"}, {"c": [{"d": 1}]}, {"d": 1}]
+    check({"$defs": {"n": node}, "$ref": "#/$defs/n"}, values)
+
+
+def test_a_file_is_checked_from_the_command_line(tmp_path):
+    schema, lark, good, bad = (tmp_path / n for n in ("s.json", "g.lark", "good", "bad"))
+    schema.write_text('{"type": "object", "properties": {"id": {"type": "integer"}}}')
+    lark.write_text('start: "a" "b"+')
+    good.write_text('{"id": 12}')
+    bad.write_text('{"id": "x"}')
+
+    def run(*args):
+        return subprocess.run(
+            [str(ROOT / "build/llmc"), "run", *map(str, args)], capture_output=True, text=True
+        )
+
+    assert run("--schema", schema, "--check", good).returncode == 0
+    r = run("--schema", schema, "--check", bad)
+    assert r.returncode == 3 and "byte 7 " in r.stderr
+    good.write_text("abb")
+    bad.write_text("a")
+    assert run("--grammar", lark, "--check", good).returncode == 0
+    r = run("--grammar", lark, "--check", bad)
+    assert r.returncode == 3 and "ends after 1 bytes" in r.stderr
+    assert run("--check", good).returncode == 1
