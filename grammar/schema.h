@@ -69,6 +69,10 @@ enum { MAX_ONE_OF = 128, MAX_ONES = 16 };
 	"conditions"
 /* The listed properties are a condition: they do not close the object. */
 #define OPEN "\x7Fopen"
+/* Numbers that are no integers. */
+#define FRACTION                                                                                   \
+	"\x7F"                                                                                     \
+	"fraction"
 /* Two schemas that are merged when they are visited, once for each pair. */
 #define LAZY "\x7Flazy"
 enum { MAX_MERGED = 100000 };

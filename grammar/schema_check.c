@@ -69,6 +69,8 @@ number_fits(const json_t *v, const json_t *o)
 	const json_t *m = json_object_get(o, "multipleOf");
 	double x = json_number_value(v), d = json_number_value(m);
 
+	if (json_object_get(o, FRACTION) && x == nearbyint(x))
+		return false;
 	if (json_is_integer(v) && json_is_integer(m) && json_integer_value(m) > 0) {
 		if (json_integer_value(v) % json_integer_value(m))
 			return false;

@@ -60,6 +60,7 @@ schema_is_annotation(const char *key)
 		MORE_CONDITIONS,
 		NOT_PATTERNS,
 		NOT_VALUES,
+		FRACTION,
 	};
 
 	for (size_t i = 0; i < sizeof words / sizeof *words; i++)

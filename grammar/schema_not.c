@@ -46,7 +46,7 @@ of_type(Schema *s, const char *type, const char *key, const json_t *v)
 	return o;
 }
 
-/* Any value of a type that is not among `types`. A schema of integers leaves no other numbers. */
+/* Any value of a type that is not among `types`; integers count as numbers. */
 static const json_t *
 other_types(Schema *s, int types)
 {
@@ -189,7 +189,10 @@ add_excluded(Schema *s, json_t *out, const json_t *o, const char *key, const jso
 	size_t i;
 
 	if (!strcmp(key, "type") || !strcmp(key, "nullable")) {
-		const json_t *others = other_types(s, schema_types(s, o, p));
+		int types = schema_types(s, o, p);
+		const json_t *others = other_types(s, types);
+		if (!strcmp(key, "type") && (types & T_INTEGER) && !(types & T_NUMBER))
+			add(s, out, of_type(s, "number", FRACTION, json_true()));
 		if (!strcmp(key, "type") && !json_is_false(others))
 			add(s, out, others);
 		return true;

@@ -358,6 +358,32 @@ multiple_of(Schema *s, const Bound *lo, const Bound *hi, bool integer, int32_t d
 	return language_expr(b, &l, 0, standard ? -1 : JSON_MAX_DIGITS, (RegexFlags){ 0 });
 }
 
+/* Numbers within a range that are no integers. */
+static Expr *
+fraction(Schema *s, const Bound *lo, const Bound *hi, const Path *p)
+{
+	GrammarBuilder *b = s->b;
+	bool standard = b->opt.standard;
+	Language l;
+
+	b->opt.standard = true; /* any number of digits, which are counted below */
+	Expr *range = lo->set || hi->set ? number_range(b, lo, hi, false) : NULL;
+	b->opt.standard = standard;
+	Expr *minus = expr_rep(b, expr_text(b, "-"), 0, 1), *digit = expr_char(b, '0', '9'),
+	     *whole = expr_alt(b, 2, expr_text(b, "0"),
+	                       expr_seq(b, 2, expr_char(b, '1', '9'), expr_rep(b, digit, 0, -1)));
+	Expr *any = expr_seq(b, 4, minus, whole, expr_text(b, "."), expr_rep(b, digit, 1, -1));
+	Expr *zeros =
+	    expr_seq(b, 4, minus, whole, expr_text(b, "."), expr_rep(b, expr_text(b, "0"), 1, -1));
+	Operand op[] = { { any, false }, { zeros, true }, { range ? range : any, false } };
+	Expr *x = language_make(b, op, 3, &l)
+	              ? language_expr(b, &l, 0, standard ? -1 : JSON_MAX_DIGITS, (RegexFlags){ 0 })
+	              : NULL;
+	if (!x)
+		schema_fail(s, p, "type", "the range of these numbers is too large");
+	return x;
+}
+
 static void
 bound_of(Schema *s, const json_t *o, const char *key, const char *exclusive, bool low, Bound *out,
          const Path *p)
@@ -386,6 +412,8 @@ schema_number(Schema *s, const json_t *o, bool integer, const Path *p)
 
 	bound_of(s, o, "minimum", "exclusiveMinimum", true, &lo, p);
 	bound_of(s, o, "maximum", "exclusiveMaximum", false, &hi, p);
+	if (json_object_get(o, FRACTION))
+		return integer ? expr_none(s->b) : fraction(s, &lo, &hi, p);
 	const json_t *multiple = json_object_get(o, "multipleOf");
 	int32_t divisor, decimals;
 	if (multiple) {
