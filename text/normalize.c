@@ -157,7 +157,7 @@ normalize(Enc *e, ByteSpan in, ByteSpan *out)
 {
 	const llmc_tokenizer *t = e->t;
 
-	/* rules of a tokenizer may multiply a text, and each the result of the one before */
+	/* a rule may make its input longer, and the next rule makes that longer again */
 	e->max_normal = ((size_t)1 << 20) + 64 * in.n;
 	for (size_t i = 0; i < t->n_norm; i++) {
 		if (in.n > e->max_normal)

@@ -475,7 +475,7 @@ def test_columns_of_experts_in_orders_of_their_own(name, tmp_path):
     layers, experts, chosen = (3, 4, 2) if name == "mixtral-plain" else (2, 8, 3)  # 64 columns each
     assert (
         f"orders     {layers * experts * 64 * 4 / 1024:.1f} KiB of the weights" in plan
-        and f"{chosen * 64 * 4} bytes a row" in plan
+        and f"{chosen * 64 * 4} bytes per row" in plan
     ), plan
 
 
