@@ -116,3 +116,16 @@ def test_each_exception_is_still_needed():
         bad = [lines[line - 1] for line, *_ in words.findings(path, text, RULES, {})]
         for fragment in fragments:
             assert any(fragment in line for line in bad), f"{path}: {fragment}"
+
+
+def test_the_tree_has_no_banned_wording():
+    """Comments, documents, messages and test names: tools/words.py finds nothing."""
+    bad = []
+    for path in words.tracked([]):
+        if words.reader_of(path) is not None:
+            text = (words.ROOT / path).read_text(encoding="utf-8", errors="replace")
+            bad += [
+                f"{path}:{line}: {found} [{rule}]: {hint}"
+                for line, rule, found, hint in words.findings(path, text, RULES, ALLOWED)
+            ]
+    assert not bad, "\n".join(bad)
