@@ -6,6 +6,7 @@
  * left-recursive rule is rewritten as a loop. */
 #include <string.h>
 
+#include "base/json.h"
 #include "base/utf8.h"
 #include "grammar/rules.h"
 
@@ -519,6 +520,28 @@ import(Lark *g, size_t statement)
 		rules_wrong(&g->r, statement, "the list of imports has no closing ')'");
 }
 
+#define OPTIONS "llguidance"
+
+/* %llguidance {...}: options of llguidance for its own work, which change no language; the line is
+ * skipped. Others are an error. */
+static void
+options(Lark *g, size_t statement)
+{
+	size_t at = g->r.at + strlen(OPTIONS), end = at;
+
+	while (end < g->r.n && g->r.s[end] != '\n')
+		end++;
+	json_error_t why;
+	json_t *v = json_read(g->r.b->a, g->r.s + at, end - at, 0, &why), *one;
+	const char *key;
+	if (!json_is_object(v))
+		rules_wrong(&g->r, statement, "expected %%llguidance and a JSON object");
+	json_object_foreach (v, key, one)
+		if (strcmp(key, "no_forcing") != 0 && strcmp(key, "allow_initial_skip") != 0)
+			rules_wrong(&g->r, statement, "the option '%.40s' is not supported", key);
+	g->r.at = end;
+}
+
 static void
 statement(Lark *g)
 {
@@ -527,6 +550,10 @@ statement(Lark *g)
 	if (n == 6 && memcmp(g->r.s + g->r.at, "import", n) == 0) {
 		g->r.at += n;
 		import(g, from);
+		return;
+	}
+	if (n == strlen(OPTIONS) && memcmp(g->r.s + g->r.at, OPTIONS, n) == 0) {
+		options(g, from);
 		return;
 	}
 	rules_wrong(&g->r, from, "%%%.*s is not supported", (int)(n < 40 ? n : 40),

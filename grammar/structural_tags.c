@@ -6,6 +6,7 @@
             than strings `json`) after the key and `end` after the value; raw strings stand for
  themselves, quoted ones stand between `quote`
   until     any characters up to and including the first occurrence of this string
+ *   triggered {triggers, tags: [{begin, part, end}], at_least_one, stop_after_first}: free text in which a trigger begins a tag
  *   seq, alt  list of parts: all of them in order, one of them
  *   many      [part, separator]: one or more, at most `max` if given
  *   grammar   source in another notation, `kind`: json, json_schema, regex, gbnf, choice or lark; `strict`: as the option, for this part; `json`: a regex or lark written
@@ -14,7 +15,7 @@
 
 #include "base/json.h"
 #include "base/utf8.h"
-#include "grammar/grammar_internal.h"
+#include "grammar/language.h"
 
 enum { MAX_NEST = 50, MAX_UNTIL = 64 };
 
@@ -210,6 +211,82 @@ arguments(GrammarBuilder *b, const json_t *schema, const json_t *v, const char *
 	return x;
 }
 
+/* Any characters, as a loop. */
+static Expr *
+anything(GrammarBuilder *b)
+{
+	return expr_rep(b, expr_char(b, 0, 0x10FFFF), 0, -1);
+}
+
+/* Any characters without a trigger, then `end` if it is not NULL, which is the first trigger. */
+static Expr *
+without_triggers(GrammarBuilder *b, const json_t *triggers, const char *end)
+{
+	Expr *any = anything(b);
+	ExprList words = { 0 };
+	const json_t *v;
+	size_t i;
+	Language l;
+
+	json_array_foreach ((json_t *)(uintptr_t)triggers, i, v)
+		if (!mark_is_token(b, json_string_value(v)))
+			expr_push(b, &words,
+			          expr_bytes(b, json_string_value(v), json_string_length(v)));
+	if (end && mark_is_token(b, end))
+		return expr_seq(b, 2, without_triggers(b, triggers, NULL), mark_text(b, end));
+	if (!words.n)
+		return any;
+	/* with `end`, no trigger is complete before the last character */
+	Expr *trigger = expr_list(b, EXPR_ALT, &words);
+	Operand op[] = { { end ? expr_seq(b, 2, any, expr_text(b, end)) : any, false },
+		         { end ? expr_seq(b, 4, any, trigger, expr_char(b, 0, 0x10FFFF), any)
+		               : expr_seq(b, 3, any, trigger, any),
+		           true } };
+	if (!language_make(b, op, 2, &l))
+		build_fail(b, "parts: the triggers are too large together");
+	return language_expr(b, &l, 0, -1, (RegexFlags){ 0 });
+}
+
+/* {"triggers": [string], "tags": [{"begin", "part", "end"}], "at_least_one", "stop_after_first"}:
+ * free text in which each trigger begins one of the tags that start with it. */
+static Expr *
+triggered(GrammarBuilder *b, const json_t *v, int depth)
+{
+	const json_t *triggers = json_object_get(v, "triggers"), *tags = json_object_get(v, "tags"),
+	             *trigger, *tag;
+	bool one = json_is_true(json_object_get(v, "at_least_one")),
+	     stop = json_is_true(json_object_get(v, "stop_after_first"));
+	ExprList all = { 0 };
+	size_t i, k;
+
+	if (!json_array_size(triggers) || !json_array_size(tags))
+		build_fail(b, "parts: triggered tags need 'triggers' and 'tags'");
+	json_array_foreach ((json_t *)(uintptr_t)triggers, i, trigger) {
+		const char *word = json_string_value(trigger);
+		ExprList own = { 0 };
+		if (!word || !*word)
+			build_fail(b, "parts: a trigger is a string of at least one character");
+		json_array_foreach ((json_t *)(uintptr_t)tags, k, tag) {
+			const char *begin = json_text_of(tag, "begin");
+			if (strncmp(begin, word, strlen(word)) != 0)
+				continue;
+			expr_push(b, &own,
+			          expr_seq(b, 3, mark_text(b, begin + strlen(word)),
+			                   part(b, json_object_get(tag, "part"), depth + 1),
+			                   mark_text(b, json_text_of(tag, "end"))));
+		}
+		if (own.n)
+			expr_push(b, &all,
+			          expr_seq(b, 2, without_triggers(b, triggers, word),
+			                   expr_list(b, EXPR_ALT, &own)));
+	}
+	if (!all.n)
+		build_fail(b, "parts: no tag begins with a trigger");
+	Expr *tagged = expr_list(b, EXPR_ALT, &all), *rest = without_triggers(b, triggers, NULL);
+	return stop ? (one ? tagged : expr_alt(b, 2, tagged, rest))
+	            : expr_seq(b, 2, expr_rep(b, tagged, one, -1), rest);
+}
+
 static Expr *
 part(GrammarBuilder *b, const json_t *v, int depth)
 {
@@ -230,6 +307,8 @@ part(GrammarBuilder *b, const json_t *v, int depth)
 		                  (RegexFlags){ 0 });
 	if (json_is_string(x = json_object_get(v, "until")))
 		return until_text(b, json_string_value(x));
+	if ((x = json_object_get(v, "triggered")))
+		return triggered(b, x, depth);
 	if ((x = json_object_get(v, "seq")))
 		return list(b, EXPR_SEQ, x, depth);
 	if ((x = json_object_get(v, "alt")))

@@ -123,16 +123,36 @@ hold(Generation *g, llmc_grammar_kind kind, const char *text, size_t n,
 	static const char *const names[] = {
 		[LLMC_GRAMMAR_JSON] = "json",     [LLMC_GRAMMAR_JSON_SCHEMA] = "json_schema",
 		[LLMC_GRAMMAR_REGEX] = "regex",   [LLMC_GRAMMAR_GBNF] = "gbnf",
-		[LLMC_GRAMMAR_CHOICE] = "choice",
+		[LLMC_GRAMMAR_CHOICE] = "choice", [LLMC_GRAMMAR_LARK] = "lark",
 	};
 
 	if (!grammar_of(g->model, kind, text, n, opt, param, &g->grammar, p))
 		return false;
-	json_printf(&g->form, "{\"kind\":%s,\"grammar\":", names[kind]);
-	json_str(&g->form, text, n);
-	strbuf_puts(&g->form, opt->strict ? ",\"strict\":true}" : "}");
+	if (kind == LLMC_GRAMMAR_PARTS) {
+		strbuf_add(&g->form, text, n);
+	} else {
+		json_printf(&g->form, "{\"kind\":%s,\"grammar\":", names[kind]);
+		json_str(&g->form, text, n);
+		strbuf_puts(&g->form, opt->strict ? ",\"strict\":true}" : "}");
+	}
 	g->compact = opt->compact;
 	return !g->form.failed || problem_memory(p);
+}
+
+/* The notation of a grammar, by the rule of vLLM: Lark, if no line has `::=`. */
+static llmc_grammar_kind
+grammar_kind(const json_t *v)
+{
+	for (const char *s = json_string_value(v); s && *s;) {
+		size_t n = strcspn(s, "\n"), end = strcspn(s, "#\n");
+		const char *slashes = memmem(s, n, "//", 2);
+		if (slashes && (size_t)(slashes - s) < end)
+			end = (size_t)(slashes - s);
+		if (memmem(s, end, "::=", 3))
+			return LLMC_GRAMMAR_GBNF;
+		s += n + (s[n] != 0);
+	}
+	return LLMC_GRAMMAR_LARK;
 }
 
 /* Read a schema: an object, true or false, or a string with JSON. */
@@ -190,6 +210,146 @@ of_any_json(Generation *g, const llmc_grammar_options *opt, const char *param, P
 	return hold(g, LLMC_GRAMMAR_JSON, "", 0, opt, param, p);
 }
 
+/* ---- structural tags ---- */
+
+static json_t *tag_part(const json_t *v, int depth);
+
+/* {"begin", "content", "end"} as a tag of parts; NULL: not understood. */
+static json_t *
+tag_of(const json_t *v, int depth)
+{
+	const json_t *begin = json_object_get(v, "begin"), *end = json_object_get(v, "end");
+
+	end = json_is_array(end) ? json_array_get(end, 0) : end;
+	if (!json_is_string(begin) || !json_is_string(end))
+		return NULL;
+	json_t *content = json_object_get(v, "content"),
+	       *part = content ? tag_part(content, depth + 1)
+	               : json_object_get(v, "schema")
+	                   ? json_pack("{s:O}", "schema", json_object_get(v, "schema"))
+	                   : tag_part(NULL, depth + 1);
+	/* free text ends with the first end */
+	const char *type = json_string_value(json_object_get(content, "type"));
+	if (type && !strcmp(type, "any_text") && json_string_length(end)) {
+		json_decref(part);
+		return json_pack("{s:O, s:{s:O}, s:s}", "begin", begin, "part", "until", end, "end",
+		                 "");
+	}
+	return part ? json_pack("{s:O, s:o, s:O}", "begin", begin, "part", part, "end", end) : NULL;
+}
+
+static json_t *
+tag_list(const json_t *list, json_t *(*one)(const json_t *v, int depth), int depth)
+{
+	json_t *out = json_array(), *v;
+	size_t i;
+
+	json_array_foreach ((json_t *)(uintptr_t)list, i, v)
+		if (json_array_append_new(out, one(v, depth + 1)) != 0) {
+			json_decref(out);
+			return NULL;
+		}
+	return out;
+}
+
+static json_t *
+tag_as_sequence(const json_t *v, int depth)
+{
+	json_t *tag = tag_of(v, depth), *out;
+
+	if (!tag)
+		return NULL;
+	out = json_pack("{s:[{s:O}, O, {s:O}]}", "seq", "text", json_object_get(tag, "begin"),
+	                json_object_get(tag, "part"), "text", json_object_get(tag, "end"));
+	json_decref(tag);
+	return out;
+}
+
+/* A format of xgrammar's structural tags as a part; NULL: not understood. */
+static json_t *
+tag_part(const json_t *v, int depth)
+{
+	enum { MAX_TAGS = 40 };
+	const char *type = json_string_value(json_object_get(v, "type"));
+
+	if (depth > MAX_TAGS)
+		return NULL;
+	if (!type || !strcmp(type, "any_text"))
+		return json_pack("{s:s}", "regex", "(.|\n)*");
+	if (!strcmp(type, "const_string"))
+		return json_pack("{s:O?}", "text", json_object_get(v, "value"));
+	if (!strcmp(type, "json_schema"))
+		return json_pack("{s:O?}", "schema", json_object_get(v, "json_schema"));
+	if (!strcmp(type, "regex"))
+		return json_pack("{s:O?}", "regex", json_object_get(v, "pattern"));
+	if (!strcmp(type, "grammar"))
+		return json_pack("{s:s, s:O?}", "kind",
+		                 grammar_kind(json_object_get(v, "grammar")) == LLMC_GRAMMAR_LARK
+		                     ? "lark"
+		                     : "gbnf",
+		                 "grammar", json_object_get(v, "grammar"));
+	if (!strcmp(type, "sequence"))
+		return json_pack("{s:o}", "seq",
+		                 tag_list(json_object_get(v, "elements"), tag_part, depth));
+	if (!strcmp(type, "or"))
+		return json_pack("{s:o}", "alt",
+		                 tag_list(json_object_get(v, "elements"), tag_part, depth));
+	if (!strcmp(type, "tag"))
+		return tag_as_sequence(v, depth);
+	if (!strcmp(type, "tags_with_separator")) {
+		json_t *many =
+		    json_pack("{s:[{s:o}, {s:O?}]}", "many", "alt",
+		              tag_list(json_object_get(v, "tags"), tag_as_sequence, depth), "text",
+		              json_object_get(v, "separator"));
+		if (json_is_true(json_object_get(v, "at_least_one")) || !many)
+			return many;
+		return json_pack("{s:[{s:[]}, o]}", "alt", "seq", many);
+	}
+	if (!strcmp(type, "triggered_tags"))
+		return json_pack("{s:{s:O?, s:o, s:b, s:b}}", "triggered", "triggers",
+		                 json_object_get(v, "triggers"), "tags",
+		                 tag_list(json_object_get(v, "tags"), tag_of, depth),
+		                 "at_least_one", json_is_true(json_object_get(v, "at_least_one")),
+		                 "stop_after_first",
+		                 json_is_true(json_object_get(v, "stop_after_first")));
+	return NULL;
+}
+
+/* Read a structural tag: {"structures", "triggers"}, or {"format"} as xgrammar has it, as an object
+ * or as a string with JSON. */
+static bool
+structural_tag_read(Generation *g, const json_t *v, const char *param, Problem *p)
+{
+	llmc_grammar_options opt = LLMC_INIT(llmc_grammar_options);
+	json_t *own = NULL, *part;
+	bool no_memory = false;
+
+	if (json_is_string(v))
+		v = own =
+		    json_parse(json_string_value(v), json_string_length(v), 0, NULL, &no_memory);
+	if (json_object_get(v, "structures"))
+		part = json_pack("{s:{s:O?, s:o}}", "triggered", "triggers",
+		                 json_object_get(v, "triggers"), "tags",
+		                 tag_list(json_object_get(v, "structures"), tag_of, 0));
+	else
+		part = json_is_object(json_object_get(v, "format"))
+		           ? tag_part(json_object_get(v, "format"), 0)
+		           : NULL;
+	json_decref(own);
+	char *text = part ? json_dumps(part, JSON_COMPACT) : NULL;
+	json_decref(part);
+	if (no_memory)
+		return problem_memory(p);
+	if (!text)
+		return problem(p, 400, param,
+		               "Invalid '%s': expected a structural tag with 'structures' and "
+		               "'triggers', or with a 'format' of a known type.",
+		               param);
+	bool ok = hold(g, LLMC_GRAMMAR_PARTS, text, strlen(text), &opt, param, p);
+	free(text);
+	return ok;
+}
+
 bool
 grammar_read_typed(Generation *g, const json_t *v, const char *param, Problem *p)
 {
@@ -204,7 +364,7 @@ grammar_read_typed(Generation *g, const json_t *v, const char *param, Problem *p
 	if (!strcmp(type, "regex"))
 		return of_string(g, LLMC_GRAMMAR_REGEX, value, param, p);
 	if (!strcmp(type, "grammar"))
-		return of_string(g, LLMC_GRAMMAR_GBNF, value, param, p);
+		return of_string(g, grammar_kind(value), value, param, p);
 	if (!strcmp(type, "json_schema") && json_object_get(value, "schema"))
 		value = json_object_get(value, "schema");
 	if (!strcmp(type, "json") || !strcmp(type, "json_schema"))
@@ -245,11 +405,13 @@ read_format(Generation *g, const json_t *v, Problem *p)
 			    "Invalid 'response_format': expected a 'json_schema' with a 'schema'.");
 		return of_schema(g, schema, &opt, "response_format", p);
 	}
+	if (!strcmp(type, "structural_tag"))
+		return structural_tag_read(g, v, "response_format", p);
 	if (json_object_get(v, "value"))
 		return grammar_read_typed(g, v, "response_format", p);
 	return problem(p, 400, "response_format",
-	               "Invalid 'response_format': type '%.60s' is none of 'text', 'json_object' "
-	               "and 'json_schema'.",
+	               "Invalid 'response_format': type '%.60s' is none of 'text', 'json_object', "
+	               "'json_schema' and 'structural_tag'.",
 	               type);
 }
 
@@ -277,14 +439,13 @@ read_structured(Generation *g, const json_t *v, Problem *p)
 		n += asks(json_object_get(v, kinds[i]));
 	if (n != 1)
 		return problem(p, 400, param,
-		               "Invalid '%s': expected one of json, regex, choice, grammar and "
-		               "json_object, got %d.",
+		               "Invalid '%s': expected one of json, regex, choice, grammar, "
+		               "json_object and structural_tag, got %d.",
 		               param, n);
-	if (asks(json_object_get(v, "structural_tag")) ||
-	    asks(json_object_get(v, "whitespace_pattern")))
+	if (asks(json_object_get(v, "whitespace_pattern")))
 		return problem(p, 400, param,
-		               "Invalid '%s': structural_tag and whitespace_pattern are not "
-		               "supported by this server.",
+		               "Invalid '%s': whitespace_pattern is not supported by this server; "
+		               "disable_any_whitespace is.",
 		               param);
 	if (!field_bool(v, "disable_any_whitespace", &opt.compact, p))
 		return false;
@@ -295,18 +456,68 @@ read_structured(Generation *g, const json_t *v, Problem *p)
 	if (asks(json_object_get(v, "choice")))
 		return of_choice(g, json_object_get(v, "choice"), param, p);
 	if (asks(json_object_get(v, "grammar")))
-		return of_string(g, LLMC_GRAMMAR_GBNF, json_object_get(v, "grammar"), param, p);
+		return of_string(g, grammar_kind(json_object_get(v, "grammar")),
+		                 json_object_get(v, "grammar"), param, p);
+	if (asks(json_object_get(v, "structural_tag")))
+		return structural_tag_read(g, json_object_get(v, "structural_tag"), param, p);
 	return of_any_json(g, &opt, param, p);
+}
+
+/* The kind and the value of a field of constraints. Clients send one constraint in an old and in a
+ * new field. */
+static const json_t *
+constraint_of(const json_t *o, const char *field, const char **kind)
+{
+	static const struct {
+		const char *field, *kind;
+	} kinds[] = {
+		{ "guided_json", "json" },     { "json_schema", "json" },
+		{ "guided_regex", "regex" },   { "regex", "regex" },
+		{ "guided_choice", "choice" }, { "guided_grammar", "grammar" },
+		{ "grammar", "grammar" },      { "ebnf", "grammar" },
+		{ "structural_tag", "tag" },   { "json", "json" },
+		{ "choice", "choice" },
+	};
+	const json_t *v = json_object_get(o, field), *inner;
+	const char *key;
+
+	*kind = field;
+	if (!strcmp(field, "structured_outputs")) {
+		json_object_foreach ((json_t *)(uintptr_t)v, key, inner)
+			if (asks(inner) && strcmp(key, "disable_any_whitespace") != 0)
+				return constraint_of(v, key, kind);
+		return v;
+	}
+	if (!strcmp(field, "response_format")) {
+		inner = json_object_get(json_object_get(v, "json_schema"), "schema");
+		*kind = inner ? "json" : "format";
+		return inner ? inner : v;
+	}
+	for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+		if (!strcmp(field, kinds[i].field))
+			*kind = kinds[i].kind;
+	return v;
+}
+
+static bool
+equal_constraints(const json_t *o, const char *a, const char *b)
+{
+	const char *kind[2];
+	const json_t *x = constraint_of(o, a, &kind[0]), *y = constraint_of(o, b, &kind[1]);
+
+	return !strcmp(kind[0], kind[1]) &&
+	       json_equal((json_t *)(uintptr_t)x, (json_t *)(uintptr_t)y);
 }
 
 bool
 grammar_read(Generation *g, const json_t *o, Problem *p)
 {
-	static const char *const fields[] = {
-		"response_format", "guided_json",    "guided_regex",
-		"guided_choice",   "guided_grammar", "structured_outputs",
-		"grammar",         "json_schema",    "regex"
-	};
+	static const char *const fields[] = { "response_format", "guided_json",
+		                              "guided_regex",    "guided_choice",
+		                              "guided_grammar",  "structured_outputs",
+		                              "grammar",         "json_schema",
+		                              "regex",           "ebnf",
+		                              "structural_tag" };
 	llmc_grammar_options opt = LLMC_INIT(llmc_grammar_options);
 	const json_t *format = json_object_get(o, "response_format");
 	const char *which = NULL;
@@ -316,6 +527,8 @@ grammar_read(Generation *g, const json_t *o, Problem *p)
 		const char *type = json_string_value(json_object_get(format, "type"));
 		if (!asks(v) || (v == format && type && !strcmp(type, "text")) ||
 		    (json_is_string(v) && !json_string_length(v)))
+			continue;
+		if (which && equal_constraints(o, which, fields[i]))
 			continue;
 		if (which)
 			return problem(
@@ -333,13 +546,15 @@ grammar_read(Generation *g, const json_t *o, Problem *p)
 		return read_structured(g, v, p);
 	if (!strcmp(which, "guided_json") || !strcmp(which, "json_schema"))
 		return of_schema(g, v, &opt, which, p);
+	if (!strcmp(which, "structural_tag"))
+		return structural_tag_read(g, v, which, p);
 	if (!strcmp(which, "guided_choice"))
 		return of_choice(g, v, which, p);
 	if (!strcmp(which, "grammar") && json_is_object(v))
 		return grammar_read_typed(g, v, which, p);
 	return of_string(g,
 	                 strcmp(which, "guided_regex") && strcmp(which, "regex")
-	                     ? LLMC_GRAMMAR_GBNF
+	                     ? grammar_kind(v)
 	                     : LLMC_GRAMMAR_REGEX,
 	                 v, which, p);
 }

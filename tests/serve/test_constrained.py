@@ -105,6 +105,47 @@ def test_choices_log_probabilities_and_penalties(client):
         ({"guided_choice": ["red", "green"]}, "red|green"),
         ({"guided_grammar": 'root ::= "<" [a-z]{2,4} ">"'}, "<[a-z]{2,4}>"),
         ({"grammar": 'root ::= ("ab" | "cd")'}, "ab|cd"),
+        ({"ebnf": 'root ::= ("ab" | "cd")'}, "ab|cd"),
+        ({"structured_outputs": {"grammar": 'start: "a" /[0-9]{3}/'}}, "a[0-9]{3}"),
+        ({"guided_grammar": '%llguidance {}\nstart: "x" "y"'}, "xy"),
+        (
+            {
+                "guided_grammar": 'root ::= "abc"',
+                "structured_outputs": {"grammar": 'root ::= "abc"'},
+            },
+            "abc",
+        ),
+        (
+            {
+                "structural_tag": {
+                    "structures": [{"begin": "<n>", "schema": {"enum": [12, 34]}, "end": "</n>"}],
+                    "triggers": ["<n"],
+                },
+                "logit_bias": {},
+                "max_tokens": 30,
+            },
+            "([^<]|<(?!n))*(<n>(12|34)</n>([^<]|<(?!n))*)*",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "structural_tag",
+                    "format": {
+                        "type": "sequence",
+                        "elements": [
+                            {"type": "const_string", "value": "v="},
+                            {
+                                "type": "tag",
+                                "begin": "[",
+                                "content": {"type": "regex", "pattern": "[0-9]{2}"},
+                                "end": "]",
+                            },
+                        ],
+                    },
+                }
+            },
+            r"v=\[[0-9]{2}\]",
+        ),
         ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
         ({"structured_outputs": {"regex": "x{5}"}}, "x{5}"),
         (
@@ -148,7 +189,7 @@ def test_other_servers_fields(smol, extra, fits):
         choice = a.json()["choices"][0]
         text = choice["text"] if "text" in choice else choice["message"]["content"]
         assert re.fullmatch(fits, text), text
-        assert choice["finish_reason"] == "stop"
+        assert choice["finish_reason"] == "stop" or "structural_tag" in extra
 
 
 def test_tgis_grammar(smol):
@@ -201,7 +242,7 @@ def test_tgis_grammar(smol):
                         "strict": True,
                         "schema": {
                             "type": "object",
-                            "properties": {"a": {"not": {"type": "null"}}},
+                            "properties": {"a": {"not": {"contains": {}}}},
                         },
                     },
                 }
@@ -217,7 +258,9 @@ def test_tgis_grammar(smol):
         ({"guided_choice": []}, "guided_choice", "choice"),
         ({"guided_json": {}, "guided_regex": "a"}, "guided_regex", "exclude"),
         ({"structured_outputs": {}}, "structured_outputs", "one of"),
-        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs", "structural_tag"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs", "structural tag"),
+        ({"structural_tag": {"format": {"type": "no"}}}, "structural_tag", "known type"),
+        ({"guided_grammar": "root ::= x", "ebnf": "root ::= y"}, "ebnf", "exclude"),
     ],
 )
 def test_what_cannot_be_is_refused_by_path_and_keyword(smol, extra, param, words):

@@ -7,6 +7,7 @@ import itertools
 import json
 import pathlib
 import random
+import re
 import subprocess
 
 import jsonschema
@@ -287,6 +288,30 @@ def test_recursive_schemas_are_merged(node):
     values = [{}, {"c": {}}, {"c": {"c": {"c": {}}}}, {"c": 1}, {"c": {"c": 1}}, {"c": [{}]}]
     values += [{"c": [{"c": [], "d": "x"}], "d": "y"}, {"c": [{"d": 1}]}, {"d": 1}]
     check({"$defs": {"n": node}, "$ref": "#/$defs/n"}, values)
+
+
+def test_a_trigger_begins_a_tag_that_starts_with_it():
+    """Free text without a trigger, then a tag, as xgrammar's structural tags; the oracle is re."""
+    tags = [
+        {"begin": "<a>", "part": {"regex": "[0-9]+"}, "end": "</a>"},
+        {"begin": "<ab>", "part": {"schema": {"enum": ["x"]}}, "end": ";"},
+        {"begin": "{{", "part": {"text": "y"}, "end": "}}"},
+    ]
+    tag = r'(<a>[0-9]+</a>|<ab>"x";|\{\{y\}\})'
+    free = r"((?!<a|\{\{)[\s\S])*"
+    for more, regex in (
+        ({}, f"{free}({tag}{free})*"),
+        ({"at_least_one": True}, f"{free}({tag}{free})+"),
+        ({"stop_after_first": True}, f"{free}|{free}{tag}"),
+        ({"at_least_one": True, "stop_after_first": True}, f"{free}{tag}"),
+    ):
+        part = {"triggered": {"triggers": ["<a", "{{"], "tags": tags, **more}}
+        rng = random.Random(1)
+        pieces = ["<a>", "12", "</a>", '<ab>"x";', "{{y}}", "{", "<", "text ", "a", "<a", "{{"]
+        with llmc.Grammar(None, "parts", part) as g:
+            for _ in range(3000):
+                s = "".join(rng.choice(pieces) for _ in range(rng.randint(0, 6)))
+                assert g.match(s)[0] == bool(re.fullmatch(regex, s)), (more, s)
 
 
 def test_a_file_is_checked_from_the_command_line(tmp_path):
