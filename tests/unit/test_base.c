@@ -431,8 +431,8 @@ static void
 json_is_parsed_like_jansson(void **state)
 {
 	static const char *const seeds[] = {
-		"{\"a\": [1, -2.5e3, true, false, null, \"x\\u00e9\\n\"], \"b\": {\"c\": "
-		"\"\\ud83d\\ude00\"}}",
+		("{\"a\": [1, -2.5e3, true, false, null, \"x\\u00e9\\n\"], \"b\": {\"c\": "
+		 "\"\\ud83d\\ude00\"}}"),
 		" [ 0 , 9223372036854775807, -9223372036854775808, 1e-400, 123456789012345e5 ]\n",
 		"\"a long string of more than twenty bytes \xc3\xa4 \xf0\x9f\x98\x80\"",
 		"[[[[]]], {}, [{\"k\": [{}]}], \"\\u0000\"]",
