@@ -456,10 +456,10 @@ def test_slots_are_free_when_no_sequence_uses_the_adapter(base):
     with m.session(context=64, chunk=64, n_out=64, seqs=3) as s:
         q = s.seq(adapter=a)
         other = s.fork(q)
-        with pytest.raises(llmc.Error, match="all 1 slots"):
+        with pytest.raises(llmc.Error, match="all 1 adapter slots are in use"):
             m.load_adapter(f"{LORA}/llama-some")
         m.unload_adapter(a)
-        with pytest.raises(llmc.Error, match="all 1 slots"):
+        with pytest.raises(llmc.Error, match="all 1 adapter slots are in use"):
             m.load_adapter(f"{LORA}/llama-some")
         with pytest.raises(llmc.Error, match="no adapter"):
             m.unload_adapter(a)
