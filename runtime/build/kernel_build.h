@@ -72,7 +72,7 @@ typedef struct KernelBuild {
 	    /* protected by `lock`: why a built file is not in the cache; code LLMC_OK: all are */
 	    unkept;
 	bool shipping;  /* failing to write a file is an error */
-	int todo, jobs; /* units to compile, most threads to use */
+	int todo, jobs; /* units to compile, maximum number of threads */
 	int shown, n_thread;
 	pthread_t thread[BUILD_MAX_JOBS];
 } KernelBuild;

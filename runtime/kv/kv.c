@@ -473,8 +473,8 @@ kv_pages_needed(Kv *kv, const int32_t *q, const int32_t *add, size_t n)
 	return need;
 }
 
-/* Give `page` a window page before a step writes it. Waits for copies that still use that window
- * page. Returns true if another sequence's positions were in it. */
+/* Give `page` a window page before a step writes it. Steps run after copies that still use that
+ * window page. Returns true if another sequence's positions were in it. */
 static bool
 give_window(Kv *kv, int32_t page)
 {

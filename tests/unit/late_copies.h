@@ -16,10 +16,10 @@ typedef struct LateCopy {
 } LateCopy;
 
 typedef struct Late {
-	LateCopy copy[8192];      /* copies that have not run yet, in order */
-	int n, n_asked, n_waited; /* queries of `over`; of those, queries that returned false */
-	uint32_t group;           /* last completed group */
-	uint64_t random;          /* not 0 */
+	LateCopy copy[8192];        /* copies that have not run yet, in order */
+	int n, n_queries, n_waited; /* queries of `over`; of those, queries that returned false */
+	uint32_t group;             /* last completed group */
+	uint64_t random;            /* not 0 */
 } Late;
 
 static inline uint32_t
@@ -88,7 +88,7 @@ late_begin(void *user)
 }
 
 static inline void
-late_beside(void *user, void *to, const void *from, size_t bytes)
+late_copying(void *user, void *to, const void *from, size_t bytes)
 {
 	Late *l = user;
 
@@ -119,7 +119,7 @@ late_over(void *user, uint32_t number)
 {
 	Late *l = user;
 
-	l->n_asked++;
+	l->n_queries++;
 	if (l->n && late_roll(l, 2)) /* the device makes progress */
 		late_make(l, l->copy[late_roll(l, (uint32_t)l->n)].group);
 	bool over = !l->n || (int32_t)(number - l->copy[0].group) < 0;
@@ -140,8 +140,8 @@ late_mem(Late *l)
 		        .pin = late_alloc,
 		        .unpin = late_unpin,
 		        .begin = late_begin,
-		        .out = late_beside,
-		        .in = late_beside,
+		        .out = late_copying,
+		        .in = late_copying,
 		        .end = late_end,
 		        .wait = late_wait,
 		        .over = late_over };

@@ -64,17 +64,18 @@ step(Pair *p, bool ahead)
 	static uint32_t bits[SEQS][(VOCAB + 31) / 32];
 	const uint32_t *mask[SEQS] = { NULL };
 	llmc_chunk c[2][SEQS];
-	int32_t who[SEQS], ids[SEQS], room = CHUNK, n = 0;
+	int32_t seq_of[SEQS], ids[SEQS], free_rows = CHUNK, n = 0;
 	bool decode = random_below(3) > 0, masked = ahead && random_below(3) == 0;
 
 	for (int32_t i = 0; i < SEQS; i++) {
 		int32_t len = p->q[i][0] < 0 ? 0 : session_seq_len(p->s[0]->s, p->q[i][0]),
 		        most = CONTEXT - len;
-		if (p->q[i][0] < 0 || most < 1 || room < 1 || random_below(4) == 0)
+		if (p->q[i][0] < 0 || most < 1 || free_rows < 1 || random_below(4) == 0)
 			continue;
-		int32_t k = decode || most < 2 || room < 2
-		                ? 1
-		                : 1 + random_below((most < room ? most : room) < 9 ? 2 : 9);
+		int32_t k =
+		    decode || most < 2 || free_rows < 2
+		        ? 1
+		        : 1 + random_below((most < free_rows ? most : free_rows) < 9 ? 2 : 9);
 		for (int32_t t = 0; t < k; t++)
 			tok[i][t] = random_below(VOCAB);
 		bool feed = ahead && p->fed[i] && len > 0 && k == 1;
@@ -85,8 +86,8 @@ step(Pair *p, bool ahead)
 		c[1][n].seq = p->q[i][1];
 		if (feed)
 			c[1][n].tok = NULL;
-		who[n++] = i;
-		room -= k;
+		seq_of[n++] = i;
+		free_rows -= k;
 	}
 	if (!n)
 		return;
@@ -115,10 +116,10 @@ step(Pair *p, bool ahead)
 				         i % VOCAB, i / VOCAB, (double)got[i], (double)want[i]);
 	}
 	for (int32_t i = 0; i < n; i++) {
-		p->next[who[i]] = best_of(want + i * VOCAB, mask[i]);
+		p->next[seq_of[i]] = best_of(want + i * VOCAB, mask[i]);
 		if (ahead)
-			assert_int_equal(ids[i], p->next[who[i]]);
-		p->fed[who[i]] = ahead;
+			assert_int_equal(ids[i], p->next[seq_of[i]]);
+		p->fed[seq_of[i]] = ahead;
 	}
 }
 

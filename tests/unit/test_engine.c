@@ -248,7 +248,7 @@ submit(TestEngine b, const llmc_request *r)
 	return id;
 }
 
-/* Read the next event of a request; its last event. */
+/* next: read the next event of a request; last: read until its last event. */
 static void
 next(TestEngine b, int64_t id, llmc_event *ev)
 {

@@ -16,7 +16,7 @@
 #include "runtime/draft/draft.h"
 #include "runtime/engine/engine.h"
 
-enum { VOCAB = 11, HIDDEN = 40, CONTEXT = 160, MOST = 96, CHOICES = 3, GUESSES = 3 };
+enum { VOCAB = 11, HIDDEN = 40, CONTEXT = 160, MOST = 96, CHOICES = 3, MAX_DRAFTS = 3 };
 
 static const char mixture[] =
     "llmc: 1\nname: tiny-mtp\nfamily: glm4_moe\nvocab_size: 11\nmax_positions: 256\nn_layers: "
@@ -117,7 +117,7 @@ open_session(llmc_model *m, llmc_limits l)
 }
 
 static TestEngine
-open_engine(bool guesses, int32_t seqs, int32_t chunk, int64_t kv_tokens)
+open_engine(bool drafts, int32_t seqs, int32_t chunk, int64_t kv_tokens)
 {
 	llmc_engine_options o = LLMC_INIT(llmc_engine_options);
 	llmc_limits l = LLMC_INIT(llmc_limits);
@@ -130,13 +130,13 @@ open_engine(bool guesses, int32_t seqs, int32_t chunk, int64_t kv_tokens)
 	l.kv_tokens = kv_tokens;
 	l.n_threads = 1;
 	o.limits = &l;
-	o.speculate = guesses ? GUESSES : -1;
-	llmc_limits lim = engine_limits((guesses ? model : whole)->plan, &o);
-	b.s = open_session(guesses ? model : whole, lim);
+	o.speculate = drafts ? MAX_DRAFTS : -1;
+	llmc_limits lim = engine_limits((drafts ? model : whole)->plan, &o);
+	b.s = open_session(drafts ? model : whole, lim);
 	if (engine_open(b.s->s, NULL, &o, &b.e, &err) != LLMC_OK)
 		fail_msg("%s", err.text);
 	engine_set_check(b.e);
-	if (!guesses)
+	if (!drafts)
 		return b;
 	lim.n_out = DRAFT_MAX_SEQS;
 	b.draft_session = open_session(head, lim);
@@ -163,7 +163,7 @@ close_engine(TestEngine b)
 typedef struct TestRequest {
 	int32_t prompt[CONTEXT], n_prompt, choices;
 	llmc_params p;
-	int32_t said[CHOICES][MOST], n[CHOICES];
+	int32_t output[CHOICES][MOST], n[CHOICES];
 	int64_t id;
 } TestRequest;
 
@@ -218,7 +218,7 @@ gather(TestEngine b, TestRequest *a)
 		if (ev.kind == LLMC_EVENT_ERROR)
 			fail_msg("%s", ev.text);
 		if (ev.kind == LLMC_EVENT_TOKEN)
-			a->said[ev.index][a->n[ev.index]++] = ev.token;
+			a->output[ev.index][a->n[ev.index]++] = ev.token;
 	} while (!ev.last);
 	llmc_event_release(&ev);
 }
@@ -251,7 +251,7 @@ draft_tokens_equal_the_heads(void **state)
 		want = (llmc_counts){ 0 };
 		n = a.n_prompt + a.n[0];
 		memcpy(text, a.prompt, (size_t)a.n_prompt * sizeof *text);
-		memcpy(text + a.n_prompt, a.said[0], (size_t)a.n[0] * sizeof *text);
+		memcpy(text + a.n_prompt, a.output[0], (size_t)a.n[0] * sizeof *text);
 		l.context = CONTEXT;
 		l.n_threads = 1;
 		llmc_session *m = open_session(model, l), *s = open_session(head, l);
@@ -262,8 +262,8 @@ draft_tokens_equal_the_heads(void **state)
 		                      NULL, NULL, rows, &err),
 		    LLMC_OK);
 		for (int32_t k = a.n_prompt + 1, read = 0, again = 0; k < n;) {
-			int32_t left = n - 1 - k, most = left < GUESSES ? left : GUESSES, right = 0,
-			        id = -1;
+			int32_t left = n - 1 - k, most = left < MAX_DRAFTS ? left : MAX_DRAFTS,
+			        right = 0, id = -1;
 			bool wrong = false;
 			if (most > draft_rows(model->plan) - again - 1)
 				most = draft_rows(model->plan) - again - 1;
@@ -343,8 +343,8 @@ output_is_unchanged_by_draft_tokens(void **state)
 			gather(b, &now);
 			assert_memory_equal(now.n, alone[i].n, sizeof now.n);
 			for (int k = 0; k < now.choices; k++)
-				assert_memory_equal(now.said[k], alone[i].said[k],
-				                    (size_t)now.n[k] * sizeof **now.said);
+				assert_memory_equal(now.output[k], alone[i].output[k],
+				                    (size_t)now.n[k] * sizeof **now.output);
 		}
 		llmc_counts c = close_engine(b);
 		assert_true(c.drafts > 0 && c.accepted > 0 && c.accepted < c.drafted);

@@ -359,7 +359,7 @@ typedef struct Sim {
 	int windows;  /* 1: a layer with a sliding window, 2: with exact pages */
 	int32_t host; /* pages in host memory */
 	int n_live;
-	uint64_t step, n_done, n_cancelled, slowest, n_guessed, n_right;
+	uint64_t step, n_done, n_cancelled, slowest, n_drafted, n_right;
 } Sim;
 
 static const SchedOps ops = { .seq_new = fake_new,
@@ -479,20 +479,20 @@ static void
 step(Sim *m)
 {
 	uint32_t state[16][1 + MAX_DRAFT];
-	SchedSeq *who[16], *ran[16];
-	bool guesses = roll(&m->f, 2) && (!m->s->lim.page_aligned || m->s->lim.states);
+	SchedSeq *choice[16], *ran[16];
+	bool with_drafts = roll(&m->f, 2) && (!m->s->lim.page_aligned || m->s->lim.states);
 	int32_t n = sched_plan(m->s), n_tok = 0, n_out = 0;
 
 	/* an empty step with live requests would repeat forever */
 	if (n == 0 && m->n_live)
 		fail_msg("step %llu: no request runs, %d wait", (unsigned long long)m->step,
 		         m->n_live);
-	for (int32_t i = 0; i < n && guesses; i++) { /* in any kind of step */
-		int32_t guess[MAX_DRAFT];
+	for (int32_t i = 0; i < n && with_drafts; i++) { /* in any kind of step */
+		int32_t draft[MAX_DRAFT];
 		if (sched_may_draft(m->s, i) && roll(&m->f, 3))
-			m->n_guessed += (uint64_t)sched_add_drafts(
-			    m->s, i, guess,
-			    draft_with_errors(&m->f, m->s->chunk_seq[i], guess,
+			m->n_drafted += (uint64_t)sched_add_drafts(
+			    m->s, i, draft,
+			    draft_with_errors(&m->f, m->s->chunk_seq[i], draft,
 			                      (int32_t)roll(&m->f, MAX_DRAFT + 1), 6));
 	}
 	for (int32_t i = 0; i < n; i++) {
@@ -505,24 +505,25 @@ step(Sim *m)
 	assert_true(n == 0 ||
 	            kv_pages_needed(&m->f.kv, m->s->q, m->s->add, (size_t)n) <= m->f.kv.n_free);
 	for (int32_t i = 0; i < n; i++) {
-		ran[i] = who[i] = m->s->chunk_seq[i];
-		fake_forward(&m->f, &m->s->chunk[i], 1 + who[i]->n_draft_tokens, state[i]);
-		bool says =
+		ran[i] = choice[i] = m->s->chunk_seq[i];
+		fake_forward(&m->f, &m->s->chunk[i], 1 + choice[i]->n_draft_tokens, state[i]);
+		bool has_token =
 		    m->s->chunk[i].n_out > 0 &&
-		    who[i]->n_done + m->s->chunk[i].n_tok - who[i]->n_draft_tokens == who[i]->n_tok;
-		assert_int_equal(sched_chunk_done(m->s, i), says);
-		who[i] = says ? who[i] : NULL;
+		    choice[i]->n_done + m->s->chunk[i].n_tok - choice[i]->n_draft_tokens ==
+		        choice[i]->n_tok;
+		assert_int_equal(sched_chunk_done(m->s, i), has_token);
+		choice[i] = has_token ? choice[i] : NULL;
 	}
 	for (int32_t i = 0; i < n; i++) {
-		if (!who[i])
+		if (!choice[i])
 			continue;
-		SchedReq *r = who[i]->req;
-		if (sched_must_fork(who[i])) {
+		SchedReq *r = choice[i]->req;
+		if (sched_must_fork(choice[i])) {
 			assert_int_equal(sched_fork(m->s, r, NULL), LLMC_OK);
 			for (int32_t k = 1; k < r->n_seq; k++)
 				answer(m, &r->seq[k], state[i]);
 		}
-		answer(m, who[i], state[i]);
+		answer(m, choice[i], state[i]);
 	}
 	for (int32_t i = 0; i < n; i++)
 		sched_commit_drafts(m->s, ran[i]);
@@ -857,7 +858,7 @@ random_requests_answer_as_they_do_alone(void **state)
 		preempted += m.s->n_preempted;
 		saved += m.s->n_loaded;
 		hits += m.s->prefix_hits;
-		guessed += m.n_guessed;
+		guessed += m.n_drafted;
 		right += m.n_right;
 		out += m.f.kv.host.n_out;
 		in += m.f.kv.host.n_in;
@@ -868,12 +869,12 @@ random_requests_answer_as_they_do_alone(void **state)
 		              (unsigned long long)m.s->n_preempted,
 		              (unsigned long long)m.s->n_loaded,
 		              (unsigned long long)m.s->prefix_hits, (unsigned long long)m.n_right,
-		              (unsigned long long)m.n_guessed, (unsigned long long)m.slowest);
+		              (unsigned long long)m.n_drafted, (unsigned long long)m.slowest);
 		assert_true(m.n_done > 100);
 		assert_true((!with[i].lim.page_aligned && !with[i].windows) ||
 		            with[i].lim.no_prefix || m.s->prefix_hits > 500);
 		assert_true(!with[i].lim.states ||
-		            (m.n_right > 200 && m.n_guessed > m.n_right + 200));
+		            (m.n_right > 200 && m.n_drafted > m.n_right + 200));
 		assert_true(!with[i].windows || m.f.n_dropped > 200);
 		sched_close(m.s);
 		kv_release(&m.f.kv);
@@ -931,21 +932,21 @@ quiet_step(Sim *m)
 {
 	int32_t n = sched_plan(m->s), n_tok = 0;
 	uint32_t state[1 + MAX_DRAFT];
-	SchedSeq *who[16];
+	SchedSeq *choice[16];
 
 	for (int32_t i = 0; i < n; i++) {
 		n_tok += m->s->chunk[i].n_tok;
-		who[i] = m->s->chunk_seq[i];
+		choice[i] = m->s->chunk_seq[i];
 		fake_forward(&m->f, &m->s->chunk[i], 1, state);
 		if (!sched_chunk_done(m->s, i))
-			who[i] = NULL;
+			choice[i] = NULL;
 	}
 	for (int32_t i = 0; i < n; i++) {
-		if (!who[i])
+		if (!choice[i])
 			continue;
-		sched_push(m->s, who[i], 9);
-		if (who[i]->n_tok == who[i]->req->n_prompt + who[i]->req->max_new)
-			sched_finish(m->s, who[i]);
+		sched_push(m->s, choice[i], 9);
+		if (choice[i]->n_tok == choice[i]->req->n_prompt + choice[i]->req->max_new)
+			sched_finish(m->s, choice[i]);
 	}
 	check(m);
 	return n_tok;

@@ -212,11 +212,11 @@ bad_headers_are_rejected(void **state)
 		refused(&b, row[i].what);
 	}
 	/* wrong lengths */
-	static const uint64_t lie[] = { 3,          100,        100000000,     100000001,
-		                        1ull << 40, UINT64_MAX, UINT64_MAX - 7 };
-	for (size_t i = 0; i < sizeof lie / sizeof *lie; i++) {
+	static const uint64_t wrong_length[] = { 3,          100,        100000000,     100000001,
+		                                 1ull << 40, UINT64_MAX, UINT64_MAX - 7 };
+	for (size_t i = 0; i < sizeof wrong_length / sizeof *wrong_length; i++) {
 		make(&b, "{}", 0);
-		memcpy(b.data, &lie[i], sizeof *lie);
+		memcpy(b.data, &wrong_length[i], sizeof *wrong_length);
 		refused(&b, "the header claims");
 	}
 	/* values of the wrong JSON type */

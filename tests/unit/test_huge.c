@@ -21,21 +21,21 @@
 
 static const int64_t COLS = 65536, ROWS = 65537 + 32; /* more than 2^32 elements */
 
-typedef struct Piece {
+typedef struct Segment {
 	int64_t at;
 	const char *text;
-} Piece;
+} Segment;
 
 /* Returns false if this file system cannot hold such a file */
 static bool
-make_sparse(const char *path, const Strbuf *head, int64_t size, const Piece *piece, size_t n)
+make_sparse(const char *path, const Strbuf *head, int64_t size, const Segment *segment, size_t n)
 {
 	int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
 	bool ok = fd >= 0 && ftruncate(fd, size) == 0 &&
 	          pwrite(fd, head->data, head->len, 0) == (ssize_t)head->len;
 
 	for (size_t i = 0; ok && i < n; i++)
-		ok = pwrite(fd, piece[i].text, 4, piece[i].at) == 4;
+		ok = pwrite(fd, segment[i].text, 4, segment[i].at) == 4;
 	if (fd >= 0)
 		close(fd);
 	return ok;
@@ -80,10 +80,10 @@ gguf_beyond_4_gib(void **state)
 	put_tensor(&b, "big", (uint64_t)COLS, (uint64_t)ROWS, 1, 0);
 	put_tensor(&b, "small", 1, 1, 0, (uint64_t)small_at);
 	const int64_t start = ((int64_t)b.len + 31) / 32 * 32;
-	const Piece piece[] = { { start, "head" },
-		                { start + big - 4, "last" },
-		                { start + small_at, "tail" } };
-	if (!make_sparse(path, &b, start + small_at + 4, piece, 3)) {
+	const Segment segment[] = { { start, "head" },
+		                    { start + big - 4, "last" },
+		                    { start + small_at, "tail" } };
+	if (!make_sparse(path, &b, start + small_at + 4, segment, 3)) {
 		strbuf_release(&b);
 		skip();
 	}
@@ -105,7 +105,7 @@ gguf_beyond_4_gib(void **state)
 	u32(&b, 3), u64(&b, 2), u64(&b, 0);
 	put_tensor(&b, "big", (uint64_t)COLS, (uint64_t)ROWS, 1, 0);
 	put_tensor(&b, "small", 1, 1, 0, (uint64_t)small_at - (1ull << 32));
-	assert_true(make_sparse(path, &b, start + small_at + 4, piece, 3));
+	assert_true(make_sparse(path, &b, start + small_at + 4, segment, 3));
 	assert_int_equal(gguf_open(path, &g, &err), LLMC_E_INPUT);
 	assert_non_null(strstr(err.text, "overlap"));
 	strbuf_release(&b);
@@ -129,10 +129,10 @@ safetensors_beyond_4_gib(void **state)
 	strbuf_add(&b, header.data, header.len);
 	strbuf_release(&header);
 	const int64_t start = (int64_t)b.len;
-	const Piece piece[] = { { start, "head" },
-		                { start + big - 4, "last" },
-		                { start + big, "tail" } };
-	if (!make_sparse(path, &b, start + end, piece, 3)) {
+	const Segment segment[] = { { start, "head" },
+		                    { start + big - 4, "last" },
+		                    { start + big, "tail" } };
+	if (!make_sparse(path, &b, start + end, segment, 3)) {
 		strbuf_release(&b);
 		skip();
 	}
@@ -193,13 +193,13 @@ rows_beyond_2_31_elements_are_packed(void **state)
 	strbuf_add(&b, header.data, header.len);
 	strbuf_release(&header);
 	const int64_t start = (int64_t)b.len;
-	Piece piece[3];
+	Segment segment[3];
 	for (int i = 0; i < 3; i++)
-		piece[i] =
-		    (Piece){ start + ((first + i * stride) * COLS + 2 * i) * 2, i == 0   ? "one."
-			                                                        : i == 1 ? "two."
-			                                                                 : "last" };
-	if (!make_sparse(path, &b, start + COLS * ROWS * 2, piece, 3)) {
+		segment[i] = (Segment){ start + ((first + i * stride) * COLS + 2 * i) * 2,
+			                i == 0   ? "one."
+			                : i == 1 ? "two."
+			                         : "last" };
+	if (!make_sparse(path, &b, start + COLS * ROWS * 2, segment, 3)) {
 		strbuf_release(&b);
 		skip();
 	}
@@ -229,7 +229,7 @@ rows_beyond_2_31_elements_are_packed(void **state)
 			fail_msg("%s", err.text);
 		for (int i = 0; i < 3; i++) {
 			uint16_t pair[2];
-			memcpy(pair, piece[i].text, 4);
+			memcpy(pair, segment[i].text, 4);
 			plan_tensor_row(&t, weights_data(w, 0), i, row);
 			for (int64_t c = 0; c < COLS; c++)
 				assert_true(row[c] == (c == 2 * i       ? bf16_to_f32(pair[0])

@@ -168,28 +168,28 @@ other_sequences_make_no_difference(void **state)
 		size_t n = 0;
 		int rows[3], turn = (int)(r >> 20) % 3;
 		for (int i = 0; i < 3; i++) {
-			int who = (i + turn) % 3;
+			int seq = (i + turn) % 3;
 			r = r * 1664525u + 1013904223u;
 			int count = r >> 28 & 1 ? 1 : 1 + (int)(r >> 16 & 15);
-			if (at[who] + count > 60)
-				count = 60 - at[who];
+			if (at[seq] + count > 60)
+				count = 60 - at[seq];
 			if (!count || (r >> 24 & 7) == 0)
 				continue;
-			c[n] = (llmc_chunk){ q[who], tok[who] + at[who], count,
+			c[n] = (llmc_chunk){ q[seq], tok[seq] + at[seq], count,
 				             (int32_t)(r >> 10) % (count + 1) };
 			if (c[n].n_out < 0)
 				c[n].n_out = 0;
-			rows[n++] = who;
+			rows[n++] = seq;
 		}
 		if (!n)
 			continue;
 		assert_int_equal(session_forward(s, c, n, got[0], NULL), LLMC_OK);
 		float(*g)[VOCAB] = got;
 		for (size_t i = 0; i < n; i++) {
-			int who = rows[i], first = at[who] + c[i].n_tok - c[i].n_out;
-			assert_memory_equal(want[who][first], g, (size_t)c[i].n_out * sizeof *g);
+			int seq = rows[i], first = at[seq] + c[i].n_tok - c[i].n_out;
+			assert_memory_equal(want[seq][first], g, (size_t)c[i].n_out * sizeof *g);
 			g += c[i].n_out;
-			at[who] += c[i].n_tok;
+			at[seq] += c[i].n_tok;
 		}
 	}
 	session_close(s);

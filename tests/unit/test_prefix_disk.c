@@ -122,17 +122,17 @@ pages_are_read_back(void **state)
 	put(d, 1, 3); /* exists already */
 	kv_disk_close(d);
 	d = open_disk("a", 1 << 20);
-	KvDisk *beside = open_disk("a", 1 << 20), *other = open_disk("b", 1 << 20);
+	KvDisk *same_folder = open_disk("a", 1 << 20), *other = open_disk("b", 1 << 20);
 	for (int n = 0; n < 5; n++)
-		assert_true(get(d, 1, n) && get(beside, 1, n) && !get(other, 1, n) &&
+		assert_true(get(d, 1, n) && get(same_folder, 1, n) && !get(other, 1, n) &&
 		            !get(d, 2, n));
-	put(beside, 7, 0);
-	kv_disk_flush(beside);
+	put(same_folder, 7, 0);
+	kv_disk_flush(same_folder);
 	assert_true(get(d, 7, 0)); /* while both run */
 	assert_int_equal(kv_disk_counts(d).written, 0);
 	assert_int_equal(kv_disk_counts(d).wrong, 0);
 	kv_disk_close(d);
-	kv_disk_close(beside);
+	kv_disk_close(same_folder);
 	kv_disk_close(other);
 	kv_disk_close(NULL);
 }

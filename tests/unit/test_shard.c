@@ -345,7 +345,7 @@ BENCH_TEST(slopes_follow_their_heads)
 typedef struct BadEdit {
 	const char *from, *to, *text;
 } BadEdit;
-static const BadEdit rank_lies[] = {
+static const BadEdit rank_edits[] = {
 	{ "\"rank\":1,", "\"rank\":3,", "rank: is 3" },
 	{ "\"rank\":1,\"ranks\":3,", "", "all_reduce: the plan is for one rank" },
 	{ "\"ranks\":3", "\"ranks\":1", "ranks: is 1" },
@@ -366,7 +366,7 @@ static const BadEdit rank_lies[] = {
 };
 
 /* For the second of two stages */
-static const BadEdit stage_lies[] = {
+static const BadEdit stage_edits[] = {
 	{ "\"stage\":1", "\"stage\":2", "stage: is 2" },
 	{ "\"stages\":2", "\"stages\":1", "stages: is 1" },
 	{ "\"stage\":1,\"stages\":2,\"window\":16,", "", "stage_in: it needs a previous stage" },
@@ -381,7 +381,7 @@ static const BadEdit stage_lies[] = {
 };
 
 /* For layers with recurrent states: more is read or written than exists */
-static const BadEdit state_lies[] = {
+static const BadEdit state_edits[] = {
 	{ "\"id\":\"conv\",\"mla\":false,\"state\":true,\"k\":\"f32\"",
 	  "\"id\":\"conv\",\"mla\":false,\"state\":true,\"k\":\"f16\"",
 	  "a pool of recurrent states must be f32" },
@@ -427,7 +427,7 @@ static const BadEdit state_lies[] = {
 
 /* For the second of two ranks with whole experts and a gain per expert. An expert that the rank
  * marks as -1 has no index in the vector of 32 gains. */
-static const BadEdit gain_lies[] = {
+static const BadEdit gain_edits[] = {
 	{ "{\"op\":\"moe_ffn\"",
 	  "{\"op\":\"expert_gain\",\"layer\":0,\"kernel\":null,\"arg\":[\"expert_id\",\"expert_"
 	  "weight\",\"L0.attn_norm\",\"expert_weight\"],"
@@ -446,7 +446,7 @@ static const BadEdit gain_lies[] = {
 };
 
 static void
-refuse(Bench *b, const char *family, const char *description, int rank, const BadEdit *lies,
+refuse(Bench *b, const char *family, const char *description, int rank, const BadEdit *edits,
        size_t n)
 {
 	bench_spec(b, family, description);
@@ -456,16 +456,16 @@ refuse(Bench *b, const char *family, const char *description, int rank, const Ba
 	assert_non_null(p);
 	plan_write(p, &json);
 	for (size_t i = 0; i < n; i++) {
-		const char *at = strstr(json.data, lies[i].from);
+		const char *at = strstr(json.data, edits[i].from);
 		llmc_error err = { 0 };
 		if (!at)
-			fail_msg("the plan does not hold %s", lies[i].from);
+			fail_msg("the plan does not hold %s", edits[i].from);
 		const char *text = arena_printf(&b->arena, "%.*s%s%s", (int)(at - json.data),
-		                                json.data, lies[i].to, at + strlen(lies[i].from));
+		                                json.data, edits[i].to, at + strlen(edits[i].from));
 		if (plan_read(text, strlen(text), "p.json", &b->arena, (Plan **)&q, &err) !=
 		    LLMC_E_INPUT)
-			fail_msg("%s is taken", lies[i].to);
-		const char *first = lies[i].text, *bar = strchr(first, '|');
+			fail_msg("%s is taken", edits[i].to);
+		const char *first = edits[i].text, *bar = strchr(first, '|');
 		char one[200];
 		snprintf(one, sizeof one, "%.*s", bar ? (int)(bar - first) : (int)strlen(first),
 		         first);
@@ -487,7 +487,7 @@ BENCH_TEST(inconsistent_plans_of_ranks_are_rejected)
 	refuse(b, "llama",
 	       "attention: {n_heads: 6, n_kv_heads: 3, head_dim: 8}\nffn: {width: 48}\nparallel: "
 	       "{tp: 3}\n",
-	       1, rank_lies, sizeof rank_lies / sizeof *rank_lies);
+	       1, rank_edits, sizeof rank_edits / sizeof *rank_edits);
 }
 
 BENCH_TEST(inconsistent_plans_of_stages_are_rejected)
@@ -495,7 +495,7 @@ BENCH_TEST(inconsistent_plans_of_stages_are_rejected)
 	refuse(b, "llama",
 	       "attention: {n_heads: 6, n_kv_heads: 3, head_dim: 8, window: 16}\nffn: {width: "
 	       "48}\nparallel: {pp: 2}\n",
-	       1, stage_lies, sizeof stage_lies / sizeof *stage_lies);
+	       1, stage_edits, sizeof stage_edits / sizeof *stage_edits);
 }
 
 BENCH_TEST(inconsistent_plans_of_recurrent_states_are_rejected)
@@ -503,7 +503,7 @@ BENCH_TEST(inconsistent_plans_of_recurrent_states_are_rejected)
 	refuse(b, "qwen3_next",
 	       "attention: {n_heads: 4, n_kv_heads: 2, head_dim: 8}\nlinear: {layers: [0], "
 	       "k_heads: 2, v_heads: 4, k_dim: 8, v_dim: 8}\nffn: {width: 48}\n",
-	       0, state_lies, sizeof state_lies / sizeof *state_lies);
+	       0, state_edits, sizeof state_edits / sizeof *state_edits);
 }
 
 BENCH_TEST(inconsistent_plans_of_expert_gains_are_rejected)
@@ -512,7 +512,7 @@ BENCH_TEST(inconsistent_plans_of_expert_gains_are_rejected)
 	       "attention: {n_heads: 4, n_kv_heads: 2, head_dim: 8, window: 8}\nffn: {width: "
 	       "16}\nmoe: {n_experts: 64, top_k: 2, width: 16}\n"
 	       "parallel: {tp: 2, experts: whole}\n",
-	       1, gain_lies, sizeof gain_lies / sizeof *gain_lies);
+	       1, gain_edits, sizeof gain_edits / sizeof *gain_edits);
 }
 
 /* ---- columns of every type ---- */

@@ -89,12 +89,12 @@ put_checkpoint(const char *path)
 }
 
 /* rows and columns of the file's tensor; first row, rows per block, blocks */
-#define PIECE(n, r, c, f, b, k, ...)                                                               \
+#define SLICE(n, r, c, f, b, k, ...)                                                               \
 	(const PlanSource)                                                                         \
 	{                                                                                          \
 		.name = n, .rows = r, .cols = c, .first = f, .block = b, .n_block = k, __VA_ARGS__ \
 	}
-#define SRC(n, ...) &PIECE(n, ROWS, COLS, 0, ROWS, 1, __VA_ARGS__)
+#define SRC(n, ...) &SLICE(n, ROWS, COLS, 0, ROWS, 1, __VA_ARGS__)
 
 static llmc_status
 load(PlanTensor *t, int n, const char *path, int n_threads, bool cache, Weights **out,
@@ -206,11 +206,11 @@ segments_become_tensors(void **state)
 	    (PlanTensor){
 	        .dtype = DT_F16, .rows = 24, .cols = 8, .n_src = 1, .src = SRC("h", .stride = 0) },
 	    plain_h);
-	const PlanSource two[] = { PIECE("a", 24, 8, 0, 24, 1, .stride = 0),
-		                   PIECE("b", 24, 8, 4, 7, 1, .stride = 0) };
+	const PlanSource two[] = { SLICE("a", 24, 8, 0, 24, 1, .stride = 0),
+		                   SLICE("b", 24, 8, 4, 7, 1, .stride = 0) };
 	expect((PlanTensor){ .dtype = DT_F32, .rows = 31, .cols = 8, .n_src = 2, .src = two },
 	       stacked);
-	const PlanSource heads[] = { PIECE("a", 24, 8, 2, 2, 4, .stride = 6) };
+	const PlanSource heads[] = { SLICE("a", 24, 8, 2, 2, 4, .stride = 6) };
 	expect((PlanTensor){ .dtype = DT_F32, .rows = 8, .cols = 8, .n_src = 1, .src = heads },
 	       strided);
 	expect((PlanTensor){ .dtype = DT_F32,
@@ -219,10 +219,10 @@ segments_become_tensors(void **state)
 	                     .n_src = 1,
 	                     .src = SRC("a", .rope_pairs = 8) },
 	       paired);
-	const PlanSource t[] = { PIECE("a", 24, 8, 0, 8, 1, .transpose = 8) };
+	const PlanSource t[] = { SLICE("a", 24, 8, 0, 8, 1, .transpose = 8) };
 	expect((PlanTensor){ .dtype = DT_F32, .rows = 8, .cols = 24, .n_src = 1, .src = t },
 	       transposed);
-	const PlanSource s[] = { PIECE("b", 24, 8, 8, 16, 1, .transpose = 8) };
+	const PlanSource s[] = { SLICE("b", 24, 8, 8, 16, 1, .transpose = 8) };
 	expect((PlanTensor){ .dtype = DT_F32, .rows = 16, .cols = 8, .n_src = 1, .src = s },
 	       transposed_stack);
 	expect((PlanTensor){ .dtype = DT_F32,
@@ -238,11 +238,11 @@ segments_become_tensors(void **state)
 	                     .n_src = 1,
 	                     .src = SRC("h", .stored = "f16") },
 	       plain_h);
-	const PlanSource th[] = { PIECE("h", 24, 8, 0, 8, 1, .transpose = 8, .stored = "f16") };
+	const PlanSource th[] = { SLICE("h", 24, 8, 0, 8, 1, .transpose = 8, .stored = "f16") };
 	expect((PlanTensor){ .dtype = DT_BF16, .rows = 8, .cols = 24, .n_src = 1, .src = th },
 	       plain_h);
-	const PlanSource vec[] = { PIECE("v", 24, 0, 0, 24, 1, .stride = 0),
-		                   PIECE("w", 24, 0, 3, 5, 1, .stride = 0) };
+	const PlanSource vec[] = { SLICE("v", 24, 0, 0, 24, 1, .stride = 0),
+		                   SLICE("w", 24, 0, 3, 5, 1, .stride = 0) };
 	expect((PlanTensor){ .dtype = DT_F32, .rows = 29, .n_src = 2, .src = vec }, vector);
 }
 
@@ -250,7 +250,7 @@ segments_become_tensors(void **state)
 static void
 unpacked_rows_stay_in_the_file(void **state)
 {
-	const PlanSource part[] = { PIECE("a", 24, 8, 3, 10, 1, .stride = 0) };
+	const PlanSource part[] = { SLICE("a", 24, 8, 3, 10, 1, .stride = 0) };
 	PlanTensor t[] = {
 		{ .id = "a",
 		  .dtype = DT_F32,
@@ -313,18 +313,18 @@ inconsistent_files_are_named(void **state)
 	t.src = SRC("quite.another", .stride = 0);
 	expect_error(t, path, LLMC_E_INPUT,
 	             "has no tensor \"quite.another\", which the model needs (L0.q)");
-	t.src = &PIECE("a", 12, 16, 0, 24, 1, .stride = 0);
+	t.src = &SLICE("a", 12, 16, 0, 24, 1, .stride = 0);
 	expect_error(t, path, LLMC_E_INPUT,
 	             "tensor \"a\": plan wants shape [12, 16], file holds [24, 8]");
-	t.src = &PIECE("b", 25, 8, 0, 24, 1, .stride = 0);
+	t.src = &SLICE("b", 25, 8, 0, 24, 1, .stride = 0);
 	expect_error(t, path, LLMC_E_INPUT,
 	             "tensor \"b\": plan wants shape [25, 8], file holds [3, 8, 8]");
-	t.src = &PIECE("v", 25, 0, 0, 24, 1, .stride = 0);
+	t.src = &SLICE("v", 25, 0, 0, 24, 1, .stride = 0);
 	expect_error(t, path, LLMC_E_INPUT, "tensor \"v\": plan wants shape [25], file holds [24]");
 	t.dtype = DT_F16;
 	t.cols = 0; /* a vector is expanded to f32, never rounded */
 	t.rows = 192;
-	t.src = &PIECE("a", 24, 8, 0, 24, 1, .stride = 0);
+	t.src = &SLICE("a", 24, 8, 0, 24, 1, .stride = 0);
 	expect_error(t, path, LLMC_E_INPUT,
 	             "tensor \"a\": plan wants f16, file holds f32: import the file again");
 	t = plain;
@@ -573,13 +573,13 @@ noise_is_seeded(void **state)
 			  .cols = 512,
 			  .layout = "r8",
 			  .n_src = 1,
-			  .src = &PIECE("m", 20, 512, 0, 20, 1, .stride = 0) },
+			  .src = &SLICE("m", 20, 512, 0, 20, 1, .stride = 0) },
 			{ .id = "norm",
 			  .dtype = DT_F32,
 			  .rows = 24,
 			  .layout = "f32",
 			  .n_src = 1,
-			  .src = &PIECE("v", 24, 0, 0, 24, 1, .stride = 0) },
+			  .src = &SLICE("v", 24, 0, 0, 24, 1, .stride = 0) },
 		};
 		Weights *w, *again;
 		assert_int_equal(load(t, 2, NULL, 1, false, &w, NULL), LLMC_OK);
