@@ -257,6 +257,9 @@ typedef struct llmc_params { /* LLMC_INIT gives greedy decoding of up to 256 new
 	/* draft tokens per step, 1 .. LLMC_MAX_SPECULATE; 0: the engine's default; -1: none. Does
 	 * not change the output */
 	int32_t speculate;
+	/* two strings between which stop strings do not apply (reasoning); the first may be empty:
+	 * the output begins there. NULL: they always apply */
+	const char *const *stop_ignore;
 } llmc_params;
 
 /* The rows of LLMC_SAMPLING_OPTIONS at run time, for programs that read options by name. */
@@ -471,6 +474,9 @@ LLMC_API llmc_status llmc_calls_open(const llmc_tokenizer *t, const char *prompt
 LLMC_API llmc_status llmc_calls_feed(llmc_calls *c, const char *text, size_t n_bytes, bool last,
                                      llmc_piece_fn fn, void *user, llmc_error *err);
 LLMC_API void llmc_calls_close(llmc_calls *c);
+/* Set marks to the strings before and after reasoning; the first is empty if the prompt has opened
+ * it. Valid as long as the parser. false: the format has no reasoning */
+LLMC_API bool llmc_calls_reasoning(const llmc_calls *c, const char *marks[2]);
 /* inside fn: byte offset of the LLMC_PIECE_TEXT in the output */
 LLMC_API size_t llmc_calls_at(const llmc_calls *c);
 typedef enum llmc_mark {

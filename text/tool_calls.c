@@ -804,6 +804,10 @@ read_row(llmc_calls *c, const llmc_tokenizer *t, llmc_error *err)
 	c->mark = mark.n && !(c->row.bare && c->row.section[0])
 	              ? arena_strndup(&c->arena, mark.s, mark.n)
 	              : NULL;
+	for (int i = 0; i < 2 && c->row.think[0] && c->row.think[1]; i++) {
+		mark = core(c->row.think[i]);
+		c->reasoning[i] = arena_strndup(&c->arena, mark.s, mark.n);
+	}
 	return LLMC_OK;
 }
 
@@ -891,6 +895,16 @@ llmc_calls_mark(const llmc_calls *c, llmc_mark which)
 		return c->row.system;
 	}
 	return NULL;
+}
+
+bool
+llmc_calls_reasoning(const llmc_calls *c, const char *marks[2])
+{
+	if (!c->reasoning[1])
+		return false;
+	marks[0] = c->in_prompt ? "" : c->reasoning[0];
+	marks[1] = c->reasoning[1];
+	return true;
 }
 
 size_t

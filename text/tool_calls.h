@@ -68,8 +68,9 @@ struct llmc_calls {
 	json_t *tools;    /* NULL: none */
 	const Tool *tool; /* [n_tool] resolved `tools` */
 	size_t n_tool;
-	const Tool *now; /* tool of the current call; NULL: unknown */
-	bool in_prompt;  /* the prompt has opened the reasoning */
+	const Tool *now;          /* tool of the current call; NULL: unknown */
+	const char *reasoning[2]; /* marks around reasoning without white space; NULL: none */
+	bool in_prompt;           /* the prompt has opened the reasoning */
 	CallState state;
 	Strbuf hold; /* input that is not consumed yet */
 	size_t gone, raw_at,

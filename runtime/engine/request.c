@@ -107,7 +107,7 @@ open_choice(Engine *e, EngineRequest *j, int32_t i, const llmc_request *r, llmc_
 	                 err));
 	for (size_t k = 0; k < r->n_tok; k++)
 		llmc_sampler_accept(c->sampler, r->tok[k], true);
-	TRY(stop_open(p->stop, &c->stop, err));
+	TRY(stop_open(p->stop, p->stop_ignore, &c->stop, err));
 	if (e->tok)
 		TRY(llmc_stream_open(e->tok, !r->show_special, &c->stream, err));
 	return LLMC_OK;
@@ -183,7 +183,7 @@ request_open(Engine *e, const llmc_request *request, EngineRequest **out, llmc_e
 	j->p.grammar_after = NULL;
 	/* the caller owns the lists; samplers and stop strings have copies */
 	j->p.stop_tokens = NULL;
-	j->p.stop = NULL;
+	j->p.stop = j->p.stop_ignore = NULL;
 	j->p.logit_bias = NULL;
 	j->p.bad_words = NULL;
 	j->p.n_stop_tokens = j->p.n_logit_bias = j->p.n_bad_words = 0;

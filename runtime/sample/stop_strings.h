@@ -6,8 +6,11 @@
 
 typedef struct Stop Stop;
 
-/* stops: NULL-terminated list (NULL: none), copied. An empty string is an error. */
-llmc_status stop_open(const char *const *stops, Stop **out, llmc_error *err);
+/* stops: NULL-terminated list (NULL: none), copied. An empty string is an error. ignore: two
+ * strings between which no stop string applies; the first one may be empty: the output begins
+ * there. */
+llmc_status stop_open(const char *const *stops, const char *const *ignore, Stop **out,
+                      llmc_error *err);
 void stop_close(Stop *s);
 /* Add output. *safe, *n_safe: the part that can be returned now, valid until the next call. *found:
  * a stop string was found, and the part before it is the last output. `last` releases what is held

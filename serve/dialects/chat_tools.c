@@ -476,6 +476,8 @@ tools_begin(Generation *g, const ToolUse *use, const char *prompt, size_t n, Pro
 	}
 	free(tools);
 	llmc_calls *first = g->choice[0].calls;
+	if (llmc_calls_reasoning(first, g->reasoning))
+		g->ep.stop_ignore = g->reasoning; /* stop strings are for the answer */
 	if (use->tools) {
 		g->er.show_special = true; /* call marks may be special tokens */
 		return force(g, use, first, p);

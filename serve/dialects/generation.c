@@ -55,6 +55,7 @@ gen_free(Generation *g)
 			Choice *c = &g->choice[i * g->n + k];
 			strbuf_release(&c->text);
 			strbuf_release(&c->held);
+			strbuf_release(&c->input);
 			strbuf_release(&c->reasoning);
 			strbuf_release(&c->call);
 			llmc_calls_close(c->calls);

@@ -39,6 +39,10 @@ struct Choice {
 	llmc_calls *calls; /* reader that separates reasoning and calls; NULL: all output is text */
 	Strbuf reasoning, call;       /* all reasoning; calls as JSON without brackets */
 	int32_t n_calls, n_reasoning; /* number of calls; tokens of reasoning */
+	/* offset of the next input byte of a custom call in `held`; 0: not begun */
+	size_t n_input;
+	bool input_over, custom; /* custom: the call is one of a custom tool */
+	Strbuf input;            /* its input so far */
 	Strbuf held; /* TGI stream: the frame of the last token, until the end is known */
 };
 
@@ -72,7 +76,8 @@ struct Generation {
 	llmc_grammar *grammar; /* owned; NULL: none */
 	/* the request's constraint in a form that another grammar can include; empty: none */
 	Strbuf form;
-	bool compact;    /* compact option of that constraint */
+	bool compact;             /* compact option of that constraint */
+	const char *reasoning[2]; /* marks of the reasoning, to which stop strings do not apply */
 	char *after[3];  /* owned, NULL-terminated: strings after which the grammar applies */
 	bool calls_only; /* the answer holds calls only: other text is remains of broken marks */
 	int32_t n;       /* choices per prompt */

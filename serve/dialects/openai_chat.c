@@ -3,6 +3,7 @@
 
 #include "serve/dialects/openai.h"
 #include "serve/dialects/chat_tools.h"
+#include "serve/dialects/custom_tools.h"
 
 /* Read max_tokens; -1: up to the end of the context. */
 static bool
@@ -146,10 +147,77 @@ call_id(char out[32])
 	         (unsigned)random_seed());
 }
 
+typedef struct ChatOwn {
+	OpenAi openai;
+	json_t *custom; /* names of custom tools; NULL: none */
+} ChatOwn;
+
+static bool
+read_chat(Generation *g, const json_t *o, Problem *p)
+{
+	ChatOwn *own = gen_own(g);
+
+	own->custom = json_incref(json_object_get(o, CUSTOM_NAMES));
+	return openai_read_chat(g, o, p);
+}
+
+static void
+release(Generation *g)
+{
+	ChatOwn *own = gen_own(g);
+
+	json_decref(own->custom);
+}
+
+static void
+custom_begin(Generation *g, Choice *c, int32_t call, const char *name, size_t n, Strbuf *to)
+{
+	char id[32];
+
+	c->custom = true;
+	custom_input_begin(c);
+	call_id(id);
+	if (g->stream)
+		json_printf(to, "\"tool_calls\":[{\"index\":%d,", call);
+	else
+		strbuf_puts(to, call ? ",{" : "{");
+	json_printf(to, "\"id\":%s,\"type\":\"custom\",\"custom\":{\"name\":", id);
+	json_str(to, name, n);
+	strbuf_puts(to, g->stream ? ",\"input\":\"\"}}]" : ",\"input\":");
+	if (!g->stream)
+		strbuf_clear(&c->input);
+}
+
+/* Arguments of a custom call: the new part of its input. */
+static void
+custom_more(Generation *g, Choice *c, int32_t call, const char *text, size_t n, bool last)
+{
+	Strbuf more = { 0 }, delta = { 0 };
+
+	custom_input(c, text, n, last, &more);
+	if (!g->stream) {
+		strbuf_add(&c->input, strbuf_str(&more), more.len);
+		c->input.failed |= more.failed;
+		if (last) {
+			json_str(&c->call, strbuf_str(&c->input), c->input.len);
+			strbuf_puts(&c->call, "}}");
+			c->call.failed |= c->input.failed;
+		}
+	} else if (more.len || more.failed) {
+		json_printf(&delta, "\"tool_calls\":[{\"index\":%d,\"custom\":{\"input\":", call);
+		json_str(&delta, strbuf_str(&more), more.len);
+		strbuf_puts(&delta, "}}]");
+		delta.failed |= more.failed;
+		frame_of(g, c, &delta, NULL);
+	}
+	strbuf_release(&more);
+}
+
 static void
 on_piece(Generation *g, Choice *c, llmc_piece_kind kind, int32_t call, const char *text, size_t n)
 {
 	Strbuf delta = { 0 }, *to = g->stream ? &delta : &c->call;
+	const ChatOwn *own = gen_own(g);
 	char id[32];
 
 	switch (kind) {
@@ -168,6 +236,11 @@ on_piece(Generation *g, Choice *c, llmc_piece_kind kind, int32_t call, const cha
 		break;
 	case LLMC_PIECE_CALL:
 		c->n_calls = call + 1;
+		c->custom = false;
+		if (custom_is_name(own->custom, text, n)) {
+			custom_begin(g, c, call, text, n, to);
+			break;
+		}
 		call_id(id);
 		if (g->stream)
 			json_printf(to,
@@ -185,6 +258,10 @@ on_piece(Generation *g, Choice *c, llmc_piece_kind kind, int32_t call, const cha
 		strbuf_clear(&c->held);
 		break;
 	case LLMC_PIECE_ARGUMENTS:
+		if (c->custom) {
+			custom_more(g, c, call, text, n, false);
+			return;
+		}
 		if (!g->stream) {
 			strbuf_add(&c->held, text, n);
 			return;
@@ -195,6 +272,10 @@ on_piece(Generation *g, Choice *c, llmc_piece_kind kind, int32_t call, const cha
 		strbuf_puts(&delta, "}}]");
 		break;
 	case LLMC_PIECE_DONE:
+		if (c->custom) {
+			custom_more(g, c, call, "", 0, true);
+			return;
+		}
 		if (g->stream)
 			return;
 		json_str(to, strbuf_str(&c->held), c->held.len);
@@ -265,11 +346,12 @@ on_done(Generation *g)
 
 static const Dialect dialect = {
 	.pieces = true,
-	.own_bytes = sizeof(OpenAi),
+	.own_bytes = sizeof(ChatOwn),
 	.token = on_token,
 	.finish = on_finish,
 	.done = on_done,
 	.problem = openai_failed,
+	.release = release,
 };
 
 void
@@ -280,7 +362,8 @@ openai_chat(Req *r)
 		.object = "chat.completion",
 		.chunk = "chat.completion.chunk",
 		.max_stop = OPENAI_MAX_STOP,
-		.read = openai_read_chat,
+		.translate = custom_chat,
+		.read = read_chat,
 	};
 
 	openai_handle(r, &dialect, &route);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "serve/dialects/custom_tools.h"
 #include "serve/dialects/responses.h"
 
 typedef enum ItemKind { ITEM_NONE, ITEM_MESSAGE, ITEM_REASONING, ITEM_CALL, ITEM_CUSTOM } ItemKind;
@@ -33,9 +34,6 @@ typedef struct Responses {
 	char id[40], call_id[40];
 	Strbuf name;    /* tool of the open call */
 	json_t *custom; /* names of custom tools, copied by the reader */
-	/* offset of the next input byte of a custom call in Choice.held; 0: not begun */
-	size_t n_read;
-	bool input_over;
 } Responses;
 
 static bool
@@ -253,8 +251,7 @@ item_begin(Generation *g, Choice *c, ItemKind kind)
 	strbuf_clear(&c->text);
 	strbuf_clear(&c->held);
 	strbuf_clear(&c->col[COL_ITEM]);
-	own->n_read = 0;
-	own->input_over = false;
+	custom_input_begin(c);
 	event_item(g, c, "response.output_item.added", "in_progress");
 	if (kind == ITEM_MESSAGE)
 		event_part(g, c, "response.content_part.added");
@@ -283,71 +280,16 @@ item_grow(Generation *g, Choice *c, const char *text, size_t n)
 	event_kind(g, "delta", &b);
 }
 
-/* Return the offset of the string in {"input": "..."; 0: not found. */
-static size_t
-input_at(const char *s)
-{
-	static const char *const parts[] = { "{", "\"" CUSTOM_INPUT "\"", ":", "\"" };
-	const char *at = s;
-
-	for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-		at += strspn(at, " \t\r\n");
-		if (strncmp(at, parts[i], strlen(parts[i])) != 0)
-			return 0;
-		at += strlen(parts[i]);
-	}
-	return (size_t)(at - s);
-}
-
-/* Return the bytes at s that hold complete characters and escapes of a JSON string, at most up to
- * its closing quote. *over: the quote was reached. */
-static size_t
-string_whole(const char *s, size_t n, bool *over)
-{
-	size_t i = 0;
-
-	n = utf8_whole(s, n);
-	while (i < n && s[i] != '"') {
-		bool pair = s[i] == '\\' && i + 3 < n && s[i + 1] == 'u' &&
-		            (s[i + 2] == 'd' || s[i + 2] == 'D') && strchr("89abAB", s[i + 3]);
-		size_t len = s[i] != '\\' ? 1 : pair ? 12 : i + 1 < n && s[i + 1] == 'u' ? 6 : 2;
-		if (i + len > n)
-			return i;
-		i += len;
-	}
-	*over = i < n;
-	return i;
-}
-
-/* Add arguments of a custom call. Send the new part of its "input" string with escapes decoded.
- * last: arguments of another form are sent unchanged. */
+/* Add arguments of a custom call. Send the new part of its "input" string with escapes decoded. */
 static void
 custom_grow(Generation *g, Choice *c, const char *text, size_t n, bool last)
 {
-	Responses *own = gen_own(g);
-	Strbuf quoted = { 0 };
+	Strbuf more = { 0 };
 
-	strbuf_add(&c->held, text, n);
-	if (!own->n_read)
-		own->n_read = input_at(strbuf_str(&c->held));
-	if (!own->n_read && last)
-		item_grow(g, c, strbuf_str(&c->held), c->held.len);
-	if (!own->n_read || own->input_over)
-		return;
-	const char *s = strbuf_str(&c->held) + own->n_read;
-	size_t more = string_whole(s, c->held.len - own->n_read, &own->input_over);
-	strbuf_putc(&quoted, '"');
-	strbuf_add(&quoted, s, more);
-	strbuf_putc(&quoted, '"');
-	bool no_memory;
-	json_t *said = json_parse(strbuf_str(&quoted), quoted.len, JSON_DECODE_ANY | JSON_ALLOW_NUL,
-	                          NULL, &no_memory);
-	c->text.failed |= no_memory;
-	item_grow(g, c, said ? json_string_value(said) : s,
-	          said ? json_string_length(said) : more); /* not valid JSON: send it unchanged */
-	own->n_read += more;
-	json_decref(said);
-	strbuf_release(&quoted);
+	custom_input(c, text, n, last, &more);
+	item_grow(g, c, strbuf_str(&more), more.len);
+	c->text.failed |= more.failed;
+	strbuf_release(&more);
 }
 
 static void

@@ -4,10 +4,6 @@
 
 #include "serve/dialects/openai.h"
 
-#define CUSTOM_INPUT                                                                               \
-	"input" /* the argument of a custom tool, which the model sees as a function of one text   \
-	         */
-
 extern const FieldName responses_names[];
 /* Translate the body to a chat body; a new reference, or NULL with a Problem. */
 json_t *responses_chat(const json_t *in, Problem *p);

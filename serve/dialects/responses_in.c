@@ -2,6 +2,7 @@
  * messages; custom tools become functions with one string argument. */
 #include <string.h>
 
+#include "serve/dialects/custom_tools.h"
 #include "serve/dialects/responses.h"
 
 static const char *
@@ -169,58 +170,6 @@ add_item(ResponseInput *t, const json_t *item, size_t i, Problem *p)
 	text = part_text(json_object_get(item, "content"), where, p);
 	return text && (add_message(t, json_pack("{s:s,s:o}", "role", role, "content", text)) ||
 	                problem_memory(p));
-}
-
-/* Read the format of a custom tool's input: a grammar, or NULL in *out. */
-static bool
-custom_format(const json_t *tool, size_t i, json_t **out, Problem *p)
-{
-	json_t *format = json_object_get(tool, "format");
-	const char *type = json_string_value(json_object_get(format, "type")),
-	           *syntax = json_string_value(json_object_get(format, "syntax"));
-
-	*out = NULL;
-	if (!format || json_is_null(format) || (type && !strcmp(type, "text")))
-		return true;
-	if (!type || strcmp(type, "grammar") != 0)
-		return problem(
-		    p, 400, "tools",
-		    "Invalid 'tools[%zu].format': expected an object of type 'text' or 'grammar'.",
-		    i);
-	if (!syntax || (strcmp(syntax, "lark") != 0 && strcmp(syntax, "regex") != 0))
-		return problem(p, 400, "tools",
-		               "Invalid 'tools[%zu].format.syntax': expected 'lark' or 'regex'.",
-		               i);
-	if (!json_string_length(json_object_get(format, "definition")))
-		return problem(
-		    p, 400, "tools",
-		    "Invalid 'tools[%zu].format.definition': expected the text of a grammar.", i);
-	*out = format;
-	return true;
-}
-
-/* Translate a custom tool to a function of one string. Its description states the required
- * format. */
-static json_t *
-custom_function(const json_t *tool)
-{
-	const json_t *format = json_object_get(tool, "format");
-	const char *about = json_string_value(json_object_get(tool, "description")),
-	           *syntax = json_string_value(json_object_get(format, "syntax"));
-	const char *definition = json_string_value(json_object_get(format, "definition"));
-	json_t *f =
-	    json_pack("{s:O,s:{s:s,s:{s:{s:s}},s:[s],s:b}}", "name", json_object_get(tool, "name"),
-	              "parameters", "type", "object", "properties", CUSTOM_INPUT, "type", "string",
-	              "required", CUSTOM_INPUT, "additionalProperties", 0);
-
-	if (definition)
-		json_object_set_new(f, "description",
-		                    json_sprintf("%s\nThe input is of this %s grammar:\n%s",
-		                                 about ? about : "", syntax ? syntax : "",
-		                                 definition));
-	else if (about)
-		json_object_set_new(f, "description", json_string(about));
-	return f;
 }
 
 /* Translate {"type": "function", "name", ...} to {"type": "function", "function": {"name", ...}}.

@@ -4,6 +4,7 @@ forced.
 """
 
 import json
+import re
 
 import openai
 import pytest
@@ -495,6 +496,17 @@ def test_an_answer_without_calls_is_held_to_its_schema(marked):
     assert 1 <= json.loads(c["message"]["content"])["n"] <= 9, c
 
 
+def test_stop_strings_are_for_the_answer(marked):
+    """A stop string in the reasoning does not end the output."""
+    only_a = {str(token("a")): 100}
+    c = said(marked, tool_choice="none", logit_bias=only_a, stop=["aaa"], max_tokens=12)
+    if marked.thinks:
+        assert c["finish_reason"] == "length"
+        assert c["message"]["reasoning_content"].strip() == "a" * 12
+    else:
+        assert c["finish_reason"] == "stop" and c["message"]["content"] == ""
+
+
 def test_a_constraint_begins_after_the_reasoning(marked):
     """An optional tool changes nothing about that, in any dialect."""
     if not marked.thinks:
@@ -678,3 +690,48 @@ def test_log_probabilities_are_of_the_content(marked, tools):
     ]
     assert [p for f in frames for p in (f["logprobs"] or {"content": []})["content"]] == places
     assert all(f["delta"].get("content") for f in frames if f["logprobs"]), frames
+
+
+CODE = {
+    "type": "custom",
+    "custom": {
+        "name": "code",
+        "description": "Takes a code.",
+        "format": {
+            "type": "grammar",
+            "grammar": {"syntax": "regex", "definition": '[A-C]{3}-"[0-9]{2}"\\n'},
+        },
+    },
+}
+
+
+def test_custom_tools_of_a_chat(client):
+    """Calls with one string, complete and streamed; they come back as messages of the next turn."""
+    args = dict(model="smollm2", messages=ASK, max_tokens=300, temperature=0, tools=[CODE, *TOOLS])
+    for choice in ({"type": "custom", "custom": {"name": "code"}}, "required"):
+        tools = [CODE] if choice == "required" else args["tools"]
+        r = client.chat.completions.create(**{**args, "tools": tools}, tool_choice=choice)
+        message = r.choices[0].message
+        call = message.tool_calls[0]
+        assert call.type == "custom" and call.custom.name == "code" and call.id.startswith("call_")
+        assert re.fullmatch('[A-C]{3}-"[0-9]{2}"\n', call.custom.input)
+        said, name = "", None
+        for chunk in client.chat.completions.create(
+            **{**args, "tools": tools}, tool_choice=choice, stream=True
+        ):
+            for d in chunk.choices[0].delta.tool_calls or [] if chunk.choices else []:
+                if d.index:
+                    continue
+                custom = d.model_extra["custom"]
+                name = name or custom.get("name")
+                said += custom["input"]
+        assert (name, said) == ("code", call.custom.input)
+    back = [
+        *ASK,
+        message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": "Done."},
+    ]
+    r = client.chat.completions.create(
+        model="smollm2", messages=back, tools=[CODE], tool_choice="none", max_tokens=4
+    )
+    assert r.choices[0].message.content is not None

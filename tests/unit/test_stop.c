@@ -12,7 +12,8 @@
 
 /* Feed text in chunks of `step` bytes; collects the output and whether a stop string was found. */
 static bool
-feed(const char *const *stops, const char *text, size_t step, Strbuf *shown)
+feed_between(const char *const *stops, const char *const *ignore, const char *text, size_t step,
+             Strbuf *shown)
 {
 	Stop *s;
 	bool found = false;
@@ -20,7 +21,7 @@ feed(const char *const *stops, const char *text, size_t step, Strbuf *shown)
 	size_t n, len = strlen(text);
 
 	strbuf_clear(shown);
-	assert_int_equal(stop_open(stops, &s, NULL), LLMC_OK);
+	assert_int_equal(stop_open(stops, ignore, &s, NULL), LLMC_OK);
 	for (size_t i = 0; i < len && !found; i += step) {
 		assert_int_equal(stop_feed(s, text + i, step < len - i ? step : len - i, false,
 		                           &safe, &n, &found, NULL),
@@ -33,6 +34,43 @@ feed(const char *const *stops, const char *text, size_t step, Strbuf *shown)
 	}
 	stop_close(s);
 	return found;
+}
+
+static bool
+feed(const char *const *stops, const char *text, size_t step, Strbuf *shown)
+{
+	return feed_between(stops, NULL, text, step, shown);
+}
+
+static void
+stops_do_not_apply_between_marks(void **state)
+{
+	(void)state;
+	static const char *const stops[] = { "END", "zz", NULL },
+	                         *const marks[] = { "<t>", "</t>" },
+	                         *const begun[] = { "", "</t>" };
+	static const struct {
+		const char *const *marks;
+		const char *text, *want;
+		bool found;
+	} row[] = {
+		{ marks, "a<t>b END c</t>d END e", "a<t>b END c</t>d ", true },
+		{ marks, "<t>END</t>x<t>END</t>y", "<t>END</t>x<t>END</t>y", false },
+		{ marks, "<t>END", "<t>END", false },
+		{ marks, "a END<t>", "a ", true },
+		{ begun, "so END</t>yes END", "so END</t>yes ", true },
+		{ begun, "END </t", "END </t", false },
+	};
+	Strbuf shown = { 0 };
+
+	for (size_t i = 0; i < sizeof row / sizeof *row; i++)
+		for (size_t step = 1; step < 9; step++) {
+			assert_int_equal(
+			    feed_between(stops, row[i].marks, row[i].text, step, &shown),
+			    row[i].found);
+			assert_string_equal(strbuf_str(&shown), row[i].want);
+		}
+	strbuf_release(&shown);
 }
 
 static void
@@ -80,7 +118,7 @@ an_empty_stop_is_rejected(void **state)
 	llmc_error err;
 	Stop *s;
 
-	assert_int_equal(stop_open(stops, &s, &err), LLMC_E_INPUT);
+	assert_int_equal(stop_open(stops, NULL, &s, &err), LLMC_E_INPUT);
 	assert_string_equal(err.text, "stop string 1 is empty");
 }
 
@@ -89,6 +127,7 @@ main(void)
 {
 	const struct CMUnitTest test[] = {
 		cmocka_unit_test(output_is_cut_at_the_first_stop),
+		cmocka_unit_test(stops_do_not_apply_between_marks),
 		cmocka_unit_test(without_stops_nothing_is_held_back),
 		cmocka_unit_test(an_empty_stop_is_rejected),
 	};

@@ -117,6 +117,7 @@ class Params(Sized):
         ("grammar", C.c_void_p),
         ("grammar_after", C.POINTER(C.c_char_p)),
         ("speculate", C.c_int32),
+        ("stop_ignore", C.POINTER(C.c_char_p)),
     ]
 
 
