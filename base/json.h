@@ -26,6 +26,15 @@ void json_escape(char out[16], int32_t cp, bool ascii);
  * on an error; *no_memory: memory was out. why and no_memory may be NULL. jansson's own json_load*
  * functions corrupt memory when an allocation fails and must not be called. */
 json_t *json_parse(const char *text, size_t n, size_t flags, json_error_t *why, bool *no_memory);
+/* Flags of json_parse: numbers that int64 or double cannot hold are kept as strings of their digits
+ * after a mark, instead of an error. json_dumps_numbers writes them as numbers again. */
+enum { JSON_KEEP_INTEGERS = 1 << 20, JSON_KEEP_REALS = 1 << 21 };
+#define JSON_KEEP_NUMBERS ((size_t)JSON_KEEP_INTEGERS | JSON_KEEP_REALS)
+json_t *json_keep_number(const char *digits);
+const char *json_kept_digits(const json_t *v); /* NULL: v is no kept number */
+double json_number_of(const json_t *v);        /* rounded, if it is a kept one; 0: no number */
+bool json_is_any_number(const json_t *v);      /* a kept one too */
+char *json_dumps_numbers(const json_t *v, size_t flags); /* released with free() */
 /* Like json_read, for JSON written by Python: Infinity, -Infinity and NaN become null. */
 json_t *json_read_python(Arena *a, const char *text, size_t n, size_t flags, json_error_t *why);
 /* Like json_parse, but the arena owns the tree (arena_done releases it earlier) and lack of memory

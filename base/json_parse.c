@@ -286,12 +286,16 @@ number(JsonParser *p)
 		errno = 0;
 		if (number_parse(strbuf_str(&p->text), &x))
 			return made(p, json_real(x));
+		if (errno != ENOMEM && (p->flags & JSON_KEEP_REALS))
+			return made(p, json_keep_number(strbuf_str(&p->text)));
 		return errno == ENOMEM
 		           ? out_of_memory(p)
 		           : bad(p, json_error_numeric_overflow, "real number overflow");
 	}
 	errno = 0;
 	long long v = strtoll(strbuf_str(&p->text), NULL, 10);
+	if (errno == ERANGE && (p->flags & JSON_KEEP_INTEGERS))
+		return made(p, json_keep_number(strbuf_str(&p->text)));
 	if (errno == ERANGE)
 		return bad(p, json_error_numeric_overflow,
 		           v < 0 ? "too big negative integer" : "too big integer");

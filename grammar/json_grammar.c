@@ -319,6 +319,8 @@ json_literal(GrammarBuilder *b, const json_t *v)
 			expr_push(b, &parts, json_literal(b, value));
 		return json_items(b, &parts, NULL, (int32_t)parts.n, (int32_t)parts.n);
 	case JSON_STRING:
+		if (json_kept_digits(v))
+			return expr_text(b, json_kept_digits(v));
 		if (style_of(b) != STYLE_QUOTED)
 			return json_quoted(b, json_string_value(v), json_string_length(v));
 		if (strstr(json_string_value(v), b->style->quote))

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "grammar/grammar_internal.h"
 
 enum { MAX_WHOLE = JSON_MAX_DIGITS, MAX_FRACTION = JSON_MAX_DIGITS };
@@ -16,7 +17,12 @@ bound_read(Bound *out, const json_t *v, bool open)
 	*out = (Bound){ 0 };
 	if (!v)
 		return;
-	if (json_is_integer(v))
+	const char *big = json_kept_digits(v);
+	if (big && (big[strcspn(big, ".eE")] || strlen(big) >= sizeof text))
+		return; /* larger than all supported numbers */
+	if (big)
+		snprintf(text, sizeof text, "%s", big);
+	else if (json_is_integer(v))
 		snprintf(text, sizeof text, "%lld", (long long)json_integer_value(v));
 	else if (!isfinite(json_real_value(v)))
 		return; /* larger than all supported numbers */

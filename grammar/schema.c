@@ -68,9 +68,9 @@ schema_count(Schema *s, const json_t *o, const char *key, const Path *p)
 
 	if (!v)
 		return -1;
-	if (!json_is_number(v) || json_number_value(v) < 0)
+	if (!json_is_any_number(v) || json_number_of(v) < 0)
 		schema_fail(s, p, key, "expected a number that is at least 0");
-	return json_number_value(v) > MAX_COUNT ? MAX_COUNT : (int32_t)json_number_value(v);
+	return json_number_of(v) > MAX_COUNT ? MAX_COUNT : (int32_t)json_number_of(v);
 }
 
 int32_t
@@ -166,6 +166,10 @@ schema_types(Schema *s, const json_t *o, const Path *p)
 int
 schema_type_of(const json_t *v)
 {
+	const char *digits = json_kept_digits(v);
+
+	if (digits)
+		return digits[strcspn(digits, ".eE")] ? T_NUMBER : T_INTEGER | T_NUMBER;
 	switch (json_typeof(v)) {
 	case JSON_OBJECT:
 		return T_OBJECT;
@@ -231,7 +235,7 @@ any_value(Schema *s, const Path *p)
 static Expr *
 one_value(Schema *s, const json_t *v, const Path *p)
 {
-	if (json_is_string(v) && s->raw)
+	if (json_is_string(v) && s->raw && !json_kept_digits(v))
 		return schema_fixed_string(s, json_string_value(v), json_string_length(v), p);
 	return s->raw ? raw_value(s, json_literal(s->b, v)) : json_literal(s->b, v);
 }
@@ -409,11 +413,9 @@ Expr *
 schema_read(GrammarBuilder *b, const char *text, size_t n)
 {
 	json_error_t why;
-	json_t *root = json_read(b->a, text, n, JSON_DECODE_ANY | JSON_ALLOW_NUL, &why);
+	json_t *root =
+	    json_read(b->a, text, n, JSON_DECODE_ANY | JSON_ALLOW_NUL | JSON_KEEP_NUMBERS, &why);
 
-	if (!root) /* integers beyond int64 */
-		root = json_read(b->a, text, n,
-		                 JSON_DECODE_ANY | JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &why);
 	if (!root)
 		build_fail(b, "schema: invalid JSON: %s at line %d, column %d", why.text, why.line,
 		           why.column);

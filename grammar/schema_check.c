@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/utf8.h"
+#include "base/json.h"
 #include "grammar/schema.h"
 
 enum { MAX_CHECK_DEPTH = 60, MAX_CHECKS = 200000 };
@@ -25,11 +26,13 @@ schema_equal(const json_t *a, const json_t *b)
 	const char *key;
 	size_t i;
 
-	if (json_is_number(a) && json_is_number(b))
+	if (json_kept_digits(a) && json_kept_digits(b))
+		return !strcmp(json_kept_digits(a), json_kept_digits(b));
+	if (json_is_any_number(a) && json_is_any_number(b))
 		return json_is_integer(a) && json_is_integer(b)
 		           ? json_integer_value(a) == json_integer_value(b)
-		           : !(json_number_value(a) < json_number_value(b)) &&
-		                 !(json_number_value(a) > json_number_value(b));
+		           : !(json_number_of(a) < json_number_of(b)) &&
+		                 !(json_number_of(a) > json_number_of(b));
 	if (json_is_array(a) && json_is_array(b)) {
 		if (json_array_size(a) != json_array_size(b))
 			return false;
@@ -57,9 +60,9 @@ bound(const json_t *o, const char *key, double value, int sign, bool open)
 {
 	const json_t *x = json_object_get(o, key);
 
-	if (!json_is_number(x))
+	if (!json_is_any_number(x))
 		return true;
-	double left = sign * (value - json_number_value(x));
+	double left = sign * (value - json_number_of(x));
 	return open ? left > 0 : left >= 0;
 }
 
@@ -67,14 +70,14 @@ static bool
 number_fits(const json_t *v, const json_t *o)
 {
 	const json_t *m = json_object_get(o, "multipleOf");
-	double x = json_number_value(v), d = json_number_value(m);
+	double x = json_number_of(v), d = json_number_of(m);
 
 	if (json_object_get(o, FRACTION) && x == nearbyint(x))
 		return false;
 	if (json_is_integer(v) && json_is_integer(m) && json_integer_value(m) > 0) {
 		if (json_integer_value(v) % json_integer_value(m))
 			return false;
-	} else if (json_is_number(m) && d > 0) {
+	} else if (json_is_any_number(m) && d > 0) {
 		double q = x / d;
 		if (isfinite(q) && fabs(q - nearbyint(q)) > 1e-9 * fmax(1, fabs(q)))
 			return false;
@@ -259,9 +262,10 @@ check(Schema *s, const json_t *v, const json_t *o, const Path *p, int depth)
 	json_array_foreach (json_object_get(o, NOT_VALUES), i, x)
 		if (schema_equal(x, v))
 			return false;
-	if (json_is_number(v) && !number_fits(v, o))
+	if (json_is_any_number(v) && !number_fits(v, o))
 		return false;
-	if (json_is_string(v) && !string_fits(s, json_string_value(v), json_string_length(v), o, p))
+	if (json_is_string(v) && !json_kept_digits(v) &&
+	    !string_fits(s, json_string_value(v), json_string_length(v), o, p))
 		return false;
 	if (json_is_array(v) && !array_fits(s, v, o, p, depth))
 		return false;

@@ -82,8 +82,8 @@ containing(Schema *s, const json_t *o, const json_t *items, int32_t min, int32_t
 	             *least = json_object_get(o, "minContains");
 
 	if (!contains || min > 1 || max >= 0 || json_object_get(o, "maxContains") ||
-	    json_object_get(o, "uniqueItems") || (least && json_number_value(least) > 1) ||
-	    (least && json_number_value(least) < 1))
+	    json_object_get(o, "uniqueItems") || (least && json_number_of(least) > 1) ||
+	    (least && json_number_of(least) < 1))
 		return NULL;
 	const json_t *both = items ? schema_merge_later(s, items, contains, p, 0) : contains;
 	Expr *any = items ? schema_value(s, items, &(Path){ p, "items" }) : json_any_value(b),

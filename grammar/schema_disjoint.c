@@ -4,6 +4,7 @@
 #include <pcre2.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "grammar/schema.h"
 
 enum { MAX_DEPTH_ASKED = 6, MAX_MATCH = 100000, MAX_ASKED = 50000, MAX_FITS = 20000 };
@@ -105,9 +106,9 @@ types_of(Schema *s, const json_t *o, const Path *p)
 static bool
 may_be_equal(json_t *x, json_t *y)
 {
-	if (json_is_number(x) && json_is_number(y))
-		return !(json_number_value(x) < json_number_value(y)) &&
-		       !(json_number_value(x) > json_number_value(y));
+	if (json_is_any_number(x) && json_is_any_number(y))
+		return !(json_number_of(x) < json_number_of(y)) &&
+		       !(json_number_of(x) > json_number_of(y));
 	if ((json_is_object(x) && json_is_object(y)) || (json_is_array(x) && json_is_array(y)))
 		return true;
 	return json_equal(x, y);
@@ -151,9 +152,9 @@ least_above(const json_t *a, const char *least, const json_t *b, const char *mos
 {
 	const json_t *x = json_object_get(a, least), *y = json_object_get(b, most);
 
-	return json_is_number(x) && json_is_number(y) &&
-	       (json_number_value(x) > json_number_value(y) ||
-	        (or_equal && !(json_number_value(x) < json_number_value(y))));
+	return json_is_any_number(x) && json_is_any_number(y) &&
+	       (json_number_of(x) > json_number_of(y) ||
+	        (or_equal && !(json_number_of(x) < json_number_of(y))));
 }
 
 static bool

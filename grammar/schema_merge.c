@@ -1,6 +1,7 @@
 /* Merges several schemas of one value into one. */
 #include <string.h>
 
+#include "base/json.h"
 #include "grammar/schema.h"
 
 enum { MAX_NEST = 40, MAX_OPTIONS = 1000, MAX_SMALL = 12 };
@@ -313,9 +314,9 @@ one_keyword(Schema *s, const char *key, const json_t *a, const json_t *b, const 
 
 	for (int i = 0; largest[i]; i++) {
 		if (!strcmp(key, largest[i]))
-			return json_number_value(x) >= json_number_value(y) ? x : y;
+			return json_number_of(x) >= json_number_of(y) ? x : y;
 		if (!strcmp(key, smallest[i]))
-			return json_number_value(x) <= json_number_value(y) ? x : y;
+			return json_number_of(x) <= json_number_of(y) ? x : y;
 	}
 	if (!strcmp(key, "type"))
 		return common(s, x, y, true);

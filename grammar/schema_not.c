@@ -3,6 +3,7 @@
  * without these keywords. */
 #include <string.h>
 
+#include "base/json.h"
 #include "grammar/schema.h"
 
 enum { MAX_NOT_DEPTH = 12, MAX_CONDITIONS = 64 };
@@ -90,7 +91,7 @@ add_other_values(Schema *s, json_t *out, const json_t *list)
 			add(s, strings, v);
 		if (json_is_boolean(v))
 			has[json_is_true(v)] = true;
-		n_number += json_is_number(v);
+		n_number += json_is_any_number(v);
 	}
 	const json_t *others = other_types(s, types & T_INTEGER ? types | T_NUMBER : types);
 	if (!json_is_false(others))
@@ -104,17 +105,17 @@ add_other_values(Schema *s, json_t *out, const json_t *list)
 	}
 	/* numbers below, between and above the listed ones */
 	json_array_foreach (mutable(list), i, v) {
-		if (!json_is_number(v))
+		if (!json_is_any_number(v))
 			continue;
 		const json_t *before = NULL;
 		bool last = true;
 		json_array_foreach (mutable(list), k, w) {
-			if (!json_is_number(w) || k == i)
+			if (!json_is_any_number(w) || k == i)
 				continue;
-			if (json_number_value(w) < json_number_value(v) &&
-			    (!before || json_number_value(w) > json_number_value(before)))
+			if (json_number_of(w) < json_number_of(v) &&
+			    (!before || json_number_of(w) > json_number_of(before)))
 				before = w;
-			last &= json_number_value(w) <= json_number_value(v);
+			last &= json_number_of(w) <= json_number_of(v);
 		}
 		json_t *o = mutable(of_type(s, "number", "exclusiveMaximum", v));
 		if (before)
@@ -151,13 +152,13 @@ add_other_bound(Schema *s, json_t *out, const json_t *o, const char *key, const 
 		const char *other = bounds[i].other;
 		if (json_is_boolean(v)) /* draft 4: belongs to minimum or maximum */
 			return true;
-		if (!json_is_number(v))
+		if (!json_is_any_number(v))
 			return false;
 		if (!strcmp(key, "minimum") && json_is_true(json_object_get(o, "exclusiveMinimum")))
 			other = "maximum";
 		if (!strcmp(key, "maximum") && json_is_true(json_object_get(o, "exclusiveMaximum")))
 			other = "minimum";
-		double x = json_number_value(v) + bounds[i].step;
+		double x = json_number_of(v) + bounds[i].step;
 		if (bounds[i].step >= 0 || x >= 0)
 			add(s, out,
 			    of_type(s, bounds[i].type, other, bounds[i].step ? number(s, x) : v));

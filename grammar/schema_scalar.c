@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "grammar/language.h"
 #include "grammar/schema.h"
 
@@ -317,9 +318,9 @@ schema_string(Schema *s, const json_t *o, const Path *p)
 static bool
 divisor_of(Schema *s, const json_t *v, int32_t *divisor, int32_t *decimals, const Path *p)
 {
-	double x = json_number_value(v);
+	double x = json_number_of(v);
 
-	if (!json_is_number(v) || !(x > 0))
+	if (!json_is_any_number(v) || !(x > 0))
 		schema_fail(s, p, "multipleOf", "expected a number above 0");
 	for (*decimals = 0; *decimals <= MAX_DECIMALS; ++*decimals, x *= 10) {
 		if (x > MAX_MULTIPLE)
@@ -391,12 +392,12 @@ bound_of(Schema *s, const json_t *o, const char *key, const char *exclusive, boo
 	const json_t *v = json_object_get(o, key), *x = json_object_get(o, exclusive);
 	bool open = json_is_true(x); /* draft 4 */
 
-	if (v && !json_is_number(v))
+	if (v && !json_is_any_number(v))
 		schema_fail(s, p, key, "expected a number");
-	if (x && !json_is_number(x) && !json_is_boolean(x))
+	if (x && !json_is_any_number(x) && !json_is_boolean(x))
 		schema_fail(s, p, exclusive, "expected a number");
-	if (json_is_number(x)) {
-		double a = v ? json_number_value(v) : 0, b = json_number_value(x);
+	if (json_is_any_number(x)) {
+		double a = v ? json_number_of(v) : 0, b = json_number_of(x);
 		if (!v || (low ? b >= a : b <= a)) {
 			v = x;
 			open = true;

@@ -332,7 +332,7 @@ Expr *
 structural_tags_read(GrammarBuilder *b, const char *s, size_t n)
 {
 	json_error_t why;
-	json_t *v = json_read(b->a, s, n, JSON_ALLOW_NUL, &why);
+	json_t *v = json_read(b->a, s, n, JSON_ALLOW_NUL | JSON_KEEP_NUMBERS, &why);
 
 	if (!v)
 		build_fail(b, "parts: invalid JSON: %s at line %d, column %d", why.text, why.line,

@@ -23,7 +23,8 @@ parse(const char *text, const char *what, llmc_error *err)
 {
 	json_error_t why;
 	bool no_memory;
-	json_t *v = json_parse(text, strlen(text), JSON_ALLOW_NUL, &why, &no_memory);
+	json_t *v =
+	    json_parse(text, strlen(text), JSON_ALLOW_NUL | JSON_KEEP_NUMBERS, &why, &no_memory);
 
 	if (no_memory)
 		error_set(err, LLMC_E_MEMORY, "%s: out of memory", what);

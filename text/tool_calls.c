@@ -838,8 +838,8 @@ llmc_calls_open(const llmc_tokenizer *t, const char *prompt, size_t n_prompt,
 	}
 	bool no_memory = false;
 	if (tools_json)
-		c->tools =
-		    json_parse(tools_json, strlen(tools_json), JSON_ALLOW_NUL, NULL, &no_memory);
+		c->tools = json_parse(tools_json, strlen(tools_json),
+		                      JSON_ALLOW_NUL | JSON_KEEP_NUMBERS, NULL, &no_memory);
 	if (no_memory) {
 		llmc_calls_close(c);
 		return error_set(err, LLMC_E_MEMORY, "out of memory for an answer");

@@ -164,7 +164,7 @@ static void
 put_schema(Strbuf *b, const json_t *schema, const char *name, bool free_)
 {
 	char *text = json_object_size(schema) && !free_
-	                 ? json_dumps(schema, JSON_COMPACT | JSON_ENCODE_ANY)
+	                 ? json_dumps_numbers(schema, JSON_COMPACT | JSON_ENCODE_ANY)
 	                 : NULL;
 
 	json_printf(b, "{\"name\":%s,\"schema\":", name);
@@ -207,7 +207,7 @@ put_arguments(const CallRow *r, Strbuf *b, const Tool *tool, bool free_)
 {
 	bool pairs = r->body == BODY_PAIRS;
 	const json_t *parameters = tool->parameters;
-	char *text = parameters && !free_ ? json_dumps(parameters, JSON_COMPACT) : NULL;
+	char *text = parameters && !free_ ? json_dumps_numbers(parameters, JSON_COMPACT) : NULL;
 
 	json_printf(b, "{\"name\":%s,\"schema\":", tool->name);
 	strbuf_puts(b, text    ? text

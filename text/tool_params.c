@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
+
 enum { MAX_DEPTH = 24, MAX_VISITS = 20000, UNLISTED = -1 };
 
 typedef struct Resolver {
@@ -19,6 +21,8 @@ typedef struct Resolver {
 int
 value_type(const json_t *v)
 {
+	if (json_kept_digits(v))
+		return VALUE_NUMBER;
 	switch (json_typeof(v)) {
 	case JSON_OBJECT:
 		return VALUE_OBJECT;
@@ -299,7 +303,7 @@ words_of(Resolver *r, const json_t *o, const char *name)
 		v = target_of(r, json_object_get(v, "$ref"));
 	const json_t *list = json_object_get(v, "enum");
 	json_array_foreach ((json_t *)(uintptr_t)list, i, one)
-		if (!json_is_string(one))
+		if (!json_is_string(one) || json_kept_digits(one))
 			return NULL;
 	return json_array_size(list) ? list : NULL;
 }

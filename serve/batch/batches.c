@@ -43,7 +43,7 @@ known_endpoint(const char *s)
 static void
 put_value(Strbuf *out, const char *key, const json_t *v)
 {
-	char *text = v ? json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
+	char *text = v ? json_dumps_numbers(v, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
 
 	strbuf_printf(out, ",\"%s\":%s", key, text ? text : "null");
 	out->failed |= v && !text;

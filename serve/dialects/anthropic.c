@@ -506,8 +506,9 @@ on_piece(Generation *g, Choice *c, llmc_piece_kind kind, int32_t call, const cha
 		if (g->stream) {
 			block_end(g);
 		} else { /* truncated at max_tokens: not valid JSON */
-			json_t *input = json_parse(strbuf_str(&c->held), c->held.len,
-			                           JSON_ALLOW_NUL, NULL, &c->call.failed);
+			json_t *input =
+			    json_parse(strbuf_str(&c->held), c->held.len,
+			               JSON_ALLOW_NUL | JSON_KEEP_NUMBERS, NULL, &c->call.failed);
 			if (json_is_object(input))
 				strbuf_add(&c->call, strbuf_str(&c->held), c->held.len);
 			else

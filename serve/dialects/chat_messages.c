@@ -134,7 +134,7 @@ fix_calls(json_t *message, size_t at, Problem *p)
 			bool no_memory;
 			json_t *o =
 			    json_parse(json_string_value(arguments), json_string_length(arguments),
-			               JSON_ALLOW_NUL, NULL, &no_memory);
+			               JSON_ALLOW_NUL | JSON_KEEP_NUMBERS, NULL, &no_memory);
 			if (no_memory)
 				return problem_memory(p);
 			if (json_is_object(o))
@@ -197,7 +197,8 @@ static llmc_status
 apply(ServedModel *model, const json_t *messages, const json_t *options, char **text, size_t *n,
       llmc_error *err)
 {
-	char *m = json_dumps(messages, JSON_COMPACT), *opt = json_dumps(options, JSON_COMPACT);
+	char *m = json_dumps_numbers(messages, JSON_COMPACT),
+	     *opt = json_dumps_numbers(options, JSON_COMPACT);
 	size_t cap = 8192;
 	llmc_status status = LLMC_E_MEMORY;
 

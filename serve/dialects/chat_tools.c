@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "serve/dialects/constraints.h"
 #include "serve/dialects/chat_tools.h"
 
@@ -231,7 +232,7 @@ tools_release(ToolUse *use)
 static bool
 add_tool(Strbuf *b, const json_t *tool)
 {
-	char *text = json_dumps(json_object_get(tool, "function"), JSON_COMPACT);
+	char *text = json_dumps_numbers(json_object_get(tool, "function"), JSON_COMPACT);
 
 	strbuf_puts(b, text ? text : "");
 	strbuf_putc(b, '\n');
@@ -256,8 +257,8 @@ plain_message(const json_t *m)
 		strbuf_puts(&b, content ? content : "");
 		json_array_foreach (calls, i, call) {
 			const json_t *f = json_object_get(call, "function");
-			char *arguments = json_dumps(json_object_get(f, "arguments"),
-			                             JSON_COMPACT | JSON_ENCODE_ANY);
+			char *arguments = json_dumps_numbers(json_object_get(f, "arguments"),
+			                                     JSON_COMPACT | JSON_ENCODE_ANY);
 			strbuf_printf(
 			    &b,
 			    "%s<tool_call>\n{\"name\": \"%s\", \"arguments\": %s}\n</tool_call>",
@@ -448,7 +449,7 @@ tools_text(Generation *g, const ToolUse *use, Problem *p)
 		     json_array_append(all, with) == 0;
 		json_decref(with);
 	}
-	char *out = ok ? json_dumps(all, JSON_COMPACT) : NULL;
+	char *out = ok ? json_dumps_numbers(all, JSON_COMPACT) : NULL;
 	json_decref(all);
 	if (!out && !p->status)
 		problem_memory(p);

@@ -167,7 +167,7 @@ of_schema(Generation *g, const json_t *schema, const llmc_grammar_options *opt, 
 		return problem(p, 400, param,
 		               "Invalid '%s': expected a JSON schema, but got %s instead.", param,
 		               json_type_name(schema));
-	char *text = json_dumps(schema, JSON_COMPACT | JSON_ENCODE_ANY);
+	char *text = json_dumps_numbers(schema, JSON_COMPACT | JSON_ENCODE_ANY);
 	if (!text)
 		return problem_memory(p);
 	bool ok = hold(g, LLMC_GRAMMAR_JSON_SCHEMA, text, strlen(text), opt, param, p);
@@ -197,7 +197,7 @@ of_choice(Generation *g, const json_t *v, const char *param, Problem *p)
 		    p, 400, param,
 		    "Invalid type for '%s': expected an array of strings, but got %s instead.",
 		    param, json_type_name(v));
-	char *text = json_dumps(v, JSON_COMPACT);
+	char *text = json_dumps_numbers(v, JSON_COMPACT);
 	bool ok = text ? hold(g, LLMC_GRAMMAR_CHOICE, text, strlen(text), &opt, param, p)
 	               : problem_memory(p);
 	free(text);
@@ -336,7 +336,7 @@ structural_tag_read(Generation *g, const json_t *v, const char *param, Problem *
 		           ? tag_part(json_object_get(v, "format"), 0)
 		           : NULL;
 	json_decref(own);
-	char *text = part ? json_dumps(part, JSON_COMPACT) : NULL;
+	char *text = part ? json_dumps_numbers(part, JSON_COMPACT) : NULL;
 	json_decref(part);
 	if (no_memory)
 		return problem_memory(p);

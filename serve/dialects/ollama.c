@@ -356,8 +356,8 @@ on_piece(Generation *g, Choice *c, llmc_piece_kind kind, int32_t call, const cha
 	/* Ollama has an object here, not a string; a truncated call is not an object */
 	case LLMC_PIECE_DONE: {
 		bool no_memory;
-		json_t *o =
-		    json_parse(strbuf_str(&c->held), c->held.len, JSON_ALLOW_NUL, NULL, &no_memory);
+		json_t *o = json_parse(strbuf_str(&c->held), c->held.len,
+		                       JSON_ALLOW_NUL | JSON_KEEP_NUMBERS, NULL, &no_memory);
 		c->call.failed |= no_memory;
 		if (json_is_object(o))
 			strbuf_add(&c->call, strbuf_str(&c->held), c->held.len);

@@ -51,7 +51,7 @@ read_chat(Generation *g, const json_t *o, Problem *p)
 		if (!strcmp(json_string_value(json_object_get(tool, "type")), "custom"))
 			json_array_append_new(own->custom, json_string(json_string_value(
 			                                       json_object_get(tool, "name"))));
-	char *text = json_dumps(kept, JSON_COMPACT);
+	char *text = json_dumps_numbers(kept, JSON_COMPACT);
 	size_t n = text ? strlen(text) : 0;
 	if (n > 2) /* without its braces, after other fields */
 		strbuf_add(&g->asked, text + 1, n - 2);
@@ -330,7 +330,8 @@ call_status(const Generation *g, const Choice *c)
 {
 	const Strbuf *said =
 	    ((const Responses *)gen_own(g))->open == ITEM_CUSTOM ? &c->held : &c->text;
-	json_t *o = json_parse(strbuf_str(said), said->len, JSON_ALLOW_NUL, NULL, NULL);
+	json_t *o =
+	    json_parse(strbuf_str(said), said->len, JSON_ALLOW_NUL | JSON_KEEP_NUMBERS, NULL, NULL);
 	bool cut = c->done && c->finish == LLMC_FINISH_LENGTH && !o;
 
 	json_decref(o);

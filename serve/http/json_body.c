@@ -44,31 +44,6 @@ problem_memory(Problem *p)
 	return problem(p, 503, NULL, "The server is out of memory; try again later.");
 }
 
-/* Return the length of an integer at s that int64 cannot hold; else 0, and *skip is the number of
- * bytes to skip. */
-static size_t
-big_integer(const char *s, size_t n, size_t *skip)
-{
-	size_t digits = *s == '-';
-	char copy[24];
-
-	while (digits < n && s[digits] >= '0' && s[digits] <= '9')
-		digits++;
-	size_t end = digits;
-	while (end < n && strchr("0123456789.eE+-", s[end]) && s[end])
-		end++;
-	*skip = end ? end : 1;
-	if (end != digits || digits < 19)
-		return 0;
-	if (digits >= sizeof copy)
-		return digits;
-	memcpy(copy, s, digits);
-	copy[digits] = 0;
-	errno = 0;
-	strtoll(copy, NULL, 10);
-	return errno == ERANGE ? digits : 0;
-}
-
 /* Return the end of the string whose content begins at s: its closing quote, or n. */
 static size_t
 string_end(const char *s, size_t n)
@@ -80,28 +55,20 @@ string_end(const char *s, size_t n)
 	return i < n ? i : n;
 }
 
-/* Write integers beyond int64 as reals, because jansson holds int64. False: there are none. */
+/* Round integers beyond int64 that are fields of the request itself; those within tools, schemas
+ * and messages keep their digits. */
 static bool
-rewrite_numbers(const char *s, size_t n, Strbuf *out)
+round_fields(json_t *o)
 {
-	size_t from = 0, skip;
+	const char *key;
+	json_t *v;
+	void *next;
 
-	for (size_t i = 0; i < n; i += skip) {
-		skip = 1;
-		if (s[i] == '"') {
-			skip += string_end(s + i + 1, n - i - 1) + 1;
-		} else if ((s[i] >= '0' && s[i] <= '9') || s[i] == '-') {
-			size_t len = big_integer(s + i, n - i, &skip);
-			if (len) {
-				strbuf_add(out, s + from, i + len - from);
-				strbuf_puts(out, ".0");
-				from = i + len;
-			}
-		}
-	}
-	if (from)
-		strbuf_add(out, s + from, n - from);
-	return from > 0;
+	json_object_foreach_safe (o, next, key, v)
+		if (json_kept_digits(v) &&
+		    json_object_set_new(o, key, json_real(json_number_of(v))) != 0)
+			return false;
+	return true;
 }
 
 size_t
@@ -126,7 +93,6 @@ body_cost(const char *s, size_t n)
 json_t *
 body_parse(const char *data, size_t n, Problem *p)
 {
-	Strbuf fixed = { 0 };
 	json_error_t je;
 	size_t depth = 0;
 
@@ -147,15 +113,14 @@ body_parse(const char *data, size_t n, Problem *p)
 			depth--;
 		}
 	}
-	bool no_memory, big = rewrite_numbers(data, n, &fixed);
-	if (fixed.failed) {
-		strbuf_release(&fixed);
-		problem_memory(p);
-		return NULL;
+	bool no_memory;
+	json_t *o = json_parse(data, n, JSON_DECODE_ANY | JSON_ALLOW_NUL | JSON_KEEP_INTEGERS, &je,
+	                       &no_memory);
+	if (o && !round_fields(o)) {
+		json_decref(o);
+		o = NULL;
+		no_memory = true;
 	}
-	json_t *o = json_parse(big ? fixed.data : data, big ? fixed.len : n,
-	                       JSON_DECODE_ANY | JSON_ALLOW_NUL, &je, &no_memory);
-	strbuf_release(&fixed);
 	if (no_memory)
 		problem_memory(p);
 	else if (!o)

@@ -735,3 +735,34 @@ def test_custom_tools_of_a_chat(client):
         model="smollm2", messages=back, tools=[CODE], tool_choice="none", max_tokens=4
     )
     assert r.choices[0].message.content is not None
+
+
+def test_integers_beyond_64_bits_keep_their_digits(serve, tmp_path):
+    """In schemas of tools, in the history of calls and in the arguments of an answer."""
+    big = 12345678901234567890
+    template = (
+        "{{ tools|tojson }}{% for m in messages %}{% for c in m.tool_calls or [] %}"
+        "{% for k, v in c.function.arguments|items %}{{ k }}={{ v|tojson }};"
+        "{% endfor %}{% endfor %}{% endfor %}"
+    )
+    folder = tiny_model.build(tmp_path / "tiny", template=template, marks=MARKS)
+    parameters = {"type": "object", "properties": {"a": {"const": big}}, "required": ["a"]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    call = {"name": "f", "arguments": json.dumps({"a": big})}
+    messages = [
+        *ASK,
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "c", "type": "function", "function": call}],
+        },
+    ]
+    args = ("--arch", "generic", "-t", "1", "--model-name", "tiny", "--context", "2048")
+    with serve(folder, *args) as s:
+        body = {"model": "tiny", "messages": messages, "tools": tools}
+        ids = s.post("/v1/tokenize", body).json()["tokens"]
+        prompt = s.post("/v1/detokenize", {"model": "tiny", "tokens": ids}).json()["prompt"]
+        assert f"a={big};" in prompt and f'"const": {big}' in prompt
+        a = s.post("/v1/chat/completions", {**body, "tool_choice": "required", "max_tokens": 200})
+        said = a.json()["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]
+        assert json.loads(said) == {"a": big}

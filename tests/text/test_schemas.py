@@ -161,6 +161,28 @@ def test_pattern_and_length_hold_together(pattern, low, high):
         assert any(accepts(g, s) for s in strings) or high is not None
 
 
+BIG = 12345678901234567890
+
+
+@pytest.mark.parametrize(
+    "schema,good,bad",
+    [
+        ({"const": BIG}, [BIG], [BIG + 1, str(BIG)]),
+        ({"type": "integer", "const": BIG}, [BIG], [1]),
+        ({"type": "integer", "enum": [BIG, 1]}, [BIG, 1], [2, BIG - 1]),
+        ({"type": "integer", "maximum": BIG}, [BIG, 0, -BIG * 10], [BIG + 1, BIG * 10]),
+        ({"type": "integer", "minimum": BIG}, [BIG, BIG * 10], [BIG - 1, 0]),
+        ({"enum": [BIG, "a"], "type": "string"}, ["a"], [BIG]),
+    ],
+    ids=lambda x: json.dumps(x)[:50],
+)
+def test_integers_beyond_64_bits_keep_their_digits(schema, good, bad):
+    oracle = VALIDATOR(schema)
+    with llmc.Grammar(None, "json_schema", schema, strict=True) as g:
+        for v in good + bad:
+            assert accepts(g, v) == oracle.is_valid(v) == (v in good), v
+
+
 def test_an_allowed_prefix_can_always_be_completed():
     """Random walks through the automaton with a counter never end in a dead end."""
     rng = random.Random(3)

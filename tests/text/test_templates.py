@@ -55,3 +55,15 @@ def test_template(path, chat):
 
 def test_the_own_templates_are_there():
     assert len(OWN) >= 10
+
+
+def test_integers_beyond_64_bits_keep_their_digits(chat):
+    source = (
+        "{% for m in messages %}{{ m.n }}|{{ m.n|tojson }}|{{ m|tojson }}|{{ m.l }}{% endfor %}"
+        "{{ tools|tojson(indent=2) }}"
+    )
+    tools = [{"maximum": 18446744073709551615}]
+    messages = [
+        {"role": "user", "content": "x", "n": 12345678901234567890, "l": [-(10**30), {"a": 10**19}]}
+    ]
+    both_agree(chat, source, messages, {"tools": tools})

@@ -57,6 +57,7 @@ typedef struct Val {
 		Loop *loop;
 		int func; /* FUNC_* */
 	};
+	bool digits; /* V_STR: a number that int64 or double cannot hold */
 } Val;
 
 struct ValList {

@@ -36,6 +36,15 @@ val_from_json(Jinja *j, const json_t *v)
 		j->nest--;
 		return out;
 	case JSON_STRING: {
+		const char *digits = json_kept_digits(v);
+		if (digits) {
+			size_t len = strlen(digits);
+			char *own = jinja_alloc(j, len + 1, 1);
+			memcpy(own, digits, len);
+			out = val_span((ByteSpan){ own, len });
+			out.digits = true;
+			return out;
+		}
 		size_t n = json_string_length(v);
 		char *copy = jinja_alloc(j, n + 1, 1);
 		memcpy(copy, json_string_value(v), n);
@@ -153,7 +162,10 @@ put(Jinja *j, Buf *b, const JsonStyle *st, Val v, int level)
 		val_repr(j, b, v);
 		break;
 	case V_STR:
-		put_string(j, b, v.s, st->ascii);
+		if (v.digits)
+			buf_add(j, b, v.s.s, v.s.n);
+		else
+			put_string(j, b, v.s, st->ascii);
 		break;
 	case V_LIST:
 	case V_TUPLE:

@@ -602,7 +602,10 @@ val_repr(Jinja *j, Buf *b, Val v)
 		float_repr(j, b, v.f);
 		break;
 	case V_STR:
-		str_repr(j, b, v.s);
+		if (v.digits)
+			buf_add(j, b, v.s.s, v.s.n);
+		else
+			str_repr(j, b, v.s);
 		break;
 	case V_LIST:
 	case V_TUPLE:
