@@ -317,7 +317,7 @@ multiple(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
  * of an edge only if its target can still end in time, so that no character has to be given up
  * within its bytes. Each node also has a state at which a character has just ended. */
 static void
-graph(AutomatonBuilder *m, const Graph *g, int32_t from, int32_t to)
+graph(AutomatonBuilder *m, const SymbolGraph *g, int32_t from, int32_t to)
 {
 	int32_t *at = NEW(m->b->a, int32_t, (size_t)g->n + 1),
 	        *ended = NEW(m->b->a, int32_t, (size_t)g->n + 1);

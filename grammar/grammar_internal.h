@@ -57,7 +57,7 @@ struct Expr {
 		const char *bytes;
 		const Range *range;
 		Expr *const *part;
-		const struct Graph *graph;
+		const struct SymbolGraph *graph;
 	};
 	const uint8_t *how;
 };
@@ -65,7 +65,7 @@ typedef struct GraphEdge {
 	int32_t from, to;
 	Expr *x; /* one character */
 } GraphEdge;
-typedef struct Graph {
+typedef struct SymbolGraph {
 	int32_t n, n_edge; /* nodes, edges */
 	GraphEdge *edge;
 	const uint8_t *accept; /* [n] */
@@ -74,7 +74,7 @@ typedef struct Graph {
 	/* [n] if counted: shortest and longest rest of a path with at least one edge; lo -1: there
 	 * is none, hi -1: unlimited */
 	const int32_t *lo, *hi;
-} Graph;
+} SymbolGraph;
 typedef struct ExprList {
 	Expr **v;
 	size_t n, cap;
@@ -212,7 +212,7 @@ typedef struct Repeat {
 	bool exact;    /* counts below min differ, since some rests have a longest length */
 } Repeat;
 typedef struct Tick {   /* node of a counted graph, reached by one more character */
-	int32_t lo, hi; /* as in Graph */
+	int32_t lo, hi; /* as in SymbolGraph */
 	bool accept;
 } Tick;
 enum { STATE_END = 1, STATE_EATS = 2, STATE_TICKS = 4 };

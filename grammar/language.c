@@ -773,7 +773,7 @@ static Expr *
 graph_of(GrammarBuilder *b, const Language *l, RegexFlags flags)
 {
 	size_t n = (size_t)l->n, nc = (size_t)l->n_class, cap = 0;
-	Graph *g = NEW(b->a, Graph, 1);
+	SymbolGraph *g = NEW(b->a, SymbolGraph, 1);
 	int32_t *done = NEW(b->a, int32_t, n + 1);
 	Range *r = NEW(b->a, Range, l->n_range + 1);
 	Known *known = NEW(b->a, Known, N_KNOWN);
@@ -848,7 +848,7 @@ language_expr(GrammarBuilder *b, const Language *l, int32_t min, int32_t max, Re
 	    (max < 0 || hi[0] <= max))
 		return graph_of(b, l, flags); /* the length follows from the language */
 	Expr *x = graph_of(b, l, flags);
-	Graph *g = (Graph *)(uintptr_t)x->graph;
+	SymbolGraph *g = (SymbolGraph *)(uintptr_t)x->graph;
 	g->counted = true;
 	g->min = min;
 	g->max = max;

@@ -19,16 +19,16 @@ typedef struct Ref {
 	int32_t rule;
 	struct Ref *next;
 } Ref;
-typedef struct Pair { /* schemas a and b as one */
+typedef struct SchemaPair { /* schemas a and b as one */
 	const json_t *a, *b;
 	json_t *both;
-	struct Pair *next;
-} Pair;
+	struct SchemaPair *next;
+} SchemaPair;
 typedef struct Schema {
 	GrammarBuilder *b;
 	const json_t *root;
 	Ref *ref[N_REF_BUCKET];
-	Pair *pair[N_REF_BUCKET];
+	SchemaPair *pair[N_REF_BUCKET];
 	const json_t *inside; /* pair whose rule is being built */
 	int depth;
 	size_t n_values, n_merged, n_asked, n_fits, n_checked; /* work counters, all bounded */

@@ -180,16 +180,16 @@ schema_merge_later(Schema *s, const json_t *a, const json_t *b, const Path *p, i
 	if (is_small(a, &left) && is_small(b, &left))
 		return schema_merge(s, a, b, p, depth + 1);
 	size_t k = (((uintptr_t)a >> 4) * 31 + ((uintptr_t)b >> 4)) % N_REF_BUCKET;
-	for (Pair *x = s->pair[k]; x; x = x->next)
+	for (SchemaPair *x = s->pair[k]; x; x = x->next)
 		if (x->a == a && x->b == b)
 			return x->both;
 	if (++s->n_merged > MAX_MERGED)
 		schema_fail(s, p, "allOf", "there are too many schemas to merge");
-	Pair *x = NEW(s->b->a, Pair, 1);
-	*x = (Pair){ a, b,
-		     json_pack("{s:[O,O],s:b}", "allOf", (json_t *)(uintptr_t)a,
-		               (json_t *)(uintptr_t)b, LAZY, 1),
-		     s->pair[k] };
+	SchemaPair *x = NEW(s->b->a, SchemaPair, 1);
+	*x = (SchemaPair){ a, b,
+		           json_pack("{s:[O,O],s:b}", "allOf", (json_t *)(uintptr_t)a,
+		                     (json_t *)(uintptr_t)b, LAZY, 1),
+		           s->pair[k] };
 	schema_keep(s, x->both);
 	s->pair[k] = x;
 	return x->both;

@@ -64,6 +64,7 @@ def rows():
             "gcc",
             "-E",
             "-P",
+            f"-I{ROOT}",
             "-imacros",
             os.path.join(ROOT, "formats/dtype.h"),
             "-imacros",

@@ -260,7 +260,7 @@ LIES = [
     ),
     (LITE, key("expert_group_count", 2), "moe.groups"),
     (LITE, key("rope.scaling.yarn_ext_factor", 0.5), "rope.scaling.yarn_ext_factor = 0.5"),
-    (LITE, key("rope.scaling.attn_factor", 0.5), "attn_factor = 0.5 beside yarn_log_multiplier"),
+    (LITE, key("rope.scaling.attn_factor", 0.5), "attn_factor = 0.5 and yarn_log_multiplier"),
     (LITE, key("attention.causal", False), "attention.causal = false"),
     (V3, key("expert_gating_func", 1), "expert_gating_func = 1: family deepseek_v3"),
     (

@@ -125,7 +125,7 @@ def refused(g, folder, *says):
 def test_a_shard_that_is_missing(glm, tmp_path):
     T.write_shards(str(tmp_path), stored(glm), 3)
     (tmp_path / "pytorch_model-00002-of-00003.bin").unlink()
-    refused(glm, tmp_path, "pytorch_model-00002-of-00003.bin, which the index names, is not there")
+    refused(glm, tmp_path, "pytorch_model-00002-of-00003.bin of the index is missing")
 
 
 def test_an_index_that_lies(glm, tmp_path):

@@ -240,7 +240,7 @@ def test_memory_counts_states(model, path, kind):
     )
     assert re.search(r"snapshots of recurrent states, part of kv: .*, 2 per sequence", text)
     assert re.search(r"recurrent state per sequence, part of kv: ", text) and all(
-        re.search(rf"\b{id} .* a sequence: {n} layer", text) for id, n in pools
+        re.search(rf"\b{id} .* per sequence: {n} layer", text) for id, n in pools
     )
 
 

@@ -121,7 +121,7 @@ def test_mistakes_are_sentences(tmp_path):
     refused("".join(line[:-1]) + line[-1].replace(" 899", " 905"), "900 lines have ranks up to 905")
     refused(
         "".join(line[:-1]) + line[5].split()[0] + " 899\n",
-        "line 900: the token or its rank, 899, is there twice",
+        "line 900: the token or its rank, 899, occurs twice",
     )
     refused("".join(line[:-1]) + "AAAA" * 400 + " 899\n", "line 900: a token of 1200 bytes")
     gone = [base64.b64encode(b"zq").decode() + " 7\n" if i == 7 else x for i, x in enumerate(line)]
@@ -132,6 +132,6 @@ def test_mistakes_are_sentences(tmp_path):
     (tmp_path / "params.json").unlink()
     with pytest.raises(
         lib.LlmcError,
-        match="900 ranks: configs/pretokenizers.yaml does not list what stands behind them",
+        match="900 ranks: configs/pretokenizers.yaml does not list the tokens after them",
     ):
         lib.Tokenizer(tmp_path)
