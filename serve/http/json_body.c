@@ -55,10 +55,8 @@ string_end(const char *s, size_t n)
 	return i < n ? i : n;
 }
 
-/* Round integers beyond int64 that are fields of the request itself; those within tools, schemas
- * and messages keep their digits. */
 static bool
-round_fields(json_t *o)
+round_members(json_t *o)
 {
 	const char *key;
 	json_t *v;
@@ -69,6 +67,20 @@ round_fields(json_t *o)
 		    json_object_set_new(o, key, json_real(json_number_of(v))) != 0)
 			return false;
 	return true;
+}
+
+/* Round integers beyond int64 that are fields of the request itself, or of its objects of options;
+ * those within tools, schemas and messages keep their digits. */
+static bool
+round_fields(json_t *o)
+{
+	static const char *const options[] = { "parameters", "options", "thinking", "reasoning",
+		                               "stream_options" };
+
+	for (size_t i = 0; i < sizeof options / sizeof *options; i++)
+		if (!round_members(json_object_get(o, options[i])))
+			return false;
+	return round_members(o);
 }
 
 size_t

@@ -70,13 +70,14 @@ integers_beyond_63_bits(void **state)
 		/* the same key elsewhere, and the key's name in a string, have no effect */
 		strbuf_printf(&b,
 		              "{\"a\": {\"seed\" : 9300000000000000000}, \"b\": \"\\\"seed\\\": "
-		              "1\", \"c\": \"seed\", \"p\": {\"seed\"\n: %s}}",
+		              "1\", \"c\": \"seed\", \"parameters\": {\"seed\"\n: %s}}",
 		              row[i].text);
 		json_t *o = body_parse(b.data, b.len, &p);
 		assert_non_null(o);
-		assert_int_equal(
-		    body_u64(&b, "seed", json_object_get(json_object_get(o, "p"), "seed"), &x),
-		    row[i].ok);
+		assert_int_equal(body_u64(&b, "seed",
+		                          json_object_get(json_object_get(o, "parameters"), "seed"),
+		                          &x),
+		                 row[i].ok);
 		if (row[i].ok)
 			assert_true(x == row[i].want);
 		json_decref(o);
