@@ -167,29 +167,40 @@ count_digits(const char *s, size_t n)
 	return k;
 }
 
-bool
-json_number_syntax(const char *s, size_t n)
+size_t
+json_number_length(const char *s, size_t n, bool *real)
 {
 	size_t at = n && *s == '-', k = count_digits(s + at, n - at);
 
+	*real = false;
 	if (!k || (k > 1 && s[at] == '0'))
-		return false;
+		return 0;
 	at += k;
 	if (at < n && s[at] == '.') {
+		*real = true;
 		k = count_digits(s + at + 1, n - at - 1);
 		if (!k)
-			return false;
+			return 0;
 		at += k + 1;
 	}
 	if (at < n && (s[at] == 'e' || s[at] == 'E')) {
+		*real = true;
 		at++;
 		at += at < n && (s[at] == '+' || s[at] == '-');
 		k = count_digits(s + at, n - at);
 		if (!k)
-			return false;
+			return 0;
 		at += k;
 	}
-	return at == n;
+	return at;
+}
+
+bool
+json_number_syntax(const char *s, size_t n)
+{
+	bool real;
+
+	return n && json_number_length(s, n, &real) == n;
 }
 
 /* U+10FFFE is no character, so no other string begins with it. */

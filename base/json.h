@@ -41,7 +41,9 @@ json_t *json_read_python(Arena *a, const char *text, size_t n, size_t flags, jso
  * jumps to oom. NULL: not JSON. */
 json_t *json_read(Arena *a, const char *text, size_t n, size_t flags, json_error_t *why);
 
-/* Returns whether s is a number by the grammar of JSON, of any size. */
+/* Length of the JSON number at the beginning of s, of any size; 0: none. *real: it has a fraction
+ * or an exponent. json_number_syntax: all of s is a number. */
+size_t json_number_length(const char *s, size_t n, bool *real);
 bool json_number_syntax(const char *s, size_t n);
 const char *json_text_of(const json_t *o,
                          const char *key); /* the string value of a key; "" if it has none */

@@ -251,32 +251,14 @@ string(JsonParser *p)
 static json_t *
 number(JsonParser *p)
 {
-	size_t at = p->at + (p->s[p->at] == '-');
-	bool real = false;
+	bool real;
+	size_t n = json_number_length(p->s + p->at, p->n - p->at, &real);
 
-	if (!is_digit(p, at) || (p->s[at] == '0' && is_digit(p, at + 1)))
+	if (!n)
 		return unexpected(p, "invalid token");
-	while (is_digit(p, at))
-		at++;
-	if (at < p->n && p->s[at] == '.') {
-		real = true;
-		if (!is_digit(p, ++at))
-			return unexpected(p, "invalid token");
-		while (is_digit(p, at))
-			at++;
-	}
-	if (at < p->n && (p->s[at] == 'e' || p->s[at] == 'E')) {
-		real = true;
-		at++;
-		at += at < p->n && (p->s[at] == '+' || p->s[at] == '-');
-		if (!is_digit(p, at))
-			return unexpected(p, "invalid token");
-		while (is_digit(p, at))
-			at++;
-	}
 	strbuf_clear(&p->text);
-	strbuf_add(&p->text, p->s + p->at, at - p->at);
-	p->at = at;
+	strbuf_add(&p->text, p->s + p->at, n);
+	p->at += n;
 	if (p->text.failed)
 		return out_of_memory(p);
 	if (real) {
