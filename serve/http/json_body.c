@@ -55,32 +55,45 @@ string_end(const char *s, size_t n)
 	return i < n ? i : n;
 }
 
+/* Whether an object under this key is data: a schema, or arguments of a call. `top`: in the body
+ * itself, where TGI's parameters are options. */
 static bool
-round_members(json_t *o)
+holds_data(const char *key, const json_t *v, bool top)
+{
+	static const char *const keys[] = { "schema", "input_schema", "guided_json", "json",
+		                            "format", "arguments",    "input",       "value" };
+
+	if (!json_is_object(v))
+		return false;
+	if (!strcmp(key, "parameters"))
+		return !top;
+	if (!strcmp(key, "json_schema")) /* OpenAI's has a name and a schema; others' is one */
+		return !json_object_get(v, "schema");
+	for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+		if (!strcmp(key, keys[i]))
+			return true;
+	return false;
+}
+
+/* Round integers beyond int64, except in data: fields of a request are not strings of digits. */
+static bool
+round_fields(json_t *o, bool top)
 {
 	const char *key;
 	json_t *v;
-	void *next;
+	size_t i;
 
-	json_object_foreach_safe (o, next, key, v)
-		if (json_kept_digits(v) &&
-		    json_object_set_new(o, key, json_real(json_number_of(v))) != 0)
+	json_array_foreach (o, i, v)
+		if (json_kept_digits(v)
+		        ? json_array_set_new(o, i, json_real(json_number_of(v))) != 0
+		        : !round_fields(v, false))
+			return false;
+	json_object_foreach (o, key, v)
+		if (json_kept_digits(v)
+		        ? json_object_set_new(o, key, json_real(json_number_of(v))) != 0
+		        : !holds_data(key, v, top) && !round_fields(v, false))
 			return false;
 	return true;
-}
-
-/* Round integers beyond int64 that are fields of the request itself, or of its objects of options;
- * those within tools, schemas and messages keep their digits. */
-static bool
-round_fields(json_t *o)
-{
-	static const char *const options[] = { "parameters", "options", "thinking", "reasoning",
-		                               "stream_options" };
-
-	for (size_t i = 0; i < sizeof options / sizeof *options; i++)
-		if (!round_members(json_object_get(o, options[i])))
-			return false;
-	return round_members(o);
 }
 
 size_t
@@ -128,7 +141,7 @@ body_parse(const char *data, size_t n, Problem *p)
 	bool no_memory;
 	json_t *o = json_parse(data, n, JSON_DECODE_ANY | JSON_ALLOW_NUL | JSON_KEEP_INTEGERS, &je,
 	                       &no_memory);
-	if (o && !round_fields(o)) {
+	if (o && !round_fields(o, true)) {
 		json_decref(o);
 		o = NULL;
 		no_memory = true;

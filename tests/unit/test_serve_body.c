@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "serve/http/json_body.h"
 
 #include <setjmp.h>
@@ -70,16 +71,65 @@ integers_beyond_63_bits(void **state)
 		/* the same key elsewhere, and the key's name in a string, have no effect */
 		strbuf_printf(&b,
 		              "{\"a\": {\"seed\" : 9300000000000000000}, \"b\": \"\\\"seed\\\": "
-		              "1\", \"c\": \"seed\", \"parameters\": {\"seed\"\n: %s}}",
+		              "1\", \"c\": \"seed\", \"p\": {\"seed\"\n: %s}}",
 		              row[i].text);
 		json_t *o = body_parse(b.data, b.len, &p);
 		assert_non_null(o);
-		assert_int_equal(body_u64(&b, "seed",
-		                          json_object_get(json_object_get(o, "parameters"), "seed"),
-		                          &x),
-		                 row[i].ok);
+		assert_int_equal(
+		    body_u64(&b, "seed", json_object_get(json_object_get(o, "p"), "seed"), &x),
+		    row[i].ok);
 		if (row[i].ok)
 			assert_true(x == row[i].want);
+		json_decref(o);
+		strbuf_release(&b);
+	}
+}
+
+/* An integer beyond int64 is a number wherever the request is read: as a string it would be taken
+ * for content or a name. Schemas and arguments keep its digits. */
+static void
+digits_are_kept_in_data_only(void **state)
+{
+	static const struct {
+		const char *before, *after; /* the number */
+		bool kept;
+	} row[] = {
+		{ "{\"user\": ", "}", false },
+		{ "{\"parameters\": {\"seed\": ", "}}", false },
+		{ "{\"options\": {\"num_ctx\": ", "}}", false },
+		{ "{\"stop\": [", "]}", false },
+		{ "{\"input\": [", "]}", false },
+		{ "{\"messages\": [{\"content\": ", "}]}", false },
+		{ "{\"messages\": [{\"content\": [{\"type\": \"text\", \"text\": ", "}]}]}",
+		  false },
+		{ "{\"tools\": [{\"function\": {\"name\": ", "}}]}", false },
+		{ "{\"tools\": [{\"function\": {\"parameters\": {\"const\": ", "}}}]}", true },
+		{ "{\"tools\": [{\"input_schema\": {\"enum\": [", "]}}]}", true },
+		{ "{\"messages\": [{\"content\": [{\"input\": {\"a\": ", "}}]}]}", true },
+		{ "{\"messages\": [{\"tool_calls\": [{\"function\": {\"arguments\": {\"a\": ",
+		  "}}}]}]}", true },
+		{ "{\"response_format\": {\"json_schema\": {\"schema\": {\"const\": ", "}}}}",
+		  true },
+		{ "{\"response_format\": {\"json_schema\": {\"schema\": {}, \"name\": ", "}}}",
+		  false },
+		{ "{\"json_schema\": {\"const\": ", "}}", true },
+		{ "{\"format\": {\"minimum\": ", "}}", true },
+		{ "{\"parameters\": {\"grammar\": {\"value\": {\"const\": ", "}}}}", true },
+		{ "{\"structured_outputs\": {\"json\": {\"const\": ", "}}}", true },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
+		Strbuf b = { 0 };
+		Problem p = { 0 };
+		strbuf_printf(&b, "%s99999999999999999999%s", row[i].before, row[i].after);
+		json_t *o = body_parse(b.data, b.len, &p);
+		assert_non_null(o);
+		char *text = json_dumps_numbers(o, JSON_COMPACT);
+		assert_non_null(text);
+		if (!strstr(text, "99999999999999999999") == row[i].kept)
+			fail_msg("%s: %s", row[i].before, text);
+		free(text);
 		json_decref(o);
 		strbuf_release(&b);
 	}
@@ -91,6 +141,7 @@ main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(out_of_memory_is_not_a_client_error),
 		cmocka_unit_test(integers_beyond_63_bits),
+		cmocka_unit_test(digits_are_kept_in_data_only),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
