@@ -96,53 +96,12 @@ schema_not_enforced(Schema *s, const json_t *o, const char *key, const Path *p)
 static int
 type_bit(Schema *s, const json_t *v, const Path *p)
 {
-	static const char *const name[] = { "null",   "boolean", "integer", "number",
-		                            "string", "array",   "object" };
+	int type = json_schema_type(v);
 
-	for (int i = 0; json_is_string(v) && i < 7; i++)
-		if (!strcmp(json_string_value(v), name[i]))
-			return 1 << i;
+	if (type)
+		return type;
 	schema_fail(s, p, "type",
 	            "expected null, boolean, integer, number, string, array or object");
-}
-
-/* Returns the types to which the keywords of a schema without a type apply. */
-static int
-inferred(const json_t *o)
-{
-	static const struct {
-		const char *key;
-		int type;
-	} says[] = {
-		{ "properties", T_OBJECT },
-		{ "required", T_OBJECT },
-		{ "additionalProperties", T_OBJECT },
-		{ "patternProperties", T_OBJECT },
-		{ "minProperties", T_OBJECT },
-		{ "maxProperties", T_OBJECT },
-		{ "propertyNames", T_OBJECT },
-		{ "items", T_ARRAY },
-		{ "prefixItems", T_ARRAY },
-		{ "minItems", T_ARRAY },
-		{ "maxItems", T_ARRAY },
-		{ "uniqueItems", T_ARRAY },
-		{ "contains", T_ARRAY },
-		{ "pattern", T_STRING },
-		{ "format", T_STRING },
-		{ "minLength", T_STRING },
-		{ "maxLength", T_STRING },
-		{ "minimum", T_NUMBER },
-		{ "maximum", T_NUMBER },
-		{ "exclusiveMinimum", T_NUMBER },
-		{ "exclusiveMaximum", T_NUMBER },
-		{ "multipleOf", T_NUMBER },
-	};
-	int types = 0;
-
-	for (size_t i = 0; i < sizeof says / sizeof *says; i++)
-		if (json_object_get(o, says[i].key))
-			types |= says[i].type;
-	return types ? types : T_ALL;
 }
 
 int
@@ -153,7 +112,7 @@ schema_types(Schema *s, const json_t *o, const Path *p)
 	size_t i;
 
 	if (!type)
-		return s->b->opt.standard ? T_ALL : inferred(o);
+		return s->b->opt.standard ? T_ALL : json_schema_implied_types(o);
 	if (!json_is_array(type))
 		types = type_bit(s, type, p);
 	json_array_foreach ((json_t *)(uintptr_t)type, i, v)

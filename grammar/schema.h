@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 
+#include "base/json_schema.h"
 #include "grammar/language.h"
 
 enum { N_REF_BUCKET = 1024, MAX_SCHEMA_NEST = 200 };
@@ -40,16 +41,6 @@ typedef struct Schema {
 	bool arguments, raw;
 } Schema;
 
-enum {
-	T_NULL = 1,
-	T_BOOLEAN = 2,
-	T_INTEGER = 4,
-	T_NUMBER = 8,
-	T_STRING = 16,
-	T_ARRAY = 32,
-	T_OBJECT = 64,
-	T_ALL = 127
-};
 enum { MAX_ONE_OF = 128, MAX_ONES = 16 };
 /* Key for unevaluatedProperties of a schema whose alternatives are not merged yet. */
 #define LATE_PROPERTIES "\x7Funevaluated"

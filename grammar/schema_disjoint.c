@@ -1,20 +1,15 @@
 /* Detects schemas that have no value in common, as far as a simple check can. If the alternatives
  * of a oneOf are pairwise disjoint, it equals anyOf. */
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
 #include <string.h>
 
 #include "base/json.h"
 #include "grammar/schema.h"
 
-enum { MAX_DEPTH_ASKED = 6, MAX_MATCH = 100000, MAX_ASKED = 50000, MAX_FITS = 20000 };
+enum { MAX_DEPTH_ASKED = 6, MAX_ASKED = 50000, MAX_FITS = 20000 };
 
 bool
 schema_fits(Schema *s, const char *pattern, const char *name, const Path *p)
 {
-	int code = 0;
-	PCRE2_SIZE at;
-
 	if (++s->n_fits > MAX_FITS) {
 		if (s->b->opt.strict)
 			schema_fail(s, p, "patternProperties",
@@ -22,28 +17,14 @@ schema_fits(Schema *s, const char *pattern, const char *name, const Path *p)
 			            "schema is strict");
 		return false;
 	}
-	pcre2_code *re =
-	    pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED,
-	                  PCRE2_UTF | PCRE2_DOLLAR_ENDONLY | PCRE2_ALT_BSUX, &code, &at, NULL);
-	pcre2_match_data *m = re ? pcre2_match_data_create(1, NULL) : NULL;
-	pcre2_match_context *limits = m ? pcre2_match_context_create(NULL) : NULL;
-
-	if (limits) {
-		pcre2_set_match_limit(limits, MAX_MATCH);
-		code = pcre2_match(re, (PCRE2_SPTR)name, strlen(name), 0, 0, m, limits);
-	} else if (re) {
-		code = PCRE2_ERROR_NOMEMORY;
-	}
-	pcre2_match_context_free(limits);
-	pcre2_match_data_free(m);
-	pcre2_code_free(re);
-	if (re && code == PCRE2_ERROR_NOMEMORY)
+	NameMatch match = json_schema_name_matches(pattern, name);
+	if (match == NAME_NO_MEMORY)
 		arena_out(s->b->a);
-	if ((!re || (code < 0 && code != PCRE2_ERROR_NOMATCH)) && s->b->opt.strict)
+	if (match == NAME_UNDECIDED && s->b->opt.strict)
 		schema_fail(s, p, "patternProperties",
 		            "cannot decide whether the name '%.60s' matches '%.100s'", name,
 		            pattern);
-	return re && code >= 0;
+	return match == NAME_MATCHES;
 }
 
 /* Finds the literal prefix of all names that a regex matches; false: it has alternatives or no

@@ -145,7 +145,7 @@ is_json_value(llmc_calls *c, ByteSpan value, int types)
 {
 	bool no_memory = false;
 
-	if (!(types & ~VALUE_STRING))
+	if (!(types & ~T_STRING))
 		return false;
 	json_t *v =
 	    json_parse(value.s, value.n, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL, &no_memory);
@@ -154,10 +154,10 @@ is_json_value(llmc_calls *c, ByteSpan value, int types)
 	bool number = !v && json_number_syntax(value.s, value.n); /* beyond the types of C */
 	json_decref(v);
 	if (number)
-		return types & VALUE_NUMBER || !(types & VALUE_STRING);
-	if (types == VALUE_ANY || !(types & VALUE_STRING))
+		return types & ANY_NUMBER || !(types & T_STRING);
+	if (types == T_ALL || !(types & T_STRING))
 		return type != 0;
-	return type & types & ~VALUE_STRING;
+	return type & types & ~T_STRING;
 }
 
 /* Emits the value of a pair as JSON. It is a string if the schema allows strings and it is no JSON
@@ -166,14 +166,14 @@ is_json_value(llmc_calls *c, ByteSpan value, int types)
 static void
 pair(llmc_calls *c, ByteSpan key, ByteSpan value, bool text)
 {
-	int types = text ? VALUE_STRING : tool_param_types(c->now, key.s, key.n, &c->out.failed);
+	int types = text ? T_STRING : tool_param_types(c->now, key.s, key.n, &c->out.failed);
 
 	strbuf_puts(&c->out, c->any ? ", " : "{");
 	json_str(&c->out, key.s, key.n);
 	strbuf_puts(&c->out, ": ");
 	if (is_json_value(c, value, types))
 		strbuf_add(&c->out, value.s, value.n);
-	else if (!(types & VALUE_STRING))
+	else if (!(types & T_STRING))
 		literal_put(&c->out, value, NULL);
 	else
 		json_str(&c->out, value.s, value.n);

@@ -1,10 +1,8 @@
 /* Parameters of tools: names and types of properties, resolved through $ref, allOf, anyOf, oneOf,
- * lists of types, enum, const and nullable. The grammar of calls resolves the same keywords
- * (grammar/schema.c), so that both agree on which values are strings. */
-#define PCRE2_CODE_UNIT_WIDTH 8
+ * lists of types, enum, const and nullable. The grammar of calls (grammar/schema.c) uses the same
+ * base/json_schema.h, so that both agree on which values are strings. */
 #include "text/tool_params.h"
 
-#include <pcre2.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,47 +16,43 @@ typedef struct Resolver {
 	int visits; /* schemas looked at, which is bounded */
 } Resolver;
 
+static int
+with_integers(int types)
+{
+	return types & T_NUMBER ? types | T_INTEGER : types;
+}
+
 int
 value_type(const json_t *v)
 {
 	if (json_kept_digits(v))
-		return VALUE_NUMBER;
+		return ANY_NUMBER;
 	switch (json_typeof(v)) {
 	case JSON_OBJECT:
-		return VALUE_OBJECT;
+		return T_OBJECT;
 	case JSON_ARRAY:
-		return VALUE_ARRAY;
+		return T_ARRAY;
 	case JSON_STRING:
-		return VALUE_STRING;
+		return T_STRING;
 	case JSON_INTEGER:
 	case JSON_REAL:
-		return VALUE_NUMBER;
+		return ANY_NUMBER;
 	case JSON_TRUE:
 	case JSON_FALSE:
-		return VALUE_BOOLEAN;
+		return T_BOOLEAN;
 	case JSON_NULL:
 		break;
 	}
-	return VALUE_NULL;
+	return T_NULL;
 }
 
+/* Types of a name; "number" allows integers, and an unknown name anything. */
 static int
 named_type(const json_t *v)
 {
-	static const struct {
-		const char *name;
-		int type;
-	} types[] = {
-		{ "null", VALUE_NULL },      { "boolean", VALUE_BOOLEAN },
-		{ "integer", VALUE_NUMBER }, { "number", VALUE_NUMBER },
-		{ "string", VALUE_STRING },  { "array", VALUE_ARRAY },
-		{ "object", VALUE_OBJECT },
-	};
+	int type = json_schema_type(v);
 
-	for (size_t i = 0; json_is_string(v) && i < sizeof types / sizeof *types; i++)
-		if (!strcmp(json_string_value(v), types[i].name))
-			return types[i].type;
-	return VALUE_ANY;
+	return type ? with_integers(type) : T_ALL;
 }
 
 static int
@@ -75,89 +69,15 @@ types_of_list(const json_t *type)
 	return types;
 }
 
-/* Types to which the keywords of a schema without a type apply. */
-static int
-implied_types(const json_t *o)
-{
-	static const struct {
-		const char *key;
-		int type;
-	} keys[] = {
-		{ "properties", VALUE_OBJECT },
-		{ "required", VALUE_OBJECT },
-		{ "additionalProperties", VALUE_OBJECT },
-		{ "patternProperties", VALUE_OBJECT },
-		{ "minProperties", VALUE_OBJECT },
-		{ "maxProperties", VALUE_OBJECT },
-		{ "propertyNames", VALUE_OBJECT },
-		{ "items", VALUE_ARRAY },
-		{ "prefixItems", VALUE_ARRAY },
-		{ "minItems", VALUE_ARRAY },
-		{ "maxItems", VALUE_ARRAY },
-		{ "uniqueItems", VALUE_ARRAY },
-		{ "contains", VALUE_ARRAY },
-		{ "pattern", VALUE_STRING },
-		{ "format", VALUE_STRING },
-		{ "minLength", VALUE_STRING },
-		{ "maxLength", VALUE_STRING },
-		{ "minimum", VALUE_NUMBER },
-		{ "maximum", VALUE_NUMBER },
-		{ "exclusiveMinimum", VALUE_NUMBER },
-		{ "exclusiveMaximum", VALUE_NUMBER },
-		{ "multipleOf", VALUE_NUMBER },
-	};
-	int types = 0;
-
-	for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
-		if (json_object_get(o, keys[i].key))
-			types |= keys[i].type;
-	return types ? types : VALUE_ANY;
-}
-
-/* Follows a JSON pointer or an anchor within the document; NULL: it leads elsewhere. */
+/* NULL: it does not exist, or is in another document. */
 static const json_t *
 target_of(const Resolver *r, const json_t *ref)
 {
 	const char *text = json_string_value(ref);
-	const json_t *v = r->root;
 
-	if (!text || *text != '#')
-		return NULL;
-	text++;
-	if (*text && *text != '/') {
-		const char *const places[] = { "$defs", "definitions" };
-		for (int i = 0; i < 2; i++) {
-			const char *key;
-			json_t *one;
-			json_object_foreach (json_object_get(r->root, places[i]), key, one) {
-				const char *name =
-				    json_string_value(json_object_get(one, "$anchor"));
-				if (name && !strcmp(name, text))
-					return one;
-			}
-		}
-		return NULL;
-	}
-	while (v && *text == '/') {
-		size_t n = strcspn(++text, "/"), k = 0;
-		char *key = NEW(r->a, char, n + 1);
-		for (size_t i = 0; i < n; i++) {
-			unsigned hex;
-			if (text[i] == '~' && i + 1 < n && strchr("01", text[i + 1])) {
-				key[k++] = text[++i] == '0' ? '~' : '/';
-			} else if (text[i] == '%' && i + 2 < n &&
-			           sscanf(text + i + 1, "%2x", &hex) == 1) {
-				key[k++] = (char)hex;
-				i += 2;
-			} else {
-				key[k++] = text[i];
-			}
-		}
-		text += n;
-		v = json_is_array(v) ? json_array_get(v, (size_t)strtoul(key, NULL, 10))
-		                     : json_object_get(v, key);
-	}
-	return v;
+	return text && json_schema_is_local(r->root, &text)
+	           ? json_schema_target(r->a, r->root, text)
+	           : NULL;
 }
 
 static int types_of(Resolver *r, const json_t *o, int depth);
@@ -171,7 +91,7 @@ any_types(Resolver *r, const json_t *list, int depth)
 	int types = 0;
 
 	if (!json_array_size(list))
-		return VALUE_ANY;
+		return T_ALL;
 	json_array_foreach ((json_t *)(uintptr_t)list, i, v)
 		types |= types_of(r, v, depth + 1);
 	return types;
@@ -184,16 +104,16 @@ types_of(Resolver *r, const json_t *o, int depth)
 	             *one = json_object_get(o, "const"), *list = json_object_get(o, "enum"),
 	             *excluded = json_object_get(json_object_get(o, "not"), "type"), *v;
 	bool others = false;
-	int types = VALUE_ANY;
+	int types = T_ALL;
 	size_t i;
 
 	if (json_is_false(o))
 		return 0;
 	if (!json_is_object(o) || depth > MAX_DEPTH || ++r->visits > MAX_VISITS)
-		return VALUE_ANY;
+		return T_ALL;
 	if (ref) {
 		const json_t *to = target_of(r, ref);
-		types &= to ? types_of(r, to, depth + 1) : VALUE_ANY;
+		types &= to ? types_of(r, to, depth + 1) : T_ALL;
 		others = true;
 	}
 	json_array_foreach (json_object_get(o, "allOf"), i, v) {
@@ -219,36 +139,12 @@ types_of(Resolver *r, const json_t *o, int depth)
 	}
 	if (type)
 		types &= types_of_list(type) |
-		         (json_is_true(json_object_get(o, "nullable")) ? VALUE_NULL : 0);
+		         (json_is_true(json_object_get(o, "nullable")) ? T_NULL : 0);
 	else if (!others)
-		types &= implied_types(o);
-	/* not integer leaves other numbers */
-	if (excluded && json_object_size(json_object_get(o, "not")) == 1 &&
-	    !(json_is_string(excluded) && !strcmp(json_string_value(excluded), "integer")))
+		types &= with_integers(json_schema_implied_types(o));
+	if (excluded && json_object_size(json_object_get(o, "not")) == 1)
 		types &= ~types_of_list(excluded);
 	return types;
-}
-
-static bool
-matches(const char *pattern, const char *name)
-{
-	int code = 0;
-	PCRE2_SIZE at;
-	pcre2_code *re =
-	    pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED,
-	                  PCRE2_UTF | PCRE2_DOLLAR_ENDONLY | PCRE2_ALT_BSUX, &code, &at, NULL);
-	pcre2_match_data *m = re ? pcre2_match_data_create(1, NULL) : NULL;
-	pcre2_match_context *limits = m ? pcre2_match_context_create(NULL) : NULL;
-	bool yes = false;
-
-	if (limits) {
-		pcre2_set_match_limit(limits, 100000);
-		yes = pcre2_match(re, (PCRE2_SPTR)name, strlen(name), 0, 0, m, limits) >= 0;
-	}
-	pcre2_match_context_free(limits);
-	pcre2_match_data_free(m);
-	pcre2_code_free(re);
-	return yes;
 }
 
 static int
@@ -272,7 +168,7 @@ member_types(Resolver *r, const json_t *o, const char *name, int depth)
 	if (v)
 		types = types_of(r, v, 0);
 	json_object_foreach (json_object_get(o, "patternProperties"), pattern, v)
-		if (matches(pattern, name))
+		if (json_schema_name_matches(pattern, name) == NAME_MATCHES)
 			types = both(types, types_of(r, v, 0));
 	if (types == UNLISTED && json_is_object(json_object_get(o, "additionalProperties")))
 		types = types_of(r, json_object_get(o, "additionalProperties"), 0);
@@ -354,9 +250,8 @@ format_of(const json_t *tool, const Tool *t)
 	    (strcmp(syntax, "lark") != 0 && strcmp(syntax, "regex") != 0) ||
 	    !json_is_string(json_object_get(format, "definition")))
 		return NULL;
-	return t->n == 1 && (t->param[0].types == VALUE_STRING || t->param[0].types == VALUE_ANY)
-	           ? format
-	           : NULL;
+	return t->n == 1 && (t->param[0].types == T_STRING || t->param[0].types == T_ALL) ? format
+	                                                                                  : NULL;
 }
 
 Tool *
@@ -382,7 +277,7 @@ tools_resolve(Arena *a, const json_t *tools, size_t *n)
 		for (size_t k = 0; k < t->n; k++) {
 			r.visits = 0;
 			int types = member_types(&r, parameters, t->param[k].name, 0);
-			t->param[k].types = types == UNLISTED ? VALUE_ANY : types;
+			t->param[k].types = types == UNLISTED ? T_ALL : types;
 			t->param[k].words = words_of(&r, parameters, t->param[k].name);
 		}
 		t->format = format_of(tool, t);
@@ -416,7 +311,7 @@ unlisted_types(Arena *a, const Tool *tool, const char *name, size_t n, int *out)
 	Resolver r = { .a = a, .root = tool->parameters };
 	int types = member_types(&r, tool->parameters, arena_strndup(a, name, n), 0);
 
-	*out = types == UNLISTED ? VALUE_ANY : types;
+	*out = types == UNLISTED ? T_ALL : types;
 	return true;
 }
 
@@ -426,9 +321,9 @@ tool_param_types(const Tool *tool, const char *name, size_t n, bool *no_memory)
 	const ToolParam *p = tool_param(tool, name, n);
 
 	if (p || !tool || !tool->parameters)
-		return p ? p->types : VALUE_ANY;
+		return p ? p->types : T_ALL;
 	Arena a;
-	int types = VALUE_ANY;
+	int types = T_ALL;
 	arena_init(&a);
 	*no_memory |= !unlisted_types(&a, tool, name, n, &types);
 	arena_release(&a);

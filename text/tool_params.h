@@ -4,20 +4,14 @@
 
 #include <jansson.h>
 
+#include "base/json_schema.h"
 #include "text/text.h"
 
-enum { /* JSON types of a value */
-       VALUE_NULL = 1,
-       VALUE_BOOLEAN = 2,
-       VALUE_NUMBER = 4,
-       VALUE_STRING = 8,
-       VALUE_ARRAY = 16,
-       VALUE_OBJECT = 32,
-       VALUE_ANY = 63
-};
+enum { ANY_NUMBER = T_INTEGER | T_NUMBER };
+
 typedef struct ToolParam {
 	const char *name;
-	int types;           /* VALUE_ bits that the schema allows */
+	int types;           /* T_ bits that the schema allows */
 	const json_t *words; /* strings of enum or const, if the value is one of them; NULL: none */
 } ToolParam;
 typedef struct Tool {

@@ -252,6 +252,8 @@ def test_parameters_may_be_defined_by_reference_and_alternatives(tokenizers, voc
     }
     for parameters in (
         {"$ref": "#/$defs/args", "$defs": {"args": args}},
+        {"$ref": "#args", "$defs": {"x": {"$defs": {"y": {**args, "$anchor": "args"}}}}},
+        {"$id": "http://a/b", "$ref": "http://a/b#/$defs/args", "$defs": {"args": args}},
         {"allOf": [args, {"required": ["b"]}]},
         {"anyOf": [args, {"type": "object", "properties": {"c": {"type": "null"}}}]},
     ):

@@ -1,0 +1,182 @@
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include "base/json_schema.h"
+
+#include <pcre2.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_MATCH = 100000, MAX_NEST = 200 };
+
+/* ---- types ---- */
+
+int
+json_schema_type(const json_t *name)
+{
+	static const char *const names[] = { "null",   "boolean", "integer", "number",
+		                             "string", "array",   "object" };
+
+	for (int i = 0; json_is_string(name) && i < 7; i++)
+		if (!strcmp(json_string_value(name), names[i]))
+			return 1 << i;
+	return 0;
+}
+
+int
+json_schema_implied_types(const json_t *schema)
+{
+	static const struct {
+		const char *key;
+		int type;
+	} keys[] = {
+		{ "properties", T_OBJECT },
+		{ "required", T_OBJECT },
+		{ "additionalProperties", T_OBJECT },
+		{ "patternProperties", T_OBJECT },
+		{ "minProperties", T_OBJECT },
+		{ "maxProperties", T_OBJECT },
+		{ "propertyNames", T_OBJECT },
+		{ "items", T_ARRAY },
+		{ "prefixItems", T_ARRAY },
+		{ "minItems", T_ARRAY },
+		{ "maxItems", T_ARRAY },
+		{ "uniqueItems", T_ARRAY },
+		{ "contains", T_ARRAY },
+		{ "pattern", T_STRING },
+		{ "format", T_STRING },
+		{ "minLength", T_STRING },
+		{ "maxLength", T_STRING },
+		{ "minimum", T_NUMBER },
+		{ "maximum", T_NUMBER },
+		{ "exclusiveMinimum", T_NUMBER },
+		{ "exclusiveMaximum", T_NUMBER },
+		{ "multipleOf", T_NUMBER },
+	};
+	int types = 0;
+
+	for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+		if (json_object_get(schema, keys[i].key))
+			types |= keys[i].type;
+	return types ? types : T_ALL;
+}
+
+/* ---- references ---- */
+
+static bool
+hex_digit(char c, int *v)
+{
+	*v = c >= '0' && c <= '9'                 ? c - '0'
+	     : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10
+	                                          : -1;
+	return *v >= 0;
+}
+
+/* Returns the next segment of a JSON pointer, unescaped. */
+static const char *
+pointer_segment(Arena *a, const char **at)
+{
+	char *out = arena_strdup(a, *at), *to = out;
+	const char *c = *at;
+	int hi, lo;
+
+	while (*c && *c != '/') {
+		if (c[0] == '%' && hex_digit(c[1], &hi) && hex_digit(c[2], &lo)) {
+			*to++ = (char)(hi << 4 | lo);
+			c += 3;
+		} else if (c[0] == '~' && (c[1] == '0' || c[1] == '1')) {
+			*to++ = c[1] == '0' ? '~' : '/';
+			c += 2;
+		} else {
+			*to++ = *c++;
+		}
+	}
+	*to = 0;
+	*at = c;
+	return out;
+}
+
+static const json_t *
+find_anchor(const json_t *v, const char *name, int depth)
+{
+	const json_t *found = NULL, *x;
+	const char *key;
+	size_t i;
+
+	if (depth > MAX_NEST)
+		return NULL;
+	if (json_is_object(v)) {
+		const char *own = json_string_value(json_object_get(v, "$anchor"));
+		if (own && !strcmp(own, name))
+			return v;
+		json_object_foreach ((json_t *)(uintptr_t)v, key, x)
+			if (!found)
+				found = find_anchor(x, name, depth + 1);
+	} else if (json_is_array(v)) {
+		json_array_foreach ((json_t *)(uintptr_t)v, i, x)
+			if (!found)
+				found = find_anchor(x, name, depth + 1);
+	}
+	return found;
+}
+
+bool
+json_schema_is_local(const json_t *root, const char **ref)
+{
+	const char *id = json_string_value(json_object_get(root, "$id")), *text = *ref;
+	size_t n = id ? strcspn(id, "#") : 0;
+
+	if (n && !strncmp(text, id, n) && (text[n] == '#' || !text[n]))
+		text += n;
+	if (*text && *text != '#')
+		return false;
+	*ref = text + (*text == '#');
+	return true;
+}
+
+const json_t *
+json_schema_target(Arena *a, const json_t *root, const char *fragment)
+{
+	const json_t *v = root;
+
+	if (*fragment && *fragment != '/')
+		return find_anchor(root, fragment, 0);
+	while (v && *fragment == '/') {
+		fragment++;
+		const char *key = pointer_segment(a, &fragment);
+		if (json_is_array(v)) {
+			char *end;
+			unsigned long i = strtoul(key, &end, 10);
+			v = *key && !*end ? json_array_get(v, i) : NULL;
+		} else {
+			v = json_object_get(v, key);
+		}
+	}
+	return v;
+}
+
+/* ---- names ---- */
+
+NameMatch
+json_schema_name_matches(const char *pattern, const char *name)
+{
+	int code = PCRE2_ERROR_NOMEMORY;
+	PCRE2_SIZE at;
+	int error;
+	pcre2_code *re =
+	    pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED,
+	                  PCRE2_UTF | PCRE2_DOLLAR_ENDONLY | PCRE2_ALT_BSUX, &error, &at, NULL);
+	pcre2_match_data *m = re ? pcre2_match_data_create(1, NULL) : NULL;
+	pcre2_match_context *limits = m ? pcre2_match_context_create(NULL) : NULL;
+
+	if (limits) {
+		pcre2_set_match_limit(limits, MAX_MATCH);
+		code = pcre2_match(re, (PCRE2_SPTR)name, strlen(name), 0, 0, m, limits);
+	}
+	pcre2_match_context_free(limits);
+	pcre2_match_data_free(m);
+	pcre2_code_free(re);
+	return !re                            ? NAME_UNDECIDED
+	       : code >= 0                    ? NAME_MATCHES
+	       : code == PCRE2_ERROR_NOMATCH  ? NAME_DIFFERS
+	       : code == PCRE2_ERROR_NOMEMORY ? NAME_NO_MEMORY
+	                                      : NAME_UNDECIDED;
+}

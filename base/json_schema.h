@@ -1,0 +1,36 @@
+/* JSON Schema as the grammar of values (grammar/) and the reader of tool calls (text/) share it:
+ * types, references, names. Drafts 4 to 2020-12. */
+#ifndef LLMC_BASE_JSON_SCHEMA_H
+#define LLMC_BASE_JSON_SCHEMA_H
+
+#include <jansson.h>
+#include <stdbool.h>
+
+#include "base/arena.h"
+
+enum { /* types of a value; T_NUMBER: one with a fraction. "number" allows both */
+       T_NULL = 1,
+       T_BOOLEAN = 2,
+       T_INTEGER = 4,
+       T_NUMBER = 8,
+       T_STRING = 16,
+       T_ARRAY = 32,
+       T_OBJECT = 64,
+       T_ALL = 127
+};
+
+/* Type of a name such as "array"; 0: unknown or no string. */
+int json_schema_type(const json_t *name);
+/* Types to which the keywords of a schema without `type` apply; T_ALL if there are none. */
+int json_schema_implied_types(const json_t *schema);
+
+/* Whether a $ref points into the document; then *ref moves on to its fragment. */
+bool json_schema_is_local(const json_t *root, const char **ref);
+/* The target of a fragment: JSON pointer, anchor, or the root if empty. NULL: it does not exist. */
+const json_t *json_schema_target(Arena *a, const json_t *root, const char *fragment);
+
+typedef enum NameMatch { NAME_DIFFERS, NAME_MATCHES, NAME_UNDECIDED, NAME_NO_MEMORY } NameMatch;
+/* Match a name against a pattern of patternProperties, in bounded time. */
+NameMatch json_schema_name_matches(const char *pattern, const char *name);
+
+#endif
