@@ -23,20 +23,29 @@ os.chdir(ROOT)
 sys.path.insert(0, os.path.join(ROOT, "bindings", "python"))
 
 
-def share_built_code(own):
-    """Set LLMC_CACHE to a folder of the tests, for models and weights. Its built code is a link to this user's cache, which outlives build/. Tests that start with an
-    empty cache still share objects of the emulated GPU with it."""
-    if os.environ.get("LLMC_CACHE") == own:  # set by the parent process
+def share_built_code(folder):
+    """Set LLMC_CACHE to a folder of the tests, for models and weights. Its built code is a link to
+    the cache that was set before, which outlives build/. Tests that start with an empty cache still
+    share objects of the emulated GPU with it. Each cache has a folder of its own, because test runs
+    with different caches may overlap."""
+    outer = os.path.abspath(build_cache.root())
+    if os.path.dirname(outer) == folder:  # set by the parent process
         return
-    outer, link = build_cache.root(), os.path.join(own, "kernels")
+    own = os.path.join(folder, hashlib.sha256(outer.encode()).hexdigest()[:8])
+    link = os.path.join(own, "kernels")
     if build_cache.folder():
-        os.environ.setdefault("LLMC_EMU_CACHE", str(outer))
+        os.environ.setdefault("LLMC_EMU_CACHE", outer)
         os.makedirs(own, exist_ok=True)
-        if os.path.isdir(link) and not os.path.islink(link):
+        for old in os.listdir(folder):
+            kernels = os.path.join(folder, old, "kernels")
+            if os.path.islink(kernels) and not os.path.exists(kernels):  # its cache is gone
+                shutil.rmtree(os.path.join(folder, old), ignore_errors=True)
+        if os.path.isdir(link) and not os.path.islink(link):  # made while caching was off
             shutil.rmtree(link)
-        made = tempfile.mktemp(prefix="kernels.", dir=own)
-        os.symlink(os.path.abspath(outer / "kernels"), made)
-        os.replace(made, link)
+        if not os.path.islink(link):
+            made = tempfile.mktemp(prefix="kernels.", dir=own)
+            os.symlink(os.path.join(outer, "kernels"), made)
+            os.replace(made, link)
     os.environ["LLMC_CACHE"] = own
 
 

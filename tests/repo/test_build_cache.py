@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -258,3 +259,26 @@ def test_counts_are_added_up(llmc, tmp_path, monkeypatch):
     assert (kinds["so"]["hits"], kinds["so"]["misses"], kinds["emu"]["misses"]) == (0, 1, 1)
     p = subprocess.run([*cmd, tmp_path / "none"], capture_output=True, text=True)
     assert p.returncode == 1 and p.stdout == ""
+
+
+def test_test_runs_with_different_caches_do_not_share_a_link(tmp_path):
+    """The folder of a test run links to the cache that was set before; another run, with another
+    cache, leaves the link alone: a compiler may be writing there."""
+    code = "import sys; sys.path.insert(0, 'tests'); import conftest, os; print(os.environ['LLMC_CACHE'])"
+    own = [
+        Path(
+            subprocess.run(
+                [sys.executable, "-c", code],
+                cwd=ROOT,
+                env=dict(os.environ, LLMC_CACHE=str(tmp_path / name)),
+                check=True,
+                capture_output=True,
+                text=True,
+            ).stdout.strip()
+        )
+        for name in "ab"
+    ]
+    assert own[0] != own[1]
+    for folder, name in zip(own, "ab"):
+        assert (folder / "kernels").resolve() == (tmp_path / name / "kernels").resolve()
+        shutil.rmtree(folder)
