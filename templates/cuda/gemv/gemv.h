@@ -9,6 +9,9 @@
  *   split-K     partial sums --> scratch, counter; the last CTA of a range to arrive adds them in
  *               order --> epilogue
  *
+ * Functions: gemv_split_range (the CTA's groups and columns), gemv_stage_x, gemv_stream_groups (the
+ * main loop is gemv_groups), gemv_store and gemv_finish (cuda/gemv/gemv_finish.h).
+ *
  * Bytes: W once. A stage is 1 KB of bf16 (16 rows x 32 columns), q8_0 (16 x 64) or nibbles (16 x
  * 128), plus its scales. Instructions per warp and stage (sm_90a, one row of x): bf16 53, of
  * which 2 LDGSTS, 3 LDS, 2 HMMA; q8_0 101; q4_0 127, q4_k 157, q5_k 183, with 4 to 6 LDGSTS and
@@ -78,6 +81,7 @@
 #ifndef LLMC_CUDA_GEMV_GEMV_H
 #define LLMC_CUDA_GEMV_GEMV_H
 
+#include "cuda/gemv/gemv_finish.h"
 #include "cuda/gemv/gemv_x.h"
 
 /* ---- weights ---- */
@@ -351,75 +355,26 @@ gemv_groups(typename G::shared_storage &sm, gemv_stream<G, E> &in, int g0, int l
 	}
 }
 
-/* ---- results ---- */
+/* ---- phases of a launch ---- */
 
-/* Reciprocal root of the mean square, from the sum of squares */
-template <class G> DEV float
-gemv_root(float squares, float eps)
+/* Divides the groups among the CTAs. Only few instructions precede the first load: one division,
+ * of 32 bits. The ranges with one more group come first. */
+template <class G, class E> DEV gemv_range
+gemv_split_range(int rows)
 {
-	return G::NORM::NORMED && !G::NORM::MEAN ? 1.0f / sqrtf(squares / G::COLS + eps) : 1.0f;
-}
-
-template <class G> DEV float
-gemv_squares(const typename G::shared_storage &sm, int b)
-{
-	float s = 0;
-
-	for (int i = 0; G::NORM::NORMED && !G::NORM::MEAN && i < G::KWARPS; i++)
-		s += sm.squares[i][b];
-	return s;
-}
-
-/* Sum of `splits` values that are `stride` apart. All loads are issued first; the values are added
- * in order. */
-template <class G> DEV float
-gemv_partial(const float *from, int splits, long long stride)
-{
-	float v[G::MAX_SPLITS], sum = 0;
-
-#pragma unroll
-	for (int s = 0; s < G::MAX_SPLITS; s++)
-		v[s] = s < splits ? from[s * stride] : 0;
-#pragma unroll
-	for (int s = 0; s < G::MAX_SPLITS; s++)
-		sum += v[s];
-	return sum;
-}
-
-/* Scratch. part [8 * MAX_SPLITS, GROUPS * 8]: partial sums of splits; all [n_tok, GROUPS * 8]: sums
- * of rows, if UNIT > 0; squares [blocks, 8]; count: initially 0, one per range, or one per unit and
- * turn. */
-struct gemv_scratch {
-	float *part, *all, *squares;
-	int *count;
-};
-
-template <class G, class E> DEV void
-gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename G::W> &w,
-     const E &e, const gemv_scratch &to)
-{
-	typedef typename G::shared_storage shared_storage;
-	SHARED_STORAGE(shared_storage, sm);
 	enum {
-		COLS = G::COLS,
-		RESULTS = E::GROUPS * 8,
-		ROWS = gemv_rows_at_once<G>(1),
 		SPLITS1 = gemv_splits<G>(1, E::GROUPS),
 		SPLITS2 = gemv_splits<G>(2, E::GROUPS),
 		SPLITS4 = gemv_splits<G>(4, E::GROUPS),
 		SPLITS8 = gemv_splits<G>(8, E::GROUPS)
 	};
-	static_assert(ROWS > 0, "too many columns");
-	const int tid = (int)threadIdx.x, warp = warp_id(), lane = lane_id();
 	int splits = rows < 1 || rows > 8 ? 1
 	             : rows == 1          ? SPLITS1
 	             : rows == 2          ? SPLITS2
 	             : rows <= 4          ? SPLITS4
 	                                  : SPLITS8;
-
-	/* Only few instructions precede the first load: one division, of 32 bits. The ranges with
-	 * one more group come first. */
 	unsigned ranges = gridDim.x, range = blockIdx.x, split = 0;
+
 	if (splits > (int)gridDim.x)
 		splits = 1;
 	if (splits > 1) {
@@ -431,199 +386,154 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 	const bool work = range < ranges;
 	const int g0 = work ? (int)(each * range + min(range, more)) : 0,
 	          g1 = work ? (int)(g0 + each + (range < more)) : 0;
+
+	return { splits, (int)range, (int)split, g0, g1 };
+}
+
+/* Logarithm of the rows of x per turn: all n, if they fit */
+template <class G> DEV int
+gemv_log_rows(int rows, int splits, int n)
+{
+	enum { ROWS = gemv_rows_at_once<G>(1) };
+	static_assert(ROWS > 0, "too many columns");
+	const int fit = splits > 1 ? (rows <= 2 ? 2 : rows <= 4 ? 4 : 8) : ROWS;
+	int log_r = 0;
+
+	if (rows != 1)
+		while (1 << log_r < n && 1 << log_r < fit)
+			log_r++;
+	return log_r;
+}
+
+/* Loads rows [t0, min(t0 + 2^log_r, n)) of x to shared memory and returns the page of row t0 + tid,
+ * if the epilogue needs one. The page is found by dependent loads: one before x, one while x is
+ * converted, so that neither is waited for. back: factors of the sums */
+template <class G, class E> DEV int
+gemv_stage_x(typename G::shared_storage &sm, float (&back)[2], const float *x,
+             const norm_vectors &norm, const E &e, const gemv_stream<G, E> &in, float scale,
+             bool one, bool blind, int log_r, int t0, int n)
+{
+	const int tid = (int)threadIdx.x, R = 1 << log_r;
+	const bool needs_page = E::NEEDS_PAGE && tid < R && t0 + tid < n;
+	const int2 position = needs_page ? e.position(t0 + tid) : make_int2(0, 0);
+
+	if (G::NORM::MEAN)
+		gemv_moments<G>(sm, x, norm, e, R, t0, n);
+	gemv_load_x<G>(sm, one, back, x, norm, e, log_r, t0, blind ? 1 : n, in.unit0, in.units());
+	back[0] *= scale;
+	back[1] *= scale;
+	const int page = needs_page ? e.page(position) : 0;
+	if (needs_page)
+		sm.slot[tid].y = position.x;
+	return page;
+}
+
+/* Adds the warps' sums of results j and j + 4 of group sm.g0 + at, for row t0 + b of x. Stores them
+ * by the epilogue, or in scratch if other CTAs contribute to them (`counted`). */
+template <class G, class E> DEV void
+gemv_store(const typename G::shared_storage &sm, const norm_vectors &norm, const E &e,
+           const gemv_scratch &to, bool counted, int splits, int log_r, int t0, int at, int j,
+           int b, const float4 &early)
+{
+	enum { RESULTS = E::GROUPS * 8 };
+	const int R = 1 << log_r, tile = 16 >> log_r, group = sm.g0 + at;
+	const float *from = sm.sum + (at & (2 * tile - 1)) * GEMV_WARPS * R * 8 + b * 8 + j;
+	float v = 0, u = 0;
+
+#pragma unroll 4
+	for (int i = 0; i < G::KWARPS; i++) {
+		v += from[i * R * 8];
+		u += from[i * R * 8 + 4];
+	}
+	if (counted) {
+		float *sum = (splits > 1 ? to.part + (long long)(sm.split * 8 + b) * RESULTS
+		                         : to.all + (long long)(t0 + b) * RESULTS) +
+		             group * 8 + j;
+		sum[0] = v;
+		sum[4] = u;
+	} else {
+		const float root = gemv_root<G>(gemv_squares<G>(sm, b), norm.eps);
+		e.store(group, j, t0 + b, v * root, u * root, early, sm.slot[b]);
+	}
+}
+
+/* Computes and stores the sums of the CTA's groups for one turn of rows, a tile of groups at a
+ * time. */
+template <class G, class E> DEV void
+gemv_stream_groups(typename G::shared_storage &sm, gemv_stream<G, E> &in, const norm_vectors &norm,
+                   const E &e, const gemv_scratch &to, const float (&back)[2], bool one,
+                   bool counted, int splits, int g0, int log_r, int t0, int n, int page)
+{
+	const int tid = (int)threadIdx.x, R = 1 << log_r, tile = 16 >> log_r, ng = in.end - g0;
+	int stage = 0;
+
+	for (int first = 0; first < ng; first += tile) {
+		const int stop = min(first + tile, ng), items = (stop - first) * R * 4;
+		const int j = tid & 3, b = (tid >> 2) & (R - 1), at = first + (tid >> (2 + log_r));
+		float4 early = make_float4(0, 0, 0, 0);
+		if (!counted && tid < items && t0 + b < n)
+			early = e.prefetch(g0 + at, j, t0 + b);
+
+		if (one)
+			gemv_groups<G, E, true>(sm, in, g0, 0, back, first, stop, stage);
+		else
+			gemv_groups<G, E, false>(sm, in, g0, log_r, back, first, stop, stage);
+		if (E::NEEDS_PAGE && first == 0 && tid < R)
+			sm.slot[tid].x = page;
+		__syncthreads();
+		if (tid < items && t0 + b < sm.n)
+			gemv_store<G, E>(sm, norm, e, to, counted, splits, log_r, t0, at, j, b,
+			                 early);
+	}
+}
+
+template <class G, class E> DEV void
+gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename G::W> &w,
+     const E &e, const gemv_scratch &to)
+{
+	typedef typename G::shared_storage shared_storage;
+	SHARED_STORAGE(shared_storage, sm);
+	const int tid = (int)threadIdx.x, warp = warp_id();
+	const gemv_range own = gemv_split_range<G, E>(rows);
+	const int splits = own.splits;
+
 	if (tid == 0) {
-		sm.range = range;
-		sm.split = split;
-		sm.g0 = g0;
+		sm.range = own.range;
+		sm.split = own.split;
+		sm.g0 = own.g0;
 	}
 	const bool one = rows == 1, counted = splits > 1 || E::UNIT > 0;
 	gemv_stream<G, E> in(w);
 
-	in.unit0 = (splits > 1 ? G::UNITS * split / splits : 0) + warp;
-	in.stop = splits > 1 ? G::UNITS * (split + 1) / splits : G::UNITS;
+	in.unit0 = (splits > 1 ? G::UNITS * (unsigned)own.split / splits : 0) + warp;
+	in.stop = splits > 1 ? G::UNITS * ((unsigned)own.split + 1) / splits : G::UNITS;
 
 	/* The norm's weights are not in L2 yet, and they are needed right after the wait. */
 	if (G::NORM::NORMED && norm.w)
-		for (int i = tid * 32; i < COLS; i += GEMV_THREADS * 32)
+		for (int i = tid * 32; i < G::COLS; i += GEMV_THREADS * 32)
 			prefetch_l2(norm.w + i);
-	in.begin(sm.warp[warp], one, g0, g1);
+	in.begin(sm.warp[warp], one, own.g0, own.g1);
 	PDL_WAIT();
 	PDL_LAUNCH();
 	const int n = e.count();
 	/* a launch for one row reads x without waiting for n */
 	const bool blind = one && !E::FIRST;
-	if (g0 == g1 || (!blind && n <= 0))
+	if (own.g0 == own.g1 || (!blind && n <= 0))
 		return;
 
 	if (tid == 0)
 		sm.n = n;
-
-	/* rows per turn: all, if they fit */
-	int log_r = 0;
-	const int fit = splits > 1 ? (rows <= 2 ? 2 : rows <= 4 ? 4 : 8) : ROWS;
-	if (!one)
-		while (1 << log_r < n && 1 << log_r < fit)
-			log_r++;
-	const int R = 1 << log_r, tile = 16 >> log_r;
+	const int log_r = gemv_log_rows<G>(rows, splits, n);
 
 	for (int t0 = 0;;) {
-		/* The page is found by dependent loads: one before x, one while x is converted, so
-		 * that neither is waited for. */
-		const bool needs_page = E::NEEDS_PAGE && tid < R && t0 + tid < n;
-		const int2 position = needs_page ? e.position(t0 + tid) : make_int2(0, 0);
-		if (G::NORM::MEAN)
-			gemv_moments<G>(sm, x, norm, e, R, t0, n);
 		float back[2];
-		gemv_load_x<G>(sm, one, back, x, norm, e, log_r, t0, blind ? 1 : n, in.unit0,
-		               in.units());
-		back[0] *= w.scale;
-		back[1] *= w.scale;
-		const int page = needs_page ? e.page(position) : 0;
-		if (needs_page)
-			sm.slot[tid].y = position.x;
-
-		/* ---- stream ---- */
-		const int ng = in.end - g0;
-		int stage = 0;
-
-		for (int first = 0; first < ng; first += tile) {
-			const int stop = min(first + tile, ng), items = (stop - first) * R * 4;
-			const int j = tid & 3, b = (tid >> 2) & (R - 1),
-			          at = first + (tid >> (2 + log_r));
-			float4 early = make_float4(0, 0, 0, 0);
-			if (!counted && tid < items && t0 + b < n)
-				early = e.prefetch(g0 + at, j, t0 + b);
-
-			if (one)
-				gemv_groups<G, E, true>(sm, in, g0, 0, back, first, stop, stage);
-			else
-				gemv_groups<G, E, false>(sm, in, g0, log_r, back, first, stop,
-				                         stage);
-			if (E::NEEDS_PAGE && first == 0 && tid < R)
-				sm.slot[tid].x = page;
-			__syncthreads();
-
-			if (tid < items && t0 + b < sm.n) {
-				const int group = sm.g0 + at;
-				const float *from =
-				    sm.sum + (at & (2 * tile - 1)) * GEMV_WARPS * R * 8 + b * 8 + j;
-				float v = 0, u = 0;
-#pragma unroll 4
-				for (int i = 0; i < G::KWARPS; i++) {
-					v += from[i * R * 8];
-					u += from[i * R * 8 + 4];
-				}
-				if (counted) {
-					float *sum =
-					    (splits > 1
-					         ? to.part + (long long)(sm.split * 8 + b) * RESULTS
-					         : to.all + (long long)(t0 + b) * RESULTS) +
-					    group * 8 + j;
-					sum[0] = v;
-					sum[4] = u;
-				} else {
-					const float root =
-					    gemv_root<G>(gemv_squares<G>(sm, b), norm.eps);
-					e.store(group, j, t0 + b, v * root, u * root, early,
-					        sm.slot[b]);
-				}
-			}
-		}
-
-		/* ---- the last CTA of a range, or of each unit that it contributed to, finishes it
-		 * ---- */
-		if (counted) {
-			enum { UNIT = E::UNIT > 0 ? E::UNIT : 1 };
-			float *raw = (float *)sm.warp; /* no longer needed for x */
-			const int range = sm.range, split = sm.split, g0 = sm.g0, g1 = in.end,
-			          n = sm.n;
-			const int first = E::UNIT > 0 ? g0 / UNIT : range,
-			          units = E::UNIT > 0 ? (g1 - 1) / UNIT + 1 - first : 1;
-			if (tid < R && t0 + tid < n)
-				to.squares[(range * splits + split) * 8 + tid] =
-				    gemv_squares<G>(sm, tid);
-			__syncthreads();
-			for (int i = tid; i < units; i += GEMV_THREADS) {
-				int *c = to.count +
-				         (t0 >> log_r) * (E::GROUPS / UNIT) * (E::UNIT > 0) +
-				         first + i;
-				const int add = E::UNIT > 0 ? min(g1, (first + i + 1) * UNIT) -
-				                                  max(g0, (first + i) * UNIT)
-				                            : 1;
-				const int full = E::UNIT > 0 ? UNIT * splits : splits;
-				const bool last = atom_add_acq_rel_gpu(c, add) == full - add;
-				if (last)
-					st_relaxed_gpu(c, 0);
-				sm.done[i] = last;
-			}
-			__syncthreads();
-			bool any = false;
-			for (int i = 0; i < units; i++)
-				any = any || sm.done[i];
-			if (any) {
-				const long long split_stride = (long long)8 * RESULTS;
-				if (tid < R && t0 + tid < n)
-					sm.stat[tid][1] = gemv_root<G>(
-					    gemv_partial<G>(to.squares + range * splits * 8 + tid,
-					                    splits, 8),
-					    norm.eps);
-				__syncthreads();
-				for (int i = 0; i < units; i++) {
-					if (!sm.done[i])
-						continue;
-					if constexpr (E::UNIT > 0) {
-						const int base = (first + i) * UNIT * 8;
-						for (int k = tid; k < R * UNIT * 8;
-						     k += GEMV_THREADS) {
-							const int b = k / (UNIT * 8),
-							          at = base + k % (UNIT * 8);
-							if (t0 + b >= n)
-								break;
-							const float v =
-							    splits > 1
-							        ? gemv_partial<G>(
-							              to.part +
-							                  (long long)b * RESULTS +
-							                  at,
-							              splits, split_stride)
-							        : to.all[(long long)(t0 + b) *
-							                     RESULTS +
-							                 at];
-							raw[k] = e.raw(at, v * sm.stat[b][1]);
-						}
-						__syncthreads();
-						for (int b = warp; b < R && t0 + b < n;
-						     b += GEMV_WARPS)
-							e.finish(t0 + b, first + i,
-							         raw + b * UNIT * 8);
-						__syncthreads();
-					} else {
-#pragma unroll 1
-						for (int k = tid; k < (g1 - g0) * R * 4;
-						     k += GEMV_THREADS) {
-							const int j = k & 3, b = (k >> 2) & (R - 1),
-							          group = g0 + (k >> (2 + log_r));
-							if (t0 + b >= n)
-								continue;
-							const float4 early =
-							    e.prefetch(group, j, t0 + b);
-							const float *from = to.part +
-							                    (long long)b * RESULTS +
-							                    group * 8 + j;
-							const float v = gemv_partial<G>(
-							                from, splits, split_stride),
-							            u = gemv_partial<G>(
-							                from + 4, splits,
-							                split_stride);
-							e.store(group, j, t0 + b, v * sm.stat[b][1],
-							        u * sm.stat[b][1], early,
-							        sm.slot[b]);
-						}
-					}
-				}
-			}
-		}
-		t0 += R;
+		const int page =
+		    gemv_stage_x<G, E>(sm, back, x, norm, e, in, w.scale, one, blind, log_r, t0, n);
+		gemv_stream_groups<G, E>(sm, in, norm, e, to, back, one, counted, splits, own.g0,
+		                         log_r, t0, n, page);
+		if (counted)
+			gemv_finish<G, E>(sm, norm, e, to, splits, in.end, log_r, t0);
+		t0 += 1 << log_r;
 		if (t0 >= sm.n)
 			return;
 		__syncthreads(); /* all warps are done with shared memory of the last turn */

@@ -122,6 +122,65 @@ gemv_sums(typename G::shared_storage &sm, int units)
 	}
 }
 
+/* 16-bit formats other than bf16: scales the rows in `to` and splits them into fragments. A power
+ * of two brings the row's largest value, of which the lane has seen `most`, to 2^13 .. 2^14, so
+ * nothing overflows and little precision is lost. The lane's chunks are every step-th of [begin,
+ * end). */
+template <class G> DEV void
+gemv_scale_x(uint4 *to, float (&back)[2], bool one, float most, int R, int begin, int step, int end)
+{
+	typedef typename G::S S;
+
+	for (int d = 1; d < 32; d = d == 2 ? 4 * R : 2 * d)
+		most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, d));
+	int exp = 267 - (int)(__float_as_uint(most) >> 23);
+	exp = exp < 1 ? 1 : exp > 253 ? 253 : exp;
+	const float scale = __uint_as_float((unsigned)exp << 23);
+	const float undo = __uint_as_float((unsigned)(254 - exp) << 23) * (1.0f / S::GAIN);
+	back[0] = __shfl_sync(0xffffffffu, undo, 8 * (lane_id() & 3));
+	back[1] = __shfl_sync(0xffffffffu, undo, 8 * (lane_id() & 3) + 4);
+	for (int i = begin; i < end; i += step) {
+		float s[4]; /* for one row, weights are divided by part() */
+#pragma unroll
+		for (int k = 0; k < 4; k++)
+			s[k] = one ? scale * S::part(i % S::CHUNKS, k) : scale;
+		const uint4 f = to[i * 8 * R], h = to[i * 8 * R + 4 * R];
+		const float v[4] = { __uint_as_float(f.x), __uint_as_float(f.y),
+			             __uint_as_float(f.z), __uint_as_float(f.w) };
+		const float w[4] = { __uint_as_float(h.x), __uint_as_float(h.y),
+			             __uint_as_float(h.z), __uint_as_float(h.w) };
+		gemv_fragments<typename G::W>(to[i * 8 * R], to[i * 8 * R + 4 * R], v, w, s);
+	}
+}
+
+/* Weights with minima, several rows: computes the sums of a unit's low columns and of its high
+ * ones, in the lanes that hold these columns, split like x. The factor -1/16 keeps them in range
+ * (they may be 16 times x) and lets the mma subtract minima. */
+template <class G> DEV void
+gemv_min_sums(typename G::shared_storage &sm, int log_r, int units)
+{
+	enum { CHUNKS = G::S::CHUNKS };
+	typename G::warp_storage &own = sm.warp[warp_id()];
+	const int R = 1 << log_r;
+
+	__syncwarp();
+#pragma unroll 1
+	for (int i = lane_id(); i < units * 4 * R; i += 32) {
+		const uint4 *from =
+		    own.many.x + (i >> (2 + log_r)) * CHUNKS * 8 * R + (i & (4 * R - 1));
+		float low = 0, high = 0;
+#pragma unroll
+		for (int c = 0; c < 2 * CHUNKS; c++) {
+			const uint4 v = from[c * 4 * R];
+			low += (f16_lo(v.x) + f16_hi(v.x)) + (f16_lo(v.y) + f16_hi(v.y));
+			high += (f16_lo(v.z) + f16_hi(v.z)) + (f16_lo(v.w) + f16_hi(v.w));
+		}
+		unsigned hi, lo;
+		gemv_split<typename G::W>(hi, lo, low * -0.0625f, high * -0.0625f);
+		own.many.sums[i] = make_uint2(hi, lo);
+	}
+}
+
 /* Loads this warp's columns of rows [t0, t0 + R) to x. Each chunk has two planes of 4 R vectors,
  * one vector per row and lane of a quad: the 16-bit part and the rounding residual. All loads are
  * issued together, to the addresses where the fragments will be, and each lane converts what it has
@@ -201,59 +260,14 @@ gemv_load_x(typename G::shared_storage &sm, bool one, float (&back)[2], const fl
 		}
 	}
 	back[0] = back[1] = 1.0f;
-	if constexpr (!W::BF16) {
-		/* A power of two brings the row's largest value to 2^13 .. 2^14, so nothing
-		 * overflows and little precision is lost. */
-		for (int d = 1; d < 32; d = d == 2 ? 4 * R : 2 * d)
-			most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, d));
-		int exp = 267 - (int)(__float_as_uint(most) >> 23);
-		exp = exp < 1 ? 1 : exp > 253 ? 253 : exp;
-		const float scale = __uint_as_float((unsigned)exp << 23);
-		const float undo = __uint_as_float((unsigned)(254 - exp) << 23) * (1.0f / S::GAIN);
-		back[0] = __shfl_sync(0xffffffffu, undo, 8 * (lane & 3));
-		back[1] = __shfl_sync(0xffffffffu, undo, 8 * (lane & 3) + 4);
-		for (int i = begin; i < end; i += step) {
-			float s[4]; /* for one row, weights are divided by part() */
-#pragma unroll
-			for (int k = 0; k < 4; k++)
-				s[k] = one ? scale * S::part(i % CHUNKS, k) : scale;
-			const uint4 f = to[i * 8 * R], h = to[i * 8 * R + 4 * R];
-			const float v[4] = { __uint_as_float(f.x), __uint_as_float(f.y),
-				             __uint_as_float(f.z), __uint_as_float(f.w) };
-			const float w[4] = { __uint_as_float(h.x), __uint_as_float(h.y),
-				             __uint_as_float(h.z), __uint_as_float(h.w) };
-			gemv_fragments<W>(to[i * 8 * R], to[i * 8 * R + 4 * R], v, w, s);
-		}
-	}
+	if constexpr (!W::BF16)
+		gemv_scale_x<G>(to, back, one, most, R, begin, step, end);
 	if constexpr (W::PACKED)
 		if (one)
 			gemv_sums<G>(sm, units);
 	if constexpr (S::MINS)
-		if (!one) {
-			/* Sums of a unit's low columns and of its high ones, in the lanes that hold
-			 * these columns, split like x. The factor -1/16 keeps them in range (they
-			 * may be 16 times x) and lets the mma subtract minima. */
-			uint2 *const sums = sm.warp[warp].many.sums;
-			__syncwarp();
-#pragma unroll 1
-			for (int i = lane; i < units * 4 * R; i += 32) {
-				const uint4 *from = sm.warp[warp].many.x +
-				                    (i >> (2 + log_r)) * CHUNKS * 8 * R +
-				                    (i & (4 * R - 1));
-				float low = 0, high = 0;
-#pragma unroll
-				for (int c = 0; c < 2 * CHUNKS; c++) {
-					const uint4 v = from[c * 4 * R];
-					low += (f16_lo(v.x) + f16_hi(v.x)) +
-					       (f16_lo(v.y) + f16_hi(v.y));
-					high += (f16_lo(v.z) + f16_hi(v.z)) +
-					        (f16_lo(v.w) + f16_hi(v.w));
-				}
-				unsigned hi, lo;
-				gemv_split<W>(hi, lo, low * -0.0625f, high * -0.0625f);
-				sums[i] = make_uint2(hi, lo);
-			}
-		}
+		if (!one)
+			gemv_min_sums<G>(sm, log_r, units);
 	if (G::NORM::NORMED && !G::NORM::MEAN) {
 		for (int d = 1; d < 32; d = d == 2 ? 4 * R : 2 * d)
 			ss += __shfl_xor_sync(0xffffffffu, ss, d);
