@@ -100,6 +100,7 @@ typedef struct HistorySample {    /* state of the server at one time */
 	/* totals since the start: prompt tokens, prompt tokens computed, prefix cache lookups and
 	 * hits, draft tokens and accepted ones */
 	uint64_t prompt, fresh, queries, hits, drafted, accepted;
+	uint64_t steps[LLMC_BUCKETS]; /* engine steps by duration, buckets of llmc_histogram */
 } HistorySample;
 
 struct llmc_server {
@@ -148,7 +149,7 @@ struct llmc_server {
 	uint64_t next_id;
 	struct {
 		double at;
-		uint64_t prompt, fresh;
+		uint64_t prompt, fresh, steps[LLMC_BUCKETS];
 	} speed[N_SPEED]; /* ring with one entry per second, for /status.json */
 	int speed_at;
 	double ticked;              /* start of the latest entry */

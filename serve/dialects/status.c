@@ -1,9 +1,63 @@
 /* /status.json: what the status page plots. */
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/json.h"
 #include "serve/models/model.h"
 #include "serve/http/route.h"
+
+/* Growth of a total; 0 if it fell because a model with its totals was unloaded. */
+static uint64_t
+growth(uint64_t from, uint64_t to)
+{
+	return to > from ? to - from : 0;
+}
+
+/* Add up the engine steps, with prefill and without, by duration. */
+static void
+count_steps(const llmc_counts *c, uint64_t steps[LLMC_BUCKETS])
+{
+	for (int i = 0; i < LLMC_BUCKETS; i++)
+		steps[i] = c->prefill_step_s.bucket[i] + c->decode_step_s.bucket[i];
+}
+
+/* Return the duration in milliseconds that a share `q` of the steps between two counts does not
+ * exceed, interpolated within its bucket of ratio 1.5; NAN if there was no step. */
+static double
+step_quantile(const uint64_t *from, const uint64_t *to, double q)
+{
+	uint64_t n = 0;
+	double below = 0, bound = 0.1;
+
+	for (int i = 0; i < LLMC_BUCKETS; i++)
+		n += growth(from[i], to[i]);
+	for (int i = 0; i < LLMC_BUCKETS && n; i++, bound *= 1.5) {
+		double in = (double)growth(from[i], to[i]);
+		if (in > 0 && below + in >= q * (double)n)
+			return bound * pow(1.5, (q * (double)n - below) / in);
+		below += in;
+	}
+	return NAN;
+}
+
+static void
+put_step_times(Strbuf *b, const uint64_t *from, const uint64_t *to)
+{
+	static const struct {
+		const char *name;
+		double q;
+	} at[] = { { "step_p50_ms", 0.5 }, { "step_p99_ms", 0.99 } };
+
+	for (int i = 0; i < 2; i++) {
+		double ms = step_quantile(from, to, at[i].q);
+		json_printf(b, ",%s:", at[i].name);
+		if (isnan(ms))
+			strbuf_puts(b, "null");
+		else
+			json_printf(b, "%g", ms);
+	}
+}
 
 /* Sample the totals once per second into a ring; rates are computed from it. */
 void
@@ -24,8 +78,10 @@ status_tick(Server *s, double now)
 	s->speed[s->speed_at].at = now;
 	s->speed[s->speed_at].prompt = c.prompt_tokens;
 	s->speed[s->speed_at].fresh = c.new_tokens;
-	if (!s->n_past || now - s->past[(s->n_past - 1) % N_PAST].at >= PAST_SECONDS)
-		s->past[s->n_past++ % N_PAST] = (HistorySample){
+	count_steps(&c, s->speed[s->speed_at].steps);
+	if (!s->n_past || now - s->past[(s->n_past - 1) % N_PAST].at >= PAST_SECONDS) {
+		HistorySample *p = &s->past[s->n_past++ % N_PAST];
+		*p = (HistorySample){
 			.at = now,
 			.running = c.running,
 			.waiting = c.waiting + c.preempted,
@@ -37,6 +93,8 @@ status_tick(Server *s, double now)
 			.drafted = c.drafted,
 			.accepted = c.accepted,
 		};
+		count_steps(&c, p->steps);
+	}
 	pthread_mutex_unlock(&s->lock);
 }
 
@@ -56,10 +114,16 @@ info_history(Req *r)
 	Server *s = r->srv;
 	Strbuf b = { 0 };
 	double now = clock_now();
-	HistorySample past[N_PAST];
+	HistorySample *past = malloc(N_PAST * sizeof *past);
 	int64_t pages = 0;
 	int seqs = 0;
 
+	if (!past) {
+		Problem p;
+		problem_memory(&p);
+		req_problem(r, &p);
+		return;
+	}
 	pthread_mutex_lock(&s->lock);
 	int n = s->n_past < N_PAST ? (int)s->n_past : N_PAST;
 	for (int i = 0; i < n; i++)
@@ -79,17 +143,21 @@ info_history(Req *r)
 		            i ? ",{\"ago\":%g,\"running\":%d,\"waiting\":%d,\"pages\":%lld,"
 		              : "{\"ago\":%g,\"running\":%d,\"waiting\":%d,\"pages\":%lld,",
 		            now - p->at, p->running, p->waiting, (long long)p->pages);
-		json_printf(&b, "\"prompt_per_s\":%g,\"new_per_s\":%g,\"prefix_hits\":",
-		            dt > 0 ? (double)(p->prompt - q->prompt) / dt : 0,
-		            dt > 0 ? (double)(p->fresh - q->fresh) / dt : 0);
-		put_share(&b, p->hits - q->hits, p->queries - q->queries);
-		json_printf(&b, ",\"drafted\":%lld,\"accepted\":%lld,\"guesses_true\":",
-		            (long long)(p->drafted - q->drafted),
-		            (long long)(p->accepted - q->accepted));
-		put_share(&b, p->accepted - q->accepted, p->drafted - q->drafted);
+		json_printf(
+		    &b,
+		    "\"prefill_tokens_per_s\":%g,\"decode_tokens_per_s\":%g,\"prefix_hit_rate\":",
+		    dt > 0 ? (double)growth(q->prompt, p->prompt) / dt : 0,
+		    dt > 0 ? (double)growth(q->fresh, p->fresh) / dt : 0);
+		put_share(&b, growth(q->hits, p->hits), growth(q->queries, p->queries));
+		json_printf(&b, ",\"drafted\":%lld,\"accepted\":%lld,\"acceptance_rate\":",
+		            (long long)growth(q->drafted, p->drafted),
+		            (long long)growth(q->accepted, p->accepted));
+		put_share(&b, growth(q->accepted, p->accepted), growth(q->drafted, p->drafted));
+		put_step_times(&b, q->steps, p->steps);
 		strbuf_putc(&b, '}');
 	}
 	strbuf_puts(&b, "]}");
+	free(past);
 	req_head(r, "Cache-Control", "no-store");
 	req_answer(r, 200, type_json, &b);
 }
@@ -104,13 +172,14 @@ info_status(Req *r)
 
 	models_counts(s, &c);
 	pthread_mutex_lock(&s->lock);
-	int last = s->speed_at, before = (last + N_SPEED - 5) % N_SPEED;
-	double dt = s->speed[before].at > 0 ? now - s->speed[before].at
-	            : s->speed[1].at > 0    ? now - s->speed[1].at
-	                                    : 0;
-	uint64_t from_new = s->speed[before].at > 0 ? s->speed[before].fresh : s->speed[1].fresh;
-	uint64_t from_prompt =
-	    s->speed[before].at > 0 ? s->speed[before].prompt : s->speed[1].prompt;
+	int before = (s->speed_at + N_SPEED - 5) % N_SPEED;
+	if (s->speed[before].at <= 0)
+		before = 1;
+	double dt = s->speed[before].at > 0 ? now - s->speed[before].at : 0;
+	uint64_t from_new = s->speed[before].fresh, from_prompt = s->speed[before].prompt;
+	uint64_t steps_from[LLMC_BUCKETS], steps[LLMC_BUCKETS];
+	memcpy(steps_from, s->speed[before].steps, sizeof steps_from);
+	count_steps(&c, steps);
 	int active = s->n_active, conns = s->n_conns;
 	size_t held = s->held;
 	bool draining = s->draining;
@@ -151,20 +220,23 @@ info_status(Req *r)
 	            c.preempted, max_waiting);
 	json_printf(&b,
 	            ",\"batch\":{\"running\":%d,\"max\":%d,\"last_size\":%d,\"max_tokens\":%lld,"
-	            "\"last_step_ms\":%g}",
+	            "\"last_step_ms\":%g",
 	            c.running, max_running, c.batch_size, (long long)c.batch_max_tokens,
 	            1e3 * c.last_step_s);
+	put_step_times(&b, steps_from, steps);
+	strbuf_putc(&b, '}');
 	json_printf(&b,
 	            ",\"kv\":{\"pages_total\":%lld,\"pages_used\":%lld,\"pages_cached\":%lld,"
 	            "\"swap_bytes\":%lld,\"host_pages_total\":%lld,\"host_pages_used\":%lld}",
 	            (long long)c.kv_pages_total, (long long)c.kv_pages_used,
 	            (long long)c.kv_pages_cached, (long long)c.swap_bytes_used,
 	            (long long)c.host_pages_total, (long long)c.host_pages_used);
-	json_printf(
-	    &b, ",\"tokens\":{\"prompt\":%lld,\"new\":%lld,\"prompt_per_s\":%g,\"new_per_s\":%g}",
-	    (long long)c.prompt_tokens, (long long)c.new_tokens,
-	    dt > 0 ? (double)(c.prompt_tokens - from_prompt) / dt : 0,
-	    dt > 0 ? (double)(c.new_tokens - from_new) / dt : 0);
+	json_printf(&b,
+	            ",\"tokens\":{\"prompt\":%lld,\"new\":%lld,\"prefill_tokens_per_s\":%g,"
+	            "\"decode_tokens_per_s\":%g}",
+	            (long long)c.prompt_tokens, (long long)c.new_tokens,
+	            dt > 0 ? (double)growth(from_prompt, c.prompt_tokens) / dt : 0,
+	            dt > 0 ? (double)growth(from_new, c.new_tokens) / dt : 0);
 	json_printf(&b,
 	            ",\"prefix_cache\":{\"queries\":%lld,\"hits\":%lld},\"preemptions\":%lld,"
 	            "\"steps\":%lld",

@@ -250,6 +250,8 @@ add_counts(llmc_counts *to, const llmc_counts *c)
 	to->drafts += c->drafts;
 	to->drafted += c->drafted;
 	to->accepted += c->accepted;
+	add_histogram(&to->prefill_step_s, &c->prefill_step_s);
+	add_histogram(&to->decode_step_s, &c->decode_step_s);
 	add_histogram(&to->queue_s, &c->queue_s);
 	add_histogram(&to->first_token_s, &c->first_token_s);
 	add_histogram(&to->inter_token_s, &c->inter_token_s);

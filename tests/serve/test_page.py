@@ -1039,23 +1039,63 @@ def test_attached_files_go_with_the_message(chat, tmp_path):
     assert not css(chat, "#files").is_displayed()
 
 
+def test_an_empty_conversation_shows_the_model_and_prompts_to_try(chat, smol):
+    served = smol.get("/v1/models").json()["data"][0]
+    wait(chat, lambda b: served["id"] in b.find_element(By.CSS_SELECTOR, "#empty h2").text)
+    facts = chat.find_element(By.CSS_SELECTOR, "#empty p").text
+    assert f"{served['max_model_len']:,} tokens" in facts and "135 M parameters" in facts
+    examples = chat.find_elements(By.CSS_SELECTOR, "#empty .examples button")
+    assert len(examples) == 3
+    shot(chat, "chat-empty")
+    text = examples[0].text
+    examples[0].click()
+    wait(chat, idle)
+    assert chat.find_element(By.CSS_SELECTOR, ".turn.user .body").text == text
+    assert not chat.find_elements(By.ID, "empty")
+    no_errors(chat)
+
+
+PLOTS = [
+    ("Decode throughput", "tok/s"),
+    ("Prefill throughput", "tok/s"),
+    ("Running / waiting", "sequences"),
+    ("KV cache use", "%"),
+    ("Step time p50 / p99", "ms"),
+    ("Prefix cache hits", "% of prompt tokens"),
+    ("Draft acceptance", "% of draft tokens"),
+]
+
+
+def axis(plot):
+    """The labels of a plot's axes: those of the values, and those of time."""
+    texts = [e.text for e in plot.find_elements(By.CSS_SELECTOR, ".axes text")]
+    return texts[:-5], texts[-5:]
+
+
+def choose_range(b, seconds):
+    b.find_element(By.CSS_SELECTOR, f'#range button[value="{seconds}"]').click()
+
+
 def test_status_page(browser, smol):
     browser.set_window_size(1100, 800)
     browser.get(smol.url + "/status")
     wait(browser, lambda b: b.find_element(By.ID, "state").text == "running")
-    wait(
-        browser,
-        lambda b: all(
-            p.get_attribute("d")
-            for p in b.find_elements(By.CSS_SELECTOR, "#plots .plot:nth-child(-n+6) path")
-        ),
-    )  # there may be no draft tokens
-    wait(browser, lambda b: all(e.text for e in b.find_elements(By.CSS_SELECTOR, "#hour .now")))
-    assert (
-        len(browser.find_elements(By.CSS_SELECTOR, "#plots .plot"))
-        == len(browser.find_elements(By.CSS_SELECTOR, "#hour .plot"))
-        == 7
-    )
+    plots = browser.find_elements(By.CSS_SELECTOR, ".plot")
+    assert [p.find_element(By.TAG_NAME, "h2").text for p in plots] == [" ".join(p) for p in PLOTS]
+    with asked_again_and_again(smol, {"prompt": "Once upon a time", "max_tokens": 8}):
+        wait(
+            browser,
+            lambda b: all(
+                p.get_attribute("d")
+                for p in b.find_elements(By.CSS_SELECTOR, ".plot:nth-child(-n+6) path")
+            ),
+        )  # there may be no draft tokens
+    for seconds, oldest in ((120, "−120 s"), (3600, "−60 min")):
+        choose_range(browser, seconds)
+        for p in plots:
+            values, times = axis(p)
+            assert values[0] == "0" and len(values) > 2 and len(set(values)) == len(values)
+            assert times[0] == "now" and times[-1] == oldest
     shot(browser, "status")
     no_errors(browser)
 
@@ -1085,20 +1125,21 @@ def test_status_page_plots_the_draft_acceptance_rate(browser, fake):
     with fake(step_ms=20) as s:
         browser.set_window_size(1100, 1200)
         browser.get(s.url + "/status")
-        plot = lambda b, where: b.find_element(By.CSS_SELECTOR, f"#{where} .plot:nth-child(7)")
-        wait(
-            browser,
-            lambda b: "none now" in plot(b, "plots").text and "none yet" in plot(b, "hour").text,
-        )
+        drafts = lambda b: b.find_element(By.CSS_SELECTOR, ".plot:nth-child(7)")
+        value = lambda b: drafts(b).find_element(By.CLASS_NAME, "now").text
+        for seconds in (120, 3600):
+            choose_range(browser, seconds)
+            wait(browser, lambda b: value(b) == "no drafts")
         with asked_again_and_again(
             s, {"prompt": "a b c d", "max_tokens": 200}
         ):  # the plots show the last seconds
+            wait(browser, lambda b: value(b) == "25")  # after the next sample of the hour
+            choose_range(browser, 120)
             wait(
                 browser,
-                lambda b: "25 of 100" in plot(b, "plots").text
-                and plot(b, "plots").find_element(By.CSS_SELECTOR, "path").get_attribute("d"),
+                lambda b: value(b) == "25"
+                and drafts(b).find_element(By.CSS_SELECTOR, "path").get_attribute("d"),
             )
-            wait(browser, lambda b: "most 25" in plot(b, "hour").text)  # after the next sample
             true, made = (
                 int(n.replace(",", ""))
                 for n in re.search(
@@ -1116,7 +1157,7 @@ def test_status_page_plots_the_draft_acceptance_rate(browser, fake):
                 )
                 paper.add(
                     browser.execute_script(
-                        "return [document.body, document.querySelector('#plots path')].map((e) => getComputedStyle(e)).map((c) => [c.backgroundColor, c.color, c.stroke]).join()"
+                        "return [document.body, document.querySelector('.plot path')].map((e) => getComputedStyle(e)).map((c) => [c.backgroundColor, c.color, c.stroke]).join()"
                     )
                 )
                 for width in (375, 1100):
@@ -1136,7 +1177,7 @@ def test_status_page_plots_the_draft_acceptance_rate(browser, fake):
                     places = browser.execute_script(
                         "return [...document.querySelectorAll('.plot, #facts')].map((e) => e.getBoundingClientRect()).map((r) => [r.left, r.right, r.width])"
                     )
-                    assert len(places) == 15 and all(
+                    assert len(places) == 8 and all(
                         0 <= left and right <= width and w > 200 for left, right, w in places
                     )
                     assert len({left for left, _, _ in places[:7]}) == (1 if width == 375 else 3), (

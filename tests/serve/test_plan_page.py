@@ -87,7 +87,7 @@ def test_it_draws(page):
         assert (
             count("#steps tbody tr") == count("#memory rect") > 10
             and count("#bytes rect") > 3
-            and count("#roof circle") > 2
+            and count("#roof circle") == count("#roof text.name") > 2
         )
         b.find_element(By.CSS_SELECTOR, "#steps tbody a[href^='#kernel-']").click()
         assert count("#kernels details[open]") == 1

@@ -353,11 +353,14 @@ def test_pages_are_served_under_a_strict_policy(tiny):
             "running",
             "waiting",
             "pages",
-            "new_per_s",
-            "prefix_hits",
+            "prefill_tokens_per_s",
+            "decode_tokens_per_s",
+            "prefix_hit_rate",
             "drafted",
             "accepted",
-            "guesses_true",
+            "acceptance_rate",
+            "step_p50_ms",
+            "step_p99_ms",
         }
         <= set(x)
         for x in h["samples"]

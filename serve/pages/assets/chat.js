@@ -4,8 +4,15 @@ import { copyButton } from "./copy.js";
 import { asMarkdown, turnBody, wholeCalls, who } from "./turn.js";
 import { add, drop, dropAll, keep, loadAll, loadSettings, onChange, saveSettings } from "./store.js";
 
+const EXAMPLES = [
+  "Explain how a hash table works, with a short example in Python.",
+  "Write a friendly e-mail that moves a call from Monday to Tuesday.",
+  "List five facts about the Moon in a table.",
+];
+
 const $ = (id) => document.getElementById(id);
 let all = loadAll(), settings = loadSettings(), model = "", running = null;
+let about = null; // the model's entry of /v1/models
 let context = 0, files = [];
 let now = all[0] || fresh();
 
@@ -142,8 +149,31 @@ function keepingFocus(change) {
   if (at && !at.getClientRects().length) $("prompt").focus();
 }
 
+// Facts about the model as /v1/models gives them: context, parameters, bytes of the weights.
+function factsOf(m) {
+  const big = (v) => (v >= 1e9 ? Number((v / 1e9).toPrecision(3)) + " B" : Number((v / 1e6).toPrecision(3)) + " M");
+  const list = [m.max_model_len && `context ${m.max_model_len.toLocaleString("en")} tokens`, m.meta?.n_params && `${big(m.meta.n_params)} parameters`,
+    m.meta?.size && `${m.meta.size >= 2 ** 30 ? (m.meta.size / 2 ** 30).toFixed(1) + " GiB" : Math.round(m.meta.size / 2 ** 20) + " MiB"} of weights`];
+  return list.filter(Boolean).join(", ");
+}
+
+// The view of a conversation without messages: the model, and prompts to try.
+function emptyNode() {
+  const node = document.createElement("section"), h = document.createElement("h2"), facts = document.createElement("p"), list = document.createElement("div");
+  node.id = "empty";
+  node.setAttribute("aria-label", "Start");
+  h.textContent = about?.id || "";
+  facts.className = "dim";
+  facts.textContent = about ? factsOf(about) : "";
+  list.className = "examples";
+  for (const text of EXAMPLES)
+    list.append(button(text, () => { $("prompt").value = text; send(); }, "Send this prompt"));
+  node.append(h, facts, list);
+  return node;
+}
+
 function draw() {
-  keepingFocus(() => $("log").replaceChildren(...now.turns.map(turnNode)));
+  keepingFocus(() => $("log").replaceChildren(...(now.turns.length ? now.turns.map(turnNode) : [emptyNode()])));
   $("title").textContent = now.title;
   document.title = now.turns.length ? now.title + " - llmc" : "llmc chat";
   $("log").scrollTop = $("log").scrollHeight;
@@ -412,13 +442,15 @@ async function hello() {
   try {
     const models = await fetch("/v1/models", { headers: headers(settings.key) });
     if (models.status === 401) {
-      note("The server wants an API key: give it in the settings.");
+      note("The server requires an API key. Enter it in the settings.");
       return;
     }
     const known = (await models.json()).data;
     const chosen = known.find((m) => m.id === settings.model) || known[0];
     model = chosen.id;
+    about = chosen;
     context = chosen.max_model_len || 0;
+    if ($("empty")) $("empty").replaceWith(emptyNode());
     meter();
     $("model").textContent = model;
     $("model").hidden = known.length > 1;
@@ -428,7 +460,7 @@ async function hello() {
     if (v.ok) $("version").textContent = "llmc " + (await v.json()).version;
     note("");
   } catch {
-    note("The server does not answer.");
+    note("The server is unreachable.");
   }
 }
 
