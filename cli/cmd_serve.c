@@ -269,7 +269,7 @@ serve(int argc, char **argv)
 		{ OPT_BYTES, 0, "max-body-size", "SIZE", &so.max_body_bytes,
 		  "largest request body; a larger one gets 413 [2M]" },
 		{ OPT_FLOAT, 0, "request-timeout", "SECONDS", &request_s,
-		  "time after which a generation fails [no limit]" },
+		  "time after which a request fails [no limit]" },
 		{ OPT_GROUP, 0, "Batching", NULL, NULL, NULL },
 		{ OPT_INT, 0, "max-concurrent-requests", "N", &eo.max_concurrent_requests,
 		  "requests that may wait or run at a time; more get 429 [128]" },

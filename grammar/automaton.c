@@ -36,6 +36,7 @@ typedef struct AutomatonBuilder {
 static int32_t
 state(AutomatonBuilder *m)
 {
+	build_work(m->b);
 	if (m->n_state >= MAX_STATES)
 		build_fail(m->b, "the grammar is too large: more than %d states", MAX_STATES);
 	m->head = arena_grow(m->b->a, m->head, &m->cap_head, m->n_state + 1, sizeof *m->head);
@@ -48,6 +49,7 @@ state(AutomatonBuilder *m)
 static void
 edge(AutomatonBuilder *m, int32_t from, Edge e)
 {
+	build_work(m->b);
 	if (m->n_link >= MAX_EDGES)
 		build_fail(m->b, "the grammar is too large: more than %d edges", MAX_EDGES);
 	m->link = arena_grow(m->b->a, m->link, &m->cap_link, m->n_link + 1, sizeof *m->link);
@@ -133,6 +135,7 @@ nullable(AutomatonBuilder *m, const Expr *x)
 {
 	bool yes = false;
 
+	build_work(m->b);
 	if (++m->depth > 4000)
 		build_fail(m->b, "the grammar is nested too deeply");
 	switch (x->kind) {
@@ -365,6 +368,7 @@ graph(AutomatonBuilder *m, const SymbolGraph *g, int32_t from, int32_t to)
 static void
 make(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 {
+	build_work(m->b);
 	if (++m->depth > 4000)
 		build_fail(m->b, "the grammar is nested too deeply");
 	switch (x->kind) {
@@ -455,6 +459,7 @@ left_rule(LeftRecursion *l, int32_t rule)
 static void
 left_of(LeftRecursion *l, const Expr *x)
 {
+	build_work(l->m->b);
 	if (++l->depth > 4000)
 		build_fail(l->m->b, "the grammar is nested too deeply");
 	switch (x->kind) {

@@ -4,7 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/deadline.h"
 #include "grammar/grammar_internal.h"
+
+enum { NODES_PER_CHECK = 1 << 12 };
 
 void
 build_fail(GrammarBuilder *b, const char *fmt, ...)
@@ -20,9 +23,19 @@ build_fail(GrammarBuilder *b, const char *fmt, ...)
 	longjmp(b->fault, 1);
 }
 
+void
+build_work(GrammarBuilder *b)
+{
+	if (++b->work % NODES_PER_CHECK == 0 && deadline_passed()) {
+		deadline_error(b->err);
+		longjmp(b->fault, 1);
+	}
+}
+
 Expr *
 expr_new(GrammarBuilder *b, ExprKind kind)
 {
+	build_work(b);
 	if (++b->n_ex > MAX_EX)
 		build_fail(b, "the grammar is too large: more than %d parts", MAX_EX);
 	Expr *x = NEW(b->a, Expr, 1);

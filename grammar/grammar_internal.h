@@ -104,6 +104,7 @@ typedef struct GrammarBuilder { /* state of one compilation from source to autom
 	const char *place;       /* prefix of messages of build_fail; NULL: none */
 	const char *nothing;     /* path of a schema that no value can match; NULL: none found */
 	size_t language_steps;   /* work of language.c, which is bounded */
+	uint32_t work;           /* nodes visited, to check the time limit now and then */
 	const ValueStyle *style; /* form of values in a call; NULL: JSON */
 	/* shared rules of JSON values, per style; -1: not built yet */
 	int32_t json_string[N_STYLE], json_value[N_STYLE], json_object[N_STYLE],
@@ -112,6 +113,8 @@ typedef struct GrammarBuilder { /* state of one compilation from source to autom
 
 void build_fail(GrammarBuilder *b, const char *fmt, ...)
     __attribute__((noreturn, format(printf, 2, 3)));
+/* Count a node visited. Fails when the time limit of the thread's request has passed. */
+void build_work(GrammarBuilder *b);
 Expr *expr_new(GrammarBuilder *b, ExprKind kind);
 Expr *expr_bytes(GrammarBuilder *b, const char *s, size_t n);
 Expr *expr_text(GrammarBuilder *b, const char *s);

@@ -339,6 +339,7 @@ close_nfa(Joint *p, size_t i, int32_t q, bool first)
 		int32_t at = p->todo[--n];
 		bool eats = false;
 		p->steps++;
+		build_work(p->b);
 		for (int32_t k = m->head[at]; k >= 0; k = m->edge[k].next) {
 			const NfaEdge *e = &m->edge[k];
 			eats |= e->kind == NFA_RANGE || e->kind == NFA_END;

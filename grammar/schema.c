@@ -288,6 +288,7 @@ value_of(Schema *s, const json_t *v, const Path *p)
 	size_t i;
 	Expr *x;
 
+	build_work(s->b);
 	if (json_is_true(v))
 		return any_value(s, p);
 	if (json_is_false(v))

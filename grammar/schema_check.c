@@ -247,6 +247,7 @@ check(Schema *s, const json_t *v, const json_t *o, const Path *p, int depth)
 	bool among = !json_is_array(list);
 	size_t i;
 
+	build_work(s->b);
 	if (json_is_boolean(o))
 		return json_is_true(o);
 	if (!json_is_object(o) || depth > MAX_CHECK_DEPTH || ++s->n_checked > MAX_CHECKS)

@@ -10,6 +10,7 @@ enum { MAX_DEPTH_ASKED = 6, MAX_ASKED = 50000, MAX_FITS = 20000 };
 bool
 schema_fits(Schema *s, const char *pattern, const char *name, const Path *p)
 {
+	build_work(s->b);
 	if (++s->n_fits > MAX_FITS) {
 		if (s->b->opt.strict)
 			schema_fail(s, p, "patternProperties",
@@ -220,6 +221,7 @@ options_disjoint(Schema *s, const json_t *a, const json_t *b, const Path *p, int
 bool
 schemas_disjoint(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth)
 {
+	build_work(s->b);
 	s->n_asked += json_object_get(a, "$ref") || json_object_get(b, "$ref") ||
 	                      json_object_get(a, "allOf") || json_object_get(b, "allOf")
 	                  ? 25

@@ -416,6 +416,7 @@ schema_merge(Schema *s, const json_t *a, const json_t *b, const Path *p, int dep
 	const json_t *y;
 	const char *key;
 
+	build_work(s->b);
 	if (depth > MAX_NEST || ++s->n_merged > MAX_MERGED)
 		schema_fail(s, p, "allOf",
 		            "schemas of one value are nested too deeply or recursively");

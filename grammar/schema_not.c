@@ -267,6 +267,7 @@ schema_negated(Schema *s, const json_t *v, const Path *p, int depth)
 	const json_t *x;
 	const char *key;
 
+	build_work(s->b);
 	if (json_is_boolean(v))
 		return json_is_true(v) ? json_false() : json_true();
 	if (!json_is_object(v) || depth > MAX_NOT_DEPTH || ++s->n_merged > MAX_MERGED)

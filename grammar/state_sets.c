@@ -7,9 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/deadline.h"
 #include "grammar/grammar_internal.h"
 
-enum { MAX_WORK = 1 << 26, MAX_BYTES = 192 << 20 };
+enum { MAX_WORK = 1 << 26, MAX_BYTES = 192 << 20, CONFS_PER_CHECK = 1 << 14 };
 
 void
 grammar_fault(Grammar *g, llmc_status status, const char *fmt, ...)
@@ -330,6 +331,9 @@ close_over(Grammar *g)
 {
 	for (size_t i = 0; i < g->n_tmp; i++) {
 		Config c = g->tmp[i];
+		if (g->work % CONFS_PER_CHECK == 0 && deadline_passed())
+			grammar_fault(g, deadline_error(NULL),
+			              "the time limit of this request has passed");
 		if (++g->work > MAX_WORK)
 			grammar_fault(g, LLMC_E_RANGE,
 			              "the grammar is too ambiguous: a token takes more steps, or "

@@ -973,8 +973,9 @@ typedef struct llmc_serve_options {
 	int32_t max_connections, max_connections_per_client; /* [1000, no limit] */
 	/* seconds until the header, and then the body, of a request must be complete [10, 60] */
 	double header_timeout_s, body_timeout_s;
-	double idle_timeout_s;    /* seconds after which an idle connection is closed [75] */
-	double request_timeout_s; /* seconds after which a generation fails [no limit] */
+	double idle_timeout_s; /* seconds after which an idle connection is closed [75] */
+	/* seconds after which a request fails, templates and grammars included [no limit] */
+	double request_timeout_s;
 	/* options given to llmc_engine_open, shown by /info [all defaults] */
 	const llmc_engine_options *engine;
 	bool log_json; /* request lines as JSON objects */

@@ -97,6 +97,7 @@ merge_all(Enc *e, Sym *sym, int32_t n, const char *text)
 		consider(e, &heap, sym, text, i, i + 1);
 	while (heap.n) {
 		MergeCandidate c = heap_pop(&heap);
+		enc_work(e, 16);
 		Sym *l = &sym[c.left];
 		if (!l->n || l->next < 0)
 			continue;
@@ -185,6 +186,7 @@ bpe_encode(Enc *e, ByteSpan text)
 	for (size_t i = 0, len; i < text.n; i += len) {
 		utf8_next(text.s + i, text.n - i, &len);
 		ByteSpan c = spelled(e, text, i, len);
+		enc_work(e, c.n);
 		int32_t id = strmap_get(&t->vocab, c.s, c.n);
 		if (id >= 0) {
 			if (unk)
@@ -226,6 +228,7 @@ scores_emit(Enc *e, const char *s, size_t n, bool *after_unk, int depth)
 		double best = 0;
 		size_t cut = 0;
 		for (size_t i = 1; i < n; i++) {
+			enc_work(e, n);
 			if (((unsigned char)s[i] & 0xC0) == 0x80)
 				continue;
 			int32_t l = strmap_get(&t->vocab, s, i),
@@ -271,13 +274,15 @@ scores_encode(Enc *e, ByteSpan text)
 		utf8_next(text.s + i, text.n - i, &len);
 		size_t user = 0;
 		uint32_t node = 0;
-		for (size_t j = i; t->has_user && j < text.n; j++) {
+		size_t j = i;
+		for (; t->has_user && j < text.n; j++) {
 			node = trie_step(&t->user, node, (unsigned char)text.s[j]);
 			if (!node)
 				break;
 			if (t->user.value[node] >= 0)
 				user = j + 1 - i;
 		}
+		enc_work(e, j - i);
 		if (user)
 			len = user;
 		sym_add(e, &sym, &n, 0, i, len);

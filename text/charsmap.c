@@ -65,11 +65,13 @@ charsmap_find(const Charsmap *m, const char *s, size_t n, bool shortest, ByteSpa
 			if (value > m->text.n)
 				break;
 			best = i + 1;
-			*out = (ByteSpan){ m->text.s + value, strlen(m->text.s + value) };
+			out->s = m->text.s + value;
 			if (shortest)
 				break;
 		}
 	}
+	if (best)
+		out->n = strlen(out->s);
 	return best;
 }
 
@@ -83,13 +85,15 @@ put(Arena *a, char **p, size_t *n, size_t *cap, const char *s, size_t len)
 }
 
 ByteSpan
-charsmap_apply(Arena *a, const Charsmap *m, ByteSpan in, size_t max)
+charsmap_apply(Enc *e, const Charsmap *m, ByteSpan in)
 {
+	Arena *a = &e->arena;
 	char *p = NULL;
 	size_t n = 0, cap = 0;
 	ByteSpan to;
 
-	for (size_t i = 0; i < in.n && n <= max;) {
+	for (size_t i = 0; i < in.n && n <= e->max_normal;) {
+		const size_t written = n;
 		size_t end = i, len, next_len;
 		utf8proc_int32_t state = 0;
 		int32_t cp = utf8_next(in.s + i, in.n - i, &len);
@@ -102,6 +106,7 @@ charsmap_apply(Arena *a, const Charsmap *m, ByteSpan in, size_t max)
 		if (end - i < 6 && charsmap_find(m, in.s + i, end - i, true, &to)) {
 			put(a, &p, &n, &cap, to.s, to.n);
 			i = end;
+			enc_work(e, n - written);
 			continue;
 		}
 		for (; i < end; i += len) {
@@ -111,6 +116,7 @@ charsmap_apply(Arena *a, const Charsmap *m, ByteSpan in, size_t max)
 			else
 				put(a, &p, &n, &cap, in.s + i, len);
 		}
+		enc_work(e, n - written);
 	}
 	return utf8_sanitize(a, p ? p : "", n);
 }
@@ -118,20 +124,21 @@ charsmap_apply(Arena *a, const Charsmap *m, ByteSpan in, size_t max)
 /* Normalizes the next bytes of `in` and returns how many were consumed. User-defined tokens pass
  * unchanged; then the map applies, then single characters. */
 static size_t
-spm_next(const Normalizer *norm, ByteSpan in, ByteSpan *to)
+spm_next(Enc *e, const Normalizer *norm, ByteSpan in, ByteSpan *to)
 {
 	size_t len;
 
 	if (norm->user) {
 		uint32_t node = 0;
-		size_t best = 0;
-		for (size_t i = 0; i < in.n; i++) {
+		size_t best = 0, i = 0;
+		for (; i < in.n; i++) {
 			node = trie_step(norm->user, node, (unsigned char)in.s[i]);
 			if (!node)
 				break;
 			if (norm->user->value[node] >= 0)
 				best = i + 1;
 		}
+		enc_work(e, i);
 		if (best) {
 			*to = (ByteSpan){ in.s, best };
 			return best;
@@ -156,7 +163,7 @@ normalize_spm(Enc *e, const Normalizer *norm, ByteSpan in, ByteSpan *out)
 	ByteSpan to;
 
 	while (norm->remove_extra && in.n) {
-		size_t len = spm_next(norm, in, &to);
+		size_t len = spm_next(e, norm, in, &to);
 		if (to.n != 1 || to.s[0] != ' ')
 			break;
 		in.s += len;
@@ -168,7 +175,8 @@ normalize_spm(Enc *e, const Normalizer *norm, ByteSpan in, ByteSpan *out)
 	if (norm->dummy_prefix && !norm->suffix)
 		put(&e->arena, &p, &n, &cap, mark, mark_n);
 	while (in.n && n <= e->max_normal) {
-		size_t len = spm_next(norm, in, &to);
+		size_t len = spm_next(e, norm, in, &to);
+		enc_work(e, to.n);
 		while (after_space && to.n && to.s[0] == ' ') {
 			to.s++;
 			to.n--;

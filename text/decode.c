@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MIN_DECODED = 4 << 20 };
+
 typedef struct DecodeStage {
 	const Dec *dec;
 	Strbuf held;   /* output that this stage must still hold back */
@@ -24,7 +26,9 @@ struct llmc_stream {
 	size_t n_stage;
 	Strbuf bytes; /* decoded bytes, possibly ending within a character */
 	Strbuf text;  /* output of the last feed */
+	size_t most;  /* bytes that a stage may hold or make of what was fed */
 	bool skip_special;
+	bool too_long; /* a stage made more */
 };
 
 static void feed(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id);
@@ -124,6 +128,7 @@ static void
 replace_text(llmc_stream *s, DecodeStage *st, const char *p, size_t n)
 {
 	ByteSpan what = st->dec->pattern, with = st->dec->content;
+	const size_t most = s->most;
 
 	if (st->dec->regex) {
 		RegexIter it = { 0 };
@@ -133,6 +138,10 @@ replace_text(llmc_stream *s, DecodeStage *st, const char *p, size_t n)
 			strbuf_add(&st->out, p + done, from - done);
 			strbuf_add(&st->out, with.s, with.n);
 			done = to;
+			if (st->out.len > most) {
+				s->too_long = true;
+				return;
+			}
 		}
 		strbuf_add(&st->out, p + done, n - done);
 		return;
@@ -146,6 +155,10 @@ replace_text(llmc_stream *s, DecodeStage *st, const char *p, size_t n)
 		strbuf_add(&st->out, with.s, with.n);
 		p = hit + what.n;
 		n -= head + what.n;
+		if (st->out.len > most) {
+			s->too_long = true;
+			return;
+		}
 	}
 }
 
@@ -277,6 +290,8 @@ feed(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 	DecodeStage *st = &s->stage[k];
 	int b;
 
+	if (s->too_long)
+		return;
 	switch (st->dec->kind) {
 	case DEC_BYTELEVEL:
 		feed_bytelevel(s, k, p, n);
@@ -387,6 +402,7 @@ llmc_stream_open(const llmc_tokenizer *t, bool skip_special, llmc_stream **out, 
 	if (s) {
 		s->t = t;
 		s->skip_special = skip_special;
+		s->most = MIN_DECODED;
 		s->n_stage = t->n_dec;
 		s->stage = calloc(t->n_dec ? t->n_dec : 1, sizeof *s->stage);
 		s->match = pcre2_match_data_create(64, NULL);
@@ -452,6 +468,7 @@ stream_one(llmc_stream *s, int32_t id)
 		take_whole(s, false);
 		return;
 	}
+	s->most += (size_t)TEXT_MAX_STEPS * tok->n;
 	if (s->n_stage)
 		feed(s, 0, tok->s, tok->n, id);
 	else
@@ -459,14 +476,21 @@ stream_one(llmc_stream *s, int32_t id)
 	take_whole(s, false);
 }
 
-static bool
-stream_broken(const llmc_stream *s)
+static llmc_status
+stream_status(const llmc_stream *s, const char *what, llmc_error *err)
 {
 	bool broken = s->bytes.failed || s->text.failed;
 
 	for (size_t i = 0; i < s->n_stage; i++)
 		broken |= s->stage[i].held.failed || s->stage[i].out.failed;
-	return broken;
+	if (broken)
+		return error_set(err, LLMC_E_MEMORY, "%s: out of memory", what);
+	if (s->too_long)
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: the tokenizer's decoder makes more than %d times the bytes "
+		                 "of these tokens",
+		                 what, TEXT_MAX_STEPS);
+	return LLMC_OK;
 }
 
 llmc_status
@@ -480,8 +504,7 @@ llmc_stream_feed(llmc_stream *s, int32_t id, const char **text, size_t *n_bytes,
 		                 s->t->n_ids - 1);
 	strbuf_clear(&s->text);
 	stream_one(s, id);
-	if (stream_broken(s))
-		return error_set(err, LLMC_E_MEMORY, "llmc_stream_feed: out of memory");
+	TRY(stream_status(s, "llmc_stream_feed", err));
 	if (text)
 		*text = strbuf_str(&s->text);
 	if (n_bytes)
@@ -508,9 +531,8 @@ llmc_detokenize(const llmc_tokenizer *t, const int32_t *ids, size_t n, bool skip
 	for (size_t i = 0; i < n; i++)
 		stream_one(s, ids[i]);
 	stream_one(s, -1);
-	if (stream_broken(s)) {
-		status = error_set(err, LLMC_E_MEMORY, "llmc_detokenize: out of memory");
-	} else {
+	status = stream_status(s, "llmc_detokenize", err);
+	if (status == LLMC_OK) {
 		if (need)
 			*need = s->text.len;
 		if (s->text.len >= cap)

@@ -4,6 +4,19 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/deadline.h"
+
+void
+enc_work(Enc *e, size_t bytes)
+{
+	e->work += bytes + 1;
+	if (e->work < 1 << 14)
+		return;
+	e->work = 0;
+	if (deadline_passed())
+		longjmp(e->arena.oom, ENC_LATE);
+}
+
 static void
 push_all(Enc *e, const int32_t *id, size_t n)
 {
@@ -36,8 +49,8 @@ added_split(Enc *e, const Trie *trie, TokenPiece in, TokenPieces *out)
 	while (trie->n_edges && i < text.n) {
 		uint32_t node = 0;
 		int32_t found = -1;
-		size_t end = i;
-		for (size_t j = i; j < text.n; j++) {
+		size_t end = i, j = i;
+		for (; j < text.n; j++) {
 			node = trie_step(trie, node, (unsigned char)text.s[j]);
 			if (!node)
 				break;
@@ -46,6 +59,7 @@ added_split(Enc *e, const Trie *trie, TokenPiece in, TokenPieces *out)
 				end = j + 1;
 			}
 		}
+		enc_work(e, j - i);
 		if (found < 0) {
 			i++;
 			continue;
@@ -104,6 +118,8 @@ encode(Enc *e, ByteSpan text)
 		push_all(e, t->pair[second ? 1 : 0], t->n_pair[second ? 1 : 0]);
 	else if (first || second || e->flags & LLMC_ADD_SPECIAL)
 		push_all(e, t->prefix, t->n_prefix);
+	/* a rule may make its input longer, and the next rule makes that longer again */
+	e->max_normal = e->max_word = ((size_t)1 << 20) + TEXT_MAX_STEPS * text.n;
 	TRY(added_split(e, &t->added_raw, (TokenPiece){ text, -1, true }, &raw));
 	for (size_t i = 0; i < raw.n; i++) {
 		TokenPiece p = raw.v[i];
@@ -141,9 +157,14 @@ llmc_tokenize(const llmc_tokenizer *t, const char *text, size_t n_bytes, int fla
 	if (!e.match)
 		return error_set(err, LLMC_E_MEMORY, "llmc_tokenize: out of memory");
 	arena_init(&e.arena);
-	if (setjmp(e.arena.oom)) {
+	switch (setjmp(e.arena.oom)) {
+	case ENC_LATE:
+		status = deadline_error(err);
+		break;
+	default:
 		status = error_set(err, LLMC_E_MEMORY, "llmc_tokenize: out of memory");
-	} else {
+		break;
+	case 0:
 		status = encode(&e, utf8_sanitize(&e.arena, text ? text : "", n_bytes));
 		if (status == LLMC_OK) {
 			if (need)

@@ -116,8 +116,9 @@ static llmc_status
 normal_too_long(Enc *e)
 {
 	return error_set(e->err, LLMC_E_INPUT,
-	                 "the tokenizer's normalizer makes more than %zu bytes of this text",
-	                 e->max_normal);
+	                 "the tokenizer's normalizer makes more than %d times the bytes of this "
+	                 "text",
+	                 TEXT_MAX_STEPS);
 }
 
 static llmc_status
@@ -138,6 +139,7 @@ replace(Enc *e, const Normalizer *norm, ByteSpan in, ByteSpan *out)
 		if (norm->content.n)
 			memcpy(p + n, norm->content.s, norm->content.n);
 		n += norm->content.n;
+		enc_work(e, to - done + norm->content.n);
 		done = to;
 	}
 	if (rc < 0)
@@ -157,12 +159,10 @@ normalize(Enc *e, ByteSpan in, ByteSpan *out)
 {
 	const llmc_tokenizer *t = e->t;
 
-	/* a rule may make its input longer, and the next rule makes that longer again */
-	e->max_normal = ((size_t)1 << 20) + 64 * in.n;
 	for (size_t i = 0; i < t->n_norm; i++) {
-		if (in.n > e->max_normal)
-			return normal_too_long(e);
 		const Normalizer *n = &t->norm[i];
+		const char *before = in.s;
+		enc_work(e, in.n);
 		switch (n->kind) {
 		case NORMALIZE_NFC:
 			in = unicode_form(e, in, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
@@ -189,19 +189,21 @@ normalize(Enc *e, ByteSpan in, ByteSpan *out)
 			in = filter(e, in, n->kind);
 			break;
 		case NORMALIZE_PREPEND:
-			if (in.n) {
+			if (in.n && n->content.n <= e->max_normal) {
 				char *p = NEW(&e->arena, char, in.n + n->content.n);
 				if (n->content.n)
 					memcpy(p, n->content.s, n->content.n);
 				memcpy(p + n->content.n, in.s, in.n);
 				in = (ByteSpan){ p, in.n + n->content.n };
+			} else if (in.n) {
+				return normal_too_long(e);
 			}
 			break;
 		case NORMALIZE_REPLACE:
 			TRY(replace(e, n, in, &in));
 			break;
 		case NORMALIZE_PRECOMPILED:
-			in = charsmap_apply(&e->arena, &n->map, in, e->max_normal);
+			in = charsmap_apply(e, &n->map, in);
 			break;
 		case NORMALIZE_BYTELEVEL:
 			in = bytes_to_chars(e, in);
@@ -213,7 +215,11 @@ normalize(Enc *e, ByteSpan in, ByteSpan *out)
 			TRY(normalize_spm(e, n, in, &in));
 			break;
 		}
+		if (in.n > e->max_normal)
+			return normal_too_long(e);
+		if (in.s != before) /* the outputs of all rules are in memory until the end */
+			e->max_normal -= in.n;
 	}
 	*out = in;
-	return in.n > e->max_normal ? normal_too_long(e) : LLMC_OK;
+	return LLMC_OK;
 }

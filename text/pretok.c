@@ -176,6 +176,12 @@ encode_words(Enc *e, size_t k, TokenPiece in)
 		enc_push(e, in.id);
 		return LLMC_OK;
 	}
+	enc_work(e, text.n);
+	if (text.n > e->max_word)
+		return error_set(e->err, LLMC_E_INPUT,
+		                 "the tokenizer's pre-tokenizers make more than %d times the bytes "
+		                 "of this text",
+		                 TEXT_MAX_STEPS);
 	if (!pre)
 		return model_encode(e, text);
 	switch (pre->kind) {

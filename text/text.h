@@ -29,7 +29,8 @@
 #define TEXT_MAX_TOKEN ((size_t)1 << 16)  /* bytes of one vocabulary entry */
 #define TEXT_MAX_IDS (1 << 24)
 #define TEXT_MAX_EOS 16
-#define TEXT_MAX_PRE 64 /* pre-tokenizers per tokenizer: they call each other recursively */
+/* pre-tokenizers, normalizers and decoders per tokenizer: they call each other recursively */
+#define TEXT_MAX_STEPS 64
 
 typedef struct ByteSpan {
 	const char *s;
@@ -348,9 +349,15 @@ typedef struct Enc { /* one call of llmc_tokenize */
 	PreToken *word;   /* [n_pre] of pretok.c, reused across segments */
 	void *sym, *heap; /* buffers of bpe.c, reused across words */
 	size_t cap_sym, cap_heap;
-	size_t max_normal; /* bound of normalized text, in bytes */
+	size_t max_normal; /* bytes that normalizers may still write in this call */
+	size_t max_word;   /* bytes that a pre-tokenizer may make of a segment */
+	size_t work;       /* work since the time limit was checked, in bytes looked at */
 	llmc_error *err;
 } Enc;
+
+enum { ENC_LATE = 2 }; /* value of the jump to arena.oom when the time limit has passed */
+/* Count work. Leaves the call when the time limit of the thread's request has passed. */
+void enc_work(Enc *e, size_t bytes);
 
 void enc_push(Enc *e, int32_t id);
 void piece_push(Enc *e, TokenPieces *p, ByteSpan text, int32_t id, bool first);
@@ -365,8 +372,8 @@ llmc_status regex_failed(llmc_error *err, int rc);
 llmc_status normalize(Enc *e, ByteSpan in, ByteSpan *out);
 ByteSpan ice_normalize(Enc *e, ByteSpan in);
 llmc_status normalize_spm(Enc *e, const Normalizer *n, ByteSpan in, ByteSpan *out);
-/* Stops after more than max bytes of output. */
-ByteSpan charsmap_apply(Arena *a, const Charsmap *m, ByteSpan in, size_t max);
+/* Stops after more than e->max_normal bytes of output. */
+ByteSpan charsmap_apply(Enc *e, const Charsmap *m, ByteSpan in);
 /* Finds the longest key of the map that begins s and returns its length (0: none) and replacement.
  * shortest: the first key found instead. */
 size_t charsmap_find(const Charsmap *m, const char *s, size_t n, bool shortest, ByteSpan *out);

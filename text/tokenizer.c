@@ -118,7 +118,8 @@ eos_add(llmc_tokenizer *t, int32_t id)
 static llmc_status
 added_normal_form(llmc_tokenizer *t, ByteSpan in, Strbuf *out, llmc_error *err)
 {
-	Enc e = { .t = t, .err = err };
+	/* in proportion to the file, which may have many added tokens */
+	Enc e = { .t = t, .err = err, .max_normal = 256 + TEXT_MAX_STEPS * in.n };
 	llmc_status status;
 
 	strbuf_clear(out);
@@ -265,9 +266,15 @@ tokenizer_finish(llmc_tokenizer *t, llmc_error *err)
 		char name[6] = { '<', '0', 'x', digit[b >> 4], digit[b & 15], '>' };
 		t->byte_id[b] = strmap_get(&t->vocab, name, sizeof name);
 	}
-	if (t->n_pre > TEXT_MAX_PRE)
-		return error_set(err, LLMC_E_INPUT, "%zu pre-tokenizers; at most %d are taken",
-		                 t->n_pre, TEXT_MAX_PRE);
+	if (t->n_pre > TEXT_MAX_STEPS || t->n_norm > TEXT_MAX_STEPS || t->n_dec > TEXT_MAX_STEPS)
+		return error_set(err, LLMC_E_INPUT,
+		                 "%zu pre-tokenizers, %zu normalizers and %zu decoders; at most %d "
+		                 "of each are taken",
+		                 t->n_pre, t->n_norm, t->n_dec, TEXT_MAX_STEPS);
+	if (t->word_prefix.n > TEXT_MAX_TOKEN || t->word_suffix.n > TEXT_MAX_TOKEN)
+		return error_set(err, LLMC_E_INPUT,
+		                 "the prefix or suffix of words is longer than a token (%zu bytes)",
+		                 TEXT_MAX_TOKEN);
 	t->longest = longest_id(t);
 	return LLMC_OK;
 }

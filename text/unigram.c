@@ -99,7 +99,8 @@ unigram_encode(Enc *e, ByteSpan text)
 		uint32_t node = 0;
 		double here = best[i].score;
 		utf8_next(text.s + i, text.n - i, &len);
-		for (size_t j = i; j < text.n; j++) {
+		size_t j = i;
+		for (; j < text.n; j++) {
 			node = trie_step(&t->pieces, node, (unsigned char)text.s[j]);
 			if (!node)
 				break;
@@ -114,6 +115,7 @@ unigram_encode(Enc *e, ByteSpan text)
 			      !t->spm && id == t->unk_id ? -1 : id, i);
 			single |= j + 1 - i == len;
 		}
+		enc_work(e, j - i);
 		if (!single)
 			offer(&best[i + len], add(t, here, unk_score), -1, i);
 	}

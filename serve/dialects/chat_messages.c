@@ -244,11 +244,9 @@ render(ServedModel *model, json_t *messages, const json_t *options, char **text,
 
 	if (status == LLMC_E_INPUT && empty_nulls(messages))
 		status = apply(model, messages, options, text, n, &err);
-	if (status == LLMC_E_MEMORY)
-		return problem_memory(p);
 	return status == LLMC_OK ||
-	       problem(p, 400, "messages", "The chat template refuses these messages: %s",
-	               err.text);
+	       problem_of(p, status, 400, "messages",
+	                  "The chat template refuses these messages: %s", err.text);
 }
 
 /* Report whether the template shows the tools in `options`: rendering without them differs. */

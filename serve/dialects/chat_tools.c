@@ -471,8 +471,7 @@ tools_begin(Generation *g, const ToolUse *use, const char *prompt, size_t n, Pro
 		                                     &g->choice[i].calls, &err);
 		if (status != LLMC_OK) {
 			free(tools);
-			return status == LLMC_E_MEMORY ? problem_memory(p)
-			                               : problem(p, 500, NULL, "%s", err.text);
+			return problem_of(p, status, 500, NULL, "%s", err.text);
 		}
 	}
 	free(tools);

@@ -107,10 +107,8 @@ grammar_of(ServedModel *m, llmc_grammar_kind kind, const char *text, size_t n,
 	if (*out)
 		return true;
 	llmc_status status = llmc_grammar_open(m->back.tok, kind, text, n, opt, out, &err);
-	if (status == LLMC_E_MEMORY)
-		return problem_memory(p);
 	if (status != LLMC_OK)
-		return problem(p, 400, param, "Invalid '%s': %s", param, err.text);
+		return problem_of(p, status, 400, param, "Invalid '%s': %s", param, err.text);
 	keep(m->grammars, *out, kind, text, n, opt);
 	return true;
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "base/deadline.h"
 #include "base/sha256.h"
 #include "serve/dialects/generation.h"
 #include "serve/http/api_keys.h"
@@ -120,7 +121,8 @@ submit_problem(Generation *g, llmc_status status, const llmc_error *err, Problem
 		problem(p, 400, NULL, "%s", err->text);
 		break;
 	case LLMC_E_CANCELLED:
-		problem(p, 503, NULL, "The server is shutting down.");
+		problem(p, 503, NULL, "%s",
+		        deadline_passed() ? REQUEST_TOO_LONG : "The server is shutting down.");
 		break;
 	case LLMC_E_MEMORY:
 		problem_memory(p);
@@ -283,8 +285,10 @@ gen_start(Generation *g, Problem *p)
 	g->er.n = g->n;
 	g->er.best_of = g->best_of;
 	separate_keys(g);
-	g->er.deadline_s = r->answered ? 0 : s->opt.request_timeout_s;
 	g->t_valid = clock_now();
+	/* the rest of the request's time; the engine takes 0 as no limit */
+	double left = deadline_at() - g->t_valid;
+	g->er.deadline_s = deadline_at() > 0 ? (left > 1e-9 ? left : 1e-9) : 0;
 	for (int32_t i = 0; i < g->n_sub; i++)
 		g->key_tokens +=
 		    (int64_t)g->sub[i].n_tok +
@@ -473,8 +477,7 @@ gen_event(Server *s, const llmc_event *ev)
 			fail(g, LLMC_E_CANCELLED,
 			     "The request was cancelled: the server is shutting down.");
 		else if (ev->finish == LLMC_FINISH_DEADLINE && !quiet)
-			fail(g, LLMC_E_CANCELLED,
-			     "The request took longer than the server allows (--request-timeout).");
+			fail(g, LLMC_E_CANCELLED, REQUEST_TOO_LONG);
 		else if (!quiet && d->finish)
 			d->finish(g, sub, c, ev);
 		break;

@@ -28,10 +28,8 @@ tokenize_prompt(ServedModel *m, const char *text, size_t n, int flags, size_t mo
 		free(*ids);
 		*ids = NULL;
 		if (status != LLMC_E_RANGE || *n_ids <= cap)
-			return status == LLMC_E_MEMORY
-			           ? problem_memory(p)
-			           : problem(p, 400, NULL, "The text cannot be tokenized: %s",
-			                     err.text);
+			return problem_of(p, status, 400, NULL, "The text cannot be tokenized: %s",
+			                  err.text);
 		cap = *n_ids;
 	}
 }
@@ -54,10 +52,8 @@ detokenize_prompt(ServedModel *m, const int32_t *ids, size_t n_ids, char **text,
 		free(*text);
 		*text = NULL;
 		if (status != LLMC_E_RANGE || *n < cap)
-			return status == LLMC_E_MEMORY
-			           ? problem_memory(p)
-			           : problem(p, 400, NULL, "The ids cannot be detokenized: %s",
-			                     err.text);
+			return problem_of(p, status, 400, NULL, "The ids cannot be detokenized: %s",
+			                  err.text);
 		cap = *n + 1;
 	}
 }

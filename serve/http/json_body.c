@@ -44,6 +44,22 @@ problem_memory(Problem *p)
 	return problem(p, 503, NULL, "The server is out of memory; try again later.");
 }
 
+bool
+problem_of(Problem *p, llmc_status status, int http, const char *param, const char *fmt, ...)
+{
+	char text[sizeof p->text];
+	va_list ap;
+
+	if (status == LLMC_E_MEMORY)
+		return problem_memory(p);
+	if (status == LLMC_E_CANCELLED)
+		return problem(p, 503, NULL, REQUEST_TOO_LONG);
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof text, fmt, ap);
+	va_end(ap);
+	return problem(p, http, param, "%s", text);
+}
+
 /* Return the end of the string whose content begins at s: its closing quote, or n. */
 static size_t
 string_end(const char *s, size_t n)

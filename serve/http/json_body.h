@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/error.h"
 #include "base/strbuf.h"
 
 enum { JSON_MAX_NEST = 100 };
@@ -21,6 +22,11 @@ bool problem(Problem *p, int status, const char *param, const char *fmt, ...)
 bool problem_busy(Problem *p);             /* after req_charge() failed; returns false */
 
 bool problem_memory(Problem *p); /* returns false */
+/* Describe the failure of a call of the library: out of memory, the time limit of the request, or
+ * `text` with this HTTP status; returns false. */
+bool problem_of(Problem *p, llmc_status status, int http, const char *param, const char *fmt, ...)
+    __attribute__((format(printf, 5, 6)));
+#define REQUEST_TOO_LONG "The request took longer than the server allows (--request-timeout)."
 
 /* largest memory that parsing may take, in bytes: values are much larger in memory than as text */
 size_t body_cost(const char *data, size_t n);

@@ -3,6 +3,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
+#include "base/deadline.h"
 #include "serve/dialects/generation.h"
 
 enum { SMALL_BODY = 32 << 10 };
@@ -47,9 +48,13 @@ handle(Server *s, Req *r)
 		        cost);
 	else if (!req_charge(r, cost))
 		problem_busy(&p);
-	else if (!(r->route->flags & RT_MODEL) || r->model || models_take(s, r, &p))
+	else if (!(r->route->flags & RT_MODEL) || r->model || models_take(s, r, &p)) {
+		/* lines of a batch have no limit */
+		if (s->opt.request_timeout_s > 0 && !r->answered)
+			deadline_set(clock_now() + s->opt.request_timeout_s);
 		r->route->handle(r);
-	else if (!p.status) {
+		deadline_set(0);
+	} else if (!p.status) {
 		req_release(r, cost);
 		return false;
 	}

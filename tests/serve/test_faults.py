@@ -695,6 +695,22 @@ def test_a_deadline(serve, tiny_folder):
         assert s.stop()[0] == 0
 
 
+def test_the_deadline_covers_the_chat_template(serve, tmp_path):
+    """The template loops until it has taken 20 million steps, which is a refusal with status 400
+    without a time limit.
+    """
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    model = tiny_model.build(tmp_path / "tiny", template=loop)
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+    options = ["--arch", "generic", "-t", "1", "--model-name", "tiny", "--request-timeout", "0.01"]
+    with serve(model, *options) as s:
+        for path in ("/v1/chat/completions", "/v1/messages", "/api/chat", "/tokenize"):
+            r = s.post(path, {**body, "max_tokens": 4, "stream": False})
+            assert r.status == 503 and "--request-timeout" in r.text, (path, r.status, r.text)
+        s.idle()
+        assert s.stop()[0] == 0
+
+
 def test_the_second_signal_ends_at_once(serve, tiny_folder):
     """The first signal waits for a request whose body never arrives."""
     with serve(

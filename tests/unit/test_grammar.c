@@ -7,6 +7,8 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
+#include "base/deadline.h"
 #include "base/strbuf.h"
 #include "grammar/grammar.h"
 
@@ -528,6 +530,30 @@ a_grammar_can_start_after_a_trigger(void **state)
 	grammar_close(g);
 }
 
+static void
+compiling_ends_at_the_time_limit(void **state)
+{
+	static const struct {
+		llmc_grammar_kind kind;
+		const char *text;
+	} big[] = {
+		{ LLMC_GRAMMAR_REGEX, "(abc|[a-z]{3}){4000}" },
+		{ LLMC_GRAMMAR_JSON_SCHEMA,
+		  "{\"allOf\": [{\"pattern\": \"a.{60}$\"}, {\"pattern\": \"b.{50}$\"}, "
+		  "{\"pattern\": \"^.*c.{40}$\"}]}" },
+	};
+	llmc_error err = { 0 };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof big / sizeof *big; i++) {
+		deadline_set(clock_now());
+		assert_null(grammar(big[i].kind, big[i].text, (llmc_grammar_options){ 0 }, &err));
+		deadline_set(0);
+		assert_int_equal(err.code, LLMC_E_CANCELLED);
+		assert_non_null(strstr(err.text, "time limit"));
+	}
+}
+
 int
 main(void)
 {
@@ -538,6 +564,7 @@ main(void)
 		cmocka_unit_test(hostile_grammars_are_limited),
 		cmocka_unit_test(long_tokens_are_allowed_like_their_bytes),
 		cmocka_unit_test(a_grammar_can_start_after_a_trigger),
+		cmocka_unit_test(compiling_ends_at_the_time_limit),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

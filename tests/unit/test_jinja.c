@@ -10,6 +10,8 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
+#include "base/deadline.h"
 #include "text/text.h"
 
 static llmc_status
@@ -347,6 +349,23 @@ variables(void **state)
 	assert_non_null(strstr(err.text, "line 1"));
 }
 
+static void
+rendering_ends_at_the_time_limit(void **state)
+{
+	static const char loop[] = "{% for i in range(99999) %}{{ i }}{% endfor %}";
+	char *out;
+	llmc_error err;
+
+	(void)state;
+	deadline_set(clock_now());
+	assert_int_equal(render(loop, NULL, &out, &err), LLMC_E_CANCELLED);
+	assert_non_null(strstr(err.text, "time limit"));
+	deadline_set(clock_now() + 1e6);
+	assert_int_equal(render(loop, NULL, &out, &err), LLMC_OK);
+	deadline_set(0);
+	free(out);
+}
+
 int
 main(void)
 {
@@ -359,6 +378,7 @@ main(void)
 		cmocka_unit_test(right),
 		cmocka_unit_test(time_is_a_format),
 		cmocka_unit_test(variables),
+		cmocka_unit_test(rendering_ends_at_the_time_limit),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

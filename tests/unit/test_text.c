@@ -10,6 +10,8 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
+#include "base/deadline.h"
 #include "text/text.h"
 
 static void
@@ -442,6 +444,168 @@ normalizers_that_multiply(void **state)
 	llmc_tokenizer_close(t);
 }
 
+static llmc_tokenizer *
+opened(const char *json)
+{
+	llmc_tokenizer *t = NULL;
+	llmc_error err = { 0 };
+
+	if (text_open_json(json, strlen(json), "file.json", &t, &err) != LLMC_OK)
+		fail_msg("%s", err.text);
+	return t;
+}
+
+static char *
+repeated(const char *head, const char *s, int n, const char *tail)
+{
+	Strbuf b = { 0 };
+
+	strbuf_puts(&b, head);
+	for (int i = 0; i < n; i++) {
+		if (i && *s == '{')
+			strbuf_putc(&b, ',');
+		strbuf_puts(&b, s);
+	}
+	strbuf_puts(&b, tail);
+	assert_false(b.failed);
+	return b.data;
+}
+
+/* The bound holds for the whole text, not for each part between added tokens. */
+static void
+normalizers_that_multiply_each_part(void **state)
+{
+	char *many = repeated("", "a", 60000, "");
+	char *text = repeated("", "a<s>", 1000, "");
+	Strbuf b = { 0 };
+	llmc_error err = { 0 };
+	size_t n;
+
+	(void)state;
+	strbuf_printf(&b,
+	              "{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, \"<s>\": 1}, "
+	              "\"merges\": []}, \"added_tokens\": [{\"id\": 1, \"content\": \"<s>\", "
+	              "\"special\": false}], \"normalizer\": {\"type\": \"Replace\", \"pattern\": "
+	              "{\"String\": \"a\"}, \"content\": \"%s\"}}",
+	              many);
+	llmc_tokenizer *t = opened(b.data);
+	assert_int_equal(llmc_tokenize(t, text, strlen(text), 0, NULL, 0, &n, &err), LLMC_E_INPUT);
+	assert_non_null(strstr(err.text, "normalizer makes more than"));
+	llmc_tokenizer_close(t);
+	strbuf_release(&b);
+	free(many);
+	free(text);
+}
+
+/* A ByteLevel pre-tokenizer doubles the bytes of text beyond ASCII; 40 of them multiply by 2^40. */
+static void
+pre_tokenizers_that_multiply(void **state)
+{
+	char *json = repeated("{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0}, \"merges\": "
+	                      "[]}, \"pre_tokenizer\": {\"type\": \"Sequence\", "
+	                      "\"pretokenizers\": [",
+	                      "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, "
+	                      "\"use_regex\": false}",
+	                      40, "]}}");
+	llmc_tokenizer *t = opened(json);
+	llmc_error err = { 0 };
+	size_t n;
+
+	(void)state;
+	assert_int_equal(llmc_tokenize(t, "\xc3\xa9", 2, 0, NULL, 0, &n, &err), LLMC_E_INPUT);
+	assert_non_null(strstr(err.text, "pre-tokenizers make more than"));
+	llmc_tokenizer_close(t);
+	free(json);
+}
+
+/* Decoders that multiply their input stop, in detokenize and in streams. */
+static void
+decoders_that_multiply(void **state)
+{
+	char *one = repeated("{\"type\": \"Replace\", \"pattern\": {\"String\": \"a\"}, "
+	                     "\"content\": \"",
+	                     "a", 1000, "\"}");
+	char *json = repeated("{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0}, \"merges\": "
+	                      "[]}, \"decoder\": {\"type\": \"Sequence\", \"decoders\": [",
+	                      one, 4, "]}}");
+	llmc_tokenizer *t = opened(json);
+	llmc_error err = { 0 };
+	llmc_stream *s;
+	const int32_t id = 0;
+	const char *text;
+	size_t n;
+
+	(void)state;
+	assert_int_equal(llmc_detokenize(t, &id, 1, false, NULL, 0, &n, &err), LLMC_E_INPUT);
+	assert_non_null(strstr(err.text, "decoder makes more than"));
+	assert_int_equal(llmc_stream_open(t, false, &s, &err), LLMC_OK);
+	assert_int_equal(llmc_stream_feed(s, id, &text, &n, &err), LLMC_E_INPUT);
+	assert_non_null(strstr(err.text, "decoder makes more than"));
+	llmc_stream_close(s);
+	llmc_tokenizer_close(t);
+	free(one);
+	free(json);
+}
+
+/* Steps call each other, so a file of a million of them would use up the stack. */
+static void
+too_many_steps(void **state)
+{
+	static const char *const form[][2] = {
+		{ "\"decoder\": {\"type\": \"Sequence\", \"decoders\": [", "{\"type\": \"Fuse\"}" },
+		{ "\"normalizer\": {\"type\": \"Sequence\", \"normalizers\": [",
+		  "{\"type\": \"NFC\"}" },
+	};
+
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		Strbuf head = { 0 };
+		strbuf_printf(&head,
+		              "{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0}, "
+		              "\"merges\": []}, %s",
+		              form[i][0]);
+		char *json = repeated(head.data, form[i][1], TEXT_MAX_STEPS + 1, "]}}");
+		json_refused(json, "at most 64 of each");
+		free(json);
+		strbuf_release(&head);
+	}
+}
+
+/* A thread whose time limit has passed leaves every loop over its input. */
+static void
+tokenizing_ends_at_the_time_limit(void **state)
+{
+	static const char *const models[] = {
+		WITH("\"pre_tokenizer\": null"),
+		WITH("\"normalizer\": {\"type\": \"Replace\", \"pattern\": {\"String\": \"a\"}, "
+		     "\"content\": \"a\"}"),
+		WITH("\"pre_tokenizer\": {\"type\": \"Split\", \"pattern\": {\"Regex\": \".\"}, "
+		     "\"behavior\": \"Isolated\", \"invert\": false}"),
+		"{\"model\": {\"type\": \"Unigram\", \"vocab\": [[\"a\", -1], [\"aa\", -2]], "
+		"\"unk_id\": "
+		"0}}",
+	};
+	char *text = repeated("", "a", 50000, "");
+	llmc_error err;
+	size_t n;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+		llmc_tokenizer *t = opened(models[i]);
+		deadline_set(clock_now());
+		assert_int_equal(llmc_tokenize(t, text, strlen(text), 0, NULL, 0, &n, &err),
+		                 LLMC_E_CANCELLED);
+		assert_non_null(strstr(err.text, "time limit"));
+		deadline_set(clock_now() + 1e6);
+		assert_int_equal(llmc_tokenize(t, text, strlen(text), 0, NULL, 0, &n, &err),
+		                 LLMC_E_RANGE); /* no buffer: it has counted all ids */
+		assert_true(n > 0);
+		deadline_set(0);
+		llmc_tokenizer_close(t);
+	}
+	free(text);
+}
+
 int
 main(void)
 {
@@ -454,6 +618,11 @@ main(void)
 		cmocka_unit_test(long_input_takes_linear_time),
 		cmocka_unit_test(utf8),
 		cmocka_unit_test(normalizers_that_multiply),
+		cmocka_unit_test(normalizers_that_multiply_each_part),
+		cmocka_unit_test(pre_tokenizers_that_multiply),
+		cmocka_unit_test(decoders_that_multiply),
+		cmocka_unit_test(too_many_steps),
+		cmocka_unit_test(tokenizing_ends_at_the_time_limit),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,10 @@
 
 #include <stdio.h>
 
+#include "base/deadline.h"
+
+enum { STEPS_PER_CHECK = 1 << 14 };
+
 void
 jinja_fail(Jinja *j, const char *fmt, ...)
 {
@@ -24,6 +28,13 @@ jinja_step(Jinja *j, size_t bytes)
 	if (j->steps > JINJA_MAX_STEPS)
 		jinja_fail(j, "the template takes more than %lld steps",
 		           (long long)JINJA_MAX_STEPS);
+	if (j->steps < j->next_check)
+		return;
+	j->next_check = j->steps + STEPS_PER_CHECK;
+	if (deadline_passed()) {
+		deadline_error(&j->err);
+		longjmp(j->fail, 1);
+	}
 }
 
 void *

@@ -195,6 +195,7 @@ struct Jinja {
 	jmp_buf fail; /* target of jinja_fail, after error_set */
 	llmc_error err;
 	int64_t steps;
+	int64_t next_check; /* steps at which the time limit is checked next */
 	int depth;
 	int nest;
 	int line; /* current line, for errors */
@@ -209,7 +210,8 @@ struct Jinja {
 
 /* ---- basics (core.c) ---- */
 _Noreturn void jinja_fail(Jinja *j, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* counts one step, and more for work proportional to bytes */
+/* Count one step, and more for work proportional to bytes. Fails at too many steps, and when the
+ * time limit of the thread's request has passed. */
 void jinja_step(Jinja *j, size_t bytes);
 void *jinja_alloc(Jinja *j, size_t n, size_t elem_bytes);
 void jinja_enter(Jinja *j); /* recursion; pairs with j->nest-- */
