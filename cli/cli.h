@@ -187,6 +187,19 @@ typedef struct Sampling {
 	  "checkpoint [none]" }
 /* clang-format on */
 
+/* Option of another engine: an option of llmc with the same meaning, or an explanation */
+#define OPT_MODEL "" /* the value is the MODEL argument */
+typedef struct Habit {
+	const char *spelled;
+	const char *own;    /* name of the option; NULL: none has this meaning */
+	const char *advice; /* for commands without that option; NULL: it is unknown there */
+} Habit;
+const Habit *habit_find(const char *spelled, size_t len);
+/* Replace the help of the option that is stored in `to`. */
+void opt_help(Opt *opt, size_t n_opt, const void *to, const char *help);
+/* Nearest option name to a misspelt one; NULL: none is close. Valid until the next call. */
+const char *opt_nearest(const Opt *opt, size_t n_opt, const char *name);
+
 /* Parse argv. Positional arguments go to args (at most max_args). On --help and on mistakes it
  * prints and exits. */
 size_t opt_parse(const Command *cmd, const Opt *opt, size_t n_opt, int argc, char **argv,
@@ -206,9 +219,11 @@ int opt_usage_error(const Command *cmd, const char *fmt, ...) __attribute__((for
 int fail_with(const llmc_error *err);
 int exit_code(llmc_status s);
 void complain(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-/* Print a line of progress on stderr; on a terminal the next one overwrites it. */
+/* Print a line of progress if stderr is a terminal. The next one overwrites it. */
 void progress(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void progress_end(void);
+/* Print a notice on stderr; on a terminal the next line of progress overwrites it. */
+void notice(const char *line);
 bool colour_on(FILE *f);
 
 /* Make llmc_options from Common, with the log to stderr. They point into *out, which must not move;

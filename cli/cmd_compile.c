@@ -12,8 +12,10 @@ log_to_stderr(void *user, int level, const char *line)
 	if (level == LLMC_LOG_WARNING) {
 		progress_end();
 		fprintf(stderr, "%s\n", line);
-	} else if (level == LLMC_LOG_INFO && !*quiet) {
+	} else if (level == LLMC_LOG_PROGRESS && !*quiet) {
 		progress("%s", line);
+	} else if (level == LLMC_LOG_INFO && !*quiet) {
+		notice(line);
 	}
 }
 

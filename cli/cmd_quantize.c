@@ -46,8 +46,10 @@ on_log(void *user, int level, const char *line)
 
 	if (level == LLMC_LOG_WARNING)
 		complain("%s", line);
-	else if (level == LLMC_LOG_INFO && !o->quiet)
+	else if (level == LLMC_LOG_PROGRESS && !o->quiet)
 		progress("%s", line);
+	else if (level == LLMC_LOG_INFO && !o->quiet)
+		notice(line);
 }
 
 static int

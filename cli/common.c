@@ -33,16 +33,23 @@ progress(const char *fmt, ...)
 {
 	va_list ap;
 
+	if (!isatty(STDERR_FILENO))
+		return;
 	progress_end();
 	va_start(ap, fmt);
 	vfprintf(stderr, fmt, ap);
 	va_end(ap);
-	if (isatty(STDERR_FILENO)) {
-		progress_shown = true;
-		fflush(stderr);
-	} else {
-		fputc('\n', stderr);
-	}
+	progress_shown = true;
+	fflush(stderr);
+}
+
+void
+notice(const char *line)
+{
+	if (isatty(STDERR_FILENO))
+		progress("%s", line);
+	else
+		fprintf(stderr, "%s\n", line);
 }
 
 void
@@ -99,16 +106,13 @@ log_to_stderr(void *user, int level, const char *line)
 {
 	const Common *c = user;
 
-	if (level == LLMC_LOG_WARNING) {
+	if (level == LLMC_LOG_WARNING || (c->verbose && level != LLMC_LOG_PROGRESS)) {
 		progress_end();
 		fprintf(stderr, "%s\n", line);
-	} else if (!c->quiet && (level == LLMC_LOG_INFO || c->verbose)) {
-		if (c->verbose) {
-			progress_end();
-			fprintf(stderr, "%s\n", line);
-		} else {
-			progress("%s", line);
-		}
+	} else if (level == LLMC_LOG_PROGRESS && !c->quiet) {
+		progress("%s", line);
+	} else if (level == LLMC_LOG_INFO && !c->quiet) {
+		notice(line);
 	}
 }
 

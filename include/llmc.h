@@ -96,10 +96,10 @@ LLMC_API const char *llmc_status_text(llmc_status s);
 
 /* ---- five calls that run a model ---- */
 
-/* Receives progress and notices such as "compiling 12 of 31 kernels", without a newline, on the
- * caller's thread. */
+/* Receives notices and progress, without a newline, on the caller's thread. PROGRESS lines count
+ * up, such as "compiled 12 of 31 kernels"; each replaces the one before. */
 typedef void (*llmc_log_fn)(void *user, int level, const char *line);
-enum { LLMC_LOG_WARNING = 1, LLMC_LOG_INFO = 2, LLMC_LOG_DEBUG = 3 };
+enum { LLMC_LOG_WARNING = 1, LLMC_LOG_INFO = 2, LLMC_LOG_DEBUG = 3, LLMC_LOG_PROGRESS = 4 };
 
 typedef struct llmc_options {
 	size_t size;

@@ -76,8 +76,8 @@ build_poll(KernelBuild *b)
 	pthread_mutex_unlock(&b->lock);
 	if (done > b->shown && (done == b->todo || done - b->shown >= (b->todo + 7) / 8)) {
 		b->shown = done;
-		log_line(b->opt.log, b->opt.log_user, LLMC_LOG_INFO, "compiled %d of %d kernels",
-		         done, b->todo);
+		log_line(b->opt.log, b->opt.log_user, LLMC_LOG_PROGRESS,
+		         "compiled %d of %d kernels", done, b->todo);
 	}
 }
 

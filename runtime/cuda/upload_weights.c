@@ -31,8 +31,8 @@ report_progress(WeightUpload *l, int64_t done)
 	if (!l->report_progress || tenth <= l->shown)
 		return;
 	l->shown = tenth;
-	log_line(l->opt->log, l->opt->log_user, LLMC_LOG_INFO, "weights: %d of %d MB on the GPU",
-	         (int)(done >> 20), (int)(l->total >> 20));
+	log_line(l->opt->log, l->opt->log_user, LLMC_LOG_PROGRESS,
+	         "weights: %d of %d MB on the GPU", (int)(done >> 20), (int)(l->total >> 20));
 }
 
 /* Copy the content of the buffer and switch to the next one. */
