@@ -28,9 +28,7 @@ import(int argc, char **argv)
 	int code = 0;
 
 	if (OPT_PARSE(&cmd_import, opt, argc, argv, args) == 0)
-		return opt_usage_error(
-		    &cmd_import,
-		    "name a Hugging Face folder, a GGUF file or a FastLLM model (.flm)");
+		return opt_usage_error(&cmd_import, "name a Hugging Face folder or a GGUF file");
 	o.log = log_warning;
 	if (llmc_import(args[0], &o, &yaml, &err) != LLMC_OK)
 		return fail_with(&err);
@@ -56,7 +54,7 @@ import(int argc, char **argv)
 const Command cmd_import = {
 	"import",
 	"SRC [-o FILE]",
-	"write the YAML description of a Hugging Face folder, a GGUF file or a FastLLM model",
+	"write the YAML description of a Hugging Face folder or a GGUF file",
 	"  llmc import model.gguf -o model.yaml\n"
 	"  llmc import ./Qwen2.5-7B-Instruct\n"
 	"  llmc import ./brand-new-model --allow-unknown-keys -o model.yaml\n",

@@ -378,7 +378,6 @@ const Command cmd_run = {
 	"  llmc run model.gguf --chat --prompt \"What is a GGUF file?\" --temperature 0.7 --seed "
 	"1\n"
 	"  llmc run model.gguf --chat --prompt \"Invent a person\" --schema person.json\n"
-	"  llmc run chatglm-6b.flm --prompt \"Hello\"\n"
 	"  llmc run model-folder --quantize q4_k --prompt \"Once upon a time\"\n"
 	"  llmc run model-folder --lora adapter-folder --prompt \"Once upon a time\"\n"
 	"  llmc run tiny.yaml --random-weights --tokens 1,2,3 --json\n",

@@ -257,15 +257,6 @@ serve(int argc, char **argv)
 		  "largest number of prompt tokens [max-total-tokens - 1]" },
 		{ OPT_INT, 0, "max-total-tokens", "N", &so.max_total_tokens,
 		  "largest number of prompt and new tokens together [the context]" },
-		{ OPT_INT, 0, "max-best-of", "N", &so.max_best_of,
-		  "largest best_of in TGI's routes [2]" },
-		{ OPT_INT, 0, "max-stop-sequences", "N", &so.max_stop_sequences,
-		  "largest number of stop strings in TGI's routes [4]" },
-		{ OPT_INT, 0, "max-top-n-tokens", "N", &so.max_top_n_tokens,
-		  "largest top_n_tokens in TGI's routes [5]" },
-		{ OPT_INT, 0, "validation-workers", "N", &so.validation_workers,
-		  "threads that check and tokenize large requests, in addition to one for small "
-		  "requests [2]" },
 		{ OPT_BYTES, 0, "max-body-size", "SIZE", &so.max_body_bytes,
 		  "largest request body; a larger one gets 413 [2M]" },
 		{ OPT_FLOAT, 0, "request-timeout", "SECONDS", &request_s,
@@ -278,11 +269,6 @@ serve(int argc, char **argv)
 		{ OPT_INT64, 0, "max-batch-total-tokens", "N", &eo.max_batch_total_tokens,
 		  "a request starts only if prompt + new tokens of all running requests fit [if "
 		  "its prompt fits]" },
-		{ OPT_FLOAT, 0, "waiting-served-ratio", "X", &eo.waiting_served_ratio,
-		  "requests join a running batch once waiting / running reaches this ratio [0: at "
-		  "once]" },
-		{ OPT_INT, 0, "max-waiting-tokens", "N", &eo.max_waiting_tokens,
-		  "... or after this many steps without a start [20]" },
 		{ OPT_INT64, 0, "kv-tokens", "N", &kv_tokens,
 		  "KV positions of all sequences together [max-batch-total-tokens, or context * "
 		  "4]" },
@@ -331,6 +317,21 @@ serve(int argc, char **argv)
 		  "[off]" },
 		{ OPT_FLAG, 0, "log-json", NULL, &so.log_json, "write log lines as JSON objects" },
 		OPT_COMMON(c),
+		{ OPT_GROUP, 0, "Compatibility with TGI", NULL, NULL, NULL },
+		{ OPT_INT, 0, "max-best-of", "N", &so.max_best_of,
+		  "largest best_of in TGI's routes [2]" },
+		{ OPT_INT, 0, "max-stop-sequences", "N", &so.max_stop_sequences,
+		  "largest number of stop strings in TGI's routes [4]" },
+		{ OPT_INT, 0, "max-top-n-tokens", "N", &so.max_top_n_tokens,
+		  "largest top_n_tokens in TGI's routes [5]" },
+		{ OPT_INT, 0, "validation-workers", "N", &so.validation_workers,
+		  "threads that check and tokenize large requests, in addition to one for small "
+		  "requests [2]" },
+		{ OPT_FLOAT, 0, "waiting-served-ratio", "X", &eo.waiting_served_ratio,
+		  "requests join a running batch once waiting / running reaches this ratio [0: at "
+		  "once]" },
+		{ OPT_INT, 0, "max-waiting-tokens", "N", &eo.max_waiting_tokens,
+		  "... or after this many steps without a start [20]" },
 	};
 	llmc_error err = { 0 };
 	llmc_model *m = NULL;
