@@ -1,5 +1,6 @@
 /* Make a Spec from the path that a user names: YAML, generated folder, Hugging Face folder or
  * GGUF. */
+#include <dirent.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,6 +8,7 @@
 
 #include "api/api.h"
 #include "base/file.h"
+#include "base/nearest.h"
 #include "base/text.h"
 #include "formats/flm.h"
 #include "runtime/device.h"
@@ -20,6 +22,71 @@ has_file(const char *dir, const char *name)
 	return n > 0 && (size_t)n < sizeof path && file_exists(path);
 }
 
+/* Find the entry of the path's folder that is nearest to its last part, or a description of that
+ * name in configs/. False: none. */
+static bool
+nearest_path(const char *path, char out[PATH_MAX])
+{
+	enum { MAX_ENTRIES = 4096 };
+	const char *slash = strrchr(path, '/'), *last = slash ? slash + 1 : path;
+	char dir[PATH_MAX], *name[MAX_ENTRIES];
+	size_t n = 0;
+	const struct dirent *entry;
+
+	snprintf(out, PATH_MAX, "configs/%.200s.yaml", path);
+	if (!slash && file_exists(out))
+		return true;
+	snprintf(dir, sizeof dir, "%.*s", slash ? (int)(last - path) : 2, slash ? path : "./");
+	DIR *d = opendir(dir);
+	while (d && n < MAX_ENTRIES && (entry = readdir(d)))
+		if (entry->d_name[0] != '.' && (name[n] = strdup(entry->d_name)))
+			n++;
+	if (d)
+		closedir(d);
+	const char *near = nearest_text(last, (const char *const *)name, n);
+	int len = near ? snprintf(out, PATH_MAX, "%s%s", slash ? dir : "", near) : 0;
+	for (size_t i = 0; i < n; i++)
+		free(name[i]);
+	return len > 0 && len < PATH_MAX;
+}
+
+/* True for ORG/REPO, the name of a model of Hugging Face. */
+static bool
+is_repo_name(const char *path)
+{
+	const char *slash = strchr(path, '/');
+	char org[PATH_MAX];
+
+	if (!slash || slash == path || !slash[1] || strchr(slash + 1, '/') || *path == '.' ||
+	    *path == '~')
+		return false;
+	snprintf(org, sizeof org, "%.*s", (int)(slash - path), path);
+	return !file_exists(org);
+}
+
+static llmc_status
+no_such(const char *path, llmc_error *err)
+{
+	char near[PATH_MAX];
+	const char *repo = strncmp(path, "hf:", 3) == 0 ? path + 3 : path;
+
+	if (strstr(path, "://"))
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: llmc does not download models; fetch the file, for example "
+		                 "with `curl -LO`, and name it",
+		                 path);
+	if (nearest_path(path, near))
+		return error_set(err, LLMC_E_INPUT, "%s: no such file or folder; did you mean %s?",
+		                 path, near);
+	if (repo != path || is_repo_name(path))
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: no such file or folder; a model of Hugging Face must be "
+		                 "downloaded first: `hf download %s --local-dir DIR`, then name "
+		                 "DIR or its GGUF file",
+		                 path, repo);
+	return error_set(err, LLMC_E_INPUT, "%s: no such file or folder", path);
+}
+
 llmc_status
 source_kind(const char *path, SourceKind *kind, llmc_error *err)
 {
@@ -28,7 +95,7 @@ source_kind(const char *path, SourceKind *kind, llmc_error *err)
 		                 "no model given: name a YAML file, a generated folder, a Hugging "
 		                 "Face folder, a GGUF file or a FastLLM model (.flm)");
 	if (!file_exists(path))
-		return error_set(err, LLMC_E_INPUT, "%s: no such file or folder", path);
+		return no_such(path, err);
 	if (file_is_dir(path)) {
 		if (has_file(path, "config.json") ||
 		    (has_file(path, "params.json") && has_file(path, "consolidated.00.pth")))

@@ -1,6 +1,9 @@
 /* llmc: run a subcommand. */
 #include <string.h>
+#include <unistd.h>
 
+#include "base/nearest.h"
+#include "base/text.h"
 #include "cli/cli.h"
 
 static const Command *const command[] = { &cmd_run,     &cmd_chat, &cmd_serve,    &cmd_import,
@@ -15,16 +18,83 @@ help(FILE *f)
 	fprintf(f,
 	        "llmc %s, a static compiler for language models\n\n"
 	        "usage: llmc COMMAND [options]       llmc COMMAND --help shows options and "
-	        "examples\n\n",
+	        "examples\n"
+	        "       llmc MODEL [options]         the same as llmc run MODEL\n\n",
 	        llmc_version());
 	for (int i = 0; i < N_COMMANDS; i++)
 		fprintf(f, "  %-10s %s\n", command[i]->name, command[i]->summary);
-	fprintf(f, "\nA model is a YAML description, a generated folder, a Hugging Face folder, a "
-	           "GGUF file or a FastLLM model (.flm).\n\n"
-	           "examples:\n"
-	           "  llmc run model.gguf --prompt \"The capital of France is\"\n"
-	           "  llmc chat model.gguf\n"
-	           "  llmc compile configs/llama2-70b.yaml\n");
+	fprintf(f,
+	        "\nA model is a YAML description, a generated folder, a Hugging Face folder or a "
+	        "GGUF file.\n\n"
+	        "examples:\n"
+	        "  llmc run model.gguf --prompt \"The capital of France is\"\n"
+	        "  llmc chat model.gguf\n"
+	        "  llmc compile configs/llama2-70b.yaml\n");
+}
+
+/* Commands of other tools, and the way to the same end */
+static const struct {
+	const char *name, *advice;
+} foreign[] = {
+	{ "pull", "llmc does not download models; run `hf download ORG/REPO --local-dir DIR`" },
+	{ "list", "llmc has no store of models; name the path of a model" },
+	{ "ls", "llmc has no store of models; name the path of a model" },
+	{ "rm", "llmc has no store of models; `llmc cache --prune` removes generated files" },
+	{ "ps", "run `curl http://127.0.0.1:8000/v1/models` to list the models of a server" },
+	{ "show", "run `llmc plan MODEL`" },
+	{ "create", "run `llmc import MODEL` to write a description" },
+	{ "convert", "GGUF files and Hugging Face folders open without conversion" },
+	{ "build", "run `llmc compile MODEL`" },
+};
+
+static const Command *
+find(const char *name)
+{
+	for (int i = 0; i < N_COMMANDS; i++)
+		if (!strcmp(name, command[i]->name))
+			return command[i];
+	return NULL;
+}
+
+static int
+unknown(const char *name)
+{
+	const char *all[N_COMMANDS];
+
+	for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++)
+		if (!strcmp(name, foreign[i].name)) {
+			complain("%s: no such command; %s", name, foreign[i].advice);
+			return EXIT_INPUT;
+		}
+	for (int i = 0; i < N_COMMANDS; i++)
+		all[i] = command[i]->name;
+	const char *near = nearest_text(name, all, N_COMMANDS);
+	if (near)
+		complain("%s: no such command; did you mean llmc %s?", name, near);
+	else
+		complain("%s: no such command; llmc --help lists them", name);
+	return EXIT_INPUT;
+}
+
+/* True if the first argument is a model or an option rather than a command: `llmc model.gguf`,
+ * `llmc -m model.gguf`. */
+static bool
+names_model(const char *s)
+{
+	return s[0] == '-' || strchr(s, '/') || ends_with(s, ".gguf") || ends_with(s, ".yaml") ||
+	       ends_with(s, ".yml") || access(s, F_OK) == 0;
+}
+
+static int
+run_command(const Command *c, int argc, char **argv)
+{
+	int code = c->run(argc, argv);
+
+	if (fflush(stdout) != 0 && code == 0) {
+		complain("stdout: cannot write");
+		code = EXIT_MACHINE;
+	}
+	return code;
 }
 
 int
@@ -34,23 +104,23 @@ main(int argc, char **argv)
 		help(stderr);
 		return EXIT_INPUT;
 	}
-	if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) {
+	const bool asks_help = !strcmp(argv[1], "help");
+	const Command *c = asks_help && argc > 2 ? find(argv[2]) : find(argv[1]);
+	if (asks_help && c) { /* llmc help run */
+		char *help_argv[] = { argv[2], "--help", NULL };
+		return run_command(c, 2, help_argv);
+	}
+	if (asks_help && argc > 2)
+		return unknown(argv[2]);
+	if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || asks_help) {
 		help(stdout);
 		return 0;
 	}
-	if (!strcmp(argv[1], "--version")) {
+	if (!strcmp(argv[1], "--version") || !strcmp(argv[1], "version")) {
 		printf("llmc %s\n", llmc_version());
 		return 0;
 	}
-	for (int i = 0; i < N_COMMANDS; i++)
-		if (!strcmp(argv[1], command[i]->name)) {
-			int code = command[i]->run(argc - 1, argv + 1);
-			if (fflush(stdout) != 0 && code == 0) {
-				complain("stdout: cannot write");
-				code = EXIT_MACHINE;
-			}
-			return code;
-		}
-	complain("%s: no such command; llmc --help lists them", argv[1]);
-	return EXIT_INPUT;
+	if (c)
+		return run_command(c, argc - 1, argv + 1);
+	return names_model(argv[1]) ? run_command(&cmd_run, argc, argv) : unknown(argv[1]);
 }

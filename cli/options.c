@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/nearest.h"
 #include "base/number.h"
 #include "cli/cli.h"
 
@@ -31,12 +32,31 @@ dashed(const char *name, char buf[64])
 	return buf;
 }
 
+/* Write the default of a number whose help text does not give one: the value before parsing. */
+static void
+default_text(const Opt *o, char buf[48])
+{
+	char number[NUMBER_SIZE];
+
+	*buf = 0;
+	if (strchr(o->help, '['))
+		return;
+	if (o->kind == OPT_INT)
+		snprintf(buf, 48, " [%d]", *(const int32_t *)o->to);
+	if (o->kind == OPT_U64)
+		snprintf(buf, 48, " [%llu]", (unsigned long long)*(const uint64_t *)o->to);
+	if (o->kind == OPT_FLOAT) {
+		number_plain(number, *(const float *)o->to, 6);
+		snprintf(buf, 48, " [%s]", number);
+	}
+}
+
 static void
 print_help(const Command *cmd, const Opt *opt, size_t n_opt)
 {
 	printf("%s\n\nusage: llmc %s %s\n", cmd->summary, cmd->name, cmd->usage);
 	for (size_t i = 0; i < n_opt; i++) {
-		char left[96], name[64], letter[8] = "    ";
+		char left[96], name[64], letter[8] = "    ", own[48];
 		if (opt[i].kind == OPT_GROUP) {
 			printf("\n%s:\n", opt[i].name);
 			continue;
@@ -45,7 +65,8 @@ print_help(const Command *cmd, const Opt *opt, size_t n_opt)
 			snprintf(letter, sizeof letter, "-%c, ", opt[i].letter);
 		snprintf(left, sizeof left, "%s--%s%s%s", letter, dashed(opt[i].name, name),
 		         opt[i].arg ? " " : "", opt[i].arg ? opt[i].arg : "");
-		printf("  %-28s %s\n", left, opt[i].help);
+		default_text(&opt[i], own);
+		printf("  %-28s %s%s\n", left, opt[i].help, own);
 	}
 	printf("\nexamples:\n%s", cmd->examples);
 }
@@ -141,17 +162,100 @@ store(const Command *cmd, const Opt *o, const char *value)
 static const Opt *
 find(const Opt *opt, size_t n_opt, const char *name, size_t len, char letter)
 {
-	char own[64];
+	char own[64], typed[64], given[64];
 
+	snprintf(typed, sizeof typed, "%.*s", (int)len, name ? name : "");
+	dashed(typed, given); /* --max_tokens is --max-tokens */
 	for (size_t i = 0; i < n_opt; i++) {
 		if (opt[i].kind == OPT_GROUP)
 			continue;
-		if (letter ? opt[i].letter == letter
-		           : strlen(opt[i].name) == len &&
-		                 strncmp(dashed(opt[i].name, own), name, len) == 0)
+		if (letter ? opt[i].letter == letter : strcmp(dashed(opt[i].name, own), given) == 0)
 			return &opt[i];
 	}
 	return NULL;
+}
+
+void
+opt_help(Opt *opt, size_t n_opt, const void *to, const char *help)
+{
+	for (size_t i = 0; i < n_opt; i++)
+		if (opt[i].to == to && opt[i].kind != OPT_GROUP)
+			opt[i].help = help;
+}
+
+const char *
+opt_nearest(const Opt *opt, size_t n_opt, const char *name)
+{
+	enum { MAX_OPTIONS = 160, PREFIX = 3 };
+	static char own[MAX_OPTIONS][64];
+	const char *all[MAX_OPTIONS];
+	size_t n = 0, len = strlen(name);
+
+	for (size_t i = 0; i < n_opt && n < MAX_OPTIONS; i++)
+		if (opt[i].kind != OPT_GROUP) {
+			all[n] = dashed(opt[i].name, own[n]);
+			n++;
+		}
+	for (size_t i = 0; len >= PREFIX && i < n; i++)
+		if (strncmp(all[i], name, len) == 0)
+			return all[i];
+	return nearest_text(name, all, n);
+}
+
+/* Report an unknown option and exit. */
+static void
+unknown(const Command *cmd, const Opt *opt, size_t n_opt, const char *a)
+{
+	char typed[64], name[64];
+
+	snprintf(typed, sizeof typed, "%.*s", (int)strcspn(a, "="), a);
+	const char *near = a[1] == '-' ? opt_nearest(opt, n_opt, dashed(typed + 2, name)) : NULL;
+	if (!near)
+		exit(opt_usage_error(cmd, "%s: no such option", a));
+	complain("%s: %s: no such option; did you mean --%s?", cmd->name, a, near);
+	exit(EXIT_INPUT);
+}
+
+/* An option as typed: its row, and the value that is attached to it */
+typedef struct Typed {
+	const Opt *opt;
+	const char *value; /* NULL: the next argument */
+	bool model;        /* the value is the MODEL argument; opt is NULL */
+} Typed;
+
+static bool
+takes_text(const Opt *o)
+{
+	return o->kind == OPT_TEXT || o->kind == OPT_LIST;
+}
+
+static Typed
+look_up(const Command *cmd, const Opt *opt, size_t n_opt, const char *a)
+{
+	const bool is_long = a[1] == '-';
+	size_t len = strcspn(a, "=");
+	Typed t = { 0 };
+
+	t.value = a[len] ? a + len + 1 : NULL;
+	t.opt = is_long ? find(opt, n_opt, a + 2, len - 2, 0) : find(opt, n_opt, NULL, 0, a[1]);
+	if (t.opt && (is_long || !a[2] || (a[2] == '=' && !takes_text(t.opt))))
+		return t;
+	const Opt *letter = t.opt;
+	const Habit *h = habit_find(a, len);
+	if (h && h->own) {
+		t.model = !strcmp(h->own, OPT_MODEL);
+		t.opt = t.model ? NULL : find(opt, n_opt, h->own, strlen(h->own), 0);
+		if (t.model || t.opt)
+			return t;
+	}
+	if (h && h->advice) {
+		complain("%s: %.*s: %s", cmd->name, (int)len, a, h->advice);
+		exit(EXIT_INPUT);
+	}
+	/* a value attached to a letter: -n64, but -ngl is not -n with the value gl */
+	if (!letter || (!takes_text(letter) && !strchr("+-.0123456789", a[2])))
+		unknown(cmd, opt, n_opt, a);
+	return (Typed){ .opt = letter, .value = a + 2 };
 }
 
 size_t
@@ -177,19 +281,17 @@ opt_parse(const Command *cmd, const Opt *opt, size_t n_opt, int argc, char **arg
 			print_help(cmd, opt, n_opt);
 			exit(0);
 		}
-		const Opt *o;
-		if (a[1] == '-') {
-			size_t len = strcspn(a + 2, "=");
-			o = find(opt, n_opt, a + 2, len, 0);
-			if (a[2 + len])
-				value = a + 3 + len;
-		} else {
-			o = find(opt, n_opt, NULL, 0, a[1]);
-			if (a[2])
-				value = a + 2;
+		const Typed t = look_up(cmd, opt, n_opt, a);
+		const Opt *o = t.opt;
+		value = t.value;
+		if (t.model) {
+			if (!value && i + 1 == argc)
+				exit(opt_usage_error(cmd, "%s: needs a value", a));
+			if (n == max_args)
+				exit(opt_usage_error(cmd, "%s: the model is named twice", a));
+			args[n++] = value ? value : argv[++i];
+			continue;
 		}
-		if (!o)
-			exit(opt_usage_error(cmd, "%s: no such option", a));
 		if (o->kind == OPT_FLAG ? value != NULL : !value && i + 1 == argc)
 			exit(opt_usage_error(
 			    cmd, o->kind == OPT_FLAG ? "%s: takes no value" : "%s: needs a value",

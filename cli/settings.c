@@ -133,9 +133,11 @@ from_file(ArgList *a, ArgList *model, const char *path, const Opt *opt, size_t n
 				o = find(opt, n_opt, text);
 				model->n = is_model ? 0 : model->n;
 				if ((!o || !strcmp(text, "config")) && !is_model) {
-					complain(
-					    "%s: %s: no such setting; llmc serve --help lists them",
-					    where, text);
+					const char *near = opt_nearest(opt, n_opt, text);
+					complain("%s: %s: no such setting; %s%s%s", where, text,
+					         near ? "did you mean "
+					              : "llmc serve --help lists them",
+					         near ? near : "", near ? "?" : "");
 					exit(EXIT_INPUT);
 				}
 				have_key = true;

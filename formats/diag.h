@@ -38,8 +38,6 @@ void warn_at(Diag *d, Loc loc, const char *fmt, ...) __attribute__((format(print
 void note_at(Diag *d, Loc loc, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 /* Copies the collected text to err and returns the status: E_BUG after BUG(), else E_INPUT. */
 llmc_status diag_error(const Diag *d, llmc_error *err);
-/* Returns the candidate nearest to `word` by edit distance, or NULL if none is close. */
-const char *diag_nearest(const char *word, const char *const *candidates, size_t n);
 /* Reports a fault of llmc: ends the compile call with LLMC_E_BUG and this text. */
 void diag_bug(Diag *d, Loc loc, const char *file, int line, const char *fmt, ...)
     __attribute__((format(printf, 5, 6), noreturn));

@@ -7,6 +7,7 @@
 
 #include "base/embed.h"
 #include "base/file.h"
+#include "base/nearest.h"
 #include "base/number.h"
 #include "base/text.h"
 
@@ -191,7 +192,7 @@ nearest_family(const char *name, Diag *d, Arena *a)
 	for (size_t i = 0; i < list->n; i++)
 		if (list->item[i]->kind == NODE_SCALAR)
 			all[n++] = list->item[i]->text;
-	return diag_nearest(name, all, n);
+	return nearest_text(name, all, n);
 }
 
 static void
@@ -203,7 +204,7 @@ check_keys(const Node *map, const char *what, const char *const *known, size_t n
 		for (size_t j = 0; j < n; j++)
 			found |= strcmp(known[j], k) == 0;
 		if (!found) {
-			const char *near = diag_nearest(k, known, n);
+			const char *near = nearest_text(k, known, n);
 			err_at(d, map->key[i]->loc, "unknown key %s in %s%s%s%s", k, what,
 			       near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
 		}
@@ -334,7 +335,7 @@ known_roles(FamilyRules *r, const Node *key)
 		for (int i = 0; i < N_ROLES; i++)
 			found |= strcmp(roles[i], role) == 0;
 		if (!found) {
-			const char *near = diag_nearest(role, roles, N_ROLES);
+			const char *near = nearest_text(role, roles, N_ROLES);
 			err_at(r->t->d, key->loc, "tensors: unknown role %.60s%s%s%s", role,
 			       near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
 			return false;
@@ -407,7 +408,7 @@ add(FamilyRules *r, const Node *key, const Node *value, const char *name)
 		           : strcmp(w, "whole") == 0       ? &rule.whole
 		                                           : NULL;
 		if (!to) {
-			const char *near = diag_nearest(w, words, sizeof words / sizeof *words);
+			const char *near = nearest_text(w, words, sizeof words / sizeof *words);
 			err_at(r->t->d, value->loc, "tensors: %s: unknown packing %.40s%s%s%s",
 			       key->text, w,
 			       near ? "; did you mean "

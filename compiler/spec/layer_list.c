@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/nearest.h"
+
 static bool
 in_range(Diag *d, Loc loc, const char *what, int64_t layer, int n_layers)
 {
@@ -89,7 +91,7 @@ read_step(const Node *n, const char *what, int n_layers, uint8_t *out, Diag *d)
 		              : strcmp(k, "not_every") == 0 ? &not_every
 		                                            : NULL;
 		if (!to) {
-			const char *near = diag_nearest(k, known, 5);
+			const char *near = nearest_text(k, known, 5);
 			err_at(d, n->key[i]->loc, "%s: unknown word %s in a layer selector%s%s%s",
 			       what, k,
 			       near ? "; did you mean "

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/nearest.h"
 #include "base/number.h"
 #include "compiler/spec/layer_list.h"
 #include "formats/scheme_storage.h"
@@ -64,7 +65,7 @@ nearest_word(SpecTable *t, const char *words, const char *word)
 		list[n++] = arena_strndup(t->a, p, k);
 		p += k + (p[k] == ' ');
 	}
-	return diag_nearest(word, list, n);
+	return nearest_text(word, list, n);
 }
 
 /* Format the range of a key: "1 to 65536 heads". */
@@ -248,10 +249,10 @@ nearest_key(SpecTable *t, const char *path)
 	for (int k = 0; k < K_COUNT; k++)
 		if (strcmp(last[k], tail) == 0)
 			return all[k];
-	const char *near = diag_nearest(path, all, 2 * K_COUNT);
+	const char *near = nearest_text(path, all, 2 * K_COUNT);
 	if (near)
 		return near;
-	near = diag_nearest(tail, last, K_COUNT);
+	near = nearest_text(tail, last, K_COUNT);
 	for (int k = 0; near && k < K_COUNT; k++)
 		if (last[k] == near)
 			return all[k];
@@ -460,7 +461,7 @@ read_rules(SpecTable *t)
 					*(*key == 'o' ? &r.order : &r.factor) = x->text;
 			} else {
 				const char *near =
-				    diag_nearest(key, known, sizeof known / sizeof *known);
+				    nearest_text(key, known, sizeof known / sizeof *known);
 				err_at(t->d, n->key[j]->loc, "storage.rules: unknown key %s%s%s%s",
 				       key,
 				       near ? "; did you mean "

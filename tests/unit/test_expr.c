@@ -2,6 +2,7 @@
  * (nearest key, caret) of error messages. */
 #include <math.h>
 
+#include "base/nearest.h"
 #include "compiler/spec/expr.h"
 #include "formats/yaml.h"
 #include "tests/unit/compiler_util.h"
@@ -295,13 +296,13 @@ BENCH_TEST(nearest_words)
 	(void)b;
 	static const char *const word[] = { "hidden", "n_heads", "n_kv_heads", "dtype" };
 
-	assert_string_equal(diag_nearest("hiden", word, 4), "hidden");
-	assert_string_equal(diag_nearest("n_haeds", word, 4),
+	assert_string_equal(nearest_text("hiden", word, 4), "hidden");
+	assert_string_equal(nearest_text("n_haeds", word, 4),
 	                    "n_heads"); /* a swap of adjacent letters is one edit */
-	assert_string_equal(diag_nearest("n_kv_head", word, 4), "n_kv_heads");
-	assert_null(diag_nearest("completely", word, 4));
-	assert_null(diag_nearest("", word, 4));
-	assert_null(diag_nearest("x", word, 4));
+	assert_string_equal(nearest_text("n_kv_head", word, 4), "n_kv_heads");
+	assert_null(nearest_text("completely", word, 4));
+	assert_null(nearest_text("", word, 4));
+	assert_null(nearest_text("x", word, 4));
 }
 
 BENCH_TEST(carets)

@@ -1,0 +1,109 @@
+/* Options of llama.cpp and vLLM that users type out of habit: another spelling of an option of
+ * llmc, or an explanation. */
+#include <string.h>
+
+#include "cli/cli.h"
+
+#define ONE_DEVICE                                                                                 \
+	"all layers run on one device; use --device cuda for the GPU, and leave this option out"
+#define DOWNLOAD                                                                                   \
+	"llmc does not download models; run `hf download ORG/REPO --local-dir DIR`, then name "    \
+	"the "                                                                                     \
+	"folder or its GGUF file as MODEL"
+#define ALWAYS "this is always on; leave the option out"
+#define KV_TYPE "keys and values have one type; use --kv, for example --kv int8"
+#define COPIED                                                                                     \
+	"weights are packed into memory when the model opens, not mapped; leave the option out"
+
+/* clang-format off: a table */
+static const Habit habit[] = {
+	{ "-m", OPT_MODEL, NULL },
+	{ "--model", OPT_MODEL, NULL },
+	{ "-c", "context", NULL },
+	{ "--ctx-size", "context", NULL },
+	{ "--max-model-len", "context", NULL },
+	{ "--context-length", "context", NULL },
+	{ "-n", "max-tokens", "set max_tokens in the request" },
+	{ "--n-predict", "max-tokens", "set max_tokens in the request" },
+	{ "--predict", "max-tokens", "set max_tokens in the request" },
+	{ "--max-new-tokens", "max-tokens", "set max_tokens in the request" },
+	{ "-np", "seqs", NULL },
+	{ "--parallel", "seqs", NULL },
+	{ "--max-num-seqs", "seqs", NULL },
+	{ "--temp", "temperature", "set temperature in the request" },
+	{ "-s", "seed", "set seed in the request" },
+	{ "--repeat-penalty", "repetition-penalty", "set repetition_penalty in the request" },
+	{ "--typical", "typical-p", "set typical_p in the request" },
+	{ "-sys", "system", NULL },
+	{ "--system-prompt", "system", NULL },
+	{ "--grammar-file", "grammar", NULL },
+	{ "-j", "schema", NULL },
+	{ "--json-schema-file", "schema", NULL },
+	{ "-jf", "schema", NULL },
+	{ "-md", "draft", NULL },
+	{ "--model-draft", "draft", NULL },
+	{ "--draft-max", "speculate", NULL },
+	{ "--draft-n", "speculate", NULL },
+	{ "-a", "model-name", NULL },
+	{ "--alias", "model-name", NULL },
+	{ "--served-model-name", "model-name", NULL },
+	{ "-tp", "tp", NULL },
+	{ "--tensor-parallel-size", "tp", NULL },
+	{ "-pp", "pp", NULL },
+	{ "--pipeline-parallel-size", "pp", NULL },
+	{ "--quantization", "quantize", NULL },
+	{ "--kv-cache-dtype", "kv", NULL },
+	{ "-ub", "chunk", NULL },
+	{ "--ubatch-size", "chunk", NULL },
+	{ "-b", "chunk", NULL },
+	{ "--batch-size", "chunk", NULL },
+	{ "--max-num-batched-tokens", "max-batch-prefill-tokens", NULL },
+	{ "--lora-modules", "lora", NULL },
+	{ "-ngl", NULL, ONE_DEVICE },
+	{ "--gpu-layers", NULL, ONE_DEVICE },
+	{ "--n-gpu-layers", NULL, ONE_DEVICE },
+	{ "-ncmoe", NULL, ONE_DEVICE },
+	{ "--n-cpu-moe", NULL, ONE_DEVICE },
+	{ "-dev", "device", NULL },
+	{ "-sm", NULL, "use --device cuda:0,1 to split the model over GPUs" },
+	{ "--split-mode", NULL, "use --device cuda:0,1 to split the model over GPUs" },
+	{ "-mg", NULL, "use --device cuda:N to select a GPU" },
+	{ "--main-gpu", NULL, "use --device cuda:N to select a GPU" },
+	{ "--gpu-memory-utilization", NULL, "use --memory SIZE to limit memory, for example 20G" },
+	{ "-hf", NULL, DOWNLOAD },
+	{ "-hfr", NULL, DOWNLOAD },
+	{ "--hf-repo", NULL, DOWNLOAD },
+	{ "-hff", NULL, DOWNLOAD },
+	{ "--hf-file", NULL, DOWNLOAD },
+	{ "-mu", NULL, DOWNLOAD },
+	{ "--model-url", NULL, DOWNLOAD },
+	{ "-fa", NULL, ALWAYS },
+	{ "--flash-attn", NULL, ALWAYS },
+	{ "--jinja", NULL, ALWAYS },
+	{ "-cb", NULL, ALWAYS },
+	{ "--cont-batching", NULL, ALWAYS },
+	{ "--enable-prefix-caching", NULL, ALWAYS },
+	{ "--enable-chunked-prefill", NULL, ALWAYS },
+	{ "-ctk", NULL, KV_TYPE },
+	{ "--cache-type-k", NULL, KV_TYPE },
+	{ "-ctv", NULL, KV_TYPE },
+	{ "--cache-type-v", NULL, KV_TYPE },
+	{ "--mlock", NULL, COPIED },
+	{ "--no-mmap", NULL, COPIED },
+	{ "-cnv", NULL, "use `llmc chat MODEL`" },
+	{ "--conversation", NULL, "use `llmc chat MODEL`" },
+	{ "-i", NULL, "use `llmc chat MODEL`" },
+	{ "--interactive", NULL, "use `llmc chat MODEL`" },
+	{ "--dtype", NULL, "weights keep the type of the checkpoint; use --quantize to change it" },
+	{ "--trust-remote-code", NULL, "llmc runs no code of a model; leave the option out" },
+};
+/* clang-format on */
+
+const Habit *
+habit_find(const char *spelled, size_t len)
+{
+	for (size_t i = 0; i < sizeof habit / sizeof *habit; i++)
+		if (strlen(habit[i].spelled) == len && !strncmp(habit[i].spelled, spelled, len))
+			return &habit[i];
+	return NULL;
+}
