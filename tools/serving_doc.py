@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Write the tables of flags and routes in docs/serving.md.
+"""Write the tables of flags, routes and request fields in docs/serving.md.
 
 tools/serving_doc.py [--check]      --check: exit 1 if the page is out of date
 
 Flags come from `llmc serve --help` (LLMC is the path of the binary), routes from serve/http/routes.def, and their
-descriptions from the OpenAPI document."""
+descriptions from the OpenAPI document, fields from tools/request_fields.py."""
 
 import glob
 import json
@@ -12,6 +12,8 @@ import os
 import re
 import subprocess
 import sys
+
+import request_fields
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LLMC = os.environ.get("LLMC", os.path.join(ROOT, "build", "llmc"))
@@ -98,10 +100,52 @@ def routes():
     return "\n".join(out).strip()
 
 
+def chunks(names):
+    """Lists of up to 12 names as text."""
+    return [", ".join(f"`{n}`" for n in names[i : i + 12]) for i in range(0, len(names), 12)]
+
+
+def fields():
+    """Fields with the same routes and note share a line."""
+    names = {
+        route: paths[0] if route != "TGI" else "/generate"
+        for route, (_, paths) in request_fields.ROUTES.items()
+    }
+    rows = request_fields.read()
+    out = ["### Read", "", "| fields | routes |", "|---|---|"]
+    groups = {}
+    for name in sorted({f.name for f in rows if f.state == "done"}):
+        routes = tuple(
+            r for r in names for f in rows if (f.name, f.state) == (name, "done") and r in f.routes
+        )
+        groups.setdefault(routes, []).append(name)
+    for routes, some in groups.items():
+        for line in chunks(some):
+            out.append(f"| {line} | {', '.join(f'`{names[r]}`' for r in routes)} |")
+    for state, title, note in (
+        ("ignored", "Ignored: they cannot change the answer", "reason"),
+        ("refused", "Refused with a 400", "what the error advises"),
+    ):
+        groups = {}
+        for f in rows:
+            if f.state == state:
+                groups.setdefault((f.routes, f.note, tuple(f.harmless)), []).append(f)
+        out += ["", f"### {title}", ""]
+        columns = ["fields", "routes", note, "allowed values"][: 3 + (state == "refused")]
+        out += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+        for (routes, text, values), some in groups.items():
+            cells = [", ".join(f"`{names[r]}`" for r in routes), cell(text)]
+            if state == "refused":
+                cells.append(", ".join(f"`{v}`" for v in values))
+            for line in chunks([f.name for f in some]):
+                out.append(f"| {' | '.join([line, *cells])} |")
+    return "\n".join(out)
+
+
 def main():
     with open(PAGE, encoding="utf-8") as f:
         old = new = f.read()
-    for name, make in (("flags", flags), ("routes", routes)):
+    for name, make in (("flags", flags), ("routes", routes), ("fields", fields)):
         mark = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.S)
         if not mark.search(new):
             sys.exit(f"docs/serving.md has no <!-- {name} --> ... <!-- end -->")

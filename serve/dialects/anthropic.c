@@ -254,27 +254,64 @@ read_tools(const json_t *in, json_t *out, Problem *p)
 	return true;
 }
 
-static const FieldName names[] = {
-	{ "stop_sequences", "stop" },
-	{ "output_config.format", "response_format" },
-	{ NULL, NULL },
-};
+static bool
+read_output_config(const json_t *in, json_t *out, Problem *p)
+{
+	const json_t *config = json_object_get(in, "output_config"),
+	             *format = json_object_get(config, "format"),
+	             *effort = json_object_get(config, "effort");
+
+	if (config && !json_is_null(config) && !json_is_object(config))
+		return problem(p, 400, "output_config",
+		               "output_config: expected an object, but got %s.",
+		               json_type_name(config));
+	if (effort && !json_is_null(effort) && !json_is_string(effort))
+		return problem(p, 400, "output_config",
+		               "output_config.effort: expected a string, but got %s.",
+		               json_type_name(effort));
+	if (json_is_string(effort))
+		json_object_set_new(out, "chat_template_kwargs",
+		                    json_pack("{s:O}", "reasoning_effort", effort));
+	if (!format || json_is_null(format))
+		return true;
+	const char *type = json_string_value(json_object_get(format, "type"));
+	json_t *schema = json_object_get(format, "schema");
+	if (!type || strcmp(type, "json_schema") != 0 || !schema)
+		return problem(p, 400, "output_config",
+		               "output_config.format: expected {\"type\": \"json_schema\", "
+		               "\"schema\": ...}");
+	json_object_set_new(out, "response_format",
+	                    json_pack("{s:s,s:{s:s,s:O}}", "type", "json_schema", "json_schema",
+	                              "name", "output", "schema", schema));
+	return true;
+}
+
+static bool
+read_thinking(const json_t *in, json_t *out, Problem *p)
+{
+	const json_t *thinking = json_object_get(in, "thinking");
+	const char *kind = json_string_value(json_object_get(thinking, "type"));
+	json_t *kwargs = json_object_get(out, "chat_template_kwargs");
+
+	if (!thinking || json_is_null(thinking))
+		return true;
+	if (!kind || (strcmp(kind, "enabled") != 0 && strcmp(kind, "adaptive") != 0 &&
+	              strcmp(kind, "disabled") != 0))
+		return problem(
+		    p, 400, "thinking",
+		    "thinking: expected an object of type 'enabled', 'adaptive' or 'disabled'.");
+	if (!kwargs)
+		json_object_set_new(out, "chat_template_kwargs", kwargs = json_object());
+	json_object_set_new(kwargs, "enable_thinking", json_boolean(strcmp(kind, "disabled") != 0));
+	return true;
+}
 
 /* Translate the request to an OpenAI chat body. Returns NULL with a Problem. counting: only the
  * prompt matters. */
 static json_t *
 translate(const json_t *in, bool counting, Problem *p)
 {
-	static const struct {
-		const char *theirs, *ours;
-	} same[] = {
-		{ "model", "model" },           { "temperature", "temperature" },
-		{ "top_p", "top_p" },           { "top_k", "top_k" },
-		{ "stream", "stream" },         { "stop_sequences", "stop" },
-		{ "max_tokens", "max_tokens" },
-	};
-	const json_t *thinking = json_object_get(in, "thinking"),
-	             *stop = json_object_get(in, "stop_sequences");
+	const json_t *stop = json_object_get(in, "stop_sequences");
 	json_t *out = json_object(), *messages = json_array();
 
 	if (!out || !messages || json_object_set_new(out, "messages", messages) != 0) {
@@ -294,38 +331,9 @@ translate(const json_t *in, bool counting, Problem *p)
 	}
 	if (!read_messages(in, messages, p) || !read_tools(in, out, p))
 		goto fail;
-	for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
-		json_t *v = json_object_get(in, same[i].theirs);
-		if (v && !json_is_null(v))
-			json_object_set(out, same[i].ours, v);
-	}
-	const json_t *format = json_object_get(json_object_get(in, "output_config"), "format");
-	if (format && !json_is_null(format)) {
-		const char *type = json_string_value(json_object_get(format, "type"));
-		json_t *schema = json_object_get(format, "schema");
-		if (!type || strcmp(type, "json_schema") != 0 || !schema) {
-			problem(p, 400, "output_config",
-			        "output_config.format: expected {\"type\": \"json_schema\", "
-			        "\"schema\": ...}");
-			goto fail;
-		}
-		json_object_set_new(out, "response_format",
-		                    json_pack("{s:s,s:{s:s,s:O}}", "type", "json_schema",
-		                              "json_schema", "name", "output", "schema", schema));
-	}
-	const char *kind = json_string_value(json_object_get(thinking, "type"));
-	if (thinking && !json_is_null(thinking) &&
-	    (!kind || (strcmp(kind, "enabled") != 0 && strcmp(kind, "adaptive") != 0 &&
-	               strcmp(kind, "disabled") != 0))) {
-		problem(
-		    p, 400, "thinking",
-		    "thinking: expected an object of type 'enabled', 'adaptive' or 'disabled'.");
+	fields_copy(FIELDS_MESSAGES, in, out);
+	if (!read_output_config(in, out, p) || !read_thinking(in, out, p))
 		goto fail;
-	}
-	if (kind)
-		json_object_set_new(
-		    out, "chat_template_kwargs",
-		    json_pack("{s:b}", "enable_thinking", strcmp(kind, "disabled") != 0));
 	return out;
 fail:
 	json_decref(out);
@@ -618,7 +626,7 @@ anthropic_messages(Req *r)
 	static const OpenAiRoute route = { .id_prefix = "msg_",
 		                           .max_stop = OTHERS_MAX_STOP,
 		                           .translate = to_chat,
-		                           .names = names,
+		                           .fields = FIELDS_MESSAGES,
 		                           .read = openai_read_chat };
 
 	openai_handle(r, &dialect, &route);
@@ -628,7 +636,8 @@ void
 anthropic_count(Req *r)
 {
 	Problem p = { 0 };
-	json_t *in = body_object(&r->body, &p), *o = in ? translate(in, true, &p) : NULL;
+	json_t *in = body_object(&r->body, &p),
+	       *o = in && fields_check(FIELDS_MESSAGES, in, &p) ? translate(in, true, &p) : NULL;
 	char *prompt = NULL;
 	int32_t *tok = NULL;
 	size_t n = 0, n_tok = 0;
@@ -638,7 +647,7 @@ anthropic_count(Req *r)
 	    o && chat_prompt(r->model, o, &prompt, &n, &p) &&
 	    tokenize_prompt(r->model, prompt, n, LLMC_PARSE_SPECIAL, SIZE_MAX, &tok, &n_tok, &p);
 	if (o && !ok)
-		openai_rename(names, &p);
+		fields_rename(FIELDS_MESSAGES, &p);
 	free(prompt);
 	free(tok);
 	json_decref(o);

@@ -163,7 +163,8 @@ embeddings_pool(Generation *g, const json_t *o, Problem *p)
 		return problem(p, 400, "pooling",
 		               "This model does not specify its pooling: set 'pooling' to last, "
 		               "mean or cls, or start the server with --set pool.kind=...");
-	return field_bool(o, "normalize", &g->er.normalize, p);
+	return field_bool(o, "normalize", &g->er.normalize, p) &&
+	       field_bool(o, "use_activation", &g->er.normalize, p); /* vLLM's name */
 }
 
 static bool
@@ -176,7 +177,8 @@ read_embeddings(Generation *g, const json_t *o, const void *ollama, Problem *p)
 
 	own->ollama = *(const bool *)ollama;
 	g->max_new = 1;
-	if (!openai_model(g->req, o, p) || !embeddings_pool(g, o, p) ||
+	if (!fields_check(own->ollama ? FIELDS_OLLAMA_EMBED : FIELDS_EMBEDDINGS, o, p) ||
+	    !openai_model(g->req, o, p) || !embeddings_pool(g, o, p) ||
 	    !field_int(o, "dimensions", 1, g->model->back.info.out_width, &dimensions, NULL, p))
 		return false;
 	own->dimensions = (int32_t)dimensions;

@@ -29,58 +29,20 @@ ollama_problem(Req *r, const Problem *p)
 
 /* ---- requests ---- */
 
-/* Refuse samplers that llmc does not have, unless their value disables them. */
-static bool
-refuse_options(const json_t *o, Problem *p)
-{
-	static const struct {
-		const char *key;
-		double off;
-	} never[] = { { "mirostat", 0 }, { "tfs_z", 1 } };
-
-	for (size_t i = 0; i < sizeof never / sizeof *never; i++) {
-		const json_t *v = json_object_get(o, never[i].key);
-		if (v && !json_is_null(v) &&
-		    !(json_is_number(v) &&
-		      (json_number_value(v) == 0 || json_number_value(v) == never[i].off)))
-			return problem(p, 400, never[i].key,
-			               "options.%s is not supported by this server", never[i].key);
-	}
-	return true;
-}
-
-static void
-copy_option(const json_t *from, const char *theirs, json_t *to, const char *ours)
-{
-	json_t *v = json_object_get(from, theirs);
-
-	if (v && !json_is_null(v))
-		json_object_set(to, ours, v);
-}
-
 /* Translate "options". Options that configure the runner, such as num_ctx or num_gpu, are ignored:
  * they are server settings here. */
 static bool
 read_options(const json_t *in, json_t *out, Problem *p)
 {
-	static const char *const same[] = { "seed", "stop" };
 	const json_t *o = json_object_get(in, "options"), *most = json_object_get(o, "num_predict");
-	size_t n_option;
-	const llmc_option *option = llmc_sampling_options(&n_option);
 
 	if (o && !json_is_null(o) && !json_is_object(o))
 		return problem(p, 400, "options", "options: expected an object, but got %s",
 		               json_type_name(o));
-	if (!refuse_options(o, p))
-		return false;
 	json_object_set_new(out, "temperature", json_real(0.8)); /* Ollama's defaults */
 	json_object_set_new(out, "top_k", json_integer(40));
 	json_object_set_new(out, "top_p", json_real(0.9));
-	for (const llmc_option *k = option; k < option + n_option; k++)
-		copy_option(o, k->alias && json_object_get(o, k->alias) ? k->alias : k->name, out,
-		            k->name);
-	for (size_t i = 0; i < sizeof same / sizeof *same; i++)
-		copy_option(o, same[i], out, same[i]);
+	fields_copy(FIELDS_OLLAMA_CHAT, in, out);
 	if (most && !json_is_null(most)) {
 		if (!json_is_integer(most) || json_integer_value(most) == 0)
 			return problem(p, 400, "num_predict",
@@ -88,23 +50,6 @@ read_options(const json_t *in, json_t *out, Problem *p)
 		json_object_set_new(
 		    out, "max_tokens",
 		    json_integer(json_integer_value(most) < 0 ? -1 : json_integer_value(most)));
-	}
-	return true;
-}
-
-static bool
-refuse(const json_t *in, Problem *p)
-{
-	static const char *const never[] = { "images", "suffix", "context", "template" };
-
-	for (size_t i = 0; i < sizeof never / sizeof *never; i++) {
-		const json_t *v = json_object_get(in, never[i]);
-		bool nothing = !v || json_is_null(v) || json_is_false(v) ||
-		               (json_is_array(v) && json_array_size(v) == 0) ||
-		               (json_is_string(v) && json_string_length(v) == 0);
-		if (!nothing)
-			return problem(p, 400, never[i],
-			               "%s is not supported by this server at this path", never[i]);
 	}
 	return true;
 }
@@ -142,8 +87,7 @@ translate(const json_t *in, Problem *p)
 
 	if (!out)
 		problem_memory(p);
-	if (!out || !refuse(in, p) || !read_options(in, out, p) ||
-	    !read_think(json_object_get(in, "think"), out, p))
+	if (!out || !read_options(in, out, p) || !read_think(json_object_get(in, "think"), out, p))
 		goto fail;
 	if (stream && !json_is_null(stream) && !json_is_boolean(stream)) {
 		problem(p, 400, "stream", "stream: expected true or false, but got %s",
@@ -172,6 +116,9 @@ translate(const json_t *in, Problem *p)
 	}
 	if (logprobs)
 		json_object_set(out, "logprobs", (json_t *)(uintptr_t)logprobs);
+	int64_t top = 0;
+	if (!field_int(in, "top_logprobs", 0, LLMC_MAX_TOP, &top, NULL, p))
+		goto fail;
 	if (json_is_true(logprobs) && json_object_get(in, "top_logprobs"))
 		json_object_set(out, "top_logprobs", json_object_get(in, "top_logprobs"));
 	return out;
@@ -214,6 +161,11 @@ generate_body(const json_t *in, Problem *p)
 		return NULL;
 	if (!field_bool(in, "raw", &raw, p))
 		goto fail;
+	if (system && !json_is_null(system) && !json_is_string(system)) {
+		problem(p, 400, "system", "system: expected a string, but got %s",
+		        json_type_name(system));
+		goto fail;
+	}
 	if (!prompt || json_is_null(prompt) ||
 	    (json_is_string(prompt) && !json_string_length(prompt)))
 		return out;
@@ -236,16 +188,6 @@ fail:
 	json_decref(out);
 	return NULL;
 }
-
-#define OPTION_NAME(kind, name, ...) { "options." #name, #name },
-static const FieldName names[] = {
-	{ "options.repeat_penalty", "repetition_penalty" },
-	LLMC_SAMPLING_OPTIONS(OPTION_NAME){ "options.seed", "seed" },
-	{ "options.stop", "stop" },
-	{ "options.num_predict", "max_tokens" },
-	{ "format", "response_format" },
-	{ NULL, NULL },
-};
 
 /* Answer a request without a prompt, by which clients load a model. It is loaded by now. */
 static bool
@@ -444,7 +386,7 @@ ollama_chat(Req *r)
 	static const OpenAiRoute route = { .id_prefix = "",
 		                           .max_stop = OTHERS_MAX_STOP,
 		                           .translate = chat_body,
-		                           .names = names,
+		                           .fields = FIELDS_OLLAMA_CHAT,
 		                           .read = read_chat };
 
 	openai_handle(r, &dialect, &route);
@@ -456,7 +398,7 @@ ollama_generate(Req *r)
 	static const OpenAiRoute route = { .id_prefix = "",
 		                           .max_stop = OTHERS_MAX_STOP,
 		                           .translate = generate_body,
-		                           .names = names,
+		                           .fields = FIELDS_OLLAMA_GENERATE,
 		                           .read = read_generate };
 
 	openai_handle(r, &dialect, &route);

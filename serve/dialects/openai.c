@@ -68,51 +68,6 @@ openai_model(Req *r, const json_t *o, Problem *p)
 	return true;
 }
 
-/* Refuse fields that would change the answer and are not implemented. */
-static bool
-check_unsupported(const json_t *o, Problem *p)
-{
-	static const char *const never[] = {
-		"prompt_logprobs",   "truncate_prompt_tokens",
-		"allowed_token_ids", "bad_words",
-		"use_beam_search",   "functions",
-		"function_call",     "audio",
-		"modalities",        "web_search_options",
-	};
-	/* values that disable a field */
-	static const struct {
-		const char *key, *word;
-	} harmless[] = { { "function_call", "none" }, { "modalities", "text" } };
-
-	for (size_t i = 0; i < sizeof never / sizeof *never; i++) {
-		const json_t *v = json_object_get(o, never[i]),
-		             *word = json_array_size(v) == 1 ? json_array_get(v, 0) : v;
-		bool nothing = !v || json_is_null(v) || json_is_false(v) ||
-		               (json_is_array(v) && json_array_size(v) == 0);
-		for (size_t k = 0; k < sizeof harmless / sizeof *harmless; k++)
-			nothing |= !strcmp(never[i], harmless[k].key) && json_is_string(word) &&
-			           !strcmp(json_string_value(word), harmless[k].word);
-		if (!nothing) {
-			problem(p, 400, never[i],
-			        "The '%s' parameter is not supported by this server.", never[i]);
-			p->code = "unsupported_parameter";
-			return false;
-		}
-	}
-	return true;
-}
-
-/* Refuse llama.cpp's per-request adapter scales. */
-static bool
-check_lora(const json_t *o, Problem *p)
-{
-	if (json_array_size(json_object_get(o, "lora")) == 0)
-		return true;
-	return problem(p, 400, "lora",
-	               "'lora' is not supported: an adapter has a model name and a scale of its "
-	               "own here. Name it in 'model'; GET /v1/models lists them.");
-}
-
 static bool
 read_stop(Generation *g, const json_t *o, size_t most, Problem *p)
 {
@@ -287,15 +242,17 @@ static bool
 read_shared(Generation *g, const json_t *o, const OpenAiRoute *route, Problem *p)
 {
 	int64_t n = 1, seed = 0, speculate = -1, priority = 0;
-	bool has_seed, skip_special = true, usage = false;
+	bool has_seed, skip_special = true, usage = false, keep_stop = false;
 	const json_t *so = json_object_get(o, "stream_options");
 
-	if (!openai_model(g->req, o, p) || !check_unsupported(o, p) || !check_lora(o, p) ||
-	    !read_sampling(g, o, p) || !field_int(o, "n", 1, LLMC_MAX_CHOICES, &n, NULL, p) ||
+	if (!openai_model(g->req, o, p) || !read_sampling(g, o, p) ||
+	    !field_int(o, "n", 1, LLMC_MAX_CHOICES, &n, NULL, p) ||
 	    !field_int(o, "seed", INT64_MIN, INT64_MAX, &seed, &has_seed, p) ||
 	    !field_int(o, "speculate", 0, LLMC_MAX_SPECULATE, &speculate, NULL, p) ||
 	    !field_int(o, "priority", -PRIORITY_MOST, PRIORITY_MOST, &priority, NULL, p) ||
 	    !field_bool(o, "skip_special_tokens", &skip_special, p) ||
+	    !field_bool(o, "include_stop_str_in_output", &g->er.keep_stop, p) ||
+	    !field_bool(o, "no_stop_trim", &keep_stop, p) ||
 	    !field_bool(o, "stream", &g->stream, p) || !read_stop(g, o, route->max_stop, p) ||
 	    !read_stop_tokens(g, o, p) || !read_bias(g, o, p) || !read_salt(g, o, p))
 		return false;
@@ -315,6 +272,7 @@ read_shared(Generation *g, const json_t *o, const OpenAiRoute *route, Problem *p
 	if (!grammar_read(g, o, p))
 		return false;
 	openai_own(g)->include_usage = usage;
+	g->er.keep_stop |= keep_stop;
 	g->n = (int32_t)n;
 	g->er.priority = (int32_t)priority;
 	g->ep.speculate = speculate == 0 ? -1 : speculate < 0 ? 0 : (int32_t)speculate;
@@ -354,55 +312,13 @@ openai_fits(const Generation *g, size_t n_tok, const char *what, Problem *p)
 	return true;
 }
 
-/* Find the row whose name is a prefix of s and is followed by the end or by a path into the
- * field. */
-static const FieldName *
-name_at(const FieldName *names, const char *s, const char *ends)
-{
-	for (; names->ours; names++) {
-		size_t n = strlen(names->ours);
-		/* strchr also accepts the end of s */
-		if (!strncmp(s, names->ours, n) && strchr(ends, s[n]))
-			return names;
-	}
-	return NULL;
-}
-
-/* Replace chat field names in a Problem by the names in the client's body, in param and in
- * quotes. */
-void
-openai_rename(const FieldName *names, Problem *p)
-{
-	const FieldName *f = name_at(names, p->param, ".[");
-	Strbuf b = { 0 };
-
-	if (f) {
-		strbuf_puts(&b, f->theirs);
-		strbuf_puts(&b, p->param + strlen(f->ours));
-		snprintf(p->param, sizeof p->param, "%s", strbuf_str(&b));
-		strbuf_clear(&b);
-	}
-	for (const char *s = p->text; *s;) {
-		strbuf_putc(&b, *s++);
-		if (s[-1] == '\'' && (f = name_at(names, s, ".['")) != NULL) {
-			strbuf_puts(&b, f->theirs);
-			s += strlen(f->ours);
-		}
-	}
-	if (!b.failed)
-		snprintf(p->text, sizeof p->text, "%.*s",
-		         (int)utf8_whole(strbuf_str(&b),
-		                         b.len < sizeof p->text ? b.len : sizeof p->text - 1),
-		         strbuf_str(&b));
-	strbuf_release(&b);
-}
-
 static bool
 read_route(Generation *g, const json_t *in, const void *how, Problem *p)
 {
 	const OpenAiRoute *route = how;
 	OpenAi *own = openai_own(g);
-	json_t *made = route->translate ? route->translate(in, p) : NULL;
+	bool ok = fields_check(route->fields, in, p);
+	json_t *made = ok && route->translate ? route->translate(in, p) : NULL;
 	const json_t *o = route->translate ? made : in;
 
 	own->object = route->object;
@@ -410,9 +326,9 @@ read_route(Generation *g, const json_t *in, const void *how, Problem *p)
 	own->created = time(NULL);
 	snprintf(own->id, sizeof own->id, "%s%016llx%08x", route->id_prefix,
 	         (unsigned long long)random_seed(), (unsigned)random_seed());
-	bool ok = o && read_shared(g, o, route, p) && route->read(g, o, p);
-	if (o && !ok && route->names)
-		openai_rename(route->names, p);
+	ok = ok && o && read_shared(g, o, route, p) && route->read(g, o, p);
+	if (o && !ok && made)
+		fields_rename(route->fields, p);
 	json_decref(made);
 	return ok;
 }

@@ -5,6 +5,7 @@
 #include "serve/dialects/generation.h"
 #include "base/json.h"
 #include "serve/http/route.h"
+#include "serve/dialects/fields.h"
 #include "serve/dialects/tokenize.h"
 
 typedef struct OpenAi { /* per-generation state of the dialect */
@@ -22,18 +23,14 @@ openai_own(const Generation *g)
 }
 
 enum { OPENAI_MAX_STOP = 4, OTHERS_MAX_STOP = 64 };
-typedef struct FieldName {
-	const char *theirs, *ours;
-} FieldName; /* name in a translated dialect and in the chat */
-
 typedef struct OpenAiRoute {
 	const char *id_prefix, *object, *chunk;
 	size_t max_stop; /* stop strings per request */
 	/* translate: returns the body as an OpenAI chat body (new reference) or NULL with a
-	 * Problem; NULL: no translation. names: how Problems name chat fields in the client's body;
-	 * a name precedes its own prefixes; ends with an empty row; NULL: no renaming. */
+	 * Problem; NULL: no translation. fields: the route in the table of fields, which also names
+	 * chat fields in Problems as in the client's body. */
 	json_t *(*translate)(const json_t *in, Problem *p);
-	const FieldName *names;
+	int fields;
 	bool (*read)(Generation *g, const json_t *o,
 	             /* reads the route's own fields and prompts, after the shared ones */
 	             Problem *p);
@@ -41,7 +38,6 @@ typedef struct OpenAiRoute {
 
 /* Handle a request of an OpenAI route. */
 void openai_handle(Req *r, const Dialect *d, const OpenAiRoute *route);
-void openai_rename(const FieldName *names, Problem *p);
 bool openai_read_chat(Generation *g, const json_t *o, Problem *p);
 bool openai_read_logprobs(Generation *g, const json_t *o,
                           Problem *p); /* chat's logprobs and top_logprobs */

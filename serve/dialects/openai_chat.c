@@ -34,16 +34,17 @@ openai_read_logprobs(Generation *g, const json_t *o, Problem *p)
 bool
 openai_read_chat(Generation *g, const json_t *o, Problem *p)
 {
-	int64_t max_tokens = -1, older = -1;
-	bool has_max, has_older, special = false;
+	int64_t max_tokens = -1, older = -1, oldest = -1;
+	bool has_max, has_older, has_oldest, special = false;
 	char *text = NULL;
 	size_t n;
 
 	if (!new_tokens(o, "max_completion_tokens", &max_tokens, &has_max, p) ||
-	    !new_tokens(o, "max_tokens", &older, &has_older, p) || !openai_read_logprobs(g, o, p) ||
-	    !field_bool(o, "add_special_tokens", &special, p))
+	    !new_tokens(o, "max_tokens", &older, &has_older, p) ||
+	    !new_tokens(o, "n_predict", &oldest, &has_oldest, p) ||
+	    !openai_read_logprobs(g, o, p) || !field_bool(o, "add_special_tokens", &special, p))
 		return false;
-	g->max_new = has_max ? (int32_t)max_tokens : has_older ? (int32_t)older : -1;
+	g->max_new = (int32_t)(has_max ? max_tokens : has_older ? older : oldest);
 	if (g->max_new > 0 && g->ep.min_tokens > g->max_new)
 		return problem(p, 400, "min_tokens",
 		               "Invalid 'min_tokens': %d is more than the new tokens allowed, %d.",
@@ -362,6 +363,7 @@ openai_chat(Req *r)
 		.object = "chat.completion",
 		.chunk = "chat.completion.chunk",
 		.max_stop = OPENAI_MAX_STOP,
+		.fields = FIELDS_CHAT,
 		.translate = custom_chat,
 		.read = read_chat,
 	};

@@ -96,19 +96,15 @@ static bool
 read_completion(Generation *g, const json_t *o, Problem *p)
 {
 	OpenAi *own = openai_own(g);
-	int64_t max_tokens = 16, best_of = 1, logprobs = 0;
-	bool has_best, has_logprobs;
-	const json_t *suffix = json_object_get(o, "suffix");
+	int64_t max_tokens = 16, n_predict = -1, best_of = 1, logprobs = 0;
+	bool has_max, has_predict, has_best, has_logprobs;
 
-	if (!field_int(o, "max_tokens", -1, INT32_MAX, &max_tokens, NULL, p) ||
+	if (!field_int(o, "max_tokens", -1, INT32_MAX, &max_tokens, &has_max, p) ||
+	    !field_int(o, "n_predict", -1, INT32_MAX, &n_predict, &has_predict, p) ||
 	    !field_int(o, "best_of", 0, 20, &best_of, &has_best, p) ||
 	    !field_int(o, "logprobs", 0, 5, &logprobs, &has_logprobs, p) ||
 	    !field_bool(o, "echo", &own->echo, p))
 		return false;
-	if (json_is_string(suffix) ? json_string_length(suffix) > 0
-	                           : suffix && !json_is_null(suffix))
-		return problem(p, 400, "suffix",
-		               "'suffix' is not supported: this server does not insert text.");
 	if (has_best && best_of > 0) {
 		if (best_of < g->n)
 			return problem(p, 400, "best_of",
@@ -120,7 +116,7 @@ read_completion(Generation *g, const json_t *o, Problem *p)
 		if (best_of > g->n)
 			g->best_of = (int32_t)best_of;
 	}
-	g->max_new = (int32_t)max_tokens;
+	g->max_new = (int32_t)(has_predict && !has_max ? n_predict : max_tokens);
 	if (g->max_new >= 0 && g->ep.min_tokens > g->max_new)
 		return problem(p, 400, "min_tokens",
 		               "Invalid 'min_tokens': %d is more than 'max_tokens', which is %d.",
@@ -344,6 +340,7 @@ openai_completions(Req *r)
 		                           .object = "text_completion",
 		                           .chunk = "text_completion",
 		                           .max_stop = OPENAI_MAX_STOP,
+		                           .fields = FIELDS_COMPLETIONS,
 		                           .read = read_completion };
 
 	openai_handle(r, &dialect, &route);

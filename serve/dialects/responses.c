@@ -455,7 +455,7 @@ openai_responses(Req *r)
 	static const OpenAiRoute route = { .id_prefix = "resp_",
 		                           .max_stop = OPENAI_MAX_STOP,
 		                           .translate = responses_chat,
-		                           .names = responses_names,
+		                           .fields = FIELDS_RESPONSES,
 		                           .read = read_chat };
 
 	openai_handle(r, &dialect, &route);

@@ -4,7 +4,6 @@
 
 #include "serve/dialects/openai.h"
 
-extern const FieldName responses_names[];
 /* Translate the body to a chat body; a new reference, or NULL with a Problem. */
 json_t *responses_chat(const json_t *in, Problem *p);
 /* Return the object of request fields that the answer repeats. */

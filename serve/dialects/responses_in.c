@@ -356,59 +356,21 @@ read_include(const json_t *in, json_t *out, Problem *p)
 	return true;
 }
 
-const FieldName responses_names[] = {
-	{ "max_output_tokens", "max_completion_tokens" },
-	{ "text.format", "response_format" },
-	{ "input", "messages" },
-	{ NULL, NULL },
-};
-
 json_t *
 responses_chat(const json_t *in, Problem *p)
 {
-	static const struct {
-		const char *theirs, *ours;
-	} same[] = {
-		{ "model", "model" },
-		{ "stream", "stream" },
-		{ "max_output_tokens", "max_completion_tokens" },
-		{ "parallel_tool_calls", "parallel_tool_calls" },
-		{ "seed", "seed" },
-		{ "priority", "priority" },
-		{ "cache_salt", "cache_salt" },
-		{ "speculate", "speculate" },
-		{ "structured_outputs", "structured_outputs" },
-		{ "guided_json", "guided_json" },
-		{ "guided_regex", "guided_regex" },
-		{ "guided_choice", "guided_choice" },
-		{ "guided_grammar", "guided_grammar" },
-	};
 	static const char *const objects[] = { "reasoning", "text", "metadata" };
-	static const char *const never[] = { "previous_response_id", "conversation", "background",
-		                             "prompt" };
 	const json_t *input = json_object_get(in, "input"),
 	             *about = json_object_get(in, "instructions");
 	const char *effort =
 	    json_string_value(json_object_get(json_object_get(in, "reasoning"), "effort"));
 	json_t *out = json_object(), *messages = json_array(), *v;
 	ResponseInput talk = { .messages = messages };
-	size_t n_option;
-	const llmc_option *option = llmc_sampling_options(&n_option);
 
 	if (!out || !messages || json_object_set_new(out, "messages", messages) != 0) {
 		problem_memory(p);
 		goto fail;
 	}
-	for (size_t i = 0; i < sizeof never / sizeof *never; i++)
-		if ((v = json_object_get(in, never[i])) != NULL && !json_is_null(v) &&
-		    !json_is_false(v)) {
-			problem(p, 400, never[i],
-			        "The '%s' parameter is not supported: this server keeps no "
-			        "responses, send the whole conversation as 'input'.",
-			        never[i]);
-			p->code = "unsupported_parameter";
-			goto fail;
-		}
 	for (size_t i = 0; i < sizeof objects / sizeof *objects; i++)
 		if ((v = json_object_get(in, objects[i])) != NULL && !json_is_null(v) &&
 		    !json_is_object(v)) {
@@ -447,16 +409,16 @@ responses_chat(const json_t *in, Problem *p)
 		              : "Missing required parameter: 'input'.");
 		goto fail;
 	}
-	for (size_t i = 0; i < sizeof same / sizeof *same; i++)
-		if ((v = json_object_get(in, same[i].theirs)) != NULL && !json_is_null(v))
-			json_object_set(out, same[i].ours, v);
-	for (size_t i = 0; i < n_option; i++)
-		if ((v = json_object_get(in, option[i].name)) != NULL && !json_is_null(v))
-			json_object_set(out, option[i].name, v);
-	if (effort)
-		json_object_set_new(out, "chat_template_kwargs",
-		                    json_pack("{s:s,s:b}", "reasoning_effort", effort,
-		                              "enable_thinking", strcmp(effort, "none") != 0));
+	fields_copy(FIELDS_RESPONSES, in, out);
+	if (effort) {
+		json_t *kwargs = json_pack("{s:s,s:b}", "reasoning_effort", effort,
+		                           "enable_thinking", strcmp(effort, "none") != 0);
+		v = json_object_get(out, "chat_template_kwargs");
+		if (!v ||
+		    json_object_update(kwargs, v) == 0) /* else refused by the chat's reader */
+			json_object_set(out, "chat_template_kwargs", kwargs);
+		json_decref(kwargs);
+	}
 	json_decref(talk.thought);
 	talk.thought = NULL;
 	if (read_tools(in, out, p) && read_format(in, out, p) && read_include(in, out, p) &&

@@ -1,0 +1,61 @@
+"""The table of request fields, serve/fields.def with the rows of LLMC_SAMPLING_OPTIONS, for tools/serving_doc.py and tests."""
+
+import collections
+import os
+import re
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# name of a set of routes in the table: (name in request_fields.json of the tests, paths)
+ROUTES = {
+    "CHAT": ("chat", ["/v1/chat/completions"]),
+    "COMPLETIONS": ("completions", ["/v1/completions"]),
+    "RESPONSES": ("responses", ["/v1/responses"]),
+    "EMBEDDINGS": ("embeddings", ["/v1/embeddings"]),
+    "MESSAGES": ("messages", ["/v1/messages"]),
+    "OLLAMA_CHAT": ("ollama_chat", ["/api/chat"]),
+    "OLLAMA_GENERATE": ("ollama_generate", ["/api/generate"]),
+    "OLLAMA_EMBED": ("ollama_embed", ["/api/embed"]),
+    "TGI": ("tgi", ["/generate", "/generate_stream", "/", "/invocations"]),
+}
+TEXT = r'"((?:[^"\\]|\\.)*)"'
+ROW = re.compile(
+    rf"^(DONE|COPIED|MADE|IGNORED|REFUSED)\(([A-Z_ |]+), {TEXT}(?:, {TEXT})?(?:, {TEXT})?\)$"
+)
+OPTION = re.compile(
+    r'^\tX\(\w+, (\w+), [^,]+, [^,]+, ([^,]+), ([^,]+), [^,]+, (NULL|"(\w+)"), ', re.M
+)
+
+Field = collections.namedtuple("Field", "state routes name harmless note")
+
+
+def read():
+    """Return the rows. Rows that the server reads have the state "done"."""
+    out = []
+    with open(os.path.join(ROOT, "serve", "fields.def"), encoding="utf-8") as f:
+        text = f.read()
+    for line in re.sub(r"/\*.*?\*/", "", text, flags=re.S).split("\n"):
+        if not line.strip():
+            continue
+        m = ROW.match(line)
+        if not m:
+            raise SystemExit(f"serve/fields.def: cannot read this row: {line}")
+        state, routes, name, a, b = m.groups()
+        text = ((b if state == "REFUSED" else a) or "").replace('\\"', '"')
+        out.append(
+            Field(
+                {"IGNORED": "ignored", "REFUSED": "refused"}.get(state, "done"),
+                tuple(routes.split(" | ")),
+                name,
+                a.split("|") if state == "REFUSED" and a else [],
+                text if state in ("IGNORED", "REFUSED") else "",
+            )
+        )
+    with open(os.path.join(ROOT, "include", "llmc.h"), encoding="utf-8") as f:
+        for name, least, most, _, alias in OPTION.findall(f.read()):
+            if float(least.replace("INT32_MAX", "1e9")) > float(most.replace("INT32_MAX", "1e9")):
+                continue
+            out.append(Field("done", ("CHAT", "COMPLETIONS", "RESPONSES"), name, [], ""))
+            for n in {name, alias or name}:
+                routes = ("OLLAMA_CHAT", "OLLAMA_GENERATE")
+                out.append(Field("done", routes, "options." + n, [], ""))
+    return out
