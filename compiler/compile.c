@@ -94,8 +94,9 @@ host_pages_fit(const Graph *g, const char *target, Diag *d)
 		why = g->pool[i].state ? "this model has recurrent layers, whose state is not in "
 		                         "pages; use --swap-memory for preempted requests"
 		                       : NULL;
-	if (!why && s->attention.mask == MASK_PREFIX)
-		why = "the prefix cache does not support mask prefix";
+	if (!why && s->attention.mask != MASK_CAUSAL)
+		why = "prompts of this model are not reused, since tokens attend to later ones "
+		      "(attention.mask)";
 	if (why)
 		err_at(d, spec_loc(s, "kv.host"), "kv.host = %" PRId64 ": %s", s->kv.host, why);
 	return !why;

@@ -116,8 +116,9 @@ kernel_for(Select *s, int i, int phase)
 		if (same_use(g, s->memo[phase][m].op, op))
 			return s->memo[phase][m].kernel;
 	/* If results must not depend on the batch, decode rows use the kernels of mixed steps. The
-	 * same holds if latent attention is always expanded: decode kernels are absorbed. */
-	bool one = templates_one_phase(s->ts) || op_int(op, "expand") == MLA_EXPAND_ALWAYS;
+	 * same holds for encoders, which have no decode steps, and if latent attention is always
+	 * expanded: decode kernels are absorbed. */
+	bool one = templates_one_phase(s->ts, g) || op_int(op, "expand") == MLA_EXPAND_ALWAYS;
 	int as = one ? PHASE_MIXED : phase;
 	const Template *t = templates_find(s->ts, g, op, as);
 	int k = -1;

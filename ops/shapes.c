@@ -165,7 +165,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	    GET(fused), GET(expand), GET(unit), GET(per_group), GET(chunk);
 	const int64_t GET(rank), GET(slots), GET(head_stride), GET(k_heads), GET(v_heads),
 	    GET(k_dim), GET(g_dim), GET(taps), GET(n_state), GET(index_top_k);
-	const int64_t GET(alibi_first), GET(alibi_heads);
+	const int64_t GET(alibi_first), GET(alibi_heads), GET(types);
 	const int64_t qkv_rows = mul(heads + 2 * kv_heads, dim);
 #undef GET
 
@@ -179,6 +179,9 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	case OP_embed_pos:
 		SET(embed_pos, .x = act(hidden), .w = mat(m->max_positions + offset, hidden),
 		    .y = act(hidden));
+		break;
+	case OP_embed_type:
+		SET(embed_type, .x = act(hidden), .w = mat(types, hidden), .y = act(hidden));
 		break;
 	case OP_permute_cols:
 		SET(permute_cols, .x = act(width), .nw = vec(width), .nb = vec(width),

@@ -281,6 +281,10 @@ typedef struct Plan {
 	int n_layers;
 	bool hard_limit,
 	    prompt_whole; /* prompt_whole: the prompt is prefilled in one chunk (prefix mask) */
+	/* a sequence is one step: its keys and values end with their layer, so a pool has one layer
+	 * slot, and the sequence is empty again after the step; implies prompt_whole */
+	bool encoder;
+	int token_types; /* encoder: rows of the token type table; 0: none */
 	int32_t prefix_mark, prefix_end;
 	const char *prompt_prefix; /* or NULL */
 	int64_t kv_host; /* bytes of host memory for pages evicted from the prefix cache; 0: none */

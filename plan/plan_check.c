@@ -511,6 +511,15 @@ plan_check(const Plan *p, llmc_error *err)
 		return BAD("buffer %s cannot hold the rows for a draft head: expected f32, n_tok "
 		           "rows of %lld",
 		           rows_out->id, (long long)p->hidden);
+	if (p->encoder && (!p->prompt_whole || p->output == LLMC_OUTPUT_LOGITS || p->stages > 1 ||
+	                   p->ranks > 1 || plan_has_state(p)))
+		return BAD(
+		    "token_types: an encoder has prompt_whole, rows or labels as its output, "
+		    "one rank and no recurrent states");
+	for (int i = 0; i < p->n_pool && p->encoder; i++)
+		if (p->pool[i].n_layers != 1 || p->pool[i].keep)
+			return BAD("pool %s: an encoder has one layer slot without a window",
+			           p->pool[i].id);
 	if (p->prompt_whole && (p->prefix_mark >= p->vocab || p->prefix_end >= p->vocab))
 		return BAD("prefix_mark or prefix_end is not a token");
 	return plan_check_steps(p, err);

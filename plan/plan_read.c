@@ -546,14 +546,16 @@ read_plan(PlanReader *r, json_t *j)
 		       p->format, PLAN_FORMAT);
 	bool ranks = json_object_get(j, "ranks"), stages = json_object_get(j, "stages"),
 	     output = json_object_get(j, "output"), lora = json_object_get(j, "lora"),
-	     host = json_object_get(j, "kv_host"), rows = json_object_get(j, "rows");
+	     host = json_object_get(j, "kv_host"), rows = json_object_get(j, "rows"),
+	     encoder = json_object_get(j, "token_types");
 	rd_keys(
 	    r, j,
 	    arena_printf(r->arena,
-	                 "format step_abi name family spec_sha256 target %s%s%s%s%s%s" KEYS_BELOW,
+	                 "format step_abi name family spec_sha256 target %s%s%s%s%s%s%s" KEYS_BELOW,
 	                 rows ? "rows takes_rows " : "", lora ? "lora lora_scale " : "",
 	                 output ? "output " : "", ranks ? "rank ranks " : "",
-	                 stages ? "stage stages window " : "", host ? "kv_host " : ""));
+	                 stages ? "stage stages window " : "", host ? "kv_host " : "",
+	                 encoder ? "token_types " : ""));
 	p->step_abi = (int)rd_get_int(r, j, "step_abi", 0, INT32_MAX);
 	if (p->step_abi != PLAN_STEP_ABI)
 		rd_bad(r, "step_abi",
@@ -576,6 +578,8 @@ read_plan(PlanReader *r, json_t *j)
 	p->stage = stages ? (int)rd_get_int(r, j, "stage", 0, p->stages - 1) : 0;
 	p->window = stages ? rd_get_int(r, j, "window", 0, RD_MAX_SIZE) : 0;
 	p->kv_host = host ? rd_get_int(r, j, "kv_host", 1, RD_MAX_SIZE) : 0;
+	p->encoder = encoder;
+	p->token_types = encoder ? (int)rd_get_int(r, j, "token_types", 0, 1024) : 0;
 	p->lora = lora ? rd_get_str(r, j, "lora") : NULL;
 	p->lora_scale = lora ? rd_get_num(r, j, "lora_scale") : 0;
 	p->vocab = rd_get_int(r, j, "vocab", 1, INT32_MAX);

@@ -379,6 +379,8 @@ plan_write(const Plan *p, Strbuf *out)
 	}
 	if (p->kv_host)
 		key_int(out, "kv_host", p->kv_host);
+	if (p->encoder)
+		key_int(out, "token_types", p->token_types);
 	strbuf_putc(out, '\n');
 	key_int(out, "vocab", p->vocab);
 	key_int(out, "vocab_used", p->vocab_used);

@@ -167,13 +167,15 @@ ref_softmax(float *p, int64_t n, const float *sink)
 
 /* Positions that row t attends to: [*first, return value). */
 static int64_t
-visible(const RefCall *c, int64_t t, int64_t window, bool chunk, bool prefix, int64_t *first)
+visible(const RefCall *c, int64_t t, int64_t window, bool chunk, const char *mask, int64_t *first)
 {
 	int32_t seq = c->s->seq_of[t];
 	int64_t pos = c->s->pos[t], end = pos + 1;
 
-	if (prefix && c->s->prefix_len[seq] > end)
+	if (!strcmp(mask, "prefix") && c->s->prefix_len[seq] > end)
 		end = c->s->prefix_len[seq];
+	if (!strcmp(mask, "none"))
+		end = window > 0 ? pos + window : c->s->kv_len[seq];
 	if (end > c->s->kv_len[seq])
 		end = c->s->kv_len[seq];
 	*first = window > 0 && chunk                  ? pos - pos % window
@@ -190,8 +192,8 @@ ref_attention(const RefCall *c)
 	double scale = step_num(c->step, "scale"), cap = step_num(c->step, "softcap"),
 	       alibi = step_num(c->step, "alibi");
 	int64_t window = step_int(c->step, "window");
-	bool prefix = !strcmp(step_word(c->step, "mask"), "prefix"),
-	     chunk = step_int(c->step, "chunk") != 0;
+	const char *mask = step_word(c->step, "mask");
+	bool chunk = step_int(c->step, "chunk") != 0;
 	int64_t alibi_first = step_int(c->step, "alibi_first"),
 	        alibi_heads = step_int(c->step, "alibi_heads");
 	double *sum = (double *)c->scratch;
@@ -201,7 +203,7 @@ ref_attention(const RefCall *c)
 
 	for (int64_t t = 0; t < c->s->n_tok; t++) {
 		int32_t seq = c->s->seq_of[t];
-		int64_t first, end = visible(c, t, window, chunk, prefix, &first);
+		int64_t first, end = visible(c, t, window, chunk, mask, &first);
 
 		for (int64_t h = 0; h < heads; h++) {
 			int64_t kh = h / (heads / kv_heads);

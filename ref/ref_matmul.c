@@ -90,6 +90,20 @@ ref_embed_pos(const RefCall *c)
 }
 
 void
+ref_embed_type(const RefCall *c)
+{
+	int64_t hidden = step_int(c->step, "hidden");
+	const float *x = ref_f32(c, ARG(embed_type, x));
+	float *y = ref_f32(c, ARG(embed_type, y));
+
+	for (int64_t t = 0; t < c->s->n_tok; t++, x += hidden, y += hidden) {
+		table_row(&c->arg[ARG(embed_type, w)], c->s->pos2[t], hidden, c->scratch);
+		for (int64_t i = 0; i < hidden; i++)
+			y[i] = x[i] + c->scratch[i];
+	}
+}
+
+void
 ref_matmul(const RefCall *c)
 {
 	ref_linear(&c->arg[ARG(matmul, w)], &c->arg[ARG(matmul, b)], step_int(c->step, "rows"),

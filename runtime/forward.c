@@ -87,7 +87,8 @@ admit(Session *s, const llmc_chunk *chunk, size_t n, bool fed, int32_t *n_dec, l
 		                 (long long)n_out, s->lim.n_out);
 	for (int pass = 0; pass < 2; pass++) {
 		for (size_t i = 0; i < n; i++)
-			if ((chunk[i].n_tok == 1) == (pass == 0)) {
+			/* an encoder has no decode rows */
+			if ((chunk[i].n_tok == 1 && !s->plan->encoder) == (pass == 0)) {
 				s->order[at] = (int32_t)i;
 				s->step_seq[at] = chunk[i].seq;
 				s->add[at++] = chunk[i].n_tok;
@@ -205,7 +206,10 @@ static void
 count(Session *s, const llmc_chunk *chunk, size_t n, int phase)
 {
 	for (size_t i = 0; i < n; i++)
-		kv_advance(&s->kv, chunk[i].seq, chunk[i].n_tok);
+		if (s->plan->encoder) /* its keys and values were the step's alone */
+			kv_seq_trim(&s->kv, chunk[i].seq, 0);
+		else
+			kv_advance(&s->kv, chunk[i].seq, chunk[i].n_tok);
 	s->stats.forwards++;
 	s->stats.tokens += s->size->n_tok;
 	s->stats.weight_bytes = weight_bytes(s, phase);
@@ -436,8 +440,8 @@ session_op_times(Session *s, llmc_op_time_fn fn, void *user, llmc_error *err)
 	for (int32_t i = 0; i < s->size->n_seq; i++) {
 		const KvSeq *q = &s->kv.seq[s->step_seq[i]];
 		/* the measurement writes the step's KV rows again; by now another sequence may own
-		 * those pages */
-		if (!q->used || q->len != s->kv_len[i])
+		 * those pages. Those of an encoder belong to its last step, which this is */
+		if (!s->plan->encoder && (!q->used || q->len != s->kv_len[i]))
 			return error_set(err, LLMC_E_RANGE,
 			                 "sequence %d is not as the last step left it: "
 			                 "measure the ops directly after a step",

@@ -49,6 +49,9 @@ session_limits(const Plan *plan, const llmc_limits *lim, llmc_limits *out, llmc_
 		return range(err, "n_out", l.n_out, l.chunk, "");
 	if (l.n_out > l.chunk) /* a step has no more rows than that */
 		l.n_out = l.chunk;
+	/* the pages of an encoder hold the rows of one step */
+	if (plan->encoder)
+		l.kv_tokens = l.chunk + (int64_t)l.seqs * PLAN_KV_PAGE;
 	bool given = l.kv_tokens != 0;
 	if (!given)
 		l.kv_tokens = (int64_t)l.context * l.seqs;

@@ -15,7 +15,7 @@ import yaml
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DOC = os.path.join(ROOT, "docs", "families.md")
 FAMILIES = os.path.join(ROOT, "configs", "families")
-MODELS = os.path.join(ROOT, "tests", "golden", "models")
+GOLDEN = [os.path.join(ROOT, "tests", "golden", d) for d in ("models", "encoders")]
 LLMC = os.environ.get("LLMC", os.path.join(ROOT, "build", "llmc"))
 TARGETS = {"CPU": ["--arch", "generic"], "GPU": ["--target", "cuda", "--arch", "sm_75"]}
 MARK = re.compile(r"(<!-- families: tools/families_doc.py -->\n).*?(<!-- end -->\n)", re.S)
@@ -38,7 +38,7 @@ def family(name):
 
 def folder(case, to):
     """Make a golden model with all tensors zero (a sparse file): import reads only names and shapes. Scalars are skipped."""
-    with open(os.path.join(MODELS, case, "case.json")) as f:
+    with open(os.path.join(case, "case.json")) as f:
         golden = json.load(f)
     header, at = {}, 0
     for name, shape in golden["tensors"].items():
@@ -51,7 +51,7 @@ def folder(case, to):
         at += size
     text = json.dumps(header).encode()
     os.mkdir(to)
-    os.symlink(os.path.join(MODELS, case, "config.json"), os.path.join(to, "config.json"))
+    os.symlink(os.path.join(case, "config.json"), os.path.join(to, "config.json"))
     with open(os.path.join(to, "model.safetensors"), "wb") as f:
         f.write(struct.pack("<Q", len(text)) + text)
         f.truncate(8 + len(text) + at)
@@ -72,8 +72,9 @@ def built(name):
     ops, untuned = set(), {target: set() for target in TARGETS}
     with tempfile.TemporaryDirectory() as tmp:
         models = [
-            folder(c, os.path.join(tmp, c))
-            for c in sorted(os.listdir(MODELS))
+            folder(os.path.join(models, c), os.path.join(tmp, c))
+            for models in GOLDEN
+            for c in sorted(os.listdir(models))
             if c.split("-")[0] == name and not c.endswith("-bf16")
         ]
         for model in models or [

@@ -214,6 +214,15 @@ embed(ModelBuilder *b, int *table)
 		op_set_int(b->g, o, "offset", s->pos_offset);
 		x = y;
 	}
+	if (s->embed.types) {
+		build_at(b, "embed.types");
+		int w = build_matrix(b, "type_embed", s->embed.types, s->hidden),
+		    y = build_value(b, "x0_type");
+		o = OP(b, embed_type, .x = x, .w = w, .y = y);
+		op_set_int(b->g, o, "hidden", s->hidden);
+		op_set_int(b->g, o, "types", s->embed.types);
+		x = y;
+	}
 	build_at(b, "norm.kind");
 	return build_norm(b, s->norm.embed, x, "embed_norm", "x0_normed");
 }
@@ -441,7 +450,8 @@ pools(ModelBuilder *b)
 			const HeadShape h = w ? s->attention.local : spec_heads(s, -1);
 			b->g->pool[index[w]] = (PlanPool){
 				.id = w ? "kv_window" : "kv",
-				.keep = w ? s->attention.window : 0,
+				.keep =
+				    w && s->attention.mask != MASK_NONE ? s->attention.window : 0,
 				.mla = mla_kind,
 				.k = s->kv.k,
 				.v = s->kv.v,
@@ -464,11 +474,14 @@ pools(ModelBuilder *b)
 			continue;
 		}
 		PlanPool *p = &b->g->pool[i];
-		int v = graph_value(b->g, VAL_POOL,
-		                    arena_printf(b->g->arena, "%s.%d", p->id, p->n_layers),
-		                    spec_loc(s, "attention.n_heads"));
+		/* an encoder's keys and values end with their layer: all layers use one slot */
+		const bool once = s->attention.mask == MASK_NONE && p->n_layers > 0;
+		int v =
+		    graph_value(b->g, VAL_POOL,
+		                arena_printf(b->g->arena, "%s.%d", p->id, once ? l : p->n_layers),
+		                spec_loc(s, "attention.n_heads"));
 		b->g->val[v].tensor = i;
-		b->g->val[v].dim[0] = p->n_layers++;
+		b->g->val[v].dim[0] = once ? 0 : p->n_layers++;
 		b->pool[l] = v;
 	}
 	index_pool(b);

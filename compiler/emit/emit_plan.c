@@ -267,7 +267,9 @@ plan_model(const Spec *s, Plan *p)
 	                       : s->max_positions;
 	p->n_layers = s->n_layers;
 	p->hard_limit = s->hard_limit;
-	p->prompt_whole = s->attention.mask == MASK_PREFIX;
+	p->encoder = s->attention.mask == MASK_NONE;
+	p->token_types = s->embed.types;
+	p->prompt_whole = s->attention.mask == MASK_PREFIX || p->encoder;
 	p->prefix_mark = s->attention.prefix_mark;
 	p->prefix_end = s->attention.prefix_end;
 	p->prompt_prefix = s->prompt_prefix;

@@ -63,7 +63,7 @@ graph_narrow(Graph *g, const Templates *ts, Strbuf *log)
 		if (val->kind != VAL_ACT || val->dtype != DT_F32 || (g->hands_rows && v == g->rows))
 			continue;
 		val->held[PHASE_MIXED] = DT_BF16;
-		if (templates_one_phase(ts))
+		if (templates_one_phase(ts, g))
 			val->held[PHASE_DECODE] = DT_BF16;
 		if (all_take(g, ts, v))
 			n++;

@@ -693,6 +693,8 @@ outer_roles(ImportCheck *c)
 	}
 	if (s->position == POS_LEARNED)
 		ROLE("pos_embed", s->max_positions + s->pos_offset, H, false);
+	if (s->embed.types)
+		ROLE("type_embed", s->embed.types, H, false);
 	if (s->norm.embed && s->norm.weight)
 		ROLE("embed_norm", H, 0, s->norm.bias);
 	if (s->norm.final && s->norm.kind != NORM_NONE && s->norm.weight)

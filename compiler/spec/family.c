@@ -18,6 +18,7 @@ static const char *const roles[] = {
 	"embed_in",
 	"embed_out",
 	"pos_embed",
+	"type_embed",
 	"embed_norm",
 	"final_norm",
 	"head",
@@ -520,8 +521,8 @@ family_rules(SpecTable *t, const Family *f, int *n)
 bool
 role_arranges(const char *role)
 {
-	static const char *const none[] = { "embed", "pos_embed", "ple_embed", "router",
-		                            "s_mix", "k_b",       "v_b" };
+	static const char *const none[] = { "embed",  "pos_embed", "type_embed", "ple_embed",
+		                            "router", "s_mix",     "k_b",        "v_b" };
 
 	for (size_t i = 0; i < sizeof none / sizeof *none; i++)
 		if (strcmp(role, none[i]) == 0)

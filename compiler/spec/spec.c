@@ -216,7 +216,9 @@ fill_shapes(const SpecTable *t, Spec *s)
 	s->attention.windowed = t->val[K_window_layers].layers;
 	if (s->attention.window == 0)
 		s->attention.windowed = NEW(t->a, uint8_t, s->n_layers);
-	s->attention.mask = IS(mask, "prefix") ? MASK_PREFIX : MASK_CAUSAL;
+	s->attention.mask = IS(mask, "prefix") ? MASK_PREFIX
+	                    : IS(mask, "none") ? MASK_NONE
+	                                       : MASK_CAUSAL;
 	s->attention.prefix_mark = (int32_t)INT(prefix_mark);
 	s->attention.prefix_end = (int32_t)INT(prefix_end);
 	s->attention.qk_norm = IS(qk_norm, "head")         ? QK_HEAD
@@ -485,6 +487,7 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->embed.width = INT(embed_width);
 	s->embed.scale = NUM(embed_scale);
 	s->embed.round_scale = BOOL(round_scale);
+	s->embed.types = (int)INT(embed_types);
 	s->head.tied = BOOL(tied);
 	s->head.row_norm = BOOL(row_norm);
 	s->head.scale = NUM(head_scale);

@@ -57,7 +57,7 @@ typedef enum MlaForm {
 	MLA_EXPANDED
 } MlaForm; /* AUTO: the form with fewer operations */
 typedef enum MtpPart { MTP_NONE, MTP_ROWS, MTP_HEAD } MtpPart;
-typedef enum MaskKind { MASK_CAUSAL, MASK_PREFIX } MaskKind;
+typedef enum MaskKind { MASK_CAUSAL, MASK_PREFIX, MASK_NONE } MaskKind;
 
 /* One set of rotary frequencies. The runtime computes the angles; a sequence's frequencies are
  * fixed at admission. */
@@ -301,6 +301,7 @@ typedef struct Spec {
 		int64_t width;
 		double scale;
 		bool round_scale; /* scale is rounded to the activations' dtype */
+		int types;        /* rows of the table of token types; 0: none */
 	} embed;                  /* see spec_narrow */
 	struct {
 		bool tied;

@@ -467,10 +467,10 @@ check_exact(SpecTable *t)
 		err_at(t->d, at,
 		       "%s = %lld: only quantised rows need it, keys are %s and values %s", name, n,
 		       t->val[K_kv_k].str, t->val[K_kv_v].str);
-	} else if (IS(mask, "prefix")) {
+	} else if (!IS(mask, "causal")) {
 		err_at(t->d, at,
-		       "%s = %lld: not supported with mask prefix, which attends to later tokens",
-		       name, n);
+		       "%s = %lld: not supported with mask %s, which attends to later tokens", name,
+		       n, t->val[K_mask].str);
 		note(t, K_mask);
 	} else if (INT(pp) > 1) {
 		err_at(t->d, at, "%s = %lld: pipeline stages store all positions in one type", name,
@@ -479,9 +479,57 @@ check_exact(SpecTable *t)
 	}
 }
 
+/* Check an encoder: nothing in it may depend on the direction of the text, or on earlier steps. */
+static void
+check_encoder(SpecTable *t)
+{
+	static const SpecKey causal[] = { K_linear_layers, K_conv_layers, K_ssm_layers };
+
+	if (IS(head_kind, "logits")) {
+		err_at(t->d, LOC(mask),
+		       "attention.mask = none: an encoder predicts no next token; set head.kind to "
+		       "hidden or labels");
+		note(t, K_head_kind);
+	}
+	for (size_t i = 0; i < sizeof causal / sizeof *causal; i++)
+		for (int64_t l = 0;
+		     KNOWN(n_layers) && t->val[causal[i]].layers && l < INT(n_layers); l++)
+			if (t->val[causal[i]].layers[l]) {
+				err_at(t->d, t->val[causal[i]].loc,
+				       "%s: recurrent layers read earlier tokens only, which "
+				       "attention.mask = none does not allow",
+				       spec_key[causal[i]].path);
+				note(t, K_mask);
+				break;
+			}
+	if (INT(window) > 0 && IS(window_kind, "chunks")) {
+		err_at(t->d, LOC(window_kind),
+		       "attention.window_kind = chunks: not defined for mask none");
+		note(t, K_mask);
+	}
+	if (IS(att_kind, "mla")) {
+		err_at(t->d, LOC(mask), "attention.mask = none: latent attention is causal");
+		note(t, K_att_kind);
+	}
+	if (IS(position, "alibi")) {
+		err_at(
+		    t->d, LOC(position),
+		    "position = alibi: not supported for later tokens, which mask none attends to");
+		note(t, K_mask);
+	}
+}
+
 static void
 check_mask(SpecTable *t)
 {
+	if (INT(embed_types) > 0 && !IS(mask, "none")) {
+		err_at(t->d, LOC(embed_types),
+		       "embed.types = %lld: token types need attention.mask = none",
+		       (long long)INT(embed_types));
+		note(t, K_mask);
+	}
+	if (IS(mask, "none"))
+		check_encoder(t);
 	if (!IS(mask, "prefix"))
 		return;
 	if (KNOWN(prefix_end) && INT(prefix_end) < 0)

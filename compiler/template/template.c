@@ -604,7 +604,8 @@ templates_target(const Templates *ts)
 }
 
 bool
-templates_one_phase(const Templates *ts)
+templates_one_phase(const Templates *ts, const Graph *g)
 {
-	return ts->deterministic && ts->target->kind == TARGET_CUDA;
+	return g->spec->attention.mask == MASK_NONE ||
+	       (ts->deterministic && ts->target->kind == TARGET_CUDA);
 }

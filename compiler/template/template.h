@@ -46,6 +46,7 @@ void templates_layout(const Templates *ts, PlanTensor *t);
 const Kernel *template_expand(const Templates *ts, const Template *t, const Graph *g, const Op *op,
                               int phase);
 const Target *templates_target(const Templates *ts);
-bool templates_one_phase(const Templates *ts); /* mixed templates also run decode steps */
+/* Return whether mixed templates also run decode steps. */
+bool templates_one_phase(const Templates *ts, const Graph *g);
 
 #endif

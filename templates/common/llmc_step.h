@@ -18,7 +18,7 @@ typedef struct llmc_step {
 	int32_t n_out;       /* rows of logits needed */
 	const int32_t *tok;  /* [n_tok] ids */
 	const int32_t *pos;  /* [n_tok] positions */
-	const int32_t *pos2; /* [n_tok] second position (2-D rotary), else zeros */
+	const int32_t *pos2; /* [n_tok] second position (2-D rotary) or token type, else zeros */
 	const int32_t *seq_of;  /* [n_tok] index of the row's sequence in the step, 0 .. n_seq */
 	const int32_t *q_start; /* [n_seq + 1] first row of each sequence */
 	const int32_t *kv_len;  /* [n_seq] positions held after this step */

@@ -106,6 +106,8 @@ class Attention:
         for r, p in enumerate(pos):
             k, v = self.seen(seq, p)
             hi = max(p + 1, min(self.prefix[seq], self.lens[seq]) if self.mask == "prefix" else 0)
+            if self.mask == "none":
+                hi = min(self.lens[seq], p + self.window if self.window else self.lens[seq])
             lo = (
                 p - p % self.window
                 if self.chunk

@@ -37,7 +37,7 @@ class Case(Attention):
         step = H.make_step(
             pos,
             [len(ps) for _, ps in rows],
-            [self.lens[i] for i, _ in rows] if self.mask == "prefix" else None,
+            [self.lens[i] for i, _ in rows] if self.mask != "causal" else None,
             [self.prefix[i] for i, _ in rows],
             table[[i for i, _ in rows]],
         )
@@ -64,6 +64,8 @@ CASES = {
     "none8": dict(lens=[40], heads=2, kv_heads=2, dim=13, v_dim=7, kv="bf16"),
     "alibi": dict(lens=[64, 300], heads=6, kv_heads=6, dim=32, alibi=8.0, part=(5, 12)),
     "chunks": dict(lens=[5, 130], heads=6, kv_heads=2, dim=20, window=33, chunk=1),
+    "none": dict(lens=[1, 40, 300], heads=9, kv_heads=9, dim=8, mask="none"),
+    "around": dict(lens=[5, 130], heads=4, kv_heads=2, dim=20, mask="none", window=33),
     "prefix": dict(lens=[40, 300], heads=4, kv_heads=2, dim=32, mask="prefix", prefix=[17, 200]),
     "falcon": dict(lens=[9, 140], heads=71, kv_heads=1, dim=64),
     "low": dict(lens=[40, 257], heads=4, kv_heads=2, dim=64, low=400.0),

@@ -793,6 +793,13 @@ def test_embed(dtype):
             [x, w.packed, H.out((N, cols))],
             lambda got: close(got[0], want2, rel=1e-6),
         )
+        each(
+            "embed_type",
+            dict(p, TYPES=12),
+            H.make_step(list(range(N)), pos2=[1, 0, 0, 1, 11, 12, 0]),
+            [x, w.packed, H.out((N, cols))],
+            lambda got: close(got[0], 1 + table[[1, 0, 0, 1, 11, 12, 0]], rel=1e-6),
+        )
 
 
 def test_real_compiler():
@@ -813,6 +820,6 @@ def test_real_compiler():
         HIDDEN=4096,
         OFFSET=0,
     )
-    for op in "add act glu gate_mul softcap concat slice gather_rows rmsnorm layernorm embed embed_pos".split():
+    for op in "add act glu gate_mul softcap concat slice gather_rows rmsnorm layernorm embed embed_pos embed_type".split():
         if H.nvrtc(op, p, ["sm_75", "sm_90a"] if op != "act" else H.ARCHS) is None:
             pytest.skip("no libnvrtc")

@@ -29,6 +29,8 @@ CASES = {
     "alibi": dict(lens=[64, 90], heads=6, kv_heads=6, dim=32, alibi=8.0, part=(1, 9)),
     "low": dict(lens=[40, 130], heads=4, kv_heads=2, dim=64, low=400.0, kv="bf16"),
     "sinks": dict(lens=[7, 130], heads=8, kv_heads=1, dim=64, window=40, sinks=True),
+    "none": dict(lens=[1, 40, 150], heads=3, kv_heads=3, dim=64, mask="none"),
+    "around": dict(lens=[40, 200], heads=4, kv_heads=2, dim=32, mask="none", window=37),
     "prefix": dict(lens=[40, 120], heads=4, kv_heads=2, dim=32, mask="prefix", prefix=[17, 90]),
 }
 # wgmma: chunks of 128 positions (64 for wide heads), tiles of 128 pairs; a warpgroup without work;
@@ -46,6 +48,8 @@ SM90 = {
             "alibi",
             "low",
             "prefix",
+            "none",
+            "around",
             "sinks",
             "chunks",
         )
@@ -86,7 +90,7 @@ BOTH = [("sm_80", n) for n in CASES] + [("sm_90a", n) for n in SM90]
 
 
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("arch,name", H.always(BOTH, "low"))
+@pytest.mark.parametrize("arch,name", H.always(BOTH, "low", "around"))
 def test_whole_prompts(arch, name):
     c = case(**(SM90 if arch == "sm_90a" else CASES)[name])
     rows = [(i, list(range(n))) for i, n in enumerate(c.lens)]

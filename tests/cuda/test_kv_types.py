@@ -91,7 +91,7 @@ class Case(Attention):
         step = H.make_step(
             [p for _, ps in rows for p in ps],
             [len(ps) for _, ps in rows],
-            [self.lens[i] for i, _ in rows] if self.mask == "prefix" else None,
+            [self.lens[i] for i, _ in rows] if self.mask != "causal" else None,
             [self.prefix[i] for i, _ in rows],
             self.store.table[[i for i, _ in rows]],
         )

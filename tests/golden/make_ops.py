@@ -43,7 +43,7 @@ class Case:
         self.n_arg = 0
         self.a = attrs
 
-    def step(self, pos, seq_of=None, tok=None, kv_len=None, prefix=None, out_row=None):
+    def step(self, pos, seq_of=None, tok=None, kv_len=None, prefix=None, out_row=None, pos2=None):
         n = len(pos)
         seq_of = seq_of or [0] * n
         tok = tok or [0] * n
@@ -60,6 +60,7 @@ class Case:
             ("kv_len", kv_len),
             ("prefix_len", prefix),
             ("out_row", out_row),
+            *([("pos2", pos2)] if pos2 else []),
         ):
             lines.append(f"step {key} {len(v)} {' '.join(map(str, v))}")
         return self
@@ -265,7 +266,9 @@ def slopes(heads, max_bias=8.0):
     return power(near) + slopes(2 * near, max_bias)[0::2][: heads - near]
 
 
-def attend(q, k, v, pos, scale, cap=0.0, window=0, prefix=0, alibi=0.0, sink=None, chunk=0):
+def attend(
+    q, k, v, pos, scale, cap=0.0, window=0, prefix=0, alibi=0.0, sink=None, chunk=0, both=False
+):
     heads, kv_heads = q.shape[1], k.shape[1]
     k, v = (t.repeat_interleave(heads // kv_heads, 1) for t in (k, v))
     s = torch.einsum("thd,jhd->htj", q, k) * scale
@@ -277,6 +280,8 @@ def attend(q, k, v, pos, scale, cap=0.0, window=0, prefix=0, alibi=0.0, sink=Non
     seen = (j <= p) | (j < prefix)
     if window:
         seen &= (j // window == p // window) if chunk else j > p - window
+    if both:
+        seen = (j - p).abs() < window if window else torch.ones_like(seen)
     s = s.masked_fill(~seen, -math.inf)
     if sink is not None:  # one more column with value 0
         s = torch.cat([s, sink[:, None, None].expand(-1, s.shape[1], 1)], -1)
@@ -1159,6 +1164,39 @@ Case(
 ).step([0, 1, 2]).f32(rows.view(3, 10)).none().none().i32(ids).weight(g.view(24, 5)).weight(
     u.view(24, 5)
 ).none().none().none().none().none().room(h.numel()).out(h.view(3, 12)).end()
+
+# --- encoders
+x, w = rnd(3, 5), rnd(2, 5)
+Case("embed_type", "rows", hidden=5, types=2).step([0, 1, 2], pos2=[1, 0, 1]).f32(x).weight(w).room(
+    15
+).out(x + w[[1, 0, 1]]).end()
+for name, window in (("none", 0), ("none_window", 9)):
+    k, v, q = rnd(43, 1, 4, scale=2), rnd(43, 1, 4), rnd(6, 2, 4)
+    pos = [5, 37, 0, 39, 1, 2]
+    y = torch.cat(
+        [
+            attend(q[:4], k[:40], v[:40], pos[:4], 0.7, window=window, both=True),
+            attend(q[4:], k[40:], v[40:], pos[4:], 0.7, window=window, both=True),
+        ]
+    )
+    Case(
+        "attention",
+        name,
+        heads=2,
+        kv_heads=1,
+        dim=4,
+        v_dim=4,
+        scale=0.7,
+        softcap=0.0,
+        window=window,
+        chunk=0,
+        mask="none",
+        alibi=0.0,
+        alibi_first=0,
+        alibi_heads=0,
+    ).step(pos, [0, 0, 0, 0, 1, 1], kv_len=[40, 3]).f32(q).pool(
+        False, 1, 4, 4, "f32", k, v, [40, 3]
+    ).none().none().room(48).out(y).end()
 
 with open(OUT, "w") as f:
     f.write("\n".join(lines) + "\n")

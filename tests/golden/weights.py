@@ -15,6 +15,7 @@ import numpy as np
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 MODELS = os.path.join(HERE, "models")
+ENCODERS = os.path.join(HERE, "encoders")
 U = np.uint64
 
 
@@ -110,23 +111,25 @@ def prompt(seed, n, vocab):
     return [int(v) for v in mix(np.arange(n, dtype=np.uint64) + U(seed * 1000003 + 17)) % U(vocab)]
 
 
-def cases():
+def cases(models=MODELS):
     return sorted(
-        d for d in os.listdir(MODELS) if os.path.exists(os.path.join(MODELS, d, "case.json"))
+        d for d in os.listdir(models) if os.path.exists(os.path.join(models, d, "case.json"))
     )
 
 
 class Golden:
     """A committed case: config (dict), tensors (name -> shape), prompt, greedy, logits [len(prompt), vocab]."""
 
+    MODELS, ROWS = MODELS, "logits.npy"
+
     def __init__(self, name):
         self.name = name
-        self.dir = os.path.join(MODELS, name)
+        self.dir = os.path.join(self.MODELS, name)
         with open(os.path.join(self.dir, "case.json")) as f:
             self.__dict__.update(json.load(f))
         with open(os.path.join(self.dir, "config.json")) as f:
             self.config = json.load(f)
-        self.logits = np.load(os.path.join(self.dir, "logits.npy"))
+        self.logits = np.load(os.path.join(self.dir, self.ROWS))
 
     def values(self):
         return {n: tensor(self.seed, n, s, self.plus_one) for n, s in self.tensors.items()}
@@ -138,6 +141,12 @@ class Golden:
             json.dump(self.config, f, indent=1)
         write_safetensors(os.path.join(folder, "model.safetensors"), self.values(), self.dtype)
         return folder
+
+
+class Encoder(Golden):
+    """A case of make_encoders.py: config, tensors, inputs (lists of ids), logits: the rows of all of them, concatenated."""
+
+    MODELS, ROWS = ENCODERS, "rows.npy"
 
 
 # How a draft head is stored. layer and names; dense: it has the feed-forward of layer 0; windowed: it has the attention of windowed layers; output: its

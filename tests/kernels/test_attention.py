@@ -124,7 +124,7 @@ class Case(Attention):
         step = H.make_step(
             pos,
             [len(ps) for _, ps in rows],
-            [self.lens[i] for i, _ in rows] if self.mask == "prefix" else None,
+            [self.lens[i] for i, _ in rows] if self.mask != "causal" else None,
             [self.prefix[i] for i, _ in rows],
             self.table[[i for i, _ in rows]],
         )
@@ -144,6 +144,8 @@ CASES = {
     "odd": dict(lens=[7, 130, 290], heads=5, kv_heads=1, dim=20, v_dim=12, window=129),
     "chunks": dict(lens=[5, 40, 300], heads=6, kv_heads=2, dim=24, window=33, chunk=1),
     "alibi": dict(lens=[64, 300], heads=6, kv_heads=6, dim=32, alibi=8.0),
+    "none": dict(lens=[1, 33, 300], heads=9, kv_heads=9, dim=24, mask="none"),
+    "around": dict(lens=[5, 40, 400], heads=4, kv_heads=2, dim=32, mask="none", window=37),
     "prefix": dict(lens=[40, 300], heads=4, kv_heads=2, dim=32, mask="prefix", prefix=[17, 200]),
     "falcon": dict(lens=[9, 140], heads=71, kv_heads=1, dim=64),
     "sinks": dict(lens=[5, 40, 300], heads=8, kv_heads=1, dim=24, window=20, sinks=True),

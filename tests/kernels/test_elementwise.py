@@ -429,3 +429,13 @@ def test_embed(dtype, layout, target):
             step=H.make_step([0, 5, 34, 35]),
         )
         assert np.array_equal(got, x + np.vstack([exact[[2, 7, 36]], np.zeros((1, COLS), F)]))
+        got = run(
+            "embed_type",
+            target,
+            dict(p, TYPES=TABLE),
+            4,
+            [x, w],
+            x.shape,
+            step=H.make_step([0, 1, 2, 3], pos2=[1, 0, 0, TABLE]),
+        )
+        assert np.array_equal(got, x + np.vstack([exact[[1, 0, 0]], np.zeros((1, COLS), F)]))

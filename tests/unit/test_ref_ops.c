@@ -228,6 +228,8 @@ scan_step(FILE *f, Case *c)
 	if (!strcmp(key, "pos")) {
 		dst = c->pos;
 		c->s.n_tok = (int32_t)n;
+	} else if (!strcmp(key, "pos2")) {
+		dst = c->pos2;
 	} else if (!strcmp(key, "seq_of")) {
 		dst = c->seq_of;
 	} else if (!strcmp(key, "tok")) {

@@ -39,11 +39,13 @@ typedef struct Att {
 	double alibi;
 	/* index of the first slope, and heads in the slope rule; 0, 0: all `heads` */
 	int alibi_first, alibi_heads;
-	int prefix; /* 1: rows also attend to the prefix of their sequence */
+	/* MASK_*: prefix: rows also attend to the prefix of their sequence; none: to all of its
+	 * positions, or with a window to those less than `window` away */
+	int mask;
 	KvForm kv;
 } Att;
 
-enum { MASK_causal, MASK_prefix };
+enum { MASK_causal, MASK_prefix, MASK_none };
 
 enum {
 	ATT_CHUNK = 128,
@@ -104,7 +106,11 @@ att_range(const Att a, const llmc_step *s, int seq, int pos)
 {
 	SplitRange r = { 0, pos + 1 };
 
-	if (a.prefix) {
+	if (a.mask == MASK_none) {
+		r.hi = s->kv_len[seq];
+		if (a.window > 0 && r.hi > pos + a.window)
+			r.hi = pos + a.window;
+	} else if (a.mask == MASK_prefix) {
 		int prefix =
 		    s->prefix_len[seq] < s->kv_len[seq] ? s->prefix_len[seq] : s->kv_len[seq];
 		if (r.hi < prefix)

@@ -17,9 +17,11 @@
  *     static constexpr float SCALE, SOFTCAP, ALIBI;  SOFTCAP, ALIBI 0: none
  *     enum { ALIBI_FIRST, ALIBI_HEADS };             ALiBi: index of the first head and number of
  *                                                    heads in the model (0: HEADS)
- *     enum { WINDOW, CHUNK, PREFIX };                WINDOW 0: none. CHUNK 1: a row sees positions
+ *     enum { WINDOW, CHUNK, PREFIX, NO_MASK };       WINDOW 0: none. CHUNK 1: a row sees positions
  *                                                    from the last multiple of WINDOW on. PREFIX 1:
- *                                                    all rows see the first prefix_len. */
+ *                                                    all rows see the first prefix_len. NO_MASK 1:
+ *                                                    all rows see all positions, or those less than
+ *                                                    WINDOW away. */
 template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, long long PAGE_BYTES_,
           class EV_ = E_, bool ROTATE_ = false> struct att_config {
 	typedef typename E_::math E; /* element type of the mma */
@@ -156,6 +158,8 @@ att_range(const llmc_step &s, int seq, int pos)
 		r.hi = min(r.hi, (int)A::INDEX_TOP_K);
 	if constexpr (A::SCORES::PREFIX)
 		r.hi = min(max(r.hi, s.prefix_len[seq]), s.kv_len[seq]);
+	if constexpr (A::SCORES::NO_MASK)
+		r.hi = A::WINDOW > 0 ? min(pos + W, s.kv_len[seq]) : s.kv_len[seq];
 	return r;
 }
 

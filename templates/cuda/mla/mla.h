@@ -14,7 +14,7 @@ enum { MLA_WARPS = 8 };
 /* Scores of queries that are already scaled */
 struct mla_scores {
 	static constexpr float SCALE = 1, SOFTCAP = 0, ALIBI = 0;
-	enum { WINDOW = 0, CHUNK = 0, PREFIX = 0 };
+	enum { WINDOW = 0, CHUNK = 0, PREFIX = 0, NO_MASK = 0 };
 };
 
 /* Compile-time description of a latent attention with KV elements of type E. RANK_: latent

@@ -14,7 +14,7 @@ typedef struct llmc_step {
 	const int *n;          /* [4] n_tok, n_dec, n_seq, n_out */
 	const int *tok;        /* [n_tok] ids */
 	const int *pos;        /* [n_tok] positions */
-	const int *pos2;       /* [n_tok] second position (2-D rotary), else zeros */
+	const int *pos2;       /* [n_tok] second position (2-D rotary) or token type, else zeros */
 	const int *seq_of;     /* [n_tok] index of the row's sequence in the step */
 	const int *q_start;    /* [n_seq + 1] first row of each sequence */
 	const int *kv_len;     /* [n_seq] positions held after this step */

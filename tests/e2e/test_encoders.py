@@ -1,0 +1,166 @@
+"""Encoders (attention without a mask): rows of tiny models of each family against transformers
+(tests/golden/make_encoders.py), packed batches, pooling, and the memory of a session."""
+
+import json
+
+import numpy as np
+import pytest
+
+import llmc
+from cuda_emu import environment
+from golden_run import weights
+from processor import RUNS
+
+CASES = weights.cases(weights.ENCODERS)
+EXACT, ROUNDED = 1e-5, 5e-2  # relative to the range of the rows; bf16 weights on a GPU
+CPU = {"bert-plain": "generic v3 v4 vnni amx", "bert-576-bf16": "v3 v4 amx"}
+GPU = {"bert-plain": ("sm_90a",), "bert-576-bf16": ("sm_75", "sm_80", "sm_90a")}
+
+
+def model(path, case, device="ref", arch=None, **more):
+    case.build(path)
+    given = dict({"kv.dtype": "f32"} | case.set, **more.pop("set", {}))
+    return llmc.Model(
+        str(path), device=device, arch=arch, set=[f"{k}={v}" for k, v in given.items()], **more
+    )
+
+
+def rows(session, inputs):
+    """Rows of all sequences, each in a step of its own."""
+    out = []
+    for ids in inputs:
+        seq = session.seq()
+        out.append(np.asarray(session.forward([(seq, ids, len(ids))])))
+        session.free(seq)
+    return np.concatenate(out)
+
+
+def check(case, got, tolerance=EXACT):
+    want = case.logits
+    assert got.shape == want.shape and np.isfinite(got).all()
+    assert np.abs(got - want).max() <= tolerance * np.ptp(want), np.abs(got - want).max() / np.ptp(
+        want
+    )
+    cosine = (got * want).sum(1) / np.linalg.norm(got, axis=1) / np.linalg.norm(want, axis=1)
+    assert cosine.min() >= (0.9999 if tolerance == EXACT else 0.999)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_reference(name, tmp_path):
+    case = weights.Encoder(name)
+    with model(tmp_path, case).session() as s:
+        check(case, rows(s, case.inputs))
+
+
+@pytest.mark.parametrize(
+    "name,arch", [(n, a) for n, archs in CPU.items() for a in archs.split() if RUNS[a]]
+)
+def test_processors(name, arch, tmp_path):
+    """One sequence per step, and all packed into one step without padding: the same bits."""
+    case = weights.Encoder(name)
+    with model(tmp_path, case, "cpu", arch).session(seqs=len(case.inputs)) as s:
+        got = rows(s, case.inputs)
+        check(case, got)
+        packed = s.forward([(s.seq(), ids, len(ids)) for ids in case.inputs])
+        assert np.array_equal(np.asarray(packed), got)
+
+
+@pytest.mark.parametrize("name,arch", [(n, a) for n, archs in GPU.items() for a in archs])
+def test_emulated_gpus(name, arch, tmp_path, monkeypatch):
+    for k, v in environment(arch, seed=3).items():
+        monkeypatch.setenv(k, v)
+    case = weights.Encoder(name)
+    m = model(tmp_path, case, "cuda", set={"kv.dtype": "f16"} if case.dtype == "bf16" else {})
+    with m.session(seqs=len(case.inputs)) as s:
+        got = np.asarray(s.forward([(s.seq(), ids, len(ids)) for ids in case.inputs]))
+        check(case, got, EXACT if case.dtype == "f32" else ROUNDED)
+
+
+def test_a_step_is_a_whole_text(tmp_path):
+    """A sequence is empty again after its step, so a session runs any number of them in the pages
+    of one step, and no layer has pages of its own."""
+    case = weights.Encoder("bert-plain")
+    m = model(tmp_path, case)
+    text = case.inputs[-1]
+    with m.session(context=64, chunk=64, seqs=4) as s:
+        one, other = s.seq(), s.seq()
+        first = np.asarray(s.forward([(one, text, len(text))]))
+        assert s.length(one) == 0
+        s.forward([(other, text[:9], 9)])
+        assert np.array_equal(np.asarray(s.forward([(one, text, len(text))])), first)
+        with pytest.raises(llmc.Error, match="context"):
+            s.forward([(one, text + [1], 1)])
+    kv = m.memory(context=64, chunk=64, seqs=1)["kv"]
+    row = 2 * 4 * case.config["hidden_size"]  # a key and a value of one layer
+    assert 64 * row <= kv <= (64 + 32) * row
+    assert m.memory(context=64, chunk=64, seqs=1, kv_tokens=1 << 20)["kv"] == kv
+    with pytest.raises(llmc.Error, match="possible are 1 .. 64"):
+        m.session(context=65)
+
+
+def test_pooling(tmp_path):
+    case = weights.Encoder("bert-plain")
+    ids, n = case.inputs[-1], len(case.inputs[-1])
+    want = case.logits[-n:].astype(np.float64)
+    vectors = {"mean": want.mean(0), "cls": want[0], "last": want[-1]}
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(
+        json.dumps({"pooling_mode_mean_tokens": True, "word_embedding_dimension": 72})
+    )
+    types = ("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")
+    (tmp_path / "modules.json").write_text(
+        json.dumps(
+            [
+                {"idx": i, "name": str(i), "path": p, "type": f"sentence_transformers.models.{t}"}
+                for i, (t, p) in enumerate(types)
+            ]
+        )
+    )
+    m = model(tmp_path, case)
+    assert m.info["pool"] == 2 and m.info["normalize"]
+    with m.session() as s:
+        for pool, v in vectors.items():
+            assert np.abs(np.asarray(s.embed(ids, pool, False)) - v).max() < 1e-5 * np.ptp(want)
+        unit = vectors["mean"] / np.linalg.norm(vectors["mean"])
+        assert np.abs(np.asarray(s.embed(ids)) - unit).max() < 1e-6
+
+
+REFUSED = [
+    (["head.kind=logits"], "predicts no next token"),
+    (["attention.window=8", "attention.window_kind=chunks"], "not defined for mask none"),
+    (["position=alibi"], "later tokens"),
+    (["kv.dtype=int8", "kv.sinks=4"], "mask none, which attends to later tokens"),
+    (["attention.mask=causal"], "token types need attention.mask = none"),
+    (["linear.layers=[0]"], "earlier tokens only"),
+]
+
+
+@pytest.mark.parametrize("changes,message", REFUSED)
+def test_what_an_encoder_excludes(changes, message, tmp_path):
+    changes = dict(c.split("=", 1) for c in changes)
+    with pytest.raises(llmc.Error, match=message):
+        model(tmp_path, weights.Encoder("bert-plain"), set=changes, no_weights=True)
+
+
+def test_an_encoder_generates_no_text(tmp_path):
+    with model(tmp_path, weights.Encoder("bert-plain")).session() as s:
+        with pytest.raises(llmc.Error, match="returns vectors"):
+            s.run([1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    "key,value", [("position_embedding_type", "relative_key"), ("is_decoder", True)]
+)
+def test_other_variants_are_refused(key, value, tmp_path):
+    case = weights.Encoder("bert-plain")
+    case.config[key] = value
+    with pytest.raises(llmc.Error, match=key):
+        model(tmp_path, case)
+
+
+def test_a_head_that_is_not_supported_is_refused(tmp_path):
+    """A classifier of tokens: its head would be ignored."""
+    case = weights.Encoder("bert-plain")
+    case.tensors["classifier.weight"] = [9, 72]
+    with pytest.raises(llmc.Error, match="classifier.weight"):
+        model(tmp_path, case)
