@@ -106,9 +106,11 @@ mix(uint32_t h, uint32_t x)
 
 typedef struct FakeModel {
 	Kv kv;
-	int save;      /* weight out of 8 */
-	int n_saved;   /* saved sequences that exist */
-	int n_dropped; /* forwards of sequences that had released window pages */
+	char *pages;        /* those of the first pool */
+	int64_t page_bytes; /* size of one of them */
+	int save;           /* weight out of 8 */
+	int n_saved;        /* saved sequences that exist */
+	int n_dropped;      /* forwards of sequences that had released window pages */
 	Late late;
 } FakeModel;
 
@@ -123,8 +125,7 @@ static uint32_t *
 cell(FakeModel *f, llmc_seq q, int32_t pos, bool value)
 {
 	uint32_t *page =
-	    (uint32_t *)((char *)kv_layer(&f->kv, 0, 0) +
-	                 f->kv.seq[q].page[pos / PLAN_KV_PAGE] * plan_layer_page_bytes(&pools[0]));
+	    (uint32_t *)(f->pages + f->kv.seq[q].page[pos / PLAN_KV_PAGE] * f->page_bytes);
 	return &page[pos % PLAN_KV_PAGE + (value ? PLAN_KV_PAGE : 0)];
 }
 
@@ -554,6 +555,8 @@ simulate(Sim *m, SchedLimits lim, int steps, int choices, int busy,
 	                                       : 0,
 	                            lim.no_prefix ? 0 : 2 * lim.seqs, CONTEXT, lim.seqs, NULL),
 	                 LLMC_OK);
+	m->f.pages = kv_layer(&m->f.kv, 0, 0);
+	m->f.page_bytes = plan_layer_page_bytes(&pools[0]);
 	assert_int_equal(kv_host_open(&m->f.kv, m->host, lim.chunk / PLAN_KV_PAGE + 1, NULL),
 	                 LLMC_OK);
 	m->f.late.group = m->f.kv.host.n_moved = m->f.kv.host.waited =
