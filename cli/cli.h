@@ -146,7 +146,7 @@ typedef struct Common {
 
 typedef struct Sampling {
 	llmc_params p; /* speculate 0: never (in llmc.h -1) */
-	List stop;
+	List stop, breakers;
 } Sampling;
 #define OPT_KIND_FLOAT OPT_FLOAT, "X"
 #define OPT_KIND_INT OPT_INT, "N"
@@ -169,6 +169,13 @@ typedef struct Sampling {
 		    "seed",      "N",                                                                   \
 		    &smp.p.seed, "seed of sampling; the same seed gives the same tokens [0]"            \
 	    },                                                                                          \
+	    { OPT_LIST,                                                                                 \
+	      0,                                                                                        \
+	      "dry-sequence-breaker",                                                                   \
+	      "TEXT",                                                                                   \
+	      &smp.breakers,                                                                            \
+	      "DRY: a string that ends a repetition; may be repeated; none: no string [newline, "       \
+	      "colon, quote, asterisk]" },                                                              \
 	    { OPT_LIST, 0, "stop", "TEXT", &smp.stop, "stop at this string; may be repeated" },         \
 	    { OPT_INT,                                                                                  \
 	      0,                                                                                        \

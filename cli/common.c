@@ -245,6 +245,11 @@ params_of(const Sampling *s)
 	p.size = sizeof p;
 	p.speculate = s->p.speculate > 0 ? s->p.speculate : -1;
 	p.stop = s->stop.v;
+	/* "none" alone: no string at all, as in llama.cpp */
+	if (s->breakers.n == 1 && !strcmp(s->breakers.v[0], "none"))
+		p.dry_sequence_breakers = (const char *const *)&s->breakers.v[1];
+	else
+		p.dry_sequence_breakers = s->breakers.v;
 	return p;
 }
 

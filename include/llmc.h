@@ -232,7 +232,20 @@ typedef struct llmc_sequence {
 	X(FLOAT, frequency_penalty, -1e6, 1e6, -2, 2, 0, NULL, "subtract per occurrence in the output; 0: off") \
 	X(INT, min_tokens, 0, INT32_MAX, 0, INT32_MAX, 0, NULL, "no end of sequence and no stop token before this many new tokens; 0: off") \
 	X(BOOL, ignore_eos, 0, 1, 0, 1, 0, NULL, "continue after the end of sequence") \
-	X(BOOL, watermark, 0, 1, 1, 0, 0, NULL, "add 2 to the logits of half of the tokens, selected by the last one (arXiv:2301.10226)")
+	X(BOOL, watermark, 0, 1, 1, 0, 0, NULL, "add 2 to the logits of half of the tokens, selected by the last one (arXiv:2301.10226)") \
+	X(INT, repeat_last_n, -1, INT32_MAX, -1, INT32_MAX, 0, NULL, "all three penalties count the last N tokens of prompt and output; -1: all; 0: as each penalty states") \
+	X(FLOAT, dry_multiplier, 0, 1e6, 0, 100, 0, NULL, "DRY: scale of the penalty of tokens that continue a repetition; 0: off") \
+	X(FLOAT, dry_base, 0, 1e6, 0, 100, 1.75, NULL, "DRY: factor per token of the repetition; below 1: 1.75") \
+	X(INT, dry_allowed_length, 0, INT32_MAX, 1, INT32_MAX, 2, NULL, "DRY: longest repetition without a growing penalty; 0: 2") \
+	X(INT, dry_penalty_last_n, 0, INT32_MAX, -1, INT32_MAX, -1, NULL, "DRY: number of last tokens that are searched; 0: all") \
+	X(FLOAT, xtc_probability, 0, 1, 0, 1, 0, NULL, "XTC: probability of removing the most likely tokens; 0: off") \
+	X(FLOAT, xtc_threshold, 0, 1, 0, 1, 0.1, NULL, "XTC: keep only the least likely token of those that reach this probability; 0: 0.1; above 0.5: off") \
+	X(FLOAT, top_n_sigma, 0, 1e6, -1, 1e6, 0, NULL, "drop tokens whose logit is more than N standard deviations below the largest; 0: off") \
+	X(FLOAT, dynatemp_range, 0, 1e6, 0, 100, 0, NULL, "choose a temperature at most this far from temperature, by the entropy; 0: off") \
+	X(FLOAT, dynatemp_exponent, 0, 1e6, 0, 100, 1, NULL, "exponent of the entropy in the choice of the temperature; 0: 1") \
+	X(INT, mirostat, 0, 2, 0, 2, 0, NULL, "Mirostat 1 or 2 (arXiv:2007.14966) instead of top_k and all later samplers; 0: off") \
+	X(FLOAT, mirostat_tau, 0, 1e6, 0, 100, 5, NULL, "Mirostat: target surprise in bits; 0: 5") \
+	X(FLOAT, mirostat_eta, 0, 1e6, 0, 100, 0.1, NULL, "Mirostat: learning rate; 0: 0.1")
 #define LLMC_OPTION_TYPE_FLOAT float
 #define LLMC_OPTION_TYPE_INT int32_t
 #define LLMC_OPTION_TYPE_BOOL bool
@@ -260,6 +273,9 @@ typedef struct llmc_params { /* LLMC_INIT gives greedy decoding of up to 256 new
 	/* two strings between which stop strings do not apply (reasoning); the first may be empty:
 	 * the output begins there. NULL: they always apply */
 	const char *const *stop_ignore;
+	/* DRY: strings that end a repetition, NULL-terminated; NULL: newline, colon, quote and
+	 * asterisk. Used where there is a tokenizer: llmc_sampler_open ignores them */
+	const char *const *dry_sequence_breakers;
 } llmc_params;
 
 /* The rows of LLMC_SAMPLING_OPTIONS at run time, for programs that read options by name. */

@@ -7,11 +7,15 @@
 static bool
 can_sample(const Session *s, const llmc_params *p)
 {
-	bool typical = p->typical_p > 0 && p->typical_p < 1;
+	bool typical = p->typical_p > 0 && p->typical_p < 1,
+	     penalties = (p->repetition_penalty != 0 && p->repetition_penalty != 1) ||
+	                 p->presence_penalty != 0 || p->frequency_penalty != 0;
 
 	(void)s;
 	return !typical && p->min_tokens <= 0 && !p->n_logit_bias && !p->n_bad_words &&
-	       !p->watermark;
+	       !p->watermark && !(penalties && p->repeat_last_n) && p->dry_multiplier <= 0 &&
+	       p->xtc_probability <= 0 && p->top_n_sigma <= 0 && p->dynatemp_range <= 0 &&
+	       !p->mirostat;
 }
 
 static void

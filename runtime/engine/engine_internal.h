@@ -6,6 +6,7 @@
 #include <pthread.h>
 
 #include "base/clock.h"
+#include "base/strbuf.h"
 #include "runtime/draft/draft.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/scheduler.h"
@@ -62,6 +63,7 @@ typedef struct EngineRequest {
 	double *pooled; /* [n_pooled] sum of the rows that form the vector */
 	/* length of `pooled`; token ids to pool, NULL: the whole row */
 	int32_t n_pooled, *pool_tok;
+	DryBreakers *breakers;      /* NULL: its samplers need none */
 	bool on_device;             /* the session can sample its tokens */
 	int32_t speculate;          /* maximum number of draft tokens; 0: none */
 	double submitted, deadline; /* 0: none */
@@ -165,6 +167,10 @@ struct Engine {
 	int32_t n_cancel; /* `cancel` flags that the thread has not handled */
 	int64_t n_events;
 	bool draining, cut, stop, paused;
+	/* breakers of the last request that used DRY, and its strings, each with a NUL; NULL: none
+	 */
+	DryBreakers *breakers;
+	Strbuf breakers_key;
 	llmc_error dead; /* code != OK: the device has failed */
 	uint64_t refused;
 	llmc_counts counts;

@@ -442,6 +442,8 @@ engine_close(Engine *e, int drain_ms)
 	for (int i = 0; i < e->n_scratch; i++)
 		sample_scratch_release(&e->scratch[i]);
 	masks_close(e->masks);
+	dry_breakers_close(e->breakers);
+	strbuf_release(&e->breakers_key);
 	free(e->scratch);
 	free(e->mask);
 	free(e->sampled);

@@ -105,11 +105,49 @@ open_choice(Engine *e, EngineRequest *j, int32_t i, const llmc_request *r, llmc_
 	p->seed = j->p.seed + (uint64_t)i;
 	TRY(sampler_open((int32_t)e->plan->vocab, p, e->plan->eos, e->plan->n_eos, &c->sampler,
 	                 err));
+	sampler_set_breakers(c->sampler, j->breakers);
 	for (size_t k = 0; k < r->n_tok; k++)
 		llmc_sampler_accept(c->sampler, r->tok[k], true);
 	TRY(stop_open(p->stop, p->stop_ignore, &c->stop, err));
 	if (e->tok)
 		TRY(llmc_stream_open(e->tok, !r->show_special, &c->stream, err));
+	return LLMC_OK;
+}
+
+/* Return the request's DRY breakers. Resolving strings reads the whole vocabulary, so those of the
+ * last request are kept. */
+static llmc_status
+open_breakers(Engine *e, const llmc_params *p, DryBreakers **out, llmc_error *err)
+{
+	Strbuf key = { 0 };
+
+	*out = NULL;
+	if (!sampler_uses_breakers(p) || !e->tok)
+		return LLMC_OK;
+	strbuf_putc(&key, p->dry_sequence_breakers ? 'L' : 'D');
+	for (const char *const *s = p->dry_sequence_breakers; s && *s; s++)
+		strbuf_add(&key, *s, strlen(*s) + 1);
+	pthread_mutex_lock(&e->lock);
+	if (e->breakers && !key.failed && key.len == e->breakers_key.len &&
+	    memcmp(key.data, e->breakers_key.data, key.len) == 0)
+		*out = dry_breakers_ref(e->breakers);
+	pthread_mutex_unlock(&e->lock);
+	if (!*out) {
+		llmc_status status = dry_breakers_open(e->tok, p->dry_sequence_breakers, out, err);
+		if (status != LLMC_OK || key.failed) {
+			strbuf_release(&key);
+			return status;
+		}
+		pthread_mutex_lock(&e->lock);
+		DryBreakers *old = e->breakers;
+		Strbuf old_key = e->breakers_key;
+		e->breakers = dry_breakers_ref(*out);
+		e->breakers_key = key;
+		pthread_mutex_unlock(&e->lock);
+		dry_breakers_close(old);
+		key = old_key;
+	}
+	strbuf_release(&key);
 	return LLMC_OK;
 }
 
@@ -173,6 +211,7 @@ request_open(Engine *e, const llmc_request *request, EngineRequest **out, llmc_e
 		    r.n_tok, j->req->max_new, j->best_of, why);
 		goto fail;
 	}
+	TRY_GOTO(open_breakers(e, &p, &j->breakers, err));
 	for (int32_t i = 0; i < j->best_of; i++)
 		TRY_GOTO(open_choice(e, j, i, &r, &p, err));
 	if (r.prompt_logprobs && e->tok)
@@ -186,6 +225,7 @@ request_open(Engine *e, const llmc_request *request, EngineRequest **out, llmc_e
 	j->p.stop = j->p.stop_ignore = NULL;
 	j->p.logit_bias = NULL;
 	j->p.bad_words = NULL;
+	j->p.dry_sequence_breakers = NULL;
 	j->p.n_stop_tokens = j->p.n_logit_bias = j->p.n_bad_words = 0;
 	*out = j;
 	return LLMC_OK;
@@ -206,6 +246,7 @@ request_free(EngineRequest *j)
 		event_list_free(&j->choice[i].held);
 	}
 	free(j->choice);
+	dry_breakers_close(j->breakers);
 	llmc_stream_close(j->prompt_stream);
 	event_list_free(&j->out);
 	event_list_free(&j->events);

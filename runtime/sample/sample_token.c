@@ -1,6 +1,6 @@
-/* Sampling from logits in scratch memory by temperature, top-k, top-p, min-p and typical-p. Nothing
- * is sorted as a whole: a histogram over the leading bits finds the bucket of the cut-off, and only
- * that bucket is sorted. */
+/* Sampling from logits in scratch memory by temperature, top-k, top-p, min-p, typical-p, XTC and
+ * Mirostat. Nothing is sorted as a whole: a histogram over the leading bits finds the bucket of the
+ * cut-off, and only that bucket is sorted. */
 #include <math.h>
 #include <string.h>
 
@@ -274,14 +274,111 @@ keep_typical(Candidate *cand, int32_t n, const float *weight, double typical_p)
 	return kept;
 }
 
-int32_t
-sample_draw(const SampleScratch *m, const llmc_params *p, int32_t best, double at)
+/* ---- after the cuts: XTC, then temperature ---- */
+
+static float
+xtc_threshold(const llmc_params *p)
 {
-	float max = m->work[best] / p->temperature, floor = -INFINITY;
+	return p->xtc_threshold > 0 ? p->xtc_threshold : 0.1f;
+}
+
+bool
+sample_has_xtc(const llmc_params *p)
+{
+	return p->xtc_probability > 0 && xtc_threshold(p) <= 0.5f && !p->mirostat;
+}
+
+static double
+sum_weights(const Candidate *cand, int32_t n)
+{
+	double sum = 0;
+
+	for (int32_t i = 0; i < n; i++)
+		sum += cand[i].v;
+	return sum;
+}
+
+/* Drop all candidates that reach the threshold except the least likely of them. */
+static int32_t
+drop_top_choices(Candidate *cand, int32_t n, double threshold)
+{
+	const double least = threshold * sum_weights(cand, n);
+	Candidate last = { 0 };
+	int32_t reach = 0, kept = 0;
+
+	for (int32_t i = 0; i < n; i++)
+		if (cand[i].v >= least && (reach++ == 0 || before(last, cand[i])))
+			last = cand[i];
+	if (reach < 2)
+		return n;
+	for (int32_t i = 0; i < n; i++)
+		if (cand[i].v < least || cand[i].id == last.id)
+			cand[kept++] = cand[i];
+	return kept;
+}
+
+/* Temperature for these candidates: in the middle of the range where their entropy is half of the
+ * largest possible one, if the exponent is 1. */
+static double
+dynamic_temperature(const llmc_params *p, const Candidate *cand, int32_t n)
+{
+	const double least = fmax(0, (double)p->temperature - (double)p->dynatemp_range),
+	             most = (double)p->temperature + (double)p->dynatemp_range,
+	             exponent = p->dynatemp_exponent > 0 ? (double)p->dynatemp_exponent : 1,
+	             sum = sum_weights(cand, n);
+	double entropy = 0;
+
+	if (p->dynatemp_range <= 0 || n < 2)
+		return (double)p->temperature;
+	for (int32_t i = 0; i < n; i++)
+		if (cand[i].v > 0)
+			entropy -= cand[i].v / sum * log(cand[i].v / sum);
+	return least + (most - least) * pow(entropy / log(n), exponent);
+}
+
+static int32_t
+best_of(const Candidate *cand, int32_t n)
+{
+	int32_t best = 0;
+
+	for (int32_t i = 1; i < n; i++)
+		if (before(cand[i], cand[best]))
+			best = i;
+	return best;
+}
+
+/* Draw from weights without temperature. */
+static int32_t
+draw_late(const llmc_params *p, Candidate *cand, int32_t n, SampleRandom r)
+{
+	if (sample_has_xtc(p) && r.chance < (double)p->xtc_probability)
+		n = drop_top_choices(cand, n, (double)xtc_threshold(p));
+	const Candidate best = cand[best_of(cand, n)];
+	const double temperature = p->temperature > 0 ? dynamic_temperature(p, cand, n) : 0;
+	if (!(temperature > 0))
+		return best.id;
+	for (int32_t i = 0; i < n; i++)
+		cand[i].v = (float)exp(log((double)cand[i].v / best.v) / temperature);
+	return sample_cumulative(cand, n, r.at * sum_weights(cand, n));
+}
+
+/* Does temperature come after all other steps? */
+static bool
+is_late(const llmc_params *p)
+{
+	return sample_has_xtc(p) || p->dynatemp_range > 0;
+}
+
+int32_t
+sample_draw(const SampleScratch *m, const llmc_params *p, int32_t best, SampleRandom r)
+{
+	const bool late = is_late(p);
+	const float temperature = late ? 1 : p->temperature;
+	float max = m->work[best] / temperature, floor = -INFINITY;
 	Candidate *cand = m->cand;
 	bool nucleus = p->top_p > 0 && p->top_p < 1, typical = p->typical_p > 0 && p->typical_p < 1;
 	int32_t n = 0;
-	double sum = 0;
+	double at = r.at;
 
 	if (m->work[best] == INFINITY || max == INFINITY ||
 	    max == -INFINITY) /* a temperature close to 0 */
@@ -293,13 +390,13 @@ sample_draw(const SampleScratch *m, const llmc_params *p, int32_t best, double a
 		for (int32_t i = 0; i < m->vocab; i++) {
 			if (m->work[i] < floor) /* ties of the last one stay, as in transformers */
 				continue;
-			sample_weights(&m->work[i], 1, p->temperature, max);
+			sample_weights(&m->work[i], 1, temperature, max);
 			if (m->work[i] > 0)
 				cand[n++] = (Candidate){ m->work[i], i };
 		}
 	} else {
-		sum = sample_weights(m->work, m->vocab, p->temperature, max);
-		if (!nucleus && !typical &&
+		double sum = sample_weights(m->work, m->vocab, temperature, max);
+		if (!nucleus && !typical && !late &&
 		    p->min_p <= 0) { /* no token is excluded: no list is needed */
 			at *= sum;
 			for (int32_t i = 0; i < m->vocab; i++) {
@@ -326,10 +423,109 @@ sample_draw(const SampleScratch *m, const llmc_params *p, int32_t best, double a
 		n = keep_typical(cand, n, m->work, p->typical_p);
 	if (n == 0)
 		return best;
+	if (late)
+		return draw_late(p, cand, n, r);
 	if (nucleus && !typical)
 		return sample_cumulative_sorted(cand, n, at);
-	sum = 0;
+	return sample_cumulative(cand, n, at * sum_weights(cand, n));
+}
+
+/* ---- top-n-sigma and Mirostat ---- */
+
+void
+sample_top_n_sigma(float *v, int32_t n, float largest, float n_sigma)
+{
+	double sum = 0, squares = 0;
+	int32_t n_valid = 0;
+
+	if (largest == INFINITY)
+		return;
 	for (int32_t i = 0; i < n; i++)
-		sum += cand[i].v;
-	return sample_cumulative(cand, n, at * sum);
+		if (v[i] != -INFINITY) {
+			sum += v[i];
+			n_valid++;
+		}
+	const double mean = sum / n_valid;
+	for (int32_t i = 0; i < n; i++)
+		if (v[i] != -INFINITY)
+			squares += (v[i] - mean) * (v[i] - mean);
+	const double least = largest - n_sigma * sqrt(squares / n_valid);
+	for (int32_t i = 0; i < n; i++)
+		if (v[i] < least)
+			v[i] = -INFINITY;
+}
+
+float
+sample_mirostat_tau(const llmc_params *p)
+{
+	return p->mirostat_tau > 0 ? p->mirostat_tau : 5;
+}
+
+/* Move the candidates that Mirostat 1 keeps to the front, and return their number. Their number
+ * follows from the exponent of Zipf's law, fitted to the 100 most likely ones. */
+static int32_t
+keep_by_zipf(Candidate *cand, int32_t n, int32_t vocab, double mu)
+{
+	enum { FITTED = 100 };
+	int32_t left = n, taken = 0, keep = 1;
+	double products = 0, squares = 0;
+	float before_it = 0;
+
+	heapify(cand, n);
+	for (; taken < FITTED && left; taken++) {
+		float v = heap_take(cand, &left).v;
+		if (taken) {
+			double t = log((taken + 1.0) / taken);
+			products += t * log((double)before_it / (double)v);
+			squares += t * t;
+		}
+		before_it = v;
+	}
+	if (n > 1) {
+		double s = products / squares, e = s - 1,
+		       k = pow(e * pow(2, mu) / (1 - pow(vocab, -e)), 1 / s);
+		keep = k >= n ? n : k >= 1 ? (int32_t)k : 1; /* NaN: 1 */
+	}
+	for (; taken < keep; taken++)
+		heap_take(cand, &left);
+	bring_forward(cand, n, taken);
+	return keep;
+}
+
+/* Keep candidates of at most mu bits of surprise; if there are none, the most likely one. */
+static int32_t
+keep_by_surprise(Candidate *cand, int32_t n, double mu)
+{
+	const double least = sum_weights(cand, n) * pow(2, -mu);
+	const int32_t best = best_of(cand, n);
+	int32_t kept = 0;
+
+	swap(cand, 0, best);
+	for (int32_t i = 0; i < n; i++)
+		if (i == 0 || cand[i].v >= least)
+			cand[kept++] = cand[i];
+	return kept;
+}
+
+int32_t
+sample_mirostat(const SampleScratch *m, const llmc_params *p, int32_t best, double at, double *mu)
+{
+	const float max = m->work[best] / p->temperature,
+	            eta = p->mirostat_eta > 0 ? p->mirostat_eta : 0.1f;
+	Candidate *cand = m->cand;
+	int32_t n = 0, id;
+
+	if (m->work[best] == INFINITY || max == INFINITY || max == -INFINITY)
+		return best;
+	sample_weights(m->work, m->vocab, p->temperature, max);
+	for (int32_t i = 0; i < m->vocab; i++)
+		if (m->work[i] > 0)
+			cand[n++] = (Candidate){ m->work[i], i };
+	n = p->mirostat == 1 ? keep_by_zipf(cand, n, m->vocab, *mu)
+	                     : keep_by_surprise(cand, n, *mu);
+	const double sum = sum_weights(cand, n);
+	id = sample_cumulative(cand, n, at * sum);
+	const double surprise = -log2(m->work[id] / sum);
+	*mu -= (double)eta * (surprise - (double)sample_mirostat_tau(p));
+	return id;
 }

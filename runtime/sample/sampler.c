@@ -14,13 +14,20 @@ struct llmc_sampler {
 	int32_t *ids;  /* storage of stop_tokens and of the tokens of bad_words */
 	int32_t n_eos, eos[16];
 	bool penalties, changes; /* has penalties that count tokens; modifies logits in any way */
-	int32_t *n_output;       /* [vocab] number of occurrences in the output */
+	bool window;             /* penalties count the last repeat_last_n tokens */
+	int32_t *n_output;       /* [vocab] number of occurrences in the output, or in the window */
 	bool *seen;              /* [vocab] occurs in prompt or output */
 	int32_t *touched;        /* [vocab] ids with `seen` set */
 	int32_t n_touched;
 	int32_t *tail; /* [n_tail] the last tokens, newest last */
 	int32_t n_tail, tail_cap;
 	int32_t n_new;
+	/* all tokens, for DRY and for a window; lost: there was no memory for one */
+	int32_t *hist, n_hist, hist_cap;
+	bool keeps_hist, lost;
+	const DryBreakers *breakers;
+	int32_t *count; /* [hist_cap] scratch memory of DRY */
+	double mu;      /* state of Mirostat */
 	uint64_t n_sampled;
 	SampleScratch own; /* used by llmc_sampler_sample */
 	Matcher *matcher;  /* position of the output in the grammar; NULL: none */
@@ -156,6 +163,7 @@ sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos, int32_t n_
 		s->vocab = vocab;
 		s->p = own;
 		s->p.stop = NULL; /* owned by the caller */
+		s->p.dry_sequence_breakers = NULL;
 		s->p.bad_words = NULL;
 		s->p.logit_bias = NULL;
 		s->n_eos = n_eos < 16 ? n_eos : 16;
@@ -165,8 +173,11 @@ sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos, int32_t n_
 			s->p.repetition_penalty = 1;
 		s->penalties = s->p.repetition_penalty != 1 || own.presence_penalty != 0 ||
 		               own.frequency_penalty != 0;
+		s->window = s->penalties && own.repeat_last_n != 0;
+		s->keeps_hist = s->window || own.dry_multiplier > 0;
+		s->mu = 2 * (double)sample_mirostat_tau(&own);
 		s->changes = s->penalties || own.n_logit_bias || own.n_bad_words ||
-		             own.min_tokens || own.watermark;
+		             own.min_tokens || own.watermark || own.dry_multiplier > 0;
 		ok = copy_lists(s, &own);
 		if (ok && s->penalties) {
 			s->n_output = calloc((size_t)vocab, sizeof *s->n_output);
@@ -195,6 +206,18 @@ sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos, int32_t n_
 	}
 	*out = s;
 	return LLMC_OK;
+}
+
+bool
+sampler_uses_breakers(const llmc_params *p)
+{
+	return p->dry_multiplier > 0;
+}
+
+void
+sampler_set_breakers(llmc_sampler *s, const DryBreakers *b)
+{
+	s->breakers = b;
 }
 
 bool
@@ -244,6 +267,8 @@ llmc_sampler_close(llmc_sampler *s)
 	free(s->n_output);
 	free(s->seen);
 	free(s->touched);
+	free(s->hist);
+	free(s->count);
 	sample_scratch_release(&s->own);
 	matcher_close(s->matcher);
 	free(s->mask);
@@ -257,11 +282,30 @@ llmc_sampler_reset(llmc_sampler *s)
 		s->seen[s->touched[i]] = false;
 		s->n_output[s->touched[i]] = 0;
 	}
-	s->n_touched = s->n_tail = s->n_new = 0;
+	s->n_touched = s->n_tail = s->n_new = s->n_hist = 0;
 	s->n_sampled = 0;
+	s->mu = 2 * (double)sample_mirostat_tau(&s->p);
+	s->lost = false;
 	s->masked = false;
 	if (s->matcher)
 		matcher_reset(s->matcher);
+}
+
+static void
+remember(llmc_sampler *s, int32_t id)
+{
+	if (s->n_hist == s->hist_cap) {
+		int32_t cap = s->hist_cap ? 2 * s->hist_cap : 1024;
+		int32_t *hist = realloc(s->hist, (size_t)cap * sizeof *hist);
+		s->hist = hist ? hist : s->hist;
+		int32_t *count = realloc(s->count, (size_t)cap * sizeof *count);
+		s->count = count ? count : s->count;
+		s->lost |= !hist || !count;
+		if (s->lost)
+			return;
+		s->hist_cap = cap;
+	}
+	s->hist[s->n_hist++] = id;
 }
 
 void
@@ -279,13 +323,17 @@ llmc_sampler_accept(llmc_sampler *s, int32_t id, bool is_prompt)
 		matcher_accept(s->matcher, id, NULL);
 		s->masked = false;
 	}
+	if (s->keeps_hist)
+		remember(s, id);
 	if (!s->penalties)
 		return;
 	if (!s->seen[id]) {
 		s->seen[id] = true;
 		s->touched[s->n_touched++] = id;
 	}
-	s->n_output[id] += !is_prompt && s->n_output[id] < INT32_MAX;
+	s->n_output[id] += (s->window || !is_prompt) && s->n_output[id] < INT32_MAX;
+	if (s->window && s->p.repeat_last_n > 0 && s->n_hist > s->p.repeat_last_n)
+		s->n_output[s->hist[s->n_hist - 1 - s->p.repeat_last_n]]--;
 }
 
 static uint64_t
@@ -313,6 +361,8 @@ penalise(llmc_sampler *s, float *work)
 	for (int32_t i = 0; i < s->n_touched; i++) {
 		int32_t id = s->touched[i];
 		float *v = &work[id];
+		if (s->window && !s->n_output[id])
+			continue;
 		*v = *v < 0 ? *v * p->repetition_penalty : *v / p->repetition_penalty;
 		if (s->n_output[id])
 			*v -= p->frequency_penalty * (float)s->n_output[id] + p->presence_penalty;
@@ -403,11 +453,49 @@ forbid_others(const uint32_t *bits, float *work, int32_t vocab)
 	}
 }
 
+/* Add to the logits and subtract from them. */
+static llmc_status
+change(llmc_sampler *s, const SampleScratch *m, llmc_error *err)
+{
+	if (s->lost)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for the tokens of a sampler");
+	for (int32_t i = 0; i < s->p.n_logit_bias; i++)
+		m->work[s->p.logit_bias[i].id] += s->p.logit_bias[i].value;
+	if (s->p.watermark && s->n_tail)
+		sample_watermark(m->work, s->vocab, s->tail[s->n_tail - 1], 2, (int32_t *)m->cand);
+	if (s->penalties)
+		penalise(s, m->work);
+	if (s->p.dry_multiplier > 0)
+		sample_dry(m, &s->p, s->hist, s->n_hist, s->breakers, s->count);
+	forbid(s, m->work);
+	return LLMC_OK;
+}
+
+/* Draw from the logits in m->work, of which `best` is the index of the largest. */
+static int32_t
+draw(llmc_sampler *s, const SampleScratch *m, int32_t best)
+{
+	/* any constant: a stream of its own for decisions other than the token */
+	const uint64_t chances = 0x6a09e667f3bcc909u;
+	const SampleRandom r = { random_at(s->p.seed, s->n_sampled),
+		                 sample_has_xtc(&s->p)
+		                     ? random_at(s->p.seed ^ chances, s->n_sampled)
+		                     : 0 };
+
+	if (s->p.mirostat)
+		return sample_mirostat(m, &s->p, best, r.at, &s->mu);
+	if (s->p.top_n_sigma > 0)
+		sample_top_n_sigma(m->work, s->vocab, m->work[best], s->p.top_n_sigma);
+	return sample_draw(m, &s->p, best, r);
+}
+
 llmc_status
 sampler_sample(llmc_sampler *s, const SampleScratch *m, const float *logits, int32_t *id,
                llmc_error *err)
 {
-	bool copied = s->p.temperature > 0 || s->changes;
+	/* XTC removes the largest logits even if the rest is greedy */
+	const bool draws = s->p.temperature > 0 || sample_has_xtc(&s->p),
+	           copied = draws || s->changes;
 	const uint32_t *bits;
 	int32_t best;
 
@@ -420,18 +508,10 @@ sampler_sample(llmc_sampler *s, const SampleScratch *m, const float *logits, int
 	if (!s->changes && bits)
 		TRY(sample_largest_of(logits, s->vocab, bits, &best, err));
 	if (s->changes) {
-		for (int32_t i = 0; i < s->p.n_logit_bias; i++)
-			m->work[s->p.logit_bias[i].id] += s->p.logit_bias[i].value;
-		if (s->p.watermark && s->n_tail)
-			sample_watermark(m->work, s->vocab, s->tail[s->n_tail - 1], 2,
-			                 (int32_t *)m->cand);
-		if (s->penalties)
-			penalise(s, m->work);
-		forbid(s, m->work);
+		TRY(change(s, m, err));
 		TRY(sample_largest(m->work, s->vocab, &best, err));
 	}
-	*id = s->p.temperature > 0 ? sample_draw(m, &s->p, best, random_at(s->p.seed, s->n_sampled))
-	                           : best;
+	*id = draws ? draw(s, m, best) : best;
 	s->n_sampled++;
 	return LLMC_OK;
 }

@@ -1,8 +1,12 @@
 /* Sampling, internal to the library. Logit processors run in this order, that of transformers and
  * of TGI:
  *
- *   grammar, logit_bias, watermark, repetition, frequency and presence penalty, bad words,
- *   min_tokens, temperature, top_k, top_p, min_p, typical_p
+ *   grammar, logit_bias, watermark, repetition, frequency and presence penalty, DRY, bad words,
+ *   min_tokens, top_n_sigma, temperature, top_k, top_p, min_p, typical_p
+ *
+ * XTC and a dynamic temperature are defined on probabilities before temperature, as in llama.cpp.
+ * With either of them, XTC and then temperature run last. Mirostat replaces everything after
+ * temperature, and top_n_sigma.
  *
  * The n-th token of a sampler uses only the random number of (seed, n), so it can be reproduced
  * anywhere. */
@@ -31,6 +35,19 @@ llmc_status sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos
                          llmc_sampler **out, llmc_error *err);
 llmc_status sampler_sample(llmc_sampler *s, const SampleScratch *m, const float *logits,
                            int32_t *id, llmc_error *err);
+/* Tokens at which a repetition ends for DRY, shared by samplers. dry_breakers_open resolves strings
+ * by a tokenizer; NULL: the default ones. */
+typedef struct DryBreakers DryBreakers;
+llmc_status dry_breakers_open(const llmc_tokenizer *t, const char *const *strings,
+                              DryBreakers **out, llmc_error *err);
+/* The same from token sequences, for a vocabulary of any kind. */
+llmc_status dry_breakers_of(int32_t vocab, const llmc_sequence *seq, int32_t n, DryBreakers **out,
+                            llmc_error *err);
+DryBreakers *dry_breakers_ref(DryBreakers *b);
+void dry_breakers_close(DryBreakers *b); /* NULL is allowed */
+/* Does the sampler use breakers? They must outlive it. */
+bool sampler_uses_breakers(const llmc_params *p);
+void sampler_set_breakers(llmc_sampler *s, const DryBreakers *b);
 /* Check ranges and, with a vocabulary, token ids. */
 llmc_status sampler_check_options(const llmc_params *p,
                                   llmc_error *err); /* sampler_options.c: numbers in range */
@@ -67,8 +84,24 @@ llmc_status sample_largest_of(const float *v, int32_t n, const uint32_t *bits, i
 /* v[i] = exp(v[i] / temperature - max); returns the sum */
 double sample_weights(float *v, int32_t n, float temperature, float max);
 
-/* sample_token.c: m->work holds logits, `best` is the index of the largest; at in [0, 1) */
-int32_t sample_draw(const SampleScratch *m, const llmc_params *p, int32_t best, double at);
+/* sample_token.c: m->work holds logits, `best` is the index of the largest */
+typedef struct SampleRandom {
+	double at, chance; /* in [0, 1): selects the token; decides whether XTC applies */
+} SampleRandom;
+int32_t sample_draw(const SampleScratch *m, const llmc_params *p, int32_t best, SampleRandom r);
+bool sample_has_xtc(const llmc_params *p);
+/* Drop logits by top_n_sigma. */
+void sample_top_n_sigma(float *v, int32_t n, float largest, float n_sigma);
+/* Mirostat; *mu is its state, updated by the token. It begins at twice sample_mirostat_tau. */
+float sample_mirostat_tau(const llmc_params *p);
+int32_t sample_mirostat(const SampleScratch *m, const llmc_params *p, int32_t best, double at,
+                        double *mu);
+
+/* dry.c: penalise tokens that continue a repetition. hist [n]: all tokens, the newest last; count
+ * [n] is scratch memory. m->work holds logits; the candidates are scratch memory. breakers may be
+ * NULL. */
+void sample_dry(const SampleScratch *m, const llmc_params *p, const int32_t *hist, int32_t n,
+                const DryBreakers *breakers, int32_t *count);
 
 /* watermark.c: add `gain` to the half of the logits that token `last` selects, as torch's generator
  * shuffles them */

@@ -69,6 +69,9 @@ gen_free(Generation *g)
 	for (char **s = g->stop; s && *s; s++)
 		free(*s);
 	free(g->stop);
+	for (char **s = g->breakers; s && *s; s++)
+		free(*s);
+	free(g->breakers);
 	free(g->stop_tokens);
 	free(g->bias);
 	llmc_grammar_close(g->grammar);
@@ -278,6 +281,7 @@ gen_start(Generation *g, Problem *p)
 	bool ok = true;
 
 	g->ep.stop = (const char *const *)g->stop;
+	g->ep.dry_sequence_breakers = (const char *const *)g->breakers;
 	g->ep.stop_tokens = g->stop_tokens;
 	g->ep.logit_bias = g->bias;
 	g->ep.grammar = g->grammar;

@@ -73,6 +73,7 @@ struct Generation {
 	int32_t *stop_tokens;
 	llmc_bias *bias;
 	char **stop;           /* NULL-terminated, owned */
+	char **breakers;       /* dry_sequence_breakers; the same */
 	llmc_grammar *grammar; /* owned; NULL: none */
 	/* the request's constraint in a form that another grammar can include; empty: none */
 	Strbuf form;

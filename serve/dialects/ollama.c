@@ -42,6 +42,7 @@ read_options(const json_t *in, json_t *out, Problem *p)
 	json_object_set_new(out, "temperature", json_real(0.8)); /* Ollama's defaults */
 	json_object_set_new(out, "top_k", json_integer(40));
 	json_object_set_new(out, "top_p", json_real(0.9));
+	json_object_set_new(out, "repeat_last_n", json_integer(64));
 	fields_copy(FIELDS_OLLAMA_CHAT, in, out);
 	if (most && !json_is_null(most)) {
 		if (!json_is_integer(most) || json_integer_value(most) == 0)

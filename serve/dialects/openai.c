@@ -1,5 +1,6 @@
 /* Shared by OpenAI's chat and completions: fields with ranges and refusals, frames, usage,
  * errors. */
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +10,7 @@
 #include "serve/http/api_keys.h"
 #include "serve/dialects/openai.h"
 
-enum { MAX_BIAS = 1024, MAX_STOP_TOKENS = 128 };
+enum { MAX_BIAS = 1024, MAX_STOP_TOKENS = 128, MAX_BREAKERS = 64 };
 
 /* ---- errors ---- */
 
@@ -68,43 +69,44 @@ openai_model(Req *r, const json_t *o, Problem *p)
 	return true;
 }
 
+/* Copy a list of strings; *out stays NULL if the field is absent. single: one string is allowed. */
 static bool
-read_stop(Generation *g, const json_t *o, size_t most, Problem *p)
+read_strings(const json_t *o, const char *key, bool single, size_t most, char ***out, Problem *p)
 {
-	const json_t *v = json_object_get(o, "stop");
+	const json_t *v = json_object_get(o, key);
 	size_t n = json_is_array(v) ? json_array_size(v) : 1;
 
-	if (!v || json_is_null(v) || (json_is_array(v) && n == 0))
+	if (!v || json_is_null(v) || (single && json_is_array(v) && n == 0))
 		return true;
-	if (!json_is_array(v) && !json_is_string(v))
-		return problem(p, 400, "stop",
-		               "Invalid type for 'stop': expected a string or an array of strings, "
-		               "but got %s instead.",
-		               json_type_name(v));
+	if (!json_is_array(v) && !(single && json_is_string(v)))
+		return problem(p, 400, key,
+		               "Invalid type for '%s': expected %san array of strings, but got %s "
+		               "instead.",
+		               key, single ? "a string or " : "", json_type_name(v));
 	if (n > most)
-		return problem(p, 400, "stop",
-		               "Invalid 'stop': array too long. Expected an array with maximum "
+		return problem(p, 400, key,
+		               "Invalid '%s': array too long. Expected an array with maximum "
 		               "length %zu, but got an array with length %zu instead.",
-		               most, n);
-	g->stop = calloc(n + 1, sizeof *g->stop);
-	for (size_t i = 0; g->stop && i < n; i++) {
+		               key, most, n);
+	*out = calloc(n + 1, sizeof **out);
+	for (size_t i = 0; *out && i < n; i++) {
 		const json_t *one = json_is_array(v) ? json_array_get(v, i) : v;
 		if (!json_is_string(one))
 			return problem(
-			    p, 400, "stop",
-			    "Invalid type for 'stop[%zu]': expected a string, but got %s instead.",
-			    i, json_type_name(one));
+			    p, 400, key,
+			    "Invalid type for '%s[%zu]': expected a string, but got %s instead.",
+			    key, i, json_type_name(one));
 		if (json_string_length(one) == 0 ||
 		    strlen(json_string_value(one)) != json_string_length(one))
-			return problem(p, 400, "stop",
-			               "Invalid 'stop[%zu]': expected a string that is not empty "
+			return problem(p, 400, key,
+			               "Invalid '%s[%zu]': expected a string that is not empty "
 			               "and has no NUL.",
-			               i);
-		g->stop[i] = strdup(json_string_value(one));
-		if (!g->stop[i])
+			               key, i);
+		(*out)[i] = strdup(json_string_value(one));
+		if (!(*out)[i])
 			return problem_memory(p);
 	}
-	return g->stop || problem_memory(p);
+	return *out || problem_memory(p);
 }
 
 static bool
@@ -204,36 +206,62 @@ read_salt(Generation *g, const json_t *o, Problem *p)
 	return true;
 }
 
-/* Read the fields of LLMC_SAMPLING_OPTIONS. Over HTTP top_k -1 is off, top_p 0 selects the most
- * likely token and repetition_penalty 0 is an error. */
+/* Is the field there, with the value 0? */
+static bool
+is_zero(const json_t *o, const char *key)
+{
+	const json_t *v = json_object_get(o, key);
+
+	return json_is_number(v) && json_number_value(v) == 0;
+}
+
+/* Read the fields of LLMC_SAMPLING_OPTIONS, by their own name or the alias. Over HTTP top_k -1 is
+ * off, top_p 0 selects the most likely token and repetition_penalty 0 is an error. */
 static bool
 read_sampling(Generation *g, const json_t *o, Problem *p)
 {
 	size_t n_option;
 	const llmc_option *option = llmc_sampling_options(&n_option);
+	/* 0 means 0 over HTTP, and the default in llmc_params */
+	float *const small[] = { &g->ep.xtc_threshold, &g->ep.dynatemp_exponent,
+		                 &g->ep.mirostat_tau, &g->ep.mirostat_eta };
 
 	for (const llmc_option *k = option; k < option + n_option; k++) {
 		void *field = (char *)&g->ep + k->offset;
 		double x = k->http_default;
 		int64_t n = (int64_t)k->http_default;
+		const json_t *own = json_object_get(o, k->name);
+		const char *name = k->alias && (!own || json_is_null(own)) ? k->alias : k->name;
 		if (k->http_least > k->http_most)
 			continue;
-		if (k->kind == LLMC_OPTION_BOOL ? !field_bool(o, k->name, field, p)
+		if (k->kind == LLMC_OPTION_BOOL ? !field_bool(o, name, field, p)
 		    : k->kind == LLMC_OPTION_INT
-		        ? !field_int(o, k->name, (int64_t)k->http_least, (int64_t)k->http_most, &n,
+		        ? !field_int(o, name, (int64_t)k->http_least, (int64_t)k->http_most, &n,
 		                     NULL, p)
-		        : !field_num(o, k->name, k->http_least, k->http_most, &x, NULL, p))
+		        : !field_num(o, name, k->http_least, k->http_most, &x, NULL, p))
 			return false;
 		if (k->kind == LLMC_OPTION_INT)
-			*(int32_t *)field = n > 0 ? (int32_t)n : 0;
+			*(int32_t *)field = (int32_t)fmax((double)n, k->least);
 		else if (k->kind == LLMC_OPTION_FLOAT)
-			*(float *)field = (float)x;
+			*(float *)field = (float)fmax(x, k->least);
 	}
 	if (!(g->ep.repetition_penalty > 0))
-		return problem(p, 400, "repetition_penalty",
-		               "Invalid 'repetition_penalty': it must be greater than 0.");
+		return is_zero(o, "repeat_penalty")
+		           ? problem(p, 400, "repeat_penalty",
+		                     "Invalid 'repeat_penalty': it must be greater than 0.")
+		           : problem(p, 400, "repetition_penalty",
+		                     "Invalid 'repetition_penalty': it must be greater than 0.");
 	if (g->ep.top_p == 0)
 		g->ep.top_k = 1, g->ep.top_p = 1;
+	for (size_t i = 0; i < sizeof small / sizeof *small; i++)
+		*small[i] = *small[i] > 0 ? *small[i] : FLT_MIN;
+	/* as in llama.cpp: penalties of the last 0 tokens */
+	if (is_zero(o, "repeat_last_n")) {
+		g->ep.repetition_penalty = 1;
+		g->ep.presence_penalty = g->ep.frequency_penalty = 0;
+	}
+	if (is_zero(o, "dry_penalty_last_n"))
+		g->ep.dry_multiplier = 0;
 	return true;
 }
 
@@ -253,7 +281,9 @@ read_shared(Generation *g, const json_t *o, const OpenAiRoute *route, Problem *p
 	    !field_bool(o, "skip_special_tokens", &skip_special, p) ||
 	    !field_bool(o, "include_stop_str_in_output", &g->er.keep_stop, p) ||
 	    !field_bool(o, "no_stop_trim", &keep_stop, p) ||
-	    !field_bool(o, "stream", &g->stream, p) || !read_stop(g, o, route->max_stop, p) ||
+	    !field_bool(o, "stream", &g->stream, p) ||
+	    !read_strings(o, "stop", true, route->max_stop, &g->stop, p) ||
+	    !read_strings(o, "dry_sequence_breakers", false, MAX_BREAKERS, &g->breakers, p) ||
 	    !read_stop_tokens(g, o, p) || !read_bias(g, o, p) || !read_salt(g, o, p))
 		return false;
 	if (so && !json_is_null(so)) {

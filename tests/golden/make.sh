@@ -7,6 +7,7 @@ python=${PYTHON:-python3}
 "$python" tests/golden/make_dequant.py
 "$python" tests/golden/make_ops.py
 "$python" tests/golden/make_sample.py
+"$python" tests/golden/make_samplers.py
 "$python" tests/golden/make_configs.py
 "$python" tests/golden/make_models.py
 "$python" tests/golden/make_kv.py

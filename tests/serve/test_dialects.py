@@ -621,7 +621,7 @@ def test_answers_of_a_schema(smol, claude, ollama):
             400,
             "top_logprobs",
         ),
-        ("/api/chat", {"messages": MESSAGES, "options": {"mirostat": 2}}, 400, "options.mirostat"),
+        ("/api/chat", {"messages": MESSAGES, "options": {"mirostat": 3}}, 400, "options.mirostat"),
         ("/api/chat", {"messages": MESSAGES, "options": {"tfs_z": 0.5}}, 400, "options.tfs_z"),
         (
             "/api/chat",

@@ -183,6 +183,38 @@ run_alone(TestRequest *a)
 	llmc_session_close(s);
 }
 
+/* Samplers with a history or a state of their own. */
+static void
+choose_samplers(llmc_params *p, uint64_t *r)
+{
+	p->temperature = 0.9f;
+	switch (roll(r, 5)) {
+	case 0:
+		p->mirostat = 1 + (int32_t)roll(r, 2);
+		p->mirostat_tau = 3;
+		p->mirostat_eta = 0.4f;
+		break;
+	case 1:
+		p->dry_multiplier = 1.5f;
+		p->temperature = roll(r, 2) ? 0 : p->temperature;
+		break;
+	case 2:
+		p->repetition_penalty = 1.4f;
+		p->presence_penalty = 0.3f;
+		p->repeat_last_n = 9;
+		p->temperature = 0;
+		break;
+	case 3:
+		p->xtc_probability = 0.5f;
+		p->xtc_threshold = 0.02f;
+		break;
+	default:
+		p->top_n_sigma = 1.5f;
+		p->dynatemp_range = 0.5f;
+		break;
+	}
+}
+
 static void
 make_request(TestRequest *a, uint64_t *r)
 {
@@ -197,10 +229,13 @@ make_request(TestRequest *a, uint64_t *r)
 	a->p.max_tokens = 1 + (int32_t)roll(r, 60) + (roll(r, 2) ? 0 : (int32_t)roll(r, 90));
 	a->p.ignore_eos = roll(r, 2);
 	a->p.seed = roll(r, 1000);
-	switch (roll(r, 4)) {
+	switch (roll(r, 5)) {
 	case 0:
 		a->p.temperature = 0.9f;
 		a->p.top_p = 0.95f;
+		break;
+	case 2:
+		choose_samplers(&a->p, r);
 		break;
 	case 1:
 		a->p.repetition_penalty = 1.3f;

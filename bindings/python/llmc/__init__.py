@@ -102,16 +102,21 @@ def _params(
     bad_words=None,
     grammar=None,
     grammar_after=None,
+    dry_sequence_breakers=None,
     **params,
 ):
     """Return llmc_params and the objects that must live as long as it.
 
-    logit_bias: {id: value}; bad_words: [[id, ...], ...]; grammar: a Grammar."""
+    logit_bias: {id: value}; bad_words: [[id, ...], ...]; grammar: a Grammar;
+    dry_sequence_breakers: strings, None for the default ones."""
     keep = [grammar]
     p = _ffi.Params(
         stop=_strings(stop),
         grammar=grammar and grammar._h,
         grammar_after=_strings(grammar_after),
+        dry_sequence_breakers=None
+        if dry_sequence_breakers is None
+        else _strings(dry_sequence_breakers) or (C.c_char_p * 1)(None),
         **params,
     )
     if stop_tokens:

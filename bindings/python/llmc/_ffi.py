@@ -118,6 +118,7 @@ class Params(Sized):
         ("grammar_after", C.POINTER(C.c_char_p)),
         ("speculate", C.c_int32),
         ("stop_ignore", C.POINTER(C.c_char_p)),
+        ("dry_sequence_breakers", C.POINTER(C.c_char_p)),
     ]
 
 

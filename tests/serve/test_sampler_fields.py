@@ -1,0 +1,150 @@
+"""llama.cpp's samplers over HTTP: every field reaches the sampler with its value, under each of its
+names, and values out of range are refused by name. The oracle is the Python binding, whose samplers
+tests/unit/test_samplers.c compares with their definitions."""
+
+import pytest
+import tiny_model
+
+import llmc
+
+PROMPT = "abcabcabdabcabc"
+# few tokens are likely, so they repeat
+BIAS = {tiny_model.vocabulary().index(c): 6 for c in "abcd"}
+FIELDS = [
+    dict(repetition_penalty=1.5, repeat_last_n=6),
+    dict(presence_penalty=1.5, repeat_last_n=-1),
+    dict(dry_multiplier=4.0),
+    dict(dry_multiplier=4.0, dry_base=3.0, dry_allowed_length=1),
+    dict(dry_multiplier=4.0, dry_penalty_last_n=5),
+    dict(dry_multiplier=4.0, dry_sequence_breakers=["c", "da"]),
+    dict(dry_multiplier=4.0, dry_sequence_breakers=[]),
+    dict(xtc_probability=1.0, xtc_threshold=0.01),
+    dict(xtc_probability=0.6),
+    dict(top_n_sigma=1.0),
+    dict(dynatemp_range=0.9),
+    dict(dynatemp_range=0.9, dynatemp_exponent=3.0),
+    dict(mirostat=1, mirostat_tau=2.0),
+    dict(mirostat=2, mirostat_tau=1.0, mirostat_eta=0.5),
+]
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_folder):
+    with llmc.open(str(tiny_folder), arch="generic") as m, m.engine(context=256, seqs=2) as e:
+        yield e
+
+
+def wanted(engine, **fields):
+    settings = {"temperature": 1.0, "seed": 7, "max_tokens": 48, "ignore_eos": True}
+    settings |= {"logit_bias": BIAS, **fields}
+    return engine.submit(engine.model.tokenizer.encode(PROMPT), **settings).wait()["text"]
+
+
+def served(tiny, **fields):
+    body = {"model": "tiny", "prompt": PROMPT, "seed": 7, "max_tokens": 48, "ignore_eos": True}
+    body["logit_bias"] = {str(k): v for k, v in BIAS.items()}
+    r = tiny.post("/v1/completions", {**body, **fields})
+    assert r.status == 200, r.json()
+    return r.json()["choices"][0]["text"]
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=lambda f: "-".join(f))
+def test_fields_reach_the_sampler(tiny, engine, fields):
+    assert served(tiny, **fields) == wanted(engine, **fields) != wanted(engine)
+
+
+def test_other_names_and_values_that_disable(tiny, engine):
+    plain = wanted(engine)
+    assert served(tiny, repeat_penalty=1.5) == wanted(engine, repetition_penalty=1.5) != plain
+    for off in (
+        dict(repeat_penalty=1.5, frequency_penalty=1, repeat_last_n=0),
+        dict(dry_multiplier=4, dry_penalty_last_n=0),
+        dict(dry_multiplier=0, dry_base=0),
+        dict(xtc_probability=1, xtc_threshold=0.51),
+        dict(xtc_probability=0, xtc_threshold=0.01),
+        dict(top_n_sigma=-1),
+        dict(top_n_sigma=0),
+        dict(dynatemp_range=0, dynatemp_exponent=2),
+        dict(mirostat=0, mirostat_tau=1),
+    ):
+        assert served(tiny, **off) == plain, off
+    # zero is a value where it is not the default
+    best = served(tiny, temperature=0)
+    assert served(tiny, mirostat=2, mirostat_tau=0, mirostat_eta=0) == best
+    assert served(tiny, xtc_probability=1, xtc_threshold=0) != wanted(engine, xtc_probability=1)
+
+
+def test_ollama_s_options(tiny, engine):
+    def ollama(**options):
+        r = tiny.post(
+            "/api/generate",
+            {
+                "model": "tiny",
+                "prompt": PROMPT,
+                "raw": True,
+                "stream": False,
+                "options": {
+                    "temperature": 1,
+                    "top_k": 0,
+                    "top_p": 1,
+                    "seed": 7,
+                    "num_predict": 48,
+                    "ignore_eos": True,
+                    **options,
+                },
+            },
+        )
+        assert r.status == 200, r.json()
+        return r.json()["response"]
+
+    def without_bias(**fields):
+        return wanted(engine, logit_bias={}, **fields)
+
+    assert ollama() == without_bias()
+    for theirs, ours in (
+        (dict(mirostat=2, mirostat_tau=1, mirostat_eta=0.5),) * 2,
+        (dict(repeat_penalty=1.5, repeat_last_n=6), dict(repetition_penalty=1.5, repeat_last_n=6)),
+        (dict(repeat_penalty=1.5), dict(repetition_penalty=1.5, repeat_last_n=64)),
+        (dict(presence_penalty=1), dict(presence_penalty=1, repeat_last_n=64)),
+    ):
+        assert ollama(**theirs) == without_bias(**ours) != without_bias()
+
+
+@pytest.mark.parametrize(
+    "field,value,said",
+    [
+        ("repeat_last_n", -2, "-1"),
+        ("repeat_last_n", 1.5, "integer"),
+        ("repeat_penalty", 101, "100"),
+        ("repeat_penalty", 0, "greater than 0"),
+        ("dry_multiplier", -1, "0"),
+        ("dry_base", "x", "a string"),
+        ("dry_allowed_length", 0, "1"),
+        ("dry_penalty_last_n", -2, "-1"),
+        ("dry_sequence_breakers", "x", "array of strings"),
+        ("dry_sequence_breakers", [3], "dry_sequence_breakers[0]"),
+        ("dry_sequence_breakers", [""], "not empty"),
+        ("dry_sequence_breakers", ["a"] * 65, "maximum length 64"),
+        ("xtc_probability", 1.01, "1"),
+        ("xtc_threshold", -0.1, "0"),
+        ("top_n_sigma", -1.5, "-1"),
+        ("dynatemp_range", 101, "100"),
+        ("dynatemp_exponent", -1, "0"),
+        ("mirostat", 3, "2"),
+        ("mirostat", True, "integer"),
+        ("mirostat_tau", -1, "0"),
+        ("mirostat_eta", 101, "100"),
+    ],
+)
+def test_values_out_of_range(tiny, field, value, said):
+    for path, more in (
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/responses", {"input": "x"}),
+    ):
+        if path == "/v1/responses" and field == "repeat_penalty":
+            continue  # OpenAI's dialect of responses has the other name
+        r = tiny.post(path, {"model": "tiny", **more, field: value})
+        e = r.json()["error"]
+        assert r.status == 400 and e["param"] == field, e
+        assert f"'{field}" in e["message"] and said in e["message"], e
