@@ -199,7 +199,7 @@ serve(int argc, char **argv)
 	const char *draft_path = NULL;
 	llmc_model *draft = NULL;
 	const char *config = NULL, *key_file = NULL, *log_file = NULL, *model_name = NULL,
-	           *args[1] = { NULL };
+	           *special = NULL, *args[1] = { NULL };
 	List models = { 0 }, set_models = { 0 }, loras = { 0 };
 	ServeModels all = { 0 };
 	int64_t kv_tokens = 0;
@@ -259,6 +259,9 @@ serve(int argc, char **argv)
 		  "largest number of prompt and new tokens together [the context]" },
 		{ OPT_BYTES, 0, "max-body-size", "SIZE", &so.max_body_bytes,
 		  "largest request body; a larger one gets 413 [2M]" },
+		{ OPT_TEXT, 0, "special-tokens-in-content", "KIND", &special,
+		  "special tokens in messages, names, tools and tool results: special, as in the "
+		  "reference implementations, or text [special]" },
 		{ OPT_FLOAT, 0, "request-timeout", "SECONDS", &request_s,
 		  "time after which a request fails [no limit]" },
 		{ OPT_GROUP, 0, "Batching", NULL, NULL, NULL },
@@ -383,6 +386,11 @@ serve(int argc, char **argv)
 	if (!(header_s >= 0 && body_s >= 0 && idle_s >= 0 && request_s >= 0 && sleep_s >= 0 &&
 	      drain_s >= 0 && leave_s >= 0))
 		return opt_usage_error(&cmd_serve, "timeouts must not be negative");
+	so.special_text = special && !strcmp(special, "text");
+	if (special && !so.special_text && strcmp(special, "special") != 0)
+		return opt_usage_error(
+		    &cmd_serve, "--special-tokens-in-content: expected special or text, got %s",
+		    special);
 	if (key_file) {
 		if (so.api_key)
 			return opt_usage_error(&cmd_serve,

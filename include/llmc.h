@@ -417,10 +417,18 @@ enum {
 	/* second string of the pair: adds separator and suffix. The pair is the concatenation of
 	 * both id lists */
 	LLMC_ADD_SECOND = 8,
+	/* LLMC_BREAK in the text is no part of it: an added token that it interrupts is text */
+	LLMC_BREAKS = 16,
 };
+#define LLMC_BREAK "\xEF\xB7\x90" /* U+FDD0, a noncharacter */
 LLMC_API llmc_status llmc_tokenize(const llmc_tokenizer *t, const char *text, size_t n_bytes,
                                    int flags, int32_t *ids, size_t cap, size_t *need,
                                    llmc_error *err);
+/* Copy an untrusted string, with a LLMC_BREAK in each special token. It can then be part of a
+ * prompt that is tokenized with LLMC_PARSE_SPECIAL | LLMC_BREAKS: for example as the content of a
+ * message. A LLMC_BREAK in the string becomes U+FFFD. */
+LLMC_API llmc_status llmc_break_special(const llmc_tokenizer *t, const char *text, size_t n_bytes,
+                                        char *buf, size_t cap, size_t *need, llmc_error *err);
 /* Lower bound of the number of ids that llmc_tokenize returns, computed without tokenizing. Use it
  * to reject an input that is too long. */
 LLMC_API size_t llmc_tokenize_least(const llmc_tokenizer *t, const char *text, size_t n_bytes);
@@ -1024,6 +1032,9 @@ typedef struct llmc_serve_options {
 	/* share cached prefix pages between the keys of `keys`, which lets a client find out by
 	 * cached_tokens and by time what others have sent [each key has its own] */
 	bool share_prefix;
+	/* keep special tokens in messages, names, tools and tool results as text [they are special
+	 * tokens, as in the reference implementations] */
+	bool special_text;
 } llmc_serve_options;
 
 /* Model that the server opens and closes as needed. All that it points to must stay unchanged until

@@ -107,6 +107,58 @@ model_encode(Enc *e, ByteSpan text)
 	return error_set(e->err, LLMC_E_BUG, "tokenizer: model %d", (int)e->t->model);
 }
 
+/* Normalizes a segment with breaks and splits it at added tokens. If the normalizers change the
+ * breaks themselves, the parts between them are normalized one by one. */
+static llmc_status
+normalize_broken(Enc *e, TokenPiece p, TokenPieces *all)
+{
+	const Trie *trie = &e->t->added_norm;
+	ByteSpan rest = p.text, whole;
+
+	TRY(normalize(e, p.text, &whole));
+	if (break_count(whole) == break_count(p.text))
+		return added_split(e, trie, (TokenPiece){ whole, -1, p.first }, all);
+	while (rest.n) {
+		TokenPiece part = { break_next(&rest), -1, p.first };
+		p.first = false;
+		TRY(normalize(e, part.text, &part.text));
+		TRY(added_split(e, trie, part, all));
+	}
+	return LLMC_OK;
+}
+
+bool
+token_is_mark(const llmc_tokenizer *t, int32_t id)
+{
+	bool byte = false;
+
+	for (int b = 0; b < 256 && t->tok[id].special; b++)
+		byte |= t->byte_id[b] == id;
+	return t->tok[id].special && id != t->unk_id && !byte;
+}
+
+/* Encodes a segment without its breaks. If the model itself then finds a special token, the parts
+ * between the breaks are encoded one by one. */
+static llmc_status
+encode_broken(Enc *e, TokenPiece p)
+{
+	const size_t n = e->n_ids;
+	bool special = false;
+	ByteSpan rest = p.text;
+
+	TRY(encode_words(e, 0, (TokenPiece){ break_remove(&e->arena, p.text), -1, p.first }));
+	for (size_t i = n; i < e->n_ids; i++)
+		special |= token_is_mark(e->t, e->ids[i]);
+	if (!special)
+		return LLMC_OK;
+	e->n_ids = n;
+	while (rest.n) {
+		TRY(encode_words(e, 0, (TokenPiece){ break_next(&rest), -1, p.first }));
+		p.first = false;
+	}
+	return LLMC_OK;
+}
+
 llmc_status
 encode(Enc *e, ByteSpan text)
 {
@@ -127,12 +179,21 @@ encode(Enc *e, ByteSpan text)
 			piece_push(e, &all, p.text, p.id, p.first);
 			continue;
 		}
+		if (e->flags & LLMC_BREAKS && break_find(p.text)) {
+			TRY(normalize_broken(e, p, &all));
+			continue;
+		}
 		TRY(normalize(e, p.text, &p.text));
 		TRY(added_split(e, &t->added_norm, p, &all));
 	}
 	e->word = NEW(&e->arena, PreToken, t->n_pre + 1);
-	for (size_t i = 0; i < all.n; i++)
-		TRY(encode_words(e, 0, all.v[i]));
+	for (size_t i = 0; i < all.n; i++) {
+		const TokenPiece p = all.v[i];
+		if (e->flags & LLMC_BREAKS && p.id < 0 && break_find(p.text))
+			TRY(encode_broken(e, p));
+		else
+			TRY(encode_words(e, 0, p));
+	}
 	if (second && t->has_pair)
 		push_all(e, t->pair[2], t->n_pair[2]);
 	else if (!(first && t->has_pair) && (first || second || e->flags & LLMC_ADD_SPECIAL))

@@ -208,6 +208,7 @@ struct llmc_tokenizer {
 	Added *added;
 	size_t n_added, cap_added;
 	Trie added_raw, added_norm; /* values are indices into added */
+	Trie special;               /* special tokens, as written and as normalized */
 
 	Normalizer *norm;
 	size_t n_norm, cap_norm;
@@ -388,6 +389,15 @@ llmc_status unigram_encode(Enc *e, ByteSpan text);
  * sentencepiece does. */
 void unigram_pieces(llmc_tokenizer *t);
 llmc_status encode(Enc *e, ByteSpan text);
+
+/* ---- breaks in special tokens (break_special.c) ---- */
+
+const char *break_find(ByteSpan text); /* first LLMC_BREAK; NULL: none */
+size_t break_count(ByteSpan text);
+ByteSpan break_next(ByteSpan *rest); /* takes the part before the first break */
+ByteSpan break_remove(Arena *a, ByteSpan text);
+/* Whether a token is special and does not stand for unknown text. */
+bool token_is_mark(const llmc_tokenizer *t, int32_t id);
 uint32_t bytelevel_char(unsigned char byte);
 int bytelevel_byte(uint32_t cp); /* -1: none */
 

@@ -234,10 +234,13 @@ tokenizer_finish(llmc_tokenizer *t, llmc_error *err)
 {
 	trie_init(&t->added_raw, &t->arena);
 	trie_init(&t->added_norm, &t->arena);
+	trie_init(&t->special, &t->arena);
 	for (size_t i = 0; i < t->n_added; i++) {
 		const Added *a = &t->added[i];
 		if (a->special && t->tok[a->id].type != TT_UNKNOWN)
 			t->tok[a->id].special = true;
+		if (a->special && a->text.n)
+			trie_put(&t->special, &t->arena, a->text, (int32_t)i);
 		if (!a->normalized) {
 			trie_put(&t->added_raw, &t->arena, a->text, (int32_t)i);
 			continue;
@@ -249,6 +252,9 @@ tokenizer_finish(llmc_tokenizer *t, llmc_error *err)
 		if (t->scratch.len)
 			trie_put(&t->added_norm, &t->arena,
 			         (ByteSpan){ t->scratch.data, t->scratch.len }, (int32_t)i);
+		if (t->scratch.len && a->special)
+			trie_put(&t->special, &t->arena,
+			         (ByteSpan){ t->tok[a->id].s, t->scratch.len }, (int32_t)i);
 	}
 	strbuf_release(&t->scratch);
 	for (int32_t i = 0; i < 256; i++)

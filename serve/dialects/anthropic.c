@@ -645,7 +645,7 @@ anthropic_count(Req *r)
 
 	bool ok =
 	    o && chat_prompt(r->model, o, &prompt, &n, &p) &&
-	    tokenize_prompt(r->model, prompt, n, LLMC_PARSE_SPECIAL, SIZE_MAX, &tok, &n_tok, &p);
+	    tokenize_prompt(r->model, prompt, n, chat_flags(r->model), SIZE_MAX, &tok, &n_tok, &p);
 	if (o && !ok)
 		fields_rename(FIELDS_MESSAGES, &p);
 	free(prompt);

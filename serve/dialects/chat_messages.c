@@ -307,6 +307,120 @@ leave_open(const json_t *messages, char *text, size_t *n, Problem *p)
 	               "The last message has no text to continue.");
 }
 
+int
+chat_flags(const ServedModel *model)
+{
+	return LLMC_PARSE_SPECIAL | (model->srv->opt.special_text ? LLMC_BREAKS : 0);
+}
+
+void
+chat_unbreak(const ServedModel *model, char *text, size_t *n)
+{
+	const size_t len = strlen(LLMC_BREAK);
+	size_t to = 0;
+
+	for (size_t i = 0; model->srv->opt.special_text && i < *n; i++)
+		if (*n - i >= len && !memcmp(text + i, LLMC_BREAK, len))
+			i += len - 1;
+		else
+			text[to++] = text[i];
+	if (model->srv->opt.special_text)
+		*n = to;
+}
+
+/* Return a string with breaks in its special tokens. NULL: with a Problem. */
+static char *
+break_string(ServedModel *model, const char *s, size_t n, size_t *n_out, Problem *p)
+{
+	size_t cap = 2 * n + 64;
+	llmc_error err = { 0 };
+
+	for (;;) {
+		char *out = malloc(cap);
+		llmc_status status =
+		    out ? llmc_break_special(model->back.tok, s, n, out, cap, n_out, &err)
+		        : LLMC_E_MEMORY;
+		if (status == LLMC_OK)
+			return out;
+		free(out);
+		if (status != LLMC_E_RANGE || *n_out < cap) {
+			problem_of(p, status, 400, "messages", "%s", err.text);
+			return NULL;
+		}
+		cap = *n_out + 1;
+	}
+}
+
+/* Return a copy of a value in which all strings, and keys of objects, have breaks in their special
+ * tokens. `message`: v is a message, whose role one_message has checked. */
+static json_t *
+broken_copy(ServedModel *model, const json_t *v, bool message, Problem *p)
+{
+	json_t *out = NULL, *x, *y = NULL;
+	const char *key;
+	char *s;
+	size_t i, n;
+
+	if (json_is_string(v)) {
+		s = break_string(model, json_string_value(v), json_string_length(v), &n, p);
+		out = s ? json_stringn(s, n) : NULL;
+		free(s);
+	} else if (json_is_array(v)) {
+		out = json_array();
+		json_array_foreach ((json_t *)(uintptr_t)v, i, x)
+			if (!out || !(y = broken_copy(model, x, false, p)) ||
+			    json_array_append_new(out, y) != 0)
+				goto fail;
+	} else if (json_is_object(v)) {
+		out = json_object();
+		json_object_foreach ((json_t *)(uintptr_t)v, key, x) {
+			bool role = message && !strcmp(key, "role");
+			s = break_string(model, key, strlen(key), &n, p);
+			y = !s ? NULL : role ? json_incref(x) : broken_copy(model, x, false, p);
+			bool ok = out && y && json_object_set(out, s, y) == 0;
+			json_decref(y);
+			free(s);
+			if (!ok)
+				goto fail;
+		}
+	} else {
+		return json_incref((json_t *)(uintptr_t)v);
+	}
+	return out;
+fail:
+	json_decref(out);
+	return NULL;
+}
+
+/* Replace the messages, variables and tools (NULL: none) by such copies if the server keeps special
+ * tokens as text. */
+static bool
+break_all(ServedModel *model, json_t *messages, json_t **options, json_t **tools, Problem *p)
+{
+	json_t *m, *copy;
+	size_t i;
+
+	if (!model->srv->opt.special_text)
+		return true;
+	json_array_foreach (messages, i, m)
+		if (!(copy = broken_copy(model, m, true, p)) ||
+		    json_array_set_new(messages, i, copy) != 0)
+			goto fail;
+	if (!(copy = broken_copy(model, *options, false, p)))
+		goto fail;
+	json_decref(*options);
+	*options = copy;
+	if (!*tools)
+		return true;
+	if (!(copy = broken_copy(model, *tools, false, p)))
+		goto fail;
+	json_decref(*tools);
+	*tools = copy;
+	return true;
+fail:
+	return p->status ? false : problem_memory(p);
+}
+
 bool
 chat_render(ServedModel *model, const json_t *o, json_t *tools, char **text, size_t *n, Problem *p)
 {
@@ -350,6 +464,7 @@ chat_render(ServedModel *model, const json_t *o, json_t *tools, char **text, siz
 		    "'continue_final_message' and 'add_generation_prompt' exclude each other.");
 	messages = json_array();
 	options = json_object();
+	tools = json_incref(tools);
 	if (!messages || !options) {
 		problem_memory(p);
 		goto out;
@@ -372,6 +487,8 @@ chat_render(ServedModel *model, const json_t *o, json_t *tools, char **text, siz
 		json_object_set(options, key, value);
 	}
 	json_object_set_new(options, "add_generation_prompt", json_boolean(generate));
+	if (!break_all(model, messages, &options, &tools, p))
+		goto out;
 	if (tools)
 		json_object_set(options, "tools", tools);
 	ok = render(model, messages, options, text, n, p) &&
@@ -380,6 +497,7 @@ chat_render(ServedModel *model, const json_t *o, json_t *tools, char **text, siz
 out:
 	json_decref(messages);
 	json_decref(options);
+	json_decref(tools);
 	if (!ok) {
 		free(*text);
 		*text = NULL;

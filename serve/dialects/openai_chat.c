@@ -62,7 +62,7 @@ openai_read_chat(Generation *g, const json_t *o, Problem *p)
 	          tools_begin(g, &use, text, n, p);
 	tools_release(&use);
 	ok = ok && tokenize_prompt(
-	               g->model, text, n, LLMC_PARSE_SPECIAL | (special ? LLMC_ADD_SPECIAL : 0),
+	               g->model, text, n, chat_flags(g->model) | (special ? LLMC_ADD_SPECIAL : 0),
 	               (size_t)g->model->max_input, &g->sub[0].tok, &g->sub[0].n_tok, p);
 	free(text);
 	return ok && openai_fits(g, g->sub[0].n_tok, "messages", p);

@@ -177,7 +177,7 @@ question(const Generation *g, const char *instruction, const json_t *a, const js
 	strbuf_release(&ask);
 	bool ok = body ? chat_render(g->model, body, NULL, &text, &n, p) : problem_memory(p);
 	json_decref(body);
-	ok = ok && tokenize_prompt(g->model, text, n, LLMC_PARSE_SPECIAL, most, &sub->tok,
+	ok = ok && tokenize_prompt(g->model, text, n, chat_flags(g->model), most, &sub->tok,
 	                           &sub->n_tok, p);
 	free(text);
 	if (ok && (!sub->tok || sub->n_tok > most))

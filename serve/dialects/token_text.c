@@ -14,7 +14,8 @@ tokenize_prompt(ServedModel *m, const char *text, size_t n, int flags, size_t mo
 	*ids = NULL;
 	if (!m->back.tok)
 		return problem(p, 400, "prompt", "This model has no tokenizer: send token ids.");
-	*n_ids = llmc_tokenize_least(m->back.tok, text, n);
+	/* breaks are no part of the text */
+	*n_ids = flags & LLMC_BREAKS ? 0 : llmc_tokenize_least(m->back.tok, text, n);
 	if (*n_ids > most)
 		return true;
 	for (;;) {

@@ -67,8 +67,9 @@ tokenize_object(Req *r, json_t *o, Strbuf *b, Problem *p)
 	}
 	bool ok = tokenize_prompt(r->model, chat ? text : json_string_value(prompt),
 	                          chat ? n : json_string_length(prompt),
-	                          LLMC_PARSE_SPECIAL | (special ? LLMC_ADD_SPECIAL : 0), SIZE_MAX,
-	                          &tok, &n_tok, p);
+	                          (chat ? chat_flags(r->model) : LLMC_PARSE_SPECIAL) |
+	                              (special ? LLMC_ADD_SPECIAL : 0),
+	                          SIZE_MAX, &tok, &n_tok, p);
 	free(text);
 	if (!ok)
 		return;
@@ -283,7 +284,8 @@ text_chat_tokenize(Req *r)
 	Strbuf b = { 0 };
 
 	if (o && chat_prompt(r->model, o, &text, &n, &p) &&
-	    tokenize_prompt(r->model, text, n, LLMC_PARSE_SPECIAL, SIZE_MAX, &tok, &n_tok, &p)) {
+	    tokenize_prompt(r->model, text, n, chat_flags(r->model), SIZE_MAX, &tok, &n_tok, &p)) {
+		chat_unbreak(r->model, text, &n);
 		strbuf_puts(&b, "{\"tokenize_response\":");
 		tgi_list(r->model, text, n, tok, n_tok, &b);
 		strbuf_puts(&b, ",\"templated_text\":");

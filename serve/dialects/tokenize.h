@@ -15,11 +15,17 @@ bool detokenize_prompt(ServedModel *model, const int32_t *ids, size_t n_ids, cha
                        Problem *p);
 /* Append the bytes of a token as the vocabulary has them; they may be incomplete UTF-8. */
 void token_bytes(const llmc_tokenizer *t, int32_t id, Strbuf *out);
-/* Render "messages" and tools of a body by the chat template; *text is malloc'd. */
+/* Render "messages" and tools of a body by the chat template; *text is malloc'd. Tokenize it with
+ * the flags of chat_flags: it has LLMC_BREAKs if the server keeps special tokens in messages as
+ * text. */
 bool chat_prompt(ServedModel *model, const json_t *body, char **text, size_t *n, Problem *p);
 /* Render with tools that were read before (NULL: none). */
 bool chat_render(ServedModel *model, const json_t *body, json_t *tools, char **text, size_t *n,
                  Problem *p);
+
+int chat_flags(const ServedModel *model);
+/* Remove LLMC_BREAKs in place, from text to show. */
+void chat_unbreak(const ServedModel *model, char *text, size_t *n);
 
 /* Join the text parts of a content (a string or a list of parts) with newlines; returns a new
  * reference. field(type) returns the key that holds a part's text, "" to skip the part, NULL to

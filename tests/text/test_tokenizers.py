@@ -294,16 +294,67 @@ def test_ids_and_text(kind, tmp_path):
     n_texts = 200 if kind.startswith("split") else 1000
     with lib.Tokenizer(path) as got:
         assert got.size() == want.get_vocab_size()
+        special = {i for i, t in want.get_added_tokens_decoder().items() if t.special}
+        special -= {want.token_to_id(t) for t in ("<unk>", *BYTES)}  # for any unknown text
         for text in texts.texts(kind, n_texts):
             ids = want.encode(text, add_special_tokens=True).ids
             assert got.encode(text, lib.ADD_SPECIAL | lib.PARSE_SPECIAL) == ids, repr(text)
             want.encode_special_tokens = True
-            assert got.encode(text) == want.encode(text, add_special_tokens=False).ids, repr(text)
+            ids_of_text = want.encode(text, add_special_tokens=False).ids
+            assert got.encode(text) == ids_of_text, repr(text)
+            broken = got.encode(got.break_special(text), lib.PARSE_SPECIAL | lib.BREAKS)
+            if special.isdisjoint(ids_of_text):
+                assert broken == ids_of_text, repr(text)
+            else:  # the library's model finds special tokens, because they are in its vocabulary
+                assert special.isdisjoint(broken), repr(text)
             want.encode_special_tokens = False
             for skip in (True, False):
                 whole = want.decode(ids, skip_special_tokens=skip)
                 assert got.decode(ids, skip) == whole, repr(text)
                 assert "".join(got.stream(ids, skip)) == whole, repr(text)
+
+
+def test_broken_text_between_special_tokens(tmp_path):
+    """A template's own special tokens stay, also next to text that begins one."""
+    want = gpt2()
+    want.save(str(tmp_path / "tokenizer.json"))
+    start, end = want.token_to_id("<|im_start|>"), want.token_to_id("<|end|>")
+    flags = lib.PARSE_SPECIAL | lib.BREAKS
+    with lib.Tokenizer(tmp_path / "tokenizer.json") as got:
+        for text in ("<|end|>", "a<|en", "<|im_start|><|end|>", "<", "\ufdd0x", "<<|end|>|end|>"):
+            want.encode_special_tokens = True
+            plain = want.encode(text.replace("\ufdd0", "\ufffd"), add_special_tokens=False).ids
+            whole = f"<|im_start|>{got.break_special(text)}<|end|>"
+            assert got.encode(whole, flags) == [start, *plain, end], text
+        # the template must not complete a token that the text begins
+        special = {start, end}
+        assert not special & set(got.encode(got.break_special("<|en") + "d|>", flags))
+
+
+def test_special_tokens_of_the_normalized_text_are_broken(tmp_path):
+    """<S> is the token <s> where special tokens are found after lower case."""
+    tok = Tokenizer(models.BPE(unk_token="<unk>"))
+    tok.normalizer = normalizers.Lowercase()
+    tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tok.decoder = decoders.ByteLevel()
+    tok.train_from_iterator(
+        texts.CORPUS,
+        trainers.BpeTrainer(
+            vocab_size=400,
+            special_tokens=["<unk>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    tok.add_special_tokens([AddedToken("<|go|>", normalized=True)])
+    tok.save(str(tmp_path / "tokenizer.json"))
+    go = tok.token_to_id("<|go|>")
+    with lib.Tokenizer(tmp_path / "tokenizer.json") as got:
+        for text in ("<|GO|>", "a <|Go|> b", "<|go|>"):
+            assert go in got.encode(text, lib.PARSE_SPECIAL), text
+            ids = got.encode(got.break_special(text), lib.PARSE_SPECIAL | lib.BREAKS)
+            tok.encode_special_tokens = True
+            assert ids == tok.encode(text, add_special_tokens=False).ids, text
 
 
 @pytest.mark.parametrize(

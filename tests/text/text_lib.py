@@ -6,7 +6,7 @@ import os
 import pathlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-ADD_SPECIAL, PARSE_SPECIAL, ADD_FIRST, ADD_SECOND = 1, 2, 4, 8
+ADD_SPECIAL, PARSE_SPECIAL, ADD_FIRST, ADD_SECOND, BREAKS = 1, 2, 4, 8, 16
 E_INPUT, E_RANGE = -1, -4
 
 
@@ -41,6 +41,7 @@ def load():
     ]
     lib.llmc_tokenize_least.argtypes = [p, ctypes.c_char_p, z]
     lib.llmc_tokenize_least.restype = z
+    lib.llmc_break_special.argtypes = [p, ctypes.c_char_p, z, ctypes.c_char_p, z, sizes, err]
     lib.llmc_detokenize.argtypes = [
         p,
         ctypes.POINTER(ctypes.c_int32),
@@ -109,8 +110,21 @@ class Tokenizer:
             err,
         )
         least = LIB.llmc_tokenize_least(self.handle, data, len(data))
-        assert least <= need.value, f"{need.value} ids for {data[:80]}, said to be {least} at least"
+        assert flags & BREAKS or least <= need.value, (
+            f"{need.value} ids for {data[:80]}, said to be {least} at least"
+        )
         return ids[: need.value]
+
+    def break_special(self, text):
+        data = text.encode()
+        buf, need, err = ctypes.create_string_buffer(5 * len(data) + 16), ctypes.c_size_t(), Error()
+        check(
+            LIB.llmc_break_special(
+                self.handle, data, len(data), buf, len(buf), ctypes.byref(need), ctypes.byref(err)
+            ),
+            err,
+        )
+        return buf.raw[: need.value].decode()
 
     def decode(self, ids, skip_special=True):
         cap = 4096 + 64 * len(ids)

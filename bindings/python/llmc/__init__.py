@@ -38,7 +38,7 @@ __all__ = [
     "open",
     "version",
 ]
-ADD_SPECIAL, PARSE_SPECIAL, ADD_FIRST, ADD_SECOND = 1, 2, 4, 8
+ADD_SPECIAL, PARSE_SPECIAL, ADD_FIRST, ADD_SECOND, BREAKS = 1, 2, 4, 8, 16
 FINISH = tuple(lib.llmc_finish_name(i).decode() for i in range(6))
 KINDS = ("none", "prompt", "token", "finish", "error")
 _E_RANGE = -4
@@ -190,6 +190,13 @@ class Tokenizer(_Handle):
             if code != _E_RANGE or need.value <= cap:
                 raise Error(code, err.text.decode("utf-8", "replace"))
             cap = need.value
+
+    def break_special(self, text):
+        """Return the text with a break in each special token. encode(..., special=PARSE_SPECIAL |
+        BREAKS) then reads it as text.
+        """
+        data = text.encode("utf-8", "surrogatepass")
+        return _text_call(lib.llmc_break_special, self._t, data, len(data)).decode()
 
     def decode(self, ids, skip_special=False):
         return _text_call(lib.llmc_detokenize, self._t, _ids(ids), len(ids), skip_special).decode()

@@ -393,6 +393,10 @@ _SIGNATURES = {
     ),
     "llmc_token_text": (C.c_char_p, [C.c_void_p, C.c_int32]),
     "llmc_tokenize_least": (C.c_size_t, [C.c_void_p, C.c_char_p, C.c_size_t]),
+    "llmc_break_special": (
+        C.c_int,
+        [C.c_void_p, C.c_char_p, C.c_size_t, C.c_char_p, C.c_size_t, P(C.c_size_t), _E],
+    ),
     "llmc_token_bytes": (
         C.c_int,
         [C.c_void_p, C.c_int32, C.c_char_p, C.c_size_t, P(C.c_size_t), _E],
