@@ -284,6 +284,52 @@ feed_spm(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 	}
 }
 
+/* Replaces every occurrence of `from` in *text, using *spare. */
+static void
+replace_all(Strbuf *text, Strbuf *spare, const char *from, const char *to)
+{
+	const char *at = strbuf_str(text), *hit;
+
+	if (!strstr(at, from))
+		return;
+	strbuf_clear(spare);
+	for (; (hit = strstr(at, from)); at = hit + strlen(from)) {
+		strbuf_add(spare, at, (size_t)(hit - at));
+		strbuf_puts(spare, to);
+	}
+	strbuf_puts(spare, at);
+	strbuf_clear(text);
+	strbuf_add(text, spare->data, spare->len);
+}
+
+/* A token inside a word follows without its mark, any other after a space. */
+static void
+feed_wordpiece(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
+{
+	static const char *const clean[][2] = {
+		{ " .", "." },   { " ?", "?" },     { " !", "!" },     { " ,", "," },
+		{ " ' ", "'" },  { " n't", "n't" }, { " 'm", "'m" },   { " do not", " don't" },
+		{ " 's", "'s" }, { " 've", "'ve" }, { " 're", "'re" },
+	};
+	DecodeStage *st = &s->stage[k];
+	const ByteSpan mark = st->dec->pattern;
+
+	strbuf_clear(&st->out);
+	if (st->count++) {
+		if (n >= mark.n && memcmp(p, mark.s, mark.n) == 0) {
+			p += mark.n;
+			n -= mark.n;
+		} else {
+			strbuf_putc(&st->out, ' ');
+		}
+	}
+	strbuf_add(&st->out, p, n);
+	for (size_t i = 0; st->dec->clean && i < sizeof clean / sizeof *clean; i++)
+		replace_all(&st->out, &st->held, clean[i][0], clean[i][1]);
+	strbuf_clear(&st->held);
+	next(s, k, strbuf_str(&st->out), st->out.len, id);
+}
+
 static void
 feed(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 {
@@ -340,6 +386,9 @@ feed(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 			next(s, k, " ", 1, -1);
 		next(s, k, p, n, id);
 		break;
+	case DEC_WORDPIECE:
+		feed_wordpiece(s, k, p, n, id);
+		break;
 	}
 }
 
@@ -385,6 +434,7 @@ flush_stage(llmc_stream *s, size_t k)
 	case DEC_METASPACE:
 	case DEC_FUSE:
 	case DEC_JOIN_SPACES:
+	case DEC_WORDPIECE:
 		break;
 	}
 	strbuf_clear(&st->held);

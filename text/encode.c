@@ -103,6 +103,10 @@ model_encode(Enc *e, ByteSpan text)
 		return scores_encode(e, text);
 	case MODEL_UNIGRAM:
 		return unigram_encode(e, text);
+	case MODEL_WORDPIECE:
+		return wordpiece_encode(e, text);
+	case MODEL_WORDLEVEL:
+		return wordlevel_encode(e, text);
 	}
 	return error_set(e->err, LLMC_E_BUG, "tokenizer: model %d", (int)e->t->model);
 }

@@ -79,7 +79,10 @@ filter(Enc *e, ByteSpan in, NormalizerKind kind)
 
 	for (size_t i = 0, len; i < in.n; i += len) {
 		int32_t cp = utf8_next(in.s + i, in.n - i, &len);
-		if (kind == NORMALIZE_STRIP_ACCENTS) {
+		if (kind == NORMALIZE_BERT) {
+			if (utf8proc_category(cp) == UTF8PROC_CATEGORY_MN)
+				continue;
+		} else if (kind == NORMALIZE_STRIP_ACCENTS) {
 			utf8proc_category_t c = utf8proc_category(cp);
 			if (c == UTF8PROC_CATEGORY_MN || c == UTF8PROC_CATEGORY_MC ||
 			    c == UTF8PROC_CATEGORY_ME)
@@ -99,6 +102,60 @@ filter(Enc *e, ByteSpan in, NormalizerKind kind)
 		n += len;
 	}
 	return (ByteSpan){ out, n };
+}
+
+/* CJK ideographs, as BERT lists them */
+static bool
+is_ideograph(int32_t cp)
+{
+	return (cp >= 0x4E00 && cp <= 0x9FFF) || (cp >= 0x3400 && cp <= 0x4DBF) ||
+	       (cp >= 0x20000 && cp <= 0x2A6DF) || (cp >= 0x2A700 && cp <= 0x2B73F) ||
+	       (cp >= 0x2B740 && cp <= 0x2B81F) || (cp >= 0x2B920 && cp <= 0x2CEAF) ||
+	       (cp >= 0xF900 && cp <= 0xFAFF) || (cp >= 0x2F800 && cp <= 0x2FA1F);
+}
+
+static bool
+is_other(int32_t cp)
+{
+	switch (utf8proc_category(cp)) {
+	case UTF8PROC_CATEGORY_CC:
+	case UTF8PROC_CATEGORY_CF:
+	case UTF8PROC_CATEGORY_CO:
+	case UTF8PROC_CATEGORY_CS:
+		return cp != 9 && cp != 0xA && cp != 0xD;
+	default:
+		return false;
+	}
+}
+
+static ByteSpan
+bert(Enc *e, const Normalizer *norm, ByteSpan in)
+{
+	char *out = NEW(&e->arena, char, 3 * in.n + 1);
+	size_t n = 0;
+
+	for (size_t i = 0, len; i < in.n; i += len) {
+		int32_t cp = utf8_next(in.s + i, in.n - i, &len);
+		if (norm->clean && (cp == 0 || cp == 0xFFFD || is_other(cp)))
+			continue;
+		const bool apart = norm->spread && is_ideograph(cp);
+		if (apart)
+			out[n++] = ' ';
+		if (norm->clean && cp_is_space((uint32_t)cp)) {
+			out[n++] = ' ';
+		} else {
+			memcpy(out + n, in.s + i, len);
+			n += len;
+		}
+		if (apart)
+			out[n++] = ' ';
+	}
+	in = (ByteSpan){ out, n };
+	if (norm->accents) {
+		in = unicode_form(e, in, UTF8PROC_STABLE | UTF8PROC_DECOMPOSE);
+		in = filter(e, in, NORMALIZE_BERT);
+	}
+	return norm->lower ? lower(e, in) : in;
 }
 
 static ByteSpan
@@ -210,6 +267,9 @@ normalize(Enc *e, ByteSpan in, ByteSpan *out)
 			break;
 		case NORMALIZE_ICE:
 			in = ice_normalize(e, in);
+			break;
+		case NORMALIZE_BERT:
+			in = bert(e, n, in);
 			break;
 		case NORMALIZE_SPM:
 			TRY(normalize_spm(e, n, in, &in));

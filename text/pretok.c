@@ -94,6 +94,8 @@ in_class(const Pre *pre, uint32_t cp)
 		return cp_is_punct(cp);
 	case CLASS_SPACE:
 		return cp_is_space(cp);
+	case CLASS_WORD:
+		return cp_is_word(cp);
 	case CLASS_CHAR:
 		return cp == pre->cp;
 	}

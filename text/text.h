@@ -2,9 +2,9 @@
  *
  * A tokenizer is a pipeline of one form, whatever file it was read from:
  *   added tokens found in the raw text -> normalizers -> added tokens found in the normalized text
- *   -> pre-tokenizers -> model (BPE by merges, BPE by scores, unigram) -> prefix and suffix ids
- * Detokenization is a chain of decoders that runs incrementally; the full one is the incremental
- * one fed at once.
+ *   -> pre-tokenizers -> model (BPE by merges, BPE by scores, unigram, WordPiece, WordLevel) ->
+ * prefix and suffix ids Detokenization is a chain of decoders that runs incrementally; the full one
+ * is the incremental one fed at once.
  *
  * An open tokenizer is immutable and lives in its own arena; every call takes scratch from an arena
  * of its own. All input is untrusted: files, text, ids, templates. */
@@ -109,6 +109,7 @@ typedef enum NormalizerKind {
 	NORMALIZE_BYTELEVEL,
 	NORMALIZE_SPM,
 	NORMALIZE_ICE,
+	NORMALIZE_BERT,
 } NormalizerKind;
 
 typedef struct Charsmap {
@@ -119,8 +120,10 @@ typedef struct Charsmap {
 
 typedef struct Normalizer {
 	NormalizerKind kind;
-	bool left, right; /* strip */
-	ByteSpan content; /* prepend, replace */
+	bool left, right;    /* strip */
+	bool clean, spread;  /* NORMALIZE_BERT: drop control characters; spaces around ideographs */
+	bool accents, lower; /* NORMALIZE_BERT: strip accents; lower case */
+	ByteSpan content;    /* prepend, replace */
 	pcre2_code *regex;
 	size_t n_literal; /* bytes that the regex matches; 0: varying */
 	Charsmap map;
@@ -137,7 +140,7 @@ typedef enum SplitMode {
 	SPLIT_CONTIGUOUS
 } SplitMode;
 typedef enum PreKind { PRE_SPLIT, PRE_BYTES, PRE_PREFIX_SPACE, PRE_METASPACE, PRE_CLASS } PreKind;
-typedef enum CharClass { CLASS_DIGIT, CLASS_PUNCT, CLASS_SPACE, CLASS_CHAR } CharClass;
+typedef enum CharClass { CLASS_DIGIT, CLASS_PUNCT, CLASS_SPACE, CLASS_WORD, CLASS_CHAR } CharClass;
 typedef enum Prepend { PREPEND_ALWAYS, PREPEND_FIRST, PREPEND_NEVER } Prepend;
 
 typedef struct Pre {
@@ -162,6 +165,7 @@ typedef enum DecKind {
 	DEC_SUFFIX,
 	DEC_SPM,
 	DEC_JOIN_SPACES,
+	DEC_WORDPIECE,
 } DecKind;
 
 typedef struct Dec {
@@ -173,10 +177,17 @@ typedef struct Dec {
 	Prepend prepend;
 	int start, stop;
 	bool strip_first, strip_all; /* DEC_SPM: treatment of the leading space */
+	bool clean;                  /* DEC_WORDPIECE: no spaces before punctuation */
 	ByteSpan unk_surface;
 } Dec;
 
-typedef enum ModelKind { MODEL_BPE, MODEL_SCORES, MODEL_UNIGRAM } ModelKind;
+typedef enum ModelKind {
+	MODEL_BPE,
+	MODEL_SCORES,
+	MODEL_UNIGRAM,
+	MODEL_WORDPIECE,
+	MODEL_WORDLEVEL
+} ModelKind;
 
 typedef struct PendingText { /* data of another module, created on first use */
 	pthread_mutex_t lock;
@@ -190,10 +201,12 @@ struct llmc_tokenizer {
 	ModelKind model;
 	Token *tok;
 	int32_t n_ids;
-	StrMap vocab;   /* tokens that the model can produce from text */
-	PairMap merges; /* MODEL_BPE */
-	Trie pieces;    /* MODEL_UNIGRAM */
-	Trie user;      /* MODEL_SCORES: tokens matched whole, never merged */
+	StrMap vocab;         /* tokens that the model can produce from text */
+	PairMap merges;       /* MODEL_BPE */
+	Trie pieces;          /* MODEL_UNIGRAM; MODEL_WORDPIECE: tokens that begin a word */
+	Trie inner;           /* MODEL_WORDPIECE: tokens inside a word, without word_prefix */
+	int32_t longest_word; /* MODEL_WORDPIECE: a word of more characters is unknown */
+	Trie user;            /* MODEL_SCORES: tokens matched whole, never merged */
 	bool has_user;
 	bool spm; /* sentencepiece rules where they differ from tokenizer.json */
 	bool byte_fallback, fuse_unk, ignore_merges;
@@ -385,6 +398,10 @@ llmc_status model_encode(Enc *e, ByteSpan text);
 llmc_status bpe_encode(Enc *e, ByteSpan text);
 llmc_status scores_encode(Enc *e, ByteSpan text);
 llmc_status unigram_encode(Enc *e, ByteSpan text);
+llmc_status wordpiece_encode(Enc *e, ByteSpan word); /* wordpiece.c */
+llmc_status wordlevel_encode(Enc *e, ByteSpan word);
+/* Adds a token to the tries of MODEL_WORDPIECE; word_prefix must be set. */
+void wordpiece_add(llmc_tokenizer *t, ByteSpan token, int32_t id);
 /* Collects the tokens, the range of their scores and the unknown token from the token types, as
  * sentencepiece does. */
 void unigram_pieces(llmc_tokenizer *t);

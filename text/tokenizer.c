@@ -176,6 +176,9 @@ longest_id(llmc_tokenizer *t)
 {
 	size_t most = 4, times = 1;
 
+	/* one id for a word of any length */
+	if (t->model == MODEL_WORDPIECE || t->model == MODEL_WORDLEVEL)
+		return 0;
 	if (!find_solid(t))
 		return 0;
 	for (int32_t i = 0; i < t->n_ids; i++)
@@ -219,6 +222,7 @@ longest_id(llmc_tokenizer *t)
 			t->strips |= n->remove_extra;
 			break;
 		case NORMALIZE_STRIP_ACCENTS:
+		case NORMALIZE_BERT:
 		case NORMALIZE_PRECOMPILED:
 		case NORMALIZE_NMT:
 			return 0;

@@ -233,6 +233,40 @@ load_unigram(JsonLoad *l, const json_t *model)
 	return LLMC_OK;
 }
 
+/* WordPiece and WordLevel: an object of token: id. */
+static llmc_status
+load_words(JsonLoad *l, const json_t *model, bool pieces)
+{
+	llmc_tokenizer *t = l->t;
+	const json_t *vocab = json_object_get(model, "vocab"),
+	             *unk = json_object_get(model, "unk_token"),
+	             *prefix = json_object_get(model, "continuing_subword_prefix"),
+	             *most = json_object_get(model, "max_input_chars_per_word");
+	const char *key;
+	json_t *v;
+
+	if (!json_is_object(vocab))
+		return bad(l, "model.vocab is not an object of token: id");
+	t->model = pieces ? MODEL_WORDPIECE : MODEL_WORDLEVEL;
+	t->word_prefix = json_is_string(prefix) ? span_copy(&t->arena, text_of(l, prefix))
+	                                        : (ByteSpan){ "##", 2 };
+	t->longest_word = json_is_integer(most) && json_integer_value(most) >= 0 &&
+	                          json_integer_value(most) <= INT32_MAX
+	                      ? (int32_t)json_integer_value(most)
+	                      : 100;
+	trie_init(&t->pieces, &t->arena);
+	trie_init(&t->inner, &t->arena);
+	json_object_foreach ((json_t *)vocab, key, v) {
+		const int32_t id = (int32_t)json_integer_value(v);
+		vocab_put(t, id, unmask(l, (ByteSpan){ key, strlen(key) }));
+		if (pieces && t->tok[id].n)
+			wordpiece_add(t, (ByteSpan){ t->tok[id].s, t->tok[id].n }, id);
+	}
+	if (json_is_string(unk))
+		t->unk_id = strmap_get(&t->vocab, json_string_value(unk), json_string_length(unk));
+	return LLMC_OK;
+}
+
 static llmc_status
 load_added(JsonLoad *l, const json_t *added)
 {
@@ -278,14 +312,18 @@ load(JsonLoad *l)
 		return bad(l, "added_tokens is not an array");
 	if (!kind) /* files from before the key existed */
 		kind = json_object_get(model, "merges") ? "BPE" : "Unigram";
-	if (strcmp(kind, "BPE") != 0 && strcmp(kind, "Unigram") != 0)
-		return error_set(l->err, LLMC_E_INPUT,
-		                 "model.type is \"%s\"; BPE and Unigram are supported", kind);
 	TRY(count_ids(l, vocab, added));
 	if (strcmp(kind, "BPE") == 0)
 		TRY(load_bpe(l, model));
-	else
+	else if (strcmp(kind, "Unigram") == 0)
 		TRY(load_unigram(l, model));
+	else if (strcmp(kind, "WordPiece") == 0 || strcmp(kind, "WordLevel") == 0)
+		TRY(load_words(l, model, strcmp(kind, "WordPiece") == 0));
+	else
+		return error_set(
+		    l->err, LLMC_E_INPUT,
+		    "model.type is \"%s\"; BPE, Unigram, WordPiece and WordLevel are supported",
+		    kind);
 	TRY(load_added(l, added));
 	TRY(json_load_pipeline(l->t, l->root, l->err));
 	return tokenizer_finish(l->t, l->err);

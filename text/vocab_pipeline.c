@@ -149,6 +149,12 @@ load_norm(llmc_tokenizer *t, const json_t *o, int depth, llmc_error *err)
 		n->content = s;
 		n->n_literal =
 		    json_string_length(json_object_get(json_object_get(o, "pattern"), "String"));
+	} else if (strcmp(type, "BertNormalizer") == 0) {
+		Normalizer *n = normalizer_add(t, NORMALIZE_BERT);
+		n->clean = flag(o, "clean_text", true);
+		n->spread = flag(o, "handle_chinese_chars", true);
+		n->lower = flag(o, "lowercase", true);
+		n->accents = flag(o, "strip_accents", n->lower);
 	} else if (strcmp(type, "Precompiled") == 0) {
 		ByteSpan blob =
 		    text_base64(&t->arena, span(t, json_object_get(o, "precompiled_charsmap")));
@@ -277,8 +283,9 @@ load_pre(llmc_tokenizer *t, const json_t *o, int depth, llmc_error *err)
 		pre_class(t, CLASS_SPACE, SPLIT_REMOVED);
 		pre_class(t, CLASS_PUNCT, SPLIT_ISOLATED);
 	} else if (strcmp(type, "Whitespace") == 0) {
-		TRY(pre_regex(t, "pre_tokenizer Whitespace", "\\w+|[^\\w\\s]+", SPLIT_REMOVED, true,
-		              err));
+		/* \w+|[^\w\s]+ with the classes of Unicode, which PCRE's differ from */
+		pre_class(t, CLASS_SPACE, SPLIT_REMOVED);
+		pre_class(t, CLASS_WORD, SPLIT_CONTIGUOUS);
 	} else if (strcmp(type, "Metaspace") == 0) {
 		TRY(load_metaspace(t, o, err));
 	} else if (strcmp(type, "CharDelimiterSplit") == 0) {
@@ -348,6 +355,11 @@ load_dec(llmc_tokenizer *t, const json_t *o, int depth, llmc_error *err)
 		d->cp = (uint32_t)cp;
 		d->start = (int)start;
 		d->stop = (int)stop;
+	} else if (strcmp(type, "WordPiece") == 0) {
+		ByteSpan s = span(t, json_object_get(o, "prefix"));
+		Dec *d = dec_add(t, DEC_WORDPIECE);
+		d->pattern = s;
+		d->clean = flag(o, "cleanup", true);
 	} else if (strcmp(type, "BPEDecoder") == 0) {
 		ByteSpan s = span(t, json_object_get(o, "suffix"));
 		Dec *d = dec_add(t, DEC_SUFFIX);

@@ -44,8 +44,9 @@ bad_json(void **state)
 	json_refused("[]", "no object \"model\"");
 	json_refused("{\"model\": 5}", "no object \"model\"");
 	json_refused("{\"a\": \"\\u0000\", }", "line 1");
-	json_refused(MODEL("\"type\": \"WordPiece\""),
-	             "\"WordPiece\"; BPE and Unigram are supported");
+	json_refused(MODEL("\"type\": \"Syllables\""),
+	             "\"Syllables\"; BPE, Unigram, WordPiece and WordLevel are supported");
+	json_refused(MODEL("\"type\": \"WordPiece\""), "not an object");
 	json_refused(BPE("\"vocab\": []"), "not an object");
 	json_refused(BPE("\"vocab\": {\"a\": -1}"), "no number from 0");
 	json_refused(BPE("\"vocab\": {\"a\": 1.5}"), "no number from 0");
