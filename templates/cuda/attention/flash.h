@@ -262,6 +262,54 @@ flash_begin(unsigned char *queries, const llmc_step &s, const float *q, float *p
 	flash_reset<F>(r); /* not earlier: zeros take registers, too */
 }
 
+/* Makes scores of chunk c0 outside each pair's range minus infinity, so that their weights are 0.
+ */
+template <class F> DEV void
+flash_mask(float (&t)[F::MT][F::C / 8][4], int c0, const flash_block<F> &b)
+{
+	const int lane = (int)lane_id();
+
+	if (c0 >= b.warp[warp_id()].all_lo && c0 + F::C <= b.warp[warp_id()].all_hi)
+		return;
+#pragma unroll
+	for (int i = 0; i < F::MT; i++)
+#pragma unroll
+		for (int h = 0; h < 2; h++) {
+			const int lo = b.pair[flash_pair<F>(i, h)].lo,
+			          hi = b.pair[flash_pair<F>(i, h)].hi;
+#pragma unroll
+			for (int n = 0; n < F::C / 8; n++)
+#pragma unroll
+				for (int c = 0; c < 2; c++) {
+					const int j = c0 + n * 8 + (lane & 3) * 2 + c;
+					if (j < lo || j >= hi)
+						t[i][n][2 * h + c] = __uint_as_float(0xff800000u);
+				}
+		}
+}
+
+/* Adds the chunk's values to the sums, with weights p. */
+template <class F> DEV void
+flash_values(const unsigned char *stage, const unsigned (&p)[F::MT][F::C / 16][4], flash_rows<F> &r)
+{
+	const int lane = (int)lane_id();
+	const unsigned char *v = stage + F::C * F::K_ROW;
+#pragma unroll
+	for (int kk = 0; kk < F::C / 16; kk++)
+#pragma unroll
+		for (int n = 0; n < F::VN; n += 2) {
+			unsigned kv[4];
+			ldmatrix_x4_trans(kv, v + flash_v_offset<F>(lane & 15, n + (lane >> 4)) +
+			                          kk * 16 * F::V_ROW);
+			const unsigned b0[2] = { kv[0], kv[1] }, b1[2] = { kv[2], kv[3] };
+#pragma unroll
+			for (int i = 0; i < F::MT; i++) {
+				kv_mma<typename F::E>::product(r.o[i][n], p[i][kk], b0);
+				kv_mma<typename F::E>::product(r.o[i][n + 1], p[i][kk], b1);
+			}
+		}
+}
+
 /* Processes the chunk at c0 for this warp's pairs. */
 template <class F> DEV void
 flash_chunk(unsigned char *queries, const unsigned char *stage, int c0, const flash_block<F> &b,
@@ -317,25 +365,7 @@ flash_chunk(unsigned char *queries, const unsigned char *stage, int c0, const fl
 						    c0 + n * 8 + (lane & 3) * 2 + c - x.pos);
 			}
 	}
-	if (c0 < b.warp[warp_id()].all_lo || c0 + F::C > b.warp[warp_id()].all_hi) {
-#pragma unroll
-		for (int i = 0; i < F::MT; i++)
-#pragma unroll
-			for (int h = 0; h < 2; h++) {
-				const int lo = b.pair[flash_pair<F>(i, h)].lo,
-				          hi = b.pair[flash_pair<F>(i, h)].hi;
-#pragma unroll
-				for (int n = 0; n < F::C / 8; n++)
-#pragma unroll
-					for (int c = 0; c < 2; c++) {
-						const int j = c0 + n * 8 + (lane & 3) * 2 + c;
-						/* -inf: its weight is 0 */
-						if (j < lo || j >= hi)
-							t[i][n][2 * h + c] =
-							    __uint_as_float(0xff800000u);
-					}
-			}
-	}
+	flash_mask<F>(t, c0, b);
 	unsigned p[F::MT][F::C / 16][4];
 	float keep[F::MT][2];
 	bool same = true;
@@ -371,21 +401,7 @@ flash_chunk(unsigned char *queries, const unsigned char *stage, int c0, const fl
 				for (int c = 0; c < 4; c++)
 					r.o[i][n][c] *= keep[i][c / 2];
 	}
-	const unsigned char *v = stage + F::C * F::K_ROW;
-#pragma unroll
-	for (int kk = 0; kk < F::C / 16; kk++)
-#pragma unroll
-		for (int n = 0; n < F::VN; n += 2) {
-			unsigned kv[4];
-			ldmatrix_x4_trans(kv, v + flash_v_offset<F>(lane & 15, n + (lane >> 4)) +
-			                          kk * 16 * F::V_ROW);
-			const unsigned b0[2] = { kv[0], kv[1] }, b1[2] = { kv[2], kv[3] };
-#pragma unroll
-			for (int i = 0; i < F::MT; i++) {
-				kv_mma<typename F::E>::product(r.o[i][n], p[i][kk], b0);
-				kv_mma<typename F::E>::product(r.o[i][n + 1], p[i][kk], b1);
-			}
-		}
+	flash_values<F>(stage, p, r);
 }
 
 /* Ends a segment: merges it into y, or stores it for the CTA that combines the parts. */

@@ -537,6 +537,67 @@ swap_ab_last(int *count, int others)
 	return last;
 }
 
+/* Ends a tile: stores the results by the epilogue if the CTA has the whole tile, else stores the
+ * partial sums, which the last CTA or warp to arrive adds. reduce: the stage just read, free now;
+ * last: shared flag of the CTA */
+template <class G, int NT, class E> DEV void
+swap_ab_finish_tile(unsigned char *reduce, int &last, float (&acc)[2][NT][4],
+                    const gemm_operands<typename G::W> &in, const swap_ab_partition &partition,
+                    int tile, int n, const E &e, const swap_ab_scratch &to)
+{
+	typedef swap_ab_tile<G, NT> T;
+	const int tid = (int)threadIdx.x;
+	const int warp = opaque(tid / 32), lane = opaque(tid % 32),
+	          wm = T::KW > 1 ? warp % T::MW : warp, wk = T::KW > 1 ? warp / T::MW : 0;
+	if (T::KW > 1)
+		swap_ab_reduce_warps<T>(reduce, lane, wm, wk, acc);
+	/* CTAs that have parts of this tile, and where their sums are */
+	const unsigned from = partition.owner(tile * T::STEPS),
+	               upto = partition.owner(tile * T::STEPS + T::STEPS - 1);
+	const int n0 = (tile * T::MW + wm) * (32 / G::SHARE);
+	if (from == upto) {
+		if (wk == 0)
+			swap_ab_results<G>(acc, in, lane, n, n0, 0, e);
+	} else {
+		auto sums = [&](unsigned b) {
+			return to.part +
+			       (long long)(2 * b +
+			                   (partition.first(b) < (unsigned)(tile * T::STEPS))) *
+			           T::SUMS +
+			       (wm * 2 * NT * 32 + lane) * 4;
+		};
+		if (wk == 0)
+#pragma unroll
+			for (int i = 0; i < 2 * NT; i++)
+				st_v4(sums(blockIdx.x) + i * 128,
+				      swap_ab_bits(acc[i / NT][i % NT]));
+		bool is_last;
+		if constexpr (T::KW > 1) {
+			__syncthreads();
+			if (tid == 0)
+				last = swap_ab_last(to.count + tile * T::MW, (int)(upto - from));
+			__syncthreads();
+			is_last = last && wk < T::KEEP;
+		} else {
+			/* Each warp counts its own sums: it waits for no other
+			 * warp, and warps of CTAs that end together may each be the
+			 * last of theirs. */
+			__syncwarp();
+			is_last =
+			    __shfl_sync(0xffffffffu,
+			                lane == 0 && swap_ab_last(to.count + tile * T::MW + wm,
+			                                          (int)(upto - from)),
+			                0);
+			__syncwarp();
+		}
+		if (is_last) {
+			float own[2][T::OWN][4];
+			swap_ab_reduce_ctas<T>(from, upto, sums, wk * T::OWN, own);
+			swap_ab_results<G>(own, in, lane, n, n0, wk * T::OWN * 8, e);
+		}
+	}
+}
+
 template <class G, int NT, class E> DEV void
 swap_ab_kernel(const gemm_operands<typename G::W> &in, const int *count, const E &e,
                const swap_ab_scratch &to)
@@ -545,8 +606,8 @@ swap_ab_kernel(const gemm_operands<typename G::W> &in, const int *count, const E
 	typedef typename G::S S;
 	SHARED_BYTES(smem);
 	SHARED(int, last);
-	const int tid = (int)threadIdx.x, warp = (int)warp_id(), lane = (int)lane_id(),
-	          wm = T::KW > 1 ? warp % T::MW : warp, wk = T::KW > 1 ? warp / T::MW : 0;
+	const int warp = (int)warp_id(), wm = T::KW > 1 ? warp % T::MW : warp,
+	          wk = T::KW > 1 ? warp / T::MW : 0;
 	const swap_ab_partition partition = { (unsigned)T::TILES * T::STEPS,
 		                              min(gridDim.x, (unsigned)T::BLOCKS) };
 	const int stop = (int)partition.first(blockIdx.x + 1),
@@ -610,59 +671,8 @@ swap_ab_kernel(const gemm_operands<typename G::W> &in, const int *count, const E
 
 		if (++step == T::STEPS || u + 1 == stop) {
 			mainloop.finish(acc);
-			const int warp = opaque(tid / 32), lane = opaque(tid % 32),
-			          wm = T::KW > 1 ? warp % T::MW : warp,
-			          wk = T::KW > 1 ? warp / T::MW : 0;
-			if (T::KW > 1)
-				swap_ab_reduce_warps<T>(smem + at * T::STAGE_BYTES, lane, wm, wk,
-				                        acc);
-			/* CTAs that have parts of this tile, and where their sums are */
-			const unsigned from = partition.owner(tile * T::STEPS),
-			               upto = partition.owner(tile * T::STEPS + T::STEPS - 1);
-			const int n0 = (tile * T::MW + wm) * (32 / G::SHARE);
-			if (from == upto) {
-				if (wk == 0)
-					swap_ab_results<G>(acc, in, lane, n, n0, 0, e);
-			} else {
-				auto sums = [&](unsigned b) {
-					return to.part +
-					       (long long)(2 * b + (partition.first(b) <
-					                            (unsigned)(tile * T::STEPS))) *
-					           T::SUMS +
-					       (wm * 2 * NT * 32 + lane) * 4;
-				};
-				if (wk == 0)
-#pragma unroll
-					for (int i = 0; i < 2 * NT; i++)
-						st_v4(sums(blockIdx.x) + i * 128,
-						      swap_ab_bits(acc[i / NT][i % NT]));
-				bool is_last;
-				if constexpr (T::KW > 1) {
-					__syncthreads();
-					if (tid == 0)
-						last = swap_ab_last(to.count + tile * T::MW,
-						                    (int)(upto - from));
-					__syncthreads();
-					is_last = last && wk < T::KEEP;
-				} else {
-					/* Each warp counts its own sums: it waits for no other
-					 * warp, and warps of CTAs that end together may each be the
-					 * last of theirs. */
-					__syncwarp();
-					is_last = __shfl_sync(
-					    0xffffffffu,
-					    lane == 0 && swap_ab_last(to.count + tile * T::MW + wm,
-					                              (int)(upto - from)),
-					    0);
-					__syncwarp();
-				}
-				if (is_last) {
-					float own[2][T::OWN][4];
-					swap_ab_reduce_ctas<T>(from, upto, sums, wk * T::OWN, own);
-					swap_ab_results<G>(own, in, lane, n, n0, wk * T::OWN * 8,
-					                   e);
-				}
-			}
+			swap_ab_finish_tile<G, NT>(smem + at * T::STAGE_BYTES, last, acc, in,
+			                           partition, tile, n, e, to);
 			swap_ab_clear(acc);
 			step = 0;
 			tile++;

@@ -204,6 +204,93 @@ mla90_scale(unsigned (&p)[2][4], const float (&f)[2])
 			p[k][c] = M::pair(M::lo(p[k][c]) * f[c % 2], M::hi(p[k][c]) * f[c % 2]);
 }
 
+/* Turns the scores of 32 positions into weights, relative to the maximum `most` of each row's
+ * scores and its previous maximum m. share: where the other warpgroup reads the maxima; first:
+ * position of the lane's row group; last: end of the tile; hi: end of the visible positions */
+template <class S> DEV void
+mla90_softmax(float (&x)[16], float (&most)[2], float (&sum)[2], const float (&m)[2], float unit,
+              float *share, int row, int first, int last, int hi)
+{
+	const int lane = (int)lane_id();
+
+	if (last > hi) {
+#pragma unroll
+		for (int i = 0; i < 16; i++)
+			if (first + i / 4 * 8 + lane % 4 * 2 + i % 2 >= hi)
+				x[i] = __uint_as_float(0xff800000u); /* -inf: its weight is 0 */
+	}
+#pragma unroll
+	for (int h = 0; h < 2; h++) {
+		float top = x[2 * h];
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			top = fmaxf(top, fmaxf(x[4 * i + 2 * h], x[4 * i + 2 * h + 1]));
+		top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+		top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+		most[h] = fmaxf(m[h], __fmul_rn(top, unit));
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+#pragma unroll
+			for (int c = 0; c < 2; c++) {
+				float &w = x[4 * i + 2 * h + c];
+				w = flash_exp2(fmaf(w, unit, -most[h]));
+				sum[h] += w;
+			}
+		if (lane % 4 == 0)
+			share[row + 8 * h] = most[h];
+	}
+}
+
+/* Ends a segment: stores the results, or partial results that the last CTA to arrive combines. */
+template <class S> DEV void
+mla90_finish(mla90_shared_storage<S> &s, const mla_args &a, const AttSegment &g,
+             const float (&o)[S::HALF / 2], const float (&m)[2], float (&l)[2], int row)
+{
+	const int group = flash90_group<S>(), lane = (int)lane_id();
+
+#pragma unroll
+	for (int h = 0; h < 2; h++) {
+		l[h] += __shfl_xor_sync(~0u, l[h], 1);
+		l[h] += __shfl_xor_sync(~0u, l[h], 2);
+		if (lane % 4 == 0) {
+			s.part[group][row + 8 * h] = l[h];
+			if (group == 0)
+				s.top[row + 8 * h] = m[h];
+		}
+	}
+	mla90_team::sync();
+	const bool whole = g.first_block == g.last_block;
+	const AttOut out = { a.o + ((long long)g.row * S::HEADS + g.head) * S::RANK,
+		             S::RANK,
+		             a.part_o,
+		             a.part_ml,
+		             a.ticket + g.unit,
+		             0 };
+	float *part = out.part_o + (long long)(2 * (int)blockIdx.x + g.begins) * S::HB * S::RANK;
+#pragma unroll
+	for (int h = 0; h < 2; h++) {
+		const int head = row + 8 * h;
+		const float sum = s.part[0][head] + s.part[1][head],
+		            scale = whole ? 1.0f / sum : 1.0f;
+		if (group == 0 && lane % 4 == 0)
+			s.sum[head] = sum;
+		if (head >= g.n_head)
+			continue;
+		float *to = (whole ? out.y + (long long)head * out.y_step : part + head * S::RANK) +
+		            group * S::HALF + lane % 4 * 2;
+#pragma unroll
+		for (int n = 0; n < S::HALF / 8; n++)
+			st_v2(to + n * 8,
+			      make_uint2(__float_as_uint(o[4 * n + 2 * h] * scale),
+			                 __float_as_uint(o[4 * n + 2 * h + 1] * scale)));
+	}
+	if (!whole) {
+		/* sums are stored, and the queries are no longer needed */
+		mla90_team::sync();
+		att_combine<S, mla90_team>(g, out, s.top, s.sum, &s.last, (float *)s.q);
+	}
+}
+
 template <class S> DEV void
 mla90_multiply(mla90_shared_storage<S> &s, const llmc_step &step, const mla_args &a)
 {
@@ -246,36 +333,8 @@ mla90_multiply(mla90_shared_storage<S> &s, const llmc_step &step, const mla_args
 			wgmma_commit();
 			wgmma_wait<0>();
 			wgmma_pin(x);
-			if ((tile + 1) * 64 > g.range.hi) {
-#pragma unroll
-				for (int i = 0; i < 16; i++)
-					if (tile * 64 + group * 32 + i / 4 * 8 + lane % 4 * 2 +
-					        i % 2 >=
-					    g.range.hi)
-						x[i] = __uint_as_float(
-						    0xff800000u); /* -inf: its weight is 0 */
-			}
-#pragma unroll
-			for (int h = 0; h < 2; h++) {
-				float top = x[2 * h];
-#pragma unroll
-				for (int i = 0; i < 4; i++)
-					top = fmaxf(top,
-					            fmaxf(x[4 * i + 2 * h], x[4 * i + 2 * h + 1]));
-				top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-				top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-				most[h] = fmaxf(m[h], __fmul_rn(top, unit));
-#pragma unroll
-				for (int i = 0; i < 4; i++)
-#pragma unroll
-					for (int c = 0; c < 2; c++) {
-						float &w = x[4 * i + 2 * h + c];
-						w = flash_exp2(fmaf(w, unit, -most[h]));
-						sum[h] += w;
-					}
-				if (lane % 4 == 0)
-					s.most[turn][group][row + 8 * h] = most[h];
-			}
+			mla90_softmax<S>(x, most, sum, m, unit, s.most[turn][group], row,
+			                 tile * 64 + group * 32, (tile + 1) * 64, g.range.hi);
 #pragma unroll
 			for (int k = 0; k < 2; k++)
 #pragma unroll
@@ -334,49 +393,7 @@ mla90_multiply(mla90_shared_storage<S> &s, const llmc_step &step, const mla_args
 			flash90_arrive(&s.empty[ring.at]);
 			ring.next();
 		}
-#pragma unroll
-		for (int h = 0; h < 2; h++) {
-			l[h] += __shfl_xor_sync(~0u, l[h], 1);
-			l[h] += __shfl_xor_sync(~0u, l[h], 2);
-			if (lane % 4 == 0) {
-				s.part[group][row + 8 * h] = l[h];
-				if (group == 0)
-					s.top[row + 8 * h] = m[h];
-			}
-		}
-		mla90_team::sync();
-		const bool whole = g.first_block == g.last_block;
-		const AttOut out = { a.o + ((long long)g.row * S::HEADS + g.head) * S::RANK,
-			             S::RANK,
-			             a.part_o,
-			             a.part_ml,
-			             a.ticket + g.unit,
-			             0 };
-		float *part =
-		    out.part_o + (long long)(2 * (int)blockIdx.x + g.begins) * S::HB * S::RANK;
-#pragma unroll
-		for (int h = 0; h < 2; h++) {
-			const int head = row + 8 * h;
-			const float sum = s.part[0][head] + s.part[1][head],
-			            scale = whole ? 1.0f / sum : 1.0f;
-			if (group == 0 && lane % 4 == 0)
-				s.sum[head] = sum;
-			if (head >= g.n_head)
-				continue;
-			float *to =
-			    (whole ? out.y + (long long)head * out.y_step : part + head * S::RANK) +
-			    group * S::HALF + lane % 4 * 2;
-#pragma unroll
-			for (int n = 0; n < S::HALF / 8; n++)
-				st_v2(to + n * 8,
-				      make_uint2(__float_as_uint(o[4 * n + 2 * h] * scale),
-				                 __float_as_uint(o[4 * n + 2 * h + 1] * scale)));
-		}
-		if (!whole) {
-			/* sums are stored, and the queries are no longer needed */
-			mla90_team::sync();
-			att_combine<S, mla90_team>(g, out, s.top, s.sum, &s.last, (float *)s.q);
-		}
+		mla90_finish<S>(s, a, g, o, m, l, row);
 	}
 }
 

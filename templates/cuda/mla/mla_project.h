@@ -279,6 +279,90 @@ mla_query_rest(const llmc_step &step, const mla_query_args &a, int h, int t0, in
 		                        a.rope ? a.rope + (long long)t * R : 0, a.kv, t);
 }
 
+/* Sums of a unit of absorbed rows t0 and t0 + 8 of a head, over half of the columns. raw: weights
+ * of the first turn, loaded by the caller */
+template <class A, bool WHOLE, class W> DEV void
+mla_query_sums(float (&sum)[8][4], typename mla_query_unit<A, W>::weights &raw,
+               const mla_query_args &a, const w_matrix<W> &k_b, int h, int chunk, int half, int t0,
+               const bool (&store)[2])
+{
+	typedef mla_query_unit<A, W> U;
+	enum { NOPE = A::NOPE };
+	const int t = (int)lane_id() % 4;
+
+#pragma unroll 1
+	for (int at = 0; at < U::OF_HALF; at += U::DEEP) {
+		if (at > 0)
+			U::load(raw, k_b, h, chunk, half * U::OF_HALF + at);
+		const float *from =
+		    a.q + t0 * a.q_stride + h * A::Q + (half * U::OF_HALF + at) * 16 + 4 * t;
+		float x[U::DEEP][2][4];
+#pragma unroll
+		for (int i = 0; i < U::DEEP; i++)
+#pragma unroll
+			for (int r = 0; r < 2; r++) {
+				const int k = (half * U::OF_HALF + at + i) * 16 + 4 * t;
+				mla_four<WHOLE>(x[i][r], from + 8 * r * a.q_stride + 16 * i,
+				                !store[r]             ? 0
+				                : U::EVEN             ? 4
+				                : at + i < U::OF_HALF ? NOPE - k
+				                                      : 0);
+			}
+#pragma unroll
+		for (int i = 0; i < U::DEEP; i++)
+#pragma unroll
+			for (int e = 0; e < 4; e += 2) {
+				float b[2][8];
+				tf32_a f;
+				mla_split(f, x[i][0][e], x[i][0][e + 1], x[i][1][e],
+				          x[i][1][e + 1]);
+				U::columns(raw[i][e], chunk, b[0]);
+				U::columns(raw[i][e + 1], chunk, b[1]);
+#pragma unroll
+				for (int j = 0; j < 8; j++)
+					mla_mma<W>(sum[j], f, b[0][j], b[1][j]);
+			}
+	}
+}
+
+/* Adds the two halves of a unit and stores its results. */
+template <class A, bool WHOLE, class W> DEV void
+mla_query_store(mla_tiles_shared &s, const float (&sum)[8][4], const mla_query_args &a,
+                const w_matrix<W> &k_b, int h, int chunk, int half, int t0, const bool (&store)[2])
+{
+	typedef mla_query_unit<A, W> U;
+	enum { HEADS = A::HEADS, RANK = A::RANK, WIDTH = A::WIDTH };
+	const int lane = lane_id(), t = lane % 4, m = (int)warp_id() % 4;
+
+	__syncthreads(); /* the previous unit is finished */
+	if (half == 1)
+#pragma unroll
+		for (int i = 0; i < 32; i++)
+			s.part[m][i][lane] = sum[i / 4][i % 4];
+	__syncthreads();
+	if (half == 0)
+#pragma unroll
+		for (int c = 0; c < 2; c++) {
+			const int u = U::unit_of(chunk, 2 * t + c),
+			          col = W::column(u, chunk % U::PARTS * 8);
+			float *to = a.out + ((long long)t0 * HEADS + h) * WIDTH + col;
+#pragma unroll
+			for (int r = 0; r < 2; r++) {
+				float v[8];
+#pragma unroll
+				for (int j = 0; j < 8; j++)
+					v[j] = (sum[j][2 * r + c] +
+					        s.part[m][4 * j + 2 * r + c][lane]) *
+					       k_b.scale;
+#pragma unroll
+				for (int j = 0; j < 8; j += 4)
+					mla_put_four<WHOLE>(
+					    to + 8LL * r * HEADS * WIDTH + j, v + j,
+					    store[r] && u < W::UNITS ? RANK - col - j : 0);
+			}
+		}
+}
+
 /* Processes the units of all rows. First come the mma of absorbed rows, tile by tile, then
  * mla_query_rest for groups of rows and a head. STRIDE4: rows of q are aligned to 16 bytes. */
 template <class A, class ROPE, int EXPAND, bool STRIDE4, class W> DEV void
@@ -296,8 +380,7 @@ mla_query_tiles(const llmc_step &step, const mla_query_args &a, const w_matrix<W
 	constexpr bool WHOLE = STRIDE4 && A::Q % 4 == 0 && NOPE % 4 == 0,
 	               WHOLE_OUT = WIDTH % 4 == 0 && RANK % 4 == 0;
 	SHARED(shared, s);
-	const int lane = lane_id(), g = lane / 4, t = lane % 4, m = (int)warp_id() % 4,
-	          half = (int)warp_id() / 4;
+	const int g = (int)lane_id() / 4, m = (int)warp_id() % 4, half = (int)warp_id() / 4;
 	const bool early = blockIdx.x < SLICES && (EXPAND == 0 || step.rows <= MLA_EARLY);
 	typename U::weights raw;
 	bool first = true;
@@ -331,68 +414,8 @@ mla_query_tiles(const llmc_step &step, const mla_query_args &a, const w_matrix<W
 		}
 		float sum[8][4] = {};
 		if (__any_sync(~0u, store[0] || store[1]))
-#pragma unroll 1
-			for (int at = 0; at < U::OF_HALF; at += U::DEEP) {
-				if (at > 0)
-					U::load(raw, k_b, h, chunk, half * U::OF_HALF + at);
-				const float *from = a.q + t0 * a.q_stride + h * A::Q +
-				                    (half * U::OF_HALF + at) * 16 + 4 * t;
-				float x[U::DEEP][2][4];
-#pragma unroll
-				for (int i = 0; i < U::DEEP; i++)
-#pragma unroll
-					for (int r = 0; r < 2; r++) {
-						const int k =
-						    (half * U::OF_HALF + at + i) * 16 + 4 * t;
-						mla_four<WHOLE>(x[i][r],
-						                from + 8 * r * a.q_stride + 16 * i,
-						                !store[r]             ? 0
-						                : U::EVEN             ? 4
-						                : at + i < U::OF_HALF ? NOPE - k
-						                                      : 0);
-					}
-#pragma unroll
-				for (int i = 0; i < U::DEEP; i++)
-#pragma unroll
-					for (int e = 0; e < 4; e += 2) {
-						float b[2][8];
-						tf32_a f;
-						mla_split(f, x[i][0][e], x[i][0][e + 1], x[i][1][e],
-						          x[i][1][e + 1]);
-						U::columns(raw[i][e], chunk, b[0]);
-						U::columns(raw[i][e + 1], chunk, b[1]);
-#pragma unroll
-						for (int j = 0; j < 8; j++)
-							mla_mma<W>(sum[j], f, b[0][j], b[1][j]);
-					}
-			}
-		__syncthreads(); /* the previous unit is finished */
-		if (half == 1)
-#pragma unroll
-			for (int i = 0; i < 32; i++)
-				s.part[m][i][lane] = sum[i / 4][i % 4];
-		__syncthreads();
-		if (half == 0)
-#pragma unroll
-			for (int c = 0; c < 2; c++) {
-				const int u = U::unit_of(chunk, 2 * t + c),
-				          col = W::column(u, chunk % U::PARTS * 8);
-				float *to = a.out + ((long long)t0 * HEADS + h) * WIDTH + col;
-#pragma unroll
-				for (int r = 0; r < 2; r++) {
-					float v[8];
-#pragma unroll
-					for (int j = 0; j < 8; j++)
-						v[j] = (sum[j][2 * r + c] +
-						        s.part[m][4 * j + 2 * r + c][lane]) *
-						       k_b.scale;
-#pragma unroll
-					for (int j = 0; j < 8; j += 4)
-						mla_put_four<WHOLE_OUT>(
-						    to + 8LL * r * HEADS * WIDTH + j, v + j,
-						    store[r] && u < W::UNITS ? RANK - col - j : 0);
-				}
-			}
+			mla_query_sums<A, WHOLE>(sum, raw, a, k_b, h, chunk, half, t0, store);
+		mla_query_store<A, WHOLE_OUT>(s, sum, a, k_b, h, chunk, half, t0, store);
 	}
 	/* small groups if there are few rows, to use all CTAs; else large ones, for more loads in
 	 * flight */
@@ -431,6 +454,7 @@ template <class W, int V> struct mla_value_unit {
 		       OF_PART % DEEP == 0 /* no matrix or part is ragged */
 	};
 	typedef typename W::raw weights[DEEP][4];
+	typedef float sums[ROW_TILES][4][4];
 
 	/* Loads rows first .. first + 31 of v_b. Rows from `end` on are replaced by valid ones. */
 	DEV void
@@ -454,6 +478,142 @@ template <class W> struct mla_value_shared {
 	float part[mla_value_unit<W, 1>::PARTS][32][40];
 };
 
+/* Sums of a unit over the warp's part of the columns. raw: weights of the first turn, loaded by the
+ * caller; store: bit per row that is needed */
+template <class W, int HEADS, int V> DEV void
+mla_value_sums(typename mla_value_unit<W, V>::sums &sum,
+               typename mla_value_unit<W, V>::weights &raw, const float *o, const w_matrix<W> &v_b,
+               int h, int col, int t0, unsigned store)
+{
+	typedef mla_value_unit<W, V> U;
+	enum { RANK = U::RANK, UNIT = U::UNIT, M = U::ROW_TILES };
+	constexpr bool WHOLE = RANK % 4 == 0 && RANK % UNIT == 0;
+	const int lane = lane_id(), g = lane / 4, t = lane % 4, part = (int)warp_id() % U::PARTS,
+	          m0 = (int)warp_id() / U::PARTS * 16;
+
+#pragma unroll 1
+	for (int at = 0; at < U::OF_PART; at += U::DEEP) {
+		float x[U::DEEP][M][2][UNIT];
+		if (at > 0)
+			U::load(raw, v_b, h * V + col, (h + 1) * V, part * U::OF_PART + at);
+#pragma unroll
+		for (int i = 0; i < U::DEEP; i++) {
+			const int u = 4 * (part * U::OF_PART + at + i) + t,
+			          in = U::EVEN                               ? (int)UNIT
+			               : u < W::UNITS && at + i < U::OF_PART ? W::width(u)
+			                                                     : 0;
+#pragma unroll
+			for (int m = 0; m < M; m++)
+#pragma unroll
+				for (int r = 0; r < 2; r++) {
+					const int row = m0 + 16 * m + 8 * r + g;
+					const float *from =
+					    o + ((long long)(t0 + row) * HEADS + h) * RANK;
+#pragma unroll
+					for (int k = 0; k < UNIT; k += 4)
+						mla_four<WHOLE>(&x[i][m][r][k],
+						                from + W::column(u, k),
+						                store >> row & 1 ? in - k : 0);
+				}
+		}
+#pragma unroll
+		for (int i = 0; i < U::DEEP; i++)
+#pragma unroll
+			for (int j0 = 0; j0 < 4; j0 += U::TOGETHER) {
+				float b[U::TOGETHER][UNIT];
+#pragma unroll
+				for (int j = 0; j < U::TOGETHER; j++)
+					W::decode(raw[i][j0 + j],
+					          min(4 * (part * U::OF_PART + at + i) + t,
+					              (int)W::UNITS - 1),
+					          b[j]);
+#pragma unroll
+				for (int k = 0; k < UNIT; k += 2)
+#pragma unroll
+					for (int m = 0; m < M; m++) {
+						tf32_a f;
+						mla_split(f, x[i][m][0][k], x[i][m][0][k + 1],
+						          x[i][m][1][k], x[i][m][1][k + 1]);
+#pragma unroll
+						for (int j = 0; j < U::TOGETHER; j++)
+							mla_mma<W>(sum[m][j0 + j], f, b[j][k],
+							           b[j][k + 1]);
+					}
+			}
+	}
+}
+
+/* Adds the parts of a unit and stores its results. */
+template <class W, int HEADS, int V> DEV void
+mla_value_store(mla_value_shared<W> &s, const typename mla_value_unit<W, V>::sums &sum,
+                const w_matrix<W> &v_b, float *y, int h, int col, int t0, unsigned store)
+{
+	typedef mla_value_unit<W, V> U;
+	enum { M = U::ROW_TILES };
+	const int lane = lane_id(), g = lane / 4, t = lane % 4, part = (int)warp_id() % U::PARTS,
+	          m0 = (int)warp_id() / U::PARTS * 16;
+
+	__syncthreads(); /* the previous unit has been read */
+#pragma unroll
+	for (int m = 0; m < M; m++)
+#pragma unroll
+		for (int j = 0; j < 4; j++)
+#pragma unroll
+			for (int r = 0; r < 2; r++)
+				st_v2(&s.part[part][m0 + 16 * m + 8 * r + g][8 * j + 2 * t],
+				      make_uint2(__float_as_uint(sum[m][j][2 * r]),
+				                 __float_as_uint(sum[m][j][2 * r + 1])));
+	__syncthreads();
+	const int row = (int)threadIdx.x / 8, c = (int)threadIdx.x % 8 * 4;
+	float v[4] = {};
+#pragma unroll
+	for (int p = 0; p < U::PARTS; p++) {
+		float w[4];
+		mla_four<true>(w, &s.part[p][row][c], 4);
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			v[i] += w[i];
+	}
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		v[i] *= v_b.scale;
+	mla_put_four<V % 4 == 0>(y + ((long long)(t0 + row) * HEADS + h) * V + col + c, v,
+	                         store >> row & 1 ? V - col - c : 0);
+}
+
+/* Copies expanded rows, whose values are complete: one warp per row. */
+template <class W, int HEADS, int V, int EXPAND> DEV void
+mla_value_copy(const llmc_step &step, const float *o, int n, float *y)
+{
+	enum { RANK = W::COLS, UNIT = W::UNIT, FOURS = (V + 3) / 4, DEEP = 8 };
+	constexpr bool WHOLE = RANK % 4 == 0 && RANK % UNIT == 0, WHOLE_Y = V % 4 == 0;
+	const int lane = lane_id();
+
+	for (int t = blockIdx.x * MLA_WARPS + warp_id(); t < n; t += gridDim.x * MLA_WARPS)
+		if (mla_row_expanded<EXPAND>(step, t))
+			for (int i0 = lane; i0 < HEADS * FOURS; i0 += 32 * DEEP) {
+				float v[DEEP][4];
+#pragma unroll
+				for (int j = 0; j < DEEP; j++) {
+					const int i = i0 + 32 * j, k = i % FOURS * 4;
+					if (i < HEADS * FOURS)
+						mla_four<WHOLE && WHOLE_Y>(
+						    v[j],
+						    o + ((long long)t * HEADS + i / FOURS) * RANK +
+						        k,
+						    V - k);
+				}
+#pragma unroll
+				for (int j = 0; j < DEEP; j++) {
+					const int i = i0 + 32 * j, k = i % FOURS * 4;
+					if (i < HEADS * FOURS)
+						mla_put_four<WHOLE_Y>(
+						    y + ((long long)t * HEADS + i / FOURS) * V + k,
+						    v[j], V - k);
+				}
+			}
+}
+
 /* Computes y of absorbed rows by units, tile by tile; copies expanded rows. o [n_tok, HEADS,
  * W::COLS]. */
 template <class W, int HEADS, int V, int EXPAND> DEV void
@@ -461,17 +621,9 @@ mla_value_tiles(const llmc_step &step, const float *o, const w_matrix<W> &v_b, f
 {
 	typedef mla_value_unit<W, V> U;
 	typedef mla_value_shared<W> shared;
-	enum {
-		RANK = U::RANK,
-		UNIT = U::UNIT,
-		CHUNKS = (V + U::COLS - 1) / U::COLS,
-		SLICES = HEADS * CHUNKS,
-		M = U::ROW_TILES
-	};
-	constexpr bool WHOLE = RANK % 4 == 0 && RANK % UNIT == 0, WHOLE_Y = V % 4 == 0;
+	enum { CHUNKS = (V + U::COLS - 1) / U::COLS, SLICES = HEADS * CHUNKS };
 	SHARED(shared, s);
-	const int lane = lane_id(), g = lane / 4, t = lane % 4, part = (int)warp_id() % U::PARTS,
-	          m0 = (int)warp_id() / U::PARTS * 16;
+	const int lane = lane_id(), part = (int)warp_id() % U::PARTS;
 	const bool early = blockIdx.x < SLICES && (EXPAND == 0 || step.rows <= MLA_EARLY);
 	typename U::weights raw;
 	bool first = true;
@@ -501,112 +653,12 @@ mla_value_tiles(const llmc_step &step, const float *o, const w_matrix<W> &v_b, f
 		}
 		if (!store)
 			continue;
-		float sum[M][4][4] = {};
-#pragma unroll 1
-		for (int at = 0; at < U::OF_PART; at += U::DEEP) {
-			float x[U::DEEP][M][2][UNIT];
-			if (at > 0)
-				U::load(raw, v_b, h * V + col, (h + 1) * V, part * U::OF_PART + at);
-#pragma unroll
-			for (int i = 0; i < U::DEEP; i++) {
-				const int u = 4 * (part * U::OF_PART + at + i) + t,
-				          in = U::EVEN                               ? (int)UNIT
-				               : u < W::UNITS && at + i < U::OF_PART ? W::width(u)
-				                                                     : 0;
-#pragma unroll
-				for (int m = 0; m < M; m++)
-#pragma unroll
-					for (int r = 0; r < 2; r++) {
-						const int row = m0 + 16 * m + 8 * r + g;
-						const float *from =
-						    o + ((long long)(t0 + row) * HEADS + h) * RANK;
-#pragma unroll
-						for (int k = 0; k < UNIT; k += 4)
-							mla_four<WHOLE>(
-							    &x[i][m][r][k], from + W::column(u, k),
-							    store >> row & 1 ? in - k : 0);
-					}
-			}
-#pragma unroll
-			for (int i = 0; i < U::DEEP; i++)
-#pragma unroll
-				for (int j0 = 0; j0 < 4; j0 += U::TOGETHER) {
-					float b[U::TOGETHER][UNIT];
-#pragma unroll
-					for (int j = 0; j < U::TOGETHER; j++)
-						W::decode(raw[i][j0 + j],
-						          min(4 * (part * U::OF_PART + at + i) + t,
-						              (int)W::UNITS - 1),
-						          b[j]);
-#pragma unroll
-					for (int k = 0; k < UNIT; k += 2)
-#pragma unroll
-						for (int m = 0; m < M; m++) {
-							tf32_a f;
-							mla_split(f, x[i][m][0][k],
-							          x[i][m][0][k + 1], x[i][m][1][k],
-							          x[i][m][1][k + 1]);
-#pragma unroll
-							for (int j = 0; j < U::TOGETHER; j++)
-								mla_mma<W>(sum[m][j0 + j], f,
-								           b[j][k], b[j][k + 1]);
-						}
-				}
-		}
-		__syncthreads(); /* the previous unit has been read */
-#pragma unroll
-		for (int m = 0; m < M; m++)
-#pragma unroll
-			for (int j = 0; j < 4; j++)
-#pragma unroll
-				for (int r = 0; r < 2; r++)
-					st_v2(&s.part[part][m0 + 16 * m + 8 * r + g][8 * j + 2 * t],
-					      make_uint2(__float_as_uint(sum[m][j][2 * r]),
-					                 __float_as_uint(sum[m][j][2 * r + 1])));
-		__syncthreads();
-		const int row = (int)threadIdx.x / 8, c = (int)threadIdx.x % 8 * 4;
-		float v[4] = {};
-#pragma unroll
-		for (int p = 0; p < U::PARTS; p++) {
-			float w[4];
-			mla_four<true>(w, &s.part[p][row][c], 4);
-#pragma unroll
-			for (int i = 0; i < 4; i++)
-				v[i] += w[i];
-		}
-#pragma unroll
-		for (int i = 0; i < 4; i++)
-			v[i] *= v_b.scale;
-		mla_put_four<WHOLE_Y>(y + ((long long)(t0 + row) * HEADS + h) * V + col + c, v,
-		                      store >> row & 1 ? V - col - c : 0);
+		typename U::sums sum = {};
+		mla_value_sums<W, HEADS, V>(sum, raw, o, v_b, h, col, t0, store);
+		mla_value_store<W, HEADS, V>(s, sum, v_b, y, h, col, t0, store);
 	}
-	if (!forms.expanded)
-		return;
-	/* one warp per row */
-	enum { FOURS = (V + 3) / 4, DEEP = 8 };
-	for (int t = blockIdx.x * MLA_WARPS + warp_id(); t < n; t += gridDim.x * MLA_WARPS)
-		if (mla_row_expanded<EXPAND>(step, t))
-			for (int i0 = lane; i0 < HEADS * FOURS; i0 += 32 * DEEP) {
-				float v[DEEP][4];
-#pragma unroll
-				for (int j = 0; j < DEEP; j++) {
-					const int i = i0 + 32 * j, k = i % FOURS * 4;
-					if (i < HEADS * FOURS)
-						mla_four<WHOLE && WHOLE_Y>(
-						    v[j],
-						    o + ((long long)t * HEADS + i / FOURS) * RANK +
-						        k,
-						    V - k);
-				}
-#pragma unroll
-				for (int j = 0; j < DEEP; j++) {
-					const int i = i0 + 32 * j, k = i % FOURS * 4;
-					if (i < HEADS * FOURS)
-						mla_put_four<WHOLE_Y>(
-						    y + ((long long)t * HEADS + i / FOURS) * V + k,
-						    v[j], V - k);
-				}
-			}
+	if (forms.expanded)
+		mla_value_copy<W, HEADS, V, EXPAND>(step, o, n, y);
 }
 
 #endif
