@@ -64,7 +64,7 @@ $(BUILD)/libllmc.a: $(OBJ)
 	ar rcs $@ $^
 
 $(BUILD)/libllmc.so: $(OBJ)
-	$(CC) -shared -Wl,-soname,libllmc.so.0 -Wl,-z,defs $(SAN) $^ -o $@ $(LIBS)
+	$(CC) -shared -Wl,-soname,libllmc.so.0 -Wl,-z,defs $(SAN) $(if $(findstring address,$(SAN)),-shared-libsan) $^ -o $@ $(LIBS)
 
 $(BUILD)/llmc: $(CLIO) $(BUILD)/libllmc.a
 	$(CC) $(SAN) $(CLIO) $(BUILD)/libllmc.a -o $@ $(LIBS)
@@ -140,7 +140,7 @@ SAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all
 san-build: # clang, for unit tests, models and fuzzers
 	+@$(MAKE) --no-print-directory BUILD=$(BUILD)/san CC="$(or $(SAN_CC),$(shell tools/clang.sh))" CFLAGS="-O1 -g1 -fno-omit-frame-pointer" SAN="$(SAN_FLAGS)" COUNTERS=-fsanitize=fuzzer-no-link san-programs
 
-san-programs: $(BUILD)/llmc $(UNIT) $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
+san-programs: $(BUILD)/llmc $(BUILD)/libllmc.so $(UNIT) $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
 
 tsan-build:
 	+@$(MAKE) --no-print-directory BUILD=$(BUILD)/tsan CFLAGS="-O1 -g1" SAN=-fsanitize=thread $(BUILD)/tsan/llmc $(BUILD)/tsan/unit/test_engine $(BUILD)/tsan/unit/test_serve_models

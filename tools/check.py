@@ -200,10 +200,10 @@ def sanitized_items():
             "san",
             f"san {part}",
             ["tests/e2e/sanitized.sh", "build/san", part],
-            after=("clang", "env") if part in server else ("clang",),
+            after=("clang", "env") if part in ("binding", *server) else ("clang",),
             env=env,
         )
-        for part in ("models", "engine", *server)
+        for part in ("models", "engine", "binding", *server)
     ]
     return items
 

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Sanitized llmc with sanitized kernels. Usage: sanitized.sh BUILD PART
 #   models    whole models; one storage type per shared implementation, all with LLMC_CHECK_ALL=1
+#   binding   the Python binding on a sanitized library
 #   engine    test_engine on sanitized kernels
 #   soak      one minute of every kind of client against a server with all features; freed memory is returned to the system early
 #   mixed     64 requests at once
@@ -16,6 +17,14 @@ mkdir -p "$tmp/cache" && mkdir -p "$(dirname "$kernels")" && { [ -d "$kernels" ]
 # linked by clang, has the sanitizers' runtime.
 export LLMC_CC=gcc LLMC_CACHE=$tmp/cache LLMC_KERNEL_CFLAGS="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -nodefaultlibs"
 case $2 in
+binding)
+	# Python itself leaks
+	export ASAN_OPTIONS=${ASAN_OPTIONS:-}:detect_leaks=0 PYTHONPATH=bindings/python LLMC_LIBRARY=$PWD/$build/libllmc.so
+	runtime=$("$(tools/clang.sh)" -print-file-name="libclang_rt.asan-$(uname -m).so")
+	LD_PRELOAD=$runtime "$(tools/venv.sh)/bin/python" -m pytest -q -p no:cacheprovider tests/e2e/test_binding.py \
+		-k "closed or random or wrong or threads or environment"
+	exit
+	;;
 engine)
 	LLMC_TEST_QUICK=1 LLMC_TEST_ARCH=generic "$build/unit/test_engine"
 	exit

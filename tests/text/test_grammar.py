@@ -37,11 +37,11 @@ def token_bytes(t):
     for i in range(len(t)):
         fits = (
             text_lib.LIB.llmc_token_bytes(
-                t._t, i, buf, len(buf), ctypes.byref(need), ctypes.byref(err)
+                t._h, i, buf, len(buf), ctypes.byref(need), ctypes.byref(err)
             )
             == 0
         )
-        special = text_lib.LIB.llmc_token_is_special(t._t, i)
+        special = text_lib.LIB.llmc_token_is_special(t._h, i)
         out.append((b"\xff" if special else b"") + buf.raw[: need.value] if fits else b"")
     return out
 

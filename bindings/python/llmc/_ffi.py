@@ -1,11 +1,14 @@
 """Declarations of llmc.h as ctypes, in the order of the header. Tests compare the struct sizes."""
 
+from __future__ import annotations
+
 import ctypes as C
 import ctypes.util
 import os
+from typing import Any
 
 
-def _load():
+def _load() -> C.CDLL:
     named = os.environ.get("LLMC_LIBRARY")
     here = os.path.dirname(os.path.abspath(__file__))
     built = os.path.join(here, "..", "..", "..", "build", "libllmc.so")
@@ -32,7 +35,10 @@ class Error(C.Structure):
 class Sized(C.Structure):
     """A struct that begins with its own size."""
 
-    def __init__(self, **kw):
+    def __init__(self, **kw: Any) -> None:
+        for name in kw:  # ctypes would make an attribute of an unknown name
+            if name not in {f[0] for f in self._fields_}:
+                raise TypeError(f"{type(self).__name__} has no field {name!r}")
         super().__init__(size=C.sizeof(type(self)), **kw)
 
 
@@ -93,7 +99,7 @@ class SamplingOption(C.Structure):
     ]
 
 
-def _sampling_options():
+def _sampling_options() -> list[SamplingOption]:
     """Return the rows of LLMC_SAMPLING_OPTIONS, the first fields of llmc_params."""
     n = C.c_size_t()
     lib.llmc_sampling_options.restype = C.POINTER(SamplingOption)
@@ -296,67 +302,70 @@ class Histogram(C.Structure):
     _fields_ = [("bucket", C.c_uint64 * 36), ("n", C.c_uint64), ("sum", C.c_double)]
 
 
+_COUNTS: list[Any] = (
+    [
+        ("size", C.c_size_t),
+        ("running", C.c_int32),
+        ("waiting", C.c_int32),
+        ("preempted", C.c_int32),
+        ("batch_size", C.c_int32),
+        ("batch_max_tokens", C.c_int64),
+        ("kv_pages_total", C.c_int64),
+        ("kv_pages_used", C.c_int64),
+        ("kv_pages_cached", C.c_int64),
+        ("swap_bytes_used", C.c_int64),
+        ("last_step_s", C.c_double),
+        ("steps", C.c_uint64),
+        ("prefill_steps", C.c_uint64),
+        ("requests", C.c_uint64),
+        ("finished", C.c_uint64 * 6),
+        ("failed", C.c_uint64),
+        ("refused", C.c_uint64),
+        ("prompt_tokens", C.c_uint64),
+        ("new_tokens", C.c_uint64),
+        ("prefix_queries", C.c_uint64),
+        ("prefix_hits", C.c_uint64),
+        ("preemptions", C.c_uint64),
+        ("swaps_out", C.c_uint64),
+        ("swaps_in", C.c_uint64),
+    ]
+    + [
+        (name, Histogram)
+        for name in (
+            "prefill_step_s",
+            "decode_step_s",
+            "queue_s",
+            "first_token_s",
+            "inter_token_s",
+            "prefill_s",
+            "decode_s",
+            "request_s",
+            "step_tokens",
+            "start_size",
+            "request_prompt",
+            "request_new",
+            "request_max_new",
+            "request_n",
+        )
+    ]
+    + [
+        ("drafts", C.c_uint64),
+        ("drafted", C.c_uint64),
+        ("accepted", C.c_uint64),
+        ("prefix_read", C.c_uint64),
+        ("prefix_written", C.c_uint64),
+        ("prefix_wrong", C.c_uint64),
+        ("accepted_at", C.c_uint64 * 15),
+        ("host_pages_total", C.c_int64),
+        ("host_pages_used", C.c_int64),
+        ("host_out", C.c_uint64),
+        ("host_in", C.c_uint64),
+    ]
+)
+
+
 class Counts(Sized):
-    _fields_ = (
-        [
-            ("size", C.c_size_t),
-            ("running", C.c_int32),
-            ("waiting", C.c_int32),
-            ("preempted", C.c_int32),
-            ("batch_size", C.c_int32),
-            ("batch_max_tokens", C.c_int64),
-            ("kv_pages_total", C.c_int64),
-            ("kv_pages_used", C.c_int64),
-            ("kv_pages_cached", C.c_int64),
-            ("swap_bytes_used", C.c_int64),
-            ("last_step_s", C.c_double),
-            ("steps", C.c_uint64),
-            ("prefill_steps", C.c_uint64),
-            ("requests", C.c_uint64),
-            ("finished", C.c_uint64 * 6),
-            ("failed", C.c_uint64),
-            ("refused", C.c_uint64),
-            ("prompt_tokens", C.c_uint64),
-            ("new_tokens", C.c_uint64),
-            ("prefix_queries", C.c_uint64),
-            ("prefix_hits", C.c_uint64),
-            ("preemptions", C.c_uint64),
-            ("swaps_out", C.c_uint64),
-            ("swaps_in", C.c_uint64),
-        ]
-        + [
-            (name, Histogram)
-            for name in (
-                "prefill_step_s",
-                "decode_step_s",
-                "queue_s",
-                "first_token_s",
-                "inter_token_s",
-                "prefill_s",
-                "decode_s",
-                "request_s",
-                "step_tokens",
-                "start_size",
-                "request_prompt",
-                "request_new",
-                "request_max_new",
-                "request_n",
-            )
-        ]
-        + [
-            ("drafts", C.c_uint64),
-            ("drafted", C.c_uint64),
-            ("accepted", C.c_uint64),
-            ("prefix_read", C.c_uint64),
-            ("prefix_written", C.c_uint64),
-            ("prefix_wrong", C.c_uint64),
-            ("accepted_at", C.c_uint64 * 15),
-            ("host_pages_total", C.c_int64),
-            ("host_pages_used", C.c_int64),
-            ("host_out", C.c_uint64),
-            ("host_in", C.c_uint64),
-        ]
-    )
+    _fields_ = _COUNTS
 
 
 P = C.POINTER
