@@ -182,7 +182,8 @@ cache_find(const Cache *c, const char *kind, const char *key, CacheEntry *e, Str
 	}
 	if (status == LLMC_E_CHECK)
 		count(c, "damaged", kind);
-	count(c, status == LLMC_OK ? "hit" : "miss", kind);
+	if (status == LLMC_OK || strcmp(kind, CACHE_REFUSALS))
+		count(c, status == LLMC_OK ? "hit" : "miss", kind);
 	return status;
 }
 

@@ -61,5 +61,8 @@ void cache_temporary_remove(const char *dir); /* removes the files in it too */
 /* Kind of entries with a program's output about itself (base/program.h). They are not compilations,
  * so LLMC_CACHE_STATS omits their lookups. */
 #define CACHE_ANSWERS "cc"
+/* Kind of entries with a compiler's messages about a source that it refused. A miss is no
+ * compilation, so LLMC_CACHE_STATS only counts hits. */
+#define CACHE_REFUSALS "log"
 
 #endif

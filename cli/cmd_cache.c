@@ -159,7 +159,8 @@ show(const CacheOptions *a, const char *dir, int64_t limit)
 		{ "nvrtc", "resource reports of NVRTC", { 0 }, 0, 0 },
 		{ "sass", "disassembled kernels", { 0 }, 0, 0 },
 		{ "test", "code built by tests", { 0 }, 0, 0 },
-		{ CACHE_ANSWERS, "results of compiler probes", { 0 }, 0, 0 },
+		{ CACHE_REFUSALS, "messages of failed compilations", { 0 }, 0, 0 },
+		{ CACHE_ANSWERS, "answers of compilers and their tools", { 0 }, 0, 0 },
 		{ NULL, "", { 0 }, 0, 0 },
 	};
 	const bool counted = read_stats(dir, kind);

@@ -543,6 +543,31 @@ keep(const Cache *cache, const char *key, const char *dir, Built *out)
 	return kept;
 }
 
+/* Returns the messages of an earlier compilation that failed; NULL: none is known. */
+static char *
+refusal(const Cache *cache, const char *key)
+{
+	CacheEntry entry = { 0 };
+	Strbuf text = { 0 };
+	char *log = NULL;
+
+	if (cache_find(cache, CACHE_REFUSALS, key, &entry, &text, NULL) == LLMC_OK)
+		log = strdup(strbuf_str(&text));
+	cache_entry_release(&entry);
+	strbuf_release(&text);
+	return log;
+}
+
+/* Stores the messages of a failed compilation if they depend on the source alone: a compiler that
+ * was killed or had no space may succeed next time, and names of this folder mean nothing then. */
+static void
+keep_refusal(const Cache *cache, const char *key, int rc, const char *dir, const char *log)
+{
+	if (rc == 1 && strstr(log, ": error: ") && !strstr(log, dir) &&
+	    !strstr(log, "No space left") && !strstr(log, "unable to "))
+		(void)cache_put(cache, CACHE_REFUSALS, key, log, strlen(log), NULL, NULL);
+}
+
 bool
 build_object(const NvrtcSource *s, bool check, Built *out, char **log)
 {
@@ -560,9 +585,14 @@ build_object(const NvrtcSource *s, bool check, Built *out, char **log)
 	                 &out->unkept); /* without the cache, only this process uses the object */
 	arguments(s, check, a, &n, cxx, arch);
 	key_of(&cache, s, cxx, check, a, &n, key);
-	if (take(&cache, key, out)) {
+	char *known = refusal(&cache, key);
+	if (known || take(&cache, key, out)) {
+		if (known) {
+			free(*log);
+			*log = known;
+		}
 		cache_close(&cache);
-		return true;
+		return !known;
 	}
 	if (cache_temporary(&cache, &tmp, &err) == LLMC_OK)
 		dir = realpath(strbuf_str(&tmp), NULL);
@@ -574,6 +604,7 @@ build_object(const NvrtcSource *s, bool check, Built *out, char **log)
 			free(*log);
 			*log = text;
 		}
+		keep_refusal(&cache, key, rc, dir, *log);
 	} else {
 		free(*log);
 		*log = strdup(err.text);

@@ -65,6 +65,51 @@ def test_compiled_once_per_mode(load):
     assert load(1, mode="check") == [1] and load.counted == {"hit": 2}
 
 
+REFUSED = """
+import sys
+sys.path.insert(0, "tests/cuda")
+import cuda_harness as H
+try:
+    H.Device("sm_90a", "fast", 0, 4).module(sys.argv[1], "answer.cu")
+except H.Finding as e:
+    print(e)
+"""
+
+
+def refusal(tmp_path, text, **env):
+    """Messages about a source, and the cache's counts of this process."""
+    stats = tmp_path / "stats"
+    stats.unlink(missing_ok=True)
+    p = subprocess.run(
+        [sys.executable, "-c", REFUSED, text],
+        cwd=H.ROOT,
+        env={
+            **os.environ,
+            "LLMC_EMU_CACHE": str(tmp_path / "cache"),
+            "LLMC_EMU_BUILD": str(H.BUILD),
+            "LLMC_CACHE_STATS": str(stats),
+            "PYTHONPATH": "tests:bindings/python",
+            **env,
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert p.returncode == 0, p.stderr
+    return p.stdout, {k: dict(v) for k, v in cache_stats.total([stats]).items()}
+
+
+def test_messages_of_a_failed_compilation_are_cached(tmp_path):
+    H._emulator()
+    wrong = KERNEL.replace("%d", "no_such_name")
+    text, counted = refusal(tmp_path, wrong)
+    assert "answer.cu:1:" in text and "no_such_name" in text and counted == {"emu": {"miss": 1}}
+    assert refusal(tmp_path, wrong) == (text, {"log": {"hit": 1}})
+    # what a compiler says that does not start is not a message about the source
+    for _ in range(2):
+        text, counted = refusal(tmp_path, wrong, LLMC_EMU_CXX="/nonexistent")
+        assert "no_such_name" not in text and counted == {"emu": {"miss": 1}}
+
+
 def test_the_folder_of_the_emulator_does_not_matter(load, tmp_path):
     load(1)
     shutil.copytree(H.BUILD / "emu", tmp_path / "build" / "emu", symlinks=True)
