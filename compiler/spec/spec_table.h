@@ -77,6 +77,8 @@ const char *spec_quote(Arena *a, const char *text);
 
 /* spec_check.c: rules between keys */
 void spec_check(SpecTable *t);
+/* spec_fill.c: fill the fields from a complete table, except tensor rules and adapters. */
+void spec_fill(const SpecTable *t, Spec *s);
 /* spec_text.c: write the resolved description, and set the location of each key to its line
  * there */
 char *spec_resolved_text(SpecTable *t, const TensorRule *rule, int n_rule);

@@ -1,0 +1,448 @@
+/* Fills the fields of a Spec from the table of keys. */
+#include "compiler/spec/family.h"
+#include "compiler/spec/spec.h"
+#include "compiler/spec/spec_table.h"
+
+static Dtype
+dtype_of(const SpecTable *t, SpecKey k)
+{
+	return t->val[k].str ? dtype_from_text(t->val[k].str) : DT_NONE;
+}
+
+static ActKind
+act_of(const SpecTable *t, SpecKey k)
+{
+	static const char *const name[] = {
+		[ACT_SILU] = "silu",
+		[ACT_GELU] = "gelu",
+		[ACT_GELU_TANH] = "gelu_tanh",
+		[ACT_RELU] = "relu",
+		[ACT_RELU2] = "relu2",
+		[ACT_SWIGLU_OAI] = "swiglu_oai",
+		[ACT_SILU_LIMIT] = "silu_limit",
+		[ACT_XIELU] = "xielu",
+	};
+
+	for (size_t i = 0; i < sizeof name / sizeof *name; i++)
+		if (spec_word_is(t, k, name[i]))
+			return (ActKind)i;
+	return ACT_SILU;
+}
+
+static RopeScaling
+scaling_of(const SpecTable *t, SpecKey k)
+{
+	static const char *const name[] = {
+		[SCALE_NONE] = "none",
+		[SCALE_LINEAR] = "linear",
+		[SCALE_DYNAMIC] = "dynamic",
+		[SCALE_YARN] = "yarn",
+		[SCALE_LLAMA3] = "llama3",
+		[SCALE_LONGROPE] = "longrope",
+		[SCALE_PROPORTIONAL] = "proportional",
+	};
+
+	for (size_t i = 0; i < sizeof name / sizeof *name; i++)
+		if (spec_word_is(t, k, name[i]))
+			return (RopeScaling)i;
+	return SCALE_NONE;
+}
+
+#define INT(k) spec_int(t, K_##k)
+#define NUM(k) (t->val[K_##k].num)
+#define BOOL(k) (t->val[K_##k].num != 0)
+#define STR(k) (t->val[K_##k].str)
+#define IS(k, word) spec_word_is(t, K_##k, word)
+
+#define ROPE(P, DIMS)                                                                              \
+	(RopeTable)                                                                                \
+	{                                                                                          \
+		.theta = NUM(P##theta), .dims = (int)INT(DIMS),                                    \
+		.scaling = scaling_of(t, K_##P##scaling), .factor = NUM(P##factor),                \
+		.turning = NUM(P##turning), .original_positions = NUM(P##original),                \
+		.low_freq_factor = NUM(P##low_freq), .high_freq_factor = NUM(P##high_freq),        \
+		.beta_fast = NUM(P##beta_fast), .beta_slow = NUM(P##beta_slow),                    \
+		.attention_factor = NUM(P##attention_factor), .mscale = NUM(P##mscale),            \
+		.mscale_all_dim = NUM(P##mscale_all_dim), .truncate = BOOL(P##truncate),           \
+		.n_short = t->val[K_##P##short_factor].n,                                          \
+		.short_factor = t->val[K_##P##short_factor].list,                                  \
+		.n_long = t->val[K_##P##long_factor].n,                                            \
+		.long_factor = t->val[K_##P##long_factor].list,                                    \
+	}
+
+static void
+fill_attention(const SpecTable *t, Spec *s)
+{
+	s->attention.kind = IS(att_kind, "mla") ? ATT_MLA : ATT_GQA;
+	s->attention.n_heads = (int)INT(n_heads);
+	s->attention.n_kv_heads = (int)INT(n_kv_heads);
+	s->attention.head_dim = (int)INT(head_dim);
+	s->attention.bias = BOOL(att_bias);
+	s->attention.o_bias = BOOL(o_bias);
+	s->attention.scale = NUM(att_scale);
+	s->attention.out_scale = NUM(att_out_scale);
+	s->attention.score_cap = NUM(score_cap);
+	s->attention.q_temperature.scale = NUM(q_temperature_scale);
+	s->attention.q_temperature.positions = INT(q_temperature_positions);
+	s->attention.q_temperature.offset = (int)INT(q_temperature_offset);
+	s->attention.q_temperature.layer_in = t->val[K_q_temperature_layers].layers;
+	s->attention.window = INT(window);
+	s->attention.windowed = t->val[K_window_layers].layers;
+	if (s->attention.window == 0)
+		s->attention.windowed = NEW(t->a, uint8_t, s->n_layers);
+	s->attention.mask = IS(mask, "prefix") ? MASK_PREFIX
+	                    : IS(mask, "none") ? MASK_NONE
+	                                       : MASK_CAUSAL;
+	s->attention.prefix_mark = (int32_t)INT(prefix_mark);
+	s->attention.prefix_end = (int32_t)INT(prefix_end);
+	s->attention.qk_norm = IS(qk_norm, "head")         ? QK_HEAD
+	                       : IS(qk_norm, "whole")      ? QK_WHOLE
+	                       : IS(qk_norm, "unit")       ? QK_UNIT
+	                       : IS(qk_norm, "layer")      ? QK_LAYER
+	                       : IS(qk_norm, "layer_each") ? QK_LAYER_EACH
+	                                                   : QK_NONE;
+	s->attention.qkv_limit = NUM(qkv_limit);
+	s->attention.chunked = IS(window_kind, "chunks");
+	s->attention.qk_in = t->val[K_qk_norm_layers].layers;
+	s->attention.qk_after = IS(qk_place, "after");
+	s->attention.sinks = BOOL(sinks);
+	s->attention.sink_in = t->val[K_sink_layers].layers;
+	s->attention.v_scale = NUM(v_scale);
+	s->attention.q_rank = (int)INT(q_rank);
+	s->attention.kv_rank = (int)INT(kv_rank);
+	s->attention.form = IS(att_form, "absorbed")   ? MLA_ABSORBED
+	                    : IS(att_form, "expanded") ? MLA_EXPANDED
+	                                               : MLA_AUTO;
+	s->attention.nope_dim = (int)INT(nope_dim);
+	s->attention.rope_dim = (int)INT(rope_dim);
+	s->attention.v_dim = (int)INT(v_dim);
+	s->attention.index.top_k = INT(index_top_k);
+	s->attention.index.heads = (int)INT(index_heads);
+	s->attention.index.dim = (int)INT(index_dim);
+	s->attention.index.interleaved = IS(index_rope, "interleaved");
+	s->attention.index.eps = NUM(index_eps);
+	s->attention.index.layer_in = t->val[K_index_layers].layers;
+	s->attention.local = (HeadShape){ (int)INT(local_n_heads), (int)INT(local_n_kv_heads),
+		                          (int)INT(local_head_dim), (int)INT(local_v_dim) };
+	s->attention.layer_in = t->val[K_att_layers].layers;
+	s->attention.k_is_v = t->val[K_k_is_v].layers;
+	s->attention.kv_shared = (int)INT(kv_shared);
+	s->attention.v_norm = IS(v_norm, "unit");
+	s->attention.out_gate = IS(out_gate, "head")      ? GATE_HEAD
+	                        : IS(out_gate, "element") ? GATE_ELEMENT
+	                                                  : GATE_NONE;
+	s->attention.out_gate_act = STR(out_gate_act);
+	s->attention.out_gate_bias = BOOL(out_gate_bias);
+}
+
+/* Blocks with a recurrent state, and blocks that several layers share */
+static void
+fill_recurrent(const SpecTable *t, Spec *s)
+{
+	s->linear.layer_in = t->val[K_linear_layers].layers;
+	for (int l = 0; l < s->n_layers; l++)
+		s->linear.n += s->linear.layer_in[l] != 0;
+	s->conv.layer_in = t->val[K_conv_layers].layers;
+	for (int l = 0; l < s->n_layers; l++)
+		s->conv.n += s->conv.layer_in[l] != 0;
+	s->conv.taps = (int)INT(conv_taps);
+	s->conv.bias = BOOL(conv_bias);
+	s->ssm.layer_in = t->val[K_ssm_layers].layers;
+	for (int l = 0; l < s->n_layers; l++)
+		s->ssm.n += s->ssm.layer_in[l] != 0;
+	s->shared.layer_in = t->val[K_shared_layers].layers;
+	for (int l = 0; l < s->n_layers; l++)
+		s->shared.n += s->shared.layer_in[l] != 0;
+	s->shared.blocks = (int)INT(shared_blocks);
+	s->shared.rank = (int)INT(shared_rank);
+	s->shared.qkv_rank = (int)INT(shared_qkv_rank);
+	s->ssm.heads = (int)INT(ssm_heads);
+	s->ssm.dim = (int)INT(ssm_dim);
+	s->ssm.groups = (int)INT(ssm_groups);
+	s->ssm.state = (int)INT(ssm_state);
+	s->ssm.taps = (int)INT(ssm_taps);
+	s->ssm.conv_bias = BOOL(ssm_conv_bias);
+	s->ssm.bias = BOOL(ssm_bias);
+	s->ssm.a_log = IS(ssm_rate, "log");
+	s->ssm.dt_min = NUM(ssm_dt_min);
+	s->ssm.dt_max = NUM(ssm_dt_max);
+	s->ssm.beside = BOOL(ssm_beside);
+	for (int i = 0; i < 5; i++)
+		s->ssm.gain[i] = NUM(ssm_in_scale) *
+		                 (t->val[K_ssm_gains].n == 5 ? t->val[K_ssm_gains].list[i] : 1);
+	s->ssm.out_scale = NUM(ssm_out_scale);
+	s->ssm.norm = IS(ssm_norm, "none")         ? SSM_NO_NORM
+	              : IS(ssm_norm, "norm_first") ? SSM_NORM_FIRST
+	                                           : SSM_GATE_FIRST;
+	s->ssm.norm_groups = (int)INT(ssm_norm_groups);
+	s->ssm.dt_rank = (int)INT(ssm_dt_rank);
+	s->ssm.low_norm = IS(ssm_low_norm, "none")   ? LOW_NO_NORM
+	                  : IS(ssm_low_norm, "unit") ? LOW_UNIT
+	                                             : LOW_WEIGHT;
+	s->linear.k_heads = (int)INT(lin_k_heads);
+	s->linear.v_heads = (int)INT(lin_v_heads);
+	s->linear.k_dim = (int)INT(lin_k_dim);
+	s->linear.v_dim = (int)INT(lin_v_dim);
+	s->linear.taps = (int)INT(lin_taps);
+	s->linear.tiled = IS(lin_order, "tiled");
+	s->linear.a_log = IS(lin_rate, "log");
+	s->linear.beta_scale = NUM(lin_beta);
+	s->linear.per_channel = IS(lin_decay, "channel");
+	s->linear.decay_rank = (int)INT(lin_decay_rank);
+	s->linear.gate_rank = (int)INT(lin_gate_rank);
+	s->linear.gate = STR(lin_gate);
+}
+
+static void
+fill_ffn(const SpecTable *t, Spec *s)
+{
+	s->ffn.gated = IS(ffn_kind, "gated");
+	s->ffn.act = act_of(t, K_ffn_act);
+	s->ffn.limit = NUM(ffn_limit);
+	s->ffn.limits = t->val[K_ffn_limits].n ? t->val[K_ffn_limits].list : NULL;
+	s->ffn.sparsity = t->val[K_ffn_sparsity].n ? t->val[K_ffn_sparsity].list : NULL;
+	s->ffn.width = INT(ffn_width);
+	s->ffn.bias = BOOL(ffn_bias);
+	s->ffn.gate_scale = NUM(ffn_gate_scale);
+	s->ffn.out_scale = NUM(ffn_out_scale);
+	s->ffn.layer_in = t->val[K_ffn_layers].layers;
+	s->ffn.wide = INT(wide_width);
+	s->ffn.wide_in = t->val[K_wide_layers].layers;
+	s->moe.n_experts = (int)INT(n_experts);
+	s->moe.top_k = (int)INT(top_k);
+	s->moe.width = INT(moe_width);
+	s->moe.latent = INT(moe_latent);
+	s->moe.plain = IS(moe_kind, "plain");
+	uint8_t *sparse = NEW(t->a, uint8_t, s->n_layers);
+	for (int l = 0; l < s->n_layers; l++)
+		sparse[l] =
+		    s->moe.n_experts > 0 && t->val[K_moe_layers].layers[l] && spec_has_ffn(s, l);
+	s->moe.layer_in = sparse;
+	s->moe.score = STR(moe_score);
+	s->moe.jitter = NUM(moe_jitter);
+	s->moe.weighs_input = IS(moe_weights_on, "input");
+	s->moe.choice_bias = BOOL(choice_bias);
+	s->moe.router_bias = BOOL(router_bias);
+	s->moe.bias = BOOL(expert_bias);
+	s->moe.beside = BOOL(moe_beside);
+	s->moe.router_norm = BOOL(router_norm);
+	s->moe.expert_gain = BOOL(expert_gain);
+	s->moe.renorm = BOOL(renorm);
+	s->moe.renorm_eps = NUM(renorm_eps);
+	s->moe.scale = NUM(moe_scale);
+	s->moe.groups = (int)INT(groups);
+	s->moe.keep_groups = (int)INT(keep_groups);
+	s->moe.group_top2 = IS(group_score, "top2");
+	s->moe.act = act_of(t, K_moe_act);
+	s->moe.limit = NUM(moe_limit);
+	s->moe.limits = t->val[K_moe_limits].n ? t->val[K_moe_limits].list : NULL;
+	s->moe.shared_limits = t->val[K_shared_limits].n ? t->val[K_shared_limits].list : NULL;
+	s->moe.shared_width = INT(shared_width);
+	s->moe.shared_gate = BOOL(shared_gate);
+	s->moe.shared_scale = NUM(shared_scale);
+}
+
+static const char *
+factors_name(const SpecTable *t, const TensorRule *rule, int n, const char *role)
+{
+	const TensorRule *r = rule_for(rule, n, role);
+
+	return !r ? NULL : r->whole ? r->name : arena_printf(t->a, "%s.weight", r->name);
+}
+
+/* Reduce the Spec to a draft head: one layer, like the model's last layer with full attention, or
+ * with a window (mtp.window). */
+static void
+reduce_to_draft_head(const SpecTable *t, Spec *s)
+{
+	const uint8_t **const in[] = {
+		&s->attention.layer_in,
+		&s->attention.k_is_v,
+		&s->attention.q_temperature.layer_in,
+		&s->attention.windowed,
+		&s->attention.qk_in,
+		&s->attention.sink_in,
+		&s->attention.index.layer_in,
+		&s->ffn.wide_in,
+		&s->ffn.layer_in,
+		&s->moe.layer_in,
+		&s->norm.in_layers,
+		&s->norm.out_layers,
+		&s->rope_in,
+	};
+	const double **const limits[] = { &s->ffn.limits, &s->ffn.sparsity, &s->moe.limits,
+		                          &s->moe.shared_limits };
+	static const uint8_t none[1];
+	const bool window = BOOL(mtp_window);
+	int like = s->n_layers - 1;
+
+	while (like >= 0 &&
+	       (!spec_attends(s, like) ||
+	        (s->attention.index.top_k && !s->attention.index.layer_in[like]) ||
+	        spec_windowed(s, like) != window || spec_shared(s, like) || spec_ssm(s, like)))
+		like--;
+	if (like < 0) {
+		err_at(t->d, t->val[K_mtp_part].loc,
+		       "mtp.part = head: the draft head needs a layer of this model with %s, and "
+		       "there is none",
+		       window ? "a window" : "all positions");
+		return;
+	}
+	for (size_t i = 0; i < sizeof in / sizeof *in; i++)
+		if (*in[i])
+			*in[i] += like;
+	for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
+		if (*limits[i])
+			*limits[i] += like;
+	if (BOOL(mtp_dense))
+		s->moe.layer_in = none;
+	if (s->ffn.limits) {
+		s->ffn.limits = NULL;
+		s->ffn.limit = NUM(mtp_limit);
+	}
+	StorageRule *storage = NEW(t->a, StorageRule, s->n_storage + 1);
+	for (int i = 0; i < s->n_storage; i++) {
+		storage[i] = s->storage[i];
+		if (storage[i].layer_in)
+			storage[i].layer_in += like;
+	}
+	s->storage = storage;
+	s->mtp.layer = s->n_layers;
+	s->n_layers = 1;
+	s->linear.n = s->ssm.n = s->conv.n = s->shared.n = 0;
+}
+
+static void
+fill_rest(const SpecTable *t, Spec *s)
+{
+	s->norm.kind = IS(norm_kind, "rms")     ? NORM_RMS
+	               : IS(norm_kind, "layer") ? NORM_LAYER
+	                                        : NORM_NONE;
+	s->norm.eps = NUM(norm_eps);
+	s->norm.latent_eps = NUM(latent_eps);
+	s->norm.qk_eps = NUM(qk_eps);
+	s->norm.ssm_eps = NUM(ssm_eps);
+	s->norm.linear_eps = NUM(lin_eps);
+	s->norm.plus_one = BOOL(plus_one);
+	s->norm.bias = s->norm.kind == NORM_LAYER && BOOL(norm_bias);
+	s->norm.weight = BOOL(norm_weight);
+	s->norm.attn_in = BOOL(attn_in);
+	s->norm.ffn_in = BOOL(ffn_in);
+	s->norm.attn_out = BOOL(attn_out);
+	s->norm.ffn_out = BOOL(ffn_out);
+	s->norm.sum = BOOL(norm_sum);
+	s->norm.in_layers = t->val[K_in_layers].layers;
+	s->norm.out_layers = t->val[K_out_layers].layers;
+	s->norm.embed = BOOL(norm_embed);
+	s->norm.final = BOOL(norm_final);
+	s->position = IS(position, "rope")      ? POS_ROPE
+	              : IS(position, "alibi")   ? POS_ALIBI
+	              : IS(position, "learned") ? POS_LEARNED
+	                                        : POS_NONE;
+	s->rope_style = IS(rope_style, "interleaved") ? ROPE_INTERLEAVED : ROPE_HALF;
+	s->rope_in = t->val[K_rope_layers].layers;
+	s->rope_axes = (int)INT(rope_axes);
+	s->rope[0] = ROPE(rope_, rope_dims);
+	s->rope[1] = ROPE(local_, local_dims);
+	s->n_rope = s->position != POS_ROPE ? 0 : NUM(local_theta) > 0 ? 2 : 1;
+	if (BOOL(rope_factors) && s->rope[0].scaling == SCALE_LONGROPE) {
+		s->rope[0].factors_tensor[0] =
+		    factors_name(t, s->tensor_rule, s->n_tensor_rule, "rope_factors_long");
+		s->rope[0].factors_tensor[1] =
+		    factors_name(t, s->tensor_rule, s->n_tensor_rule, "rope_factors_short");
+	} else if (BOOL(rope_factors)) {
+		s->rope[0].factors_tensor[0] =
+		    factors_name(t, s->tensor_rule, s->n_tensor_rule, "rope_factors");
+	}
+	if (BOOL(rope_factors) && !s->rope[0].factors_tensor[0])
+		err_at(t->d, t->val[K_rope_factors].loc,
+		       "rope.factors = true, but tensors names no rope_factors");
+	s->alibi_max_bias = NUM(alibi_max_bias);
+	s->pos_offset = (int)INT(pos_offset);
+	s->residual.parallel = IS(residual_form, "parallel");
+	s->residual.from_norm = IS(residual_from, "norm");
+	s->residual.skip_scale = NUM(skip_scale);
+	s->residual.layer_gain = BOOL(layer_gain);
+	s->ple_width = (int)INT(ple_width);
+	s->ple_vocab = INT(ple_vocab);
+	s->laurel_rank = (int)INT(laurel_rank);
+	s->streams.count = (int)INT(streams);
+	s->streams.active = (int)INT(stream_active);
+	s->streams.gain = BOOL(stream_gain);
+	s->embed.width = INT(embed_width);
+	s->embed.scale = NUM(embed_scale);
+	s->embed.round_scale = BOOL(round_scale);
+	s->embed.types = (int)INT(embed_types);
+	s->head.tied = BOOL(tied);
+	s->head.row_norm = BOOL(row_norm);
+	s->head.scale = NUM(head_scale);
+	s->head.cap = NUM(head_cap);
+	s->head.bias = BOOL(head_bias);
+	s->head.kind = IS(head_kind, "hidden")   ? LLMC_OUTPUT_HIDDEN
+	               : IS(head_kind, "labels") ? LLMC_OUTPUT_LABELS
+	                                         : LLMC_OUTPUT_LOGITS;
+	s->head.labels = INT(labels);
+	s->pool.kind = IS(pool_kind, "last")   ? LLMC_POOL_LAST
+	               : IS(pool_kind, "mean") ? LLMC_POOL_MEAN
+	               : IS(pool_kind, "cls")  ? LLMC_POOL_CLS
+	                                       : LLMC_POOL_NONE;
+	s->pool.normalize = BOOL(pool_norm);
+	s->dtype = dtype_of(t, K_dtype);
+	s->kv.k = kv_type_from_text(STR(kv_k));
+	s->kv.v = kv_type_from_text(STR(kv_v));
+	if (s->attention.kind == ATT_MLA) {
+		s->kv.k = kv_of_latents(s->kv.k);
+		s->kv.v = kv_of_latents(s->kv.v);
+	}
+	s->kv.rotate = BOOL(kv_rotate);
+	s->kv.window = (int)INT(kv_window);
+	s->kv.sinks = (int)INT(kv_sinks);
+	s->kv.host = INT(kv_host);
+	s->activations_i8 = IS(activations, "i8");
+	s->activations_bf16 = IS(activations, "bf16");
+	s->deterministic = BOOL(deterministic);
+	s->storage_default = dtype_of(t, K_storage_default);
+	s->n_storage = t->n_storage;
+	s->storage = t->storage;
+	s->tp = (int)INT(tp);
+	s->pp = (int)INT(pp);
+	s->adapters.slots = (int)INT(adapter_slots);
+	s->adapters.rank = (int)INT(adapter_rank);
+	s->adapters.expert_rank = (int)INT(adapter_expert_rank);
+	s->experts_whole = IS(experts, "whole");
+	s->weights = STR(weights);
+	s->checkpoint = STR(checkpoint);
+	s->bos = (int32_t)INT(bos);
+	s->n_eos = t->val[K_eos].n;
+	for (int i = 0; i < s->n_eos && i < PLAN_MAX_EOS; i++)
+		s->eos[i] = (int32_t)t->val[K_eos].list[i];
+	s->prompt_prefix = STR(prompt);
+	s->mtp.norm = BOOL(mtp_norm);
+	s->mtp.normed = BOOL(mtp_normed);
+	s->mtp.output = BOOL(mtp_output);
+	s->mtp.part = IS(mtp_part, "rows") ? MTP_ROWS : IS(mtp_part, "head") ? MTP_HEAD : MTP_NONE;
+	if (s->mtp.part == MTP_HEAD) {
+		s->lora.path = NULL;   /* the adapter affects it only through the rows it reads */
+		s->adapters.slots = 0; /* sequences of a draft head have no adapters */
+		s->kv.host = 0;        /* belongs to the model */
+		reduce_to_draft_head(t, s);
+	}
+}
+
+void
+spec_fill(const SpecTable *t, Spec *s)
+{
+	s->name = STR(name);
+	s->family = STR(family);
+	s->vocab_size = INT(vocab_size);
+	s->vocab_used = INT(vocab_used);
+	s->max_positions = INT(max_positions);
+	s->hard_limit = IS(position, "learned") || INT(exact_positions) > 0;
+	s->exact_positions = INT(exact_positions);
+	s->n_layers = (int)INT(n_layers);
+	s->hidden = INT(hidden);
+	fill_attention(t, s);
+	fill_recurrent(t, s);
+	fill_ffn(t, s);
+	fill_rest(t, s);
+}
