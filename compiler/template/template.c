@@ -12,16 +12,6 @@ const char *const phase_name[PHASES] = { "decode", "mixed" };
 
 /* ---- errors ---- */
 
-void
-template_error_at(const Templates *ts, const TemplateLine *l, int col, const char *what)
-{
-	err_at(ts->diag, (Loc){ .src = &l->piece->source, .line = l->line, .col = col }, "%s",
-	       what);
-	for (const TemplateFile *p = l->piece; p->from; p = p->from)
-		note_at(ts->diag, (Loc){ .src = &p->from->source, .line = p->line, .col = 1 },
-		        "included here");
-}
-
 bool
 template_error(const Bind *b, const TemplateLine *l, const char *what)
 {
@@ -349,19 +339,6 @@ template_taken(Bind *b, const TemplateLine *l, bool *out)
 }
 
 /* ---- arguments ---- */
-
-size_t
-template_word(const char **p, const char *end, char *out, size_t cap)
-{
-	size_t n = 0;
-
-	while (*p < end && (**p == ' ' || **p == '\t'))
-		(*p)++;
-	while (*p < end && (isalnum((unsigned char)**p) || **p == '_') && n + 1 < cap)
-		out[n++] = *(*p)++;
-	out[n] = 0;
-	return n;
-}
 
 /* Parse "n_tok/32, 2*ROWS" into one symbol and an integer factor. */
 static bool

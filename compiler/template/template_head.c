@@ -5,6 +5,29 @@
 #include <ctype.h>
 #include <string.h>
 
+void
+template_error_at(const Templates *ts, const TemplateLine *l, int col, const char *what)
+{
+	err_at(ts->diag, (Loc){ .src = &l->piece->source, .line = l->line, .col = col }, "%s",
+	       what);
+	for (const TemplateFile *p = l->piece; p->from; p = p->from)
+		note_at(ts->diag, (Loc){ .src = &p->from->source, .line = p->line, .col = 1 },
+		        "included here");
+}
+
+size_t
+template_word(const char **p, const char *end, char *out, size_t cap)
+{
+	size_t n = 0;
+
+	while (*p < end && (**p == ' ' || **p == '\t'))
+		(*p)++;
+	while (*p < end && (isalnum((unsigned char)**p) || **p == '_') && n + 1 < cap)
+		out[n++] = *(*p)++;
+	out[n] = 0;
+	return n;
+}
+
 typedef struct HeadParser {
 	const Templates *ts;
 	Template *t;

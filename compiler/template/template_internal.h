@@ -96,12 +96,14 @@ typedef struct ArgDecl {
 
 /* template_head.c. False: errors are in ts->diag. */
 bool template_parse(const Templates *ts, Template *t, const char *text);
+/* Report an error at a line, and where its file is included. */
+void template_error_at(const Templates *ts, const TemplateLine *l, int col, const char *what);
+/* Read a word of letters, digits and _; returns its length, 0: none. */
+size_t template_word(const char **p, const char *end, char *out, size_t cap);
 
 /* template.c. Functions that return bool report false with an error in the diag, at the line and
  * where its file is included. */
 bool template_error(const Bind *b, const TemplateLine *l, const char *what); /* returns false */
-void template_error_at(const Templates *ts, const TemplateLine *l, int col, const char *what);
-size_t template_word(const char **p, const char *end, char *out, size_t cap);
 bool template_name(void *bind, const char *name,
                    HeadValue *out); /* false without an error: undefined */
 bool template_eval(Bind *b, const TemplateLine *l, const char *text, size_t size, HeadValue *out);
