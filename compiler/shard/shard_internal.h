@@ -63,6 +63,12 @@ void shard_make_inputs_full(ShardPass *p, const Op *op);
 /* Handle an op whose output is split like its first argument: an attribute becomes this rank's
  * part. */
 void shard_like_input(ShardPass *p, Op *op, const char *key);
+/* Handle an op that needs the columns of all ranks, from argument X to Y of `width`: gather them,
+ * compute all on each rank, and slice the rank's own. */
+void shard_compute_on_all_ranks(ShardPass *p, Op *op, int X, int Y, int64_t width,
+                                const char *what);
+/* Rule of WHOLE, and of an op that is not split in this graph: all ranks compute it. */
+void shard_whole(ShardPass *p, Op *op);
 
 /* shard_recurrent.c */
 /* Shard the stacked q, k and v of a delta rule. */
@@ -74,10 +80,6 @@ void shard_pool(const ShardPass *p, PlanPool *pool);
 /* Restrict an op to the experts of this rank (parallel.experts: whole): routing is the same on all
  * ranks, and each computes its own experts. */
 void shard_local_experts(ShardPass *p, Op *op, int ID);
-/* Handle an op that needs the columns of all ranks, from argument X to Y of `width`: gather them,
- * compute all on each rank, and slice the rank's own. */
-void shard_compute_on_all_ranks(ShardPass *p, Op *op, int X, int Y, int64_t width,
-                                const char *what);
 
 /* Rule of an op whose row in ops.def has OWN: cut its weights, change its attributes, append it. */
 #define SHARD_DECLARE_WHOLE
@@ -86,7 +88,5 @@ void shard_compute_on_all_ranks(ShardPass *p, Op *op, int X, int Y, int64_t widt
 #define SHARD_DECLARE_OWN(op) void shard_##op(ShardPass *p, Op *op);
 #define OP(name, flags, args, attrs, shard, scratch, meaning) SHARD_DECLARE_##shard
 #include "ops/ops.def"
-/* Rule of WHOLE, and of an op that is not split in this graph: all ranks compute it. */
-void shard_whole(ShardPass *p, Op *op);
 
 #endif

@@ -2,14 +2,6 @@
 #include "compiler/shard/shard.h"
 #include "compiler/shard/shard_internal.h"
 
-/* Default: the op reads full values, and every rank computes all of it. */
-void
-shard_whole(ShardPass *p, Op *op)
-{
-	shard_make_inputs_full(p, op);
-	shard_append(p, op);
-}
-
 void
 shard_mla_query(ShardPass *p, Op *op)
 {

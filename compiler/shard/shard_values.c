@@ -78,3 +78,60 @@ shard_like_input(ShardPass *p, Op *op, const char *key)
 		shard_mark_split(p, op->arg[n_in], by);
 	shard_append(p, op);
 }
+
+/* Default: the op reads full values, and every rank computes all of it. */
+void
+shard_whole(ShardPass *p, Op *op)
+{
+	shard_make_inputs_full(p, op);
+	shard_append(p, op);
+}
+
+/* Return whether the shares are contiguous, as an all_gather needs. Shares of query heads follow
+ * the kv heads, which several ranks may hold. */
+static bool
+shares_are_contiguous(const ShardPass *p, ShareKind by)
+{
+	bool so = true;
+
+	for (int r = 0; r < p->g->ranks; r++) {
+		ShardShare s;
+		op_share(p->s->total[by], p->s->unit[by], p->g->ranks, r, &s.first, &s.count);
+		so &= s.first == p->s->share[by][r].first && s.count == p->s->share[by][r].count;
+	}
+	return so;
+}
+
+void
+shard_compute_on_all_ranks(ShardPass *p, Op *op, int X, int Y, int64_t width, const char *what)
+{
+	Graph *g = p->g;
+	const int x = op->arg[X], y = op->arg[Y], layer = op->layer;
+	const Loc loc = op->loc;
+	ShareKind by = p->state[x].by;
+	const int64_t total = p->s->total[by];
+
+	if (!shares_are_contiguous(p, by)) {
+		err_at(g->diag, loc,
+		       "parallel.tp = %d: %s of layer %d is over all heads together, and %d ranks "
+		       "share a kv head: at most %d rank%s",
+		       g->ranks, what, layer, p->s->copies[by], g->ranks / p->s->copies[by],
+		       g->ranks == p->s->copies[by] ? "" : "s");
+		return;
+	}
+	int all = graph_value(g, VAL_ACT, arena_printf(g->arena, "%s.all", g->val[x].name), loc);
+	int done = graph_value(g, VAL_ACT, arena_printf(g->arena, "%s.all", g->val[y].name), loc);
+	Op *join = graph_op(g, OP_all_gather, layer, loc);
+	op_args(join, OP_ARGS(all_gather, .x = x, .y = all));
+	op_set_int(g, join, "width", width);
+	op_set_int(g, join, "unit", width / total * p->s->unit[by]);
+	op->arg[X] = all;
+	op->arg[Y] = done;
+	shard_append(p, op);
+	Op *slice = graph_op(g, OP_slice, layer, loc);
+	op_args(slice, OP_ARGS(slice, .x = done, .y = y));
+	op_set_int(g, slice, "width", width);
+	op_set_int(g, slice, "first", shard_own_first(p, by, width));
+	op_set_int(g, slice, "count", shard_own(p, by, width));
+	shard_mark_split(p, y, by);
+}
