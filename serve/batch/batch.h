@@ -1,9 +1,12 @@
 /* Files and batches of requests, as in OpenAI's API: /v1/files and /v1/batches, stored in a folder
  * of the server.
  *
- *   file_store.c    the folder: files and the usage of each owner
+ *   file_store.c    files and the usage of each owner
+ *   store_open.c    opening, loading and closing of the folder
  *   files_api.c     routes of files
- *   batches.c       the table of batches and their routes
+ *   batch_table.c   the table of batches, their files and the space that they take
+ *   batches.c       routes of batches
+ *   batch_input.c   the lines of a batch, read and checked
  *   batch_runner.c  one thread: runs the lines of a file as requests with the lowest priority and
  *                   writes the answers as lines of two more files
  *
@@ -19,6 +22,7 @@
 
 enum {
 	ID_SIZE = 40,
+	ID_DIGITS = 24, /* hexadecimal digits after the prefix */
 	MAX_FLIGHTS = 256,
 	MAX_STORED = 10000,
 	MAX_LINES = 50000,
@@ -109,11 +113,7 @@ typedef struct FileStore {
 	InFlightLine flight[MAX_FLIGHTS];
 } FileStore;
 
-/* file_store.c. Makes dir, accessible to its owner only. E_INPUT: another server uses it, or other
- * users may enter it. Removes incomplete files of a crashed server. */
-llmc_status store_open(Server *s, const char *dir, int64_t max_bytes, FileStore **out,
-                       llmc_error *err);
-void store_close(FileStore *st);         /* no requests are left; NULL is allowed */
+/* file_store.c */
 FileStore *store_of(Req *r, Problem *p); /* NULL with a Problem: the server stores no files */
 void store_id(char out[ID_SIZE], const char *prefix);
 void store_path(const FileStore *st, char *out, size_t cap, const char *id, const char *tail);
@@ -121,19 +121,18 @@ bool store_sees(const Req *r, const char *owner);      /* may this client see an
 StoredFile *store_find(FileStore *st, const char *id); /* lock held; NULL: none */
 bool store_add(FileStore *st,
                const StoredFile *f); /* copies strings; lock held; false: out of memory */
-/* Reserve bytes for an owner; lock held. store_take: false if they exceed the folder's limit or the
- * owner's share; evicts finished batches without files first. store_count: count unconditionally,
- * also negative amounts. */
-bool store_take(FileStore *st, const char *owner, int64_t bytes);
+/* Count bytes of an owner, also negative amounts; lock held. */
 void store_count(FileStore *st, const char *owner, int64_t bytes);
 OwnerUsage *store_share(FileStore *st, const char *owner);
+/* a key's part of `all`; the server's own key may use all of it */
+int64_t store_part(const FileStore *st, const char *owner, int64_t all);
 /* files or batches that an owner may have */
 size_t store_most(const FileStore *st, const char *owner);
 /* Read the query of a list: `limit` and `after`. False with a Problem. */
 bool store_page(Req *r, int most, int *limit, char after[ID_SIZE], Problem *p);
 void store_list_end(Strbuf *b, const char *first, const char *last, bool more); /* ids; "": none */
 
-/* batches.c */
+/* batch_table.c */
 bool batches_load(FileStore *st, const char *id,
                   llmc_error *err); /* read id.json; false: unusable, see err */
 void batches_free(FileStore *st);
@@ -146,13 +145,22 @@ bool batches_evict(FileStore *st,
                    /* remove the oldest finished batch without files, of an owner or (NULL) of all;
                     * lock held; false: there is none */
                    const char *owner);
-void batch_wake(
-    FileStore *st); /* batch_runner.c: call after stop or a batch's cancel was set; lock not held */
+/* Reserve bytes for an owner; lock held. False if they exceed the folder's limit or the owner's
+ * share. Evicts finished batches without files first. */
+bool store_take(FileStore *st, const char *owner, int64_t bytes);
+/* Wake the thread of batches after stop or a batch's cancel was set; lock not held. */
+void batch_wake(FileStore *st);
 static inline bool
 batch_ended(const Batch *b)
 {
 	return b->status >= BATCH_COMPLETED;
 }
+
+/* store_open.c. Makes dir, accessible to its owner only. E_INPUT: another server uses it, or other
+ * users may enter it. Removes incomplete files of a crashed server. */
+llmc_status store_open(Server *s, const char *dir, int64_t max_bytes, FileStore **out,
+                       llmc_error *err);
+void store_close(FileStore *st); /* no requests are left; NULL is allowed */
 
 /* batch_runner.c */
 llmc_status batch_start(FileStore *st, llmc_error *err); /* starts the thread */
