@@ -276,6 +276,11 @@ typedef struct llmc_params { /* LLMC_INIT gives greedy decoding of up to 256 new
 	/* DRY: strings that end a repetition, NULL-terminated; NULL: newline, colon, quote and
 	 * asterisk. Used where there is a tokenizer: llmc_sampler_open ignores them */
 	const char *const *dry_sequence_breakers;
+	/* two strings around the reasoning; the first may be empty: the output begins there. After
+	 * thinking_budget tokens of reasoning the second string is forced. NULL: no limit. Needs a
+	 * tokenizer: llmc_sampler_open ignores it */
+	const char *const *thinking;
+	int32_t thinking_budget;
 } llmc_params;
 
 /* The rows of LLMC_SAMPLING_OPTIONS at run time, for programs that read options by name. */

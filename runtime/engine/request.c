@@ -106,6 +106,7 @@ open_choice(Engine *e, EngineRequest *j, int32_t i, const llmc_request *r, llmc_
 	TRY(sampler_open((int32_t)e->plan->vocab, p, e->plan->eos, e->plan->n_eos, &c->sampler,
 	                 err));
 	sampler_set_breakers(c->sampler, j->breakers);
+	TRY(sampler_limit_thinking(c->sampler, e->tok, p, err));
 	for (size_t k = 0; k < r->n_tok; k++)
 		llmc_sampler_accept(c->sampler, r->tok[k], true);
 	TRY(stop_open(p->stop, p->stop_ignore, &c->stop, err));
@@ -225,7 +226,7 @@ request_open(Engine *e, const llmc_request *request, EngineRequest **out, llmc_e
 	j->p.stop = j->p.stop_ignore = NULL;
 	j->p.logit_bias = NULL;
 	j->p.bad_words = NULL;
-	j->p.dry_sequence_breakers = NULL;
+	j->p.dry_sequence_breakers = j->p.thinking = NULL;
 	j->p.n_stop_tokens = j->p.n_logit_bias = j->p.n_bad_words = 0;
 	*out = j;
 	return LLMC_OK;

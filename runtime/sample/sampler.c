@@ -29,10 +29,11 @@ struct llmc_sampler {
 	int32_t *count; /* [hist_cap] scratch memory of DRY */
 	double mu;      /* state of Mirostat */
 	uint64_t n_sampled;
-	SampleScratch own; /* used by llmc_sampler_sample */
-	Matcher *matcher;  /* position of the output in the grammar; NULL: none */
-	uint32_t *mask;    /* [(vocab + 31) / 32] tokens that the grammar allows next ... */
-	bool masked, all;  /* ... valid once computed; every token is allowed */
+	SampleScratch own;  /* used by llmc_sampler_sample */
+	Thinking *thinking; /* NULL: no limit */
+	Matcher *matcher;   /* position of the output in the grammar; NULL: none */
+	uint32_t *mask;     /* [(vocab + 31) / 32] tokens that the grammar allows next ... */
+	bool masked, all;   /* ... valid once computed; every token is allowed */
 };
 
 static llmc_status
@@ -163,7 +164,7 @@ sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos, int32_t n_
 		s->vocab = vocab;
 		s->p = own;
 		s->p.stop = NULL; /* owned by the caller */
-		s->p.dry_sequence_breakers = NULL;
+		s->p.dry_sequence_breakers = s->p.thinking = NULL;
 		s->p.bad_words = NULL;
 		s->p.logit_bias = NULL;
 		s->n_eos = n_eos < 16 ? n_eos : 16;
@@ -206,6 +207,20 @@ sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos, int32_t n_
 	}
 	*out = s;
 	return LLMC_OK;
+}
+
+llmc_status
+sampler_limit_thinking(llmc_sampler *s, const llmc_tokenizer *t, const llmc_params *p,
+                       llmc_error *err)
+{
+	if (!p->thinking)
+		return LLMC_OK;
+	if (!s->mask)
+		s->mask = calloc(((size_t)s->vocab + 31) / 32, sizeof *s->mask);
+	if (!s->mask)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for a sampler of %d tokens",
+		                 s->vocab);
+	return thinking_open(t, s->vocab, p->thinking, p->thinking_budget, &s->thinking, err);
 }
 
 bool
@@ -270,6 +285,7 @@ llmc_sampler_close(llmc_sampler *s)
 	free(s->hist);
 	free(s->count);
 	sample_scratch_release(&s->own);
+	thinking_close(s->thinking);
 	matcher_close(s->matcher);
 	free(s->mask);
 	free(s);
@@ -289,6 +305,8 @@ llmc_sampler_reset(llmc_sampler *s)
 	s->masked = false;
 	if (s->matcher)
 		matcher_reset(s->matcher);
+	if (s->thinking)
+		thinking_reset(s->thinking);
 }
 
 static void
@@ -323,6 +341,8 @@ llmc_sampler_accept(llmc_sampler *s, int32_t id, bool is_prompt)
 		matcher_accept(s->matcher, id, NULL);
 		s->masked = false;
 	}
+	if (s->thinking && !is_prompt)
+		thinking_accept(s->thinking, id);
 	if (s->keeps_hist)
 		remember(s, id);
 	if (!s->penalties)
@@ -390,16 +410,23 @@ forbid(llmc_sampler *s, float *work)
 		work[s->p.stop_tokens[i]] = -INFINITY;
 }
 
+/* Token that must come next; -1: any. */
+static int32_t
+forced(const llmc_sampler *s)
+{
+	return s->thinking ? thinking_forced(s->thinking) : -1;
+}
+
 bool
 sampler_has_grammar(const llmc_sampler *s)
 {
-	return s->matcher != NULL;
+	return s->matcher || s->thinking;
 }
 
 bool
 sampler_mask_is_slow(const llmc_sampler *s)
 {
-	return s->matcher && !s->masked && !matcher_knows(s->matcher);
+	return s->matcher && !s->masked && forced(s) < 0 && !matcher_knows(s->matcher);
 }
 
 static llmc_status
@@ -425,7 +452,16 @@ make_mask(llmc_sampler *s, llmc_error *err)
 llmc_status
 sampler_mask(llmc_sampler *s, const uint32_t **bits, llmc_error *err)
 {
+	const int32_t id = forced(s);
+
 	*bits = NULL;
+	if (id >= 0) {
+		memset(s->mask, 0, ((size_t)s->vocab + 31) / 32 * sizeof *s->mask);
+		s->mask[id >> 5] = 1u << (id & 31);
+		s->masked = false;
+		*bits = s->mask;
+		return LLMC_OK;
+	}
 	if (!s->matcher)
 		return LLMC_OK;
 	if (!s->masked)
@@ -500,6 +536,11 @@ sampler_sample(llmc_sampler *s, const SampleScratch *m, const float *logits, int
 	int32_t best;
 
 	TRY(sample_largest(logits, s->vocab, &best, err));
+	if (forced(s) >= 0) { /* whatever the other options do to its logit */
+		*id = forced(s);
+		s->n_sampled++;
+		return LLMC_OK;
+	}
 	TRY(sampler_mask(s, &bits, err));
 	if (copied)
 		memcpy(m->work, logits, (size_t)s->vocab * sizeof *m->work);

@@ -48,6 +48,17 @@ void dry_breakers_close(DryBreakers *b); /* NULL is allowed */
 /* Does the sampler use breakers? They must outlive it. */
 bool sampler_uses_breakers(const llmc_params *p);
 void sampler_set_breakers(llmc_sampler *s, const DryBreakers *b);
+/* thinking.c: limit of the reasoning. thinking_forced: token that must come next; -1: any. */
+typedef struct Thinking Thinking;
+llmc_status thinking_open(const llmc_tokenizer *t, int32_t vocab, const char *const *marks,
+                          int32_t budget, Thinking **out, llmc_error *err);
+void thinking_close(Thinking *k); /* NULL is allowed */
+void thinking_reset(Thinking *k);
+int32_t thinking_forced(const Thinking *k);
+void thinking_accept(Thinking *k, int32_t id);
+/* Limit the reasoning as the parameters specify; no limit without them. */
+llmc_status sampler_limit_thinking(llmc_sampler *s, const llmc_tokenizer *t, const llmc_params *p,
+                                   llmc_error *err);
 /* Check ranges and, with a vocabulary, token ids. */
 llmc_status sampler_check_options(const llmc_params *p,
                                   llmc_error *err); /* sampler_options.c: numbers in range */
@@ -58,12 +69,12 @@ llmc_params sampler_params(const llmc_params *p);
 void sampler_advance(llmc_sampler *s);
 /* Is the grammar complete with nothing to follow? The output ends here. */
 bool sampler_at_end(const llmc_sampler *s);
-/* Compute the mask of tokens that the grammar allows next: one bit per token, (vocab + 31) / 32
- * words, owned by the sampler and valid until it accepts a token. *bits NULL: every token. The mask
- * is kept until then, so a call before sampling saves time there. Any thread, but the sampler must
- * not be used meanwhile. E_CHECK: no token is allowed. */
+/* Compute the mask of tokens that the grammar, or the limit of the reasoning, allows next: one bit
+ * per token, (vocab + 31) / 32 words, owned by the sampler and valid until it accepts a token.
+ * *bits NULL: every token. The mask is kept until then, so a call before sampling saves time there.
+ * Any thread, but the sampler must not be used meanwhile. E_CHECK: no token is allowed. */
 llmc_status sampler_mask(llmc_sampler *s, const uint32_t **bits, llmc_error *err);
-/* sampler_has_grammar: does it have a grammar? sampler_mask_is_slow: does its next mask take more
+/* sampler_has_grammar: does it have masks? sampler_mask_is_slow: does its next mask take more
  * than a copy? */
 bool sampler_has_grammar(const llmc_sampler *s);
 bool sampler_mask_is_slow(const llmc_sampler *s);

@@ -72,6 +72,7 @@ gen_free(Generation *g)
 	for (char **s = g->breakers; s && *s; s++)
 		free(*s);
 	free(g->breakers);
+	llmc_calls_close(g->marks);
 	free(g->stop_tokens);
 	free(g->bias);
 	llmc_grammar_close(g->grammar);

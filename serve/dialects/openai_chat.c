@@ -4,6 +4,7 @@
 #include "serve/dialects/openai.h"
 #include "serve/dialects/chat_tools.h"
 #include "serve/dialects/custom_tools.h"
+#include "serve/dialects/thinking.h"
 
 /* Read max_tokens; -1: up to the end of the context. */
 static bool
@@ -49,6 +50,9 @@ openai_read_chat(Generation *g, const json_t *o, Problem *p)
 		return problem(p, 400, "min_tokens",
 		               "Invalid 'min_tokens': %d is more than the new tokens allowed, %d.",
 		               g->ep.min_tokens, g->max_new);
+	int32_t budget;
+	if (!thinking_read(g, o, &budget, p))
+		return false;
 	const json_t *effort = json_object_get(o, "reasoning_effort");
 	if (effort && !json_is_null(effort) && !json_is_string(effort))
 		return problem(
@@ -61,6 +65,7 @@ openai_read_chat(Generation *g, const json_t *o, Problem *p)
 	bool ok = chat_render(g->model, o, use.tools, &text, &n, p) && gen_prompts(g, 1, p) &&
 	          tools_begin(g, &use, text, n, p);
 	tools_release(&use);
+	thinking_limit(g, budget);
 	ok = ok && tokenize_prompt(
 	               g->model, text, n, chat_flags(g->model) | (special ? LLMC_ADD_SPECIAL : 0),
 	               (size_t)g->model->max_input, &g->sub[0].tok, &g->sub[0].n_tok, p);
@@ -226,6 +231,8 @@ on_piece(Generation *g, Choice *c, llmc_piece_kind kind, int32_t call, const cha
 		say(g, c, text, n);
 		return;
 	case LLMC_PIECE_REASONING:
+		if (g->hide_reasoning)
+			return;
 		if (!g->stream) {
 			strbuf_add(&c->reasoning, text, n);
 			return;

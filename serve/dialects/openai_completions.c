@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "serve/dialects/openai.h"
+#include "serve/dialects/thinking.h"
 
 enum { MAX_PROMPTS = 128 };
 
@@ -96,6 +97,7 @@ static bool
 read_completion(Generation *g, const json_t *o, Problem *p)
 {
 	OpenAi *own = openai_own(g);
+	int32_t budget;
 	int64_t max_tokens = 16, n_predict = -1, best_of = 1, logprobs = 0;
 	bool has_max, has_predict, has_best, has_logprobs;
 
@@ -126,7 +128,8 @@ read_completion(Generation *g, const json_t *o, Problem *p)
 	g->er.prompt_logprobs = has_logprobs && own->echo;
 	g->er.n_top = (int32_t)logprobs;
 	own->logprobs = has_logprobs;
-	return read_prompt(g, o, p);
+	return thinking_read(g, o, &budget, p) && read_prompt(g, o, p) &&
+	       thinking_limit_prompt(g, budget, p);
 }
 
 /* ---- log probabilities ---- */

@@ -125,6 +125,8 @@ class Params(Sized):
         ("speculate", C.c_int32),
         ("stop_ignore", C.POINTER(C.c_char_p)),
         ("dry_sequence_breakers", C.POINTER(C.c_char_p)),
+        ("thinking", C.POINTER(C.c_char_p)),
+        ("thinking_budget", C.c_int32),
     ]
 
 

@@ -52,6 +52,8 @@ class SamplingParams(TypedDict, total=False):
     grammar_after: Sequence[str] | None
     stop_ignore: Sequence[str] | None
     dry_sequence_breakers: Sequence[str] | None
+    thinking: Sequence[str] | None
+    thinking_budget: int
 
 
 class Limits(TypedDict, total=False):
@@ -111,6 +113,7 @@ PARAMS = [n for n in _handle.fields(_ffi.Params) if n not in _COUNTS] + [
     "grammar_after",
     "stop_ignore",
     "dry_sequence_breakers",
+    "thinking",
 ]
 LIMITS = ["threads" if n == "n_threads" else n for n in _handle.fields(_ffi.Limits)]
 REQUEST = [
@@ -141,14 +144,15 @@ def params(what: str, given: Mapping[str, Any]) -> Iterator[_ffi.Params]:
         if name not in PARAMS:
             raise _handle.unknown(what, name, PARAMS)
     p, rest, keep = _ffi.Params(), dict(given), []
-    for name in ("stop", "grammar_after", "stop_ignore"):
+    for name in ("stop", "grammar_after", "stop_ignore", "thinking"):
         setattr(p, name, _handle.strings(name, rest.pop(name, None)))
     breakers = rest.pop("dry_sequence_breakers", None)
     if breakers is not None:  # an empty list means none, None the default ones
         empty = (C.c_char_p * 1)(None)
         p.dry_sequence_breakers = _handle.strings("dry_sequence_breakers", breakers) or empty
-    if p.stop_ignore and len(given["stop_ignore"]) != 2:
-        raise ValueError(f"stop_ignore has {len(given['stop_ignore'])} strings, not two")
+    for name in ("stop_ignore", "thinking"):
+        if getattr(p, name) and len(given[name]) != 2:
+            raise ValueError(f"{name} has {len(given[name])} strings, not two")
     stop_tokens, bias = rest.pop("stop_tokens", None), rest.pop("logit_bias", None)
     words, grammar = rest.pop("bad_words", None), rest.pop("grammar", None)
     if stop_tokens is not None:
