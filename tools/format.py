@@ -5,9 +5,12 @@
     tools/format.py --check    report it and exit 1
     tools/format.py FILE...    only these files
 
-Templates are C with lines of //@ and names in ${}: both pass through clang-format as comments and identifiers. Tables (*.def) are laid out by hand."""
+Templates are C with lines of //@ and names in ${}: both pass through clang-format as comments and identifiers. Tables (*.def) are laid out by hand.
+build/formatted holds digests of C files that were found formatted; clang-format does not read those again."""
 
 import argparse
+import functools
+import hashlib
 import os
 import re
 import subprocess
@@ -124,6 +127,35 @@ def formatted(path):
     return text
 
 
+FORMATTED = ROOT / "build" / "formatted"
+
+
+@functools.cache
+def rules():
+    """This program, the styles and clang-format."""
+    st = (BIN / "clang-format").stat()
+    own = [Path(__file__), *(ROOT / f for f in files() if f.endswith(".clang-format"))]
+    return b"".join(p.read_bytes() for p in own) + f"{st.st_size} {st.st_mtime_ns}".encode()
+
+
+def digest(path):
+    return hashlib.sha256(rules() + f"{path}\0".encode() + (ROOT / path).read_bytes()).hexdigest()
+
+
+def known():
+    try:
+        return set(FORMATTED.read_text().split())
+    except OSError:
+        return set()
+
+
+def remember(digests):
+    FORMATTED.parent.mkdir(exist_ok=True)
+    new = FORMATTED.with_suffix(f".{os.getpid()}")
+    new.write_text("\n".join(sorted(digests)) + "\n")
+    new.replace(FORMATTED)
+
+
 def is_c(path):
     return path.endswith((".c", ".h", *TEMPLATE)) and not path.startswith("tests/fuzz/corpus/")
 
@@ -135,13 +167,18 @@ def main():
     a = args.parse_args()
     todo = [os.path.relpath(os.path.abspath(f), ROOT) for f in a.file] or files()
     bad = []
+    done, sources = known(), {f: digest(f) for f in todo if is_c(f)}
+    good = done & set(sources.values())
+    sources = [f for f in sources if sources[f] not in done]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        sources = [f for f in todo if is_c(f)]
         for path, text in zip(sources, pool.map(formatted, sources)):
             if text != (ROOT / path).read_text():
                 bad.append(path)
                 if not a.check:
                     (ROOT / path).write_text(text)
+            else:
+                good.add(digest(path))
+    remember(good if not a.file else done | good)
     python = [f for f in todo if f.endswith(".py")]
     if python:
         r = subprocess.run(
