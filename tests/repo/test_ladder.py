@@ -98,34 +98,124 @@ def nm(*args):
     return subprocess.run(["nm", *args], capture_output=True, text=True, check=True).stdout
 
 
-def test_no_symbol_points_up():
-    """Linking a module's objects with those of the modules below it leaves no symbol of the library undefined."""
+def built_objects():
     objects = [
         p
         for p in (f"{BUILD}/{path[:-2]}.o" for path in sources() if path.endswith(".c"))
         if os.path.exists(p)
     ]
-    objects.append(f"{BUILD}/embed.o")
     assert len(objects) > 100, "make all first"
+    return objects
 
-    def module(obj):
-        return "base" if obj.endswith("/embed.o") else module_of(obj[len(BUILD) + 1 :])
 
+def symbols(objects):
+    """Object that defines each name, and names that each object needs"""
     defined, needed = {}, defaultdict(list)
-    for obj in objects:
-        for line in nm("-g", obj).split("\n"):
-            kind, _, name = line.strip().rpartition(" ")
-            if kind.endswith("U"):
-                needed[obj].append(name)
-            elif name:
-                defined[name] = obj
+    for line in nm("-g", "-A", *objects).split("\n"):
+        obj, _, rest = line.rpartition(":")
+        kind, _, name = rest.strip().rpartition(" ")
+        if kind.endswith("U"):
+            needed[obj].append(name)
+        elif name:
+            defined[name] = obj
+    return defined, needed
+
+
+def module_of_object(obj):
+    return "base" if obj.endswith("/embed.o") else module_of(obj[len(BUILD) + 1 :])
+
+
+def test_no_symbol_points_up():
+    """Linking a module's objects with those of the modules below it leaves no symbol of the library undefined."""
+    defined, needed = symbols([*built_objects(), f"{BUILD}/embed.o"])
     bad = [
         f"{obj}: {name} of {defined[name]}"
         for obj, names in needed.items()
         for name in names
-        if name in defined and not below(module(obj), module(defined[name]))
+        if name in defined and not below(module_of_object(obj), module_of_object(defined[name]))
     ]
     assert not bad, "\n".join(sorted(bad))
+
+
+def circles(graph):
+    """Groups of nodes that reach each other (Tarjan), each as a sorted tuple"""
+    index, low, stack, out = {}, {}, [], set()
+
+    def visit(v):
+        index[v] = low[v] = len(index)
+        stack.append(v)
+        for w in graph.get(v, ()):
+            if w not in index:
+                visit(w)
+            if w in stack:
+                low[v] = min(low[v], low[w])
+        if low[v] == index[v]:
+            at = stack.index(v)
+            if len(stack) - at > 1:
+                out.add(tuple(sorted(stack[at:])))
+            del stack[at:]
+
+    for v in list(graph):
+        if v not in index:
+            visit(v)
+    return out
+
+
+def test_circles_are_found():
+    assert circles({"a": ["b"], "b": ["c"], "c": ["b"], "d": ["a"]}) == {("b", "c")}
+
+
+def test_no_circle_of_includes():
+    """A C file that includes the header of another is not among the files that the other includes by theirs."""
+    units = {path[:-2] for path in sources() if path.endswith(".c")}
+    graph = {}
+    for unit in units:
+        named = re.findall(r'^\s*#\s*include\s*"([^"]+)\.h"', open(f"{unit}.c").read(), re.M)
+        near = [os.path.normpath(os.path.join(os.path.dirname(unit), n)) for n in named]
+        graph[unit] = {n for n in [*named, *near] if n in units and n != unit}
+    assert sum(map(len, graph.values())) > 500
+    assert not circles(graph)
+
+
+# files of a module that call each other: recursion over a language or its data, or not divided yet
+CIRCLES = {
+    "base: json json_parse",
+    "formats: scheme scheme_flat scheme_hqq scheme_rows",
+    "grammar: grammar_open json_grammar schema schema_check schema_containers schema_disjoint schema_merge schema_not schema_ref schema_scalar structural_tags",
+    "grammar: language regex_grammar",
+    "quant: choose_types quantize_experts quantize_model",
+    "runtime/comm: mpi_comm mpi_library",
+    "runtime/cpu: cpu_compile cpu_kernels",
+    "runtime/cuda: collective cuda_step host_staged_comm rank_group",
+    "runtime/engine: draft_model mtp_head",
+    "runtime/engine: engine engine_open grammar_masks",
+    "runtime/kv: kv kv_host prefix_cache",
+    "runtime: forward ranks runtime session",
+    "serve: generation load_report status connection http metrics trace worker_pool model_engine model_manager models",
+    "text/jinja: core value",
+    "text/jinja: eval filters jinja methods string tests",
+    "text: bpe break_special charsmap encode icetk normalize pretok tokenizer unigram wordpiece",
+    "text: tool_calls tool_calls_json",
+}
+
+
+def test_no_circle_of_files():
+    """Within a module no two files need functions of each other, directly or through other files."""
+    defined, needed = symbols(built_objects())
+    graph = {
+        obj: {
+            defined[n]
+            for n in names
+            if defined.get(n, obj) != obj and module_of_object(obj) == module_of_object(defined[n])
+        }
+        for obj, names in needed.items()
+    }
+    found = {
+        f"{os.path.commonpath(c)[len(BUILD) + 1 :]}: "
+        + " ".join(os.path.basename(o)[:-2] for o in c)
+        for c in circles(graph)
+    }
+    assert found == CIRCLES, (sorted(found - CIRCLES), sorted(CIRCLES - found))
 
 
 def test_examples_include_only_the_public_header():
