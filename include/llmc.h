@@ -457,7 +457,8 @@ LLMC_API bool llmc_has_chat_template(const llmc_tokenizer *t);
 LLMC_API const char *llmc_chat_template(const llmc_tokenizer *t);
 /* Apply the chat template.
  *   messages_json   [{"role":"user","content":"..."}, ...]
- *   options_json    variables: {"add_generation_prompt":true,"tools":[...]}, or NULL
+ *   options_json    variables: {"add_generation_prompt":true,"tools":[...]}, or NULL;
+ *                   "chat_template" replaces the model's template
  *
  * E_INPUT carries the text that the template passes to raise_exception. */
 LLMC_API llmc_status llmc_chat(const llmc_tokenizer *t, const char *messages_json,

@@ -88,18 +88,28 @@ llmc_chat(const llmc_tokenizer *t, const char *messages_json, const char *option
 
 	if (!t || !messages_json || (cap && !buf))
 		return error_set(err, LLMC_E_RANGE, "llmc_chat: a pointer is NULL");
-	if (!t->chat)
-		return error_set(
-		    err, LLMC_E_INPUT,
-		    "this tokenizer has no chat template: the model was not made for chat");
-	json_t *vars = json_object();
+	json_t *vars = json_object(), *other = NULL;
 	llmc_status status = vars ? variables(t, messages_json, options_json, vars, err)
 	                          : error_set(err, LLMC_E_MEMORY, "llmc_chat: out of memory");
 	if (status == LLMC_OK) {
 		const json_t *tools = json_object_get(vars, "tools");
 		const char *source =
 		    t->chat_tools && json_array_size(tools) ? t->chat_tools : t->chat;
-		status = text_render_vars(source, strlen(source), "chat template", vars, &out, err);
+		other = json_incref(json_object_get(vars, "chat_template"));
+		json_object_del(vars, "chat_template");
+		size_t n = source ? strlen(source) : 0;
+		if (json_is_string(other)) {
+			source = json_string_value(other);
+			n = json_string_length(other);
+		}
+		if (other && !json_is_string(other) && !json_is_null(other))
+			status = error_set(err, LLMC_E_INPUT, "chat_template: not a string");
+		else if (!source)
+			status = error_set(err, LLMC_E_INPUT,
+			                   "this tokenizer has no chat template: the model was not "
+			                   "made for chat");
+		else
+			status = text_render_vars(source, n, "chat template", vars, &out, err);
 	}
 	if (status == LLMC_OK) {
 		if (need)
@@ -112,6 +122,7 @@ llmc_chat(const llmc_tokenizer *t, const char *messages_json, const char *option
 		else
 			memcpy(buf, strbuf_str(&out), out.len + 1);
 	}
+	json_decref(other);
 	json_decref(vars);
 	strbuf_release(&out);
 	return status;

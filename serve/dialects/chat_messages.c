@@ -245,7 +245,8 @@ render(ServedModel *model, json_t *messages, const json_t *options, char **text,
 	if (status == LLMC_E_INPUT && empty_nulls(messages))
 		status = apply(model, messages, options, text, n, &err);
 	return status == LLMC_OK ||
-	       problem_of(p, status, 400, "messages",
+	       problem_of(p, status, 400,
+	                  json_object_get(options, "chat_template") ? "chat_template" : "messages",
 	                  "The chat template refuses these messages: %s", err.text);
 }
 
@@ -425,15 +426,29 @@ bool
 chat_render(ServedModel *model, const json_t *o, json_t *tools, char **text, size_t *n, Problem *p)
 {
 	json_t *in = json_object_get(o, "messages"),
-	       *kwargs = json_object_get(o, "chat_template_kwargs"), *value;
+	       *kwargs = json_object_get(o, "chat_template_kwargs"), *value,
+	       *template = json_object_get(o, "chat_template"),
+	       *documents = json_object_get(o, "documents");
 	json_t *messages = NULL, *options = NULL;
 	bool generate = true, go_on = false, ok = false;
 	const char *key;
 
 	*text = NULL;
-	if (!model->back.tok || !model->back.info.has_chat_template)
+	if (!model->back.tok || (!model->back.info.has_chat_template && !json_is_string(template)))
 		return problem(p, 400, "messages",
-		               "This model has no chat template: use /v1/completions.");
+		               "This model has no chat template: use /v1/completions, or pass "
+		               "'chat_template'.");
+	if (template && !json_is_null(template) && !json_is_string(template))
+		return problem(p, 400, "chat_template",
+		               "Invalid type for 'chat_template': expected a string, but got %s "
+		               "instead.",
+		               json_type_name(template));
+	if (documents && !json_is_null(documents) && !json_is_array(documents))
+		return problem(
+		    p, 400, "documents",
+		    "Invalid type for 'documents': expected an array of objects, but got "
+		    "%s instead.",
+		    json_type_name(documents));
 	if (!in || json_is_null(in)) {
 		problem(p, 400, "messages", "Missing required parameter: 'messages'.");
 		p->code = "missing_required_parameter";
@@ -477,7 +492,7 @@ chat_render(ServedModel *model, const json_t *o, json_t *tools, char **text, siz
 	}
 	json_object_foreach (kwargs, key, value) {
 		if (!strcmp(key, "messages") || !strcmp(key, "tools") ||
-		    !strcmp(key, "add_generation_prompt")) {
+		    !strcmp(key, "add_generation_prompt") || !strcmp(key, "chat_template")) {
 			problem(p, 400, "chat_template_kwargs",
 			        "'chat_template_kwargs' cannot set '%s': pass it as a field of the "
 			        "request.",
@@ -487,8 +502,12 @@ chat_render(ServedModel *model, const json_t *o, json_t *tools, char **text, siz
 		json_object_set(options, key, value);
 	}
 	json_object_set_new(options, "add_generation_prompt", json_boolean(generate));
+	if (json_is_array(documents))
+		json_object_set(options, "documents", documents);
 	if (!break_all(model, messages, &options, &tools, p))
 		goto out;
+	if (json_is_string(template))
+		json_object_set(options, "chat_template", template);
 	if (tools)
 		json_object_set(options, "tools", tools);
 	ok = render(model, messages, options, text, n, p) &&

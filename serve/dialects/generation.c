@@ -50,11 +50,13 @@ gen_free(Generation *g)
 	for (int32_t i = 0; i < g->n_sub; i++) {
 		free(g->sub[i].tok);
 		free(g->sub[i].echo);
+		strbuf_release(&g->sub[i].prompt_logprobs);
 		for (int j = 0; j < 4; j++)
 			strbuf_release(&g->sub[i].col[j]);
 		for (int32_t k = 0; k < g->n; k++) {
 			Choice *c = &g->choice[i * g->n + k];
 			strbuf_release(&c->text);
+			strbuf_release(&c->ids);
 			strbuf_release(&c->held);
 			strbuf_release(&c->input);
 			strbuf_release(&c->reasoning);
@@ -393,6 +395,8 @@ count(SubRequest *sub, Choice *c, const llmc_event *ev)
 {
 	if (ev->kind == LLMC_EVENT_TOKEN || ev->token >= 0) {
 		c->n_new++;
+		if (!(sub->gen->t_first > 0))
+			sub->gen->t_first = ev->time_s;
 		c->last_id = ev->token;
 		c->sum_logprob += ev->logprob;
 	}
@@ -442,7 +446,8 @@ gen_pieces(Generation *g, Choice *c, const llmc_event *ev, bool last, GenPieceFn
 static size_t
 gathered(const SubRequest *sub, const Choice *c)
 {
-	size_t n = c->text.cap + c->held.cap + c->reasoning.cap + c->call.cap;
+	size_t n = c->text.cap + c->held.cap + c->reasoning.cap + c->call.cap + c->ids.cap +
+	           sub->prompt_logprobs.cap;
 
 	for (int i = 0; i < 4; i++)
 		n += c->col[i].cap + sub->col[i].cap;

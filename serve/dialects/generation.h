@@ -30,6 +30,8 @@ typedef struct Dialect {
 struct Choice {
 	Strbuf text;     /* all text so far */
 	Strbuf col[4];   /* columns of log probabilities, as JSON without brackets */
+	Strbuf ids;      /* token ids that no frame has had yet, as JSON without brackets */
+	bool ids_begun;  /* a frame had those of the prompt */
 	int64_t n_chars; /* characters of text */
 	size_t n_bytes;  /* bytes passed to the reader, including marks */
 	int32_t n_new, last_id;
@@ -58,6 +60,7 @@ struct SubRequest { /* one engine request: one prompt */
 	int64_t echo_chars;
 	int32_t n_seen; /* prompt tokens reported so far */
 	Strbuf col[4];  /* columns of the prompt, for echo; TGI uses the first for prefill */
+	Strbuf prompt_logprobs; /* in vLLM's form, as JSON without brackets */
 	int32_t n_cached;
 };
 
@@ -89,6 +92,7 @@ struct Generation {
 	int32_t max_new;
 	bool hide_new;
 	double t_valid; /* time when validation ended */
+	double t_first; /* time of the first new token; 0: none yet */
 	double queue_s, prefill_s, decode_s;
 	int64_t key_tokens; /* tokens charged to the API key's in-flight limit */
 	bool key_taken;     /* under the lock */

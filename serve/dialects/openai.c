@@ -302,6 +302,8 @@ read_shared(Generation *g, const json_t *o, const OpenAiRoute *route, Problem *p
 	if (!grammar_read(g, o, p))
 		return false;
 	openai_own(g)->include_usage = usage;
+	if (!openai_read_extensions(g, o, p))
+		return false;
 	g->er.keep_stop |= keep_stop;
 	g->n = (int32_t)n;
 	g->er.priority = (int32_t)priority;
@@ -392,10 +394,13 @@ openai_frame_open(const Generation *g, const Choice *c, Strbuf *b)
 }
 
 void
-openai_frame_close(const Generation *g, Strbuf *b, const char *finish)
+openai_frame_close(const Generation *g, Choice *c, Strbuf *b, const char *finish)
 {
-	json_printf(b, ",\"finish_reason\":%s}]", finish);
-	strbuf_puts(b, openai_own(g)->include_usage ? ",\"usage\":null}\n\n" : "}\n\n");
+	json_printf(b, ",\"finish_reason\":%s", finish);
+	openai_choice_ids(g, c, b);
+	strbuf_puts(b, "}]");
+	openai_frame_extensions(g, c, finish != NULL, b);
+	strbuf_puts(b, "}\n\n");
 	if (!b->failed)
 		req_push(g->req, b->data, b->len);
 	strbuf_release(b);
@@ -469,7 +474,7 @@ place_token(const Generation *g, Strbuf *b, int32_t id, float lp)
 
 	token_bytes(g->model->back.tok, id, &raw);
 	strbuf_puts(b, "\"token\":");
-	json_str(b, strbuf_str(&raw), raw.len);
+	openai_put_token(g, b, id, &raw);
 	strbuf_puts(b, ",\"logprob\":");
 	openai_logprob(b, lp);
 	strbuf_puts(b, ",\"bytes\":[");
@@ -497,7 +502,7 @@ openai_place(const Generation *g, Choice *c, const llmc_event *ev)
 	strbuf_putc(b, '{');
 	place_token(g, b, ev->token, ev->logprob);
 	strbuf_puts(b, ",\"top_logprobs\":[");
-	for (int32_t i = 0; i < ev->n_top; i++) {
+	for (int32_t i = 0; i < ev->n_top && i < openai_own(g)->n_top; i++) {
 		strbuf_puts(b, i ? ",{" : "{");
 		place_token(g, b, ev->top[i].id, ev->top[i].logprob);
 		strbuf_putc(b, '}');

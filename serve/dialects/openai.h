@@ -14,6 +14,10 @@ typedef struct OpenAi { /* per-generation state of the dialect */
 	const char *chunk;  /* "object" of a frame */
 	time_t created;
 	bool include_usage, echo, logprobs;
+	bool is_chat; /* parts of the prompt follow the choices instead of being in them */
+	bool token_ids, tokens_as_ids, usage_per_frame, timings_per_token; /* request fields */
+	int32_t n_top;      /* alternatives per token of the answer */
+	int32_t prompt_top; /* alternatives per prompt token; -1: no log probabilities of it */
 } OpenAi;
 
 static inline OpenAi *
@@ -52,7 +56,7 @@ bool openai_fits(const Generation *g, size_t n_tok, const char *what, Problem *p
 void openai_open(const Generation *g, Strbuf *b, bool chunk); /* through "choices":[ */
 void openai_frame_open(const Generation *g, const Choice *c,
                        Strbuf *b); /* appends the choice up to its index */
-void openai_frame_close(const Generation *g, Strbuf *b, const char *finish);
+void openai_frame_close(const Generation *g, Choice *c, Strbuf *b, const char *finish);
 void openai_usage(const Generation *g, Strbuf *b);
 void openai_stream_end(Generation *g);               /* usage if requested, then [DONE] */
 void openai_failed(Generation *g, const Problem *p); /* Dialect.problem */
@@ -65,5 +69,19 @@ void openai_places_of(Choice *c, size_t n,
                       /* append to `out` the log probabilities of the next n bytes of text; drops
                        * those before */
                       Strbuf *out);
+
+/* openai_extensions.c: parts of vLLM's and llama.cpp's answers. Those that append do so only if
+ * the request has the field. */
+bool openai_read_extensions(Generation *g, const json_t *o, Problem *p);
+void openai_set_top(Generation *g);
+void openai_prompt_token(const Generation *g, SubRequest *sub, const llmc_event *ev);
+void openai_new_token(const Generation *g, Choice *c, const llmc_event *ev);
+/* Append a token of log probabilities as a JSON string. */
+void openai_put_token(const Generation *g, Strbuf *b, int32_t id, const Strbuf *bytes);
+void openai_choice_ids(const Generation *g, Choice *c, Strbuf *b); /* inside a choice */
+void openai_prompt_logprobs(const Generation *g, const SubRequest *sub, Strbuf *b);
+void openai_chat_prompt(const Generation *g, Strbuf *b); /* after the choices of a whole chat */
+void openai_timings(const Generation *g, bool last, Strbuf *b);
+void openai_frame_extensions(const Generation *g, Choice *c, bool last, Strbuf *b);
 
 #endif

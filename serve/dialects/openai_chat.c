@@ -1,5 +1,6 @@
 /* OpenAI's chat: renders messages by the template; answers are messages and deltas. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "serve/dialects/openai.h"
 #include "serve/dialects/chat_tools.h"
@@ -29,6 +30,7 @@ openai_read_logprobs(Generation *g, const json_t *o, Problem *p)
 		    p, 400, "top_logprobs",
 		    "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.");
 	g->er.n_top = (int32_t)top;
+	openai_set_top(g);
 	return true;
 }
 
@@ -91,8 +93,7 @@ logprobs_object(const Generation *g, Strbuf *b, const Strbuf *places)
 
 /* Send a delta. delta: object without its braces; finish NULL: not over. */
 static void
-frame(const Generation *g, const Choice *c, const Strbuf *delta, const Strbuf *places,
-      const char *finish)
+frame(const Generation *g, Choice *c, const Strbuf *delta, const Strbuf *places, const char *finish)
 {
 	Strbuf b = { 0 };
 
@@ -106,25 +107,39 @@ frame(const Generation *g, const Choice *c, const Strbuf *delta, const Strbuf *p
 		logprobs_object(g, &b, places);
 	else
 		strbuf_puts(&b, "null");
-	openai_frame_close(g, &b, finish);
+	openai_frame_close(g, c, &b, finish);
 }
 
 static void
-frame_of(const Generation *g, const Choice *c, Strbuf *delta, const Strbuf *places)
+frame_of(const Generation *g, Choice *c, Strbuf *delta, const Strbuf *places)
 {
 	frame(g, c, delta, places, NULL);
 	strbuf_release(delta);
 }
 
-/* Send the role before a choice's first token. */
+typedef struct ChatOwn {
+	OpenAi openai;
+	json_t *custom; /* names of custom tools; NULL: none */
+	Strbuf echo;    /* text that precedes each answer */
+} ChatOwn;
+
+/* Send the role and the echo before a choice's first token. */
 static void
 begin(const Generation *g, Choice *c)
 {
+	const Strbuf *echo = &((const ChatOwn *)gen_own(g))->echo;
 	Strbuf delta = { 0 };
 
 	if (!c->started && g->stream) {
 		strbuf_puts(&delta, "\"role\":\"assistant\",\"content\":\"\"");
 		frame_of(g, c, &delta, NULL);
+	}
+	if (!c->started && echo->len && g->stream) {
+		strbuf_puts(&delta, "\"content\":");
+		json_str(&delta, strbuf_str(echo), echo->len);
+		frame_of(g, c, &delta, NULL);
+	} else if (!c->started) {
+		strbuf_add(&c->text, strbuf_str(echo), echo->len);
 	}
 	c->started = true;
 }
@@ -153,10 +168,31 @@ call_id(char out[32])
 	         (unsigned)random_seed());
 }
 
-typedef struct ChatOwn {
-	OpenAi openai;
-	json_t *custom; /* names of custom tools; NULL: none */
-} ChatOwn;
+/* Read vLLM's echo: the last message precedes the answer if it has the answer's role. */
+static bool
+read_echo(const json_t *o, Strbuf *out, Problem *p)
+{
+	const json_t *messages = json_object_get(o, "messages"),
+	             *last = json_array_get(messages, json_array_size(messages) - 1),
+	             *content = json_object_get(last, "content"), *part;
+	const char *role = json_string_value(json_object_get(last, "role"));
+	bool echo = false, generate = !json_is_true(json_object_get(o, "continue_final_message"));
+	size_t i;
+
+	if (!field_bool(o, "echo", &echo, p) ||
+	    !field_bool(o, "add_generation_prompt", &generate, p))
+		return false;
+	if (!echo || !role || (generate && strcmp(role, "assistant") != 0))
+		return true;
+	if (json_is_string(content))
+		strbuf_add(out, json_string_value(content), json_string_length(content));
+	json_array_foreach ((json_t *)(uintptr_t)content, i, part) {
+		const char *text = json_string_value(json_object_get(part, "text"));
+		strbuf_puts(out, i ? "\n" : "");
+		strbuf_puts(out, text ? text : "");
+	}
+	return !out->failed || problem_memory(p);
+}
 
 static bool
 read_chat(Generation *g, const json_t *o, Problem *p)
@@ -164,7 +200,8 @@ read_chat(Generation *g, const json_t *o, Problem *p)
 	ChatOwn *own = gen_own(g);
 
 	own->custom = json_incref(json_object_get(o, CUSTOM_NAMES));
-	return openai_read_chat(g, o, p);
+	own->openai.is_chat = true;
+	return read_echo(o, &own->echo, p) && openai_read_chat(g, o, p);
 }
 
 static void
@@ -173,6 +210,7 @@ release(Generation *g)
 	ChatOwn *own = gen_own(g);
 
 	json_decref(own->custom);
+	strbuf_release(&own->echo);
 }
 
 static void
@@ -296,10 +334,17 @@ on_piece(Generation *g, Choice *c, llmc_piece_kind kind, int32_t call, const cha
 }
 
 static void
+on_prompt(Generation *g, SubRequest *sub, const llmc_event *ev)
+{
+	openai_prompt_token(g, sub, ev);
+}
+
+static void
 on_token(Generation *g, SubRequest *sub, Choice *c, const llmc_event *ev)
 {
 	(void)sub;
 	begin(g, c);
+	openai_new_token(g, c, ev);
 	openai_place(g, c, ev);
 	gen_pieces(g, c, ev, false, on_piece);
 }
@@ -309,6 +354,8 @@ on_finish(Generation *g, SubRequest *sub, Choice *c, const llmc_event *ev)
 {
 	(void)sub;
 	begin(g, c);
+	if (ev->token >= 0)
+		openai_new_token(g, c, ev);
 	gen_pieces(g, c, ev, true, on_piece);
 	if (g->stream)
 		frame(g, c, NULL, NULL, openai_finish(c));
@@ -325,7 +372,7 @@ on_done(Generation *g)
 	}
 	openai_open(g, &b, false);
 	for (int32_t i = 0; i < g->n; i++) {
-		const Choice *c = &g->choice[i];
+		Choice *c = &g->choice[i];
 		strbuf_printf(&b,
 		              "%s{\"index\":%d,\"message\":{\"role\":\"assistant\",\"content\":",
 		              i ? "," : "", i);
@@ -344,10 +391,14 @@ on_done(Generation *g)
 		}
 		strbuf_puts(&b, ",\"refusal\":null},\"logprobs\":");
 		logprobs_object(g, &b, &c->col[2]);
-		json_printf(&b, ",\"finish_reason\":%s}", openai_finish(c));
+		json_printf(&b, ",\"finish_reason\":%s", openai_finish(c));
+		openai_choice_ids(g, c, &b);
+		strbuf_putc(&b, '}');
 	}
 	strbuf_puts(&b, "],");
 	openai_usage(g, &b);
+	openai_chat_prompt(g, &b);
+	openai_timings(g, true, &b);
 	strbuf_putc(&b, '}');
 	req_answer(g->req, 200, type_json, &b);
 }
@@ -355,6 +406,7 @@ on_done(Generation *g)
 static const Dialect dialect = {
 	.pieces = true,
 	.own_bytes = sizeof(ChatOwn),
+	.prompt = on_prompt,
 	.token = on_token,
 	.finish = on_finish,
 	.done = on_done,

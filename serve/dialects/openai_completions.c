@@ -128,6 +128,7 @@ read_completion(Generation *g, const json_t *o, Problem *p)
 	g->er.prompt_logprobs = has_logprobs && own->echo;
 	g->er.n_top = (int32_t)logprobs;
 	own->logprobs = has_logprobs;
+	openai_set_top(g);
 	return thinking_read(g, o, &budget, p) && read_prompt(g, o, p) &&
 	       thinking_limit_prompt(g, budget, p);
 }
@@ -141,7 +142,9 @@ token_text(const Generation *g, int32_t id, Strbuf *out)
 	Strbuf raw = { 0 };
 
 	token_bytes(g->model->back.tok, id, &raw);
-	if (utf8_valid(strbuf_str(&raw), raw.len)) {
+	if (openai_own(g)->tokens_as_ids) {
+		openai_put_token(g, out, id, &raw);
+	} else if (utf8_valid(strbuf_str(&raw), raw.len)) {
 		json_str(out, strbuf_str(&raw), raw.len);
 	} else {
 		strbuf_puts(out, "\"bytes:");
@@ -164,6 +167,7 @@ static void
 completion_place(const Generation *g, Strbuf col[4], const llmc_event *ev, bool first,
                  int64_t offset)
 {
+	int32_t most = openai_own(g)->n_top, n_top = ev->n_top < most ? ev->n_top : most;
 	bool seen = false;
 
 	for (int i = 0; i < 4; i++)
@@ -175,7 +179,7 @@ completion_place(const Generation *g, Strbuf col[4], const llmc_event *ev, bool 
 	} else {
 		openai_logprob(&col[1], ev->logprob);
 		strbuf_putc(&col[2], '{');
-		for (int32_t i = 0; i < ev->n_top; i++) {
+		for (int32_t i = 0; i < n_top; i++) {
 			if (i)
 				strbuf_putc(&col[2], ',');
 			token_text(g, ev->top[i].id, &col[2]);
@@ -184,7 +188,7 @@ completion_place(const Generation *g, Strbuf col[4], const llmc_event *ev, bool 
 			seen |= ev->top[i].id == ev->token;
 		}
 		if (!seen) {
-			if (ev->n_top)
+			if (n_top)
 				strbuf_putc(&col[2], ',');
 			token_text(g, ev->token, &col[2]);
 			strbuf_putc(&col[2], ':');
@@ -216,7 +220,7 @@ logprobs_object(const Generation *g, Strbuf *b, const Strbuf col[4])
 
 /* Append a choice. finish NULL: not over; col NULL: text without tokens. */
 static void
-frame(const Generation *g, const Choice *c, const char *text, size_t n_text, const Strbuf *col,
+frame(const Generation *g, Choice *c, const char *text, size_t n_text, const Strbuf *col,
       const char *finish)
 {
 	static const Strbuf none[4];
@@ -230,7 +234,7 @@ frame(const Generation *g, const Choice *c, const char *text, size_t n_text, con
 		logprobs_object(g, &b, col ? col : none);
 	else
 		strbuf_puts(&b, "null");
-	openai_frame_close(g, &b, finish);
+	openai_frame_close(g, c, &b, finish);
 }
 
 /* Send the echo of the prompt before a choice's first token. */
@@ -257,7 +261,8 @@ begin(const Generation *g, const SubRequest *sub, Choice *c)
 static void
 on_prompt(Generation *g, SubRequest *sub, const llmc_event *ev)
 {
-	if (!openai_own(g)->logprobs)
+	openai_prompt_token(g, sub, ev);
+	if (!openai_own(g)->logprobs || !openai_own(g)->echo)
 		return;
 	completion_place(g, sub->col, ev, sub->n_seen == 0, sub->echo_chars);
 	sub->echo_chars += (int64_t)utf8_count(ev->text ? ev->text : "", ev->n_bytes);
@@ -273,6 +278,7 @@ on_token(Generation *g, SubRequest *sub, Choice *c, const llmc_event *ev)
 	begin(g, sub, c);
 	if (g->hide_new)
 		return;
+	openai_new_token(g, c, ev);
 	if (g->stream) {
 		Strbuf col[4] = { { 0 }, { 0 }, { 0 }, { 0 } };
 		if (logprobs)
@@ -296,6 +302,8 @@ on_finish(Generation *g, SubRequest *sub, Choice *c, const llmc_event *ev)
 	size_t n = *text ? ev->n_bytes : 0;
 
 	begin(g, sub, c);
+	if (ev->token >= 0)
+		openai_new_token(g, c, ev);
 	if (g->stream)
 		frame(g, c, text, n, NULL, openai_finish(c));
 	else
@@ -313,16 +321,18 @@ on_done(Generation *g)
 	}
 	openai_open(g, &b, false);
 	for (int32_t i = 0; i < g->n_sub * g->n; i++) {
-		const Choice *c = &g->choice[i];
+		Choice *c = &g->choice[i];
 		strbuf_printf(&b, "%s{\"index\":%d,\"text\":", i ? "," : "", i);
 		json_str(&b, strbuf_str(&c->text), c->text.len);
 		strbuf_puts(&b, ",\"logprobs\":");
 		logprobs_object(g, &b, c->col);
-		json_printf(&b, ",\"finish_reason\":%s}",
-		            g->hide_new ? "length" : openai_finish(c));
+		json_printf(&b, ",\"finish_reason\":%s", g->hide_new ? "length" : openai_finish(c));
+		openai_choice_ids(g, c, &b);
+		strbuf_putc(&b, '}');
 	}
 	strbuf_puts(&b, "],");
 	openai_usage(g, &b);
+	openai_timings(g, true, &b);
 	strbuf_putc(&b, '}');
 	req_answer(g->req, 200, type_json, &b);
 }

@@ -1,0 +1,205 @@
+/* Parts that vLLM and llama.cpp add to OpenAI's answers: token ids, log probabilities of the
+ * prompt, usage per frame, timings. */
+#include <math.h>
+#include <string.h>
+
+#include "serve/dialects/openai.h"
+
+bool
+openai_read_extensions(Generation *g, const json_t *o, Problem *p)
+{
+	OpenAi *own = openai_own(g);
+	const json_t *so = json_object_get(o, "stream_options");
+	int64_t top = -1;
+
+	if (!field_bool(o, "return_token_ids", &own->token_ids, p) ||
+	    !field_bool(o, "return_tokens_as_token_ids", &own->tokens_as_ids, p) ||
+	    !field_bool(o, "timings_per_token", &own->timings_per_token, p) ||
+	    !field_bool(so, "continuous_usage_stats", &own->usage_per_frame, p) ||
+	    !field_int(o, "prompt_logprobs", 0, LLMC_MAX_TOP, &top, NULL, p))
+		return false;
+	if (top >= 0 && g->stream)
+		return problem(p, 400, "prompt_logprobs",
+		               "'prompt_logprobs' cannot be used with 'stream'.");
+	own->usage_per_frame &= own->include_usage;
+	own->prompt_top = (int32_t)top;
+	return true;
+}
+
+/* Request as many alternatives as the prompt and the answer need together. Call it after the
+ * answer's own number is set. */
+void
+openai_set_top(Generation *g)
+{
+	OpenAi *own = openai_own(g);
+
+	own->n_top = g->er.n_top;
+	if (own->prompt_top < 0)
+		return;
+	g->er.prompt_logprobs = true;
+	if (g->er.n_top < own->prompt_top)
+		g->er.n_top = own->prompt_top;
+}
+
+/* ---- log probabilities of the prompt ---- */
+
+static void
+prompt_entry(const Generation *g, Strbuf *b, int32_t id, float logprob, int32_t rank)
+{
+	Strbuf raw = { 0 };
+
+	strbuf_printf(b, "\"%d\":{\"logprob\":", id);
+	openai_logprob(b, logprob);
+	if (rank)
+		strbuf_printf(b, ",\"rank\":%d,\"decoded_token\":", rank);
+	else
+		strbuf_puts(b, ",\"rank\":null,\"decoded_token\":");
+	token_bytes(g->model->back.tok, id, &raw);
+	json_str(b, strbuf_str(&raw), raw.len);
+	strbuf_putc(b, '}');
+	strbuf_release(&raw);
+}
+
+/* Append a prompt token in vLLM's form: null for the first, then an object of token ids, the
+ * token's own and the most likely ones. */
+void
+openai_prompt_token(const Generation *g, SubRequest *sub, const llmc_event *ev)
+{
+	int32_t most = openai_own(g)->prompt_top, rank = 0;
+	Strbuf *b = &sub->prompt_logprobs;
+
+	if (most < 0)
+		return;
+	strbuf_puts(b, b->len ? "," : "");
+	if (isnan(ev->logprob)) {
+		strbuf_puts(b, "null");
+		return;
+	}
+	for (int32_t i = 0; i < ev->n_top && !rank; i++)
+		if (ev->top[i].id == ev->token)
+			rank = i + 1;
+	strbuf_putc(b, '{');
+	prompt_entry(g, b, ev->token, ev->logprob, rank);
+	for (int32_t i = 0; i < ev->n_top && i < most; i++)
+		if (ev->top[i].id != ev->token) {
+			strbuf_putc(b, ',');
+			prompt_entry(g, b, ev->top[i].id, ev->top[i].logprob, i + 1);
+		}
+	strbuf_putc(b, '}');
+}
+
+/* ---- answers ---- */
+
+void
+openai_put_token(const Generation *g, Strbuf *b, int32_t id, const Strbuf *bytes)
+{
+	if (openai_own(g)->tokens_as_ids)
+		strbuf_printf(b, "\"token_id:%d\"", id);
+	else
+		json_str(b, strbuf_str(bytes), bytes->len);
+}
+
+void
+openai_new_token(const Generation *g, Choice *c, const llmc_event *ev)
+{
+	if (openai_own(g)->token_ids && !g->hide_new)
+		strbuf_printf(&c->ids, c->ids.len ? ",%d" : "%d", ev->token);
+}
+
+static void
+prompt_ids(const SubRequest *sub, Strbuf *b)
+{
+	strbuf_puts(b, ",\"prompt_token_ids\":[");
+	for (size_t i = 0; i < sub->n_tok; i++)
+		strbuf_printf(b, i ? ",%d" : "%d", sub->tok[i]);
+	strbuf_putc(b, ']');
+}
+
+static const SubRequest *
+sub_of(const Generation *g, const Choice *c)
+{
+	return &g->sub[(c - g->choice) / g->n];
+}
+
+void
+openai_choice_ids(const Generation *g, Choice *c, Strbuf *b)
+{
+	const OpenAi *own = openai_own(g);
+	const SubRequest *sub = sub_of(g, c);
+
+	if (own->token_ids) {
+		strbuf_puts(b, ",\"token_ids\":[");
+		strbuf_add(b, strbuf_str(&c->ids), c->ids.len);
+		strbuf_putc(b, ']');
+		b->failed |= c->ids.failed;
+		strbuf_clear(&c->ids);
+		if (!own->is_chat && !c->ids_begun)
+			prompt_ids(sub, b);
+	}
+	if (!own->is_chat && own->prompt_top >= 0)
+		openai_prompt_logprobs(g, sub, b);
+}
+
+void
+openai_prompt_logprobs(const Generation *g, const SubRequest *sub, Strbuf *b)
+{
+	if (openai_own(g)->prompt_top < 0)
+		return;
+	strbuf_puts(b, ",\"prompt_logprobs\":[");
+	strbuf_add(b, strbuf_str(&sub->prompt_logprobs), sub->prompt_logprobs.len);
+	strbuf_putc(b, ']');
+	b->failed |= sub->prompt_logprobs.failed;
+}
+
+void
+openai_chat_prompt(const Generation *g, Strbuf *b)
+{
+	if (openai_own(g)->token_ids)
+		prompt_ids(&g->sub[0], b);
+	openai_prompt_logprobs(g, &g->sub[0], b);
+}
+
+/* Append llama.cpp's timings. last: the choice has ended, so the engine's own times are known. */
+void
+openai_timings(const Generation *g, bool last, Strbuf *b)
+{
+	int32_t n_prompt, n_new, n_cached;
+	double now = clock_now(), prefill = g->prefill_s, decode = g->decode_s;
+
+	gen_sums(g, &n_prompt, &n_new, &n_cached);
+	if (!last) {
+		prefill = (g->t_first > 0 ? g->t_first : now) - g->t_valid;
+		decode = g->t_first > 0 ? now - g->t_first : 0;
+	}
+	n_prompt -= n_cached;
+	strbuf_printf(b, ",\"timings\":{\"cache_n\":%d,\"prompt_n\":%d,\"prompt_ms\":%.3f,",
+	              n_cached, n_prompt, 1e3 * prefill);
+	strbuf_printf(b, "\"prompt_per_token_ms\":%.3f,\"prompt_per_second\":%.3f,",
+	              n_prompt > 0 ? 1e3 * prefill / n_prompt : 0,
+	              prefill > 0 ? n_prompt / prefill : 0);
+	strbuf_printf(b, "\"predicted_n\":%d,\"predicted_ms\":%.3f,", n_new, 1e3 * decode);
+	strbuf_printf(b, "\"predicted_per_token_ms\":%.3f,\"predicted_per_second\":%.3f}",
+	              n_new > 0 ? 1e3 * decode / n_new : 0, decode > 0 ? n_new / decode : 0);
+}
+
+/* Append what a frame has after its choice. */
+void
+openai_frame_extensions(const Generation *g, Choice *c, bool last, Strbuf *b)
+{
+	const OpenAi *own = openai_own(g);
+	const SubRequest *sub = sub_of(g, c);
+	int32_t n_prompt = (int32_t)sub->n_tok, n_new = g->hide_new ? 0 : c->n_new;
+
+	if (own->is_chat && own->token_ids && !c->ids_begun)
+		prompt_ids(sub, b);
+	c->ids_begun = true;
+	if (own->usage_per_frame)
+		strbuf_printf(b,
+		              ",\"usage\":{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_"
+		              "tokens\":%d}",
+		              n_prompt, n_new, n_prompt + n_new);
+	else if (own->include_usage)
+		strbuf_puts(b, ",\"usage\":null");
+	if (last || own->timings_per_token)
+		openai_timings(g, last, b);
+}

@@ -1,0 +1,259 @@
+"""Parts that vLLM and llama.cpp add to OpenAI's answers, whole and as streams, by OpenAI's client.
+
+Log probabilities and tokens are compared with OpenAI's own fields of the same request, templates
+with jinja2.
+"""
+
+import json
+
+import jinja2
+import pytest
+from waiting import HANG
+
+HELLO = [{"role": "user", "content": "hello world"}]
+GREEDY = {"temperature": 0, "max_tokens": 6}
+
+
+@pytest.fixture(scope="module")
+def client(tiny):
+    openai = pytest.importorskip("openai")
+    return openai.OpenAI(base_url=tiny.url + "/v1", api_key="none", max_retries=0, timeout=HANG)
+
+
+def chat(tiny, **fields):
+    r = tiny.post("/v1/chat/completions", {"messages": HELLO, **GREEDY, **fields})
+    assert r.status == 200, r.text
+    return r.json() if not fields.get("stream") else frames(r)
+
+
+def completion(tiny, **fields):
+    r = tiny.post("/v1/completions", {"prompt": "hello world", **GREEDY, **fields})
+    assert r.status == 200, r.text
+    return r.json() if not fields.get("stream") else frames(r)
+
+
+def frames(r):
+    out = r.frames()
+    assert out[-1] == "[DONE]"
+    return [json.loads(f) for f in out[:-1]]
+
+
+def prompt_of_chat(tiny, messages=HELLO):
+    r = tiny.post("/chat_tokenize", {"messages": messages}).json()
+    return [t["id"] for t in r["tokenize_response"]], r["templated_text"]
+
+
+def test_token_ids(tiny):
+    prompt, _ = prompt_of_chat(tiny)
+    whole = chat(tiny, return_token_ids=True, logprobs=True)
+    assert whole["prompt_token_ids"] == prompt
+    (choice,) = whole["choices"]
+    ids = choice["token_ids"]
+    assert len(ids) == whole["usage"]["completion_tokens"] == 6
+    said = tiny.post("/detokenize", {"tokens": ids}).json()["prompt"]
+    assert said == choice["message"]["content"]
+    for n in (1, 2):
+        parts = chat(tiny, return_token_ids=True, stream=True, n=n)
+        first = [f for f in parts if "prompt_token_ids" in f]
+        assert len(first) == n and all(f["prompt_token_ids"] == prompt for f in first)
+        for k in range(n):
+            some = [f["choices"][0] for f in parts if f["choices"][0]["index"] == k]
+            assert [t for c in some for t in c["token_ids"]] == ids
+    assert "token_ids" not in json.dumps(chat(tiny))
+
+    whole = completion(tiny, prompt=["hello", "world"], return_token_ids=True)
+    want = [tiny.post("/v1/tokenize", {"prompt": p}).json()["tokens"] for p in ("hello", "world")]
+    assert [c["prompt_token_ids"] for c in whole["choices"]] == want
+    parts = completion(tiny, prompt=["hello", "world"], return_token_ids=True, stream=True)
+    for k in range(2):
+        some = [f["choices"][0] for f in parts if f["choices"][0]["index"] == k]
+        assert [t for c in some for t in c["token_ids"]] == whole["choices"][k]["token_ids"]
+        assert [c["prompt_token_ids"] for c in some if "prompt_token_ids" in c] == [want[k]]
+    none = completion(tiny, return_token_ids=True, max_tokens=0)
+    assert none["choices"][0]["token_ids"] == []
+
+
+def test_the_id_of_the_end_is_among_the_ids(tiny):
+    """vLLM's ids have the token that ended the answer, which the text has not."""
+    ids = completion(tiny, return_token_ids=True)["choices"][0]["token_ids"]
+    short = completion(tiny, return_token_ids=True, stop_token_ids=[ids[2]])
+    assert short["choices"][0]["token_ids"] == ids[: ids.index(ids[2]) + 1]
+    assert short["usage"]["completion_tokens"] == len(short["choices"][0]["token_ids"])
+
+
+def test_tokens_as_ids(tiny):
+    ids = completion(tiny, return_token_ids=True)["choices"][0]["token_ids"]
+    plain = completion(tiny, logprobs=2)["choices"][0]["logprobs"]
+    c = completion(tiny, logprobs=2, return_tokens_as_token_ids=True)["choices"][0]["logprobs"]
+    assert c["tokens"] == [f"token_id:{i}" for i in ids]
+    assert c["token_logprobs"] == plain["token_logprobs"]
+    for names, values in zip(c["top_logprobs"], plain["top_logprobs"]):
+        assert sorted(names.values()) == sorted(values.values())
+        assert all(n.startswith("token_id:") for n in names)
+    ids = chat(tiny, return_token_ids=True)["choices"][0]["token_ids"]
+    fields = {"logprobs": True, "top_logprobs": 2, "return_tokens_as_token_ids": True}
+    content = chat(tiny, **fields)["choices"][0]["logprobs"]["content"]
+    assert [t["token"] for t in content] == [f"token_id:{i}" for i in ids]
+    assert all(t["top_logprobs"][0]["token"].startswith("token_id:") for t in content)
+    parts = chat(tiny, stream=True, **fields)
+    some = [f["choices"][0]["logprobs"] for f in parts if f["choices"][0]["logprobs"]]
+    assert [t for p in some for t in p["content"]] == content
+
+
+def test_usage_in_every_frame(tiny, client):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    for path in ("chat", "completion"):
+        ask = {"chat": chat, "completion": completion}[path]
+        parts = ask(tiny, stream=True, stream_options=options)
+        counts = [f["usage"]["completion_tokens"] for f in parts]
+        assert counts == sorted(counts) and counts[-1] == 6 and len(set(counts)) > 3
+        for f in parts:
+            u = f["usage"]
+            assert u["total_tokens"] == u["prompt_tokens"] + u["completion_tokens"]
+            assert u["prompt_tokens"] == parts[-1]["usage"]["prompt_tokens"]
+        alone = {"continuous_usage_stats": True}
+        assert all("usage" not in f for f in ask(tiny, stream=True, stream_options=alone))
+    some = list(
+        client.chat.completions.create(
+            model="tiny", messages=HELLO, stream=True, max_tokens=3, stream_options=options
+        )
+    )
+    assert all(c.usage for c in some)
+
+
+def test_prompt_logprobs(tiny):
+    echo = completion(tiny, logprobs=3, echo=True, max_tokens=0)["choices"][0]["logprobs"]
+    for top in (0, 3):
+        for own in ({}, {"logprobs": 1}, {"logprobs": 5}):
+            plain = completion(tiny, **own)["choices"][0]["logprobs"]
+            (c,) = completion(tiny, prompt_logprobs=top, **own)["choices"]
+            assert c["logprobs"] == plain, (top, own)
+            places = c["prompt_logprobs"]
+            ids = tiny.post("/v1/tokenize", {"prompt": "hello world"}).json()["tokens"]
+            assert len(places) == len(ids) and places[0] is None
+            for i, place in enumerate(places[1:], 1):
+                mine = place[str(ids[i])]
+                assert mine["decoded_token"] == echo["tokens"][i]
+                assert mine["logprob"] == echo["token_logprobs"][i]
+                want = sorted(echo["top_logprobs"][i].values())
+                if top:
+                    assert sorted(v["logprob"] for v in place.values()) == want
+                    ranks = {v["rank"]: v["logprob"] for v in place.values() if v["rank"]}
+                    best = [v for _, v in sorted(ranks.items())]
+                    assert best == sorted(best, reverse=True) and set(ranks) >= {1, 2, 3}
+                else:
+                    assert len(place) == 1
+    prompt, _ = prompt_of_chat(tiny)
+    r = chat(tiny, prompt_logprobs=1)
+    assert [i and next(iter(i)) for i in r["prompt_logprobs"][1:]] == list(map(str, prompt[1:]))
+    for body, status in (
+        ({"prompt_logprobs": 1, "stream": True}, 400),
+        ({"prompt_logprobs": 21}, 400),
+    ):
+        assert tiny.post("/v1/completions", {"prompt": "a", **body}).status == status
+        assert tiny.post("/v1/chat/completions", {"messages": HELLO, **body}).status == status
+    assert tiny.post("/v1/completions", {"prompt": "a", "prompt_logprobs": -1}).status == 400
+
+
+def content_of(parts):
+    return "".join(f["choices"][0]["delta"].get("content") or "" for f in parts if f["choices"])
+
+
+def test_echo_in_a_chat(tiny):
+    talk = [*HELLO, {"role": "assistant", "content": "I am"}]
+    plain = {"messages": talk, "continue_final_message": True}
+    said = chat(tiny, **plain)["choices"][0]["message"]["content"]
+    for messages in (
+        talk,
+        [*HELLO, {"role": "assistant", "content": [{"type": "text", "text": "I am"}]}],
+    ):
+        fields = {**plain, "messages": messages, "echo": True}
+        assert chat(tiny, **fields)["choices"][0]["message"]["content"] == "I am" + said
+        parts = chat(tiny, stream=True, **fields)
+        assert content_of(parts) == "I am" + said
+        assert parts[0]["choices"][0]["delta"]["role"] == "assistant"
+    # another role than the answer's: nothing to continue
+    assert content_of(chat(tiny, stream=True, echo=True)) == content_of(chat(tiny, stream=True))
+
+
+TEMPLATE = (
+    "{% for d in documents or [] %}[{{ d.title }}: {{ d.text }}]{% endfor %}"
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] | upper }}{% endfor %}"
+    "{% if add_generation_prompt %}<{{ who }}>{% endif %}"
+)
+
+
+def test_a_template_of_the_request(tiny):
+    documents = [{"title": "a", "text": "b"}]
+    for docs in (None, documents):
+        want = jinja2.Template(TEMPLATE).render(
+            messages=HELLO, add_generation_prompt=True, who="me", documents=docs
+        )
+        fields = {
+            "chat_template": TEMPLATE,
+            "chat_template_kwargs": {"who": "me"},
+            "documents": docs,
+        }
+        r = tiny.post("/chat_tokenize", {"messages": HELLO, **fields}).json()
+        assert r["templated_text"] == want
+        ids = [t["id"] for t in r["tokenize_response"]]
+        mine = chat(tiny, return_token_ids=True, **fields)
+        assert mine["prompt_token_ids"] == ids
+        same = completion(tiny, prompt=ids)["choices"][0]["text"]
+        assert mine["choices"][0]["message"]["content"] == same
+    for bad, param in (
+        ({"chat_template": "{% for %}"}, "chat_template"),
+        ({"chat_template": "{{ raise_exception('no') }}"}, "chat_template"),
+        ({"chat_template": 3}, "chat_template"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
+        (
+            {
+                "chat_template": "{% for i in range(99999) %}{% for j in range(99999) %}{{ j }}{% endfor %}{% endfor %}"
+            },
+            "chat_template",
+        ),
+        ({"documents": "x"}, "documents"),
+    ):
+        r = tiny.post("/v1/chat/completions", {"messages": HELLO, **bad})
+        assert r.status == 400 and r.json()["error"]["param"] == param, r.text
+    assert chat(tiny, chat_template=None)["choices"] == chat(tiny)["choices"]
+
+
+def test_timings(tiny):
+    keys = {
+        *("cache_n", "prompt_n", "prompt_ms", "prompt_per_token_ms", "prompt_per_second"),
+        *("predicted_n", "predicted_ms", "predicted_per_token_ms", "predicted_per_second"),
+    }
+    for ask in (chat, completion):
+        r = ask(tiny, ignore_eos=True)
+        t, usage = r["timings"], r["usage"]
+        assert set(t) == keys and t["predicted_n"] == usage["completion_tokens"] == 6
+        assert t["cache_n"] == usage["prompt_tokens_details"]["cached_tokens"]
+        assert t["cache_n"] + t["prompt_n"] == usage["prompt_tokens"]
+        assert all(v >= 0 for v in t.values())
+        parts = ask(tiny, stream=True, ignore_eos=True)
+        assert ["timings" in f for f in parts] == [False] * (len(parts) - 1) + [True]
+        assert parts[-1]["timings"]["predicted_n"] == 6
+        parts = ask(tiny, stream=True, ignore_eos=True, timings_per_token=True)
+        counts = [f["timings"]["predicted_n"] for f in parts]
+        assert counts == sorted(counts) and counts[-1] == 6 and len(set(counts)) > 3
+
+
+def test_stop_strings_that_are_kept(tiny):
+    text = completion(tiny, max_tokens=12)["choices"][0]["text"]
+    stop = text[4]
+    cut = text[: text.index(stop)]
+    for name in ("include_stop_str_in_output", "no_stop_trim"):
+        for keep in (False, True):
+            fields = {"stop": stop, name: keep, "max_tokens": 12}
+            want = cut + (stop if keep else "")
+            assert completion(tiny, **fields)["choices"][0]["text"] == want
+            parts = completion(tiny, stream=True, **fields)
+            assert "".join(f["choices"][0]["text"] for f in parts) == want
+
+
+def test_names_of_max_tokens(tiny):
+    for ask in (chat, completion):
+        fields = {"ignore_eos": True, "max_tokens": None, "n_predict": 3}
+        assert ask(tiny, **fields)["usage"]["completion_tokens"] == 3
+        assert ask(tiny, **{**fields, "max_tokens": 2})["usage"]["completion_tokens"] == 2
