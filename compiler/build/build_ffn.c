@@ -5,6 +5,7 @@
 
 typedef struct FfnRoles {
 	const char *gate, *up, *down, *act, *out;
+	bool down_bias;
 } FfnRoles;
 
 /* The two parameters of a layer's xielu, stacked. */
@@ -80,7 +81,7 @@ ffn(ModelBuilder *b, int h, const FfnRoles *r, int64_t width, bool gated, bool w
 	op_set_word(b->g, o, "act", build_act_word(act));
 	if (gated)
 		op_set_num(b->g, o, "limit", limit);
-	return build_matmul(b, y, r->down, with_bias, hidden, width, r->out);
+	return build_matmul(b, y, r->down, r->down_bias, hidden, width, r->out);
 }
 
 int
@@ -89,8 +90,12 @@ build_dense(ModelBuilder *b, int h)
 	const Spec *s = b->s;
 
 	build_at(b, "ffn.width");
-	const FfnRoles roles = { "gate", "up", "down", "act",
-		                 s->moe.beside && s->moe.layer_in[b->layer] ? "dense" : "ffn_out" };
+	const FfnRoles roles = { "gate",
+		                 "up",
+		                 "down",
+		                 "act",
+		                 s->moe.beside && s->moe.layer_in[b->layer] ? "dense" : "ffn_out",
+		                 s->ffn.down_bias };
 	int y = ffn(b, h, &roles, spec_ffn_width(s, b->layer), s->ffn.gated, s->ffn.bias,
 	            s->ffn.act, spec_ffn_limit(s, b->layer), s->ffn.gate_scale,
 	            s->ffn.sparsity ? s->ffn.sparsity[b->layer] : 0);
@@ -370,8 +375,9 @@ build_moe(ModelBuilder *b, int h, int x)
 		return y;
 
 	build_at(b, "moe.shared.width");
-	int z = ffn(b, h, &(FfnRoles){ "s_gate", "s_up", "s_down", "s_act", "shared" }, shared,
-	            !s->moe.plain, s->ffn.bias, s->moe.act, spec_shared_limit(s, b->layer), 1, 0);
+	int z = ffn(b, h, &(FfnRoles){ "s_gate", "s_up", "s_down", "s_act", "shared", s->ffn.bias },
+	            shared, !s->moe.plain, s->ffn.bias, s->moe.act, spec_shared_limit(s, b->layer),
+	            1, 0);
 	if (s->moe.shared_gate) {
 		int mix = build_matmul(b, h, "s_mix", false, 1, hidden, "s_mix"),
 		    gated = build_value(b, "shared_gated");

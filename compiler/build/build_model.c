@@ -142,8 +142,10 @@ layer(ModelBuilder *b, int x, int l)
 	int seen = spec_shared(s, l) ? build_add(b, x, build_shared(b, x), 1.0, "with_shared")
 	                             : x; /* the block's output is not added to the stream */
 	build_at(b, "norm.kind");
-	int h = build_norm(b, s->norm.attn_in && s->norm.in_layers[l] && spec_has_block(s, l), seen,
-	                   "attn_norm", "attn_in");
+	int h = build_norm(b,
+	                   s->norm.attn_in && s->norm.in_layers[l] && s->norm.attn_in_layers[l] &&
+	                       spec_has_block(s, l),
+	                   seen, "attn_norm", "attn_in");
 	if (s->residual.parallel) {
 		/* Both blocks read the same stream; without its own norm the second block shares
 		 * the norm of the first. */

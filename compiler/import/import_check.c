@@ -466,7 +466,8 @@ layer_roles(ImportCheck *c, int l)
 	Role role[96]; /* more than the roles of any layer */
 	int n = 0;
 
-	if ((s->norm.attn_in || s->norm.sum) && in && spec_has_block(s, l))
+	if (((s->norm.attn_in && s->norm.attn_in_layers[l]) || s->norm.sum) && in &&
+	    spec_has_block(s, l))
 		ROLE("attn_norm", H, 0, nb);
 	if (spec_ssm(s, l)) {
 		int64_t inner = (int64_t)s->ssm.heads * s->ssm.dim, row = spec_ssm_row(s);
@@ -646,7 +647,7 @@ layer_roles(ImportCheck *c, int l)
 		if (s->ffn.gated)
 			ROLE("gate", W, H, s->ffn.bias);
 		ROLE("up", W, H, s->ffn.bias);
-		ROLE("down", H, W, s->ffn.bias);
+		ROLE("down", H, W, s->ffn.down_bias);
 		if (s->ffn.act == ACT_XIELU) {
 			ROLE("act_p", 1, 0, false);
 			ROLE("act_n", 1, 0, false);

@@ -229,7 +229,7 @@ typedef struct Spec {
 		const double *limits, *sparsity;
 		int64_t width, wide;
 		const uint8_t *wide_in, *layer_in;
-		bool bias;
+		bool bias, down_bias;
 		double gate_scale, out_scale;
 	} ffn; /* use spec_ffn_width, spec_ffn_limit, spec_has_ffn */
 
@@ -272,6 +272,7 @@ typedef struct Spec {
 		bool sum; /* post-norm: norm of stream + block output; attn_in and ffn_in are off */
 		const uint8_t *in_layers,
 		    *out_layers; /* [n_layers]: layers with norms before blocks, after blocks */
+		const uint8_t *attn_in_layers; /* [n_layers]: with in_layers, before attention */
 		bool embed, final;
 	} norm;
 

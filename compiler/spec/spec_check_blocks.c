@@ -92,6 +92,7 @@ check_shared(SpecTable *t)
 		                         K_q_temperature_scale,
 		                         K_ffn_kind,
 		                         K_ffn_bias,
+		                         K_ffn_down_bias,
 		                         K_ffn_gate_scale,
 		                         K_ffn_out_scale };
 	const uint8_t *in = t->val[K_shared_layers].layers, *scans = t->val[K_ssm_layers].layers;

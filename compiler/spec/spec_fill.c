@@ -203,6 +203,7 @@ fill_ffn(const SpecTable *t, Spec *s)
 	s->ffn.sparsity = t->val[K_ffn_sparsity].n ? t->val[K_ffn_sparsity].list : NULL;
 	s->ffn.width = INT(ffn_width);
 	s->ffn.bias = BOOL(ffn_bias);
+	s->ffn.down_bias = BOOL(ffn_down_bias);
 	s->ffn.gate_scale = NUM(ffn_gate_scale);
 	s->ffn.out_scale = NUM(ffn_out_scale);
 	s->ffn.layer_in = t->val[K_ffn_layers].layers;
@@ -267,6 +268,7 @@ reduce_to_draft_head(const SpecTable *t, Spec *s)
 		&s->ffn.layer_in,
 		&s->moe.layer_in,
 		&s->norm.in_layers,
+		&s->norm.attn_in_layers,
 		&s->norm.out_layers,
 		&s->rope_in,
 	};
@@ -332,6 +334,7 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->norm.ffn_out = BOOL(ffn_out);
 	s->norm.sum = BOOL(norm_sum);
 	s->norm.in_layers = t->val[K_in_layers].layers;
+	s->norm.attn_in_layers = t->val[K_attn_in_layers].layers;
 	s->norm.out_layers = t->val[K_out_layers].layers;
 	s->norm.embed = BOOL(norm_embed);
 	s->norm.final = BOOL(norm_final);

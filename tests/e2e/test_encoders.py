@@ -13,8 +13,18 @@ from processor import RUNS
 
 CASES = weights.cases(weights.ENCODERS)
 EXACT, ROUNDED = 1e-5, 5e-2  # relative to the range of the rows; bf16 weights on a GPU
-CPU = {"bert-plain": "generic v3 v4 vnni amx", "bert-576-bf16": "v3 v4 amx"}
-GPU = {"bert-plain": ("sm_90a",), "bert-576-bf16": ("sm_75", "sm_80", "sm_90a")}
+CPU = {
+    "bert-plain": "generic v3 v4 vnni amx",
+    "bert-576-bf16": "v3 v4 amx",
+    "modernbert-plain": "generic v3 v4 amx",
+    "gte-plain": "v3",
+    "gemma3-embedding-odd-bf16": "v4",
+}
+GPU = {
+    "bert-plain": ("sm_90a",),
+    "bert-576-bf16": ("sm_75", "sm_80", "sm_90a"),
+    "modernbert-bf16": ("sm_75", "sm_90a", "sm_120a"),
+}
 
 
 def model(path, case, device="ref", arch=None, **more):
@@ -123,6 +133,97 @@ def test_pooling(tmp_path):
             assert np.abs(np.asarray(s.embed(ids, pool, False)) - v).max() < 1e-5 * np.ptp(want)
         unit = vectors["mean"] / np.linalg.norm(vectors["mean"])
         assert np.abs(np.asarray(s.embed(ids)) - unit).max() < 1e-6
+
+
+def test_every_family_has_a_case():
+    families = [c.split("-")[0] for c in CASES]
+    assert len(set(families) - {"gemma3"}) == 8
+    assert all(families.count(f) >= 3 for f in set(families) - {"gemma3"})
+
+
+PUBLISHED = {  # configurations and names of the models' own code, as on the Hub
+    "nomic_bert-plain": (
+        dict(
+            model_type="nomic_bert",
+            vocab_size=131,
+            n_embd=72,
+            n_head=9,
+            n_inner=100,
+            n_layer=3,
+            n_positions=128,
+            activation_function="swiglu",
+            layer_norm_epsilon=1e-3,
+            rotary_emb_base=500.0,
+            rotary_emb_fraction=1.0,
+            rotary_emb_interleaved=False,
+            qkv_proj_bias=False,
+            mlp_fc1_bias=False,
+            mlp_fc2_bias=False,
+            prenorm=False,
+            causal=False,
+            type_vocab_size=2,
+        ),
+        [
+            ("embeddings.LayerNorm", "emb_ln"),
+            ("layers.", "encoder.layers."),
+            ("self_attn.o_proj", "attn.out_proj"),
+            ("up_proj", "fc11"),
+            ("gate_proj", "fc12"),
+            ("down_proj", "fc2"),
+            ("post_attention_layernorm", "norm1"),
+            ("post_mlp_layernorm", "norm2"),
+        ],
+        {"attn.Wqkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")},
+    ),
+    "gte-plain": (
+        dict(
+            model_type="new",
+            vocab_size=131,
+            hidden_size=72,
+            intermediate_size=100,
+            num_hidden_layers=3,
+            num_attention_heads=9,
+            max_position_embeddings=128,
+            type_vocab_size=2,
+            layer_norm_eps=1e-3,
+            hidden_act="gelu",
+            layer_norm_type="layer_norm",
+            position_embedding_type="rope",
+            rope_theta=500.0,
+            pack_qkv=True,
+            pad_token_id=0,
+        ),
+        [
+            ("embeddings.", "new.embeddings."),
+            ("pooler.", "new.pooler."),
+            ("layers.", "new.encoder.layer."),
+            ("self_attn.o_proj", "attention.o_proj"),
+            ("post_attention_layernorm", "attn_ln"),
+            ("post_mlp_layernorm", "mlp_ln"),
+        ],
+        {
+            "attention.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            "mlp.up_gate_proj": ("mlp.up_proj", "mlp.gate_proj"),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_forms(name, tmp_path):
+    config, names, stacks = PUBLISHED[name]
+    case = weights.Encoder(name)
+    case.config = config
+    values = case.values()
+    for whole, parts in stacks.items():
+        for first in [n for n in values if f".{parts[0]}." in n]:
+            parted = [values.pop(first.replace(parts[0], p)) for p in parts]
+            values[first.replace(parts[0], whole)] = np.concatenate(parted)
+    for old, new in names:
+        values = {n.replace(old, new, 1): v for n, v in values.items()}
+    case.values = lambda: values
+    with model(tmp_path, case).session() as s:
+        check(case, rows(s, case.inputs))
 
 
 REFUSED = [

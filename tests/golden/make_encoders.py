@@ -72,6 +72,119 @@ case(
 )
 
 
+ROBERTA = dict(BERT, pad_token_id=1, max_position_embeddings=66, type_vocab_size=1)
+case("roberta-plain", "roberta", ROBERTA, inputs=(1, 37, 64))
+case(
+    "roberta-xlm-bf16", "xlm-roberta", ROBERTA, dtype="bf16", hidden_size=96, num_attention_heads=6
+)
+case("roberta-camembert", "camembert", ROBERTA, pad_token_id=2, type_vocab_size=2)
+
+DISTIL = dict(
+    vocab_size=131,
+    dim=72,
+    hidden_dim=100,
+    n_layers=3,
+    n_heads=9,
+    activation="gelu",
+    max_position_embeddings=64,
+    pad_token_id=0,
+    torch_dtype="float32",
+)
+case("distilbert-plain", "distilbert", DISTIL, inputs=(1, 37, 64))
+case("distilbert-relu", "distilbert", DISTIL, activation="relu", dim=60, n_heads=5)
+case("distilbert-bf16", "distilbert", DISTIL, dtype="bf16", sinusoidal_pos_embds=True)
+
+MODERN = dict(
+    vocab_size=131,
+    hidden_size=72,
+    intermediate_size=100,
+    num_hidden_layers=4,
+    num_attention_heads=9,
+    hidden_activation="gelu",
+    max_position_embeddings=128,
+    norm_eps=1e-3,
+    global_rope_theta=5000.0,
+    local_rope_theta=100.0,
+    global_attn_every_n_layers=3,
+    local_attention=16,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+    cls_token_id=1,
+    sep_token_id=2,
+    torch_dtype="float32",
+)
+case("modernbert-plain", "modernbert", MODERN, inputs=(1, 9, 70))
+case(
+    "modernbert-biases",
+    "modernbert",
+    MODERN,
+    norm_bias=True,
+    attention_bias=True,
+    mlp_bias=True,
+    local_attention=7,
+    global_attn_every_n_layers=2,
+)
+case("modernbert-bf16", "modernbert", MODERN, dtype="bf16", hidden_size=96, num_attention_heads=6)
+
+ROPE = dict(BERT, hidden_act=..., rope_parameters=dict(rope_type="default", rope_theta=500.0))
+del ROPE["hidden_act"]
+case("nomic_bert-plain", "nomic_bert", ROPE, inputs=(1, 2, 70), max_position_embeddings=128)
+case("nomic_bert-bf16", "nomic_bert", ROPE, dtype="bf16", hidden_size=96, num_attention_heads=6)
+case(
+    "nomic_bert-theta",
+    "nomic_bert",
+    ROPE,
+    rope_parameters=...,
+    hidden_size=60,
+    num_attention_heads=5,
+)
+case("gte-plain", "gte", ROPE, inputs=(1, 2, 70), max_position_embeddings=128)
+case("gte-no-types", "gte", ROPE, type_vocab_size=0, rope_parameters=...)
+case("gte-bf16", "gte", ROPE, dtype="bf16", hidden_size=96, num_attention_heads=6)
+case("jina_v3-plain", "jina_embeddings_v3", ROPE, inputs=(1, 2, 60))
+case("jina_v3-theta", "jina_embeddings_v3", ROPE, rope_parameters=..., type_vocab_size=1)
+case(
+    "jina_v3-bf16", "jina_embeddings_v3", ROPE, dtype="bf16", hidden_size=96, num_attention_heads=6
+)
+
+EURO = dict(
+    vocab_size=131,
+    hidden_size=72,
+    intermediate_size=100,
+    num_hidden_layers=3,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+    max_position_embeddings=128,
+    rms_norm_eps=1e-3,
+    rope_parameters=dict(rope_type="default", rope_theta=500.0),
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+    torch_dtype="float32",
+)
+case("eurobert-plain", "eurobert", EURO, inputs=(1, 2, 70))
+case("eurobert-biases", "eurobert", EURO, attention_bias=True, mlp_bias=True, rope_parameters=...)
+case("eurobert-bf16", "eurobert", EURO, dtype="bf16", hidden_size=96, num_attention_heads=6)
+
+GEMMA = dict(
+    EURO,
+    head_dim=12,
+    hidden_activation="gelu_pytorch_tanh",
+    num_hidden_layers=4,
+    sliding_window=16,
+    sliding_window_pattern=3,
+    query_pre_attn_scalar=10,
+    use_bidirectional_attention=True,
+    rope_parameters=...,
+)
+del GEMMA["rope_parameters"]
+case("gemma3-embedding", "gemma3_text", GEMMA, plus_one=True, inputs=(1, 9, 70))
+case(
+    "gemma3-embedding-odd-bf16", "gemma3_text", GEMMA, plus_one=True, dtype="bf16", sliding_window=7
+)
+
+
 def tensors(model):
     return {
         n: list(p.shape) for n, p in sorted(model.state_dict().items()) if p.is_floating_point()
@@ -94,7 +207,11 @@ def make(name, c):
         for n, s in shapes.items()
     }
     model.load_state_dict(values, strict=False)
-    inputs = [W.prompt(seed + n, n, c["config"]["vocab_size"]) for n in c["inputs"]]
+    pad = c["config"]["pad_token_id"]  # a prompt has no padding, which changes positions of RoBERTa
+    inputs = [
+        [t + 3 if t == pad else t for t in W.prompt(seed + n, n, c["config"]["vocab_size"])]
+        for n in c["inputs"]
+    ]
 
     @torch.no_grad()
     def run(m):
