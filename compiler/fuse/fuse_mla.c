@@ -6,7 +6,7 @@
 
 #include "templates/common/llmc_mla.h"
 
-/* Ops around one mla_attention as build_attention.c makes them, from query and latent on. */
+/* Ops around one mla_attention as build_mla.c makes them, from query and latent on. */
 typedef struct Latent {
 	Op *att, *append,
 	    *q_temperature; /* q_temperature: factor of queries by position, or NULL */

@@ -39,7 +39,7 @@ EDITS = [
         "\t\tSET(toy, .x = act(width), .y = act(width));\n\t\tbreak;\n",
     ),
     (
-        "compiler/build/build_attention.c",
+        "compiler/build/build_heads.c",
         "\tOp *o = OP(b, clamp, .x = x, .y = y);\n",
         '\tOp *squared = OP(b, toy, .x = x, .y = x);\n\top_set_int(b->g, squared, "width", width);\n'
         '\top_set_num(b->g, squared, "limit", 1);\n',
@@ -68,18 +68,18 @@ TEMPLATES = [
 
 
 def named_by():
-    """Product files that name the example, by path; tests are one more row of the table."""
+    """Files outside tests/ that name the example; its test is one more row of the table."""
     name = re.compile(
         rf"\b(?:OP_|ref_){EXAMPLE}\b|\b(?:OP|ARG|SET)\((?:b, )?{EXAMPLE}\b|^//@op {EXAMPLE}$", re.M
     )
-    product = [
+    paths = [
         p
         for d in ROOT.iterdir()
         if d.is_dir() and d.name != "tests" and not d.name.startswith((".", "build"))
         for p in d.rglob("*")
         if p.suffix in (".c", ".h", ".def", ".in", ".head") and p.is_file()
     ]
-    return {str(p.relative_to(ROOT)) for p in product if name.search(p.read_text(errors="replace"))}
+    return {str(p.relative_to(ROOT)) for p in paths if name.search(p.read_text(errors="replace"))}
 
 
 def test_the_page_lists_the_files_of_its_example():
@@ -218,7 +218,7 @@ def test_a_new_op_has_its_kernels(tree, x, monkeypatch):
 
 
 def test_a_new_op_is_built_and_sharded(tree):
-    for source in ("compiler/build/build_attention.c", "compiler/shard/shard.c"):
+    for source in ("compiler/build/build_heads.c", "compiler/shard/shard.c"):
         _, errors = compile_in(tree, source, "-fsyntax-only")
         assert not errors, errors
 
