@@ -35,6 +35,9 @@ struct llmc_model {
 	const char *const *set; /* overrides in force, NULL-terminated */
 	bool random_weights;
 	bool unfused; /* one step per op of the graph, for probes */
+	bool
+	    in_cache; /* artifact is a folder of the cache or `temporary`, which only llmc writes */
+	bool skip_built; /* the artifact's built kernels are not trusted */
 	int n_threads;
 	int gpu;                   /* index of the first GPU; -1: none */
 	GpuList gpus;              /* named by the caller; later one GPU per rank of this process */
@@ -75,6 +78,24 @@ llmc_status target_name(const char *device, const char *arch, bool must_run, cha
 /* Variant of llmc_open for a plan with unfused steps. Only built kernels are kept in the cache. */
 llmc_status model_open_unfused(const char *path, const llmc_options *opt, llmc_model **out,
                                llmc_error *err);
+
+/* ---- artifact_trust.c ---- */
+
+typedef struct TrustPlans { /* plans of an artifact for one target */
+	int n;
+	const char *const *file; /* [n] names in the artifact */
+	const Plan *const *plan;
+} TrustPlans;
+/* Compare an artifact with the files of these compiled plans. E_INPUT: a file differs, or there is
+ * an unknown one that a kernel could include. */
+llmc_status artifact_compare(const char *artifact, const Compiled *const *made, size_t n, Arena *a,
+                             llmc_error *err);
+/* Record in the cache that the sources of these plans may run, and that this user's compile has
+ * built aot/<built>/ (NULL: it has built nothing). A failure with `built` is logged. */
+void artifact_seal(const char *artifact, const TrustPlans *t, const char *built, Arena *a,
+                   llmc_log_fn log, void *log_user);
+bool artifact_sources_sealed(const char *artifact, const TrustPlans *t, Arena *a);
+bool artifact_built_sealed(const char *artifact, const char *name, Arena *a);
 
 /* Copy a string into (buf, cap, *need) as specified in llmc.h. */
 llmc_status copy_out(const char *s, size_t n, char *buf, size_t cap, size_t *need, llmc_error *err);

@@ -5,6 +5,7 @@
 
 #include "api/api.h"
 #include "base/sized_struct.h"
+#include "base/text.h"
 
 llmc_status
 llmc_import(const char *src, const llmc_options *opt, char **yaml_out, llmc_error *err)
@@ -69,6 +70,32 @@ targets(const llmc_compile_options *o, char name[MAX_TARGETS][32], size_t *n, ll
 	return LLMC_OK;
 }
 
+/* Record that this user has made the folder. A folder with unknown files is not sealed; the next
+ * open names the file. */
+static void
+seal_target(const Compiled *const *made, size_t ranks, const char *target, const char *dir,
+            const llmc_compile_options *o, Arena *arena)
+{
+	const char **file = NEW(arena, const char *, ranks);
+	const Plan **plan = NEW(arena, const Plan *, ranks);
+	TrustPlans t = { (int)ranks, file, plan };
+	llmc_error why = { 0 };
+
+	if (target_find(target)->kind == TARGET_REF)
+		return;
+	for (size_t i = 0; i < ranks; i++) {
+		plan[i] = made[i]->plan;
+		for (size_t k = 0; k < made[i]->n_file; k++)
+			if (ends_with(made[i]->file[k].path, ".json"))
+				file[i] = made[i]->file[k].path;
+	}
+	if (artifact_compare(dir, made, ranks, arena, &why) == LLMC_OK)
+		artifact_seal(dir, &t, o->aot ? target_built_name(target) : NULL, arena, o->log,
+		              o->log_user);
+	else
+		log_text(o->log, o->log_user, LLMC_LOG_WARNING, why.text);
+}
+
 static llmc_status
 compile_into(const char *yaml, const char *dir, const llmc_compile_options *o, Arena *arena,
              llmc_error *err)
@@ -107,6 +134,8 @@ compile_into(const char *yaml, const char *dir, const llmc_compile_options *o, A
 	for (size_t i = 0; o->aot && i < n * ranks; i++)
 		if (target_find(name[i / ranks])->kind != TARGET_REF)
 			TRY(runtime_build_aot(done[i]->plan, dir, o->log, o->log_user, err));
+	for (size_t i = 0; i < n; i++)
+		seal_target(done + i * ranks, ranks, name[i], dir, o, arena);
 	return LLMC_OK;
 }
 

@@ -94,6 +94,7 @@ write_to_cache(llmc_model *m, const Compiled *const *made, llmc_error *err)
 	    arena_printf(&m->arena, "%s/models/%s-%.16s", strbuf_str(dir), m->spec->name,
 	                 m->spec->sha256 + (strncmp(m->spec->sha256, "sha256:", 7) ? 0 : 7));
 	TRY(file_mkdirs_private(m->artifact, err));
+	m->in_cache = true;
 	return artifact_write(made, (size_t)m->n_own, m->artifact, err);
 }
 
@@ -125,6 +126,7 @@ write_generated(llmc_model *m, const Compiled *const *made, const llmc_options *
 		         "writable folder",
 		         why.text);
 	m->artifact = m->temporary = dir;
+	m->in_cache = true;
 	return artifact_write(made, (size_t)m->n_own, dir, err);
 }
 
@@ -170,7 +172,7 @@ compiled_file(const Compiled *c, const char *path)
 
 /* *warnings: messages of the compiler */
 static llmc_status
-compile_one(llmc_model *m, const char *target, int rank, const Compiled **out,
+compile_one(llmc_model *m, const char *target, int rank, bool fuse, const Compiled **out,
             const char **warnings, llmc_error *err)
 {
 	Diag *const d = NEW(&m->arena, Diag, 1);
@@ -178,7 +180,7 @@ compile_one(llmc_model *m, const char *target, int rank, const Compiled **out,
 
 	diag_init(d, &m->arena);
 	if (!setjmp(d->bug))
-		c = compile_rank(m->spec, target, rank, !m->unfused, d, &m->arena);
+		c = compile_rank(m->spec, target, rank, fuse, d, &m->arena);
 	if (!c)
 		return diag_error(d, err);
 	*out = c;
@@ -198,6 +200,40 @@ read_compiled(llmc_model *m, const char *target, int rank, const Compiled *c, ll
 	return read_plan(m, rank, json->text, json->size, name, err);
 }
 
+/* Decide whether the artifact's code may run, and whether its built kernels may. made [n_own]: what
+ * was compiled just now and written to it; NULL: the plans in the folder are used. */
+static llmc_status
+check_trust(llmc_model *m, const Compiled *const *made, const llmc_options *opt, llmc_error *err)
+{
+	const char **file = NEW(&m->arena, const char *, m->n_own), *target = m->plan->target,
+	           *warnings;
+	const TrustPlans t = { m->n_own, file, m->rank + m->first };
+	const Compiled **again = NEW(&m->arena, const Compiled *, m->n_own);
+
+	m->skip_built = false;
+	if (opt->trust_artifact || opt->no_weights || m->in_cache ||
+	    target_find(target)->kind == TARGET_REF)
+		return LLMC_OK;
+	for (int k = 0; k < m->n_own; k++)
+		file[k] = plan_file(m, target, m->first + k, "json");
+	if (made || !artifact_sources_sealed(m->artifact, &t, &m->arena)) {
+		for (int k = 0; k < m->n_own && !made; k++)
+			TRY(compile_one(m, target, m->first + k, true, &again[k], &warnings, err));
+		TRY(artifact_compare(m->artifact, made ? made : again, (size_t)m->n_own, &m->arena,
+		                     err));
+		artifact_seal(m->artifact, &t, NULL, &m->arena, NULL, NULL);
+	}
+	const char *name = target_built_name(target);
+	m->skip_built = runtime_ships(m->artifact, target, m->gpu) &&
+	                !artifact_built_sealed(m->artifact, name, &m->arena);
+	if (m->skip_built)
+		log_line(opt->log, opt->log_user, LLMC_LOG_WARNING,
+		         "%s/aot/%s: these kernels were not built by you on this machine, so they "
+		         "are compiled here instead; --trust-artifact uses them",
+		         m->artifact, name);
+	return LLMC_OK;
+}
+
 static llmc_status
 compile_model(llmc_model *m, const char *target, bool write, const llmc_options *opt,
               llmc_error *err)
@@ -206,7 +242,7 @@ compile_model(llmc_model *m, const char *target, bool write, const llmc_options 
 	const char *warnings;
 
 	for (int k = 0; k < m->n_own; k++) {
-		TRY(compile_one(m, target, m->first + k, &made[k], &warnings, err));
+		TRY(compile_one(m, target, m->first + k, !m->unfused, &made[k], &warnings, err));
 		if (m->first + k == 0)
 			log_text(opt->log, opt->log_user, LLMC_LOG_WARNING, warnings);
 	}
@@ -215,7 +251,7 @@ compile_model(llmc_model *m, const char *target, bool write, const llmc_options 
 	m->plan_text = made[0]->plan_text;
 	for (int k = 0; k < m->n_own; k++)
 		TRY(read_compiled(m, target, m->first + k, made[k], err));
-	return LLMC_OK;
+	return write ? check_trust(m, made, opt, err) : LLMC_OK;
 }
 
 /* Compile the plans of all ranks on rank 0 of several processes. It loads adapters for all ranks
@@ -230,7 +266,7 @@ others_slots(llmc_model *m, RuntimeOptions *ro, llmc_error *err)
 	for (int k = 1; k < spec_ranks(m->spec); k++) {
 		const Compiled *c;
 		const char *warnings; /* rank 0 has reported the same ones */
-		TRY(compile_one(m, m->plan->target, k, &c, &warnings, err));
+		TRY(compile_one(m, m->plan->target, k, !m->unfused, &c, &warnings, err));
 		TRY(read_compiled(m, m->plan->target, k, c, err));
 	}
 	ro->all = m->rank;
@@ -292,6 +328,7 @@ open_plan(llmc_model *m, const char *target, const llmc_options *opt, bool *fits
 		                      (size_t)1 << 30, text, NULL) == LLMC_OK;
 		m->plan_text = read ? arena_strndup(&m->arena, strbuf_str(text), text->len) : "";
 		strbuf_release(text);
+		TRY(check_trust(m, NULL, opt, err));
 	}
 	return LLMC_OK;
 }
@@ -335,6 +372,7 @@ open_shipped(llmc_model *m, const char *target, const llmc_options *opt, bool *f
 		    !has_plan(m, t->name) || !runtime_ships(m->artifact, t->name, m->gpu))
 			continue;
 		TRY(open_plan(m, t->name, opt, fits, err));
+		*fits &= !m->skip_built;
 		if (*fits)
 			log_line(
 			    opt->log, opt->log_user, LLMC_LOG_INFO,
@@ -493,6 +531,7 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 		              .random_weights = opt->random_weights,
 		              .cache_packed = opt->cache_packed,
 		              .cache_warned = m->temporary != NULL,
+		              .skip_built = m->skip_built,
 		              .log = opt->log,
 		              .log_user = opt->log_user };
 	llmc_error why = { 0 };
@@ -502,6 +541,7 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 	    strcmp(m->plan->target, target) == 0 &&
 	    open_shipped(m, target, opt, &fits, NULL) == LLMC_OK && fits) {
 		log_text(opt->log, opt->log_user, LLMC_LOG_WARNING, why.text);
+		ro.skip_built = m->skip_built;
 		status = open_runtime(m, &ro, &why);
 	}
 	/* The compiler does not know this processor: use the best target that both support. */
@@ -516,6 +556,7 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 			         "LLMC_CC to one",
 			         refused, next);
 			TRY(compile_model(m, next, true, opt, err));
+			ro.skip_built = m->skip_built;
 			status = open_runtime(m, &ro, &why);
 		}
 	}

@@ -57,7 +57,7 @@ typedef struct Common {
 	const char *mtp;
 	int32_t threads, tp, pp;
 	List set;
-	bool quiet, verbose, json, random_weights, cache_packed, allow_unknown_keys;
+	bool quiet, verbose, json, random_weights, cache_packed, allow_unknown_keys, trust_artifact;
 	int32_t context, seqs, chunk;
 	int64_t memory; /* bytes; 0: no limit */
 } Common;
@@ -100,6 +100,13 @@ typedef struct Common {
 	      "cache-packed",    NULL,                                                                 \
 	      &(c).cache_packed, "keep packed weights in the cache for the next run" },                \
 	    OPT_ALLOW_UNKNOWN_KEYS((c).allow_unknown_keys),                                            \
+	    { OPT_FLAG,                                                                                \
+	      0,                                                                                       \
+	      "trust-artifact",                                                                        \
+	      NULL,                                                                                    \
+	      &(c).trust_artifact,                                                                     \
+	      "run the code of a generated folder as it is, also if it was changed or built "          \
+	      "elsewhere" },                                                                           \
 	    { OPT_LIST,    0,        "set",                                                            \
 	      "KEY=VALUE", &(c).set, "override a key of the description; may be repeated" },           \
 	    { OPT_TEXT,                                                                                \

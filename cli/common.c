@@ -182,6 +182,7 @@ options_of(const Common *c, bool no_weights, OpenOptions *out)
 	o->no_weights = no_weights;
 	o->cache_packed = c->cache_packed;
 	o->allow_unknown_keys = c->allow_unknown_keys;
+	o->trust_artifact = c->trust_artifact;
 	o->log = log_to_stderr;
 	o->log_user = (void *)(uintptr_t)c;
 	return true;

@@ -129,6 +129,10 @@ typedef struct llmc_options {
 	const void *mpi_comm;
 	/* accept configuration keys that the family does not know, with a warning */
 	bool allow_unknown_keys;
+	/* run the code of a generated folder as it is. Otherwise kernels that differ from those
+	 * that llmc makes of its model.yaml are refused, and kernels that were built elsewhere are
+	 * not used */
+	bool trust_artifact;
 } llmc_options;
 
 /* Install a handler of SIGBUS for the process: when a checkpoint is truncated or replaced in place

@@ -54,6 +54,12 @@ target_is_cuda(const char *name)
 }
 
 const char *
+target_built_name(const char *name)
+{
+	return target_is_cuda(name) ? target_find(name)->isa : name;
+}
+
+const char *
 target_layout(const Target *t, Dtype d, int64_t rows, int64_t cols)
 {
 	return rows >= 1 && cols >= 1 && layout_find(t->layout)->group_bytes(d, cols) >= 0

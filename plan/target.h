@@ -36,6 +36,8 @@ const Target *target_find(const char *name); /* NULL: unknown */
 /* Returns target i, or NULL after the last; each kind is sorted from least to most demanding. */
 const Target *target_at(int i);
 bool target_is_cuda(const char *name);
+/* Returns the name of the folder below aot/ that holds the built kernels of a target. */
+const char *target_built_name(const char *name);
 /* Returns the layout of such a matrix on a target: "row" if the target's own layout does not fit */
 const char *target_layout(const Target *t, Dtype d, int64_t rows, int64_t cols);
 #endif

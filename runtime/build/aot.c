@@ -92,7 +92,7 @@ build_shipped(KernelBuild *b, const char *name, const char *unfit)
 	int fit = 0;
 
 	shipped_dir(b->opt.artifact, name, &dir);
-	if (dir.failed || !file_is_dir(strbuf_str(&dir)))
+	if (dir.failed || b->opt.skip_built || !file_is_dir(strbuf_str(&dir)))
 		goto done; /* nothing was shipped */
 	if (unfit)
 		error_set(&why, LLMC_E_CHECK, "%s", unfit);

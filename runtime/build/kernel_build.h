@@ -27,6 +27,7 @@ typedef struct KernelBuildOptions {
 	const char *artifact;
 	int n_jobs;        /* compilers at once; 0: topology_threads() */
 	bool cache_warned; /* the warning that the cache cannot be written has been logged */
+	bool skip_built;   /* do not use the kernels below aot/ */
 	llmc_log_fn log;
 	void *log_user;
 } KernelBuildOptions;

@@ -113,6 +113,7 @@ model_open(const Plan *plan, const RuntimeOptions *opt, Weights *weights, void *
 	KernelBuildOptions k = { .artifact = opt->artifact,
 		                 .n_jobs = opt->n_threads,
 		                 .cache_warned = opt->cache_warned,
+		                 .skip_built = opt->skip_built,
 		                 .log = opt->log,
 		                 .log_user = opt->log_user };
 	WeightsOptions w = { .random_weights = opt->random_weights,

@@ -143,7 +143,7 @@ typedef struct CudaBuildOptions {
 	int n_jobs;
 	int cc, driver; /* cc of the device; 0: the plan's own architecture (ahead of time) */
 	const char *device_name;
-	bool cache_warned; /* as in KernelBuildOptions */
+	bool cache_warned, skip_built; /* as in KernelBuildOptions */
 	llmc_log_fn log;
 	void *log_user;
 } CudaBuildOptions;

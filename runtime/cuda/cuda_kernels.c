@@ -116,6 +116,7 @@ prepare(const Plan *plan, const CudaBuildOptions *opt, CudaBuild **out, llmc_err
 	const KernelBuildOptions o = { .artifact = opt->artifact,
 		                       .n_jobs = opt->n_jobs,
 		                       .cache_warned = opt->cache_warned,
+		                       .skip_built = opt->skip_built,
 		                       .log = opt->log,
 		                       .log_user = opt->log_user };
 	llmc_status status;

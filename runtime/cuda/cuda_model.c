@@ -255,6 +255,7 @@ fill(CudaModel *m, const RuntimeOptions *opt, Weights *weights, RuntimeTimes *ti
 		               .driver = m->dev.driver,
 		               .device_name = m->dev.name,
 		               .cache_warned = opt->cache_warned,
+		               .skip_built = opt->skip_built,
 		               .log = opt->log,
 		               .log_user = opt->log_user };
 	WeightsOptions w = { .random_weights = opt->random_weights,

@@ -14,7 +14,9 @@ from waiting import HANG
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("LLMC_EMU_BUILD", ROOT / "build"))
+# folders are used with other caches than that of the compile which made them
 RUN = ["--tokens", "1,2,3,4,5", "-n", "6", "--random-weights", "--device", "cuda", "--json"]
+RUN.append("--trust-artifact")
 
 
 def start(args, lib=BUILD / "emu", **env):
@@ -329,6 +331,7 @@ def test_devices_by_number_and_bench(shipped, want, driver_only, tmp_path):
             "bench",
             shipped,
             "--random-weights",
+            "--trust-artifact",
             "--device",
             "cuda:1",
             "-p",

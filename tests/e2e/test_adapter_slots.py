@@ -878,7 +878,7 @@ def test_a_mistake_in_a_kernel_of_experts_shows(name, was, bug, experts, expert_
 
 def shows(folder, g, artifact, tmp_path, name, was, bug, other, case):
     def wrong(artifact):
-        m = llmc.Model(artifact, weights=folder, arch="generic")
+        m = llmc.Model(artifact, weights=folder, arch="generic", trust_artifact=True)
         m.load_adapter(f"{LORA}/{other}", 0.5)
         a, n = m.load_adapter(f"{LORA}/{case}"), len(g.prompt)
         with m.session(context=n, chunk=2 * n, n_out=2 * n, seqs=2) as s:

@@ -2,9 +2,11 @@
 damage is repaired with one message; an incomplete file is never used."""
 
 import hashlib
+import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 from pathlib import Path
 
@@ -38,6 +40,7 @@ RUN = [
     "generic",
 ]
 NO_COMPILER = {"LLMC_CC": "/nowhere/cc"}
+TRUST = "--trust-artifact"  # for folders that were built with another cache
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +160,7 @@ def test_a_moved_artifact_runs_without_compiler_or_cache(llmc, shipped, tokens, 
     env = dict(
         NO_COMPILER, HOME=str(tmp_path), LLMC_CACHE=str(tmp_path / "cache"), LC_ALL="C", PATH=""
     )
-    r = llmc.json("run", moved, *RUN, env=env, cwd="/")
+    r = llmc.json("run", moved, *RUN, TRUST, env=env, cwd="/")
     assert r["tokens"] == tokens
     assert notices(llmc.err) == [] and "compil" not in llmc.err
     assert objects(tmp_path / "cache") == []
@@ -173,7 +176,7 @@ def test_shipped_kernels_are_used_on_a_better_processor(llmc, shipped, tokens, t
     )
     if best == "generic":
         pytest.skip("this processor runs generic code only")
-    run = [x for x in RUN if x not in ("--arch", "generic")]
+    run = [x for x in RUN if x not in ("--arch", "generic")] + [TRUST]
     before = tree(folder)
     assert (
         llmc.json("run", folder, *run, env=dict(NO_COMPILER, LLMC_CACHE=str(tmp_path / "cache")))[
@@ -213,6 +216,125 @@ def test_shipped_kernels_are_used_on_a_better_processor(llmc, shipped, tokens, t
     shutil.rmtree(folder / "aot")
     llmc("run", folder, *run, env=dict(NO_COMPILER, LLMC_CACHE=str(tmp_path / "cache")), code=2)
     assert f"no plan for cpu-{best}: compiling it from model.yaml" in llmc.err
+
+
+EVIL = """
+#include <stdlib.h>
+__attribute__((constructor)) static void llmc_test_evil(void) { abort(); }
+"""
+
+
+def test_changed_kernels_do_not_run(llmc, shipped, tokens, tmp_path):
+    """A kernel, a header that shadows a system header, a plan: none runs without the option."""
+    env = {"LLMC_CACHE": str(tmp_path / "cache")}
+
+    def changed(name, change):
+        folder = copy(shipped, tmp_path / name)
+        shutil.rmtree(folder / "aot")
+        change(folder)
+        return folder
+
+    def add(folder):
+        kernel = next((folder / "kernels").glob("embed*.c"))
+        kernel.write_text(kernel.read_text() + EVIL)
+
+    def splice(folder):
+        """The compiler ends the comment at the spliced characters."""
+        kernel = next((folder / "kernels").glob("embed*.c"))
+        kernel.write_text(
+            kernel.read_text().replace(
+                "/* generated from ", "/* generated from *\\\n/" + EVIL + "/*", 1
+            )
+        )
+
+    def shadow(folder):
+        (folder / "kernels" / "stdint.h").write_text("#include_next <stdint.h>\n" + EVIL)
+
+    def plan(folder):
+        f = folder / "plan-cpu-generic.json"
+        f.write_text(re.sub(r'"eps":[^,}]+', '"eps":0.5', f.read_text()))
+
+    for change, name in (
+        (add, "kernels/embed"),
+        (splice, "kernels/embed"),
+        (shadow, "kernels/stdint.h"),
+        (plan, "plan-cpu"),
+    ):
+        folder = changed(change.__name__, change)
+        before = tree(folder)
+        if before == tree(changed(change.__name__ + "-not", lambda f: None)):
+            pytest.fail(f"{change.__name__} has changed nothing")
+        llmc("run", folder, *RUN, env=env, code=1)
+        assert name in llmc.err and "--trust-artifact" in llmc.err, llmc.err
+        assert tree(folder) == before
+    # the option runs it, which ends in abort()
+    llmc("run", tmp_path / "add", *RUN, TRUST, env=env, code=-6)
+    # unchanged text runs, and the next start finds the seal instead of compiling
+    same = changed("same", lambda f: None)
+    assert llmc.json("run", same, *RUN, env=env)["tokens"] == tokens
+    assert len(list((tmp_path / "cache" / "seals").iterdir())) == 1
+    assert llmc.json("run", same, *RUN, env=env)["tokens"] == tokens
+
+
+def seal(folder, cache):
+    """The seal of a compile that wrote these sources, from its description in
+    docs/internals/artifacts.md."""
+    plan = json.loads((folder / "plan-cpu-generic.json").read_text())
+    used = {"model.yaml", "plan-cpu-generic.json", *(k["file"] for k in plan["kernel"])}
+    for f in (folder / "kernels").rglob("*.h"):
+        used.add(str(f.relative_to(folder)))
+    total = hashlib.sha256(b"sources\0")
+    for name in sorted(used, key=str.encode):
+        data = (folder / name).read_bytes()
+        total.update(name.encode() + b"\0" + struct.pack("<Q", len(data)) + data)
+    key, text = total.hexdigest().encode(), b"anything"
+    cache.mkdir(parents=True, mode=0o700)
+    (cache / key.decode()).write_bytes(
+        text + key + hashlib.sha256(text + key).hexdigest().encode() + b"llmc sl1"
+    )
+
+
+def test_a_folder_of_the_own_compile_runs_whatever_its_text(llmc, shipped, tokens, tmp_path):
+    """Text of an older llmc differs from what this one makes: the seal of the compile is enough. A
+    seal is for the exact contents."""
+    env = {"LLMC_CACHE": str(tmp_path / "cache")}
+    folder = copy(shipped, tmp_path / "a")
+    shutil.rmtree(folder / "aot")
+    kernel = next((folder / "kernels").glob("embed*.c"))
+    kernel.write_text(kernel.read_text() + "/* as an older llmc wrote it */\n")
+    llmc("run", folder, *RUN, env=env, code=1)
+    seal(folder, tmp_path / "cache" / "seals")
+    assert llmc.json("run", folder, *RUN, env=env)["tokens"] == tokens
+    kernel.write_text(kernel.read_text() + "\n")
+    llmc("run", folder, *RUN, env=env, code=1)
+
+
+def test_built_kernels_of_others_are_compiled_again(llmc, shipped, tokens, model, tmp_path):
+    """Also when the manifest fits: code in the object would run."""
+    env = {"LLMC_CACHE": str(tmp_path / "cache")}
+    folder = copy(shipped, tmp_path / "a")
+    (folder / "aot" / "cpu-generic" / "other").write_text("x")
+    assert llmc.json("run", folder, *RUN, env=env)["tokens"] == tokens
+    assert "not built by you" in llmc.err and "compiling" in llmc.err
+    assert llmc.json("run", folder, *RUN, TRUST, env=env)["tokens"] == tokens
+    assert notices(llmc.err) == []
+    # the own compile seals what it builds, at any place
+    own = tmp_path / "own"
+    llmc("compile", model, "-o", own, "--arch", "generic", "--aot", "-q", env=env)
+    own = own.rename(tmp_path / "moved")
+    assert llmc.json("run", own, *RUN, env=dict(env, **NO_COMPILER))["tokens"] == tokens
+    assert notices(llmc.err) == []
+    # a compile into a folder of others does not seal what it has not built
+    llmc("compile", folder / "model.yaml", "-o", folder, "--arch", "generic", "-q", env=env)
+    assert llmc.json("run", folder, *RUN, env=env)["tokens"] == tokens
+    assert "not built by you" in llmc.err
+    (folder / "kernels" / "stdint.h").write_text("")
+    llmc("compile", folder / "model.yaml", "-o", folder, "--arch", "generic", "-q", env=env)
+    llmc("run", folder, *RUN, env=env, code=1)
+    assert "kernels/stdint.h" in llmc.err
+    # neither does a run that writes into it
+    llmc("run", model, *RUN, "--artifact", folder, env=env, code=1)
+    assert "kernels/stdint.h" in llmc.err
 
 
 def damage(kind, folder):
@@ -350,7 +472,7 @@ def test_killed_while_writing(llmc, model, tokens, tmp_path):
     )
     assert p.returncode == -9
     llmc("compile", model, "-o", half, "--arch", "generic", "--aot", env=env)
-    assert llmc.json("run", half, *RUN, env=NO_COMPILER)["tokens"] == tokens
+    assert llmc.json("run", half, *RUN, TRUST, env=NO_COMPILER)["tokens"] == tokens
 
 
 OLD = """#!/bin/sh

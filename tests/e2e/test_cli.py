@@ -463,6 +463,7 @@ def test_verify_names_the_first_op_beyond_its_tolerance(llmc, tmp_path):
     llmc(
         "verify",
         out,
+        "--trust-artifact",
         "--random-weights",
         "--arch",
         "generic",

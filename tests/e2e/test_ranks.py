@@ -284,7 +284,8 @@ def test_plans_of_one_process_are_compared(was, lie, tmp_path, llmc):
     text = plan.read_text()
     plan.write_text(re.sub(was, lie, text, count=1, flags=re.S))
     assert plan.read_text() != text
-    llmc("run", out, "--random-weights", "--arch", BEST, "--tokens", "5,6,7", "-n", "2", code=1)
+    args = ["--random-weights", "--arch", BEST, "--tokens", "5,6,7", "-n", "2"]
+    llmc("run", out, *args, "--trust-artifact", code=1)
     assert "rank 2 of 3 has another plan than rank 0" in llmc.err
 
 

@@ -58,6 +58,7 @@ class Options(Sized):
         ("log_user", C.c_void_p),
         ("mpi_comm", C.c_void_p),
         ("allow_unknown_keys", C.c_bool),
+        ("trust_artifact", C.c_bool),
     ]
 
 

@@ -77,13 +77,15 @@ class Model(Handle):
         log: Callable[[int, str], object] | None = None,
         mpi_comm: int | None = None,
         allow_unknown_keys: bool = False,
+        trust_artifact: bool = False,
     ) -> None:
         """Open a model; the options are those of llmc_options.
 
         set: overrides of the description, {"key": value} or ["key=value"]. log: called as log(level,
         line). mpi_comm: address of an MPI_Comm whose processes become the model's ranks (mpi4py:
         MPI._addressof(comm)). allow_unknown_keys: report keys of config.json that the family does
-        not know to `log`, instead of failing."""
+        not know to `log`, instead of failing. trust_artifact: run the code of a generated folder as
+        it is."""
         if isinstance(set, Mapping):
             set = [f"{k}={_setting(v)}" for k, v in set.items()]
         o = _ffi.Options(
@@ -100,6 +102,7 @@ class Model(Handle):
             no_weights=no_weights,
             cache_packed=cache_packed,
             allow_unknown_keys=allow_unknown_keys,
+            trust_artifact=trust_artifact,
         )
         _handle.fill(o, "open()", dict(n_threads=threads, **flags))
         h = C.c_void_p()
