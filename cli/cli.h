@@ -301,7 +301,7 @@ void interrupt_install(void);
 bool interrupted(void);
 
 extern const Command cmd_import, cmd_compile, cmd_plan, cmd_run, cmd_chat, cmd_serve, cmd_bench,
-    cmd_bench_serve, cmd_bench_mla, cmd_verify, cmd_eval, cmd_quantize, cmd_tokenize, cmd_cache,
-    cmd_doctor;
+    cmd_bench_serve, cmd_bench_mla, cmd_verify, cmd_eval, cmd_quantize, cmd_tokenize, cmd_embed,
+    cmd_cache, cmd_doctor;
 
 #endif

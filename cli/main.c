@@ -6,10 +6,10 @@
 #include "base/text.h"
 #include "cli/cli.h"
 
-static const Command *const command[] = { &cmd_run,     &cmd_chat, &cmd_serve,    &cmd_import,
-	                                  &cmd_compile, &cmd_plan, &cmd_bench,    &cmd_quantize,
-	                                  &cmd_verify,  &cmd_eval, &cmd_tokenize, &cmd_cache,
-	                                  &cmd_doctor };
+static const Command *const command[] = { &cmd_run,     &cmd_chat,  &cmd_serve,    &cmd_import,
+	                                  &cmd_compile, &cmd_plan,  &cmd_bench,    &cmd_quantize,
+	                                  &cmd_verify,  &cmd_eval,  &cmd_tokenize, &cmd_embed,
+	                                  &cmd_cache,   &cmd_doctor };
 enum { N_COMMANDS = sizeof command / sizeof *command };
 
 static void

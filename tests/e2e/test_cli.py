@@ -40,6 +40,7 @@ COMMANDS = [
     "eval",
     "quantize",
     "tokenize",
+    "embed",
     "cache",
     "doctor",
     "serve",

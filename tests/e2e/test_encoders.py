@@ -2,13 +2,14 @@
 (tests/golden/make_encoders.py), packed batches, pooling, and the memory of a session."""
 
 import json
+import subprocess
 
 import numpy as np
 import pytest
 
 import llmc
 from cuda_emu import environment
-from golden_run import weights
+from golden_run import LLMC, weights
 from processor import RUNS
 
 CASES = weights.cases(weights.ENCODERS)
@@ -224,6 +225,67 @@ def test_published_forms(name, tmp_path):
     case.values = lambda: values
     with model(tmp_path, case).session() as s:
         check(case, rows(s, case.inputs))
+
+
+def embed(folder, *args, code=0, **kw):
+    p = subprocess.run(
+        [LLMC, "embed", str(folder), *map(str, args), "--device", "ref", "--set", "kv.dtype=f32"],
+        capture_output=True,
+        text=True,
+        **kw,
+    )
+    assert p.returncode == code, p.stderr
+    return p.stderr if code else p.stdout
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    case = weights.Encoder("bert-plain")
+    return case, case.build_served(str(tmp_path_factory.mktemp("served")))
+
+
+def test_embed_a_file(served, tmp_path):
+    """Strings to vectors: `llmc embed` against the means of transformers' rows."""
+    case, folder = served
+    want = np.array([r.astype(np.float64).mean(0) for r in case.rows()])
+    texts = case.texts()
+    forms = [json.dumps(texts[0]), json.dumps({"text": texts[1]}), json.dumps(case.inputs[2]), ""]
+    forms.append(json.dumps({"id": 7, "input": texts[3]}))
+    file = tmp_path / "in.jsonl"
+    file.write_text("\n".join(forms * 40))
+    out = [json.loads(line) for line in embed(folder, file).splitlines()]
+    assert [o["index"] for o in out] == list(range(160))
+    assert [o["n_tokens"] for o in out[:4]] == [len(t) for t in case.inputs]
+    got = np.array([o["embedding"] for o in out])
+    assert np.abs(got - np.tile(want, (40, 1))).max() < 1e-5 * np.ptp(case.logits)
+    embed(folder, "-", "-o", tmp_path / "v.npy", "--normalize", input=file.read_text())
+    unit = want / np.linalg.norm(want, axis=1, keepdims=True)
+    array = np.load(tmp_path / "v.npy")
+    assert array.dtype == np.float32 and np.abs(array - np.tile(unit, (40, 1))).max() < 1e-5
+    one = embed(folder, "--text", texts[1], "--pool", "cls", "--dimensions", 5, "--json")
+    (one,) = json.loads(one)["embeddings"]
+    assert np.abs(one["embedding"] - case.rows()[1][0, :5]).max() < 1e-5 * np.ptp(case.logits)
+
+
+def test_embed_explains_mistakes(served, tmp_path):
+    _, folder = served
+    bad = tmp_path / "bad.jsonl"
+    for content, message in (
+        ('"w1"\nw2', "bad.jsonl:2: "),
+        ('{"txt": "w1"}', 'an object with "text"'),
+        ("[1, -1]", "element 1 is not a token id"),
+        ('""', "input 1 is empty"),
+        ('"' + "w1 " * 65 + '"', "has 65 tokens, the context holds 64; use --truncate"),
+        ("[131]", "131"),
+    ):
+        bad.write_text(content)
+        assert message in embed(folder, bad, code=1)
+    assert "name a file" in embed(folder, code=1)
+    assert "exclude each other" in embed(folder, bad, "--text", "w1", code=1)
+    assert "expected mean, cls or last" in embed(folder, bad, "--pool", "max", code=1)
+    assert "vectors have 72 elements" in embed(folder, bad, "--dimensions", 73, code=1)
+    bad.write_text('"' + "w1 " * 65 + '"')
+    assert json.loads(embed(folder, bad, "--truncate"))["n_tokens"] == 64
 
 
 REFUSED = [

@@ -148,6 +148,54 @@ class Encoder(Golden):
 
     MODELS, ROWS = ENCODERS, "rows.npy"
 
+    def rows(self):
+        """Rows of each input"""
+        return np.split(self.logits, np.cumsum([len(t) for t in self.inputs])[:-1])
+
+    def build_served(self, folder, pooling="mean_tokens", normalize=False):
+        """A folder of sentence-transformers whose tokenizer reads the word "w7" as id 7."""
+        self.build(folder)
+        vocab = {f"w{i}": i for i in range(1, self.config["vocab_size"])} | {"[UNK]": 0}
+        files = {
+            "tokenizer.json": dict(
+                added_tokens=[],
+                normalizer=dict(
+                    type="BertNormalizer",
+                    clean_text=True,
+                    handle_chinese_chars=True,
+                    strip_accents=None,
+                    lowercase=True,
+                ),
+                pre_tokenizer=dict(type="BertPreTokenizer"),
+                post_processor=None,
+                decoder=dict(type="WordPiece", prefix="##", cleanup=True),
+                model=dict(
+                    type="WordPiece",
+                    unk_token="[UNK]",
+                    continuing_subword_prefix="##",
+                    max_input_chars_per_word=100,
+                    vocab=vocab,
+                ),
+            ),
+            "1_Pooling/config.json": {f"pooling_mode_{pooling}": True},
+            "modules.json": [
+                dict(idx=i, name=str(i), path=path, type=f"sentence_transformers.models.{kind}")
+                for i, (kind, path) in enumerate(
+                    [("Transformer", ""), ("Pooling", "1_Pooling")]
+                    + [("Normalize", "2_Normalize")] * normalize
+                )
+            ],
+        }
+        for name, content in files.items():
+            path = os.path.join(folder, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "w") as f:
+                json.dump(content, f)
+        return folder
+
+    def texts(self):
+        return [" ".join(f"W{t}" for t in ids) for ids in self.inputs]
+
 
 # How a draft head is stored. layer and names; dense: it has the feed-forward of layer 0; windowed: it has the attention of windowed layers; output: its
 # output matrix; raw: it reads rows before the norms; lists: keys of the config with an element for it, equal to that of layer 1
