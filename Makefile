@@ -46,7 +46,7 @@ $(patsubst %.c,$(BUILD)/%.o,$(wildcard $(UNCOUNTED:%=%/*.c))): override COUNTERS
 $(BUILD)/quant/rank_update.o: override CFLAGS += -O3 -ffp-contract=fast
 $(BUILD)/quant/gram.o: override CFLAGS += -O3
 # Scale searches, whose loops profit from unrolling.
-$(BUILD)/formats/block_quantize.o: override CFLAGS += -O3
+$(BUILD)/formats/block_quantize.o $(BUILD)/formats/block_store.o: override CFLAGS += -O3
 
 $(BUILD)/embed.c: $(EMBED) tools/embed.py
 	@python3 tools/embed.py $@

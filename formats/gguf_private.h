@@ -30,6 +30,9 @@ struct Gguf {
 	size_t n_part;
 };
 
+/* Bytes of a value; 0: strings and arrays */
+extern const uint8_t gguf_type_bytes[GGUF_F64 + 1];
+
 /* Opens one file, split or not, with its tensors as stored */
 llmc_status gguf_open_one(const char *path, Gguf **out, llmc_error *err);
 /* Resolves tensors that use other tensors, possibly of other parts; closes *g on failure */

@@ -1,247 +1,12 @@
-/* Reads configs/schemes/, matches a file's tensors to a quantisation format, and converts rows.
- * fit() checks shapes once, so every index in scheme_row stays within its tensor. Planes are [a, b]
- * with one axis of fields; the numbers of fields and groups are checked against both dimensions. */
+/* Fits a file's tensors to the form of a quantisation format (formats/scheme_form.c). fit() checks
+ * shapes once, so every index in scheme_row stays within its tensor. Planes are [a, b] with one
+ * axis of fields; the numbers of fields and groups are checked against both dimensions. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "base/embed.h"
 #include "formats/name_table.h"
 #include "formats/scheme_fit.h"
-
-/* ---- reading ---- */
-static const json_t *
-config_value(const Schemes *s, const char *path)
-{
-	const json_t *v = s->quant;
-
-	while (v && *path) {
-		size_t n = strcspn(path, ".");
-		v = json_object_get(v, arena_strndup(s->a, path, n));
-		path += n + (path[n] == '.');
-	}
-	return v;
-}
-
-static void
-free_json(void *p)
-{
-	json_decref(p);
-}
-
-static void
-read_config(Schemes *s, const char *text, size_t n)
-{
-	json_error_t why;
-	const json_t *root = text ? json_read_python(s->a, text, n, JSON_REJECT_DUPLICATES, &why)
-	                          : NULL; /* the reader of model descriptions reports the error */
-
-	static const char *const width[] = { "hidden_size", "n_embd", "d_model" };
-	for (size_t i = 0; i < sizeof width / sizeof *width && s->hidden < 1; i++) {
-		s->hidden = json_integer_value(json_object_get(root, width[i]));
-		if (s->hidden < 1)
-			s->hidden = json_integer_value(
-			    json_object_get(json_object_get(root, "text_config"), width[i]));
-	}
-	s->quant = json_object_get(root, "quantization_config");
-	if (!s->quant) /* older MLX configs have only "quantization" */
-		s->quant = json_object_get(root, "quantization");
-	if (!s->quant)
-		s->quant =
-		    json_object_get(json_object_get(root, "text_config"), "quantization_config");
-	if (!json_is_object(s->quant))
-		s->quant = NULL;
-	/* ChatGLM predates quantization_config and has only a bit count */
-	const json_int_t bits =
-	    s->quant ? 0 : json_integer_value(json_object_get(root, "quantization_bit"));
-	if (bits == 4 || bits == 8) {
-		json_t *own =
-		    json_pack("{s:s}", "quant_method", bits == 4 ? "chatglm-int4" : "chatglm-int8");
-		if (!own)
-			arena_out(s->a);
-		arena_defer(s->a, free_json, own);
-		s->quant = own;
-	}
-}
-
-const Node *
-scheme_yaml(Arena *a, Diag *d, const char *name)
-{
-	size_t size;
-	const char *path = arena_printf(a, "configs/schemes/%s.yaml", name);
-	const char *text = embed_find(path, &size);
-
-	return text ? yaml_parse(yaml_source(a, path, text, size), d, a) : NULL;
-}
-
-static void
-forms_of(Schemes *s, Diag *d, const char *name)
-{
-	const Node *root = scheme_yaml(s->a, d, name),
-	           *forms = root ? node_get(root, "forms") : NULL;
-
-	for (size_t i = 0; forms && i < forms->n; i++) {
-		s->form = arena_grow(s->a, s->form, &s->cap, s->n_form + 1, sizeof *s->form);
-		s->form[s->n_form++] = forms->item[i];
-	}
-}
-
-llmc_status
-schemes_open(Arena *a, const char *config, size_t n, Schemes **out, llmc_error *err)
-{
-	Schemes *s = *out = NEW(a, Schemes, 1);
-	Diag *d = NEW(a, Diag, 1); /* its text is freed with the arena */
-
-	s->a = a;
-	read_config(s, config, n);
-	diag_init(d, a);
-	const Node *index = scheme_yaml(s->a, d, "_index"),
-	           *list = index ? node_get(index, "schemes") : NULL;
-	const char *method = schemes_method(s),
-	           *why = method ? scheme_text(index ? node_get(index, "refused") : NULL, method)
-	                         : NULL;
-	s->known = "";
-	for (size_t i = 0; list && i < list->n; i++) {
-		forms_of(s, d, list->item[i]->text);
-		s->known = arena_printf(a, "%s%s%s", s->known, i ? ", " : "", list->item[i]->text);
-	}
-	if (d->n_error || !s->n_form)
-		return diag_error(d, err);
-	if (why)
-		return error_set(
-		    err, LLMC_E_INPUT,
-		    "these weights are quantised by %s, which llmc does not read: %s. Use the "
-		    "unquantised checkpoint, a GGUF file of it, or one of these: %s",
-		    method, why, s->known);
-	return LLMC_OK;
-}
-
-const char *
-schemes_known(const Schemes *s)
-{
-	return s->known;
-}
-
-const char *
-schemes_method(const Schemes *s)
-{
-	const char *m = s->quant ? json_string_value(config_value(s, "quant_method")) : NULL;
-
-	return m ? m : s->quant ? "" : NULL;
-}
-
-/* ---- selecting the form ---- */
-const char *
-scheme_text(const Node *map, const char *key)
-{
-	const Node *n = map ? node_get(map, key) : NULL;
-
-	return n && n->kind == NODE_SCALAR ? n->text : NULL;
-}
-
-static bool
-flag_of(const Node *map, const char *key)
-{
-	const char *t = scheme_text(map, key);
-
-	return t && strcmp(t, "true") == 0;
-}
-
-/* Returns whether each listed value of quantization_config matches; null in a list means that the
- * key is absent */
-static bool
-when_holds(const Schemes *s, const Node *when)
-{
-	for (size_t i = 0; when && i < when->n; i++) {
-		const json_t *v = config_value(s, when->key[i]->text);
-		const char *have = json_string_value(v);
-		const Node *list = when->item[i];
-		bool found = false;
-		for (size_t k = 0; k < list->n && !found; k++)
-			found = node_is_null(list->item[k])
-			            ? !v
-			            : have && strcmp(have, list->item[k]->text) == 0;
-		if (!found)
-			return false;
-	}
-	return true;
-}
-
-bool
-scheme_part(const Fit *f, const char *suffix, SchemeTensor *out)
-{
-	const char *name = arena_printf(f->s->a, "%s%s", f->module, suffix);
-
-	if (!f->find(f->user, name, out))
-		return false;
-	if (*f->n_part < SCHEME_MAX_PARTS)
-		f->parts[(*f->n_part)++] = name;
-	return true;
-}
-
-/* Power-of-two bytes have a type of their own (F8_E8M0), but many writers predate it and use U8. */
-static bool
-type_fits(const char *want, const char *have)
-{
-	return strcmp(want, have) == 0 || (strcmp(want, "U8") == 0 && strcmp(have, "F8_E8M0") == 0);
-}
-
-/* Returns the module's name if `name` is the form's code tensor and its scales exist, else NULL. */
-static const char *
-module_of(const Schemes *s, const Node *form, const char *name, scheme_find_fn *find,
-          const void *user)
-{
-	const Node *code = node_get(form, "code");
-	const char *suffix = scheme_text(code, "tensor"), *type = scheme_text(code, "type");
-	const char *scale = scheme_text(node_get(form, "scale"), "tensor"),
-	           *scale_type = scheme_text(node_get(form, "scale"), "type");
-	size_t n = strlen(name), m = suffix ? strlen(suffix) : 0;
-	SchemeTensor t;
-
-	if (!m || n <= m + 1 || (suffix[0] != '_' && name[n - m - 1] != '.') ||
-	    strcmp(name + n - m, suffix) != 0 || !when_holds(s, node_get(form, "when")))
-		return NULL;
-	const char *module = arena_strndup(s->a, name, n - m);
-	if (type && (!find(user, name, &t) || strcmp(t.type, type) != 0))
-		return NULL;
-	if (scale && (!find(user, arena_printf(s->a, "%s%s", module, scale), &t) ||
-	              (scale_type && !type_fits(scale_type, t.type))))
-		return NULL;
-	return module;
-}
-
-/* ---- fitting ---- */
-int
-scheme_element_bits(const char *type)
-{
-	return strcmp(type, "I32") == 0 || strcmp(type, "U32") == 0 || strcmp(type, "F32") == 0 ? 32
-	       : strcmp(type, "F16") == 0 || strcmp(type, "BF16") == 0                          ? 16
-	                                                                                        : 8;
-}
-
-static llmc_status
-shape_bad(const Fit *f, const SchemePlane *p, const char *want)
-{
-	return error_set(f->err, LLMC_E_INPUT, "%s has the shape [%lld, %lld]; %s", p->name,
-	                 (long long)p->dim[0], (long long)p->dim[1], want);
-}
-
-/* power-of-two bytes */
-bool
-scheme_exponents(const char *type)
-{
-	return strcmp(type, "U8") == 0 || strcmp(type, "F8_E8M0") == 0;
-}
-
-int64_t
-scheme_elements(const SchemeTensor *t)
-{
-	int64_t n = 1;
-
-	for (int i = 0; i < t->n_dims; i++)
-		n *= t->dim[i]; /* safetensors.c has checked it for overflow */
-	return n;
-}
 
 /* Loads one plane of the form. An absent plane has no data. */
 static llmc_status
@@ -255,12 +20,12 @@ plane(const Fit *f, const char *which, SchemePlane *out)
 	if (!suffix)
 		return LLMC_OK;
 	if (!scheme_part(f, suffix, &t)) {
-		if (flag_of(rule, "optional"))
+		if (scheme_flag(rule, "optional"))
 			return LLMC_OK;
 		return error_set(f->err, LLMC_E_INPUT, "%s%s is missing: the weights of %s need it",
 		                 f->module, suffix, f->module);
 	}
-	if (type ? !type_fits(type, t.type)
+	if (type ? !scheme_type_fits(type, t.type)
 	         : strcmp(t.type, "F16") && strcmp(t.type, "BF16") && strcmp(t.type, "F32"))
 		return error_set(f->err, LLMC_E_INPUT, "%s is stored as %s; expected %s", t.name,
 		                 t.type, type ? type : "F16, BF16 or F32");
@@ -268,7 +33,7 @@ plane(const Fit *f, const char *which, SchemePlane *out)
 	if (node_get(f->form, "lead"))
 		(void)node_int(node_get(f->form, "lead"), &lead);
 	/* stacked matrices of experts, or a single matrix */
-	if (flag_of(f->form, "stacked") && t.n_dims == 3)
+	if (scheme_flag(f->form, "stacked") && t.n_dims == 3)
 		lead = 2;
 	if (t.n_dims > 2 && (lead == 1 || t.n_dims <= lead))
 		return error_set(f->err, LLMC_E_INPUT, "%s has %d dimensions; expected 2", t.name,
@@ -282,7 +47,7 @@ plane(const Fit *f, const char *which, SchemePlane *out)
 	out->dim[0] = out->dim[1] = 1;
 	for (int i = 0; i < t.n_dims; i++)
 		if (__builtin_mul_overflow(out->dim[i >= lead], t.dim[i], &out->dim[i >= lead]))
-			return shape_bad(f, out, "that is too large");
+			return scheme_shape_bad(f, out, "that is too large");
 	out->stack = lead > 1 ? t.dim[0] : 0;
 	if (scheme_text(rule, "as"))
 		out->type = scheme_text(rule, "as");
@@ -320,10 +85,10 @@ fields(const Fit *f, SchemePlane *p, int axis, int bits, int64_t n, int64_t othe
 		        : among > 2                ? among
 		                                   : 2;
 	if (n > INT64_MAX / 64)
-		return shape_bad(f, p, "that is too large");
+		return scheme_shape_bad(f, p, "that is too large");
 	int64_t words = ceil_div((n + among - 1) / among * among * bits, p->element);
 	if (p->dim[axis] < words || p->dim[!axis] < others)
-		return shape_bad(
+		return scheme_shape_bad(
 		    f, p,
 		    arena_printf(f->s->a,
 		                 "expected %lld fields of %d bits along axis %d, %lld times",
@@ -345,7 +110,7 @@ configured_int(const Fit *f, const char *path)
 	      : NULL;
 	const json_t *v = json_object_get(own, path);
 
-	return json_is_integer(v) ? v : config_value(f->s, path);
+	return json_is_integer(v) ? v : scheme_config_value(f->s, path);
 }
 
 /* Derives rows, columns and bits from the shapes of codes and scales and from the tensors and keys
@@ -367,7 +132,7 @@ sizes(const Fit *f, SchemeMatrix *m, int *bits, bool *packed)
 	*bits = m->code.element;
 	if (m->quarters) {
 		if (__builtin_mul_overflow(m->code.dim[0], (int64_t)4, &m->rows))
-			return shape_bad(f, &m->code, "that is too large");
+			return scheme_shape_bad(f, &m->code, "that is too large");
 		*bits = 2;
 		return LLMC_OK;
 	}
@@ -398,7 +163,7 @@ sizes(const Fit *f, SchemeMatrix *m, int *bits, bool *packed)
 		configured_bits =
 		    json_integer_value(configured_int(f, scheme_text(f->form, "bits")));
 	if (words > INT64_MAX / 64)
-		return shape_bad(f, &m->code, "that is too large");
+		return scheme_shape_bad(f, &m->code, "that is too large");
 	if (m->code_along_out)
 		listed = m->scale.dim[axis_is(node_get(f->form, "scale"), 0, "out") ? 0 : 1];
 	if (!listed && configured_bits > 0 && configured_bits <= 8)
@@ -407,7 +172,7 @@ sizes(const Fit *f, SchemeMatrix *m, int *bits, bool *packed)
 	            ? (int)(words * m->code.element / listed)
 	            : 0;
 	if (*bits < 2 || ceil_div(listed * *bits, m->code.element) != words)
-		return shape_bad(
+		return scheme_shape_bad(
 		    f, &m->code,
 		    arena_printf(f->s->a, "its codes are not 2 to 8 bits for %lld columns or rows",
 		                 (long long)listed));
@@ -421,7 +186,7 @@ scales(const Fit *f, SchemeMatrix *m)
 {
 	const Node *rule = node_get(f->form, "scale");
 	const char *block = scheme_text(f->form, "block"), *group = scheme_text(f->form, "group");
-	const json_t *b = block ? config_value(f->s, block) : NULL,
+	const json_t *b = block ? scheme_config_value(f->s, block) : NULL,
 	             *g = group ? configured_int(f, group) : NULL;
 	int64_t over = 0;
 
@@ -429,9 +194,9 @@ scales(const Fit *f, SchemeMatrix *m)
 	const int64_t by_row = m->scale.dim[!m->scale_by_out],
 	              by_col = m->scale.dim[m->scale_by_out];
 	if (by_row < 1 || by_col < 1 || by_row > m->rows || by_col > m->cols + 8)
-		return shape_bad(f, &m->scale,
-		                 arena_printf(f->s->a, "the matrix is [%lld, %lld]",
-		                              (long long)m->rows, (long long)m->cols));
+		return scheme_shape_bad(f, &m->scale,
+		                        arena_printf(f->s->a, "the matrix is [%lld, %lld]",
+		                                     (long long)m->rows, (long long)m->cols));
 	m->block_rows = m->rows / by_row;
 	m->block_cols = m->cols / by_col;
 	if (json_array_size(b) == 2) {
@@ -444,15 +209,15 @@ scales(const Fit *f, SchemeMatrix *m)
 	 * groups than needed */
 	const int64_t need = m->block_cols > 0 ? ceil_div(m->cols, m->block_cols) : 0;
 	if (m->block_rows < 1 || m->block_cols < 1 || ceil_div(m->rows, m->block_rows) != by_row ||
-	    need > by_col || (need < by_col && !flag_of(rule, "padded")))
-		return shape_bad(
+	    need > by_col || (need < by_col && !scheme_flag(rule, "padded")))
+		return scheme_shape_bad(
 		    f, &m->scale,
 		    arena_printf(f->s->a, "expected a scale for each %lld x %lld of [%lld, %lld]",
 		                 (long long)m->block_rows, (long long)m->block_cols,
 		                 (long long)m->rows, (long long)m->cols));
 	if (node_get(rule, "over") && node_int(node_get(rule, "over"), &over))
 		m->over = (float)over;
-	m->divides = flag_of(rule, "divides");
+	m->divides = scheme_flag(rule, "divides");
 	return LLMC_OK;
 }
 
@@ -528,54 +293,6 @@ arrange(const Fit *f, SchemeMatrix *m, int64_t *most)
 	m->factor = factor;
 }
 
-/* Selects the weight type. F32 can hold any values, but takes eight times the memory of 4 bits; it
- * is used for columns that do not fill groups. g: columns that share a group */
-static Dtype
-dtype_of(const SchemeMatrix *m, int bits, int64_t g)
-{
-	const bool wide = strcmp(m->scale.type, "F16") != 0 || m->over > 0;
-
-	if ((m->column_group && !m->order) || (m->column_scale && !m->factor))
-		return DT_F32;
-	if (m->codes == SCHEME_E2M1) {
-		if (scheme_exponents(m->scale.type) && m->block_cols == 32 && m->cols % 32 == 0 &&
-		    m->block_rows == 1)
-			return DT_MXFP4;
-		return strcmp(m->scale.type, "F8_E4M3") == 0 && m->block_cols == 16 &&
-		               m->cols % 64 == 0 && m->block_rows == 1
-		           ? DT_NVFP4
-		           : DT_F32;
-	}
-	const DtypeValues values = m->codes == SCHEME_E4M3 ? VALUES_E4M3 : VALUES_INT;
-	/* there is no f32-scale type of 2 or 3 bits with a zero point: use one with an
-	 * f32 minimum */
-	const bool whole = !m->least.data && !(wide && bits < 4);
-	DtypeGroup want = { .bits = bits > 4 ? 8 : bits,
-		            .scale_bytes = wide || values == VALUES_E4M3 ? 4 : 2,
-		            .zero_bytes = values == VALUES_INT,
-		            .values = values };
-	if (values == VALUES_INT && !whole)
-		want.scale_bytes = want.zero_bytes = 4;
-	return scheme_dtype(want, g, m->cols);
-}
-
-Dtype
-scheme_dtype(DtypeGroup want, int64_t together, int64_t cols)
-{
-	for (want.columns = 128; want.columns >= 32; want.columns /= 2) {
-		if (together % want.columns || cols % want.columns)
-			continue;
-		for (int d = 0; d < DT_COUNT; d++) {
-			const DtypeGroup have = dtype_group((Dtype)d);
-			if (have.columns == want.columns && have.values == want.values &&
-			    have.bits == want.bits && have.scale_bytes == want.scale_bytes &&
-			    have.zero_bytes == want.zero_bytes)
-				return (Dtype)d;
-		}
-	}
-	return DT_F32;
-}
-
 /* Returns the module of the rule's tensor: this module, or its parent if the rule lists this
  * submodule; NULL: the rule does not apply */
 static const char *
@@ -617,7 +334,7 @@ column_scale(const Fit *f, SchemeMatrix *m)
 		float *scale = NEW(f->s->a, float, m->cols);
 		for (int64_t k = 0; k < m->cols; k++) {
 			const float v = scheme_number(t.type, t.data, k);
-			scale[k] = flag_of(rule, "divides") ? 1 / v : v;
+			scale[k] = scheme_flag(rule, "divides") ? 1 / v : v;
 			if (!isfinite(scale[k]))
 				return error_set(f->err, LLMC_E_INPUT,
 				                 "%s[%lld] = %g is not a finite column factor",
@@ -645,7 +362,7 @@ whole(const Fit *f, SchemeMatrix *m)
 	if (strcmp(t.type, "F32") || scheme_elements(&t) != 1)
 		return error_set(f->err, LLMC_E_INPUT, "%s: expected one F32 number", t.name);
 	memcpy(&m->whole, t.data, 4);
-	if (flag_of(rule, "divides"))
+	if (scheme_flag(rule, "divides"))
 		m->whole = 1 / m->whole;
 	if (!isfinite(m->whole))
 		return error_set(f->err, LLMC_E_INPUT, "%s is not a finite weight factor", t.name);
@@ -672,12 +389,12 @@ fit(const Fit *f, SchemeMatrix *m)
 	TRY(plane(f, "least", &m->least));
 	if (m->least.data &&
 	    (m->least.dim[0] != m->scale.dim[0] || m->least.dim[1] != m->scale.dim[1]))
-		return shape_bad(f, &m->least,
-		                 arena_printf(f->s->a,
-		                              "expected [%lld, %lld], the shape of the "
-		                              "scales",
-		                              (long long)m->scale.dim[0],
-		                              (long long)m->scale.dim[1]));
+		return scheme_shape_bad(f, &m->least,
+		                        arena_printf(f->s->a,
+		                                     "expected [%lld, %lld], the shape of the "
+		                                     "scales",
+		                                     (long long)m->scale.dim[0],
+		                                     (long long)m->scale.dim[1]));
 	const char *how = scheme_text(code, "order");
 	m->eetq = how && strcmp(how, "eetq") == 0;
 	m->quarters = how && strcmp(how, "quarters") == 0;
@@ -685,10 +402,10 @@ fit(const Fit *f, SchemeMatrix *m)
 	TRY(scales(f, m));
 	if (m->codes == SCHEME_E2M1 &&
 	    m->block_cols != (strcmp(m->scale.type, "F8_E4M3") ? 32 : 16))
-		return shape_bad(f, &m->scale,
-		                 strcmp(m->scale.type, "F8_E4M3")
-		                     ? "MXFP4 has a scale for each 32 columns"
-		                     : "NVFP4 has a scale for each 16 columns");
+		return scheme_shape_bad(f, &m->scale,
+		                        strcmp(m->scale.type, "F8_E4M3")
+		                            ? "MXFP4 has a scale for each 32 columns"
+		                            : "NVFP4 has a scale for each 16 columns");
 	TRY(order(f, m));
 	const int in = axis_is(code, 0, "in") ? 0 : 1;
 	if (!m->quarters)
@@ -708,16 +425,17 @@ fit(const Fit *f, SchemeMatrix *m)
 	/* I8 codes and their zero points are signed; packed codes without zero points are offset by
 	 * half of their range */
 	m->offset = packed || strcmp(m->code.type, "I8") ? 0 : 128;
-	m->flip = m->offset ? 0x80 : flag_of(code, "signed") ? 1 << (bits - 1) : 0;
+	m->flip = m->offset ? 0x80 : scheme_flag(code, "signed") ? 1 << (bits - 1) : 0;
 	m->middle = m->offset ? 128 : 1 << (bits - 1);
 	int64_t middle;
 	if (node_get(code, "middle") && node_int(node_get(code, "middle"), &middle))
 		m->middle = (int)middle;
 	if (m->eetq && (m->cols % 64 || m->rows % 2))
-		return shape_bad(f, &m->code, "expected multiples of 64 inputs and 2 outputs");
+		return scheme_shape_bad(f, &m->code,
+		                        "expected multiples of 64 inputs and 2 outputs");
 	int64_t most;
 	arrange(f, m, &most);
-	m->dtype = dtype_of(m, bits, most);
+	m->dtype = scheme_dtype_of(m, bits, most);
 	/* x needs no order: F32 rows are in the original column order, factors included */
 	if (m->dtype == DT_F32)
 		m->order = m->factor = NULL;
@@ -743,7 +461,7 @@ scheme_matrix(const Schemes *s, const char *name, scheme_find_fn *find, const vo
 	*out = NULL;
 	*n_part = 0;
 	for (size_t i = 0; i < s->n_form; i++) {
-		const char *found = module_of(s, s->form[i], name, find, user),
+		const char *found = scheme_module(s, s->form[i], name, find, user),
 		           *refuse = scheme_text(s->form[i], "refuse");
 		if (!found)
 			continue;

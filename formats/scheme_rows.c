@@ -28,20 +28,6 @@ field(const SchemePlane *p, int64_t at, int64_t other)
 	return (v + (uint32_t)p->add) & (uint32_t)mask;
 }
 
-float
-scheme_number(const char *type, const uint8_t *data, int64_t i)
-{
-	uint16_t h;
-	float f;
-
-	if (strcmp(type, "F32") == 0) {
-		memcpy(&f, data + 4 * i, 4);
-		return f;
-	}
-	memcpy(&h, data + 2 * i, 2);
-	return type[0] == 'B' ? bf16_to_f32(h) : f16_to_f32(h);
-}
-
 /* FastLLM: divides a group's range, extended to include 0, into equal steps; the zero point is the
  * step nearest to 0 */
 static float

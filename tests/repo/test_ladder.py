@@ -180,7 +180,6 @@ def test_no_circle_of_includes():
 # files of a module that call each other: recursion over a language or its data, or not divided yet
 CIRCLES = {
     "base: json json_parse",
-    "formats: scheme scheme_flat scheme_hqq scheme_rows",
     "grammar: grammar_open json_grammar schema schema_check schema_containers schema_disjoint schema_merge schema_not schema_ref schema_scalar structural_tags",
     "grammar: language regex_grammar",
     "quant: choose_types quantize_experts quantize_model",
@@ -192,6 +191,7 @@ CIRCLES = {
     "runtime/kv: kv kv_host prefix_cache",
     "runtime: forward ranks runtime session",
     "serve: generation load_report status connection http metrics trace worker_pool model_engine model_manager models",
+    "serve/dialects: openai openai_extensions",
     "text/jinja: core value",
     "text/jinja: eval filters jinja methods string tests",
     "text: bpe break_special charsmap encode icetk normalize pretok tokenizer unigram wordpiece",

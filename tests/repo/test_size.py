@@ -11,15 +11,9 @@ LONG_FILES = {
     "include/llmc.h",  # the public header
     # to be divided
     "compiler/import/import_check.c",
-    "compiler/spec/expr.c",
     "emu/core/shadow.c",
     "emu/core/timeline.c",
     "emu/nvrtc/build.c",
-    "formats/block_quantize.c",
-    "formats/gguf.c",
-    "formats/layout_packed.c",
-    "formats/safetensors.c",
-    "formats/scheme.c",
     "grammar/automaton.c",
     "grammar/language.c",
     "runtime/engine/scheduler.c",
