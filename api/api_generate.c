@@ -61,9 +61,10 @@ llmc_generate(llmc_session *s, const int32_t *tok, size_t n_tok, const llmc_para
 		    plan_output_name[s->model->plan->output]);
 	if (n_tok > (size_t)lim->context)
 		return error_set(err, LLMC_E_RANGE,
-		                 "the prompt has %zu tokens, the context holds %d; open the "
-		                 "session with a larger context",
-		                 n_tok, lim->context);
+		                 "the prompt has %zu tokens, the context holds %d of the model's "
+		                 "%lld positions; open the session with a larger context "
+		                 "(--context)",
+		                 n_tok, lim->context, (long long)s->model->plan->max_positions);
 	if (s->model->plan->prompt_whole && n_tok > (size_t)lim->chunk)
 		return error_set(err, LLMC_E_RANGE,
 		                 "this model reads its prompt in one chunk: %zu tokens do not fit "

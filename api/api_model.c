@@ -522,6 +522,8 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 		                 "%s: no weights: pass --weights PATH, write `weights: PATH` into "
 		                 "the YAML, or use --random-weights to benchmark",
 		                 path);
+	if (opt->planned)
+		TRY(opt->planned(opt->planned_user, m, err));
 	RuntimeOptions ro = { .artifact = m->artifact,
 		              .weights = m->weights,
 		              .world = m->world,

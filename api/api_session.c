@@ -321,9 +321,10 @@ llmc_embed(llmc_session *s, const int32_t *tok, size_t n_tok, llmc_pool pool, bo
 		                 "the input is empty: a model needs at least one token");
 	if (n_tok > (size_t)session_limits_of(s->s)->context)
 		return error_set(err, LLMC_E_RANGE,
-		                 "the input has %zu tokens, the context holds %d; open the session "
-		                 "with a larger context",
-		                 n_tok, session_limits_of(s->s)->context);
+		                 "the input has %zu tokens, the context holds %d of the model's "
+		                 "%lld positions; open the session with a larger context",
+		                 n_tok, session_limits_of(s->s)->context,
+		                 (long long)s->model->plan->max_positions);
 	double *sum = calloc((size_t)width, sizeof *sum);
 	if (!sum)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a vector");

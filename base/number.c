@@ -122,6 +122,20 @@ bytes_parse(const char *text, int64_t *out)
 	return true;
 }
 
+const char *
+human_bytes(double bytes, char buf[32])
+{
+	static const char *const unit[] = { "B", "KiB", "MiB", "GiB", "TiB" };
+	int u = 0;
+
+	while (bytes >= 1024 && u < 4) {
+		bytes /= 1024;
+		u++;
+	}
+	snprintf(buf, 32, u == 0 || bytes >= 100 ? "%.0f %s" : "%.1f %s", bytes, unit[u]);
+	return buf;
+}
+
 int
 double_order(const void *a, const void *b)
 {

@@ -13,6 +13,8 @@ bool number_parse(const char *text, double *out);
 /* Parse text as a size above 0 in bytes: a number and an optional K, M, G or T (powers of 1024),
  * with or without iB or B. */
 bool bytes_parse(const char *text, int64_t *out);
+/* "1.5 GiB"; returns buf */
+const char *human_bytes(double bytes, char buf[32]);
 /* Write v with the fewest digits that parse back to v, at most `digits` (NUMBER_EXACT: no limit).
  * The spelling is that of floats in Python's repr and JSON: 1.0, 0.0001, 1e-05, 1.5e+16; nan, inf,
  * -inf. */

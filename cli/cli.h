@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "base/number.h"
 #include "llmc.h"
 
 enum { EXIT_INPUT = 1, EXIT_MACHINE = 2, EXIT_CHECK = 3, EXIT_INTERRUPTED = 130 };
@@ -60,6 +61,10 @@ typedef struct Common {
 	bool quiet, verbose, json, random_weights, cache_packed, allow_unknown_keys, trust_artifact;
 	int32_t context, seqs, chunk;
 	int64_t memory; /* bytes; 0: no limit */
+	/* limits of the session that will be opened; open_model fills in those that are 0, or
+	 * refuses. NULL: none */
+	llmc_limits *fit;
+	char fit_text[512]; /* one line: the choice */
 } Common;
 /* clang-format off: a table */
 #define OPT_ALLOW_UNKNOWN_KEYS(flag)                                                               \
@@ -124,10 +129,11 @@ typedef struct Common {
 	      "kv",                                                                                    \
 	      "TYPE",                                                                                  \
 	      &(c).kv,                                                                                 \
-	      "type of the KV cache: f16, f32, bf16, int8, f8, int8_32, f8_32, int6, int4 "            \
+	      "type of the KV cache: f16, bf16, f8, int8, int6, int4, ... "                            \
 	      "(same as --set kv.dtype=)" },                                                           \
-	    { OPT_INT, 0,       "pp",                                                                  \
-	      "N",     &(c).pp, "pipeline stages of contiguous layers (same as --set parallel.pp=)" }, \
+	    { OPT_INT, 0,                                                                              \
+	      "pp",    "N",                                                                            \
+	      &(c).pp, "pipeline stages of contiguous layers (same as --set parallel.pp=) [1]" },      \
 	    { OPT_INT,                                                                                 \
 	      0,                                                                                       \
 	      "tp",                                                                                    \
@@ -139,9 +145,13 @@ typedef struct Common {
 	      "artifact",   "DIR",                                                                     \
 	      &(c).out_dir, "folder for the generated files [the cache]" },                            \
 	    { OPT_GROUP, 0, "Limits", NULL, NULL, NULL },                                              \
-	    { OPT_INT,      'c',                                                                       \
-	      "context",    "N",                                                                       \
-	      &(c).context, "positions per sequence [the model's context length, at most 4096]" },     \
+	    { OPT_INT,                                                                                 \
+	      'c',                                                                                     \
+	      "context",                                                                               \
+	      "N",                                                                                     \
+	      &(c).context,                                                                            \
+	      "positions per sequence [run, chat, serve: the model's, as far as "                      \
+	      "memory allows; others: at most 4096]" },                                                \
 	    { OPT_INT, 0, "seqs", "N", &(c).seqs, "sequences that run at a time [1]" },                \
 	    { OPT_INT, 0, "chunk", "N", &(c).chunk, "prompt tokens per step [512]" },                  \
 	    { OPT_BYTES, 0, "memory", "SIZE", &(c).memory, "limit of memory, for example 8G" },        \
@@ -291,7 +301,6 @@ llmc_status tokenize_alloc(const llmc_tokenizer *t, const char *text, size_t n_b
                            int32_t **ids, size_t *n, llmc_error *err);
 llmc_status chat_alloc(const llmc_tokenizer *t, const char *messages, const char *options,
                        char **text, size_t *n, llmc_error *err);
-const char *human_bytes(double bytes, char buf[32]);
 double now(void); /* seconds, monotonic */
 /* Print quoted and escaped; invalid UTF-8 becomes U+FFFD. */
 void json_text(FILE *f, const char *s, size_t n);

@@ -59,6 +59,11 @@ chat(int argc, char **argv)
 	if (draft && smp.p.speculate < 1)
 		return opt_usage_error(&cmd_chat, "--draft and --speculate 0 exclude each other");
 	draft_prepare(&c, draft);
+	llmc_limits lim = limits_of(&c);
+	if (smp.p.speculate > 0)
+		lim.n_out = 1 + smp.p.speculate,
+		lim.marks = 1; /* one mark per step, before its draft tokens */
+	c.fit = &lim;
 	llmc_status status = open_model(&c, args[0], false, &m, &err);
 	const llmc_tokenizer *t = m ? llmc_model_tokenizer(m) : NULL;
 	if (status == LLMC_OK && !t) {
@@ -66,10 +71,8 @@ chat(int argc, char **argv)
 		snprintf(err.text, sizeof err.text, "%s: has no tokenizer: chat needs one",
 		         args[0]);
 	}
-	llmc_limits lim = limits_of(&c);
-	if (smp.p.speculate > 0)
-		lim.n_out = 1 + smp.p.speculate,
-		lim.marks = 1; /* one mark per step, before its draft tokens */
+	if (status == LLMC_OK && !c.quiet)
+		fprintf(stderr, "llmc: %s\n", c.fit_text);
 	if (status == LLMC_OK)
 		status = token_source_open(&c, m, args[0], draft, &smp, &lim, &s, &err);
 	if (status != LLMC_OK) {

@@ -58,9 +58,9 @@ compile(int argc, char **argv)
 		OPT_ALLOW_UNKNOWN_KEYS(o.allow_unknown_keys),
 		{ OPT_INT, 0, "pp", "N", &pp,
 		  "pipeline stages of contiguous layers, one plan per stage (same as --set "
-		  "parallel.pp=)" },
+		  "parallel.pp=) [1]" },
 		{ OPT_INT, 0, "tp", "N", &tp,
-		  "tensor-parallel ranks, one plan per rank (same as --set parallel.tp=)" },
+		  "tensor-parallel ranks, one plan per rank (same as --set parallel.tp=) [1]" },
 		{ OPT_TEXT, 0, "dump", "STAGE", &dump,
 		  "print one stage (spec, graph, fuse, order or plan) instead of writing an "
 		  "artifact" },

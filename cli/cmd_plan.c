@@ -169,9 +169,9 @@ plan(int argc, char **argv)
 		         g.name);
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Plan", NULL, NULL, NULL },
-		{ OPT_INT, 'b', "batch", "B", &batch, "number of sequences (same as --seqs)" },
+		{ OPT_INT, 'b', "batch", "B", &batch, "number of sequences (same as --seqs) [1]" },
 		{ OPT_INT, 'l', "length", "L", &length,
-		  "positions per sequence (same as --context)" },
+		  "positions per sequence (same as --context) [at most 4096]" },
 		{ OPT_TEXT, 0, "gpu", "NAME", &gpu, gpu_text },
 		{ OPT_TEXT, 0, "html", "FILE", &html,
 		  "write a self-contained page: layers, memory, roofline, and all steps with their "

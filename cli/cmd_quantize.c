@@ -66,7 +66,7 @@ quantize(int argc, char **argv)
 		  "int8, fp8, mxfp4 [int4]" },
 		{ OPT_FLOAT, 0, "bits", "N", &o.bits,
 		  "instead of a type: average bits per weight; each matrix gets the type with the "
-		  "least measured cost within this budget" },
+		  "least measured cost within this budget [off]" },
 		{ OPT_TEXT, 0, "head", "TYPE", &o.head,
 		  "type of the LM head and of a tied embedding [q6_k; with --bits selected like "
 		  "the others]" },

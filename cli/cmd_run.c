@@ -229,6 +229,18 @@ run(int argc, char **argv)
 	if (system && !chat)
 		return opt_usage_error(&cmd_run, "--system needs --chat");
 	draft_prepare(&c, draft);
+	llmc_limits lim = limits_of(&c);
+	int32_t chunk = lim.chunk ? lim.chunk : 512;
+	if (smp.p.speculate > 0)
+		lim.n_out = 1 + smp.p.speculate,
+		lim.marks = 1; /* one mark per step, before its draft tokens */
+	if (logits) {
+		if (lim.context && chunk > lim.context)
+			chunk = lim.context;
+		lim.chunk = chunk;
+		lim.n_out = chunk;
+	}
+	c.fit = &lim;
 	/* until here a signal ends the process */
 	llmc_status status = open_model(&c, args[0], false, &m, &err);
 	if (status != LLMC_OK)
@@ -288,20 +300,10 @@ run(int argc, char **argv)
 		if (status != LLMC_OK)
 			goto out;
 	}
-	llmc_limits lim = limits_of(&c);
-	int32_t chunk = lim.chunk ? lim.chunk : 512;
-	if (lim.context == 0 && n_tok + 256 > LLMC_DEFAULT_CONTEXT &&
-	    (int64_t)n_tok + 256 <= info.max_positions)
-		lim.context = (int32_t)n_tok + 256; /* a long prompt raises the default context */
-	if (smp.p.speculate > 0)
-		lim.n_out = 1 + smp.p.speculate,
-		lim.marks = 1; /* one mark per step, before its draft tokens */
-	if (logits) {
-		if (lim.context && chunk > lim.context)
-			chunk = lim.context;
-		lim.chunk = chunk;
-		lim.n_out = chunk;
-	}
+	if (logits && chunk > lim.context)
+		lim.chunk = lim.n_out = chunk = lim.context;
+	if (!c.quiet)
+		fprintf(stderr, "llmc: %s\n", c.fit_text);
 	status = token_source_open(&c, m, args[0], draft, &smp, &lim, &s, &err);
 	if (status != LLMC_OK)
 		goto out;

@@ -273,8 +273,9 @@ serve(int argc, char **argv)
 		  "a request starts only if prompt + new tokens of all running requests fit [if "
 		  "its prompt fits]" },
 		{ OPT_INT64, 0, "kv-tokens", "N", &kv_tokens,
-		  "KV positions of all sequences together [max-batch-total-tokens, or context * "
-		  "4]" },
+		  "KV positions of all sequences together [max-batch-total-tokens, or --seqs "
+		  "contexts as "
+		  "far as memory allows]" },
 		{ OPT_FLAG, 0, "no-prefix-cache", NULL, &eo.no_prefix_cache,
 		  "do not reuse the KV of shared prefixes" },
 		{ OPT_INT, 0, "speculate", "N", &speculate,
@@ -349,6 +350,9 @@ serve(int argc, char **argv)
 	for (size_t i = 0; i < sizeof opt / sizeof *opt; i++) {
 		if (opt[i].to == &c.seqs)
 			opt[i].help = "largest batch: sequences that run at a time [16]";
+		if (opt[i].to == &c.context)
+			opt[i].help = "positions per sequence [the model's, as far as memory "
+			              "allows]";
 		if (opt[i].to == &c.memory)
 			opt[i].help = "limit of memory, for example 8G; with several models the "
 			              "least recently used is closed to make space";
@@ -425,37 +429,37 @@ serve(int argc, char **argv)
 #endif
 	signal(SIGPIPE, SIG_IGN);
 	llmc_guard_files(NULL);
-	llmc_status status = open_model(&all.model[0]->common, all.model[0]->path, false, &m, &err);
-	if (status != LLMC_OK)
-		goto out;
 	llmc_limits lim = limits_of(&c),
 	            /* shared: keeps unset limits at 0, so that each model uses its own */
 	    shared = lim;
-	llmc_model_info info = LLMC_INIT(llmc_model_info);
-	llmc_info(m, &info);
-	if (lim.context == 0)
-		lim.context = info.max_positions < LLMC_DEFAULT_CONTEXT ? info.max_positions
-		                                                        : LLMC_DEFAULT_CONTEXT;
-	/* set explicitly, so that --memory is checked against what the engine allocates */
 	shared.kv_tokens = kv_tokens;
-	lim.kv_tokens = kv_tokens ? kv_tokens
-	                : eo.max_batch_total_tokens
-	                    ? eo.max_batch_total_tokens
-	                    : (int64_t)lim.context * (lim.seqs < 4 ? lim.seqs : 4);
+	lim.kv_tokens = kv_tokens ? kv_tokens : eo.max_batch_total_tokens;
 	lim.snapshots = eo.no_prefix_cache ? 0 : LLMC_DEFAULT_SNAPSHOTS;
 	lim.marks = eo.speculate < 0                ? 0
 	            : lim.seqs < LLMC_DEFAULT_MARKS ? lim.seqs
 	                                            : LLMC_DEFAULT_MARKS;
+	Common *first = &all.model[0]->common;
+	first->fit = &lim;
+	llmc_status status = open_model(first, all.model[0]->path, false, &m, &err);
+	first->fit = NULL;
+	if (status != LLMC_OK)
+		goto out;
+	llmc_model_info info = LLMC_INIT(llmc_model_info);
+	llmc_info(m, &info);
+	if (all.n > 1 && !kv_tokens && !eo.max_batch_total_tokens) /* leave memory to the others */
+		lim.kv_tokens =
+		    (int64_t)lim.context *
+		    (lim.seqs < LLMC_DEFAULT_KV_CONTEXTS ? lim.seqs : LLMC_DEFAULT_KV_CONTEXTS);
 	if (draft_path) {
-		status = draft_open(&all.model[0]->common, all.model[0]->path, draft_path, &lim,
-		                    &c.memory, &draft, &err);
+		llmc_fitted fitted = LLMC_INIT(llmc_fitted);
+		status = draft_open(first, all.model[0]->path, draft_path, &lim, &c.memory, &draft,
+		                    &err);
+		if (status == LLMC_OK) /* does it fit next to the draft model? */
+			status = llmc_fit_limits(m, &lim, c.memory, &fitted, &err);
 		if (status != LLMC_OK)
 			goto out;
 		eo.draft = draft;
 	}
-	status = check_memory(m, &c, &lim, &err);
-	if (status != LLMC_OK)
-		goto out;
 	stop_fd = eventfd(0, EFD_CLOEXEC);
 	struct sigaction sa = { .sa_handler = on_signal, .sa_flags = SA_RESTART };
 	sigaction(SIGINT, &sa, NULL);
@@ -493,7 +497,7 @@ serve(int argc, char **argv)
 	if (status != LLMC_OK)
 		goto out;
 	llmc_limits in_force = *llmc_engine_limits(e);
-	if (!serve_models_init(&all, &eo, &shared, llmc_adapter_slots(m) > 0)) {
+	if (!serve_models_init(&all, &eo, &lim, &shared, llmc_adapter_slots(m) > 0)) {
 		complain("out of memory");
 		code = EXIT_MACHINE;
 		goto out;
@@ -510,6 +514,8 @@ serve(int argc, char **argv)
 	if (status != LLMC_OK)
 		goto out;
 	progress_end();
+	if (!c.json)
+		printf("%s\n", first->fit_text);
 	memory_table(m, &in_force, &mem, llmc_serve_url(s), c.json);
 	llmc_close(m);
 	m = NULL;

@@ -134,6 +134,28 @@ follow_rank_0(llmc_model *m)
 	exit(code);
 }
 
+/* Choose the limits that are not set, or refuse. */
+static llmc_status
+fit(void *user, const llmc_model *m, llmc_error *err)
+{
+	Common *c = user;
+	llmc_fitted f = LLMC_INIT(llmc_fitted);
+	llmc_status s = llmc_fit_limits(m, c->fit, c->memory, &f, err);
+
+	if (s != LLMC_OK)
+		return s;
+	*c->fit = f.limits;
+	snprintf(c->fit_text, sizeof c->fit_text, "%s", f.text);
+	return LLMC_OK;
+}
+
+/* A GPU is opened with the model, and refuses weights that do not fit by itself. */
+static bool
+on_gpu(const Common *c)
+{
+	return c->device && strncmp(c->device, "cuda", 4) == 0;
+}
+
 bool
 options_of(const Common *c, bool no_weights, OpenOptions *out)
 {
@@ -185,6 +207,10 @@ options_of(const Common *c, bool no_weights, OpenOptions *out)
 	o->trust_artifact = c->trust_artifact;
 	o->log = log_to_stderr;
 	o->log_user = (void *)(uintptr_t)c;
+	if (c->fit && !on_gpu(c)) {
+		o->planned = fit;
+		o->planned_user = (void *)(uintptr_t)c;
+	}
 	return true;
 }
 
@@ -203,6 +229,8 @@ open_model(Common *c, const char *path, bool no_weights, llmc_model **m, llmc_er
 	free(own.set);
 	if (s == LLMC_OK && !no_weights)
 		follow_rank_0(*m);
+	if (s == LLMC_OK && c->fit && on_gpu(c))
+		s = fit(c, *m, err);
 	return s;
 }
 
@@ -380,20 +408,6 @@ chat_alloc(const llmc_tokenizer *t, const char *messages, const char *options, c
 			return s;
 		cap = *n + 1;
 	}
-}
-
-const char *
-human_bytes(double bytes, char buf[32])
-{
-	static const char *const unit[] = { "B", "KiB", "MiB", "GiB", "TiB" };
-	int u = 0;
-
-	while (bytes >= 1024 && u < 4) {
-		bytes /= 1024;
-		u++;
-	}
-	snprintf(buf, 32, u == 0 || bytes >= 100 ? "%.0f %s" : "%.1f %s", bytes, unit[u]);
-	return buf;
 }
 
 void

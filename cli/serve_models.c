@@ -104,15 +104,15 @@ serve_models(const Command *cmd, const Common *c, const char *first, const List 
 }
 
 bool
-serve_models_init(ServeModels *all, const llmc_engine_options *eo, const llmc_limits *lim,
-                  bool slots)
+serve_models_init(ServeModels *all, const llmc_engine_options *eo, const llmc_limits *first,
+                  const llmc_limits *others, bool slots)
 {
 	all->init = calloc(all->n, sizeof *all->init);
 	if (!all->init)
 		return false;
 	for (size_t i = 0; i < all->n; i++) {
 		ServeModel *m = all->model[i];
-		m->limits = *lim;
+		m->limits = i == 0 || (m->adapter && slots) ? *first : *others;
 		m->engine = *eo;
 		m->engine.limits = &m->limits;
 		const char *adapter = m->adapter && slots ? m->common.lora : NULL;

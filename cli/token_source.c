@@ -25,6 +25,7 @@ draft_open(const Common *c, const char *path, const char *draft, const llmc_limi
 
 	if (c->mtp) {
 		own = *c;
+		own.fit = NULL;
 		own.mtp = "mtp.part=head";
 		own.out_dir = NULL;
 	}
@@ -43,21 +44,14 @@ token_source_open(Common *c, llmc_model *m, const char *path, const char *draft,
                   const Sampling *smp, llmc_limits *lim, TokenSource *out, llmc_error *err)
 {
 	llmc_engine_options o = LLMC_INIT(llmc_engine_options);
-	llmc_model_info info = LLMC_INIT(llmc_model_info);
+	llmc_fitted fitted = LLMC_INIT(llmc_fitted);
 
 	*out = (TokenSource){ 0 };
-	if (!draft) {
-		llmc_status status = check_memory(m, c, lim, err);
-		return status == LLMC_OK ? llmc_session_open(m, lim, &out->s, err) : status;
-	}
-	llmc_info(m, &info);
-	if (!lim->context)
-		lim->context = info.max_positions < LLMC_DEFAULT_CONTEXT ? info.max_positions
-		                                                         : LLMC_DEFAULT_CONTEXT;
-	lim->seqs = lim->seqs ? lim->seqs : 1;
+	if (!draft)
+		return llmc_session_open(m, lim, &out->s, err);
 	llmc_status status = draft_open(c, path, draft, lim, &c->memory, &out->draft, err);
-	if (status == LLMC_OK)
-		status = check_memory(m, c, lim, err);
+	if (status == LLMC_OK) /* does it fit next to the draft model? */
+		status = llmc_fit_limits(m, lim, c->memory, &fitted, err);
 	o.limits = lim;
 	o.speculate = smp->p.speculate;
 	o.draft = out->draft;

@@ -133,6 +133,11 @@ typedef struct llmc_options {
 	 * that llmc makes of its model.yaml are refused, and kernels that were built elsewhere are
 	 * not used */
 	bool trust_artifact;
+	/* called on the caller's thread when the plan is ready, before kernels are built and
+	 * weights read. Queries of m work, such as llmc_fit_limits. An error ends llmc_open with
+	 * it. Not called with no_weights; NULL: none */
+	llmc_status (*planned)(void *user, const llmc_model *m, llmc_error *err);
+	void *planned_user;
 } llmc_options;
 
 /* Install a handler of SIGBUS for the process: when a checkpoint is truncated or replaced in place
@@ -150,6 +155,8 @@ LLMC_API void llmc_close(llmc_model *m);
 
 enum { /* values that the comments below refer to */
        LLMC_DEFAULT_CONTEXT = 4096,
+       /* KV capacity of an engine, in contexts; of each model of a server with several */
+       LLMC_DEFAULT_KV_CONTEXTS = 4,
        LLMC_DEFAULT_CONCURRENT_REQUESTS = 128,
        LLMC_DEFAULT_WAITING_TOKENS = 20,
        /* one follows the prefill of a sequence, one its decode */
@@ -404,6 +411,24 @@ LLMC_API llmc_status llmc_rank_for(const llmc_model *m, int32_t rank, const llmc
 /* Largest number of sequences of lim->context positions that fits into `bytes`; 0: not even one. */
 LLMC_API llmc_status llmc_fit(const llmc_model *m, int64_t bytes, const llmc_limits *lim,
                               int32_t *seqs, llmc_error *err);
+/* Limits that the device's free memory allows. */
+typedef struct llmc_fitted {
+	size_t size;
+	llmc_limits limits; /* the caller's, with context and kv_tokens filled in */
+	llmc_memory memory; /* for these limits */
+	/* bytes that are free, and bytes of them that weights (unless they are loaded), KV and
+	 * scratch take. free INT64_MAX: unknown */
+	int64_t free, need;
+	char limited_by[160]; /* source of `free`: "MemAvailable", a file of a cgroup, "GPU 0" */
+	char text[512];       /* one line: the choice and its reason */
+} llmc_fitted;
+/* Fill in the limits that are 0. context: the model's, or less if the KV of one sequence would take
+ * more than half of the memory that weights and scratch leave. kv_tokens: context * seqs, or less
+ * by the same rule, but at least one context. bytes: limit of weights, KV and scratch together; 0:
+ * none. E_FULL: the sum exceeds the free memory or `bytes`; the message has a table and remedies.
+ */
+LLMC_API llmc_status llmc_fit_limits(const llmc_model *m, const llmc_limits *lim, int64_t bytes,
+                                     llmc_fitted *out, llmc_error *err);
 LLMC_API const char *llmc_plan_text(const llmc_model *m); /* plan.txt; lives as long as the model */
 LLMC_API const char *llmc_plan_json(const llmc_model *m);
 LLMC_API const char *llmc_model_yaml(const llmc_model *m); /* the resolved description */

@@ -213,6 +213,20 @@ plan_tensor_bytes(const PlanTensor *t)
 }
 
 int64_t
+plan_weights_as(const Plan *p, Dtype as)
+{
+	int64_t sum = 0;
+
+	for (int i = 0; i < p->n_tensor; i++) {
+		const PlanTensor *t = &p->tensor[i];
+		int64_t now = dtype_row_bytes(t->dtype, t->cols ? t->cols : 1),
+		        then = t->cols ? dtype_row_bytes(as, t->cols) : -1;
+		sum += t->rows * (then > 0 && then < now ? then : now);
+	}
+	return sum;
+}
+
+int64_t
 plan_step_weights(const Plan *p, const PlanStep *s, int64_t rows)
 {
 	const OpModel model = { p->vocab, p->max_positions, p->rank, p->ranks };

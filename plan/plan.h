@@ -390,6 +390,8 @@ const PlanGemm *plan_library_gemm(const PlanKernel *k);
 bool plan_paths_fit(const PlanKernel *k, const char **why);
 /* Bytes of a tensor in its layout; -1: the shape does not fit the layout */
 int64_t plan_tensor_bytes(const PlanTensor *t);
+/* Bytes of the weights if matrices were stored as `as`, where that is smaller */
+int64_t plan_weights_as(const Plan *p, Dtype as);
 int64_t plan_source_row(
     const PlanSource *s,
     int64_t i); /* row of the file, or of its transposed view, that holds row i of the segment */

@@ -19,6 +19,7 @@
 #ifndef LLMC_RUNTIME_DEVICE_H
 #define LLMC_RUNTIME_DEVICE_H
 
+#include "base/free_memory.h"
 #include "plan/target.h"
 #include "runtime/runtime.h"
 #include "runtime/weights/weights.h"
@@ -60,6 +61,8 @@ typedef struct Device {
 	const char *(*compiler_target)(const char *target, char *why, size_t cap);
 	/* Does the artifact contain built kernels of this target that run on this device? */
 	bool (*ships)(const char *artifact, const char *target, int number);
+	/* Memory that models and sessions can still allocate. */
+	FreeMemory (*free_memory)(int number);
 	double (*bandwidth)(int number, int n_threads,
 	                    double seconds); /* read bandwidth in bytes/s; 0: not measured */
 	llmc_status (*describe)(

@@ -93,7 +93,7 @@ model_close(Backend *b)
 	llmc_close(b->model);
 }
 
-/* Compute the limits of an engine before it is opened. */
+/* Return the limits of an engine as far as options give them; context and kv_tokens may be 0. */
 static llmc_limits
 limits_for(const llmc_serve_model *o, const llmc_model *m)
 {
@@ -104,9 +104,6 @@ limits_for(const llmc_serve_model *o, const llmc_model *m)
 	if (eo && eo->limits)
 		lim = *eo->limits;
 	llmc_info(m, &info);
-	if (!lim.context)
-		lim.context = info.max_positions < LLMC_DEFAULT_CONTEXT ? info.max_positions
-		                                                        : LLMC_DEFAULT_CONTEXT;
 	if (info.hard_limit &&
 	    lim.context > info.max_positions) /* the setting is shared by all models of a server */
 		lim.context = info.max_positions;
@@ -116,10 +113,8 @@ limits_for(const llmc_serve_model *o, const llmc_model *m)
 		lim.snapshots = LLMC_DEFAULT_SNAPSHOTS;
 	if (!lim.marks && !(eo && eo->speculate < 0))
 		lim.marks = lim.seqs < LLMC_DEFAULT_MARKS ? lim.seqs : LLMC_DEFAULT_MARKS;
-	if (!lim.kv_tokens)
-		lim.kv_tokens = eo && eo->max_batch_total_tokens
-		                    ? eo->max_batch_total_tokens
-		                    : (int64_t)lim.context * (lim.seqs < 4 ? lim.seqs : 4);
+	if (!lim.kv_tokens && eo)
+		lim.kv_tokens = eo->max_batch_total_tokens;
 	return lim;
 }
 
@@ -138,7 +133,48 @@ typedef struct KnownModel { /* self of a ModelSource */
 	llmc_options opt; /* adapter: options of the base model and one more setting */
 	const char **set;
 	char *lora;
+	llmc_limits lim; /* chosen when the model was first looked at or opened; size 0: not yet */
 } KnownModel;
+
+/* Choose the model's limits by the free memory, once. They stay for its later engines, so that
+ * clients see one context. */
+static llmc_status
+choose_limits(KnownModel *k, const llmc_model *m, bool must_fit, llmc_error *err)
+{
+	const llmc_limits given = k->lim.size ? k->lim : limits_for(&k->o, m);
+	llmc_fitted f = LLMC_INIT(llmc_fitted);
+	llmc_model_info info = LLMC_INIT(llmc_model_info);
+	llmc_status status = llmc_fit_limits(m, &given, 0, &f, err);
+
+	llmc_info(m, &info);
+	if (status == LLMC_E_FULL && !must_fit) { /* other models will be closed for it */
+		f.limits = given;
+		if (!given.context)
+			f.limits.context = info.max_positions < LLMC_DEFAULT_CONTEXT
+			                       ? info.max_positions
+			                       : LLMC_DEFAULT_CONTEXT;
+		status = LLMC_OK;
+	}
+	TRY(status);
+	k->lim = f.limits;
+	k->lim.size = sizeof k->lim;
+	const int64_t most = (int64_t)LLMC_DEFAULT_KV_CONTEXTS * k->lim.context;
+	if (!given.kv_tokens && (!k->lim.kv_tokens || k->lim.kv_tokens > most))
+		k->lim.kv_tokens = k->lim.seqs < LLMC_DEFAULT_KV_CONTEXTS
+		                       ? (int64_t)k->lim.context * k->lim.seqs
+		                       : most;
+	return LLMC_OK;
+}
+
+/* Refuse a model that does not fit, before its weights are read. A GPU does so by itself. */
+static llmc_status
+refuse_unfit(void *self, const llmc_model *m, llmc_error *err)
+{
+	llmc_model_info info = LLMC_INIT(llmc_model_info);
+
+	llmc_info(m, &info);
+	return strncmp(info.target, "cuda", 4) ? choose_limits(self, m, true, err) : LLMC_OK;
+}
 
 static void
 known_free(void *self)
@@ -153,7 +189,8 @@ known_free(void *self)
 static llmc_status
 model_look(void *self, Backend *about, int64_t *bytes, llmc_error *err)
 {
-	const llmc_serve_model *o = &((const KnownModel *)self)->o;
+	KnownModel *k = self;
+	const llmc_serve_model *o = &k->o;
 	llmc_options opt = LLMC_INIT(llmc_options);
 	llmc_model *m;
 
@@ -161,10 +198,11 @@ model_look(void *self, Backend *about, int64_t *bytes, llmc_error *err)
 		opt = *o->options;
 	opt.no_weights = true;
 	TRY(llmc_open(o->path, &opt, &m, err));
-	llmc_limits lim = limits_for(o, m);
-	llmc_status status = bytes_for(m, &lim, bytes, err);
+	llmc_status status = choose_limits(k, m, false, err);
 	if (status == LLMC_OK)
-		describe(about, m, &lim, o->engine_options);
+		status = bytes_for(m, &k->lim, bytes, err);
+	if (status == LLMC_OK)
+		describe(about, m, &k->lim, o->engine_options);
 	llmc_close(m);
 	return status;
 }
@@ -172,17 +210,24 @@ model_look(void *self, Backend *about, int64_t *bytes, llmc_error *err)
 static llmc_status
 model_open(void *self, Backend *out, llmc_error *err)
 {
-	const llmc_serve_model *o = &((const KnownModel *)self)->o;
+	KnownModel *k = self;
+	const llmc_serve_model *o = &k->o;
 	llmc_engine_options eo = LLMC_INIT(llmc_engine_options);
+	llmc_options opt = LLMC_INIT(llmc_options);
 	llmc_model *m;
 	llmc_engine *e;
 
-	TRY(llmc_open(o->path, o->options, &m, err));
+	if (o->options)
+		opt = *o->options;
+	opt.planned = refuse_unfit;
+	opt.planned_user = k;
+	TRY(llmc_open(o->path, &opt, &m, err));
 	if (o->engine_options)
 		eo = *o->engine_options;
-	llmc_limits lim = limits_for(o, m);
-	eo.limits = &lim;
-	llmc_status status = llmc_engine_open(m, &eo, &e, err);
+	llmc_status status = choose_limits(k, m, true, err);
+	eo.limits = &k->lim;
+	if (status == LLMC_OK)
+		status = llmc_engine_open(m, &eo, &e, err);
 	if (status == LLMC_OK)
 		*out = backend(m, e, o->engine_options);
 	else

@@ -182,6 +182,13 @@ leave(Session *s)
 	(void)s;
 }
 
+static FreeMemory
+host_memory(int number)
+{
+	(void)number;
+	return free_memory("");
+}
+
 const Device cpu_device = {
 	.best_target = best_target,
 	.check_target = check_target,
@@ -189,6 +196,7 @@ const Device cpu_device = {
 	.compiler_target = cc_target,
 	.describe = describe,
 	.ships = ships,
+	.free_memory = host_memory,
 	.bandwidth = bandwidth,
 	.model_open = model_open,
 	.model_close = model_close,

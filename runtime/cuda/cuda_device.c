@@ -1,4 +1,6 @@
 /* The GPUs' row in the table of devices. */
+#include <stdio.h>
+
 #include "runtime/build/kernel_build.h"
 #include "runtime/cuda/cuda_session.h"
 
@@ -63,10 +65,32 @@ build_aot(const Plan *plan, const char *artifact, llmc_log_fn log, void *log_use
 	    err);
 }
 
+static FreeMemory
+gpu_memory(int number)
+{
+	FreeMemory out = { .bytes = INT64_MAX };
+	CudaDevice d;
+	size_t left = 0, total = 0;
+
+	snprintf(out.limited_by, sizeof out.limited_by, "GPU %d", number);
+	if (cuda_device_open(&d, number, true, NULL) != LLMC_OK)
+		return out;
+	if (cuda_enter(&d, NULL) == LLMC_OK) {
+		if (d.api.mem_info(&left, &total) == CU_OK) {
+			out.bytes = (int64_t)left;
+			out.total = (int64_t)total;
+		}
+		cuda_leave(&d);
+	}
+	cuda_device_close(&d);
+	return out;
+}
+
 const Device cuda_device = {
 	.best_target = cuda_target,
 	.check_target = check_target,
 	.ships = ships,
+	.free_memory = gpu_memory,
 	.bandwidth = bandwidth,
 	.describe = cuda_describe,
 	.max_sm = PLAN_MAX_SM,

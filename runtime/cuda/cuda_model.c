@@ -42,21 +42,6 @@ check_device(CudaModel *m, llmc_error *err)
 	    target + 5, m->dev.number, m->dev.name, m->dev.cc, best + 5);
 }
 
-/* Bytes of the weights if matrices were stored as `as`, where that is smaller. */
-static int64_t
-weights_as(const Plan *p, Dtype as)
-{
-	int64_t sum = 0;
-
-	for (int i = 0; i < p->n_tensor; i++) {
-		const PlanTensor *t = &p->tensor[i];
-		int64_t now = dtype_row_bytes(t->dtype, t->cols ? t->cols : 1),
-		        then = t->cols ? dtype_row_bytes(as, t->cols) : -1;
-		sum += t->rows * (then > 0 && then < now ? then : now);
-	}
-	return sum;
-}
-
 /* An error with the plan's table and the weight formats that would fit. */
 static llmc_status
 does_not_fit(const CudaModel *m, size_t left, size_t total, llmc_error *err)
@@ -73,7 +58,7 @@ does_not_fit(const CudaModel *m, size_t left, size_t total, llmc_error *err)
 		position += plan_layer_page_bytes(&m->plan->pool[i]) * m->plan->pool[i].n_layers /
 		            PLAN_KV_PAGE;
 	for (size_t i = 0; i < sizeof smaller / sizeof *smaller; i++) {
-		int64_t bytes = weights_as(m->plan, smaller[i].as);
+		int64_t bytes = plan_weights_as(m->plan, smaller[i].as);
 		size_t n = strlen(fits);
 		if (bytes < (int64_t)left && bytes < m->weight_bytes)
 			snprintf(fits + n, sizeof fits - n, "%s%s (%s)", n ? ", " : "",

@@ -20,8 +20,9 @@ check_request(const Engine *e, const llmc_request *r, const llmc_params *p, llmc
 		    "the prompt is empty: a model needs at least one token to continue");
 	if (r->n_tok > (size_t)e->lim.context)
 		return error_set(err, LLMC_E_RANGE,
-		                 "the prompt has %zu tokens, the context holds %d", r->n_tok,
-		                 e->lim.context);
+		                 "the prompt has %zu tokens, the context holds %d of the model's "
+		                 "%lld positions",
+		                 r->n_tok, e->lim.context, (long long)e->plan->max_positions);
 	for (size_t i = 0; i < r->n_tok; i++)
 		if (r->tok[i] < 0 || r->tok[i] >= e->plan->vocab)
 			return error_set(err, LLMC_E_RANGE,

@@ -317,6 +317,7 @@ bool
 openai_fits(const Generation *g, size_t n_tok, const char *what, Problem *p)
 {
 	const ServedModel *m = g->model;
+	char limit[MODEL_LIMIT_TEXT];
 	int64_t most = m->max_total, new_tokens = g->max_new < 0 ? 1 : g->max_new;
 
 	if (n_tok == 0)
@@ -327,17 +328,16 @@ openai_fits(const Generation *g, size_t n_tok, const char *what, Problem *p)
 			most = m->max_input;
 		if (g->max_new < 0)
 			problem(p, 400, what,
-			        "This model's maximum context length is %lld tokens. However, your "
-			        "messages resulted in %zu tokens. Please reduce the length of the "
-			        "messages.",
-			        (long long)most, n_tok);
+			        "%s However, your messages resulted in %zu tokens. Please reduce "
+			        "the length of the messages.",
+			        model_limit_text(m, most, limit), n_tok);
 		else
 			problem(p, 400, what,
-			        "This model's maximum context length is %lld tokens. However, you "
-			        "requested %lld tokens (%zu in the %s, %lld in the completion). "
-			        "Please reduce the length of the %s or completion.",
-			        (long long)most, (long long)n_tok + (long long)new_tokens, n_tok,
-			        what, (long long)new_tokens, what);
+			        "%s However, you requested %lld tokens (%zu in the %s, %lld in the "
+			        "completion). Please reduce the length of the %s or completion.",
+			        model_limit_text(m, most, limit),
+			        (long long)n_tok + (long long)new_tokens, n_tok, what,
+			        (long long)new_tokens, what);
 		p->code = "context_length_exceeded";
 		return false;
 	}

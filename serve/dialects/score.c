@@ -122,6 +122,7 @@ static bool
 pair_tokens(const Generation *g, const json_t *a, const json_t *b, bool cut, SubRequest *sub,
             Problem *p)
 {
+	char limit[MODEL_LIMIT_TEXT];
 	size_t most = (size_t)g->model->max_total, n_first = 0, n_second = 0;
 	int32_t *first = NULL, *second = NULL;
 
@@ -132,10 +133,8 @@ pair_tokens(const Generation *g, const json_t *a, const json_t *b, bool cut, Sub
 	                          LLMC_PARSE_SPECIAL | LLMC_ADD_SECOND, cut ? SIZE_MAX : most,
 	                          &second, &n_second, p);
 	if (ok && (n_first >= most || (n_first + n_second > most && !cut)))
-		ok = problem(p, 400, NULL,
-		             "This model's maximum context length is %zu tokens, query and "
-		             "document have at least %zu.",
-		             most, n_first + n_second);
+		ok = problem(p, 400, NULL, "%s However, query and document have at least %zu.",
+		             model_limit_text(g->model, (int64_t)most, limit), n_first + n_second);
 	if (ok) {
 		n_second = embeddings_cut(g, LLMC_ADD_SECOND, second, n_second, most - n_first);
 		sub->n_tok = n_first + n_second;

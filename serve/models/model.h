@@ -57,6 +57,11 @@ struct ServedModel {
 	ServedModel *next; /* link in Server.retired */
 };
 
+/* Write a sentence about the largest number of tokens that a request may have, and return buf. If
+ * the server's limit is lower than the model's own, the sentence has both. */
+enum { MODEL_LIMIT_TEXT = 160 };
+const char *model_limit_text(const ServedModel *m, int64_t most, char buf[MODEL_LIMIT_TEXT]);
+
 struct Slot {
 	char *name, *parent; /* parent: base model of an adapter; NULL: not an adapter */
 	ModelSource src;

@@ -119,6 +119,22 @@ model_limits(const Server *s, const Backend *b, const char *name, int32_t *max_i
 	return LLMC_OK;
 }
 
+const char *
+model_limit_text(const ServedModel *m, int64_t most, char buf[MODEL_LIMIT_TEXT])
+{
+	const int32_t own = m->back.info.max_positions;
+
+	if (own > most)
+		snprintf(buf, MODEL_LIMIT_TEXT,
+		         "This server's maximum context length is %lld tokens (--context); the "
+		         "model's own is %d tokens.",
+		         (long long)most, own);
+	else
+		snprintf(buf, MODEL_LIMIT_TEXT,
+		         "This model's maximum context length is %lld tokens.", (long long)most);
+	return buf;
+}
+
 /* Make a ServedModel of an open engine and start its event thread, or borrow that of `of`. On
  * failure the engine is closed, if the source can close it. */
 llmc_status

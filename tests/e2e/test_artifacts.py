@@ -86,7 +86,7 @@ def notices(text):
     return [
         x
         for x in text.splitlines()
-        if x and not x.startswith(("compiling ", "compiled ", "llmc: loaded"))
+        if x and not x.startswith(("compiling ", "compiled ", "llmc: loaded", "llmc: context"))
     ]
 
 

@@ -35,6 +35,23 @@ tempdir_file(const Tempdir *t, const char *name)
 	return s;
 }
 
+/* Write a file of this absolute path below the folder, and its parents. */
+static inline void
+tempdir_put(const Tempdir *t, const char *path, const char *text)
+{
+	char full[600], *slash;
+
+	snprintf(full, sizeof full, "%s%s", t->path, path);
+	for (slash = full + strlen(t->path) + 1; (slash = strchr(slash, '/')) != NULL; slash++) {
+		*slash = 0;
+		mkdir(full, 0700);
+		*slash = '/';
+	}
+	FILE *f = fopen(full, "w");
+	if (!f || fputs(text, f) < 0 || fclose(f))
+		abort();
+}
+
 static inline void
 tempdir_remove(const char *path)
 {

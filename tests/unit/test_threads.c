@@ -416,18 +416,7 @@ static Tempdir dir;
 static void
 put(const char *path, const char *text)
 {
-	char full[600], *slash;
-
-	snprintf(full, sizeof full, "%s%s", dir.path, path);
-	for (slash = full + strlen(dir.path) + 1; (slash = strchr(slash, '/')) != NULL; slash++) {
-		*slash = 0;
-		mkdir(full, 0700);
-		*slash = '/';
-	}
-	FILE *f = fopen(full, "w");
-	assert_non_null(f);
-	fputs(text, f);
-	fclose(f);
+	tempdir_put(&dir, path, text);
 }
 
 static void

@@ -59,6 +59,8 @@ class Options(Sized):
         ("mpi_comm", C.c_void_p),
         ("allow_unknown_keys", C.c_bool),
         ("trust_artifact", C.c_bool),
+        ("planned", C.c_void_p),
+        ("planned_user", C.c_void_p),
     ]
 
 

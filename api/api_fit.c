@@ -1,0 +1,250 @@
+/* llmc_fit_limits: choose context and KV by the free memory, and refuse what does not fit. */
+#include <stdio.h>
+#include <string.h>
+
+#include "api/api.h"
+#include "base/number.h"
+#include "base/sized_struct.h"
+
+enum { MIN_CONTEXT = 256 };
+
+typedef struct MemoryFit {
+	const llmc_model *m;
+	int64_t weights; /* bytes of weights still to be allocated */
+	int64_t left;    /* bytes for KV, scratch and state */
+} MemoryFit;
+
+/* Sum over the ranks that share the memory: all of this process on a CPU, one on a GPU. */
+static llmc_status
+memory_of(const llmc_model *m, const llmc_limits *lim, llmc_memory *out, llmc_error *err)
+{
+	const int n = m->gpu >= 0 ? 1 : m->n_own;
+
+	TRY(session_memory(m->plan, lim, out, err));
+	for (int k = 1; k < n; k++) {
+		llmc_memory more = LLMC_INIT(llmc_memory);
+		TRY(session_memory(m->rank[m->first + k], lim, &more, err));
+		out->weights += more.weights;
+		out->kv += more.kv;
+		out->scratch += more.scratch;
+		out->state += more.state;
+	}
+	return LLMC_OK;
+}
+
+/* Bytes of weights that are allocated rather than mapped: rows in the file's own layout stay there,
+ * unless the weights are noise. Only a GPU holds all of them. */
+static int64_t
+weights_to_allocate(const llmc_model *m)
+{
+	const int n = m->gpu >= 0 ? 1 : m->n_own;
+	const bool all = m->gpu >= 0 || m->random_weights;
+	int64_t sum = 0;
+
+	for (int k = 0; k < n && !m->rt; k++) {
+		const Plan *p = m->rank[m->first + k];
+		for (int i = 0; i < p->n_tensor; i++)
+			if (all || strcmp(p->tensor[i].layout, "row") != 0)
+				sum += plan_tensor_bytes(&p->tensor[i]);
+	}
+	return sum;
+}
+
+/* True if a session of these limits fits; with `half`: if its KV leaves as much as it takes. */
+static bool
+fits(const MemoryFit *f, const llmc_limits *lim, bool half)
+{
+	llmc_memory mem = LLMC_INIT(llmc_memory);
+
+	if (memory_of(f->m, lim, &mem, NULL) != LLMC_OK)
+		return false;
+	int64_t rest = f->left - mem.scratch - mem.state;
+	return mem.kv <= (half ? rest / 2 : rest);
+}
+
+/* Return the largest kv_tokens (with `kv`), or context of one sequence, that fits; least - 1: not
+ * even the least. Rounded down to pages if less than the most. */
+static int64_t
+largest(const MemoryFit *f, const llmc_limits *lim, bool kv, int64_t least, int64_t most, bool half)
+{
+	int64_t good = least - 1, bad = most + 1;
+	llmc_limits l = *lim;
+
+	for (int64_t mid = most; bad - good > 1; mid = good + (bad - good) / 2) {
+		l.kv_tokens = mid;
+		if (!kv)
+			l.context = (int32_t)mid;
+		if (fits(f, &l, half))
+			good = mid;
+		else
+			bad = mid;
+	}
+	if (good >= least + PLAN_KV_PAGE && good < most)
+		good -= good % PLAN_KV_PAGE;
+	return good;
+}
+
+/* Choose the context. *half: the rule of the half held. */
+static int32_t
+choose_context(const MemoryFit *f, const llmc_limits *lim, bool *half)
+{
+	const int64_t most = f->m->plan->max_positions,
+	              least = most < MIN_CONTEXT ? most : MIN_CONTEXT;
+
+	int64_t n = largest(f, lim, false, least, most, true);
+	*half = n >= least;
+	if (!*half)
+		n = largest(f, lim, false, least, most, false);
+	return (int32_t)(n < least ? least : n);
+}
+
+static int64_t
+choose_kv(const MemoryFit *f, const llmc_limits *lim)
+{
+	const int64_t least = lim->context, most = (int64_t)lim->context * lim->seqs;
+	int64_t n = largest(f, lim, true, least, most, true);
+
+	return n < least ? least : n;
+}
+
+/* Append remedies for a session that does not fit, the one that changes least first. */
+static void
+remedies(const MemoryFit *f, const llmc_limits *lim, const llmc_memory *mem, char *buf, size_t cap)
+{
+	static const struct {
+		Dtype as;
+		const char *name, *option;
+	} smaller[] = { { DT_Q8_0, "Q8_0", "q8_0" },
+		        { DT_Q6_K, "Q6_K", "q6_k" },
+		        { DT_Q4_K, "Q4_K", "q4_k" } };
+	const Plan *p = f->m->plan;
+	const int64_t all = f->left + f->weights, session = mem->kv + mem->scratch + mem->state;
+	llmc_limits l = *lim;
+	char a[32];
+	size_t n = 0;
+
+	*buf = 0;
+	l.seqs = 1;
+	l.marks = l.marks > 1 ? 1 : l.marks;
+	int64_t shorter = largest(f, &l, false, 32, lim->context - 1, false);
+	if (shorter >= 32)
+		n += (size_t)snprintf(buf + n, cap - n, "\n  --context %lld%s", (long long)shorter,
+		                      lim->seqs > 1 ? " --seqs 1" : "");
+	for (size_t i = 0; i < sizeof smaller / sizeof *smaller && n < cap; i++) {
+		int64_t bytes = plan_weights_as(p, smaller[i].as);
+		if (f->m->rt || bytes >= mem->weights || bytes + session > all)
+			continue;
+		n += (size_t)snprintf(
+		    buf + n, cap - n, "\n  --quantize %s, or a file of type %s: %s of weights",
+		    smaller[i].option, smaller[i].name, human_bytes((double)bytes, a));
+		break;
+	}
+	if (n)
+		return;
+	const int64_t least = plan_weights_as(p, DT_Q4_K);
+	if (!f->m->rt && least < mem->weights)
+		snprintf(buf, cap,
+		         "\n  more memory, or a smaller model: even weights of type Q4_K take %s",
+		         human_bytes((double)least, a));
+	else
+		snprintf(buf, cap, "\n  more memory, or a smaller model");
+}
+
+static llmc_status
+refuse(const MemoryFit *f, const llmc_fitted *r, int64_t bytes, llmc_error *err)
+{
+	char w[32], k[32], s[32], t[32], h[32], ways[400];
+	const llmc_memory *mem = &r->memory;
+
+	remedies(f, &r->limits, mem, ways, sizeof ways);
+	return error_set(
+	    err, LLMC_E_FULL,
+	    "%s: needs more memory than %s:\n"
+	    "  weights  %10s%s\n"
+	    "  KV       %10s   context %d, %lld positions in total\n"
+	    "  scratch  %10s   steps of %d tokens\n"
+	    "  total    %10s\n"
+	    "  %s%10s   %s\n"
+	    "remedies:%s",
+	    f->m->plan->name, bytes ? "--memory allows" : "is free",
+	    human_bytes((double)mem->weights, w), f->m->rt ? "   (loaded)" : "",
+	    human_bytes((double)mem->kv, k), r->limits.context, (long long)r->limits.kv_tokens,
+	    human_bytes((double)mem->scratch + mem->state, s),
+	    r->limits.chunk ? r->limits.chunk : 512,
+	    human_bytes((double)mem->weights + mem->kv + mem->scratch + mem->state, t),
+	    bytes ? "limit    " : "free     ", human_bytes((double)bytes ? bytes : r->free, h),
+	    bytes ? "--memory" : r->limited_by, ways);
+}
+
+/* Describe the choice in one line. */
+static void
+describe(const llmc_fitted *r, const llmc_limits *given, int32_t max_positions, bool half,
+         int64_t bytes, char *buf, size_t cap)
+{
+	const llmc_limits *l = &r->limits;
+	const int64_t most = (int64_t)l->context * l->seqs;
+	char a[32], b[32], why[256], kv[96] = "";
+
+	snprintf(why, sizeof why, "%s of the memory that weights and scratch leave of %s (%s)",
+	         half ? "half" : "all",
+	         human_bytes((double)bytes && bytes < r->free ? bytes : r->free, a),
+	         bytes && bytes < r->free ? "--memory" : r->limited_by);
+	const bool short_context = !given->context && l->context < max_positions,
+	           short_kv = !given->kv_tokens && l->kv_tokens < most;
+	if (l->seqs > 1)
+		snprintf(kv, sizeof kv, "; KV for %lld positions, %d sequences",
+		         (long long)l->kv_tokens, l->seqs);
+	human_bytes((double)r->memory.kv, b);
+	if (short_context)
+		snprintf(buf, cap, "context %d of the model's %d (%s of KV)%s; limit: %s",
+		         l->context, max_positions, b, kv, why);
+	else
+		snprintf(buf, cap, "context %d, %s (%s of KV)%s%s%s", l->context,
+		         given->context ? "as set" : "the model's", b, kv,
+		         short_kv ? "; limit: " : "", short_kv ? why : "");
+}
+
+llmc_status
+llmc_fit_limits(const llmc_model *m, const llmc_limits *lim, int64_t bytes, llmc_fitted *out,
+                llmc_error *err)
+{
+	llmc_fitted r = LLMC_INIT(llmc_fitted);
+	llmc_limits given = LLMC_INIT(llmc_limits);
+	const Device *device;
+	bool half = true;
+
+	SIZED_TAKE(given, lim);
+	TRY(device_find(m->plan->target, &device, err));
+	FreeMemory free = device->free_memory(m->gpu);
+	/* processes of a launcher may share this host's memory */
+	if (m->world && m->gpu < 0 && free.bytes != INT64_MAX)
+		free.bytes /= mpi_world_ranks(m->world);
+	r.free = free.bytes;
+	snprintf(r.limited_by, sizeof r.limited_by, "%s", free.limited_by);
+	r.limits = given;
+	r.limits.seqs = given.seqs ? given.seqs : 1;
+	r.limits.context = given.context ? given.context : 1;
+	r.memory.size = sizeof r.memory;
+	llmc_limits least = r.limits;
+	least.kv_tokens = 0;
+	TRY(memory_of(m, &least, &r.memory, err)); /* also checks the limits */
+
+	MemoryFit f = { .m = m, .weights = weights_to_allocate(m) };
+	f.left = free.bytes == INT64_MAX ? INT64_MAX / 4 : free.bytes - f.weights;
+	if (bytes > 0 && bytes - r.memory.weights < f.left)
+		f.left = bytes - r.memory.weights;
+	if (!given.context) {
+		r.limits.kv_tokens = 0;
+		r.limits.context = choose_context(&f, &r.limits, &half);
+	}
+	r.limits.kv_tokens = given.kv_tokens ? given.kv_tokens : choose_kv(&f, &r.limits);
+	TRY(memory_of(m, &r.limits, &r.memory, err));
+	int64_t session = r.memory.kv + r.memory.scratch + r.memory.state;
+	r.need = f.weights + session;
+	const bool over = bytes > 0 && r.memory.weights + session > bytes;
+	if (over || session > f.left)
+		return refuse(&f, &r, over ? bytes : 0, err);
+	describe(&r, &given, (int32_t)m->plan->max_positions, half, bytes, r.text, sizeof r.text);
+	SIZED_GIVE(out, r);
+	return LLMC_OK;
+}
