@@ -7,47 +7,16 @@
  *
  * A rank is pinned to its share of the processors before it touches its memory, so that the memory
  * is local to their NUMA node. */
-#include "runtime/ranks.h"
-
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "runtime/state/rope_tables.h"
+#include "runtime/ranks.h"
+#include "runtime/ranks_internal.h"
 
 enum { REASON_WAIT_S = 2 }; /* how long rank 0 waits for the reason why the group has ended */
-
-typedef enum RecordKind {
-	RECORD_STEP,
-	RECORD_AGAIN,
-	RECORD_SEQUENCE,
-	RECORD_ADAPTER,
-	RECORD_KV,
-	RECORD_SIZES,
-	RECORD_READ,
-	RECORD_WRITE,
-	RECORD_CLOSE,
-	RECORD_OPEN,
-	RECORD_END
-} RecordKind;
-/* Kinds of records, with fields a, b and more:
- *   STEP      a: phase; the session's block follows
- *   AGAIN     a: phase; run the same block again
- *   SEQUENCE  a: sequence, b: its maximum length, more: its adapter slot
- *   ADAPTER   a: slot; for processes, the slot's new content follows (lora_adapters.c)
- *   KV        more: KvOp with operands a and b (kv.h), and the window pages of both
- *   SIZES     each rank reports the bytes that it saves
- *   READ, WRITE  a pages and the recurrent states of sequence b (-1: none). Floats per rank for
- *             either, page numbers and window page numbers follow, then the data. The first `more`
- *             pages have no window pages
- * Between sessions:
- *   OPEN      limits follow; open a session
- *   END       no more sessions */
-typedef struct Record {
-	int32_t kind, a, b, more, window[2];
-} Record;
 
 typedef struct Follower {
 	Session *lead;
@@ -71,8 +40,6 @@ typedef struct RankThreads {
 	int n_opened;
 	Follower follower[];
 } RankThreads;
-
-/* ---- CPU affinity ---- */
 
 RankAffinity
 ranks_pin_cpus(int rank, int ranks)
@@ -101,302 +68,6 @@ ranks_unpin_cpus(const RankAffinity *p)
 	if (p->moved)
 		(void)pthread_setaffinity_np(pthread_self(), sizeof p->was, &p->was);
 }
-
-/* ---- leading ---- */
-
-static bool
-leads(const Session *s)
-{
-	return s->comm && comm_rank(s->comm) == 0;
-}
-
-static bool
-broadcast_record(Session *s, Record r)
-{
-	return comm_send(s->comm, &r, sizeof r);
-}
-
-bool
-ranks_step(Session *s, int phase)
-{
-	return !leads(s) || (broadcast_record(s, (Record){ .kind = RECORD_STEP, .a = phase }) &&
-	                     comm_send(s->comm, s->block, (size_t)s->block_bytes));
-}
-
-void
-ranks_sequence(Session *s, llmc_seq q, int32_t length_bound)
-{
-	if (leads(s) && !adapters_known(s->rt, s->adapter[q]) &&
-	    broadcast_record(s, (Record){ .kind = RECORD_ADAPTER, .a = s->adapter[q] }))
-		adapters_send(s->rt, s->adapter[q], s->comm);
-	if (leads(s))
-		broadcast_record(s, (Record){ .kind = RECORD_SEQUENCE,
-		                              .a = q,
-		                              .b = length_bound,
-		                              .more = s->adapter[q] });
-}
-
-/* Is the first (which 0) or second operand of a KvOp a device page? */
-static bool
-is_page(KvOp op, int which)
-{
-	return op == KV_PAGE || op == (which ? KV_SWAP_OUT : KV_SWAP_IN);
-}
-
-static void
-on_kv_op(void *user, KvOp op, int32_t to, int32_t from)
-{
-	const int32_t *window = ((Session *)user)->kv.window, a = is_page(op, 0) ? to : -1,
-	              b = is_page(op, 1) ? from : -1;
-
-	broadcast_record(user, (Record){ .kind = RECORD_KV,
-	                                 .a = to,
-	                                 .b = from,
-	                                 .more = (int32_t)op,
-	                                 .window = { window && a >= 0 ? window[a] : -1,
-	                                             window && b >= 0 ? window[b] : -1 } });
-}
-
-static bool
-step_again(Session *s, int phase)
-{
-	return broadcast_record(s, (Record){ .kind = RECORD_AGAIN, .a = phase });
-}
-
-/* From here on, broadcast the actions of rank 0's session. */
-static void
-lead(Session *s)
-{
-	s->kv.on_op = on_kv_op;
-	s->kv.on_op_user = s;
-	s->rerun = step_again;
-}
-
-/* ---- saving and restoring pages and states ---- */
-
-static RankSizes
-own_sizes(const Plan *p)
-{
-	return (RankSizes){ kv_bytes(p, 1), kv_state_bytes(p, 1) };
-}
-
-static bool
-collect_sizes(Session *s, RankSizes *all)
-{
-	const RankSizes own = own_sizes(s->plan);
-
-	return comm_gather_to_root(s->comm, &own, sizeof own, all);
-}
-
-static bool
-request_sizes(Session *s, RankSizes *all)
-{
-	return broadcast_record(s, (Record){ .kind = RECORD_SIZES }) && collect_sizes(s, all);
-}
-
-/* Sizes that each rank saves; NULL: the group has ended */
-static const RankSizes *
-all_rank_sizes(Session *s)
-{
-	if (!s->kept) {
-		RankSizes *all = calloc((size_t)comm_ranks(s->comm), sizeof *all);
-		if (!all || !request_sizes(s, all)) {
-			free(all);
-			return NULL;
-		}
-		s->kept = all;
-	}
-	return s->kept;
-}
-
-void
-ranks_exchange_sizes(Session *s)
-{
-	if (leads(s) && s->plan->stages > 1 && s->kept)
-		(void)request_sizes(s, s->kept);
-	else if (leads(s) && s->plan->stages > 1)
-		(void)all_rank_sizes(s);
-}
-
-int64_t
-ranks_saved_bytes(Session *s, int32_t n, int32_t windowless, bool states)
-{
-	const RankSizes own = own_sizes(s->plan), *all = leads(s) ? all_rank_sizes(s) : &own;
-	const int ranks = leads(s) ? comm_ranks(s->comm) : 1;
-	int64_t sum = 0;
-
-	for (int k = 0; all && k < ranks; k++)
-		sum += n * all[k].page + (states ? all[k].state : 0);
-	return !all ? -1 : leads(s) ? sum : sum - kv_windowless_bytes(s->plan, windowless);
-}
-
-/* Floats per rank in a message: the maximum over the ranks */
-static int32_t
-most_floats(const Session *s, bool states)
-{
-	int64_t most = 0;
-
-	for (int k = 0; k < comm_ranks(s->comm); k++) {
-		int64_t own = states ? s->kept[k].state : s->kept[k].page;
-		most = own > most ? own : most;
-	}
-	return (int32_t)(most / 4 + (most % 4 != 0));
-}
-
-/* Address of page i of n of rank k in the saved data; i = n: of its recurrent states */
-static char *
-saved_at(const Session *s, const void *host, int32_t n, int k, int32_t i)
-{
-	char *at = (char *)(uintptr_t)host;
-
-	for (int j = 0; j < (i < n ? k : comm_ranks(s->comm)); j++)
-		at += n * s->kept[j].page;
-	for (int j = 0; i == n && j < k; j++)
-		at += s->kept[j].state;
-	return i < n ? at + i * s->kept[k].page : at;
-}
-
-/* Transfer of saved data through memory with a slot per rank: segment i is page i of n, and segment
- * n holds the states of sequence q */
-typedef struct Transfer {
-	RecordKind kind;
-	const int32_t *page;
-	int32_t n, windowless, floats[2];
-	llmc_seq q;
-	char *host;
-} Transfer; /* host: saved data on rank 0; NULL on the others */
-
-static bool
-transfer_segment(Session *s, const Transfer *m, int32_t i, float *all)
-{
-	const bool states = i == m->n;
-	const int ranks = comm_ranks(s->comm);
-	const int64_t floats = m->floats[states];
-	const size_t each = (size_t)floats * sizeof(float);
-	float *own = all + (m->kind == RECORD_READ ? ranks : comm_rank(s->comm)) * floats;
-	bool ok;
-
-	if (m->kind == RECORD_READ) {
-		if (states)
-			kv_state_read(&s->kv, m->q, own);
-		else
-			kv_page_read(&s->kv, m->page[i], kv_lacks_window(&s->kv, i, m->windowless),
-			             own);
-		ok = comm_gather_to_root(s->comm, own, each, m->host ? all : NULL);
-		for (int k = 0; k < ranks && ok && m->host; k++)
-			memcpy(saved_at(s, m->host, m->n, k, i), all + k * floats,
-			       (size_t)(states ? s->kept[k].state : s->kept[k].page));
-		return ok;
-	}
-	for (int k = 0; k < ranks && m->host; k++)
-		memcpy(all + k * floats, saved_at(s, m->host, m->n, k, i),
-		       (size_t)(states ? s->kept[k].state : s->kept[k].page));
-	ok = m->host ? comm_send(s->comm, all, (size_t)ranks * each)
-	             : comm_receive(s->comm, all, (size_t)ranks * each);
-	if (ok && states)
-		kv_state_write(&s->kv, m->q, own);
-	else if (ok)
-		kv_page_write(&s->kv, m->page[i], kv_lacks_window(&s->kv, i, m->windowless), own);
-	return ok;
-}
-
-/* Transfer one page at a time, then the states. The slot of each rank has the size of the largest
- * rank and of a page with its window page. */
-static bool
-transfer_pages(Session *s, const Transfer *m)
-{
-	const int32_t most = m->floats[0] > m->floats[1] ? m->floats[0] : m->floats[1];
-	float *all = calloc((size_t)comm_ranks(s->comm) + 1, (size_t)most * sizeof *all + 1);
-	bool ok = all != NULL;
-
-	for (int32_t i = 0; i < m->n && ok; i++)
-		ok = transfer_segment(s, m, i, all);
-	if (m->q >= 0 && ok)
-		ok = transfer_segment(s, m, m->n, all);
-	free(all);
-	if (!ok)
-		comm_end(s->comm);
-	return ok;
-}
-
-static bool
-lead_transfer(Session *s, RecordKind kind, const int32_t *page, int32_t n, int32_t windowless,
-              llmc_seq q, const void *host)
-{
-	int32_t *window = calloc((size_t)n + 1, sizeof *window);
-
-	for (int32_t i = 0; window && i < n; i++)
-		window[i] = s->kv.window ? s->kv.window[page[i]] : -1;
-	bool ok = window && all_rank_sizes(s);
-	const Transfer m = { .kind = kind,
-		             .page = page,
-		             .n = n,
-		             .windowless = windowless,
-		             .floats = { ok ? most_floats(s, false) : 0,
-		                         ok ? most_floats(s, true) : 0 },
-		             .q = q,
-		             .host = (char *)(uintptr_t)host };
-	ok = ok &&
-	     broadcast_record(s, (Record){ .kind = kind, .a = n, .b = q, .more = windowless }) &&
-	     comm_send(s->comm, m.floats, sizeof m.floats) &&
-	     comm_send(s->comm, page, (size_t)n * sizeof *page) &&
-	     comm_send(s->comm, window, (size_t)n * sizeof *window);
-	free(window);
-	return ok && transfer_pages(s, &m);
-}
-
-bool
-ranks_save(Session *s, const int32_t *page, int32_t n, int32_t windowless, llmc_seq q, void *host)
-{
-	if (leads(s))
-		return lead_transfer(s, RECORD_READ, page, n, windowless, q, host);
-	kv_pages_read(&s->kv, page, n, windowless, host);
-	if (q >= 0)
-		kv_state_read(&s->kv, q,
-		              (char *)host + kv_bytes(s->plan, n) -
-		                  kv_windowless_bytes(s->plan, windowless));
-	return true;
-}
-
-bool
-ranks_restore(Session *s, const int32_t *page, int32_t n, int32_t windowless, llmc_seq q,
-              const void *host)
-{
-	if (leads(s))
-		return lead_transfer(s, RECORD_WRITE, page, n, windowless, q, host);
-	kv_pages_write(&s->kv, page, n, windowless, host);
-	if (q >= 0)
-		kv_state_write(&s->kv, q,
-		               (const char *)host + kv_bytes(s->plan, n) -
-		                   kv_windowless_bytes(s->plan, windowless));
-	return true;
-}
-
-static bool
-follow_transfer(Session *s, const Record *r)
-{
-	int32_t *page = calloc((size_t)r->a + 1, sizeof *page),
-	        *window = calloc((size_t)r->a + 1, sizeof *window);
-	Transfer m = { .kind = (RecordKind)r->kind,
-		       .page = page,
-		       .n = r->a,
-		       .windowless = r->more,
-		       .q = r->b };
-	bool ok = page && window && comm_receive(s->comm, m.floats, sizeof m.floats) &&
-	          comm_receive(s->comm, page, (size_t)r->a * sizeof *page) &&
-	          comm_receive(s->comm, window, (size_t)r->a * sizeof *window);
-
-	for (int32_t i = 0; ok && i < r->a; i++)
-		kv_set_window_page(&s->kv, page[i], window[i]);
-	ok = ok && transfer_pages(s, &m);
-	free(page);
-	free(window);
-	if (!ok)
-		comm_end(s->comm);
-	return ok;
-}
-
-/* ---- following ---- */
 
 /* Follow rank 0 until it closes the session or the group ends. Returns an error only for a step
  * that failed on this rank. */
@@ -427,19 +98,19 @@ follow(Session *s, llmc_error *err)
 			TRY(adapters_receive(s->rt, r.a, s->comm, err));
 			break;
 		case RECORD_KV:
-			if (is_page((KvOp)r.more, 0))
+			if (ranks_is_page((KvOp)r.more, 0))
 				kv_set_window_page(&s->kv, r.a, r.window[0]);
-			if (is_page((KvOp)r.more, 1) && r.b >= 0)
+			if (ranks_is_page((KvOp)r.more, 1) && r.b >= 0)
 				kv_set_window_page(&s->kv, r.b, r.window[1]);
 			kv_apply(&s->kv, (KvOp)r.more, r.a, r.b);
 			break;
 		case RECORD_SIZES:
-			if (!collect_sizes(s, NULL))
+			if (!ranks_collect_sizes(s, NULL))
 				return LLMC_OK;
 			break;
 		case RECORD_READ:
 		case RECORD_WRITE:
-			if (!follow_transfer(s, &r))
+			if (!ranks_follow_transfer(s, &r))
 				return LLMC_OK;
 			break;
 		case RECORD_CLOSE:
@@ -601,11 +272,9 @@ ranks_open(Session *s, llmc_error *err)
 		for (int k = 0; k <= n && status == LLMC_OK; k += s->plan->ranks)
 			status = s->device->join(rank + k, s->plan->ranks, err);
 	}
-	lead(s);
+	ranks_lead(s);
 	return status;
 }
-
-/* ---- processes ---- */
 
 llmc_status
 ranks_announce(Runtime *rt, const llmc_limits *lim, llmc_error *err)
@@ -641,7 +310,7 @@ ranks_rendezvous(Session **s, Runtime *rt, llmc_status own, llmc_error *err)
 		TRY_GOTO(mpi_world_agree(rt->world, status, &why, err));
 	}
 	if (comm_rank((*s)->comm) == 0)
-		lead(*s);
+		ranks_lead(*s);
 	return LLMC_OK;
 fail:
 	if (own == LLMC_OK && (*s)->comm)
@@ -686,8 +355,6 @@ ranks_dismiss(Runtime *rt)
 		                          sizeof(Record));
 }
 
-/* ---- the end ---- */
-
 void
 ranks_close(Session *s)
 {
@@ -697,13 +364,13 @@ ranks_close(Session *s)
 	s->kept = NULL;
 	if (!g && s->comm && s->rt->world) {
 		if (comm_rank(s->comm) == 0)
-			(void)broadcast_record(s, (Record){ .kind = RECORD_CLOSE });
+			(void)ranks_broadcast(s, (Record){ .kind = RECORD_CLOSE });
 		s->kv.on_op = NULL;
 	}
 	if (!g)
 		return;
 	if (s->comm) {
-		if (!broadcast_record(s, (Record){ .kind = RECORD_CLOSE }))
+		if (!ranks_broadcast(s, (Record){ .kind = RECORD_CLOSE }))
 			comm_end(s->comm);
 		for (int k = 0; k < g->n; k++)
 			if (g->follower[k].started)

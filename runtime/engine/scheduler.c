@@ -1,284 +1,10 @@
 /* See scheduler.h. */
-#include "runtime/engine/scheduler.h"
-
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "plan/plan.h"
-
-static int64_t
-pages_of(int64_t n_tok)
-{
-	return (n_tok + PLAN_KV_PAGE - 1) / PLAN_KV_PAGE;
-}
-
-/* ---- requests ---- */
-
-SchedReq *
-sched_req_new(const int32_t *prompt, int32_t n_prompt, int32_t max_new, int32_t n_seq)
-{
-	size_t room = (size_t)n_prompt + (size_t)max_new;
-	SchedReq *r = calloc(1, sizeof *r);
-
-	if (!r)
-		return NULL;
-	r->seq = calloc((size_t)n_seq, sizeof *r->seq);
-	int32_t *tok = calloc(room * (size_t)n_seq, sizeof *tok);
-	if (!r->seq || !tok) {
-		free(tok);
-		free(r->seq);
-		free(r);
-		return NULL;
-	}
-	r->n_prompt = n_prompt;
-	r->max_new = max_new;
-	r->n_seq = r->n_open = n_seq;
-	r->bound = n_prompt + max_new - 1; /* the last new token is never fed back */
-	for (int32_t i = 0; i < n_seq; i++) {
-		r->seq[i] = (SchedSeq){
-			.req = r, .index = i, .q = -1, .at = -1, .tok = tok + room * (size_t)i
-		};
-		memcpy(r->seq[i].tok, prompt, (size_t)n_prompt * sizeof *prompt);
-		r->seq[i].n_tok = n_prompt;
-	}
-	return r;
-}
-
-void
-sched_req_free(SchedReq *r)
-{
-	if (!r)
-		return;
-	free(r->seq[0].tok);
-	free(r->seq);
-	free(r);
-}
-
-static int64_t
-cost_of(const SchedReq *r)
-{
-	return r->n_prompt + (int64_t)r->max_new * r->n_seq;
-}
-
-const char *
-sched_reject_reason(const SchedLimits *lim, const SchedReq *r)
-{
-	if (r->n_seq > lim->seqs)
-		return "it has more choices than sequences may run at once (seqs)";
-	if (pages_of(r->bound) > lim->pages)
-		return "prompt and new tokens do not fit the KV cache (kv_tokens)";
-	if (lim->total_tokens && cost_of(r) > lim->total_tokens)
-		return "prompt and new tokens are more than max_batch_total_tokens";
-	if (lim->prompt_whole && r->n_prompt > lim->chunk)
-		return "this model processes its prompt in one chunk, and the prompt is "
-		       "longer than a step (chunk)";
-	if (lim->prompt_whole && r->prompt_rows && r->n_prompt > lim->n_out)
-		return "this model processes its prompt in one chunk, and a step has "
-		       "fewer rows of logits (n_out)";
-	return NULL;
-}
-
-/* ---- queues ---- */
-
-static bool
-comes_before(const SchedReq *a, const SchedReq *b)
-{
-	return a->priority != b->priority ? a->priority < b->priority : a->order < b->order;
-}
-
-static bool
-older(const SchedSeq *a, const SchedSeq *b)
-{
-	return a->req == b->req ? a->index < b->index : comes_before(a->req, b->req);
-}
-
-static void
-enqueue(SchedQueue *u, SchedSeq *c)
-{
-	SchedSeq *before = u->youngest;
-
-	while (before && older(c, before))
-		before = before->older;
-	c->older = before;
-	c->younger = before ? before->younger : u->oldest;
-	*(c->older ? &c->older->younger : &u->oldest) = c;
-	*(c->younger ? &c->younger->older : &u->youngest) = c;
-	u->n++;
-}
-
-static void
-dequeue(SchedQueue *u, SchedSeq *c)
-{
-	*(c->older ? &c->older->younger : &u->oldest) = c->younger;
-	*(c->younger ? &c->younger->older : &u->youngest) = c->older;
-	c->older = c->younger = NULL;
-	u->n--;
-}
-
-/* Number of sequences reserved for the other choices of a request that has not forked yet */
-static int32_t
-reserve_of(const SchedReq *r)
-{
-	return r->forked ? 0 : r->n_seq - 1;
-}
-
-llmc_status
-sched_open(const SchedLimits *lim, const SchedOps *ops, Sched **out, llmc_error *err)
-{
-	Sched *s = *out = calloc(1, sizeof *s);
-	size_t n = (size_t)lim->seqs + 1;
-
-	if (s) {
-		s->lim = *lim;
-		s->ops = *ops;
-		s->chunk = calloc(n, sizeof *s->chunk);
-		s->chunk_seq = calloc(n, sizeof *s->chunk_seq);
-		s->q = calloc(n, sizeof *s->q);
-		s->add = calloc(n, sizeof *s->add);
-	}
-	if (s && s->chunk && s->chunk_seq && s->q && s->add)
-		return LLMC_OK;
-	sched_close(s);
-	*out = NULL;
-	return error_set(err, LLMC_E_MEMORY, "out of memory for the scheduler");
-}
-
-void
-sched_close(Sched *s)
-{
-	if (!s)
-		return;
-	free(s->chunk);
-	free(s->chunk_seq);
-	free(s->q);
-	free(s->add);
-	free(s);
-}
-
-void
-sched_submit(Sched *s, SchedReq *r)
-{
-	SchedReq **at = &s->first;
-
-	r->order = ++s->n_order;
-	if (s->last && comes_before(s->last, r)) /* nearly always */
-		at = &s->last->next;
-	while (*at && comes_before(*at, r))
-		at = &(*at)->next;
-	r->next = *at;
-	*at = r;
-	s->last = r->next ? s->last : r;
-	s->n_waiting++;
-}
-
-static void
-remove_chunk(Sched *s, SchedSeq *c)
-{
-	if (c->at < 0)
-		return;
-	int32_t last = --s->n_chunk;
-	s->chunk[c->at] = s->chunk[last];
-	s->chunk_seq[c->at] = s->chunk_seq[last];
-	s->q[c->at] = s->q[last];
-	s->add[c->at] = s->add[last];
-	s->chunk_seq[c->at]->at = c->at;
-	c->at = -1;
-}
-
-/* Free the sequence of a running choice and remove the choice from the step. */
-static void
-stop_running(Sched *s, SchedSeq *c)
-{
-	remove_chunk(s, c);
-	dequeue(&s->running, c);
-	s->reserved -= reserve_of(c->req);
-	s->ops.seq_free(s->ops.user, c->q);
-	c->q = -1;
-	c->n_draft_tokens = 0;
-	c->marked = c->again = false;
-}
-
-static void
-preempt(Sched *s, SchedSeq *c)
-{
-	c->saved = c->n_done ? s->ops.save(s->ops.user, c->q, c->n_done) : NULL;
-	c->n_saved = c->saved ? c->n_done : 0;
-	stop_running(s, c);
-	c->n_done = 0;
-	c->n_preempted++;
-	c->state = SEQ_PREEMPTED;
-	enqueue(&s->preempted, c);
-	s->n_preempted++;
-	s->n_saved += c->saved != NULL;
-}
-
-static void
-done(Sched *s, SchedSeq *c)
-{
-	if (c->state == SEQ_RUNNING) {
-		stop_running(s, c);
-	} else if (c->state == SEQ_PREEMPTED) {
-		dequeue(&s->preempted, c);
-		if (c->saved)
-			s->ops.drop(s->ops.user, c->saved);
-		c->saved = NULL;
-	}
-	if (c->state != SEQ_DONE && --c->req->n_open == 0 && c->req->started)
-		s->total_tokens -= cost_of(c->req);
-	c->state = SEQ_DONE;
-}
-
-/* Keep the first `certain` tokens of a choice and remove the rest. With recurrent states the
- * sequence returns to its mark, and the certain tokens after it run again at the start of the next
- * step. */
-static void
-rollback(Sched *s, SchedSeq *c, int32_t certain)
-{
-	const int32_t held = c->n_done + c->n_draft_tokens;
-
-	if (c->state != SEQ_RUNNING)
-		return;
-	c->again = s->lim.states && certain < held && c->n_draft_tokens;
-	if (c->n_draft_tokens) {
-		c->n_done = c->again ? c->mark : certain < held ? certain : held;
-		c->n_draft_tokens = 0;
-		if (c->n_done < held)
-			s->ops.seq_trim(s->ops.user, c->q, c->n_done);
-		if (!s->lim.no_prefix)
-			s->ops.prefix_keep(s->ops.user, c->q, c->tok);
-	}
-	if (c->marked && !c->again)
-		c->marked = s->ops.seq_mark(s->ops.user, c->q, false);
-}
-
-void
-sched_finish(Sched *s, SchedSeq *c)
-{
-	rollback(s, c, c->n_tok);
-	done(s, c);
-}
-
-void
-sched_cancel(Sched *s, SchedReq *r)
-{
-	if (!r->started) {
-		SchedReq **at = &s->first, *before = NULL;
-		while (*at && *at != r) {
-			before = *at;
-			at = &before->next;
-		}
-		if (*at) {
-			*at = r->next;
-			s->last = r->next ? s->last : before;
-			s->n_waiting--;
-		}
-	}
-	for (int32_t i = 0; i < r->n_seq; i++)
-		done(s, &r->seq[i]);
-}
-
-/* ---- the step ---- */
+#include "runtime/engine/scheduler.h"
+#include "runtime/engine/scheduler_internal.h"
 
 typedef struct StepBudget {
 	int32_t tokens, prefill, rows;
@@ -341,9 +67,9 @@ plan_decode(Sched *s, StepBudget *b)
 		    is_here(s, c)) {
 			add_chunk(s, c, n);
 			while (pages_left(s) < 0 && s->running.youngest != c)
-				preempt(s, s->running.youngest);
+				sched_preempt(s, s->running.youngest);
 			if (pages_left(s) < 0)
-				preempt(s, c); /* the youngest; older ones hold the pages */
+				sched_preempt(s, c); /* the youngest; older ones hold the pages */
 			else
 				consume_budget(b, c, n, false);
 		}
@@ -395,7 +121,7 @@ evict_youngest(Sched *s, StepBudget *b)
 		                  ? 0
 		                  : s->add[out->at];
 	}
-	preempt(s, out);
+	sched_preempt(s, out);
 }
 
 /* Add a prompt chunk: preempt younger choices for its pages, then shorten it to the free pages. */
@@ -406,12 +132,13 @@ plan_chunk(Sched *s, SchedSeq *c, StepBudget *b)
 
 	if (n == 0 || !is_here(s, c))
 		return;
-	while (pages_left(s) < pages_of(c->n_done + n) - pages_of(c->n_done)) {
+	while (pages_left(s) < sched_pages_of(c->n_done + n) - sched_pages_of(c->n_done)) {
 		if (s->running.youngest != c) {
 			evict_youngest(s, b);
 			continue;
 		}
-		int64_t room = (pages_of(c->n_done) + pages_left(s)) * PLAN_KV_PAGE - c->n_done;
+		int64_t room =
+		    (sched_pages_of(c->n_done) + pages_left(s)) * PLAN_KV_PAGE - c->n_done;
 		if (room < 1 || s->lim.prompt_whole)
 			return;
 		n = room < n ? (int32_t)room : n;
@@ -441,8 +168,8 @@ pages_promised(const Sched *s)
 	int64_t n = 0;
 
 	for (const SchedSeq *c = s->running.oldest; c; c = c->younger)
-		n += pages_of(c->n_tok) -
-		     pages_of(c->at >= 0 ? c->n_done + s->add[c->at] : c->n_done) + 1;
+		n += sched_pages_of(c->n_tok) -
+		     sched_pages_of(c->at >= 0 ? c->n_done + s->add[c->at] : c->n_done) + 1;
 	return n;
 }
 
@@ -458,8 +185,8 @@ run(Sched *s, SchedSeq *c, llmc_seq q, int32_t n_done)
 	c->q = q;
 	c->n_done = n_done;
 	c->state = SEQ_RUNNING;
-	s->reserved += reserve_of(c->req);
-	enqueue(&s->running, c);
+	s->reserved += sched_reserve(c->req);
+	sched_enqueue(&s->running, c);
 }
 
 /* Open a sequence for a choice, with its saved KV or cached prefix, if all its tokens will fit the
@@ -472,7 +199,7 @@ open_sequence(Sched *s, SchedSeq *c, bool prefix)
 	llmc_seq q;
 
 	if (c->saved) {
-		if (room < pages_of(c->n_tok) || !s->ops.load(s->ops.user, c->saved, &q))
+		if (room < sched_pages_of(c->n_tok) || !s->ops.load(s->ops.user, c->saved, &q))
 			return false;
 		c->saved = NULL;
 		found = c->n_saved;
@@ -486,7 +213,7 @@ open_sequence(Sched *s, SchedSeq *c, bool prefix)
 		room -= before - s->ops.pages_free(
 		                     /* subtract found pages that were idle and are in use now */
 		                     s->ops.user);
-		if (room < pages_of(c->n_tok) - found / PLAN_KV_PAGE) {
+		if (room < sched_pages_of(c->n_tok) - found / PLAN_KV_PAGE) {
 			s->ops.seq_free(s->ops.user, q);
 			return false;
 		}
@@ -514,7 +241,7 @@ may_start(const Sched *s)
 static bool
 has_tokens(const Sched *s, const SchedReq *r)
 {
-	return !s->lim.total_tokens || s->total_tokens + cost_of(r) <= s->lim.total_tokens;
+	return !s->lim.total_tokens || s->total_tokens + sched_cost(r) <= s->lim.total_tokens;
 }
 
 /* Would the rest of the step end another prompt of n tokens within a page? */
@@ -533,7 +260,7 @@ start(Sched *s, StepBudget *b)
 	while (s->first && b->tokens > 0 && b->prefill > 0) {
 		SchedReq *r = s->first;
 		SchedSeq *c = &r->seq[0];
-		if (s->preempted.n && !comes_before(r, s->preempted.oldest->req))
+		if (s->preempted.n && !sched_before(r, s->preempted.oldest->req))
 			return;
 		if (!has_tokens(s, r) || is_partial_page(s, b, r->n_prompt))
 			return;
@@ -547,7 +274,7 @@ start(Sched *s, StepBudget *b)
 		s->n_waiting--;
 		r->started = true;
 		r->n_cached = c->n_done;
-		s->total_tokens += cost_of(r);
+		s->total_tokens += sched_cost(r);
 		s->prefix_queries += use_prefix(s, c) ? (uint64_t)r->n_prompt : 0;
 		s->prefix_hits += (uint64_t)c->n_done;
 		s->n_started++;
@@ -566,11 +293,11 @@ resume(Sched *s, StepBudget *b)
 			return;
 		if ((b->prefill < 1 || is_partial_page(s, b, c->n_tok)) && !c->saved)
 			return;
-		if (!has_free_sequence(s, 1 + reserve_of(c->req)))
+		if (!has_free_sequence(s, 1 + sched_reserve(c->req)))
 			return;
-		dequeue(&s->preempted, c);
+		sched_dequeue(&s->preempted, c);
 		if (!open_sequence(s, c, use_prefix(s, c))) {
-			enqueue(&s->preempted, c);
+			sched_enqueue(&s->preempted, c);
 			return;
 		}
 		if (b->rows > 0 && b->prefill > 0) /* else in the next step */
@@ -673,7 +400,7 @@ sched_chunk_done(Sched *s, int32_t i)
 void
 sched_commit_drafts(Sched *s, SchedSeq *c)
 {
-	rollback(s, c, c->n_tok - 1); /* the last token has not been run */
+	sched_rollback(s, c, c->n_tok - 1); /* the last token has not been run */
 }
 
 bool
@@ -687,7 +414,7 @@ sched_fork(Sched *s, SchedReq *r, llmc_error *err)
 {
 	const SchedSeq *from = &r->seq[0];
 
-	s->reserved -= reserve_of(r);
+	s->reserved -= sched_reserve(r);
 	r->forked = true;
 	for (int32_t i = 1; i < r->n_seq; i++) {
 		llmc_seq q;
@@ -708,15 +435,13 @@ sched_push(Sched *s, SchedSeq *c, int32_t id)
 	return guessed;
 }
 
-/* ---- invariants ---- */
-
 static const char *
 check_queue(const SchedQueue *u, SchedState state)
 {
 	int32_t n = 0;
 
 	for (const SchedSeq *c = u->oldest, *before = NULL; c; before = c, c = c->younger, n++) {
-		if (c->older != before || (before && !older(before, c)))
+		if (c->older != before || (before && !sched_older(before, c)))
 			return "a queue is not in order of age";
 		if (c->state != state || (c->q >= 0) != (state == SEQ_RUNNING))
 			return "a choice is in the queue of another state";
@@ -741,10 +466,10 @@ sched_check(const Sched *s)
 		wrong = check_queue(&s->preempted, SEQ_PREEMPTED);
 	if (wrong)
 		return wrong;
-	if (s->running.n && s->preempted.n && older(s->preempted.oldest, s->running.youngest))
+	if (s->running.n && s->preempted.n && sched_older(s->preempted.oldest, s->running.youngest))
 		return "a younger choice runs while an older one is preempted";
 	for (const SchedReq *r = s->first, *before = NULL; r; before = r, r = r->next, n++) {
-		if (r->started || (before && !comes_before(before, r)))
+		if (r->started || (before && !sched_before(before, r)))
 			return "the waiting requests are not in order";
 		if (n > s->n_waiting || (!r->next && r != s->last))
 			return "the list of waiting requests is broken";
@@ -752,7 +477,7 @@ sched_check(const Sched *s)
 	if (n != s->n_waiting || !s->first != !s->n_waiting)
 		return "the number of waiting requests is wrong";
 	for (const SchedSeq *c = s->running.oldest; c; c = c->younger)
-		reserved += reserve_of(c->req);
+		reserved += sched_reserve(c->req);
 	if (reserved != s->reserved || s->running.n + s->reserved > s->lim.seqs)
 		return "more sequences are reserved than exist";
 	return NULL;

@@ -16,8 +16,6 @@ LONG_FILES = {
     "emu/nvrtc/build.c",
     "grammar/automaton.c",
     "grammar/language.c",
-    "runtime/engine/scheduler.c",
-    "runtime/ranks.c",
     "serve/http/connection.c",
     "templates/cpu/attention/attention.h",
     "templates/cpu/attention/attention_tile.h",

@@ -1,0 +1,22 @@
+/* Parts of the scheduler. */
+#ifndef LLMC_RUNTIME_ENGINE_SCHEDULER_INTERNAL_H
+#define LLMC_RUNTIME_ENGINE_SCHEDULER_INTERNAL_H
+
+#include "runtime/engine/scheduler.h"
+
+/* scheduler_queue.c */
+int64_t sched_pages_of(int64_t n_tok);
+int64_t sched_cost(const SchedReq *r);
+bool sched_before(const SchedReq *a, const SchedReq *b);
+bool sched_older(const SchedSeq *a, const SchedSeq *b);
+void sched_enqueue(SchedQueue *u, SchedSeq *c);
+void sched_dequeue(SchedQueue *u, SchedSeq *c);
+/* Number of sequences reserved for the other choices of a request that has not forked yet */
+int32_t sched_reserve(const SchedReq *r);
+void sched_preempt(Sched *s, SchedSeq *c);
+/* Keep the first `certain` tokens of a choice and remove the rest. With recurrent states the
+ * sequence returns to its mark, and the certain tokens after it run again at the start of the next
+ * step. */
+void sched_rollback(Sched *s, SchedSeq *c, int32_t certain);
+
+#endif

@@ -1,0 +1,49 @@
+/* Parts of a group of ranks: records that the first rank sends, transfers, followers. */
+#ifndef LLMC_RUNTIME_RANKS_INTERNAL_H
+#define LLMC_RUNTIME_RANKS_INTERNAL_H
+
+#include "runtime/ranks.h"
+
+typedef enum RecordKind {
+	RECORD_STEP,
+	RECORD_AGAIN,
+	RECORD_SEQUENCE,
+	RECORD_ADAPTER,
+	RECORD_KV,
+	RECORD_SIZES,
+	RECORD_READ,
+	RECORD_WRITE,
+	RECORD_CLOSE,
+	RECORD_OPEN,
+	RECORD_END
+} RecordKind;
+/* Kinds of records, with fields a, b and more:
+ *   STEP      a: phase; the session's block follows
+ *   AGAIN     a: phase; run the same block again
+ *   SEQUENCE  a: sequence, b: its maximum length, more: its adapter slot
+ *   ADAPTER   a: slot; for processes, the slot's new content follows (lora_adapters.c)
+ *   KV        more: KvOp with operands a and b (kv.h), and the window pages of both
+ *   SIZES     each rank reports the bytes that it saves
+ *   READ, WRITE  a pages and the recurrent states of sequence b (-1: none). Floats per rank for
+ *             either, page numbers and window page numbers follow, then the data. The first `more`
+ *             pages have no window pages
+ * Between sessions:
+ *   OPEN      limits follow; open a session
+ *   END       no more sessions */
+typedef struct Record {
+	int32_t kind, a, b, more, window[2];
+} Record;
+
+/* ranks_lead.c */
+bool ranks_leads(const Session *s);
+bool ranks_broadcast(Session *s, Record r);
+/* Is the first (which 0) or second operand of a KvOp a device page? */
+bool ranks_is_page(KvOp op, int which);
+/* From here on, broadcast the actions of rank 0's session. */
+void ranks_lead(Session *s);
+
+/* ranks_transfer.c */
+bool ranks_collect_sizes(Session *s, RankSizes *all);
+bool ranks_follow_transfer(Session *s, const Record *r);
+
+#endif
