@@ -66,12 +66,16 @@ walk(const char *dir, Sweep *s)
 		char path[PATH_MAX];
 		struct stat st;
 		if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") ||
-		    (s->kind && e->d_name[0] == '.') ||
+		    (s->kind && e->d_name[0] == '.' && strcmp(e->d_name, ".headers")) ||
 		    snprintf(path, sizeof path, "%s/%s", dir, e->d_name) >= (int)sizeof path ||
 		    lstat(path, &st) < 0)
 			continue;
 		if (S_ISDIR(st.st_mode)) {
+			const double older_than = s->older_than;
+			if (s->kind) /* headers of tests, which may run */
+				s->older_than = -1;
 			walk(path, s);
+			s->older_than = older_than;
 			if (s->older_than >= 0)
 				rmdir(path); /* fails unless empty */
 			continue;
@@ -161,7 +165,7 @@ show(const CacheOptions *a, const char *dir, int64_t limit)
 		{ "test", "code built by tests", { 0 }, 0, 0 },
 		{ CACHE_REFUSALS, "messages of failed compilations", { 0 }, 0, 0 },
 		{ CACHE_ANSWERS, "answers of compilers and their tools", { 0 }, 0, 0 },
-		{ NULL, "", { 0 }, 0, 0 },
+		{ NULL, "headers precompiled by tests", { 0 }, 0, 0 },
 	};
 	const bool counted = read_stats(dir, kind);
 	char path[PATH_MAX], text[32], most[32];

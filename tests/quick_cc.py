@@ -40,28 +40,45 @@ def include(common, sets):
     at = build_cache.folder()
     # next to built code: this path is among the flags, and flags are part of the cache key
     d = (at.resolve() / ".headers" if at else ROOT / "build" / "test-headers") / key
-    d.mkdir(parents=True, exist_ok=True)
-    with open(d / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    while True:
+        lock = locked(d)
         if not (d / "done").exists():
-            (d / "vectors.h").write_text(HEADER)
-            (d / "vectors.h.gch").mkdir(exist_ok=True)
-            for name, flags in sets.items():
-                subprocess.run(
-                    [
-                        cc,
-                        *common,
-                        *flags,
-                        "-x",
-                        "c-header",
-                        str(d / "vectors.h"),
-                        "-o",
-                        str(d / "vectors.h.gch" / name),
-                    ],
-                    stderr=subprocess.DEVNULL,
-                )
-            (d / "done").touch()
+            precompile(d, cc, common, sets)
+            if at:
+                build_cache.add_folder(d)
+        os.utime(d / "lock")
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        if os.fstat(lock.fileno()).st_nlink:  # not evicted between the two locks
+            USED.append(lock)
+            break
+        lock.close()
     return ["-include", str(d / "vectors.h")]
+
+
+def precompile(d, cc, common, sets):
+    (d / "vectors.h").write_text(HEADER)
+    (d / "vectors.h.gch").mkdir(exist_ok=True)
+    for name, flags in sets.items():
+        out = ["-x", "c-header", str(d / "vectors.h"), "-o", str(d / "vectors.h.gch" / name)]
+        subprocess.run([cc, *common, *flags, *out], stderr=subprocess.DEVNULL)
+    (d / "done").touch()
+
+
+USED = []  # locks of folders that this process reads
+
+
+def locked(d):
+    """The lock of a folder, which is created, held exclusively."""
+    while True:
+        d.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = open(d / "lock", "a")
+        except FileNotFoundError:  # evicted just now
+            continue
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.fstat(lock.fileno()).st_nlink:
+            return lock
+        lock.close()
 
 
 def kernel_cflags():

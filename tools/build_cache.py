@@ -15,6 +15,7 @@ import hashlib
 import mmap
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -192,9 +193,28 @@ def _add_usage(at, usage, n):
         usage.write(USAGE.pack(USAGE_MARK, total, counted))
 
 
+def add_folder(path):
+    """Count a folder of .headers, which this process has filled and locked."""
+    with open(
+        os.open(folder() / ".usage", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600),
+        "r+b",
+        buffering=0,
+    ) as usage:
+        fcntl.flock(usage, fcntl.LOCK_EX)
+        _add_usage(folder(), usage, sum(f.stat().st_size for f in path.rglob("*") if f.is_file()))
+
+
+def _folders(at):
+    """Precompiled headers of tests/quick_cc.py: (last use, name, bytes) of each folder"""
+    for d in (at / ".headers").glob("*"):
+        with contextlib.suppress(OSError):
+            n = sum(f.stat().st_size for f in d.rglob("*") if f.is_file())
+            yield (d / "lock").stat().st_mtime_ns, f".headers/{d.name}", n
+
+
 def _count_again(at, more):
     """Count the bytes of all entries plus `more`, which are about to be written. Above the limit, evict the least recently used entries down to 90 % of it."""
-    entries = []
+    entries = list(_folders(at))
     for e in os.scandir(at):
         if not e.name.startswith(".") and e.is_file(follow_symlinks=False):
             st = e.stat(follow_symlinks=False)
@@ -209,14 +229,18 @@ def _count_again(at, more):
 
 
 def _evict(path):
-    """Return whether the entry was removed; entries with a reader are not."""
+    """Return whether the entry, or folder of headers, was removed; those with a reader are not."""
+    headers = path.is_dir()
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(path / "lock" if headers else path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.unlink(path)
+        if headers:
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)
         return True
     except OSError:
         return False

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 import build_cache as B  # noqa: E402
 import cache_stats  # noqa: E402
+import quick_cc  # noqa: E402
 from small_disk import small_disk  # noqa: E402
 
 TINY = [
@@ -101,6 +102,31 @@ def test_the_bound_and_the_order(cache, monkeypatch):
         B.put("test", B.key(10), data)
     left = [i for i in range(11) if (cache / f"{B.key(i)}.test").exists()]
     assert left == [0, 2, 4, 5, 6, 7, 8, 9, 10]
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_precompiled_headers_count_and_go_when_unused(cache, llmc, monkeypatch, used):
+    data = b"x" * (10000 - B.SEAL)
+    d = cache / ".headers" / "set"
+    B.put("test", B.key("first"), data)
+    lock = quick_cc.locked(d)
+    (d / "vectors.h.gch").mkdir()
+    (d / "vectors.h.gch" / "v3").write_bytes(b"x" * 60000)
+    B.add_folder(d)
+    os.utime(d / "lock", (1e9, 1e9))
+    parts = {p["name"]: p["bytes"] for p in llmc.json("cache")["parts"]}
+    assert parts["kernels"] == 70000
+    for i in range(3):
+        os.utime(cache / f"{B.key('first')}.test", (2e9, 2e9))
+        B.put("test", B.key(i), data)
+    assert d.exists()
+    if not used:
+        lock.close()
+    monkeypatch.setenv("LLMC_CACHE_SIZE", "99000")  # the next count evicts 10 kB or more
+    B.put("test", B.key("last"), data)
+    left = len(list(cache.glob("*.test")))
+    assert d.exists() == used and left == (5 if not used else 2)
+    lock.close()
 
 
 def test_switched_off(cache, monkeypatch, tmp_path):
