@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "serve/dialects/anthropic.h"
 #include "serve/dialects/openai.h"
 
 typedef struct Anthropic {
@@ -38,12 +39,46 @@ error_type(int status)
 	}
 }
 
+/* Append the message in Anthropic's words, which clients match on: a problem of a field begins with
+ * its name. */
+static void
+error_text(const Problem *p, Strbuf *b)
+{
+	size_t n = strlen(p->param);
+
+	if (p->most && !p->n_new) {
+		strbuf_printf(b, "prompt is too long: %lld tokens > %lld maximum",
+		              (long long)p->n_prompt, (long long)p->most);
+		return;
+	}
+	if (p->most) {
+		strbuf_printf(b,
+		              "input length and `max_tokens` exceed context limit: %lld + %lld > "
+		              "%lld, decrease input length or `max_tokens` and try again",
+		              (long long)p->n_prompt, (long long)p->n_new, (long long)p->most);
+		return;
+	}
+	if (p->code && !strcmp(p->code, "invalid_api_key")) {
+		strbuf_puts(b, "invalid x-api-key: send the server's key as 'x-api-key' or as "
+		               "'Authorization: Bearer KEY'");
+		return;
+	}
+	if (n && (strncmp(p->text, p->param, n) != 0 || !strchr(":.", p->text[n])))
+		strbuf_printf(b, "%s: ", p->param);
+	strbuf_puts(b, p->text);
+}
+
 static void
 error_object(const Req *r, Strbuf *b, const Problem *p)
 {
+	Strbuf text = { 0 };
+
+	error_text(p, &text);
 	json_printf(b,
 	            "{\"type\":\"error\",\"error\":{\"type\":%s,\"message\":%s},\"request_id\":%s}",
-	            error_type(p->status), p->text, r->id);
+	            error_type(p->status), strbuf_str(&text), r->id);
+	b->failed |= text.failed;
+	strbuf_release(&text);
 }
 
 void
@@ -130,15 +165,14 @@ split(const json_t *content, json_t *messages, json_t *calls)
 }
 
 static bool
-add_message(json_t *messages, const char *role, const json_t *content, const char *where,
-            Problem *p)
+add_message(json_t *messages, const char *role, const json_t *body, const char *where, Problem *p)
 {
-	json_t *calls = json_array(), *rest = json_is_array(content)
-	                                          ? split(content, messages, calls)
-	                                          : json_incref((json_t *)(uintptr_t)content);
+	json_t *content = anthropic_without_documents(body, where, p), *calls = json_array(),
+	       *rest =
+	           json_is_array(content) ? split(content, messages, calls) : json_incref(content);
 	bool ok = true,
 	     said = !json_is_array(content) || json_array_size(rest) || !json_array_size(content);
-	json_t *text = said || json_array_size(calls)
+	json_t *text = content && (said || json_array_size(calls))
 	                   ? parts_text(rest, where, block_field, block_fault, p)
 	                   : NULL;
 	json_t *thought = text && json_is_array(rest) && !strcmp(role, "assistant")
@@ -156,6 +190,7 @@ add_message(json_t *messages, const char *role, const json_t *content, const cha
 	json_decref(thought);
 	json_decref(calls);
 	json_decref(rest);
+	json_decref(content);
 	return ok && !p->status;
 }
 
@@ -320,7 +355,10 @@ translate(const json_t *in, bool counting, Problem *p)
 		return NULL;
 	}
 	if (!counting && !json_is_integer(json_object_get(in, "max_tokens"))) {
-		problem(p, 400, "max_tokens", "max_tokens: an integer is required.");
+		problem(p, 400, "max_tokens",
+		        json_object_get(in, "max_tokens")
+		            ? "max_tokens: Input should be a valid integer"
+		            : "max_tokens: Field required");
 		goto fail;
 	}
 	if (stop && !json_is_null(stop) && !json_is_array(stop)) {
@@ -632,30 +670,20 @@ anthropic_messages(Req *r)
 	openai_handle(r, &dialect, &route);
 }
 
+static json_t *
+to_counted(const json_t *in, Problem *p)
+{
+	return translate(in, true, p);
+}
+
 void
 anthropic_count(Req *r)
 {
-	Problem p = { 0 };
-	json_t *in = body_object(&r->body, &p),
-	       *o = in && fields_check(FIELDS_MESSAGES, in, &p) ? translate(in, true, &p) : NULL;
-	char *prompt = NULL;
-	int32_t *tok = NULL;
-	size_t n = 0, n_tok = 0;
 	Strbuf b = { 0 };
+	int64_t n;
 
-	bool ok =
-	    o && chat_prompt(r->model, o, &prompt, &n, &p) &&
-	    tokenize_prompt(r->model, prompt, n, chat_flags(r->model), SIZE_MAX, &tok, &n_tok, &p);
-	if (o && !ok)
-		fields_rename(FIELDS_MESSAGES, &p);
-	free(prompt);
-	free(tok);
-	json_decref(o);
-	json_decref(in);
-	if (!ok) {
-		req_problem(r, &p);
+	if (!openai_count(r, FIELDS_MESSAGES, to_counted, &n))
 		return;
-	}
-	json_printf(&b, "{\"input_tokens\":%lld}", (long long)n_tok);
+	json_printf(&b, "{\"input_tokens\":%lld}", (long long)n);
 	req_answer(r, 200, type_json, &b);
 }

@@ -90,10 +90,12 @@ embeddings_text(const Generation *g, const json_t *v, const char *what, size_t i
 	}
 	if (sub->n_tok == 0)
 		return problem(p, 400, what, "Invalid '%s[%zu]': the input is empty.", what, i);
-	if (sub->n_tok > (size_t)most && !cut)
-		return problem(p, 400, what, "%s However, '%s[%zu]' has %s%zu.",
-		               model_limit_text(g->model, most, limit), what, i,
-		               sub->tok ? "" : "at least ", sub->n_tok);
+	if (sub->n_tok > (size_t)most && !cut) {
+		problem(p, 400, what, "%s However, '%s[%zu]' has %s%zu.",
+		        model_limit_text(g->model, most, limit), what, i,
+		        sub->tok ? "" : "at least ", sub->n_tok);
+		return problem_length(p, sub->n_tok, 0, (size_t)most);
+	}
 	sub->n_tok = embeddings_cut(g, json_is_string(v) ? LLMC_ADD_SPECIAL : 0, sub->tok,
 	                            sub->n_tok, (size_t)most);
 	return true;

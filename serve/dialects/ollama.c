@@ -18,12 +18,27 @@ static const char type_lines[] = "application/x-ndjson";
 
 /* ---- errors ---- */
 
+/* Append an error in Ollama's words, which clients match on. */
+static void
+error_object(const Problem *p, Strbuf *b)
+{
+	char text[256];
+
+	if (p->most)
+		snprintf(text, sizeof text,
+		         "the input length exceeds the context length: %lld tokens > %lld",
+		         (long long)(p->n_prompt + p->n_new), (long long)p->most);
+	else if (p->model[0])
+		snprintf(text, sizeof text, "model '%s' not found", p->model);
+	json_printf(b, "{\"error\":%s}", p->most || p->model[0] ? text : p->text);
+}
+
 void
 ollama_problem(Req *r, const Problem *p)
 {
 	Strbuf b = { 0 };
 
-	json_printf(&b, "{\"error\":%s}", p->text);
+	error_object(p, &b);
 	req_answer(r, p->status, type_json, &b);
 }
 
@@ -367,7 +382,7 @@ failed(Generation *g, const Problem *p)
 		req_problem(g->req, p);
 		return;
 	}
-	json_printf(&b, "{\"error\":%s}", p->text);
+	error_object(p, &b);
 	push(g, &b);
 }
 

@@ -339,7 +339,9 @@ openai_fits(const Generation *g, size_t n_tok, const char *what, Problem *p)
 			        (long long)n_tok + (long long)new_tokens, n_tok, what,
 			        (long long)new_tokens, what);
 		p->code = "context_length_exceeded";
-		return false;
+		return problem_length(p, n_tok,
+		                      g->max_new < 0 || (int64_t)n_tok >= most ? 0 : new_tokens,
+		                      (size_t)most);
 	}
 	return true;
 }
@@ -369,6 +371,31 @@ void
 openai_handle(Req *r, const Dialect *d, const OpenAiRoute *route)
 {
 	gen_handle(r, d, read_route, route);
+}
+
+bool
+openai_count(Req *r, int fields, json_t *(*translate)(const json_t *in, Problem *p), int64_t *count)
+{
+	Problem p = { 0 };
+	json_t *in = body_object(&r->body, &p),
+	       *o = in && fields_check(fields, in, &p) ? translate(in, &p) : NULL;
+	char *prompt = NULL;
+	int32_t *tok = NULL;
+	size_t n = 0, n_tok = 0;
+	bool ok =
+	    o && chat_prompt(r->model, o, &prompt, &n, &p) &&
+	    tokenize_prompt(r->model, prompt, n, chat_flags(r->model), SIZE_MAX, &tok, &n_tok, &p);
+
+	if (o && !ok)
+		fields_rename(fields, &p);
+	free(prompt);
+	free(tok);
+	json_decref(o);
+	json_decref(in);
+	*count = (int64_t)n_tok;
+	if (!ok)
+		req_problem(r, &p);
+	return ok;
 }
 
 /* ---- answers ---- */
@@ -458,13 +485,6 @@ const char *
 openai_finish(const Choice *c)
 {
 	return c->finish == LLMC_FINISH_LENGTH ? "length" : c->n_calls ? "tool_calls" : "stop";
-}
-
-void
-openai_logprob(Strbuf *b, float x)
-{
-	/* JSON has no infinity; the API uses -9999 for impossible tokens */
-	json_num(b, isinf(x) ? -9999.0 : (double)x, 9);
 }
 
 static void

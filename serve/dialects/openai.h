@@ -48,6 +48,9 @@ bool openai_read_logprobs(Generation *g, const json_t *o,
 /* Check that "model" is absent or a model of this server. */
 bool openai_model(Req *r, const json_t *o, Problem *p);
 bool openai_missing(Problem *p, const char *key);
+/* Count the tokens of a translated body's prompt. On false the Problem has been answered. */
+bool openai_count(Req *r, int fields, json_t *(*translate)(const json_t *in, Problem *p),
+                  int64_t *count);
 /* Check prompt and new tokens against the limits. max_new -1 becomes what is left. what: field with
  * the prompt. */
 bool openai_fits(const Generation *g, size_t n_tok, const char *what, Problem *p);
@@ -61,7 +64,6 @@ void openai_usage(const Generation *g, Strbuf *b);
 void openai_stream_end(Generation *g);               /* usage if requested, then [DONE] */
 void openai_failed(Generation *g, const Problem *p); /* Dialect.problem */
 const char *openai_finish(const Choice *c);
-void openai_logprob(Strbuf *b, float x);
 /* Store a token's log probability and its alternatives, in chat form, in the first two columns of
  * the choice. Call it before the text is passed to the reader. */
 void openai_place(const Generation *g, Choice *c, const llmc_event *ev);
@@ -74,6 +76,7 @@ void openai_places_of(Choice *c, size_t n,
  * the request has the field. */
 bool openai_read_extensions(Generation *g, const json_t *o, Problem *p);
 void openai_set_top(Generation *g);
+void openai_logprob(Strbuf *b, float x);
 void openai_prompt_token(const Generation *g, SubRequest *sub, const llmc_event *ev);
 void openai_new_token(const Generation *g, Choice *c, const llmc_event *ev);
 /* Append a token of log probabilities as a JSON string. */

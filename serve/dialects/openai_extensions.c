@@ -43,6 +43,13 @@ openai_set_top(Generation *g)
 
 /* ---- log probabilities of the prompt ---- */
 
+void
+openai_logprob(Strbuf *b, float x)
+{
+	/* JSON has no infinity; the API uses -9999 for impossible tokens */
+	json_num(b, isinf(x) ? -9999.0 : (double)x, 9);
+}
+
 static void
 prompt_entry(const Generation *g, Strbuf *b, int32_t id, float logprob, int32_t rank)
 {

@@ -460,3 +460,16 @@ openai_responses(Req *r)
 
 	openai_handle(r, &dialect, &route);
 }
+
+void
+openai_response_tokens(Req *r)
+{
+	Strbuf b = { 0 };
+	int64_t n;
+
+	if (!openai_count(r, FIELDS_RESPONSES, responses_chat, &n))
+		return;
+	json_printf(&b, "{\"object\":\"response.input_tokens\",\"input_tokens\":%lld}",
+	            (long long)n);
+	req_answer(r, 200, type_json, &b);
+}

@@ -1,11 +1,12 @@
-/* Scores of documents for a query: vLLM's /v1/score, and /v1/rerank as Jina's and Cohere's clients
- * call it. An embedding model compares two vectors by cosine. A classifier with one label reads
+/* Scores of documents for a query: vLLM's /v1/score, and /v1/rerank as clients of Jina, Cohere and
+ * TEI call it. An embedding model compares two vectors by cosine. A classifier with one label reads
  * query and document as one input, paired as transformers' tokenizers do. A generative model is
  * prompted, in the words that such rerankers are trained on, whether the document answers the
  * query; the score comes from its logits of yes and no. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/json.h"
 #include "serve/dialects/embeddings.h"
@@ -17,6 +18,7 @@ typedef struct Score {
 	OpenAi base;
 	ScoreRequest judge;
 	bool rerank, show; /* show: return the documents */
+	bool tei, raw;     /* TEI's rerank: scores as a list; raw: logits */
 	/* COSINE: number of inputs in the first list; the second follows. Other judges: prompts are
 	 * pairs */
 	int32_t n_first;
@@ -132,9 +134,11 @@ pair_tokens(const Generation *g, const json_t *a, const json_t *b, bool cut, Sub
 	bool ok = tokenize_prompt(g->model, json_string_value(b), json_string_length(b),
 	                          LLMC_PARSE_SPECIAL | LLMC_ADD_SECOND, cut ? SIZE_MAX : most,
 	                          &second, &n_second, p);
-	if (ok && (n_first >= most || (n_first + n_second > most && !cut)))
-		ok = problem(p, 400, NULL, "%s However, query and document have at least %zu.",
-		             model_limit_text(g->model, (int64_t)most, limit), n_first + n_second);
+	if (ok && (n_first >= most || (n_first + n_second > most && !cut))) {
+		problem(p, 400, NULL, "%s However, query and document have at least %zu.",
+		        model_limit_text(g->model, (int64_t)most, limit), n_first + n_second);
+		ok = problem_length(p, n_first + n_second, 0, most);
+	}
 	if (ok) {
 		n_second = embeddings_cut(g, LLMC_ADD_SECOND, second, n_second, most - n_first);
 		sub->n_tok = n_first + n_second;
@@ -179,12 +183,46 @@ question(const Generation *g, const char *instruction, const json_t *a, const js
 	ok = ok && tokenize_prompt(g->model, text, n, chat_flags(g->model), most, &sub->tok,
 	                           &sub->n_tok, p);
 	free(text);
-	if (ok && (!sub->tok || sub->n_tok > most))
-		return problem(p, 400, NULL,
-		               "This model accepts prompts of %zu tokens, query and document have "
-		               "at least %zu.",
-		               most, sub->n_tok);
+	if (ok && (!sub->tok || sub->n_tok > most)) {
+		problem(p, 400, NULL,
+		        "This model accepts prompts of %zu tokens, query and document have at "
+		        "least %zu.",
+		        most, sub->n_tok);
+		return problem_length(p, sub->n_tok, 0, most);
+	}
 	return ok;
+}
+
+/* Write an error in the form of Text Embeddings Inference. */
+static void
+tei_problem(Req *r, const Problem *p)
+{
+	Strbuf b = { 0 };
+	int status = p->n_prompt ? 413 : p->status == 400 ? 422 : p->status;
+
+	json_printf(&b, "{\"error\":%s,\"error_type\":%s}", p->text,
+	            status == 429   ? "Overloaded"
+	            : status == 503 ? "Unhealthy"
+	            : status >= 500 ? "Backend"
+	                            : "Validation");
+	req_answer(r, status, type_json, &b);
+}
+
+/* Read the fields that only TEI's rerank has. */
+static bool
+read_tei(Generation *g, const json_t *o, bool *cut, Problem *p)
+{
+	Score *own = gen_own(g);
+	const json_t *side = json_object_get(o, "truncation_direction");
+
+	g->req->problem = tei_problem;
+	own->show = false;
+	if (json_is_string(side) && strcasecmp(json_string_value(side), "right") != 0)
+		return problem(p, 400, "truncation_direction",
+		               "'truncation_direction' is not supported: inputs are cut on the "
+		               "right.");
+	return field_bool(o, "raw_scores", &own->raw, p) &&
+	       field_bool(o, "return_text", &own->show, p) && field_bool(o, "truncate", cut, p);
 }
 
 static bool
@@ -192,8 +230,11 @@ read_score(Generation *g, const json_t *o, const void *rerank, Problem *p)
 {
 	Score *own = gen_own(g);
 	own->rerank = own->show = *(const bool *)rerank;
-	const char *one = own->rerank ? "query" : "text_1",
-	           *two = own->rerank ? "documents" : "text_2";
+	own->tei = own->rerank && json_object_get(o, "texts") && !json_object_get(o, "documents");
+	const char *one = own->rerank ? "query" : "text_1", *two = own->tei      ? "texts"
+	                                                           : own->rerank ? "documents"
+	                                                                         : "text_2";
+	bool cuts = false;
 	const json_t *a = json_object_get(o, one), *b = json_object_get(o, two),
 	             *cut = json_object_get(o, "truncate_prompt_tokens"),
 	             *task = json_object_get(o, "instruction");
@@ -206,7 +247,8 @@ read_score(Generation *g, const json_t *o, const void *rerank, Problem *p)
 	snprintf(own->base.id, sizeof own->base.id, "%s-%016llx", own->rerank ? "rerank" : "score",
 	         (unsigned long long)random_seed());
 	g->max_new = 1;
-	if (!openai_model(g->req, o, p) || !read_judge(g, o, p) || !count(a, one, false, &n, p) ||
+	if ((own->tei && !read_tei(g, o, &cuts, p)) || !openai_model(g->req, o, p) ||
+	    !read_judge(g, o, p) || !count(a, one, false, &n, p) ||
 	    !count(b, two, own->rerank, &m, p) ||
 	    !field_int(o, "top_n", 0, INT32_MAX, &top, NULL, p) ||
 	    !field_bool(o, "return_documents", &own->show, p))
@@ -246,7 +288,7 @@ read_score(Generation *g, const json_t *o, const void *rerank, Problem *p)
 	own->n_first = (int32_t)n;
 	own->n = (int32_t)m;
 	own->top_n = (int32_t)(top && (size_t)top < m ? top : (int64_t)m);
-	const bool cuts = json_integer_value(cut) == -1;
+	cuts |= json_integer_value(cut) == -1;
 	for (size_t i = 0; !pairs && i < n; i++)
 		if (!embeddings_text(g, text_at(a, i), one, i, cuts, &g->sub[i], p))
 			return false;
@@ -299,14 +341,14 @@ cosine(const Strbuf *a, const Strbuf *b)
 	return aa > 0 && bb > 0 ? ab / sqrt(aa * bb) : 0;
 }
 
-/* Return the probability of yes versus no, or of the label. */
+/* Return the probability of yes versus no, or of the label. raw: its logit. */
 static double
-odds(const Strbuf *x)
+odds(const Strbuf *x, bool raw)
 {
 	float v[2] = { 0 };
 
 	memcpy(v, x->data, x->len < sizeof v ? x->len : sizeof v);
-	return 1 / (1 + exp((double)v[1] - (double)v[0]));
+	return raw ? (double)v[0] - (double)v[1] : 1 / (1 + exp((double)v[1] - (double)v[0]));
 }
 
 typedef struct Rank {
@@ -337,14 +379,18 @@ on_done(Generation *g)
 		const Strbuf *x = &g->choice[pairs || own->n_first > 1 ? i : 0].text,
 		             *y = &g->choice[pairs ? i : own->n_first + i].text;
 		b.failed |= x->failed || y->failed;
-		rank[i] = (Rank){ i, b.failed ? 0 : pairs ? odds(x) : cosine(x, y) };
+		rank[i] = (Rank){ i, b.failed ? 0 : pairs ? odds(x, own->raw) : cosine(x, y) };
 	}
 	if (rank && own->rerank)
 		qsort(rank, (size_t)m, sizeof *rank, by_score);
-	if (own->rerank)
-		json_printf(&b,
-		            "{\"id\":%s,\"model\":%s,\"usage\":{\"total_tokens\":%d},\"results\":[",
-		            own->base.id, g->model->name, n_prompt);
+	if (own->tei)
+		strbuf_putc(&b, '[');
+	else if (own->rerank)
+		json_printf(
+		    &b,
+		    "{\"id\":%s,\"model\":%s,\"usage\":{\"prompt_tokens\":%d,\"total_tokens\":%d},"
+		    "\"results\":[",
+		    own->base.id, g->model->name, n_prompt, n_prompt);
 	else
 		json_printf(
 		    &b, "{\"id\":%s,\"object\":\"list\",\"created\":%lld,\"model\":%s,\"data\":[",
@@ -358,17 +404,19 @@ on_done(Generation *g)
 		}
 		const SubRequest *sub =
 		    &g->sub[(own->judge == JUDGE_COSINE ? own->n_first : 0) + rank[i].index];
-		json_printf(&b, "{\"index\":%d,\"relevance_score\":%g", rank[i].index,
-		            rank[i].score);
+		json_printf(&b,
+		            own->tei ? "{\"index\":%d,\"score\":%g"
+		                     : "{\"index\":%d,\"relevance_score\":%g",
+		            rank[i].index, rank[i].score);
 		if (own->show) {
-			strbuf_puts(&b, ",\"document\":{\"text\":");
+			strbuf_puts(&b, own->tei ? ",\"text\":" : ",\"document\":{\"text\":");
 			json_str(&b, sub->echo, sub->n_echo);
-			strbuf_puts(&b, "}");
+			strbuf_puts(&b, own->tei ? "" : "}");
 		}
 		strbuf_puts(&b, "}");
 	}
 	if (own->rerank)
-		strbuf_puts(&b, "]}");
+		strbuf_puts(&b, own->tei ? "]" : "]}");
 	else
 		json_printf(&b,
 		            "],\"usage\":{\"prompt_tokens\":%d,\"total_tokens\":%d,\"completion_"

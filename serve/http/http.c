@@ -275,7 +275,7 @@ req_problem(Req *r, const Problem *p)
 	}
 	if (p->status == 429 || p->status == 503)
 		req_head(r, "Retry-After", "1");
-	r->route->problem(r, p);
+	(r->problem ? r->problem : r->route->problem)(r, p);
 }
 
 void

@@ -255,10 +255,11 @@ field_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t *out
 	if (json_is_real(v) && json_real_value(v) == floor(json_real_value(v))) {
 		double x = json_real_value(v); /* clients in languages without integers send 16.0 */
 		*out = x >= 0x1p63 ? INT64_MAX : x < -0x1p63 ? INT64_MIN : (int64_t)x;
-		if (fabs(x) >= 0x1p63)
-			return problem(p, 400, key, "Invalid '%s': %.0f is %s than the %s of %lld.",
-			               key, x, x < 0 ? "less" : "greater",
-			               x < 0 ? "minimum" : "maximum", (long long)(x < 0 ? lo : hi));
+		if (x >= 0x1p63 || x <= -0x1p63) /* -2^63 itself is an integer of 64 bits */
+			return problem(p, 400, key,
+			               "Invalid '%s': the value is %s than the %s of %lld.", key,
+			               x < 0 ? "less" : "greater", x < 0 ? "minimum" : "maximum",
+			               (long long)(x < 0 ? lo : hi));
 	} else if (!json_is_integer(v)) {
 		return problem(p, 400, key,
 		               "Invalid type for '%s': expected an integer, but got %s instead.",

@@ -16,11 +16,24 @@ typedef struct Problem { /* why a request is refused */
 	char param[128];  /* "": null in the answer */
 	const char *code; /* NULL: null in the answer */
 	const char *type; /* OpenAI's error.type, TGI's error_type; NULL: derived from the status */
+	/* context_length_exceeded: tokens of the prompt, new tokens (0: the prompt alone is too
+	 * long) and the limit */
+	int64_t n_prompt, n_new, most;
+	char model[128]; /* model_not_found: the requested name, perhaps cut */
 } Problem;
 bool problem(Problem *p, int status, const char *param, const char *fmt, ...)
     __attribute__((format(printf, 4, 5))); /* returns false */
 bool problem_busy(Problem *p);             /* after req_charge() failed; returns false */
 
+/* Add the lengths to a Problem of a prompt that is too long; returns false. */
+static inline bool
+problem_length(Problem *p, size_t n_prompt, int64_t n_new, size_t most)
+{
+	p->n_prompt = (int64_t)n_prompt;
+	p->n_new = n_new;
+	p->most = (int64_t)most;
+	return false;
+}
 bool problem_memory(Problem *p); /* returns false */
 /* Describe the failure of a call of the library: out of memory, the time limit of the request, or
  * `text` with this HTTP status; returns false. */

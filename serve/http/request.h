@@ -78,6 +78,9 @@ struct Req {
 	FileMap file;
 	void *gen;              /* generation in flight; NULL: none */
 	void (*cancel)(Req *r); /* cancels gen; called with the lock held */
+	/* writes errors instead of the route's function, for a body in another dialect; NULL: the
+	 * route's */
+	void (*problem)(Req *r, const Problem *p);
 	void (*answered)(
 	    /* for a request without a connection: its answer is complete; NULL: it has a
 	     * connection */

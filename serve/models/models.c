@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "base/json.h"
 #include "serve/dialects/generation.h"
 #include "serve/models/model_manager.h"
@@ -121,6 +122,8 @@ models_unknown(Server *s, const char *name, Problem *p)
 	problem(p, 404, "model", "The model '%.200s' does not exist; this server has %s.", name,
 	        strbuf_str(&b));
 	p->code = "model_not_found";
+	snprintf(p->model, sizeof p->model, "%.*s",
+	         (int)utf8_whole(name, strnlen(name, sizeof p->model - 1)), name);
 	strbuf_release(&b);
 }
 

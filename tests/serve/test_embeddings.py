@@ -222,6 +222,37 @@ def test_rerank(server, want):
     assert [set(x) for x in r["results"]] == [{"index", "relevance_score"}]
 
 
+def test_rerank_as_tei(server):
+    """The body of Text Embeddings Inference is answered by a list, and its errors have its form."""
+    want = server.post("/rerank", {"query": TEXTS[1], "documents": TEXTS}).json()
+    assert want["usage"]["prompt_tokens"] == want["usage"]["total_tokens"] > 0
+    want = [(x["index"], x["relevance_score"]) for x in want["results"]]
+    for more in (
+        {},
+        {"raw_scores": True},
+        {"return_text": True},
+        {"truncation_direction": "Right"},
+    ):
+        r = server.post("/rerank", {"query": TEXTS[1], "texts": TEXTS, **more}).json()
+        assert [(x["index"], x["score"]) for x in r] == want
+        if "return_text" in more:
+            assert [x["text"] for x in r] == [TEXTS[i] for i, _ in want]
+        else:
+            assert all(set(x) == {"index", "score"} for x in r)
+    long = {"query": "a", "texts": ["x" * 5000]}
+    assert len(server.post("/rerank", {**long, "truncate": True}).json()) == 1
+    for bad, status in (
+        (long, 413),
+        ({"query": "a", "texts": []}, 422),
+        ({"query": "a", "texts": [3]}, 422),
+        ({"query": "a", "texts": TEXTS, "truncate": 3}, 422),
+        ({"query": "a", "texts": TEXTS, "truncation_direction": "left"}, 422),
+    ):
+        r = server.post("/rerank", bad)
+        assert r.status == status and set(r.json()) == {"error", "error_type"}, r.text
+        assert r.json()["error_type"] == "Validation"
+
+
 def test_scores_that_cannot_be(server, tiny):
     for path, body in (
         ("/v1/score", {"text_1": TEXTS[:2], "text_2": TEXTS}),

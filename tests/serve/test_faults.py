@@ -327,6 +327,7 @@ def test_bad_bodies(quick, i):
         "/v1/tokenize",
         "/v1/detokenize",
         "/v1/responses",
+        "/v1/responses/input_tokens",
         "/v1/messages",
         "/v1/messages/count_tokens",
         "/v1/embeddings",

@@ -102,6 +102,11 @@ def test_a_classifier_reads_pairs(serve, tmp_path):
             [want(QUERY, DOCS[i]) for i in order], abs=1e-6
         )
         assert s.post("/v1/score", {"text_1": QUERY, "text_2": "x" * 3000}).status == 400
+        raw = s.post("/rerank", {"query": QUERY, "texts": DOCS, "raw_scores": True}).json()
+        logits = [session.embed(theirs.encode(QUERY, d).ids)[0] for d in DOCS]
+        assert [x["score"] for x in raw] == pytest.approx(
+            [logits[x["index"]] for x in raw], abs=1e-5
+        )
         cut = s.post(
             "/v1/score", {"text_1": QUERY, "text_2": "x" * 3000, "truncate_prompt_tokens": -1}
         ).json()

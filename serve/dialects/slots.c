@@ -1,0 +1,97 @@
+/* llama.cpp's GET /props and GET /slots. A slot is a sequence of the batch; no slot belongs to a
+ * client, so its prompt is not shown. */
+#include "base/json.h"
+#include "serve/dialects/tokenize.h"
+#include "serve/http/route.h"
+#include "serve/models/model.h"
+
+/* Append the sampling parameters of a request without any. */
+static void
+defaults(Strbuf *b)
+{
+	size_t n;
+	const llmc_option *option = llmc_sampling_options(&n);
+
+	strbuf_puts(b, "{\"n_predict\":-1,\"stream\":false,\"seed\":-1");
+	for (const llmc_option *k = option; k < option + n; k++) {
+		if (k->http_least > k->http_most)
+			continue;
+		json_printf(b, ",%s:", k->alias ? k->alias : k->name);
+		if (k->kind == LLMC_OPTION_BOOL)
+			strbuf_puts(b, k->http_default > 0 ? "true" : "false");
+		else
+			json_num(b, k->http_default, 6);
+	}
+	strbuf_putc(b, '}');
+}
+
+static void
+token(const ServedModel *m, int32_t id, Strbuf *b)
+{
+	Strbuf raw = { 0 };
+
+	if (m && m->back.tok && id >= 0)
+		token_bytes(m->back.tok, id, &raw);
+	json_str(b, strbuf_str(&raw), raw.len);
+	strbuf_release(&raw);
+}
+
+void
+slots_props(Req *r)
+{
+	Server *s = r->srv;
+	Strbuf b = { 0 };
+
+	pthread_mutex_lock(&s->lock);
+	const Slot *t = s->slot[0];
+	const ServedModel *m = t->model; /* NULL: asleep */
+	const llmc_model_info *i = &t->about.info;
+	const char *template = m ? llmc_chat_template(m->back.tok) : NULL;
+	json_printf(&b, "{\"default_generation_settings\":{\"n_ctx\":%d,\"params\":", t->max_total);
+	defaults(&b);
+	json_printf(&b, "},\"total_slots\":%d,\"model_alias\":%s,\"model_path\":%s,",
+	            t->about.limits.seqs, t->name, i->name);
+	json_printf(&b,
+	            "\"modalities\":{\"vision\":false,\"audio\":false},\"endpoint_slots\":true,"
+	            "\"endpoint_props\":false,\"endpoint_metrics\":true,\"chat_template\":%s,",
+	            template ? template : "");
+	strbuf_puts(&b, "\"bos_token\":");
+	token(m, i->bos, &b);
+	strbuf_puts(&b, ",\"eos_token\":");
+	token(m, i->n_eos ? i->eos[0] : -1, &b);
+	json_printf(&b, ",\"build_info\":%s,\"is_sleeping\":", "llmc-" LLMC_VERSION);
+	strbuf_puts(&b, m ? "false}" : "true}");
+	pthread_mutex_unlock(&s->lock);
+	req_answer(r, 200, type_json, &b);
+}
+
+void
+slots_list(Req *r)
+{
+	Server *s = r->srv;
+	llmc_counts c = LLMC_INIT(llmc_counts);
+	Strbuf b = { 0 };
+	int id = 0;
+
+	models_counts(s, &c);
+	strbuf_putc(&b, '[');
+	pthread_mutex_lock(&s->lock);
+	for (int i = 0; i < s->n_slots; i++) {
+		const Slot *t = s->slot[i];
+		if (t->removed || !t->model || t->model->of)
+			continue; /* models with `of` share the sequences of another */
+		for (int32_t k = 0; k < t->about.limits.seqs; k++, id++) {
+			json_printf(&b,
+			            id ? ",{\"id\":%d,\"n_ctx\":%d,\"model\":%s,"
+			               : "{\"id\":%d,\"n_ctx\":%d,\"model\":%s,",
+			            id, t->max_total, t->name);
+			strbuf_printf(&b, "\"speculative\":%s,\"is_processing\":%s}",
+			              c.drafted > 0 ? "true" : "false",
+			              id < c.running ? "true" : "false");
+		}
+	}
+	pthread_mutex_unlock(&s->lock);
+	strbuf_putc(&b, ']');
+	req_head(r, "Cache-Control", "no-store");
+	req_answer(r, 200, type_json, &b);
+}
