@@ -2,36 +2,10 @@
  * repetition is an edge with a counter, never a copy. The words of an alternative share a prefix
  * tree, so an enumeration of thousands stays deterministic. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/utf8.h"
+#include "grammar/automaton_internal.h"
 #include "grammar/grammar_internal.h"
-
-typedef struct RuleLink { /* edge in the list of its source state */
-	Edge e;
-	int32_t next; /* next edge of the same state */
-} RuleLink;
-
-typedef struct AutomatonBuilder {
-	GrammarBuilder *b;
-	RuleLink *link;
-	size_t n_link, cap_link;
-	int32_t *head;
-	size_t n_state, cap_head;
-	uint8_t *flags;
-	size_t cap_flags;
-	Repeat *rep;
-	size_t n_rep, cap_rep;
-	Tick *tick;
-	size_t n_tick, cap_tick;
-	int32_t *rule_start;
-	uint8_t *rule_seen;
-	int32_t *todo;
-	size_t n_todo;
-	uint8_t *nullable; /* [n_rule]: 0 unknown, 1 no, 2 yes */
-	bool has_tokens;
-	int depth;
-} AutomatonBuilder;
 
 static int32_t
 state(AutomatonBuilder *m)
@@ -423,8 +397,6 @@ make(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 	m->depth--;
 }
 
-/* ---- left recursion ---- */
-
 typedef struct LeftRecursion {
 	AutomatonBuilder *m;
 	uint8_t *mark;
@@ -498,207 +470,6 @@ left_of(LeftRecursion *l, const Expr *x)
 	l->depth--;
 }
 
-/* ---- the finished form ---- */
-
-/* Replaces a state whose only link is an empty edge by the target of that edge. */
-static void
-skip_empty(AutomatonBuilder *m, int32_t *to)
-{
-	for (size_t q = 0; q < m->n_state; q++) {
-		int32_t k = m->head[q];
-		bool only = k >= 0 && m->link[k].next < 0 && m->link[k].e.kind == EDGE_EPS &&
-		            !(m->flags[q] & STATE_END);
-		to[q] = only ? m->link[k].e.to : (int32_t)q;
-	}
-	for (size_t q = 0; q < m->n_state; q++) {
-		int32_t end = to[q];
-		for (size_t i = 0; to[end] != end && i < m->n_state; i++)
-			end = to[end];
-		if (to[end] != end) { /* a cycle of empty edges with no exit */
-			to[q] = (int32_t)q;
-			continue;
-		}
-		for (int32_t at = (int32_t)q, next; at != end; at = next) {
-			next = to[at];
-			to[at] = end;
-		}
-	}
-}
-
-static void
-make_classes(const AutomatonBuilder *m, Automaton *out)
-{
-	/* Always split at these bytes: they separate plain string characters and the byte classes
-	 * of UTF-8 in any grammar. */
-	static const uint8_t always[] = { 0,    0x20, 0x22, 0x23, 0x5C, 0x5D, 0x7F,
-		                          0x80, 0x90, 0xA0, 0xC0, 0xC2, 0xE0, 0xE1,
-		                          0xED, 0xEE, 0xF0, 0xF1, 0xF4, 0xF5 };
-	bool cut[257] = { false };
-	int n = -1;
-
-	for (size_t i = 0; i < sizeof always; i++)
-		cut[always[i]] = true;
-	for (size_t i = 0; i < m->n_link; i++)
-		if (m->link[i].e.kind == EDGE_BYTE)
-			cut[m->link[i].e.lo] = cut[m->link[i].e.hi + 1] = true;
-	for (int c = 0; c < 256; c++) {
-		if (cut[c])
-			out->byte_of[++n] = (uint8_t)c;
-		out->cls[c] = (uint8_t)n;
-	}
-	out->n_class = n + 1;
-}
-
-/* Marks states from which the end of the output or of a rule is reachable. Edges to other states
- * are dropped, so no output can start something that it cannot complete. */
-static uint8_t *
-find_ends(const AutomatonBuilder *m)
-{
-	Arena *a = m->b->a;
-	uint8_t *good = NEW(a, uint8_t, m->n_state + 1);
-	int32_t *todo = NEW(a, int32_t, m->n_state + 1), *at = NEW(a, int32_t, m->n_state + 2),
-	        *of = NEW(a, int32_t, 2 * m->n_link + 1);
-	int32_t *from = NEW(a, int32_t, m->n_link + 1);
-	size_t n = 0;
-
-	/* links indexed by their target, and by the rule or repetition that they enter */
-	for (int pass = 0; pass < 2; pass++) {
-		for (size_t q = 0; q < m->n_state; q++)
-			for (int32_t k = m->head[q]; k >= 0; k = m->link[k].next) {
-				const Edge *e = &m->link[k].e;
-				int32_t inner = e->kind == EDGE_CALL  ? e->arg
-				                : e->kind == EDGE_REP ? m->rep[e->arg].start
-				                                      : -1;
-				from[k] = (int32_t)q;
-				for (int i = 0; i < 2; i++) {
-					int32_t t = i ? inner : e->to;
-					if (t >= 0 && !pass)
-						at[t + 1]++;
-					else if (t >= 0)
-						of[at[t]++] = k;
-				}
-			}
-		if (!pass)
-			for (size_t q = 0; q < m->n_state; q++)
-				at[q + 1] += at[q];
-	}
-	for (size_t q = 0; q < m->n_state; q++)
-		if (m->flags[q] & (STATE_END | STATE_TICKS)) {
-			good[q] = 1;
-			todo[n++] = (int32_t)q;
-		}
-	while (n) {
-		int32_t t = todo[--n];
-		/* the second pass has advanced at[] by one */
-		for (int32_t i = t ? at[t - 1] : 0; i < at[t]; i++) {
-			const Edge *e = &m->link[of[i]].e;
-			int32_t inner = e->kind == EDGE_CALL  ? e->arg
-			                : e->kind == EDGE_REP ? m->rep[e->arg].start
-			                                      : -1,
-			        q = from[of[i]];
-			if (good[q] || !good[e->to] || (inner >= 0 && !good[inner]))
-				continue;
-			good[q] = 1;
-			todo[n++] = q;
-		}
-	}
-	return good;
-}
-
-/* Removes links to states that cannot reach an end. */
-static void
-prune(AutomatonBuilder *m)
-{
-	const uint8_t *good = find_ends(m);
-
-	for (size_t q = 0; q < m->n_state; q++)
-		for (int32_t *k = &m->head[q]; *k >= 0;) {
-			const Edge *e = &m->link[*k].e;
-			int32_t inner = e->kind == EDGE_CALL  ? e->arg
-			                : e->kind == EDGE_REP ? m->rep[e->arg].start
-			                                      : -1;
-			/* a path of a graph may be over where none goes on */
-			bool over = e->kind == EDGE_TICK && (m->flags[q] & STATE_TICKS);
-			if (over || (good[e->to] && (inner < 0 || good[inner])))
-				k = &m->link[*k].next;
-			else
-				*k = m->link[*k].next;
-		}
-}
-
-/* Numbers the reachable states in `place`; the others stay -1. */
-static int32_t
-reach(const AutomatonBuilder *m, const int32_t *to, int32_t start, int32_t *place, int32_t *todo)
-{
-	int32_t n = 0, done = 0;
-
-	memset(place, -1, m->n_state * sizeof *place);
-	place[to[start]] = n;
-	todo[n++] = to[start];
-	while (done < n) {
-		int32_t q = todo[done++];
-		for (int32_t k = m->head[q]; k >= 0; k = m->link[k].next) {
-			const Edge *e = &m->link[k].e;
-			int32_t go[2] = { to[e->to], -1 };
-			if (e->kind == EDGE_CALL)
-				go[1] = to[e->arg];
-			if (e->kind == EDGE_REP)
-				go[1] = to[m->rep[e->arg].start];
-			for (int i = 0; i < 2; i++)
-				if (go[i] >= 0 && place[go[i]] < 0) {
-					place[go[i]] = n;
-					todo[n++] = go[i];
-				}
-		}
-	}
-	return n;
-}
-
-static bool
-copy_out(const AutomatonBuilder *m, Automaton *out, const int32_t *to, const int32_t *place,
-         const int32_t *order, int32_t n)
-{
-	out->n_state = n;
-	out->n_rep = (int32_t)m->n_rep;
-	for (int32_t i = 0; i < n; i++)
-		for (int32_t k = m->head[order[i]]; k >= 0; k = m->link[k].next)
-			out->n_edge++;
-	out->edge = calloc((size_t)out->n_edge + 1, sizeof *out->edge);
-	out->first = calloc((size_t)n + 1, sizeof *out->first);
-	out->flags = calloc((size_t)n + 1, 1);
-	out->rep = calloc((size_t)out->n_rep + 1, sizeof *out->rep);
-	out->n_tick = (int32_t)m->n_tick;
-	out->tick = calloc((size_t)out->n_tick + 1, sizeof *out->tick);
-	if (!out->edge || !out->first || !out->flags || !out->rep || !out->tick)
-		return false;
-	if (m->n_tick)
-		memcpy(out->tick, m->tick, m->n_tick * sizeof *m->tick);
-	int32_t at = 0;
-	for (int32_t i = 0; i < n; i++) {
-		int32_t q = order[i];
-		out->first[i] = at;
-		out->flags[i] = m->flags[q];
-		for (int32_t k = m->head[q]; k >= 0; k = m->link[k].next) {
-			Edge e = m->link[k].e;
-			int32_t behind = to[e.to];
-			e.tail = e.kind == EDGE_CALL && (m->flags[behind] & STATE_END) &&
-			         m->head[behind] < 0;
-			e.to = place[behind];
-			if (e.kind == EDGE_CALL)
-				e.arg = place[to[e.arg]];
-			if (e.kind == EDGE_BYTE || e.kind == EDGE_TOKEN)
-				out->flags[i] |= STATE_EATS;
-			out->edge[at++] = e;
-		}
-	}
-	out->first[n] = at;
-	for (int32_t i = 0; i < out->n_rep; i++) {
-		out->rep[i] = m->rep[i];
-		out->rep[i].start = place[to[m->rep[i].start]];
-	}
-	return true;
-}
-
 llmc_status
 automaton_make(GrammarBuilder *b, Expr *root, Automaton *out, llmc_error *err)
 {
@@ -728,13 +499,13 @@ automaton_make(GrammarBuilder *b, Expr *root, Automaton *out, llmc_error *err)
 	b->place = NULL;
 	int32_t *to = NEW(b->a, int32_t, m.n_state), *place = NEW(b->a, int32_t, m.n_state),
 	        *order = NEW(b->a, int32_t, m.n_state);
-	prune(&m);
-	skip_empty(&m, to);
-	int32_t n = reach(&m, to, start, place, order);
-	make_classes(&m, out);
+	automaton_prune(&m);
+	automaton_skip_empty(&m, to);
+	int32_t n = automaton_reach(&m, to, start, place, order);
+	automaton_make_classes(&m, out);
 	out->start = place[to[start]];
 	out->has_tokens = m.has_tokens;
-	return copy_out(&m, out, to, place, order, n)
+	return automaton_copy_out(&m, out, to, place, order, n)
 	           ? LLMC_OK
 	           : error_set(err, LLMC_E_MEMORY, "out of memory for a grammar");
 }

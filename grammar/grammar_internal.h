@@ -150,8 +150,10 @@ typedef struct RegexFlags {
 /* The expression for language.c, with anchors at any position; flags.json is ignored. */
 Expr *regex_operand(GrammarBuilder *b, const char *s, size_t n, RegexFlags flags);
 Expr *regex_read(GrammarBuilder *b, const char *s, size_t n, RegexFlags flags);
-Expr *regex_chars(GrammarBuilder *b, const Range *r, size_t n,
-                  RegexFlags flags); /* one character */
+/* One character, either plain or as written inside a JSON string */
+Expr *regex_chars(GrammarBuilder *b, const Range *r, size_t n, RegexFlags flags);
+/* Writes the other case of the ASCII letters in r to out [2 n] and returns their count. */
+size_t ranges_fold(const Range *r, size_t n, Range *out);
 /* uses flags.json only */
 Expr *lark_read(GrammarBuilder *b, const char *s, size_t n, RegexFlags flags);
 Expr *gbnf_read(GrammarBuilder *b, const char *s, size_t n); /* all rules; returns the root */

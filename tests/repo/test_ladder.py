@@ -181,7 +181,6 @@ def test_no_circle_of_includes():
 CIRCLES = {
     "base: json json_parse",
     "grammar: grammar_open json_grammar schema schema_check schema_containers schema_disjoint schema_merge schema_not schema_ref schema_scalar structural_tags",
-    "grammar: language regex_grammar",
     "quant: choose_types quantize_experts quantize_model",
     "runtime/comm: mpi_comm mpi_library",
     "runtime/cpu: cpu_compile cpu_kernels",

@@ -14,8 +14,6 @@ LONG_FILES = {
     "emu/core/shadow.c",
     "emu/core/timeline.c",
     "emu/nvrtc/build.c",
-    "grammar/automaton.c",
-    "grammar/language.c",
     "serve/http/connection.c",
     "templates/cpu/attention/attention.h",
     "templates/cpu/attention/attention_tile.h",

@@ -1,0 +1,40 @@
+/* Parts of the operations on regular languages. */
+#ifndef LLMC_GRAMMAR_LANGUAGE_INTERNAL_H
+#define LLMC_GRAMMAR_LANGUAGE_INTERNAL_H
+
+#include "grammar/language.h"
+
+enum {
+	MAX_NODES = 20000,    /* nodes of one NFA */
+	MAX_DFA = 4000,       /* states of the intersection */
+	MAX_STEPS = 3 << 19,  /* NFA nodes visited for one intersection */
+	MAX_ALL = 1 << 23,    /* and for all of a grammar */
+	MAX_ITEMS = 1 << 20,  /* NFA nodes in all states of the intersection */
+	MAX_UNROLLED = 20000, /* states that contain their length */
+	MAX_WINDOW = 2048,    /* lengths that are checked one by one */
+};
+
+typedef enum NfaKind { NFA_EMPTY, NFA_RANGE, NFA_START, NFA_END } NfaKind;
+typedef struct NfaEdge {
+	NfaKind kind;
+	uint32_t lo, hi;
+	int32_t to, next;
+} NfaEdge;
+typedef struct Nfa {
+	Arena *a;
+	int32_t *head;
+	size_t n, cap_head;
+	NfaEdge *edge;
+	size_t n_edge, cap_edge;
+	int32_t end;
+	uint8_t *ends, *ends_first; /* [n] an end is reachable without a character; at the start */
+	bool failed;
+} Nfa;
+
+/* language_nfa.c */
+int32_t nfa_node(Nfa *m);
+void nfa_build(Nfa *m, const Expr *x, int32_t from, int32_t to, int depth);
+/* Marks the nodes from which the end is reachable without a character. */
+uint8_t *nfa_find_ends(const Nfa *m, bool first);
+
+#endif
