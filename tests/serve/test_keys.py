@@ -313,3 +313,51 @@ def test_a_seed_gives_a_key_nothing_of_another(shared):
         alone = answer(s, "sk-bob")
     with shared() as s:
         assert [answer(s, k) for k in ("sk-alice", "sk-bob", "sk-alice")] == [alone] * 3
+
+
+@pytest.mark.parametrize(
+    "path, body",
+    [
+        ("/v1/load_lora_adapter", {"lora_name": "mine", "lora_path": "mine"}),
+        ("/v1/unload_lora_adapter", {"lora_name": "tiny"}),
+        ("/sleep", {}),
+        ("/wake_up", {}),
+        ("/reload", {}),
+    ],
+)
+def test_a_key_cannot_change_the_models_of_others(shared, tmp_path, path, body):
+    """Adapters and engines are the operator's, and so are their names."""
+    with shared("--lora-dir", tmp_path) as s:
+
+        def post(key):
+            return s.post(path, body, headers={"Authorization": f"Bearer {key}"})
+
+        assert post("sk-alice").status == post("sk-bob").status == 403
+        assert post("sk-all").status != 403
+        assert post("sk-wrong").status == 401
+
+
+def test_probabilities_do_not_show_the_prompt_of_another_key(shared):
+    """Log probabilities of a prompt are computed anew, also where another key has its pages."""
+    body = {"model": "tiny", "prompt": SECRET, "max_tokens": 1, "echo": True, "logprobs": 1}
+    body["temperature"] = 0
+
+    def probabilities(s, key):
+        auth = {"Authorization": f"Bearer {key}"}
+        r = s.post("/v1/completions", body, headers=auth)
+        assert r.status == 200, r.text
+        return r.json()["choices"][0]["logprobs"]
+
+    with shared() as s:
+        alone = probabilities(s, "sk-bob")
+    with shared() as s:
+        assert probabilities(s, "sk-alice") == alone
+        assert probabilities(s, "sk-bob") == alone
+        assert (
+            s.post(
+                "/v1/completions",
+                {**body, "model": "other"},
+                headers={"Authorization": "Bearer sk-bob"},
+            ).status
+            == 404
+        )
