@@ -1,4 +1,13 @@
 # llmc: build, test, install. `make help` lists the targets.
+# CROSS=aarch64-linux-gnu: build for that system into build/aarch64 (tools/deps.sh --cross aarch64).
+CROSS     ?=
+ifneq ($(CROSS),)
+CC        := $(CROSS)-gcc
+AR        := $(CROSS)-ar
+BUILD     ?= build/$(firstword $(subst -, ,$(CROSS)))
+PKG_CONFIG := PKG_CONFIG_LIBDIR=/usr/lib/$(CROSS)/pkgconfig pkg-config
+endif
+PKG_CONFIG ?= pkg-config
 CC        ?= gcc
 BUILD     ?= build
 # Normalise BUILD, so that .d files name each object by one path however make was called.
@@ -8,9 +17,9 @@ DESTDIR   ?=
 CFLAGS    ?= -O2 -g
 WARN      := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Werror
 PKGS      := yaml-0.1 jansson libpcre2-8 libutf8proc
-CPPFLAGS_ := -I. -Iinclude -Itemplates -D_GNU_SOURCE $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
+CPPFLAGS_ := -I. -Iinclude -Itemplates -D_GNU_SOURCE $(shell $(PKG_CONFIG) --cflags $(PKGS) 2>/dev/null)
 CFLAGS_   := -std=gnu11 -fPIC -fvisibility=hidden -ffp-contract=off $(WARN)
-LIBS      := $(shell pkg-config --libs $(PKGS) 2>/dev/null) -lm -lpthread -ldl
+LIBS      := $(shell $(PKG_CONFIG) --libs $(PKGS) 2>/dev/null) -lm -lpthread -ldl
 SAN       ?=
 COUNTERS  ?=
 COMMA     := ,
@@ -61,7 +70,7 @@ $(BUILD)/embed.o: $(BUILD)/embed.c
 # Unmodified objects: tests also call internal functions of the library.
 $(BUILD)/libllmc.a: $(OBJ)
 	@rm -f $@
-	ar rcs $@ $^
+	$(AR) rcs $@ $^
 
 $(BUILD)/libllmc.so: $(OBJ)
 	$(CC) -shared -Wl,-soname,libllmc.so.0 -Wl,-z,defs $(SAN) $(if $(findstring address,$(SAN)),-shared-libsan) $^ -o $@ $(LIBS)
@@ -190,7 +199,7 @@ $(BUILD)/install/libllmc.a: $(OBJ)
 	ld -r $^ -o $(BUILD)/install/llmc.o
 	objcopy --localize-hidden $(BUILD)/install/llmc.o
 	@rm -f $@
-	ar rcs $@ $(BUILD)/install/llmc.o
+	$(AR) rcs $@ $(BUILD)/install/llmc.o
 
 install: all $(BUILD)/install/libllmc.a ## header, libraries, pkg-config file, man page and llmc under PREFIX
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/share/man/man1

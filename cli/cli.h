@@ -89,7 +89,8 @@ typedef struct Common {
 	      "arch",                                                                                  \
 	      "NAME",                                                                                  \
 	      &(c).arch,                                                                               \
-	      "instruction set or GPU architecture: generic, v3, vnni, v4, amx; sm_80, "               \
+	      "instruction set or GPU architecture: generic, v3, vnni, v4, amx, neon, i8mm; "          \
+	      "sm_80, "                                                                                \
 	      "sm_90a, ... [the best that runs here]" },                                               \
 	    { OPT_INT, 't',          "threads",                                                        \
 	      "N",     &(c).threads, "number of threads [physical cores within quota and affinity]" }, \

@@ -50,7 +50,8 @@ compile(int argc, char **argv)
 		{ OPT_TEXT, 'o', "output", "DIR", &out, "folder to write [generated/<model>]" },
 		{ OPT_TEXT, 0, "target", "cpu|ref", &target, "device to compile for [cpu]" },
 		{ OPT_TEXT, 0, "arch", "A,B", &arch,
-		  "instruction sets: generic, v3, vnni, v4, amx [this processor's best]" },
+		  "instruction sets: generic, v3, vnni, v4, amx, neon, i8mm [this processor's "
+		  "best]" },
 		{ OPT_FLAG, 0, "aot", NULL, &aot,
 		  "build the kernels now and include them in the artifact" },
 		{ OPT_LIST, 0, "set", "KEY=VALUE", &set,

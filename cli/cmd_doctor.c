@@ -55,7 +55,12 @@ table(const json_t *all)
 	row(true, true, "processor", "%s: %s; runs kernels for %s", json_text_of(cpu, "name"),
 	    json_text_of(cpu, "topology"), json_text_of(cpu, "best_target"));
 	const json_t *amx = json_object_get(cpu, "amx");
-	row(found(amx), false, "AMX", "%s", json_text_of(amx, "text"));
+	if (amx)
+		row(found(amx), false, "AMX", "%s", json_text_of(amx, "text"));
+	const json_t *features = json_object_get(cpu, "features");
+	const char *has = json_text_of(features, "has"), *lacks = json_text_of(features, "lacks");
+	row(true, true, "features", "%s%s%s", *has ? has : "none that kernels use",
+	    *lacks ? "; lacks " : "", lacks);
 	row(true, true, "memory", "reads %.1f GB/s with all threads, %.1f GB/s with one",
 	    llmc_bandwidth(0, 0.3) / 1e9, llmc_bandwidth(1, 0.3) / 1e9);
 	if (found(cc))

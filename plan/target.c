@@ -8,6 +8,8 @@
 #define AVX2 "-mavx2 -mfma -mf16c -mbmi2"
 #define VNNI "-mavxvnni"
 #define AMX "-mamx-tile -mamx-int8 -mamx-bf16 -mavx512bf16"
+#define NEON "-march=armv8.2-a+dotprod+fp16"
+#define I8MM "-march=armv8.6-a+fp16"
 #define AVX512 "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mprefer-vector-width=512"
 
 /* clang-format off */
@@ -19,6 +21,8 @@ static const Target table[] = {
 	{ "cpu-vnni",     TARGET_CPU,  "vnni",    "r8",     0,   false, CPU_AVX2 | CPU_VNNI,               "-O3 " VNNI " " AVX2 },
 	{ "cpu-v4",       TARGET_CPU,  "v4",      "r16",    0,   false, CPU_AVX2 | CPU_AVX512,             "-O3 " AVX512 " " AVX2 },
 	{ "cpu-amx",      TARGET_CPU,  "amx",     "r16",    0,   false, CPU_AVX2 | CPU_AVX512 | CPU_AMX,   "-O3 " AMX " " AVX512 " " AVX2 },
+	{ "cpu-neon",     TARGET_CPU,  "neon",    "r4",     0,   false, CPU_NEON,                          "-O3 " NEON },
+	{ "cpu-i8mm",     TARGET_CPU,  "i8mm",    "r4",     0,   false, CPU_NEON | CPU_I8MM,               "-O3 " I8MM },
 	{ "cuda-sm_75",   TARGET_CUDA, "sm_75",   "planes", 75,  false, 0,                                 "" },
 	{ "cuda-sm_80",   TARGET_CUDA, "sm_80",   "planes", 80,  false, 0,                                 "" },
 	{ "cuda-sm_86",   TARGET_CUDA, "sm_86",   "planes", 86,  false, 0,                                 "" },
@@ -37,6 +41,18 @@ target_find(const char *name)
 		if (strcmp(table[i].name, name) == 0)
 			return &table[i];
 	return NULL;
+}
+
+bool
+target_is_foreign(const Target *t)
+{
+#if defined(__x86_64__)
+	return (t->needs & CPU_ARM) != 0;
+#elif defined(__aarch64__)
+	return (t->needs & CPU_X86) != 0;
+#else
+	return (t->needs & (CPU_X86 | CPU_ARM)) != 0;
+#endif
 }
 
 const Target *

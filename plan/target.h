@@ -10,13 +10,17 @@
 
 typedef enum TargetKind { TARGET_REF, TARGET_CPU, TARGET_CUDA } TargetKind;
 
-/* CPU features beyond plain x86-64 (runtime/cpu/isa.c), each including OS support for its
- * registers */
+/* CPU features beyond plain x86-64 and Armv8.0 (runtime/cpu/isa.c), each including OS support for
+ * its registers */
 enum {
 	CPU_AVX2 = 1,   /* with FMA, F16C and BMI2: x86-64-v3 */
 	CPU_AVX512 = 2, /* F, BW, DQ, VL and CD (x86-64-v4), and VNNI dot products */
 	CPU_VNNI = 4,   /* AVX-VNNI: the same dot products at 256 bits */
 	CPU_AMX = 8,    /* int8 and bf16 tiles */
+	CPU_NEON = 16,  /* NEON with dot products and fp16: Armv8.2 */
+	CPU_I8MM = 32,  /* int8 matrix multiply and bf16: Armv8.6 */
+	CPU_X86 = CPU_AVX2 | CPU_AVX512 | CPU_VNNI | CPU_AMX,
+	CPU_ARM = CPU_NEON | CPU_I8MM,
 };
 
 typedef struct Target {
@@ -38,6 +42,8 @@ const Target *target_at(int i);
 bool target_is_cuda(const char *name);
 /* Returns the name of the folder below aot/ that holds the built kernels of a target. */
 const char *target_built_name(const char *name);
+/* Returns whether the target needs another processor architecture than this build's. */
+bool target_is_foreign(const Target *t);
 /* Returns the layout of such a matrix on a target: "row" if the target's own layout does not fit */
 const char *target_layout(const Target *t, Dtype d, int64_t rows, int64_t cols);
 #endif

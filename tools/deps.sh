@@ -1,7 +1,24 @@
 #!/bin/sh
 # Install missing packages for building and testing llmc (Debian and its derivatives).
 # Without root it uses sudo; without sudo it prints the packages that an administrator must install.
+# --cross aarch64: install the cross compiler, the libraries of that architecture and qemu-user, for
+# `make CROSS=aarch64-linux-gnu` and its tests.
 set -eu
+if [ "${1:-}" = --cross ]; then
+	[ "${2:-}" = aarch64 ] || { echo "deps: --cross takes aarch64" >&2; exit 2; }
+	have=$(dpkg-query -W -f='${db:Status-Abbrev}' libutf8proc-dev:arm64 2>/dev/null || true)
+	if command -v aarch64-linux-gnu-gcc >/dev/null && command -v qemu-aarch64 >/dev/null && [ "${have%% *}" = ii ]; then
+		exit 0
+	fi
+	run=""
+	[ "$(id -u)" = 0 ] || run=sudo
+	export DEBIAN_FRONTEND=noninteractive
+	$run dpkg --add-architecture arm64
+	$run apt-get update -qq
+	$run apt-get install -y -qq --no-install-recommends gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user \
+		libyaml-dev:arm64 libjansson-dev:arm64 libpcre2-dev:arm64 libutf8proc-dev:arm64 libcmocka-dev:arm64
+	exit 0
+fi
 packages="gcc make binutils pkg-config libyaml-dev libjansson-dev libpcre2-dev libutf8proc-dev python3 ca-certificates"
 tests="clang llvm libcmocka-dev python3-venv python3-pip unzip curl chromium chromium-driver"
 routers="nginx-light haproxy" # reverse proxies for tests of replicas, which are skipped without them

@@ -15,7 +15,8 @@
 
 /* ---- isa.c ---- */
 
-/* The best target of this processor: "cpu-amx", "cpu-v4", "cpu-vnni", "cpu-v3", "cpu-generic". A
+/* The best target of this processor: "cpu-amx", "cpu-v4", "cpu-vnni", "cpu-v3", "cpu-i8mm",
+ * "cpu-neon", "cpu-generic". A
  * target with AMX requests the kernel's permission for the process to use tile registers; it stays
  * granted. */
 const char *isa_best(void);
@@ -23,6 +24,9 @@ bool isa_runs(const char *target);
 /* CPU_... bits that the target needs and this machine lacks; 0: it runs; -1: not a CPU target. why:
  * a sentence about it, truncated to cap */
 int isa_lacks(const char *target, char *why, size_t cap);
+/* The instruction sets of this architecture that targets use and this machine has (present) or
+ * lacks, separated by "; ", truncated to cap; returns the length */
+int isa_features(char *buf, size_t cap, bool present);
 
 /* ---- cc.c ---- */
 

@@ -72,22 +72,30 @@ processor_name(char *out, size_t cap)
 static llmc_status
 describe(char **json, llmc_error *err)
 {
-	char name[512], threads[512], amx[160], cc[512] = "", cc_version[512] = "";
+	char name[512], threads[512], amx[160], has[256], has_not[256], cc[512] = "",
+	                                                                cc_version[512] = "";
 	llmc_error why = { 0 };
 
 	processor_name(name, sizeof name);
 	topology_describe(threads, sizeof threads);
 	bool tiles = !lacks("cpu-amx", amx, sizeof amx);
+	isa_features(has, sizeof has, true);
+	isa_features(has_not, sizeof has_not, false);
 	bool have_cc = cc_find(cc, sizeof cc, cc_version, sizeof cc_version, &why) == LLMC_OK;
 	json_t *runs = json_object();
 	for (int i = 0; target_at(i); i++)
-		if (target_at(i)->kind == TARGET_CPU)
+		if (target_at(i)->kind == TARGET_CPU && !target_is_foreign(target_at(i)))
 			json_object_set_new(runs, target_at(i)->isa,
 			                    json_boolean(isa_runs(target_at(i)->name)));
-	json_t *processor = json_pack(
-	    "{s:s, s:s, s:i, s:s, s:o, s:{s:b, s:s}}", "name", name, "best_target", isa_best(),
-	    "threads", topology_threads(), "topology", threads, "runs", runs, "amx", "found", tiles,
-	    "text", tiles ? "tiles of int8 and bf16, granted by the system" : amx);
+	json_t *processor =
+	    json_pack("{s:s, s:s, s:i, s:s, s:o, s:{s:s, s:s}}", "name", name, "best_target",
+	              isa_best(), "threads", topology_threads(), "topology", threads, "runs", runs,
+	              "features", "has", has, "lacks", has_not);
+	if (processor && !target_is_foreign(target_find("cpu-amx")))
+		json_object_set_new(
+		    processor, "amx",
+		    json_pack("{s:b, s:s}", "found", tiles, "text",
+		              tiles ? "tiles of int8 and bf16, granted by the system" : amx));
 	json_t *compiler = json_pack("{s:b, s:s, s:s}", "found", have_cc, "path", cc, "text",
 	                             have_cc ? cc_version : why.text);
 	json_t *j = json_pack("{s:o, s:o}", "processor", processor, "compiler", compiler);

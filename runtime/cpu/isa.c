@@ -1,5 +1,6 @@
-/* Targets that this processor runs, according to cpuid and to the registers that the kernel saves
- * on a context switch. Compiler builtins are not used: they are wrong on virtual machines. */
+/* Targets that this processor runs. x86-64: according to cpuid and to the registers that the kernel
+ * saves on a context switch; compiler builtins are not used, because they are wrong on virtual
+ * machines. AArch64: according to the kernel's AT_HWCAP. */
 #include <errno.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -77,11 +78,26 @@ request_tiles(void)
 #endif
 }
 #else
+#if defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+
+static int
+features(void)
+{
+	const unsigned long a = getauxval(AT_HWCAP), b = getauxval(AT_HWCAP2);
+	const unsigned long neon = HWCAP_ASIMD | HWCAP_ASIMDDP | HWCAP_ASIMDHP | HWCAP_FPHP,
+	                    i8mm = HWCAP2_I8MM | HWCAP2_BF16;
+
+	return ((a & neon) == neon ? CPU_NEON : 0) | ((b & i8mm) == i8mm ? CPU_I8MM : 0);
+}
+#else
 static int
 features(void)
 {
 	return 0;
 }
+#endif
 
 static int
 request_tiles(void)
@@ -89,6 +105,39 @@ request_tiles(void)
 	return ENOSYS;
 }
 #endif
+
+/* Text of each CPU_ flag, in their order */
+static const char *const feature_text[] = {
+	"AVX2, FMA, F16C and BMI2",
+	"AVX-512 with VNNI",
+	"AVX-VNNI",
+	"AMX tiles of int8 and bf16",
+	"NEON dot products with fp16",
+	"int8 matrix multiply with bf16",
+};
+enum { N_FEATURES = sizeof feature_text / sizeof *feature_text };
+
+int
+isa_features(char *buf, size_t cap, bool present)
+{
+#if defined(__x86_64__)
+	const int native = CPU_X86;
+#elif defined(__aarch64__)
+	const int native = CPU_ARM;
+#else
+	const int native = 0;
+#endif
+	const int here = features();
+	int at = 0;
+
+	if (cap)
+		buf[0] = 0;
+	for (int i = 0; i < N_FEATURES; i++)
+		if (native & 1 << i && !(here & 1 << i) == !present && (size_t)at < cap)
+			at += snprintf(buf + at, cap - (size_t)at, "%s%s", at ? "; " : "",
+			               feature_text[i]);
+	return at;
+}
 
 const char *
 isa_best(void)
@@ -110,8 +159,6 @@ isa_runs(const char *target)
 int
 isa_lacks(const char *target, char *why, size_t cap)
 {
-	static const char *const text[] = { "AVX2, FMA, F16C and BMI2", "AVX-512 with VNNI",
-		                            "AVX-VNNI", "AMX tiles of int8 and bf16" };
 	const Target *t = target_find(target);
 	int lacks = !t || t->kind != TARGET_CPU ? -1 : t->needs & ~features();
 
@@ -119,10 +166,16 @@ isa_lacks(const char *target, char *why, size_t cap)
 		why[0] = 0;
 	if (lacks == -1)
 		return lacks;
-	for (size_t i = 0, at = 0; i < sizeof text / sizeof *text; i++)
+	if (lacks && cap && target_is_foreign(t)) {
+		snprintf(why, cap, "it runs on %s only",
+		         t->needs & CPU_ARM ? "64-bit Arm processors" : "x86-64 processors");
+		return lacks;
+	}
+	for (size_t i = 0, at = 0; i < N_FEATURES; i++)
 		if (lacks & 1 << i && at < cap)
-			at += (size_t)snprintf(why + at, cap - at, "%s%s",
-			                       at ? ", " : "this processor has no ", text[i]);
+			at +=
+			    (size_t)snprintf(why + at, cap - at, "%s%s",
+			                     at ? ", " : "this processor has no ", feature_text[i]);
 	if (!lacks && t->needs & CPU_AMX) {
 		int refused = request_tiles();
 		if (!refused)

@@ -403,7 +403,7 @@ field(Strbuf *b, const char *name, const char *value)
 {
 	strbuf_printf(b, "%s: ", name);
 	for (; *value; value++) /* a value must not end its header line */
-		strbuf_putc(b, *value >= 0 && *value < 32 ? ' ' : *value);
+		strbuf_putc(b, (unsigned char)*value < 32 ? ' ' : *value);
 	strbuf_puts(b, "\r\n");
 }
 

@@ -40,15 +40,27 @@ ARCH = {
         "-mamx-bf16",
     ],
     "v4p": ["-O1", "-march=x86-64-v3", "-DLLMC_PORTABLE_V4"],
+    # the portable definition of the Arm targets: fmaf needs an instruction to be fast
+    "neon": ["-O1", "-mfma"],
+    "i8mm": ["-O1", "-mfma"],
 }
-LAYOUT = {"generic": "r4", "v3": "r8", "vnni": "r8", "v4": "r16", "amx": "r16", "v4p": "r16"}
+LAYOUT = {
+    "generic": "r4",
+    "v3": "r8",
+    "vnni": "r8",
+    "v4": "r16",
+    "amx": "r16",
+    "v4p": "r16",
+    "neon": "r4",
+    "i8mm": "r4",
+}
 PAGE = 32
 
 
 # variants that run on this machine: v4p is the portable definition of v4
 TARGETS = ["generic"] + (["v3", "v4p"] if RUNS["v3"] else []) + (["v4"] if RUNS["v4"] else [])
 # variants that differ from v3 and v4 only in matmuls; a sample of tests runs them
-MORE = [t for t in ("vnni", "amx") if RUNS[t]]
+MORE = [t for t in ("vnni", "amx") if RUNS[t]] + (["neon", "i8mm"] if RUNS["v3"] else [])
 
 
 class Step(C.Structure):

@@ -94,6 +94,23 @@ tile_part(const Product p)
 }
 
 /* ---- a chunk ---- */
+/* For matrix multiplies: of columns 4i .. 4i + 3 and the next four of the rows, to eight columns of
+ * two rows, then of two rows more. Two of such pairs. */
+LLMC_INLINE void
+tile_pair_columns(vi v[4])
+{
+#if VL == 4
+	LLMC_UNROLL
+	for (int j = 0; j < 4; j += 2) {
+		const vi a = v[j], b = v[j + 1];
+		v[j] = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+		v[j + 1] = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+	}
+#else
+	(void)v;
+#endif
+}
+
 /* Groups past the last are zeros, or repeat the first: their sums are never read. */
 LLMC_INLINE void
 tile_unpack(const Product p, const uint8_t *w, int groups, int first, int n, tile_weights *o)
@@ -143,8 +160,11 @@ tile_unpack(const Product p, const uint8_t *w, int groups, int first, int n, til
 			{
 				vi v[4];
 				LLMC_EACH(j, 4, 4)
-				v[j] = act_tile_bytes(p) ? w_bytes(p.w, k, 4 * i + j)
-				                         : w_words(p.w, k, 4 * i + j);
+				v[j] = act_tile_bytes(p)
+				           ? dot_operand(w_bytes(p.w, k, 4 * i + j), w_width(p.w))
+				           : w_words(p.w, k, 4 * i + j);
+				if (VF_MMLA && act_tile_bytes(p))
+					tile_pair_columns(v);
 				LLMC_EACH(j, 4, 4)
 				o->q[(b * steps + 4 * i + j) * TILE_H + h] = v[j];
 			}
@@ -222,7 +242,7 @@ tile_step(const int bytes, vi acc[TILE_H], const vi w[TILE_H], const uint8_t *p,
 	else
 		TILE_STEP("vpmaddwd", "vpaddd");
 #else
-	vi x = vi_bcast4(p);
+	const vi x = vi_bcast4(p);
 	LLMC_UNROLL
 	for (int h = 0; h < TILE_H; h++) {
 		if (first)
@@ -270,6 +290,30 @@ tile_dot_floats(const Product p, const int T, const tile_weights *w, int first, 
 			                                  sums[t].v[h])
 			                         : d[t][h];
 	}
+}
+
+/* Adds the mins of a chunk to the sums of tokens; totals: act_rows.s of its first block */
+LLMC_INLINE void
+tile_add_mins(const Product p, const int T, const tile_weights *w, int n, const float *totals,
+              tile_sum *mins)
+{
+	const int halves = p.w.halves;
+	vf m[TILE_T][TILE_H];
+	LLMC_EACH(t, T, TILE_T)
+	LLMC_UNROLL
+	for (int h = 0; h < TILE_H; h++)
+		m[t][h] = mins[t].v[h];
+	for (int b = 0; b < n; b++)
+		LLMC_EACH(half, halves, 2)
+	LLMC_EACH(t, T, TILE_T)
+	LLMC_UNROLL
+	for (int h = 0; h < TILE_H; h++)
+		m[t][h] = vf_fma(w->min[(b * halves + half) * TILE_H + h],
+		                 vf_set1(totals[(b * T + t) * halves + half]), m[t][h]);
+	LLMC_EACH(t, T, TILE_T)
+	LLMC_UNROLL
+	for (int h = 0; h < TILE_H; h++)
+		mins[t].v[h] = m[t][h];
 }
 
 LLMC_INLINE void
@@ -325,7 +369,7 @@ tile_dot_blocks(const Product p, const int T, const tile_weights *w, int first, 
 				LLMC_UNROLL
 				for (int h = 0; h < TILE_H; h++) {
 					vi dot = acc[t][h];
-					if (bytes && w_offset(p.w))
+					if (bytes && dot_offset(w_offset(p.w), w_width(p.w)))
 						dot -= vi_all(offsets[(b * T + t) * halves + half]);
 					d[t].v[h] =
 					    vf_fma(vf_of_vi(dot) *
@@ -335,81 +379,8 @@ tile_dot_blocks(const Product p, const int T, const tile_weights *w, int first, 
 			}
 		}
 	}
-	if (!p.w.min)
-		return;
-	vf m[TILE_T][TILE_H];
-	LLMC_EACH(t, T, TILE_T)
-	LLMC_UNROLL
-	for (int h = 0; h < TILE_H; h++)
-		m[t][h] = mins[t].v[h];
-	for (int b = 0; b < n; b++)
-		LLMC_EACH(half, halves, 2)
-	LLMC_EACH(t, T, TILE_T)
-	LLMC_UNROLL
-	for (int h = 0; h < TILE_H; h++)
-		m[t][h] = vf_fma(w->min[(b * halves + half) * TILE_H + h],
-		                 vf_set1(totals[(b * T + t) * halves + half]), m[t][h]);
-	LLMC_EACH(t, T, TILE_T)
-	LLMC_UNROLL
-	for (int h = 0; h < TILE_H; h++)
-		mins[t].v[h] = m[t][h];
-}
-
-/* Instantiated per number of tokens (TILE_EACH, cpu/gemm/matmul_kernel.h), since register
- * allocation depends on it */
-typedef void tile_fn(const tile_weights *w, int first, int n, const act_rows *a, int t0,
-                     tile_sums *sum, tile_ahead *ahead);
-
-LLMC_INLINE void
-tile_dot(const Product p, const int T, const tile_weights *w, int first, int n, const act_rows *a,
-         int t0, tile_sums *sum, tile_ahead *ahead)
-{
-#if defined(LLMC_TILES) /* float weights without an AMX version; the others use cpu/gemm/amx.h */
-	if (act_is_bf16(p) || !w_is_float(p.w))
-		return;
-#endif
-	if (w_is_float(p.w))
-		tile_dot_floats(p, T, w, first, n, a, t0, sum, ahead);
-	else
-		tile_dot_blocks(p, T, w, first, n, a, t0, sum, ahead);
-}
-
-/* out[t][row] for all rows of at most TILE_H groups and tokens >= 2; dot[T]: tile_dot for T tokens;
- * sum: scratch */
-LLMC_INLINE void
-tile_rows(const Product p, tile_fn *const *dot, const uint8_t *w, int groups, const act_rows *a,
-          int tokens, tile_sums *sum, float *out, int ld)
-{
-	const int all = tile_units(p), chunk = tile_chunk(p), block_bytes = w_block_bytes(p.w);
-	tile_weights unpacked;
-	const int tiles = (tokens + TILE_T - 1) / TILE_T;
-
-	memset(sum->d, 0, (size_t)tokens * sizeof *sum->d);
 	if (p.w.min)
-		memset(sum->m, 0, (size_t)tokens * sizeof *sum->m);
-	for (int first = 0; first < all; first += chunk) {
-		int n = all - first < chunk ? all - first : chunk;
-		int next = first + chunk < all ? first + chunk : 0;
-		tile_ahead ahead = {
-			.p = w + (next ? 0 : groups * w_group_bytes(p.w, p.cols)) +
-			     (int64_t)next * block_bytes,
-			.end = (all - next < chunk ? all - next : chunk) * block_bytes,
-		};
-		ahead.step =
-		    (ahead.end / (tiles * (w_is_float(p.w) ? (n + 7) / 8 : n)) + 63) / 64 * 64;
-		tile_unpack(p, w, groups, first, n, &unpacked);
-		for (int i = 0, t = 0, size; i < tiles; i++, t += size) {
-			size = a->tile + (i < a->longer);
-			dot[size](&unpacked, first, n, a, t, sum, &ahead);
-		}
-	}
-	for (int t = 0; t < tokens; t++)
-		for (int h = 0; h < groups; h++) {
-			vf v = sum->d[t].v[h];
-			if (p.w.min)
-				v += sum->m[t].v[h];
-			vf_store(out + (int64_t)t * ld + h * VL, v);
-		}
+		tile_add_mins(p, T, w, n, totals, mins);
 }
 
 #endif

@@ -160,7 +160,7 @@ stream_dot(const Product p, w_at k, const uint8_t *x, int half, int32_t z)
 		{
 			/* low and high nibbles of one load */
 			int i = p.w.halves == 2 ? 4 * half + n : n / 2 + n % 2 * 4;
-			vi v = w_bytes(p.w, k, i);
+			vi v = dot_operand(w_bytes(p.w, k, i), w_width(p.w));
 			LLMC_EACH(pass, PASSES, 2)
 			{
 				const vi q = vi_bcast4(x + 32 * pass + 4 * i);
@@ -171,7 +171,7 @@ stream_dot(const Product p, w_at k, const uint8_t *x, int half, int32_t z)
 					                       PASSES == 2 && pass == 0 ? 256 : 1);
 			}
 		}
-		if (w_offset(p.w))
+		if (dot_offset(w_offset(p.w), w_width(p.w)))
 			total -= vi_all(z);
 		return vf_of_vi(total);
 	}

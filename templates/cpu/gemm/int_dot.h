@@ -7,12 +7,16 @@
  * are pairs of 16 bits, which hold DOT_BYTES_ROOM / (largest weight) steps; then dot_bytes_sum must
  * be called
  *
- *           generic   v3                    vnni        v4 and amx
- *   VL      4         8                     8           16
- *   words   pmaddwd   vpmaddwd, vpaddd      vpdpwssd    vpdpwssd
- *   bytes   plain     vpmaddubsw, vpaddw    vpdpbusd    vpdpbusd
+ *           generic   v3                    vnni        v4 and amx   neon                 i8mm
+ *   VL      4         8                     8           16           4                    4
+ *   words   pmaddwd   vpmaddwd, vpaddd      vpdpwssd    vpdpwssd     smull, smull2, addp  the same
+ *   bytes   plain     vpmaddubsw, vpaddw    vpdpbusd    vpdpbusd     sdot                 usdot
  *
- * amx has tile instructions instead of tile_dot for all but fp32 weights (cpu/gemm/amx.h).
+ * neon cannot multiply unsigned by signed bytes: its weights are signed (dot_operand), so those
+ * of 8 bits lose an offset of 128 (dot_offset).
+ *
+ * amx has tile instructions instead of tile_dot for all but fp32 weights (cpu/gemm/amx.h). So has
+ * i8mm for integer weights (cpu/gemm/mmla.h).
  *
  * Each native instruction has an equivalent in plain vectors, which tests use on CPUs without
  * it. */
@@ -68,6 +72,10 @@ vi_of_u8(const uint8_t *p)
 	return (vi)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
 #elif VL == 8 && defined(VF_HAVE_256)
 	return (vi)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
+#elif defined(VF_NATIVE_NEON)
+	uint32_t four;
+	memcpy(&four, p, 4);
+	return (vi)vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
 #else
 	typedef uint8_t mem __attribute__((vector_size(VL), aligned(1), may_alias));
 	return __builtin_convertvector(*(const mem *)p, vi);
@@ -81,6 +89,10 @@ vi_of_s8(const uint8_t *p)
 	return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
 #elif VL == 8 && defined(VF_HAVE_256)
 	return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)p));
+#elif defined(VF_NATIVE_NEON)
+	uint32_t four;
+	memcpy(&four, p, 4);
+	return (vi)vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(four))));
 #else
 	typedef int8_t mem __attribute__((vector_size(VL), aligned(1), may_alias));
 	return __builtin_convertvector(*(const mem *)p, vi);
@@ -97,6 +109,8 @@ vi_of_u16(const uint8_t *p)
 #elif VL == 4 && defined(__SSE2__)
 	return (vi)_mm_unpacklo_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p),
 	                              _mm_setzero_si128());
+#elif defined(VF_NATIVE_NEON)
+	return (vi)vmovl_u16(vld1_u16((const uint16_t *)(const void *)p));
 #else
 	typedef uint16_t mem __attribute__((vector_size(2 * VL), aligned(1), may_alias));
 	return __builtin_convertvector(*(const mem *)p, vi);
@@ -131,6 +145,9 @@ dot_words(vi acc, vi w, vi x)
 	return acc;
 #elif VL == 4 && defined(__SSE2__)
 	return acc + (vi)_mm_madd_epi16((__m128i)w, (__m128i)x);
+#elif defined(VF_NATIVE_NEON)
+	int32x4_t low = vmull_s16(vget_low_s16((int16x8_t)w), vget_low_s16((int16x8_t)x));
+	return acc + (vi)vpaddq_s32(low, vmull_high_s16((int16x8_t)w, (int16x8_t)x));
 #else
 	return acc + (w << 16 >> 16) * (x << 16 >> 16) + (w >> 16) * (x >> 16);
 #endif
@@ -147,7 +164,7 @@ dot_words_first(vi w, vi x)
 #endif
 }
 
-#if VL == 16 || defined(LLMC_VNNI_256)
+#if VL == 16 || defined(LLMC_VNNI_256) || VF_NEON
 #define DOT_BYTES_WIDE 1
 #else
 #define DOT_BYTES_WIDE 0
@@ -157,6 +174,24 @@ dot_words_first(vi w, vi x)
 #else
 #define DOT_BYTES_ROOM 65536
 #endif
+
+#define DOT_SIGNED (VF_NEON && !VF_MMLA) /* dot_bytes multiplies signed weights */
+
+/* weights of `width` bits as dot_bytes takes them */
+LLMC_INLINE vi
+dot_operand(vi w, const int width)
+{
+	if (DOT_SIGNED && width == 8)
+		w ^= vi_all((int32_t)0x80808080);
+	return w;
+}
+
+/* offset in such weights: `offset` is the one of the unsigned bytes */
+LLMC_INLINE int
+dot_offset(const int offset, const int width)
+{
+	return DOT_SIGNED && width == 8 ? offset - 128 : offset;
+}
 
 LLMC_INLINE vi
 dot_bytes(vi acc, vi w, vi x)
@@ -171,6 +206,13 @@ dot_bytes(vi acc, vi w, vi x)
 	        : [a] "+x"(acc), [t] "=&x"(t)
 	        : [w] "x"(w), [x] "x"(x));
 	return acc;
+#elif defined(VF_NATIVE_NEON) && DOT_SIGNED
+	return (vi)vdotq_s32((int32x4_t)acc, (int8x16_t)w, (int8x16_t)x);
+#elif defined(VF_NATIVE_NEON)
+	return (vi)vusdotq_s32((int32x4_t)acc, (uint8x16_t)w, (int8x16_t)x);
+#elif DOT_SIGNED
+	return acc + (w << 24 >> 24) * (x << 24 >> 24) + (w << 16 >> 24) * (x << 16 >> 24) +
+	       (w << 8 >> 24) * (x << 8 >> 24) + (w >> 24) * (x >> 24);
 #else
 	vi byte = vi_all(255);
 	return acc + (w & byte) * (x << 24 >> 24) + (w >> 8 & byte) * (x << 16 >> 24) +

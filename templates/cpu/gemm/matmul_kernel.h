@@ -6,6 +6,7 @@
 
 #include "cpu/gemm/matmul.h"
 #include "cpu/gemm/amx_bf16.h"
+#include "cpu/gemm/tile_rows.h"
 
 /* whether this call is a GEMV */
 LLMC_INLINE int
@@ -100,7 +101,7 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 /* X(name, tokens) for the tile sizes that tile_rows uses for more than STREAM_TOKENS tokens */
 #if VL == 16
 #define TILE_EACH(X, name) X(name, 4) X(name, 5) X(name, 6) X(name, 7) X(name, 8)
-#elif VL == 8
+#elif VL == 8 || VF_NEON
 #define TILE_EACH(X, name) X(name, 3) X(name, 4) X(name, 5) X(name, 6)
 #else
 #define TILE_EACH(X, name) X(name, 2) X(name, 3) X(name, 4)

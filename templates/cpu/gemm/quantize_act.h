@@ -32,9 +32,10 @@ enum {
 	                         /* most tokens of a GEMV (cpu/gemm/gemv.h): as many accumulators as
 	                          * fit in registers */
 	                         : 2,
-	TILE_T = VL == 16  ? 8
-	         : VL == 8 ? 6
-	                   : 4, /* most tokens of a register tile, cpu/gemm/gemm_tile.h */
+	TILE_T = VL == 16 ? 8
+	         : VL == 8 || VF_NEON
+	             ? 6
+	             : 4, /* most tokens of a register tile, cpu/gemm/gemm_tile.h */
 #if defined(LLMC_TILES)
 	TILE_TOKENS = 256, /* most tokens of a call */
 #else
@@ -67,7 +68,7 @@ p_blocks(const Product p)
 LLMC_INLINE int
 act_are_bytes(const Product p)
 {
-	return VL > 4 && (w_width(p.w) <= 6 || DOT_BYTES_WIDE);
+	return (VL > 4 || VF_NEON) && (w_width(p.w) <= 6 || DOT_BYTES_WIDE);
 }
 
 LLMC_INLINE int
@@ -76,10 +77,12 @@ act_stream_bytes(const Product p)
 	return w_is_eights(p.w) ? w_is_iq1(p.w) || p.act_bits == 8 : act_are_bytes(p);
 }
 
+/* whether tiles multiply bytes; 16-bit activations take two passes with matrix multiplies
+ * (cpu/gemm/mmla.h) only */
 LLMC_INLINE int
 act_tile_bytes(const Product p)
 {
-	return act_are_bytes(p) && p.act_bits == 8;
+	return act_are_bytes(p) && (p.act_bits == 8 || VF_MMLA);
 }
 
 /* whether bf16 AMX tiles are used, for any number of tokens: 16-bit weights, and with plain bf16
@@ -98,7 +101,7 @@ act_block_bytes(const Product p)
 {
 	if (w_is_float(p.w) && !act_is_bf16(p))
 		return 4;
-	return act_is_bf16(p) ? p.act_plain ? 64 : 128 : act_tile_bytes(p) ? 32 : 64;
+	return act_is_bf16(p) ? p.act_plain ? 64 : 128 : act_tile_bytes(p) ? 4 * p.act_bits : 64;
 }
 
 /* Row strides of a power of two would map to few cache sets, so pad them. */
@@ -122,6 +125,11 @@ typedef struct act_rows {
 	 * 0: row order */
 	int tile, longer;
 } act_rows;
+
+/* First row and row count of the tile that contains row t */
+typedef struct act_tile {
+	int first, rows;
+} act_tile;
 
 typedef int8_t act_byte __attribute__((vector_size(VL), may_alias));
 typedef int8_t act_byte_mem __attribute__((vector_size(VL), aligned(1), may_alias));
@@ -195,6 +203,24 @@ act_put_bytes(uint8_t *o, const vi *q)
 #endif
 }
 
+/* Stores part `at` of `parts` of a block's integers: 32 bytes each, one part after the other. Tiles
+ * of matrix multiplies have pairs of rows, 8 bytes of one after 8 bytes of the other. */
+LLMC_INLINE void
+act_put(const act_tile in, int t, int for_stream, uint8_t *o, int at, int parts, const vi *q)
+{
+	const int row = t - in.first;
+	uint8_t bytes[32];
+
+	if (!VF_MMLA || for_stream || (row | 1) >= in.rows) {
+		act_put_bytes(o + 32 * at, q);
+		return;
+	}
+	act_put_bytes(bytes, q);
+	o += 64 * at - (row & 1) * (32 * parts - 8);
+	for (int i = 0; i < 4; i++)
+		memcpy(o + 16 * i, bytes + 8 * i, 8);
+}
+
 /* unpacks a block's integers to words, in word order */
 LLMC_INLINE void
 act_put_words(uint8_t *o, const vi *q, const int eights)
@@ -257,11 +283,6 @@ act_cut(const Product p, act_rows *a, int tokens)
 #endif
 	(void)p;
 }
-
-/* First row and row count of the tile that contains row t */
-typedef struct act_tile {
-	int first, rows;
-} act_tile;
 
 LLMC_INLINE act_tile
 act_tile_of(const act_rows *a, int t)
@@ -334,6 +355,7 @@ act_quantise(const Product p, const act_rows *a, int t, const float *x, int for_
 	const int blocks = p_blocks(p),
 	          bytes = for_stream ? act_stream_bytes(p) : act_tile_bytes(p), sums = 1;
 #endif
+	const int offset = dot_offset(w_offset(p.w), w_width(p.w));
 	const float act_top = p.act_bits == 16 ? 32512.0f : 127.0f;
 	/* 1.5 * 2^23: adding it to a small number leaves that number, rounded to nearest even, in
 	 * the low bits */
@@ -360,7 +382,11 @@ act_quantise(const Product p, const act_rows *a, int t, const float *x, int for_
 				s[h] = a->d[at];
 				z[h] = 0;
 			}
-			memset(o, 0, (size_t)act_block_bytes(p));
+			LLMC_UNROLL
+			for (int i = 0; i < N; i++)
+				q[i] = vi_all(0);
+			for (int part = 0; part < p.act_bits / 8; part++)
+				act_put(in, t, for_stream || !bytes, o, part, p.act_bits / 8, q);
 			continue;
 		}
 		d = peak * (1 / act_top);
@@ -376,12 +402,12 @@ act_quantise(const Product p, const act_rows *a, int t, const float *x, int for_
 			for (int h = 0; h < 2; h++) {
 				int32_t total = act_hsum(sum[h]);
 				s[h] = d * (float)total;
-				z[h] = w_offset(p.w) * total;
+				z[h] = offset * total;
 			}
 		} else {
 			int32_t total = act_hsum(sum[0] + sum[1]);
 			s[0] = d * (float)total;
-			z[0] = w_offset(p.w) * total;
+			z[0] = offset * total;
 		}
 		a->d[at] = d;
 		if (bytes && p.act_bits == 16) {
@@ -391,10 +417,10 @@ act_quantise(const Product p, const act_rows *a, int t, const float *x, int for_
 				hi[i] = (q[i] + vi_all(128)) >> 8;
 				q[i] -= hi[i] << 8;
 			}
-			act_put_bytes(o, hi);
-			act_put_bytes(o + 32, q);
+			act_put(in, t, for_stream, o, 0, 2, hi);
+			act_put(in, t, for_stream, o, 1, 2, q);
 		} else if (bytes) {
-			act_put_bytes(o, q);
+			act_put(in, t, for_stream, o, 0, 1, q);
 		} else {
 			act_put_words(o, q, for_stream && w_is_eights(p.w));
 		}

@@ -1,10 +1,11 @@
 /* Vectors of fp32 for emitted C, and functions that kernels share: exp, tanh, erf, conversion
  * between f16 and fp32.
  *
- * LLMC_TARGET_generic, _v3, _vnni, _v4 or _amx selects the target before inclusion: VL = 4, 8, 8,
- * 16, 16 lanes. _vnni is v3 with 256-bit dot products (cpu/gemm/int_dot.h), _amx is v4 with tiles
- * (cpu/gemm/amx.h). LLMC_PORTABLE_V4 builds v4 from v3 instructions: slow, same bits, for tests on
- * machines without AVX-512.
+ * LLMC_TARGET_generic, _v3, _vnni, _v4, _amx, _neon or _i8mm selects the target before inclusion:
+ * VL = 4, 8, 8, 16, 16, 4, 4 lanes. _vnni is v3 with 256-bit dot products (cpu/gemm/int_dot.h),
+ * _amx is v4 with tiles (cpu/gemm/amx.h), _i8mm is neon with matrix multiplies (cpu/gemm/mmla.h).
+ * LLMC_PORTABLE_V4 builds v4 from v3 instructions: slow, same bits, for tests on machines without
+ * AVX-512. Without NEON, _neon and _i8mm are built from plain vectors, also with the same bits.
  *
  * Build with -ffp-contract=off: an FMA occurs only where vf_fma is called. Otherwise two kernels
  * that must agree bit for bit would not. No libm, so that exp is the same in every kernel on every
@@ -26,6 +27,16 @@
 #define LLMC_TARGET_v3 1
 #define LLMC_VNNI_256 1
 #endif
+#if defined(LLMC_TARGET_i8mm)
+#define VF_MMLA 1 /* byte matrix multiplies */
+#else
+#define VF_MMLA 0
+#endif
+#if defined(LLMC_TARGET_neon) || defined(LLMC_TARGET_i8mm)
+#define VF_NEON 1
+#else
+#define VF_NEON 0
+#endif
 #if defined(LLMC_TARGET_v4)
 #define VL 16
 #elif defined(LLMC_TARGET_v3)
@@ -42,6 +53,13 @@
 #endif
 #if defined(VF_NATIVE_512) || defined(VF_HAVE_256)
 #include <immintrin.h>
+#endif
+#if VF_NEON && defined(__ARM_NEON)
+#define VF_NATIVE_NEON 1
+#include <arm_neon.h>
+#endif
+#if VL > 4 || VF_NEON
+#define VF_FUSED 1 /* vf_fma and f32_fma round once */
 #endif
 
 #define LLMC_INLINE static inline __attribute__((always_inline, unused))
@@ -137,7 +155,7 @@ vi_iota(void)
 #endif
 }
 
-/* a * b + c: rounded once on v3 and v4, twice on generic */
+/* a * b + c: rounded once, but twice on generic */
 LLMC_INLINE vf
 vf_fma(vf a, vf b, vf c)
 {
@@ -153,6 +171,12 @@ vf_fma(vf a, vf b, vf c)
 	z.h[0] = _mm256_fmadd_ps(x.h[0], y.h[0], z.h[0]);
 	z.h[1] = _mm256_fmadd_ps(x.h[1], y.h[1], z.h[1]);
 	return z.v;
+#elif defined(VF_NATIVE_NEON)
+	return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#elif defined(VF_FUSED)
+	for (int i = 0; i < VL; i++)
+		c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+	return c;
 #else
 	return a * b + c;
 #endif
@@ -161,7 +185,7 @@ vf_fma(vf a, vf b, vf c)
 LLMC_INLINE float
 f32_fma(float a, float b, float c)
 {
-#if VL > 4
+#if defined(VF_FUSED)
 	return __builtin_fmaf(a, b, c);
 #else
 	return a * b + c;
@@ -244,6 +268,9 @@ vf_hmax(vf v)
 	VF_FOLD(w, _mm_max_ps);
 #elif VL == 8 && defined(VF_HAVE_256)
 	VF_FOLD((__m256)v, _mm_max_ps);
+#elif defined(VF_NATIVE_NEON)
+	vf m = vf_max((vf)vextq_f32((float32x4_t)v, (float32x4_t)v, 2), v);
+	return m[0] > m[1] ? m[0] : m[1];
 #else
 	float m = v[0];
 	for (int i = 1; i < VL; i++)
@@ -262,6 +289,9 @@ vf_hsum(vf v)
 	VF_FOLD(w, _mm_add_ps);
 #elif VL == 8 && defined(VF_HAVE_256)
 	VF_FOLD((__m256)v, _mm_add_ps);
+#elif defined(VF_NATIVE_NEON)
+	float32x2_t half = vadd_f32(vget_low_f32((float32x4_t)v), vget_high_f32((float32x4_t)v));
+	return vpadds_f32(half);
 #else
 	float t[VL];
 	vf_store(t, v);
@@ -278,6 +308,10 @@ f16_get(f16 h)
 {
 #if defined(VF_HAVE_256) || defined(VF_NATIVE_512)
 	return _cvtsh_ss(h);
+#elif defined(VF_NATIVE_NEON)
+	__fp16 x;
+	memcpy(&x, &h, 2);
+	return x;
 #else
 	uint32_t em = (uint32_t)(h & 0x7fff) << 13, top = 0x77800000u, out;
 	float scale, f;
@@ -300,6 +334,11 @@ f16_put(float x)
 {
 #if defined(VF_HAVE_256) || defined(VF_NATIVE_512)
 	return (f16)_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(VF_NATIVE_NEON)
+	__fp16 y = (__fp16)x;
+	f16 h;
+	memcpy(&h, &y, 2);
+	return h;
 #else
 	uint32_t u, sign;
 
@@ -337,6 +376,8 @@ vf_load_f16(const f16 *p)
 	x.h[0] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
 	x.h[1] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8)));
 	return x.v;
+#elif defined(VF_NATIVE_NEON)
+	return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 #else
 	vi h = { 0 };
 	for (int i = 0; i < VL; i++)
