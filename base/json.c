@@ -120,12 +120,25 @@ json_read(Arena *a, const char *text, size_t n, size_t flags, json_error_t *why)
 	return tree;
 }
 
+/* Report the word at text + at, which is no finite number. */
+static void
+not_finite(json_error_t *why, const char *text, size_t at, size_t len)
+{
+	*why = (json_error_t){ .line = 1, .column = 1, .position = (int)at };
+	for (size_t i = 0; i < at; i++) {
+		why->line += text[i] == '\n';
+		why->column = text[i] == '\n' ? 1 : why->column + 1;
+	}
+	snprintf(why->text, sizeof why->text, "%.*s is not a finite number", (int)len, text + at);
+}
+
 json_t *
 json_read_python(Arena *a, const char *text, size_t n, size_t flags, json_error_t *why)
 {
 	static const char *const word[] = { "-Infinity", "Infinity", "NaN" };
 	Strbuf *out = arena_strbuf(a);
 	bool quoted = false;
+	int lists = 0;
 
 	for (size_t i = 0; i < n; i++) {
 		size_t len = 0;
@@ -138,6 +151,12 @@ json_read_python(Arena *a, const char *text, size_t n, size_t flags, json_error_
 				if (n - i >= strlen(word[w]) &&
 				    memcmp(text + i, word[w], strlen(word[w])) == 0)
 					len = strlen(word[w]);
+			lists += (text[i] == '[') - (text[i] == ']');
+			if (len == strlen("NaN") || (len && lists < 1)) {
+				not_finite(why, text, i, len);
+				strbuf_release(out);
+				return NULL;
+			}
 		}
 		strbuf_add(out, len ? "null" : text + i, len ? 4 : 1);
 		i += len ? len - 1 : 0;

@@ -35,7 +35,8 @@ const char *json_kept_digits(const json_t *v); /* NULL: v is no kept number */
 double json_number_of(const json_t *v);        /* rounded, if it is a kept one; 0: no number */
 bool json_is_any_number(const json_t *v);      /* a kept one too */
 char *json_dumps_numbers(const json_t *v, size_t flags); /* released with free() */
-/* Like json_read, for JSON written by Python: Infinity, -Infinity and NaN become null. */
+/* Like json_read, for JSON written by Python: Infinity and -Infinity in a list, which Python writes
+ * for an absent limit, become null. NaN, and Infinity elsewhere, are errors. */
 json_t *json_read_python(Arena *a, const char *text, size_t n, size_t flags, json_error_t *why);
 /* Like json_parse, but the arena owns the tree (arena_done releases it earlier) and lack of memory
  * jumps to oom. NULL: not JSON. */

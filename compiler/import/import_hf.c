@@ -468,18 +468,34 @@ num_key(ImportSource *s, SpecKey k, const char *object, const char *key)
 		source_set_num(s, k, v);
 }
 
+static const char *
+rope_type(ImportSource *s, const char *object)
+{
+	const char *type = source_str(s, arena_printf(s->a, "%s.rope_type", object));
+	const char *old = source_str(s, arena_printf(s->a, "%s.type", object));
+
+	return type ? type : old;
+}
+
+/* Return whether partial_rotary_factor is the share of pairs that rotate (rope.turning). The table
+ * then spans all dimensions of a head. */
+static bool
+is_proportional(ImportSource *s, const char *object)
+{
+	const char *type = rope_type(s, object);
+
+	return type && strcmp(type, "proportional") == 0;
+}
+
 /* Convert one object of rope parameters; base: K_rope_scaling or K_local_scaling. */
 static void
 convert_rope(ImportSource *s, const char *object, SpecKey base)
 {
-	const char *type = source_str(s, arena_printf(s->a, "%s.rope_type", object));
-	const char *old = source_str(s, arena_printf(s->a, "%s.type", object));
+	const char *type = rope_type(s, object);
 	SpecExprVal shorts = source_val(s, arena_printf(s->a, "%s.short_factor", object));
 	SpecExprVal longs = source_val(s, arena_printf(s->a, "%s.long_factor", object));
 	double max = 0, original = 0, v;
 
-	if (!type)
-		type = old;
 	if (!type || strcmp(type, "default") == 0)
 		return;
 	if (strcmp(type, "su") == 0 || (strcmp(type, "yarn") == 0 && shorts.kind == EXPR_LIST))
@@ -500,8 +516,11 @@ convert_rope(ImportSource *s, const char *object, SpecKey base)
 	}
 	source_set(s, base, arena_strdup(s->a, type));
 	num_key(s, at(base, K_rope_factor), object, "factor");
-	if (strcmp(type, "proportional") == 0)
+	if (strcmp(type, "proportional") == 0) {
+		if (source_num(s, "partial_rotary_factor", &v))
+			source_set_num(s, at(base, K_rope_turning), v);
 		num_key(s, at(base, K_rope_turning), object, "partial_rotary_factor");
+	}
 	num_key(s, at(base, K_rope_low_freq), object, "low_freq_factor");
 	num_key(s, at(base, K_rope_high_freq), object, "high_freq_factor");
 	num_key(s, at(base, K_rope_beta_fast), object, "beta_fast");
@@ -514,8 +533,10 @@ convert_rope(ImportSource *s, const char *object, SpecKey base)
 		source_set_num(s, at(base, K_rope_truncate), truncate.num);
 	list_numbers(s, at(base, K_rope_short_factor), shorts);
 	list_numbers(s, at(base, K_rope_long_factor), longs);
-	if (source_num(s, arena_printf(s->a, "%s.original_max_position_embeddings", object), &v) ||
-	    source_num(s, "original_max_position_embeddings", &v))
+	/* the one outside takes precedence, as in transformers */
+	if (source_num(s, arena_printf(s->a, "%s.original_max_position_embeddings", object), &v))
+		original = v;
+	if (source_num(s, "original_max_position_embeddings", &v))
 		original = v;
 	if (original > 0)
 		source_set_num(s, at(base, K_rope_original), original);
@@ -537,35 +558,50 @@ copy_num(ImportSource *s, const char *from, const char *to)
 	return true;
 }
 
+/* Make the keys of theta and the rotated share from one object of rope parameters. */
+static bool
+copy_rope(ImportSource *s, const char *object, const char *theta, const char *part)
+{
+	const bool proportional = is_proportional(s, object);
+
+	copy_num(s, arena_printf(s->a, "%s.rope_theta", object), theta);
+	if (!proportional)
+		copy_num(s, arena_printf(s->a, "%s.partial_rotary_factor", object), part);
+	return proportional;
+}
+
 /* Make the keys rope.theta and rope.partial_rotary_factor, under which family files refer to them
  * whatever the source calls them. */
 static void
 rope_keys(ImportSource *s)
 {
-	static const char *const objects[] = { "rope_parameters", "rope_scaling" };
-	bool layered = source_val(s, "rope_parameters.full_attention").kind != EXPR_NULL ||
-	               source_val(s, "rope_parameters.sliding_attention").kind != EXPR_NULL;
+	/* transformers ignores the second if the first is there */
+	static const char *const objects[] = { "rope_scaling", "rope_parameters" };
+	bool proportional = false;
+	const bool layered = source_val(s, "rope_parameters.full_attention").kind != EXPR_NULL ||
+	                     source_val(s, "rope_parameters.sliding_attention").kind != EXPR_NULL;
+	const bool first = !layered && rope_type(s, objects[0]);
 
 	if (layered) {
-		copy_num(s, "rope_parameters.full_attention.rope_theta", "rope.theta");
-		copy_num(s, "rope_parameters.full_attention.partial_rotary_factor",
-		         "rope.partial_rotary_factor");
-		copy_num(s, "rope_parameters.sliding_attention.rope_theta", "rope.local.theta");
-		copy_num(s, "rope_parameters.sliding_attention.partial_rotary_factor",
-		         "rope.local.partial_rotary_factor");
+		proportional = copy_rope(s, "rope_parameters.full_attention", "rope.theta",
+		                         "rope.partial_rotary_factor");
+		copy_rope(s, "rope_parameters.sliding_attention", "rope.local.theta",
+		          "rope.local.partial_rotary_factor");
 		convert_rope(s, "rope_parameters.full_attention", K_rope_scaling);
 		convert_rope(s, "rope_parameters.sliding_attention", K_local_scaling);
 	}
-	for (size_t i = 0; i < 2; i++) {
-		copy_num(s, arena_printf(s->a, "%s.rope_theta", objects[i]), "rope.theta");
-		copy_num(s, arena_printf(s->a, "%s.partial_rotary_factor", objects[i]),
-		         "rope.partial_rotary_factor");
+	if (first)
+		source_use(s, "rope_parameters*");
+	for (size_t i = 0; i < (first ? 1 : 2); i++) {
+		proportional |=
+		    copy_rope(s, objects[i], "rope.theta", "rope.partial_rotary_factor");
 		if (!layered && !s->value[K_rope_scaling])
 			convert_rope(s, objects[i], K_rope_scaling);
 	}
 	copy_num(s, "rope_theta", "rope.theta");
 	copy_num(s, "rotary_emb_base", "rope.theta");
-	copy_num(s, "partial_rotary_factor", "rope.partial_rotary_factor");
+	if (!proportional)
+		copy_num(s, "partial_rotary_factor", "rope.partial_rotary_factor");
 	copy_num(s, "rotary_pct", "rope.partial_rotary_factor");
 	copy_num(s, "rope_local_base_freq", "rope.local.theta");
 	source_use(s, "rope.*");

@@ -456,6 +456,22 @@ check_expect(ImportSource *s, const Node *expect, const Node *own)
 	}
 }
 
+/* Refuse a checkpoint for which a condition of several keys holds. */
+static void
+check_refuse(ImportSource *s, const Node *list)
+{
+	for (size_t i = 0; list && list->kind == NODE_LIST && i < list->n; i++) {
+		const Node *cond = node_get(list->item[i], "if"),
+		           *because = node_get(list->item[i], "because");
+		SpecExprVal v;
+		if (!cond || cond->kind != NODE_SCALAR || !because || because->kind != NODE_SCALAR)
+			err_at(s->d, list->item[i]->loc,
+			       "refuse: {if: condition, because: sentence} is expected");
+		else if (import_eval(s, cond, &v) && expr_true(v))
+			err_at(s->d, (Loc){ 0 }, "%s: %s", s->file, because->text);
+	}
+}
+
 static void
 ignore(ImportSource *s, const Node *list)
 {
@@ -497,9 +513,12 @@ import_map(ImportSource *s)
 	const Node *own = s->family.format ? node_get(s->family.format, "expect") : NULL;
 	check_expect(s, node_get(s->family.base, "expect"), own);
 	check_expect(s, own, NULL);
+	check_refuse(s, s->family.format ? node_get(s->family.format, "refuse") : NULL);
 	if (s->family.format) {
 		ignore(s, node_get(s->family.format, "ignore"));
 	}
 	ignore(s, node_get(s->family.base, "ignore"));
 	unknown_keys(s);
+	/* last, because a condition marks its keys as used */
+	check_refuse(s, node_get(s->family.base, "refuse"));
 }

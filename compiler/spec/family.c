@@ -217,8 +217,9 @@ family_load(Family *f, const char *name, const char *dir, const char *format, Lo
             Arena *a)
 {
 	static const char *const top[] = { "family", "match", "block", "hf", "gguf" };
-	static const char *const part[] = { "prefix", "block",   "keys",   "values", "when",
-		                            "expect", "tensors", "ignore", "arch",   "write" };
+	static const char *const part[] = { "prefix", "block",  "keys",   "values",
+		                            "when",   "expect", "refuse", "tensors",
+		                            "ignore", "arch",   "write" };
 	const size_t n_part = sizeof part / sizeof *part -
 	                      /* "arch" and "write" are used only when GGUF files are written */
 	                      (strcmp(format, "gguf") == 0 ? 0 : 2);
