@@ -190,7 +190,6 @@ CIRCLES = {
     "runtime/kv: kv kv_host prefix_cache",
     "runtime: forward ranks runtime session",
     "serve: generation load_report status connection http metrics trace worker_pool model_engine model_manager models",
-    "serve/dialects: openai openai_extensions",
     "text/jinja: core value",
     "text/jinja: eval filters jinja methods string tests",
     "text: bpe break_special charsmap encode icetk normalize pretok tokenizer unigram wordpiece",

@@ -15,9 +15,6 @@ LONG_FILES = {
     "emu/core/timeline.c",
     "emu/nvrtc/build.c",
     "serve/http/connection.c",
-    "templates/cpu/attention/attention.h",
-    "templates/cpu/attention/attention_tile.h",
-    "templates/cpu/weights/weights.h",
     "text/tool_calls.c",
 }
 LONG_FUNCTIONS = {

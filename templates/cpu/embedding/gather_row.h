@@ -10,6 +10,7 @@
 #ifndef LLMC_CPU_EMBEDDING_GATHER_ROW_H
 #define LLMC_CPU_EMBEDDING_GATHER_ROW_H
 
+#include "cpu/weights/file_block.h"
 #include "cpu/weights/weights.h"
 
 typedef struct Table {
