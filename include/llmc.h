@@ -481,6 +481,21 @@ LLMC_API llmc_status llmc_token_bytes(const llmc_tokenizer *t, int32_t id, char 
 LLMC_API bool llmc_token_is_special(const llmc_tokenizer *t,
                                     int32_t id); /* true: skip_special omits it */
 
+/* Marks of a prompt whose middle is missing (fill-in-the-middle), ids or -1. The prompt is
+ *
+ *     prefix <its text> suffix <its text> middle
+ *
+ * or, with suffix_first, suffix <its text> prefix <its text> middle. repo, file: marks before the
+ * names of a repository and of a file, which may come before that. stop: tokens that end the
+ * generated middle, besides the end of the sequence. */
+typedef struct llmc_fim {
+	size_t size;
+	int32_t prefix, suffix, middle, repo, file;
+	bool suffix_first;
+	int32_t n_stop, stop[12];
+} llmc_fim;
+LLMC_API bool llmc_fim_tokens(const llmc_tokenizer *t, llmc_fim *out); /* false: it has none */
+
 LLMC_API bool llmc_has_chat_template(const llmc_tokenizer *t);
 /* source text of the template; NULL: none */
 LLMC_API const char *llmc_chat_template(const llmc_tokenizer *t);

@@ -238,6 +238,7 @@ struct llmc_tokenizer {
 	size_t n_pair[3];
 
 	int32_t bos, unk, pad; /* -1: none */
+	llmc_fim fim;          /* marks that the file names by key; prefix -1: none */
 	int32_t eos[TEXT_MAX_EOS];
 	int32_t n_eos;
 	const char *chat, *chat_tools; /* templates, or NULL */

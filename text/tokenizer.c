@@ -30,6 +30,7 @@ tokenizer_new(llmc_error *err)
 	pthread_mutex_init(&t->kept->lock, NULL);
 	arena_init(&t->arena);
 	t->bos = t->unk = t->pad = t->unk_id = -1;
+	t->fim.prefix = t->fim.suffix = t->fim.middle = t->fim.repo = t->fim.file = -1;
 	return t;
 }
 

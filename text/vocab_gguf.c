@@ -239,6 +239,30 @@ get_text(GgufLoad *l, const char *key)
 	return arena_strndup(&l->t->arena, s.s, s.n);
 }
 
+/* An id by its key, else by the key of older files. */
+static int32_t
+get_id_of(GgufLoad *l, const char *key, const char *older)
+{
+	int32_t id = get_id(l, key);
+
+	return id >= 0 || !older ? id : get_id(l, older);
+}
+
+static void
+load_fim(GgufLoad *l)
+{
+	llmc_fim *f = &l->t->fim;
+
+	f->prefix = get_id_of(l, KEY "fim_pre_token_id", KEY "prefix_token_id");
+	f->suffix = get_id_of(l, KEY "fim_suf_token_id", KEY "suffix_token_id");
+	f->middle = get_id_of(l, KEY "fim_mid_token_id", KEY "middle_token_id");
+	f->repo = get_id_of(l, KEY "fim_rep_token_id", NULL);
+	f->file = get_id_of(l, KEY "fim_sep_token_id", NULL);
+	const int32_t pad = get_id_of(l, KEY "fim_pad_token_id", NULL);
+	if (pad >= 0)
+		f->stop[f->n_stop++] = pad;
+}
+
 static llmc_status
 load(GgufLoad *l)
 {
@@ -265,6 +289,7 @@ load(GgufLoad *l)
 	t->bos = get_id(l, KEY "bos_token_id");
 	t->unk = t->unk_id >= 0 ? t->unk_id : get_id(l, KEY "unknown_token_id");
 	t->pad = get_id(l, KEY "padding_token_id");
+	load_fim(l);
 	eos_add(t, get_id(l, KEY "eos_token_id"));
 	int32_t main_eos = t->n_eos ? t->eos[0] : -1;
 	eos_add(t, get_id(l, KEY "eot_token_id"));

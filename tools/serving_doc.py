@@ -20,7 +20,7 @@ LLMC = os.environ.get("LLMC", os.path.join(ROOT, "build", "llmc"))
 PAGE = os.path.join(ROOT, "docs", "serving.md")
 OPTION = re.compile(r"^ +(?:-(\w), )?--([\w-]+)(?: (\S+))? +(\S.*)$")
 ROUTE = re.compile(r'^ROUTE\("(\w+)", +"([^"]+)", +\w+, +\w+, +([^)]+)\)', re.M)
-ORDER = ["OpenAI", "Anthropic", "Ollama", "TGI", "Text", "Batches", "Server"]
+ORDER = ["OpenAI", "Anthropic", "Ollama", "llama.cpp", "TGI", "Text", "Batches", "Server"]
 # routes that the OpenAPI document omits
 PAGES = {
     "/docs": "The OpenAPI document, for browsers as a page",

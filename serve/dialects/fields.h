@@ -14,6 +14,7 @@ enum { /* routes of a row */
        FIELDS_OLLAMA_GENERATE = 64,
        FIELDS_OLLAMA_EMBED = 128,
        FIELDS_TGI = 256,
+       FIELDS_INFILL = 512, /* has no rows */
 };
 
 /* Refuse fields of the body that would change the answer and are not implemented. */

@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "base/sha256.h"
+#include "serve/dialects/fim.h"
 #include "serve/dialects/openai.h"
 
 typedef struct Ollama {
@@ -170,7 +171,7 @@ static json_t *
 generate_body(const json_t *in, Problem *p)
 {
 	json_t *prompt = json_object_get(in, "prompt"), *system = json_object_get(in, "system"),
-	       *out = translate(in, p);
+	       *suffix = json_object_get(in, "suffix"), *out = translate(in, p);
 	bool raw = false;
 
 	if (!out)
@@ -189,8 +190,15 @@ generate_body(const json_t *in, Problem *p)
 		problem(p, 400, "prompt", "prompt: expected a string");
 		goto fail;
 	}
-	if (raw) {
+	if (suffix && !json_is_null(suffix) && !json_is_string(suffix)) {
+		problem(p, 400, "suffix", "suffix: expected a string, but got %s",
+		        json_type_name(suffix));
+		goto fail;
+	}
+	if (raw || json_string_length(suffix)) {
 		json_object_set(out, "prompt", prompt);
+		if (json_string_length(suffix))
+			json_object_set(out, "suffix", suffix);
 		return out;
 	}
 	json_t *messages = json_array();
@@ -215,6 +223,13 @@ read_generate(Generation *g, const json_t *o, Problem *p)
 	if (!prompt)
 		return !json_object_get(o, "messages") || openai_read_chat(g, o, p);
 	g->max_new = most ? (int32_t)json_integer_value(most) : -1;
+	const FimParts parts = { .prefix = prompt,
+		                 .suffix = json_object_get(o, "suffix"),
+		                 .param = "suffix" };
+	if (parts.suffix)
+		return openai_read_logprobs(g, o, p) && gen_prompts(g, 1, p) &&
+		       fim_prompt(g, &g->sub[0], &parts, p) &&
+		       openai_fits(g, g->sub[0].n_tok, "prompt", p);
 	return openai_read_logprobs(g, o, p) && gen_prompts(g, 1, p) &&
 	       tokenize_prompt(g->model, json_string_value(prompt), json_string_length(prompt),
 	                       LLMC_PARSE_SPECIAL | LLMC_ADD_SPECIAL, (size_t)g->model->max_input,

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "serve/dialects/fim.h"
 #include "serve/dialects/openai.h"
 #include "serve/dialects/thinking.h"
 
@@ -35,10 +36,21 @@ read_prompt(Generation *g, const json_t *o, Problem *p)
 {
 	const json_t *v = json_object_get(o, "prompt"), *first = json_array_get(v, 0);
 	bool ids = json_is_integer(first), special = true;
+	const json_t *suffix = json_object_get(o, "suffix");
 	size_t n = json_is_array(v) && !ids ? json_array_size(v) : 1;
 
 	if (!v || json_is_null(v))
 		return openai_missing(p, "prompt");
+	if (suffix && !json_is_null(suffix) && !json_is_string(suffix))
+		return problem(p, 400, "suffix",
+		               "Invalid type for 'suffix': expected a string, but got %s instead.",
+		               json_type_name(suffix));
+	if (!json_string_length(suffix))
+		suffix = NULL;
+	if (suffix && openai_own(g)->echo)
+		return problem(p, 400, "echo",
+		               "'echo' and 'suffix' exclude each other: the prompt is not one "
+		               "text.");
 	if (json_is_array(v) && json_array_size(v) == 0)
 		return problem(p, 400, "prompt", "Invalid 'prompt': the array is empty.");
 	if (!json_is_string(v) && !ids && !json_is_string(first) && !json_is_array(first))
@@ -61,7 +73,11 @@ read_prompt(Generation *g, const json_t *o, Problem *p)
 	for (size_t i = 0; i < n; i++) {
 		const json_t *one = json_is_array(v) && !ids ? json_array_get(v, i) : v;
 		SubRequest *sub = &g->sub[i];
-		if (json_is_string(one)) {
+		if (suffix && (json_is_string(one) || json_is_array(one))) {
+			FimParts parts = { .prefix = one, .suffix = suffix, .param = "suffix" };
+			if (!fim_prompt(g, sub, &parts, p))
+				return false;
+		} else if (json_is_string(one)) {
 			if (!tokenize_prompt(
 			        g->model, json_string_value(one), json_string_length(one),
 			        LLMC_PARSE_SPECIAL | (special ? LLMC_ADD_SPECIAL : 0),

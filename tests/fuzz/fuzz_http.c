@@ -31,7 +31,8 @@ static const char *const paths[] = { "/v1/completions",
 	                             "/api/embed",
 	                             "/api/chat",
 	                             "/api/generate",
-	                             "/api/show" };
+	                             "/api/show",
+	                             "/infill" };
 static const char vocabulary[] =
     "{\"added_tokens\":[{\"id\":0,\"content\":\"<s>\",\"special\":true}],\"model\":{\"type\":"
     "\"BPE\",\"vocab\":{\"<s>\":0,\"a\":1,"

@@ -324,6 +324,7 @@ def test_bad_bodies(quick, i):
     )
     for path in (
         "/v1/chat/completions",
+        "/infill",
         "/v1/tokenize",
         "/v1/detokenize",
         "/v1/responses",

@@ -153,6 +153,20 @@ class Result(Sized):
     ]
 
 
+class Fim(Sized):
+    _fields_ = [
+        ("size", C.c_size_t),
+        ("prefix", C.c_int32),
+        ("suffix", C.c_int32),
+        ("middle", C.c_int32),
+        ("repo", C.c_int32),
+        ("file", C.c_int32),
+        ("suffix_first", C.c_bool),
+        ("n_stop", C.c_int32),
+        ("stop", C.c_int32 * 12),
+    ]
+
+
 class Info(Sized):
     _fields_ = [
         ("size", C.c_size_t),
@@ -405,6 +419,7 @@ _SIGNATURES = {
         C.c_int,
         [C.c_void_p, P(C.c_int32), C.c_size_t, C.c_bool, C.c_char_p, C.c_size_t, P(C.c_size_t), _E],
     ),
+    "llmc_fim_tokens": (C.c_bool, [C.c_void_p, P(Fim)]),
     "llmc_token_text": (C.c_char_p, [C.c_void_p, C.c_int32]),
     "llmc_tokenize_least": (C.c_size_t, [C.c_void_p, C.c_char_p, C.c_size_t]),
     "llmc_break_special": (

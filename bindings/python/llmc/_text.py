@@ -77,6 +77,20 @@ class Tokenizer(Handle):
                     _handle.raise_error(code, err)
                 cap = need.value
 
+    def fim(self) -> dict[str, Any] | None:
+        """Return the ids that mark a prompt with a missing middle (-1: none), or None.
+
+        The prompt is prefix, its text, suffix, its text, middle; with suffix_first the suffix comes
+        first. Tokens of the list stop end the middle."""
+        f = _ffi.Fim()
+        with self._use() as h:
+            if not lib.llmc_fim_tokens(h, C.byref(f)):
+                return None
+        marks: dict[str, Any] = {
+            n: getattr(f, n) for n in ("prefix", "suffix", "middle", "repo", "file")
+        }
+        return {**marks, "suffix_first": f.suffix_first, "stop": list(f.stop[: f.n_stop])}
+
     def break_special(self, text: str) -> str:
         """Return the text with a break in each special token.
 
