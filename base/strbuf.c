@@ -37,6 +37,14 @@ strbuf_release(Strbuf *b)
 }
 
 void
+strbuf_drop(Strbuf *b, size_t n)
+{
+	if (n)
+		memmove(b->data, b->data + n, b->len - n);
+	b->len -= n;
+}
+
+void
 strbuf_clear(Strbuf *b)
 {
 	b->len = 0;

@@ -16,6 +16,7 @@ typedef struct Strbuf {
 
 void strbuf_release(Strbuf *b);
 void strbuf_clear(Strbuf *b);
+void strbuf_drop(Strbuf *b, size_t n); /* remove the first n bytes, n <= len */
 void strbuf_add(Strbuf *b, const void *bytes, size_t n);
 void strbuf_puts(Strbuf *b, const char *s);
 void strbuf_putc(Strbuf *b, char c);

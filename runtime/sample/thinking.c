@@ -92,13 +92,6 @@ thinking_forced(const Thinking *k)
 	return k->forced || (k->inside && k->used >= k->budget) ? k->end[k->forced] : -1;
 }
 
-static void
-drop(Strbuf *b, size_t n)
-{
-	memmove(b->data, b->data + n, b->len - n);
-	b->len -= n;
-}
-
 /* Switch sides at each mark in the tail, then keep the bytes that may begin the next one. */
 static void
 find_marks(Thinking *k)
@@ -111,10 +104,10 @@ find_marks(Thinking *k)
 		if (!at) {
 			size_t keep = n ? n - 1 : 0;
 			if (k->tail.len > keep)
-				drop(&k->tail, k->tail.len - keep);
+				strbuf_drop(&k->tail, k->tail.len - keep);
 			return;
 		}
-		drop(&k->tail, (size_t)(at - k->tail.data) + n);
+		strbuf_drop(&k->tail, (size_t)(at - k->tail.data) + n);
 		k->inside = !k->inside;
 	}
 }

@@ -532,13 +532,6 @@ openai_place(const Generation *g, Choice *c, const llmc_event *ev)
 	strbuf_add(&c->col[1], &at, sizeof at);
 }
 
-static void
-drop(Strbuf *b, size_t n)
-{
-	memmove(b->data, b->data + n, b->len - n);
-	b->len -= n;
-}
-
 /* Skip tokens before the range: they are marks, reasoning or calls. A token without text belongs to
  * the text after it. */
 void
@@ -558,7 +551,7 @@ openai_places_of(Choice *c, size_t n, Strbuf *out)
 		strbuf_add(out, c->col[0].data + n_json, at.n_json);
 	}
 	if (k) {
-		drop(&c->col[0], n_json);
-		drop(&c->col[1], k * sizeof at);
+		strbuf_drop(&c->col[0], n_json);
+		strbuf_drop(&c->col[1], k * sizeof at);
 	}
 }
