@@ -193,7 +193,6 @@ CIRCLES = {
     "text/jinja: core value",
     "text/jinja: eval filters jinja methods string tests",
     "text: bpe break_special charsmap encode icetk normalize pretok tokenizer unigram wordpiece",
-    "text: tool_calls tool_calls_json",
 }
 
 

@@ -15,7 +15,6 @@ LONG_FILES = {
     "emu/core/timeline.c",
     "emu/nvrtc/build.c",
     "serve/http/connection.c",
-    "text/tool_calls.c",
 }
 LONG_FUNCTIONS = {
     "ops/shapes.c op_shapes",  # one case per op
