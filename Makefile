@@ -82,10 +82,13 @@ $(BUILD)/unit/%: $(BUILD)/tests/unit/%.o $(BUILD)/libllmc.a
 	@mkdir -p $(@D)
 	$(CC) $(SAN) $^ -o $@ -lcmocka $(LIBS)
 
+# fuzz_client includes two files of the command
+$(BUILD)/fuzz/fuzz_client: $(filter-out %/main.o %/load_generator.o %/settings.o,$(CLIO))
+
 # libFuzzer has its own main function.
 $(BUILD)/fuzz/%: $(BUILD)/tests/fuzz/%.o $(BUILD)/libllmc.a
 	@mkdir -p $(@D)
-	$(CC) $(SAN) -fsanitize=fuzzer $^ -o $@ $(LIBS)
+	$(CC) $(SAN) -fsanitize=fuzzer $(filter %.o,$^) $(filter %.a,$^) -o $@ $(LIBS)
 
 # Programs that expand kernels and run the reference for kernel tests.
 $(BUILD)/expand $(BUILD)/reference: $(BUILD)/%: $(BUILD)/tests/kernels/%.o $(BUILD)/libllmc.a

@@ -40,7 +40,7 @@ checksum_trailer_check(const char *path, const char mark[8], const char *key, co
 	char hex[65];
 
 	*n = size > CHECKSUM_TRAILER_BYTES ? size - CHECKSUM_TRAILER_BYTES : 0;
-	const char *seal = (const char *)data + *n;
+	const char *seal = *n ? (const char *)data + *n : NULL; /* an empty file has no data */
 	bool whole = *n && !memcmp(seal + KEY + SUM, mark, MARK);
 	if (whole) {
 		checksum(data, *n, seal, hex);

@@ -5,10 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "serve/batch/batch.h"
 #include "serve/dialects/generation.h"
 #include "serve/dialects/constraints.h"
 #include "serve/models/model.h"
 #include "text/text.h"
+#include "tests/fuzz/folder.h"
 #include "tests/serve/fake_engine.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -32,7 +34,14 @@ static const char *const paths[] = { "/v1/completions",
 	                             "/api/chat",
 	                             "/api/generate",
 	                             "/api/show",
-	                             "/infill" };
+	                             "/infill",
+	                             "/v1/score",
+	                             "/v1/rerank",
+	                             "/rerank",
+	                             "/v1/batches",
+	                             "/v1/files",
+	                             "/v1/load_lora_adapter",
+	                             "/v1/unload_lora_adapter" };
 static const char vocabulary[] =
     "{\"added_tokens\":[{\"id\":0,\"content\":\"<s>\",\"special\":true}],\"model\":{\"type\":"
     "\"BPE\",\"vocab\":{\"<s>\":0,\"a\":1,"
@@ -97,6 +106,24 @@ check(const Req *r)
 	}
 }
 
+/* A store with one file of one line, for uploads and batches. */
+static FileStore *
+store(Server *s)
+{
+	static const char line[] =
+	    "{\"custom_id\":\"a\",\"method\":\"POST\",\"url\":\"/v1/completions\",\"body\":{}}";
+	FileStore *st;
+	llmc_error err;
+
+	folder_make();
+	folder_clear();
+	folder_put("file-0123456789abcdef01234567", line, sizeof line - 1);
+	folder_put("file-0123456789abcdef01234567.json", "{\"filename\":\"f\"}", 16);
+	if (store_open(s, folder, 1 << 20, &st, &err) != LLMC_OK)
+		abort();
+	return st;
+}
+
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -145,6 +172,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	r->route = route_find(serve_routes, "POST", paths[data[0] % (sizeof paths / sizeof *paths)],
 	                      false, &tail, &wrong_method);
 	strbuf_add(&r->body, data + 1, size - 1);
+	if (!strcmp(r->route->path, "/v1/files") || !strcmp(r->route->path, "/v1/batches"))
+		s.store = store(&s);
 	if (!(r->route->flags & RT_MODEL) ||
 	    models_take(&s, r, &p)) /* same condition as in a worker */
 		r->route->handle(r);
@@ -160,6 +189,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	check(r);
 	atomic_store(&r->refs, 1);
 	req_unref(r);
+	store_close(s.store);
 	grammars_close(m.grammars);
 	free(f.held);
 	return 0;

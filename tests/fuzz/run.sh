@@ -5,6 +5,7 @@
 #   tests/fuzz/run.sh [--built | --runs] [name...]   all fuzzers, or the named ones: gguf yaml ...; --built: do not build; --runs: print the counts
 #   FUZZ_SECONDS=30    time per fuzzer, with new inputs each time; without: short, and the same inputs in every run
 #   FUZZ_RUNS=5000     inputs per fuzzer when FUZZ_SECONDS is not set; without: some seconds' worth, four times as many with LLMC_CHECK_ALL=1
+#   FUZZ_MAX_LEN=4096  largest input in bytes; up to 1 MB for what may grow faster than its input
 #   BUILD=build        results go to $BUILD/fuzz; failing inputs are kept there
 set -eu
 cd "$(dirname "$0")/../.."
@@ -50,6 +51,8 @@ for name; do
 	yaml) runs=1250 ;;
 	kernel | template | tokenizer | grammar) runs=3000 ;;
 	calls) runs=400 ;;
+	peft | stored | batch | client) runs=4000 ;;
+	saved) runs=1000 ;;
 	http) runs=10000 ;;
 	*) runs=25000 ;;
 	esac
@@ -70,7 +73,7 @@ for name; do
 	fi
 	[ ! -e "tests/fuzz/$name.dict" ] || set -- "-dict=tests/fuzz/$name.dict" "$@"
 	# shellcheck disable=SC2086
-	if ${fixed[@]+"${fixed[@]}"} "$bin" $limit -max_len=4096 -timeout="$(awk "BEGIN { print int(120 * ${LLMC_TEST_SLOW:-1}) }")" -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1 \
+	if ${fixed[@]+"${fixed[@]}"} "$bin" $limit -max_len="${FUZZ_MAX_LEN:-4096}" -timeout="$(awk "BEGIN { print int(120 * ${LLMC_TEST_SLOW:-1}) }")" -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1 \
 		"-artifact_prefix=$build/$name-" "$@" > "$build/$name.log" 2>&1; then
 		echo "fuzz $name: ok ($(sed -n 's/^stat::number_of_executed_units: *\(.*\)/\1 inputs/p' "$build/$name.log"))"
 	else
