@@ -25,12 +25,6 @@ typedef struct FileList {
 	size_t n, cap;
 } FileList;
 
-static int
-by_text(const void *a, const void *b)
-{
-	return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
 /* Add all files below a folder of the artifact. */
 static llmc_status
 list_files(const char *artifact, const char *folder, int depth, Arena *a, FileList *l,
@@ -67,7 +61,7 @@ digest(const char *artifact, const FileList *l, const char *what, char hex[65], 
 
 	sha256_init(&sum);
 	sha256_add(&sum, what, strlen(what) + 1);
-	qsort(l->path, l->n, sizeof *l->path, by_text);
+	qsort(l->path, l->n, sizeof *l->path, text_order);
 	for (size_t i = 0; i < l->n && status == LLMC_OK; i++) {
 		file_join(&path, artifact, l->path[i]);
 		status = file_read(strbuf_str(&path), max_bytes, &text, err);

@@ -296,7 +296,7 @@ folder_bytes(int at, const char *name)
 
 /* Count the entries again and add `more`, the bytes about to be written. If the total exceeds the
  * limit, evict the least recently used entries down to 90 % of it. Headers that tests precompiled
- * count, but only tools/build_cache.py evicts them, which knows their locks. */
+ * count, but only tools/build_cache.py evicts them, which holds their locks. */
 static void
 count_again(const Cache *c, Usage *u, int64_t more)
 {

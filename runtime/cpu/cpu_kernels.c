@@ -1,5 +1,6 @@
 /* Kernels of a plan as shared objects: the inputs of each (source, the headers next to it, flags,
  * the kernel ABI), and loading. */
+#include "base/text.h"
 #include "runtime/cpu/cpu_kernels.h"
 
 #include <dirent.h>
@@ -26,12 +27,6 @@ add_file(Sha256 *sum, const char *path, const char *name, llmc_error *err)
 fail:
 	strbuf_release(&text);
 	return status;
-}
-
-static int
-by_text(const void *a, const void *b)
-{
-	return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
 typedef struct HeaderList {
@@ -77,7 +72,7 @@ add_headers(Sha256 *sum, const char *root, llmc_error *err)
 	HeaderList h = { .n = 0 };
 	llmc_status status = find_headers(&h, root, "", 0, err);
 
-	qsort(h.name, (size_t)h.n, sizeof *h.name, by_text);
+	qsort(h.name, (size_t)h.n, sizeof *h.name, text_order);
 	for (int i = 0; i < h.n; i++) {
 		file_join(&path, root, h.name[i]);
 		if (status == LLMC_OK)

@@ -104,7 +104,7 @@ def test_messages_of_a_failed_compilation_are_cached(tmp_path):
     text, counted = refusal(tmp_path, wrong)
     assert "answer.cu:1:" in text and "no_such_name" in text and counted == {"emu": {"miss": 1}}
     assert refusal(tmp_path, wrong) == (text, {"log": {"hit": 1}})
-    # what a compiler says that does not start is not a message about the source
+    # the error of a compiler that does not start is not a message about the source
     for _ in range(2):
         text, counted = refusal(tmp_path, wrong, LLMC_EMU_CXX="/nonexistent")
         assert "no_such_name" not in text and counted == {"emu": {"miss": 1}}

@@ -106,7 +106,7 @@ mix(uint32_t h, uint32_t x)
 
 typedef struct FakeModel {
 	Kv kv;
-	char *pages;        /* those of the first pool */
+	char *pages;        /* pages of the first pool */
 	int64_t page_bytes; /* size of one of them */
 	int save;           /* weight out of 8 */
 	int n_saved;        /* saved sequences that exist */
