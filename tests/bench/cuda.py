@@ -15,6 +15,7 @@ Writes medians with their spread to tests/bench/results/."""
 import argparse
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -61,7 +62,7 @@ def host(smol, tmp, runs):
     null.mkdir()
     subprocess.run(
         [
-            os.environ.get("CC", "cc"),
+            *shlex.split(os.environ.get("CC") or "cc"),
             "-O2",
             "-shared",
             "-fPIC",

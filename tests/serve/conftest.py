@@ -4,6 +4,7 @@ layer over a fake engine. The kernel chooses the ports.
 
 import contextlib
 import os
+import shlex
 import subprocess
 import sys
 
@@ -72,7 +73,7 @@ def fake_binary():
     flags = os.environ.get("LLMC_TEST_SAN", "").split()
     subprocess.run(
         [
-            os.environ.get("CC", "cc"),
+            *shlex.split(os.environ.get("CC") or "cc"),
             "-I.",
             "-Iinclude",
             "-D_GNU_SOURCE",
