@@ -77,6 +77,9 @@ gen_free(Generation *g)
 	llmc_calls_close(g->marks);
 	free(g->stop_tokens);
 	free(g->bias);
+	for (int32_t i = 0; i < g->ep.n_bad_words; i++)
+		free((void *)(uintptr_t)g->bad_words[i].tok);
+	free(g->bad_words);
 	llmc_grammar_close(g->grammar);
 	strbuf_release(&g->form);
 	free(g->after[0]);
@@ -287,6 +290,7 @@ gen_start(Generation *g, Problem *p)
 	g->ep.dry_sequence_breakers = (const char *const *)g->breakers;
 	g->ep.stop_tokens = g->stop_tokens;
 	g->ep.logit_bias = g->bias;
+	g->ep.bad_words = g->bad_words;
 	g->ep.grammar = g->grammar;
 	g->er.params = &g->ep;
 	g->er.n = g->n;

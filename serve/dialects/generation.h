@@ -75,9 +75,10 @@ struct Generation {
 	llmc_params ep;
 	int32_t *stop_tokens;
 	llmc_bias *bias;
-	char **stop;           /* NULL-terminated, owned */
-	char **breakers;       /* dry_sequence_breakers; the same */
-	llmc_grammar *grammar; /* owned; NULL: none */
+	llmc_sequence *bad_words; /* [ep.n_bad_words], their tokens owned */
+	char **stop;              /* NULL-terminated, owned */
+	char **breakers;          /* dry_sequence_breakers; the same */
+	llmc_grammar *grammar;    /* owned; NULL: none */
 	/* the request's constraint in a form that another grammar can include; empty: none */
 	Strbuf form;
 	bool compact;             /* compact option of that constraint */

@@ -16,6 +16,10 @@ typedef struct OpenAi { /* per-generation state of the dialect */
 	bool include_usage, echo, logprobs;
 	bool is_chat; /* parts of the prompt follow the choices instead of being in them */
 	bool token_ids, tokens_as_ids, usage_per_frame, timings_per_token; /* request fields */
+	/* tokens of a prompt that are kept; -1: as many as fit; NO_CUT: all, a longer one is an
+	 * error */
+	int32_t keep;
+	bool keep_first;    /* the first ones instead of the last ones */
 	int32_t n_top;      /* alternatives per token of the answer */
 	int32_t prompt_top; /* alternatives per prompt token; -1: no log probabilities of it */
 } OpenAi;
@@ -26,6 +30,7 @@ openai_own(const Generation *g)
 	return gen_own(g);
 }
 
+enum { NO_CUT = -2 };
 enum { OPENAI_MAX_STOP = 4, OTHERS_MAX_STOP = 64 };
 typedef struct OpenAiRoute {
 	const char *id_prefix, *object, *chunk;
@@ -76,6 +81,11 @@ void openai_places_of(Choice *c, size_t n,
  * the request has the field. */
 bool openai_read_extensions(Generation *g, const json_t *o, Problem *p);
 void openai_set_top(Generation *g);
+/* Return the largest number of tokens that a prompt is tokenized to, for tokenize_prompt. */
+size_t openai_most(const Generation *g);
+/* Cut a tokenized prompt by the request's fields. Returns whether it was cut. max_new must be set.
+ */
+bool openai_cut(const Generation *g, SubRequest *sub);
 void openai_logprob(Strbuf *b, float x);
 void openai_prompt_token(const Generation *g, SubRequest *sub, const llmc_event *ev);
 void openai_new_token(const Generation *g, Choice *c, const llmc_event *ev);

@@ -68,10 +68,12 @@ openai_read_chat(Generation *g, const json_t *o, Problem *p)
 	          tools_begin(g, &use, text, n, p);
 	tools_release(&use);
 	thinking_limit(g, budget);
-	ok = ok && tokenize_prompt(
-	               g->model, text, n, chat_flags(g->model) | (special ? LLMC_ADD_SPECIAL : 0),
-	               (size_t)g->model->max_input, &g->sub[0].tok, &g->sub[0].n_tok, p);
+	ok = ok && tokenize_prompt(g->model, text, n,
+	                           chat_flags(g->model) | (special ? LLMC_ADD_SPECIAL : 0),
+	                           openai_most(g), &g->sub[0].tok, &g->sub[0].n_tok, p);
 	free(text);
+	if (ok)
+		openai_cut(g, &g->sub[0]);
 	return ok && openai_fits(g, g->sub[0].n_tok, "messages", p);
 }
 

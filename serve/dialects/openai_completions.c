@@ -78,12 +78,17 @@ read_prompt(Generation *g, const json_t *o, Problem *p)
 			if (!fim_prompt(g, sub, &parts, p))
 				return false;
 		} else if (json_is_string(one)) {
-			if (!tokenize_prompt(
-			        g->model, json_string_value(one), json_string_length(one),
-			        LLMC_PARSE_SPECIAL | (special ? LLMC_ADD_SPECIAL : 0),
-			        (size_t)g->model->max_input, &sub->tok, &sub->n_tok, p))
+			if (!tokenize_prompt(g->model, json_string_value(one),
+			                     json_string_length(one),
+			                     LLMC_PARSE_SPECIAL | (special ? LLMC_ADD_SPECIAL : 0),
+			                     openai_most(g), &sub->tok, &sub->n_tok, p))
 				return false;
-			if (openai_own(g)->echo) {
+			bool cut = openai_cut(g, sub);
+			if (openai_own(g)->echo && cut) {
+				if (!detokenize_prompt(g->model, sub->tok, sub->n_tok, &sub->echo,
+				                       &sub->n_echo, p))
+					return false;
+			} else if (openai_own(g)->echo) {
 				sub->n_echo = json_string_length(one);
 				sub->echo = malloc(sub->n_echo + 1);
 				if (!sub->echo)
@@ -91,10 +96,12 @@ read_prompt(Generation *g, const json_t *o, Problem *p)
 				memcpy(sub->echo, json_string_value(one), sub->n_echo + 1);
 			}
 		} else if (json_is_array(one)) {
-			if (!ids_of(g, one, sub, p) ||
-			    (openai_own(g)->echo && g->model->back.tok &&
-			     !detokenize_prompt(g->model, sub->tok, sub->n_tok, &sub->echo,
-			                        &sub->n_echo, p)))
+			if (!ids_of(g, one, sub, p))
+				return false;
+			openai_cut(g, sub);
+			if (openai_own(g)->echo && g->model->back.tok &&
+			    !detokenize_prompt(g->model, sub->tok, sub->n_tok, &sub->echo,
+			                       &sub->n_echo, p))
 				return false;
 		} else {
 			return problem(

@@ -1,9 +1,113 @@
-/* Parts that vLLM and llama.cpp add to OpenAI's answers: token ids, log probabilities of the
- * prompt, usage per frame, timings. */
+/* Parts that vLLM and llama.cpp add to OpenAI's requests and answers: bad words, prompts that are
+ * cut, token ids, log probabilities of the prompt, usage per frame, timings. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "serve/dialects/openai.h"
+
+enum { MAX_BAD_WORDS = 128 };
+
+/* Append the tokens of a bad word, with a space before it if `space`. Then it must have the length
+ * of the entry before and another first token, as in vLLM: else the space is a token of its own. */
+static bool
+bad_word(Generation *g, const char *word, bool space, Problem *p)
+{
+	Strbuf text = { 0 };
+	int32_t *tok = NULL, *n_bad = &g->ep.n_bad_words;
+	size_t n = 0;
+
+	strbuf_puts(&text, space ? " " : "");
+	strbuf_puts(&text, word);
+	bool ok = text.failed ? problem_memory(p)
+	                      : tokenize_prompt(g->model, strbuf_str(&text), text.len, 0, SIZE_MAX,
+	                                        &tok, &n, p);
+	strbuf_release(&text);
+	const llmc_sequence *last = space ? &g->bad_words[*n_bad - 1] : NULL;
+	if (!ok || !n || (last && (last->n != n || last->tok[0] == tok[0])))
+		free(tok);
+	else
+		g->bad_words[(*n_bad)++] = (llmc_sequence){ tok, n };
+	return ok;
+}
+
+static bool
+read_bad_words(Generation *g, const json_t *o, Problem *p)
+{
+	const json_t *v = json_object_get(o, "bad_words"), *one;
+	size_t i;
+
+	if (!v || json_is_null(v) || (json_is_array(v) && !json_array_size(v)))
+		return true;
+	if (!json_is_array(v) || json_array_size(v) > MAX_BAD_WORDS)
+		return problem(p, 400, "bad_words",
+		               "Invalid 'bad_words': expected an array of up to %d strings.",
+		               MAX_BAD_WORDS);
+	g->bad_words = calloc(2 * json_array_size(v), sizeof *g->bad_words);
+	if (!g->bad_words)
+		return problem_memory(p);
+	json_array_foreach ((json_t *)(uintptr_t)v, i, one) {
+		const char *word = json_string_value(one);
+		while (word && (*word == ' ' || (*word >= '\t' && *word <= '\r')))
+			word++;
+		if (!word || !*word)
+			return problem(p, 400, "bad_words",
+			               "Invalid 'bad_words[%zu]': expected a string with a "
+			               "character that is no space.",
+			               i);
+		int32_t before = g->ep.n_bad_words;
+		if (!bad_word(g, word, false, p) ||
+		    (g->ep.n_bad_words > before && !bad_word(g, word, true, p)))
+			return false;
+	}
+	return true;
+}
+
+static bool
+read_cut(Generation *g, const json_t *o, Problem *p)
+{
+	OpenAi *own = openai_own(g);
+	const json_t *side = json_object_get(o, "truncation_side");
+	const char *word = json_string_value(side);
+	int64_t keep = NO_CUT;
+
+	if (!field_int(o, "truncate_prompt_tokens", -1, INT32_MAX, &keep, NULL, p))
+		return false;
+	if (keep == 0)
+		return problem(
+		    p, 400, "truncate_prompt_tokens",
+		    "Invalid 'truncate_prompt_tokens': expected -1 or a number of tokens "
+		    "greater than 0.");
+	if (side && !json_is_null(side) &&
+	    (!word || (strcmp(word, "left") != 0 && strcmp(word, "right") != 0)))
+		return problem(p, 400, "truncation_side",
+		               "Invalid 'truncation_side': expected 'left' or 'right'.");
+	own->keep = (int32_t)keep;
+	own->keep_first = word && !strcmp(word, "right");
+	return true;
+}
+
+size_t
+openai_most(const Generation *g)
+{
+	return openai_own(g)->keep == NO_CUT ? (size_t)g->model->max_input : SIZE_MAX;
+}
+
+bool
+openai_cut(const Generation *g, SubRequest *sub)
+{
+	const OpenAi *own = openai_own(g);
+	int32_t room = g->model->max_total - (g->max_new > 0 ? g->max_new : 1),
+	        most = room < g->model->max_input ? room : g->model->max_input;
+	size_t keep = own->keep > 0 ? (size_t)own->keep : most > 0 ? (size_t)most : 1;
+
+	if (own->keep == NO_CUT || sub->n_tok <= keep)
+		return false;
+	if (!own->keep_first)
+		memmove(sub->tok, sub->tok + sub->n_tok - keep, keep * sizeof *sub->tok);
+	sub->n_tok = keep;
+	return true;
+}
 
 bool
 openai_read_extensions(Generation *g, const json_t *o, Problem *p)
@@ -11,6 +115,9 @@ openai_read_extensions(Generation *g, const json_t *o, Problem *p)
 	OpenAi *own = openai_own(g);
 	const json_t *so = json_object_get(o, "stream_options");
 	int64_t top = -1;
+
+	if (!read_bad_words(g, o, p) || !read_cut(g, o, p))
+		return false;
 
 	if (!field_bool(o, "return_token_ids", &own->token_ids, p) ||
 	    !field_bool(o, "return_tokens_as_token_ids", &own->tokens_as_ids, p) ||

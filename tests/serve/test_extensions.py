@@ -257,3 +257,59 @@ def test_names_of_max_tokens(tiny):
         fields = {"ignore_eos": True, "max_tokens": None, "n_predict": 3}
         assert ask(tiny, **fields)["usage"]["completion_tokens"] == 3
         assert ask(tiny, **{**fields, "max_tokens": 2})["usage"]["completion_tokens"] == 2
+
+
+def test_bad_words(tiny):
+    """The answer is the same up to the last token of the word, and never has the word."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    ids = [tiny.post("/v1/tokenize", {"prompt": c}).json()["tokens"][-1] for c in letters]
+    base = {"max_tokens": 12, "logit_bias": {str(i): 100 for i in ids}, "return_token_ids": True}
+    for ask in (completion, chat):
+        (plain,) = ask(tiny, **base)["choices"]
+        said = plain["text"] if ask is completion else plain["message"]["content"]
+        assert len(said) == 12 and set(said) <= set(letters)
+        word = said[4:6]
+        for words in ([word], ["zz\u00e9", " " + word]):
+            (c,) = ask(tiny, bad_words=words, **base)["choices"]
+            mine = c["text"] if ask is completion else c["message"]["content"]
+            first = said.index(word)
+            assert mine[: first + 1] == said[: first + 1] and word not in mine
+            assert c["token_ids"][: first + 1] == plain["token_ids"][: first + 1]
+        (same,) = ask(tiny, bad_words=[], **base)["choices"]
+        assert same["token_ids"] == plain["token_ids"]
+    # vLLM's rule: a form with a space counts only if it has as many tokens as the one without
+    world = tiny.post("/v1/tokenize", {"prompt": "a world"}).json()["tokens"][-1]
+    base = {"logit_bias": {str(world): 100}, "bad_words": ["world"]}
+    assert completion(tiny, **base)["choices"][0]["text"] == 6 * " world"
+    for bad in (3, [3], [""], [" "], ["a"] * 129):
+        r = tiny.post("/v1/completions", {"prompt": "a", "bad_words": bad})
+        assert r.status == 400 and r.json()["error"]["param"] == "bad_words"
+
+
+def test_prompts_that_are_cut(tiny):
+    prompt = "hello world, this is a prompt"
+    ids = tiny.post("/v1/tokenize", {"prompt": prompt}).json()["tokens"]
+    most = tiny.get("/info").json()["max_total_tokens"]
+    for side, kept in (({}, ids[-5:]), ({"truncation_side": "right"}, ids[:5])):
+        want = completion(tiny, prompt=kept, echo=True)
+        for form in (prompt, ids):
+            fields = {"truncate_prompt_tokens": 5, "return_token_ids": True, "echo": True, **side}
+            r = completion(tiny, prompt=form, **fields)
+            assert r["choices"][0]["prompt_token_ids"] == kept
+            assert r["choices"][0]["text"] == want["choices"][0]["text"]
+    r = completion(tiny, prompt=prompt, truncate_prompt_tokens=500, return_token_ids=True)
+    assert r["choices"][0]["prompt_token_ids"] == ids
+    long = "hello " * 2000
+    assert tiny.post("/v1/completions", {"prompt": long}).status == 400
+    r = completion(tiny, prompt=long, truncate_prompt_tokens=-1)
+    assert r["usage"]["prompt_tokens"] == most - GREEDY["max_tokens"]
+    whole, _ = prompt_of_chat(tiny)
+    r = chat(tiny, truncate_prompt_tokens=7, return_token_ids=True)
+    assert r["prompt_token_ids"] == whole[-7:]
+    for bad in (
+        {"truncate_prompt_tokens": 0},
+        {"truncate_prompt_tokens": -2},
+        {"truncation_side": 1},
+    ):
+        r = tiny.post("/v1/completions", {"prompt": "a", **bad})
+        assert r.status == 400 and r.json()["error"]["param"] == next(iter(bad))
