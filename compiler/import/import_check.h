@@ -1,0 +1,42 @@
+/* Parts of import_check. */
+#ifndef LLMC_COMPILER_IMPORT_IMPORT_CHECK_H
+#define LLMC_COMPILER_IMPORT_IMPORT_CHECK_H
+
+#include "compiler/import/import.h"
+
+typedef struct ImportCheck {
+	ImportSource *s;
+	const Spec *spec;
+	int n_missing;
+	/* per role: storage by layer, [n_layers + 1], the last entry for outside the layers */
+	size_t n_role, cap_role;
+	struct Stored {
+		const char *role;
+		struct StoredForm *how;
+		bool vector;
+		int64_t elems;
+	} *role;
+	/* order of expert columns per layer, [n_layers]; [0] gate and up, [1] down */
+	enum ExpertColumns {
+		EXPERTS_UNSEEN,
+		EXPERTS_PLAIN,
+		EXPERTS_ORDERED,
+		EXPERTS_MIXED
+	} *
+	    columns[2];
+} ImportCheck;
+
+typedef struct StoredForm {
+	Dtype dtype; /* DT_NONE: no such tensor */
+	const SourceTensor *from;
+	const char *order, *factor; /* see StorageRule */
+} StoredForm;
+
+/* import_roles.c */
+void import_layer_roles(ImportCheck *c, int l);
+void import_outer_roles(ImportCheck *c);
+
+/* import_unused.c */
+void import_check_unused(ImportCheck *c);
+
+#endif
