@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/sized_struct.h"
 #include "formats/layout.h"
+#include "text/text.h"
 
 static void
 model_free(llmc_model *m)
@@ -407,6 +408,7 @@ open_tokenizer(llmc_model *m, SourceKind kind, const char *source, const llmc_op
 	                   : kind != SOURCE_YAML && kind != SOURCE_ARTIFACT ? source
 	                                                                    : NULL;
 	llmc_error why;
+	bool absent;
 
 	if (!path || !file_exists(path))
 		return LLMC_OK;
@@ -417,12 +419,13 @@ open_tokenizer(llmc_model *m, SourceKind kind, const char *source, const llmc_op
 		slash = strrchr(path, '/');
 		*slash = 0; /* the path is absolute, so it has a slash */
 	}
-	llmc_status s = llmc_tokenizer_open(path, &m->tokenizer, &why);
+	llmc_status s = tokenizer_open(path, &m->tokenizer, &absent, &why);
 	if (s == LLMC_E_MEMORY)
 		return error_set(err, s, "%s", why.text);
 	if (s != LLMC_OK) {
 		m->tokenizer = NULL;
-		log_line(opt->log, opt->log_user, LLMC_LOG_DEBUG, "no tokenizer: %s", why.text);
+		log_line(opt->log, opt->log_user, absent ? LLMC_LOG_DEBUG : LLMC_LOG_WARNING,
+		         "no tokenizer, prompts are token ids: %s", why.text);
 	}
 	return LLMC_OK;
 }

@@ -120,7 +120,9 @@ source_kind(const char *path, SourceKind *kind, llmc_error *err)
 	FileMap m;
 	TRY(file_map(path, &m, err));
 	bool gguf = m.size >= 4 && memcmp(m.data, "GGUF", 4) == 0;
+	llmc_status status = file_check_content(path, m.data, m.size, err);
 	file_unmap(&m);
+	TRY(status);
 	if (gguf) {
 		*kind = SOURCE_GGUF;
 		return LLMC_OK;

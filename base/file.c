@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -116,6 +117,32 @@ same_content(const char *path, const void *data, size_t size)
 	bool same = m.size == size && (size == 0 || memcmp(m.data, data, size) == 0);
 	file_unmap(&m);
 	return same;
+}
+
+llmc_status
+file_check_content(const char *path, const void *data, size_t size, llmc_error *err)
+{
+	static const char *const pages[] = { "<!doctype html", "<html", "<head", "<?xml" };
+	static const char lfs[] = "version https://git-lfs";
+	const char *text = data;
+	size_t at = 0;
+
+	if (size >= sizeof lfs - 1 && memcmp(text, lfs, sizeof lfs - 1) == 0)
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: a Git LFS pointer, not the file itself: run git lfs pull",
+		                 path);
+	while (at < size && strchr(" \t\r\n", text[at]) && text[at])
+		at++;
+	for (size_t i = 0; i < sizeof pages / sizeof *pages; i++)
+		if (size - at >= strlen(pages[i]) &&
+		    strncasecmp(text + at, pages[i], strlen(pages[i])) == 0)
+			return error_set(
+			    err, LLMC_E_INPUT,
+			    "%s: an HTML or XML page, not the file itself: a server "
+			    "sent an error or a login page. Download it again; a gated "
+			    "model needs an access token",
+			    path);
+	return LLMC_OK;
 }
 
 llmc_status

@@ -25,6 +25,9 @@ void file_guard_remove(const void *data);
 /* Like file_map; unmapped with the arena or by arena_done. NULL on failure, with *err set. */
 FileMap *file_hold(Arena *a, const char *path, llmc_error *err);
 llmc_status file_read(const char *path, size_t max_bytes, Strbuf *out, llmc_error *err);
+/* E_INPUT: the first bytes are those of a Git LFS pointer or of an HTML page, which a failed
+ * download leaves under the name of a model's file. */
+llmc_status file_check_content(const char *path, const void *data, size_t size, llmc_error *err);
 /* Write to `path`.tmp.<pid>.<n> in the same folder, fsync, rename. A file that already has these
  * bytes is not rewritten, so its mtime stays. Only the owner may write to the new file, whatever
  * the umask, so file_check_trusted accepts it. */

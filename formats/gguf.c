@@ -378,15 +378,11 @@ make_matrices(Gguf *g, llmc_error *err)
 static llmc_status
 read_header(Gguf *g, Cursor *c, llmc_error *err)
 {
-	static const char lfs[] = "version https://git-lfs";
 	char magic[4];
 	uint32_t version;
 	uint64_t n_tensor, n_key;
 
-	if (c->size >= sizeof lfs - 1 && memcmp(c->data, lfs, sizeof lfs - 1) == 0)
-		return error_set(err, LLMC_E_INPUT,
-		                 "%s: a Git LFS pointer, not the file itself: run git lfs pull",
-		                 g->file);
+	TRY(file_check_content(g->file, c->data, c->size, err));
 	if (!take(c, magic, 4) || memcmp(magic, "GGUF", 4) != 0)
 		return error_set(err, LLMC_E_INPUT,
 		                 "%s: not a GGUF file: it does not begin with the bytes GGUF",

@@ -249,6 +249,7 @@ peft_open(const char *folder, double scale, Peft **out, llmc_error *err)
 		    err, LLMC_E_INPUT,
 		    "%s: no adapter_config.json in it; expected a folder saved by PEFT", folder));
 	TRY_GOTO(file_read(strbuf_str(&path), 1 << 20, &text, err));
+	TRY_GOTO(file_check_content(strbuf_str(&path), strbuf_str(&text), text.len, err));
 	bool no_memory;
 	p->config =
 	    json_parse(strbuf_str(&text), text.len, JSON_REJECT_DUPLICATES, &je, &no_memory);
@@ -276,6 +277,11 @@ peft_open(const char *folder, double scale, Peft **out, llmc_error *err)
 			TRY_GOTO(error_set(err, LLMC_E_INPUT,
 			                   "%s: %s: expected two factors of the same rank", folder,
 			                   p->pair[i].module));
+	if (!p->n)
+		TRY_GOTO(error_set(err, LLMC_E_INPUT,
+		                   "%s: adapter_model.safetensors holds no matrices, so the "
+		                   "adapter changes nothing; save it again after training",
+		                   folder));
 	*out = p;
 	p = NULL;
 fail:

@@ -187,12 +187,7 @@ st_json_failed(const char *file, const char *what, const json_error_t *e, llmc_e
 static llmc_status
 st_check_start(const char *file, const unsigned char *data, size_t size, llmc_error *err)
 {
-	static const char lfs[] = "version https://git-lfs";
-
-	if (size >= sizeof lfs - 1 && memcmp(data, lfs, sizeof lfs - 1) == 0)
-		return error_set(err, LLMC_E_INPUT,
-		                 "%s: a Git LFS pointer, not the file itself: run git lfs pull",
-		                 file);
+	TRY(file_check_content(file, data, size, err));
 	if (size >= 4 && memcmp(data, "GGUF", 4) == 0)
 		return error_set(err, LLMC_E_INPUT, "%s: a GGUF file, not safetensors", file);
 	if (st_is_pickled(file))

@@ -321,6 +321,8 @@ bool end_list_open(llmc_tokenizer *t);
 bool ends_generation(const llmc_tokenizer *t, ByteSpan token);
 void eos_add(llmc_tokenizer *t, int32_t id);
 llmc_status added_add(llmc_tokenizer *t, Added a, llmc_error *err);
+/* llmc_tokenizer_open; *absent: the folder or file has no tokenizer, so the error is no fault */
+llmc_status tokenizer_open(const char *path, llmc_tokenizer **out, bool *absent, llmc_error *err);
 /* Last step of every loader: finds byte ids, builds the matcher of added tokens, sets limits. */
 llmc_status tokenizer_finish(llmc_tokenizer *t, llmc_error *err);
 llmc_status json_load_pipeline(llmc_tokenizer *t, json_t *root,

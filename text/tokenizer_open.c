@@ -233,7 +233,7 @@ open_ice(const char *path, const FileMap *map, llmc_tokenizer **out, llmc_error 
 }
 
 static llmc_status
-open_file(const char *path, llmc_tokenizer **out, bool *spm, llmc_error *err)
+open_file(const char *path, llmc_tokenizer **out, bool *spm, bool *absent, llmc_error *err)
 {
 	FileMap map;
 	llmc_status status;
@@ -247,10 +247,17 @@ open_file(const char *path, llmc_tokenizer **out, bool *spm, llmc_error *err)
 		                 "%s: larger than %zu bytes: no tokenizer has that", path,
 		                 TEXT_MAX_FILE);
 	}
+	status = file_check_content(path, map.data, map.size, err);
+	if (status != LLMC_OK) {
+		file_unmap(&map);
+		return status;
+	}
 	if (map.size >= 4 && memcmp(map.data, "GGUF", 4) == 0) {
 		Gguf *g;
 		status = gguf_open(path, &g, err);
 		if (status == LLMC_OK) {
+			GgufStr model;
+			*absent = !gguf_str(g, "tokenizer.ggml.model", &model);
 			status = text_open_gguf(g, path, out, err);
 			gguf_close(g);
 		}
@@ -274,7 +281,7 @@ open_file(const char *path, llmc_tokenizer **out, bool *spm, llmc_error *err)
 }
 
 llmc_status
-llmc_tokenizer_open(const char *path, llmc_tokenizer **out, llmc_error *err)
+tokenizer_open(const char *path, llmc_tokenizer **out, bool *absent, llmc_error *err)
 {
 	static const char *const names[] = { "tokenizer.json", "tokenizer.model",
 		                             "spiece.model",   "sentencepiece.bpe.model",
@@ -283,8 +290,7 @@ llmc_tokenizer_open(const char *path, llmc_tokenizer **out, llmc_error *err)
 	llmc_status status = LLMC_OK;
 	bool spm;
 
-	if (!path || !out)
-		return error_set(err, LLMC_E_RANGE, "llmc_tokenizer_open: a pointer is NULL");
+	*absent = false;
 	*out = NULL;
 	if (file_is_dir(path)) {
 		size_t i, n = sizeof names / sizeof *names;
@@ -294,6 +300,7 @@ llmc_tokenizer_open(const char *path, llmc_tokenizer **out, llmc_error *err)
 				break;
 		}
 		strbuf_puts(&dir, path);
+		*absent = i == n;
 		if (i == n && !file.failed)
 			status = error_set(err, LLMC_E_INPUT,
 			                   "%s: the folder holds neither tokenizer.json nor "
@@ -311,7 +318,7 @@ llmc_tokenizer_open(const char *path, llmc_tokenizer **out, llmc_error *err)
 		spm = false;
 		status = text_open_merges(path, out, err);
 	} else if (status == LLMC_OK) {
-		status = open_file(strbuf_str(&file), out, &spm, err);
+		status = open_file(strbuf_str(&file), out, &spm, absent, err);
 	}
 	/* the other files belong to it if it has the standard name */
 	if (status == LLMC_OK && (merges || ends_with(strbuf_str(&file), "tokenizer.json") ||
@@ -324,4 +331,14 @@ llmc_tokenizer_open(const char *path, llmc_tokenizer **out, llmc_error *err)
 	strbuf_release(&file);
 	strbuf_release(&dir);
 	return status;
+}
+
+llmc_status
+llmc_tokenizer_open(const char *path, llmc_tokenizer **out, llmc_error *err)
+{
+	bool absent;
+
+	if (!path || !out)
+		return error_set(err, LLMC_E_RANGE, "llmc_tokenizer_open: a pointer is NULL");
+	return tokenizer_open(path, out, &absent, err);
 }

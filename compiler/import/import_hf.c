@@ -81,7 +81,8 @@ load_json(ImportSource *s, const char *path, llmc_error *err)
 	Strbuf *text = arena_strbuf(s->a);
 	json_error_t je;
 
-	if (file_read(path, MAX_JSON_BYTES, text, err) != LLMC_OK)
+	if (file_read(path, MAX_JSON_BYTES, text, err) != LLMC_OK ||
+	    file_check_content(path, strbuf_str(text), text->len, err) != LLMC_OK)
 		return NULL;
 	json_t *root =
 	    json_read_python(s->a, strbuf_str(text), text->len, JSON_REJECT_DUPLICATES, &je);
