@@ -10,8 +10,10 @@ import sys
 
 import pytest
 
-from cuda_emu import environment
-from golden_run import weights
+sys.path.append(os.path.join(os.path.dirname(__file__), os.pardir, "serve"))
+import tiny_model  # noqa: E402
+from cuda_emu import environment  # noqa: E402
+from golden_run import weights  # noqa: E402
 
 SCRIPT = """
 import json, llmc
@@ -20,7 +22,10 @@ with llmc.open("configs/tiny.yaml", random_weights=True, device="cuda", arch="sm
     prompts.append(prompts[0][:33] + [9])
     params = [dict(max_tokens=n, ignore_eos=True) for n in (2, 5, 4, 3, 2)]
     params[2].update(temperature=0.9, seed=4, top_p=0.9)
-    params[3].update(repetition_penalty=1.3, min_tokens=2)  # which the device leaves to the host
+    # the device leaves these to the host, with all of their steps
+    params[0].update(temperature=1.0, seed=3, mirostat=2, mirostat_tau=6.0)
+    params[3].update(repetition_penalty=1.3, min_tokens=2, repeat_last_n=8)
+    params[4].update(temperature=1.0, seed=9, dry_multiplier=0.8, xtc_probability=0.5, xtc_threshold=0.01)
     with m.session(context=96) as s:
         alone = [s.run(p, **k)["tokens"] for p, k in zip(prompts, params)]
     with m.engine(context=96, seqs=3, chunk=40, kv_tokens=96, swap_bytes=1 << 20) as e:
@@ -68,6 +73,40 @@ def test_a_crowd_on_a_gpu_answers_as_each_alone():
         and stats["prefix_hits"] > 0
     )
     assert stats["kv_pages_used"] == stats["failed"] == stats["running"] == 0
+
+
+THINKING = """
+import json, sys, llmc
+with llmc.open(sys.argv[1], device="cuda", arch="sm_75", set={"deterministic": "true"}) as m:
+    params = dict(max_tokens=8, ignore_eos=True, temperature=1.0, seed=2)
+    limits = [dict(thinking=["", "</think>"], thinking_budget=n, **params) for n in (0, 3, 50)]
+    prompt = m.tokenizer.encode("hello")
+    with m.engine(context=64, seqs=3) as e:
+        free = e.submit(prompt, **params).wait()["tokens"]
+        crowd = [r.wait()["tokens"] for r in [e.submit(prompt, **p) for p in limits]]
+    with m.session(context=64) as s:
+        alone = [s.run(prompt, **p)["tokens"] for p in limits]
+print(json.dumps([free, crowd, alone]))
+"""
+
+
+def test_a_budget_of_reasoning_is_a_mask_on_the_device(tmp_path):
+    """The end mark comes after exactly that many tokens, which are those without the budget."""
+    build = os.environ.get("LLMC_EMU_BUILD", "build")
+    subprocess.run(["make", "-s", "-f", "emu/emu.mk", f"BUILD={build}", "emu-lib"], check=True)
+    marks = ["<think>", "</think>"]
+    folder = tiny_model.build(tmp_path / "tiny", marks=marks)
+    p = subprocess.run(
+        [sys.executable, "-c", THINKING, folder],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "LLMC_CUDA_LIBDIR": os.path.abspath(f"{build}/emu")},
+    )
+    assert p.returncode == 0, p.stderr
+    free, crowd, alone = json.loads(p.stdout.splitlines()[-1])
+    end = tiny_model.vocabulary(marks).index("</think>")
+    assert crowd == alone and crowd[2] == free and end not in free
+    assert crowd[0][0] == end and crowd[1][:4] == [*free[:3], end]
 
 
 HOST = """
