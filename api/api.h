@@ -42,6 +42,7 @@ struct llmc_model {
 	int gpu;                   /* index of the first GPU; -1: none */
 	GpuList gpus;              /* named by the caller; later one GPU per rank of this process */
 	llmc_tokenizer *tokenizer; /* NULL: none */
+	llmc_advice advice;        /* sampling that the model's files advise */
 	Runtime *rt;               /* NULL when opened with no_weights */
 	double compile_s, load_s;
 };
@@ -96,6 +97,10 @@ void artifact_seal(const char *artifact, const TrustPlans *t, const char *built,
                    llmc_log_fn log, void *log_user);
 bool artifact_sources_sealed(const char *artifact, const TrustPlans *t, Arena *a);
 bool artifact_built_sealed(const char *artifact, const char *name, Arena *a);
+
+/* Read the sampling advice of a checkpoint, a GGUF or a folder. It stays empty if there is none or
+ * it cannot be read. */
+void advice_read(const char *path, llmc_advice *out);
 
 /* Copy a string into (buf, cap, *need) as specified in llmc.h. */
 llmc_status copy_out(const char *s, size_t n, char *buf, size_t cap, size_t *need, llmc_error *err);

@@ -165,7 +165,9 @@ typedef struct Common {
 typedef struct Sampling {
 	llmc_params p; /* speculate 0: never (in llmc.h -1) */
 	List stop, breakers;
+	const char *by; /* --sampling: "model", "neutral"; NULL: the command's default */
 } Sampling;
+#define OPT_SAMPLING_BY(to, help) { OPT_TEXT, 0, "sampling", "model|neutral", &(to), help }
 #define OPT_KIND_FLOAT OPT_FLOAT, "X"
 #define OPT_KIND_INT OPT_INT, "N"
 #define OPT_KIND_BOOL OPT_FLAG, NULL
@@ -220,6 +222,8 @@ typedef struct Habit {
 	const char *advice; /* for commands without that option; NULL: it is unknown there */
 } Habit;
 const Habit *habit_find(const char *spelled, size_t len);
+/* True if the command line (or a setting) gave the option that is stored in `to`. */
+bool opt_given(const void *to);
 /* Replace the help of the option that is stored in `to`. */
 void opt_help(Opt *opt, size_t n_opt, const void *to, const char *help);
 /* Nearest option name to a misspelt one; NULL: none is close. Valid until the next call. */
@@ -266,6 +270,13 @@ llmc_limits limits_of(const Common *c);
 llmc_status check_memory(const llmc_model *m, const Common *c, const llmc_limits *lim,
                          llmc_error *err);
 llmc_params params_of(const Sampling *s);
+/* Check --sampling. False: it is neither NULL, "model" nor "neutral". */
+bool sampling_known(const char *by);
+/* Fill in options that were not given by the model's advice, if `use`, and report what is in
+ * force. */
+void sampling_advice(const llmc_model *m, Sampling *s, bool use, bool quiet);
+/* A seed that differs from run to run */
+uint64_t fresh_seed(void);
 
 /* Open a draft model on the device of its model; "mtp": the MTP head in the model's checkpoint. Its
  * memory is subtracted from *memory if that is limited. Call draft_prepare before opening the

@@ -39,9 +39,12 @@ chat(int argc, char **argv)
 		.p = { .temperature = 0.7f, .top_p = 0.95f, .speculate = LLMC_MAX_SPECULATE }
 	};
 	const char *system = NULL, *draft = NULL, *args[1] = { NULL };
-	const Opt opt[] = {
+	Opt opt[] = {
 		{ OPT_GROUP, 0, "Chat", NULL, NULL, NULL },
 		{ OPT_TEXT, 0, "system", "TEXT", &system, "system message" },
+		OPT_SAMPLING_BY(smp.by, "model: the model's own advice, where its files have some, "
+		                        "is the default of sampling options; neutral: the values "
+		                        "below are [model]"),
 		OPT_SAMPLING,
 		OPT_DRAFT(draft),
 		OPT_COMMON(c),
@@ -54,8 +57,15 @@ chat(int argc, char **argv)
 	bool first = true, tty = isatty(STDIN_FILENO);
 	int code = 0;
 
+	opt_help(opt, sizeof opt / sizeof *opt, &smp.p.seed,
+	         "seed of sampling; the same seed gives the same tokens [a fresh one]");
 	if (OPT_PARSE(&cmd_chat, opt, argc, argv, args) == 0)
 		return opt_usage_error(&cmd_chat, "name a model");
+	if (!sampling_known(smp.by))
+		return opt_usage_error(&cmd_chat, "--sampling %s: expected model or neutral",
+		                       smp.by);
+	if (!opt_given(&smp.p.seed))
+		smp.p.seed = fresh_seed();
 	if (draft && smp.p.speculate < 1)
 		return opt_usage_error(&cmd_chat, "--draft and --speculate 0 exclude each other");
 	draft_prepare(&c, draft);
@@ -72,7 +82,10 @@ chat(int argc, char **argv)
 		         args[0]);
 	}
 	if (status == LLMC_OK && !c.quiet)
-		fprintf(stderr, "llmc: %s\n", c.fit_text);
+		fprintf(stderr, "llmc: %s; seed %llu\n", c.fit_text,
+		        (unsigned long long)smp.p.seed);
+	if (status == LLMC_OK)
+		sampling_advice(m, &smp, !smp.by || !strcmp(smp.by, "model"), c.quiet);
 	if (status == LLMC_OK)
 		status = token_source_open(&c, m, args[0], draft, &smp, &lim, &s, &err);
 	if (status != LLMC_OK) {

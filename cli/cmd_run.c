@@ -183,6 +183,9 @@ run(int argc, char **argv)
 		{ OPT_TEXT, 0, "logits", "FILE.npy", &logits,
 		  "write the prompt's logits [n_prompt, vocab], fp32" },
 		{ OPT_FLAG, 0, "show-tokens", NULL, &show_tokens, "print ids, not text" },
+		OPT_SAMPLING_BY(smp.by, "model: the model's own advice, where its files have some, "
+		                        "is the default of sampling options; neutral: the values "
+		                        "below are [model with --chat, else neutral]"),
 		OPT_SAMPLING,
 		OPT_DRAFT(draft),
 		{ OPT_TEXT, 0, "schema", "FILE", &schema,
@@ -222,6 +225,9 @@ run(int argc, char **argv)
 		return opt_usage_error(&cmd_run, "--tokens %s: expected ids such as 1,2,3", tokens);
 	if (schema && rules)
 		return opt_usage_error(&cmd_run, "--schema and --grammar exclude each other");
+	if (!sampling_known(smp.by))
+		return opt_usage_error(&cmd_run, "--sampling %s: expected model or neutral",
+		                       smp.by);
 	if (logits && draft)
 		return opt_usage_error(&cmd_run, "--logits and --draft exclude each other");
 	if (draft && smp.p.speculate < 1)
@@ -304,6 +310,7 @@ run(int argc, char **argv)
 		lim.chunk = lim.n_out = chunk = lim.context;
 	if (!c.quiet)
 		fprintf(stderr, "llmc: %s\n", c.fit_text);
+	sampling_advice(m, &smp, smp.by ? !strcmp(smp.by, "model") : chat, c.quiet);
 	status = token_source_open(&c, m, args[0], draft, &smp, &lim, &s, &err);
 	if (status != LLMC_OK)
 		goto out;

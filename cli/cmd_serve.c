@@ -198,6 +198,7 @@ serve(int argc, char **argv)
 	char slots_set[40], rank_set[40];
 	const char *draft_path = NULL;
 	llmc_model *draft = NULL;
+	const char *sampling = NULL;
 	const char *config = NULL, *key_file = NULL, *log_file = NULL, *model_name = NULL,
 	           *special = NULL, *args[1] = { NULL };
 	List models = { 0 }, set_models = { 0 }, loras = { 0 };
@@ -262,6 +263,9 @@ serve(int argc, char **argv)
 		{ OPT_TEXT, 0, "special-tokens-in-content", "KIND", &special,
 		  "special tokens in messages, names, tools and tool results: special, as in the "
 		  "reference implementations, or text [special]" },
+		OPT_SAMPLING_BY(sampling, "model: the model's own advice, where its files have "
+		                          "some, is the default of sampling fields that a "
+		                          "request omits; neutral: each API's own is [model]"),
 		{ OPT_FLOAT, 0, "request-timeout", "SECONDS", &request_s,
 		  "time after which a request fails [no limit]" },
 		{ OPT_GROUP, 0, "Batching", NULL, NULL, NULL },
@@ -367,6 +371,10 @@ serve(int argc, char **argv)
 	argv = settings_merge("LLMC_SERVE_", opt, sizeof opt / sizeof *opt, argc, argv, &argc,
 	                      &set_models);
 	size_t n_arg = OPT_PARSE(&cmd_serve, opt, argc, argv, args);
+	if (!sampling_known(sampling))
+		return opt_usage_error(&cmd_serve, "--sampling %s: expected model or neutral",
+		                       sampling);
+	so.neutral_sampling = sampling && !strcmp(sampling, "neutral");
 	if (slots < 0 || rank < 0 || (rank && !slots))
 		return opt_usage_error(&cmd_serve, "--lora-slots and --lora-rank must be at least "
 		                                   "1, and --lora-rank needs --lora-slots");
@@ -514,8 +522,12 @@ serve(int argc, char **argv)
 	if (status != LLMC_OK)
 		goto out;
 	progress_end();
+	llmc_advice advice = LLMC_INIT(llmc_advice);
+	llmc_sampling_advice(m, &advice);
 	if (!c.json)
 		printf("%s\n", first->fit_text);
+	if (!c.json && advice.set && !so.neutral_sampling)
+		printf("sampling as the model advises (%s): %s\n", advice.source, advice.text);
 	memory_table(m, &in_force, &mem, llmc_serve_url(s), c.json);
 	llmc_close(m);
 	m = NULL;

@@ -114,11 +114,29 @@ bytes(const Command *cmd, const Opt *o, const char *value)
 	return n;
 }
 
+/* destinations of the options that were given */
+static struct {
+	const void *to[256];
+	size_t n;
+} parsed;
+
+bool
+opt_given(const void *to)
+{
+	for (size_t i = 0; i < parsed.n; i++)
+		if (parsed.to[i] == to)
+			return true;
+	return false;
+}
+
 static void
 store(const Command *cmd, const Opt *o, const char *value)
 {
 	char *end;
 	double x;
+
+	if (parsed.n < sizeof parsed.to / sizeof *parsed.to && !opt_given(o->to))
+		parsed.to[parsed.n++] = o->to;
 
 	switch (o->kind) {
 	case OPT_FLAG:

@@ -310,6 +310,17 @@ typedef struct llmc_option {
 } llmc_option;
 LLMC_API const llmc_option *llmc_sampling_options(size_t *n); /* static memory */
 
+/* Sampling that the authors of a model advise: generation_config.json of a Hugging Face folder, or
+ * general.sampling.* of a GGUF. */
+typedef struct llmc_advice {
+	size_t size;
+	llmc_params params; /* the advised fields of LLMC_SAMPLING_OPTIONS; others are 0 */
+	uint64_t set;       /* bit i: the field of row i of llmc_sampling_options is advised */
+	char source[32];    /* "generation_config.json" or "GGUF" */
+	char text[256];     /* "temperature 0.6, top_p 0.95"; empty: no advice */
+} llmc_advice;
+LLMC_API void llmc_sampling_advice(const llmc_model *m, llmc_advice *out);
+
 typedef enum llmc_finish {
 	LLMC_FINISH_LENGTH, /* max_tokens, or the context is full */
 	LLMC_FINISH_EOS,
@@ -1085,6 +1096,9 @@ typedef struct llmc_serve_options {
 	/* keep special tokens in messages, names, tools and tool results as text [they are special
 	 * tokens, as in the reference implementations] */
 	bool special_text;
+	/* ignore the models' sampling advice: fields that a request omits have each dialect's own
+	 * default [the advice is the default in the dialects of OpenAI, Anthropic and Ollama] */
+	bool neutral_sampling;
 } llmc_serve_options;
 
 /* Model that the server opens and closes as needed. All that it points to must stay unchanged until

@@ -40,6 +40,8 @@ describe(Backend *b, const llmc_model *m, const llmc_limits *lim, const llmc_eng
 	b->limits = *lim;
 	b->info = LLMC_INIT(llmc_model_info);
 	llmc_info(m, &b->info);
+	b->advice = LLMC_INIT(llmc_advice);
+	llmc_sampling_advice(m, &b->advice);
 	llmc_get(m, "dtype", dtype, sizeof dtype, &need, NULL);
 	snprintf(b->dtype, sizeof b->dtype, "%s",
 	         !strcmp(dtype, "f32")    ? "float32"

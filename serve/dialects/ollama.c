@@ -55,10 +55,6 @@ read_options(const json_t *in, json_t *out, Problem *p)
 	if (o && !json_is_null(o) && !json_is_object(o))
 		return problem(p, 400, "options", "options: expected an object, but got %s",
 		               json_type_name(o));
-	json_object_set_new(out, "temperature", json_real(0.8)); /* Ollama's defaults */
-	json_object_set_new(out, "top_k", json_integer(40));
-	json_object_set_new(out, "top_p", json_real(0.9));
-	json_object_set_new(out, "repeat_last_n", json_integer(64));
 	fields_copy(FIELDS_OLLAMA_CHAT, in, out);
 	if (most && !json_is_null(most)) {
 		if (!json_is_integer(most) || json_integer_value(most) == 0)
@@ -401,8 +397,15 @@ failed(Generation *g, const Problem *p)
 	push(g, &b);
 }
 
+static const SamplingDefault ollama_sampling[] = { { "temperature", 0.8 },
+	                                           { "top_k", 40 },
+	                                           { "top_p", 0.9 },
+	                                           { "repeat_last_n", 64 },
+	                                           { NULL, 0 } };
+
 static const Dialect dialect = {
 	.own_bytes = sizeof(Ollama),
+	.sampling = ollama_sampling,
 	.pieces = true,
 	.stream_type = type_lines,
 	.token = on_token,

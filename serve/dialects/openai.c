@@ -215,6 +215,24 @@ is_zero(const json_t *o, const char *key)
 	return json_is_number(v) && json_number_value(v) == 0;
 }
 
+/* Value of a sampling field that a request omits: the model's advice, else the dialect's default */
+static double
+default_of(const Generation *g, const llmc_option *k)
+{
+	size_t n_option;
+	const size_t row = (size_t)(k - llmc_sampling_options(&n_option));
+	const llmc_advice *a = &g->model->back.advice;
+	const void *field = (const char *)&a->params + k->offset;
+
+	if (g->srv->opt.neutral_sampling || row >= 64 || !(a->set >> row & 1)) {
+		for (const SamplingDefault *d = g->dialect->sampling; d && d->name; d++)
+			if (!strcmp(d->name, k->name))
+				return d->value;
+		return k->http_default;
+	}
+	return k->kind == LLMC_OPTION_INT ? *(const int32_t *)field : (double)*(const float *)field;
+}
+
 /* Read the fields of LLMC_SAMPLING_OPTIONS, by their own name or the alias. Over HTTP top_k -1 is
  * off, top_p 0 selects the most likely token and repetition_penalty 0 is an error. */
 static bool
@@ -228,8 +246,8 @@ read_sampling(Generation *g, const json_t *o, Problem *p)
 
 	for (const llmc_option *k = option; k < option + n_option; k++) {
 		void *field = (char *)&g->ep + k->offset;
-		double x = k->http_default;
-		int64_t n = (int64_t)k->http_default;
+		double x = default_of(g, k);
+		int64_t n = (int64_t)x;
 		const json_t *own = json_object_get(o, k->name);
 		const char *name = k->alias && (!own || json_is_null(own)) ? k->alias : k->name;
 		if (k->http_least > k->http_most)
