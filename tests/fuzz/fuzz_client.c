@@ -1,6 +1,6 @@
-/* Arbitrary bytes as the answer of a server to `llmc bench serve`, cut into pieces as a network
- * does, and as the settings file of `llmc serve`. Both files are included for their static
- * functions; an exit of the command ends the input. */
+/* Arbitrary bytes as the answer of a server to `llmc bench serve`, cut into chunks as by a network,
+ * and as the settings file of `llmc serve`. Both files are included for their static functions; an
+ * exit of the command ends the input. */
 #include <setjmp.h>
 #include <yaml.h>
 
@@ -16,7 +16,7 @@ __asan_default_options(void)
 	return "detect_leaks=0";
 }
 
-/* What the file of settings holds open when the command exits. */
+/* Resources of the settings file that are open when the command exits. */
 static FILE *opened;
 static yaml_parser_t *parsing;
 static yaml_event_t *event;

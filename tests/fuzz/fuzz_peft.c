@@ -1,5 +1,5 @@
 /* Arbitrary bytes as a PEFT adapter: adapter_config.json, then adapter_model.safetensors. An
- * adapter that opens is asked for matrices of its own and of other shapes, and applied. */
+ * adapter that opens is applied to matrices of its own shapes and of others. */
 #include "formats/peft.h"
 #include "formats/safetensors.h"
 #include "tests/fuzz/folder.h"
