@@ -81,6 +81,24 @@ hold(CpuKernels *k, int unit, const Strbuf *made, llmc_error *err)
 	return path->failed ? error_set(err, LLMC_E_MEMORY, "out of memory") : LLMC_OK;
 }
 
+/* Whether the compiler could write its output into this folder: a disk with free blocks may have no
+ * inodes left, or a quota. */
+static bool
+takes_files(const char *dir)
+{
+	Strbuf path = { 0 };
+	const size_t n = 1 << 20;
+	char *zeros = calloc(1, n);
+
+	file_join(&path, dir, "space");
+	bool yes = zeros && !path.failed &&
+	           file_write(strbuf_str(&path), zeros, n, NULL) == LLMC_OK &&
+	           unlink(strbuf_str(&path)) == 0;
+	free(zeros);
+	strbuf_release(&path);
+	return yes;
+}
+
 llmc_status
 object_compile(void *kernels, int unit, llmc_error *err)
 {
@@ -99,6 +117,14 @@ object_compile(void *kernels, int unit, llmc_error *err)
 	file_join(&object, strbuf_str(&dir), "kernel.so");
 	const char *tmp = strbuf_str(&object);
 	TRY_GOTO(run_compiler(k, o, header, tmp, false, &text, &code, err));
+	if (code != 0 && code < 128 && !takes_files(strbuf_str(&dir))) { /* again in $TMPDIR */
+		cache_temporary_remove(strbuf_str(&dir));
+		TRY_GOTO(cache_temporary(&(Cache){ 0 }, &dir, err));
+		file_join(&object, strbuf_str(&dir), "kernel.so");
+		tmp = strbuf_str(&object);
+		strbuf_clear(&text);
+		TRY_GOTO(run_compiler(k, o, NULL, tmp, false, &text, &code, err));
+	}
 	if (header && code != 0 && code < 128) { /* the precompiled header may be the cause */
 		strbuf_clear(&text);
 		TRY_GOTO(run_compiler(k, o, NULL, tmp, false, &text, &code, err));

@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from small_disk import small_disk
 from waiting import HANG
 
 MODEL = """llmc: 1
@@ -216,6 +217,35 @@ def test_shipped_kernels_are_used_on_a_better_processor(llmc, shipped, tokens, t
     shutil.rmtree(folder / "aot")
     llmc("run", folder, *run, env=dict(NO_COMPILER, LLMC_CACHE=str(tmp_path / "cache")), code=2)
     assert f"no plan for cpu-{best}: compiling it from model.yaml" in llmc.err
+
+
+def test_a_full_cache_disk(llmc, model, tokens, tmp_path):
+    """Kernels are then compiled in $TMPDIR and held in memory. The last disks have free blocks, but
+    no inode for what the compiler writes into its folder."""
+    (tmp_path / "tmp").mkdir()
+
+    def run(command, cache):
+        p = subprocess.run(
+            [*command, llmc.path, "run", str(model), *RUN, "--json"],
+            env=dict(os.environ, LLMC_CACHE=str(cache), TMPDIR=str(tmp_path / "tmp")),
+            capture_output=True,
+            text=True,
+            timeout=HANG,
+        )
+        assert p.returncode == 0, p.stderr
+        assert json.loads(p.stdout)["tokens"] == tokens
+        assert list((tmp_path / "tmp").iterdir()) == []
+
+    run([], tmp_path / "large")
+    n = len(list((tmp_path / "large" / "models").rglob("*"))) + 1
+    disks = ["size=96k", "size=2m", *(f"size=100m,nr_inodes={n + k}" for k in (5, 6, 7))]
+    for disk in disks:
+        cache = tmp_path / disk
+        cache.mkdir(mode=0o700)
+        command = small_disk(cache, options=disk)
+        if not command:
+            pytest.skip("the kernel allows no mount")
+        run(command, cache)
 
 
 EVIL = """
