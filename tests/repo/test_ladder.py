@@ -189,7 +189,7 @@ CIRCLES = {
     "runtime/engine: engine engine_open grammar_masks",
     "runtime/kv: kv kv_host prefix_cache",
     "runtime: forward ranks runtime session",
-    "serve: generation load_report status connection http metrics trace worker_pool model_engine model_manager models",
+    "serve: generation load_report status connection connection_answer connection_list http metrics trace worker_pool model_engine model_manager models",
     "text/jinja: core value",
     "text/jinja: eval filters jinja methods string tests",
     "text: bpe break_special charsmap encode icetk normalize pretok tokenizer unigram wordpiece",

@@ -13,7 +13,6 @@ LONG_FILES = {
     "emu/core/shadow.c",
     "emu/core/timeline.c",
     "emu/nvrtc/build.c",
-    "serve/http/connection.c",
 }
 LONG_FUNCTIONS = {
     "ops/shapes.c op_shapes",  # one case per op

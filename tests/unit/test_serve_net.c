@@ -59,9 +59,9 @@ an_answer_is_not_sent_without_memory(void **state)
 	assert_non_null(n.idle.first);
 	strbuf_puts(&n.idle.first->head, "HTTP/1.1 200");
 	n.idle.first->head.failed = true;
-	assert_false(send_parts(&n, n.idle.first));
+	assert_false(conn_send(&n, n.idle.first));
 	assert_null(n.idle.first);
-	free_closed(&n);
+	net_free_closed(&n);
 	assert_int_equal(read(fd[1], said, sizeof said), 0);
 	close(fd[1]);
 	close(n.epoll_fd);
@@ -88,7 +88,7 @@ a_closed_connection_has_no_events(void **state)
 	close(fd[1]);
 	assert_int_equal(epoll_wait(n.epoll_fd, &e, 1, 0), 1);
 	conn_close(&n, n.idle.first);
-	free_closed(&n);
+	net_free_closed(&n);
 	assert_int_equal(epoll_wait(n.epoll_fd, &e, 1, 0), 0);
 	close(copy);
 	close(n.epoll_fd);
