@@ -18,6 +18,7 @@ CHANGES = {
     "completed_at",
     "call_id",
     "usage",
+    "timings",
     "total_duration",
     "load_duration",
     "prompt_eval_duration",

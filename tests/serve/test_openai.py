@@ -67,7 +67,7 @@ def test_a_model_without_a_chat_template(serve, tmp_path, llmc_binary):
         assert (
             a.status == 400
             and a.json()["error"]["message"]
-            == "This model has no chat template: use /v1/completions."
+            == "This model has no chat template: use /v1/completions, or pass 'chat_template'."
         )
         assert (
             s.post("/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 1}).status
@@ -431,7 +431,7 @@ def test_the_model_may_be_left_out_and_the_answer_without_bound(tiny):
 
 
 UNSUPPORTED = [
-    ("prompt_logprobs", 1),
+    ("allowed_token_ids", [1]),
     ("modalities", ["text", "audio"]),
     ("function_call", "auto"),
     ("functions", [{"name": "f"}]),
