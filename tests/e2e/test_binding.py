@@ -7,6 +7,7 @@ import inspect
 import itertools
 import os
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -492,6 +493,16 @@ def test_the_module_runs_the_command():
     )
     want = subprocess.run([LLMC, "version"], capture_output=True, text=True, timeout=HANG)
     assert (p.returncode, p.stdout, p.stderr) == (want.returncode, want.stdout, want.stderr)
+
+
+def test_the_examples_of_the_readme_run(smollm2, capsys):
+    with open(os.path.join(ROOT, "bindings", "python", "README.md")) as f:
+        examples = re.findall(r"```python\n(.*?)```", f.read(), re.S)
+    for code in examples:
+        code = code.replace("model.gguf", str(smollm2)).replace("max_tokens=200", "max_tokens=8")
+        exec(code, {})
+        assert len(capsys.readouterr().out) > 10
+    assert len(examples) == 2
 
 
 # ---- random calls ----
