@@ -121,6 +121,7 @@ class All:
             "encode": lambda t: t.encode("abc"),
             "decode": lambda t: t.decode([1, 2]),
             "break_special": lambda t: t.break_special("<|end|>"),
+            "fim": lambda t: t.fim(),
             "token": lambda t: t.token(1),
             "chat": lambda t: t.chat([{"role": "user", "content": "a"}]),
         },
