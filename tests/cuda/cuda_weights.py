@@ -13,6 +13,7 @@ SOURCES = [
     "formats/dequant.c",
     "formats/quantize_row.c",
     "formats/layout_packed.c",
+    "formats/layout_planes.c",
     "formats/layout_codes.c",
 ]
 

@@ -362,6 +362,7 @@ def packer():
     return H.host_library(
         [
             "formats/layout_packed.c",
+            "formats/layout_planes.c",
             "formats/layout_codes.c",
             "formats/dequant.c",
             "formats/quantize_row.c",

@@ -117,6 +117,7 @@ def lib():
             "quantize_row.c",
             "layout.c",
             "layout_packed.c",
+            "layout_planes.c",
             "layout_codes.c",
         )
     ]

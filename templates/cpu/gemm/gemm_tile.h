@@ -184,6 +184,8 @@ tile_load(const vi *p)
 	__asm__ volatile("vmovdqa32 %[p], %[v]" : [v] "=v"(v) : [p] "m"(*p));
 #elif VL == 8 && defined(VF_HAVE_256)
 	__asm__ volatile("vmovdqa %[p], %[v]" : [v] "=x"(v) : [p] "m"(*p));
+#elif defined(VF_NATIVE_NEON)
+	__asm__ volatile("ldr %q[v], %[p]" : [v] "=w"(v) : [p] "m"(*p));
 #else
 	v = *p;
 #endif
@@ -322,7 +324,7 @@ tile_dot_blocks(const Product p, const int T, const tile_weights *w, int first, 
 {
 	const int steps = tile_steps(p), halves = p.w.halves, bytes = act_tile_bytes(p);
 	const int N = tile_part(p), parts = steps / N, each = parts / halves; /* parts per scale */
-	const int block = act_block_bytes(p);
+	const int block = act_block_bytes(p), passes = bytes ? p.act_bits / 8 : 1;
 	const uint8_t *x =
 	    a->q + (size_t)t0 * (size_t)act_row_bytes(p) + (size_t)(first * T * block);
 	const size_t at = (size_t)t0 * (size_t)p_blocks(p) + (size_t)(first * T);
@@ -336,15 +338,26 @@ tile_dot_blocks(const Product p, const int T, const tile_weights *w, int first, 
 		LLMC_EACH(part, parts, 4)
 		{
 			vi acc[TILE_T][TILE_H];
-			LLMC_EACH(step, N, 16)
+			LLMC_EACH(pass, passes, 2)
 			{
-				const int i = part * N + step;
-				vi v[TILE_H];
+				if (pass)
+					LLMC_EACH(t, T, TILE_T)
 				LLMC_UNROLL
 				for (int h = 0; h < TILE_H; h++)
-					v[h] = tile_load(&w->q[(b * steps + i) * TILE_H + h]);
-				LLMC_EACH(t, T, TILE_T)
-				tile_step(bytes, acc[t], v, x + t * block + 4 * i, step == 0);
+					acc[t][h] <<= 8;
+				LLMC_EACH(step, N, 16)
+				{
+					const int i = part * N + step;
+					vi v[TILE_H];
+					LLMC_UNROLL
+					for (int h = 0; h < TILE_H; h++)
+						v[h] =
+						    tile_load(&w->q[(b * steps + i) * TILE_H + h]);
+					LLMC_EACH(t, T, TILE_T)
+					tile_step(bytes, acc[t], v,
+					          x + t * block + 32 * pass + 4 * i,
+					          step + pass == 0);
+				}
 			}
 			if (bytes)
 				LLMC_EACH(t, T, TILE_T)

@@ -77,12 +77,11 @@ act_stream_bytes(const Product p)
 	return w_is_eights(p.w) ? w_is_iq1(p.w) || p.act_bits == 8 : act_are_bytes(p);
 }
 
-/* whether tiles multiply bytes; 16-bit activations take two passes with matrix multiplies
- * (cpu/gemm/mmla.h) only */
+/* whether tiles multiply bytes; on Arm, 16-bit activations take two passes */
 LLMC_INLINE int
 act_tile_bytes(const Product p)
 {
-	return act_are_bytes(p) && (p.act_bits == 8 || VF_MMLA);
+	return act_are_bytes(p) && (p.act_bits == 8 || VF_NEON);
 }
 
 /* whether bf16 AMX tiles are used, for any number of tokens: 16-bit weights, and with plain bf16
