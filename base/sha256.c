@@ -2,6 +2,11 @@
 
 #include <string.h>
 
+#ifdef __x86_64__
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
 static const uint32_t K[64] = {
 	0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4,
 	0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe,
@@ -21,10 +26,73 @@ ror(uint32_t x, int n)
 	return x >> n | x << (32 - n);
 }
 
+static int known; /* whether the processor has instructions for it; 0: not yet, 1: no, 2: yes */
+
+void
+sha256_portable(bool only)
+{
+	__atomic_store_n(&known, only ? 1 : 0, __ATOMIC_RELAXED);
+}
+
+#ifdef __x86_64__
+static bool
+has_instructions(void)
+{
+	unsigned a, b, c, d;
+	int now = __atomic_load_n(&known, __ATOMIC_RELAXED);
+
+	if (!now) {
+		now = __get_cpuid(1, &a, &b, &c, &d) && (c & bit_SSSE3) && (c & bit_SSE4_1) &&
+		              __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_SHA)
+		          ? 2
+		          : 1;
+		__atomic_store_n(&known, now, __ATOMIC_RELAXED);
+	}
+	return now == 2;
+}
+
+/* The instructions hold the state as words a b e f and c d g h, the highest first. */
+__attribute__((target("sha,sse4.1"))) static void
+compress_with_instructions(uint32_t h[8], const uint8_t *p)
+{
+	const __m128i big_endian = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
+	const __m128i dcba = _mm_loadu_si128((const __m128i *)h),
+	              hgfe = _mm_loadu_si128((const __m128i *)(h + 4));
+	const __m128i cdab = _mm_shuffle_epi32(dcba, 0xb1), efgh = _mm_shuffle_epi32(hgfe, 0x1b);
+	const __m128i abef0 = _mm_alignr_epi8(cdab, efgh, 8),
+	              cdgh0 = _mm_blend_epi16(efgh, cdab, 0xf0);
+	__m128i abef = abef0, cdgh = cdgh0, w[16];
+
+	for (int i = 0; i < 4; i++)
+		w[i] = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(p + 16 * i)), big_endian);
+	for (int i = 4; i < 16; i++)
+		w[i] = _mm_sha256msg2_epu32(_mm_add_epi32(_mm_sha256msg1_epu32(w[i - 4], w[i - 3]),
+		                                          _mm_alignr_epi8(w[i - 1], w[i - 2], 4)),
+		                            w[i - 1]);
+	for (int i = 0; i < 16; i++) {
+		__m128i m = _mm_add_epi32(w[i], _mm_loadu_si128((const __m128i *)(K + 4 * i)));
+		cdgh = _mm_sha256rnds2_epu32(cdgh, abef, m);
+		abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(m, 0x0e));
+	}
+	abef = _mm_add_epi32(abef, abef0);
+	cdgh = _mm_add_epi32(cdgh, cdgh0);
+	const __m128i feba = _mm_shuffle_epi32(abef, 0x1b), dchg = _mm_shuffle_epi32(cdgh, 0xb1);
+	_mm_storeu_si128((__m128i *)h, _mm_blend_epi16(feba, dchg, 0xf0));
+	_mm_storeu_si128((__m128i *)(h + 4), _mm_alignr_epi8(dchg, feba, 8));
+}
+#endif
+
 static void
 compress(uint32_t h[8], const uint8_t *p)
 {
 	uint32_t w[64];
+
+#ifdef __x86_64__
+	if (has_instructions()) {
+		compress_with_instructions(h, p);
+		return;
+	}
+#endif
 
 	for (int i = 0; i < 16; i++)
 		w[i] = (uint32_t)p[4 * i] << 24 | (uint32_t)p[4 * i + 1] << 16 |

@@ -2,6 +2,7 @@
 #ifndef LLMC_BASE_SHA256_H
 #define LLMC_BASE_SHA256_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -14,5 +15,7 @@ typedef struct Sha256 {
 void sha256_init(Sha256 *s);
 void sha256_add(Sha256 *s, const void *data, size_t n);
 void sha256_hex(Sha256 *s, char hex[65]); /* finalises; 64 digits and a NUL */
+/* Use only portable code, for tests; false: the processor's instructions if it has them. */
+void sha256_portable(bool only);
 
 #endif
