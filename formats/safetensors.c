@@ -12,8 +12,10 @@
 static llmc_status
 open_path(Safetensors *s, const char *path, llmc_error *err)
 {
-	if (file_is_dir(path))
-		return st_open_folder(s, path, err);
+	if (file_is_dir(path)) {
+		TRY(st_open_folder(s, path, err));
+		return st_open_modules(s, path, err);
+	}
 	if (ends_with(path, ".json"))
 		return st_open_index(s, path, err);
 	return st_map_file(s, path, err);

@@ -221,3 +221,24 @@ st_open_folder(Safetensors *s, const char *path, llmc_error *err)
 	                 "%s: holds no weights: no .safetensors file and no pytorch_model.bin",
 	                 path);
 }
+
+llmc_status
+st_open_modules(Safetensors *s, const char *path, llmc_error *err)
+{
+	enum { FIRST = 2, LAST = 4 };
+
+	for (int i = FIRST; i <= LAST; i++) {
+		const char *dir = arena_printf(&s->arena, "%s/%d_Dense", path, i),
+		           *one = arena_printf(&s->arena, "%s/model.safetensors", dir),
+		           *old = arena_printf(&s->arena, "%s/pytorch_model.bin", dir);
+		const size_t n = s->n;
+		if (!file_exists(one) && !file_exists(old))
+			continue;
+		TRY(st_map_file(s, file_exists(one) ? one : old, err));
+		for (size_t k = n; k < s->n; k++)
+			s->tensor[k].name =
+			    arena_printf(&s->arena, "%d_Dense.%s", i, s->tensor[k].name);
+		s->name = NULL;
+	}
+	return LLMC_OK;
+}

@@ -39,6 +39,9 @@ llmc_status st_index_names(Safetensors *s, llmc_error *err);
 const char *st_folder_of(Safetensors *s, const char *path);
 llmc_status st_open_index(Safetensors *s, const char *path, llmc_error *err);
 llmc_status st_open_folder(Safetensors *s, const char *path, llmc_error *err);
+/* Adds the linear layers that sentence-transformers keeps in folders of their own (2_Dense/), as
+ * tensors 2_Dense.linear.weight. */
+llmc_status st_open_modules(Safetensors *s, const char *path, llmc_error *err);
 
 /* safetensors_quantised.c */
 /* Replaces the tensors of each quantised matrix by one tensor; names stay sorted. */

@@ -902,6 +902,9 @@ typedef struct llmc_request {
 	int32_t n_pool_tok;
 	/* requests share cached prefix pages only with requests of the same salt [0] */
 	uint64_t prefix_salt;
+	/* tokens of the first sequence of a pair: an encoder with token types gives those after it
+	 * the second type [all] */
+	size_t n_first;
 } llmc_request;
 
 /* Submit a request. All data that it points to is copied. *id is > 0 and never reused by an engine.

@@ -331,9 +331,7 @@ plan_hands_on(const Plan *p)
 static inline int64_t
 plan_out_width(const Plan *p)
 {
-	return p->output == LLMC_OUTPUT_LOGITS   ? p->vocab
-	       : p->output == LLMC_OUTPUT_HIDDEN ? p->hidden
-	                                         : p->buffer[p->logits].extent.mul;
+	return p->output == LLMC_OUTPUT_LOGITS ? p->vocab : p->buffer[p->logits].extent.mul;
 }
 
 /* Attributes of a step by name */

@@ -128,15 +128,17 @@ set_prefix(const Plan *p, SeqState *st, const llmc_chunk *c)
 }
 
 /* Fill per-row arrays. With two-axis RoPE, rows after the prefix keep the mark's position on the
- * first axis and count up on the second. */
+ * first axis and count up on the second. An encoder's second axis is the token type. */
 static void
 fill_rows(Session *s, const SeqState *st, int32_t row, int32_t n, int32_t pos, int32_t seq)
 {
+	const bool second = s->plan->token_types > 1 && st->n_first > 0;
+
 	for (int32_t i = 0; i < n; i++, row++, pos++) {
 		bool after = s->two_axes && pos >= st->prefix_len;
 		s->pos[row] = pos;
 		s->rope_pos[row] = after ? st->mark : pos;
-		s->pos2[row] = after ? pos - st->prefix_len + 1 : 0;
+		s->pos2[row] = after ? pos - st->prefix_len + 1 : second && pos >= st->n_first;
 		s->seq_of[row] = seq;
 	}
 }

@@ -108,6 +108,8 @@ llmc_status session_seq_new(Session *s, int32_t length_bound, llmc_seq *out, llm
  * it is freed. Forks inherit it, and so do sequences loaded from saved bytes. E_RANGE: no such
  * sequence or adapter, or the sequence already has positions. */
 llmc_status session_seq_adapt(Session *s, llmc_seq q, int32_t adapter, llmc_error *err);
+/* Give tokens from n_first on the second token type of an encoder; 0: none of them. */
+void session_seq_pair(Session *s, llmc_seq q, int32_t n_first);
 /* Set the salt of a new sequence. Pages that it, its forks, or sequences loaded from its saved
  * bytes register in the prefix cache are found only by sequences with the same salt; 0: none. */
 void session_seq_salt(Session *s, llmc_seq q, uint64_t salt);

@@ -255,7 +255,7 @@ session_seq_new(Session *s, int32_t length_bound, llmc_seq *out, llmc_error *err
 	SeqState *st = &s->seq[q];
 	st->fresh = true;
 	st->length_bound = length_bound ? length_bound : s->lim.context;
-	st->prefix_len = st->mark = 0;
+	st->prefix_len = st->mark = st->n_first = 0;
 	st->adapter = 0;
 	st->salt = 0;
 	s->adapter[q] = -1;
@@ -288,6 +288,12 @@ void
 session_seq_salt(Session *s, llmc_seq q, uint64_t salt)
 {
 	s->seq[q].salt = salt;
+}
+
+void
+session_seq_pair(Session *s, llmc_seq q, int32_t n_first)
+{
+	s->seq[q].n_first = n_first;
 }
 
 llmc_status

@@ -303,6 +303,39 @@ mark_draft_rows(ModelBuilder *b, int x)
 	b->g->hands_rows = true;
 }
 
+/* Linear layers between the final norm and the output, with their activations; *width: columns of x
+ * and of the result. */
+static int
+head_dense(ModelBuilder *b, int x, int64_t *width)
+{
+	static const char *const role[] = { "dense_1", "dense_2", "dense_3" };
+	const Spec *s = b->s;
+
+	for (int i = 0; i < s->head.n_dense; i++) {
+		build_at(b, "head.dense");
+		x = build_matmul(b, x, role[i], s->head.dense_bias, s->head.dense[i], *width,
+		                 role[i]);
+		*width = s->head.dense[i];
+		if (strcmp(s->head.dense_act, "none") == 0)
+			continue;
+		int y = build_value(b, arena_printf(b->g->arena, "%s_act", role[i]));
+		const bool is_tanh = strcmp(s->head.dense_act, "tanh") == 0;
+		Op *o =
+		    is_tanh ? OP(b, softcap, .x = x, .y = y) : OP(b, act, .x = x, .p = -1, .y = y);
+		op_set_int(b->g, o, "width", *width);
+		if (is_tanh) {
+			op_set_num(b->g, o, "scale", 1);
+			op_set_num(b->g, o, "softcap", 1);
+		} else {
+			op_set_word(b->g, o, "act", s->head.dense_act);
+		}
+		x = y;
+	}
+	build_at(b, "norm.kind");
+	return build_norm(b, s->head.n_dense && s->head.dense_norm, x, "dense_norm",
+	                  "dense_normed");
+}
+
 static void
 head(ModelBuilder *b, int x, int table)
 {
@@ -315,16 +348,17 @@ head(ModelBuilder *b, int x, int table)
 	Op *o = OP(b, gather_rows, .x = x, .y = last);
 	op_set_int(b->g, o, "width", s->hidden);
 	last = final_norm(b, last, "final_norm");
+	int64_t width = s->hidden;
+	last = head_dense(b, last, &width);
 	if (s->head.kind == LLMC_OUTPUT_HIDDEN)
 		return;
 	if (s->head.kind == LLMC_OUTPUT_LABELS) {
 		build_at(b, "head.labels");
 		int scores = build_value(b, "logits");
-		o = OP(b, matmul, .x = last,
-		       .w = build_matrix(b, "labels", s->head.labels, s->hidden),
+		o = OP(b, matmul, .x = last, .w = build_matrix(b, "labels", s->head.labels, width),
 		       .b = build_bias(b, s->head.bias, "labels", s->head.labels), .y = scores);
 		op_set_int(b->g, o, "rows", s->head.labels);
-		op_set_int(b->g, o, "cols", s->hidden);
+		op_set_int(b->g, o, "cols", width);
 		return;
 	}
 	build_at(b, "head.tied");

@@ -291,7 +291,52 @@ read_pooling(ImportSource *s, const char *path, llmc_error *err)
 	return kind != NULL;
 }
 
-/* Read the modules of sentence-transformers: a model, a pooling, and an optional normalisation. */
+/* Read a linear layer that follows the pooling; `at`: its index among these layers. */
+static bool
+read_dense(ImportSource *s, const char *path, int at, llmc_error *err)
+{
+	static const struct {
+		const char *end, *act;
+	} acts[] = { { ".Identity", "none" },
+		     { ".Tanh", "tanh" },
+		     { ".GELU", "gelu" },
+		     { ".ReLU", "relu" } };
+	const char *file = arena_printf(s->a, "%s/%s/config.json", s->path, path ? path : "");
+	json_t *o = load_json(s, file, err);
+	const char *name = o ? json_string_value(json_object_get(o, "activation_function")) : NULL,
+	           *act = name ? NULL : "tanh", /* the default of sentence-transformers */
+	               *bias = o && json_is_false(json_object_get(o, "bias")) ? "false" : "true",
+	           *before = at ? s->value[K_head_dense] : NULL;
+	const json_t *width = o ? json_object_get(o, "out_features") : NULL;
+
+	if (!o)
+		return false;
+	for (size_t i = 0; name && i < sizeof acts / sizeof *acts; i++)
+		act = ends_with(name, acts[i].end) ? acts[i].act : act;
+	if (!act || !json_is_integer(width) || !path ||
+	    strcmp(path, arena_printf(s->a, "%d_Dense", at + 2)) != 0 ||
+	    (at && (strcmp(act, s->value[K_dense_act]) != 0 ||
+	            strcmp(bias, s->value[K_dense_bias]) != 0))) {
+		err_at(
+		    s->d, (Loc){ 0 },
+		    "%s: this module is not supported: linear layers follow the pooling as "
+		    "2_Dense, 3_Dense, 4_Dense, with one activation (Identity, Tanh, GELU, ReLU)",
+		    file);
+		arena_done(s->a, o);
+		return false;
+	}
+	source_set(s, K_head_dense,
+	           arena_printf(s->a, "%.*s%s%lld]", before ? (int)strlen(before) - 1 : 0,
+	                        before ? before : "", before ? ", " : "[",
+	                        (long long)json_integer_value(width)));
+	source_set(s, K_dense_act, act);
+	source_set(s, K_dense_bias, bias);
+	arena_done(s->a, o);
+	return true;
+}
+
+/* Read the modules of sentence-transformers: a model, a pooling, linear layers, and an optional
+ * normalisation at the end. */
 static bool
 read_modules(ImportSource *s, llmc_error *err)
 {
@@ -300,6 +345,7 @@ read_modules(ImportSource *s, llmc_error *err)
 	Strbuf *text = arena_strbuf(s->a);
 	json_error_t je;
 	json_t *module;
+	int n_dense = 0;
 	size_t i;
 
 	if (!file_exists(list) && !file_exists(pooling))
@@ -328,10 +374,13 @@ read_modules(ImportSource *s, llmc_error *err)
 				return false;
 		} else if (ends_with(type, ".Normalize")) {
 			source_set(s, K_pool_norm, "true");
+		} else if (ends_with(type, ".Dense") && !s->value[K_pool_norm]) {
+			if (!read_dense(s, path, n_dense++, err))
+				return false;
 		} else if (!ends_with(type, ".Transformer")) {
 			err_at(s->d, (Loc){ 0 },
 			       "%s: a module of type %.80s follows the model: llmc supports "
-			       "Transformer, Pooling and Normalize",
+			       "Transformer, Pooling, Dense and, at the end, Normalize",
 			       list, type ? type : "(none)");
 			return false;
 		}

@@ -637,8 +637,15 @@ import_outer_roles(ImportCheck *c)
 		ROLE("e_stream_in", H, H, false);
 		ROLE("e_stream_out", H, H, false);
 	}
+	int64_t width = H;
+	for (int i = 0; i < s->head.n_dense; width = s->head.dense[i++]) {
+		static const char *const dense[] = { "dense_1", "dense_2", "dense_3" };
+		ROLE(dense[i], s->head.dense[i], width, s->head.dense_bias);
+	}
+	if (s->head.n_dense && s->head.dense_norm)
+		ROLE("dense_norm", H, 0, s->norm.bias);
 	if (s->head.kind == LLMC_OUTPUT_LABELS)
-		ROLE("labels", s->head.labels, H, s->head.bias);
+		ROLE("labels", s->head.labels, width, s->head.bias);
 	if (!s->head.tied && s->head.kind == LLMC_OUTPUT_LOGITS)
 		ROLE("head", s->vocab_size, s->embed.width, s->head.bias);
 	if (s->rope[0].factors_tensor[1]) {

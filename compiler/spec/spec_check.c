@@ -216,6 +216,34 @@ check_ffn(SpecTable *t)
 	}
 }
 
+/* Check the linear layers of the head. Pooling follows them, so the mean of rows needs linear
+ * ones. */
+static void
+check_dense(SpecTable *t)
+{
+	const SpecVal *v = &t->val[K_head_dense];
+
+	if (!v->n)
+		return;
+	if (IS(head_kind, "logits")) {
+		err_at(t->d, v->loc, "head.dense: for head.kind = hidden or labels");
+		spec_check_note(t, K_head_kind);
+	}
+	if (v->n > 3)
+		err_at(t->d, v->loc, "head.dense has %d layers, at most 3 are supported", v->n);
+	if (ON(dense_norm) && KNOWN(hidden) && v->list[v->n - 1] != (double)INT(hidden))
+		err_at(t->d, t->val[K_dense_norm].loc,
+		       "head.dense_norm = true: the last of head.dense must be hidden = %lld",
+		       (long long)INT(hidden));
+	if (IS(pool_kind, "mean") && !IS(dense_act, "none")) {
+		err_at(t->d, LOC(pool_kind),
+		       "pool.kind = mean: not supported with head.dense_act = %s, because the "
+		       "activation follows the mean",
+		       t->val[K_dense_act].str);
+		spec_check_note(t, K_dense_act);
+	}
+}
+
 static void
 check_output(SpecTable *t)
 {
@@ -226,6 +254,7 @@ check_output(SpecTable *t)
 		       (long long)INT(labels));
 		spec_check_note(t, K_head_kind);
 	}
+	check_dense(t);
 	if (!IS(pool_kind, "none") && IS(head_kind, "logits")) {
 		err_at(t->d, LOC(pool_kind),
 		       "pool.kind: rows of logits are not pooled; head.kind = hidden outputs the "

@@ -385,6 +385,12 @@ fill_rest(const SpecTable *t, Spec *s)
 	               : IS(head_kind, "labels") ? LLMC_OUTPUT_LABELS
 	                                         : LLMC_OUTPUT_LOGITS;
 	s->head.labels = INT(labels);
+	s->head.n_dense = t->val[K_head_dense].n < 3 ? t->val[K_head_dense].n : 3;
+	for (int i = 0; i < s->head.n_dense; i++)
+		s->head.dense[i] = (int64_t)t->val[K_head_dense].list[i];
+	s->head.dense_bias = BOOL(dense_bias);
+	s->head.dense_norm = BOOL(dense_norm);
+	s->head.dense_act = STR(dense_act);
 	s->pool.kind = IS(pool_kind, "last")   ? LLMC_POOL_LAST
 	               : IS(pool_kind, "mean") ? LLMC_POOL_MEAN
 	               : IS(pool_kind, "cls")  ? LLMC_POOL_CLS

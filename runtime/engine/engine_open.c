@@ -19,6 +19,7 @@ op_new(void *user, const SchedReq *req, llmc_seq *out, llmc_error *err)
 
 	TRY(session_seq_new(s, req->bound, out, err));
 	session_seq_salt(s, *out, req->salt);
+	session_seq_pair(s, *out, req->n_first);
 	llmc_status status = req->adapter ? session_seq_adapt(s, *out, req->adapter, err) : LLMC_OK;
 	if (status != LLMC_OK)
 		session_seq_free(s, *out);

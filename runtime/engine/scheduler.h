@@ -94,6 +94,7 @@ typedef struct SchedSeq {
 struct SchedReq {
 	uint64_t order;
 	int32_t adapter;  /* used by its sequences */
+	int32_t n_first;  /* tokens before those of the second token type; 0: all */
 	uint64_t salt;    /* salt of its prompt's pages in the prefix cache */
 	int32_t priority; /* lower runs first */
 	int32_t n_prompt, max_new, n_seq;

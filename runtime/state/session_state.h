@@ -33,6 +33,7 @@ typedef struct SeqState {
 	int32_t length_bound;
 	int32_t prefix_len; /* positions visible to every row; 0: none */
 	int32_t mark;       /* with two-axis RoPE: first-axis position of rows after the prefix */
+	int32_t n_first;    /* encoder: tokens before those of the second token type; 0: all */
 	int32_t adapter;    /* id; 0: none */
 	/* its prefix-cache pages are found only by sequences with the same salt; 0: none */
 	uint64_t salt;

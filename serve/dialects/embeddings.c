@@ -40,21 +40,24 @@ ids_of(const Generation *g, const json_t *list, SubRequest *sub, Problem *p)
 	return true;
 }
 
-/* Count the tokens that the tokenizer adds after an input with these flags. */
-static size_t
-n_behind(const ServedModel *m, int flags)
+void
+embeddings_added(const Generation *g, int flags, size_t *before, size_t *after)
 {
+	const llmc_tokenizer *tok = g->model->back.tok;
 	int32_t with[64], plain[64];
 	size_t n = 0, k = 0;
 	llmc_error err;
 
-	if (llmc_tokenize(m->back.tok, "a", 1, flags, with, 64, &n, &err) != LLMC_OK ||
-	    llmc_tokenize(m->back.tok, "a", 1, 0, plain, 64, &k, &err) != LLMC_OK || k < 1)
-		return 0;
+	*before = *after = 0;
+	if (llmc_tokenize(tok, "a", 1, flags, with, 64, &n, &err) != LLMC_OK ||
+	    llmc_tokenize(tok, "a", 1, 0, plain, 64, &k, &err) != LLMC_OK || k < 1)
+		return;
 	for (size_t i = 0; i + k <= n; i++)
-		if (!memcmp(with + i, plain, k * sizeof *plain))
-			return n - k - i;
-	return 0;
+		if (!memcmp(with + i, plain, k * sizeof *plain)) {
+			*before = i;
+			*after = n - k - i;
+			return;
+		}
 }
 
 size_t
@@ -62,7 +65,9 @@ embeddings_cut(const Generation *g, int flags, int32_t *ids, size_t n, size_t mo
 {
 	if (n <= most)
 		return n;
-	const size_t behind = flags ? n_behind(g->model, flags) : 0;
+	size_t before, behind = 0;
+	if (flags)
+		embeddings_added(g, flags, &before, &behind);
 	if (behind < most)
 		memmove(ids + most - behind, ids + n - behind, behind * sizeof *ids);
 	return most;

@@ -8,6 +8,8 @@
  * text. */
 bool embeddings_pool(Generation *g, const json_t *o, Problem *p);
 size_t embeddings_most(const Generation *g); /* largest number of inputs per request */
+/* Count the tokens that the tokenizer adds before and after an input with these flags. */
+void embeddings_added(const Generation *g, int flags, size_t *before, size_t *after);
 /* Truncate ids [n], tokenized with these LLMC_ADD_* flags, to `most` tokens. The input is cut, not
  * the tokens that the tokenizer adds after it, because models are trained to pool those. Returns
  * the new count. */

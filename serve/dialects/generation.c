@@ -327,6 +327,7 @@ gen_start(Generation *g, Problem *p)
 		g->ep.max_tokens = max_tokens(g, sub);
 		g->er.tok = sub->tok;
 		g->er.n_tok = sub->n_tok;
+		g->er.n_first = sub->n_first;
 		g->er.user = sub;
 		llmc_status status = g->model->back.submit(g->model->back.self, &g->er, &id, &err);
 		pthread_mutex_lock(&s->lock);

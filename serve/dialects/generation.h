@@ -64,7 +64,8 @@ struct SubRequest { /* one engine request: one prompt */
 	bool over;
 	int32_t *tok;
 	size_t n_tok;
-	char *echo; /* prompt text, for echo and return_full_text */
+	size_t n_first; /* tokens of the first sequence of a pair; 0: no pair */
+	char *echo;     /* prompt text, for echo and return_full_text */
 	size_t n_echo;
 	int64_t echo_chars;
 	int32_t n_seen; /* prompt tokens reported so far */

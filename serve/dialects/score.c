@@ -141,6 +141,10 @@ pair_tokens(const Generation *g, const json_t *a, const json_t *b, bool cut, Sub
 	}
 	if (ok) {
 		n_second = embeddings_cut(g, LLMC_ADD_SECOND, second, n_second, most - n_first);
+		/* the separator between the two belongs to the first */
+		size_t between, after;
+		embeddings_added(g, LLMC_ADD_SECOND, &between, &after);
+		sub->n_first = n_first + between;
 		sub->n_tok = n_first + n_second;
 		sub->tok = malloc((sub->n_tok + 1) * sizeof *sub->tok);
 		ok = sub->tok || problem_memory(p);

@@ -25,6 +25,7 @@ GPU = {
     "bert-plain": ("sm_90a",),
     "bert-576-bf16": ("sm_75", "sm_80", "sm_90a"),
     "modernbert-bf16": ("sm_75", "sm_90a", "sm_120a"),
+    "modernbert-labels": ("sm_90a",),
 }
 
 
@@ -37,8 +38,11 @@ def model(path, case, device="ref", arch=None, **more):
 
 
 def rows(session, inputs):
-    """Rows of all sequences, each in a step of its own."""
+    """Rows of all sequences, each in a step of its own; of a classifier its first rows, which it
+    pools."""
     out = []
+    if session.model.info["output"] == 2:
+        return np.array([session.embed(ids, "cls", False) for ids in inputs])
     for ids in inputs:
         seq = session.seq()
         out.append(np.asarray(session.forward([(seq, ids, len(ids))])))
@@ -83,7 +87,13 @@ def test_emulated_gpus(name, arch, tmp_path, monkeypatch):
     case = weights.Encoder(name)
     m = model(tmp_path, case, "cuda", set={"kv.dtype": "f16"} if case.dtype == "bf16" else {})
     with m.session(seqs=len(case.inputs)) as s:
-        got = np.asarray(s.forward([(s.seq(), ids, len(ids)) for ids in case.inputs]))
+        seqs = [s.seq() for _ in case.inputs]
+        got = np.asarray(s.forward([(q, ids, len(ids)) for q, ids in zip(seqs, case.inputs)]))
+        last = np.asarray(s.forward([(q, ids, 1) for q, ids in zip(seqs, case.inputs)]))
+        ends = np.cumsum([len(ids) for ids in case.inputs])
+        assert np.abs(last - got[ends - 1]).max() <= 1e-5 * np.ptp(got)
+        if m.info["output"] == 2:
+            got = got[ends - [len(ids) for ids in case.inputs]]
         check(case, got, EXACT if case.dtype == "f32" else ROUNDED)
 
 
@@ -140,6 +150,68 @@ def test_every_family_has_a_case():
     families = [c.split("-")[0] for c in CASES]
     assert len(set(families) - {"gemma3"}) == 8
     assert all(families.count(f) >= 3 for f in set(families) - {"gemma3"})
+
+
+@pytest.mark.parametrize("name", [c for c in CASES if c.endswith(("-labels", "-pairs"))])
+@pytest.mark.parametrize("arch", [None, "v3"] if RUNS["v3"] else [None])
+def test_classifiers(name, arch, tmp_path):
+    case = weights.Encoder(name)
+    m = model(tmp_path, case, "cpu" if arch else "ref", arch)
+    with m.session() as s:
+        check(case, rows(s, case.inputs))
+    assert (m.info["output"], m.info["out_width"]) == (2, case.logits.shape[1])
+    assert m.info["pool"] == 3 and not m.info["normalize"]
+
+
+def test_the_mean_before_an_activation_is_refused(tmp_path):
+    case = weights.Encoder("modernbert-labels")
+    case.config["classifier_pooling"] = "mean"
+    with pytest.raises(llmc.Error, match="the activation follows the mean"):
+        model(tmp_path, case)
+
+
+@pytest.mark.parametrize("act", ["Identity", "Tanh"])
+def test_linear_layers_after_the_pooling(act, tmp_path):
+    """EmbeddingGemma has two of them; an activation needs another pooling than the mean."""
+    case = weights.Encoder("gemma3-embedding")
+    rng, pooling = np.random.default_rng(3), "mean_tokens" if act == "Identity" else "cls_token"
+    case.build_served(str(tmp_path), pooling, True)
+    modules = json.loads((tmp_path / "modules.json").read_text())
+    want = [r.astype(np.float64).mean(0) if act == "Identity" else r[0] for r in case.rows()]
+    for i, (out, into) in ((2, (40, 72)), (3, (24, 40))):
+        w = rng.standard_normal((out, into)) / 8
+        bias = rng.standard_normal(out) if act == "Tanh" else None
+        folder = tmp_path / f"{i}_Dense"
+        folder.mkdir()
+        (folder / "config.json").write_text(
+            json.dumps(
+                {
+                    "in_features": into,
+                    "out_features": out,
+                    "bias": bias is not None,
+                    "activation_function": f"torch.nn.modules.linear.{act}",
+                }
+            )
+        )
+        stored = {"linear.weight": w} | ({"linear.bias": bias} if bias is not None else {})
+        weights.write_safetensors(str(folder / "model.safetensors"), stored, "f32")
+        modules.insert(
+            i,
+            {
+                "idx": i,
+                "name": str(i),
+                "path": f"{i}_Dense",
+                "type": "sentence_transformers.models.Dense",
+            },
+        )
+        want = [x @ w.astype(np.float32).T + (0 if bias is None else bias) for x in want]
+        want = [np.tanh(x) for x in want] if act == "Tanh" else want
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    m = llmc.Model(str(tmp_path), device="ref", set=["kv.dtype=f32"])
+    assert m.info["out_width"] == 24 and m.info["normalize"]
+    with m.session() as s:
+        for ids, x in zip(case.inputs, want):
+            assert np.abs(np.asarray(s.embed(ids)) - x / np.linalg.norm(x)).max() < 1e-5
 
 
 PUBLISHED = {  # configurations and names of the models' own code, as on the Hub

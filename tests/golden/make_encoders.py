@@ -185,6 +185,38 @@ case(
 )
 
 
+# classifiers: pooled by their first row
+KIND = "SequenceClassification"
+case(
+    "bert-labels",
+    "bert",
+    BERT,
+    kind=KIND,
+    num_labels=3,
+    architectures=["BertForSequenceClassification"],
+)
+case(
+    "bert-pairs",
+    "bert",
+    BERT,
+    kind=KIND,
+    num_labels=1,
+    inputs=(9, 37, 64),
+    architectures=["BertForSequenceClassification"],
+)
+case("roberta-labels", "xlm-roberta", ROBERTA, kind=KIND, num_labels=1)
+case("distilbert-labels", "distilbert", DISTIL, kind=KIND, num_labels=2)
+case(
+    "modernbert-labels",
+    "modernbert",
+    MODERN,
+    kind=KIND,
+    num_labels=4,
+    classifier_pooling="cls",
+    architectures=["ModernBertForSequenceClassification"],
+)
+
+
 def tensors(model):
     return {
         n: list(p.shape) for n, p in sorted(model.state_dict().items()) if p.is_floating_point()
@@ -214,14 +246,18 @@ def make(name, c):
     ]
 
     @torch.no_grad()
-    def run(m):
+    def run(m, pairs=False):
+        """pairs: the last two thirds of a prompt have token type 1."""
         out = []
         for ids in inputs:
-            y = m(torch.tensor([ids]))
+            types = [int(i >= len(ids) // 3) for i in range(len(ids))]
+            more = {"token_type_ids": torch.tensor([types])} if pairs else {}
+            y = m(torch.tensor([ids]), **more)
             out.append((y.logits if c["kind"] else y.last_hidden_state[0]).double().numpy())
         return np.concatenate(out)
 
     rows = run(model.float())
+    typed = name == "bert-pairs" and run(model.float(), pairs=True).tolist()
     wobble = float(np.abs(run(model.double()) - rows).max() / (rows.max() - rows.min()))
     d = os.path.join(W.ENCODERS, name)
     os.makedirs(d, exist_ok=True)
@@ -237,6 +273,8 @@ def make(name, c):
         inputs=inputs,
         wobble=wobble,
     )
+    if typed:
+        body["typed"] = typed
     with open(os.path.join(d, "case.json"), "w") as f:
         f.write("{\n" + "".join(f' "{k}": {json.dumps(v)},\n' for k, v in body.items()))
         f.write(' "tensors": {\n')

@@ -49,6 +49,24 @@ def test_rerank(server, case, want):
     assert [scores[i] for i in range(3)] == pytest.approx(list(want[1:] @ want[0]), abs=1e-5)
 
 
+def test_pairs_have_two_token_types(serve, tmp_path):
+    """A cross-encoder of one label: tokens of the document have the second token type."""
+    case = weights.Encoder("bert-pairs")
+    folder = case.build_served(str(tmp_path), "cls_token")
+    (tmp_path / "modules.json").unlink()
+    (tmp_path / "1_Pooling" / "config.json").unlink()
+    texts = [t.split() for t in case.texts() if len(t.split()) > 2]
+    want = [1 / (1 + np.exp(-r[0])) for r, t in zip(case.typed, case.inputs) if len(t) > 2]
+    with serve(folder, "--arch", "generic", "-t", "1", "--set", "kv.dtype=f32") as s:
+        for words, x in zip(texts, want):
+            cut = len(words) // 3
+            r = s.post(
+                "/v1/score", {"text_1": " ".join(words[:cut]), "text_2": " ".join(words[cut:])}
+            )
+            assert r.json()["data"][0]["score"] == pytest.approx(x, abs=1e-5)
+        s.idle()
+
+
 def test_what_an_encoder_does_not_answer(server, case):
     for path, body in (
         ("/v1/completions", {"prompt": "w1"}),

@@ -278,6 +278,7 @@ class Request(Sized):
         ("pool_tok", C.POINTER(C.c_int32)),
         ("n_pool_tok", C.c_int32),
         ("prefix_salt", C.c_uint64),
+        ("n_first", C.c_size_t),
     ]
 
 
