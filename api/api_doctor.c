@@ -1,8 +1,10 @@
 /* llmc_doctor and llmc_bandwidth: describe and measure this machine. */
 #include <jansson.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 
 #include "api/api.h"
 #include "base/file.h"
@@ -52,6 +54,24 @@ device_json(TargetKind kind)
 	return j;
 }
 
+/* Add the free bytes of the disk of a folder, or of its nearest parent that exists. */
+static void
+add_disk(json_t *cache, const char *dir)
+{
+	char path[PATH_MAX];
+	struct statvfs fs;
+
+	snprintf(path, sizeof path, "%s", dir);
+	while (*path && statvfs(path, &fs) != 0) {
+		char *slash = strrchr(path, '/');
+		*(slash ? slash : path) = 0;
+	}
+	if (*path)
+		json_object_set_new(
+		    cache, "free_bytes",
+		    json_integer((json_int_t)fs.f_bavail * (json_int_t)fs.f_frsize));
+}
+
 llmc_status
 llmc_doctor(char **json_out, llmc_error *err)
 {
@@ -61,8 +81,13 @@ llmc_doctor(char **json_out, llmc_error *err)
 	bool have_dir = file_cache_dir(&dir, NULL) == LLMC_OK;
 	json_t *cpu = device_json(TARGET_CPU), *cuda = device_json(TARGET_CUDA);
 	name_gpus(cuda);
-	json_t *j = json_pack("{s:s, s:{s:s, s:b}, s:o*}", "version", LLMC_VERSION, "cache", "path",
-	                      strbuf_str(&dir), "known", have_dir, "cuda", cuda);
+	FreeMemory memory = device_of(TARGET_CPU)->free_memory(0);
+	json_t *j =
+	    json_pack("{s:s, s:{s:s, s:b}, s:o*, s:{s:I, s:I, s:s}}", "version", LLMC_VERSION,
+	              "cache", "path", strbuf_str(&dir), "known", have_dir, "cuda", cuda, "memory",
+	              "total_bytes", (json_int_t)memory.total, "free_bytes",
+	              (json_int_t)memory.bytes, "limited_by", memory.limited_by);
+	add_disk(json_object_get(j, "cache"), strbuf_str(&dir));
 	strbuf_release(&dir);
 	if (j && cpu && json_object_update(j, cpu) == 0)
 		*json_out = json_dumps(j, JSON_INDENT(2));

@@ -48,10 +48,11 @@ compile(int argc, char **argv)
 	llmc_compile_options o = LLMC_INIT(llmc_compile_options);
 	const Opt opt[] = {
 		{ OPT_TEXT, 'o', "output", "DIR", &out, "folder to write [generated/<model>]" },
-		{ OPT_TEXT, 0, "target", "cpu|ref", &target, "device to compile for [cpu]" },
+		{ OPT_TEXT, 0, "target", "cpu|cuda|ref", &target,
+		  "device to compile for; --device of other commands is the same [cpu]" },
 		{ OPT_TEXT, 0, "arch", "A,B", &arch,
-		  "instruction sets: generic, v3, vnni, v4, amx, neon, i8mm [this processor's "
-		  "best]" },
+		  "instruction sets or GPU architectures: generic, v3, vnni, v4, amx, neon, i8mm; "
+		  "sm_80, sm_90a, ... [the best that runs here]" },
 		{ OPT_FLAG, 0, "aot", NULL, &aot,
 		  "build the kernels now and include them in the artifact" },
 		{ OPT_LIST, 0, "set", "KEY=VALUE", &set,

@@ -61,17 +61,29 @@ table(const json_t *all)
 	const char *has = json_text_of(features, "has"), *lacks = json_text_of(features, "lacks");
 	row(true, true, "features", "%s%s%s", *has ? has : "none that kernels use",
 	    *lacks ? "; lacks " : "", lacks);
-	row(true, true, "memory", "reads %.1f GB/s with all threads, %.1f GB/s with one",
-	    llmc_bandwidth(0, 0.3) / 1e9, llmc_bandwidth(1, 0.3) / 1e9);
+	const json_t *memory = json_object_get(all, "memory"),
+	             *disk = json_object_get(cache, "free_bytes");
+	char total[32], unused[32];
+	row(true, true, "memory",
+	    "%s, %s free (%s); reads %.1f GB/s with all threads, %.1f GB/s with one",
+	    human_bytes(json_number_value(json_object_get(memory, "total_bytes")), total),
+	    human_bytes(json_number_value(json_object_get(memory, "free_bytes")), unused),
+	    json_text_of(memory, "limited_by"), llmc_bandwidth(0, 0.3) / 1e9,
+	    llmc_bandwidth(1, 0.3) / 1e9);
 	if (found(cc))
 		row(true, true, "compiler", "%s: %s", json_text_of(cc, "path"),
 		    json_text_of(cc, "text"));
 	else
 		row(false, true, "compiler", NO_COMPILER);
 	bool known = json_is_true(json_object_get(cache, "known"));
-	row(known, true, "cache", "%s",
-	    known ? json_text_of(cache, "path")
-	          : "no cache folder for kernels and packed weights: set LLMC_CACHE or HOME");
+	if (known && disk)
+		row(true, false, "cache", "%s, %s free on its disk", json_text_of(cache, "path"),
+		    human_bytes(json_number_value(disk), total));
+	else
+		row(known, false, "cache", "%s",
+		    known ? json_text_of(cache, "path")
+		          : "no cache folder for kernels and packed weights: set LLMC_CACHE or "
+		            "HOME");
 	if (!cuda)
 		return;
 	row(found(driver), false, "GPU driver", "%s", json_text_of(driver, "text"));
@@ -112,6 +124,10 @@ doctor(int argc, char **argv)
 	else
 		table(all);
 	bool cc = found(json_object_get(all, "compiler"));
+	if (!json)
+		printf("%s\n", cc ? "ready: models run on this machine"
+		                  : "not ready: without a C compiler only --device ref, GPUs and "
+		                    "artifacts with built kernels run");
 	json_decref(all);
 	llmc_free(text);
 	if (!cc && json)

@@ -65,6 +65,8 @@ static const Habit habit[] = {
 	{ "-ncmoe", NULL, ONE_DEVICE },
 	{ "--n-cpu-moe", NULL, ONE_DEVICE },
 	{ "-dev", "device", NULL },
+	{ "--target", "device", NULL },
+	{ "--device", "target", NULL },
 	{ "-sm", NULL, "use --device cuda:0,1 to split the model over GPUs" },
 	{ "--split-mode", NULL, "use --device cuda:0,1 to split the model over GPUs" },
 	{ "-mg", NULL, "use --device cuda:N to select a GPU" },

@@ -612,18 +612,25 @@ def test_cache_lists_and_prunes(llmc, tmp_path):
 
 def test_doctor(llmc):
     llmc("doctor")
-    head, *rows = llmc.out.splitlines()
+    head, *rows, last = llmc.out.splitlines()
+    assert last == "ready: models run on this machine"
+    assert re.search(
+        r"^found +memory +[\d.]+ [GT]iB, [\d.]+ \w+ free \(\S+\); reads ", llmc.out, re.M
+    )
+    assert re.search(r"^found +cache +\S+, [\d.]+ \w+ free on its disk$", llmc.out, re.M)
     assert head.startswith("llmc ") and "\033" not in llmc.out
     assert all(re.match(r"(found|missing)  +\S", r) for r in rows), llmc.out
-    assert [r.split()[1] for r in rows[:5]] == [
-        "processor",
-        "AMX",
-        "memory",
-        "compiler",
-        "cache",
-    ] and "GB/s" in rows[2]
+    names = [r.split()[1] for r in rows if r.split()[1] not in ("AMX", "features")]
+    assert names[:4] == ["processor", "memory", "compiler", "cache"]
     r = llmc.json("doctor")
     assert r["compiler"]["found"] and r["processor"]["threads"] >= 1
+    disk = os.statvfs(os.environ["LLMC_CACHE"])
+    assert r["cache"]["free_bytes"] == pytest.approx(disk.f_bavail * disk.f_frsize, rel=0.05)
+    with open("/proc/meminfo") as f:
+        total = int(f.readline().split()[1]) * 1024
+    assert 0 < r["memory"]["free_bytes"] <= r["memory"]["total_bytes"] <= total
+    free = llmc.json("doctor", env={"LLMC_FREE_MEMORY": "3G"})["memory"]
+    assert free == {"total_bytes": 3 << 30, "free_bytes": 3 << 30, "limited_by": "LLMC_FREE_MEMORY"}
 
 
 def test_no_compiler_is_reported_and_ref_still_runs(llmc, tmp_path):
@@ -635,6 +642,7 @@ def test_no_compiler_is_reported_and_ref_still_runs(llmc, tmp_path):
     )
     llmc("doctor", code=2, env=env)
     assert re.search(r"^missing +compiler +install one", llmc.out, re.M)
+    assert llmc.out.splitlines()[-1].startswith("not ready: without a C compiler")
 
 
 def test_results_alone_on_stdout(llmc):

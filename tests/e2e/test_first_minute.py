@@ -25,6 +25,7 @@ def ids(llmc, *args):
         ["run", TINY, *RUN, "--max_tokens", "4"],
         ["run", TINY, *RUN, "--max_tokens=4", "-np", "2", "-c", "64"],
         ["run", TINY, *RUN, "--predict", "4", "--temp", "0", "--ctx-size", "64"],
+        ["run", TINY, *RUN, "-n", "4", "--target", "cpu"],
         [TINY, *RUN, "-n", "4"],
         ["-m", TINY, *RUN, "-n", "4"],
     ],
@@ -74,6 +75,14 @@ def test_an_option_of_another_engine_has_the_value_of_its_own_name(llmc):
 def test_other_habits_and_misspelt_words_get_the_way_out(llmc, args, text):
     llmc(*args, code=1)
     assert text in llmc.err and llmc.err.count("\n") == 1
+
+
+def test_device_and_target_are_the_same(llmc, tmp_path):
+    for name in ("--device", "--target"):
+        llmc("compile", TINY, name, "ref", "-o", tmp_path / name)
+        assert (tmp_path / name / "plan-ref.json").exists()
+        plan = llmc.json("plan", TINY, name, "ref")["plan"]
+        assert plan["target"] == "ref"
 
 
 def test_a_misspelt_setting_of_a_file_gets_its_neighbour(llmc, tmp_path):
