@@ -5,7 +5,7 @@ EMU     := $(BUILD)/emu
 EMU_DIR := emu
 EMU_CC  := $(CC) -std=gnu11 -O2 -g -fPIC -fvisibility=hidden -D_GNU_SOURCE -I. -Iinclude -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes \
 	-Wpointer-arith -Werror -fomit-frame-pointer -mno-red-zone
-EMU_SRC := $(wildcard $(EMU_DIR)/core/*.c $(EMU_DIR)/driver/*.c) $(EMU_DIR)/nvrtc/build.c
+EMU_SRC := $(wildcard $(EMU_DIR)/core/*.c $(EMU_DIR)/driver/*.c) $(EMU_DIR)/nvrtc/build.c $(EMU_DIR)/nvrtc/exports.c
 EMU_OBJ := $(patsubst $(EMU_DIR)/%.c,$(EMU)/obj/%.o,$(filter-out %/kernel_mem.c,$(EMU_SRC)))
 # library code that the emulator uses: the build cache and its dependencies
 EMU_BASE := $(patsubst %,$(EMU)/obj/base/%.o,arena build_cache checksummed_file error file file_guard number program sha256 strbuf)
@@ -42,7 +42,7 @@ $(EMU)/include/%.h: $(EMU_DIR)/device/%.h
 $(EMU)/libcuda.so.1: $(EMU_OBJ) $(EMU_BASE)
 	$(CC) -shared -Wl,-soname,libcuda.so.1 -Wl,-z,defs $^ -o $@ -lm -lpthread -ldl
 
-$(EMU)/libnvrtc.so.13: $(EMU)/obj/nvrtc/nvrtc.o $(EMU)/obj/nvrtc/build.o $(EMU_BASE)
+$(EMU)/libnvrtc.so.13: $(EMU)/obj/nvrtc/nvrtc.o $(EMU)/obj/nvrtc/build.o $(EMU)/obj/nvrtc/exports.o $(EMU_BASE)
 	$(CC) -shared -Wl,-soname,libnvrtc.so.13 -Wl,-z,defs $^ -o $@ -lm -lpthread -ldl
 
 # They call the emulator's driver, so they search it in their own folder.

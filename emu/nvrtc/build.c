@@ -1,6 +1,3 @@
-#include "build.h"
-
-#include <ctype.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -8,24 +5,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/file.h"
 #include "base/program.h"
 #include "base/sha256.h"
+#include "build.h"
+#include "build_internal.h"
 
-typedef struct {
-	char *p;
-	size_t n, cap;
-} TextBuf;
-typedef struct {
-	uint64_t a, b;
-} SourceHash;
-
-static void
-put(TextBuf *t, const char *s, size_t n)
+void
+text_put(TextBuf *t, const char *s, size_t n)
 {
 	if (t->n + n + 1 > t->cap) {
 		t->cap = 2 * (t->n + n) + 256;
@@ -39,10 +29,10 @@ put(TextBuf *t, const char *s, size_t n)
 	t->p[t->n] = 0;
 }
 
-static void
-puts_(TextBuf *t, const char *s)
+void
+text_puts(TextBuf *t, const char *s)
 {
-	put(t, s, strlen(s));
+	text_put(t, s, strlen(s));
 }
 
 static void
@@ -72,9 +62,9 @@ read_file(const char *path)
 
 	if (fd < 0)
 		return NULL;
-	put(&t, "", 0);
+	text_put(&t, "", 0);
 	while ((n = read(fd, buf, sizeof buf)) > 0)
-		put(&t, buf, (size_t)n);
+		text_put(&t, buf, (size_t)n);
 	close(fd);
 	return t.p;
 }
@@ -98,119 +88,6 @@ home(void)
 	}
 	return dir;
 }
-
-/* ---- search for kernels ---- */
-
-static bool
-word_at(const char *src, size_t i, const char *w)
-{
-	size_t n = strlen(w);
-	return !strncmp(src + i, w, n) &&
-	       !(isalnum((unsigned char)src[i + n]) || src[i + n] == '_') &&
-	       (!i || !(isalnum((unsigned char)src[i - 1]) || src[i - 1] == '_'));
-}
-
-/* Returns the source with comments and strings blanked, so that only code is searched. */
-static char *
-blank(const char *src)
-{
-	char *s = strdup(src);
-
-	for (size_t i = 0; s[i];) {
-		if (s[i] == '/' && s[i + 1] == '/') {
-			while (s[i] && s[i] != '\n')
-				s[i++] = ' ';
-		} else if (s[i] == '/' && s[i + 1] == '*') {
-			while (s[i] && !(s[i] == '*' && s[i + 1] == '/'))
-				s[i++] = ' ';
-			if (s[i])
-				s[i] = s[i + 1] = ' ', i += 2;
-		} else if (s[i] == '"' ||
-		           (s[i] == '\'' && !(i && isalnum((unsigned char)s[i - 1])))) {
-			char q = s[i++];
-			while (s[i] && s[i] != q && s[i] != '\n') {
-				if (s[i] == '\\' && s[i + 1])
-					s[i++] = ' ';
-				s[i++] = ' ';
-			}
-			if (s[i])
-				i++;
-		} else {
-			i++;
-		}
-	}
-	return s;
-}
-
-static size_t
-skip_parens(const char *s, size_t i)
-{
-	int depth = 0;
-
-	do {
-		depth += s[i] == '(';
-		depth -= s[i] == ')';
-		i++;
-	} while (s[i] && depth);
-	return i;
-}
-
-/* Writes one line per `__global__ ... name(`. Launch bounds are repeated there, to be evaluated at
- * the end of the file. */
-static void
-exports(TextBuf *t, const char *source)
-{
-	char *s = blank(source);
-
-	for (size_t i = 0; s[i]; i++) {
-		if (!word_at(s, i, "__global__"))
-			continue;
-		size_t j = i + 10, bounds = 0, bounds_end = 0;
-		size_t line = i;
-		while (line && s[line - 1] != '\n')
-			line--;
-		while (s[line] == ' ' || s[line] == '\t')
-			line++;
-		if (s[line] == '#')
-			continue;
-		while (s[j]) {
-			while (s[j] && !isalpha((unsigned char)s[j]) && s[j] != '_' &&
-			       s[j] != ';' && s[j] != '{')
-				j++;
-			if (!isalpha((unsigned char)s[j]) && s[j] != '_')
-				break;
-			size_t w = j;
-			while (isalnum((unsigned char)s[j]) || s[j] == '_')
-				j++;
-			size_t e = j;
-			while (isspace((unsigned char)s[j]))
-				j++;
-			if (s[j] != '(')
-				continue;
-			if (!strncmp(s + w, "__", 2)) {
-				size_t end = skip_parens(s, j);
-				if (word_at(s, w, "__launch_bounds__"))
-					bounds = j, bounds_end = end;
-				j = end;
-				continue;
-			}
-			TextBuf b = { 0 };
-			put(&b, s + bounds, bounds_end - bounds);
-			puts_(t, bounds_end ? "EMU_EXPORT_BOUNDS(" : "EMU_EXPORT(");
-			put(t, s + w, e - w);
-			if (bounds_end) {
-				puts_(t, ", ");
-				put(t, b.p + 1, b.n - 2);
-			}
-			puts_(t, ")\n");
-			free(b.p);
-			break;
-		}
-	}
-	free(s);
-}
-
-/* ---- running the compiler ---- */
 
 static int
 run(char *const argv[], const char *out, const char *log, const char *dir)
@@ -331,7 +208,7 @@ add_included(Sha256 *sum, const NvrtcSource *s, const char *text, TextBuf *seen)
 		snprintf(mark, sizeof mark, "\n%s\n", name);
 		if (strstr(seen->p, mark))
 			continue;
-		puts_(seen, mark + 1);
+		text_puts(seen, mark + 1);
 		for (int i = 0; i < s->n_opt; i++) {
 			if (strncmp(s->opt[i], "-I", 2))
 				continue;
@@ -401,7 +278,7 @@ key_of(const Cache *cache, const NvrtcSource *s, const char *cxx, bool check, co
 	sha256_add(&sum, of, sizeof of);
 	add_text(&sum, s->source);
 	add_text(&sum, s->name);
-	put(&seen, "\n", 1);
+	text_put(&seen, "\n", 1);
 	add_included(&sum, s, s->source, &seen);
 	if (check && (strstr(s->source, "wgmma") || strstr(seen.p, "wgmma")))
 		watch_locals(a, n);
@@ -424,7 +301,7 @@ write_layouts(const char *dir, const char *dump)
 	TextBuf t = { 0 };
 	bool keep = false;
 
-	put(&t, "\n", 1);
+	text_put(&t, "\n", 1);
 	for (const char *line = dump, *end; *line; line = end) {
 		end = line + strcspn(line, "\n");
 		end += *end == '\n';
@@ -432,7 +309,7 @@ write_layouts(const char *dir, const char *dump)
 			keep = strstr(line, "AST Record Layout") != NULL &&
 			       strstr(line, "AST Record Layout") < end;
 		if (keep)
-			put(&t, line, (size_t)(end - line));
+			text_put(&t, line, (size_t)(end - line));
 	}
 	int rc = write_file(dir, "layouts", t.p);
 	free(t.p);
@@ -458,12 +335,12 @@ compile(const NvrtcSource *s, bool check, const char *dir, const char *cxx, cons
 	snprintf(map, sizeof map, "-ffile-prefix-map=%s/include=emu", home());
 	snprintf(own, sizeof own, "-I%s", dir);
 	TextBuf t = { 0 };
-	puts_(&t, "#line 1 \"");
-	puts_(&t, s->name);
-	puts_(&t, "\"\n");
-	puts_(&t, s->source);
-	puts_(&t, "\n#line 1 \"emu_exports\"\n");
-	exports(&t, s->source);
+	text_puts(&t, "#line 1 \"");
+	text_puts(&t, s->name);
+	text_puts(&t, "\"\n");
+	text_puts(&t, s->source);
+	text_puts(&t, "\n#line 1 \"emu_exports\"\n");
+	build_exports(&t, s->source);
 	rc = write_file(dir, "kernel.cu", t.p);
 	free(t.p);
 	for (int i = 0; i < s->n_header; i++)
@@ -626,8 +503,6 @@ build_release(Built *b)
 	cache_entry_release(&b->entry);
 }
 
-/* ---- images ---- */
-
 typedef struct {
 	char magic[8];
 	uint32_t version, arch;
@@ -650,14 +525,14 @@ image_write(const NvrtcSource *s, size_t *bytes)
 		        .n_header = (uint32_t)s->n_header };
 
 	memcpy(h.magic, MAGIC, 8);
-	put(&t, (char *)&h, sizeof h);
-	put(&t, s->name, strlen(s->name) + 1);
-	put(&t, s->source, strlen(s->source) + 1);
+	text_put(&t, (char *)&h, sizeof h);
+	text_put(&t, s->name, strlen(s->name) + 1);
+	text_put(&t, s->source, strlen(s->source) + 1);
 	for (int i = 0; i < s->n_opt; i++)
-		put(&t, s->opt[i], strlen(s->opt[i]) + 1);
+		text_put(&t, s->opt[i], strlen(s->opt[i]) + 1);
 	for (int i = 0; i < s->n_header; i++) {
-		put(&t, s->header_name[i], strlen(s->header_name[i]) + 1);
-		put(&t, s->header[i], strlen(s->header[i]) + 1);
+		text_put(&t, s->header_name[i], strlen(s->header_name[i]) + 1);
+		text_put(&t, s->header[i], strlen(s->header[i]) + 1);
 	}
 	h.bytes = t.n;
 	hash(&h.sum, t.p + sizeof h, t.n - sizeof h);
