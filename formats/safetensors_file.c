@@ -248,6 +248,21 @@ read_flm(Safetensors *s, const unsigned char *data, size_t size, const char *fil
 	return LLMC_OK;
 }
 
+/* Returns a copy of a tensor's name. Layer norms of checkpoints converted from TensorFlow have a
+ * gamma and a beta, which are weight and bias in all others. */
+static const char *
+current_name(Safetensors *s, const char *name)
+{
+	static const char *const old[][2] = { { "LayerNorm.gamma", "weight" },
+		                              { "LayerNorm.beta", "bias" } };
+
+	for (size_t i = 0; i < 2; i++)
+		if (ends_with(name, old[i][0]))
+			return arena_printf(&s->arena, "%.*s.%s", (int)(strrchr(name, '.') - name),
+			                    name, old[i][1]);
+	return arena_strdup(&s->arena, name);
+}
+
 llmc_status
 st_read_file(Safetensors *s, const unsigned char *data, size_t size, const char *path,
              llmc_error *err)
@@ -296,7 +311,7 @@ st_read_file(Safetensors *s, const unsigned char *data, size_t size, const char 
 			continue;
 		}
 		StTensor *t = &s->tensor[s->n];
-		*t = (StTensor){ .name = arena_strdup(&s->arena, key), .file = file };
+		*t = (StTensor){ .name = current_name(s, key), .file = file };
 		TRY(read_tensor(s, t, entry, data_bytes, &place[n].from, err));
 		t->data = start + place[n].from;
 		place[n].to = place[n].from + (size_t)t->bytes;

@@ -360,6 +360,21 @@ def test_embed_explains_mistakes(served, tmp_path):
     assert json.loads(embed(folder, bad, "--truncate"))["n_tokens"] == 64
 
 
+def test_layer_norms_with_the_names_of_tensorflow(tmp_path):
+    """The published bert-base-uncased has gamma and beta, and names with a prefix."""
+    case = weights.Encoder("bert-plain")
+    values = {
+        "bert."
+        + n.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): v
+        for n, v in case.values().items()
+    }
+    case.values = lambda: values
+    with model(tmp_path, case).session() as s:
+        check(case, rows(s, case.inputs))
+
+
 REFUSED = [
     (["head.kind=logits"], "predicts no next token"),
     (["attention.window=8", "attention.window_kind=chunks"], "not defined for mask none"),
