@@ -41,14 +41,17 @@ def include(common, sets):
     # next to built code: this path is among the flags, and flags are part of the cache key
     d = (at.resolve() / ".headers" if at else ROOT / "build" / "test-headers") / key
     while True:
-        lock = locked(d)
+        lock = locked(d, fcntl.LOCK_SH)
         if not (d / "done").exists():
-            precompile(d, cc, common, sets)
-            if at:
-                build_cache.add_folder(d)
-        os.utime(d / "lock")
-        fcntl.flock(lock, fcntl.LOCK_SH)
+            lock.close()
+            lock = locked(d, fcntl.LOCK_EX)
+            if not (d / "done").exists():
+                precompile(d, cc, common, sets)
+                if at:
+                    build_cache.add_folder(d)
+            fcntl.flock(lock, fcntl.LOCK_SH)
         if os.fstat(lock.fileno()).st_nlink:  # not evicted between the two locks
+            os.utime(d / "lock")
             USED.append(lock)
             break
         lock.close()
@@ -67,15 +70,15 @@ def precompile(d, cc, common, sets):
 USED = []  # locks of folders that this process reads
 
 
-def locked(d):
-    """The lock of a folder, which is created, held exclusively."""
+def locked(d, how):
+    """The lock of a folder, which is created, held shared or exclusively."""
     while True:
         d.mkdir(parents=True, exist_ok=True)
         try:
             lock = open(d / "lock", "a")
         except FileNotFoundError:  # evicted just now
             continue
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, how)
         if os.fstat(lock.fileno()).st_nlink:
             return lock
         lock.close()

@@ -1,5 +1,6 @@
 """The cache of built code from Python and from C: same files, same limit, and never a partial entry (docs/internals/built-code.md)."""
 
+import fcntl
 import json
 import os
 import random
@@ -109,7 +110,7 @@ def test_precompiled_headers_count_and_go_when_unused(cache, llmc, monkeypatch, 
     data = b"x" * (10000 - B.SEAL)
     d = cache / ".headers" / "set"
     B.put("test", B.key("first"), data)
-    lock = quick_cc.locked(d)
+    lock = quick_cc.locked(d, fcntl.LOCK_EX)
     (d / "vectors.h.gch").mkdir()
     (d / "vectors.h.gch" / "v3").write_bytes(b"x" * 60000)
     B.add_folder(d)
