@@ -16,7 +16,7 @@ from golden_run import LLMC
 from planted import loose
 from processor import RUNS
 from test_adapters import LORA, config, read_safetensors, weights
-from test_schemes import MIXTURES, desc_act_experts
+from test_quantised_checkpoints import MIXTURES, desc_act_experts
 
 DENSE = [
     "llama-all",

@@ -1,5 +1,5 @@
 /* Quantisation formats that no small supported model has: gpt-oss's experts, in blocks of MXFP4.
- * The others are in tests/e2e/test_schemes.py. */
+ * The others are in tests/e2e/test_quantised_checkpoints.py. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
