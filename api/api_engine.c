@@ -31,7 +31,7 @@ check_draftable(const llmc_model *m, llmc_error *err)
 static llmc_status
 check_head_of(const llmc_model *m, const llmc_model *head, llmc_error *err)
 {
-	if (!m->plan->hands_rows)
+	if (!m->plan->outputs_rows)
 		return error_set(err, LLMC_E_INPUT,
 		                 "%s is opened without mtp.part=rows, which an MTP head needs. "
 		                 "Open it with mtp.part=rows.",

@@ -182,7 +182,7 @@ llmc_forward_rows(llmc_session *s, const llmc_chunk *chunk, size_t n, const floa
 	const Plan *p = s->model->plan;
 	const float **each = came ? calloc(n + 1, sizeof *each) : NULL;
 
-	if (!p->hands_rows)
+	if (!p->outputs_rows)
 		return free(each), error_set(err, LLMC_E_RANGE,
 		                             "this model returns no rows because mtp.part is none; "
 		                             "open it with mtp.part=rows");

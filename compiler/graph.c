@@ -181,7 +181,7 @@ graph_sweep(Graph *g)
 			val_to[i] = (int)n_val++;
 		}
 	g->n_val = n_val;
-	g->rows = g->hands_rows ? val_to[g->rows] : 0;
+	g->rows = g->outputs_rows ? val_to[g->rows] : 0;
 	for (size_t i = 0; i < n_op; i++) {
 		Op *op = &g->op[i];
 		const OpInfo *info = &op_info[op->kind];

@@ -45,7 +45,7 @@ typedef struct Graph {
 	int rank, ranks;   /* set by shard.c; 0 of 1 before */
 	int stage, stages; /* set by pipeline_stage.c; 0 of 1 before */
 	int64_t window; /* set by pipeline_stage.c: longest window of any pool of the whole model */
-	bool hands_rows; /* val[rows] is an output of the step in addition to the logits */
+	bool outputs_rows; /* val[rows] is an output of the step in addition to the logits */
 	int rows;
 	int64_t n_params;          /* parameters of the whole model, also in a part of it */
 	const struct Shard *shard; /* the cut of shard.c; NULL: not sharded */

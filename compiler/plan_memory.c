@@ -146,7 +146,7 @@ mem_buffers(const Graph *g, Selection *sel)
 			}
 		}
 	}
-	for (int ph = 0; ph < PHASES && g->hands_rows; ph++)
+	for (int ph = 0; ph < PHASES && g->outputs_rows; ph++)
 		sel->buf[sel->buf_of[ph][g->rows]].last[ph] = sel->n_step - 1;
 	for (int i = 0; i < sel->n_step; i++) {
 		const Op *op = &g->op[i];

@@ -310,10 +310,10 @@ typedef struct Plan {
 	PlanKernel *kernel;
 	int n_phase;
 	PlanPhase *phase; /* [0] decode, [1] mixed */
-	/* hands_rows: a draft head reads this plan's rows. takes_rows: this plan is such a head;
+	/* outputs_rows: a draft head reads this plan's rows. takes_rows: this plan is such a head;
 	 * its tokens come with a row each */
-	bool hands_rows, takes_rows;
-	int rows; /* hands_rows: buffer [n_tok, hidden] f32 with the rows after the final norm */
+	bool outputs_rows, takes_rows;
+	int rows; /* outputs_rows: buffer [n_tok, hidden] f32 with the rows after the final norm */
 	/* buffer of the output [n_out, plan_out_width] f32: logits [n_out, vocab]; in a stage
 	 * before the last: the residual stream [n_tok, hidden] */
 	int logits;

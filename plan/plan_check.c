@@ -503,9 +503,9 @@ plan_check(const Plan *p, llmc_error *err)
 		           (long long)width);
 	const PlanBuffer *rows_out = &p->buffer[p->rows];
 	const PlanExtent all = { SYM_n_tok, p->hidden, 1 };
-	if (p->hands_rows && (p->ranks > 1 || p->stages > 1 || p->output != LLMC_OUTPUT_LOGITS))
-		return BAD("hands_rows needs a model with logits and without stages");
-	if (p->hands_rows &&
+	if (p->outputs_rows && (p->ranks > 1 || p->stages > 1 || p->output != LLMC_OUTPUT_LOGITS))
+		return BAD("outputs_rows needs a model with logits and without stages");
+	if (p->outputs_rows &&
 	    (rows_out->dtype != DT_F32 || !plan_extent_within(&all, 4, &rows_out->extent, 4) ||
 	     rows_out->extent.mul != p->hidden))
 		return BAD("buffer %s cannot hold the rows for a draft head: expected f32, n_tok "

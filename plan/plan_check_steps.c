@@ -273,7 +273,7 @@ plan_check_steps(const Plan *p, llmc_error *err)
 			                   p->stage > 0 || p->takes_rows);
 			goto fail;
 		}
-		if (p->hands_rows && c.writer[p->rows] < 0) {
+		if (p->outputs_rows && c.writer[p->rows] < 0) {
 			status = error_set(err, LLMC_E_INPUT,
 			                   "phase %s: no step writes rows to buffer %s",
 			                   c.phase->id, p->buffer[p->rows].id);

@@ -608,7 +608,7 @@ read_plan(PlanReader *r, json_t *j)
 	READ_ALL(r, j, kernel, PlanKernel, 0, RD_MAX_COUNT, read_kernel);
 	name_values(r);
 	p->logits = read_buffer_of(r, j, "logits");
-	p->hands_rows = rows;
+	p->outputs_rows = rows;
 	p->rows = rows ? read_buffer_of(r, j, "rows") : 0;
 	p->takes_rows = rows && rd_get_bool(r, j, "takes_rows");
 	READ_ALL(r, j, phase, PlanPhase, 2, 2, read_phase);

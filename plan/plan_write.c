@@ -401,7 +401,7 @@ plan_write(const Plan *p, Strbuf *out)
 	strbuf_puts(out, "],");
 	key_int(out, "n_params", p->n_params);
 	key_str(out, "logits", p->buffer[p->logits].id);
-	if (p->hands_rows) {
+	if (p->outputs_rows) {
 		key_str(out, "rows", p->buffer[p->rows].id);
 		key_bool(out, "takes_rows", p->takes_rows);
 	}

@@ -300,7 +300,7 @@ static void
 mark_draft_rows(ModelBuilder *b, int x)
 {
 	b->g->rows = b->s->mtp.normed ? final_norm(b, x, "rows") : x;
-	b->g->hands_rows = true;
+	b->g->outputs_rows = true;
 }
 
 /* Linear layers between the final norm and the output, with their activations; *width: columns of x

@@ -81,9 +81,9 @@ plan_buffers(const Graph *g, const Selection *sel, Plan *p, int *to)
 		p->n_buffer++;
 	}
 	p->logits = to[logits];
-	p->hands_rows = g->hands_rows;
+	p->outputs_rows = g->outputs_rows;
 	p->takes_rows = g->spec->mtp.part == MTP_HEAD;
-	p->rows = g->hands_rows ? to[sel->buf_of[PHASE_MIXED][g->rows]] : 0;
+	p->rows = g->outputs_rows ? to[sel->buf_of[PHASE_MIXED][g->rows]] : 0;
 	if (g->stage + 1 == g->stages && !id_taken(p, "logits"))
 		p->buffer[p->logits].id = "logits";
 	p->n_slot = sel->n_slot;

@@ -30,7 +30,7 @@ fuse_recount(Fuse *f)
 	memset(f->mat_uses, 0, f->cap_uses * sizeof *f->mat_uses);
 	for (size_t i = 0; i < g->n_op; i++)
 		count(f, &g->op[i], 1);
-	if (g->hands_rows) /* the caller of the step reads them */
+	if (g->outputs_rows) /* the caller of the step reads them */
 		f->uses[g->rows]++;
 }
 

@@ -60,7 +60,8 @@ graph_narrow(Graph *g, const Templates *ts, Strbuf *log)
 		return 0;
 	for (int v = 0; v < (int)g->n_val; v++) {
 		Value *val = &g->val[v];
-		if (val->kind != VAL_ACT || val->dtype != DT_F32 || (g->hands_rows && v == g->rows))
+		if (val->kind != VAL_ACT || val->dtype != DT_F32 ||
+		    (g->outputs_rows && v == g->rows))
 			continue;
 		val->held[PHASE_MIXED] = DT_BF16;
 		if (templates_one_phase(ts, g))

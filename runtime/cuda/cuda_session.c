@@ -232,7 +232,7 @@ take_pinned(CudaSession *c, llmc_error *err)
 	    ((size_t)c->max_out * LLMC_RING * sizeof(llmc_sampled) + 255) & ~(size_t)255;
 	size_t masks = ((size_t)c->mask_bytes * LLMC_RING + 255) & ~(size_t)255;
 	size_t logits = (size_t)s->sym[SYM_n_out] * (size_t)plan_out_width(s->plan) * sizeof(float);
-	size_t stream = s->plan->stages > 1 || s->plan->hands_rows
+	size_t stream = s->plan->stages > 1 || s->plan->outputs_rows
 	                    ? (size_t)s->sym[SYM_n_tok] * (size_t)s->plan->hidden * sizeof(float)
 	                    : 0;
 	CUdeviceptr at;
@@ -255,7 +255,7 @@ take_pinned(CudaSession *c, llmc_error *err)
 	c->logits = (float *)(void *)(c->masks + masks);
 	c->received = c->logits + logits / sizeof *c->logits;
 	c->stage_out = c->received + stream / sizeof *c->received;
-	c->s->rows = s->plan->hands_rows ? c->stage_out : NULL;
+	c->s->rows = s->plan->outputs_rows ? c->stage_out : NULL;
 	c->st.note = (const llmc_note_row *)(uintptr_t)(at + block);
 	c->st.sampled = (llmc_sampled *)(uintptr_t)(at + block + note);
 	for (int i = 0; i < LLMC_RING; i++)

@@ -52,7 +52,7 @@ cuda_stage_fetch(CudaSession *c, llmc_error *err)
 	CudaDevice *d = &c->m->dev;
 	const Plan *p = c->s->plan;
 
-	if (p->hands_rows)
+	if (p->outputs_rows)
 		CUDA_TRY(
 		    d,
 		    d->api.copy_down(c->stage_out,
