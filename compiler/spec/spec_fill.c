@@ -315,7 +315,7 @@ reduce_to_draft_head(const SpecTable *t, Spec *s)
 }
 
 static void
-fill_rest(const SpecTable *t, Spec *s)
+fill_norms(const SpecTable *t, Spec *s)
 {
 	s->norm.kind = IS(norm_kind, "rms")     ? NORM_RMS
 	               : IS(norm_kind, "layer") ? NORM_LAYER
@@ -338,6 +338,12 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->norm.out_layers = t->val[K_out_layers].layers;
 	s->norm.embed = BOOL(norm_embed);
 	s->norm.final = BOOL(norm_final);
+}
+
+static void
+fill_rest(const SpecTable *t, Spec *s)
+{
+	fill_norms(t, s);
 	s->position = IS(position, "rope")      ? POS_ROPE
 	              : IS(position, "alibi")   ? POS_ALIBI
 	              : IS(position, "learned") ? POS_LEARNED
