@@ -1077,7 +1077,9 @@ requests_that_cannot_run_are_rejected(void **state)
 	             "pool last or cls");
 	q.n_pool_tok = 0;
 	q.n_tok = 161;
-	expect_error(b, &q, LLMC_E_RANGE, "the prompt has 161 tokens, the context holds 160");
+	expect_error(b, &q, LLMC_E_RANGE,
+	             "the prompt has 161 tokens, the context holds 160 of the model's 256 "
+	             "positions");
 	q.n_tok = 100;
 	expect_error(
 	    b, &q, LLMC_E_RANGE,

@@ -120,6 +120,13 @@ roll(FakeModel *f, uint32_t n)
 	return late_roll(&f->late, n);
 }
 
+static void
+find_pages(FakeModel *f)
+{
+	f->pages = kv_layer(&f->kv, 0, 0);
+	f->page_bytes = plan_layer_page_bytes(&f->kv.plan->pool[0]);
+}
+
 /* Keys hold the token, values a hash of all tokens before it. */
 static uint32_t *
 cell(FakeModel *f, llmc_seq q, int32_t pos, bool value)
@@ -555,8 +562,7 @@ simulate(Sim *m, SchedLimits lim, int steps, int choices, int busy,
 	                                       : 0,
 	                            lim.no_prefix ? 0 : 2 * lim.seqs, CONTEXT, lim.seqs, NULL),
 	                 LLMC_OK);
-	m->f.pages = kv_layer(&m->f.kv, 0, 0);
-	m->f.page_bytes = plan_layer_page_bytes(&pools[0]);
+	find_pages(&m->f);
 	assert_int_equal(kv_host_open(&m->f.kv, m->host, lim.chunk / PLAN_KV_PAGE + 1, NULL),
 	                 LLMC_OK);
 	m->f.late.group = m->f.kv.host.n_moved = m->f.kv.host.waited =
@@ -903,6 +909,7 @@ open_sim(SchedLimits lim)
 	o.user = &m.f;
 	assert_int_equal(kv_open(&m.f.kv, &plan, (int32_t)lim.pages, CONTEXT, lim.seqs, NULL),
 	                 LLMC_OK);
+	find_pages(&m.f);
 	assert_int_equal(sched_open(&lim, &o, &m.s, NULL), LLMC_OK);
 	return &m;
 }
