@@ -65,6 +65,8 @@ def script_ids(item):
         return [f"{item.step} soak 60 6"]
     if part == "mixed":
         return [f"{item.step} pytest test_mixed.py"]
+    if part == "binding":
+        return [f"{item.step} pytest test_binding.py"]
     with tempfile.TemporaryDirectory() as d:
         (Path(d) / "unit").mkdir()
         for program in ("llmc", "unit/test_engine", "unit/test_serve_models"):
