@@ -41,7 +41,7 @@ def unit_ids(item):
     if checked:
         return [f"unit check:{name}"]
     text = Path(f"tests/unit/{name}.c").read_text()
-    return [f"unit {name} {t}" for t in re.findall(r"cmocka_unit_test[a-z_]*\((\w+)", text)]
+    return [f"unit {name} {t}" for t in re.findall(r"cmocka_unit_test[a-z_]*\(\s*(\w+)", text)]
 
 
 def fuzz_ids(item):
