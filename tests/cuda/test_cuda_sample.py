@@ -17,7 +17,10 @@ SOURCES = [
     "runtime/sample/softmax.c",
     "runtime/sample/watermark.c",
     "base/error.c",
-    "tests/cuda/no_grammar.c",
+    "runtime/sample/dry.c",
+    "runtime/sample/thinking.c",
+    "base/strbuf.c",
+    "tests/cuda/no_text.c",
 ]
 RING, PARTS, SEEN = 4, 32, 1 << 30
 SLOT = np.dtype(

@@ -1,4 +1,5 @@
-/* Replaces grammar/ in a build of the CPU sampler alone: these tests use no grammars. */
+/* Replaces grammar/ and the tokenizer in a build of the CPU sampler alone: these tests use neither
+ * grammars nor DRY breakers. */
 #include "grammar/grammar.h"
 
 llmc_status
@@ -54,4 +55,28 @@ matcher_knows(Matcher *m)
 {
 	(void)m;
 	return true;
+}
+
+int32_t
+llmc_tokenizer_size(const llmc_tokenizer *t)
+{
+	(void)t;
+	return 0;
+}
+
+llmc_status
+llmc_tokenize(const llmc_tokenizer *t, const char *text, size_t n_bytes, int flags, int32_t *ids,
+              size_t cap, size_t *need, llmc_error *err)
+{
+	(void)t, (void)text, (void)n_bytes, (void)flags, (void)ids, (void)cap, (void)need,
+	    (void)err;
+	return LLMC_E_MISSING;
+}
+
+llmc_status
+llmc_token_bytes(const llmc_tokenizer *t, int32_t id, char *buf, size_t cap, size_t *need,
+                 llmc_error *err)
+{
+	(void)t, (void)id, (void)buf, (void)cap, (void)need, (void)err;
+	return LLMC_E_MISSING;
 }
