@@ -125,7 +125,8 @@ dry_breakers_of(int32_t vocab, const llmc_sequence *seq, int32_t n, DryBreakers 
 		if (seq[i].n &&
 		    !add_breaker(d, seq[i].tok[0], seq[i].tok + 1, (int32_t)seq[i].n - 1))
 			return no_memory(d, err);
-	qsort(d->b, (size_t)d->n, sizeof *d->b, by_head);
+	if (d->n)
+		qsort(d->b, (size_t)d->n, sizeof *d->b, by_head);
 	*out = d;
 	return LLMC_OK;
 }

@@ -819,6 +819,7 @@ def test_real_compiler():
         W_ROWS=32000,
         HIDDEN=4096,
         OFFSET=0,
+        TYPES=2,
     )
     for op in "add act glu gate_mul softcap concat slice gather_rows rmsnorm layernorm embed embed_pos embed_type".split():
         if H.nvrtc(op, p, ["sm_75", "sm_90a"] if op != "act" else H.ARCHS) is None:

@@ -116,7 +116,7 @@ def command(text, home, binary, **_):
 
 def shape(text):
     """Return the output of a starting server without names and numbers."""
-    text = re.sub(r"^\S+ on \S+", "MODEL on TARGET", text.strip())
+    text = re.sub(r"^\S+ on \S+$", "MODEL on TARGET", text.strip(), flags=re.M)
     return [
         " ".join(line.split())
         for line in re.sub(r"\d+", "N", re.sub(r"[\d.]+ (?:[KMG]i)?B\b", "SIZE", text)).split("\n")
@@ -160,7 +160,7 @@ HOW = [  # kind, start of the block, how to run it
     ("sh", "curl ", curl),
     ("sh", "llmc serve ", command),
     ("python", "", python),
-    ("", "SmolLM2-135M-Instruct.Q4_1 on ", first_lines),
+    ("", "context 8192, the model's", first_lines),
     ("", "# name ", keys),
     ("yaml", "model:", settings),
 ]
