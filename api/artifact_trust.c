@@ -61,7 +61,8 @@ digest(const char *artifact, const FileList *l, const char *what, char hex[65], 
 
 	sha256_init(&sum);
 	sha256_add(&sum, what, strlen(what) + 1);
-	qsort(l->path, l->n, sizeof *l->path, text_order);
+	if (l->n)
+		qsort(l->path, l->n, sizeof *l->path, text_order);
 	for (size_t i = 0; i < l->n && status == LLMC_OK; i++) {
 		file_join(&path, artifact, l->path[i]);
 		status = file_read(strbuf_str(&path), max_bytes, &text, err);

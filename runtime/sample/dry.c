@@ -68,6 +68,14 @@ by_head(const void *a, const void *b)
 	return (x->head > y->head) - (x->head < y->head);
 }
 
+/* Sort the breakers with a tail for breaker_at. */
+static void
+sort_breakers(DryBreakers *d)
+{
+	if (d->n)
+		qsort(d->b, (size_t)d->n, sizeof *d->b, by_head);
+}
+
 static DryBreakers *
 breakers_new(int32_t vocab)
 {
@@ -125,8 +133,7 @@ dry_breakers_of(int32_t vocab, const llmc_sequence *seq, int32_t n, DryBreakers 
 		if (seq[i].n &&
 		    !add_breaker(d, seq[i].tok[0], seq[i].tok + 1, (int32_t)seq[i].n - 1))
 			return no_memory(d, err);
-	if (d->n)
-		qsort(d->b, (size_t)d->n, sizeof *d->b, by_head);
+	sort_breakers(d);
 	*out = d;
 	return LLMC_OK;
 }
@@ -180,7 +187,7 @@ dry_breakers_open(const llmc_tokenizer *t, const char *const *strings, DryBreake
 	}
 	if (status != LLMC_OK)
 		return no_memory(d, err);
-	qsort(d->b, (size_t)d->n, sizeof *d->b, by_head);
+	sort_breakers(d);
 	*out = d;
 	return LLMC_OK;
 }
