@@ -272,17 +272,8 @@ scores_encode(Enc *e, ByteSpan text)
 
 	for (size_t i = 0, len; i < text.n; i += len) {
 		utf8_next(text.s + i, text.n - i, &len);
-		size_t user = 0;
-		uint32_t node = 0;
-		size_t j = i;
-		for (; t->has_user && j < text.n; j++) {
-			node = trie_step(&t->user, node, (unsigned char)text.s[j]);
-			if (!node)
-				break;
-			if (t->user.value[node] >= 0)
-				user = j + 1 - i;
-		}
-		enc_work(e, j - i);
+		size_t user;
+		enc_longest(e, &t->user, text.s + i, text.n - i, &user);
 		if (user)
 			len = user;
 		sym_add(e, &sym, &n, 0, i, len);

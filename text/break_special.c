@@ -118,15 +118,33 @@ still_special(Enc *e, ByteSpan text, bool *found)
 	return LLMC_OK;
 }
 
+typedef struct BreakWanted { /* arguments of llmc_break_special */
+	const char *text;
+	size_t n_bytes;
+	char *buf;
+	size_t cap, *need;
+} BreakWanted;
+
 static llmc_status
-break_text(Enc *e, ByteSpan in, ByteSpan *out)
+break_text(Enc *e, void *arg)
 {
+	const BreakWanted *w = arg;
+	const ByteSpan in = utf8_sanitize(&e->arena, w->text, w->n_bytes);
+	ByteSpan out = with_breaks(e, in, false);
 	bool found;
 
-	*out = with_breaks(e, in, false);
-	TRY(still_special(e, *out, &found));
+	TRY(still_special(e, out, &found));
 	if (found)
-		*out = with_breaks(e, in, true);
+		out = with_breaks(e, in, true);
+	if (w->need)
+		*w->need = out.n;
+	if (out.n >= w->cap)
+		return error_set(e->err, LLMC_E_RANGE,
+		                 "llmc_break_special: %zu bytes and a NUL do not fit "
+		                 "into a buffer of %zu",
+		                 out.n, w->cap);
+	memcpy(w->buf, out.s, out.n);
+	w->buf[out.n] = 0;
 	return LLMC_OK;
 }
 
@@ -135,39 +153,9 @@ llmc_break_special(const llmc_tokenizer *t, const char *text, size_t n_bytes, ch
                    size_t *need, llmc_error *err)
 {
 	Enc e = { .t = t, .flags = LLMC_PARSE_SPECIAL | LLMC_BREAKS, .err = err };
-	llmc_status status;
-	ByteSpan out;
+	BreakWanted want = { text ? text : "", n_bytes, buf, cap, need };
 
 	if (!t || (!text && n_bytes) || (!buf && cap))
 		return error_set(err, LLMC_E_RANGE, "llmc_break_special: a pointer is NULL");
-	e.match = pcre2_match_data_create(64, NULL);
-	if (!e.match)
-		return error_set(err, LLMC_E_MEMORY, "llmc_break_special: out of memory");
-	arena_init(&e.arena);
-	switch (setjmp(e.arena.oom)) {
-	case ENC_LATE:
-		status = deadline_error(err);
-		break;
-	default:
-		status = error_set(err, LLMC_E_MEMORY, "llmc_break_special: out of memory");
-		break;
-	case 0:
-		status = break_text(&e, utf8_sanitize(&e.arena, text ? text : "", n_bytes), &out);
-		if (status != LLMC_OK)
-			break;
-		if (need)
-			*need = out.n;
-		if (out.n >= cap) {
-			status = error_set(err, LLMC_E_RANGE,
-			                   "llmc_break_special: %zu bytes and a NUL do not fit "
-			                   "into a buffer of %zu",
-			                   out.n, cap);
-		} else {
-			memcpy(buf, out.s, out.n);
-			buf[out.n] = 0;
-		}
-	}
-	arena_release(&e.arena);
-	pcre2_match_data_free(e.match);
-	return status;
+	return enc_run(&e, "llmc_break_special", break_text, &want);
 }

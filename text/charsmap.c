@@ -129,19 +129,10 @@ spm_next(Enc *e, const Normalizer *norm, ByteSpan in, ByteSpan *to)
 	size_t len;
 
 	if (norm->user) {
-		uint32_t node = 0;
-		size_t best = 0, i = 0;
-		for (; i < in.n; i++) {
-			node = trie_step(norm->user, node, (unsigned char)in.s[i]);
-			if (!node)
-				break;
-			if (norm->user->value[node] >= 0)
-				best = i + 1;
-		}
-		enc_work(e, i);
-		if (best) {
-			*to = (ByteSpan){ in.s, best };
-			return best;
+		enc_longest(e, norm->user, in.s, in.n, &len);
+		if (len) {
+			*to = (ByteSpan){ in.s, len };
+			return len;
 		}
 	}
 	len = charsmap_find(&norm->map, in.s, in.n, false, to);

@@ -17,6 +17,51 @@ enc_work(Enc *e, size_t bytes)
 		longjmp(e->arena.oom, ENC_LATE);
 }
 
+int32_t
+enc_longest(Enc *e, const Trie *trie, const char *s, size_t n, size_t *len)
+{
+	uint32_t node = 0;
+	int32_t found = -1;
+	size_t i = 0;
+
+	*len = 0;
+	for (; i < n; i++) {
+		node = trie_step(trie, node, (unsigned char)s[i]);
+		if (!node)
+			break;
+		if (trie->value[node] >= 0) {
+			found = trie->value[node];
+			*len = i + 1;
+		}
+	}
+	enc_work(e, i);
+	return found;
+}
+
+llmc_status
+enc_run(Enc *e, const char *name, enc_body *body, void *arg)
+{
+	llmc_status status;
+
+	e->match = pcre2_match_data_create(64, NULL);
+	if (!e->match)
+		return error_set(e->err, LLMC_E_MEMORY, "%s: out of memory", name);
+	arena_init(&e->arena);
+	switch (setjmp(e->arena.oom)) {
+	case ENC_LATE:
+		status = deadline_error(e->err);
+		break;
+	default:
+		status = error_set(e->err, LLMC_E_MEMORY, "%s: out of memory", name);
+		break;
+	case 0:
+		status = body(e, arg);
+	}
+	arena_release(&e->arena);
+	pcre2_match_data_free(e->match);
+	return status;
+}
+
 static void
 push_all(Enc *e, const int32_t *id, size_t n)
 {
@@ -47,19 +92,8 @@ added_split(Enc *e, const Trie *trie, TokenPiece in, TokenPieces *out)
 	size_t done = 0, i = 0, len;
 
 	while (trie->n_edges && i < text.n) {
-		uint32_t node = 0;
-		int32_t found = -1;
-		size_t end = i, j = i;
-		for (; j < text.n; j++) {
-			node = trie_step(trie, node, (unsigned char)text.s[j]);
-			if (!node)
-				break;
-			if (trie->value[node] >= 0) {
-				found = trie->value[node];
-				end = j + 1;
-			}
-		}
-		enc_work(e, j - i);
+		const int32_t found = enc_longest(e, trie, text.s + i, text.n - i, &len);
+		size_t end = i + len;
 		if (found < 0) {
 			i++;
 			continue;
@@ -205,12 +239,36 @@ encode(Enc *e, ByteSpan text)
 	return LLMC_OK;
 }
 
+typedef struct IdsWanted { /* arguments of llmc_tokenize */
+	const char *text;
+	size_t n_bytes;
+	int32_t *ids;
+	size_t cap, *need;
+} IdsWanted;
+
+static llmc_status
+tokenize(Enc *e, void *arg)
+{
+	const IdsWanted *w = arg;
+
+	TRY(encode(e, utf8_sanitize(&e->arena, w->text, w->n_bytes)));
+	if (w->need)
+		*w->need = e->n_ids;
+	if (e->n_ids > w->cap)
+		return error_set(e->err, LLMC_E_RANGE,
+		                 "llmc_tokenize: %zu ids do not fit into a buffer of %zu", e->n_ids,
+		                 w->cap);
+	if (e->n_ids)
+		memcpy(w->ids, e->ids, e->n_ids * sizeof *w->ids);
+	return LLMC_OK;
+}
+
 llmc_status
 llmc_tokenize(const llmc_tokenizer *t, const char *text, size_t n_bytes, int flags, int32_t *ids,
               size_t cap, size_t *need, llmc_error *err)
 {
 	Enc e = { .t = t, .flags = flags, .err = err };
-	llmc_status status;
+	IdsWanted want = { text ? text : "", n_bytes, ids, cap, need };
 
 	if (!t || (!text && n_bytes) || (!ids && cap))
 		return error_set(err, LLMC_E_RANGE, "llmc_tokenize: a pointer is NULL");
@@ -218,32 +276,5 @@ llmc_tokenize(const llmc_tokenizer *t, const char *text, size_t n_bytes, int fla
 		return error_set(err, LLMC_E_RANGE,
 		                 "llmc_tokenize: %zu bytes of text; at most 2^30 are taken",
 		                 n_bytes);
-	e.match = pcre2_match_data_create(64, NULL);
-	if (!e.match)
-		return error_set(err, LLMC_E_MEMORY, "llmc_tokenize: out of memory");
-	arena_init(&e.arena);
-	switch (setjmp(e.arena.oom)) {
-	case ENC_LATE:
-		status = deadline_error(err);
-		break;
-	default:
-		status = error_set(err, LLMC_E_MEMORY, "llmc_tokenize: out of memory");
-		break;
-	case 0:
-		status = encode(&e, utf8_sanitize(&e.arena, text ? text : "", n_bytes));
-		if (status == LLMC_OK) {
-			if (need)
-				*need = e.n_ids;
-			if (e.n_ids > cap)
-				status = error_set(
-				    err, LLMC_E_RANGE,
-				    "llmc_tokenize: %zu ids do not fit into a buffer of %zu",
-				    e.n_ids, cap);
-			else if (e.n_ids)
-				memcpy(ids, e.ids, e.n_ids * sizeof *ids);
-		}
-	}
-	arena_release(&e.arena);
-	pcre2_match_data_free(e.match);
-	return status;
+	return enc_run(&e, "llmc_tokenize", tokenize, &want);
 }

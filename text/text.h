@@ -207,8 +207,7 @@ struct llmc_tokenizer {
 	Trie inner;           /* MODEL_WORDPIECE: tokens inside a word, without word_prefix */
 	int32_t longest_word; /* MODEL_WORDPIECE: a word of more characters is unknown */
 	Trie user;            /* MODEL_SCORES: tokens matched whole, never merged */
-	bool has_user;
-	bool spm; /* sentencepiece rules where they differ from tokenizer.json */
+	bool spm;             /* sentencepiece rules where they differ from tokenizer.json */
 	bool byte_fallback, fuse_unk, ignore_merges;
 	int32_t byte_id[256]; /* ids of <0xNN>; -1: none */
 	int32_t unk_id;       /* unknown token of the model; -1: none, unknown text is dropped */
@@ -375,6 +374,12 @@ typedef struct Enc { /* one call of llmc_tokenize */
 enum { ENC_LATE = 2 }; /* value of the jump to arena.oom when the time limit has passed */
 /* Count work. Leaves the call when the time limit of the thread's request has passed. */
 void enc_work(Enc *e, size_t bytes);
+/* Return the value of the longest key that s [n] begins with, and its length; -1, 0: none does. */
+int32_t enc_longest(Enc *e, const Trie *trie, const char *s, size_t n, size_t *len);
+/* Run `body` with an arena and a match; running out of memory or time ends it with an error that
+ * begins with `name`. */
+typedef llmc_status enc_body(Enc *e, void *arg);
+llmc_status enc_run(Enc *e, const char *name, enc_body *body, void *arg);
 
 void enc_push(Enc *e, int32_t id);
 void piece_push(Enc *e, TokenPieces *p, ByteSpan text, int32_t id, bool first);

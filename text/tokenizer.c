@@ -115,32 +115,33 @@ eos_add(llmc_tokenizer *t, int32_t id)
 	t->eos[t->n_eos++] = id;
 }
 
+typedef struct NormalForm {
+	ByteSpan in;
+	Strbuf *out;
+} NormalForm;
+
+static llmc_status
+normal_form(Enc *e, void *arg)
+{
+	const NormalForm *f = arg;
+	ByteSpan got;
+
+	TRY(normalize(e, utf8_sanitize(&e->arena, f->in.s, f->in.n), &got));
+	strbuf_add(f->out, got.s, got.n);
+	return f->out->failed ? error_set(e->err, LLMC_E_MEMORY, "tokenizer: out of memory")
+	                      : LLMC_OK;
+}
+
 /* Normalizes the text of a normalized added token, since it is searched in normalized text. */
 static llmc_status
 added_normal_form(llmc_tokenizer *t, ByteSpan in, Strbuf *out, llmc_error *err)
 {
 	/* in proportion to the file, which may have many added tokens */
 	Enc e = { .t = t, .err = err, .max_normal = 256 + TEXT_MAX_STEPS * in.n };
-	llmc_status status;
+	NormalForm f = { in, out };
 
 	strbuf_clear(out);
-	e.match = pcre2_match_data_create(64, NULL);
-	if (!e.match)
-		return error_set(err, LLMC_E_MEMORY, "tokenizer: out of memory");
-	arena_init(&e.arena);
-	if (setjmp(e.arena.oom)) {
-		status = error_set(err, LLMC_E_MEMORY, "tokenizer: out of memory");
-	} else {
-		ByteSpan got;
-		status = normalize(&e, utf8_sanitize(&e.arena, in.s, in.n), &got);
-		if (status == LLMC_OK)
-			strbuf_add(out, got.s, got.n);
-	}
-	arena_release(&e.arena);
-	pcre2_match_data_free(e.match);
-	if (status == LLMC_OK && out->failed)
-		status = error_set(err, LLMC_E_MEMORY, "tokenizer: out of memory");
-	return status;
+	return enc_run(&e, "tokenizer", normal_form, &f);
 }
 
 /* Finds the bytes that become at least part of some id. All do if unknown text is spelled in bytes

@@ -215,10 +215,8 @@ fill_models(Spm *m)
 			k->special = true;
 			TRY(added_add(t, (Added){ .id = i, .text = s, .special = true }, m->err));
 		}
-		if (k->type == TT_USER && k->n) {
+		if (k->type == TT_USER && k->n)
 			trie_put(&t->user, &t->arena, s, i);
-			t->has_user = true;
-		}
 	}
 	unigram_pieces(t);
 	return LLMC_OK;
@@ -278,7 +276,7 @@ load(Spm *m, ByteSpan in)
 		.remove_extra = m->remove_extra,
 		.escape = m->escape,
 		.suffix = m->suffix,
-		.user = t->has_user ? &t->user : NULL,
+		.user = t->user.n_edges ? &t->user : NULL,
 	};
 	*dec_add(t, DEC_SPM) = (Dec){
 		.kind = DEC_SPM,

@@ -38,25 +38,14 @@ wordpiece_encode(Enc *e, ByteSpan word)
 		return unknown(e, word);
 	for (size_t i = 0; i < word.n;) {
 		const Trie *trie = i ? &t->inner : &t->pieces;
-		uint32_t node = 0;
-		int32_t found = -1;
-		size_t end = i, j = i;
-		for (; trie->n_edges && j < word.n; j++) {
-			node = trie_step(trie, node, (unsigned char)word.s[j]);
-			if (!node)
-				break;
-			if (trie->value[node] >= 0) {
-				found = trie->value[node];
-				end = j + 1;
-			}
-		}
-		enc_work(e, j - i);
+		size_t len;
+		const int32_t found = enc_longest(e, trie, word.s + i, word.n - i, &len);
 		if (found < 0) {
 			e->n_ids = before;
 			return unknown(e, word);
 		}
 		enc_push(e, found);
-		i = end;
+		i += len;
 	}
 	return LLMC_OK;
 }
