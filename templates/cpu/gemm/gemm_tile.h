@@ -318,6 +318,23 @@ tile_add_mins(const Product p, const int T, const tile_weights *w, int n, const 
 		mins[t].v[h] = m[t][h];
 }
 
+/* Adds the integers of a half of a block to the sums of a token; scale: of its act_rows.d, offset:
+ * of act_rows.z */
+LLMC_INLINE void
+tile_add_dots(const Product p, const vi dot[TILE_H], const vf w_scale[TILE_H], float scale,
+              int32_t offset, vf sum[TILE_H])
+{
+	const vf s = vf_set1(scale);
+
+	LLMC_UNROLL
+	for (int h = 0; h < TILE_H; h++) {
+		vi v = dot[h];
+		if (act_tile_bytes(p) && dot_offset(w_offset(p.w), w_width(p.w)))
+			v -= vi_all(offset);
+		sum[h] = vf_fma(vf_of_vi(v) * w_scale[h], s, sum[h]);
+	}
+}
+
 LLMC_INLINE void
 tile_dot_blocks(const Product p, const int T, const tile_weights *w, int first, int n,
                 const act_rows *a, int t0, tile_sums *sum, tile_ahead *ahead)
@@ -377,19 +394,9 @@ tile_dot_blocks(const Product p, const int T, const tile_weights *w, int first, 
 			}
 			const int half = part / each;
 			LLMC_EACH(t, T, TILE_T)
-			{
-				vf scale = vf_set1(scales[b * T + t]);
-				LLMC_UNROLL
-				for (int h = 0; h < TILE_H; h++) {
-					vi dot = acc[t][h];
-					if (bytes && dot_offset(w_offset(p.w), w_width(p.w)))
-						dot -= vi_all(offsets[(b * T + t) * halves + half]);
-					d[t].v[h] =
-					    vf_fma(vf_of_vi(dot) *
-					               w->scale[(b * halves + half) * TILE_H + h],
-					           scale, d[t].v[h]);
-				}
-			}
+			tile_add_dots(p, acc[t], &w->scale[(b * halves + half) * TILE_H],
+			              scales[b * T + t], offsets[(b * T + t) * halves + half],
+			              d[t].v);
 		}
 	}
 	if (p.w.min)

@@ -121,18 +121,14 @@ tile_dot_mmla(const Product p, const int T, const tile_weights *w, int first, in
 			mmla_block(p, T, &w->q[b * 8 * TILE_H], x, half, total);
 			LLMC_EACH(t, T, TILE_T)
 			{
-				const vf scale = vf_set1(scales[b * T + t]);
+				vi dot[TILE_H];
 				LLMC_UNROLL
-				for (int h = 0; h < TILE_H; h++) {
-					vi dot = mmla_rows(total[t / 2][h][0], total[t / 2][h][1],
+				for (int h = 0; h < TILE_H; h++)
+					dot[h] = mmla_rows(total[t / 2][h][0], total[t / 2][h][1],
 					                   t % 2);
-					if (w_offset(p.w))
-						dot -= vi_all(offsets[(b * T + t) * halves + half]);
-					d[t].v[h] =
-					    vf_fma(vf_of_vi(dot) *
-					               w->scale[(b * halves + half) * TILE_H + h],
-					           scale, d[t].v[h]);
-				}
+				tile_add_dots(p, dot, &w->scale[(b * halves + half) * TILE_H],
+				              scales[b * T + t],
+				              offsets[(b * T + t) * halves + half], d[t].v);
 			}
 		}
 	}
