@@ -7,21 +7,13 @@ import numpy as np
 
 import cuda_harness as H
 from code_blocks import CODES, blocks
-
-SOURCES = [
-    "formats/dtype.c",
-    "formats/dequant.c",
-    "formats/quantize_row.c",
-    "formats/layout_packed.c",
-    "formats/layout_planes.c",
-    "formats/layout_codes.c",
-]
+from host_sources import PACKING
 
 
 @functools.lru_cache
 def lib():
     """Packing and dequantisation; unit tests compare them with other oracles."""
-    so = H.host_library("planes", SOURCES)
+    so = H.host_library("planes", PACKING)
     so.dtype_text.restype = C.c_char_p
     for n in ("dtype_row_bytes", "planes_bytes"):
         getattr(so, n).restype = C.c_int64

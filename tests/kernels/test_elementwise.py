@@ -11,6 +11,7 @@ from gguf.quants import dequantize, quantize
 import harness as H
 import kv_types as K
 from code_blocks import CODES, blocks
+from host_sources import PACKING
 
 F = np.float32
 ROWS = [1, 3, 37]
@@ -359,16 +360,7 @@ def table_of(dtype):
 
 @functools.cache
 def packer():
-    return H.host_library(
-        [
-            "formats/layout_packed.c",
-            "formats/layout_planes.c",
-            "formats/layout_codes.c",
-            "formats/dequant.c",
-            "formats/quantize_row.c",
-            "formats/dtype.c",
-        ]
-    )
+    return H.host_library(PACKING)
 
 
 def packed(dtype, raw, r):

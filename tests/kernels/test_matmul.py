@@ -11,6 +11,7 @@ import pytest
 
 import harness as H
 from code_blocks import CODES, MINS, blocks
+from host_sources import PACKING
 
 DTYPES = [
     "f32",
@@ -106,22 +107,7 @@ FAST = ("-O1", "-Wno-maybe-uninitialized")
 @pytest.fixture(scope="session")
 def lib():
     """Packing and dequantisation of the library, which other tests compare with oracles."""
-    src = [
-        str(p)
-        for d in ("formats", "runtime/weights")
-        for p in sorted((H.ROOT / d).glob("*.c"))
-        if p.name
-        in (
-            "dtype.c",
-            "dequant.c",
-            "quantize_row.c",
-            "layout.c",
-            "layout_packed.c",
-            "layout_planes.c",
-            "layout_codes.c",
-        )
-    ]
-    so = H.host_library(src, ["-ffp-contract=off"], [H.ROOT / "include"])
+    so = H.host_library([*PACKING, "formats/layout.c"], ["-ffp-contract=off"], [H.ROOT / "include"])
     so.dtype_text.restype = C.c_char_p
     so.dtype_row_bytes.restype = C.c_int64
     so.dtype_row_bytes.argtypes = [C.c_int, C.c_int64]
