@@ -260,10 +260,6 @@ def make(name, c):
     typed = name == "bert-pairs" and run(model.float(), pairs=True).tolist()
     wobble = float(np.abs(run(model.double()) - rows).max() / (rows.max() - rows.min()))
     d = os.path.join(W.ENCODERS, name)
-    os.makedirs(d, exist_ok=True)
-    with open(os.path.join(d, "config.json"), "w") as f:
-        json.dump(c["config"], f, indent=1)
-        f.write("\n")
     body = dict(
         family=name.split("-")[0],
         seed=seed,
@@ -275,10 +271,7 @@ def make(name, c):
     )
     if typed:
         body["typed"] = typed
-    with open(os.path.join(d, "case.json"), "w") as f:
-        f.write("{\n" + "".join(f' "{k}": {json.dumps(v)},\n' for k, v in body.items()))
-        f.write(' "tensors": {\n')
-        f.write(",\n".join(f'  "{n}": {json.dumps(s)}' for n, s in shapes.items()) + "\n }\n}\n")
+    W.write_case(d, c["config"], body, shapes)
     np.save(os.path.join(d, "rows.npy"), rows.astype(np.float32))
     print(f"{name:34} range {rows.max() - rows.min():6.2f} wobble {wobble:.1e}", flush=True)
 

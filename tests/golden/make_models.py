@@ -4163,31 +4163,19 @@ def make(name, c):
             f"{name:34} NO SEED GOOD wobble {wobble:.1e} gap {min(gaps, default=1):.1e} greedy {greedy}"
         )
     d = os.path.join(W.MODELS, name)
-    os.makedirs(d, exist_ok=True)
-    with open(os.path.join(d, "config.json"), "w") as f:
-        json.dump(config, f, indent=1)
-        f.write("\n")
-    with open(os.path.join(d, "case.json"), "w") as f:
-        body = dict(
-            family=name.split("-")[0],
-            seed=seed,
-            dtype=c["dtype"],
-            plus_one=c["plus_one"],
-            args=c["args"],
-            set=c["set"],
-            prompt=ids,
-            greedy=greedy,
-            gap=round(min(gaps, default=1.0), 6),
-            wobble=wobble,
-        )
-        text = (
-            "{\n"
-            + "".join(f' "{k}": {json.dumps(v)},\n' for k, v in body.items())
-            + ' "tensors": {\n'
-        )
-        text += ",\n".join(f'  "{n}": {json.dumps(s)}' for n, s in shapes.items()) + "\n }\n}\n"
-        json.loads(text)
-        f.write(text)
+    body = dict(
+        family=name.split("-")[0],
+        seed=seed,
+        dtype=c["dtype"],
+        plus_one=c["plus_one"],
+        args=c["args"],
+        set=c["set"],
+        prompt=ids,
+        greedy=greedy,
+        gap=round(min(gaps, default=1.0), 6),
+        wobble=wobble,
+    )
+    W.write_case(d, config, body, shapes)
     np.save(os.path.join(d, "logits.npy"), logits.astype(np.float32))
     if hidden is not None:
         np.save(os.path.join(d, "hidden.npy"), hidden.astype(np.float32))

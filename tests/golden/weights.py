@@ -111,6 +111,20 @@ def prompt(seed, n, vocab):
     return [int(v) for v in mix(np.arange(n, dtype=np.uint64) + U(seed * 1000003 + 17)) % U(vocab)]
 
 
+def write_case(folder, config, body, shapes):
+    """Write config.json, and case.json with the body and the shapes of the tensors, one per line."""
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "config.json"), "w") as f:
+        json.dump(config, f, indent=1)
+        f.write("\n")
+    lines = [f' "{k}": {json.dumps(v)},\n' for k, v in body.items()]
+    tensors = [f'  "{n}": {json.dumps(s)}' for n, s in shapes.items()]
+    text = "{\n" + "".join(lines) + ' "tensors": {\n' + ",\n".join(tensors) + "\n }\n}\n"
+    json.loads(text)
+    with open(os.path.join(folder, "case.json"), "w") as f:
+        f.write(text)
+
+
 def cases(models=MODELS):
     return sorted(
         d for d in os.listdir(models) if os.path.exists(os.path.join(models, d, "case.json"))
