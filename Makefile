@@ -34,7 +34,7 @@ OBJ   := $(SRC:%.c=$(BUILD)/%.o) $(BUILD)/embed.o
 CLI   := $(sort $(wildcard cli/*.c))
 CLIO  := $(CLI:%.c=$(BUILD)/%.o)
 UNIT  := $(patsubst tests/unit/%.c,$(BUILD)/unit/%,$(sort $(wildcard tests/unit/test_*.c)))
-EMBED := $(shell find configs templates -name '*.yaml' -o -name '*.txt' -o -name '*.c.in' -o -name '*.cu' -o -name '*.cu.in' -o -name '*.head' -o -name '*.h' 2>/dev/null) $(wildcard serve/pages/assets/* cli/*.html)
+EMBED := $(shell find configs templates -name '*.yaml' -o -name '*.txt' -o -name '*.c.in' -o -name '*.cu' -o -name '*.cu.in' -o -name '*.head' -o -name '*.h' 2>/dev/null) $(wildcard serve/pages/assets/* cli/*.html cli/*.1)
 
 .PHONY: all lib help deps demo gpu-pack gpu-check nvrtc check check-all mutants check-build check-times check-steady coverage quick san san-build san-programs tsan tsan-build fuzz bench bench-peer bench-ranks bench-startup soak golden format install clean unit smollm2
 all: $(BUILD)/llmc $(BUILD)/libllmc.so $(BUILD)/libllmc.a $(BUILD)/expand $(BUILD)/reference
@@ -204,15 +204,18 @@ $(BUILD)/install/libllmc.a: $(OBJ)
 	@rm -f $@
 	$(AR) rcs $@ $(BUILD)/install/llmc.o
 
-install: all $(BUILD)/install/libllmc.a ## header, libraries, pkg-config file, man page and llmc under PREFIX
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/share/man/man1
+# Program that writes man pages and completions; for a cross build, one of this machine.
+HOST_LLMC ?= $(BUILD)/llmc
+
+install: all $(BUILD)/install/libllmc.a ## header, libraries, pkg-config file, man pages, shell completions and llmc under PREFIX
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include
+	HOST_LLMC="$(HOST_LLMC)" tools/install_pages.sh $(DESTDIR)$(PREFIX)/share
 	install -m 755 $(BUILD)/llmc $(DESTDIR)$(PREFIX)/bin/llmc
 	install -m 644 include/llmc.h $(DESTDIR)$(PREFIX)/include/llmc.h
 	install -m 755 $(BUILD)/libllmc.so $(DESTDIR)$(PREFIX)/lib/libllmc.so.$(VERSION)
 	ln -sf libllmc.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/libllmc.so.0
 	ln -sf libllmc.so.0 $(DESTDIR)$(PREFIX)/lib/libllmc.so
 	install -m 644 $(BUILD)/install/libllmc.a $(DESTDIR)$(PREFIX)/lib/libllmc.a
-	install -m 644 cli/llmc.1 $(DESTDIR)$(PREFIX)/share/man/man1/llmc.1
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' -e 's|@PKGS@|$(PKGS)|' tools/llmc.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/llmc.pc
 
 clean: ## remove what was built

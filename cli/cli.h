@@ -244,6 +244,23 @@ char **settings_merge(const char *prefix, const Opt *opt, size_t n_opt, int argc
                       int *n_out, List *models);
 int opt_usage_error(const Command *cmd, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
+/* Commands in the order of `llmc --help`, which main() sets: one of two words, such as "bench
+ * serve", follows the command of its first word */
+extern const Command *const *commands;
+extern size_t n_commands;
+const Command *command_find(const char *name);
+/* Pass the option table of a command, as the command itself gives it to opt_parse, to fn. The
+ * command does nothing else. */
+typedef void (*opt_table_fn)(void *user, const Command *cmd, const Opt *opt, size_t n_opt);
+void opt_describe(const Command *cmd, opt_table_fn fn, void *user);
+bool opt_describing(void);
+/* Name of an option as it is typed, without its dashes */
+enum { OPT_NAME_SIZE = 64 };
+const char *opt_dashed(const char *name, char buf[OPT_NAME_SIZE]);
+/* Default of a number whose help gives none, in brackets; else empty */
+enum { OPT_DEFAULT_SIZE = 48 };
+void opt_default_text(const Opt *o, char buf[OPT_DEFAULT_SIZE]);
+
 /* Print "llmc: text" (red on a terminal) and return the exit code of the status. */
 int fail_with(const llmc_error *err);
 int exit_code(llmc_status s);
@@ -323,6 +340,6 @@ bool interrupted(void);
 
 extern const Command cmd_import, cmd_compile, cmd_plan, cmd_run, cmd_chat, cmd_serve, cmd_bench,
     cmd_bench_serve, cmd_bench_mla, cmd_verify, cmd_eval, cmd_quantize, cmd_tokenize, cmd_embed,
-    cmd_cache, cmd_doctor;
+    cmd_cache, cmd_doctor, cmd_completion, cmd_man;
 
 #endif

@@ -6,11 +6,11 @@
 #include "base/text.h"
 #include "cli/cli.h"
 
-static const Command *const command[] = { &cmd_run,     &cmd_chat,  &cmd_serve,    &cmd_import,
-	                                  &cmd_compile, &cmd_plan,  &cmd_bench,    &cmd_quantize,
-	                                  &cmd_verify,  &cmd_eval,  &cmd_tokenize, &cmd_embed,
-	                                  &cmd_cache,   &cmd_doctor };
-enum { N_COMMANDS = sizeof command / sizeof *command };
+static const Command *const table[] = {
+	&cmd_run,      &cmd_chat,        &cmd_serve,     &cmd_import,   &cmd_compile,    &cmd_plan,
+	&cmd_bench,    &cmd_bench_serve, &cmd_bench_mla, &cmd_quantize, &cmd_verify,     &cmd_eval,
+	&cmd_tokenize, &cmd_embed,       &cmd_cache,     &cmd_doctor,   &cmd_completion, &cmd_man,
+};
 
 static void
 help(FILE *f)
@@ -21,8 +21,9 @@ help(FILE *f)
 	        "examples\n"
 	        "       llmc MODEL [options]         the same as llmc run MODEL\n\n",
 	        llmc_version());
-	for (int i = 0; i < N_COMMANDS; i++)
-		fprintf(f, "  %-10s %s\n", command[i]->name, command[i]->summary);
+	for (size_t i = 0; i < n_commands; i++)
+		if (!strchr(commands[i]->name, ' '))
+			fprintf(f, "  %-10s %s\n", commands[i]->name, commands[i]->summary);
 	fprintf(f,
 	        "\nA model is a YAML description, a generated folder, a Hugging Face folder or a "
 	        "GGUF file.\n\n"
@@ -47,28 +48,20 @@ static const struct {
 	{ "build", "run `llmc compile MODEL`" },
 };
 
-static const Command *
-find(const char *name)
-{
-	for (int i = 0; i < N_COMMANDS; i++)
-		if (!strcmp(name, command[i]->name))
-			return command[i];
-	return NULL;
-}
-
 static int
 unknown(const char *name)
 {
-	const char *all[N_COMMANDS];
+	const char *all[32];
+	size_t n = 0;
 
 	for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++)
 		if (!strcmp(name, foreign[i].name)) {
 			complain("%s: no such command; %s", name, foreign[i].advice);
 			return EXIT_INPUT;
 		}
-	for (int i = 0; i < N_COMMANDS; i++)
-		all[i] = command[i]->name;
-	const char *near = nearest_text(name, all, N_COMMANDS);
+	for (size_t i = 0; i < n_commands && n < sizeof all / sizeof *all; i++)
+		all[n++] = commands[i]->name;
+	const char *near = nearest_text(name, all, n);
 	if (near)
 		complain("%s: no such command; did you mean llmc %s?", name, near);
 	else
@@ -100,12 +93,14 @@ run_command(const Command *c, int argc, char **argv)
 int
 main(int argc, char **argv)
 {
+	commands = table;
+	n_commands = sizeof table / sizeof *table;
 	if (argc < 2) {
 		help(stderr);
 		return EXIT_INPUT;
 	}
 	const bool asks_help = !strcmp(argv[1], "help");
-	const Command *c = asks_help && argc > 2 ? find(argv[2]) : find(argv[1]);
+	const Command *c = asks_help && argc > 2 ? command_find(argv[2]) : command_find(argv[1]);
 	if (asks_help && c) { /* llmc help run */
 		char *help_argv[] = { argv[2], "--help", NULL };
 		return run_command(c, 2, help_argv);

@@ -1,12 +1,25 @@
 /* Parse command lines by a table of options, and print help from the same table. */
 #include <errno.h>
 #include <math.h>
+#include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/nearest.h"
 #include "base/number.h"
 #include "cli/cli.h"
+
+const Command *const *commands;
+size_t n_commands;
+
+const Command *
+command_find(const char *name)
+{
+	for (size_t i = 0; i < n_commands; i++)
+		if (!strcmp(name, commands[i]->name))
+			return commands[i];
+	return NULL;
+}
 
 bool
 list_add(List *l, const char *value)
@@ -23,18 +36,18 @@ list_add(List *l, const char *value)
 
 /* Spelling of an option on the command line. Rows of LLMC_SAMPLING_OPTIONS have names of C fields,
  * so '_' becomes '-'. */
-static const char *
-dashed(const char *name, char buf[64])
+const char *
+opt_dashed(const char *name, char buf[OPT_NAME_SIZE])
 {
-	snprintf(buf, 64, "%s", name);
+	snprintf(buf, OPT_NAME_SIZE, "%s", name);
 	for (char *c = buf; *c; c++)
 		*c = *c == '_' ? '-' : *c;
 	return buf;
 }
 
 /* Write the default of a number whose help text does not give one: the value before parsing. */
-static void
-default_text(const Opt *o, char buf[48])
+void
+opt_default_text(const Opt *o, char buf[OPT_DEFAULT_SIZE])
 {
 	char number[NUMBER_SIZE];
 
@@ -42,12 +55,13 @@ default_text(const Opt *o, char buf[48])
 	if (strchr(o->help, '['))
 		return;
 	if (o->kind == OPT_INT)
-		snprintf(buf, 48, " [%d]", *(const int32_t *)o->to);
+		snprintf(buf, OPT_DEFAULT_SIZE, " [%d]", *(const int32_t *)o->to);
 	if (o->kind == OPT_U64)
-		snprintf(buf, 48, " [%llu]", (unsigned long long)*(const uint64_t *)o->to);
+		snprintf(buf, OPT_DEFAULT_SIZE, " [%llu]",
+		         (unsigned long long)*(const uint64_t *)o->to);
 	if (o->kind == OPT_FLOAT) {
 		number_plain(number, *(const float *)o->to, 6);
-		snprintf(buf, 48, " [%s]", number);
+		snprintf(buf, OPT_DEFAULT_SIZE, " [%s]", number);
 	}
 }
 
@@ -56,16 +70,16 @@ print_help(const Command *cmd, const Opt *opt, size_t n_opt)
 {
 	printf("%s\n\nusage: llmc %s %s\n", cmd->summary, cmd->name, cmd->usage);
 	for (size_t i = 0; i < n_opt; i++) {
-		char left[96], name[64], letter[8] = "    ", own[48];
+		char left[96], name[64], letter[8] = "    ", own[OPT_DEFAULT_SIZE];
 		if (opt[i].kind == OPT_GROUP) {
 			printf("\n%s:\n", opt[i].name);
 			continue;
 		}
 		if (opt[i].letter)
 			snprintf(letter, sizeof letter, "-%c, ", opt[i].letter);
-		snprintf(left, sizeof left, "%s--%s%s%s", letter, dashed(opt[i].name, name),
+		snprintf(left, sizeof left, "%s--%s%s%s", letter, opt_dashed(opt[i].name, name),
 		         opt[i].arg ? " " : "", opt[i].arg ? opt[i].arg : "");
-		default_text(&opt[i], own);
+		opt_default_text(&opt[i], own);
 		printf("  %-28s %s%s\n", left, opt[i].help, own);
 	}
 	printf("\nexamples:\n%s", cmd->examples);
@@ -89,7 +103,7 @@ wrong(const Command *cmd, const Opt *o, const char *value, const char *want)
 {
 	char name[64];
 
-	exit(opt_usage_error(cmd, "--%s %s: expected %s", dashed(o->name, name), value, want));
+	exit(opt_usage_error(cmd, "--%s %s: expected %s", opt_dashed(o->name, name), value, want));
 }
 
 static int64_t
@@ -183,11 +197,12 @@ find(const Opt *opt, size_t n_opt, const char *name, size_t len, char letter)
 	char own[64], typed[64], given[64];
 
 	snprintf(typed, sizeof typed, "%.*s", (int)len, name ? name : "");
-	dashed(typed, given); /* --max_tokens is --max-tokens */
+	opt_dashed(typed, given); /* --max_tokens is --max-tokens */
 	for (size_t i = 0; i < n_opt; i++) {
 		if (opt[i].kind == OPT_GROUP)
 			continue;
-		if (letter ? opt[i].letter == letter : strcmp(dashed(opt[i].name, own), given) == 0)
+		if (letter ? opt[i].letter == letter
+		           : strcmp(opt_dashed(opt[i].name, own), given) == 0)
 			return &opt[i];
 	}
 	return NULL;
@@ -211,7 +226,7 @@ opt_nearest(const Opt *opt, size_t n_opt, const char *name)
 
 	for (size_t i = 0; i < n_opt && n < MAX_OPTIONS; i++)
 		if (opt[i].kind != OPT_GROUP) {
-			all[n] = dashed(opt[i].name, own[n]);
+			all[n] = opt_dashed(opt[i].name, own[n]);
 			n++;
 		}
 	for (size_t i = 0; len >= PREFIX && i < n; i++)
@@ -227,7 +242,8 @@ unknown(const Command *cmd, const Opt *opt, size_t n_opt, const char *a)
 	char typed[64], name[64];
 
 	snprintf(typed, sizeof typed, "%.*s", (int)strcspn(a, "="), a);
-	const char *near = a[1] == '-' ? opt_nearest(opt, n_opt, dashed(typed + 2, name)) : NULL;
+	const char *near =
+	    a[1] == '-' ? opt_nearest(opt, n_opt, opt_dashed(typed + 2, name)) : NULL;
 	if (!near)
 		exit(opt_usage_error(cmd, "%s: no such option", a));
 	complain("%s: %s: no such option; did you mean --%s?", cmd->name, a, near);
@@ -276,6 +292,33 @@ look_up(const Command *cmd, const Opt *opt, size_t n_opt, const char *a)
 	return (Typed){ .opt = letter, .value = a + 2 };
 }
 
+/* Reader of option tables that opt_describe has set; NULL fn: commands run */
+static struct {
+	opt_table_fn fn;
+	void *user;
+	jmp_buf back;
+} describe;
+
+bool
+opt_describing(void)
+{
+	return describe.fn != NULL;
+}
+
+void
+opt_describe(const Command *cmd, opt_table_fn fn, void *user)
+{
+	char name[OPT_NAME_SIZE];
+
+	snprintf(name, sizeof name, "%s", cmd->name);
+	describe.fn = fn;
+	describe.user = user;
+	/* A command holds no resource when it calls opt_parse, so nothing is lost by the jump. */
+	if (setjmp(describe.back) == 0)
+		cmd->run(1, (char *[]){ name, NULL });
+	describe.fn = NULL;
+}
+
 size_t
 opt_parse(const Command *cmd, const Opt *opt, size_t n_opt, int argc, char **argv,
           const char **args, size_t max_args)
@@ -283,6 +326,10 @@ opt_parse(const Command *cmd, const Opt *opt, size_t n_opt, int argc, char **arg
 	size_t n = 0;
 	bool only_args = false;
 
+	if (describe.fn) {
+		describe.fn(describe.user, cmd, opt, n_opt);
+		longjmp(describe.back, 1);
+	}
 	for (int i = 1; i < argc; i++) {
 		const char *a = argv[i], *value = NULL;
 		if (only_args || a[0] != '-' || !a[1]) {

@@ -181,6 +181,8 @@ settings_merge(const char *prefix, const Opt *opt, size_t n_opt, int argc, char 
 	const char *config = NULL;
 	char name[128];
 
+	if (opt_describing()) /* the table does not depend on the user's settings */
+		return argv;
 	snprintf(name, sizeof name, "%sCONFIG", prefix);
 	config = getenv(name);
 	for (int i = 1; i < argc; i++) {

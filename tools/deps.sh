@@ -21,7 +21,9 @@ if [ "${1:-}" = --cross ]; then
 fi
 packages="gcc make binutils pkg-config libyaml-dev libjansson-dev libpcre2-dev libutf8proc-dev python3 ca-certificates"
 tests="clang llvm libcmocka-dev python3-venv python3-pip unzip curl chromium chromium-driver"
-routers="nginx-light haproxy" # reverse proxies for tests of replicas, which are skipped without them
+# reverse proxies for tests of replicas, shells and mandoc for completions and man pages: those tests
+# are skipped without them
+optional="nginx-light haproxy zsh fish mandoc"
 [ "${1:-}" = build ] || packages="$packages $tests"
 
 # lacking PACKAGE...: print those that are not installed
@@ -33,8 +35,8 @@ lacking() {
 # shellcheck disable=SC2086
 missing=$(lacking $packages)
 # shellcheck disable=SC2086
-if [ "${1:-}" != build ] && [ "$(id -u)" = 0 ] && [ -n "$(lacking $routers)" ]; then
-	DEBIAN_FRONTEND=noninteractive timeout 120 apt-get install -y -qq --no-install-recommends $routers >/dev/null 2>&1 || true
+if [ "${1:-}" != build ] && [ "$(id -u)" = 0 ] && [ -n "$(lacking $optional)" ]; then
+	DEBIAN_FRONTEND=noninteractive timeout 120 apt-get install -y -qq --no-install-recommends $optional >/dev/null 2>&1 || true
 fi
 [ -z "$missing" ] && exit 0
 echo "deps: installing$missing" >&2
@@ -60,7 +62,7 @@ for try in 1 2 3; do
 	if $run apt-get install -y -qq --no-install-recommends $missing >/tmp/llmc-deps.$$ 2>&1; then
 		rm -f /tmp/llmc-deps.$$
 		# shellcheck disable=SC2086
-		[ "${1:-}" = build ] || $run timeout 120 apt-get install -y -qq --no-install-recommends $routers >/dev/null 2>&1 || true
+		[ "${1:-}" = build ] || $run timeout 120 apt-get install -y -qq --no-install-recommends $optional >/dev/null 2>&1 || true
 		exit 0
 	fi
 	sleep $((try * 3))

@@ -20,6 +20,7 @@ def files():
         if name.endswith((".html", ".js", ".css", ".svg", ".json")):
             yield os.path.join(page, name)
     yield "cli/plan.html"
+    yield "cli/llmc.1"
 
 
 def main():

@@ -44,6 +44,8 @@ COMMANDS = [
     "cache",
     "doctor",
     "serve",
+    "completion",
+    "man",
 ]
 
 
@@ -57,7 +59,7 @@ def test_help_of_every_command_shows_options_and_examples(llmc):
             f"usage: llmc {c}" in llmc.out
             and "examples:\n  llmc" in llmc.out.replace('  echo "Who', "  llmc")
             and "--json" in llmc.out
-            or c in ("chat", "serve")
+            or c in ("chat", "serve", "completion", "man")
         )
     llmc("--version")
     assert re.fullmatch(r"llmc \d+\.\d+\.\d+\n", llmc.out)

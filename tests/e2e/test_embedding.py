@@ -87,6 +87,15 @@ def test_only_public_names_are_exported(prefix):
         else "llmc"
     )
     assert "llmc" in man
+    share = prefix / "share"
+    for page in ("llmc-run.1", "llmc-bench-serve.1"):
+        assert (share / "man/man1" / page).read_text().startswith(".TH LLMC-")
+    for path in (
+        "bash-completion/completions/llmc",
+        "zsh/site-functions/_llmc",
+        "fish/vendor_completions.d/llmc.fish",
+    ):
+        assert "--prompt" in (share / path).read_text() or "-l prompt" in (share / path).read_text()
 
 
 def test_python_binding_structs_have_the_header_s_sizes(tmp_path):
