@@ -171,38 +171,41 @@ typedef struct Sampling {
 #define OPT_KIND_FLOAT OPT_FLOAT, "X"
 #define OPT_KIND_INT OPT_INT, "N"
 #define OPT_KIND_BOOL OPT_FLAG, NULL
-#define OPT_ROW(kind, arg, field, text) { kind, 0, #field, arg, &smp.p.field, text },
+#define OPT_ROW(kind, arg, field, text) { kind, 0, #field, arg, &smp->p.field, text },
 #define OPT_ROW_OF(...) OPT_ROW(__VA_ARGS__)
 #define OPT_SAMPLING_ROW(kind, field, least, most, http_least, http_most, http_default, alias,     \
                          text)                                                                     \
 	OPT_ROW_OF(OPT_KIND_##kind, field, text)
-/* Sampling options. The caller declares a Sampling smp. Rows of LLMC_SAMPLING_OPTIONS become
+/* Sampling options. The caller declares a Sampling *smp. Rows of LLMC_SAMPLING_OPTIONS become
  * options of the same name, with dashes. */
 /* clang-format off: a table */
-#define OPT_SAMPLING                                                                                    \
-	{ OPT_GROUP, 0, "Sampling", NULL, NULL, NULL },                                                 \
-	    { OPT_INT,           'n',                                                                   \
-	      "max-tokens",      "N",                                                                   \
-	      &smp.p.max_tokens, "largest number of new tokens; -1: until the context is full [256]" }, \
-	    LLMC_SAMPLING_OPTIONS(OPT_SAMPLING_ROW){                                                    \
-		    OPT_U64,     0,                                                                     \
-		    "seed",      "N",                                                                   \
-		    &smp.p.seed, "seed of sampling; the same seed gives the same tokens [0]"            \
-	    },                                                                                          \
-	    { OPT_LIST,                                                                                 \
-	      0,                                                                                        \
-	      "dry-sequence-breaker",                                                                   \
-	      "TEXT",                                                                                   \
-	      &smp.breakers,                                                                            \
-	      "DRY: a string that ends a repetition; may be repeated; none: no string [newline, "       \
-	      "colon, quote, asterisk]" },                                                              \
-	    { OPT_LIST, 0, "stop", "TEXT", &smp.stop, "stop at this string; may be repeated" },         \
-	    { OPT_INT,                                                                                  \
-	      0,                                                                                        \
-	      "speculate",                                                                              \
-	      "N",                                                                                      \
-	      &smp.p.speculate,                                                                         \
-	      "draft up to N tokens per step by n-gram lookup where that is faster; the "               \
+#define OPT_SAMPLING                                                                               \
+	{ OPT_GROUP, 0, "Sampling", NULL, NULL, NULL },                                            \
+	    { OPT_INT,                                                                             \
+	      'n',                                                                                 \
+	      "max-tokens",                                                                        \
+	      "N",                                                                                 \
+	      &smp->p.max_tokens,                                                                  \
+	      "largest number of new tokens; -1: until the context is full [256]" },               \
+	    LLMC_SAMPLING_OPTIONS(OPT_SAMPLING_ROW){                                               \
+		    OPT_U64,      0,                                                               \
+		    "seed",       "N",                                                             \
+		    &smp->p.seed, "seed of sampling; the same seed gives the same tokens [0]"      \
+	    },                                                                                     \
+	    { OPT_LIST,                                                                            \
+	      0,                                                                                   \
+	      "dry-sequence-breaker",                                                              \
+	      "TEXT",                                                                              \
+	      &smp->breakers,                                                                      \
+	      "DRY: a string that ends a repetition; may be repeated; none: no string [newline, "  \
+	      "colon, quote, asterisk]" },                                                         \
+	    { OPT_LIST, 0, "stop", "TEXT", &smp->stop, "stop at this string; may be repeated" },   \
+	    { OPT_INT,                                                                             \
+	      0,                                                                                   \
+	      "speculate",                                                                         \
+	      "N",                                                                                 \
+	      &smp->p.speculate,                                                                   \
+	      "draft up to N tokens per step by n-gram lookup where that is faster; the "          \
 	      "output is the same; 0: never [15]" }
 #define OPT_DRAFT(to)                                                                              \
 	{ OPT_TEXT,                                                                                \

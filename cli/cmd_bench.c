@@ -6,14 +6,14 @@
 #include "base/number.h"
 #include "cli/cli.h"
 
-enum { MAX_SIZES = 16, MAX_RUNS = 1000, MAX_OPS = 64 };
+enum { MAX_SIZES = 16, MAX_RUNS = 1000, MAX_OPS = 64, MAX_BATCH = 256 };
 
 typedef struct Bench {
 	llmc_session *s;
 	int32_t *tok;
 	int32_t chunk, vocab;
 	float *logits;
-	llmc_seq seq[256];
+	llmc_seq seq[MAX_BATCH];
 	bool ops; /* also time single ops */
 	int32_t n_op;
 	llmc_op_time op[MAX_OPS];
@@ -52,8 +52,8 @@ static llmc_status
 decode_ahead(Bench *b, int32_t batch, int32_t n, double *took, llmc_error *err)
 {
 	llmc_params greedy = LLMC_INIT(llmc_params);
-	llmc_chunk c[256];
-	int32_t id[256];
+	llmc_chunk c[MAX_BATCH];
+	int32_t id[MAX_BATCH];
 	llmc_status s = LLMC_OK;
 	double t0 = 0;
 
@@ -84,7 +84,7 @@ decode_ahead(Bench *b, int32_t batch, int32_t n, double *took, llmc_error *err)
 static llmc_status
 decode_ops(Bench *b, int32_t batch, llmc_error *err)
 {
-	llmc_chunk c[256];
+	llmc_chunk c[MAX_BATCH];
 
 	for (int32_t k = 0; k < batch; k++)
 		c[k] = (llmc_chunk){ .seq = b->seq[k], .tok = b->tok, .n_tok = 1, .n_out = 1 };
@@ -97,7 +97,7 @@ decode_ops(Bench *b, int32_t batch, llmc_error *err)
 static llmc_status
 decode(Bench *b, int32_t batch, int32_t n, bool last, double *took, llmc_error *err)
 {
-	llmc_chunk c[256];
+	llmc_chunk c[MAX_BATCH];
 	llmc_status s = LLMC_OK;
 
 	if (llmc_can_sample(b->s, NULL)) {
@@ -253,19 +253,28 @@ report(const Bench *b, bool json, bool first, BenchRow *r, double *took, int32_t
 	fflush(stdout);
 }
 
-static int
-bench(int argc, char **argv)
+/* Command line, with the largest value of each list */
+typedef struct BenchArgs {
+	Common c;
+	const char *path;
+	int32_t runs, prefill[MAX_SIZES], decode[MAX_SIZES], batch[MAX_SIZES], depth[MAX_SIZES];
+	size_t n_prefill, n_decode, n_batch, n_depth;
+	int32_t most_prefill, most_decode, most_batch, most_depth;
+} BenchArgs;
+
+static int32_t
+largest(const int32_t *v, size_t n, int32_t least)
 {
-	Common c = { 0 };
-	if (argc > 1 && strcmp(argv[1], "serve") == 0)
-		return cmd_bench_serve.run(argc - 1, argv + 1);
-	if (argc > 1 && strcmp(argv[1], "mla") == 0)
-		return cmd_bench_mla.run(argc - 1, argv + 1);
+	for (size_t i = 0; i < n; i++)
+		least = v[i] > least ? v[i] : least;
+	return least;
+}
+
+static int
+parse(int argc, char **argv, BenchArgs *a, bool *ops)
+{
 	const char *p_text = "512", *n_text = "128", *b_text = "1", *d_text = "0",
 	           *args[1] = { NULL };
-	int32_t runs = 5, p[MAX_SIZES], n[MAX_SIZES], bt[MAX_SIZES], d[MAX_SIZES];
-	size_t np = 0, nn = 0, nb = 0, nd = 0;
-	Bench b = { 0 };
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Bench", NULL, NULL, NULL },
 		{ OPT_TEXT, 'p', "prefill", "N,..", &p_text,
@@ -274,77 +283,181 @@ bench(int argc, char **argv)
 		{ OPT_TEXT, 'b', "batch", "B,..", &b_text, "sequences decoded at once [1]" },
 		{ OPT_TEXT, 'd', "depth", "N,..", &d_text,
 		  "positions in the cache before decoding [0]" },
-		{ OPT_INT, 'r', "runs", "N", &runs, "repetitions [5]" },
-		{ OPT_FLAG, 0, "ops", NULL, &b.ops, "after each row, list the time of each op" },
-		OPT_COMMON(c),
+		{ OPT_INT, 'r', "runs", "N", &a->runs, "repetitions [5]" },
+		{ OPT_FLAG, 0, "ops", NULL, ops, "after each row, list the time of each op" },
+		OPT_COMMON(a->c),
 	};
-	llmc_error err = { 0 };
-	llmc_model *m = NULL;
-	double took[MAX_RUNS];
-	llmc_memory mem = LLMC_INIT(llmc_memory);
 
+	a->runs = 5;
 	if (OPT_PARSE(&cmd_bench, opt, argc, argv, args) == 0)
 		return opt_usage_error(&cmd_bench, "name a model");
-	if (!parse_sizes(p_text, p, MAX_SIZES, &np) || !parse_sizes(n_text, n, MAX_SIZES, &nn) ||
-	    !parse_sizes(b_text, bt, MAX_SIZES, &nb) || !parse_sizes(d_text, d, MAX_SIZES, &nd) ||
-	    runs < 1 || runs > MAX_RUNS)
+	a->path = args[0];
+	if (!parse_sizes(p_text, a->prefill, MAX_SIZES, &a->n_prefill) ||
+	    !parse_sizes(n_text, a->decode, MAX_SIZES, &a->n_decode) ||
+	    !parse_sizes(b_text, a->batch, MAX_SIZES, &a->n_batch) ||
+	    !parse_sizes(d_text, a->depth, MAX_SIZES, &a->n_depth) || a->runs < 1 ||
+	    a->runs > MAX_RUNS)
 		return opt_usage_error(
 		    &cmd_bench,
 		    "-p, -n, -b, -d take lists such as 128,512; -r a number from 1 to %d",
 		    MAX_RUNS);
-	int32_t most_p = 1, most_n = 0, most_b = 1, most_d = 0;
-	for (size_t i = 0; i < np; i++)
-		most_p = p[i] > most_p ? p[i] : most_p;
-	for (size_t i = 0; i < nn; i++)
-		most_n = n[i] > most_n ? n[i] : most_n;
-	for (size_t i = 0; i < nb; i++) {
-		if (bt[i] < 1 || bt[i] > 256)
-			return opt_usage_error(&cmd_bench, "-b %d: expected 1 to 256", bt[i]);
-		most_b = bt[i] > most_b ? bt[i] : most_b;
-	}
-	for (size_t i = 0; i < nd; i++)
-		most_d = d[i] > most_d ? d[i] : most_d;
-	interrupt_install();
-	double t0 = now();
-	llmc_status s = open_model(&c, args[0], false, &m, &err);
-	if (s != LLMC_OK)
-		return fail_with(&err);
-	double open_s = now() - t0;
-	llmc_model_info info = LLMC_INIT(llmc_model_info);
-	llmc_info(m, &info);
-	llmc_limits lim = limits_of(&c);
-	int32_t longest = most_p > most_d + most_n ? most_p : most_d + most_n;
-	lim.context = lim.context ? lim.context : longest + 1 + b.ops;
-	lim.seqs = lim.seqs ? lim.seqs : most_b;
+	for (size_t i = 0; i < a->n_batch; i++)
+		if (a->batch[i] < 1 || a->batch[i] > MAX_BATCH)
+			return opt_usage_error(&cmd_bench, "-b %d: expected 1 to %d", a->batch[i],
+			                       MAX_BATCH);
+	a->most_prefill = largest(a->prefill, a->n_prefill, 1);
+	a->most_decode = largest(a->decode, a->n_decode, 0);
+	a->most_batch = largest(a->batch, a->n_batch, 1);
+	a->most_depth = largest(a->depth, a->n_depth, 0);
+	return 0;
+}
+
+/* Limits of a session for these runs. KV is reserved for them, which is less than seqs * context.
+ */
+static llmc_limits
+bench_limits(const BenchArgs *a, int32_t longest, bool ops)
+{
+	enum { PAGE = 64 };
+	llmc_limits lim = limits_of(&a->c);
+	int64_t together = (int64_t)a->most_batch *
+	                   ((a->most_depth + a->most_decode + 2 + PAGE) / PAGE * PAGE),
+	        alone = (a->most_prefill + PAGE) / PAGE * PAGE;
+
+	lim.context = lim.context ? lim.context : longest + 1 + ops;
+	lim.seqs = lim.seqs ? lim.seqs : a->most_batch;
 	lim.chunk = lim.chunk ? lim.chunk : 512;
-	/* reserve KV for the runs below, which is less than seqs * context */
-	int64_t page = 64,
-	        together = (int64_t)most_b * ((most_d + most_n + 2 + page) / page * page);
-	lim.kv_tokens =
-	    together > (most_p + page) / page * page ? together : (most_p + page) / page * page;
-	b.chunk = lim.chunk;
-	b.vocab = info.vocab;
-	s = check_memory(m, &c, &lim, &err);
+	lim.kv_tokens = together > alone ? together : alone;
+	return lim;
+}
+
+/* Open the session and allocate tokens and logits. */
+static llmc_status
+bench_open(Bench *b, const BenchArgs *a, llmc_model *m, llmc_memory *mem, llmc_error *err)
+{
+	int32_t until = a->most_depth + a->most_decode,
+	        longest = a->most_prefill > until ? a->most_prefill : until;
+	llmc_limits lim = bench_limits(a, longest, b->ops);
+
+	b->chunk = lim.chunk;
+	llmc_status s = check_memory(m, &a->c, &lim, err);
 	if (s == LLMC_OK)
-		s = llmc_session_open(m, &lim, &b.s, &err);
+		s = llmc_session_open(m, &lim, &b->s, err);
 	if (s == LLMC_OK)
-		s = llmc_memory_for(m, &lim, &mem, &err);
-	size_t n_tok = (size_t)(longest > b.chunk ? longest : b.chunk) + 1;
-	b.tok = malloc(n_tok * sizeof *b.tok);
-	b.logits = malloc((size_t)most_b * (size_t)info.vocab * sizeof *b.logits);
-	if (s == LLMC_OK && (!b.tok || !b.logits)) {
-		err.code = s = LLMC_E_MEMORY;
-		snprintf(err.text, sizeof err.text, "out of memory");
+		s = llmc_memory_for(m, &lim, mem, err);
+	if (s != LLMC_OK)
+		return s;
+	size_t n_tok = (size_t)(longest > b->chunk ? longest : b->chunk) + 1;
+	b->tok = malloc(n_tok * sizeof *b->tok);
+	b->logits = malloc((size_t)a->most_batch * (size_t)b->vocab * sizeof *b->logits);
+	if (!b->tok || !b->logits) {
+		snprintf(err->text, sizeof err->text, "out of memory");
+		return err->code = LLMC_E_MEMORY;
 	}
-	for (size_t i = 0; b.tok && i < n_tok; i++)
-		b.tok[i] = (int32_t)((int64_t)(i * 7919 + 13) % info.vocab);
-	double bandwidth = s == LLMC_OK ? llmc_bandwidth_of(m, c.threads, 0.5) : 0, first = 0;
-	if (s == LLMC_OK)
-		s = one_prefill(
-		    &b, 1, false, &first,
-		    /* first touch of all memory; open time + this is the time to first token */
-		    &err);
-	if (c.json)
+	for (size_t i = 0; i < n_tok; i++)
+		b->tok[i] = (int32_t)((int64_t)(i * 7919 + 13) % b->vocab);
+	return LLMC_OK;
+}
+
+static void
+show_run(const BenchArgs *a, const BenchRow *row, int32_t run)
+{
+	if (!a->c.json && !a->c.quiet)
+		progress("%s %d/%d", row->test, run + 1, a->runs);
+}
+
+/* Measure prefill of n tokens; run -1 warms up. */
+static llmc_status
+prefill_row(Bench *b, const BenchArgs *a, int32_t n, double *took, BenchRow *row, llmc_error *err)
+{
+	llmc_status s = LLMC_OK;
+
+	*row = (BenchRow){ .batch = 1, .tokens = n, .steps = (n + b->chunk - 1) / b->chunk };
+	snprintf(row->test, sizeof row->test, "pp%d", n);
+	for (int32_t r = -1; s == LLMC_OK && r < a->runs; r++) {
+		show_run(a, row, r);
+		s = one_prefill(b, n, r == a->runs - 1, &took[r < 0 ? 0 : r], err);
+	}
+	return s;
+}
+
+/* Measure n decode steps of `batch` sequences at `depth` positions; run -1 warms up. */
+static llmc_status
+decode_row(Bench *b, const BenchArgs *a, int32_t n, int32_t batch, int32_t depth,
+           int64_t kv_per_token, double *took, BenchRow *row, llmc_error *err)
+{
+	llmc_status s = LLMC_OK;
+	int32_t open = 0;
+
+	*row = (BenchRow){ .batch = batch,
+		           .depth = depth,
+		           .tokens = n * batch,
+		           .steps = n,
+		           .bytes = (int64_t)batch * (depth + n / 2) * kv_per_token };
+	int at = snprintf(row->test, sizeof row->test, "tg%d", n);
+	if (batch > 1)
+		at += snprintf(row->test + at, sizeof row->test - (size_t)at, " b%d", batch);
+	if (depth)
+		snprintf(row->test + at, sizeof row->test - (size_t)at, " @ d%d", depth);
+	for (int32_t r = -1; s == LLMC_OK && r < a->runs; r++) {
+		show_run(a, row, r);
+		s = fill_context(b, &open, batch, depth, n, err);
+		if (s == LLMC_OK)
+			s = decode(b, batch, n, r == a->runs - 1, &took[r < 0 ? 0 : r], err);
+	}
+	while (open)
+		llmc_seq_free(b->s, b->seq[--open]);
+	return s;
+}
+
+/* Measure and report all rows. */
+static llmc_status
+measure(Bench *b, const BenchArgs *a, int64_t kv_per_token, double bandwidth, llmc_error *err)
+{
+	double took[MAX_RUNS];
+	llmc_status s = LLMC_OK;
+	bool first = true;
+	BenchRow row;
+
+	for (size_t i = 0; s == LLMC_OK && i < a->n_prefill; i++) {
+		if (a->prefill[i] == 0)
+			continue;
+		s = prefill_row(b, a, a->prefill[i], took, &row, err);
+		if (s == LLMC_OK)
+			report(b, a->c.json, first, &row, took, a->runs, bandwidth);
+		first = false;
+	}
+	size_t n_row = a->n_depth * a->n_batch * a->n_decode; /* decode lengths vary fastest */
+	for (size_t i = 0; s == LLMC_OK && i < n_row; i++) {
+		int32_t n = a->decode[i % a->n_decode],
+		        batch = a->batch[i / a->n_decode % a->n_batch],
+		        depth = a->depth[i / a->n_decode / a->n_batch];
+		if (n == 0)
+			continue;
+		s = decode_row(b, a, n, batch, depth, kv_per_token, took, &row, err);
+		if (s == LLMC_OK)
+			report(b, a->c.json, first, &row, took, a->runs, bandwidth);
+		first = false;
+	}
+	return s;
+}
+
+/* Run with an open model; open_s: seconds that opening took. */
+static llmc_status
+bench_model(Bench *b, const BenchArgs *a, llmc_model *m, double open_s, llmc_error *err)
+{
+	llmc_model_info info = LLMC_INIT(llmc_model_info);
+	llmc_memory mem = LLMC_INIT(llmc_memory);
+	double bandwidth = 0, first = 0;
+
+	llmc_info(m, &info);
+	b->vocab = info.vocab;
+	llmc_status s = bench_open(b, a, m, &mem, err);
+	if (s == LLMC_OK) {
+		bandwidth = llmc_bandwidth_of(m, a->c.threads, 0.5);
+		/* touches all memory; open time + this is the time to first token */
+		s = one_prefill(b, 1, false, &first, err);
+	}
+	if (a->c.json)
 		printf("{\"model\":\"%s\",\"target\":\"%s\",\"bandwidth_gbps\":%.3f,\"open_s\":%."
 		       "4f,\"first_token_s\":%.4f,\"results\":[",
 		       info.name, info.target, bandwidth / 1e9, open_s, open_s + first);
@@ -354,64 +467,39 @@ bench(int argc, char **argv)
 		       "%10s %11s\n",
 		       info.name, info.target, bandwidth / 1e9, open_s + first, "test", "tokens/s",
 		       "", "streamed", "of reads");
-	bool first_row = true;
-	for (size_t i = 0; s == LLMC_OK && i < np; i++) {
-		BenchRow row = { .batch = 1,
-			         .tokens = p[i],
-			         .steps = (p[i] + b.chunk - 1) / b.chunk };
-		if (p[i] == 0)
-			continue;
-		snprintf(row.test, sizeof row.test, "pp%d", p[i]);
-		for (int32_t r = -1; s == LLMC_OK && r < runs; r++) { /* run -1 warms up */
-			if (!c.json && !c.quiet)
-				progress("%s %d/%d", row.test, r + 1, runs);
-			s = one_prefill(&b, p[i], r == runs - 1, &took[r < 0 ? 0 : r], &err);
-		}
-		if (s == LLMC_OK)
-			report(&b, c.json, first_row, &row, took, runs, bandwidth);
-		first_row = false;
-	}
-	for (size_t k = 0; s == LLMC_OK && k < nd; k++)
-		for (size_t j = 0; s == LLMC_OK && j < nb; j++)
-			for (size_t i = 0; s == LLMC_OK && i < nn; i++) {
-				BenchRow row = { .batch = bt[j],
-					         .depth = d[k],
-					         .tokens = n[i] * bt[j],
-					         .steps = n[i],
-					         .bytes = (int64_t)bt[j] * (d[k] + n[i] / 2) *
-					                  mem.kv_per_token };
-				if (n[i] == 0)
-					continue;
-				int at = snprintf(row.test, sizeof row.test, "tg%d", n[i]);
-				if (bt[j] > 1)
-					at += snprintf(row.test + at, sizeof row.test - (size_t)at,
-					               " b%d", bt[j]);
-				if (d[k])
-					snprintf(row.test + at, sizeof row.test - (size_t)at,
-					         " @ d%d", d[k]);
-				int32_t open = 0;
-				for (int32_t r = -1; s == LLMC_OK && r < runs; r++) {
-					if (!c.json && !c.quiet)
-						progress("%s %d/%d", row.test, r + 1, runs);
-					s = fill_context(&b, &open, bt[j], d[k], n[i], &err);
-					if (s == LLMC_OK)
-						s = decode(&b, bt[j], n[i], r == runs - 1,
-						           &took[r < 0 ? 0 : r], &err);
-				}
-				while (open)
-					llmc_seq_free(b.s, b.seq[--open]);
-				if (s == LLMC_OK)
-					report(&b, c.json, first_row, &row, took, runs, bandwidth);
-				first_row = false;
-			}
-	if (c.json)
+	if (s == LLMC_OK)
+		s = measure(b, a, mem.kv_per_token, bandwidth, err);
+	if (a->c.json)
 		printf("]}\n");
 	progress_end();
+	return s;
+}
+
+static int
+bench(int argc, char **argv)
+{
+	BenchArgs a = { 0 };
+	Bench b = { 0 };
+	llmc_error err = { 0 };
+	llmc_model *m = NULL;
+
+	if (argc > 1 && strcmp(argv[1], "serve") == 0)
+		return cmd_bench_serve.run(argc - 1, argv + 1);
+	if (argc > 1 && strcmp(argv[1], "mla") == 0)
+		return cmd_bench_mla.run(argc - 1, argv + 1);
+	int code = parse(argc, argv, &a, &b.ops);
+	if (code)
+		return code;
+	interrupt_install();
+	double t0 = now();
+	llmc_status s = open_model(&a.c, a.path, false, &m, &err);
+	if (s == LLMC_OK)
+		s = bench_model(&b, &a, m, now() - t0, &err);
 	free(b.tok);
 	free(b.logits);
 	llmc_session_close(b.s);
 	llmc_close(m);
-	free(c.set.v);
+	free(a.c.set.v);
 	if (s == LLMC_E_CANCELLED)
 		return EXIT_INTERRUPTED;
 	return s == LLMC_OK ? 0 : fail_with(&err);

@@ -154,149 +154,209 @@ ranks(const llmc_model *m, const llmc_limits *lim, bool json, llmc_error *err)
 	return LLMC_OK;
 }
 
+typedef struct PlanArgs {
+	Common c;
+	const char *path, *gpu, *html;
+	llmc_gpu g; /* found for --gpu */
+	llmc_limits lim;
+	llmc_memory mem;
+	int32_t fit; /* sequences that --memory holds; -1: no --memory */
+} PlanArgs;
+
 static int
-plan(int argc, char **argv)
+parse(int argc, char **argv, PlanArgs *p)
 {
-	Common c = { 0 };
+	Common *c = &p->c;
 	int32_t batch = 0, length = 0;
-	const char *args[1] = { NULL }, *gpu = NULL, *html = NULL;
-	const char *tmp = getenv("TMPDIR");
-	char folder[512];
+	const char *args[1] = { NULL };
 	char gpu_text[256] = "predict speed on a GPU:";
-	llmc_gpu g = LLMC_INIT(llmc_gpu);
-	for (int i = 0; llmc_gpu_at(i, &g); i++)
+
+	for (int i = 0; llmc_gpu_at(i, &p->g); i++)
 		snprintf(gpu_text + strlen(gpu_text), sizeof gpu_text - strlen(gpu_text), " %s",
-		         g.name);
+		         p->g.name);
 	const Opt opt[] = {
 		{ OPT_GROUP, 0, "Plan", NULL, NULL, NULL },
 		{ OPT_INT, 'b', "batch", "B", &batch, "number of sequences (same as --seqs) [1]" },
 		{ OPT_INT, 'l', "length", "L", &length,
 		  "positions per sequence (same as --context) [at most 4096]" },
-		{ OPT_TEXT, 0, "gpu", "NAME", &gpu, gpu_text },
-		{ OPT_TEXT, 0, "html", "FILE", &html,
+		{ OPT_TEXT, 0, "gpu", "NAME", &p->gpu, gpu_text },
+		{ OPT_TEXT, 0, "html", "FILE", &p->html,
 		  "write a self-contained page: layers, memory, roofline, and all steps with their "
 		  "kernel source" },
-		OPT_COMMON(c),
+		OPT_COMMON(*c),
 	};
-	llmc_error err = { 0 };
-	llmc_model *m = NULL;
-	llmc_memory mem = LLMC_INIT(llmc_memory);
-	int32_t fit = -1;
-	char text[32];
 
 	if (OPT_PARSE(&cmd_plan, opt, argc, argv, args) == 0)
 		return opt_usage_error(&cmd_plan, "name a model");
-	if (batch)
-		c.seqs = batch;
-	if (length)
-		c.context = length;
-	c.quiet = true;
-	if (gpu) { /* plan for that GPU */
-		if (llmc_gpu_find(gpu, &g, &err) != LLMC_OK)
-			return fail_with(&err);
-		c.device = c.device ? c.device : "cuda";
-		c.arch = c.arch ? c.arch : g.arch;
+	p->path = args[0];
+	c->seqs = batch ? batch : c->seqs;
+	c->context = length ? length : c->context;
+	c->quiet = true;
+	return 0;
+}
+
+/* The page of --html shows the kernels, so they must be written somewhere: create a temporary
+ * folder unless --artifact names one. False: failed. */
+static bool
+kernel_folder(PlanArgs *p, char *folder, size_t cap)
+{
+	const char *tmp = getenv("TMPDIR");
+
+	*folder = 0;
+	if (!p->html || p->c.out_dir)
+		return true;
+	int n = snprintf(folder, cap, "%s/llmc-plan.XXXXXX", tmp && *tmp ? tmp : "/tmp");
+	if (n >= (int)cap || !mkdtemp(folder)) {
+		*folder = 0;
+		return false;
 	}
-	/* the page shows the kernels, so they must be written somewhere */
-	bool own = html && !c.out_dir;
-	if (own) {
-		int n = snprintf(folder, sizeof folder, "%s/llmc-plan.XXXXXX",
-		                 tmp && *tmp ? tmp : "/tmp");
-		if (n >= (int)sizeof folder || !mkdtemp(folder))
-			return opt_usage_error(&cmd_plan,
-			                       "--html: cannot create a temporary folder for the "
-			                       "kernels; set TMPDIR, or name one with --artifact");
-		c.out_dir = folder;
-	}
-	if (open_model(&c, args[0], true, &m, &err) != LLMC_OK) {
-		if (own)
-			plan_html_forget(folder);
-		return fail_with(&err);
-	}
-	llmc_limits lim = limits_of(&c);
-	if (lim.n_threads == 0)
-		lim.n_threads = 1;
-	lim.snapshots = LLMC_DEFAULT_SNAPSHOTS; /* default of a server */
-	lim.marks = lim.seqs < LLMC_DEFAULT_MARKS ? lim.seqs ? lim.seqs : 1 : LLMC_DEFAULT_MARKS;
-	llmc_status s = llmc_memory_for(m, &lim, &mem, &err);
-	if (s == LLMC_OK && c.memory > 0)
-		s = llmc_fit(m, c.memory, &lim, &fit, &err);
-	if (s == LLMC_OK && html)
-		s = plan_html(html, m, &mem, gpu ? &g : NULL, c.out_dir, &err);
-	if (own)
-		plan_html_forget(folder);
-	if (s != LLMC_OK || html) {
-		llmc_close(m);
-		free(c.set.v);
-		return s == LLMC_OK ? 0 : fail_with(&err);
-	}
+	p->c.out_dir = folder;
+	return true;
+}
+
+/* Compute memory and fit of an open model, and write the page of --html. */
+static llmc_status
+measure(PlanArgs *p, const llmc_model *m, llmc_error *err)
+{
+	llmc_limits *lim = &p->lim;
+
+	*lim = limits_of(&p->c);
+	if (lim->n_threads == 0)
+		lim->n_threads = 1;
+	lim->snapshots = LLMC_DEFAULT_SNAPSHOTS; /* default of a server */
+	lim->marks =
+	    lim->seqs < LLMC_DEFAULT_MARKS ? lim->seqs ? lim->seqs : 1 : LLMC_DEFAULT_MARKS;
+	llmc_status s = llmc_memory_for(m, lim, &p->mem, err);
+	if (s == LLMC_OK && p->c.memory > 0)
+		s = llmc_fit(m, p->c.memory, lim, &p->fit, err);
+	if (s == LLMC_OK && p->html)
+		s = plan_html(p->html, m, &p->mem, p->gpu ? &p->g : NULL, p->c.out_dir, err);
+	return s;
+}
+
+static int64_t
+total(const llmc_memory *mem)
+{
+	return mem->weights + mem->kv + mem->scratch + mem->state;
+}
+
+static llmc_status
+print_json(const PlanArgs *p, const llmc_model *m, const llmc_model_info *info, llmc_error *err)
+{
+	const llmc_memory *mem = &p->mem;
+	llmc_status s = LLMC_OK;
+
+	printf("{\"name\":");
+	json_text(stdout, info->name, strlen(info->name));
+	printf(",\"target\":\"%s\",\"params\":%lld,\"token_bytes\":%lld,\"memory\":{"
+	       "\"weights\":%lld,\"kv\":%lld,\"scratch\":%lld,"
+	       "\"state\":%lld,\"total\":%lld,\"kv_per_token\":%lld,\"kv_per_seq\":%lld,"
+	       "\"kv_saved\":%lld,"
+	       "\"kv_snapshots\":%lld,\"kv_exact\":%lld,\"kv_host\":%lld}",
+	       info->target, (long long)info->n_params, (long long)info->token_bytes,
+	       (long long)mem->weights, (long long)mem->kv, (long long)mem->scratch,
+	       (long long)mem->state, (long long)total(mem), (long long)mem->kv_per_token,
+	       (long long)mem->kv_per_seq, (long long)mem->kv_saved, (long long)mem->kv_snapshots,
+	       (long long)mem->kv_exact, (long long)mem->kv_host);
+	if (p->fit >= 0)
+		printf(",\"fit\":{\"memory\":%lld,\"seqs\":%d}", (long long)p->c.memory, p->fit);
+	if (info->ranks > 1)
+		s = ranks(m, &p->lim, true, err);
+	if (p->gpu)
+		s = predictions(m, p->gpu, p->c.context ? p->c.context : 1024, mem->weights, true,
+		                err);
+	printf(",\"plan\":%s}\n", llmc_plan_json(m));
+	return s;
+}
+
+static void
+print_memory(const PlanArgs *p, const llmc_model_info *info)
+{
+	const llmc_memory *mem = &p->mem;
+	const llmc_limits *lim = &p->lim;
+	char text[32];
+
+	printf("memory for %d sequence%s of %d positions\n", lim->seqs ? lim->seqs : 1,
+	       lim->seqs > 1 ? "s" : "",
+	       lim->context                                 ? lim->context
+	       : info->max_positions < LLMC_DEFAULT_CONTEXT ? info->max_positions
+	                                                    : LLMC_DEFAULT_CONTEXT);
+	row("weights", mem->weights);
+	row("kv", mem->kv);
+	row("scratch", mem->scratch);
+	row("state", mem->state);
+	row("total", total(mem));
+	printf("kv per position: %s\n", human_bytes((double)mem->kv_per_token, text));
+	if (mem->kv_saved)
+		printf("sliding windows save %s of kv\n", human_bytes((double)mem->kv_saved, text));
+	if (mem->kv_exact)
+		printf("16-bit copies of recent and first positions, part of kv: %s\n",
+		       human_bytes((double)mem->kv_exact, text));
+	if (mem->kv_per_seq)
+		printf("recurrent state per sequence, part of kv: %s\n",
+		       human_bytes((double)mem->kv_per_seq, text));
+	if (mem->kv_snapshots)
+		printf("snapshots of recurrent states, part of kv: %s, %d per sequence for "
+		       "shared prefixes (none with --no-prefix-cache, run or chat), and %d "
+		       "for draft tokens (none with --speculate 0)\n",
+		       human_bytes((double)mem->kv_snapshots, text), lim->snapshots, lim->marks);
+	if (mem->kv_host)
+		printf("host memory for a server's prefix cache, in addition: %s\n",
+		       human_bytes((double)mem->kv_host, text));
+}
+
+static llmc_status
+print_text(const PlanArgs *p, const llmc_model *m, const llmc_model_info *info, llmc_error *err)
+{
+	llmc_status s = LLMC_OK;
+	char text[32];
+
+	printf("%s\n", llmc_plan_text(m));
+	print_memory(p, info);
+	if (info->ranks > 1)
+		s = ranks(m, &p->lim, false, err);
+	if (p->fit >= 0)
+		printf("%s holds %d such sequences\n", human_bytes((double)p->c.memory, text),
+		       p->fit);
+	if (p->gpu)
+		s = predictions(m, p->gpu, p->c.context ? p->c.context : 1024, p->mem.weights,
+		                false, err);
+	return s;
+}
+
+static int
+plan(int argc, char **argv)
+{
+	PlanArgs p = { .g = LLMC_INIT(llmc_gpu), .mem = LLMC_INIT(llmc_memory), .fit = -1 };
 	llmc_model_info info = LLMC_INIT(llmc_model_info);
-	llmc_info(m, &info);
-	int64_t sum = mem.weights + mem.kv + mem.scratch + mem.state;
-	if (c.json) {
-		printf("{\"name\":");
-		json_text(stdout, info.name, strlen(info.name));
-		printf(",\"target\":\"%s\",\"params\":%lld,\"token_bytes\":%lld,\"memory\":{"
-		       "\"weights\":%lld,\"kv\":%lld,\"scratch\":%lld,"
-		       "\"state\":%lld,\"total\":%lld,\"kv_per_token\":%lld,\"kv_per_seq\":%lld,"
-		       "\"kv_saved\":%lld,"
-		       "\"kv_snapshots\":%lld,\"kv_exact\":%lld,\"kv_host\":%lld}",
-		       info.target, (long long)info.n_params, (long long)info.token_bytes,
-		       (long long)mem.weights, (long long)mem.kv, (long long)mem.scratch,
-		       (long long)mem.state, (long long)sum, (long long)mem.kv_per_token,
-		       (long long)mem.kv_per_seq, (long long)mem.kv_saved,
-		       (long long)mem.kv_snapshots, (long long)mem.kv_exact,
-		       (long long)mem.kv_host);
-		if (fit >= 0)
-			printf(",\"fit\":{\"memory\":%lld,\"seqs\":%d}", (long long)c.memory, fit);
-		if (info.ranks > 1)
-			s = ranks(m, &lim, true, &err);
-		if (gpu)
-			s = predictions(m, gpu, c.context ? c.context : 1024, mem.weights, true,
-			                &err);
-		printf(",\"plan\":%s}\n", llmc_plan_json(m));
-	} else {
-		printf("%s\n", llmc_plan_text(m));
-		printf("memory for %d sequence%s of %d positions\n", lim.seqs ? lim.seqs : 1,
-		       lim.seqs > 1 ? "s" : "",
-		       lim.context                                 ? lim.context
-		       : info.max_positions < LLMC_DEFAULT_CONTEXT ? info.max_positions
-		                                                   : LLMC_DEFAULT_CONTEXT);
-		row("weights", mem.weights);
-		row("kv", mem.kv);
-		row("scratch", mem.scratch);
-		row("state", mem.state);
-		row("total", sum);
-		printf("kv per position: %s\n", human_bytes((double)mem.kv_per_token, text));
-		if (mem.kv_saved)
-			printf("sliding windows save %s of kv\n",
-			       human_bytes((double)mem.kv_saved, text));
-		if (mem.kv_exact)
-			printf("16-bit copies of recent and first positions, part of kv: %s\n",
-			       human_bytes((double)mem.kv_exact, text));
-		if (mem.kv_per_seq)
-			printf("recurrent state per sequence, part of kv: %s\n",
-			       human_bytes((double)mem.kv_per_seq, text));
-		if (mem.kv_snapshots)
-			printf("snapshots of recurrent states, part of kv: %s, %d per sequence for "
-			       "shared prefixes (none with --no-prefix-cache, run or chat), and %d "
-			       "for draft tokens (none with --speculate 0)\n",
-			       human_bytes((double)mem.kv_snapshots, text), lim.snapshots,
-			       lim.marks);
-		if (mem.kv_host)
-			printf("host memory for a server's prefix cache, in addition: %s\n",
-			       human_bytes((double)mem.kv_host, text));
-		if (info.ranks > 1)
-			s = ranks(m, &lim, false, &err);
-		if (fit >= 0)
-			printf("%s holds %d such sequences\n", human_bytes((double)c.memory, text),
-			       fit);
-		if (gpu)
-			s = predictions(m, gpu, c.context ? c.context : 1024, mem.weights, false,
-			                &err);
+	llmc_error err = { 0 };
+	llmc_model *m = NULL;
+	char folder[512];
+	int code = parse(argc, argv, &p);
+
+	if (code)
+		return code;
+	if (p.gpu) { /* plan for that GPU */
+		if (llmc_gpu_find(p.gpu, &p.g, &err) != LLMC_OK)
+			return fail_with(&err);
+		p.c.device = p.c.device ? p.c.device : "cuda";
+		p.c.arch = p.c.arch ? p.c.arch : p.g.arch;
+	}
+	if (!kernel_folder(&p, folder, sizeof folder))
+		return opt_usage_error(&cmd_plan,
+		                       "--html: cannot create a temporary folder for the kernels; "
+		                       "set TMPDIR, or name one with --artifact");
+	llmc_status s = open_model(&p.c, p.path, true, &m, &err);
+	if (s == LLMC_OK)
+		s = measure(&p, m, &err);
+	if (*folder)
+		plan_html_forget(folder);
+	if (s == LLMC_OK && !p.html) {
+		llmc_info(m, &info);
+		s = p.c.json ? print_json(&p, m, &info, &err) : print_text(&p, m, &info, &err);
 	}
 	llmc_close(m);
-	free(c.set.v);
+	free(p.c.set.v);
 	return s == LLMC_OK ? 0 : fail_with(&err);
 }
 

@@ -159,223 +159,281 @@ check_file(const char *path, const char *schema, const char *rules)
 	return complete ? 0 : EXIT_CHECK;
 }
 
+typedef struct Run {
+	Common c;
+	Sampling smp;
+	const char *path, *prompt, *file, *tokens, *logits, *system, *schema, *rules, *check,
+	    *draft;
+	bool chat, show_tokens, no_special;
+	llmc_limits lim;
+	int32_t *tok; /* prompt */
+	size_t n_tok;
+} Run;
+
+/* Report options that contradict each other. Returns 0 or the exit code. */
+static int
+check_options(const Run *r, bool model)
+{
+	if (r->schema && r->rules)
+		return opt_usage_error(&cmd_run, "--schema and --grammar exclude each other");
+	if (r->check && !r->schema && !r->rules)
+		return opt_usage_error(&cmd_run, "--check needs --schema or --grammar");
+	if (r->check)
+		return 0;
+	if (!model)
+		return opt_usage_error(&cmd_run, "name a model");
+	if ((r->prompt != NULL) + (r->file != NULL) + (r->tokens != NULL) > 1)
+		return opt_usage_error(&cmd_run,
+		                       "--prompt, --file and --tokens exclude each other");
+	if (!sampling_known(r->smp.by))
+		return opt_usage_error(&cmd_run, "--sampling %s: expected model or neutral",
+		                       r->smp.by);
+	if (r->logits && r->draft)
+		return opt_usage_error(&cmd_run, "--logits and --draft exclude each other");
+	if (r->draft && r->smp.p.speculate < 1)
+		return opt_usage_error(&cmd_run, "--draft and --speculate 0 exclude each other");
+	if (r->system && !r->chat)
+		return opt_usage_error(&cmd_run, "--system needs --chat");
+	return 0;
+}
+
+static int
+parse(int argc, char **argv, Run *r)
+{
+	const char *args[1] = { NULL };
+	Sampling *smp = &r->smp;
+	const Opt opt[] = {
+		{ OPT_GROUP, 0, "Prompt", NULL, NULL, NULL },
+		{ OPT_TEXT, 'p', "prompt", "TEXT", &r->prompt,
+		  "prompt; without it standard input is read" },
+		{ OPT_TEXT, 'f', "file", "FILE", &r->file,
+		  "read the prompt from a file (- is standard input)" },
+		{ OPT_TEXT, 0, "tokens", "1,2,3", &r->tokens,
+		  "prompt as token ids; needs no tokenizer" },
+		{ OPT_FLAG, 0, "chat", NULL, &r->chat,
+		  "send the prompt as a user message through the chat template" },
+		{ OPT_TEXT, 0, "system", "TEXT", &r->system, "system message, with --chat" },
+		{ OPT_FLAG, 0, "no-special", NULL, &r->no_special,
+		  "add and recognise no special tokens" },
+		{ OPT_TEXT, 0, "logits", "FILE.npy", &r->logits,
+		  "write the prompt's logits [n_prompt, vocab], fp32" },
+		{ OPT_FLAG, 0, "show-tokens", NULL, &r->show_tokens, "print ids, not text" },
+		OPT_SAMPLING_BY(smp->by,
+		                "model: the model's own advice, where its files have some, "
+		                "is the default of sampling options; neutral: the values "
+		                "below are [model with --chat, else neutral]"),
+		OPT_SAMPLING,
+		OPT_DRAFT(r->draft),
+		{ OPT_TEXT, 0, "schema", "FILE", &r->schema,
+		  "the output is JSON of this schema (- is standard input); see "
+		  "docs/constrained.md" },
+		{ OPT_TEXT, 0, "grammar", "FILE", &r->rules,
+		  "the output matches this grammar: Lark if the file name ends in .lark, else "
+		  "GBNF" },
+		{ OPT_TEXT, 0, "check", "FILE", &r->check,
+		  "with --schema or --grammar: report whether the file matches it (- is standard "
+		  "input); needs no model" },
+		OPT_COMMON(r->c),
+	};
+
+	size_t n_arg = OPT_PARSE(&cmd_run, opt, argc, argv, args);
+	int code = check_options(r, n_arg > 0);
+	if (!code && r->tokens && !parse_ids(r->tokens, &r->tok, &r->n_tok))
+		return opt_usage_error(&cmd_run, "--tokens %s: expected ids such as 1,2,3",
+		                       r->tokens);
+	r->path = args[0];
+	return code;
+}
+
+/* Limits of the session. --logits needs as many output rows as tokens per step. */
+static void
+set_limits(Run *r)
+{
+	llmc_limits *lim = &r->lim;
+
+	*lim = limits_of(&r->c);
+	if (r->smp.p.speculate > 0) {
+		lim->n_out = 1 + r->smp.p.speculate;
+		lim->marks = 1; /* one mark per step, before its draft tokens */
+	}
+	if (r->logits) {
+		lim->chunk = lim->chunk ? lim->chunk : 512;
+		if (lim->context && lim->chunk > lim->context)
+			lim->chunk = lim->context;
+		lim->n_out = lim->chunk;
+	}
+}
+
+/* Fill the chat template with the user's message, which is freed, and the system message. */
+static llmc_status
+fill_template(const Run *r, const llmc_tokenizer *t, char **text, size_t *n_bytes, llmc_error *err)
+{
+	/* build the messages by a memory stream, to share json_text's escaping */
+	char *json = NULL, *filled = NULL;
+	size_t json_n = 0;
+	FILE *f = open_memstream(&json, &json_n);
+
+	if (f) {
+		fputc('[', f);
+		if (r->system) {
+			fputs("{\"role\":\"system\",\"content\":", f);
+			json_text(f, r->system, strlen(r->system));
+			fputs("},", f);
+		}
+		fputs("{\"role\":\"user\",\"content\":", f);
+		json_text(f, *text, *n_bytes);
+		fputs("}]", f);
+		fclose(f);
+	}
+	llmc_status status = chat_alloc(t, json ? json : "[]", "{\"add_generation_prompt\":true}",
+	                                &filled, n_bytes, err);
+	free(json);
+	free(*text);
+	*text = filled;
+	return status;
+}
+
+/* Read and tokenize the prompt. */
+static llmc_status
+read_prompt(Run *r, const llmc_model *m, llmc_error *err)
+{
+	const llmc_tokenizer *t = llmc_model_tokenizer(m);
+	llmc_status status = LLMC_OK;
+	size_t n_bytes = 0;
+
+	if (r->tokens)
+		return LLMC_OK;
+	if (!t) {
+		snprintf(err->text, sizeof err->text,
+		         "%s: has no tokenizer; pass token ids with --tokens 1,2,3", r->path);
+		return err->code = LLMC_E_INPUT;
+	}
+	char *text = r->prompt ? strdup(r->prompt) : read_all(r->file ? r->file : "-", &n_bytes);
+	if (!text)
+		return err->code = LLMC_E_INPUT; /* read_all has printed the error */
+	if (r->prompt)
+		n_bytes = strlen(text);
+	if (r->chat)
+		status = fill_template(r, t, &text, &n_bytes, err);
+	int flags = r->no_special ? 0
+	            : r->chat     ? LLMC_PARSE_SPECIAL
+	                          : LLMC_ADD_SPECIAL | LLMC_PARSE_SPECIAL;
+	if (status == LLMC_OK)
+		status = tokenize_alloc(t, text, n_bytes, flags, &r->tok, &r->n_tok, err);
+	free(text);
+	return status;
+}
+
+/* Open the grammar of --schema or --grammar, if any. */
+static llmc_status
+open_grammar(const Run *r, const llmc_model *m, llmc_grammar **out, llmc_error *err)
+{
+	const llmc_tokenizer *t = llmc_model_tokenizer(m);
+
+	if (!r->schema && !r->rules)
+		return LLMC_OK;
+	if (!t) {
+		snprintf(err->text, sizeof err->text,
+		         "%s: the model has no tokenizer, which --schema and --grammar need",
+		         r->path);
+		return err->code = LLMC_E_INPUT;
+	}
+	return grammar_file(t, r->schema, r->rules, out, err);
+}
+
+static int
+print_result(const Run *r, const RunState *out, const TokenSource *s, const llmc_result *res,
+             double load_s)
+{
+	char drafted[100];
+
+	if (out->failed) {
+		complain("out of memory");
+		return EXIT_MACHINE;
+	}
+	if (r->c.json) {
+		print_json(out, r->tok, r->n_tok, res, load_s);
+		return 0;
+	}
+	for (size_t i = 0; r->show_tokens && i < out->n_id; i++)
+		printf("%s%d", i ? "," : "", out->id[i]);
+	putchar('\n');
+	fflush(stdout);
+	token_source_drafts(s, drafted, sizeof drafted);
+	if (!r->c.quiet)
+		fprintf(stderr,
+		        "llmc: loaded in %.2f s; %d prompt tokens in %.3f s (%.0f/s); %d new in "
+		        "%.2f s (%.1f/s)%s\n",
+		        load_s, res->n_prompt, res->prefill_s,
+		        res->prefill_s > 0 ? res->n_prompt / res->prefill_s : 0, res->n_new,
+		        res->decode_s,
+		        res->decode_s > 0 && res->n_new > 1 ? (res->n_new - 1) / res->decode_s : 0,
+		        drafted);
+	return 0;
+}
+
+/* Generate with an open model. Returns the exit code; on an error *err is set. */
+static int
+generate(Run *r, llmc_model *m, llmc_error *err)
+{
+	llmc_model_info info = LLMC_INIT(llmc_model_info);
+	llmc_result res = LLMC_INIT(llmc_result);
+	RunState out = { .quiet_text = r->c.json || r->show_tokens };
+	llmc_grammar *grammar = NULL;
+	TokenSource s = { 0 };
+	int code = 0;
+
+	llmc_info(m, &info);
+	llmc_status status = read_prompt(r, m, err);
+	if (status != LLMC_OK)
+		return fail_with(err);
+	if (r->logits && r->lim.chunk > r->lim.context)
+		r->lim.chunk = r->lim.n_out = r->lim.context;
+	if (!r->c.quiet)
+		fprintf(stderr, "llmc: %s\n", r->c.fit_text);
+	sampling_advice(m, &r->smp, r->smp.by ? !strcmp(r->smp.by, "model") : r->chat, r->c.quiet);
+	llmc_params p = params_of(&r->smp);
+	status = token_source_open(&r->c, m, r->path, r->draft, &r->smp, &r->lim, &s, err);
+	if (status == LLMC_OK && r->logits)
+		status = prompt_logits(s.s, &info, r->tok, r->n_tok, r->lim.chunk, r->logits, err);
+	if (status == LLMC_OK)
+		status = open_grammar(r, m, &grammar, err);
+	p.grammar = grammar;
+	if (status == LLMC_OK)
+		status = token_source_run(&s, r->tok, r->n_tok, &p, on_token, &out, &res, err);
+	code = status == LLMC_OK ? print_result(r, &out, &s, &res, info.load_s) : fail_with(err);
+	if (status == LLMC_OK && interrupted())
+		code = EXIT_INTERRUPTED;
+	token_source_close(&s);
+	llmc_grammar_close(grammar);
+	free(out.id);
+	free(out.text);
+	return code;
+}
+
 static int
 run(int argc, char **argv)
 {
-	Common c = { 0 };
-	Sampling smp = { .p.speculate = LLMC_MAX_SPECULATE };
-	const char *prompt = NULL, *file = NULL, *tokens = NULL, *logits = NULL, *system = NULL,
-	           *schema = NULL, *rules = NULL, *check = NULL, *draft = NULL, *args[1] = { NULL };
-	bool chat = false, show_tokens = false, no_special = false;
-	const Opt opt[] = {
-		{ OPT_GROUP, 0, "Prompt", NULL, NULL, NULL },
-		{ OPT_TEXT, 'p', "prompt", "TEXT", &prompt,
-		  "prompt; without it standard input is read" },
-		{ OPT_TEXT, 'f', "file", "FILE", &file,
-		  "read the prompt from a file (- is standard input)" },
-		{ OPT_TEXT, 0, "tokens", "1,2,3", &tokens,
-		  "prompt as token ids; needs no tokenizer" },
-		{ OPT_FLAG, 0, "chat", NULL, &chat,
-		  "send the prompt as a user message through the chat template" },
-		{ OPT_TEXT, 0, "system", "TEXT", &system, "system message, with --chat" },
-		{ OPT_FLAG, 0, "no-special", NULL, &no_special,
-		  "add and recognise no special tokens" },
-		{ OPT_TEXT, 0, "logits", "FILE.npy", &logits,
-		  "write the prompt's logits [n_prompt, vocab], fp32" },
-		{ OPT_FLAG, 0, "show-tokens", NULL, &show_tokens, "print ids, not text" },
-		OPT_SAMPLING_BY(smp.by, "model: the model's own advice, where its files have some, "
-		                        "is the default of sampling options; neutral: the values "
-		                        "below are [model with --chat, else neutral]"),
-		OPT_SAMPLING,
-		OPT_DRAFT(draft),
-		{ OPT_TEXT, 0, "schema", "FILE", &schema,
-		  "the output is JSON of this schema (- is standard input); see "
-		  "docs/constrained.md" },
-		{ OPT_TEXT, 0, "grammar", "FILE", &rules,
-		  "the output matches this grammar: Lark if the file name ends in .lark, else "
-		  "GBNF" },
-		{ OPT_TEXT, 0, "check", "FILE", &check,
-		  "with --schema or --grammar: report whether the file matches it (- is standard "
-		  "input); needs no model" },
-		OPT_COMMON(c),
-	};
+	Run r = { .smp.p.speculate = LLMC_MAX_SPECULATE };
 	llmc_error err = { 0 };
 	llmc_model *m = NULL;
-	TokenSource s = { 0 };
-	llmc_grammar *grammar = NULL;
-	int32_t *tok = NULL;
-	size_t n_tok = 0, n_bytes = 0;
-	char *text = NULL;
-	RunState r = { 0 };
-	int code = 0;
+	int code = parse(argc, argv, &r);
 
-	size_t n_arg = OPT_PARSE(&cmd_run, opt, argc, argv, args);
-	if (check && schema && rules)
-		return opt_usage_error(&cmd_run, "--schema and --grammar exclude each other");
-	if (check && !schema && !rules)
-		return opt_usage_error(&cmd_run, "--check needs --schema or --grammar");
-	if (check)
-		return check_file(check, schema, rules);
-	if (n_arg == 0)
-		return opt_usage_error(&cmd_run, "name a model");
-	if ((prompt != NULL) + (file != NULL) + (tokens != NULL) > 1)
-		return opt_usage_error(&cmd_run,
-		                       "--prompt, --file and --tokens exclude each other");
-	if (tokens && !parse_ids(tokens, &tok, &n_tok))
-		return opt_usage_error(&cmd_run, "--tokens %s: expected ids such as 1,2,3", tokens);
-	if (schema && rules)
-		return opt_usage_error(&cmd_run, "--schema and --grammar exclude each other");
-	if (!sampling_known(smp.by))
-		return opt_usage_error(&cmd_run, "--sampling %s: expected model or neutral",
-		                       smp.by);
-	if (logits && draft)
-		return opt_usage_error(&cmd_run, "--logits and --draft exclude each other");
-	if (draft && smp.p.speculate < 1)
-		return opt_usage_error(&cmd_run, "--draft and --speculate 0 exclude each other");
-	if (system && !chat)
-		return opt_usage_error(&cmd_run, "--system needs --chat");
-	draft_prepare(&c, draft);
-	llmc_limits lim = limits_of(&c);
-	int32_t chunk = lim.chunk ? lim.chunk : 512;
-	if (smp.p.speculate > 0)
-		lim.n_out = 1 + smp.p.speculate,
-		lim.marks = 1; /* one mark per step, before its draft tokens */
-	if (logits) {
-		if (lim.context && chunk > lim.context)
-			chunk = lim.context;
-		lim.chunk = chunk;
-		lim.n_out = chunk;
+	if (!code && r.check)
+		code = check_file(r.check, r.schema, r.rules);
+	else if (!code) {
+		draft_prepare(&r.c, r.draft);
+		set_limits(&r);
+		r.c.fit = &r.lim;
+		/* until here a signal ends the process */
+		llmc_status status = open_model(&r.c, r.path, false, &m, &err);
+		interrupt_install();
+		code = status == LLMC_OK ? generate(&r, m, &err) : fail_with(&err);
 	}
-	c.fit = &lim;
-	/* until here a signal ends the process */
-	llmc_status status = open_model(&c, args[0], false, &m, &err);
-	if (status != LLMC_OK)
-		goto out;
-	interrupt_install();
-	llmc_model_info info = LLMC_INIT(llmc_model_info);
-	llmc_info(m, &info);
-	if (!tokens) {
-		const llmc_tokenizer *t = llmc_model_tokenizer(m);
-		if (!t) {
-			err.code = status = LLMC_E_INPUT;
-			snprintf(err.text, sizeof err.text,
-			         "%s: has no tokenizer; pass token ids with --tokens 1,2,3",
-			         args[0]);
-			goto out;
-		}
-		if (prompt) {
-			text = strdup(prompt);
-			n_bytes = strlen(prompt);
-		} else {
-			text = read_all(file ? file : "-", &n_bytes);
-		}
-		if (!text) {
-			code = EXIT_INPUT;
-			goto done;
-		}
-		if (chat) {
-			/* build the messages by a memory stream, to share json_text's escaping */
-			char *json = NULL, *filled = NULL;
-			size_t json_n = 0;
-			FILE *f = open_memstream(&json, &json_n);
-			if (f) {
-				fputc('[', f);
-				if (system) {
-					fputs("{\"role\":\"system\",\"content\":", f);
-					json_text(f, system, strlen(system));
-					fputs("},", f);
-				}
-				fputs("{\"role\":\"user\",\"content\":", f);
-				json_text(f, text, n_bytes);
-				fputs("}]", f);
-				fclose(f);
-			}
-			status =
-			    chat_alloc(t, json ? json : "[]", "{\"add_generation_prompt\":true}",
-			               &filled, &n_bytes, &err);
-			free(json);
-			free(text);
-			text = filled;
-			if (status != LLMC_OK)
-				goto out;
-		}
-		int flags = no_special ? 0
-		            : chat     ? LLMC_PARSE_SPECIAL
-		                       : LLMC_ADD_SPECIAL | LLMC_PARSE_SPECIAL;
-		status = tokenize_alloc(t, text, n_bytes, flags, &tok, &n_tok, &err);
-		if (status != LLMC_OK)
-			goto out;
-	}
-	if (logits && chunk > lim.context)
-		lim.chunk = lim.n_out = chunk = lim.context;
-	if (!c.quiet)
-		fprintf(stderr, "llmc: %s\n", c.fit_text);
-	sampling_advice(m, &smp, smp.by ? !strcmp(smp.by, "model") : chat, c.quiet);
-	status = token_source_open(&c, m, args[0], draft, &smp, &lim, &s, &err);
-	if (status != LLMC_OK)
-		goto out;
-	if (logits &&
-	    (status = prompt_logits(s.s, &info, tok, n_tok, chunk, logits, &err)) != LLMC_OK)
-		goto out;
-	llmc_params p = params_of(&smp);
-	if (schema || rules) {
-		const llmc_tokenizer *t = llmc_model_tokenizer(m);
-		if (!t) {
-			err.code = status = LLMC_E_INPUT;
-			snprintf(
-			    err.text, sizeof err.text,
-			    "%s: the model has no tokenizer, which --schema and --grammar need",
-			    args[0]);
-			goto out;
-		}
-		status = grammar_file(t, schema, rules, &grammar, &err);
-		if (status != LLMC_OK)
-			goto out;
-		p.grammar = grammar;
-	}
-	llmc_result res = LLMC_INIT(llmc_result);
-	r.quiet_text = c.json || show_tokens;
-	status = token_source_run(&s, tok, n_tok, &p, on_token, &r, &res, &err);
-	if (status != LLMC_OK)
-		goto out;
-	if (r.failed) {
-		complain("out of memory");
-		code = EXIT_MACHINE;
-	} else if (c.json) {
-		print_json(&r, tok, n_tok, &res, info.load_s);
-	} else {
-		for (size_t i = 0; show_tokens && i < r.n_id; i++)
-			printf("%s%d", i ? "," : "", r.id[i]);
-		putchar('\n');
-		fflush(stdout);
-		char drafted[100];
-		token_source_drafts(&s, drafted, sizeof drafted);
-		if (!c.quiet)
-			fprintf(stderr,
-			        "llmc: loaded in %.2f s; %d prompt tokens in %.3f s (%.0f/s); %d "
-			        "new in %.2f s (%.1f/s)%s\n",
-			        info.load_s, res.n_prompt, res.prefill_s,
-			        res.prefill_s > 0 ? res.n_prompt / res.prefill_s : 0, res.n_new,
-			        res.decode_s,
-			        res.decode_s > 0 && res.n_new > 1 ? (res.n_new - 1) / res.decode_s
-			                                          : 0,
-			        drafted);
-	}
-	if (interrupted())
-		code = EXIT_INTERRUPTED;
-out:
-	if (status != LLMC_OK)
-		code = fail_with(&err);
-done:
-	token_source_close(&s);
-	llmc_grammar_close(grammar);
 	llmc_close(m);
-	free(tok);
-	free(text);
-	free(r.id);
-	free(r.text);
-	free(smp.stop.v);
-	free(c.set.v);
+	free(r.tok);
+	free(r.smp.stop.v);
+	free(r.c.set.v);
 	return code;
 }
 

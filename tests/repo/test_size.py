@@ -16,11 +16,6 @@ LONG_FILES = {
 LONG_FUNCTIONS = {
     "ops/shapes.c op_shapes",  # one case per op
     # to be divided
-    "cli/cmd_bench.c bench",
-    "cli/cmd_chat.c chat",
-    "cli/cmd_plan.c plan",
-    "cli/cmd_run.c run",
-    "cli/cmd_serve.c serve",
     "compiler/fuse/fuse_mla.c fuse_mla",
     "emu/core/shadow.c shadow_access",
     "emu/nvrtc/nvrtc.c nvrtcCompileProgram",

@@ -1,0 +1,244 @@
+/* Options of llmc serve. */
+#include "cli/serve_options.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* destination of the table below */
+static ServeArgs given;
+
+static Opt opt[] = {
+	{ OPT_GROUP, 0, "Address", NULL, NULL, NULL },
+	{ OPT_TEXT, 0, "host", "ADDRESS", &given.so.host,
+	  "address to listen on; beyond loopback a key is required [127.0.0.1]" },
+	{ OPT_INT, 'p', "port", "N", &given.so.port,
+	  "port to listen on; 0: the kernel chooses one [8000]" },
+	{ OPT_TEXT, 0, "api-key", "KEY", &given.so.api_key,
+	  "key that clients must send as 'Authorization: Bearer KEY' [none]" },
+	{ OPT_TEXT, 0, "api-key-file", "FILE", &given.key_file,
+	  "file whose first line is the API key" },
+	{ OPT_TEXT, 0, "keys", "FILE", &given.so.keys,
+	  "file of keys with limits, one per line: NAME KEY [requests=N] [tokens=N] "
+	  "[priority=N]; SIGHUP reloads it [none]" },
+	{ OPT_FLAG, 0, "share-prefix", NULL, &given.so.share_prefix,
+	  "share cached prefix pages between the keys of --keys; a client can then test "
+	  "what others have sent" },
+	{ OPT_FLAG, 0, "open-probes", NULL, &given.so.open_probes,
+	  "serve /metrics, /v1/models, /get_load and /model_info without a key, for "
+	  "routers and scrapers" },
+	{ OPT_FLAG, 0, "allow-remote", NULL, &given.so.allow_remote,
+	  "allow an address beyond loopback without a key" },
+	{ OPT_TEXT, 0, "allow-origin", "ORIGIN", &given.so.allow_origin,
+	  "allow web pages of this origin to call; * for all [none]" },
+	{ OPT_TEXT, 0, "allow-host", "NAMES", &given.so.allow_host,
+	  "without a key, further Host names to accept: a.b,c.d or * [addresses, "
+	  "localhost]" },
+	{ OPT_TEXT, 0, "model-name", "NAME", &given.model_name,
+	  "name of the model in the API [its own name]" },
+	{ OPT_TEXT, 0, "config", "FILE", &given.config,
+	  "YAML file of these options, one per line: 'port: 8000'" },
+	{ OPT_GROUP, 0, "Models", NULL, NULL, NULL },
+	{ OPT_LIST, 0, "model", "NAME=PATH", &given.models,
+	  "model and its name in the API; may be repeated: the first is opened at once, "
+	  "the others on their first request" },
+	{ OPT_INT, 0, "lora-slots", "N", &given.slots,
+	  "N adapters share the model's engine and one batch; the least recently used is "
+	  "replaced; 0: each adapter has its own copy of the weights [0]" },
+	{ OPT_INT, 0, "lora-rank", "N", &given.rank,
+	  "largest adapter rank that a slot holds [16]" },
+	{ OPT_TEXT, 0, "lora-dir", "DIR", &given.so.lora_dir,
+	  "folder from which clients may load adapters with /v1/load_lora_adapter [not "
+	  "allowed]" },
+	{ OPT_FLOAT, 0, "sleep-after", "SECONDS", &given.sleep_s,
+	  "close the engine of a model that was idle this long; its next request opens it "
+	  "again [never]" },
+	{ OPT_GROUP, 0, "Requests", NULL, NULL, NULL },
+	{ OPT_INT, 0, "max-input-length", "N", &given.so.max_input_length,
+	  "largest number of prompt tokens [max-total-tokens - 1]" },
+	{ OPT_INT, 0, "max-total-tokens", "N", &given.so.max_total_tokens,
+	  "largest number of prompt and new tokens together [the context]" },
+	{ OPT_BYTES, 0, "max-body-size", "SIZE", &given.so.max_body_bytes,
+	  "largest request body; a larger one gets 413 [2M]" },
+	{ OPT_TEXT, 0, "special-tokens-in-content", "KIND", &given.special,
+	  "special tokens in messages, names, tools and tool results: special, as in the "
+	  "reference implementations, or text [special]" },
+	OPT_SAMPLING_BY(given.sampling, "model: the model's own advice, where its files have "
+	                                "some, is the default of sampling fields that a "
+	                                "request omits; neutral: each API's own is [model]"),
+	{ OPT_FLOAT, 0, "request-timeout", "SECONDS", &given.request_s,
+	  "time after which a request fails [no limit]" },
+	{ OPT_GROUP, 0, "Batching", NULL, NULL, NULL },
+	{ OPT_INT, 0, "max-concurrent-requests", "N", &given.eo.max_concurrent_requests,
+	  "requests that may wait or run at a time; more get 429 [128]" },
+	{ OPT_INT, 0, "max-batch-prefill-tokens", "N", &given.eo.max_batch_prefill_tokens,
+	  "prompt tokens per step [chunk]" },
+	{ OPT_INT64, 0, "max-batch-total-tokens", "N", &given.eo.max_batch_total_tokens,
+	  "a request starts only if prompt + new tokens of all running requests fit [if "
+	  "its prompt fits]" },
+	{ OPT_INT64, 0, "kv-tokens", "N", &given.kv_tokens,
+	  "KV positions of all sequences together [max-batch-total-tokens, or --seqs "
+	  "contexts as "
+	  "far as memory allows]" },
+	{ OPT_FLAG, 0, "no-prefix-cache", NULL, &given.eo.no_prefix_cache,
+	  "do not reuse the KV of shared prefixes" },
+	{ OPT_INT, 0, "speculate", "N", &given.speculate,
+	  "draft up to N tokens per step by n-gram lookup when few requests run and it is "
+	  "faster; the output is the same; 0: never [15]" },
+	OPT_DRAFT(given.draft_path),
+	{ OPT_TEXT, 0, "prefix-dir", "DIR", &given.eo.prefix_dir,
+	  "folder that keeps prefix pages as files, for restarts and for other servers of "
+	  "the same model [none]" },
+	{ OPT_BYTES, 0, "prefix-dir-size", "SIZE", &given.eo.prefix_dir_bytes,
+	  "size limit of these files; the least recently used are removed first [8G]" },
+	{ OPT_BYTES, 0, "swap-memory", "SIZE", &given.eo.swap_bytes,
+	  "host memory for the KV of preempted requests; not with kv.host [0: recompute "
+	  "them]" },
+	{ OPT_TEXT, 0, "batch-dir", "DIR", &given.so.batch_dir,
+	  "folder for OpenAI's /v1/files and /v1/batches, which enables them; batches run "
+	  "at the lowest priority and continue after a restart [none]" },
+	{ OPT_BYTES, 0, "batch-dir-size", "SIZE", &given.so.batch_dir_bytes,
+	  "size limit of these files [1G]" },
+	{ OPT_GROUP, 0, "Connections", NULL, NULL, NULL },
+	{ OPT_INT, 0, "max-connections", "N", &given.so.max_connections,
+	  "largest number of connections; a further one closes the oldest idle one "
+	  "[1000]" },
+	{ OPT_INT, 0, "max-connections-per-client", "N", &given.so.max_connections_per_client,
+	  "largest number of connections per client address [no limit]" },
+	{ OPT_FLOAT, 0, "header-timeout", "SECONDS", &given.header_s,
+	  "time until a request's header must be complete [10]" },
+	{ OPT_FLOAT, 0, "body-timeout", "SECONDS", &given.body_s,
+	  "time until a request's body must be complete [60]" },
+	{ OPT_FLOAT, 0, "idle-timeout", "SECONDS", &given.idle_s,
+	  "time after which an idle connection is closed [75]" },
+	{ OPT_FLOAT, 0, "drain-delay", "SECONDS", &given.leave_s,
+	  "after SIGTERM or SIGINT, time in which /health returns 503 while requests are "
+	  "still accepted [0]" },
+	{ OPT_FLOAT, 0, "drain-timeout", "SECONDS", &given.drain_s,
+	  "after that, time in which running requests may finish [30]" },
+	{ OPT_GROUP, 0, "Log", NULL, NULL, NULL },
+	{ OPT_TEXT, 0, "log-file", "FILE", &given.log_file,
+	  "file to which one line per request is appended; SIGHUP reopens it [standard "
+	  "error]" },
+	{ OPT_TEXT, 0, "otlp", "URL", &given.so.otlp,
+	  "OpenTelemetry collector for spans of requests, such as http://127.0.0.1:4318 "
+	  "[off]" },
+	{ OPT_FLAG, 0, "log-json", NULL, &given.so.log_json, "write log lines as JSON objects" },
+	OPT_COMMON(given.c),
+	{ OPT_GROUP, 0, "Compatibility with TGI", NULL, NULL, NULL },
+	{ OPT_INT, 0, "max-best-of", "N", &given.so.max_best_of,
+	  "largest best_of in TGI's routes [2]" },
+	{ OPT_INT, 0, "max-stop-sequences", "N", &given.so.max_stop_sequences,
+	  "largest number of stop strings in TGI's routes [4]" },
+	{ OPT_INT, 0, "max-top-n-tokens", "N", &given.so.max_top_n_tokens,
+	  "largest top_n_tokens in TGI's routes [5]" },
+	{ OPT_INT, 0, "validation-workers", "N", &given.so.validation_workers,
+	  "threads that check and tokenize large requests, in addition to one for small "
+	  "requests [2]" },
+	{ OPT_FLOAT, 0, "waiting-served-ratio", "X", &given.eo.waiting_served_ratio,
+	  "requests join a running batch once waiting / running reaches this ratio [0: at "
+	  "once]" },
+	{ OPT_INT, 0, "max-waiting-tokens", "N", &given.eo.max_waiting_tokens,
+	  "... or after this many steps without a start [20]" },
+};
+enum { N_OPT = sizeof opt / sizeof *opt };
+
+/* Change the help of common options that mean more, or default to more, in a server. */
+static void
+adapt_common(void)
+{
+	opt_help(opt, N_OPT, &given.c.seqs, "largest batch: sequences that run at a time [16]");
+	opt_help(opt, N_OPT, &given.c.context,
+	         "positions per sequence [the model's, as far as memory allows]");
+	opt_help(opt, N_OPT, &given.c.memory,
+	         "limit of memory, for example 8G; with several models the least recently used is "
+	         "closed to make space");
+	for (size_t i = 0; i < N_OPT; i++)
+		if (opt[i].to == &given.c.lora) {
+			opt[i].kind = OPT_LIST;
+			opt[i].to = &given.loras;
+			opt[i].arg = "[NAME=]DIR";
+			opt[i].help = "merge a PEFT LoRA adapter into the weights; with NAME= "
+			              "serve it as a further model; may be repeated";
+		}
+}
+
+/* Check values that do not depend on the models. */
+static int
+check(const Command *cmd, ServeArgs *a)
+{
+	if (!sampling_known(a->sampling))
+		return opt_usage_error(cmd, "--sampling %s: expected model or neutral",
+		                       a->sampling);
+	a->so.neutral_sampling = a->sampling && !strcmp(a->sampling, "neutral");
+	if (a->slots < 0 || a->rank < 0 || (a->rank && !a->slots))
+		return opt_usage_error(cmd, "--lora-slots and --lora-rank must be at least 1, and "
+		                            "--lora-rank needs --lora-slots");
+	if (a->speculate < -1 || a->speculate > LLMC_MAX_SPECULATE)
+		return opt_usage_error(cmd, "--speculate: expected 0 to %d, got %d",
+		                       LLMC_MAX_SPECULATE, a->speculate);
+	a->eo.speculate = a->speculate == 0 ? -1 : a->speculate < 0 ? 0 : a->speculate;
+	if (a->c.seqs < 1)
+		return opt_usage_error(cmd, "--seqs: expected at least 1, got %d", a->c.seqs);
+	if (!(a->header_s >= 0 && a->body_s >= 0 && a->idle_s >= 0 && a->request_s >= 0 &&
+	      a->sleep_s >= 0 && a->drain_s >= 0 && a->leave_s >= 0))
+		return opt_usage_error(cmd, "timeouts must not be negative");
+	a->so.special_text = a->special && !strcmp(a->special, "text");
+	if (a->special && !a->so.special_text && strcmp(a->special, "special") != 0)
+		return opt_usage_error(
+		    cmd, "--special-tokens-in-content: expected special or text, got %s",
+		    a->special);
+	if (a->key_file && a->so.api_key)
+		return opt_usage_error(cmd, "--api-key and --api-key-file exclude each other");
+	return 0;
+}
+
+int
+serve_options(const Command *cmd, int argc, char **argv, ServeArgs **out)
+{
+	ServeArgs *a = &given;
+	const char *args[1] = { NULL };
+
+	*out = a;
+	a->so = LLMC_INIT(llmc_serve_options);
+	a->eo = LLMC_INIT(llmc_engine_options);
+	a->so.port = 8000;
+	a->speculate = -1;
+	a->drain_s = 30;
+	a->c.seqs = 16;
+	adapt_common();
+	a->argv = settings_merge("LLMC_SERVE_", opt, N_OPT, argc, argv, &argc, &a->set_models);
+	size_t n_arg = OPT_PARSE(cmd, opt, argc, a->argv, args);
+	int code = check(cmd, a);
+	if (code)
+		return code;
+	snprintf(a->slots_set, sizeof a->slots_set, "adapters.slots=%d", a->slots);
+	snprintf(a->rank_set, sizeof a->rank_set, "adapters.rank=%d", a->rank);
+	if ((a->slots && !list_add(&a->c.set, a->slots_set)) ||
+	    (a->rank && !list_add(&a->c.set, a->rank_set)))
+		return EXIT_MACHINE;
+	code = serve_models(cmd, &a->c, n_arg ? args[0] : NULL,
+	                    n_arg || a->models.n ? &a->models : &a->set_models, &a->loras,
+	                    a->model_name, &a->all);
+	if (code)
+		return code;
+	if (a->draft_path && a->all.n > 1)
+		return opt_usage_error(cmd, "--draft works only with one model");
+	draft_prepare(&a->all.model[0]->common, a->draft_path);
+	a->so.header_timeout_s = a->header_s;
+	a->so.body_timeout_s = a->body_s;
+	a->so.idle_timeout_s = a->idle_s;
+	a->so.request_timeout_s = a->request_s;
+	a->so.sleep_after_s = a->sleep_s;
+	return 0;
+}
+
+void
+serve_options_free(ServeArgs *a)
+{
+	serve_models_free(&a->all);
+	free(a->models.v);
+	free(a->set_models.v);
+	free(a->loras.v);
+	free(a->c.set.v);
+	free(a->argv);
+}

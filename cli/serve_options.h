@@ -1,0 +1,27 @@
+/* Command line of llmc serve, with its configuration file and environment variables. */
+#ifndef LLMC_CLI_SERVE_OPTIONS_H
+#define LLMC_CLI_SERVE_OPTIONS_H
+
+#include "cli/serve_models.h"
+
+typedef struct ServeArgs {
+	Common c;
+	llmc_serve_options so;  /* timeouts, log and engine are filled in by the command */
+	llmc_engine_options eo; /* likewise limits, log and draft model */
+	int32_t speculate;
+	int32_t slots, rank; /* --lora-slots, --lora-rank */
+	char slots_set[40], rank_set[40];
+	const char *draft_path, *sampling, *config, *key_file, *log_file, *model_name, *special;
+	List models, set_models, loras; /* set_models: of the file or the environment */
+	int64_t kv_tokens;
+	float header_s, body_s, idle_s, request_s, drain_s, leave_s, sleep_s;
+	char **argv; /* merged arguments */
+	ServeModels all;
+} ServeArgs;
+
+/* Parse and check. *out is static memory: a process serves once. Returns 0, or the exit code after
+ * printing an error. */
+int serve_options(const Command *cmd, int argc, char **argv, ServeArgs **out);
+void serve_options_free(ServeArgs *a);
+
+#endif
