@@ -43,7 +43,7 @@ llmc_status
 llmc_gpu_find(const char *name, llmc_gpu *out, llmc_error *err)
 {
 	const Gpu *g = gpu_find(name);
-	char list[256] = "";
+	char list[512] = "";
 
 	for (int i = 0; !g && gpu_at(i); i++)
 		snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i ? ", " : "",

@@ -22,10 +22,17 @@ static const LinkInfo links[] = {
 const LinkInfo *const gpu_network = &links[LINK_ndr];
 
 static const Gpu table[] = {
-#define GPU(name, title, target, sms, memory, bandwidth, peak, launch, link, source)               \
-	{ #name,         title,           target,                                                  \
-	  sms,           memory,          (bandwidth) * 1e9,                                       \
-	  (peak) * 1e12, (launch) * 1e-6, &links[LINK_##link],                                     \
+#define GPU(name, title, target, sms, memory, bandwidth, peak, l2, launch, link, source)           \
+	{ #name,                                                                                   \
+	  title,                                                                                   \
+	  target,                                                                                  \
+	  sms,                                                                                     \
+	  memory,                                                                                  \
+	  (int64_t)(l2) << 20,                                                                     \
+	  (bandwidth) * 1e9,                                                                       \
+	  (peak) * 1e12,                                                                           \
+	  (launch) * 1e-6,                                                                         \
+	  &links[LINK_##link],                                                                     \
 	  source },
 #include "compiler/gpu.def"
 #undef GPU
@@ -63,22 +70,28 @@ is_one_of(const char *word, const char *const *list)
 }
 
 /* Match a driver's device name: "NVIDIA H100 80GB HBM3" is h100, "NVIDIA GeForce RTX 4090" is
- * rtx4090. An unknown word means another device: 4090 Laptop GPU, 3090 Ti, H100 PCIe,
- * A100-SXM4-40GB. */
+ * rtx4090, "NVIDIA RTX PRO 6000 Blackwell Server Edition" is rtx-pro-6000. An unknown word means
+ * another device: 4090 Laptop GPU, 3090 Ti, H100 PCIe, A100-SXM4-40GB. */
 static bool
 is_called(const Gpu *g, const char *name)
 {
-	static const char *const maker[] = { "nvidia", "geforce", "tesla", "rtx", NULL };
-	static const char *const variant[] = { "sxm",   "sxm4", "sxm5",  "80gb", "141gb",
-		                               "180gb", "hbm3", "hbm3e", NULL };
+	static const char *const maker[] = { "nvidia", "geforce", "tesla", "rtx",
+		                             "jetson", "agx",     NULL };
+	static const char *const variant[] = { "sxm",    "sxm4",    "sxm5",      "sxm6",
+		                               "ac",     "80gb",    "141gb",     "180gb",
+		                               "hbm3",   "hbm3e",   "nvgpu",     "workstation",
+		                               "server", "edition", "blackwell", NULL };
 	const char *model = strncmp(g->name, "rtx", 3) ? g->name : g->name + 3;
-	char word[16];
+	char word[16], part[16];
 	bool found = false, rtx = false;
 
+	next_word(&model, part);
 	while (next_word(&name, word)) {
 		rtx |= !strcmp(word, "rtx");
-		if (!found && (!strcmp(word, g->name) || (rtx && !strcmp(word, model))))
+		if (!found && !strcmp(word, g->name))
 			found = true;
+		else if (!found && !strcmp(word, part) && (rtx || strncmp(g->name, "rtx", 3)))
+			found = !next_word(&model, part);
 		else if (!is_one_of(word, found ? variant : maker))
 			return false;
 	}

@@ -15,6 +15,7 @@ typedef struct LinkInfo {
 typedef struct Gpu {
 	const char *name, *title, *target;
 	int sms, memory_gib;
+	int64_t l2_bytes;
 	double bandwidth, peak; /* bytes/s, flop/s */
 	double launch_s;
 	const LinkInfo *link; /* to the other GPUs of the host */

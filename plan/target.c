@@ -14,22 +14,25 @@
 
 /* clang-format off */
 static const Target table[] = {
-	/* name           kind         isa        layout    arch exact  needs                              cflags */
-	{ "ref",          TARGET_REF,  "ref",     "row",    0,   false, 0,                                 "" },
-	{ "cpu-generic",  TARGET_CPU,  "generic", "r4",     0,   false, 0,                                 "-O3" },
-	{ "cpu-v3",       TARGET_CPU,  "v3",      "r8",     0,   false, CPU_AVX2,                          "-O3 " AVX2 },
-	{ "cpu-vnni",     TARGET_CPU,  "vnni",    "r8",     0,   false, CPU_AVX2 | CPU_VNNI,               "-O3 " VNNI " " AVX2 },
-	{ "cpu-v4",       TARGET_CPU,  "v4",      "r16",    0,   false, CPU_AVX2 | CPU_AVX512,             "-O3 " AVX512 " " AVX2 },
-	{ "cpu-amx",      TARGET_CPU,  "amx",     "r16",    0,   false, CPU_AVX2 | CPU_AVX512 | CPU_AMX,   "-O3 " AMX " " AVX512 " " AVX2 },
-	{ "cpu-neon",     TARGET_CPU,  "neon",    "r4",     0,   false, CPU_NEON,                          "-O3 " NEON },
-	{ "cpu-i8mm",     TARGET_CPU,  "i8mm",    "r4",     0,   false, CPU_NEON | CPU_I8MM,               "-O3 " I8MM },
-	{ "cuda-sm_75",   TARGET_CUDA, "sm_75",   "planes", 75,  false, 0,                                 "" },
-	{ "cuda-sm_80",   TARGET_CUDA, "sm_80",   "planes", 80,  false, 0,                                 "" },
-	{ "cuda-sm_86",   TARGET_CUDA, "sm_86",   "planes", 86,  false, 0,                                 "" },
-	{ "cuda-sm_89",   TARGET_CUDA, "sm_89",   "planes", 89,  false, 0,                                 "" },
-	{ "cuda-sm_90a",  TARGET_CUDA, "sm_90a",  "planes", 90,  true,  0,                                 "" },
-	{ "cuda-sm_100a", TARGET_CUDA, "sm_100a", "planes", 100, true,  0,                                 "" },
-	{ "cuda-sm_120a", TARGET_CUDA, "sm_120a", "planes", 120, true,  0,                                 "" },
+	/* name           kind         isa        layout    arch kernels exact  needs                              cflags */
+	{ "ref",          TARGET_REF,  "ref",     "row",    0,   0,      false, 0,                                 "" },
+	{ "cpu-generic",  TARGET_CPU,  "generic", "r4",     0,   0,      false, 0,                                 "-O3" },
+	{ "cpu-v3",       TARGET_CPU,  "v3",      "r8",     0,   0,      false, CPU_AVX2,                          "-O3 " AVX2 },
+	{ "cpu-vnni",     TARGET_CPU,  "vnni",    "r8",     0,   0,      false, CPU_AVX2 | CPU_VNNI,               "-O3 " VNNI " " AVX2 },
+	{ "cpu-v4",       TARGET_CPU,  "v4",      "r16",    0,   0,      false, CPU_AVX2 | CPU_AVX512,             "-O3 " AVX512 " " AVX2 },
+	{ "cpu-amx",      TARGET_CPU,  "amx",     "r16",    0,   0,      false, CPU_AVX2 | CPU_AVX512 | CPU_AMX,   "-O3 " AMX " " AVX512 " " AVX2 },
+	{ "cpu-neon",     TARGET_CPU,  "neon",    "r4",     0,   0,      false, CPU_NEON,                          "-O3 " NEON },
+	{ "cpu-i8mm",     TARGET_CPU,  "i8mm",    "r4",     0,   0,      false, CPU_NEON | CPU_I8MM,               "-O3 " I8MM },
+	{ "cuda-sm_75",   TARGET_CUDA, "sm_75",   "planes", 75,  75,     false, 0,                                 "" },
+	{ "cuda-sm_80",   TARGET_CUDA, "sm_80",   "planes", 80,  80,     false, 0,                                 "" },
+	{ "cuda-sm_86",   TARGET_CUDA, "sm_86",   "planes", 86,  86,     false, 0,                                 "" },
+	{ "cuda-sm_89",   TARGET_CUDA, "sm_89",   "planes", 89,  89,     false, 0,                                 "" },
+	{ "cuda-sm_90a",  TARGET_CUDA, "sm_90a",  "planes", 90,  90,     true,  0,                                 "" },
+	{ "cuda-sm_100a", TARGET_CUDA, "sm_100a", "planes", 100, 100,    true,  0,                                 "" },
+	{ "cuda-sm_103a", TARGET_CUDA, "sm_103a", "planes", 103, 100,    true,  0,                                 "" },
+	{ "cuda-sm_110a", TARGET_CUDA, "sm_110a", "planes", 110, 100,    true,  0,                                 "" },
+	{ "cuda-sm_120a", TARGET_CUDA, "sm_120a", "planes", 120, 120,    true,  0,                                 "" },
+	{ "cuda-sm_121a", TARGET_CUDA, "sm_121a", "planes", 121, 120,    true,  0,                                 "" },
 };
 /* clang-format on */
 enum { N_TARGET = sizeof table / sizeof *table };

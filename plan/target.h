@@ -30,7 +30,10 @@ typedef struct Target {
 	/* layout of matrices that kernels stream (formats/layout.h), if it supports their type and
 	 * columns */
 	const char *layout;
-	int arch;           /* GPUs: 10 x compute capability, 75 .. 120; else 0 */
+	int arch; /* GPUs: 10 x compute capability, 75 .. 121; else 0 */
+	/* GPUs: ARCH in the heads of templates, the architecture whose kernels and sizes of shared
+	 * memory this one has; 103 and 110 have those of 100, 121 those of 120 */
+	int kernels;
 	bool exact;         /* runs on this GPU architecture only, not on later ones */
 	int needs;          /* CPUs: CPU_* flags */
 	const char *cflags; /* CPUs: C compiler options */

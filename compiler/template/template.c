@@ -239,7 +239,7 @@ template_name(void *user, const char *name, HeadValue *out)
 	if (strcmp(name, "TARGET") == 0)
 		return set_word(out, b->ts->target->isa), true;
 	if (strcmp(name, "ARCH") == 0)
-		return *out = (HeadValue){ .kind = HEAD_INT, .i = b->ts->target->arch }, true;
+		return *out = (HeadValue){ .kind = HEAD_INT, .i = b->ts->target->kernels }, true;
 	if (strcmp(name, "DETERMINISTIC") == 0)
 		return *out = (HeadValue){ .kind = HEAD_INT, .i = b->ts->deterministic }, true;
 	if (strcmp(name, "SYMBOL") == 0)

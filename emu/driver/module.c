@@ -46,7 +46,7 @@ fits(const NvrtcSource *s)
 		return false;
 	if (s->ptx)
 		return s->arch <= emu_arch;
-	if (s->arch == 87 || emu_arch == 87)
+	if (s->arch == 87 || emu_arch == 87 || s->arch == 110 || emu_arch == 110)
 		return s->arch == emu_arch;
 	return s->arch / 10 == emu_arch / 10 && s->arch <= emu_arch;
 }

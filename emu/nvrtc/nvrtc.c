@@ -21,10 +21,10 @@ struct nvrtc_program {
 	bool compiled;
 };
 
-enum { N_ARCH = 10 };
+enum { N_ARCH = 11 };
 static const int archs[N_ARCH] = {
-	75, 80, 86, 87, 89, 90, 100, 120, 103, 121
-}; /* the last two since 12.9 */
+	75, 80, 86, 87, 89, 90, 100, 120, 103, 121, 110
+}; /* 103 and 121 since 12.9, 110 since 13.0 */
 
 /* Version number as in the driver: 13000 for 13.0 */
 static int
@@ -38,7 +38,7 @@ version(void)
 static int
 n_archs(void)
 {
-	return version() < 12090 ? N_ARCH - 2 : N_ARCH;
+	return version() < 12090 ? N_ARCH - 3 : version() < 13000 ? N_ARCH - 1 : N_ARCH;
 }
 
 API(const char *, nvrtcGetErrorString, (nvrtcResult r))

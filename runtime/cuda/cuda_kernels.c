@@ -159,11 +159,14 @@ open_compiler(CudaBuild *b, llmc_error *err)
 
 	TRY(nvrtc_open(&b->nvrtc, b->opt.driver, err));
 	cuda_arch(b->opt.cc, b->build.plan->target, arch);
+	/* Kernels that an architecture shares with an earlier one use nothing of its own. */
+	const Target *t = target_find(b->build.plan->target);
+	const bool portable = !strchr(arch, 'a') || t->kernels != t->arch;
 	int want = atoi(arch + 3);
 	for (int i = 0; i < n->n_arch; i++) {
 		last = n->arch[i] > last ? n->arch[i] : last;
-		if (n->arch[i] > best && (n->arch[i] == want ||
-		                          (!strchr(arch, 'a') && cuda_arch_fits(n->arch[i], want))))
+		if (n->arch[i] > best &&
+		    (n->arch[i] == want || (portable && cuda_arch_fits(n->arch[i], want))))
 			best = n->arch[i];
 	}
 	if (n->n_arch && !best)

@@ -1,8 +1,8 @@
 /* Targets and images that a device runs.
  *
- * Plans of sm_90a, sm_100a and sm_120a are for exactly these devices; the other targets use what
- * every later device has, and are compiled for the device at hand. So 8.7 runs the plan of sm_86,
- * and 10.3 or 12.1 that of sm_89.
+ * Plans of sm_90a and later are for exactly these devices; the other targets use what every later
+ * device has, and are compiled for the device at hand. So 8.7 runs the plan of sm_86. An
+ * architecture without a row in the table of targets runs the plan of sm_89.
  *
  * Images are more restricted, by the vendor's rule: one for sm_86 runs on 8.6 and on later devices
  * of the same major version (8.9), one for sm_90a on 9.0 only, and Tegra devices share images with

@@ -56,6 +56,7 @@ from waiting import HANG, SLOW  # noqa: E402
 
 TEMPLATES = ROOT / "templates"
 BUILD = Path(os.environ.get("LLMC_EMU_BUILD", ROOT / "build"))
+# sm_103a, sm_110a and sm_121a have the kernels of sm_100a and sm_120a.
 ARCHS = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"]
 REAL = os.environ.get("LLMC_TEST_GPU") == "1"
 BLOCK = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")

@@ -20,7 +20,7 @@ EVERY = "LLMC_CHECK_ALL" in os.environ  # make check-all
 TINY = (
     [(d, a) for a in nvrtc.ARCHS for d in ("f32", "bf16", "q8_0")]
     if EVERY
-    else [("q8_0", "sm_89"), ("bf16", "sm_100a"), ("f32", "sm_120a")]
+    else [("q8_0", "sm_89"), ("bf16", "sm_103a"), ("f32", "sm_121a")]
 )
 
 

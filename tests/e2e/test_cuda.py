@@ -64,10 +64,10 @@ def test_golden(name, gpu, tmp_path):
 
 @pytest.mark.parametrize(
     "name,arch",
-    [("qwen3-bias-tied", a) for a in ("sm_75", "sm_80", "sm_89", "sm_120a")]
-    + [("llama-bias-linear-bf16", "sm_100a")]
+    [("qwen3-bias-tied", a) for a in ("sm_75", "sm_80", "sm_89", "sm_121a")]
+    + [("llama-bias-linear-bf16", "sm_103a")]
     + (
-        [("qwen3-bias-tied", "sm_100a")]
+        [("qwen3-bias-tied", a) for a in ("sm_100a", "sm_103a", "sm_110a", "sm_120a")]
         + [("llama-bias-linear-bf16", a) for a in ("sm_75", "sm_80", "sm_89", "sm_120a")]
     )
     * EVERY,

@@ -13,10 +13,19 @@ targets(void **state)
 		int cc;
 		const char *best;
 	} want[] = {
-		{ 70, NULL },          { 75, "cuda-sm_75" },    { 80, "cuda-sm_80" },
-		{ 86, "cuda-sm_86" },  { 87, "cuda-sm_86" },    { 89, "cuda-sm_89" },
-		{ 90, "cuda-sm_90a" }, { 100, "cuda-sm_100a" }, { 103, "cuda-sm_89" },
-		{ 110, "cuda-sm_89" }, { 120, "cuda-sm_120a" }, { 121, "cuda-sm_89" },
+		{ 70, NULL },
+		{ 75, "cuda-sm_75" },
+		{ 80, "cuda-sm_80" },
+		{ 86, "cuda-sm_86" },
+		{ 87, "cuda-sm_86" },
+		{ 89, "cuda-sm_89" },
+		{ 90, "cuda-sm_90a" },
+		{ 100, "cuda-sm_100a" },
+		{ 103, "cuda-sm_103a" },
+		{ 110, "cuda-sm_110a" },
+		{ 120, "cuda-sm_120a" },
+		{ 121, "cuda-sm_121a" },
+		{ 101, "cuda-sm_89" }, /* no row of its own */
 	};
 	char arch[16];
 
@@ -51,6 +60,8 @@ targets(void **state)
 	assert_true(cuda_image_fits("cuda-sm_90a", 90));
 	assert_false(cuda_image_fits("cuda-sm_90a", 91));
 	assert_false(cuda_image_fits("cuda-sm_120a", 121));
+	assert_true(cuda_image_fits("cuda-sm_121a", 121));
+	assert_false(cuda_image_fits("cuda-sm_100a", 103));
 	assert_false(cuda_image_fits("cuda-sm_86", 87));
 	assert_false(cuda_arch_fits(87, 89));
 	assert_true(cuda_arch_fits(87, 87));

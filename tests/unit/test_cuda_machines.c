@@ -64,6 +64,16 @@ machines(void **state)
 	assert_int_equal(in_own_process("LLMC_EMU_DRIVER", "12040", LLMC_E_MISSING,
 	                                (const char *[]){ "13.0", "CUDA 12", "NVRTC", NULL }),
 	                 0);
+	/* CUDA 12.8 does not know sm_121; kernels shared with 12.0 are compiled for that. A Thor
+	 * runs its own images only. */
+	setenv("LLMC_EMU_NVRTC", "12080", 1);
+	assert_int_equal(
+	    in_own_process("LLMC_EMU_GPU", "sm_121", LLMC_OK, (const char *[]){ NULL }), 0);
+	assert_int_equal(
+	    in_own_process("LLMC_EMU_GPU", "sm_110", LLMC_E_MISSING,
+	                   (const char *[]){ "CUDA 12.8", "sm_110a", "Emulated Thor", NULL }),
+	    0);
+	unsetenv("LLMC_EMU_NVRTC");
 	assert_int_equal(
 	    in_own_process("LLMC_EMU_MEM_MB", "1", LLMC_E_MEMORY,
 	                   (const char *[]){ "weights  1.1 MB", "kv       384 bytes per position",

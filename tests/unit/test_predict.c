@@ -24,6 +24,14 @@ gpu_names_are_found(void **state)
 		{ "Tesla T4", "t4" },
 		{ "RTX 4090", "rtx4090" },
 		{ "H100", "h100" },
+		{ "NVIDIA B300 SXM6 AC", "b300" },
+		{ "NVIDIA GB200", "gb200" },
+		{ "NVIDIA GB300", "gb300" },
+		{ "NVIDIA GB10", "gb10" },
+		{ "NVIDIA Thor", "thor" },
+		{ "Orin (nvgpu)", "orin" },
+		{ "NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtx-pro-6000" },
+		{ "NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000" },
 	};
 	static const char *const other[] = {
 		"",
@@ -38,7 +46,12 @@ gpu_names_are_found(void **state)
 		"NVIDIA GeForce RTX 4090 D",
 		"NVIDIA GeForce RTX 3090 Ti",
 		"NVIDIA RTX A4090",
-		"NVIDIA GB10",
+		"NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+		"NVIDIA RTX PRO",
+		"NVIDIA RTX PRO 5000 Blackwell",
+		"NVIDIA RTX 6000 Ada Generation",
+		"PRO 6000",
+		"NVIDIA GB100",
 		"NVIDIA 4090",
 		"a100a10",
 	};
@@ -195,9 +208,10 @@ BENCH_TEST(collectives_of_a_step)
  * sampling), one launch each. From sm_90 on each may start before its predecessor has ended. */
 BENCH_TEST(kernels_of_a_decode_step)
 {
-	static const char *const target[] = { "cuda-sm_75",  "cuda-sm_80",  "cuda-sm_86",
-		                              "cuda-sm_89",  "cuda-sm_90a", "cuda-sm_100a",
-		                              "cuda-sm_120a" };
+	static const char *const target[] = { "cuda-sm_75",   "cuda-sm_80",   "cuda-sm_86",
+		                              "cuda-sm_89",   "cuda-sm_90a",  "cuda-sm_100a",
+		                              "cuda-sm_103a", "cuda-sm_110a", "cuda-sm_120a",
+		                              "cuda-sm_121a" };
 	static const char *const more[] = { "q8_0", "q4_k", "bf16" };
 
 	for (size_t t = 0; t < sizeof target / sizeof *target; t++)
