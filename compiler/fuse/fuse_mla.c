@@ -112,6 +112,180 @@ value_width(Fuse *f, const Op *op, int arg)
 	f->g->val[op->arg[arg]].dim[1] = shape[arg].cols;
 }
 
+/* Values and ops of one fusion */
+typedef struct LatentOps {
+	bool stacked;       /* q_a and kv_a are one matmul, with weight w and bias b */
+	int w, b, a, c;     /* a: its result, or that of q_a; c: result of kv_a if not stacked */
+	int q, tempered, o; /* query, also times its factor by position; attended latents */
+	Op first, part;     /* stacked matmul; q_a's columns for an indexer */
+	Op query, q_temperature, attend, value;
+} LatentOps;
+
+/* Build the stacked matmul, with the norm before it if a template accepts that. */
+static bool
+build_first(Fuse *f, const Latent *m, LatentOps *p)
+{
+	Graph *g = f->g;
+	const int h = m->q->arg[ARG(matmul, x)];
+	NormInput front[2] = { norm_input_of(f, h, 0), norm_input_none(h) };
+
+	for (int t = front[0].norm < 0 ? 1 : 0; t < 2; t++) {
+		p->first = fuse_op(OP_norm_matmul, m->q,
+		                   OP_ARGS(norm_matmul, .x = front[t].x, .nw = front[t].nw,
+		                           .nb = front[t].nb, .w = p->w, .b = p->b, .y = p->a));
+		op_set_int(g, &p->first, "rows", op_int(m->q, "rows") + op_int(m->kv, "rows"));
+		op_set_int(g, &p->first, "cols", op_int(m->q, "cols"));
+		op_makes(&p->first, fuse_name(f, p->a));
+		norm_input_set(f, &p->first, &front[t]);
+		value_width(f, &p->first, ARG(norm_matmul, y));
+		if (fuse_accepted(f, &p->first))
+			return true;
+	}
+	return false;
+}
+
+/* mla_query: queries in latent space, and the append to the cache */
+static void
+build_query(Fuse *f, const Latent *m, LatentOps *p, int64_t expand)
+{
+	Graph *g = f->g;
+	const Op *att = m->att;
+
+	p->query = fuse_op(OP_mla_query, m->q,
+	                   OP_ARGS(mla_query, .a = p->a, .c = p->c,
+	                           .qn = m->q_norm ? m->q_norm->arg[ARG(rmsnorm, w)] : -1,
+	                           .q_b = m->q_b ? m->q_b->arg[ARG(matmul, w)] : -1,
+	                           .kvn = m->norm->arg[ARG(rmsnorm, w)],
+	                           .k_b = att->arg[ARG(mla_attention, k_b)],
+	                           .rope = m->q_rope ? m->q_rope->arg[ARG(rope, rope)] : -1,
+	                           .kv = att->arg[ARG(mla_attention, kv)], .q = p->q,
+	                           .done = att->arg[ARG(mla_attention, done)]));
+	op_set_int(g, &p->query, "heads", op_int(att, "heads"));
+	op_set_int(g, &p->query, "q_rank", m->q_b ? op_int(m->q_b, "cols") : 0);
+	op_set_int(g, &p->query, "kv_rank", op_int(att, "kv_rank"));
+	op_set_int(g, &p->query, "nope_dim", op_int(att, "nope_dim"));
+	op_set_int(g, &p->query, "rope_dim", op_int(att, "rope_dim"));
+	op_set_int(g, &p->query, "fused", p->stacked);
+	op_set_int(g, &p->query, "expand", expand);
+	op_set_int(g, &p->query, "index_top_k", op_int(att, "index_top_k"));
+	op_set_num(g, &p->query, "eps", op_num(m->norm, "eps"));
+	op_set_word(g, &p->query, "style", m->q_rope ? op_word(m->q_rope, "style") : "none");
+	value_width(f, &p->query, ARG(mla_query, q));
+}
+
+/* mla_attend and mla_value: attention over latents, and the values of its result */
+static void
+build_attend(Fuse *f, const Latent *m, LatentOps *p, int64_t expand)
+{
+	Graph *g = f->g;
+	const Op *att = m->att;
+	const int k_b = att->arg[ARG(mla_attention, k_b)], v_b = att->arg[ARG(mla_attention, v_b)];
+
+	p->attend =
+	    fuse_op(OP_mla_attend, att,
+	            OP_ARGS(mla_attend, .q = p->tempered, .k_b = expand > 0 ? k_b : -1,
+	                    .v_b = expand > 0 ? v_b : -1, .kv = att->arg[ARG(mla_attention, kv)],
+	                    .done = att->arg[ARG(mla_attention, done)],
+	                    .sel = att->arg[ARG(mla_attention, sel)], .o = p->o));
+	op_set_int(g, &p->attend, "heads", op_int(att, "heads"));
+	op_set_int(g, &p->attend, "kv_rank", op_int(att, "kv_rank"));
+	op_set_int(g, &p->attend, "nope_dim", op_int(att, "nope_dim"));
+	op_set_int(g, &p->attend, "rope_dim", op_int(att, "rope_dim"));
+	op_set_int(g, &p->attend, "v_dim", op_int(att, "v_dim"));
+	op_set_int(g, &p->attend, "expand", expand);
+	op_set_int(g, &p->attend, "index_top_k", op_int(att, "index_top_k"));
+	op_set_num(g, &p->attend, "scale", op_num(att, "scale"));
+	value_width(f, &p->attend, ARG(mla_attend, o));
+	p->value = fuse_op(
+	    OP_mla_value, att,
+	    OP_ARGS(mla_value, .o = p->o, .v_b = v_b, .y = att->arg[ARG(mla_attention, y)]));
+	op_set_int(g, &p->value, "heads", op_int(att, "heads"));
+	op_set_int(g, &p->value, "kv_rank", op_int(att, "kv_rank"));
+	op_set_int(g, &p->value, "v_dim", op_int(att, "v_dim"));
+	op_set_int(g, &p->value, "expand", expand);
+	op_set_int(g, &p->value, "index_top_k", op_int(att, "index_top_k"));
+}
+
+/* pos_scale of latent queries, as before of queries */
+static void
+build_temperature(Fuse *f, const Latent *m, LatentOps *p)
+{
+	Graph *g = f->g;
+	const Op *was = m->q_temperature;
+
+	p->q_temperature = fuse_op(OP_pos_scale, m->q_temperature,
+	                           OP_ARGS(pos_scale, .x = p->q, .y = p->tempered));
+	op_set_int(g, &p->q_temperature, "width",
+	           op_int(m->att, "heads") *
+	               (op_int(m->att, "kv_rank") + op_int(m->att, "rope_dim")));
+	op_set_num(g, &p->q_temperature, "scale", op_num(was, "scale"));
+	op_set_int(g, &p->q_temperature, "offset", op_int(was, "offset"));
+	op_set_int(g, &p->q_temperature, "base", op_int(was, "base"));
+	value_width(f, &p->q_temperature, ARG(pos_scale, y));
+}
+
+/* Build query, attention and values in the cheapest form that templates implement. */
+static bool
+build_latent(Fuse *f, const Latent *m, LatentOps *p)
+{
+	const int64_t forms[] = { expand_pairs(f->g, m->att), 0 };
+
+	for (int t = 0; t < 2; t++) {
+		build_query(f, m, p, forms[t]);
+		build_attend(f, m, p, forms[t]);
+		if (m->q_temperature)
+			build_temperature(f, m, p);
+		if ((!m->q_temperature || fuse_accepted(f, &p->q_temperature)) &&
+		    fuse_accepted(f, &p->query) && fuse_accepted(f, &p->attend) &&
+		    fuse_accepted(f, &p->value))
+			return true;
+	}
+	return false;
+}
+
+/* Build q_a's result as a slice of the stacked matmul's, for an indexer. */
+static bool
+build_part(Fuse *f, const Latent *m, LatentOps *p)
+{
+	Graph *g = f->g;
+
+	p->part =
+	    fuse_op(OP_slice, m->q, OP_ARGS(slice, .x = p->a, .y = m->q->arg[ARG(matmul, y)]));
+	op_set_int(g, &p->part, "width", op_int(m->q, "rows") + op_int(m->kv, "rows"));
+	op_set_int(g, &p->part, "first", 0);
+	op_set_int(g, &p->part, "count", op_int(m->q, "rows"));
+	return fuse_accepted(f, &p->part);
+}
+
+/* Replace the matched ops. Positions of the new ones: a at kv_a, the query at the slice of the key,
+ * attention over latents at the append (or at q_temperature), the values at the attention. */
+static void
+replace(Fuse *f, const Latent *m, const LatentOps *p)
+{
+	Op *dropped[] = { m->q_rope,
+		          m->q_b,
+		          m->indexed ? NULL : m->q_norm,
+		          m->norm,
+		          m->latent,
+		          m->key,
+		          m->k_rope,
+		          p->stacked && !m->indexed ? m->q : NULL,
+		          p->stacked ? m->kv : NULL };
+
+	for (size_t d = 0; d < sizeof dropped / sizeof *dropped; d++)
+		if (dropped[d])
+			fuse_drop(f, dropped[d]);
+	if (p->stacked)
+		fuse_place(f, m->kv, &p->first);
+	if (p->stacked && m->indexed)
+		fuse_place(f, m->q, &p->part);
+	fuse_place(f, m->key, &p->query);
+	fuse_place(f, m->append, m->q_temperature ? &p->q_temperature : &p->attend);
+	if (m->q_temperature)
+		fuse_place(f, m->q_temperature, &p->attend);
+	fuse_place(f, m->att, &p->value);
+}
+
 /* q_a, kv_a = matmuls of one h; norms of both latents; q_b; ropes; mla_append; mla_attention
  *   ->  a = norm_matmul(h, [q_a; kv_a]);  q, done = mla_query(a);  o = mla_attend(q);  y =
  * mla_value(o)
@@ -132,137 +306,22 @@ fuse_mla(Fuse *f)
 		if (g->op[i].kind != OP_mla_attention || !latent_match(f, &g->op[i], &m))
 			continue;
 		Op *att = m.att;
-		int64_t heads = op_int(att, "heads"), nope = op_int(att, "nope_dim"),
-		        rope = op_int(att, "rope_dim");
-		int64_t rank = op_int(att, "kv_rank"), v_dim = op_int(att, "v_dim"),
-		        best = expand_pairs(g, att);
-		int w = -1, b = -1, k_b = att->arg[ARG(mla_attention, k_b)],
-		    v_b = att->arg[ARG(mla_attention, v_b)];
-		int kv = att->arg[ARG(mla_attention, kv)],
-		    done = att->arg[ARG(mla_attention, done)];
-		bool stacked =
-		    fuse_both_have(m.q, m.kv, ARG(matmul, b)) &&
-		    fuse_stack_matmuls(f, att->layer, "qkv_a", (Op *[]){ m.q, m.kv }, 2, &w, &b);
-		int a = stacked ? new_value(f, att, VAL_ACT, "qkv_a") : m.q->arg[ARG(matmul, y)];
-		int c = stacked ? -1 : m.kv->arg[ARG(matmul, y)];
-		int q = new_value(f, att, VAL_ACT, "q_mla"),
-		    read = m.q_temperature ? new_value(f, att, VAL_ACT, "q_mla_tempered") : q,
-		    o = new_value(f, att, VAL_ACT, "o_mla");
-		int h = m.q->arg[ARG(matmul, x)];
-		NormInput front[2] = { norm_input_of(f, h, 0), norm_input_none(h) };
-		Op first = { 0 }, query, attend, value, q_temperature = { 0 }, part = { 0 };
-		bool taken = false;
-		for (int t = stacked && front[0].norm < 0 ? 1 : 0; stacked && t < 2 && !taken;
-		     t++) {
-			first = fuse_op(OP_norm_matmul, m.q,
-			                OP_ARGS(norm_matmul, .x = front[t].x, .nw = front[t].nw,
-			                        .nb = front[t].nb, .w = w, .b = b, .y = a));
-			op_set_int(g, &first, "rows", op_int(m.q, "rows") + op_int(m.kv, "rows"));
-			op_set_int(g, &first, "cols", op_int(m.q, "cols"));
-			op_makes(&first, fuse_name(f, a));
-			norm_input_set(f, &first, &front[t]);
-			value_width(f, &first, ARG(norm_matmul, y));
-			taken = fuse_accepted(f, &first);
-		}
-		if (stacked && !taken)
+		LatentOps p = { .w = -1, .b = -1 };
+		p.stacked = fuse_both_have(m.q, m.kv, ARG(matmul, b)) &&
+		            fuse_stack_matmuls(f, att->layer, "qkv_a", (Op *[]){ m.q, m.kv }, 2,
+		                               &p.w, &p.b);
+		p.a = p.stacked ? new_value(f, att, VAL_ACT, "qkv_a") : m.q->arg[ARG(matmul, y)];
+		p.c = p.stacked ? -1 : m.kv->arg[ARG(matmul, y)];
+		p.q = new_value(f, att, VAL_ACT, "q_mla");
+		p.tempered = m.q_temperature ? new_value(f, att, VAL_ACT, "q_mla_tempered") : p.q;
+		p.o = new_value(f, att, VAL_ACT, "o_mla");
+		if ((p.stacked && !build_first(f, &m, &p)) || !build_latent(f, &m, &p) ||
+		    (p.stacked && m.indexed && !build_part(f, &m, &p)))
 			continue;
-		taken = false;
-		const int64_t ways[] = { best, 0 }; /* the cheapest form that templates implement */
-		for (int t = 0; t < 2 && !taken; t++) {
-			int64_t expand = ways[t];
-			query =
-			    fuse_op(OP_mla_query, m.q,
-			            OP_ARGS(mla_query, .a = a, .c = c,
-			                    .qn = m.q_norm ? m.q_norm->arg[ARG(rmsnorm, w)] : -1,
-			                    .q_b = m.q_b ? m.q_b->arg[ARG(matmul, w)] : -1,
-			                    .kvn = m.norm->arg[ARG(rmsnorm, w)], .k_b = k_b,
-			                    .rope = m.q_rope ? m.q_rope->arg[ARG(rope, rope)] : -1,
-			                    .kv = kv, .q = q, .done = done));
-			op_set_int(g, &query, "heads", heads);
-			op_set_int(g, &query, "q_rank", m.q_b ? op_int(m.q_b, "cols") : 0);
-			op_set_int(g, &query, "kv_rank", rank);
-			op_set_int(g, &query, "nope_dim", nope);
-			op_set_int(g, &query, "rope_dim", rope);
-			op_set_int(g, &query, "fused", stacked);
-			op_set_int(g, &query, "expand", expand);
-			op_set_int(g, &query, "index_top_k", op_int(att, "index_top_k"));
-			op_set_num(g, &query, "eps", op_num(m.norm, "eps"));
-			op_set_word(g, &query, "style",
-			            m.q_rope ? op_word(m.q_rope, "style") : "none");
-			attend =
-			    fuse_op(OP_mla_attend, att,
-			            OP_ARGS(mla_attend, .q = read, .k_b = expand > 0 ? k_b : -1,
-			                    .v_b = expand > 0 ? v_b : -1, .kv = kv, .done = done,
-			                    .sel = att->arg[ARG(mla_attention, sel)], .o = o));
-			op_set_int(g, &attend, "heads", heads);
-			op_set_int(g, &attend, "kv_rank", rank);
-			op_set_int(g, &attend, "nope_dim", nope);
-			op_set_int(g, &attend, "rope_dim", rope);
-			op_set_int(g, &attend, "v_dim", v_dim);
-			op_set_int(g, &attend, "expand", expand);
-			op_set_int(g, &attend, "index_top_k", op_int(att, "index_top_k"));
-			op_set_num(g, &attend, "scale", op_num(att, "scale"));
-			value = fuse_op(OP_mla_value, att,
-			                OP_ARGS(mla_value, .o = o, .v_b = v_b,
-			                        .y = att->arg[ARG(mla_attention, y)]));
-			op_set_int(g, &value, "heads", heads);
-			op_set_int(g, &value, "kv_rank", rank);
-			op_set_int(g, &value, "v_dim", v_dim);
-			op_set_int(g, &value, "expand", expand);
-			op_set_int(g, &value, "index_top_k", op_int(att, "index_top_k"));
-			value_width(f, &query, ARG(mla_query, q));
-			value_width(f, &attend, ARG(mla_attend, o));
-			if (m.q_temperature) {
-				q_temperature = fuse_op(OP_pos_scale, m.q_temperature,
-				                        OP_ARGS(pos_scale, .x = q, .y = read));
-				op_set_int(g, &q_temperature, "width", heads * (rank + rope));
-				op_set_num(g, &q_temperature, "scale",
-				           op_num(m.q_temperature, "scale"));
-				op_set_int(g, &q_temperature, "offset",
-				           op_int(m.q_temperature, "offset"));
-				op_set_int(g, &q_temperature, "base",
-				           op_int(m.q_temperature, "base"));
-				value_width(f, &q_temperature, ARG(pos_scale, y));
-			}
-			taken = (!m.q_temperature || fuse_accepted(f, &q_temperature)) &&
-			        fuse_accepted(f, &query) && fuse_accepted(f, &attend) &&
-			        fuse_accepted(f, &value);
-		}
-		if (stacked && m.indexed) {
-			part = fuse_op(OP_slice, m.q,
-			               OP_ARGS(slice, .x = a, .y = m.q->arg[ARG(matmul, y)]));
-			op_set_int(g, &part, "width", op_int(m.q, "rows") + op_int(m.kv, "rows"));
-			op_set_int(g, &part, "first", 0);
-			op_set_int(g, &part, "count", op_int(m.q, "rows"));
-		}
-		if (!taken || (stacked && m.indexed && !fuse_accepted(f, &part)))
-			continue;
-		op_makes(&query, fuse_name(f, q));
-		op_makes(&attend, fuse_name(f, o));
-		op_makes(&value, fuse_name(f, att->arg[ARG(mla_attention, y)]));
-		/* Positions of the new ops: a at kv_a, the query at the slice of the key, attention
-		 * over latents at the append (or at q_temperature), the values at the attention. */
-		Op *dropped[] = { m.q_rope,
-			          m.q_b,
-			          m.indexed ? NULL : m.q_norm,
-			          m.norm,
-			          m.latent,
-			          m.key,
-			          m.k_rope,
-			          stacked && !m.indexed ? m.q : NULL,
-			          stacked ? m.kv : NULL };
-		for (size_t d = 0; d < sizeof dropped / sizeof *dropped; d++)
-			if (dropped[d])
-				fuse_drop(f, dropped[d]);
-		if (stacked)
-			fuse_place(f, m.kv, &first);
-		if (stacked && m.indexed)
-			fuse_place(f, m.q, &part);
-		fuse_place(f, m.key, &query);
-		fuse_place(f, m.append, m.q_temperature ? &q_temperature : &attend);
-		if (m.q_temperature)
-			fuse_place(f, m.q_temperature, &attend);
-		fuse_place(f, att, &value);
+		op_makes(&p.query, fuse_name(f, p.q));
+		op_makes(&p.attend, fuse_name(f, p.o));
+		op_makes(&p.value, fuse_name(f, att->arg[ARG(mla_attention, y)]));
+		replace(f, &m, &p);
 		n++;
 	}
 	return n;

@@ -355,83 +355,188 @@ step_of(uint64_t r)
 	return &seen.step[r * 0x9e3779b97f4a7c15ull >> 60];
 }
 
+/* One access of a thread, as shadow_access checks it */
+typedef struct Access {
+	Thread *t;
+	const void *p;
+	size_t n;
+	bool write, by_copy, system; /* by an asynchronous copy; atomic of system scope */
+	int atomic;
+	const void *pc;
+	Site at;
+	uint64_t me;
+	uint32_t place;
+} Access;
+
+static void
+illegal(const Access *x, const char *what)
+{
+	die_with_place(CUDA_ERROR_ILLEGAL_ADDRESS, x->pc, x->at, x->p, x->n, what, 0, 0);
+}
+
+/* Check bounds within shared memory. */
+static void
+check_shared(const Access *x, Region *r)
+{
+	Thread *t = x->t;
+	EmuBlock *o = r->blk;
+
+	if (o != t->blk && (!o || o->cluster != t->blk->cluster))
+		illegal(x, "access to shared memory of a block outside of the cluster");
+	if (!o->live)
+		illegal(x, "access to shared memory of a block that has left the kernel");
+	if (unlikely(o != t->blk && !x->by_copy))
+		shadow_peer(t, o, x->p, x->n, x->pc, x->at);
+	if (!shared_within(r, x->p, x->n))
+		illegal(x, x->write ? "out-of-bounds write to shared memory"
+		                    : "out-of-bounds read of shared memory");
+}
+
+/* Check that the range lies in one region. Returns it, or NULL: without shadow cells. */
+static Region *
+region_checked(const Access *x)
+{
+	const char *a = x->p;
+	Region *r = region_of(x->p);
+
+	if (unlikely(!r)) {
+		if (fiber_owns(x->p))
+			illegal(x, "access to another thread's local memory");
+		illegal(x, x->write ? "out-of-bounds write" : "out-of-bounds read");
+		return NULL;
+	}
+	if (unlikely(a + x->n > r->hi))
+		illegal(x, x->write ? "out-of-bounds write" : "out-of-bounds read");
+	if (r->kind == R_SHARED)
+		check_shared(x, r);
+	if (!r->cell) {
+		if (r->kind == R_PINNED)
+			pinned_used(x->p, x->n, x->write);
+		return NULL;
+	}
+	if (unlikely(r->device >= 0 && r->device != x->t->blk->op->device))
+		shadow_far(x->t, r, x->p, x->n, x->atomic && !x->system, x->pc, x->at);
+	return r;
+}
+
+/* Make the cells of pages that have only a writer. False: a read, which such pages do not keep. */
+static bool
+pages_ready(const Access *x, Region *r, size_t off)
+{
+	size_t page = off / 4096, last = (off + x->n - 1) / 4096;
+
+	for (; page <= last; page++) {
+		if (r->page_cells[page])
+			continue;
+		if (x->write)
+			materialise(r, page);
+		else if (!r->page_w[page])
+			die_with_place(CUDA_ERROR_LAUNCH_FAILED, x->pc, x->at, x->p, x->n,
+			               "read of unwritten memory", 0, 0);
+		else if (!clock_after(x->t, BUID(r->page_w[page]), 0, 1))
+			die_with_place(CUDA_ERROR_LAUNCH_FAILED, x->pc, x->at, x->p, x->n,
+			               "race: read not ordered after the write", r->page_w[page],
+			               0);
+		else
+			return false;
+	}
+	return true;
+}
+
+/* Check that the access is ordered after the last write w of a cell. */
+static inline void
+check_writer(const Access *x, uint64_t w, unsigned mask, const LineTable *here)
+{
+	Thread *t = x->t;
+
+	if (!(w & mask) || !((w ^ x->me) >> 22 || (w & W_ASYNC)))
+		return;
+	if (x->atomic && (w & W_ATOMIC) && in_scope(t, w, x->system ? ACCESS_SYSTEM : x->atomic))
+		return;
+	if (clock_after(t, BUID(w), w & W_ASYNC ? (unsigned)CLOCK_ASYNC(t->blk) : THREAD(w),
+	                CLK(w)))
+		return;
+	die_with_place(CUDA_ERROR_LAUNCH_FAILED, x->pc, x->at, x->p, x->n,
+	               x->atomic && (w & W_ATOMIC)
+	                   ? "race: two atomics, and the scope of one excludes the thread of the "
+	                     "other"
+	               : x->write ? "race: write not ordered after another write"
+	                          : "race: read not ordered after the write",
+	               w, here->w);
+}
+
+/* Check that a write is ordered after the readers rd of a cell. */
+static inline void
+check_readers(const Access *x, uint64_t rd, const LineTable *here)
+{
+	Thread *t = x->t;
+	uint64_t culprit = rd & ~31ull;
+	const EmuOp *open = NULL;
+	bool ok = !(rd & R_SET)
+	              ? (rd ^ x->me) >> 22 == 0 || clock_after(t, BUID(rd), THREAD(rd), CLK(rd))
+	          : !SET(rd) ? launch_known(t, rd)
+	          : BUID(rd) ? set_known(t, rd, &culprit)
+	                     : !launches_open(rd, t->blk->op, t->gdc_waited, &open);
+
+	if (open)
+		culprit = WORD(open->buid0, 0, 1) | W_ASYNC;
+	if (!ok)
+		die_with_place(CUDA_ERROR_LAUNCH_FAILED, x->pc, x->at, x->p, x->n,
+		               "race: write not ordered after the read",
+		               rd & R_SET && !SET(rd) ? culprit | W_ASYNC : culprit, here->r);
+}
+
+/* Record a write to the bytes `mask` of a cell. */
+static inline void
+note_write(const Access *x, Region *r, Cell *c, LineTable *here, unsigned mask)
+{
+	const uint64_t rd = c->r;
+
+	if ((rd & mask) && rd >> 5)
+		check_readers(x, rd, here);
+	if (unlikely(x->by_copy))
+		copy_fenced(x->t, r, c, here, mask, true, x->at);
+	here->w = x->place;
+	c->w = x->me | mask |
+	       (x->atomic    ? x->atomic > 1 ? W_ATOMIC | W_NARROW : W_ATOMIC
+	        : x->by_copy ? W_COPY
+	                     : 0);
+	c->r = (rd & 3 & ~mask ? rd & ~(uint64_t)mask : rd & R_INIT) | (uint64_t)mask << 2;
+}
+
 void
 shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, Site at)
 {
 	Thread *t = emu_cur;
-	const char *a = p;
-	bool by_copy = atomic == ACCESS_COPY, system = atomic == ACCESS_SYSTEM;
+	Access x = { .t = t,
+		     .p = p,
+		     .n = n,
+		     .write = write,
+		     .by_copy = atomic == ACCESS_COPY,
+		     .system = atomic == ACCESS_SYSTEM,
+		     .pc = pc,
+		     .at = at };
 
-	if (by_copy || system)
-		atomic = system ? ACCESS_DEVICE : 0;
-	if (!t || !t->blk || (size_t)(a - t->stack) < emu_stack_bytes)
+	x.atomic = x.system ? ACCESS_DEVICE : x.by_copy ? 0 : atomic;
+	if (!t || !t->blk || (size_t)((const char *)p - t->stack) < emu_stack_bytes)
 		return;
-	Region *r = region_of(p);
-	if (unlikely(!r)) {
-		if (fiber_owns(p))
-			die_with_place(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
-			               "access to another thread's local memory", 0, 0);
-		die_with_place(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
-		               write ? "out-of-bounds write" : "out-of-bounds read", 0, 0);
+	Region *r = region_checked(&x);
+	if (!r)
 		return;
-	}
-	if (unlikely(a + n > r->hi))
-		die_with_place(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
-		               write ? "out-of-bounds write" : "out-of-bounds read", 0, 0);
-	if (r->kind == R_SHARED) {
-		EmuBlock *o = r->blk;
-		if (o != t->blk && (!o || o->cluster != t->blk->cluster))
-			die_with_place(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
-			               "access to shared memory of a block outside of the cluster",
-			               0, 0);
-		if (!o->live)
-			die_with_place(
-			    CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
-			    "access to shared memory of a block that has left the kernel", 0, 0);
-		if (unlikely(o != t->blk && !by_copy))
-			shadow_peer(t, o, p, n, pc, at);
-		if (!shared_within(r, a, n))
-			die_with_place(CUDA_ERROR_ILLEGAL_ADDRESS, pc, at, p, n,
-			               write ? "out-of-bounds write to shared memory"
-			                     : "out-of-bounds read of shared memory",
-			               0, 0);
-	}
-	if (!r->cell) {
-		if (r->kind == R_PINNED)
-			pinned_used(p, n, write);
+	size_t off = (size_t)((const char *)p - r->lo);
+	if (r->lazy && !pages_ready(&x, r, off))
 		return;
-	}
-	if (unlikely(r->device >= 0 && r->device != t->blk->op->device))
-		shadow_far(t, r, p, n, atomic && !system, pc, at);
-	size_t off = (size_t)(a - r->lo);
-	if (r->lazy) {
-		size_t page = off / 4096, last = (off + n - 1) / 4096;
-		for (; page <= last; page++)
-			if (!r->page_cells[page]) {
-				if (write) {
-					materialise(r, page);
-				} else if (!r->page_w[page]) {
-					die_with_place(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
-					               "read of unwritten memory", 0, 0);
-				} else if (!clock_after(t, BUID(r->page_w[page]), 0, 1)) {
-					die_with_place(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
-					               "race: read not ordered after the write",
-					               r->page_w[page], 0);
-				} else {
-					return; /* readers of such pages are not kept */
-				}
-			}
-	}
-	uint64_t me = WORD(t->blk->buid, t->lin, t->clk), known = 0, before = 1,
-	         after = 0; /* neighbouring cells usually have the same history */
-	const uint32_t place = place_of(pc, at);
+	x.me = WORD(t->blk->buid, t->lin, t->clk);
+	x.place = place_of(pc, at);
+	/* neighbouring cells usually have the same history */
+	uint64_t known = 0, before = 1, after = 0;
 	if (write && unlikely(t->blk->op->any_constant))
 		written_constant(r, p, n, pc, at);
 	for (size_t b = off; b < off + n;) {
 		unsigned mask = b & 1 ? 2 : off + n - b >= 2 ? 3 : 1;
 		Cell *c = r->cell + b / 2;
 		LineTable *here = r->place + b / 2;
-		uint64_t w = c->w, rd = c->r, culprit;
+		uint64_t w = c->w, rd = c->r;
 		b += b & 1 ? 1 : 2;
 		if (!write && ((rd >> 2) & mask) != mask)
 			die_with_place(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
@@ -440,60 +545,27 @@ shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, S
 			                     "not been waited for"
 			                   : "read of unwritten memory",
 			               w, here->w);
-		if (w != known && (w & mask) && ((w ^ me) >> 22 || (w & W_ASYNC)) &&
-		    !(atomic && (w & W_ATOMIC) &&
-		      in_scope(t, w, system ? ACCESS_SYSTEM : atomic)) &&
-		    !clock_after(t, BUID(w),
-		                 w & W_ASYNC ? (unsigned)CLOCK_ASYNC(t->blk) : THREAD(w), CLK(w)))
-			die_with_place(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
-			               atomic && (w & W_ATOMIC)
-			                   ? "race: two atomics, and the scope of one excludes the "
-			                     "thread of the other"
-			               : write ? "race: write not ordered after another write"
-			                       : "race: read not ordered after the write",
-			               w, here->w);
+		if (w != known)
+			check_writer(&x, w, mask, here);
 		known = mask == 3 ? w : 0;
-		if (unlikely(by_copy) && !write)
-			copy_fenced(t, r, c, here, mask, false, at);
-		if (!write) {
-			if (atomic)
-				continue;
-			here->r = place;
-			if (rd == before && mask == 3) {
-				c->r = after;
-			} else {
-				read_cell(c, t, me, mask);
-				before = mask == 3 ? rd : 1;
-				after = c->r;
-				if (mask == 3)
-					*step_of(rd) = (ShadowStep){ me, rd, after };
-			}
+		if (write) {
+			note_write(&x, r, c, here, mask);
 			continue;
 		}
-		if ((rd & mask) && rd >> 5) {
-			culprit = rd & ~31ull;
-			const EmuOp *open = NULL;
-			bool ok = !(rd & R_SET) ? (rd ^ me) >> 22 == 0 ||
-			                              clock_after(t, BUID(rd), THREAD(rd), CLK(rd))
-			          : !SET(rd) ? launch_known(t, rd)
-			          : BUID(rd) ? set_known(t, rd, &culprit)
-			                     : !launches_open(rd, t->blk->op, t->gdc_waited, &open);
-			if (open)
-				culprit = WORD(open->buid0, 0, 1) | W_ASYNC;
-			if (!ok)
-				die_with_place(CUDA_ERROR_LAUNCH_FAILED, pc, at, p, n,
-				               "race: write not ordered after the read",
-				               rd & R_SET && !SET(rd) ? culprit | W_ASYNC : culprit,
-				               here->r);
+		if (unlikely(x.by_copy))
+			copy_fenced(t, r, c, here, mask, false, at);
+		if (x.atomic)
+			continue;
+		here->r = x.place;
+		if (rd == before && mask == 3) {
+			c->r = after;
+			continue;
 		}
-		if (unlikely(by_copy))
-			copy_fenced(t, r, c, here, mask, true, at);
-		here->w = place;
-		c->w = me | mask |
-		       (atomic    ? atomic > 1 ? W_ATOMIC | W_NARROW : W_ATOMIC
-		        : by_copy ? W_COPY
-		                  : 0);
-		c->r = (rd & 3 & ~mask ? rd & ~(uint64_t)mask : rd & R_INIT) | (uint64_t)mask << 2;
+		read_cell(c, t, x.me, mask);
+		before = mask == 3 ? rd : 1;
+		after = c->r;
+		if (mask == 3)
+			*step_of(rd) = (ShadowStep){ x.me, rd, after };
 	}
 }
 

@@ -147,154 +147,204 @@ refuse(struct nvrtc_program *p, const char *what, const char *opt)
 	return NVRTC_ERROR_INVALID_OPTION;
 }
 
+/* Options without effect here; a trailing = accepts any value */
+static const char *const ignored[] = { "--use_fast_math",
+	                               "-use_fast_math",
+	                               "--fmad=",
+	                               "-fmad=",
+	                               "--ftz=",
+	                               "-ftz=",
+	                               "--prec-div=",
+	                               "-prec-div=",
+	                               "--prec-sqrt=",
+	                               "-prec-sqrt=",
+	                               "-lineinfo",
+	                               "--generate-line-info",
+	                               "-G",
+	                               "--device-debug",
+	                               "-default-device",
+	                               "--device-as-default-execution-space",
+	                               "--maxrregcount=",
+	                               "-maxrregcount=",
+	                               "--ptxas-options=",
+	                               "-Xptxas=",
+	                               "-dopt",
+	                               "--dopt=",
+	                               "-dlto",
+	                               "--extra-device-vectorization",
+	                               "-w",
+	                               "--disable-warnings",
+	                               "--restrict",
+	                               "--extensible-whole-program",
+	                               "--diag-suppress=",
+	                               "-diag-suppress=",
+	                               "-diag-error=",
+	                               "--no-source-include",
+	                               "-no-cache",
+	                               "-Ofast-compile=",
+	                               "--Ofast-compile=",
+	                               "--split-compile=",
+	                               "-split-compile=",
+	                               "--minimal",
+	                               "-minimal",
+	                               "--display-error-number",
+	                               "--no-display-error-number",
+	                               "-err-no",
+	                               "--gen-opt-lto",
+	                               "-time=",
+	                               "--time=",
+	                               "--builtin-move-forward=",
+	                               "--builtin-initializer-list=",
+	                               "--pch",
+	                               "--relocatable-device-code=",
+	                               "-rdc=" };
+
+static bool
+is_ignored(const char *o)
+{
+	const char *rest;
+
+	for (size_t k = 0; k < sizeof ignored / sizeof *ignored; k++)
+		if (ignored[k][strlen(ignored[k]) - 1] == '=' ? starts(o, ignored[k], &rest)
+		                                              : !strcmp(o, ignored[k]))
+			return true;
+	return false;
+}
+
+/* Parse compute_90, sm_90, sm_90a, sm_100f; false: unknown. */
+static bool
+parse_arch(const char *text, NvrtcSource *s)
+{
+	int arch = 0, used = 0;
+
+	s->ptx = !strncmp(text, "compute_", 8);
+	if ((s->ptx || !strncmp(text, "sm_", 3)) &&
+	    sscanf(text + (s->ptx ? 8 : 3), "%d%n", &arch, &used) == 1) {
+		const char *tail = text + (s->ptx ? 8 : 3) + used;
+		s->exact = !strcmp(tail, "a") || !strcmp(tail, "f");
+		if (*tail && !s->exact)
+			arch = 0;
+	}
+	s->arch = arch;
+	for (int k = 0; k < n_archs(); k++)
+		if (archs[k] == arch)
+			return true;
+	return false;
+}
+
+/* Translate option *i, whose value may be the next one, for the C compiler. Returns a malloc'd
+ * string, or NULL if it is none of these options; *missing: its value is absent. */
+static char *
+translate(int n, const char *const *opt, int *i, bool *missing)
+{
+	static const struct {
+		const char *from, *to;
+	} long_form[] = { { "--define-macro=", "-D" },
+		          { "--undefine-macro=", "-U" },
+		          { "--include-path=", "-I" },
+		          { "--std=", "-std=" },
+		          { "-std=", "-std=" } };
+	const char *o = opt[*i], *rest;
+	char text[4096];
+
+	*missing = false;
+	if (!strcmp(o, "-D") || !strcmp(o, "-I") || !strcmp(o, "-U")) {
+		if ((*missing = *i + 1 == n))
+			return NULL;
+		snprintf(text, sizeof text, "%s%s", o, opt[++*i]);
+		return strdup(text);
+	}
+	for (size_t k = 0; k < sizeof long_form / sizeof *long_form; k++)
+		if (starts(o, long_form[k].from, &rest)) {
+			snprintf(text, sizeof text, "%s%s", long_form[k].to, rest);
+			return strdup(text);
+		}
+	return starts(o, "-D", &rest) || starts(o, "-I", &rest) || starts(o, "-U", &rest)
+	           ? strdup(o)
+	           : NULL;
+}
+
+enum { MAX_OPTIONS = 64 };
+
+/* Parse all options: the architecture into s, the compiler's ones into keep (malloc'd). */
+static nvrtcResult
+parse_options(struct nvrtc_program *p, int n, const char *const *opt, NvrtcSource *s, char **keep,
+              int *n_keep)
+{
+	for (int i = 0; i < n; i++) {
+		const char *o = opt[i], *rest;
+		bool missing;
+		if (*n_keep == MAX_OPTIONS)
+			return refuse(p, "too many options", o);
+		if (starts(o, "--gpu-architecture=", &rest) || starts(o, "-arch=", &rest) ||
+		    starts(o, "--gpu-architecture", &rest)) {
+			if (!*rest && i + 1 < n)
+				rest = opt[++i];
+			if (!parse_arch(rest, s))
+				return refuse(p, "invalid value for --gpu-architecture (-arch)",
+				              rest);
+			continue;
+		}
+		char *text = translate(n, opt, &i, &missing);
+		if (missing)
+			return refuse(p, "option needs a value", o);
+		if (text)
+			keep[(*n_keep)++] = text;
+		else if (!is_ignored(o))
+			return refuse(p, "unrecognized option", o);
+	}
+	return NVRTC_SUCCESS;
+}
+
+/* Compile, and keep log and images. */
+static nvrtcResult
+compile(struct nvrtc_program *p, NvrtcSource *s)
+{
+	const char *mode = getenv("LLMC_EMU_MODE");
+	Built object;
+	char *log;
+	bool built = build_object(s, mode && !strcmp(mode, "check"), &object, &log);
+
+	build_release(&object);
+	free(p->log);
+	p->log = log;
+	if (!built)
+		return NVRTC_ERROR_COMPILATION;
+	bool only_ptx = s->ptx;
+	free(p->image);
+	free(p->ptx);
+	p->image = NULL;
+	if (!only_ptx)
+		p->image = image_write(s, &p->image_bytes);
+	s->ptx = true;
+	p->ptx = image_write(s, &p->ptx_bytes);
+	p->compiled = true;
+	return NVRTC_SUCCESS;
+}
+
 API(nvrtcResult, nvrtcCompileProgram, (nvrtcProgram p, int n, const char *const *opt))
 {
-	/* Options without effect here; a trailing = accepts any value */
-	static const char *const ignored[] = { "--use_fast_math",
-		                               "-use_fast_math",
-		                               "--fmad=",
-		                               "-fmad=",
-		                               "--ftz=",
-		                               "-ftz=",
-		                               "--prec-div=",
-		                               "-prec-div=",
-		                               "--prec-sqrt=",
-		                               "-prec-sqrt=",
-		                               "-lineinfo",
-		                               "--generate-line-info",
-		                               "-G",
-		                               "--device-debug",
-		                               "-default-device",
-		                               "--device-as-default-execution-space",
-		                               "--maxrregcount=",
-		                               "-maxrregcount=",
-		                               "--ptxas-options=",
-		                               "-Xptxas=",
-		                               "-dopt",
-		                               "--dopt=",
-		                               "-dlto",
-		                               "--extra-device-vectorization",
-		                               "-w",
-		                               "--disable-warnings",
-		                               "--restrict",
-		                               "--extensible-whole-program",
-		                               "--diag-suppress=",
-		                               "-diag-suppress=",
-		                               "-diag-error=",
-		                               "--no-source-include",
-		                               "-no-cache",
-		                               "-Ofast-compile=",
-		                               "--Ofast-compile=",
-		                               "--split-compile=",
-		                               "-split-compile=",
-		                               "--minimal",
-		                               "-minimal",
-		                               "--display-error-number",
-		                               "--no-display-error-number",
-		                               "-err-no",
-		                               "--gen-opt-lto",
-		                               "-time=",
-		                               "--time=",
-		                               "--builtin-move-forward=",
-		                               "--builtin-initializer-list=",
-		                               "--pch",
-		                               "--relocatable-device-code=",
-		                               "-rdc=" };
-	const char *keep[64], *rest;
-	char *made[64];
+	char *keep[MAX_OPTIONS];
 	int n_keep = 0;
 	NvrtcSource s = { .arch = 75, .ptx = true };
-	nvrtcResult result;
 
 	if (!p)
 		return NVRTC_ERROR_INVALID_PROGRAM;
 	if (n < 0 || (n && !opt))
 		return NVRTC_ERROR_INVALID_INPUT;
-	for (int i = 0; i < n; i++) {
-		const char *o = opt[i];
-		char text[4096];
-		if (n_keep == 64)
-			return refuse(p, "too many options", o);
-		if (starts(o, "--gpu-architecture=", &rest) || starts(o, "-arch=", &rest) ||
-		    starts(o, "--gpu-architecture", &rest)) {
-			int arch = 0, used = 0;
-			if (!*rest && i + 1 < n)
-				rest = opt[++i];
-			s.ptx = !strncmp(rest, "compute_", 8);
-			if ((s.ptx || !strncmp(rest, "sm_", 3)) &&
-			    sscanf(rest + (s.ptx ? 8 : 3), "%d%n", &arch, &used) == 1) {
-				const char *tail = rest + (s.ptx ? 8 : 3) + used;
-				s.exact = !strcmp(tail, "a") || !strcmp(tail, "f");
-				if (*tail && !s.exact)
-					arch = 0;
-			}
-			bool known = false;
-			for (int k = 0; k < n_archs(); k++)
-				known = known || archs[k] == arch;
-			if (!known)
-				return refuse(p, "invalid value for --gpu-architecture (-arch)",
-				              rest);
-			s.arch = arch;
-			continue;
-		}
-		text[0] = 0;
-		if (!strcmp(o, "-D") || !strcmp(o, "-I") || !strcmp(o, "-U")) {
-			if (i + 1 == n)
-				return refuse(p, "option needs a value", o);
-			snprintf(text, sizeof text, "%s%s", o, opt[++i]);
-		} else if (starts(o, "--define-macro=", &rest)) {
-			snprintf(text, sizeof text, "-D%s", rest);
-		} else if (starts(o, "--undefine-macro=", &rest)) {
-			snprintf(text, sizeof text, "-U%s", rest);
-		} else if (starts(o, "--include-path=", &rest)) {
-			snprintf(text, sizeof text, "-I%s", rest);
-		} else if (starts(o, "--std=", &rest) || starts(o, "-std=", &rest)) {
-			snprintf(text, sizeof text, "-std=%s", rest);
-		} else if (starts(o, "-D", &rest) || starts(o, "-I", &rest) ||
-		           starts(o, "-U", &rest)) {
-			snprintf(text, sizeof text, "%s", o);
-		}
-		bool ok = text[0];
-		for (size_t k = 0; !ok && k < sizeof ignored / sizeof *ignored; k++)
-			ok = ignored[k][strlen(ignored[k]) - 1] == '='
-			         ? starts(o, ignored[k], &rest)
-			         : !strcmp(o, ignored[k]);
-		if (!ok)
-			return refuse(p, "unrecognized option", o);
-		if (text[0]) {
-			made[n_keep] = strdup(text);
-			keep[n_keep] = made[n_keep];
-			n_keep++;
-		}
-	}
-	s.name = p->name;
-	s.source = p->source;
-	s.opt = keep;
-	s.n_opt = n_keep;
-	s.header_name = (const char *const *)p->header_name;
-	s.header = (const char *const *)p->header;
-	s.n_header = p->n_header;
-	const char *mode = getenv("LLMC_EMU_MODE");
-	Built object;
-	char *log;
-	bool built = build_object(&s, mode && !strcmp(mode, "check"), &object, &log);
-	build_release(&object);
-	free(p->log);
-	p->log = log;
-	result = built ? NVRTC_SUCCESS : NVRTC_ERROR_COMPILATION;
-	if (built) {
-		bool only_ptx = s.ptx;
-		free(p->image);
-		free(p->ptx);
-		p->image = NULL;
-		if (!only_ptx)
-			p->image = image_write(&s, &p->image_bytes);
-		s.ptx = true;
-		p->ptx = image_write(&s, &p->ptx_bytes);
-		p->compiled = true;
+	nvrtcResult result = parse_options(p, n, opt, &s, keep, &n_keep);
+	if (result == NVRTC_SUCCESS) {
+		s.name = p->name;
+		s.source = p->source;
+		s.opt = (const char *const *)keep;
+		s.n_opt = n_keep;
+		s.header_name = (const char *const *)p->header_name;
+		s.header = (const char *const *)p->header;
+		s.n_header = p->n_header;
+		result = compile(p, &s);
 	}
 	for (int i = 0; i < n_keep; i++)
-		free(made[i]);
+		free(keep[i]);
 	return result;
 }
 

@@ -229,18 +229,11 @@ adapter_lines(Strbuf *b, Server *s, const Slot *t, int places, const char *label
 	strbuf_release(&waiting);
 }
 
+/* Gauges and counters; l: labels of the model */
 static void
-vllm_lines(Strbuf *b, Server *s, const Slot *t, const char *state, const Metrics *m,
-           const llmc_counts *c, const Backend *back)
+vllm_numbers(Strbuf *b, const char *l, const llmc_counts *c)
 {
-	const char *name = t->name;
-	Strbuf label = { 0 };
 	double pages = (double)c->kv_pages_total;
-	static const llmc_histogram none;
-
-	strbuf_puts(&label, "engine=\"0\",model_name=");
-	label_text(&label, name);
-	const char *l = strbuf_str(&label);
 	const struct {
 		const char *name, *kind, *help;
 		double x;
@@ -295,6 +288,13 @@ vllm_lines(Strbuf *b, Server *s, const Slot *t, const char *state, const Metrics
 		head(b, one[i].name, one[i].kind, one[i].help);
 		line(b, one[i].name, "", l, one[i].x);
 	}
+}
+
+/* Cache and state of the model */
+static void
+vllm_model(Strbuf *b, Server *s, const Slot *t, const char *l, const char *state,
+           const llmc_counts *c, const Backend *back)
+{
 	head(b, "vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter",
 	     "Draft tokens accepted, by position in the draft.");
 	for (int i = 0; i < LLMC_MAX_SPECULATE; i++)
@@ -314,6 +314,11 @@ vllm_lines(Strbuf *b, Server *s, const Slot *t, const char *state, const Metrics
 	strbuf_printf(b, "vllm:engine_sleep_state{%s,sleep_state=\"discard_all\"} %d\n", l,
 	              strcmp(state, "loaded") != 0);
 	adapter_lines(b, s, t, back->places, l);
+}
+
+static void
+vllm_reasons(Strbuf *b, const char *l, const llmc_counts *c)
+{
 	head(b, "vllm:request_success_total", "counter", "Finished choices, by reason.");
 	static const char *const reason[] = { "stop", "length", "abort", "error" };
 	double ended[] = { (double)(c->finished[LLMC_FINISH_EOS] + c->finished[LLMC_FINISH_STOP] +
@@ -325,6 +330,12 @@ vllm_lines(Strbuf *b, Server *s, const Slot *t, const char *state, const Metrics
 	for (int i = 0; i < 4; i++)
 		strbuf_printf(b, "vllm:request_success_total{%s,finished_reason=\"%s\"} %.0f\n", l,
 		              reason[i], ended[i]);
+}
+
+static void
+vllm_histograms(Strbuf *b, const char *l, const Metrics *m, const llmc_counts *c)
+{
+	static const llmc_histogram none;
 	const struct {
 		const char *name, *help;
 		const llmc_histogram *h;
@@ -363,6 +374,21 @@ vllm_lines(Strbuf *b, Server *s, const Slot *t, const char *state, const Metrics
 	head(b, "vllm:request_inference_time_seconds", "histogram", "Seconds in the batch.");
 	hist_lines(b, "vllm:request_inference_time_seconds", l, m->inference.n_bounds,
 	           m->inference.bound, m->inference.count, m->inference.sum);
+}
+
+static void
+vllm_lines(Strbuf *b, Server *s, const Slot *t, const char *state, const Metrics *m,
+           const llmc_counts *c, const Backend *back)
+{
+	Strbuf label = { 0 };
+
+	strbuf_puts(&label, "engine=\"0\",model_name=");
+	label_text(&label, t->name);
+	const char *l = strbuf_str(&label);
+	vllm_numbers(b, l, c);
+	vllm_model(b, s, t, l, state, c, back);
+	vllm_reasons(b, l, c);
+	vllm_histograms(b, l, m, c);
 	strbuf_release(&label);
 }
 
