@@ -16,8 +16,13 @@ PREFIX    ?= /usr/local
 DESTDIR   ?=
 CFLAGS    ?= -O2 -g
 WARN      := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Werror
-PKGS      := yaml-0.1 jansson libpcre2-8 libutf8proc
-CPPFLAGS_ := -I. -Iinclude -Itemplates -D_GNU_SOURCE $(shell $(PKG_CONFIG) --cflags $(PKGS) 2>/dev/null)
+# Decoders of images, each optional: make IMAGE_PKGS= builds none of them.
+has        = $(shell $(PKG_CONFIG) --exists $(1) 2>/dev/null && echo $(1))
+IMAGE_PKGS := $(call has,libjpeg) $(call has,libpng) $(call has,libwebp libwebpdemux)
+IMAGE_FLAGS = $(if $(strip $(IMAGE_PKGS)),$(shell $(PKG_CONFIG) --cflags $(IMAGE_PKGS))) $(if $(filter libjpeg,$(IMAGE_PKGS)),-DLLMC_HAVE_JPEG) $(if $(filter libpng,$(IMAGE_PKGS)),-DLLMC_HAVE_PNG) $(if $(filter libwebp,$(IMAGE_PKGS)),-DLLMC_HAVE_WEBP)
+IMAGE_STATIC = $(if $(strip $(IMAGE_PKGS)),$(filter-out -lm -lpthread,$(shell $(PKG_CONFIG) --static --libs $(IMAGE_PKGS) 2>/dev/null)))
+PKGS      := yaml-0.1 jansson libpcre2-8 libutf8proc $(IMAGE_PKGS)
+CPPFLAGS_ := -I. -Iinclude -Itemplates -D_GNU_SOURCE $(shell $(PKG_CONFIG) --cflags $(filter-out $(IMAGE_PKGS),$(PKGS)) 2>/dev/null)
 CFLAGS_   := -std=gnu11 -fPIC -fvisibility=hidden -ffp-contract=off $(WARN)
 LIBS      := $(shell $(PKG_CONFIG) --libs $(PKGS) 2>/dev/null) -lm -lpthread -ldl
 SAN       ?=
@@ -37,7 +42,7 @@ UNIT  := $(patsubst tests/unit/%.c,$(BUILD)/unit/%,$(sort $(wildcard tests/unit/
 EMBED := $(shell find configs templates -name '*.yaml' -o -name '*.txt' -o -name '*.c.in' -o -name '*.cu' -o -name '*.cu.in' -o -name '*.head' -o -name '*.h' 2>/dev/null) $(wildcard serve/pages/assets/* cli/*.html cli/*.1)
 
 .PHONY: all lib help deps demo gpu-pack gpu-check nvrtc check check-all mutants check-build check-times check-steady coverage quick san san-build san-programs tsan tsan-build fuzz bench bench-peer bench-ranks bench-startup soak golden format install clean unit smollm2
-all: $(BUILD)/llmc $(BUILD)/libllmc.so $(BUILD)/libllmc.a $(BUILD)/expand $(BUILD)/reference
+all: $(BUILD)/llmc $(BUILD)/libllmc.so $(BUILD)/libllmc.a $(BUILD)/expand $(BUILD)/reference $(BUILD)/pixels
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile emu/emu.mk | expand -t 24
@@ -56,6 +61,16 @@ $(BUILD)/quant/rank_update.o: override CFLAGS += -O3 -ffp-contract=fast
 $(BUILD)/quant/gram.o: override CFLAGS += -O3
 # Scale searches, whose loops profit from unrolling.
 $(BUILD)/formats/block_quantize.o $(BUILD)/formats/block_store.o: override CFLAGS += -O3
+
+# Built again when a decoder's library was installed or removed.
+IMAGE_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard image/*.c))
+$(IMAGE_OBJ): override CPPFLAGS_ += $(IMAGE_FLAGS)
+$(IMAGE_OBJ): $(BUILD)/image/flags
+$(BUILD)/image/flags: always
+	@mkdir -p $(@D)
+	@echo "$(IMAGE_FLAGS)" | cmp -s - $@ || echo "$(IMAGE_FLAGS)" > $@
+.PHONY: always
+always:
 
 $(BUILD)/embed.c: $(EMBED) tools/embed.py
 	@python3 tools/embed.py $@
@@ -95,8 +110,12 @@ $(BUILD)/expand $(BUILD)/reference: $(BUILD)/%: $(BUILD)/tests/kernels/%.o $(BUI
 	$(CC) $(SAN) $^ -o $@ $(LIBS)
 
 # Linked statically so that the test can replace malloc in the library and its dependencies.
-$(BUILD)/unit/test_memory: LIBS := -Wl,-Bstatic -lyaml -ljansson -lpcre2-8 -lutf8proc -Wl,-Bdynamic -lm -lpthread -ldl \
+$(BUILD)/unit/test_memory: LIBS := -Wl,-Bstatic -lyaml -ljansson -lpcre2-8 -lutf8proc $(IMAGE_STATIC) -Wl,-Bdynamic -lm -lpthread -ldl \
 	$(patsubst %,-Wl$(COMMA)--wrap=%,malloc calloc realloc free strdup strndup aligned_alloc posix_memalign)
+
+# Program of the tests of images.
+$(BUILD)/pixels: $(BUILD)/tests/image/pixels.o $(BUILD)/libllmc.a
+	$(CC) $(SAN) $^ -o $@ $(LIBS)
 
 lib: $(BUILD)/libllmc.a
 unit-%: $(BUILD)/unit/%
@@ -175,7 +194,7 @@ bench-startup: all ## time to the first token, cold and warm, and peak memory; M
 $(BUILD)/gpu-llmc: $(filter-out %/cmd_serve.o,$(CLIO)) $(BUILD)/tests/gpu/no_server.o $(BUILD)/libllmc.a
 $(BUILD)/gpu-expand: $(BUILD)/tests/kernels/expand.o $(BUILD)/libllmc.a
 $(BUILD)/gpu-llmc $(BUILD)/gpu-expand:
-	$(CC) $^ -o $@ -Wl,-Bstatic -lyaml -ljansson -lpcre2-8 -lutf8proc -Wl,-Bdynamic -lm -lpthread -ldl
+	$(CC) $^ -o $@ -Wl,-Bstatic -lyaml -ljansson -lpcre2-8 -lutf8proc $(IMAGE_STATIC) -Wl,-Bdynamic -lm -lpthread -ldl
 
 gpu-pack: all $(BUILD)/gpu-llmc $(BUILD)/gpu-expand $(BUILD)/emu/t_sm90 ## pack into build/gpu what gpu-check needs on a machine without build tools
 	@BUILD=$(BUILD) tests/gpu/pack.sh

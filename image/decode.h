@@ -7,14 +7,34 @@
 
 #include "image/image.h"
 
+typedef llmc_status ImageDecoder(const uint8_t *data, size_t n, const ImageLimits *limits,
+                                 ImagePixels *out, llmc_error *err);
+ImageDecoder image_jpeg, image_png, image_webp, image_gif, image_bmp;
+
 /* Check a size that a header announces against the limits, then allocate black pixels. */
 llmc_status image_allocate(const char *format, int64_t width, int64_t height, int32_t channels,
                            const ImageLimits *limits, ImagePixels *out, llmc_error *err);
+llmc_status image_truncated(const char *format, llmc_error *err);
+/* E_MISSING: the format needs a library that was absent when llmc was built. */
+llmc_status image_not_built(const char *format, const char *package, llmc_error *err);
 
 static inline uint8_t *
 image_row(const ImagePixels *im, int64_t y)
 {
 	return im->pixel + (size_t)y * (size_t)im->width * (size_t)im->channels;
 }
+
+/* Position in a row where its encoded samples are stored, so that they can be expanded in place
+ * from left to right. */
+static inline uint8_t *
+image_row_tail(const ImagePixels *im, int64_t y, int32_t samples)
+{
+	return image_row(im, y) + (size_t)im->width * (size_t)(im->channels - samples);
+}
+
+/* Orientation 1 to 8 of a TIFF header as EXIF stores it; 1 if there is none. */
+int exif_orientation(const uint8_t *tiff, size_t n);
+/* Rotate and mirror, so that an image stored with this orientation is upright. */
+llmc_status image_orient(ImagePixels *im, int orientation, llmc_error *err);
 
 #endif

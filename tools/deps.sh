@@ -16,10 +16,10 @@ if [ "${1:-}" = --cross ]; then
 	$run dpkg --add-architecture arm64
 	$run apt-get update -qq
 	$run apt-get install -y -qq --no-install-recommends gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user \
-		libyaml-dev:arm64 libjansson-dev:arm64 libpcre2-dev:arm64 libutf8proc-dev:arm64 libcmocka-dev:arm64
+		libyaml-dev:arm64 libjansson-dev:arm64 libpcre2-dev:arm64 libutf8proc-dev:arm64 libjpeg62-turbo-dev:arm64 libpng-dev:arm64 libwebp-dev:arm64 libcmocka-dev:arm64
 	exit 0
 fi
-packages="gcc make binutils pkg-config libyaml-dev libjansson-dev libpcre2-dev libutf8proc-dev python3 ca-certificates"
+packages="gcc make binutils pkg-config libyaml-dev libjansson-dev libpcre2-dev libutf8proc-dev libjpeg62-turbo-dev libpng-dev libwebp-dev python3 ca-certificates"
 tests="clang llvm libcmocka-dev python3-venv python3-pip unzip curl chromium chromium-driver"
 # reverse proxies for tests of replicas, shells and mandoc for completions and man pages: those tests
 # are skipped without them

@@ -64,11 +64,11 @@ def fake_binary():
     """The server with the fake engine, built against the current library."""
     out = os.path.join(BUILD, "serve", "fake_server")
     os.makedirs(os.path.dirname(out), exist_ok=True)
+    names = ["yaml-0.1", "jansson", "libpcre2-8", "libutf8proc"]
+    decoders = ["libjpeg", "libpng", "libwebp", "libwebpdemux"]  # optional
+    names += [p for p in decoders if subprocess.run(["pkg-config", "--exists", p]).returncode == 0]
     packages = subprocess.run(
-        ["pkg-config", "--libs", "yaml-0.1", "jansson", "libpcre2-8", "libutf8proc"],
-        check=True,
-        capture_output=True,
-        text=True,
+        ["pkg-config", "--libs", *names], check=True, capture_output=True, text=True
     ).stdout.split()
     flags = os.environ.get("LLMC_TEST_SAN", "").split()
     subprocess.run(

@@ -1,0 +1,78 @@
+/* Formats by their first bytes. */
+#include "image/decode.h"
+
+#include <string.h>
+
+typedef struct ImageMagic {
+	const char *name;
+	size_t at; /* offset of the mark */
+	const char *mark;
+	size_t n;
+	ImageDecoder *decode; /* NULL: known, but not read */
+} ImageMagic;
+
+/* The mark of BMP is short, so it is the last. */
+static const ImageMagic magic[] = {
+	{ "JPEG", 0, "\xff\xd8\xff", 3, image_jpeg },
+	{ "PNG", 0, "\x89PNG\r\n\x1a\n", 8, image_png },
+	{ "WebP", 8, "WEBP", 4, image_webp },
+	{ "GIF", 0, "GIF87a", 6, image_gif },
+	{ "GIF", 0, "GIF89a", 6, image_gif },
+	{ "TIFF", 0, "II*\0", 4, NULL },
+	{ "TIFF", 0, "MM\0*", 4, NULL },
+	{ "AVIF", 4, "ftypavif", 8, NULL },
+	{ "HEIC", 4, "ftyphei", 7, NULL },
+	{ "HEIC", 4, "ftypmif1", 8, NULL },
+	{ "JPEG XL", 0, "\xff\x0a", 2, NULL },
+	{ "JPEG XL", 4, "JXL \r\n\x87\n", 8, NULL },
+	{ "JPEG 2000", 4, "jP  \r\n\x87\n", 8, NULL },
+	{ "JPEG 2000", 0, "\xff\x4f\xff\x51", 4, NULL },
+	{ "Photoshop", 0, "8BPS", 4, NULL },
+	{ "PDF", 0, "%PDF", 4, NULL },
+	{ "SVG", 0, "<svg", 4, NULL },
+	{ "icon", 0, "\0\0\1\0", 4, NULL },
+	{ "BMP", 0, "BM", 2, image_bmp },
+};
+
+static llmc_status
+unknown(const uint8_t *data, size_t n, llmc_error *err)
+{
+	char hex[3 * 4 + 1] = "";
+
+	for (size_t i = 0; i < 4 && i < n; i++) {
+		const char digits[] = "0123456789abcdef";
+		memcpy(hex + 3 * i, (char[]){ ' ', digits[data[i] >> 4], digits[data[i] & 15], 0 },
+		       4);
+	}
+	return error_set(
+	    err, LLMC_E_INPUT,
+	    "The data is no image that llmc reads (%zu bytes, first bytes%s). It reads %s.", n, hex,
+	    image_formats());
+}
+
+llmc_status
+image_decode(const void *data, size_t n, const ImageLimits *limits, ImagePixels *out,
+             llmc_error *err)
+{
+	*out = (ImagePixels){ 0 };
+	if (limits->max_bytes > 0 && n > (size_t)limits->max_bytes)
+		return error_set(err, LLMC_E_INPUT,
+		                 "The image has %zu bytes; at most %lld are accepted.", n,
+		                 (long long)limits->max_bytes);
+	for (size_t i = 0; i < sizeof magic / sizeof magic[0]; i++) {
+		const ImageMagic *m = &magic[i];
+		if (n < m->at + m->n || memcmp((const char *)data + m->at, m->mark, m->n) != 0)
+			continue;
+		if (!m->decode)
+			return error_set(
+			    err, LLMC_E_INPUT,
+			    "The image is a %s file, which llmc does not read. Convert it to "
+			    "one of %s.",
+			    m->name, image_formats());
+		llmc_status status = m->decode(data, n, limits, out, err);
+		if (status != LLMC_OK)
+			image_release(out);
+		return status;
+	}
+	return unknown(data, n, err);
+}
