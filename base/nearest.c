@@ -3,22 +3,22 @@
 
 #include <string.h>
 
-enum { MAX_WORD = 64 };
+enum { MAX_WORD = 256 };
 
-/* Return the edit distance (insert, delete, replace, swap of neighbours) from a to b, both at most
- * MAX_WORD long. */
-static int
-edits(const char *a, size_t na, const char *b, size_t nb)
+size_t
+edit_distance(const char *a, const char *b, size_t limit)
 {
-	int row[3][MAX_WORD + 1];
-	int *prev2 = row[0], *prev = row[1], *cur = row[2];
+	size_t na = strlen(a), nb = strlen(b), row[3][MAX_WORD + 1];
+	size_t *prev2 = row[0], *prev = row[1], *cur = row[2];
 
+	if (na > MAX_WORD || nb > MAX_WORD || (na > nb ? na - nb : nb - na) >= limit)
+		return limit;
 	for (size_t j = 0; j <= nb; j++)
-		prev[j] = (int)j;
-	for (size_t i = 1; i <= na; i++) {
-		cur[0] = (int)i;
+		prev[j] = j;
+	for (size_t i = 1, before = 0; i <= na; i++) {
+		size_t least = cur[0] = i;
 		for (size_t j = 1; j <= nb; j++) {
-			int best = prev[j - 1] + (a[i - 1] != b[j - 1]);
+			size_t best = prev[j - 1] + (a[i - 1] != b[j - 1]);
 			if (prev[j] + 1 < best)
 				best = prev[j] + 1;
 			if (cur[j - 1] + 1 < best)
@@ -27,31 +27,30 @@ edits(const char *a, size_t na, const char *b, size_t nb)
 			    prev2[j - 2] + 1 < best)
 				best = prev2[j - 2] + 1;
 			cur[j] = best;
+			least = best < least ? best : least;
 		}
-		int *t = prev2;
+		/* a swap reaches back two rows */
+		if (least >= limit && before >= limit)
+			return limit;
+		before = least;
+		size_t *t = prev2;
 		prev2 = prev;
 		prev = cur;
 		cur = t;
 	}
-	return prev[nb];
+	return prev[nb] < limit ? prev[nb] : limit;
 }
 
 const char *
 nearest_text(const char *word, const char *const *candidates, size_t n)
 {
 	const char *best = NULL;
-	size_t len = strlen(word);
-	int limit = len < 4 ? 1 : len < 8 ? 2 : 3, least = limit + 1;
+	size_t len = strlen(word), least = (len < 4 ? 1 : len < 8 ? 2 : 3) + 1;
 
-	if (len == 0 || len > MAX_WORD)
-		return NULL;
-	for (size_t i = 0; i < n; i++) {
-		size_t k = strlen(candidates[i]);
-		if (k == 0 || k > MAX_WORD || (k > len ? k - len : len - k) >= (size_t)least)
-			continue;
-		int e = edits(word, len, candidates[i], k);
-		if (e < least) {
-			least = e;
+	for (size_t i = 0; len && i < n; i++) {
+		size_t d = *candidates[i] ? edit_distance(word, candidates[i], least) : least;
+		if (d < least) {
+			least = d;
 			best = candidates[i];
 		}
 	}

@@ -4,6 +4,9 @@
 
 #include <stddef.h>
 
+/* Return the edit distance (insert, delete, replace, swap of neighbours) if it is below limit, else
+ * limit. Words of more than 256 bytes are at `limit`. */
+size_t edit_distance(const char *a, const char *b, size_t limit);
 /* Return the candidate nearest to `word` by edit distance, or NULL if none is close. Longer words
  * may differ in up to 3 characters. */
 const char *nearest_text(const char *word, const char *const *candidates, size_t n);

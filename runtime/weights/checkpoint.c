@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/nearest.h"
 #include "base/sum64.h"
 #include "formats/dequant.h"
 #include "formats/gguf.h"
@@ -162,35 +163,6 @@ checkpoint_find(const Checkpoint *c, const char *name, CheckpointTensor *out)
 	return true;
 }
 
-/* Return the edit distance, or `limit` as soon as it cannot be below limit. */
-static size_t
-distance(const char *a, const char *b, size_t limit)
-{
-	size_t row[257], n = strlen(b);
-
-	if (n > 256 || strlen(a) > 256)
-		return limit;
-	for (size_t j = 0; j <= n; j++)
-		row[j] = j;
-	for (size_t i = 0; a[i]; i++) {
-		size_t diagonal = row[0], least = row[0] = i + 1;
-		for (size_t j = 0; j < n; j++) {
-			size_t d = diagonal + (a[i] != b[j]);
-			diagonal = row[j + 1];
-			if (row[j + 1] + 1 < d)
-				d = row[j + 1] + 1;
-			if (row[j] + 1 < d)
-				d = row[j] + 1;
-			row[j + 1] = d;
-			if (d < least)
-				least = d;
-		}
-		if (least >= limit)
-			return limit;
-	}
-	return row[n] < limit ? row[n] : limit;
-}
-
 const char *
 checkpoint_nearest(const Checkpoint *c, const char *name)
 {
@@ -201,7 +173,7 @@ checkpoint_nearest(const Checkpoint *c, const char *name)
 	for (size_t i = 0; i < n && i < 100000; i++) {
 		const char *s =
 		    c->gguf ? gguf_tensor_at(c->gguf, i)->name : safetensors_at(c->st, i)->name;
-		size_t d = distance(name, s, best);
+		size_t d = edit_distance(name, s, best);
 		if (d < best) {
 			best = d;
 			found = s;

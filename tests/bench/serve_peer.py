@@ -28,7 +28,8 @@ SLOTS, CONTEXT = 16, 512
 def build_server(model):
     """Build llama-server of the build that peer.py selected; return it and its description for the
     result file."""
-    bin, about = peer.build_peer("best", model, os.cpu_count())
+    peers, about = peer.build_peers("best")
+    bin = peers[0][1]
     exe = os.path.join(bin, "llama-server")
     if not os.path.exists(exe):
         out = os.path.dirname(bin)

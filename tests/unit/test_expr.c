@@ -296,6 +296,11 @@ BENCH_TEST(nearest_words)
 	(void)b;
 	static const char *const word[] = { "hidden", "n_heads", "n_kv_heads", "dtype" };
 
+	assert_int_equal(edit_distance("kitten", "sitting", 9), 3); /* the textbook's example */
+	assert_int_equal(edit_distance("kitten", "sitting", 3), 3);
+	assert_int_equal(edit_distance("kitten", "sitting", 2), 2);
+	assert_int_equal(edit_distance("abcdef", "bacdfe", 9), 2); /* two swaps */
+	assert_int_equal(edit_distance("", "abc", 9), 3);
 	assert_string_equal(nearest_text("hiden", word, 4), "hidden");
 	assert_string_equal(nearest_text("n_haeds", word, 4),
 	                    "n_heads"); /* a swap of adjacent letters is one edit */
