@@ -47,6 +47,24 @@ round_to(double v, int n, char digit[32], int *exp)
 	return strtod(text, NULL) == fabs(v);
 }
 
+double
+number_of_float(float v)
+{
+	double x = (double)v;
+
+	for (int n = 1; n <= 9 && isfinite(v); n++) {
+		char digit[32], text[64];
+		int exp;
+		round_to((double)v, n, digit, &exp);
+		snprintf(text, sizeof text, "%s%se%d", v < 0 ? "-" : "", digit,
+		         exp - (int)strlen(digit) + 1);
+		x = strtod(text, NULL);
+		if ((float)x == v)
+			return x;
+	}
+	return x;
+}
+
 void
 number_text(char out[NUMBER_SIZE], double v, int digits)
 {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/number.h"
 #include "serve/dialects/custom_tools.h"
 #include "serve/dialects/responses.h"
 
@@ -36,6 +37,17 @@ typedef struct Responses {
 	json_t *custom; /* names of custom tools, copied by the reader */
 } Responses;
 
+/* Repeat a sampling field: the number that was sent, or the default in force. */
+static void
+repeat_number(Strbuf *b, const json_t *o, const char *key, float preset)
+{
+	const json_t *v = json_object_get(o, key);
+
+	json_printf(b, ",%s:", key);
+	json_num(b, json_is_number(v) ? json_number_value(v) : number_of_float(preset),
+	         NUMBER_EXACT);
+}
+
 static bool
 read_chat(Generation *g, const json_t *o, Problem *p)
 {
@@ -56,6 +68,8 @@ read_chat(Generation *g, const json_t *o, Problem *p)
 	if (n > 2) /* without its braces, after other fields */
 		strbuf_add(&g->asked, text + 1, n - 2);
 	free(text);
+	repeat_number(&g->asked, o, "temperature", g->ep.temperature);
+	repeat_number(&g->asked, o, "top_p", g->ep.top_p);
 	if (n <= 2 || g->asked.failed)
 		return problem_memory(p);
 	return req_charge(g->req, g->asked.cap) || problem_busy(p);
@@ -100,8 +114,7 @@ response(const Generation *g, Strbuf *b, const char *status, const Choice *c, co
 	                   ? "\"incomplete_details\":{\"reason\":\"max_output_tokens\"},"
 	                   : "\"incomplete_details\":null,");
 	strbuf_add(b, strbuf_str(&g->asked), g->asked.len);
-	json_printf(b, ",\"temperature\":%g,\"top_p\":%g,\"output\":[", (double)g->ep.temperature,
-	            (double)g->ep.top_p);
+	strbuf_puts(b, ",\"output\":[");
 	if (c)
 		strbuf_add(b, strbuf_str(&c->call), c->call.len);
 	strbuf_puts(b, "],\"usage\":");

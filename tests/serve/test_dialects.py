@@ -1388,3 +1388,12 @@ def test_response_refuses(tiny, body, said):
         and said in e["message"]
         and (said[0] != "'" or e["param"] == said.strip("'"))
     ), e
+
+
+@pytest.mark.parametrize("t", [0.6, 0.1, 1, 0.7000000000000001, 1e-05, 1.9999999999999998])
+def test_a_response_repeats_the_numbers_that_were_sent(tiny, t):
+    r = tiny.post(
+        "/v1/responses",
+        {"input": "x", "max_output_tokens": 1, "temperature": t, "top_p": min(t, 1)},
+    )
+    assert r.status == 200 and (r.json()["temperature"], r.json()["top_p"]) == (t, min(t, 1))

@@ -348,6 +348,8 @@ numbers_in_any_locale(void **state)
 		for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
 			if (number_parse(wrong[i], &back))
 				fail_msg("\"%s\" is not a number", wrong[i]);
+		assert_true(number_of_float(0.6f) == 0.6 && number_of_float(-0.1f) == -0.1 &&
+		            number_of_float(1e-05f) == 1e-05 && number_of_float(0) == 0);
 		for (int i = 0; i < 20000; i++) {
 			double v;
 			bits = bits * 6364136223846793005u + 1442695040888963407u;
