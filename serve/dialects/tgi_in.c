@@ -92,7 +92,7 @@ get_bool(const json_t *o, const char *key, bool *out, bool *has, Problem *p)
 }
 
 static bool
-read_fields(const json_t *o, const Strbuf *body, TgiFields *f, Problem *p)
+read_fields(const json_t *o, TgiFields *f, Problem *p)
 {
 	json_t *q = json_object_get(o, "parameters"), *v;
 	size_t i;
@@ -137,7 +137,7 @@ read_fields(const json_t *o, const Strbuf *body, TgiFields *f, Problem *p)
 		return false;
 	v = json_object_get(q, "seed");
 	f->has_seed = v && !json_is_null(v);
-	if (f->has_seed && !body_u64(body, "seed", v, &f->seed))
+	if (f->has_seed && !number_u64(v, &f->seed))
 		return wrong_type(p, "seed", "u64", v);
 	f->stop = json_object_get(q, "stop");
 	if (f->stop && json_is_null(f->stop))
@@ -349,7 +349,7 @@ generate(Req *r, TgiStream stream)
 		return;
 	}
 	bool streams = false;
-	if (o && read_fields(o, &r->body, &f, &p)) {
+	if (o && read_fields(o, &f, &p)) {
 		streams = stream == STREAM_BODY ? f.stream : stream == STREAM_YES;
 		g = gen_new(r, &tgi_dialect);
 		if (!g) {

@@ -91,9 +91,10 @@ holds_data(const char *key, const json_t *v, bool top)
 	return false;
 }
 
-/* Round integers beyond int64, except in data: fields of a request are not strings of digits. */
+/* Round integers beyond int64, except in data and TGI's seed, which has 64 bits without a sign:
+ * other fields of a request are not strings of digits. */
 static bool
-round_fields(json_t *o, bool top)
+round_fields(json_t *o, bool top, bool in_parameters)
 {
 	const char *key;
 	json_t *v;
@@ -102,12 +103,14 @@ round_fields(json_t *o, bool top)
 	json_array_foreach (o, i, v)
 		if (json_kept_digits(v)
 		        ? json_array_set_new(o, i, json_real(json_number_of(v))) != 0
-		        : !round_fields(v, false))
+		        : !round_fields(v, false, false))
 			return false;
 	json_object_foreach (o, key, v)
 		if (json_kept_digits(v)
-		        ? json_object_set_new(o, key, json_real(json_number_of(v))) != 0
-		        : !holds_data(key, v, top) && !round_fields(v, false))
+		        ? !(in_parameters && !strcmp(key, "seed")) &&
+		              json_object_set_new(o, key, json_real(json_number_of(v))) != 0
+		        : !holds_data(key, v, top) &&
+		              !round_fields(v, false, top && !strcmp(key, "parameters")))
 			return false;
 	return true;
 }
@@ -157,7 +160,7 @@ body_parse(const char *data, size_t n, Problem *p)
 	bool no_memory;
 	json_t *o = json_parse(data, n, JSON_DECODE_ANY | JSON_ALLOW_NUL | JSON_KEEP_INTEGERS, &je,
 	                       &no_memory);
-	if (o && !round_fields(o, true)) {
+	if (o && !round_fields(o, true, false)) {
 		json_decref(o);
 		o = NULL;
 		no_memory = true;
@@ -184,37 +187,21 @@ body_object(const Strbuf *body, Problem *p)
 	return o;
 }
 
-/* v is rounded if beyond int64: find its digits in the body, after a key of this name. */
 bool
-body_u64(const Strbuf *body, const char *key, const json_t *v, uint64_t *out)
+number_u64(const json_t *v, uint64_t *out)
 {
-	const char *s = strbuf_str(body);
-	size_t len = strlen(key);
-	double x = json_real_value(v);
+	const char *digits = json_kept_digits(v);
+	char *end;
 
 	if (json_is_integer(v)) {
 		*out = (uint64_t)json_integer_value(v);
 		return json_integer_value(v) >= 0;
 	}
-	if (!json_is_real(v) || x < 0x1p63 || x > 0x1p64)
+	if (!digits || *digits == '-')
 		return false;
-	for (size_t i = 0; i < body->len; i++) {
-		size_t n = s[i] == '"' ? string_end(s + i + 1, body->len - i - 1) : 0;
-		if (s[i] == '"' && n == len && memcmp(s + i + 1, key, len) == 0) {
-			const char *at = s + i + n + 2;
-			at += strspn(at, " \t\r\n");
-			at += *at == ':';
-			at += strspn(at, " \t\r\n");
-			errno = 0;
-			char *end;
-			*out = strtoull(at, &end, 10);
-			if (*at >= '1' && *at <= '9' && !errno && !strchr(".eE", *end) &&
-			    (double)*out == x)
-				return true;
-		}
-		i += s[i] == '"' ? n + 1 : 0;
-	}
-	return false;
+	errno = 0;
+	*out = strtoull(digits, &end, 10);
+	return !errno && !*end;
 }
 
 const char *
@@ -222,6 +209,8 @@ json_type_name(const json_t *v)
 {
 	if (!v)
 		return "nothing";
+	if (json_kept_digits(v))
+		return "an integer";
 	switch (json_typeof(v)) {
 	case JSON_OBJECT:
 		return "an object";

@@ -46,8 +46,8 @@ size_t body_cost(const char *data, size_t n);
 /* Parse a body. Nesting is bounded; integers beyond int64 become reals. */
 json_t *body_parse(const char *data, size_t n, Problem *p);
 json_t *body_object(const Strbuf *body, Problem *p); /* like body_parse, but only an object */
-/* Read an integer in 0 .. 2^64-1, the value of `key` anywhere in the body. */
-bool body_u64(const Strbuf *body, const char *key, const json_t *v, uint64_t *out);
+/* Read an integer in 0 .. 2^64-1 that body_parse left with its digits. */
+bool number_u64(const json_t *v, uint64_t *out);
 /* Read fields of an object as OpenAI does: null means absent. False with a Problem on a wrong type
  * or range. */
 bool field_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t *out, bool *set,

@@ -319,6 +319,20 @@ def test_seeds_have_64_bits(tiny, seed):
     )
 
 
+def test_the_seed_is_its_own_field(tiny):
+    """Both integers round to 2**64: the one of the schema is data."""
+    schema = {"type": "object", "title": "x", "default": {"seed": 2**64 - 2}}
+    a = generate(
+        tiny,
+        grammar={"type": "json", "value": schema},
+        do_sample=True,
+        seed=2**64 - 1,
+        max_new_tokens=1,
+        details=True,
+    )
+    assert a.status == 200 and a.json()["details"]["seed"] == 2**64 - 1
+
+
 def test_top_k_beyond_31_bits_is_off(tiny):
     assert generate(tiny, top_k=4294967295, max_new_tokens=2, seed=1).status == 200
 
