@@ -102,6 +102,10 @@ bool artifact_built_sealed(const char *artifact, const char *name, Arena *a);
  * it cannot be read. */
 void advice_read(const char *path, llmc_advice *out);
 
+/* E_INPUT: the grammar of p, if any, was opened with a tokenizer whose tokens differ from those of
+ * t, the model's (NULL: it has none). p may be NULL. */
+llmc_status api_check_grammar(const llmc_tokenizer *t, const llmc_params *p, llmc_error *err);
+
 /* Copy a string into (buf, cap, *need) as specified in llmc.h. */
 llmc_status copy_out(const char *s, size_t n, char *buf, size_t cap, size_t *need, llmc_error *err);
 

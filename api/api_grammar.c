@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "api/api.h"
 #include "grammar/grammar.h"
 #include "text/text.h"
 
@@ -65,16 +66,12 @@ open_bytes(llmc_grammar_kind kind, const char *text, size_t n, const llmc_gramma
 	return status;
 }
 
-llmc_status
-llmc_grammar_open(const llmc_tokenizer *t, llmc_grammar_kind kind, const char *text, size_t n_bytes,
-                  const llmc_grammar_options *opt, llmc_grammar **out, llmc_error *err)
+/* Return the vocabulary of a tokenizer, which keeps it. */
+static llmc_status
+vocab_of(const llmc_tokenizer *t, TokenVocab **out, llmc_error *err)
 {
 	llmc_status status = LLMC_OK;
-	int32_t n_eos;
 
-	*out = NULL;
-	if (!t)
-		return open_bytes(kind, text, n_bytes, opt, out, err);
 	pthread_mutex_lock(&t->kept->lock);
 	if (!t->kept->p) {
 		TokenVocab *l = NULL;
@@ -82,11 +79,43 @@ llmc_grammar_open(const llmc_tokenizer *t, llmc_grammar_kind kind, const char *t
 		t->kept->p = l;
 		t->kept->drop = drop;
 	}
+	*out = t->kept->p;
 	pthread_mutex_unlock(&t->kept->lock);
-	if (status != LLMC_OK)
-		return status;
+	return status;
+}
+
+llmc_status
+api_check_grammar(const llmc_tokenizer *t, const llmc_params *p, llmc_error *err)
+{
+	const llmc_grammar *g =
+	    p && p->size >= offsetof(llmc_params, grammar) + sizeof p->grammar ? p->grammar : NULL;
+	TokenVocab *own;
+
+	if (!g || !t)
+		return LLMC_OK;
+	TRY(vocab_of(t, &own, err));
+	if (token_vocab_same(grammar_vocab(g), own))
+		return LLMC_OK;
+	return error_set(
+	    err, LLMC_E_INPUT,
+	    "the grammar was opened with another tokenizer, of %d tokens, than that of "
+	    "the model, of %d: open it with llmc_model_tokenizer",
+	    token_vocab_size(grammar_vocab(g)), token_vocab_size(own));
+}
+
+llmc_status
+llmc_grammar_open(const llmc_tokenizer *t, llmc_grammar_kind kind, const char *text, size_t n_bytes,
+                  const llmc_grammar_options *opt, llmc_grammar **out, llmc_error *err)
+{
+	TokenVocab *vocab;
+	int32_t n_eos;
+
+	*out = NULL;
+	if (!t)
+		return open_bytes(kind, text, n_bytes, opt, out, err);
+	TRY(vocab_of(t, &vocab, err));
 	const int32_t *eos = text_eos(t, &n_eos);
-	return grammar_open(t->kept->p, kind, text ? text : "", n_bytes, opt, eos, n_eos, out, err);
+	return grammar_open(vocab, kind, text ? text : "", n_bytes, opt, eos, n_eos, out, err);
 }
 
 void

@@ -38,6 +38,9 @@ llmc_status token_vocab_open(const VocabToken *tok, int32_t n_tok, TokenVocab **
                              llmc_error *err);
 TokenVocab *token_vocab_retain(TokenVocab *l);
 void token_vocab_close(TokenVocab *l);
+/* True: both have the same tokens, so a grammar of one fits outputs of the other. */
+bool token_vocab_same(const TokenVocab *a, const TokenVocab *b);
+int32_t token_vocab_size(const TokenVocab *l);
 
 /* Compiles text [n]. opt may be NULL. eos [n_eos]: end tokens, allowed where the grammar may end.
  * E_INPUT: the message names the location, which is a path and keyword of a schema or the line and
@@ -47,6 +50,7 @@ llmc_status grammar_open(TokenVocab *l, llmc_grammar_kind kind, const char *text
                          Grammar **out, llmc_error *err);
 Grammar *grammar_retain(Grammar *g);
 void grammar_close(Grammar *g);
+const TokenVocab *grammar_vocab(const Grammar *g);
 
 /* *complete: text [n] is an output of the grammar. *n_matched: bytes of the longest prefix with
  * which an output can begin. */

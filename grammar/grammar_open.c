@@ -140,6 +140,12 @@ grammar_open(TokenVocab *l, llmc_grammar_kind kind, const char *text, size_t n,
 	return LLMC_OK;
 }
 
+const TokenVocab *
+grammar_vocab(const Grammar *g)
+{
+	return g->lexicon;
+}
+
 Grammar *
 grammar_retain(Grammar *g)
 {

@@ -171,6 +171,22 @@ token_vocab_retain(TokenVocab *l)
 	return l;
 }
 
+int32_t
+token_vocab_size(const TokenVocab *l)
+{
+	return l->n_tok;
+}
+
+bool
+token_vocab_same(const TokenVocab *a, const TokenVocab *b)
+{
+	const size_t n = (size_t)a->n_tok;
+
+	return a == b ||
+	       (a->n_tok == b->n_tok && !memcmp(a->at, b->at, (n + 1) * sizeof *a->at) &&
+	        !memcmp(a->special, b->special, n) && !memcmp(a->bytes, b->bytes, a->at[n]));
+}
+
 void
 token_vocab_close(TokenVocab *l)
 {

@@ -273,7 +273,8 @@ typedef struct llmc_params { /* LLMC_INIT gives greedy decoding of up to 256 new
 	const llmc_bias *logit_bias;    /* added to the logits; -INFINITY forbids a token */
 	const llmc_sequence *bad_words; /* token sequences that never appear */
 	/* grammar that the output must match; the output ends when nothing can follow. NULL: none.
-	 * Calls that copy the parameters keep the grammar open */
+	 * Calls that copy the parameters keep the grammar open. E_INPUT if its tokens are not
+	 * those of the model's tokenizer */
 	llmc_grammar *grammar;
 	/* strings that must be generated, in this order, before the grammar applies (end of
 	 * reasoning, start of a tool call); NULL-terminated. NULL: it applies at once */

@@ -20,6 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 import llmc
 from golden_run import LLMC, ROOT
+
+sys.path.insert(0, os.path.join(ROOT, "tests", "serve"))
 from llmc import _ffi, _params
 from waiting import HANG
 
@@ -445,6 +447,25 @@ def test_wrong_arguments_raise(all_kinds):
         else:
             raise AssertionError(f"{name} was accepted: {got!r}")
     all_kinds.close()
+
+
+def test_a_grammar_of_another_tokenizer_is_refused(tmp_path):
+    import tiny_model
+
+    a = tiny_model.build(tmp_path / "a")
+    b = tiny_model.build(tmp_path / "b", words=["another"])
+    with llmc.open(a, device="ref", threads=1) as m, m.session(context=64) as s:
+        # one with the same tokens is not another
+        for t in (m.tokenizer, llmc.Tokenizer(a)):
+            g = llmc.Grammar(t, "choice", ["ab"])
+            assert s.run(IDS, grammar=g, max_tokens=9)["text"] == "ab"
+        other = llmc.Grammar(llmc.Tokenizer(b), "choice", ["ab"])
+        n, more = len(m.tokenizer), len(llmc.Tokenizer(b))
+        assert more == n + 1
+        with pytest.raises(llmc.Error, match=f"another tokenizer, of {more} tokens.* of {n}:"):
+            s.run(IDS, grammar=other, max_tokens=9)
+        with m.engine(context=64) as e, pytest.raises(llmc.Error, match="another tokenizer"):
+            e.submit(IDS, grammar=other)
 
 
 def test_numpy_goes_in_and_out(all_kinds):
