@@ -34,7 +34,8 @@ struct llmc_model {
 	char *weights;          /* absolute path of the checkpoint, or NULL */
 	const char *const *set; /* overrides in force, NULL-terminated */
 	bool random_weights;
-	bool unfused; /* one step per op of the graph, for probes */
+	bool no_weights, no_fit; /* as in llmc_options */
+	bool unfused;            /* one step per op of the graph, for probes */
 	bool
 	    in_cache; /* artifact is a folder of the cache or `temporary`, which only llmc writes */
 	bool skip_built; /* the artifact's built kernels are not trusted */
@@ -75,6 +76,16 @@ llmc_status device_gpus(const char *device, GpuList *out, llmc_error *err);
  * "cuda-sm_90a"; "ref" gives "ref". E_INPUT: unknown device or arch. */
 llmc_status target_name(const char *device, const char *arch, bool must_run, char out[32],
                         llmc_error *err);
+
+/* Copy the caller's limits, which may be NULL; those that are 0 become the description's. */
+llmc_limits limits_take(const llmc_model *m, const llmc_limits *lim);
+/* Refuse a model whose weights leave no memory for the smallest session on this host. */
+llmc_status fit_weights(const llmc_model *m, llmc_error *err);
+/* Choose context and kv_tokens that are 0 by free memory, and refuse a session that exceeds it. */
+llmc_status fit_session(const llmc_model *m, llmc_limits *lim, llmc_error *err);
+/* Like fit_session, before the defaults of an engine's limits apply. */
+llmc_status fit_engine(const llmc_model *m, const llmc_engine_options *o, llmc_limits *lim,
+                       llmc_error *err);
 
 /* Variant of llmc_open for a plan with unfused steps. Only built kernels are kept in the cache. */
 llmc_status model_open_unfused(const char *path, const llmc_options *opt, llmc_model **out,

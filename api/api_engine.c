@@ -131,7 +131,10 @@ llmc_engine_open(llmc_model *m, const llmc_engine_options *opt, llmc_engine **ou
 		}
 		o.speculate = -1;
 	}
+	const llmc_limits given = limits_take(m, o.limits);
+	o.limits = &given;
 	llmc_limits lim = engine_limits(m->plan, &o);
+	TRY_GOTO(fit_engine(m, &o, &lim, err));
 	TRY_GOTO(llmc_session_open(m, &lim, &e->session, err));
 	/* allocate now, so that serving never does */
 	TRY_GOTO(session_prepare(e->session->s, err));

@@ -6,13 +6,30 @@
 #include "base/number.h"
 #include "base/sized_struct.h"
 
-enum { MIN_CONTEXT = 256 };
+enum {
+	MIN_CONTEXT = 256,
+	MIN_CHUNK = 32,  /* tokens per step of the smallest session */
+	GPU_MARGIN = 32, /* one part of this many of a GPU's memory is left to the driver */
+};
 
 typedef struct MemoryFit {
 	const llmc_model *m;
 	int64_t weights; /* bytes of weights still to be allocated */
 	int64_t left;    /* bytes for KV, scratch and state */
+	int64_t margin;  /* bytes of a GPU that a choice leaves free */
 } MemoryFit;
+
+llmc_limits
+limits_take(const llmc_model *m, const llmc_limits *lim)
+{
+	llmc_limits l = LLMC_INIT(llmc_limits);
+
+	SIZED_TAKE(l, lim);
+	l.context = l.context ? l.context : (int32_t)m->spec->limit_context;
+	l.seqs = l.seqs ? l.seqs : (int32_t)m->spec->limit_seqs;
+	l.chunk = l.chunk ? l.chunk : (int32_t)m->spec->limit_chunk;
+	return l;
+}
 
 /* Sum over the ranks that share the memory: all of this process on a CPU, one on a GPU. */
 static llmc_status
@@ -50,22 +67,26 @@ weights_to_allocate(const llmc_model *m)
 	return sum;
 }
 
-/* True if a session of these limits fits; with `half`: if its KV leaves as much as it takes. */
+/* True if a session of these limits fits; with `spare`: if its KV leaves as much as it takes on a
+ * host, which other programs use too, and the margin on a GPU. */
 static bool
-fits(const MemoryFit *f, const llmc_limits *lim, bool half)
+fits(const MemoryFit *f, const llmc_limits *lim, bool spare)
 {
 	llmc_memory mem = LLMC_INIT(llmc_memory);
 
 	if (memory_of(f->m, lim, &mem, NULL) != LLMC_OK)
 		return false;
 	int64_t rest = f->left - mem.scratch - mem.state;
-	return mem.kv <= (half ? rest / 2 : rest);
+	if (spare)
+		rest = f->m->gpu < 0 ? rest / 2 : rest - f->margin;
+	return mem.kv <= rest;
 }
 
 /* Return the largest kv_tokens (with `kv`), or context of one sequence, that fits; least - 1: not
  * even the least. Rounded down to pages if less than the most. */
 static int64_t
-largest(const MemoryFit *f, const llmc_limits *lim, bool kv, int64_t least, int64_t most, bool half)
+largest(const MemoryFit *f, const llmc_limits *lim, bool kv, int64_t least, int64_t most,
+        bool spare)
 {
 	int64_t good = least - 1, bad = most + 1;
 	llmc_limits l = *lim;
@@ -74,7 +95,7 @@ largest(const MemoryFit *f, const llmc_limits *lim, bool kv, int64_t least, int6
 		l.kv_tokens = mid;
 		if (!kv)
 			l.context = (int32_t)mid;
-		if (fits(f, &l, half))
+		if (fits(f, &l, spare))
 			good = mid;
 		else
 			bad = mid;
@@ -84,16 +105,16 @@ largest(const MemoryFit *f, const llmc_limits *lim, bool kv, int64_t least, int6
 	return good;
 }
 
-/* Choose the context. *half: the rule of the half held. */
+/* Choose the context. *spare: memory is left free. */
 static int32_t
-choose_context(const MemoryFit *f, const llmc_limits *lim, bool *half)
+choose_context(const MemoryFit *f, const llmc_limits *lim, bool *spare)
 {
 	const int64_t most = f->m->plan->max_positions,
 	              least = most < MIN_CONTEXT ? most : MIN_CONTEXT;
 
 	int64_t n = largest(f, lim, false, least, most, true);
-	*half = n >= least;
-	if (!*half)
+	*spare = n >= least;
+	if (!*spare)
 		n = largest(f, lim, false, least, most, false);
 	return (int32_t)(n < least ? least : n);
 }
@@ -178,17 +199,19 @@ refuse(const MemoryFit *f, const llmc_fitted *r, int64_t bytes, llmc_error *err)
 
 /* Describe the choice in one line. */
 static void
-describe(const llmc_fitted *r, const llmc_limits *given, int32_t max_positions, bool half,
-         int64_t bytes, char *buf, size_t cap)
+describe(const llmc_fitted *r, const llmc_limits *given, int32_t max_positions, bool gpu,
+         bool spare, int64_t bytes, char *buf, size_t cap)
 {
+	const char *part = !spare ? "all of the memory that weights and scratch leave"
+	                   : gpu  ? "the memory that weights, scratch and a margin leave"
+	                          : "half of the memory that weights and scratch leave";
 	const llmc_limits *l = &r->limits;
 	const int64_t most = (int64_t)l->context * l->seqs;
 	char a[32], b[32], why[256], kv[96] = "";
 
-	snprintf(why, sizeof why, "%s of the memory that weights and scratch leave of %s (%s)",
-	         half ? "half" : "all",
+	snprintf(why, sizeof why, "%s of %s (%s)", part,
 	         human_bytes((double)bytes && bytes < r->free ? bytes : r->free, a),
-	         bytes && bytes < r->free ? "--memory" : r->limited_by);
+	         bytes && bytes < r->free && r->free < INT64_MAX ? "--memory" : r->limited_by);
 	const bool short_context = !given->context && l->context < max_positions,
 	           short_kv = !given->kv_tokens && l->kv_tokens < most;
 	if (l->seqs > 1)
@@ -204,21 +227,50 @@ describe(const llmc_fitted *r, const llmc_limits *given, int32_t max_positions, 
 		         short_kv ? "; limit: " : "", short_kv ? why : "");
 }
 
+/* Free memory for this model. bytes replaces it if the model was opened for its plan alone. */
+static llmc_status
+memory_for(const llmc_model *m, int64_t bytes, FreeMemory *out, llmc_error *err)
+{
+	const Device *device;
+
+	*out = (FreeMemory){ .bytes = INT64_MAX, .total = bytes, .limited_by = "as given" };
+	if (m->no_fit || (m->no_weights && bytes > 0))
+		return LLMC_OK;
+	TRY(device_find(m->plan->target, &device, err));
+	*out = device->free_memory(m->gpu);
+	/* processes of a launcher share the memory of their host */
+	if (m->world && m->gpu < 0 && out->bytes != INT64_MAX)
+		out->bytes /= mpi_world_local_ranks(m->world);
+	return LLMC_OK;
+}
+
+/* Choose context and KV of a model with no_fit. */
+static void
+choose_defaults(const llmc_model *m, const llmc_limits *given, llmc_fitted *r)
+{
+	const int64_t max = m->plan->max_positions;
+	llmc_limits *l = &r->limits;
+
+	if (!given->context)
+		l->context = (int32_t)(max < LLMC_DEFAULT_CONTEXT ? max : LLMC_DEFAULT_CONTEXT);
+	if (!given->kv_tokens)
+		l->kv_tokens =
+		    (int64_t)l->context *
+		    (l->seqs < LLMC_DEFAULT_KV_CONTEXTS ? l->seqs : LLMC_DEFAULT_KV_CONTEXTS);
+	snprintf(r->text, sizeof r->text, "context %d of the model's %lld, not fitted to memory",
+	         l->context, (long long)max);
+}
+
 llmc_status
 llmc_fit_limits(const llmc_model *m, const llmc_limits *lim, int64_t bytes, llmc_fitted *out,
                 llmc_error *err)
 {
 	llmc_fitted r = LLMC_INIT(llmc_fitted);
-	llmc_limits given = LLMC_INIT(llmc_limits);
-	const Device *device;
-	bool half = true;
+	const llmc_limits given = limits_take(m, lim);
+	FreeMemory free;
+	bool spare = true;
 
-	SIZED_TAKE(given, lim);
-	TRY(device_find(m->plan->target, &device, err));
-	FreeMemory free = device->free_memory(m->gpu);
-	/* processes of a launcher may share this host's memory */
-	if (m->world && m->gpu < 0 && free.bytes != INT64_MAX)
-		free.bytes /= mpi_world_ranks(m->world);
+	TRY(memory_for(m, bytes, &free, err));
 	r.free = free.bytes;
 	snprintf(r.limited_by, sizeof r.limited_by, "%s", free.limited_by);
 	r.limits = given;
@@ -229,22 +281,75 @@ llmc_fit_limits(const llmc_model *m, const llmc_limits *lim, int64_t bytes, llmc
 	least.kv_tokens = 0;
 	TRY(memory_of(m, &least, &r.memory, err)); /* also checks the limits */
 
-	MemoryFit f = { .m = m, .weights = weights_to_allocate(m) };
+	MemoryFit f = { .m = m,
+		        .weights = weights_to_allocate(m),
+		        .margin = free.total / GPU_MARGIN };
 	f.left = free.bytes == INT64_MAX ? INT64_MAX / 4 : free.bytes - f.weights;
 	if (bytes > 0 && bytes - r.memory.weights < f.left)
 		f.left = bytes - r.memory.weights;
-	if (!given.context) {
-		r.limits.kv_tokens = 0;
-		r.limits.context = choose_context(&f, &r.limits, &half);
+	if (m->no_fit) {
+		choose_defaults(m, &given, &r);
+	} else {
+		if (!given.context) {
+			r.limits.kv_tokens = 0;
+			r.limits.context = choose_context(&f, &r.limits, &spare);
+		}
+		r.limits.kv_tokens = given.kv_tokens ? given.kv_tokens : choose_kv(&f, &r.limits);
 	}
-	r.limits.kv_tokens = given.kv_tokens ? given.kv_tokens : choose_kv(&f, &r.limits);
 	TRY(memory_of(m, &r.limits, &r.memory, err));
 	int64_t session = r.memory.kv + r.memory.scratch + r.memory.state;
 	r.need = f.weights + session;
 	const bool over = bytes > 0 && r.memory.weights + session > bytes;
 	if (over || session > f.left)
 		return refuse(&f, &r, over ? bytes : 0, err);
-	describe(&r, &given, (int32_t)m->plan->max_positions, half, bytes, r.text, sizeof r.text);
+	if (!m->no_fit)
+		describe(&r, &given, (int32_t)m->plan->max_positions, m->gpu >= 0, spare, bytes,
+		         r.text, sizeof r.text);
 	SIZED_GIVE(out, r);
+	return LLMC_OK;
+}
+
+/* A GPU refuses weights and sessions by itself. */
+llmc_status
+fit_weights(const llmc_model *m, llmc_error *err)
+{
+	const int64_t max = m->plan->max_positions;
+	llmc_limits least = LLMC_INIT(llmc_limits);
+	llmc_fitted f = LLMC_INIT(llmc_fitted);
+
+	least.context = (int32_t)(max < MIN_CONTEXT ? max : MIN_CONTEXT);
+	least.chunk = m->plan->prompt_whole || m->plan->encoder ? 0 : MIN_CHUNK;
+	return m->no_fit || m->gpu >= 0 ? LLMC_OK : llmc_fit_limits(m, &least, 0, &f, err);
+}
+
+llmc_status
+fit_session(const llmc_model *m, llmc_limits *lim, llmc_error *err)
+{
+	llmc_fitted f = LLMC_INIT(llmc_fitted);
+
+	if (m->no_fit || (m->gpu >= 0 && lim->context))
+		return LLMC_OK;
+	TRY(llmc_fit_limits(m, lim, 0, &f, err));
+	lim->context = f.limits.context;
+	lim->kv_tokens = f.limits.kv_tokens;
+	return LLMC_OK;
+}
+
+llmc_status
+fit_engine(const llmc_model *m, const llmc_engine_options *o, llmc_limits *lim, llmc_error *err)
+{
+	const llmc_limits given = limits_take(m, o->limits);
+	llmc_limits l = *lim;
+
+	if (m->no_fit)
+		return LLMC_OK;
+	l.context = given.context;
+	l.kv_tokens = given.kv_tokens ? given.kv_tokens : o->max_batch_total_tokens;
+	llmc_fitted f = LLMC_INIT(llmc_fitted);
+	if (l.context && l.kv_tokens) /* llmc_session_open checks them */
+		return LLMC_OK;
+	TRY(llmc_fit_limits(m, &l, 0, &f, err));
+	lim->context = f.limits.context;
+	lim->kv_tokens = f.limits.kv_tokens;
 	return LLMC_OK;
 }

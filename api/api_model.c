@@ -484,6 +484,8 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 	m->set = set_for_target(opt->set, target, m->world ? mpi_world_ranks(m->world) : m->gpus.n,
 	                        &m->arena);
 	m->random_weights = opt->random_weights;
+	m->no_weights = opt->no_weights;
+	m->no_fit = opt->no_fit;
 	m->n_threads = opt->n_threads;
 	if (opt->random_weights && opt->weights)
 		return error_set(err, LLMC_E_INPUT, "random weights and weights %s: choose one",
@@ -528,6 +530,8 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 		                 path);
 	if (opt->planned)
 		TRY(opt->planned(opt->planned_user, m, err));
+	else
+		TRY(fit_weights(m, err));
 	RuntimeOptions ro = { .artifact = m->artifact,
 		              .weights = m->weights,
 		              .world = m->world,

@@ -74,7 +74,9 @@ llmc_get(const llmc_model *m, const char *key, char *buf, size_t cap, size_t *ne
 llmc_status
 llmc_memory_for(const llmc_model *m, const llmc_limits *lim, llmc_memory *out, llmc_error *err)
 {
-	return session_memory(m->plan, lim, out, err);
+	const llmc_limits l = limits_take(m, lim);
+
+	return session_memory(m->plan, &l, out, err);
 }
 
 /* True if the tensor has this role, in a layer or outside. */
@@ -130,15 +132,16 @@ llmc_rank_for(const llmc_model *m, int32_t rank, const llmc_limits *lim, llmc_ra
 llmc_status
 llmc_fit(const llmc_model *m, int64_t bytes, const llmc_limits *lim, int32_t *seqs, llmc_error *err)
 {
-	llmc_limits l = LLMC_INIT(llmc_limits);
+	llmc_limits l = limits_take(m, lim);
+	const int32_t marks = l.marks;
 	int32_t fits = 0, too_many = 1 << 20;
 
-	SIZED_TAKE(l, lim);
 	l.kv_tokens = 0; /* 0: context * seqs */
 	while (too_many - fits > 1) {
 		llmc_memory mem = LLMC_INIT(llmc_memory);
 		int32_t mid = fits + (too_many - fits) / 2;
 		l.seqs = mid;
+		l.marks = marks < mid ? marks : mid;
 		llmc_status s = session_memory(m->plan, &l, &mem, err);
 		if (s != LLMC_OK && s != LLMC_E_RANGE)
 			return s;

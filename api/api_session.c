@@ -18,14 +18,14 @@ without_weights(llmc_error *err)
 llmc_status
 llmc_session_open(llmc_model *m, const llmc_limits *lim, llmc_session **out, llmc_error *err)
 {
-	llmc_limits l = LLMC_INIT(llmc_limits);
+	llmc_limits l = limits_take(m, lim);
 
 	*out = NULL;
 	if (!m->rt)
 		return without_weights(err);
-	SIZED_TAKE(l, lim);
 	if (l.n_threads == 0)
 		l.n_threads = m->n_threads;
+	TRY(fit_session(m, &l, err));
 	llmc_session *s = calloc(1, sizeof *s);
 	if (!s)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a session");

@@ -55,7 +55,7 @@ typedef struct Command {
 typedef struct Common {
 	const char *device, *arch, *weights, *kv, *quantize, *lora, *out_dir;
 	/* override for --draft mtp: "mtp.part=rows" or "mtp.part=head"; else NULL */
-	const char *mtp;
+	const char *mtp, *fit_mode; /* fit_mode: "auto", "never"; NULL: auto */
 	int32_t threads, tp, pp;
 	List set;
 	bool quiet, verbose, json, random_weights, cache_packed, allow_unknown_keys, trust_artifact;
@@ -66,6 +66,15 @@ typedef struct Common {
 	llmc_limits *fit;
 	char fit_text[512]; /* one line: the choice */
 } Common;
+#define OPT_FIT(c)                                                                                 \
+	{ OPT_GROUP, 0, "Memory", NULL, NULL, NULL },                                              \
+	    { OPT_TEXT,                                                                            \
+	      0,                                                                                   \
+	      "fit",                                                                               \
+	      "auto|never",                                                                        \
+	      &(c).fit_mode,                                                                       \
+	      "auto: choose context and KV by the free memory and refuse what exceeds it; never: " \
+	      "context of at most 4096, and no check [auto]" }
 /* clang-format off: a table */
 #define OPT_ALLOW_UNKNOWN_KEYS(flag)                                                               \
 	{ OPT_FLAG,                                                                                \
@@ -151,8 +160,8 @@ typedef struct Common {
 	      "context",                                                                               \
 	      "N",                                                                                     \
 	      &(c).context,                                                                            \
-	      "positions per sequence [run, chat, serve: the model's, as far as "                      \
-	      "memory allows; others: at most 4096]" },                                                \
+	      "positions per sequence [run, chat, serve, embed: the model's, as far as "               \
+	      "memory allows; plan: at most 4096; others: what they need]" },                          \
 	    { OPT_INT, 0, "seqs", "N", &(c).seqs, "sequences that run at a time [1]" },                \
 	    { OPT_INT, 0, "chunk", "N", &(c).chunk, "prompt tokens per step [512]" },                  \
 	    { OPT_BYTES, 0, "memory", "SIZE", &(c).memory, "limit of memory, for example 8G" },        \

@@ -285,6 +285,7 @@ parse(int argc, char **argv, BenchArgs *a, bool *ops)
 		  "positions in the cache before decoding [0]" },
 		{ OPT_INT, 'r', "runs", "N", &a->runs, "repetitions [5]" },
 		{ OPT_FLAG, 0, "ops", NULL, ops, "after each row, list the time of each op" },
+		OPT_FIT(a->c),
 		OPT_COMMON(a->c),
 	};
 

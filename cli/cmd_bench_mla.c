@@ -263,6 +263,7 @@ bench_mla(int argc, char **argv)
 		{ OPT_TEXT, 'b', "batch", "B,..", &b_text, "sequences in the step [1,32]" },
 		{ OPT_TEXT, 'd', "depth", "N,..", &d_text,
 		  "positions in the cache of each [512,2048,8192,16384]" },
+		OPT_FIT(m->c),
 		OPT_COMMON(m->c),
 	};
 	if (OPT_PARSE(&cmd_bench_mla, opt, argc, argv, args) == 0)

@@ -59,6 +59,7 @@ parse(int argc, char **argv, Chat *h)
 		                         "values below are [model]"),
 		OPT_SAMPLING,
 		OPT_DRAFT(h->draft),
+		OPT_FIT(h->c),
 		OPT_COMMON(h->c),
 	};
 

@@ -290,6 +290,7 @@ embed(int argc, char **argv)
 		  "write the first N elements of each vector" },
 		{ OPT_FLAG, 0, "truncate", NULL, &j.truncate,
 		  "truncate inputs that are longer than the context" },
+		OPT_FIT(c),
 		OPT_COMMON(c),
 	};
 	llmc_engine_options o = LLMC_INIT(llmc_engine_options);
@@ -314,11 +315,10 @@ embed(int argc, char **argv)
 	lim.seqs = lim.seqs ? lim.seqs : 64;
 	o.limits = &lim;
 	o.max_concurrent_requests = IN_FLIGHT;
+	c.fit = &lim;
 	llmc_status s = open_model(&c, args[0], false, &m, &err);
 	if (s == LLMC_OK && !choose(&j, m, pool, raw, unit, dimensions))
 		goto out;
-	if (s == LLMC_OK)
-		s = check_memory(m, &c, &lim, &err);
 	if (s == LLMC_OK)
 		s = llmc_engine_open(m, &o, &e, &err);
 	if (s != LLMC_OK) {

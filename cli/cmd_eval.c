@@ -106,6 +106,7 @@ eval(int argc, char **argv)
 		  "measure only the first N windows [the whole corpus]" },
 		{ OPT_TEXT, 0, "plot", "FILE", &plot,
 		  "draw the distribution of KL per token as SVG" },
+		OPT_FIT(c),
 		OPT_COMMON(c),
 	};
 	llmc_eval_result r = LLMC_INIT(llmc_eval_result);

@@ -161,6 +161,8 @@ typedef struct PlanArgs {
 	llmc_limits lim;
 	llmc_memory mem;
 	int32_t fit; /* sequences that --memory holds; -1: no --memory */
+	bool fitting;
+	llmc_fitted fitted; /* for --fit */
 } PlanArgs;
 
 static int
@@ -183,6 +185,9 @@ parse(int argc, char **argv, PlanArgs *p)
 		{ OPT_TEXT, 0, "html", "FILE", &p->html,
 		  "write a self-contained page: layers, memory, roofline, and all steps with their "
 		  "kernel source" },
+		{ OPT_FLAG, 0, "fit", NULL, &p->fitting,
+		  "choose context and KV as run and serve do, by the free memory, by --memory or "
+		  "by the GPU's" },
 		OPT_COMMON(*c),
 	};
 
@@ -226,7 +231,14 @@ measure(PlanArgs *p, const llmc_model *m, llmc_error *err)
 	lim->snapshots = LLMC_DEFAULT_SNAPSHOTS; /* default of a server */
 	lim->marks =
 	    lim->seqs < LLMC_DEFAULT_MARKS ? lim->seqs ? lim->seqs : 1 : LLMC_DEFAULT_MARKS;
-	llmc_status s = llmc_memory_for(m, lim, &p->mem, err);
+	llmc_status s = LLMC_OK;
+	if (p->fitting) {
+		const int64_t gpu_bytes = p->gpu ? p->g.memory : 0;
+		s = llmc_fit_limits(m, lim, p->c.memory ? p->c.memory : gpu_bytes, &p->fitted, err);
+		*lim = s == LLMC_OK ? p->fitted.limits : *lim;
+	}
+	if (s == LLMC_OK)
+		s = llmc_memory_for(m, lim, &p->mem, err);
 	if (s == LLMC_OK && p->c.memory > 0)
 		s = llmc_fit(m, p->c.memory, lim, &p->fit, err);
 	if (s == LLMC_OK && p->html)
@@ -260,6 +272,12 @@ print_json(const PlanArgs *p, const llmc_model *m, const llmc_model_info *info, 
 	       (long long)mem->kv_exact, (long long)mem->kv_host);
 	if (p->fit >= 0)
 		printf(",\"fit\":{\"memory\":%lld,\"seqs\":%d}", (long long)p->c.memory, p->fit);
+	if (p->fitting) {
+		printf(",\"fitted\":{\"context\":%d,\"seqs\":%d,\"kv_tokens\":%lld,\"text\":",
+		       p->lim.context, p->lim.seqs, (long long)p->lim.kv_tokens);
+		json_text(stdout, p->fitted.text, strlen(p->fitted.text));
+		putchar('}');
+	}
 	if (info->ranks > 1)
 		s = ranks(m, &p->lim, true, err);
 	if (p->gpu)
@@ -312,6 +330,8 @@ print_text(const PlanArgs *p, const llmc_model *m, const llmc_model_info *info, 
 	char text[32];
 
 	printf("%s\n", llmc_plan_text(m));
+	if (p->fitting)
+		printf("%s\n", p->fitted.text);
 	print_memory(p, info);
 	if (info->ranks > 1)
 		s = ranks(m, &p->lim, false, err);
@@ -327,7 +347,10 @@ print_text(const PlanArgs *p, const llmc_model *m, const llmc_model_info *info, 
 static int
 plan(int argc, char **argv)
 {
-	PlanArgs p = { .g = LLMC_INIT(llmc_gpu), .mem = LLMC_INIT(llmc_memory), .fit = -1 };
+	PlanArgs p = { .g = LLMC_INIT(llmc_gpu),
+		       .mem = LLMC_INIT(llmc_memory),
+		       .fitted = LLMC_INIT(llmc_fitted),
+		       .fit = -1 };
 	llmc_model_info info = LLMC_INIT(llmc_model_info);
 	llmc_error err = { 0 };
 	llmc_model *m = NULL;
@@ -362,11 +385,13 @@ plan(int argc, char **argv)
 
 const Command cmd_plan = {
 	"plan",
-	"MODEL [--memory SIZE] [--batch B --length L] [--gpu NAME] [--tp N] [--pp N] [--json] "
+	"MODEL [--fit] [--memory SIZE] [--batch B --length L] [--gpu NAME] [--tp N] [--pp N] "
+	"[--json] "
 	"[--html FILE]",
 	"show a model's steps, kernels and memory; predict its speed on a GPU",
 	"  llmc plan configs/llama2-70b.yaml --memory 160G --length 4096\n"
 	"  llmc plan model.gguf --arch v3\n"
+	"  llmc plan model.gguf --fit --memory 24G\n"
 	"  llmc plan configs/llama3-70b.yaml --tp 8\n"
 	"  llmc plan configs/llama3-8b.yaml --gpu h100\n"
 	"  llmc plan configs/llama3-8b.yaml --gpu h100 --html plan.html\n"

@@ -233,6 +233,7 @@ parse(int argc, char **argv, Run *r)
 		{ OPT_TEXT, 0, "check", "FILE", &r->check,
 		  "with --schema or --grammar: report whether the file matches it (- is standard "
 		  "input); needs no model" },
+		OPT_FIT(r->c),
 		OPT_COMMON(r->c),
 	};
 

@@ -49,6 +49,7 @@ verify(int argc, char **argv)
 		{ OPT_TEXT, 0, "values", "DIR", &values,
 		  "write the reference's values to this folder, as VALUE.npy [rows, width] in "
 		  "fp32; x1, x2, ... are layer outputs" },
+		OPT_FIT(c),
 		OPT_COMMON(c),
 	};
 	llmc_error err = { 0 };

@@ -205,6 +205,7 @@ options_of(const Common *c, bool no_weights, OpenOptions *out)
 	o->cache_packed = c->cache_packed;
 	o->allow_unknown_keys = c->allow_unknown_keys;
 	o->trust_artifact = c->trust_artifact;
+	o->no_fit = c->fit_mode && !strcmp(c->fit_mode, "never");
 	o->log = log_to_stderr;
 	o->log_user = (void *)(uintptr_t)c;
 	if (c->fit && !on_gpu(c)) {
@@ -219,6 +220,11 @@ open_model(Common *c, const char *path, bool no_weights, llmc_model **m, llmc_er
 {
 	OpenOptions own;
 
+	if (c->fit_mode && strcmp(c->fit_mode, "auto") != 0 && strcmp(c->fit_mode, "never") != 0) {
+		snprintf(err->text, sizeof err->text, "--fit %s: expected auto or never",
+		         c->fit_mode);
+		return err->code = LLMC_E_INPUT;
+	}
 	if (!options_of(c, no_weights, &own)) {
 		err->code = LLMC_E_MEMORY;
 		snprintf(err->text, sizeof err->text, "out of memory");

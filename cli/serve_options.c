@@ -123,6 +123,7 @@ static Opt opt[] = {
 	  "OpenTelemetry collector for spans of requests, such as http://127.0.0.1:4318 "
 	  "[off]" },
 	{ OPT_FLAG, 0, "log-json", NULL, &given.so.log_json, "write log lines as JSON objects" },
+	OPT_FIT(given.c),
 	OPT_COMMON(given.c),
 	{ OPT_GROUP, 0, "Compatibility with TGI", NULL, NULL, NULL },
 	{ OPT_INT, 0, "max-best-of", "N", &given.so.max_best_of,

@@ -138,6 +138,10 @@ typedef struct llmc_options {
 	 * it. Not called with no_weights; NULL: none */
 	llmc_status (*planned)(void *user, const llmc_model *m, llmc_error *err);
 	void *planned_user;
+	/* allocate without regard to free memory: sessions and engines get the defaults of
+	 * llmc_limits for no_fit, and nothing is refused. Otherwise llmc_open refuses weights that
+	 * do not fit (E_FULL) before it reads them */
+	bool no_fit;
 } llmc_options;
 
 /* Install a handler of SIGBUS for the process: when a checkpoint is truncated or replaced in place
@@ -154,8 +158,10 @@ LLMC_API void llmc_retain(llmc_model *m);
 LLMC_API void llmc_close(llmc_model *m);
 
 enum { /* values that the comments below refer to */
+       /* context of a model opened with no_fit, if the model's is longer */
        LLMC_DEFAULT_CONTEXT = 4096,
-       /* KV capacity of an engine, in contexts; of each model of a server with several */
+       /* KV capacity in contexts: of an engine with no_fit, of each model of a server with several
+	*/
        LLMC_DEFAULT_KV_CONTEXTS = 4,
        LLMC_DEFAULT_CONCURRENT_REQUESTS = 128,
        LLMC_DEFAULT_WAITING_TOKENS = 20,
@@ -172,16 +178,21 @@ enum { /* values that the comments below refer to */
 #define LLMC_DEFAULT_PREFIX_DIR_BYTES ((int64_t)8 << 30)
 #define LLMC_DEFAULT_BATCH_DIR_BYTES ((int64_t)1 << 30)
 
-/* Limits of a session; 0 selects the default in brackets. KV memory and scratch are allocated once,
- * with the sizes that these limits need. */
+/* Limits of a session; 0 selects the default in brackets, or that of the description (`limits`). KV
+ * memory and scratch are allocated once, with the sizes that these limits need. On a CPU the sum is
+ * checked first (E_FULL), unless the model was opened with no_fit. */
 typedef struct llmc_limits {
 	size_t size;
-	int32_t context;   /* positions per sequence [min(the model's, LLMC_DEFAULT_CONTEXT)] */
-	int32_t seqs;      /* concurrent sequences [1] */
-	int32_t chunk;     /* tokens per step [512] */
-	int32_t n_out;     /* rows of logits per step [seqs; chunk if the output is not logits] */
-	int64_t kv_tokens; /* positions of all sequences together [context * seqs] */
-	int n_threads;     /* [the model's] */
+	/* positions per sequence [by the free memory, see llmc_fit_limits; with no_fit, and for
+	 * llmc_memory_for: min(the model's, LLMC_DEFAULT_CONTEXT)] */
+	int32_t context;
+	int32_t seqs;  /* concurrent sequences [1] */
+	int32_t chunk; /* tokens per step [512] */
+	int32_t n_out; /* rows of logits per step [seqs; chunk if the output is not logits] */
+	/* positions of all sequences together [by the free memory, at most context * seqs; with
+	 * no_fit: context * seqs] */
+	int64_t kv_tokens;
+	int n_threads; /* [the model's] */
 	/* recurrent-state snapshots per sequence, kept for shared prefixes; unused by models
 	 * without recurrent state [LLMC_DEFAULT_SNAPSHOTS for an engine with a prefix cache; else
 	 * 0] */
@@ -435,10 +446,11 @@ typedef struct llmc_fitted {
 	char text[512];       /* one line: the choice and its reason */
 } llmc_fitted;
 /* Fill in the limits that are 0. context: the model's, or less if the KV of one sequence would take
- * more than half of the memory that weights and scratch leave. kv_tokens: context * seqs, or less
- * by the same rule, but at least one context. bytes: limit of weights, KV and scratch together; 0:
- * none. E_FULL: the sum exceeds the free memory or `bytes`; the message has a table and remedies.
- */
+ * more than half of the host's memory that weights and scratch leave, or, on a GPU, all but a
+ * margin. kv_tokens: context * seqs, or less by the same rule, but at least one context. bytes:
+ * limit of weights, KV and scratch together, instead of the free memory if the model was opened
+ * with no_weights; 0: none. E_FULL: the sum exceeds the free memory or `bytes`; the message has a
+ * table and remedies. With no_fit the free memory is not read. */
 LLMC_API llmc_status llmc_fit_limits(const llmc_model *m, const llmc_limits *lim, int64_t bytes,
                                      llmc_fitted *out, llmc_error *err);
 LLMC_API const char *llmc_plan_text(const llmc_model *m); /* plan.txt; lives as long as the model */
@@ -828,7 +840,8 @@ LLMC_API llmc_status llmc_sampler_sample(llmc_sampler *s, const float *logits, i
  * request share its events. */
 typedef struct llmc_engine_options { /* 0 or NULL selects the default in brackets */
 	size_t size;
-	/* limits of the session; seqs is the largest batch [seqs 16, kv_tokens 4 contexts] */
+	/* limits of the session; seqs is the largest batch [seqs 16; with no_fit kv_tokens
+	 * LLMC_DEFAULT_KV_CONTEXTS contexts] */
 	const llmc_limits *limits;
 	/* requests that may wait or run at a time; more are refused
 	 * [LLMC_DEFAULT_CONCURRENT_REQUESTS] */

@@ -136,6 +136,7 @@ typedef struct Spec {
 	int64_t exact_positions; /* longest accepted context; 0: no limit */
 	int64_t max_positions;
 	bool hard_limit; /* max_positions is a hard limit: learned positions */
+	int64_t limit_context, limit_seqs, limit_chunk; /* limits that a caller leaves at 0 */
 	int n_layers;
 	int64_t hidden;
 

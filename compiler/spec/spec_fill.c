@@ -454,6 +454,9 @@ spec_fill(const SpecTable *t, Spec *s)
 	s->max_positions = INT(max_positions);
 	s->hard_limit = IS(position, "learned") || INT(exact_positions) > 0;
 	s->exact_positions = INT(exact_positions);
+	s->limit_context = INT(limit_context);
+	s->limit_seqs = INT(limit_seqs);
+	s->limit_chunk = INT(limit_chunk);
 	s->n_layers = (int)INT(n_layers);
 	s->hidden = INT(hidden);
 	fill_attention(t, s);

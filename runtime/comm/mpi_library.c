@@ -257,6 +257,12 @@ mpi_world_local_rank(const MpiWorld *w)
 }
 
 int
+mpi_world_local_ranks(const MpiWorld *w)
+{
+	return w->on_host;
+}
+
+int
 mpi_world_threads(const MpiWorld *w)
 {
 	int n = topology_threads();

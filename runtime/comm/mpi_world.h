@@ -16,7 +16,8 @@ llmc_status mpi_world_open(const void *comm, MpiWorld **out, llmc_error *err);
 void mpi_world_close(MpiWorld *w);
 int mpi_world_rank(const MpiWorld *w);
 int mpi_world_ranks(const MpiWorld *w);
-int mpi_world_local_rank(const MpiWorld *w); /* rank within the host, from 0 */
+int mpi_world_local_rank(const MpiWorld *w);  /* rank within the host, from 0 */
+int mpi_world_local_ranks(const MpiWorld *w); /* ranks of this host */
 /* Processors for each rank of this host: those that the launcher has bound this process to, else an
  * equal share. */
 int mpi_world_threads(const MpiWorld *w);

@@ -1347,7 +1347,7 @@ the_public_calls_work_together(void **state)
 	run_alone(&a);
 	assert_int_equal(llmc_engine_open(model, NULL, &e, &err), LLMC_OK);
 	assert_int_equal(llmc_engine_limits(e)->seqs, 16);
-	assert_int_equal(llmc_engine_limits(e)->kv_tokens, 4 * 256);
+	assert_int_equal(llmc_engine_limits(e)->kv_tokens, 16 * 256);
 	llmc_request q = request(&a);
 	assert_int_equal(llmc_submit(e, &q, &id, &err), LLMC_OK);
 	for (int n = 0;; n++) {

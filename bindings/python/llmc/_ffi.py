@@ -61,6 +61,7 @@ class Options(Sized):
         ("trust_artifact", C.c_bool),
         ("planned", C.c_void_p),
         ("planned_user", C.c_void_p),
+        ("no_fit", C.c_bool),
     ]
 
 

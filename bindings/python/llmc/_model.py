@@ -78,6 +78,7 @@ class Model(Handle):
         mpi_comm: int | None = None,
         allow_unknown_keys: bool = False,
         trust_artifact: bool = False,
+        no_fit: bool = False,
     ) -> None:
         """Open a model; the options are those of llmc_options.
 
@@ -85,7 +86,8 @@ class Model(Handle):
         line). mpi_comm: address of an MPI_Comm whose processes become the model's ranks (mpi4py:
         MPI._addressof(comm)). allow_unknown_keys: report keys of config.json that the family does
         not know to `log`, instead of failing. trust_artifact: run the code of a generated folder as
-        it is."""
+        it is. no_fit: allocate without regard to free memory; otherwise what exceeds it is refused,
+        and sessions without a context get the longest that fits."""
         if isinstance(set, Mapping):
             set = [f"{k}={_setting(v)}" for k, v in set.items()]
         o = _ffi.Options(
@@ -103,6 +105,7 @@ class Model(Handle):
             cache_packed=cache_packed,
             allow_unknown_keys=allow_unknown_keys,
             trust_artifact=trust_artifact,
+            no_fit=no_fit,
         )
         _handle.fill(o, "open()", dict(n_threads=threads, **flags))
         h = C.c_void_p()
@@ -191,7 +194,8 @@ class Model(Handle):
     def session(self, **limits: Unpack[Limits]) -> Session:
         """Open a session.
 
-        limits: context, seqs, chunk, n_out, kv_tokens, threads, snapshots, host_tokens, marks"""
+        limits: context, seqs, chunk, n_out, kv_tokens, threads, snapshots, host_tokens, marks. By
+        default the context is the model's, or the longest that fits the free memory."""
         return Session(self, **limits)
 
 
