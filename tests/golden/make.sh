@@ -6,6 +6,7 @@ cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}
 "$python" tests/golden/make_dequant.py
 "$python" tests/golden/make_images.py
+"$python" tests/golden/make_image_rows.py
 "$python" tests/golden/make_ops.py
 "$python" tests/golden/make_sample.py
 "$python" tests/golden/make_samplers.py

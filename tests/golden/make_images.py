@@ -288,6 +288,15 @@ def bmps():
     yield "bmp-os2", b"BM" + struct.pack("<IHHI", 0, 0, 0, 14 + len(core)) + core + rows
 
 
+def large():
+    """Images that preprocessing cuts into tiles"""
+    y, x = np.mgrid[:230, :410] / 410
+    a = np.stack([x, y * 1.7, 0.5 + 0.5 * np.sin(20 * x * (1 + y))], -1)
+    im = Image.fromarray((a * 255).clip(0, 255).astype(np.uint8))
+    yield "webp-large", saved(im, "WEBP", quality=40)
+    yield "webp-tall", saved(im.rotate(90, expand=True).crop((0, 0, 150, 410)), "WEBP", quality=40)
+
+
 def cut(data, keep):
     return data[: int(len(data) * keep)]
 
@@ -327,9 +336,10 @@ def summary(a):
 def main():
     HERE.mkdir(exist_ok=True)
     for old in HERE.iterdir():
-        old.unlink()
+        if old.suffix != ".json":
+            old.unlink()
     table = {}
-    for make in (pngs, jpegs, webps, gifs, bmps, truncated):
+    for make in (pngs, jpegs, webps, gifs, bmps, large, truncated):
         for name, data in make():
             ext = {"png": "png", "jpeg": "jpg", "webp": "webp", "gif": "gif", "bmp": "bmp"}
             kind = name.split("-")[1] if name.startswith("cut") else name.split("-")[0]

@@ -1,9 +1,11 @@
 """Calls build/pixels, which decodes and prepares images."""
 
+import json
 import os
 import pathlib
 import struct
 import subprocess
+import tempfile
 from dataclasses import dataclass
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -52,5 +54,39 @@ def decode(files, max_pixels=None, program=PIXELS):
     for _ in files:
         status, text, w, h, c = r.int(), r.text(), r.int(), r.int(), r.int()
         out.append(Decoded(status, text, w, h, c, r.take(w * h * c)))
+    assert r.at == len(r.data)
+    return out
+
+
+@dataclass
+class Rows:
+    status: int
+    error: str
+    text: str
+    n_token: int
+    tiles: tuple
+    grids: list
+    positions: list
+    values: memoryview  # float32 [n, row_elems]
+    row_elems: int
+
+
+def read_rows(r):
+    status, error, text, n_token = r.int(), r.text(), r.text(), r.int()
+    tiles = (r.int(), r.int())
+    grids = [[r.int(), r.int()] for _ in range(r.int())]
+    n, elems = r.int(), r.int()
+    positions = list(struct.iter_unpack("<2i", r.take(8 * n)))
+    values = memoryview(r.take(4 * n * elems)).cast("f")
+    return Rows(status, error, text, n_token, tiles, grids, positions, values, elems)
+
+
+def prepare(rules, images, with_rows=True):
+    """Rows of files, or sizes and text of "WIDTHxHEIGHT". rules: files as for llmc, in a dict"""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
+        json.dump(rules, f)
+        f.flush()
+        r = run("rows" if with_rows else "sizes", f.name, *images)
+    out = [read_rows(r) for _ in images]
     assert r.at == len(r.data)
     return out
