@@ -23,10 +23,12 @@ struct llmc_model {
 	atomic_int refs;
 	Arena arena; /* memory of spec, plan and strings */
 	const Spec *spec;
-	const Plan *plan;  /* plan of this process's first rank */
-	const Plan **rank; /* [spec->tp] plans of all ranks; NULL for ranks of other processes */
-	int first, n_own;  /* ranks of this process */
-	MpiWorld *world;   /* ranks that a launcher has started; NULL: none */
+	const Plan *plan;    /* plan of this process's first rank */
+	const Plan **rank;   /* [n_rank] plans of all ranks; NULL for ranks of other processes */
+	int n_rank;          /* ranks of all stages, or the two devices of placement.cpu */
+	int first, n_own;    /* ranks of this process */
+	char cpu_target[32]; /* target of the part on the CPU if there are two devices; else "" */
+	MpiWorld *world;     /* ranks that a launcher has started; NULL: none */
 	const char *plan_text, *plan_json;
 	char *source;           /* path that was opened, absolute; verify opens it again */
 	char *artifact;         /* folder of the generated files; NULL: not written */

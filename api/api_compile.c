@@ -110,7 +110,11 @@ compile_into(const char *yaml, const char *dir, const llmc_compile_options *o, A
 	const Spec *spec;
 	TRY(source_spec(yaml, kind, o->set, NULL, o->allow_unknown_keys, arena, o->log, o->log_user,
 	                &spec, err));
-	const size_t ranks = (size_t)spec_ranks(spec);
+	char cpu[32] = "";
+	const bool split = compile_partitions(spec, name[0], 0) > 1;
+	const size_t ranks = split ? 2 : (size_t)spec_ranks(spec);
+	if (split)
+		TRY(target_name("cpu", NULL, false, cpu, err));
 	const Compiled **done = NEW(arena, const Compiled *, n *ranks);
 	for (size_t i = 0; i < n * ranks; i++) {
 		Compiled *volatile c = NULL;
@@ -118,8 +122,8 @@ compile_into(const char *yaml, const char *dir, const llmc_compile_options *o, A
 		diag_init(d, arena);
 		if (!setjmp(d->bug))
 			c = i == 0 ? compile_spec(spec, name[0], o->dump, dump, d, arena)
-			           : compile_rank(spec, name[i / ranks], (int)(i % ranks), true, d,
-			                          arena);
+			           : compile_rank(spec, split && i % 2 ? cpu : name[i / ranks],
+			                          (int)(i % ranks), true, d, arena);
 		if (!c)
 			return diag_error(d, err);
 		if (i % ranks == 0)

@@ -138,8 +138,10 @@ read_plan(llmc_model *m, int rank, const char *json, size_t size, const char *na
 	Plan *plan;
 
 	TRY(plan_read(json, size, name, &m->arena, &plan, err));
-	if (plan->stage * plan->ranks + plan->rank != rank || plan->ranks != m->spec->tp ||
-	    plan->stages != m->spec->pp)
+	const bool split = m->cpu_target[0];
+	if (plan->stage * plan->ranks + plan->rank + plan->partition != rank ||
+	    plan->ranks != m->spec->tp || plan->stages != m->spec->pp ||
+	    plan->partitions != 1 + split)
 		return error_set(
 		    err, LLMC_E_INPUT,
 		    "%s: plan of rank %d of %d in stage %d of %d, expected rank %d of %d x %d",
@@ -151,15 +153,20 @@ read_plan(llmc_model *m, int rank, const char *json, size_t size, const char *na
 	return LLMC_OK;
 }
 
+/* Return the target of a rank: that of the model, or of its part on the CPU. */
+static const char *
+rank_target(const llmc_model *m, const char *target, int rank)
+{
+	return rank > 0 && m->cpu_target[0] ? m->cpu_target : target;
+}
+
 /* "plan-cpu-v3.json", "plan-cpu-v3-r1of4.json" */
 static const char *
 plan_file(llmc_model *m, const char *target, int rank, const char *ending)
 {
-	int ranks = spec_ranks(m->spec);
-
-	return ranks > 1
-	           ? arena_printf(&m->arena, "plan-%s-r%dof%d.%s", target, rank, ranks, ending)
-	           : arena_printf(&m->arena, "plan-%s.%s", target, ending);
+	return m->n_rank > 1 ? arena_printf(&m->arena, "plan-%s-r%dof%d.%s",
+	                                    rank_target(m, target, rank), rank, m->n_rank, ending)
+	                     : arena_printf(&m->arena, "plan-%s.%s", target, ending);
 }
 
 static const ArtifactFile *
@@ -181,7 +188,7 @@ compile_one(llmc_model *m, const char *target, int rank, bool fuse, const Compil
 
 	diag_init(d, &m->arena);
 	if (!setjmp(d->bug))
-		c = compile_rank(m->spec, target, rank, fuse, d, &m->arena);
+		c = compile_rank(m->spec, rank_target(m, target, rank), rank, fuse, d, &m->arena);
 	if (!c)
 		return diag_error(d, err);
 	*out = c;
@@ -224,14 +231,16 @@ check_trust(llmc_model *m, const Compiled *const *made, const llmc_options *opt,
 		                     err));
 		artifact_seal(m->artifact, &t, NULL, &m->arena, NULL, NULL);
 	}
-	const char *name = target_built_name(target);
-	m->skip_built = runtime_ships(m->artifact, target, m->gpu) &&
-	                !artifact_built_sealed(m->artifact, name, &m->arena);
-	if (m->skip_built)
-		log_line(opt->log, opt->log_user, LLMC_LOG_WARNING,
-		         "%s/aot/%s: these kernels were not built by you on this machine, so they "
-		         "are compiled here instead; --trust-artifact uses them",
-		         m->artifact, name);
+	for (int k = 0; k < (m->cpu_target[0] ? 2 : 1) && !m->skip_built; k++) {
+		const char *own = rank_target(m, target, k), *name = target_built_name(own);
+		m->skip_built = runtime_ships(m->artifact, own, m->gpu) &&
+		                !artifact_built_sealed(m->artifact, name, &m->arena);
+		if (m->skip_built)
+			log_line(opt->log, opt->log_user, LLMC_LOG_WARNING,
+			         "%s/aot/%s: these kernels were not built by you on this machine, "
+			         "so they are compiled here instead; --trust-artifact uses them",
+			         m->artifact, name);
+	}
 	return LLMC_OK;
 }
 
@@ -298,7 +307,7 @@ open_rank(llmc_model *m, const char *target, int rank, const llmc_options *opt, 
 	llmc_status s = file_read(name, (size_t)1 << 30, text, err);
 	if (s == LLMC_OK) {
 		if (read_plan(m, rank, strbuf_str(text), text->len, name, &why) == LLMC_OK &&
-		    strcmp(m->rank[rank]->target, target) == 0 &&
+		    strcmp(m->rank[rank]->target, rank_target(m, target, rank)) == 0 &&
 		    strcmp(m->rank[rank]->spec_sha256, m->spec->sha256) == 0) {
 			*fits = true;
 			if (rank == m->first)
@@ -503,9 +512,12 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 		                       "the launcher started %d ranks, parallel.tp is %d",
 		                       mpi_world_ranks(m->world), m->spec->tp);
 	TRY(gpus_for_ranks(m, opt->device, err));
-	m->rank = NEW(&m->arena, const Plan *, ranks);
+	if (compile_partitions(m->spec, target, 0) > 1)
+		TRY(target_name("cpu", NULL, !opt->no_weights, m->cpu_target, err));
+	m->n_rank = m->cpu_target[0] ? 2 : ranks;
+	m->rank = NEW(&m->arena, const Plan *, m->n_rank);
 	m->first = m->world ? mpi_world_rank(m->world) : 0;
-	m->n_own = m->world ? 1 : ranks;
+	m->n_own = m->world ? 1 : m->n_rank;
 	if (m->world && m->n_threads == 0)
 		m->n_threads = mpi_world_threads(m->world);
 	if (!opt->random_weights)

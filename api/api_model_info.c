@@ -38,7 +38,7 @@ llmc_info(const llmc_model *m, llmc_model_info *info)
 	all.has_chat_template = llmc_has_chat_template(m->tokenizer);
 	all.n_params = p->n_params;
 	all.rank = m->first;
-	all.ranks = spec_ranks(m->spec);
+	all.ranks = m->cpu_target[0] ? 1 : m->n_rank; /* two devices are one rank */
 	all.output = p->output;
 	all.out_width = (int32_t)plan_out_width(p);
 	all.pool = m->spec->pool.kind;
@@ -93,11 +93,11 @@ llmc_rank_for(const llmc_model *m, int32_t rank, const llmc_limits *lim, llmc_ra
               llmc_error *err)
 {
 	llmc_rank_info r = LLMC_INIT(llmc_rank_info);
-	const Plan *p = rank >= 0 && rank < spec_ranks(m->spec) ? m->rank[rank] : NULL;
+	const Plan *p = rank >= 0 && rank < m->n_rank ? m->rank[rank] : NULL;
 
 	if (!p)
 		return error_set(err, LLMC_E_RANGE, "rank %d of %d does not run in this process",
-		                 rank, spec_ranks(m->spec));
+		                 rank, m->n_rank);
 	r.memory.size = sizeof r.memory;
 	TRY(session_memory(p, lim, &r.memory, err));
 	r.kv_heads =

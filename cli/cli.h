@@ -57,6 +57,8 @@ typedef struct Common {
 	/* override for --draft mtp: "mtp.part=rows" or "mtp.part=head"; else NULL */
 	const char *mtp, *fit_mode; /* fit_mode: "auto", "never"; NULL: auto */
 	int32_t threads, tp, pp;
+	List offload;
+	int32_t n_cpu_moe;
 	List set;
 	bool quiet, verbose, json, random_weights, cache_packed, allow_unknown_keys, trust_artifact;
 	int32_t context, seqs, chunk;
@@ -151,6 +153,20 @@ typedef struct Common {
 	      &(c).tp,                                                                                 \
 	      "tensor-parallel ranks: threads of this process, or GPUs (same as --set "                \
 	      "parallel.tp=) [under mpirun: the number of processes]" },                               \
+	    { OPT_LIST,                                                                                \
+	      0,                                                                                       \
+	      "offload",                                                                               \
+	      "N|RULE",                                                                                \
+	      &(c).offload,                                                                            \
+	      "divide the model between a GPU and the CPU: N last layers on the GPU, or what "         \
+	      "runs "                                                                                  \
+	      "on the CPU: experts, experts=0-9, layers=0-3, embedding; may be repeated" },            \
+	    { OPT_INT,                                                                                 \
+	      0,                                                                                       \
+	      "n-cpu-moe",                                                                             \
+	      "N",                                                                                     \
+	      &(c).n_cpu_moe,                                                                          \
+	      "routed experts of the N first layers run on the CPU, the rest on a GPU [0]" },          \
 	    { OPT_TEXT,     0,                                                                         \
 	      "artifact",   "DIR",                                                                     \
 	      &(c).out_dir, "folder for the generated files [the cache]" },                            \
@@ -285,13 +301,20 @@ void notice(const char *line);
 bool colour_on(FILE *f);
 
 /* Make llmc_options from Common, with the log to stderr. They point into *out, which must not move;
- * free() set. False: out of memory. */
+ * free() set. */
+enum { MAX_OFFLOAD = 16 };
 typedef struct OpenOptions {
 	llmc_options o;
 	const char **set;
-	char kv[64], tp[64], pp[64], quantize[64], lora[PATH_MAX + 16];
+	char placed[MAX_OFFLOAD][128], kv[64], tp[64], pp[64], quantize[64], lora[PATH_MAX + 16];
 } OpenOptions;
-bool options_of(const Common *c, bool no_weights, OpenOptions *out);
+llmc_status options_of(const Common *c, bool no_weights, OpenOptions *out, llmc_error *err);
+/* offload.c: --device, which is a GPU if it is not given and the model is divided */
+const char *offload_device(const Common *c);
+/* Append the overrides of --offload and --n-cpu-moe, at most MAX_OFFLOAD. E_INPUT: a bad value, or
+ * --device names no GPU. */
+llmc_status offload_set(const Common *c, OpenOptions *own, const char **set, size_t *n,
+                        llmc_error *err);
 llmc_status open_model(Common *c, const char *path, bool no_weights, llmc_model **m,
                        llmc_error *err);
 llmc_limits limits_of(const Common *c);

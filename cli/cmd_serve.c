@@ -348,10 +348,11 @@ open_server(Serving *v, llmc_error *err)
 {
 	ServeModels *all = &v->a->all;
 
-	if (!serve_models_init(all, &v->a->eo, &v->lim, &v->shared, llmc_adapter_slots(v->m) > 0)) {
-		snprintf(err->text, sizeof err->text, "out of memory");
-		return err->code = LLMC_E_MEMORY;
-	}
+	llmc_status status = serve_models_init(all, &v->a->eo, &v->lim, &v->shared,
+	                                       llmc_adapter_slots(v->m) > 0, err);
+
+	if (status != LLMC_OK)
+		return status;
 	for (size_t i = 1; i < all->n; i++)
 		all->init[i].parent = all->model[i]->adapter
 		                          ? all->model[0]->name ? all->model[0]->name : v->info.name

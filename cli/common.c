@@ -153,18 +153,28 @@ fit(void *user, const llmc_model *m, llmc_error *err)
 static bool
 on_gpu(const Common *c)
 {
-	return c->device && strncmp(c->device, "cuda", 4) == 0;
+	const char *device = offload_device(c);
+
+	return device && strncmp(device, "cuda", 4) == 0;
 }
 
-bool
-options_of(const Common *c, bool no_weights, OpenOptions *out)
+llmc_status
+options_of(const Common *c, bool no_weights, OpenOptions *out, llmc_error *err)
 {
-	const char **set = calloc(c->set.n + 7, sizeof *set);
+	const char **set = calloc(c->set.n + MAX_OFFLOAD + 7, sizeof *set);
 	size_t n = 0;
 
 	*out = (OpenOptions){ .o = LLMC_INIT(llmc_options), .set = set };
-	if (!set)
-		return false;
+	if (!set) {
+		snprintf(err->text, sizeof err->text, "out of memory");
+		return err->code = LLMC_E_MEMORY;
+	}
+	llmc_status status = offload_set(c, out, set, &n, err);
+	if (status != LLMC_OK) {
+		free(set);
+		out->set = NULL;
+		return status;
+	}
 	if (c->kv) {
 		snprintf(out->kv, sizeof out->kv, "kv.dtype=%s", c->kv);
 		set[n++] = out->kv;
@@ -194,7 +204,7 @@ options_of(const Common *c, bool no_weights, OpenOptions *out)
 	for (size_t i = 0; i < c->set.n; i++)
 		set[n++] = c->set.v[i];
 	llmc_options *o = &out->o;
-	o->device = c->device;
+	o->device = offload_device(c);
 	o->arch = c->arch;
 	o->weights = c->weights;
 	o->out_dir = c->out_dir;
@@ -212,7 +222,7 @@ options_of(const Common *c, bool no_weights, OpenOptions *out)
 		o->planned = fit;
 		o->planned_user = (void *)(uintptr_t)c;
 	}
-	return true;
+	return LLMC_OK;
 }
 
 llmc_status
@@ -225,12 +235,10 @@ open_model(Common *c, const char *path, bool no_weights, llmc_model **m, llmc_er
 		         c->fit_mode);
 		return err->code = LLMC_E_INPUT;
 	}
-	if (!options_of(c, no_weights, &own)) {
-		err->code = LLMC_E_MEMORY;
-		snprintf(err->text, sizeof err->text, "out of memory");
-		return LLMC_E_MEMORY;
-	}
-	llmc_status s = llmc_open(path, &own.o, m, err);
+	llmc_status s = options_of(c, no_weights, &own, err);
+	if (s != LLMC_OK)
+		return s;
+	s = llmc_open(path, &own.o, m, err);
 	progress_end();
 	free(own.set);
 	if (s == LLMC_OK && !no_weights)

@@ -4,8 +4,6 @@
 
 #include "cli/cli.h"
 
-#define ONE_DEVICE                                                                                 \
-	"all layers run on one device; use --device cuda for the GPU, and leave this option out"
 #define DOWNLOAD                                                                                   \
 	"llmc does not download models; run `hf download ORG/REPO --local-dir DIR`, then name "    \
 	"the "                                                                                     \
@@ -59,11 +57,12 @@ static const Habit habit[] = {
 	{ "--batch-size", "chunk", NULL },
 	{ "--max-num-batched-tokens", "max-batch-prefill-tokens", NULL },
 	{ "--lora-modules", "lora", NULL },
-	{ "-ngl", NULL, ONE_DEVICE },
-	{ "--gpu-layers", NULL, ONE_DEVICE },
-	{ "--n-gpu-layers", NULL, ONE_DEVICE },
-	{ "-ncmoe", NULL, ONE_DEVICE },
-	{ "--n-cpu-moe", NULL, ONE_DEVICE },
+	{ "-ngl", "offload", NULL },
+	{ "--gpu-layers", "offload", NULL },
+	{ "--n-gpu-layers", "offload", NULL },
+	{ "-ncmoe", "n-cpu-moe", NULL },
+	{ "-cmoe", NULL, "use --offload experts" },
+	{ "--cpu-moe", NULL, "use --offload experts" },
 	{ "-dev", "device", NULL },
 	{ "--target", "device", NULL },
 	{ "--device", "target", NULL },

@@ -103,13 +103,15 @@ serve_models(const Command *cmd, const Common *c, const char *first, const List 
 	return 0;
 }
 
-bool
+llmc_status
 serve_models_init(ServeModels *all, const llmc_engine_options *eo, const llmc_limits *first,
-                  const llmc_limits *others, bool slots)
+                  const llmc_limits *others, bool slots, llmc_error *err)
 {
 	all->init = calloc(all->n, sizeof *all->init);
-	if (!all->init)
-		return false;
+	if (!all->init) {
+		snprintf(err->text, sizeof err->text, "out of memory");
+		return err->code = LLMC_E_MEMORY;
+	}
 	for (size_t i = 0; i < all->n; i++) {
 		ServeModel *m = all->model[i];
 		m->limits = i == 0 || (m->adapter && slots) ? *first : *others;
@@ -117,8 +119,9 @@ serve_models_init(ServeModels *all, const llmc_engine_options *eo, const llmc_li
 		m->engine.limits = &m->limits;
 		const char *adapter = m->adapter && slots ? m->common.lora : NULL;
 		m->common.lora = adapter ? NULL : m->common.lora;
-		if (!options_of(&m->common, false, &m->options))
-			return false;
+		llmc_status status = options_of(&m->common, false, &m->options, err);
+		if (status != LLMC_OK)
+			return status;
 		m->options.o.log = warnings;
 		m->options.o.log_user = all;
 		all->init[i] = LLMC_INIT(llmc_serve_model);
@@ -128,7 +131,7 @@ serve_models_init(ServeModels *all, const llmc_engine_options *eo, const llmc_li
 		all->init[i].options = &m->options.o;
 		all->init[i].engine_options = &m->engine;
 	}
-	return true;
+	return LLMC_OK;
 }
 
 void

@@ -27,10 +27,11 @@ int serve_models(const Command *cmd, const Common *c, const char *first, const L
                  const List *loras, const char *model_name, ServeModels *all);
 /* Fill all->init for llmc_serve_open_models; all models share the options. first: limits of the
  * first model and of adapters in its slots; others: those of the other models, 0 where each chooses
- * its own. slots: the first model has adapter slots. False: out of memory. `all` must not move
- * until the server is closed. */
-bool serve_models_init(ServeModels *all, const llmc_engine_options *eo, const llmc_limits *first,
-                       const llmc_limits *others, bool slots);
+ * its own. slots: the first model has adapter slots. `all` must not move until the server is
+ * closed. */
+llmc_status serve_models_init(ServeModels *all, const llmc_engine_options *eo,
+                              const llmc_limits *first, const llmc_limits *others, bool slots,
+                              llmc_error *err);
 void serve_models_free(ServeModels *all);
 
 #endif

@@ -16,7 +16,7 @@ draft_open(const Common *c, const char *path, const char *draft, const llmc_limi
            int64_t *memory, llmc_model **out, llmc_error *err)
 {
 	llmc_memory mem = LLMC_INIT(llmc_memory);
-	Common own = { .device = c->device,
+	Common own = { .device = offload_device(c),
 		       .arch = c->arch,
 		       .threads = c->threads,
 		       .quiet = c->quiet,

@@ -53,9 +53,9 @@ add_files(Compiled *c, const Graph *g, const Selection *sel, CompileWork *w)
 	size_t cap = 0, size;
 
 	file_add(c, &cap, a, "model.yaml", g->spec->yaml, strlen(g->spec->yaml));
-	const int ranks = g->ranks * g->stages;
-	const char *of =
-	    ranks > 1 ? arena_printf(a, "-r%dof%d", g->stage * g->ranks + g->rank, ranks) : "";
+	const int ranks = g->ranks * g->stages * g->partitions,
+	          rank = g->stage * g->ranks + g->rank + g->partition;
+	const char *of = ranks > 1 ? arena_printf(a, "-r%dof%d", rank, ranks) : "";
 	file_add(c, &cap, a, arena_printf(a, "plan-%s%s.txt", c->plan->target, of), c->plan_text,
 	         strlen(c->plan_text));
 	plan_write(c->plan, w->text);
@@ -116,6 +116,16 @@ host_page_fits(const Spec *s, const Plan *p, Diag *d)
 	return false;
 }
 
+int
+compile_partitions(const Spec *s, const char *target, int rank)
+{
+	const Target *t = target_find(target);
+
+	return s->placement.any && s->tp * s->pp == 1 && t && (t->kind == TARGET_CUDA || rank > 0)
+	           ? 2
+	           : 1;
+}
+
 static Compiled *
 compile(const Spec *s, const char *target, int rank, bool fuse, const char *dump, Strbuf *dump_out,
         Diag *d, Arena *perm, CompileWork *w)
@@ -132,7 +142,7 @@ compile(const Spec *s, const char *target, int rank, bool fuse, const char *dump
 	int n_op = (int)g->n_op;
 	if (dump_is(dump, "graph"))
 		graph_dump(g, dump_out);
-	if (s->tp > 1 || s->pp > 1)
+	if (s->tp > 1 || s->pp > 1 || compile_partitions(s, target, rank) > 1)
 		for (size_t i = 0; i < g->n_tensor; i++)
 			g->n_params +=
 			    g->tensor[i].rows * (g->tensor[i].cols ? g->tensor[i].cols : 1);
@@ -140,6 +150,12 @@ compile(const Spec *s, const char *target, int rank, bool fuse, const char *dump
 		if (!graph_stage(g, rank / s->tp))
 			return NULL;
 		graph_verify(g, "stage");
+		n_op = (int)g->n_op;
+	}
+	if (compile_partitions(s, target, rank) > 1) {
+		if (!graph_partition(g, rank))
+			return NULL;
+		graph_verify(g, "partition");
 		n_op = (int)g->n_op;
 	}
 	if (s->kv.host > 0 && !host_pages_fit(g, target, d))

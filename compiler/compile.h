@@ -30,6 +30,9 @@ Compiled *compile_spec(const Spec *s, const char *target, const char *dump, Strb
  * every op's input as a value. */
 Compiled *compile_rank(const Spec *s, const char *target, int rank, bool fuse, Diag *d,
                        Arena *perm);
+/* Return the number of plans of a model of one rank for a target: 2 if it is a GPU and
+ * placement.cpu has a part of the model. Rank 1 is then that part, compiled for a CPU target. */
+int compile_partitions(const Spec *s, const char *target, int rank);
 /* Write the files of several targets into dir; no file is left half-written. */
 llmc_status artifact_write(const Compiled *const *c, size_t n, const char *dir, llmc_error *err);
 

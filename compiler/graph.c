@@ -12,7 +12,7 @@ graph_new(const Spec *s, Diag *d, Arena *perm)
 	g->arena = perm;
 	g->diag = d;
 	g->spec = s;
-	g->ranks = g->stages = 1;
+	g->ranks = g->stages = g->partitions = 1;
 	return g;
 }
 

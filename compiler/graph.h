@@ -42,8 +42,9 @@ typedef struct Graph {
 	PlanTensor *tensor; /* weights with their sources; select_kernels.c sets the layout */
 	int n_pool;
 	PlanPool *pool;
-	int rank, ranks;   /* set by shard.c; 0 of 1 before */
-	int stage, stages; /* set by pipeline_stage.c; 0 of 1 before */
+	int rank, ranks;           /* set by shard.c; 0 of 1 before */
+	int stage, stages;         /* set by pipeline_stage.c; 0 of 1 before */
+	int partition, partitions; /* set by partition.c; 0 of 1 before */
 	int64_t window; /* set by pipeline_stage.c: longest window of any pool of the whole model */
 	bool outputs_rows; /* val[rows] is an output of the step in addition to the logits */
 	int rows;
@@ -68,6 +69,12 @@ int graph_narrow(Graph *g, const Templates *ts, Strbuf *log);
 void graph_dump(const Graph *g, Strbuf *out);
 /* pipeline_stage.c: reduce the graph to one pipeline stage. False: d has errors. */
 bool graph_stage(Graph *g, int stage);
+/* Reduce pools to those that the graph's ops use, with their layers numbered from 0. */
+void graph_own_pools(Graph *g);
+bool graph_keeps_state(const Graph *g); /* some pool holds recurrent states */
+/* partition.c: reduce the graph to the part that runs on the GPU (0) or on the CPU (1). False: d
+ * has errors. */
+bool graph_partition(Graph *g, int partition);
 /* shard.c: reduce the graph to one rank. False: d has errors, which are the same on all ranks. */
 bool graph_shard(Graph *g, int rank);
 

@@ -162,7 +162,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	const int64_t GET(nope_dim), GET(rope_dim), GET(rope_dims), GET(first), GET(count),
 	    GET(n_experts), GET(n_remote_experts), GET(top_k), GET(x_rows_per_token), GET(groups);
 	const int64_t GET(top_k_groups), GET(offset), GET(shared_gate), GET(shared), GET(q_rank),
-	    GET(fused), GET(expand), GET(unit), GET(per_group), GET(chunk);
+	    GET(fused), GET(expand), GET(unit), GET(per_group), GET(chunk), GET(queued);
 	const int64_t GET(rank), GET(slots), GET(head_stride), GET(k_heads), GET(v_heads),
 	    GET(k_dim), GET(g_dim), GET(taps), GET(n_state), GET(index_top_k);
 	const int64_t GET(alibi_first), GET(alibi_heads), GET(types);
@@ -542,6 +542,14 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		break;
 	case OP_stage_in:
 		SET(stage_in, .y = act(hidden));
+		break;
+	case OP_send:
+		MUST(width <= queued, "width <= queued");
+		SET(send, .x = act(width), .sent = order());
+		break;
+	case OP_recv:
+		MUST(width <= queued, "width <= queued");
+		SET(recv, .y = act(width));
 		break;
 	case OP_all_gather: {
 		int64_t from, own;

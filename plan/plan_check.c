@@ -218,7 +218,7 @@ check_pool(const Plan *plan, const PlanPool *p, llmc_error *err)
 		return BAD("pool %s: only keys may have per-channel scales, and these need at "
 		           "least %d recent positions",
 		           p->id, KV_LEAST_RECENT);
-	if (exact && (plan->stages > 1 || plan->prompt_whole))
+	if (exact && (plan->stages * plan->partitions > 1 || plan->prompt_whole))
 		return BAD("pool %s: exact pages are not supported with stages or prompt_whole",
 		           p->id);
 
@@ -483,15 +483,20 @@ plan_check(const Plan *p, llmc_error *err)
 				           p->tensor[i].id, p->tensor[i].src[k].lora);
 	out = &p->buffer[p->logits];
 	const bool last = !plan_hands_on(p);
-	const int64_t width = last ? plan_out_width(p) : p->hidden;
-	const PlanExtent rows = { last ? SYM_n_out : SYM_n_tok, width, 1 };
-	for (int i = 0; i < p->n_pool && p->stages > 1; i++)
+	/* the CPU's part of a model has no output: any of its buffers is named */
+	const int64_t width = p->partition ? out->extent.mul : last ? plan_out_width(p) : p->hidden;
+	const PlanExtent rows = { last && !p->partition ? SYM_n_out : SYM_n_tok, width, 1 };
+	for (int i = 0; i < p->n_pool && p->stages * p->partitions > 1; i++)
 		if (p->pool[i].keep > p->window || p->pool[i].recent || p->pool[i].sinks)
 			return BAD("pool %s keeps %lld positions, but window is %lld",
 			           p->pool[i].id, (long long)p->pool[i].keep, (long long)p->window);
 	if (p->kv_host && (p->prompt_whole || plan_has_state(p)))
 		return BAD("kv_host: the prefix cache does not hold pages of models with "
 		           "recurrent states or prompt_whole");
+	if (p->partitions > 1 && (p->ranks * p->stages > 1 || p->outputs_rows || p->encoder ||
+	                          p->output == LLMC_OUTPUT_LABELS))
+		return BAD("partitions: a model on two devices has one rank and one stage, and "
+		           "its output is logits or hidden states");
 	if (p->stages > 1 && p->output == LLMC_OUTPUT_LABELS)
 		return BAD("a model with labels cannot have stages: the first stage has no label "
 		           "count");

@@ -195,8 +195,11 @@ plan_check_op(const Plan *p, const PlanStep *step, llmc_error *err)
 	if (step->op == OP_stage_in && step_int(step, "hidden") != p->hidden)
 		return BAD(&k, "%s: rows of %lld, the previous stage passes on rows of %lld",
 		           k.op->name, (long long)step_int(step, "hidden"), (long long)p->hidden);
+	const bool crosses = step->op == OP_send || step->op == OP_recv;
+	if (crosses && p->partitions < 2)
+		return BAD(&k, "%s: the plan is for one device", k.op->name);
 	if (k.op->flags & OPF_COMM &&
-	    ((step->op != OP_stage_in && p->ranks < 2) || step->kernel >= 0))
+	    ((step->op != OP_stage_in && !crosses && p->ranks < 2) || step->kernel >= 0))
 		return BAD(&k, "%s: %s", k.op->name,
 		           step->kernel < 0 ? "the plan is for one rank"
 		                            : "it runs between ranks, without a kernel");

@@ -547,15 +547,18 @@ read_plan(PlanReader *r, json_t *j)
 	bool ranks = json_object_get(j, "ranks"), stages = json_object_get(j, "stages"),
 	     output = json_object_get(j, "output"), lora = json_object_get(j, "lora"),
 	     host = json_object_get(j, "kv_host"), rows = json_object_get(j, "rows"),
-	     encoder = json_object_get(j, "token_types");
+	     encoder = json_object_get(j, "token_types"),
+	     partitions = json_object_get(j, "partitions");
 	rd_keys(
 	    r, j,
-	    arena_printf(r->arena,
-	                 "format step_abi name family spec_sha256 target %s%s%s%s%s%s%s" KEYS_BELOW,
-	                 rows ? "rows takes_rows " : "", lora ? "lora lora_scale " : "",
-	                 output ? "output " : "", ranks ? "rank ranks " : "",
-	                 stages ? "stage stages window " : "", host ? "kv_host " : "",
-	                 encoder ? "token_types " : ""));
+	    arena_printf(
+	        r->arena,
+	        "format step_abi name family spec_sha256 target %s%s%s%s%s%s%s%s" KEYS_BELOW,
+	        rows ? "rows takes_rows " : "", lora ? "lora lora_scale " : "",
+	        output ? "output " : "", ranks ? "rank ranks " : "",
+	        stages ? "stage stages window " : "",
+	        partitions ? stages ? "partition partitions " : "partition partitions window " : "",
+	        host ? "kv_host " : "", encoder ? "token_types " : ""));
 	p->step_abi = (int)rd_get_int(r, j, "step_abi", 0, INT32_MAX);
 	if (p->step_abi != PLAN_STEP_ABI)
 		rd_bad(r, "step_abi",
@@ -576,7 +579,9 @@ read_plan(PlanReader *r, json_t *j)
 	p->rank = ranks ? (int)rd_get_int(r, j, "rank", 0, p->ranks - 1) : 0;
 	p->stages = stages ? (int)rd_get_int(r, j, "stages", 2, PLAN_MAX_RANKS) : 1;
 	p->stage = stages ? (int)rd_get_int(r, j, "stage", 0, p->stages - 1) : 0;
-	p->window = stages ? rd_get_int(r, j, "window", 0, RD_MAX_SIZE) : 0;
+	p->partitions = partitions ? (int)rd_get_int(r, j, "partitions", 2, 2) : 1;
+	p->partition = partitions ? (int)rd_get_int(r, j, "partition", 0, 1) : 0;
+	p->window = stages || partitions ? rd_get_int(r, j, "window", 0, RD_MAX_SIZE) : 0;
 	p->kv_host = host ? rd_get_int(r, j, "kv_host", 1, RD_MAX_SIZE) : 0;
 	p->encoder = encoder;
 	p->token_types = encoder ? (int)rd_get_int(r, j, "token_types", 0, 1024) : 0;

@@ -377,6 +377,11 @@ plan_write(const Plan *p, Strbuf *out)
 		key_int(out, "stages", p->stages);
 		key_int(out, "window", p->window);
 	}
+	if (p->partitions > 1) {
+		key_int(out, "partition", p->partition);
+		key_int(out, "partitions", p->partitions);
+		key_int(out, "window", p->window);
+	}
 	if (p->kv_host)
 		key_int(out, "kv_host", p->kv_host);
 	if (p->encoder)

@@ -432,6 +432,10 @@ session_op_times(Session *s, llmc_op_time_fn fn, void *user, llmc_error *err)
 {
 	if (!s->device->op_times)
 		return error_set(err, LLMC_E_MISSING, "single ops are not measured on this device");
+	if (s->plan->partitions > 1)
+		return error_set(err, LLMC_E_MISSING,
+		                 "single ops are not measured for a model on two devices "
+		                 "(placement.cpu): one waits for the other");
 	if (s->plan->stages > 1)
 		return error_set(err, LLMC_E_MISSING,
 		                 "single ops are not measured with pipeline stages: a "

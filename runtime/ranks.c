@@ -129,7 +129,8 @@ follower_main(void *arg)
 	RankThreads *g = f->group;
 	Session *s = NULL;
 
-	(void)ranks_pin_cpus(f->rank, f->ranks);
+	if (f->rt->plan->partitions < 2) /* a GPU leaves all processors to the CPU's part */
+		(void)ranks_pin_cpus(f->rank, f->ranks);
 	f->status = session_open_rank(f->rt, &f->lead->lim, f->comm, &s, &f->err);
 	pthread_mutex_lock(&g->lock);
 	f->session = s;
@@ -210,6 +211,20 @@ start(RankThreads *g, Follower *f, llmc_error *err)
 	return LLMC_OK;
 }
 
+/* Bytes of the values that are between two devices at a time; `op`: of those that this one sends or
+ * receives */
+static size_t
+crossing_bytes(const Session *s, OpKind op)
+{
+	int64_t queued = 1;
+
+	for (int i = 0; i < s->plan->phase[1].n_step; i++) {
+		const PlanStep *st = &s->plan->phase[1].step[i];
+		queued = st->op == op ? step_int(st, "queued") : queued;
+	}
+	return (size_t)s->lim.chunk * (size_t)queued * sizeof(float);
+}
+
 /* Buffers between stages hold all rows of a forward and all of its logits. So no sender waits for a
  * receiver that itself waits to send. */
 static CommShape
@@ -221,6 +236,11 @@ shape_of(const Session *s)
 		.parts = s->device->join ? 1 : s->lim.n_threads
 	}; /* with a GPU, one host thread per rank communicates */
 
+	if (s->plan->partitions > 1) {
+		c.ranks = 2;
+		c.onward = crossing_bytes(s, OP_send);
+		c.back = crossing_bytes(s, OP_recv);
+	}
 	if (s->plan->stages > 1) {
 		c.onward = (size_t)s->lim.chunk * (size_t)s->plan->hidden * sizeof(float);
 		c.back = (size_t)s->lim.n_out * (size_t)plan_out_width(s->plan) * sizeof(float);

@@ -131,6 +131,48 @@ join_fingerprints(const Plan *p, uint64_t sum)
 	return sum;
 }
 
+/* Find the next step from *i on that is a send or a recv; NULL: none. */
+static const PlanStep *
+next_crossing(const PlanPhase *ph, int *i)
+{
+	while (*i < ph->n_step && ph->step[*i].op != OP_send && ph->step[*i].op != OP_recv)
+		++*i;
+	return *i < ph->n_step ? &ph->step[(*i)++] : NULL;
+}
+
+/* Does one device receive what the other sends, in this direction? */
+static bool
+receives(const PlanPhase *from, const PlanPhase *to)
+{
+	const PlanStep *s, *r;
+	int i = 0, k = 0;
+
+	do {
+		do
+			s = next_crossing(from, &i);
+		while (s && s->op != OP_send);
+		do
+			r = next_crossing(to, &k);
+		while (r && r->op != OP_recv);
+		if (!s != !r || (s && (step_int(s, "width") != step_int(r, "width") ||
+		                       step_int(s, "queued") != step_int(r, "queued"))))
+			return false;
+	} while (s);
+	return true;
+}
+
+static bool
+partitions_match(const Plan *a, const Plan *b)
+{
+	bool same =
+	    a->partitions == 2 && b->partitions == 2 && a->partition == 0 && b->partition == 1;
+
+	for (int ph = 0; ph < 2; ph++)
+		same = same && receives(&a->phase[ph], &b->phase[ph]) &&
+		       receives(&b->phase[ph], &a->phase[ph]);
+	return same;
+}
+
 llmc_status
 runtime_open_ranks(const Plan *const *plan, int n, const RuntimeOptions *opt, Runtime **out,
                    llmc_error *err)
@@ -141,7 +183,8 @@ runtime_open_ranks(const Plan *const *plan, int n, const RuntimeOptions *opt, Ru
 	*out = NULL;
 	if (n < 2)
 		return runtime_open(plan[0], opt, out, err);
-	if (o.n_threads <= 0)
+	const bool split = plan[0]->partitions > 1;
+	if (o.n_threads <= 0 && !split)
 		o.n_threads = topology_threads() / n > 0 ? topology_threads() / n : 1;
 	Runtime **rank = calloc((size_t)n, sizeof *rank), *first = NULL;
 	if (!rank)
@@ -160,8 +203,15 @@ runtime_open_ranks(const Plan *const *plan, int n, const RuntimeOptions *opt, Ru
 			goto fail;
 		}
 	}
+	if (split && (n != 2 || !partitions_match(plan[0], plan[1]))) {
+		status =
+		    error_set(err, LLMC_E_INPUT,
+		              "the plans of the two devices differ: what one sends is not what "
+		              "the other receives; compile the model again");
+		goto fail;
+	}
 	for (int k = 0; k < n; k++) {
-		RankAffinity at = ranks_pin_cpus(k, n);
+		RankAffinity at = ranks_pin_cpus(k, split ? 1 : n);
 		o.device = opt->devices ? opt->devices[k] : opt->device;
 		status = runtime_open(plan[k], &o, &rank[k], err);
 		ranks_unpin_cpus(&at);

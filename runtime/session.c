@@ -144,7 +144,7 @@ session_open(Runtime *rt, const llmc_limits *lim, Session **out, llmc_error *err
 		TRY(ranks_announce(rt, &l, err));
 		return ranks_rendezvous(out, rt, session_open_rank(rt, &l, NULL, out, err), err);
 	}
-	at = ranks_pin_cpus(0, rt->n_rank);
+	at = ranks_pin_cpus(0, rt->plan->partitions > 1 ? 1 : rt->n_rank);
 	llmc_status status = session_open_rank(rt, lim, NULL, out, err);
 	ranks_unpin_cpus(&at);
 	if (status != LLMC_OK || rt->n_rank < 2)

@@ -56,7 +56,10 @@ static void
 plan_buffers(const Graph *g, const Selection *sel, Plan *p, int *to)
 {
 	const Op *last = &g->op[g->n_op - 1];
-	int logits = sel->buf_of[PHASE_MIXED][last->arg[op_info[last->kind].n_in]];
+	/* the CPU's part of a model ends with a send */
+	int logits =
+	    sel->buf_of[PHASE_MIXED]
+	               [last->arg[last->kind == OP_send ? ARG(send, x) : op_info[last->kind].n_in]];
 
 	p->buffer = NEW(g->arena, PlanBuffer, sel->n_buf + 1);
 	for (int i = 0; i < sel->n_buf; i++) {
@@ -294,11 +297,13 @@ emit_plan(const Graph *g, const Selection *sel, const char *target)
 	p->ranks = g->ranks;
 	p->stage = g->stage;
 	p->stages = g->stages;
+	p->partition = g->partition;
+	p->partitions = g->partitions;
 	p->window = g->window;
 	p->n_tensor = (int)g->n_tensor;
 	p->tensor = g->tensor;
 	p->n_params = g->n_params;
-	for (int i = 0; i < p->n_tensor && g->ranks * g->stages == 1; i++)
+	for (int i = 0; i < p->n_tensor && g->ranks * g->stages * g->partitions == 1; i++)
 		p->n_params +=
 		    p->tensor[i].factor
 		        ? 0

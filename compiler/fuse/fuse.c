@@ -385,7 +385,7 @@ drop_dead(Fuse *f)
 
 	for (size_t i = g->n_op; i-- > 1;) { /* all but the last op, which makes the logits */
 		Op *op = &g->op[i - 1];
-		bool dead = op->kind != OP_nop;
+		bool dead = op->kind != OP_nop && op->kind != OP_send;
 		for (int k = op_info[op->kind].n_in; k < op_info[op->kind].n_arg; k++)
 			dead = dead && (op->arg[k] < 0 || fuse_uses(f, op->arg[k]) == 0);
 		if (dead) {

@@ -23,8 +23,8 @@ stage_of(const Graph *g, size_t i, bool behind, int stages)
 	return behind ? stages - 1 : 0;
 }
 
-static bool
-keeps_state(const Graph *g)
+bool
+graph_keeps_state(const Graph *g)
 {
 	bool any = false;
 
@@ -33,9 +33,8 @@ keeps_state(const Graph *g)
 	return any;
 }
 
-/* Reduce pools to the layers of this stage, numbered from 0, and remove those without layers. */
-static void
-own_pools(Graph *g)
+void
+graph_own_pools(Graph *g)
 {
 	int *slots = NEW(g->arena, int, g->n_pool + 1), *to = NEW(g->arena, int, g->n_pool + 1),
 	    n = 0;
@@ -127,11 +126,11 @@ graph_stage(Graph *g, int stage)
 			Op *o = graph_op(g, op[i].kind, op[i].layer, op[i].loc);
 			*o = op[i];
 		}
-	bool states = keeps_state(g);
+	bool states = graph_keeps_state(g);
 	for (int i = 0; i < g->n_pool; i++)
 		g->window = g->pool[i].keep > g->window ? g->pool[i].keep : g->window;
-	own_pools(g);
-	if (stage == 0 && states && !keeps_state(g)) {
+	graph_own_pools(g);
+	if (stage == 0 && states && !graph_keeps_state(g)) {
 		err_at(g->diag, spec_loc(g->spec, "parallel.pp"),
 		       "parallel.pp = %d: the first stage, which manages the sequences, has no "
 		       "recurrent layer, and others have: use fewer stages",

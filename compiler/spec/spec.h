@@ -346,6 +346,12 @@ typedef struct Spec {
 	bool experts_whole;
 	int tp, pp; /* ranks per layer; pipeline stages. Ranks are numbered stage by stage */
 
+	/* parts of the model that run on the CPU if the target is a GPU */
+	struct {
+		bool any, embedding;
+		const uint8_t *layer_in, *experts_in; /* [n_layers] */
+	} placement;
+
 	const char *weights; /* path as written in the description, or NULL */
 	struct {
 		const char *path;

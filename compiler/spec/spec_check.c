@@ -269,6 +269,56 @@ check_output(SpecTable *t)
 	}
 }
 
+static bool
+any_layer(const SpecTable *t, SpecKey key)
+{
+	const uint8_t *in = t->val[key].layers;
+
+	return in && INT(n_layers) > 0 && memchr(in, 1, (size_t)INT(n_layers));
+}
+
+/* Check what a model on two devices (placement.cpu) cannot do. */
+static void
+check_placement(SpecTable *t)
+{
+	const struct {
+		SpecKey key;
+		bool used;
+		const char *what;
+	} unsupported[] = {
+		{ K_tp, INT(tp) > 1, "ranks of a layer" },
+		{ K_pp, INT(pp) > 1, "pipeline stages" },
+		{ K_adapter_slots, INT(adapter_slots) > 0, "adapter slots" },
+		{ K_kv_host, INT(kv_host) > 0, "pages in host memory" },
+		{ K_kv_window, INT(kv_window) + INT(kv_sinks) > 0, "exact KV pages" },
+		{ K_mtp_part, !IS(mtp_part, "none"), "MTP heads" },
+		{ K_mask, IS(mask, "none"), "encoders" },
+		{ K_head_kind, IS(head_kind, "labels"), "classification heads" },
+	};
+	const bool experts = any_layer(t, K_place_experts) || INT(place_moe_layers) > 0;
+	const SpecKey key = INT(place_gpu_layers) < INT(n_layers) ? K_place_gpu_layers
+	                    : any_layer(t, K_place_layers)        ? K_place_layers
+	                    : any_layer(t, K_place_experts)       ? K_place_experts
+	                    : experts                             ? K_place_moe_layers
+	                                                          : K_place_embedding;
+
+	if (key == K_place_embedding && !ON(place_embedding))
+		return;
+	for (size_t i = 0; i < sizeof unsupported / sizeof *unsupported; i++)
+		if (unsupported[i].used) {
+			err_at(t->d, t->val[key].loc, "%s: not supported with %s (%s)",
+			       spec_key[key].path, unsupported[i].what,
+			       spec_key[unsupported[i].key].path);
+			spec_check_note(t, unsupported[i].key);
+		}
+	if (experts && INT(n_experts) < 1)
+		err_at(t->d,
+		       any_layer(t, K_place_experts) ? LOC(place_experts) : LOC(place_moe_layers),
+		       "%s: this model has no experts; use placement.gpu_layers",
+		       any_layer(t, K_place_experts) ? "placement.cpu.experts"
+		                                     : "placement.cpu.moe_layers");
+}
+
 void
 spec_check(SpecTable *t)
 {
@@ -294,6 +344,7 @@ spec_check(SpecTable *t)
 	check_streams(t);
 	check_output(t);
 	check_mtp(t);
+	check_placement(t);
 	if (t->val[K_lora_path].str && INT(tp) * INT(pp) > 1) {
 		err_at(t->d, LOC(lora_path),
 		       "lora.path: adapters are merged into weights on one rank only");

@@ -341,6 +341,24 @@ fill_norms(const SpecTable *t, Spec *s)
 }
 
 static void
+fill_placement(const SpecTable *t, Spec *s)
+{
+	const size_t n = (size_t)s->n_layers;
+	uint8_t *layer_in = NEW(t->a, uint8_t, n + 1), *experts_in = NEW(t->a, uint8_t, n + 1);
+
+	s->placement.layer_in = layer_in;
+	s->placement.experts_in = experts_in;
+	s->placement.embedding = s->placement.any = BOOL(place_embedding);
+	for (int l = 0; l < s->n_layers; l++) {
+		layer_in[l] =
+		    t->val[K_place_layers].layers[l] || l < s->n_layers - INT(place_gpu_layers);
+		experts_in[l] = s->moe.layer_in[l] &&
+		                (t->val[K_place_experts].layers[l] || l < INT(place_moe_layers));
+		s->placement.any |= layer_in[l] || experts_in[l];
+	}
+}
+
+static void
 fill_rest(const SpecTable *t, Spec *s)
 {
 	fill_norms(t, s);
@@ -421,6 +439,7 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->storage = t->storage;
 	s->tp = (int)INT(tp);
 	s->pp = (int)INT(pp);
+	fill_placement(t, s);
 	s->adapters.slots = (int)INT(adapter_slots);
 	s->adapters.rank = (int)INT(adapter_rank);
 	s->adapters.expert_rank = (int)INT(adapter_expert_rank);
@@ -437,7 +456,8 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->mtp.output = BOOL(mtp_output);
 	s->mtp.part = IS(mtp_part, "rows") ? MTP_ROWS : IS(mtp_part, "head") ? MTP_HEAD : MTP_NONE;
 	if (s->mtp.part == MTP_HEAD) {
-		s->lora.path = NULL;   /* the adapter affects it only through the rows it reads */
+		s->lora.path = NULL; /* the adapter affects it only through the rows it reads */
+		s->placement.any = false;
 		s->adapters.slots = 0; /* sequences of a draft head have no adapters */
 		s->kv.host = 0;        /* belongs to the model */
 		reduce_to_draft_head(t, s);

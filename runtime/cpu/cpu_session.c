@@ -241,6 +241,14 @@ run_comm(const PhaseArgs *w, const StepRun *r, int part)
 			                      sizeof(float));
 		return;
 	}
+	if (st->op == OP_send || st->op == OP_recv) {
+		const size_t bytes = (size_t)(s->size->n_tok * width) * sizeof(float);
+		if (part == 0 && st->op == OP_send)
+			comm_pipe_send(s->comm, r->a[ARG(send, x)], bytes);
+		else if (part == 0)
+			comm_pipe_receive(s->comm, r->a[ARG(recv, y)], bytes);
+		return;
+	}
 	bool out =
 	    s->plan->buffer[st->arg[op_info[st->op].n_arg - 1].index].extent.sym == SYM_n_out;
 	int64_t rows = out ? s->size->n_out : s->size->n_tok;

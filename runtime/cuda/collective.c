@@ -136,6 +136,8 @@ cuda_collective_launch(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT]
 
 	if (k->step->op == OP_stage_in) /* received by pipeline_stages.c */
 		return LLMC_OK;
+	if (k->step->op == OP_send || k->step->op == OP_recv)
+		return cuda_crossing_launch(c, k, sym[SYM_n_tok], err);
 	const int64_t rows = rows_of_graph(c, k, sym);
 	unsigned set = g ? g->set : 0;
 	if (cuda_uses_host_comm(c) && !g)

@@ -348,8 +348,10 @@ bind(CudaSession *c, llmc_error *err)
 	TRY(clear(c, err));
 	TRY(cuda_bind(c, err));
 	TRY(cuda_host_comm_open(c, err));
+	TRY(cuda_crossing_open(c, err));
 	TRY(cublaslt_open(c, err));
-	for (int sampling = 0; sampling < 2 && s->plan->ranks < 2 && s->plan->stages < 2;
+	for (int sampling = 0;
+	     sampling < 2 && s->plan->ranks < 2 && s->plan->stages < 2 && s->plan->partitions < 2;
 	     sampling++) /* ranks are not connected yet; stages do not sample here */
 		TRY(cuda_graph(c, 0, sampling, false, err));
 	CUDA_TRY(&c->m->dev, c->m->dev.api.stream_sync(c->stream),
@@ -407,6 +409,7 @@ cuda_session_close(Session *s)
 		if (c->pinned)
 			CUDA_RELEASE(d->api.host_free(c->pinned));
 		cuda_host_comm_close(c);
+		cuda_crossing_close(c);
 		if (c->stream)
 			CUDA_RELEASE(d->api.stream_destroy(c->stream));
 		cuda_leave(d);

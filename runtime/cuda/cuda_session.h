@@ -80,6 +80,8 @@ typedef struct CudaSession {
 	/* for ranks that are processes: this rank's contribution to a collective, and its result;
 	 * else NULL */
 	float *comm_in, *comm_out;
+	/* model on two devices: a value that goes to the CPU, and one that comes from it */
+	float *crossing[2];
 	/* steps of this session, for error messages of waiting ranks */
 	int64_t n_steps;
 	/* pipeline stages: [n_tok, hidden] from the previous one, and for the next one */
@@ -210,6 +212,11 @@ llmc_status cuda_stage_bind(CudaSession *c, int phase, int i, llmc_error *err);
 llmc_status cuda_stage_receive(CudaSession *c, int phase, llmc_error *err);
 llmc_status cuda_stage_fetch(CudaSession *c, llmc_error *err);
 llmc_status cuda_stage_send(CudaSession *c, llmc_error *err);
+/* two_devices.c, for a model on this GPU and the CPU: pinned memory for a value that crosses, after
+ * steps are bound; a send or recv of this many rows */
+llmc_status cuda_crossing_open(CudaSession *c, llmc_error *err);
+void cuda_crossing_close(CudaSession *c);
+llmc_status cuda_crossing_launch(CudaSession *c, CudaStep *k, int64_t rows, llmc_error *err);
 /* A step begins or is over: one that takes too long ends the group. */
 void cuda_group_step(CudaSession *c, bool runs);
 /* End the group: waiting kernels return, and all later steps fail. Any thread. */

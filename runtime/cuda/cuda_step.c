@@ -41,8 +41,10 @@ cuda_bind(CudaSession *c, llmc_error *err)
 			CudaStep *to = &c->step[ph][i];
 			if (op_info[ps->op].flags & OPF_COMM) {
 				*to = (CudaStep){ .step = ps, .kernel = &between };
-				TRY(ps->op == OP_stage_in ? cuda_stage_bind(c, ph, i, err)
-				                          : cuda_collective_bind(c, to, i, err));
+				if (ps->op == OP_stage_in)
+					TRY(cuda_stage_bind(c, ph, i, err));
+				else if (ps->op != OP_send && ps->op != OP_recv)
+					TRY(cuda_collective_bind(c, to, i, err));
 				continue;
 			}
 			if (ps->kernel < 0)
@@ -572,6 +574,8 @@ forward(CudaSession *c, int phase, const float **logits, llmc_error *err)
 		                          c->stream),
 		         "copying logits from the GPU");
 	CUDA_TRY(d, d->api.stream_sync(c->stream), "running a step of %d tokens", s->size->n_tok);
+	if (s->plan->partitions > 1 && comm_ended(s->comm))
+		return comm_error(s->comm, err);
 	TRY(cuda_group_check(c, phase, err)); /* invalid results are not sent on */
 	cuda_group_step(c, false);
 	if (logits)

@@ -407,6 +407,17 @@ bytes_travel_round_a_ring(void **state)
 	ref_find(OP_stage_in)(
 	    &(RefCall){ .step = &step, .s = &now, .arg = arg, .n_peer = 1, .peer = peer });
 	assert_memory_equal(y, left, sizeof y);
+	/* between two devices: a copy as well, and nothing on the sending side */
+	const PlanStep recv = { .op = OP_recv,
+		                .kernel = -1,
+		                .n_attr = 1,
+		                .attr = { { .key = "width", .kind = ATTR_INT, .i = 3 } } };
+	memset(y, 0, sizeof y);
+	ref_find(OP_recv)(
+	    &(RefCall){ .step = &recv, .s = &now, .arg = arg, .n_peer = 1, .peer = peer });
+	assert_memory_equal(y, left, sizeof y);
+	ref_find(OP_send)(&(RefCall){ .step = &recv, .s = &now, .arg = arg });
+	assert_memory_equal(y, left, sizeof y);
 	for (int ranks = 2; ranks < 5; ranks++) {
 		Case c = { .ranks = ranks, .parts = 1 };
 		/* pipes that are shorter than a message, and one that holds all data in flight */

@@ -1,0 +1,83 @@
+/* --offload, --n-cpu-moe: overrides of placement, which divides a model between a GPU and the
+ * CPU. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cli.h"
+
+static bool
+divides(const Common *c)
+{
+	return c->offload.n || c->n_cpu_moe;
+}
+
+const char *
+offload_device(const Common *c)
+{
+	return !c->device && divides(c) ? "cuda" : c->device;
+}
+
+static llmc_status
+bad(llmc_error *err, const char *rule, const char *why)
+{
+	snprintf(err->text, sizeof err->text,
+	         "--offload %.60s: %s; expected a number of layers for the GPU, or a part that "
+	         "runs on the CPU: layers=0-3, experts, experts=0-3 or embedding",
+	         rule, why);
+	return err->code = LLMC_E_INPUT;
+}
+
+/* Write the override of a rule to `out`. */
+static llmc_status
+override_of(const char *rule, char *out, size_t cap, llmc_error *err)
+{
+	const size_t n = strcspn(rule, "=");
+	const char *layers = rule[n] ? rule + n + 1 : NULL;
+
+	if (*rule && rule[strspn(rule, "0123456789")] == 0)
+		snprintf(out, cap, "placement.gpu_layers=%s", rule);
+	else if (strlen(rule) > 90)
+		return bad(err, rule, "too long");
+	else if (layers && !*layers)
+		return bad(err, rule, "no layers after the =");
+	else if (!strcmp(rule, "embedding"))
+		snprintf(out, cap, "placement.cpu.embedding=true");
+	else if (n == 6 && !strncmp(rule, "layers", n) && layers)
+		snprintf(out, cap, "placement.cpu.layers=%s", layers);
+	else if (n == 7 && !strncmp(rule, "experts", n))
+		snprintf(out, cap, "placement.cpu.experts=%s", layers ? layers : "all");
+	else
+		return bad(err, rule, "unknown");
+	return LLMC_OK;
+}
+
+llmc_status
+offload_set(const Common *c, OpenOptions *own, const char **set, size_t *n, llmc_error *err)
+{
+	size_t k = 0;
+
+	if (!divides(c))
+		return LLMC_OK;
+	if (strncmp(offload_device(c), "cuda", 4) != 0) {
+		snprintf(err->text, sizeof err->text,
+		         "%s divides a model between a GPU and the CPU, but --device is %s",
+		         c->offload.n ? "--offload" : "--n-cpu-moe", c->device);
+		return err->code = LLMC_E_INPUT;
+	}
+	for (; k < c->offload.n; k++) {
+		if (k + 1 == MAX_OFFLOAD)
+			return bad(err, c->offload.v[k], "too many rules");
+		llmc_status status =
+		    override_of(c->offload.v[k], own->placed[k], sizeof own->placed[k], err);
+		if (status != LLMC_OK)
+			return status;
+		set[(*n)++] = own->placed[k];
+	}
+	if (c->n_cpu_moe) {
+		snprintf(own->placed[k], sizeof own->placed[k], "placement.cpu.moe_layers=%d",
+		         c->n_cpu_moe);
+		set[(*n)++] = own->placed[k];
+	}
+	return LLMC_OK;
+}

@@ -1,0 +1,186 @@
+"""Models on two devices (placement, --offload): an emulated GPU and the CPU. Logits are torch's, as
+those of each device alone; bits are the same in batches, chunks, decode, forks and saved sequences.
+What does not work on two devices is refused with a sentence."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cuda_emu import environment
+from golden_run import LLMC, error, run, weights
+from test_ranks import COMMON
+
+ALL = os.environ.get("LLMC_CHECK_ALL")
+MODELS = {
+    "dense": COMMON
+    + """name: offload-dense
+family: qwen2
+n_layers: 3
+hidden: 96
+attention: {n_heads: 6, n_kv_heads: 3, head_dim: 32}
+ffn: {width: 160}
+storage: {default: q4_0}
+""",
+    "moe": COMMON
+    + """name: offload-moe
+family: qwen2_moe
+n_layers: 2
+hidden: 64
+attention: {n_heads: 4, n_kv_heads: 4, head_dim: 16}
+ffn: {width: 128}
+moe: {n_experts: 7, top_k: 3, width: 32, shared: {width: 128}}
+""",
+}
+
+SCRIPT = """
+import json, sys
+sys.path.insert(0, "tests/e2e")
+import numpy as np, llmc
+from bits import rows, whole
+N = 37
+tok = [int(t) for t in np.random.default_rng(1).integers(3, 323, N)]
+with llmc.open(sys.argv[1], random_weights=True, device="ref") as m:
+    want = whole(m, tok).view(np.float32)
+with llmc.open(sys.argv[1], random_weights=True, device="cuda", arch="sm_75", set=["deterministic=true", *sys.argv[2:]]) as m:
+    got = whole(m, tok, threads=2)
+    far = float(abs(got.view(np.float32) - want).max() / abs(want).max())
+    again = bool(np.array_equal(whole(m, tok), got))
+    with m.session(context=64, chunk=32, n_out=32, seqs=3) as s:
+        q, at, parts = s.seq(), 0, []
+        for n in (1, 7, 20, 9):  # chunks with another sequence in the step
+            o = s.seq()
+            parts.append(rows(s, [(o, tok[5:9], 1), (q, tok[at:at + n], n)])[1:])
+            s.free(o)
+            at += n
+        f, kept = s.fork(q), s.save(q)
+        rows(s, [(f, [9], 1)])
+        s.trim(q, 33)
+        parts[-1] = parts[-1][:-4]
+        parts += [rows(s, [(q, [t], 1)]) for t in tok[33:35]]
+        s.free(q)
+        q = s.load(kept)
+        s.trim(q, 35)
+        parts.append(rows(s, [(q, tok[35:], 2)]))
+        same = bool(np.array_equal(np.concatenate(parts), got))
+    prompts = [(tok[i:] + tok)[:n] for i, n in enumerate((36, 31, 12, 3))]
+    params = dict(max_tokens=5, ignore_eos=True)
+    with m.session(context=96) as s:
+        alone = [s.run(p, **params)["tokens"] for p in prompts]
+    with m.engine(context=96, seqs=3, chunk=40, kv_tokens=96, swap_bytes=1 << 20) as e:  # three pages
+        requests = [e.submit(p, **params) for p in prompts[:1:-1]]
+        two = e.submit(prompts[1], n=2, **params)  # which need four pages
+        crowd = [r.wait()["tokens"] for r in requests]
+        two = [(v.index, v.token) for v in two.events() if v.kind == "token"]
+        crowd += [[t for i, t in two if i == k] for k in (0, 1)]
+        crowd += [e.submit(p, **params).wait()["tokens"] for p in prompts[:1] * 2]
+        guessed = e.submit(prompts[3], speculate=3, logit_bias={5: 9}, max_tokens=9, ignore_eos=True).wait()["tokens"]
+        plain = e.submit(prompts[3], speculate=-1, logit_bias={5: 9}, max_tokens=9, ignore_eos=True).wait()["tokens"]
+        stats = e.stats()
+print(json.dumps([far, again, same, crowd == alone[:1:-1] + [alone[1], alone[1], alone[0], alone[0]], guessed == plain, {k: stats[k] for k in ("preemptions", "swaps_in", "prefix_hits", "drafts")}]))
+"""
+
+
+def script(text, *args, **env):
+    p = subprocess.run(
+        [sys.executable, "-c", text, *map(str, args)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment(**env)},
+    )
+    assert p.returncode == 0, p.stderr
+    return json.loads(p.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "model, placed, mode",
+    [("dense", "placement.gpu_layers=2", "fast"), ("moe", "placement.cpu.experts=all", "check")]
+    + [
+        ("dense", "placement.gpu_layers=0", "fast"),
+        ("dense", "placement.cpu.layers=1", "check"),
+        ("dense", "placement.cpu.embedding=true", "fast"),
+        ("moe", "placement.cpu.moe_layers=1", "fast"),
+        ("moe", "placement.gpu_layers=1", "fast"),
+    ]
+    * bool(ALL),
+)
+def test_two_devices(model, placed, mode, tmp_path):
+    """With prefix hits, preemption with KV swapped to the host, and n-gram drafts."""
+    path = tmp_path / "m.yaml"
+    path.write_text(MODELS[model])
+    far, again, same, crowd, guessed, stats = script(SCRIPT, path, placed, mode=mode)
+    assert far < 1e-3, "not the reference's logits"
+    assert again and same, "chunks, company, decoding or a saved sequence change the bits"
+    assert crowd and guessed
+    assert all(stats.values()), stats
+
+
+@pytest.mark.parametrize(
+    "name, args",
+    [("qwen3_moe-renorm", ["--offload", "experts"]), ("llama-bias-linear-bf16", ["-ngl", "1"])]
+    + [
+        ("deepseek_v2-lite", ["--n-cpu-moe", "9"]),
+        ("deepseek_v3-v32-chooses", ["--n-cpu-moe", "9"]),
+        ("gpt_oss-plain", ["--offload", "experts=0"]),
+        ("mixtral-plain", ["--offload", "experts"]),
+        ("llama4-plain", ["--offload", "experts"]),
+        ("gemma3n-plain", ["--offload", "0"]),
+        ("qwen3_next-plain", ["--offload", "1"]),
+    ]
+    * bool(ALL),
+)
+def test_logits_are_torchs(name, args, monkeypatch, tmp_path):
+    """In one chunk, and row by row, which decodes the prompt."""
+    for k, v in environment("sm_80").items():
+        monkeypatch.setenv(k, v)
+    g = weights.Golden(name)
+    g.build(tmp_path)
+    for more in ([], ["--chunk", "1"]):
+        logits, tokens = run(tmp_path, g, *args, *more)
+        e = error(g, logits)
+        assert e < (1e-5 if g.dtype == "f32" else 5e-2), e
+        assert g.dtype != "f32" or tokens == g.greedy
+
+
+@pytest.mark.parametrize(
+    "args, want",
+    [
+        (
+            ["--offload", "2", "--device", "cpu"],
+            "--offload divides a model between a GPU and the CPU, but --device is cpu",
+        ),
+        (["--n-cpu-moe", "2", "--device", "ref"], "--n-cpu-moe divides a model"),
+        (["--offload", "heads"], "--offload heads: unknown; expected a number of layers"),
+        (["--offload", "experts="], "no layers after the ="),
+        (["--offload", "experts"], "placement.cpu.experts: this model has no experts"),
+        (["--n-cpu-moe", "1"], "placement.cpu.moe_layers: this model has no experts"),
+        (
+            ["--offload", "layers=7"],
+            "placement.cpu.layers names layer 7: the model has layers 0 to 2",
+        ),
+        (["--offload", "1", "--tp", "3"], "not supported with ranks of a layer (parallel.tp)"),
+        (["--offload", "1", "--pp", "2"], "not supported with pipeline stages (parallel.pp)"),
+        (
+            ["--offload", "1", "--set", "adapters.slots=2"],
+            "not supported with adapter slots (adapters.slots)",
+        ),
+        (
+            ["--offload", "1", "--set", "kv.host=1M"],
+            "not supported with pages in host memory (kv.host)",
+        ),
+    ],
+)
+def test_what_two_devices_refuse(args, want, tmp_path):
+    path = tmp_path / "m.yaml"
+    path.write_text(MODELS["dense"])
+    p = subprocess.run(
+        [LLMC, "run", path, "--random-weights", "--tokens", "1,2", "--arch", "sm_75", *args]
+        if "--device" not in args
+        else [LLMC, "run", path, "--random-weights", "--tokens", "1,2", *args],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment()},
+    )
+    assert p.returncode == 1 and want in p.stderr, p.stderr
