@@ -6,13 +6,13 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "base/wakeup.h"
 #include "cli/serve_options.h"
 
-/* eventfd by which the signal handler notifies the main thread: it adds 1 per signal to stop, and
+/* counter by which the signal handler notifies the main thread: it adds 1 per signal to stop, and
  * HANGUP per SIGHUP */
 static int stop_fd = -1;
 /* signals to stop so far, and the number that ends the process at once, whatever it is doing */
@@ -22,14 +22,9 @@ static volatile sig_atomic_t n_stops, stops_at_once = 2;
 static void
 on_signal(int sig)
 {
-	uint64_t one = sig == SIGHUP ? HANGUP : 1;
-	int was = errno;
-
 	if (sig != SIGHUP && ++n_stops >= stops_at_once)
 		_exit(EXIT_INTERRUPTED);
-	if (write(stop_fd, &one, sizeof one) < 0)
-		_exit(EXIT_INTERRUPTED);
-	errno = was;
+	wakeup_add(stop_fd, sig == SIGHUP ? HANGUP : 1);
 }
 
 typedef struct Log {
@@ -152,10 +147,10 @@ static bool
 stopped(Log *l, llmc_server *s, const char *keys, int timeout_ms)
 {
 	struct pollfd p = { .fd = stop_fd, .events = POLLIN };
-	uint64_t n;
 
-	if (poll(&p, 1, timeout_ms) <= 0 || read(stop_fd, &n, sizeof n) != (ssize_t)sizeof n)
+	if (poll(&p, 1, timeout_ms) <= 0)
 		return false;
+	uint64_t n = wakeup_take(stop_fd);
 	if (n >= HANGUP)
 		reread(l, s, keys);
 	return n % HANGUP != 0;
@@ -298,7 +293,7 @@ install_signals(const ServeArgs *a)
 {
 	struct sigaction sa = { .sa_handler = on_signal, .sa_flags = SA_RESTART };
 
-	stop_fd = eventfd(0, EFD_CLOEXEC);
+	stop_fd = wakeup_open();
 	sigaction(SIGINT, &sa, NULL);
 	sigaction(SIGTERM, &sa, NULL);
 	if (a->log_file || a->so.keys)

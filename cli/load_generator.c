@@ -1,5 +1,5 @@
-/* Connections of the load generator: non-blocking sockets under epoll; responses are parsed as they
- * arrive.
+/* Connections of the load generator: non-blocking sockets under a poller; responses are parsed as
+ * they arrive.
  *
  * A connection writes its request and reads status line, headers and body. The body is chunked, of
  * a given length, or ends with the connection. A streamed response consists of lines "data: {...}",
@@ -16,11 +16,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/json.h"
+#include "base/poller.h"
 #include "cli/cli.h"
 
 enum { MAX_LINE = 1 << 20 };
@@ -51,7 +51,7 @@ typedef struct LoadConn {
 typedef struct LoadRun {
 	const LoadOptions *o;
 	struct addrinfo *addr;
-	int epoll;
+	int poller;
 	double t0;
 	LoadConn *live;
 	size_t running, done;
@@ -166,9 +166,8 @@ start(LoadRun *l, LoadRequest *r, char why[200])
 	}
 	memcpy(c->out + n, r->body, r->size);
 	c->out_size = (size_t)n + r->size;
-	struct epoll_event e = { .events = EPOLLIN | EPOLLOUT, .data.ptr = c };
 	if ((connect(c->fd, l->addr->ai_addr, l->addr->ai_addrlen) != 0 && errno != EINPROGRESS) ||
-	    epoll_ctl(l->epoll, EPOLL_CTL_ADD, c->fd, &e) != 0)
+	    !poller_add(l->poller, c->fd, POLLER_READ | POLLER_WRITE, c))
 		finish(l, c, strerror(errno));
 	return true;
 }
@@ -401,8 +400,7 @@ writable(LoadRun *l, LoadConn *c)
 		}
 		c->out_at += (size_t)n;
 	}
-	struct epoll_event e = { .events = EPOLLIN, .data.ptr = c };
-	epoll_ctl(l->epoll, EPOLL_CTL_MOD, c->fd, &e);
+	(void)poller_change(l->poller, c->fd, POLLER_READ, c);
 	return true;
 }
 
@@ -475,9 +473,9 @@ load_get(const LoadTarget *t, const char *path, const char *api_key, char why[20
 bool
 load_run(const LoadOptions *o, LoadRequest *r, size_t n, double *took, char why[200])
 {
-	LoadRun l = { .o = o, .epoll = -1 };
+	LoadRun l = { .o = o, .poller = -1 };
 	struct addrinfo hint = { .ai_socktype = SOCK_STREAM };
-	struct epoll_event ev[64];
+	PollerEvent ev[64];
 	size_t sent = 0;
 	bool fine = true;
 
@@ -486,10 +484,10 @@ load_run(const LoadOptions *o, LoadRequest *r, size_t n, double *took, char why[
 		snprintf(why, 200, "%.100s: %s", o->target->host, gai_strerror(e));
 		return false;
 	}
-	l.epoll = epoll_create1(EPOLL_CLOEXEC);
-	fine = l.epoll >= 0;
+	l.poller = poller_open();
+	fine = l.poller >= 0;
 	if (!fine)
-		snprintf(why, 200, "epoll: %s", strerror(errno));
+		snprintf(why, 200, "the load generator could not be started: %s", strerror(errno));
 	l.t0 = now();
 	while (fine && l.done < n) {
 		double t = now() - l.t0;
@@ -499,13 +497,13 @@ load_run(const LoadOptions *o, LoadRequest *r, size_t n, double *took, char why[
 		int wait = 20;
 		if (!o->clients && sent < n && (r[sent].at - t) * 1e3 < wait)
 			wait = r[sent].at > t ? (int)((r[sent].at - t) * 1e3) : 0;
-		int k = epoll_wait(l.epoll, ev, 64, wait);
+		int k = poller_wait(l.poller, ev, 64, wait);
 		for (int i = 0; i < k; i++) {
-			LoadConn *c = ev[i].data.ptr;
+			LoadConn *c = ev[i].data;
 			bool alive = true;
-			if (ev[i].events & EPOLLOUT)
+			if (ev[i].events & POLLER_WRITE)
 				alive = writable(&l, c);
-			if (alive && (ev[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)))
+			if (alive && (ev[i].events & (POLLER_READ | POLLER_FAILED)))
 				readable(&l, c);
 		}
 		expire(&l, false);
@@ -516,8 +514,8 @@ load_run(const LoadOptions *o, LoadRequest *r, size_t n, double *took, char why[
 	}
 	expire(&l, true);
 	*took = now() - l.t0;
-	if (l.epoll >= 0)
-		close(l.epoll);
+	if (l.poller >= 0)
+		close(l.poller);
 	freeaddrinfo(l.addr);
 	return fine;
 }

@@ -1,9 +1,7 @@
 /* Defaults of sampling options: the model's advice, and a fresh seed. */
 #include <string.h>
-#include <sys/random.h>
-#include <time.h>
-#include <unistd.h>
 
+#include "base/random.h"
 #include "cli/cli.h"
 
 bool
@@ -41,9 +39,5 @@ sampling_advice(const llmc_model *m, Sampling *s, bool use, bool quiet)
 uint64_t
 fresh_seed(void)
 {
-	uint64_t seed;
-
-	if (getrandom(&seed, sizeof seed, 0) != (ssize_t)sizeof seed)
-		seed = (uint64_t)time(NULL) ^ (uint64_t)getpid() << 32;
-	return seed >> 32; /* short enough to type */
+	return random_u64() >> 32; /* short enough to type */
 }

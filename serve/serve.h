@@ -9,7 +9,7 @@
  *   serve/pages/     chat page, status page and description of the routes
  *
  * Five kinds of threads:
- *   http     one thread (epoll): reads requests, writes answers, detects closed and slow connections; never waits
+ *   http     one thread (base/poller.h): reads requests, writes answers, detects closed and slow connections; never waits
  *   workers  parse, validate, apply templates, tokenize, submit
  *   pumps    one per engine: take its events and turn them into bytes of answers
  *   manager  opens and closes engines
@@ -147,7 +147,6 @@ struct llmc_server {
 	/* a request was refused for lack of memory since the HTTP thread last looked */
 	bool pressed;
 	bool trim; /* much memory was freed: trim the heap */
-	uint64_t next_id;
 	struct {
 		double at;
 		uint64_t prompt, fresh, steps[LLMC_BUCKETS];

@@ -10,17 +10,16 @@
  * may take is counted in checks, not by the clock, so a job that is stopped as a whole and
  * continues loses no rank. */
 #include <errno.h>
-#include <linux/futex.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "base/futex.h"
 #include "runtime/comm/comm_internal.h"
 #include "runtime/threads/threads.h"
 
@@ -76,13 +75,6 @@ typedef struct ShmComm {
 
 /* ---- waiting ---- */
 
-/* False: the time limit has passed */
-static bool
-futex(ShmLine *l, int op, unsigned value, const struct timespec *most)
-{
-	return syscall(SYS_futex, &l->at, op, value, most, NULL, 0) >= 0 || errno != ETIMEDOUT;
-}
-
 /* Rank k is lost: end the group. Only the first report counts, because other ranks wait for it
  * too. */
 static void
@@ -101,7 +93,7 @@ line_set(ShmLine *l, uint64_t v)
 	/* Sequentially consistent with line_wait: either the sleeper sees the new number, or it is
 	 * seen here. */
 	if (atomic_load(&l->asleep) && atomic_exchange(&l->asleep, 0))
-		futex(l, FUTEX_WAKE, INT32_MAX, NULL);
+		futex_wake(&l->at, true);
 }
 
 /* Wait until the line, which rank `of` writes, reaches v; most_s: time limit in seconds, 0:
@@ -109,7 +101,6 @@ line_set(ShmLine *l, uint64_t v)
 static bool
 line_wait(ShmComm *s, ShmLine *l, uint64_t v, int of, int most_s)
 {
-	const struct timespec interval = { .tv_nsec = COMM_POLL_MS * 1000000L };
 	int checks = 0;
 
 	if (threads_spin_for(&l->at, v, s->spin, NULL))
@@ -118,7 +109,7 @@ line_wait(ShmComm *s, ShmLine *l, uint64_t v, int of, int most_s)
 		atomic_store(&l->asleep, 1);
 		if (atomic_load(&l->at) != now)
 			continue;
-		checks += !futex(l, FUTEX_WAIT, (unsigned)now, &interval);
+		checks += !futex_wait(&l->at, (uint32_t)now, true, COMM_POLL_MS * 1e-3);
 		if (most_s && checks > most_s * (1000 / COMM_POLL_MS))
 			lose(s, of, LATE_IN_STEP);
 	}
@@ -177,9 +168,9 @@ shm_end(Comm *c)
 	ShmComm *s = (ShmComm *)c;
 
 	atomic_store(&s->b->ended, true);
-	futex(&s->b->written, FUTEX_WAKE, INT32_MAX, NULL);
+	futex_wake(&s->b->written.at, true);
 	for (int i = 0; i < c->ranks * (4 + s->parts); i++) /* taken, put, got, gathered, flag */
-		futex(&s->taken[i], FUTEX_WAKE, INT32_MAX, NULL);
+		futex_wake(&s->taken[i].at, true);
 }
 
 static bool

@@ -3,11 +3,11 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "runtime/engine/engine_internal.h"
 #include "base/sized_struct.h"
+#include "base/wakeup.h"
 #include "runtime/ranks.h"
 
 /* ---- the scheduler's interface to the session ---- */
@@ -246,7 +246,7 @@ open_memory(Engine *e, const llmc_engine_options *opt, llmc_error *err)
 		TRY(sample_scratch_open((int32_t)e->plan->vocab, &e->scratch[e->n_scratch], err));
 	if (e->is_inline)
 		return LLMC_OK;
-	e->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	e->fd = wakeup_open();
 	if (e->fd < 0)
 		return error_set(err, LLMC_E_IO, "cannot create the event descriptor: %s",
 		                 strerror(errno));

@@ -8,22 +8,19 @@
 
 #include "runtime/engine/engine_internal.h"
 #include "base/sized_struct.h"
+#include "base/wakeup.h"
 
 /* Keep the descriptor readable exactly while there are events. */
 static void
 count_events(Engine *e, int64_t change)
 {
 	int64_t before = e->n_events;
-	uint64_t one = 1;
 
 	e->n_events += change;
-	if (!before && e->n_events) {
-		while (write(e->fd, &one, sizeof one) < 0 && errno == EINTR)
-			;
-	} else if (before && !e->n_events) {
-		while (read(e->fd, &one, sizeof one) < 0 && errno == EINTR)
-			;
-	}
+	if (!before && e->n_events)
+		wakeup_add(e->fd, 1);
+	else if (before && !e->n_events)
+		(void)wakeup_take(e->fd);
 }
 
 static void

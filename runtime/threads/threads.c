@@ -17,16 +17,15 @@
  * and gets its own affinity mask back. */
 #include <errno.h>
 #include <limits.h>
-#include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/futex.h"
 #include "runtime/threads/threads.h"
 
 /* Word of a stage: its number, shifted, and flags. SHARED: any thread may claim any part. CLOSE:
@@ -89,7 +88,7 @@ gate_set(Gate *g, uint64_t turn)
 	 * sleeper is seen here. Clearing the flag avoids a system call in later stages for a thread
 	 * that is awake but has no processor yet. */
 	if (atomic_load(&g->asleep) && atomic_exchange(&g->asleep, 0))
-		syscall(SYS_futex, &g->turn, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+		futex_wake(&g->turn, false);
 }
 
 bool
@@ -127,7 +126,7 @@ gate_wait(Threads *t, Gate *g, uint64_t turn, double *waited)
 		if (atomic_load(&g->turn) != turn)
 			continue;
 		atomic_fetch_add_explicit(&t->n_sleeps, 1, memory_order_relaxed);
-		syscall(SYS_futex, &g->turn, FUTEX_WAIT_PRIVATE, (unsigned)turn, NULL, NULL, 0);
+		(void)futex_wait(&g->turn, (uint32_t)turn, false, 0);
 	}
 	if (waited)
 		*waited += clock_now() - since;

@@ -2,8 +2,8 @@
  * id.json with the rest. Output files have no id.json; their batch describes them. */
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
+#include "base/random.h"
 #include "serve/batch/batch.h"
 #include "serve/http/api_keys.h"
 
@@ -12,14 +12,10 @@
 void
 store_id(char out[ID_SIZE], const char *prefix)
 {
-	unsigned char b[ID_DIGITS / 2];
 	size_t at = strlen(prefix);
 
-	while (getrandom(b, sizeof b, 0) != (ssize_t)sizeof b)
-		;
 	memcpy(out, prefix, at);
-	for (size_t i = 0; i < sizeof b; i++)
-		snprintf(out + at + 2 * i, 3, "%02x", b[i]);
+	random_hex(out + at, ID_DIGITS / 2);
 }
 
 void

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/random.h"
 #include "serve/dialects/anthropic.h"
 #include "serve/dialects/openai.h"
 
@@ -526,8 +527,8 @@ on_piece(Generation *g, Choice *c, llmc_piece_kind kind, int32_t call, const cha
 		break;
 	case LLMC_PIECE_CALL:
 		c->n_calls = call + 1;
-		snprintf(id, sizeof id, "toolu_%016llx%08x", (unsigned long long)random_seed(),
-		         (unsigned)random_seed());
+		snprintf(id, sizeof id, "toolu_%016llx%08x", (unsigned long long)random_u64(),
+		         (unsigned)random_u64());
 		json_printf(&b, ",\"id\":%s,\"name\":", id);
 		json_str(&b, said, n);
 		strbuf_puts(&b, ",\"input\":");

@@ -2,22 +2,12 @@
  * generation when several of its requests end at once. */
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "base/deadline.h"
+#include "base/random.h"
 #include "base/sha256.h"
 #include "serve/dialects/generation.h"
 #include "serve/http/api_keys.h"
-
-uint64_t
-random_seed(void)
-{
-	uint64_t x = 0;
-
-	if (getrandom(&x, sizeof x, 0) != (ssize_t)sizeof x)
-		x = (uint64_t)(clock_now() * 1e9);
-	return x;
-}
 
 Generation *
 gen_new(Req *r, const Dialect *d)

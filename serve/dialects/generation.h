@@ -146,6 +146,5 @@ typedef void (*GenPieceFn)(Generation *g, Choice *c, llmc_piece_kind kind, int32
                            const char *text, size_t n);
 void gen_pieces(Generation *g, Choice *c, const llmc_event *ev, bool last, GenPieceFn fn);
 void gen_sums(const Generation *g, int32_t *n_prompt, int32_t *n_new, int32_t *n_cached);
-uint64_t random_seed(void);
 
 #endif

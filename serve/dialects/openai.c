@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/random.h"
 #include "base/sha256.h"
 #include "serve/dialects/constraints.h"
 #include "serve/http/api_keys.h"
@@ -326,7 +327,7 @@ read_shared(Generation *g, const json_t *o, const OpenAiRoute *route, Problem *p
 	g->n = (int32_t)n;
 	g->er.priority = (int32_t)priority;
 	g->ep.speculate = speculate == 0 ? -1 : speculate < 0 ? 0 : (int32_t)speculate;
-	g->ep.seed = has_seed ? (uint64_t)seed : random_seed();
+	g->ep.seed = has_seed ? (uint64_t)seed : random_u64();
 	g->er.show_special = !skip_special;
 	return true;
 }
@@ -377,7 +378,7 @@ read_route(Generation *g, const json_t *in, const void *how, Problem *p)
 	own->chunk = route->chunk;
 	own->created = time(NULL);
 	snprintf(own->id, sizeof own->id, "%s%016llx%08x", route->id_prefix,
-	         (unsigned long long)random_seed(), (unsigned)random_seed());
+	         (unsigned long long)random_u64(), (unsigned)random_u64());
 	ok = ok && o && read_shared(g, o, route, p) && route->read(g, o, p);
 	if (o && !ok && made)
 		fields_rename(route->fields, p);

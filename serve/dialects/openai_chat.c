@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/random.h"
 #include "serve/dialects/openai.h"
 #include "serve/dialects/chat_tools.h"
 #include "serve/dialects/custom_tools.h"
@@ -166,8 +167,8 @@ say(const Generation *g, Choice *c, const char *text, size_t n)
 static void
 call_id(char out[32])
 {
-	snprintf(out, 32, "call_%016llx%08x", (unsigned long long)random_seed(),
-	         (unsigned)random_seed());
+	snprintf(out, 32, "call_%016llx%08x", (unsigned long long)random_u64(),
+	         (unsigned)random_u64());
 }
 
 /* Read vLLM's echo: the last message precedes the answer if it has the answer's role. */

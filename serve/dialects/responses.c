@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "base/number.h"
+#include "base/random.h"
 #include "serve/dialects/custom_tools.h"
 #include "serve/dialects/responses.h"
 
@@ -258,9 +259,9 @@ item_begin(Generation *g, Choice *c, ItemKind kind)
 
 	own->open = kind;
 	snprintf(own->id, sizeof own->id, "%s_%016llx%08x", kinds[kind].prefix,
-	         (unsigned long long)random_seed(), (unsigned)random_seed());
+	         (unsigned long long)random_u64(), (unsigned)random_u64());
 	snprintf(own->call_id, sizeof own->call_id, "call_%016llx%08x",
-	         (unsigned long long)random_seed(), (unsigned)random_seed());
+	         (unsigned long long)random_u64(), (unsigned)random_u64());
 	strbuf_clear(&c->text);
 	strbuf_clear(&c->held);
 	strbuf_clear(&c->col[COL_ITEM]);

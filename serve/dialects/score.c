@@ -9,6 +9,7 @@
 #include <strings.h>
 
 #include "base/json.h"
+#include "base/random.h"
 #include "serve/dialects/embeddings.h"
 #include "serve/dialects/openai.h"
 
@@ -249,7 +250,7 @@ read_score(Generation *g, const json_t *o, const void *rerank, Problem *p)
 
 	own->base.created = time(NULL);
 	snprintf(own->base.id, sizeof own->base.id, "%s-%016llx", own->rerank ? "rerank" : "score",
-	         (unsigned long long)random_seed());
+	         (unsigned long long)random_u64());
 	g->max_new = 1;
 	if ((own->tei && !read_tei(g, o, &cuts, p)) || !openai_model(g->req, o, p) ||
 	    !read_judge(g, o, p) || !count(a, one, false, &n, p) ||

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/random.h"
 #include "serve/dialects/constraints.h"
 #include "serve/http/route.h"
 #include "serve/dialects/tokenize.h"
@@ -216,7 +217,7 @@ validate(Generation *g, TgiFields *f, Problem *p)
 		               g->model->max_input, (long long)f->truncate);
 	g->n = (int32_t)f->best_of;
 	own->seeded = sample;
-	g->ep.seed = f->has_seed ? f->seed : random_seed();
+	g->ep.seed = f->has_seed ? f->seed : random_u64();
 	g->ep.temperature = sample ? (float)f->temperature : 0;
 	g->ep.top_k = (int32_t)(f->top_k > INT32_MAX ? INT32_MAX : f->top_k);
 	g->ep.top_p = (float)f->top_p;

@@ -12,11 +12,10 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/wakeup.h"
 #include "serve/http/connection_internal.h"
 #include "serve/http/request.h"
 
@@ -151,7 +150,7 @@ conn_step(Net *n, Conn *c)
 				if (c->fd >= 0 && c->eof)
 					conn_close(n, c);
 				else if (c->fd >= 0)
-					conn_watch(n, c, EPOLLIN | EPOLLRDHUP);
+					conn_watch(n, c, POLLER_READ | POLLER_ENDED);
 				return;
 			}
 			break;
@@ -160,7 +159,7 @@ conn_step(Net *n, Conn *c)
 				if (c->eof)
 					conn_close(n, c);
 				else
-					conn_watch(n, c, EPOLLIN | EPOLLRDHUP);
+					conn_watch(n, c, POLLER_READ | POLLER_ENDED);
 				return;
 			}
 			conn_enter(n, c, CONN_WORK);
@@ -171,7 +170,7 @@ conn_step(Net *n, Conn *c)
 				if (c->eof || n->s->ended)
 					conn_close(n, c);
 				else
-					conn_watch(n, c, EPOLLRDHUP);
+					conn_watch(n, c, POLLER_ENDED);
 				return;
 			}
 			conn_begin_answer(n, c);
@@ -223,12 +222,12 @@ conn_event(Net *n, Conn *c, uint32_t events)
 {
 	if (c->fd < 0)
 		return;
-	if (events & (EPOLLERR | EPOLLHUP)) {
+	if (events & POLLER_FAILED) {
 		conn_close(n, c);
-	} else if (c->events & EPOLLIN) {
+	} else if (c->events & POLLER_READ) {
 		if (!c->again) /* process what was read first, or input accumulates */
 			conn_read(n, c);
-	} else if (events & EPOLLRDHUP) {
+	} else if (events & POLLER_ENDED) {
 		/* The client closed at least its side before the answer was ready: send what is
 		 * ready, drop the rest. */
 		c->eof = true;
@@ -260,7 +259,7 @@ idle_timeout(const Net *n, const Conn *c, bool pressed)
 	case CONN_WORK:
 		break;
 	case CONN_SEND: /* the answer waits for the client */
-		if (c->events & EPOLLOUT) {
+		if (c->events & POLLER_WRITE) {
 			pthread_mutex_lock(&n->s->lock);
 			size_t held = c->req->held;
 			pthread_mutex_unlock(&n->s->lock);
@@ -295,7 +294,7 @@ check_clocks(Net *n)
 				} else {
 					conn_close(n, c);
 				}
-			} else if (c->state == CONN_SEND && !(c->events & EPOLLOUT) &&
+			} else if (c->state == CONN_SEND && !(c->events & POLLER_WRITE) &&
 			           t > KEEP_ALIVE_S) {
 				/* an SSE comment, so that proxies do not close a stream that is
 				 * still queued */
@@ -310,10 +309,7 @@ check_clocks(Net *n)
 static void
 serve_woken(Net *n)
 {
-	uint64_t count;
-
-	if (read(n->wake_fd, &count, sizeof count) < 0)
-		count = 0;
+	(void)wakeup_take(n->wake_fd);
 	pthread_mutex_lock(&n->s->lock);
 	Req *r = n->s->woken;
 	n->s->woken = NULL;
@@ -346,7 +342,7 @@ run(void *arg)
 {
 	Net *n = arg;
 	Server *s = n->s;
-	struct epoll_event ev[EVENTS];
+	PollerEvent ev[EVENTS];
 	double checked = 0, end = 0;
 
 	for (;;) {
@@ -357,16 +353,16 @@ run(void *arg)
 			again->again = false;
 			conn_step(n, again);
 		}
-		int k = epoll_wait(n->epoll_fd, ev, EVENTS, n->again ? 0 : 100);
+		int k = poller_wait(n->poller, ev, EVENTS, n->again ? 0 : 100);
 		n->now = clock_now();
 		bool woken = false, more = false;
 		for (int i = 0; i < k; i++) {
-			if (ev[i].data.ptr == n)
+			if (ev[i].data == n)
 				woken = true;
-			else if (!ev[i].data.ptr)
+			else if (!ev[i].data)
 				more = true;
 			else
-				conn_event(n, ev[i].data.ptr, ev[i].events);
+				conn_event(n, ev[i].data, ev[i].events);
 		}
 		if (woken)
 			serve_woken(n);
@@ -408,10 +404,8 @@ run(void *arg)
 void
 net_wake(Server *s)
 {
-	uint64_t one = 1;
-
-	if (s->net && write(s->net->wake_fd, &one, sizeof one) < 0)
-		return; /* the counter is full, so the thread is awake */
+	if (s->net)
+		wakeup_add(s->net->wake_fd, 1);
 }
 
 void
@@ -443,11 +437,9 @@ net_open(Server *s, llmc_error *err)
 	if (!n)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	n->s = s;
-	n->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-	n->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	struct epoll_event e = { .events = EPOLLIN, .data.ptr = n };
-	if (n->epoll_fd < 0 || n->wake_fd < 0 ||
-	    epoll_ctl(n->epoll_fd, EPOLL_CTL_ADD, n->wake_fd, &e) != 0)
+	n->poller = poller_open();
+	n->wake_fd = wakeup_open();
+	if (n->poller < 0 || n->wake_fd < 0 || !poller_add(n->poller, n->wake_fd, POLLER_READ, n))
 		return error_set(err, LLMC_E_IO, "the HTTP server could not be started: %s",
 		                 strerror(errno));
 	net_listen_again(n, true);
@@ -473,8 +465,8 @@ net_close(Server *s) /* s->ended is set */
 		next = r->wake_next;
 		req_unref(r);
 	}
-	if (n->epoll_fd >= 0)
-		close(n->epoll_fd);
+	if (n->poller >= 0)
+		close(n->poller);
 	if (n->wake_fd >= 0)
 		close(n->wake_fd);
 	free(n);

@@ -1,7 +1,6 @@
 /* Sending an answer in parts: see serve/http/connection.c. */
 #include <errno.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -37,7 +36,7 @@ conn_send(Net *n, Conn *c)
 		if (k < 0 && errno == EINTR)
 			continue;
 		if (k < 0 && errno == EAGAIN) {
-			conn_watch(n, c, EPOLLOUT | (c->eof ? 0 : EPOLLRDHUP));
+			conn_watch(n, c, POLLER_WRITE | (c->eof ? 0 : POLLER_ENDED));
 			return false;
 		}
 		if (k < 0) {
@@ -73,7 +72,7 @@ conn_next_part(Net *n, Conn *c)
 			strbuf_puts(&c->head, "0\r\n\r\n");
 		c->last = true;
 	} else {
-		conn_watch(n, c, EPOLLRDHUP);
+		conn_watch(n, c, POLLER_ENDED);
 		return false;
 	}
 	return true;
@@ -110,7 +109,7 @@ conn_end_answer(Net *n, Conn *c)
 	} else if (c->close) {
 		shutdown(c->fd, SHUT_WR);
 		strbuf_release(&c->in);
-		conn_watch(n, c, EPOLLIN);
+		conn_watch(n, c, POLLER_READ);
 		conn_enter(n, c, CONN_LINGER);
 	} else {
 		c->used = true;

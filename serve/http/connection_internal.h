@@ -5,9 +5,9 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
-#include <sys/epoll.h>
 #include <unistd.h>
 
+#include "base/poller.h"
 #include "serve/http/request.h"
 
 enum {
@@ -24,7 +24,7 @@ struct Conn {
 	Conn *prev, *next; /* in Net.idle or Net.busy, oldest first */
 	int fd;            /* -1: closed, freed when the turn is over */
 	enum { CONN_IDLE, CONN_HEAD, CONN_BODY, CONN_WORK, CONN_SEND, CONN_LINGER } state;
-	uint32_t events; /* events registered with epoll */
+	uint32_t events; /* POLLER_* events that it waits for */
 	/* time when it entered the state; in SEND: when the client last accepted bytes */
 	double since;
 	bool eof, close;  /* eof: the client sends no more; close: this answer is the last */
@@ -52,7 +52,7 @@ typedef struct ConnList {
 
 typedef struct Net {
 	Server *s;
-	int epoll_fd, wake_fd;
+	int poller, wake_fd;
 	bool listening, has_thread, aborted;
 	pthread_t thread;
 	ConnList idle, busy; /* idle: IDLE and LINGER; busy: all others */

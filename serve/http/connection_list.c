@@ -5,10 +5,10 @@
 #include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/poller.h"
 #include "serve/http/connection_internal.h"
 #include "serve/http/request.h"
 
@@ -46,22 +46,21 @@ conn_enter(Net *n, Conn *c, int state)
 void
 conn_watch(Net *n, Conn *c, uint32_t events)
 {
-	struct epoll_event e = { .events = events, .data.ptr = c };
-
 	if (events != c->events)
-		epoll_ctl(n->epoll_fd, EPOLL_CTL_MOD, c->fd, &e);
+		(void)poller_change(n->poller, c->fd, events, c);
 	c->events = events;
 }
 
 void
 net_listen_again(Net *n, bool on)
 {
-	struct epoll_event e = { .events = EPOLLIN };
-
 	if (on == n->listening || (on && n->s->draining))
 		return;
 	n->listening = on;
-	epoll_ctl(n->epoll_fd, on ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, n->s->listen_fd, &e);
+	if (on)
+		(void)poller_add(n->poller, n->s->listen_fd, POLLER_READ, NULL);
+	else
+		poller_remove(n->poller, n->s->listen_fd);
 }
 
 void
@@ -73,10 +72,7 @@ conn_close(Net *n, Conn *c)
 	if (c->req)
 		req_over(c->req, false);
 	c->req = NULL;
-	epoll_ctl(n->epoll_fd, EPOLL_CTL_DEL, c->fd,
-	          /* a compiler process that is being started has a copy of the descriptor until
-	           * exec, and epoll would keep reporting it */
-	          NULL);
+	poller_remove(n->poller, c->fd);
 	close(c->fd);
 	c->fd = -1;
 	c->next = n->dead;
@@ -139,7 +135,6 @@ void
 conn_open(Net *n, int fd, const struct sockaddr_storage *addr)
 {
 	Conn *c = calloc(1, sizeof *c);
-	struct epoll_event e = { .events = EPOLLIN | EPOLLRDHUP, .data.ptr = c };
 	int on = 1;
 
 	if (c && addr->ss_family == AF_INET6) {
@@ -152,14 +147,14 @@ conn_open(Net *n, int fd, const struct sockaddr_storage *addr)
 		inet_ntop(AF_INET, four, c->client, sizeof c->client);
 	}
 	if (!c || net_too_many_from(n, &c->from) ||
-	    epoll_ctl(n->epoll_fd, EPOLL_CTL_ADD, fd, &e) != 0) {
+	    !poller_add(n->poller, fd, POLLER_READ | POLLER_ENDED, c)) {
 		close(fd);
 		free(c);
 		return;
 	}
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* each token is a packet */
 	c->fd = fd;
-	c->events = e.events;
+	c->events = POLLER_READ | POLLER_ENDED;
 	c->since = n->now;
 	conn_list_append(&n->idle, c);
 	n->s->n_conns = ++n->n;

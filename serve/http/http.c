@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/random.h>
 
+#include "base/random.h"
 #include "serve/http/api_keys.h"
 #include "serve/http/trace.h"
 #include "serve/models/model.h"
@@ -50,11 +50,7 @@ choose_id(Req *r)
 		copy_header(r->id, sizeof r->id, s);
 		return;
 	}
-	unsigned char b[12];
-	if (getrandom(b, sizeof b, 0) != (ssize_t)sizeof b)
-		memcpy(b, &r->t_start, sizeof r->t_start), memcpy(b + 8, &r->srv->next_id, 4);
-	for (int i = 0; i < 12; i++)
-		snprintf(r->id + 2 * i, 3, "%02x", b[i]);
+	random_hex(r->id, 12);
 }
 
 /* Compare in constant time. */
@@ -94,7 +90,6 @@ req_new(Server *s, Conn *conn, const char *client)
 	for (r->route = s->routes; r->route->path || r->route->below; r->route++)
 		; /* a path that cannot be parsed gets the last row's form of errors */
 	pthread_mutex_lock(&s->lock);
-	s->next_id++;
 	s->n_active++;
 	pthread_mutex_unlock(&s->lock);
 	return r;

@@ -5,11 +5,11 @@
 #include <netdb.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/json.h"
+#include "base/random.h"
 #include "serve/http/api_keys.h"
 #include "serve/models/model.h"
 
@@ -34,17 +34,6 @@ struct Trace {
 };
 
 /* ---- a request's spans ---- */
-
-static void
-random_hex(char *out, size_t bytes)
-{
-	unsigned char raw[16] = { 0 };
-
-	if (getrandom(raw, bytes, 0) != (ssize_t)bytes)
-		raw[0] = 1; /* an id of all zeros is invalid */
-	for (size_t i = 0; i < bytes; i++)
-		snprintf(out + 2 * i, 3, "%02x", raw[i]);
-}
 
 /* Report whether s has n hexadecimal digits, not all 0. */
 static bool

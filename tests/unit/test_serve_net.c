@@ -51,9 +51,7 @@ an_answer_is_not_sent_without_memory(void **state)
 	char said[64];
 
 	(void)state;
-	n = (Net){
-		.s = &s, .epoll_fd = epoll_create1(EPOLL_CLOEXEC), .wake_fd = -1, .listening = true
-	};
+	n = (Net){ .s = &s, .poller = poller_open(), .wake_fd = -1, .listening = true };
 	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fd), 0);
 	conn_open(&n, fd[0], &addr);
 	assert_non_null(n.idle.first);
@@ -64,34 +62,32 @@ an_answer_is_not_sent_without_memory(void **state)
 	net_free_closed(&n);
 	assert_int_equal(read(fd[1], said, sizeof said), 0);
 	close(fd[1]);
-	close(n.epoll_fd);
+	close(n.poller);
 }
 
 /* A child process has copies of all descriptors until exec, so close() here does not remove them
- * from epoll. A closed connection must not report events. */
+ * from the poller. A closed connection must not report events. */
 static void
 a_closed_connection_has_no_events(void **state)
 {
 	static Net n;
 	Server s = { .listen_fd = -1 };
 	struct sockaddr_storage addr = { .ss_family = AF_INET };
-	struct epoll_event e;
+	PollerEvent e;
 	int fd[2];
 
 	(void)state;
-	n = (Net){
-		.s = &s, .epoll_fd = epoll_create1(EPOLL_CLOEXEC), .wake_fd = -1, .listening = true
-	};
+	n = (Net){ .s = &s, .poller = poller_open(), .wake_fd = -1, .listening = true };
 	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fd), 0);
 	int copy = dup(fd[0]);
 	conn_open(&n, fd[0], &addr);
 	close(fd[1]);
-	assert_int_equal(epoll_wait(n.epoll_fd, &e, 1, 0), 1);
+	assert_int_equal(poller_wait(n.poller, &e, 1, 0), 1);
 	conn_close(&n, n.idle.first);
 	net_free_closed(&n);
-	assert_int_equal(epoll_wait(n.epoll_fd, &e, 1, 0), 0);
+	assert_int_equal(poller_wait(n.poller, &e, 1, 0), 0);
 	close(copy);
-	close(n.epoll_fd);
+	close(n.poller);
 }
 
 int

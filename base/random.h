@@ -1,0 +1,14 @@
+/* Random bytes of the operating system, for seeds, ids and keys of hash tables. */
+#ifndef LLMC_BASE_RANDOM_H
+#define LLMC_BASE_RANDOM_H
+#include <stddef.h>
+#include <stdint.h>
+
+/* Fill n (at most 256) bytes from getrandom(2). If a sandbox forbids that call, they are made from
+ * the clocks and the process: distinct, but not secret. */
+void random_bytes(void *out, size_t n);
+/* 64 random bits. */
+uint64_t random_u64(void);
+/* Write n random bytes as 2 n lower-case hexadecimal digits and a NUL. */
+void random_hex(char *out, size_t n);
+#endif
