@@ -24,7 +24,9 @@ IMAGE_STATIC = $(if $(strip $(IMAGE_PKGS)),$(filter-out -lm -lpthread,$(shell $(
 PKGS      := yaml-0.1 jansson libpcre2-8 libutf8proc $(IMAGE_PKGS)
 CPPFLAGS_ := -I. -Iinclude -Itemplates -D_GNU_SOURCE $(shell $(PKG_CONFIG) --cflags $(filter-out $(IMAGE_PKGS),$(PKGS)) 2>/dev/null)
 CFLAGS_   := -std=gnu11 -fPIC -fvisibility=hidden -ffp-contract=off $(WARN)
-LIBS      := $(shell $(PKG_CONFIG) --libs $(PKGS) 2>/dev/null) -lm -lpthread -ldl
+# RISC-V before Zabha has no atomic instructions for bytes: they are calls
+LIBS      := $(shell $(PKG_CONFIG) --libs $(PKGS) 2>/dev/null) -lm -lpthread -ldl \
+	$(if $(filter riscv%,$(shell $(CC) -dumpmachine)),-latomic)
 SAN       ?=
 COUNTERS  ?=
 COMMA     := ,

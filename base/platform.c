@@ -1,4 +1,4 @@
-/* What llmc assumes of a platform, checked when it is compiled. docs/adding-a-platform.md lists the
+/* Assumptions about the platform, checked by the compiler. docs/adding-a-platform.md lists the
  * files that a port replaces. */
 
 #if __SIZEOF_POINTER__ < 8

@@ -6,7 +6,7 @@
 #define LLMC_BASE_POLLER_H
 #include <stdbool.h>
 
-/* What may happen to a descriptor; POLLER_FAILED is always reported, also when it is not asked for.
+/* Events of a descriptor. POLLER_FAILED is reported even if it is not requested.
  */
 enum {
 	POLLER_READ = 1,   /* bytes, a connection or the end of the stream can be read */

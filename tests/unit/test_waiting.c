@@ -18,7 +18,7 @@
 #include "base/wakeup.h"
 
 static void
-a_poller_reports_what_was_asked_for(void **state)
+a_poller_reports_requested_events(void **state)
 {
 	int p = poller_open(), fd[2], data;
 	PollerEvent e[2];
@@ -48,7 +48,7 @@ a_poller_reports_what_was_asked_for(void **state)
 	assert_true(poller_change(p, fd[0], 0, &data));
 	close(fd[1]);
 	assert_int_equal(poller_wait(p, e, 2, -1), 1);
-	assert_int_equal(e[0].events, POLLER_FAILED); /* though it was not asked for */
+	assert_int_equal(e[0].events, POLLER_FAILED); /* though it was not requested */
 	poller_remove(p, fd[0]);
 	assert_int_equal(poller_wait(p, e, 2, 0), 0);
 	close(fd[0]);
@@ -175,7 +175,7 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(a_poller_reports_what_was_asked_for),
+		cmocka_unit_test(a_poller_reports_requested_events),
 		cmocka_unit_test(a_wakeup_counts),
 		cmocka_unit_test(threads_and_processes_sleep_on_a_word),
 		cmocka_unit_test(random_bytes_differ),
