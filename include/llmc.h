@@ -304,6 +304,9 @@ typedef struct llmc_params { /* LLMC_INIT gives greedy decoding of up to 256 new
 	 * tokenizer: llmc_sampler_open ignores it */
 	const char *const *thinking;
 	int32_t thinking_budget;
+	/* 0: any token may be sampled; else only these, ends of sequence included */
+	int32_t n_allowed_tokens;
+	const int32_t *allowed_tokens;
 } llmc_params;
 
 /* The rows of LLMC_SAMPLING_OPTIONS at run time, for programs that read options by name. */

@@ -502,7 +502,8 @@ session_can_sample(const Session *s, const llmc_params *p)
 	llmc_params own = whole(p);
 
 	return s->device->sampler && !s->comm && s->plan->output == LLMC_OUTPUT_LOGITS &&
-	       !s->probe && !own.grammar && s->device->sampler->can(s, &own);
+	       !s->probe && !own.grammar && !own.n_allowed_tokens &&
+	       s->device->sampler->can(s, &own);
 }
 
 bool
@@ -512,6 +513,7 @@ session_can_mask(const Session *s, const llmc_params *p)
 
 	own.grammar = NULL;
 	own.grammar_after = NULL;
+	own.n_allowed_tokens = 0;
 	return session_can_sample(s, &own);
 }
 

@@ -19,7 +19,7 @@ ROUTES = {
 }
 TEXT = r'"((?:[^"\\]|\\.)*)"'
 ROW = re.compile(
-    rf"^(DONE|COPIED|MADE|IGNORED|REFUSED)\(([A-Z_ |]+), {TEXT}(?:, {TEXT})?(?:, {TEXT})?\)$"
+    rf"^(DONE|COPIED|MADE|ALIAS|IGNORED|REFUSED)\(([A-Z_ |]+), {TEXT}(?:, {TEXT})?(?:, {TEXT})?\)$"
 )
 OPTION = re.compile(
     r'^\tX\(\w+, (\w+), [^,]+, [^,]+, ([^,]+), ([^,]+), [^,]+, (NULL|"(\w+)"), ', re.M

@@ -228,8 +228,9 @@ request_open(Engine *e, const llmc_request *request, EngineRequest **out, llmc_e
 	j->p.stop = j->p.stop_ignore = NULL;
 	j->p.logit_bias = NULL;
 	j->p.bad_words = NULL;
+	j->p.allowed_tokens = NULL;
 	j->p.dry_sequence_breakers = j->p.thinking = NULL;
-	j->p.n_stop_tokens = j->p.n_logit_bias = j->p.n_bad_words = 0;
+	j->p.n_stop_tokens = j->p.n_logit_bias = j->p.n_bad_words = j->p.n_allowed_tokens = 0;
 	*out = j;
 	return LLMC_OK;
 fail:

@@ -34,6 +34,7 @@ struct llmc_sampler {
 	Matcher *matcher;   /* position of the output in the grammar; NULL: none */
 	uint32_t *mask;     /* [(vocab + 31) / 32] tokens that the grammar allows next ... */
 	bool masked, all;   /* ... valid once computed; every token is allowed */
+	uint32_t *allowed;  /* the same for allowed_tokens; NULL: all */
 };
 
 static llmc_status
@@ -50,9 +51,13 @@ check_lists(const llmc_params *p, int32_t vocab, llmc_error *err)
 {
 	if (p->n_stop_tokens < 0 || p->n_logit_bias < 0 || p->n_bad_words < 0 ||
 	    (p->n_stop_tokens && !p->stop_tokens) || (p->n_logit_bias && !p->logit_bias) ||
-	    (p->n_bad_words && !p->bad_words))
+	    (p->n_bad_words && !p->bad_words) || p->n_allowed_tokens < 0 ||
+	    (p->n_allowed_tokens && !p->allowed_tokens))
 		return error_set(err, LLMC_E_RANGE,
-		                 "stop_tokens, logit_bias or bad_words has a count without a list");
+		                 "stop_tokens, logit_bias, bad_words or allowed_tokens has a count "
+		                 "without a list");
+	for (int32_t i = 0; i < p->n_allowed_tokens; i++)
+		TRY(check_id("allowed_tokens", p->allowed_tokens[i], vocab, err));
 	for (int32_t i = 0; i < p->n_stop_tokens; i++)
 		TRY(check_id("stop_tokens", p->stop_tokens[i], vocab, err));
 	for (int32_t i = 0; i < p->n_logit_bias; i++) {
@@ -147,6 +152,18 @@ copy_lists(llmc_sampler *s, const llmc_params *p)
 	return true;
 }
 
+/* Make the mask of allowed_tokens; false: out of memory. */
+static bool
+copy_allowed(llmc_sampler *s, const llmc_params *p)
+{
+	if (!p->n_allowed_tokens)
+		return true;
+	s->allowed = calloc(((size_t)s->vocab + 31) / 32, sizeof *s->allowed);
+	for (int32_t i = 0; s->allowed && i < p->n_allowed_tokens; i++)
+		s->allowed[p->allowed_tokens[i] >> 5] |= 1u << (p->allowed_tokens[i] & 31);
+	return s->allowed != NULL;
+}
+
 llmc_status
 sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos, int32_t n_eos,
              llmc_sampler **out, llmc_error *err)
@@ -167,6 +184,7 @@ sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos, int32_t n_
 		s->p.dry_sequence_breakers = s->p.thinking = NULL;
 		s->p.bad_words = NULL;
 		s->p.logit_bias = NULL;
+		s->p.allowed_tokens = NULL;
 		s->n_eos = n_eos < 16 ? n_eos : 16;
 		if (s->n_eos)
 			memcpy(s->eos, eos, (size_t)s->n_eos * sizeof *eos);
@@ -179,7 +197,7 @@ sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos, int32_t n_
 		s->mu = 2 * (double)sample_mirostat_tau(&own);
 		s->changes = s->penalties || own.n_logit_bias || own.n_bad_words ||
 		             own.min_tokens || own.watermark || own.dry_multiplier > 0;
-		ok = copy_lists(s, &own);
+		ok = copy_lists(s, &own) && copy_allowed(s, &own);
 		if (ok && s->penalties) {
 			s->n_output = calloc((size_t)vocab, sizeof *s->n_output);
 			s->seen = calloc((size_t)vocab, sizeof *s->seen);
@@ -288,6 +306,7 @@ llmc_sampler_close(llmc_sampler *s)
 	thinking_close(s->thinking);
 	matcher_close(s->matcher);
 	free(s->mask);
+	free(s->allowed);
 	free(s);
 }
 
@@ -420,7 +439,7 @@ forced(const llmc_sampler *s)
 bool
 sampler_has_grammar(const llmc_sampler *s)
 {
-	return s->matcher || s->thinking;
+	return s->matcher || s->thinking || s->allowed;
 }
 
 bool
@@ -436,8 +455,13 @@ make_mask(llmc_sampler *s, llmc_error *err)
 	uint32_t some = 0;
 
 	TRY(matcher_mask(s->matcher, s->mask, n, &s->all, err));
-	if (s->all)
+	if (s->all && s->allowed)
+		memcpy(s->mask, s->allowed, n * sizeof *s->mask);
+	else if (s->all)
 		return LLMC_OK;
+	for (size_t w = 0; s->allowed && w < n; w++)
+		s->mask[w] &= s->allowed[w];
+	s->all = false;
 	if (s->n_eos &&
 	    matcher_may_end(
 	        s->matcher)) /* a model may have end tokens that its tokenizer does not have */
@@ -462,8 +486,10 @@ sampler_mask(llmc_sampler *s, const uint32_t **bits, llmc_error *err)
 		*bits = s->mask;
 		return LLMC_OK;
 	}
-	if (!s->matcher)
+	if (!s->matcher) {
+		*bits = s->allowed;
 		return LLMC_OK;
+	}
 	if (!s->masked)
 		/* an error is not stored: the next call fails again and returns it */
 		TRY(make_mask(s, err));

@@ -431,7 +431,7 @@ chat_render(ServedModel *model, const json_t *o, json_t *tools, char **text, siz
 	       *documents = json_object_get(o, "documents");
 	json_t *messages = NULL, *options = NULL;
 	bool generate = true, go_on = false, ok = false;
-	const char *key;
+	const char *key, *effort = json_string_value(json_object_get(o, "reasoning_effort"));
 
 	*text = NULL;
 	if (!model->back.tok || (!model->back.info.has_chat_template && !json_is_string(template)))
@@ -489,6 +489,11 @@ chat_render(ServedModel *model, const json_t *o, json_t *tools, char **text, siz
 		if (!m)
 			goto out;
 		json_array_append_new(messages, m);
+	}
+	if (effort) { /* vLLM passes both; chat_template_kwargs override them */
+		json_object_set_new(options, "reasoning_effort", json_string(effort));
+		json_object_set_new(options, "enable_thinking",
+		                    json_boolean(strcmp(effort, "none") != 0));
 	}
 	json_object_foreach (kwargs, key, value) {
 		if (!strcmp(key, "messages") || !strcmp(key, "tools") ||

@@ -405,11 +405,19 @@ read_format(Generation *g, const json_t *v, Problem *p)
 	}
 	if (!strcmp(type, "structural_tag"))
 		return structural_tag_read(g, v, "response_format", p);
+	/* spelling of Together and Fireworks */
+	if (!strcmp(type, "regex") && json_object_get(v, "pattern"))
+		return of_string(g, LLMC_GRAMMAR_REGEX, json_object_get(v, "pattern"),
+		                 "response_format", p);
+	if (!strcmp(type, "grammar") && json_object_get(v, "grammar"))
+		return of_string(g, grammar_kind(json_object_get(v, "grammar")),
+		                 json_object_get(v, "grammar"), "response_format", p);
 	if (json_object_get(v, "value"))
 		return grammar_read_typed(g, v, "response_format", p);
 	return problem(p, 400, "response_format",
 	               "Invalid 'response_format': type '%.60s' is none of 'text', 'json_object', "
-	               "'json_schema' and 'structural_tag'.",
+	               "'json_schema', 'structural_tag', 'regex' with a 'pattern' and 'grammar' "
+	               "with a 'grammar'.",
 	               type);
 }
 

@@ -7,13 +7,19 @@
 #include "llmc.h"
 #include "serve/dialects/fields.h"
 
-typedef enum FieldState { FIELD_DONE, FIELD_COPIED, FIELD_MADE, FIELD_REFUSED } FieldState;
+typedef enum FieldState {
+	FIELD_DONE,
+	FIELD_COPIED,
+	FIELD_MADE,
+	FIELD_ALIAS,
+	FIELD_REFUSED
+} FieldState;
 
 typedef struct FieldRow {
 	int routes;
 	FieldState state;
 	const char *name;     /* path in the client's body */
-	const char *chat;     /* field of the chat body; NULL: none */
+	const char *chat;     /* field of the chat body, or the own name of an alias; NULL: none */
 	const char *harmless; /* values that disable a refused field, separated by '|' */
 	const char *advice;   /* replacement of a refused field, a sentence */
 } FieldRow;
@@ -35,6 +41,7 @@ enum {
 #define IGNORED(routes, name, why)
 #define COPIED(routes, name, chat) { routes, FIELD_COPIED, name, chat, NULL, NULL },
 #define MADE(routes, name, chat) { routes, FIELD_MADE, name, chat, NULL, NULL },
+#define ALIAS(routes, name, own) { routes, FIELD_ALIAS, name, own, NULL, NULL },
 #define REFUSED(routes, name, harmless, advice)                                                    \
 	{ routes, FIELD_REFUSED, name, NULL, harmless, advice },
 static const FieldRow table[] = {
@@ -142,6 +149,43 @@ fields_copy(int route, const json_t *body, json_t *chat)
 			copy(value_at(body, f->name), chat, f->chat);
 }
 
+/* Set the value of a path of at most two names, in objects of its own. */
+static bool
+set_at(json_t *o, const char *path, json_t *v)
+{
+	const char *dot = strchr(path, '.');
+	char key[MAX_PATH];
+
+	if (!dot)
+		return json_object_set(o, path, v) == 0;
+	snprintf(key, sizeof key, "%.*s", (int)(dot - path), path);
+	json_t *old = json_object_get(o, key),
+	       *inner = json_is_object(old) ? json_copy(old) : json_object();
+	return inner && json_object_set(inner, dot + 1, v) == 0
+	           ? json_object_set_new(o, key, inner) == 0
+	           : (json_decref(inner), false);
+}
+
+json_t *
+fields_aliases(int route, const json_t *body)
+{
+	json_t *out = NULL;
+
+	for (const FieldRow *f = table; f < table + N_TABLE; f++) {
+		if (!(f->routes & route) || f->state != FIELD_ALIAS)
+			continue;
+		json_t *v = value_at(body, f->name), *own = value_at(body, f->chat);
+		if (!v || json_is_null(v) || (own && !json_is_null(own)))
+			continue;
+		out = out ? out : json_copy((json_t *)(uintptr_t)body);
+		if (!out || !set_at(out, f->chat, v)) {
+			json_decref(out);
+			return NULL;
+		}
+	}
+	return out ? out : json_incref((json_t *)(uintptr_t)body);
+}
+
 /* Report whether s begins with the word and goes on with the end, a path or a quote. */
 static bool
 begins(const char *s, const char *word, const char *ends)
@@ -160,7 +204,8 @@ name_at(int route, const char *s, const char *ends, char name[MAX_PATH])
 	const llmc_option *option = llmc_sampling_options(&n_option);
 
 	for (const FieldRow *f = table; f < table + N_TABLE; f++)
-		if (f->routes & route && f->chat && begins(s, f->chat, ends)) {
+		if (f->routes & route && f->chat && f->state != FIELD_ALIAS &&
+		    begins(s, f->chat, ends)) {
 			snprintf(name, MAX_PATH, "%s", f->name);
 			return strlen(f->chat);
 		}

@@ -19,6 +19,9 @@ enum { /* routes of a row */
 
 /* Refuse fields of the body that would change the answer and are not implemented. */
 bool fields_check(int route, const json_t *body, Problem *p);
+/* Return the body with each alias also under the own name of its field, unless that is there too.
+ * NULL: out of memory. The result is released by the caller. */
+json_t *fields_aliases(int route, const json_t *body);
 /* Copy fields to an OpenAI chat body under their names there. null counts as absent. */
 void fields_copy(int route, const json_t *body, json_t *chat);
 /* Replace names of chat fields in a Problem by the names in the client's body, in param and in

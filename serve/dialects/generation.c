@@ -66,6 +66,7 @@ gen_free(Generation *g)
 	free(g->breakers);
 	llmc_calls_close(g->marks);
 	free(g->stop_tokens);
+	free(g->allowed);
 	free(g->bias);
 	for (int32_t i = 0; i < g->ep.n_bad_words; i++)
 		free((void *)(uintptr_t)g->bad_words[i].tok);
@@ -279,6 +280,7 @@ gen_start(Generation *g, Problem *p)
 	g->ep.stop = (const char *const *)g->stop;
 	g->ep.dry_sequence_breakers = (const char *const *)g->breakers;
 	g->ep.stop_tokens = g->stop_tokens;
+	g->ep.allowed_tokens = g->allowed;
 	g->ep.logit_bias = g->bias;
 	g->ep.bad_words = g->bad_words;
 	g->ep.grammar = g->grammar;

@@ -83,7 +83,7 @@ struct Generation {
 
 	llmc_request er; /* template of the engine requests */
 	llmc_params ep;
-	int32_t *stop_tokens;
+	int32_t *stop_tokens, *allowed; /* owned lists of ep */
 	llmc_bias *bias;
 	llmc_sequence *bad_words; /* [ep.n_bad_words], their tokens owned */
 	char **stop;              /* NULL-terminated, owned */

@@ -110,37 +110,40 @@ read_strings(const json_t *o, const char *key, bool single, size_t most, char **
 	return *out || problem_memory(p);
 }
 
+/* Read a list of token ids; *n stays 0 if the field is absent or, with `empty`, holds none. */
 static bool
-read_stop_tokens(Generation *g, const json_t *o, Problem *p)
+read_ids(const Generation *g, const json_t *o, const char *key, size_t most, bool empty,
+         int32_t **out, int32_t *n, Problem *p)
 {
-	const json_t *v = json_object_get(o, "stop_token_ids");
-	size_t n = json_array_size(v);
+	const json_t *v = json_object_get(o, key);
+	const int32_t vocab = g->model->back.info.vocab;
+	size_t size = json_array_size(v);
 
-	if (!v || json_is_null(v) || (json_is_array(v) && n == 0))
+	if (!v || json_is_null(v) || (empty && json_is_array(v) && size == 0))
 		return true;
 	if (!json_is_array(v))
-		return problem(p, 400, "stop_token_ids",
-		               "Invalid type for 'stop_token_ids': expected an array of integers, "
-		               "but got %s instead.",
-		               json_type_name(v));
-	if (n > MAX_STOP_TOKENS)
-		return problem(p, 400, "stop_token_ids",
-		               "Invalid 'stop_token_ids': at most %d are allowed, got %zu.",
-		               MAX_STOP_TOKENS, n);
-	g->stop_tokens = calloc(n, sizeof *g->stop_tokens);
-	if (!g->stop_tokens)
+		return problem(p, 400, key,
+		               "Invalid type for '%s': expected an array of integers, but got %s "
+		               "instead.",
+		               key, json_type_name(v));
+	if (!size)
+		return problem(p, 400, key, "Invalid '%s': expected at least one token id.", key);
+	if (size > most)
+		return problem(p, 400, key, "Invalid '%s': at most %zu are allowed, got %zu.", key,
+		               most, size);
+	*out = calloc(size, sizeof **out);
+	if (!*out)
 		return problem_memory(p);
-	for (size_t i = 0; i < n; i++) {
+	for (size_t i = 0; i < size; i++) {
 		const json_t *one = json_array_get(v, i);
 		if (!json_is_integer(one) || json_integer_value(one) < 0 ||
-		    json_integer_value(one) >= g->model->back.info.vocab)
-			return problem(
-			    p, 400, "stop_token_ids",
-			    "Invalid 'stop_token_ids[%zu]': expected an id from 0 to %d.", i,
-			    g->model->back.info.vocab - 1);
-		g->stop_tokens[i] = (int32_t)json_integer_value(one);
+		    json_integer_value(one) >= vocab)
+			return problem(p, 400, key,
+			               "Invalid '%s[%zu]': expected an id from 0 to %d.", key, i,
+			               vocab - 1);
+		(*out)[i] = (int32_t)json_integer_value(one);
 	}
-	g->ep.n_stop_tokens = (int32_t)n;
+	*n = (int32_t)size;
 	return true;
 }
 
@@ -303,7 +306,11 @@ read_shared(Generation *g, const json_t *o, const OpenAiRoute *route, Problem *p
 	    !field_bool(o, "stream", &g->stream, p) ||
 	    !read_strings(o, "stop", true, route->max_stop, &g->stop, p) ||
 	    !read_strings(o, "dry_sequence_breakers", false, MAX_BREAKERS, &g->breakers, p) ||
-	    !read_stop_tokens(g, o, p) || !read_bias(g, o, p) || !read_salt(g, o, p))
+	    !read_ids(g, o, "stop_token_ids", MAX_STOP_TOKENS, true, &g->stop_tokens,
+	              &g->ep.n_stop_tokens, p) ||
+	    !read_ids(g, o, "allowed_token_ids", (size_t)g->model->back.info.vocab, false,
+	              &g->allowed, &g->ep.n_allowed_tokens, p) ||
+	    !read_bias(g, o, p) || !read_salt(g, o, p))
 		return false;
 	if (so && !json_is_null(so)) {
 		if (!json_is_object(so))
@@ -371,8 +378,12 @@ read_route(Generation *g, const json_t *in, const void *how, Problem *p)
 	const OpenAiRoute *route = how;
 	OpenAi *own = openai_own(g);
 	bool ok = fields_check(route->fields, in, p);
-	json_t *made = ok && route->translate ? route->translate(in, p) : NULL;
-	const json_t *o = route->translate ? made : in;
+	json_t *named = ok ? fields_aliases(route->fields, in) : NULL;
+	json_t *made = named && route->translate ? route->translate(named, p) : NULL;
+	const json_t *o = route->translate ? made : named;
+
+	if (ok && !named)
+		ok = problem_memory(p);
 
 	own->object = route->object;
 	own->chunk = route->chunk;
@@ -383,6 +394,7 @@ read_route(Generation *g, const json_t *in, const void *how, Problem *p)
 	if (o && !ok && made)
 		fields_rename(route->fields, p);
 	json_decref(made);
+	json_decref(named);
 	return ok;
 }
 

@@ -8,6 +8,21 @@
 #include "serve/dialects/custom_tools.h"
 #include "serve/dialects/thinking.h"
 
+/* Check the switches of thinking that other services have; fields_aliases copied their values. */
+static bool
+check_switches(const json_t *o, Problem *p)
+{
+	const json_t *r = json_object_get(json_object_get(o, "reasoning"), "enabled");
+	bool on;
+
+	if (r && !json_is_null(r) && !json_is_boolean(r))
+		return problem(p, 400, "reasoning.enabled",
+		               "Invalid type for 'reasoning.enabled': expected a boolean, but got "
+		               "%s instead.",
+		               json_type_name(r));
+	return field_bool(o, "enable_thinking", &on, p);
+}
+
 /* Read max_tokens; -1: up to the end of the context. */
 static bool
 new_tokens(const json_t *o, const char *key, int64_t *out, bool *set, Problem *p)
@@ -20,12 +35,17 @@ new_tokens(const json_t *o, const char *key, int64_t *out, bool *set, Problem *p
 bool
 openai_read_logprobs(Generation *g, const json_t *o, Problem *p)
 {
-	int64_t top = 0;
+	int64_t top = 0, n_probs = 0;
 	bool has_top;
 
 	if (!field_bool(o, "logprobs", &g->er.logprobs, p) ||
-	    !field_int(o, "top_logprobs", 0, LLMC_MAX_TOP, &top, &has_top, p))
+	    !field_int(o, "top_logprobs", 0, LLMC_MAX_TOP, &top, &has_top, p) ||
+	    !field_int(o, "n_probs", 0, LLMC_MAX_TOP, &n_probs, NULL, p))
 		return false;
+	if (n_probs > 0 && !g->er.logprobs) {
+		g->er.logprobs = true;
+		top = n_probs;
+	}
 	if (has_top && !g->er.logprobs)
 		return problem(
 		    p, 400, "top_logprobs",
@@ -45,7 +65,7 @@ openai_read_chat(Generation *g, const json_t *o, Problem *p)
 
 	if (!new_tokens(o, "max_completion_tokens", &max_tokens, &has_max, p) ||
 	    !new_tokens(o, "max_tokens", &older, &has_older, p) ||
-	    !new_tokens(o, "n_predict", &oldest, &has_oldest, p) ||
+	    !new_tokens(o, "n_predict", &oldest, &has_oldest, p) || !check_switches(o, p) ||
 	    !openai_read_logprobs(g, o, p) || !field_bool(o, "add_special_tokens", &special, p))
 		return false;
 	g->max_new = (int32_t)(has_max ? max_tokens : has_older ? older : oldest);

@@ -121,13 +121,14 @@ read_completion(Generation *g, const json_t *o, Problem *p)
 {
 	OpenAi *own = openai_own(g);
 	int32_t budget;
-	int64_t max_tokens = 16, n_predict = -1, best_of = 1, logprobs = 0;
+	int64_t max_tokens = 16, n_predict = -1, best_of = 1, logprobs = 0, n_probs = 0;
 	bool has_max, has_predict, has_best, has_logprobs;
 
 	if (!field_int(o, "max_tokens", -1, INT32_MAX, &max_tokens, &has_max, p) ||
 	    !field_int(o, "n_predict", -1, INT32_MAX, &n_predict, &has_predict, p) ||
 	    !field_int(o, "best_of", 0, 20, &best_of, &has_best, p) ||
 	    !field_int(o, "logprobs", 0, 5, &logprobs, &has_logprobs, p) ||
+	    !field_int(o, "n_probs", 0, LLMC_MAX_TOP, &n_probs, NULL, p) ||
 	    !field_bool(o, "echo", &own->echo, p))
 		return false;
 	if (has_best && best_of > 0) {
@@ -147,6 +148,10 @@ read_completion(Generation *g, const json_t *o, Problem *p)
 		               "Invalid 'min_tokens': %d is more than 'max_tokens', which is %d.",
 		               g->ep.min_tokens, g->max_new);
 	g->hide_new = g->max_new == 0;
+	if (n_probs > 0 && !has_logprobs) {
+		has_logprobs = true;
+		logprobs = n_probs;
+	}
 	g->er.logprobs = has_logprobs || g->best_of;
 	g->er.prompt_logprobs = has_logprobs && own->echo;
 	g->er.n_top = (int32_t)logprobs;

@@ -286,6 +286,72 @@ def test_bad_words(tiny):
         assert r.status == 400 and r.json()["error"]["param"] == "bad_words"
 
 
+def test_allowed_token_ids(tiny):
+    """The tokens are those that win if all allowed ones have the same large bias."""
+    ids = [tiny.post("/v1/tokenize", {"prompt": c}).json()["tokens"][-1] for c in "kqz 19"]
+    for ask in (completion, chat):
+        base = {"max_tokens": 9, "temperature": 0, "return_token_ids": True}
+        (want,) = ask(tiny, logit_bias={str(i): 100 for i in ids}, **base)["choices"]
+        (got,) = ask(tiny, allowed_token_ids=ids, **base)["choices"]
+        assert got["token_ids"] == want["token_ids"] and set(got["token_ids"]) <= set(ids)
+        # no end of sequence but an allowed one
+        (hot,) = ask(tiny, allowed_token_ids=ids, **{**base, "temperature": 2})["choices"]
+        assert len(hot["token_ids"]) == 9 and set(hot["token_ids"]) <= set(ids)
+        (digits,) = ask(tiny, allowed_token_ids=ids, regex="[0-9]{3}", **base)["choices"]
+        text = digits["text"] if ask is completion else digits["message"]["content"]
+        assert len(text) == 3 and set(text) <= {"1", "9"} and digits["finish_reason"] == "stop"
+    for bad in (3, [], ["1"], [-1], [10**6], [2**40], [1.5]):
+        r = tiny.post("/v1/completions", {"prompt": "a", "allowed_token_ids": bad})
+        assert r.status == 400 and r.json()["error"]["param"] == "allowed_token_ids", bad
+
+
+def test_names_of_other_services(tiny):
+    hot = {"temperature": 1, "max_tokens": 8, "return_token_ids": True}
+    for ask in (completion, chat):
+        same = [ask(tiny, **{key: 7}, **hot)["choices"] for key in ("seed", "random_seed")]
+        assert same[0][0]["token_ids"] == same[1][0]["token_ids"]
+        assert len(ask(tiny, n_cmpl=2, **hot)["choices"]) == 2
+        assert len(ask(tiny, n_cmpl=2, n=1, **hot)["choices"]) == 1, "the own name has priority"
+    (own,) = completion(tiny, logprobs=3, max_tokens=2)["choices"]
+    (other,) = completion(tiny, n_probs=3, max_tokens=2)["choices"]
+    assert own["logprobs"] == other["logprobs"] and len(own["logprobs"]["top_logprobs"][0]) == 3
+    (own,) = chat(tiny, logprobs=True, top_logprobs=3, max_tokens=2)["choices"]
+    (other,) = chat(tiny, n_probs=3, max_tokens=2)["choices"]
+    assert own["logprobs"] == other["logprobs"] and own["logprobs"]["content"]
+    shown = "{{ enable_thinking }} {{ reasoning_effort }} {{ kept }}"
+    base = {"chat_template": shown, "return_token_ids": True, "max_tokens": 1}
+
+    def prompt(**more):
+        return chat(tiny, **more, **base)["prompt_token_ids"]
+
+    want = prompt(chat_template_kwargs={"enable_thinking": False, "kept": 5})
+    assert want != prompt(chat_template_kwargs={"enable_thinking": True, "kept": 5})
+    for more in ({"enable_thinking": False}, {"reasoning": {"enabled": False}}):
+        assert prompt(chat_template_kwargs={"kept": 5}, **more) == want
+    assert prompt(reasoning={"effort": "low"}) == prompt(reasoning_effort="low") != prompt()
+
+
+@pytest.mark.parametrize(
+    "format",
+    [
+        {"type": "regex", "pattern": "[0-9]{3}"},
+        {"type": "regex", "value": "[0-9]{3}"},
+        {"type": "grammar", "grammar": "root ::= [0-9] [0-9] [0-9]"},
+        {"type": "grammar", "grammar": "start: /[0-9]{3}/"},
+    ],
+)
+def test_response_formats_of_other_services(tiny, format):
+    (c,) = chat(tiny, response_format=format, max_tokens=9)["choices"]
+    text = c["message"]["content"]
+    assert len(text) == 3 and text.isdigit(), text
+    for bad in (5, None, [], {}):
+        key = "pattern" if format["type"] == "regex" else "grammar"
+        r = tiny.post(
+            "/v1/completions", {"prompt": "a", "response_format": {**format, key: bad, "value": 1}}
+        )
+        assert r.status == 400 and r.json()["error"]["param"] == "response_format"
+
+
 def test_prompts_that_are_cut(tiny):
     prompt = "hello world, this is a prompt"
     ids = tiny.post("/v1/tokenize", {"prompt": prompt}).json()["tokens"]

@@ -431,7 +431,6 @@ def test_the_model_may_be_left_out_and_the_answer_without_bound(tiny):
 
 
 UNSUPPORTED = [
-    ("allowed_token_ids", [1]),
     ("modalities", ["text", "audio"]),
     ("function_call", "auto"),
     ("functions", [{"name": "f"}]),

@@ -415,7 +415,8 @@ settings_out_of_range_are_rejected(void **state)
 		{ offsetof(llmc_params, min_tokens), 0, -1,
 		  "min_tokens is -1, it must be a finite number of at least 0" },
 		{ offsetof(llmc_params, n_bad_words), 0, 1,
-		  "stop_tokens, logit_bias or bad_words has a count without a list" },
+		  "stop_tokens, logit_bias, bad_words or allowed_tokens has a count without a "
+		  "list" },
 		{ offsetof(llmc_params, presence_penalty), INFINITY, 0,
 		  "presence_penalty is inf, valid values are -1e+06 to 1e+06" },
 	};

@@ -131,6 +131,8 @@ class Params(Sized):
         ("dry_sequence_breakers", C.POINTER(C.c_char_p)),
         ("thinking", C.POINTER(C.c_char_p)),
         ("thinking_budget", C.c_int32),
+        ("n_allowed_tokens", C.c_int32),
+        ("allowed_tokens", C.POINTER(C.c_int32)),
     ]
 
 

@@ -48,6 +48,7 @@ class SamplingParams(TypedDict, total=False):
     stop_tokens: Sequence[int] | None
     logit_bias: Mapping[int, float] | None
     bad_words: Sequence[Sequence[int]] | None
+    allowed_tokens: Sequence[int] | None
     grammar: Grammar | None
     grammar_after: Sequence[str] | None
     stop_ignore: Sequence[str] | None
@@ -103,12 +104,13 @@ class EngineOptions(Limits, total=False):
 
 
 # Fields of the structs that Python spells in another way; counts belong to their lists.
-_COUNTS = ("n_stop_tokens", "n_logit_bias", "n_bad_words")
+_COUNTS = ("n_stop_tokens", "n_logit_bias", "n_bad_words", "n_allowed_tokens")
 PARAMS = [n for n in _handle.fields(_ffi.Params) if n not in _COUNTS] + [
     "stop",
     "stop_tokens",
     "logit_bias",
     "bad_words",
+    "allowed_tokens",
     "grammar",
     "grammar_after",
     "stop_ignore",
@@ -153,12 +155,15 @@ def params(what: str, given: Mapping[str, Any]) -> Iterator[_ffi.Params]:
     for name in ("stop_ignore", "thinking"):
         if getattr(p, name) and len(given[name]) != 2:
             raise ValueError(f"{name} has {len(given[name])} strings, not two")
-    stop_tokens, bias = rest.pop("stop_tokens", None), rest.pop("logit_bias", None)
+    bias = rest.pop("logit_bias", None)
     words, grammar = rest.pop("bad_words", None), rest.pop("grammar", None)
-    if stop_tokens is not None:
-        array = _handle.ids("stop_tokens", stop_tokens)
-        keep.append(array)
-        p.stop_tokens, p.n_stop_tokens = C.cast(array, C.POINTER(C.c_int32)), len(array)
+    for name in ("stop_tokens", "allowed_tokens"):
+        tokens = rest.pop(name, None)
+        if tokens is not None:
+            array = _handle.ids(name, tokens)
+            keep.append(array)
+            setattr(p, name, C.cast(array, C.POINTER(C.c_int32)))
+            setattr(p, f"n_{name}", len(array))
     if bias is not None:
         items = [
             _ffi.Bias(
