@@ -32,7 +32,7 @@ COUNTERS  ?=
 COMMA     := ,
 VERSION   := $(shell sed -n 's/^\#define LLMC_VERSION "\(.*\)"/\1/p' include/llmc.h)
 
-MODULES := base formats ops plan ref text text/jinja grammar image \
+MODULES := base hub formats ops plan ref text text/jinja grammar image \
 	compiler $(addprefix compiler/,spec build fuse template emit shard import) \
 	runtime $(addprefix runtime/,kv sample draft weights build threads comm state cpu cuda engine) \
 	quant api serve $(addprefix serve/,http dialects models batch pages)

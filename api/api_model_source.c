@@ -68,22 +68,22 @@ static llmc_status
 no_such(const char *path, llmc_error *err)
 {
 	char near[PATH_MAX];
-	const char *repo = strncmp(path, "hf:", 3) == 0 ? path + 3 : path;
 
+	if (llmc_is_model_name(path))
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: the name of a model, which llmc_open does not download; pass "
+		                 "the path that `llmc pull %s` prints, or that of llmc_pull()",
+		                 path, path);
 	if (strstr(path, "://"))
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: llmc does not download models; fetch the file, for example "
-		                 "with `curl -LO`, and name it",
+		                 "%s: llmc downloads from https:// and http:// addresses only",
 		                 path);
 	if (nearest_path(path, near))
 		return error_set(err, LLMC_E_INPUT, "%s: no such file or folder; did you mean %s?",
 		                 path, near);
-	if (repo != path || is_repo_name(path))
+	if (is_repo_name(path))
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: no such file or folder; a model of Hugging Face must be "
-		                 "downloaded first: `hf download %s --local-dir DIR`, then name "
-		                 "DIR or its GGUF file",
-		                 path, repo);
+		                 "%s: no such file or folder; did you mean hf:%s?", path, path);
 	return error_set(err, LLMC_E_INPUT, "%s: no such file or folder", path);
 }
 

@@ -243,7 +243,8 @@ typedef struct Sampling {
 /* clang-format on */
 
 /* Option of another engine: an option of llmc with the same meaning, or an explanation */
-#define OPT_MODEL "" /* the value is the MODEL argument */
+#define OPT_MODEL ""        /* the value is the MODEL argument */
+#define OPT_HUB_MODEL "hf:" /* the same, without the hf: of its name */
 typedef struct Habit {
 	const char *spelled;
 	const char *own;    /* name of the option; NULL: none has this meaning */
@@ -369,12 +370,20 @@ double now(void); /* seconds, monotonic */
 /* Print quoted and escaped; invalid UTF-8 becomes U+FFFD. */
 void json_text(FILE *f, const char *s, size_t n);
 
+/* Download a model by its name with a progress bar on stderr, and write its path. update: look for
+ * a newer revision. */
+llmc_status model_pull(const char *name, bool update, bool quiet, char path[PATH_MAX],
+                       llmc_error *err);
+/* Replace the name of a model (hf:..., https://...) by its path, after a download if it is not in
+ * the cache. A path stays as it is. */
+llmc_status model_path(const char **path, bool quiet, llmc_error *err);
+
 /* Handle Ctrl-C: the first sets a flag, the second ends the process. */
 void interrupt_install(void);
 bool interrupted(void);
 
 extern const Command cmd_import, cmd_compile, cmd_plan, cmd_run, cmd_chat, cmd_serve, cmd_bench,
     cmd_bench_serve, cmd_bench_mla, cmd_verify, cmd_eval, cmd_quantize, cmd_tokenize, cmd_embed,
-    cmd_cache, cmd_doctor, cmd_completion, cmd_man;
+    cmd_cache, cmd_pull, cmd_list, cmd_rm, cmd_doctor, cmd_completion, cmd_man;
 
 #endif

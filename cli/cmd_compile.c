@@ -32,9 +32,11 @@ default_dir(const char *model, char *out, size_t cap)
 	base = base ? base + 1 : model;
 	size_t len = n - (size_t)(base - model);
 	const char *dot = memrchr(base, '.', len);
-	if (dot && dot > base)
+	if (dot && dot > base && strncmp(model, "hf:", 3) != 0)
 		len = (size_t)(dot - base);
 	snprintf(stem, sizeof stem, "%.*s", (int)len, base);
+	for (char *c = stem; *c; c++)
+		*c = *c == ':' || *c == '@' ? '-' : *c;
 	snprintf(out, cap, "generated/%s", stem);
 }
 
@@ -102,7 +104,9 @@ compile(int argc, char **argv)
 	o.log = log_to_stderr;
 	o.log_user = &quiet;
 	double t0 = now();
-	llmc_status s = llmc_compile(args[0], out ? out : dir, &o, &err);
+	llmc_status s = model_path(&args[0], quiet || json, &err);
+	if (s == LLMC_OK)
+		s = llmc_compile(args[0], out ? out : dir, &o, &err);
 	progress_end();
 	free(all);
 	free(set.v);

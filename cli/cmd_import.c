@@ -30,7 +30,8 @@ import(int argc, char **argv)
 	if (OPT_PARSE(&cmd_import, opt, argc, argv, args) == 0)
 		return opt_usage_error(&cmd_import, "name a Hugging Face folder or a GGUF file");
 	o.log = log_warning;
-	if (llmc_import(args[0], &o, &yaml, &err) != LLMC_OK)
+	if (model_path(&args[0], json, &err) != LLMC_OK ||
+	    llmc_import(args[0], &o, &yaml, &err) != LLMC_OK)
 		return fail_with(&err);
 	if (out) {
 		FILE *f = fopen(out, "wb");

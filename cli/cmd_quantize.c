@@ -118,7 +118,9 @@ quantize(int argc, char **argv)
 		return EXIT_MACHINE;
 	}
 	interrupt_install();
-	llmc_status s = llmc_quantize(args[0], args[1], &o, &r, &err);
+	llmc_status s = model_path(&args[0], to.quiet || to.json, &err);
+	if (s == LLMC_OK)
+		s = llmc_quantize(args[0], args[1], &o, &r, &err);
 	free(text);
 	fclose(to.to);
 	if (s != LLMC_OK) {

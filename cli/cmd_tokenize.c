@@ -35,7 +35,12 @@ tokenize(int argc, char **argv)
 		                       "--text, --file and --ids exclude each other");
 	if (ids && !parse_ids(ids, &id, &n))
 		return opt_usage_error(&cmd_tokenize, "--ids %s: expected ids such as 1,2,3", ids);
-	llmc_status status = llmc_tokenizer_open(args[0], &t, &err);
+	llmc_status status = model_path(&args[0], json, &err);
+	if (status != LLMC_OK) {
+		free(id);
+		return fail_with(&err);
+	}
+	status = llmc_tokenizer_open(args[0], &t, &err);
 	llmc_model *m = NULL;
 	const llmc_tokenizer *tok = t;
 	if (status != LLMC_OK) {

@@ -4,10 +4,7 @@
 
 #include "cli/cli.h"
 
-#define DOWNLOAD                                                                                   \
-	"llmc does not download models; run `hf download ORG/REPO --local-dir DIR`, then name "    \
-	"the "                                                                                     \
-	"folder or its GGUF file as MODEL"
+#define HUB_FILE "append the file to the name of the model: hf:ORG/REPO:FILE"
 #define ALWAYS "this is always on; leave the option out"
 #define KV_TYPE "keys and values have one type; use --kv, for example --kv int8"
 #define COPIED                                                                                     \
@@ -71,13 +68,13 @@ static const Habit habit[] = {
 	{ "-mg", NULL, "use --device cuda:N to select a GPU" },
 	{ "--main-gpu", NULL, "use --device cuda:N to select a GPU" },
 	{ "--gpu-memory-utilization", NULL, "use --memory SIZE to limit memory, for example 20G" },
-	{ "-hf", NULL, DOWNLOAD },
-	{ "-hfr", NULL, DOWNLOAD },
-	{ "--hf-repo", NULL, DOWNLOAD },
-	{ "-hff", NULL, DOWNLOAD },
-	{ "--hf-file", NULL, DOWNLOAD },
-	{ "-mu", NULL, DOWNLOAD },
-	{ "--model-url", NULL, DOWNLOAD },
+	{ "-hf", OPT_HUB_MODEL, NULL },
+	{ "-hfr", OPT_HUB_MODEL, NULL },
+	{ "--hf-repo", OPT_HUB_MODEL, NULL },
+	{ "-hff", NULL, HUB_FILE },
+	{ "--hf-file", NULL, HUB_FILE },
+	{ "-mu", OPT_MODEL, NULL },
+	{ "--model-url", OPT_MODEL, NULL },
 	{ "-fa", NULL, ALWAYS },
 	{ "--flash-attn", NULL, ALWAYS },
 	{ "--jinja", NULL, ALWAYS },

@@ -7,9 +7,10 @@
 #include "cli/cli.h"
 
 static const Command *const table[] = {
-	&cmd_run,      &cmd_chat,        &cmd_serve,     &cmd_import,   &cmd_compile,    &cmd_plan,
-	&cmd_bench,    &cmd_bench_serve, &cmd_bench_mla, &cmd_quantize, &cmd_verify,     &cmd_eval,
-	&cmd_tokenize, &cmd_embed,       &cmd_cache,     &cmd_doctor,   &cmd_completion, &cmd_man,
+	&cmd_run,      &cmd_chat,        &cmd_serve,     &cmd_import,   &cmd_compile, &cmd_plan,
+	&cmd_bench,    &cmd_bench_serve, &cmd_bench_mla, &cmd_quantize, &cmd_verify,  &cmd_eval,
+	&cmd_tokenize, &cmd_embed,       &cmd_pull,      &cmd_list,     &cmd_rm,      &cmd_cache,
+	&cmd_doctor,   &cmd_completion,  &cmd_man,
 };
 
 static void
@@ -25,11 +26,12 @@ help(FILE *f)
 		if (!strchr(commands[i]->name, ' '))
 			fprintf(f, "  %-10s %s\n", commands[i]->name, commands[i]->summary);
 	fprintf(f,
-	        "\nA model is a YAML description, a generated folder, a Hugging Face folder or a "
-	        "GGUF file.\n\n"
+	        "\nA model is a GGUF file, a Hugging Face folder, a YAML description, a generated "
+	        "folder,\nor a name that is downloaded once: hf:ORG/REPO, hf:ORG/REPO:QUANT, "
+	        "https://.../FILE.gguf\n\n"
 	        "examples:\n"
 	        "  llmc run model.gguf --prompt \"The capital of France is\"\n"
-	        "  llmc chat model.gguf\n"
+	        "  llmc chat hf:bartowski/SmolLM2-135M-Instruct-GGUF\n"
 	        "  llmc compile configs/llama2-70b.yaml\n");
 }
 
@@ -37,10 +39,8 @@ help(FILE *f)
 static const struct {
 	const char *name, *advice;
 } foreign[] = {
-	{ "pull", "llmc does not download models; run `hf download ORG/REPO --local-dir DIR`" },
-	{ "list", "llmc has no store of models; name the path of a model" },
-	{ "ls", "llmc has no store of models; name the path of a model" },
-	{ "rm", "llmc has no store of models; `llmc cache --prune` removes generated files" },
+	{ "ls", "run `llmc list`" },
+	{ "download", "run `llmc pull hf:ORG/REPO`" },
 	{ "ps", "run `curl http://127.0.0.1:8000/v1/models` to list the models of a server" },
 	{ "show", "run `llmc plan MODEL`" },
 	{ "create", "run `llmc import MODEL` to write a description" },
@@ -74,8 +74,8 @@ unknown(const char *name)
 static bool
 names_model(const char *s)
 {
-	return s[0] == '-' || strchr(s, '/') || ends_with(s, ".gguf") || ends_with(s, ".yaml") ||
-	       ends_with(s, ".yml") || access(s, F_OK) == 0;
+	return s[0] == '-' || strchr(s, '/') || llmc_is_model_name(s) || ends_with(s, ".gguf") ||
+	       ends_with(s, ".yaml") || ends_with(s, ".yml") || access(s, F_OK) == 0;
 }
 
 static int

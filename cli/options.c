@@ -255,6 +255,7 @@ typedef struct Typed {
 	const Opt *opt;
 	const char *value; /* NULL: the next argument */
 	bool model;        /* the value is the MODEL argument; opt is NULL */
+	bool hub;          /* ... a repository without the hf: of its name */
 } Typed;
 
 static bool
@@ -277,7 +278,8 @@ look_up(const Command *cmd, const Opt *opt, size_t n_opt, const char *a)
 	const Opt *letter = t.opt;
 	const Habit *h = habit_find(a, len);
 	if (h && h->own) {
-		t.model = !strcmp(h->own, OPT_MODEL);
+		t.hub = !strcmp(h->own, OPT_HUB_MODEL);
+		t.model = t.hub || !strcmp(h->own, OPT_MODEL);
 		t.opt = t.model ? NULL : find(opt, n_opt, h->own, strlen(h->own), 0);
 		if (t.model || t.opt)
 			return t;
@@ -319,6 +321,22 @@ opt_describe(const Command *cmd, opt_table_fn fn, void *user)
 	describe.fn = NULL;
 }
 
+/* "hf:" and the name of a repository */
+static const char *
+hub_name(const char *repo)
+{
+	static List kept; /* until the process ends */
+	size_t cap = strlen(repo) + 4;
+	char *name = malloc(cap);
+
+	if (!name || !list_add(&kept, name)) {
+		complain("out of memory");
+		exit(EXIT_MACHINE);
+	}
+	snprintf(name, cap, "%s%s", llmc_is_model_name(repo) ? "" : "hf:", repo);
+	return name;
+}
+
 size_t
 opt_parse(const Command *cmd, const Opt *opt, size_t n_opt, int argc, char **argv,
           const char **args, size_t max_args)
@@ -354,7 +372,8 @@ opt_parse(const Command *cmd, const Opt *opt, size_t n_opt, int argc, char **arg
 				exit(opt_usage_error(cmd, "%s: needs a value", a));
 			if (n == max_args)
 				exit(opt_usage_error(cmd, "%s: the model is named twice", a));
-			args[n++] = value ? value : argv[++i];
+			value = value ? value : argv[++i];
+			args[n++] = t.hub ? hub_name(value) : value;
 			continue;
 		}
 		if (o->kind == OPT_FLAG ? value != NULL : !value && i + 1 == argc)

@@ -1,6 +1,7 @@
 /* Models of llmc serve: convert command line options to llmc_serve_model. */
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include "cli/serve_models.h"
@@ -46,6 +47,23 @@ add(ServeModels *all, const Common *c, const char *text)
 	m->common = *c;
 	m->common.lora = NULL;
 	return m;
+}
+
+/* Replace names of models by paths. Such a model is served under its name without hf:. */
+static llmc_status
+resolve(ServeModels *all, llmc_error *err)
+{
+	for (size_t i = 0; i < all->n; i++) {
+		ServeModel *m = all->model[i];
+		if (!m->name && strncasecmp(m->path, "hf:", 3) == 0)
+			m->name = strdup(m->path + 3);
+		llmc_status s = model_path(&m->path, m->common.quiet, err);
+		if (s == LLMC_OK && m->common.lora)
+			s = model_path(&m->common.lora, m->common.quiet, err);
+		if (s != LLMC_OK)
+			return s;
+	}
+	return LLMC_OK;
 }
 
 int
@@ -100,7 +118,8 @@ serve_models(const Command *cmd, const Common *c, const char *first, const List 
 		return opt_usage_error(
 		    cmd, "--lora DIR works only with one model; with several use --lora NAME=DIR");
 	all->model[0]->common.lora = merged ? merged : all->model[0]->common.lora;
-	return 0;
+	llmc_error err = { 0 };
+	return resolve(all, &err) == LLMC_OK ? 0 : fail_with(&err);
 }
 
 llmc_status

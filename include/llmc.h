@@ -144,6 +144,46 @@ typedef struct llmc_options {
 	bool no_fit;
 } llmc_options;
 
+/* ---- models by name ---- */
+
+/* A name is hf:ORG/REPO[@REVISION][:QUANT or :FILE], a model of Hugging Face, or the https:// (or
+ * http://) address of a GGUF file. llmc_pull makes it a path for llmc_open. Models are kept in the
+ * cache of Hugging Face, which other programs share. Variables that apply: HF_TOKEN, HF_ENDPOINT,
+ * HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE, HF_HUB_DOWNLOAD_TIMEOUT, https_proxy, CURL_CA_BUNDLE. */
+LLMC_API bool llmc_is_model_name(const char *s);
+
+typedef struct llmc_pull_state {
+	size_t size;
+	const char *file;   /* file that is complete now; NULL: this call is a change of counts */
+	int64_t file_bytes; /* its size */
+	const char *note;   /* one line about what the pull waits for; NULL: nothing */
+	int32_t n_files, n_done;    /* files to download; 0: not known yet */
+	int64_t bytes, total_bytes; /* sizes of these files; parts of earlier pulls count as done */
+	int64_t received;           /* bytes that this pull has received */
+} llmc_pull_state;
+
+typedef struct llmc_pull_options {
+	size_t size;
+	bool update;  /* look for a newer revision on the server, also if a model is here */
+	bool offline; /* use no network, as with HF_HUB_OFFLINE=1 */
+	/* called on the caller's thread several times per second; false stops the pull
+	 * (LLMC_E_CANCELLED). The next pull of the name resumes it */
+	bool (*progress)(void *user, const llmc_pull_state *st);
+	void *user;
+} llmc_pull_options;
+
+/* Find a model by its name, or download it, and write the path of its file or folder to (buf, cap,
+ * *need). Processes that pull the same model share one download. E_INPUT: no such model, or no
+ * access to it. E_IO: the network, the server or the disk failed; the part that was received is
+ * kept. E_CHECK: size or hash is wrong. E_MISSING: libcurl is not installed. */
+LLMC_API llmc_status llmc_pull(const char *name, const llmc_pull_options *opt, char *buf,
+                               size_t cap, size_t *need, llmc_error *err);
+/* Write the models in the caches as a JSON array of objects: name, path, bytes, complete, modified
+ * (seconds since 1970). */
+LLMC_API llmc_status llmc_pulled(char *buf, size_t cap, size_t *need, llmc_error *err);
+/* Remove a model from the cache, with or without :QUANT. *freed: bytes on the disk; may be NULL. */
+LLMC_API llmc_status llmc_pulled_remove(const char *name, int64_t *freed, llmc_error *err);
+
 /* Install a handler of SIGBUS for the process: when a checkpoint is truncated or replaced in place
  * while it is read, llmc_open and llmc_adapter_load return E_IO, and other models live on. Without
  * it the signal ends the process. Call once, before other threads start. */

@@ -1,0 +1,911 @@
+"""Models by name: llmc pull, list and rm against a local server; huggingface_hub reads and writes the same cache."""
+
+import json
+import os
+import pty
+import re
+import signal
+import ssl
+import subprocess
+import sys
+
+import pytest
+from small_disk import small_disk
+from waiting import HANG, wait_for
+
+sys.path.append(os.path.join(os.path.dirname(__file__), ".."))
+from hub_server import Hub, Repo, certificates, git_oid, sha256
+
+GGUF = open("tests/golden/gguf/llama-q4_0.gguf", "rb").read()
+BIG = bytes(range(256)) * 4000  # 1 MB, more than the buffers of a socket
+SHA = "a" * 40
+
+
+@pytest.fixture
+def hub():
+    h = Hub()
+    yield h
+    h.close()
+
+
+@pytest.fixture
+def env(hub, tmp_path, monkeypatch):
+    """Environment of commands: this hub, an empty cache, no settings of the user."""
+    for name in list(os.environ):
+        if name.startswith(("HF_", "HUGGING")) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    return tmp_path / "hf" / "hub"
+
+
+def pull(llmc, name, code=0, **kw):
+    """Pull and return (path, files below the snapshot or next to the file)."""
+    llmc("pull", name, code=code, **kw)
+    return llmc.out.strip()
+
+
+def files(path):
+    top = path if os.path.isdir(path) else path[: path.index(SHA) + len(SHA)]
+    return sorted(
+        os.path.relpath(os.path.join(d, f), top) for d, _, names in os.walk(top) for f in names
+    )
+
+
+def model(**more):
+    """A folder as Hugging Face has them; None removes a file"""
+    out = {"config.json": "{}", "model.safetensors": BIG, "tokenizer.json": "{ }", "README.md": "#"}
+    out.update(more)
+    return Repo({k: v for k, v in out.items() if v is not None})
+
+
+# ---- the files that are needed ----
+
+FOLDERS = {
+    "safetensors before pickled weights": (
+        [
+            "config.json",
+            "model.safetensors",
+            "pytorch_model.bin",
+            "README.md",
+            "x/model.safetensors",
+        ],
+        ["config.json", "model.safetensors"],
+    ),
+    "shards with their index, not the same weights again": (
+        ["config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+        + ["model.safetensors.index.json", "consolidated.safetensors", "onnx/model.onnx"],
+        ["config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+        + ["model.safetensors.index.json"],
+    ),
+    "the only file of weights": (
+        ["config.json", "quantize_config.json", "gptq_model-4bit-128g.safetensors", "a.py"],
+        ["config.json", "gptq_model-4bit-128g.safetensors", "quantize_config.json"],
+    ),
+    "pickled weights": (
+        [
+            "config.json",
+            "pytorch_model.bin",
+            "training_args.bin",
+            "optimizer.pt",
+            "flax_model.msgpack",
+        ],
+        ["config.json", "pytorch_model.bin"],
+    ),
+    "tokenizers and templates": (
+        ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt"]
+        + [
+            "tokenizer.model",
+            "qwen.tiktoken",
+            "chat_template.jinja",
+            "generation_config.json",
+            "logo.png",
+        ],
+        ["chat_template.jinja", "config.json", "generation_config.json", "model.safetensors"]
+        + [
+            "qwen.tiktoken",
+            "tokenizer.json",
+            "tokenizer.model",
+            "tokenizer_config.json",
+            "vocab.txt",
+        ],
+    ),
+    "an embedding model": (
+        ["config.json", "model.safetensors", "modules.json", "1_Pooling/config.json"]
+        + ["2_Dense/config.json", "2_Dense/model.safetensors", "onnx/model.onnx"],
+        ["1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
+        + ["config.json", "model.safetensors", "modules.json"],
+    ),
+    "Meta's shards": (
+        [
+            "params.json",
+            "consolidated.00.pth",
+            "consolidated.01.pth",
+            "tokenizer.model",
+            "checklist.chk",
+        ],
+        ["consolidated.00.pth", "consolidated.01.pth", "params.json", "tokenizer.model"],
+    ),
+    "an adapter": (
+        ["adapter_config.json", "adapter_model.safetensors", "optimizer.pt"],
+        ["adapter_config.json", "adapter_model.safetensors"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FOLDERS)
+def test_a_folder_has_the_files_that_are_needed(llmc, hub, env, case):
+    there, want = FOLDERS[case]
+    hub.repos["org/m"] = Repo({f: f"content of {f}" for f in there})
+    assert files(pull(llmc, "hf:org/m")) == sorted(want)
+
+
+QUANTS = ["m-Q4_K_M.gguf", "m-Q8_0.gguf", "m-UD-Q4_K_XL.gguf", "mmproj-F16.gguf", "imatrix.gguf"]
+QUANTS += ["BF16/m-BF16-00001-of-00002.gguf", "BF16/m-BF16-00002-of-00002.gguf", "m-old.gguf"]
+
+
+@pytest.mark.parametrize(
+    "want, found",
+    [
+        ("", ["m-Q4_K_M.gguf"]),
+        (":Q8_0", ["m-Q8_0.gguf"]),
+        (":q8_0", ["m-Q8_0.gguf"]),
+        (":UD-Q4_K_XL", ["m-UD-Q4_K_XL.gguf"]),
+        (":Q4_K_XL", ["m-UD-Q4_K_XL.gguf"]),
+        (":bf16", QUANTS[5:7]),
+        (":BF16/m-BF16-00002-of-00002.gguf", QUANTS[5:7]),
+        (":mmproj-F16.gguf", ["mmproj-F16.gguf"]),
+        (":old", ["m-old.gguf"]),
+        ("/m-old.gguf", ["m-old.gguf"]),
+        ("@v1:Q8_0", ["m-Q8_0.gguf"]),
+        (f"@{SHA}:Q8_0", ["m-Q8_0.gguf"]),
+    ],
+)
+def test_one_quantisation_with_all_its_parts(llmc, hub, env, want, found):
+    hub.repos["org/g"] = Repo({f: "GGUF" + f for f in [*QUANTS, "README.md"]}, tags=["v1"])
+    path = pull(llmc, "hf:org/g" + want)
+    assert files(path) == found and path.endswith("/" + found[0])
+
+
+@pytest.mark.parametrize(
+    "there, name, text",
+    [
+        (
+            QUANTS,
+            "hf:org/g:Q9_0",
+            "no file and no quantisation Q9_0, did you mean Q8_0?; there are BF16 (70 B), Q4_K_M (17 B), Q8_0",
+        ),
+        (
+            ["a-Q8_0.gguf", "b-Q8_0.gguf"],
+            "hf:org/g:Q8_0",
+            "several models of Q8_0; name one by its file",
+        ),
+        (
+            ["a-Q8_0.gguf", "a-F16.gguf"],
+            "hf:org/g",
+            "several GGUF models and no Q4_K_M; name one as hf:org/g:QUANT: F16 (14 B), Q8_0",
+        ),
+        (QUANTS[:6], "hf:org/g:BF16", "BF16/m-BF16 has 1 of its 2 parts in the repository"),
+        (
+            ["config.json", "model.safetensors"],
+            "hf:org/g:Q4_K_M",
+            "no GGUF file; hf:org/g loads its weights",
+        ),
+        (["README.md"], "hf:org/g", "no model that llmc reads"),
+        (
+            ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json"],
+            "hf:org/g",
+            "lacks some of the model's weights",
+        ),
+    ],
+)
+def test_what_is_not_there_is_named(llmc, hub, env, there, name, text):
+    hub.repos["org/g"] = Repo({f: "GGUF" + f for f in there})
+    pull(llmc, name, code=1)
+    assert text in llmc.err and llmc.err.count("\n") == 1, llmc.err
+    assert not hub.paths("cdn")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hf:",
+        "hf:a/b/",
+        "hf:../x",
+        "hf:a/..",
+        "hf:-a/b",
+        "hf:a/b@../c",
+        "hf:a/b:../../c",
+        "hf:a b/c",
+        "hf:a/b--c",
+        "https://",
+        "https://x.invalid/a.zip",
+        "https://x.invalid/%2e%2e.gguf",
+        "ftp://x/a.gguf",
+        "x",
+    ],
+)
+def test_what_is_no_name(llmc, env, name):
+    pull(llmc, name, code=1)
+    assert llmc.err.count("\n") == 1 and not env.exists()
+
+
+def test_an_address_of_the_hub_is_a_name(llmc, hub, env):
+    hub.repos["org/g"] = Repo({f: "GGUF" + f for f in QUANTS})
+    want = pull(llmc, "hf:org/g:m-Q8_0.gguf")
+    for page in ("blob/main/m-Q8_0.gguf", "resolve/main/m-Q8_0.gguf?download=true"):
+        assert pull(llmc, f"{hub.url}/org/g/{page}") == want
+    assert pull(llmc, f"{hub.url}/org/g") == want.replace("Q8_0", "Q4_K_M")
+    assert pull(llmc, "hf://org/g:Q8_0") == want
+
+
+# ---- one cache with huggingface_hub ----
+
+
+def oracle(code, env):
+    """Run huggingface_hub in a process of its own: it reads its variables on import."""
+    p = subprocess.run(
+        [sys.executable, "-c", f"import huggingface_hub as h, json\nprint(json.dumps({code}))"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
+    )
+    assert p.returncode == 0, p.stderr
+    return json.loads(p.stdout)
+
+
+def test_huggingface_hub_finds_what_llmc_has_pulled(llmc, hub, env):
+    hub.repos["org/m"] = model()
+    folder = pull(llmc, "hf:org/m")
+    n = len(hub.requests)
+    at = "['org/m', 'model.safetensors']"
+    assert (
+        oracle(f"h.hf_hub_download(*{at}, local_files_only=True)", env)
+        == folder + "/model.safetensors"
+    )
+    assert oracle(f"h.try_to_load_from_cache(*{at})", env) == folder + "/model.safetensors"
+    wanted = "['config.json', '*.safetensors', 'tokenizer.json']"
+    assert (
+        oracle(f"h.snapshot_download('org/m', local_files_only=True, allow_patterns={wanted})", env)
+        == folder
+    )
+    found = oracle(
+        "[[str(w) for w in h.scan_cache_dir().warnings], [[r.repo_id, r.size_on_disk, r.nb_files] for r in h.scan_cache_dir().repos]]",
+        env,
+    )
+    assert found == [[], [["org/m", len(BIG) + 5, 3]]]
+    assert len(hub.requests) == n
+    # with the network it finds every blob by its id, and downloads none again
+    assert oracle(f"h.snapshot_download('org/m', allow_patterns={wanted})", env) == folder
+    assert len(hub.paths("cdn")) == 1
+
+
+def test_llmc_finds_what_huggingface_hub_has_downloaded(llmc, hub, env):
+    hub.repos["org/m"] = model(**{"README.md": None})
+    hub.repos["org/g"] = Repo({"m-Q4_0.gguf": GGUF, "m-Q8_0.gguf": GGUF + b"8"})
+    folder = oracle("h.snapshot_download('org/m')", env)
+    file = oracle("h.hf_hub_download('org/g', 'm-Q8_0.gguf')", env)
+    n = len(hub.paths("cdn"))
+    off = {"HF_HUB_OFFLINE": "1"}
+    asked = len(hub.requests)
+    assert (
+        pull(llmc, "hf:org/m", env=off) == folder and pull(llmc, "hf:org/g:Q8_0", env=off) == file
+    )
+    assert len(hub.requests) == asked
+    pull(llmc, "hf:org/g:Q4_0", env=off, code=1)
+    assert "HF_HUB_OFFLINE forbids" in llmc.err
+    assert pull(llmc, "hf:org/m") == folder and len(hub.paths("cdn")) == n
+    assert {r["name"] for r in llmc.json("list")} == {"hf:org/m", "hf:org/g:Q8_0"}
+
+
+def test_a_snapshot_that_lacks_a_file_is_completed(llmc, hub, env):
+    hub.repos["org/m"] = model()
+    oracle("[h.hf_hub_download('org/m', f) for f in ('config.json', 'model.safetensors')]", env)
+    n = len(hub.paths("cdn"))
+    assert llmc("plan", "hf:org/m", code=1) and len(hub.paths("cdn")) == n  # config.json is {}
+    assert os.path.exists(env / f"models--org--m/snapshots/{SHA}/tokenizer.json")
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("HF_HUB_CACHE", "cache"),
+        ("HF_HOME", ""),
+        ("XDG_CACHE_HOME", "huggingface/hub"),
+        ("HOME", ".cache/huggingface/hub"),
+    ],
+)
+def test_the_folder_is_that_of_huggingface_hub(llmc, hub, env, tmp_path, monkeypatch, name, value):
+    hub.repos["org/m"] = model()
+    for v in ("HF_HOME", "XDG_CACHE_HOME", "HF_HUB_CACHE"):
+        monkeypatch.delenv(v, raising=False)
+    monkeypatch.setenv(name, str(tmp_path / "own"))
+    folder = pull(llmc, "hf:org/m")
+    assert folder.startswith(str(tmp_path / "own"))
+    assert (
+        oracle("h.hf_hub_download('org/m', 'config.json', local_files_only=True)", env)
+        == folder + "/config.json"
+    )
+
+
+# ---- revisions ----
+
+
+def test_pull_updates_and_other_commands_do_not(llmc, hub, env):
+    hub.repos["org/g"] = Repo({"m-Q4_0.gguf": GGUF})
+    old = pull(llmc, "hf:org/g")
+    hub.repos["org/g"] = Repo({"m-Q4_0.gguf": GGUF + b"new"}, sha="b" * 40)
+    n = len(hub.requests)
+    llmc("tokenize", "hf:org/g", "--ids", "1", code=0)
+    assert len(hub.requests) == n
+    hub.faults[".gguf"] = [("status", 404)]
+    pull(llmc, "hf:org/g", code=1)
+    assert pull(llmc, "hf:org/g", env={"HF_HUB_OFFLINE": "1"}) == old  # the ref moves at the end
+    new = pull(llmc, "hf:org/g")
+    assert "b" * 40 in new and open(new, "rb").read() == GGUF + b"new"
+
+
+def test_a_misspelt_branch_gets_its_neighbour(llmc, hub, env):
+    hub.repos["org/m"] = Repo({"config.json": "{}"}, branches=["main", "refs/pr/1"], tags=["v1.0"])
+    pull(llmc, "hf:org/m@v1.1", code=1)
+    assert (
+        "no branch, tag or commit v1.1, did you mean v1.0?; there are main, refs/pr/1, v1.0"
+        in llmc.err
+    )
+
+
+# ---- breaks ----
+
+
+def ranges(hub):
+    return [r for r in hub.headers("cdn", "Range")]
+
+
+def test_a_download_that_breaks_resumes(llmc, hub, env):
+    hub.repos["org/m"] = model()
+    hub.faults[sha256(BIG)] = [("cut", 300000), ("cut", 200000)]
+    folder = pull(llmc, "hf:org/m")
+    assert open(folder + "/model.safetensors", "rb").read() == BIG
+    assert ranges(hub) == [None, "bytes=300000-", "bytes=500000-"]
+
+
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGKILL])
+def test_a_download_that_is_stopped_resumes(llmc, hub, env, sig):
+    hub.repos["org/m"] = model()
+    hub.faults[sha256(BIG)] = [("hold", 300000)]
+    part = env / "models--org--m/blobs" / (sha256(BIG) + ".incomplete")
+    p = subprocess.Popen([llmc.path, "pull", "hf:org/m"], stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: part.exists() and part.stat().st_size == 300000)
+    rows = llmc.json("list")
+    assert [(r["name"], r["complete"]) for r in rows] == [("hf:org/m", False)]
+    llmc("rm", "hf:org/m", code=2)
+    assert "another process downloads it" in llmc.err
+    p.send_signal(sig)
+    err = p.communicate(timeout=HANG)[1]
+    if sig == signal.SIGINT:
+        assert p.returncode == 130 and "the next pull resumes" in err
+    assert not os.path.exists(env / "models--org--m/refs/main")
+    folder = pull(llmc, "hf:org/m")
+    assert open(folder + "/model.safetensors", "rb").read() == BIG
+    assert ranges(hub) == [None, "bytes=300000-"]
+
+
+def test_a_server_without_ranges_sends_all_again(llmc, hub, env):
+    hub.repos["org/m"] = model()
+    hub.faults[sha256(BIG)] = [("cut", 300000), ("whole",)]
+    assert open(pull(llmc, "hf:org/m") + "/model.safetensors", "rb").read() == BIG
+
+
+@pytest.mark.parametrize(
+    "part",
+    [b"x" * 1000, BIG + b"more", BIG[:-1] + b"x", b""],
+    ids=["other bytes", "longer", "one byte", "empty"],
+)
+def test_a_part_that_does_not_belong_to_the_file_is_replaced(llmc, hub, env, part):
+    hub.repos["org/m"] = model()
+    blobs = env / "models--org--m/blobs"
+    os.makedirs(blobs)
+    (blobs / (sha256(BIG) + ".incomplete")).write_bytes(part)
+    assert open(pull(llmc, "hf:org/m") + "/model.safetensors", "rb").read() == BIG
+
+
+def test_a_server_that_stalls_is_tried_again(llmc, hub, env):
+    hub.repos["org/m"] = model()
+    hub.faults[sha256(BIG)] = [("stall", 300000)]
+    pull(llmc, "hf:org/m", env={"HF_HUB_DOWNLOAD_TIMEOUT": "1"})
+    assert ranges(hub) == [None, "bytes=300000-"]
+
+
+def test_a_slow_server_is_waited_for(llmc, hub, env):
+    hub.repos["org/m"] = model()
+    hub.faults[sha256(BIG)] = [("slow", 5000)]
+    pull(llmc, "hf:org/m", env={"HF_HUB_DOWNLOAD_TIMEOUT": "1"})
+    assert ranges(hub) == [None]
+
+
+def test_a_body_that_is_always_cut_is_an_error(llmc, hub, env):
+    hub.repos["org/m"] = model()
+    hub.faults[sha256(BIG)] = [("cut", 1000)] + [("cut", 0)] * 8
+    pull(llmc, "hf:org/m", code=2)
+    assert "run the command again" in llmc.err
+    assert (env / "models--org--m/blobs" / (sha256(BIG) + ".incomplete")).stat().st_size == 1000
+
+
+# ---- wrong content ----
+
+
+def wrong_tree(key, value, path="model.safetensors"):
+    def edit(files):
+        for f in files:
+            if f["path"] == path:
+                f.update({key: value})
+        return files
+
+    return edit
+
+
+def lfs(**kw):
+    return {"oid": sha256(BIG), "size": len(BIG), "pointerSize": 1, **kw}
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        (
+            dict(content={"model.safetensors": BIG[:-1] + b"x"}),
+            "the SHA-256 of the received file is " + sha256(BIG[:-1] + b"x"),
+        ),
+        (
+            dict(linked={"model.safetensors": "0" * 64}),
+            "the server announces the SHA-256 " + "0" * 64,
+        ),
+        (
+            dict(edit=wrong_tree("lfs", lfs(size=len(BIG) + 1))),
+            f"the server has {len(BIG)} bytes, the list of files {len(BIG) + 1}",
+        ),
+        (dict(edit=wrong_tree("lfs", lfs(oid="1" * 64))), "announces the SHA-256 " + sha256(BIG)),
+        (
+            dict(edit=wrong_tree("oid", "2" * 40, "config.json")),
+            "the git hash of the received file is " + git_oid(b"{}"),
+        ),
+        (
+            dict(faults={sha256(BIG): [("cut", 5000), ("shifted",)]}),
+            "answers a request from byte 5000 on with",
+        ),
+        (
+            dict(faults={sha256(BIG): [("more",)]}, lengths=False),
+            f"sends more than {len(BIG)} bytes",
+        ),
+    ],
+)
+def test_wrong_content_gets_no_name(llmc, hub, env, change, text):
+    hub.repos["org/m"] = model()
+    for k, v in change.items():
+        setattr(hub, k, v)
+    p = subprocess.run([llmc.path, "pull", "hf:org/m"], capture_output=True, text=True)
+    assert p.returncode in (2, 3) and text in p.stderr, p.stderr
+    wrong = "config.json" if "git hash" in text else "model.safetensors"
+    assert not os.path.exists(env / f"models--org--m/snapshots/{SHA}/{wrong}")
+    assert not os.path.exists(env / "models--org--m/refs/main")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../evil",
+        "/evil",
+        "a/../../evil",
+        "a//evil",
+        "./evil",
+        "a\\evil",
+        "a\nb",
+        "x" * 300,
+        "",
+        None,
+        5,
+    ],
+)
+def test_a_path_that_leads_out_of_the_folder_is_refused(llmc, hub, env, path, tmp_path):
+    hub.repos["org/m"] = model()
+    hub.edit = lambda files: [*files, dict(files[0], path=path)]
+    pull(llmc, "hf:org/m", code=1)
+    assert "leads out of the model's folder or is not valid" in llmc.err
+    assert not list(tmp_path.rglob("evil")) and not hub.paths("cdn")
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("oid", "../../evil"),
+        ("size", -1),
+        ("size", "x"),
+        ("lfs", {"oid": "../evil", "size": 1}),
+        ("lfs", {"oid": "0" * 64, "size": -5}),
+    ],
+)
+def test_an_id_or_a_size_that_is_not_valid_is_refused(llmc, hub, env, key, value):
+    hub.repos["org/m"] = model()
+    hub.edit = wrong_tree(key, value, "config.json")
+    pull(llmc, "hf:org/m", code=1)
+    assert "no valid" in llmc.err and "config.json" in llmc.err
+
+
+@pytest.mark.parametrize("sha", ["../../x", "main", "A" * 40, ""])
+def test_a_commit_that_is_none_is_refused(llmc, hub, env, sha):
+    hub.repos["org/m"] = model()
+    hub.repos["org/m"].sha = sha
+    pull(llmc, "hf:org/m", code=2)
+    assert "names no commit" in llmc.err
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"{}", b"[", b'[{"type":"file","path":"a"'])
+def test_a_list_that_is_no_json_is_refused(llmc, hub, env, body):
+    hub.repos["org/m"] = model()
+    hub.edit = lambda files: Raw(body)
+    pull(llmc, "hf:org/m", code=1)
+    assert "the list of files is no JSON array" in llmc.err
+
+
+class Raw(list):
+    """A list of files that the server sends as these bytes"""
+
+    def __init__(self, body):
+        self.body = body
+
+    def __getitem__(self, at):
+        return self
+
+    def encode(self):
+        return self.body
+
+
+def test_the_list_of_files_has_pages(llmc, hub, env):
+    hub.repos["org/m"] = model()
+    hub.page = 2
+    assert files(pull(llmc, "hf:org/m")) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert len([p for p in hub.paths("hub") if "/tree/" in p]) == 2
+
+
+# ---- answers ----
+
+
+@pytest.mark.parametrize("where", ["variable", "file", "other file"])
+def test_the_token_goes_to_the_endpoint_only(llmc, hub, env, tmp_path, monkeypatch, where):
+    hub.repos["org/m"] = model()
+    hub.repos["org/m"].token = "hf_secret"
+    path = tmp_path / "hf" / "token" if where == "file" else tmp_path / "t"
+    os.makedirs(tmp_path / "hf")
+    path.write_text(" hf_secret\n")
+    if where == "variable":
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    if where == "other file":
+        monkeypatch.setenv("HF_TOKEN_PATH", str(path))
+    pull(llmc, "hf:org/m")
+    assert set(hub.headers("hub", "Authorization")) == {"Bearer hf_secret"}
+    assert hub.paths("cdn") and set(hub.headers("cdn", "Authorization")) == {None}
+    assert "hf_secret" not in llmc.out + llmc.err
+
+
+def test_an_api_that_redirects_elsewhere_gets_no_token(llmc, hub, env, monkeypatch):
+    hub.repos["org/m"] = model()
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    hub.faults["/revision/main"] = [("redirect", hub.cdn.url + "/x")]
+    hub.blobs["/x"] = json.dumps({"sha": SHA}).encode()
+    pull(llmc, "hf:org/m")
+    assert set(hub.headers("cdn", "Authorization")) == {None}
+
+
+@pytest.mark.parametrize(
+    "token, gated, given, text",
+    [
+        (None, False, None, "has no such model, or it is private: check the name, or set HF_TOKEN"),
+        ("t", False, None, "or it is private: check the name, or set HF_TOKEN"),
+        ("t", False, "wrong", "does not accept the token in HF_TOKEN (401): Invalid credentials"),
+        ("t", True, None, "the model is gated: accept its terms at {url}/org/m, then set HF_TOKEN"),
+        (
+            "t",
+            True,
+            "wrong",
+            "the account of the token in HF_TOKEN has no access to it: accept its terms at {url}/org/m",
+        ),
+    ],
+)
+def test_no_access(llmc, hub, env, monkeypatch, token, gated, given, text):
+    if token:
+        hub.repos["org/m"] = model()
+        hub.repos["org/m"].token, hub.repos["org/m"].gated = token, gated
+    if given:
+        monkeypatch.setenv("HF_TOKEN", given)
+    pull(llmc, "hf:org/m", code=1)
+    assert text.format(url=hub.url) in llmc.err and llmc.err.count("\n") == 1
+
+
+def test_a_token_that_is_none_is_not_sent(llmc, hub, env, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "a\nX-Evil: b")
+    pull(llmc, "hf:org/m", code=1)
+    assert "HF_TOKEN: not an access token" in llmc.err and not hub.requests
+
+
+@pytest.mark.parametrize(
+    "what", ["/revision/main", "config.json", "model.safetensors", sha256(BIG)]
+)
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_busy_server_is_tried_again(llmc, hub, env, what, status):
+    hub.repos["org/m"] = model()
+    hub.faults[what] = [("status", status, None, {"Retry_After": "0"})] * 2
+    pull(llmc, "hf:org/m")
+    asked = [p for p in hub.paths("hub") + hub.paths("cdn") if p.split("?")[0].endswith(what)]
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize("after", ["3600", "Fri, 01 Jan 2100 00:00:00 GMT"])
+def test_a_long_wait_is_the_users_choice(llmc, hub, env, after):
+    hub.repos["org/m"] = model()
+    hub.faults["config.json"] = [("status", 429, None, {"Retry_After": after})]
+    pull(llmc, "hf:org/m", code=2)
+    assert re.search(
+        r"limits the number of requests \(429\) for the next \d+ seconds; try again later, or set HF_TOKEN",
+        llmc.err,
+    )
+
+
+def test_a_server_that_stays_down_is_an_error(llmc, hub, env):
+    hub.repos["org/m"] = model()
+    hub.faults["/revision/main"] = [("status", 502, None, {"Retry_After": "0"})] * 9
+    pull(llmc, "hf:org/m", code=2)
+    assert "answers 502" in llmc.err and "try again later" in llmc.err
+    assert len(hub.requests) == 4
+
+
+def test_a_server_that_is_not_there(llmc, hub, env):
+    hub.close()
+    pull(llmc, "hf:org/m", code=2)
+    assert "cannot reach 127.0.0.1" in llmc.err and "check the network and the proxy" in llmc.err
+
+
+def test_without_libcurl_one_sentence_and_local_models_run(llmc, hub, env):
+    none = {"LLMC_CURL": "/nonexistent/libcurl.so"}
+    pull(llmc, "hf:org/m", code=2, env=none)
+    assert llmc.err.count("\n") == 1
+    assert "need libcurl, and /nonexistent/libcurl.so cannot be opened: install it" in llmc.err
+    llmc("tokenize", "tests/golden/gguf/llama-q4_0.gguf", "--ids", "1", env=none)
+
+
+@pytest.mark.parametrize("variable", [None, "CURL_CA_BUNDLE", "SSL_CERT_FILE"])
+def test_tls_with_a_private_ca(llmc, tmp_path, monkeypatch, variable):
+    for name in ("CURL_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    ca, chain, key = certificates(tmp_path)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(chain, key)
+    hub = Hub(tls)
+    hub.repos["org/m"] = model()
+    env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "no_proxy": "localhost"}
+    if variable:
+        env[variable] = str(ca)
+    pull(llmc, "hf:org/m", code=0 if variable else 2, env=env)
+    if not variable:
+        assert "TLS certificate cannot be verified" in llmc.err and "CURL_CA_BUNDLE" in llmc.err
+    else:
+        hub.repos["org/n"] = model()
+        hub.faults["model.safetensors"] = [("redirect", hub.cdn.url.replace("https", "http"))]
+        pull(llmc, "hf:org/n", code=2, env=env)
+        assert "which is not https" in llmc.err
+    hub.close()
+
+
+def test_a_proxy_is_used(llmc, hub, env, monkeypatch):
+    hub.repos["org/m"] = model()
+    hub.cdn.url = "http://cdn.invalid/plain"
+    hub.blobs["/plain/" + sha256(BIG)] = BIG
+    monkeypatch.setenv("HF_ENDPOINT", "http://models.invalid")
+    pull(llmc, "hf:org/m", env={"http_proxy": hub.url})
+    assert "http://models.invalid/api/models/org/m/revision/main" in hub.paths("hub")
+    assert any(p.startswith("http://cdn.invalid/") for p in hub.paths("hub"))
+
+
+# ---- disk, locks, terminals ----
+
+
+def test_two_pulls_share_one_download(llmc, hub, env):
+    hub.repos["org/m"] = model()
+    hub.faults[sha256(BIG)] = [("hold", 300000)]
+    run = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    first = subprocess.Popen([llmc.path, "pull", "hf:org/m"], **run)
+    assert hub.stalled.wait(HANG)
+    second = subprocess.Popen([llmc.path, "pull", "hf:org/m"], **run)
+    for line in second.stderr:
+        if "another process downloads this model" in line:
+            break
+    hub.released.set()
+    a, b = first.communicate(timeout=HANG), second.communicate(timeout=HANG)
+    assert first.returncode == second.returncode == 0, (a, b)
+    assert a[0] == b[0] and len(hub.paths("cdn")) == 1
+
+
+def test_a_download_that_was_given_up_is_taken_over(llmc, hub, env):
+    hub.repos["org/m"] = model()
+    hub.faults[sha256(BIG)] = [("hold", 300000)]
+    first = subprocess.Popen([llmc.path, "pull", "hf:org/m"], stderr=subprocess.DEVNULL)
+    assert hub.stalled.wait(HANG)
+    second = subprocess.Popen([llmc.path, "pull", "hf:org/m"], stderr=subprocess.PIPE, text=True)
+    for line in second.stderr:
+        if "another process downloads this model" in line:
+            break
+    first.kill()
+    first.wait()
+    second.communicate(timeout=HANG)
+    assert second.returncode == 0 and len(hub.paths("cdn")) == 2
+
+
+def test_too_small_a_disk_is_seen_before_the_download(llmc, hub, env, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    small = small_disk(disk, kib=512)
+    if not small:
+        pytest.skip("the kernel allows no mount here")
+    hub.repos["org/m"] = model()
+    p = subprocess.run(
+        [*small, llmc.path, "pull", "hf:org/m"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HOME": str(disk)},
+    )
+    assert p.returncode == 2, p.stderr
+    assert re.search(
+        r"the download needs 1000 KiB, the disk has \d+ KiB free; .*HF_HUB_CACHE", p.stderr
+    )
+    assert not hub.paths("cdn")
+
+
+def shown(argv):
+    """Output of a command on a terminal"""
+    at, side = pty.openpty()
+    p = subprocess.run(
+        argv, stdout=subprocess.PIPE, stderr=side, env={**os.environ, "TERM": "xterm"}
+    )
+    os.close(side)
+    text = b""
+    while True:
+        try:
+            text += os.read(at, 65536)
+        except OSError:  # the other side is closed
+            break
+    os.close(at)
+    assert p.returncode == 0, text
+    return text.decode()
+
+
+def test_one_bar_on_a_terminal_and_one_line_per_file_elsewhere(llmc, hub, env):
+    hub.repos["org/m"] = model()
+    hub.faults[sha256(BIG)] = [("slow", 2000)]
+    text = shown([llmc.path, "pull", "hf:org/m"])
+    assert re.search(r"\r\033\[K", text) and re.search(r"hf:org/m: downloaded in [\d.]+ s", text)
+    llmc("rm", "hf:org/m")
+    pull(llmc, "hf:org/m")
+    lines = llmc.err.splitlines()
+    assert len(lines) == 3 and "\r" not in llmc.err
+    assert "hf:org/m: model.safetensors, 1000 KiB (" in llmc.err
+    assert all(re.fullmatch(r"hf:org/m: \S+, .* \(\d of 3\)", s) for s in lines)
+    llmc("rm", "hf:org/m")
+    llmc("pull", "-q", "hf:org/m")
+    assert llmc.err == ""
+
+
+# ---- list, rm, and where names are taken ----
+
+
+def test_list_and_rm(llmc, hub, env):
+    assert llmc.json("list") == []
+    shared = b"GGUF" + b"s" * 1000
+    hub.repos["org/g"] = Repo(
+        {"m-Q4_0.gguf": GGUF, "m-Q8_0.gguf": shared, "copy/m-F16.gguf": shared}
+    )
+    hub.repos["org/m"] = model()
+    four, eight = pull(llmc, "hf:org/g:Q4_0"), pull(llmc, "hf:org/g:Q8_0")
+    pull(llmc, "hf:org/g:F16")
+    folder = pull(llmc, "hf:org/m")
+    rows = {r["name"]: r for r in llmc.json("list")}
+    assert {k: r["path"] for k, r in rows.items() if "F16" not in k} == {
+        "hf:org/g:Q4_0": four,
+        "hf:org/g:Q8_0": eight,
+        "hf:org/m": folder,
+    }
+    assert rows["hf:org/g:Q4_0"]["bytes"] == len(GGUF) and all(r["complete"] for r in rows.values())
+    llmc("list")
+    assert re.search(r"^hf:org/g:Q4_0 +115 KiB  \d{4}-\d\d-\d\d$", llmc.out, re.M)
+    llmc("rm", "hf:org/g:Q8_0")
+    assert "removed, 0 B" in llmc.out  # another path has the same content
+    llmc("rm", "hf:org/g:F16")
+    assert "removed, 1004 B" in llmc.out and os.path.exists(four)
+    llmc("rm", "hf:org/g:Q8_0", code=1)
+    assert "not in the cache" in llmc.err
+    llmc("rm", "hf:org/g:Q4_0", "hf:org/m")
+    assert llmc.json("list") == [] and not os.path.exists(env / "models--org--g")
+    llmc("rm", "x", code=1)
+
+
+def test_every_command_takes_a_name(llmc, hub, env, tmp_path):
+    hub.repos["org/g"] = Repo(
+        {"m-Q4_0.gguf": GGUF, "m-F32.gguf": open("tests/golden/gguf/llama-f32.gguf", "rb").read()}
+    )
+    name, tokens = "hf:org/g:Q4_0", ["--tokens", "1,2,3", "-n", "2", "--arch", "generic"]
+    file = "tests/golden/gguf/llama-q4_0.gguf"
+    want = llmc.json("run", file, *tokens)["tokens"]
+    assert llmc.json("run", name, *tokens)["tokens"] == want
+    assert llmc.json(name, *tokens)["tokens"] == want
+    assert llmc.json("run", "-hf", "org/g:Q4_0", *tokens)["tokens"] == want
+    assert llmc.json("plan", name)["plan"]["target"]
+    assert llmc.json("import", name)["yaml"]
+    assert llmc.json("compile", name, "--arch", "generic", "-o", tmp_path / "out")
+    assert llmc.json("tokenize", name, "--ids", "1")
+    assert llmc.json(
+        "quantize", "hf:org/g:F32", tmp_path / "q.gguf", "--type", "q8_0", "--method", "nearest"
+    )
+    assert llmc.json("run", "configs/tiny.yaml", "--random-weights", *tokens)
+    assert len(hub.paths("cdn")) == 2
+
+
+# ---- addresses of files ----
+
+
+def test_a_file_of_another_server(llmc, hub, env, monkeypatch, tmp_path):
+    monkeypatch.setenv("LLMC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("HF_ENDPOINT", "http://models.invalid")
+    url = hub.url + "/plain/a%20b.gguf"
+    hub.blobs["/plain/a%20b.gguf"] = GGUF
+    hub.faults["a%20b.gguf"] = [("cut", 5000)]
+    path = pull(llmc, url + "?sig=1")
+    assert path.endswith("/a b.gguf") and open(path, "rb").read() == GGUF
+    etag = f'"{sha256(GGUF)[:16]}"'
+    assert (
+        hub.headers("hub", "If-Range") == [None, etag]
+        and hub.headers("hub", "Range")[1] == "bytes=5000-"
+    )
+    assert set(hub.headers("hub", "Authorization")) == {None}
+    n = len(hub.requests)
+    llmc("tokenize", url, "--ids", "1")
+    assert len(hub.requests) == n  # it is here
+    assert pull(llmc, url) == path and hub.headers("hub", "If-None-Match")[-1] == etag
+    hub.blobs["/plain/a%20b.gguf"] = GGUF + b"new"
+    pull(llmc, url)
+    assert open(path, "rb").read() == GGUF + b"new"
+    assert [(r["name"], r["path"]) for r in llmc.json("list")] == [(url, path)]
+    llmc("rm", url)
+    assert llmc.json("list") == []
+
+
+def test_the_rest_of_another_file_is_not_appended(llmc, hub, env, monkeypatch, tmp_path):
+    monkeypatch.setenv("LLMC_CACHE", str(tmp_path / "cache"))
+    hub.blobs["/plain/a.gguf"] = GGUF
+    hub.faults["a.gguf"] = [("cut", 5000)] + [("status", 404)]
+    pull(llmc, hub.cdn.url + "/plain/a.gguf", code=1)
+    hub.blobs["/plain/a.gguf"] = b"GGUF" + BIG
+    assert open(pull(llmc, hub.cdn.url + "/plain/a.gguf"), "rb").read() == b"GGUF" + BIG
+    hub.etags = False  # nothing shows whether the rest belongs to the part
+    hub.faults["b.gguf"] = [("cut", 5000)]
+    hub.blobs["/plain/b.gguf"] = GGUF
+    assert open(pull(llmc, hub.cdn.url + "/plain/b.gguf"), "rb").read() == GGUF
+    assert hub.headers("cdn", "Range")[-1] is None
+
+
+def test_a_page_in_place_of_a_file_is_refused(llmc, hub, env, monkeypatch, tmp_path):
+    monkeypatch.setenv("LLMC_CACHE", str(tmp_path / "cache"))
+    hub.blobs["/plain/a.gguf"] = b"<!DOCTYPE html><html>"
+    pull(llmc, hub.cdn.url + "/plain/a.gguf", code=1)
+    hub.blobs["/plain/a.gguf"] = b"other"
+    pull(llmc, hub.cdn.url + "/plain/a.gguf", code=3)
+    assert "no GGUF file; check the address" in llmc.err and llmc.json("list") == []
+
+
+def test_all_parts_of_a_split_file(llmc, hub, env, monkeypatch, tmp_path):
+    monkeypatch.setenv("LLMC_CACHE", str(tmp_path / "cache"))
+    for i in (1, 2, 3):
+        hub.blobs[f"/plain/m-0000{i}-of-00003.gguf"] = b"GGUF%d" % i
+    path = pull(llmc, hub.cdn.url + "/plain/m-00001-of-00003.gguf")
+    assert sorted(f for f in os.listdir(os.path.dirname(path)) if f[0] != ".") == [
+        f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3)
+    ]
+    pull(llmc, hub.cdn.url + "/plain/m-00002-of-00003.gguf", code=1)
+    assert "name the first part" in llmc.err
