@@ -18,7 +18,7 @@ CFLAGS    ?= -O2 -g
 WARN      := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Werror
 # Decoders of images, each optional: make IMAGE_PKGS= builds none of them.
 has        = $(shell $(PKG_CONFIG) --exists $(1) 2>/dev/null && echo $(1))
-IMAGE_PKGS := $(call has,libjpeg) $(call has,libpng) $(call has,libwebp libwebpdemux)
+IMAGE_PKGS := $(call has,libjpeg) $(call has,libpng) $(call has,libwebp)
 IMAGE_FLAGS = $(if $(strip $(IMAGE_PKGS)),$(shell $(PKG_CONFIG) --cflags $(IMAGE_PKGS))) $(if $(filter libjpeg,$(IMAGE_PKGS)),-DLLMC_HAVE_JPEG) $(if $(filter libpng,$(IMAGE_PKGS)),-DLLMC_HAVE_PNG) $(if $(filter libwebp,$(IMAGE_PKGS)),-DLLMC_HAVE_WEBP)
 IMAGE_STATIC = $(if $(strip $(IMAGE_PKGS)),$(filter-out -lm -lpthread,$(shell $(PKG_CONFIG) --static --libs $(IMAGE_PKGS) 2>/dev/null)))
 PKGS      := yaml-0.1 jansson libpcre2-8 libutf8proc $(IMAGE_PKGS)
@@ -66,7 +66,7 @@ $(BUILD)/formats/block_quantize.o $(BUILD)/formats/block_store.o: override CFLAG
 
 # Built again when a decoder's library was installed or removed.
 IMAGE_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard image/*.c))
-$(IMAGE_OBJ): override CPPFLAGS_ += $(IMAGE_FLAGS)
+$(IMAGE_OBJ) $(BUILD)/tests/unit/test_memory.o: override CPPFLAGS_ += $(IMAGE_FLAGS)
 $(IMAGE_OBJ): $(BUILD)/image/flags
 $(BUILD)/image/flags: always
 	@mkdir -p $(@D)

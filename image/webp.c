@@ -3,11 +3,9 @@
 
 #ifdef LLMC_HAVE_WEBP
 
-#include <stdlib.h>
 #include <string.h>
 
 #include <webp/decode.h>
-#include <webp/demux.h>
 
 static llmc_status
 failure(VP8StatusCode code, llmc_error *err)
@@ -56,28 +54,59 @@ read_frame(const uint8_t *data, size_t n, int x, int y, ImagePixels *im, llmc_er
 	return failure(code, err);
 }
 
-/* Read the first frame and the orientation of a file with a canvas. */
-static llmc_status
-read_chunks(WebPDemuxer *demux, ImagePixels *im, llmc_error *err)
+static uint32_t
+number(const uint8_t *p, int bytes)
 {
-	WebPIterator frame;
-	WebPChunkIterator exif;
-	int orientation = 1;
+	uint32_t v = 0;
 
-	if (!WebPDemuxGetFrame(demux, 1, &frame))
-		return image_truncated("WebP", err);
-	llmc_status status = frame.complete ? read_frame(frame.fragment.bytes, frame.fragment.size,
-	                                                 frame.x_offset, frame.y_offset, im, err)
-	                                    : image_truncated("WebP", err);
-	WebPDemuxReleaseIterator(&frame);
-	TRY(status);
-	if (WebPDemuxGetChunk(demux, "EXIF", 1, &exif)) {
-		const uint8_t *tiff = exif.chunk.bytes;
-		size_t n = exif.chunk.size, skip = n > 6 && memcmp(tiff, "Exif\0", 6) == 0 ? 6 : 0;
-		orientation = exif_orientation(tiff + skip, n - skip);
-		WebPDemuxReleaseChunkIterator(&exif);
+	for (int i = 0; i < bytes; i++)
+		v |= (uint32_t)p[i] << 8 * i;
+	return v;
+}
+
+/* Content of the first chunk with this tag; NULL: none. A damaged chunk ends the search. */
+static const uint8_t *
+find_chunk(const uint8_t *data, size_t n, const char *tag, size_t *size)
+{
+	size_t at = 12;
+
+	while (n >= 8 && at <= n - 8) {
+		size_t bytes = number(data + at + 4, 4);
+		if (bytes > n - 8 - at)
+			return NULL;
+		if (memcmp(data + at, tag, 4) == 0) {
+			*size = bytes;
+			return data + at + 8;
+		}
+		at += 8 + bytes + bytes % 2;
 	}
-	return image_orient(im, orientation, err);
+	return NULL;
+}
+
+/* Decode the first frame of an animation, at its position on the canvas. */
+static llmc_status
+read_animation(const uint8_t *data, size_t n, ImagePixels *im, llmc_error *err)
+{
+	enum { FRAME_HEADER = 16 }; /* x / 2, y / 2 and other fields, of 3 bytes each */
+	size_t size;
+	const uint8_t *frame = find_chunk(data, n, "ANMF", &size);
+
+	if (!frame || size < FRAME_HEADER)
+		return image_truncated("WebP", err);
+	return read_frame(frame + FRAME_HEADER, size - FRAME_HEADER, 2 * (int)number(frame, 3),
+	                  2 * (int)number(frame + 3, 3), im, err);
+}
+
+static int
+orientation(const uint8_t *data, size_t n)
+{
+	size_t size;
+	const uint8_t *tiff = find_chunk(data, n, "EXIF", &size);
+
+	if (!tiff)
+		return 1;
+	size_t skip = size > 6 && memcmp(tiff, "Exif\0", 6) == 0 ? 6 : 0;
+	return exif_orientation(tiff + skip, size - skip);
 }
 
 llmc_status
@@ -85,20 +114,14 @@ image_webp(const uint8_t *data, size_t n, const ImageLimits *limits, ImagePixels
            llmc_error *err)
 {
 	WebPBitstreamFeatures f;
-	WebPDemuxState state;
-	WebPData file = { data, n };
 
 	TRY(failure(WebPGetFeatures(data, n, &f), err));
+	if (n < 12 || number(data + 4, 4) > n - 8)
+		return image_truncated("WebP", err);
 	TRY(image_allocate("WebP", f.width, f.height, f.has_alpha ? 4 : 3, limits, out, err));
-	WebPDemuxer *demux = WebPDemuxPartial(&file, &state);
-	if (!demux)
-		return state == WEBP_DEMUX_PARSE_ERROR
-		           ? error_set(err, LLMC_E_INPUT, "The WebP image is damaged.")
-		           : error_set(err, LLMC_E_MEMORY, "No memory to decode a WebP image.");
-	llmc_status status =
-	    state == WEBP_DEMUX_DONE ? read_chunks(demux, out, err) : image_truncated("WebP", err);
-	WebPDemuxDelete(demux);
-	return status;
+	TRY(f.has_animation ? read_animation(data, n, out, err)
+	                    : read_frame(data, n, 0, 0, out, err));
+	return image_orient(out, orientation(data, n), err);
 }
 
 #else

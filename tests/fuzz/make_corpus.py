@@ -50,6 +50,16 @@ def tensors(w):
     w.add_tensor("odd", np.zeros((1, 84), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q2_K)
 
 
+def images():
+    """The smallest golden images of each kind, and the configurations of image processors."""
+    golden = HERE.parent.parent / "golden/images"
+    for path in sorted(golden.iterdir()):
+        if path.suffix != ".json" and path.stat().st_size < 1500:
+            (HERE / "image" / path.name).write_bytes(path.read_bytes())
+    for name, case in json.loads((golden / "rows.json").read_text()).items():
+        (HERE / "processor" / f"{name}.json").write_text(json.dumps(case["files"]))
+
+
 def types():
     """A row of each codebook type and each 4-bit float type, with the tables it needs. By hand: the gguf package lacks the newest of them."""
     sizes = {
@@ -292,7 +302,7 @@ def vocabulary(w, kind):
 
 
 def main():
-    for kind in ("gguf", "safetensors", "tokenizer"):
+    for kind in ("gguf", "safetensors", "tokenizer", "image", "processor"):
         (HERE / kind).mkdir(parents=True, exist_ok=True)
     gguf_seed("empty", lambda w: None)
     gguf_seed("keys", keys)
@@ -318,6 +328,7 @@ def main():
         data = safetensors.numpy.save(tensor, {"format": "np"} if tensor else None)
         (HERE / "safetensors" / name).write_bytes(data)
     tokenizer_seeds(HERE / "tokenizer")
+    images()
 
 
 main()

@@ -51,6 +51,7 @@ for name; do
 	yaml) runs=1250 ;;
 	kernel | template | tokenizer | grammar) runs=3000 ;;
 	calls) runs=400 ;;
+	image | processor) runs=3000 ;;
 	peft | stored | batch | client) runs=4000 ;;
 	saved) runs=1000 ;;
 	http) runs=10000 ;;

@@ -65,7 +65,7 @@ def fake_binary():
     out = os.path.join(BUILD, "serve", "fake_server")
     os.makedirs(os.path.dirname(out), exist_ok=True)
     names = ["yaml-0.1", "jansson", "libpcre2-8", "libutf8proc"]
-    decoders = ["libjpeg", "libpng", "libwebp", "libwebpdemux"]  # optional
+    decoders = ["libjpeg", "libpng", "libwebp"]  # optional
     names += [p for p in decoders if subprocess.run(["pkg-config", "--exists", p]).returncode == 0]
     packages = subprocess.run(
         ["pkg-config", "--libs", *names], check=True, capture_output=True, text=True

@@ -12,7 +12,9 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/json.h"
+#include "image/prepare.h"
 #include "llmc.h"
 #include "serve/http/json_body.h"
 #include "tempdir.h"
@@ -348,6 +350,66 @@ grammar(llmc_error *err)
 	return s;
 }
 
+/* An image of each format is decoded, and tiles are made of it. */
+static llmc_status
+image(const char *name, const ImageRules *rules, llmc_error *err)
+{
+	ImageLimits limits = IMAGE_LIMITS_DEFAULT;
+	ImagePixels im = { 0 };
+	ImageRows rows = { 0 };
+	FileMap file;
+	char path[128];
+
+	snprintf(path, sizeof path, "tests/golden/images/%s", name);
+	TRY(file_map(path, &file, err));
+	llmc_status s = image_decode(file.data, file.size, &limits, &im, err);
+	file_unmap(&file);
+	if (s == LLMC_OK)
+		s = image_prepare(rules, &im, &rows, err);
+	image_rows_release(&rows);
+	image_release(&im);
+	return s;
+}
+
+static llmc_status
+images(llmc_error *err)
+{
+	static const char rules_text[] =
+	    "{\"config\":{\"model_type\":\"smolvlm\",\"vision_config\":{\"patch_size\":14}},"
+	    "\"preprocessor\":{\"size\":{\"longest_edge\":112},\"max_image_size\":{\"longest_"
+	    "edge\":56}}}";
+	static const char *const names[] = {
+#ifdef LLMC_HAVE_JPEG
+		"jpeg-progressive.jpg",
+		"jpeg-orientation6.jpg",
+		"jpeg-cmyk.jpg",
+#endif
+#ifdef LLMC_HAVE_PNG
+		"png-palette-alpha-interlaced.png",
+		"png-exif-after-pixels.png",
+#endif
+#ifdef LLMC_HAVE_WEBP
+		"webp-animated-alpha.webp",
+		"webp-lossy-alpha.webp",
+		"webp-exif.webp",
+#endif
+		"gif-interlaced.gif",
+		"bmp-rle8.bmp"
+	};
+	bool no_memory;
+	json_t *j = json_parse(rules_text, sizeof rules_text - 1, 0, NULL, &no_memory);
+	if (!j)
+		return error_set(err, no_memory ? LLMC_E_MEMORY : LLMC_E_BUG, "no rules");
+	ImageFiles files = { .preprocessor = json_object_get(j, "preprocessor"),
+		             .config = json_object_get(j, "config") };
+	ImageRules rules;
+	llmc_status s = image_rules_json(&files, &rules, err);
+	json_decref(j);
+	for (size_t i = 0; s == LLMC_OK && i < sizeof names / sizeof *names; i++)
+		s = image(names[i], &rules, err);
+	return s;
+}
+
 /* ---- every allocation in turn ---- */
 
 /* The n-th allocation fails; returns false if there are fewer. */
@@ -408,6 +470,13 @@ parsing(void **state)
 	(void)state;
 	sweep("parse", parse);
 	sweep("body", request_body);
+}
+
+static void
+decoding_images(void **state)
+{
+	(void)state;
+	sweep("images", images);
 }
 
 static void
@@ -541,6 +610,7 @@ main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(compiling),
 		cmocka_unit_test(parsing),
+		cmocka_unit_test(decoding_images),
 		cmocka_unit_test(opening_and_generating),
 	};
 	return cmocka_run_group_tests(tests, setup, tempdir_teardown);
