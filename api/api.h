@@ -71,8 +71,8 @@ llmc_status source_kind(const char *path, SourceKind *kind, llmc_error *err);
 
 /* Make the Spec of any source. Warnings go to log. */
 llmc_status source_spec(const char *path, SourceKind kind, const char *const *set,
-                        const char *weights, bool allow_unknown_keys, Arena *arena, llmc_log_fn log,
-                        void *log_user, const Spec **out, llmc_error *err);
+                        const char *weights, bool tower, bool allow_unknown_keys, Arena *arena,
+                        llmc_log_fn log, void *log_user, const Spec **out, llmc_error *err);
 llmc_status device_gpus(const char *device, GpuList *out, llmc_error *err);
 /* Name a target: device "cpu" or "cuda" with an arch (NULL: that of this machine) gives "cpu-v3" or
  * "cuda-sm_90a"; "ref" gives "ref". E_INPUT: unknown device or arch. */

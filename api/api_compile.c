@@ -30,7 +30,8 @@ llmc_import(const char *src, const llmc_options *opt, char **yaml_out, llmc_erro
 	Diag *const d = NEW(&arena, Diag, 1);
 	diag_init(d, &arena);
 	if (!setjmp(d->bug))
-		yaml = import_yaml(src, opt && opt->allow_unknown_keys, d, &arena, &own);
+		yaml = import_yaml(src, opt && opt->tower, opt && opt->allow_unknown_keys, d,
+		                   &arena, &own);
 	llmc_status s = LLMC_OK;
 	if (!yaml) {
 		s = own.code ? error_set(err, own.code, "%s", own.text) : diag_error(d, err);
@@ -108,8 +109,8 @@ compile_into(const char *yaml, const char *dir, const llmc_compile_options *o, A
 	TRY(targets(o, name, &n, err));
 	TRY(source_kind(yaml, &kind, err));
 	const Spec *spec;
-	TRY(source_spec(yaml, kind, o->set, NULL, o->allow_unknown_keys, arena, o->log, o->log_user,
-	                &spec, err));
+	TRY(source_spec(yaml, kind, o->set, NULL, false, o->allow_unknown_keys, arena, o->log,
+	                o->log_user, &spec, err));
 	char cpu[32] = "";
 	const bool split = compile_partitions(spec, name[0], 0) > 1;
 	const size_t ranks = split ? 2 : (size_t)spec_ranks(spec);

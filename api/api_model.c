@@ -499,8 +499,8 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 	if (opt->random_weights && opt->weights)
 		return error_set(err, LLMC_E_INPUT, "random weights and weights %s: choose one",
 		                 opt->weights);
-	TRY(source_spec(path, kind, m->set, opt->weights, opt->allow_unknown_keys, &m->arena,
-	                opt->log, opt->log_user, &m->spec, err));
+	TRY(source_spec(path, kind, m->set, opt->weights, opt->tower, opt->allow_unknown_keys,
+	                &m->arena, opt->log, opt->log_user, &m->spec, err));
 	const int ranks = spec_ranks(m->spec);
 	if (m->world && ranks != mpi_world_ranks(m->world))
 		return m->spec->pp > 1

@@ -165,7 +165,7 @@ set_with_checkpoint(const char *const *set, const char *weights, Arena *arena)
 
 static const Spec *
 read_spec(const char *path, SourceKind kind, const char *const *set, const char *weights,
-          bool allow_unknown_keys, Diag *d, llmc_error *err)
+          bool tower, bool allow_unknown_keys, Diag *d, llmc_error *err)
 {
 	Arena *a = d->perm;
 
@@ -180,7 +180,7 @@ read_spec(const char *path, SourceKind kind, const char *const *set, const char 
 		return spec_from_file(file, set_with_checkpoint(set, weights ? real : NULL, a), d,
 		                      a);
 	}
-	char *yaml = import_yaml(path, allow_unknown_keys, d, a, err);
+	char *yaml = import_yaml(path, tower, allow_unknown_keys, d, a, err);
 	return yaml ? spec_from_text(arena_printf(a, "%s (imported)", path), yaml, strlen(yaml),
 	                             set, d, a)
 	            : NULL;
@@ -188,7 +188,7 @@ read_spec(const char *path, SourceKind kind, const char *const *set, const char 
 
 llmc_status
 source_spec(const char *path, SourceKind kind, const char *const *set, const char *weights,
-            bool allow_unknown_keys, Arena *arena, llmc_log_fn log, void *log_user,
+            bool tower, bool allow_unknown_keys, Arena *arena, llmc_log_fn log, void *log_user,
             const Spec **out, llmc_error *err)
 {
 	Diag *const d = NEW(arena, Diag, 1);
@@ -197,7 +197,7 @@ source_spec(const char *path, SourceKind kind, const char *const *set, const cha
 	*out = NULL;
 	diag_init(d, arena);
 	if (!setjmp(d->bug))
-		*out = read_spec(path, kind, set, weights, allow_unknown_keys, d, &why);
+		*out = read_spec(path, kind, set, weights, tower, allow_unknown_keys, d, &why);
 	if (!*out)
 		return why.code ? error_set(err, why.code, "%s", why.text) : diag_error(d, err);
 	log_text(log, log_user, LLMC_LOG_WARNING, strbuf_str(&d->text));

@@ -176,6 +176,20 @@ llmc_forward(llmc_session *s, const llmc_chunk *chunk, size_t n, float *logits, 
 }
 
 llmc_status
+llmc_forward_images(llmc_session *s, const llmc_chunk *chunk, size_t n, const llmc_image_rows *rows,
+                    float *logits, llmc_error *err)
+{
+	const bool tower = s->model->plan->vision == VISION_TOWER;
+
+	for (size_t i = 0; rows && i < n; i++)
+		if (tower ? !rows[i].row || rows[i].at : rows[i].row && !rows[i].at)
+			return error_set(err, LLMC_E_RANGE, "chunk %zu: %s", i,
+			                 tower ? "a tower needs a row for each token, without `at`"
+			                       : "a language model needs `at` with its rows");
+	return session_forward_images(s->s, chunk, n, rows, logits, err);
+}
+
+llmc_status
 llmc_forward_rows(llmc_session *s, const llmc_chunk *chunk, size_t n, const float *came,
                   float *logits, float *rows, llmc_error *err)
 {

@@ -142,6 +142,9 @@ typedef struct llmc_options {
 	 * llmc_limits for no_fit, and nothing is refused. Otherwise llmc_open refuses weights that
 	 * do not fit (E_FULL) before it reads them */
 	bool no_fit;
+	/* open the vision tower of a Hugging Face folder instead of its language model
+	 * (llmc_forward_images) */
+	bool tower;
 } llmc_options;
 
 /* ---- models by name ---- */
@@ -782,6 +785,26 @@ LLMC_API llmc_status llmc_forward(llmc_session *s, const llmc_chunk *chunk, size
 LLMC_API llmc_status llmc_forward_rows(llmc_session *s, const llmc_chunk *chunk, size_t n,
                                        const float *came, float *logits, float *rows,
                                        llmc_error *err);
+
+/* Rows that come with the tokens of a chunk: patches of images, or rows of a vision tower.
+ *   row      [-, width] rows. Tower: width is vision.width, and token i of the chunk, whose id is 0, is
+ *            patch i. Language model: width is hidden, and row at[i] replaces the embedding of
+ * token i
+ *   at       [n_tok] index of a token's row, -1: none; NULL for a tower
+ *   pos      tower: [n_tok] each, row and column of a patch; pos[1] is the number of its learned
+ *            position if the tower has a table of these. Else NULL */
+typedef struct llmc_image_rows {
+	const float *row;
+	const int32_t *at;
+	const int32_t *pos[2];
+} llmc_image_rows;
+/* Variant of llmc_forward for a vision tower, whose chunks are images with n_out = n_tok /
+ * vision.merge rows of output, and for a language model that was opened with "vision.part=rows".
+ * rows: one per chunk; its arrays are read only during the call. E_RANGE: also if the model takes
+ * no such rows. */
+LLMC_API llmc_status llmc_forward_images(llmc_session *s, const llmc_chunk *chunk, size_t n,
+                                         const llmc_image_rows *rows, float *logits,
+                                         llmc_error *err);
 
 /* Compute the vector of one input, for a model whose output is hidden states or label scores. Rows
  * are pooled, then divided by the vector's length if `normalize`. Runs in a new sequence, which is

@@ -165,7 +165,7 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 	    GET(fused), GET(expand), GET(unit), GET(per_group), GET(chunk), GET(queued);
 	const int64_t GET(rank), GET(slots), GET(head_stride), GET(k_heads), GET(v_heads),
 	    GET(k_dim), GET(g_dim), GET(taps), GET(n_state), GET(index_top_k);
-	const int64_t GET(alibi_first), GET(alibi_heads), GET(types);
+	const int64_t GET(alibi_first), GET(alibi_heads), GET(types), GET(mean);
 	const int64_t qkv_rows = mul(heads + 2 * kv_heads, dim);
 #undef GET
 
@@ -449,6 +449,13 @@ op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX
 		break;
 	case OP_gather_rows:
 		SET(gather_rows, .x = act(width), .y = act(width));
+		break;
+	case OP_merge_rows:
+		MUST(mean <= 1, "mean <= 1");
+		SET(merge_rows, .x = act(width), .y = act(mean ? width : mul(width, count)));
+		break;
+	case OP_scatter_rows:
+		SET(scatter_rows, .x = act(width), .rows = act(width), .y = act(width));
 		break;
 	case OP_norm_matmul:
 		SET(norm_matmul, .x = act(cols), .nw = vec(cols), .nb = vec(cols),

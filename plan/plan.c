@@ -12,6 +12,9 @@ const char *const plan_sym_text[SYM_COUNT] = {
 #undef X
 };
 
+const char *const plan_vision_name[3] = {
+	[VISION_NONE] = "none", [VISION_ROWS] = "rows", [VISION_TOWER] = "tower"
+};
 const char *const plan_output_name[3] = { [LLMC_OUTPUT_LOGITS] = "logits",
 	                                  [LLMC_OUTPUT_HIDDEN] = "hidden",
 	                                  [LLMC_OUTPUT_LABELS] = "labels" };

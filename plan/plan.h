@@ -266,6 +266,9 @@ typedef struct PlanPhase {
 	PlanStep *step;
 } PlanPhase; /* "decode": one row per sequence; "mixed": any */
 
+/* Images: the plan of a language model whose steps may take rows of a tower, or of a tower */
+typedef enum PlanVision { VISION_NONE, VISION_ROWS, VISION_TOWER } PlanVision;
+
 typedef struct Plan {
 	int format, step_abi;
 	/* content of a row of `logits`; written to the plan unless it is logits */
@@ -315,6 +318,11 @@ typedef struct Plan {
 	/* outputs_rows: a draft head reads this plan's rows. takes_rows: this plan is such a head;
 	 * its tokens come with a row each */
 	bool outputs_rows, takes_rows;
+	/* vision: steps take rows of row_width elements, for image tokens or for patches. merge:
+	 * patches per output row of a tower. image_token: token that such rows replace */
+	PlanVision vision;
+	int64_t row_width, merge;
+	int32_t image_token;
 	int rows; /* outputs_rows: buffer [n_tok, hidden] f32 with the rows after the final norm */
 	/* buffer of the output [n_out, plan_out_width] f32: logits [n_out, vocab]; in a stage
 	 * before the last: the residual stream [n_tok, hidden] */
@@ -327,6 +335,20 @@ static inline bool
 plan_hands_on(const Plan *p)
 {
 	return p->stage + 1 < p->stages;
+}
+
+/* Returns whether steps have an op stage_in that reads rows of the host. */
+static inline bool
+plan_takes_rows(const Plan *p)
+{
+	return p->takes_rows || p->vision != VISION_NONE;
+}
+
+/* Elements of a row of stage_in */
+static inline int64_t
+plan_row_width(const Plan *p)
+{
+	return p->vision != VISION_NONE ? p->row_width : p->hidden;
 }
 
 /* Columns of the model's output, whichever stage computes it */
@@ -357,6 +379,7 @@ step_word(const PlanStep *s, const char *key)
 
 /* Spelling of outputs, symbols, directions and paths in the JSON */
 extern const char *const plan_output_name[3]; /* "logits", "hidden", "labels" */
+extern const char *const plan_vision_name[3]; /* "none", "rows", "tower" */
 extern const char *const plan_sym_text[SYM_COUNT], *const plan_dir_text[DIR_COUNT],
                                                        *const plan_path_text[PATH_COUNT];
 

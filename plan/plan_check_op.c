@@ -189,15 +189,19 @@ plan_check_op(const Plan *p, const PlanStep *step, llmc_error *err)
 
 	TRY(attr_check(step->op, step->attr, step->n_attr, err));
 	TRY(check_args(&k));
-	if (step->op == OP_stage_in && p->stage == 0 && !p->takes_rows)
+	if (step->op == OP_stage_in && p->stage == 0 && !plan_takes_rows(p))
 		return BAD(&k, "%s: it needs a previous stage, or rows that come with the tokens",
 		           k.op->name);
-	if (step->op == OP_stage_in && step_int(step, "hidden") != p->hidden)
+	if (step->op == OP_stage_in && step_int(step, "hidden") != plan_row_width(p))
 		return BAD(&k, "%s: rows of %lld, the previous stage passes on rows of %lld",
-		           k.op->name, (long long)step_int(step, "hidden"), (long long)p->hidden);
+		           k.op->name, (long long)step_int(step, "hidden"),
+		           (long long)plan_row_width(p));
 	const bool crosses = step->op == OP_send || step->op == OP_recv;
 	if (crosses && p->partitions < 2)
 		return BAD(&k, "%s: the plan is for one device", k.op->name);
+	if (step->op == OP_merge_rows && step_int(step, "count") != p->merge)
+		return BAD(&k, "%s: it merges %lld rows, the plan merges %lld", k.op->name,
+		           (long long)step_int(step, "count"), (long long)p->merge);
 	if (k.op->flags & OPF_COMM &&
 	    ((step->op != OP_stage_in && !crosses && p->ranks < 2) || step->kernel >= 0))
 		return BAD(&k, "%s: %s", k.op->name,

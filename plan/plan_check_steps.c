@@ -266,11 +266,11 @@ plan_check_steps(const Plan *p, llmc_error *err)
 			TRY_GOTO(check_step(&c));
 			enters += c.step->op == OP_stage_in;
 		}
-		if (enters != (p->stage > 0 || p->takes_rows)) {
+		if (enters != (p->stage > 0 || plan_takes_rows(p))) {
 			status = error_set(err, LLMC_E_INPUT,
 			                   "phase %s: stage %d of %d has %d stage_in, expected %d",
 			                   c.phase->id, p->stage, p->stages, enters,
-			                   p->stage > 0 || p->takes_rows);
+			                   p->stage > 0 || plan_takes_rows(p));
 			goto fail;
 		}
 		if (p->outputs_rows && c.writer[p->rows] < 0) {

@@ -529,6 +529,27 @@ read_buffer_of(PlanReader *r, json_t *j, const char *key)
 }
 
 static void
+read_vision(PlanReader *r, json_t *j, bool given)
+{
+	Plan *p = r->p;
+	const char *word = given ? rd_get_str(r, j, "vision") : plan_vision_name[VISION_NONE];
+
+	p->merge = 1;
+	p->image_token = -1;
+	if (!given)
+		return;
+	p->vision = strcmp(word, plan_vision_name[VISION_ROWS]) == 0    ? VISION_ROWS
+	            : strcmp(word, plan_vision_name[VISION_TOWER]) == 0 ? VISION_TOWER
+	                                                                : VISION_NONE;
+	if (p->vision == VISION_NONE)
+		rd_bad(r, "vision", "is \"%s\", expected rows or tower",
+		       name_text(word, strlen(word)).s);
+	p->row_width = rd_get_int(r, j, "row_width", 1, INT32_MAX);
+	p->merge = rd_get_int(r, j, "merge", 1, 1024);
+	p->image_token = (int32_t)rd_get_int(r, j, "image_token", -1, INT32_MAX);
+}
+
+static void
 read_plan(PlanReader *r, json_t *j)
 {
 	Plan *p = r->p;
@@ -548,17 +569,18 @@ read_plan(PlanReader *r, json_t *j)
 	     output = json_object_get(j, "output"), lora = json_object_get(j, "lora"),
 	     host = json_object_get(j, "kv_host"), rows = json_object_get(j, "rows"),
 	     encoder = json_object_get(j, "token_types"),
-	     partitions = json_object_get(j, "partitions");
+	     partitions = json_object_get(j, "partitions"), vision = json_object_get(j, "vision");
 	rd_keys(
 	    r, j,
 	    arena_printf(
 	        r->arena,
-	        "format step_abi name family spec_sha256 target %s%s%s%s%s%s%s%s" KEYS_BELOW,
+	        "format step_abi name family spec_sha256 target %s%s%s%s%s%s%s%s%s" KEYS_BELOW,
 	        rows ? "rows takes_rows " : "", lora ? "lora lora_scale " : "",
 	        output ? "output " : "", ranks ? "rank ranks " : "",
 	        stages ? "stage stages window " : "",
 	        partitions ? stages ? "partition partitions " : "partition partitions window " : "",
-	        host ? "kv_host " : "", encoder ? "token_types " : ""));
+	        host ? "kv_host " : "", encoder ? "token_types " : "",
+	        vision ? "vision row_width merge image_token " : ""));
 	p->step_abi = (int)rd_get_int(r, j, "step_abi", 0, INT32_MAX);
 	if (p->step_abi != PLAN_STEP_ABI)
 		rd_bad(r, "step_abi",
@@ -616,6 +638,7 @@ read_plan(PlanReader *r, json_t *j)
 	p->outputs_rows = rows;
 	p->rows = rows ? read_buffer_of(r, j, "rows") : 0;
 	p->takes_rows = rows && rd_get_bool(r, j, "takes_rows");
+	read_vision(r, j, vision);
 	READ_ALL(r, j, phase, PlanPhase, 2, 2, read_phase);
 	if (strcmp(p->phase[0].id, "decode") || strcmp(p->phase[1].id, "mixed"))
 		rd_bad(r, "phase", "are \"%s\" and \"%s\", expected \"decode\" and \"mixed\"",

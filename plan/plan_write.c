@@ -410,6 +410,12 @@ plan_write(const Plan *p, Strbuf *out)
 		key_str(out, "rows", p->buffer[p->rows].id);
 		key_bool(out, "takes_rows", p->takes_rows);
 	}
+	if (p->vision != VISION_NONE) {
+		key_str(out, "vision", plan_vision_name[p->vision]);
+		key_int(out, "row_width", p->row_width);
+		key_int(out, "merge", p->merge);
+		key_int(out, "image_token", p->image_token);
+	}
 	strbuf_putc(out, '\n');
 	PUT_ALL(out, "tensor", p->n_tensor, put_tensor(out, &p->tensor[i_]));
 	PUT_ALL(out, "pool", p->n_pool, put_pool(out, &p->pool[i_]));

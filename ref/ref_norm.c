@@ -300,6 +300,42 @@ ref_slice(const RefCall *c)
 }
 
 void
+ref_merge_rows(const RefCall *c)
+{
+	const int64_t width = step_int(c->step, "width"), count = step_int(c->step, "count"),
+	              row = step_int(c->step, "mean") ? width : width * count;
+	const float *x = ref_f32(c, ARG(merge_rows, x));
+	float *y = ref_f32(c, ARG(merge_rows, y));
+
+	for (int64_t o = 0; o < c->s->n_out; o++) {
+		const float *from = x + (c->s->out_row[o] + 1 - count) * width;
+		if (row != width) {
+			memcpy(y + o * row, from, (size_t)row * sizeof *y);
+			continue;
+		}
+		for (int64_t i = 0; i < width; i++) {
+			double sum = 0;
+			for (int64_t k = 0; k < count; k++)
+				sum += from[k * width + i];
+			y[o * row + i] = (float)(sum / (double)count);
+		}
+	}
+}
+
+void
+ref_scatter_rows(const RefCall *c)
+{
+	const int64_t width = step_int(c->step, "width");
+	const float *x = ref_f32(c, ARG(scatter_rows, x)),
+	            *rows = ref_f32(c, ARG(scatter_rows, rows));
+	float *y = ref_f32(c, ARG(scatter_rows, y));
+
+	for (int64_t t = 0; t < c->s->n_tok; t++)
+		memmove(y + t * width, (c->s->pos2[t] > 0 ? rows : x) + t * width,
+		        (size_t)width * sizeof *y);
+}
+
+void
 ref_gather_rows(const RefCall *c)
 {
 	int64_t width = step_int(c->step, "width");

@@ -28,6 +28,11 @@ check_chunk(const Session *s, const llmc_chunk *c, size_t i, bool fed, llmc_erro
 	if (c->n_tok < 1 || (!c->tok && !fed))
 		return error_set(err, LLMC_E_RANGE, "chunk %zu: %d tokens, at least one is needed",
 		                 i, c->n_tok);
+	if (s->plan->vision == VISION_TOWER && (int64_t)c->n_out * s->plan->merge != c->n_tok)
+		return error_set(err, LLMC_E_RANGE,
+		                 "chunk %zu: %d patches give %d rows, this tower merges %lld "
+		                 "patches into one row",
+		                 i, c->n_tok, c->n_out, (long long)s->plan->merge);
 	if (c->n_out < 0 || c->n_out > c->n_tok)
 		return error_set(err, LLMC_E_RANGE,
 		                 "chunk %zu: logits of %d rows are wanted, the chunk has %d", i,
@@ -56,10 +61,14 @@ admit(Session *s, const llmc_chunk *chunk, size_t n, bool fed, int32_t *n_dec, l
 
 	if (n < 1 || !chunk)
 		return error_set(err, LLMC_E_RANGE, "no chunk to run");
-	if (s->plan->takes_rows && !s->hidden_in)
+	if (s->plan->takes_rows && !s->rows_in)
 		return error_set(err, LLMC_E_RANGE,
 		                 "this is the MTP head of a model (mtp.part): pass rows "
 		                 "of the model with its tokens (llmc_forward_rows)");
+	if (s->plan->vision == VISION_TOWER && !s->rows_in)
+		return error_set(err, LLMC_E_RANGE,
+		                 "this is a vision tower (vision.part): pass patches "
+		                 "(llmc_forward_images)");
 	for (; seen < n && status == LLMC_OK; seen++) {
 		status = check_chunk(s, &chunk[seen], seen, fed, err);
 		if (status != LLMC_OK)
@@ -128,9 +137,12 @@ set_prefix(const Plan *p, SeqState *st, const llmc_chunk *c)
 }
 
 /* Fill per-row arrays. With two-axis RoPE, rows after the prefix keep the mark's position on the
- * first axis and count up on the second. An encoder's second axis is the token type. */
+ * first axis and count up on the second. An encoder's second axis is the token type. A tower's axes
+ * are the row and column of a patch; in a language model the second marks tokens with a row of an
+ * image. */
 static void
-fill_rows(Session *s, const SeqState *st, int32_t row, int32_t n, int32_t pos, int32_t seq)
+fill_rows(Session *s, const SeqState *st, const StepRows *in, int32_t row, int32_t n, int32_t pos,
+          int32_t seq)
 {
 	const bool second = s->plan->token_types > 1 && st->n_first > 0;
 
@@ -140,6 +152,14 @@ fill_rows(Session *s, const SeqState *st, int32_t row, int32_t n, int32_t pos, i
 		s->rope_pos[row] = after ? st->mark : pos;
 		s->pos2[row] = after ? pos - st->prefix_len + 1 : second && pos >= st->n_first;
 		s->seq_of[row] = seq;
+		if (!in)
+			continue;
+		if (in->pos[0])
+			s->rope_pos[row] = in->pos[0][i];
+		if (in->pos[1])
+			s->pos2[row] = in->pos[1][i];
+		else if (s->plan->vision == VISION_ROWS)
+			s->pos2[row] = in->row && in->at && in->at[i] >= 0;
 	}
 }
 
@@ -167,7 +187,10 @@ fill(Session *s, const llmc_chunk *chunk, int32_t n, int32_t n_dec, bool tables)
 		kv_extend(&s->kv, c->seq, c->n_tok);
 		if (s->plan->prompt_whole && kv->len == 0)
 			set_prefix(s->plan, st, c);
-		fill_rows(s, st, row, c->n_tok, kv->len, i);
+		fill_rows(s, st,
+		          s->rows_in && s->plan->vision != VISION_NONE ? &s->rows_in[s->order[i]]
+		                                                       : NULL,
+		          row, c->n_tok, kv->len, i);
 		if (c->tok)
 			memcpy(s->tok + row, c->tok, (size_t)c->n_tok * sizeof *s->tok);
 		else
@@ -179,8 +202,8 @@ fill(Session *s, const llmc_chunk *chunk, int32_t n, int32_t n_dec, bool tables)
 			fill_table(s, i, kv);
 		row += c->n_tok;
 		s->out_base[s->order[i]] = out;
-		for (int32_t k = c->n_out; k > 0; k--)
-			s->out_row[out++] = row - k;
+		for (int32_t k = c->n_out - 1; k >= 0; k--)
+			s->out_row[out++] = row - 1 - k * (int32_t)s->plan->merge;
 	}
 	s->q_start[n] = row;
 	*s->size = (StepSize){ .n_tok = row, .n_dec = n_dec, .n_seq = n, .n_out = out };
@@ -376,10 +399,37 @@ session_forward_rows(Session *s, const llmc_chunk *chunk, size_t n, const float 
 		                        "not an MTP head (mtp.part)"
 		                      : "an MTP head (mtp.part) needs rows of the model "
 		                        "with its tokens");
-	s->hidden_in = came;
+	if (!came)
+		return session_forward(s, chunk, n, logits, err);
+	StepRows *rows = calloc(n + 1, sizeof *rows);
+	if (!rows)
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	for (size_t i = 0; i < n; i++)
+		rows[i].row = came[i];
+	s->rows_in = rows;
 	llmc_status status = session_forward(s, chunk, n, logits, err);
-	s->hidden_in = NULL;
+	s->rows_in = NULL;
+	free(rows);
 	return status;
+}
+
+llmc_status
+session_forward_images(Session *s, const llmc_chunk *chunk, size_t n, const StepRows *rows,
+                       float *logits, llmc_error *err)
+{
+	if (rows && s->plan->vision == VISION_NONE)
+		return error_set(err, LLMC_E_RANGE,
+		                 "this model was opened without images (vision.part)");
+	s->rows_in = rows;
+	llmc_status status = session_forward(s, chunk, n, logits, err);
+	s->rows_in = NULL;
+	return status;
+}
+
+void
+session_queue_images(Session *s, const StepRows *rows)
+{
+	s->rows_in = rows;
 }
 
 const float *
@@ -543,10 +593,12 @@ queue_step(Session *s, const llmc_chunk *chunk, size_t n, bool sampling, llmc_er
 	if (!s->device->sampler || s->comm)
 		return no_device_sampling(err);
 	TRY(admit(s, chunk, n, true, &n_dec, err));
-	bool decode = (size_t)n_dec == n;
+	/* the notes of a decode step carry no rows of images */
+	bool decode = (size_t)n_dec == n && !s->rows_in;
 	TRY(s->device->sampler->begin(s, chunk, n, err));
 	fill(s, chunk, (int32_t)n, n_dec, !decode);
 	llmc_status status = s->device->sampler->step(s, chunk, n, decode, sampling, err);
+	s->rows_in = NULL;
 	s->device->leave(s);
 	TRY(status);
 	count(s, chunk, n, decode ? 0 : 1);

@@ -147,6 +147,15 @@ llmc_status session_forward(Session *s, const llmc_chunk *chunk, size_t n, float
  * plan takes rows; for other plans came is NULL. */
 llmc_status session_forward_rows(Session *s, const llmc_chunk *chunk, size_t n,
                                  const float *const *came, float *logits, llmc_error *err);
+/* Rows of a chunk, of plan_row_width elements; row NULL: it has none. */
+typedef llmc_image_rows StepRows;
+/* Like session_forward, for a plan with vision.part: rows [n]. n_out of a tower's chunk is its
+ * number of patches divided by vision.merge. NULL: no chunk has rows. */
+llmc_status session_forward_images(Session *s, const llmc_chunk *chunk, size_t n,
+                                   const StepRows *rows, float *logits, llmc_error *err);
+/* Rows of the chunks of the next session_queue_step or session_queue_rows, which reads them during
+ * the call. */
+void session_queue_images(Session *s, const StepRows *rows);
 /* For a plan that outputs hidden rows: the rows of this chunk of the last forward, [n_tok, hidden],
  * valid until the next one. */
 const float *session_rows(const Session *s, size_t chunk);

@@ -251,19 +251,6 @@ per_layer(ModelBuilder *b, int x)
 	return build_add_wide(b, p, own, sqrt(0.5), all, "ple");
 }
 
-/* Input rows of a draft head, one per token, before all other steps. */
-static int
-draft_head_rows(ModelBuilder *b)
-{
-	b->layer = 0;
-	build_at(b, "mtp.part");
-	int rows = build_value(b, "came");
-	Op *o = OP(b, stage_in, .y = rows);
-	op_set_int(b->g, o, "hidden", b->s->hidden);
-	b->layer = -1;
-	return rows;
-}
-
 /* Input of a draft head: each token's row concatenated with the token's embedding x. */
 static int
 draft_head_input(ModelBuilder *b, int x, int rows)
@@ -279,6 +266,23 @@ draft_head_input(ModelBuilder *b, int x, int rows)
 	op_set_int(b->g, o, "width", s->hidden);
 	op_set_int(b->g, o, "count", s->hidden);
 	return build_matmul(b, y, "mtp_proj", false, s->hidden, 2 * s->hidden, "x0_both");
+}
+
+/* Stream before the first layer: the embedded tokens, with the rows that come with them. */
+static int
+stream(ModelBuilder *b, int *table)
+{
+	const Spec *s = b->s;
+
+	if (s->mtp.part == MTP_HEAD) {
+		const int rows = build_given_rows(b, "mtp.part", "came", s->hidden);
+		b->embedded = embed(b, table);
+		return draft_head_input(b, b->embedded, rows);
+	}
+	if (s->vision.part != VISION_ROWS)
+		return b->embedded = embed(b, table);
+	const int rows = build_given_rows(b, "vision.part", "images", s->hidden);
+	return b->embedded = build_image_rows(b, embed(b, table), rows);
 }
 
 /* Norm after the last layer. */
@@ -640,16 +644,13 @@ Graph *
 graph_build(const Spec *s, Diag *d, Arena *perm)
 {
 	ModelBuilder b = { .g = graph_new(s, d, perm), .s = s, .layer = -1, .ple = -1, .sel = -1 };
-	int table, x, errors = d->n_error;
+	int table = -1, x, errors = d->n_error;
 
 	if (!experts_plausible(s, d) || !open_adapter(b.g, d, perm))
 		return NULL;
 	ropes(&b);
 	pools(&b);
-	const int came = s->mtp.part == MTP_HEAD ? draft_head_rows(&b) : -1;
-	x = b.embedded = embed(&b, &table);
-	if (came >= 0)
-		x = draft_head_input(&b, x, came);
+	x = s->vision.part == VISION_TOWER ? build_patches(&b) : stream(&b, &table);
 	if (s->ple_width)
 		b.ple = per_layer(&b, x);
 	if (s->streams.count > 1)
@@ -663,7 +664,10 @@ graph_build(const Spec *s, Diag *d, Arena *perm)
 		x = build_stream_merge(&b, x);
 	if (s->mtp.part != MTP_NONE)
 		mark_draft_rows(&b, x);
-	head(&b, x, table);
+	if (s->vision.part == VISION_TOWER)
+		build_tower_end(&b, x);
+	else
+		head(&b, x, table);
 	check_size(b.g, d);
 	check_slots(b.g, d);
 	return d->n_error == errors ? b.g : NULL;

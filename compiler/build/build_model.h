@@ -65,6 +65,13 @@ int build_slice(ModelBuilder *b, int x, int64_t width, int64_t first, int64_t co
                 const char *name);
 const char *build_act_word(ActKind a);
 
+/* build_tower.c: rows that come with the tokens; the stream of a tower before its first layer; a
+ * language model's embeddings x with those of image tokens replaced; the end of a tower */
+int build_given_rows(ModelBuilder *b, const char *key, const char *name, int64_t width);
+int build_patches(ModelBuilder *b);
+int build_image_rows(ModelBuilder *b, int x, int rows);
+void build_tower_end(ModelBuilder *b, int x);
+
 /* build_streams.c: parallel streams [T, count * hidden]. Make them from the embedded tokens;
  * predict them before a layer; extract the active one; correct them with the layer's result; add
  * per-layer embeddings; merge them after the last layer. */

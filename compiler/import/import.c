@@ -164,13 +164,18 @@ import_source(ImportSource *s)
 }
 
 char *
-import_yaml(const char *src, bool allow_unknown_keys, Diag *d, Arena *perm, llmc_error *err)
+import_yaml(const char *src, bool tower, bool allow_unknown_keys, Diag *d, Arena *perm,
+            llmc_error *err)
 {
 	ImportSource *s = NEW(perm, ImportSource, 1);
 	bool folder = file_is_dir(src);
 
 	*s = (ImportSource){
-		.d = d, .a = perm, .path = src, .allow_unknown_keys = allow_unknown_keys
+		.d = d,
+		.a = perm,
+		.path = src,
+		.tower = tower,
+		.allow_unknown_keys = allow_unknown_keys,
 	};
 	if (folder && !file_exists(arena_printf(perm, "%s/config.json", src)) &&
 	    !file_exists(arena_printf(perm, "%s/params.json", src))) {
@@ -178,6 +183,12 @@ import_yaml(const char *src, bool allow_unknown_keys, Diag *d, Arena *perm, llmc
 		    err, LLMC_E_INPUT,
 		    "%s: holds no config.json: a Hugging Face folder or a GGUF file is expected",
 		    src);
+		return NULL;
+	}
+	if (tower && !folder) {
+		error_set(err, LLMC_E_INPUT,
+		          "%s: images are supported for Hugging Face folders, not for this file",
+		          src);
 		return NULL;
 	}
 	char *text = (folder          ? source_read_hf

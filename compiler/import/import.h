@@ -42,6 +42,7 @@ typedef struct ImportSource {
 	SourceKey *key;
 	bool have_tensors;
 	bool allow_unknown_keys;
+	bool tower;   /* import the vision tower of the checkpoint instead of its language model */
 	bool wrapper; /* language model of a multimodal wrapper, whose other tensors are ignored */
 	size_t n_tensor;
 	SourceTensor *tensor; /* sorted by name */

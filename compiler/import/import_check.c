@@ -56,7 +56,8 @@ head_is_untied(const ImportSource *s, const TensorRule *embed, const TensorRule 
 bool
 import_names(ImportSource *s, const Spec *spec)
 {
-	const TensorRule *embed = rule_for(spec->tensor_rule, spec->n_tensor_rule, "embed");
+	const char *const first = s->tower ? "patch" : "embed";
+	const TensorRule *embed = rule_for(spec->tensor_rule, spec->n_tensor_rule, first);
 	const TensorRule *head = rule_for(spec->tensor_rule, spec->n_tensor_rule, "head");
 	static const struct {
 		const char *from, *to;

@@ -125,6 +125,31 @@ text_of(const json_t *root)
 /* Read a config. In a wrapper with other parts, the language model is in text_config. Keys outside
  * describe the other parts, except those of the whole model: for these text_config may contain only
  * class defaults. */
+/* Read the keys of a vision tower. Those outside of vision_config (text_config.hidden_size) have
+ * their full names, and model_type of the whole is `wrapper_type`. */
+static bool
+take_tower(ImportSource *s, const json_t *root)
+{
+	const json_t *vision = part_of(root, "vision_config");
+
+	if (!vision) {
+		err_at(s->d, (Loc){ 0 },
+		       "%s: there is no vision_config: this model reads text only", s->file);
+		return false;
+	}
+	const char *type = json_string_value(json_object_get(root, "model_type"));
+	source_add(s, "wrapper_type",
+	           (SpecExprVal){ .kind = EXPR_STR, .str = arena_strdup(s->a, type ? type : "") });
+	flatten(s, vision, "", false, 0);
+	size_t own = s->n_key;
+	flatten(s, root, "", false, 0);
+	for (size_t i = own; i < s->n_key; i++)
+		s->key[i].used = true;
+	source_use(s, "wrapper_type");
+	s->wrapper = true;
+	return true;
+}
+
 void
 source_take_config(ImportSource *s, const json_t *root)
 {
@@ -132,6 +157,10 @@ source_take_config(ImportSource *s, const json_t *root)
 		                             "bos_token_id" };
 	const json_t *text = text_of(root);
 
+	if (s->tower) {
+		take_tower(s, root);
+		return;
+	}
 	if (!text) {
 		flatten(s, root, "", false, 0);
 		return;
@@ -143,6 +172,9 @@ source_take_config(ImportSource *s, const json_t *root)
 	}
 	flatten(s, text, "", false, 0);
 	size_t own = s->n_key;
+	const char *type = json_string_value(json_object_get(root, "model_type"));
+	source_add(s, "wrapper_type",
+	           (SpecExprVal){ .kind = EXPR_STR, .str = arena_strdup(s->a, type ? type : "") });
 	flatten(s, root, "", false, 0);
 	for (size_t i = own; i < s->n_key; i++)
 		s->key[i].used = true;
@@ -457,9 +489,11 @@ source_read_hf(ImportSource *s, llmc_error *err)
 	if (weights)
 		read_tensor_list(s, weights);
 	s->weights = weights;
-	if (!read_modules(s, err))
-		return false;
-	read_classification_head(s);
+	if (!s->tower) {
+		if (!read_modules(s, err))
+			return false;
+		read_classification_head(s);
+	}
 	arena_done(s->a, generation);
 	arena_done(s->a, config);
 	return true;

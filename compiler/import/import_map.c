@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/text.h"
+
 static SpecExprVal
 env_key(void *user, const char *name)
 {
@@ -73,19 +75,20 @@ import_eval(ImportSource *s, const Node *n, SpecExprVal *out)
 	return expr_eval(n->text, n->loc, &env, s->d, s->a, out);
 }
 
-bool
-import_family(ImportSource *s)
+/* Find the family of this list whose `match` holds. False: none does, or a family file has errors;
+ * all [*n]: the families that were tried. */
+static bool
+find_family(ImportSource *s, const char *which, Family *found, Family **all, size_t *n)
 {
 	const Node *index = family_file("families/_index.yaml", NULL, s->d, s->a);
-	const Node *list = index ? node_get(index, "families") : NULL;
-	const char *names = "";
-	size_t n_family = 0;
+	const Node *list = index ? node_get(index, which) : NULL;
 
+	*n = 0;
 	if (!list || list->kind != NODE_LIST) {
-		err_at(s->d, (Loc){ 0 }, "families/_index.yaml has no list `families`");
+		err_at(s->d, (Loc){ 0 }, "families/_index.yaml has no list `%s`", which);
 		return false;
 	}
-	Family *all = NEW(s->a, Family, list->n + 1);
+	*all = NEW(s->a, Family, list->n + 1);
 	for (size_t i = 0; i < list->n; i++) {
 		const Node *name = list->item[i];
 		Family f;
@@ -100,19 +103,76 @@ import_family(ImportSource *s)
 		if (!import_eval(s, m, &v))
 			return false;
 		if (expr_true(v)) {
-			s->family = f;
+			*found = f;
 			return true;
 		}
-		names = arena_printf(s->a, "%s%s%s", names, *names ? ", " : "", f.name);
-		all[n_family++] = f;
+		(*all)[(*n)++] = f;
 	}
+	return false;
+}
+
+/* Return whether the checkpoint has the tower's projection of patches, with any prefix. */
+static bool
+has_tower(const ImportSource *s, const Family *tower)
+{
+	const Node *tensors = tower->format ? node_get(tower->format, "tensors") : NULL,
+	           *patch = tensors ? node_get(tensors, "patch") : NULL;
+	const char *name = patch ? strrchr(patch->text, '.') : NULL,
+	           *end = name ? arena_printf(s->a, "%s.weight", name) : ".weight";
+
+	for (size_t i = 0; i < s->n_tensor; i++)
+		if (ends_with(s->tensor[i].name, end))
+			return true;
+	return !s->have_tensors;
+}
+
+/* Record which token stands for a row of an image, if llmc has the tower of this wrapper. */
+static void
+image_token(ImportSource *s)
+{
+	static const char *const keys[] = { "image_token_id", "image_token_index" };
+	Family tower, *all;
+	size_t n;
+	double token;
+
+	if (s->tower || source_val(s, "wrapper_type").kind == EXPR_NULL ||
+	    !find_family(s, "towers", &tower, &all, &n) || !has_tower(s, &tower))
+		return;
+	for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+		if (!s->value[K_vision_token] && source_num(s, keys[i], &token))
+			source_set_num(s, K_vision_token, token);
+}
+
+bool
+import_family(ImportSource *s)
+{
+	const int errors = s->d->n_error;
+	const char *names = "";
+	Family *all;
+	size_t n;
+
+	if (find_family(s, s->tower ? "towers" : "families", &s->family, &all, &n)) {
+		image_token(s);
+		return s->d->n_error == errors;
+	}
+	if (s->d->n_error > errors)
+		return false;
+	for (size_t i = 0; i < n; i++)
+		names = arena_printf(s->a, "%s%s%s", names, *names ? ", " : "", all[i].name);
 	const char *type = s->arch ? s->arch : source_str(s, "model_type");
+	if (s->tower) {
+		err_at(s->d, (Loc){ 0 },
+		       "%s: images are not supported for model_type = %.60s: llmc supports the "
+		       "towers %s",
+		       s->file, source_str(s, "wrapper_type"), names);
+		return false;
+	}
 	err_at(s->d, (Loc){ 0 },
 	       "%s: no family file matches %s = %.60s; llmc supports %s; docs/adding-a-family.md "
 	       "describes how to add one",
 	       s->file, s->arch ? "general.architecture" : "model_type", type ? type : "(absent)",
 	       names);
-	import_nearest(s, all, n_family);
+	import_nearest(s, all, n);
 	return false;
 }
 

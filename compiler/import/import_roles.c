@@ -156,6 +156,20 @@ shape_text(Arena *a, const int64_t *dim, int n)
 	return arena_printf(a, "[%s]", out);
 }
 
+/* Return whether the last dimensions of the tensor, more than one of them, multiply to this width.
+ */
+static bool
+ends_with_dims(const SourceTensor *t, int64_t width)
+{
+	int64_t n = 1;
+	int d = t->n_dims;
+
+	while (d > 1 && n < width)
+		if (__builtin_mul_overflow(n, t->dim[--d], &n))
+			return false;
+	return n == width;
+}
+
 /* Check one tensor with the rows of all roles stacked in it; cols 0: a vector. A stack of matrices
  * (experts, heads) has `units` of them, possibly as a separate first dimension in the file. */
 static void
@@ -177,11 +191,13 @@ tensor(ImportCheck *c, const TensorRule *r, const char *role, int layer, int exp
 	for (int i = 0; i < t->n_dims; i++)
 		if (__builtin_mul_overflow(have, t->dim[i], &have))
 			have = -1;
-	/* an untransposed matrix has its columns last; vectors may have additional dimensions of
-	 * 1 */
+	/* an untransposed matrix has its columns last, a convolution's in several dimensions;
+	 * vectors may have additional dimensions of 1 */
 	int64_t each = rows / units, width = r->transpose ? each : cols;
 	bool stack = units > 1 && t->n_dims == 3;
-	if (have != want || (cols && last != width && !(rows == 1 && t->n_dims == 1)) ||
+	if (have != want ||
+	    (cols && last != width && !ends_with_dims(t, width) &&
+	     !(rows == 1 && t->n_dims == 1)) ||
 	    (cols && stack && t->dim[0] != units)) {
 		int64_t dims[3] = { units, r->transpose ? cols : each, width };
 		bool flat = !stack && !r->transpose;
@@ -607,6 +623,22 @@ import_layer_roles(ImportCheck *c, int l)
 	roles(c, list->role, list->n, l, s->moe.n_experts);
 }
 
+static void
+tower_roles(ImportCheck *c, RoleList *list)
+{
+	const Spec *s = c->spec;
+	const int64_t merged = s->hidden * (s->vision.mean ? 1 : s->vision.merge);
+
+	ROLE("patch", s->hidden, s->vision.width, s->vision.bias);
+	if (s->vision.positions)
+		ROLE("patch_pos", s->vision.positions, s->hidden, false);
+	if (s->vision.out)
+		ROLE("project", s->vision.inner ? s->vision.inner : s->vision.out, merged,
+		     s->vision.out_bias);
+	if (s->vision.inner)
+		ROLE("project_out", s->vision.out, s->vision.inner, s->vision.out_bias);
+}
+
 void
 import_outer_roles(ImportCheck *c)
 {
@@ -614,7 +646,11 @@ import_outer_roles(ImportCheck *c)
 	int64_t H = s->hidden;
 	RoleList outside = { .n = 0 }, *list = &outside;
 
-	ROLE("embed", s->vocab_size, s->embed.width, false);
+	if (s->vision.part == VISION_TOWER) {
+		tower_roles(c, list);
+	} else {
+		ROLE("embed", s->vocab_size, s->embed.width, false);
+	}
 	if (spec_narrow(s)) {
 		ROLE("embed_in", H, s->embed.width, false);
 		ROLE("embed_out", s->embed.width, H, false);

@@ -57,6 +57,8 @@ typedef enum MlaForm {
 	MLA_EXPANDED
 } MlaForm; /* AUTO: the form with fewer operations */
 typedef enum MtpPart { MTP_NONE, MTP_ROWS, MTP_HEAD } MtpPart;
+/* vision.part; a plan has the same */
+typedef PlanVision VisionPart;
 typedef enum MaskKind { MASK_CAUSAL, MASK_PREFIX, MASK_NONE } MaskKind;
 
 /* One set of rotary frequencies. The runtime computes the angles; a sequence's frequencies are
@@ -330,6 +332,14 @@ typedef struct Spec {
 		 * of its plan */
 	} mtp;
 
+	struct {
+		VisionPart part;
+		int32_t token;
+		int64_t width, positions, merge, inner, out;
+		bool mean, bias, out_bias; /* mean: merged rows are averaged */
+		ActKind act;
+	} vision;
+
 	Dtype dtype; /* type of activations in the description; CPU computes in f32 */
 	struct {
 		KvType k, v;
@@ -416,7 +426,9 @@ Spec *spec_from_file(const char *yaml_path, const char *const *set, Diag *d, Are
 Spec *spec_from_text(const char *name, const char *text, size_t size, const char *const *set,
                      Diag *d, Arena *perm);
 /* import/: make the YAML text of an HF folder or a GGUF file, in the arena; NULL if d has errors.
- * Unconsumed keys of the checkpoint are errors, or warnings if allow_unknown_keys. */
-char *import_yaml(const char *src, bool allow_unknown_keys, Diag *d, Arena *perm, llmc_error *err);
+ * tower: of its vision tower, not of its language model. Unconsumed keys of the checkpoint are
+ * errors, or warnings if allow_unknown_keys. */
+char *import_yaml(const char *src, bool tower, bool allow_unknown_keys, Diag *d, Arena *perm,
+                  llmc_error *err);
 
 #endif

@@ -84,6 +84,49 @@ check_mtp(SpecTable *t)
 	}
 }
 
+/* A tower is an encoder of rows. Rows of images reach one rank, in a step with a causal mask. */
+static void
+check_vision(SpecTable *t)
+{
+	const char *part = t->val[K_vision_part].str;
+
+	if (!part || IS(vision_part, "none"))
+		return;
+	if (INT(tp) * INT(pp) > 1) {
+		err_at(t->d, LOC(vision_part),
+		       "vision.part = %s: images are supported on one rank only", part);
+		spec_check_note(t, INT(tp) > 1 ? K_tp : K_pp);
+	}
+	if (!IS(mtp_part, "none")) {
+		err_at(t->d, LOC(vision_part),
+		       "vision.part = %s: not supported together with a draft head", part);
+		spec_check_note(t, K_mtp_part);
+	}
+	if (IS(vision_part, "rows") && !IS(mask, "causal")) {
+		err_at(t->d, LOC(vision_part),
+		       "vision.part = rows: images need attention.mask = causal");
+		spec_check_note(t, K_mask);
+	}
+	if (IS(vision_part, "rows") && KNOWN(vision_token) && INT(vision_token) < 0)
+		err_at(t->d, LOC(vision_part),
+		       "vision.part = rows: this model reads text only (vision.token is -1)");
+	if (!IS(vision_part, "tower"))
+		return;
+	if (!IS(mask, "none")) {
+		err_at(t->d, LOC(vision_part),
+		       "vision.part = tower: a tower attends to all patches of an image; set "
+		       "attention.mask to none");
+		spec_check_note(t, K_mask);
+	}
+	if (KNOWN(vision_width) && INT(vision_width) < 1)
+		err_at(t->d, LOC(vision_part),
+		       "vision.part = tower: vision.width is 0, a patch has at least one value");
+	if (INT(vision_inner) > 0 && INT(vision_out) < 1)
+		err_at(t->d, LOC(vision_inner),
+		       "vision.inner = %lld: the projector's second layer needs vision.out",
+		       (long long)INT(vision_inner));
+}
+
 static void
 check_streams(SpecTable *t)
 {
@@ -292,6 +335,7 @@ check_placement(SpecTable *t)
 		{ K_kv_host, INT(kv_host) > 0, "pages in host memory" },
 		{ K_kv_window, INT(kv_window) + INT(kv_sinks) > 0, "exact KV pages" },
 		{ K_mtp_part, !IS(mtp_part, "none"), "MTP heads" },
+		{ K_vision_part, !IS(vision_part, "none"), "images" },
 		{ K_mask, IS(mask, "none"), "encoders" },
 		{ K_head_kind, IS(head_kind, "labels"), "classification heads" },
 	};
@@ -345,6 +389,7 @@ spec_check(SpecTable *t)
 	check_output(t);
 	check_mtp(t);
 	check_placement(t);
+	check_vision(t);
 	if (t->val[K_lora_path].str && INT(tp) * INT(pp) > 1) {
 		err_at(t->d, LOC(lora_path),
 		       "lora.path: adapters are merged into weights on one rank only");

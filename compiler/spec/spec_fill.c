@@ -359,8 +359,27 @@ fill_placement(const SpecTable *t, Spec *s)
 }
 
 static void
+fill_vision(const SpecTable *t, Spec *s)
+{
+	s->vision.part = IS(vision_part, "rows")    ? VISION_ROWS
+	                 : IS(vision_part, "tower") ? VISION_TOWER
+	                                            : VISION_NONE;
+	s->vision.token = (int32_t)INT(vision_token);
+	s->vision.width = INT(vision_width);
+	s->vision.bias = BOOL(vision_bias);
+	s->vision.positions = INT(vision_positions);
+	s->vision.merge = INT(vision_merge);
+	s->vision.mean = IS(vision_merge_kind, "mean");
+	s->vision.inner = INT(vision_inner);
+	s->vision.out = INT(vision_out);
+	s->vision.out_bias = BOOL(vision_out_bias);
+	s->vision.act = act_of(t, K_vision_act);
+}
+
+static void
 fill_rest(const SpecTable *t, Spec *s)
 {
+	fill_vision(t, s);
 	fill_norms(t, s);
 	s->position = IS(position, "rope")      ? POS_ROPE
 	              : IS(position, "alibi")   ? POS_ALIBI

@@ -233,7 +233,7 @@ run_comm(const PhaseArgs *w, const StepRun *r, int part)
 	int64_t width = step_int(st, "width");
 
 	if (st->op == OP_stage_in) {
-		if (part == 0 && s->plan->takes_rows)
+		if (part == 0 && plan_takes_rows(s->plan))
 			session_given(s, r->a[ARG(stage_in, y)]);
 		else if (part == 0)
 			comm_pipe_receive(s->comm, r->a[ARG(stage_in, y)],

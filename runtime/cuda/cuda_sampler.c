@@ -239,6 +239,8 @@ queue(CudaSession *c, const llmc_chunk *chunk, size_t n, bool decode, bool sampl
 		TRY(cuda_launch_decode(c, s->size->n_tok, sampling, err));
 	} else {
 		TRY(cuda_upload_step(c, err));
+		if (s->rows_in)
+			TRY(cuda_stage_receive(c, 1, err));
 		TRY(cuda_launch_mixed(c, 1, sampling, err));
 	}
 	const unsigned number = c->number;

@@ -235,9 +235,14 @@ take_pinned(CudaSession *c, llmc_error *err)
 	size_t stream = s->plan->stages > 1 || s->plan->outputs_rows
 	                    ? (size_t)s->sym[SYM_n_tok] * (size_t)s->plan->hidden * sizeof(float)
 	                    : 0;
+	const size_t given =
+	    s->plan->vision != VISION_NONE
+	        ? (size_t)s->sym[SYM_n_tok] * (size_t)s->plan->row_width * sizeof(float)
+	        : 0;
 	CUdeviceptr at;
 	void *p = NULL;
 
+	stream = stream > given ? stream : given;
 	note = (note + 255) & ~(size_t)255;
 	block = (block + 255) & ~(size_t)255;
 	CUDA_TRY(d,

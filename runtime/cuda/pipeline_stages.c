@@ -29,19 +29,29 @@ stream_bytes(const Session *s)
 	return (size_t)s->size->n_tok * (size_t)s->plan->hidden * sizeof(float);
 }
 
+static size_t
+given_bytes(const Session *s)
+{
+	return (size_t)s->size->n_tok * (size_t)plan_row_width(s->plan) * sizeof(float);
+}
+
 llmc_status
 cuda_stage_receive(CudaSession *c, int phase, llmc_error *err)
 {
 	const Session *s = c->s;
 	CudaDevice *d = &c->m->dev;
 
-	if (s->hidden_in)
+	if (s->rows_in && s->plan->vision != VISION_NONE) /* steps in flight may still read it */
+		CUDA_TRY(d, d->api.stream_sync(c->stream), "waiting for an earlier step");
+	if (s->rows_in)
 		session_given(s, c->received);
 	else if (!s->plan->stage)
 		return LLMC_OK;
 	else if (!comm_pipe_receive(s->comm, c->received, stream_bytes(s)))
 		return comm_error(s->comm, err);
-	CUDA_TRY(d, d->api.copy_up(c->stage_in[phase], c->received, stream_bytes(s), c->stream),
+	CUDA_TRY(d,
+	         d->api.copy_up(c->stage_in[phase], c->received,
+	                        s->rows_in ? given_bytes(s) : stream_bytes(s), c->stream),
 	         "copying what the stage before hands on to the GPU");
 	return LLMC_OK;
 }

@@ -204,11 +204,19 @@ session_unmap(void *m, int64_t bytes)
 void
 session_given(const Session *s, float *to)
 {
-	const int64_t hidden = s->plan->hidden;
+	const int64_t width = plan_row_width(s->plan);
 
-	for (int32_t i = 0; s->hidden_in && i < s->size->n_seq; i++)
-		memcpy(to + s->q_start[i] * hidden, s->hidden_in[s->order[i]],
-		       (size_t)((s->q_start[i + 1] - s->q_start[i]) * hidden) * sizeof *to);
+	for (int32_t i = 0; s->rows_in && i < s->size->n_seq; i++) {
+		const StepRows *in = &s->rows_in[s->order[i]];
+		const int32_t n = s->q_start[i + 1] - s->q_start[i];
+		float *rows = to + s->q_start[i] * width;
+		for (int32_t t = 0; in->at && in->row && t < n; t++)
+			if (in->at[t] >= 0)
+				memcpy(rows + t * width, in->row + in->at[t] * width,
+				       (size_t)width * sizeof *to);
+		if (in->row && !in->at)
+			memcpy(rows, in->row, (size_t)(n * width) * sizeof *to);
+	}
 }
 
 void *

@@ -97,9 +97,8 @@ struct Session {
 	struct KvDisk *disk; /* prefix-cache pages as files; NULL: none */
 	char *disk_page;     /* buffer for one page */
 
-	const float *const
-	    /* hidden rows that accompany the tokens of the next forward, per chunk; NULL: none */
-	    *hidden_in;
+	/* rows that come with the tokens of the next forward, per chunk; NULL: none */
+	const StepRows *rows_in;
 	/* hidden rows of the last forward, if the plan outputs them and the device copied them to
 	 * the host; NULL: they are in their slot */
 	const float *rows;
@@ -143,7 +142,7 @@ bool session_sees_window(const Session *s,
                           * max_page on */
                          const PlanStep *step);
 void *session_argument(const Session *s, const PlanRef *r); /* address for kernels */
-/* Copy the rows of hidden_in from chunk order to the row order of the step */
+/* Copy the rows of rows_in from chunk order to the row order of the step */
 void session_given(const Session *s, float *to);
 /* Set a sequence's RoPE frequencies, which depend on its maximum length. */
 void session_set_rope(Session *s, llmc_seq q, int32_t length_bound);

@@ -193,8 +193,8 @@ shape_text(const CheckpointTensor *t, char *buf, size_t cap)
 		                        (long long)t->dim[i]);
 }
 
-/* Does the file's shape, with leading dimensions flattened, agree with [rows, cols]? A vector (cols
- * 0) may have any shape. */
+/* Does the file's shape agree with [rows, cols]: with leading dimensions flattened, or, for the
+ * kernel of a convolution, trailing ones? A vector (cols 0) may have any shape. */
 static bool
 shape_fits(const CheckpointTensor *t, int64_t rows, int64_t cols)
 {
@@ -205,7 +205,10 @@ shape_fits(const CheckpointTensor *t, int64_t rows, int64_t cols)
 			return false;
 	if (__builtin_mul_overflow(rows, cols ? cols : 1, &want) || elems != want)
 		return false;
-	return cols <= 1 || (t->n_dims > 0 && t->dim[t->n_dims - 1] == cols);
+	int64_t last = 1;
+	for (int i = t->n_dims; i > 1 && last < cols;)
+		last *= t->dim[--i];
+	return cols <= 1 || last == cols || (t->n_dims == 1 && t->dim[0] == cols);
 }
 
 /* Can fp32 numbers be quantised to this type at load time? Other types are used only if the file

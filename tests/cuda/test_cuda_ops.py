@@ -612,6 +612,29 @@ def test_cap_slice_select(x):
     everywhere("gather_rows", dict(WIDTH=70), ROWS, [H.inout(x), H.alias(0)], picked, exact=True)
 
 
+def test_rows_of_images():
+    rng = np.random.default_rng(7)
+    x, rows = (rng.standard_normal((6, 70)).astype(np.float32) for _ in range(2))
+    step = dict(pos=list(range(6)), tok=[0] * 6, out_row=[2, 5])
+    for mean, y in (0, x.reshape(2, 210)), (1, x.reshape(2, 3, 70).mean(1)):
+        everywhere(
+            "merge_rows",
+            dict(WIDTH=70, COUNT=3, MEAN=mean),
+            step,
+            [x, H.out(y.shape)],
+            y,
+            exact=not mean,
+        )
+    marks = [0, 3, 1, 0, 0, 1]
+    y = np.where(np.array(marks)[:, None] > 0, rows, x)
+    step = dict(pos=list(range(6)), tok=[0] * 6, pos2=marks, out_row=[5])
+    same = lambda got: np.testing.assert_array_equal(got[0][:6], y)
+    for args in [x, rows, H.out((6, 70))], [H.inout(x), rows, H.alias(0)]:
+        each("scatter_rows", dict(WIDTH=70), H.make_step(**step), args, same)
+        if not H.REAL:
+            on_processors("scatter_rows", dict(WIDTH=70), step, args, same)
+
+
 @pytest.mark.parametrize(
     "kind,order,factor",
     [("none", True, False), ("rms", True, True), ("layer", False, True), ("none", False, False)],
@@ -820,7 +843,8 @@ def test_real_compiler():
         HIDDEN=4096,
         OFFSET=0,
         TYPES=2,
+        MEAN=0,
     )
-    for op in "add act glu gate_mul softcap concat slice gather_rows rmsnorm layernorm embed embed_pos embed_type".split():
+    for op in "add act glu gate_mul softcap concat slice gather_rows merge_rows scatter_rows rmsnorm layernorm embed embed_pos embed_type".split():
         if H.nvrtc(op, p, ["sm_75", "sm_90a"] if op != "act" else H.ARCHS) is None:
             pytest.skip("no libnvrtc")

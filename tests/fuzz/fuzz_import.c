@@ -436,7 +436,7 @@ take(const char *path, const char *target, Diag *d, Arena *perm, llmc_error *err
 	diag_init(d, perm);
 	if (setjmp(d->bug))
 		die("a fault", strbuf_str(&d->text));
-	char *yaml = import_yaml(path, false, d, perm, err);
+	char *yaml = import_yaml(path, false, false, d, perm, err);
 	if (!yaml && !d->n_error && !*err->text)
 		die("refused without a word", path);
 	if (!yaml)

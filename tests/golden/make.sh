@@ -12,6 +12,7 @@ python=${PYTHON:-python3}
 "$python" tests/golden/make_samplers.py
 "$python" tests/golden/make_configs.py
 "$python" tests/golden/make_models.py
+"$python" tests/golden/make_vision.py
 "$python" tests/golden/make_config_keys.py
 "$python" tests/golden/make_kv.py
 "$python" tests/golden/make_gguf.py

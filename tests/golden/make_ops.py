@@ -1198,6 +1198,18 @@ for name, window in (("none", 0), ("none_window", 9)):
         False, 1, 4, 4, "f32", k, v, [40, 3]
     ).none().none().room(48).out(y).end()
 
+# --- rows of images
+x, r = rnd(4, 3), rnd(4, 3)
+for mean in (0, 1):
+    y = torch.stack([x[:2], x[2:]])
+    y = y.mean(1) if mean else y.reshape(2, 6)
+    Case("merge_rows", ("concat", "mean")[mean], width=3, count=2, mean=mean).step(
+        [0, 1, 2, 3], out_row=[1, 3]
+    ).f32(x).room(y.numel()).out(y).end()
+Case("scatter_rows", "two", width=3).step([0, 1, 2, 3], pos2=[0, 1, 0, 1]).f32(x).f32(r).room(
+    12
+).out(torch.stack([x[0], r[1], x[2], r[3]])).end()
+
 with open(OUT, "w") as f:
     f.write("\n".join(lines) + "\n")
 print(f"{OUT}: {sum(l.startswith('case') for l in lines)} cases, {os.path.getsize(OUT)} bytes")

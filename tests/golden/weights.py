@@ -16,6 +16,7 @@ import numpy as np
 HERE = os.path.dirname(os.path.abspath(__file__))
 MODELS = os.path.join(HERE, "models")
 ENCODERS = os.path.join(HERE, "encoders")
+VISION = os.path.join(HERE, "vision")
 U = np.uint64
 
 
@@ -209,6 +210,40 @@ class Encoder(Golden):
 
     def texts(self):
         return [" ".join(f"W{t}" for t in ids) for ids in self.inputs]
+
+
+def pixels(config, grids):
+    """Images [channels, rows, columns] of normalised pixels, by the number of patches"""
+    v = config["vision_config"]
+    p, channels = v["patch_size"], v.get("num_channels", 3)
+    return [
+        noise(f"pixels/{i}", channels * h * p * w * p)
+        .reshape(channels, h * p, w * p)
+        .astype(np.float32)
+        for i, (h, w) in enumerate(grids)
+    ]
+
+
+class Vision(Golden):
+    """A case of make_vision.py: config, tensors, grids (patches of each image), ids (a prompt with all images), image_token,
+    logits of the prompt, rows of the tower."""
+
+    MODELS = VISION
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.rows = np.load(os.path.join(self.dir, "rows.npy"))
+
+    def patches(self, side):
+        """Rows of each image, [patches, channels * p * p], and the row and column of each patch: squares of side x side
+        patches are contiguous."""
+        p = self.config["vision_config"]["patch_size"]
+        out = []
+        for (h, w), x in zip(self.grids, pixels(self.config, self.grids)):
+            y = x.reshape(-1, h // side, side, p, w // side, side, p).transpose(1, 4, 2, 5, 0, 3, 6)
+            at = np.arange(h * w).reshape(h // side, side, w // side, side).transpose(0, 2, 1, 3)
+            out.append((np.ascontiguousarray(y.reshape(h * w, -1)), at.reshape(-1)))
+        return out
 
 
 # How a draft head is stored. layer and names; dense: it has the feed-forward of layer 0; windowed: it has the attention of windowed layers; output: its

@@ -43,7 +43,7 @@ attributes(OpKind op, int64_t i, Attr a[OP_MAX_ATTRS])
 		if (!strcmp(key, "rope_dims"))
 			a[n].i = i / 2;
 		if (!strcmp(key, "groups") || !strcmp(key, "shared_gate") ||
-		    !strcmp(key, "per_group") || !strcmp(key, "chunk") ||
+		    !strcmp(key, "per_group") || !strcmp(key, "chunk") || !strcmp(key, "mean") ||
 		    !strcmp(key, "x_rows_per_token"))
 			a[n].i = 1;
 	}

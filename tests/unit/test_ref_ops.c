@@ -150,8 +150,9 @@ static void
 set_buffer(Case *c, int i, int64_t n, Dtype dtype)
 {
 	/* ops on n_out rows have 2 of them in the file, from at least 3 tokens */
-	bool out =
-	    (!strcmp(c->op, "gather_rows") && i == 1) || (!strcmp(c->op, "lm_head") && i == 4);
+	bool out = (!strcmp(c->op, "gather_rows") && i == 1) ||
+	           (!strcmp(c->op, "lm_head") && i == 4) ||
+	           (!strcmp(c->op, "merge_rows") && i == 1);
 	int64_t rows = out ? c->s.n_out : c->s.n_tok;
 
 	c->elems[i] = n;
@@ -403,10 +404,10 @@ test_values(void **state)
 static void
 test_in_place(void **state)
 {
-	static const char *const ops[] = { "act",       "glu",        "add",       "softcap",
-		                           "clamp",     "scale_cols", "pos_scale", "gate_mul",
-		                           "rmsnorm",   "layernorm",  "rope",      "rope_2d",
-		                           "matmul_add" };
+	static const char *const ops[] = { "act",        "glu",         "add",       "softcap",
+		                           "clamp",      "scale_cols",  "pos_scale", "gate_mul",
+		                           "rmsnorm",    "layernorm",   "rope",      "rope_2d",
+		                           "matmul_add", "scatter_rows" };
 	FILE *f = open_cases();
 	Case c;
 
@@ -448,6 +449,7 @@ test_check(void **state)
 	while (scan_case(f, &c)) {
 		llmc_error err = { 0 };
 
+		c.plan.merge = c.step.op == OP_merge_rows ? step_int(&c.step, "count") : 1;
 		if (plan_check_op(&c.plan, &c.step, &err) != LLMC_OK)
 			fail_msg("%s %s: %s", c.op, c.name, err.text);
 		c.step.n_arg--;

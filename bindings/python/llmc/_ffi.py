@@ -62,6 +62,15 @@ class Options(Sized):
         ("planned", C.c_void_p),
         ("planned_user", C.c_void_p),
         ("no_fit", C.c_bool),
+        ("tower", C.c_bool),
+    ]
+
+
+class ImageRows(C.Structure):
+    _fields_ = [
+        ("row", C.POINTER(C.c_float)),
+        ("at", C.POINTER(C.c_int32)),
+        ("pos", C.POINTER(C.c_int32) * 2),
     ]
 
 
@@ -473,6 +482,10 @@ _SIGNATURES = {
     "llmc_forward_rows": (
         C.c_int,
         [C.c_void_p, P(Chunk), C.c_size_t, P(C.c_float), P(C.c_float), P(C.c_float), _E],
+    ),
+    "llmc_forward_images": (
+        C.c_int,
+        [C.c_void_p, P(Chunk), C.c_size_t, P(ImageRows), P(C.c_float), _E],
     ),
     "llmc_embed": (
         C.c_int,

@@ -79,6 +79,7 @@ class Model(Handle):
         allow_unknown_keys: bool = False,
         trust_artifact: bool = False,
         no_fit: bool = False,
+        tower: bool = False,
     ) -> None:
         """Open a model; the options are those of llmc_options.
 
@@ -106,6 +107,7 @@ class Model(Handle):
             allow_unknown_keys=allow_unknown_keys,
             trust_artifact=trust_artifact,
             no_fit=no_fit,
+            tower=tower,
         )
         _handle.fill(o, "open()", dict(n_threads=threads, **flags))
         h = C.c_void_p()
@@ -384,6 +386,35 @@ class Session(SerialHandle):
             _handle.call(lib.llmc_forward_rows, h, array, len(tokens), given, out, rows)
         logits = _rows(out, n_out, self._width) if n_out else None
         return logits, _rows(rows, n, self._hidden)
+
+    def forward_images(
+        self, chunks: Sequence[tuple[int, Sequence[int], int]], rows: Sequence[dict[str, Any]]
+    ) -> memoryview[float] | None:
+        """forward() with rows of images, one dict per chunk: for a vision tower (tower=True) "row"
+        (a buffer of floats [tokens, vision.width]) and "pos" (two lists of integers per token);
+        for a model opened with vision.part=rows "row" ([any, hidden]) and "at" (the index of a
+        token's row, or -1), or no keys."""
+        array, tokens, n_out = self._chunks(chunks)
+        given, kept = (_ffi.ImageRows * max(1, len(tokens)))(), []
+        for r, own in zip(given, rows, strict=True):
+            if "row" in own:
+                view = memoryview(own["row"])
+                if view.format != "f":
+                    raise ValueError(f"row has the format {view.format!r}, expected floats")
+                floats = (C.c_float * max(1, view.nbytes // 4))()
+                C.memmove(floats, view.tobytes(), view.nbytes)
+                r.row = C.cast(floats, C.POINTER(C.c_float))
+                kept.append(floats)
+            lists = [(C.c_int32 * len(p))(*p) for p in (own.get("at", ()), *own.get("pos", ()))]
+            if "at" in own:
+                r.at = C.cast(lists[0], C.POINTER(C.c_int32))
+            for i, p in enumerate(lists[1:]):
+                r.pos[i] = C.cast(p, C.POINTER(C.c_int32))
+            kept += lists
+        out = (C.c_float * max(1, n_out * self._width))()
+        with self._use() as h:
+            _handle.call(lib.llmc_forward_images, h, array, len(tokens), given, out)
+        return _rows(out, n_out, self._width) if n_out else None
 
     @checked_names()
     def embed(

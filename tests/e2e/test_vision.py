@@ -1,0 +1,147 @@
+"""Models that read images: the rows of a vision tower and the logits of a language model that takes them, against
+transformers on tiny models (tests/golden/make_vision.py)."""
+
+import numpy as np
+import pytest
+
+import llmc
+from cuda_emu import environment
+from golden_run import weights
+from processor import RUNS
+
+CASES = weights.cases(weights.VISION)
+EXACT, ROUNDED = 2e-5, 5e-2  # relative to the range; bf16 weights on a GPU
+CPU = {"smolvlm-plain": "generic v3 v4", "smolvlm-idefics3-bf16": "v3 v4 amx"}
+GPU = {
+    "smolvlm-plain": ("sm_90a",),
+    "smolvlm-idefics3-bf16": ("sm_75", "sm_80", "sm_90a", "sm_120a"),
+}
+
+
+def side(case):
+    """Patches on a side of the square that becomes one row"""
+    return case.config.get("scale_factor", 1)
+
+
+def model(path, case, device="ref", arch=None, **more):
+    case.build(path)
+    given = {"kv.dtype": "f16" if device == "cuda" and case.dtype == "bf16" else "f32"}
+    given |= more.pop("set", {})
+    return llmc.Model(str(path), device=device, arch=arch, set=given, **more)
+
+
+def images(session, case):
+    """Rows of all images, packed into one step"""
+    n, patches = side(case) ** 2, case.patches(side(case))
+    chunks = [(session.seq(), [0] * len(p), len(p) // n) for p, _ in patches]
+    rows = session.forward_images(
+        chunks, [dict(row=p, pos=([0] * len(p), at.tolist())) for p, at in patches]
+    )
+    return np.array(rows)
+
+
+def positions(case):
+    """Index of each token's row; -1: it has none"""
+    is_image = np.array(case.ids) == case.image_token
+    return np.where(is_image, np.cumsum(is_image) - 1, -1).tolist()
+
+
+def read(session, case, rows, chunk=10**6):
+    at, out, seq = positions(case), [], session.seq()
+    for i in range(0, len(case.ids), chunk):
+        ids = case.ids[i : i + chunk]
+        given = dict(row=rows, at=at[i : i + chunk])
+        out.append(np.array(session.forward_images([(seq, ids, len(ids))], [given])))
+    session.free(seq)
+    return np.concatenate(out)
+
+
+def check(got, want, tolerance=EXACT):
+    assert got.shape == want.shape and np.isfinite(got).all()
+    error = np.abs(got - want).max() / np.ptp(want)
+    assert error <= tolerance, error
+
+
+def whole(path, case, tolerance=EXACT, **how):
+    """Pixels to rows, and these to logits, in one step and in chunks that cut images."""
+    with model(path, case, tower=True, **how).session(seqs=len(case.grids)) as s:
+        rows = images(s, case)
+    check(rows, case.rows, tolerance)
+    with model(path, case, set={"vision.part": "rows"}, **how).session(n_out=512) as s:
+        got = read(s, case, rows)
+        check(got, case.logits, tolerance)
+        # a chunk of one token is a decode step
+        check(read(s, case, rows, 3), case.logits, tolerance)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_reference(name, tmp_path):
+    whole(tmp_path, weights.Vision(name))
+
+
+@pytest.mark.parametrize(
+    "name,arch", [(n, a) for n, archs in CPU.items() for a in archs.split() if RUNS[a]]
+)
+def test_processors(name, arch, tmp_path):
+    whole(tmp_path, weights.Vision(name), device="cpu", arch=arch)
+
+
+@pytest.mark.parametrize("name,arch", [(n, a) for n, archs in GPU.items() for a in archs])
+def test_emulated_gpus(name, arch, tmp_path, monkeypatch):
+    for k, v in environment(arch, seed=3).items():
+        monkeypatch.setenv(k, v)
+    case = weights.Vision(name)
+    whole(tmp_path, case, EXACT if case.dtype == "f32" else ROUNDED, device="cuda")
+
+
+@pytest.mark.parametrize("name", [c for c in CASES if c.endswith("-plain")])
+def test_text_alone(name, tmp_path):
+    """A model that was opened without images computes the same logits for text as one that was
+    opened with them."""
+    case = weights.Vision(name)
+    ids = [t for t in case.ids if t != case.image_token]
+    with model(tmp_path, case).session(n_out=64, seqs=2) as s:
+        plain = np.array(s.forward([(s.seq(), ids, len(ids))]))
+        with pytest.raises(llmc.Error, match="opened without images"):
+            s.forward_images([(s.seq(), ids, 1)], [dict(row=case.rows, at=[0] * len(ids))])
+    with model(tmp_path, case, set={"vision.part": "rows"}).session(n_out=64, seqs=2) as s:
+        assert np.array_equal(np.array(s.forward([(s.seq(), ids, len(ids))])), plain)
+        assert np.array_equal(np.array(s.forward_images([(s.seq(), ids, len(ids))], [{}])), plain)
+
+
+def test_what_a_tower_refuses(tmp_path):
+    case = weights.Vision("smolvlm-plain")
+    (patches, at), width = case.patches(2)[0], case.config["text_config"]["hidden_size"]
+    m = model(tmp_path, case, tower=True)
+    assert m.info["output"] == 1 and m.info["out_width"] == width
+    given = dict(row=patches, pos=([0] * 16, at.tolist()))
+    with m.session(seqs=2) as s:
+        with pytest.raises(llmc.Error, match="pass patches"):
+            s.forward([(s.seq(), [0] * 16, 4)])
+        with pytest.raises(llmc.Error, match="16 patches give 3 rows, this tower merges 4"):
+            s.forward_images([(0, [0] * 16, 3)], [given])
+        with pytest.raises(llmc.Error, match="without `at`"):
+            s.forward_images([(0, [0] * 16, 4)], [dict(row=patches, at=[0] * 16)])
+    with pytest.raises(llmc.Error, match="on one rank only"):
+        model(tmp_path, case, set={"vision.part": "rows", "parallel.tp": 2}, no_weights=True)
+
+
+def test_a_model_without_a_tower(tmp_path):
+    case = weights.Golden("llama-plain" if "llama-plain" in weights.cases() else weights.cases()[0])
+    case.build(tmp_path)
+    with pytest.raises(llmc.Error, match="reads text only"):
+        llmc.Model(str(tmp_path), tower=True, no_weights=True)
+    with pytest.raises(llmc.Error, match="vision.token is -1"):
+        llmc.Model(str(tmp_path), set={"vision.part": "rows"}, no_weights=True)
+    case = weights.Vision("smolvlm-plain")
+    case.config["model_type"] = "unknown_vl"
+    case.build(tmp_path / "other")
+    with pytest.raises(llmc.Error, match="images are not supported for model_type = unknown_vl"):
+        llmc.Model(str(tmp_path / "other"), tower=True, no_weights=True)
+
+
+def test_the_token_of_images(tmp_path):
+    case = weights.Vision("smolvlm-plain")
+    assert model(tmp_path, case, no_weights=True)["vision.token"] == str(case.image_token)
+    case.tensors = {n: s for n, s in case.tensors.items() if "vision" not in n}
+    assert model(tmp_path / "text", case, no_weights=True)["vision.token"] == "-1"

@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+"""Write tests/golden/vision/<case>/{config.json, case.json, rows.npy, logits.npy}: tiny models that read images, the
+rows that the tower of transformers computes for a few images, and the logits of a prompt that contains them.
+
+Needs torch and transformers 5. Weights and pixels are those of weights.py, by name. Run:  python tests/golden/make_vision.py [case ...]
+"""
+
+import json
+import os
+import sys
+import tempfile
+
+import numpy as np
+import torch
+
+import weights as W
+
+torch.set_num_threads(1)
+CASES = {}
+IMAGE = 5  # token of an image
+
+
+def case(name, config, grids, *, dtype="f32", plus_one=False, inputs, tokens):
+    """grids: rows and columns of patches of each image. inputs(pixels, grids, ids): keyword arguments of the model.
+    tokens(grid): number of tokens of an image."""
+    assert name not in CASES
+    CASES[name] = dict(
+        config=config, grids=grids, dtype=dtype, plus_one=plus_one, inputs=inputs, tokens=tokens
+    )
+
+
+LLAMA = dict(
+    model_type="llama",
+    vocab_size=131,
+    hidden_size=48,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    head_dim=8,
+    max_position_embeddings=256,
+    rms_norm_eps=1e-3,
+    rope_theta=500.0,
+    tie_word_embeddings=False,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+SIGLIP = dict(
+    hidden_size=36,
+    intermediate_size=50,
+    num_hidden_layers=2,
+    num_attention_heads=3,
+    num_channels=3,
+    image_size=32,
+    patch_size=8,
+    layer_norm_eps=1e-3,
+    hidden_act="gelu_pytorch_tanh",
+)
+
+
+def smolvlm(kind, text=None, vision=None, **more):
+    return dict(
+        model_type=kind,
+        image_token_id=IMAGE,
+        scale_factor=2,
+        pad_token_id=0,
+        tie_word_embeddings=False,
+        torch_dtype="float32",
+        text_config=dict(LLAMA, **(text or {})),
+        vision_config=dict(SIGLIP, **(vision or {})),
+        **more,
+    )
+
+
+def batch(pixels, grids, ids):
+    return dict(pixel_values=torch.stack(pixels)[None])
+
+
+case(
+    "smolvlm-plain",
+    smolvlm("smolvlm"),
+    [(4, 4), (4, 4), (4, 4)],
+    inputs=batch,
+    tokens=lambda g: g[0] * g[1] // 4,
+)
+case(
+    "smolvlm-idefics3-bf16",
+    smolvlm("idefics3", vision=dict(hidden_size=72, num_attention_heads=4, image_size=48)),
+    [(6, 6), (6, 6)],
+    dtype="bf16",
+    inputs=batch,
+    tokens=lambda g: g[0] * g[1] // 4,
+)
+case(
+    "smolvlm-scale3",
+    smolvlm("smolvlm", dict(tie_word_embeddings=True), dict(image_size=48, hidden_act="gelu"))
+    | dict(scale_factor=3, tie_word_embeddings=True),
+    [(6, 6)],
+    inputs=batch,
+    tokens=lambda g: g[0] * g[1] // 9,
+)
+
+
+def tensors(model):
+    return {
+        n: list(p.shape) for n, p in sorted(model.state_dict().items()) if p.is_floating_point()
+    }
+
+
+def saved_names(model, values):
+    """Names and values as save_pretrained writes them."""
+    with tempfile.TemporaryDirectory() as d:
+        model.save_pretrained(d)
+        from safetensors import safe_open
+
+        with safe_open(os.path.join(d, "model.safetensors"), "np") as f:
+            return {n: list(f.get_slice(n).get_shape()) for n in sorted(f.keys())}
+
+
+def make(name, c):
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    with tempfile.TemporaryDirectory() as d:
+        with open(os.path.join(d, "config.json"), "w") as f:
+            json.dump(c["config"], f)
+        config = AutoConfig.from_pretrained(d)
+        model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+        shapes = saved_names(model, None)
+        values = {
+            n: W.rounded(W.tensor(1, n, s, c["plus_one"]), c["dtype"]) for n, s in shapes.items()
+        }
+        W.write_safetensors(os.path.join(d, "model.safetensors"), values, "f32")
+        model = AutoModelForImageTextToText.from_pretrained(
+            d, attn_implementation="eager", dtype=torch.float32
+        ).eval()
+    pixels = [torch.from_numpy(p) for p in W.pixels(c["config"], c["grids"])]
+    ids = W.prompt(7, 5, 100)
+    ids = [t + 10 for t in ids]
+    for i, g in enumerate(c["grids"]):
+        ids += [IMAGE] * c["tokens"](g) + [t + 10 for t in W.prompt(8 + i, 3, 100)]
+    rows = []
+
+    def keep(module, args, out):
+        rows.append(out)
+
+    @torch.no_grad()
+    def run(m, dtype):
+        px = [p.to(dtype) for p in pixels]
+        more = c["inputs"](px, c["grids"], torch.tensor([ids]))
+        out = m(input_ids=torch.tensor([ids]), use_cache=False, **more)
+        feats = m.get_image_features(**{k: v for k, v in more.items() if k in FEATURES})
+        feats = getattr(feats, "pooler_output", feats)
+        feats = torch.cat(list(feats)) if isinstance(feats, (list, tuple)) else feats
+        return out.logits[0].double().numpy(), feats.reshape(-1, feats.shape[-1]).double().numpy()
+
+    logits, rows = run(model.float(), torch.float32)
+    wobble = float(np.abs(run(model.double(), torch.float64)[0] - logits).max() / np.ptp(logits))
+    text = model.float()(input_ids=torch.tensor([ids])).logits[0].detach().double().numpy()
+    apart = float(np.abs(text - logits).max() / np.ptp(logits))
+    body = dict(
+        family=name.split("-")[0],
+        seed=1,
+        dtype=c["dtype"],
+        plus_one=c["plus_one"],
+        grids=c["grids"],
+        ids=ids,
+        image_token=IMAGE,
+        wobble=wobble,
+    )
+    d = os.path.join(W.VISION, name)
+    W.write_case(d, c["config"], body, shapes)
+    np.save(os.path.join(d, "rows.npy"), rows.astype(np.float32))
+    np.save(os.path.join(d, "logits.npy"), logits.astype(np.float32))
+    print(
+        f"{name:34} range {np.ptp(logits):6.2f} wobble {wobble:.1e} images {apart:.2f}", flush=True
+    )
+
+
+FEATURES = {"pixel_values", "pixel_attention_mask", "image_grid_thw", "image_sizes"}
+
+if __name__ == "__main__":
+    for wanted in sys.argv[1:] or CASES:
+        make(wanted, CASES[wanted])
