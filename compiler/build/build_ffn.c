@@ -94,7 +94,7 @@ build_dense(ModelBuilder *b, int h)
 		                 "up",
 		                 "down",
 		                 "act",
-		                 s->moe.beside && s->moe.layer_in[b->layer] ? "dense" : "ffn_out",
+		                 s->moe.parallel && s->moe.layer_in[b->layer] ? "dense" : "ffn_out",
 		                 s->ffn.down_bias };
 	int y = ffn(b, h, &roles, spec_ffn_width(s, b->layer), s->ffn.gated, s->ffn.bias,
 	            s->ffn.act, spec_ffn_limit(s, b->layer), s->ffn.gate_scale,
@@ -356,7 +356,7 @@ build_moe(ModelBuilder *b, int h, int x)
 		            down_b,
 		            row,
 		            s->moe.latent                 ? "expert_out"
-		            : shared > 0 || s->moe.beside ? "routed"
+		            : shared > 0 || s->moe.parallel ? "routed"
 		                                          : "ffn_out" };
 	int y;
 	if (slots) {
@@ -370,7 +370,7 @@ build_moe(ModelBuilder *b, int h, int x)
 	}
 	if (s->moe.latent)
 		y = build_matmul(b, y, "moe_out", s->ffn.bias, hidden, row,
-		                 shared > 0 || s->moe.beside ? "routed" : "ffn_out");
+		                 shared > 0 || s->moe.parallel ? "routed" : "ffn_out");
 	if (shared <= 0)
 		return y;
 

@@ -30,7 +30,7 @@ ffn_block(ModelBuilder *b, int h, int x)
 	bool sparse = s->moe.n_experts > 0 && s->moe.layer_in && s->moe.layer_in[b->layer];
 	int y;
 
-	if (sparse && s->moe.beside) {
+	if (sparse && s->moe.parallel) {
 		int d = build_norm(b, true, build_dense(b, h), "dense_out_norm", "dense_normed");
 		int e = build_moe(b, build_norm(b, true, x, "moe_norm", "moe_in"), x);
 		y = build_add(b, d, build_norm(b, true, e, "moe_out_norm", "moe_normed"), 1.0,

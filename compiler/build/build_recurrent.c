@@ -214,7 +214,7 @@ build_channel_scan(ModelBuilder *b, int h)
 	op_set_int(b->g, o, "n_state", n);
 	op_set_int(b->g, o, "a_log", s->ssm.a_log);
 	return build_matmul(b, scan_gate(b, y, z, inner), "ssm_o", s->ssm.bias, s->hidden, inner,
-	                    s->ssm.beside ? "ssm_out" : "attn_out");
+	                    s->ssm.parallel ? "ssm_out" : "attn_out");
 }
 
 int
@@ -252,5 +252,5 @@ build_scan(ModelBuilder *b, int h)
 	op_set_num(b->g, o, "dt_min", s->ssm.dt_min);
 	op_set_num(b->g, o, "dt_max", s->ssm.dt_max);
 	return build_matmul(b, scan_gate(b, y, z, inner), "ssm_o", s->ssm.bias, s->hidden, inner,
-	                    s->ssm.beside ? "ssm_out" : "attn_out");
+	                    s->ssm.parallel ? "ssm_out" : "attn_out");
 }

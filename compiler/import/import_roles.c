@@ -502,7 +502,7 @@ moe_roles(ImportCheck *c, RoleList *list)
 		ROLE("router_norm", H, 0, false);
 	if (s->moe.expert_gain)
 		ROLE("expert_gain", s->moe.n_experts, 0, false);
-	if (s->moe.beside) {
+	if (s->moe.parallel) {
 		ROLE("dense_out_norm", H, 0, nb);
 		ROLE("moe_norm", H, 0, nb);
 		ROLE("moe_out_norm", H, 0, nb);
@@ -615,7 +615,7 @@ import_layer_roles(ImportCheck *c, int l)
 		ROLE("ffn_norm", H, 0, nb);
 	if (sparse)
 		moe_roles(c, list);
-	if (spec_has_ffn(s, l) && (!sparse || s->moe.beside))
+	if (spec_has_ffn(s, l) && (!sparse || s->moe.parallel))
 		ffn_roles(c, list, l);
 	if (s->norm.ffn_out && out && spec_has_ffn(s, l))
 		ROLE("ffn_out_norm", H, 0, nb);

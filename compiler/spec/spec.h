@@ -207,7 +207,7 @@ typedef struct Spec {
 		bool conv_bias, bias;      /* bias on the convolution; on the projections */
 		bool a_log;                /* rates are stored as log(-rate) */
 		double dt_min, dt_max;     /* clamp of dt; dt_max 0: none */
-		bool beside;               /* in parallel to attention */
+		bool parallel;               /* in parallel to attention */
 		double gain[5], out_scale; /* factors of gate, input, B, C, dt; of the output */
 		SsmNorm norm;
 		int norm_groups;
@@ -250,7 +250,7 @@ typedef struct Spec {
 		bool weighs_input; /* routing weights multiply the input of experts */
 		bool choice_bias, renorm;
 		bool router_bias, bias; /* on logits; on gate, up and down of the experts */
-		bool beside; /* in parallel to the dense feed-forward, each with its own norms */
+		bool parallel; /* in parallel to the dense feed-forward, each with its own norms */
 		bool router_norm, expert_gain;
 		double renorm_eps, scale;
 		int groups, keep_groups;

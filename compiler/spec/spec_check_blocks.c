@@ -100,12 +100,12 @@ check_shared(SpecTable *t)
 
 	for (int l = 0; in && l < (int)INT(n_layers); l++) {
 		n += in[l] != 0;
-		if (in[l] && (!scans || !scans[l] || ON(ssm_beside))) {
+		if (in[l] && (!scans || !scans[l] || ON(ssm_parallel))) {
 			err_at(t->d, LOC(shared_layers),
 			       "layer %d is in shared.layers: a shared block needs a selective "
 			       "scan without attention in parallel",
 			       l);
-			spec_check_note(t, ON(ssm_beside) ? K_ssm_beside : K_ssm_layers);
+			spec_check_note(t, ON(ssm_parallel) ? K_ssm_beside : K_ssm_layers);
 			return;
 		}
 	}
@@ -235,7 +235,7 @@ spec_check_moe(SpecTable *t)
 	const uint8_t *fed = t->val[K_ffn_layers].layers;
 	for (int l = 0; l < n_layers; l++)
 		dense += (!fed || fed[l]) && !(e > 0 && in && in[l]);
-	if (ON(moe_beside) && e > 0)
+	if (ON(moe_parallel) && e > 0)
 		dense = n_layers;
 	if (dense && KNOWN(ffn_width) && INT(ffn_width) < 1) {
 		err_at(t->d, t->val[K_ffn_width].given ? LOC(ffn_width) : t->file,

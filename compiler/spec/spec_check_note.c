@@ -33,7 +33,7 @@ spec_check_attends(const SpecTable *t, int64_t l, SpecKey *why)
 		if (t->val[spec_recurrent_key[i]].layers &&
 		    t->val[spec_recurrent_key[i]].layers[l] &&
 		    !(spec_recurrent_key[i] == K_ssm_layers &&
-		      (ON(ssm_beside) || t->val[K_shared_layers].layers[l]))) {
+		      (ON(ssm_parallel) || t->val[K_shared_layers].layers[l]))) {
 			*why = spec_recurrent_key[i];
 			return false;
 		}

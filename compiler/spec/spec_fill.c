@@ -166,7 +166,7 @@ fill_recurrent(const SpecTable *t, Spec *s)
 	s->ssm.a_log = IS(ssm_rate, "log");
 	s->ssm.dt_min = NUM(ssm_dt_min);
 	s->ssm.dt_max = NUM(ssm_dt_max);
-	s->ssm.beside = BOOL(ssm_beside);
+	s->ssm.parallel = BOOL(ssm_parallel);
 	for (int i = 0; i < 5; i++)
 		s->ssm.gain[i] = NUM(ssm_in_scale) *
 		                 (t->val[K_ssm_gains].n == 5 ? t->val[K_ssm_gains].list[i] : 1);
@@ -225,7 +225,7 @@ fill_ffn(const SpecTable *t, Spec *s)
 	s->moe.choice_bias = BOOL(choice_bias);
 	s->moe.router_bias = BOOL(router_bias);
 	s->moe.bias = BOOL(expert_bias);
-	s->moe.beside = BOOL(moe_beside);
+	s->moe.parallel = BOOL(moe_parallel);
 	s->moe.router_norm = BOOL(router_norm);
 	s->moe.expert_gain = BOOL(expert_gain);
 	s->moe.renorm = BOOL(renorm);

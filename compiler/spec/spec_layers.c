@@ -122,7 +122,7 @@ bool
 spec_attends(const Spec *s, int layer)
 {
 	return spec_has_block(s, layer) && !spec_linear(s, layer) && !spec_conv(s, layer) &&
-	       (!spec_ssm(s, layer) || s->ssm.beside || spec_shared(s, layer));
+	       (!spec_ssm(s, layer) || s->ssm.parallel || spec_shared(s, layer));
 }
 
 int
