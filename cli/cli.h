@@ -132,7 +132,7 @@ typedef struct Common {
 	      "FORMAT",                                                                                \
 	      &(c).quantize,                                                                           \
 	      "quantise a 16-bit checkpoint while loading: q4_k, q8_0, eetq, awq, ... (same "          \
-	      "as --set quant.scheme=)" },                                                             \
+	      "as --set quant.method=)" },                                                             \
 	    { OPT_TEXT,  0,                                                                            \
 	      "lora",    "DIR",                                                                        \
 	      &(c).lora, "merge a PEFT LoRA adapter into the weights (same as --set lora.path=)" },    \

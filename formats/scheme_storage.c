@@ -65,7 +65,7 @@ scheme_storage(Arena *a, const char *scheme, int bits, int64_t group, SchemeStor
 	if (type != DT_NONE && type != DT_I32 && type != DT_I64) {
 		if (bits || group)
 			return error_set(err, LLMC_E_INPUT,
-			                 "quant.scheme = %s: the type determines bits and group "
+			                 "quant.method = %s: the type determines bits and group "
 			                 "size; remove quant.%s",
 			                 scheme, bits ? "bits" : "group");
 		*out = (SchemeStorage){ .dtype = type,
@@ -76,7 +76,7 @@ scheme_storage(Arena *a, const char *scheme, int bits, int64_t group, SchemeStor
 	}
 	if (!s)
 		return error_set(err, LLMC_E_INPUT,
-		                 "quant.scheme = %.60s: expected one of %s; or a weight type "
+		                 "quant.method = %.60s: expected one of %s; or a weight type "
 		                 "such as q4_k",
 		                 scheme, known(a));
 	const Node *types = node_get(s, "types"), *keep = node_get(s, "keep"),

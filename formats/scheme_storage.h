@@ -1,4 +1,4 @@
-/* Resolves the key `quant` of a description (quant.scheme, bits, group): the type of matrices, and
+/* Resolves the key `quant` of a description (quant.method, bits, group): the type of matrices, and
  * which matrices stay unquantised. Each configs/schemes/NAME.yaml defines this under `storage`. */
 #ifndef LLMC_FORMATS_SCHEME_STORAGE_H
 #define LLMC_FORMATS_SCHEME_STORAGE_H

@@ -48,7 +48,7 @@ describe(Backend *b, const llmc_model *m, const llmc_limits *lim, const llmc_eng
 	         : !strcmp(dtype, "f16")  ? "float16"
 	         : !strcmp(dtype, "bf16") ? "bfloat16"
 	                                  : dtype);
-	if (llmc_get(m, "quant.scheme", b->scheme, sizeof b->scheme, &need, NULL) != LLMC_OK ||
+	if (llmc_get(m, "quant.method", b->scheme, sizeof b->scheme, &need, NULL) != LLMC_OK ||
 	    !b->scheme[0] || !strcmp(b->scheme, "null"))
 		llmc_get(m, "storage.default", b->scheme, sizeof b->scheme, &need, NULL);
 	b->max_concurrent = eo && eo->max_concurrent_requests ? eo->max_concurrent_requests

@@ -164,7 +164,7 @@ those with l % 6 == 5), each optionally with `except:` and a selector.
   `order: e_gate` on `e_gate` and `e_up`, `order: e_down` on `e_down`: each expert has an order.
 - If a rule differs from an f32, f16 or bf16 checkpoint, it is rounded to the nearest while it is
   read, by all threads. The cache keeps the result.
-- `quant: {scheme: awq, bits: 4, group: 128}` stands for the rules of a quantisation format. Files
+- `quant: {method: awq, bits: 4, group: 128}` stands for the rules of a quantisation format. Files
   of that format are read with the same description.
 
 **Tensors** map a role to a name and override the family's: `q: .self_attn.q_proj`.

@@ -53,7 +53,7 @@ adapter_add(Graph *g, const char *role, int layer, int64_t rows, PlanSource *src
 	src->lora_first = theirs.first;
 	src->lora_block = theirs.block;
 	src->lora_stride = theirs.stride;
-	const char *scheme = spec_get(s, g->arena, "quant.scheme");
+	const char *scheme = spec_get(s, g->arena, "quant.method");
 	bool own_blocks =
 	    strcmp(s->checkpoint, "gguf") == 0 ||
 	    (scheme && strcmp(scheme, "null") != 0 && dtype_from_text(scheme) == DT_NONE);
@@ -280,7 +280,7 @@ adapter_add_experts(Graph *g, const TensorRule *rule, const char *role, int laye
 			any = true;
 		}
 	}
-	const char *scheme = spec_get(g->spec, g->arena, "quant.scheme");
+	const char *scheme = spec_get(g->spec, g->arena, "quant.method");
 	bool own_blocks =
 	    strcmp(g->spec->checkpoint, "gguf") == 0 ||
 	    (scheme && strcmp(scheme, "null") != 0 && dtype_from_text(scheme) == DT_NONE);

@@ -355,9 +355,9 @@ build_moe(ModelBuilder *b, int h, int x)
 		            up_b,
 		            down_b,
 		            row,
-		            s->moe.latent                 ? "expert_out"
+		            s->moe.latent                   ? "expert_out"
 		            : shared > 0 || s->moe.parallel ? "routed"
-		                                          : "ffn_out" };
+		                                            : "ffn_out" };
 	int y;
 	if (slots) {
 		y = adapted_experts(b, &e, first, last);

@@ -207,7 +207,7 @@ typedef struct Spec {
 		bool conv_bias, bias;      /* bias on the convolution; on the projections */
 		bool a_log;                /* rates are stored as log(-rate) */
 		double dt_min, dt_max;     /* clamp of dt; dt_max 0: none */
-		bool parallel;               /* in parallel to attention */
+		bool parallel;             /* in parallel to attention */
 		double gain[5], out_scale; /* factors of gate, input, B, C, dt; of the output */
 		SsmNorm norm;
 		int norm_groups;

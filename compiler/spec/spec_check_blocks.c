@@ -105,7 +105,7 @@ check_shared(SpecTable *t)
 			       "layer %d is in shared.layers: a shared block needs a selective "
 			       "scan without attention in parallel",
 			       l);
-			spec_check_note(t, ON(ssm_parallel) ? K_ssm_beside : K_ssm_layers);
+			spec_check_note(t, ON(ssm_parallel) ? K_ssm_parallel : K_ssm_layers);
 			return;
 		}
 	}

@@ -491,12 +491,12 @@ read_rules(SpecTable *t)
 	t->storage = rule;
 }
 
-/* Translate quant.scheme into rules after the explicit ones: first tensors that the format
+/* Translate quant.method into rules after the explicit ones: first tensors that the format
  * excludes, then all others. */
 static void
 read_quant(SpecTable *t)
 {
-	SpecVal *scheme = &t->val[K_quant_scheme], *bits = &t->val[K_quant_bits],
+	SpecVal *scheme = &t->val[K_quant_method], *bits = &t->val[K_quant_bits],
 	        *group = &t->val[K_quant_group];
 	SchemeStorage q;
 	llmc_error err = { 0 };
@@ -504,7 +504,7 @@ read_quant(SpecTable *t)
 	if (!scheme->str) {
 		const SpecVal *stray = bits->num != 0 ? bits : group->num != 0 ? group : NULL;
 		if (stray)
-			err_at(t->d, stray->loc, "%s has no effect without quant.scheme",
+			err_at(t->d, stray->loc, "%s has no effect without quant.method",
 			       stray == bits ? "quant.bits" : "quant.group");
 		return;
 	}

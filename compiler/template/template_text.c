@@ -387,8 +387,8 @@ product_of(const Bind *b, const char *dtype, bool ragged)
 	if (!set_headers(b, k, head))
 		return NULL;
 	k->key = kernel_key(ts, k, arena_printf(a, "%s%s", head, tail));
-	k->row.symbol = arena_printf(a, "products_%s_%s", dtype, k->key);
-	k->row.id = arena_printf(a, "products_%s.%s", dtype, k->key);
+	k->row.symbol = arena_printf(a, "gemm_%s_%s", dtype, k->key);
+	k->row.id = arena_printf(a, "gemm_%s.%s", dtype, k->key);
 	k->row.file = arena_printf(a, "kernels/%s.c", k->row.id);
 	k->text = arena_printf(
 	    a,

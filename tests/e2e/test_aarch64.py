@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 UNIT = ["base", "expr", "spec", "text", "grammar", "formats_gguf", "threads"]
 if EVERY:
     UNIT += ["jinja", "sample", "formats_safetensors", "serve_body", "engine_sched", "shard"]
-TYPES = {  # weights that `quant.scheme` makes of random ones, by the path that they take
+TYPES = {  # weights that `quant.method` makes of random ones, by the path that they take
     "neon": ["q4_k", "q8_0"],
     "i8mm": ["q6_k", "q4_1"],
 }
@@ -79,7 +79,7 @@ def test_doctor_finds_the_target_of_the_processor(built, cpu, best):
     "arch,scheme", [(a, s) for a in TYPES for s in (MORE if EVERY else TYPES[a])]
 )
 def test_kernels_agree_with_the_reference(built, arch, scheme):
-    quantised = [] if scheme == "none" else ["--set", f"quant.scheme={scheme}"]
+    quantised = [] if scheme == "none" else ["--set", f"quant.method={scheme}"]
     text = run(
         CPU[arch],
         *(f"{BUILD}/llmc", "verify", "configs/tiny.yaml", "--random-weights", "--arch", arch),

@@ -411,7 +411,7 @@ def test_compile_writes_an_artifact_that_runs(llmc, tmp_path):
         if f.endswith(".c"):
             text = open(out / "kernels" / f).read()
             assert "do not edit" in text
-            if not f.startswith("products_"):  # these belong to a weight type, not to a model
+            if not f.startswith("gemm_"):  # these belong to a weight type, not to a model
                 assert "lines of model.yaml" in text and re.search(
                     r"weights [\d.]+ \w+ per call, .*[\d.]+ \w+ per row", text
                 )

@@ -134,19 +134,19 @@ CASES = {
     ),
     "awq": (["--quantize", "awq"], lambda x: groups(x, 128, 4), linear),
     "gptq-8-64": (
-        ["--set", "quant={scheme: gptq, bits: 8, group: 64}"],
+        ["--set", "quant={method: gptq, bits: 8, group: 64}"],
         lambda x: groups(x, 64, 8),
         linear,
     ),
     "gptq-row": (
-        ["--set", "quant.scheme=gptq", "--set", "quant.group=-1"],
+        ["--set", "quant.method=gptq", "--set", "quant.group=-1"],
         lambda x: groups(x, x.shape[1], 4),
         linear,
     ),
-    "gptq-3": (["--set", "quant={scheme: gptq, bits: 3}"], lambda x: groups(x, 128, 3), linear),
+    "gptq-3": (["--set", "quant={method: gptq, bits: 3}"], lambda x: groups(x, 128, 3), linear),
     "mlx": (["--quantize", "mlx"], lambda x: affine(x, 64, 4), matrix),
     "hqq-2-128": (
-        ["--set", "quant={scheme: hqq, bits: 2, group: 128}"],
+        ["--set", "quant={method: hqq, bits: 2, group: 128}"],
         lambda x: affine(x, 128, 2),
         linear,
     ),
@@ -241,16 +241,16 @@ def test_the_cache_keeps_what_was_quantised(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "args,words",
     [
-        (["--quantize", "q3"], "quant.scheme = q3: expected one of gptq, awq"),
+        (["--quantize", "q3"], "quant.method = q3: expected one of gptq, awq"),
         (
             ["--quantize", "q4_0", "--set", "quant.bits=4"],
             "the type determines bits and group size",
         ),
-        (["--set", "quant={scheme: awq, bits: 8}"], "quant.bits = 8: awq has 4"),
-        (["--set", "quant={scheme: awq, group: 48}"], "multiples of 32"),
-        (["--set", "quant.group=32"], "quant.group has no effect without quant.scheme"),
+        (["--set", "quant={method: awq, bits: 8}"], "quant.bits = 8: awq has 4"),
+        (["--set", "quant={method: awq, group: 48}"], "multiples of 32"),
+        (["--set", "quant.group=32"], "quant.group has no effect without quant.method"),
         (
-            ["--set", "quant={scheme: gptq, group: 96}"],
+            ["--set", "quant={method: gptq, group: 96}"],
             "not a multiple of the 96 that share a scale",
         ),
         (

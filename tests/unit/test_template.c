@@ -203,9 +203,8 @@ BENCH_TEST(gemm_code_of_a_type_is_one_file)
 	assert_string_equal(
 	    k->text, arena_printf(&b->arena, NAMES("a") WEIGHTS "#define first_functions %s\nx\n",
 	                          p->row.symbol));
-	assert_string_equal(p->row.symbol, arena_printf(&b->arena, "products_bf16_%s", p->key));
-	assert_string_equal(p->row.file,
-	                    arena_printf(&b->arena, "kernels/products_bf16.%s.c", p->key));
+	assert_string_equal(p->row.symbol, arena_printf(&b->arena, "gemm_bf16_%s", p->key));
+	assert_string_equal(p->row.file, arena_printf(&b->arena, "kernels/gemm_bf16.%s.c", p->key));
 	assert_int_equal(p->row.n_arg, 0);
 	const char *code = strstr(p->text, "*/\n");
 	assert_non_null(code);
