@@ -46,7 +46,7 @@ llmc_import(const char *src, const llmc_options *opt, char **yaml_out, llmc_erro
 	return s;
 }
 
-enum { MAX_TARGETS = 8 };
+enum { MAX_TARGETS = 32 }; /* more than there are */
 
 /* Split "v3,v4" into target names; NULL: the target of this processor */
 static llmc_status
@@ -60,7 +60,10 @@ targets(const llmc_compile_options *o, char name[MAX_TARGETS][32], size_t *n, ll
 	while (*p) {
 		size_t len = strcspn(p, ",");
 		char word[32];
-		if (*n == MAX_TARGETS || len == 0 || len >= sizeof word)
+		if (*n == MAX_TARGETS)
+			return error_set(err, LLMC_E_INPUT, "--arch %s: at most %d are allowed",
+			                 o->arch, MAX_TARGETS);
+		if (len == 0 || len >= sizeof word)
 			return error_set(err, LLMC_E_INPUT,
 			                 "--arch %s: expected a list such as v3,v4", o->arch);
 		memcpy(word, p, len);
