@@ -49,11 +49,21 @@ memory_of(const llmc_model *m, const llmc_limits *lim, llmc_memory *out, llmc_er
 	return LLMC_OK;
 }
 
+/* Can packed weights be a file of the cache? */
+static bool
+can_map(const llmc_model *m)
+{
+	return m->gpu < 0 && !m->random_weights && !m->spec->lora.path;
+}
+
 /* Bytes of weights that are allocated rather than mapped: rows in the file's own layout stay there,
  * unless the weights are noise. Only a GPU holds all of them. */
 static int64_t
 weights_to_allocate(const llmc_model *m)
 {
+	if (m->cache_packed && can_map(m))
+		return 0;
+
 	const int n = m->gpu >= 0 ? 1 : m->n_own;
 	const bool all = m->gpu >= 0 || m->random_weights;
 	int64_t sum = 0;
@@ -160,6 +170,13 @@ remedies(const MemoryFit *f, const llmc_limits *lim, const llmc_memory *mem, cha
 		    smaller[i].option, smaller[i].name, human_bytes((double)bytes, a));
 		break;
 	}
+	if (f->m->cache_packed || f->m->rt || !can_map(f->m) || session > all)
+		;
+	else if (n < cap)
+		n += (size_t)snprintf(buf + n, cap - n,
+		                      "\n  --cache-packed: %s of weights in a file of the cache, "
+		                      "read from disk as they are used",
+		                      human_bytes((double)f->weights, a));
 	if (n)
 		return;
 	const int64_t least = plan_weights_as(p, DT_Q4_K);

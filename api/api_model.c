@@ -495,6 +495,7 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 	m->random_weights = opt->random_weights;
 	m->no_weights = opt->no_weights;
 	m->no_fit = opt->no_fit;
+	m->cache_packed = opt->cache_packed;
 	m->n_threads = opt->n_threads;
 	if (opt->random_weights && opt->weights)
 		return error_set(err, LLMC_E_INPUT, "random weights and weights %s: choose one",

@@ -20,6 +20,7 @@ void file_unmap(FileMap *m);
  * such fault is counted. A reader compares file_faults() before and after. */
 llmc_status file_guard_install(llmc_error *err);
 unsigned file_faults(void);
+bool file_lost(const void *data); /* did the map that contains this address have a fault? */
 void file_guard_add(const void *data, size_t n); /* called by file_map and file_unmap */
 void file_guard_remove(const void *data);
 /* Like file_map; unmapped with the arena or by arena_done. NULL on failure, with *err set. */

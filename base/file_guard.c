@@ -14,6 +14,7 @@ enum { MAX_MAPS = 4096 };
 
 static struct {
 	atomic_uintptr_t from, to; /* from 0: free; from 1: being set */
+	atomic_uint faults;
 } maps[MAX_MAPS];
 static atomic_uint n_faults;
 static struct sigaction previous;
@@ -27,6 +28,7 @@ file_guard_add(const void *data, size_t n)
 		if (atomic_load(&maps[i].from) == 0 &&
 		    atomic_compare_exchange_strong(&maps[i].from, &none, 1)) {
 			atomic_store(&maps[i].to, (uintptr_t)data + n);
+			atomic_store(&maps[i].faults, 0);
 			atomic_store(&maps[i].from, (uintptr_t)data);
 			return;
 		}
@@ -54,9 +56,10 @@ on_fault(int sig, siginfo_t *info, void *context)
 		if (from < 2 || at < from || at >= to)
 			continue;
 		uintptr_t page = at / page_bytes * page_bytes;
-		if (mmap((void *)page, to - page, PROT_READ,
+		if (mmap((void *)page, to - page, PROT_READ | PROT_WRITE,
 		         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
 			break;
+		atomic_fetch_add(&maps[i].faults, 1);
 		atomic_fetch_add(&n_faults, 1);
 		return;
 	}
@@ -78,4 +81,15 @@ unsigned
 file_faults(void)
 {
 	return atomic_load(&n_faults);
+}
+
+bool
+file_lost(const void *data)
+{
+	for (int i = 0; i < MAX_MAPS; i++) {
+		uintptr_t from = atomic_load(&maps[i].from), to = atomic_load(&maps[i].to);
+		if (from >= 2 && (uintptr_t)data >= from && (uintptr_t)data < to)
+			return atomic_load(&maps[i].faults) > 0;
+	}
+	return false;
 }

@@ -113,9 +113,13 @@ typedef struct Common {
 	      NULL,                                                                                    \
 	      &(c).random_weights,                                                                     \
 	      "fill the weights with seeded noise instead of reading a checkpoint" },                  \
-	    { OPT_FLAG,          0,                                                                    \
-	      "cache-packed",    NULL,                                                                 \
-	      &(c).cache_packed, "keep packed weights in the cache for the next run" },                \
+	    { OPT_FLAG,                                                                                \
+	      0,                                                                                       \
+	      "cache-packed",                                                                          \
+	      NULL,                                                                                    \
+	      &(c).cache_packed,                                                                       \
+	      "map packed weights from a file of the cache, which "                                    \
+	      "processes share and which may exceed the memory" },                                     \
 	    OPT_ALLOW_UNKNOWN_KEYS((c).allow_unknown_keys),                                            \
 	    { OPT_FLAG,                                                                                \
 	      0,                                                                                       \

@@ -205,7 +205,6 @@ prepare_process(void)
 	mallopt(M_TRIM_THRESHOLD, 2 << 20);
 #endif
 	signal(SIGPIPE, SIG_IGN);
-	llmc_guard_files(NULL);
 }
 
 /* A server with its first model; the others are opened by requests. */

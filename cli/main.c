@@ -93,6 +93,7 @@ run_command(const Command *c, int argc, char **argv)
 int
 main(int argc, char **argv)
 {
+	llmc_guard_files(NULL);
 	commands = table;
 	n_commands = sizeof table / sizeof *table;
 	if (argc < 2) {

@@ -119,7 +119,8 @@ typedef struct llmc_options {
 	/* fill the weights with seeded noise instead of reading a checkpoint (for benchmarks) */
 	bool random_weights;
 	bool no_weights; /* compile and query only: sessions cannot be opened */
-	/* keep packed weights in the cache and read them at the next open */
+	/* on a CPU: map packed weights from a file of the cache, which is made at the first open.
+	 * Processes share its pages, and it may exceed the memory */
 	bool cache_packed;
 	llmc_log_fn log;
 	void *log_user;

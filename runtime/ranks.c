@@ -201,6 +201,7 @@ start(RankThreads *g, Follower *f, llmc_error *err)
 
 	/* signals of the host program go to its own threads */
 	sigfillset(&all);
+	sigdelset(&all, SIGBUS); /* truncated files: base/file_guard.c */
 	pthread_sigmask(SIG_SETMASK, &all, &was);
 	int rc = pthread_create(&f->thread, NULL, follower_main, f);
 	pthread_sigmask(SIG_SETMASK, &was, NULL);

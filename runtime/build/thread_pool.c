@@ -60,6 +60,7 @@ build_start(KernelBuild *b, const char *name, const char *compiler)
 	log_line(b->opt.log, b->opt.log_user, LLMC_LOG_INFO, "compiling %d kernel%s for %s with %s",
 	         b->todo, b->todo == 1 ? "" : "s", name, compiler);
 	sigfillset(&all);
+	sigdelset(&all, SIGBUS); /* truncated files: base/file_guard.c */
 	pthread_sigmask(SIG_SETMASK, &all, &was);
 	while (b->n_thread < n && pthread_create(&b->thread[b->n_thread], NULL, pool_main, b) == 0)
 		b->n_thread++;

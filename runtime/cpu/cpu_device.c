@@ -125,8 +125,9 @@ model_open(const Plan *plan, const RuntimeOptions *opt, Weights *weights, void *
 		                 .log = opt->log,
 		                 .log_user = opt->log_user };
 	WeightsOptions w = { .random_weights = opt->random_weights,
-		             .cache_packed = opt->cache_packed && !opt->cache_warned,
+		             .cache_packed = opt->cache_packed,
 		             .cache_made = !opt->cache_warned,
+		             .cache_warned = opt->cache_warned,
 		             .log = opt->log,
 		             .log_user = opt->log_user };
 	double start = clock_now(), built;

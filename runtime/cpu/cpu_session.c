@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/number.h"
 #include "ref/ref.h"
 #include "runtime/cpu/cpu.h"
@@ -41,6 +42,8 @@ typedef struct CpuSession {
 	llmc_step step, window; /* window: for steps on window pages */
 	char *state;            /* memory of all of the above, and of the angles */
 	int64_t state_bytes, slots_bytes, n_walk;
+	unsigned faults; /* file_faults() when the weights were last looked at */
+	bool lost;       /* a file of the weights was truncated */
 } CpuSession;
 
 /* ---- opening ---- */
@@ -366,6 +369,22 @@ is_plain(const Session *s)
 	return plain;
 }
 
+/* Fail if a file that the weights are mapped from was truncated: the step has read zeros. */
+static llmc_status
+check_files(const Session *s, CpuSession *c, llmc_error *err)
+{
+	const unsigned now = file_faults();
+
+	if (now != c->faults && !c->lost)
+		c->lost = weights_lost(((const CpuModel *)s->rt->model)->weights);
+	c->faults = now;
+	return c->lost ? error_set(err, LLMC_E_DEVICE,
+	                           "%s: a file of its weights was truncated while it ran; open "
+	                           "the model again",
+	                           s->plan->name)
+	               : LLMC_OK;
+}
+
 llmc_status
 cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 {
@@ -399,6 +418,7 @@ cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 	if (s->size->n_tok <= ROPE_ALONE)
 		fill_rope(s, 0, s->size->n_tok);
 	s->stats.barriers += walk_all(&w);
+	TRY(check_files(s, c, err));
 	if (s->comm && comm_ended(s->comm))
 		return comm_error(s->comm, err);
 	/* All ranks of a stage have its result, and each sends it to its peer in the next stage;

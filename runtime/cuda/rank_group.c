@@ -254,7 +254,8 @@ start(CudaGroup *g, llmc_error *err)
 {
 	sigset_t all, was;
 
-	sigfillset(&all); /* the host program handles signals on its own threads */
+	sigfillset(&all);        /* the host program handles signals on its own threads */
+	sigdelset(&all, SIGBUS); /* truncated files: base/file_guard.c */
 	pthread_sigmask(SIG_SETMASK, &all, &was);
 	int rc = pthread_create(&g->thread, NULL, watch_ranks, g);
 	pthread_sigmask(SIG_SETMASK, &was, NULL);

@@ -259,6 +259,7 @@ thread_start(void *(*fn)(void *user), void *user, pthread_t *out, llmc_error *er
 	sigset_t all, was;
 
 	sigfillset(&all);
+	sigdelset(&all, SIGBUS); /* truncated files: base/file_guard.c */
 	pthread_sigmask(SIG_SETMASK, &all, &was);
 	int failed = pthread_create(out, NULL, fn, user);
 	pthread_sigmask(SIG_SETMASK, &was, NULL);

@@ -451,7 +451,8 @@ kv_disk_open(const char *dir, int64_t max_bytes, const char *root, size_t page_b
 	d->page_bytes = page_bytes;
 	d->log = log;
 	d->log_user = log_user;
-	sigfillset(&all); /* signals are for the program's own threads */
+	sigfillset(&all);        /* signals are for the program's own threads */
+	sigdelset(&all, SIGBUS); /* truncated files: base/file_guard.c */
 	pthread_sigmask(SIG_SETMASK, &all, &was);
 	d->has_thread = d->dir && d->root && pthread_create(&d->thread, NULL, write_pages, d) == 0;
 	pthread_sigmask(SIG_SETMASK, &was, NULL);

@@ -324,6 +324,7 @@ start_worker(Threads *t, int part, const cpu_set_t *mask)
 		return rc;
 	/* signals of the host program go to its own threads */
 	sigfillset(&all);
+	sigdelset(&all, SIGBUS); /* truncated files: base/file_guard.c */
 	pthread_sigmask(SIG_SETMASK, &all, &was);
 	if (mask)
 		(void)pthread_attr_setaffinity_np(&attr, sizeof *mask, mask);

@@ -2,9 +2,8 @@
  * synced and renamed. A file is used only if no other user can write to it, its size matches its
  * header, and the checksums of header and data match.
  *
- * It is read, not mapped: later changes to the file (truncation, overwriting, loss of the disk)
- * cannot affect a running model. The price is private memory per process instead of shared pages.
- * The checksum costs little, since all bytes are read anyway. */
+ * This file reads it into memory: later changes to the file cannot affect a running model.
+ * pack_map.c maps it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -17,17 +16,8 @@
 #include "base/file.h"
 #include "base/sum64.h"
 #include "formats/layout.h"
-#include "runtime/weights/weights.h"
+#include "runtime/weights/pack_cache_internal.h"
 
-typedef struct Header {
-	char magic[16];
-	char key[64];
-	uint64_t bytes; /* bytes of the data, which starts at DATA_AT */
-	uint64_t data_sum;
-	char sum[64]; /* sha256 of the fields above */
-} Header;
-
-enum { DATA_AT = 4096, SLICE = 1 << 20 };
 static const char magic[16] = "llmc packed 3\n";
 
 static void
@@ -118,23 +108,23 @@ pack_cache_key(const Plan *p, const PackMap *map, const Checkpoint *c, char hex[
 	return LLMC_OK;
 }
 
-static void
-header_fill(Header *h, const char *hex, int64_t bytes, uint64_t data_sum)
+void
+pack_header(PackHeader *h, const char *hex, int64_t bytes, uint64_t data_sum)
 {
 	char sum[65];
 	Sha256 s;
 
-	*h = (Header){ .bytes = (uint64_t)bytes, .data_sum = data_sum };
+	*h = (PackHeader){ .bytes = (uint64_t)bytes, .data_sum = data_sum };
 	memcpy(h->magic, magic, sizeof magic);
 	memcpy(h->key, hex, sizeof h->key);
 	sha256_init(&s);
-	sha256_add(&s, h, offsetof(Header, sum));
+	sha256_add(&s, h, offsetof(PackHeader, sum));
 	sha256_hex(&s, sum);
 	memcpy(h->sum, sum, sizeof h->sum);
 }
 
-static llmc_status
-cache_path(const char *hex, Strbuf *dir, Strbuf *path, llmc_error *err)
+llmc_status
+pack_path(const char *hex, Strbuf *dir, Strbuf *path, llmc_error *err)
 {
 	TRY(file_cache_dir(dir, err));
 	strbuf_printf(dir, "/weights/%s", hex);
@@ -153,8 +143,8 @@ typedef struct Sum {
 	atomic_bool cut; /* the file is truncated or unreadable */
 } Sum;
 
-static bool
-read_all(int fd, char *to, size_t n, int64_t at)
+bool
+pack_read_all(int fd, char *to, size_t n, int64_t at)
 {
 	while (n) {
 		ssize_t k = pread(fd, to, n, at);
@@ -176,11 +166,11 @@ sum_part(void *user, int part, int n_parts)
 	unsigned long long sum = 0;
 
 	for (int64_t i = part;
-	     i * SLICE < s->bytes && !atomic_load_explicit(&s->cut, memory_order_relaxed);
+	     i * PACK_SLICE < s->bytes && !atomic_load_explicit(&s->cut, memory_order_relaxed);
 	     i += n_parts) {
-		int64_t at = i * SLICE;
-		size_t n = s->bytes - at < SLICE ? (size_t)(s->bytes - at) : SLICE;
-		if (s->fd >= 0 && !read_all(s->fd, s->data + at, n, DATA_AT + at))
+		int64_t at = i * PACK_SLICE;
+		size_t n = s->bytes - at < PACK_SLICE ? (size_t)(s->bytes - at) : PACK_SLICE;
+		if (s->fd >= 0 && !pack_read_all(s->fd, s->data + at, n, PACK_DATA_AT + at))
 			atomic_store(&s->cut, true);
 		else
 			sum += sum64(s->data + at, n, (uint64_t)i + 1);
@@ -188,19 +178,28 @@ sum_part(void *user, int part, int n_parts)
 	atomic_fetch_add(&s->sum, sum);
 }
 
+uint64_t
+pack_sum(void *data, int64_t bytes, Threads *threads)
+{
+	Sum s = { .fd = -1, .data = data, .bytes = bytes };
+
+	threads_run(threads, sum_part, &s);
+	return s.sum;
+}
+
 llmc_status
 pack_cache_read(const char *hex, int64_t bytes, Threads *threads, void *data, bool *found,
                 llmc_error *err)
 {
 	Strbuf dir = { 0 }, path = { 0 };
-	Header have, want;
+	PackHeader have, want;
 	struct stat st;
 	llmc_status status;
 	Sum s = { .fd = -1, .data = data, .bytes = bytes };
 
 	*found = false;
 	status = LLMC_OK;
-	if (cache_path(hex, &dir, &path, NULL) != LLMC_OK || !file_exists(strbuf_str(&path)))
+	if (pack_path(hex, &dir, &path, NULL) != LLMC_OK || !file_exists(strbuf_str(&path)))
 		/* not an error: no file yet, or no cache folder, which the write will report */
 		goto fail;
 	TRY_GOTO(file_check_trusted(strbuf_str(&path), err));
@@ -210,9 +209,9 @@ pack_cache_read(const char *hex, int64_t bytes, Threads *threads, void *data, bo
 		                   strerror(errno));
 		goto fail;
 	}
-	if (fstat(s.fd, &st) == 0 && st.st_size == bytes + DATA_AT &&
-	    read_all(s.fd, (char *)&have, sizeof have, 0)) {
-		header_fill(&want, hex, bytes, have.data_sum);
+	if (fstat(s.fd, &st) == 0 && st.st_size == bytes + PACK_DATA_AT &&
+	    pack_read_all(s.fd, (char *)&have, sizeof have, 0)) {
+		pack_header(&want, hex, bytes, have.data_sum);
 		if (!memcmp(&have, &want, sizeof want)) {
 			threads_run(threads, sum_part, &s);
 			*found = !s.cut && s.sum == have.data_sum;
@@ -251,11 +250,11 @@ pack_cache_write(const char *hex, void *data, int64_t bytes, Threads *threads, l
 {
 	Sum s = { .fd = -1, .data = data, .bytes = bytes };
 	Strbuf dir = { 0 }, path = { 0 }, tmp = { 0 };
-	char head[DATA_AT] = { 0 };
+	char head[PACK_DATA_AT] = { 0 };
 	llmc_status status;
 	int fd = -1;
 
-	TRY_GOTO(cache_path(hex, &dir, &path, err));
+	TRY_GOTO(pack_path(hex, &dir, &path, err));
 	TRY_GOTO(file_mkdirs_private(strbuf_str(&dir), err));
 	strbuf_printf(&tmp, "%s.tmp.%ld.XXXXXX", strbuf_str(&path), (long)getpid());
 	if (tmp.failed) {
@@ -264,7 +263,7 @@ pack_cache_write(const char *hex, void *data, int64_t bytes, Threads *threads, l
 	}
 	if ((fd = mkostemp(tmp.data, O_CLOEXEC)) >= 0) {
 		threads_run(threads, sum_part, &s);
-		header_fill((Header *)head, hex, bytes, s.sum);
+		pack_header((PackHeader *)head, hex, bytes, s.sum);
 	}
 	if (fd < 0 || !write_all(fd, head, sizeof head) || !write_all(fd, data, (size_t)bytes) ||
 	    fdatasync(fd) < 0 || rename(tmp.data, path.data) < 0) {

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/free_memory.h"
 #include "base/log.h"
 #include "formats/layout.h"
 
@@ -126,7 +127,7 @@ take_region(const PackMap *map, Weights *w, llmc_error *err)
 
 static llmc_status
 pack_all(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, const PackMap *map,
-         Weights *w, llmc_error *err)
+         char *region, llmc_error *err)
 {
 	size_t scratch_bytes = 64;
 	llmc_status status = LLMC_OK;
@@ -141,8 +142,8 @@ pack_all(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, co
 	for (int i = 0; i < p->n_tensor; i++) {
 		const PlanTensor *t = &p->tensor[i];
 		if (map->offset[i] >= 0) {
-			status = pack_tensor(t, src, (char *)w->region + map->offset[i], o->threads,
-			                     scratch, scratch_bytes, err);
+			status = pack_tensor(t, src, region + map->offset[i], o->threads, scratch,
+			                     scratch_bytes, err);
 			if (status != LLMC_OK)
 				break;
 			for (int k = 0; src && !t->factor && k < t->n_src; k++)
@@ -155,32 +156,79 @@ pack_all(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, co
 	return status;
 }
 
+static void
+log_quantising(const WeightsOptions *o, int n, bool cache)
+{
+	if (n)
+		log_line(o->log, o->log_user, LLMC_LOG_INFO,
+		         "quantising %d matrices of the checkpoint as specified by storage%s", n,
+		         cache ? "; the cache keeps them for the next run" : "");
+}
+
+static bool
+any_written(const Plan *p) /* adapter slots are filled later */
+{
+	bool any = false;
+
+	for (int i = 0; i < p->n_tensor; i++)
+		any |= p->tensor[i].factor;
+	return any;
+}
+
+static void
+point(const Plan *p, const PackMap *map, const char *region, Weights *w)
+{
+	for (int i = 0; i < p->n_tensor; i++)
+		if (map->offset[i] >= 0)
+			w->data[i] = region + map->offset[i];
+}
+
+/* Map the cache file, which is made if it is missing. E_IO: it cannot be made. */
+static llmc_status
+map_packed(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, const PackMap *map,
+           const char *key, int n_quant, Weights *w, llmc_error *err)
+{
+	const bool writable = any_written(p);
+	PackWriter *writer = NULL;
+	llmc_error why = { 0 };
+	void *data;
+	llmc_status status =
+	    pack_cache_map(key, map->bytes, writable, o->threads, &w->packed, &why);
+
+	if (status != LLMC_OK)
+		log_line(o->log, o->log_user, LLMC_LOG_WARNING,
+		         "packed weights in the cache are not used: %s", why.text);
+	w->cached = w->packed.data;
+	if (!w->cached) {
+		TRY(pack_writer_open(key, map->bytes, &writer, &data, err));
+		log_quantising(o, n_quant, true);
+		status = pack_all(p, o, src, map, data, err);
+		if (status == LLMC_OK)
+			status = pack_writer_finish(writer, writable, o->threads, &w->packed, err);
+		pack_writer_close(writer);
+		TRY(status);
+	}
+	point(p, map, (const char *)w->packed.data + (w->packed.size - (size_t)map->bytes), w);
+	return LLMC_OK;
+}
+
 /* Read the packed weights from the cache if they are there; else pack them and write the cache. A
  * cache failure is a warning, never an error. */
 static llmc_status
-load_packed(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, const PackMap *map,
-            Weights *w, llmc_error *err)
+read_packed(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, const PackMap *map,
+            const char *key, int n_quant, Weights *w, llmc_error *err)
 {
-	char key[65];
+	const bool cache = *key;
 	llmc_error why = { 0 };
-	int n_quant = converted(p, src);
-	bool cache = (o->cache_packed || (n_quant && o->cache_made)) && src && map->bytes &&
-	             !w->peft; /* the key does not cover the adapter's files */
 
 	TRY(take_region(map, w, err));
-	if (cache && pack_cache_key(p, map, w->checkpoint, key, &why) != LLMC_OK)
-		cache = false;
 	if (cache &&
 	    pack_cache_read(key, map->bytes, o->threads, w->region, &w->cached, &why) != LLMC_OK)
 		log_line(o->log, o->log_user, LLMC_LOG_WARNING,
 		         "packed weights in the cache are not used: %s", why.text);
 	if (!w->cached) {
-		if (n_quant)
-			log_line(o->log, o->log_user, LLMC_LOG_INFO,
-			         "quantising %d matrices of the checkpoint as specified "
-			         "by storage%s",
-			         n_quant, cache ? "; the cache keeps them for the next run" : "");
-		TRY(pack_all(p, o, src, map, w, err));
+		log_quantising(o, n_quant, cache);
+		TRY(pack_all(p, o, src, map, w->region, err));
 		if (cache &&
 		    pack_cache_write(key, w->region, map->bytes, o->threads, &why) != LLMC_OK)
 			log_line(o->log, o->log_user, LLMC_LOG_WARNING,
@@ -188,10 +236,46 @@ load_packed(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src,
 			         "names another folder)",
 			         why.text);
 	}
-	for (int i = 0; i < p->n_tensor; i++)
-		if (map->offset[i] >= 0)
-			w->data[i] = (const char *)w->region + map->offset[i];
+	point(p, map, w->region, w);
 	return LLMC_OK;
+}
+
+static llmc_status
+load_packed(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, const PackMap *map,
+            Weights *w, llmc_error *err)
+{
+	const int n_quant = converted(p, src);
+	const bool cache = src && map->bytes && !w->peft; /* the key does not cover the adapter */
+	char key[65] = "";
+	llmc_error why = { 0 };
+
+	if (cache && (o->cache_packed || (n_quant && o->cache_made)) &&
+	    pack_cache_key(p, map, w->checkpoint, key, &why) != LLMC_OK)
+		*key = 0;
+	if (*key && o->cache_packed) {
+		llmc_status status = map_packed(p, o, src, map, key, n_quant, w, &why);
+		if (status != LLMC_E_IO) {
+			if (status != LLMC_OK && err)
+				*err = why;
+			return status;
+		}
+		const int64_t left = free_memory("").bytes;
+		if (map->bytes > left)
+			return error_set(
+			    err, LLMC_E_FULL,
+			    "packed weights of %lld MB do not fit the free memory, %lld "
+			    "MB, and cannot be a file: %s (LLMC_CACHE names another "
+			    "folder)",
+			    (long long)(map->bytes >> 20), (long long)(left >> 20), why.text);
+		if (!o->cache_warned)
+			log_line(
+			    o->log, o->log_user, LLMC_LOG_WARNING,
+			    "packed weights are not kept for the next time: %s (LLMC_CACHE names "
+			    "another folder)",
+			    why.text);
+		*key = 0;
+	}
+	return read_packed(p, o, src, map, key, n_quant, w, err);
 }
 
 llmc_status
@@ -261,6 +345,7 @@ weights_close(Weights *w)
 		return;
 	if (w->region)
 		munmap(w->region, w->region_bytes);
+	file_unmap(&w->packed);
 	checkpoint_close(w->checkpoint);
 	peft_close(w->peft);
 	free(w->src);
@@ -290,4 +375,13 @@ bool
 weights_from_cache(const Weights *w)
 {
 	return w->cached;
+}
+
+bool
+weights_lost(const Weights *w)
+{
+	for (int i = 0; i < w->plan->n_tensor; i++)
+		if (file_lost(w->data[i]))
+			return true;
+	return false;
 }

@@ -2,6 +2,7 @@
 #ifndef LLMC_RUNTIME_WEIGHTS_H
 #define LLMC_RUNTIME_WEIGHTS_H
 
+#include "base/file.h"
 #include "runtime/threads/threads.h"
 #include "runtime/weights/checkpoint.h"
 
@@ -10,8 +11,10 @@ typedef struct Weights Weights;
 typedef struct WeightsOptions {
 	const char *path; /* checkpoint; may be NULL with random_weights */
 	Threads *threads; /* threads that pack */
-	bool random_weights, cache_packed;
-	bool cache_made; /* cache weights that had to be quantised, as with cache_packed */
+	bool random_weights;
+	bool cache_packed; /* map packed weights from a file of the cache */
+	bool cache_made;   /* keep weights that had to be quantised in the cache, and read them */
+	bool cache_warned; /* the log has a warning that the cache cannot be written */
 	/* size of a staging buffer for a GPU; progress is reported if the weights exceed 16
 	 * buffers; 0: 16 MB */
 	size_t stage_bytes;
@@ -32,6 +35,8 @@ const void *weights_data(const Weights *w, int tensor);
 void weights_put(Weights *w, int tensor, int64_t offset, const void *data, size_t bytes);
 const Checkpoint *weights_checkpoint(const Weights *w); /* NULL: random weights */
 bool weights_from_cache(const Weights *w);
+/* Was a file that the weights are mapped from truncated since they were loaded? */
+bool weights_lost(const Weights *w);
 
 /* Buffers for packed bytes, in order. `take` returns memory for the next chunk: `bytes` (at most
  * cap) at `offset` of the tensor or region. By then the previous chunk has been filled. */
@@ -77,5 +82,18 @@ llmc_status pack_cache_read(const char *hex, int64_t bytes, Threads *threads, vo
                             bool *found, llmc_error *err);
 llmc_status pack_cache_write(const char *hex, void *data, int64_t bytes, Threads *threads,
                              llmc_error *err);
+
+/* Map a cache file; its data are the last `bytes` of out, whose data is NULL if there is none.
+ * writable: pages may be written, which does not change the file. */
+llmc_status pack_cache_map(const char *hex, int64_t bytes, bool writable, Threads *threads,
+                           FileMap *out, llmc_error *err);
+/* A cache file that is filled through a map: open it, fill data [bytes], finish it, and close it.
+ * Without a finish nothing is left. */
+typedef struct PackWriter PackWriter;
+llmc_status pack_writer_open(const char *hex, int64_t bytes, PackWriter **out, void **data,
+                             llmc_error *err);
+llmc_status pack_writer_finish(PackWriter *w, bool writable, Threads *threads, FileMap *out,
+                               llmc_error *err);
+void pack_writer_close(PackWriter *w);
 
 #endif

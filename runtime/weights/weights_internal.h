@@ -14,6 +14,7 @@ struct Weights {
 	const void **data; /* [n_tensor] */
 	void *region;      /* packed tensors */
 	size_t region_bytes;
+	FileMap packed; /* file of the packed tensors, instead of region */
 	bool cached;
 };
 

@@ -548,6 +548,23 @@ def test_adapters_are_not_loaded_unasked(both):
     assert both.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "y"}).status == 403
 
 
+def test_a_mapped_file_that_is_truncated_is_a_lost_model(serve, folders, tmp_path):
+    """The model of the file fails; the other goes on, and a reload packs the lost one again."""
+    args = (f"--model=a={folders[0]}", f"--model=b={folders[1]}", *OPTIONS, "--cache-packed")
+    with serve(*args, env={"LLMC_CACHE": str(tmp_path)}) as s:
+        want = ask(s, "a").json()["choices"][0]["text"]
+        (packed,) = tmp_path.rglob("packed")
+        other = ask(s, "b").json()["choices"][0]["text"]
+        os.truncate(packed, 0)
+        r = ask(s, "a")
+        assert r.status >= 500 and "a file of its weights was truncated" in r.text
+        assert ask(s, "a").status >= 500
+        assert ask(s, "b").json()["choices"][0]["text"] == other
+        assert s.post("/reload?model=a", {}).status == 200
+        assert ask(s, "a").json()["choices"][0]["text"] == want
+        assert s.stop()[0] == 0
+
+
 def test_a_checkpoint_that_is_truncated_while_it_is_read(serve, folders, tmp_path):
     """Its model gets an error or its old weights; the server and the other model live on."""
     path = tiny_model.build(tmp_path / "b", context=128, padding=20000)
