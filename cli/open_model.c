@@ -93,7 +93,7 @@ options_of(const Common *c, bool no_weights, OpenOptions *out, llmc_error *err)
 		set[n++] = out->lora;
 	}
 	if (c->quantize) {
-		snprintf(out->quantize, sizeof out->quantize, "quant.scheme=%s", c->quantize);
+		snprintf(out->quantize, sizeof out->quantize, "quant.method=%s", c->quantize);
 		set[n++] = out->quantize;
 	}
 	if (c->tp) {
