@@ -44,6 +44,17 @@ gpu_at(int i)
 	return i >= 0 && i < (int)(sizeof table / sizeof *table) ? &table[i] : NULL;
 }
 
+int64_t
+gpu_largest_l2(const char *target)
+{
+	int64_t most = 0;
+
+	for (int i = 0; gpu_at(i); i++)
+		if (strcmp(table[i].target, target) == 0 && table[i].l2_bytes > most)
+			most = table[i].l2_bytes;
+	return most;
+}
+
 /* Copy the next word of a name in lower case; false: the name has ended. */
 static bool
 next_word(const char **at, char word[16])

@@ -29,6 +29,8 @@ extern const LinkInfo *const gpu_network; /* between hosts */
  * unknown. */
 const Gpu *gpu_find(const char *name);
 const Gpu *gpu_at(int i); /* NULL if i is past the end */
+/* Return the largest L2 of the GPUs of a target; 0: none is known */
+int64_t gpu_largest_l2(const char *target);
 
 typedef struct Prediction {
 	int64_t bytes, flops;

@@ -51,6 +51,9 @@ void mem_assign(Arena *a, MemBuf *buf, int n_buf, PlanExtent **slot, int *n_slot
  * in *bound the minimum that any assignment needs. */
 void mem_peak(const Selection *sel, PlanSym sym, int64_t div, int64_t *used, int64_t *bound);
 
+/* emit_prefetch.c: set the prefetches of decode steps and their budget. */
+void emit_prefetch(const Graph *g, const Selection *sel, Plan *p);
+
 /* emit_plan.c, emit_text.c */
 const char *
 /* "L3.attn_in" becomes "attn_in", so that equal layers have equal text */

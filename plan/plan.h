@@ -19,13 +19,14 @@
  * since kernels built before would misread the packed weights. */
 enum {
 	PLAN_FORMAT = 5,
-	PLAN_STEP_ABI = 3,
+	PLAN_STEP_ABI = 4,
 	PLAN_MAX_ARGS = 16,
 	PLAN_KV_PAGE = 32,
 	PLAN_MAX_LAUNCH = 8,
 	PLAN_MAX_MAP = 4,
 	PLAN_MAX_SCRATCH = 6,
 	PLAN_MAX_MAKES = 8,
+	PLAN_MAX_PREFETCH = 4, /* at most one of experts */
 	PLAN_MAX_EOS = 8,
 	PLAN_MAX_RANKS = 1024,
 	PLAN_MAX_ADAPTERS = 1024,
@@ -244,6 +245,16 @@ typedef struct PlanMake {
 	int arg;
 } PlanMake; /* graph value and the argument that holds it; arg -1: not in memory */
 
+/* Weights of a later step that a decode kernel prefetches to the GPU's L2, in
+ * [first, first + bytes) of the tensor's budget. The tensor is `runs` spans that its reader streams
+ * at the same time, each in one slice per CTA; a slice has an equal share of the bytes. experts >
+ * 0: the tensor stacks that many matrices; those of the first experts that the step selected are
+ * prefetched, up to `bytes`. */
+typedef struct PlanPrefetch {
+	int tensor, runs, experts;
+	int64_t first, bytes;
+} PlanPrefetch;
+
 typedef struct PlanStep {
 	OpKind op;
 	int layer;
@@ -258,6 +269,8 @@ typedef struct PlanStep {
 	/* all weights that it may read; for an estimate per step: plan_step_weights */
 	int64_t weight_bytes;
 	int64_t flops_per_row;
+	int n_prefetch; /* GPU decode steps */
+	PlanPrefetch prefetch[PLAN_MAX_PREFETCH];
 } PlanStep;
 
 typedef struct PlanPhase {
@@ -292,6 +305,9 @@ typedef struct Plan {
 	int token_types; /* encoder: rows of the token type table; 0: none */
 	int32_t prefix_mark, prefix_end;
 	const char *prompt_prefix; /* or NULL */
+	/* bytes of L2 that prefetched weights may have at a time, of the largest GPU of the target;
+	 * a smaller one scales all windows. 0: nothing is prefetched */
+	int64_t l2_budget;
 	int64_t kv_host; /* bytes of host memory for pages evicted from the prefix cache; 0: none */
 	const char *checkpoint; /* hf | gguf */
 	const char *weights;    /* path relative to the artifact or absolute; NULL */

@@ -213,6 +213,37 @@ note_writes(StepsCheck *c)
 	}
 }
 
+/* Prefetches belong to GPU decode steps and stay within their tensors. */
+static llmc_status
+check_prefetch(const StepsCheck *c)
+{
+	const PlanStep *s = c->step;
+	int n = 0;
+
+	/* only kernels of GPUs have launches */
+	if (s->n_prefetch && (c->phase != &c->p->phase[0] || s->kernel < 0 ||
+	                      !c->p->kernel[s->kernel].n_launch || !c->p->l2_budget))
+		return BAD(c, "prefetches weights, which only decode kernels of GPUs do, within "
+		              "the plan's l2_budget");
+	for (int i = 0; i < s->n_prefetch; i++) {
+		const PlanPrefetch *f = &s->prefetch[i];
+		const PlanTensor *t = &c->p->tensor[f->tensor];
+		const int64_t bytes = plan_tensor_bytes(t);
+		n += f->experts == 0;
+		if (!t->cols || f->first > bytes || f->bytes > bytes - f->first)
+			return BAD(c,
+			           "prefetches bytes %lld to %lld of tensor %s, a matrix of %lld",
+			           (long long)f->first, (long long)(f->first + f->bytes), t->id,
+			           (long long)(t->cols ? bytes : 0));
+		if (f->experts && (f->first || f->runs != 1 || t->rows % f->experts))
+			return BAD(c, "prefetches %d experts of tensor %s", f->experts, t->id);
+	}
+	return n <= PLAN_MAX_PREFETCH - 1 && s->n_prefetch - n <= 1
+	           ? LLMC_OK
+	           : BAD(c, "prefetches %d matrices and %d stacks of experts", n,
+	                 s->n_prefetch - n);
+}
+
 static llmc_status
 check_step(StepsCheck *c)
 {
@@ -231,6 +262,7 @@ check_step(StepsCheck *c)
 		if (plan_library_gemm(k))
 			TRY(check_library_gemm(c, k, plan_library_gemm(k)));
 	}
+	TRY(check_prefetch(c));
 	TRY(check_reads(c));
 	TRY(check_aliases(c));
 	note_writes(c);

@@ -410,8 +410,12 @@ read_step(PlanReader *r, json_t *j, PlanStep *s)
 {
 	int n;
 	size_t was;
+	json_t *prefetch = json_object_get(j, "prefetch");
 
-	rd_keys(r, j, "op layer kernel arg attr make yaml_line weight_bytes flops_per_row");
+	rd_keys(r, j,
+	        prefetch
+	            ? "op layer kernel arg attr make yaml_line weight_bytes flops_per_row prefetch"
+	            : "op layer kernel arg attr make yaml_line weight_bytes flops_per_row");
 	const char *op = rd_get_str(r, j, "op");
 	s->op = op_by_name(op);
 	if (s->op == OP_nop)
@@ -453,6 +457,13 @@ read_step(PlanReader *r, json_t *j, PlanStep *s)
 	s->yaml_line = (int)rd_get_int(r, j, "yaml_line", 0, INT32_MAX);
 	s->weight_bytes = rd_get_int(r, j, "weight_bytes", 0, MAX_STEP);
 	s->flops_per_row = rd_get_int(r, j, "flops_per_row", 0, MAX_STEP);
+	if (prefetch)
+		a = rd_get_array(r, j, "prefetch", 1, PLAN_MAX_PREFETCH, &s->n_prefetch);
+	for (int i = 0; i < s->n_prefetch; i++) {
+		was = rd_enter(r, "prefetch", i);
+		rd_prefetch(r, json_array_get(a, (size_t)i), &s->prefetch[i]);
+		rd_leave(r, was);
+	}
 }
 
 /* fills p->field with the elements of j's member `field`, each read by fn */
@@ -569,18 +580,19 @@ read_plan(PlanReader *r, json_t *j)
 	     output = json_object_get(j, "output"), lora = json_object_get(j, "lora"),
 	     host = json_object_get(j, "kv_host"), rows = json_object_get(j, "rows"),
 	     encoder = json_object_get(j, "token_types"),
-	     partitions = json_object_get(j, "partitions"), vision = json_object_get(j, "vision");
+	     partitions = json_object_get(j, "partitions"), vision = json_object_get(j, "vision"),
+	     l2 = json_object_get(j, "l2_budget");
 	rd_keys(
 	    r, j,
 	    arena_printf(
 	        r->arena,
-	        "format step_abi name family spec_sha256 target %s%s%s%s%s%s%s%s%s" KEYS_BELOW,
+	        "format step_abi name family spec_sha256 target %s%s%s%s%s%s%s%s%s%s" KEYS_BELOW,
 	        rows ? "rows takes_rows " : "", lora ? "lora lora_scale " : "",
 	        output ? "output " : "", ranks ? "rank ranks " : "",
 	        stages ? "stage stages window " : "",
 	        partitions ? stages ? "partition partitions " : "partition partitions window " : "",
 	        host ? "kv_host " : "", encoder ? "token_types " : "",
-	        vision ? "vision row_width merge image_token " : ""));
+	        vision ? "vision row_width merge image_token " : "", l2 ? "l2_budget " : ""));
 	p->step_abi = (int)rd_get_int(r, j, "step_abi", 0, INT32_MAX);
 	if (p->step_abi != PLAN_STEP_ABI)
 		rd_bad(r, "step_abi",
@@ -604,6 +616,7 @@ read_plan(PlanReader *r, json_t *j)
 	p->partitions = partitions ? (int)rd_get_int(r, j, "partitions", 2, 2) : 1;
 	p->partition = partitions ? (int)rd_get_int(r, j, "partition", 0, 1) : 0;
 	p->window = stages || partitions ? rd_get_int(r, j, "window", 0, RD_MAX_SIZE) : 0;
+	p->l2_budget = l2 ? rd_get_int(r, j, "l2_budget", 1, RD_MAX_SIZE) : 0;
 	p->kv_host = host ? rd_get_int(r, j, "kv_host", 1, RD_MAX_SIZE) : 0;
 	p->encoder = encoder;
 	p->token_types = encoder ? (int)rd_get_int(r, j, "token_types", 0, 1024) : 0;

@@ -233,3 +233,21 @@ rd_get_extent(PlanReader *r, json_t *j, const char *key)
 {
 	return rd_extent(r, json_object_get(j, key), key);
 }
+
+void
+rd_prefetch(PlanReader *r, json_t *j, PlanPrefetch *f)
+{
+	const char *id;
+
+	rd_keys(r, j, "tensor runs experts first bytes");
+	id = rd_get_str(r, j, "tensor");
+	const NameEntry *e = names_find(r->value, r->n_value, id);
+	if (!e || e->at >= (size_t)r->p->n_tensor)
+		rd_bad(r, "tensor", "\"%s\" is not a tensor of this plan",
+		       name_text(id, strlen(id)).s);
+	f->tensor = (int)e->at;
+	f->runs = (int)rd_get_int(r, j, "runs", 1, 2);
+	f->experts = (int)rd_get_int(r, j, "experts", 0, 1 << 16);
+	f->first = rd_get_int(r, j, "first", 0, RD_MAX_SIZE);
+	f->bytes = rd_get_int(r, j, "bytes", 1, RD_MAX_SIZE);
+}

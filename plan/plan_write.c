@@ -308,6 +308,25 @@ put_attr(Strbuf *out, const Attr *a)
 }
 
 static void
+put_prefetch(Strbuf *out, const Plan *p, const PlanStep *s)
+{
+	strbuf_puts(out, "\"prefetch\":[");
+	for (int i = 0; i < s->n_prefetch; i++) {
+		const PlanPrefetch *f = &s->prefetch[i];
+		strbuf_putc(out, '{');
+		key_str(out, "tensor", p->tensor[f->tensor].id);
+		key_int(out, "runs", f->runs);
+		key_int(out, "experts", f->experts);
+		key_int(out, "first", f->first);
+		key_int(out, "bytes", f->bytes);
+		end(out, '}');
+		strbuf_putc(out, ',');
+	}
+	end(out, ']');
+	strbuf_putc(out, ',');
+}
+
+static void
 put_step(Strbuf *out, const Plan *p, const PlanStep *s)
 {
 	strbuf_putc(out, '{');
@@ -337,6 +356,8 @@ put_step(Strbuf *out, const Plan *p, const PlanStep *s)
 	key_int(out, "yaml_line", s->yaml_line);
 	key_int(out, "weight_bytes", s->weight_bytes);
 	key_int(out, "flops_per_row", s->flops_per_row);
+	if (s->n_prefetch)
+		put_prefetch(out, p, s);
 	end(out, '}');
 }
 
@@ -386,6 +407,8 @@ plan_write(const Plan *p, Strbuf *out)
 		key_int(out, "kv_host", p->kv_host);
 	if (p->encoder)
 		key_int(out, "token_types", p->token_types);
+	if (p->l2_budget)
+		key_int(out, "l2_budget", p->l2_budget);
 	strbuf_putc(out, '\n');
 	key_int(out, "vocab", p->vocab);
 	key_int(out, "vocab_used", p->vocab_used);

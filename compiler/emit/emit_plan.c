@@ -328,5 +328,6 @@ emit_plan(const Graph *g, const Selection *sel, const char *target)
 		for (int i = 0; i < sel->n_step; i++)
 			plan_step(g, sel, to, &sel->step[ph][i], ph, &p->phase[ph].step[i]);
 	}
+	emit_prefetch(g, sel, p);
 	return p;
 }

@@ -228,6 +228,22 @@ put_arg(const Plan *p, const PlanRef *r, bool with_shape, Strbuf *out)
 	}
 }
 
+/* List what a step prefetches: "o 6.2 MiB from 6.2 MiB, experts of e_down 12.0 MiB". */
+static void
+put_prefetches(const Plan *p, const PlanStep *s, Strbuf *out)
+{
+	for (int i = 0; i < s->n_prefetch; i++) {
+		const PlanPrefetch *f = &s->prefetch[i];
+		strbuf_printf(out, "%s%s%s ", i ? ", " : "", f->experts ? "experts of " : "",
+		              without_layer(p->tensor[f->tensor].id));
+		put_bytes(out, f->bytes);
+		if (f->first) {
+			strbuf_puts(out, " after ");
+			put_bytes(out, f->first);
+		}
+	}
+}
+
 static void
 put_step(const Plan *p, int i, Strbuf *out)
 {
@@ -265,6 +281,10 @@ put_step(const Plan *p, int i, Strbuf *out)
 		if (s->make[k].arg < 0)
 			strbuf_printf(out, "%s%s", n++ ? ", " : "; within it ",
 			              without_layer(s->make[k].value));
+	if (s->n_prefetch) {
+		strbuf_puts(out, "\n                  prefetches to L2: ");
+		put_prefetches(p, s, out);
+	}
 	strbuf_putc(out, '\n');
 }
 
@@ -382,6 +402,11 @@ emit_text(const Graph *g, const Selection *sel, const Plan *p, const char *fusio
 	put_pools(p, out);
 	put_host(p, out);
 	put_slots(sel, p, out);
+	if (p->l2_budget) {
+		strbuf_puts(out, "  L2         ");
+		put_bytes(out, p->l2_budget);
+		strbuf_puts(out, " for prefetched weights, or a quarter of a smaller L2\n");
+	}
 	if (*fusions) {
 		strbuf_printf(out, "\nfusion: %d ops became %d steps\n", n_op_before,
 		              p->phase[0].n_step);
@@ -431,6 +456,29 @@ put_wrapped(const char *text, size_t col, Strbuf *out)
 	}
 }
 
+/* List what the decode steps of a kernel prefetch; equal layers have equal text. */
+static void
+put_kernel_prefetches(const Selection *sel, const Plan *p, int kernel, Strbuf *out)
+{
+	Strbuf one = { 0 }, all = { 0 };
+
+	for (int i = 0; i < sel->n_step; i++) {
+		const PlanStep *s = &p->phase[0].step[i];
+		if (s->kernel != kernel || !s->n_prefetch)
+			continue;
+		strbuf_clear(&one);
+		strbuf_puts(&one, all.len ? "; or " : "");
+		put_prefetches(p, s, &one);
+		if (!strstr(strbuf_str(&all), strbuf_str(&one) + (all.len ? 5 : 0)))
+			strbuf_puts(&all, strbuf_str(&one));
+	}
+	if (all.len)
+		strbuf_printf(out, "\n * prefetches to L2 at its end: %s;", strbuf_str(&all));
+	out->failed |= one.failed || all.failed;
+	strbuf_release(&one);
+	strbuf_release(&all);
+}
+
 void
 emit_comment(const Graph *g, const Selection *sel, const Plan *p, int kernel, Strbuf *out)
 {
@@ -473,6 +521,7 @@ emit_comment(const Graph *g, const Selection *sel, const Plan *p, int kernel, St
 	put_count(out, s->flops_per_row, flop_unit);
 	strbuf_puts(out, " per row;");
 	put_cache_cost(p, s, out);
+	put_kernel_prefetches(sel, p, kernel, out);
 	strbuf_puts(out, " lines of model.yaml:");
 	for (int ph = 0; ph < PHASES; ph++)
 		for (int i = 0; i < sel->n_step && n < 8; i++)

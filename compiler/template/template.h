@@ -21,7 +21,8 @@ typedef struct Kernel {
 	int n_header;
 	const char *const *header; /* "common/llmc_step.h", ... below templates/ */
 	PlanKernel row;
-	int n_scratch;                         /* number of last arguments that are scratch */
+	bool prefetch, prefetch_experts; /* prefetches the next weights; experts that it selected */
+	int n_scratch;                   /* number of last arguments that are scratch */
 	Dtype scratch_dtype[PLAN_MAX_SCRATCH]; /* DT_NONE: bytes */
 	int n_product;
 	const struct Kernel *product[MAX_PRODUCTS]; /* kernels whose functions it calls */

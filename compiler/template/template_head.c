@@ -189,6 +189,12 @@ parse_directive(HeadParser *p, const char *word, const TemplateLine *l, int bott
 		       wrong(p, l,
 		             arena_printf(p->ts->arena, "this file is for %s: @op must name it",
 		                          op_info[t->op].name));
+	if (strcmp(word, "prefetch") == 0) {
+		t->prefetch = true;
+		t->prefetch_experts = line_is(l, "experts");
+		return !l->size || t->prefetch_experts ||
+		       wrong(p, l, "@prefetch takes nothing, or experts");
+	}
 	if (strcmp(word, "phase") == 0)
 		return parse_phase(t, l) || wrong(p, l, "@phase must be decode, mixed or both");
 	return wrong(p, l, arena_printf(p->ts->arena, "unknown directive @%s", word));

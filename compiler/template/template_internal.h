@@ -54,6 +54,8 @@ struct Template {
 	bool phase[PHASES];
 	bool both;     /* one text for all phases */
 	bool any_rows; /* its head uses n_row */
+	/* its decode kernel prefetches p.next; p.experts as well */
+	bool prefetch, prefetch_experts;
 	TemplateLines head[DIRECTIVES], body;
 	int n_condition;
 	Condition condition[MAX_CONDITIONS];

@@ -457,6 +457,8 @@ template_expand(const Templates *ts, const Template *t, const Graph *g, const Op
 	if (!scratch_args(&m) || !launches(&m) || !products(&m) || !expand_text(&m, &text) ||
 	    !set_headers(&m.b, k, text.data))
 		return NULL;
+	k->prefetch = t->prefetch;
+	k->prefetch_experts = t->prefetch_experts;
 	k->key = kernel_key(ts, k, text.data);
 	k->row.symbol = m.b.symbol = arena_printf(a, "%s_%s", stem, k->key);
 	k->row.id = arena_printf(a, "%s.%s", stem, k->key);

@@ -429,6 +429,16 @@ void shadow_async_write(EmuBlock *b, void *p, size_t n, Site at);
 void shadow_async_read(const void *p, size_t n, int slot, uint32_t clk,
                        Site at); /* by the running thread, through the asynchronous proxy */
 
+/* whether a thread of a block from `buid` on, or of a launch after seq, has read any of [p, p + n)
+ */
+bool shadow_read_since(const Region *r, const char *p, size_t n, uint32_t buid, uint64_t seq);
+
+/* prefetch.c: a prefetch to L2 by the running thread; the end of a kernel, which may be the last
+ * one that could read what was prefetched */
+void prefetch_note(const void *p, size_t n, Site at);
+void prefetch_kernel_ended(const EmuOp *op);
+void prefetch_forget(const Region *r); /* the memory is freed */
+
 /* type_layout.c: name of the member at an offset of a shared object, such as "byte 4 of
  * ring.scale", as allocated text; NULL: unknown */
 char *member_of(const Func *f, const char *type, size_t off);

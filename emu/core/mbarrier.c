@@ -495,12 +495,20 @@ void
 emu_bulk_prefetch(const void *p, unsigned n, const char *file, int line)
 {
 	Site at = { file, line };
-	Region *r = region_of(p);
 
 	if (((uintptr_t)p | n) & 15)
 		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at,
 		        "misaligned bulk prefetch: address and size must be multiples of 16");
-	if (!r || r->kind == R_SHARED || (size_t)(r->hi - (const char *)p) < n)
-		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at,
-		        "bulk prefetch of %u bytes that are not device memory", n);
+	prefetch_note(p, n, at);
+}
+
+void
+emu_prefetch(const void *p, const char *file, int line)
+{
+	/* the line that contains p */
+	const char *from = (const char *)((uintptr_t)p & ~(uintptr_t)127);
+	const Region *r = region_of(p);
+	const size_t left = r && r->lo <= from ? (size_t)(r->hi - from) : 1;
+
+	prefetch_note(left > 1 ? from : p, left < 128 ? left : 128, (Site){ file, line });
 }

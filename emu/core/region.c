@@ -123,6 +123,7 @@ void
 region_drop(Region *r)
 {
 	extract(r);
+	prefetch_forget(r);
 	r->blk = NULL;
 	if (r->kind == R_SHARED && n_free_arena < 64) {
 		free_arena[n_free_arena++] = r;

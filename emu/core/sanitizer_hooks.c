@@ -144,11 +144,22 @@ HOOK(void, __tsan_write_range, (void *p, size_t n))
 	access(p, n, true, PC);
 }
 
+/* Returns whether the bytes are parameters of the running kernel, which each thread copies. */
+static bool
+is_parameter(const void *p, size_t n)
+{
+	const EmuOp *op = emu_cur && emu_cur->blk ? emu_cur->blk->op : NULL;
+
+	return op && op->param_mem && (const char *)p >= op->param_mem &&
+	       (const char *)p + n <= op->param_mem + op->bytes;
+}
+
 /* Called by the memcpy, memmove and memset that every kernel object contains. */
 HOOK(void, emu_mem_copy, (void *d, const void *s, size_t n, const void *pc))
 {
 	if (emu_check && n) {
-		access(s, n, false, pc);
+		if (!is_parameter(s, n))
+			access(s, n, false, pc);
 		access(d, n, true, pc);
 	}
 	memmove(d, s, n);

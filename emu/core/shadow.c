@@ -1025,3 +1025,19 @@ shadow_neighbour(const void *p)
 			return emu_access_name(BUID(r->cell[c].w), THREAD(r->cell[c].w));
 	return NULL;
 }
+
+bool
+shadow_read_since(const Region *r, const char *p, size_t n, uint32_t buid, uint64_t seq)
+{
+	const size_t off = (size_t)(p - r->lo);
+
+	for (size_t c = off / 2; c < (off + n + 1) / 2; c++) {
+		const uint64_t word = r->cell[c].r;
+		if (BUID(word) >= buid)
+			return true;
+		for (uint32_t id = !BUID(word) && word & R_SET ? SET(word) : 0; id;)
+			if (launches_next(&id) >= seq)
+				return true;
+	}
+	return false;
+}

@@ -373,6 +373,7 @@ finish(EmuOp *op)
 			         n_running ? " (other kernels run at the same time)" : "");
 			emu_error = CUDA_ERROR_ILLEGAL_ADDRESS;
 		}
+		prefetch_kernel_ended(op);
 	}
 	/* Kernels that wait for it by griddepcontrol continue once all their predecessors have
 	 * finished. */

@@ -87,6 +87,7 @@ void emu_wgmma_commit(const char *file, int line);
 void emu_wgmma_wait(int left, const char *file, int line);
 emu_u64 emu_smem_offset(const void *p, const char *file, int line);
 void emu_bulk_load(void *dst, const void *src, unsigned n, void *bar, const char *file, int line);
+void emu_prefetch(const void *p, const char *file, int line);
 void emu_bulk_prefetch(const void *p, unsigned n, const char *file, int line);
 void emu_bulk_load_multicast(void *dst, const void *src, unsigned n, void *bar, unsigned mask,
                              const char *file, int line);

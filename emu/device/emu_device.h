@@ -283,8 +283,9 @@ __ldg(const T *p, EMU_AT)
 	return emu_ld_const<T>(p, EMU_HERE);
 }
 EMU_FN void
-prefetch_l2(const void *)
+prefetch_l2(const void *p, EMU_AT)
 {
+	emu_prefetch(p, EMU_HERE);
 }
 
 /* ---- block ---- */

@@ -56,10 +56,15 @@ typedef struct CudaDevice {
 	CUdevice dev;
 	CUcontext ctx;
 	char name[128];
+	int l2_bytes;
 	int cc, n_sm, max_shared, sm_shared; /* shared memory: most per CTA, total per SM */
 	size_t total_bytes;
 	/* a call has failed in a way that breaks the context: only closing works */
 	atomic_bool lost;
+	/* the first failure that lost it, for calls after one whose error was dropped; written
+	 * before `lost` by the thread that sets `lost_named` */
+	atomic_bool lost_named;
+	char lost_at[512], lost_why[256];
 } CudaDevice;
 
 /* Open device `number`; with `context` its primary context is retained. */

@@ -126,6 +126,12 @@ void cuda_session_leave(Session *s);
 KvMem cuda_pages(CudaSession *c);
 void cuda_pages_close(CudaSession *c, bool current);
 
+/* cuda_prefetch.c: fill what a decode step prefetches to L2; its arguments are bound. */
+void cuda_bind_prefetch(const CudaSession *c, CudaStep *k);
+/* One window: at: the tensor; budget: of the plan; allowed: bytes that this device's L2 may have */
+llmc_prefetch cuda_prefetch_slices(const void *at, int64_t tensor_bytes, const PlanPrefetch *f,
+                                   int64_t budget, int64_t allowed, int n_sm);
+
 /* tensor_map.c: fill the maps of steps whose arguments are bound */
 llmc_status cuda_bind_maps(CudaSession *c, llmc_error *err);
 

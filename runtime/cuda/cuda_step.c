@@ -65,6 +65,7 @@ cuda_bind(CudaSession *c, llmc_error *err)
 			to->slots = op->flags & OPF_LORA && (op->arg[0].role != ROLE_SAME ||
 			                                     to->call.a[0] == to->call.a[op->n_in]);
 			c->skips |= to->slots;
+			cuda_bind_prefetch(c, to);
 		}
 	}
 	TRY(cuda_bind_maps(c, err));

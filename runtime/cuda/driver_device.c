@@ -69,8 +69,11 @@ cuda_error(CudaDevice *d, CUresult r, llmc_error *err, const char *what, ...)
 	snprintf(gpu, sizeof gpu, "GPU %d%s%s%s", d->number, d->name[0] ? " (" : "", d->name,
 	         d->name[0] ? ")" : "");
 	lost = is_lost(d, r);
-	if (lost)
+	if (lost && !atomic_exchange(&d->lost_named, true)) {
+		snprintf(d->lost_at, sizeof d->lost_at, "%s", doing);
+		snprintf(d->lost_why, sizeof d->lost_why, "%s", text);
 		atomic_store(&d->lost, true);
+	}
 	switch (r) {
 	case CU_OUT_OF_MEMORY:
 		return error_set(err, LLMC_E_MEMORY, "%s: %s: %s", doing, gpu, text);
@@ -138,6 +141,8 @@ open_number(CudaDevice *d, llmc_error *err)
 	         "querying the shared memory of GPU %d", d->number);
 	CUDA_TRY(d, a->device_attr(&d->sm_shared, CU_ATTR_SM_SHARED, d->dev),
 	         "querying the shared memory of GPU %d", d->number);
+	CUDA_TRY(d, a->device_attr(&d->l2_bytes, CU_ATTR_L2_BYTES, d->dev),
+	         "querying the L2 cache of GPU %d", d->number);
 	CUDA_TRY(d, a->device_total(&d->total_bytes, d->dev), "querying the memory of GPU %d",
 	         d->number);
 	d->cc = major * 10 + minor;
@@ -152,6 +157,7 @@ cuda_device_open(CudaDevice *d, int number, bool context, llmc_error *err)
 
 	*d = (CudaDevice){ .number = number };
 	atomic_init(&d->lost, false);
+	atomic_init(&d->lost_named, false);
 	TRY(cuda_driver_open(&d->lib, &d->api, path, sizeof path, err));
 	TRY_GOTO(open_number(d, err));
 	if (context) {
@@ -184,8 +190,9 @@ cuda_enter(CudaDevice *d, llmc_error *err)
 {
 	if (atomic_load_explicit(&d->lost, memory_order_relaxed))
 		return error_set(err, LLMC_E_DEVICE,
-		                 "GPU %d (%s) has failed before: close the model and open it again",
-		                 d->number, d->name);
+		                 "%s: GPU %d (%s) has failed before: %s; close the model and open "
+		                 "it again",
+		                 d->lost_at, d->number, d->name, d->lost_why);
 	CUDA_TRY(d, d->api.ctx_push(d->ctx), "using GPU %d", d->number);
 	return LLMC_OK;
 }

@@ -267,6 +267,12 @@ class FeedArgs(C.Structure):
     ]
 
 
+class Prefetch(C.Structure):
+    """Weights that a kernel prefetches to L2: three of p.next, then p.experts"""
+
+    _fields_ = [("at", C.c_uint64), ("stride", C.c_int64), ("bytes", C.c_uint32), ("n", C.c_int32)]
+
+
 class CallArgs(C.Structure):
     _fields_ = [
         (n, C.c_uint64)
@@ -276,6 +282,7 @@ class CallArgs(C.Structure):
         ("rows", C.c_int32),
         ("round", C.c_int32),
         ("a", C.c_uint64 * 16),
+        ("prefetch", Prefetch * 4),
     ]
 
 

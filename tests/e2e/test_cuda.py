@@ -102,6 +102,47 @@ def test_checked(name, gpu, tmp_path):
     matches(g, *run(tmp_path, g, "--device", "cuda", n=2 if not g.greedy else None))
 
 
+LONG = (
+    "hidden=640",
+    "n_layers=1",
+    "attention.n_heads=10",
+    "attention.n_kv_heads=2",
+    "attention.head_dim=64",
+    "ffn.width=704",
+    "dtype=bf16",
+    "kv.dtype=f32",
+)
+
+
+@pytest.mark.parametrize(
+    "model,mode,sets",
+    [
+        ("configs/tiny.yaml", "check", LONG),
+        ("tests/gpu/rehearsal-mla.yaml", "check" if EVERY else "fast", ()),
+    ]
+    + [("tests/gpu/rehearsal-moe.yaml", "check", ())] * EVERY,
+    ids=["dense", "mla"] + ["moe"] * EVERY,
+)
+def test_prefetch_changes_no_bit(model, mode, sets, gpu, tmp_path, monkeypatch):
+    """Decode kernels prefetch the next op's weights. In checking mode, the kernels that follow read
+    all of them."""
+    gpu("sm_90a", mode=mode)
+    monkeypatch.setenv("LLMC_EMU_L2_KB", "51200")
+    got = []
+    for how in "never", "auto":
+        out, total = tmp_path / f"{how}.npy", tmp_path / f"{how}.bytes"
+        monkeypatch.setenv("LLMC_EMU_PREFETCHED", str(total))
+        cmd = [LLMC, "run", model, "--random-weights", "--device", "cuda", "--tokens", "1,2,3,4,5"]
+        cmd += ["-n", "5", "--ignore-eos", "--logits", out, "-q", "--artifact", tmp_path / how]
+        for s in (*sets, f"step.prefetch={how}"):
+            cmd += ["--set", s]
+        p = subprocess.run(cmd, capture_output=True, text=True, timeout=HANG)
+        assert p.returncode == 0, p.stderr
+        got.append((out.read_bytes(), int(total.read_text()) if total.exists() else 0))
+    assert got[0][0] == got[1][0]
+    assert got[1][1] > got[0][1] + 50000  # routers and caches are prefetched in any case
+
+
 def test_checked_long(gpu, tmp_path):
     """GEMM pipelines wrap around their ring, and positions are split over CTAs. Golden models are
     too small for both."""
@@ -127,16 +168,7 @@ def test_checked_long(gpu, tmp_path):
             "--artifact",
             tmp_path / device,
         ]
-        for s in (
-            "hidden=640",
-            "n_layers=1",
-            "attention.n_heads=10",
-            "attention.n_kv_heads=2",
-            "attention.head_dim=64",
-            "ffn.width=704",
-            "dtype=bf16",
-            "kv.dtype=f32",
-        ):
+        for s in LONG:
             cmd += ["--set", s]
         p = subprocess.run(cmd, capture_output=True, text=True, timeout=HANG)
         assert p.returncode == 0, p.stderr

@@ -81,6 +81,18 @@ held(const Case *c, CUmodule m, Args *a, bool bug)
 	return r ? r : finish(a);
 }
 
+/* The kernel, then six that read the first 512 elements of a */
+static CUresult
+followed(const Case *c, CUmodule m, Args *a, bool bug)
+{
+	CUresult r = launch(function(m, c->name), 1, 128, 0, NULL, 0, a);
+
+	(void)bug;
+	for (int i = 0; i < 6 && !r; i++)
+		r = launch(function(m, "reader"), 1, 128, 0, NULL, 0, a);
+	return r ? r : finish(a);
+}
+
 static CUresult
 streams(const Case *c, CUmodule m, Args *a, bool bug)
 {
@@ -261,6 +273,7 @@ uninitialised(const Case *c, CUmodule m, Args *a, bool bug)
 #define K "blocks.cu"
 #define X "proxies.cu"
 #define R "right.cu"
+#define L "prefetch.cu"
 static const Case cases[] = {
 	{ B, "missing_barrier", one },
 	{ B, "divergent_barrier", one },
@@ -443,6 +456,12 @@ static const Case cases[] = {
 	{ X, "load_of_writes", one },
 	{ X, "box_over_reads", mapped },
 	{ X, "box_over_writes", mapped },
+	{ L, "prefetch_beyond", one },
+	{ L, "prefetch_bulk_beyond", one },
+	{ L, "prefetch_bulk_odd", one },
+	{ L, "prefetch_shared", one },
+	{ L, "prefetch_wrong", followed },
+	{ L, "prefetch_too_much", followed },
 };
 enum { N_CASES = sizeof cases / sizeof *cases };
 

@@ -79,8 +79,8 @@ static const struct {
 	{ "\"format\":5,", "", "p.json: format: is missing: this is not a plan" },
 	{ "\"format\":5", "\"format\":1",
 	  "p.json: format: is 1, this llmc reads 5: compile the model again with this llmc" },
-	{ "\"step_abi\":3", "\"step_abi\":7",
-	  "p.json: step_abi: is 7, this llmc needs 3: compile the model again with "
+	{ "\"step_abi\":4", "\"step_abi\":7",
+	  "p.json: step_abi: is 7, this llmc needs 4: compile the model again with "
 	  "this llmc" },
 	{ "\"vocab\":6,", "\"vocab\":6,\"vocab\":6,", "not valid JSON: duplicate object key" },
 	{ "\"vocab\":6,", "", "p.json: vocab: is missing" },

@@ -38,7 +38,7 @@
 	"\"yaml_line\":0,\"weight_bytes\":96,\"flops_per_row\":48}]"
 
 static const char tiny_plan[] =
-    "{\"format\":5,\"step_abi\":3,\"name\":\"tiny\",\"family\":\"none\",\"spec_sha256\":"
+    "{\"format\":5,\"step_abi\":4,\"name\":\"tiny\",\"family\":\"none\",\"spec_sha256\":"
     "\"00\",\"target\":\"ref\",\n"
     "\"vocab\":6,\"vocab_used\":6,\"hidden\":4,\"max_positions\":256,\"n_layers\":1,\"hard_"
     "limit\":false,"

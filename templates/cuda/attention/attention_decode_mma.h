@@ -14,6 +14,7 @@
  * A unit (a row, a kv head and 8 of its query heads) belongs to one CTA, or to one team of its
  * warps, if lengths are similar (att_schedule).
  *
+ *   CTAs without a unit, and warps at their end: prefetch weights of the next op to L2
  *   K, V of this warp's first tile --cp.async--> shared, if older than the step
  *   PDL wait; q --split--> shared
  *   mainloop: wait K; S; prefetch K of the next tile; softmax; wait V; O; prefetch V
@@ -34,6 +35,7 @@
 
 #include "cuda/attention/attention_split_kv.h"
 #include "cuda/attention/kv_mma.h"
+#include "cuda/runtime/prefetch.h"
 
 template <class A, int ARCH> struct att_mma : att_split<A, 16, 8, 4> {
 	enum {
@@ -579,8 +581,9 @@ att_scheduled(const llmc_step &s, const AttRange &only, int unit, int part, int 
 }
 
 template <class S> DEV void
-att_decode_mma(const llmc_step &step, const att_args &a)
+att_decode_mma(const llmc_call &call, const att_args &a)
 {
+	const llmc_step &step = call.s;
 	typedef att_mma_shared_storage<S> shared_storage;
 	SHARED_STORAGE(shared_storage, s);
 	static_assert(sizeof(shared_storage) <= (8192 + 1024 * S::TEAMS) * S::KC +
@@ -606,6 +609,7 @@ att_decode_mma(const llmc_step &step, const att_args &a)
 		more = g.tile < g.end;
 	}
 	if (!more) {
+		prefetch_next(call, warp_id(), S::WARPS);
 		PDL_WAIT();
 		return;
 	}
@@ -628,13 +632,14 @@ att_decode_mma(const llmc_step &step, const att_args &a)
 		att_decode_segment<S>(step, a, g, s, team, from);
 		unit += teams * blocks;
 		if (d.parts ? d.parts > 1 || unit >= d.units : d.list.at >= d.list.end)
-			return;
+			break;
 		g = d.parts ? att_scheduled<S>(step, d.list.only, unit, 0, 1)
 		            : att_segment<S>(step, d.list);
 		att_look_up<S>(step, a, g, team, false, from);
 		team.sync(); /* the previous segment no longer uses s */
 		att_begin<S>(g, team, s, from);
 	}
+	prefetch_next(call, warp_id(), S::WARPS);
 }
 
 #endif

@@ -60,9 +60,11 @@
  *
  * More than 8 rows are processed in turns.
  *
- * gemv<G>(rows, x, norm, w, e, to): G is a gemv_config (cuda/gemv/gemv_smem.h), `rows` the
- * number that the launch was sized for. A kernel may call it for several matrices, with a
- * barrier between. The epilogue e selects rows of W and stores the results:
+ * gemv<G>(rows, x, norm, w, e, to, call): G is a gemv_config (cuda/gemv/gemv_smem.h), `rows` the
+ * number that the launch was sized for. call: when a warp has issued its last load of W, it
+ * prefetches what the call names (cuda/runtime/prefetch.h); NULL: nothing. A kernel may call gemv
+ * for several matrices, with a barrier between. The epilogue e selects rows of W and stores the
+ * results:
  *
  *     GROUPS                  number of groups of 8 weight rows
  *     UNIT                    groups that the last of their CTAs to arrive finishes together; 0:
@@ -82,6 +84,7 @@
 #define LLMC_CUDA_GEMV_GEMV_H
 
 #include "cuda/gemv/gemv_finish.h"
+#include "cuda/runtime/prefetch.h"
 #include "cuda/gemv/gemv_x.h"
 
 /* ---- weights ---- */
@@ -278,10 +281,12 @@ gemv_unit_scaled(float (&total)[4], float (&acc)[2][4], const typename G::S::fra
 	}
 }
 
-/* Computes this warp's sums of groups [first, stop), counted from g0. */
+/* Computes this warp's sums of groups [first, stop), counted from g0. The stream's last load is
+ * issued RING units before its end. Then the warp prefetches what `call` names. The loop over units
+ * is cut there, because a condition in it would keep the compiler from unrolling it. */
 template <class G, class E, bool ONE> DEV void
 gemv_groups(typename G::shared_storage &sm, gemv_stream<G, E> &in, int g0, int log_r,
-            const float (&back)[2], int first, int stop, int &stage)
+            const float (&back)[2], int first, int stop, int &stage, const llmc_call *call)
 {
 	typedef typename G::S S;
 	typedef typename G::W W;
@@ -302,6 +307,9 @@ gemv_groups(typename G::shared_storage &sm, gemv_stream<G, E> &in, int g0, int l
 
 	for (int done = first; done < stop; done += 2) {
 		const uint4 *xq = xs;
+		const int units = in.units(), rest = (in.end - g0 - done + 1) / 2 * units - RING;
+		const bool ends = call && rest < units && (rest >= 0 || done == 0);
+		const int cut = ends ? max(rest, 0) : units;
 		/* factors of row n of both groups, loaded while the units are processed */
 		float factor[2];
 #pragma unroll
@@ -314,10 +322,15 @@ gemv_groups(typename G::shared_storage &sm, gemv_stream<G, E> &in, int g0, int l
 			float total[2] = { 0, 0 };
 			uint4 x[S::CHUNKS] = {};
 			const uint2 *xm = own.one.sums + t;
-			for (int left = in.units(); left > 0;
-			     left--, xm += 4, xq += S::CHUNKS * 8) {
-				gemv_next<G, E, RING>(u, in, ring, stage);
-				gemv_unit_whole<G>(total, u, x, xq, *xm, in.unit0);
+			for (int part = 0;; part++) {
+				for (int left = part ? units - cut : cut; left > 0;
+				     left--, xm += 4, xq += S::CHUNKS * 8) {
+					gemv_next<G, E, RING>(u, in, ring, stage);
+					gemv_unit_whole<G>(total, u, x, xq, *xm, in.unit0);
+				}
+				if (part || !ends)
+					break;
+				prefetch_next(*call, warp, GEMV_WARPS);
 			}
 #pragma unroll
 			for (int i = 0; i < 2; i++) {
@@ -333,11 +346,17 @@ gemv_groups(typename G::shared_storage &sm, gemv_stream<G, E> &in, int g0, int l
 			const uint2 *xm = 0;
 			if constexpr (S::MINS)
 				xm = own.many.sums + mine;
-			for (int left = in.units(); left > 0; left--) {
-				gemv_next<G, E, RING>(u, in, ring, stage);
-				gemv_unit_scaled<G, ONE>(total, acc, u, xq, xm, R, in.unit0);
-				xq += S::CHUNKS * 8 * R;
-				xm += 4 * R;
+			for (int part = 0;; part++) {
+				for (int left = part ? units - cut : cut; left > 0; left--) {
+					gemv_next<G, E, RING>(u, in, ring, stage);
+					gemv_unit_scaled<G, ONE>(total, acc, u, xq, xm, R,
+					                         in.unit0);
+					xq += S::CHUNKS * 8 * R;
+					xm += 4 * R;
+				}
+				if (part || !ends)
+					break;
+				prefetch_next(*call, warp, GEMV_WARPS);
 			}
 			/* a lane holds the sums of row n of both groups, for rows 2 t and 2 t + 1
 			 * of x */
@@ -462,7 +481,8 @@ gemv_store(const typename G::shared_storage &sm, const norm_vectors &norm, const
 template <class G, class E> DEV void
 gemv_stream_groups(typename G::shared_storage &sm, gemv_stream<G, E> &in, const norm_vectors &norm,
                    const E &e, const gemv_scratch &to, const float (&back)[2], bool one,
-                   bool counted, int splits, int g0, int log_r, int t0, int n, int page)
+                   bool counted, int splits, int g0, int log_r, int t0, int n, int page,
+                   const llmc_call *call)
 {
 	const int tid = (int)threadIdx.x, R = 1 << log_r, tile = 16 >> log_r, ng = in.end - g0;
 	int stage = 0;
@@ -475,9 +495,9 @@ gemv_stream_groups(typename G::shared_storage &sm, gemv_stream<G, E> &in, const 
 			early = e.prefetch(g0 + at, j, t0 + b);
 
 		if (one)
-			gemv_groups<G, E, true>(sm, in, g0, 0, back, first, stop, stage);
+			gemv_groups<G, E, true>(sm, in, g0, 0, back, first, stop, stage, call);
 		else
-			gemv_groups<G, E, false>(sm, in, g0, log_r, back, first, stop, stage);
+			gemv_groups<G, E, false>(sm, in, g0, log_r, back, first, stop, stage, call);
 		if (E::NEEDS_PAGE && first == 0 && tid < R)
 			sm.slot[tid].x = page;
 		__syncthreads();
@@ -489,7 +509,7 @@ gemv_stream_groups(typename G::shared_storage &sm, gemv_stream<G, E> &in, const 
 
 template <class G, class E> DEV void
 gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename G::W> &w,
-     const E &e, const gemv_scratch &to)
+     const E &e, const gemv_scratch &to, const llmc_call *call = 0)
 {
 	typedef typename G::shared_storage shared_storage;
 	SHARED_STORAGE(shared_storage, sm);
@@ -513,6 +533,8 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 		for (int i = tid * 32; i < G::COLS; i += GEMV_THREADS * 32)
 			prefetch_l2(norm.w + i);
 	in.begin(sm.warp[warp], one, own.g0, own.g1);
+	if (call && own.g0 == own.g1) /* nothing to read */
+		prefetch_next(*call, warp, GEMV_WARPS);
 	PDL_WAIT();
 	PDL_LAUNCH();
 	const int n = e.count();
@@ -530,7 +552,7 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 		const int page =
 		    gemv_stage_x<G, E>(sm, back, x, norm, e, in, w.scale, one, blind, log_r, t0, n);
 		gemv_stream_groups<G, E>(sm, in, norm, e, to, back, one, counted, splits, own.g0,
-		                         log_r, t0, n, page);
+		                         log_r, t0, n, page, call);
 		if (counted)
 			gemv_finish<G, E>(sm, norm, e, to, splits, in.end, log_r, t0);
 		t0 += 1 << log_r;

@@ -22,6 +22,7 @@
 #include "cuda/attention/attention_split_kv.h"
 #include "cuda/attention/kv_mma.h"
 #include "cuda/mla/mla.h"
+#include "cuda/runtime/prefetch.h"
 
 /* Returns position i of those that the segment's row attends to. */
 template <class S> DEV int
@@ -240,8 +241,9 @@ mla_sum(const mla_shared_storage<S> &s, const typename S::page_buffer &page,
 }
 
 template <class A> DEV void
-mla_attend(const llmc_step &step, const mla_args &a)
+mla_attend(const llmc_call &call, const mla_args &a)
 {
+	const llmc_step &step = call.s;
 	typedef mla_split<A> S;
 	typedef mla_shared_storage<S> shared_storage;
 	SHARED_STORAGE(shared_storage, s);
@@ -319,6 +321,7 @@ mla_attend(const llmc_step &step, const mla_args &a)
 		if (!whole)
 			att_combine<S>(f, out, s.top, s.sum, &s.last, &s.factor[0][0]);
 	}
+	prefetch_next(call, warp, MLA_WARPS);
 	if (first)
 		PDL_WAIT();
 }

@@ -127,9 +127,10 @@ mla90_load(unsigned char *to, mbar_t *full, const tensor_map *map, const llmc_st
 }
 
 template <class S> DEV void
-mla90_copy(mla90_shared_storage<S> &s, const llmc_step &step, const mla_args &a,
+mla90_copy(mla90_shared_storage<S> &s, const llmc_call &call, const mla_args &a,
            const tensor_map *map)
 {
+	const llmc_step &step = call.s;
 	flash90_ring<S::STAGES> ring;
 	bool waited = false;
 	AttList list = att_list<S>(step);
@@ -146,6 +147,7 @@ mla90_copy(mla90_shared_storage<S> &s, const llmc_step &step, const mla_args &a,
 			mla90_load<S>(s.page[ring.at], &s.full[ring.at], map, step, a.kv, g, tile);
 		}
 	}
+	prefetch_next(call, 0, 1); /* the last page has been issued, or there is none */
 	if (!waited)
 		PDL_WAIT();
 }
@@ -398,8 +400,9 @@ mla90_multiply(mla90_shared_storage<S> &s, const llmc_step &step, const mla_args
 }
 
 template <class S> DEV void
-mla90_run(const llmc_step &step, const mla_args &a, const tensor_map *map)
+mla90_run(const llmc_call &call, const mla_args &a, const tensor_map *map)
 {
+	const llmc_step &step = call.s;
 	typedef mla90_shared_storage<S> shared_storage;
 	SHARED_STORAGE(shared_storage, s);
 	static_assert(sizeof(shared_storage) <= 3 * S::STAGE + 4096,
@@ -413,7 +416,7 @@ mla90_run(const llmc_step &step, const mla_args &a, const tensor_map *map)
 	if (threadIdx.x < 128) {
 		reg_dec<40>();
 		if (threadIdx.x < 32)
-			mla90_copy<S>(s, step, a, map);
+			mla90_copy<S>(s, call, a, map);
 	} else {
 		reg_inc<232>();
 		mla90_multiply<S>(s, step, a);

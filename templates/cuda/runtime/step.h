@@ -34,12 +34,24 @@ typedef struct llmc_step {
 	int round; /* index of the round, for launches with rounds */
 } llmc_step;
 
-enum { LLMC_CALL_ARGS = 16 };
+enum { LLMC_CALL_ARGS = 16, LLMC_PREFETCHES = 3 };
+
+/* Weights of a later op that a decode kernel prefetches to L2 (cuda/runtime/prefetch.h): `bytes` at
+ * the start of each of n slices, which begin at `at` and are `stride` bytes apart. n 0: none. */
+typedef struct llmc_prefetch {
+	const unsigned char *at;
+	long long stride;
+	unsigned bytes;
+	int n;
+} llmc_prefetch;
 
 typedef struct llmc_call {
 	llmc_step s;
 	/* the op's arguments in the order of ops.def, then scratch; NULL for absent arguments */
 	void *a[LLMC_CALL_ARGS];
+	/* next: slices are those of the CTAs that read the tensor. experts: matrices of all
+	 * experts, of which those of the first n selected ones are prefetched, `bytes` per CTA */
+	llmc_prefetch next[LLMC_PREFETCHES], experts;
 } llmc_call;
 
 #define N_TOK(p) ((p).s.n[0])
