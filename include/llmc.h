@@ -588,6 +588,59 @@ LLMC_API llmc_status llmc_stream_feed(llmc_stream *s, int32_t id, const char **t
                                       size_t *n_bytes, llmc_error *err);
 LLMC_API void llmc_stream_close(llmc_stream *s);
 
+/* ---- images ---- */
+
+/* Pixels of an image, upright and with 8 bits per channel. Immutable; any thread may use it. */
+typedef struct llmc_image llmc_image;
+/* Decode JPEG, PNG, WebP, GIF (first frame) or BMP.
+ *   max_pixels   limit of width times height, checked before memory is allocated; 0: 67,108,864
+ *
+ * E_INPUT: no such image, damaged, or over the limit. E_MISSING: this build of llmc lacks the
+ * decoder. */
+LLMC_API llmc_status llmc_image_decode(const void *data, size_t n, int64_t max_pixels,
+                                       llmc_image **out, llmc_error *err);
+/* Copy pixels of 1 (grey), 3 (RGB) or 4 (RGBA) channels, rows from the top. stride: bytes from one
+ * row to the next; 0: no padding. */
+LLMC_API llmc_status llmc_image_from_pixels(const uint8_t *pixel, int32_t width, int32_t height,
+                                            int32_t channels, size_t stride, llmc_image **out,
+                                            llmc_error *err);
+/* Return [height, width, channels], valid until the image is closed. channels: 3 or 4 */
+LLMC_API const uint8_t *llmc_image_pixels(const llmc_image *im, int32_t *width, int32_t *height,
+                                          int32_t *channels);
+LLMC_API void llmc_image_close(llmc_image *im); /* NULL is allowed */
+
+/* Preprocessing of a model, as its image processor in transformers does it. Immutable; any thread
+ * may use it. */
+typedef struct llmc_image_processor llmc_image_processor;
+/* Read preprocessor_config.json, processor_config.json, tokenizer_config.json and config.json of a
+ * model's folder. E_INPUT names a class, step or value that llmc does not support. */
+LLMC_API llmc_status llmc_image_processor_open(const char *folder, llmc_image_processor **out,
+                                               llmc_error *err);
+LLMC_API void llmc_image_processor_close(llmc_image_processor *p); /* NULL is allowed */
+
+/* Patches of one image. All of it is released by llmc_image_patches_release. */
+typedef struct llmc_image_patches {
+	size_t size;
+	void *owner;      /* memory of all arrays below */
+	const float *row; /* [n_row, width], the values of one patch per row */
+	int64_t n_row;
+	int32_t width;
+	const int32_t *pos[2]; /* [n_row] each: row and column of a patch in its tile */
+	/* tiles in the order of their rows: patches per column and per row of each */
+	int32_t n_tile;
+	const int32_t *tile_height, *tile_width;
+	/* grid of the tiles that the image was cut into, without the whole image; 0: not cut */
+	int32_t tiles_high, tiles_wide;
+	/* embeddings that the vision tower makes of the image; text that replaces `placeholder` in
+	 * the prompt and contains `token` n_token times */
+	int64_t n_token;
+	const char *text, *placeholder, *token;
+} llmc_image_patches;
+/* Prepare an image. E_INPUT: the processor refuses its shape. */
+LLMC_API llmc_status llmc_image_prepare(const llmc_image_processor *p, const llmc_image *im,
+                                        llmc_image_patches *out, llmc_error *err);
+LLMC_API void llmc_image_patches_release(llmc_image_patches *patches);
+
 /* ---- reasoning and tools ---- */
 
 /* Parser for reasoning and tool calls, in the format of the model's chat template

@@ -119,6 +119,7 @@ def test_python_binding_structs_have_the_header_s_sizes(tmp_path):
         "llmc_counts": f.Counts,
         "llmc_bias": f.Bias,
         "llmc_sequence": f.Sequence,
+        "llmc_image_patches": f.ImagePatches,
     }
     src = tmp_path / "s.c"
     src.write_text(

@@ -24,6 +24,7 @@ from typing import Any
 from ._engine import Engine, Event, Request, RequestResult
 from ._ffi import lib
 from ._handle import ClosedError, Error, RangeError
+from ._image import Image, ImagePatches, ImageProcessor
 from ._model import Model, Result, Session
 from ._params import EngineOptions, Limits, RequestOptions, SamplingParams
 from ._text import (
@@ -48,6 +49,9 @@ __all__ = [
     "Error",
     "Event",
     "Grammar",
+    "Image",
+    "ImagePatches",
+    "ImageProcessor",
     "Limits",
     "Matcher",
     "Model",

@@ -145,6 +145,26 @@ class Params(Sized):
     ]
 
 
+class ImagePatches(Sized):
+    _fields_ = [
+        ("size", C.c_size_t),
+        ("owner", C.c_void_p),
+        ("row", C.POINTER(C.c_float)),
+        ("n_row", C.c_int64),
+        ("width", C.c_int32),
+        ("pos", C.POINTER(C.c_int32) * 2),
+        ("n_tile", C.c_int32),
+        ("tile_height", C.POINTER(C.c_int32)),
+        ("tile_width", C.POINTER(C.c_int32)),
+        ("tiles_high", C.c_int32),
+        ("tiles_wide", C.c_int32),
+        ("n_token", C.c_int64),
+        ("text", C.c_char_p),
+        ("placeholder", C.c_char_p),
+        ("token", C.c_char_p),
+    ]
+
+
 class GrammarOptions(Sized):
     _fields_ = [
         ("size", C.c_size_t),
@@ -467,6 +487,17 @@ _SIGNATURES = {
         C.c_int,
         [C.c_void_p, C.c_char_p, C.c_char_p, C.c_char_p, C.c_size_t, P(C.c_size_t), _E],
     ),
+    "llmc_image_decode": (C.c_int, [C.c_void_p, C.c_size_t, C.c_int64, P(C.c_void_p), _E]),
+    "llmc_image_from_pixels": (
+        C.c_int,
+        [C.c_void_p, C.c_int32, C.c_int32, C.c_int32, C.c_size_t, P(C.c_void_p), _E],
+    ),
+    "llmc_image_pixels": (C.c_void_p, [C.c_void_p, P(C.c_int32), P(C.c_int32), P(C.c_int32)]),
+    "llmc_image_close": (None, [C.c_void_p]),
+    "llmc_image_processor_open": (C.c_int, [C.c_char_p, P(C.c_void_p), _E]),
+    "llmc_image_processor_close": (None, [C.c_void_p]),
+    "llmc_image_prepare": (C.c_int, [C.c_void_p, C.c_void_p, P(ImagePatches), _E]),
+    "llmc_image_patches_release": (None, [P(ImagePatches)]),
     "llmc_seq_new": (C.c_int, [C.c_void_p, C.c_int32, P(C.c_int32), _E]),
     "llmc_seq_adapt": (C.c_int, [C.c_void_p, C.c_int32, C.c_int32, _E]),
     "llmc_adapter_load": (C.c_int, [C.c_void_p, C.c_char_p, C.c_double, P(C.c_int32), _E]),

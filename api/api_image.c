@@ -1,0 +1,210 @@
+/* Images and the preprocessing of a model's folder, for programs that run a vision tower
+ * themselves. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/api.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/sized_struct.h"
+#include "image/prepare.h"
+
+struct llmc_image {
+	ImagePixels pixels;
+};
+
+struct llmc_image_processor {
+	ImageRules rules;
+};
+
+/* Own a decoded image; *pixels is released on failure. */
+static llmc_status
+own(llmc_status status, ImagePixels *pixels, llmc_image **out, llmc_error *err)
+{
+	llmc_image *im = status == LLMC_OK ? malloc(sizeof *im) : NULL;
+
+	if (!im) {
+		image_release(pixels);
+		return status != LLMC_OK ? status
+		                         : error_set(err, LLMC_E_MEMORY, "No memory for an image.");
+	}
+	*im = (llmc_image){ *pixels };
+	*out = im;
+	return LLMC_OK;
+}
+
+llmc_status
+llmc_image_decode(const void *data, size_t n, int64_t max_pixels, llmc_image **out, llmc_error *err)
+{
+	ImageLimits limits = IMAGE_LIMITS_DEFAULT;
+	ImagePixels pixels;
+
+	*out = NULL;
+	if (max_pixels < 0)
+		return error_set(err, LLMC_E_RANGE, "max_pixels is %lld; it must not be negative.",
+		                 (long long)max_pixels);
+	limits.max_pixels = max_pixels ? max_pixels : limits.max_pixels;
+	limits.max_bytes = 0; /* the caller has read the file already */
+	return own(image_decode(data, n, &limits, &pixels, err), &pixels, out, err);
+}
+
+llmc_status
+llmc_image_from_pixels(const uint8_t *pixel, int32_t width, int32_t height, int32_t channels,
+                       size_t stride, llmc_image **out, llmc_error *err)
+{
+	ImageLimits limits = IMAGE_LIMITS_DEFAULT;
+	ImagePixels pixels;
+
+	*out = NULL;
+	return own(image_from_pixels(pixel, width, height, channels, stride, &limits, &pixels, err),
+	           &pixels, out, err);
+}
+
+const uint8_t *
+llmc_image_pixels(const llmc_image *im, int32_t *width, int32_t *height, int32_t *channels)
+{
+	*width = im->pixels.width;
+	*height = im->pixels.height;
+	*channels = im->pixels.channels;
+	return im->pixels.pixel;
+}
+
+void
+llmc_image_close(llmc_image *im)
+{
+	if (im)
+		image_release(&im->pixels);
+	free(im);
+}
+
+/* Parse a file of the folder. *out stays NULL if the file is absent and not needed. */
+static llmc_status
+read_json(const char *folder, const char *name, bool needed, json_t **out, llmc_error *err)
+{
+	enum { MAX_BYTES = 64 << 20 };
+	Strbuf path = { 0 }, text = { 0 };
+	json_error_t why;
+	bool no_memory = false;
+	llmc_status status = LLMC_OK;
+
+	file_join(&path, folder, name);
+	if (!path.failed && !needed && !file_exists(strbuf_str(&path)))
+		goto fail;
+	TRY_GOTO(path.failed ? error_set(err, LLMC_E_MEMORY, "No memory to read %s.", name)
+	                     : file_read(strbuf_str(&path), MAX_BYTES, &text, err));
+	*out = json_parse(strbuf_str(&text), text.len, 0, &why, &no_memory);
+	if (!*out)
+		status = no_memory ? error_set(err, LLMC_E_MEMORY, "No memory to read %s.", name)
+		                   : error_set(err, LLMC_E_INPUT, "%s:%d: %s", strbuf_str(&path),
+		                               why.line, why.text);
+fail:
+	strbuf_release(&path);
+	strbuf_release(&text);
+	return status;
+}
+
+llmc_status
+llmc_image_processor_open(const char *folder, llmc_image_processor **out, llmc_error *err)
+{
+	static const char *const name[] = { "config.json", "preprocessor_config.json",
+		                            "processor_config.json", "tokenizer_config.json" };
+	json_t *file[4] = { NULL };
+	llmc_status status = LLMC_OK;
+
+	*out = NULL;
+	llmc_image_processor *p = malloc(sizeof *p);
+	if (!p)
+		return error_set(err, LLMC_E_MEMORY, "No memory for an image processor.");
+	for (size_t i = 0; i < 4 && status == LLMC_OK; i++)
+		status = read_json(folder, name[i], i == 0, &file[i], err);
+	ImageFiles files = { .config = file[0],
+		             .preprocessor = file[1],
+		             .processor = file[2],
+		             .tokenizer = file[3] };
+	if (status == LLMC_OK)
+		status = image_rules_json(&files, &p->rules, err);
+	for (size_t i = 0; i < 4; i++)
+		json_decref(file[i]);
+	if (status == LLMC_OK)
+		*out = p;
+	else
+		free(p);
+	return status;
+}
+
+void
+llmc_image_processor_close(llmc_image_processor *p)
+{
+	free(p);
+}
+
+/* Memory of a llmc_image_patches */
+typedef struct PatchesOwner {
+	ImageRows rows;
+	char placeholder[IMAGE_STRING], token[IMAGE_STRING];
+	int32_t number[]; /* pos[0], pos[1], tile_height, tile_width */
+} PatchesOwner;
+
+static llmc_status
+describe(const ImageRules *rules, ImageRows *rows, llmc_image_patches *out, llmc_error *err)
+{
+	size_t n = (size_t)rows->n_row, tiles = (size_t)rows->n_tile;
+	PatchesOwner *o = malloc(sizeof *o + 2 * (n + tiles) * sizeof o->number[0]);
+
+	if (!o) {
+		image_rows_release(rows);
+		return error_set(err, LLMC_E_MEMORY, "No memory for the patches of an image.");
+	}
+	o->rows = *rows;
+	memcpy(o->placeholder, rules->placeholder, sizeof o->placeholder);
+	memcpy(o->token, rules->token, sizeof o->token);
+	int32_t *y = o->number, *x = y + n, *high = x + n, *wide = high + tiles;
+	for (size_t i = 0; i < n; i++) {
+		y[i] = rows->position[2 * i];
+		x[i] = rows->position[2 * i + 1];
+	}
+	for (size_t i = 0; i < tiles; i++) {
+		high[i] = rows->tile[i].grid_h;
+		wide[i] = rows->tile[i].grid_w;
+	}
+	llmc_image_patches made = { .row = rows->value,
+		                    .n_row = rows->n_row,
+		                    .width = rows->row_elems,
+		                    .pos = { y, x },
+		                    .n_tile = rows->n_tile,
+		                    .tile_height = high,
+		                    .tile_width = wide,
+		                    .tiles_high = rows->tiles_h,
+		                    .tiles_wide = rows->tiles_w,
+		                    .n_token = rows->n_token,
+		                    .text = strbuf_str(&o->rows.text),
+		                    .placeholder = o->placeholder,
+		                    .token = o->token,
+		                    .owner = o };
+	SIZED_GIVE(out, made);
+	return LLMC_OK;
+}
+
+llmc_status
+llmc_image_prepare(const llmc_image_processor *p, const llmc_image *im, llmc_image_patches *out,
+                   llmc_error *err)
+{
+	ImageRows rows;
+	llmc_image_patches none = { 0 };
+
+	SIZED_GIVE(out, none);
+	TRY(image_prepare(&p->rules, &im->pixels, &rows, err));
+	return describe(&p->rules, &rows, out, err);
+}
+
+void
+llmc_image_patches_release(llmc_image_patches *patches)
+{
+	PatchesOwner *o = patches->owner;
+	llmc_image_patches none = { 0 };
+
+	if (o)
+		image_rows_release(&o->rows);
+	free(o);
+	SIZED_GIVE(patches, none);
+}
