@@ -66,30 +66,30 @@ shards_join(Arena *a, StTensor *t, size_t *n, int n_shard, int64_t hidden, llmc_
 	if (*n)
 		qsort(t, *n, sizeof *t, by_name);
 	for (size_t i = 0, k; i < *n; i += k) {
-		const char *name = name_text(t[i].name, strlen(t[i].name)).s;
+		const NameText name = name_text(t[i].name, strlen(t[i].name));
 		for (k = 1; i + k < *n && strcmp(t[i].name, t[i + k].name) == 0; k++)
 			if (!alike(&t[i], &t[i + k]))
 				return error_set(err, LLMC_E_INPUT,
 				                 "tensor %s: its parts in shards %s and %s "
 				                 "differ in size or type",
-				                 name, t[i].file, t[i + k].file);
+				                 name.s, t[i].file, t[i + k].file);
 		if (k != (size_t)n_shard)
 			return error_set(err, LLMC_E_INPUT,
 			                 "tensor %s is in %zu of %d shards (%s): one is missing, "
 			                 "or the folder holds files of several models",
-			                 name, k, n_shard, t[i].file);
+			                 name.s, k, n_shard, t[i].file);
 		if (t[i].n_dims > 2 || !t[i].data)
 			return error_set(err, LLMC_E_INPUT,
 			                 "%s: tensor %s has %d dimensions: only shards of "
 			                 "matrices and vectors can be joined",
-			                 t[i].file, name, t[i].n_dims);
+			                 t[i].file, name.s, t[i].n_dims);
 		if (t[i].n_dims == 2 && n_shard > 1)
 			TRY(join(a, &t[i], n_shard, t[i].dim[1] == hidden, err));
 		for (size_t j = 1; t[i].n_dims < 2 && j < k; j++)
 			if (memcmp(t[i].data, t[i + j].data, (size_t)t[i].bytes) != 0)
 				return error_set(
 				    err, LLMC_E_INPUT,
-				    "tensor %s: the shards %s and %s hold different values", name,
+				    "tensor %s: the shards %s and %s hold different values", name.s,
 				    t[i].file, t[i + j].file);
 		t[kept++] = t[i];
 	}
