@@ -43,7 +43,7 @@ CLIO  := $(CLI:%.c=$(BUILD)/%.o)
 UNIT  := $(patsubst tests/unit/%.c,$(BUILD)/unit/%,$(sort $(wildcard tests/unit/test_*.c)))
 EMBED := $(shell find configs templates -name '*.yaml' -o -name '*.txt' -o -name '*.c.in' -o -name '*.cu' -o -name '*.cu.in' -o -name '*.head' -o -name '*.h' 2>/dev/null) $(wildcard serve/pages/assets/* cli/*.html cli/*.1)
 
-.PHONY: all lib help deps demo gpu-pack gpu-check nvrtc check check-all mutants check-build check-times check-steady coverage quick san san-build san-programs tsan tsan-build fuzz bench bench-peer bench-ranks bench-startup soak golden format install clean unit smollm2
+.PHONY: all lib help deps demo gpu-pack gpu-check nvrtc check check-all mutants check-build check-times check-steady coverage quick san san-build san-programs tsan tsan-build fuzz bench bench-peer bench-ranks bench-startup soak golden format install release release-tarball release-deb release-wheel clean unit smollm2
 all: $(BUILD)/llmc $(BUILD)/libllmc.so $(BUILD)/libllmc.a $(BUILD)/expand $(BUILD)/reference $(BUILD)/pixels
 
 help: ## this list
@@ -238,6 +238,13 @@ install: all $(BUILD)/install/libllmc.a ## header, libraries, pkg-config file, m
 	ln -sf libllmc.so.0 $(DESTDIR)$(PREFIX)/lib/libllmc.so
 	install -m 644 $(BUILD)/install/libllmc.a $(DESTDIR)$(PREFIX)/lib/libllmc.a
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' -e 's|@PKGS@|$(PKGS)|' tools/llmc.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/llmc.pc
+
+# One release file per architecture in build/release/dist, with SBOM and SHA256SUMS; docs/release.md.
+release-tarball release-deb release-wheel: release-%:
+	@python3 tools/release/release.py $* $(RELEASE_ARGS)
+
+release: ## tarballs, Debian packages and Python wheels for x86-64 and AArch64; RELEASE_ARGS="--arch x86_64"
+	@python3 tools/release/release.py all $(RELEASE_ARGS)
 
 clean: ## remove what was built
 	rm -rf $(BUILD) generated

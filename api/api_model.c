@@ -476,6 +476,34 @@ gpus_for_ranks(llmc_model *m, const char *device, llmc_error *err)
 	return LLMC_OK;
 }
 
+/* The compiler does not know this processor, or there is none and the prebuilt kernels for it do
+ * not fit: try older targets. */
+static llmc_status
+open_older(llmc_model *m, const char *target, const llmc_options *opt, RuntimeOptions *ro,
+           llmc_status *status, llmc_error *why, llmc_error *err)
+{
+	while (*status == LLMC_E_MISSING) {
+		char refused[1024];
+		llmc_error older;
+		const char *next =
+		    device_of(TARGET_CPU)->compiler_target(target, refused, sizeof refused);
+		if (!next || strcmp(next, target) == 0)
+			break;
+		TRY(compile_model(m, next, true, opt, err));
+		ro->skip_built = m->skip_built;
+		*status = open_runtime(m, ro, &older);
+		if (*status == LLMC_OK)
+			log_line(opt->log, opt->log_user, LLMC_LOG_WARNING,
+			         "%s; using %s, which is slower: install a newer compiler, or set "
+			         "LLMC_CC to one",
+			         refused, next);
+		else if (*status != LLMC_E_MISSING)
+			*why = older;
+		target = next;
+	}
+	return LLMC_OK;
+}
+
 static llmc_status
 open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *err)
 {
@@ -567,22 +595,9 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 		ro.skip_built = m->skip_built;
 		status = open_runtime(m, &ro, &why);
 	}
-	/* The compiler does not know this processor: use the best target that both support. */
 	if (status == LLMC_E_MISSING && !opt->arch && target_find(target)->kind == TARGET_CPU &&
-	    strcmp(m->plan->target, target) == 0) {
-		char refused[1024];
-		const char *next =
-		    device_of(TARGET_CPU)->compiler_target(target, refused, sizeof refused);
-		if (next && strcmp(next, target) != 0) {
-			log_line(opt->log, opt->log_user, LLMC_LOG_WARNING,
-			         "%s; using %s, which is slower: install a newer compiler, or set "
-			         "LLMC_CC to one",
-			         refused, next);
-			TRY(compile_model(m, next, true, opt, err));
-			ro.skip_built = m->skip_built;
-			status = open_runtime(m, &ro, &why);
-		}
-	}
+	    strcmp(m->plan->target, target) == 0)
+		TRY(open_older(m, target, opt, &ro, &status, &why, err));
 	if (status != LLMC_OK) {
 		if (err)
 			*err = why;

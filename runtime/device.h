@@ -56,8 +56,9 @@ typedef struct Device {
 	/* Returns true if the machine cannot run the target; `why`: the reason, cut at `cap`. NULL
 	 * for devices that can only use check_target. */
 	bool (*lacks)(const char *target, char *why, size_t cap);
-	/* Return the best target up to `target` whose flags the host's compiler accepts, NULL if
-	 * there is none; `why`: flags that it rejects. NULL for devices without a host compiler. */
+	/* Return the best target up to `target` whose flags the host's compiler accepts; `why`:
+	 * flags that it rejects. Without a compiler, but with prebuilt kernels: the next older
+	 * target. NULL if there is none. NULL for devices without a host compiler. */
 	const char *(*compiler_target)(const char *target, char *why, size_t cap);
 	/* Does the artifact contain built kernels of this target that run on this device? */
 	bool (*ships)(const char *artifact, const char *target, int number);

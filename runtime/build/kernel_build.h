@@ -5,6 +5,7 @@
  *
  *   kernel_build.c    units and the cache (base/build_cache.h)
  *   aot.c             artifact/aot/<name>/ and its manifest
+ *   prebuilt.c        kernels of common models that a release ships
  *   thread_pool.c     threads that compile
  *
  * A built file is identified by its key: a hash of its source and everything it is compiled with,
@@ -72,6 +73,7 @@ typedef struct KernelBuild {
 	llmc_error
 	    /* protected by `lock`: why a built file is not in the cache; code LLMC_OK: all are */
 	    unkept;
+	bool prebuilt;  /* there is a folder of prebuilt kernels */
 	bool shipping;  /* failing to write a file is an error */
 	int todo, jobs; /* units to compile, maximum number of threads */
 	int shown, n_thread;
@@ -114,6 +116,13 @@ bool build_ships(const char *artifact, const char *name);
  * addition */
 llmc_status build_ship(KernelBuild *b, const char *name, const char *compiler, const char *arch,
                        llmc_error *err);
+
+/* ---- prebuilt.c ---- */
+/* Folder of prebuilt kernels: LLMC_KERNELS, or llmc/kernels next to the library (../lib/ of the
+ * command). False: there is none. */
+bool prebuilt_dir(Strbuf *dir);
+/* Use prebuilt kernels for units that are not ready. */
+void build_prebuilt(KernelBuild *b);
 
 /* ---- thread_pool.c ---- */
 /* Start compiling units that are not ready. The log function is called on the caller's thread only:

@@ -75,6 +75,16 @@ takes(const char *cc, const Target *t, Strbuf *output)
 	return query(argv, output);
 }
 
+/* Next older target that runs here; NULL: none */
+static const char *
+older_target(int at)
+{
+	while (--at >= 0)
+		if (target_at(at)->kind == TARGET_CPU && isa_runs(target_at(at)->name))
+			return target_at(at)->name;
+	return NULL;
+}
+
 const char *
 cc_target(const char *target, char *why, size_t cap)
 {
@@ -84,10 +94,19 @@ cc_target(const char *target, char *why, size_t cap)
 	const char *best = NULL;
 
 	why[0] = 0;
-	if (cc_find(cc, sizeof cc, version, sizeof version, NULL) != LLMC_OK)
-		return NULL;
 	while (target_at(at) && strcmp(target_at(at)->name, target) != 0)
 		at++;
+	if (cc_find(cc, sizeof cc, version, sizeof version, NULL) != LLMC_OK) {
+		if (prebuilt_dir(&output))
+			best = older_target(at);
+		if (best)
+			snprintf(why, cap,
+			         "no C compiler was found, and the prebuilt kernels for %s do not "
+			         "fit this model",
+			         target);
+		strbuf_release(&output);
+		return best;
+	}
 	for (; at >= 0 && !best && target_at(at); at--) {
 		const Target *t = target_at(at);
 		if (t->kind != TARGET_CPU || !isa_runs(t->name))

@@ -209,6 +209,25 @@ load(CpuKernels *k, llmc_error *err)
 	return LLMC_OK;
 }
 
+/* Find the compiler of kernels that are neither shipped nor prebuilt. */
+static llmc_status
+find_compiler(CpuKernels *k, llmc_error *err)
+{
+	const KernelBuild *b = &k->build;
+	llmc_error why = { 0 };
+	int lacking = 0;
+
+	if (cc_find(k->cc, sizeof k->cc, k->cc_version, sizeof k->cc_version, &why) == LLMC_OK)
+		return LLMC_OK;
+	for (int i = 0; i < b->n_unit; i++)
+		lacking += !b->unit[i].ready;
+	return b->prebuilt ? error_set(err, why.code,
+	                               "%s; %d of this model's %d kernels for %s are not among "
+	                               "the prebuilt ones",
+	                               why.text, lacking, b->n_unit, b->plan->target)
+	                   : error_set(err, why.code, "%s", why.text);
+}
+
 llmc_status
 kernels_open(const Plan *plan, const KernelBuildOptions *opt, CpuKernels **out, llmc_error *err)
 {
@@ -218,8 +237,9 @@ kernels_open(const Plan *plan, const KernelBuildOptions *opt, CpuKernels **out, 
 	*out = NULL;
 	TRY(prepare(plan, opt, &k, err));
 	build_shipped(&k->build, plan->target, NULL);
+	build_prebuilt(&k->build);
 	if (!build_all_ready(&k->build)) {
-		TRY_GOTO(cc_find(k->cc, sizeof k->cc, k->cc_version, sizeof k->cc_version, err));
+		TRY_GOTO(find_compiler(k, err));
 		TRY_GOTO(build_cached(&k->build, k->cc_version, strlen(k->cc_version), err));
 		build_start(&k->build, plan->target, k->cc);
 		TRY_GOTO(build_wait(&k->build, err));

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from typing import NoReturn
 
+from ._compiler import use_zig
 from ._ffi import lib
 
 
@@ -21,6 +23,11 @@ def command() -> str:
     return found
 
 
-if __name__ == "__main__":
+def main() -> NoReturn:
     path = command()
+    use_zig()
     os.execv(path, [path, *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()

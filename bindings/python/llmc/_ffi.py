@@ -12,7 +12,10 @@ def _load() -> C.CDLL:
     named = os.environ.get("LLMC_LIBRARY")
     here = os.path.dirname(os.path.abspath(__file__))
     built = os.path.join(here, "..", "..", "..", "build", "libllmc.so")
-    for path in [named] if named else [built, "libllmc.so.0", ctypes.util.find_library("llmc")]:
+    inside = os.path.join(here, "_native", "lib", "libllmc.so")
+    for path in (
+        [named] if named else [inside, built, "libllmc.so.0", ctypes.util.find_library("llmc")]
+    ):
         if not path:
             continue
         try:

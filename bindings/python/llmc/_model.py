@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from collections.abc import Callable
 
 from . import _ffi, _handle, _params
+from ._compiler import use_zig
 from ._ffi import lib
 from ._handle import Handle, Ref, SerialHandle, checked_names
 from ._text import Tokenizer, path_bytes
@@ -89,6 +90,7 @@ class Model(Handle):
         not know to `log`, instead of failing. trust_artifact: run the code of a generated folder as
         it is. no_fit: allocate without regard to free memory; otherwise what exceeds it is refused,
         and sessions without a context get the longest that fits."""
+        use_zig()
         if isinstance(set, Mapping):
             set = [f"{k}={_setting(v)}" for k, v in set.items()]
         o = _ffi.Options(
