@@ -524,6 +524,8 @@ WGMMA = {
         1e-3,
     ),
     "wide": (dict(lens=[200], heads=128, rank=512, nope=16, rope=64, v_dim=16, kv="bf16"), 8e-3),
+    # 11 tiles, more than stay in one CTA; 4 rounds of sums and a rest
+    "parts": (dict(lens=[700], heads=20, rank=256, nope=16, rope=16, v_dim=16, kv="f16"), 2e-3),
     "heads": (dict(lens=[70, 5], heads=70, rank=256, nope=16, rope=32, v_dim=16, kv="f16"), 1e-3),
     "low": (
         dict(STEPS["low"]),
@@ -547,6 +549,7 @@ def rounded_queries(c):
         [(n, *r) for n in WGMMA for r in H.RUNS if r[1] == 0 or n in ("lite", "pages")],
         "low",
         "pages",
+        "parts",
     ),
 )
 def test_wgmma(name, mode, seed):

@@ -16,8 +16,9 @@
 
 /* Attention A in tiles of TILE_ positions and groups of HB_ query heads. A CTA has at least
  * MIN_TILES_ tiles; at most BLOCKS_ CTAs work, the others idle. PART_ is the cost of combining one
- * part of a unit, in hundredths of a tile. The number of tiles per CTA minimises the time of one
- * unit: n tiles in k parts take n / k + k PART_ / 100. */
+ * part of a unit, in hundredths of a tile. A unit of at most six tiles is not split. Else the
+ * number of tiles per CTA minimises the time of one unit: n tiles in k parts take n / k + k PART_ /
+ * 100. */
 template <class A, int TILE_, int HB_, int MIN_TILES_, int BLOCKS_ = 512,
           int PART_ = 0> struct att_split : A {
 	enum {
@@ -26,7 +27,10 @@ template <class A, int TILE_, int HB_, int MIN_TILES_, int BLOCKS_ = 512,
 		MIN_TILES = MIN_TILES_,
 		BLOCKS = BLOCKS_,
 		PART = PART_,
-		AT_ONCE = PART > 0 ? 16 : 8, /* parts in flight while combining */
+		/* loads in flight while combining: of parts, and of rounds over a part's sums */
+		AT_ONCE = PART > 0 ? 16 : 8,
+		ROUNDS = PART > 0 ? 4 : 1,
+		WHOLE_TILES = 6, /* PART: units of at most as many tiles are not split */
 		WARPS = 8,
 		NHB = (A::G + HB - 1) / HB,   /* head groups of HB per kv head */
 		UNITS = A::KV_HEADS * NHB,    /* per row */
@@ -102,9 +106,12 @@ template <class S> DEV AttList
 att_cut(int total, const AttRange &only, int unit = 0)
 {
 	AttList list;
-	const int least =
-	    S::PART > 0 ? max((int)S::MIN_TILES, (int)sqrtf((float)unit * (S::PART * 0.01f) + 0.5f))
-	                : (int)S::MIN_TILES;
+	int least = S::MIN_TILES;
+
+	if (S::PART > 0)
+		least = max(least, unit <= (int)S::WHOLE_TILES
+		                       ? unit
+		                       : (int)sqrtf((float)unit * (S::PART * 0.01f) + 0.5f));
 
 	list.only = only;
 	list.blocks = max(1, min(min((int)gridDim.x, (int)S::BLOCKS), (total + least - 1) / least));
@@ -310,21 +317,37 @@ att_combine(const AttSegment &g, const AttOut &out, const float *top, float *sum
 			sum[h] = all + att_sink(out.sink ? out.sink + h : 0, most);
 	}
 	TEAM::sync();
-	for (int i = W * thread; i < g.n_head * S::V; i += W * TEAM::threads()) {
-		const int h = i / S::V;
-		const float *from = out.part_o + (long long)2 * g.first_block * S::HB * S::V + i;
-		float o[W] = {};
-#pragma unroll S::AT_ONCE
+	/* A round waits for L2 (0.7 us), so ROUNDS of them are issued together. */
+	const int step = W * TEAM::threads(), total = g.n_head * S::V;
+#pragma unroll 1
+	for (int i = W * thread; i < total; i += S::ROUNDS * step) {
+		const float *from = out.part_o + (long long)2 * g.first_block * S::HB * S::V;
+		float o[S::ROUNDS][W] = {};
+#pragma unroll S::AT_ONCE / S::ROUNDS
 		for (int k = 0; k < n; k++) {
-			float x[W];
-			att_sums(from + (long long)(k == 0 ? 1 : 2 * k) * S::HB * S::V, x);
+			float x[S::ROUNDS][W];
 #pragma unroll
-			for (int c = 0; c < W; c++)
-				o[c] = fmaf(x[c], factor[k * S::HB + h], o[c]);
+			for (int r = 0; r < S::ROUNDS; r++)
+				att_sums(from + (long long)(k == 0 ? 1 : 2 * k) * S::HB * S::V +
+				             min(i + r * step, total - W),
+				         x[r]);
+#pragma unroll
+			for (int r = 0; r < S::ROUNDS; r++) {
+				const int h = min(i + r * step, total - W) / S::V;
+#pragma unroll
+				for (int c = 0; c < W; c++)
+					o[r][c] = fmaf(x[r][c], factor[k * S::HB + h], o[r][c]);
+			}
 		}
 #pragma unroll
-		for (int c = 0; c < W; c++)
-			out.y[h * out.y_step + i % S::V + c] = o[c] / sum[h];
+		for (int r = 0; r < S::ROUNDS; r++) {
+			const int at = i + r * step, h = at / S::V;
+			if (at >= total)
+				break;
+#pragma unroll
+			for (int c = 0; c < W; c++)
+				out.y[h * out.y_step + at % S::V + c] = o[r][c] / sum[h];
+		}
 	}
 	att_rotate_back<S, TEAM>(g, out);
 }
