@@ -11,6 +11,8 @@ const char *embed_find(const char *path, size_t *size);
 /* Return the embedded file `name` from any folder below `folder`; *path (may be NULL) receives its
  * path. No two embedded templates of a target share a file name. */
 const char *embed_find_below(const char *folder, const char *name, const char **path);
+/* Return the path of the i-th embedded file; NULL: there are fewer. */
+const char *embed_path(size_t i);
 /* Return the SHA-256 of the content in 64 digits, computed when the library was built. NULL: no
  * such file. */
 const char *embed_sum(const char *path);

@@ -5,6 +5,7 @@
 
 #include "base/json.h"
 #include "cli/cli.h"
+#include "cli/doctor_models.h"
 
 #define NO_COMPILER "install one (apt-get install gcc), or use artifacts made with --aot"
 
@@ -108,10 +109,13 @@ table(const json_t *all)
 static int
 doctor(int argc, char **argv)
 {
-	bool json = false;
+	bool json = false, models = false;
 	const char *args[1];
-	const Opt opt[] = { { OPT_FLAG, 0, "json", NULL, &json,
-		              "all of it, as print one JSON document" } };
+	const Opt opt[] = {
+		{ OPT_FLAG, 0, "models", NULL, &models,
+		  "list the models of configs/ with the context that fits in free memory" },
+		{ OPT_FLAG, 0, "json", NULL, &json, "print one JSON document and nothing else" },
+	};
 	llmc_error err = { 0 };
 	char *text;
 
@@ -119,10 +123,22 @@ doctor(int argc, char **argv)
 	if (llmc_doctor(&text, &err) != LLMC_OK)
 		return fail_with(&err);
 	json_t *all = json_parse(text, strlen(text), 0, NULL, NULL);
-	if (json)
+	json_t *list = models ? doctor_models() : NULL;
+	if (models && !list)
+		complain("cannot plan the models of configs/: set TMPDIR to a folder that can be "
+		         "written");
+	if (json && list && json_object_set(all, "models", list) == 0) {
+		char *more = json_dumps(all, JSON_COMPACT);
+		printf("%s\n", more ? more : text);
+		free(more);
+	} else if (json) {
 		printf("%s\n", text);
-	else
+	} else {
 		table(all);
+	}
+	if (list && !json)
+		doctor_models_print(list);
+	json_decref(list);
 	bool cc = found(json_object_get(all, "compiler"));
 	if (!json)
 		printf("%s\n", cc ? "ready: models run on this machine"
@@ -137,8 +153,9 @@ doctor(int argc, char **argv)
 
 const Command cmd_doctor = {
 	"doctor",
-	"[--json]",
+	"[--models] [--json]",
 	"check processor, GPUs, compiler and libraries, and report what to install",
-	"  llmc doctor\n",
+	"  llmc doctor\n"
+	"  llmc doctor --models\n",
 	doctor,
 };

@@ -110,6 +110,12 @@ embed_find_below(const char *folder, const char *name, const char **path)
 }
 
 const char *
+embed_path(size_t i)
+{
+	return i < sizeof file / sizeof *file ? file[i].path : NULL;
+}
+
+const char *
 embed_sum(const char *path)
 {
 	int at = find(path);

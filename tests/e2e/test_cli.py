@@ -635,6 +635,23 @@ def test_doctor(llmc):
     assert free == {"total_bytes": 3 << 30, "free_bytes": 3 << 30, "limited_by": "LLMC_FREE_MEMORY"}
 
 
+def test_doctor_lists_the_models_that_fit(llmc):
+    env = {"LLMC_FREE_MEMORY": "3G"}
+    models = {m["name"]: m for m in llmc.json("doctor", "--models", env=env)["models"]}
+    configs = [p.removesuffix(".yaml") for p in os.listdir("configs")]
+    named = {n for n in configs if "." in n or "-" in n}
+    assert named <= {*models, "pretokenizers", "tiny"} and len(models) > 20
+    forms = [m[k] for m in models.values() for k in ("stored", "q4_k") if k in m]
+    fit = [f for f in forms if f["context"]]
+    assert fit and len(fit) < len(forms)
+    assert all(f["weight_bytes"] < 3 << 30 for f in fit)
+    assert all(f["context"] for f in forms if f["weight_bytes"] < 2 << 30)
+    # 16-bit weights: two bytes per parameter
+    m = models["llama3-8b"]
+    assert m["stored"]["weight_bytes"] == pytest.approx(2 * m["params"], rel=0.01)
+    assert m["q4_k"]["weight_bytes"] < 0.35 * m["stored"]["weight_bytes"]
+
+
 def test_no_compiler_is_reported_and_ref_still_runs(llmc, tmp_path):
     env = {"PATH": str(tmp_path), "LLMC_CACHE": str(tmp_path / "cache"), "LLMC_CC": ""}
     llmc(*RUN, code=2, env=env)
