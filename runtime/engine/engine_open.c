@@ -253,23 +253,6 @@ open_memory(Engine *e, const llmc_engine_options *opt, llmc_error *err)
 	return LLMC_OK;
 }
 
-llmc_status
-thread_start(void *(*fn)(void *user), void *user, pthread_t *out, llmc_error *err)
-{
-	sigset_t all, was;
-
-	sigfillset(&all);
-	sigdelset(&all, SIGBUS); /* truncated files: base/file_guard.c */
-	pthread_sigmask(SIG_SETMASK, &all, &was);
-	int failed = pthread_create(out, NULL, fn, user);
-	pthread_sigmask(SIG_SETMASK, &was, NULL);
-	return failed ? error_set(err, LLMC_E_MEMORY,
-	                          "cannot start a thread of the engine: "
-	                          "%s",
-	                          strerror(failed))
-	              : LLMC_OK;
-}
-
 /* Is there a core for the mask thread? If the step's threads use every core, a mask thread would
  * only delay one of them, and they compute masks in parallel after the step. On a GPU the host's
  * one thread waits, so a core is free. */
