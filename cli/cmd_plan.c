@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "cli/plan_html.h"
+#include "cli/plan_timeline.h"
 
 static void
 row(const char *name, int64_t bytes)
@@ -156,7 +157,7 @@ ranks(const llmc_model *m, const llmc_limits *lim, bool json, llmc_error *err)
 
 typedef struct PlanArgs {
 	Common c;
-	const char *path, *gpu, *html;
+	const char *path, *gpu, *html, *timeline;
 	llmc_gpu g; /* found for --gpu */
 	llmc_limits lim;
 	llmc_memory mem;
@@ -185,6 +186,9 @@ parse(int argc, char **argv, PlanArgs *p)
 		{ OPT_TEXT, 0, "html", "FILE", &p->html,
 		  "write a self-contained page: layers, memory, roofline, and all steps with their "
 		  "kernel source" },
+		{ OPT_TEXT, 0, "timeline", "FILE", &p->timeline,
+		  "with --gpu: write a page with the reads, waits, prefetches and idle SMs of a "
+		  "decode step of one row, by arithmetic" },
 		{ OPT_FLAG, 0, "fit", NULL, &p->fitting,
 		  "choose context and KV as run and serve do, by the free memory, by --memory or "
 		  "by the GPU's" },
@@ -193,6 +197,8 @@ parse(int argc, char **argv, PlanArgs *p)
 
 	if (OPT_PARSE(&cmd_plan, opt, argc, argv, args) == 0)
 		return opt_usage_error(&cmd_plan, "name a model");
+	if (p->timeline && !p->gpu)
+		return opt_usage_error(&cmd_plan, "--timeline needs --gpu NAME");
 	p->path = args[0];
 	c->seqs = batch ? batch : c->seqs;
 	c->context = length ? length : c->context;
@@ -374,7 +380,9 @@ plan(int argc, char **argv)
 		s = measure(&p, m, &err);
 	if (*folder)
 		plan_html_forget(folder);
-	if (s == LLMC_OK && !p.html) {
+	if (s == LLMC_OK && p.timeline)
+		s = plan_timeline(p.timeline, m, &p.g, p.c.context ? p.c.context : 1024, &err);
+	if (s == LLMC_OK && !p.html && !p.timeline) {
 		llmc_info(m, &info);
 		s = p.c.json ? print_json(&p, m, &info, &err) : print_text(&p, m, &info, &err);
 	}
@@ -387,7 +395,7 @@ const Command cmd_plan = {
 	"plan",
 	"MODEL [--fit] [--memory SIZE] [--batch B --length L] [--gpu NAME] [--tp N] [--pp N] "
 	"[--json] "
-	"[--html FILE]",
+	"[--html FILE] [--timeline FILE]",
 	"show a model's steps, kernels and memory; predict its speed on a GPU",
 	"  llmc plan configs/llama2-70b.yaml --memory 160G --length 4096\n"
 	"  llmc plan model.gguf --arch v3\n"
@@ -395,6 +403,7 @@ const Command cmd_plan = {
 	"  llmc plan configs/llama3-70b.yaml --tp 8\n"
 	"  llmc plan configs/llama3-8b.yaml --gpu h100\n"
 	"  llmc plan configs/llama3-8b.yaml --gpu h100 --html plan.html\n"
+	"  llmc plan configs/llama3-8b.yaml --gpu h100 --timeline step.html\n"
 	"  llmc plan configs/llama2-70b.yaml --gpu h100 --tp 8\n",
 	plan,
 };
