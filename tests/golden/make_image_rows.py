@@ -5,7 +5,7 @@
 
 Per processor, its configuration, and per image: sizes, the text that replaces the placeholder, the
 checksum of all patches as 8-bit samples, and some of their values. make_images.py comes first.
-sizes.json has sizes and tokens of 400 sizes of images with the default configurations."""
+sizes.json has grids and text for many sizes of images, with configurations of published models."""
 
 import json
 import pathlib
@@ -245,6 +245,67 @@ CASES = {
 }
 
 
+PUBLISHED = {
+    "qwen2_vl": case("qwen2_vl", Qwen2VLImageProcessor, {}, qwen),
+    "qwen3_vl": case(
+        "qwen3_vl",
+        Qwen2VLImageProcessor,
+        {"patch_size": 16, "size": {"shortest_edge": 65536, "longest_edge": 1048576}},
+        qwen,
+    ),
+    "gemma3-crops": case(
+        "gemma3",
+        Gemma3ImageProcessor,
+        {
+            "size": {"height": 56, "width": 56},
+            "do_pan_and_scan": True,
+            "pan_and_scan_min_crop_size": 256,
+            "pan_and_scan_max_num_crops": 4,
+            "pan_and_scan_min_ratio_to_activate": 1.2,
+        },
+        run(Gemma3Processor, GEMMA),
+        {"image_seq_length": 5},
+    ),
+    "gemma4": case("gemma4", Gemma4ImageProcessor, {}, run(Gemma4Processor, GEMMA4)),
+    "smolvlm": case(
+        "smolvlm",
+        SmolVLMImageProcessor,
+        {"size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}},
+        run(SmolVLMProcessor, SPLIT),
+        {"image_seq_len": 4},
+    ),
+    "idefics3": case(
+        "idefics3", Idefics3ImageProcessor, {}, run(Idefics3Processor, SPLIT), {"image_seq_len": 4}
+    ),
+    "pixtral": case(
+        "pixtral",
+        PixtralImageProcessor,
+        {"patch_size": 14},
+        pixtral(14, 1),
+        {"patch_size": 14, "spatial_merge_size": 1},
+        patch_size={"height": 14, "width": 14},
+    ),
+    "llava_next": case(
+        "llava_next",
+        LlavaNextImageProcessor,
+        {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}},
+        llava_next,
+        LLAVA,
+    ),
+    "internvl": case(
+        "internvl",
+        GotOcr2ImageProcessor,
+        {"size": {"height": 448, "width": 448}},
+        run(InternVLProcessor, INTERN),
+        {"image_seq_length": 4},
+        crop_to_patches=True,
+    ),
+}
+SIZES = [
+    (w * 89 % 1361 + 3, h * 211 % 1249 + 2) for w, h in zip(range(1, 41), range(7, 47), strict=True)
+] + [(1, 1), (2, 1), (14, 14), (28, 27), (13, 700), (700, 13), (336, 336), (448, 449), (1024, 1024)]
+
+
 def pixels(inputs):
     return np.asarray(inputs["pixel_values"], dtype=np.float32)
 
@@ -287,20 +348,34 @@ def samples_of_8_bits(c, p, rows):
     return v.round().astype(np.uint8)
 
 
-def entry(c, p, name):
-    im = ImageOps.exif_transpose(Image.open(HERE / name))
+def inputs_of(c, p, im):
     call = dict(c.call)
     if c.cls in (SmolVLMImageProcessor, SmolVLMImageProcessorPil, Idefics3ImageProcessor):
         call["return_row_col_info"] = True
+    tensors = None if c.cls is PixtralImageProcessor else "np" if "Pil" in c.cls.__name__ else "pt"
+    return p(im, return_tensors=tensors, **call)
+
+
+def shape(c, p, width, height):
+    """Grids of the tiles and checksum of the text; None: refused"""
     try:
-        tensors = (
-            None if c.cls is PixtralImageProcessor else "np" if "Pil" in c.cls.__name__ else "pt"
-        )
-        inputs = p(im, return_tensors=tensors, **call)
+        inputs = inputs_of(c, p, Image.new("RGB", (width, height)))
+    except ValueError:
+        return None
+    grids = rows_of(c, inputs)[1]
+    text = c.text(p)(inputs)
+    same = len(set(map(tuple, grids))) == 1
+    return [[*grids[0], len(grids)] if same else grids, zlib.crc32(text.encode())]
+
+
+def entry(c, p, name):
+    im = ImageOps.exif_transpose(Image.open(HERE / name))
+    try:
+        inputs = inputs_of(c, p, im)
     except ValueError as e:
         return {"error": str(e)}
     rows, grids = rows_of(c, inputs)
-    text = c.text(p)({**inputs, "pixel_values": inputs["pixel_values"]})
+    text = c.text(p)(inputs)
     flat = rows.reshape(-1)
     at = np.linspace(0, flat.size - 1, SAMPLES).astype(int)
     return {
@@ -322,6 +397,20 @@ def horizontal_first():
         return original(self, size, resample, *args, **kwargs)
 
     Image.Image.resize = resize
+
+
+def files_of(c):
+    preprocessor = {"image_processor_type": c.cls.__name__, **c.settings}
+    return {"preprocessor": preprocessor, "processor": c.processor, "config": c.config}
+
+
+def write_sizes():
+    lines = []
+    for name, c in PUBLISHED.items():
+        p = c.cls(**c.settings)
+        sizes = {f"{w}x{h}": shape(c, p, w, h) for w, h in SIZES}
+        lines.append(f"{json.dumps(name)}: {json.dumps({'files': files_of(c), 'sizes': sizes})}")
+    (HERE / "sizes.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def main():
@@ -349,6 +438,7 @@ def main():
         files = json.dumps(case_["files"])
         lines.append(f'{json.dumps(name)}: {{"files": {files}, "images": {{\n{inner}}}}}')
     (HERE / "rows.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    write_sizes()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from image_lib import IMAGES, prepare
 
+SIZES = json.loads((IMAGES / "sizes.json").read_text())
 CASES = json.loads((IMAGES / "rows.json").read_text())
 
 
@@ -43,3 +44,18 @@ def test_images_are_prepared_as_by_transformers(name):
         for i, v in e["samples"]:
             assert abs(out.values[i] - v) < 2e-6, file
         assert zlib.crc32(eight_bits(rules, out)) == e["crc32"], file
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_tiles_and_text_of_published_configurations(name):
+    rules, expected = SIZES[name]["files"], SIZES[name]["sizes"]
+    assert sum(e is not None for e in expected.values()) > 40
+    for (size, e), out in zip(
+        expected.items(), prepare(rules, list(expected), with_rows=False), strict=True
+    ):
+        if e is None:
+            assert out.status == -1, size
+            continue
+        assert out.status == 0, (size, out.error)
+        same = e[0] if isinstance(e[0][0], list) else [e[0][:2]] * e[0][2]
+        assert out.grids == same and zlib.crc32(out.text.encode()) == e[1], (size, out.text[:200])
