@@ -57,23 +57,15 @@ set_for_target(const char *const *set, const char *target, int ranks, Arena *are
 	return all;
 }
 
-static char *
-absolute(Arena *arena, const char *path)
-{
-	char real[PATH_MAX];
-
-	return arena_strdup(arena, realpath(path, real) ? real : path);
-}
-
 /* Return the checkpoint of the model: that of the caller, else that of the description (relative to
  * its file), else the source itself. */
 static const char *
 weights_path(const char *source, SourceKind kind, const Spec *spec, const char *given, Arena *arena)
 {
 	if (given)
-		return absolute(arena, given);
+		return file_absolute(arena, given);
 	if (kind != SOURCE_YAML && kind != SOURCE_ARTIFACT)
-		return absolute(arena, source);
+		return file_absolute(arena, source);
 	if (!spec->weights)
 		return NULL;
 	if (spec->weights[0] == '/')
@@ -81,7 +73,7 @@ weights_path(const char *source, SourceKind kind, const Spec *spec, const char *
 	const char *dir = kind == SOURCE_ARTIFACT ? source : NULL, *slash = strrchr(source, '/');
 	if (!dir)
 		dir = slash ? arena_strndup(arena, source, (size_t)(slash - source)) : ".";
-	return absolute(arena, arena_printf(arena, "%s/%s", dir, spec->weights));
+	return file_absolute(arena, arena_printf(arena, "%s/%s", dir, spec->weights));
 }
 
 /* Write to a folder of the cache that is named by the hash of its content. */
@@ -517,7 +509,7 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 	if (m->gpus.any && m->world)
 		gpu_of_process(m);
 	TRY(target_name(opt->device, opt->arch, !opt->no_weights, target, err));
-	m->source = absolute(&m->arena, path);
+	m->source = file_absolute(&m->arena, path);
 	m->set = set_for_target(opt->set, target, m->world ? mpi_world_ranks(m->world) : m->gpus.n,
 	                        &m->arena);
 	m->random_weights = opt->random_weights;
@@ -555,7 +547,7 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 	if (opt->out_dir)
 		m->artifact = arena_strdup(&m->arena, opt->out_dir);
 	else if (kind == SOURCE_ARTIFACT)
-		m->artifact = absolute(&m->arena, path);
+		m->artifact = file_absolute(&m->arena, path);
 	if (kind == SOURCE_ARTIFACT && !opt->out_dir)
 		TRY(open_artifact(m, target, opt, &fits, err));
 	if (!fits)

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <limits.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -290,6 +291,21 @@ file_cache_dir(Strbuf *out, llmc_error *err)
 	else
 		return error_set(err, LLMC_E_IO, "no cache folder: set LLMC_CACHE or HOME");
 	return out->failed ? error_set(err, LLMC_E_MEMORY, "out of memory") : LLMC_OK;
+}
+
+char *
+file_absolute(Arena *a, const char *path)
+{
+	const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+	char real[PATH_MAX];
+
+	if (!file_exists(path))
+		return arena_strdup(a, path);
+	if (file_is_dir(path))
+		return arena_strdup(a, realpath(path, real) ? real : path);
+	const char *dir = name > path ? arena_strndup(a, path, (size_t)(name - path)) : ".";
+	return realpath(dir, real) ? arena_printf(a, "%s/%s", strcmp(real, "/") ? real : "", name)
+	                           : arena_strdup(a, path);
 }
 
 void

@@ -43,6 +43,10 @@ llmc_status file_check_stat(const char *path, const struct stat *st, llmc_error 
 /* Set out to $LLMC_CACHE, else $XDG_CACHE_HOME/llmc, else ~/.cache/llmc. E_IO if there is no home
  * folder. */
 llmc_status file_cache_dir(Strbuf *out, llmc_error *err);
+/* Return the absolute path of a file or folder; a copy of path if it does not exist. Links to
+ * folders are resolved. A link to a file keeps its name: in a cache of downloads it leads to a file
+ * without suffix and part number. */
+char *file_absolute(Arena *a, const char *path);
 /* Set out to dir + "/" + name, or to name if it is absolute. */
 void file_join(Strbuf *out, const char *dir, const char *name);
 

@@ -640,6 +640,8 @@ downloads_close(void *p)
 		if (d->t[i].r.easy && d->t[i].state == RUNNING)
 			d->h->curl.multi_remove_handle(d->multi, d->t[i].r.easy);
 		http_close(d->h, &d->t[i].r);
+		if (d->t[i].fd >= 0 && d->t[i].at == 0 && !d->t[i].resumed) /* empty */
+			unlink(d->t[i].part);
 		release(&d->t[i]);
 	}
 	if (d->multi)

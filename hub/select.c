@@ -276,7 +276,8 @@ static const char *const small_files[] = {
 	"modules.json",
 	"manifest.json",
 	"sentence_bert_config.json",
-	"1_Pooling/config.json",
+	"preprocessor_config.json",
+	"processor_config.json",
 	"config_sentence_transformers.json",
 	"quantize_config.json",
 	"quant_config.json",
@@ -347,18 +348,24 @@ take_weights(const HubTree *t, bool safetensors, Arena *a, HubChoice *out)
 	return f != NULL;
 }
 
-/* Add weights and configuration of sentence-transformers' N_Dense. */
+/* True for the configuration of one of sentence-transformers' modules: 1_Pooling/config.json */
+static bool
+is_module_config(const char *path)
+{
+	const char *slash = strchr(path, '/');
+
+	return path[0] >= '0' && path[0] <= '9' && path[1] == '_' && slash &&
+	       strcmp(slash, "/config.json") == 0;
+}
+
+/* Add the weights of sentence-transformers' N_Dense. */
 static void
 take_dense(const HubTree *t, Arena *a, HubChoice *out)
 {
 	for (int i = 2; i <= 4; i++) {
-		const HubFile *config =
-		                  hub_tree_find(t, arena_printf(a, "%d_Dense/config.json", i)),
-		              *w = hub_tree_find(t,
-		                                 arena_printf(a, "%d_Dense/model.safetensors", i));
+		const HubFile *w =
+		    hub_tree_find(t, arena_printf(a, "%d_Dense/model.safetensors", i));
 		w = w ? w : hub_tree_find(t, arena_printf(a, "%d_Dense/pytorch_model.bin", i));
-		if (config)
-			take(out, config, a);
 		if (w)
 			take(out, w, a);
 	}
@@ -409,7 +416,8 @@ hub_choose_folder(const HubTree *t, Arena *a, HubChoice *out)
 			take(out, f, a);
 	}
 	for (size_t i = 0; i < t->n; i++)
-		if (ends_with(t->file[i].path, ".tiktoken") && !strchr(t->file[i].path, '/'))
+		if (is_module_config(t->file[i].path) ||
+		    (ends_with(t->file[i].path, ".tiktoken") && !strchr(t->file[i].path, '/')))
 			take(out, &t->file[i], a);
 }
 

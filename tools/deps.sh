@@ -3,6 +3,7 @@
 # Without root it uses sudo; without sudo it prints the packages that an administrator must install.
 # --cross aarch64: install the cross compiler, the libraries of that architecture and qemu-user, for
 # `make CROSS=aarch64-linux-gnu` and its tests.
+# curl brings libcurl, which llmc opens at run time to download models; the build does not need it.
 set -eu
 if [ "${1:-}" = --cross ]; then
 	[ "${2:-}" = aarch64 ] || { echo "deps: --cross takes aarch64" >&2; exit 2; }
@@ -19,8 +20,8 @@ if [ "${1:-}" = --cross ]; then
 		libyaml-dev:arm64 libjansson-dev:arm64 libpcre2-dev:arm64 libutf8proc-dev:arm64 libjpeg62-turbo-dev:arm64 libpng-dev:arm64 libwebp-dev:arm64 libcmocka-dev:arm64
 	exit 0
 fi
-packages="gcc make binutils pkg-config libyaml-dev libjansson-dev libpcre2-dev libutf8proc-dev libjpeg62-turbo-dev libpng-dev libwebp-dev python3 ca-certificates"
-tests="clang llvm libcmocka-dev python3-venv python3-pip unzip curl chromium chromium-driver"
+packages="gcc make binutils pkg-config libyaml-dev libjansson-dev libpcre2-dev libutf8proc-dev libjpeg62-turbo-dev libpng-dev libwebp-dev python3 ca-certificates curl"
+tests="clang llvm libcmocka-dev python3-venv python3-pip unzip chromium chromium-driver"
 # reverse proxies for tests of replicas, shells and mandoc for completions and man pages: those tests
 # are skipped without them
 optional="nginx-light haproxy zsh fish mandoc"

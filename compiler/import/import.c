@@ -91,14 +91,6 @@ resolve(const ImportSource *s, const char *text)
 	                      NULL, s->d, s->a);
 }
 
-static const char *
-real_path(Arena *a, const char *path)
-{
-	char real[PATH_MAX];
-
-	return arena_strdup(a, realpath(path, real) ? real : path);
-}
-
 /* Remove eos ids beyond the vocabulary: configurations of small models often keep the ids of large
  * ones. */
 static void
@@ -135,7 +127,7 @@ import_source(ImportSource *s)
 	if (!import_family(s))
 		return NULL;
 	source_set(s, K_llmc, "1");
-	source_set(s, K_name, spec_quote(s->a, model_name(s->a, real_path(s->a, s->path))));
+	source_set(s, K_name, spec_quote(s->a, model_name(s->a, file_absolute(s->a, s->path))));
 	source_set(s, K_family, s->family.name);
 	if (strcmp(s->format, "gguf") == 0)
 		source_convert_gguf(s);
@@ -145,7 +137,7 @@ import_source(ImportSource *s)
 	drop_invalid_tokens(s, K_eos);
 	drop_invalid_tokens(s, K_bos);
 	if (s->have_tensors)
-		source_set(s, K_weights, spec_quote(s->a, real_path(s->a, s->path)));
+		source_set(s, K_weights, spec_quote(s->a, file_absolute(s->a, s->path)));
 	source_set(s, K_checkpoint, s->format);
 	if (s->d->n_error)
 		return NULL;

@@ -105,6 +105,8 @@ def test_python_binding_structs_have_the_header_s_sizes(tmp_path):
         "llmc_error": f.Error,
         "llmc_options": f.Options,
         "llmc_limits": f.Limits,
+        "llmc_pull_state": f.PullState,
+        "llmc_pull_options": f.PullOptions,
         "llmc_params": f.Params,
         "llmc_result": f.Result,
         "llmc_model_info": f.Info,

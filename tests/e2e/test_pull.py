@@ -8,6 +8,7 @@ import signal
 import ssl
 import subprocess
 import sys
+import urllib.request
 
 import pytest
 from small_disk import small_disk
@@ -100,9 +101,11 @@ FOLDERS = {
             "chat_template.jinja",
             "generation_config.json",
             "logo.png",
+            "preprocessor_config.json",
         ],
         ["chat_template.jinja", "config.json", "generation_config.json", "model.safetensors"]
         + [
+            "preprocessor_config.json",
             "qwen.tiktoken",
             "tokenizer.json",
             "tokenizer.model",
@@ -112,9 +115,15 @@ FOLDERS = {
     ),
     "an embedding model": (
         ["config.json", "model.safetensors", "modules.json", "1_Pooling/config.json"]
-        + ["2_Dense/config.json", "2_Dense/model.safetensors", "onnx/model.onnx"],
+        + [
+            "3_Normalize/config.json",
+            "x_y/config.json",
+            "2_Dense/config.json",
+            "2_Dense/model.safetensors",
+            "onnx/model.onnx",
+        ],
         ["1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
-        + ["config.json", "model.safetensors", "modules.json"],
+        + ["3_Normalize/config.json", "config.json", "model.safetensors", "modules.json"],
     ),
     "Meta's shards": (
         [
@@ -844,6 +853,91 @@ def test_every_command_takes_a_name(llmc, hub, env, tmp_path):
     )
     assert llmc.json("run", "configs/tiny.yaml", "--random-weights", *tokens)
     assert len(hub.paths("cdn")) == 2
+
+
+def test_a_server_has_the_name_of_the_model(llmc, hub, env):
+    hub.repos["org/g"] = Repo({"m-Q4_0.gguf": GGUF})
+    p = subprocess.Popen(
+        [llmc.path, "serve", "hf:org/g:Q4_0", "--port", "0", "--arch", "generic", "-t", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    url = next(m[0] for line in p.stdout if (m := re.search(r"http://127\.0\.0\.1:\d+", line)))
+    with urllib.request.urlopen(url + "/v1/models", timeout=HANG) as r:
+        assert [m["id"] for m in json.load(r)["data"]] == ["org/g:Q4_0"]
+    p.terminate()
+    p.communicate(timeout=HANG)
+
+
+def test_a_split_model_opens_by_its_name(llmc, hub, env, tmp_path):
+    """The parts are links in the snapshot; the blobs that they lead to have no part numbers."""
+    a, b = split_gguf(GGUF)
+    hub.repos["org/g"] = Repo({"m-Q4_0-00001-of-00002.gguf": a, "m-Q4_0-00002-of-00002.gguf": b})
+    tokens = ["--tokens", "1,2,3", "-n", "4", "--arch", "generic"]
+    want = llmc.json("run", "tests/golden/gguf/llama-q4_0.gguf", *tokens)["tokens"]
+    assert llmc.json("run", "hf:org/g:Q4_0", *tokens)["tokens"] == want
+
+
+def split_gguf(data):
+    """Write a GGUF in two parts with the gguf package, as llama-gguf-split does."""
+    import tempfile
+
+    import gguf
+
+    with tempfile.TemporaryDirectory() as folder:
+        whole = os.path.join(folder, "m.gguf")
+        open(whole, "wb").write(data)
+        r = gguf.GGUFReader(whole)
+        half, out = len(r.tensors) // 2, []
+        for i, tensors in enumerate((r.tensors[:half], r.tensors[half:])):
+            part = os.path.join(folder, f"{i}.gguf")
+            w = gguf.GGUFWriter(part, r.fields["general.architecture"].contents())
+            for key, f in r.fields.items():
+                if i == 0 and not key.startswith("GGUF.") and key != "general.architecture":
+                    kind = f.types[0]
+                    w.add_key_value(
+                        key, f.contents(), kind, f.types[-1] if len(f.types) > 1 else None
+                    )
+            w.add_key_value("split.no", i, gguf.GGUFValueType.UINT16)
+            w.add_key_value("split.count", 2, gguf.GGUFValueType.UINT16)
+            w.add_key_value("split.tensors.count", len(r.tensors), gguf.GGUFValueType.INT32)
+            for t in tensors:
+                w.add_tensor(t.name, t.data, raw_dtype=t.tensor_type)
+            w.write_header_to_file()
+            w.write_kv_data_to_file()
+            w.write_tensors_to_file()
+            w.close()
+            out.append(open(part, "rb").read())
+    return out
+
+
+def test_python_loads_by_name(hub, env):
+    import llmc
+
+    hub.repos["org/g"] = Repo({"m-Q4_0.gguf": GGUF, "m-Q8_0.gguf": b"GGUF" + BIG})
+    seen = []
+    with llmc.load("hf:org/g:Q4_0", progress=seen.append, arch="generic", threads=1) as m:
+        assert m.info["vocab"] > 0
+    assert [s["file"] for s in seen if s["file"]] == ["m-Q4_0.gguf"]
+    assert seen[-1]["bytes"] == seen[-1]["total_bytes"] == len(GGUF)
+    assert [r["name"] for r in llmc.pulled()] == ["hf:org/g:Q4_0"]
+    assert llmc.pull("hf:org/g:Q4_0", offline=True) == llmc.pulled()[0]["path"]
+    with pytest.raises(llmc.Error, match="no file and no quantisation Q9"):
+        llmc.pull("hf:org/g:Q9")
+    hub.faults[sha256(b"GGUF" + BIG)] = [("hold", 5000)]
+
+    def stop(state):
+        if state["bytes"] >= 5000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        llmc.pull("hf:org/g:Q8_0", progress=stop)
+    hub.released.set()
+    llmc.pull("hf:org/g:Q8_0")
+    assert hub.headers("cdn", "Range")[-1].startswith("bytes=")
+    with pytest.raises(llmc.Error, match="llmc_open does not download"):
+        llmc.open("hf:org/g:Q4_0")
 
 
 # ---- addresses of files ----

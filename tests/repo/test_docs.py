@@ -73,6 +73,7 @@ def test_every_environment_variable_is_listed():
         "compiler",
         "formats",
         "grammar",
+        "hub",
         "quant",
         "runtime",
         "serve",
@@ -83,7 +84,7 @@ def test_every_environment_variable_is_listed():
                 if name.endswith(".c"):
                     text = open(f"{folder}/{name}").read()
                     read |= set(re.findall(r'getenv\("(\w+)"\)', text))
-                    read |= set(re.findall(r'open_below\("(\w+)"', text))
+                    read |= set(re.findall(r'(?:open_below|variable)\("(\w+)"', text))
     listed = set(re.findall(r"`([A-Z][A-Z_]+)`", page.split("The emulator")[0]))
     assert len(read) > 15 and sorted(read - listed) == []
     other = {

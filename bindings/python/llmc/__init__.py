@@ -26,6 +26,7 @@ from ._ffi import lib
 from ._handle import ClosedError, Error, RangeError
 from ._image import Image, ImagePatches, ImageProcessor
 from ._model import Model, Result, Session
+from ._pull import Progress, load, pull, pulled
 from ._params import EngineOptions, Limits, RequestOptions, SamplingParams
 from ._text import (
     ADD_FIRST,
@@ -56,6 +57,7 @@ __all__ = [
     "Matcher",
     "Model",
     "PARSE_SPECIAL",
+    "Progress",
     "RangeError",
     "Request",
     "RequestOptions",
@@ -64,7 +66,10 @@ __all__ = [
     "SamplingParams",
     "Session",
     "Tokenizer",
+    "load",
     "open",
+    "pull",
+    "pulled",
     "version",
 ]
 

@@ -77,6 +77,33 @@ class ImageRows(C.Structure):
     ]
 
 
+class PullState(Sized):
+    _fields_ = [
+        ("size", C.c_size_t),
+        ("file", C.c_char_p),
+        ("file_bytes", C.c_int64),
+        ("note", C.c_char_p),
+        ("n_files", C.c_int32),
+        ("n_done", C.c_int32),
+        ("bytes", C.c_int64),
+        ("total_bytes", C.c_int64),
+        ("received", C.c_int64),
+    ]
+
+
+PROGRESS_FN = C.CFUNCTYPE(C.c_bool, C.c_void_p, C.POINTER(PullState))
+
+
+class PullOptions(Sized):
+    _fields_ = [
+        ("size", C.c_size_t),
+        ("update", C.c_bool),
+        ("offline", C.c_bool),
+        ("progress", PROGRESS_FN),
+        ("user", C.c_void_p),
+    ]
+
+
 class Limits(Sized):
     _fields_ = [
         ("size", C.c_size_t),
@@ -428,6 +455,9 @@ _E = P(Error)
 _SIGNATURES = {
     "llmc_version": (C.c_char_p, []),
     "llmc_status_name": (C.c_char_p, [C.c_int]),
+    "llmc_is_model_name": (C.c_bool, [C.c_char_p]),
+    "llmc_pull": (C.c_int, [C.c_char_p, P(PullOptions), C.c_char_p, C.c_size_t, P(C.c_size_t), _E]),
+    "llmc_pulled": (C.c_int, [C.c_char_p, C.c_size_t, P(C.c_size_t), _E]),
     "llmc_open": (C.c_int, [C.c_char_p, P(Options), P(C.c_void_p), _E]),
     "llmc_close": (None, [C.c_void_p]),
     "llmc_session_open": (C.c_int, [C.c_void_p, P(Limits), P(C.c_void_p), _E]),
