@@ -527,7 +527,7 @@ def test_the_examples_of_the_readme_run(smollm2, capsys):
         code = code.replace("model.gguf", str(smollm2)).replace("max_tokens=200", "max_tokens=8")
         exec(code, {})
         assert len(capsys.readouterr().out) > 10
-    assert len(examples) == 2
+    assert len(examples) == 3
 
 
 # ---- random calls ----

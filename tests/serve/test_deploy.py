@@ -273,6 +273,25 @@ def test_the_unit_verifies(tmp_path):
     assert said == [], said
 
 
+def test_the_container_file_is_not_root_and_checks_health():
+    """The image runs as a numbered user, checks a route that exists, and has the libraries of the
+    program."""
+    lines = text("Containerfile").replace("\\\n", " ").splitlines()
+    user = [line for line in lines if line.startswith("USER ")]
+    assert user == ["USER 10001"] and lines.index(user[0]) < lines.index('ENTRYPOINT ["llmc"]')
+    check = next(line for line in lines if line.startswith("HEALTHCHECK "))
+    assert "${LLMC_SERVE_PORT:-8000}/health" in check
+    with open(os.path.join(ROOT, "serve/http/routes.def")) as f:
+        assert '"/health"' in f.read()
+    packages = " ".join(line for line in lines if "apt-get install" in line).split()
+    assert "curl" in packages and "gcc" in packages
+    binary = os.path.join(ROOT, os.environ.get("BUILD", "build"), "llmc")
+    needed = subprocess.run(["readelf", "-d", binary], capture_output=True, text=True).stdout
+    for lib in re.findall(r"\(NEEDED\).*\[lib(\w[\w-]*?)[-.\d]*\.so", needed):
+        stem = {"c": "gcc", "m": "gcc", "jpeg": "libjpeg62-turbo"}.get(lib, f"lib{lib}")
+        assert any(p.startswith(stem) for p in packages), lib
+
+
 def test_ranks_over_pods():
     """The scripts are valid sh, the files that they name are mounted, their settings equal
     those of a single pod, and Kubernetes accepts the pods.

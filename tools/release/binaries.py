@@ -35,7 +35,7 @@ def compiler(out, arch):
     path = out / f"cc-{arch}"
     out.mkdir(parents=True, exist_ok=True)
     path.write_text(
-        f'#!/bin/sh\nexec "{zig()}" cc -target {arch}-linux-gnu.{GLIBC} -fno-sanitize=all "$@"\n'
+        f'#!/bin/sh\n[ "$1" = -dumpmachine ] && exec echo {arch}-linux-gnu\nexec "{zig()}" cc -target {arch}-linux-gnu.{GLIBC} -fno-sanitize=all "$@"\n'
     )
     path.chmod(0o755)
     return path

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Release files of llmc in build/release/dist, for x86-64 and AArch64: `make release-tarball`, `release-deb`, `release-wheel`, `release`.
 
-usage: release.py tarball|deb|wheel|all [--arch x86_64|aarch64] [--no-kernels]"""
+usage: release.py tarball|deb|wheel|all [--arch x86_64|aarch64] [--no-kernels | --model NAME]"""
 
 import argparse
 import os
@@ -21,6 +21,7 @@ def main():
     parser.add_argument("what", choices=[*MAKERS, "all"])
     parser.add_argument("--arch", choices=binaries.ARCHES, action="append")
     parser.add_argument("--no-kernels", action="store_true", help="ship no built kernels")
+    parser.add_argument("--model", action="append", help="of models.toml: ship its kernels only")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     args = parser.parse_args()
     share = binaries.build_folder() / "share"
@@ -28,7 +29,7 @@ def main():
     binaries.pages(share, args.jobs)
     for arch in args.arch or binaries.ARCHES:
         built = binaries.build(arch, args.jobs)
-        prebuilt = None if args.no_kernels else kernels.build(arch, args.jobs)
+        prebuilt = None if args.no_kernels else kernels.build(arch, args.jobs, args.model)
         top = pack.stage(arch, built, share, prebuilt)
         for name, make in MAKERS.items():
             if args.what in (name, "all"):

@@ -87,7 +87,7 @@ def _from_array(source: Any, h: C.c_void_p) -> None:
 class ImagePatches:
     """Patches of an image, as ImageProcessor.prepare returns them."""
 
-    rows: memoryview  # float32 [n, width]: the values of a patch per row
+    rows: memoryview[float]  # float32 [n, width]: the values of a patch per row
     positions: list[tuple[int, int]]  # row and column of each patch in its tile
     tiles: list[tuple[int, int]]  # patches per column and per row of each tile
     grid: tuple[int, int]  # tiles per column and per row; (0, 0): the image was not cut

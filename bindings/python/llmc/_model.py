@@ -397,7 +397,8 @@ class Session(SerialHandle):
         for a model opened with vision.part=rows "row" ([any, hidden]) and "at" (the index of a
         token's row, or -1), or no keys."""
         array, tokens, n_out = self._chunks(chunks)
-        given, kept = (_ffi.ImageRows * max(1, len(tokens)))(), []
+        given = (_ffi.ImageRows * max(1, len(tokens)))()
+        kept: list[Any] = []
         for r, own in zip(given, rows, strict=True):
             if "row" in own:
                 view = memoryview(own["row"])
