@@ -42,7 +42,8 @@ entries(const char *dir, bool hidden, size_t *n, Arena *a)
 	}
 	if (d)
 		closedir(d);
-	qsort(out, *n, *n ? sizeof *out : 1, text_order);
+	if (*n)
+		qsort(out, *n, sizeof *out, text_order);
 	const char **kept = NEW(a, const char *, *n + 1);
 	for (size_t i = 0; i < *n; i++)
 		kept[i] = arena_strdup(a, out[i]);

@@ -9,13 +9,30 @@
 #include "base/file.h"
 #include "formats/flm.h"
 
+/* Return REPO of models--ORG--REPO/snapshots/COMMIT, a folder of Hugging Face's cache; NULL:
+ * another path. */
+static const char *
+cached_name(Arena *a, const char *path)
+{
+	const char *at = strstr(path, "/models--"), *end = at ? strstr(at, "/snapshots/") : NULL;
+
+	if (!end || strchr(at + 1, '/') != end || strchr(end + strlen("/snapshots/"), '/'))
+		return NULL;
+	for (const char *dash = at; (dash = strstr(dash + 1, "--")) && dash < end;)
+		at = dash;
+	return arena_strndup(a, at + 2, (size_t)(end - at - 2));
+}
+
 /* Return a name for files and folders: the last component of the path, without a checkpoint's
  * extension. */
 static const char *
 model_name(Arena *a, const char *path)
 {
-	size_t end = strlen(path);
+	const char *cached = cached_name(a, path);
+	size_t end;
 
+	path = cached ? cached : path;
+	end = strlen(path);
 	while (end > 1 && path[end - 1] == '/')
 		end--;
 	size_t start = end;

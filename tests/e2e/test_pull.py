@@ -870,6 +870,18 @@ def test_a_server_has_the_name_of_the_model(llmc, hub, env):
     p.communicate(timeout=HANG)
 
 
+def test_an_imported_folder_has_the_name_of_its_repository(llmc, tmp_path):
+    sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1)
+    config = dict(sizes, model_type="llama", architectures=["LlamaForCausalLM"])
+    config.update(num_attention_heads=2, max_position_embeddings=64, rms_norm_eps=1e-5)
+    for repo, name in (("models--org--tiny-llama", "tiny-llama"), ("models--gpt2", "gpt2")):
+        folder = tmp_path / repo / "snapshots" / SHA
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(config))
+        llmc("import", folder)
+        assert re.search(rf"^name: \"?{name}\"?$", llmc.out, re.M), llmc.out
+
+
 def test_a_split_model_opens_by_its_name(llmc, hub, env, tmp_path):
     """The parts are links in the snapshot; the blobs that they lead to have no part numbers."""
     a, b = split_gguf(GGUF)
