@@ -14,7 +14,8 @@ typedef struct Bench {
 	int32_t chunk, vocab;
 	float *logits;
 	llmc_seq seq[MAX_BATCH];
-	bool ops; /* also time single ops */
+	bool ops;                                /* also time single ops */
+	int64_t expert_bytes, expert_read_bytes; /* counters of llmc_stats before the row */
 	int32_t n_op;
 	llmc_op_time op[MAX_OPS];
 } Bench;
@@ -214,8 +215,7 @@ report_ops(const Bench *b, bool json, double bandwidth)
 }
 
 static void
-report(const Bench *b, bool json, bool first, BenchRow *r, double *took, int32_t runs,
-       double bandwidth)
+report(Bench *b, bool json, bool first, BenchRow *r, double *took, int32_t runs, double bandwidth)
 {
 	llmc_stats stats = LLMC_INIT(llmc_stats);
 	double mean = 0, var = 0, seconds = 0;
@@ -227,6 +227,12 @@ report(const Bench *b, bool json, bool first, BenchRow *r, double *took, int32_t
 	for (int32_t i = 0; i < runs; i++)
 		var += pow(r->tokens / took[i] - mean, 2) / (runs > 1 ? runs - 1 : 1);
 	llmc_session_stats(b->s, &stats);
+	/* experts of a mapped file, since the row before */
+	const int64_t chosen = stats.expert_bytes - b->expert_bytes,
+	              absent = stats.expert_read_bytes - b->expert_read_bytes;
+	const double hits = chosen > 0 ? 1 - (double)absent / (double)chosen : 1;
+	b->expert_bytes = stats.expert_bytes;
+	b->expert_read_bytes = stats.expert_read_bytes;
 	r->bytes += stats.weight_bytes; /* for a MoE model, the experts that these rows select */
 	double gbps = (double)r->bytes * r->steps / seconds / 1e9;
 	qsort(took, (size_t)runs, sizeof *took, double_order);
@@ -237,6 +243,8 @@ report(const Bench *b, bool json, bool first, BenchRow *r, double *took, int32_t
 		       first ? "" : ",", r->test, mean, sqrt(var), gbps,
 		       bandwidth > 0 ? gbps * 1e9 / bandwidth : 0, r->batch, r->depth, r->tokens,
 		       r->steps, took[runs / 2] / r->steps, (long long)r->bytes);
+		if (chosen > 0)
+			printf(",\"expert_hits\":%.4f", hits);
 		if (b->n_op) {
 			printf(",\"ops\":[");
 			report_ops(b, true, bandwidth);
@@ -246,8 +254,11 @@ report(const Bench *b, bool json, bool first, BenchRow *r, double *took, int32_t
 	} else {
 		progress_end();
 		char share[16];
-		printf("%-14s %10.1f ± %-8.1f %8.1f GB/s %9s\n", r->test, mean, sqrt(var), gbps,
+		printf("%-14s %10.1f ± %-8.1f %8.1f GB/s %9s", r->test, mean, sqrt(var), gbps,
 		       share_text(bandwidth > 0 ? gbps * 1e9 / bandwidth : 0, share));
+		if (chosen > 0)
+			printf("  experts in memory %.1f %%", 100 * hits);
+		printf("\n");
 		report_ops(b, false, bandwidth);
 	}
 	fflush(stdout);

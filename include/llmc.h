@@ -921,6 +921,9 @@ typedef struct llmc_stats {
 	int64_t forwards, tokens;
 	int64_t weight_bytes; /* weight bytes that the last forward read, according to the plan */
 	int64_t kv_pages_used, kv_pages_total; /* pages of LLMC_KV_PAGE positions */
+	/* bytes of routed experts of a mapped file that steps chose, and bytes of them that were
+	 * not in memory and were read ahead. While nothing is missing, only samples are counted. */
+	int64_t expert_bytes, expert_read_bytes;
 } llmc_stats;
 LLMC_API void llmc_session_stats(const llmc_session *s, llmc_stats *out);
 

@@ -2,6 +2,7 @@
  *
  *   cpu_device.c    its row in the table of devices (runtime/device.h)
  *   cpu_session.c   a session: memory and steps
+ *   expert_ahead.c  reading routed experts of a mapped file ahead
  *   isa.c           which targets the processor runs
  *   cpu_bandwidth.c its read bandwidth
  *   cc.c, precompiled_header.c, cpu_compile.c, cpu_kernels.c   compiled kernels (cpu_kernels.h) */

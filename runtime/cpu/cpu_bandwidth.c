@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/free_memory.h"
 #include "runtime/cpu/cpu.h"
 
 typedef uint64_t Wide __attribute__((vector_size(64)));
@@ -114,7 +115,7 @@ cpu_bandwidth_bytes(int64_t cache, int64_t available)
 static int64_t
 slices(int n_threads)
 {
-	int64_t available = (int64_t)sysconf(_SC_AVPHYS_PAGES) * sysconf(_SC_PAGESIZE);
+	const int64_t available = free_memory("").bytes;
 	int64_t n = cpu_bandwidth_bytes(topology_cache_bytes(""), available) /
 	            (SLICE * (int64_t)sizeof(Wide));
 

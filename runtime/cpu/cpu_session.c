@@ -9,6 +9,7 @@
 #include "base/number.h"
 #include "ref/ref.h"
 #include "runtime/cpu/cpu.h"
+#include "runtime/cpu/expert_ahead.h"
 #include "runtime/state/rope_tables.h"
 #include "runtime/state/session_state.h"
 
@@ -23,6 +24,7 @@ typedef struct StepRun {
 	bool ends_stage; /* the last step of a stage */
 	bool window;     /* its pages are window pages */
 	bool slots;      /* a no-op if no sequence of the step has an adapter */
+	ExpertLoad load; /* experts to read ahead */
 	void *a[PLAN_MAX_ARGS];
 	RefArg arg[PLAN_MAX_ARGS]; /* reference only */
 } StepRun;
@@ -44,6 +46,7 @@ typedef struct CpuSession {
 	int64_t state_bytes, slots_bytes, n_walk;
 	unsigned faults; /* file_faults() when the weights were last looked at */
 	bool lost;       /* a file of the weights was truncated */
+	ExpertAhead ahead;
 } CpuSession;
 
 /* ---- opening ---- */
@@ -112,6 +115,7 @@ bind(Session *s, CpuSession *c)
 	for (int ph = 0; ph < 2; ph++) {
 		PhaseRun *run = &c->phase[ph];
 		run->n_step = p->phase[ph].n_step;
+		c->ahead.last = NULL;
 		for (int i = 0; i < run->n_step; i++) {
 			StepRun *r = &run->step[i];
 			const PlanStep *st = r->step = &p->phase[ph].step[i];
@@ -132,6 +136,7 @@ bind(Session *s, CpuSession *c)
 				if (a->kind == REF_BUFFER)
 					r->arg[k].buffer = &p->buffer[a->index];
 			}
+			expert_ahead_bind(&c->ahead, &r->load, st, r->a, p, m->weights);
 			r->slots = r->kernel && op_info[st->op].flags & OPF_LORA &&
 			           (op_info[st->op].arg[0].role != ROLE_SAME ||
 			            r->a[0] == r->a[op_info[st->op].n_in]);
@@ -190,7 +195,7 @@ cpu_session_close(Session *s)
 
 typedef struct PhaseArgs {
 	Session *s;
-	const CpuSession *c;
+	CpuSession *c;
 	const PhaseRun *phase;
 	bool plain;       /* no sequence of the step has an adapter */
 	bool rope;        /* the first stage computes the angles */
@@ -282,6 +287,8 @@ run_step(const PhaseArgs *w, const StepRun *r, int part, int n_parts)
 {
 	const llmc_step *s = r->window ? &w->c->window : &w->c->step;
 
+	if (r->load.n_matrix)
+		expert_ahead_load(&w->c->ahead, &r->load, w->s->size->n_tok, part, n_parts);
 	if (r->comm)
 		run_comm(w, r, part);
 	else if (r->kernel)
@@ -418,6 +425,8 @@ cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 	if (s->size->n_tok <= ROPE_ALONE)
 		fill_rope(s, 0, s->size->n_tok);
 	s->stats.barriers += walk_all(&w);
+	s->stats.expert_bytes = atomic_load(&c->ahead.bytes);
+	s->stats.expert_read_bytes = atomic_load(&c->ahead.read);
 	TRY(check_files(s, c, err));
 	if (s->comm && comm_ended(s->comm))
 		return comm_error(s->comm, err);

@@ -385,3 +385,11 @@ weights_lost(const Weights *w)
 			return true;
 	return false;
 }
+
+bool
+weights_mapped(const Weights *w, int tensor)
+{
+	const uintptr_t at = (uintptr_t)w->data[tensor], region = (uintptr_t)w->region;
+
+	return at && (at < region || at >= region + w->region_bytes);
+}

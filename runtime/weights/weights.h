@@ -35,6 +35,7 @@ const void *weights_data(const Weights *w, int tensor);
 void weights_put(Weights *w, int tensor, int64_t offset, const void *data, size_t bytes);
 const Checkpoint *weights_checkpoint(const Weights *w); /* NULL: random weights */
 bool weights_from_cache(const Weights *w);
+bool weights_mapped(const Weights *w, int tensor); /* from a file, packed or not */
 /* Was a file that the weights are mapped from truncated since they were loaded? */
 bool weights_lost(const Weights *w);
 

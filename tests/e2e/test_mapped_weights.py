@@ -16,16 +16,14 @@ MIB = 1 << 20
 RUN = ["--arch", "generic", "--tokens", "1,2,3", "-n", "3", "--ignore-eos", "-t", "1", "--json"]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """A Hugging Face folder with 194 MB of f32 weights, most of them in feed-forwards."""
-    folder = tmp_path_factory.mktemp("large")
+def checkpoint(folder, experts):
+    """Write a Hugging Face folder with 194 MB of f32 weights, most of them in feed-forwards."""
     config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": ["MixtralForCausalLM" if experts else "LlamaForCausalLM"],
+        "model_type": "mixtral" if experts else "llama",
         "vocab_size": VOCAB,
         "hidden_size": HIDDEN,
-        "intermediate_size": WIDTH,
+        "intermediate_size": WIDTH // (experts or 1),
         "num_hidden_layers": LAYERS,
         "num_attention_heads": 4,
         "num_key_value_heads": 4,
@@ -38,6 +36,8 @@ def model(tmp_path_factory):
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
+    if experts:
+        config |= {"num_local_experts": experts, "num_experts_per_tok": 2}
     (folder / "config.json").write_text(json.dumps(config))
     shapes = {
         "model.embed_tokens": (VOCAB, HIDDEN),
@@ -48,9 +48,19 @@ def model(tmp_path_factory):
         at = f"model.layers.{i}."
         for p in "qkvo":
             shapes[f"{at}self_attn.{p}_proj"] = (HIDDEN, HIDDEN)
-        for p in ("gate", "up"):
-            shapes[f"{at}mlp.{p}_proj"] = (WIDTH, HIDDEN)
-        shapes[f"{at}mlp.down_proj"] = (HIDDEN, WIDTH)
+        for e in range(experts):
+            for p, shape in (
+                ("w1", (WIDTH // experts, HIDDEN)),
+                ("w2", (HIDDEN, WIDTH // experts)),
+            ):
+                shapes[f"{at}block_sparse_moe.experts.{e}.{p}"] = shape
+            shapes[f"{at}block_sparse_moe.experts.{e}.w3"] = (WIDTH // experts, HIDDEN)
+        if experts:
+            shapes[f"{at}block_sparse_moe.gate"] = (experts, HIDDEN)
+        else:
+            for p in ("gate", "up"):
+                shapes[f"{at}mlp.{p}_proj"] = (WIDTH, HIDDEN)
+            shapes[f"{at}mlp.down_proj"] = (HIDDEN, WIDTH)
         for p in ("input_layernorm", "post_attention_layernorm"):
             shapes[at + p] = (HIDDEN,)
     head, end = {}, 0
@@ -66,6 +76,16 @@ def model(tmp_path_factory):
             scale = 1 if len(shape) == 1 else shape[-1] ** -0.5
             f.write((random.random(shape, np.float32) * 2 * scale).tobytes())
     return str(folder)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return checkpoint(tmp_path_factory.mktemp("large"), 0)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    return checkpoint(tmp_path_factory.mktemp("experts"), 16)
 
 
 def run(llmc, model, cache, *args, enter=None):
@@ -120,3 +140,33 @@ def test_without_a_cache_folder_what_does_not_fit_is_refused(llmc, model, tmp_pa
     assert (
         p.returncode == 2 and "do not fit the free memory, 100 MB, and cannot be a file" in p.stderr
     )
+
+
+def test_experts_are_read_ahead(llmc, mixture, tmp_path):
+    """Tokens are those of weights in memory, and bench reports the share of experts that was in memory: less of them after their pages were dropped."""
+    cache = str(tmp_path)
+    p = run(llmc, mixture, cache)
+    assert p.returncode == 0, p.stderr
+    want = json.loads(p.stdout)["tokens"]
+
+    def hits():
+        p = subprocess.run(
+            [llmc.path, "bench", mixture, "--arch", "generic", "-t", "2", "--cache-packed"]
+            + ["-p", "8", "-n", "8", "-r", "3", "--json"],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "LLMC_CACHE": cache},
+        )
+        assert p.returncode == 0, p.stderr
+        return [r["expert_hits"] for r in json.loads(p.stdout)["results"]]
+
+    p = run(llmc, mixture, cache, "--cache-packed")
+    assert json.loads(p.stdout)["tokens"] == want
+    (packed,) = tmp_path.rglob("packed")
+    with open(packed, "rb") as f:
+        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    cold, warm = hits(), hits()
+    assert 0 <= cold[0] < 1 and cold[0] < warm[0] <= 1
+    with memory_group(96 * MIB) as enter:
+        p = run(llmc, mixture, cache, "--cache-packed", enter=enter)
+        assert json.loads(p.stdout)["tokens"] == want

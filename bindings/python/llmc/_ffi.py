@@ -295,6 +295,8 @@ class Stats(Sized):
         ("weight_bytes", C.c_int64),
         ("kv_pages_used", C.c_int64),
         ("kv_pages_total", C.c_int64),
+        ("expert_bytes", C.c_int64),
+        ("expert_read_bytes", C.c_int64),
     ]
 
 

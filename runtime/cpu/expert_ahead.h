@@ -1,0 +1,38 @@
+/* Reading routed experts of a mapped file ahead: see expert_ahead.c. */
+#ifndef LLMC_RUNTIME_CPU_EXPERT_AHEAD_H
+#define LLMC_RUNTIME_CPU_EXPERT_AHEAD_H
+
+#include <stdatomic.h>
+
+#include "plan/plan.h"
+#include "runtime/weights/weights.h"
+
+enum { EXPERT_MATRICES = 3 };
+
+typedef struct MappedExperts {
+	const char *data;
+	int64_t bytes; /* per expert */
+} MappedExperts;
+
+/* Experts to load before a step */
+typedef struct ExpertLoad {
+	const int32_t *id; /* [n_tok, top_k], written by an earlier step */
+	int n_experts, top_k, n_matrix;
+	MappedExperts matrix[EXPERT_MATRICES];
+} ExpertLoad;
+
+typedef struct ExpertAhead {
+	ExpertLoad *last; /* while binding: the load that a down projection may join */
+	int layer;
+	atomic_int quiet;         /* layers in a row with everything in memory */
+	atomic_llong bytes, read; /* bytes of chosen experts; bytes of them not in memory */
+} ExpertAhead;
+
+/* Find what to load before a step, in order of the steps. load->n_matrix 0: nothing */
+void expert_ahead_bind(ExpertAhead *a, ExpertLoad *load, const PlanStep *st, void *const *arg,
+                       const Plan *p, const Weights *w);
+/* Issue the reads of one part of a step. */
+void expert_ahead_load(ExpertAhead *a, const ExpertLoad *load, int64_t n_tok, int part,
+                       int n_parts);
+
+#endif
