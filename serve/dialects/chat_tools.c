@@ -492,6 +492,15 @@ tools_begin(Generation *g, const ToolUse *use, const char *prompt, size_t n, Pro
 		return true;
 	}
 	g->er.show_special = true;
-	return g->grammar ? wait_for(g, llmc_calls_mark(first, LLMC_MARK_REASONING_END), NULL, p)
-	                  : true;
+	if (g->grammar && !wait_for(g, llmc_calls_mark(first, LLMC_MARK_REASONING_END), NULL, p))
+		return false;
+	if (g->join_reasoning && !g->hide_reasoning) {
+		g->marks = first; /* owns the strings of g->reasoning */
+		g->choice[0].calls = NULL;
+		for (int32_t i = 1; i < g->n; i++) {
+			llmc_calls_close(g->choice[i].calls);
+			g->choice[i].calls = NULL;
+		}
+	}
+	return true;
 }

@@ -95,6 +95,7 @@ struct Generation {
 	const char *reasoning[2]; /* marks of the reasoning, to which stop strings do not apply */
 	llmc_calls *marks;        /* owner of these marks if no choice has a reader; NULL: none */
 	bool hide_reasoning;      /* the answer omits it */
+	bool join_reasoning;      /* it stays in the text, with its marks */
 	char *after[3];  /* owned, NULL-terminated: strings after which the grammar applies */
 	bool calls_only; /* the answer holds calls only: other text is remains of broken marks */
 	int32_t n;       /* choices per prompt */

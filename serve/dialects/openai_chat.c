@@ -23,6 +23,30 @@ check_switches(const json_t *o, Problem *p)
 	return field_bool(o, "enable_thinking", &on, p);
 }
 
+/* Read SGLang's separate_reasoning and llama.cpp's reasoning_format. */
+static bool
+read_join(Generation *g, const json_t *o, Problem *p)
+{
+	const json_t *v = json_object_get(o, "reasoning_format");
+	const char *format = json_string_value(v);
+	bool separate = true;
+
+	/* all names but "none" mean that the reasoning is separate */
+	if (v && !json_is_null(v) && !format)
+		return problem(p, 400, "reasoning_format",
+		               "Invalid type for 'reasoning_format': expected a string, but got %s "
+		               "instead.",
+		               json_type_name(v));
+	if (!field_bool(o, "separate_reasoning", &separate, p))
+		return false;
+	g->join_reasoning = !separate || (format && !strcmp(format, "none"));
+	if (g->join_reasoning && json_array_size(json_object_get(o, "tools")))
+		return problem(p, 400, separate ? "reasoning_format" : "separate_reasoning",
+		               "With 'tools' the reasoning is separate: join 'reasoning_content' "
+		               "and 'content' of the answer.");
+	return true;
+}
+
 /* Read max_tokens; -1: up to the end of the context. */
 static bool
 new_tokens(const json_t *o, const char *key, int64_t *out, bool *set, Problem *p)
@@ -66,7 +90,8 @@ openai_read_chat(Generation *g, const json_t *o, Problem *p)
 	if (!new_tokens(o, "max_completion_tokens", &max_tokens, &has_max, p) ||
 	    !new_tokens(o, "max_tokens", &older, &has_older, p) ||
 	    !new_tokens(o, "n_predict", &oldest, &has_oldest, p) || !check_switches(o, p) ||
-	    !openai_read_logprobs(g, o, p) || !field_bool(o, "add_special_tokens", &special, p))
+	    !read_join(g, o, p) || !openai_read_logprobs(g, o, p) ||
+	    !field_bool(o, "add_special_tokens", &special, p))
 		return false;
 	g->max_new = (int32_t)(has_max ? max_tokens : has_older ? older : oldest);
 	if (g->max_new > 0 && g->ep.min_tokens > g->max_new)

@@ -68,6 +68,33 @@ def test_the_budget_ends_the_reasoning(server, name):
         assert m["reasoning_content"] == "a" * 40 and m["content"] == "", m
 
 
+@pytest.mark.parametrize("field", [{"separate_reasoning": False}, {"reasoning_format": "none"}])
+def test_reasoning_stays_in_the_text(server, field):
+    """The raw output: the template has written the opening mark, the model the end mark."""
+    raw = "a" * 5 + "</think>" + "a" * 34
+    for n in (1, 2):
+        for choice in chat(server, thinking_token_budget=5, n=n, **field).json()["choices"]:
+            assert choice["message"]["content"] == raw
+            assert "reasoning_content" not in choice["message"]
+    text = chat(server, thinking_token_budget=5, stream=True, **field).text
+    deltas = [
+        json.loads(line[6:])["choices"][0]["delta"]
+        for line in text.split("\n")
+        if line.startswith("data: {")
+    ]
+    assert "".join(d.get("content") or "" for d in deltas) == raw
+    # a grammar still begins after the reasoning
+    held = message(server, thinking_token_budget=5, regex="[0-9]{2}", logit_bias={}, **field)
+    thought, answer = held["content"].split("</think>")
+    assert len(answer) == 2 and answer.isdigit()
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    body = {"model": "tiny", "messages": ASK, "tools": [tool], **field}
+    r = server.post("/v1/chat/completions", body)
+    assert r.status == 400 and r.json()["error"]["param"] == next(iter(field))
+    for plain in ({"separate_reasoning": True}, {"reasoning_format": "deepseek"}, {}):
+        assert message(server, thinking_token_budget=5, **plain)["reasoning_content"] == "a" * 5
+
+
 def test_reasoning_that_the_output_opens(folder):
     """Bad words make the model write one opening mark, or one after each end mark."""
     think, end, a = token("<think>"), token("</think>"), token("a")
