@@ -229,9 +229,10 @@ def empty_root(folder):
     libc = next(w for w in text.split() if "libc.so.6" in w and w.startswith("/"))
     loader = next(w for w in text.split() if "ld-linux" in w and w.startswith("/"))
     for name in ("libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2"):
-        target = folder / "lib64" / name
+        target = folder / "lib" / name
         target.parent.mkdir(exist_ok=True)
         shutil.copy(Path(libc).parent / name, target)
+    (folder / "lib64").mkdir()
     shutil.copy(loader, folder / "lib64" / Path(loader).name)
     (folder / "tmp").mkdir()
 
@@ -247,7 +248,16 @@ def test_a_release_runs_in_an_empty_root_without_a_compiler(smollm2, tmp_path):
         top = t.getnames()[0]
     shutil.copy(smollm2, tmp_path / "model.gguf")
     r = subprocess.run(
-        ["chroot", tmp_path, f"/{top}/bin/llmc", "run", "/model.gguf", "-n", "8", "--prompt"]
+        [
+            "/usr/sbin/chroot",
+            tmp_path,
+            f"/{top}/bin/llmc",
+            "run",
+            "/model.gguf",
+            "-n",
+            "8",
+            "--prompt",
+        ]
         + ["The capital of France is"],
         capture_output=True,
         text=True,
