@@ -28,6 +28,7 @@ typedef enum OptKind {
 	OPT_TEXT,
 	OPT_LIST,
 	OPT_BYTES,
+	OPT_SIZES, /* one or two sizes, "24G,64G": int64_t [2] */
 	OPT_GROUP
 } OptKind;
 typedef struct Opt {
@@ -59,10 +60,14 @@ typedef struct Common {
 	int32_t threads, tp, pp;
 	List offload;
 	int32_t n_cpu_moe;
+	/* choice of --offload auto; text empty: not made yet */
+	llmc_placement placed;
+	float host_bandwidth;    /* GB/s; 0: measured */
+	const char *machine_gpu; /* GPU of llmc plan --gpu; NULL: that of this machine */
 	List set;
 	bool quiet, verbose, json, random_weights, cache_packed, allow_unknown_keys, trust_artifact;
 	int32_t context, seqs, chunk;
-	int64_t memory; /* bytes; 0: no limit */
+	int64_t memory[2]; /* bytes of the device, and with --offload of the host; 0: no limit */
 	/* limits of the session that will be opened; open_model fills in those that are 0, or
 	 * refuses. NULL: none */
 	llmc_limits *fit;
@@ -160,11 +165,13 @@ typedef struct Common {
 	    { OPT_LIST,                                                                                \
 	      0,                                                                                       \
 	      "offload",                                                                               \
-	      "N|RULE",                                                                                \
+	      "auto|N|RULE",                                                                           \
 	      &(c).offload,                                                                            \
 	      "divide the model between a GPU and the CPU: N last layers on the GPU, or what "         \
 	      "runs "                                                                                  \
-	      "on the CPU: experts, experts=0-9, layers=0-3, embedding; may be repeated" },            \
+	      "on the CPU: experts, experts=0-9, layers=0-3, embedding; may be repeated; auto: "       \
+	      "the "                                                                                   \
+	      "fastest that fits" },                                                                   \
 	    { OPT_INT,                                                                                 \
 	      0,                                                                                       \
 	      "n-cpu-moe",                                                                             \
@@ -184,7 +191,12 @@ typedef struct Common {
 	      "memory allows; plan: at most 4096; others: what they need]" },                          \
 	    { OPT_INT, 0, "seqs", "N", &(c).seqs, "sequences that run at a time [1]" },                \
 	    { OPT_INT, 0, "chunk", "N", &(c).chunk, "prompt tokens per step [512]" },                  \
-	    { OPT_BYTES, 0, "memory", "SIZE", &(c).memory, "limit of memory, for example 8G" },        \
+	    { OPT_SIZES,                                                                               \
+	      0,                                                                                       \
+	      "memory",                                                                                \
+	      "SIZE",                                                                                  \
+	      &(c).memory,                                                                             \
+	      "limit of memory, for example 8G; with --offload, 24G,64G is for GPU and CPU" },         \
 	    { OPT_GROUP, 0, "Output", NULL, NULL, NULL },                                              \
 	    { OPT_FLAG, 0, "json", NULL, &(c).json, "print one JSON document and nothing else" },      \
 	    { OPT_FLAG, 'q', "quiet", NULL, &(c).quiet, "print no progress" },                         \
@@ -316,6 +328,8 @@ typedef struct OpenOptions {
 llmc_status options_of(const Common *c, bool no_weights, OpenOptions *out, llmc_error *err);
 /* offload.c: --device, which is a GPU if it is not given and the model is divided */
 const char *offload_device(const Common *c);
+double offload_host_bandwidth(const Common *c); /* bytes/s */
+bool offload_must_choose(const Common *c); /* --offload auto, and open_model has not chosen yet */
 /* Append the overrides of --offload and --n-cpu-moe, at most MAX_OFFLOAD. E_INPUT: a bad value, or
  * --device names no GPU. */
 llmc_status offload_set(const Common *c, OpenOptions *own, const char **set, size_t *n,

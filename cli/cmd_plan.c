@@ -14,6 +14,57 @@ row(const char *name, int64_t bytes)
 	printf("  %-10s %14lld  %s\n", name, (long long)bytes, human_bytes((double)bytes, text));
 }
 
+/* Print predictions of decode steps on a GPU and the CPU, with their terms. A prefill on the CPU is
+ * bound by operations, whose peak is not known. */
+static llmc_status
+predictions_of_two(const llmc_model *m, const Common *c, const llmc_gpu *g, bool json,
+                   llmc_error *err)
+{
+	static const int32_t rows[] = { 1, 8, 64 };
+	const int32_t context = c->context ? c->context : 1024;
+	const llmc_machine at = { .size = sizeof at,
+		                  .gpu = g->name,
+		                  .host_bandwidth = offload_host_bandwidth(c) };
+	char a[32], b[32];
+
+	if (json)
+		printf(",\"gpu\":{\"name\":\"%s\",\"host_bandwidth\":%.0f,\"steps\":[", g->name,
+		       at.host_bandwidth);
+	else
+		printf(
+		    "predicted, not measured, at %d positions on %s (%.0f GB/s, of which kernels "
+		    "reach 90 %%; %s) and a host of %.1f GB/s (%s), in turn\n"
+		    "  %-18s %10s %9s %10s %9s %9s %9s %9s %10s  bound\n",
+		    context, g->title, g->bandwidth * 1e-9, g->source, at.host_bandwidth * 1e-9,
+		    c->host_bandwidth > 0 ? "--host-bandwidth" : "measured here", "step",
+		    "GPU bytes", "GPU ms", "CPU bytes", "CPU ms", "crossings", "link ms", "ms",
+		    "tokens/s");
+	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+		llmc_prediction p = LLMC_INIT(llmc_prediction);
+		char name[32];
+		llmc_status s = llmc_predict_two(m, &at, rows[i], context, &p, err);
+		if (s != LLMC_OK)
+			return s;
+		const double gpu_s = p.seconds - p.host_s - p.link_s;
+		snprintf(name, sizeof name, "decode, batch %d", rows[i]);
+		if (json)
+			printf("%s{\"test\":\"decode\",\"rows\":%d,\"context\":%d,\"bytes\":%lld,"
+			       "\"gpu_s\":%.9f,\"host_bytes\":%lld,\"host_s\":%.9f,\"crossings\":"
+			       "%d,\"link_s\":%.9f,\"seconds\":%.9f,\"tps\":%.3f,\"bound\":\"%s\"}",
+			       i ? "," : "", rows[i], context, (long long)p.bytes, gpu_s,
+			       (long long)p.host_bytes, p.host_s, p.sums, p.link_s, p.seconds,
+			       p.tokens_per_s, p.bound);
+		else
+			printf("  %-18s %10s %9.3f %10s %9.3f %9d %9.3f %9.3f %10.1f  %s\n", name,
+			       human_bytes((double)p.bytes, a), gpu_s * 1e3,
+			       human_bytes((double)p.host_bytes, b), p.host_s * 1e3, p.sums,
+			       p.link_s * 1e3, p.seconds * 1e3, p.tokens_per_s, p.bound);
+	}
+	if (json)
+		printf("]}");
+	return LLMC_OK;
+}
+
 /* Print predictions for the usual benchmark points: decode at batch 1, 8 and 64, prefill of
  * 4096. */
 static llmc_status
@@ -183,6 +234,8 @@ parse(int argc, char **argv, PlanArgs *p)
 		{ OPT_INT, 'l', "length", "L", &length,
 		  "positions per sequence (same as --context) [at most 4096]" },
 		{ OPT_TEXT, 0, "gpu", "NAME", &p->gpu, gpu_text },
+		{ OPT_FLOAT, 0, "host-bandwidth", "GB/s", &c->host_bandwidth,
+		  "with --offload: read bandwidth of the host [measured on this machine]" },
 		{ OPT_TEXT, 0, "html", "FILE", &p->html,
 		  "write a self-contained page: layers, memory, roofline, and all steps with their "
 		  "kernel source" },
@@ -240,13 +293,14 @@ measure(PlanArgs *p, const llmc_model *m, llmc_error *err)
 	llmc_status s = LLMC_OK;
 	if (p->fitting) {
 		const int64_t gpu_bytes = p->gpu ? p->g.memory : 0;
-		s = llmc_fit_limits(m, lim, p->c.memory ? p->c.memory : gpu_bytes, &p->fitted, err);
+		s = llmc_fit_limits(m, lim, p->c.memory[0] ? p->c.memory[0] : gpu_bytes, &p->fitted,
+		                    err);
 		*lim = s == LLMC_OK ? p->fitted.limits : *lim;
 	}
 	if (s == LLMC_OK)
 		s = llmc_memory_for(m, lim, &p->mem, err);
-	if (s == LLMC_OK && p->c.memory > 0)
-		s = llmc_fit(m, p->c.memory, lim, &p->fit, err);
+	if (s == LLMC_OK && p->c.memory[0] > 0)
+		s = llmc_fit(m, p->c.memory[0], lim, &p->fit, err);
 	if (s == LLMC_OK && p->html)
 		s = plan_html(p->html, m, &p->mem, p->gpu ? &p->g : NULL, p->c.out_dir, err);
 	return s;
@@ -277,16 +331,27 @@ print_json(const PlanArgs *p, const llmc_model *m, const llmc_model_info *info, 
 	       (long long)mem->kv_per_seq, (long long)mem->kv_saved, (long long)mem->kv_snapshots,
 	       (long long)mem->kv_exact, (long long)mem->kv_host);
 	if (p->fit >= 0)
-		printf(",\"fit\":{\"memory\":%lld,\"seqs\":%d}", (long long)p->c.memory, p->fit);
+		printf(",\"fit\":{\"memory\":%lld,\"seqs\":%d}", (long long)p->c.memory[0], p->fit);
 	if (p->fitting) {
 		printf(",\"fitted\":{\"context\":%d,\"seqs\":%d,\"kv_tokens\":%lld,\"text\":",
 		       p->lim.context, p->lim.seqs, (long long)p->lim.kv_tokens);
 		json_text(stdout, p->fitted.text, strlen(p->fitted.text));
 		putchar('}');
 	}
+	if (*p->c.placed.text) {
+		const llmc_placement *o = &p->c.placed;
+		printf(",\"offload\":{\"gpu_layers\":%d,\"moe_layers\":%d,\"gpu_bytes\":%lld,"
+		       "\"host_bytes\":%lld,\"text\":",
+		       o->gpu_layers, o->moe_layers, (long long)o->gpu_bytes,
+		       (long long)o->host_bytes);
+		json_text(stdout, o->text, strlen(o->text));
+		putchar('}');
+	}
 	if (info->ranks > 1)
 		s = ranks(m, &p->lim, true, err);
-	if (p->gpu)
+	if (p->gpu && info->two_devices)
+		s = predictions_of_two(m, &p->c, &p->g, true, err);
+	else if (p->gpu)
 		s = predictions(m, p->gpu, p->c.context ? p->c.context : 1024, mem->weights, true,
 		                err);
 	printf(",\"plan\":%s}\n", llmc_plan_json(m));
@@ -342,9 +407,13 @@ print_text(const PlanArgs *p, const llmc_model *m, const llmc_model_info *info, 
 	if (info->ranks > 1)
 		s = ranks(m, &p->lim, false, err);
 	if (p->fit >= 0)
-		printf("%s holds %d such sequences\n", human_bytes((double)p->c.memory, text),
+		printf("%s holds %d such sequences\n", human_bytes((double)p->c.memory[0], text),
 		       p->fit);
-	if (p->gpu)
+	if (*p->c.placed.text)
+		printf("%s\n", p->c.placed.text);
+	if (p->gpu && info->two_devices)
+		s = predictions_of_two(m, &p->c, &p->g, false, err);
+	else if (p->gpu)
 		s = predictions(m, p->gpu, p->c.context ? p->c.context : 1024, p->mem.weights,
 		                false, err);
 	return s;
@@ -370,6 +439,7 @@ plan(int argc, char **argv)
 			return fail_with(&err);
 		p.c.device = p.c.device ? p.c.device : "cuda";
 		p.c.arch = p.c.arch ? p.c.arch : p.g.arch;
+		p.c.machine_gpu = p.gpu;
 	}
 	if (!kernel_folder(&p, folder, sizeof folder))
 		return opt_usage_error(&cmd_plan,
@@ -401,6 +471,7 @@ const Command cmd_plan = {
 	"  llmc plan model.gguf --arch v3\n"
 	"  llmc plan model.gguf --fit --memory 24G\n"
 	"  llmc plan configs/llama3-70b.yaml --tp 8\n"
+	"  llmc plan model.gguf --offload auto --gpu rtx4090 --memory 24G,64G\n"
 	"  llmc plan configs/llama3-8b.yaml --gpu h100\n"
 	"  llmc plan configs/llama3-8b.yaml --gpu h100 --html plan.html\n"
 	"  llmc plan configs/llama3-8b.yaml --gpu h100 --timeline step.html\n"

@@ -279,10 +279,10 @@ open_models(Serving *v, llmc_error *err)
 		    (lim->seqs < LLMC_DEFAULT_KV_CONTEXTS ? lim->seqs : LLMC_DEFAULT_KV_CONTEXTS);
 	if (!a->draft_path)
 		return LLMC_OK;
-	status = draft_open(&first->common, first->path, a->draft_path, lim, &a->c.memory,
-	                    &v->draft, err);
+	status = draft_open(&first->common, first->path, a->draft_path, lim, a->c.memory, &v->draft,
+	                    err);
 	if (status == LLMC_OK) /* does it fit next to the draft model? */
-		status = llmc_fit_limits(v->m, lim, a->c.memory, &fitted, err);
+		status = llmc_fit_limits(v->m, lim, a->c.memory[0], &fitted, err);
 	a->eo.draft = v->draft;
 	return status;
 }
@@ -325,7 +325,7 @@ open_engine(Serving *v, llmc_error *err)
 	a->eo.log = a->so.log = a->all.log = on_log;
 	a->eo.log_user = a->so.log_user = a->all.log_user = &v->log;
 	a->so.engine = &a->eo;
-	a->so.memory_bytes = a->c.memory;
+	a->so.memory_bytes = a->c.memory[0];
 	llmc_status status = llmc_engine_open(v->m, &a->eo, &v->e, err);
 	if (status == LLMC_OK)
 		status = try_adapters(v->m, &a->all, err);

@@ -22,10 +22,16 @@ static llmc_status
 bad(llmc_error *err, const char *rule, const char *why)
 {
 	snprintf(err->text, sizeof err->text,
-	         "--offload %.60s: %s; expected a number of layers for the GPU, or a part that "
-	         "runs on the CPU: layers=0-3, experts, experts=0-3 or embedding",
+	         "--offload %.60s: %s; expected auto alone, a number of layers for the GPU, or a "
+	         "part that runs on the CPU: layers=0-3, experts, experts=0-3 or embedding",
 	         rule, why);
 	return err->code = LLMC_E_INPUT;
+}
+
+static bool
+is_auto(const Common *c)
+{
+	return c->offload.n == 1 && !c->n_cpu_moe && !strcmp(c->offload.v[0], "auto");
 }
 
 /* Write the override of a rule to `out`. */
@@ -57,13 +63,35 @@ offload_set(const Common *c, OpenOptions *own, const char **set, size_t *n, llmc
 {
 	size_t k = 0;
 
-	if (!divides(c))
+	if (!divides(c) && !c->memory[1])
 		return LLMC_OK;
+	if (!divides(c)) {
+		snprintf(err->text, sizeof err->text,
+		         "--memory: the second size is the host's, for a model that --offload "
+		         "divides");
+		return err->code = LLMC_E_INPUT;
+	}
 	if (strncmp(offload_device(c), "cuda", 4) != 0) {
 		snprintf(err->text, sizeof err->text,
 		         "%s divides a model between a GPU and the CPU, but --device is %s",
 		         c->offload.n ? "--offload" : "--n-cpu-moe", c->device);
 		return err->code = LLMC_E_INPUT;
+	}
+	if (is_auto(c)) {
+		if (!*c->placed.text) {
+			snprintf(
+			    err->text, sizeof err->text,
+			    "--offload auto chooses for the first model of a command line; name "
+			    "what runs on the CPU: --offload N, experts or layers=0-3");
+			return err->code = LLMC_E_INPUT;
+		}
+		snprintf(own->placed[0], sizeof own->placed[0], "placement.gpu_layers=%d",
+		         c->placed.gpu_layers);
+		snprintf(own->placed[1], sizeof own->placed[1], "placement.cpu.moe_layers=%d",
+		         c->placed.moe_layers);
+		set[(*n)++] = own->placed[0];
+		set[(*n)++] = own->placed[1];
+		return LLMC_OK;
 	}
 	for (; k < c->offload.n; k++) {
 		if (k + 1 == MAX_OFFLOAD)
@@ -80,4 +108,19 @@ offload_set(const Common *c, OpenOptions *own, const char **set, size_t *n, llmc
 		set[(*n)++] = own->placed[k];
 	}
 	return LLMC_OK;
+}
+
+double
+offload_host_bandwidth(const Common *c)
+{
+	static const double SECONDS = 0.2;
+
+	return c->host_bandwidth > 0 ? (double)c->host_bandwidth * 1e9
+	                             : llmc_bandwidth(c->threads, SECONDS);
+}
+
+bool
+offload_must_choose(const Common *c)
+{
+	return is_auto(c) && !*c->placed.text;
 }

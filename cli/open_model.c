@@ -45,7 +45,7 @@ fit(void *user, const llmc_model *m, llmc_error *err)
 {
 	Common *c = user;
 	llmc_fitted f = LLMC_INIT(llmc_fitted);
-	llmc_status s = llmc_fit_limits(m, c->fit, c->memory, &f, err);
+	llmc_status s = llmc_fit_limits(m, c->fit, c->memory[0], &f, err);
 
 	if (s != LLMC_OK)
 		return s;
@@ -130,6 +130,40 @@ options_of(const Common *c, bool no_weights, OpenOptions *out, llmc_error *err)
 	return LLMC_OK;
 }
 
+/* For --offload auto: compile the model without weights, choose, and report the choice. */
+static llmc_status
+choose_offload(Common *c, const char *path, llmc_error *err)
+{
+	Common whole = *c;
+	llmc_machine at = { .size = sizeof at,
+		            .gpu = c->machine_gpu,
+		            .gpu_bytes = c->memory[0],
+		            .host_bytes = c->memory[1] };
+	const llmc_limits lim = limits_of(c);
+	llmc_model *m = NULL;
+	OpenOptions own;
+
+	whole.device = offload_device(c);
+	whole.offload.n = 0;
+	whole.memory[1] = 0;
+	whole.fit = NULL;
+	whole.out_dir = NULL;
+	llmc_status status = options_of(&whole, true, &own, err);
+	if (status != LLMC_OK)
+		return status;
+	status = llmc_open(path, &own.o, &m, err);
+	free(own.set);
+	if (status != LLMC_OK)
+		return status;
+	at.host_bandwidth = offload_host_bandwidth(c);
+	c->placed.size = sizeof c->placed;
+	status = llmc_place(m, &lim, &at, &c->placed, err);
+	llmc_close(m);
+	if (status == LLMC_OK && !c->quiet)
+		notice(c->placed.text);
+	return status;
+}
+
 llmc_status
 open_model(Common *c, const char *path, bool no_weights, llmc_model **m, llmc_error *err)
 {
@@ -145,6 +179,8 @@ open_model(Common *c, const char *path, bool no_weights, llmc_model **m, llmc_er
 		s = model_path(&c->weights, c->quiet, err);
 	if (s == LLMC_OK && c->lora)
 		s = model_path(&c->lora, c->quiet, err);
+	if (s == LLMC_OK && offload_must_choose(c))
+		s = choose_offload(c, path, err);
 	if (s == LLMC_OK)
 		s = options_of(c, no_weights, &own, err);
 	if (s != LLMC_OK)
@@ -177,16 +213,16 @@ check_memory(const llmc_model *m, const Common *c, const llmc_limits *lim, llmc_
 	llmc_memory mem = LLMC_INIT(llmc_memory);
 	char have[32], want[32];
 
-	if (c->memory <= 0)
+	if (c->memory[0] <= 0)
 		return LLMC_OK;
 	llmc_status s = llmc_memory_for(m, lim, &mem, err);
 	int64_t sum = mem.weights + mem.kv + mem.scratch + mem.state;
-	if (s == LLMC_OK && sum > c->memory) {
+	if (s == LLMC_OK && sum > c->memory[0]) {
 		err->code = s = LLMC_E_FULL;
 		snprintf(err->text, sizeof err->text,
 		         "needs %s, --memory allows %s; lower --context or --seqs (llmc plan shows "
 		         "what fits)",
-		         human_bytes((double)sum, want), human_bytes((double)c->memory, have));
+		         human_bytes((double)sum, want), human_bytes((double)c->memory[0], have));
 	}
 	return s;
 }

@@ -176,6 +176,14 @@ store(const Command *cmd, const Opt *o, const char *value)
 	case OPT_BYTES:
 		*(int64_t *)o->to = bytes(cmd, o, value);
 		break;
+	case OPT_SIZES: {
+		char first[32];
+		const size_t n = strcspn(value, ",");
+		snprintf(first, sizeof first, "%.*s", (int)n, value);
+		((int64_t *)o->to)[0] = bytes(cmd, o, first);
+		((int64_t *)o->to)[1] = value[n] ? bytes(cmd, o, value + n + 1) : 0;
+		break;
+	}
 	case OPT_TEXT:
 		*(const char **)o->to = value;
 		break;

@@ -49,9 +49,9 @@ token_source_open(Common *c, llmc_model *m, const char *path, const char *draft,
 	*out = (TokenSource){ 0 };
 	if (!draft)
 		return llmc_session_open(m, lim, &out->s, err);
-	llmc_status status = draft_open(c, path, draft, lim, &c->memory, &out->draft, err);
+	llmc_status status = draft_open(c, path, draft, lim, c->memory, &out->draft, err);
 	if (status == LLMC_OK) /* does it fit next to the draft model? */
-		status = llmc_fit_limits(m, lim, c->memory, &fitted, err);
+		status = llmc_fit_limits(m, lim, c->memory[0], &fitted, err);
 	o.limits = lim;
 	o.speculate = smp->p.speculate;
 	o.draft = out->draft;

@@ -185,6 +185,8 @@ between_bytes(const Plan *p, const PlanStep *s, int64_t rows)
 		return 4 * rows * step_int(s, "width");
 	if (s->op == OP_stage_in)
 		return 4 * rows * step_int(s, "hidden");
+	if (s->op == OP_send || s->op == OP_recv)
+		return 4 * rows * step_int(s, "width");
 	if (s->op != OP_all_gather)
 		return 0;
 	op_share(step_int(s, "width"), step_int(s, "unit"), p->ranks, p->rank, &first, &own);
@@ -199,6 +201,8 @@ between_seconds(const Plan *p, const PlanStep *s, const Gpu *gpu, int64_t bytes)
 	const double turns = s->op == OP_all_reduce ? 2 : 1,
 	             b = s->op == OP_all_gather ? (double)bytes * n : (double)bytes;
 
+	if (s->op == OP_send || s->op == OP_recv)
+		return CROSSING_S + (double)bytes / gpu_host_link(gpu)->bandwidth;
 	if (s->op == OP_stage_in) {
 		const LinkInfo *l = p->ranks * p->stages > GPU_HOST ? gpu_network : gpu->link;
 		return l->latency_s + (double)bytes / l->bandwidth;
@@ -208,6 +212,35 @@ between_seconds(const Plan *p, const PlanStep *s, const Gpu *gpu, int64_t bytes)
 		t += gpu_network->latency_s +
 		     turns * (hosts - 1) / hosts * b / inner / gpu_network->bandwidth;
 	return t;
+}
+
+double
+gpu_read_bandwidth(const Gpu *g)
+{
+	return (g ? g : gpu_find("rtx4090"))->bandwidth * READ_SHARE;
+}
+
+const LinkInfo *
+gpu_host_link(const Gpu *g)
+{
+	const LinkInfo *link = (g ? g : gpu_find("rtx4090"))->link;
+
+	/* GPUs with NVLink among each other reach the host over PCIe */
+	return strncmp(link->name, "nvlink", 6) ? link
+	       : link == &links[LINK_nvlink3]   ? &links[LINK_pcie4]
+	                                        : &links[LINK_pcie5];
+}
+
+int64_t
+predict_host_bytes(const Plan *p, int64_t rows, int64_t context)
+{
+	int64_t bytes = 0, flops = 0;
+
+	for (int i = 0; i < p->phase[0].n_step; i++) {
+		bytes += plan_step_weights(p, &p->phase[0].step[i], rows);
+		add_attention(p, &p->phase[0].step[i], 0, rows, context, &bytes, &flops);
+	}
+	return bytes;
 }
 
 Prediction

@@ -51,7 +51,18 @@ typedef struct Prediction {
  * peak; steps do not overlap. An all-reduce of b bytes over n ranks takes the latency plus 2 (n -
  * 1) / n b bytes over the link, as in a ring. Beyond the GPUs of one host, the same is added for
  * the network, with each host's share of the bytes. The input of a stage crosses the network if the
- * stages do not fit on one host. */
+ * stages do not fit on one host. A value between a GPU and the CPU takes CROSSING_S and its bytes
+ * over the link to the host. */
 Prediction predict(const Plan *p, const Gpu *gpu, int phase, int64_t rows, int64_t context);
+
+/* Seconds of a value between a GPU and the CPU in addition to its bytes: two copies and a host
+ * function in a graph. Assumed, not measured. */
+static const double CROSSING_S = 15e-6;
+/* Bytes/s that kernels read from a GPU's memory, and its link to the host. NULL: a GPU that is not
+ * in the table, taken as an RTX 4090 */
+double gpu_read_bandwidth(const Gpu *g);
+const LinkInfo *gpu_host_link(const Gpu *g);
+/* Bytes that the CPU's part of a model reads in a decode step */
+int64_t predict_host_bytes(const Plan *p, int64_t rows, int64_t context);
 
 #endif

@@ -438,6 +438,8 @@ typedef struct llmc_model_info {
 	/* pooling that the model was trained with; NONE: unknown, the caller must choose */
 	llmc_pool pool;
 	bool normalize; /* whether vectors are divided by their length */
+	/* a GPU and the CPU run it (placement); weight_bytes and token_bytes are the GPU's */
+	bool two_devices;
 } llmc_model_info;
 /* the caller sets info->size */
 LLMC_API void llmc_info(const llmc_model *m, llmc_model_info *info);
@@ -1473,6 +1475,9 @@ typedef struct llmc_prediction {
 	int32_t sums;      /* collectives per step */
 	int64_t sum_bytes; /* bytes per step and rank that the collectives send */
 	double link_s;     /* seconds of the collectives */
+	/* llmc_predict_two: bytes that the CPU reads, and its seconds */
+	int64_t host_bytes;
+	double host_s;
 } llmc_prediction;
 /* Predict the time of one step by arithmetic: decode of `rows` sequences of `context` positions, or
  * prefill of the last `rows` of `context` positions. Open the model for device cuda (no_weights is
@@ -1481,6 +1486,37 @@ typedef struct llmc_prediction {
  * one step in flight per stage. */
 LLMC_API llmc_status llmc_predict(const llmc_model *m, const char *gpu, bool prefill, int32_t rows,
                                   int32_t context, llmc_prediction *out, llmc_error *err);
+
+/* A GPU and its host, for models on two devices (placement). Fields that are 0 or NULL: what this
+ * machine has free, and figures of the GPU's data sheet. */
+typedef struct llmc_machine {
+	size_t size;
+	const char *gpu;               /* name in the table of llmc_gpu */
+	int64_t gpu_bytes, host_bytes; /* memory that the model may take */
+	double gpu_bandwidth;          /* bytes/s */
+	double host_bandwidth;         /* bytes/s; must be above 0, see llmc_bandwidth */
+	double link_bandwidth;         /* bytes/s between them */
+	double link_latency_s;         /* seconds of a value that crosses, besides its bytes */
+} llmc_machine;
+/* The last gpu_layers layers run on the GPU, but for the routed experts of the first moe_layers
+ * layers. All on the GPU: gpu_layers is the model's n_layers and moe_layers is 0. */
+typedef struct llmc_placement {
+	size_t size;
+	int32_t gpu_layers, moe_layers; /* placement.gpu_layers, placement.cpu.moe_layers */
+	int64_t gpu_bytes, host_bytes;  /* memory of the parts, in the layouts of the GPU */
+	char text[256];                 /* one line: the choice */
+} llmc_placement;
+/* Choose the division with the fastest decode step that fits. Open the model for device cuda
+ * without placement (no_weights is enough). lim: of the session; NULL or 0: defaults as for
+ * llmc_memory_for. E_FULL: no division fits. */
+LLMC_API llmc_status llmc_place(const llmc_model *m, const llmc_limits *lim,
+                                const llmc_machine *machine, llmc_placement *out, llmc_error *err);
+/* Like llmc_predict, for decode steps of a model on two devices. machine->gpu and host_bandwidth
+ * must be set. The devices are taken to work in turn: seconds is the sum of the GPU's time, link_s
+ * and host_s. */
+LLMC_API llmc_status llmc_predict_two(const llmc_model *m, const llmc_machine *machine,
+                                      int32_t rows, int32_t context, llmc_prediction *out,
+                                      llmc_error *err);
 
 /* Measure the read bandwidth of this machine in bytes/s with n_threads, for about `seconds`. */
 LLMC_API double llmc_bandwidth(int n_threads, double seconds);

@@ -4,6 +4,7 @@ What does not work on two devices is refused with a sentence."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -144,6 +145,65 @@ def test_logits_are_torchs(name, args, monkeypatch, tmp_path):
         assert g.dtype != "f32" or tokens == g.greedy
 
 
+def plan(*args, expect=0):
+    p = subprocess.run([LLMC, "plan", *args, "--json"], capture_output=True, text=True)
+    assert p.returncode == expect, p.stderr
+    return p.stderr if expect else json.loads(p.stdout)
+
+
+GPU = ["--quantize", "q4_k", "--gpu", "rtx4090", "--host-bandwidth", "60"]
+QWEN, DENSE = "configs/qwen3-30b-a3b.yaml", "configs/llama3-70b.yaml"
+AUTO = ["--offload", "auto", "--memory"]
+
+
+def total(*args):
+    return plan(*args, *GPU)["memory"]["total"]
+
+
+def test_auto_moves_the_fewest_experts():
+    """One layer more on the GPU would not fit. A row reads 8 of 128 experts of a layer."""
+    got = plan(QWEN, *GPU, *AUTO, "8G,32G")
+    n, memory = got["offload"]["moe_layers"], 8 << 30
+    assert got["offload"]["gpu_layers"] == 48 and 0 < n < 48
+    assert got["memory"]["total"] <= memory < total(QWEN, "--n-cpu-moe", str(n - 1))
+    # a router of 128 rows in bf16, experts in q4_k: 144 bytes per 256 elements, some more if packed
+    one = got["gpu"]["steps"][0]
+    experts = one["host_bytes"] / n - 128 * 2048 * 2
+    assert one["rows"] == 1 and 144 <= experts / (8 * 3 * 2048 * 768 / 256) < 152
+    assert one["host_s"] == pytest.approx(one["host_bytes"] / 60e9)
+    assert one["crossings"] == 2 * n
+    assert one["link_s"] == pytest.approx(2 * n * (15e-6 + 2048 * 4 / 32e9), abs=1e-8)
+    assert one["seconds"] == pytest.approx(one["gpu_s"] + one["host_s"] + one["link_s"], abs=1e-8)
+    assert one["tps"] == pytest.approx(1 / one["seconds"], rel=1e-4)
+
+
+def test_auto_uses_what_there_is():
+    whole = plan(QWEN, *GPU, *AUTO, "24G,64G")
+    assert whole["offload"]["gpu_layers"] == 48 and whole["offload"]["moe_layers"] == 0
+    assert whole["gpu"]["steps"][-1]["test"] == "prefill"  # one device
+    big = plan(DENSE, *GPU, *AUTO, "24G,64G")
+    n = big["offload"]["gpu_layers"]
+    assert big["memory"]["total"] <= 24 << 30 < total(DENSE, "--offload", str(n + 1))
+    none = plan(DENSE, *GPU, *AUTO, "8G,16G", expect=2)
+    assert "fits no division" in none and "8.0 GiB and 16.0 GiB are available" in none
+    assert "the second size is the host's" in plan(DENSE, *GPU, "--memory", "8G,16G", expect=1)
+
+
+def test_auto_runs(tmp_path):
+    """The memory holds one layer of three on the GPU."""
+    path = tmp_path / "m.yaml"
+    path.write_text(MODELS["dense"].replace("hidden: 96", "hidden: 192"))
+    args = ["--random-weights", "--context", "64", "--chunk", "8", "--tokens", "1,2", "-n", "2"]
+    p = subprocess.run(
+        [LLMC, "run", path, *args, "--ignore-eos", *AUTO, "69700000"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment("sm_80")},
+    )
+    assert p.returncode == 0, p.stderr
+    assert re.search(r"^offload: 2 of 3 layers on the CPU", p.stderr, re.M), p.stderr
+
+
 @pytest.mark.parametrize(
     "args, want",
     [
@@ -152,7 +212,11 @@ def test_logits_are_torchs(name, args, monkeypatch, tmp_path):
             "--offload divides a model between a GPU and the CPU, but --device is cpu",
         ),
         (["--n-cpu-moe", "2", "--device", "ref"], "--n-cpu-moe divides a model"),
-        (["--offload", "heads"], "--offload heads: unknown; expected a number of layers"),
+        (["--offload", "auto", "--offload", "2"], "--offload auto: unknown; expected auto alone"),
+        (
+            ["--offload", "heads"],
+            "--offload heads: unknown; expected auto alone, a number of layers",
+        ),
         (["--offload", "experts="], "no layers after the ="),
         (["--offload", "experts"], "placement.cpu.experts: this model has no experts"),
         (["--n-cpu-moe", "1"], "placement.cpu.moe_layers: this model has no experts"),

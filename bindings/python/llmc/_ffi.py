@@ -257,6 +257,7 @@ class Info(Sized):
         ("out_width", C.c_int32),
         ("pool", C.c_int),
         ("normalize", C.c_bool),
+        ("two_devices", C.c_bool),
     ]
 
 
