@@ -93,6 +93,10 @@ llmc_status fit_engine(const llmc_model *m, const llmc_engine_options *o, llmc_l
 llmc_status model_open_unfused(const char *path, const llmc_options *opt, llmc_model **out,
                                llmc_error *err);
 
+/* ---- api_image.c ---- */
+
+const struct ImageRules *image_processor_rules(const llmc_image_processor *p);
+
 /* ---- artifact_trust.c ---- */
 
 typedef struct TrustPlans { /* plans of an artifact for one target */

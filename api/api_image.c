@@ -132,6 +132,12 @@ llmc_image_processor_open(const char *folder, llmc_image_processor **out, llmc_e
 	return status;
 }
 
+const ImageRules *
+image_processor_rules(const llmc_image_processor *p)
+{
+	return &p->rules;
+}
+
 void
 llmc_image_processor_close(llmc_image_processor *p)
 {

@@ -57,6 +57,7 @@ typedef struct Common {
 	const char *device, *arch, *weights, *kv, *quantize, *lora, *out_dir;
 	/* override for --draft mtp: "mtp.part=rows" or "mtp.part=head"; else NULL */
 	const char *mtp, *fit_mode; /* fit_mode: "auto", "never"; NULL: auto */
+	bool images;                /* open it with images (vision.part=rows) */
 	int32_t threads, tp, pp;
 	List offload;
 	int32_t n_cpu_moe;
@@ -355,11 +356,29 @@ uint64_t fresh_seed(void);
 void draft_prepare(Common *c, const char *draft);
 llmc_status draft_open(const Common *c, const char *path, const char *draft, const llmc_limits *lim,
                        int64_t *memory, llmc_model **out, llmc_error *err);
+/* images.c: image files of a prompt, through the model's vision tower */
+typedef struct PromptImages {
+	llmc_tower *tower;
+	llmc_tower_image **image; /* [n] */
+	llmc_image_part *part;
+	size_t n;
+} PromptImages;
+/* Read and prepare the files. Release with prompt_images_close, also after an error. */
+llmc_status prompt_images_open(const Common *c, llmc_model *m, const List *files, PromptImages *out,
+                               llmc_error *err);
+/* Replace the placeholders of the chat template by the tokens of the images, in order. Without
+ * `chat` placeholders are optional, and images without one come first. *text is reallocated. */
+llmc_status prompt_images_text(const PromptImages *im, bool chat, char **text, size_t *n_bytes,
+                               llmc_error *err);
+void prompt_images_close(PromptImages *im);
+
 /* Source of the tokens of run and chat: a session, or an engine if there is a draft model */
 typedef struct TokenSource {
 	llmc_session *s;
 	llmc_engine *e;
 	llmc_model *draft;
+	const llmc_image_part *image; /* images of the next run; an engine is needed */
+	size_t n_image;
 } TokenSource;
 llmc_status token_source_open(Common *c, llmc_model *m, const char *path, const char *draft,
                               const Sampling *smp, llmc_limits *lim, TokenSource *out,

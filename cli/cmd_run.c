@@ -165,6 +165,7 @@ typedef struct Run {
 	const char *path, *prompt, *file, *tokens, *logits, *system, *schema, *rules, *check,
 	    *draft;
 	bool chat, show_tokens, no_special;
+	List images;
 	llmc_limits lim;
 	int32_t *tok; /* prompt */
 	size_t n_tok;
@@ -192,6 +193,9 @@ check_options(const Run *r, bool model)
 		return opt_usage_error(&cmd_run, "--logits and --draft exclude each other");
 	if (r->draft && r->smp.p.speculate < 1)
 		return opt_usage_error(&cmd_run, "--draft and --speculate 0 exclude each other");
+	if (r->images.n && (r->draft || r->logits))
+		return opt_usage_error(&cmd_run, "--image and --%s exclude each other",
+		                       r->draft ? "draft" : "logits");
 	if (r->system && !r->chat)
 		return opt_usage_error(&cmd_run, "--system needs --chat");
 	return 0;
@@ -213,6 +217,9 @@ parse(int argc, char **argv, Run *r)
 		{ OPT_FLAG, 0, "chat", NULL, &r->chat,
 		  "send the prompt as a user message through the chat template" },
 		{ OPT_TEXT, 0, "system", "TEXT", &r->system, "system message, with --chat" },
+		{ OPT_LIST, 0, "image", "FILE", &r->images,
+		  "image of the prompt, for a model with a vision tower; may be repeated. Images "
+		  "come first in the message" },
 		{ OPT_FLAG, 0, "no-special", NULL, &r->no_special,
 		  "add and recognise no special tokens" },
 		{ OPT_TEXT, 0, "logits", "FILE.npy", &r->logits,
@@ -269,6 +276,7 @@ set_limits(Run *r)
 static llmc_status
 fill_template(const Run *r, const llmc_tokenizer *t, char **text, size_t *n_bytes, llmc_error *err)
 {
+	const bool parts = r->images.n > 0;
 	/* build the messages by a memory stream, to share json_text's escaping */
 	char *json = NULL, *filled = NULL;
 	size_t json_n = 0;
@@ -282,8 +290,11 @@ fill_template(const Run *r, const llmc_tokenizer *t, char **text, size_t *n_byte
 			fputs("},", f);
 		}
 		fputs("{\"role\":\"user\",\"content\":", f);
+		for (size_t i = 0; i < r->images.n; i++)
+			fputs(i ? ",{\"type\":\"image\"}" : "[{\"type\":\"image\"}", f);
+		fputs(parts ? ",{\"type\":\"text\",\"text\":" : "", f);
 		json_text(f, *text, *n_bytes);
-		fputs("}]", f);
+		fputs(parts ? "}]}]" : "}]", f);
 		fclose(f);
 	}
 	llmc_status status = chat_alloc(t, json ? json : "[]", "{\"add_generation_prompt\":true}",
@@ -296,7 +307,7 @@ fill_template(const Run *r, const llmc_tokenizer *t, char **text, size_t *n_byte
 
 /* Read and tokenize the prompt. */
 static llmc_status
-read_prompt(Run *r, const llmc_model *m, llmc_error *err)
+read_prompt(Run *r, const llmc_model *m, const PromptImages *images, llmc_error *err)
 {
 	const llmc_tokenizer *t = llmc_model_tokenizer(m);
 	llmc_status status = LLMC_OK;
@@ -316,6 +327,8 @@ read_prompt(Run *r, const llmc_model *m, llmc_error *err)
 		n_bytes = strlen(text);
 	if (r->chat)
 		status = fill_template(r, t, &text, &n_bytes, err);
+	if (status == LLMC_OK)
+		status = prompt_images_text(images, r->chat, &text, &n_bytes, err);
 	int flags = r->no_special ? 0
 	            : r->chat     ? LLMC_PARSE_SPECIAL
 	                          : LLMC_ADD_SPECIAL | LLMC_PARSE_SPECIAL;
@@ -382,12 +395,17 @@ generate(Run *r, llmc_model *m, llmc_error *err)
 	RunState out = { .quiet_text = r->c.json || r->show_tokens };
 	llmc_grammar *grammar = NULL;
 	TokenSource s = { 0 };
+	PromptImages images;
 	int code = 0;
 
 	llmc_info(m, &info);
-	llmc_status status = read_prompt(r, m, err);
-	if (status != LLMC_OK)
+	llmc_status status = prompt_images_open(&r->c, m, &r->images, &images, err);
+	if (status == LLMC_OK)
+		status = read_prompt(r, m, &images, err);
+	if (status != LLMC_OK) {
+		prompt_images_close(&images);
 		return fail_with(err);
+	}
 	if (r->logits && r->lim.chunk > r->lim.context)
 		r->lim.chunk = r->lim.n_out = r->lim.context;
 	if (!r->c.quiet)
@@ -400,12 +418,15 @@ generate(Run *r, llmc_model *m, llmc_error *err)
 	if (status == LLMC_OK)
 		status = open_grammar(r, m, &grammar, err);
 	p.grammar = grammar;
+	s.image = images.part;
+	s.n_image = images.n;
 	if (status == LLMC_OK)
 		status = token_source_run(&s, r->tok, r->n_tok, &p, on_token, &out, &res, err);
 	code = status == LLMC_OK ? print_result(r, &out, &s, &res, info.load_s) : fail_with(err);
 	if (status == LLMC_OK && interrupted())
 		code = EXIT_INTERRUPTED;
 	token_source_close(&s);
+	prompt_images_close(&images);
 	llmc_grammar_close(grammar);
 	free(out.id);
 	free(out.text);
@@ -426,6 +447,7 @@ run(int argc, char **argv)
 		draft_prepare(&r.c, r.draft);
 		set_limits(&r);
 		r.c.fit = &r.lim;
+		r.c.images = r.images.n > 0;
 		/* until here a signal ends the process */
 		llmc_status status = open_model(&r.c, r.path, false, &m, &err);
 		interrupt_install();
@@ -434,6 +456,7 @@ run(int argc, char **argv)
 	llmc_close(m);
 	free(r.tok);
 	free(r.smp.stop.v);
+	free(r.images.v);
 	free(r.c.set.v);
 	return code;
 }

@@ -66,7 +66,7 @@ on_gpu(const Common *c)
 llmc_status
 options_of(const Common *c, bool no_weights, OpenOptions *out, llmc_error *err)
 {
-	const char **set = calloc(c->set.n + MAX_OFFLOAD + 7, sizeof *set);
+	const char **set = calloc(c->set.n + MAX_OFFLOAD + 8, sizeof *set);
 	size_t n = 0;
 
 	*out = (OpenOptions){ .o = LLMC_INIT(llmc_options), .set = set };
@@ -106,6 +106,8 @@ options_of(const Common *c, bool no_weights, OpenOptions *out, llmc_error *err)
 	}
 	if (c->mtp)
 		set[n++] = c->mtp;
+	if (c->images)
+		set[n++] = "vision.part=rows";
 	for (size_t i = 0; i < c->set.n; i++)
 		set[n++] = c->set.v[i];
 	llmc_options *o = &out->o;

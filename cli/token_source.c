@@ -47,12 +47,14 @@ token_source_open(Common *c, llmc_model *m, const char *path, const char *draft,
 	llmc_fitted fitted = LLMC_INIT(llmc_fitted);
 
 	*out = (TokenSource){ 0 };
+	o.limits = lim;
+	if (!draft && c->images)
+		return llmc_engine_open(m, &o, &out->e, err);
 	if (!draft)
 		return llmc_session_open(m, lim, &out->s, err);
 	llmc_status status = draft_open(c, path, draft, lim, c->memory, &out->draft, err);
 	if (status == LLMC_OK) /* does it fit next to the draft model? */
 		status = llmc_fit_limits(m, lim, c->memory[0], &fitted, err);
-	o.limits = lim;
 	o.speculate = smp->p.speculate;
 	o.draft = out->draft;
 	return status == LLMC_OK ? llmc_engine_open(m, &o, &out->e, err) : status;
@@ -107,6 +109,8 @@ token_source_run(TokenSource *s, const int32_t *tok, size_t n_tok, const llmc_pa
 	r.tok = tok;
 	r.n_tok = n_tok;
 	r.params = p;
+	r.images = s->image;
+	r.n_images = s->n_image;
 	llmc_status status = llmc_submit(s->e, &r, &id, err);
 	while (status == LLMC_OK && !over) {
 		status = llmc_next(s->e, id, POLL_MS, &ev, err);
@@ -123,7 +127,7 @@ token_source_drafts(const TokenSource *s, char *buf, size_t cap)
 	llmc_counts c = LLMC_INIT(llmc_counts);
 
 	*buf = 0;
-	if (!s->e)
+	if (!s->e || s->n_image)
 		return;
 	llmc_engine_stats(s->e, &c);
 	snprintf(buf, cap, "; %llu of %llu draft tokens accepted, %.2f tokens per drafting step",

@@ -701,6 +701,44 @@ enum {
 LLMC_API llmc_status llmc_calls_rules(const llmc_calls *c, const char *only, int flags, char *buf,
                                       size_t cap, size_t *need, llmc_error *err);
 
+/* ---- images ---- */
+
+/* Rows of one image of a prompt: they replace the embeddings of its tokens. key: hash of what the
+ * rows were made from; equal images share pages of the prefix cache */
+typedef struct llmc_image_part {
+	const float *row; /* [n_row, hidden] */
+	int32_t n_row;
+	uint64_t key;
+} llmc_image_part;
+
+/* The vision tower of a model: encoded images -> rows of the language model.
+ *
+ *     llmc_tower_open(model, NULL, &tower, &err);          model: opened with "vision.part=rows"
+ *     llmc_tower_read(tower, bytes, n, &image, &err);      JPEG, PNG, WebP, GIF, BMP
+ *     llmc_tower_image_text(image)                               replaces llmc_tower_placeholder(tower)
+ *                                                          in the rendered chat template
+ *     request.images = llmc_tower_image_part(image)           of all images, in order
+ *
+ * Any thread may use a tower; it runs one image at a time. */
+typedef struct llmc_tower llmc_tower;
+typedef struct llmc_tower_image llmc_tower_image;
+/* Open the tower in the checkpoint of the model. opt: as for the model (device, arch, log); NULL:
+ * the CPU. E_INPUT: the model reads text only, or its folder lacks the description of the images.
+ */
+LLMC_API llmc_status llmc_tower_open(llmc_model *m, const llmc_options *opt, llmc_tower **out,
+                                     llmc_error *err);
+LLMC_API void llmc_tower_close(llmc_tower *t); /* NULL is allowed */
+/* Text that stands for an image in the chat template's output */
+LLMC_API const char *llmc_tower_placeholder(const llmc_tower *t);
+/* Decode an image, prepare it as the model's processor does, and run the tower. E_INPUT: the bytes
+ * are no image, are damaged, or exceed the limits of pixels and bytes. */
+LLMC_API llmc_status llmc_tower_read(llmc_tower *t, const void *data, size_t n,
+                                     llmc_tower_image **out, llmc_error *err);
+LLMC_API void llmc_tower_image_close(llmc_tower_image *im); /* NULL is allowed */
+LLMC_API const char *llmc_tower_image_text(const llmc_tower_image *im);
+LLMC_API llmc_image_part
+llmc_tower_image_part(const llmc_tower_image *im); /* valid until it is closed */
+
 /* ---- grammars ---- */
 
 /* A grammar restricts generation: at each position it allows exactly the tokens after which the
@@ -1044,6 +1082,11 @@ typedef struct llmc_request {
 	/* tokens of the first sequence of a pair: an encoder with token types gives those after it
 	 * the second type [all] */
 	size_t n_first;
+	/* images of the prompt, in order (llmc_tower_image_part), for a model that was opened with
+	 * "vision.part=rows". The prompt has as many image tokens (vision.token) as they have rows
+	 * [none] */
+	const llmc_image_part *images;
+	size_t n_images;
 } llmc_request;
 
 /* Submit a request. All data that it points to is copied. *id is > 0 and never reused by an engine.

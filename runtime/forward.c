@@ -15,6 +15,7 @@
 static llmc_status
 check_chunk(const Session *s, const llmc_chunk *c, size_t i, bool fed, llmc_error *err)
 {
+	const int32_t *at = s->rows_in ? s->rows_in[i].at : NULL; /* its ids are not read */
 	const llmc_limits *l = &s->lim;
 
 	if (c->seq < 0 || c->seq >= l->seqs || !s->kv.seq[c->seq].used)
@@ -44,7 +45,7 @@ check_chunk(const Session *s, const llmc_chunk *c, size_t i, bool fed, llmc_erro
 		                 "the context of %d (context)",
 		                 i, c->seq, len, c->n_tok, l->context);
 	for (int32_t t = 0; !fed && t < c->n_tok; t++)
-		if (c->tok[t] < 0 || c->tok[t] >= s->plan->vocab)
+		if ((c->tok[t] < 0 || c->tok[t] >= s->plan->vocab) && (!at || at[t] < 0))
 			return error_set(err, LLMC_E_RANGE,
 			                 "chunk %zu: token %d is %d, ids are 0 .. %lld", i, t,
 			                 c->tok[t], (long long)s->plan->vocab - 1);
@@ -154,6 +155,8 @@ fill_rows(Session *s, const SeqState *st, const StepRows *in, int32_t row, int32
 		s->seq_of[row] = seq;
 		if (!in)
 			continue;
+		if (in->at && in->at[i] >= 0)
+			s->tok[row] = 0;
 		if (in->pos[0])
 			s->rope_pos[row] = in->pos[0][i];
 		if (in->pos[1])
@@ -187,14 +190,14 @@ fill(Session *s, const llmc_chunk *chunk, int32_t n, int32_t n_dec, bool tables)
 		kv_extend(&s->kv, c->seq, c->n_tok);
 		if (s->plan->prompt_whole && kv->len == 0)
 			set_prefix(s->plan, st, c);
-		fill_rows(s, st,
-		          s->rows_in && s->plan->vision != VISION_NONE ? &s->rows_in[s->order[i]]
-		                                                       : NULL,
-		          row, c->n_tok, kv->len, i);
 		if (c->tok)
 			memcpy(s->tok + row, c->tok, (size_t)c->n_tok * sizeof *s->tok);
 		else
 			s->tok[row] = -1 - c->seq;
+		fill_rows(s, st,
+		          s->rows_in && s->plan->vision != VISION_NONE ? &s->rows_in[s->order[i]]
+		                                                       : NULL,
+		          row, c->n_tok, kv->len, i);
 		s->q_start[i] = row;
 		s->kv_len[i] = kv->len + c->n_tok;
 		s->prefix_len[i] = st->prefix_len;

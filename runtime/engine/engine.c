@@ -158,9 +158,10 @@ can_sample_on_device(Engine *e, int32_t n)
 		if (!e->sched->chunk[i].n_out ||
 		    (c->device_n == c->n_new && c->device_preempted == q->n_preempted))
 			continue;
-		if (session_sample_params(e->session, q->q, &j->p, q->tok, (size_t)q->req->n_prompt,
-		                          q->tok + q->req->n_prompt, (size_t)c->n_new,
-		                          NULL) != LLMC_OK)
+		if (session_sample_params(e->session, q->q, &j->p,
+		                          j->image_prompt ? j->image_prompt : q->tok,
+		                          (size_t)q->req->n_prompt, q->tok + q->req->n_prompt,
+		                          (size_t)c->n_new, NULL) != LLMC_OK)
 			return false;
 	}
 	return has_token;
@@ -191,6 +192,25 @@ begin_masks(Engine *e, int32_t n)
 	masks_begin(e->masks);
 }
 
+/* Set the rows of images of chunks [from, from + n). NULL: none has any. */
+static const StepRows *
+images_of(Engine *e, int32_t from, int32_t n)
+{
+	bool any = false;
+
+	for (int32_t i = from; i < from + n; i++) {
+		const SchedSeq *q = e->sched->chunk_seq[i];
+		const EngineRequest *j = q->req->user;
+		const int32_t n_tok = e->sched->chunk[i].n_tok;
+		e->images[i] = (StepRows){ 0 };
+		if (!j->image_row || q->n_done >= q->req->n_prompt)
+			continue;
+		e->images[i] = (StepRows){ .row = j->image_row, .at = j->image_at + q->n_done };
+		any |= n_tok > 0;
+	}
+	return any ? e->images + from : NULL;
+}
+
 /* Compute the remaining masks while the device runs the step, then queue sampling. A choice whose
  * grammar allows no token fails alone; the token sampled for it is ignored. */
 static llmc_status
@@ -198,6 +218,7 @@ queue_masked(Engine *e, int32_t n, llmc_error *err)
 {
 	int32_t at = 0;
 
+	session_queue_images(e->session, images_of(e, 0, n));
 	TRY(session_queue_rows(e->session, e->sched->chunk, (size_t)n, err));
 	masks_end(e->masks, true);
 	for (int32_t i = 0; i < n; i++) {
@@ -243,8 +264,10 @@ step_on_device(Engine *e, int32_t n, llmc_error *err)
 		masked |= constrained_choice(e, i) != NULL;
 	if (masked)
 		TRY(queue_masked(e, n, err));
-	else if (!e->is_ahead)
+	else if (!e->is_ahead) {
+		session_queue_images(e->session, images_of(e, 0, n));
 		TRY(session_queue_step(e->session, e->sched->chunk, (size_t)n, err));
+	}
 	e->is_ahead = false;
 	if (!masked)
 		TRY(queue_ahead(e, n, err));
@@ -482,7 +505,8 @@ forward(Engine *e, int32_t n, llmc_error *err)
 		e->row[i] = at;
 		at += (size_t)c[i].n_out * (size_t)plan_out_width(e->plan);
 	}
-	llmc_status status = session_forward(e->session, c, (size_t)n, e->logits, err);
+	llmc_status status =
+	    session_forward_images(e->session, c, (size_t)n, images_of(e, 0, n), e->logits, err);
 	e->rows = status == LLMC_OK;
 	if (status == LLMC_OK || status == LLMC_E_DEVICE)
 		return status;
@@ -490,7 +514,8 @@ forward(Engine *e, int32_t n, llmc_error *err)
 		SchedReq *r = e->sched->chunk_seq[i]->req;
 		if (e->sched->chunk_seq[i]->state != SEQ_RUNNING)
 			continue;
-		status = session_forward(e->session, &c[i], 1, e->row[i], err);
+		status = session_forward_images(e->session, &c[i], 1, images_of(e, i, 1), e->row[i],
+		                                err);
 		if (status == LLMC_E_DEVICE)
 			return status;
 		if (status != LLMC_OK)

@@ -60,6 +60,10 @@ typedef struct EngineRequest {
 	bool logprobs, prompt_logprobs, keep_stop;
 	llmc_pool pool; /* NONE: the request generates tokens */
 	bool normalize;
+	/* image rows; [bound] index of each position's row, or -1; the prompt. In the scheduler's
+	 * copy of the prompt, image tokens are keys of their images. NULL: no images */
+	float *image_row;
+	int32_t *image_at, *image_prompt;
 	double *pooled; /* [n_pooled] sum of the rows that form the vector */
 	/* length of `pooled`; token ids to pool, NULL: the whole row */
 	int32_t n_pooled, *pool_tok;
@@ -121,6 +125,7 @@ struct Engine {
 	EngineRequest *work;   /* accepted and not over, in order of arrival */
 	float *logits;         /* [n_out, vocab] */
 	float **row;           /* [seqs] logits of each chunk of the step */
+	StepRows *images;      /* [seqs] rows of images of each chunk of the step */
 	SampledToken *sampled; /* [seqs] */
 	Masks *masks;          /* NULL: no spare core for its thread */
 	const uint32_t **mask; /* [seqs] masks of the step's choices */

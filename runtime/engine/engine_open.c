@@ -234,12 +234,13 @@ open_memory(Engine *e, const llmc_engine_options *opt, llmc_error *err)
 	e->ids = calloc((size_t)e->lim.seqs + 1, sizeof *e->ids);
 	e->logprobs = calloc((size_t)e->lim.seqs + 1, sizeof *e->logprobs);
 	e->row = calloc((size_t)e->lim.seqs + 1, sizeof *e->row);
+	e->images = calloc((size_t)e->lim.seqs + 1, sizeof *e->images);
 	e->n_tok_was = calloc((size_t)e->lim.seqs + 1, sizeof *e->n_tok_was);
 	e->sampled = calloc((size_t)e->lim.seqs + 1, sizeof *e->sampled);
 	e->mask = calloc((size_t)e->lim.seqs + 1, sizeof *e->mask);
 	e->scratch = calloc((size_t)n, sizeof *e->scratch);
-	if (!e->logits || !e->ids || !e->logprobs || !e->row || !e->n_tok_was || !e->sampled ||
-	    !e->mask || !e->scratch)
+	if (!e->logits || !e->ids || !e->logprobs || !e->row || !e->images || !e->n_tok_was ||
+	    !e->sampled || !e->mask || !e->scratch)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for an engine of %d sequences",
 		                 e->lim.seqs);
 	for (; e->n_scratch < n; e->n_scratch++)
@@ -433,6 +434,7 @@ engine_close(Engine *e, int drain_ms)
 	free(e->mask);
 	free(e->sampled);
 	free(e->row);
+	free(e->images);
 	free(e->n_tok_was);
 	free(e->draft_logits);
 	free(e->draft_rows_buf);

@@ -153,6 +153,69 @@ open_breakers(Engine *e, const llmc_params *p, DryBreakers **out, llmc_error *er
 	return LLMC_OK;
 }
 
+/* The token of a row of an image in the scheduler and the prefix cache: never the id of a token */
+static int32_t
+image_key(uint64_t key, int32_t row)
+{
+	uint64_t x = key + (uint64_t)(row + 1) * 0x9E3779B97F4A7C15u;
+
+	x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+	x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+	return (int32_t)((x ^ (x >> 31)) & 0x7FFFFFFF) - INT32_MAX - 1;
+}
+
+/* Copy the image rows; each image token of the prompt has the next one. */
+static llmc_status
+open_images(const Engine *e, EngineRequest *j, const llmc_request *r, llmc_error *err)
+{
+	const size_t hidden = (size_t)e->plan->hidden;
+	size_t n_row = 0, n_token = 0, at = 0, image = 0;
+	int32_t in_image = 0;
+
+	if (!r->n_images)
+		return LLMC_OK;
+	if (e->plan->vision != VISION_ROWS)
+		return error_set(err, LLMC_E_INPUT,
+		                 "this model was opened without images (vision.part)");
+	if (r->pool || r->prompt_logprobs)
+		return error_set(err, LLMC_E_INPUT, "a prompt with images has no %s",
+		                 r->pool ? "pooled vector" : "log probabilities of its tokens");
+	for (size_t i = 0; i < r->n_images; i++)
+		n_row += (size_t)(r->images[i].n_row > 0 ? r->images[i].n_row : 0);
+	for (size_t i = 0; i < r->n_tok; i++)
+		n_token += r->tok[i] == e->plan->image_token;
+	if (n_row != n_token)
+		return error_set(err, LLMC_E_INPUT,
+		                 "the prompt has %zu image tokens, its %zu images have %zu rows",
+		                 n_token, r->n_images, n_row);
+	j->image_row = calloc(n_row * hidden + 1, sizeof *j->image_row);
+	j->image_at = calloc((size_t)j->req->bound + 1, sizeof *j->image_at);
+	j->image_prompt = calloc(r->n_tok, sizeof *j->image_prompt);
+	if (!j->image_row || !j->image_at || !j->image_prompt)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for a request");
+	memcpy(j->image_prompt, r->tok, r->n_tok * sizeof *r->tok);
+	for (size_t i = 0, to = 0; i < r->n_images; i++) {
+		const size_t floats = (size_t)r->images[i].n_row * hidden;
+		memcpy(j->image_row + to, r->images[i].row, floats * sizeof *j->image_row);
+		to += floats;
+	}
+	for (int32_t i = 0; i <= j->req->bound; i++) {
+		j->image_at[i] = -1;
+		if ((size_t)i >= r->n_tok || r->tok[i] != e->plan->image_token)
+			continue;
+		while (in_image >= r->images[image].n_row) {
+			image++;
+			in_image = 0;
+		}
+		for (int32_t k = 0; k < j->req->n_seq; k++)
+			j->req->seq[k].tok[i] = image_key(r->images[image].key, in_image);
+		in_image++;
+		j->image_at[i] = (int32_t)at++;
+	}
+	j->speculate = 0; /* drafts are looked up in the prompt */
+	return LLMC_OK;
+}
+
 llmc_status
 request_open(Engine *e, const llmc_request *request, EngineRequest **out, llmc_error *err)
 {
@@ -206,6 +269,7 @@ request_open(Engine *e, const llmc_request *request, EngineRequest **out, llmc_e
 	j->req->salt = r.prefix_salt;
 	j->req->n_first = r.n_first < r.n_tok ? (int32_t)r.n_first : 0;
 	j->req->prompt_rows = r.prompt_logprobs || j->pool > LLMC_POOL_LAST;
+	TRY_GOTO(open_images(e, j, &r, err));
 	const char *why = sched_reject_reason(&e->sched_lim, j->req);
 	if (why) {
 		status = error_set(
@@ -250,6 +314,9 @@ request_free(EngineRequest *j)
 		event_list_free(&j->choice[i].held);
 	}
 	free(j->choice);
+	free(j->image_row);
+	free(j->image_at);
+	free(j->image_prompt);
 	dry_breakers_close(j->breakers);
 	llmc_stream_close(j->prompt_stream);
 	event_list_free(&j->out);

@@ -104,6 +104,7 @@ class All:
             "load": lambda s: s.load(b"1234"),
             "forward": lambda s: s.forward([(0, IDS, 1)]),
             "forward_rows": lambda s: s.forward_rows([(0, IDS, 1)]),
+            "forward_images": lambda s: s.forward_images([(0, IDS, 1)], [{}]),
             "embed": lambda s: s.embed(IDS),
             "stats": lambda s: s.stats(),
             "run": lambda s: s.run(IDS, max_tokens=2),
@@ -392,6 +393,9 @@ WRONG = {
     "a chunk without tokens": lambda a: a.session.forward([(a.session.seq(), [], 0)]),
     "one sequence twice in a step": lambda a: a.session.forward([(a.session.seq(), [1], 1)] * 2),
     "a chunk of two values": lambda a: a.session.forward([(0, IDS)]),
+    "images of a model without them": lambda a: a.session.forward_images(
+        [(a.session.seq(), IDS, 1)], [{}]
+    ),
     "rows of a model without them": lambda a: a.session.forward_rows([(a.session.seq(), IDS, 1)]),
     "saved bytes as text": lambda a: a.session.load("abc"),
     "a number as saved bytes": lambda a: a.session.load(100),

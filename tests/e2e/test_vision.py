@@ -1,12 +1,16 @@
 """Models that read images: the rows of a vision tower and the logits of a language model that takes them, against
 transformers on tiny models (tests/golden/make_vision.py)."""
 
+import json
+import os
+import subprocess
+
 import numpy as np
 import pytest
 
 import llmc
 from cuda_emu import environment
-from golden_run import weights
+from golden_run import LLMC, weights
 from processor import RUNS
 
 CASES = weights.cases(weights.VISION)
@@ -145,3 +149,46 @@ def test_the_token_of_images(tmp_path):
     assert model(tmp_path, case, no_weights=True)["vision.token"] == str(case.image_token)
     case.tensors = {n: s for n, s in case.tensors.items() if "vision" not in n}
     assert model(tmp_path / "text", case, no_weights=True)["vision.token"] == "-1"
+
+
+@pytest.fixture(scope="module")
+def runnable(tmp_path_factory):
+    """A folder with the files of an image processor, an image, and what transformers generates."""
+    path = tmp_path_factory.mktemp("runnable")
+    with open(os.path.join(weights.VISION, "run.json")) as f:
+        want = json.load(f)
+    weights.Vision("smolvlm-plain").build(path)
+    for name in "preprocessor", "processor":
+        (path / f"{name}_config.json").write_text(json.dumps(want[name]))
+    return path, os.path.join(weights.VISION, "image.png"), want
+
+
+def run(folder, ids, *args, code=0):
+    ids = ",".join(map(str, ids))
+    args = ["--tokens", ids, "--show-tokens", "-n", 8, "--set", "kv.dtype=f32", "-q", *args]
+    p = subprocess.run([LLMC, "run", str(folder), *map(str, args)], capture_output=True, text=True)
+    assert p.returncode == code, p.stderr
+    return p.stderr if code else [int(t) for t in p.stdout.split(",")]
+
+
+@pytest.mark.parametrize("device", ["ref", "cpu"])
+def test_run_with_an_image(device, runnable):
+    """A file to tokens: decoding, processor, tower and language model, against transformers."""
+    folder, image, want = runnable
+    assert want["gap"] > 0.1
+    assert run(folder, want["ids"], "--image", image, "--device", device) == want["new"]
+
+
+def test_run_explains_mistakes(runnable, tmp_path):
+    folder, image, want = runnable
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(open(image, "rb").read()[:60])
+    on = "--device", "ref", "--image"
+    assert "bad.png: " in run(folder, want["ids"], *on, bad, code=1)
+    assert "the prompt has 19 image tokens, its 1 images have 20 rows" in run(
+        folder, want["ids"][:-3], *on, image, code=1
+    )
+    assert "exclude each other" in run(folder, want["ids"], *on, image, "--logits", "x", code=1)
+    text = weights.Golden("llama-gqa" if "llama-gqa" in weights.cases() else weights.cases()[0])
+    text.build(tmp_path / "text")
+    assert "reads text only" in run(tmp_path / "text", [1], *on, image, code=1)

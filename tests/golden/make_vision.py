@@ -177,8 +177,64 @@ def make(name, c):
     )
 
 
+PROCESSOR = dict(  # images are cut into squares of 32 pixels
+    image_processor_type="SmolVLMImageProcessor",
+    do_convert_rgb=True,
+    do_resize=True,
+    size=dict(longest_edge=64),
+    resample=1,
+    do_image_splitting=True,
+    max_image_size=dict(longest_edge=32),
+    do_rescale=True,
+    rescale_factor=1 / 255,
+    do_normalize=True,
+    image_mean=[0.5] * 3,
+    image_std=[0.5] * 3,
+    do_pad=True,
+)
+
+
+def make_run(new=8):
+    """image.png, and run.json: the files of a processor, a prompt with this image, and the tokens that transformers
+    generates after it."""
+    from PIL import Image
+    from transformers import AutoImageProcessor, AutoModelForImageTextToText
+
+    case, path = W.Vision("smolvlm-plain"), os.path.join(W.VISION, "image.png")
+    y, x = np.mgrid[0:28, 0:40]
+    Image.fromarray(np.stack([x * 6, y * 9, x * y], -1).astype(np.uint8)).save(path)
+    with tempfile.TemporaryDirectory() as d:
+        case.build(d)
+        with open(os.path.join(d, "preprocessor_config.json"), "w") as f:
+            json.dump(PROCESSOR, f)
+        processor = AutoImageProcessor.from_pretrained(d)
+        px = processor(images=[[Image.open(path)]], return_tensors="pt")
+        model = AutoModelForImageTextToText.from_pretrained(
+            d, attn_implementation="eager", dtype=torch.float32
+        ).eval()
+    ids = [11, 12] + [IMAGE] * (4 * px["pixel_values"].shape[1]) + [13, 14]
+    tokens, gap = list(ids), 1e9
+    with torch.no_grad():
+        for _ in range(new):
+            out = model(input_ids=torch.tensor([tokens]), use_cache=False, **px)
+            best = out.logits[0, -1].topk(2)
+            gap = min(gap, float(best.values[0] - best.values[1]))
+            tokens.append(int(best.indices[0]))
+    body = dict(
+        preprocessor=PROCESSOR,
+        processor=dict(image_seq_len=4),
+        ids=ids,
+        new=tokens[len(ids) :],
+        gap=gap,
+    )
+    with open(os.path.join(W.VISION, "run.json"), "w") as f:
+        json.dump(body, f, indent=1)
+        f.write("\n")
+
+
 FEATURES = {"pixel_values", "pixel_attention_mask", "image_grid_thw", "image_sizes"}
 
 if __name__ == "__main__":
     for wanted in sys.argv[1:] or CASES:
         make(wanted, CASES[wanted])
+    make_run()

@@ -344,6 +344,8 @@ class Request(Sized):
         ("n_pool_tok", C.c_int32),
         ("prefix_salt", C.c_uint64),
         ("n_first", C.c_size_t),
+        ("images", C.c_void_p),
+        ("n_images", C.c_size_t),
     ]
 
 

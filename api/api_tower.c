@@ -1,0 +1,249 @@
+/* Images of the public interface: bytes -> pixels -> patches -> rows of the vision tower. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/api.h"
+#include "base/file.h"
+#include "base/sha256.h"
+#include "base/sized_struct.h"
+#include "image/prepare.h"
+
+struct llmc_tower {
+	llmc_model *model;     /* the tower */
+	llmc_session *session; /* the only session */
+	pthread_mutex_t lock;  /* held while the session is used */
+	ImageRules rules;
+	int64_t most_rows; /* largest number of patches of a tile */
+};
+
+struct llmc_tower_image {
+	float *row;
+	int32_t n_row;
+	uint64_t key;
+	char *text;
+};
+
+static llmc_status
+read_rules(const char *folder, ImageRules *out, llmc_error *err)
+{
+	llmc_image_processor *p;
+
+	TRY(llmc_image_processor_open(folder, &p, err));
+	*out = *image_processor_rules(p);
+	llmc_image_processor_close(p);
+	return LLMC_OK;
+}
+
+/* Check that the tower reads the rows that the processor makes, and the model those of the tower.
+ */
+static llmc_status
+check_fit(const llmc_tower *t, const llmc_model *m, llmc_error *err)
+{
+	const Plan *p = t->model->plan;
+	const int64_t width = (int64_t)3 * (t->rules.temporal > 0 ? t->rules.temporal : 1) *
+	                      t->rules.patch * t->rules.patch;
+
+	if (p->row_width != width)
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "the processor makes patches of %lld values, the tower of %s reads "
+		    "patches of %lld",
+		    (long long)width, m->plan->name, (long long)p->row_width);
+	if ((int64_t)t->rules.merge * t->rules.merge != p->merge)
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "the processor merges %d x %d patches, the tower of %s merges %lld",
+		    t->rules.merge, t->rules.merge, m->plan->name, (long long)p->merge);
+	if (plan_out_width(p) != m->plan->hidden)
+		return error_set(err, LLMC_E_INPUT,
+		                 "the tower of %s makes rows of %lld elements, the model has %lld",
+		                 m->plan->name, (long long)plan_out_width(p),
+		                 (long long)m->plan->hidden);
+	return LLMC_OK;
+}
+
+llmc_status
+llmc_tower_open(llmc_model *m, const llmc_options *opt, llmc_tower **out, llmc_error *err)
+{
+	llmc_options o = LLMC_INIT(llmc_options);
+	llmc_limits lim = LLMC_INIT(llmc_limits);
+	const char *folder = m->weights;
+	llmc_status status;
+
+	*out = NULL;
+	SIZED_TAKE(o, opt);
+	if (m->plan->vision != VISION_ROWS)
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s was opened without images (vision.part=rows)", m->plan->name);
+	if (!folder || !file_is_dir(folder))
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: images need the Hugging Face folder of the model",
+		                 m->plan->name);
+	llmc_tower *t = calloc(1, sizeof *t);
+	if (!t)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for a vision tower");
+	pthread_mutex_init(&t->lock, NULL);
+	o.set = NULL;
+	o.out_dir = NULL;
+	o.weights = NULL;
+	o.planned = NULL;
+	o.tower = true;
+	if (!o.n_threads)
+		o.n_threads = m->n_threads;
+	TRY_GOTO(read_rules(folder, &t->rules, err));
+	TRY_GOTO(llmc_open(folder, &o, &t->model, err));
+	/* a tower's merger reads consecutive rows, which a processor leaves in raster order */
+	while (t->rules.merge * t->rules.merge < t->model->plan->merge)
+		t->rules.merge++;
+	TRY_GOTO(check_fit(t, m, err));
+	t->most_rows = t->model->plan->max_positions;
+	lim.context = (int32_t)t->most_rows;
+	lim.chunk = (int32_t)t->most_rows;
+	TRY_GOTO(llmc_session_open(t->model, &lim, &t->session, err));
+	*out = t;
+	return LLMC_OK;
+fail:
+	llmc_tower_close(t);
+	return status;
+}
+
+void
+llmc_tower_close(llmc_tower *t)
+{
+	if (!t)
+		return;
+	llmc_session_close(t->session);
+	llmc_close(t->model);
+	pthread_mutex_destroy(&t->lock);
+	free(t);
+}
+
+const char *
+llmc_tower_placeholder(const llmc_tower *t)
+{
+	return t->rules.placeholder;
+}
+
+/* Index of a patch in the table of learned positions, which has a square of them */
+static int32_t
+learned_position(const Spec *s, const ImageTile *tile, const int32_t at[2])
+{
+	int64_t side = 1;
+
+	while ((side + 1) * (side + 1) <= s->vision.positions)
+		side++;
+	return (int32_t)(at[0] * side / tile->grid_h * side + at[1] * side / tile->grid_w);
+}
+
+/* Run the tower over one tile: a sequence of its own. */
+static llmc_status
+run_tile(llmc_tower *t, const ImageRows *rows, const ImageTile *tile, float *out, llmc_error *err)
+{
+	const Spec *s = t->model->spec;
+	const int64_t n = (int64_t)tile->grid_h * tile->grid_w;
+	llmc_seq q = -1;
+
+	if (n > t->most_rows)
+		return error_set(err, LLMC_E_RANGE,
+		                 "the image has %lld patches, the tower was opened for %lld",
+		                 (long long)n, (long long)t->most_rows);
+	int32_t *ids = calloc((size_t)n * 3, sizeof *ids), *y = ids + n, *x = y + n;
+	if (!ids)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for an image");
+	for (int64_t i = 0; i < n; i++) {
+		const int32_t *at = rows->position + (tile->first_row + i) * 2;
+		y[i] = at[0];
+		x[i] = s->vision.positions ? learned_position(s, tile, at) : at[1];
+	}
+	const llmc_image_rows in = { .row = rows->value + tile->first_row * rows->row_elems,
+		                     .pos = { y, x } };
+	pthread_mutex_lock(&t->lock);
+	llmc_status status = llmc_seq_new(t->session, 0, &q, err);
+	if (status == LLMC_OK) {
+		const llmc_chunk c = { .seq = q,
+			               .tok = ids,
+			               .n_tok = (int32_t)n,
+			               .n_out = (int32_t)(n / t->model->plan->merge) };
+		status = llmc_forward_images(t->session, &c, 1, &in, out, err);
+		llmc_seq_free(t->session, q);
+	}
+	pthread_mutex_unlock(&t->lock);
+	free(ids);
+	return status;
+}
+
+static llmc_status
+run_tower(llmc_tower *t, const ImageRows *rows, llmc_tower_image *im, llmc_error *err)
+{
+	const int64_t merge = t->model->plan->merge, hidden = plan_out_width(t->model->plan),
+	              n = rows->n_row / merge;
+
+	if (n != rows->n_token || n > INT32_MAX)
+		return error_set(err, LLMC_E_INPUT,
+		                 "the processor gives the image %lld tokens, the tower %lld rows",
+		                 (long long)rows->n_token, (long long)n);
+	im->n_row = (int32_t)n;
+	im->row = calloc((size_t)(n * hidden) + 1, sizeof *im->row);
+	im->text = strdup(strbuf_str(&rows->text));
+	if (!im->row || !im->text)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for an image");
+	for (int32_t i = 0; i < rows->n_tile; i++)
+		TRY(run_tile(t, rows, &rows->tile[i],
+		             im->row + rows->tile[i].first_row / merge * hidden, err));
+	return LLMC_OK;
+}
+
+llmc_status
+llmc_tower_read(llmc_tower *t, const void *data, size_t n, llmc_tower_image **out, llmc_error *err)
+{
+	const ImageLimits limits = IMAGE_LIMITS_DEFAULT;
+	ImagePixels pixels = { 0 };
+	ImageRows rows = { 0 };
+	llmc_status status;
+	char hash[65];
+	Sha256 sha;
+
+	*out = NULL;
+	llmc_tower_image *im = calloc(1, sizeof *im);
+	if (!im)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for an image");
+	TRY_GOTO(image_decode(data, n, &limits, &pixels, err));
+	TRY_GOTO(image_prepare(&t->rules, &pixels, &rows, err));
+	TRY_GOTO(run_tower(t, &rows, im, err));
+	sha256_init(&sha);
+	sha256_add(&sha, data, n);
+	sha256_hex(&sha, hash);
+	hash[16] = 0;
+	im->key = strtoull(hash, NULL, 16);
+	*out = im;
+	im = NULL;
+fail:
+	image_rows_release(&rows);
+	image_release(&pixels);
+	llmc_tower_image_close(im);
+	return status;
+}
+
+void
+llmc_tower_image_close(llmc_tower_image *im)
+{
+	if (!im)
+		return;
+	free(im->row);
+	free(im->text);
+	free(im);
+}
+
+const char *
+llmc_tower_image_text(const llmc_tower_image *im)
+{
+	return im->text;
+}
+
+llmc_image_part
+llmc_tower_image_part(const llmc_tower_image *im)
+{
+	return (llmc_image_part){ .row = im->row, .n_row = im->n_row, .key = im->key };
+}
