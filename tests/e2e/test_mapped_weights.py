@@ -69,12 +69,12 @@ def checkpoint(folder, experts):
         head[f"{name}.weight"] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + n]}
         end += n
     text = json.dumps(head).encode()
-    random = np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     with open(folder / "model.safetensors", "wb") as f:
         f.write(struct.pack("<Q", len(text)) + text)
         for shape in shapes.values():
             scale = 1 if len(shape) == 1 else shape[-1] ** -0.5
-            f.write((random.random(shape, np.float32) * 2 * scale).tobytes())
+            f.write((rng.random(shape, np.float32) * 2 * scale).tobytes())
     return str(folder)
 
 

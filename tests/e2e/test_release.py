@@ -261,6 +261,6 @@ def test_a_release_runs_in_an_empty_root_without_a_compiler(smollm2, tmp_path):
         + ["The capital of France is"],
         capture_output=True,
         text=True,
-        env={"LLMC_CACHE": "/tmp/cache", "PATH": "/none"},
+        env={"LLMC_CACHE": "/cache", "PATH": "/none"},
     )
     assert "Paris" in r.stdout, r.stderr

@@ -8,6 +8,8 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 
+from waiting import HANG
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "tests/golden/images"
 PIXELS = os.path.join(os.environ.get("BUILD", str(ROOT / "build")), "pixels")
@@ -42,7 +44,7 @@ class Records:
 
 
 def run(*args, program=PIXELS):
-    done = subprocess.run([program, *map(str, args)], capture_output=True, timeout=120)
+    done = subprocess.run([program, *map(str, args)], capture_output=True, timeout=HANG)
     assert done.returncode == 0, done.stderr.decode()
     return Records(done.stdout)
 
