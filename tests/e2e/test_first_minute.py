@@ -44,10 +44,10 @@ def test_an_option_of_another_engine_has_the_value_of_its_own_name(llmc):
 @pytest.mark.parametrize(
     "args, text",
     [
-        (["run", TINY, "-ngl", "99"], "-ngl: all layers run on one device; use --device cuda"),
-        (["chat", TINY, "--n-gpu-layers", "99"], "use --device cuda"),
-        (["serve", TINY, "-ngl", "99"], "use --device cuda"),
-        (["run", TINY, "-ngl=99"], "-ngl: all layers"),
+        (["run", TINY, "-ngl", "many"], "--offload many: unknown; expected auto alone"),
+        (["chat", TINY, "--n-gpu-layers", "many"], "--offload many"),
+        (["serve", TINY, "-ngl", "many"], "--offload many"),
+        (["run", TINY, "-ngl=many"], "--offload many"),
         (["run", "-hff", "a.gguf"], "append the file to the name of the model: hf:ORG/REPO:FILE"),
         (["serve", TINY, "--temp", "1"], "set temperature in the request"),
         (["serve", TINY, "-ctk", "q8_0"], "use --kv"),
