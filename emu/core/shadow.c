@@ -1033,7 +1033,7 @@ shadow_read_since(const Region *r, const char *p, size_t n, uint32_t buid, uint6
 
 	for (size_t c = off / 2; c < (off + n + 1) / 2; c++) {
 		const uint64_t word = r->cell[c].r;
-		if (BUID(word) >= buid)
+		if (BUID(word) >= buid || BUID(r->cell[c].w) >= buid)
 			return true;
 		for (uint32_t id = !BUID(word) && word & R_SET ? SET(word) : 0; id;)
 			if (launches_next(&id) >= seq)
