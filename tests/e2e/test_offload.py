@@ -204,6 +204,34 @@ def test_auto_runs(tmp_path):
     assert re.search(r"^offload: 2 of 3 layers on the CPU", p.stderr, re.M), p.stderr
 
 
+@pytest.mark.parametrize("kv", ["int8", "int4"] if not ALL else ["int8", "int6", "int4", "f32"])
+def test_kv_types(kv, tmp_path):
+    """Both devices store their pages in this type: greedy tokens are those of the CPU."""
+    path = tmp_path / "m.yaml"
+    path.write_text(MODELS["dense"])
+    tokens = []
+    for where in (["--offload", "2"], ["--device", "cpu"]):
+        args = [
+            "--random-weights",
+            "--tokens",
+            "5,9,17,30,44",
+            "-n",
+            "9",
+            "--ignore-eos",
+            "-t",
+            "1",
+        ]
+        p = subprocess.run(
+            [LLMC, "run", path, *args, "--temperature", "0", "--json", "--kv", kv, *where],
+            capture_output=True,
+            text=True,
+            env={**os.environ, **environment("sm_80")},
+        )
+        assert p.returncode == 0, p.stderr
+        tokens.append(json.loads(p.stdout)["tokens"])
+    assert tokens[0] == tokens[1] and len(tokens[0]) == 9
+
+
 @pytest.mark.parametrize(
     "args, want",
     [
