@@ -154,5 +154,5 @@ def test_headers_of_all_families_compile(name, tmp_path):
         kernels.write_header(tmp_path / "m.gguf", kernels.models()[name], mix)
         r = run("compile", tmp_path / "m.gguf", "-o", tmp_path / mix, "--arch", "generic", "-q")
         assert r.returncode == 0, r.stderr
-    products = {p.name.split(".")[0] for p in (tmp_path / "q4_k_m/kernels").glob("products_*")}
-    assert {"products_q4_k", "products_q6_k"} <= products
+    gemm = {p.name.split(".")[0] for p in (tmp_path / "q4_k_m/kernels").glob("gemm_*")}
+    assert {"gemm_q4_k", "gemm_q6_k"} <= gemm
