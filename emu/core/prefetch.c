@@ -1,5 +1,5 @@
 /* Prefetches to L2. They move no data, so a mistake shows only here: the bytes must be device
- * memory, and in checking mode one of the next kernels must read them. */
+ * memory, and in checking mode one of the next kernels must read what is prefetched for it. */
 #include "emu.h"
 #include "../cuda_api.h"
 
@@ -38,6 +38,14 @@ write_total(void)
 	fclose(f);
 }
 
+/* Return whether a kernel prefetches for itself: it may need a part of a line only. Prefetches for
+ * later kernels are in one file. */
+static bool
+for_itself(Site at)
+{
+	return at.file && strstr(at.file, "cuda/") && !strstr(at.file, "runtime/prefetch.h");
+}
+
 void
 prefetch_note(const void *p, size_t n, Site at)
 {
@@ -49,7 +57,7 @@ prefetch_note(const void *p, size_t n, Site at)
 		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at,
 		        "prefetch of %zu bytes that are not device memory", n);
 	total += (long long)n;
-	if (!emu_check || r->kind != R_DEVICE || r->lazy || n == 0)
+	if (!emu_check || r->kind != R_DEVICE || r->lazy || n == 0 || for_itself(at))
 		return;
 	if (last && last->seq == op->seq && last->p + last->n == (const char *)p &&
 	    last->at.line == at.line) {

@@ -232,15 +232,25 @@ static const struct {
 	int arch;
 	const char *title;
 } gpus[] = {
-	{ "sm_70", 70, "Emulated V100" },       { "sm_75", 75, "Emulated T4" },
-	{ "sm_80", 80, "Emulated A100" },       { "sm_86", 86, "Emulated A10" },
-	{ "sm_87", 87, "Emulated Orin" },       { "sm_89", 89, "Emulated L4" },
-	{ "sm_90", 90, "Emulated H100" },       { "sm_90a", 90, "Emulated H100" },
-	{ "sm_100", 100, "Emulated B200" },     { "sm_100a", 100, "Emulated B200" },
-	{ "sm_103", 103, "Emulated B300" },     { "sm_103a", 103, "Emulated B300" },
-	{ "sm_110", 110, "Emulated Thor" },     { "sm_110a", 110, "Emulated Thor" },
-	{ "sm_120", 120, "Emulated RTX 5090" }, { "sm_120a", 120, "Emulated RTX 5090" },
-	{ "sm_121", 121, "Emulated GB10" },     { "sm_121a", 121, "Emulated GB10" },
+	{ "sm_70", 70, "Emulated V100" },
+	{ "sm_75", 75, "Emulated T4" },
+	{ "sm_80", 80, "Emulated A100" },
+	{ "sm_86", 86, "Emulated A10" },
+	{ "sm_87", 87, "Emulated Orin" },
+	{ "sm_89", 89, "Emulated L4" },
+	{ "sm_90", 90, "Emulated H100" },
+	{ "sm_90a", 90, "Emulated H100" },
+	{ "sm_100", 100, "Emulated B200" },
+	{ "sm_100a", 100, "Emulated B200" },
+	{ "sm_103", 103, "Emulated B300" },
+	{ "sm_103a", 103, "Emulated B300" },
+	{ "sm_110", 110, "Emulated Thor" },
+	{ "sm_110a", 110, "Emulated Thor" },
+	{ "sm_120", 120, "Emulated RTX 5090" },
+	{ "sm_120a", 120, "Emulated RTX 5090" },
+	{ "sm_121", 121, "Emulated GB10" },
+	{ "sm_121a", 121, "Emulated GB10" },
+	{ "sm_122", 122, "Emulated GPU without a plan of its own" },
 };
 static const char *title;
 

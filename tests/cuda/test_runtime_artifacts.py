@@ -146,10 +146,10 @@ def test_tegra_shares_no_images(shipped, driver_only, tmp_path):
 
 @pytest.mark.parametrize("nvrtc, arch", [("13000", "sm_121"), ("12080", "sm_120")])
 def test_a_device_without_a_plan_of_its_own(want, cache, nvrtc, arch):
-    """12.1 runs the plan of sm_89, compiled for 12.1; by an NVRTC without 12.1, for 12.0."""
+    """12.2 runs the plan of sm_89, compiled for 12.1; by an NVRTC without 12.1, for 12.0."""
     out, err = run(
         ["run", "configs/tiny.yaml", *RUN],
-        LLMC_EMU_GPU="sm_121",
+        LLMC_EMU_GPU="sm_122",
         LLMC_EMU_NVRTC=nvrtc,
         LLMC_CACHE=cache,
     )
@@ -159,7 +159,7 @@ def test_a_device_without_a_plan_of_its_own(want, cache, nvrtc, arch):
 
 
 def test_nothing_can_be_shipped_for_it(tmp_path, cache, driver_only, want):
-    """Images of sm_89 do not run on 12.1: the error requests NVRTC there and names no command that
+    """Images of sm_89 do not run on 12.2: the error requests NVRTC there and names no command that
     would not help."""
     d = tmp_path / "a"
     run(
@@ -170,19 +170,19 @@ def test_nothing_can_be_shipped_for_it(tmp_path, cache, driver_only, want):
         ["run", d, *RUN],
         code=2,
         lib=driver_only,
-        LLMC_EMU_GPU="sm_121",
+        LLMC_EMU_GPU="sm_122",
         LLMC_CACHE=str(tmp_path / "none"),
     )
     for word in (
-        "sm_121",
+        "sm_122",
         "ships kernels for sm_89.",
         "libnvrtc",
-        "No kernels built ahead of time run on sm_121: it takes NVRTC",
+        "No kernels built ahead of time run on sm_122: it takes NVRTC",
     ):
         assert word in err
     assert "--arch" not in err
-    out, err = run(["run", d, *RUN], LLMC_EMU_GPU="sm_121", LLMC_CACHE=cache)
-    assert tokens(out) == want and "they are for sm_89, this GPU is sm_121" in err
+    out, err = run(["run", d, *RUN], LLMC_EMU_GPU="sm_122", LLMC_CACHE=cache)
+    assert tokens(out) == want and "they are for sm_89, this GPU is sm_122" in err
 
 
 def test_no_image_and_no_compiler(shipped, driver_only, tmp_path):
