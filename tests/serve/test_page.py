@@ -1067,8 +1067,11 @@ PLOTS = [
 
 
 def axis(plot):
-    """The labels of a plot's axes: those of the values, and those of time."""
-    texts = [e.text for e in plot.find_elements(By.CSS_SELECTOR, ".axes text")]
+    """The labels of a plot's axes: those of the values, and those of time. They are read at once,
+    since the page draws its plots again and again."""
+    texts = plot.parent.execute_script(
+        "return [...arguments[0].querySelectorAll('.axes text')].map((e) => e.textContent)", plot
+    )
     return texts[:-5], texts[-5:]
 
 
