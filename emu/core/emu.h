@@ -430,7 +430,7 @@ void shadow_async_read(const void *p, size_t n, int slot, uint32_t clk,
                        Site at); /* by the running thread, through the asynchronous proxy */
 
 /* whether a thread of a block from `buid` on, or of a launch after seq, has read any of [p, p + n),
- * or may have: a later write has erased who read before it */
+ * or may have: a later write erases earlier readers */
 bool shadow_read_since(const Region *r, const char *p, size_t n, uint32_t buid, uint64_t seq);
 
 /* prefetch.c: a prefetch to L2 by the running thread; the end of a kernel, which may be the last
