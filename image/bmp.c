@@ -27,13 +27,7 @@ typedef struct BmpReader {
 static uint32_t
 number(const BmpReader *r, size_t at, int bytes)
 {
-	uint32_t v = 0;
-
-	if (at > r->n || r->n - at < (size_t)bytes)
-		return 0;
-	for (int i = 0; i < bytes; i++)
-		v |= (uint32_t)r->data[at + (size_t)i] << 8 * i;
-	return v;
+	return image_number(r->data, r->n, at, bytes, true);
 }
 
 static llmc_status

@@ -18,6 +18,19 @@ llmc_status image_truncated(const char *format, llmc_error *err);
 /* E_MISSING: the format needs a library that was absent when llmc was built. */
 llmc_status image_not_built(const char *format, const char *package, llmc_error *err);
 
+/* Integer of 1 to 4 bytes at an offset; 0 if the data ends before or within it. */
+static inline uint32_t
+image_number(const uint8_t *data, size_t n, size_t at, int bytes, bool little_endian)
+{
+	uint32_t v = 0;
+
+	if (at > n || n - at < (size_t)bytes)
+		return 0;
+	for (int i = 0; i < bytes; i++)
+		v |= (uint32_t)data[at + (size_t)i] << 8 * (little_endian ? i : bytes - 1 - i);
+	return v;
+}
+
 static inline uint8_t *
 image_row(const ImagePixels *im, int64_t y)
 {

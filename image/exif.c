@@ -13,13 +13,7 @@ typedef struct Tiff {
 static uint32_t
 number(const Tiff *t, size_t at, int bytes)
 {
-	uint32_t v = 0;
-
-	if (at > t->n || t->n - at < (size_t)bytes)
-		return 0;
-	for (int i = 0; i < bytes; i++)
-		v |= (uint32_t)t->data[at + (size_t)i] << 8 * (t->little ? i : bytes - 1 - i);
-	return v;
+	return image_number(t->data, t->n, at, bytes, t->little);
 }
 
 int

@@ -54,16 +54,6 @@ read_frame(const uint8_t *data, size_t n, int x, int y, ImagePixels *im, llmc_er
 	return failure(code, err);
 }
 
-static uint32_t
-number(const uint8_t *p, int bytes)
-{
-	uint32_t v = 0;
-
-	for (int i = 0; i < bytes; i++)
-		v |= (uint32_t)p[i] << 8 * i;
-	return v;
-}
-
 /* Content of the first chunk with this tag; NULL: none. A damaged chunk ends the search. */
 static const uint8_t *
 find_chunk(const uint8_t *data, size_t n, const char *tag, size_t *size)
@@ -71,7 +61,7 @@ find_chunk(const uint8_t *data, size_t n, const char *tag, size_t *size)
 	size_t at = 12;
 
 	while (n >= 8 && at <= n - 8) {
-		size_t bytes = number(data + at + 4, 4);
+		size_t bytes = image_number(data, n, at + 4, 4, true);
 		if (bytes > n - 8 - at)
 			return NULL;
 		if (memcmp(data + at, tag, 4) == 0) {
@@ -93,8 +83,9 @@ read_animation(const uint8_t *data, size_t n, ImagePixels *im, llmc_error *err)
 
 	if (!frame || size < FRAME_HEADER)
 		return image_truncated("WebP", err);
-	return read_frame(frame + FRAME_HEADER, size - FRAME_HEADER, 2 * (int)number(frame, 3),
-	                  2 * (int)number(frame + 3, 3), im, err);
+	return read_frame(frame + FRAME_HEADER, size - FRAME_HEADER,
+	                  2 * (int)image_number(frame, size, 0, 3, true),
+	                  2 * (int)image_number(frame, size, 3, 3, true), im, err);
 }
 
 static int
@@ -116,7 +107,7 @@ image_webp(const uint8_t *data, size_t n, const ImageLimits *limits, ImagePixels
 	WebPBitstreamFeatures f;
 
 	TRY(failure(WebPGetFeatures(data, n, &f), err));
-	if (n < 12 || number(data + 4, 4) > n - 8)
+	if (n < 12 || image_number(data, n, 4, 4, true) > n - 8)
 		return image_truncated("WebP", err);
 	TRY(image_allocate("WebP", f.width, f.height, f.has_alpha ? 4 : 3, limits, out, err));
 	TRY(f.has_animation ? read_animation(data, n, out, err)
