@@ -8,12 +8,12 @@
  * A rank is pinned to its share of the processors before it touches its memory, so that the memory
  * is local to their NUMA node. */
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "runtime/ranks.h"
+#include "base/thread.h"
 #include "runtime/ranks_internal.h"
 
 enum { REASON_WAIT_S = 2 }; /* how long rank 0 waits for the reason why the group has ended */
@@ -197,14 +197,8 @@ ranks_error(Session *s, llmc_status own, llmc_error *err)
 static llmc_status
 start(RankThreads *g, Follower *f, llmc_error *err)
 {
-	sigset_t all, was;
 
-	/* signals of the host program go to its own threads */
-	sigfillset(&all);
-	sigdelset(&all, SIGBUS); /* truncated files: base/file_guard.c */
-	pthread_sigmask(SIG_SETMASK, &all, &was);
-	int rc = pthread_create(&f->thread, NULL, follower_main, f);
-	pthread_sigmask(SIG_SETMASK, &was, NULL);
+	int rc = thread_create(&f->thread, NULL, follower_main, f);
 	if (rc)
 		return error_set(err, LLMC_E_MEMORY, "cannot start rank %d of %d: %s", f->rank,
 		                 g->n + 1, strerror(rc));

@@ -1,10 +1,10 @@
 /* Threads that compile, long sources first, so that no long one runs alone at the end. They
  * block signals, which are for the program's own threads, and start nothing more once a unit has
  * failed. */
-#include <signal.h>
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "runtime/build/kernel_build.h"
 #include "runtime/threads/threads.h"
 
@@ -48,7 +48,6 @@ void
 build_start(KernelBuild *b, const char *name, const char *compiler)
 {
 	int n = b->opt.n_jobs > 0 ? b->opt.n_jobs : topology_threads();
-	sigset_t all, was;
 
 	b->todo = 0;
 	for (int i = 0; i < b->n_unit; i++)
@@ -59,12 +58,8 @@ build_start(KernelBuild *b, const char *name, const char *compiler)
 	b->jobs = n = n > b->todo ? b->todo : n > BUILD_MAX_JOBS ? BUILD_MAX_JOBS : n;
 	log_line(b->opt.log, b->opt.log_user, LLMC_LOG_INFO, "compiling %d kernel%s for %s with %s",
 	         b->todo, b->todo == 1 ? "" : "s", name, compiler);
-	sigfillset(&all);
-	sigdelset(&all, SIGBUS); /* truncated files: base/file_guard.c */
-	pthread_sigmask(SIG_SETMASK, &all, &was);
-	while (b->n_thread < n && pthread_create(&b->thread[b->n_thread], NULL, pool_main, b) == 0)
+	while (b->n_thread < n && thread_create(&b->thread[b->n_thread], NULL, pool_main, b) == 0)
 		b->n_thread++;
-	pthread_sigmask(SIG_SETMASK, &was, NULL);
 	if (!b->n_thread) /* then the caller compiles alone */
 		pool_main(b);
 }

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/thread.h"
 #include "runtime/comm/comm_internal.h"
 
 enum { STILL_CHECKS = 3 }; /* checks without a beat before the process itself is looked up */
@@ -99,7 +100,6 @@ watch_open(Heartbeat *heartbeat, int rank, int ranks, int timeout_s, void (*exch
 {
 	LivenessWatch *w = calloc(1, sizeof *w);
 	pthread_condattr_t monotonic;
-	sigset_t all, was;
 	int rc = ENOMEM;
 
 	*out = NULL;
@@ -124,11 +124,7 @@ watch_open(Heartbeat *heartbeat, int rank, int ranks, int timeout_s, void (*exch
 	atomic_store(&heartbeat[rank].beat,
 	             1); /* monitored from here on, even if the thread never gets to run */
 	if (w->still && w->seen) {
-		sigfillset(&all);        /* the host program handles signals on its own threads */
-		sigdelset(&all, SIGBUS); /* truncated files: base/file_guard.c */
-		pthread_sigmask(SIG_SETMASK, &all, &was);
-		rc = pthread_create(&w->thread, NULL, watch_main, w);
-		pthread_sigmask(SIG_SETMASK, &was, NULL);
+		rc = thread_create(&w->thread, NULL, watch_main, w);
 	}
 	if (rc) {
 		atomic_store(&heartbeat[rank].beat, COMM_LEFT);

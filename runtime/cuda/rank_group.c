@@ -6,13 +6,13 @@
  * A rank that is late in a step by LLMC_COMM_TIMEOUT seconds ends the group, and so does one whose
  * device fails: a flag in host memory makes all waiting kernels return, and their results are
  * invalid. A thread watches for this, because the threads that run steps wait for their own GPU. */
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/thread.h"
 #include "runtime/cuda/rank_group.h"
 
 enum {
@@ -252,13 +252,8 @@ group_free(CudaGroup *g)
 static llmc_status
 start(CudaGroup *g, llmc_error *err)
 {
-	sigset_t all, was;
 
-	sigfillset(&all);        /* the host program handles signals on its own threads */
-	sigdelset(&all, SIGBUS); /* truncated files: base/file_guard.c */
-	pthread_sigmask(SIG_SETMASK, &all, &was);
-	int rc = pthread_create(&g->thread, NULL, watch_ranks, g);
-	pthread_sigmask(SIG_SETMASK, &was, NULL);
+	int rc = thread_create(&g->thread, NULL, watch_ranks, g);
 	g->started = rc == 0;
 	return rc ? error_set(err, LLMC_E_MEMORY, "cannot start a thread: %s", strerror(rc))
 	          : LLMC_OK;

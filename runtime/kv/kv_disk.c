@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +17,7 @@
 #include "base/file.h"
 #include "base/sha256.h"
 #include "base/sum64.h"
+#include "base/thread.h"
 
 enum { WAITING_BYTES = 64 << 20, STALE_S = 600, PAUSE_S = 30 };
 static const char magic[8] = "llmckvp";
@@ -423,7 +423,6 @@ kv_disk_open(const char *dir, int64_t max_bytes, const char *root, size_t page_b
              llmc_log_fn log, void *log_user, KvDisk **out, llmc_error *err)
 {
 	struct stat st;
-	sigset_t all, was;
 
 	*out = NULL;
 	TRY(file_mkdirs_private(dir, err));
@@ -451,11 +450,7 @@ kv_disk_open(const char *dir, int64_t max_bytes, const char *root, size_t page_b
 	d->page_bytes = page_bytes;
 	d->log = log;
 	d->log_user = log_user;
-	sigfillset(&all);        /* signals are for the program's own threads */
-	sigdelset(&all, SIGBUS); /* truncated files: base/file_guard.c */
-	pthread_sigmask(SIG_SETMASK, &all, &was);
-	d->has_thread = d->dir && d->root && pthread_create(&d->thread, NULL, write_pages, d) == 0;
-	pthread_sigmask(SIG_SETMASK, &was, NULL);
+	d->has_thread = d->dir && d->root && thread_create(&d->thread, NULL, write_pages, d) == 0;
 	if (!d->has_thread) {
 		kv_disk_close(d);
 		return error_set(err, LLMC_E_MEMORY, "out of memory for the prefix cache on disk");

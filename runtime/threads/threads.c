@@ -18,7 +18,6 @@
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,6 +25,7 @@
 
 #include "base/clock.h"
 #include "base/futex.h"
+#include "base/thread.h"
 #include "runtime/threads/threads.h"
 
 /* Word of a stage: its number, shifted, and flags. SHARED: any thread may claim any part. CLOSE:
@@ -316,25 +316,19 @@ static int
 start_worker(Threads *t, int part, const cpu_set_t *mask)
 {
 	pthread_attr_t attr;
-	sigset_t all, was;
 	Worker *w = &t->worker[part];
 
 	int rc = pthread_attr_init(&attr);
 	if (rc)
 		return rc;
-	/* signals of the host program go to its own threads */
-	sigfillset(&all);
-	sigdelset(&all, SIGBUS); /* truncated files: base/file_guard.c */
-	pthread_sigmask(SIG_SETMASK, &all, &was);
 	if (mask)
 		(void)pthread_attr_setaffinity_np(&attr, sizeof *mask, mask);
-	rc = pthread_create(&w->thread, &attr, worker_main, w);
+	rc = thread_create(&w->thread, &attr, worker_main, w);
 	if (rc == EINVAL && mask) { /* the mask has become invalid meanwhile: run without */
 		pthread_attr_destroy(&attr);
 		pthread_attr_init(&attr);
-		rc = pthread_create(&w->thread, &attr, worker_main, w);
+		rc = thread_create(&w->thread, &attr, worker_main, w);
 	}
-	pthread_sigmask(SIG_SETMASK, &was, NULL);
 	pthread_attr_destroy(&attr);
 	return rc;
 }

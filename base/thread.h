@@ -1,0 +1,10 @@
+/* Threads of the library. */
+#ifndef LLMC_BASE_THREAD_H
+#define LLMC_BASE_THREAD_H
+#include <pthread.h>
+
+/* pthread_create for a thread that leaves signals to the host program's own threads. SIGBUS stays:
+ * a thread that reads a truncated file handles it (base/file_guard.c). Return 0 or an error number.
+ */
+int thread_create(pthread_t *out, const pthread_attr_t *attr, void *(*fn)(void *user), void *user);
+#endif
