@@ -6,8 +6,7 @@
 #define LLMC_BASE_POLLER_H
 #include <stdbool.h>
 
-/* Events of a descriptor. POLLER_FAILED is reported even if it is not requested.
- */
+/* Events of a descriptor. POLLER_FAILED is reported even if it is not requested. */
 enum {
 	POLLER_READ = 1,   /* bytes, a connection or the end of the stream can be read */
 	POLLER_WRITE = 2,  /* bytes can be written */

@@ -20,10 +20,8 @@ bytes_of_clocks(unsigned char *out, size_t n)
 	x ^= (uint64_t)steady.tv_nsec << 34 ^ (uint64_t)getpid() << 40;
 	x += (uint64_t)atomic_fetch_add(&calls, 1) << 20;
 	for (size_t i = 0; i < n; i++) {
-		uint64_t z = x += 0x9e3779b97f4a7c15u;
-		z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-		z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-		out[i] = (unsigned char)(z >> 56 ^ z >> 25);
+		x += 0x9e3779b97f4a7c15u;
+		out[i] = (unsigned char)random_mix(x);
 	}
 }
 

@@ -1,8 +1,17 @@
-/* Random bytes of the operating system, for seeds, ids and keys of hash tables. */
+/* Random bytes of the operating system, for seeds and ids; pseudo-random numbers. */
 #ifndef LLMC_BASE_RANDOM_H
 #define LLMC_BASE_RANDOM_H
 #include <stddef.h>
 #include <stdint.h>
+
+/* Mix the bits of x: the last step of splitmix64. Numbers that differ give unrelated ones. */
+static inline uint64_t
+random_mix(uint64_t x)
+{
+	x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+	x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+	return x ^ (x >> 31);
+}
 
 /* Fill n (at most 256) bytes from getrandom(2). If a sandbox forbids that call, they are made from
  * the clocks and the process: distinct, but not secret. */

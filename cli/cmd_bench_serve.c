@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "base/number.h"
+#include "base/random.h"
 #include "cli/cli.h"
 #include "cli/load_generator.h"
 
@@ -15,11 +16,7 @@
 static uint64_t
 draw(uint64_t *state)
 {
-	uint64_t z = (*state += 0x9e3779b97f4a7c15u);
-
-	z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-	z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-	return z ^ (z >> 31);
+	return random_mix(*state += 0x9e3779b97f4a7c15u);
 }
 
 static double

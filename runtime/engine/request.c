@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/random.h"
 #include "runtime/engine/engine_internal.h"
 #include "base/sized_struct.h"
 
@@ -157,11 +158,9 @@ open_breakers(Engine *e, const llmc_params *p, DryBreakers **out, llmc_error *er
 static int32_t
 image_key(uint64_t key, int32_t row)
 {
-	uint64_t x = key + (uint64_t)(row + 1) * 0x9E3779B97F4A7C15u;
+	uint64_t x = random_mix(key + (uint64_t)(row + 1) * 0x9E3779B97F4A7C15u);
 
-	x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-	x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-	return (int32_t)((x ^ (x >> 31)) & 0x7FFFFFFF) - INT32_MAX - 1;
+	return (int32_t)(x & 0x7FFFFFFF) - INT32_MAX - 1;
 }
 
 /* Copy the image rows; each image token of the prompt has the next one. */

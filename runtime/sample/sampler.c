@@ -1,6 +1,7 @@
 /* Samplers: parameters, the token history for penalties, and sampling. See sampler.h for the order
  * of the logit processors. */
 #include "runtime/sample/sampler.h"
+#include "base/random.h"
 #include "base/sized_struct.h"
 #include "grammar/grammar.h"
 
@@ -375,21 +376,13 @@ llmc_sampler_accept(llmc_sampler *s, int32_t id, bool is_prompt)
 		s->n_output[s->hist[s->n_hist - 1 - s->p.repeat_last_n]]--;
 }
 
-static uint64_t
-mix(uint64_t x)
-{
-	x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-	x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-	return x ^ (x >> 31);
-}
-
 /* splitmix64: n-th number of the stream that the seed selects; in [0, 1) */
 static double
 random_at(uint64_t seed, uint64_t n)
 {
-	uint64_t start = mix(seed + 0x9e3779b97f4a7c15u);
+	uint64_t start = random_mix(seed + 0x9e3779b97f4a7c15u);
 
-	return (double)(mix(start + (n + 1) * 0x9e3779b97f4a7c15u) >> 11) * 0x1p-53;
+	return (double)(random_mix(start + (n + 1) * 0x9e3779b97f4a7c15u) >> 11) * 0x1p-53;
 }
 
 static void

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/random.h"
 #include "formats/dequant.h"
 #include "formats/layout.h"
 #include "formats/peft.h"
@@ -104,10 +105,7 @@ pack_scratch_bytes(const PlanTensor *t)
 static uint64_t
 mix(uint64_t x)
 {
-	x += 0x9e3779b97f4a7c15u;
-	x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-	x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-	return x ^ (x >> 31);
+	return random_mix(x + 0x9e3779b97f4a7c15u);
 }
 
 /* Pseudo-random number in [-1, 1]: the sum of three uniform ones */
