@@ -119,8 +119,8 @@ bool build_expert_factors(Graph *g, const char *const *role, int n_role, int lay
                           int64_t rows, int64_t cols, Loc loc, int factor[2]);
 /* Stack the A factors of n matrices with a common input into one tensor. */
 int graph_stack_factors(Graph *g, const char *name, const int *val, int n);
-/* Make the vector that the checkpoint stores per column of a role's matrix: SCHEME_ORDER or
- * SCHEME_FACTOR. */
+/* Make the vector that the checkpoint stores per column of a role's matrix: QUANT_FORMAT_ORDER or
+ * QUANT_FORMAT_FACTOR. */
 int build_adapter_input(Graph *g, const char *role, int layer, const char *what, int64_t cols,
                         Loc loc);
 /* Make the stacked matrices of experts: n_experts * rows rows. */

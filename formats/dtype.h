@@ -7,9 +7,9 @@
 #include <stdint.h>
 
 /* Groups of columns with one scale and one zero point: value = scale * (code - zero). safetensors
- * quantisation formats store these in several tensors (formats/scheme.h). A block holds the scale
- * (f16, or f32 if the name has it), the zero point (u8), and codes of 2, 3, 4 or 8 bits in the
- * order of templates/common/llmc_groups.h.
+ * quantisation formats store these in several tensors (formats/quant_format.h). A block holds the
+ * scale (f16, or f32 if the name has it), the zero point (u8), and codes of 2, 3, 4 or 8 bits in
+ * the order of templates/common/llmc_groups.h.
  *
  *   m         value = scale * code + minimum, both f32, for zero points that are not integers
  *   f8        no zero point; codes are e4m3 (OCP 8-bit floating point)
@@ -52,7 +52,8 @@
  *   NVFP4  an f32 d, the same in all blocks of a row, and four e4m3 s, one per 16 columns: the
  * scale is d * s
  *
- * A packed row stores d once (layout_packed.h). In a GGUF, NVFP4 blocks have no d (scheme.h). */
+ * A packed row stores d once (layout_packed.h). In a GGUF, NVFP4 blocks have no d (quant_format.h).
+ */
 
 /* GGUF types whose weights are codes (templates/common/llmc_codes.h) */
 #define CODE_DTYPES(X)                                                                             \

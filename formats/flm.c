@@ -208,20 +208,20 @@ quantised(FlmReader *r, FlmTensor *t, int type)
 	TRY(take(r, 8 * (uint64_t)groups * (uint64_t)t->dim[0], &range));
 	elems = t->dim[0] * t->dim[1]; /* no overflow: each has at most 31 bits */
 	TRY(take(r, bits == 8 ? (uint64_t)elems : ((uint64_t)elems + 1) / 2, &code));
-	SchemeMatrix *m = NEW(r->a, SchemeMatrix, 1);
-	*m = (SchemeMatrix){ .dtype = DT_F32,
-		             .rows = t->dim[0],
-		             .cols = t->dim[1],
-		             .block_rows = 1,
-		             .block_cols = size,
-		             .whole = 1,
-		             .range = range };
-	m->code = (SchemePlane){ .data = code,
-		                 .name = t->name,
-		                 .type = "U8",
-		                 .dim = { t->dim[0], t->dim[1] },
-		                 .bits = bits,
-		                 .element = 8 };
+	QuantFormatMatrix *m = NEW(r->a, QuantFormatMatrix, 1);
+	*m = (QuantFormatMatrix){ .dtype = DT_F32,
+		                  .rows = t->dim[0],
+		                  .cols = t->dim[1],
+		                  .block_rows = 1,
+		                  .block_cols = size,
+		                  .whole = 1,
+		                  .range = range };
+	m->code = (QuantFormatPlane){ .data = code,
+		                      .name = t->name,
+		                      .type = "U8",
+		                      .dim = { t->dim[0], t->dim[1] },
+		                      .bits = bits,
+		                      .element = 8 };
 	const int columns = m->cols % 32                            ? 0
 	                    : size % 128 == 0 && m->cols % 128 == 0 ? 128
 	                    : size % 32 == 0                        ? 32

@@ -4,7 +4,7 @@
 #ifndef LLMC_FORMATS_FLM_H
 #define LLMC_FORMATS_FLM_H
 
-#include "formats/scheme.h"
+#include "formats/quant_format.h"
 
 typedef struct FlmPair {
 	const char *key, *value;
@@ -24,7 +24,7 @@ typedef struct FlmTensor {
 	int64_t dim[8];   /* row-major */
 	const void *data; /* in the file; NULL: rows are computed by `made` */
 	int64_t bytes;
-	const SchemeMatrix *made;
+	const QuantFormatMatrix *made;
 } FlmTensor;
 
 typedef struct Flm {

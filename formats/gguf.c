@@ -220,7 +220,7 @@ read_tensor(Gguf *g, Cursor *c, size_t i, uint64_t *offset, llmc_error *err)
 	}
 	if (!take(c, &t->ggml_type, sizeof t->ggml_type) || !take(c, offset, sizeof *offset))
 		return truncated(g, c, "the record of tensor", i, err);
-	const SchemeGgml *other = scheme_ggml(t->ggml_type);
+	const QuantFormatGgml *other = quant_format_ggml(t->ggml_type);
 	t->dtype = other ? other->dtype : dtype_from_ggml(t->ggml_type);
 	/* all users of dim[] may multiply: also for types that are not read */
 	for (int d = 1; d < 4; d++)
@@ -339,9 +339,9 @@ make_matrices(Gguf *g, llmc_error *err)
 		GgufTensor *t = &g->tensor[i];
 		const size_t n = strlen(t->name), tail = strlen("weight");
 		const int64_t rows = t->dim[1] * t->dim[2] * t->dim[3];
-		if (scheme_ggml(t->ggml_type) && rows > 0)
-			t->made = scheme_of_ggml(&g->arena, t->ggml_type, t->data, rows, t->dim[0],
-			                         NULL, 1);
+		if (quant_format_ggml(t->ggml_type) && rows > 0)
+			t->made = quant_format_of_ggml(&g->arena, t->ggml_type, t->data, rows,
+			                               t->dim[0], NULL, 1);
 		if (t->ggml_type != GGML_NVFP4 || n < tail ||
 		    strcmp(t->name + n - tail, "weight") != 0)
 			continue;
@@ -358,7 +358,8 @@ make_matrices(Gguf *g, llmc_error *err)
 			    "%s: tensor %s: expected one F32 factor, or one per expert", g->file,
 			    name_text(scale->name, strlen(scale->name)).s);
 		if (rows > 0)
-			t->made = scheme_of_ggml(&g->arena, t->ggml_type, t->data, rows, t->dim[0],
+			t->made =
+			    quant_format_of_ggml(&g->arena, t->ggml_type, t->data, rows, t->dim[0],
 			                         scale ? scale->data : NULL, factors);
 		if (scale)
 			gone[scale - g->tensor] = true;

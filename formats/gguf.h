@@ -5,7 +5,7 @@
 #define LLMC_FORMATS_GGUF_H
 
 #include "base/error.h"
-#include "formats/scheme.h"
+#include "formats/quant_format.h"
 
 typedef struct Gguf Gguf;
 
@@ -36,10 +36,10 @@ typedef struct GgufTensor {
 	Dtype dtype;      /* DT_NONE: a type llmc does not read; see ggml_type */
 	uint32_t ggml_type;
 	int n_dims;
-	int64_t dim[4];           /* file order: dim[0] is contiguous; 1 from n_dims on */
-	const void *data;         /* in the mapping; NULL when dtype is DT_NONE */
-	int64_t bytes;            /* size at `data` */
-	const SchemeMatrix *made; /* how rows are converted; NULL: stored as is */
+	int64_t dim[4];                /* file order: dim[0] is contiguous; 1 from n_dims on */
+	const void *data;              /* in the mapping; NULL when dtype is DT_NONE */
+	int64_t bytes;                 /* size at `data` */
+	const QuantFormatMatrix *made; /* how rows are converted; NULL: stored as is */
 } GgufTensor;
 
 /* Opens a GGUF. A split file is opened by the name of its first part, NAME-00001-of-0000N.gguf. The

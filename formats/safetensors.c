@@ -83,15 +83,15 @@ safetensors_close(Safetensors *s)
 }
 
 const char *
-safetensors_scheme(const Safetensors *s)
+safetensors_quant_format(const Safetensors *s)
 {
-	return s->schemes ? schemes_method(s->schemes) : NULL;
+	return s->quant_formats ? quant_formats_method(s->quant_formats) : NULL;
 }
 
 const char *
-safetensors_schemes_known(const Safetensors *s)
+safetensors_quant_formats_known(const Safetensors *s)
 {
-	return s->schemes ? schemes_known(s->schemes) : NULL;
+	return s->quant_formats ? quant_formats_known(s->quant_formats) : NULL;
 }
 
 size_t

@@ -2,12 +2,12 @@
  * older torch.save files (torch.h; one file, or the shards of a pytorch_model.bin.index.json);
  * FastLLM's .flm (flm.h). Files are mapped and untrusted: header length, dtype, shape, offsets,
  * overlap and coverage are checked. A quantised matrix stored in several tensors appears as one
- * tensor (scheme.h). */
+ * tensor (quant_format.h). */
 #ifndef LLMC_FORMATS_SAFETENSORS_H
 #define LLMC_FORMATS_SAFETENSORS_H
 
 #include "base/error.h"
-#include "formats/scheme.h"
+#include "formats/quant_format.h"
 
 typedef struct Safetensors Safetensors;
 
@@ -20,8 +20,8 @@ typedef struct StTensor {
 	const void *data; /* NULL: rows are converted by `made` */
 	int64_t bytes;
 	const char *file;
-	bool copied;              /* data is in separate memory, not in the mapped file */
-	const SchemeMatrix *made; /* how rows are converted; NULL: stored as is */
+	bool copied;                   /* data is in separate memory, not in the mapped file */
+	const QuantFormatMatrix *made; /* how rows are converted; NULL: stored as is */
 } StTensor;
 
 /* path: a .safetensors file, a torch.save file, an index.json, or a folder. In a folder, the first
@@ -32,8 +32,8 @@ llmc_status safetensors_open_memory(const void *data, size_t size, const char *n
                                     Safetensors **out, llmc_error *err);
 void safetensors_close(Safetensors *s);
 /* quant_method of config.json; NULL: no quantization_config, "": no name */
-const char *safetensors_scheme(const Safetensors *s);
-const char *safetensors_schemes_known(
+const char *safetensors_quant_format(const Safetensors *s);
+const char *safetensors_quant_formats_known(
     const Safetensors *s); /* supported formats, "gptq, awq, ..."; NULL: no format was looked up */
 size_t safetensors_n(const Safetensors *s);
 const StTensor *safetensors_at(const Safetensors *s, size_t i);

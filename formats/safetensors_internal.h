@@ -19,7 +19,7 @@ struct Safetensors {
 	StTensor *tensor;
 	NameEntry *name;
 	size_t n, cap;
-	Schemes *schemes; /* NULL: opened from memory, so there is no config.json */
+	QuantFormats *quant_formats; /* NULL: opened from memory, so there is no config.json */
 };
 
 /* safetensors_file.c */

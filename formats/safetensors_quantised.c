@@ -1,4 +1,5 @@
-/* Replaces the tensors of quantised matrices by the matrices that formats/scheme.h makes of them.
+/* Replaces the tensors of quantised matrices by the matrices that formats/quant_format.h makes of
+ * them.
  */
 #include <jansson.h>
 #include <string.h>
@@ -11,16 +12,16 @@
 
 /* ---- quantisation formats ---- */
 static bool
-find_part(const void *user, const char *name, SchemeTensor *out)
+find_part(const void *user, const char *name, QuantFormatTensor *out)
 {
 	const StTensor *t = safetensors_find(user, name);
 
 	if (t)
-		*out = (SchemeTensor){ .name = t->name,
-			               .type = t->dtype_name,
-			               .n_dims = t->n_dims,
-			               .dim = t->dim,
-			               .data = t->data };
+		*out = (QuantFormatTensor){ .name = t->name,
+			                    .type = t->dtype_name,
+			                    .n_dims = t->n_dims,
+			                    .dim = t->dim,
+			                    .data = t->data };
 	return t != NULL;
 }
 
@@ -66,7 +67,7 @@ made_plain_orders(Safetensors *s, StMatrix *made)
 	bool any = false;
 
 	for (size_t i = 0; i < n; i++) {
-		const SchemeMatrix *m = made->t[i].made;
+		const QuantFormatMatrix *m = made->t[i].made;
 		any |= m && m->order;
 		if (m && m->indexed && m->cols <= 1 << 24 && m->cols > most)
 			most = m->cols;
@@ -79,14 +80,15 @@ made_plain_orders(Safetensors *s, StMatrix *made)
 	for (size_t i = 0; i < n; i++) {
 		const StTensor t = made->t[i];
 		if (t.made && t.made->indexed && !t.made->order && t.made->cols <= most)
-			made_companion(s, made, t.name, SCHEME_ORDER, plain, t.made->cols, t.file);
+			made_companion(s, made, t.name, QUANT_FORMAT_ORDER, plain, t.made->cols,
+			               t.file);
 	}
 }
 
 llmc_status
 st_make_matrices(Safetensors *s, const char *folder, llmc_error *err)
 {
-	const char *parts[SCHEME_MAX_PARTS], *name;
+	const char *parts[QUANT_FORMAT_MAX_PARTS], *name;
 	StMatrix made = { 0 };
 	size_t kept = 0;
 	int n_part;
@@ -102,13 +104,13 @@ st_make_matrices(Safetensors *s, const char *folder, llmc_error *err)
 	Strbuf *config = arena_strbuf(&s->arena);
 	if (file_exists(path))
 		TRY(file_read(path, MAX_CONFIG_BYTES, config, err));
-	TRY(schemes_open(&s->arena, config->len ? strbuf_str(config) : NULL, config->len,
-	                 &s->schemes, err));
+	TRY(quant_formats_open(&s->arena, config->len ? strbuf_str(config) : NULL, config->len,
+	                       &s->quant_formats, err));
 	bool *gone = NEW(&s->arena, bool, s->n + 1);
 	for (size_t i = 0; i < s->n; i++) {
-		SchemeMatrix *m;
-		TRY(scheme_matrix(s->schemes, s->tensor[i].name, find_part, s, &m, &name, parts,
-		                  &n_part, err));
+		QuantFormatMatrix *m;
+		TRY(quant_format_matrix(s->quant_formats, s->tensor[i].name, find_part, s, &m,
+		                        &name, parts, &n_part, err));
 		if (!m)
 			continue;
 		made_add(s, &made,
@@ -121,8 +123,9 @@ st_make_matrices(Safetensors *s, const char *folder, llmc_error *err)
 		                     .bytes = m->rows * dtype_row_bytes(m->dtype, m->cols),
 		                     .file = s->tensor[i].file,
 		                     .made = m });
-		made_companion(s, &made, name, SCHEME_ORDER, m->order, m->cols, s->tensor[i].file);
-		made_companion(s, &made, name, SCHEME_FACTOR, m->factor, m->cols,
+		made_companion(s, &made, name, QUANT_FORMAT_ORDER, m->order, m->cols,
+		               s->tensor[i].file);
+		made_companion(s, &made, name, QUANT_FORMAT_FACTOR, m->factor, m->cols,
 		               s->tensor[i].file);
 		for (int k = 0; k < n_part; k++)
 			gone[safetensors_find(s, parts[k]) - s->tensor] = true;

@@ -66,7 +66,7 @@ typedef struct PlanExtent {
  * and stride count rows after transposition: GPT-2's c_attn is [H, 3H], transpose = 3H, its k is
  * first = H, block = H
  *   unit_rows    each row is divided by its L2 norm (NormHead)
- *   arranged     columns are in the order of the checkpoint's blocks, without their factors (formats/scheme.h); an op
+ *   arranged     columns are in the order of the checkpoint's blocks, without their factors (formats/quant_format.h); an op
  *                permute_cols applies both to x
  *   rows_in      a checkpoint tensor, F32 [rows]: file row r is its row rows_in[r] (gate and up rows in the order of
  *                down's columns); NULL: row r

@@ -368,10 +368,10 @@ run_choose_parts(QuantRun *r, llmc_error *err)
 	QuantJob *job = r->job;
 
 	TRY(safetensors_open(job->in, &r->st, err));
-	if (safetensors_scheme(r->st))
+	if (safetensors_quant_format(r->st))
 		return error_set(err, LLMC_E_INPUT,
 		                 "%s: is quantised already (%s); start from a 16-bit checkpoint",
-		                 job->in, safetensors_scheme(r->st));
+		                 job->in, safetensors_quant_format(r->st));
 	r->n = (int)safetensors_n(r->st);
 	r->t = NEW(r->a, QuantTensor, r->n + 1);
 	r->ignored = NEW(r->a, const char *, r->n + 1);

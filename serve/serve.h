@@ -54,9 +54,9 @@ typedef struct Backend {
 	const llmc_tokenizer *tok; /* NULL: no tokenizer, ids only */
 	llmc_limits limits;
 	llmc_model_info info;
-	llmc_advice advice; /* set 0: none */
-	char dtype[16];     /* type of activations: "float32" */
-	char scheme[24];    /* quantisation format of weights: "q4_k", "gptq", "bf16" */
+	llmc_advice advice;    /* set 0: none */
+	char dtype[16];        /* type of activations: "float32" */
+	char quant_format[24]; /* quantisation format of weights: "q4_k", "gptq", "bf16" */
 	/* effective engine limits, for /info and the metrics */
 	int32_t max_concurrent, max_waiting_tokens;
 	float waiting_served_ratio;

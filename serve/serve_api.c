@@ -48,9 +48,11 @@ describe(Backend *b, const llmc_model *m, const llmc_limits *lim, const llmc_eng
 	         : !strcmp(dtype, "f16")  ? "float16"
 	         : !strcmp(dtype, "bf16") ? "bfloat16"
 	                                  : dtype);
-	if (llmc_get(m, "quant.method", b->scheme, sizeof b->scheme, &need, NULL) != LLMC_OK ||
-	    !b->scheme[0] || !strcmp(b->scheme, "null"))
-		llmc_get(m, "storage.default", b->scheme, sizeof b->scheme, &need, NULL);
+	if (llmc_get(m, "quant.method", b->quant_format, sizeof b->quant_format, &need, NULL) !=
+	        LLMC_OK ||
+	    !b->quant_format[0] || !strcmp(b->quant_format, "null"))
+		llmc_get(m, "storage.default", b->quant_format, sizeof b->quant_format, &need,
+		         NULL);
 	b->max_concurrent = eo && eo->max_concurrent_requests ? eo->max_concurrent_requests
 	                                                      : LLMC_DEFAULT_CONCURRENT_REQUESTS;
 	b->max_waiting_tokens =

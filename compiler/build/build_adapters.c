@@ -53,10 +53,10 @@ adapter_add(Graph *g, const char *role, int layer, int64_t rows, PlanSource *src
 	src->lora_first = theirs.first;
 	src->lora_block = theirs.block;
 	src->lora_stride = theirs.stride;
-	const char *scheme = spec_get(s, g->arena, "quant.method");
-	bool own_blocks =
-	    strcmp(s->checkpoint, "gguf") == 0 ||
-	    (scheme && strcmp(scheme, "null") != 0 && dtype_from_text(scheme) == DT_NONE);
+	const char *quant_format = spec_get(s, g->arena, "quant.method");
+	bool own_blocks = strcmp(s->checkpoint, "gguf") == 0 ||
+	                  (quant_format && strcmp(quant_format, "null") != 0 &&
+	                   dtype_from_text(quant_format) == DT_NONE);
 	if (dtype_info(as->dtype)->block_elems > 1 && own_blocks) {
 		src->stored = dtype_text(as->dtype);
 		*as = (StorageRule){ .dtype = DT_F16 };
@@ -280,10 +280,10 @@ adapter_add_experts(Graph *g, const TensorRule *rule, const char *role, int laye
 			any = true;
 		}
 	}
-	const char *scheme = spec_get(g->spec, g->arena, "quant.method");
-	bool own_blocks =
-	    strcmp(g->spec->checkpoint, "gguf") == 0 ||
-	    (scheme && strcmp(scheme, "null") != 0 && dtype_from_text(scheme) == DT_NONE);
+	const char *quant_format = spec_get(g->spec, g->arena, "quant.method");
+	bool own_blocks = strcmp(g->spec->checkpoint, "gguf") == 0 ||
+	                  (quant_format && strcmp(quant_format, "null") != 0 &&
+	                   dtype_from_text(quant_format) == DT_NONE);
 	if (any && dtype_info(as->dtype)->block_elems > 1 && own_blocks) {
 		for (int e = 0; e < n_src; e++)
 			src[e].stored = dtype_text(as->dtype);

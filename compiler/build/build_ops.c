@@ -1,7 +1,7 @@
 /* Values, weights, and single equations. */
 #include "compiler/build/build_model.h"
 
-#include "formats/scheme.h"
+#include "formats/quant_format.h"
 
 int
 build_value(ModelBuilder *b, const char *name)
@@ -56,10 +56,11 @@ build_permute_cols(ModelBuilder *b, int x, const char *role, int64_t cols)
 		    same_word(b->permuted[i].factor, r.factor))
 			return b->permuted[i].y;
 	int order =
-	    r.order ? build_adapter_input(b->g, r.order, b->layer, SCHEME_ORDER, cols, b->loc) : -1;
-	int factor =
-	    r.factor ? build_adapter_input(b->g, r.factor, b->layer, SCHEME_FACTOR, cols, b->loc)
-	             : -1;
+	    r.order ? build_adapter_input(b->g, r.order, b->layer, QUANT_FORMAT_ORDER, cols, b->loc)
+	            : -1;
+	int factor = r.factor ? build_adapter_input(b->g, r.factor, b->layer, QUANT_FORMAT_FACTOR,
+	                                            cols, b->loc)
+	                      : -1;
 	int y = build_value(b, arena_printf(b->g->arena, "%s_x", role));
 	Op *o = OP(b, permute_cols, .x = x, .nw = -1, .nb = -1, .order = order, .factor = factor,
 	           .y = y);

@@ -6,7 +6,7 @@
 #include "compiler/build/build_tensor.h"
 #include "compiler/graph.h"
 #include "compiler/spec/family.h"
-#include "formats/scheme.h"
+#include "formats/quant_format.h"
 
 /* Find an existing weight: one outside the layers, or of a draft head, may be used twice. */
 static int
@@ -150,7 +150,7 @@ build_experts(Graph *g, const char *role, int layer, int n_experts, int64_t rows
 			       layer, role);
 		for (int e = 0; e < n_src; e++)
 			src[e].rows_in =
-			    rule_name_in(g->arena, g->spec, down, layer, e, "." SCHEME_ORDER);
+			    rule_name_in(g->arena, g->spec, down, layer, e, "." QUANT_FORMAT_ORDER);
 	}
 	return tensor_add(g, tensor_id(g->arena, role, layer, ""), as, n_experts * rows, cols, src,
 	                  n_src, loc);
@@ -167,14 +167,16 @@ build_expert_orders(Graph *g, const char *role, int layer, int n_experts, int64_
 	PlanSource *src = NEW(g->arena, PlanSource, n_experts);
 	for (int e = 0; e < n_experts; e++)
 		src[e] = (PlanSource){ .name = rule_name_in(g->arena, g->spec, rule, layer, e,
-			                                    "." SCHEME_ORDER),
+			                                    "." QUANT_FORMAT_ORDER),
 			               .rows = cols,
 			               .block = cols,
 			               .stride = cols,
 			               .n_block = 1 };
-	return tensor_add(
-	    g, arena_printf(g->arena, "%s.%s", tensor_id(g->arena, role, layer, ""), SCHEME_ORDER),
-	    (StorageRule){ .dtype = DT_F32 }, n_experts * cols, 0, src, n_experts, loc);
+	return tensor_add(g,
+	                  arena_printf(g->arena, "%s.%s", tensor_id(g->arena, role, layer, ""),
+	                               QUANT_FORMAT_ORDER),
+	                  (StorageRule){ .dtype = DT_F32 }, n_experts * cols, 0, src, n_experts,
+	                  loc);
 }
 
 int

@@ -25,7 +25,7 @@ typedef struct SourceTensor {
 	int64_t dim[8]; /* row-major for both formats */
 	bool used;
 	bool zeros; /* bias of a quantised matrix that is all 0 */
-	/* order and factors of a matrix's columns (formats/scheme.h); NULL: none */
+	/* order and factors of a matrix's columns (formats/quant_format.h); NULL: none */
 	const float *order, *factor;
 	const void *data; /* folders: valid until weights are closed; NULL: not mapped */
 	int64_t bytes;

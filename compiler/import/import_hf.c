@@ -223,7 +223,7 @@ copied(ImportSource *s, const float *x, int64_t n)
 static void
 read_tensor_list(ImportSource *s, const Safetensors *st)
 {
-	const char *method = safetensors_scheme(st);
+	const char *method = safetensors_quant_format(st);
 	bool made = false;
 
 	for (size_t i = 0; i < safetensors_n(st); i++)
@@ -234,7 +234,7 @@ read_tensor_list(ImportSource *s, const Safetensors *st)
 		       "the unquantised checkpoint, a GGUF file of it, or one of these: %s",
 		       s->file,
 		       *method ? method : "a method that quantization_config does not name",
-		       safetensors_schemes_known(st));
+		       safetensors_quant_formats_known(st));
 	else if (!made && source_val(s, "quantization_config").kind != EXPR_NULL)
 		warn_at(s->d, (Loc){ 0 },
 		        "%s: quantization_config describes quantised weights, but these are not "

@@ -5,7 +5,7 @@
 
 #include "compiler/import/import.h"
 #include "compiler/import/import_check.h"
-#include "formats/scheme.h"
+#include "formats/quant_format.h"
 
 /* Return the first role of the layer with the same column order (or factors): these roles share one
  * permuted x. */
@@ -83,7 +83,7 @@ expert_columns(ImportCheck *c, const char *role, int layer)
 static void
 mark_column_vectors_used(ImportCheck *c, const SourceTensor *t)
 {
-	static const char *const what[] = { SCHEME_ORDER, SCHEME_FACTOR };
+	static const char *const what[] = { QUANT_FORMAT_ORDER, QUANT_FORMAT_FACTOR };
 	const int n = (int)strlen(t->name) - (int)strlen("weight");
 
 	for (int i = 0; n > 0 && strcmp(t->name + n, "weight") == 0 && i < 2; i++) {

@@ -10,7 +10,7 @@
 #include "base/nearest.h"
 #include "base/number.h"
 #include "compiler/spec/layer_list.h"
-#include "formats/scheme_storage.h"
+#include "formats/quant_format_storage.h"
 
 const SpecKeyInfo spec_key[K_COUNT] = {
 #define KEY(id, path, type, def, lo, hi, unit, text)                                               \
@@ -496,21 +496,21 @@ read_rules(SpecTable *t)
 static void
 read_quant(SpecTable *t)
 {
-	SpecVal *scheme = &t->val[K_quant_method], *bits = &t->val[K_quant_bits],
+	SpecVal *quant_format = &t->val[K_quant_method], *bits = &t->val[K_quant_bits],
 	        *group = &t->val[K_quant_group];
-	SchemeStorage q;
+	QuantFormatStorage q;
 	llmc_error err = { 0 };
 
-	if (!scheme->str) {
+	if (!quant_format->str) {
 		const SpecVal *stray = bits->num != 0 ? bits : group->num != 0 ? group : NULL;
 		if (stray)
 			err_at(t->d, stray->loc, "%s has no effect without quant.method",
 			       stray == bits ? "quant.bits" : "quant.group");
 		return;
 	}
-	if (scheme_storage(t->a, scheme->str, (int)bits->num, (int64_t)group->num, &q, &err) !=
-	    LLMC_OK) {
-		err_at(t->d, scheme->loc, "%s", err.text);
+	if (quant_format_storage(t->a, quant_format->str, (int)bits->num, (int64_t)group->num, &q,
+	                         &err) != LLMC_OK) {
+		err_at(t->d, quant_format->loc, "%s", err.text);
 		return;
 	}
 	StorageRule *rule = NEW(t->a, StorageRule, t->n_storage + (int)q.n_keep + 1);
@@ -524,7 +524,7 @@ read_quant(SpecTable *t)
 		.tensor = "*", .dtype = q.dtype, .group = q.group, .symmetric = q.symmetric
 	};
 	t->storage = rule;
-	scheme->str = NULL; /* replaced by the rules, in the resolved description too */
+	quant_format->str = NULL; /* replaced by the rules, in the resolved description too */
 	bits->num = group->num = 0;
 }
 

@@ -277,7 +277,7 @@ checkpoint_source(const Checkpoint *c, const PlanTensor *t, const PlanSource *s,
 		out->dtype = plan_source_dtype(t, s);
 	else if (out->made && (out->made->order || out->made->factor || out->made->indexed) &&
 	         !s->arranged && t->dtype == DT_F32)
-		out->dtype = DT_F32; /* computed by scheme_row_f32 */
+		out->dtype = DT_F32; /* computed by quant_format_row_f32 */
 	else if ((out->made && (out->made->order || out->made->factor)) != s->arranged &&
 	         !(s->arranged && out->made && out->made->indexed))
 		return error_set(

@@ -4,7 +4,7 @@
 #define LLMC_RUNTIME_WEIGHTS_CHECKPOINT_H
 
 #include "base/sha256.h"
-#include "formats/scheme.h"
+#include "formats/quant_format.h"
 #include "plan/plan.h"
 
 typedef struct Checkpoint Checkpoint;
@@ -16,11 +16,11 @@ typedef struct CheckpointTensor {
 	const char *dtype_name; /* name of the stored type, for messages */
 	int n_dims;
 	int64_t dim[8];   /* row-major: the last is contiguous */
-	const void *data; /* in the mapping; NULL: rows are computed by scheme_row */
+	const void *data; /* in the mapping; NULL: rows are computed by quant_format_row */
 	int64_t bytes;
 	bool copied; /* data is allocated, not mapped */
-	/* quantised matrix for scheme_row; NULL: rows are stored plainly */
-	const SchemeMatrix *made;
+	/* quantised matrix for quant_format_row; NULL: rows are stored plainly */
+	const QuantFormatMatrix *made;
 	/* [rows]: row r of the source is stored row rows_in[r]; NULL: row r */
 	const float *rows_in;
 	const struct PeftDelta *delta; /* LoRA delta, added to rows as they are read; NULL: none */

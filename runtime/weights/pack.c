@@ -171,7 +171,7 @@ static void
 transposed_row(PackJob *j, int k, int64_t row, PackScratch *room)
 {
 	const PlanSource *s = &j->t->src[k];
-	const SchemeMatrix *made = j->src[k].made;
+	const QuantFormatMatrix *made = j->src[k].made;
 	Dtype from = j->src[k].dtype;
 	int64_t elems = dtype_info(from)->block_elems, bytes = dtype_info(from)->block_bytes,
 	        cols = j->t->cols, wide = file_cols(j->t);
@@ -189,8 +189,8 @@ transposed_row(PackJob *j, int k, int64_t row, PackScratch *room)
 			if (!made) {
 				dequant_row(from, at + c * (s->transpose / elems) * bytes, one,
 				            elems);
-			} else if (!scheme_row_f32(made, matrix * wide + s->col_first + c,
-			                           room->across)) {
+			} else if (!quant_format_row_f32(made, matrix * wide + s->col_first + c,
+			                                 room->across)) {
 				memset(room->across, 0,
 				       (size_t)s->transpose * sizeof *room->across);
 				atomic_store(&j->broken, k + 1);
@@ -217,10 +217,10 @@ cut_row(PackJob *j, int k, int64_t row, char *tmp, PackScratch *room)
 	bool good = true;
 
 	if (c->made && t->dtype != c->made->dtype) { /* f32 */
-		good = scheme_row_f32(c->made, row, room->row);
+		good = quant_format_row_f32(c->made, row, room->row);
 		memcpy(room->file, room->row, (size_t)wide * sizeof *room->row);
 	} else if (c->made) {
-		good = scheme_row(c->made, row, room->file);
+		good = quant_format_row(c->made, row, room->file);
 	} else {
 		dequant_row(c->dtype, (const char *)c->data + row * dtype_row_bytes(c->dtype, wide),
 		            room->row, wide);
@@ -245,7 +245,7 @@ adapted_row(PackJob *j, int k, int64_t i, int64_t row, char *tmp, PackScratch *r
 	if (s->transpose) {
 		transposed_row(j, k, row, room);
 	} else if (c->made) {
-		if (!scheme_row_f32(c->made, row, room->row)) {
+		if (!quant_format_row_f32(c->made, row, room->row)) {
 			memset(room->row, 0, (size_t)wide * sizeof *room->row);
 			atomic_store(&j->broken, k + 1);
 		}
@@ -286,10 +286,10 @@ file_row(PackJob *j, int64_t i, char *tmp, PackScratch *room)
 	}
 	const char *data = j->src[k].data;
 	if (j->src[k].made && !s->transpose) {
-		const SchemeMatrix *m = j->src[k].made;
+		const QuantFormatMatrix *m = j->src[k].made;
 		bool good = s->col_total           ? cut_row(j, k, row, tmp, room)
-		            : t->dtype != m->dtype ? scheme_row_f32(m, row, (float *)tmp)
-		                                   : scheme_row(m, row, tmp);
+		            : t->dtype != m->dtype ? quant_format_row_f32(m, row, (float *)tmp)
+		                                   : quant_format_row(m, row, tmp);
 		if (!good) {
 			memset(tmp, 0, (size_t)j->row_bytes);
 			atomic_store(&j->broken, k + 1);

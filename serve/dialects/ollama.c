@@ -444,12 +444,12 @@ static void
 details(const Slot *t, Strbuf *b) /* lock held */
 {
 	const llmc_model_info *i = &t->about.info;
-	char size[32], level[sizeof t->about.scheme];
+	char size[32], level[sizeof t->about.quant_format];
 
 	snprintf(size, sizeof size, i->n_params >= 1000000000 ? "%.1fB" : "%.0fM",
 	         (double)i->n_params / (i->n_params >= 1000000000 ? 1e9 : 1e6));
 	for (size_t k = 0; k < sizeof level; k++)
-		level[k] = (char)toupper((unsigned char)t->about.scheme[k]);
+		level[k] = (char)toupper((unsigned char)t->about.quant_format[k]);
 	json_printf(b,
 	            "\"details\":{\"parent_model\":%s,\"format\":\"llmc\",\"family\":%s,"
 	            "\"families\":[%s],\"parameter_size\":%s,\"quantization_level\":%s}",
@@ -465,8 +465,8 @@ digest(const Slot *t, char hex[65])
 	Sha256 sum;
 	Strbuf b = { 0 };
 
-	json_printf(&b, "[%s,%s,%s,%s,%lld,%lld]", t->name, i->name, i->family, t->about.scheme,
-	            (long long)i->n_params, (long long)i->weight_bytes);
+	json_printf(&b, "[%s,%s,%s,%s,%lld,%lld]", t->name, i->name, i->family,
+	            t->about.quant_format, (long long)i->n_params, (long long)i->weight_bytes);
 	sha256_init(&sum);
 	sha256_add(&sum, strbuf_str(&b), b.len);
 	sha256_hex(&sum, hex);

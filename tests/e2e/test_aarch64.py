@@ -76,10 +76,10 @@ def test_doctor_finds_the_target_of_the_processor(built, cpu, best):
 
 
 @pytest.mark.parametrize(
-    "arch,scheme", [(a, s) for a in TYPES for s in (MORE if EVERY else TYPES[a])]
+    "arch,quant_format", [(a, s) for a in TYPES for s in (MORE if EVERY else TYPES[a])]
 )
-def test_kernels_agree_with_the_reference(built, arch, scheme):
-    quantised = [] if scheme == "none" else ["--set", f"quant.method={scheme}"]
+def test_kernels_agree_with_the_reference(built, arch, quant_format):
+    quantised = [] if quant_format == "none" else ["--set", f"quant.method={quant_format}"]
     text = run(
         CPU[arch],
         *(f"{BUILD}/llmc", "verify", "configs/tiny.yaml", "--random-weights", "--arch", arch),

@@ -15,7 +15,7 @@ from processor import RUNS
 
 from golden_run import LLMC, TOLERANCE, Refused, check, error, run, weights
 
-import scheme_values  # see golden_run
+import quant_format_values  # see golden_run
 
 CASES = weights.cases()
 ONE_EACH = {}
@@ -159,10 +159,10 @@ def test_experts_stored_transposed(tmp_path):
     g = weights.Golden("qwen3_vl_moe-plain")
     g.build(tmp_path)
     path = str(tmp_path / "model.safetensors")
-    t = scheme_values.read(path)
+    t = quant_format_values.read(path)
     turned = {n: (kind, x.transpose(0, 2, 1) if x.ndim == 3 else x) for n, (kind, x) in t.items()}
     assert any(x.ndim == 3 for _, x in t.values())
-    scheme_values.write(path, turned)
+    quant_format_values.write(path, turned)
     check(g, *run(tmp_path, g, "--device", "ref"))
 
 
@@ -377,7 +377,7 @@ def test_experts_in_mxfp4(tmp_path):
     the same bits on the reference; kernels round activations."""
     g = weights.Golden("gpt_oss-wide")
     g.build(tmp_path / "floats")
-    t = scheme_values.read(str(tmp_path / "floats" / "model.safetensors"))
+    t = quant_format_values.read(str(tmp_path / "floats" / "model.safetensors"))
     floats, blocks = dict(t), dict(t)
     for name, (kind, x) in t.items():
         if x.ndim != 3:
@@ -385,11 +385,11 @@ def test_experts_in_mxfp4(tmp_path):
         w = x.transpose(0, 2, 1).reshape(x.shape[0], x.shape[2], -1, 32)
         power = np.floor(np.log2(np.abs(w).max(-1, keepdims=True))) - 2
         code = (
-            np.abs(w[..., None] / np.exp2(power)[..., None] - scheme_values.E2M1)
+            np.abs(w[..., None] / np.exp2(power)[..., None] - quant_format_values.E2M1)
             .argmin(-1)
             .astype(np.uint8)
         )
-        value = (scheme_values.E2M1[code] * np.exp2(power)).astype(np.float32)
+        value = (quant_format_values.E2M1[code] * np.exp2(power)).astype(np.float32)
         floats[name] = (
             kind,
             np.ascontiguousarray(
@@ -399,7 +399,7 @@ def test_experts_in_mxfp4(tmp_path):
         del blocks[name]
         blocks[name + "_blocks"] = ("U8", code[..., 0::2] | code[..., 1::2] << 4)
         blocks[name + "_scales"] = ("U8", (power[..., 0] + 127).astype(np.uint8))
-    scheme_values.write(str(tmp_path / "floats" / "model.safetensors"), floats)
+    quant_format_values.write(str(tmp_path / "floats" / "model.safetensors"), floats)
     (tmp_path / "blocks").mkdir()
     config = g.config | dict(
         quantization_config=dict(
@@ -408,7 +408,7 @@ def test_experts_in_mxfp4(tmp_path):
         )
     )
     (tmp_path / "blocks" / "config.json").write_text(json.dumps(config))
-    scheme_values.write(str(tmp_path / "blocks" / "model.safetensors"), blocks)
+    quant_format_values.write(str(tmp_path / "blocks" / "model.safetensors"), blocks)
     want, tokens = run(tmp_path / "floats", g, "--device", "ref")
     got, same = run(tmp_path / "blocks", g, "--device", "ref")
     assert np.array_equal(got, want) and same == tokens

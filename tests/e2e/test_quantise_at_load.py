@@ -14,7 +14,7 @@ import pytest
 from golden_run import LLMC, ROOT
 
 sys.path.insert(0, os.path.join(ROOT, "tests", "golden"))
-import scheme_values as S  # noqa: E402
+import quant_format_values as S  # noqa: E402
 from waiting import HANG  # noqa: E402
 
 CONFIG = {
@@ -279,6 +279,6 @@ def test_conflicting_options_are_refused(args, words, tmp_path):
 
 
 def test_quantised_files_are_not_quantised_again(tmp_path):
-    case = os.path.join(ROOT, "tests", "golden", "schemes", "gptq-4")
+    case = os.path.join(ROOT, "tests", "golden", "quant_formats", "gptq-4")
     got, err = run(case, tmp_path, "--device", "ref", "--quantize", "q8_0")
     assert got is None and "q8_0" in err and "are not quantised again" in err, err

@@ -1,6 +1,6 @@
-"""Quantised safetensors folders as their packages write them (tests/golden/schemes/), against
+"""Quantised safetensors folders as their packages write them (tests/golden/quant_formats/), against
 transformers on the values that these packages read. Inconsistent folders are refused. Expected
-logits: tests/golden/make_schemes.py."""
+logits: tests/golden/make_quant_formats.py."""
 
 import json
 import os
@@ -15,11 +15,11 @@ import pytest
 from golden_run import LLMC, ROOT
 
 sys.path.insert(0, os.path.join(ROOT, "tests", "golden"))
-import scheme_values as S  # noqa: E402
+import quant_format_values as S  # noqa: E402
 import weights  # noqa: E402
 from waiting import HANG  # noqa: E402
 
-FOLDER = os.path.join(ROOT, "tests", "golden", "schemes")
+FOLDER = os.path.join(ROOT, "tests", "golden", "quant_formats")
 CASES = sorted(os.listdir(FOLDER))
 TUNED = [
     "gptq-4",

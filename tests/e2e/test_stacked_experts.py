@@ -15,7 +15,7 @@ import golden_run
 import weights
 
 sys.path.insert(0, os.path.join(golden_run.ROOT, "tests", "golden"))
-import scheme_values as S  # noqa: E402
+import quant_format_values as S  # noqa: E402
 
 ROLES = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 

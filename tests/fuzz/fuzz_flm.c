@@ -29,8 +29,8 @@ tensors(const Flm *f, const uint8_t *data, size_t size)
 		int64_t bytes = t->made ? dtype_row_bytes(t->dtype, t->made->cols) : 0;
 		check(!t->made || bytes > 0);
 		if (t->made && bytes <= (int64_t)sizeof row) {
-			(void)scheme_row(t->made, 0, row);
-			(void)scheme_row(t->made, t->made->rows - 1, row);
+			(void)quant_format_row(t->made, 0, row);
+			(void)quant_format_row(t->made, t->made->rows - 1, row);
 		}
 	}
 }

@@ -69,11 +69,11 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		      at + t->bytes <= data + size);
 		if (at + t->bytes > end)
 			end = at + t->bytes;
-		if (scheme_ggml(t->ggml_type)) {
+		if (quant_format_ggml(t->ggml_type)) {
 			uint8_t *made = malloc((size_t)dtype_row_bytes(t->dtype, t->dim[0]));
 			if (t->made) {
-				scheme_row(t->made, 0, made);
-				scheme_row(t->made, t->made->rows - 1, made);
+				quant_format_row(t->made, 0, made);
+				quant_format_row(t->made, t->made->rows - 1, made);
 			}
 			free(made);
 			continue;

@@ -47,7 +47,7 @@ for name; do
 	config) runs=150 ;;
 	import) runs=75 ;;
 	plan | spec) runs=250 ;;
-	scheme) runs=500 ;;
+	quant_format) runs=500 ;;
 	yaml) runs=1250 ;;
 	kernel | template | tokenizer | grammar) runs=3000 ;;
 	calls) runs=400 ;;
