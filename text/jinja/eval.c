@@ -205,13 +205,18 @@ repeat(Jinja *j, Val v, int64_t times)
 	size_t n = times < 0 ? 0 : (size_t)times;
 
 	if (v.type == V_STR) {
-		Buf b = { 0 };
 		if (v.s.n && n > JINJA_MAX_BYTES / v.s.n)
 			jinja_fail(j, "the template takes more than %zu bytes of memory",
 			           JINJA_MAX_BYTES);
-		for (size_t i = 0; i < n && v.s.n; i++)
-			buf_add(j, &b, v.s.s, v.s.n);
-		return val_span(buf_span(&b));
+		const size_t total = n * v.s.n;
+		char *p = jinja_alloc(j, total + 1, 1);
+		memcpy(p, v.s.s, total ? v.s.n : 0);
+		for (size_t done = v.s.n, more; done < total; done += more) {
+			more = done < total - done ? done : total - done;
+			memcpy(p + done, p, more); /* doubles what there is */
+		}
+		p[total] = 0;
+		return val_span((ByteSpan){ p, total });
 	}
 	Val out = val_list(j, v.type, 0);
 	for (size_t i = 0; i < n && v.l->n; i++) {
