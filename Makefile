@@ -44,7 +44,7 @@ UNIT  := $(patsubst tests/unit/%.c,$(BUILD)/unit/%,$(sort $(wildcard tests/unit/
 EMBED := $(shell find configs templates -name '*.yaml' -o -name '*.txt' -o -name '*.c.in' -o -name '*.cu' -o -name '*.cu.in' -o -name '*.head' -o -name '*.h' 2>/dev/null) $(wildcard serve/pages/assets/* cli/*.html cli/*.1)
 
 .PHONY: all lib help deps demo gpu-pack gpu-check nvrtc check check-all mutants check-build check-times check-steady coverage quick san san-build san-programs tsan tsan-build fuzz bench bench-peer bench-ranks bench-startup soak golden format install release release-tarball release-deb release-wheel clean unit smollm2
-all: $(BUILD)/llmc $(BUILD)/libllmc.so $(BUILD)/libllmc.a $(BUILD)/expand $(BUILD)/reference $(BUILD)/pixels
+all: $(BUILD)/llmc $(BUILD)/libllmc.so $(BUILD)/libllmc.a $(BUILD)/expand $(BUILD)/reference $(BUILD)/cached_cc $(BUILD)/pixels
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile emu/emu.mk | expand -t 24
@@ -107,8 +107,8 @@ $(BUILD)/fuzz/%: $(BUILD)/tests/fuzz/%.o $(BUILD)/libllmc.a
 	@mkdir -p $(@D)
 	$(CC) $(SAN) -fsanitize=fuzzer $(filter %.o,$^) $(filter %.a,$^) -o $@ $(LIBS)
 
-# Programs that expand kernels and run the reference for kernel tests.
-$(BUILD)/expand $(BUILD)/reference: $(BUILD)/%: $(BUILD)/tests/kernels/%.o $(BUILD)/libllmc.a
+# Programs that expand kernels, run the reference and compile kernels, for tests.
+$(BUILD)/expand $(BUILD)/reference $(BUILD)/cached_cc: $(BUILD)/%: $(BUILD)/tests/kernels/%.o $(BUILD)/libllmc.a
 	$(CC) $(SAN) $^ -o $@ $(LIBS)
 
 # Linked statically so that the test can replace malloc in the library and its dependencies.

@@ -50,7 +50,9 @@ def share_built_code(folder):
 
 
 share_built_code(os.path.join(ROOT, "build", "test-cache"))
-os.environ.setdefault("LLMC_KERNEL_CFLAGS", quick_cc.kernel_cflags())
+if "LLMC_KERNEL_CFLAGS" not in os.environ:  # precompiles a header
+    os.environ["LLMC_KERNEL_CFLAGS"] = quick_cc.kernel_cflags()
+quick_cc.use_cached(os.environ["LLMC_CACHE"])
 if "LLMC_CHECK_ALL" not in os.environ:  # emulated kernels take longer to compile than to run
     os.environ.setdefault("LLMC_EMU_LEVEL", "-O0")
 

@@ -90,3 +90,11 @@ def kernel_cflags():
         "-std=gnu11 -fPIC -shared -ffp-contract=off -fno-math-errno -Wall -Wextra -Werror".split()
     )
     return " ".join(["-O1", *include(common, {a: [*f, "-O1"] for a, f in targets().items()})])
+
+
+def use_cached(root):
+    """Make llmc compile kernels through tests/kernels/cached_cc.c, so that tests with an empty cache
+    share objects in the cache of the test run at `root`."""
+    cc = ROOT / "build/cached_cc"
+    if not os.environ.get("LLMC_CC") and cc.exists():
+        os.environ.update(LLMC_CC=str(cc), LLMC_TEST_CC_CACHE=str(root))

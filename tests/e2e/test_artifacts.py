@@ -40,6 +40,7 @@ RUN = [
     "--arch",
     "generic",
 ]
+CC = os.environ.get("LLMC_CC") or "gcc"
 NO_COMPILER = {"LLMC_CC": "/nowhere/cc"}
 TRUST = "--trust-artifact"  # for folders that were built with another cache
 
@@ -465,16 +466,16 @@ def test_two_processes_may_build_the_same_kernels(llmc, model, tokens, tmp_path)
 
 KILLER = """#!/bin/sh
 # A compiler; with KILL set its first object is half written, then llmc dies the hard way.
-case "$*" in *--version*) exec gcc "$@" ;; esac
-[ -n "$KILL" ] || exec gcc "$@"
+case "$*" in *--version*) exec %(cc)s "$@" ;; esac
+[ -n "$KILL" ] || exec %(cc)s "$@"
 prev=
 for x in "$@"; do [ "$prev" = -o ] && out=$x; prev=$x; done
-gcc "$@" || exit 1
+%(cc)s "$@" || exit 1
 size=$(wc -c < "$out")
 head -c $((size / 2)) "$out" > "$out.half"
 mv "$out.half" "$out"
 kill -9 $PPID
-"""
+""" % {"cc": CC}
 
 
 def test_killed_while_writing(llmc, model, tokens, tmp_path):
@@ -507,8 +508,8 @@ def test_killed_while_writing(llmc, model, tokens, tmp_path):
 
 OLD = """#!/bin/sh
 # A compiler from before these flags
-for x in "$@"; do case "$x" in %s*) echo "cc: error: unrecognized command-line option '$x'" >&2; exit 1 ;; esac; done
-exec gcc "$@"
+for x in "$@"; do case "$x" in %(flag)s*) echo "cc: error: unrecognized command-line option '$x'" >&2; exit 1 ;; esac; done
+exec %(cc)s "$@"
 """
 # targets that a compiler may be too old for, and the target used instead
 BEFORE = {
@@ -525,7 +526,7 @@ def test_a_compiler_older_than_the_processor(llmc, model, tmp_path):
         pytest.skip(f"every compiler knows the flags of {best}")
     flag, then = BEFORE[best]
     cc = tmp_path / "cc"
-    cc.write_text(OLD % flag)
+    cc.write_text(OLD % {"flag": flag, "cc": CC})
     cc.chmod(0o755)
     env = {"LLMC_CACHE": str(tmp_path / "cache"), "LLMC_CC": str(cc)}
     run = [x for x in RUN if x not in ("--arch", "generic")]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_artifacts import MODEL, NO_COMPILER, RUN
+from test_artifacts import CC, MODEL, NO_COMPILER, RUN
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "..", "tools", "release"))
 
@@ -77,7 +77,7 @@ def test_a_kernel_that_is_lacking_is_counted(made, tmp_path):
     n = len(list(made[1].glob("*.so")))
     assert r.returncode == 2
     assert f"; 1 of this model's {n} kernels for cpu-generic are not among the prebuilt" in r.stderr
-    r = call(made, part, tmp_path, LLMC_CC="cc")  # a compiler makes the one
+    r = call(made, part, tmp_path, LLMC_CC=CC)  # a compiler makes the one
     assert tokens(r) == made[2] and len(list(tmp_path.glob("cache/kernels/*.so"))) == 1
 
 
@@ -87,7 +87,7 @@ def test_a_damaged_kernel_is_named_and_compiled(made, tmp_path):
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
-    r = call(made, bad, tmp_path, LLMC_CC="cc")
+    r = call(made, bad, tmp_path, LLMC_CC=CC)
     assert tokens(r) == made[2] and r.stderr.count("prebuilt kernels are not used") == 1
 
 

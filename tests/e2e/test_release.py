@@ -163,7 +163,7 @@ def test_zig_compiles_where_no_other_compiler_is(site, tmp_path):
         f"""#!/bin/sh
 echo "$1 $2 $3" >>{tmp_path}/calls
 shift 3
-PATH=/usr/bin:/bin exec cc "$@"
+PATH=/usr/bin:/bin exec {os.environ.get("LLMC_CC") or "cc"} "$@"
 """
     )
     (package / "zig").chmod(0o755)
