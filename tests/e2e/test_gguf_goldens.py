@@ -111,6 +111,16 @@ def test_cpu_int8(name, arch, tmp_path):
     assert I16 < error <= I8
 
 
+@pytest.mark.parametrize("name", [c for c in CUDA if c != "llama-q8_0"])
+def test_cuda_int8(name, monkeypatch, tmp_path):
+    """The same integers as on CPUs. A deterministic model uses them for any number of rows."""
+    for k, v in environment("sm_86", seed=len(name)).items():
+        monkeypatch.setenv(k, v)
+    i8 = "--device", "cuda", "--set", "activations=i8", "--set", "deterministic=true"
+    error, _ = run(name, tmp_path, *i8)
+    assert GPU_ROWS < error <= I8
+
+
 @pytest.mark.parametrize("name", CUDA)
 def test_cuda(name, monkeypatch, tmp_path):
     """A decode step of one row is as close as the reference: weights are not rounded, and x has 22

@@ -36,7 +36,7 @@ template <class G, class T> struct gemm_activations {
 	}
 };
 
-template <class G, class T, bool TMA = G::TMA> struct gemm_stages {
+template <class G, class T, int SOURCE = G::SOURCE> struct gemm_stages {
 	static constexpr int STEPS = (G::COLS + T::BK - 1) / T::BK;
 	unsigned char *smem;
 

@@ -17,6 +17,10 @@
 
 enum { GEMM_THREADS = 256 };
 
+/* How a GEMM fills its stages (gemm_stages): by all threads (cuda/gemm/gemm_cp_async.h), by tensor
+ * maps (cuda/gemm/gemm_tma.h), or with bytes (cuda/gemm/gemm_int8.h) */
+enum { GEMM_CP_ASYNC, GEMM_TMA, GEMM_INT8 };
+
 /* BM x BN results by WARPS warps (further ones only copy), WM x WN per warp; STAGES of BK columns
  * in flight. */
 template <int BM_, int BN_, int BK_, int WM_, int WN_, int STAGES_> struct gemm_tile {
@@ -51,6 +55,7 @@ template <class W_, int ROWS_, int ARCH_, int SHARE_ = 1> struct gemm_config {
 		ARCH = ARCH_,
 		SHARE = SHARE_,
 		TMA = ARCH >= 100 && !W::PACKED,
+		SOURCE = TMA ? GEMM_TMA : GEMM_CP_ASYNC,
 		WIDE =
 		    ARCH == 80 || ARCH == 90 || ARCH == 100, /* more than 100 KB of shared memory */
 		BLOCKS = W::BLOCK == 256 || (W::PACKED && ARCH != 80 && ARCH != 90) ? 1 : 2,

@@ -21,7 +21,7 @@
 
 #if __CUDA_ARCH__ >= 900
 
-template <class G, class T> struct gemm_stages<G, T, true> {
+template <class G, class T> struct gemm_stages<G, T, GEMM_TMA> {
 	static constexpr int STEPS = (G::COLS + T::BK - 1) / T::BK;
 	static constexpr bool LARGE = T::BK == 32;
 	static constexpr int W_BOX = (LARGE ? 64 : 32) / (G::SHARE == 2 ? 4 : 1),

@@ -73,16 +73,20 @@ template <class W, class NORM> struct quantize_act_gain {
 	}
 };
 
-/* Norms and rounds the CTA's row: x [W::COLS] to act [W::COLS]. scale: factor of the row's results
- * (f16 only). act is a pointer, or an object whose act + k is the address of value k (in steps of
- * 4). upto: zeros are written from COLS to there. */
-template <class W, class NORM, class X, class A> DEV void
-quantize_act_row(const X *x, const norm_vectors &norm, const quantize_act_gain<W, NORM> &gain,
-                 A act, float *scale, int upto = W::COLS)
+/* Groups of four values of a row per thread */
+template <class W> DEV constexpr int
+quantize_act_groups()
 {
-	SHARED(quantize_act_shared, s);
-	constexpr int COLS = W::COLS, N = (COLS + 4 * GEMM_THREADS - 1) / (4 * GEMM_THREADS);
-	float v[N][4];
+	return (W::COLS + 4 * GEMM_THREADS - 1) / (4 * GEMM_THREADS);
+}
+
+/* Loads and norms the CTA's row x [W::COLS]: value c of group i is that of column (thread + i *
+ * GEMM_THREADS) * 4 + c, and 0 past the row. */
+template <class W, class NORM, class X, int N> DEV void
+quantize_act_load(const X *x, const norm_vectors &norm, const quantize_act_gain<W, NORM> &gain,
+                  quantize_act_shared &s, float (&v)[N][4])
+{
+	constexpr int COLS = W::COLS;
 
 #pragma unroll
 	for (int i = 0; i < N; i++) {
@@ -122,6 +126,20 @@ quantize_act_row(const X *x, const norm_vectors &norm, const quantize_act_gain<W
 					    (norm.b ? norm.b[k + c] : 0.0f);
 		}
 	}
+}
+
+/* Norms and rounds the CTA's row: x [W::COLS] to act [W::COLS]. scale: factor of the row's results
+ * (f16 only). act is a pointer, or an object whose act + k is the address of value k (in steps of
+ * 4). upto: zeros are written from COLS to there. */
+template <class W, class NORM, class X, class A> DEV void
+quantize_act_row(const X *x, const norm_vectors &norm, const quantize_act_gain<W, NORM> &gain,
+                 A act, float *scale, int upto = W::COLS)
+{
+	SHARED(quantize_act_shared, s);
+	constexpr int N = quantize_act_groups<W>();
+	float v[N][4];
+
+	quantize_act_load<W, NORM>(x, norm, gain, s, v);
 	float up = 1;
 	if constexpr (!W::BF16) {
 		float top = 0;

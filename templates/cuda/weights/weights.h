@@ -32,6 +32,9 @@
  *
  *   tile::load(row, u), tile::column(u, i)   as above
  *   tile::eight(r, u, c)                     weights 8 c .. 8 c + 7 of the unit as f16, neighbours
+ *   tile::bytes(r, u, c, b, d, m)            the same as bytes (w_bytes), for GEMMs of integers:
+ *                                            HALVES 1: a scale per 32 columns, 2: per 16;
+ *                                            HAS_MIN 1: m is not always 0
  *
  * Stream (decode, from sm_80 on): W::stream takes sixteen rows through a warp, in two groups of
  * eight. Lane 4 g + t has a part of row g of each group.

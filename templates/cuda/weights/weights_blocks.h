@@ -16,6 +16,8 @@ template <int COLS_, int FIFTH, int HEAD> struct w_nibble_blocks {
 		BLOCK = 32,
 		PACKED = 1,
 		BF16 = 0,
+		HALVES = 1,
+		HAS_MIN = HEAD == 4,
 		ZERO = HEAD == 4 ? 0
 		       : FIFTH   ? 16
 		                 : 8
@@ -191,6 +193,8 @@ template <int COLS_> struct w_byte_blocks {
 		BLOCK = 32,
 		PACKED = 1,
 		BF16 = 0,
+		HALVES = 1,
+		HAS_MIN = 0,
 		ZERO = 128
 	};
 	static constexpr int D = w_plane(UNITS, 32);

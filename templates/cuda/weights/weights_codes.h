@@ -350,6 +350,8 @@ template <int COLS_, class K> struct w_coded {
 		BLOCKS = COLS_ / K::BLOCK,
 		PACKED = 1,
 		BF16 = 0,
+		HALVES = K::HALVES,
+		HAS_MIN = K::MIN,
 		ZERO = K::ZERO,
 		FIRST = K::WORDS == 3 ? 2 : K::WORDS, /* words of the first plane */
 		FACTORS = K::MIN ? 4 : 2              /* bytes of d and m */

@@ -31,6 +31,8 @@ template <int COLS_> struct w_k_fours {
 		BLOCK = 256,
 		PACKED = 1,
 		BF16 = 0,
+		HALVES = 1,
+		HAS_MIN = 1,
 		ZERO = 0
 	};
 	static constexpr int MORE = 128 * BLOCKS, HEAD = MORE; /* MORE: the second plane */
@@ -159,6 +161,8 @@ template <int COLS_> struct w_k_fives {
 		BLOCK = 256,
 		PACKED = 1,
 		BF16 = 0,
+		HALVES = 1,
+		HAS_MIN = 1,
 		ZERO = 0
 	};
 	static constexpr int MORE = 128 * BLOCKS, HEAD = MORE + 32 * BLOCKS;
@@ -395,6 +399,9 @@ template <int COLS_> struct w_q6_k_planes {
 		BLOCK = 256,
 		PACKED = 1,
 		BF16 = 0,
+		HALVES = 2,
+		HAS_MIN = 0,
+		SPAN = 16,
 		ZERO = 32
 	};
 	static constexpr int QH = 128 * BLOCKS, SCALES = QH + 64 * BLOCKS, D = SCALES + 16 * BLOCKS;
