@@ -220,6 +220,47 @@ mma_float(int op, Fragments *f)
 	}
 }
 
+static float
+e4m3(uint8_t b)
+{
+	const uint16_t half = (uint16_t)((b & 0x80) << 8 | (b & 0x7f) << 7);
+
+	return (b & 0x7f) == 0x7f ? __builtin_nanf("") : emu_half(half) * 256;
+}
+
+/* m16n8k32 of e4m3: terms are exact, sums are fp32 in the order of k. Hardware keeps fewer bits
+ * of a sum (docs/kernels/gemm.md). */
+static void
+mma_e4m3(Fragments *f)
+{
+	float a[2][16][16], b[2][16][8], c[16][8];
+	uint32_t w[10];
+
+	for (int l = 0; l < 32; l++) {
+		int g = l >> 2, q = l & 3;
+		read_words(f, l, w);
+		for (int h = 0; h < 4; h++) {
+			for (int i = 0; i < 4; i++)
+				a[i >> 1][g + 8 * (i & 1)][4 * q + h] = e4m3(w[i] >> 8 * h & 0xff);
+			for (int i = 0; i < 2; i++)
+				b[i][4 * q + h][g] = e4m3(w[4 + i] >> 8 * h & 0xff);
+		}
+		for (int i = 0; i < 4; i++)
+			c[g + 8 * (i >> 1)][2 * q + (i & 1)] = from_bits(w[6 + i]);
+	}
+	for (int i = 0; i < 2; i++)
+		if (wide())
+			multiply_avx2(c, a[i], b[i], 16);
+		else
+			multiply(c, a[i], b[i], 16);
+	for (int l = 0; l < 32; l++) {
+		int g = l >> 2, q = l & 3;
+		float out[4] = { c[g][2 * q], c[g][2 * q + 1], c[g + 8][2 * q],
+			         c[g + 8][2 * q + 1] };
+		memcpy(&f->c[l], out, 16);
+	}
+}
+
 /* m16n8k32, m16n8k16 (half as many registers for A and B) and m8n8k16 (one register each for A and
  * B, two for C) */
 static void
@@ -267,6 +308,8 @@ mma_run(int op, Fragments *f)
 {
 	if (op >= EMU_W_MMA_S8_16832)
 		mma_int8(op, f);
+	else if (op == EMU_W_MMA_E4M3_16832)
+		mma_e4m3(f);
 	else
 		mma_float(op, f);
 }

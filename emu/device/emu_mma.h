@@ -41,6 +41,9 @@ EMU_MMA(mma_bf16_m16n8k8, EMU_W_MMA_BF16_1688, 2, 1, 4, float)
 EMU_MMA(mma_tf32_m16n8k8, EMU_W_MMA_TF32_1688, 4, 2, 4, float)
 EMU_MMA(mma_s8_m16n8k32, EMU_W_MMA_S8_16832, 4, 2, 4, int)
 EMU_MMA(mma_s8_m16n8k16, EMU_W_MMA_S8_16816, 2, 1, 4, int)
+#if __CUDA_ARCH__ >= 890
+EMU_MMA(mma_e4m3_m16n8k32, EMU_W_MMA_E4M3_16832, 4, 2, 4, float)
+#endif
 
 EMU_FN void
 cp_async_16(void *dst, const void *src, EMU_AT)

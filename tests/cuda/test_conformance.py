@@ -28,6 +28,7 @@ MMA = {
     "mma_bf16_m16n8k8": (80, "float", 2, 1, 4),
     "mma_s8_m16n8k32": (80, "int", 4, 2, 4),
     "mma_s8_m16n8k16": (80, "int", 2, 1, 4),
+    "mma_e4m3_m16n8k32": (89, "float", 4, 2, 4),
 }
 
 
@@ -258,7 +259,7 @@ def layout(m, k, bits):
 @pytest.mark.parametrize("name", MMA)
 def test_mma(name):
     kind, m, k = re.fullmatch(r"mma_(\w+)_m(\d+)n8k(\d+)", name).groups()
-    m, k, bits = int(m), int(k), {"f16": 16, "bf16": 16, "tf32": 32, "s8": 8}[kind]
+    m, k, bits = int(m), int(k), {"f16": 16, "bf16": 16, "tf32": 32, "s8": 8, "e4m3": 8}[kind]
     high = 127 if kind == "s8" else 15
     a, b, c = (
         RNG.integers(-high - 1, high + 1, (m, k)),
@@ -269,6 +270,13 @@ def test_mma(name):
     def bits_of(v):
         if kind == "s8":
             return v.astype(np.int8).view(np.uint8).astype(np.uint32)
+        if kind == "e4m3":  # integers up to 16, subnormals too when they are times 2^-9
+            codes = np.arange(127)
+            e, m = codes >> 3, codes & 7
+            values = np.where(e == 0, m * 2.0**-9, (8 + m) * 2.0 ** (e - 10.0))
+            at = np.searchsorted(values, np.abs(v))
+            assert (values[at] == np.abs(v)).all()
+            return (at | (v < 0) << 7).astype(np.uint32)
         if kind == "f16":
             return v.astype(np.float16).view(np.uint16).astype(np.uint32)
         f = v.astype(np.float32).view(np.uint32)
@@ -282,7 +290,7 @@ def test_mma(name):
 
     c_type = np.int32 if kind == "s8" else np.float32
     for scale in (
-        (1, 2.0**-24) if kind == "f16" else (1,)
+        (1, 2.0**-24) if kind == "f16" else (1, 2.0**-9) if kind == "e4m3" else (1,)
     ):  # f16: also subnormal halves, which are not flushed to zero
         x = np.stack(
             regs(a * scale, A)

@@ -362,6 +362,10 @@ mma_s8_m16n8k16(int (&d)[4], const unsigned (&a)[2], const unsigned (&b)[1], con
 	             : "r"(a[0]), "r"(a[1]), "r"(b[0]), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
 }
 
+#if __CUDA_ARCH__ >= 890
+LLMC_MMA_424(mma_e4m3_m16n8k32, "m16n8k32.row.col.f32.e4m3.e4m3.f32")
+#endif
+
 /* ---- asynchronous copies to shared memory ---- */
 DEV void
 cp_async_4(void *dst, const void *src)
