@@ -131,6 +131,9 @@ nullable(AutomatonBuilder *m, const Expr *x)
 	case EXPR_REP:
 		yes = x->min == 0 || nullable(m, x->part[0]);
 		break;
+	case EXPR_UNORDERED:
+		yes = x->must == 0;
+		break;
 	case EXPR_GRAPH:
 		yes = x->graph->accept[0] && (!x->graph->counted || x->graph->min <= 0);
 		break;
@@ -238,7 +241,7 @@ repeat(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 	} else {
 		m->rep = arena_grow(m->b->a, m->rep, &m->cap_rep, m->n_rep + 1, sizeof *m->rep);
 		int32_t rep = (int32_t)m->n_rep++;
-		m->rep[rep] = (Repeat){ a, min, max, 0, false };
+		m->rep[rep] = (Repeat){ .start = a, .min = min, .max = max };
 		m->flags[z] |= STATE_END;
 		edge(m, from, (Edge){ .kind = EDGE_REP, .to = to, .arg = rep });
 		if (!min)
@@ -270,6 +273,39 @@ in_order(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 	}
 	eps(m, none, to);
 	eps(m, some, to);
+}
+
+/* The parts that have come are bits of the count of one frame, so there is no state per subset. A
+ * required part that nothing matches leaves nothing. */
+static void
+unordered(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
+{
+	int32_t start = state(m), end = state(m), more = state(m), rep = (int32_t)m->n_rep;
+
+	m->rep = arena_grow(m->b->a, m->rep, &m->cap_rep, m->n_rep + 1, sizeof *m->rep);
+	m->rep[m->n_rep++] = (Repeat){ .start = start,
+		                       .must = x->must,
+		                       .unordered = true,
+		                       .others = x->part[x->n + 1],
+		                       .more = more };
+	m->flags[end] |= STATE_END;
+	for (int32_t i = 0; i < x->n; i++) {
+		int32_t part = state(m);
+		edge(m, start,
+		     (Edge){ .kind = EDGE_TAKE, .lo = (uint8_t)i, .to = part, .arg = rep });
+		make(m, x->part[i], part, end);
+		if (x->must >> i & 1) {
+			int32_t next = state(m);
+			edge(m, from, (Edge){ .kind = EDGE_NEED, .to = next, .arg = part });
+			from = next;
+		}
+	}
+	if (x->part[x->n + 1])
+		make(m, x->part[x->n + 1], start, end);
+	make(m, x->part[x->n], more, start);
+	edge(m, from, (Edge){ .kind = EDGE_REP, .to = to, .arg = rep });
+	if (!x->must)
+		eps(m, from, to);
 }
 
 /* Builds one state per remainder. A number starts with 0 only if it is 0. */
@@ -309,7 +345,7 @@ graph(AutomatonBuilder *m, const SymbolGraph *g, int32_t from, int32_t to)
 			if (g->accept[i])
 				eps(m, at[i], to);
 	} else {
-		Repeat r = { at[0], g->min, g->max, 0, false };
+		Repeat r = { .start = at[0], .min = g->min, .max = g->max };
 		for (int32_t i = 0; i < g->n; i++) {
 			ended[i] = state(m);
 			m->tick = arena_grow(m->b->a, m->tick, &m->cap_tick, m->n_tick + 1,
@@ -379,6 +415,9 @@ make(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 		break;
 	case EXPR_ORDER:
 		in_order(m, x, from, to);
+		break;
+	case EXPR_UNORDERED:
+		unordered(m, x, from, to);
 		break;
 	case EXPR_TOKEN:
 		edge(m, from, (Edge){ .kind = EDGE_TOKEN, .to = to, .arg = x->min });
@@ -458,6 +497,12 @@ left_of(LeftRecursion *l, const Expr *x)
 			if (x->how[i] == ORDER_MUST && !nullable(l->m, x->part[i]))
 				break;
 		}
+		break;
+	case EXPR_UNORDERED:
+		for (int32_t i = 0; i < x->n; i++)
+			left_of(l, x->part[i]);
+		if (x->part[x->n + 1])
+			left_of(l, x->part[x->n + 1]);
 		break;
 	case EXPR_BYTES:
 	case EXPR_CHARS:

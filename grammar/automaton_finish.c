@@ -54,6 +54,15 @@ automaton_make_classes(const AutomatonBuilder *m, Automaton *out)
 	out->n_class = n + 1;
 }
 
+/* The state of which an edge needs, besides its target, that an end is reachable; -1: none. */
+static int32_t
+entered(const AutomatonBuilder *m, const Edge *e)
+{
+	if (e->kind == EDGE_CALL || e->kind == EDGE_NEED)
+		return e->arg;
+	return e->kind == EDGE_REP ? m->rep[e->arg].start : -1;
+}
+
 /* Marks states from which the end of the output or of a rule is reachable. Edges to other states
  * are dropped, so no output can start something that it cannot complete. */
 static uint8_t *
@@ -71,9 +80,7 @@ automaton_find_ends(const AutomatonBuilder *m)
 		for (size_t q = 0; q < m->n_state; q++)
 			for (int32_t k = m->head[q]; k >= 0; k = m->link[k].next) {
 				const Edge *e = &m->link[k].e;
-				int32_t inner = e->kind == EDGE_CALL  ? e->arg
-				                : e->kind == EDGE_REP ? m->rep[e->arg].start
-				                                      : -1;
+				int32_t inner = entered(m, e);
 				from[k] = (int32_t)q;
 				for (int i = 0; i < 2; i++) {
 					int32_t t = i ? inner : e->to;
@@ -97,10 +104,7 @@ automaton_find_ends(const AutomatonBuilder *m)
 		/* the second pass has advanced at[] by one */
 		for (int32_t i = t ? at[t - 1] : 0; i < at[t]; i++) {
 			const Edge *e = &m->link[of[i]].e;
-			int32_t inner = e->kind == EDGE_CALL  ? e->arg
-			                : e->kind == EDGE_REP ? m->rep[e->arg].start
-			                                      : -1,
-			        q = from[of[i]];
+			int32_t inner = entered(m, e), q = from[of[i]];
 			if (good[q] || !good[e->to] || (inner >= 0 && !good[inner]))
 				continue;
 			good[q] = 1;
@@ -117,16 +121,19 @@ automaton_prune(AutomatonBuilder *m)
 
 	for (size_t q = 0; q < m->n_state; q++)
 		for (int32_t *k = &m->head[q]; *k >= 0;) {
-			const Edge *e = &m->link[*k].e;
-			int32_t inner = e->kind == EDGE_CALL  ? e->arg
-			                : e->kind == EDGE_REP ? m->rep[e->arg].start
-			                                      : -1;
+			Edge *e = &m->link[*k].e;
+			int32_t inner = entered(m, e);
 			/* a path of a graph may be over where none goes on */
 			bool over = e->kind == EDGE_TICK && (m->flags[q] & STATE_TICKS);
-			if (over || (good[e->to] && (inner < 0 || good[inner])))
-				k = &m->link[*k].next;
-			else
+			if (!over && (!good[e->to] || (inner >= 0 && !good[inner]))) {
 				*k = m->link[*k].next;
+				continue;
+			}
+			if (e->kind == EDGE_TAKE)
+				m->rep[e->arg].all |= (uint64_t)1 << e->lo;
+			if (e->kind == EDGE_NEED)
+				e->kind = EDGE_EPS;
+			k = &m->link[*k].next;
 		}
 }
 
@@ -143,12 +150,14 @@ automaton_reach(const AutomatonBuilder *m, const int32_t *to, int32_t start, int
 		int32_t q = todo[done++];
 		for (int32_t k = m->head[q]; k >= 0; k = m->link[k].next) {
 			const Edge *e = &m->link[k].e;
-			int32_t go[2] = { to[e->to], -1 };
+			int32_t go[3] = { to[e->to], -1, -1 };
 			if (e->kind == EDGE_CALL)
 				go[1] = to[e->arg];
 			if (e->kind == EDGE_REP)
 				go[1] = to[m->rep[e->arg].start];
-			for (int i = 0; i < 2; i++)
+			if (e->kind == EDGE_REP && m->rep[e->arg].unordered)
+				go[2] = to[m->rep[e->arg].more];
+			for (int i = 0; i < 3; i++)
 				if (go[i] >= 0 && place[go[i]] < 0) {
 					place[go[i]] = n;
 					todo[n++] = go[i];
@@ -199,6 +208,8 @@ automaton_copy_out(const AutomatonBuilder *m, Automaton *out, const int32_t *to,
 	for (int32_t i = 0; i < out->n_rep; i++) {
 		out->rep[i] = m->rep[i];
 		out->rep[i].start = place[to[m->rep[i].start]];
+		if (m->rep[i].unordered)
+			out->rep[i].more = place[to[m->rep[i].more]];
 	}
 	return true;
 }

@@ -34,6 +34,10 @@ typedef enum ExprKind {
 	EXPR_REP,   /* part[0], min to max times; max -1: any number */
 	EXPR_RULE,  /* rule `min` */
 	EXPR_ORDER, /* parts in order, separated by part[n]; how[i] is an ORDER_ value */
+	/* n <= MAX_UNORDERED parts, each at most once, in any order; bits of `must`: those that
+	 * must come. part[n] separates them, part[n + 1] may come any number of times; NULL:
+	 * nothing else may */
+	EXPR_UNORDERED,
 	EXPR_TOKEN, /* token with id `min` */
 	/* number without sign: with at most n decimals, a multiple of `min` once all n are written
 	 */
@@ -44,6 +48,7 @@ typedef enum ExprKind {
 /* characters that a key without quotes cannot contain */
 #define BARE_KEY_ENDS ",:=()[]{}\"'\n\t\r"
 enum { JSON_MAX_DIGITS = 400 }; /* limit of a number, which models would continue without end */
+enum { MAX_UNORDERED = 62 };
 enum { ORDER_MUST, ORDER_MAY, ORDER_ANY }; /* exactly once; at most once; any number of times */
 
 typedef struct Range {
@@ -53,6 +58,7 @@ typedef struct Expr Expr;
 struct Expr {
 	ExprKind kind;
 	int32_t n, min, max;
+	uint64_t must; /* EXPR_UNORDERED */
 	union {
 		const char *bytes;
 		const Range *range;
@@ -185,6 +191,9 @@ Expr *json_literal(GrammarBuilder *b, const json_t *v); /* exactly this value */
 Expr *json_word(GrammarBuilder *b, json_type type);
 /* { ... }; arguments: those of a call, without braces */
 Expr *json_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how, bool arguments);
+/* The same in any order, then or between them any number of others (NULL: none). At most
+ * MAX_UNORDERED members. */
+Expr *json_unordered(GrammarBuilder *b, const ExprList *members, const uint8_t *how, Expr *others);
 Expr *json_braces(GrammarBuilder *b, Expr *members, bool arguments);
 Expr *json_comma(GrammarBuilder *b, bool arguments);
 Expr *json_bare_key(GrammarBuilder *b);
@@ -204,17 +213,33 @@ void bound_read(Bound *out, const json_t *v, bool open);
 
 /* ---- the automaton ---- */
 
-enum { EDGE_EPS, EDGE_BYTE, EDGE_CALL, EDGE_REP, EDGE_TOKEN, EDGE_GATE, EDGE_TICK };
+enum {
+	EDGE_EPS,
+	EDGE_BYTE,
+	EDGE_CALL,
+	EDGE_REP,
+	EDGE_TOKEN,
+	EDGE_GATE,
+	EDGE_TICK,
+	EDGE_TAKE, /* part `lo` of an unordered list begins, if it has not come yet */
+	EDGE_NEED, /* an empty edge, unless nothing can follow state `arg`; not in an Automaton */
+};
 typedef struct Edge {
 	uint8_t kind, lo, hi;
-	bool tail; /* CALL: the callee returns directly to the caller's caller */
-	int32_t to,
-	    arg; /* CALL: first state; REP: index into rep; TOKEN: id; GATE, TICK: into tick */
+	bool tail;       /* CALL: the callee returns directly to the caller's caller */
+	int32_t to, arg; /* CALL: first state; REP, TAKE: index into rep; TOKEN: id; GATE, TICK:
+	                    into tick */
 } Edge;
 typedef struct Repeat {
 	int32_t start, min, max; /* max -1: unlimited */
 	int32_t slack; /* a graph's longest shortest rest: counts this close to max differ */
 	bool exact;    /* counts below min differ, since some rests have a longest length */
+	/* An unordered list: the count is the set of parts that have come; must: those that have to
+	 * come, all: those that can. `more` is the state before a separator; others: further parts
+	 * may come at any time. */
+	bool unordered, others;
+	int32_t more;
+	uint64_t must, all;
 } Repeat;
 typedef struct Tick {   /* node of a counted graph, reached by one more character */
 	int32_t lo, hi; /* as in SymbolGraph */
@@ -270,7 +295,8 @@ struct TokenVocab {
 /* ---- sets (state_sets.c) ---- */
 
 typedef struct Frame {
-	int32_t parent, edge, count, depth, canon[N_SLICE];
+	int32_t parent, edge, depth, canon[N_SLICE];
+	int64_t count;
 } Frame; /* frame 0: the empty stack, 1: frames that were cut off */
 enum { FRAME_EMPTY, FRAME_BOTTOM };
 typedef struct Config {

@@ -166,6 +166,24 @@ json_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how, boo
 	return json_braces(b, order, arguments);
 }
 
+Expr *
+json_unordered(GrammarBuilder *b, const ExprList *members, const uint8_t *how, Expr *others)
+{
+	Expr *x = expr_new(b, EXPR_UNORDERED);
+	Expr **part = NEW(b->a, Expr *, members->n + 2);
+
+	for (size_t i = 0; i < members->n; i++) {
+		part[i] = members->v[i];
+		if (how[i] == ORDER_MUST)
+			x->must |= (uint64_t)1 << i;
+	}
+	part[members->n] = json_comma(b, false);
+	part[members->n + 1] = others;
+	x->part = part;
+	x->n = (int32_t)members->n;
+	return json_braces(b, x, false);
+}
+
 /* Builds an object in which one member comes first and later ones may follow in order. */
 Expr *
 json_some_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how, bool arguments)

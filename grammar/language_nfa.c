@@ -156,6 +156,7 @@ nfa_build(Nfa *m, const Expr *x, int32_t from, int32_t to, int depth)
 		break;
 	case EXPR_RULE:
 	case EXPR_ORDER:
+	case EXPR_UNORDERED:
 	case EXPR_TOKEN:
 	case EXPR_GRAPH:
 		m->failed = true;

@@ -278,6 +278,16 @@ schema_value(Schema *s, const json_t *v, const Path *p)
 	return x;
 }
 
+/* Whether v is being built: it contains itself, so that it becomes a rule. */
+static bool
+is_open(const Schema *s, const json_t *v)
+{
+	for (const OpenSchema *o = s->open; o; o = o->up)
+		if (o->v == v)
+			return true;
+	return false;
+}
+
 static Expr *
 value_of(Schema *s, const json_t *v, const Path *p)
 {
@@ -305,8 +315,10 @@ value_of(Schema *s, const json_t *v, const Path *p)
 		if (json_object_get(v, *k))
 			schema_not_enforced(s, v, "unevaluatedItems", p);
 	const json_t *ref = json_object_get(v, "$ref");
-	const bool own_rule = json_object_get(v, LAZY) && s->inside != v;
+	const bool own_rule = s->inside != v && (json_object_get(v, LAZY) || is_open(s, v));
+	OpenSchema open = { v, s->open };
 	s->inside = NULL;
+	s->open = &open;
 	if (own_rule) {
 		x = schema_resolve_ref(s, v, p);
 	} else if (ref && !schema_constrains(v, "$ref")) {
@@ -340,6 +352,7 @@ value_of(Schema *s, const json_t *v, const Path *p)
 			x = of_types(s, o, p);
 		}
 	}
+	s->open = open.up;
 	s->depth--;
 	return x;
 }

@@ -25,12 +25,17 @@ typedef struct SchemaPair { /* schemas a and b as one */
 	json_t *both;
 	struct SchemaPair *next;
 } SchemaPair;
+typedef struct OpenSchema { /* a schema that is being built, and those around it */
+	const json_t *v;
+	const struct OpenSchema *up;
+} OpenSchema;
 typedef struct Schema {
 	GrammarBuilder *b;
 	const json_t *root;
 	Ref *ref[N_REF_BUCKET];
 	SchemaPair *pair[N_REF_BUCKET];
-	const json_t *inside; /* pair whose rule is being built */
+	const json_t *inside; /* schema whose rule is being built */
+	const OpenSchema *open;
 	int depth;
 	size_t n_values, n_merged, n_asked, n_fits, n_checked; /* work counters, all bounded */
 	int32_t string_tail; /* rule for the rest of a string; -1: not built */
@@ -41,7 +46,9 @@ typedef struct Schema {
 	bool arguments, raw;
 } Schema;
 
-enum { MAX_ONE_OF = 128, MAX_ONES = 16 };
+/* Options and nested lists of oneOf that are made to exclude each other: with `strict`, more is an
+ * error; else, fewer are, which keeps the time to compile small. */
+enum { MAX_ONE_OF = 128, MAX_ONES = 16, FEW_ONE_OF = 4, FEW_ONES = 3 };
 /* Key for unevaluatedProperties of a schema whose alternatives are not merged yet. */
 #define LATE_PROPERTIES "\x7Funevaluated"
 /* Keys of merged schemas: patterns and formats besides the first one; regexes of `not`. */
@@ -60,6 +67,10 @@ enum { MAX_ONE_OF = 128, MAX_ONES = 16 };
 	"conditions"
 /* The listed properties are a condition: they do not close the object. */
 #define OPEN "\x7Fopen"
+/* Several schemas list members of the object, so that their order is free. */
+#define UNORDERED                                                                                  \
+	"\x7F"                                                                                     \
+	"unordered"
 /* Numbers that are no integers. */
 #define FRACTION                                                                                   \
 	"\x7F"                                                                                     \
@@ -69,14 +80,19 @@ enum { MAX_ONE_OF = 128, MAX_ONES = 16 };
 enum { MAX_MERGED = 100000 };
 
 /* Conditions that hold for one string together. */
-enum { MAX_OPERANDS = 24 };
+enum { MAX_OPERANDS = 24, MAX_LOOKAHEADS = 3 };
 typedef struct StringRules {
 	Operand op[MAX_OPERANDS];
 	size_t n;
-	const char *keyword, *text; /* source of the first operand */
-	int32_t min, max;           /* length; max -1: unlimited */
+	const char *keyword, *text; /* source of the first operand, [n_text] */
+	size_t n_text;
+	int32_t min, max; /* length; max -1: unlimited */
 } StringRules;
 void schema_string_rules(Schema *s, const json_t *o, StringRules *r, const Path *p);
+/* Reads a regex as conditions that a string has to satisfy, for language.c: the look-aheads with
+ * which it begins, then the rest of it. Returns their count, at most MAX_LOOKAHEADS + 1. */
+size_t schema_operands(Schema *s, const char *regex, size_t n, Operand *out, const Path *p,
+                       const char *keyword);
 void string_rules_add(Schema *s, StringRules *r, const Expr *x, bool negate);
 /* A key of an object; NULL: no string satisfies the conditions, or *failed. */
 Expr *schema_key(Schema *s, StringRules *r, bool arguments, bool *failed);

@@ -93,11 +93,11 @@ static bool
 found(Schema *s, const char *regex, size_t n, const char *text, size_t n_text, const Path *p,
       const char *keyword, bool otherwise)
 {
-	RegexFlags flags = { .search = true, .ecma = true, .operand = true };
-	Operand op = { schema_expression(s, regex, n, flags, p, keyword), false };
+	Operand op[MAX_LOOKAHEADS + 1];
 	Language l;
+	size_t n_op = schema_operands(s, regex, n, op, p, keyword);
 
-	return language_make(s->b, &op, 1, &l) ? language_has(&l, text, n_text) : otherwise;
+	return language_make(s->b, op, n_op, &l) ? language_has(&l, text, n_text) : otherwise;
 }
 
 static bool

@@ -208,6 +208,16 @@ name_except(Schema *s, const char **name, size_t n, size_t at)
 	return expr_list(b, EXPR_ALT, &parts);
 }
 
+/* Whether a name is among the later ones, from index `first`. */
+static bool
+is_known(const NameSet *names, size_t first, const char *name)
+{
+	for (size_t i = first; i < names->n; i++)
+		if (!strcmp(names->v[i], name))
+			return true;
+	return false;
+}
+
 static int
 by_text(const void *a, const void *b)
 {
@@ -296,12 +306,33 @@ exclude_names(Schema *s, StringRules *r, const NameSet *names)
 		string_rules_add(s, r, expr_list(s->b, EXPR_ALT, &words), true);
 }
 
-static Expr *
-pattern_operand(Schema *s, const char *pattern, const Path *p)
-{
-	RegexFlags flags = { .search = true, .ecma = true, .operand = true };
+/* A regex of patternProperties: a key has to satisfy all of its conditions. */
+typedef struct KeyPattern {
+	Operand op[MAX_LOOKAHEADS + 1];
+	size_t n;
+	size_t failing; /* 0: the key matches; i: it satisfies the first i - 1 conditions, not the
+	                   next */
+	const json_t *schema;
+} KeyPattern;
 
-	return schema_expression(s, pattern, strlen(pattern), flags, p, "patternProperties");
+/* Adds what `failing` means to the conditions on a key. */
+static void
+add_key_pattern(Schema *s, StringRules *r, const KeyPattern *k)
+{
+	for (size_t i = 0; i < (k->failing ? k->failing : k->n); i++)
+		string_rules_add(s, r, k->op[i].x, k->op[i].negate != (i + 1 == k->failing));
+}
+
+/* Counts through all ways in which a key matches or fails each pattern. */
+static bool
+next_key_case(KeyPattern *k, size_t n)
+{
+	for (size_t i = 0; i < n; i++) {
+		if (++k[i].failing <= k[i].n)
+			return true;
+		k[i].failing = 0;
+	}
+	return false;
 }
 
 /* The schema of keys: true is any, others are made to conditions on a string. */
@@ -351,30 +382,31 @@ pattern_members(Schema *s, const json_t *o, const NameSet *names, const json_t *
 	const json_t *named = json_object_get(o, "propertyNames");
 	size_t n = json_object_size(patterns), i = 0;
 	const char *key;
-	Expr *x[MAX_PATTERNS];
-	const json_t *schema[MAX_PATTERNS];
+	KeyPattern *k = NEW(s->b->a, KeyPattern, MAX_PATTERNS);
 	ExprList parts = { 0 };
 
 	*failed = n > MAX_PATTERNS;
 	if (*failed)
 		return NULL;
 	json_object_foreach (patterns, key, v) {
-		x[i] = pattern_operand(s, key, p);
-		schema[i++] = v;
+		k[i].n = schema_operands(s, key, strlen(key), k[i].op, p, "patternProperties");
+		k[i++].schema = v;
 	}
-	for (size_t set = additional ? 0 : 1; set < (size_t)1 << n; set++) {
+	do {
 		StringRules *r = NEW(s->b->a, StringRules, 1);
-		const json_t *value = set ? json_true() : additional;
+		const json_t *value = NULL;
 		if (!begin_key(s, named, r, p))
 			break;
 		for (i = 0; i < n; i++) {
-			bool in = set >> i & 1;
-			string_rules_add(s, r, x[i], !in);
-			if (in)
-				value = schema_merge_later(s, value, schema[i], p, 0);
+			add_key_pattern(s, r, &k[i]);
+			if (!k[i].failing)
+				value = value ? schema_merge_later(s, value, k[i].schema, p, 0)
+				              : k[i].schema;
 		}
+		const bool set = value;
+		value = set ? value : additional;
 		exclude_names(s, r, names);
-		if (json_is_false(value))
+		if (!value || json_is_false(value))
 			continue;
 		Expr *name = schema_key(s, r, arguments, failed);
 		if (*failed)
@@ -386,8 +418,20 @@ pattern_members(Schema *s, const json_t *o, const NameSet *names, const json_t *
 		    member_of(s, name, value,
 		              &(Path){ p, set ? "patternProperties" : "additionalProperties" },
 		              arguments));
-	}
+	} while (next_key_case(k, n));
 	return parts.n ? expr_list(s->b, EXPR_ALT, &parts) : NULL;
+}
+
+static bool
+has_lookahead(const json_t *patterns)
+{
+	const char *key;
+	json_t *v;
+
+	json_object_foreach ((json_t *)(uintptr_t)patterns, key, v)
+		if (!strncmp(key, "^(?", 3) && (key[3] == '!' || key[3] == '='))
+			return true;
+	return false;
 }
 
 /* Returns one member with a key of patternProperties or an unlisted key; NULL: there is none. */
@@ -405,7 +449,7 @@ open_members(Schema *s, const json_t *o, NameSet *names, const Path *p, bool arg
 	if (!json_object_size(patterns) && !additional)
 		return NULL;
 	size_t n = json_object_size(patterns);
-	if (!json || named || n > 1 || (n && (names->n || additional))) {
+	if (!json || named || n > 1 || (n && (names->n || additional)) || has_lookahead(patterns)) {
 		Expr *x = pattern_members(s, o, names, additional, p, arguments, &failed);
 		if (!failed)
 			return x;
@@ -515,11 +559,12 @@ schema_object(Schema *s, const json_t *o, const Path *p)
 		                 &(Path){ &(Path){ p, "properties" }, key }, arguments),
 		       must ? ORDER_MUST : ORDER_MAY);
 	}
+	const size_t n_listed = names.n;
 	json_array_foreach ((json_t *)(uintptr_t)required, i, v) { /* required but not listed */
 		const char *name = json_string_value(v);
 		if (!name)
 			schema_fail(s, p, "required", "expected an array of names");
-		if (json_object_get(properties, name))
+		if (json_object_get(properties, name) || is_known(&names, n_listed, name))
 			continue;
 		const json_t *own = schema_member(s, o, name, p, 0);
 		own = own ? own : json_object_get(o, LATE_PROPERTIES);
@@ -572,11 +617,14 @@ schema_object(Schema *s, const json_t *o, const Path *p)
 			            "with optional properties this is not enforced, and the "
 			            "schema is strict");
 	}
+	if (how->failed)
+		arena_out(b->a);
+	if (!arguments && members.n + (others != NULL) > 1 && members.n <= MAX_UNORDERED &&
+	    json_object_get(o, UNORDERED))
+		return json_unordered(b, &members, (const uint8_t *)strbuf_str(how), others);
 	if (others) {
 		expr_push(b, &members, others);
 		strbuf_putc(how, ORDER_ANY);
 	}
-	if (how->failed)
-		arena_out(b->a);
 	return json_members(b, &members, (const uint8_t *)strbuf_str(how), arguments);
 }

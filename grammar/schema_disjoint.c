@@ -253,6 +253,9 @@ schema_one_of(Schema *s, const json_t *base, const json_t *list, const Path *p)
 	const json_t **option = NEW(s->b->a, const json_t *, n + 1);
 	bool *overlap = NEW(s->b->a, bool, n *n + 1), some = false;
 
+	const bool strict = s->b->opt.strict;
+	if (!strict && (n > FEW_ONE_OF || s->ones >= FEW_ONES))
+		return list;
 	if (n > MAX_ONE_OF)
 		schema_fail(s, p, "oneOf",
 		            "more than %d alternatives are not checked to exclude each other, and "
@@ -271,6 +274,8 @@ schema_one_of(Schema *s, const json_t *base, const json_t *list, const Path *p)
 	if (!some)
 		return list;
 	const json_t *out = schema_exclusive(s, list, overlap, p);
+	if (!out && !strict)
+		return list;
 	for (size_t i = 0; i < n && !out; i++)
 		for (size_t k = 0; k < i; k++)
 			if (overlap[i * n + k])

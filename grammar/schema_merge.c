@@ -388,6 +388,13 @@ lists_properties(const json_t *o)
 }
 
 static bool
+lists_members(const json_t *o)
+{
+	return json_object_get(o, "properties") || json_object_get(o, "required") ||
+	       json_object_get(o, UNORDERED);
+}
+
+static bool
 is_object_only(const json_t *type)
 {
 	const json_t *one = json_array_size(type) == 1 ? json_array_get(type, 0) : type;
@@ -449,6 +456,8 @@ schema_merge(Schema *s, const json_t *a, const json_t *b, const Path *p, int dep
 		tuples(s, out, a, b, p, depth);
 	more_strings(s, out, a, b);
 	json_object_del(out, LAZY);
+	if (lists_members(a) && lists_members(b))
+		set(s, out, UNORDERED, json_true());
 	if (json_object_get(out, OPEN) && (lists_properties(a) || lists_properties(b)))
 		json_object_del(out, OPEN);
 	/* one has regexes, the other a schema for all other keys */
@@ -543,7 +552,7 @@ schema_flat(Schema *s, const json_t *v, const Path *p, int depth)
 		out = schema_merge(s, out, schema_target(s, ref, p), p, depth + 1);
 	json_array_foreach ((json_t *)(uintptr_t)all, i, part)
 		out = schema_merge(s, out, part, p, depth + 1);
-	if (one && s->b->opt.strict && !s->asked)
+	if (one && !s->asked)
 		one = schema_one_of(s, out, one, p);
 	if (one) {
 		json_t *any = json_object();

@@ -36,7 +36,7 @@ schema_resolve_ref(Schema *s, const json_t *target, const Path *p)
 	s->ref[k] = r;
 	expr_rule_name(s->b, r->rule, arena_printf(s->b->a, "schema, %s", schema_path(s, p)));
 	const json_t *outer = s->inside;
-	s->inside = json_object_get(target, LAZY) ? target : NULL;
+	s->inside = target;
 	Expr *body = schema_value(s, target, p);
 	s->inside = outer;
 	s->b->rule[r->rule] = body;

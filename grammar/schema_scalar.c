@@ -65,6 +65,72 @@ schema_expression(Schema *s, const char *regex, size_t n, RegexFlags flags, cons
 	return x;
 }
 
+/* Finds the end of the group that begins at s[at] == '('; n: it has none. */
+static size_t
+group_end(const char *s, size_t n, size_t at)
+{
+	int depth = 0;
+	bool set = false;
+
+	for (; at < n; at++) {
+		if (s[at] == '\\')
+			at++;
+		else if (set)
+			set = s[at] != ']';
+		else if (s[at] == '[')
+			set = true;
+		else if (s[at] == '(')
+			depth++;
+		else if (s[at] == ')' && --depth == 0)
+			return at;
+	}
+	return n;
+}
+
+/* Whether an alternative of the whole regex begins after byte `at`. */
+static bool
+has_alternatives(const char *s, size_t n, size_t at)
+{
+	for (; at < n; at++) {
+		if (s[at] == '|')
+			return true;
+		if (s[at] == '\\')
+			at++;
+		else if (s[at] == '(')
+			at = group_end(s, n, at);
+		else if (s[at] == '[')
+			while (++at < n && s[at] != ']')
+				at += s[at] == '\\';
+	}
+	return false;
+}
+
+size_t
+schema_operands(Schema *s, const char *regex, size_t n, Operand *out, const Path *p,
+                const char *keyword)
+{
+	RegexFlags flags = { .search = true, .ecma = true, .operand = true };
+	size_t k = 0, at = 1;
+
+	while (k < MAX_LOOKAHEADS && n > at + 3 && *regex == '^' && regex[at] == '(' &&
+	       regex[at + 1] == '?' && (regex[at + 2] == '!' || regex[at + 2] == '=')) {
+		size_t end = group_end(regex, n, at);
+		if (end == n || has_alternatives(regex, n, end + 1))
+			break;
+		const char *ahead =
+		    arena_printf(s->b->a, "^(?:%.*s)", (int)(end - at - 3), regex + at + 3);
+		out[k++] = (Operand){ schema_expression(s, ahead, strlen(ahead), flags, p, keyword),
+			              regex[at + 2] == '!' };
+		at = end + 1;
+	}
+	if (k) {
+		regex = arena_printf(s->b->a, "^%.*s", (int)(n - at), regex + at);
+		n = strlen(regex);
+	}
+	out[k++] = (Operand){ schema_expression(s, regex, n, flags, p, keyword), false };
+	return k;
+}
+
 /* ---- the form of strings in the output ---- */
 
 /* Any characters up to and including the string or token that ends a value. */
@@ -149,9 +215,14 @@ add_operand(Schema *s, StringRules *r, const char *text, size_t n, bool negate, 
 	if (!r->n) {
 		r->keyword = keyword;
 		r->text = text;
+		r->n_text = n;
 	}
 	RegexFlags flags = { .search = true, .ecma = true, .operand = true };
-	r->op[r->n++] = (Operand){ schema_expression(s, text, n, flags, p, keyword), negate };
+	if (negate || r->n + MAX_LOOKAHEADS >= MAX_OPERANDS)
+		r->op[r->n++] =
+		    (Operand){ schema_expression(s, text, n, flags, p, keyword), negate };
+	else
+		r->n += schema_operands(s, text, n, r->op + r->n, p, keyword);
 }
 
 /* The operand "contains `mark`", to be excluded. */
@@ -185,10 +256,10 @@ simple_string(Schema *s, const StringRules *r, RegexFlags flags, const Path *p)
 	if (r->n != 1 || r->op[0].negate)
 		return NULL;
 	if (!r->min && r->max < 0)
-		return schema_expression(s, r->text, strlen(r->text), flags, p, r->keyword);
+		return schema_expression(s, r->text, r->n_text, flags, p, r->keyword);
 	if (!lengths(plain, &lo, &hi, 0))
 		return NULL;
-	Expr *inside = schema_expression(s, r->text, strlen(r->text), flags, p, r->keyword);
+	Expr *inside = schema_expression(s, r->text, r->n_text, flags, p, r->keyword);
 	if (lo >= r->min && (r->max < 0 || (hi >= 0 && hi <= r->max)))
 		return inside;
 	if (plain->kind != EXPR_REP || plain->part[0]->kind != EXPR_CHARS ||
@@ -223,9 +294,9 @@ strings_of(Schema *s, StringRules *r, const Path *p)
 		            "is strict");
 	if (!r->n || r->op[0].negate)
 		return schema_any_string(s);
-	return json ? string_marks(
-	                  s, schema_expression(s, r->text, strlen(r->text), flags, p, r->keyword))
-	            : schema_any_string(s);
+	return json
+	           ? string_marks(s, schema_expression(s, r->text, r->n_text, flags, p, r->keyword))
+	           : schema_any_string(s);
 }
 
 Expr *

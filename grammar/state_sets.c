@@ -103,30 +103,39 @@ hash_room(Grammar *g, HashIndex *h, uint32_t (*key)(const Grammar *g, int32_t i)
 /* ---- frames ---- */
 
 static uint32_t
+frame_hash(int32_t parent, int32_t edge, int64_t count)
+{
+	uint32_t h = mix(mix(mix(1, (uint32_t)parent), (uint32_t)edge), (uint32_t)count);
+
+	return count >> 32 ? mix(h, (uint32_t)(count >> 32)) : h;
+}
+
+static uint32_t
 frame_key(const Grammar *g, int32_t i)
 {
 	const Frame *f = &g->t.frame[i];
 
-	return mix(mix(mix(1, (uint32_t)f->parent), (uint32_t)f->edge), (uint32_t)f->count);
+	return frame_hash(f->parent, f->edge, f->count);
 }
 
 static int32_t
-frame(Grammar *g, int32_t parent, int32_t edge, int32_t count)
+frame(Grammar *g, int32_t parent, int32_t edge, int64_t count)
 {
 	Tables *t = &g->t;
 
 	hash_room(g, &t->frames, frame_key, t->n_frame);
-	size_t k = mix(mix(mix(1, (uint32_t)parent), (uint32_t)edge), (uint32_t)count) &
-	           (t->frames.cap - 1);
+	size_t k = frame_hash(parent, edge, count) & (t->frames.cap - 1);
 	for (; t->frames.at[k] >= 0; k = (k + 1) & (t->frames.cap - 1)) {
 		const Frame *f = &t->frame[t->frames.at[k]];
 		if (f->parent == parent && f->edge == edge && f->count == count)
 			return t->frames.at[k];
 	}
 	t->frame = grown(g, t->frame, t->n_frame, &t->cap_frame, sizeof *t->frame);
-	t->frame[t->n_frame] = (Frame){
-		parent, edge, count, edge < 0 ? 0 : t->frame[parent].depth + 1, { -1, -1, -1 }
-	};
+	t->frame[t->n_frame] = (Frame){ .parent = parent,
+		                        .edge = edge,
+		                        .count = count,
+		                        .depth = edge < 0 ? 0 : t->frame[parent].depth + 1,
+		                        .canon = { -1, -1, -1 } };
 	t->frames.at[k] = (int32_t)t->n_frame;
 	return (int32_t)t->n_frame++;
 }
@@ -141,8 +150,9 @@ frame_canon(Grammar *g, int32_t f, int slice)
 		return g->t.frame[f].canon[slice];
 	Frame x = g->t.frame[f];
 	const Edge *e = &g->m.edge[x.edge];
-	int32_t far = g->limit[slice], count = x.count;
-	if (e->kind == EDGE_REP) {
+	int32_t far = g->limit[slice];
+	int64_t count = x.count;
+	if (e->kind == EDGE_REP && !g->m.rep[e->arg].unordered) {
 		const Repeat *r = &g->m.rep[e->arg];
 		if (count < r->min && r->min - count > far && !r->exact &&
 		    (r->max < 0 || r->max - count > far + r->slack))
@@ -277,10 +287,17 @@ leave(Grammar *g, int32_t f)
 		return;
 	}
 	const Repeat *r = &g->m.rep[e->arg];
+	if (r->unordered) {
+		if (((uint64_t)x.count & r->must) == r->must)
+			add(g, e->to, x.parent);
+		if (r->others || ((uint64_t)x.count & r->all) != r->all)
+			add(g, r->more, f);
+		return;
+	}
 	if (x.count >= r->min)
 		add(g, e->to, x.parent);
 	if (r->max < 0 || x.count < r->max) {
-		int32_t count = r->max < 0 && x.count >= r->min ? r->min : x.count + 1;
+		int64_t count = r->max < 0 && x.count >= r->min ? r->min : x.count + 1;
 		add(g, r->start, frame(g, x.parent, x.edge, count));
 	}
 }
@@ -303,7 +320,7 @@ tick(Grammar *g, const Edge *e, int32_t f)
 	if (t->lo < 0 || (r->max >= 0 && x.count + t->lo > r->max) ||
 	    (t->hi >= 0 && x.count + t->hi < r->min))
 		return;
-	int32_t count = r->max < 0 && x.count >= r->min ? x.count : x.count + 1;
+	int64_t count = r->max < 0 && x.count >= r->min ? x.count : x.count + 1;
 	add(g, e->to, frame(g, x.parent, x.edge, count));
 }
 
@@ -323,6 +340,18 @@ gate(Grammar *g, const Edge *e, int32_t f)
 	               (t->hi < 0 || x->count + t->hi >= r->min);
 	if (ends || goes_on)
 		add(g, e->to, f);
+}
+
+static void
+take(Grammar *g, const Edge *e, int32_t f)
+{
+	if (f == FRAME_BOTTOM) {
+		g->touched = true;
+		return;
+	}
+	Frame x = g->t.frame[f];
+	if (!(x.count >> e->lo & 1))
+		add(g, e->to, frame(g, x.parent, x.edge, x.count | (int64_t)1 << e->lo));
 }
 
 /* Adds everything that is reachable without a byte. */
@@ -349,11 +378,14 @@ close_over(Grammar *g)
 			else if (e->kind == EDGE_CALL && (e->tail || !deep))
 				add(g, e->arg, e->tail ? c.f : frame(g, c.f, k, 0));
 			else if (e->kind == EDGE_REP && !deep)
-				add(g, g->m.rep[e->arg].start, frame(g, c.f, k, 1));
+				add(g, g->m.rep[e->arg].start,
+				    frame(g, c.f, k, !g->m.rep[e->arg].unordered));
 			else if (e->kind == EDGE_GATE)
 				gate(g, e, c.f);
 			else if (e->kind == EDGE_TICK)
 				tick(g, e, c.f);
+			else if (e->kind == EDGE_TAKE)
+				take(g, e, c.f);
 		}
 	}
 }

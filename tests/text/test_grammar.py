@@ -97,6 +97,9 @@ def same(v, ours, theirs, where):
         diff = [i for i in diff if not (theirs[i] and v.tokens[i].startswith(b"6"))]
     # other keys than those listed: the judge lets them be written with \u escapes of any character
     diff = [i for i in diff if not (theirs[i] and b"\\u" in v.tokens[i])]
+    # members of several schemas come in any order here
+    if where.startswith("allOf "):
+        diff = [i for i in diff if theirs[i]]
     assert not len(diff), (where, [v.tokens[i] for i in diff[:8]], len(diff))
 
 

@@ -113,6 +113,13 @@ SCHEMAS = [
     # merges
     {"allOf": [{"type": "string", "pattern": "a"}, {"pattern": "b"}]},
     {"allOf": [{"type": "string", "help": "x"}, {"help": "y", "minLength": 2}]},
+    {**OBJECT, "allOf": [{"required": ["c"]}, {"required": ["c", "a"]}]},
+    {"type": "object", "allOf": [{"dependentRequired": {"a": ["c"]}}, {"required": ["a"]}]},
+    # look-aheads at the beginning of an expression
+    {"type": "string", "pattern": "^(?!ab)[a-c]+"},
+    {"type": "string", "pattern": "^(?=.*c)(?!abc$)[a-c]"},
+    {"type": "object", "patternProperties": {"^(?!a)": {"type": "integer"}, "^[ab]": {}}},
+    {"type": "object", "propertyNames": {"pattern": "^(?![bc]$)"}},
     {"type": "string", "pattern": "^$|(^[a-z]+$)"},
     {"type": "string", "pattern": "(^a$)|(^ab)"},
     {"type": "integer", "multipleOf": 5, "minimum": 1},
@@ -137,6 +144,8 @@ def test_values_are_accepted_as_by_jsonschema(schema):
         ("foo", 2, 5),
         ("^[a-z]+@[a-z]+$", 0, 6),
         ("a$", 3, None),
+        ("^/[^\\0]+$", 0, None),
+        ("^/[^\0]+$", 0, None),
     ],
 )
 def test_pattern_and_length_hold_together(pattern, low, high):
@@ -148,7 +157,19 @@ def test_pattern_and_length_hold_together(pattern, low, high):
     letters = "abcfoA0-1@"
     strings = ["".join(rng.choice(letters) for _ in range(rng.randint(0, 8))) for _ in range(3000)]
     strings += ["".join(x) for n in range(5) for x in itertools.product("abf0o", repeat=n)]
-    strings += ["foo", "xfoox", "a-b", "a-", "bca", "a1b2", "AB12C", "a@b", "abcabc@abc"]
+    strings += [
+        "foo",
+        "xfoox",
+        "a-b",
+        "a-",
+        "bca",
+        "a1b2",
+        "AB12C",
+        "a@b",
+        "abcabc@abc",
+        "/a/b",
+        "/",
+    ]
     try:
         g = llmc.Grammar(None, "json_schema", schema, strict=True)
     except llmc.Error as e:
@@ -310,6 +331,77 @@ def test_recursive_schemas_are_merged(node):
     values = [{}, {"c": {}}, {"c": {"c": {"c": {}}}}, {"c": 1}, {"c": {"c": 1}}, {"c": [{}]}]
     values += [{"c": [{"c": [], "d": "x"}], "d": "y"}, {"c": [{"d": 1}]}, {"d": 1}]
     check({"$defs": {"n": node}, "$ref": "#/$defs/n"}, values)
+
+
+REF = {"$ref": "#/$defs/n"}
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        {"type": "object", "properties": {"c": {"allOf": [REF]}}},
+        {"type": "object", "properties": {"c": {"allOf": [REF, {"title": "x"}]}}},
+        {"type": "object", "properties": {"c": {"anyOf": [REF, {"type": "null"}], "title": "x"}}},
+        {"type": "object", "properties": {"c": {"type": "array", "items": {"allOf": [REF]}}}},
+        {"type": "object", "additionalProperties": {"allOf": [REF, {"maxProperties": 1}]}},
+    ],
+    ids=lambda s: json.dumps(s)[:60],
+)
+def test_a_schema_contains_itself_through_other_keywords(node):
+    values = [{}, {"c": {}}, {"c": {"c": {"c": {}}}}, {"c": None}, {"c": {"c": None}}, {"c": 1}]
+    values += [{"c": [{"c": []}]}, {"c": [{"c": [{}, {"c": 1}]}]}, {"d": {"d": {}, "e": {}}}]
+    check({"$defs": {"n": node}, "$ref": "#/$defs/n"}, values)
+
+
+MERGED = [
+    {**OBJECT, "oneOf": [{"required": ["a"]}, {"required": ["b", "c"]}]},
+    {**OBJECT, "anyOf": [{"required": ["a"]}, {"properties": {"d": {"type": "integer"}}}]},
+    {
+        "allOf": [
+            {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+            {"properties": {"b": {}, "c": {"type": "null"}}, "required": ["c"]},
+        ],
+        "unevaluatedProperties": False,
+    },
+    {**OBJECT, "dependentRequired": {"a": ["b"]}, "additionalProperties": False},
+]
+
+
+@pytest.mark.parametrize("schema", MERGED, ids=lambda s: json.dumps(s)[:60])
+def test_members_of_several_schemas_are_in_any_order(schema):
+    members = [("a", 1), ("b", "x"), ("c", None), ("d", 2), ("d", "y")]
+    values = [dict(some) for n in range(5) for some in itertools.permutations(members, n)]
+    check(schema, values)
+    # a member that has come does not come again
+    with llmc.Grammar(None, "json_schema", schema, standard=True) as g:
+        assert not g.match('{"c": null, "a": 1, "b": "x", "a": 1}')[0]
+        assert g.match('{"c": null, "a": 1, "b": "x", "a"')[1] <= len(
+            '{"c": null, "a": 1, "b": "x", "a'
+        )
+
+
+def test_a_walk_through_members_in_any_order_can_end():
+    """A comma follows only where a member is left, and a required one that nothing fits is no way."""
+    rng = random.Random(5)
+    deep = {"type": "string", "pattern": "^a$", "allOf": [{"minLength": 2}]}
+    for schema in (
+        *MERGED,
+        {**OBJECT, "anyOf": [{"required": ["a"]}, {"required": ["d"], "properties": {"d": deep}}]},
+    ):
+        oracle = VALIDATOR(schema)
+        with llmc.Grammar(None, "json_schema", schema, compact=True) as g:
+            for _ in range(40):
+                with g.matcher() as m:
+                    out = b""
+                    while not m.ended:
+                        mask = m.mask()
+                        byte = [b for b in range(0x20, 0x7F) if mask[b // 8] >> b % 8 & 1]
+                        assert byte, (schema, out)
+                        close = [b for b in byte if b in b'"]}']
+                        b = rng.choice(close if close and rng.random() < 0.6 else byte)
+                        m.accept(b)
+                        out += bytes([b])
+                assert oracle.is_valid(json.loads(out)), (schema, out)
 
 
 def test_a_trigger_begins_a_tag_that_starts_with_it():
