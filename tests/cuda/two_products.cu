@@ -25,15 +25,16 @@ two_gemv(const args &p)
 	const gemv_scratch scratch = { p.part, 0, p.squares, p.count };
 	const gemv_rows<ROWS> e = { s, p.y[0] }, f = { s, p.y[1] };
 	const gemv_rows<ROWS, act_gelu> g = { s, p.y[2] };
+	pdl_gate gate;
 
-	gemv<gemv_config<A, norm_none, 90>>(p.rows, p.x, norm_vectors(), w_matrix<A>(p.a, ROWS), e,
-	                                    scratch);
+	gemv<gemv_config<A, norm_none, 90>>(gate, p.rows, p.x, norm_vectors(),
+	                                    w_matrix<A>(p.a, ROWS), e, scratch);
 	__syncthreads();
-	gemv<gemv_config<B, norm_none, 90>>(p.rows, p.x, norm_vectors(), w_matrix<B>(p.b, ROWS), f,
-	                                    scratch);
+	gemv<gemv_config<B, norm_none, 90>>(gate, p.rows, p.x, norm_vectors(),
+	                                    w_matrix<B>(p.b, ROWS), f, scratch);
 	__syncthreads();
-	gemv<gemv_config<B, norm_none, 90>>(p.rows, p.x, norm_vectors(), w_matrix<B>(p.b, ROWS), g,
-	                                    scratch);
+	gemv<gemv_config<B, norm_none, 90>>(gate, p.rows, p.x, norm_vectors(),
+	                                    w_matrix<B>(p.b, ROWS), g, scratch);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 1) gemvs(const args p)
@@ -82,8 +83,9 @@ extern "C" __global__ void __launch_bounds__(256, 1) gemv_far(const args p)
 	const llmc_step s = { p.n };
 	const gemv_scratch scratch = { p.part, 0, p.squares, p.count };
 	const far_rows e(s, p.y[0]);
+	pdl_gate gate;
 
 	gemv<gemv_config<B, norm_none, 90>>(
-	    p.rows, p.x, norm_vectors(), w_matrix<B>(p.b - (long long)far_rows::FAR * B::ROW, ROWS),
-	    e, scratch);
+	    gate, p.rows, p.x, norm_vectors(),
+	    w_matrix<B>(p.b - (long long)far_rows::FAR * B::ROW, ROWS), e, scratch);
 }

@@ -16,7 +16,7 @@
  *
  *   CTAs without a unit, and warps at their end: prefetch weights of the next op to L2
  *   K, V of this warp's first tile --cp.async--> shared, if older than the step
- *   PDL wait; q --split--> shared
+ *   wait (gate); q --split--> shared
  *   mainloop: wait K; S; prefetch K of the next tile; softmax; wait V; O; prefetch V
  *
  * A warp processes 16 positions per iteration. Each lane's vectors have their own slots in shared
@@ -35,6 +35,7 @@
 
 #include "cuda/attention/attention_split_kv.h"
 #include "cuda/attention/kv_mma.h"
+#include "cuda/runtime/gate.h"
 #include "cuda/runtime/prefetch.h"
 
 template <class A, int ARCH> struct att_mma : att_split<A, 16, 8, 4> {
@@ -580,8 +581,8 @@ att_scheduled(const llmc_step &s, const AttRange &only, int unit, int part, int 
 	return g;
 }
 
-template <class S> DEV void
-att_decode_mma(const llmc_call &call, const att_args &a)
+template <class S, class GATE> DEV void
+att_decode_mma(const llmc_call &call, const att_args &a, GATE &gate)
 {
 	const llmc_step &step = call.s;
 	typedef att_mma_shared_storage<S> shared_storage;
@@ -608,20 +609,19 @@ att_decode_mma(const llmc_call &call, const att_args &a)
 		            : att_segment<S>(step, d.list);
 		more = g.tile < g.end;
 	}
-	if (!more) {
-		prefetch_next(call, warp_id(), S::WARPS);
-		PDL_WAIT();
-		return;
-	}
 	/* K and V were written before this step, except at the row's own position. A warp whose
-	 * first tile precedes that position loads it before the PDL wait. */
+	 * first tile precedes that position loads it before the gate's wait. */
 	att_pages<S> from;
-	const bool early = (g.tile + team.member + 1) * S::TILE <= g.pos;
-	att_look_up<S>(step, a, g, team, !early, from);
+	const bool early = more && (g.tile + team.member + 1) * S::TILE <= g.pos;
+	if (more)
+		att_look_up<S>(step, a, g, team, !early, from);
+	else
+		prefetch_next(call, warp_id(), S::WARPS);
 	if (early)
 		att_begin<S>(g, team, s, from);
-	PDL_WAIT();
-	PDL_LAUNCH();
+	gate.wait();
+	if (!more)
+		return;
 	if (!early)
 		att_begin<S>(g, team, s, from);
 	for (;;) {

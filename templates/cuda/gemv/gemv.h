@@ -3,7 +3,7 @@
  *   each warp of a CTA is producer and consumer in one:
  *     weights   memory --cp.async--> stage of its ring --ld.shared--> fragment --scales--> A of mma
  *     x         memory --cp.async--> shared --norm, split--> shared --ld.shared-->         B of mma
- *     ring      fill, PDL wait, load x; main loop: wait for the oldest stage, load it, prefetch
+ *     ring      fill, wait (gate), load x; main loop: wait for the oldest stage, load it, prefetch
  *               into it, commit, mma
  *   CTA         8 partial sums of each result --> shared, barrier --> epilogue, per tile of groups
  *   split-K     partial sums --> scratch, counter; the last CTA of a range to arrive adds them in
@@ -33,8 +33,8 @@
  *
  * In flight: each warp's ring of units, refilled as stages are emptied. That is 40 KB per SM
  * (sm_80, 90, 100) or 24 KB. For one row (RING1) it includes all memory that x does not need, 88
- * KB at 4096 columns. The ring is first filled before PDL_WAIT, from addresses that depend on
- * the launch only. Those loads cover most of the end of the previous kernel (figures:
+ * KB at 4096 columns. The ring is first filled before the gate's wait, from addresses that
+ * depend on the launch only. Those loads cover most of the end of the previous kernel (figures:
  * docs/kernels/gemv.md). One CTA runs per SM, and the runtime reserves the SM for it
  * (cuda_shared_of); CTAs of the next kernel start as these exit. The ring is in shared memory
  * and not in registers because a warp has six scoreboards: a deeper register ring would wait for
@@ -60,8 +60,9 @@
  *
  * More than 8 rows are processed in turns.
  *
- * gemv<G>(rows, x, norm, w, e, to, call): G is a gemv_config (cuda/gemv/gemv_smem.h), `rows` the
- * number that the launch was sized for. call: when a warp has issued its last load of W, it
+ * gemv<G>(gate, rows, x, norm, w, e, to, call): G is a gemv_config (cuda/gemv/gemv_smem.h), gate
+ * waits for the op before (cuda/runtime/gate.h), `rows` is the number that the launch was sized
+ * for. call: when a warp has issued its last load of W, it
  * prefetches what the call names (cuda/runtime/prefetch.h); NULL: nothing. A kernel may call gemv
  * for several matrices, with a barrier between. The epilogue e selects rows of W and stores the
  * results:
@@ -84,6 +85,7 @@
 #define LLMC_CUDA_GEMV_GEMV_H
 
 #include "cuda/gemv/gemv_finish.h"
+#include "cuda/runtime/gate.h"
 #include "cuda/runtime/prefetch.h"
 #include "cuda/gemv/gemv_x.h"
 
@@ -507,8 +509,8 @@ gemv_stream_groups(typename G::shared_storage &sm, gemv_stream<G, E> &in, const 
 	}
 }
 
-template <class G, class E> DEV void
-gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename G::W> &w,
+template <class G, class E, class GATE> DEV void
+gemv(GATE &gate, int rows, const float *x, const norm_vectors &norm, const w_matrix<typename G::W> &w,
      const E &e, const gemv_scratch &to, const llmc_call *call = 0)
 {
 	typedef typename G::shared_storage shared_storage;
@@ -535,8 +537,7 @@ gemv(int rows, const float *x, const norm_vectors &norm, const w_matrix<typename
 	in.begin(sm.warp[warp], one, own.g0, own.g1);
 	if (call && own.g0 == own.g1) /* nothing to read */
 		prefetch_next(*call, warp, GEMV_WARPS);
-	PDL_WAIT();
-	PDL_LAUNCH();
+	gate.wait();
 	const int n = e.count();
 	/* a launch for one row reads x without waiting for n */
 	const bool blind = one && !E::FIRST;
