@@ -183,6 +183,7 @@ compile(const Spec *s, const char *target, int rank, bool fuse, const char *dump
 	Selection *sel = select_steps(g, ts, d);
 	if (!sel || d->n_error)
 		return NULL;
+	select_persistent(g, ts, sel);
 	mem_buffers(g, sel);
 	mem_assign(perm, sel->buf, sel->n_buf, &sel->slot, &sel->n_slot);
 

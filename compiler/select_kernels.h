@@ -31,6 +31,7 @@ typedef struct Selection {
 	int *kernel_op;        /* first op that uses it */
 	int n_step;            /* ops of the graph, in both phases */
 	Step *step[PHASES];
+	PlanPersistent persistent;
 	int n_buf;
 	MemBuf *buf;
 	int *buf_of[PHASES]; /* [n_val] buffer of an activation; -1: none */
@@ -43,6 +44,9 @@ void select_layouts(Graph *g, const Templates *ts);
 /* Select kernels, or the reference with one warning per op name (ts NULL: no warning). NULL if d
  * has errors. */
 Selection *select_steps(Graph *g, const Templates *ts, Diag *d);
+
+/* select_persistent.c: the form of decode steps; ts as above */
+void select_persistent(const Graph *g, const Templates *ts, Selection *sel);
 
 /* plan_memory.c */
 void mem_buffers(const Graph *g, Selection *sel); /* liveness, in-place */

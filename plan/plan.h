@@ -27,6 +27,8 @@ enum {
 	PLAN_MAX_SCRATCH = 6,
 	PLAN_MAX_MAKES = 8,
 	PLAN_MAX_PREFETCH = 4, /* at most one of experts */
+	PLAN_MAX_BODIES = 32,
+	PLAN_BODY_THREADS = 256,
 	PLAN_MAX_EOS = 8,
 	PLAN_MAX_RANKS = 1024,
 	PLAN_MAX_ADAPTERS = 1024,
@@ -279,6 +281,16 @@ typedef struct PlanPhase {
 	PlanStep *step;
 } PlanPhase; /* "decode": one row per sequence; "mixed": any */
 
+/* GPUs: a kernel without arguments that runs whole decode steps, one launch instead of one per
+ * step of the phase (docs/internals/persistent-step.md). It calls the bodies of the kernels
+ * `body`, which it numbers in this order. n_body 0: there is none, because of `why`; why NULL: it
+ * is not wanted. */
+typedef struct PlanPersistent {
+	int kernel;
+	int n_body, body[PLAN_MAX_BODIES];
+	const char *why;
+} PlanPersistent;
+
 /* Images: the plan of a language model whose steps may take rows of a tower, or of a tower */
 typedef enum PlanVision { VISION_NONE, VISION_ROWS, VISION_TOWER } PlanVision;
 
@@ -329,6 +341,7 @@ typedef struct Plan {
 	PlanBuffer *buffer;
 	int n_kernel;
 	PlanKernel *kernel;
+	PlanPersistent persistent;
 	int n_phase;
 	PlanPhase *phase; /* [0] decode, [1] mixed */
 	/* outputs_rows: a draft head reads this plan's rows. takes_rows: this plan is such a head;

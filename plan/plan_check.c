@@ -452,6 +452,49 @@ check_kernel(const PlanKernel *k, llmc_error *err)
 	return LLMC_OK;
 }
 
+/* Returns whether a persistent kernel may run the kernel's body. */
+static bool
+body_fits(const PlanKernel *body, const PlanLaunch *in)
+{
+	const PlanLaunch *u = &body->launch[0];
+
+	return body->n_launch == 1 && u->fn && !body->n_map && u->block <= in->block &&
+	       u->cluster == 1 && !u->rounds && u->shared <= in->shared;
+}
+
+static llmc_status
+check_persistent(const Plan *p, llmc_error *err)
+{
+	const PlanPersistent *x = &p->persistent;
+	const PlanKernel *k = &p->kernel[x->kernel];
+	const PlanLaunch *u = &k->launch[0];
+
+	if (!x->n_body)
+		return LLMC_OK;
+	if (k->n_arg || k->n_map || k->n_launch != 1 || !u->fn || u->block != PLAN_BODY_THREADS ||
+	    u->cluster != 1 || u->grid[0].sym != SYM_n_sm || u->grid[0].mul != 1 ||
+	    u->grid[0].div != 1 || u->grid[1].sym != SYM_one || u->grid[1].mul != 1 ||
+	    u->grid[2].sym != SYM_one || u->grid[2].mul != 1)
+		return BAD("persistent: kernel %s needs no arguments and one launch of a CTA of %d "
+		           "threads per SM",
+		           k->id, PLAN_BODY_THREADS);
+	for (int i = 0; i < x->n_body; i++)
+		if (!body_fits(&p->kernel[x->body[i]], u))
+			return BAD("persistent: kernel %s cannot run the body of %s", k->id,
+			           p->kernel[x->body[i]].id);
+	if (p->phase[0].n_step < 2)
+		return BAD("persistent: a step of fewer than two ops");
+	for (int i = 0; i < p->phase[0].n_step; i++) {
+		int b = 0;
+		while (b < x->n_body && x->body[b] != p->phase[0].step[i].kernel)
+			b++;
+		if (b == x->n_body)
+			return BAD("persistent: step[%d] of phase %s has no body", i,
+			           p->phase[0].id);
+	}
+	return LLMC_OK;
+}
+
 llmc_status
 plan_check(const Plan *p, llmc_error *err)
 {
@@ -475,6 +518,7 @@ plan_check(const Plan *p, llmc_error *err)
 	}
 	for (int i = 0; i < p->n_kernel; i++)
 		TRY(check_kernel(&p->kernel[i], err));
+	TRY(check_persistent(p, err));
 	for (int i = 0; i < p->n_tensor && !p->lora; i++)
 		for (int k = 0; k < p->tensor[i].n_src && !p->tensor[i].factor; k++)
 			if (p->tensor[i].src[k].lora)

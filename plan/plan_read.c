@@ -422,14 +422,7 @@ read_step(PlanReader *r, json_t *j, PlanStep *s)
 		rd_bad(r, "op", "\"%s\" is not an op of this llmc", name_text(op, strlen(op)).s);
 	s->layer = (int)rd_get_int(r, j, "layer", -1, r->p->n_layers - 1);
 	const char *kernel = rd_get_str_or_null(r, j, "kernel");
-	s->kernel = -1;
-	if (kernel) {
-		const NameEntry *e = names_find(r->kernel, r->n_kernel, kernel);
-		if (!e)
-			rd_bad(r, "kernel", "\"%s\" is not a kernel of this plan",
-			       name_text(kernel, strlen(kernel)).s);
-		s->kernel = (int)e->at;
-	}
+	s->kernel = kernel ? rd_kernel(r, "kernel", kernel) : -1;
 	json_t *a = rd_get_array(r, j, "arg", 0, PLAN_MAX_ARGS, &s->n_arg);
 	for (int i = 0; i < s->n_arg; i++) {
 		was = rd_enter(r, "arg", i);
@@ -586,13 +579,14 @@ read_plan(PlanReader *r, json_t *j)
 	    r, j,
 	    arena_printf(
 	        r->arena,
-	        "format step_abi name family spec_sha256 target %s%s%s%s%s%s%s%s%s%s" KEYS_BELOW,
+	        "format step_abi name family spec_sha256 target %s%s%s%s%s%s%s%s%s%s%s" KEYS_BELOW,
 	        rows ? "rows takes_rows " : "", lora ? "lora lora_scale " : "",
 	        output ? "output " : "", ranks ? "rank ranks " : "",
 	        stages ? "stage stages window " : "",
 	        partitions ? stages ? "partition partitions " : "partition partitions window " : "",
 	        host ? "kv_host " : "", encoder ? "token_types " : "",
-	        vision ? "vision row_width merge image_token " : "", l2 ? "l2_budget " : ""));
+	        vision ? "vision row_width merge image_token " : "", l2 ? "l2_budget " : "",
+	        json_object_get(j, "persistent") ? "persistent " : ""));
 	p->step_abi = (int)rd_get_int(r, j, "step_abi", 0, INT32_MAX);
 	if (p->step_abi != PLAN_STEP_ABI)
 		rd_bad(r, "step_abi",
@@ -652,6 +646,7 @@ read_plan(PlanReader *r, json_t *j)
 	p->rows = rows ? read_buffer_of(r, j, "rows") : 0;
 	p->takes_rows = rows && rd_get_bool(r, j, "takes_rows");
 	read_vision(r, j, vision);
+	rd_persistent(r, j);
 	READ_ALL(r, j, phase, PlanPhase, 2, 2, read_phase);
 	if (strcmp(p->phase[0].id, "decode") || strcmp(p->phase[1].id, "mixed"))
 		rd_bad(r, "phase", "are \"%s\" and \"%s\", expected \"decode\" and \"mixed\"",

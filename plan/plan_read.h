@@ -42,6 +42,10 @@ const char *rd_get_str_or_null(PlanReader *r, json_t *j, const char *key);
 const char *rd_get_id(PlanReader *r, json_t *j, const char *key);
 Dtype rd_get_dtype(PlanReader *r, json_t *j, const char *key);
 json_t *rd_get_array(PlanReader *r, json_t *j, const char *key, int min, int max, int *n);
+/* Index of a kernel; the names of kernels are known. */
+int rd_kernel(PlanReader *r, const char *key, const char *id);
+/* Reads the plan's member `persistent`, if it has one; the names of kernels are known. */
+void rd_persistent(PlanReader *r, json_t *j);
 /* Reads what a step prefetches; the names of tensors are known. */
 void rd_prefetch(PlanReader *r, json_t *j, PlanPrefetch *f);
 PlanExtent rd_extent(PlanReader *r, json_t *v, const char *key);

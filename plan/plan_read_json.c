@@ -251,3 +251,36 @@ rd_prefetch(PlanReader *r, json_t *j, PlanPrefetch *f)
 	f->first = rd_get_int(r, j, "first", 0, RD_MAX_SIZE);
 	f->bytes = rd_get_int(r, j, "bytes", 1, RD_MAX_SIZE);
 }
+
+int
+rd_kernel(PlanReader *r, const char *key, const char *id)
+{
+	const NameEntry *e = names_find(r->kernel, r->n_kernel, id);
+
+	if (!e)
+		rd_bad(r, key, "\"%s\" is not a kernel of this plan", name_text(id, strlen(id)).s);
+	return (int)e->at;
+}
+
+void
+rd_persistent(PlanReader *r, json_t *j)
+{
+	PlanPersistent *p = &r->p->persistent;
+	json_t *in = json_object_get(j, "persistent");
+
+	if (!in)
+		return;
+	size_t was = rd_enter(r, "persistent", -1);
+	if (json_object_get(in, "why")) {
+		rd_keys(r, in, "why");
+		p->why = rd_get_str(r, in, "why");
+	} else {
+		rd_keys(r, in, "kernel body");
+		p->kernel = rd_kernel(r, "kernel", rd_get_str(r, in, "kernel"));
+		json_t *a = rd_get_array(r, in, "body", 1, PLAN_MAX_BODIES, &p->n_body);
+		for (int i = 0; i < p->n_body; i++)
+			p->body[i] = rd_kernel(
+			    r, "body", rd_str_value(r, json_array_get(a, (size_t)i), "body"));
+	}
+	rd_leave(r, was);
+}

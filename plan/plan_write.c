@@ -361,6 +361,29 @@ put_step(Strbuf *out, const Plan *p, const PlanStep *s)
 	end(out, '}');
 }
 
+static void
+put_persistent(Strbuf *out, const Plan *p)
+{
+	const PlanPersistent *x = &p->persistent;
+
+	if (!x->n_body && !x->why)
+		return;
+	strbuf_puts(out, "\"persistent\":{");
+	if (x->n_body) {
+		key_str(out, "kernel", p->kernel[x->kernel].id);
+		strbuf_puts(out, "\"body\":[");
+		for (int i = 0; i < x->n_body; i++) {
+			put_str(out, p->kernel[x->body[i]].id);
+			strbuf_putc(out, ',');
+		}
+		end(out, ']');
+	} else {
+		key_str(out, "why", x->why);
+		out->len -= out->failed ? 0 : 1;
+	}
+	strbuf_puts(out, "},\n");
+}
+
 /* "name":[ one line per element ], */
 #define PUT_ALL(out, name, n, each)                                                                \
 	do {                                                                                       \
@@ -446,6 +469,7 @@ plan_write(const Plan *p, Strbuf *out)
 	PUT_ALL(out, "slot", p->n_slot, put_extent(out, &p->slot[i_]));
 	PUT_ALL(out, "buffer", p->n_buffer, put_buffer(out, &p->buffer[i_]));
 	PUT_ALL(out, "kernel", p->n_kernel, put_kernel(out, &p->kernel[i_]));
+	put_persistent(out, p);
 	strbuf_puts(out, "\"phase\":[");
 	for (int i = 0; i < p->n_phase; i++) {
 		const PlanPhase *ph = &p->phase[i];

@@ -320,6 +320,7 @@ emit_plan(const Graph *g, const Selection *sel, const char *target)
 	p->kernel = NEW(a, PlanKernel, sel->n_kernel + 1);
 	for (int i = 0; i < sel->n_kernel; i++)
 		p->kernel[i] = sel->kernel[i]->row;
+	p->persistent = sel->persistent;
 	p->n_phase = PHASES;
 	p->phase = NEW(a, PlanPhase, PHASES);
 	for (int ph = 0; ph < PHASES; ph++) {

@@ -386,6 +386,25 @@ put_steps(const Graph *g, const Plan *p, Strbuf *out)
 		put_step(p, i, out);
 }
 
+/* The form of decode steps on a GPU, and the reason */
+static void
+put_form(const Plan *p, Strbuf *out)
+{
+	const PlanPersistent *x = &p->persistent;
+
+	if (x->n_body)
+		strbuf_printf(out,
+		              "\ndecode steps of up to 4 rows: one persistent kernel, %s, with %d "
+		              "bodies; larger ones: a launch per op\n",
+		              p->kernel[x->kernel].file, x->n_body);
+	else if (x->why)
+		strbuf_printf(out,
+		              "\ndecode steps: a launch per op, not one persistent kernel: %s\n",
+		              x->why);
+	else if (target_is_cuda(p->target))
+		strbuf_puts(out, "\ndecode steps: a launch per op (step.persistent: never)\n");
+}
+
 void
 emit_text(const Graph *g, const Selection *sel, const Plan *p, const char *fusions, int n_op_before,
           Strbuf *out)
@@ -420,6 +439,7 @@ emit_text(const Graph *g, const Selection *sel, const Plan *p, const char *fusio
 		strbuf_printf(out, "\n%d steps, nothing fused\n", p->phase[0].n_step);
 	}
 	put_mla_forms(p, out);
+	put_form(p, out);
 	put_steps(g, p, out);
 }
 

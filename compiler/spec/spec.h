@@ -349,6 +349,7 @@ typedef struct Spec {
 	} kv;                  /* for latents k and v are the same */
 	bool deterministic;    /* CUDA: rows do not depend on the rest of the batch */
 	bool prefetch;         /* GPUs: decode kernels prefetch the next op's weights */
+	bool persistent;       /* GPUs: a decode step is one kernel, if all ops have a body */
 	bool activations_i8;   /* CPU: int8 activations instead of int16 for block formats */
 	bool activations_bf16; /* AMX: bf16 activations for all weights but fp32 */
 	Dtype storage_default;

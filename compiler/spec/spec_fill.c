@@ -451,6 +451,7 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->kv.sinks = (int)INT(kv_sinks);
 	s->kv.host = INT(kv_host);
 	s->prefetch = IS(step_prefetch, "auto");
+	s->persistent = IS(step_persistent, "always");
 	s->activations_i8 = IS(activations, "i8");
 	s->activations_bf16 = IS(activations, "bf16");
 	s->deterministic = BOOL(deterministic);

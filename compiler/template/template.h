@@ -22,7 +22,10 @@ typedef struct Kernel {
 	const char *const *header; /* "common/llmc_step.h", ... below templates/ */
 	PlanKernel row;
 	bool prefetch, prefetch_experts; /* prefetches the next weights; experts that it selected */
-	int n_scratch;                   /* number of last arguments that are scratch */
+	/* the text ends with the entry of the function <symbol>_body, which a persistent step
+	 * calls */
+	bool body_apart;
+	int n_scratch;                         /* number of last arguments that are scratch */
 	Dtype scratch_dtype[PLAN_MAX_SCRATCH]; /* DT_NONE: bytes */
 	int n_product;
 	const struct Kernel *product[MAX_PRODUCTS]; /* kernels whose functions it calls */
@@ -46,6 +49,10 @@ void templates_layout(const Templates *ts, PlanTensor *t);
  * differ from the op's. */
 const Kernel *template_expand(const Templates *ts, const Template *t, const Graph *g, const Op *op,
                               int phase);
+/* Make the kernel of a persistent decode step from the bodies of n kernels with body_apart, in the
+ * order of the switch. NULL, with the reason in *why: it cannot be made. */
+const Kernel *template_persistent(const Templates *ts, const Kernel *const *body, int n,
+                                  const char **why);
 const Target *templates_target(const Templates *ts);
 /* Return whether mixed templates also run decode steps. */
 bool templates_one_phase(const Templates *ts, const Graph *g);

@@ -195,6 +195,10 @@ parse_directive(HeadParser *p, const char *word, const TemplateLine *l, int bott
 		return !l->size || t->prefetch_experts ||
 		       wrong(p, l, "@prefetch takes nothing, or experts");
 	}
+	if (strcmp(word, "body") == 0) {
+		t->body_apart = true;
+		return !l->size || wrong(p, l, "@body takes nothing");
+	}
 	if (strcmp(word, "phase") == 0)
 		return parse_phase(t, l) || wrong(p, l, "@phase must be decode, mixed or both");
 	return wrong(p, l, arena_printf(p->ts->arena, "unknown directive @%s", word));

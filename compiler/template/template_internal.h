@@ -56,6 +56,7 @@ struct Template {
 	bool any_rows; /* its head uses n_row */
 	/* its decode kernel prefetches p.next; p.experts as well */
 	bool prefetch, prefetch_experts;
+	bool body_apart; /* its kernel is a body, callable from another kernel, and an entry */
 	TemplateLines head[DIRECTIVES], body;
 	int n_condition;
 	Condition condition[MAX_CONDITIONS];
@@ -117,6 +118,9 @@ bool template_scratch(Bind *b, const TemplateLine *l, ArgDecl *out);
 /* Check all @arg lines against the op. *fits false without an error: only the kind of rows, or
  * their type in this phase, differs. */
 bool template_args(Bind *b, ArgDecl arg[PLAN_MAX_ARGS], bool *fits);
+
+/* template_text.c. Key of a kernel: a hash of its text, headers, arguments and launches. */
+const char *template_key(const Templates *ts, const Kernel *k, const char *text);
 
 /* template_launch.c. k: with all its arguments. */
 bool template_launch(Bind *b, const TemplateLine *l, const PlanKernel *k, PlanLaunch *out);

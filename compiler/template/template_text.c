@@ -306,8 +306,8 @@ launches(Expansion *m)
 }
 
 /* Hash everything that determines the kernel, before its name is known. */
-static const char *
-kernel_key(const Templates *ts, const Kernel *k, const char *text)
+const char *
+template_key(const Templates *ts, const Kernel *k, const char *text)
 {
 	Sha256 sum;
 	char hex[65];
@@ -386,7 +386,7 @@ product_of(const Bind *b, const char *dtype, bool ragged)
 
 	if (!set_headers(b, k, head))
 		return NULL;
-	k->key = kernel_key(ts, k, arena_printf(a, "%s%s", head, tail));
+	k->key = template_key(ts, k, arena_printf(a, "%s%s", head, tail));
 	k->row.symbol = arena_printf(a, "gemm_%s_%s", dtype, k->key);
 	k->row.id = arena_printf(a, "gemm_%s.%s", dtype, k->key);
 	k->row.file = arena_printf(a, "kernels/%s.c", k->row.id);
@@ -459,7 +459,8 @@ template_expand(const Templates *ts, const Template *t, const Graph *g, const Op
 		return NULL;
 	k->prefetch = t->prefetch;
 	k->prefetch_experts = t->prefetch_experts;
-	k->key = kernel_key(ts, k, text.data);
+	k->body_apart = t->body_apart;
+	k->key = template_key(ts, k, text.data);
 	k->row.symbol = m.b.symbol = arena_printf(a, "%s_%s", stem, k->key);
 	k->row.id = arena_printf(a, "%s.%s", stem, k->key);
 	k->row.file = arena_printf(a, "kernels/%s.%s", k->row.id,

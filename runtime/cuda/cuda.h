@@ -12,6 +12,7 @@
  *   cuda_model.c        state shared by the sessions of a model
  *   cuda_session.c      memory of a session
  *   cuda_step.c         one step: launches, graphs
+ *   cuda_persistent.c   decode steps as one kernel
  *   tensor_map.c        tensor maps of steps
  *   cuda_sampler.c      steps that sample on the device
  *   cublaslt*.c         cuBLASLt for GEMMs of mixed steps
@@ -58,6 +59,7 @@ typedef struct CudaDevice {
 	char name[128];
 	int l2_bytes;
 	int cc, n_sm, max_shared, sm_shared; /* shared memory: most per CTA, total per SM */
+	int cooperative;                     /* 1: it has cooperative launches */
 	size_t total_bytes;
 	/* a call has failed in a way that breaks the context: only closing works */
 	atomic_bool lost;

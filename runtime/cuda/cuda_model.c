@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "runtime/cuda/nccl.h"
 
 const char *
@@ -229,6 +230,23 @@ poll_build(void *user)
 	cuda_build_poll(user);
 }
 
+/* Log the form of decode steps if the plan wants a persistent one. */
+static void
+log_form(const CudaModel *m, const RuntimeOptions *opt)
+{
+	const PlanPersistent *p = &m->plan->persistent;
+
+	if (p->n_body && m->dev.cooperative)
+		log_line(opt->log, opt->log_user, LLMC_LOG_INFO,
+		         "decode steps of up to %d rows are one persistent kernel, larger ones are "
+		         "a launch per op",
+		         CUDA_PERSISTENT_ROWS);
+	else if (p->n_body || p->why)
+		log_line(opt->log, opt->log_user, LLMC_LOG_WARNING,
+		         "decode steps are a launch per op, not one persistent kernel: %s",
+		         p->why ? p->why : "the driver has no cooperative launches");
+}
+
 /* The context is current. */
 static llmc_status
 fill(CudaModel *m, const RuntimeOptions *opt, Weights *weights, RuntimeTimes *times,
@@ -260,6 +278,7 @@ fill(CudaModel *m, const RuntimeOptions *opt, Weights *weights, RuntimeTimes *ti
 	times->pack_s = packed - start;
 	TRY_GOTO(cuda_build_wait(b, err));
 	TRY_GOTO(load_modules(m, b, err));
+	log_form(m, opt);
 	times->compile_s = clock_now() - packed; /* compile time beyond loading */
 	times->load_s = clock_now() - start;
 fail:

@@ -83,6 +83,7 @@ lay_out_state(CudaSession *c, const Session *s, CUdeviceptr base)
 	BUMP(&b, st->all_done, 1);
 	BUMP(&b, st->count, 1);
 	BUMP(&b, st->now, 1);
+	cuda_persistent_lay_out(c, s, &b);
 	cuda_window_lay_out(c, s, &b);
 	return b.over ? -1 : b.at;
 }

@@ -104,6 +104,11 @@ typedef struct CudaSession {
 	int32_t *counts;  /* [vocab] staging for uploads */
 	float *freq;      /* [n_freq] staging for uploads */
 	int32_t *adapter; /* [seqs] adapter slots of sequences, on the device */
+	/* cuda_persistent.c, on the device: tasks [3][steps], counters [steps] */
+	llmc_task *task;
+	unsigned *task_count;
+	/* most rows of a decode step that is one persistent kernel; 0: each op is a launch */
+	int32_t persistent_rows;
 	/* cuda_kv_mem.c: background copies of pages, to and from host memory */
 	CUstream copies; /* NULL: none */
 	CUevent reached; /* state of the steps' stream when a group of copies began */
@@ -131,6 +136,11 @@ void cuda_bind_prefetch(const CudaSession *c, CudaStep *k);
 /* One window: at: the tensor; budget: of the plan; allowed: bytes that this device's L2 may have */
 llmc_prefetch cuda_prefetch_slices(const void *at, int64_t tensor_bytes, const PlanPrefetch *f,
                                    int64_t budget, int64_t allowed, int n_sm);
+
+/* cuda_persistent.c: persistent decode steps. Their memory in the session's state */
+void cuda_persistent_lay_out(CudaSession *c, const Session *s, BumpAllocator *b);
+/* Write the lists of tasks for up to persistent_rows rows, once steps are bound. */
+llmc_status cuda_persistent_bind(CudaSession *c, llmc_error *err);
 
 /* tensor_map.c: fill the maps of steps whose arguments are bound */
 llmc_status cuda_bind_maps(CudaSession *c, llmc_error *err);

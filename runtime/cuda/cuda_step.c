@@ -7,6 +7,24 @@
 #include "runtime/cuda/cublaslt.h"
 #include "templates/common/llmc_mla.h"
 
+/* Largest bucket whose steps may be one persistent kernel: it runs decode kernels only. 0: none */
+static int32_t
+persistent_rows(CudaSession *c)
+{
+	const Plan *p = c->s->plan;
+	int32_t rows = 0;
+
+	if (!p->persistent.n_body || !c->m->dev.cooperative)
+		return 0;
+	for (int b = 0; b < c->n_bucket && c->bucket[b] <= CUDA_PERSISTENT_ROWS; b++) {
+		for (int i = 0; i < p->phase[0].n_step; i++)
+			if (cuda_step_for(c, 0, i, c->bucket[b]) != &c->step[0][i])
+				return rows;
+		rows = c->bucket[b];
+	}
+	return rows;
+}
+
 llmc_status
 cuda_bind(CudaSession *c, llmc_error *err)
 {
@@ -71,7 +89,8 @@ cuda_bind(CudaSession *c, llmc_error *err)
 	TRY(cuda_bind_maps(c, err));
 	for (int64_t b = 1; c->n_bucket < CUDA_BUCKETS && (b < 2 * max || b == 1); b *= 2)
 		c->bucket[c->n_bucket++] = (int32_t)(b < max ? b : max);
-	return LLMC_OK;
+	c->persistent_rows = persistent_rows(c);
+	return cuda_persistent_bind(c, err);
 }
 
 llmc_status
@@ -477,6 +496,21 @@ cuda_launch_again(CudaSession *c, int phase, const PlanKernel *only, llmc_error 
 
 /* ---- graphs ---- */
 
+/* Launch all ops of a decode step as one kernel; rows: a bucket of at most persistent_rows */
+static llmc_status
+launch_persistent(CudaSession *c, int32_t rows, llmc_error *err)
+{
+	const Plan *p = c->s->plan;
+	const PlanLaunch *u = &p->kernel[p->persistent.kernel].launch[0];
+	llmc_tasks tasks = { .task = c->task, .count = c->task_count, .n = p->phase[0].n_step };
+
+	for (int b = 0; c->bucket[b] != rows; b++)
+		tasks.task += tasks.n;
+	return cuda_launch(c, c->m->fn[p->persistent.kernel][0], u->fn,
+	                   (int64_t[3]){ c->m->dev.n_sm, 1, 1 }, u->block, 1,
+	                   cuda_shared_of(c->m, u), TOGETHER, &tasks, NULL, err);
+}
+
 static llmc_status
 capture(CudaSession *c, int32_t rows, bool sampling, llmc_error *err)
 {
@@ -484,7 +518,10 @@ capture(CudaSession *c, int32_t rows, bool sampling, llmc_error *err)
 
 	cuda_symbols(c, sym, rows, rows, rows, n_out);
 	TRY(launch_begin(c, rows, true, err));
-	TRY(launch_phase(c, 0, NULL, sym, false, err));
+	if (rows <= c->persistent_rows && !c->adapted)
+		TRY(launch_persistent(c, rows, err));
+	else
+		TRY(launch_phase(c, 0, NULL, sym, false, err));
 	return sampling ? launch_sampler(c, n_out, PROGRAMMATIC, &c->st, err) : LLMC_OK;
 }
 

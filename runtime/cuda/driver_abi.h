@@ -58,6 +58,7 @@ enum { /* attributes of devices and functions */
        CU_ATTR_MAJOR = 75,
        CU_ATTR_MINOR = 76,
        CU_ATTR_SM_SHARED = 81,
+       CU_ATTR_COOPERATIVE = 95,
        CU_ATTR_SHARED_OPTIN = 97,
        CU_FUNC_STATIC_SHARED = 1,
        CU_FUNC_DYNAMIC_SHARED = 8,

@@ -137,6 +137,8 @@ open_number(CudaDevice *d, llmc_error *err)
 	CUDA_TRY(d, a->device_attr(&d->n_sm, CU_ATTR_SM_COUNT, d->dev),
 	         "querying the number of SMs of GPU %d", d->number);
 	d->n_sm = d->n_sm < PLAN_MAX_SM ? d->n_sm : PLAN_MAX_SM;
+	CUDA_TRY(d, a->device_attr(&d->cooperative, CU_ATTR_COOPERATIVE, d->dev),
+	         "querying cooperative launches of GPU %d", d->number);
 	CUDA_TRY(d, a->device_attr(&d->max_shared, CU_ATTR_SHARED_OPTIN, d->dev),
 	         "querying the shared memory of GPU %d", d->number);
 	CUDA_TRY(d, a->device_attr(&d->sm_shared, CU_ATTR_SM_SHARED, d->dev),

@@ -267,6 +267,7 @@ uninitialised(const Case *c, CUmodule m, Args *a, bool bug)
 #define M "memory.cu"
 #define O "order.cu"
 #define S "sm90.cu"
+#define W "persistent.cu"
 #define C "cluster.cu"
 #define T "threads.cu"
 #define P "stages.cu"
@@ -462,6 +463,20 @@ static const Case cases[] = {
 	{ L, "prefetch_shared", one },
 	{ L, "prefetch_wrong", followed },
 	{ L, "prefetch_too_much", followed },
+	{ W, "step_no_wait", one, 4, 128, 0, COOPERATIVE },
+	{ W, "step_count", one, 4, 128, 0, COOPERATIVE },
+	{ W, "step_order", one, 4, 128, 0, COOPERATIVE },
+	{ W, "step_reuse", one, 4, 128, 0, COOPERATIVE },
+	{ W, "step_one_waits", one, 4, 128, 0, COOPERATIVE },
+	{ W, "step_early", one, 4, 128, 0, COOPERATIVE },
+	{ W, "step_relaxed_add", one, 4, 128, 0, COOPERATIVE },
+	{ W, "step_relaxed_poll", one, 4, 128, 0, COOPERATIVE },
+	{ W, "step_wrap", one, 4, 128, 0, COOPERATIVE },
+	{ W, "step_base", again, 4, 128, 0, COOPERATIVE },
+	{ W, "step_first_base", one, 4, 128, 0, COOPERATIVE },
+	{ W, "step_slot", one, 4, 128, 0, COOPERATIVE },
+	{ W, "step_copy", one, 4, 128, 0, COOPERATIVE },
+	{ W, "step_ring", one, 4, 128, 0, COOPERATIVE },
 };
 enum { N_CASES = sizeof cases / sizeof *cases };
 

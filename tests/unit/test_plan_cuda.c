@@ -145,6 +145,106 @@ BENCH_TEST(weights_of_a_library_gemm)
 	}
 }
 
+static void
+persistent_grid(Plan *p)
+{
+	p->kernel[p->persistent.kernel].launch[0].grid[0].sym = SYM_one;
+}
+
+static void
+persistent_threads(Plan *p)
+{
+	p->kernel[p->persistent.kernel].launch[0].block = 128;
+}
+
+static void
+persistent_other(Plan *p)
+{
+	p->persistent.kernel = p->persistent.body[1];
+}
+
+static void
+persistent_shared(Plan *p)
+{
+	p->kernel[p->persistent.kernel].launch[0].shared -= 16;
+}
+
+static void
+persistent_wide(Plan *p)
+{
+	p->kernel[p->persistent.body[1]].launch[0].block = 512;
+}
+
+static void
+persistent_launches(Plan *p)
+{
+	PlanKernel *k = &p->kernel[p->persistent.body[1]];
+
+	k->launch[k->n_launch++] = k->launch[0];
+}
+
+static void
+persistent_fewer(Plan *p)
+{
+	p->persistent.n_body--;
+}
+
+static void
+persistent_short(Plan *p)
+{
+	p->phase[0].n_step = 1;
+}
+
+/* A kernel of a persistent step runs every op, each with its own body. */
+BENCH_TEST(a_persistent_step_is_checked)
+{
+	static const char yaml[] =
+	    "llmc: 1\nname: tiny\nfamily: llama\nvocab_size: 96\nmax_positions: 64\nn_layers: "
+	    "2\nhidden: 64\nstep: {persistent: always}\n"
+	    "attention: {n_heads: 4, n_kv_heads: 2, head_dim: 16}\nffn: {width: 128}\n";
+	static const struct {
+		void (*edit)(Plan *p);
+		const char *text;
+	} wrong[] = {
+		{ persistent_grid, "one launch of a CTA of 256 threads per SM" },
+		{ persistent_threads, "one launch of a CTA of 256 threads per SM" },
+		{ persistent_other, "needs no arguments" },
+		{ persistent_shared, "cannot run the body of" },
+		{ persistent_wide, "cannot run the body of norm_qkv" },
+		{ persistent_launches, "cannot run the body of norm_qkv" },
+		{ persistent_fewer, "of phase decode has no body" },
+		{ persistent_short, "a step of fewer than two ops" },
+	};
+	Strbuf text = { 0 }, again = { 0 };
+	llmc_error err;
+	Arena a;
+	Plan *p;
+
+	b->spec = spec_from_text("tiny.yaml", yaml, sizeof yaml - 1, NULL, &b->diag, &b->arena);
+	const Compiled *c = compile_spec(b->spec, "cuda-sm_80", NULL, NULL, &b->diag, &b->arena);
+	assert_non_null(c);
+	assert_true(c->plan->persistent.n_body >= 6); /* layers share their bodies */
+	plan_write(c->plan, &text);
+	for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+		if (read_text(text.data, &a, &p, &err) != LLMC_OK)
+			fail_msg("%s", err.text);
+		strbuf_clear(&again);
+		plan_write(p, &again);
+		assert_string_equal(again.data, text.data);
+		wrong[i].edit(p);
+		if (plan_check(p, &err) != LLMC_E_INPUT || !strstr(err.text, wrong[i].text))
+			fail_msg("%zu: expected %s, got: %s", i, wrong[i].text, err.text);
+		arena_release(&a);
+	}
+	char *at = strstr(strstr(text.data, "\"body\":["), "embed.");
+	at[0] = 'X';
+	assert_int_equal(read_text(text.data, &a, &p, &err), LLMC_E_INPUT);
+	assert_non_null(strstr(err.text, "is not a kernel of this plan"));
+	arena_release(&a);
+	strbuf_release(&text);
+	strbuf_release(&again);
+}
+
 /* Decode kernels store partial results per SM: a session allocates enough for those of any GPU. */
 BENCH_TEST(memory_per_sm)
 {
@@ -178,6 +278,7 @@ main(void)
 		cmocka_unit_test(a_plan_is_read_back_unchanged),
 		cmocka_unit_test(each_broken_field_is_named),
 		cmocka_unit_test(weights_of_a_library_gemm),
+		cmocka_unit_test(a_persistent_step_is_checked),
 		cmocka_unit_test(memory_per_sm),
 	};
 

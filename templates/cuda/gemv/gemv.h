@@ -510,8 +510,9 @@ gemv_stream_groups(typename G::shared_storage &sm, gemv_stream<G, E> &in, const 
 }
 
 template <class G, class E, class GATE> DEV void
-gemv(GATE &gate, int rows, const float *x, const norm_vectors &norm, const w_matrix<typename G::W> &w,
-     const E &e, const gemv_scratch &to, const llmc_call *call = 0)
+gemv(GATE &gate, int rows, const float *x, const norm_vectors &norm,
+     const w_matrix<typename G::W> &w, const E &e, const gemv_scratch &to,
+     const llmc_call *call = 0)
 {
 	typedef typename G::shared_storage shared_storage;
 	SHARED_STORAGE(shared_storage, sm);

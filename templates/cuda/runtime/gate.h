@@ -4,7 +4,7 @@
  *
  * Before gate.wait() it reads weights and what was written before the step, and writes only shared
  * memory. After gate.wait() the results of the op before are visible. All threads of the CTA call
- * wait() once, in the same place, on every path. */
+ * wait() once, at one call site, on every path. */
 #ifndef LLMC_CUDA_RUNTIME_GATE_H
 #define LLMC_CUDA_RUNTIME_GATE_H
 

@@ -54,6 +54,24 @@ typedef struct llmc_call {
 	llmc_prefetch next[LLMC_PREFETCHES], experts;
 } llmc_call;
 
+/* One op of a persistent decode step (cuda/runtime/persistent.h). A multiple of 16 bytes, since it
+ * is copied to shared memory. */
+typedef struct llmc_task {
+	llmc_call call;
+	int body;     /* index in the kernel's switch */
+	int wait;     /* counter that must be full before results of other ops are read; -1: none */
+	int done;     /* counter that each CTA adds 1 to once it has stored its results */
+	int reserved; /* 0 */
+} llmc_task;
+
+/* Argument of a persistent decode step: the ops in order, at least two. Each counter grows by the
+ * number of CTAs per step, so all of them are equal between steps. */
+typedef struct llmc_tasks {
+	const llmc_task *task; /* [n] */
+	unsigned *count;       /* initially equal, e.g. 0 */
+	int n;
+} llmc_tasks;
+
 #define N_TOK(p) ((p).s.n[0])
 #define N_DEC(p) ((p).s.n[1])
 #define N_SEQ(p) ((p).s.n[2])
