@@ -218,7 +218,7 @@ repeat(Jinja *j, Val v, int64_t times)
 		p[total] = 0;
 		return val_span((ByteSpan){ p, total });
 	}
-	Val out = val_list(j, v.type, 0);
+	Val out = val_list(j, v.type, v.l->n && n <= JINJA_MAX_STEPS / v.l->n ? n * v.l->n : 0);
 	for (size_t i = 0; i < n && v.l->n; i++) {
 		jinja_step(j, v.l->n);
 		for (size_t k = 0; k < v.l->n; k++)
