@@ -195,6 +195,8 @@ typedef struct PendingText { /* data of another module, created on first use */
 	void (*drop)(void *p); /* called when the tokenizer is closed */
 } PendingText;
 
+typedef struct CallFormat CallFormat; /* text/tool_calls.h */
+
 struct llmc_tokenizer {
 	Arena arena;
 	PendingText *kept;
@@ -242,6 +244,8 @@ struct llmc_tokenizer {
 	int32_t n_eos;
 	const char *chat, *chat_tools; /* templates, or NULL */
 	const char *response;          /* response_template of tokenizer_config.json, or NULL */
+	/* set by the first llmc_calls_open, in any thread */
+	_Atomic(CallFormat *) call_format;
 
 	pcre2_code **regex; /* all that were compiled, for close */
 	size_t n_regex, cap_regex;

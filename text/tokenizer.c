@@ -1,5 +1,6 @@
 /* Tokenizer object: creation, last step of loading, queries. */
 #include "text/text.h"
+#include "text/tool_calls.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,6 +47,7 @@ llmc_tokenizer_close(llmc_tokenizer *t)
 		t->kept->drop(t->kept->p);
 	pthread_mutex_destroy(&t->kept->lock);
 	free(t->kept);
+	call_format_free(t->call_format);
 	strbuf_release(&t->scratch);
 	arena_release(&t->arena);
 	free(t);

@@ -88,8 +88,10 @@ struct llmc_calls {
 	void *user;
 };
 
-llmc_status call_row(const llmc_tokenizer *t, Arena *a, CallRow *out,
-                     llmc_error *err); /* tool_calls_formats.c; may jump to the arena's oom */
+/* tool_calls_formats.c. Finds the format of a tokenizer's calls, which lives as long as the
+ * tokenizer. Any thread. */
+llmc_status call_format(const llmc_tokenizer *t, const CallRow **out, llmc_error *err);
+void call_format_free(CallFormat *f);
 /* grammar of a tool whose only parameter is a string; NULL: none */
 void call_row_own(const char *response_template, Arena *a,
                   /* tool_calls_response_template.c: overrides fields of the row; same jump */

@@ -1,5 +1,6 @@
 /* configs/formats/calls.yaml: selects the row of a chat template and writes the grammar of its
  * calls. */
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -89,7 +90,8 @@ put_suffix(Arena *a, const char **mark, size_t n, const char *suffix)
 	}
 }
 
-llmc_status
+/* Fills the row of a tokenizer. May jump to the arena's oom. */
+static llmc_status
 call_row(const llmc_tokenizer *t, Arena *a, CallRow *out, llmc_error *err)
 {
 	const char *template = t->chat_tools ? t->chat_tools : t->chat;
@@ -140,6 +142,52 @@ call_row(const llmc_tokenizer *t, Arena *a, CallRow *out, llmc_error *err)
 		return LLMC_OK;
 	}
 	return error_set(err, LLMC_E_BUG, FILE_NAME " has no last row for everything else");
+}
+
+struct CallFormat {
+	Arena arena;
+	CallRow row;
+};
+
+void
+call_format_free(CallFormat *f)
+{
+	if (f)
+		arena_release(&f->arena);
+	free(f);
+}
+
+static llmc_status
+fill(CallFormat *f, const llmc_tokenizer *t, llmc_error *err)
+{
+	arena_init(&f->arena);
+	if (setjmp(f->arena.oom))
+		return error_set(err, LLMC_E_MEMORY, "out of memory for the format of calls");
+	return call_row(t, &f->arena, &f->row, err);
+}
+
+llmc_status
+call_format(const llmc_tokenizer *t, const CallRow **out, llmc_error *err)
+{
+	_Atomic(CallFormat *) *kept = &((llmc_tokenizer *)t)->call_format;
+	CallFormat *f = atomic_load(kept), *other = NULL;
+
+	if (!f) {
+		f = calloc(1, sizeof *f);
+		if (!f)
+			return error_set(err, LLMC_E_MEMORY, "out of memory for an answer");
+		llmc_status status = fill(f, t, err);
+		if (status != LLMC_OK) {
+			call_format_free(f);
+			return status;
+		}
+		if (!atomic_compare_exchange_strong(kept, &other, f)) {
+			call_format_free(f);
+			f = other;
+		}
+	}
+	*out = &f->row;
+	return LLMC_OK;
 }
 
 /* ---- grammar of calls ---- */

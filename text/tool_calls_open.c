@@ -16,13 +16,15 @@ ends_with(const char *s, size_t n, ByteSpan mark)
 	return mark.n && n >= mark.n && memcmp(s + n - mark.n, mark.s, mark.n) == 0;
 }
 
-/* Loads the format row; returns an error if memory runs out. */
+/* Loads the format's row and its marks; returns an error if memory runs out. */
 static llmc_status
 read_row(llmc_calls *c, const llmc_tokenizer *t, llmc_error *err)
 {
 	if (setjmp(c->arena.oom))
 		return error_set(err, LLMC_E_MEMORY, "out of memory for an answer");
-	TRY(call_row(t, &c->arena, &c->row, err));
+	const CallRow *row;
+	TRY(call_format(t, &row, err));
+	c->row = *row;
 	ByteSpan mark = call_core(c->row.section[0] ? c->row.section[0] : c->row.open);
 	c->mark = mark.n && !(c->row.bare && c->row.section[0])
 	              ? arena_strndup(&c->arena, mark.s, mark.n)

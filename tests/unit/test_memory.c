@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdint.h>
 
 #include "base/error.h"
@@ -17,6 +18,7 @@
 #include "image/prepare.h"
 #include "llmc.h"
 #include "serve/http/json_body.h"
+#include "text/tool_calls.h"
 #include "tempdir.h"
 
 void *__real_malloc(size_t n);
@@ -328,11 +330,14 @@ calls(llmc_error *err)
 	                  output[] = "text <tool_call>\n{\"name\": \"f\", \"arguments\": "
 	                             "{\"a\": 12345678901234567}}\n</tool_call>";
 	llmc_calls *c = NULL;
-	llmc_status s = llmc_calls_open(llmc_model_tokenizer(shared), "", 0, tools, &c, err);
+	const llmc_tokenizer *t = llmc_model_tokenizer(shared);
+	llmc_status s = llmc_calls_open(t, "", 0, tools, &c, err);
 
 	if (s == LLMC_OK)
 		s = llmc_calls_feed(c, output, sizeof output - 1, true, ignore_piece, NULL, err);
 	llmc_calls_close(c);
+	/* the tokenizer keeps it otherwise */
+	call_format_free(atomic_exchange(&((llmc_tokenizer *)t)->call_format, NULL));
 	return s;
 }
 
