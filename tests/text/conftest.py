@@ -10,6 +10,15 @@ import text_lib as lib  # noqa: E402
 from small_tokenizer import CONFIG, SMALL  # noqa: E402
 
 
+@pytest.fixture(scope="session")
+def smollm2_tokenizer(smollm2):
+    """The demo model's tokenizer, opened once: its vocabulary is prepared for grammars once, too."""
+    import llmc
+
+    with llmc.Tokenizer(smollm2) as t:
+        yield t
+
+
 @pytest.fixture
 def chat(tmp_path):
     """chat(template, messages, **options): the library's rendering."""

@@ -817,7 +817,9 @@ def test_a_call_that_breaks_off_stays_one(tokenizer):
     "row,template", sorted({(c[0], c[1]) for c in CASES if c[0] != "think-answer"})
 )
 @pytest.mark.parametrize("only", [None, "weather"])
-def test_what_forces_calls_is_what_the_reading_takes(tokenizer, smollm2, row, template, only):
+def test_what_forces_calls_is_what_the_reading_takes(
+    tokenizer, smollm2_tokenizer, row, template, only
+):
     """A walk through the call grammar, shortest token first, yields output that is parsed as calls."""
     import llmc
 
@@ -829,7 +831,7 @@ def test_what_forces_calls_is_what_the_reading_takes(tokenizer, smollm2, row, te
         )
         == 0
     ), err.text
-    tok = llmc.Tokenizer(smollm2)
+    tok = smollm2_tokenizer
     out, end = b"", {"gemma": b'<|"|>', "function-gemma": b"<escape>"}.get(row, b"")
     with llmc.Grammar(tok, "parts", buf.value.decode()) as g, g.matcher() as m:
         singles = [tok.encode(bytes([b]), special=0) for b in range(32, 127)]
@@ -867,7 +869,9 @@ PATCH = '*** Begin\n+a "b" \\\\ <c>\n'
     "row,template", sorted({(c[0], c[1]) for c in CASES if c[0] != "think-answer"})
 )
 @pytest.mark.parametrize("flags", [1, 3])
-def test_the_one_text_of_a_tool_may_have_a_grammar(tokenizer, smollm2, row, template, flags):
+def test_the_one_text_of_a_tool_may_have_a_grammar(
+    tokenizer, smollm2_tokenizer, row, template, flags
+):
     """In each format, output forced by the grammar of a one-string tool is parsed as a call with this string."""
     import llmc
 
@@ -897,7 +901,7 @@ def test_the_one_text_of_a_tool_may_have_a_grammar(tokenizer, smollm2, row, temp
     assert (
         LIB.llmc_calls_rules(r.h, None, flags, buf, len(buf), C.byref(need), C.byref(err)) == 0
     ), err.text
-    tok, out = llmc.Tokenizer(smollm2), b""
+    tok, out = smollm2_tokenizer, b""
     letters = [
         (tok.encode(c, special=0), c.encode())
         for c in [chr(c) for c in range(32, 127)] + ["\n", "｜", "▁"]

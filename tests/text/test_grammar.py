@@ -170,9 +170,9 @@ def test_masks_of_lark_are_those_of_llguidance(vocabulary, name, text, texts):
         assert sum(walk(vocabulary, name, grammar, rules, t) for t in texts) > 2 * len(texts)
 
 
-def test_a_patch_within_json_is_a_patch(smollm2):
+def test_a_patch_within_json_is_a_patch(smollm2_tokenizer):
     """Random outputs of the Codex grammar inside a JSON string match the plain grammar after JSON decoding."""
-    tok, rng = llmc.Tokenizer(smollm2), random.Random(2)
+    tok, rng = smollm2_tokenizer, random.Random(2)
     tokens = token_bytes(tok)
     usable = numpy.array([t[:1] != b"\xff" and 0 < len(t) < 4 for t in tokens])
     parts = {
@@ -224,8 +224,8 @@ def test_a_patch_within_json_is_a_patch(smollm2):
                     assert m.may_end
 
 
-def test_random_outputs_validate_against_their_schema(smollm2):
-    tok = llmc.Tokenizer(smollm2)
+def test_random_outputs_validate_against_their_schema(smollm2_tokenizer):
+    tok = smollm2_tokenizer
     tokens = token_bytes(tok)
     rng = random.Random(1)
     usable = numpy.array([t[:1] != b"\xff" for t in tokens])
@@ -260,9 +260,9 @@ def test_random_outputs_validate_against_their_schema(smollm2):
         ("gbnf", "root ::= (", "line 1"),
     ],
 )
-def test_errors_name_the_location(smollm2, kind, text, word):
+def test_errors_name_the_location(smollm2_tokenizer, kind, text, word):
     with pytest.raises(llmc.Error, match=word.replace("(", "\\(")) as e:
-        llmc.Grammar(llmc.Tokenizer(smollm2), kind, text)
+        llmc.Grammar(smollm2_tokenizer, kind, text)
     assert e.value.name == "LLMC_E_INPUT"
 
 

@@ -164,13 +164,6 @@ def accepts(grammar, ids):
         return m.may_end
 
 
-@pytest.fixture(scope="module")
-def vocabulary(smollm2):
-    import llmc
-
-    return llmc.Tokenizer(smollm2)
-
-
 def distinct(row, schema, value):
     """Whether the format writes the value differently than a string of the same spelling."""
     if row["body"] != "pairs" or len(row["pair"]) > 3 or isinstance(value, str):
@@ -180,7 +173,9 @@ def distinct(row, schema, value):
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
-def test_arguments_are_read_as_written_and_forced_by_their_schema(tokenizers, vocabulary, row):
+def test_arguments_are_read_as_written_and_forced_by_their_schema(
+    tokenizers, smollm2_tokenizer, row
+):
     import llmc
 
     t = tokenizers(row)
@@ -189,21 +184,21 @@ def test_arguments_are_read_as_written_and_forced_by_their_schema(tokenizers, vo
         valid = jsonschema.Draft202012Validator(
             {**schema, "$defs": DEFS}, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
         )
-        with llmc.Grammar(vocabulary, "parts", rules(t, tools), strict=True) as g:
+        with llmc.Grammar(smollm2_tokenizer, "parts", rules(t, tools), strict=True) as g:
             for value in good:
                 assert valid.is_valid(value) or schema.get("nullable")
                 said = write(row, {"x": value})
                 assert Reader(t, "", tools).read([said.encode()])[2] == [("f", {"x": value})], kind
-                assert accepts(g, vocabulary.encode(said, special=0)), (kind, said)
+                assert accepts(g, smollm2_tokenizer.encode(said, special=0)), (kind, said)
             for value in bad:
                 assert not valid.is_valid(value)
                 if distinct(row, schema, value):
                     said = write(row, {"x": value})
-                    assert not accepts(g, vocabulary.encode(said, special=0)), (kind, said)
+                    assert not accepts(g, smollm2_tokenizer.encode(said, special=0)), (kind, said)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
-def test_names_of_arguments_may_be_any_string(tokenizers, vocabulary, row):
+def test_names_of_arguments_may_be_any_string(tokenizers, smollm2_tokenizer, row):
     import llmc
 
     t = tokenizers(row)
@@ -211,8 +206,8 @@ def test_names_of_arguments_may_be_any_string(tokenizers, vocabulary, row):
     arguments = {n: f"v{i}, ({n})" if i % 2 else i for i, n in enumerate(NAMES)}
     said = write(row, arguments)
     assert Reader(t, "", tools).read([said.encode()])[2] == [("f", arguments)]
-    with llmc.Grammar(vocabulary, "parts", rules(t, tools), strict=True) as g:
-        assert accepts(g, vocabulary.encode(said, special=0)), said
+    with llmc.Grammar(smollm2_tokenizer, "parts", rules(t, tools), strict=True) as g:
+        assert accepts(g, smollm2_tokenizer.encode(said, special=0)), said
     data = said.encode()
     for at in range(1, len(data)):
         got = Reader(t, "", tools)
@@ -240,7 +235,9 @@ def test_markers_inside_values_do_not_end_them(tokenizers, row):
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
-def test_parameters_may_be_defined_by_reference_and_alternatives(tokenizers, vocabulary, row):
+def test_parameters_may_be_defined_by_reference_and_alternatives(
+    tokenizers, smollm2_tokenizer, row
+):
     """The whole parameters object may be $ref, allOf or anyOf; the parser and the grammar resolve it."""
     import llmc
 
@@ -260,17 +257,17 @@ def test_parameters_may_be_defined_by_reference_and_alternatives(tokenizers, voc
         tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
         said = write(row, {"a": "12", "b": 7})
         assert Reader(t, "", tools).read([said.encode()])[2] == [("f", {"a": "12", "b": 7})]
-        with llmc.Grammar(vocabulary, "parts", rules(t, tools), strict=True) as g:
-            assert accepts(g, vocabulary.encode(said, special=0)), said
+        with llmc.Grammar(smollm2_tokenizer, "parts", rules(t, tools), strict=True) as g:
+            assert accepts(g, smollm2_tokenizer.encode(said, special=0)), said
 
 
-def test_a_string_that_a_format_cannot_write_is_named_under_strict(tokenizers, vocabulary):
+def test_a_string_that_a_format_cannot_write_is_named_under_strict(tokenizers, smollm2_tokenizer):
     import llmc
 
     row = next(r for r in ROWS if r["name"] == "qwen3-coder")
     tools = tool({"x": {"enum": ["ok", "a\n</parameter>\nb"]}})
     text = rules(tokenizers(row), tools)
     with pytest.raises(llmc.Error, match=r"properties/x/enum: the string"):
-        llmc.Grammar(vocabulary, "parts", text, strict=True)
-    with llmc.Grammar(vocabulary, "parts", text) as g:
-        assert accepts(g, vocabulary.encode(write(row, {"x": "ok"}), special=0))
+        llmc.Grammar(smollm2_tokenizer, "parts", text, strict=True)
+    with llmc.Grammar(smollm2_tokenizer, "parts", text) as g:
+        assert accepts(g, smollm2_tokenizer.encode(write(row, {"x": "ok"}), special=0))
