@@ -126,15 +126,17 @@ llmc_tower_placeholder(const llmc_tower *t)
 	return t->rules.placeholder;
 }
 
-/* Index of a patch in the table of learned positions, which has a square of them */
+/* Index of a patch in the table of learned positions, which has a square of them after that of the
+ * class row */
 static int32_t
 learned_position(const Spec *s, const ImageTile *tile, const int32_t at[2])
 {
+	const int32_t first = s->vision.class_row;
 	int64_t side = 1;
 
-	while ((side + 1) * (side + 1) <= s->vision.positions)
+	while ((side + 1) * (side + 1) + first <= s->vision.positions)
 		side++;
-	return (int32_t)(at[0] * side / tile->grid_h * side + at[1] * side / tile->grid_w);
+	return first + (int32_t)(at[0] * side / tile->grid_h * side + at[1] * side / tile->grid_w);
 }
 
 /* Run the tower over one tile: a sequence of its own. */
@@ -142,34 +144,41 @@ static llmc_status
 run_tile(llmc_tower *t, const ImageRows *rows, const ImageTile *tile, float *out, llmc_error *err)
 {
 	const Spec *s = t->model->spec;
-	const int64_t n = (int64_t)tile->grid_h * tile->grid_w;
+	const int64_t patches = (int64_t)tile->grid_h * tile->grid_w,
+	              first = t->model->plan->class_rows, n = patches + first;
+	const float *row = rows->value + tile->first_row * rows->row_elems;
 	llmc_seq q = -1;
 
 	if (n > t->most_rows)
 		return error_set(err, LLMC_E_RANGE,
 		                 "the image has %lld patches, the tower was opened for %lld",
-		                 (long long)n, (long long)t->most_rows);
+		                 (long long)patches, (long long)(t->most_rows - first));
 	int32_t *ids = calloc((size_t)n * 3, sizeof *ids), *y = ids + n, *x = y + n;
-	if (!ids)
-		return error_set(err, LLMC_E_MEMORY, "out of memory for an image");
-	for (int64_t i = 0; i < n; i++) {
+	float *with_class = first ? calloc((size_t)n, (size_t)rows->row_elems * sizeof *row) : NULL;
+	if (!ids || (first && !with_class))
+		return free(ids), free(with_class),
+		       error_set(err, LLMC_E_MEMORY, "out of memory for an image");
+	if (first)
+		memcpy(with_class + first * rows->row_elems, row,
+		       (size_t)(patches * rows->row_elems) * sizeof *row);
+	for (int64_t i = 0; i < patches; i++) {
 		const int32_t *at = rows->position + (tile->first_row + i) * 2;
-		y[i] = at[0];
-		x[i] = s->vision.positions ? learned_position(s, tile, at) : at[1];
+		y[first + i] = at[0];
+		x[first + i] = s->vision.positions ? learned_position(s, tile, at) : at[1];
 	}
-	const llmc_image_rows in = { .row = rows->value + tile->first_row * rows->row_elems,
-		                     .pos = { y, x } };
+	const llmc_image_rows in = { .row = first ? with_class : row, .pos = { y, x } };
 	pthread_mutex_lock(&t->lock);
 	llmc_status status = llmc_seq_new(t->session, 0, &q, err);
 	if (status == LLMC_OK) {
 		const llmc_chunk c = { .seq = q,
 			               .tok = ids,
 			               .n_tok = (int32_t)n,
-			               .n_out = (int32_t)(n / t->model->plan->merge) };
+			               .n_out = (int32_t)(patches / t->model->plan->merge) };
 		status = llmc_forward_images(t->session, &c, 1, &in, out, err);
 		llmc_seq_free(t->session, q);
 	}
 	pthread_mutex_unlock(&t->lock);
+	free(with_class);
 	free(ids);
 	return status;
 }

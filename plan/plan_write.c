@@ -460,6 +460,7 @@ plan_write(const Plan *p, Strbuf *out)
 		key_str(out, "vision", plan_vision_name[p->vision]);
 		key_int(out, "row_width", p->row_width);
 		key_int(out, "merge", p->merge);
+		key_int(out, "class_rows", p->class_rows);
 		key_int(out, "image_token", p->image_token);
 	}
 	strbuf_putc(out, '\n');

@@ -110,6 +110,8 @@ ref_activate(const char *act, double x)
 		return x / (1.0 + exp(-x));
 	if (!strcmp(act, "gelu"))
 		return 0.5 * x * (1.0 + erf(x * 0.70710678118654752440));
+	if (!strcmp(act, "gelu_quick"))
+		return x / (1.0 + exp(-1.702 * x));
 	if (!strcmp(act, "relu"))
 		return x > 0 ? x : 0;
 	if (!strcmp(act, "relu2"))

@@ -29,11 +29,13 @@ check_chunk(const Session *s, const llmc_chunk *c, size_t i, bool fed, llmc_erro
 	if (c->n_tok < 1 || (!c->tok && !fed))
 		return error_set(err, LLMC_E_RANGE, "chunk %zu: %d tokens, at least one is needed",
 		                 i, c->n_tok);
-	if (s->plan->vision == VISION_TOWER && (int64_t)c->n_out * s->plan->merge != c->n_tok)
+	if (s->plan->vision == VISION_TOWER &&
+	    c->n_out * s->plan->merge + s->plan->class_rows != c->n_tok)
 		return error_set(err, LLMC_E_RANGE,
 		                 "chunk %zu: %d patches give %d rows, this tower merges %lld "
 		                 "patches into one row",
-		                 i, c->n_tok, c->n_out, (long long)s->plan->merge);
+		                 i, c->n_tok - s->plan->class_rows, c->n_out,
+		                 (long long)s->plan->merge);
 	if (c->n_out < 0 || c->n_out > c->n_tok)
 		return error_set(err, LLMC_E_RANGE,
 		                 "chunk %zu: logits of %d rows are wanted, the chunk has %d", i,

@@ -231,6 +231,8 @@ build_act_word(ActKind a)
 		return "gelu";
 	case ACT_GELU_TANH:
 		return "gelu_tanh";
+	case ACT_GELU_QUICK:
+		return "gelu_quick";
 	case ACT_RELU:
 		return "relu";
 	case ACT_RELU2:

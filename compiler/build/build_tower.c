@@ -15,6 +15,18 @@ build_given_rows(ModelBuilder *b, const char *key, const char *name, int64_t wid
 	return rows;
 }
 
+/* Add to each row x the row of a table that pos2 numbers; numbers beyond the table add nothing. */
+static int
+add_numbered(ModelBuilder *b, int x, const char *role, int64_t rows, const char *name)
+{
+	int w = build_matrix(b, role, rows, b->s->hidden), y = build_value(b, name);
+	Op *o = OP(b, embed_type, .x = x, .w = w, .y = y);
+
+	op_set_int(b->g, o, "hidden", b->s->hidden);
+	op_set_int(b->g, o, "types", rows);
+	return y;
+}
+
 int
 build_patches(ModelBuilder *b)
 {
@@ -23,14 +35,14 @@ build_patches(ModelBuilder *b)
 
 	build_at(b, "vision.width");
 	x = build_matmul(b, x, "patch", s->vision.bias, s->hidden, s->vision.width, "x0");
+	if (s->vision.class_row) {
+		/* the caller passes zeros for this row, and only it has position 0 */
+		build_at(b, "vision.class_row");
+		x = add_numbered(b, x, "class", 1, "x0_class");
+	}
 	if (s->vision.positions) {
 		build_at(b, "vision.positions");
-		int w = build_matrix(b, "patch_pos", s->vision.positions, s->hidden),
-		    y = build_value(b, "x0_pos");
-		Op *o = OP(b, embed_type, .x = x, .w = w, .y = y);
-		op_set_int(b->g, o, "hidden", s->hidden);
-		op_set_int(b->g, o, "types", s->vision.positions);
-		x = y;
+		x = add_numbered(b, x, "patch_pos", s->vision.positions, "x0_pos");
 	}
 	build_at(b, "norm.kind");
 	return build_norm(b, s->norm.embed, x, "embed_norm", "x0_normed");

@@ -69,6 +69,7 @@ import_names(ImportSource *s, const Spec *spec)
 		{ "model.", "model.text_model." }, /* Idefics and SmolVLM */
 		{ "model.", "" },                  /* base model without a head */
 		{ "", "model." },
+		{ "vision_tower.vision_model.", "vision_tower." }, /* transformers 5 */
 	};
 	const char *prefix = s->family.format && node_get(s->family.format, "prefix")
 	                         ? node_get(s->family.format, "prefix")->text

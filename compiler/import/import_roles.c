@@ -630,6 +630,8 @@ tower_roles(ImportCheck *c, RoleList *list)
 	const int64_t merged = s->hidden * (s->vision.mean ? 1 : s->vision.merge);
 
 	ROLE("patch", s->hidden, s->vision.width, s->vision.bias);
+	if (s->vision.class_row)
+		ROLE("class", 1, s->hidden, false);
 	if (s->vision.positions)
 		ROLE("patch_pos", s->vision.positions, s->hidden, false);
 	if (s->vision.out)
@@ -646,11 +648,10 @@ import_outer_roles(ImportCheck *c)
 	int64_t H = s->hidden;
 	RoleList outside = { .n = 0 }, *list = &outside;
 
-	if (s->vision.part == VISION_TOWER) {
+	if (s->vision.part == VISION_TOWER)
 		tower_roles(c, list);
-	} else {
+	else
 		ROLE("embed", s->vocab_size, s->embed.width, false);
-	}
 	if (spec_narrow(s)) {
 		ROLE("embed_in", H, s->embed.width, false);
 		ROLE("embed_out", s->embed.width, H, false);

@@ -128,6 +128,7 @@ static const char *const roles[] = {
 	"mtp_output",
 	"patch",
 	"patch_pos",
+	"class",
 	"project",
 	"project_out",
 	"e_stream_in",

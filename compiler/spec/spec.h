@@ -27,6 +27,7 @@ typedef enum ActKind {
 	ACT_SILU,
 	ACT_GELU,
 	ACT_GELU_TANH,
+	ACT_GELU_QUICK,
 	ACT_RELU,
 	ACT_RELU2,
 	ACT_SWIGLU_OAI,
@@ -336,7 +337,7 @@ typedef struct Spec {
 		VisionPart part;
 		int32_t token;
 		int64_t width, positions, merge, inner, out;
-		bool mean, bias, out_bias; /* mean: merged rows are averaged */
+		bool class_row, mean, bias, out_bias; /* mean: merged rows are averaged */
 		ActKind act;
 	} vision;
 

@@ -16,6 +16,7 @@ act_of(const SpecTable *t, SpecKey k)
 		[ACT_SILU] = "silu",
 		[ACT_GELU] = "gelu",
 		[ACT_GELU_TANH] = "gelu_tanh",
+		[ACT_GELU_QUICK] = "gelu_quick",
 		[ACT_RELU] = "relu",
 		[ACT_RELU2] = "relu2",
 		[ACT_SWIGLU_OAI] = "swiglu_oai",
@@ -368,6 +369,7 @@ fill_vision(const SpecTable *t, Spec *s)
 	s->vision.width = INT(vision_width);
 	s->vision.bias = BOOL(vision_bias);
 	s->vision.positions = INT(vision_positions);
+	s->vision.class_row = BOOL(vision_class);
 	s->vision.merge = INT(vision_merge);
 	s->vision.mean = IS(vision_merge_kind, "mean");
 	s->vision.inner = INT(vision_inner);

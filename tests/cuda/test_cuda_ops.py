@@ -126,6 +126,8 @@ def sigmoid(x):
         ("act", dict(ACT="silu"), 1, lambda x: x * sigmoid(x)),
         ("act", dict(ACT="gelu"), 1, lambda x: act(x, "gelu")),
         ("act", dict(ACT="gelu_tanh"), 1, lambda x: act(x, "gelu_tanh")),
+        ("act", dict(ACT="gelu_quick"), 1, lambda x: x * sigmoid(1.702 * x)),
+        ("glu", dict(ACT="gelu_quick"), 2, lambda g, u: g * sigmoid(1.702 * g) * u),
         ("act", dict(ACT="relu"), 1, lambda x: np.maximum(x, 0)),
         ("act", dict(ACT="relu2"), 1, lambda x: np.maximum(x, 0) ** 2),
         (

@@ -102,6 +102,58 @@ case(
 )
 
 
+CLIP = dict(
+    model_type="clip_vision_model",
+    hidden_size=36,
+    intermediate_size=50,
+    projection_dim=20,
+    num_hidden_layers=3,
+    num_attention_heads=3,
+    image_size=40,
+    patch_size=8,
+    layer_norm_eps=1e-3,
+)
+
+
+def llava(text=None, vision=None, **more):
+    return dict(
+        model_type="llava",
+        image_token_index=IMAGE,
+        pad_token_id=0,
+        torch_dtype="float32",
+        text_config=dict(LLAMA, **(text or {})),
+        vision_config=dict(CLIP, **(vision or {})),
+        **more,
+    )
+
+
+def stacked(pixels, grids, ids):
+    return dict(pixel_values=torch.stack(pixels))
+
+
+def all_patches(g):
+    return g[0] * g[1]
+
+
+case("llava-plain", llava(), [(5, 5)] * 3, inputs=stacked, tokens=all_patches)
+case(
+    "llava-bf16",
+    llava(vision=dict(hidden_size=72, num_attention_heads=4, image_size=24)),
+    [(3, 3)] * 2,
+    dtype="bf16",
+    inputs=stacked,
+    tokens=all_patches,
+)
+case(
+    "llava-layer1",
+    llava(vision=dict(hidden_act="gelu"), vision_feature_layer=1, projector_hidden_act="silu")
+    | dict(multimodal_projector_bias=False),
+    [(5, 5)],
+    inputs=stacked,
+    tokens=all_patches,
+)
+
+
 def tensors(model):
     return {
         n: list(p.shape) for n, p in sorted(model.state_dict().items()) if p.is_floating_point()
@@ -177,42 +229,68 @@ def make(name, c):
     )
 
 
-PROCESSOR = dict(  # images are cut into squares of 32 pixels
+RUNS = {}  # processors of cases that `llmc run` is tested with
+
+
+def run_case(name, tokens, processor=None, **preprocessor):
+    """tokens(n): image tokens, given the tensors of the processor"""
+    RUNS[name] = dict(
+        preprocessor=dict(
+            preprocessor, do_convert_rgb=True, do_rescale=True, rescale_factor=1 / 255
+        ),
+        processor=processor or {},
+        tokens=tokens,
+    )
+
+
+HALF = dict(do_normalize=True, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+
+run_case(  # images are cut into squares of 32 pixels
+    "smolvlm-plain",
+    lambda px: 4 * px["pixel_values"].shape[1],
+    dict(image_seq_len=4),
     image_processor_type="SmolVLMImageProcessor",
-    do_convert_rgb=True,
     do_resize=True,
     size=dict(longest_edge=64),
     resample=1,
     do_image_splitting=True,
     max_image_size=dict(longest_edge=32),
-    do_rescale=True,
-    rescale_factor=1 / 255,
-    do_normalize=True,
-    image_mean=[0.5] * 3,
-    image_std=[0.5] * 3,
     do_pad=True,
+    **HALF,
+)
+run_case(
+    "llava-plain",
+    lambda px: 25 * px["pixel_values"].shape[0],
+    dict(patch_size=8, num_additional_image_tokens=1, vision_feature_select_strategy="default"),
+    image_processor_type="CLIPImageProcessor",
+    do_resize=True,
+    size=dict(shortest_edge=40),
+    resample=3,
+    do_center_crop=True,
+    crop_size=dict(height=40, width=40),
+    **HALF,
 )
 
 
-def make_run(new=8):
-    """image.png, and run.json: the files of a processor, a prompt with this image, and the tokens that transformers
-    generates after it."""
+def make_run(name, new=8):
+    """image.png, and <case>/run.json: the files of a processor, a prompt with this image, and the tokens that
+    transformers generates after it."""
     from PIL import Image
     from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
-    case, path = W.Vision("smolvlm-plain"), os.path.join(W.VISION, "image.png")
+    case, path, how = W.Vision(name), os.path.join(W.VISION, "image.png"), RUNS[name]
     y, x = np.mgrid[0:28, 0:40]
     Image.fromarray(np.stack([x * 6, y * 9, x * y], -1).astype(np.uint8)).save(path)
     with tempfile.TemporaryDirectory() as d:
         case.build(d)
         with open(os.path.join(d, "preprocessor_config.json"), "w") as f:
-            json.dump(PROCESSOR, f)
+            json.dump(how["preprocessor"], f)
         processor = AutoImageProcessor.from_pretrained(d)
         px = processor(images=[[Image.open(path)]], return_tensors="pt")
         model = AutoModelForImageTextToText.from_pretrained(
             d, attn_implementation="eager", dtype=torch.float32
         ).eval()
-    ids = [11, 12] + [IMAGE] * (4 * px["pixel_values"].shape[1]) + [13, 14]
+    ids = [11, 12] + [IMAGE] * how["tokens"](px) + [13, 14]
     tokens, gap = list(ids), 1e9
     with torch.no_grad():
         for _ in range(new):
@@ -220,14 +298,9 @@ def make_run(new=8):
             best = out.logits[0, -1].topk(2)
             gap = min(gap, float(best.values[0] - best.values[1]))
             tokens.append(int(best.indices[0]))
-    body = dict(
-        preprocessor=PROCESSOR,
-        processor=dict(image_seq_len=4),
-        ids=ids,
-        new=tokens[len(ids) :],
-        gap=gap,
-    )
-    with open(os.path.join(W.VISION, "run.json"), "w") as f:
+    body = {k: how[k] for k in ("preprocessor", "processor")}
+    body |= dict(ids=ids, new=tokens[len(ids) :], gap=gap)
+    with open(os.path.join(W.VISION, name, "run.json"), "w") as f:
         json.dump(body, f, indent=1)
         f.write("\n")
 
@@ -237,4 +310,5 @@ FEATURES = {"pixel_values", "pixel_attention_mask", "image_grid_thw", "image_siz
 if __name__ == "__main__":
     for wanted in sys.argv[1:] or CASES:
         make(wanted, CASES[wanted])
-    make_run()
+        if wanted in RUNS:
+            make_run(wanted)

@@ -494,6 +494,12 @@ vf_gelu_tanh(vf x)
 }
 
 LLMC_INLINE vf
+vf_gelu_quick(vf x)
+{
+	return x / (vf_set1(1) + vf_exp(vf_set1(-1.702f) * x));
+}
+
+LLMC_INLINE vf
 vf_relu(vf x)
 {
 	return vf_max(x, vf_set1(0));
@@ -559,6 +565,7 @@ vf_xielu(vf x, const Xielu of)
 VF_GLU(silu)
 VF_GLU(gelu)
 VF_GLU(gelu_tanh)
+VF_GLU(gelu_quick)
 VF_GLU(relu)
 VF_GLU(relu2)
 

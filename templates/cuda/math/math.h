@@ -38,6 +38,11 @@ act_gelu_tanh(float x)
 	return 0.5f * x * (1.0f + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
 }
 DEV float
+act_gelu_quick(float x)
+{
+	return x / (1.0f + expf(-1.702f * x));
+}
+DEV float
 act_relu(float x)
 {
 	return fmaxf(x, 0.0f);
@@ -103,6 +108,11 @@ DEV float
 glu_gelu_tanh(float g, float u, float limit)
 {
 	return act_gelu_tanh(glu_gate(g, limit)) * glu_up(u, limit);
+}
+DEV float
+glu_gelu_quick(float g, float u, float limit)
+{
+	return act_gelu_quick(glu_gate(g, limit)) * glu_up(u, limit);
 }
 DEV float
 glu_relu(float g, float u, float limit)
