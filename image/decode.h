@@ -9,14 +9,13 @@
 
 typedef llmc_status ImageDecoder(const uint8_t *data, size_t n, const ImageLimits *limits,
                                  ImagePixels *out, llmc_error *err);
+/* the first three exist only if llmc was built with their libraries */
 ImageDecoder image_jpeg, image_png, image_webp, image_gif, image_bmp;
 
 /* Check a size that a header announces against the limits, then allocate black pixels. */
 llmc_status image_allocate(const char *format, int64_t width, int64_t height, int32_t channels,
                            const ImageLimits *limits, ImagePixels *out, llmc_error *err);
 llmc_status image_truncated(const char *format, llmc_error *err);
-/* E_MISSING: the format needs a library that was absent when llmc was built. */
-llmc_status image_not_built(const char *format, const char *package, llmc_error *err);
 
 /* Integer of 1 to 4 bytes at an offset; 0 if the data ends before or within it. */
 static inline uint32_t

@@ -6,42 +6,10 @@
 
 #include "image/decode.h"
 
-#ifdef LLMC_HAVE_JPEG
-#define JPEG_NAME "JPEG, "
-#else
-#define JPEG_NAME ""
-#endif
-#ifdef LLMC_HAVE_PNG
-#define PNG_NAME "PNG, "
-#else
-#define PNG_NAME ""
-#endif
-#ifdef LLMC_HAVE_WEBP
-#define WEBP_NAME "WebP, "
-#else
-#define WEBP_NAME ""
-#endif
-
-const char *
-image_formats(void)
-{
-	return JPEG_NAME PNG_NAME WEBP_NAME "GIF, BMP";
-}
-
 llmc_status
 image_truncated(const char *format, llmc_error *err)
 {
 	return error_set(err, LLMC_E_INPUT, "The %s image is truncated.", format);
-}
-
-llmc_status
-image_not_built(const char *format, const char *package, llmc_error *err)
-{
-	return error_set(
-	    err, LLMC_E_MISSING,
-	    "This build of llmc has no decoder for %s; it reads %s. Install %s and build "
-	    "llmc again, or convert the image.",
-	    format, image_formats(), package);
 }
 
 llmc_status

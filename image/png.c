@@ -216,14 +216,4 @@ image_png(const uint8_t *data, size_t n, const ImageLimits *limits, ImagePixels 
 	return r.status;
 }
 
-#else
-
-llmc_status
-image_png(const uint8_t *data, size_t n, const ImageLimits *limits, ImagePixels *out,
-          llmc_error *err)
-{
-	(void)data, (void)n, (void)limits, (void)out;
-	return image_not_built("PNG", "libpng", err);
-}
-
 #endif

@@ -115,14 +115,4 @@ image_webp(const uint8_t *data, size_t n, const ImageLimits *limits, ImagePixels
 	return image_orient(out, orientation(data, n), err);
 }
 
-#else
-
-llmc_status
-image_webp(const uint8_t *data, size_t n, const ImageLimits *limits, ImagePixels *out,
-           llmc_error *err)
-{
-	(void)data, (void)n, (void)limits, (void)out;
-	return image_not_built("WebP", "libwebp", err);
-}
-
 #endif

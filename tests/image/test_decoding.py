@@ -131,7 +131,7 @@ def test_a_format_that_is_not_built_is_refused_by_name(tmp_path):
     build = os.environ.get("BUILD", "build")
     libs = ["yaml-0.1", "jansson", "libpcre2-8", "libutf8proc"]
     flags = subprocess.run(["pkg-config", "--libs", *libs], capture_output=True, text=True)
-    sources = [f"image/{name}.c" for name in ("image", "jpeg", "png", "webp")]
+    sources = [f"image/{name}.c" for name in ("image", "decode")]
     compiler = [os.environ.get("CC", "cc"), "-I.", "-Iinclude", "-D_GNU_SOURCE", "-std=gnu11"]
     command = [*compiler, *sources, "tests/image/pixels.c", f"{build}/libllmc.a"]
     subprocess.run(
