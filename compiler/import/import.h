@@ -44,6 +44,7 @@ typedef struct ImportSource {
 	bool allow_unknown_keys;
 	bool tower;   /* import the vision tower of the checkpoint instead of its language model */
 	bool wrapper; /* language model of a multimodal wrapper, whose other tensors are ignored */
+	bool has_vision, has_audio; /* parts of that wrapper */
 	size_t n_tensor;
 	SourceTensor *tensor; /* sorted by name */
 	/* owner of the tensor data, closed with the arena or by source_close_weights */

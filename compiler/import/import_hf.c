@@ -179,11 +179,8 @@ source_take_config(ImportSource *s, const json_t *root)
 	for (size_t i = own; i < s->n_key; i++)
 		s->key[i].used = true;
 	s->wrapper = true;
-	if (part_of(root, "vision_config") || part_of(root, "audio_config") ||
-	    part_of(root, "thinker_config"))
-		warn_at(s->d, (Loc){ 0 },
-		        "%s: only the language model is imported, not the vision and audio parts",
-		        s->file);
+	s->has_audio = part_of(root, "audio_config") || part_of(root, "thinker_config");
+	s->has_vision = part_of(root, "vision_config") != NULL;
 }
 
 static void

@@ -143,6 +143,20 @@ image_token(ImportSource *s)
 			source_set_num(s, K_vision_token, token);
 }
 
+/* Warn about parts of a wrapper that llmc cannot run. */
+static void
+warn_parts(const ImportSource *s)
+{
+	const bool vision = s->has_vision && !s->value[K_vision_token];
+
+	if (vision || s->has_audio)
+		warn_at(s->d, (Loc){ 0 }, "%s: only the language model is imported, not the %s",
+		        s->file,
+		        vision && s->has_audio ? "vision and audio parts"
+		        : vision               ? "vision part"
+		                               : "audio part");
+}
+
 bool
 import_family(ImportSource *s)
 {
@@ -153,6 +167,7 @@ import_family(ImportSource *s)
 
 	if (find_family(s, s->tower ? "towers" : "families", &s->family, &all, &n)) {
 		image_token(s);
+		warn_parts(s);
 		return s->d->n_error == errors;
 	}
 	if (s->d->n_error > errors)
