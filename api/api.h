@@ -73,6 +73,9 @@ llmc_status source_kind(const char *path, SourceKind *kind, llmc_error *err);
 llmc_status source_spec(const char *path, SourceKind kind, const char *const *set,
                         const char *weights, bool tower, bool allow_unknown_keys, Arena *arena,
                         llmc_log_fn log, void *log_user, const Spec **out, llmc_error *err);
+/* For llmc_options.images: describe the model with images, if its folder has a tower. */
+llmc_status model_add_images(llmc_model *m, const char *path, SourceKind kind,
+                             const llmc_options *opt, llmc_error *err);
 llmc_status device_gpus(const char *device, GpuList *out, llmc_error *err);
 /* Name a target: device "cpu" or "cuda" with an arch (NULL: that of this machine) gives "cpu-v3" or
  * "cuda-sm_90a"; "ref" gives "ref". E_INPUT: unknown device or arch. */

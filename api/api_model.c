@@ -522,6 +522,7 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 		                 opt->weights);
 	TRY(source_spec(path, kind, m->set, opt->weights, opt->tower, opt->allow_unknown_keys,
 	                &m->arena, opt->log, opt->log_user, &m->spec, err));
+	TRY(model_add_images(m, path, kind, opt, err));
 	const int ranks = spec_ranks(m->spec);
 	if (m->world && ranks != mpi_world_ranks(m->world))
 		return m->spec->pp > 1

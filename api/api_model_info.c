@@ -40,6 +40,7 @@ llmc_info(const llmc_model *m, llmc_model_info *info)
 	all.rank = m->first;
 	all.ranks = m->cpu_target[0] ? 1 : m->n_rank; /* two devices are one rank */
 	all.two_devices = m->cpu_target[0] != 0;
+	all.reads_images = p->vision == VISION_ROWS;
 	all.output = p->output;
 	all.out_width = (int32_t)plan_out_width(p);
 	all.pool = m->spec->pool.kind;

@@ -204,6 +204,61 @@ source_spec(const char *path, SourceKind kind, const char *const *set, const cha
 	return LLMC_OK;
 }
 
+/* E_INPUT: the folder has no vision tower that llmc runs, or no image processor that it has. */
+static llmc_status
+supported(const char *folder, Arena *arena, llmc_error *err)
+{
+	llmc_image_processor *processor;
+	const Spec *spec;
+
+	TRY(llmc_image_processor_open(folder, &processor, err));
+	llmc_image_processor_close(processor);
+	return source_spec(folder, SOURCE_HF, NULL, NULL, true, true, arena, NULL, NULL, &spec,
+	                   err);
+}
+
+/* Return the overrides with one that opens the model with images. */
+static const char *const *
+with_rows(const char *const *set, Arena *arena)
+{
+	size_t n = 0;
+
+	while (set && set[n])
+		n++;
+	const char **all = NEW(arena, const char *, n + 2);
+	for (size_t i = 0; i < n; i++)
+		all[i] = set[i];
+	all[n] = "vision.part=rows";
+	return all;
+}
+
+llmc_status
+model_add_images(llmc_model *m, const char *path, SourceKind kind, const llmc_options *opt,
+                 llmc_error *err)
+{
+	const char *const *set = with_rows(m->set, &m->arena);
+	const Spec *spec;
+	llmc_error why = { 0 };
+
+	if (!opt->images || kind != SOURCE_HF || opt->tower || m->spec->vision.token < 0 ||
+	    m->spec->vision.part != VISION_NONE)
+		return LLMC_OK;
+	llmc_status status = supported(path, &m->arena, &why);
+	if (status == LLMC_OK)
+		status = source_spec(path, kind, set, opt->weights, false, opt->allow_unknown_keys,
+		                     &m->arena, NULL, NULL, &spec, &why);
+	if (status == LLMC_OK) {
+		m->spec = spec;
+		m->set = set;
+	} else if (status == LLMC_E_MEMORY) {
+		return error_set(err, status, "%s", why.text);
+	} else {
+		log_line(opt->log, opt->log_user, LLMC_LOG_WARNING,
+		         "%s reads text only, not images: %s", m->spec->name, why.text);
+	}
+	return LLMC_OK;
+}
+
 llmc_status
 device_gpus(const char *device, GpuList *out, llmc_error *err)
 {

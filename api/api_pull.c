@@ -121,3 +121,46 @@ llmc_pulled_remove(const char *name, int64_t *freed, llmc_error *err)
 		*err = own;
 	return s;
 }
+
+/* Fetch into *out, memory of the caller. */
+static llmc_status
+fetch(const char *url, const llmc_fetch_options *o, Arena *a, Strbuf *out, llmc_error *err)
+{
+	Hub *h = NEW(a, Hub, 1);
+
+	h->a = a;
+	TRY(hub_config_read(&h->cfg, a, err));
+	h->cfg.token = NULL;
+	return hub_fetch(h, url, o, out, err);
+}
+
+llmc_status
+llmc_fetch(const char *url, const llmc_fetch_options *opt, void **data, size_t *n, llmc_error *err)
+{
+	llmc_fetch_options o = LLMC_INIT(llmc_fetch_options);
+	llmc_error own = { 0 };
+	Strbuf out = { 0 };
+	Arena arena;
+	llmc_status s;
+
+	*data = NULL;
+	*n = 0;
+	SIZED_TAKE(o, opt);
+	o.max_bytes = o.max_bytes > 0 ? o.max_bytes : (int64_t)32 << 20;
+	o.timeout_s = o.timeout_s > 0 ? o.timeout_s : 10;
+	arena_init(&arena);
+	if (setjmp(arena.oom))
+		s = error_set(&own, LLMC_E_MEMORY, "out of memory");
+	else
+		s = fetch(url, &o, &arena, &out, &own);
+	arena_release(&arena);
+	if (s != LLMC_OK) {
+		strbuf_release(&out);
+		if (err)
+			*err = own;
+		return s;
+	}
+	*data = out.data;
+	*n = out.len;
+	return LLMC_OK;
+}

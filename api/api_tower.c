@@ -11,6 +11,7 @@
 #include "image/prepare.h"
 
 struct llmc_tower {
+	llmc_model *text;      /* the language model */
 	llmc_model *model;     /* the tower */
 	llmc_session *session; /* the only session */
 	pthread_mutex_t lock;  /* held while the session is used */
@@ -85,6 +86,8 @@ llmc_tower_open(llmc_model *m, const llmc_options *opt, llmc_tower **out, llmc_e
 	if (!t)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a vision tower");
 	pthread_mutex_init(&t->lock, NULL);
+	llmc_retain(m);
+	t->text = m;
 	o.set = NULL;
 	o.out_dir = NULL;
 	o.weights = NULL;
@@ -116,6 +119,7 @@ llmc_tower_close(llmc_tower *t)
 		return;
 	llmc_session_close(t->session);
 	llmc_close(t->model);
+	llmc_close(t->text);
 	pthread_mutex_destroy(&t->lock);
 	free(t);
 }
@@ -124,6 +128,12 @@ const char *
 llmc_tower_placeholder(const llmc_tower *t)
 {
 	return t->rules.placeholder;
+}
+
+const char *
+llmc_tower_token(const llmc_tower *t)
+{
+	return t->rules.token;
 }
 
 /* Index of a patch in the table of learned positions, which has a square of them after that of the
@@ -168,6 +178,7 @@ run_tile(llmc_tower *t, const ImageRows *rows, const ImageTile *tile, float *out
 	}
 	const llmc_image_rows in = { .row = first ? with_class : row, .pos = { y, x } };
 	pthread_mutex_lock(&t->lock);
+	runtime_turn_begin(t->text->rt);
 	llmc_status status = llmc_seq_new(t->session, 0, &q, err);
 	if (status == LLMC_OK) {
 		const llmc_chunk c = { .seq = q,
@@ -177,55 +188,92 @@ run_tile(llmc_tower *t, const ImageRows *rows, const ImageTile *tile, float *out
 		status = llmc_forward_images(t->session, &c, 1, &in, out, err);
 		llmc_seq_free(t->session, q);
 	}
+	runtime_turn_end(t->text->rt);
 	pthread_mutex_unlock(&t->lock);
 	free(with_class);
 	free(ids);
 	return status;
 }
 
+/* Check that the tower makes as many rows as the processor's text has tokens. */
 static llmc_status
-run_tower(llmc_tower *t, const ImageRows *rows, llmc_tower_image *im, llmc_error *err)
+count_rows(const llmc_tower *t, const ImageRows *rows, llmc_tower_image *im, llmc_error *err)
 {
-	const int64_t merge = t->model->plan->merge, hidden = plan_out_width(t->model->plan),
-	              n = rows->n_row / merge;
+	const int64_t n = rows->n_row / t->model->plan->merge;
 
 	if (n != rows->n_token || n > INT32_MAX)
 		return error_set(err, LLMC_E_INPUT,
 		                 "the processor gives the image %lld tokens, the tower %lld rows",
 		                 (long long)rows->n_token, (long long)n);
 	im->n_row = (int32_t)n;
-	im->row = calloc((size_t)(n * hidden) + 1, sizeof *im->row);
 	im->text = strdup(strbuf_str(&rows->text));
-	if (!im->row || !im->text)
+	return im->text ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "out of memory for an image");
+}
+
+static llmc_status
+run_tower(llmc_tower *t, const ImageRows *rows, const llmc_read_options *opt, llmc_tower_image *im,
+          llmc_error *err)
+{
+	const int64_t merge = t->model->plan->merge, hidden = plan_out_width(t->model->plan);
+
+	im->row = calloc((size_t)(im->n_row * hidden) + 1, sizeof *im->row);
+	if (!im->row)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for an image");
-	for (int32_t i = 0; i < rows->n_tile; i++)
+	for (int32_t i = 0; i < rows->n_tile; i++) {
+		if (opt->go_on && !opt->go_on(opt->user))
+			return error_set(err, LLMC_E_CANCELLED, "the image is no longer needed");
 		TRY(run_tile(t, rows, &rows->tile[i],
 		             im->row + rows->tile[i].first_row / merge * hidden, err));
+	}
 	return LLMC_OK;
 }
 
-llmc_status
-llmc_tower_read(llmc_tower *t, const void *data, size_t n, llmc_tower_image **out, llmc_error *err)
+/* Hash of a file and of how it is read */
+static uint64_t
+image_key_of(const void *data, size_t n, bool low)
 {
-	const ImageLimits limits = IMAGE_LIMITS_DEFAULT;
-	ImagePixels pixels = { 0 };
-	ImageRows rows = { 0 };
-	llmc_status status;
 	char hash[65];
 	Sha256 sha;
 
+	sha256_init(&sha);
+	sha256_add(&sha, data, n);
+	if (low)
+		sha256_add(&sha, "low", 3);
+	sha256_hex(&sha, hash);
+	hash[16] = 0;
+	return strtoull(hash, NULL, 16);
+}
+
+llmc_status
+llmc_tower_read(llmc_tower *t, const void *data, size_t n, const llmc_read_options *opt,
+                llmc_tower_image **out, llmc_error *err)
+{
+	llmc_read_options o = LLMC_INIT(llmc_read_options);
+	ImageLimits limits = IMAGE_LIMITS_DEFAULT;
+	ImageRules rules = t->rules;
+	ImagePixels pixels = { 0 };
+	ImageRows rows = { 0 };
+	llmc_status status;
+
 	*out = NULL;
+	SIZED_TAKE(o, opt);
+	limits.max_pixels = o.max_pixels > 0 ? o.max_pixels : limits.max_pixels;
+	if (o.low && !(rules.tiling != IMAGE_TILE_NONE && rules.cut))
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s reads images at one level of detail, not at a low one",
+		                 t->text->plan->name);
+	rules.cut &= !o.low;
 	llmc_tower_image *im = calloc(1, sizeof *im);
 	if (!im)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for an image");
 	TRY_GOTO(image_decode(data, n, &limits, &pixels, err));
-	TRY_GOTO(image_prepare(&t->rules, &pixels, &rows, err));
-	TRY_GOTO(run_tower(t, &rows, im, err));
-	sha256_init(&sha);
-	sha256_add(&sha, data, n);
-	sha256_hex(&sha, hash);
-	hash[16] = 0;
-	im->key = strtoull(hash, NULL, 16);
+	TRY_GOTO(o.count_only ? image_measure(&rules, pixels.width, pixels.height, &rows, err)
+	                      : image_prepare(&rules, &pixels, &rows, err));
+	image_release(&pixels);
+	TRY_GOTO(count_rows(t, &rows, im, err));
+	if (!o.count_only)
+		TRY_GOTO(run_tower(t, &rows, &o, im, err));
+	im->key = image_key_of(data, n, o.low);
 	*out = im;
 	im = NULL;
 fail:
@@ -233,6 +281,16 @@ fail:
 	image_release(&pixels);
 	llmc_tower_image_close(im);
 	return status;
+}
+
+int64_t
+llmc_tower_bytes(const llmc_tower *t)
+{
+	llmc_memory mem = LLMC_INIT(llmc_memory);
+
+	if (session_memory(t->model->plan, session_limits_of(t->session->s), &mem, NULL) != LLMC_OK)
+		return 0;
+	return mem.weights + mem.kv + mem.scratch + mem.state;
 }
 
 void

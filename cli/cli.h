@@ -58,6 +58,7 @@ typedef struct Common {
 	/* override for --draft mtp: "mtp.part=rows" or "mtp.part=head"; else NULL */
 	const char *mtp, *fit_mode; /* fit_mode: "auto", "never"; NULL: auto */
 	bool images;                /* open it with images (vision.part=rows) */
+	bool images_if_any;         /* the same, if it has a vision tower */
 	int32_t threads, tp, pp;
 	List offload;
 	int32_t n_cpu_moe;

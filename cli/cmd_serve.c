@@ -215,7 +215,8 @@ typedef struct Serving {
 	llmc_limits lim;    /* limits of the first model */
 	llmc_limits shared; /* limits of the others: 0 where each chooses its own */
 	llmc_model *m, *draft;
-	llmc_engine *e; /* NULL once the server owns it */
+	llmc_tower *tower; /* NULL: the model reads text only, or the server owns it */
+	llmc_engine *e;    /* NULL once the server owns it */
 	llmc_server *s;
 	llmc_model_info info;
 	llmc_limits in_force;
@@ -256,7 +257,20 @@ set_limits(Serving *v)
 	                                              : LLMC_DEFAULT_MARKS;
 }
 
-/* Open the first model, and the draft model. */
+/* Open the vision tower on the model's device. Its messages go where those of the model go. */
+static llmc_status
+open_tower(Serving *v, llmc_error *err)
+{
+	OpenOptions own;
+	llmc_status status = options_of(&v->a->all.model[0]->common, false, &own, err);
+
+	if (status == LLMC_OK)
+		status = llmc_tower_open(v->m, &own.o, &v->tower, err);
+	free(own.set);
+	return status;
+}
+
+/* Open the first model, its vision tower and the draft model. */
 static llmc_status
 open_models(Serving *v, llmc_error *err)
 {
@@ -272,6 +286,10 @@ open_models(Serving *v, llmc_error *err)
 	if (status != LLMC_OK)
 		return status;
 	llmc_info(v->m, &v->info);
+	if (v->info.reads_images)
+		status = open_tower(v, err);
+	if (status != LLMC_OK)
+		return status;
 	if (a->all.n > 1 && !a->kv_tokens &&
 	    !a->eo.max_batch_total_tokens) /* leave memory to the others */
 		lim->kv_tokens =
@@ -353,8 +371,10 @@ open_server(Serving *v, llmc_error *err)
 		                          : NULL;
 	all->init[0].model = v->m;
 	all->init[0].engine = v->e;
+	all->init[0].tower = v->tower;
 	llmc_retain(v->m); /* reference of the table */
 	v->e = NULL;
+	v->tower = NULL;
 	return llmc_serve_open_models(all->init, (int32_t)all->n, &v->a->so, &v->s, err);
 }
 
@@ -433,6 +453,7 @@ serve(int argc, char **argv)
 out:
 	llmc_serve_close(v.s);
 	llmc_engine_close(v.e, 0);
+	llmc_tower_close(v.tower);
 	llmc_close(v.draft);
 	llmc_close(v.m);
 	if (v.log.path && v.log.fd >= 0)

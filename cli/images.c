@@ -38,7 +38,7 @@ prompt_images_open(const Common *c, llmc_model *m, const List *files, PromptImag
 		llmc_error own = { 0 };
 		if (!bytes)
 			return err->code = LLMC_E_INPUT; /* read_all has printed the error */
-		status = llmc_tower_read(out->tower, bytes, n, &out->image[out->n], &own);
+		status = llmc_tower_read(out->tower, bytes, n, NULL, &out->image[out->n], &own);
 		free(bytes);
 		if (status != LLMC_OK) {
 			snprintf(err->text, sizeof err->text, "%.200s: %.1800s", files->v[out->n],

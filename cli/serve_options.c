@@ -58,7 +58,7 @@ static Opt opt[] = {
 	{ OPT_INT, 0, "max-total-tokens", "N", &given.so.max_total_tokens,
 	  "largest number of prompt and new tokens together [the context]" },
 	{ OPT_BYTES, 0, "max-body-size", "SIZE", &given.so.max_body_bytes,
-	  "largest request body; a larger one gets 413 [2M]" },
+	  "largest request body; a larger one gets 413 [2M; 20M if a model reads images]" },
 	{ OPT_TEXT, 0, "special-tokens-in-content", "KIND", &given.special,
 	  "special tokens in messages, names, tools and tool results: special, as in the "
 	  "reference implementations, or text [special]" },
@@ -67,6 +67,20 @@ static Opt opt[] = {
 	                                "request omits; neutral: each API's own is [model]"),
 	{ OPT_FLOAT, 0, "request-timeout", "SECONDS", &given.request_s,
 	  "time after which a request fails [no limit]" },
+	{ OPT_GROUP, 0, "Images", NULL, NULL, NULL },
+	{ OPT_FLAG, 0, "no-images", NULL, &given.no_images,
+	  "serve the language model only, without the vision tower of a model that has one" },
+	{ OPT_INT, 0, "max-images", "N", &given.so.max_images,
+	  "largest number of images per request [16]" },
+	{ OPT_INT64, 0, "image-pixels", "N", &given.so.image_pixels,
+	  "largest width times height of an image [67108864]" },
+	{ OPT_BYTES, 0, "image-cache", "SIZE", &given.image_cache,
+	  "memory for images that later requests send again, per model [256M]" },
+	{ OPT_FLAG, 0, "no-image-cache", NULL, &given.no_image_cache,
+	  "read each image again with each request" },
+	{ OPT_TEXT, 0, "allow-image-urls", "HOSTS", &given.so.allow_image_urls,
+	  "fetch http(s) URLs of images from these hosts: a.b,*.c.d:8443 or *; names must have "
+	  "public addresses [URLs are refused]" },
 	{ OPT_GROUP, 0, "Batching", NULL, NULL, NULL },
 	{ OPT_INT, 0, "max-concurrent-requests", "N", &given.eo.max_concurrent_requests,
 	  "requests that may wait or run at a time; more get 429 [128]" },
@@ -171,6 +185,9 @@ check(const Command *cmd, ServeArgs *a)
 		return opt_usage_error(cmd, "--sampling %s: expected model or neutral",
 		                       a->sampling);
 	a->so.neutral_sampling = a->sampling && !strcmp(a->sampling, "neutral");
+	if (a->so.max_images < 0 || a->so.image_pixels < 0 || a->image_cache < 0)
+		return opt_usage_error(
+		    cmd, "--max-images, --image-pixels and --image-cache must not be negative");
 	if (a->slots < 0 || a->rank < 0 || (a->rank && !a->slots))
 		return opt_usage_error(cmd, "--lora-slots and --lora-rank must be at least 1, and "
 		                            "--lora-rank needs --lora-slots");
@@ -206,6 +223,7 @@ serve_options(const Command *cmd, int argc, char **argv, ServeArgs **out)
 	a->speculate = -1;
 	a->drain_s = 30;
 	a->c.seqs = 16;
+	a->image_cache = LLMC_DEFAULT_IMAGE_CACHE_BYTES;
 	adapt_common();
 	a->argv = settings_merge("LLMC_SERVE_", opt, N_OPT, argc, argv, &argc, &a->set_models);
 	size_t n_arg = OPT_PARSE(cmd, opt, argc, a->argv, args);
@@ -217,6 +235,7 @@ serve_options(const Command *cmd, int argc, char **argv, ServeArgs **out)
 	if ((a->slots && !list_add(&a->c.set, a->slots_set)) ||
 	    (a->rank && !list_add(&a->c.set, a->rank_set)))
 		return EXIT_MACHINE;
+	a->c.images_if_any = !a->no_images;
 	code = serve_models(cmd, &a->c, n_arg ? args[0] : NULL,
 	                    n_arg || a->models.n ? &a->models : &a->set_models, &a->loras,
 	                    a->model_name, &a->all);
@@ -225,6 +244,7 @@ serve_options(const Command *cmd, int argc, char **argv, ServeArgs **out)
 	if (a->draft_path && a->all.n > 1)
 		return opt_usage_error(cmd, "--draft works only with one model");
 	draft_prepare(&a->all.model[0]->common, a->draft_path);
+	a->so.image_cache_bytes = a->no_image_cache ? -1 : a->image_cache;
 	a->so.header_timeout_s = a->header_s;
 	a->so.body_timeout_s = a->body_s;
 	a->so.idle_timeout_s = a->idle_s;

@@ -13,7 +13,8 @@ typedef struct ServeArgs {
 	char slots_set[40], rank_set[40];
 	const char *draft_path, *sampling, *config, *key_file, *log_file, *model_name, *special;
 	List models, set_models, loras; /* set_models: of the file or the environment */
-	int64_t kv_tokens;
+	int64_t kv_tokens, image_cache;
+	bool no_images, no_image_cache;
 	float header_s, body_s, idle_s, request_s, drain_s, leave_s, sleep_s;
 	char **argv; /* merged arguments */
 	ServeModels all;

@@ -163,6 +163,13 @@ llmc_status http_redirect(Hub *h, HubRequest *r, const char *from, const char **
 /* GET into memory, at most max_bytes. *head: of the response. Redirects and retries included. */
 llmc_status http_get(Hub *h, const char *url, size_t max_bytes, Strbuf *out, HubAnswer *head,
                      llmc_error *err);
+/* fetch.c: GET into memory for llmc_fetch; all options are set. */
+llmc_status hub_fetch(Hub *h, const char *url, const llmc_fetch_options *opt, Strbuf *out,
+                      llmc_error *err);
+/* Check a URL against a list of hosts. *exact: the list names its numeric address. */
+llmc_status fetch_check_url(const char *url, const char *hosts, bool *exact, llmc_error *err);
+struct sockaddr;
+bool fetch_is_public(const struct sockaddr *a);
 bool http_same_origin(const char *url, const char *endpoint);
 /* Return the target of rel="next" in a Link header; NULL: none. */
 const char *http_next_link(const char *link, Arena *a);

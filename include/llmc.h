@@ -146,6 +146,10 @@ typedef struct llmc_options {
 	/* open the vision tower of a Hugging Face folder instead of its language model
 	 * (llmc_forward_images) */
 	bool tower;
+	/* open the model with images (vision.part=rows) if its folder has a vision tower and an
+	 * image processor that llmc supports; otherwise it reads text only, with a warning if there
+	 * is a tower. llmc_model_info.reads_images reports the result */
+	bool images;
 } llmc_options;
 
 /* ---- models by name ---- */
@@ -209,6 +213,8 @@ enum { /* values that the comments below refer to */
        LLMC_DEFAULT_KV_CONTEXTS = 4,
        LLMC_DEFAULT_CONCURRENT_REQUESTS = 128,
        LLMC_DEFAULT_WAITING_TOKENS = 20,
+       /* images per request of a server */
+       LLMC_DEFAULT_IMAGES = 16,
        /* one follows the prefill of a sequence, one its decode */
        LLMC_DEFAULT_SNAPSHOTS = 2,
        /* upper bound for an engine that drafts tokens: the number of sequences that draft at once,
@@ -221,6 +227,7 @@ enum { /* values that the comments below refer to */
 
 #define LLMC_DEFAULT_PREFIX_DIR_BYTES ((int64_t)8 << 30)
 #define LLMC_DEFAULT_BATCH_DIR_BYTES ((int64_t)1 << 30)
+#define LLMC_DEFAULT_IMAGE_CACHE_BYTES ((int64_t)256 << 20)
 
 /* Limits of a session; 0 selects the default in brackets, or that of the description (`limits`). KV
  * memory and scratch are allocated once, with the sizes that these limits need. On a CPU the sum is
@@ -440,6 +447,7 @@ typedef struct llmc_model_info {
 	bool normalize; /* whether vectors are divided by their length */
 	/* a GPU and the CPU run it (placement); weight_bytes and token_bytes are the GPU's */
 	bool two_devices;
+	bool reads_images; /* prompts may have images (llmc_tower_open, llmc_request.images) */
 } llmc_model_info;
 /* the caller sets info->size */
 LLMC_API void llmc_info(const llmc_model *m, llmc_model_info *info);
@@ -714,14 +722,24 @@ typedef struct llmc_image_part {
 /* The vision tower of a model: encoded images -> rows of the language model.
  *
  *     llmc_tower_open(model, NULL, &tower, &err);          model: opened with "vision.part=rows"
- *     llmc_tower_read(tower, bytes, n, &image, &err);      JPEG, PNG, WebP, GIF, BMP
- *     llmc_tower_image_text(image)                               replaces llmc_tower_placeholder(tower)
- *                                                          in the rendered chat template
+ *     llmc_tower_read(tower, bytes, n, NULL, &image, &err);   JPEG, PNG, WebP, GIF, BMP
+ *     llmc_tower_image_text(image)                            replaces llmc_tower_placeholder(tower)
+ *                                                             in the rendered chat template
  *     request.images = llmc_tower_image_part(image)           of all images, in order
  *
- * Any thread may use a tower; it runs one image at a time. */
+ * Any thread may use a tower; it runs one image at a time. Its tiles take turns with the steps of
+ * the model's engines, in order of arrival. */
 typedef struct llmc_tower llmc_tower;
 typedef struct llmc_tower_image llmc_tower_image;
+typedef struct llmc_read_options { /* 0 or NULL selects the default in brackets */
+	size_t size;
+	int64_t max_pixels; /* limit of width times height [67,108,864] */
+	bool low; /* the whole image at the size of one tile; E_INPUT: the model uses no tiles */
+	/* only the text and the number of rows: the tower does not run, and rows are NULL */
+	bool count_only;
+	bool (*go_on)(void *user); /* called before each tile; false: E_CANCELLED [always true] */
+	void *user;
+} llmc_read_options;
 /* Open the tower in the checkpoint of the model. opt: as for the model (device, arch, log); NULL:
  * the CPU. E_INPUT: the model reads text only, or its folder lacks the description of the images.
  */
@@ -730,14 +748,38 @@ LLMC_API llmc_status llmc_tower_open(llmc_model *m, const llmc_options *opt, llm
 LLMC_API void llmc_tower_close(llmc_tower *t); /* NULL is allowed */
 /* Text that stands for an image in the chat template's output */
 LLMC_API const char *llmc_tower_placeholder(const llmc_tower *t);
+/* Text of the token whose embeddings the rows replace; part of the placeholder */
+LLMC_API const char *llmc_tower_token(const llmc_tower *t);
+LLMC_API int64_t llmc_tower_bytes(const llmc_tower *t); /* memory of weights and buffers */
 /* Decode an image, prepare it as the model's processor does, and run the tower. E_INPUT: the bytes
  * are no image, are damaged, or exceed the limits of pixels and bytes. */
 LLMC_API llmc_status llmc_tower_read(llmc_tower *t, const void *data, size_t n,
-                                     llmc_tower_image **out, llmc_error *err);
+                                     const llmc_read_options *opt, llmc_tower_image **out,
+                                     llmc_error *err);
 LLMC_API void llmc_tower_image_close(llmc_tower_image *im); /* NULL is allowed */
 LLMC_API const char *llmc_tower_image_text(const llmc_tower_image *im);
 LLMC_API llmc_image_part
 llmc_tower_image_part(const llmc_tower_image *im); /* valid until it is closed */
+
+/* Fetch the file of an http:// or https:// URL that a third party has chosen, without reaching
+ * private networks. */
+typedef struct llmc_fetch_options {
+	size_t size;
+	/* hosts that are allowed, "a.example,b.example:8443,*.c.example"; "*": all. Without a port,
+	 * 80 and 443. A host that is a name must have public addresses only; a numeric address is
+	 * allowed as it is */
+	const char *hosts;
+	int64_t max_bytes;         /* [32 MiB] */
+	double timeout_s;          /* for all of it, redirects included [10] */
+	bool (*go_on)(void *user); /* called now and then; false: E_CANCELLED [always true] */
+	void *user;
+} llmc_fetch_options;
+/* *data is freed with llmc_free. Redirects are followed if their URL passes the same checks. The
+ * address that a connection uses is the one that is checked. E_INPUT: the URL or an address is not
+ * allowed, or the file is too large. E_IO: the server cannot be reached, is too slow or answers
+ * with an error. E_MISSING: there is no libcurl. */
+LLMC_API llmc_status llmc_fetch(const char *url, const llmc_fetch_options *opt, void **data,
+                                size_t *n, llmc_error *err);
 
 /* ---- grammars ---- */
 
@@ -1284,6 +1326,13 @@ typedef struct llmc_serve_options {
 	/* ignore the models' sampling advice: fields that a request omits have each dialect's own
 	 * default [the advice is the default in the dialects of OpenAI, Anthropic and Ollama] */
 	bool neutral_sampling;
+	int64_t image_pixels; /* largest width times height of an image [67,108,864] */
+	int32_t max_images;   /* images per request [LLMC_DEFAULT_IMAGES] */
+	/* rows of images that are kept for later requests, such as the next turn of a chat;
+	 * negative: none [LLMC_DEFAULT_IMAGE_CACHE_BYTES] */
+	int64_t image_cache_bytes;
+	/* hosts of http(s) URLs of images, as in llmc_fetch_options [URLs are refused] */
+	const char *allow_image_urls;
 } llmc_serve_options;
 
 /* Model that the server opens and closes as needed. All that it points to must stay unchanged until
@@ -1301,6 +1350,9 @@ typedef struct llmc_serve_model {
 	/* folder of an adapter that runs in a slot of the parent's engine (llmc_adapter_load); set
 	 * path and options to the parent's [none] */
 	const char *adapter;
+	/* vision tower of `model`, if that was opened with images; the server then owns it. Models
+	 * that the server opens get theirs from it, if options.images is set [none] */
+	llmc_tower *tower;
 } llmc_serve_model;
 
 /* Start a server for one model. E_INPUT: an option is out of range, or the host is beyond loopback

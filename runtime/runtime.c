@@ -92,6 +92,7 @@ runtime_open(const Plan *plan, const RuntimeOptions *opt, Runtime **out, llmc_er
 	Runtime *rt = calloc(1, sizeof *rt);
 	if (!rt)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	turns_init(&rt->turns);
 	rt->plan = plan;
 	rt->device = device;
 	rt->world = o.world;
@@ -252,6 +253,7 @@ runtime_close(Runtime *rt)
 	adapters_close(rt);
 	rt->device->model_close(rt->model);
 	weights_close(rt->weights);
+	turns_release(&rt->turns);
 	free(rt);
 }
 

@@ -61,6 +61,11 @@ void runtime_fingerprint(const Runtime *rt, char checkpoint[17], char plan[17], 
 llmc_status runtime_lead(Runtime *rt, llmc_log_fn log, void *log_user, llmc_error *err);
 void runtime_close(Runtime *rt);
 RuntimeTimes runtime_times(const Runtime *rt);
+/* Wait for, and release, the use of the model's processors. An engine takes a turn per step, and a
+ * vision tower one per tile, so that neither waits for more than one turn of the other. Turns are
+ * given in order of arrival. Any thread; a turn ends on the thread that began it. */
+void runtime_turn_begin(Runtime *rt);
+void runtime_turn_end(Runtime *rt);
 /* Does the artifact contain built kernels of this target that run on this machine? number: of the
  * GPU */
 bool runtime_ships(const char *artifact, const char *target, int number);

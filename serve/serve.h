@@ -8,9 +8,10 @@
  *   serve/models/    names and their engines, which are loaded and unloaded (model.h)
  *   serve/pages/     chat page, status page and description of the routes
  *
- * Five kinds of threads:
+ * Six kinds of threads:
  *   http     one thread (base/poller.h): reads requests, writes answers, detects closed and slow connections; never waits
  *   workers  parse, validate, apply templates, tokenize, submit
+ *   images   one worker for requests with images: decodes them and runs vision towers
  *   pumps    one per engine: take its events and turn them into bytes of answers
  *   manager  opens and closes engines
  *   batches  sends the lines of files as requests, if the server has a batch folder
@@ -63,6 +64,7 @@ typedef struct Backend {
 	int64_t max_batch_total;
 	/* adapter slots for models that borrow this engine (ModelSource.join); 0: unlimited */
 	int32_t places;
+	llmc_tower *tower; /* NULL: prompts have no images */
 } Backend;
 
 /* ---- counters (metrics.c) ---- */
@@ -140,7 +142,12 @@ struct llmc_server {
 	atomic_bool ended;    /* workers have ended: no further answers will come */
 
 	Queue large, small; /* requests for the workers */
-	Req *woken;         /* requests that the HTTP thread must look at */
+	Queue images;       /* requests with images, for the image worker */
+	int n_images;       /* their number, with the one that is handled */
+	bool images_over;   /* the image worker ends when its queue is empty; under lock */
+	pthread_t image_worker;
+	bool has_image_worker;
+	Req *woken; /* requests that the HTTP thread must look at */
 	atomic_int n_conns;
 	int n_active; /* requests with incomplete answers */
 	size_t held;  /* bytes of requests and answers in memory */

@@ -64,7 +64,7 @@ describe(Backend *b, const llmc_model *m, const llmc_limits *lim, const llmc_eng
 }
 
 static Backend
-backend(llmc_model *m, llmc_engine *e, const llmc_engine_options *eo)
+backend(llmc_model *m, llmc_engine *e, llmc_tower *tower, const llmc_engine_options *eo)
 {
 	Backend b = { .self = e,
 		      .submit = engine_submit,
@@ -74,6 +74,7 @@ backend(llmc_model *m, llmc_engine *e, const llmc_engine_options *eo)
 		      .stats = engine_stats };
 
 	b.model = m;
+	b.tower = tower;
 	b.tok = llmc_model_tokenizer(m);
 	describe(&b, m, llmc_engine_limits(e), eo);
 	return b;
@@ -83,7 +84,7 @@ llmc_status
 llmc_serve_open(llmc_model *m, llmc_engine *e, const llmc_serve_options *opt, llmc_server **out,
                 llmc_error *err)
 {
-	Backend b = backend(m, e, opt ? opt->engine : NULL);
+	Backend b = backend(m, e, NULL, opt ? opt->engine : NULL);
 
 	return server_open(&b, opt, out, err);
 }
@@ -94,6 +95,7 @@ static void
 model_close(Backend *b)
 {
 	llmc_engine_close(b->self, 0);
+	llmc_tower_close(b->tower);
 	llmc_close(b->model);
 }
 
@@ -211,6 +213,16 @@ model_look(void *self, Backend *about, int64_t *bytes, llmc_error *err)
 	return status;
 }
 
+/* Open the tower of a model that reads images. */
+static llmc_status
+open_tower(llmc_model *m, const llmc_options *opt, llmc_tower **out, llmc_error *err)
+{
+	llmc_model_info info = LLMC_INIT(llmc_model_info);
+
+	llmc_info(m, &info);
+	return info.reads_images ? llmc_tower_open(m, opt, out, err) : LLMC_OK;
+}
+
 static llmc_status
 model_open(void *self, Backend *out, llmc_error *err)
 {
@@ -218,6 +230,7 @@ model_open(void *self, Backend *out, llmc_error *err)
 	const llmc_serve_model *o = &k->o;
 	llmc_engine_options eo = LLMC_INIT(llmc_engine_options);
 	llmc_options opt = LLMC_INIT(llmc_options);
+	llmc_tower *tower = NULL;
 	llmc_model *m;
 	llmc_engine *e;
 
@@ -231,11 +244,15 @@ model_open(void *self, Backend *out, llmc_error *err)
 	llmc_status status = choose_limits(k, m, true, err);
 	eo.limits = &k->lim;
 	if (status == LLMC_OK)
-		status = llmc_engine_open(m, &eo, &e, err);
+		status = open_tower(m, &opt, &tower, err);
 	if (status == LLMC_OK)
-		*out = backend(m, e, o->engine_options);
-	else
+		status = llmc_engine_open(m, &eo, &e, err);
+	if (status == LLMC_OK) {
+		*out = backend(m, e, tower, o->engine_options);
+	} else {
+		llmc_tower_close(tower);
 		llmc_close(m);
+	}
 	return status;
 }
 
@@ -436,11 +453,13 @@ llmc_serve_open_models(const llmc_serve_model *models, int32_t n, const llmc_ser
 			status = error_set(err, LLMC_E_MEMORY, "out of memory");
 		}
 		if (own[i].engine) {
-			open[i] = backend(own[i].model, own[i].engine, own[i].engine_options);
+			open[i] = backend(own[i].model, own[i].engine, own[i].tower,
+			                  own[i].engine_options);
 			init[i].back = &open[i];
 			if (status == LLMC_OK)
 				status =
 				    bytes_for(own[i].model, &open[i].limits, &init[i].bytes, err);
+			init[i].bytes += own[i].tower ? llmc_tower_bytes(own[i].tower) : 0;
 		}
 	}
 	if (status == LLMC_OK)

@@ -597,20 +597,12 @@ engine_update_stats(Engine *e)
 		c->batch_size = 0;
 }
 
-bool
-engine_step(Engine *e)
+/* Run the planned step of n chunks and emit its tokens. */
+static void
+run_step(Engine *e, int32_t n, double start)
 {
-	double start = clock_now();
 	llmc_error err = { 0 };
 
-	if (e->dead.code != LLMC_OK) { /* only this thread writes it */
-		fail_all(e, e->dead.code, e->dead.text);
-		return true;
-	}
-	int32_t n = sched_plan(e->sched);
-	record_starts(e);
-	if (n == 0)
-		return false;
 	e->has_drafts = false;
 	if (!e->is_ahead)
 		draft_tokens(e, n);
@@ -625,7 +617,7 @@ engine_step(Engine *e)
 	masks_end(e->masks, false);
 	if (status != LLMC_OK) {
 		fail_device(e, &err);
-		return true;
+		return;
 	}
 	double now = clock_now();
 	record_step_time(e, now - start, now - guessed);
@@ -636,6 +628,22 @@ engine_step(Engine *e)
 	}
 	emit_sampled(e, sampled);
 	commit_drafts(e, n);
+}
+
+bool
+engine_step(Engine *e)
+{
+	if (e->dead.code != LLMC_OK) { /* only this thread writes it */
+		fail_all(e, e->dead.code, e->dead.text);
+		return true;
+	}
+	int32_t n = sched_plan(e->sched);
+	record_starts(e);
+	if (n == 0)
+		return false;
+	runtime_turn_begin(e->session->rt);
+	run_step(e, n, clock_now());
+	runtime_turn_end(e->session->rt);
 	return true;
 }
 

@@ -3,10 +3,21 @@
 #ifndef LLMC_RUNTIME_STATE_SESSION_STATE_H
 #define LLMC_RUNTIME_STATE_SESSION_STATE_H
 
+#include <pthread.h>
+
 #include "runtime/comm/comm.h"
 #include "runtime/device.h"
 #include "runtime/kv/kv.h"
 #include "runtime/threads/threads.h"
+
+/* turns.c: queue of threads that use the processors of a model */
+typedef struct Turns {
+	pthread_mutex_t lock;
+	pthread_cond_t next;
+	uint64_t first, last; /* turn that runs; next one to be given */
+} Turns;
+void turns_init(Turns *t);
+void turns_release(Turns *t);
 
 struct Runtime {
 	const Plan *plan;
@@ -18,6 +29,7 @@ struct Runtime {
 	    /* lora_adapters.c: contents of the adapter slots; NULL: the plan has no slots */
 	    *adapters;
 	int n_threads; /* per rank */
+	Turns turns;
 	RuntimeTimes times;
 	/* on rank 0 of several in this process: their runtimes, its own first; else 0 */
 	int n_rank;

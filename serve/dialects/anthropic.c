@@ -1,6 +1,6 @@
 /* Anthropic dialect: POST /v1/messages and /v1/messages/count_tokens. A body is translated to an
- * OpenAI chat body, whose reader checks fields, ranges, tools and the template. Images and
- * documents are refused; tools that the provider would run are dropped. */
+ * OpenAI chat body, whose reader checks fields, ranges, tools and the template. Tools that the
+ * provider would run are dropped. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -119,45 +119,39 @@ block_fault(Problem *p, const char *where, PartFault fault, size_t at, const cha
 		        got);
 	else if (fault == PART_TYPE)
 		problem(p, 400, where,
-		        "%s.%zu: content of type '%.40s' is not supported: this server accepts "
-		        "text only.",
+		        "%s.%zu: content of type '%.40s' is not supported here: expected text "
+		        "or an image.",
 		        where, at, got);
 	else
 		problem(p, 400, where, "%s.%zu: expected 'text' to be a string, but got %s.", where,
 		        at, got);
 }
 
-static bool
-is_block(const json_t *block, const char *type)
-{
-	const char *t = json_string_value(json_object_get(block, "type"));
-
-	return t && !strcmp(t, type);
-}
-
 /* Move tool blocks out of the content. tool_use becomes tool_calls of the same message; tool_result
  * becomes a message of its own before it. Returns the rest as a new reference. */
 static json_t *
-split(const json_t *content, json_t *messages, json_t *calls)
+split(const json_t *content, const char *where, json_t *messages, json_t *calls)
 {
 	json_t *rest = json_array(), *block;
 	size_t i;
 
 	json_array_foreach ((json_t *)(uintptr_t)content, i, block) {
-		if (is_block(block, "tool_use")) {
+		if (anthropic_is(block, "tool_use")) {
 			const json_t *input = json_object_get(block, "input");
 			json_array_append_new(calls, json_pack("{s:O?,s:s,s:{s:O?,s:O?}}", "id",
 			                                       json_object_get(block, "id"), "type",
 			                                       "function", "function", "name",
 			                                       json_object_get(block, "name"),
 			                                       "arguments", input));
-		} else if (is_block(block, "tool_result")) {
+		} else if (anthropic_is(block, "tool_result")) {
 			json_t *said = json_object_get(block, "content");
 			json_array_append_new(
 			    messages, json_pack("{s:s,s:O?,s:o}", "role", "tool", "tool_call_id",
 			                        json_object_get(block, "tool_use_id"), "content",
-			                        said && !json_is_null(said) ? json_incref(said)
-			                                                    : json_string("")));
+			                        json_is_array(said)
+			                            ? anthropic_result_text(said, i, where, rest)
+			                        : said && !json_is_null(said) ? json_incref(said)
+			                                                      : json_string("")));
 		} else {
 			json_array_append(rest, block);
 		}
@@ -169,13 +163,14 @@ static bool
 add_message(json_t *messages, const char *role, const json_t *body, const char *where, Problem *p)
 {
 	json_t *content = anthropic_without_documents(body, where, p), *calls = json_array(),
-	       *rest =
-	           json_is_array(content) ? split(content, messages, calls) : json_incref(content);
+	       *rest = json_is_array(content) ? split(content, where, messages, calls)
+	                                      : json_incref(content);
 	bool ok = true,
 	     said = !json_is_array(content) || json_array_size(rest) || !json_array_size(content);
-	json_t *text = content && (said || json_array_size(calls))
-	                   ? parts_text(rest, where, block_field, block_fault, p)
-	                   : NULL;
+	json_t *text =
+	    content && (said || json_array_size(calls))
+	        ? parts_content(rest, where, block_field, block_fault, anthropic_image, p)
+	        : NULL;
 	json_t *thought = text && json_is_array(rest) && !strcmp(role, "assistant")
 	                      ? parts_text(rest, where, thinking_field, block_fault, p)
 	                      : NULL;
@@ -247,7 +242,7 @@ read_tools(const json_t *in, json_t *out, Problem *p)
 			json_t *schema = json_object_get(tool, "input_schema"),
 			       *about = json_object_get(tool, "description"),
 			       *strict = json_object_get(tool, "strict");
-			if (json_object_get(tool, "type") && !is_block(tool, "custom"))
+			if (json_object_get(tool, "type") && !anthropic_is(tool, "custom"))
 				continue;
 			if (!json_string_length(json_object_get(tool, "name")) ||
 			    !json_is_object(schema)) {
@@ -274,14 +269,15 @@ read_tools(const json_t *in, json_t *out, Problem *p)
 		return false;
 	if (one)
 		json_object_set_new(out, "parallel_tool_calls", json_false());
-	if (is_block(choice, "tool"))
+	if (anthropic_is(choice, "tool"))
 		json_object_set_new(out, "tool_choice",
 		                    json_pack("{s:s,s:{s:O?}}", "type", "function", "function",
 		                              "name", json_object_get(choice, "name")));
-	else if (is_block(choice, "any") || is_block(choice, "auto") || is_block(choice, "none"))
+	else if (anthropic_is(choice, "any") || anthropic_is(choice, "auto") ||
+	         anthropic_is(choice, "none"))
 		json_object_set_new(
 		    out, "tool_choice",
-		    json_string(is_block(choice, "any")
+		    json_string(anthropic_is(choice, "any")
 		                    ? "required"
 		                    : json_string_value(json_object_get(choice, "type"))));
 	else

@@ -8,4 +8,13 @@
  * tools; a new reference. NULL with a Problem. */
 json_t *anthropic_without_documents(const json_t *content, const char *where, Problem *p);
 
+/* anthropic_images.c: whether a block or another object is of this type */
+bool anthropic_is(const json_t *block, const char *type);
+/* Translate an image block to an image part of a chat body; NULL with a
+ * Problem. */
+json_t *anthropic_image(const json_t *block, const char *where, size_t at, Problem *p);
+/* Move the images of a tool result to `rest`, with their field: templates show images in messages
+ * of the user. Returns what is left, a new reference. */
+json_t *anthropic_result_text(const json_t *content, size_t at, const char *where, json_t *rest);
+
 #endif

@@ -3,18 +3,115 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "serve/dialects/chat_form.h"
+#include "serve/dialects/chat_images.h"
 #include "serve/dialects/chat_tools.h"
 
 enum { MAX_KWARGS = 100 };
 
-/* Join text parts to one string. Refuse images and audio. */
+typedef struct ChatIn { /* how messages are read */
+	ServedModel *model;
+	ChatImages *images; /* NULL: images are refused */
+} ChatIn;
+
+/* Return the text of a part; NULL with a Problem. */
+static const json_t *
+part_text(const json_t *part, const char *key, const char *role, Problem *p)
+{
+	const char *type = json_string_value(json_object_get(part, "type"));
+	const json_t *text = json_object_get(part, "text");
+
+	if (!type) {
+		problem(p, 400, key, "Invalid '%s': a part is an object with a 'type'.", key);
+		return NULL;
+	}
+	if (strcmp(type, "refusal") == 0 && strcmp(role, "assistant") == 0) {
+		text = json_object_get(part, "refusal");
+	} else if (strcmp(type, "text") != 0) {
+		problem(p, 400, key,
+		        "Content of type '%.40s' is not supported: expected 'text' or "
+		        "'image_url'.",
+		        type);
+		return NULL;
+	}
+	if (json_is_string(text))
+		return text;
+	problem(p, 400, key, "Invalid '%s': expected a 'text' that is a string.", key);
+	return NULL;
+}
+
+/* Join text parts to one string. */
 static json_t *
-content_text(const json_t *content, size_t at, const char *role, bool may_be_null, Problem *p)
+joined_text(const json_t *content, const char *where, const char *role, Problem *p)
 {
 	Strbuf b = { 0 };
-	char key[64];
+	char key[96];
 	size_t i;
 	json_t *part, *out = NULL;
+
+	json_array_foreach ((json_t *)(uintptr_t)content, i, part) {
+		snprintf(key, sizeof key, "%s[%zu]", where, i);
+		const json_t *text = part_text(part, key, role, p);
+		if (!text)
+			goto out;
+		if (i)
+			strbuf_putc(&b, '\n');
+		strbuf_add(&b, json_string_value(text), json_string_length(text));
+	}
+	out = b.failed ? NULL : json_stringn(strbuf_str(&b), b.len);
+	if (!out)
+		problem_memory(p);
+out:
+	strbuf_release(&b);
+	return out;
+}
+
+/* Read parts with images: [{"type": "text", "text"} and {"type": "image"}]. */
+static json_t *
+image_content(const ChatIn *in, const json_t *content, const char *where, const char *role,
+              Problem *p)
+{
+	json_t *out = json_array(), *part;
+	char key[96];
+	size_t i;
+
+	if (strcmp(role, "user") != 0 && strcmp(role, "tool") != 0 && strcmp(role, "function") != 0)
+		problem(p, 400, where,
+		        "Invalid '%s': images are possible in messages of the roles 'user' and "
+		        "'tool', not '%s'.",
+		        where, role);
+	json_array_foreach ((json_t *)(uintptr_t)content, i, part) {
+		json_t *made = NULL;
+		snprintf(key, sizeof key, "%s[%zu]", where, i);
+		if (p->status)
+			break;
+		if (is_image_part(part)) {
+			if (chat_images_add(in->images, in->model, part, key, p))
+				made = json_pack("{s:s}", "type", "image");
+		} else {
+			const json_t *text = part_text(part, key, role, p);
+			if (text)
+				made = json_pack("{s:s,s:O}", "type", "text", "text", text);
+		}
+		if ((!made || json_array_append_new(out, made) != 0) && !p->status)
+			problem_memory(p);
+	}
+	if (!p->status && out)
+		return out;
+	json_decref(out);
+	if (!p->status)
+		problem_memory(p);
+	return NULL;
+}
+
+/* Read a content: a string, null, or a list of parts. */
+static json_t *
+read_content(const ChatIn *in, const json_t *content, size_t at, const char *role, bool may_be_null,
+             Problem *p)
+{
+	char key[64];
+	size_t i;
+	json_t *part;
 
 	snprintf(key, sizeof key, "messages[%zu].content", at);
 	if (!content || json_is_null(content)) {
@@ -34,39 +131,10 @@ content_text(const json_t *content, size_t at, const char *role, bool may_be_nul
 		        key, json_type_name(content));
 		return NULL;
 	}
-	json_array_foreach ((json_t *)(uintptr_t)content, i, part) {
-		const char *type = json_string_value(json_object_get(part, "type"));
-		const json_t *text = json_object_get(part, "text");
-		snprintf(key, sizeof key, "messages[%zu].content[%zu]", at, i);
-		if (!type) {
-			problem(p, 400, key, "Invalid '%s': a part is an object with a 'type'.",
-			        key);
-			goto out;
-		}
-		if (strcmp(type, "refusal") == 0 && strcmp(role, "assistant") == 0)
-			text = json_object_get(part, "refusal");
-		else if (strcmp(type, "text") != 0) {
-			problem(p, 400, key,
-			        "Content of type '%.40s' is not supported: this model accepts text "
-			        "only.",
-			        type);
-			goto out;
-		}
-		if (!json_is_string(text)) {
-			problem(p, 400, key, "Invalid '%s': expected a 'text' that is a string.",
-			        key);
-			goto out;
-		}
-		if (i)
-			strbuf_putc(&b, '\n');
-		strbuf_add(&b, json_string_value(text), json_string_length(text));
-	}
-	out = b.failed ? NULL : json_stringn(strbuf_str(&b), b.len);
-	if (!out)
-		problem_memory(p);
-out:
-	strbuf_release(&b);
-	return out;
+	json_array_foreach ((json_t *)(uintptr_t)content, i, part)
+		if (is_image_part(part))
+			return image_content(in, content, key, role, p);
+	return joined_text(content, key, role, p);
 }
 
 json_t *
@@ -104,6 +172,47 @@ parts_text(const json_t *content, const char *where, PartField field, PartFaultF
 		problem_memory(p);
 out:
 	strbuf_release(&b);
+	return out;
+}
+
+json_t *
+parts_content(const json_t *content, const char *where, PartField field, PartFaultFn report,
+              PartImageFn image, Problem *p)
+{
+	json_t *out, *part;
+	bool any = false;
+	size_t i;
+
+	json_array_foreach ((json_t *)(uintptr_t)content, i, part)
+		any |= is_image_part(part);
+	if (!any)
+		return parts_text(content, where, field, report, p);
+	out = json_array();
+	json_array_foreach ((json_t *)(uintptr_t)content, i, part) {
+		const char *type = json_string_value(json_object_get(part, "type")),
+		           *key = field(type);
+		const json_t *text = key ? json_object_get(part, key) : NULL;
+		json_t *made = NULL;
+		if (is_image_part(part))
+			made = image(part, where, i, p);
+		else if (key && !*key)
+			continue;
+		else if (!key || !json_is_string(text))
+			report(p, where, key ? PART_TEXT : PART_TYPE, i,
+			       key    ? json_type_name(text)
+			       : type ? type
+			              : "?");
+		else
+			made = json_pack("{s:s,s:O}", "type", "text", "text", text);
+		if ((!made || json_array_append_new(out, made) != 0) && !p->status)
+			problem_memory(p);
+		if (p->status) {
+			json_decref(out);
+			return NULL;
+		}
+	}
+	if (!out)
+		problem_memory(p);
 	return out;
 }
 
@@ -146,7 +255,7 @@ fix_calls(json_t *message, size_t at, Problem *p)
 }
 
 static json_t *
-one_message(const json_t *in, size_t at, Problem *p)
+one_message(const ChatIn *how, const json_t *in, size_t at, Problem *p)
 {
 	static const char *const roles[] = { "system",    "developer", "user",
 		                             "assistant", "tool",      "function" };
@@ -173,13 +282,16 @@ one_message(const json_t *in, size_t at, Problem *p)
 	}
 	const char *name = json_string_value(role);
 	bool calls = json_array_size(json_object_get(in, "tool_calls")) > 0;
-	json_t *content = content_text(json_object_get(in, "content"), at, name,
+	json_t *content = read_content(how, json_object_get(in, "content"), at, name,
 	                               calls && !strcmp(name, "assistant"), p);
 	if (!content)
 		return NULL;
-	json_t *out = json_deep_copy(in);
-	if (!out || json_object_set_new(out, "content", content) != 0) {
-		json_decref(out);
+	/* images, which are large, are not copied */
+	json_t *flat = json_copy((json_t *)(uintptr_t)in);
+	bool ok = json_object_set_new(flat, "content", content) == 0;
+	json_t *out = ok ? json_deep_copy(flat) : NULL;
+	json_decref(flat);
+	if (!out) {
 		problem_memory(p);
 		return NULL;
 	}
@@ -193,63 +305,6 @@ one_message(const json_t *in, size_t at, Problem *p)
 	return out;
 }
 
-static llmc_status
-apply(ServedModel *model, const json_t *messages, const json_t *options, char **text, size_t *n,
-      llmc_error *err)
-{
-	char *m = json_dumps_numbers(messages, JSON_COMPACT),
-	     *opt = json_dumps_numbers(options, JSON_COMPACT);
-	size_t cap = 8192;
-	llmc_status status = LLMC_E_MEMORY;
-
-	while (m && opt) {
-		*text = malloc(cap);
-		status =
-		    *text ? llmc_chat(model->back.tok, m, opt, *text, cap, n, err) : LLMC_E_MEMORY;
-		if (status == LLMC_OK)
-			break;
-		free(*text);
-		*text = NULL;
-		if (status != LLMC_E_RANGE || *n < cap)
-			break;
-		cap = *n + 1;
-	}
-	free(m);
-	free(opt);
-	return status;
-}
-
-/* Replace null contents with "". Some templates test for null, others append the content to a
- * string. */
-static bool
-empty_nulls(json_t *messages)
-{
-	json_t *m;
-	size_t i;
-	bool any = false;
-
-	json_array_foreach (messages, i, m)
-		if (json_is_null(json_object_get(m, "content")) &&
-		    json_object_set_new(m, "content", json_string("")) == 0)
-			any = true;
-	return any;
-}
-
-static bool
-render(ServedModel *model, json_t *messages, const json_t *options, char **text, size_t *n,
-       Problem *p)
-{
-	llmc_error err = { 0 };
-	llmc_status status = apply(model, messages, options, text, n, &err);
-
-	if (status == LLMC_E_INPUT && empty_nulls(messages))
-		status = apply(model, messages, options, text, n, &err);
-	return status == LLMC_OK ||
-	       problem_of(p, status, 400,
-	                  json_object_get(options, "chat_template") ? "chat_template" : "messages",
-	                  "The chat template refuses these messages: %s", err.text);
-}
-
 /* Report whether the template shows the tools in `options`: rendering without them differs. */
 static bool
 tools_shown(ServedModel *model, json_t *messages, json_t *options, const char *text, size_t n,
@@ -259,7 +314,7 @@ tools_shown(ServedModel *model, json_t *messages, json_t *options, const char *t
 	size_t m;
 
 	json_object_del(options, "tools");
-	if (!render(model, messages, options, &without, &m, p))
+	if (!chat_apply(model, messages, options, &without, &m, p))
 		return false;
 	*shown = n != m || memcmp(text, without, n) != 0;
 	free(without);
@@ -283,7 +338,7 @@ with_tools(ServedModel *model, json_t **messages, json_t *options, char **text, 
 	*messages = extended;
 	free(*text);
 	*text = NULL;
-	return render(model, *messages, options, text, n, p);
+	return chat_apply(model, *messages, options, text, n, p);
 }
 
 /* Cut what the template added after the last message's content, for continue_final_message. */
@@ -308,123 +363,11 @@ leave_open(const json_t *messages, char *text, size_t *n, Problem *p)
 	               "The last message has no text to continue.");
 }
 
-int
-chat_flags(const ServedModel *model)
-{
-	return LLMC_PARSE_SPECIAL | (model->srv->opt.special_text ? LLMC_BREAKS : 0);
-}
-
-void
-chat_unbreak(const ServedModel *model, char *text, size_t *n)
-{
-	const size_t len = strlen(LLMC_BREAK);
-	size_t to = 0;
-
-	for (size_t i = 0; model->srv->opt.special_text && i < *n; i++)
-		if (*n - i >= len && !memcmp(text + i, LLMC_BREAK, len))
-			i += len - 1;
-		else
-			text[to++] = text[i];
-	if (model->srv->opt.special_text)
-		*n = to;
-}
-
-/* Return a string with breaks in its special tokens. NULL: with a Problem. */
-static char *
-break_string(ServedModel *model, const char *s, size_t n, size_t *n_out, Problem *p)
-{
-	size_t cap = 2 * n + 64;
-	llmc_error err = { 0 };
-
-	for (;;) {
-		char *out = malloc(cap);
-		llmc_status status =
-		    out ? llmc_break_special(model->back.tok, s, n, out, cap, n_out, &err)
-		        : LLMC_E_MEMORY;
-		if (status == LLMC_OK)
-			return out;
-		free(out);
-		if (status != LLMC_E_RANGE || *n_out < cap) {
-			problem_of(p, status, 400, "messages", "%s", err.text);
-			return NULL;
-		}
-		cap = *n_out + 1;
-	}
-}
-
-/* Return a copy of a value in which all strings, and keys of objects, have breaks in their special
- * tokens. `message`: v is a message, whose role one_message has checked. */
-static json_t *
-broken_copy(ServedModel *model, const json_t *v, bool message, Problem *p)
-{
-	json_t *out = NULL, *x, *y = NULL;
-	const char *key;
-	char *s;
-	size_t i, n;
-
-	if (json_is_string(v)) {
-		s = break_string(model, json_string_value(v), json_string_length(v), &n, p);
-		out = s ? json_stringn(s, n) : NULL;
-		free(s);
-	} else if (json_is_array(v)) {
-		out = json_array();
-		json_array_foreach ((json_t *)(uintptr_t)v, i, x)
-			if (!out || !(y = broken_copy(model, x, false, p)) ||
-			    json_array_append_new(out, y) != 0)
-				goto fail;
-	} else if (json_is_object(v)) {
-		out = json_object();
-		json_object_foreach ((json_t *)(uintptr_t)v, key, x) {
-			bool role = message && !strcmp(key, "role");
-			s = break_string(model, key, strlen(key), &n, p);
-			y = !s ? NULL : role ? json_incref(x) : broken_copy(model, x, false, p);
-			bool ok = out && y && json_object_set(out, s, y) == 0;
-			json_decref(y);
-			free(s);
-			if (!ok)
-				goto fail;
-		}
-	} else {
-		return json_incref((json_t *)(uintptr_t)v);
-	}
-	return out;
-fail:
-	json_decref(out);
-	return NULL;
-}
-
-/* Replace the messages, variables and tools (NULL: none) by such copies if the server keeps special
- * tokens as text. */
-static bool
-break_all(ServedModel *model, json_t *messages, json_t **options, json_t **tools, Problem *p)
-{
-	json_t *m, *copy;
-	size_t i;
-
-	if (!model->srv->opt.special_text)
-		return true;
-	json_array_foreach (messages, i, m)
-		if (!(copy = broken_copy(model, m, true, p)) ||
-		    json_array_set_new(messages, i, copy) != 0)
-			goto fail;
-	if (!(copy = broken_copy(model, *options, false, p)))
-		goto fail;
-	json_decref(*options);
-	*options = copy;
-	if (!*tools)
-		return true;
-	if (!(copy = broken_copy(model, *tools, false, p)))
-		goto fail;
-	json_decref(*tools);
-	*tools = copy;
-	return true;
-fail:
-	return p->status ? false : problem_memory(p);
-}
-
 bool
-chat_render(ServedModel *model, const json_t *o, json_t *tools, char **text, size_t *n, Problem *p)
+chat_render(ServedModel *model, const json_t *o, json_t *tools, ChatImages *images, char **text,
+            size_t *n, Problem *p)
 {
+	const ChatIn how = { model, images };
 	json_t *in = json_object_get(o, "messages"),
 	       *kwargs = json_object_get(o, "chat_template_kwargs"), *value,
 	       *template = json_object_get(o, "chat_template"),
@@ -477,6 +420,8 @@ chat_render(ServedModel *model, const json_t *o, json_t *tools, char **text, siz
 		return problem(
 		    p, 400, "continue_final_message",
 		    "'continue_final_message' and 'add_generation_prompt' exclude each other.");
+	if (!chat_images_check(images, model, in, p))
+		return false;
 	messages = json_array();
 	options = json_object();
 	tools = json_incref(tools);
@@ -485,7 +430,7 @@ chat_render(ServedModel *model, const json_t *o, json_t *tools, char **text, siz
 		goto out;
 	}
 	for (size_t i = 0; i < json_array_size(in); i++) {
-		json_t *m = one_message(json_array_get(in, i), i, p);
+		json_t *m = one_message(&how, json_array_get(in, i), i, p);
 		if (!m)
 			goto out;
 		json_array_append_new(messages, m);
@@ -509,15 +454,16 @@ chat_render(ServedModel *model, const json_t *o, json_t *tools, char **text, siz
 	json_object_set_new(options, "add_generation_prompt", json_boolean(generate));
 	if (json_is_array(documents))
 		json_object_set(options, "documents", documents);
-	if (!break_all(model, messages, &options, &tools, p))
+	if (!chat_break(model, messages, &options, &tools, p))
 		goto out;
 	if (json_is_string(template))
 		json_object_set(options, "chat_template", template);
 	if (tools)
 		json_object_set(options, "tools", tools);
-	ok = render(model, messages, options, text, n, p) &&
+	ok = chat_apply(model, messages, options, text, n, p) &&
 	     (!tools || with_tools(model, &messages, options, text, n, tools, p)) &&
-	     (!go_on || leave_open(messages, *text, n, p));
+	     (!go_on || leave_open(messages, *text, n, p)) &&
+	     (!images || !images->n || chat_images_place(images, model, text, n, p));
 out:
 	json_decref(messages);
 	json_decref(options);
@@ -530,11 +476,14 @@ out:
 }
 
 bool
-chat_prompt(ServedModel *model, const json_t *o, char **text, size_t *n, Problem *p)
+chat_prompt(Req *r, const json_t *o, char **text, size_t *n, Problem *p)
 {
+	ChatImages images = { .req = r };
 	ToolUse use;
-	bool ok = tools_read(o, &use, p) && chat_render(model, o, use.tools, text, n, p);
+	bool ok =
+	    tools_read(o, &use, p) && chat_render(r->model, o, use.tools, &images, text, n, p);
 
+	chat_images_release(&images, r->model);
 	tools_release(&use);
 	return ok;
 }

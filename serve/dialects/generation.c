@@ -25,6 +25,7 @@ gen_new(Req *r, const Dialect *d)
 	pthread_mutex_unlock(&g->srv->lock);
 	g->dialect = d;
 	g->n = 1;
+	g->images.req = r;
 	g->er = LLMC_INIT(llmc_request);
 	g->ep = LLMC_INIT(llmc_params);
 	return g;
@@ -76,6 +77,7 @@ gen_free(Generation *g)
 	free(g->after[0]);
 	free(g->after[1]);
 	strbuf_release(&g->asked);
+	chat_images_release(&g->images, g->model);
 	model_unref(g->model);
 	req_unref(g->req);
 	free(g);
@@ -269,6 +271,22 @@ separate_keys(Generation *g)
 	g->er.prefix_salt = strtoull(hex, NULL, 16) | 1;
 }
 
+/* Run the vision tower over the images of the prompt. */
+static bool
+run_images(Generation *g, Problem *p)
+{
+	bool ok = chat_images_run(&g->images, g->model, p);
+
+	g->er.images = g->images.part;
+	g->er.n_images = g->images.n;
+	if (!ok) {
+		pthread_mutex_lock(&g->srv->lock);
+		g->failed = true;
+		pthread_mutex_unlock(&g->srv->lock);
+	}
+	return ok;
+}
+
 bool
 gen_start(Generation *g, Problem *p)
 {
@@ -289,9 +307,6 @@ gen_start(Generation *g, Problem *p)
 	g->er.best_of = g->best_of;
 	separate_keys(g);
 	g->t_valid = clock_now();
-	/* the rest of the request's time; the engine takes 0 as no limit */
-	double left = deadline_at() - g->t_valid;
-	g->er.deadline_s = deadline_at() > 0 ? (left > 1e-9 ? left : 1e-9) : 0;
 	for (int32_t i = 0; i < g->n_sub; i++)
 		g->key_tokens +=
 		    (int64_t)g->sub[i].n_tok +
@@ -313,6 +328,10 @@ gen_start(Generation *g, Problem *p)
 		hist_add(&r->slot->metrics.max_new, max_tokens(g, &g->sub[i]));
 	}
 	pthread_mutex_unlock(&s->lock);
+	ok = ok && run_images(g, p);
+	/* the rest of the request's time; the engine takes 0 as no limit */
+	double left = deadline_at() - clock_now();
+	g->er.deadline_s = deadline_at() > 0 ? (left > 1e-9 ? left : 1e-9) : 0;
 	for (int32_t i = 0; ok && i < g->n_sub; i++) {
 		SubRequest *sub = &g->sub[i];
 		int64_t id = 0;
@@ -340,6 +359,7 @@ gen_start(Generation *g, Problem *p)
 		if (!ok)
 			submit_problem(g, status, &err, p);
 	}
+	chat_images_release(&g->images, g->model); /* the engine has a copy */
 	if (ok) {
 		settle(g, 0, true);
 		return true;
@@ -357,7 +377,8 @@ gen_handle(Req *r, const Dialect *d, GenReadFn read, const void *how)
 	Problem p = { 0 };
 	Generation *g = NULL;
 
-	gen_count(r);
+	if (!r->generates) /* it may have been moved to the image worker */
+		gen_count(r);
 	json_t *o = body_object(&r->body, &p);
 	if (o && !(g = gen_new(r, d)))
 		problem_memory(&p);

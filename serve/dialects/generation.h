@@ -3,7 +3,7 @@
 #ifndef LLMC_SERVE_DIALECTS_GENERATION_H
 #define LLMC_SERVE_DIALECTS_GENERATION_H
 
-#include "serve/models/model.h"
+#include "serve/dialects/chat_images.h"
 
 typedef struct Generation Generation;
 typedef struct SubRequest SubRequest;
@@ -110,6 +110,7 @@ struct Generation {
 	bool key_taken;     /* under the lock */
 	Strbuf asked;       /* request fields that the answer repeats, as JSON */
 
+	ChatImages images; /* images of the prompt; then there is one prompt only */
 	SubRequest *sub;
 	int32_t n_sub;
 	Choice *choice; /* [n_sub * n] */

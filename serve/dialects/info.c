@@ -25,7 +25,7 @@ info_problem(Req *r, const Problem *p)
 	(is_anthropic(r) ? anthropic_problem : openai_problem)(r, p);
 }
 
-/* Append OpenAI's form; max_model_len is vLLM's, meta is llama.cpp's. */
+/* Append OpenAI's form; max_model_len is vLLM's, architecture OpenRouter's, meta llama.cpp's. */
 static void
 one_model(const Server *s, const Slot *t, Strbuf *b) /* lock held */
 {
@@ -36,6 +36,10 @@ one_model(const Server *s, const Slot *t, Strbuf *b) /* lock held */
 	            "\"root\":%s,\"parent\":%s,\"max_model_len\":%d,\"status\":{\"value\":%s},",
 	            t->name, (long long)s->started, i->name, t->parent, t->max_total,
 	            slot_state(t));
+	strbuf_printf(b,
+	              "\"architecture\":{\"input_modalities\":[\"text\"%s],\"output_modalities\":"
+	              "[\"text\"]},",
+	              i->reads_images ? ",\"image\"" : "");
 	json_printf(b,
 	            "\"meta\":{\"n_vocab\":%d,\"n_ctx_train\":%d,\"n_embd\":%d,\"n_params\":%lld,"
 	            "\"size\":%lld}}",
@@ -49,8 +53,10 @@ one_anthropic(const Server *s, const Slot *t, Strbuf *b) /* lock held */
 	json_printf(b, "{\"type\":\"model\",\"id\":%s,\"display_name\":%s,\"created_at\":", t->name,
 	            t->name);
 	json_time(b, s->started);
-	json_printf(b, ",\"lifecycle\":\"active\",\"max_input_tokens\":%d,\"max_tokens\":%d}",
-	            t->max_input, t->max_total);
+	strbuf_printf(b,
+	              ",\"lifecycle\":\"active\",\"max_input_tokens\":%d,\"max_tokens\":%d,"
+	              "\"capabilities\":{\"image_input\":{\"supported\":%s}}}",
+	              t->max_input, t->max_total, t->about.info.reads_images ? "true" : "false");
 }
 
 void

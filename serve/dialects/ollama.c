@@ -1,6 +1,6 @@
 /* Ollama dialect: POST /api/chat, /api/generate and the other calls of its clients. Streams are
  * lines of JSON and on by default. A body is translated to an OpenAI chat body, whose reader checks
- * it. Images are refused. */
+ * it. */
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
@@ -140,24 +140,80 @@ fail:
 	return NULL;
 }
 
+/* Return a content with images, which come before the text as in Ollama's own prompts; new
+ * reference. NULL with a Problem. */
+static json_t *
+image_content(const json_t *images, const json_t *text, const char *where, Problem *p)
+{
+	json_t *out = json_array(), *image;
+	char key[96];
+	size_t i;
+
+	if (!json_is_array(images))
+		problem(p, 400, where, "%s: expected an array of strings, but got %s", where,
+		        json_type_name(images));
+	json_array_foreach ((json_t *)(uintptr_t)images, i, image) {
+		snprintf(key, sizeof key, "%s[%zu]", where, i);
+		if (!json_is_string(image))
+			problem(p, 400, key, "%s: expected base64, but got %s", key,
+			        json_type_name(image));
+		else
+			json_array_append_new(out, image_part_base64(image, key));
+	}
+	if (json_is_string(text) && json_string_length(text))
+		json_array_append_new(out, json_pack("{s:s,s:O}", "type", "text", "text", text));
+	if (!p->status)
+		return out;
+	json_decref(out);
+	return NULL;
+}
+
+/* Copy messages; those with images get a list of parts as their content. */
+static json_t *
+chat_messages(const json_t *in, Problem *p)
+{
+	json_t *out = json_array(), *m;
+	char where[64];
+	size_t i;
+
+	json_array_foreach ((json_t *)(uintptr_t)in, i, m) {
+		const json_t *images = json_object_get(m, "images");
+		json_t *copy = json_copy(m);
+		if (images && !json_is_null(images) &&
+		    !(json_is_array(images) && !json_array_size(images))) {
+			snprintf(where, sizeof where, "messages[%zu].images", i);
+			json_t *content =
+			    image_content(images, json_object_get(m, "content"), where, p);
+			if (content)
+				json_object_set_new(copy, "content", content);
+			json_object_del(copy, "images");
+		}
+		json_array_append_new(out, copy);
+	}
+	if (out && !p->status)
+		return out;
+	json_decref(out);
+	if (!p->status)
+		problem_memory(p);
+	return NULL;
+}
+
 static json_t *
 chat_body(const json_t *in, Problem *p)
 {
-	const json_t *messages = json_object_get(in, "messages"), *m;
+	json_t *messages = json_object_get(in, "messages");
 	json_t *out = translate(in, p);
-	size_t i;
 
-	json_array_foreach ((json_t *)(uintptr_t)messages, i, m) {
-		if (json_array_size(json_object_get(m, "images")) > 0) {
-			problem(p, 400, "images",
-			        "messages[%zu].images: this model accepts text only", i);
+	if (out && json_is_array(messages) && json_array_size(messages)) {
+		json_t *list = chat_messages(messages, p);
+		if (!list) {
 			json_decref(out);
 			return NULL;
 		}
+		json_object_set_new(out, "messages", list);
+	} else if (out && messages && !json_is_null(messages) && !json_is_array(messages)) {
+		json_object_set(out, "messages", messages);
 	}
-	if (out && messages && !json_is_null(messages) &&
-	    !(json_is_array(messages) && !json_array_size(messages)))
-		json_object_set_new(out, "messages", json_deep_copy(messages));
 	if (out && json_object_get(in, "tools"))
 		json_object_set(out, "tools", json_object_get(in, "tools"));
 	return out;
@@ -167,8 +223,9 @@ static json_t *
 generate_body(const json_t *in, Problem *p)
 {
 	json_t *prompt = json_object_get(in, "prompt"), *system = json_object_get(in, "system"),
-	       *suffix = json_object_get(in, "suffix"), *out = translate(in, p);
-	bool raw = false;
+	       *suffix = json_object_get(in, "suffix"), *images = json_object_get(in, "images"),
+	       *out = translate(in, p);
+	bool raw = false, any = json_array_size(images) > 0;
 
 	if (!out)
 		return NULL;
@@ -179,16 +236,25 @@ generate_body(const json_t *in, Problem *p)
 		        json_type_name(system));
 		goto fail;
 	}
-	if (!prompt || json_is_null(prompt) ||
-	    (json_is_string(prompt) && !json_string_length(prompt)))
+	if (images && !json_is_null(images) && !json_is_array(images)) {
+		problem(p, 400, "images", "images: expected an array of strings, but got %s",
+		        json_type_name(images));
+		goto fail;
+	}
+	if (!any && (!prompt || json_is_null(prompt) ||
+	             (json_is_string(prompt) && !json_string_length(prompt))))
 		return out;
-	if (!json_is_string(prompt)) {
+	if (prompt && !json_is_null(prompt) && !json_is_string(prompt)) {
 		problem(p, 400, "prompt", "prompt: expected a string");
 		goto fail;
 	}
 	if (suffix && !json_is_null(suffix) && !json_is_string(suffix)) {
 		problem(p, 400, "suffix", "suffix: expected a string, but got %s",
 		        json_type_name(suffix));
+		goto fail;
+	}
+	if (any && (raw || json_string_length(suffix))) {
+		problem(p, 400, "images", "images: not possible with raw or suffix");
 		goto fail;
 	}
 	if (raw || json_string_length(suffix)) {
@@ -201,9 +267,13 @@ generate_body(const json_t *in, Problem *p)
 	if (json_is_string(system) && json_string_length(system))
 		json_array_append_new(messages,
 		                      json_pack("{s:s,s:O}", "role", "system", "content", system));
-	json_array_append_new(messages, json_pack("{s:s,s:O}", "role", "user", "content", prompt));
+	json_t *content = any ? image_content(images, prompt, "images", p) : json_incref(prompt);
+	if (content)
+		json_array_append_new(messages,
+		                      json_pack("{s:s,s:o}", "role", "user", "content", content));
 	json_object_set_new(out, "messages", messages);
-	return out;
+	if (content)
+		return out;
 fail:
 	json_decref(out);
 	return NULL;
@@ -570,8 +640,9 @@ ollama_show(Req *r)
 	    i->family, (long long)i->n_params);
 	strbuf_printf(&b,
 	              "\"%s.context_length\":%d,\"%s.embedding_length\":%d,\"%s.block_count\":%d},"
-	              "\"capabilities\":[\"completion\",\"tools\"]}",
-	              i->family, t->max_total, i->family, i->hidden, i->family, i->n_layers);
+	              "\"capabilities\":[\"completion\",\"tools\"%s]}",
+	              i->family, t->max_total, i->family, i->hidden, i->family, i->n_layers,
+	              i->reads_images ? ",\"vision\"" : "");
 	pthread_mutex_unlock(&r->srv->lock);
 	req_answer(r, 200, type_json, &b);
 }

@@ -414,7 +414,7 @@ openai_count(Req *r, int fields, json_t *(*translate)(const json_t *in, Problem 
 	int32_t *tok = NULL;
 	size_t n = 0, n_tok = 0;
 	bool ok =
-	    o && chat_prompt(r->model, o, &prompt, &n, &p) &&
+	    o && chat_prompt(r, o, &prompt, &n, &p) &&
 	    tokenize_prompt(r->model, prompt, n, chat_flags(r->model), SIZE_MAX, &tok, &n_tok, &p);
 
 	if (o && !ok)
@@ -465,6 +465,13 @@ openai_frame_close(const Generation *g, Choice *c, Strbuf *b, const char *finish
 }
 
 void
+openai_image_tokens(const Generation *g, Strbuf *b)
+{
+	if (g->images.n_token)
+		json_printf(b, ",\"image_tokens\":%lld", (long long)g->images.n_token);
+}
+
+void
 openai_usage(const Generation *g, Strbuf *b)
 {
 	int32_t n_prompt, n_new, n_cached, n_reasoning = 0;
@@ -474,9 +481,10 @@ openai_usage(const Generation *g, Strbuf *b)
 		n_reasoning += g->choice[i].n_reasoning;
 	json_printf(b,
 	            "\"usage\":{\"prompt_tokens\":%d,\"completion_tokens\":%d,\"total_tokens\":%d,"
-	            "\"prompt_tokens_details\":{\"cached_tokens\":%d},\"completion_tokens_"
-	            "details\":{\"reasoning_tokens\":%d}}",
-	            n_prompt, n_new, n_prompt + n_new, n_cached, n_reasoning);
+	            "\"prompt_tokens_details\":{\"cached_tokens\":%d",
+	            n_prompt, n_new, n_prompt + n_new, n_cached);
+	openai_image_tokens(g, b);
+	json_printf(b, "},\"completion_tokens_details\":{\"reasoning_tokens\":%d}}", n_reasoning);
 }
 
 void

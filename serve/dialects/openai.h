@@ -65,6 +65,8 @@ void openai_open(const Generation *g, Strbuf *b, bool chunk); /* through "choice
 void openai_frame_open(const Generation *g, const Choice *c,
                        Strbuf *b); /* appends the choice up to its index */
 void openai_frame_close(const Generation *g, Choice *c, Strbuf *b, const char *finish);
+/* Append to the details of the usage how many prompt tokens stand for images, if there are any. */
+void openai_image_tokens(const Generation *g, Strbuf *b);
 void openai_usage(const Generation *g, Strbuf *b);
 void openai_stream_end(Generation *g);               /* usage if requested, then [DONE] */
 void openai_failed(Generation *g, const Problem *p); /* Dialect.problem */

@@ -110,16 +110,19 @@ openai_read_chat(Generation *g, const json_t *o, Problem *p)
 	ToolUse use = { 0 };
 	if (!tools_read(o, &use, p))
 		return false;
-	bool ok = chat_render(g->model, o, use.tools, &text, &n, p) && gen_prompts(g, 1, p) &&
-	          tools_begin(g, &use, text, n, p);
+	g->images.salt = g->er.prefix_salt;
+	bool ok = chat_render(g->model, o, use.tools, &g->images, &text, &n, p) &&
+	          gen_prompts(g, 1, p) && tools_begin(g, &use, text, n, p);
 	tools_release(&use);
 	thinking_limit(g, budget);
 	ok = ok && tokenize_prompt(g->model, text, n,
 	                           chat_flags(g->model) | (special ? LLMC_ADD_SPECIAL : 0),
 	                           openai_most(g), &g->sub[0].tok, &g->sub[0].n_tok, p);
 	free(text);
-	if (ok)
-		openai_cut(g, &g->sub[0]);
+	if (ok && openai_cut(g, &g->sub[0]) && g->images.n)
+		ok = problem(p, 400, "truncate_prompt_tokens",
+		             "The prompt has images, which cannot be truncated: shorten the "
+		             "messages.");
 	return ok && openai_fits(g, g->sub[0].n_tok, "messages", p);
 }
 

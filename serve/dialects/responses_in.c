@@ -24,10 +24,11 @@ part_fault(Problem *p, const char *where, PartFault fault, size_t at, const char
 		        "Invalid '%s': expected a string or an array of parts, but got %s instead.",
 		        where, got);
 	else if (fault == PART_TYPE)
-		problem(p, 400, where,
-		        "Invalid '%s[%zu]': content of type '%.40s' is not supported, this model "
-		        "accepts text only.",
-		        where, at, got);
+		problem(
+		    p, 400, where,
+		    "Invalid '%s[%zu]': content of type '%.40s' is not supported: expected text "
+		    "or 'input_image'.",
+		    where, at, got);
 	else
 		problem(p, 400, where,
 		        "Invalid '%s[%zu].text': expected a string, but got %s instead.", where, at,
@@ -84,10 +85,68 @@ add_reasoning(ResponseInput *t, const json_t *item, const char *where, Problem *
 	return !p->status;
 }
 
+/* Translate an input_image. */
 static json_t *
-part_text(const json_t *content, const char *where, Problem *p)
+part_image(const json_t *part, const char *where, size_t at, Problem *p)
 {
-	return parts_text(content, where, part_field, part_fault, p);
+	const json_t *url = json_object_get(part, "image_url");
+	char key[96];
+
+	snprintf(key, sizeof key, "%s[%zu]", where, at);
+	if (json_is_string(url))
+		return image_part_url(url, json_object_get(part, "detail"), key);
+	problem(p, 400, key,
+	        json_object_get(part, "file_id")
+	            ? "Invalid '%s': images of files are not supported. Send the image as "
+	              "'image_url' with a data: URL."
+	            : "Invalid '%s': expected an 'image_url' that is a string.",
+	        key);
+	return NULL;
+}
+
+static json_t *
+part_content(const json_t *content, const char *where, Problem *p)
+{
+	return parts_content(content, where, part_field, part_fault, part_image, p);
+}
+
+/* Split a content with images into its text, which is returned, and its images (*images, NULL:
+ * none): templates show images in messages of the user. */
+static json_t *
+take_images(json_t *content, json_t **images)
+{
+	json_t *text = json_array(), *part;
+	size_t i;
+
+	*images = NULL;
+	if (!json_is_array(content)) {
+		json_decref(text);
+		return content;
+	}
+	*images = json_array();
+	json_array_foreach (content, i, part)
+		json_array_append(is_image_part(part) ? *images : text, part);
+	json_decref(content);
+	return text;
+}
+
+/* Add the output of a call, and a message of the user with the images of that output. */
+static bool
+add_output(ResponseInput *t, const json_t *item, const char *where, Problem *p)
+{
+	json_t *images, *content = part_content(json_object_get(item, "output"), where, p);
+
+	if (!content)
+		return false;
+	content = take_images(content, &images);
+	if (!add_message(t, json_pack("{s:s,s:O?,s:o}", "role", "tool", "tool_call_id",
+	                              json_object_get(item, "call_id"), "content", content))) {
+		json_decref(images);
+		return problem_memory(p);
+	}
+	return !images ||
+	       add_message(t, json_pack("{s:s,s:o}", "role", "user", "content", images)) ||
+	       problem_memory(p);
 }
 
 /* Add a call to the preceding message if it is the assistant's, else to a new one. */
@@ -143,12 +202,7 @@ add_item(ResponseInput *t, const json_t *item, size_t i, Problem *p)
 	if (type &&
 	    (!strcmp(type, "function_call_output") || !strcmp(type, "custom_tool_call_output"))) {
 		snprintf(where, sizeof where, "input[%zu].output", i);
-		text = part_text(json_object_get(item, "output"), where, p);
-		return text &&
-		       (add_message(t,
-		                    json_pack("{s:s,s:O?,s:o}", "role", "tool", "tool_call_id",
-		                              json_object_get(item, "call_id"), "content", text)) ||
-		        problem_memory(p));
+		return add_output(t, item, where, p);
 	}
 	if (type && strcmp(type, "message") != 0)
 		return problem(
@@ -167,7 +221,7 @@ add_item(ResponseInput *t, const json_t *item, size_t i, Problem *p)
 		               "'system' and 'developer'.",
 		               where, role);
 	snprintf(where, sizeof where, "input[%zu].content", i);
-	text = part_text(json_object_get(item, "content"), where, p);
+	text = part_content(json_object_get(item, "content"), where, p);
 	return text && (add_message(t, json_pack("{s:s,s:o}", "role", role, "content", text)) ||
 	                problem_memory(p));
 }

@@ -183,7 +183,7 @@ question(const Generation *g, const char *instruction, const json_t *a, const js
 	                                      "content", strbuf_str(&ask), ask.len,
 	                                      "chat_template_kwargs", "enable_thinking", 0);
 	strbuf_release(&ask);
-	bool ok = body ? chat_render(g->model, body, NULL, &text, &n, p) : problem_memory(p);
+	bool ok = body ? chat_render(g->model, body, NULL, NULL, &text, &n, p) : problem_memory(p);
 	json_decref(body);
 	ok = ok && tokenize_prompt(g->model, text, n, chat_flags(g->model), most, &sub->tok,
 	                           &sub->n_tok, p);

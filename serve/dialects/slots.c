@@ -51,8 +51,10 @@ slots_props(Req *r)
 	defaults(&b);
 	json_printf(&b, "},\"total_slots\":%d,\"model_alias\":%s,\"model_path\":%s,",
 	            t->about.limits.seqs, t->name, i->name);
+	strbuf_printf(&b, "\"modalities\":{\"vision\":%s,\"audio\":false},",
+	              i->reads_images ? "true" : "false");
 	json_printf(&b,
-	            "\"modalities\":{\"vision\":false,\"audio\":false},\"endpoint_slots\":true,"
+	            "\"endpoint_slots\":true,"
 	            "\"endpoint_props\":false,\"endpoint_metrics\":true,\"chat_template\":%s,",
 	            template ? template : "");
 	strbuf_puts(&b, "\"bos_token\":");

@@ -56,7 +56,7 @@ tokenize_object(Req *r, json_t *o, Strbuf *b, Problem *p)
 	    !field_bool(o, "return_token_strs", &strs, p))
 		return;
 	if (chat) {
-		if (!chat_prompt(r->model, o, &text, &n, p))
+		if (!chat_prompt(r, o, &text, &n, p))
 			return;
 	} else if (!json_is_string(prompt)) {
 		problem(p, 400, "prompt",
@@ -283,7 +283,7 @@ text_chat_tokenize(Req *r)
 	int32_t *tok = NULL;
 	Strbuf b = { 0 };
 
-	if (o && chat_prompt(r->model, o, &text, &n, &p) &&
+	if (o && chat_prompt(r, o, &text, &n, &p) &&
 	    tokenize_prompt(r->model, text, n, chat_flags(r->model), SIZE_MAX, &tok, &n_tok, &p)) {
 		chat_unbreak(r->model, text, &n);
 		strbuf_puts(&b, "{\"tokenize_response\":");

@@ -16,12 +16,14 @@ bool detokenize_prompt(ServedModel *model, const int32_t *ids, size_t n_ids, cha
 /* Append the bytes of a token as the vocabulary has them; they may be incomplete UTF-8. */
 void token_bytes(const llmc_tokenizer *t, int32_t id, Strbuf *out);
 /* Render "messages" and tools of a body by the chat template; *text is malloc'd. Tokenize it with
- * the flags of chat_flags: it has LLMC_BREAKs if the server keeps special tokens in messages as
- * text. */
-bool chat_prompt(ServedModel *model, const json_t *body, char **text, size_t *n, Problem *p);
-/* Render with tools that were read before (NULL: none). */
-bool chat_render(ServedModel *model, const json_t *body, json_t *tools, char **text, size_t *n,
-                 Problem *p);
+ * the flags of chat_flags: it has LLMC_BREAKs if special tokens, or that of images, are text in
+ * messages. */
+bool chat_prompt(Req *r, const json_t *body, char **text, size_t *n, Problem *p);
+/* Render with tools that were read before (NULL: none). Images of the messages are added to
+ * *images, whose req is set; NULL: they are refused. */
+struct ChatImages;
+bool chat_render(ServedModel *model, const json_t *body, json_t *tools, struct ChatImages *images,
+                 char **text, size_t *n, Problem *p);
 
 int chat_flags(const ServedModel *model);
 /* Remove LLMC_BREAKs in place, from text to show. */
@@ -38,5 +40,11 @@ typedef void (*PartFaultFn)(Problem *p, const char *where, PartFault fault, size
                             const char *got);
 json_t *parts_text(const json_t *content, const char *where, PartField field, PartFaultFn report,
                    Problem *p);
+/* The same for a content that may have images: a list of text and image parts of a chat body if it
+ * has some. image() returns such a part (image_part_url, image_part_base64) for part `at`, a new
+ * reference; NULL with a Problem. */
+typedef json_t *(*PartImageFn)(const json_t *part, const char *where, size_t at, Problem *p);
+json_t *parts_content(const json_t *content, const char *where, PartField field, PartFaultFn report,
+                      PartImageFn image, Problem *p);
 
 #endif

@@ -259,6 +259,10 @@ req_answer(Req *r, int status, const char *type, Strbuf *body)
 void
 req_problem(Req *r, const Problem *p)
 {
+	if (p->status == PROBLEM_MOVED) {
+		r->moved = true;
+		return;
+	}
 	if (r->generates) {
 		int kind = p->status == 429   ? ERR_OVERLOADED
 		           : p->status >= 500 ? ERR_GENERATION

@@ -21,6 +21,8 @@ typedef struct Problem { /* why a request is refused */
 	int64_t n_prompt, n_new, most;
 	char model[128]; /* model_not_found: the requested name, perhaps cut */
 } Problem;
+/* Status of a Problem that is not answered: the request is handled again by the image worker. */
+enum { PROBLEM_MOVED = -1 };
 bool problem(Problem *p, int status, const char *param, const char *fmt, ...)
     __attribute__((format(printf, 4, 5))); /* returns false */
 bool problem_busy(Problem *p);             /* after req_charge() failed; returns false */

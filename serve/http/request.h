@@ -54,6 +54,10 @@ struct Req {
 	const char *allow_headers; /* headers that a preflight requested */
 	const char *tail;          /* path below a prefix route; points into path */
 
+	bool on_images;  /* handled by the image worker */
+	bool moved;      /* ... or to be handled by it; both set by workers only */
+	double deadline; /* time limit of a request; 0: none, or not begun */
+
 	/* shared, under Server.lock */
 	bool ready;  /* status, type and headers are set */
 	bool done;   /* out is complete */

@@ -92,6 +92,8 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 	o->allow_host = o->allow_host && *o->allow_host ? strdup(o->allow_host) : NULL;
 	o->allow_origin = o->allow_origin && *o->allow_origin ? strdup(o->allow_origin) : NULL;
 	o->lora_dir = o->lora_dir && *o->lora_dir ? strdup(o->lora_dir) : NULL;
+	o->allow_image_urls =
+	    o->allow_image_urls && *o->allow_image_urls ? strdup(o->allow_image_urls) : NULL;
 	o->batch_dir = o->batch_dir && *o->batch_dir ? strdup(o->batch_dir) : NULL;
 	if (o->otlp)
 		TRY(trace_open(s, o->otlp, &s->trace, err));
@@ -115,7 +117,7 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 	DEFAULT(max_stop_sequences, 4);
 	DEFAULT(max_top_n_tokens, 5);
 	DEFAULT(validation_workers, 2);
-	DEFAULT(max_body_bytes, 2 << 20);
+	DEFAULT(max_body_bytes, 0); /* depends on the models */
 	DEFAULT(batch_dir_bytes, LLMC_DEFAULT_BATCH_DIR_BYTES);
 	DEFAULT(max_connections, 1000);
 	DEFAULT(max_connections_per_client, 0);
@@ -123,7 +125,12 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 	DEFAULT(body_timeout_s, 60);
 	DEFAULT(idle_timeout_s, 75);
 	DEFAULT(request_timeout_s, 0);
+	DEFAULT(image_pixels, (int64_t)64 << 20);
+	DEFAULT(max_images, LLMC_DEFAULT_IMAGES);
 #undef DEFAULT
+	o->image_cache_bytes = o->image_cache_bytes < 0    ? 0
+	                       : o->image_cache_bytes == 0 ? LLMC_DEFAULT_IMAGE_CACHE_BYTES
+	                                                   : o->image_cache_bytes;
 	if (o->port < 0 || o->port > 65535)
 		return error_set(err, LLMC_E_INPUT, "port %d: expected 0 to 65535", o->port);
 	if (o->validation_workers > MAX_WORKERS)
@@ -149,9 +156,22 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 		          (unsigned long long)files.rlim_cur, fit, o->max_connections);
 		o->max_connections = fit < 1 ? 1 : fit;
 	}
-	s->max_body = (size_t)o->max_body_bytes;
-	s->max_held = 32 * s->max_body > ((size_t)256 << 20) ? 32 * s->max_body : (size_t)256 << 20;
 	return LLMC_OK;
+}
+
+/* Set the limits of bodies and of their memory. Images make bodies larger. */
+static void
+set_body_limits(Server *s)
+{
+	enum { TEXT = 2 << 20, IMAGES = 20 << 20, LEAST_HELD = 256 << 20 };
+	bool images = false;
+
+	for (int i = 0; i < s->n_slots; i++)
+		images |= s->slot[i]->about.info.reads_images;
+	s->max_body = s->opt.max_body_bytes ? (size_t)s->opt.max_body_bytes
+	              : images              ? IMAGES
+	                                    : TEXT;
+	s->max_held = 32 * s->max_body > LEAST_HELD ? 32 * s->max_body : LEAST_HELD;
 }
 
 llmc_status
@@ -192,6 +212,7 @@ server_open_models(const SlotInit *init, int n, const llmc_serve_options *opt, S
 	TRY_GOTO(listen_on(s, err));
 	taken = true;
 	TRY_GOTO(models_open(s, init, n, err));
+	set_body_limits(s);
 	if (s->opt.batch_dir) {
 		TRY_GOTO(store_open(s, s->opt.batch_dir, s->opt.batch_dir_bytes, &s->store, err));
 		s->max_upload = (size_t)s->store->max_file + UPLOAD_HEADS;
@@ -286,6 +307,7 @@ server_close(Server *s)
 	free((char *)(uintptr_t)s->opt.allow_origin);
 	free((char *)(uintptr_t)s->opt.allow_host);
 	free((char *)(uintptr_t)s->opt.lora_dir);
+	free((char *)(uintptr_t)s->opt.allow_image_urls);
 	free((char *)(uintptr_t)s->opt.batch_dir);
 	keys_close(s->keys);
 	free(s);

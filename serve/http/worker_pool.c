@@ -33,7 +33,34 @@ pop(Queue *q)
 	return r;
 }
 
-/* Handle a request. False: it waits for its model and no longer belongs to the worker. */
+/* Queue a request with images for the image worker. False with a Problem: too many wait. */
+static bool
+move_to_images(Server *s, Req *r, Problem *p)
+{
+	const int32_t most = r->model->back.max_concurrent;
+
+	r->moved = false;
+	pthread_mutex_lock(&s->lock);
+	bool full = s->n_images >= most;
+	if (!full) {
+		s->n_images++;
+		atomic_fetch_add(&r->refs, 1);
+		r->on_images = true;
+		r->next = NULL;
+		*s->images.end = r;
+		s->images.end = &r->next;
+		pthread_cond_broadcast(&s->work);
+	}
+	pthread_mutex_unlock(&s->lock);
+	if (!full)
+		return true;
+	problem(p, 429, NULL, "%d requests with images wait already; try again later.", most);
+	p->code = "overloaded";
+	return false;
+}
+
+/* Handle a request. False: it waits for its model, or for the image worker, and no longer belongs
+ * to the worker. */
 static bool
 handle(Server *s, Req *r)
 {
@@ -50,10 +77,15 @@ handle(Server *s, Req *r)
 		problem_busy(&p);
 	else if (!(r->route->flags & RT_MODEL) || r->model || models_take(s, r, &p)) {
 		/* lines of a batch have no limit */
-		if (s->opt.request_timeout_s > 0 && !r->answered)
-			deadline_set(clock_now() + s->opt.request_timeout_s);
+		if (s->opt.request_timeout_s > 0 && !r->answered && !(r->deadline > 0))
+			r->deadline = clock_now() + s->opt.request_timeout_s;
+		deadline_set(r->deadline);
 		r->route->handle(r);
 		deadline_set(0);
+		if (r->moved && move_to_images(s, r, &p)) {
+			req_release(r, cost);
+			return false;
+		}
 	} else if (!p.status) {
 		req_release(r, cost);
 		return false;
@@ -118,6 +150,34 @@ worker(void *arg)
 	return NULL;
 }
 
+/* Handle requests with images, one at a time: this bounds the memory of decoded images, and a
+ * vision tower reads one image at a time in any case. */
+static void *
+image_worker(void *arg)
+{
+	Server *s = arg;
+
+	pthread_mutex_lock(&s->lock);
+	for (;;) {
+		Req *r = pop(&s->images);
+		if (!r && s->images_over)
+			break;
+		if (!r) {
+			pthread_cond_wait(&s->work, &s->lock);
+			continue;
+		}
+		bool gone = r->gone;
+		pthread_mutex_unlock(&s->lock);
+		if (gone || handle(s, r))
+			drop_model(r);
+		req_unref(r);
+		pthread_mutex_lock(&s->lock);
+		s->n_images--;
+	}
+	pthread_mutex_unlock(&s->lock);
+	return NULL;
+}
+
 llmc_status
 work_open(Server *s, llmc_error *err)
 {
@@ -125,10 +185,14 @@ work_open(Server *s, llmc_error *err)
 
 	s->small.end = &s->small.first;
 	s->large.end = &s->large.first;
+	s->images.end = &s->images.first;
 	pthread_mutex_lock(&s->lock); /* a worker reads this field */
 	int rc = 0;
 	for (; s->n_workers < n && rc == 0; s->n_workers += rc == 0)
 		rc = pthread_create(&s->worker[s->n_workers], NULL, worker, s);
+	if (rc == 0)
+		rc = pthread_create(&s->image_worker, NULL, image_worker, s);
+	s->has_image_worker = rc == 0;
 	pthread_mutex_unlock(&s->lock);
 	if (rc != 0)
 		return error_set(err, LLMC_E_MEMORY, "the server's threads could not be started");
@@ -145,4 +209,11 @@ work_close(Server *s) /* no thread pushes requests any more */
 	for (int i = 0; i < s->n_workers; i++)
 		pthread_join(s->worker[i], NULL);
 	s->n_workers = 0;
+	pthread_mutex_lock(&s->lock);
+	s->images_over = true; /* no worker adds requests any more */
+	pthread_cond_broadcast(&s->work);
+	pthread_mutex_unlock(&s->lock);
+	if (s->has_image_worker)
+		pthread_join(s->image_worker, NULL);
+	s->has_image_worker = false;
 }

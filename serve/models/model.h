@@ -31,6 +31,8 @@ typedef struct ModelSource {
 	llmc_status (*adapt)(void *self, const char *dir, struct ModelSource *out, llmc_error *err);
 } ModelSource;
 
+/* forms of contents that a chat template reads */
+enum { PARTS_KNOWN = 1, PARTS_STRINGS = 2, PARTS_LISTS = 4 };
 struct ServedModel {
 	Slot *slot;
 	const char *name; /* name of the slot */
@@ -43,6 +45,8 @@ struct ServedModel {
 	ServedModel *of;
 	void (*close)(Backend *b); /* NULL: the engine stays open */
 	struct Grammars *grammars; /* cache of recent grammars */
+	struct ImageCache *images; /* images that the tower has read; NULL: no tower */
+	atomic_int parts;          /* PARTS_... of the template; 0: unknown */
 	/* the chat format has no reasoning: without tools all output is text */
 	atomic_bool plain_chat;
 	pthread_t pump;

@@ -86,6 +86,7 @@ void
 model_free(ServedModel *m)
 {
 	grammars_close(m->grammars);
+	image_cache_close(m->images);
 	if (m->close)
 		m->close(&m->back);
 	free(m);
@@ -156,7 +157,9 @@ model_begin(Server *s, Slot *t, const Backend *b, int64_t bytes, ServedModel *of
 			            .grammars = grammars_open() };
 		status = model_limits(s, b, t->name, &m->max_input, &m->max_total, err);
 	}
-	if (!m || !m->grammars)
+	if (m && b->tower && !of)
+		m->images = image_cache_open(s->opt.image_cache_bytes);
+	if (!m || !m->grammars || (b->tower && !of && !m->images))
 		status = error_set(err, LLMC_E_MEMORY, "out of memory");
 	if (status == LLMC_OK) {
 		m->has_pump = !of && pthread_create(&m->pump, NULL, pump, m) == 0;
@@ -166,8 +169,10 @@ model_begin(Server *s, Slot *t, const Backend *b, int64_t bytes, ServedModel *of
 		}
 		status = error_set(err, LLMC_E_MEMORY, "the server's threads could not be started");
 	}
-	if (m)
+	if (m) {
 		grammars_close(m->grammars);
+		image_cache_close(m->images);
+	}
 	free(m);
 	if (t->src.close) {
 		Backend gone = *b;

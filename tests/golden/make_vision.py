@@ -305,6 +305,73 @@ def make_run(name, new=8):
         f.write("\n")
 
 
+A, B = {"type": "image"}, {"type": "image", "file": 1}  # image.png, image-2.png
+
+
+def said(text):
+    return {"type": "text", "text": text}
+
+
+CHATS = {
+    "one": [{"role": "user", "content": [A, said("What is this?")]}],
+    "two": [{"role": "user", "content": [said("First"), B, said("then"), A, said("which?")]}],
+    "turns": [
+        {"role": "user", "content": [A, said("Look.")]},
+        {"role": "assistant", "content": [said("Yes.")]},
+        {"role": "user", "content": [B, B, said("And now?")]},
+    ],
+    "low": [{"role": "user", "content": [A, said("What is this?")]}],
+    "text": [{"role": "user", "content": [said("No image.")]}],
+}
+
+
+def make_chats(new=8):
+    """chats.json: conversations with images, their prompts and greedy answers, by the processor and the model of
+    transformers on the folder of tests/serve/tiny_vision.py. "low": images are not cut into tiles."""
+    sys.path.insert(0, os.path.join(W.HERE, "..", "serve"))
+    import tiny_vision
+    from PIL import Image
+    from transformers import AutoImageProcessor, AutoModelForImageTextToText
+    from transformers import Idefics3Processor, PreTrainedTokenizerFast
+
+    y, x = np.mgrid[0:50, 0:30]
+    pixels = np.stack([255 - x * 8, x * 3 + y * 2, y * 5], -1).astype(np.uint8)
+    Image.fromarray(pixels).save(tiny_vision.IMAGES[1])
+    out = {}
+    with tempfile.TemporaryDirectory() as d:
+        tiny_vision.build(d)
+        tok = PreTrainedTokenizerFast.from_pretrained(d)
+        model = AutoModelForImageTextToText.from_pretrained(
+            d, attn_implementation="eager", dtype=torch.float32
+        ).eval()
+        for name, chat in CHATS.items():
+            image = AutoImageProcessor.from_pretrained(d)
+            image.do_image_splitting = name != "low"
+            p = Idefics3Processor(image, tok, image_seq_len=4, chat_template=tiny_vision.TEMPLATE)
+            text = p.apply_chat_template(chat, add_generation_prompt=True)
+            files = [
+                Image.open(tiny_vision.IMAGES[c.get("file", 0)])
+                for m in chat
+                for c in m["content"]
+                if c["type"] == "image"
+            ]
+            given = p(text=text, images=files or None, return_tensors="pt")
+            ids = given.pop("input_ids")[0].tolist()
+            given.pop("attention_mask")
+            tokens, gap = list(ids), 1e9
+            with torch.no_grad():
+                for _ in range(new):
+                    got = model(input_ids=torch.tensor([tokens]), use_cache=False, **given)
+                    best = got.logits[0, -1].topk(2)
+                    gap = min(gap, float(best.values[0] - best.values[1]))
+                    tokens.append(int(best.indices[0]))
+            out[name] = dict(messages=chat, ids=ids, new=tokens[len(ids) :], gap=gap)
+            print(f"{name:34} {len(ids)} tokens, gap {gap:.3f}", flush=True)
+    with open(os.path.join(W.VISION, "chats.json"), "w") as f:
+        json.dump(out, f, separators=(",", ":"))
+        f.write("\n")
+
+
 FEATURES = {"pixel_values", "pixel_attention_mask", "image_grid_thw", "image_sizes"}
 
 if __name__ == "__main__":
@@ -312,3 +379,4 @@ if __name__ == "__main__":
         make(wanted, CASES[wanted])
         if wanted in RUNS:
             make_run(wanted)
+    make_chats()

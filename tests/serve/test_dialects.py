@@ -1331,7 +1331,7 @@ def test_response_of_a_schema(responses):
         ({"input": [{"type": "item_reference", "id": "a"}]}, "item_reference"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            "input_image",
+            "reads text only, but the request has images",
         ),
         ({"input": [{"role": "user"}]}, "content"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "call_id"),

@@ -582,7 +582,7 @@ def test_large_integers_stay_numbers(tiny):
                 ]
             ),
             "messages[0].content[0]",
-            "image_url",
+            "The model 'tiny' reads text only, but the request has images (1).",
         ),
         (dict(messages=[{"role": "user", "content": "refuse me"}]), "messages", "not this message"),
         (dict(messages=CHAT, tools=[], tool_choice="required"), "tool_choice", "no tools"),

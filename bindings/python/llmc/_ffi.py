@@ -66,6 +66,7 @@ class Options(Sized):
         ("planned_user", C.c_void_p),
         ("no_fit", C.c_bool),
         ("tower", C.c_bool),
+        ("images", C.c_bool),
     ]
 
 
@@ -258,6 +259,7 @@ class Info(Sized):
         ("pool", C.c_int),
         ("normalize", C.c_bool),
         ("two_devices", C.c_bool),
+        ("reads_images", C.c_bool),
     ]
 
 

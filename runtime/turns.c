@@ -1,0 +1,41 @@
+/* Turns on a model's processors. Steps of its engines and images of its vision tower would
+ * otherwise run at the same time and wait for each other's threads at every barrier. Turns are
+ * given in order of arrival, so neither side waits for more than one turn of the other. */
+#include "runtime/state/session_state.h"
+
+void
+turns_init(Turns *t)
+{
+	pthread_mutex_init(&t->lock, NULL);
+	pthread_cond_init(&t->next, NULL);
+}
+
+void
+turns_release(Turns *t)
+{
+	pthread_mutex_destroy(&t->lock);
+	pthread_cond_destroy(&t->next);
+}
+
+void
+runtime_turn_begin(Runtime *rt)
+{
+	Turns *t = &rt->turns;
+
+	pthread_mutex_lock(&t->lock);
+	for (uint64_t own = t->last++; t->first != own;)
+		pthread_cond_wait(&t->next, &t->lock);
+	pthread_mutex_unlock(&t->lock);
+}
+
+void
+runtime_turn_end(Runtime *rt)
+{
+	Turns *t = &rt->turns;
+
+	pthread_mutex_lock(&t->lock);
+	t->first++;
+	if (t->first != t->last)
+		pthread_cond_broadcast(&t->next);
+	pthread_mutex_unlock(&t->lock);
+}

@@ -1,0 +1,98 @@
+"""A model folder that reads images, small enough to be built in each run: the tower and language
+model of tests/golden/vision/smolvlm-plain, a byte-level tokenizer with the marks of images, and a
+template that reads contents as lists of parts, as those of SmolVLM and Idefics 3 do.
+"""
+
+import base64
+import json
+import os
+import struct
+import zlib
+
+import tiny_model
+from tiny_model import weights
+
+SIDE = 3  # largest grid of tiles
+MARKS = [
+    "<image>",
+    "<fake_token_around_image>",
+    "<global-img>",
+    *[f"<row_{r + 1}_col_{c + 1}>" for r in range(SIDE) for c in range(SIDE)],
+]
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% for part in m['content'] %}{% if part['type'] == 'image' %}<image>"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+IMAGES = os.path.join(weights.VISION, "image.png"), os.path.join(weights.VISION, "image-2.png")
+
+
+def build(folder, template=TEMPLATE, context=2048):
+    """Build the folder and return its path."""
+    vocabulary = tiny_model.vocabulary(MARKS)
+    case = weights.Vision("smolvlm-plain")
+    case.config["image_token_id"] = vocabulary.index("<image>")
+    text = case.config["text_config"]
+    text.update(vocab_size=len(vocabulary), max_position_embeddings=context)
+    for name in case.tensors:
+        if "embed_tokens" in name or "lm_head" in name:
+            case.tensors[name] = [len(vocabulary), case.tensors[name][1]]
+    case.build(folder)
+    with open(os.path.join(weights.VISION, "smolvlm-plain", "run.json")) as f:
+        run = json.load(f)
+    files = {
+        "tokenizer": tiny_model.tokenizer(MARKS),
+        "tokenizer_config": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "pad_token": "<unk>",
+            "chat_template": template,
+            "extra_special_tokens": {
+                "image_token": "<image>",
+                "fake_image_token": "<fake_token_around_image>",
+                "global_image_token": "<global-img>",
+                "end_of_utterance_token": "<|im_end|>",
+            },
+        },
+        "preprocessor_config": run["preprocessor"],
+        "processor_config": {"processor_class": "Idefics3Processor", **run["processor"]},
+    }
+    for name, content in files.items():
+        with open(os.path.join(folder, f"{name}.json"), "w") as f:
+            json.dump(content, f)
+    return str(folder)
+
+
+def png_of(width, height, rows):
+    """Bytes of an RGB PNG with these bytes of rows, each after its filter."""
+
+    def chunk(kind, data):
+        crc = zlib.crc32(kind + data)
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", crc)
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    body = chunk(b"IDAT", zlib.compress(rows))
+    return b"\x89PNG\r\n\x1a\n" + head + body + chunk(b"IEND", b"")
+
+
+def png(width, height, seed=0):
+    """Bytes of a PNG of a pattern."""
+    rows = b"".join(
+        b"\0" + bytes(v % 256 for x in range(width) for v in (x * 7 + seed * 50, y * 11, x * y))
+        for y in range(height)
+    )
+    return png_of(width, height, rows)
+
+
+def data_url(data, media="image/png"):
+    return f"data:{media};base64," + base64.b64encode(data).decode()
+
+
+def url_part(data, **more):
+    return {"type": "image_url", "image_url": {"url": data_url(data), **more}}
+
+
+def text_part(text):
+    return {"type": "text", "text": text}
