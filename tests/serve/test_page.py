@@ -1022,7 +1022,7 @@ def test_attached_files_go_with_the_message(chat, tmp_path):
     (tmp_path / "notes.txt").write_text("```\nthe word is lighthouse\n")
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\0\0")
     css(chat, "#file").send_keys(f"{tmp_path}/notes.txt\n{tmp_path}/picture.png")
-    wait(chat, lambda b: "no text" in b.find_element(By.ID, "note").text)
+    wait(chat, lambda b: "this model reads text only" in b.find_element(By.ID, "note").text)
     assert [e.text.split()[0] for e in chat.find_elements(By.CSS_SELECTOR, "#files li")] == [
         "notes.txt"
     ]

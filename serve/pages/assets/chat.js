@@ -1,6 +1,7 @@
 // The chat page: conversations on the left, one of them on the right.
 import { complete, headers } from "./api.js";
 import { copyButton } from "./copy.js";
+import { contentOf, imageNode, readImage } from "./images.js";
 import { asMarkdown, turnBody, wholeCalls, who } from "./turn.js";
 import { add, drop, dropAll, keep, loadAll, loadSettings, onChange, saveSettings } from "./store.js";
 
@@ -206,7 +207,7 @@ function editTurn(node, turn) {
   node.querySelector(".body").replaceChildren(area);
   const done = button("Send", () => {
     if (!area.value.trim() || running) return;
-    branch(turn, { role: "user", content: area.value });
+    branch(turn, { role: "user", content: area.value, ...(turn.images && { images: turn.images }) });
     answer();
   });
   done.className = "edited";
@@ -243,9 +244,19 @@ async function take(file) {
   drawList();
 }
 
-// Attaches text files to the next message, each after its name.
+function readsImages() {
+  return about?.architecture?.input_modalities?.includes("image");
+}
+
+// Attaches files to the next message: text files, each after its name, and images.
 async function attach(list) {
   for (const f of list) {
+    if (f.type.startsWith("image/")) {
+      const image = readsImages() ? await readImage(f) : null;
+      if (image) files.push({ name: f.name || "image", image });
+      else note(`${f.name}: ${readsImages() ? "larger than 14 MB" : "this model reads text only"}; it is not attached.`);
+      continue;
+    }
     const text = f.size > 1 << 20 ? null : await f.text();
     if (text === null || text.includes("\0")) note(`${f.name}: ${text === null ? "larger than 1 MB" : "no text"}; it is not attached.`);
     else files.push({ name: f.name, text });
@@ -258,14 +269,21 @@ function drawFiles() {
   $("files").replaceChildren(...files.map((f) => {
     const li = document.createElement("li"), away = button("\u00d7", () => { files = files.filter((x) => x !== f); drawFiles(); }, "Take away");
     away.setAttribute("aria-label", "Take away " + f.name);
+    if (f.image) li.append(imageNode(f.image));
     li.append(f.name + " ", away);
     return li;
   }));
 }
 
+// Returns the turn of a message with the attached files.
+function turnOf(text) {
+  const images = files.filter((f) => f.image).map((f) => f.image);
+  return { role: "user", content: withFiles(text), ...(images.length && { images }) };
+}
+
 function withFiles(text) {
   const fence = (t) => "`".repeat(Math.max(3, ...[...t.matchAll(/`+/g)].map((m) => m[0].length + 1)));
-  const parts = files.map((f) => `${f.name}:\n${fence(f.text)}\n${f.text.replace(/\n$/, "")}\n${fence(f.text)}`);
+  const parts = files.filter((f) => !f.image).map((f) => `${f.name}:\n${fence(f.text)}\n${f.text.replace(/\n$/, "")}\n${fence(f.text)}`);
   files = [];
   drawFiles();
   return [text, ...parts].filter((p) => p.trim()).join("\n\n");
@@ -297,7 +315,7 @@ function remove(c) {
 }
 
 function message(turn) {
-  const m = { role: turn.role, content: turn.content }, calls = wholeCalls(turn);
+  const m = { role: turn.role, content: settings.plain ? turn.content : contentOf(turn) }, calls = wholeCalls(turn);
   if (turn.role === "tool") Object.assign(m, { tool_call_id: turn.id, name: turn.name });
   if (calls.length) m.tool_calls = calls.map((c) => ({ id: c.id, type: "function", function: { name: c.name, arguments: c.arguments } }));
   return m;
@@ -402,7 +420,7 @@ function send() {
   if (!title || running) return;
   $("prompt").value = "";
   grow();
-  now.turns.push({ role: "user", content: withFiles(text) });
+  now.turns.push(turnOf(text));
   if (now.turns.length === 1) now.title = title.replace(/\s+/g, " ").slice(0, 60);
   save(now);
   answer();
@@ -450,6 +468,8 @@ async function hello() {
     model = chosen.id;
     about = chosen;
     context = chosen.max_model_len || 0;
+    $("attach").title = readsImages() ? "Attach text files or images" : "Attach text files";
+    $("attach").setAttribute("aria-label", $("attach").title);
     if ($("empty")) $("empty").replaceWith(emptyNode());
     meter();
     $("model").textContent = model;
@@ -477,6 +497,23 @@ $("import").addEventListener("click", () => $("import-file").click());
 $("import-file").addEventListener("change", () => { $("settings").close(); take($("import-file").files[0]); $("import-file").value = ""; });
 $("attach").addEventListener("click", () => $("file").click());
 $("file").addEventListener("change", () => { attach([...$("file").files]); $("file").value = ""; });
+document.addEventListener("dragover", (e) => {
+  if (![...e.dataTransfer.types].includes("Files")) return;
+  e.preventDefault();
+  document.body.classList.add("drop");
+});
+document.addEventListener("dragleave", (e) => { if (!e.relatedTarget) document.body.classList.remove("drop"); });
+document.addEventListener("drop", (e) => {
+  document.body.classList.remove("drop");
+  if (!e.dataTransfer.files.length) return;
+  e.preventDefault();
+  attach([...e.dataTransfer.files]);
+});
+$("prompt").addEventListener("paste", (e) => {
+  if (!e.clipboardData.files.length) return;
+  e.preventDefault();
+  attach([...e.clipboardData.files]);
+});
 $("new").addEventListener("click", () => open(fresh()));
 $("side-open").addEventListener("click", () => { $("side").classList.add("open"); $("new").focus(); });
 $("side-close").addEventListener("click", () => $("side").classList.remove("open"));

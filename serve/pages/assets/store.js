@@ -1,5 +1,5 @@
 // Conversations and settings in the browser's storage. A conversation: {id, title, turns: [{role, content, note?,
-// reasoning?, calls?, tokens?, used?}], skip?}; a turn of the role "tool" has the id and name of its call.
+// reasoning?, calls?, tokens?, images?, used?}], skip?}; a turn of the role "tool" has the id and name of its call.
 // Several tabs share them: each change reads what the others have written and touches one conversation only.
 
 const KEY = "llmc.chat.v1";
@@ -17,7 +17,7 @@ function read(key, otherwise) {
 
 function valid(c) {
   return c && typeof c.id === "string" && typeof c.title === "string" && Array.isArray(c.turns) &&
-    c.turns.every((t) => t && typeof t.role === "string" && typeof t.content === "string" && [t.calls, t.tokens].every((l) => l === undefined || Array.isArray(l)));
+    c.turns.every((t) => t && typeof t.role === "string" && typeof t.content === "string" && [t.calls, t.tokens, t.images].every((l) => l === undefined || Array.isArray(l)));
 }
 
 export function loadAll() {

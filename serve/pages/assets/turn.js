@@ -1,4 +1,5 @@
 // Draws a message: reasoning, the text or its tokens with probabilities, tool calls.
+import { imageNode } from "./images.js";
 import { markdown } from "./markdown.js";
 
 function el(name, className, ...children) {
@@ -66,6 +67,7 @@ export function who(turn) {
 
 // Returns the nodes of a turn's body. writing: it is being generated.
 export function turnBody(turn, writing) {
+  if (turn.images?.length) return [el("div", "images", ...turn.images.map(imageNode)), turn.content];
   if (turn.role === "user" || turn.role === "tool") return [turn.content];
   const out = [];
   if (turn.reasoning) out.push(folded("reasoning", "Reasoning", false, el("div", "", ...markdown(turn.reasoning))));
@@ -81,6 +83,7 @@ export function asMarkdown(c) {
   for (const t of c.turns) {
     parts.push("## " + who(t));
     if (t.reasoning) parts.push("> " + t.reasoning.trim().replace(/\n/g, "\n> "));
+    for (const i of t.images || []) parts.push(`(image: ${i.name})`);
     if (t.content) parts.push(t.content);
     for (const call of t.calls || []) parts.push("```json\n" + JSON.stringify({ name: call.name, arguments: call.arguments }) + "\n```");
   }
