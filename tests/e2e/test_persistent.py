@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cuda_emu import environment
-from golden_run import LLMC, ROOT
+from golden_run import LLMC, ROOT, run, weights
 from waiting import HANG
 
 EVERY = "LLMC_CHECK_ALL" in os.environ  # make check-all
@@ -67,6 +67,7 @@ def steps(tmp_path, env, rows, *sets, model="configs/tiny.yaml"):
     "arch, mode, sets",
     [("sm_90a", "check", ())]
     + [("sm_80", "fast", ("kv.dtype=bf16", "step.prefetch=never"))]
+    + [("sm_90a", "fast", ("storage.default=q8_0", "family=qwen3", "step.prefetch=never"))] * EVERY
     + [(a, "check", ("storage.default=q8_0",)) for a in ("sm_100a", "sm_120a")] * EVERY,
 )
 def test_a_persistent_step_has_the_same_bits(arch, mode, sets, tmp_path):
@@ -111,3 +112,26 @@ def test_the_plan_names_the_form_and_the_reason(tmp_path):
     assert plan(
         tmp_path, "configs/llama3.2-1b.yaml", *always, "--set", "deterministic=true"
     ).endswith("norm_qkv of layer 0 has no body for it")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gpt2-gelu-bf16"]
+    + ["gpt_bigcode-modern-bf16", "gpt_neo-modern-bf16", "mpt-modern-bf16"] * EVERY,
+)
+def test_golden_models_have_the_same_bits(name, tmp_path, monkeypatch):
+    """All with 16-bit weights and rows of 16 bytes, as decode kernels need them: layer norms,
+    biases, learned positions, one KV head, windows, ALiBi. Tokens run one by one."""
+    for k, v in environment("sm_90a", seed=1, LLMC_EMU_STACK=1 << 19).items():
+        monkeypatch.setenv(k, v)
+    g = weights.Golden(name)
+    got = []
+    for how in "never", "always":
+        out = tmp_path / how
+        out.mkdir()
+        g.build(out)
+        keys = {"kv.dtype": "f16", "step.persistent": how}
+        got.append(run(out, g, "--device", "cuda", "--chunk", "1", set=keys))
+    assert np.array_equal(got[0][0], got[1][0]) and got[0][1] == got[1][1]
+    (text,) = out.glob("*/plan-cuda-sm_90a.txt")
+    assert ": one persistent kernel, kernels/" in text.read_text()
