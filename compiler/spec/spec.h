@@ -351,8 +351,9 @@ typedef struct Spec {
 	bool deterministic;    /* CUDA: rows do not depend on the rest of the batch */
 	bool prefetch;         /* GPUs: decode kernels prefetch the next op's weights */
 	bool persistent;       /* GPUs: a decode step is one kernel, if all ops have a body */
-	bool activations_i8;   /* CPU: int8 activations instead of int16 for block formats */
+	bool activations_i8;   /* int8 activations for block formats */
 	bool activations_bf16; /* AMX: bf16 activations for all weights but fp32 */
+	bool activations_f8;   /* GPUs: e4m3 activations for e4m3 weights */
 	Dtype storage_default;
 	int n_storage;
 	const StorageRule *storage; /* first matching rule decides */

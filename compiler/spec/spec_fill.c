@@ -456,6 +456,7 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->persistent = IS(step_persistent, "always");
 	s->activations_i8 = IS(activations, "i8");
 	s->activations_bf16 = IS(activations, "bf16");
+	s->activations_f8 = IS(activations, "f8");
 	s->deterministic = BOOL(deterministic);
 	s->storage_default = dtype_of(t, K_storage_default);
 	s->n_storage = t->n_storage;

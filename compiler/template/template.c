@@ -45,6 +45,7 @@ templates_none(const char *target, const Spec *s, Diag *d, Arena *perm)
 		.target = target_find(target),
 		.act_bits = s->activations_i8 ? 8 : 16,
 		.act_bf16 = s->activations_bf16,
+		.act_f8 = s->activations_f8,
 		.deterministic = s->deterministic,
 		.included = embed_find,
 	};
@@ -250,6 +251,8 @@ template_name(void *user, const char *name, HeadValue *out)
 		return *out = (HeadValue){ .kind = HEAD_INT, .i = b->ts->act_bits }, true;
 	if (strcmp(name, "ACT_BF16") == 0)
 		return *out = (HeadValue){ .kind = HEAD_INT, .i = b->ts->act_bf16 }, true;
+	if (strcmp(name, "ACT_F8") == 0)
+		return *out = (HeadValue){ .kind = HEAD_INT, .i = b->ts->act_f8 }, true;
 	if (strcmp(name, "KV_DTYPE") == 0 && pool)
 		return set_word(out, pool->k == pool->v ? kv_type_info(pool->k)->text : "mixed"),
 		       true;

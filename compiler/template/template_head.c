@@ -121,7 +121,7 @@ open_condition(HeadParser *p, const TemplateLine *l, bool negate, int outer)
 	Template *t = p->t;
 
 	if (t->n_condition == MAX_CONDITIONS)
-		return wrong(p, l, "more than 64 conditions");
+		return wrong(p, l, "more than 96 conditions");
 	t->condition[t->n_condition] = (Condition){ .expr = *l, .negate = negate };
 	t->condition[t->n_condition].expr.when = outer;
 	p->when = t->n_condition++;

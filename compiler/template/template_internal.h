@@ -6,7 +6,7 @@
 #include "compiler/template/template.h"
 #include "compiler/template/template_expr.h"
 
-enum { MAX_NESTED = 8, MAX_CONDITIONS = 64 };
+enum { MAX_NESTED = 8, MAX_CONDITIONS = 96 };
 
 /* A template, or a file that it includes. */
 typedef struct TemplateFile {
@@ -66,7 +66,7 @@ struct Templates {
 	Arena *arena;
 	Diag *diag;
 	const Target *target;
-	int act_bits, act_bf16;
+	int act_bits, act_bf16, act_f8;
 	bool deterministic;
 	const char *(*included)(const char *path,
 	                        size_t *size); /* text of a fragment; NULL: no such file */

@@ -23,7 +23,7 @@ def logits(path, case, keys, texts):
     for text in texts(model):
         with model.session(context=len(text), chunk=len(text), n_out=len(text)) as s:
             q = s.seq()
-            out.append(log_softmax(s.forward([(q, text, len(text))])))
+            out.append(log_softmax(np.array(s.forward([(q, text, len(text))]))))
     return out
 
 

@@ -234,7 +234,8 @@ run(const char *target, const char *path, Arena *a, Diag *d)
 {
 	Spec spec = { .deterministic = number(value_of("DETERMINISTIC"), 0) != 0,
 		      .activations_i8 = number(value_of("ACT_BITS"), 16) == 8,
-		      .activations_bf16 = number(value_of("ACT_BF16"), 0) != 0 };
+		      .activations_bf16 = number(value_of("ACT_BF16"), 0) != 0,
+		      .activations_f8 = number(value_of("ACT_F8"), 0) != 0 };
 	const char *text = template_text(path, a), *rows_of = value_of("ROWS_OF");
 	OpKind kind = text ? op_named_in(text) : OP_nop;
 	Found f;

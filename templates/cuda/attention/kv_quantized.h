@@ -61,12 +61,7 @@ struct kv_f8 {
 	DEV unsigned
 	code(float v)
 	{
-		const unsigned u = __float_as_uint(v), sign = u >> 24 & 0x80,
-		               top = min(u & 0x7fffffffu, 0x43e00000u);
-
-		if (top < 0x3c800000u) /* 2^-6 */
-			return sign | (unsigned)(int)rintf(__uint_as_float(top) * 512.0f);
-		return sign | (((top + 0x7ffff + (top >> 20 & 1)) >> 20) - (120 << 3));
+		return f32_to_e4m3(v);
 	}
 };
 

@@ -18,8 +18,8 @@
 enum { GEMM_THREADS = 256 };
 
 /* How a GEMM fills its stages (gemm_stages): by all threads (cuda/gemm/gemm_cp_async.h), by tensor
- * maps (cuda/gemm/gemm_tma.h), or with bytes (cuda/gemm/gemm_int8.h) */
-enum { GEMM_CP_ASYNC, GEMM_TMA, GEMM_INT8 };
+ * maps (cuda/gemm/gemm_tma.h), or with bytes (cuda/gemm/gemm_int8.h, cuda/gemm/gemm_fp8.h) */
+enum { GEMM_CP_ASYNC, GEMM_TMA, GEMM_INT8, GEMM_FP8 };
 
 /* BM x BN results by WARPS warps (further ones only copy), WM x WN per warp; STAGES of BK columns
  * in flight. */

@@ -160,6 +160,18 @@ f16_hi(unsigned pair)
 	return f16_to_f32((unsigned short)(pair >> 16));
 }
 
+/* Rounds to e4m3, ties to even; values above 448 become 448. */
+DEV unsigned
+f32_to_e4m3(float v)
+{
+	const unsigned u = __float_as_uint(v), sign = u >> 24 & 0x80,
+	               top = min(u & 0x7fffffffu, 0x43e00000u);
+
+	if (top < 0x3c800000u) /* 2^-6 */
+		return sign | (unsigned)(int)rintf(__uint_as_float(top) * 512.0f);
+	return sign | (((top + 0x7ffff + (top >> 20 & 1)) >> 20) - (120 << 3));
+}
+
 #if __CUDA_ARCH__ >= 800 && !defined(LLMC_EMU)
 DEV unsigned
 pack_bf16(float lo, float hi)
