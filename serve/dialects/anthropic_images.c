@@ -32,10 +32,11 @@ anthropic_image(const json_t *block, const char *where, size_t at, Problem *p)
 	for (size_t i = 0; i < sizeof types / sizeof *types && json_is_string(media); i++)
 		known |= !strcmp(json_string_value(media), types[i]);
 	if (!anthropic_is(source, "base64") || !json_is_string(data))
-		problem(p, 400, key,
-		        "%s.source: expected {\"type\": \"base64\", \"media_type\", \"data\"} or "
-		        "{\"type\": \"url\", \"url\"}.",
-		        key);
+		problem(
+		    p, 400, key,
+		    "%s.source: an image has {\"type\": \"base64\", \"media_type\", \"data\"} or "
+		    "{\"type\": \"url\", \"url\"}.",
+		    key);
 	else if (!known)
 		problem(p, 400, key,
 		        "%s.source.media_type: expected 'image/jpeg', 'image/png', 'image/gif' or "
