@@ -145,7 +145,8 @@ read_image(JpegReader *r, const ImageLimits *limits, ImagePixels *out)
 	c->src = &r->source;
 	c->progress = &r->progress;
 	/* coefficients of a progressive file: 2 bytes per sample of at most 4 components */
-	int64_t memory = limits->max_pixels * 8 + (1 << 24);
+	int64_t most = (int64_t)1 << 40, pixels = limits->max_pixels,
+	        memory = (pixels < most ? pixels : most) * 8 + (1 << 24);
 	c->mem->max_memory_to_use = (long)memory;
 	jpeg_save_markers(c, JPEG_APP0 + 1, 0xffff);
 	if (jpeg_read_header(c, TRUE) != JPEG_HEADER_OK)

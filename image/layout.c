@@ -159,10 +159,25 @@ resized(const ImageRules *r, ImageSize s, ImageSize *out, llmc_error *err)
 	return LLMC_OK;
 }
 
-static void
-add_view(ImageLayout *l, ImageView v)
+static llmc_status
+add_view(ImageLayout *l, ImageView v, llmc_error *err)
 {
+	if (l->n_view == MAX_VIEWS)
+		return error_set(err, LLMC_E_INPUT,
+		                 "The image of %d x %d pixels would be cut into more than %d "
+		                 "tiles.",
+		                 l->original.width, l->original.height, MAX_VIEWS);
+	if (l->n_view == l->cap) {
+		int32_t cap = l->cap ? 2 * l->cap : 16;
+		ImageView *more = realloc(l->view, (size_t)cap * sizeof *more);
+		if (!more)
+			return error_set(err, LLMC_E_MEMORY, "No memory for %d tiles of an image.",
+			                 cap);
+		l->view = more;
+		l->cap = cap;
+	}
 	l->view[l->n_view++] = v;
+	return LLMC_OK;
 }
 
 static ImageView
@@ -171,14 +186,18 @@ whole(const ImageLayout *l, ImageSize to)
 	return (ImageView){ .part = { 0, 0, l->original.height, l->original.width }, .size = to };
 }
 
-static void
-add_grid(ImageLayout *l, int32_t side_h, int32_t side_w)
+static llmc_status
+add_grid(ImageLayout *l, int32_t side_h, int32_t side_w, llmc_error *err)
 {
 	for (int32_t y = 0; y < l->tiles_h; y++)
 		for (int32_t x = 0; x < l->tiles_w; x++)
-			add_view(l, (ImageView){ .of_base = true,
-			                         .part = { y * side_h, x * side_w, side_h, side_w },
-			                         .size = { side_h, side_w } });
+			TRY(add_view(
+			    l,
+			    (ImageView){ .of_base = true,
+			                 .part = { y * side_h, x * side_w, side_h, side_w },
+			                 .size = { side_h, side_w } },
+			    err));
+	return LLMC_OK;
 }
 
 static void
@@ -188,12 +207,14 @@ add_step(ImageLayout *l, ImageSize s)
 	l->canvas = (ImageBox){ 0, 0, s.height, s.width };
 }
 
-static void
-add_base(ImageLayout *l)
+static llmc_status
+add_base(ImageLayout *l, llmc_error *err)
 {
-	add_view(l, (ImageView){ .of_base = true,
-	                         .part = { 0, 0, l->canvas.height, l->canvas.width },
-	                         .size = { l->canvas.height, l->canvas.width } });
+	return add_view(l,
+	                (ImageView){ .of_base = true,
+	                             .part = { 0, 0, l->canvas.height, l->canvas.width },
+	                             .size = { l->canvas.height, l->canvas.width } },
+	                err);
 }
 
 static llmc_status
@@ -212,8 +233,7 @@ plain(const ImageRules *r, ImageLayout *l, llmc_error *err)
 		l->canvas =
 		    (ImageBox){ y < 0 ? -(-y / 2) : y / 2, x < 0 ? -(-x / 2) : x / 2, high, wide };
 	}
-	add_base(l);
-	return LLMC_OK;
+	return add_base(l, err);
 }
 
 static llmc_status
@@ -227,8 +247,7 @@ split(const ImageRules *r, ImageLayout *l, llmc_error *err)
 	}
 	if (!r->cut) {
 		add_step(l, tile);
-		add_base(l);
-		return LLMC_OK;
+		return add_base(l, err);
 	}
 	double aspect = (double)s.width / s.height;
 	if (s.width >= s.height) {
@@ -240,15 +259,14 @@ split(const ImageRules *r, ImageLayout *l, llmc_error *err)
 	}
 	add_step(l, s);
 	if (s.height <= r->tile && s.width <= r->tile) {
-		add_base(l);
-		return LLMC_OK;
+		return add_base(l, err);
 	}
 	l->tiles_h = s.height / r->tile;
 	l->tiles_w = s.width / r->tile;
-	add_grid(l, r->tile, r->tile);
-	add_view(l,
-	         (ImageView){ .of_base = true, .part = { 0, 0, s.height, s.width }, .size = tile });
-	return LLMC_OK;
+	TRY(add_grid(l, r->tile, r->tile, err));
+	return add_view(
+	    l, (ImageView){ .of_base = true, .part = { 0, 0, s.height, s.width }, .size = tile },
+	    err);
 }
 
 /* Select the grid of at most max_tiles with the nearest aspect ratio. Of equal ones a larger grid
@@ -276,15 +294,14 @@ best_grid(const ImageRules *r, ImageLayout *l)
 }
 
 static llmc_status
-by_aspect(const ImageRules *r, ImageLayout *l)
+by_aspect(const ImageRules *r, ImageLayout *l, llmc_error *err)
 {
 	best_grid(r, l);
 	add_step(l, (ImageSize){ l->tiles_h * r->height, l->tiles_w * r->width });
-	add_grid(l, r->height, r->width);
+	TRY(add_grid(l, r->height, r->width, err));
 	if (l->n_view > 1)
-		add_view(l, whole(l, (ImageSize){ r->height, r->width }));
-	else
-		l->tiles_h = l->tiles_w = 0;
+		return add_view(l, whole(l, (ImageSize){ r->height, r->width }), err);
+	l->tiles_h = l->tiles_w = 0;
 	return LLMC_OK;
 }
 
@@ -331,14 +348,13 @@ anyres(const ImageRules *r, ImageLayout *l, llmc_error *err)
 		double v = ceil(s.width * scale_h);
 		fit.width = v < to.width ? (int32_t)v : to.width;
 	}
-	add_view(l, whole(l, (ImageSize){ side_h, side_w }));
+	TRY(add_view(l, whole(l, (ImageSize){ side_h, side_w }), err));
 	add_step(l, fit);
 	l->canvas = (ImageBox){ -((to.height - fit.height) / 2), -((to.width - fit.width) / 2),
 		                to.height, to.width };
 	l->tiles_h = to.height / tile;
 	l->tiles_w = to.width / tile;
-	add_grid(l, tile, tile);
-	return LLMC_OK;
+	return add_grid(l, tile, tile, err);
 }
 
 static llmc_status
@@ -350,7 +366,7 @@ crops(const ImageRules *r, ImageLayout *l, llmc_error *err)
 
 	if (r->do_resize)
 		TRY(resized(r, s, &to, err));
-	add_view(l, whole(l, to));
+	TRY(add_view(l, whole(l, to), err));
 	if (!r->cut || longer / shorter < r->min_ratio)
 		return LLMC_OK;
 	int64_t n = (int64_t)floor(longer / shorter + 0.5),
@@ -364,39 +380,23 @@ crops(const ImageRules *r, ImageLayout *l, llmc_error *err)
 	for (int32_t i = 0; i < n; i++) {
 		int32_t at = i * side, left = (int32_t)longer - at,
 		        length = left < side ? left : side;
-		add_view(l, (ImageView){ .part = wide ? (ImageBox){ 0, at, s.height, length }
-		                                      : (ImageBox){ at, 0, length, s.width },
-		                         .size = to });
+		TRY(add_view(l,
+		             (ImageView){ .part = wide ? (ImageBox){ 0, at, s.height, length }
+		                                       : (ImageBox){ at, 0, length, s.width },
+		                          .size = to },
+		             err));
 	}
 	l->tiles_h = wide ? 1 : (int32_t)n;
 	l->tiles_w = wide ? (int32_t)n : 1;
 	return LLMC_OK;
 }
 
-/* Upper bound of the views, so that they are allocated once */
-static int64_t
-most_views(const ImageRules *r)
+static llmc_status
+no_pixels(const ImageLayout *l, ImageSize s, llmc_error *err)
 {
-	switch (r->cut ? r->tiling : IMAGE_TILE_NONE) {
-	case IMAGE_TILE_NONE:
-		return 1;
-	case IMAGE_TILE_SPLIT: {
-		int64_t n = (r->longest + r->tile - 1) / r->tile + 1;
-		return n * n + 1;
-	}
-	case IMAGE_TILE_ASPECT:
-	case IMAGE_TILE_CROPS:
-		return (int64_t)r->max_tiles + 1;
-	case IMAGE_TILE_ANYRES:
-		break;
-	}
-	int64_t most = 1;
-	int32_t tile = r->center_crop ? r->crop_height : r->shortest ? r->shortest : r->height;
-	for (int32_t i = 0; tile && i < r->n_pinpoint; i++) {
-		int64_t n = (int64_t)(r->pinpoint[i][0] / tile) * (r->pinpoint[i][1] / tile) + 1;
-		most = n > most ? n : most;
-	}
-	return most;
+	return error_set(err, LLMC_E_INPUT,
+	                 "The image of %d x %d pixels would be resized to %d x %d.",
+	                 l->original.width, l->original.height, s.width, s.height);
 }
 
 static llmc_status
@@ -404,12 +404,17 @@ check_sizes(const ImageLayout *l, llmc_error *err)
 {
 	int64_t pixels = 0;
 
+	for (int32_t i = 0; i < l->n_step; i++) {
+		ImageSize s = l->step[i];
+		if (s.height < 1 || s.width < 1)
+			return no_pixels(l, s, err);
+		if (i + 1 < l->n_step) /* the last step computes the canvas alone */
+			pixels += (int64_t)s.height * s.width;
+	}
 	for (int32_t i = 0; i < l->n_view; i++) {
 		ImageSize s = l->view[i].size;
 		if (s.height < 1 || s.width < 1)
-			return error_set(err, LLMC_E_INPUT,
-			                 "The image of %d x %d pixels would be resized to %d x %d.",
-			                 l->original.width, l->original.height, s.width, s.height);
+			return no_pixels(l, s, err);
 		if (s.height > MAX_SIDE || s.width > MAX_SIDE)
 			return error_set(err, LLMC_E_INPUT,
 			                 "The image of %d x %d pixels is too narrow.",
@@ -428,24 +433,18 @@ check_sizes(const ImageLayout *l, llmc_error *err)
 llmc_status
 image_layout(const ImageRules *r, int32_t width, int32_t height, ImageLayout *out, llmc_error *err)
 {
-	int64_t most = most_views(r);
-
 	*out = (ImageLayout){ .original = { height, width } };
-	if (most > MAX_VIEWS)
-		return error_set(err, LLMC_E_INPUT,
-		                 "The processor cuts images into %lld tiles; at most %d "
-		                 "are possible.",
-		                 (long long)most, MAX_VIEWS);
 	if (r->pad_square && width != height) {
 		int32_t side = width > height ? width : height;
+		if ((int64_t)side * side > MAX_PIXELS)
+			return error_set(err, LLMC_E_INPUT,
+			                 "The image of %d x %d pixels is too long for this model, "
+			                 "which pads images to squares of at most %lld pixels.",
+			                 width, height, (long long)MAX_PIXELS);
 		out->paste_y = (side - height) / 2;
 		out->paste_x = (side - width) / 2;
 		out->original = (ImageSize){ side, side };
 	}
-	out->view = calloc((size_t)most, sizeof *out->view);
-	if (!out->view)
-		return error_set(err, LLMC_E_MEMORY, "No memory for %lld tiles of an image.",
-		                 (long long)most);
 	switch (r->tiling) {
 	case IMAGE_TILE_NONE:
 		TRY(plain(r, out, err));
@@ -454,7 +453,7 @@ image_layout(const ImageRules *r, int32_t width, int32_t height, ImageLayout *ou
 		TRY(split(r, out, err));
 		break;
 	case IMAGE_TILE_ASPECT:
-		TRY(r->cut ? by_aspect(r, out) : plain(r, out, err));
+		TRY(r->cut ? by_aspect(r, out, err) : plain(r, out, err));
 		break;
 	case IMAGE_TILE_ANYRES:
 		TRY(anyres(r, out, err));

@@ -27,7 +27,7 @@ typedef struct ImageLayout {
 	ImageSize step[LAYOUT_STEPS];
 	ImageBox canvas; /* window of the last step; it may exceed that, the excess is black */
 	int32_t tiles_h, tiles_w;
-	int32_t n_view;
+	int32_t n_view, cap;
 	ImageView *view;
 } ImageLayout;
 

@@ -6,6 +6,9 @@
 
 #include "image/layout.h"
 
+/* Most tokens of an image, whose text is written before the model's context is known */
+enum { MAX_TOKENS = 1 << 20 };
+
 /* Side of the square of pixels in a row */
 static int32_t
 row_patch(const ImageRules *r)
@@ -154,6 +157,11 @@ describe(const ImageRules *r, const ImageLayout *l, int32_t width, int32_t heigh
 	}
 	if (r->tiling == IMAGE_TILE_ANYRES)
 		out->n_token = unpadded_tokens(r, out, width, height);
+	if (out->n_token > MAX_TOKENS)
+		return error_set(err, LLMC_E_INPUT,
+		                 "The image of %d x %d pixels would have %lld tokens; at most %d "
+		                 "are possible.",
+		                 width, height, (long long)out->n_token, MAX_TOKENS);
 	return put_text(r, out, err);
 }
 
@@ -181,9 +189,13 @@ to_rgb(const ImageRules *r, const ImagePixels *im, const ImageLayout *l, ImagePi
 	if (!out->pixel)
 		return error_set(err, LLMC_E_MEMORY, "No memory for an image of %d x %d pixels.",
 		                 out->width, out->height);
-	if (out->width != im->width || out->height != im->height)
+	if (out->width != im->width || out->height != im->height) {
+		uint8_t colour[3];
+		for (int c = 0; c < 3; c++)
+			colour[c] = (uint8_t)fmin(fmax(r->mean[c] * 255, 0), 255);
 		for (size_t i = 0; i < 3 * n; i++)
-			out->pixel[i] = (uint8_t)(r->mean[i % 3] * 255);
+			out->pixel[i] = colour[i % 3];
+	}
 	const uint8_t *from = im->pixel;
 	for (int32_t y = 0; y < im->height; y++) {
 		uint8_t *to =

@@ -396,6 +396,19 @@ set_class(ImageRules *r, const char *class)
 	}
 }
 
+/* Sides have a limit, so that a number of tiles times a side fits its type. */
+static bool
+sides_fit(const ImageRules *r)
+{
+	const int32_t side[] = { r->height,      r->width,      r->shortest, r->longest,
+		                 r->crop_height, r->crop_width, r->tile,     r->min_crop };
+
+	for (size_t i = 0; i < sizeof side / sizeof side[0]; i++)
+		if (side[i] > 1 << 16)
+			return false;
+	return true;
+}
+
 static llmc_status
 check_rules(const ImageRules *r, llmc_error *err)
 {
@@ -405,7 +418,7 @@ check_rules(const ImageRules *r, llmc_error *err)
 	bool crop = !r->center_crop || (r->crop_height && r->crop_width);
 	bool pixels = r->resize != IMAGE_RESIZE_SMART || (r->max_pixels && r->min_pixels);
 	bool tile =
-	    (r->tiling != IMAGE_TILE_SPLIT || (r->tile >= 16 && r->longest <= 1 << 14)) &&
+	    (r->tiling != IMAGE_TILE_SPLIT || r->tile >= 16) &&
 	    (r->tiling != IMAGE_TILE_ASPECT || (r->min_tiles > 0 && r->max_tiles < 1000 &&
 	                                        r->min_tiles <= r->max_tiles && r->height)) &&
 	    (r->tiling != IMAGE_TILE_CROPS ||
@@ -415,14 +428,15 @@ check_rules(const ImageRules *r, llmc_error *err)
 	             r->token_square <= 64 && r->model_patch > 0 && r->model_patch <= 16;
 	bool budget =
 	    r->resize != IMAGE_RESIZE_BUDGET || (r->soft_tokens > 0 && r->soft_tokens <= 1 << 16);
-	const char *missing = !patch     ? "patch size"
-	                      : !size    ? "size"
-	                      : !longest ? "longest edge"
-	                      : !crop    ? "crop size"
-	                      : !pixels  ? "number of pixels"
-	                      : !tile    ? "tiles"
-	                      : !budget  ? "number of tokens"
-	                                 : NULL;
+	const char *missing = !patch          ? "patch size"
+	                      : !size         ? "size"
+	                      : !longest      ? "longest edge"
+	                      : !crop         ? "crop size"
+	                      : !pixels       ? "number of pixels"
+	                      : !tile         ? "tiles"
+	                      : !budget       ? "number of tokens"
+	                      : !sides_fit(r) ? "sides of at most 65536 pixels"
+	                                      : NULL;
 
 	if (missing)
 		return error_set(err, LLMC_E_INPUT,
