@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/utf8.h"
+
 llmc_status
 error_set(llmc_error *err, llmc_status code, const char *fmt, ...)
 {
@@ -13,6 +15,7 @@ error_set(llmc_error *err, llmc_status code, const char *fmt, ...)
 		err->code = code;
 		vsnprintf(err->text, sizeof err->text, fmt, ap);
 		va_end(ap);
+		utf8_make_printable(err->text, true);
 	}
 	return code;
 }
@@ -31,4 +34,5 @@ error_prefix(llmc_error *err, const char *fmt, ...)
 	memcpy(tail, err->text, sizeof tail);
 	snprintf(err->text, sizeof err->text, "%.*s: %.*s", (int)sizeof head, head,
 	         (int)(sizeof err->text - sizeof head - 4), tail);
+	utf8_make_printable(err->text, true);
 }

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/utf8.h"
+
 void
 log_line(llmc_log_fn log, void *user, int level, const char *fmt, ...)
 {
@@ -15,6 +17,7 @@ log_line(llmc_log_fn log, void *user, int level, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(line, sizeof line, fmt, ap);
 	va_end(ap);
+	utf8_make_printable(line, true);
 	log(user, level, line);
 }
 

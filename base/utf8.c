@@ -2,6 +2,8 @@
  * sequence, as in Rust and Python. */
 #include "base/utf8.h"
 
+#include <string.h>
+
 int32_t
 utf8_next(const char *s, size_t n, size_t *len)
 {
@@ -119,5 +121,24 @@ utf8_add_lossy(Strbuf *out, const char *s, size_t n)
 			strbuf_add(out, "\xEF\xBF\xBD", 3);
 		else
 			strbuf_add(out, s + i, len);
+	}
+}
+
+bool
+utf8_is_unsafe(int32_t cp)
+{
+	return cp < 32 || (cp >= 0x7f && cp <= 0x9f) || cp == 0xad || cp == 0x61c || cp == 0x180e ||
+	       (cp >= 0x200b && cp <= 0x200f) || (cp >= 0x2028 && cp <= 0x202e) ||
+	       (cp >= 0x2060 && cp <= 0x206f) || cp == 0xfeff || (cp >= 0xfff9 && cp <= 0xfffb) ||
+	       (cp >= 0xe0000 && cp <= 0xe007f);
+}
+
+void
+utf8_make_printable(char *s, bool lines)
+{
+	for (size_t n = strlen(s), len; n > 0; s += len, n -= len) {
+		int32_t cp = utf8_next(s, n, &len);
+		if (utf8_is_unsafe(cp) && !(lines && (cp == '\n' || cp == '\t')))
+			memset(s, '?', len);
 	}
 }

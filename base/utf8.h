@@ -17,6 +17,12 @@ size_t utf8_count(const char *s, size_t n); /* code points of valid UTF-8 */
 /* Count the bytes of s before an incomplete but so far valid character at its end; n if there is
  * none. */
 size_t utf8_whole(const char *s, size_t n);
+/* Report whether a code point could forge a line, hide text or steer a terminal: C0 and C1
+ * controls, line and paragraph separators, bidirectional controls, invisible characters. */
+bool utf8_is_unsafe(int32_t cp);
+/* Replace unsafe code points of s, and bytes that are not UTF-8, by '?'. lines: keep newlines and
+ * tabs. */
+void utf8_make_printable(char *s, bool lines);
 void utf8_add_lossy(Strbuf *out, const char *s, size_t n);
 
 #endif

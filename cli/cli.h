@@ -317,6 +317,10 @@ void progress(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void progress_end(void);
 /* Print a notice on stderr; on a terminal the next line of progress overwrites it. */
 void notice(const char *line);
+/* Write generated text, or that of a vocabulary, to stdout and flush. A terminal gets '?' for
+ * control characters that could steer it: a model repeats what its prompt holds, such as a page of
+ * a stranger. */
+void print_generated(const char *s, size_t n);
 bool colour_on(FILE *f);
 
 /* Make llmc_options from Common, with the log to stderr. They point into *out, which must not move;

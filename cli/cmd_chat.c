@@ -30,8 +30,7 @@ on_token(void *user, int32_t id, const char *text, size_t n)
 	Reply *r = user;
 
 	(void)id;
-	fwrite(text, 1, n, stdout);
-	fflush(stdout);
+	print_generated(text, n);
 	fwrite(text, 1, n, r->kept);
 	return !interrupted();
 }

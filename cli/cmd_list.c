@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include "base/json.h"
+#include "base/utf8.h"
 #include "cli/cli.h"
 
 /* Return the JSON array of llmc_pulled, malloc'd; NULL with *err set. */
@@ -48,11 +49,15 @@ print_table(const json_t *list)
 		if (localtime_r(&at, &t))
 			strftime(day, sizeof day, "%Y-%m-%d", &t);
 		double bytes = (double)json_integer_value(json_object_get(e, "bytes"));
-		printf("%-*s  %10s  %s%s\n", (int)wide, json_text_of(e, "name"),
-		       human_bytes(bytes, size), day,
+		char *name = strdup(json_text_of(e, "name"));
+		if (name) /* the names of folders are those of any program */
+			utf8_make_printable(name, false);
+		printf("%-*s  %10s  %s%s\n", (int)wide, name ? name : "", human_bytes(bytes, size),
+		       day,
 		       json_is_true(json_object_get(e, "complete"))
 		           ? ""
 		           : "  incomplete: llmc pull resumes it");
+		free(name);
 	}
 }
 

@@ -45,8 +45,7 @@ on_token(void *user, int32_t id, const char *text, size_t n)
 	memcpy(r->text + r->n_text, text, n);
 	r->n_text += n;
 	if (!r->quiet_text) {
-		fwrite(text, 1, n, stdout);
-		fflush(stdout);
+		print_generated(text, n);
 	}
 	return true;
 }

@@ -73,7 +73,7 @@ tokenize(int argc, char **argv)
 			json_text(stdout, buf, need);
 			printf("}\n");
 		} else {
-			fwrite(buf, 1, need, stdout);
+			print_generated(buf, need);
 			putchar('\n');
 		}
 		goto out;
@@ -96,10 +96,13 @@ tokenize(int argc, char **argv)
 		printf("{\"ids\":[");
 	for (size_t i = 0; i < n; i++) {
 		const char *entry = llmc_token_text(tok, id[i]);
-		if (show && !json)
-			printf("%7d  %s\n", id[i], entry ? entry : "");
-		else
+		if (show && !json) {
+			printf("%7d  ", id[i]);
+			print_generated(entry ? entry : "", entry ? strlen(entry) : 0);
+			putchar('\n');
+		} else {
 			printf("%s%d", i ? "," : "", id[i]);
+		}
 	}
 	if (json)
 		printf("]}\n");

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/json.h"
+#include "base/utf8.h"
 #include "cli/cli.h"
 
 static bool progress_shown; /* the terminal shows a progress line without a newline */
@@ -52,18 +53,42 @@ notice(const char *line)
 		fprintf(stderr, "%s\n", line);
 }
 
+/* A control character other than newlines and tabs */
+static bool
+steers(int32_t cp)
+{
+	return (cp >= 0 && cp < 0x20 && cp != '\n' && cp != '\r' && cp != '\t') ||
+	       (cp >= 0x7f && cp < 0xa0);
+}
+
+void
+print_generated(const char *s, size_t n)
+{
+	if (!isatty(STDOUT_FILENO)) {
+		fwrite(s, 1, n, stdout);
+	} else {
+		for (size_t len; n > 0; s += len, n -= len)
+			if (steers(utf8_next(s, n, &len)))
+				putchar('?');
+			else
+				fwrite(s, 1, len, stdout);
+	}
+	fflush(stdout);
+}
+
 void
 complain(const char *fmt, ...)
 {
+	char text[8192];
 	va_list ap;
 
 	progress_end();
 	fflush(stdout);
-	fputs(colour_on(stderr) ? "\033[31mllmc:\033[0m " : "llmc: ", stderr);
 	va_start(ap, fmt);
-	vfprintf(stderr, fmt, ap);
+	vsnprintf(text, sizeof text, fmt, ap);
 	va_end(ap);
-	fputc('\n', stderr);
+	utf8_make_printable(text, true); /* names of files and words of servers are in it */
+	fprintf(stderr, "%s%s\n", colour_on(stderr) ? "\033[31mllmc:\033[0m " : "llmc: ", text);
 }
 
 int

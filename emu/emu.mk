@@ -8,7 +8,7 @@ EMU_CC  := $(CC) -std=gnu11 -O2 -g -fPIC -fvisibility=hidden -D_GNU_SOURCE -I. -
 EMU_SRC := $(wildcard $(EMU_DIR)/core/*.c $(EMU_DIR)/driver/*.c) $(EMU_DIR)/nvrtc/build.c $(EMU_DIR)/nvrtc/exports.c
 EMU_OBJ := $(patsubst $(EMU_DIR)/%.c,$(EMU)/obj/%.o,$(filter-out %/kernel_mem.c,$(EMU_SRC)))
 # library code that the emulator uses: the build cache and its dependencies
-EMU_BASE := $(patsubst %,$(EMU)/obj/base/%.o,arena build_cache checksummed_file error file file_guard number program sha256 strbuf)
+EMU_BASE := $(patsubst %,$(EMU)/obj/base/%.o,arena build_cache checksummed_file error file file_guard number program sha256 strbuf utf8)
 EMU_INC := $(patsubst $(EMU_DIR)/device/%,$(EMU)/include/%,$(wildcard $(EMU_DIR)/device/*.h))
 EMU_HDR := $(wildcard $(EMU_DIR)/*.h $(EMU_DIR)/*/*.h base/*.h)
 EMU_LIB := $(EMU)/libcuda.so.1 $(EMU)/libnvrtc.so.13 $(EMU)/libnvrtc.so $(EMU)/libcublasLt.so.13 $(EMU)/libnccl.so.2 $(EMU)/kernel_mem.o $(EMU_INC)

@@ -5,17 +5,6 @@
 #include "base/utf8.h"
 #include "serve/http/api_keys.h"
 
-/* Report whether a character could forge a line or a field of the log, or steer a terminal: C0 and
- * C1 controls, line and paragraph separators, bidirectional controls, invisible characters. */
-static bool
-is_unsafe(int32_t cp)
-{
-	return cp < 32 || (cp >= 0x7f && cp <= 0x9f) || cp == 0xad || cp == 0x61c || cp == 0x180e ||
-	       (cp >= 0x200b && cp <= 0x200f) || (cp >= 0x2028 && cp <= 0x202e) ||
-	       (cp >= 0x2060 && cp <= 0x206f) || cp == 0xfeff || (cp >= 0xfff9 && cp <= 0xfffb) ||
-	       (cp >= 0xe0000 && cp <= 0xe007f);
-}
-
 /* Append text with unsafe characters as \uXXXX and bytes that are not UTF-8 as \xXX. field: escape
  * white space and backslashes as well, so that the text is a single field. */
 static void
@@ -29,7 +18,7 @@ log_text(Strbuf *b, const char *s, size_t n, bool field)
 		if (cp < 0)
 			for (size_t k = 0; k < len; k++)
 				strbuf_printf(b, "\\x%02x", (unsigned)(unsigned char)s[i + k]);
-		else if (is_unsafe(cp) || (field && (space || cp == '\\')))
+		else if (utf8_is_unsafe(cp) || (field && (space || cp == '\\')))
 			strbuf_printf(b, cp > 0xffff ? "\\U%08x" : "\\u%04x", (unsigned)cp);
 		else
 			strbuf_add(b, s + i, len);

@@ -20,6 +20,7 @@ SOURCES = [
     "runtime/sample/dry.c",
     "runtime/sample/thinking.c",
     "base/strbuf.c",
+    "base/utf8.c",
     "tests/cuda/no_text.c",
 ]
 RING, PARTS, SEEN = 4, 32, 1 << 30

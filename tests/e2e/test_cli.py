@@ -700,6 +700,28 @@ def test_chat_answers_as_run_does(llmc, device, tmp_path_factory):
     assert answers[1] == llmc.out.rstrip("\n")
 
 
+def test_generated_text_does_not_steer_a_terminal(llmc, tmp_path):
+    """Control characters reach a pipe, and a terminal as question marks."""
+    folder = tiny_model.build(tmp_path / "m")
+    rules = tmp_path / "rules.gbnf"
+    rules.write_text('root ::= "a\\x1B[31m\\nb\\x9Bc"')
+    command = [llmc.path, "run", folder, "--prompt", "x", "--grammar", rules, "--quiet"]
+    at, side = pty.openpty()
+    p = subprocess.Popen([*command, "-n", "40"], stdout=side, stderr=side)
+    os.close(side)
+    shown = b""
+    try:
+        while piece := os.read(at, 4096):
+            shown += piece
+    except OSError:  # the other side is closed
+        pass
+    os.close(at)
+    assert p.wait(HANG) == 0
+    assert b"a?[31m\r\nb?c" in shown and b"\x1b" not in shown and b"\x9b" not in shown
+    llmc(*command[1:], "-n", "40")
+    assert llmc.out.startswith("a\x1b[31m\nb\x9bc")
+
+
 @pytest.mark.parametrize("drafts", [False, True])
 def test_chat_on_a_terminal(llmc, smollm2, drafts):
     """Per line: a prompt, the answer, its speed, and accepted draft tokens; then end of file."""
