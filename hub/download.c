@@ -250,6 +250,11 @@ begin_body(HubTransfer *t)
 		          (long long)total, (long long)t->p->size);
 		return false;
 	}
+	if (total > HUB_MAX_FILE_BYTES) {
+		error_set(&t->err, LLMC_E_CHECK, "%s: the server announces %lld bytes", t->p->name,
+		          (long long)total);
+		return false;
+	}
 	if (t->p->size < 0 && total >= 0 && t->size < 0)
 		t->h->state.total_bytes += total;
 	t->size = t->p->size >= 0 ? t->p->size : total;

@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/utf8.h"
 #include "hub/hub.h"
 
 enum { LONGEST_WAIT_S = 60 };
@@ -82,8 +83,9 @@ copy_value(char *out, size_t cap, const char *s, size_t n)
 		n--;
 	for (size_t i = 0; i < n && len + 1 < cap; i++)
 		if (s[i] && (len || !strchr(" \t", s[i])))
-			out[len++] = (unsigned char)s[i] < 0x20 || s[i] == 0x7f ? '?' : s[i];
+			out[len++] = s[i];
 	out[len] = 0;
+	utf8_make_printable(out, false);
 }
 
 static size_t
@@ -174,6 +176,14 @@ http_prepare(Hub *h, HubRequest *r, const char *url, const char *extra, llmc_err
 	return LLMC_OK;
 }
 
+bool
+http_may_follow(const char *from, const char *to)
+{
+	if (strncasecmp(to, "https://", 8) == 0)
+		return true;
+	return strncasecmp(to, "http://", 7) == 0 && strncasecmp(from, "https://", 8) != 0;
+}
+
 llmc_status
 http_redirect(Hub *h, HubRequest *r, const char *from, const char **to, llmc_error *err)
 {
@@ -182,8 +192,7 @@ http_redirect(Hub *h, HubRequest *r, const char *from, const char **to, llmc_err
 	h->curl.easy_getinfo(r->easy, CURLINFO_REDIRECT_URL, &url);
 	if (!url)
 		return error_set(err, LLMC_E_IO, "%s: a redirect without an address", from);
-	bool https = strncasecmp(url, "https://", 8) == 0;
-	if (!https && (strncasecmp(url, "http://", 7) != 0 || !strncasecmp(from, "https://", 8)))
+	if (!http_may_follow(from, url))
 		return error_set(err, LLMC_E_IO,
 		                 "%s: the server redirects to %.200s, which is not https", from,
 		                 url);

@@ -39,7 +39,8 @@ bool hub_is_name(const char *s);
  * repository. */
 llmc_status hub_name_parse(const char *text, const char *endpoint, Arena *a, HubName *out,
                            llmc_error *err);
-/* True if a path from a server stays below the folder that it is appended to. */
+/* True if a path from a server stays below the folder that it is appended to, and a terminal can
+ * show it. */
 bool hub_path_is_safe(const char *path);
 bool hub_is_hex(const char *s, size_t n); /* exactly n lower-case hexadecimal digits */
 /* Append s with all bytes percent-encoded that have a meaning in a URL; keep_slash: except '/' */
@@ -71,6 +72,8 @@ typedef struct HubFile {
 	const char *sha256; /* SHA-256 of the content, 64 digits; NULL: not an LFS file */
 	const char *xet;    /* hash of Xet storage, kept for huggingface_hub; NULL: none */
 } HubFile;
+/* Larger files do not exist; sums of the sizes of a repository's files fit int64_t. */
+#define HUB_MAX_FILE_BYTES ((int64_t)1 << 42)
 typedef struct HubTree {
 	HubFile *file;
 	size_t n, cap;
@@ -83,6 +86,8 @@ void hub_tree_add(HubTree *t, HubFile f, Arena *a);
 llmc_status hub_tree_parse(HubTree *t, const char *json, size_t n, Arena *a, llmc_error *err);
 /* trees/<commit>.json */
 llmc_status hub_tree_load(HubTree *t, const char *path, Arena *a, llmc_error *err);
+/* E_INPUT: two files have one path. */
+llmc_status hub_tree_check(const HubTree *t, Arena *a, llmc_error *err);
 llmc_status hub_tree_save(const HubTree *t, const char *path, llmc_error *err);
 const HubFile *hub_tree_find(const HubTree *t, const char *path);
 
@@ -98,10 +103,11 @@ typedef struct HubChoice {
 
 /* One GGUF model of a repository, in one or several parts */
 typedef struct HubGguf {
-	const char *stem; /* path without part number and suffix */
-	char tag[48];     /* "Q4_K_M"; "": none in the name */
-	const HubFile **part;
-	int n_part, count; /* count: parts that the names state */
+	const char *stem;           /* path without part number and suffix */
+	char tag[48];               /* "Q4_K_M"; "": none in the name */
+	const HubFile *const *part; /* in the order of their paths */
+	const HubFile *first;       /* the part that the list of files has first */
+	int n_part, count;          /* count: parts that the names state */
 	int64_t bytes;
 } HubGguf;
 
@@ -157,6 +163,9 @@ void http_close(Hub *h, HubRequest *r);
  * progress so far. *wait_s: seconds before the next try. HTTP_FAILED: *err is set. */
 HubVerdict http_verdict(Hub *h, HubRequest *r, int code, const char *url, int tries,
                         bool progressed, double *wait_s, llmc_error *err);
+/* True if an answer from `from` may send this client to the address `to`: https does not become
+ * http, and no other protocol is used. */
+bool http_may_follow(const char *from, const char *to);
 /* Address that a redirect leads to; fails on one that is not allowed. */
 llmc_status http_redirect(Hub *h, HubRequest *r, const char *from, const char **to,
                           llmc_error *err);

@@ -5,6 +5,7 @@
 
 #include "base/file.h"
 #include "base/text.h"
+#include "base/utf8.h"
 #include "hub/hub.h"
 
 enum { MAX_PATH_BYTES = 1024, MAX_PART_BYTES = 255 };
@@ -29,8 +30,8 @@ hub_path_is_safe(const char *path)
 
 	if (n == 0 || n > MAX_PATH_BYTES)
 		return false;
-	for (size_t i = 0; i < n; i++)
-		if ((unsigned char)path[i] < 0x20 || path[i] == 0x7f || path[i] == '\\')
+	for (size_t i = 0, len; i < n; i += len)
+		if (utf8_is_unsafe(utf8_next(path + i, n - i, &len)) || path[i] == '\\')
 			return false;
 	for (const char *p = path;; p++) {
 		size_t len = strcspn(p, "/");

@@ -9,7 +9,9 @@
 #include "base/nearest.h"
 #include "hub/hub.h"
 
-enum { MAX_ANSWER_BYTES = 64 << 20, MAX_PAGES = 1000 };
+/* Largest answer, and pages and bytes of a list of files. The Hub sends 1000 files per page, with
+ * about 300 bytes each. */
+enum { MAX_ANSWER_BYTES = 64 << 20, MAX_PAGES = 1000, MAX_LIST_BYTES = 256 << 20 };
 
 /* ---- messages ---- */
 
@@ -133,6 +135,24 @@ request_commit(Hub *h, const HubName *name, const char **commit, llmc_error *err
 	return LLMC_OK;
 }
 
+/* Address of the next page; NULL: none. It is on a server that a redirect could lead to. */
+static llmc_status
+next_page(Hub *h, const HubName *name, const HubAnswer *head, const char **url, llmc_error *err)
+{
+	const char *next = http_next_link(head->link, h->a), *host = strstr(h->cfg.endpoint, "://");
+
+	if (next && next[0] == '/')
+		next = arena_printf(h->a, "%.*s%s",
+		                    (int)(host + 3 - h->cfg.endpoint + strcspn(host + 3, "/")),
+		                    h->cfg.endpoint, next);
+	if (next && !http_may_follow(h->cfg.endpoint, next))
+		return error_set(err, LLMC_E_IO,
+		                 "%s: the list of files continues at %.200s, which is not https",
+		                 name->text, next);
+	*url = next;
+	return LLMC_OK;
+}
+
 /* Request the files of a commit, page by page. */
 static llmc_status
 request_tree(Hub *h, const HubName *name, const char *commit, HubTree *out, llmc_error *err)
@@ -140,11 +160,13 @@ request_tree(Hub *h, const HubName *name, const char *commit, HubTree *out, llmc
 	const char *url = arena_printf(h->a, "%s/api/models/%s/tree/%s?recursive=true",
 	                               h->cfg.endpoint, name->repo, commit);
 
+	size_t bytes = 0;
+
 	*out = (HubTree){ 0 };
 	for (int page = 0; url; page++) {
 		Strbuf *text = arena_strbuf(h->a);
 		HubAnswer head = { 0 };
-		if (page == MAX_PAGES)
+		if (page == MAX_PAGES || bytes > MAX_LIST_BYTES)
 			return error_set(err, LLMC_E_IO, "%s: the list of files does not end",
 			                 name->text);
 		TRY(http_get(h, url, MAX_ANSWER_BYTES, text, &head, err));
@@ -155,16 +177,11 @@ request_tree(Hub *h, const HubName *name, const char *commit, HubTree *out, llmc
 			             h->cfg.endpoint);
 			return s;
 		}
+		bytes += text->len;
 		strbuf_release(text);
-		url = http_next_link(head.link, h->a);
-		if (url && url[0] == '/')
-			url = arena_printf(
-			    h->a, "%.*s%s",
-			    (int)(strcspn(strstr(h->cfg.endpoint, "://") + 3, "/") +
-			          (size_t)(strstr(h->cfg.endpoint, "://") + 3 - h->cfg.endpoint)),
-			    h->cfg.endpoint, url);
+		TRY(next_page(h, name, &head, &url, err));
 	}
-	return LLMC_OK;
+	return hub_tree_check(out, h->a, err);
 }
 
 /* ---- files ---- */

@@ -99,39 +99,75 @@ is_model_gguf(const char *path)
 	       !strcasestr(base, "imatrix");
 }
 
+/* A GGUF file, for grouping parts: files of one model are neighbours once sorted */
+typedef struct GgufFile {
+	const HubFile *file;
+	size_t stem; /* length of the path without part number and suffix */
+	int count;
+} GgufFile;
+
+static int
+stem_order(const GgufFile *x, const GgufFile *y)
+{
+	size_t n = x->stem < y->stem ? x->stem : y->stem;
+	int order = memcmp(x->file->path, y->file->path, n);
+
+	if (!order)
+		order = (x->stem > y->stem) - (x->stem < y->stem);
+	return order ? order : x->count - y->count;
+}
+
+static int
+gguf_order(const void *a, const void *b)
+{
+	const GgufFile *x = a, *y = b;
+	int order = stem_order(x, y);
+
+	return order ? order : strcmp(x->file->path, y->file->path);
+}
+
+/* Order of the list of files */
+static int
+first_order(const void *a, const void *b)
+{
+	const HubGguf *x = a, *y = b;
+
+	return (x->first > y->first) - (x->first < y->first);
+}
+
 HubGguf *
 hub_ggufs(const HubTree *t, Arena *a, size_t *n)
 {
-	HubGguf *all = NULL;
-	size_t cap = 0;
+	GgufFile *file = NEW(a, GgufFile, t->n + 1);
+	const HubFile **part = NEW(a, const HubFile *, t->n + 1);
+	HubGguf *all = NEW(a, HubGguf, t->n + 1);
+	size_t n_file = 0;
+	int no;
 
-	*n = 0;
-	for (size_t i = 0; i < t->n; i++) {
-		const HubFile *f = &t->file[i];
-		int no, count;
-		if (!is_model_gguf(f->path))
-			continue;
-		size_t len = part_of(f->path, strlen(".gguf"), &no, &count), k = 0;
-		while (k < *n && (strlen(all[k].stem) != len || all[k].count != count ||
-		                  strncmp(all[k].stem, f->path, len) != 0))
-			k++;
-		if (k == *n) {
-			all = arena_grow(a, all, &cap, *n + 1, sizeof *all);
-			all[k] =
-			    (HubGguf){ .stem = arena_strndup(a, f->path, len), .count = count };
-			quant_of(all[k].stem, all[k].tag);
-			(*n)++;
+	for (size_t i = 0; i < t->n; i++)
+		if (is_model_gguf(t->file[i].path)) {
+			GgufFile *f = &file[n_file++];
+			f->file = &t->file[i];
+			f->stem = part_of(t->file[i].path, strlen(".gguf"), &no, &f->count);
 		}
-		const HubFile **part = NEW(a, const HubFile *, all[k].n_part + 1);
-		if (all[k].n_part)
-			memcpy(part, all[k].part, (size_t)all[k].n_part * sizeof *part);
-		int at = all[k].n_part++;
-		for (; at > 0 && strcmp(part[at - 1]->path, f->path) > 0; at--)
-			part[at] = part[at - 1];
-		part[at] = f;
-		all[k].part = part;
-		all[k].bytes += f->size;
+	qsort(file, n_file, sizeof *file, gguf_order);
+	*n = 0;
+	for (size_t i = 0; i < n_file; i++) {
+		part[i] = file[i].file;
+		if (i == 0 || stem_order(&file[i - 1], &file[i]) != 0) {
+			HubGguf *g = &all[(*n)++];
+			*g = (HubGguf){ .stem = arena_strndup(a, part[i]->path, file[i].stem),
+				        .count = file[i].count,
+				        .part = &part[i],
+				        .first = part[i] };
+			quant_of(g->stem, g->tag);
+		}
+		HubGguf *g = &all[*n - 1];
+		g->n_part++;
+		g->bytes += part[i]->size;
+		g->first = part[i] < g->first ? part[i] : g->first;
 	}
+	qsort(all, *n, sizeof *all, first_order);
 	return all;
 }
 
@@ -456,8 +492,8 @@ choose_file(const HubTree *t, const HubName *name, const HubFile *f, Arena *a, H
 	return LLMC_OK;
 }
 
-llmc_status
-hub_choose(const HubTree *t, const HubName *name, Arena *a, HubChoice *out, llmc_error *err)
+static llmc_status
+choose(const HubTree *t, const HubName *name, Arena *a, HubChoice *out, llmc_error *err)
 {
 	size_t n;
 
@@ -476,4 +512,18 @@ hub_choose(const HubTree *t, const HubName *name, Arena *a, HubChoice *out, llmc
 	                 "%s: the repository holds no model that llmc reads: neither config.json "
 	                 "with weights nor a GGUF file",
 	                 name->text);
+}
+
+llmc_status
+hub_choose(const HubTree *t, const HubName *name, Arena *a, HubChoice *out, llmc_error *err)
+{
+	enum { MAX_CHOSEN = 4096 };
+
+	TRY(choose(t, name, a, out, err));
+	if (out->n > MAX_CHOSEN)
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: the model has %zu files; at most %d are "
+		                 "possible",
+		                 name->text, out->n, MAX_CHOSEN);
+	return LLMC_OK;
 }

@@ -63,7 +63,8 @@ add_folder(HubTree *t, const char *dir, const char *below, int depth, Arena *a)
 		    stat(full, &st) < 0)
 			continue;
 		HubFile f = { .size = st.st_size };
-		if (S_ISDIR(st.st_mode) && depth < MAX_DEPTH && strlen(path) + 1 < sizeof path) {
+		if (S_ISDIR(st.st_mode) && depth < MAX_DEPTH && strlen(path) + 1 < sizeof path &&
+		    lstat(full, &st) == 0 && S_ISDIR(st.st_mode)) { /* no link: links may loop */
 			strcat(path, "/");
 			add_folder(t, full, path, depth + 1, a);
 		} else if (S_ISREG(st.st_mode)) {

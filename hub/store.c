@@ -159,12 +159,12 @@ list_snapshot(const HubRepo *r, const char *repo, const char *commit, Strbuf *ou
 	const HubGguf *g = hub_ggufs(&t, a, &n);
 	for (size_t i = 0; i < n; i++) {
 		size_t same = 0, here = 0;
-		for (size_t k = 0; k < n; k++)
-			same += strcmp(g[k].tag, g[i].tag) == 0;
 		for (int k = 0; k < g[i].n_part; k++)
 			here += hub_file_is_here(r, commit, g[i].part[k], a);
 		if (!here)
 			continue;
+		for (size_t k = 0; k < n; k++)
+			same += strcmp(g[k].tag, g[i].tag) == 0;
 		const char *want = g[i].tag[0] && same == 1 ? g[i].tag : g[i].part[0]->path;
 		Row row = { .name = arena_printf(a, "hf:%s%s:%s", repo, at, want),
 			    .path = arena_printf(a, "%s/%s", dir, g[i].part[0]->path),

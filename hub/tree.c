@@ -1,12 +1,13 @@
 /* Lists of a repository's files: from the Hub's API, and as huggingface_hub keeps them. */
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
 #include "base/json.h"
 #include "hub/hub.h"
 
-enum { MAX_FILES = 1 << 20, MAX_TREE_BYTES = 256 << 20 };
+enum { MAX_FILES = 1 << 17, MAX_TREE_BYTES = 256 << 20 };
 
 void
 hub_tree_add(HubTree *t, HubFile f, Arena *a)
@@ -50,7 +51,7 @@ check_path(const json_t *path, llmc_error *err)
 static llmc_status
 add_file(HubTree *t, HubFile f, const char *sha256, llmc_error *err, Arena *a)
 {
-	if (f.size < 0)
+	if (f.size < 0 || f.size > HUB_MAX_FILE_BYTES)
 		return error_set(err, LLMC_E_INPUT,
 		                 "the list of files has no valid size for %.200s", f.path);
 	if (!f.oid && !sha256)
@@ -72,33 +73,61 @@ size_of(const json_t *o, const char *key)
 	return json_is_integer(v) ? json_integer_value(v) : -1;
 }
 
+static int
+path_order(const void *a, const void *b)
+{
+	return strcmp((*(const HubFile *const *)a)->path, (*(const HubFile *const *)b)->path);
+}
+
+llmc_status
+hub_tree_check(const HubTree *t, Arena *a, llmc_error *err)
+{
+	const HubFile **f = NEW(a, const HubFile *, t->n + 1);
+
+	for (size_t i = 0; i < t->n; i++)
+		f[i] = &t->file[i];
+	qsort(f, t->n, sizeof *f, path_order);
+	for (size_t i = 1; i < t->n; i++)
+		if (strcmp(f[i - 1]->path, f[i]->path) == 0)
+			return error_set(err, LLMC_E_INPUT,
+			                 "the list of files contains %.200s twice", f[i]->path);
+	return LLMC_OK;
+}
+
+static llmc_status
+parse_entry(HubTree *t, const json_t *e, Arena *a, llmc_error *err)
+{
+	const char *type = json_string_value(json_object_get(e, "type"));
+	const json_t *path = json_object_get(e, "path"), *lfs = json_object_get(e, "lfs");
+
+	if (!type || strcmp(type, "file") != 0)
+		return LLMC_OK;
+	TRY(check_path(path, err));
+	HubFile f = { .path = arena_strdup(a, json_string_value(path)),
+		      .size = size_of(json_is_object(lfs) ? lfs : e, "size"),
+		      .oid = hex_of(e, "oid", 40, a),
+		      .xet = hex_of(e, "xetHash", 64, a) };
+	const char *sha256 = hex_of(lfs, "oid", 64, a);
+	if (json_is_object(lfs) && !sha256)
+		return error_set(err, LLMC_E_INPUT,
+		                 "the list of files has no valid SHA-256 for %.200s", f.path);
+	return add_file(t, f, sha256, err, a);
+}
+
 llmc_status
 hub_tree_parse(HubTree *t, const char *json, size_t n, Arena *a, llmc_error *err)
 {
 	json_error_t why;
-	const json_t *list = json_read(a, json, n, 0, &why), *e;
+	json_t *list = json_read(a, json, n, 0, &why);
+	const json_t *e;
 	size_t i;
 
 	if (!json_is_array(list))
 		return error_set(err, LLMC_E_INPUT, "the list of files is no JSON array%s%s",
 		                 list ? "" : ": ", list ? "" : why.text);
-	json_array_foreach (list, i, e) {
-		const char *type = json_string_value(json_object_get(e, "type"));
-		const json_t *path = json_object_get(e, "path"), *lfs = json_object_get(e, "lfs");
-		if (!type || strcmp(type, "file") != 0)
-			continue;
-		TRY(check_path(path, err));
-		HubFile f = { .path = arena_strdup(a, json_string_value(path)),
-			      .size = size_of(json_is_object(lfs) ? lfs : e, "size"),
-			      .oid = hex_of(e, "oid", 40, a),
-			      .xet = hex_of(e, "xetHash", 64, a) };
-		const char *sha256 = hex_of(lfs, "oid", 64, a);
-		if (json_is_object(lfs) && !sha256)
-			return error_set(err, LLMC_E_INPUT,
-			                 "the list of files has no valid SHA-256 for %.200s",
-			                 f.path);
-		TRY(add_file(t, f, sha256, err, a));
-	}
+	json_array_foreach (list, i, e)
+		TRY(parse_entry(t, e, a, err));
+	arena_done(a, list); /* a list of many pages does not add up */
 	return LLMC_OK;
 }
 

@@ -67,7 +67,13 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def error(self, status, code=None, message=None, **headers):
-        self.send(status, b'{"error":"x"}', X_Error_Code=code, X_Error_Message=message, **headers)
+        self.send(
+            status,
+            b'{"error":"x"}',
+            X_Error_Code=code,
+            X_Error_Message=message or self.server.hub.message,
+            **headers,
+        )
 
     def do_HEAD(self):
         self.do_GET()
@@ -128,7 +134,7 @@ class Handler(BaseHTTPRequestHandler):
         n, at = self.server.hub.page, int(query.get("cursor", ["0"])[0])
         link = None
         if at + n < len(files):
-            link = f'<{self.server.url}{urllib.parse.urlsplit(self.path).path}?recursive=true&cursor={at + n}>; rel="next"'
+            link = f'<{self.server.hub.next_url or self.server.url}{urllib.parse.urlsplit(self.path).path}?recursive=true&cursor={at + n}>; rel="next"'
         self.send(200, json.dumps(files[at : at + n]).encode(), Link=link)
 
     def resolve(self, m, action):
@@ -235,6 +241,7 @@ class Hub:
         self.linked, self.content = {}, {}  # a wrong X-Linked-ETag, a wrong content, by path
         self.edit = lambda files: files  # changes the list of files
         self.page, self.etags, self.lengths = 1000, True, True
+        self.next_url = self.message = None  # server of the next page; message of errors
         self.stalled, self.released = threading.Event(), threading.Event()
         self.lock = threading.Lock()
         self.server, self.cdn = Server(self, "hub", tls), Server(self, "cdn", tls)

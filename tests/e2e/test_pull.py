@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import resource
 import signal
 import ssl
 import subprocess
@@ -508,6 +509,8 @@ def test_wrong_content_gets_no_name(llmc, hub, env, change, text):
         "./evil",
         "a\\evil",
         "a\nb",
+        "a\x9b31mb",  # a control that terminals read in UTF-8
+        "a\u202eb",  # right to left
         "x" * 300,
         "",
         None,
@@ -528,6 +531,7 @@ def test_a_path_that_leads_out_of_the_folder_is_refused(llmc, hub, env, path, tm
         ("oid", "../../evil"),
         ("size", -1),
         ("size", "x"),
+        ("size", 2**62),  # sums of sizes overflow
         ("lfs", {"oid": "../evil", "size": 1}),
         ("lfs", {"oid": "0" * 64, "size": -5}),
     ],
@@ -573,6 +577,73 @@ def test_the_list_of_files_has_pages(llmc, hub, env):
     hub.page = 2
     assert files(pull(llmc, "hf:org/m")) == ["config.json", "model.safetensors", "tokenizer.json"]
     assert len([p for p in hub.paths("hub") if "/tree/" in p]) == 2
+
+
+def test_a_list_of_many_parts_needs_little_memory(llmc, hub, env):
+    """Each name is a part of one GGUF, which grew by one list of parts per file."""
+    hub.repos["org/m"] = model()
+    hub.page = 1 << 20
+    hub.edit = lambda files: [
+        dict(files[0], path=f"m-{i:05}-of-99999.gguf") for i in range(1, 50000)
+    ]
+    limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))  # noqa: E731
+    p = subprocess.run(
+        [llmc.path, "pull", "hf:org/m"],
+        capture_output=True,
+        text=True,
+        preexec_fn=limit,
+        timeout=HANG,
+    )
+    assert p.returncode == 1 and "has 49999 of its 99999 parts" in p.stderr
+
+
+def test_two_files_with_one_path_are_refused(llmc, hub, env):
+    hub.repos["org/m"] = model()
+    hub.edit = lambda files: [*files, files[0]]
+    pull(llmc, "hf:org/m", code=1)
+    assert "contains README.md twice" in llmc.err
+
+
+def test_the_list_of_files_does_not_continue_without_tls(llmc, tmp_path, monkeypatch):
+    """An https server names an http address as the next page."""
+    ca, cert, key = certificates(tmp_path)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(cert, key)
+    safe, plain = Hub(tls), Hub()
+    for h in (safe, plain):
+        h.repos["org/m"] = model()
+    safe.page, safe.next_url = 2, plain.url
+    monkeypatch.setenv("HF_ENDPOINT", safe.url)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("CURL_CA_BUNDLE", str(ca))
+    llmc("pull", "hf:org/m", code=2)
+    assert "continues at" in llmc.err and "not https" in llmc.err
+    assert not plain.requests
+    safe.close()
+    plain.close()
+
+
+def test_strings_of_a_server_do_not_steer_the_terminal(llmc, hub, env):
+    hub.repos["org/m"] = model()
+    evil = "\x1b[2Jx\x9b31m\u202ey"
+    hub.edit = lambda files: Raw(b"[" + evil.encode())
+    pull(llmc, "hf:org/m", code=1)
+    assert "no JSON array" in llmc.err
+    hub.edit = lambda files: [dict(files[0], path=evil)]
+    pull(llmc, "hf:org/m", code=1)
+    error = llmc.err
+    hub.edit = lambda files: files
+    hub.faults["/main"] = [("status", 403, None, {})]
+    hub.message = evil.encode().decode("latin-1")
+    pull(llmc, "hf:org/m", code=1)
+    assert "refuses access" in llmc.err
+    folder = env / f"models--org--{evil}" / "blobs"
+    os.makedirs(folder)
+    (folder / "x.incomplete").write_bytes(b"x")
+    llmc("list")
+    assert "hf:org/" in llmc.out
+    for text in (error, llmc.err, llmc.out):
+        assert not set(text) & set("\x1b\x9b\u202e")
 
 
 # ---- answers ----
