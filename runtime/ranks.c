@@ -12,11 +12,12 @@
 #include <string.h>
 #include <time.h>
 
-#include "runtime/ranks.h"
+#include "base/clock.h"
 #include "base/thread.h"
+#include "runtime/ranks.h"
 #include "runtime/ranks_internal.h"
 
-enum { REASON_WAIT_S = 2 }; /* how long rank 0 waits for the reason why the group has ended */
+enum { REASON_WAIT_MS = 2000 }; /* how long rank 0 waits for the reason why the group has ended */
 
 typedef struct Follower {
 	Session *lead;
@@ -69,12 +70,34 @@ ranks_unpin_cpus(const RankAffinity *p)
 		(void)pthread_setaffinity_np(pthread_self(), sizeof p->was, &p->was);
 }
 
-/* Follow rank 0 until it closes the session or the group ends. Returns an error only for a step
- * that failed on this rank. */
+/* Run the step that the session's arrays describe. */
 static llmc_status
-follow(Session *s, llmc_error *err)
+follow_step(Session *s, int phase, llmc_error *err)
 {
-	llmc_status status;
+	if (!ranks_step_fits(s, phase))
+		return ranks_bad_message(s, "a step", err);
+	TRY(s->device->enter(s, err));
+	llmc_status status = s->device->forward(s, phase, NULL, err);
+	s->device->leave(s);
+	return status;
+}
+
+static llmc_status
+follow_kv(Session *s, const Record *r, llmc_error *err)
+{
+	if (!ranks_kv_op_fits(s, r))
+		return ranks_bad_message(s, "an operation on pages", err);
+	if (ranks_is_page((KvOp)r->more, 0))
+		kv_set_window_page(&s->kv, r->a, r->window[0]);
+	if (ranks_is_page((KvOp)r->more, 1) && r->b >= 0)
+		kv_set_window_page(&s->kv, r->b, r->window[1]);
+	kv_apply(&s->kv, (KvOp)r->more, r->a, r->b);
+	return LLMC_OK;
+}
+
+llmc_status
+ranks_follow_session(Session *s, llmc_error *err)
+{
 	Record r;
 
 	while (comm_receive(s->comm, &r, sizeof r)) {
@@ -84,25 +107,22 @@ follow(Session *s, llmc_error *err)
 				return LLMC_OK;
 			/* fall through */
 		case RECORD_AGAIN:
-			TRY(s->device->enter(s, err));
-			status = s->device->forward(s, r.a, NULL, err);
-			s->device->leave(s);
-			TRY(status);
+			TRY(follow_step(s, r.a, err));
 			break;
 		case RECORD_SEQUENCE:
+			if (!ranks_sequence_fits(s, &r))
+				return ranks_bad_message(s, "a sequence", err);
 			session_set_rope(s, r.a, r.b);
 			s->seq[r.a].fresh = true;
 			s->adapter[r.a] = r.more;
 			break;
 		case RECORD_ADAPTER:
+			if (!adapters_has_slot(s->rt, r.a))
+				return ranks_bad_message(s, "an adapter slot", err);
 			TRY(adapters_receive(s->rt, r.a, s->comm, err));
 			break;
 		case RECORD_KV:
-			if (ranks_is_page((KvOp)r.more, 0))
-				kv_set_window_page(&s->kv, r.a, r.window[0]);
-			if (ranks_is_page((KvOp)r.more, 1) && r.b >= 0)
-				kv_set_window_page(&s->kv, r.b, r.window[1]);
-			kv_apply(&s->kv, (KvOp)r.more, r.a, r.b);
+			TRY(follow_kv(s, &r, err));
 			break;
 		case RECORD_SIZES:
 			if (!ranks_collect_sizes(s, NULL))
@@ -110,13 +130,14 @@ follow(Session *s, llmc_error *err)
 			break;
 		case RECORD_READ:
 		case RECORD_WRITE:
-			if (!ranks_follow_transfer(s, &r))
-				return LLMC_OK;
+			TRY(ranks_follow_transfer(s, &r, err));
 			break;
 		case RECORD_CLOSE:
+			return LLMC_OK;
 		case RECORD_OPEN: /* not sent during a session */
 		case RECORD_END:
-			return LLMC_OK;
+		default:
+			return ranks_bad_message(s, "a record", err);
 		}
 	}
 	return LLMC_OK;
@@ -140,7 +161,7 @@ follower_main(void *arg)
 	if (f->status != LLMC_OK)
 		return NULL;
 	llmc_error why = { 0 };
-	llmc_status status = follow(s, &why);
+	llmc_status status = ranks_follow_session(s, &why);
 	bool echo = comm_ended(s->comm);
 	pthread_mutex_lock(&g->lock);
 	f->status = status;
@@ -170,8 +191,7 @@ ranks_error(Session *s, llmc_status own, llmc_error *err)
 		return own;
 	}
 	struct timespec most;
-	clock_gettime(CLOCK_REALTIME, &most);
-	most.tv_sec += REASON_WAIT_S;
+	clock_after(&most, REASON_WAIT_MS);
 	pthread_mutex_lock(&g->lock);
 	for (int rc = 0; rc == 0;) {
 		int n_over = 0;
@@ -249,6 +269,7 @@ ranks_open(Session *s, llmc_error *err)
 	const int n = s->rt->n_rank - 1;
 	llmc_status status = LLMC_OK;
 	int n_started = 0;
+	pthread_condattr_t monotonic;
 	Comm *end[PLAN_MAX_RANKS];
 
 	RankThreads *g = s->group = calloc(1, sizeof *g + (size_t)n * sizeof *g->follower);
@@ -256,7 +277,10 @@ ranks_open(Session *s, llmc_error *err)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", n + 1);
 	TRY(comm_threads(shape_of(s), end, err));
 	pthread_mutex_init(&g->lock, NULL);
-	pthread_cond_init(&g->opened, NULL);
+	pthread_condattr_init(&monotonic);
+	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+	pthread_cond_init(&g->opened, &monotonic);
+	pthread_condattr_destroy(&monotonic);
 	g->n = n;
 	g->lead = s->comm = end[0];
 	for (int k = 0; k < n; k++)
@@ -345,13 +369,18 @@ ranks_follow(Runtime *rt, llmc_error *err)
 	while (mpi_world_receive(rt->world, &r, sizeof r)) {
 		if (r.kind == RECORD_END)
 			return LLMC_OK;
+		if (r.kind != RECORD_OPEN)
+			return error_set(err, LLMC_E_CHECK,
+			                 "rank %d received a record of rank 0 that is not possible "
+			                 "between sessions: all ranks need the same build of llmc",
+			                 mpi_world_rank(rt->world));
 		if (!mpi_world_receive(rt->world, &lim, sizeof lim))
 			break;
 		Session *s = NULL;
 		llmc_status status = session_open_rank(rt, &lim, NULL, &s, err);
 		if (ranks_rendezvous(&s, rt, status, err) != LLMC_OK)
 			continue; /* rank 0 has the status and decides how to continue */
-		status = follow(s, err);
+		status = ranks_follow_session(s, err);
 		if (status != LLMC_OK)
 			comm_end(s->comm);
 		if (status == LLMC_OK && comm_ended(s->comm))

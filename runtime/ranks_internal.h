@@ -44,6 +44,19 @@ void ranks_lead(Session *s);
 
 /* ranks_transfer.c */
 bool ranks_collect_sizes(Session *s, RankSizes *all);
-bool ranks_follow_transfer(Session *s, const Record *r);
+/* E_CHECK: the record or what follows it is not possible. OK: also if the group has ended. */
+llmc_status ranks_follow_transfer(Session *s, const Record *r, llmc_error *err);
+
+/* ranks.c: follow rank 0 until it closes the session or the group ends. Returns an error for a
+ * step that failed on this rank, or a message that is not possible (E_CHECK). */
+llmc_status ranks_follow_session(Session *s, llmc_error *err);
+
+/* ranks_check.c: do the operands of a record, and the arrays that follow it, fit this session? */
+bool ranks_kv_op_fits(const Session *s, const Record *r);
+bool ranks_sequence_fits(const Session *s, const Record *r);
+bool ranks_transfer_fits(const Session *s, const Record *r);
+bool ranks_pages_fit(const Session *s, const int32_t *page, const int32_t *window, int32_t n);
+bool ranks_step_fits(const Session *s, int phase); /* reads the arrays in s->block */
+llmc_status ranks_bad_message(const Session *s, const char *what, llmc_error *err);
 
 #endif

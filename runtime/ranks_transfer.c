@@ -204,9 +204,33 @@ ranks_restore(Session *s, const int32_t *page, int32_t n, int32_t windowless, ll
 	return true;
 }
 
-bool
-ranks_follow_transfer(Session *s, const Record *r)
+/* Is a slot of so many floats possible for a rank that saves `own` bytes? The largest rank, for
+ * which it is sized, saves at most 64 times as much or 512 MB. */
+static bool
+slot_fits(int32_t floats, int64_t own, bool used)
 {
+	const int64_t bytes = (int64_t)floats * (int64_t)sizeof(float), large = (int64_t)1 << 29,
+	              most = 64 * own > large ? 64 * own : large;
+
+	return bytes >= (used ? own : 0) && bytes <= most;
+}
+
+static bool
+slots_fit(const Session *s, const Transfer *m)
+{
+	const RankSizes own = ranks_own_sizes(s->plan);
+
+	return slot_fits(m->floats[0], own.page, m->n > 0) &&
+	       slot_fits(m->floats[1], own.state, m->q >= 0);
+}
+
+llmc_status
+ranks_follow_transfer(Session *s, const Record *r, llmc_error *err)
+{
+	llmc_status status = LLMC_OK;
+
+	if (!ranks_transfer_fits(s, r))
+		return ranks_bad_message(s, "a transfer of pages", err);
 	int32_t *page = calloc((size_t)r->a + 1, sizeof *page),
 	        *window = calloc((size_t)r->a + 1, sizeof *window);
 	Transfer m = { .kind = (RecordKind)r->kind,
@@ -218,12 +242,14 @@ ranks_follow_transfer(Session *s, const Record *r)
 	          comm_receive(s->comm, page, (size_t)r->a * sizeof *page) &&
 	          comm_receive(s->comm, window, (size_t)r->a * sizeof *window);
 
-	for (int32_t i = 0; ok && i < r->a; i++)
+	if (ok && (!slots_fit(s, &m) || !ranks_pages_fit(s, page, window, r->a)))
+		status = ranks_bad_message(s, "pages of a transfer", err);
+	for (int32_t i = 0; ok && status == LLMC_OK && i < r->a; i++)
 		kv_set_window_page(&s->kv, page[i], window[i]);
-	ok = ok && transfer_pages(s, &m);
+	ok = ok && status == LLMC_OK && transfer_pages(s, &m);
 	free(page);
 	free(window);
 	if (!ok)
 		comm_end(s->comm);
-	return ok;
+	return status;
 }

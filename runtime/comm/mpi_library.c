@@ -285,8 +285,11 @@ gather_words(MpiWorld *w, const AgreeMessage *own, llmc_error *err)
 {
 	AgreeMessage *all = calloc((size_t)w->ranks, sizeof *all);
 
-	if (all && mpi_gather(w, w->world, own, sizeof *own, all))
+	if (all && mpi_gather(w, w->world, own, sizeof *own, all)) {
+		for (int k = 0; k < w->ranks; k++)
+			all[k].host[sizeof all->host - 1] = all[k].text[sizeof all->text - 1] = 0;
 		return all;
+	}
 	free(all);
 	error_set(err, LLMC_E_DEVICE, "ranks of this job cannot be reached");
 	return NULL;

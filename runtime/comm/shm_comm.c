@@ -187,7 +187,7 @@ shm_why(const Comm *c, char *text, size_t n)
 	const MissedRank missed = (MissedRank)(lost / REASON_STEP);
 	char where[100], host[60] = "", how[40] = "its process has ended";
 
-	if (!lost)
+	if (lost <= 0 || k < 0 || k >= c->ranks)
 		return;
 	gethostname(host, sizeof host - 1);
 	comm_position_text(atomic_load(&s->heartbeat[k].where), where, sizeof where);

@@ -178,10 +178,7 @@ watch_ranks(void *arg)
 	pthread_mutex_lock(&g->lock);
 	while (!g->over) {
 		struct timespec at;
-		clock_gettime(CLOCK_REALTIME, &at);
-		at.tv_nsec += POLL_MS * 1000000L;
-		at.tv_sec += at.tv_nsec / 1000000000L;
-		at.tv_nsec %= 1000000000L;
+		clock_after(&at, POLL_MS);
 		pthread_cond_timedwait(&g->changed, &g->lock, &at);
 		bool end = !g->over && comm_ended(g->rank[0].c->s->comm), late = false;
 		for (int r = 0; r < g->n && !g->over; r++) {
@@ -449,6 +446,7 @@ cuda_group_open(Session *const *rank, int n, llmc_error *err)
 {
 	const bool single_local = cuda_uses_host_comm(rank[0]->on);
 	CudaModel *m = rank[0]->rt->model;
+	pthread_condattr_t monotonic;
 	void *word = NULL;
 
 	if (single_local && !m->nccl)
@@ -457,7 +455,10 @@ cuda_group_open(Session *const *rank, int n, llmc_error *err)
 	if (!g)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", n);
 	pthread_mutex_init(&g->lock, NULL);
-	pthread_cond_init(&g->changed, NULL);
+	pthread_condattr_init(&monotonic);
+	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+	pthread_cond_init(&g->changed, &monotonic);
+	pthread_condattr_destroy(&monotonic);
 	g->n = n;
 	g->single_local = single_local;
 	g->first = single_local ? rank[0]->plan->rank : 0;

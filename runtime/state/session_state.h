@@ -170,6 +170,7 @@ int32_t adapter_of_key(Runtime *rt, uint64_t key);
 llmc_status adapters_open(Runtime *rt, llmc_error *err);
 /* Do all processes have the content of this slot (negative: none)? If not, rank 0 broadcasts it,
  * and each rank keeps its shard. If the group has ended, a later call reports that. */
+bool adapters_has_slot(const Runtime *rt, int slot);
 bool adapters_known(const Runtime *rt, int slot);
 void adapters_send(Runtime *rt, int slot, Comm *comm);
 llmc_status adapters_receive(Runtime *rt, int slot, Comm *comm, llmc_error *err);

@@ -317,6 +317,12 @@ send_to_rank(const Plan *p, int rank, Peft *peft, Comm *comm)
 }
 
 bool
+adapters_has_slot(const Runtime *rt, int slot)
+{
+	return rt->adapters && slot >= 0 && slot < rt->adapters->n;
+}
+
+bool
 adapters_known(const Runtime *rt, int slot)
 {
 	return !rt->world || slot < 0 || rt->adapters->slot[slot].sent;
@@ -346,12 +352,16 @@ adapters_receive(Runtime *rt, int slot, Comm *comm, llmc_error *err)
 	SlotRecord head;
 
 	while (status == LLMC_OK && comm_receive(comm, &head, sizeof head) && head.rank >= 0) {
-		char *bytes = malloc((size_t)head.bytes);
-		if (!bytes)
-			return error_set(err, LLMC_E_MEMORY, "out of memory for an adapter");
-		const PlanTensor *t = head.rank == comm_rank(comm) && head.tensor < p->n_tensor
+		const PlanTensor *t = head.rank == comm_rank(comm) && head.tensor >= 0 &&
+		                              head.tensor < p->n_tensor &&
+		                              p->tensor[head.tensor].factor
 		                          ? &p->tensor[head.tensor]
 		                          : NULL;
+		char *bytes = head.bytes > 0 ? malloc((size_t)head.bytes) : NULL;
+		if (!bytes)
+			return error_set(err, LLMC_E_MEMORY,
+			                 "out of memory for an adapter of %lld bytes",
+			                 (long long)head.bytes);
 		bool received = comm_receive(comm, bytes, (size_t)head.bytes);
 		if (received && head.rank == comm_rank(comm) &&
 		    (head.sum != factors_sum(p) || !t ||

@@ -94,6 +94,16 @@ def test_json_is_parsed_by_json_parse():
             assert not call.search(open(path).read()), path
 
 
+def test_timed_waits_do_not_depend_on_the_date():
+    """A date that is set back would make a wait longer by as much."""
+    for path in files("base/*.c", "runtime/*.c", "serve/*.c", "api/*.c", "hub/*.c"):
+        source = (ROOT / path).read_text()
+        if "pthread_cond_timedwait" in source:
+            assert "clock_after(" in source, path
+        if "CLOCK_REALTIME" in source:  # time stamps, and the start of random numbers
+            assert os.path.basename(path) in ("access_log.c", "trace.c", "random.c"), path
+
+
 def test_the_library_never_prints_or_exits():
     call = re.compile(
         r"\b(printf|puts|putchar|perror|exit|_exit|abort|assert|signal|setlocale|atexit)\s*\("
