@@ -1,6 +1,7 @@
 /* Arbitrary bytes as a file that llmc stored or that an operator wrote. The first byte selects the
- * reader: keys, imatrix, GGUF in two parts, sealed file, prefix page. For files with checksums, the
- * second byte selects which of them are made to fit, so that the checks beyond them are reached. */
+ * reader: keys, imatrix, GGUF in two parts, sealed file, prefix page, packed weights. For files
+ * with checksums, the second byte selects which of them are made to fit, so that the checks beyond
+ * them are reached. */
 #include <stddef.h>
 
 #include "base/checksummed_file.h"
@@ -9,6 +10,8 @@
 #include "formats/gguf.h"
 #include "quant/imatrix.h"
 #include "runtime/kv/kv_disk.h"
+#include "runtime/threads/threads.h"
+#include "runtime/weights/pack_cache_internal.h"
 #include "serve/http/api_keys.h"
 #include "tests/fuzz/folder.h"
 
@@ -141,6 +144,56 @@ prefix_page(const uint8_t *data, size_t size, int fit)
 	kv_disk_close(d);
 }
 
+/* Packed weights of 96 bytes, read into memory and mapped. */
+static void
+packed(const uint8_t *data, size_t size, int fit)
+{
+	enum { BYTES = 96 };
+	static uint8_t file[PACK_DATA_AT + BYTES + 1];
+	static Threads *threads;
+	char hex[65], values[BYTES], name[200];
+	size_t head = size < sizeof(PackHeader) ? size : sizeof(PackHeader),
+	       n = fit & 8 ? size * 17 % sizeof file : PACK_DATA_AT + BYTES;
+	bool found = false;
+	FileMap map;
+	llmc_error err = { 0 };
+
+	if (!threads && threads_open(1, &threads, &err) != LLMC_OK)
+		abort();
+	memset(hex, '5', 64);
+	hex[64] = 0;
+	memset(file, fit, sizeof file);
+	if (fit & 1) {
+		uint64_t sum = fit & 2 ? pack_sum(file + PACK_DATA_AT, BYTES, threads) : 7;
+		pack_header((PackHeader *)(void *)file, hex, BYTES, sum);
+	}
+	if (fit & 4)
+		for (size_t i = 0; i < head; i++)
+			file[i] ^= data[i];
+	setenv("LLMC_CACHE", folder, 1);
+	snprintf(name, sizeof name, "%s/weights/%s", folder, hex);
+	if (file_mkdirs_private(name, &err) != LLMC_OK)
+		abort();
+	strcat(name, "/packed");
+	if (file_write(name, file, n, &err) != LLMC_OK)
+		abort();
+	bool whole = (fit & 3) == 3 && n == PACK_DATA_AT + BYTES;
+	for (size_t i = 0; i < head && fit & 4; i++)
+		whole = whole && !data[i];
+	llmc_status status = pack_cache_read(hex, BYTES, threads, values, &found, &err);
+	check(found == whole && (status == LLMC_OK) == whole, "packed weights, read");
+	check(!found || !memcmp(values, file + PACK_DATA_AT, BYTES), "packed weights: others");
+	for (int writable = 0; writable < 2; writable++) {
+		status = pack_cache_map(hex, BYTES, writable, threads, &map, &err);
+		check((status == LLMC_OK && map.data) == whole, "packed weights, mapped");
+		check(whole || err.text[0], "packed weights: refused without a message");
+		if (status == LLMC_OK && map.data)
+			file_unmap(&map);
+	}
+	name[strlen(folder) + strlen("/weights")] = 0;
+	file_remove_tree(name);
+}
+
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -148,7 +201,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		return 0;
 	folder_make();
 	folder_clear();
-	switch (data[0] % 5) {
+	switch (data[0] % 6) {
 	case 0:
 		keys(data + 2, size - 2);
 		break;
@@ -160,6 +213,9 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		break;
 	case 3:
 		sealed(data + 2, size - 2, data[1]);
+		break;
+	case 5:
+		packed(data + 2, size - 2, data[1]);
 		break;
 	default:
 		prefix_page(data + 2, size - 2, data[1]);
