@@ -38,13 +38,11 @@ def text(name):
 def with_ports(conf, ports, front):
     for k, p in enumerate(ports):
         conf = conf.replace(f"127.0.0.1:800{k + 1}", f"127.0.0.1:{p}")
-    return re.sub(r"\b(listen |127\.0\.0\.1:)8080\b", rf"\g<1>{front}", conf)
+    return re.sub(r"\b(127\.0\.0\.1:)8080\b", rf"\g<1>{front}", conf)
 
 
 def nginx(folder, ports, front):
-    conf = with_ports(text("nginx.conf"), ports, front).replace(
-        f"listen {front}", f"listen 127.0.0.1:{front}"
-    )
+    conf = with_ports(text("nginx.conf"), ports, front)
     temp = "".join(
         f"{k}_temp_path {folder}/{k};\n"
         for k in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
@@ -322,6 +320,15 @@ def test_ranks_over_pods():
         ),
     ):
         checker.validate(d, checker.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize("name", ["nginx.conf", "haproxy.cfg", "envoy.yaml"])
+def test_routers_listen_on_this_machine_alone(name):
+    """They set Host to localhost, so a replica without a key takes their requests for its owner's."""
+    lines = [x.split("#")[0] for x in text(name).splitlines()]
+    listens = [x for x in lines if re.search(r"8080\b", x)]
+    assert listens and all("127.0.0.1" in x for x in listens), listens
+    assert not any("0.0.0.0" in x or "[::]" in x for x in lines)
 
 
 @pytest.mark.parametrize("name", ["envoy.yaml", "litellm.yaml", "kubernetes/inferencepool.yaml"])
