@@ -295,13 +295,13 @@ make(const Args *a, const Lengths *in, const Lengths *out, LoadRequest *r)
 
 /* Return the first model that /v1/models lists. */
 static char *
-first_model(const LoadTarget *t, const char *key, char why[200])
+first_model(const LoadTarget *t, const char *key, double timeout, char why[200])
 {
 	char path[600];
 	size_t n = strstr(t->path, "/v1/") ? (size_t)(strstr(t->path, "/v1/") - t->path) : 0;
 
 	snprintf(path, sizeof path, "%.*s/v1/models", (int)n, t->path);
-	char *text = load_get(t, path, key, why);
+	char *text = load_get(t, path, key, timeout, why);
 	json_t *j = text ? json_parse(text, strlen(text), 0, NULL, NULL) : NULL;
 	const char *id =
 	    json_string_value(json_object_get(json_array_get(json_object_get(j, "data"), 0), "id"));
@@ -317,7 +317,7 @@ first_model(const LoadTarget *t, const char *key, char why[200])
 /* Sum counters of /metrics over all models; a missing one adds 0. False: the server did not
  * answer. */
 static bool
-add_draft_counts(const LoadTarget *t, const char *key, double sign, Report *rep)
+add_draft_counts(const LoadTarget *t, const char *key, double timeout, double sign, Report *rep)
 {
 	const struct {
 		const char *name;
@@ -327,7 +327,7 @@ add_draft_counts(const LoadTarget *t, const char *key, double sign, Report *rep)
 		{ "\nvllm:spec_decode_num_draft_tokens_total", &rep->drafted },
 		{ "\nvllm:spec_decode_num_accepted_tokens_total", &rep->accepted },
 	};
-	char why[200], *text = load_get(t, "/metrics", key, why);
+	char why[200], *text = load_get(t, "/metrics", key, timeout, why);
 	const bool there = text != NULL;
 
 	for (size_t i = 0; text && i < sizeof counter / sizeof *counter; i++)
@@ -356,12 +356,12 @@ measure(Args *a, const Lengths *in, const Lengths *out, const LoadTarget *target
 	int code = EXIT_MACHINE;
 
 	interrupt_install();
-	const bool counted = add_draft_counts(target, a->key, -1, &rep);
+	const bool counted = add_draft_counts(target, a->key, a->timeout, -1, &rep);
 	if (r && make(a, in, out, r) && load_run(&o, r, (size_t)a->requests, &rep.took, why) &&
 	    gather(&rep, r, (size_t)a->requests, a->ttft > 0 ? a->ttft : 1e9,
 	           a->itl > 0 ? a->itl : 1e9)) {
 		progress_end();
-		if (!add_draft_counts(target, a->key, 1, &rep) || !counted)
+		if (!add_draft_counts(target, a->key, a->timeout, 1, &rep) || !counted)
 			rep.drafts = rep.drafted = rep.accepted = 0;
 		if (a->json)
 			print_json(&rep);
@@ -457,7 +457,7 @@ bench_serve(int argc, char **argv)
 	char *first = NULL;
 	if (!a.model) {
 		char why[200];
-		a.model = first = first_model(&target, a.key, why);
+		a.model = first = first_model(&target, a.key, a.timeout, why);
 		if (!first) {
 			complain("%s", why);
 			return EXIT_MACHINE;

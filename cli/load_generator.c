@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <math.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -417,10 +418,13 @@ expire(LoadRun *l, bool all)
 }
 
 char *
-load_get(const LoadTarget *t, const char *path, const char *api_key, char why[200])
+load_get(const LoadTarget *t, const char *path, const char *api_key, double timeout, char why[200])
 {
+	static const double MOST_S = 20;
+	const double most = timeout < MOST_S ? timeout : MOST_S, begun = now();
 	struct addrinfo hint = { .ai_socktype = SOCK_STREAM }, *addr = NULL;
-	struct timeval limit = { .tv_sec = 20 };
+	struct timeval limit = { .tv_sec = (time_t)most,
+		                 .tv_usec = 1000 + (long)(900e3 * (most - floor(most))) };
 	char head[2048], *text = NULL;
 	size_t size = 0, cap = 0;
 
@@ -433,8 +437,10 @@ load_get(const LoadTarget *t, const char *path, const char *api_key, char why[20
 	int n = snprintf(head, sizeof head, "GET %s HTTP/1.0\r\nHost: %s:%s\r\n%s%s%s\r\n", path,
 	                 t->host, t->port, api_key ? "Authorization: Bearer " : "",
 	                 api_key ? api_key : "", api_key ? "\r\n" : "");
+	bool late = false;
 	bool ok = fd >= 0 && n > 0 && (size_t)n < sizeof head &&
 	          setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) == 0 &&
+	          setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) == 0 &&
 	          connect(fd, addr->ai_addr, addr->ai_addrlen) == 0 &&
 	          send(fd, head, (size_t)n, MSG_NOSIGNAL) == n;
 	while (ok && size < MAX_LINE) {
@@ -450,15 +456,20 @@ load_get(const LoadTarget *t, const char *path, const char *api_key, char why[20
 			break;
 		size += (size_t)k;
 		text[size] = 0;
+		if ((late = now() - begun > most))
+			break;
 	}
-	if (!size)
+	if (late)
+		snprintf(why, 200, "%.80s:%s: the answer to GET %.60s is not complete after %.0f s",
+		         t->host, t->port, path, most);
+	else if (!size)
 		snprintf(why, 200, "%.80s:%s: %s", t->host, t->port,
 		         ok ? "no answer" : strerror(errno));
 	if (fd >= 0)
 		close(fd);
 	freeaddrinfo(addr);
-	char *body = size ? strstr(text, "\r\n\r\n") : NULL;
-	if (size && (!body || size < 12 || strncmp(text + 9, "200", 3) != 0)) {
+	char *body = size && !late ? strstr(text, "\r\n\r\n") : NULL;
+	if (size && !late && (!body || size < 12 || strncmp(text + 9, "200", 3) != 0)) {
 		snprintf(why, 200, "%.80s:%s answers GET %.60s with %.30s", t->host, t->port, path,
 		         text);
 		body = NULL;

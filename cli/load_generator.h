@@ -15,8 +15,10 @@ typedef struct LoadTarget {
  * URL. */
 bool load_target(const char *url, const char *route, LoadTarget *out);
 
-/* Return the body of a GET as a string that the caller frees; NULL with a sentence in why. */
-char *load_get(const LoadTarget *t, const char *path, const char *api_key, char why[200]);
+/* Return the body of a GET as a string that the caller frees; NULL with a sentence in why. The
+ * answer must be complete within `timeout` seconds, and within 20. */
+char *load_get(const LoadTarget *t, const char *path, const char *api_key, double timeout,
+               char why[200]);
 
 typedef struct LoadRequest {
 	double at;  /* due time, seconds after the start; with `clients` only the order counts */

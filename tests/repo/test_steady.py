@@ -100,6 +100,7 @@ ALLOWED = {
         "c.settimeout(0.1)",
     ): "a client that leaves before its answer; both outcomes are correct",
     ("tests/serve/test_faults.py", "c.settimeout(0.02)"): "interval between bytes of a client",
+    ("tests/serve/test_bench_serve.py", "over.wait(0.05)"): "interval between bytes of a server",
     (
         "tests/serve/test_hostile.py",
         "time.time()",

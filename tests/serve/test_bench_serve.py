@@ -2,6 +2,7 @@
 invalidly.
 """
 
+import contextlib
 import json
 import socket
 import subprocess
@@ -213,6 +214,27 @@ def test_draft_tokens_are_counted_between_two_reads(llmc_binary, fixed, told, dr
         llmc_binary, fixed(GOOD["until the end"], *counts), "-m", "x", "-n", "2", "-c", "1"
     )
     assert r["completed"] == 2 and r.get("drafts") == drafts
+
+
+def test_a_server_that_trickles_its_list_of_models(llmc_binary):
+    """A byte now and then would otherwise keep the command waiting for ever; the words of the
+    server do not steer a terminal."""
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        over = threading.Event()
+
+        def trickle():
+            c, _ = s.accept()
+            with c, contextlib.suppress(OSError):
+                while not over.wait(0.05):
+                    c.sendall(b"\x1b")
+
+        t = threading.Thread(target=trickle)
+        t.start()
+        url = f"http://127.0.0.1:{s.getsockname()[1]}"
+        _, err = bench(llmc_binary, url, "--timeout", "0.5", code=2)
+        over.set()
+        t.join()
+    assert "not complete" in err and "\x1b" not in err
 
 
 def test_a_port_without_a_server(llmc_binary):
