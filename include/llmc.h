@@ -1116,7 +1116,9 @@ typedef struct llmc_request {
 	int32_t priority; /* a lower value starts sooner and may preempt others [0] */
 	int32_t adapter;  /* adapter id from llmc_adapter_load [none] */
 	/* [n_pool_tok] ids: with `pool` (last or first row), a model with logits returns the logits
-	 * of these tokens as the vector (rerankers) */
+	 * of these tokens as the vector (rerankers). Without `pool`, `top` of a new token holds the
+	 * log probabilities of these tokens, in this order, instead of the most likely ones: at
+	 * most LLMC_MAX_TOP, and not with best_of */
 	const int32_t *pool_tok;
 	int32_t n_pool_tok;
 	/* requests share cached prefix pages only with requests of the same salt [0] */

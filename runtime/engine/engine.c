@@ -121,6 +121,9 @@ sample_part(void *user, int stage, int part, int n_parts)
 		                                                   : (int32_t)e->plan->vocab;
 		p->logprob =
 		    sample_logprobs(p->logits, (int32_t)e->plan->vocab, p->id, p->top, p->n_top);
+		if (p->job->pool_tok)
+			p->n_top = sample_logprobs_of(p->logits, (int32_t)e->plan->vocab,
+			                              p->job->pool_tok, p->job->n_pooled, p->top);
 	}
 }
 

@@ -65,7 +65,8 @@ typedef struct EngineRequest {
 	float *image_row;
 	int32_t *image_at, *image_prompt;
 	double *pooled; /* [n_pooled] sum of the rows that form the vector */
-	/* length of `pooled`; token ids to pool, NULL: the whole row */
+	/* length of `pooled`; token ids to pool, NULL: the whole row. Without pool: the tokens
+	 * whose log probabilities are reported */
 	int32_t n_pooled, *pool_tok;
 	DryBreakers *breakers;      /* NULL: its samplers need none */
 	bool on_device;             /* the session can sample its tokens */

@@ -29,13 +29,12 @@ check_request(const Engine *e, const llmc_request *r, const llmc_params *p, llmc
 			return error_set(err, LLMC_E_RANGE,
 			                 "token %zu of the prompt is %d, ids are 0 .. %lld", i,
 			                 r->tok[i], (long long)e->plan->vocab - 1);
-	if (r->n_pool_tok < 0 || r->n_pool_tok > MAX_POOL_TOK ||
-	    (r->n_pool_tok &&
-	     (e->plan->output != LLMC_OUTPUT_LOGITS || !r->pool || r->pool == LLMC_POOL_MEAN)))
+	if (r->n_pool_tok < 0 || r->n_pool_tok > (r->pool ? MAX_POOL_TOK : LLMC_MAX_TOP) ||
+	    (r->n_pool_tok && (e->plan->output != LLMC_OUTPUT_LOGITS || r->pool == LLMC_POOL_MEAN)))
 		return error_set(err, LLMC_E_RANGE,
 		                 "n_pool_tok is %d: up to %d tokens, for a model that "
-		                 "generates text, with pool last or cls",
-		                 r->n_pool_tok, MAX_POOL_TOK);
+		                 "generates text, with pool last, cls or none",
+		                 r->n_pool_tok, r->pool ? MAX_POOL_TOK : LLMC_MAX_TOP);
 	for (int32_t i = 0; i < r->n_pool_tok; i++)
 		if (!r->pool_tok || r->pool_tok[i] < 0 || r->pool_tok[i] >= e->plan->vocab)
 			return error_set(
@@ -234,7 +233,7 @@ request_open(Engine *e, const llmc_request *request, EngineRequest **out, llmc_e
 	j->n = r.n ? r.n : 1;
 	j->best_of = r.best_of ? r.best_of : j->n;
 	j->n_top = r.n_top;
-	j->logprobs = r.logprobs || r.n_top || j->best_of > j->n;
+	j->logprobs = r.logprobs || r.n_top || r.n_pool_tok || j->best_of > j->n;
 	j->prompt_logprobs = r.prompt_logprobs;
 	j->keep_stop = r.keep_stop;
 	j->speculate = r.pool                                           ? 0
@@ -248,7 +247,7 @@ request_open(Engine *e, const llmc_request *request, EngineRequest **out, llmc_e
 	j->req = sched_req_new(r.tok, (int32_t)r.n_tok, most_new(e, &r, &p), j->best_of);
 	j->choice = calloc((size_t)j->best_of, sizeof *j->choice);
 	j->spare = calloc(1, sizeof *j->spare + 1);
-	j->n_pooled = !j->pool ? 0 : r.n_pool_tok ? r.n_pool_tok : (int32_t)plan_out_width(e->plan);
+	j->n_pooled = r.n_pool_tok ? r.n_pool_tok : j->pool ? (int32_t)plan_out_width(e->plan) : 0;
 	if (j->pool)
 		j->pooled = calloc((size_t)j->n_pooled, sizeof *j->pooled);
 	if (r.n_pool_tok)
@@ -283,7 +282,7 @@ request_open(Engine *e, const llmc_request *request, EngineRequest **out, llmc_e
 	if (r.prompt_logprobs && e->tok)
 		TRY_GOTO(llmc_stream_open(e->tok, false, &j->prompt_stream, err));
 	j->on_device = j->best_of == 1 && !j->pool && !r.prompt_logprobs && !r.n_top &&
-	               session_can_mask(e->session, &p);
+	               !r.n_pool_tok && session_can_mask(e->session, &p);
 	j->p.grammar = NULL;
 	j->p.grammar_after = NULL;
 	/* the caller owns the lists; samplers and stop strings have copies */

@@ -197,3 +197,12 @@ sample_logprobs(const float *logits, int32_t vocab, int32_t id, llmc_logprob *to
 		return logits[id] == INFINITY ? 0 : -INFINITY;
 	return (float)(logits[id] - base);
 }
+
+int32_t
+sample_logprobs_of(const float *logits, int32_t vocab, const int32_t *id, int32_t n,
+                   llmc_logprob *out)
+{
+	for (int32_t i = 0; i < n; i++)
+		out[i] = (llmc_logprob){ id[i], sample_logprobs(logits, vocab, id[i], NULL, 0) };
+	return n;
+}

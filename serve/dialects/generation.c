@@ -68,6 +68,7 @@ gen_free(Generation *g)
 	llmc_calls_close(g->marks);
 	free(g->stop_tokens);
 	free(g->allowed);
+	free(g->report);
 	free(g->bias);
 	for (int32_t i = 0; i < g->ep.n_bad_words; i++)
 		free((void *)(uintptr_t)g->bad_words[i].tok);

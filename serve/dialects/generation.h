@@ -84,6 +84,7 @@ struct Generation {
 	llmc_request er; /* template of the engine requests */
 	llmc_params ep;
 	int32_t *stop_tokens, *allowed; /* owned lists of ep */
+	int32_t *report;                /* owned list of er.pool_tok */
 	llmc_bias *bias;
 	llmc_sequence *bad_words; /* [ep.n_bad_words], their tokens owned */
 	char **stop;              /* NULL-terminated, owned */

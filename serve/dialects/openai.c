@@ -110,10 +110,9 @@ read_strings(const json_t *o, const char *key, bool single, size_t most, char **
 	return *out || problem_memory(p);
 }
 
-/* Read a list of token ids; *n stays 0 if the field is absent or, with `empty`, holds none. */
-static bool
-read_ids(const Generation *g, const json_t *o, const char *key, size_t most, bool empty,
-         int32_t **out, int32_t *n, Problem *p)
+bool
+openai_ids(const Generation *g, const json_t *o, const char *key, size_t most, bool empty,
+           int32_t **out, int32_t *n, Problem *p)
 {
 	const json_t *v = json_object_get(o, key);
 	const int32_t vocab = g->model->back.info.vocab;
@@ -306,10 +305,10 @@ read_shared(Generation *g, const json_t *o, const OpenAiRoute *route, Problem *p
 	    !field_bool(o, "stream", &g->stream, p) ||
 	    !read_strings(o, "stop", true, route->max_stop, &g->stop, p) ||
 	    !read_strings(o, "dry_sequence_breakers", false, MAX_BREAKERS, &g->breakers, p) ||
-	    !read_ids(g, o, "stop_token_ids", MAX_STOP_TOKENS, true, &g->stop_tokens,
-	              &g->ep.n_stop_tokens, p) ||
-	    !read_ids(g, o, "allowed_token_ids", (size_t)g->model->back.info.vocab, false,
-	              &g->allowed, &g->ep.n_allowed_tokens, p) ||
+	    !openai_ids(g, o, "stop_token_ids", MAX_STOP_TOKENS, true, &g->stop_tokens,
+	                &g->ep.n_stop_tokens, p) ||
+	    !openai_ids(g, o, "allowed_token_ids", (size_t)g->model->back.info.vocab, false,
+	                &g->allowed, &g->ep.n_allowed_tokens, p) ||
 	    !read_bias(g, o, p) || !read_salt(g, o, p))
 		return false;
 	if (so && !json_is_null(so)) {

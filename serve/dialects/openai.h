@@ -53,6 +53,9 @@ bool openai_read_logprobs(Generation *g, const json_t *o,
 /* Check that "model" is absent or a model of this server. */
 bool openai_model(Req *r, const json_t *o, Problem *p);
 bool openai_missing(Problem *p, const char *key);
+/* Read a list of token ids; *n stays 0 if the field is absent or, with `empty`, holds none. */
+bool openai_ids(const Generation *g, const json_t *o, const char *key, size_t most, bool empty,
+                int32_t **out, int32_t *n, Problem *p);
 /* Count the tokens of a translated body's prompt. On false the Problem has been answered. */
 bool openai_count(Req *r, int fields, json_t *(*translate)(const json_t *in, Problem *p),
                   int64_t *count);

@@ -115,9 +115,17 @@ openai_read_chat(Generation *g, const json_t *o, Problem *p)
 	          gen_prompts(g, 1, p) && tools_begin(g, &use, text, n, p);
 	tools_release(&use);
 	thinking_limit(g, budget);
-	ok = ok && tokenize_prompt(g->model, text, n,
-	                           chat_flags(g->model) | (special ? LLMC_ADD_SPECIAL : 0),
-	                           openai_most(g), &g->sub[0].tok, &g->sub[0].n_tok, p);
+	const json_t *ids = json_object_get(o, "input_ids");
+	int32_t n_ids = 0;
+	if (ok && ids && !json_is_null(ids)) { /* SGLang: they replace the rendered messages */
+		ok = openai_ids(g, o, "input_ids", (size_t)INT32_MAX, false, &g->sub[0].tok, &n_ids,
+		                p);
+		g->sub[0].n_tok = (size_t)n_ids;
+	} else {
+		ok = ok && tokenize_prompt(g->model, text, n,
+		                           chat_flags(g->model) | (special ? LLMC_ADD_SPECIAL : 0),
+		                           openai_most(g), &g->sub[0].tok, &g->sub[0].n_tok, p);
+	}
 	free(text);
 	if (ok && openai_cut(g, &g->sub[0]) && g->images.n)
 		ok = problem(p, 400, "truncate_prompt_tokens",

@@ -109,6 +109,15 @@ openai_cut(const Generation *g, SubRequest *sub)
 	return true;
 }
 
+/* Whether a field is true, or a number: 0 of the completions' logprobs counts too. */
+static bool
+is_on(const json_t *o, const char *key)
+{
+	const json_t *v = json_object_get(o, key);
+
+	return json_is_true(v) || json_is_number(v);
+}
+
 bool
 openai_read_extensions(Generation *g, const json_t *o, Problem *p)
 {
@@ -125,6 +134,12 @@ openai_read_extensions(Generation *g, const json_t *o, Problem *p)
 	    !field_bool(so, "continuous_usage_stats", &own->usage_per_frame, p) ||
 	    !field_int(o, "prompt_logprobs", 0, LLMC_MAX_TOP, &top, NULL, p))
 		return false;
+	if (!openai_ids(g, o, "logprob_token_ids", LLMC_MAX_TOP, true, &g->report,
+	                &g->er.n_pool_tok, p))
+		return false;
+	if (g->report && !is_on(o, "logprobs") && !is_on(o, "n_probs"))
+		return problem(p, 400, "logprob_token_ids",
+		               "'logprob_token_ids' is only allowed when 'logprobs' is enabled.");
 	if (top >= 0 && g->stream)
 		return problem(p, 400, "prompt_logprobs",
 		               "'prompt_logprobs' cannot be used with 'stream'.");
@@ -141,6 +156,10 @@ openai_set_top(Generation *g)
 	OpenAi *own = openai_own(g);
 
 	own->n_top = g->er.n_top;
+	if (g->report) {
+		g->er.pool_tok = g->report;
+		own->n_top = g->er.n_pool_tok;
+	}
 	if (own->prompt_top < 0)
 		return;
 	g->er.prompt_logprobs = true;

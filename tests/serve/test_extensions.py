@@ -379,3 +379,52 @@ def test_prompts_that_are_cut(tiny):
     ):
         r = tiny.post("/v1/completions", {"prompt": "a", **bad})
         assert r.status == 400 and r.json()["error"]["param"] == next(iter(bad))
+
+
+def test_log_probabilities_of_chosen_tokens(tiny):
+    """They equal those among the most likely tokens of the same request; the order is the request's."""
+    (whole,) = chat(tiny, logprobs=True, top_logprobs=20, return_tokens_as_token_ids=True)[
+        "choices"
+    ]
+    places = whole["logprobs"]["content"]
+    first = {int(t["token"].split(":")[1]): t["logprob"] for t in places[0]["top_logprobs"]}
+    ids = list(first)[::3][::-1]
+    for own in ({}, {"prompt_logprobs": 2}, {"top_logprobs": 1}):
+        (some,) = chat(
+            tiny, logprobs=True, logprob_token_ids=ids, return_tokens_as_token_ids=True, **own
+        )["choices"]
+        top = some["logprobs"]["content"][0]["top_logprobs"]
+        assert [t["token"] for t in top] == [f"token_id:{i}" for i in ids]
+        assert [t["logprob"] for t in top] == pytest.approx([first[i] for i in ids], abs=1e-4)
+        assert some["message"] == whole["message"]
+    # completions: a map from tokens to log probabilities
+    both = [
+        completion(tiny, logprobs=n, return_tokens_as_token_ids=True, **own)["choices"][0][
+            "logprobs"
+        ]
+        for n, own in ((5, {}), (0, {"logprob_token_ids": ids}))
+    ]
+    assert both[0]["tokens"] == both[1]["tokens"]
+    for all_, chosen in zip(*(b["top_logprobs"] for b in both)):
+        assert {f"token_id:{i}" for i in ids} <= set(chosen)
+        for k in set(all_) & set(chosen):
+            assert chosen[k] == pytest.approx(all_[k], abs=1e-4)
+    for bad in ([-1], [10**6], "x", list(range(21))):
+        r = tiny.post(
+            "/v1/chat/completions", {"messages": HELLO, "logprobs": True, "logprob_token_ids": bad}
+        )
+        assert r.status == 400 and r.json()["error"]["param"] == "logprob_token_ids"
+    r = tiny.post("/v1/chat/completions", {"messages": HELLO, "logprob_token_ids": ids})
+    assert r.status == 400 and "'logprobs' is enabled" in r.text
+
+
+def test_a_chat_begins_with_given_ids(tiny):
+    prompt, _ = prompt_of_chat(tiny)
+    plain = chat(tiny)
+    same = chat(tiny, input_ids=prompt, messages=[{"role": "user", "content": "other"}])
+    assert same["choices"] == plain["choices"] and same["usage"] == plain["usage"]
+    text = completion(tiny, prompt=prompt[:5])["choices"][0]["text"]
+    assert chat(tiny, input_ids=prompt[:5])["choices"][0]["message"]["content"] == text
+    for bad in ([], [-1], [10**6], "x", [1] * 100000):
+        r = tiny.post("/v1/chat/completions", {"messages": HELLO, "input_ids": bad})
+        assert r.status == 400, bad
