@@ -269,6 +269,10 @@ typedef struct Habit {
 	const char *advice; /* for commands without that option; NULL: it is unknown there */
 } Habit;
 const Habit *habit_find(const char *spelled, size_t len);
+/* The habit whose long spelling is nearest to a name, without its dashes; NULL: none. */
+const char *habit_nearest(const char *name);
+/* Message of a command without a model */
+#define NO_MODEL "name a model: a GGUF file, a folder, a description, or hf:ORG/REPO"
 /* True if the command line (or a setting) gave the option that is stored in `to`. */
 bool opt_given(const void *to);
 /* Replace the help of the option that is stored in `to`. */

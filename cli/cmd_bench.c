@@ -302,7 +302,7 @@ parse(int argc, char **argv, BenchArgs *a, bool *ops)
 
 	a->runs = 5;
 	if (OPT_PARSE(&cmd_bench, opt, argc, argv, args) == 0)
-		return opt_usage_error(&cmd_bench, "name a model");
+		return opt_usage_error(&cmd_bench, NO_MODEL);
 	a->path = args[0];
 	if (!parse_sizes(p_text, a->prefill, MAX_SIZES, &a->n_prefill) ||
 	    !parse_sizes(n_text, a->decode, MAX_SIZES, &a->n_decode) ||

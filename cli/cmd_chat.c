@@ -65,7 +65,7 @@ parse(int argc, char **argv, Chat *h)
 	opt_help(opt, sizeof opt / sizeof *opt, &smp->p.seed,
 	         "seed of sampling; the same seed gives the same tokens [a fresh one]");
 	if (OPT_PARSE(&cmd_chat, opt, argc, argv, args) == 0)
-		return opt_usage_error(&cmd_chat, "name a model");
+		return opt_usage_error(&cmd_chat, NO_MODEL);
 	if (!sampling_known(smp->by))
 		return opt_usage_error(&cmd_chat, "--sampling %s: expected model or neutral",
 		                       smp->by);

@@ -301,7 +301,7 @@ embed(int argc, char **argv)
 	const size_t n = OPT_PARSE(&cmd_embed, opt, argc, argv, args);
 
 	if (n == 0)
-		return opt_usage_error(&cmd_embed, "name a model");
+		return opt_usage_error(&cmd_embed, NO_MODEL);
 	if ((n == 2) == (text.n > 0))
 		return opt_usage_error(&cmd_embed, n == 2 ? "a file and --text exclude each other"
 		                                          : "name a file (- is standard input), or "

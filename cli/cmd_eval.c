@@ -116,7 +116,7 @@ eval(int argc, char **argv)
 	int code = 0;
 
 	if (OPT_PARSE(&cmd_eval, opt, argc, argv, args) == 0)
-		return opt_usage_error(&cmd_eval, "name a model");
+		return opt_usage_error(&cmd_eval, NO_MODEL);
 	if (plot && !reference)
 		return opt_usage_error(&cmd_eval,
 		                       "--plot draws the KL divergence and needs --reference");

@@ -40,7 +40,9 @@ print_table(const json_t *list)
 		size_t n = strlen(json_text_of(e, "name"));
 		wide = n > wide ? n : wide;
 	}
-	if (json_array_size(list))
+	if (!json_array_size(list))
+		fprintf(stderr, "no models yet; `llmc pull hf:ORG/REPO` downloads one\n");
+	else
 		printf("%-*s  %10s  %s\n", (int)wide, "NAME", "SIZE", "DOWNLOADED");
 	json_array_foreach (list, i, e) {
 		char size[32], day[32] = "";

@@ -249,7 +249,7 @@ parse(int argc, char **argv, PlanArgs *p)
 	};
 
 	if (OPT_PARSE(&cmd_plan, opt, argc, argv, args) == 0)
-		return opt_usage_error(&cmd_plan, "name a model");
+		return opt_usage_error(&cmd_plan, NO_MODEL);
 	if (p->timeline && !p->gpu)
 		return opt_usage_error(&cmd_plan, "--timeline needs --gpu NAME");
 	p->path = args[0];

@@ -181,7 +181,7 @@ check_options(const Run *r, bool model)
 	if (r->check)
 		return 0;
 	if (!model)
-		return opt_usage_error(&cmd_run, "name a model");
+		return opt_usage_error(&cmd_run, NO_MODEL);
 	if ((r->prompt != NULL) + (r->file != NULL) + (r->tokens != NULL) > 1)
 		return opt_usage_error(&cmd_run,
 		                       "--prompt, --file and --tokens exclude each other");

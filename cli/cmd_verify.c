@@ -58,7 +58,7 @@ verify(int argc, char **argv)
 	size_t n = 0;
 
 	if (OPT_PARSE(&cmd_verify, opt, argc, argv, args) == 0)
-		return opt_usage_error(&cmd_verify, "name a model");
+		return opt_usage_error(&cmd_verify, NO_MODEL);
 	if (tokens && !parse_ids(tokens, &tok, &n))
 		return opt_usage_error(&cmd_verify, "--tokens %s: expected ids such as 1,2,3",
 		                       tokens);

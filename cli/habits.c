@@ -2,6 +2,7 @@
  * llmc, or an explanation. */
 #include <string.h>
 
+#include "base/nearest.h"
 #include "cli/cli.h"
 
 #define HUB_FILE "append the file to the name of the model: hf:ORG/REPO:FILE"
@@ -104,4 +105,16 @@ habit_find(const char *spelled, size_t len)
 		if (strlen(habit[i].spelled) == len && !strncmp(habit[i].spelled, spelled, len))
 			return &habit[i];
 	return NULL;
+}
+
+const char *
+habit_nearest(const char *name)
+{
+	const char *all[sizeof habit / sizeof *habit];
+	size_t n = 0;
+
+	for (size_t i = 0; i < sizeof habit / sizeof *habit; i++)
+		if (!strncmp(habit[i].spelled, "--", 2) && habit[i].own)
+			all[n++] = habit[i].spelled + 2;
+	return nearest_text(name, all, n);
 }

@@ -65,7 +65,9 @@ unknown(const char *name)
 	if (near)
 		complain("%s: no such command; did you mean llmc %s?", name, near);
 	else
-		complain("%s: no such command; llmc --help lists them", name);
+		complain("%s: no such command, and no such model file or folder; llmc --help lists "
+		         "the commands",
+		         name);
 	return EXIT_INPUT;
 }
 

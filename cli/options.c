@@ -250,8 +250,20 @@ unknown(const Command *cmd, const Opt *opt, size_t n_opt, const char *a)
 	char typed[64], name[64];
 
 	snprintf(typed, sizeof typed, "%.*s", (int)strcspn(a, "="), a);
-	const char *near =
-	    a[1] == '-' ? opt_nearest(opt, n_opt, opt_dashed(typed + 2, name)) : NULL;
+	const bool is_long = a[1] == '-';
+	const char *near = opt_nearest(opt, n_opt, opt_dashed(typed + 1 + is_long, name));
+	if (!is_long && (strlen(name) < 4 || !near || strcmp(near, name) != 0))
+		near = NULL; /* one dash too few is the only mistake that is clear */
+	if (is_long && !near && nearest_text(name, (const char *const[]){ "help" }, 1))
+		near = "help";
+	if (is_long && !near && (near = habit_nearest(name)) != NULL) {
+		char spelled[66];
+		snprintf(spelled, sizeof spelled, "--%s", near);
+		const Habit *h = habit_find(spelled, strlen(spelled));
+		const bool is_model = !strcmp(h->own, OPT_MODEL) || !strcmp(h->own, OPT_HUB_MODEL);
+		if (!is_model && !h->advice && !find(opt, n_opt, h->own, strlen(h->own), 0))
+			near = NULL; /* this command has no such option */
+	}
 	if (!near)
 		exit(opt_usage_error(cmd, "%s: no such option", a));
 	complain("%s: %s: no such option; did you mean --%s?", cmd->name, a, near);
@@ -297,7 +309,8 @@ look_up(const Command *cmd, const Opt *opt, size_t n_opt, const char *a)
 		exit(EXIT_INPUT);
 	}
 	/* a value attached to a letter: -n64, but -ngl is not -n with the value gl */
-	if (!letter || (!takes_text(letter) && !strchr("+-.0123456789", a[2])))
+	if (!letter || find(opt, n_opt, a + 1, len - 1, 0) || /* -prompt */
+	    (!takes_text(letter) && !strchr("+-.0123456789", a[2])))
 		unknown(cmd, opt, n_opt, a);
 	return (Typed){ .opt = letter, .value = a + 2 };
 }

@@ -79,7 +79,7 @@ serve_models(const Command *cmd, const Common *c, const char *first, const List 
 		if (!add(all, c, more->v[i]))
 			return EXIT_MACHINE;
 	if (!all->n)
-		return opt_usage_error(cmd, "name a model");
+		return opt_usage_error(cmd, NO_MODEL);
 	n_base = all->n;
 	if (model_name && n_base > 1)
 		return opt_usage_error(cmd, "--model-name works only with one model; name each of "
