@@ -6,8 +6,10 @@
 #include <string.h>
 
 #include "api/api.h"
+#include "base/file.h"
 #include "base/sized_struct.h"
 #include "runtime/kv/kv.h"
+#include "runtime/weights/weights.h"
 
 struct llmc_engine {
 	llmc_session *session, *second; /* second: session of the draft model, or NULL */
@@ -200,6 +202,44 @@ int
 llmc_engine_fd(const llmc_engine *e)
 {
 	return engine_fd(e->e);
+}
+
+typedef struct Replacement {
+	llmc_engine *e;
+	struct Weights *w;
+	bool taken; /* the exchange has begun: w is not the caller's any more */
+} Replacement;
+
+static llmc_status
+exchange(void *user, llmc_error *err)
+{
+	Replacement *r = user;
+
+	r->taken = true;
+	return session_replace_weights(r->e->session->s, r->w, err);
+}
+
+llmc_status
+llmc_engine_replace_weights(llmc_engine *e, const char *path, const llmc_replace_options *opt,
+                            llmc_error *err)
+{
+	llmc_replace_options o = LLMC_INIT(llmc_replace_options);
+	Replacement r = { .e = e };
+	const unsigned faults = file_faults();
+
+	SIZED_TAKE(o, opt);
+	TRY(runtime_prepare_weights(e->session->model->rt, path, o.n_threads, &r.w, err));
+	llmc_status status = LLMC_OK;
+	if (file_faults() != faults)
+		status = error_set(err, LLMC_E_IO,
+		                   "%s: a file was truncated or replaced while it was read; write "
+		                   "a complete file and rename it",
+		                   path);
+	if (status == LLMC_OK)
+		status = engine_between(e->e, o.cancel_running, exchange, &r, err);
+	if (!r.taken)
+		weights_close(r.w);
+	return status;
 }
 
 void

@@ -290,7 +290,8 @@ open_models(Serving *v, llmc_error *err)
 		status = open_tower(v, err);
 	if (status != LLMC_OK)
 		return status;
-	if (a->all.n > 1 && !a->kv_tokens &&
+	const bool alone = a->all.n == 1 && !a->so.models_dir && !a->so.models_pulled;
+	if (!alone && !a->kv_tokens &&
 	    !a->eo.max_batch_total_tokens) /* leave memory to the others */
 		lim->kv_tokens =
 		    (int64_t)lim->context *
@@ -369,6 +370,7 @@ open_server(Serving *v, llmc_error *err)
 		all->init[i].parent = all->model[i]->adapter
 		                          ? all->model[0]->name ? all->model[0]->name : v->info.name
 		                          : NULL;
+	v->a->so.found = &all->found_init;
 	all->init[0].model = v->m;
 	all->init[0].engine = v->e;
 	all->init[0].tower = v->tower;
@@ -476,6 +478,9 @@ const Command cmd_serve = {
 	"  llmc serve ~/models/GLM-4.5-Air --draft mtp\n"
 	"  llmc serve --model small=model-1b.gguf --model large=model-8b.gguf --memory 16G   "
 	"requests select by \"model\"\n"
+	"  llmc serve model.gguf --models-dir ~/models --memory 24G --sleep-after 600         "
+	"further "
+	"models by name\n"
 	"  llmc serve model-folder --lora legal=adapter-a --lora poems=adapter-b             each "
 	"adapter is a model\n"
 	"  llmc serve model-folder --lora legal=adapter-a --lora poems=adapter-b --lora-slots 2   "

@@ -81,6 +81,8 @@ serve_models(const Command *cmd, const Common *c, const char *first, const List 
 	if (!all->n)
 		return opt_usage_error(cmd, NO_MODEL);
 	n_base = all->n;
+	all->found.common = *c;
+	all->found.common.lora = NULL;
 	if (model_name && n_base > 1)
 		return opt_usage_error(cmd, "--model-name works only with one model; name each of "
 		                            "several with --model NAME=PATH");
@@ -122,6 +124,27 @@ serve_models(const Command *cmd, const Common *c, const char *first, const List 
 	return resolve(all, &err) == LLMC_OK ? 0 : fail_with(&err);
 }
 
+/* Set the options of a model. all: receives its warnings. */
+static llmc_status
+set_options(ServeModels *all, ServeModel *m, const llmc_engine_options *eo, const llmc_limits *lim,
+            llmc_serve_model *out, llmc_error *err)
+{
+	m->limits = *lim;
+	m->engine = *eo;
+	m->engine.limits = &m->limits;
+	llmc_status status = options_of(&m->common, false, &m->options, err);
+	if (status != LLMC_OK)
+		return status;
+	m->options.o.log = warnings;
+	m->options.o.log_user = all;
+	*out = LLMC_INIT(llmc_serve_model);
+	out->name = m->name;
+	out->path = m->path;
+	out->options = &m->options.o;
+	out->engine_options = &m->engine;
+	return LLMC_OK;
+}
+
 llmc_status
 serve_models_init(ServeModels *all, const llmc_engine_options *eo, const llmc_limits *first,
                   const llmc_limits *others, bool slots, llmc_error *err)
@@ -133,24 +156,16 @@ serve_models_init(ServeModels *all, const llmc_engine_options *eo, const llmc_li
 	}
 	for (size_t i = 0; i < all->n; i++) {
 		ServeModel *m = all->model[i];
-		m->limits = i == 0 || (m->adapter && slots) ? *first : *others;
-		m->engine = *eo;
-		m->engine.limits = &m->limits;
 		const char *adapter = m->adapter && slots ? m->common.lora : NULL;
 		m->common.lora = adapter ? NULL : m->common.lora;
-		llmc_status status = options_of(&m->common, false, &m->options, err);
+		llmc_status status =
+		    set_options(all, m, eo, i == 0 || (m->adapter && slots) ? first : others,
+		                &all->init[i], err);
 		if (status != LLMC_OK)
 			return status;
-		m->options.o.log = warnings;
-		m->options.o.log_user = all;
-		all->init[i] = LLMC_INIT(llmc_serve_model);
-		all->init[i].name = m->name;
-		all->init[i].path = m->path;
 		all->init[i].adapter = adapter;
-		all->init[i].options = &m->options.o;
-		all->init[i].engine_options = &m->engine;
 	}
-	return LLMC_OK;
+	return set_options(all, &all->found, eo, others, &all->found_init, err);
 }
 
 void
@@ -161,6 +176,7 @@ serve_models_free(ServeModels *all)
 		free(all->model[i]->options.set);
 		free(all->model[i]);
 	}
+	free(all->found.options.set);
 	free(all->model);
 	free(all->init);
 }

@@ -1,8 +1,10 @@
 /* Options of llmc serve. */
 #include "cli/serve_options.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* destination of the table below */
 static ServeArgs given;
@@ -41,6 +43,14 @@ static Opt opt[] = {
 	{ OPT_LIST, 0, "model", "NAME=PATH", &given.models,
 	  "model and its name in the API; may be repeated: the first is opened at once, "
 	  "the others on their first request" },
+	{ OPT_TEXT, 0, "models-dir", "DIR", &given.so.models_dir,
+	  "folder of models that requests may name in addition: DIR/NAME.gguf, DIR/NAME/ or "
+	  "DIR/ORG/NAME/; each is opened on its first request [none]" },
+	{ OPT_FLAG, 0, "models-pulled", NULL, &given.so.models_pulled,
+	  "requests may also name the models of llmc list" },
+	{ OPT_TEXT, 0, "weights-dir", "DIR", &given.so.weights_dir,
+	  "folder from which POST /v1/weights may replace the weights of an open model [not "
+	  "allowed]" },
 	{ OPT_INT, 0, "lora-slots", "N", &given.slots,
 	  "N adapters share the model's engine and one batch; the least recently used is "
 	  "replaced; 0: each adapter has its own copy of the weights [0]" },
@@ -241,8 +251,17 @@ serve_options(const Command *cmd, int argc, char **argv, ServeArgs **out)
 	                    a->model_name, &a->all);
 	if (code)
 		return code;
-	if (a->draft_path && a->all.n > 1)
+	const bool found = a->so.models_dir || a->so.models_pulled;
+	if (a->draft_path && (a->all.n > 1 || found))
 		return opt_usage_error(cmd, "--draft works only with one model");
+	if (found && (a->c.weights || a->c.out_dir))
+		return opt_usage_error(cmd, "%s goes with one model, not with %s",
+		                       a->c.weights ? "--weights" : "--artifact",
+		                       a->so.models_dir ? "--models-dir" : "--models-pulled");
+	if (a->so.models_dir && access(a->so.models_dir, R_OK | X_OK) != 0) {
+		complain("%s: %s", a->so.models_dir, strerror(errno));
+		return EXIT_INPUT;
+	}
 	draft_prepare(&a->all.model[0]->common, a->draft_path);
 	a->so.image_cache_bytes = a->no_image_cache ? -1 : a->image_cache;
 	a->so.header_timeout_s = a->header_s;

@@ -1251,6 +1251,24 @@ typedef struct llmc_counts {
 } llmc_counts;
 LLMC_API void llmc_engine_stats(llmc_engine *e, llmc_counts *out); /* the caller sets out->size */
 
+typedef struct llmc_replace_options {
+	size_t size;
+	bool cancel_running; /* end running requests (CANCEL) [they finish with the old weights] */
+	int32_t n_threads;   /* threads that pack, besides those of the steps [1] */
+} llmc_replace_options;
+/* Replace the weights of an engine's model in place by those of a checkpoint (file or folder) with
+ * the same tensors and shapes, as reinforcement learning does after each update. The checkpoint is
+ * read and packed while steps run; it may be changed or removed after the call. Then no request
+ * runs for a moment: running ones finish first, and new ones wait in order. Every later request
+ * sees the new weights only, and no cached prefix of the old ones; prefix_dir is not used any more.
+ * The engine's session must be the only one of its model. Blocks; any thread, while the engine is
+ * open. E_INPUT: a tensor is missing or has another shape, the file is damaged, or the model has
+ * adapter slots or several devices; E_FULL: no memory for a second copy; E_RANGE: another
+ * replacement is waiting. On an error before the exchange the old weights stay in force; E_DEVICE:
+ * the exchange failed and the engine is lost. */
+LLMC_API llmc_status llmc_engine_replace_weights(llmc_engine *e, const char *path,
+                                                 const llmc_replace_options *opt, llmc_error *err);
+
 /* ---- HTTP server ---- */
 
 /* HTTP server over an engine: routes of OpenAI, TGI, Anthropic and Ollama, listed in
@@ -1335,6 +1353,17 @@ typedef struct llmc_serve_options {
 	int64_t image_cache_bytes;
 	/* hosts of http(s) URLs of images, as in llmc_fetch_options [URLs are refused] */
 	const char *allow_image_urls;
+	/* llmc_serve_open_models: folder of models that clients may use by name, in addition to
+	 * `models`: NAME.gguf, NAME.flm, a folder NAME, or ORG/NAME; read anew by each request for
+	 * another name [none] */
+	const char *models_dir;
+	/* llmc_serve_open_models: clients may also use the models that llmc_pulled lists */
+	bool models_pulled;
+	/* options and engine_options of these models; the other fields are not read [those of the
+	 * first of `models`] */
+	const struct llmc_serve_model *found;
+	/* folder from which POST /v1/weights may replace weights in place [not allowed] */
+	const char *weights_dir;
 } llmc_serve_options;
 
 /* Model that the server opens and closes as needed. All that it points to must stay unchanged until

@@ -83,6 +83,9 @@ typedef struct Device {
 	 * complete on return. */
 	llmc_status (*put)(void *model, int tensor, int64_t offset, const void *data, size_t bytes,
 	                   llmc_error *err);
+	/* Use packed weights instead of those of the session's model from the next step on. No step
+	 * runs. On success the caller closes the old ones. NULL: not supported. */
+	llmc_status (*replace)(Session *s, Weights *w, llmc_error *err);
 	/* Called by all ranks, if they are processes, after each has opened its model: the devices
 	 * set up direct communication. NULL: they communicate through the host. */
 	llmc_status (*meet)(Runtime *rt, llmc_log_fn log, void *log_user, llmc_error *err);

@@ -1,7 +1,8 @@
 /* Internal interface of the runtime, which api/ exports as llmc.h. Never prints, exits or aborts;
  * has no globals.
  *
- *   Runtime  plan + weights + kernels: immutable after open, shared by sessions
+ *   Runtime  plan + weights + kernels, shared by sessions; immutable after open, except that
+ *            session_replace_weights exchanges the weights
  *   Session  KV pages, buffers, threads: one caller at a time */
 #ifndef LLMC_RUNTIME_H
 #define LLMC_RUNTIME_H
@@ -60,6 +61,19 @@ void runtime_fingerprint(const Runtime *rt, char checkpoint[17], char plan[17], 
  * when the others end. */
 llmc_status runtime_lead(Runtime *rt, llmc_log_fn log, void *log_user, llmc_error *err);
 void runtime_close(Runtime *rt);
+
+/* Weights of another checkpoint, packed for the plan of an open runtime */
+struct Weights;
+/* Read a checkpoint and pack all of it, on threads of its own, while steps run. The file may change
+ * after the call. The caller passes *out to session_replace_weights, or to weights_close. E_INPUT:
+ * a tensor is missing or has another shape, the file is damaged, or rt cannot replace weights;
+ * E_FULL: no memory for a second copy. rt is unchanged. */
+llmc_status runtime_prepare_weights(const Runtime *rt, const char *path, int n_threads,
+                                    struct Weights **out, llmc_error *err);
+/* Make w the weights of the session's runtime and close the old ones; w is closed on failure. The
+ * session is the runtime's only one, has no sequences, and runs no step. Pages of its prefix cache
+ * are not found any more. */
+llmc_status session_replace_weights(Session *s, struct Weights *w, llmc_error *err);
 RuntimeTimes runtime_times(const Runtime *rt);
 /* Wait for, and release, the use of the model's processors. An engine takes a turn per step, and a
  * vision tower one per tile, so that neither waits for more than one turn of the other. Turns are

@@ -143,6 +143,8 @@ root_of(const Session *s, llmc_seq q)
 	const uint64_t key = adapter_key(s->rt, s->seq[q].adapter);
 	if (key)
 		h = sum64(&key, sizeof key, h);
+	if (s->rt->n_replaced)
+		h = sum64(&s->rt->n_replaced, sizeof s->rt->n_replaced, h + 2);
 	if (s->seq[q].salt)
 		h = sum64(&s->seq[q].salt, sizeof s->seq[q].salt, h + 1);
 	return -(int64_t)(h >> 1) - 1;
@@ -206,7 +208,7 @@ session_prefix_find(Session *s, llmc_seq q, const int32_t *tok, int32_t n_tok)
 	if (!has_prefixes(s))
 		return 0;
 	kv_prefix_find(&s->kv, q, root_of(s, q), tok, n_tok);
-	if (s->disk)
+	if (s->disk && !s->rt->n_replaced)
 		from_disk(s, q, tok, n_tok);
 	return s->kv.seq[q].len;
 }
@@ -220,7 +222,7 @@ session_prefix_keep(Session *s, llmc_seq q, const int32_t *tok)
 	if (!has_prefixes(s) || (from >= kv->len / PLAN_KV_PAGE && !plan_has_state(s->plan)))
 		return;
 	kv_prefix_keep(&s->kv, q, from ? 0 : root_of(s, q), tok);
-	if (s->disk)
+	if (s->disk && !s->rt->n_replaced)
 		to_disk(s, q, tok, from);
 }
 

@@ -52,6 +52,9 @@ typedef struct Backend {
 	void (*release)(llmc_event *ev);
 	void (*cancel)(void *self, int64_t id);
 	void (*stats)(void *self, llmc_counts *out);
+	/* replace the weights in place by a checkpoint; running requests end if `cancel`. Blocks.
+	 * NULL: not supported */
+	llmc_status (*replace)(void *self, const char *path, bool cancel, llmc_error *err);
 	const llmc_tokenizer *tok; /* NULL: no tokenizer, ids only */
 	llmc_limits limits;
 	llmc_model_info info;
@@ -119,6 +122,7 @@ struct llmc_server {
 	ServedModel *retired;   /* closed when they have no users */
 	Queue sleepers;         /* /sleep calls to answer then */
 	struct Adding *adding;  /* adapters to be added by the manager thread */
+	int n_replacing;        /* threads of POST /v1/weights, which signal `idle` */
 	uint64_t n_wanted;      /* number of requests for an engine so far; orders them */
 	pthread_t model_manager;
 	bool has_model_manager;

@@ -31,6 +31,15 @@ engine_stats(void *self, llmc_counts *out)
 	llmc_engine_stats(self, out);
 }
 
+static llmc_status
+engine_replace(void *self, const char *path, bool cancel, llmc_error *err)
+{
+	llmc_replace_options o = LLMC_INIT(llmc_replace_options);
+
+	o.cancel_running = cancel;
+	return llmc_engine_replace_weights(self, path, &o, err);
+}
+
 static void
 describe(Backend *b, const llmc_model *m, const llmc_limits *lim, const llmc_engine_options *eo)
 {
@@ -71,7 +80,8 @@ backend(llmc_model *m, llmc_engine *e, llmc_tower *tower, const llmc_engine_opti
 		      .next = engine_next,
 		      .release = llmc_event_release,
 		      .cancel = engine_cancel,
-		      .stats = engine_stats };
+		      .stats = engine_stats,
+		      .replace = engine_replace };
 
 	b.model = m;
 	b.tower = tower;
@@ -136,11 +146,73 @@ bytes_for(const llmc_model *m, const llmc_limits *lim, int64_t *bytes, llmc_erro
 
 typedef struct KnownModel { /* self of a ModelSource */
 	llmc_serve_model o;
+	llmc_serve_model found; /* options of models of the catalogue */
+	bool has_found;
+	char *path; /* path of a model of the catalogue */
+	pthread_mutex_t lock;
+	char doing[120];  /* progress of a running open, under lock */
 	llmc_options opt; /* adapter: options of the base model and one more setting */
 	const char **set;
 	char *lora;
 	llmc_limits lim; /* chosen when the model was first looked at or opened; size 0: not yet */
 } KnownModel;
+
+static void
+known_free(void *self)
+{
+	KnownModel *k = self;
+
+	pthread_mutex_destroy(&k->lock);
+	free(k->set);
+	free(k->lora);
+	free(k->path);
+	free(k);
+}
+
+static KnownModel *
+known_new(const llmc_serve_model *o)
+{
+	KnownModel *k = calloc(1, sizeof *k);
+
+	if (k) {
+		k->o = *o;
+		pthread_mutex_init(&k->lock, NULL);
+	}
+	return k;
+}
+
+/* ---- progress ---- */
+
+static void
+set_doing(KnownModel *k, const char *text)
+{
+	pthread_mutex_lock(&k->lock);
+	snprintf(k->doing, sizeof k->doing, "%s", text);
+	pthread_mutex_unlock(&k->lock);
+}
+
+static void
+model_progress(void *self, char *buf, size_t cap)
+{
+	KnownModel *k = self;
+
+	pthread_mutex_lock(&k->lock);
+	snprintf(buf, cap, "%s", k->doing);
+	pthread_mutex_unlock(&k->lock);
+}
+
+/* Keep the progress of an open, and pass other lines on. */
+static void
+open_log(void *user, int level, const char *line)
+{
+	KnownModel *k = user;
+	const llmc_options *o = k->o.options;
+
+	if (level == LLMC_LOG_PROGRESS)
+		set_doing(k, line);
+	if (o && o->log)
+		o->log(o->log_user, level, line);
+}
 
 /* Choose the model's limits by the free memory, once. They stay for its later engines, so that
  * clients see one context. */
@@ -178,18 +250,9 @@ refuse_unfit(void *self, const llmc_model *m, llmc_error *err)
 {
 	llmc_model_info info = LLMC_INIT(llmc_model_info);
 
+	set_doing(self, "reading weights and building kernels");
 	llmc_info(m, &info);
 	return strncmp(info.target, "cuda", 4) ? choose_limits(self, m, true, err) : LLMC_OK;
-}
-
-static void
-known_free(void *self)
-{
-	KnownModel *k = self;
-
-	free(k->set);
-	free(k->lora);
-	free(k);
 }
 
 static llmc_status
@@ -203,6 +266,9 @@ model_look(void *self, Backend *about, int64_t *bytes, llmc_error *err)
 	if (o->options)
 		opt = *o->options;
 	opt.no_weights = true;
+	opt.log = open_log;
+	opt.log_user = k;
+	set_doing(k, "reading the description");
 	TRY(llmc_open(o->path, &opt, &m, err));
 	llmc_status status = choose_limits(k, m, false, err);
 	if (status == LLMC_OK)
@@ -238,11 +304,15 @@ model_open(void *self, Backend *out, llmc_error *err)
 		opt = *o->options;
 	opt.planned = refuse_unfit;
 	opt.planned_user = k;
+	opt.log = open_log;
+	opt.log_user = k;
+	set_doing(k, "compiling the plan");
 	TRY(llmc_open(o->path, &opt, &m, err));
 	if (o->engine_options)
 		eo = *o->engine_options;
 	llmc_status status = choose_limits(k, m, true, err);
 	eo.limits = &k->lim;
+	set_doing(k, "starting the engine");
 	if (status == LLMC_OK)
 		status = open_tower(m, &opt, &tower, err);
 	if (status == LLMC_OK)
@@ -316,6 +386,7 @@ view_join(void *self, const Backend *of, Backend *out, llmc_error *err)
 	out->submit = view_submit;
 	out->cancel = view_cancel;
 	out->stats = view_stats;
+	out->replace = NULL;
 	return LLMC_OK;
 }
 
@@ -336,6 +407,7 @@ view_look(void *self, Backend *about, int64_t *bytes, llmc_error *err)
 }
 
 static llmc_status model_adapt(void *self, const char *dir, ModelSource *out, llmc_error *err);
+static llmc_status model_sibling(void *self, const char *path, ModelSource *out, llmc_error *err);
 
 static ModelSource
 source(KnownModel *k)
@@ -352,7 +424,28 @@ source(KnownModel *k)
 		              .open = model_open,
 		              .close = model_close,
 		              .free = known_free,
+		              .progress = model_progress,
+		              .sibling = k->has_found ? model_sibling : NULL,
 		              .adapt = model_adapt };
+}
+
+static llmc_status
+model_sibling(void *self, const char *path, ModelSource *out, llmc_error *err)
+{
+	const KnownModel *first = self;
+	KnownModel *k = known_new(&first->found);
+
+	if (!k || !(k->path = strdup(path))) {
+		if (k)
+			known_free(k);
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	}
+	k->o.path = k->path;
+	k->o.name = k->o.parent = k->o.adapter = NULL;
+	k->o.model = NULL;
+	k->o.engine = NULL;
+	*out = source(k);
+	return LLMC_OK;
 }
 
 /* Report whether the model's plan has adapter slots. */
@@ -379,11 +472,10 @@ model_adapt(void *self, const char *dir, ModelSource *out, llmc_error *err)
 
 	TRY(has_slots(base, &slots, err));
 	if (slots) {
-		KnownModel *k = calloc(1, sizeof *k);
-		if (k)
-			k->o = base->o;
+		KnownModel *k = known_new(&base->o);
 		if (!k || !(k->o.adapter = k->lora = strdup(dir))) {
-			free(k);
+			if (k)
+				known_free(k);
 			return error_set(err, LLMC_E_MEMORY, "out of memory");
 		}
 		k->o.model = NULL;
@@ -400,9 +492,8 @@ model_adapt(void *self, const char *dir, ModelSource *out, llmc_error *err)
 		if (!strncmp(set[n], "lora.path", 9))
 			return error_set(err, LLMC_E_INPUT,
 			                 "the model's weights already include an adapter");
-	KnownModel *k = calloc(1, sizeof *k);
+	KnownModel *k = known_new(&base->o);
 	if (k) {
-		k->o = base->o;
 		k->o.model = NULL;
 		k->o.engine = NULL;
 		k->opt = base->o.options ? *base->o.options : LLMC_INIT(llmc_options);
@@ -431,22 +522,26 @@ llmc_serve_open_models(const llmc_serve_model *models, int32_t n, const llmc_ser
 	SlotInit *init = calloc((size_t)n + 1, sizeof *init);
 	Backend *open = calloc((size_t)n + 1, sizeof *open);
 	llmc_serve_model *own = calloc((size_t)n + 1, sizeof *own);
+	llmc_serve_options so = LLMC_INIT(llmc_serve_options);
 	llmc_status status = LLMC_OK;
 
 	*out = NULL;
+	SIZED_TAKE(so, opt);
 	if (!init || !open || !own || n < 1)
 		status = error_set(err, n < 1 ? LLMC_E_INPUT : LLMC_E_MEMORY,
 		                   n < 1 ? "no model to serve" : "out of memory");
 	for (int32_t i = 0; i < n && init && open && own; i++) {
 		SIZED_TAKE(own[i], &models[i]);
-		KnownModel *k = calloc(1, sizeof *k);
+		KnownModel *k = known_new(&own[i]);
 		init[i] = (SlotInit){ .name = own[i].name, .parent = own[i].parent };
 		if (own[i].adapter && (!own[i].parent || own[i].engine) && status == LLMC_OK)
 			status = error_set(
 			    err, LLMC_E_INPUT,
 			    "an adapter in a slot needs a parent and has no engine of its own");
 		if (k) {
-			k->o = own[i];
+			k->has_found = so.models_dir || so.models_pulled;
+			k->found = own[0];
+			SIZED_TAKE(k->found, so.found);
 			init[i].src = source(k);
 		} else {
 			init[i].src.close = model_close;

@@ -72,6 +72,7 @@ typedef struct CpuModel {
 int64_t cpu_state_bytes(const Session *s, int64_t host_bytes);
 llmc_status cpu_session_open(Session *s, const llmc_memory *need, llmc_error *err);
 void cpu_session_close(Session *s);
+llmc_status cpu_session_replace(Session *s, Weights *w, llmc_error *err);
 llmc_status cpu_forward(Session *s, int phase, const float **logits, llmc_error *err);
 llmc_status cpu_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *err);
 

@@ -211,6 +211,7 @@ const Device cpu_device = {
 	.model_close = model_close,
 	.tensor = tensor,
 	.put = put,
+	.replace = cpu_session_replace,
 	.build_aot = build_aot,
 	.state_bytes = cpu_state_bytes,
 	.open = cpu_session_open,

@@ -152,6 +152,20 @@ bind(Session *s, CpuSession *c)
 }
 
 llmc_status
+cpu_session_replace(Session *s, Weights *w, llmc_error *err)
+{
+	CpuSession *c = s->on;
+
+	(void)err;
+	((CpuModel *)s->rt->model)->weights = w;
+	for (int ph = 0; ph < 2; ph++)
+		memset(c->phase[ph].n_stage, 0, sizeof c->phase[ph].n_stage);
+	bind(s, c);
+	c->lost = false;
+	return LLMC_OK;
+}
+
+llmc_status
 cpu_session_open(Session *s, const llmc_memory *need, llmc_error *err)
 {
 	CpuSession *c = s->on = calloc(1, sizeof *c);

@@ -53,7 +53,20 @@ put(void *model, int i, int64_t offset, const void *data, size_t bytes, llmc_err
 	    d->api.copy_up(m->weights + (CUdeviceptr)(m->offset[i] + offset), data, bytes, NULL);
 	r = r == CU_OK ? d->api.stream_sync(NULL) : r;
 	cuda_leave(d);
-	CUDA_TRY(d, r, "copying an adapter to the GPU");
+	CUDA_TRY(d, r, "copying weights to the GPU");
+	return LLMC_OK;
+}
+
+/* Copy new weights to the addresses of the old ones, which graphs and descriptors hold. */
+static llmc_status
+replace(Session *s, Weights *w, llmc_error *err)
+{
+	const Plan *p = s->rt->plan;
+
+	for (int i = 0; i < p->n_tensor; i++)
+		TRY(put(s->rt->model, i, 0, weights_data(w, i),
+		        (size_t)plan_tensor_bytes(&p->tensor[i]), err));
+	weights_drop(w);
 	return LLMC_OK;
 }
 
@@ -98,6 +111,7 @@ const Device cuda_device = {
 	.model_close = cuda_model_close,
 	.tensor = tensor,
 	.put = put,
+	.replace = replace,
 	.meet = cuda_connect_processes,
 	.build_aot = build_aot,
 	.state_bytes = cuda_state_bytes,

@@ -63,11 +63,16 @@ drain_inbox(Engine *e)
 	EngineRequest *fresh, **end = &e->work;
 
 	pthread_mutex_lock(&e->lock);
-	while (e->paused || (!e->inbox && !e->work && !e->stop))
+	while (e->paused || (!e->inbox && !e->work && !e->stop && !e->between))
 		wait_for_work(e);
+	if (e->between && !e->work)
+		engine_run_between(e);
 	bool stop = e->stop && !e->inbox && !e->work, cut = e->cut;
-	fresh = e->inbox;
-	e->inbox = e->inbox_last = NULL;
+	const bool held = e->between;
+	fresh = held ? NULL : e->inbox;
+	if (!held)
+		e->inbox = e->inbox_last = NULL;
+	cut |= held && e->between->cut;
 	while (*end)
 		end = &(*end)->next;
 	*end = fresh;
@@ -76,7 +81,7 @@ drain_inbox(Engine *e)
 			j->over = j->over || j->cancel ||
 			          /* temporary mark: requests to end after the lock is released */
 			          cut;
-	e->n_cancel = 0;
+	e->n_cancel = held ? e->n_cancel : 0; /* the inbox may hold cancelled requests */
 	pthread_mutex_unlock(&e->lock);
 	if (stop)
 		return false;

@@ -10,6 +10,7 @@
  *   mtp_head.c        rows of the model as input of its MTP head
  *   engine.c          the thread: inbox, step, sampling, cancellation, deadlines
  *   inline.c          one request on the caller's thread, for llmc_generate
+ *   between.c         a call between requests, such as the exchange of weights
  *   engine_open.c     opening and closing; the scheduler's interface to the session
  *   histogram.c       counters and histograms */
 #ifndef LLMC_RUNTIME_ENGINE_H
@@ -43,6 +44,11 @@ llmc_status engine_submit(Engine *e, const llmc_request *r, int64_t *id, llmc_er
 llmc_status engine_next(Engine *e, int64_t id, int timeout_ms, llmc_event *ev, llmc_error *err);
 void engine_cancel(Engine *e, int64_t id, bool forget);
 int engine_fd(const Engine *e);
+/* Run fn on the engine's thread while no request runs, and return its status. Running requests
+ * finish first, or are cancelled if `cut`; requests that are submitted meanwhile wait in order.
+ * E_RANGE: another call waits. The engine must not be closed during the call. */
+llmc_status engine_between(Engine *e, bool cut, llmc_status (*fn)(void *user, llmc_error *err),
+                           void *user, llmc_error *err);
 void engine_counts(Engine *e, llmc_counts *out);
 /* Use draft_session for draft tokens, before the first request. It runs a smaller model with the
  * same tokenizer, or the MTP head of this one (its plan takes rows). It must outlive the engine. */

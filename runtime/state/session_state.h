@@ -23,6 +23,9 @@ struct Runtime {
 	const Plan *plan;
 	const Device *device;
 	Weights *weights;
+	/* number of times that the weights were replaced. Pages of earlier weights have other
+	 * prefix-cache roots, and none is written to or read from disk after the first time */
+	uint64_t n_replaced;
 	void *model;          /* owned by the device */
 	float *(*factors)[2]; /* [n_rope] RoPE factors stored in the checkpoint, or NULL */
 	struct Adapters

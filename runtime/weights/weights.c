@@ -83,16 +83,17 @@ converted(const Plan *p, const CheckpointTensor *src)
 	return n;
 }
 
-/* Choose which tensors are packed, and their offsets. src NULL: all of them */
+/* Choose which tensors are packed, and their offsets. src NULL or copied: all of them */
 static llmc_status
-lay_out(const Plan *p, const CheckpointTensor *src, PackMap *map, Weights *w, llmc_error *err)
+lay_out(const Plan *p, const CheckpointTensor *src, bool copied, PackMap *map, Weights *w,
+        llmc_error *err)
 {
 	map->offset = calloc((size_t)p->n_tensor + 1, sizeof *map->offset);
 	if (!map->offset)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d tensors", p->n_tensor);
 	for (int i = 0; i < p->n_tensor; i++) {
 		const PlanTensor *t = &p->tensor[i];
-		if (src && !t->factor && pack_in_place(t, src, &w->data[i])) {
+		if (src && !copied && !t->factor && pack_in_place(t, src, &w->data[i])) {
 			map->offset[i] = -1;
 		} else {
 			int64_t bytes = plan_tensor_bytes(t);
@@ -317,7 +318,7 @@ weights_pack(Weights *w, const WeightsOptions *opt, llmc_error *err)
 	PackMap map = { 0 };
 	llmc_status status;
 
-	TRY_GOTO(lay_out(w->plan, w->src, &map, w, err));
+	TRY_GOTO(lay_out(w->plan, w->src, opt->copied, &map, w, err));
 	TRY_GOTO(load_packed(w->plan, opt, w->src, &map, w, err));
 fail:
 	free(w->src);
@@ -351,6 +352,24 @@ weights_close(Weights *w)
 	free(w->src);
 	free(w->data);
 	free(w);
+}
+
+void
+weights_detach(Weights *w)
+{
+	checkpoint_close(w->checkpoint);
+	peft_close(w->peft);
+	w->checkpoint = NULL;
+	w->peft = NULL;
+}
+
+void
+weights_drop(Weights *w)
+{
+	if (w->region)
+		munmap(w->region, w->region_bytes);
+	w->region = NULL;
+	memset(w->data, 0, (size_t)w->plan->n_tensor * sizeof *w->data);
 }
 
 const void *

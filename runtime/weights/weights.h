@@ -15,6 +15,7 @@ typedef struct WeightsOptions {
 	bool cache_packed; /* map packed weights from a file of the cache */
 	bool cache_made;   /* keep weights that had to be quantised in the cache, and read them */
 	bool cache_warned; /* the log has a warning that the cache cannot be written */
+	bool copied;       /* pack all tensors, so that the file may change afterwards */
 	/* size of a staging buffer for a GPU; progress is reported if the weights exceed 16
 	 * buffers; 0: 16 MB */
 	size_t stage_bytes;
@@ -30,6 +31,10 @@ llmc_status weights_pack(Weights *w, const WeightsOptions *opt, llmc_error *err)
 llmc_status weights_load(const Plan *plan, const WeightsOptions *opt, Weights **out,
                          llmc_error *err);
 void weights_close(Weights *w);
+/* Close the checkpoint of weights that were packed with `copied`. */
+void weights_detach(Weights *w);
+/* Free the packed tensors of weights that a device has copied. */
+void weights_drop(Weights *w);
 const void *weights_data(const Weights *w, int tensor);
 /* Write to an adapter slot (PlanTensor.factor). No running step may read these elements. */
 void weights_put(Weights *w, int tensor, int64_t offset, const void *data, size_t bytes);

@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "serve/dialects/embeddings.h"
+#include "serve/dialects/keep_alive.h"
 #include "serve/dialects/openai.h"
 
 enum { MAX_TEXTS = 2048 };
@@ -192,7 +193,8 @@ read_embeddings(Generation *g, const json_t *o, const void *ollama, Problem *p)
 	if (own->ollama) {
 		bool truncate = true;
 		g->er.normalize = true;
-		return field_bool(o, "truncate", &truncate, p) &&
+		return keep_alive_read(g->req, o, NULL, p) &&
+		       field_bool(o, "truncate", &truncate, p) &&
 		       read_input(g, json_object_get(o, "input"), truncate, p);
 	}
 	if (format && !json_is_null(format) &&

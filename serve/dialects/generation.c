@@ -504,7 +504,8 @@ gen_event(Server *s, const llmc_event *ev)
 		count(sub, c, ev);
 		if (ev->finish == LLMC_FINISH_CANCEL && !quiet)
 			fail(g, LLMC_E_CANCELLED,
-			     "The request was cancelled: the server is shutting down.");
+			     s->closing ? "The request was cancelled: the server is shutting down."
+			                : "The request was cancelled: the model gets new weights.");
 		else if (ev->finish == LLMC_FINISH_DEADLINE && !quiet)
 			fail(g, LLMC_E_CANCELLED, REQUEST_TOO_LONG);
 		else if (!quiet && d->finish)

@@ -5,6 +5,8 @@
 #include "serve/dialects/generation.h"
 #include "base/json.h"
 #include "serve/http/route.h"
+#include "serve/models/model_manager.h"
+#include "serve/models/catalogue.h"
 
 static void
 answer(Req *r, Strbuf *b)
@@ -33,9 +35,17 @@ one_model(const Server *s, const Slot *t, Strbuf *b) /* lock held */
 
 	json_printf(b,
 	            "{\"id\":%s,\"object\":\"model\",\"created\":%lld,\"owned_by\":\"llmc\","
-	            "\"root\":%s,\"parent\":%s,\"max_model_len\":%d,\"status\":{\"value\":%s},",
-	            t->name, (long long)s->started, i->name, t->parent, t->max_total,
-	            slot_state(t));
+	            "\"root\":%s,\"parent\":%s,\"status\":",
+	            t->name, (long long)s->started, t->unread ? t->name : i->name, t->parent);
+	slot_status(t, b);
+	json_printf(b, ",\"weights\":{\"version\":%lld,\"name\":%s}",
+	            t->model ? (long long)t->model->n_replaced : 0LL,
+	            t->model && *t->model->weights_name ? t->model->weights_name : NULL);
+	if (t->unread) { /* its description is being read */
+		strbuf_puts(b, ",\"max_model_len\":null,\"meta\":null}");
+		return;
+	}
+	json_printf(b, ",\"max_model_len\":%d,", t->max_total);
 	strbuf_printf(b,
 	              "\"architecture\":{\"input_modalities\":[\"text\"%s],\"output_modalities\":"
 	              "[\"text\"]},",
@@ -59,12 +69,31 @@ one_anthropic(const Server *s, const Slot *t, Strbuf *b) /* lock held */
 	              t->max_input, t->max_total, t->about.info.reads_images ? "true" : "false");
 }
 
+/* Append a model of the catalogue that no request has used yet. */
+static void
+one_found(const FoundModel *f, bool anthropic, Strbuf *b)
+{
+	if (anthropic) {
+		json_printf(b, "{\"type\":\"model\",\"id\":%s,\"display_name\":%s,\"created_at\":",
+		            f->name, f->name);
+		json_time(b, f->modified);
+		strbuf_puts(b, ",\"lifecycle\":\"active\"}");
+	} else {
+		json_printf(b,
+		            "{\"id\":%s,\"object\":\"model\",\"created\":%lld,\"owned_by\":"
+		            "\"llmc\",\"root\":%s,\"parent\":null,\"status\":{\"value\":%s},"
+		            "\"max_model_len\":null,\"meta\":null}",
+		            f->name, (long long)f->modified, f->name, "unloaded");
+	}
+}
+
 void
 info_models(Req *r)
 {
 	Server *s = r->srv;
-	const Slot *first = NULL, *last = NULL;
+	const char *first = NULL, *last = NULL;
 	bool anthropic = is_anthropic(r);
+	FoundModels found = catalogue_list(s);
 	Strbuf b = { 0 };
 
 	strbuf_puts(&b, anthropic ? "{\"data\":[" : "{\"object\":\"list\",\"data\":[");
@@ -73,16 +102,24 @@ info_models(Req *r)
 		if (s->slot[i]->removed)
 			continue;
 		strbuf_puts(&b, last ? "," : "");
-		last = s->slot[i];
+		last = s->slot[i]->name;
 		first = first ? first : last;
-		(anthropic ? one_anthropic : one_model)(s, last, &b);
+		(anthropic ? one_anthropic : one_model)(s, s->slot[i], &b);
+	}
+	for (size_t i = 0; i < found.n; i++) {
+		if (slot_find(s, found.at[i].name) || (i && !strcmp(found.at[i].name, last)))
+			continue;
+		strbuf_puts(&b, last ? "," : "");
+		last = found.at[i].name;
+		first = first ? first : last;
+		one_found(&found.at[i], anthropic, &b);
 	}
 	strbuf_putc(&b, ']');
 	if (anthropic) /* all models fit on the first page */
-		json_printf(&b, ",\"has_more\":false,\"first_id\":%s,\"last_id\":%s",
-		            first ? first->name : NULL, last ? last->name : NULL);
+		json_printf(&b, ",\"has_more\":false,\"first_id\":%s,\"last_id\":%s", first, last);
 	pthread_mutex_unlock(&s->lock);
 	strbuf_putc(&b, '}');
+	catalogue_free(&found);
 	answer(r, &b);
 }
 
@@ -94,8 +131,17 @@ info_model(Req *r)
 
 	Slot *t = models_find(r->srv, r->tail);
 	if (!t) {
-		models_unknown(r->srv, r->tail, &p);
-		req_problem(r, &p);
+		FoundModels found = catalogue_list(r->srv);
+		const FoundModel *f = catalogue_entry(&found, r->tail);
+		if (f)
+			one_found(f, is_anthropic(r), &b);
+		else
+			models_unknown(r->srv, r->tail, &p);
+		if (f)
+			answer(r, &b);
+		else
+			req_problem(r, &p);
+		catalogue_free(&found);
 		return;
 	}
 	pthread_mutex_lock(&r->srv->lock);

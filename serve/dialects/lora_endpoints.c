@@ -1,6 +1,5 @@
 /* LoRA adapters at run time, as in vLLM: /v1/load_lora_adapter and /v1/unload_lora_adapter. Off
  * unless the server has an adapter folder. */
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,21 +27,11 @@ text_field(const json_t *o, const char *key, const char **out, Problem *p)
 static char *
 allowed(const Server *s, const char *path, Problem *p)
 {
-	char below[PATH_MAX];
-	char *home = realpath(s->opt.lora_dir, NULL), *real = NULL;
-	size_t n = home ? strlen(home) : 0;
+	char *real = path_below(s->opt.lora_dir, path);
 
-	if (home && snprintf(below, sizeof below, *path == '/' ? "%.0s%s" : "%s/%s", home, path) <
-	                (int)sizeof below)
-		real = realpath(below, NULL);
-	if (!home || !real || strncmp(real, home, n) != 0 ||
-	    (home[n - 1] != '/' && real[n] != '/')) {
+	if (!real)
 		problem(p, 404, "lora_path",
 		        "There is no adapter '%.300s' below the folder of --lora-dir.", path);
-		free(real);
-		real = NULL;
-	}
-	free(home);
 	return real;
 }
 

@@ -8,11 +8,15 @@
 #include "base/json.h"
 #include "base/sha256.h"
 #include "serve/dialects/fim.h"
+#include "serve/dialects/keep_alive.h"
 #include "serve/dialects/openai.h"
+#include "serve/models/catalogue.h"
+#include "serve/models/model_manager.h"
 
 typedef struct Ollama {
 	OpenAi base; /* filled by openai_read */
 	bool chat;   /* false: generate, which has "response" instead of "message" */
+	bool unload; /* keep_alive is 0 */
 } Ollama;
 
 static const char type_lines[] = "application/x-ndjson";
@@ -127,6 +131,8 @@ translate(const json_t *in, Problem *p)
 		problem(p, 400, "format", "format: expected \"json\" or a JSON schema");
 		goto fail;
 	}
+	if (json_object_get(in, "keep_alive"))
+		json_object_set(out, "keep_alive", json_object_get(in, "keep_alive"));
 	if (logprobs)
 		json_object_set(out, "logprobs", (json_t *)(uintptr_t)logprobs);
 	int64_t top = 0;
@@ -279,13 +285,18 @@ fail:
 	return NULL;
 }
 
-/* Answer a request without a prompt, by which clients load a model. It is loaded by now. */
+/* Answer a request without a prompt, by which clients load a model, or unload it with keep_alive 0.
+ * It is loaded by now. */
 static bool
 read_generate(Generation *g, const json_t *o, Problem *p)
 {
 	const json_t *prompt = json_object_get(o, "prompt"),
 	             *most = json_object_get(o, "max_tokens");
+	double keep;
 
+	if (!keep_alive_read(g->req, o, &keep, p))
+		return false;
+	((Ollama *)gen_own(g))->unload = keep == 0;
 	if (!prompt)
 		return !json_object_get(o, "messages") || openai_read_chat(g, o, p);
 	g->max_new = most ? (int32_t)json_integer_value(most) : -1;
@@ -443,7 +454,7 @@ on_done(Generation *g)
 	    &b,
 	    "\"done_reason\":%s,\"total_duration\":%lld,\"load_duration\":0,\"prompt_eval_count\":%"
 	    "d,\"prompt_eval_duration\":%lld,\"eval_count\":%d,\"eval_duration\":%lld}",
-	    !g->n_sub                         ? "load"
+	    !g->n_sub ? ((const Ollama *)gen_own(g))->unload ? "unload" : "load"
 	    : c->finish == LLMC_FINISH_LENGTH ? "length"
 	                                      : "stop",
 	    (long long)(1e9 * (clock_now() - g->req->t_start)), n_prompt,
@@ -555,25 +566,58 @@ one_model(const Slot *t, int64_t bytes, Strbuf *b) /* lock held */
 	details(t, b);
 }
 
+/* Append a model of the catalogue whose description has not been read. Its digest is that of its
+ * name, size and time. */
+static void
+found_model(const FoundModel *f, Strbuf *b)
+{
+	Sha256 sum;
+	Strbuf id = { 0 };
+	char hex[65];
+
+	json_printf(&id, "[%s,%lld,%lld]", f->name, (long long)f->bytes, (long long)f->modified);
+	sha256_init(&sum);
+	sha256_add(&sum, strbuf_str(&id), id.len);
+	sha256_hex(&sum, hex);
+	strbuf_release(&id);
+	json_printf(b, "{\"name\":%s,\"model\":%s,\"size\":%lld,\"digest\":%s,", f->name, f->name,
+	            (long long)f->bytes, hex);
+	json_printf(b,
+	            "\"details\":{\"parent_model\":%s,\"format\":%s,\"family\":%s,\"families\":[],"
+	            "\"parameter_size\":%s,\"quantization_level\":%s},\"modified_at\":",
+	            "", "llmc", "", "", "");
+	json_time(b, f->modified);
+	strbuf_putc(b, '}');
+}
+
 void
 ollama_tags(Req *r)
 {
 	Server *s = r->srv;
+	FoundModels found = catalogue_list(s);
 	Strbuf b = { 0 };
 	int n = 0;
 
 	strbuf_puts(&b, "{\"models\":[");
 	pthread_mutex_lock(&s->lock);
 	for (int i = 0; i < s->n_slots; i++)
-		if (!s->slot[i]->removed) {
+		if (!s->slot[i]->removed && !s->slot[i]->unread) {
 			strbuf_puts(&b, n++ ? "," : "");
 			one_model(s->slot[i], s->slot[i]->about.info.weight_bytes, &b);
 			strbuf_puts(&b, ",\"modified_at\":");
 			json_time(&b, s->started);
 			strbuf_putc(&b, '}');
 		}
+	for (size_t i = 0; i < found.n; i++) {
+		const Slot *t = slot_find(s, found.at[i].name);
+		if (t && !t->unread)
+			continue;
+		strbuf_puts(&b, n++ ? "," : "");
+		found_model(&found.at[i], &b);
+	}
 	pthread_mutex_unlock(&s->lock);
 	strbuf_puts(&b, "]}");
+	catalogue_free(&found);
 	req_answer(r, 200, type_json, &b);
 }
 
@@ -592,9 +636,11 @@ ollama_ps(Req *r)
 		const Slot *t = s->slot[i];
 		if (t->removed || !t->model)
 			continue;
-		double left = s->opt.sleep_after_s > 0 && t->src.open
-		                  ? t->used_at + s->opt.sleep_after_s - clock_now()
-		                  : (double)NEVER;
+		const double keep = slot_keep_s(s, t);
+		/* while requests run, the time has not begun */
+		double left = keep < 0 || !t->src.open ? (double)NEVER
+		              : t->model->n_refs       ? keep
+		                                       : t->used_at + keep - clock_now();
 		strbuf_puts(&b, n++ ? "," : "");
 		one_model(t, t->bytes, &b);
 		json_printf(&b, ",\"size_vram\":%lld,\"context_length\":%d,\"expires_at\":",

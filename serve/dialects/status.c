@@ -202,11 +202,10 @@ info_status(Req *r)
 		if (at->removed)
 			continue;
 		strbuf_puts(&b, n++ ? "," : "");
-		json_printf(
-		    &b,
-		    "{\"name\":%s,\"state\":%s,\"bytes\":%lld,\"waiting\":%d,\"requests\":%lld}",
-		    at->name, slot_state(at), (long long)at->bytes, at->n_waiting,
-		    (long long)at->metrics.requests);
+		json_printf(&b, "{\"name\":%s,\"state\":%s,\"status\":", at->name, slot_state(at));
+		slot_status(at, &b);
+		json_printf(&b, ",\"bytes\":%lld,\"waiting\":%d,\"requests\":%lld}",
+		            (long long)at->bytes, at->n_waiting, (long long)at->metrics.requests);
 	}
 	json_printf(&b, "],\"memory_bytes\":%lld,\"draining\":", (long long)s->opt.memory_bytes);
 	pthread_mutex_unlock(&s->lock);

@@ -450,7 +450,7 @@ metrics_text(Req *r)
 		Metrics m = t->metrics;
 		Backend about = t->about;
 		const char *state = slot_state(t);
-		bool removed = t->removed;
+		bool removed = t->removed || t->unread;
 		pthread_mutex_unlock(&s->lock);
 		if (removed)
 			continue;

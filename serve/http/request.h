@@ -30,6 +30,13 @@ typedef struct Route {             /* a row of serve/http/routes.def */
 	int flags;
 } Route;
 
+/* Forms of the answer of a call that loads or unloads a model */
+typedef enum LoadReply {
+	REPLY_STATUS,  /* {"model","status"} */
+	REPLY_SUCCESS, /* llama.cpp's {"success"} in addition */
+	REPLY_DELETED, /* OpenAI's {"id","object","deleted"} */
+} LoadReply;
+
 /* One request and its answer. */
 struct Req {
 	Server *srv;
@@ -50,6 +57,7 @@ struct Req {
 	ServedModel
 	    *model;      /* set while a worker handles a route with RT_MODEL; holds a reference */
 	bool all_models; /* /sleep for all models */
+	LoadReply reply;
 	char allow_origin[256];
 	const char *allow_headers; /* headers that a preflight requested */
 	const char *tail;          /* path below a prefix route; points into path */

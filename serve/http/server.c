@@ -95,6 +95,8 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 	o->allow_image_urls =
 	    o->allow_image_urls && *o->allow_image_urls ? strdup(o->allow_image_urls) : NULL;
 	o->batch_dir = o->batch_dir && *o->batch_dir ? strdup(o->batch_dir) : NULL;
+	o->weights_dir = o->weights_dir && *o->weights_dir ? strdup(o->weights_dir) : NULL;
+	o->models_dir = o->models_dir && *o->models_dir ? strdup(o->models_dir) : NULL;
 	if (o->otlp)
 		TRY(trace_open(s, o->otlp, &s->trace, err));
 	o->otlp = NULL;
@@ -282,6 +284,7 @@ server_close(Server *s)
 	batch_stop(s->store);
 	models_stop(s);
 	work_close(s);
+	weights_wait(s);
 	/* the event threads have taken the last events: no request is in an engine */
 	models_end(s);
 	s->ended = true;
@@ -309,6 +312,8 @@ server_close(Server *s)
 	free((char *)(uintptr_t)s->opt.lora_dir);
 	free((char *)(uintptr_t)s->opt.allow_image_urls);
 	free((char *)(uintptr_t)s->opt.batch_dir);
+	free((char *)(uintptr_t)s->opt.models_dir);
+	free((char *)(uintptr_t)s->opt.weights_dir);
 	keys_close(s->keys);
 	free(s);
 }

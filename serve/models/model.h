@@ -26,6 +26,12 @@ typedef struct ModelSource {
 	/* make a slot's Backend in its parent's open engine; NULL: open makes an engine of its
 	 * own */
 	llmc_status (*join)(void *self, const Backend *of, Backend *out, llmc_error *err);
+	/* describe the progress of a running open in a few words, on any thread; NULL: unknown */
+	void (*progress)(void *self, char *buf, size_t cap);
+	/* make the source of a model of the catalogue (catalogue.h), on any thread; NULL: the
+	 * server has none */
+	llmc_status (*sibling)(void *self, const char *path, struct ModelSource *out,
+	                       llmc_error *err);
 	/* make the source of this model with an adapter from a folder; NULL: adapters are not
 	 * supported */
 	llmc_status (*adapt)(void *self, const char *dir, struct ModelSource *out, llmc_error *err);
@@ -55,10 +61,13 @@ struct ServedModel {
 	int n_refs;    /* n_refs and n_gens include models that share its engine */
 	int n_readers; /* readers of its counters */
 	int n_gens;
-	bool healthy;      /* a generation has succeeded since the last failure */
-	bool failed;       /* the engine's device is lost */
-	bool ending;       /* the event thread ends when the engine has no requests */
-	ServedModel *next; /* link in Server.retired */
+	bool healthy;           /* a generation has succeeded since the last failure */
+	bool failed;            /* the engine's device is lost */
+	bool replacing;         /* POST /v1/weights runs */
+	int64_t n_replaced;     /* number of times that its weights were replaced */
+	char weights_name[128]; /* name of the latest ones, as the client gave it */
+	bool ending;            /* the event thread ends when the engine has no requests */
+	ServedModel *next;      /* link in Server.retired */
 };
 
 /* Write a sentence about the largest number of tokens that a request may have, and return buf. If
@@ -75,10 +84,16 @@ struct Slot {
 	int32_t max_input, max_total;
 	ServedModel *model; /* NULL: asleep */
 	bool loading, removed;
+	bool found;  /* a model of the catalogue, not of the command line */
+	bool unread; /* about, bytes and limits are not set yet: the manager thread calls look */
 	/* put to sleep while its engine was being opened: it serves the waiting requests first */
 	bool sleep_when_done;
 	bool was_found; /* requests may point to it: its name stays */
-	bool wanted;    /* wants an engine, since wanted_at */
+	/* keep_alive of the last request that had one (Ollama): seconds to stay open while idle;
+	 * negative: for ever */
+	bool has_keep;
+	double keep_s;
+	bool wanted; /* wants an engine, since wanted_at */
 	uint64_t wanted_at;
 	double used_at;
 	int n_waiting;
@@ -103,6 +118,7 @@ void models_drop(const SlotInit *init); /* frees an init that was not passed to 
  * everything; no other thread may use the models. */
 void models_stop(Server *s);
 void models_end(Server *s);
+void weights_wait(Server *s); /* until no POST /v1/weights runs; no new one may begin */
 void models_close(Server *s);
 
 Slot *models_find(Server *s, const char *name);               /* NULL: unknown; takes the lock */
@@ -121,14 +137,24 @@ int models_number(Server *s);     /* number of slots, including removed ones */
 int model_gens(Server *s, Slot *t);
 bool model_counts(Server *s, Slot *t, llmc_counts *out); /* false: asleep */
 void models_counts(Server *s, llmc_counts *out);         /* sums over loaded models */
-/* Load, sleep or reload as r requests; r is answered when done or failed. t NULL: all models. */
+/* Load, sleep or reload as r requests; r is answered when done or failed, in the form of
+ * r->reply. t NULL: all models. */
 void models_want(Server *s, Slot *t, Req *r);
 void models_reload(Server *s, Slot *t, Req *r);
 void models_sleep(Server *s, Slot *t, Req *r);
 /* Add the name of an adapter of base; takes dir over. */
 void models_adapt(Server *s, Slot *base, const char *name, char *dir, Req *r);
+/* Unload a model of the catalogue and forget its description; r is answered when its requests have
+ * ended. */
+void models_forget(Server *s, Slot *t, Req *r);
 /* Remove an adapter's name; running requests finish. False with a Problem: not found. */
 bool models_remove(Server *s, const char *name, Problem *p);
 const char *slot_state(const Slot *t); /* "loaded", "loading", "unloaded"; lock held */
+/* Append {"value":...} with the progress of a model that is being loaded; lock held. */
+void slot_status(const Slot *t, Strbuf *b);
+/* Seconds that an idle engine stays open; negative: for ever. Lock held. */
+double slot_keep_s(const Server *s, const Slot *t);
+/* Set the keep_alive of the slot of a request's model. Keys of --keys have no effect. */
+void slot_keep(Req *r, bool given, double seconds);
 
 #endif

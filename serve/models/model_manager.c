@@ -30,8 +30,26 @@ queue_pop(Queue *q)
 	return r;
 }
 
-/* Answer all with the same Problem, or {"status": word} if p is NULL. Releases their references.
- * Lock not held. */
+/* Append the answer of a call that loads or unloads, in the form that its clients expect. */
+static void
+put_reply(const Req *r, const char *word, Strbuf *b)
+{
+	switch (r->reply) {
+	case REPLY_STATUS:
+		json_printf(b, "{\"model\":%s,\"status\":%s}", r->slot->name, word);
+		break;
+	case REPLY_SUCCESS:
+		json_printf(b, "{\"success\":true,\"model\":%s,\"status\":%s}", r->slot->name,
+		            word);
+		break;
+	case REPLY_DELETED:
+		json_printf(b, "{\"id\":%s,\"object\":\"model\",\"deleted\":true}", r->slot->name);
+		break;
+	}
+}
+
+/* Answer all with the same Problem, or with `word` if p is NULL. Releases their references. Lock
+ * not held. */
 void
 queue_answer(Queue q, const Problem *p, const char *word)
 {
@@ -40,61 +58,13 @@ queue_answer(Queue q, const Problem *p, const char *word)
 		if (p) {
 			req_problem(r, p);
 		} else {
-			json_printf(&b, "{\"model\":%s,\"status\":%s}", r->slot->name, word);
+			put_reply(r, word, &b);
 			req_answer(r, 200, type_json, &b);
 		}
 	}
 }
 
-/* ---- memory ---- */
-
-typedef enum MemoryNeed { ROOM_YES, ROOM_SOON, ROOM_NO } MemoryNeed;
-
-/* A shared resource: memory (of NULL), or the adapter slots of one engine. */
-typedef struct SharedBudget {
-	const ServedModel *of;
-	int64_t all;
-} SharedBudget; /* all 0: unlimited */
-
-static int64_t
-share_of(const SharedBudget *h, const ServedModel *m)
-{
-	return h->of ? m->of == h->of : m->bytes;
-}
-
-/* Free `need` bytes or slots by retiring models, least recently used first, unused ones before used
- * ones. Used ones are retired only if `busy`. SOON: free once the retired models have ended. */
-static MemoryNeed
-make_room(Server *s, const SharedBudget *h, const Slot *except, int64_t need, bool busy)
-{
-	if (h->all <= 0)
-		return ROOM_YES;
-	for (;;) {
-		int64_t kept = 0, leaving = 0;
-		Slot *victim = NULL;
-		for (int i = 0; i < s->n_slots; i++) {
-			Slot *t = s->slot[i];
-			if (!t->model)
-				continue;
-			kept += share_of(h, t->model);
-			if (t == except || !t->src.open || t->model->of != h->of ||
-			    (t->model->n_refs && !busy))
-				continue;
-			bool better = !victim || (!t->model->n_refs != !victim->model->n_refs
-			                              ? !t->model->n_refs
-			                              : t->used_at < victim->used_at);
-			if (better)
-				victim = t;
-		}
-		for (ServedModel *m = s->retired; m; m = m->next)
-			leaving += share_of(h, m);
-		if (kept + need <= h->all)
-			return kept + leaving + need <= h->all ? ROOM_YES : ROOM_SOON;
-		if (!victim)
-			return ROOM_NO;
-		model_retire(s, victim);
-	}
-}
+/* ---- closing ---- */
 
 /* Report whether another model borrows m's engine. */
 static bool
@@ -199,35 +169,11 @@ dispatch_waiting(Server *s, Slot *t)
 	pthread_mutex_lock(&s->lock);
 }
 
-/* Return the slot whose engine t borrows; NULL: it has its own. */
-static Slot *
-base_of(Server *s, const Slot *t)
-{
-	for (int i = 0; i < s->n_slots && t->src.join; i++)
-		if (!s->slot[i]->src.join && strcmp(s->slot[i]->name, t->parent) == 0)
-			return s->slot[i];
-	return NULL;
-}
-
-/* Free memory for a slot's engine, or an adapter slot in the engine that it borrows, in addition to
- * what it has. */
-static MemoryNeed
-room_for(Server *s, const Slot *t, int64_t bytes, bool busy)
-{
-	const Slot *base = base_of(s, t);
-
-	if (!base)
-		return make_room(s, &(SharedBudget){ .all = s->opt.memory_bytes }, t, bytes, busy);
-	return base->model ? make_room(s, &(SharedBudget){ base->model, base->model->back.places },
-	                               t, 1, busy)
-	                   : ROOM_YES;
-}
-
 bool
 slot_is_awaited(Server *s, const Slot *t)
 {
 	for (int i = 0; i < s->n_slots; i++)
-		if (s->slot[i]->wanted && !s->slot[i]->removed && base_of(s, s->slot[i]) == t)
+		if (s->slot[i]->wanted && !s->slot[i]->removed && slot_base(s, s->slot[i]) == t)
 			return true;
 	return false;
 }
@@ -262,7 +208,7 @@ begin_service(Server *s, Slot *t, ServedModel *m)
 	if ((t->removed || (t->sleep_when_done && !stays) || is_left(m)) && t->model == m)
 		model_retire(s, t);
 	t->sleep_when_done = stays;
-	put_to_sleep(s, base_of(s, t));
+	put_to_sleep(s, slot_base(s, t));
 }
 
 static void
@@ -278,7 +224,7 @@ open_slot(Server *s, Slot *t, int64_t bytes, ServedModel **out, llmc_error *err)
 {
 	Backend b = { 0 };
 	double t0 = clock_now();
-	Slot *base = base_of(s, t);
+	Slot *base = slot_base(s, t);
 	ServedModel *of = base ? base->model : NULL; /* only this thread ends it */
 
 	t->loading = true;
@@ -298,6 +244,41 @@ open_slot(Server *s, Slot *t, int64_t bytes, ServedModel **out, llmc_error *err)
 	return status;
 }
 
+/* Read the description of a slot that was made of a name only. False with a Problem: it cannot be
+ * used, and the slot is removed. Releases the lock meanwhile. */
+static bool
+read_slot(Server *s, Slot *t, Problem *p)
+{
+	llmc_error err = { 0 };
+	Backend about = { 0 };
+	int64_t bytes = 0;
+	int32_t max_input = 0, max_total = 0;
+
+	t->loading = true;
+	pthread_mutex_unlock(&s->lock);
+	llmc_status status = t->src.look(t->src.self, &about, &bytes, &err);
+	if (status == LLMC_OK)
+		status = model_limits(s, &about, t->name, &max_input, &max_total, &err);
+	pthread_mutex_lock(&s->lock);
+	t->loading = false;
+	if (status != LLMC_OK) {
+		t->removed = true;
+		problem(p, 503, "model", "The model '%.200s' cannot be loaded: %.700s", t->name,
+		        err.text);
+		p->code = "model_not_loaded";
+		return false;
+	}
+	about.self = about.model = NULL;
+	about.tok = NULL;
+	t->about = about;
+	t->bytes = bytes;
+	t->max_input = max_input;
+	t->max_total = max_total;
+	metrics_init(&t->metrics, max_input, max_total);
+	t->unread = false;
+	return true;
+}
+
 static bool
 load_one(Server *s)
 {
@@ -311,7 +292,7 @@ load_one(Server *s)
 			t = s->slot[i];
 	if (!t)
 		return false;
-	Slot *named = t, *base = base_of(s, t);
+	Slot *named = t, *base = slot_base(s, t);
 	if (base && !base->model && !t->removed) /* open the engine that it borrows first */
 		t = base;
 	if (t->removed) {
@@ -319,7 +300,7 @@ load_one(Server *s)
 	} else if (t->model) {
 		begin_service(s, t, t->model);
 		return true;
-	} else {
+	} else if (!t->unread || read_slot(s, t, &p)) {
 		MemoryNeed room = room_for(s, t, t->bytes, true);
 		if (room == ROOM_SOON)
 			/* idle models end now; otherwise the thread that releases the last
@@ -328,9 +309,14 @@ load_one(Server *s)
 		if (room == ROOM_NO)
 			too_large(s, t, t->bytes, &p);
 	}
-	if (!p.status && open_slot(s, t, t->bytes, &m, &err) == LLMC_OK) {
-		begin_service(s, t, m);
-		return true;
+	if (!p.status) {
+		const llmc_status status = open_slot(s, t, t->bytes, &m, &err);
+		if (status == LLMC_OK) {
+			begin_service(s, t, m);
+			return true;
+		}
+		if (status == LLMC_E_FULL && !t->src.join && models_free_idle(s, t))
+			return true; /* it is still wanted: the next round tries again */
 	}
 	if (!p.status) {
 		problem(&p, 503, "model", "The model '%.200s' cannot be loaded: %.700s", t->name,
@@ -340,7 +326,7 @@ load_one(Server *s)
 	refuse(s, t, &p);
 	if (named != t)
 		refuse(s, named, &p);
-	put_to_sleep(s, base_of(s, named));
+	put_to_sleep(s, slot_base(s, named));
 	return true;
 }
 
@@ -363,7 +349,7 @@ reload_one(Server *s)
 	pthread_mutex_unlock(&s->lock);
 	llmc_status status = t->src.look(t->src.self, &about, &bytes, &err);
 	pthread_mutex_lock(&s->lock);
-	const Slot *base = base_of(s, t);
+	const Slot *base = slot_base(s, t);
 	/* the engine that it borrows sleeps: files are read when it is loaded */
 	const bool asleep = base && !base->model;
 	if (t->removed) {
@@ -426,10 +412,8 @@ adding_free(Adding *a)
 	free(a);
 }
 
-/* Insert a new slot. It replaces a removed slot of the same name or one that was never reached
- * (*old is then to be freed), else it is appended. NULL: too many slots. Lock held. */
-static Slot *
-put_slot(Server *s, Slot *t, Slot **old)
+Slot *
+slot_put(Server *s, Slot *t, Slot **old)
 {
 	t->removed = true; /* until its engine has been tried */
 	for (int i = 0; i < s->n_slots; i++) {
@@ -451,6 +435,8 @@ put_slot(Server *s, Slot *t, Slot **old)
 		at->bytes = t->bytes;
 		at->max_input = t->max_input;
 		at->max_total = t->max_total;
+		at->found = t->found;
+		at->unread = t->unread;
 		t->src = src;
 		t->parent = parent;
 		*old = t;
@@ -466,7 +452,7 @@ put_slot(Server *s, Slot *t, Slot **old)
 static llmc_status
 try_open(Server *s, Slot *t, llmc_error *err)
 {
-	const Slot *base = base_of(s, t);
+	const Slot *base = slot_base(s, t);
 	MemoryNeed room;
 	ServedModel *m;
 
@@ -485,6 +471,17 @@ try_open(Server *s, Slot *t, llmc_error *err)
 }
 
 static bool
+name_is_taken(const Server *s, const char *name) /* lock held */
+{
+	bool taken = false;
+
+	for (int i = 0; i < s->n_slots; i++)
+		taken |= !s->slot[i]->removed && (slot_is_named(s->slot[i]->name, name) ||
+		                                  slot_is_named(name, s->slot[i]->name));
+	return taken;
+}
+
+static bool
 adapt_one(Server *s)
 {
 	Adding *a = s->adding;
@@ -496,10 +493,7 @@ adapt_one(Server *s)
 	if (!a)
 		return false;
 	s->adding = a->next;
-	bool taken = false; /* only this thread adds names */
-	for (int i = 0; i < s->n_slots; i++)
-		taken |= !s->slot[i]->removed && (slot_is_named(s->slot[i]->name, a->name) ||
-		                                  slot_is_named(a->name, s->slot[i]->name));
+	bool taken = name_is_taken(s, a->name);
 	pthread_mutex_unlock(&s->lock);
 	init.name = a->name;
 	init.parent = a->base->name;
@@ -508,8 +502,11 @@ adapt_one(Server *s)
 	if (status == LLMC_OK)
 		status = slot_new(s, &init, &t, &err);
 	pthread_mutex_lock(&s->lock);
+	/* a request may have added the name meanwhile, for a model of the catalogue */
+	if (status == LLMC_OK && (taken = name_is_taken(s, a->name)))
+		status = error_set(&err, LLMC_E_INPUT, "the name is taken");
 	if (status == LLMC_OK) {
-		to = put_slot(s, t, &old);
+		to = slot_put(s, t, &old);
 		status = to ? try_open(s, to, &err)
 		            : error_set(&err, LLMC_E_FULL,
 		                        "a server has at most %d model names in its lifetime",
@@ -544,26 +541,6 @@ adapt_one(Server *s)
 	return true;
 }
 
-/* Retire models idle for longer than --sleep-after. Returns the milliseconds until the next one is
- * due. */
-static int
-sleep_idle(Server *s)
-{
-	double now = clock_now(), due = 3600;
-
-	for (int i = 0; i < s->n_slots && s->opt.sleep_after_s > 0; i++) {
-		Slot *t = s->slot[i];
-		if (!t->model || !t->src.open || t->model->n_refs)
-			continue;
-		double left = t->used_at + s->opt.sleep_after_s - now;
-		if (left <= 0)
-			model_retire(s, t);
-		else if (left < due)
-			due = left;
-	}
-	return (int)(1e3 * due) + 1;
-}
-
 void *
 model_manager(void *arg)
 {
@@ -572,7 +549,7 @@ model_manager(void *arg)
 
 	pthread_mutex_lock(&s->lock);
 	while (!s->closing) {
-		int ms = sleep_idle(s);
+		int ms = models_sleep_idle(s);
 		if (end_one(s) || answer_sleep_calls(s) || adapt_one(s) || reload_one(s) ||
 		    load_one(s))
 			continue;

@@ -1,5 +1,5 @@
-/* Internals of a server's models: engines (model_engine.c), the manager thread (model_manager.c)
- * and names (models.c). */
+/* Internals of a server's models: engines (model_engine.c), the manager thread (model_manager.c),
+ * names (models.c), and what to close (model_memory.c). */
 #ifndef LLMC_SERVE_MODELS_MODEL_MANAGER_H
 #define LLMC_SERVE_MODELS_MODEL_MANAGER_H
 
@@ -23,6 +23,25 @@ void adding_free(Adding *a);
 bool slot_is_awaited(Server *s,
                      const Slot *t); /* a name that borrows its engine waits for it; lock held */
 
+/* Insert a new slot. It replaces a removed slot of the same name or one that was never reached
+ * (*old is then to be freed), else it is appended. The slot counts as removed until the caller
+ * clears that. NULL: too many slots. Lock held. */
+Slot *slot_put(Server *s, Slot *t, Slot **old);
+
+/* model_memory.c; lock held */
+typedef enum MemoryNeed { ROOM_YES, ROOM_SOON, ROOM_NO } MemoryNeed;
+/* Free memory for a slot's engine, or an adapter slot in the engine that it borrows, in addition to
+ * what it has. Engines with requests are retired only if `busy`. SOON: free once the retired ones
+ * have ended. */
+MemoryNeed room_for(Server *s, const Slot *t, int64_t bytes, bool busy);
+Slot *slot_base(Server *s, const Slot *t); /* slot whose engine t borrows; NULL: it has its own */
+/* Retire the least recently used engine that has no requests, for a model that does not fit into
+ * the free memory. False: there is none. */
+bool models_free_idle(Server *s, const Slot *except);
+/* Retire models that have been idle for long enough. Returns the milliseconds until the next one is
+ * due. */
+int models_sleep_idle(Server *s);
+
 /* model_engine.c */
 /* Make a ServedModel of an open engine and start its event thread. On failure the engine is closed,
  * if the source can close it. */
@@ -39,6 +58,7 @@ llmc_status model_limits(const Server *s, const Backend *b, const char *name, in
 void slot_want(Server *s, Slot *t); /* request an engine for it; lock held */
 
 /* models.c */
+Slot *slot_find(Server *s, const char *name); /* NULL: unknown; lock held */
 /* Compare names. Ollama's clients append a tag to names without one. */
 bool slot_is_named(const char *own, const char *name);
 /* Make a slot that is in no list yet. On failure the caller owns source and engine again. */

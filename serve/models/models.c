@@ -6,6 +6,7 @@
 #include "base/utf8.h"
 #include "base/json.h"
 #include "serve/dialects/generation.h"
+#include "serve/models/catalogue.h"
 #include "serve/models/model_manager.h"
 
 /* ---- slots ---- */
@@ -90,11 +91,43 @@ slot_state(const Slot *t)
 	return t->model ? "loaded" : t->loading ? "loading" : "unloaded";
 }
 
-static Slot *
-find(Server *s, const char *name) /* lock held */
+void
+slot_status(const Slot *t, Strbuf *b)
 {
+	char doing[160] = "";
+
+	if (t->loading && t->src.progress)
+		t->src.progress(t->src.self, doing, sizeof doing);
+	json_printf(b, "{\"value\":%s", slot_state(t));
+	if (*doing)
+		json_printf(b, ",\"progress\":%s", doing);
+	strbuf_putc(b, '}');
+}
+
+void
+slot_keep(Req *r, bool given, double seconds)
+{
+	Server *s = r->srv;
+
+	if (!r->model || r->key)
+		return;
+	pthread_mutex_lock(&s->lock);
+	Slot *t = r->model->of ? r->model->of->slot : r->model->slot;
+	t->has_keep = given;
+	t->keep_s = seconds;
+	pthread_cond_signal(&s->keep); /* the next engine to be closed may be another one */
+	pthread_mutex_unlock(&s->lock);
+}
+
+Slot *
+slot_find(Server *s, const char *name)
+{
+	/* a downloaded model has its name of llmc list, with or without hf: */
+	const char *bare = strncmp(name, "hf:", 3) ? name : name + 3;
+
 	for (int i = 0; i < s->n_slots; i++)
-		if (!s->slot[i]->removed && slot_is_named(s->slot[i]->name, name))
+		if (!s->slot[i]->removed && (slot_is_named(s->slot[i]->name, name) ||
+		                             slot_is_named(s->slot[i]->name, bare)))
 			return s->slot[i];
 	return !strcmp(name, "tgi") || !strcmp(name, "dummy") ? s->slot[0] : NULL;
 }
@@ -103,7 +136,7 @@ Slot *
 models_find(Server *s, const char *name)
 {
 	pthread_mutex_lock(&s->lock);
-	Slot *t = find(s, name);
+	Slot *t = slot_find(s, name);
 	pthread_mutex_unlock(&s->lock);
 	return t;
 }
@@ -119,8 +152,9 @@ models_unknown(Server *s, const char *name, Problem *p)
 		if (!s->slot[i]->removed)
 			strbuf_printf(&b, n++ ? ", '%s'" : "'%s'", s->slot[i]->name);
 	pthread_mutex_unlock(&s->lock);
-	problem(p, 404, "model", "The model '%.200s' does not exist; this server has %s.", name,
-	        strbuf_str(&b));
+	problem(p, 404, "model", "The model '%.200s' does not exist; this server has %s%s.", name,
+	        strbuf_str(&b),
+	        catalogue_is_on(s) ? ", and GET /v1/models lists those that it can load" : "");
 	p->code = "model_not_found";
 	snprintf(p->model, sizeof p->model, "%.*s",
 	         (int)utf8_whole(name, strnlen(name, sizeof p->model - 1)), name);
@@ -145,14 +179,14 @@ models_take(Server *s, Req *r, Problem *p)
 	Slot *t = s->slot[0];
 
 	pthread_mutex_lock(&s->lock);
-	bool several = s->n_slots > 1;
+	bool several = s->n_slots > 1 || catalogue_is_on(s);
 	pthread_mutex_unlock(&s->lock);
 	if (several) { /* with one model there is no choice, and the handler reads the body */
 		Problem q = { 0 };
 		json_t *o = body_object(&r->body, &q);
 		const char *name = named(o);
-		t = name ? models_find(s, name) : t;
-		if (!t)
+		t = name ? models_find_or_add(s, name, p) : t;
+		if (!t && !p->status)
 			models_unknown(s, name, p);
 		json_decref(o);
 		if (!t)
@@ -168,7 +202,8 @@ models_take(Server *s, Req *r, Problem *p)
 		model_ref(r->model);
 	} else if (s->closing) {
 		problem(p, 503, NULL, "The server is shutting down.");
-	} else if (t->about.max_concurrent && t->n_waiting >= t->about.max_concurrent) {
+	} else if (t->n_waiting >= (t->about.max_concurrent ? t->about.max_concurrent
+	                                                    : LLMC_DEFAULT_CONCURRENT_REQUESTS)) {
 		problem(p, 429, NULL, "The engine is overloaded, please try again later.");
 		p->code = "overloaded";
 	} else {
@@ -351,6 +386,26 @@ models_sleep(Server *s, Slot *t, Req *r)
 		at->sleep_when_done = at->loading || at->wanted || at->reloads.first || awaited;
 		if (at->model && !awaited)
 			model_retire(s, at);
+	}
+	if (!closing) {
+		atomic_fetch_add(&r->refs, 1);
+		queue_put(&s->sleepers, r);
+		pthread_cond_signal(&s->keep);
+	}
+	pthread_mutex_unlock(&s->lock);
+	answer_closing(r, closing);
+}
+
+void
+models_forget(Server *s, Slot *t, Req *r)
+{
+	pthread_mutex_lock(&s->lock);
+	bool closing = s->closing;
+	if (!closing && !t->removed) {
+		t->removed = true;
+		t->sleep_when_done = t->loading || t->wanted || t->reloads.first;
+		if (t->model)
+			model_retire(s, t);
 	}
 	if (!closing) {
 		atomic_fetch_add(&r->refs, 1);

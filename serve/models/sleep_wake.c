@@ -1,9 +1,12 @@
-/* Calls that load and unload engines: vLLM's /sleep, /wake_up and /is_sleeping, and /reload.
- * `?model=NAME` selects the model. */
+/* Calls that load and unload engines: vLLM's /sleep, /wake_up and /is_sleeping, and /reload, where
+ * `?model=NAME` selects the model; /models/load and /models/unload of llama.cpp's router, where the
+ * body does; and DELETE /v1/models/NAME. */
+#include <limits.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/json.h"
-#include "serve/models/model.h"
+#include "serve/models/catalogue.h"
 #include "serve/http/route.h"
 #include "serve/models/sleep_wake.h"
 
@@ -18,6 +21,24 @@ sleep_allowed(Req *r, Problem *p)
 	return req_own_page(r, p);
 }
 
+char *
+path_below(const char *dir, const char *path)
+{
+	char below[PATH_MAX];
+	char *home = realpath(dir, NULL), *real = NULL;
+	const size_t n = home ? strlen(home) : 0;
+
+	if (home && snprintf(below, sizeof below, *path == '/' ? "%.0s%s" : "%s/%s", home, path) <
+	                (int)sizeof below)
+		real = realpath(below, NULL);
+	if (real && (strncmp(real, home, n) != 0 || (home[n - 1] != '/' && real[n] != '/'))) {
+		free(real);
+		real = NULL;
+	}
+	free(home);
+	return real;
+}
+
 /* Return the selected slot; NULL with status 0 if none is named. */
 static Slot *
 slot_of_query(Req *r, Problem *p)
@@ -26,8 +47,8 @@ slot_of_query(Req *r, Problem *p)
 	Slot *t = NULL;
 
 	if (head_query(&r->in, "model", name, sizeof name)) {
-		t = models_find(r->srv, name);
-		if (!t)
+		t = models_find_or_add(r->srv, name, p);
+		if (!t && !p->status)
 			models_unknown(r->srv, name, p);
 		else
 			r->slot = t;
@@ -121,4 +142,76 @@ sleep_state(Req *r)
 	pthread_mutex_unlock(&s->lock);
 	strbuf_puts(&b, sleeping ? "{\"is_sleeping\":true}" : "{\"is_sleeping\":false}");
 	req_answer(r, 200, type_json, &b);
+}
+
+/* ---- by a body ---- */
+
+/* Return the slot that a body names. */
+static Slot *
+slot_of_body(Req *r, Problem *p)
+{
+	json_t *o = sleep_allowed(r, p) ? body_object(&r->body, p) : NULL;
+	const char *name = json_string_value(json_object_get(o, "model"));
+	Slot *t = NULL;
+
+	if (o && !name)
+		problem(p, 400, "model", "'model' is missing: expected the name of a model.");
+	if (name)
+		t = models_find_or_add(r->srv, name, p);
+	if (name && !t && !p->status)
+		models_unknown(r->srv, name, p);
+	if (t && !t->src.open)
+		problem(p, 400, "model",
+		        "The model '%.200s' is managed by the program that opened it: it cannot be "
+		        "loaded or unloaded here.",
+		        t->name);
+	json_decref(o);
+	r->slot = t ? t : r->slot;
+	r->reply = REPLY_SUCCESS;
+	return p->status ? NULL : t;
+}
+
+void
+models_load_call(Req *r)
+{
+	Problem p = { 0 };
+	Slot *t = slot_of_body(r, &p);
+
+	if (t)
+		models_want(r->srv, t, r);
+	else
+		req_problem(r, &p);
+}
+
+void
+models_unload_call(Req *r)
+{
+	Problem p = { 0 };
+	Slot *t = slot_of_body(r, &p);
+
+	if (t)
+		models_sleep(r->srv, t, r);
+	else
+		req_problem(r, &p);
+}
+
+void
+models_delete_call(Req *r)
+{
+	Problem p = { 0 };
+	Slot *t = sleep_allowed(r, &p) ? models_find(r->srv, r->tail) : NULL;
+
+	if (!t && !p.status)
+		models_unknown(r->srv, r->tail, &p);
+	if (t && (!t->found || t == r->srv->slot[0]))
+		problem(&p, 400, "model",
+		        "The server was started with the model '%.200s', so its name stays: POST "
+		        "/models/unload frees its memory.",
+		        t->name);
+	r->slot = t ? t : r->slot;
+	r->reply = REPLY_DELETED;
+	if (p.status)
+		req_problem(r, &p);
+	else
+		models_forget(r->srv, t, r);
 }

@@ -5,6 +5,8 @@ that fails."""
 
 import json
 import os
+import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -107,6 +109,52 @@ def test_a_budget_of_reasoning_is_a_mask_on_the_device(tmp_path):
     end = tiny_model.vocabulary(marks).index("</think>")
     assert crowd == alone and crowd[2] == free and end not in free
     assert crowd[0][0] == end and crowd[1][:4] == [*free[:3], end]
+
+
+WEIGHTS = """
+import json, os, sys, llmc
+old, new, broken = sys.argv[1:]
+options = dict(device="cuda", arch="sm_75", set={"deterministic": "true"})
+def answer(e):
+    events = e.submit("hello world" * 9, max_tokens=4, ignore_eos=True, logprobs=True, prompt_logprobs=True).events()
+    return [(v.token, repr(v.logprob)) for v in events if v.kind in ("prompt", "token")]
+def fresh(path):
+    with llmc.open(path, **options) as m, m.engine(context=96, seqs=2) as e:
+        return answer(e)
+with llmc.open(old, **options) as m, m.engine(context=96, seqs=2) as e:
+    got = [answer(e), answer(e)]
+    e.replace_weights(new)
+    got.append(answer(e))
+    try:
+        e.replace_weights(broken)
+    except llmc.Error as error:
+        got.append(str(error))
+    got.append(answer(e))
+print(json.dumps([fresh(old), fresh(new), got]))
+"""
+
+
+def test_weights_are_replaced_on_the_device(tmp_path):
+    """Every log probability is that of a model opened from the new checkpoint, to the bit."""
+    old = tiny_model.build(tmp_path / "old")
+    new, broken = str(tmp_path / "new"), str(tmp_path / "broken")
+    for folder in (new, broken):
+        shutil.copytree(old, folder)
+        (path,) = pathlib.Path(folder).glob("*.safetensors")
+        raw = bytearray(path.read_bytes())
+        n = int.from_bytes(raw[:8], "little") + 8
+        raw[n:] = raw[n + 1440 :] + raw[n : n + 1440]  # other values of the same tensors
+        path.write_bytes(raw if folder == new else raw[:-1])
+    p = subprocess.run(
+        [sys.executable, "-c", WEIGHTS, old, new, broken],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment("sm_75")},
+    )
+    assert p.returncode == 0, p.stderr
+    before, after, got = json.loads(p.stdout.splitlines()[-1])
+    assert before != after and got[:3] == [before, before, after]
+    assert "safetensors" in got[3] and got[4] == after
 
 
 HOST = """

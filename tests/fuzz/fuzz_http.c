@@ -41,7 +41,11 @@ static const char *const paths[] = { "/v1/completions",
 	                             "/v1/batches",
 	                             "/v1/files",
 	                             "/v1/load_lora_adapter",
-	                             "/v1/unload_lora_adapter" };
+	                             "/v1/unload_lora_adapter",
+	                             "/v1/models/load",
+	                             "/v1/models/unload",
+	                             "/v1/weights",
+	                             "/update_weights_from_disk" };
 static const char vocabulary[] =
     "{\"added_tokens\":[{\"id\":0,\"content\":\"<s>\",\"special\":true}],\"model\":{\"type\":"
     "\"BPE\",\"vocab\":{\"<s>\":0,\"a\":1,"

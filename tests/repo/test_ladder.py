@@ -196,7 +196,7 @@ CIRCLES = {
     # a session of rank 0 leads those of other ranks, which are sessions
     "runtime: forward ranks runtime session",
     # a request passes from its connection to a model and its events come back
-    "serve: chat_images generation load_report status connection connection_answer connection_list http metrics trace worker_pool model_engine model_manager models",
+    "serve: chat_images generation load_report status connection connection_answer connection_list http metrics trace worker_pool catalogue model_engine model_manager model_memory models",
     # values are allocated by the interpreter, whose errors name the types of values
     "text/jinja: core value",
     # expressions call filters, tests and methods, which evaluate expressions

@@ -42,7 +42,7 @@ def home(tmp_path_factory):
     """A folder with the files that the pages name."""
     home = tmp_path_factory.mktemp("guide")
     model = tiny_model.build(home / "model-folder", context=1024, words=("yes", "no"))
-    for name in ("model.gguf", "model-1b.gguf", "model-8b.gguf"):
+    for name in ("model.gguf", "model-1b.gguf", "model-8b.gguf", "Qwen3-8B", "step-20"):
         os.symlink(model, home / name)
     for i, name in enumerate(("adapter-a", "adapter-b")):
         tiny_model.adapter(home / name, model, i)
@@ -104,9 +104,9 @@ def command(text, home, binary, **_):
     following lines.
     """
     line, calls = text.split("\n", 1)
-    line = re.sub(
-        r"(?<=[ =])(model-folder|model[\w-]*\.gguf|adapter-[ab])\b", rf"{home}/\1", line
-    ).replace("/srv/adapters", str(home))
+    line = re.sub(r"(?<=[ =])(model-folder|model[\w-]*\.gguf|adapter-[ab])\b", rf"{home}/\1", line)
+    for folder in ("/srv/adapters", "~/models", "/dev/shm/run"):
+        line = line.replace(folder, str(home))
     with Server([binary, *shlex.split(line)[1:], *QUIET], log=str(home / "log")) as s:
         told = [m["id"] for m in s.get("/v1/models").json()["data"]]
         assert told and set(re.findall(r"--(?:model|lora) (\w+)=", line)) <= set(told)

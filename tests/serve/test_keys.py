@@ -323,11 +323,15 @@ def test_a_seed_gives_a_key_nothing_of_another(shared):
         ("/sleep", {}),
         ("/wake_up", {}),
         ("/reload", {}),
+        ("/v1/models/load", {"model": "tiny"}),
+        ("/v1/models/unload", {"model": "tiny"}),
+        ("/v1/weights", {"path": "mine"}),
+        ("/update_weights_from_disk", {"model_path": "mine"}),
     ],
 )
 def test_a_key_cannot_change_the_models_of_others(shared, tmp_path, path, body):
     """Adapters and engines are the operator's, and so are their names."""
-    with shared("--lora-dir", tmp_path) as s:
+    with shared("--lora-dir", tmp_path, "--weights-dir", tmp_path) as s:
 
         def post(key):
             return s.post(path, body, headers={"Authorization": f"Bearer {key}"})

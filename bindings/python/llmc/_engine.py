@@ -301,6 +301,20 @@ class Engine(Handle):
         with self._use() as h:
             return bool(lib.llmc_engine_drain(h, ms, None) == 0)
 
+    def replace_weights(
+        self, path: str | os.PathLike[str], *, cancel_running: bool = False, threads: int = 0
+    ) -> None:
+        """Replace the model's weights by a checkpoint with the same tensors and shapes.
+
+        It is read and packed while requests run. Then running ones finish, or are cancelled,
+        and later ones see the new weights only. The engine's session is the model's only one.
+        """
+        o = _ffi.ReplaceOptions()
+        o.cancel_running = _handle.flag("cancel_running", cancel_running)
+        o.n_threads = _handle.integer("threads", threads)
+        with self._use() as h:
+            _handle.call(lib.llmc_engine_replace_weights, h, path_bytes("path", path), C.byref(o))
+
     @checked_names(_params.PARAMS)
     def submit(
         self,

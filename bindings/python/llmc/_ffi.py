@@ -303,6 +303,10 @@ class Stats(Sized):
     ]
 
 
+class ReplaceOptions(Sized):
+    _fields_ = [("size", C.c_size_t), ("cancel_running", C.c_bool), ("n_threads", C.c_int32)]
+
+
 class EngineOptions(Sized):
     _fields_ = [
         ("size", C.c_size_t),
@@ -575,6 +579,7 @@ _SIGNATURES = {
     "llmc_forget": (None, [C.c_void_p, C.c_int64]),
     "llmc_engine_fd": (C.c_int, [C.c_void_p]),
     "llmc_engine_stats": (None, [C.c_void_p, P(Counts)]),
+    "llmc_engine_replace_weights": (C.c_int, [C.c_void_p, C.c_char_p, P(ReplaceOptions), _E]),
     "llmc_bandwidth": (C.c_double, [C.c_int, C.c_double]),
 }
 for _name, (_res, _args) in _SIGNATURES.items():

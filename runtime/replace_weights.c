@@ -1,0 +1,109 @@
+/* Weights of an open runtime replaced by those of another checkpoint. Packing needs no step to
+ * stop; the swap is a change of pointers (CPU) or a copy to the same addresses (GPU). */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/free_memory.h"
+#include "runtime/device.h"
+#include "runtime/state/session_state.h"
+
+/* Refuse what a swap does not cover. */
+static llmc_status
+check_replaceable(const Runtime *rt, llmc_error *err)
+{
+	const char *what = rt->n_rank > 1 || rt->world ? "a model on several devices or ranks"
+	                   : rt->adapters              ? "a model with adapter slots"
+	                   : !rt->device->replace      ? "a model on this device"
+	                                               : NULL;
+
+	return what ? error_set(err, LLMC_E_INPUT,
+	                        "the weights of %s cannot be replaced while it is open; open it "
+	                        "again",
+	                        what)
+	            : LLMC_OK;
+}
+
+/* The sessions have tables of the rotary factors of the first checkpoint. */
+static llmc_status
+check_factors(const Runtime *rt, const Checkpoint *c, llmc_error *err)
+{
+	llmc_status status = LLMC_OK;
+
+	for (int i = 0; i < rt->plan->n_rope && status == LLMC_OK; i++)
+		for (int k = 0; k < 2 && status == LLMC_OK; k++) {
+			const PlanRope *r = &rt->plan->rope[i];
+			const size_t n = (size_t)r->dims / 2;
+			if (!r->factors_tensor[k])
+				continue;
+			float *f = calloc(n, sizeof *f);
+			if (!f)
+				return error_set(err, LLMC_E_MEMORY, "out of memory");
+			status = checkpoint_vector(c, r->factors_tensor[k], f, (int64_t)n, err);
+			if (status == LLMC_OK && (!rt->factors[i][k] ||
+			                          memcmp(f, rt->factors[i][k], n * sizeof *f) != 0))
+				status = error_set(
+				    err, LLMC_E_INPUT,
+				    "tensor \"%s\": the rotary factors differ from those of the "
+				    "open model; open it again",
+				    r->factors_tensor[k]);
+			free(f);
+		}
+	return status;
+}
+
+static llmc_status
+check_memory(const Runtime *rt, llmc_error *err)
+{
+	const int64_t left = free_memory("").bytes;
+	int64_t need = 0;
+
+	for (int i = 0; i < rt->plan->n_tensor; i++)
+		need += plan_tensor_bytes(&rt->plan->tensor[i]);
+	return left > 0 && need > left
+	           ? error_set(err, LLMC_E_FULL,
+	                       "the new weights of %lld MB do not fit the free memory, %lld MB, "
+	                       "next to the old ones",
+	                       (long long)(need >> 20), (long long)(left >> 20))
+	           : LLMC_OK;
+}
+
+llmc_status
+runtime_prepare_weights(const Runtime *rt, const char *path, int n_threads, Weights **out,
+                        llmc_error *err)
+{
+	WeightsOptions o = { .path = path, .copied = true };
+	llmc_status status;
+
+	*out = NULL;
+	TRY(check_replaceable(rt, err));
+	TRY_GOTO(weights_open(rt->plan, &o, out, err));
+	TRY_GOTO(check_factors(rt, weights_checkpoint(*out), err));
+	TRY_GOTO(check_memory(rt, err));
+	TRY_GOTO(threads_open(n_threads > 0 ? n_threads : 1, &o.threads, err));
+	TRY_GOTO(weights_pack(*out, &o, err));
+	weights_detach(*out);
+fail:
+	threads_close(o.threads);
+	if (status != LLMC_OK) {
+		weights_close(*out);
+		*out = NULL;
+	}
+	return status;
+}
+
+llmc_status
+session_replace_weights(Session *s, Weights *w, llmc_error *err)
+{
+	Runtime *rt = s->rt;
+	Weights *old = rt->weights;
+	llmc_status status = rt->device->replace(s, w, err);
+
+	if (status != LLMC_OK) {
+		weights_close(w);
+		return status;
+	}
+	rt->weights = w;
+	rt->n_replaced++;
+	weights_close(old);
+	return LLMC_OK;
+}
