@@ -16,12 +16,13 @@ struct llmc_tower {
 	llmc_session *session; /* the only session */
 	pthread_mutex_t lock;  /* held while the session is used */
 	ImageRules rules;
-	int64_t most_rows; /* largest number of patches of a tile */
+	int64_t most_rows; /* rows of the session; it is opened again for a larger image */
 };
 
 struct llmc_tower_image {
 	float *row;
 	int32_t n_row;
+	int32_t height, width; /* rows and columns of tokens of a single tile, else 0 */
 	uint64_t key;
 	char *text;
 };
@@ -65,11 +66,34 @@ check_fit(const llmc_tower *t, const llmc_model *m, llmc_error *err)
 	return LLMC_OK;
 }
 
+/* Images of the native resolution differ in size, so the session grows with them. */
+enum { FIRST_ROWS = 4096 };
+
+/* Open the session for tiles of n rows at least. */
+static llmc_status
+open_session(llmc_tower *t, int64_t n, llmc_error *err)
+{
+	llmc_limits lim = LLMC_INIT(llmc_limits);
+	const int64_t most = t->model->plan->max_positions;
+	int64_t rows = FIRST_ROWS;
+
+	while (rows < n && rows < most)
+		rows *= 2;
+	rows = rows < most ? rows : most;
+	llmc_session_close(t->session);
+	t->session = NULL;
+	t->most_rows = 0;
+	lim.context = (int32_t)rows;
+	lim.chunk = (int32_t)rows;
+	TRY(llmc_session_open(t->model, &lim, &t->session, err));
+	t->most_rows = rows;
+	return LLMC_OK;
+}
+
 llmc_status
 llmc_tower_open(llmc_model *m, const llmc_options *opt, llmc_tower **out, llmc_error *err)
 {
 	llmc_options o = LLMC_INIT(llmc_options);
-	llmc_limits lim = LLMC_INIT(llmc_limits);
 	const char *folder = m->weights;
 	llmc_status status;
 
@@ -101,10 +125,7 @@ llmc_tower_open(llmc_model *m, const llmc_options *opt, llmc_tower **out, llmc_e
 	while (t->rules.merge * t->rules.merge < t->model->plan->merge)
 		t->rules.merge++;
 	TRY_GOTO(check_fit(t, m, err));
-	t->most_rows = t->model->plan->max_positions;
-	lim.context = (int32_t)t->most_rows;
-	lim.chunk = (int32_t)t->most_rows;
-	TRY_GOTO(llmc_session_open(t->model, &lim, &t->session, err));
+	TRY_GOTO(open_session(t, FIRST_ROWS, err));
 	*out = t;
 	return LLMC_OK;
 fail:
@@ -159,11 +180,12 @@ run_tile(llmc_tower *t, const ImageRows *rows, const ImageTile *tile, float *out
 	const float *row = rows->value + tile->first_row * rows->row_elems;
 	llmc_seq q = -1;
 
-	if (n > t->most_rows)
-		return error_set(err, LLMC_E_RANGE,
-		                 "the image has %lld patches, the tower was opened for %lld",
-		                 (long long)patches, (long long)(t->most_rows - first));
-	int32_t *ids = calloc((size_t)n * 3, sizeof *ids), *y = ids + n, *x = y + n;
+	if (n > t->model->plan->max_positions)
+		return error_set(
+		    err, LLMC_E_RANGE, "the image has %lld patches, the tower takes %lld",
+		    (long long)patches, (long long)t->model->plan->max_positions - first);
+	int32_t *ids = calloc((size_t)n * 4, sizeof *ids), *y = ids + n, *x = y + n,
+	        *number = x + n;
 	float *with_class = first ? calloc((size_t)n, (size_t)rows->row_elems * sizeof *row) : NULL;
 	if (!ids || (first && !with_class))
 		return free(ids), free(with_class),
@@ -174,12 +196,18 @@ run_tile(llmc_tower *t, const ImageRows *rows, const ImageTile *tile, float *out
 	for (int64_t i = 0; i < patches; i++) {
 		const int32_t *at = rows->position + (tile->first_row + i) * 2;
 		y[first + i] = at[0];
-		x[first + i] = s->vision.positions ? learned_position(s, tile, at) : at[1];
+		x[first + i] = at[1];
+		if (s->vision.positions)
+			number[first + i] = learned_position(s, tile, at);
 	}
-	const llmc_image_rows in = { .row = first ? with_class : row, .pos = { y, x } };
+	const llmc_image_rows in = { .row = first ? with_class : row,
+		                     .pos = { ids, y, x },
+		                     .number = s->vision.positions ? number : NULL };
 	pthread_mutex_lock(&t->lock);
 	runtime_turn_begin(t->text->rt);
-	llmc_status status = llmc_seq_new(t->session, 0, &q, err);
+	llmc_status status = n > t->most_rows ? open_session(t, n, err) : LLMC_OK;
+	if (status == LLMC_OK)
+		status = llmc_seq_new(t->session, 0, &q, err);
 	if (status == LLMC_OK) {
 		const llmc_chunk c = { .seq = q,
 			               .tok = ids,
@@ -206,6 +234,10 @@ count_rows(const llmc_tower *t, const ImageRows *rows, llmc_tower_image *im, llm
 		                 "the processor gives the image %lld tokens, the tower %lld rows",
 		                 (long long)rows->n_token, (long long)n);
 	im->n_row = (int32_t)n;
+	if (rows->n_tile == 1) {
+		im->height = rows->tile[0].grid_h / t->rules.merge;
+		im->width = rows->tile[0].grid_w / t->rules.merge;
+	}
 	im->text = strdup(strbuf_str(&rows->text));
 	return im->text ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "out of memory for an image");
 }
@@ -312,5 +344,9 @@ llmc_tower_image_text(const llmc_tower_image *im)
 llmc_image_part
 llmc_tower_image_part(const llmc_tower_image *im)
 {
-	return (llmc_image_part){ .row = im->row, .n_row = im->n_row, .key = im->key };
+	return (llmc_image_part){ .row = im->row,
+		                  .n_row = im->n_row,
+		                  .key = im->key,
+		                  .height = im->height,
+		                  .width = im->width };
 }

@@ -717,6 +717,8 @@ typedef struct llmc_image_part {
 	const float *row; /* [n_row, hidden] */
 	int32_t n_row;
 	uint64_t key;
+	/* rows and columns of the tokens, for models whose RoPE has sections; 0: unknown */
+	int32_t height, width;
 } llmc_image_part;
 
 /* The vision tower of a model: encoded images -> rows of the language model.
@@ -927,12 +929,16 @@ LLMC_API llmc_status llmc_forward_rows(llmc_session *s, const llmc_chunk *chunk,
  *            patch i. Language model: width is hidden, and row at[i] replaces the embedding of
  * token i
  *   at       [n_tok] index of a token's row, -1: none; NULL for a tower
- *   pos      tower: [n_tok] each, row and column of a patch; pos[1] is the number of its learned
- *            position if the tower has a table of these. Else NULL */
+ *   pos      [n_tok] each. Tower: time, row and column of a patch. Language model whose rope has
+ *            sections: RoPE positions of the tokens; those of later chunks without `pos` continue
+ *            from the largest one of the last token. NULL: the positions of the sequence
+ *   number   tower with learned positions: [n_tok] number of a patch's learned position. Else NULL
+ */
 typedef struct llmc_image_rows {
 	const float *row;
 	const int32_t *at;
-	const int32_t *pos[2];
+	const int32_t *pos[3];
+	const int32_t *number;
 } llmc_image_rows;
 /* Variant of llmc_forward for a vision tower, whose chunks are images with n_out = n_tok /
  * vision.merge rows of output, and for a language model that was opened with "vision.part=rows".

@@ -162,6 +162,10 @@ typedef struct PlanRope { /* copy of RopeTable, documented in compiler/spec/spec
 	const double *short_factor, *long_factor;
 	const char *factors_tensor[2];
 	int axis; /* 0: positions pos; 1: pos2 */
+	/* as in RopeTable; section all 0: none */
+	int section[3];
+	bool interleaved;
+	const char *frequencies;
 } PlanRope;
 
 typedef struct PlanBuffer {
@@ -386,6 +390,19 @@ static inline int64_t
 plan_out_width(const Plan *p)
 {
 	return p->output == LLMC_OUTPUT_LOGITS ? p->vocab : p->buffer[p->logits].extent.mul;
+}
+
+/* Return whether a table rotates by three positions per token */
+static inline bool
+plan_rope_sections(const PlanRope *r)
+{
+	return r->section[0] + r->section[1] + r->section[2] > 0;
+}
+
+static inline bool
+plan_three_positions(const Plan *p)
+{
+	return p->n_rope > 0 && plan_rope_sections(&p->rope[0]);
 }
 
 /* Attributes of a step by name */

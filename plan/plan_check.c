@@ -287,6 +287,13 @@ check_rope(const PlanRope *r, int i, llmc_error *err)
 		return BAD("rope[%d]: scaling llama3 has low_freq_factor %g and high_freq_factor "
 		           "%g, expected 0 < low < high",
 		           i, r->low_freq_factor, r->high_freq_factor);
+	if (plan_rope_sections(r) && !r->interleaved &&
+	    r->section[0] + r->section[1] + r->section[2] != r->dims / 2)
+		return BAD("rope[%d]: sections add up to %d pairs, dims is %d", i,
+		           r->section[0] + r->section[1] + r->section[2], r->dims);
+	if (plan_rope_sections(r) && strcmp(r->frequencies, "whole") &&
+	    strcmp(r->frequencies, "restart") && strcmp(r->frequencies, "alternate"))
+		return BAD("rope[%d]: unknown frequencies \"%s\"", i, r->frequencies);
 	bool tensors = r->factors_tensor[0] && r->factors_tensor[1];
 	if (longrope && !(tensors && !r->n_short && !r->n_long) &&
 	    (r->n_short != r->dims / 2 || r->n_long != r->dims / 2))

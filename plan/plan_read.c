@@ -125,54 +125,6 @@ read_pool(PlanReader *r, json_t *j, PlanPool *p)
 	};
 }
 
-static const double *
-get_nums(PlanReader *r, json_t *j, const char *key, int *n)
-{
-	json_t *a = rd_get_array(r, j, key, 0, 1 << 16, n);
-	double *v = NEW(r->arena, double, *n + 1);
-
-	for (int i = 0; i < *n; i++)
-		v[i] = rd_num_value(r, json_array_get(a, (size_t)i), key);
-	return v;
-}
-
-static void
-read_rope(PlanReader *r, json_t *j, PlanRope *o)
-{
-	int n;
-
-	rd_keys(r, j,
-	        "theta dims scaling factor turning original_positions low_freq_factor "
-	        "high_freq_factor beta_fast beta_slow "
-	        "attention_factor mscale mscale_all_dim truncate short_factor long_factor "
-	        "factors_tensor axis");
-	*o = (PlanRope){
-		.theta = rd_get_num(r, j, "theta"),
-		.dims = (int)rd_get_int(r, j, "dims", 2, 1 << 16),
-		.scaling = rd_get_str(r, j, "scaling"),
-		.factor = rd_get_num(r, j, "factor"),
-		.turning = rd_get_num(r, j, "turning"),
-		.original_positions = rd_get_num(r, j, "original_positions"),
-		.low_freq_factor = rd_get_num(r, j, "low_freq_factor"),
-		.high_freq_factor = rd_get_num(r, j, "high_freq_factor"),
-		.beta_fast = rd_get_num(r, j, "beta_fast"),
-		.beta_slow = rd_get_num(r, j, "beta_slow"),
-		.attention_factor = rd_get_num(r, j, "attention_factor"),
-		.mscale = rd_get_num(r, j, "mscale"),
-		.mscale_all_dim = rd_get_num(r, j, "mscale_all_dim"),
-		.truncate = rd_get_bool(r, j, "truncate"),
-		.axis = (int)rd_get_int(r, j, "axis", 0, 1),
-	};
-	o->short_factor = get_nums(r, j, "short_factor", &o->n_short);
-	o->long_factor = get_nums(r, j, "long_factor", &o->n_long);
-	json_t *a = rd_get_array(r, j, "factors_tensor", 2, 2, &n);
-	for (int i = 0; i < 2; i++) {
-		json_t *v = json_array_get(a, (size_t)i);
-		o->factors_tensor[i] =
-		    json_is_null(v) ? NULL : rd_str_value(r, v, "factors_tensor");
-	}
-}
-
 static void
 read_slot(PlanReader *r, json_t *j, PlanExtent *s)
 {
@@ -637,7 +589,7 @@ read_plan(PlanReader *r, json_t *j)
 	p->n_params = rd_get_int(r, j, "n_params", 0, INT64_MAX);
 	READ_ALL(r, j, tensor, PlanTensor, 1, RD_MAX_COUNT, read_tensor);
 	READ_ALL(r, j, pool, PlanPool, 0, 64, read_pool);
-	READ_ALL(r, j, rope, PlanRope, 0, 64, read_rope);
+	READ_ALL(r, j, rope, PlanRope, 0, 64, rd_rope);
 	READ_ALL(r, j, slot, PlanExtent, 1, RD_MAX_COUNT, read_slot);
 	READ_ALL(r, j, buffer, PlanBuffer, 1, RD_MAX_COUNT, read_buffer);
 	READ_ALL(r, j, kernel, PlanKernel, 0, RD_MAX_COUNT, read_kernel);

@@ -50,5 +50,8 @@ void rd_persistent(PlanReader *r, json_t *j);
 void rd_prefetch(PlanReader *r, json_t *j, PlanPrefetch *f);
 PlanExtent rd_extent(PlanReader *r, json_t *v, const char *key);
 PlanExtent rd_get_extent(PlanReader *r, json_t *j, const char *key);
+/* ---- plan_read_rope.c ---- */
+
+void rd_rope(PlanReader *r, json_t *j, PlanRope *o);
 
 #endif

@@ -183,6 +183,12 @@ put_rope(Strbuf *out, const PlanRope *r)
 	put_str(out, r->factors_tensor[1]);
 	strbuf_puts(out, "],");
 	key_int(out, "axis", r->axis);
+	if (plan_rope_sections(r)) {
+		strbuf_printf(out, "\"sections\":[%d,%d,%d],", r->section[0], r->section[1],
+		              r->section[2]);
+		key_bool(out, "interleaved", r->interleaved);
+		key_str(out, "frequencies", r->frequencies);
+	}
 	end(out, '}');
 }
 

@@ -152,7 +152,8 @@ fill_rows(Session *s, const SeqState *st, const StepRows *in, int32_t row, int32
 	for (int32_t i = 0; i < n; i++, row++, pos++) {
 		bool after = s->two_axes && pos >= st->prefix_len;
 		s->pos[row] = pos;
-		s->rope_pos[row] = after ? st->mark : pos;
+		s->rope_pos[row] = after ? st->mark : pos + st->rope_shift;
+		s->rope_y[row] = s->rope_x[row] = s->rope_pos[row];
 		s->pos2[row] = after ? pos - st->prefix_len + 1 : second && pos >= st->n_first;
 		s->seq_of[row] = seq;
 		if (!in)
@@ -162,10 +163,28 @@ fill_rows(Session *s, const SeqState *st, const StepRows *in, int32_t row, int32
 		if (in->pos[0])
 			s->rope_pos[row] = in->pos[0][i];
 		if (in->pos[1])
-			s->pos2[row] = in->pos[1][i];
+			s->rope_y[row] = in->pos[1][i];
+		if (in->pos[2])
+			s->rope_x[row] = in->pos[2][i];
+		if (in->number)
+			s->pos2[row] = in->number[i];
 		else if (s->plan->vision == VISION_ROWS)
 			s->pos2[row] = in->row && in->at && in->at[i] >= 0;
 	}
+}
+
+/* Set the RoPE positions of the tokens after a chunk whose tokens came with theirs: they count up
+ * from the largest position of its last token. */
+static void
+set_shift(const Session *s, SeqState *st, const StepRows *in, int32_t last)
+{
+	int32_t most = s->rope_pos[last];
+
+	if (!in || !in->pos[0] || s->plan->vision != VISION_ROWS)
+		return;
+	most = s->rope_y[last] > most ? s->rope_y[last] : most;
+	most = s->rope_x[last] > most ? s->rope_x[last] : most;
+	st->rope_shift = most - s->pos[last];
 }
 
 /* Fill the block table of a sequence: its pages, and its window pages from max_page on. */
@@ -196,10 +215,10 @@ fill(Session *s, const llmc_chunk *chunk, int32_t n, int32_t n_dec, bool tables)
 			memcpy(s->tok + row, c->tok, (size_t)c->n_tok * sizeof *s->tok);
 		else
 			s->tok[row] = -1 - c->seq;
-		fill_rows(s, st,
-		          s->rows_in && s->plan->vision != VISION_NONE ? &s->rows_in[s->order[i]]
-		                                                       : NULL,
-		          row, c->n_tok, kv->len, i);
+		const StepRows *in =
+		    s->rows_in && s->plan->vision != VISION_NONE ? &s->rows_in[s->order[i]] : NULL;
+		fill_rows(s, st, in, row, c->n_tok, kv->len, i);
+		set_shift(s, st, in, row + c->n_tok - 1);
 		s->q_start[i] = row;
 		s->kv_len[i] = kv->len + c->n_tok;
 		s->prefix_len[i] = st->prefix_len;

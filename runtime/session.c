@@ -255,7 +255,7 @@ session_seq_new(Session *s, int32_t length_bound, llmc_seq *out, llmc_error *err
 	SeqState *st = &s->seq[q];
 	st->fresh = true;
 	st->length_bound = length_bound ? length_bound : s->lim.context;
-	st->prefix_len = st->mark = st->n_first = 0;
+	st->prefix_len = st->mark = st->n_first = st->rope_shift = 0;
 	st->adapter = 0;
 	st->salt = 0;
 	s->adapter[q] = -1;
@@ -310,6 +310,7 @@ session_seq_fork(Session *s, llmc_seq from, llmc_seq *out, llmc_error *err)
 	to->length_bound = st->length_bound;
 	to->prefix_len = st->prefix_len;
 	to->mark = st->mark;
+	to->rope_shift = st->rope_shift;
 	runtime_adapter_ref(s->rt, st->adapter, true, NULL);
 	to->adapter = st->adapter;
 	to->salt = st->salt;
@@ -352,7 +353,7 @@ session_seq_trim(Session *s, llmc_seq q, int32_t len, llmc_error *err)
 		                 kv_exact_bytes(s->plan, 1) ? ", or read them in 16 bit (kv.window)"
 		                                            : "");
 	if (!len)
-		s->seq[q].prefix_len = s->seq[q].mark = 0;
+		s->seq[q].prefix_len = s->seq[q].mark = s->seq[q].rope_shift = 0;
 	kv_seq_trim(&s->kv, q, len);
 	return LLMC_OK;
 }

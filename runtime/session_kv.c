@@ -16,10 +16,11 @@ typedef struct SavedHead {
 	char target[32];
 	int64_t bytes; /* size of pages and states */
 	int32_t len, length_bound, prefix_len, mark;
-	int32_t windowless, unused; /* leading pages stored without window pages */
-	uint64_t adapter;           /* key of its adapter; 0: none */
-	uint64_t salt;              /* salt of its prefix-cache pages */
-	uint64_t sum;               /* checksum of pages and states */
+	int32_t windowless; /* leading pages stored without window pages */
+	int32_t rope_shift;
+	uint64_t adapter; /* key of its adapter; 0: none */
+	uint64_t salt;    /* salt of its prefix-cache pages */
+	uint64_t sum;     /* checksum of pages and states */
 } SavedHead;
 
 static const char magic[8] = "llmckv5";
@@ -61,6 +62,7 @@ session_seq_save(Session *s, llmc_seq q, void *buf, size_t cap, size_t *need, ll
 	h.length_bound = s->seq[q].length_bound;
 	h.prefix_len = s->seq[q].prefix_len;
 	h.mark = s->seq[q].mark;
+	h.rope_shift = s->seq[q].rope_shift;
 	h.windowless = s->kv.seq[q].n_windowless;
 	h.adapter = adapter_key(s->rt, s->seq[q].adapter);
 	h.salt = s->seq[q].salt;
@@ -95,7 +97,8 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 		                 "cached rows: they must be the same (here %s)",
 		                 s->plan->target ? s->plan->target : "ref");
 	if (h.len < 0 || h.length_bound < h.len || h.prefix_len < 0 || h.prefix_len > h.len ||
-	    h.mark < 0 || h.windowless < kv_windowless_pages(&s->kv, h.len - KV_MAX_ROLLBACK) ||
+	    h.mark < 0 || h.rope_shift < -h.len || h.rope_shift > h.len ||
+	    h.windowless < kv_windowless_pages(&s->kv, h.len - KV_MAX_ROLLBACK) ||
 	    h.windowless > kv_windowless_pages(&s->kv, h.len) ||
 	    h.bytes != ranks_saved_bytes(s, kv_seq_pages(h.len), h.windowless, true) ||
 	    (size_t)h.bytes != n - sizeof h ||
@@ -124,6 +127,7 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 		return comm_error(s->comm, err);
 	s->seq[*out].prefix_len = h.prefix_len;
 	s->seq[*out].mark = h.mark;
+	s->seq[*out].rope_shift = h.rope_shift;
 	s->seq[*out].salt = h.salt;
 	return LLMC_OK;
 }

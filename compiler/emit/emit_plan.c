@@ -217,8 +217,9 @@ scaling_text(RopeScaling s)
 	return "none";
 }
 
+/* Sections matter for images only: the positions of text are equal. */
 static PlanRope
-plan_rope(const RopeTable *r, int axis)
+plan_rope(const RopeTable *r, int axis, bool images)
 {
 	return (PlanRope){
 		.theta = r->theta,
@@ -241,19 +242,25 @@ plan_rope(const RopeTable *r, int axis)
 		.long_factor = r->long_factor,
 		.factors_tensor = { r->factors_tensor[0], r->factors_tensor[1] },
 		.axis = axis,
+		.section = { images ? r->section[0] : 0, images ? r->section[1] : 0,
+		             images ? r->section[2] : 0 },
+		.interleaved = r->interleaved,
+		.frequencies = r->frequencies,
 	};
 }
 
 static void
 plan_ropes(const Spec *s, Arena *a, Plan *p)
 {
+	const bool images = s->vision.part != VISION_NONE;
+
 	p->rope = NEW(a, PlanRope, 3);
 	if (s->position != POS_ROPE)
 		return;
 	for (int i = 0; i < s->n_rope; i++)
-		p->rope[p->n_rope++] = plan_rope(&s->rope[i], 0);
+		p->rope[p->n_rope++] = plan_rope(&s->rope[i], 0, images);
 	if (s->rope_axes == 2)
-		p->rope[p->n_rope++] = plan_rope(&s->rope[0], 1);
+		p->rope[p->n_rope++] = plan_rope(&s->rope[0], 1, images);
 }
 
 static void

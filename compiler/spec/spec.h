@@ -81,6 +81,10 @@ typedef struct RopeTable {
 	const double *short_factor, *long_factor;
 	/* GGUF: tensors of frequency factors: [0] rope_freqs or long, [1] short; NULL: none */
 	const char *factors_tensor[2];
+	/* pairs rotated by time, row and column of a token; all 0: one position */
+	int section[3];
+	bool interleaved;        /* order of the sections' pairs */
+	const char *frequencies; /* "whole", "restart" or "alternate" */
 } RopeTable;
 
 /* How a checkpoint stores one or more roles. "q+k+v" means that these roles are stacked on rows in

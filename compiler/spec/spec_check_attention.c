@@ -281,6 +281,39 @@ check_table(SpecTable *t, SpecKey theta, SpecKey scaling, SpecKey factor, SpecKe
 		       spec_key[scaling].path, (long long)dims);
 }
 
+/* Three sections, which cover all pairs unless they are interleaved. */
+static void
+check_sections(SpecTable *t, int64_t dims)
+{
+	const SpecVal *v = &t->val[K_rope_sections];
+	int64_t sum = 0;
+
+	if (!IS(rope_frequencies, "whole") && !v->n && dims % 4)
+		err_at(t->d, LOC(rope_frequencies),
+		       "rope.frequencies: rope.dims = %lld is not a multiple of 4",
+		       (long long)dims);
+	if (!v->n)
+		return;
+	for (int i = 0; i < v->n; i++)
+		sum += (int64_t)v->list[i];
+	if (v->n != 3)
+		err_at(t->d, v->loc,
+		       "rope.sections has %d numbers; time, row and column need three", v->n);
+	else if (sum != dims / 2 && !IS(rope_order, "interleaved"))
+		err_at(t->d, v->loc,
+		       "rope.sections add up to %lld pairs, rope.dims = %lld has %lld",
+		       (long long)sum, (long long)dims, (long long)(dims / 2));
+	if (INT(rope_axes) == 2)
+		err_at(t->d, v->loc, "rope.sections: not possible with rope.axes = 2");
+	if (IS(rope_frequencies, "alternate") && v->n == 3 &&
+	    (v->list[0] > 0 || v->list[1] != v->list[2]))
+		err_at(t->d, LOC(rope_frequencies),
+		       "rope.frequencies = alternate needs two equal sections, of row and column");
+	if (!IS(rope_frequencies, "whole") && !IS(rope_scaling, "none"))
+		err_at(t->d, LOC(rope_frequencies),
+		       "rope.frequencies: supported without scaling only");
+}
+
 void
 spec_check_rope(SpecTable *t)
 {
@@ -306,6 +339,7 @@ spec_check_rope(SpecTable *t)
 		       axes == 2 ? " for each of two axes" : "", (long long)head);
 		spec_check_note(t, K_head_dim);
 	}
+	check_sections(t, dims);
 	check_table(t, K_rope_theta, K_rope_scaling, K_rope_factor, K_rope_original, dims);
 	check_factors(t, K_rope_short_factor, dims,
 	              IS(rope_scaling, "longrope") && !ON(rope_factors));

@@ -392,6 +392,12 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->rope_axes = (int)INT(rope_axes);
 	s->rope[0] = ROPE(rope_, rope_dims);
 	s->rope[1] = ROPE(local_, local_dims);
+	for (int i = 0; i < 3 && i < t->val[K_rope_sections].n; i++)
+		s->rope[0].section[i] = (int)t->val[K_rope_sections].list[i];
+	s->rope[0].interleaved = IS(rope_order, "interleaved");
+	s->rope[0].frequencies = t->val[K_rope_frequencies].str;
+	if (!t->val[K_rope_sections].n && !IS(rope_frequencies, "whole"))
+		s->rope[0].section[1] = s->rope[0].section[2] = s->rope[0].dims / 4;
 	s->n_rope = s->position != POS_ROPE ? 0 : NUM(local_theta) > 0 ? 2 : 1;
 	if (BOOL(rope_factors) && s->rope[0].scaling == SCALE_LONGROPE) {
 		s->rope[0].factors_tensor[0] =

@@ -225,8 +225,9 @@ fill_rope(Session *s, int64_t first, int64_t end)
 		const double *freq = st->freq;
 		for (int i = 0; i < s->plan->n_rope; i++) {
 			const PlanRope *r = &s->plan->rope[i];
-			rope_row(r, freq, st->factor[i], r->axis ? s->pos2[t] : s->rope_pos[t],
-			         s->rope[i] + t * r->dims);
+			const int32_t pos[3] = { r->axis ? s->pos2[t] : s->rope_pos[t],
+				                 s->rope_y[t], s->rope_x[t] };
+			rope_row(r, freq, st->factor[i], pos, s->rope[i] + t * r->dims);
 			freq += r->dims / 2;
 		}
 	}

@@ -149,6 +149,8 @@ write_note(CudaSession *c, llmc_error *err)
 			              .tok = s->tok[i] < 0 ? -1 : s->tok[i],
 			              .pos = s->pos[i],
 			              .rope_pos = s->rope_pos[i],
+			              .rope_y = s->rope_y[i],
+			              .rope_x = s->rope_x[i],
 			              .pos2 = s->pos2[i],
 			              .prefix_len = s->prefix_len[i],
 			              .out_at = -1 };

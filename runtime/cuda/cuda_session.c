@@ -59,9 +59,15 @@ lay_out_state(CudaSession *c, const Session *s, CUdeviceptr base)
 	st->note_stride = (int)((size_t)s->sym[SYM_n_seq] * sizeof(llmc_note_row));
 	c->block_to = address(bump(&b, s->block_bytes, 1));
 	for (int i = 0; i < p->n_rope && i < LLMC_MAX_ROPE; i++) {
-		st->rope[i] = (llmc_rope_table){ .dims = p->rope[i].dims,
-			                         .axis = p->rope[i].axis,
-			                         .freq_at = c->n_freq };
+		const PlanRope *r = &p->rope[i];
+		st->rope[i] =
+		    (llmc_rope_table){ .dims = r->dims,
+			               .axis = r->axis,
+			               .freq_at = c->n_freq,
+			               .sections = !plan_rope_sections(r) ? 0
+			                           : r->interleaved       ? 2
+			                                                  : 1,
+			               .section = { r->section[0], r->section[1], r->section[2] } };
 		st->rope[i].dst =
 		    bump(&b, s->sym[SYM_n_tok], (size_t)p->rope[i].dims * sizeof(float));
 		c->n_freq += p->rope[i].dims / 2;
@@ -348,6 +354,8 @@ bind(CudaSession *c, llmc_error *err)
 	st->s_out_row = IN_BLOCK(s->out_row);
 	st->s_block_table = IN_BLOCK(s->block_table);
 	st->rope_pos = IN_BLOCK(s->rope_pos);
+	st->rope_y = IN_BLOCK(s->rope_y);
+	st->rope_x = IN_BLOCK(s->rope_x);
 	st->slot_of = IN_BLOCK(s->step_seq);
 #undef IN_BLOCK
 	st->logits = (const float *)(const void *)s->slot[logits->slot];

@@ -214,6 +214,9 @@ images_of(Engine *e, int32_t from, int32_t n)
 		if (!j->image_row || q->n_done >= q->req->n_prompt)
 			continue;
 		e->images[i] = (StepRows){ .row = j->image_row, .at = j->image_at + q->n_done };
+		for (int k = 0; k < 3 && j->rope_at; k++)
+			e->images[i].pos[k] =
+			    j->rope_at + k * ((int64_t)j->req->bound + 1) + q->n_done;
 		any |= n_tok > 0;
 	}
 	return any ? e->images + from : NULL;

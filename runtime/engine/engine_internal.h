@@ -64,6 +64,8 @@ typedef struct EngineRequest {
 	 * copy of the prompt, image tokens are keys of their images. NULL: no images */
 	float *image_row;
 	int32_t *image_at, *image_prompt;
+	int32_t
+	    *rope_at;   /* [3, bound + 1] RoPE positions with images; NULL: those of the sequence */
 	double *pooled; /* [n_pooled] sum of the rows that form the vector */
 	/* length of `pooled`; token ids to pool, NULL: the whole row. Without pool: the tokens
 	 * whose log probabilities are reported */

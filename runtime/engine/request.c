@@ -162,6 +162,44 @@ image_key(uint64_t key, int32_t row)
 	return (int32_t)(x & 0x7FFFFFFF) - INT32_MAX - 1;
 }
 
+/* Set the RoPE positions of a prompt: time, row and column. Text counts up in all three. An image
+ * has one time, its tokens have their row and column, and text continues after the largest of
+ * these. */
+static llmc_status
+place_images(const Engine *e, EngineRequest *j, const llmc_request *r, llmc_error *err)
+{
+	const size_t n = (size_t)j->req->bound + 1;
+	int32_t next = 0, in_image = 0;
+	size_t image = 0;
+
+	for (size_t i = 0; i < r->n_images; i++)
+		if ((int64_t)r->images[i].height * r->images[i].width != r->images[i].n_row)
+			return error_set(
+			    err, LLMC_E_INPUT,
+			    "image %zu has %d rows, its height and width are %d and %d", i,
+			    r->images[i].n_row, r->images[i].height, r->images[i].width);
+	j->rope_at = calloc(3 * n, sizeof *j->rope_at);
+	if (!j->rope_at)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for a request");
+	for (size_t i = 0; i < n; i++) {
+		const bool is_image = i < r->n_tok && r->tok[i] == e->plan->image_token;
+		while (is_image && !r->images[image].n_row)
+			image++;
+		const llmc_image_part *part = is_image ? &r->images[image] : NULL;
+		j->rope_at[i] = next;
+		j->rope_at[n + i] = next + (part ? in_image / part->width : 0);
+		j->rope_at[2 * n + i] = next + (part ? in_image % part->width : 0);
+		if (!part) {
+			next++;
+		} else if (++in_image == part->n_row) {
+			next += part->height > part->width ? part->height : part->width;
+			in_image = 0;
+			image++;
+		}
+	}
+	return LLMC_OK;
+}
+
 /* Copy the image rows; each image token of the prompt has the next one. */
 static llmc_status
 open_images(const Engine *e, EngineRequest *j, const llmc_request *r, llmc_error *err)
@@ -211,7 +249,7 @@ open_images(const Engine *e, EngineRequest *j, const llmc_request *r, llmc_error
 		j->image_at[i] = (int32_t)at++;
 	}
 	j->speculate = 0; /* drafts are looked up in the prompt */
-	return LLMC_OK;
+	return plan_three_positions(e->plan) ? place_images(e, j, r, err) : LLMC_OK;
 }
 
 llmc_status
@@ -315,6 +353,7 @@ request_free(EngineRequest *j)
 	free(j->image_row);
 	free(j->image_at);
 	free(j->image_prompt);
+	free(j->rope_at);
 	dry_breakers_close(j->breakers);
 	llmc_stream_close(j->prompt_stream);
 	event_list_free(&j->out);

@@ -69,6 +69,29 @@ llama3(const PlanRope *r, double *freq)
 	}
 }
 
+int
+rope_position(const PlanRope *r, int k)
+{
+	const int *n = r->section;
+
+	if (!plan_rope_sections(r))
+		return 0;
+	if (r->interleaved)
+		return k % 3 && k < 3 * n[k % 3] ? k % 3 : 0;
+	return k < n[0] ? 0 : k < n[0] + n[1] ? 1 : 2;
+}
+
+/* Frequencies of contiguous sections that do not follow each other in the head's order */
+static void
+section_frequencies(const PlanRope *r, double theta, double *freq)
+{
+	for (int a = 0, i = 0; a < 3; a++)
+		for (int j = 0; j < r->section[a]; j++, i++)
+			freq[i] = 1 / pow(theta, strcmp(r->frequencies, "alternate") == 0
+			                             ? 2.0 * (2 * j + a - 1) / r->dims
+			                             : (double)j / r->section[a]);
+}
+
 void
 rope_frequencies(const PlanRope *r, int64_t length, const float *const factors[2], double *freq,
                  double *factor)
@@ -83,6 +106,8 @@ rope_frequencies(const PlanRope *r, int64_t length, const float *const factors[2
 		             (double)r->dims / (r->dims - 2));
 	for (int i = 0; i < half; i++)
 		freq[i] = 1 / pow(theta, 2.0 * i / r->dims);
+	if (plan_rope_sections(r) && strcmp(r->frequencies, "whole") != 0)
+		section_frequencies(r, theta, freq);
 	if (is(r, "proportional")) {
 		int turning = (int)(r->turning * r->dims / 2);
 		for (int i = 0; i < half; i++)
@@ -115,13 +140,13 @@ rope_frequencies(const PlanRope *r, int64_t length, const float *const factors[2
 }
 
 void
-rope_row(const PlanRope *r, const double *freq, double factor, int64_t pos, float *dst)
+rope_row(const PlanRope *r, const double *freq, double factor, const int32_t pos[3], float *dst)
 {
 	int half = r->dims / 2;
 
 	for (int i = 0; i < half; i++) {
 		double s, c;
-		sincos((double)pos * freq[i], &s, &c);
+		sincos((double)pos[rope_position(r, i)] * freq[i], &s, &c);
 		dst[i] = (float)(c * factor);
 		dst[half + i] = (float)(s * factor);
 	}

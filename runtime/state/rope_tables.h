@@ -8,7 +8,10 @@
  * positions. factors[0..1]: see PlanRope.factors_tensor, [dims / 2] each, or NULL. */
 void rope_frequencies(const PlanRope *r, int64_t length, const float *const factors[2],
                       double *freq, double *factor);
-/* Fill one row: cos of dims / 2 angles, then sin */
-void rope_row(const PlanRope *r, const double *freq, double factor, int64_t pos, float *dst);
+/* Index of the position, time, row or column, that rotates pair k */
+int rope_position(const PlanRope *r, int k);
+/* Fill one row: cos of dims / 2 angles, then sin. Without sections pos[0] is read only. */
+void rope_row(const PlanRope *r, const double *freq, double factor, const int32_t pos[3],
+              float *dst);
 
 #endif

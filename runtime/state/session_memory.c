@@ -98,6 +98,8 @@ lay_out_block(Session *s, BumpAllocator *b)
 	BUMP(b, s->pos, n_tok);
 	BUMP(b, s->pos2, n_tok);
 	BUMP(b, s->rope_pos, n_tok);
+	BUMP(b, s->rope_y, n_tok);
+	BUMP(b, s->rope_x, n_tok);
 	BUMP(b, s->seq_of, n_tok);
 	BUMP(b, s->block_table, n_seq * session_table_stride(s));
 	s->block_bytes = b->at - start;

@@ -48,8 +48,10 @@ typedef struct SeqState {
 	int32_t length_bound;
 	int32_t prefix_len; /* positions visible to every row; 0: none */
 	int32_t mark;       /* with two-axis RoPE: first-axis position of rows after the prefix */
-	int32_t n_first;    /* encoder: tokens before those of the second token type; 0: all */
-	int32_t adapter;    /* id; 0: none */
+	/* with images: RoPE position of tokens after the last image minus their position */
+	int32_t rope_shift;
+	int32_t n_first; /* encoder: tokens before those of the second token type; 0: all */
+	int32_t adapter; /* id; 0: none */
 	/* its prefix-cache pages are found only by sequences with the same salt; 0: none */
 	uint64_t salt;
 	bool in_step;   /* has a chunk in the forward that is being checked */
@@ -86,8 +88,9 @@ struct Session {
 	char *block;
 	int64_t block_bytes;
 	StepSize *size;
-	int32_t *tok, *pos, *pos2, *rope_pos, *seq_of, *q_start, *kv_len, *prefix_len, *out_row,
-	    *block_table;
+	/* rope_y, rope_x: rows and columns of tokens, for tables with sections */
+	int32_t *tok, *pos, *pos2, *rope_pos, *rope_y, *rope_x, *seq_of, *q_start, *kv_len,
+	    *prefix_len, *out_row, *block_table;
 	int32_t *order;    /* [n_seq] chunk index of each sequence of the step */
 	int32_t *step_seq; /* [n_seq] its sequence id in the session; part of the block */
 	int32_t *add;      /* [n_seq] number of rows */

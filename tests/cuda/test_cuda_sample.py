@@ -44,7 +44,7 @@ PICKED = np.dtype([("id", "i4"), ("logprob", "f4"), ("status", "i4"), ("pad", "i
 STEP = "s_n s_tok s_pos s_pos2 s_seq_of s_q_start s_kv_len s_prefix_len s_out_row s_block_table".split()
 POINTERS = (
     STEP
-    + "rope_pos slot_of slot tables counts freq factor logits mask_at mask work part row_done all_done note picked count now".split()
+    + "rope_pos rope_y rope_x slot_of slot tables counts freq factor logits mask_at mask work part row_done all_done note picked count now".split()
 )
 
 
@@ -59,10 +59,10 @@ def job(arrays, ropes, sizes, launches, fetch):
     a.update(arrays)
     fields = [0 if k in ("mask", "mask_at", "note") and k not in arrays else k for k in POINTERS]
     for i in range(8):
-        fields += [*ropes[i], 0] if i < len(ropes) else [0] * 5
+        fields += [*ropes[i]] + [0] * (9 - len(ropes[i])) if i < len(ropes) else [0] * 9
     return dict(
         arrays=a,
-        pack="@" + "Q" * len(POINTERS) + "Qiiii" * 8 + "7i",
+        pack="@" + "Q" * len(POINTERS) + "Q8i" * 8 + "7i",
         fields=fields + list(sizes) + [0] * (7 - len(sizes)),
         launches=launches,
         fetch=fetch,
@@ -174,6 +174,8 @@ def test_begin_of_a_mixed_step(mode, seed, noted):
         s_pos2=i32(0, 0, 1, 1, 2),
         s_seq_of=i32(0, 1, 1, 1, 1),
         rope_pos=i32(3, 5, 6, 7, 8),
+        rope_y=i32(3, 5, 6, 9, 8),
+        rope_x=i32(3, 5, 7, 2, 8),
         slot_of=i32(2, 0),
         slot=slots,
         freq=np.array([[0.5, 0.25], [9, 9], [1, 2]], np.float32),

@@ -1,31 +1,42 @@
 """Models that read images: the rows of a vision tower and the logits of a language model that takes them, against
 transformers on tiny models (tests/golden/make_vision.py)."""
 
+import ctypes as C
 import json
 import os
 import subprocess
+from functools import partial
 
 import numpy as np
 import pytest
 
 import llmc
+from llmc import _ffi
 from cuda_emu import environment
 from golden_run import LLMC, weights
 from processor import RUNS
 
 CASES = weights.cases(weights.VISION)
 EXACT, ROUNDED = 2e-5, 5e-2  # relative to the range; bf16 weights on a GPU
-CPU = {"smolvlm-plain": "generic v3 v4", "smolvlm-idefics3-bf16": "v3 v4 amx", "llava-bf16": "v3"}
+CPU = {
+    "smolvlm-plain": "generic v3 v4",
+    "smolvlm-idefics3-bf16": "v3 v4 amx",
+    "llava-bf16": "v3",
+    "qwen2_vl-bf16": "v3",
+}
 GPU = {
     "smolvlm-plain": ("sm_90a",),
     "smolvlm-idefics3-bf16": ("sm_75", "sm_80", "sm_90a", "sm_120a"),
     "llava-bf16": ("sm_80",),
+    "qwen2_vl-bf16": ("sm_90a",),
 }
 
 
 def side(case):
     """Patches on a side of the square that becomes one row"""
-    return case.config.get("scale_factor", 1)
+    return case.config["vision_config"].get(
+        "spatial_merge_size", case.config.get("scale_factor", 1)
+    )
 
 
 def model(path, case, device="ref", arch=None, **more):
@@ -38,12 +49,16 @@ def model(path, case, device="ref", arch=None, **more):
 def images(session, case):
     """Rows of all images, packed into one step"""
     chunks, given = [], []
-    for p, at in case.patches(side(case)):
-        n_out = len(p) // side(case) ** 2
+    for (p, at), (_, w) in zip(case.patches(side(case)), case.grids):
+        n_out, row, col = len(p) // side(case) ** 2, at // w, at % w
         if case.family == "llava":  # a class row
-            p, at = np.vstack([0 * p[:1], p]), np.append(0, 1 + at)
+            p, at, row, col = (
+                np.vstack([0 * p[:1], p]),
+                *(np.append(0, a) for a in (1 + at, row, col)),
+            )
         chunks.append((session.seq(), [0] * len(p), n_out))
-        given.append(dict(row=p, pos=([0] * len(p), at.tolist())))
+        pos = [0] * len(p), row.tolist(), col.tolist()
+        given.append(dict(row=p, pos=pos, number=at.tolist()))
     return np.array(session.forward_images(chunks, given))
 
 
@@ -53,11 +68,29 @@ def positions(case):
     return np.where(is_image, np.cumsum(is_image) - 1, -1).tolist()
 
 
+def rope_positions(case):
+    """Time, row and column of each token: an image has one time and is as long as its longer side"""
+    out, grids, i, at = [], iter(case.grids), 0, 0
+    while i < len(case.ids):
+        if case.ids[i] != case.image_token:
+            out.append((at, at, at))
+            i, at = i + 1, at + 1
+            continue
+        h, w = (n // side(case) for n in next(grids))
+        out += [(at, at + y, at + x) for y in range(h) for x in range(w)]
+        i, at = i + h * w, at + max(h, w)
+    return out
+
+
 def read(session, case, rows, chunk=10**6):
+    """chunk: tokens per step. The last step of a model with three positions has none: they continue."""
     at, out, seq = positions(case), [], session.seq()
+    three = case.family.startswith("qwen") and rope_positions(case)
     for i in range(0, len(case.ids), chunk):
         ids = case.ids[i : i + chunk]
         given = dict(row=rows, at=at[i : i + chunk])
+        if three and (i == 0 or case.image_token in case.ids[i:]):
+            given["pos"] = list(zip(*three[i : i + chunk]))
         out.append(np.array(session.forward_images([(seq, ids, len(ids))], [given])))
     session.free(seq)
     return np.concatenate(out)
@@ -116,12 +149,57 @@ def test_text_alone(name, tmp_path):
         assert np.array_equal(np.array(s.forward_images([(s.seq(), ids, len(ids))], [{}])), plain)
 
 
+class ImagePart(C.Structure):
+    _fields_ = [
+        ("row", C.POINTER(C.c_float)),
+        ("n_row", C.c_int32),
+        ("key", C.c_uint64),
+        ("height", C.c_int32),
+        ("width", C.c_int32),
+    ]
+
+
+@pytest.mark.parametrize("device", ["ref", "cpu"])
+def test_an_engine_continues_after_images(device, tmp_path, monkeypatch):
+    """Requests with images in one batch, and again with a cached prefix, generate what a session does
+    that is given the positions of the prompt."""
+    case, n = weights.Vision("qwen2_vl-plain"), 5
+    case.ids, case.grids = case.ids * 2, case.grids * 2
+    rows = np.ascontiguousarray(np.vstack([case.rows] * 2), np.float32)
+    parts, at = (ImagePart * len(case.grids))(), 0
+    for i, (h, w) in enumerate(case.grids):
+        row = rows[at:].ctypes.data_as(C.POINTER(C.c_float))
+        parts[i] = ImagePart(row, h * w // 4, i % 3 + 1, h // 2, w // 2)
+        at += h * w // 4
+    m = model(tmp_path, case, device, set={"vision.part": "rows"})
+    with m.session() as s:
+        want, seq = [], s.seq()
+        given = dict(row=rows, at=positions(case), pos=list(zip(*rope_positions(case))))
+        logits = s.forward_images([(seq, case.ids, 1)], [given])
+        for _ in range(n):
+            want.append(int(np.argmax(np.array(logits)[-1])))
+            logits = s.forward([(seq, want[-1:], 1)])
+    given = dict(images=C.cast(parts, C.c_void_p), n_images=len(parts))
+    with m.engine(seqs=3) as e:
+        monkeypatch.setattr(_ffi, "Request", partial(_ffi.Request, **given))
+        ask = dict(max_tokens=n, temperature=0, ignore_eos=True)
+        first = [e.submit(case.ids, **ask) for _ in range(2)]
+        assert [list(r.wait()["tokens"]) for r in first] == [want] * 2
+        assert list(e.submit(case.ids, **ask).wait()["tokens"]) == want
+        assert e.stats()["prefix_hits"] > 0
+        parts[0].width += 1
+        with pytest.raises(
+            llmc.Error, match="image 0 has 6 rows, its height and width are 2 and 4"
+        ):
+            e.submit(case.ids, **ask)
+
+
 def test_what_a_tower_refuses(tmp_path):
     case = weights.Vision("smolvlm-plain")
     (patches, at), width = case.patches(2)[0], case.config["text_config"]["hidden_size"]
     m = model(tmp_path, case, tower=True)
     assert m.info["output"] == 1 and m.info["out_width"] == width
-    given = dict(row=patches, pos=([0] * 16, at.tolist()))
+    given = dict(row=patches, number=at.tolist())
     with m.session(seqs=2) as s:
         with pytest.raises(llmc.Error, match="pass patches"):
             s.forward([(s.seq(), [0] * 16, 4)])

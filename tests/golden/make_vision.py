@@ -154,6 +154,70 @@ case(
 )
 
 
+QWEN2 = dict(
+    LLAMA,
+    model_type="qwen2_vl_text",
+    num_attention_heads=3,
+    num_key_value_heads=1,
+    head_dim=...,
+    rope_theta=...,
+    rope_parameters=dict(rope_type="default", rope_theta=500.0, mrope_section=[2, 3, 3]),
+)
+TOKENS = dict(
+    image_token_id=IMAGE, video_token_id=6, vision_start_token_id=7, vision_end_token_id=8
+)
+
+
+def without(config):
+    return {k: v for k, v in config.items() if v is not ...}
+
+
+def qwen2_vl(vision=None, **more):
+    tower = dict(depth=2, embed_dim=48, hidden_size=48, num_heads=3, mlp_ratio=2, patch_size=4)
+    tower |= dict(
+        spatial_merge_size=2, temporal_patch_size=2, in_channels=3, hidden_act="quick_gelu"
+    )
+    return dict(
+        model_type="qwen2_vl",
+        torch_dtype="float32",
+        text_config=without(QWEN2),
+        vision_config=dict(tower, model_type="qwen2_vl", **(vision or {})),
+        tie_word_embeddings=False,
+        **TOKENS,
+        **more,
+    )
+
+
+def in_squares(side):
+    """Inputs of the Qwen models: patches of merged squares together, two equal frames"""
+
+    def inputs(pixels, grids, ids):
+        p = [W.squares(x.numpy(), h, w, side, 2) for x, (h, w) in zip(pixels, grids)]
+        rows = torch.from_numpy(np.concatenate([r for r, _ in p]))
+        return dict(
+            pixel_values=rows.to(pixels[0].dtype),
+            image_grid_thw=torch.tensor([(1, h, w) for h, w in grids]),
+            mm_token_type_ids=(ids == IMAGE).long(),
+        )
+
+    return inputs
+
+
+def merged(side):
+    return lambda g: g[0] * g[1] // side**2
+
+
+case("qwen2_vl-plain", qwen2_vl(), [(4, 6), (6, 2), (2, 2)], inputs=in_squares(2), tokens=merged(2))
+case(
+    "qwen2_vl-bf16",
+    qwen2_vl(dict(embed_dim=64, num_heads=2, mlp_ratio=1)),
+    [(6, 10), (2, 4)],
+    dtype="bf16",
+    inputs=in_squares(2),
+    tokens=merged(2),
+)
+
+
 def tensors(model):
     return {
         n: list(p.shape) for n, p in sorted(model.state_dict().items()) if p.is_floating_point()
@@ -272,6 +336,21 @@ run_case(
 )
 
 
+run_case(
+    "qwen2_vl-plain",
+    lambda px: int(px["image_grid_thw"].prod(1).sum()) // 4,
+    image_processor_type="Qwen2VLImageProcessor",
+    do_resize=True,
+    min_pixels=64,
+    max_pixels=1600,
+    resample=3,
+    patch_size=4,
+    temporal_patch_size=2,
+    merge_size=2,
+    **HALF,
+)
+
+
 def make_run(name, new=8):
     """image.png, and <case>/run.json: the files of a processor, a prompt with this image, and the tokens that
     transformers generates after it."""
@@ -294,7 +373,10 @@ def make_run(name, new=8):
     tokens, gap = list(ids), 1e9
     with torch.no_grad():
         for _ in range(new):
-            out = model(input_ids=torch.tensor([tokens]), use_cache=False, **px)
+            now = torch.tensor([tokens])
+            if "image_grid_thw" in px:
+                px["mm_token_type_ids"] = (now == IMAGE).long()
+            out = model(input_ids=now, use_cache=False, **px)
             best = out.logits[0, -1].topk(2)
             gap = min(gap, float(best.values[0] - best.values[1]))
             tokens.append(int(best.indices[0]))

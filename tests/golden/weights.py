@@ -224,6 +224,16 @@ def pixels(config, grids):
     ]
 
 
+def squares(pixels, h, w, side, frames=1):
+    """Rows of patches of an image, [patches, channels * frames * p * p], and their indices: squares of side x side
+    patches are contiguous."""
+    p = pixels.shape[1] // h
+    x = pixels.reshape(-1, h // side, side, p, w // side, side, p).transpose(1, 4, 2, 5, 0, 3, 6)
+    x = np.repeat(x[:, :, :, :, :, None], frames, 5)
+    at = np.arange(h * w).reshape(h // side, side, w // side, side).transpose(0, 2, 1, 3)
+    return np.ascontiguousarray(x.reshape(h * w, -1)), at.reshape(-1)
+
+
 class Vision(Golden):
     """A case of make_vision.py: config, tensors, grids (patches of each image), ids (a prompt with all images), image_token,
     logits of the prompt, rows of the tower."""
@@ -235,15 +245,12 @@ class Vision(Golden):
         self.rows = np.load(os.path.join(self.dir, "rows.npy"))
 
     def patches(self, side):
-        """Rows of each image, [patches, channels * p * p], and the row and column of each patch: squares of side x side
-        patches are contiguous."""
-        p = self.config["vision_config"]["patch_size"]
-        out = []
-        for (h, w), x in zip(self.grids, pixels(self.config, self.grids)):
-            y = x.reshape(-1, h // side, side, p, w // side, side, p).transpose(1, 4, 2, 5, 0, 3, 6)
-            at = np.arange(h * w).reshape(h // side, side, w // side, side).transpose(0, 2, 1, 3)
-            out.append((np.ascontiguousarray(y.reshape(h * w, -1)), at.reshape(-1)))
-        return out
+        """Rows and indices of the patches of each image, as by squares()"""
+        frames = self.config["vision_config"].get("temporal_patch_size", 1)
+        return [
+            squares(x, h, w, side, frames)
+            for (h, w), x in zip(self.grids, pixels(self.config, self.grids))
+        ]
 
 
 # How a draft head is stored. layer and names; dense: it has the feed-forward of layer 0; windowed: it has the attention of windowed layers; output: its

@@ -176,12 +176,12 @@ a_row_is_cosines_then_sines(void **state)
 	float row[4];
 
 	(void)state;
-	rope_row(&r, freq, 2, 131071, row);
+	rope_row(&r, freq, 2, (int32_t[3]){ 131071 }, row);
 	assert_true(fabs(row[0] - 2 * cos(131071.0)) < 1e-6 &&
 	            fabs(row[1] - 2 * cos(1310.71)) < 1e-6);
 	assert_true(fabs(row[2] - 2 * sin(131071.0)) < 1e-6 &&
 	            fabs(row[3] - 2 * sin(1310.71)) < 1e-6);
-	rope_row(&r, freq, 1, 0, row);
+	rope_row(&r, freq, 1, (int32_t[3]){ 0 }, row);
 	assert_true(row[0] == 1 && row[1] == 1 && row[2] == 0 && row[3] == 0);
 }
 

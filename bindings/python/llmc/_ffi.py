@@ -74,7 +74,8 @@ class ImageRows(C.Structure):
     _fields_ = [
         ("row", C.POINTER(C.c_float)),
         ("at", C.POINTER(C.c_int32)),
-        ("pos", C.POINTER(C.c_int32) * 2),
+        ("pos", C.POINTER(C.c_int32) * 3),
+        ("number", C.POINTER(C.c_int32)),
     ]
 
 

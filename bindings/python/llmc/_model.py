@@ -393,9 +393,10 @@ class Session(SerialHandle):
         self, chunks: Sequence[tuple[int, Sequence[int], int]], rows: Sequence[dict[str, Any]]
     ) -> memoryview[float] | None:
         """forward() with rows of images, one dict per chunk: for a vision tower (tower=True) "row"
-        (a buffer of floats [tokens, vision.width]) and "pos" (two lists of integers per token);
-        for a model opened with vision.part=rows "row" ([any, hidden]) and "at" (the index of a
-        token's row, or -1), or no keys."""
+        (a buffer of floats [tokens, vision.width]), "pos" (time, row and column: three lists of
+        integers per token) and "number" (of learned positions); for a model opened with
+        vision.part=rows "row" ([any, hidden]), "at" (the index of a token's row, or -1) and "pos"
+        (RoPE positions, if the model has three), or no keys."""
         array, tokens, n_out = self._chunks(chunks)
         given = (_ffi.ImageRows * max(1, len(tokens)))()
         kept: list[Any] = []
@@ -408,12 +409,13 @@ class Session(SerialHandle):
                 C.memmove(floats, view.tobytes(), view.nbytes)
                 r.row = C.cast(floats, C.POINTER(C.c_float))
                 kept.append(floats)
-            lists = [(C.c_int32 * len(p))(*p) for p in (own.get("at", ()), *own.get("pos", ()))]
-            if "at" in own:
-                r.at = C.cast(lists[0], C.POINTER(C.c_int32))
-            for i, p in enumerate(lists[1:]):
-                r.pos[i] = C.cast(p, C.POINTER(C.c_int32))
-            kept += lists
+            for key in "at", "number":
+                if key in own:
+                    kept.append((C.c_int32 * len(own[key]))(*own[key]))
+                    setattr(r, key, C.cast(kept[-1], C.POINTER(C.c_int32)))
+            for i, p in enumerate(own.get("pos", ())):
+                kept.append((C.c_int32 * len(p))(*p))
+                r.pos[i] = C.cast(kept[-1], C.POINTER(C.c_int32))
         out = (C.c_float * max(1, n_out * self._width))()
         with self._use() as h:
             _handle.call(lib.llmc_forward_images, h, array, len(tokens), given, out)

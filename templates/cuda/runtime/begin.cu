@@ -12,17 +12,25 @@ struct begin_row {
 
 /* Computes the angles of a row in double, so that position 131071 keeps its precision. */
 static __device__ void
-angles(const llmc_state &p, int r, int slot, int rope_pos, int pos2)
+angles(const llmc_state &p, int r, int slot, int rope_pos, int pos2, int rope_y, int rope_x)
 {
 	for (int i = 0; i < p.n_rope; i++) {
 		const llmc_rope_table t = p.rope[i];
 		const int half = t.dims / 2;
 		const float *freq = p.freq + (long long)slot * p.n_freq + t.freq_at;
-		const double pos = t.axis ? pos2 : rope_pos,
-		             factor = p.factor[(long long)slot * p.n_rope + i];
+		const double factor = p.factor[(long long)slot * p.n_rope + i];
+		const int time = t.axis ? pos2 : rope_pos;
 		float *to = t.dst + (long long)r * t.dims;
 		for (int k = threadIdx.x; k < half; k += blockDim.x) {
-			const double angle = pos * (double)freq[k];
+			int axis = 0;
+			if (t.sections == 1)
+				axis = k < t.section[0]                  ? 0
+				       : k < t.section[0] + t.section[1] ? 1
+				                                         : 2;
+			else if (t.sections == 2 && k % 3 && k < 3 * t.section[k % 3])
+				axis = k % 3;
+			const int pos = axis == 0 ? time : axis == 1 ? rope_y : rope_x;
+			const double angle = (double)pos * (double)freq[k];
 			to[k] = (float)(cos(angle) * factor);
 			to[half + k] = (float)(sin(angle) * factor);
 		}
@@ -90,10 +98,10 @@ llmc_begin(const llmc_state p)
 		__syncthreads();
 		if (s.word[0] >= 0) {
 			const int n = s.word[0];
-			const llmc_note_row w = { n,         s.word[1], s.word[2],  s.word[3],
-				                  s.word[4], s.word[5], s.word[6],  s.word[7],
-				                  s.word[8], s.word[9], s.word[10], s.word[11],
-				                  s.word[12] };
+			const llmc_note_row w = { n,          s.word[1],  s.word[2],  s.word[3],
+				                  s.word[4],  s.word[5],  s.word[6],  s.word[7],
+				                  s.word[8],  s.word[9],  s.word[10], s.word[11],
+				                  s.word[12], s.word[13], s.word[14] };
 			if (r == 0 && threadIdx.x == 0) {
 				p.s_n[0] = p.s_n[1] = p.s_n[2] = n;
 				p.s_n[3] = w.n_out;
@@ -102,7 +110,7 @@ llmc_begin(const llmc_state p)
 			}
 			if (r < n) {
 				decode_row(p, w, r, n);
-				angles(p, r, w.slot, w.rope_pos, w.pos2);
+				angles(p, r, w.slot, w.rope_pos, w.pos2, w.rope_y, w.rope_x);
 			}
 			return;
 		}
@@ -110,6 +118,7 @@ llmc_begin(const llmc_state p)
 	if (r < p.s_n[0]) {
 		if (threadIdx.x == 0 && p.s_tok[r] < 0)
 			p.s_tok[r] = p.slot[-1 - p.s_tok[r]].last;
-		angles(p, r, p.slot_of[p.s_seq_of[r]], p.rope_pos[r], p.s_pos2[r]);
+		angles(p, r, p.slot_of[p.s_seq_of[r]], p.rope_pos[r], p.s_pos2[r], p.rope_y[r],
+		       p.rope_x[r]);
 	}
 }

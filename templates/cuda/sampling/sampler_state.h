@@ -34,11 +34,12 @@
  *                                     window pages at window_at + j, with new page w.window
  *     s_n[0..3]                       w.n, w.n, w.n, w.n_out, by CTA 0
  *
- * If note == 0 or w.n < 0, the host has copied all arrays of the step (and slot_of, rope_pos) to
- * the device. Only s_tok[r] < 0 is replaced by slot[-1 - s_tok[r]].last.
+ * If note == 0 or w.n < 0, the host has copied all arrays of the step (and slot_of, rope_pos,
+ * rope_y, rope_x) to the device. Only s_tok[r] < 0 is replaced by slot[-1 - s_tok[r]].last.
  *
  * In both cases it computes the angles of row r for every RoPE table i < n_rope, with d =
- * rope[i].dims, f = rope[i].freq_at, pos = rope[i].axis ? pos2 : rope_pos, and slot the row's slot:
+ * rope[i].dims, f = rope[i].freq_at, pos = rope[i].axis ? pos2 : rope_pos (with sections: that of
+ * the pair), and slot the row's slot:
  *
  *     angle                           (double)pos * freq[slot][f + k], k < d / 2
  *     rope[i].dst[r * d + k]          (float)(cos(angle) * factor[slot][i])
@@ -94,7 +95,8 @@ typedef struct llmc_note_row { /* a multiple of the sector size */
 	 * arrays */
 	int n, n_out;
 	int slot, tok, pos, rope_pos, pos2, prefix_len, out_at, table_from, page_at, page, window;
-	int pad[3];
+	int rope_y, rope_x; /* row and column of the token, for tables with sections */
+	int pad[1];
 } llmc_note_row;
 
 typedef struct llmc_sampled {
@@ -110,15 +112,18 @@ typedef struct llmc_work {
 
 typedef struct llmc_rope_table {
 	float *dst;
-	int dims, axis, freq_at, pad;
+	int dims, axis, freq_at;
+	/* pairs rotated by rope_pos, rope_y and rope_x. sections 0: all by one position; 1: in this
+	 * order; 2: pair k by position k % 3 if k < 3 * section[k % 3], else by rope_pos */
+	int sections, section[3], pad;
 } llmc_rope_table;
 
 typedef struct llmc_state {
 	/* step arrays, as in llmc_step */
 	int *s_n, *s_tok, *s_pos, *s_pos2, *s_seq_of, *s_q_start, *s_kv_len, *s_prefix_len,
 	    *s_out_row, *s_block_table;
-	int *rope_pos; /* [n_tok], mixed steps only */
-	int *slot_of;  /* [n_seq] slot of each sequence of the step */
+	int *rope_pos, *rope_y, *rope_x; /* [n_tok], mixed steps only */
+	int *slot_of;                    /* [n_seq] slot of each sequence of the step */
 	/* indexed by slot */
 	llmc_slot *slot;      /* [seqs] */
 	int *tables;          /* [seqs, block_stride] */
