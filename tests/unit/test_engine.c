@@ -1070,11 +1070,12 @@ requests_that_cannot_run_are_rejected(void **state)
 	q.pool = LLMC_POOL_MEAN;
 	expect_error(b, &q, LLMC_E_RANGE,
 	             "n_pool_tok is 1: up to 1024 tokens, for a model that generates text, with "
-	             "pool last or cls");
+	             "pool last, cls or none");
 	q.pool = LLMC_POOL_NONE;
+	q.n_pool_tok = LLMC_MAX_TOP + 1;
 	expect_error(b, &q, LLMC_E_RANGE,
-	             "n_pool_tok is 1: up to 1024 tokens, for a model that generates text, with "
-	             "pool last or cls");
+	             "n_pool_tok is 21: up to 20 tokens, for a model that generates text, with "
+	             "pool last, cls or none");
 	q.n_pool_tok = 0;
 	q.n_tok = 161;
 	expect_error(b, &q, LLMC_E_RANGE,
