@@ -79,7 +79,7 @@ def unpack(folder, name, row):
         shutil.rmtree(top, ignore_errors=True)
         with tarfile.open(folder / row["archive"]) as t:
             inside = t.getnames()[0].split("/")[0]
-            t.extractall(folder, filter="data")
+        shutil.unpack_archive(folder / row["archive"], folder)
         if inside != top.name:
             (folder / inside).rename(top)
         for path, edit in row.get("edits", {}).items():
