@@ -113,6 +113,7 @@ class All:
         },
         "engine": {
             "drain": lambda e: e.drain(0),
+            "replace_weights": lambda e: e.replace_weights("/nonexistent"),
             "submit": lambda e: e.submit(IDS, max_tokens=2),
             "generate": lambda e: list(e.generate(IDS, max_tokens=2)),
             "stream": lambda e: asyncio.run(collect(e.stream(IDS, max_tokens=2))),
