@@ -294,6 +294,12 @@ check_rope(const PlanRope *r, int i, llmc_error *err)
 	if (plan_rope_sections(r) && strcmp(r->frequencies, "whole") &&
 	    strcmp(r->frequencies, "restart") && strcmp(r->frequencies, "alternate"))
 		return BAD("rope[%d]: unknown frequencies \"%s\"", i, r->frequencies);
+	/* such frequencies are written section by section, and only contiguous sections are checked
+	 * to fill the table */
+	if (plan_rope_sections(r) && r->interleaved && strcmp(r->frequencies, "whole"))
+		return BAD("rope[%d]: interleaved sections have the frequencies of the whole head, "
+		           "not \"%s\"",
+		           i, r->frequencies);
 	bool tensors = r->factors_tensor[0] && r->factors_tensor[1];
 	if (longrope && !(tensors && !r->n_short && !r->n_long) &&
 	    (r->n_short != r->dims / 2 || r->n_long != r->dims / 2))

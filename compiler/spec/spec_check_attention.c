@@ -292,6 +292,13 @@ check_sections(SpecTable *t, int64_t dims)
 		err_at(t->d, LOC(rope_frequencies),
 		       "rope.frequencies: rope.dims = %lld is not a multiple of 4",
 		       (long long)dims);
+	if (!IS(rope_frequencies, "whole") && IS(rope_order, "interleaved")) {
+		err_at(t->d, LOC(rope_frequencies),
+		       "rope.frequencies = %s: interleaved sections have the frequencies of the "
+		       "whole head",
+		       t->val[K_rope_frequencies].str);
+		spec_check_note(t, K_rope_order);
+	}
 	if (!v->n)
 		return;
 	for (int i = 0; i < v->n; i++)

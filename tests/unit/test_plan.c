@@ -71,6 +71,11 @@ a_plan_is_read_back_unchanged(void **state)
 	arena_release(&b);
 }
 
+/* Keys of a RoPE table with sections */
+#define SECTIONS(n, interleaved, frequencies)                                                      \
+	"\"axis\":0,\"sections\":[" n "],\"interleaved\":" interleaved                             \
+	",\"frequencies\":\"" frequencies "\""
+
 static const struct {
 	const char *from, *to, *text;
 } bad[] = {
@@ -238,6 +243,16 @@ static const struct {
 	{ "\"scaling\":\"none\"", "\"scaling\":\"llama3\"",
 	  "p.json: rope[0]: scaling llama3 has low_freq_factor 0 and high_freq_factor 0, expected "
 	  "0 < low < high" },
+	{ "\"axis\":0", SECTIONS("1,1,1", "true", "restart"),
+	  "p.json: rope[0]: interleaved sections have the frequencies of the whole head, not "
+	  "\"restart\"" },
+	{ "\"axis\":0", SECTIONS("0,1,1", "true", "alternate"),
+	  "p.json: rope[0]: interleaved sections have the frequencies of the whole head, not "
+	  "\"alternate\"" },
+	{ "\"axis\":0", SECTIONS("1,1,1", "false", "restart"),
+	  "p.json: rope[0]: sections add up to 3 pairs, dims is 2" },
+	{ "\"axis\":0", SECTIONS("0,1,0", "false", "odd"),
+	  "p.json: rope[0]: unknown frequencies \"odd\"" },
 	{ "\"dims\":2", "\"dims\":3", "p.json: rope[0]: dims is 3, it must be even" },
 	{ "\"theta\":10000.0", "\"theta\":1.0", "p.json: rope[0]: theta is 1, it must be above 1" },
 	{ "\"short_factor\":[]", "\"short_factor\":[0.0]",
