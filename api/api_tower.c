@@ -13,8 +13,8 @@
 struct llmc_tower {
 	llmc_model *text;      /* the language model */
 	llmc_model *model;     /* the tower */
-	llmc_session *session; /* the only session */
-	pthread_mutex_t lock;  /* held while the session is used */
+	llmc_session *session; /* the only session; NULL: a larger one could not be opened */
+	pthread_mutex_t lock;  /* held while the session is used or replaced */
 	ImageRules rules;
 	int64_t most_rows; /* rows of the session; it is opened again for a larger image */
 };
@@ -204,8 +204,8 @@ run_tile(llmc_tower *t, const ImageRows *rows, const ImageTile *tile, float *out
 		                     .pos = { ids, y, x },
 		                     .number = s->vision.positions ? number : NULL };
 	pthread_mutex_lock(&t->lock);
-	runtime_turn_begin(t->text->rt);
 	llmc_status status = n > t->most_rows ? open_session(t, n, err) : LLMC_OK;
+	runtime_turn_begin(t->text->rt);
 	if (status == LLMC_OK)
 		status = llmc_seq_new(t->session, 0, &q, err);
 	if (status == LLMC_OK) {
@@ -316,13 +316,19 @@ fail:
 }
 
 int64_t
-llmc_tower_bytes(const llmc_tower *t)
+llmc_tower_bytes(llmc_tower *t)
 {
+	llmc_limits lim = LLMC_INIT(llmc_limits);
 	llmc_memory mem = LLMC_INIT(llmc_memory);
 
-	if (session_memory(t->model->plan, session_limits_of(t->session->s), &mem, NULL) != LLMC_OK)
+	pthread_mutex_lock(&t->lock);
+	const bool open = t->session;
+	if (open)
+		lim = *session_limits_of(t->session->s);
+	pthread_mutex_unlock(&t->lock);
+	if (session_memory(t->model->plan, &lim, &mem, NULL) != LLMC_OK)
 		return 0;
-	return mem.weights + mem.kv + mem.scratch + mem.state;
+	return mem.weights + (open ? mem.kv + mem.scratch + mem.state : 0);
 }
 
 void

@@ -752,7 +752,8 @@ LLMC_API void llmc_tower_close(llmc_tower *t); /* NULL is allowed */
 LLMC_API const char *llmc_tower_placeholder(const llmc_tower *t);
 /* Text of the token whose embeddings the rows replace; part of the placeholder */
 LLMC_API const char *llmc_tower_token(const llmc_tower *t);
-LLMC_API int64_t llmc_tower_bytes(const llmc_tower *t); /* memory of weights and buffers */
+/* Memory of weights and buffers; waits for a tile that runs */
+LLMC_API int64_t llmc_tower_bytes(llmc_tower *t);
 /* Decode an image, prepare it as the model's processor does, and run the tower. E_INPUT: the bytes
  * are no image, are damaged, or exceed the limits of pixels and bytes. */
 LLMC_API llmc_status llmc_tower_read(llmc_tower *t, const void *data, size_t n,

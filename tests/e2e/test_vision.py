@@ -5,6 +5,7 @@ import ctypes as C
 import json
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -275,6 +276,40 @@ def test_run_with_an_image(device, name, tmp_path):
     folder, image, want = runnable(tmp_path, name)
     assert want["gap"] > 0.01
     assert run(folder, want["ids"], "--image", image, "--device", device) == want["new"]
+
+
+def test_the_session_of_a_tower_grows_while_its_memory_is_read(tmp_path):
+    """An image of more patches than the first session of a tower has, and llmc_tower_bytes in
+    another thread, whose answers are those of the small session and of the large one."""
+    folder, image, _ = runnable(tmp_path, "qwen2_vl-plain")
+    path = folder / "preprocessor_config.json"
+    rules = json.loads(path.read_text()) | dict(min_pixels=4 * 4 * 4097, max_pixels=4 * 4 * 5000)
+    path.write_text(json.dumps(rules))
+    with open(image, "rb") as f:
+        data = f.read()
+    lib, err, tower, out = _ffi.lib, _ffi.Error(), C.c_void_p(), C.c_void_p()
+    lib.llmc_tower_open.argtypes = [C.c_void_p] * 4
+    lib.llmc_tower_bytes.argtypes = lib.llmc_tower_close.argtypes = [C.c_void_p]
+    lib.llmc_tower_image_close.argtypes = [C.c_void_p]
+    lib.llmc_tower_read.argtypes = [C.c_void_p, C.c_char_p, C.c_size_t] + [C.c_void_p] * 3
+    lib.llmc_tower_bytes.restype = C.c_int64
+    text = llmc.Model(str(folder), device="cpu", set={"vision.part": "rows"}, threads=1)
+    with text, text._use() as h:
+        assert lib.llmc_tower_open(h, None, C.byref(tower), C.byref(err)) == 0, err.text
+        try:
+            seen = {lib.llmc_tower_bytes(tower)}
+            with ThreadPoolExecutor(1) as pool:
+                status = pool.submit(
+                    lib.llmc_tower_read, tower, data, len(data), None, C.byref(out), C.byref(err)
+                )
+                while not status.done():
+                    seen.add(lib.llmc_tower_bytes(tower))
+            assert status.result() == 0, err.text
+            lib.llmc_tower_image_close(out)
+            seen.add(lib.llmc_tower_bytes(tower))
+            assert len(seen) == 2 and min(seen) > 0
+        finally:
+            lib.llmc_tower_close(tower)
 
 
 def test_run_explains_mistakes(tmp_path):
