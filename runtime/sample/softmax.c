@@ -169,16 +169,40 @@ sum_exp(const float *v, int32_t n, float max)
 	return sum;
 }
 
+/* Sum that log probabilities are relative to. An infinite logit has probability 1. */
+typedef struct Normaliser {
+	float max;
+	double base; /* log of the sum of exponentials; NAN: there is no distribution */
+} Normaliser;
+
+static Normaliser
+normaliser_of(const float *logits, int32_t vocab)
+{
+	int32_t best;
+
+	if (sample_largest(logits, vocab, &best, NULL) != LLMC_OK)
+		return (Normaliser){ NAN, NAN };
+	const float max = logits[best];
+	return (Normaliser){ max,
+		             max == INFINITY ? INFINITY : max + log(sum_exp(logits, vocab, max)) };
+}
+
+static float
+logprob_of(Normaliser n, float logit)
+{
+	if (n.max == INFINITY)
+		return logit == INFINITY ? 0 : -INFINITY;
+	return (float)(logit - n.base);
+}
+
 float
 sample_logprobs(const float *logits, int32_t vocab, int32_t id, llmc_logprob *top, int32_t n_top)
 {
-	int32_t best, n = 0;
+	const Normaliser norm = normaliser_of(logits, vocab);
+	int32_t n = 0;
 
-	if (sample_largest(logits, vocab, &best, NULL) != LLMC_OK)
+	if (isnan(norm.base))
 		return NAN;
-	float max = logits[best];
-	/* an infinite logit has probability 1 */
-	double base = max == INFINITY ? INFINITY : max + log(sum_exp(logits, vocab, max));
 	n_top = n_top < vocab ? n_top : vocab;
 	float floor = -INFINITY; /* smallest value in top, once it is full */
 	for (int32_t i = 0; n_top && i < vocab; i++) {
@@ -191,18 +215,17 @@ sample_logprobs(const float *logits, int32_t vocab, int32_t id, llmc_logprob *to
 		floor = top[n - 1].logprob;
 	}
 	for (int32_t i = 0; i < n; i++)
-		top[i].logprob = max == INFINITY ? (top[i].logprob == INFINITY ? 0 : -INFINITY)
-		                                 : (float)(top[i].logprob - base);
-	if (max == INFINITY)
-		return logits[id] == INFINITY ? 0 : -INFINITY;
-	return (float)(logits[id] - base);
+		top[i].logprob = logprob_of(norm, top[i].logprob);
+	return logprob_of(norm, logits[id]);
 }
 
 int32_t
 sample_logprobs_of(const float *logits, int32_t vocab, const int32_t *id, int32_t n,
                    llmc_logprob *out)
 {
+	const Normaliser norm = normaliser_of(logits, vocab);
+
 	for (int32_t i = 0; i < n; i++)
-		out[i] = (llmc_logprob){ id[i], sample_logprobs(logits, vocab, id[i], NULL, 0) };
+		out[i] = (llmc_logprob){ id[i], logprob_of(norm, logits[id[i]]) };
 	return n;
 }

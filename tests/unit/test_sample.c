@@ -316,6 +316,14 @@ logprobs_agree_with_the_library(void **state)
 			float lp = sample_logprobs(v, N, id, best, 20);
 			assert_true(fabs(lp - (v[id] - scale - log(sum))) < 1e-5 * (1 + fabs(lp)));
 		}
+		const int32_t some[] = { 7, 0, N - 1, 7 };
+		assert_int_equal(sample_logprobs_of(v, N, some, 4, best), 4);
+		for (int k = 0; k < 4; k++) {
+			const double want = v[some[k]] - scale - log(sum);
+			assert_int_equal(best[k].id, some[k]);
+			assert_true(fabs(best[k].logprob - want) < 1e-5 * (1 + fabs(want)));
+		}
+		sample_logprobs(v, N, 0, best, 20);
 		for (int k = 0; k < 20; k++) {
 			assert_true(v[best[k].id] == w[k]);
 			assert_true(fabs(best[k].logprob - (w[k] - scale - log(sum))) <
