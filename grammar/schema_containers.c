@@ -5,7 +5,7 @@
 #include "base/utf8.h"
 #include "grammar/schema.h"
 
-enum { MAX_PATTERNS = 5, MAX_COUNTED = 6000, MAX_UNIQUE = 8 };
+enum { MAX_PATTERNS = 5, MAX_KEY_CASES = 64, MAX_COUNTED = 6000, MAX_UNIQUE = 8 };
 
 /* ---- arrays ---- */
 
@@ -372,6 +372,17 @@ is_allowed_name(Schema *s, const json_t *o, const char *name, const Path *p)
 	return !named || schema_accepts(s, schema_keep(s, json_string(name)), named, p);
 }
 
+/* Number of ways in which a key matches or fails each pattern; each is a language of its own. */
+static size_t
+count_key_cases(const KeyPattern *k, size_t n)
+{
+	size_t cases = 1;
+
+	for (size_t i = 0; i < n; i++)
+		cases *= k[i].n + 1;
+	return cases;
+}
+
 /* Each set of patterns that a key may match at once has the merged schema of them; the keys that
  * match none have `additional`. NULL with *failed: the languages are too large. */
 static Expr *
@@ -392,22 +403,27 @@ pattern_members(Schema *s, const json_t *o, const NameSet *names, const json_t *
 		k[i].n = schema_operands(s, key, strlen(key), k[i].op, p, "patternProperties");
 		k[i++].schema = v;
 	}
+	if (count_key_cases(k, n) > MAX_KEY_CASES)
+		schema_fail(s, p, "patternProperties",
+		            "a key may match or fail the regexes in %zu ways, at most %d are "
+		            "supported; use fewer look-aheads or fewer regexes",
+		            count_key_cases(k, n), MAX_KEY_CASES);
 	do {
-		StringRules *r = NEW(s->b->a, StringRules, 1);
 		const json_t *value = NULL;
-		if (!begin_key(s, named, r, p))
-			break;
-		for (i = 0; i < n; i++) {
-			add_key_pattern(s, r, &k[i]);
+		for (i = 0; i < n; i++)
 			if (!k[i].failing)
 				value = value ? schema_merge_later(s, value, k[i].schema, p, 0)
 				              : k[i].schema;
-		}
 		const bool set = value;
 		value = set ? value : additional;
-		exclude_names(s, r, names);
 		if (!value || json_is_false(value))
 			continue;
+		StringRules *r = NEW(s->b->a, StringRules, 1);
+		if (!begin_key(s, named, r, p))
+			break;
+		for (i = 0; i < n; i++)
+			add_key_pattern(s, r, &k[i]);
+		exclude_names(s, r, names);
 		Expr *name = schema_key(s, r, arguments, failed);
 		if (*failed)
 			return NULL;

@@ -119,6 +119,7 @@ SCHEMAS = [
     {"type": "string", "pattern": "^(?!ab)[a-c]+"},
     {"type": "string", "pattern": "^(?=.*c)(?!abc$)[a-c]"},
     {"type": "object", "patternProperties": {"^(?!a)": {"type": "integer"}, "^[ab]": {}}},
+    {"type": "object", "patternProperties": {f"^(?!{c})": {"not": {"const": c}} for c in "abc"}},
     {"type": "object", "propertyNames": {"pattern": "^(?![bc]$)"}},
     {"type": "string", "pattern": "^$|(^[a-z]+$)"},
     {"type": "string", "pattern": "(^a$)|(^ab)"},
@@ -130,6 +131,15 @@ SCHEMAS = [
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda s: json.dumps(s)[:70])
 def test_values_are_accepted_as_by_jsonschema(schema):
     check(schema, VALUES)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_too_many_look_aheads_of_keys_are_an_error(strict):
+    """Each way in which a key matches or fails the regexes is a language of its own."""
+    ahead = {f"^(?!{c})(?!d)(?!e)": {} for c in "abcde"}  # 5 ** 5 ways
+    schema = {"type": "object", "patternProperties": ahead}
+    with pytest.raises(llmc.Error, match="in 3125 ways, at most 64 are supported"):
+        llmc.Grammar(None, "json_schema", schema, standard=True, strict=strict)
 
 
 @pytest.mark.parametrize(
