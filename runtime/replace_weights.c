@@ -27,28 +27,23 @@ check_replaceable(const Runtime *rt, llmc_error *err)
 static llmc_status
 check_factors(const Runtime *rt, const Checkpoint *c, llmc_error *err)
 {
-	llmc_status status = LLMC_OK;
-
-	for (int i = 0; i < rt->plan->n_rope && status == LLMC_OK; i++)
-		for (int k = 0; k < 2 && status == LLMC_OK; k++) {
+	for (int i = 0; i < rt->plan->n_rope; i++)
+		for (int k = 0; k < 2; k++) {
 			const PlanRope *r = &rt->plan->rope[i];
-			const size_t n = (size_t)r->dims / 2;
-			if (!r->factors_tensor[k])
-				continue;
-			float *f = calloc(n, sizeof *f);
-			if (!f)
-				return error_set(err, LLMC_E_MEMORY, "out of memory");
-			status = checkpoint_vector(c, r->factors_tensor[k], f, (int64_t)n, err);
-			if (status == LLMC_OK && (!rt->factors[i][k] ||
-			                          memcmp(f, rt->factors[i][k], n * sizeof *f) != 0))
-				status = error_set(
+			const float *have = rt->factors[i][k];
+			float *f;
+			TRY(rope_factors_read(r, k, c, &f, err));
+			const bool same =
+			    !f || (have && !memcmp(f, have, (size_t)r->dims / 2 * sizeof *f));
+			free(f);
+			if (!same)
+				return error_set(
 				    err, LLMC_E_INPUT,
 				    "tensor \"%s\": the rotary factors differ from those of the "
 				    "open model; open it again",
 				    r->factors_tensor[k]);
-			free(f);
 		}
-	return status;
+	return LLMC_OK;
 }
 
 static llmc_status

@@ -51,6 +51,29 @@ open_weights(Runtime *rt, const RuntimeOptions *o, llmc_error *err)
 	return status;
 }
 
+llmc_status
+rope_factors_read(const PlanRope *r, int k, const Checkpoint *c, float **out, llmc_error *err)
+{
+	*out = NULL;
+	if (!r->factors_tensor[k])
+		return LLMC_OK;
+	float *f = calloc((size_t)r->dims / 2, sizeof *f);
+	if (!f)
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	llmc_status status = checkpoint_vector(c, r->factors_tensor[k], f, r->dims / 2, err);
+	for (int i = 0; i < r->dims / 2 && status == LLMC_OK; i++)
+		if (!(f[i] > 0))
+			status =
+			    error_set(err, LLMC_E_INPUT,
+			              "tensor \"%s\": rotary factor %d is %g, it must be above 0",
+			              r->factors_tensor[k], i, (double)f[i]);
+	if (status == LLMC_OK)
+		*out = f;
+	else
+		free(f);
+	return status;
+}
+
 /* Read RoPE factors that a checkpoint stores as tensors. Random weights have none: 1. */
 static llmc_status
 load_factors(Runtime *rt, llmc_error *err)
@@ -61,21 +84,8 @@ load_factors(Runtime *rt, llmc_error *err)
 	if (!rt->factors)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	for (int i = 0; c && i < rt->plan->n_rope; i++)
-		for (int k = 0; k < 2; k++) {
-			const PlanRope *r = &rt->plan->rope[i];
-			if (!r->factors_tensor[k])
-				continue;
-			float *f = rt->factors[i][k] = calloc((size_t)r->dims / 2, sizeof *f);
-			if (!f)
-				return error_set(err, LLMC_E_MEMORY, "out of memory");
-			TRY(checkpoint_vector(c, r->factors_tensor[k], f, r->dims / 2, err));
-			for (int j = 0; j < r->dims / 2; j++)
-				if (!(f[j] > 0))
-					return error_set(err, LLMC_E_INPUT,
-					                 "tensor \"%s\": rotary factor %d is %g, "
-					                 "it must be above 0",
-					                 r->factors_tensor[k], j, (double)f[j]);
-		}
+		for (int k = 0; k < 2; k++)
+			TRY(rope_factors_read(&rt->plan->rope[i], k, c, &rt->factors[i][k], err));
 	return LLMC_OK;
 }
 

@@ -164,6 +164,10 @@ void *session_argument(const Session *s, const PlanRef *r); /* address for kerne
 void session_given(const Session *s, float *to);
 /* Set a sequence's RoPE frequencies, which depend on its maximum length. */
 void session_set_rope(Session *s, llmc_seq q, int32_t length_bound);
+/* runtime.c: read factors_tensor[k] of a table, [dims / 2], which the caller frees; NULL: the table
+ * has no such tensor. */
+llmc_status rope_factors_read(const PlanRope *r, int k, const Checkpoint *c, float **out,
+                              llmc_error *err);
 /* session_open of a single rank; comm stays owned by the caller. */
 llmc_status session_open_rank(Runtime *rt, const llmc_limits *lim, Comm *comm, Session **out,
                               llmc_error *err);
@@ -174,9 +178,10 @@ uint64_t adapter_key(const Runtime *rt, int32_t adapter); /* 0: none */
 /* Return the adapter with this key and take a reference; 0: it is not loaded */
 int32_t adapter_of_key(Runtime *rt, uint64_t key);
 llmc_status adapters_open(Runtime *rt, llmc_error *err);
+/* Is slot the number of an adapter slot of this runtime? */
+bool adapters_has_slot(const Runtime *rt, int slot);
 /* Do all processes have the content of this slot (negative: none)? If not, rank 0 broadcasts it,
  * and each rank keeps its shard. If the group has ended, a later call reports that. */
-bool adapters_has_slot(const Runtime *rt, int slot);
 bool adapters_known(const Runtime *rt, int slot);
 void adapters_send(Runtime *rt, int slot, Comm *comm);
 llmc_status adapters_receive(Runtime *rt, int slot, Comm *comm, llmc_error *err);
