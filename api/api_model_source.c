@@ -236,13 +236,13 @@ llmc_status
 model_add_images(llmc_model *m, const char *path, SourceKind kind, const llmc_options *opt,
                  llmc_error *err)
 {
-	const char *const *set = with_rows(m->set, &m->arena);
 	const Spec *spec;
 	llmc_error why = { 0 };
 
 	if (!opt->images || kind != SOURCE_HF || opt->tower || m->spec->vision.token < 0 ||
 	    m->spec->vision.part != VISION_NONE)
 		return LLMC_OK;
+	const char *const *set = with_rows(m->set, &m->arena);
 	llmc_status status = supported(path, &m->arena, &why);
 	if (status == LLMC_OK)
 		status = source_spec(path, kind, set, opt->weights, false, opt->allow_unknown_keys,
