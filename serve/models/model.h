@@ -84,7 +84,9 @@ struct Slot {
 	int32_t max_input, max_total;
 	ServedModel *model; /* NULL: asleep */
 	bool loading, removed;
-	bool found;  /* a model of the catalogue, not of the command line */
+	bool
+	    pinned; /* the manager thread uses its source without the lock: it must not be reused */
+	bool found; /* a model of the catalogue, not of the command line */
 	bool unread; /* about, bytes and limits are not set yet: the manager thread calls look */
 	/* put to sleep while its engine was being opened: it serves the waiting requests first */
 	bool sleep_when_done;

@@ -183,17 +183,24 @@ model_begin(Server *s, Slot *t, const Backend *b, int64_t bytes, ServedModel *of
 	return status;
 }
 
+void
+slot_describe(Slot *t, const Backend *b, int64_t bytes, int32_t max_input, int32_t max_total)
+{
+	t->about = *b;
+	t->about.self = t->about.model = NULL;
+	t->about.tok = NULL;
+	t->about.tower = NULL;
+	t->bytes = bytes;
+	t->max_input = max_input;
+	t->max_total = max_total;
+}
+
 /* Assign the model to its slot; lock held. */
 void
 model_set(Slot *t, ServedModel *m)
 {
 	t->model = m;
-	t->about = m->back;
-	t->about.self = t->about.model = NULL;
-	t->about.tok = NULL;
-	t->bytes = m->bytes;
-	t->max_input = m->max_input;
-	t->max_total = m->max_total;
+	slot_describe(t, &m->back, m->bytes, m->max_input, m->max_total);
 	t->used_at = clock_now();
 	t->wanted = false;
 }

@@ -268,12 +268,7 @@ read_slot(Server *s, Slot *t, Problem *p)
 		p->code = "model_not_loaded";
 		return false;
 	}
-	about.self = about.model = NULL;
-	about.tok = NULL;
-	t->about = about;
-	t->bytes = bytes;
-	t->max_input = max_input;
-	t->max_total = max_total;
+	slot_describe(t, &about, bytes, max_input, max_total);
 	metrics_init(&t->metrics, max_input, max_total);
 	t->unread = false;
 	return true;
@@ -419,7 +414,7 @@ slot_put(Server *s, Slot *t, Slot **old)
 	for (int i = 0; i < s->n_slots; i++) {
 		Slot *at = s->slot[i];
 		if (!at->removed || (at->was_found && strcmp(at->name, t->name) != 0) ||
-		    at->wanted || at->reloads.first)
+		    at->wanted || at->reloads.first || at->loading || at->pinned)
 			continue;
 		/* requests and metrics point to the old Slot, so keep it and exchange the
 		 * contents */
@@ -431,12 +426,10 @@ slot_put(Server *s, Slot *t, Slot **old)
 			at->name = t->name;
 			t->name = name;
 		}
-		at->about = t->about;
-		at->bytes = t->bytes;
-		at->max_input = t->max_input;
-		at->max_total = t->max_total;
+		slot_describe(at, &t->about, t->bytes, t->max_input, t->max_total);
 		at->found = t->found;
 		at->unread = t->unread;
+		at->has_keep = at->sleep_when_done = false;
 		t->src = src;
 		t->parent = parent;
 		*old = t;
@@ -448,22 +441,25 @@ slot_put(Server *s, Slot *t, Slot **old)
 }
 
 /* Open the slot's engine for the first time, if memory allows. This detects an adapter that does
- * not fit the model. Lock held. */
+ * not fit the model. Lock held; released while the engine is opened. */
 static llmc_status
 try_open(Server *s, Slot *t, llmc_error *err)
 {
 	const Slot *base = slot_base(s, t);
 	MemoryNeed room;
-	ServedModel *m;
+	ServedModel *m = NULL;
 
 	if (base && !base->model)
 		return LLMC_OK;
+	t->pinned = true;
 	while ((room = room_for(s, t, t->bytes, false)) == ROOM_SOON && end_one(s))
 		;
-	if (room != ROOM_YES ||
-	    (base && !base->model)) /* the base may have been retired while the lock was released */
-		return LLMC_OK;
-	TRY(open_slot(s, t, t->bytes, &m, err));
+	/* the base may have been retired while the lock was released */
+	const bool opens = room == ROOM_YES && !(base && !base->model);
+	const llmc_status status = opens ? open_slot(s, t, t->bytes, &m, err) : LLMC_OK;
+	t->pinned = false;
+	if (!m)
+		return status;
 	model_set(t, m);
 	if (is_left(m))
 		model_retire(s, t);
@@ -494,14 +490,20 @@ adapt_one(Server *s)
 		return false;
 	s->adding = a->next;
 	bool taken = name_is_taken(s, a->name);
+	llmc_status status = taken ? error_set(&err, LLMC_E_INPUT, "the name is taken")
+	                     : a->base->removed
+	                         ? error_set(&err, LLMC_E_INPUT, "its model has been unloaded")
+	                         : LLMC_OK;
+	a->base->pinned = true;
 	pthread_mutex_unlock(&s->lock);
 	init.name = a->name;
 	init.parent = a->base->name;
-	llmc_status status = taken ? error_set(&err, LLMC_E_INPUT, "the name is taken")
-	                           : a->base->src.adapt(a->base->src.self, a->dir, &init.src, &err);
+	if (status == LLMC_OK)
+		status = a->base->src.adapt(a->base->src.self, a->dir, &init.src, &err);
 	if (status == LLMC_OK)
 		status = slot_new(s, &init, &t, &err);
 	pthread_mutex_lock(&s->lock);
+	a->base->pinned = false;
 	/* a request may have added the name meanwhile, for a model of the catalogue */
 	if (status == LLMC_OK && (taken = name_is_taken(s, a->name)))
 		status = error_set(&err, LLMC_E_INPUT, "the name is taken");
@@ -511,6 +513,12 @@ adapt_one(Server *s)
 		            : error_set(&err, LLMC_E_FULL,
 		                        "a server has at most %d model names in its lifetime",
 		                        MAX_MODELS);
+	}
+	/* ... or while its engine was opened */
+	if (status == LLMC_OK && (taken = name_is_taken(s, a->name))) {
+		status = error_set(&err, LLMC_E_INPUT, "the name is taken");
+		if (to->model)
+			model_retire(s, to);
 	}
 	if (status == LLMC_OK) {
 		to->removed = false;

@@ -47,6 +47,9 @@ int models_sleep_idle(Server *s);
  * if the source can close it. */
 llmc_status model_begin(Server *s, Slot *t, const Backend *b, int64_t bytes, ServedModel *of,
                         ServedModel **out, llmc_error *err);
+/* Set limits, info and memory, without what exists only while the engine is open. Lock held, or the
+ * slot is in no list. */
+void slot_describe(Slot *t, const Backend *b, int64_t bytes, int32_t max_input, int32_t max_total);
 void model_set(Slot *t, ServedModel *m); /* assign it to the slot; lock held */
 void model_retire(Server *s, Slot *t);   /* no new requests; lock held */
 /* lock not held; no users left, or the server closes and waits for the engine's requests */

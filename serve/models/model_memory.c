@@ -30,6 +30,26 @@ share_of(const SharedBudget *h, const ServedModel *m)
 	return h->of ? m->of == h->of : m->bytes;
 }
 
+/* Return the slot whose engine is retired next: the least recently used, unused ones before used
+ * ones. of: slot's engine must borrow this one; NULL: it owns one. NULL: there is none. */
+static Slot *
+victim_of(const Server *s, const ServedModel *of, const Slot *except, bool busy)
+{
+	Slot *victim = NULL;
+
+	for (int i = 0; i < s->n_slots; i++) {
+		Slot *t = s->slot[i];
+		if (t == except || !t->model || !may_close(t) || t->model->of != of ||
+		    (t->model->n_refs && !busy))
+			continue;
+		if (!victim ||
+		    (!t->model->n_refs != !victim->model->n_refs ? !t->model->n_refs
+		                                                 : t->used_at < victim->used_at))
+			victim = t;
+	}
+	return victim;
+}
+
 /* Free `need` bytes or slots by retiring models, least recently used first, unused ones before used
  * ones. Used ones are retired only if `busy`. SOON: free once the retired models have ended. */
 static MemoryNeed
@@ -39,25 +59,13 @@ make_room(Server *s, const SharedBudget *h, const Slot *except, int64_t need, bo
 		return ROOM_YES;
 	for (;;) {
 		int64_t kept = 0, leaving = 0;
-		Slot *victim = NULL;
-		for (int i = 0; i < s->n_slots; i++) {
-			Slot *t = s->slot[i];
-			if (!t->model)
-				continue;
-			kept += share_of(h, t->model);
-			if (t == except || !may_close(t) || t->model->of != h->of ||
-			    (t->model->n_refs && !busy))
-				continue;
-			bool better = !victim || (!t->model->n_refs != !victim->model->n_refs
-			                              ? !t->model->n_refs
-			                              : t->used_at < victim->used_at);
-			if (better)
-				victim = t;
-		}
+		for (int i = 0; i < s->n_slots; i++)
+			kept += s->slot[i]->model ? share_of(h, s->slot[i]->model) : 0;
 		for (ServedModel *m = s->retired; m; m = m->next)
 			leaving += share_of(h, m);
 		if (kept + need <= h->all)
 			return kept + leaving + need <= h->all ? ROOM_YES : ROOM_SOON;
+		Slot *victim = victim_of(s, h->of, except, busy);
 		if (!victim)
 			return ROOM_NO;
 		model_retire(s, victim);
@@ -67,10 +75,17 @@ make_room(Server *s, const SharedBudget *h, const Slot *except, int64_t need, bo
 Slot *
 slot_base(Server *s, const Slot *t)
 {
-	for (int i = 0; i < s->n_slots && t->src.join; i++)
-		if (!s->slot[i]->src.join && strcmp(s->slot[i]->name, t->parent) == 0)
-			return s->slot[i];
-	return NULL;
+	Slot *gone = NULL; /* a removed one of the same name */
+
+	for (int i = 0; i < s->n_slots && t->src.join; i++) {
+		Slot *at = s->slot[i];
+		if (at->src.join || strcmp(at->name, t->parent) != 0)
+			continue;
+		if (!at->removed)
+			return at;
+		gone = at;
+	}
+	return gone;
 }
 
 MemoryNeed
@@ -88,14 +103,8 @@ room_for(Server *s, const Slot *t, int64_t bytes, bool busy)
 bool
 models_free_idle(Server *s, const Slot *except)
 {
-	Slot *victim = NULL;
+	Slot *victim = victim_of(s, NULL, except, false);
 
-	for (int i = 0; i < s->n_slots; i++) {
-		Slot *t = s->slot[i];
-		if (t != except && t->model && may_close(t) && !t->model->of && !t->model->n_refs &&
-		    (!victim || t->used_at < victim->used_at))
-			victim = t;
-	}
 	if (victim)
 		model_retire(s, victim);
 	return victim;

@@ -64,10 +64,7 @@ slot_new(Server *s, const SlotInit *init, Slot **out, llmc_error *err)
 		                 (double)s->opt.memory_bytes / 1073741824.0);
 	TRY(model_limits(s, &about, t->name, &t->max_input, &t->max_total, err));
 	t->src = init->src;
-	t->about = about;
-	t->about.self = t->about.model = NULL;
-	t->about.tok = NULL;
-	t->bytes = bytes;
+	slot_describe(t, &about, bytes, t->max_input, t->max_total);
 	metrics_init(&t->metrics, t->max_input, t->max_total);
 	return LLMC_OK;
 }

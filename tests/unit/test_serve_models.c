@@ -12,6 +12,7 @@
 #include <unistd.h>
 #include <cmocka.h>
 
+#include "base/file.h"
 #include "serve/models/model.h"
 #include "tempdir.h"
 #include "tests/serve/fake_engine.h"
@@ -34,16 +35,21 @@ static Tempdir dir;
 typedef struct MpiWorld {
 	atomic_int bytes, n_engines, n_sources, n_opened; /* current, current, current, total */
 	atomic_int opening;    /* engines being opened that wait at the gate */
-	atomic_bool gate;      /* closed */
+	atomic_bool gate;      /* closed: no engine opens, and no adapter is read */
+	atomic_bool hold_open; /* no engine opens */
 	atomic_int fail_every; /* every n-th opening fails; 0: none */
-	atomic_bool shares; /* adapters are names in one of PLACES slots of their model's engine */
+	atomic_bool shares;  /* adapters are names in one of PLACES slots of their model's engine */
+	atomic_int adapting; /* adapters being read that wait at the gate */
+	atomic_bool catalogue; /* the server has --models-dir */
 } MpiWorld;
 static MpiWorld world;
 
 typedef struct Origin {
 	const char *name;
 	int bytes;
-} Origin; /* the `self` of a Source */
+	atomic_int users; /* calls that read it */
+	char own[16];     /* storage of the name of a model of the catalogue */
+} Origin;                 /* the `self` of a Source */
 typedef struct Engine {
 	Fake fake;
 	int bytes;
@@ -67,11 +73,13 @@ look(void *self, Backend *about, int64_t *bytes, llmc_error *err)
 static llmc_status
 open_engine(void *self, Backend *out, llmc_error *err)
 {
-	const Origin *o = self;
+	Origin *o = self;
 
+	atomic_fetch_add(&o->users, 1);
 	atomic_fetch_add(&world.opening, 1);
-	WAIT_FOR(!atomic_load(&world.gate));
+	WAIT_FOR(!atomic_load(&world.gate) && !atomic_load(&world.hold_open));
 	atomic_fetch_sub(&world.opening, 1);
+	atomic_fetch_sub(&o->users, 1);
 	int n = atomic_fetch_add(&world.n_opened, 1);
 	int every = atomic_load(&world.fail_every);
 	if (every && n % every == 0)
@@ -101,25 +109,40 @@ close_engine(Backend *b)
 static void
 free_source(void *self)
 {
+	MUST(!atomic_load(&((Origin *)self)->users));
 	atomic_fetch_sub(&world.n_sources, 1);
 	free(self);
 }
 
 static llmc_status adapt(void *self, const char *path, ModelSource *out, llmc_error *err);
+static llmc_status sibling(void *self, const char *path, ModelSource *out, llmc_error *err);
 
 static ModelSource
 source(const char *name, int bytes)
 {
 	Origin *o = calloc(1, sizeof *o);
 
-	*o = (Origin){ name, bytes };
+	*o = (Origin){ .name = name, .bytes = bytes };
 	atomic_fetch_add(&world.n_sources, 1);
 	return (ModelSource){ .self = o,
 		              .look = look,
 		              .open = open_engine,
 		              .close = close_engine,
 		              .free = free_source,
+		              .sibling = sibling,
 		              .adapt = adapt };
+}
+
+static llmc_status
+sibling(void *self, const char *path, ModelSource *out, llmc_error *err)
+{
+	(void)self;
+	(void)err;
+	*out = source("", 10);
+	Origin *o = out->self;
+	snprintf(o->own, sizeof o->own, "%s", strrchr(path, '/') + 1);
+	o->name = o->own;
+	return LLMC_OK;
 }
 
 static llmc_status
@@ -145,9 +168,16 @@ leave_engine(Backend *b)
 static llmc_status
 adapt(void *self, const char *path, ModelSource *out, llmc_error *err)
 {
+	Origin *o = self;
+
 	if (!strcmp(strrchr(path, '/') + 1, "other"))
 		return error_set(err, LLMC_E_INPUT, "an adapter of another model");
-	*out = source("adapted", ((const Origin *)self)->bytes);
+	atomic_fetch_add(&o->users, 1);
+	atomic_fetch_add(&world.adapting, 1);
+	WAIT_FOR(!atomic_load(&world.gate));
+	atomic_fetch_sub(&world.adapting, 1);
+	atomic_fetch_sub(&o->users, 1);
+	*out = source("adapted", o->bytes);
 	if (world.shares) {
 		out->join = join_engine;
 		out->close = leave_engine;
@@ -166,6 +196,7 @@ begin(int n)
 
 	o.memory_bytes = BUDGET;
 	o.lora_dir = dir.path;
+	o.models_dir = world.catalogue ? dir.path : NULL;
 	for (int i = 0; i < n; i++)
 		init[i] = (SlotInit){ .name = names[i], .src = source(names[i], 10 * (i + 1)) };
 	if (server_open_models(init, n, &o, &s, &err) != LLMC_OK)
@@ -398,6 +429,15 @@ reload_is_queued(Server *s)
 }
 
 static bool
+adding_is_queued(Server *s)
+{
+	pthread_mutex_lock(&s->lock);
+	bool waits = s->adding != NULL;
+	pthread_mutex_unlock(&s->lock);
+	return waits;
+}
+
+static bool
 is_closing(Server *s)
 {
 	return s->closing;
@@ -429,10 +469,16 @@ run_call(void *arg)
 }
 
 static void
+start(Call *c, const Server *s, const char *method, const char *path, const char *body)
+{
+	*c = (Call){ .s = s, .method = method, .path = path, .body = body };
+	assert_int_equal(pthread_create(&c->thread, NULL, run_call, c), 0);
+}
+
+static void
 start_call(Call *c, const Server *s, const char *path, const char *body)
 {
-	*c = (Call){ .s = s, .method = "POST", .path = path, .body = body };
-	assert_int_equal(pthread_create(&c->thread, NULL, run_call, c), 0);
+	start(c, s, "POST", path, body);
 }
 
 static int
@@ -654,6 +700,121 @@ names_of_adapters(void **state)
 	end(s);
 }
 
+static bool
+is_adapting(Server *s)
+{
+	(void)s;
+	return world.adapting > 0;
+}
+
+static bool
+has_slot(Server *s, const char *name)
+{
+	bool has = false;
+
+	pthread_mutex_lock(&s->lock);
+	for (int i = 0; i < s->n_slots; i++)
+		has |= !s->slot[i]->removed && !strcmp(s->slot[i]->name, name);
+	pthread_mutex_unlock(&s->lock);
+	return has;
+}
+
+static bool
+has_m(Server *s)
+{
+	return has_slot(s, "m");
+}
+
+static bool
+lacks_m(Server *s)
+{
+	return !has_slot(s, "m");
+}
+
+#define FOR_M "{\"model\":\"m\",\"prompt\":[1],\"max_tokens\":2}"
+
+/* The name of the model is used again while the manager thread reads the adapter. */
+static void
+a_model_is_deleted_while_an_adapter_of_it_is_read(void **state)
+{
+	static Call c[3];
+	char response[4096];
+
+	(void)state;
+	world.catalogue = true;
+	Server *s = begin(1);
+	assert_int_equal(complete(s, "m", response, sizeof response), 200);
+	world.gate = true;
+	start_call(&c[0], s, "/v1/load_lora_adapter",
+	           "{\"lora_name\":\"x\",\"lora_path\":\"one\",\"base_model_name\":\"m\"}");
+	wait_until(is_adapting, s);
+	start(&c[1], s, "DELETE", "/v1/models/m", "");
+	wait_until(lacks_m, s);
+	start_call(&c[2], s, "/v1/completions", FOR_M);
+	wait_until(has_m, s);
+	world.gate = false;
+	for (int i = 0; i < 3; i++)
+		assert_int_equal(finish_call(&c[i]), 200);
+	assert_int_equal(complete(s, "x", response, sizeof response), 200);
+	assert_int_equal(complete(s, "m", response, sizeof response), 200);
+	/* a call that was queued before the deletion finds no model */
+	world.gate = true;
+	start_call(&c[0], s, "/v1/load_lora_adapter",
+	           "{\"lora_name\":\"y\",\"lora_path\":\"one\",\"base_model_name\":\"a\"}");
+	wait_until(is_adapting, s);
+	start_call(&c[1], s, "/v1/load_lora_adapter",
+	           "{\"lora_name\":\"z\",\"lora_path\":\"one\",\"base_model_name\":\"m\"}");
+	wait_until(adding_is_queued, s);
+	start(&c[2], s, "DELETE", "/v1/models/m", "");
+	wait_until(lacks_m, s);
+	world.gate = false;
+	assert_int_equal(finish_call(&c[0]), 200);
+	assert_int_equal(finish_call(&c[1]), 400);
+	assert_non_null(strstr(c[1].response, "its model has been unloaded"));
+	assert_int_equal(finish_call(&c[2]), 200);
+	end(s);
+}
+
+/* The slot of a new name is not another model's while its engine is tried. */
+static void
+a_model_of_the_catalogue_is_added_while_an_adapter_opens(void **state)
+{
+	static Call c[2];
+	char response[4096];
+
+	(void)state;
+	world.catalogue = true;
+	Server *s = begin(1);
+	world.gate = true;
+	start_call(&c[0], s, "/v1/load_lora_adapter", ADD);
+	wait_until(is_adapting, s);
+	world.gate = false;
+	assert_int_equal(finish_call(&c[0]), 200);
+	world.fail_every = 1; /* its slot is used again */
+	assert_int_equal(send_request(s, "POST", "/v1/load_lora_adapter",
+	                              "{\"lora_name\":\"y\",\"lora_path\":\"one\"}", false,
+	                              response, sizeof response),
+	                 400);
+	world.fail_every = 0;
+	world.hold_open = true;
+	start_call(&c[0], s, "/v1/load_lora_adapter",
+	           "{\"lora_name\":\"y\",\"lora_path\":\"one\"}");
+	wait_until(is_at_the_gate, s);
+	start_call(&c[1], s, "/v1/completions", FOR_M);
+	wait_until(has_m, s);
+	world.hold_open = false;
+	assert_int_equal(finish_call(&c[0]), 200);
+	assert_int_equal(finish_call(&c[1]), 200);
+	static const char *const names[] = { "a", "x", "y", "m" };
+	for (int i = 0; i < 4; i++) {
+		assert_int_equal(complete(s, names[i], response, sizeof response), 200);
+		char model[32];
+		snprintf(model, sizeof model, "\"model\":\"%s\"", names[i]);
+		assert_non_null(strstr(response, model));
+	}
+	end(s);
+}
+
 static int
 setup(void **state)
 {
@@ -661,7 +822,9 @@ setup(void **state)
 
 	(void)state;
 	if (tempdir_open(&dir) != 0 || mkdir(tempdir_file(&dir, "one"), 0700) != 0 ||
-	    mkdir(tempdir_file(&dir, "other"), 0700) != 0)
+	    mkdir(tempdir_file(&dir, "other"), 0700) != 0 ||
+	    mkdir(tempdir_file(&dir, "m"), 0700) != 0 ||
+	    file_write(tempdir_file(&dir, "m/config.json"), "{}", 2, &err) != LLMC_OK)
 		return -1;
 	return text_open_json(vocabulary, sizeof vocabulary - 1, "test", &tokenizer, &err) ==
 	               LLMC_OK
@@ -691,6 +854,8 @@ main(void)
 		cmocka_unit_test(a_model_sleeps_while_it_opens_for_an_adapter),
 		cmocka_unit_test(the_server_ends_while_an_engine_opens),
 		cmocka_unit_test(names_of_adapters),
+		cmocka_unit_test(a_model_is_deleted_while_an_adapter_of_it_is_read),
+		cmocka_unit_test(a_model_of_the_catalogue_is_added_while_an_adapter_opens),
 	};
 
 	alarm((unsigned)wait_scaled(WAIT_HANG_S)); /* nothing here may hang */
