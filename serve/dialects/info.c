@@ -58,15 +58,25 @@ one_model(const Server *s, const Slot *t, Strbuf *b) /* lock held */
 }
 
 static void
+begin_anthropic(const char *name, time_t created, Strbuf *b)
+{
+	json_printf(b, "{\"type\":\"model\",\"id\":%s,\"display_name\":%s,\"created_at\":", name,
+	            name);
+	json_time(b, created);
+	strbuf_puts(b, ",\"lifecycle\":\"active\"");
+}
+
+static void
 one_anthropic(const Server *s, const Slot *t, Strbuf *b) /* lock held */
 {
-	json_printf(b, "{\"type\":\"model\",\"id\":%s,\"display_name\":%s,\"created_at\":", t->name,
-	            t->name);
-	json_time(b, s->started);
-	strbuf_printf(b,
-	              ",\"lifecycle\":\"active\",\"max_input_tokens\":%d,\"max_tokens\":%d,"
-	              "\"capabilities\":{\"image_input\":{\"supported\":%s}}}",
-	              t->max_input, t->max_total, t->about.info.reads_images ? "true" : "false");
+	begin_anthropic(t->name, s->started, b);
+	if (!t->unread)
+		strbuf_printf(
+		    b,
+		    ",\"max_input_tokens\":%d,\"max_tokens\":%d,\"capabilities\":{\"image_input\":"
+		    "{\"supported\":%s}}",
+		    t->max_input, t->max_total, t->about.info.reads_images ? "true" : "false");
+	strbuf_putc(b, '}');
 }
 
 /* Append a model of the catalogue that no request has used yet. */
@@ -74,10 +84,8 @@ static void
 one_found(const FoundModel *f, bool anthropic, Strbuf *b)
 {
 	if (anthropic) {
-		json_printf(b, "{\"type\":\"model\",\"id\":%s,\"display_name\":%s,\"created_at\":",
-		            f->name, f->name);
-		json_time(b, f->modified);
-		strbuf_puts(b, ",\"lifecycle\":\"active\"}");
+		begin_anthropic(f->name, f->modified, b);
+		strbuf_putc(b, '}');
 	} else {
 		json_printf(b,
 		            "{\"id\":%s,\"object\":\"model\",\"created\":%lld,\"owned_by\":"
@@ -107,7 +115,7 @@ info_models(Req *r)
 		(anthropic ? one_anthropic : one_model)(s, s->slot[i], &b);
 	}
 	for (size_t i = 0; i < found.n; i++) {
-		if (slot_find(s, found.at[i].name) || (i && !strcmp(found.at[i].name, last)))
+		if (slot_find(s, found.at[i].name))
 			continue;
 		strbuf_puts(&b, last ? "," : "");
 		last = found.at[i].name;
@@ -126,28 +134,27 @@ info_models(Req *r)
 void
 info_model(Req *r)
 {
+	Server *s = r->srv;
+	const Slot *t = models_find(s, r->tail);
+	FoundModels found = t ? (FoundModels){ 0 } : catalogue_list(s);
+	const FoundModel *f = catalogue_entry(&found, r->tail);
 	Strbuf b = { 0 };
 	Problem p;
 
-	Slot *t = models_find(r->srv, r->tail);
-	if (!t) {
-		FoundModels found = catalogue_list(r->srv);
-		const FoundModel *f = catalogue_entry(&found, r->tail);
-		if (f)
-			one_found(f, is_anthropic(r), &b);
-		else
-			models_unknown(r->srv, r->tail, &p);
-		if (f)
-			answer(r, &b);
-		else
-			req_problem(r, &p);
-		catalogue_free(&found);
-		return;
+	if (t) {
+		pthread_mutex_lock(&s->lock);
+		(is_anthropic(r) ? one_anthropic : one_model)(s, t, &b);
+		pthread_mutex_unlock(&s->lock);
+	} else if (f) {
+		one_found(f, is_anthropic(r), &b);
+	} else {
+		models_unknown(s, r->tail, &p);
 	}
-	pthread_mutex_lock(&r->srv->lock);
-	(is_anthropic(r) ? one_anthropic : one_model)(r->srv, t, &b);
-	pthread_mutex_unlock(&r->srv->lock);
-	answer(r, &b);
+	catalogue_free(&found);
+	if (t || f)
+		answer(r, &b);
+	else
+		req_problem(r, &p);
 }
 
 void

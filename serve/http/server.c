@@ -11,6 +11,7 @@
 #include "serve/batch/batch.h"
 #include "serve/http/api_keys.h"
 #include "serve/http/trace.h"
+#include "serve/models/catalogue.h"
 #include "serve/models/model.h"
 #include "base/sized_struct.h"
 
@@ -161,12 +162,13 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Set the limits of bodies and of their memory. Images make bodies larger. */
+/* Set the limits of bodies and of their memory. Images make bodies larger, and models of the
+ * catalogue may read them. */
 static void
 set_body_limits(Server *s)
 {
 	enum { TEXT = 2 << 20, IMAGES = 20 << 20, LEAST_HELD = 256 << 20 };
-	bool images = false;
+	bool images = catalogue_is_on(s);
 
 	for (int i = 0; i < s->n_slots; i++)
 		images |= s->slot[i]->about.info.reads_images;

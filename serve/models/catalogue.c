@@ -20,6 +20,13 @@ catalogue_is_on(const Server *s)
 /* ---- lists ---- */
 
 static void
+entry_free(FoundModel *m)
+{
+	free(m->name);
+	free(m->path);
+}
+
+static void
 add(FoundModels *list, const char *name, const char *path, int64_t bytes, time_t modified)
 {
 	if (list->n == list->cap) {
@@ -36,8 +43,7 @@ add(FoundModels *list, const char *name, const char *path, int64_t bytes, time_t
 	if (m.name && m.path) {
 		list->at[list->n++] = m;
 	} else {
-		free(m.name);
-		free(m.path);
+		entry_free(&m);
 		list->failed = true;
 	}
 }
@@ -45,18 +51,36 @@ add(FoundModels *list, const char *name, const char *path, int64_t bytes, time_t
 void
 catalogue_free(FoundModels *list)
 {
-	for (size_t i = 0; i < list->n; i++) {
-		free(list->at[i].name);
-		free(list->at[i].path);
-	}
+	for (size_t i = 0; i < list->n; i++)
+		entry_free(&list->at[i]);
 	free(list->at);
 	*list = (FoundModels){ 0 };
 }
 
 static int
-by_name(const void *a, const void *b)
+by_name_and_path(const void *a, const void *b)
 {
-	return strcmp(((const FoundModel *)a)->name, ((const FoundModel *)b)->name);
+	const FoundModel *x = a, *y = b;
+	const int order = strcmp(x->name, y->name);
+
+	return order ? order : strcmp(x->path, y->path);
+}
+
+/* Sort, and keep the first entry of each name. */
+static void
+sort(FoundModels *list)
+{
+	size_t n = 0;
+
+	if (list->n)
+		qsort(list->at, list->n, sizeof *list->at, by_name_and_path);
+	for (size_t i = 0; i < list->n; i++) {
+		if (n && !strcmp(list->at[i].name, list->at[n - 1].name))
+			entry_free(&list->at[i]);
+		else
+			list->at[n++] = list->at[i];
+	}
+	list->n = n;
 }
 
 /* ---- a folder ---- */
@@ -81,16 +105,17 @@ stem_of(const char *file)
 	return n;
 }
 
-/* Sum the sizes of a folder's files. *gguf: its only GGUF model, or the first part of it; empty: it
- * has none, several, or further folders. */
+/* Sum the sizes of a folder's files. *described: it has a config.json or model.yaml. *gguf: its
+ * only GGUF model, or the first part of it; empty: it has none, several, or further folders. */
 static int64_t
-measure(const char *dir, time_t *modified, char gguf[PATH_MAX])
+measure(const char *dir, time_t *modified, bool *described, char gguf[PATH_MAX])
 {
 	DIR *d = opendir(dir);
 	int64_t bytes = 0;
 	int n_gguf = 0, n_folder = 0;
 
 	*gguf = 0;
+	*described = false;
 	for (const struct dirent *e; d && (e = readdir(d)) != NULL;) {
 		char path[PATH_MAX];
 		struct stat st;
@@ -102,6 +127,7 @@ measure(const char *dir, time_t *modified, char gguf[PATH_MAX])
 			continue;
 		bytes += st.st_size;
 		*modified = st.st_mtime > *modified ? st.st_mtime : *modified;
+		*described |= !strcmp(e->d_name, "config.json") || !strcmp(e->d_name, "model.yaml");
 		if (!stem_of(e->d_name) || !ends_with(e->d_name, ".gguf"))
 			continue;
 		n_gguf++;
@@ -112,16 +138,6 @@ measure(const char *dir, time_t *modified, char gguf[PATH_MAX])
 	if (n_gguf != 1 || n_folder)
 		*gguf = 0;
 	return bytes;
-}
-
-static bool
-has_file(const char *dir, const char *name)
-{
-	char path[PATH_MAX];
-	struct stat st;
-
-	return snprintf(path, sizeof path, "%s/%s", dir, name) < (int)sizeof path &&
-	       stat(path, &st) == 0 && S_ISREG(st.st_mode);
 }
 
 /* Add the models of a folder. prefix: "" or "ORG/" */
@@ -148,8 +164,9 @@ list_folder(FoundModels *list, const char *dir, const char *prefix, int depth)
 		    snprintf(name, sizeof name, "%s%s", prefix, e->d_name) + 1 >= (int)sizeof name)
 			continue;
 		time_t modified = 0;
-		const int64_t bytes = measure(path, &modified, gguf);
-		if (has_file(path, "config.json") || has_file(path, "model.yaml"))
+		bool described;
+		const int64_t bytes = measure(path, &modified, &described, gguf);
+		if (described)
 			add(list, name, path, bytes, modified);
 		else if (*gguf)
 			add(list, name, gguf, bytes, modified);
@@ -216,8 +233,7 @@ catalogue_list(const Server *s)
 		list_folder(&list, s->opt.models_dir, "", FOLDER_DEPTH);
 	if (s->opt.models_pulled)
 		list_pulled(&list);
-	if (list.n)
-		qsort(list.at, list.n, sizeof *list.at, by_name);
+	sort(&list);
 	return list;
 }
 
@@ -257,13 +273,15 @@ models_find_or_add(Server *s, const char *name, Problem *p)
 {
 	Slot *t = models_find(s, name), *old = NULL, *made;
 
-	if (t || !catalogue_is_on(s))
+	if (t)
 		return t;
 	FoundModels list = catalogue_list(s);
 	const FoundModel *f = catalogue_entry(&list, name);
 	if (!f) {
 		if (list.failed)
 			problem_memory(p);
+		else
+			models_unknown(s, name, p);
 		catalogue_free(&list);
 		return NULL;
 	}

@@ -22,8 +22,8 @@ typedef struct FoundModels {
 	bool failed; /* out of memory */
 } FoundModels;
 
-/* List the models that are on the disk, sorted by name. May wait for the disk. Release it with
- * catalogue_free. */
+/* List the models that are on the disk, sorted by name, each name once. May wait for the disk.
+ * Release it with catalogue_free. */
 FoundModels catalogue_list(const Server *s);
 void catalogue_free(FoundModels *list);
 /* Return an entry by its name, with or without "hf:" and ":latest"; NULL: unknown. */
@@ -31,8 +31,8 @@ const FoundModel *catalogue_entry(const FoundModels *list, const char *name);
 /* Can clients use models that the server was not started with? */
 bool catalogue_is_on(const Server *s);
 
-/* Return the slot of a name, which is made if the catalogue has the name. NULL without a Problem:
- * unknown. May wait for the disk. Lock not held. */
+/* Return the slot of a name, which is made if the catalogue has the name; NULL with a Problem. May
+ * wait for the disk. Lock not held. */
 Slot *models_find_or_add(Server *s, const char *name, Problem *p);
 
 #endif

@@ -183,8 +183,6 @@ models_take(Server *s, Req *r, Problem *p)
 		json_t *o = body_object(&r->body, &q);
 		const char *name = named(o);
 		t = name ? models_find_or_add(s, name, p) : t;
-		if (!t && !p->status)
-			models_unknown(s, name, p);
 		json_decref(o);
 		if (!t)
 			return false;

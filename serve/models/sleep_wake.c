@@ -39,7 +39,7 @@ path_below(const char *dir, const char *path)
 	return real;
 }
 
-/* Return the selected slot; NULL with status 0 if none is named. */
+/* Return the selected slot; NULL without a Problem: none is named. */
 static Slot *
 slot_of_query(Req *r, Problem *p)
 {
@@ -48,10 +48,7 @@ slot_of_query(Req *r, Problem *p)
 
 	if (head_query(&r->in, "model", name, sizeof name)) {
 		t = models_find_or_add(r->srv, name, p);
-		if (!t && !p->status)
-			models_unknown(r->srv, name, p);
-		else
-			r->slot = t;
+		r->slot = t ? t : r->slot;
 	}
 	return t;
 }
@@ -158,8 +155,6 @@ slot_of_body(Req *r, Problem *p)
 		problem(p, 400, "model", "'model' is missing: expected the name of a model.");
 	if (name)
 		t = models_find_or_add(r->srv, name, p);
-	if (name && !t && !p->status)
-		models_unknown(r->srv, name, p);
 	if (t && !t->src.open)
 		problem(p, 400, "model",
 		        "The model '%.200s' is managed by the program that opened it: it cannot be "
@@ -203,7 +198,7 @@ models_delete_call(Req *r)
 
 	if (!t && !p.status)
 		models_unknown(r->srv, r->tail, &p);
-	if (t && (!t->found || t == r->srv->slot[0]))
+	if (t && !t->found)
 		problem(&p, 400, "model",
 		        "The server was started with the model '%.200s', so its name stays: POST "
 		        "/models/unload frees its memory.",
