@@ -49,14 +49,27 @@ add(ServeModels *all, const Common *c, const char *text)
 	return m;
 }
 
-/* Replace names of models by paths. Such a model is served under its name without hf:. */
+/* Return what follows hf:, hf.co/ or huggingface.co/ in a name; NULL: another string. */
+static const char *
+repo_of(const char *name)
+{
+	static const char *const prefix[] = { "hf:", "hf.co/", "huggingface.co/" };
+
+	for (size_t i = 0; i < sizeof prefix / sizeof *prefix; i++)
+		if (strncasecmp(name, prefix[i], strlen(prefix[i])) == 0)
+			return name + strlen(prefix[i]);
+	return NULL;
+}
+
+/* Replace names of models by paths. Such a model is served under the name of its repository. */
 static llmc_status
 resolve(ServeModels *all, llmc_error *err)
 {
 	for (size_t i = 0; i < all->n; i++) {
 		ServeModel *m = all->model[i];
-		if (!m->name && strncasecmp(m->path, "hf:", 3) == 0)
-			m->name = strdup(m->path + 3);
+		const char *repo = repo_of(m->path);
+		if (!m->name && repo)
+			m->name = strdup(repo);
 		llmc_status s = model_path(&m->path, m->common.quiet, err);
 		if (s == LLMC_OK && m->common.lora)
 			s = model_path(&m->common.lora, m->common.quiet, err);

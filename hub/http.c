@@ -111,8 +111,11 @@ on_header(char *data, size_t one, size_t n, void *user)
 		*h = (HubAnswer){ 0 };
 	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
 		size_t len = strlen(rows[i].name);
-		if (n > len && strncasecmp(data, rows[i].name, len) == 0)
-			copy_value(rows[i].to, rows[i].cap, data + len, n - len);
+		if (n <= len || strncasecmp(data, rows[i].name, len) != 0)
+			continue;
+		copy_value(rows[i].to, rows[i].cap, data + len, n - len);
+		if (rows[i].to == h->link)
+			h->link_cut = n - len > rows[i].cap;
 	}
 	return n;
 }

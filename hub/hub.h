@@ -33,7 +33,7 @@ typedef struct HubName {
 	const char *want;     /* QUANT or FILE; NULL: the default */
 } HubName;
 
-/* True for hf:... and https:// or http:// */
+/* True for hf:..., https://..., http://..., hf.co/... and huggingface.co/... */
 bool hub_is_name(const char *s);
 /* Parse a name. An address below `endpoint` that names a repository or one of its files becomes a
  * repository. */
@@ -140,8 +140,9 @@ llmc_status hub_curl_open(Hub *h, llmc_error *err);
 /* Headers of a response */
 typedef struct HubAnswer {
 	long status;
-	char etag[256], linked_etag[256], error_code[64], error_message[400], link[1024],
+	char etag[256], linked_etag[256], error_code[64], error_message[400], link[4096],
 	    content_range[96], retry_after[64];
+	bool link_cut; /* the Link header is longer */
 } HubAnswer;
 /* One request. `head` is filled while it runs. */
 typedef struct HubRequest {

@@ -141,6 +141,11 @@ next_page(Hub *h, const HubName *name, const HubAnswer *head, const char **url, 
 {
 	const char *next = http_next_link(head->link, h->a), *host = strstr(h->cfg.endpoint, "://");
 
+	if (head->link_cut)
+		return error_set(err, LLMC_E_IO,
+		                 "%s: the address of the next page of the list of files is longer "
+		                 "than %zu bytes",
+		                 name->text, sizeof head->link);
 	if (next && next[0] == '/')
 		next = arena_printf(h->a, "%.*s%s",
 		                    (int)(host + 3 - h->cfg.endpoint + strcspn(host + 3, "/")),

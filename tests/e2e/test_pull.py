@@ -247,6 +247,10 @@ def test_an_address_of_the_hub_is_a_name(llmc, hub, env):
         assert pull(llmc, f"{hub.url}/org/g/{page}") == want
     assert pull(llmc, f"{hub.url}/org/g") == want.replace("Q8_0", "Q4_K_M")
     assert pull(llmc, "hf://org/g:Q8_0") == want
+    for host in ("hf.co", "huggingface.co", "HF.co"):  # as other programs write names
+        assert pull(llmc, f"{host}/org/g:q8_0") == want
+        assert pull(llmc, f"{host}/org/g/blob/main/m-Q8_0.gguf") == want
+    assert pull(llmc, "https://hf.co/org/g/blob/main/m-Q8_0.gguf") == want
 
 
 # ---- one cache with huggingface_hub ----
@@ -577,6 +581,14 @@ def test_the_list_of_files_has_pages(llmc, hub, env):
     hub.page = 2
     assert files(pull(llmc, "hf:org/m")) == ["config.json", "model.safetensors", "tokenizer.json"]
     assert len([p for p in hub.paths("hub") if "/tree/" in p]) == 2
+
+
+def test_a_next_page_whose_address_is_cut_is_an_error(llmc, hub, env):
+    """Without its end the address was no address, and the list seemed to be complete."""
+    hub.repos["org/m"] = model()
+    hub.page, hub.next_url = 2, hub.url + "/" + 4096 * "x"
+    pull(llmc, "hf:org/m", code=2)
+    assert "address of the next page of the list of files is longer" in llmc.err
 
 
 def test_a_list_of_many_parts_needs_little_memory(llmc, hub, env):
@@ -926,10 +938,11 @@ def test_every_command_takes_a_name(llmc, hub, env, tmp_path):
     assert len(hub.paths("cdn")) == 2
 
 
-def test_a_server_has_the_name_of_the_model(llmc, hub, env):
+@pytest.mark.parametrize("prefix", ("hf:", "hf.co/"))
+def test_a_server_has_the_name_of_the_model(llmc, hub, env, prefix):
     hub.repos["org/g"] = Repo({"m-Q4_0.gguf": GGUF})
     p = subprocess.Popen(
-        [llmc.path, "serve", "hf:org/g:Q4_0", "--port", "0", "--arch", "generic", "-t", "1"],
+        [llmc.path, "serve", prefix + "org/g:Q4_0", "--port", "0", "--arch", "generic", "-t", "1"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -61,7 +61,8 @@ def fetch(folder):
             apt += ["-o", f"{key}={value}"]
         subprocess.run([*apt, "update"], check=True)
         for name, row in need.items():
-            subprocess.run([*apt, "source", "--download-only", name], check=True, cwd=folder)
+            # without Debian's patches, which a mirror may lack
+            subprocess.run([*apt, "source", "--download-only", "--tar-only", name], cwd=folder)
             if not (folder / row["archive"]).exists():
                 raise SystemExit(
                     f"release: {name}: this system has no {row['archive']}; build on Debian 12, or "
