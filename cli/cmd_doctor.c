@@ -7,7 +7,7 @@
 #include "cli/cli.h"
 #include "cli/doctor_models.h"
 
-#define NO_COMPILER "install one (apt-get install gcc), or use artifacts made with --aot"
+#define NO_COMPILER "install one (apt install gcc libc6-dev), or use artifacts made with --aot"
 
 /* Print one line; red: missing and required, yellow: missing but optional. */
 static void
@@ -47,7 +47,8 @@ table(const json_t *all)
 {
 	const json_t *cpu = json_object_get(all, "processor"),
 	             *cc = json_object_get(all, "compiler"), *cache = json_object_get(all, "cache");
-	const json_t *cuda = json_object_get(all, "cuda"),
+	const json_t *prebuilt = json_object_get(all, "prebuilt"),
+	             *cuda = json_object_get(all, "cuda"),
 	             *driver = json_object_get(cuda, "driver"), *gpu;
 	size_t i;
 	char name[32];
@@ -65,17 +66,24 @@ table(const json_t *all)
 	const json_t *memory = json_object_get(all, "memory"),
 	             *disk = json_object_get(cache, "free_bytes");
 	char total[32], unused[32];
-	row(true, true, "memory",
-	    "%s, %s free (%s); reads %.1f GB/s with all threads, %.1f GB/s with one",
-	    human_bytes(json_number_value(json_object_get(memory, "total_bytes")), total),
-	    human_bytes(json_number_value(json_object_get(memory, "free_bytes")), unused),
-	    json_text_of(memory, "limited_by"), llmc_bandwidth(0, 0.3) / 1e9,
-	    llmc_bandwidth(1, 0.3) / 1e9);
+	const double bytes = json_number_value(json_object_get(memory, "total_bytes"));
+	char sizes[128] = "size unknown without /proc";
+	if (bytes > 0)
+		snprintf(
+		    sizes, sizeof sizes, "%s, %s free (%s)", human_bytes(bytes, total),
+		    human_bytes(json_number_value(json_object_get(memory, "free_bytes")), unused),
+		    json_text_of(memory, "limited_by"));
+	row(true, true, "memory", "%s; reads %.1f GB/s with all threads, %.1f GB/s with one", sizes,
+	    llmc_bandwidth(0, 0.3) / 1e9, llmc_bandwidth(1, 0.3) / 1e9);
 	if (found(cc))
 		row(true, true, "compiler", "%s: %s", json_text_of(cc, "path"),
 		    json_text_of(cc, "text"));
 	else
-		row(false, true, "compiler", NO_COMPILER);
+		row(false, !found(prebuilt), "compiler", NO_COMPILER);
+	if (found(prebuilt))
+		row(true, true, "prebuilt", "%s: %lld kernels of common models",
+		    json_text_of(prebuilt, "path"),
+		    (long long)json_integer_value(json_object_get(prebuilt, "kernels")));
 	bool known = json_is_true(json_object_get(cache, "known"));
 	if (known && disk)
 		row(true, false, "cache", "%s, %s free on its disk", json_text_of(cache, "path"),
@@ -139,16 +147,21 @@ doctor(int argc, char **argv)
 	if (list && !json)
 		doctor_models_print(list);
 	json_decref(list);
-	bool cc = found(json_object_get(all, "compiler"));
+	const bool cc = found(json_object_get(all, "compiler")),
+	           prebuilt = found(json_object_get(all, "prebuilt"));
 	if (!json)
-		printf("%s\n", cc ? "ready: models run on this machine"
-		                  : "not ready: without a C compiler only --device ref, GPUs and "
-		                    "artifacts with built kernels run");
+		printf("%s\n",
+		       cc ? "ready: models run on this machine"
+		       : prebuilt
+		           ? "ready for models with prebuilt kernels; others need a C "
+		             "compiler, a GPU, --device ref or an artifact with built kernels"
+		           : "not ready: without a C compiler only --device ref, GPUs and "
+		             "artifacts with built kernels run");
 	json_decref(all);
 	llmc_free(text);
-	if (!cc && json)
+	if (!cc && !prebuilt && json)
 		complain("no C compiler: " NO_COMPILER);
-	return cc ? 0 : EXIT_MACHINE;
+	return cc || prebuilt ? 0 : EXIT_MACHINE;
 }
 
 const Command cmd_doctor = {

@@ -121,6 +121,8 @@ llmc_status build_ship(KernelBuild *b, const char *name, const char *compiler, c
 /* Folder of prebuilt kernels: LLMC_KERNELS, or llmc/kernels next to the library (../lib/ of the
  * command). False: there is none. */
 bool prebuilt_dir(Strbuf *dir);
+/* Number of kernels in the folder, with its path; 0: none that may be used */
+int prebuilt_count(Strbuf *dir);
 /* Use prebuilt kernels for units that are not ready. */
 void build_prebuilt(KernelBuild *b);
 

@@ -1,6 +1,7 @@
 /* Kernels that a release ships for common models: a folder with one file <key>.so per kernel, next
  * to the library or the command. They are what this machine's compiler would make of the same
  * sources, so they are used before a compiler is looked for. */
+#include <dirent.h>
 #include <dlfcn.h>
 #include <limits.h>
 #include <link.h>
@@ -10,6 +11,7 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "runtime/build/kernel_build.h"
 
 /* Path of the file with this code: the library, or the program it is linked into. */
@@ -51,6 +53,21 @@ prebuilt_dir(Strbuf *dir)
 			return true;
 	}
 	return false;
+}
+
+int
+prebuilt_count(Strbuf *dir)
+{
+	int n = 0;
+	DIR *d = prebuilt_dir(dir) && file_check_trusted(strbuf_str(dir), NULL) == LLMC_OK
+	             ? opendir(strbuf_str(dir))
+	             : NULL;
+
+	for (const struct dirent *e; d && (e = readdir(d)) != NULL;)
+		n += ends_with(e->d_name, ".so");
+	if (d)
+		closedir(d);
+	return n;
 }
 
 void

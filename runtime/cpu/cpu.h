@@ -4,10 +4,13 @@
  *   cpu_session.c   a session: memory and steps
  *   expert_ahead.c  reading routed experts of a mapped file ahead
  *   isa.c           which targets the processor runs
+ *   processor_name.c  its name
  *   cpu_bandwidth.c its read bandwidth
  *   cc.c, precompiled_header.c, cpu_compile.c, cpu_kernels.c   compiled kernels (cpu_kernels.h) */
 #ifndef LLMC_RUNTIME_CPU_H
 #define LLMC_RUNTIME_CPU_H
+
+#include <stdio.h>
 
 #include "runtime/build/kernel_build.h"
 #include "runtime/device.h"
@@ -28,6 +31,12 @@ int isa_lacks(const char *target, char *why, size_t cap);
 /* The instruction sets of this architecture that targets use and this machine has (present) or
  * lacks, separated by "; ", truncated to cap; returns the length */
 int isa_features(char *buf, size_t cap, bool present);
+
+/* ---- processor_name.c ---- */
+
+/* Name of the processor that the text of /proc/cpuinfo describes; "unknown" without one. cpuinfo
+ * may be NULL */
+void processor_name(FILE *cpuinfo, char *out, size_t cap);
 
 /* ---- cc.c ---- */
 

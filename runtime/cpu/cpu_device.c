@@ -49,25 +49,6 @@ bandwidth(int number, int n_threads, double seconds)
 	return cpu_bandwidth(n_threads, seconds);
 }
 
-static void
-processor_name(char *out, size_t cap)
-{
-	char line[512];
-	FILE *f = fopen("/proc/cpuinfo", "re");
-
-	snprintf(out, cap, "unknown");
-	while (f && fgets(line, sizeof line, f)) {
-		char *colon = strchr(line, ':');
-		if (strncmp(line, "model name", 10) == 0 && colon) {
-			colon[1 + strcspn(colon + 1, "\n")] = 0;
-			snprintf(out, cap, "%s", colon + 2);
-			break;
-		}
-	}
-	if (f)
-		fclose(f);
-}
-
 /* Describe the processor and the compiler of its kernels. */
 static llmc_status
 describe(char **json, llmc_error *err)
@@ -76,7 +57,10 @@ describe(char **json, llmc_error *err)
 	                                                                cc_version[512] = "";
 	llmc_error why = { 0 };
 
-	processor_name(name, sizeof name);
+	FILE *cpuinfo = fopen("/proc/cpuinfo", "re");
+	processor_name(cpuinfo, name, sizeof name);
+	if (cpuinfo)
+		fclose(cpuinfo);
 	topology_describe(threads, sizeof threads);
 	bool tiles = !lacks("cpu-amx", amx, sizeof amx);
 	isa_features(has, sizeof has, true);
@@ -98,7 +82,13 @@ describe(char **json, llmc_error *err)
 		              tiles ? "tiles of int8 and bf16, granted by the system" : amx));
 	json_t *compiler = json_pack("{s:b, s:s, s:s}", "found", have_cc, "path", cc, "text",
 	                             have_cc ? cc_version : why.text);
-	json_t *j = json_pack("{s:o, s:o}", "processor", processor, "compiler", compiler);
+	Strbuf dir = { 0 };
+	const int kernels = prebuilt_count(&dir);
+	json_t *prebuilt = json_pack("{s:b, s:s, s:i}", "found", kernels > 0, "path",
+	                             kernels > 0 ? strbuf_str(&dir) : "", "kernels", kernels);
+	json_t *j = json_pack("{s:o, s:o, s:o}", "processor", processor, "compiler", compiler,
+	                      "prebuilt", prebuilt);
+	strbuf_release(&dir);
 	*json = j ? json_dumps(j, JSON_COMPACT) : NULL;
 	json_decref(j);
 	return *json ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "out of memory");

@@ -65,6 +65,16 @@ def test_a_model_runs_without_a_compiler(made, tmp_path):
     assert not list(tmp_path.glob("cache/kernels/*.so"))
 
 
+def test_doctor_reports_them(made, tmp_path):
+    env = NO_COMPILER | {"LLMC_CACHE": str(tmp_path)}
+    r = run("doctor", LLMC_KERNELS=str(made[1]), **env)
+    n = len(list(made[1].glob("*.so")))
+    assert f"prebuilt    {made[1]}: {n} kernels of common models\n" in r.stdout
+    assert r.returncode == 0 and r.stdout.splitlines()[-1].startswith("ready for models with")
+    r = run("doctor", "--json", LLMC_KERNELS="", **env)
+    assert r.returncode == 2 and json.loads(r.stdout)["prebuilt"]["found"] is False
+
+
 def test_an_empty_name_disables_them(made, tmp_path):
     r = call(made, "", tmp_path)
     assert r.returncode == 2 and "prebuilt" not in r.stderr and "LLMC_CC" in r.stderr

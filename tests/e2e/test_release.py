@@ -112,6 +112,42 @@ def test_a_debian_package_has_its_fields_and_files(files, tmp_path):
         assert (tmp_path / "usr" / path).exists()
 
 
+def test_a_debian_package_installs_into_an_empty_root(files, tmp_path):
+    """With no package in it but the oldest glibc that fits, dpkg configures llmc and removes it."""
+    if not shutil.which("dpkg", path="/usr/bin"):
+        pytest.skip("dpkg is not installed")
+    status = tmp_path / "var/lib/dpkg/status"
+    for folder in ("info", "updates", "triggers"):
+        (status.parent / folder).mkdir(parents=True)
+    status.write_text(
+        f"""Package: libc6
+Status: install ok installed
+Maintainer: nobody <nobody@localhost>
+Architecture: {pack.DEBIAN[ARCH]}
+Version: {binaries.GLIBC}-1
+Description: stand-in
+
+"""
+    )
+    dpkg = ["/usr/bin/dpkg", f"--root={tmp_path}", "--force-not-root", "--force-script-chrootless"]
+    env = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
+
+    def call(*args):
+        return subprocess.run([*dpkg, *args], capture_output=True, text=True, env=env)
+
+    r = call("-i", named(files, ".deb"))
+    assert r.returncode == 0 and "Setting up llmc" in r.stdout, r.stderr
+    assert "Status: install ok installed" in call("-s", "llmc").stdout
+    r = subprocess.run(
+        [tmp_path / "usr/bin/llmc", "run", "nowhere.gguf"], capture_output=True, text=True
+    )
+    assert "nowhere.gguf: no such file" in r.stderr
+    r = call("--purge", "llmc")
+    assert r.returncode == 0, r.stderr
+    left = [p for p in tmp_path.rglob("*llmc*") if p.is_file()]
+    assert not left
+
+
 @pytest.fixture(scope="module")
 def site(files, tmp_path_factory):
     """Folder with the installed wheel, and an environment in which Python finds it alone."""

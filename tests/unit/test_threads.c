@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -596,6 +597,38 @@ this_machine_has_processors_and_caches(void **state)
 	assert_true(cpu_bandwidth(1, 0) > 1e6);
 }
 
+static void
+named(const char *cpuinfo, const char *want)
+{
+	char name[128], copy[512];
+	FILE *f = fmemopen(copy, (size_t)snprintf(copy, sizeof copy, "%s", cpuinfo), "r");
+
+	assert_non_null(f);
+	processor_name(f, name, sizeof name);
+	assert_string_equal(name, want);
+	fclose(f);
+}
+
+static void
+processors_have_names(void **state)
+{
+	char name[8];
+
+	(void)state;
+	named("processor\t: 0\nmodel name\t: AMD EPYC 7763\nmodel name\t: AMD EPYC 7763\n",
+	      "AMD EPYC 7763");
+	named("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n\n"
+	      "processor\t: 1\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n",
+	      "Neoverse-V2");
+	named("CPU implementer\t: 0x41\nCPU part\t: 0xd87\nCPU implementer\t: 0x41\n"
+	      "CPU part\t: 0xd85\n",
+	      "Cortex-A725 and Cortex-X925");
+	named("CPU implementer\t: 0x51\nCPU part\t: 0x001\n", "Arm implementer 0x51, part 0x1");
+	named("no colon\n:\n", "unknown");
+	processor_name(NULL, name, sizeof name);
+	assert_string_equal(name, "unknown");
+}
+
 int
 main(void)
 {
@@ -620,6 +653,7 @@ main(void)
 		cmocka_unit_test(bandwidth_is_of_memory_and_not_of_caches),
 		cmocka_unit_test(a_variable_sets_the_default_count),
 		cmocka_unit_test(this_machine_has_processors_and_caches),
+		cmocka_unit_test(processors_have_names),
 	};
 
 	if (tempdir_open(&dir))

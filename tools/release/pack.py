@@ -186,7 +186,7 @@ Architecture: {arch}
 Maintainer: llmc developers <llmc@localhost>
 Installed-Size: {size}
 Depends: libc6 (>= {glibc})
-Recommends: gcc | c-compiler, ca-certificates, libcurl4
+Recommends: gcc | c-compiler, libc6-dev | libc-dev, ca-certificates, libcurl4 | libcurl3-gnutls
 Section: science
 Priority: optional
 Description: {summary}
