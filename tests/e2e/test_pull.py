@@ -247,7 +247,7 @@ def test_an_address_of_the_hub_is_a_name(llmc, hub, env):
         assert pull(llmc, f"{hub.url}/org/g/{page}") == want
     assert pull(llmc, f"{hub.url}/org/g") == want.replace("Q8_0", "Q4_K_M")
     assert pull(llmc, "hf://org/g:Q8_0") == want
-    for host in ("hf.co", "huggingface.co", "HF.co"):  # as other programs write names
+    for host in ("hf.co", "huggingface.co", "HF.co"):  # spelling of other programs
         assert pull(llmc, f"{host}/org/g:q8_0") == want
         assert pull(llmc, f"{host}/org/g/blob/main/m-Q8_0.gguf") == want
     assert pull(llmc, "https://hf.co/org/g/blob/main/m-Q8_0.gguf") == want
