@@ -10,6 +10,17 @@ clock_now(void)
 }
 
 void
+clock_cond_init(pthread_cond_t *c)
+{
+	pthread_condattr_t attr;
+
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(c, &attr);
+	pthread_condattr_destroy(&attr);
+}
+
+void
 clock_after(struct timespec *t, int ms)
 {
 	clock_gettime(CLOCK_MONOTONIC, t);

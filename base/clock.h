@@ -2,10 +2,12 @@
 #ifndef LLMC_BASE_CLOCK_H
 #define LLMC_BASE_CLOCK_H
 
+#include <pthread.h>
 #include <time.h>
 
 double clock_now(void); /* seconds */
 void clock_after(struct timespec *t,
                  int ms); /* absolute time `ms` milliseconds from now, for timed waits */
+void clock_cond_init(pthread_cond_t *c); /* timed waits on it end at a time of clock_after */
 
 #endif

@@ -269,7 +269,6 @@ ranks_open(Session *s, llmc_error *err)
 	const int n = s->rt->n_rank - 1;
 	llmc_status status = LLMC_OK;
 	int n_started = 0;
-	pthread_condattr_t monotonic;
 	Comm *end[PLAN_MAX_RANKS];
 
 	RankThreads *g = s->group = calloc(1, sizeof *g + (size_t)n * sizeof *g->follower);
@@ -277,10 +276,7 @@ ranks_open(Session *s, llmc_error *err)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", n + 1);
 	TRY(comm_threads(shape_of(s), end, err));
 	pthread_mutex_init(&g->lock, NULL);
-	pthread_condattr_init(&monotonic);
-	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-	pthread_cond_init(&g->opened, &monotonic);
-	pthread_condattr_destroy(&monotonic);
+	clock_cond_init(&g->opened);
 	g->n = n;
 	g->lead = s->comm = end[0];
 	for (int k = 0; k < n; k++)

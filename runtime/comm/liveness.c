@@ -99,7 +99,6 @@ watch_open(Heartbeat *heartbeat, int rank, int ranks, int timeout_s, void (*exch
            llmc_error *err)
 {
 	LivenessWatch *w = calloc(1, sizeof *w);
-	pthread_condattr_t monotonic;
 	int rc = ENOMEM;
 
 	*out = NULL;
@@ -112,10 +111,7 @@ watch_open(Heartbeat *heartbeat, int rank, int ranks, int timeout_s, void (*exch
 		              .exchange = exchange,
 		              .missed = missed,
 		              .user = user };
-	pthread_condattr_init(&monotonic);
-	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-	pthread_cond_init(&w->stop, &monotonic);
-	pthread_condattr_destroy(&monotonic);
+	clock_cond_init(&w->stop);
 	pthread_mutex_init(&w->lock, NULL);
 	w->still = calloc((size_t)ranks, sizeof *w->still);
 	w->seen = calloc((size_t)ranks, sizeof *w->seen);

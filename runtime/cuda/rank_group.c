@@ -446,7 +446,6 @@ cuda_group_open(Session *const *rank, int n, llmc_error *err)
 {
 	const bool single_local = cuda_uses_host_comm(rank[0]->on);
 	CudaModel *m = rank[0]->rt->model;
-	pthread_condattr_t monotonic;
 	void *word = NULL;
 
 	if (single_local && !m->nccl)
@@ -455,10 +454,7 @@ cuda_group_open(Session *const *rank, int n, llmc_error *err)
 	if (!g)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", n);
 	pthread_mutex_init(&g->lock, NULL);
-	pthread_condattr_init(&monotonic);
-	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-	pthread_cond_init(&g->changed, &monotonic);
-	pthread_condattr_destroy(&monotonic);
+	clock_cond_init(&g->changed);
 	g->n = n;
 	g->single_local = single_local;
 	g->first = single_local ? rank[0]->plan->rank : 0;

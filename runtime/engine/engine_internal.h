@@ -131,7 +131,6 @@ struct Engine {
 	int fd;
 	pthread_t thread;
 	bool has_thread;
-	pthread_condattr_t monotonic;
 	/* owned by the engine's thread */
 	Sched *sched;
 	EngineRequest *work;   /* accepted and not over, in order of arrival */

@@ -276,12 +276,10 @@ open_engine(Session *session, const llmc_tokenizer *tok, const llmc_engine_optio
 	Engine *e = calloc(1, sizeof *e);
 	if (!e)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for an engine");
-	pthread_condattr_init(&e->monotonic);
-	pthread_condattr_setclock(&e->monotonic, CLOCK_MONOTONIC);
 	pthread_mutex_init(&e->lock, NULL);
-	pthread_cond_init(&e->wake, &e->monotonic);
-	pthread_cond_init(&e->any, &e->monotonic);
-	pthread_cond_init(&e->idle, &e->monotonic);
+	clock_cond_init(&e->wake);
+	clock_cond_init(&e->any);
+	clock_cond_init(&e->idle);
 	e->session = session;
 	e->is_inline = is_inline;
 	e->ranks = session->comm != NULL;
@@ -445,6 +443,5 @@ engine_close(Engine *e, int drain_ms)
 	pthread_cond_destroy(&e->any);
 	pthread_cond_destroy(&e->idle);
 	pthread_mutex_destroy(&e->lock);
-	pthread_condattr_destroy(&e->monotonic);
 	free(e);
 }

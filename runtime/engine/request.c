@@ -265,7 +265,7 @@ request_open(Engine *e, const llmc_request *request, EngineRequest **out, llmc_e
 	EngineRequest *j = calloc(1, sizeof *j);
 	if (!j)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a request");
-	pthread_cond_init(&j->cond, &e->monotonic);
+	clock_cond_init(&j->cond);
 	j->user = r.user;
 	j->p = p;
 	j->n = r.n ? r.n : 1;

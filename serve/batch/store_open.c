@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "serve/batch/batch.h"
@@ -143,7 +144,6 @@ load(FileStore *st, llmc_error *err)
 llmc_status
 store_open(Server *s, const char *dir, int64_t max_bytes, FileStore **out, llmc_error *err)
 {
-	pthread_condattr_t attr;
 	char path[PATH_MAX];
 	struct stat is;
 
@@ -168,11 +168,8 @@ store_open(Server *s, const char *dir, int64_t max_bytes, FileStore **out, llmc_
 	pthread_mutex_init(&st->save, NULL);
 	pthread_mutex_init(&st->lock, NULL);
 	pthread_mutex_init(&st->flight_lock, NULL);
-	pthread_condattr_init(&attr);
-	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-	pthread_cond_init(&st->change, &attr);
-	pthread_cond_init(&st->landed, &attr);
-	pthread_condattr_destroy(&attr);
+	clock_cond_init(&st->change);
+	clock_cond_init(&st->landed);
 	st->dir = strdup(dir);
 	llmc_status status = st->dir ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "out of memory");
 	if (status == LLMC_OK) {

@@ -203,15 +203,11 @@ server_open_models(const SlotInit *init, int n, const llmc_serve_options *opt, S
 	s->listen_fd = -1;
 	s->started = time(NULL);
 	s->routes = serve_routes;
-	pthread_condattr_t attr;
-	pthread_condattr_init(&attr);
-	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
 	pthread_mutex_init(&s->lock, NULL);
 	pthread_mutex_init(&s->log_lock, NULL);
 	pthread_cond_init(&s->work, NULL);
-	pthread_cond_init(&s->idle, &attr);
-	pthread_cond_init(&s->keep, &attr);
-	pthread_condattr_destroy(&attr);
+	clock_cond_init(&s->idle);
+	clock_cond_init(&s->keep);
 	TRY_GOTO(set_options(s, opt, err));
 	TRY_GOTO(listen_on(s, err));
 	taken = true;

@@ -285,7 +285,6 @@ run(void *arg)
 llmc_status
 trace_open(Server *s, const char *url, Trace **out, llmc_error *err)
 {
-	pthread_condattr_t attr;
 	size_t n = strncmp(url, "http://", 7) == 0 ? strcspn(url + 7, ":/") : 0, digits = 0;
 	const char *at = n ? url + 7 + n : url, *port = "4318", *end = at;
 
@@ -307,11 +306,8 @@ trace_open(Server *s, const char *url, Trace **out, llmc_error *err)
 	memcpy(t->host, url + 7, n);
 	snprintf(t->port, sizeof t->port, "%.*s", digits ? (int)digits : 4, port);
 	snprintf(t->path, sizeof t->path, "%s", end[0] && end[1] ? end : "/v1/traces");
-	pthread_condattr_init(&attr);
-	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
 	pthread_mutex_init(&t->lock, NULL);
-	pthread_cond_init(&t->work, &attr);
-	pthread_condattr_destroy(&attr);
+	clock_cond_init(&t->work);
 	t->has_thread = pthread_create(&t->thread, NULL, run, t) == 0;
 	if (!t->has_thread) {
 		trace_close(t);
