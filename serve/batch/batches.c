@@ -48,14 +48,7 @@ read_metadata(const json_t *o, json_t **out, Problem *p)
 static bool
 text_field(const json_t *o, const char *key, const char **out, Problem *p)
 {
-	const json_t *v = json_object_get(o, key);
-
-	if (!v || json_is_null(v))
-		return openai_missing(p, key);
-	*out = json_string_value(v);
-	return *out ||
-	       problem(p, 400, key, "Invalid type for '%s': expected a string, but got %s instead.",
-	               key, json_type_name(v));
+	return field_text(o, key, out, p) && (*out || openai_missing(p, key));
 }
 
 /* Reserve space for one more batch of this owner, evicting finished ones; lock held. */

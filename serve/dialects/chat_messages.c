@@ -381,11 +381,8 @@ chat_render(ServedModel *model, const json_t *o, json_t *tools, ChatImages *imag
 		return problem(p, 400, "messages",
 		               "This model has no chat template: use /v1/completions, or pass "
 		               "'chat_template'.");
-	if (template && !json_is_null(template) && !json_is_string(template))
-		return problem(p, 400, "chat_template",
-		               "Invalid type for 'chat_template': expected a string, but got %s "
-		               "instead.",
-		               json_type_name(template));
+	if (!field_text(o, "chat_template", NULL, p))
+		return false;
 	if (documents && !json_is_null(documents) && !json_is_array(documents))
 		return problem(
 		    p, 400, "documents",

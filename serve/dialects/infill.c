@@ -43,15 +43,11 @@ translate(const json_t *in, Problem *p)
 }
 
 static bool
-read_text(const json_t *o, const char *key, bool needed, Problem *p)
+read_needed(const json_t *o, const char *key, Problem *p)
 {
 	const json_t *v = json_object_get(o, key);
 
-	if (!v || json_is_null(v))
-		return !needed || openai_missing(p, key);
-	return json_is_string(v) ||
-	       problem(p, 400, key, "Invalid type for '%s': expected a string, but got %s instead.",
-	               key, json_type_name(v));
+	return v && !json_is_null(v) ? field_text(o, key, NULL, p) : openai_missing(p, key);
 }
 
 static bool
@@ -78,8 +74,8 @@ read_infill(Generation *g, const json_t *o, Problem *p)
 	int64_t n_predict = -1, max_tokens = -1;
 	bool has_predict;
 
-	if (!read_text(o, "input_prefix", true, p) || !read_text(o, "input_suffix", true, p) ||
-	    !read_text(o, "prompt", false, p) || !read_extra(extra, p) ||
+	if (!read_needed(o, "input_prefix", p) || !read_needed(o, "input_suffix", p) ||
+	    !field_text(o, "prompt", NULL, p) || !read_extra(extra, p) ||
 	    !field_int(o, "n_predict", -1, INT32_MAX, &n_predict, &has_predict, p) ||
 	    !field_int(o, "max_tokens", -1, INT32_MAX, &max_tokens, NULL, p))
 		return false;

@@ -27,17 +27,12 @@ check_switches(const json_t *o, Problem *p)
 static bool
 read_join(Generation *g, const json_t *o, Problem *p)
 {
-	const json_t *v = json_object_get(o, "reasoning_format");
-	const char *format = json_string_value(v);
+	const char *format;
 	bool separate = true;
 
 	/* all names but "none" mean that the reasoning is separate */
-	if (v && !json_is_null(v) && !format)
-		return problem(p, 400, "reasoning_format",
-		               "Invalid type for 'reasoning_format': expected a string, but got %s "
-		               "instead.",
-		               json_type_name(v));
-	if (!field_bool(o, "separate_reasoning", &separate, p))
+	if (!field_text(o, "reasoning_format", &format, p) ||
+	    !field_bool(o, "separate_reasoning", &separate, p))
 		return false;
 	g->join_reasoning = !separate || (format && !strcmp(format, "none"));
 	if (g->join_reasoning && json_array_size(json_object_get(o, "tools")))
@@ -101,12 +96,8 @@ openai_read_chat(Generation *g, const json_t *o, Problem *p)
 	int32_t budget;
 	if (!thinking_read(g, o, &budget, p))
 		return false;
-	const json_t *effort = json_object_get(o, "reasoning_effort");
-	if (effort && !json_is_null(effort) && !json_is_string(effort))
-		return problem(
-		    p, 400, "reasoning_effort",
-		    "Invalid type for 'reasoning_effort': expected a string, but got %s instead.",
-		    json_type_name(effort));
+	if (!field_text(o, "reasoning_effort", NULL, p))
+		return false;
 	ToolUse use = { 0 };
 	if (!tools_read(o, &use, p))
 		return false;

@@ -41,10 +41,8 @@ read_prompt(Generation *g, const json_t *o, Problem *p)
 
 	if (!v || json_is_null(v))
 		return openai_missing(p, "prompt");
-	if (suffix && !json_is_null(suffix) && !json_is_string(suffix))
-		return problem(p, 400, "suffix",
-		               "Invalid type for 'suffix': expected a string, but got %s instead.",
-		               json_type_name(suffix));
+	if (!field_text(o, "suffix", NULL, p))
+		return false;
 	if (!json_string_length(suffix))
 		suffix = NULL;
 	if (suffix && openai_own(g)->echo)

@@ -308,3 +308,20 @@ field_bool(const json_t *o, const char *key, bool *out, Problem *p)
 	*out = json_is_true(v);
 	return true;
 }
+
+bool
+field_text(const json_t *o, const char *key, const char **out, Problem *p)
+{
+	const json_t *v = json_object_get(o, key);
+
+	if (out)
+		*out = json_string_value(v);
+	if (!v || json_is_null(v))
+		return true;
+	if (!json_is_string(v))
+		return problem(p, 400, key,
+		               "Invalid type for '%s': expected a string, but got %s instead.", key,
+		               json_type_name(v));
+	return !out || strlen(*out) == json_string_length(v) ||
+	       problem(p, 400, key, "Invalid '%s': the string contains NUL.", key);
+}

@@ -57,6 +57,8 @@ bool field_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t
 bool field_num(const json_t *o, const char *key, double lo, double hi, double *out, bool *set,
                Problem *p);
 bool field_bool(const json_t *o, const char *key, bool *out, Problem *p);
+/* *out: NULL if absent; a string with NUL is refused. out NULL: only the type is checked. */
+bool field_text(const json_t *o, const char *key, const char **out, Problem *p);
 const char *json_type_name(const json_t *v);
 
 #endif

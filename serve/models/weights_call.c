@@ -123,17 +123,6 @@ start(Replacing *j, Problem *p)
 	return problem_memory(p);
 }
 
-static bool
-text_of(const json_t *o, const char *key, const char **out, Problem *p)
-{
-	const json_t *v = json_object_get(o, key);
-
-	*out = json_string_value(v);
-	return !v || json_is_null(v) || *out ||
-	       problem(p, 400, key, "Invalid type for '%s': expected a string, but got %s instead.",
-	               key, json_type_name(v));
-}
-
 /* Read a body. sglang: names of SGLang's fields. */
 static bool
 read_body(const Req *r, const json_t *o, bool sglang, Replacing *j, Problem *p)
@@ -142,8 +131,8 @@ read_body(const Req *r, const json_t *o, bool sglang, Replacing *j, Problem *p)
 	                               *name_key = sglang ? "weight_version" : "name";
 	bool flush = true;
 
-	if (!text_of(o, path_key, &path, p) || !text_of(o, name_key, &name, p) ||
-	    !text_of(o, sglang ? "load_format" : "in_flight", &how, p))
+	if (!field_text(o, path_key, &path, p) || !field_text(o, name_key, &name, p) ||
+	    !field_text(o, sglang ? "load_format" : "in_flight", &how, p))
 		return false;
 	if (sglang) {
 		if (!field_bool(o, "abort_all_requests", &j->cancel, p) ||
