@@ -307,14 +307,14 @@ one_message(const ChatIn *how, const json_t *in, size_t at, Problem *p)
 
 /* Report whether the template shows the tools in `options`: rendering without them differs. */
 static bool
-tools_shown(ServedModel *model, json_t *messages, json_t *options, const char *text, size_t n,
-            bool *shown, Problem *p)
+tools_shown(ServedModel *model, json_t *messages, json_t *options, int forms, const char *text,
+            size_t n, bool *shown, Problem *p)
 {
 	char *without = NULL;
 	size_t m;
 
 	json_object_del(options, "tools");
-	if (!chat_apply(model, messages, options, &without, &m, p))
+	if (!chat_apply(model, messages, options, forms, &without, &m, p))
 		return false;
 	*shown = n != m || memcmp(text, without, n) != 0;
 	free(without);
@@ -324,12 +324,12 @@ tools_shown(ServedModel *model, json_t *messages, json_t *options, const char *t
 /* Render the prompt with tools. If the template does not show them, list them in the system
  * message. */
 static bool
-with_tools(ServedModel *model, json_t **messages, json_t *options, char **text, size_t *n,
-           const json_t *tools, Problem *p)
+with_tools(ServedModel *model, json_t **messages, json_t *options, int forms, char **text,
+           size_t *n, const json_t *tools, Problem *p)
 {
 	bool shown;
 
-	if (!tools_shown(model, *messages, options, *text, *n, &shown, p) || shown)
+	if (!tools_shown(model, *messages, options, forms, *text, *n, &shown, p) || shown)
 		return !p->status;
 	json_t *extended = messages_with_tools(model, *messages, tools);
 	if (!extended)
@@ -338,7 +338,7 @@ with_tools(ServedModel *model, json_t **messages, json_t *options, char **text, 
 	*messages = extended;
 	free(*text);
 	*text = NULL;
-	return chat_apply(model, *messages, options, text, n, p);
+	return chat_apply(model, *messages, options, forms, text, n, p);
 }
 
 /* Cut what the template added after the last message's content, for continue_final_message. */
@@ -457,8 +457,9 @@ chat_render(ServedModel *model, const json_t *o, json_t *tools, ChatImages *imag
 		json_object_set(options, "chat_template", template);
 	if (tools)
 		json_object_set(options, "tools", tools);
-	ok = chat_apply(model, messages, options, text, n, p) &&
-	     (!tools || with_tools(model, &messages, options, text, n, tools, p)) &&
+	const int forms = chat_forms(model, options);
+	ok = chat_apply(model, messages, options, forms, text, n, p) &&
+	     (!tools || with_tools(model, &messages, options, forms, text, n, tools, p)) &&
 	     (!go_on || leave_open(messages, *text, n, p)) &&
 	     (!images || !images->n || chat_images_place(images, model, text, n, p));
 out:
