@@ -24,15 +24,14 @@ collect(const Graph *g, Selection *sel)
 	for (int i = 0; i < sel->n_step; i++) {
 		const Step *step = &sel->step[PHASE_DECODE][i];
 		const Op *op = &g->op[step->op];
-		int k = 0;
 		if (step->kernel < 0 || !sel->kernel[step->kernel]->body_apart)
 			return arena_printf(g->arena, "%s has no body for it", op_text(g, op));
-		while (k < p->n_body && p->body[k] != step->kernel)
-			k++;
-		if (k == PLAN_MAX_BODIES)
-			return arena_printf(g->arena, "more than %d different kernels", k);
-		p->body[k] = step->kernel;
-		p->n_body += k == p->n_body;
+		if (plan_body_of(p, step->kernel) >= 0)
+			continue;
+		if (p->n_body == PLAN_MAX_BODIES)
+			return arena_printf(g->arena, "more than %d different kernels",
+			                    PLAN_MAX_BODIES);
+		p->body[p->n_body++] = step->kernel;
 	}
 	return sel->n_step < 2 ? "the model has a single op" : NULL;
 }

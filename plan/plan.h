@@ -29,6 +29,7 @@ enum {
 	PLAN_MAX_PREFETCH = 4, /* at most one of experts */
 	PLAN_MAX_BODIES = 32,
 	PLAN_BODY_THREADS = 256,
+	PLAN_PERSISTENT_ROWS = 4, /* most rows of a persistent decode step */
 	PLAN_MAX_EOS = 8,
 	PLAN_MAX_RANKS = 1024,
 	PLAN_MAX_ADAPTERS = 1024,
@@ -403,6 +404,16 @@ static inline bool
 plan_three_positions(const Plan *p)
 {
 	return p->n_rope > 0 && plan_rope_sections(&p->rope[0]);
+}
+
+/* Number of the body of a kernel in the persistent kernel; -1: none */
+static inline int
+plan_body_of(const PlanPersistent *x, int kernel)
+{
+	for (int i = 0; i < x->n_body; i++)
+		if (x->body[i] == kernel)
+			return i;
+	return -1;
 }
 
 /* Attributes of a step by name */

@@ -497,14 +497,10 @@ check_persistent(const Plan *p, llmc_error *err)
 			           p->kernel[x->body[i]].id);
 	if (p->phase[0].n_step < 2)
 		return BAD("persistent: a step of fewer than two ops");
-	for (int i = 0; i < p->phase[0].n_step; i++) {
-		int b = 0;
-		while (b < x->n_body && x->body[b] != p->phase[0].step[i].kernel)
-			b++;
-		if (b == x->n_body)
+	for (int i = 0; i < p->phase[0].n_step; i++)
+		if (plan_body_of(x, p->phase[0].step[i].kernel) < 0)
 			return BAD("persistent: step[%d] of phase %s has no body", i,
 			           p->phase[0].id);
-	}
 	return LLMC_OK;
 }
 

@@ -394,9 +394,9 @@ put_form(const Plan *p, Strbuf *out)
 
 	if (x->n_body)
 		strbuf_printf(out,
-		              "\ndecode steps of up to 4 rows: one persistent kernel, %s, with %d "
+		              "\ndecode steps of up to %d rows: one persistent kernel, %s, with %d "
 		              "bodies; larger ones: a launch per op\n",
-		              p->kernel[x->kernel].file, x->n_body);
+		              PLAN_PERSISTENT_ROWS, p->kernel[x->kernel].file, x->n_body);
 	else if (x->why)
 		strbuf_printf(out,
 		              "\ndecode steps: a launch per op, not one persistent kernel: %s\n",

@@ -121,7 +121,7 @@ set_launch(Kernel *k, const Kernel *const *body, int n)
 	for (int i = 0; i < n; i++) {
 		const PlanLaunch *u = &body[i]->row.launch[0];
 		if (body[i]->row.n_launch != 1 || body[i]->row.n_map || !u->fn ||
-		    u->block > THREADS || u->cluster > 1)
+		    u->block > THREADS || u->cluster != 1 || u->rounds)
 			return false;
 		shared = u->shared > shared ? u->shared : shared;
 	}
@@ -145,7 +145,8 @@ template_persistent(const Templates *ts, const Kernel *const *body, int n, const
 	Strbuf *text = arena_strbuf(a);
 
 	if (!set_launch(k, body, n))
-		return *why = "a kernel has several launches or tensor maps", NULL;
+		return *why = "a kernel has several launches, tensor maps, clusters or rounds",
+		       NULL;
 	if (!set_headers(ts, k, body, n))
 		return *why = "the kernels have too many headers", NULL;
 	k->row.launch[0].fn = stem;

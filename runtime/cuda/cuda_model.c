@@ -240,7 +240,7 @@ log_form(const CudaModel *m, const RuntimeOptions *opt)
 		log_line(opt->log, opt->log_user, LLMC_LOG_INFO,
 		         "decode steps of up to %d rows are one persistent kernel, larger ones are "
 		         "a launch per op",
-		         CUDA_PERSISTENT_ROWS);
+		         PLAN_PERSISTENT_ROWS);
 	else if (p->n_body || p->why)
 		log_line(opt->log, opt->log_user, LLMC_LOG_WARNING,
 		         "decode steps are a launch per op, not one persistent kernel: %s",

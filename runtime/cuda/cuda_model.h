@@ -31,9 +31,6 @@ void cuda_model_close(void *model);
  * on an SM */
 int64_t cuda_shared_of(const CudaModel *m, const PlanLaunch *p);
 
-/* Most rows of a persistent decode step, if the plan has one */
-enum { CUDA_PERSISTENT_ROWS = 4 };
-
 /* rank_processes.c: as the member of Device */
 llmc_status cuda_connect_processes(Runtime *rt, llmc_log_fn log, void *log_user, llmc_error *err);
 

@@ -7,7 +7,7 @@
 
 /* Buckets with a list of tasks: 1, 2 and 4 rows, or fewer. A list holds the rows of its launch. */
 enum { LISTS = 3 };
-_Static_assert(1 << (LISTS - 1) == CUDA_PERSISTENT_ROWS, "a list per bucket");
+_Static_assert(1 << (LISTS - 1) == PLAN_PERSISTENT_ROWS, "a list per bucket");
 
 void
 cuda_persistent_lay_out(CudaSession *c, const Session *s, BumpAllocator *b)
@@ -16,15 +16,6 @@ cuda_persistent_lay_out(CudaSession *c, const Session *s, BumpAllocator *b)
 
 	BUMP(b, c->task, LISTS * n);
 	BUMP(b, c->task_count, n);
-}
-
-static int
-body_of(const Plan *p, int kernel)
-{
-	for (int i = 0; i < p->persistent.n_body; i++)
-		if (p->persistent.body[i] == kernel)
-			return i;
-	return -1; /* plan_check excludes it */
 }
 
 llmc_status
@@ -43,7 +34,8 @@ cuda_persistent_bind(CudaSession *c, llmc_error *err)
 		for (size_t i = 0; i < n; i++) {
 			llmc_task *t = &list[(size_t)b * n + i];
 			*t = (llmc_task){ .call = c->step[0][i].call,
-				          .body = body_of(p, c->step[0][i].step->kernel),
+				          .body = plan_body_of(&p->persistent,
+				                               c->step[0][i].step->kernel),
 				          .wait = (int)i - 1,
 				          .done = (int)i };
 			t->call.s.rows = c->bucket[b];

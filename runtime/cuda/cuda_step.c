@@ -16,7 +16,7 @@ persistent_rows(CudaSession *c)
 
 	if (!p->persistent.n_body || !c->m->dev.cooperative)
 		return 0;
-	for (int b = 0; b < c->n_bucket && c->bucket[b] <= CUDA_PERSISTENT_ROWS; b++) {
+	for (int b = 0; b < c->n_bucket && c->bucket[b] <= PLAN_PERSISTENT_ROWS; b++) {
 		for (int i = 0; i < p->phase[0].n_step; i++)
 			if (cuda_step_for(c, 0, i, c->bucket[b]) != &c->step[0][i])
 				return rows;
