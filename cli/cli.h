@@ -269,8 +269,9 @@ typedef struct Habit {
 	const char *advice; /* for commands without that option; NULL: it is unknown there */
 } Habit;
 const Habit *habit_find(const char *spelled, size_t len);
-/* The habit whose long spelling is nearest to a name, without its dashes; NULL: none. */
-const char *habit_nearest(const char *name);
+/* Habit of an option of llmc whose long spelling, without its dashes, is nearest to a name; NULL:
+ * none is close */
+const Habit *habit_nearest(const char *name);
 /* Message of a command without a model */
 #define NO_MODEL "name a model: a GGUF file, a folder, a description, or hf:ORG/REPO"
 /* True if the command line (or a setting) gave the option that is stored in `to`. */

@@ -107,14 +107,21 @@ habit_find(const char *spelled, size_t len)
 	return NULL;
 }
 
-const char *
+const Habit *
 habit_nearest(const char *name)
 {
 	const char *all[sizeof habit / sizeof *habit];
+	const Habit *of[sizeof habit / sizeof *habit];
 	size_t n = 0;
 
 	for (size_t i = 0; i < sizeof habit / sizeof *habit; i++)
-		if (!strncmp(habit[i].spelled, "--", 2) && habit[i].own)
+		if (!strncmp(habit[i].spelled, "--", 2) && habit[i].own) {
+			of[n] = &habit[i];
 			all[n++] = habit[i].spelled + 2;
-	return nearest_text(name, all, n);
+		}
+	const char *near = nearest_text(name, all, n);
+	for (size_t i = 0; near && i < n; i++)
+		if (all[i] == near)
+			return of[i];
+	return NULL;
 }

@@ -256,13 +256,11 @@ unknown(const Command *cmd, const Opt *opt, size_t n_opt, const char *a)
 		near = NULL; /* one dash too few is the only mistake that is clear */
 	if (is_long && !near && nearest_text(name, (const char *const[]){ "help" }, 1))
 		near = "help";
-	if (is_long && !near && (near = habit_nearest(name)) != NULL) {
-		char spelled[66];
-		snprintf(spelled, sizeof spelled, "--%s", near);
-		const Habit *h = habit_find(spelled, strlen(spelled));
+	const Habit *h = is_long && !near ? habit_nearest(name) : NULL;
+	if (h) {
 		const bool is_model = !strcmp(h->own, OPT_MODEL) || !strcmp(h->own, OPT_HUB_MODEL);
-		if (!is_model && !h->advice && !find(opt, n_opt, h->own, strlen(h->own), 0))
-			near = NULL; /* this command has no such option */
+		if (is_model || h->advice || find(opt, n_opt, h->own, strlen(h->own), 0))
+			near = h->spelled + 2; /* else this command has no such option */
 	}
 	if (!near)
 		exit(opt_usage_error(cmd, "%s: no such option", a));
