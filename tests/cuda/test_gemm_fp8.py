@@ -8,29 +8,16 @@ import pytest
 
 import gemm_weights as W
 import sass
+from kv_types import E4M3, to_e4m3
 from planted import plant
 from test_gemm import EPS, Case, norm, silu
-
-CODES = np.arange(127)
-VALUES = np.where(
-    CODES >> 3 == 0, (CODES & 7) * 2.0**-9, (8 + (CODES & 7)) * 2.0 ** ((CODES >> 3) - 10.0)
-)
-
-
-def e4m3(x):
-    """The nearest value, ties to the even code"""
-    a = np.minimum(np.abs(x), 448)
-    at = np.clip(np.searchsorted(VALUES, a), 1, 126)
-    low, high = VALUES[at - 1], VALUES[at]
-    up = (a - low > high - a) | ((a - low == high - a) & (at % 2 == 0))
-    return np.copysign(np.where(up, high, low), x)
 
 
 def rounded(x, group):
     b = x.astype(np.float32).reshape(*x.shape[:-1], -1, group)
     peak = np.abs(b).max(-1, keepdims=True)
     with np.errstate(all="ignore"):
-        q = e4m3((b * (np.float32(448) / peak)).astype(np.float64))
+        q = E4M3[to_e4m3(b * (np.float32(448) / peak))]
         d = (peak * (np.float32(1) / np.float32(448))).astype(np.float64)
     return np.where(peak < 1e-30, 0, q * d).reshape(x.shape)
 

@@ -122,7 +122,7 @@ def test_extreme_integers():
     assert np.isnan(y[3:5]).all() and (y[1] == 0).all()
     fine = [0, 1, 2, *range(6, n)]
     close(y[fine], rounded(c.x[fine]), w)
-    assert (np.abs(y[5]) == np.inf).all() or np.isfinite(y[5]).all()
+    assert (y[5] == np.inf).all()  # -128 times -3e38, 96 times
 
 
 @pytest.mark.parametrize("dtype, cols", [("q8_0", 160), ("q6_k", 512), ("iq4_nl", 96)])

@@ -20,6 +20,7 @@
 #include "base/file.h"
 #include "base/program.h"
 #include "base/sha256.h"
+#include "base/text.h"
 #include "runtime/build/kernel_build.h"
 
 enum { MAX_BYTES = 1 << 28, NO_COMPILER = 127 };
@@ -28,14 +29,6 @@ typedef struct Command {
 	const char *include, *output, *source; /* NULL: absent */
 	bool piped;                            /* -pipe: a command line of the runtime */
 } Command;
-
-static bool
-ends_with(const char *s, const char *end)
-{
-	size_t n = strlen(s), m = strlen(end);
-
-	return n >= m && strcmp(s + n - m, end) == 0;
-}
 
 /* Returns the text after the first comment, which names the description's file; the whole text if
  * the compiler may end that comment elsewhere. */

@@ -2,14 +2,15 @@
 server that was started with the new checkpoint.
 """
 
-import json
 import os
 import pathlib
 import shutil
 import threading
 
+import numpy as np
 import pytest
 
+import quant_format_values as safetensors
 import tiny_model
 
 OPTIONS = ("-t", "1", "--seqs", "4", "--context", "128")
@@ -21,29 +22,17 @@ KINDS = {
 }
 
 
-def read(folder):
+def file_of(folder):
     (path,) = pathlib.Path(folder).glob("*.safetensors")
-    raw = path.read_bytes()
-    n = int.from_bytes(raw[:8], "little")
-    return path, json.loads(raw[8 : 8 + n]), raw[8 + n :]
-
-
-def write(path, head, data):
-    text = json.dumps(head).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return path
 
 
 def rolled(old, new):
     """Copy a checkpoint with the rows of each matrix moved by one: other values, same shapes."""
     shutil.copytree(old, new)
-    path, head, data = read(new)
-    data = bytearray(data)
-    for name, t in head.items():
-        if name != "__metadata__" and len(t["shape"]) > 1 and t["shape"][0] > 1:
-            lo, hi = t["data_offsets"]
-            row = (hi - lo) // t["shape"][0]
-            data[lo:hi] = data[lo + row : hi] + data[lo : lo + row]
-    write(path, head, bytes(data))
+    tensors = safetensors.read(file_of(new)).items()
+    moved = {n: (t, np.roll(x, -1, 0) if x.ndim > 1 else x) for n, (t, x) in tensors}
+    safetensors.write(file_of(new), moved)
     return new
 
 
@@ -106,7 +95,7 @@ def test_answers_are_those_of_a_new_server(serve, kind, tmp_path):
         again = ask(s).json()
         assert again["choices"] == fresh["choices"]
         # a file instead of a folder, by SGLang's names
-        path, _, _ = read(home / "step-2")
+        path = file_of(home / "step-2")
         r = s.post(
             "/update_weights_from_disk", {"model_path": str(path), "weight_version": "second"}
         )
@@ -118,19 +107,18 @@ def test_answers_are_those_of_a_new_server(serve, kind, tmp_path):
 
 def test_mistakes_leave_the_old_weights(serve, folders, tmp_path):
     a, run = folders
-    path, head, data = read(run / "step-1")
+    path = file_of(run / "step-1")
+    tensors = safetensors.read(path)
     home = tmp_path / "run"
     home.mkdir()
-    first = next(n for n in head if "q_proj" in n)
-    lo, hi = head[first]["data_offsets"]
-    less = {n: dict(t) for n, t in head.items() if n != first}
-    for t in less.values():
-        t["data_offsets"] = [x if x <= lo else x - (hi - lo) for x in t["data_offsets"]]
-    write(home / "missing.safetensors", less, data[:lo] + data[hi:])
-    shape = head[first]["shape"]
-    turned = {**head, first: {**head[first], "shape": [shape[0] * 2, shape[1] // 2]}}
-    write(home / "shape.safetensors", turned, data)
-    (home / "cut.safetensors").write_bytes(path.read_bytes()[: len(data) // 2])
+    first = next(n for n in tensors if "q_proj" in n)
+    less = {n: t for n, t in tensors.items() if n != first}
+    safetensors.write(home / "missing.safetensors", less)
+    kind, x = tensors[first]
+    turned = {**tensors, first: (kind, x.reshape(2 * len(x), -1))}
+    safetensors.write(home / "shape.safetensors", turned)
+    raw = path.read_bytes()
+    (home / "cut.safetensors").write_bytes(raw[: len(raw) // 2])
     (home / "text.safetensors").write_text("no weights")
     os.symlink(path, home / "outside.safetensors")
     keys = tmp_path / "keys"
