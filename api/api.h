@@ -37,7 +37,8 @@ struct llmc_model {
 	const char *const *set; /* overrides in force, NULL-terminated */
 	bool random_weights;
 	bool no_weights, no_fit, cache_packed; /* as in llmc_options */
-	bool unfused;                          /* one step per op of the graph, for probes */
+	int64_t host_memory;
+	bool unfused; /* one step per op of the graph, for probes */
 	bool
 	    in_cache; /* artifact is a folder of the cache or `temporary`, which only llmc writes */
 	bool skip_built; /* the artifact's built kernels are not trusted */

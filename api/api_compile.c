@@ -93,11 +93,15 @@ seal_target(const Compiled *const *made, size_t ranks, const char *target, const
 			if (ends_with(made[i]->file[k].path, ".json"))
 				file[i] = made[i]->file[k].path;
 	}
-	if (artifact_compare(dir, made, ranks, arena, &why) == LLMC_OK)
-		artifact_seal(dir, &t, o->aot ? target_built_name(target) : NULL, arena, o->log,
-		              o->log_user);
-	else
+	if (artifact_compare(dir, made, ranks, arena, &why) != LLMC_OK) {
 		log_text(o->log, o->log_user, LLMC_LOG_WARNING, why.text);
+		return;
+	}
+	artifact_seal(dir, &t, o->aot ? target_built_name(target) : NULL, arena, o->log,
+	              o->log_user);
+	if (o->aot && made[0]->plan->partitions > 1) /* the part on the CPU */
+		artifact_seal(dir, &t, target_built_name(plan[1]->target), arena, o->log,
+		              o->log_user);
 }
 
 static llmc_status

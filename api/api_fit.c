@@ -17,6 +17,9 @@ typedef struct MemoryFit {
 	int64_t weights; /* bytes of weights still to be allocated */
 	int64_t left;    /* bytes for KV, scratch and state */
 	int64_t margin;  /* bytes of a GPU that a choice leaves free */
+	/* the CPU's part of a model on two devices: the same, and the free memory */
+	int64_t host_weights, host_left;
+	FreeMemory host;
 } MemoryFit;
 
 llmc_limits
@@ -49,32 +52,65 @@ memory_of(const llmc_model *m, const llmc_limits *lim, llmc_memory *out, llmc_er
 	return LLMC_OK;
 }
 
-/* Can packed weights be a file of the cache? */
+/* Memory of the part on the CPU of a model on two devices */
+static llmc_status
+host_memory_of(const llmc_model *m, const llmc_limits *lim, llmc_memory *out, llmc_error *err)
+{
+	*out = LLMC_INIT(llmc_memory);
+	return session_memory(m->rank[1], lim, out, err);
+}
+
+static bool
+two_devices(const llmc_model *m)
+{
+	return m->cpu_target[0] != 0;
+}
+
+/* Can packed weights of the CPU be a file of the cache? */
 static bool
 can_map(const llmc_model *m)
 {
-	return m->gpu < 0 && !m->random_weights && !m->spec->lora.path;
+	return !m->random_weights && !m->spec->lora.path;
 }
 
-/* Bytes of weights that are allocated rather than mapped: rows in the file's own layout stay there,
- * unless the weights are noise. Only a GPU holds all of them. */
+/* Bytes of a plan's weights that are allocated rather than mapped: rows in the file's own layout
+ * stay there, unless the weights are noise. Only a GPU holds all of them. */
+static int64_t
+plan_to_allocate(const llmc_model *m, const Plan *p, bool gpu)
+{
+	int64_t sum = 0;
+
+	if (m->rt || (!gpu && m->cache_packed && can_map(m)))
+		return 0;
+	for (int i = 0; i < p->n_tensor; i++)
+		if (gpu || m->random_weights || strcmp(p->tensor[i].layout, "row") != 0)
+			sum += plan_tensor_bytes(&p->tensor[i]);
+	return sum;
+}
+
 static int64_t
 weights_to_allocate(const llmc_model *m)
 {
-	if (m->cache_packed && can_map(m))
-		return 0;
-
-	const int n = m->gpu >= 0 ? 1 : m->n_own;
-	const bool all = m->gpu >= 0 || m->random_weights;
+	const bool gpu = m->gpu >= 0;
 	int64_t sum = 0;
 
-	for (int k = 0; k < n && !m->rt; k++) {
-		const Plan *p = m->rank[m->first + k];
-		for (int i = 0; i < p->n_tensor; i++)
-			if (all || strcmp(p->tensor[i].layout, "row") != 0)
-				sum += plan_tensor_bytes(&p->tensor[i]);
-	}
+	for (int k = 0; k < (gpu ? 1 : m->n_own); k++)
+		sum += plan_to_allocate(m, m->rank[m->first + k], gpu);
 	return sum;
+}
+
+/* The same as fits for the part on the CPU of a model on two devices. */
+static bool
+host_fits(const MemoryFit *f, const llmc_limits *lim, bool spare)
+{
+	llmc_memory mem;
+
+	if (!two_devices(f->m))
+		return true;
+	if (host_memory_of(f->m, lim, &mem, NULL) != LLMC_OK)
+		return false;
+	const int64_t rest = f->host_left - mem.scratch - mem.state;
+	return mem.kv <= (spare ? rest / 2 : rest);
 }
 
 /* True if a session of these limits fits; with `spare`: if its KV leaves as much as it takes on a
@@ -89,7 +125,7 @@ fits(const MemoryFit *f, const llmc_limits *lim, bool spare)
 	int64_t rest = f->left - mem.scratch - mem.state;
 	if (spare)
 		rest = f->m->gpu < 0 ? rest / 2 : rest - f->margin;
-	return mem.kv <= rest;
+	return mem.kv <= rest && host_fits(f, lim, spare);
 }
 
 /* Return the largest kv_tokens (with `kv`), or context of one sequence, that fits; least - 1: not
@@ -138,9 +174,50 @@ choose_kv(const MemoryFit *f, const llmc_limits *lim)
 	return n < least ? least : n;
 }
 
+/* The part of a model that does not fit: all of it, or that on one of two devices */
+typedef struct Unfit {
+	const Plan *plan;
+	llmc_memory memory; /* for the limits of the session */
+	int64_t weights;    /* bytes still to be allocated */
+	int64_t left;       /* bytes for KV, scratch and state */
+	bool host;          /* it is the part on the CPU */
+} Unfit;
+
+/* Write the remedy of another division of the model between a GPU and the CPU. Empty: there is
+ * none. */
+static void
+divide(const MemoryFit *f, const Unfit *u, char *buf, size_t cap)
+{
+	const llmc_model *m = f->m;
+	const int64_t need = u->weights + u->memory.kv + u->memory.scratch + u->memory.state;
+	char a[32], target[32];
+
+	*buf = 0;
+	if (two_devices(m)) {
+		snprintf(buf, cap, "\n  --offload auto, or a rule with %s on the CPU",
+		         u->host ? "less" : "more");
+		return;
+	}
+	if (!spec_can_divide(m->spec) || m->rt)
+		return;
+	const bool gpu = m->gpu >= 0;
+	if (m->no_weights) { /* the free memory of this machine does not matter */
+		if (gpu)
+			snprintf(buf, cap, "\n  --offload auto: a part of the model on the CPU");
+		return;
+	}
+	if (!gpu && device_of(TARGET_CUDA)->best_target(0, target, NULL) != LLMC_OK)
+		return;
+	const FreeMemory other = device_of(gpu ? TARGET_CPU : TARGET_CUDA)->free_memory(0);
+	if (other.bytes != INT64_MAX && need <= u->left + u->weights + other.bytes)
+		snprintf(buf, cap,
+		         "\n  --offload auto: a part of the model on %s, which has %s free",
+		         gpu ? "the CPU" : "GPU 0", human_bytes((double)other.bytes, a));
+}
+
 /* Append remedies for a session that does not fit, the one that changes least first. */
 static void
-remedies(const MemoryFit *f, const llmc_limits *lim, const llmc_memory *mem, char *buf, size_t cap)
+remedies(const MemoryFit *f, const Unfit *u, const llmc_limits *lim, char *buf, size_t cap)
 {
 	static const struct {
 		Dtype as;
@@ -148,10 +225,11 @@ remedies(const MemoryFit *f, const llmc_limits *lim, const llmc_memory *mem, cha
 	} smaller[] = { { DT_Q8_0, "Q8_0", "q8_0" },
 		        { DT_Q6_K, "Q6_K", "q6_k" },
 		        { DT_Q4_K, "Q4_K", "q4_k" } };
-	const Plan *p = f->m->plan;
-	const int64_t all = f->left + f->weights, session = mem->kv + mem->scratch + mem->state;
+	const llmc_memory *mem = &u->memory;
+	const bool cpu = f->m->gpu < 0 || u->host;
+	const int64_t all = u->left + u->weights, session = mem->kv + mem->scratch + mem->state;
 	llmc_limits l = *lim;
-	char a[32];
+	char a[32], other[120];
 	size_t n = 0;
 
 	*buf = 0;
@@ -162,7 +240,7 @@ remedies(const MemoryFit *f, const llmc_limits *lim, const llmc_memory *mem, cha
 		n += (size_t)snprintf(buf + n, cap - n, "\n  --context %lld%s", (long long)shorter,
 		                      lim->seqs > 1 ? " --seqs 1" : "");
 	for (size_t i = 0; i < sizeof smaller / sizeof *smaller && n < cap; i++) {
-		int64_t bytes = plan_weights_as(p, smaller[i].as);
+		int64_t bytes = plan_weights_as(u->plan, smaller[i].as);
 		if (f->m->rt || bytes >= mem->weights || bytes + session > all)
 			continue;
 		n += (size_t)snprintf(
@@ -170,16 +248,17 @@ remedies(const MemoryFit *f, const llmc_limits *lim, const llmc_memory *mem, cha
 		    smaller[i].option, smaller[i].name, human_bytes((double)bytes, a));
 		break;
 	}
-	if (f->m->cache_packed || f->m->rt || !can_map(f->m) || session > all)
-		;
-	else if (n < cap)
+	divide(f, u, other, sizeof other);
+	if (n < cap)
+		n += (size_t)snprintf(buf + n, cap - n, "%s", other);
+	if (cpu && !f->m->cache_packed && !f->m->rt && can_map(f->m) && session <= all && n < cap)
 		n += (size_t)snprintf(buf + n, cap - n,
 		                      "\n  --cache-packed: %s of weights in a file of the cache, "
 		                      "read from disk as they are used",
-		                      human_bytes((double)f->weights, a));
+		                      human_bytes((double)u->weights, a));
 	if (n)
 		return;
-	const int64_t least = plan_weights_as(p, DT_Q4_K);
+	const int64_t least = plan_weights_as(u->plan, DT_Q4_K);
 	if (!f->m->rt && least < mem->weights)
 		snprintf(buf, cap,
 		         "\n  more memory, or a smaller model: even weights of type Q4_K take %s",
@@ -188,47 +267,93 @@ remedies(const MemoryFit *f, const llmc_limits *lim, const llmc_memory *mem, cha
 		snprintf(buf, cap, "\n  more memory, or a smaller model");
 }
 
+/* limited: free bytes are those of --memory */
 static llmc_status
-refuse(const MemoryFit *f, const llmc_fitted *r, int64_t bytes, llmc_error *err)
+refuse(const MemoryFit *f, const Unfit *u, const llmc_limits *lim, bool limited, int64_t free,
+       const char *limited_by, llmc_error *err)
 {
-	char w[32], k[32], s[32], t[32], h[32], ways[400];
-	const llmc_memory *mem = &r->memory;
+	char w[32], k[32], s[32], t[32], h[32], ways[500];
+	const llmc_memory *mem = &u->memory;
 
-	remedies(f, &r->limits, mem, ways, sizeof ways);
-	return error_set(
-	    err, LLMC_E_FULL,
-	    "%s: needs more memory than %s:\n"
-	    "  weights  %10s%s\n"
-	    "  KV       %10s   context %d, %lld positions in total\n"
-	    "  scratch  %10s   steps of %d tokens\n"
-	    "  total    %10s\n"
-	    "  %s%10s   %s\n"
-	    "remedies:%s",
-	    f->m->plan->name, bytes ? "--memory allows" : "is free",
-	    human_bytes((double)mem->weights, w), f->m->rt ? "   (loaded)" : "",
-	    human_bytes((double)mem->kv, k), r->limits.context, (long long)r->limits.kv_tokens,
-	    human_bytes((double)mem->scratch + mem->state, s),
-	    r->limits.chunk ? r->limits.chunk : 512,
-	    human_bytes((double)mem->weights + mem->kv + mem->scratch + mem->state, t),
-	    bytes ? "limit    " : "free     ", human_bytes((double)bytes ? bytes : r->free, h),
-	    bytes ? "--memory" : r->limited_by, ways);
+	remedies(f, u, lim, ways, sizeof ways);
+	return error_set(err, LLMC_E_FULL,
+	                 "%s: %sneeds more memory than %s:\n"
+	                 "  weights  %10s%s\n"
+	                 "  KV       %10s   context %d, %lld positions in total\n"
+	                 "  scratch  %10s   steps of %d tokens\n"
+	                 "  total    %10s\n"
+	                 "  %s%10s   %s\n"
+	                 "remedies:%s",
+	                 f->m->plan->name,
+	                 !two_devices(f->m) ? ""
+	                 : u->host          ? "the part on the CPU "
+	                                    : "the part on the GPU ",
+	                 limited ? "--memory allows" : "is free",
+	                 human_bytes((double)mem->weights, w), f->m->rt ? "   (loaded)" : "",
+	                 human_bytes((double)mem->kv, k), lim->context, (long long)lim->kv_tokens,
+	                 human_bytes((double)mem->scratch + mem->state, s),
+	                 lim->chunk ? lim->chunk : 512,
+	                 human_bytes((double)mem->weights + mem->kv + mem->scratch + mem->state, t),
+	                 limited ? "limit    " : "free     ", human_bytes((double)free, h),
+	                 limited ? "--memory" : limited_by, ways);
+}
+
+/* Source of the free memory of the CPU of two devices */
+static const char *
+host_limit(const MemoryFit *f)
+{
+	return *f->host.limited_by ? f->host.limited_by : "--memory";
+}
+
+/* Refuse limits whose session does not fit in the memory of the CPU of two devices. */
+static llmc_status
+check_host(const MemoryFit *f, const llmc_limits *lim, llmc_error *err)
+{
+	Unfit u = { .host = true, .weights = f->host_weights, .left = f->host_left };
+
+	if (!two_devices(f->m))
+		return LLMC_OK;
+	u.plan = f->m->rank[1];
+	TRY(host_memory_of(f->m, lim, &u.memory, err));
+	if (u.memory.kv + u.memory.scratch + u.memory.state <= u.left)
+		return LLMC_OK;
+	return refuse(f, &u, lim, !*f->host.limited_by, f->host.bytes, host_limit(f), err);
+}
+
+/* True if the memory of the CPU of two devices, not the GPU's, bounds the choice. */
+static bool
+host_bounds(const MemoryFit *f, const llmc_limits *lim, bool spare)
+{
+	llmc_limits more = *lim;
+
+	more.context += more.kv_tokens == more.context ? PLAN_KV_PAGE : 0;
+	more.kv_tokens += PLAN_KV_PAGE;
+	return two_devices(f->m) && !host_fits(f, &more, spare);
 }
 
 /* Describe the choice in one line. */
 static void
-describe(const llmc_fitted *r, const llmc_limits *given, int32_t max_positions, bool gpu,
-         bool spare, int64_t bytes, char *buf, size_t cap)
+describe(const MemoryFit *f, const llmc_fitted *r, const llmc_limits *given, bool spare,
+         int64_t bytes, char *buf, size_t cap)
 {
+	const int32_t max_positions = (int32_t)f->m->plan->max_positions;
+	const bool host = host_bounds(f, &r->limits, spare);
 	const char *part = !spare ? "all of the memory that weights and scratch leave"
-	                   : gpu  ? "the memory that weights, scratch and a margin leave"
-	                          : "half of the memory that weights and scratch leave";
+	                   : f->m->gpu >= 0 && !host
+	                       ? "the memory that weights, scratch and a margin leave"
+	                       : "half of the memory that weights and scratch leave";
 	const llmc_limits *l = &r->limits;
 	const int64_t most = (int64_t)l->context * l->seqs;
 	char a[32], b[32], why[256], kv[96] = "";
 
-	snprintf(why, sizeof why, "%s of %s (%s)", part,
-	         human_bytes((double)bytes && bytes < r->free ? bytes : r->free, a),
-	         bytes && bytes < r->free && r->free < INT64_MAX ? "--memory" : r->limited_by);
+	if (host)
+		snprintf(why, sizeof why, "%s of %s for the CPU (%s)", part,
+		         human_bytes((double)f->host.bytes, a), host_limit(f));
+	else
+		snprintf(why, sizeof why, "%s of %s (%s)", part,
+		         human_bytes((double)bytes && bytes < r->free ? bytes : r->free, a),
+		         bytes && bytes < r->free && r->free < INT64_MAX ? "--memory"
+		                                                         : r->limited_by);
 	const bool short_context = !given->context && l->context < max_positions,
 	           short_kv = !given->kv_tokens && l->kv_tokens < most;
 	if (l->seqs > 1)
@@ -259,6 +384,30 @@ memory_for(const llmc_model *m, int64_t bytes, FreeMemory *out, llmc_error *err)
 	if (m->world && m->gpu < 0 && out->bytes != INT64_MAX)
 		out->bytes /= mpi_world_local_ranks(m->world);
 	return LLMC_OK;
+}
+
+/* Set the memory of the CPU of two devices: what is free, or the limit of the caller. given: the
+ * GPU's memory was given. */
+static void
+host_for(const llmc_model *m, bool given, MemoryFit *f)
+{
+	int64_t all = 0;
+
+	if (!two_devices(m))
+		return;
+	f->host = (FreeMemory){ .bytes = INT64_MAX };
+	f->host_weights = plan_to_allocate(m, m->rank[1], false);
+	if (!m->no_fit && !(m->no_weights && given))
+		f->host = device_of(TARGET_CPU)->free_memory(0);
+	if (f->host.bytes == INT64_MAX)
+		f->host.bytes = INT64_MAX / 4;
+	f->host_left = f->host.bytes - f->host_weights;
+	for (int i = 0; i < m->rank[1]->n_tensor; i++)
+		all += plan_tensor_bytes(&m->rank[1]->tensor[i]);
+	if (m->host_memory > 0 && m->host_memory - all < f->host_left) {
+		f->host = (FreeMemory){ .bytes = m->host_memory };
+		f->host_left = m->host_memory - all;
+	}
 }
 
 /* Choose context and KV of a model with no_fit. */
@@ -304,6 +453,7 @@ llmc_fit_limits(const llmc_model *m, const llmc_limits *lim, int64_t bytes, llmc
 	f.left = free.bytes == INT64_MAX ? INT64_MAX / 4 : free.bytes - f.weights;
 	if (bytes > 0 && bytes - r.memory.weights < f.left)
 		f.left = bytes - r.memory.weights;
+	host_for(m, bytes > 0, &f);
 	if (m->no_fit) {
 		choose_defaults(m, &given, &r);
 	} else {
@@ -318,15 +468,20 @@ llmc_fit_limits(const llmc_model *m, const llmc_limits *lim, int64_t bytes, llmc
 	r.need = f.weights + session;
 	const bool over = bytes > 0 && r.memory.weights + session > bytes;
 	if (over || session > f.left)
-		return refuse(&f, &r, over ? bytes : 0, err);
+		return refuse(
+		    &f,
+		    &(Unfit){
+		        .plan = m->plan, .memory = r.memory, .weights = f.weights, .left = f.left },
+		    &r.limits, over, over ? bytes : r.free, r.limited_by, err);
+	if (!m->no_fit || m->host_memory > 0)
+		TRY(check_host(&f, &r.limits, err));
 	if (!m->no_fit)
-		describe(&r, &given, (int32_t)m->plan->max_positions, m->gpu >= 0, spare, bytes,
-		         r.text, sizeof r.text);
+		describe(&f, &r, &given, spare, bytes, r.text, sizeof r.text);
 	SIZED_GIVE(out, r);
 	return LLMC_OK;
 }
 
-/* A GPU refuses weights and sessions by itself. */
+/* A GPU refuses weights and sessions by itself, if it has all of the model. */
 llmc_status
 fit_weights(const llmc_model *m, llmc_error *err)
 {
@@ -336,7 +491,9 @@ fit_weights(const llmc_model *m, llmc_error *err)
 
 	least.context = (int32_t)(max < MIN_CONTEXT ? max : MIN_CONTEXT);
 	least.chunk = m->plan->prompt_whole || m->plan->encoder ? 0 : MIN_CHUNK;
-	return m->no_fit || m->gpu >= 0 ? LLMC_OK : llmc_fit_limits(m, &least, 0, &f, err);
+	return m->no_fit || (m->gpu >= 0 && !two_devices(m))
+	           ? LLMC_OK
+	           : llmc_fit_limits(m, &least, 0, &f, err);
 }
 
 llmc_status
@@ -344,7 +501,7 @@ fit_session(const llmc_model *m, llmc_limits *lim, llmc_error *err)
 {
 	llmc_fitted f = LLMC_INIT(llmc_fitted);
 
-	if (m->no_fit || (m->gpu >= 0 && lim->context))
+	if (m->no_fit || (m->gpu >= 0 && lim->context && !two_devices(m)))
 		return LLMC_OK;
 	TRY(llmc_fit_limits(m, lim, 0, &f, err));
 	lim->context = f.limits.context;

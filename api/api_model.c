@@ -515,6 +515,7 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 	m->random_weights = opt->random_weights;
 	m->no_weights = opt->no_weights;
 	m->no_fit = opt->no_fit;
+	m->host_memory = opt->host_memory;
 	m->cache_packed = opt->cache_packed;
 	m->n_threads = opt->n_threads;
 	if (opt->random_weights && opt->weights)
@@ -575,6 +576,7 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 		              .random_weights = opt->random_weights,
 		              .cache_packed = opt->cache_packed,
 		              .cache_warned = m->temporary != NULL,
+		              .can_divide = !m->cpu_target[0] && spec_can_divide(m->spec),
 		              .skip_built = m->skip_built,
 		              .log = opt->log,
 		              .log_user = opt->log_user };

@@ -60,7 +60,7 @@ typedef struct Common {
 	bool images;                /* open it with images (vision.part=rows) */
 	bool images_if_any;         /* the same, if it has a vision tower */
 	int32_t threads, tp, pp;
-	List offload;
+	List offload, override_tensor;
 	int32_t n_cpu_moe;
 	/* choice of --offload auto; text empty: not made yet */
 	llmc_placement placed;
@@ -93,6 +93,30 @@ typedef struct Common {
 	  &(flag),                                                                                 \
 	  "warn about checkpoint keys and tensors that the family does not know, instead "         \
 	  "of refusing" }
+#define OPT_OFFLOAD(c)                                                                             \
+	{ OPT_LIST,                                                                                \
+	  0,                                                                                       \
+	  "offload",                                                                               \
+	  "auto|N|RULE",                                                                           \
+	  &(c).offload,                                                                            \
+	  "divide the model between a GPU and the CPU: N last layers on the GPU, or what "         \
+	  "runs "                                                                                  \
+	  "on the CPU: experts, experts=0-9, layers=0-3, embedding; may be repeated; auto: "       \
+	  "the "                                                                                   \
+	  "fastest that fits" },                                                                   \
+	    { OPT_INT,                                                                             \
+	      0,                                                                                   \
+	      "n-cpu-moe",                                                                         \
+	      "N",                                                                                 \
+	      &(c).n_cpu_moe,                                                                      \
+	      "routed experts of the N first layers run on the CPU, the rest on a GPU [0]" },      \
+	    { OPT_LIST,                                                                            \
+	      0,                                                                                   \
+	      "override-tensor",                                                                   \
+	      "REGEX=CPU",                                                                         \
+	      &(c).override_tensor,                                                                \
+	      "place tensors by their GGUF names, as in llama.cpp: routed experts (exps=CPU), "    \
+	      "whole layers or token_embd; may be repeated" }
 #define OPT_COMMON(c)                                                                                  \
 	{ OPT_GROUP, 0, "Model", NULL, NULL, NULL },                                                   \
 	    { OPT_TEXT,                                                                                \
@@ -164,25 +188,9 @@ typedef struct Common {
 	      &(c).tp,                                                                                 \
 	      "tensor-parallel ranks: threads of this process, or GPUs (same as --set "                \
 	      "parallel.tp=) [under mpirun: the number of processes]" },                               \
-	    { OPT_LIST,                                                                                \
-	      0,                                                                                       \
-	      "offload",                                                                               \
-	      "auto|N|RULE",                                                                           \
-	      &(c).offload,                                                                            \
-	      "divide the model between a GPU and the CPU: N last layers on the GPU, or what "         \
-	      "runs "                                                                                  \
-	      "on the CPU: experts, experts=0-9, layers=0-3, embedding; may be repeated; auto: "       \
-	      "the "                                                                                   \
-	      "fastest that fits" },                                                                   \
-	    { OPT_INT,                                                                                 \
-	      0,                                                                                       \
-	      "n-cpu-moe",                                                                             \
-	      "N",                                                                                     \
-	      &(c).n_cpu_moe,                                                                          \
-	      "routed experts of the N first layers run on the CPU, the rest on a GPU [0]" },          \
-	    { OPT_TEXT,     0,                                                                         \
-	      "artifact",   "DIR",                                                                     \
-	      &(c).out_dir, "folder for the generated files [the cache]" },                            \
+	    OPT_OFFLOAD(c), { OPT_TEXT,     0,                                                         \
+		              "artifact",   "DIR",                                                     \
+		              &(c).out_dir, "folder for the generated files [the cache]" },            \
 	    { OPT_GROUP, 0, "Limits", NULL, NULL, NULL },                                              \
 	    { OPT_INT,                                                                                 \
 	      'c',                                                                                     \
@@ -330,18 +338,20 @@ bool colour_on(FILE *f);
 
 /* Make llmc_options from Common, with the log to stderr. They point into *out, which must not move;
  * free() set. */
-enum { MAX_OFFLOAD = 16 };
+enum { MAX_OFFLOAD = 16, MAX_OVERRIDES = 4096 };
 typedef struct OpenOptions {
 	llmc_options o;
 	const char **set;
-	char placed[MAX_OFFLOAD][128], kv[64], tp[64], pp[64], quantize[64], lora[PATH_MAX + 16];
+	char placed[MAX_OFFLOAD][128], tensors[MAX_OVERRIDES], kv[64], tp[64], pp[64], quantize[64],
+	    lora[PATH_MAX + 16];
 } OpenOptions;
 llmc_status options_of(const Common *c, bool no_weights, OpenOptions *out, llmc_error *err);
 /* offload.c: --device, which is a GPU if it is not given and the model is divided */
 const char *offload_device(const Common *c);
 double offload_host_bandwidth(const Common *c); /* bytes/s */
 bool offload_must_choose(const Common *c); /* --offload auto, and open_model has not chosen yet */
-/* Append the overrides of --offload and --n-cpu-moe, at most MAX_OFFLOAD. E_INPUT: a bad value, or
+/* Append the overrides of --offload, --n-cpu-moe and --override-tensor, at most MAX_OFFLOAD.
+ * E_INPUT: a bad value, or
  * --device names no GPU. */
 llmc_status offload_set(const Common *c, OpenOptions *own, const char **set, size_t *n,
                         llmc_error *err);

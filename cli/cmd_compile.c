@@ -45,6 +45,8 @@ compile(int argc, char **argv)
 {
 	const char *out = NULL, *target = NULL, *arch = NULL, *dump = NULL, *args[1] = { NULL };
 	int32_t tp = 0, pp = 0;
+	Common c = { 0 }; /* options of placement */
+	OpenOptions own;
 	bool aot = false, json = false, quiet = false;
 	List set = { 0 };
 	llmc_compile_options o = LLMC_INIT(llmc_compile_options);
@@ -65,6 +67,7 @@ compile(int argc, char **argv)
 		  "parallel.pp=) [1]" },
 		{ OPT_INT, 0, "tp", "N", &tp,
 		  "tensor-parallel ranks, one plan per rank (same as --set parallel.tp=) [1]" },
+		OPT_OFFLOAD(c),
 		{ OPT_TEXT, 0, "dump", "STAGE", &dump,
 		  "print one stage (spec, graph, fuse, order or plan) instead of writing an "
 		  "artifact" },
@@ -81,10 +84,22 @@ compile(int argc, char **argv)
 		return opt_usage_error(
 		    &cmd_compile, "--dump %s: expected spec, graph, fuse, order or plan", dump);
 	default_dir(args[0], dir, sizeof dir);
-	const char **all = calloc(set.n + 3, sizeof *all); /* + tp, pp and the end */
+	const char **all = calloc(set.n + MAX_OFFLOAD + 3, sizeof *all); /* + tp, pp and the end */
 	if (!all)
 		return EXIT_MACHINE;
 	size_t n = 0;
+	c.device = target;
+	if (offload_must_choose(&c)) {
+		free(all);
+		return opt_usage_error(
+		    &cmd_compile, "--offload auto chooses by the memory and the bandwidths of "
+		                  "the machine that runs the model; `llmc plan --offload auto` "
+		                  "shows its choice, for --offload N or --n-cpu-moe N here");
+	}
+	if (offload_set(&c, &own, all, &n, &err) != LLMC_OK) {
+		free(all);
+		return fail_with(&err);
+	}
 	if (tp) {
 		snprintf(tp_text, sizeof tp_text, "parallel.tp=%d", tp);
 		all[n++] = tp_text;
@@ -95,7 +110,7 @@ compile(int argc, char **argv)
 	}
 	for (size_t i = 0; i < set.n; i++)
 		all[n++] = set.v[i];
-	o.target = target;
+	o.target = offload_device(&c);
 	o.arch = arch;
 	o.set = all;
 	o.aot = aot;

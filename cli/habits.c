@@ -59,6 +59,7 @@ static const Habit habit[] = {
 	{ "--gpu-layers", "offload", NULL },
 	{ "--n-gpu-layers", "offload", NULL },
 	{ "-ncmoe", "n-cpu-moe", NULL },
+	{ "-ot", "override-tensor", NULL },
 	{ "-cmoe", NULL, "use --offload experts" },
 	{ "--cpu-moe", NULL, "use --offload experts" },
 	{ "-dev", "device", NULL },

@@ -1,5 +1,5 @@
-/* --offload, --n-cpu-moe: overrides of placement, which divides a model between a GPU and the
- * CPU. */
+/* --offload, --n-cpu-moe, --override-tensor: overrides of placement, which divides a model between
+ * a GPU and the CPU. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 static bool
 divides(const Common *c)
 {
-	return c->offload.n || c->n_cpu_moe;
+	return c->offload.n || c->n_cpu_moe || c->override_tensor.n;
 }
 
 const char *
@@ -31,7 +31,8 @@ bad(llmc_error *err, const char *rule, const char *why)
 static bool
 is_auto(const Common *c)
 {
-	return c->offload.n == 1 && !c->n_cpu_moe && !strcmp(c->offload.v[0], "auto");
+	return c->offload.n == 1 && !c->n_cpu_moe && !c->override_tensor.n &&
+	       !strcmp(c->offload.v[0], "auto");
 }
 
 /* Write the override of a rule to `out`. */
@@ -58,6 +59,32 @@ override_of(const char *rule, char *out, size_t cap, llmc_error *err)
 	return LLMC_OK;
 }
 
+/* Write the override for the rules of --override-tensor as a quoted YAML string. */
+static llmc_status
+tensors_of(const Common *c, char out[MAX_OVERRIDES], llmc_error *err)
+{
+	size_t n = (size_t)snprintf(out, MAX_OVERRIDES, "placement.tensors='");
+
+	for (size_t i = 0; i < c->override_tensor.n; i++) {
+		const char *rule = c->override_tensor.v[i];
+		if (n + 2 * strlen(rule) + 3 > MAX_OVERRIDES) {
+			snprintf(err->text, sizeof err->text,
+			         "--override-tensor %.60s...: the rules are too long", rule);
+			return err->code = LLMC_E_INPUT;
+		}
+		if (i)
+			out[n++] = ',';
+		for (; *rule; rule++) {
+			out[n++] = *rule;
+			if (*rule == '\'')
+				out[n++] = *rule;
+		}
+	}
+	out[n++] = '\'';
+	out[n] = 0;
+	return LLMC_OK;
+}
+
 llmc_status
 offload_set(const Common *c, OpenOptions *own, const char **set, size_t *n, llmc_error *err)
 {
@@ -74,7 +101,10 @@ offload_set(const Common *c, OpenOptions *own, const char **set, size_t *n, llmc
 	if (strncmp(offload_device(c), "cuda", 4) != 0) {
 		snprintf(err->text, sizeof err->text,
 		         "%s divides a model between a GPU and the CPU, but --device is %s",
-		         c->offload.n ? "--offload" : "--n-cpu-moe", c->device);
+		         c->offload.n   ? "--offload"
+		         : c->n_cpu_moe ? "--n-cpu-moe"
+		                        : "--override-tensor",
+		         c->device);
 		return err->code = LLMC_E_INPUT;
 	}
 	if (is_auto(c)) {
@@ -94,7 +124,7 @@ offload_set(const Common *c, OpenOptions *own, const char **set, size_t *n, llmc
 		return LLMC_OK;
 	}
 	for (; k < c->offload.n; k++) {
-		if (k + 1 == MAX_OFFLOAD)
+		if (k + 2 == MAX_OFFLOAD)
 			return bad(err, c->offload.v[k], "too many rules");
 		llmc_status status =
 		    override_of(c->offload.v[k], own->placed[k], sizeof own->placed[k], err);
@@ -107,7 +137,10 @@ offload_set(const Common *c, OpenOptions *own, const char **set, size_t *n, llmc
 		         c->n_cpu_moe);
 		set[(*n)++] = own->placed[k];
 	}
-	return LLMC_OK;
+	if (!c->override_tensor.n)
+		return LLMC_OK;
+	set[(*n)++] = own->tensors;
+	return tensors_of(c, own->tensors, err);
 }
 
 double

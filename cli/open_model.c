@@ -54,6 +54,20 @@ fit(void *user, const llmc_model *m, llmc_error *err)
 	return LLMC_OK;
 }
 
+/* Refuse a model on two devices before anything is allocated. The choice is made when it is open.
+ */
+static llmc_status
+check_two(void *user, const llmc_model *m, llmc_error *err)
+{
+	const Common *c = user;
+	llmc_model_info info = LLMC_INIT(llmc_model_info);
+
+	llmc_info(m, &info);
+	return info.two_devices
+	           ? llmc_fit_limits(m, c->fit, c->memory[0], &LLMC_INIT(llmc_fitted), err)
+	           : LLMC_OK;
+}
+
 /* A GPU is opened with the model, and refuses weights that do not fit by itself. */
 static bool
 on_gpu(const Common *c)
@@ -126,8 +140,9 @@ options_of(const Common *c, bool no_weights, OpenOptions *out, llmc_error *err)
 	o->no_fit = c->fit_mode && !strcmp(c->fit_mode, "never");
 	o->log = log_to_stderr;
 	o->log_user = (void *)(uintptr_t)c;
-	if (c->fit && !on_gpu(c)) {
-		o->planned = fit;
+	o->host_memory = c->memory[1];
+	if (c->fit) {
+		o->planned = on_gpu(c) ? check_two : fit;
 		o->planned_user = (void *)(uintptr_t)c;
 	}
 	return LLMC_OK;

@@ -150,6 +150,9 @@ typedef struct llmc_options {
 	 * image processor that llmc supports; otherwise it reads text only, with a warning if there
 	 * is a tower. llmc_model_info.reads_images reports the result */
 	bool images;
+	/* limit of the CPU's memory for its part of a model on two devices (placement), of weights,
+	 * KV and scratch; 0: what is free */
+	int64_t host_memory;
 } llmc_options;
 
 /* ---- models by name ---- */

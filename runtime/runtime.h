@@ -26,6 +26,7 @@ typedef struct RuntimeOptions {
 	bool random_weights;
 	bool cache_packed;
 	bool cache_warned;  /* the warning about an unwritable cache has been logged */
+	bool can_divide;    /* placement can move a part to the CPU, for messages */
 	bool skip_built;    /* do not use the kernels below aot/ */
 	size_t stage_bytes; /* see WeightsOptions */
 	/* job of rank processes, in which the plan is for this process's rank; NULL: none. Outlives

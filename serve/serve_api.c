@@ -244,7 +244,8 @@ choose_limits(KnownModel *k, const llmc_model *m, bool must_fit, llmc_error *err
 	return LLMC_OK;
 }
 
-/* Refuse a model that does not fit, before its weights are read. A GPU does so by itself. */
+/* Refuse a model that does not fit, before its weights are read. A GPU with all of the
+ * model does so by itself. */
 static llmc_status
 refuse_unfit(void *self, const llmc_model *m, llmc_error *err)
 {
@@ -252,7 +253,9 @@ refuse_unfit(void *self, const llmc_model *m, llmc_error *err)
 
 	set_doing(self, "reading weights and building kernels");
 	llmc_info(m, &info);
-	return strncmp(info.target, "cuda", 4) ? choose_limits(self, m, true, err) : LLMC_OK;
+	return info.two_devices || strncmp(info.target, "cuda", 4) != 0
+	           ? choose_limits(self, m, true, err)
+	           : LLMC_OK;
 }
 
 static llmc_status

@@ -407,11 +407,13 @@ double spec_moe_limit(const Spec *s, int layer);    /* routed experts */
 double spec_shared_limit(const Spec *s, int layer); /* shared expert; 0: none */
 bool spec_narrow(const Spec *s);                    /* embedding rows are not of size hidden */
 bool spec_has_block(const Spec *s, int layer);      /* attention, or a recurrent block instead */
-bool spec_has_ffn(const Spec *s, int layer);        /* dense or MoE */
-bool spec_attends(const Spec *s, int layer);        /* its first block reads a KV cache */
-bool spec_linear(const Spec *s, int layer);         /* delta rule instead of attention */
-bool spec_conv(const Spec *s, int layer);           /* short convolution instead of attention */
-bool spec_ssm(const Spec *s, int layer);            /* selective scan */
+/* Can placement divide the model between a GPU and the CPU? */
+bool spec_can_divide(const Spec *s);
+bool spec_has_ffn(const Spec *s, int layer);   /* dense or MoE */
+bool spec_attends(const Spec *s, int layer);   /* its first block reads a KV cache */
+bool spec_linear(const Spec *s, int layer);    /* delta rule instead of attention */
+bool spec_conv(const Spec *s, int layer);      /* short convolution instead of attention */
+bool spec_ssm(const Spec *s, int layer);       /* selective scan */
 int64_t spec_ssm_row(const Spec *s);           /* row size of its convolution: [u | B | C], or u */
 bool spec_shared(const Spec *s, int layer);    /* has a block of shared weights before the scan */
 int spec_shared_use(const Spec *s, int layer); /* number of earlier layers with such a block */

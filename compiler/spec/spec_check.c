@@ -320,15 +320,22 @@ any_layer(const SpecTable *t, SpecKey key)
 	return in && INT(n_layers) > 0 && memchr(in, 1, (size_t)INT(n_layers));
 }
 
-/* Check what a model on two devices (placement.cpu) cannot do. */
-static void
-check_placement(SpecTable *t)
+/* A feature that a model on two devices (placement) does not have */
+typedef struct Undivided {
+	SpecKey key;
+	const char *what;
+} Undivided;
+
+/* Write the features that the model uses to `out`, and return their number. */
+enum { MAX_UNDIVIDED = 9 };
+static size_t
+undivided(const SpecTable *t, Undivided out[MAX_UNDIVIDED])
 {
 	const struct {
 		SpecKey key;
 		bool used;
 		const char *what;
-	} unsupported[] = {
+	} unsupported[MAX_UNDIVIDED] = {
 		{ K_tp, INT(tp) > 1, "ranks of a layer" },
 		{ K_pp, INT(pp) > 1, "pipeline stages" },
 		{ K_adapter_slots, INT(adapter_slots) > 0, "adapter slots" },
@@ -339,22 +346,43 @@ check_placement(SpecTable *t)
 		{ K_mask, IS(mask, "none"), "encoders" },
 		{ K_head_kind, IS(head_kind, "labels"), "classification heads" },
 	};
+	size_t n = 0;
+
+	for (size_t i = 0; i < MAX_UNDIVIDED; i++)
+		if (unsupported[i].used)
+			out[n++] = (Undivided){ unsupported[i].key, unsupported[i].what };
+	return n;
+}
+
+bool
+spec_can_divide(const Spec *s)
+{
+	Undivided what[MAX_UNDIVIDED];
+
+	return s->table && undivided(s->table, what) == 0;
+}
+
+/* Check what a model on two devices (placement.cpu) cannot do. */
+static void
+check_placement(SpecTable *t)
+{
+	Undivided what[MAX_UNDIVIDED];
+	const size_t n = undivided(t, what);
 	const bool experts = any_layer(t, K_place_experts) || INT(place_moe_layers) > 0;
 	const SpecKey key = INT(place_gpu_layers) < INT(n_layers) ? K_place_gpu_layers
 	                    : any_layer(t, K_place_layers)        ? K_place_layers
 	                    : any_layer(t, K_place_experts)       ? K_place_experts
 	                    : experts                             ? K_place_moe_layers
+	                    : t->val[K_place_tensors].str         ? K_place_tensors
 	                                                          : K_place_embedding;
 
 	if (key == K_place_embedding && !ON(place_embedding))
 		return;
-	for (size_t i = 0; i < sizeof unsupported / sizeof *unsupported; i++)
-		if (unsupported[i].used) {
-			err_at(t->d, t->val[key].loc, "%s: not supported with %s (%s)",
-			       spec_key[key].path, unsupported[i].what,
-			       spec_key[unsupported[i].key].path);
-			spec_check_note(t, unsupported[i].key);
-		}
+	for (size_t i = 0; i < n; i++) {
+		err_at(t->d, t->val[key].loc, "%s: not supported with %s (%s)", spec_key[key].path,
+		       what[i].what, spec_key[what[i].key].path);
+		spec_check_note(t, what[i].key);
+	}
 	if (experts && INT(n_experts) < 1)
 		err_at(t->d,
 		       any_layer(t, K_place_experts) ? LOC(place_experts) : LOC(place_moe_layers),

@@ -1,5 +1,6 @@
 /* Fills the fields of a Spec from the table of keys. */
 #include "compiler/spec/family.h"
+#include "compiler/spec/placement_tensors.h"
 #include "compiler/spec/spec.h"
 #include "compiler/spec/spec_table.h"
 
@@ -349,14 +350,17 @@ fill_placement(const SpecTable *t, Spec *s)
 
 	s->placement.layer_in = layer_in;
 	s->placement.experts_in = experts_in;
-	s->placement.embedding = s->placement.any = BOOL(place_embedding);
+	s->placement.embedding = BOOL(place_embedding);
 	for (int l = 0; l < s->n_layers; l++) {
 		layer_in[l] =
 		    t->val[K_place_layers].layers[l] || l < s->n_layers - INT(place_gpu_layers);
 		experts_in[l] = s->moe.layer_in[l] &&
 		                (t->val[K_place_experts].layers[l] || l < INT(place_moe_layers));
-		s->placement.any |= layer_in[l] || experts_in[l];
 	}
+	spec_place_tensors(t, s, layer_in, experts_in);
+	s->placement.any = s->placement.embedding;
+	for (size_t l = 0; l < n; l++)
+		s->placement.any |= layer_in[l] || experts_in[l];
 }
 
 static void

@@ -71,10 +71,11 @@ does_not_fit(const CudaModel *m, size_t left, size_t total, llmc_error *err)
 	    "  weights  %s\n"
 	    "  kv       %lld bytes per position\n"
 	    "  free     %s of %s\n"
-	    "%s%s, another GPU (--device cuda:N) or --device cpu would do",
+	    "%s%s, another GPU (--device cuda:N)%s or --device cpu would do",
 	    d->number, d->name, cuda_bytes_text(m->weight_bytes, a), (long long)position,
 	    cuda_bytes_text((int64_t)left, b), cuda_bytes_text((int64_t)total, c),
-	    *fits ? "weights stored as " : "no smaller format of the weights fits either", fits);
+	    *fits ? "weights stored as " : "no smaller format of the weights fits either", fits,
+	    m->can_divide ? ", a part of the model on the CPU (--offload auto)" : "");
 }
 
 static llmc_status
@@ -298,6 +299,7 @@ cuda_model_open(const Plan *plan, const RuntimeOptions *opt, Weights *weights, v
 	if (!m)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	m->plan = plan;
+	m->can_divide = opt->can_divide;
 	TRY_GOTO(cuda_device_open(&m->dev, opt->device, true, err));
 	TRY_GOTO(check_device(m, err));
 	m->pdl = m->dev.cc >= 90 && m->dev.driver >= 12030;

@@ -15,7 +15,8 @@ typedef struct CudaModel {
 	CUfunction begin, sample;
 	/* kernels of collectives */
 	CUfunction all_reduce, all_reduce_two, all_gather, add_ranks, place_ranks;
-	bool pdl; /* programmatic launches also within graphs */
+	bool can_divide; /* as in RuntimeOptions */
+	bool pdl;        /* programmatic launches also within graphs */
 	CUdeviceptr weights;
 	int64_t *offset; /* [n_tensor] */
 	int64_t weight_bytes;

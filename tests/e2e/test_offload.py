@@ -156,6 +156,30 @@ QWEN, DENSE = "configs/qwen3-30b-a3b.yaml", "configs/llama3-70b.yaml"
 AUTO = ["--offload", "auto", "--memory"]
 
 
+def placed(model, *args):
+    """Bytes of weights that each device has."""
+    got = plan(model, *args, "--arch", "sm_80", "--device", "cuda")
+    return [r["weights"] for r in got["ranks"]] if "ranks" in got else [got["memory"]["weights"]]
+
+
+@pytest.mark.parametrize(
+    "model, rules, same",
+    [
+        (QWEN, ["exps=CPU"], ["--offload", "experts"]),
+        (QWEN, [r"\.ffn_.*=CPU"], ["--offload", "experts"]),
+        (QWEN, [r"blk\.([0-9]|1[0-9])\.ffn_(up|down|gate)_exps\.=CPU"], ["--n-cpu-moe", "20"]),
+        (QWEN, [r"blk\.(?:4[0-7])\..*exps=CUDA0,exps=CPU"], ["--n-cpu-moe", "40"]),
+        (QWEN, [r"blk\.4[0-7]\.=CUDA0", "exps=CPU"], ["--n-cpu-moe", "40"]),
+        (DENSE, [r"blk\.\d\.=CPU", "token_embd=CPU"], ["--offload", "layers=0-9"]),
+        (DENSE, [r"blk\.\d\.=CUDA0"], []),
+    ],
+)
+def test_override_tensor_is_llama_cpps(model, rules, same):
+    """Rules over GGUF names place what the options of llmc place; the first match decides."""
+    args = [a for r in rules for a in ("-ot", r)]
+    assert placed(model, *args) == placed(model, *same)
+
+
 def total(*args):
     return plan(*args, *GPU)["memory"]["total"]
 
@@ -204,6 +228,86 @@ def test_auto_runs(tmp_path):
     assert re.search(r"^offload: 2 of 3 layers on the CPU", p.stderr, re.M), p.stderr
 
 
+RUN = ["--random-weights", "--tokens", "5,9,17,30,44", "-n", "9", "--ignore-eos", "-t", "1"]
+
+
+def llmc(*args, expect=0, **env):
+    p = subprocess.run(
+        [LLMC, *map(str, args)], capture_output=True, text=True, env={**os.environ, **env}
+    )
+    assert p.returncode == expect, p.stderr
+    return p
+
+
+@pytest.fixture
+def dense(tmp_path):
+    path = tmp_path / "m.yaml"
+    path.write_text(MODELS["dense"].replace("max_positions: 1024", "max_positions: 131072"))
+    return path
+
+
+def part(err):
+    """Total of the table of a refusal, and the free bytes."""
+    unit = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+    rows = re.findall(r"^  (total|free|limit) +([\d.]+) (B|[KMG]iB)\b", err, re.M)
+    return [float(v) * unit[u] for _, v, u in rows]
+
+
+def test_the_cpus_part_is_refused_before_it_is_allocated(dense):
+    """The refusal comes before kernels are compiled; the context is what both devices hold."""
+    run = ["run", dense, *RUN, "--offload", "2"]
+    env = environment("sm_75")
+    p = llmc(*run, expect=2, **env, LLMC_FREE_MEMORY="1M")
+    assert "the part on the CPU needs more memory than is free:" in p.stderr
+    assert "compil" not in p.stderr
+    need, free = part(p.stderr)
+    assert need > free == 1 << 20
+    p = llmc(*run, "--memory", "1G,1M", expect=2, **env)
+    assert "the part on the CPU needs more memory than --memory allows:" in p.stderr
+    p = llmc(*run, "--context", "100000", expect=2, **env, LLMC_FREE_MEMORY="8M")
+    (context,) = re.findall(r"^  --context (\d+)$", p.stderr, re.M)
+    assert "compil" not in p.stderr and int(context) < 100000
+    assert "--offload auto, or a rule with less on the CPU" in p.stderr
+    p = llmc(*run, "--context", context, **env, LLMC_FREE_MEMORY="8M")
+    p = llmc(*run, **env, LLMC_FREE_MEMORY="8M")
+    fitted = re.search(r"context (\d+) of the model's 131072 .* of 8.0 MiB for the CPU", p.stderr)
+    assert 256 <= int(fitted[1]) < int(context)
+
+
+def test_division_is_among_the_remedies(dense):
+    """The model runs with the remedy if the other device holds the rest."""
+    env = environment("sm_75")
+    tight = {"LLMC_FREE_MEMORY": "1M"}
+    p = llmc("run", dense, *RUN, expect=2, **env, **tight)
+    assert re.search(r"^  --offload auto: a part of the model on GPU 0, which has", p.stderr, re.M)
+    llmc("run", dense, *RUN, "--offload", "auto", **env, **tight)
+    p = llmc("run", dense, *RUN, expect=2, **tight, LLMC_CUDA_LIBDIR="/nonexistent")
+    assert "--offload" not in p.stderr
+    p = llmc("run", dense, *RUN, "--set", "kv.window=32", "--kv", "int8", expect=2, **env, **tight)
+    assert "--offload" not in p.stderr, "exact KV pages cannot be divided"
+    big = ["run", "configs/llama2-7b.yaml", *RUN, "--arch", "sm_75", "--device", "cuda"]
+    p = llmc(*big, expect=2, **env, LLMC_EMU_MEM_MB="900")
+    assert "a part of the model on the CPU (--offload auto)" in p.stderr
+
+
+def test_a_compiled_folder_has_kernels_of_both_devices(dense, tmp_path):
+    """It runs where nothing can be compiled, with the tokens of the description."""
+    env = environment("sm_75", LLMC_CACHE=tmp_path / "cache")
+    out = tmp_path / "out"
+    make = ["compile", dense, "-o", out, "--arch", "sm_75", "--aot", "-q"]
+    llmc(*make, "--offload", "2", **env)
+    assert {p.name[:3] for p in out.glob("aot/*")} == {"sm_", "cpu"}
+    want = llmc("run", dense, *RUN, "--json", "--offload", "2", **environment("sm_75"))
+    for path in (tmp_path / "cache/kernels").glob("*"):
+        path.unlink() if path.is_file() else None
+    got = llmc("run", out, *RUN, "--json", "--device", "cuda", **env, LLMC_CC="/bin/false")
+    assert json.loads(got.stdout)["tokens"] == json.loads(want.stdout)["tokens"]
+    p = llmc(*make, "--offload", "auto", expect=1, **env)
+    assert "auto chooses by the memory and the bandwidths of the machine that runs" in p.stderr
+    p = llmc("compile", dense, "--target", "cpu", "--offload", "1", expect=1, **env)
+    assert "--offload divides a model between a GPU and the CPU" in p.stderr
+
+
 @pytest.mark.parametrize("kv", ["int8", "int4"] if not ALL else ["int8", "int6", "int4", "f32"])
 def test_kv_types(kv, tmp_path):
     """Both devices store their pages in this type: greedy tokens are those of the CPU."""
@@ -211,23 +315,18 @@ def test_kv_types(kv, tmp_path):
     path.write_text(MODELS["dense"])
     tokens = []
     for where in (["--offload", "2"], ["--device", "cpu"]):
-        args = [
-            "--random-weights",
-            "--tokens",
-            "5,9,17,30,44",
-            "-n",
-            "9",
-            "--ignore-eos",
-            "-t",
-            "1",
-        ]
-        p = subprocess.run(
-            [LLMC, "run", path, *args, "--temperature", "0", "--json", "--kv", kv, *where],
-            capture_output=True,
-            text=True,
-            env={**os.environ, **environment("sm_80")},
+        p = llmc(
+            "run",
+            path,
+            *RUN,
+            "--temperature",
+            "0",
+            "--json",
+            "--kv",
+            kv,
+            *where,
+            **environment("sm_80"),
         )
-        assert p.returncode == 0, p.stderr
         tokens.append(json.loads(p.stdout)["tokens"])
     assert tokens[0] == tokens[1] and len(tokens[0]) == 9
 
@@ -251,6 +350,22 @@ def test_kv_types(kv, tmp_path):
         (
             ["--offload", "layers=7"],
             "placement.cpu.layers names layer 7: the model has layers 0 to 2",
+        ),
+        (
+            ["-ot", r"ffn_up=CPU"],
+            "blk.0.ffn_up.weight is on the CPU and blk.0.attn_q.weight is not; the routed "
+            "experts of a layer (ffn_.*_exps), a whole layer",
+        ),
+        (["-ot", "exps=CPU"], '"exps=CPU" matches no tensor of layers 0 to 2'),
+        (["-ot", r"blk\.3=CPU"], "matches no tensor of layers 0 to 2"),
+        (["-ot", "^output=CPU"], "output.weight is on the CPU, but the head"),
+        (["-ot", "blk=CUDA1"], '"blk=CUDA1": expected REGEX=CPU, or REGEX=CUDA0'),
+        (["-ot", "(a=CPU"], "is not a regular expression: missing closing parenthesis"),
+        (["-ot", r"(\w*\w*\w*.)*[!?]=CPU"], "is too slow to match"),
+        (["-ot", "blk=CPU", "--device", "cpu"], "--override-tensor divides a model"),
+        (
+            ["-ot", r"blk\.0=CPU", "--set", "adapters.slots=2"],
+            "not supported with adapter slots (adapters.slots)",
         ),
         (["--offload", "1", "--tp", "3"], "not supported with ranks of a layer (parallel.tp)"),
         (["--offload", "1", "--pp", "2"], "not supported with pipeline stages (parallel.pp)"),

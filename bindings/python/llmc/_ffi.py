@@ -67,6 +67,7 @@ class Options(Sized):
         ("no_fit", C.c_bool),
         ("tower", C.c_bool),
         ("images", C.c_bool),
+        ("host_memory", C.c_int64),
     ]
 
 

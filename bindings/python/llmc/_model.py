@@ -81,6 +81,7 @@ class Model(Handle):
         trust_artifact: bool = False,
         no_fit: bool = False,
         tower: bool = False,
+        host_memory: int = 0,
     ) -> None:
         """Open a model; the options are those of llmc_options.
 
@@ -89,7 +90,8 @@ class Model(Handle):
         MPI._addressof(comm)). allow_unknown_keys: report keys of config.json that the family does
         not know to `log`, instead of failing. trust_artifact: run the code of a generated folder as
         it is. no_fit: allocate without regard to free memory; otherwise what exceeds it is refused,
-        and sessions without a context get the longest that fits."""
+        and sessions without a context get the longest that fits. host_memory: limit of the CPU's
+        memory for its part of a model on two devices; 0: what is free."""
         use_zig()
         if isinstance(set, Mapping):
             set = [f"{k}={_setting(v)}" for k, v in set.items()]
@@ -111,7 +113,7 @@ class Model(Handle):
             no_fit=no_fit,
             tower=tower,
         )
-        _handle.fill(o, "open()", dict(n_threads=threads, **flags))
+        _handle.fill(o, "open()", dict(n_threads=threads, host_memory=host_memory, **flags))
         h = C.c_void_p()
         _handle.call(lib.llmc_open, path_bytes("path", path), C.byref(o), C.byref(h))
         self._log = o.log  # kept alive
