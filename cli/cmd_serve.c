@@ -275,11 +275,13 @@ static llmc_status
 open_models(Serving *v, llmc_error *err)
 {
 	ServeArgs *a = v->a;
-	ServeModel *first = a->all.model[0];
+	ServeModel *first = a->all.n ? a->all.model[0] : NULL;
 	llmc_limits *lim = &v->lim;
 	llmc_fitted fitted = LLMC_INIT(llmc_fitted);
 
 	set_limits(v);
+	if (!first) /* requests name those of a folder */
+		return LLMC_OK;
 	first->common.fit = lim;
 	llmc_status status = open_model(&first->common, first->path, false, &v->m, err);
 	first->common.fit = NULL;
@@ -345,6 +347,8 @@ open_engine(Serving *v, llmc_error *err)
 	a->eo.log_user = a->so.log_user = a->all.log_user = &v->log;
 	a->so.engine = &a->eo;
 	a->so.memory_bytes = a->c.memory[0];
+	if (!v->m)
+		return LLMC_OK;
 	llmc_status status = llmc_engine_open(v->m, &a->eo, &v->e, err);
 	if (status == LLMC_OK)
 		status = try_adapters(v->m, &a->all, err);
@@ -362,15 +366,17 @@ open_server(Serving *v, llmc_error *err)
 	ServeModels *all = &v->a->all;
 
 	llmc_status status = serve_models_init(all, &v->a->eo, &v->lim, &v->shared,
-	                                       llmc_adapter_slots(v->m) > 0, err);
+	                                       v->m && llmc_adapter_slots(v->m) > 0, err);
 
 	if (status != LLMC_OK)
 		return status;
+	v->a->so.found = &all->found_init;
+	if (!v->m)
+		return llmc_serve_open_models(NULL, 0, &v->a->so, &v->s, err);
 	for (size_t i = 1; i < all->n; i++)
 		all->init[i].parent = all->model[i]->adapter
 		                          ? all->model[0]->name ? all->model[0]->name : v->info.name
 		                          : NULL;
-	v->a->so.found = &all->found_init;
 	all->init[0].model = v->m;
 	all->init[0].engine = v->e;
 	all->init[0].tower = v->tower;
@@ -387,6 +393,18 @@ print_start(const Serving *v)
 	llmc_advice advice = LLMC_INIT(llmc_advice);
 
 	progress_end();
+	if (!v->m) {
+		if (json)
+			printf("{\"url\":\"%s\",\"model\":null}\n", llmc_serve_url(v->s));
+		else
+			printf("models of %s%s%s, each opened by its first request\nlistening on "
+			       "%s\n",
+			       v->a->so.models_dir ? v->a->so.models_dir : "",
+			       v->a->so.models_dir && v->a->so.models_pulled ? " and " : "",
+			       v->a->so.models_pulled ? "llmc list" : "", llmc_serve_url(v->s));
+		fflush(stdout);
+		return;
+	}
 	llmc_sampling_advice(v->m, &advice);
 	if (!json)
 		printf("%s\n", v->a->all.model[0]->common.fit_text);
@@ -467,7 +485,7 @@ out:
 
 const Command cmd_serve = {
 	"serve",
-	"MODEL | --model NAME=PATH ... [--port N] [options]",
+	"[MODEL | --model NAME=PATH ...] [--port N] [options]",
 	"serve models over HTTP: APIs of OpenAI, TGI, Anthropic and Ollama, metrics, a chat page",
 	"  llmc serve model.gguf\n"
 	"  llmc serve model.gguf --port 8080 --context 8192 --seqs 32 --api-key-file key.txt "
@@ -481,6 +499,8 @@ const Command cmd_serve = {
 	"  llmc serve model.gguf --models-dir ~/models --memory 24G --sleep-after 600         "
 	"further "
 	"models by name\n"
+	"  llmc serve --models-dir ~/models --memory 24G                                      "
+	"those only\n"
 	"  llmc serve model-folder --lora legal=adapter-a --lora poems=adapter-b             each "
 	"adapter is a model\n"
 	"  llmc serve model-folder --lora legal=adapter-a --lora poems=adapter-b --lora-slots 2   "

@@ -91,11 +91,13 @@ serve_models(const Command *cmd, const Common *c, const char *first, const List 
 	for (size_t i = 0; i < more->n; i++)
 		if (!add(all, c, more->v[i]))
 			return EXIT_MACHINE;
-	if (!all->n)
-		return opt_usage_error(cmd, NO_MODEL);
-	n_base = all->n;
 	all->found.common = *c;
 	all->found.common.lora = NULL;
+	n_base = all->n;
+	if (!n_base)
+		return model_name || loras->n || c->weights || c->out_dir
+		           ? opt_usage_error(cmd, NO_MODEL)
+		           : 0;
 	if (model_name && n_base > 1)
 		return opt_usage_error(cmd, "--model-name works only with one model; name each of "
 		                            "several with --model NAME=PATH");
@@ -162,7 +164,7 @@ llmc_status
 serve_models_init(ServeModels *all, const llmc_engine_options *eo, const llmc_limits *first,
                   const llmc_limits *others, bool slots, llmc_error *err)
 {
-	all->init = calloc(all->n, sizeof *all->init);
+	all->init = calloc(all->n + 1, sizeof *all->init);
 	if (!all->init) {
 		snprintf(err->text, sizeof err->text, "out of memory");
 		return err->code = LLMC_E_MEMORY;

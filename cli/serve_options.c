@@ -220,6 +220,28 @@ check(const Command *cmd, ServeArgs *a)
 	return 0;
 }
 
+/* Without a model on the command line: those of --models-dir and --models-pulled, else those that
+ * were downloaded, if there are any. */
+static int
+without_model(const Command *cmd, ServeArgs *a)
+{
+	char none[8] = ""; /* holds "[]" and no more */
+	size_t need = 0;
+	llmc_error err;
+
+	if (a->so.models_dir || a->so.models_pulled)
+		return 0;
+	a->so.models_pulled = true;
+	llmc_status s = llmc_pulled(none, sizeof none, &need, &err);
+	if (s != LLMC_OK && need < sizeof none)
+		return fail_with(&err);
+	return need >= sizeof none
+	           ? 0
+	           : opt_usage_error(cmd,
+	                             NO_MODEL ", or a folder of models with --models-dir; `llmc "
+	                                      "pull` has downloaded none");
+}
+
 int
 serve_options(const Command *cmd, int argc, char **argv, ServeArgs **out)
 {
@@ -251,6 +273,9 @@ serve_options(const Command *cmd, int argc, char **argv, ServeArgs **out)
 	                    a->model_name, &a->all);
 	if (code)
 		return code;
+	code = a->all.n ? 0 : without_model(cmd, a);
+	if (code)
+		return code;
 	const bool found = a->so.models_dir || a->so.models_pulled;
 	if (a->draft_path && (a->all.n > 1 || found))
 		return opt_usage_error(cmd, "--draft works only with one model");
@@ -262,7 +287,8 @@ serve_options(const Command *cmd, int argc, char **argv, ServeArgs **out)
 		complain("%s: %s", a->so.models_dir, strerror(errno));
 		return EXIT_INPUT;
 	}
-	draft_prepare(&a->all.model[0]->common, a->draft_path);
+	if (a->all.n)
+		draft_prepare(&a->all.model[0]->common, a->draft_path);
 	a->so.image_cache_bytes = a->no_image_cache ? -1 : a->image_cache;
 	a->so.header_timeout_s = a->header_s;
 	a->so.body_timeout_s = a->body_s;

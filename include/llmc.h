@@ -1364,8 +1364,8 @@ typedef struct llmc_serve_options {
 	/* hosts of http(s) URLs of images, as in llmc_fetch_options [URLs are refused] */
 	const char *allow_image_urls;
 	/* llmc_serve_open_models: folder of models that clients may use by name, in addition to
-	 * `models`: NAME.gguf, NAME.flm, a folder NAME, or ORG/NAME; read anew by each request for
-	 * another name [none] */
+	 * `models`, which may then be none: NAME.gguf, NAME.flm, a folder NAME, or ORG/NAME; read
+	 * anew by each request for another name [none] */
 	const char *models_dir;
 	/* llmc_serve_open_models: clients may also use the models that llmc_pulled lists */
 	bool models_pulled;

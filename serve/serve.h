@@ -119,6 +119,7 @@ struct llmc_server {
 
 	Slot *slot[MAX_MODELS]; /* the first is the default model */
 	int n_slots;            /* only grows, under the lock */
+	bool nameless;          /* slot[0] is no model: there are only those of the catalogue */
 	ServedModel *retired;   /* closed when they have no users */
 	Queue sleepers;         /* /sleep calls to answer then */
 	struct Adding *adding;  /* adapters to be added by the manager thread */

@@ -518,18 +518,38 @@ model_adapt(void *self, const char *dir, ModelSource *out, llmc_error *err)
 	return LLMC_OK;
 }
 
+/* Open a server for the models of a folder or of the cache, without one of its own. */
+static llmc_status
+open_catalogue(const llmc_serve_options *so, const llmc_serve_options *opt, llmc_server **out,
+               llmc_error *err)
+{
+	llmc_serve_model found = LLMC_INIT(llmc_serve_model);
+
+	SIZED_TAKE(found, so->found);
+	KnownModel *k = known_new(&found);
+	if (!k)
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	k->found = found;
+	k->has_found = true;
+	return server_open_models(&(SlotInit){ .src = source(k), .nameless = true }, 1, opt, out,
+	                          err);
+}
+
 llmc_status
 llmc_serve_open_models(const llmc_serve_model *models, int32_t n, const llmc_serve_options *opt,
                        llmc_server **out, llmc_error *err)
 {
-	SlotInit *init = calloc((size_t)n + 1, sizeof *init);
-	Backend *open = calloc((size_t)n + 1, sizeof *open);
-	llmc_serve_model *own = calloc((size_t)n + 1, sizeof *own);
 	llmc_serve_options so = LLMC_INIT(llmc_serve_options);
-	llmc_status status = LLMC_OK;
 
 	*out = NULL;
 	SIZED_TAKE(so, opt);
+	if (n == 0 && (so.models_dir || so.models_pulled))
+		return open_catalogue(&so, opt, out, err);
+	SlotInit *init = calloc((size_t)n + 1, sizeof *init);
+	Backend *open = calloc((size_t)n + 1, sizeof *open);
+	llmc_serve_model *own = calloc((size_t)n + 1, sizeof *own);
+	llmc_status status = LLMC_OK;
+
 	if (!init || !open || !own || n < 1)
 		status = error_set(err, n < 1 ? LLMC_E_INPUT : LLMC_E_MEMORY,
 		                   n < 1 ? "no model to serve" : "out of memory");

@@ -65,6 +65,8 @@ adapters_load(Req *r)
 
 	if (o && json_is_string(v) && !(base = models_find(r->srv, json_string_value(v))))
 		models_unknown(r->srv, json_string_value(v), &p);
+	if (o && !p.status && !v && r->srv->nameless)
+		problem(&p, 400, "base_model_name", "Expected the name of a model.");
 	if (o && !p.status && (base->parent || !base->src.adapt))
 		problem(&p, 400, "base_model_name", "The model '%.200s' does not support adapters.",
 		        base->name);

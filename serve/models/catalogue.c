@@ -269,6 +269,30 @@ unread_slot(const Server *s, const FoundModel *f)
 }
 
 Slot *
+models_only(Server *s, Problem *p)
+{
+	FoundModels list = catalogue_list(s);
+	Slot *t = NULL;
+	Strbuf b = { 0 };
+
+	for (size_t i = 0; i < list.n && b.len < 500; i++)
+		strbuf_printf(&b, "%s'%s'", i ? ", " : "", list.at[i].name);
+	if (list.failed || b.failed)
+		problem_memory(p);
+	else if (!list.n)
+		problem(p, 503, "model", "This server has no models yet: put one into %s.",
+		        s->opt.models_dir ? s->opt.models_dir : "the cache with `llmc pull`");
+	else if (list.n > 1)
+		problem(p, 400, "model", "Name one of this server's models as 'model': %s%s.",
+		        strbuf_str(&b), b.len < 500 ? "" : ", ...");
+	else
+		t = models_find_or_add(s, list.at[0].name, p);
+	strbuf_release(&b);
+	catalogue_free(&list);
+	return t;
+}
+
+Slot *
 models_find_or_add(Server *s, const char *name, Problem *p)
 {
 	Slot *t = models_find(s, name), *old = NULL, *made;

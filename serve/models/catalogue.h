@@ -35,4 +35,8 @@ bool catalogue_is_on(const Server *s);
  * wait for the disk. Lock not held. */
 Slot *models_find_or_add(Server *s, const char *name, Problem *p);
 
+/* Return the slot of the catalogue's only model, for requests without a name; NULL with a Problem.
+ */
+Slot *models_only(Server *s, Problem *p);
+
 #endif

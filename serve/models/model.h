@@ -110,6 +110,7 @@ typedef struct SlotInit {
 	ModelSource src;
 	const Backend *back; /* open engine; NULL: call look */
 	int64_t bytes;       /* size of an open engine */
+	bool nameless;       /* no model: the server has only those of the catalogue */
 } SlotInit;
 
 /* Open all slots. The server owns sources and engines of init, also on failure. */

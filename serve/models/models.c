@@ -11,8 +11,14 @@
 
 /* ---- slots ---- */
 
-/* Compare names. Ollama's clients append a tag to names without one; Hugging Face's use "tgi" or
- * "dummy" if only an address is configured. */
+/* Hugging Face's clients use these names if only an address is configured. */
+static bool
+is_address_only(const char *name)
+{
+	return !strcmp(name, "tgi") || !strcmp(name, "dummy");
+}
+
+/* Compare names. Ollama's clients append a tag to names without one. */
 bool
 slot_is_named(const char *own, const char *name)
 {
@@ -116,6 +122,22 @@ slot_keep(Req *r, bool given, double seconds)
 	pthread_mutex_unlock(&s->lock);
 }
 
+/* Return the only slot; NULL: there are several or none. */
+static Slot *
+only_slot(Server *s)
+{
+	Slot *only = NULL;
+
+	for (int i = 0; i < s->n_slots; i++) {
+		if (s->slot[i]->removed)
+			continue;
+		if (only)
+			return NULL;
+		only = s->slot[i];
+	}
+	return only;
+}
+
 Slot *
 slot_find(Server *s, const char *name)
 {
@@ -126,7 +148,7 @@ slot_find(Server *s, const char *name)
 		if (!s->slot[i]->removed && (slot_is_named(s->slot[i]->name, name) ||
 		                             slot_is_named(s->slot[i]->name, bare)))
 			return s->slot[i];
-	return !strcmp(name, "tgi") || !strcmp(name, "dummy") ? s->slot[0] : NULL;
+	return !is_address_only(name) ? NULL : s->nameless ? only_slot(s) : s->slot[0];
 }
 
 Slot *
@@ -149,9 +171,10 @@ models_unknown(Server *s, const char *name, Problem *p)
 		if (!s->slot[i]->removed)
 			strbuf_printf(&b, n++ ? ", '%s'" : "'%s'", s->slot[i]->name);
 	pthread_mutex_unlock(&s->lock);
-	problem(p, 404, "model", "The model '%.200s' does not exist; this server has %s%s.", name,
-	        strbuf_str(&b),
-	        catalogue_is_on(s) ? ", and GET /v1/models lists those that it can load" : "");
+	problem(p, 404, "model", "The model '%.200s' does not exist; %s%s%s%s.", name,
+	        n ? "this server has " : "", strbuf_str(&b),
+	        n && catalogue_is_on(s) ? ", and " : "",
+	        catalogue_is_on(s) ? "GET /v1/models lists those that it can load" : "");
 	p->code = "model_not_found";
 	snprintf(p->model, sizeof p->model, "%.*s",
 	         (int)utf8_whole(name, strnlen(name, sizeof p->model - 1)), name);
@@ -182,7 +205,10 @@ models_take(Server *s, Req *r, Problem *p)
 		Problem q = { 0 };
 		json_t *o = body_object(&r->body, &q);
 		const char *name = named(o);
-		t = name ? models_find_or_add(s, name, p) : t;
+		if (s->nameless && (!name || is_address_only(name)))
+			t = models_only(s, p);
+		else
+			t = name ? models_find_or_add(s, name, p) : t;
 		json_decref(o);
 		if (!t)
 			return false;
@@ -473,6 +499,21 @@ models_drop(const SlotInit *init)
 		init->src.free(init->src.self);
 }
 
+/* Make the first slot of a server without models of its own. It has no name, and counts as
+ * removed. */
+static llmc_status
+nameless_slot(Server *s, const SlotInit *init, Slot **out, llmc_error *err)
+{
+	Slot *t = *out = calloc(1, sizeof *t);
+
+	if (!t || !(t->name = strdup("")))
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	t->src = init->src;
+	t->removed = t->unread = true;
+	s->nameless = true;
+	return LLMC_OK;
+}
+
 llmc_status
 models_open(Server *s, const SlotInit *init, int n, llmc_error *err)
 {
@@ -483,9 +524,13 @@ models_open(Server *s, const SlotInit *init, int n, llmc_error *err)
 		SlotInit one = init[at];
 		Slot *t = NULL;
 		ServedModel *m = NULL;
-		status = at < MAX_MODELS ? slot_new(s, &one, &t, err)
-		                         : error_set(err, LLMC_E_INPUT,
-		                                     "a server has at most %d models", MAX_MODELS);
+		if (one.nameless)
+			status = nameless_slot(s, &one, &t, err);
+		else if (at < MAX_MODELS)
+			status = slot_new(s, &one, &t, err);
+		else
+			status = error_set(err, LLMC_E_INPUT, "a server has at most %d models",
+			                   MAX_MODELS);
 		for (int k = 0; k < at && status == LLMC_OK; k++)
 			if (slot_is_named(s->slot[k]->name, t->name) ||
 			    slot_is_named(t->name, s->slot[k]->name))

@@ -59,7 +59,7 @@ one(Req *r, Problem *p)
 {
 	Slot *t = sleep_allowed(r, p) ? slot_of_query(r, p) : NULL;
 
-	if (!t && !p->status && models_number(r->srv) > 1)
+	if (!t && !p->status && (models_number(r->srv) > 1 || r->srv->nameless))
 		problem(p, 400, "model",
 		        "This server has several models: select one with ?model=NAME.");
 	else if (!t && !p->status)

@@ -3,6 +3,7 @@
 import datetime
 import os
 import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -217,6 +218,9 @@ def test_models_of_the_download_cache(serve, folders, wanted, tmp_path):
         assert ask(s, "org/tiny").json()["choices"] == wanted["b"]
         assert ask(s, "hf:org/tiny").json()["choices"] == wanted["b"]
         assert ask(s, "hf:org/other").status == 404
+    with serve("--quiet", *OPTIONS, env=env) as s:  # without a model
+        assert states(s) == {"org/tiny": "unloaded"}
+        assert ask(s, "org/tiny").json()["choices"] == wanted["b"]
     with serve(f"--model=a={folders[0]}", *OPTIONS, env=env) as s:  # not without the option
         assert ask(s, "org/tiny").status in (200, 404) and list(states(s)) == ["a"]
 
@@ -249,3 +253,59 @@ def test_keep_alive_of_ollama(serve, folders, tmp_path):
         assert states(s)["b"] == "unloaded"
         with pytest.raises(ollama.ResponseError, match="keep_alive"):
             client.generate(model="a", prompt="x", keep_alive="soon")
+
+
+def test_a_server_without_a_model_of_its_own(serve, folders, wanted, tmp_path):
+    """It starts with an empty folder, and serves what appears there."""
+    home = tmp_path / "models"
+    home.mkdir()
+    adapters = tmp_path / "adapters"
+    adapters.mkdir()
+    with serve(f"--models-dir={home}", "--lora-dir", adapters, *OPTIONS) as s:
+
+        def text(**kw):
+            body = {"prompt": "hello world", "max_tokens": 8, "temperature": 0, **kw}
+            return s.post("/v1/completions", body)
+
+        assert s.get("/health").status == 200 and s.get("/v1/models").json()["data"] == []
+        for path in ("/props", "/info", "/model_info", "/status.json", "/metrics", "/slots"):
+            assert s.get(path).status == 200, path
+        r = text()
+        assert r.status == 503 and str(home) in r.json()["error"]["message"], r.text
+        r = text(model="b")
+        assert r.status == 404 and "GET /v1/models lists" in r.json()["error"]["message"], r.text
+        shutil.copytree(folders[1], tmp_path / "b")
+        os.rename(tmp_path / "b", home / "b")
+        for name in ({}, {"model": "b"}, {"model": "tgi"}):  # the only one needs no name
+            r = text(**name)
+            assert r.status == 200 and r.json()["choices"] == wanted["b"], r.text
+        shutil.copytree(folders[2], tmp_path / "c")
+        os.rename(tmp_path / "c", home / "c")
+        r = text()
+        assert r.status == 400 and "'b', 'c'" in r.json()["error"]["message"], r.text
+        assert text(model="c").json()["choices"] == wanted["c"]
+        assert states(s) == {"b": "loaded", "c": "loaded"}
+        assert [m["name"] for m in s.status()["models"]] == ["b", "c"]
+        for path in ("/wake_up", "/reload"):
+            r = s.request("POST", path)
+            assert r.status == 400 and "several models" in r.json()["error"]["message"], path
+        r = s.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "x"})
+        assert r.status == 400 and "base_model_name" in r.text
+        assert s.request("POST", "/sleep").status == 200
+        assert states(s) == {"b": "unloaded", "c": "unloaded"}
+        assert s.request("DELETE", "/v1/models/b").status == 200
+        assert text(model="b").json()["choices"] == wanted["b"]
+
+
+def test_the_cache_is_served_without_a_model(serve, llmc_binary, tmp_path):
+    """Without a folder either, the downloaded models are served; without any, that is an error."""
+    env = {"LLMC_CACHE": str(tmp_path / "cache"), "HF_HOME": str(tmp_path / "hf")}
+    p = subprocess.run(
+        [llmc_binary, "serve", "--port", "0"], capture_output=True, text=True, env=os.environ | env
+    )
+    assert p.returncode == 1 and "`llmc pull` has downloaded none" in p.stderr, p.stderr
+    for more in (["--model-name", "x"], ["--lora", "n=dir"]):
+        p = subprocess.run(
+            [llmc_binary, "serve", "--models-dir", tmp_path, *more], capture_output=True, text=True
+        )
+        assert p.returncode == 1 and "name a model" in p.stderr, p.stderr

@@ -287,7 +287,7 @@ def fails(llmc_binary, *args):
 
 def test_mistakes_at_the_start(llmc_binary, folders, tmp_path):
     a, b = folders
-    assert "name a model" in fails(llmc_binary)
+    assert "name a model" in fails(llmc_binary, "--model-name", "x")
     assert "two models are named x" in fails(
         llmc_binary, "--model", f"x={a}", "--model", f"x={b}", *OPTIONS
     )

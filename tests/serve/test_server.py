@@ -512,7 +512,7 @@ def test_settings_that_do_not_fit(llmc_binary, tiny_folder, tmp_path):
     assert "max_input_length" in bad(
         tiny_folder, *small, "--port", 0, "--max-total-tokens", 100, "--max-input-length", 100
     )
-    assert "name a model" in bad()
+    assert "name a model" in bad("--model-name", "x")
     assert "--seqs: expected at least 1" in bad(tiny_folder, *small, "--port", 0, "--seqs", 0)
     assert "--seqs: expected at least 1" in bad(
         tiny_folder, *small, "--port", 0, env={"LLMC_SERVE_SEQS": "-1"}
