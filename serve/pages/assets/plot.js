@@ -61,12 +61,16 @@ export function createPlot(spec, parent) {
     }
   }
 
-  // One path per series; a missing value ends a stroke.
+  // One path per series; a missing value ends a stroke. A value between two missing ones is a dash.
   function drawLines(samples) {
     lines.replaceChildren(...spec.series.map((one, k) => {
       let d = "", pen = "M";
-      for (const s of samples) {
-        const v = one.of(s);
+      for (const [i, s] of samples.entries()) {
+        const v = one.of(s), missing = (t) => !t || one.of(t) === null;
+        if (v !== null && missing(samples[i - 1]) && missing(samples[i + 1])) {
+          d += `M${(x(s.ago) - 1.5).toFixed(1)},${y(v).toFixed(1)}h3`;
+          continue;
+        }
         d += v === null ? "" : `${pen}${x(s.ago).toFixed(1)},${y(v).toFixed(1)}${pen === "M" ? "h0" : ""}`;
         pen = v === null ? "M" : "L";
       }

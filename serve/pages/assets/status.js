@@ -43,7 +43,7 @@ let range = LIVE, hour = null;
 
 function duration(s) {
   const d = Math.floor(s / 86400), h = Math.floor(s / 3600) % 24, m = Math.floor(s / 60) % 60;
-  return (d ? d + " d " : "") + (d || h ? h + " h " : "") + m + " min " + (s % 60) + " s";
+  return (d ? d + " d " : "") + (d || h ? h + " h " : "") + (d || h || m ? m + " min " : "") + (s % 60) + " s";
 }
 
 const share = (some, all) => (all > 0 ? 100 * some / all : null);
