@@ -70,7 +70,7 @@ KERNELS = tuple(
         "cuda_mla",
         "qkv",
         "cuda_weights",
-        "two_products",
+        "two_weight_types",
         "values16",
         "cuda_ops",
         "cuda_matmul",

@@ -589,7 +589,7 @@ def test_plain_bf16_activations(lib, dtype):
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("target", TARGETS)
 def test_matmuls_of_two_formats_and_column_counts_in_one_kernel(lib, target):
-    text = (H.ROOT / "tests/kernels/two_products.c").read_text()
+    text = (H.ROOT / "tests/kernels/two_weight_types.c").read_text()
     isa = target.replace("v4p", "v4")
     for name, dtype, cols, bits in (("wide", "q4_k", 512, 16), ("narrow", "q6_k", 256, 8)):
         p = H.expand("matmul", target, dict(ROWS=ROWS, COLS=cols, W_DTYPE=dtype, ACT_BITS=bits))[
@@ -597,8 +597,8 @@ def test_matmuls_of_two_formats_and_column_counts_in_one_kernel(lib, target):
         ]
         text = H.called(f"#define {name}_functions {p[0]['symbol']}\n{text}", p, target, FAST)
     both = H.Kernel(
-        H.compiled("two_products", target, text, (*FAST, f"-DLLMC_TARGET_{isa}")),
-        dict(symbol="two_products", arg=[]),
+        H.compiled("two_weight_types", target, text, (*FAST, f"-DLLMC_TARGET_{isa}")),
+        dict(symbol="two_weight_types", arg=[]),
     )
     w = [
         Weights(lib, "q4_k", ROWS, 512, 1),

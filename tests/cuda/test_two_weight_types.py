@@ -1,5 +1,5 @@
 """Two formats and sizes in one kernel, and two matrices in one loop over tiles
-(tests/cuda/two_products.cu), against float64"""
+(tests/cuda/two_weight_types.cu), against float64"""
 
 import numpy as np
 import pytest
@@ -10,13 +10,13 @@ from test_cuda_matmul import act, rows
 from test_gemm import close, rounded, to_bf16
 
 ROWS = 43
-SOURCE = H.ROOT / "tests" / "cuda" / "two_products.cu"
+SOURCE = H.ROOT / "tests" / "cuda" / "two_weight_types.cu"
 
 
 def run(fn, arch, arrays, n, bucket, shared, mode, seed, sms=5):
     text = H.inline(
-        '#line 1 "two_products.cu"\n#include "cuda/runtime/step.h"\n' + SOURCE.read_text(),
-        "two_products.cu",
+        '#line 1 "two_weight_types.cu"\n#include "cuda/runtime/step.h"\n' + SOURCE.read_text(),
+        "two_weight_types.cu",
         set(),
     )
     empty = np.zeros(4, np.uint32)
@@ -58,7 +58,7 @@ def run(fn, arch, arrays, n, bucket, shared, mode, seed, sms=5):
         arrays=arrays,
         pack="@Qii13Q",
         fields=fields,
-        launches=[(text, "two_products.cu", fn, (sms,), 256, shared, {})],
+        launches=[(text, "two_weight_types.cu", fn, (sms,), 256, shared, {})],
         fetch=["y0", "y1", "y2"],
     )
     got = H.submit(arch, mode, seed, sms, job)[0]

@@ -22,12 +22,12 @@ PRODUCT(narrow, W_q6_k, 256, 8)
 		}                                                                                  \
 	} while (0)
 
-void two_products(const llmc_step *s, void *const *a, int part, int n_parts);
+void two_weight_types(const llmc_step *s, void *const *a, int part, int n_parts);
 
 /* a: x [n_tok, 512], its matrix, x [n_tok, 256], its two matrices, y [3][n_tok, ROWS], scratch of
  * both types */
 void
-two_products(const llmc_step *s, void *const *a, int part, int n_parts)
+two_weight_types(const llmc_step *s, void *const *a, int part, int n_parts)
 {
 	const Norm none = { .kind = NORM_none };
 	_Alignas(64) float out[MM_TOKENS][MM_UNIT];
