@@ -236,7 +236,7 @@ llmc_engine_replace_weights(llmc_engine *e, const char *path, const llmc_replace
 		                   "a complete file and rename it",
 		                   path);
 	if (status == LLMC_OK)
-		status = engine_between(e->e, o.cancel_running, exchange, &r, err);
+		status = engine_call_when_idle(e->e, o.cancel_running, exchange, &r, err);
 	if (!r.taken)
 		weights_close(r.w);
 	return status;

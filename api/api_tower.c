@@ -205,7 +205,7 @@ run_tile(llmc_tower *t, const ImageRows *rows, const ImageTile *tile, float *out
 		                     .number = s->vision.positions ? number : NULL };
 	pthread_mutex_lock(&t->lock);
 	llmc_status status = n > t->most_rows ? open_session(t, n, err) : LLMC_OK;
-	runtime_turn_begin(t->text->rt);
+	runtime_lock_processors(t->text->rt);
 	if (status == LLMC_OK)
 		status = llmc_seq_new(t->session, 0, &q, err);
 	if (status == LLMC_OK) {
@@ -216,7 +216,7 @@ run_tile(llmc_tower *t, const ImageRows *rows, const ImageTile *tile, float *out
 		status = llmc_forward_images(t->session, &c, 1, &in, out, err);
 		llmc_seq_free(t->session, q);
 	}
-	runtime_turn_end(t->text->rt);
+	runtime_unlock_processors(t->text->rt);
 	pthread_mutex_unlock(&t->lock);
 	free(with_class);
 	free(ids);

@@ -271,15 +271,15 @@ typedef struct Sampling {
 /* Option of another engine: an option of llmc with the same meaning, or an explanation */
 #define OPT_MODEL ""        /* the value is the MODEL argument */
 #define OPT_HUB_MODEL "hf:" /* the same, without the hf: of its name */
-typedef struct Habit {
+typedef struct ForeignOption {
 	const char *spelled;
 	const char *own;    /* name of the option; NULL: none has this meaning */
 	const char *advice; /* for commands without that option; NULL: it is unknown there */
-} Habit;
-const Habit *habit_find(const char *spelled, size_t len);
-/* Habit of an option of llmc whose long spelling, without its dashes, is nearest to a name; NULL:
- * none is close */
-const Habit *habit_nearest(const char *name);
+} ForeignOption;
+const ForeignOption *foreign_option_find(const char *spelled, size_t len);
+/* The foreign option with an equivalent in llmc whose long spelling, without its dashes, is nearest
+ * to a name; NULL: none. */
+const ForeignOption *foreign_option_nearest(const char *name);
 /* Message of a command without a model */
 #define NO_MODEL "name a model: a GGUF file, a folder, a description, or hf:ORG/REPO"
 /* True if the command line (or a setting) gave the option that is stored in `to`. */

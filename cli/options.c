@@ -256,7 +256,7 @@ unknown(const Command *cmd, const Opt *opt, size_t n_opt, const char *a)
 		near = NULL; /* one dash too few is the only mistake that is clear */
 	if (is_long && !near && nearest_text(name, (const char *const[]){ "help" }, 1))
 		near = "help";
-	const Habit *h = is_long && !near ? habit_nearest(name) : NULL;
+	const ForeignOption *h = is_long && !near ? foreign_option_nearest(name) : NULL;
 	if (h) {
 		const bool is_model = !strcmp(h->own, OPT_MODEL) || !strcmp(h->own, OPT_HUB_MODEL);
 		if (is_model || h->advice || find(opt, n_opt, h->own, strlen(h->own), 0))
@@ -294,7 +294,7 @@ look_up(const Command *cmd, const Opt *opt, size_t n_opt, const char *a)
 	if (t.opt && (is_long || !a[2] || (a[2] == '=' && !takes_text(t.opt))))
 		return t;
 	const Opt *letter = t.opt;
-	const Habit *h = habit_find(a, len);
+	const ForeignOption *h = foreign_option_find(a, len);
 	if (h && h->own) {
 		t.hub = !strcmp(h->own, OPT_HUB_MODEL);
 		t.model = t.hub || !strcmp(h->own, OPT_MODEL);

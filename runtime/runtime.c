@@ -102,7 +102,7 @@ runtime_open(const Plan *plan, const RuntimeOptions *opt, Runtime **out, llmc_er
 	Runtime *rt = calloc(1, sizeof *rt);
 	if (!rt)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
-	turns_init(&rt->turns);
+	fair_lock_init(&rt->processors);
 	rt->plan = plan;
 	rt->device = device;
 	rt->world = o.world;
@@ -153,7 +153,7 @@ next_crossing(const PlanPhase *ph, int *i)
 
 /* Does one device receive what the other sends, in this direction? */
 static bool
-receives(const PlanPhase *from, const PlanPhase *to)
+sends_match_receives(const PlanPhase *from, const PlanPhase *to)
 {
 	const PlanStep *s, *r;
 	int i = 0, k = 0;
@@ -179,8 +179,8 @@ partitions_match(const Plan *a, const Plan *b)
 	    a->partitions == 2 && b->partitions == 2 && a->partition == 0 && b->partition == 1;
 
 	for (int ph = 0; ph < 2; ph++)
-		same = same && receives(&a->phase[ph], &b->phase[ph]) &&
-		       receives(&b->phase[ph], &a->phase[ph]);
+		same = same && sends_match_receives(&a->phase[ph], &b->phase[ph]) &&
+		       sends_match_receives(&b->phase[ph], &a->phase[ph]);
 	return same;
 }
 
@@ -263,7 +263,7 @@ runtime_close(Runtime *rt)
 	adapters_close(rt);
 	rt->device->model_close(rt->model);
 	weights_close(rt->weights);
-	turns_release(&rt->turns);
+	fair_lock_release(&rt->processors);
 	free(rt);
 }
 

@@ -79,8 +79,8 @@ RuntimeTimes runtime_times(const Runtime *rt);
 /* Wait for, and release, the use of the model's processors. An engine takes a turn per step, and a
  * vision tower one per tile, so that neither waits for more than one turn of the other. Turns are
  * given in order of arrival. Any thread; a turn ends on the thread that began it. */
-void runtime_turn_begin(Runtime *rt);
-void runtime_turn_end(Runtime *rt);
+void runtime_lock_processors(Runtime *rt);
+void runtime_unlock_processors(Runtime *rt);
 /* Does the artifact contain built kernels of this target that run on this machine? number: of the
  * GPU */
 bool runtime_ships(const char *artifact, const char *target, int number);

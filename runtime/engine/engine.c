@@ -63,16 +63,16 @@ drain_inbox(Engine *e)
 	EngineRequest *fresh, **end = &e->work;
 
 	pthread_mutex_lock(&e->lock);
-	while (e->paused || (!e->inbox && !e->work && !e->stop && !e->between))
+	while (e->paused || (!e->inbox && !e->work && !e->stop && !e->idle_call))
 		wait_for_work(e);
-	if (e->between && !e->work)
-		engine_run_between(e);
+	if (e->idle_call && !e->work)
+		engine_run_idle_call(e);
 	bool stop = e->stop && !e->inbox && !e->work, cut = e->cut;
-	const bool held = e->between;
+	const bool held = e->idle_call;
 	fresh = held ? NULL : e->inbox;
 	if (!held)
 		e->inbox = e->inbox_last = NULL;
-	cut |= held && e->between->cut;
+	cut |= held && e->idle_call->cut;
 	while (*end)
 		end = &(*end)->next;
 	*end = fresh;
@@ -652,9 +652,9 @@ engine_step(Engine *e)
 	record_starts(e);
 	if (n == 0)
 		return false;
-	runtime_turn_begin(e->session->rt);
+	runtime_lock_processors(e->session->rt);
 	run_step(e, n, clock_now());
-	runtime_turn_end(e->session->rt);
+	runtime_unlock_processors(e->session->rt);
 	return true;
 }
 

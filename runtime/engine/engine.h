@@ -47,8 +47,9 @@ int engine_fd(const Engine *e);
 /* Run fn on the engine's thread while no request runs, and return its status. Running requests
  * finish first, or are cancelled if `cut`; requests that are submitted meanwhile wait in order.
  * E_RANGE: another call waits. The engine must not be closed during the call. */
-llmc_status engine_between(Engine *e, bool cut, llmc_status (*fn)(void *user, llmc_error *err),
-                           void *user, llmc_error *err);
+llmc_status engine_call_when_idle(Engine *e, bool cut,
+                                  llmc_status (*fn)(void *user, llmc_error *err), void *user,
+                                  llmc_error *err);
 void engine_counts(Engine *e, llmc_counts *out);
 /* Use draft_session for draft tokens, before the first request. It runs a smaller model with the
  * same tokenizer, or the MTP head of this one (its plan takes rows). It must outlive the engine. */

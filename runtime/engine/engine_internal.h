@@ -107,14 +107,14 @@ typedef struct SampledToken { /* token of one choice in this step */
 	llmc_error err;
 } SampledToken;
 
-/* Call to run while no request runs (engine_between) */
-typedef struct Between {
+/* Call to run while no request runs (engine_call_when_idle) */
+typedef struct IdleCall {
 	llmc_status (*fn)(void *user, llmc_error *err);
 	void *user;
 	bool cut, done;
 	llmc_status status;
 	llmc_error err;
-} Between;
+} IdleCall;
 
 typedef struct Masks Masks;
 
@@ -183,7 +183,7 @@ struct Engine {
 	int32_t n_cancel; /* `cancel` flags that the thread has not handled */
 	int64_t n_events;
 	bool draining, cut, stop, paused;
-	Between *between; /* NULL: none; new requests stay in the inbox until it is done */
+	IdleCall *idle_call; /* NULL: none; new requests stay in the inbox until it is done */
 	/* breakers of the last request that used DRY, and its strings, each with a NUL; NULL: none
 	 */
 	DryBreakers *breakers;
@@ -200,8 +200,8 @@ bool engine_step(Engine *e);         /* plan and run one step; false: nothing ca
 void engine_end_job(Engine *e, EngineRequest *j,
                     llmc_finish finish); /* finish the choices that are still open */
 
-/* between.c */
-void engine_run_between(Engine *e); /* run the call that waits; no request runs; lock held */
+/* idle_call.c */
+void engine_run_idle_call(Engine *e); /* run the call that waits; no request runs; lock held */
 
 /* engine_open.c */
 llmc_status thread_start(void *(*fn)(void *user), void *user, pthread_t *out,

@@ -6,7 +6,7 @@
 #include <string.h>
 
 static bool
-is(const PlanRope *r, const char *scaling)
+scaling_is(const PlanRope *r, const char *scaling)
 {
 	return !strcmp(r->scaling, scaling);
 }
@@ -101,25 +101,25 @@ rope_frequencies(const PlanRope *r, int64_t length, const float *const factors[2
 	bool beyond = (double)length > r->original_positions;
 
 	*factor = 1;
-	if (is(r, "dynamic") && beyond)
+	if (scaling_is(r, "dynamic") && beyond)
 		theta *= pow(r->factor * (double)length / r->original_positions - (r->factor - 1),
 		             (double)r->dims / (r->dims - 2));
 	for (int i = 0; i < half; i++)
 		freq[i] = 1 / pow(theta, 2.0 * i / r->dims);
 	if (plan_rope_sections(r) && strcmp(r->frequencies, "whole") != 0)
 		section_frequencies(r, theta, freq);
-	if (is(r, "proportional")) {
+	if (scaling_is(r, "proportional")) {
 		int turning = (int)(r->turning * r->dims / 2);
 		for (int i = 0; i < half; i++)
 			freq[i] = i < turning ? freq[i] / r->factor : 0;
-	} else if (is(r, "linear")) {
+	} else if (scaling_is(r, "linear")) {
 		for (int i = 0; i < half; i++)
 			freq[i] /= r->factor;
-	} else if (is(r, "yarn")) {
+	} else if (scaling_is(r, "yarn")) {
 		yarn(r, freq, factor);
-	} else if (is(r, "llama3")) {
+	} else if (scaling_is(r, "llama3")) {
 		llama3(r, freq);
-	} else if (is(r, "longrope")) {
+	} else if (scaling_is(r, "longrope")) {
 		const double *list = beyond ? r->long_factor : r->short_factor;
 		int n = beyond ? r->n_long : r->n_short;
 		for (int i = 0; i < half && i < n; i++)

@@ -10,14 +10,14 @@
 #include "runtime/kv/kv.h"
 #include "runtime/threads/threads.h"
 
-/* turns.c: queue of threads that use the processors of a model */
-typedef struct Turns {
+/* fair_lock.c: queue of threads that use the processors of a model */
+typedef struct FairLock {
 	pthread_mutex_t lock;
 	pthread_cond_t next;
 	uint64_t first, last; /* turn that runs; next one to be given */
-} Turns;
-void turns_init(Turns *t);
-void turns_release(Turns *t);
+} FairLock;
+void fair_lock_init(FairLock *t);
+void fair_lock_release(FairLock *t);
 
 struct Runtime {
 	const Plan *plan;
@@ -32,7 +32,7 @@ struct Runtime {
 	    /* lora_adapters.c: contents of the adapter slots; NULL: the plan has no slots */
 	    *adapters;
 	int n_threads; /* per rank */
-	Turns turns;
+	FairLock processors;
 	RuntimeTimes times;
 	/* on rank 0 of several in this process: their runtimes, its own first; else 0 */
 	int n_rank;

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "serve/dialects/chat_form.h"
+#include "serve/dialects/chat_template.h"
 #include "serve/dialects/tokenize.h"
 
 /* Text in messages that must not be read as a token: all special tokens, or that of images alone */

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "serve/dialects/chat_form.h"
+#include "serve/dialects/chat_template.h"
 #include "serve/dialects/chat_images.h"
 #include "serve/dialects/chat_tools.h"
 

@@ -4,23 +4,23 @@
 #include "runtime/state/session_state.h"
 
 void
-turns_init(Turns *t)
+fair_lock_init(FairLock *t)
 {
 	pthread_mutex_init(&t->lock, NULL);
 	pthread_cond_init(&t->next, NULL);
 }
 
 void
-turns_release(Turns *t)
+fair_lock_release(FairLock *t)
 {
 	pthread_mutex_destroy(&t->lock);
 	pthread_cond_destroy(&t->next);
 }
 
 void
-runtime_turn_begin(Runtime *rt)
+runtime_lock_processors(Runtime *rt)
 {
-	Turns *t = &rt->turns;
+	FairLock *t = &rt->processors;
 
 	pthread_mutex_lock(&t->lock);
 	for (uint64_t own = t->last++; t->first != own;)
@@ -29,9 +29,9 @@ runtime_turn_begin(Runtime *rt)
 }
 
 void
-runtime_turn_end(Runtime *rt)
+runtime_unlock_processors(Runtime *rt)
 {
-	Turns *t = &rt->turns;
+	FairLock *t = &rt->processors;
 
 	pthread_mutex_lock(&t->lock);
 	t->first++;

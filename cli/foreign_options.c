@@ -12,7 +12,7 @@
 	"weights are packed into memory when the model opens, not mapped; leave the option out"
 
 /* clang-format off: a table */
-static const Habit habit[] = {
+static const ForeignOption foreign[] = {
 	{ "-m", OPT_MODEL, NULL },
 	{ "--model", OPT_MODEL, NULL },
 	{ "-c", "context", NULL },
@@ -99,26 +99,26 @@ static const Habit habit[] = {
 };
 /* clang-format on */
 
-const Habit *
-habit_find(const char *spelled, size_t len)
+const ForeignOption *
+foreign_option_find(const char *spelled, size_t len)
 {
-	for (size_t i = 0; i < sizeof habit / sizeof *habit; i++)
-		if (strlen(habit[i].spelled) == len && !strncmp(habit[i].spelled, spelled, len))
-			return &habit[i];
+	for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++)
+		if (strlen(foreign[i].spelled) == len && !strncmp(foreign[i].spelled, spelled, len))
+			return &foreign[i];
 	return NULL;
 }
 
-const Habit *
-habit_nearest(const char *name)
+const ForeignOption *
+foreign_option_nearest(const char *name)
 {
-	const char *all[sizeof habit / sizeof *habit];
-	const Habit *of[sizeof habit / sizeof *habit];
+	const char *all[sizeof foreign / sizeof *foreign];
+	const ForeignOption *of[sizeof foreign / sizeof *foreign];
 	size_t n = 0;
 
-	for (size_t i = 0; i < sizeof habit / sizeof *habit; i++)
-		if (!strncmp(habit[i].spelled, "--", 2) && habit[i].own) {
-			of[n] = &habit[i];
-			all[n++] = habit[i].spelled + 2;
+	for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++)
+		if (!strncmp(foreign[i].spelled, "--", 2) && foreign[i].own) {
+			of[n] = &foreign[i];
+			all[n++] = foreign[i].spelled + 2;
 		}
 	const char *near = nearest_text(name, all, n);
 	for (size_t i = 0; near && i < n; i++)

@@ -1,0 +1,15 @@
+/* Steps from checked messages to the rendered prompt of a chat. A content is a string, null, or a
+ * list of {"type": "text", "text"} and {"type": "image"}. */
+#ifndef LLMC_SERVE_DIALECTS_CHAT_TEMPLATE_H
+#define LLMC_SERVE_DIALECTS_CHAT_TEMPLATE_H
+
+#include "serve/models/model.h"
+
+/* Replace the messages, variables and tools (NULL: none) by copies with breaks in tokens that are
+ * text: all special tokens with special_text, and the token of images in any case. */
+bool chat_break(ServedModel *model, json_t *messages, json_t **options, json_t **tools, Problem *p);
+/* Apply the template. Contents are passed as strings with placeholders, or as lists of parts, as
+ * the template reads them. Null contents may become "". *text is malloc'd. */
+bool chat_apply(ServedModel *model, json_t *messages, const json_t *options, char **text, size_t *n,
+                Problem *p);
+#endif
