@@ -19,7 +19,7 @@ struct llmc_image_processor {
 
 /* Own a decoded image; *pixels is released on failure. */
 static llmc_status
-own(llmc_status status, ImagePixels *pixels, llmc_image **out, llmc_error *err)
+wrap_pixels(llmc_status status, ImagePixels *pixels, llmc_image **out, llmc_error *err)
 {
 	llmc_image *im = status == LLMC_OK ? malloc(sizeof *im) : NULL;
 
@@ -45,7 +45,7 @@ llmc_image_decode(const void *data, size_t n, int64_t max_pixels, llmc_image **o
 		                 (long long)max_pixels);
 	limits.max_pixels = max_pixels ? max_pixels : limits.max_pixels;
 	limits.max_bytes = 0; /* the caller has read the file already */
-	return own(image_decode(data, n, &limits, &pixels, err), &pixels, out, err);
+	return wrap_pixels(image_decode(data, n, &limits, &pixels, err), &pixels, out, err);
 }
 
 llmc_status
@@ -56,8 +56,9 @@ llmc_image_from_pixels(const uint8_t *pixel, int32_t width, int32_t height, int3
 	ImagePixels pixels;
 
 	*out = NULL;
-	return own(image_from_pixels(pixel, width, height, channels, stride, &limits, &pixels, err),
-	           &pixels, out, err);
+	return wrap_pixels(
+	    image_from_pixels(pixel, width, height, channels, stride, &limits, &pixels, err),
+	    &pixels, out, err);
 }
 
 const uint8_t *

@@ -348,7 +348,7 @@ has_plan(llmc_model *m, const char *target)
 /* Describe what kernels for `own` gain over those for `other`: a packed CPU layout interleaves as
  * many rows as a vector has elements. */
 static const char *
-wider(llmc_model *m, const Target *own, const Target *other)
+describe_vector_gain(llmc_model *m, const Target *own, const Target *other)
 {
 	int n = layout_find(own->layout)->group, k = layout_find(other->layout)->group;
 
@@ -381,7 +381,7 @@ open_shipped(llmc_model *m, const char *target, const llmc_options *opt, bool *f
 			    "%s: no plan for %s%s: using the shipped kernels for %s; build faster "
 			    "ones%s by `llmc compile %s -o %s --target %s --arch %s --aot`",
 			    m->artifact, target, has_plan(m, target) ? " with built kernels" : "",
-			    t->name, wider(m, own, t), m->artifact, m->artifact,
+			    t->name, describe_vector_gain(m, own, t), m->artifact, m->artifact,
 			    own->kind == TARGET_CUDA ? "cuda" : "cpu", own->isa);
 	}
 	return LLMC_OK;

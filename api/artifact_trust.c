@@ -147,7 +147,7 @@ is_sealed(const char *hex)
 }
 
 static llmc_status
-seal(const char *hex, const char *artifact, llmc_error *err)
+write_trust_mark(const char *hex, const char *artifact, llmc_error *err)
 {
 	Strbuf path = { 0 };
 	llmc_status status = seal_path(hex, true, &path, err);
@@ -222,11 +222,11 @@ artifact_seal(const char *artifact, const TrustPlans *t, const char *built, Aren
 	llmc_status status = digest_sources(artifact, t, a, hex, &why);
 
 	if (status == LLMC_OK)
-		status = seal(hex, artifact, &why);
+		status = write_trust_mark(hex, artifact, &why);
 	if (status == LLMC_OK && built)
 		status = digest_built(artifact, built, a, hex, &why);
 	if (status == LLMC_OK && built)
-		status = seal(hex, artifact, &why);
+		status = write_trust_mark(hex, artifact, &why);
 	if (status != LLMC_OK && built)
 		log_line(log, log_user, LLMC_LOG_WARNING,
 		         "%s: its built kernels cannot be sealed as made by you, so they run only "

@@ -52,7 +52,8 @@ host_field(const char *root, const char *path, const char *key, int64_t missing)
 
 /* Call fn for group and its parents below a mount. */
 static void
-up(const char *root, const char *mount, const char *group, bool v2, CgroupFn fn, void *user)
+visit_parents(const char *root, const char *mount, const char *group, bool v2, CgroupFn fn,
+              void *user)
 {
 	char dir[640];
 	size_t len = strlen(group);
@@ -101,14 +102,14 @@ cgroup_each(const char *root, const char *controller, CgroupFn fn, void *user)
 		if (!strcmp(group, "/"))
 			group = (char *)"";
 		if (!*kind)
-			up(root, "/sys/fs/cgroup", group, true, fn, user);
+			visit_parents(root, "/sys/fs/cgroup", group, true, fn, user);
 		if (!has_controller(kind, controller))
 			continue;
 		snprintf(mount, sizeof mount, "/sys/fs/cgroup/%s", controller);
-		up(root, mount, group, false, fn, user);
+		visit_parents(root, mount, group, false, fn, user);
 		if (strcmp(kind, controller) != 0) { /* mounted under the names of all */
 			snprintf(mount, sizeof mount, "/sys/fs/cgroup/%s", kind);
-			up(root, mount, group, false, fn, user);
+			visit_parents(root, mount, group, false, fn, user);
 		}
 	}
 	if (f)

@@ -75,7 +75,7 @@ out_of_memory(JsonParser *p)
 }
 
 static json_t *
-made(JsonParser *p, json_t *v)
+or_out_of_memory(JsonParser *p, json_t *v)
 {
 	return v ? v : out_of_memory(p);
 }
@@ -267,9 +267,9 @@ number(JsonParser *p)
 		 * locale */
 		errno = 0;
 		if (number_parse(strbuf_str(&p->text), &x))
-			return made(p, json_real(x));
+			return or_out_of_memory(p, json_real(x));
 		if (errno != ENOMEM && (p->flags & JSON_KEEP_REALS))
-			return made(p, json_keep_number(strbuf_str(&p->text)));
+			return or_out_of_memory(p, json_keep_number(strbuf_str(&p->text)));
 		return errno == ENOMEM
 		           ? out_of_memory(p)
 		           : bad(p, json_error_numeric_overflow, "real number overflow");
@@ -277,11 +277,11 @@ number(JsonParser *p)
 	errno = 0;
 	long long v = strtoll(strbuf_str(&p->text), NULL, 10);
 	if (errno == ERANGE && (p->flags & JSON_KEEP_INTEGERS))
-		return made(p, json_keep_number(strbuf_str(&p->text)));
+		return or_out_of_memory(p, json_keep_number(strbuf_str(&p->text)));
 	if (errno == ERANGE)
 		return bad(p, json_error_numeric_overflow,
 		           v < 0 ? "too big negative integer" : "too big integer");
-	return made(p, json_integer(v));
+	return or_out_of_memory(p, json_integer(v));
 }
 
 static json_t *
@@ -418,7 +418,7 @@ parse_value(JsonParser *p)
 		if (!(p->flags & JSON_ALLOW_NUL) && memchr(strbuf_str(&p->text), 0, p->text.len))
 			return bad(p, json_error_null_character,
 			           "\\u0000 is not allowed without JSON_ALLOW_NUL");
-		v = made(p, json_stringn_nocheck(strbuf_str(&p->text), p->text.len));
+		v = or_out_of_memory(p, json_stringn_nocheck(strbuf_str(&p->text), p->text.len));
 	} else if (c == '-' || is_digit(p, p->at)) {
 		v = number(p);
 	} else if (is_alpha(c)) {

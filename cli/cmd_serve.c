@@ -124,7 +124,7 @@ memory_table(const llmc_model *m, const llmc_limits *lim, const llmc_memory *mem
 
 /* On SIGHUP, reopen files that may have changed; the log reports the reload of keys. */
 static void
-reread(Log *l, llmc_server *s, const char *keys)
+reopen_files(Log *l, llmc_server *s, const char *keys)
 {
 	llmc_error err;
 	char line[1100];
@@ -152,7 +152,7 @@ stopped(Log *l, llmc_server *s, const char *keys, int timeout_ms)
 		return false;
 	uint64_t n = wakeup_take(stop_fd);
 	if (n >= HANGUP)
-		reread(l, s, keys);
+		reopen_files(l, s, keys);
 	return n % HANGUP != 0;
 }
 

@@ -55,7 +55,7 @@ notice(const char *line)
 
 /* A control character other than newlines and tabs */
 static bool
-steers(int32_t cp)
+is_terminal_control(int32_t cp)
 {
 	return (cp >= 0 && cp < 0x20 && cp != '\n' && cp != '\r' && cp != '\t') ||
 	       (cp >= 0x7f && cp < 0xa0);
@@ -68,7 +68,7 @@ print_generated(const char *s, size_t n)
 		fwrite(s, 1, n, stdout);
 	} else {
 		for (size_t len; n > 0; s += len, n -= len)
-			if (steers(utf8_next(s, n, &len)))
+			if (is_terminal_control(utf8_next(s, n, &len)))
 				putchar('?');
 			else
 				fwrite(s, 1, len, stdout);

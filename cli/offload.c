@@ -7,7 +7,7 @@
 #include "cli/cli.h"
 
 static bool
-divides(const Common *c)
+has_offload(const Common *c)
 {
 	return c->offload.n || c->n_cpu_moe || c->override_tensor.n;
 }
@@ -15,7 +15,7 @@ divides(const Common *c)
 const char *
 offload_device(const Common *c)
 {
-	return !c->device && divides(c) ? "cuda" : c->device;
+	return !c->device && has_offload(c) ? "cuda" : c->device;
 }
 
 static llmc_status
@@ -90,9 +90,9 @@ offload_set(const Common *c, OpenOptions *own, const char **set, size_t *n, llmc
 {
 	size_t k = 0;
 
-	if (!divides(c) && !c->memory[1])
+	if (!has_offload(c) && !c->memory[1])
 		return LLMC_OK;
-	if (!divides(c)) {
+	if (!has_offload(c)) {
 		snprintf(err->text, sizeof err->text,
 		         "--memory: the second size is the host's, for a model that --offload "
 		         "divides");

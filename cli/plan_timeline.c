@@ -74,7 +74,7 @@ add_elements(const json_t *plan, const json_t *step, double *all, double *used, 
 
 /* Return the largest CTA's share of groups of 8 rows over the mean. */
 static double
-uneven(const json_t *step, const json_t *plan, int sms)
+cta_imbalance(const json_t *step, const json_t *plan, int sms)
 {
 	const json_t *arg;
 	double rows = 0;
@@ -122,7 +122,7 @@ task_of(const json_t *plan, const json_t *step, const llmc_gpu *gpu, int32_t pos
 	} else if (strstr(t.op, "moe_")) {
 		t.wait_us = strstr(t.op, "glu") ? WAIT_EXPERTS : WAIT;
 	} else if (t.bytes > 0) {
-		t.read_us *= uneven(step, plan, gpu->sms);
+		t.read_us *= cta_imbalance(step, plan, gpu->sms);
 	}
 	t.idle = t.idle < 0 ? 0 : t.idle;
 	return t;

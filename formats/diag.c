@@ -119,7 +119,7 @@ clean(Strbuf *b, size_t at)
 }
 
 static void
-say(Diag *d, Loc loc, const char *kind, const char *fmt, va_list ap)
+add_message(Diag *d, Loc loc, const char *kind, const char *fmt, va_list ap)
 {
 	if (loc.src) {
 		strbuf_puts(&d->text, loc.src->name);
@@ -148,7 +148,7 @@ err_at(Diag *d, Loc loc, const char *fmt, ...)
 		return;
 	}
 	va_start(ap, fmt);
-	say(d, loc, "error", fmt, ap);
+	add_message(d, loc, "error", fmt, ap);
 	va_end(ap);
 }
 
@@ -164,7 +164,7 @@ warn_at(Diag *d, Loc loc, const char *fmt, ...)
 		return;
 	}
 	va_start(ap, fmt);
-	say(d, loc, "warning", fmt, ap);
+	add_message(d, loc, "warning", fmt, ap);
 	va_end(ap);
 }
 
@@ -177,7 +177,7 @@ note_at(Diag *d, Loc loc, const char *fmt, ...)
 	if (d->n_error > DIAG_MAX_ERRORS || d->n_warning > DIAG_MAX_ERRORS)
 		return;
 	va_start(ap, fmt);
-	say(d, loc, "note", fmt, ap);
+	add_message(d, loc, "note", fmt, ap);
 	va_end(ap);
 }
 
@@ -195,7 +195,7 @@ diag_bug(Diag *d, Loc loc, const char *file, int line, const char *fmt, ...)
 	d->n_error++;
 	d->fault = true;
 	va_start(ap, fmt);
-	say(d, loc, "fault of llmc", fmt, ap);
+	add_message(d, loc, "fault of llmc", fmt, ap);
 	va_end(ap);
 	strbuf_printf(&d->text,
 	              "(raised at %s:%d; please report it with the description that caused it)\n",

@@ -282,7 +282,7 @@ sorted(const Fit *f, const QuantFormatMatrix *m, int64_t *most)
 /* Sets the column order and factors that x needs if groups are not consecutive columns, or if
  * columns have factors. *most: number of consecutive columns that share a group */
 static void
-arrange(const Fit *f, QuantFormatMatrix *m, int64_t *most)
+set_column_order(const Fit *f, QuantFormatMatrix *m, int64_t *most)
 {
 	*most = m->block_cols >= m->cols ? m->cols : m->block_cols;
 	if (m->cols > 1 << 24) /* beyond 2^24 a float cannot hold every column index */
@@ -437,7 +437,7 @@ fit(const Fit *f, QuantFormatMatrix *m)
 		return quant_format_shape_bad(f, &m->code,
 		                              "expected multiples of 64 inputs and 2 outputs");
 	int64_t most;
-	arrange(f, m, &most);
+	set_column_order(f, m, &most);
 	m->dtype = quant_format_dtype_of(m, bits, most);
 	/* x needs no order: F32 rows are in the original column order, factors included */
 	if (m->dtype == DT_F32)

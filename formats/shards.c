@@ -16,7 +16,7 @@ by_name(const void *x, const void *y)
 }
 
 static bool
-alike(const StTensor *a, const StTensor *b)
+same_tensor(const StTensor *a, const StTensor *b)
 {
 	return a->n_dims == b->n_dims && strcmp(a->dtype_name, b->dtype_name) == 0 &&
 	       memcmp(a->dim, b->dim, sizeof a->dim) == 0 && a->bytes == b->bytes;
@@ -68,7 +68,7 @@ shards_join(Arena *a, StTensor *t, size_t *n, int n_shard, int64_t hidden, llmc_
 	for (size_t i = 0, k; i < *n; i += k) {
 		const NameText name = name_text(t[i].name, strlen(t[i].name));
 		for (k = 1; i + k < *n && strcmp(t[i].name, t[i + k].name) == 0; k++)
-			if (!alike(&t[i], &t[i + k]))
+			if (!same_tensor(&t[i], &t[i + k]))
 				return error_set(err, LLMC_E_INPUT,
 				                 "tensor %s: its parts in shards %s and %s "
 				                 "differ in size or type",

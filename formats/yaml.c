@@ -37,7 +37,7 @@ loc_of(const YamlReader *r, yaml_mark_t m)
 }
 
 static Loc
-here(const YamlReader *r)
+current_loc(const YamlReader *r)
 {
 	return loc_of(r, r->event.start_mark);
 }
@@ -81,12 +81,12 @@ static Node *
 node_new(YamlReader *r, NodeKind kind)
 {
 	if (++r->n_nodes > YAML_MAX_NODES) {
-		err_at(r->d, here(r), "more than %d values in one file", YAML_MAX_NODES);
+		err_at(r->d, current_loc(r), "more than %d values in one file", YAML_MAX_NODES);
 		return NULL;
 	}
 	Node *n = NEW(r->a, Node, 1);
 	n->kind = kind;
-	n->loc = here(r);
+	n->loc = current_loc(r);
 	return n;
 }
 
@@ -110,11 +110,11 @@ plain(YamlReader *r, const yaml_char_t *anchor, const yaml_char_t *tag)
 {
 	if (anchor)
 		err_at(
-		    r->d, here(r),
+		    r->d, current_loc(r),
 		    "anchors (&%s) are not used in descriptions: write the value where it belongs",
 		    (const char *)anchor);
 	else if (tag)
-		err_at(r->d, here(r),
+		err_at(r->d, current_loc(r),
 		       "tags (%s) are not used in descriptions: write the plain value",
 		       (const char *)tag);
 	return !anchor && !tag;
@@ -128,7 +128,7 @@ scalar(YamlReader *r)
 	if (!plain(r, e->data.scalar.anchor, e->data.scalar.tag))
 		return NULL;
 	if (memchr(e->data.scalar.value, 0, e->data.scalar.length)) {
-		err_at(r->d, here(r), "text with a NUL character");
+		err_at(r->d, current_loc(r), "text with a NUL character");
 		return NULL;
 	}
 	Node *n = node_new(r, NODE_SCALAR);
@@ -203,7 +203,8 @@ map(YamlReader *r, int depth)
 		if (r->event.type == YAML_MAPPING_END_EVENT)
 			break;
 		if (r->event.type != YAML_SCALAR_EVENT) {
-			err_at(r->d, here(r), "a key must be a word, not a list, map or alias");
+			err_at(r->d, current_loc(r),
+			       "a key must be a word, not a list, map or alias");
 			return NULL;
 		}
 		Node *k = scalar(r);
@@ -230,7 +231,7 @@ static Node *
 value(YamlReader *r, int depth)
 {
 	if (depth > YAML_MAX_DEPTH) {
-		err_at(r->d, here(r), "nested more than %d deep", YAML_MAX_DEPTH);
+		err_at(r->d, current_loc(r), "nested more than %d deep", YAML_MAX_DEPTH);
 		return NULL;
 	}
 	switch ((int)r->event.type) {
@@ -242,12 +243,12 @@ value(YamlReader *r, int depth)
 		return map(r, depth);
 	case YAML_ALIAS_EVENT:
 		err_at(
-		    r->d, here(r),
+		    r->d, current_loc(r),
 		    "aliases (*%s) are not used in descriptions: write the value where it belongs",
 		    (const char *)r->event.data.alias.anchor);
 		return NULL;
 	}
-	err_at(r->d, here(r), "a value is missing here");
+	err_at(r->d, current_loc(r), "a value is missing here");
 	return NULL;
 }
 
@@ -266,7 +267,7 @@ document(YamlReader *r)
 	if (!root || !next(r) || !next(r)) /* document end, then stream end */
 		return NULL;
 	if (r->event.type != YAML_STREAM_END_EVENT) {
-		err_at(r->d, here(r),
+		err_at(r->d, current_loc(r),
 		       "a second document begins here: one file describes one model");
 		return NULL;
 	}

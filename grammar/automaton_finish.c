@@ -56,7 +56,7 @@ automaton_make_classes(const AutomatonBuilder *m, Automaton *out)
 
 /* The state of which an edge needs, besides its target, that an end is reachable; -1: none. */
 static int32_t
-entered(const AutomatonBuilder *m, const Edge *e)
+end_state_of_edge(const AutomatonBuilder *m, const Edge *e)
 {
 	if (e->kind == EDGE_CALL || e->kind == EDGE_NEED)
 		return e->arg;
@@ -80,7 +80,7 @@ automaton_find_ends(const AutomatonBuilder *m)
 		for (size_t q = 0; q < m->n_state; q++)
 			for (int32_t k = m->head[q]; k >= 0; k = m->link[k].next) {
 				const Edge *e = &m->link[k].e;
-				int32_t inner = entered(m, e);
+				int32_t inner = end_state_of_edge(m, e);
 				from[k] = (int32_t)q;
 				for (int i = 0; i < 2; i++) {
 					int32_t t = i ? inner : e->to;
@@ -104,7 +104,7 @@ automaton_find_ends(const AutomatonBuilder *m)
 		/* the second pass has advanced at[] by one */
 		for (int32_t i = t ? at[t - 1] : 0; i < at[t]; i++) {
 			const Edge *e = &m->link[of[i]].e;
-			int32_t inner = entered(m, e), q = from[of[i]];
+			int32_t inner = end_state_of_edge(m, e), q = from[of[i]];
 			if (good[q] || !good[e->to] || (inner >= 0 && !good[inner]))
 				continue;
 			good[q] = 1;
@@ -122,7 +122,7 @@ automaton_prune(AutomatonBuilder *m)
 	for (size_t q = 0; q < m->n_state; q++)
 		for (int32_t *k = &m->head[q]; *k >= 0;) {
 			Edge *e = &m->link[*k].e;
-			int32_t inner = entered(m, e);
+			int32_t inner = end_state_of_edge(m, e);
 			/* a path of a graph may be over where none goes on */
 			bool over = e->kind == EDGE_TICK && (m->flags[q] & STATE_TICKS);
 			if (!over && (!good[e->to] || (inner >= 0 && !good[inner]))) {

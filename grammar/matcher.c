@@ -250,7 +250,7 @@ may_end(LockedCall *c)
 }
 
 static void
-over(LockedCall *c)
+must_end(LockedCall *c)
 {
 	int32_t at = set_of(c->m);
 
@@ -270,7 +270,7 @@ matcher_ended(Matcher *m)
 {
 	LockedCall c = { .m = m };
 
-	return m->at_after == m->n_after && guarded(m->g, over, &c, NULL) == LLMC_OK && c.yes;
+	return m->at_after == m->n_after && guarded(m->g, must_end, &c, NULL) == LLMC_OK && c.yes;
 }
 
 /* Follows the text until it is used up, does not match, or has taken enough steps for one call. */

@@ -286,7 +286,7 @@ schema_negated(Schema *s, const json_t *v, const Path *p, int depth)
 }
 
 static const json_t *
-either(Schema *s, const json_t *a, const json_t *b)
+any_of_two(Schema *s, const json_t *a, const json_t *b)
 {
 	json_t *o = keep(s, json_object()), *list = keep(s, json_array());
 
@@ -299,7 +299,7 @@ either(Schema *s, const json_t *a, const json_t *b)
 }
 
 static const json_t *
-both(Schema *s, const json_t *a, const json_t *b)
+all_of_two(Schema *s, const json_t *a, const json_t *b)
 {
 	json_t *o = keep(s, json_object()), *list = keep(s, json_array());
 
@@ -321,7 +321,8 @@ condition(Schema *s, const json_t *c, const Path *p)
 
 	if (!test || (!then && !other))
 		return json_true();
-	return inverse ? either(s, both(s, test, then), both(s, inverse, other)) : NULL;
+	return inverse ? any_of_two(s, all_of_two(s, test, then), all_of_two(s, inverse, other))
+	               : NULL;
 }
 
 /* "If the property is there, `then` holds." */
@@ -339,11 +340,11 @@ dependency(Schema *s, const char *name, const json_t *then)
 	} else {
 		set(s, there, "required", keep(s, json_pack("[s]", name)));
 		set(s, there, OPEN, json_true());
-		there = mutable(both(s, there, then));
+		there = mutable(all_of_two(s, there, then));
 	}
 	const json_t *absent =
-	    either(s, property(s, name, json_false(), false), other_types(s, T_OBJECT));
-	return either(s, absent, there);
+	    any_of_two(s, property(s, name, json_false(), false), other_types(s, T_OBJECT));
+	return any_of_two(s, absent, there);
 }
 
 static const json_t *
@@ -430,7 +431,7 @@ schema_exclusive(Schema *s, const json_t *list, const bool *overlap, const Path 
 			const json_t *other = schema_negated(s, json_array_get(list, k), p, 0);
 			if (!other)
 				return NULL;
-			x = both(s, x, other);
+			x = all_of_two(s, x, other);
 		}
 		add(s, out, x);
 	}

@@ -26,7 +26,7 @@ grammar_fault(Grammar *g, llmc_status status, const char *fmt, ...)
 }
 
 static void *
-grown(Grammar *g, void *p, size_t n, size_t *cap, size_t elem)
+grow_array(Grammar *g, void *p, size_t n, size_t *cap, size_t elem)
 {
 	if (n < *cap)
 		return p;
@@ -130,7 +130,7 @@ frame(Grammar *g, int32_t parent, int32_t edge, int64_t count)
 		if (f->parent == parent && f->edge == edge && f->count == count)
 			return t->frames.at[k];
 	}
-	t->frame = grown(g, t->frame, t->n_frame, &t->cap_frame, sizeof *t->frame);
+	t->frame = grow_array(g, t->frame, t->n_frame, &t->cap_frame, sizeof *t->frame);
 	t->frame[t->n_frame] = (Frame){ .parent = parent,
 		                        .edge = edge,
 		                        .count = count,
@@ -265,7 +265,7 @@ add(Grammar *g, int32_t q, int32_t f)
 		    "the grammar is too ambiguous: an output may be in more than %d of its "
 		    "states at once",
 		    MAX_CONFS);
-	g->tmp = grown(g, g->tmp, g->n_tmp, &g->cap_tmp, sizeof *g->tmp);
+	g->tmp = grow_array(g, g->tmp, g->n_tmp, &g->cap_tmp, sizeof *g->tmp);
 	g->tmp[g->n_tmp++] = c;
 }
 
@@ -459,12 +459,12 @@ intern(Grammar *g)
 			return t->sets.at[k];
 	}
 	while (t->n_conf + n >= t->cap_conf)
-		t->conf = grown(g, t->conf, t->cap_conf, &t->cap_conf, sizeof *t->conf);
+		t->conf = grow_array(g, t->conf, t->cap_conf, &t->cap_conf, sizeof *t->conf);
 	if (n)
 		memcpy(t->conf + t->n_conf, g->tmp, n * sizeof *g->tmp);
-	t->set = grown(g, t->set, t->n_set, &t->cap_set, sizeof *t->set);
+	t->set = grow_array(g, t->set, t->n_set, &t->cap_set, sizeof *t->set);
 	while ((t->n_set + 1) * (size_t)g->m.n_class > t->cap_next)
-		t->next = grown(g, t->next, t->cap_next, &t->cap_next, sizeof *t->next);
+		t->next = grow_array(g, t->next, t->cap_next, &t->cap_next, sizeof *t->next);
 	t->set[t->n_set] = (Set){ .at = (uint32_t)t->n_conf,
 		                  .n = (uint32_t)n,
 		                  .accept = g->accept,
@@ -565,7 +565,7 @@ map_frames(Grammar *g, int32_t s, int slice, bool cut)
 	g->accept = x.accept;
 	for (uint32_t i = 0; i < x.n; i++) {
 		Config c = g->t.conf[x.at + i];
-		g->tmp = grown(g, g->tmp, g->n_tmp, &g->cap_tmp, sizeof *g->tmp);
+		g->tmp = grow_array(g, g->tmp, g->n_tmp, &g->cap_tmp, sizeof *g->tmp);
 		c.f = cut ? frame_cut(g, c.f, CUT_DEPTH) : frame_canon(g, c.f, slice);
 		g->tmp[g->n_tmp++] = c;
 	}
@@ -642,7 +642,7 @@ tables_renew(Grammar *g)
 		g->accept = s->accept;
 		for (uint32_t i = 0; i < s->n; i++) {
 			Config c = old.conf[s->at + i];
-			g->tmp = grown(g, g->tmp, g->n_tmp, &g->cap_tmp, sizeof *g->tmp);
+			g->tmp = grow_array(g, g->tmp, g->n_tmp, &g->cap_tmp, sizeof *g->tmp);
 			c.f = moved_frame(g, &old, c.f);
 			g->tmp[g->n_tmp++] = c;
 		}

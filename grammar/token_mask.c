@@ -63,7 +63,7 @@ reach_tail(Grammar *g, int32_t at, int left, uint8_t lo, uint8_t hi, int slice, 
 
 /* Advances one plain character from s; stops once some are known to be allowed and some not. */
 static void
-reach(Grammar *g, int32_t s, int slice, MaskWalk *r)
+advance_plain_char(Grammar *g, int32_t s, int slice, MaskWalk *r)
 {
 	uint8_t lo, hi;
 
@@ -88,7 +88,7 @@ plain_loops(Grammar *g, int32_t s, int slice)
 	MaskWalk r = { .n = 1, .set = { set_canon(g, s, slice) } };
 
 	for (int i = 0; i < r.n && !r.dies && !r.full && !g->touched; i++)
-		reach(g, r.set[i], slice, &r);
+		advance_plain_char(g, r.set[i], slice, &r);
 	return !r.dies && !r.full && !g->touched;
 }
 
@@ -102,7 +102,7 @@ plain_most(Grammar *g, int32_t s)
 	for (int n = 0; n <= N_BRIEF; n++) {
 		MaskWalk next = { 0 };
 		for (int i = 0; i < at.n; i++) {
-			reach(g, at.set[i], -1, &next);
+			advance_plain_char(g, at.set[i], -1, &next);
 			if ((next.lives && next.dies) || next.full || g->touched)
 				return -1;
 		}
@@ -124,7 +124,7 @@ plain_of(Grammar *g, int32_t s)
 		return plain;
 	MaskWalk one = { 0 };
 	g->touched = false;
-	reach(g, s, -1, &one);
+	advance_plain_char(g, s, -1, &one);
 	bool some = one.lives && !one.dies && !g->touched;
 	for (plain = some ? 0 : N_SLICE; plain < N_SLICE; plain++) {
 		g->touched = false;

@@ -456,7 +456,7 @@ check_linked(const HubTransfer *t, llmc_error *err)
 }
 
 static llmc_status
-again(HubTransfer *t, double wait)
+retry_after(HubTransfer *t, double wait)
 {
 	t->tries++;
 	t->state = WAITING;
@@ -482,7 +482,7 @@ ended(HubTransfer *t, int code, void *multi, llmc_error *err)
 		return err->code;
 	TRY(check_linked(t, err));
 	if (v == HTTP_AGAIN)
-		return again(t, wait);
+		return retry_after(t, wait);
 	if (v == HTTP_REDIRECT) {
 		if (++t->redirects > HTTP_REDIRECTS)
 			return error_set(err, LLMC_E_IO, "%s: too many redirects", t->p->name);
@@ -496,7 +496,7 @@ ended(HubTransfer *t, int code, void *multi, llmc_error *err)
 	if (head->status != 200 && head->status != 206) {
 		TRY(refused(t, err));
 		return t->tries + 1 < HTTP_TRIES
-		           ? again(t, 0)
+		           ? retry_after(t, 0)
 		           : error_set(err, LLMC_E_IO, "%s: the server refuses the range %lld-",
 		                       t->p->name, (long long)t->from);
 	}
@@ -504,7 +504,7 @@ ended(HubTransfer *t, int code, void *multi, llmc_error *err)
 		return error_set(err, t->err.code, "%s", t->err.text);
 	if (t->size >= 0 && t->at < t->size) {
 		if (t->tries + 1 < HTTP_TRIES)
-			return again(t, wait);
+			return retry_after(t, wait);
 		return error_set(err, LLMC_E_IO,
 		                 "%s: the server sends %lld of %lld bytes; what was received is "
 		                 "kept, so run the command again",

@@ -25,7 +25,7 @@ is_true(const char *s)
 
 /* Expand ~ at the beginning of a path, as Python's expanduser does. */
 static const char *
-expanded(const char *path, Arena *a)
+expand_home(const char *path, Arena *a)
 {
 	const char *home = variable("HOME");
 
@@ -43,9 +43,9 @@ hf_home(Arena *a)
 	           *home = variable("HOME");
 
 	if (own)
-		return expanded(own, a);
+		return expand_home(own, a);
 	if (xdg)
-		return arena_printf(a, "%s/huggingface", expanded(xdg, a));
+		return arena_printf(a, "%s/huggingface", expand_home(xdg, a));
 	return home ? arena_printf(a, "%s/.cache/huggingface", home) : NULL;
 }
 
@@ -70,7 +70,9 @@ read_token(HubConfig *c, const char *home, Arena *a, llmc_error *err)
 	if (!token && (token = variable("HUGGING_FACE_HUB_TOKEN")))
 		c->token_from = "HUGGING_FACE_HUB_TOKEN";
 	if (!token && !is_true(variable("HF_HUB_DISABLE_IMPLICIT_TOKEN"))) {
-		path = path ? expanded(path, a) : home ? arena_printf(a, "%s/token", home) : NULL;
+		path = path   ? expand_home(path, a)
+		       : home ? arena_printf(a, "%s/token", home)
+		              : NULL;
 		Strbuf *text = arena_strbuf(a);
 		if (path && file_exists(path) &&
 		    file_read(path, MAX_TOKEN_BYTES, text, NULL) == LLMC_OK)
@@ -120,7 +122,8 @@ read_folders(HubConfig *c, const char *home, Arena *a, llmc_error *err)
 	if (!cache && !home)
 		return error_set(err, LLMC_E_IO,
 		                 "no home folder for downloaded models: set HOME or HF_HOME");
-	c->cache = without_slash(cache ? expanded(cache, a) : arena_printf(a, "%s/hub", home), a);
+	c->cache =
+	    without_slash(cache ? expand_home(cache, a) : arena_printf(a, "%s/hub", home), a);
 	TRY(file_cache_dir(own, err));
 	c->downloads = arena_printf(a, "%s/downloads", strbuf_str(own));
 	return LLMC_OK;

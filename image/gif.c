@@ -38,7 +38,7 @@ typedef struct GifFrame {
 } GifFrame;
 
 static bool
-have(const GifReader *r, size_t n)
+has_bytes(const GifReader *r, size_t n)
 {
 	return r->n - r->at >= n;
 }
@@ -58,7 +58,7 @@ read_palette(GifReader *r, uint8_t flags)
 		memset(r->entry[i], i, 3); /* entries that the file lacks, as in Pillow */
 	if (!(flags & 0x80))
 		return LLMC_OK;
-	if (!have(r, 3 * n))
+	if (!has_bytes(r, 3 * n))
 		return image_truncated("GIF", r->err);
 	memset(r->entry, 0, sizeof r->entry);
 	memcpy(r->entry, r->data + r->at, 3 * n);
@@ -70,12 +70,12 @@ static llmc_status
 skip_blocks(GifReader *r)
 {
 	for (;;) {
-		if (!have(r, 1))
+		if (!has_bytes(r, 1))
 			return image_truncated("GIF", r->err);
 		size_t n = r->data[r->at++];
 		if (!n)
 			return LLMC_OK;
-		if (!have(r, n))
+		if (!has_bytes(r, n))
 			return image_truncated("GIF", r->err);
 		r->at += n;
 	}
@@ -86,7 +86,7 @@ static llmc_status
 find_frame(GifReader *r)
 {
 	for (;;) {
-		if (!have(r, 1))
+		if (!has_bytes(r, 1))
 			return image_truncated("GIF", r->err);
 		uint8_t kind = r->data[r->at++];
 		if (kind == ',')
@@ -95,7 +95,7 @@ find_frame(GifReader *r)
 			return error_set(r->err, LLMC_E_INPUT, "The GIF file has no image.");
 		if (kind != '!')
 			continue; /* stray bytes, as in Pillow */
-		if (!have(r, 6))
+		if (!has_bytes(r, 6))
 			return image_truncated("GIF", r->err);
 		const uint8_t *p = r->data + r->at;
 		if (p[0] == 0xf9 && p[1] == 4)
@@ -113,11 +113,11 @@ next_code(GifLzw *z, int size)
 
 	while (z->n_bits < size) {
 		if (!z->block_left) {
-			if (!have(r, 1) || !r->data[r->at])
+			if (!has_bytes(r, 1) || !r->data[r->at])
 				return -1;
 			z->block_left = r->data[r->at++];
 		}
-		if (!have(r, 1))
+		if (!has_bytes(r, 1))
 			return -1;
 		z->bits |= (uint32_t)r->data[r->at++] << z->n_bits;
 		z->n_bits += 8;
@@ -160,7 +160,7 @@ read_lzw(GifLzw *z, ImagePixels *im, GifFrame *f)
 {
 	GifReader *r = z->r;
 
-	if (!have(r, 1))
+	if (!has_bytes(r, 1))
 		return image_truncated("GIF", r->err);
 	int bits = r->data[r->at++];
 	if (bits < 1 || bits > CLEAR_BITS_MAX)
@@ -220,7 +220,7 @@ image_gif(const uint8_t *data, size_t n, const ImageLimits *limits, ImagePixels 
 	int32_t width = word(data + 6), height = word(data + 8);
 	TRY(read_palette(&r, data[10]));
 	TRY(find_frame(&r));
-	if (!have(&r, 9))
+	if (!has_bytes(&r, 9))
 		return image_truncated("GIF", err);
 	const uint8_t *p = data + r.at;
 	r.at += 9;

@@ -229,7 +229,7 @@ paste(ImagePixels *im, int32_t y, int32_t x, ImageBox canvas, llmc_error *err)
 }
 
 static int32_t
-within(int32_t v, int32_t most)
+clamp_to(int32_t v, int32_t most)
 {
 	return v < 0 ? 0 : v > most ? most : v;
 }
@@ -247,9 +247,9 @@ make_base(const ImageRules *r, const ImageLayout *l, const ImagePixels *original
 		ImageSize s = l->step[i];
 		bool last = i + 1 == l->n_step;
 		ImageBox c = last ? l->canvas : (ImageBox){ 0, 0, s.height, s.width };
-		int32_t y = within(c.y, s.height), x = within(c.x, s.width);
-		ImageBox window = { y, x, within(c.y + c.height, s.height) - y,
-			            within(c.x + c.width, s.width) - x };
+		int32_t y = clamp_to(c.y, s.height), x = clamp_to(c.x, s.width);
+		ImageBox window = { y, x, clamp_to(c.y + c.height, s.height) - y,
+			            clamp_to(c.x + c.width, s.width) - x };
 		ImagePixels to = { 0 };
 		status = image_resize(from, (ImageBox){ 0, 0, from->height, from->width }, s.height,
 		                      s.width, window, r->filter, r->backend, &to, err);

@@ -130,8 +130,8 @@ typedef struct ExpertInput {
 
 /* GEMM of rows first .. of a matrix with the expert's inputs: out [n][TILE] */
 static void
-times(const MoeLayer *m, const ExpertMatrix *w, int64_t first, int64_t rows, float *row,
-      float *turned, float *out)
+expert_gemm(const MoeLayer *m, const ExpertMatrix *w, int64_t first, int64_t rows, float *row,
+            float *turned, float *out)
 {
 	const int64_t cols = m->cols[GATE], bytes = dtype_row_bytes(w->t->in->dtype, cols);
 
@@ -165,8 +165,8 @@ inner(void *user, int part, int n_parts)
 	}
 	for (int64_t first; (first = atomic_fetch_add(&job->next, TILE)) < width;) {
 		const int64_t rows = width - first < TILE ? width - first : TILE;
-		times(m, &m->m[GATE][job->e], first, rows, row, turned, g);
-		times(m, &m->m[UP][job->e], first, rows, row, turned, u);
+		expert_gemm(m, &m->m[GATE][job->e], first, rows, row, turned, g);
+		expert_gemm(m, &m->m[UP][job->e], first, rows, row, turned, u);
 		for (int64_t i = 0; i < m->n; i++)
 			for (int64_t o = 0; o < rows; o++) {
 				const float a = g[i * TILE + o], b = u[i * TILE + o];

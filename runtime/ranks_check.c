@@ -4,7 +4,7 @@
 #include "runtime/ranks_internal.h"
 
 static bool
-below(int32_t v, int64_t n)
+is_index(int32_t v, int64_t n)
 {
 	return v >= 0 && v < n;
 }
@@ -12,7 +12,7 @@ below(int32_t v, int64_t n)
 static bool
 is_window_page(const Session *s, int32_t v)
 {
-	return !s->kv.window || v == -1 || below(v, s->kv.n_window);
+	return !s->kv.window || v == -1 || is_index(v, s->kv.n_window);
 }
 
 bool
@@ -25,17 +25,17 @@ ranks_kv_op_fits(const Session *s, const Record *r)
 		return false;
 	switch ((KvOp)r->more) {
 	case KV_PAGE:
-		return below(to, kv->n_page) && (from == -1 || below(from, kv->n_page));
+		return is_index(to, kv->n_page) && (from == -1 || is_index(from, kv->n_page));
 	case KV_FORK:
-		return below(to, kv->n_seq) && below(from, kv->n_seq);
+		return is_index(to, kv->n_seq) && is_index(from, kv->n_seq);
 	case KV_SNAPSHOT:
-		return below(to, snapshots) && below(from, kv->n_seq);
+		return is_index(to, snapshots) && is_index(from, kv->n_seq);
 	case KV_RESTORE:
-		return below(to, kv->n_seq) && below(from, snapshots);
+		return is_index(to, kv->n_seq) && is_index(from, snapshots);
 	case KV_SWAP_OUT:
-		return below(to, kv->host.n) && below(from, kv->n_page);
+		return is_index(to, kv->host.n) && is_index(from, kv->n_page);
 	case KV_SWAP_IN:
-		return below(to, kv->n_page) && below(from, kv->host.n);
+		return is_index(to, kv->n_page) && is_index(from, kv->host.n);
 	case KV_WAIT:
 		return kv->host.n > 0;
 	}
@@ -52,7 +52,7 @@ table_fits(const Session *s, int32_t i)
 	if (n > s->kv.max_page)
 		return false;
 	for (int32_t k = 0; k < n; k++)
-		if (!below(page[k], s->kv.n_page) ||
+		if (!is_index(page[k], s->kv.n_page) ||
 		    (s->kv.window && !is_window_page(s, page[s->kv.max_page + k])))
 			return false;
 	return true;
@@ -66,10 +66,10 @@ rows_fit(const Session *s, int32_t i)
 
 	if (from >= to || to > s->size->n_tok || to - from > len || len > s->lim.context ||
 	    s->prefix_len[i] < 0 || s->prefix_len[i] > s->lim.context ||
-	    !below(s->step_seq[i], s->lim.seqs))
+	    !is_index(s->step_seq[i], s->lim.seqs))
 		return false;
 	for (int32_t row = from; row < to; row++)
-		if (!below(s->tok[row], s->plan->vocab) || s->seq_of[row] != i ||
+		if (!is_index(s->tok[row], s->plan->vocab) || s->seq_of[row] != i ||
 		    s->pos[row] != len - (to - row) || s->rope_pos[row] < 0 || s->pos2[row] < 0 ||
 		    (s->plan->token_types > 0 && s->pos2[row] >= s->plan->token_types))
 			return false;
@@ -90,7 +90,7 @@ ranks_step_fits(const Session *s, int phase)
 		    (i < z.n_dec && s->q_start[i + 1] != i + 1))
 			return false;
 	for (int32_t i = 0; i < z.n_out; i++)
-		if (!below(s->out_row[i], z.n_tok))
+		if (!is_index(s->out_row[i], z.n_tok))
 			return false;
 	return true;
 }
@@ -98,7 +98,7 @@ ranks_step_fits(const Session *s, int phase)
 bool
 ranks_sequence_fits(const Session *s, const Record *r)
 {
-	return below(r->a, s->lim.seqs) && r->b >= 0 &&
+	return is_index(r->a, s->lim.seqs) && r->b >= 0 &&
 	       (r->more == -1 || adapters_has_slot(s->rt, r->more));
 }
 
@@ -113,7 +113,7 @@ bool
 ranks_pages_fit(const Session *s, const int32_t *page, const int32_t *window, int32_t n)
 {
 	for (int32_t i = 0; i < n; i++)
-		if (!below(page[i], s->kv.n_page) || !is_window_page(s, window[i]))
+		if (!is_index(page[i], s->kv.n_page) || !is_window_page(s, window[i]))
 			return false;
 	return true;
 }

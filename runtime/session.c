@@ -13,7 +13,7 @@
 enum { MAX_CONTEXT = 1 << 28, MAX_SEQS = 1 << 16, MAX_SNAPSHOTS = 1 << 10 };
 
 static llmc_status
-range(llmc_error *err, const char *what, int64_t have, int64_t max, const char *why)
+limit_error(llmc_error *err, const char *what, int64_t have, int64_t max, const char *why)
 {
 	return error_set(err, LLMC_E_RANGE, "limit %s is %lld, possible are 1 .. %lld%s", what,
 	                 (long long)have, (long long)max, why);
@@ -32,21 +32,21 @@ session_limits(const Plan *plan, const llmc_limits *lim, llmc_limits *out, llmc_
 		    (int32_t)(plan->max_positions < LLMC_DEFAULT_CONTEXT ? plan->max_positions
 		                                                         : LLMC_DEFAULT_CONTEXT);
 	if (l.context < 1 || l.context > max)
-		return range(err, "context", l.context, max,
-		             plan->hard_limit ? ": as it is built the model has no positions beyond"
-		                              : "");
+		return limit_error(
+		    err, "context", l.context, max,
+		    plan->hard_limit ? ": as it is built the model has no positions beyond" : "");
 	if (l.seqs == 0)
 		l.seqs = 1;
 	if (l.seqs < 1 || l.seqs > MAX_SEQS)
-		return range(err, "seqs", l.seqs, MAX_SEQS, "");
+		return limit_error(err, "seqs", l.seqs, MAX_SEQS, "");
 	if (l.chunk == 0) /* a prompt that must run in one chunk may be as long as the context */
 		l.chunk = plan->prompt_whole && l.context > 512 ? l.context : 512;
 	if (l.chunk < 1 || l.chunk > MAX_CONTEXT)
-		return range(err, "chunk", l.chunk, MAX_CONTEXT, "");
+		return limit_error(err, "chunk", l.chunk, MAX_CONTEXT, "");
 	if (l.n_out == 0) /* pooling may need all rows of a sequence, and rows are short */
 		l.n_out = plan->output == LLMC_OUTPUT_LOGITS ? l.seqs : l.chunk;
 	if (l.n_out < 1)
-		return range(err, "n_out", l.n_out, l.chunk, "");
+		return limit_error(err, "n_out", l.n_out, l.chunk, "");
 	if (l.n_out > l.chunk) /* a step has no more rows than that */
 		l.n_out = l.chunk;
 	/* the pages of an encoder hold the rows of one step */
@@ -56,23 +56,23 @@ session_limits(const Plan *plan, const llmc_limits *lim, llmc_limits *out, llmc_
 	if (!given)
 		l.kv_tokens = (int64_t)l.context * l.seqs;
 	if (l.kv_tokens < 1 || kv_pages(l.kv_tokens, l.context, l.seqs, given) > INT32_MAX / 2)
-		return range(err, "kv_tokens", l.kv_tokens, (int64_t)INT32_MAX / 2 * PLAN_KV_PAGE,
-		             "");
+		return limit_error(err, "kv_tokens", l.kv_tokens,
+		                   (int64_t)INT32_MAX / 2 * PLAN_KV_PAGE, "");
 	if (l.n_threads == 0) {
 		l.n_threads = topology_threads() / (plan->ranks * plan->stages);
 		l.n_threads = l.n_threads > 0 ? l.n_threads : 1;
 	}
 	if (l.n_threads < 1 || l.n_threads > TOPOLOGY_MAX)
-		return range(err, "n_threads", l.n_threads, TOPOLOGY_MAX, "");
+		return limit_error(err, "n_threads", l.n_threads, TOPOLOGY_MAX, "");
 	if (l.snapshots < 0 || l.snapshots > MAX_SNAPSHOTS)
-		return range(err, "snapshots", l.snapshots, MAX_SNAPSHOTS, ", or 0: none");
+		return limit_error(err, "snapshots", l.snapshots, MAX_SNAPSHOTS, ", or 0: none");
 	if (l.marks < 0 || l.marks > l.seqs)
-		return range(err, "marks", l.marks, l.seqs, ", or 0: none");
+		return limit_error(err, "marks", l.marks, l.seqs, ", or 0: none");
 	if (!plan_has_state(plan))
 		l.snapshots = l.marks = 0;
 	if (l.host_tokens < 0 || l.host_tokens / PLAN_KV_PAGE > INT32_MAX / 2)
-		return range(err, "host_tokens", l.host_tokens,
-		             (int64_t)INT32_MAX / 2 * PLAN_KV_PAGE, ", or 0: none");
+		return limit_error(err, "host_tokens", l.host_tokens,
+		                   (int64_t)INT32_MAX / 2 * PLAN_KV_PAGE, ", or 0: none");
 	*out = l;
 	return LLMC_OK;
 }

@@ -413,7 +413,7 @@ static llmc_status model_adapt(void *self, const char *dir, ModelSource *out, ll
 static llmc_status model_sibling(void *self, const char *path, ModelSource *out, llmc_error *err);
 
 static ModelSource
-source(KnownModel *k)
+known_model_source(KnownModel *k)
 {
 	if (k->o.adapter)
 		return (ModelSource){ .self = k,
@@ -447,7 +447,7 @@ model_sibling(void *self, const char *path, ModelSource *out, llmc_error *err)
 	k->o.name = k->o.parent = k->o.adapter = NULL;
 	k->o.model = NULL;
 	k->o.engine = NULL;
-	*out = source(k);
+	*out = known_model_source(k);
 	return LLMC_OK;
 }
 
@@ -483,7 +483,7 @@ model_adapt(void *self, const char *dir, ModelSource *out, llmc_error *err)
 		}
 		k->o.model = NULL;
 		k->o.engine = NULL;
-		*out = source(k);
+		*out = known_model_source(k);
 		return LLMC_OK;
 	}
 	const char *const *set = base->o.options ? base->o.options->set : NULL;
@@ -514,7 +514,7 @@ model_adapt(void *self, const char *dir, ModelSource *out, llmc_error *err)
 		k->set[i] = set[i];
 	k->set[n] = k->lora;
 	k->opt.set = k->set;
-	*out = source(k);
+	*out = known_model_source(k);
 	return LLMC_OK;
 }
 
@@ -565,7 +565,7 @@ llmc_serve_open_models(const llmc_serve_model *models, int32_t n, const llmc_ser
 			k->has_found = so.models_dir || so.models_pulled;
 			k->found = own[0];
 			SIZED_TAKE(k->found, so.found);
-			init[i].src = source(k);
+			init[i].src = known_model_source(k);
 		} else {
 			init[i].src.close = model_close;
 			status = error_set(err, LLMC_E_MEMORY, "out of memory");

@@ -65,7 +65,7 @@ heap_pop(Heap *h)
 }
 
 static void
-consider(Enc *e, Heap *h, const Sym *sym, const char *text, int32_t left, int32_t right)
+push_merge(Enc *e, Heap *h, const Sym *sym, const char *text, int32_t left, int32_t right)
 {
 	const llmc_tokenizer *t = e->t;
 	int32_t rank, id;
@@ -94,7 +94,7 @@ merge_all(Enc *e, Sym *sym, int32_t n, const char *text)
 	Heap heap = { .v = e->heap, .cap = e->cap_heap };
 
 	for (int32_t i = 0; i + 1 < n; i++)
-		consider(e, &heap, sym, text, i, i + 1);
+		push_merge(e, &heap, sym, text, i, i + 1);
 	while (heap.n) {
 		MergeCandidate c = heap_pop(&heap);
 		enc_work(e, 16);
@@ -116,8 +116,8 @@ merge_all(Enc *e, Sym *sym, int32_t n, const char *text)
 		r->n = 0;
 		if (l->next >= 0)
 			sym[l->next].prev = c.left;
-		consider(e, &heap, sym, text, l->prev, c.left);
-		consider(e, &heap, sym, text, c.left, l->next);
+		push_merge(e, &heap, sym, text, l->prev, c.left);
+		push_merge(e, &heap, sym, text, c.left, l->next);
 	}
 	e->heap = heap.v;
 	e->cap_heap = heap.cap;

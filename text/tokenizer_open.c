@@ -197,7 +197,7 @@ read_side(llmc_tokenizer *t, const char *dir, bool spm, llmc_error *err)
 
 /* Returns an integer of a JSON file in the same folder; 0: absent. */
 static json_int_t
-beside(const char *path, const char *file, const char *key)
+sibling_int(const char *path, const char *file, const char *key)
 {
 	const char *slash = strrchr(path, '/');
 	Strbuf name = { 0 }, text = { 0 };
@@ -223,7 +223,7 @@ beside(const char *path, const char *file, const char *key)
 static llmc_status
 open_ice(const char *path, const FileMap *map, llmc_tokenizer **out, llmc_error *err)
 {
-	const json_int_t shift = beside(path, "tokenizer_config.json", "num_image_tokens");
+	const json_int_t shift = sibling_int(path, "tokenizer_config.json", "num_image_tokens");
 
 	if (shift < 0 || shift > 1 << 20)
 		return error_set(err, LLMC_E_INPUT,
@@ -268,7 +268,7 @@ open_file(const char *path, llmc_tokenizer **out, bool *spm, bool *absent, llmc_
 	} else if (ends_with(path, ".json") || (map.size && map.data[0] == '{')) {
 		status = text_open_json((const char *)map.data, map.size, path, out, err);
 	} else if (text_has_ranks((const char *)map.data, map.size)) {
-		const json_int_t ids = beside(path, "params.json", "vocab_size");
+		const json_int_t ids = sibling_int(path, "params.json", "vocab_size");
 		status = text_open_ranks((const char *)map.data, map.size,
 		                         ids > 0 && ids <= TEXT_MAX_IDS ? (int32_t)ids : 0, path,
 		                         out, err);

@@ -42,7 +42,7 @@ add(const llmc_tokenizer *t, double a, double b)
 }
 
 static void
-offer(LatticeNode *node, double score, int32_t id, size_t from)
+keep_better_path(LatticeNode *node, double score, int32_t id, size_t from)
 {
 	if (node->from < 0 || score > node->score)
 		*node = (LatticeNode){ score, id, (int64_t)from };
@@ -111,13 +111,13 @@ unigram_encode(Enc *e, ByteSpan text)
 			if (t->spm && t->tok[id].type == TT_USER)
 				score = (float)((double)((float)(j + 1 - i) * (float)t->max_score) -
 				                0.1);
-			offer(&best[j + 1], add(t, here, score),
-			      !t->spm && id == t->unk_id ? -1 : id, i);
+			keep_better_path(&best[j + 1], add(t, here, score),
+			                 !t->spm && id == t->unk_id ? -1 : id, i);
 			single |= j + 1 - i == len;
 		}
 		enc_work(e, j - i);
 		if (!single)
-			offer(&best[i + len], add(t, here, unk_score), -1, i);
+			keep_better_path(&best[i + len], add(t, here, unk_score), -1, i);
 	}
 	emit(e, text, best);
 	return LLMC_OK;

@@ -28,7 +28,7 @@ act_numbers(ModelBuilder *b)
 
 /* Return the quantile of the standard normal distribution at `share`. */
 static double
-deviations(double share)
+normal_quantile(double share)
 {
 	double lo = -40, hi = 40;
 
@@ -52,7 +52,7 @@ sparse(ModelBuilder *b, int g, int64_t width, double share)
 	int y = build_value(b, "gate_sparse");
 	Op *o = OP(b, gaussian_topk, .x = g, .y = y);
 	op_set_int(b->g, o, "width", width);
-	op_set_num(b->g, o, "scale", deviations(share));
+	op_set_num(b->g, o, "scale", normal_quantile(share));
 	return y;
 }
 

@@ -309,7 +309,7 @@ is_apart(SpecKey k)
 }
 
 static bool
-near(double a, double b, double rel)
+nearly_equal(double a, double b, double rel)
 {
 	return fabs(a - b) <= rel * fmax(fabs(a), fabs(b));
 }
@@ -323,7 +323,7 @@ key_differs(const ExportJob *j, const Spec *back, SpecKey k)
 
 	if (is_apart(k) || !a || !b || strcmp(a, b) == 0)
 		return false;
-	return !number_parse(a, &x) || !number_parse(b, &y) || !near(x, y, 1e-6);
+	return !number_parse(a, &x) || !number_parse(b, &y) || !nearly_equal(x, y, 1e-6);
 }
 
 /* Compare the attributes of two ops, except those that a norm without weights and a rounded scale
@@ -339,7 +339,7 @@ ops_agree(const Op *a, const Op *b)
 			continue;
 		double rel = a->kind == OP_embed && strcmp(x->key, "scale") == 0 ? 1.0 / 256 : 1e-6;
 		if (strcmp(x->key, y->key) || x->kind != y->kind || x->i != y->i ||
-		    !near(x->f, y->f, rel) || (x->s && y->s && strcmp(x->s, y->s)))
+		    !nearly_equal(x->f, y->f, rel) || (x->s && y->s && strcmp(x->s, y->s)))
 			return false;
 	}
 	return true;
@@ -353,22 +353,23 @@ ropes_agree(const Spec *a, const Spec *b)
 		return false;
 	for (int i = 0; i < a->n_rope && a->position == POS_ROPE; i++) {
 		const RopeTable *x = &a->rope[i], *y = &b->rope[i];
-		bool same = x->dims == y->dims && near(x->theta, y->theta, 1e-6);
+		bool same = x->dims == y->dims && nearly_equal(x->theta, y->theta, 1e-6);
 		if (x->scaling == SCALE_LLAMA3)
 			same = same && y->scaling == SCALE_NONE && y->factors_tensor[0] && i == 0;
 		else
 			same = same && x->scaling == y->scaling;
 		if (x->scaling == SCALE_LONGROPE)
 			same = same && i == 0 && y->factors_tensor[0] && y->factors_tensor[1] &&
-			       near(x->original_positions, y->original_positions, 1e-6);
+			       nearly_equal(x->original_positions, y->original_positions, 1e-6);
 		if (x->scaling == SCALE_LINEAR || x->scaling == SCALE_YARN ||
 		    x->scaling == SCALE_DYNAMIC)
-			same = same && near(x->factor, y->factor, 1e-6);
+			same = same && nearly_equal(x->factor, y->factor, 1e-6);
 		if (x->scaling == SCALE_YARN)
-			same = same && near(x->original_positions, y->original_positions, 1e-6) &&
-			       near(x->beta_fast, y->beta_fast, 1e-6) &&
-			       near(x->beta_slow, y->beta_slow, 1e-6) &&
-			       near(x->attention_factor, y->attention_factor, 1e-5) &&
+			same = same &&
+			       nearly_equal(x->original_positions, y->original_positions, 1e-6) &&
+			       nearly_equal(x->beta_fast, y->beta_fast, 1e-6) &&
+			       nearly_equal(x->beta_slow, y->beta_slow, 1e-6) &&
+			       nearly_equal(x->attention_factor, y->attention_factor, 1e-5) &&
 			       x->mscale == y->mscale && x->mscale_all_dim == y->mscale_all_dim &&
 			       x->truncate == y->truncate;
 		if (!same || x->scaling == SCALE_PROPORTIONAL)

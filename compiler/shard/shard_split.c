@@ -68,7 +68,7 @@ block_of(const Graph *g, const char *role, const PlanTensor **like)
 }
 
 static void
-deal(Graph *g, Shard *s, ShareKind k, int64_t total, int64_t unit)
+divide_share(Graph *g, Shard *s, ShareKind k, int64_t total, int64_t unit)
 {
 	s->total[k] = total;
 	s->unit[k] = unit;
@@ -95,7 +95,7 @@ deal_columns(Graph *g, Shard *s, ShareKind k, const char *role, int64_t total)
 		return;
 	}
 	int64_t even = lcm(block, EVEN);
-	deal(g, s, k, total, total / even >= g->ranks ? even : block);
+	divide_share(g, s, k, total, total / even >= g->ranks ? even : block);
 }
 
 /* Distribute whole heads: a kv head with its query heads, or only query heads if a kv head is on
@@ -136,8 +136,8 @@ deal_heads(Graph *g, Shard *s, const HeadShape *h, ShareKind by_q, ShareKind by_
 			       group * v_dim, units, g->ranks);
 			return;
 		}
-		deal(g, s, by_kv, kv, unit);
-		deal(g, s, by_q, q, unit * group);
+		divide_share(g, s, by_kv, kv, unit);
+		divide_share(g, s, by_q, q, unit * group);
 		return;
 	}
 	const int copies = (int)(n / kv);
@@ -149,8 +149,8 @@ deal_heads(Graph *g, Shard *s, const HeadShape *h, ShareKind by_q, ShareKind by_
 		       g->ranks, copies, group, units, units == 1 ? "" : "s", units * kv);
 		return;
 	}
-	deal(g, s, by_kv, kv, 1);
-	deal(g, s, by_q, q, unit);
+	divide_share(g, s, by_kv, kv, 1);
+	divide_share(g, s, by_q, q, unit);
 	s->copies[by_kv] = s->copies[by_q] = copies;
 	for (int r = 0; r < g->ranks; r++) {
 		int64_t head = r / copies;
@@ -188,7 +188,7 @@ deal_states(Graph *g, Shard *s)
 		       g->ranks, v, unit, k, block, dtype_text(like->dtype), units);
 		return;
 	}
-	deal(g, s, SHARE_LIN, v, unit);
+	divide_share(g, s, SHARE_LIN, v, unit);
 }
 
 Shard *
@@ -217,14 +217,14 @@ shard_deal(Graph *g)
 		       "are %d",
 		       g->ranks, spec->moe.n_experts);
 	else if (spec->moe.n_experts > 0)
-		deal(g, s, SHARE_EXPERT, spec->moe.n_experts, 1);
+		divide_share(g, s, SHARE_EXPERT, spec->moe.n_experts, 1);
 	deal_columns(g, s, SHARE_SHARED, "s_down", spec->moe.shared_width);
 	if (spec->vocab_size < g->ranks)
 		err_at(g->diag, spec_loc(spec, "parallel.tp"),
 		       "parallel.tp = %d: more ranks than the %" PRId64 " rows of the head",
 		       g->ranks, spec->vocab_size);
 	else
-		deal(g, s, SHARE_VOCAB, spec->vocab_size,
-		     spec->vocab_size / EVEN_VOCAB >= g->ranks ? EVEN_VOCAB : 1);
+		divide_share(g, s, SHARE_VOCAB, spec->vocab_size,
+		             spec->vocab_size / EVEN_VOCAB >= g->ranks ? EVEN_VOCAB : 1);
 	return s;
 }

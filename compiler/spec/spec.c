@@ -81,7 +81,7 @@ top_level_text(const Node *v, const char *otherwise)
 
 /* Set a key that the kind of attention implies, unless it is given. */
 static void
-imply(SpecTable *t, SpecKey key, double value)
+set_implied(SpecTable *t, SpecKey key, double value)
 {
 	SpecVal *v = &t->val[key];
 
@@ -97,11 +97,12 @@ imply_shapes(SpecTable *t)
 	bool mla = spec_word_is(t, K_att_kind, "mla");
 
 	if (mla && t->val[K_nope_dim].given && t->val[K_rope_dim].given)
-		imply(t, K_head_dim, (double)(spec_int(t, K_nope_dim) + spec_int(t, K_rope_dim)));
+		set_implied(t, K_head_dim,
+		            (double)(spec_int(t, K_nope_dim) + spec_int(t, K_rope_dim)));
 	if (mla && t->val[K_rope_dim].given)
-		imply(t, K_rope_dims, (double)spec_int(t, K_rope_dim));
+		set_implied(t, K_rope_dims, (double)spec_int(t, K_rope_dim));
 	if (spec_int(t, K_rope_axes) == 2 && t->val[K_head_dim].given)
-		imply(t, K_rope_dims, (double)(spec_int(t, K_head_dim) / 2));
+		set_implied(t, K_rope_dims, (double)(spec_int(t, K_head_dim) / 2));
 }
 
 /* Multiply latent attention's default scale by yarn's factor of the scores. */

@@ -78,7 +78,7 @@ typedef struct ShmComm {
 /* Rank k is lost: end the group. Only the first report counts, because other ranks wait for it
  * too. */
 static void
-lose(ShmComm *s, int k, MissedRank how)
+mark_rank_lost(ShmComm *s, int k, MissedRank how)
 {
 	if (!atomic_load(&s->b->ended)) /* otherwise the remaining ranks end one by one */
 		atomic_compare_exchange_strong(&s->b->lost, &(int){ 0 },
@@ -111,7 +111,7 @@ line_wait(ShmComm *s, ShmLine *l, uint64_t v, int of, int most_s)
 			continue;
 		checks += !futex_wait(&l->at, (uint32_t)now, true, COMM_POLL_MS * 1e-3);
 		if (most_s && checks > most_s * (1000 / COMM_POLL_MS))
-			lose(s, of, LATE_IN_STEP);
+			mark_rank_lost(s, of, LATE_IN_STEP);
 	}
 	return !atomic_load(&s->b->ended);
 }
@@ -210,11 +210,11 @@ shm_close(Comm *c)
 
 /* Called when another rank has no heartbeat. */
 static void
-miss(void *user, int rank, bool gone)
+on_heartbeat_missed(void *user, int rank, bool gone)
 {
 	ShmComm *s = user;
 
-	lose(s, rank, gone ? GONE : STILL);
+	mark_rank_lost(s, rank, gone ? GONE : STILL);
 	shm_end(&s->c); /* wakes all waiting threads */
 }
 
@@ -479,7 +479,7 @@ comm_shm(void *memory, int rank, CommShape shape, int timeout_s, void (*release)
 	s->user = user;
 	s->c.where = timeout_s ? &s->heartbeat[rank].where : NULL;
 	llmc_status status = timeout_s ? watch_open(s->heartbeat, rank, shape.ranks, timeout_s,
-	                                            NULL, miss, s, &s->watch, err)
+	                                            NULL, on_heartbeat_missed, s, &s->watch, err)
 	                               : LLMC_OK;
 	if (status != LLMC_OK) {
 		free(s->part);

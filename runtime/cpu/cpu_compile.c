@@ -62,7 +62,7 @@ check_unchanged(const CpuKernels *k, int unit, llmc_error *err)
 
 /* An object without a file: dlopen opens it through the name of its descriptor. */
 static llmc_status
-hold(CpuKernels *k, int unit, const Strbuf *made, llmc_error *err)
+write_memfd(CpuKernels *k, int unit, const Strbuf *made, llmc_error *err)
 {
 	Object *o = &k->object[unit];
 	Strbuf *path = &k->build.unit[unit].entry.path;
@@ -149,7 +149,7 @@ object_compile(void *kernels, int unit, llmc_error *err)
 	TRY_GOTO(file_read(tmp, MAX_OBJECT, &made, err));
 	TRY_GOTO(build_keep(&k->build, unit, made.data, made.len, &kept, err));
 	if (!kept)
-		TRY_GOTO(hold(k, unit, &made, err));
+		TRY_GOTO(write_memfd(k, unit, &made, err));
 fail:
 	cache_temporary_remove(strbuf_str(&dir));
 	strbuf_release(&dir);

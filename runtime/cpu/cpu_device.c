@@ -36,7 +36,7 @@ check_target(const char *target, llmc_error *err)
 }
 
 static bool
-ships(const char *artifact, const char *target, int number)
+has_prebuilt(const char *artifact, const char *target, int number)
 {
 	(void)number;
 	return isa_runs(target) && build_ships(artifact, target);
@@ -194,7 +194,7 @@ const Device cpu_device = {
 	.lacks = lacks,
 	.compiler_target = cc_target,
 	.describe = describe,
-	.ships = ships,
+	.ships = has_prebuilt,
 	.free_memory = host_memory,
 	.bandwidth = bandwidth,
 	.model_open = model_open,

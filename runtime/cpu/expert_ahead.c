@@ -74,7 +74,7 @@ expert_ahead_bind(ExpertAhead *a, ExpertLoad *load, const PlanStep *st, void *co
 
 /* Bytes of a range that are not in memory */
 static int64_t
-missing(const char *from, const char *to, int64_t page)
+nonresident_bytes(const char *from, const char *to, int64_t page)
 {
 	unsigned char here[VECTOR];
 	int64_t sum = 0;
@@ -97,7 +97,7 @@ load_expert(ExpertAhead *a, const ExpertLoad *load, int expert, int64_t page)
 		const MappedExperts *m = &load->matrix[i];
 		const char *at = m->data + expert * m->bytes;
 		const char *from = at - (uintptr_t)at % (uintptr_t)page;
-		const int64_t absent = missing(from, at + m->bytes, page);
+		const int64_t absent = nonresident_bytes(from, at + m->bytes, page);
 
 		atomic_fetch_add_explicit(&a->bytes, m->bytes, memory_order_relaxed);
 		if (!absent)

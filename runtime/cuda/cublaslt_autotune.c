@@ -68,7 +68,7 @@ cache_path(const CudaSession *c, const LtMatmul *p, char key[65], Strbuf *out, l
 
 /* A missing or damaged file, or one of another user, is ignored. */
 static void
-recall(const CudaSession *c, LtMatmul *p)
+read_cached_choice(const CudaSession *c, LtMatmul *p)
 {
 	Strbuf path = { 0 }, held = { 0 };
 	char key[65];
@@ -88,7 +88,7 @@ recall(const CudaSession *c, LtMatmul *p)
 
 /* A failure to write only means that the next start measures again. */
 static void
-remember(const CudaSession *c, const LtMatmul *p)
+write_cached_choice(const CudaSession *c, const LtMatmul *p)
 {
 	Strbuf path = { 0 }, dir = { 0 };
 	char key[65];
@@ -125,7 +125,7 @@ recall_all(CudaSession *c)
 		LtMatmul *p = &c->lt->product[i];
 		if (!p->desc)
 			continue;
-		recall(c, p);
+		read_cached_choice(c, p);
 		for (int k = 0; k < n; k++)
 			needed = needed || !is_covered(p, rows[k]);
 		for (int k = 0; k < p->n_choice; k++)
@@ -272,7 +272,7 @@ measure(Measure *m, llmc_error *err)
 		m->n_measured++;
 	}
 	if (filled)
-		remember(c, m->p);
+		write_cached_choice(c, m->p);
 	return LLMC_OK;
 }
 

@@ -66,7 +66,7 @@ kv_host_used(const Kv *kv)
 
 /* Is group a later than group b? Group numbers wrap around. */
 static bool
-later(uint32_t a, uint32_t b)
+group_is_later(uint32_t a, uint32_t b)
 {
 	return a - b - 1 < INT32_MAX;
 }
@@ -121,15 +121,15 @@ host_in(Kv *kv, int32_t page, int32_t from)
 
 /* May the group still run? Very old numbers wrap around; the two bounds exclude them. */
 static bool
-runs(const KvHost *h, uint32_t group)
+group_may_run(const KvHost *h, uint32_t group)
 {
-	return h->n && later(group, h->waited) && !later(group, h->n_moved);
+	return h->n && group_is_later(group, h->waited) && !group_is_later(group, h->n_moved);
 }
 
 void
 host_wait(Kv *kv, uint32_t group)
 {
-	if (!runs(&kv->host, group))
+	if (!group_may_run(&kv->host, group))
 		return;
 	kv->host.waited = group;
 	kv_apply(kv, KV_WAIT, (int32_t)group, -1);
@@ -141,8 +141,8 @@ host_last(const Kv *kv, const int32_t *page, int32_t n)
 	uint32_t last = kv->host.waited;
 
 	for (int32_t i = 0; i < n; i++)
-		if (runs(&kv->host, kv->host.moved[page[i]]) &&
-		    later(kv->host.moved[page[i]], last))
+		if (group_may_run(&kv->host, kv->host.moved[page[i]]) &&
+		    group_is_later(kv->host.moved[page[i]], last))
 			last = kv->host.moved[page[i]];
 	return last;
 }
@@ -152,7 +152,7 @@ kv_seq_ready(Kv *kv, int32_t q)
 {
 	const uint32_t coming = kv->seq[q].coming;
 
-	return !runs(&kv->host, coming) || kv->mem.over(kv->mem.user, coming);
+	return !group_may_run(&kv->host, coming) || kv->mem.over(kv->mem.user, coming);
 }
 
 void

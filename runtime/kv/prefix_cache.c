@@ -341,7 +341,7 @@ prefix_evict(Kv *kv)
 /* Return how many pages of a new sequence it can resume after: the last needs a snapshot if the
  * model has recurrent states, and the windowed layers need their window pages. */
 static int32_t
-deepest(const Kv *kv, const KvSeq *s)
+resumable_pages(const Kv *kv, const KvSeq *s)
 {
 	bool states = plan_has_state(kv->plan);
 	int32_t n = s->n_page;
@@ -390,7 +390,7 @@ swap_in_pages(Kv *kv, KvSeq *s)
 	while (n < s->n_page && (s->page[n] < kv->n_page || room-- > 0))
 		n++;
 	unref_pages_after(kv, s, n);
-	n = deepest(kv, s);
+	n = resumable_pages(kv, s);
 	unref_pages_after(kv, s, n);
 	for (int32_t i = 0; i < n; i++) {
 		const int32_t from = s->page[i];
@@ -461,7 +461,7 @@ kv_prefix_find(Kv *kv, int32_t q, int64_t root, const int32_t *tok, int32_t n_to
 	s->n_windowless = kv->window ? s->n_page : 0;
 	for (int32_t i = 0; i < s->n_page && i < kv->sinks; i++)
 		window_pin(kv, s->page[i]);
-	kv_seq_trim(kv, q, deepest(kv, s) * PLAN_KV_PAGE);
+	kv_seq_trim(kv, q, resumable_pages(kv, s) * PLAN_KV_PAGE);
 	if (plan_has_state(kv->plan))
 		snapshot_restore(kv, q);
 	s->n_kept = s->n_page;

@@ -32,39 +32,42 @@ apply(ServedModel *model, const json_t *messages, const json_t *options, char **
 	return status;
 }
 
-/* Report whether the template shows the text of a message with this content (which is taken). */
+/* Report whether the template shows the text of a message with this content (which is taken).
+ * *failed is set if it was not applied, for a reason that is not the template's. */
 static bool
-shows(ServedModel *model, const json_t *options, json_t *content, const char *word)
+shows(ServedModel *model, const json_t *options, json_t *content, const char *word, bool *failed)
 {
 	json_t *m = json_pack("[{s:s,s:o}]", "role", "user", "content", content);
 	char *text = NULL;
 	size_t n;
 	llmc_error err;
+	const llmc_status status = m ? apply(model, m, options, &text, &n, &err) : LLMC_E_MEMORY;
 	/* a template for strings shows a list as the notation of a list */
-	bool shown = apply(model, m, options, &text, &n, &err) == LLMC_OK && strstr(text, word) &&
-	             !strstr(text, "'type'") && !strstr(text, "\"type\"");
+	const bool shown = status == LLMC_OK && strstr(text, word) && !strstr(text, "'type'") &&
+	                   !strstr(text, "\"type\"");
 
+	*failed |= status != LLMC_OK && status != LLMC_E_INPUT;
 	free(text);
 	json_decref(m);
 	return shown;
 }
 
-/* Return what the template reads as a content: strings, lists of parts, or both. */
-static int
-read_forms(ServedModel *model, const json_t *options)
+int
+chat_forms(ServedModel *model, const json_t *options)
 {
 	static const char word[] = "llmc-probe-7";
 	const json_t *template = json_object_get(options, "chat_template");
+	bool failed = false;
 
 	if (!template && model->parts)
 		return model->parts;
 	json_t *o = template ? json_pack("{s:O}", "chat_template", template) : json_object();
 	json_t *list = json_pack("[{s:s,s:s}]", "type", "text", "text", word);
 	int parts = PARTS_KNOWN;
-	parts |= shows(model, o, json_string(word), word) ? PARTS_STRINGS : 0;
-	parts |= shows(model, o, list, word) ? PARTS_LISTS : 0;
+	parts |= shows(model, o, json_string(word), word, &failed) ? PARTS_STRINGS : 0;
+	parts |= shows(model, o, list, word, &failed) ? PARTS_LISTS : 0;
 	json_decref(o);
-	if (!template)
+	if (!template && !failed)
 		model->parts = parts;
 	return parts;
 }
@@ -120,10 +123,10 @@ convert_contents(ServedModel *model, const json_t *messages, int parts)
 }
 
 static llmc_status
-apply_converted(ServedModel *model, const json_t *messages, const json_t *options, char **text,
-                size_t *n, llmc_error *err)
+apply_converted(ServedModel *model, const json_t *messages, const json_t *options, int forms,
+             char **text, size_t *n, llmc_error *err)
 {
-	json_t *m = convert_contents(model, messages, read_forms(model, options));
+	json_t *m = convert_contents(model, messages, forms);
 	llmc_status status = m ? apply(model, m, options, text, n, err) : LLMC_E_MEMORY;
 
 	json_decref(m);
@@ -147,14 +150,14 @@ empty_nulls(json_t *messages)
 }
 
 bool
-chat_apply(ServedModel *model, json_t *messages, const json_t *options, char **text, size_t *n,
-           Problem *p)
+chat_apply(ServedModel *model, json_t *messages, const json_t *options, int forms, char **text,
+           size_t *n, Problem *p)
 {
 	llmc_error err = { 0 };
-	llmc_status status = apply_converted(model, messages, options, text, n, &err);
+	llmc_status status = apply_converted(model, messages, options, forms, text, n, &err);
 
 	if (status == LLMC_E_INPUT && empty_nulls(messages))
-		status = apply_converted(model, messages, options, text, n, &err);
+		status = apply_converted(model, messages, options, forms, text, n, &err);
 	return status == LLMC_OK ||
 	       problem_of(p, status, 400,
 	                  json_object_get(options, "chat_template") ? "chat_template" : "messages",

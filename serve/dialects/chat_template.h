@@ -8,8 +8,11 @@
 /* Replace the messages, variables and tools (NULL: none) by copies with breaks in tokens that are
  * text: all special tokens with special_text, and the token of images in any case. */
 bool chat_break(ServedModel *model, json_t *messages, json_t **options, json_t **tools, Problem *p);
+/* Return the forms of contents (PARTS_...) that the template in `options`, else the model's own,
+ * reads. */
+int chat_forms(ServedModel *model, const json_t *options);
 /* Apply the template. Contents are passed as strings with placeholders, or as lists of parts, as
- * the template reads them. Null contents may become "". *text is malloc'd. */
-bool chat_apply(ServedModel *model, json_t *messages, const json_t *options, char **text, size_t *n,
-                Problem *p);
+ * `forms` has it. Null contents may become "". *text is malloc'd. */
+bool chat_apply(ServedModel *model, json_t *messages, const json_t *options, int forms, char **text,
+                size_t *n, Problem *p);
 #endif

@@ -422,7 +422,7 @@ read_format(Generation *g, const json_t *v, Problem *p)
 }
 
 static bool
-asks(const json_t *v)
+is_requested(const json_t *v)
 {
 	return v && !json_is_null(v) && !json_is_false(v);
 }
@@ -442,29 +442,29 @@ read_structured(Generation *g, const json_t *v, Problem *p)
 		               "Invalid type for '%s': expected an object, but got %s instead.",
 		               param, json_type_name(v));
 	for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-		n += asks(json_object_get(v, kinds[i]));
+		n += is_requested(json_object_get(v, kinds[i]));
 	if (n != 1)
 		return problem(p, 400, param,
 		               "Invalid '%s': expected one of json, regex, choice, grammar, "
 		               "json_object and structural_tag, got %d.",
 		               param, n);
-	if (asks(json_object_get(v, "whitespace_pattern")))
+	if (is_requested(json_object_get(v, "whitespace_pattern")))
 		return problem(p, 400, param,
 		               "Invalid '%s': whitespace_pattern is not supported by this server; "
 		               "disable_any_whitespace is.",
 		               param);
 	if (!field_bool(v, "disable_any_whitespace", &opt.compact, p))
 		return false;
-	if (asks(json_object_get(v, "json")))
+	if (is_requested(json_object_get(v, "json")))
 		return of_schema(g, json_object_get(v, "json"), &opt, param, p);
-	if (asks(json_object_get(v, "regex")))
+	if (is_requested(json_object_get(v, "regex")))
 		return of_string(g, LLMC_GRAMMAR_REGEX, json_object_get(v, "regex"), param, p);
-	if (asks(json_object_get(v, "choice")))
+	if (is_requested(json_object_get(v, "choice")))
 		return of_choice(g, json_object_get(v, "choice"), param, p);
-	if (asks(json_object_get(v, "grammar")))
+	if (is_requested(json_object_get(v, "grammar")))
 		return of_string(g, grammar_kind(json_object_get(v, "grammar")),
 		                 json_object_get(v, "grammar"), param, p);
-	if (asks(json_object_get(v, "structural_tag")))
+	if (is_requested(json_object_get(v, "structural_tag")))
 		return structural_tag_read(g, json_object_get(v, "structural_tag"), param, p);
 	return of_any_json(g, &opt, param, p);
 }
@@ -490,7 +490,7 @@ constraint_of(const json_t *o, const char *field, const char **kind)
 	*kind = field;
 	if (!strcmp(field, "structured_outputs")) {
 		json_object_foreach ((json_t *)(uintptr_t)v, key, inner)
-			if (asks(inner) && strcmp(key, "disable_any_whitespace") != 0)
+			if (is_requested(inner) && strcmp(key, "disable_any_whitespace") != 0)
 				return constraint_of(v, key, kind);
 		return v;
 	}
@@ -531,7 +531,7 @@ grammar_read(Generation *g, const json_t *o, Problem *p)
 	for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
 		const json_t *v = json_object_get(o, fields[i]);
 		const char *type = json_string_value(json_object_get(format, "type"));
-		if (!asks(v) || (v == format && type && !strcmp(type, "text")) ||
+		if (!is_requested(v) || (v == format && type && !strcmp(type, "text")) ||
 		    (json_is_string(v) && !json_string_length(v)))
 			continue;
 		if (which && equal_constraints(o, which, fields[i]))

@@ -188,7 +188,7 @@ fields_aliases(int route, const json_t *body)
 
 /* Report whether s begins with the word and goes on with the end, a path or a quote. */
 static bool
-begins(const char *s, const char *word, const char *ends)
+begins_with_word(const char *s, const char *word, const char *ends)
 {
 	size_t n = strlen(word);
 
@@ -205,12 +205,12 @@ name_at(int route, const char *s, const char *ends, char name[MAX_PATH])
 
 	for (const FieldRow *f = table; f < table + N_TABLE; f++)
 		if (f->routes & route && f->chat && f->state != FIELD_ALIAS &&
-		    begins(s, f->chat, ends)) {
+		    begins_with_word(s, f->chat, ends)) {
 			snprintf(name, MAX_PATH, "%s", f->name);
 			return strlen(f->chat);
 		}
 	for (const llmc_option *k = option; route & ollama && k < option + n_option; k++)
-		if (begins(s, k->name, ends)) {
+		if (begins_with_word(s, k->name, ends)) {
 			snprintf(name, MAX_PATH, "options.%s", k->alias ? k->alias : k->name);
 			return strlen(k->name);
 		}

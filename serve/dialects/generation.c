@@ -232,7 +232,7 @@ done(Generation *g)
 
 /* Count a sub-request in or out. The call that brings the count to 0 finishes the Generation. */
 static void
-settle(Generation *g, int delta, bool submitted)
+add_pending(Generation *g, int delta, bool submitted)
 {
 	pthread_mutex_lock(&g->srv->lock);
 	g->n_open += delta;
@@ -362,13 +362,13 @@ gen_start(Generation *g, Problem *p)
 	}
 	chat_images_release(&g->images, g->model); /* the engine has a copy */
 	if (ok) {
-		settle(g, 0, true);
+		add_pending(g, 0, true);
 		return true;
 	}
 	pthread_mutex_lock(&s->lock);
 	g->silent = true; /* sub-requests that were submitted end without output */
 	pthread_mutex_unlock(&s->lock);
-	settle(g, 0, true);
+	add_pending(g, 0, true);
 	return false;
 }
 
@@ -463,7 +463,7 @@ gen_pieces(Generation *g, Choice *c, const llmc_event *ev, bool last, GenPieceFn
 
 /* Bytes of output buffered for this choice. */
 static size_t
-gathered(const SubRequest *sub, const Choice *c)
+buffered_bytes(const SubRequest *sub, const Choice *c)
 {
 	size_t n = c->text.cap + c->held.cap + c->reasoning.cap + c->call.cap + c->ids.cap +
 	           sub->prompt_logprobs.cap;
@@ -487,7 +487,7 @@ gen_event(Server *s, const llmc_event *ev)
 	pthread_mutex_unlock(&s->lock);
 	Choice *c =
 	    &g->choice[sub->index * g->n + (ev->index >= 0 && ev->index < g->n ? ev->index : 0)];
-	size_t before = gathered(sub, c);
+	size_t before = buffered_bytes(sub, c);
 	switch (ev->kind) {
 	case LLMC_EVENT_NONE:
 		break;
@@ -517,7 +517,7 @@ gen_event(Server *s, const llmc_event *ev)
 			     ev->text && *ev->text ? ev->text : llmc_status_text(ev->status));
 		break;
 	}
-	size_t after = gathered(sub, c);
+	size_t after = buffered_bytes(sub, c);
 	if (!quiet && after > before && !req_charge(g->req, after - before))
 		fail(g, LLMC_E_MEMORY,
 		     "The answer exceeds the server's memory limit for requests. Reduce max_tokens "
@@ -526,6 +526,6 @@ gen_event(Server *s, const llmc_event *ev)
 		pthread_mutex_lock(&s->lock);
 		sub->over = true;
 		pthread_mutex_unlock(&s->lock);
-		settle(g, -1, false);
+		add_pending(g, -1, false);
 	}
 }

@@ -198,13 +198,13 @@ info_version(Req *r)
 }
 
 static void
-well(Generation *g)
+answer_healthy(Generation *g)
 {
 	req_answer(g->req, 200, NULL, NULL);
 }
 
 static void
-unwell(Req *r)
+answer_unhealthy(Req *r)
 {
 	Problem p;
 
@@ -217,10 +217,10 @@ static void
 failed(Generation *g, const Problem *p)
 {
 	(void)p;
-	unwell(g->req);
+	answer_unhealthy(g->req);
 }
 
-static const Dialect health = { .done = well, .problem = failed };
+static const Dialect health = { .done = answer_healthy, .problem = failed };
 
 /* Health check. The first check of each engine generates one token; later ones use the engine's
  * state. A model that sleeps or is being opened counts as healthy. */
@@ -251,9 +251,9 @@ info_health(Req *r)
 		if (p.status == 429) /* busy is healthy */
 			req_answer(r, 200, NULL, NULL);
 		else
-			unwell(r);
+			answer_unhealthy(r);
 		return;
 	}
 	gen_free(g);
-	unwell(r);
+	answer_unhealthy(r);
 }

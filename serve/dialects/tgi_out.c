@@ -227,7 +227,7 @@ stop_seen(const Generation *g, const Choice *c, size_t n_fresh)
 }
 
 static void
-column(Generation *g, Choice *c, const llmc_event *ev)
+append_token(Generation *g, Choice *c, const llmc_event *ev)
 {
 	for (int i = 0; i < 2; i++)
 		if (c->col[i].len)
@@ -245,7 +245,7 @@ on_token(Generation *g, SubRequest *sub, Choice *c, const llmc_event *ev)
 	strbuf_add(&c->text, ev->text ? ev->text : "", ev->n_bytes);
 	if (!g->stream) {
 		if (tgi_own(g)->details)
-			column(g, c, ev);
+			append_token(g, c, ev);
 		return;
 	}
 	frame_open(g, c, ev);
@@ -268,7 +268,7 @@ on_finish(Generation *g, SubRequest *sub, Choice *c, const llmc_event *ev)
 		last.text = NULL; /* text held back belongs to earlier tokens */
 		last.n_bytes = 0;
 		if (!g->stream && tgi_own(g)->details)
-			column(g, c, &last);
+			append_token(g, c, &last);
 		if (g->stream)
 			frame_open(g, c, &last);
 	} else if (g->stream && c->held.len == 0) {

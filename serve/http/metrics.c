@@ -396,7 +396,7 @@ vllm_lines(Strbuf *b, Server *s, const Slot *t, const char *state, const Metrics
  * format demands that the lines of a family are contiguous. TGI's metrics have no model label, so
  * add one. at: read position in each text. */
 static void
-weave(Strbuf *b, Strbuf *text, Slot *const *slot, int n)
+merge_model_metrics(Strbuf *b, Strbuf *text, Slot *const *slot, int n)
 {
 	const char **at = calloc((size_t)n, sizeof *at);
 	bool more = at != NULL;
@@ -462,7 +462,7 @@ metrics_text(Req *r)
 		b = text[0];
 		text[0] = (Strbuf){ 0 };
 	} else if (used) {
-		weave(&b, text, slot, used);
+		merge_model_metrics(&b, text, slot, used);
 	}
 	b.failed |= !text || !slot;
 	for (int i = 0; text && i < n; i++)

@@ -227,7 +227,7 @@ post(const Trace *t, const Strbuf *body)
 }
 
 static void
-tell(Trace *t, TraceSpan *list)
+export_spans(Trace *t, TraceSpan *list)
 {
 	Strbuf b = { 0 };
 
@@ -273,7 +273,7 @@ run(void *arg)
 		t->n = 0;
 		pthread_mutex_unlock(&t->lock);
 		if (list)
-			tell(t, list);
+			export_spans(t, list);
 		pthread_mutex_lock(&t->lock);
 		if (stop && !t->first)
 			break;

@@ -33,7 +33,7 @@ model_unref(ServedModel *m)
 
 /* Pass the engine's events to requests. */
 static void *
-pump(void *arg)
+event_thread(void *arg)
 {
 	ServedModel *m = arg;
 	Server *s = m->srv;
@@ -164,7 +164,7 @@ model_begin(Server *s, Slot *t, const Backend *b, int64_t bytes, ServedModel *of
 	if (!m || !m->grammars || (b->tower && !of && !m->images))
 		status = error_set(err, LLMC_E_MEMORY, "out of memory");
 	if (status == LLMC_OK) {
-		m->has_pump = !of && pthread_create(&m->pump, NULL, pump, m) == 0;
+		m->has_pump = !of && pthread_create(&m->pump, NULL, event_thread, m) == 0;
 		if (m->has_pump || of) {
 			*out = m;
 			return LLMC_OK;

@@ -55,7 +55,7 @@ slot_of_query(Req *r, Problem *p)
 
 /* Return the selected slot, which must be able to load and unload. */
 static Slot *
-one(Req *r, Problem *p)
+selected_slot(Req *r, Problem *p)
 {
 	Slot *t = sleep_allowed(r, p) ? slot_of_query(r, p) : NULL;
 
@@ -100,7 +100,7 @@ void
 sleep_end(Req *r)
 {
 	Problem p = { 0 };
-	Slot *t = one(r, &p);
+	Slot *t = selected_slot(r, &p);
 
 	if (t)
 		models_want(r->srv, t, r);
@@ -112,7 +112,7 @@ void
 sleep_reload(Req *r)
 {
 	Problem p = { 0 };
-	Slot *t = one(r, &p);
+	Slot *t = selected_slot(r, &p);
 
 	if (t)
 		models_reload(r->srv, t, r);
