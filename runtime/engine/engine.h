@@ -10,7 +10,7 @@
  *   mtp_head.c        rows of the model as input of its MTP head
  *   engine.c          the thread: inbox, step, sampling, cancellation, deadlines
  *   inline.c          one request on the caller's thread, for llmc_generate
- *   between.c         a call between requests, such as the exchange of weights
+ *   idle_call.c       a call that runs while no request runs, such as an exchange of weights
  *   engine_open.c     opening and closing; the scheduler's interface to the session
  *   histogram.c       counters and histograms */
 #ifndef LLMC_RUNTIME_ENGINE_H
