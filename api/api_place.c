@@ -136,7 +136,7 @@ solve(const PlaceSizes *s, const llmc_machine *at, PlaceChoice *best, PlaceChoic
 		for (int moe = all; moe <= s->n; moe++) {
 			PlaceChoice c = { .moe = moe, .all = all };
 			if (moe > all && !s->layer[moe - 1].experts)
-				continue; /* the same as one less */
+				continue; /* equal to the choice with one layer less */
 			weigh(s, at, &c);
 			if (c.gpu < least->gpu || (!all && !moe))
 				*least = c;

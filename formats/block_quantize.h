@@ -31,9 +31,9 @@ void grid_choose(Dtype d, const float *x, const float *w, BlockGrid *g);
 /* Returns the code whose value is nearest to x at element i */
 int grid_code(const BlockGrid *g, int i, float x);
 float grid_value(const BlockGrid *g, int i, int code);
-/* Sets sub-block k to the storable scale and base nearest to these, given the block's d and m, then
- * moves by part_step and min_step multiples (one-level types have no steps). Returns false if there
- * is none. */
+/* Sets the scale and base of sub-block k to the storable ones nearest to these, given the
+ * block's d and m, plus part_step and min_step steps (types with one level have none). Returns
+ * false if there are no such values. */
 bool grid_move(Dtype d, BlockGrid *g, int k, float scale, float base, int part_step, int min_step);
 /* Packs code [block_elems], each within low .. high, into the stored block */
 void grid_pack(Dtype d, const BlockGrid *g, const int8_t *code, void *block);

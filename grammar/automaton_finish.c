@@ -54,7 +54,8 @@ automaton_make_classes(const AutomatonBuilder *m, Automaton *out)
 	out->n_class = n + 1;
 }
 
-/* The state of which an edge needs, besides its target, that an end is reachable; -1: none. */
+/* State whose end must be reachable, besides the edge's target, for the edge to be kept; -1:
+ * none. */
 static int32_t
 end_state_of_edge(const AutomatonBuilder *m, const Edge *e)
 {
@@ -123,7 +124,7 @@ automaton_prune(AutomatonBuilder *m)
 		for (int32_t *k = &m->head[q]; *k >= 0;) {
 			Edge *e = &m->link[*k].e;
 			int32_t inner = end_state_of_edge(m, e);
-			/* a path of a graph may be over where none goes on */
+			/* a path of a graph may end at a node that no edge leaves */
 			bool over = e->kind == EDGE_TICK && (m->flags[q] & STATE_TICKS);
 			if (!over && (!good[e->to] || (inner >= 0 && !good[inner]))) {
 				*k = m->link[*k].next;

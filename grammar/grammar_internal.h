@@ -191,8 +191,8 @@ Expr *json_literal(GrammarBuilder *b, const json_t *v); /* exactly this value */
 Expr *json_word(GrammarBuilder *b, json_type type);
 /* { ... }; arguments: those of a call, without braces */
 Expr *json_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how, bool arguments);
-/* The same in any order, then or between them any number of others (NULL: none). At most
- * MAX_UNORDERED members. */
+/* The same members in any order. Any number of `others` may stand between and after them (NULL:
+ * none). At most MAX_UNORDERED members. */
 Expr *json_unordered(GrammarBuilder *b, const ExprList *members, const uint8_t *how, Expr *others);
 Expr *json_braces(GrammarBuilder *b, Expr *members, bool arguments);
 Expr *json_comma(GrammarBuilder *b, bool arguments);
@@ -232,11 +232,13 @@ typedef struct Edge {
 } Edge;
 typedef struct Repeat {
 	int32_t start, min, max; /* max -1: unlimited */
-	int32_t slack; /* a graph's longest shortest rest: counts this close to max differ */
-	bool exact;    /* counts below min differ, since some rests have a longest length */
-	/* An unordered list: the count is the set of parts that have come; must: those that have to
-	 * come, all: those that can. `more` is the state before a separator; others: further parts
-	 * may come at any time. */
+	int32_t slack; /* graph: the longest of its nodes' shortest continuations; counts closer to
+	                  max than this are different states */
+	bool exact;    /* counts below min are different states, because some continuations have a
+	                  maximum length */
+	/* An unordered list. The count is the set of parts seen so far; must: required parts,
+	 * all: allowed parts. `more` is the state before a separator; others: further parts may
+	 * appear at any time. */
 	bool unordered, others;
 	int32_t more;
 	uint64_t must, all;

@@ -4,14 +4,14 @@
 
 #include "grammar/grammar_internal.h"
 
-typedef struct Operand { /* strings that x matches; negate: that it does not match */
+typedef struct Operand { /* strings that x matches; negate: all other strings */
 	const Expr *x;   /* made of EXPR_CHARS, SEQ, ALT, REP, BYTES and ANCHOR */
 	bool negate;
 } Operand;
-typedef struct Language {      /* minimal deterministic automaton; state 0 is the start */
-	int32_t n, n_class;    /* n 0: no string */
-	int32_t *next;         /* [n][n_class]; -1: no string goes on so */
-	uint8_t *accept;       /* [n] */
+typedef struct Language {   /* minimal deterministic automaton; state 0 is the start */
+	int32_t n, n_class; /* n 0: no string */
+	int32_t *next;      /* [n][n_class] next state; -1: no string continues with this class */
+	uint8_t *accept;    /* [n] */
 	const uint32_t *bound; /* [n_range + 1] first code points of the ranges */
 	const int32_t *cls;    /* [n_range] class; -1: surrogates */
 	size_t n_range;

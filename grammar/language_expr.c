@@ -4,8 +4,7 @@
 #include "grammar/language.h"
 #include "grammar/language_internal.h"
 
-/* Shortest and longest rest of each state with at least one character; lo -1: there is none, hi -1:
- * unlimited. */
+/* Shortest and longest non-empty continuation of each state; lo -1: none, hi -1: unlimited. */
 static void
 rest_lengths(Arena *a, const Language *l, int32_t *lo, int32_t *hi)
 {
@@ -64,15 +63,16 @@ rest_lengths(Arena *a, const Language *l, int32_t *lo, int32_t *hi)
 	}
 }
 
-/* Returns whether each state can end after every number of characters between its shortest and
- * longest rest, as far as a window of lengths shows. */
+/* Returns whether each state can end after every length between its shortest and longest
+ * continuation. Only a window of lengths is checked. */
 static bool
 language_has_no_gaps(Arena *a, const Language *l)
 {
 	size_t n = (size_t)l->n, nc = (size_t)l->n_class;
 	size_t window = 2 * n + 2 < MAX_WINDOW ? 2 * n + 2 : MAX_WINDOW;
 	uint8_t *now = NEW(a, uint8_t, n + 1), *before = NEW(a, uint8_t, n + 1),
-	        *phase = NEW(a, uint8_t, n + 1); /* 0 none yet, 1 lengths found, 2 over */
+	        *phase = NEW(a, uint8_t, n + 1); /* 0: before the first length, 1: within the
+	                                            lengths, 2: after the last one */
 
 	memcpy(before, l->accept, n);
 	for (size_t k = 1; k <= window; k++) {
@@ -96,7 +96,8 @@ language_has_no_gaps(Arena *a, const Language *l)
 	return true;
 }
 
-/* The language with all lengths in min..max as states of their own; false: too many. */
+/* Builds the language with separate states per length, for lengths min..max; false: too many
+ * states. */
 static bool
 unroll(Arena *a, const Language *l, int32_t min, int32_t max, Language *out)
 {
@@ -109,8 +110,8 @@ unroll(Arena *a, const Language *l, int32_t min, int32_t max, Language *out)
 	uint8_t *good = NEW(a, uint8_t, total + 1);
 	int32_t *number = NEW(a, int32_t, total + 1);
 	*out = *l;
-	/* states that reach an accepted length, from the longest one down; without a maximum the
-	 * last layer loops */
+	/* one layer of states per length, the longest accepted length first; without a maximum
+	 * the last layer loops */
 	for (int64_t k = depth; k >= 0; k--)
 		for (int64_t s = 0; s < n; s++) {
 			uint8_t *g = &good[k * n + s];

@@ -27,7 +27,8 @@ typedef struct Nfa {
 	NfaEdge *edge;
 	size_t n_edge, cap_edge;
 	int32_t end;
-	uint8_t *ends, *ends_first; /* [n] an end is reachable without a character; at the start */
+	uint8_t *ends, *ends_first; /* [n] an end is reachable without a character; the same if the
+	                               string is still empty */
 	bool failed;
 } Nfa;
 

@@ -65,8 +65,8 @@ digits(const Numbers *x, int32_t min, int32_t max)
 	return expr_rep(x->b, expr_char(x->b, '0', '9'), min, max);
 }
 
-/* Matches fraction digits from index i on. NULL lo or hi: no bound left. A bound continues with
- * zeros after its digits. */
+/* Matches fraction digits from index i on. lo or hi NULL: that bound no longer applies. After
+ * its last digit a bound continues with zeros. */
 static Expr *
 fraction(const Numbers *x, const DigitRange *lo, const DigitRange *hi, int32_t i)
 {

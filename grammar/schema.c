@@ -278,7 +278,7 @@ schema_value(Schema *s, const json_t *v, const Path *p)
 	return x;
 }
 
-/* Whether v is being built: it contains itself, so that it becomes a rule. */
+/* Returns whether v is being built: it then contains itself and must become a rule. */
 static bool
 is_open(const Schema *s, const json_t *v)
 {

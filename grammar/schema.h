@@ -46,8 +46,9 @@ typedef struct Schema {
 	bool arguments, raw;
 } Schema;
 
-/* Options and nested lists of oneOf that are made to exclude each other: with `strict`, more is an
- * error; else, fewer are, which keeps the time to compile small. */
+/* Options and nesting depth up to which the options of oneOf lists are made to exclude each
+ * other. More is an error with `strict`; without it the limit is lower, which bounds the compile
+ * time. */
 enum { MAX_ONE_OF = 128, MAX_ONES = 16, FEW_ONE_OF = 4, FEW_ONES = 3 };
 /* Key for unevaluatedProperties of a schema whose alternatives are not merged yet. */
 #define LATE_PROPERTIES "\x7Funevaluated"
@@ -79,7 +80,7 @@ enum { MAX_ONE_OF = 128, MAX_ONES = 16, FEW_ONE_OF = 4, FEW_ONES = 3 };
 #define LAZY "\x7Flazy"
 enum { MAX_MERGED = 100000 };
 
-/* Conditions that hold for one string together. */
+/* Conditions that one string must satisfy together. */
 enum { MAX_OPERANDS = 24, MAX_LOOKAHEADS = 3 };
 typedef struct StringRules {
 	Operand op[MAX_OPERANDS];

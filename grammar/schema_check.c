@@ -54,7 +54,7 @@ schema_equal(const json_t *a, const json_t *b)
 
 static bool check(Schema *s, const json_t *v, const json_t *o, const Path *p, int depth);
 
-/* A bound that is absent or no number holds. */
+/* Returns true for a bound that is absent or not a number. */
 static bool
 bound(const json_t *o, const char *key, double value, int sign, bool open)
 {

@@ -335,7 +335,7 @@ next_key_case(KeyPattern *k, size_t n)
 	return false;
 }
 
-/* The schema of keys: true is any, others are made to conditions on a string. */
+/* Converts the schema of keys to conditions on a string; true: any key. */
 static bool
 begin_key(Schema *s, const json_t *named, StringRules *r, const Path *p)
 {
@@ -383,8 +383,9 @@ count_key_cases(const KeyPattern *k, size_t n)
 	return cases;
 }
 
-/* Each set of patterns that a key may match at once has the merged schema of them; the keys that
- * match none have `additional`. NULL with *failed: the languages are too large. */
+/* Builds one member per set of patterns that a key may match at once. The member's schema is the
+ * merge of theirs; keys that match none have `additional`. NULL with *failed: the languages are
+ * too large. */
 static Expr *
 pattern_members(Schema *s, const json_t *o, const NameSet *names, const json_t *additional,
                 const Path *p, bool arguments, bool *failed)

@@ -132,7 +132,7 @@ add_other_bound(Schema *s, json_t *out, const json_t *o, const char *key, const 
 {
 	static const struct {
 		const char *key, *type, *other;
-		int step; /* to the first count on the other side */
+		int step; /* to the first count on the other side of the bound */
 	} bounds[] = {
 		{ "minLength", "string", "maxLength", -1 },
 		{ "maxLength", "string", "minLength", 1 },

@@ -246,7 +246,7 @@ without(GrammarBuilder *b, const char *mark)
 	return (Operand){ expr_seq(b, 3, any, expr_text(b, mark), any), true };
 }
 
-/* One positive regex with a length that it has by itself, or that limits one repeated class. */
+/* A single positive regex whose length limit holds anyway, or limits one repeated class. */
 static Expr *
 simple_string(Schema *s, const StringRules *r, RegexFlags flags, const Path *p)
 {

@@ -302,8 +302,8 @@ leave(Grammar *g, int32_t f)
 	}
 }
 
-/* A character of a counted graph has ended: its path may be over, or go on where a rest of it has a
- * length within the bounds. */
+/* Handles the end of a character of a counted graph. The path may end here, or go on if some
+ * continuation has a length within the bounds. */
 static void
 tick(Grammar *g, const Edge *e, int32_t f)
 {
@@ -324,7 +324,7 @@ tick(Grammar *g, const Edge *e, int32_t f)
 	add(g, e->to, frame(g, x.parent, x.edge, count));
 }
 
-/* The count of the frame is that of the character which would begin now. */
+/* The frame's count is that of the character that would begin now. */
 static void
 gate(Grammar *g, const Edge *e, int32_t f)
 {

@@ -80,8 +80,8 @@ advance_plain_char(Grammar *g, int32_t s, int slice, MaskWalk *r)
 	}
 }
 
-/* Returns whether any plain characters may follow each other from s, as many as a token of the
- * slice has. Visits all sets they reach. */
+/* Returns whether any sequence of plain characters may follow s, as long as the longest token of
+ * the slice. Visits all sets in between. */
 static bool
 plain_loops(Grammar *g, int32_t s, int slice)
 {
@@ -92,8 +92,8 @@ plain_loops(Grammar *g, int32_t s, int slice)
 	return !r.dies && !r.full && !g->touched;
 }
 
-/* Returns how many plain characters may follow at most if it does not matter which; -1: it matters,
- * or there are too many. */
+/* Returns the largest number of plain characters of any kind that may follow. -1: it depends on
+ * the characters, or the number is too large. */
 static int
 plain_most(Grammar *g, int32_t s)
 {

@@ -107,7 +107,8 @@ on_header(char *data, size_t one, size_t n, void *user)
 	};
 
 	n *= one;
-	if (n >= 5 && strncasecmp(data, "HTTP/", 5) == 0) /* a proxy's answer came before */
+	if (n >= 5 &&
+	    strncasecmp(data, "HTTP/", 5) == 0) /* the head of a proxy's answer came first */
 		*h = (HubAnswer){ 0 };
 	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
 		size_t len = strlen(rows[i].name);

@@ -109,7 +109,7 @@ put_row(Strbuf *out, const Row *row, bool *first)
 	              (long long)row->modified);
 }
 
-/* Sum sizes of the files of a choice that are here. */
+/* Add up the sizes of a choice's files that the cache holds. */
 static void
 measure(const HubRepo *r, const char *commit, const HubFile *const *file, size_t n, Row *row,
         Arena *a)

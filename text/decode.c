@@ -26,9 +26,9 @@ struct llmc_stream {
 	size_t n_stage;
 	Strbuf bytes; /* decoded bytes, possibly ending within a character */
 	Strbuf text;  /* output of the last feed */
-	size_t most;  /* bytes that a stage may hold or make of what was fed */
+	size_t most;  /* limit of the bytes that a stage holds or produces */
 	bool skip_special;
-	bool too_long; /* a stage made more */
+	bool too_long; /* a stage exceeded `most` */
 };
 
 static void feed(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id);

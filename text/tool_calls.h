@@ -54,7 +54,7 @@ typedef enum CallState {
 
 /* Search for the end of a BODY_LITERALS value, resumable. Zero-initialised. */
 typedef struct LiteralScan {
-	size_t at, value;  /* value: where it begins, if `param` is known */
+	size_t at, value;  /* start of the value, if `param` is known */
 	const char *param; /* the parameter; NULL: unknown */
 	int depth;
 	enum { SCAN_OUT, SCAN_QUOTED, SCAN_TRIPLE, SCAN_MARKED } in;

@@ -68,7 +68,7 @@ typedef struct KvSeq {
 	bool used;
 	int32_t len, n_page;
 	int32_t
-	    /* leading pages, except Kv.sinks of them, that need no window page any more, not even
+	    /* leading pages (Kv.sinks excepted) whose window page is not needed any more, even
 	     * after a trim by KV_MAX_ROLLBACK */
 	    n_windowless;
 	int32_t *page;  /* [stride] block table: pages, then from max_page on their window pages */

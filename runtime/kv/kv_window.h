@@ -19,7 +19,7 @@ void window_advance(Kv *kv, KvSeq *s, int32_t windowless);
 void
 window_grown(Kv *kv,
              KvSeq *s); /* after s grew: keeps what s would see after a trim by KV_MAX_ROLLBACK */
-/* after a trim: pins pages that s sees again and that still have a window page */
+/* after a trim: pins the pages that s reads again and whose window page still exists */
 void window_trim(Kv *kv, KvSeq *s);
 bool window_sees(const Kv *kv, const KvSeq *s,
                  int32_t i); /* does s need the window page of its page i? */

@@ -6,7 +6,7 @@
 #include "serve/dialects/chat_template.h"
 #include "serve/dialects/tokenize.h"
 
-/* Text in messages that must not be read as a token: all special tokens, or that of images alone */
+/* Tokens that text in messages must not become: all special tokens, or only that of images */
 static bool
 breaks(const ServedModel *model)
 {

@@ -687,7 +687,8 @@ class Device:
                 if fed and job["check"]:
                     sink = self.alloc(max([n for _, n in made + scratch], default=4))
                     feed = fed + [(sink, p, n) for p, n in made + scratch]
-            # A kernel in between orders the older inputs: it waits, then triggers its dependents.
+            # A kernel in between orders the older inputs: it waits for them, then triggers the
+            # dependent kernel.
             for now in ([older, []] if older and not turn else []) + [feed] * bool(feed):
                 f = FeedArgs(count=len(now))
                 for i, (d, s, n) in enumerate(now):

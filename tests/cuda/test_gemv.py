@@ -34,9 +34,10 @@ TYPES = [
 
 
 def tolerance(dtype, n=8):
-    """Relative to |x| |w|: bf16 and f16 are exact, x has 16 or 22 bits. Block formats are exact for
-    one row, except tables of floats. For more rows the mma gets them rounded to 11 bits. Codes
-    are embedded in the middle of wider numbers: sums of x are larger than the result."""
+    """Tolerance relative to |x| |w|. bf16 and f16 weights are exact; x has 16 or 22 bits. Block
+    formats are exact for one row, except tables of floats; for more rows the mma reads them rounded
+    to 11 bits. Codes lie in the middle of wider numbers, so sums of x are larger than the result.
+    """
     if dtype[:3] in ("nf4", "fp4"):
         return 5e-4
     if dtype in H.CODE and n == 1:

@@ -463,7 +463,7 @@ def test_a_grammar_of_another_tokenizer_is_refused(tmp_path):
     a = tiny_model.build(tmp_path / "a")
     b = tiny_model.build(tmp_path / "b", words=["another"])
     with llmc.open(a, device="ref", threads=1) as m, m.session(context=64) as s:
-        # one with the same tokens is not another
+        # an equal vocabulary counts as the same tokenizer
         for t in (m.tokenizer, llmc.Tokenizer(a)):
             g = llmc.Grammar(t, "choice", ["ab"])
             assert s.run(IDS, grammar=g, max_tokens=9)["text"] == "ab"

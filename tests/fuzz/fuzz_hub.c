@@ -1,6 +1,6 @@
-/* Arbitrary bytes as answers of a model server: up to the first NUL headers and names, then a list
- * of files. Every accepted path stays below its folder, every id is hexadecimal, and a list that is
- * saved loads as the same list. */
+/* Arbitrary bytes as answers of a model server: headers and names up to the first NUL, then a
+ * list of files. Every accepted path stays below its folder, every id is hexadecimal, and a
+ * saved list loads unchanged. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
-/* Arbitrary messages of rank 0 to a follower of a small model on the reference: each is followed
- * or refused as not possible.
+/* Arbitrary messages from rank 0 to a follower, with a small model on the reference: each
+ * message is followed, or refused as impossible.
  *
- * Every byte of the input makes one 32-bit field: most are the number 24 less than the byte, some
- * take the next four bytes. The arrays of a step start as those of a valid step; a byte counts the
- * fields that the input changes. */
+ * Each byte of the input makes one 32-bit field:
+ * the byte minus 24, or for some values the next four bytes. The arrays of a step start as those
+ * of a valid step; a byte counts the fields that the input changes. */
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>

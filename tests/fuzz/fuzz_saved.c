@@ -1,5 +1,5 @@
-/* Arbitrary changes of a saved sequence: pairs of an offset and a byte that is added there, in one
- * saved sequence of a small model on the reference. What loads can be continued. */
+/* Arbitrary changes of a saved sequence of a small model on the reference. The input is pairs of
+ * an offset and a byte to add there. A sequence that loads can be continued. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -382,7 +382,9 @@ def test_prompts_that_are_cut(tiny):
 
 
 def test_log_probabilities_of_chosen_tokens(tiny):
-    """They equal those among the most likely tokens of the same request; the order is the request's."""
+    """They equal the entries among the most likely tokens of the same request, in the order of the
+    request.
+    """
     (whole,) = chat(tiny, logprobs=True, top_logprobs=20, return_tokens_as_token_ids=True)[
         "choices"
     ]

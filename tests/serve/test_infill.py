@@ -188,7 +188,9 @@ def test_other_files_come_first(coder, request):
 
 @one
 def test_long_parts_are_cut(coder):
-    """To the context: other files first, then three quarters are the end of the prefix."""
+    """Long prompts are cut to the context: other files first, then prefix and suffix; three
+    quarters of the rest are the end of the prefix.
+    """
     room = 256 - 24 - 4
     body = {"input_prefix": "p" * 1000, "input_suffix": "s" * 1000, "n_predict": 24, "seed": 3}
     body |= {"temperature": 0.8, "top_k": 0, "top_p": 1, "min_p": 0}

@@ -57,13 +57,13 @@ def test_keys_win_over_names(tmp_path):
     assert (got["prefix"], got["suffix"], got["middle"]) == (9, 10, 11)
     got = vocabulary(tmp_path / "b.gguf", marks)
     assert (got["prefix"], got["suffix"], got["middle"]) == (6, 7, 8)
-    # a key without an id of the vocabulary is none
+    # a key whose id is not in the vocabulary counts as absent
     got = vocabulary(tmp_path / "c.gguf", marks, fim_pre=99, fim_suf=10, fim_mid=11)
     assert (got["prefix"], got["suffix"], got["middle"]) == (6, 7, 8)
 
 
 def test_the_order_is_that_of_the_names(tmp_path):
-    """A key names the mark; the order of a format that begins with the suffix is known by name."""
+    """A key gives the id of a mark; which part comes first follows from the names of the marks."""
     got = vocabulary(tmp_path / "a.gguf", ["[SUFFIX]", "[PREFIX]"], fim_pre=7, fim_suf=6)
     assert got["suffix_first"] and got["middle"] == -1
     got = vocabulary(tmp_path / "b.gguf", ["[SUFFIX]", "[PREFIX]", "[MIDDLE]"])

@@ -391,7 +391,9 @@ def test_members_of_several_schemas_are_in_any_order(schema):
 
 
 def test_a_walk_through_members_in_any_order_can_end():
-    """A comma follows only where a member is left, and a required one that nothing fits is no way."""
+    """A comma is allowed only if another member can follow; a required member that nothing matches
+    is a dead end.
+    """
     rng = random.Random(5)
     deep = {"type": "string", "pattern": "^a$", "allOf": [{"minLength": 2}]}
     for schema in (

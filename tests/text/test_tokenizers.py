@@ -339,7 +339,9 @@ def test_ids_and_text(kind, tmp_path):
     with lib.Tokenizer(path) as got:
         assert got.size() == want.get_vocab_size()
         special = {i for i, t in want.get_added_tokens_decoder().items() if t.special}
-        special -= {want.token_to_id(t) for t in ("<unk>", "[UNK]", *BYTES)}  # for any unknown text
+        special -= {
+            want.token_to_id(t) for t in ("<unk>", "[UNK]", *BYTES)
+        }  # these stand for any unknown text
         for text in texts.texts(kind, n_texts):
             ids = want.encode(text, add_special_tokens=True).ids
             assert got.encode(text, lib.ADD_SPECIAL | lib.PARSE_SPECIAL) == ids, repr(text)
