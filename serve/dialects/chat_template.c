@@ -124,7 +124,7 @@ convert_contents(ServedModel *model, const json_t *messages, int parts)
 
 static llmc_status
 apply_converted(ServedModel *model, const json_t *messages, const json_t *options, int forms,
-             char **text, size_t *n, llmc_error *err)
+                char **text, size_t *n, llmc_error *err)
 {
 	json_t *m = convert_contents(model, messages, forms);
 	llmc_status status = m ? apply(model, m, options, text, n, err) : LLMC_E_MEMORY;
