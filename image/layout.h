@@ -25,7 +25,7 @@ typedef struct ImageLayout {
 	int32_t paste_y, paste_x; /* position of the image in the square */
 	int32_t n_step;
 	ImageSize step[LAYOUT_STEPS];
-	ImageBox canvas; /* window of the last step; it may exceed that, the excess is black */
+	ImageBox canvas; /* window of the last step's image; black outside that image */
 	int32_t tiles_h, tiles_w;
 	int32_t n_view, cap;
 	ImageView *view;

@@ -194,7 +194,7 @@ updates(CUfunction f, Args a)
 		OK(CU(cuStreamSynchronize, CUstream)(s));
 	}
 	OK(down(u, a.u, sizeof u));
-	/* the original graph, after parameters, after an update, and the same once more */
+	/* launches: of the graph as made, with other parameters, after an update, once more */
 	CHECK(u[0] == 4 && u[1] == 0 && u[3] == 1 && u[2] == 3 && u[7] == ~0u);
 	for (int i = 0; i < 3; i++)
 		OK(CU(cuGraphDestroy, CUgraph)(g[i]));

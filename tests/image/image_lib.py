@@ -84,7 +84,7 @@ def read_rows(r):
 
 
 def prepare(rules, images, with_rows=True):
-    """Rows of files, or sizes and text of "WIDTHxHEIGHT". rules: files as for llmc, in a dict"""
+    """Rows of image files; for "WIDTHxHEIGHT" sizes and text only. rules: name -> file's content"""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
         json.dump(rules, f)
         f.flush()
