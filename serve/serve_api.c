@@ -531,8 +531,8 @@ open_catalogue(const llmc_serve_options *so, const llmc_serve_options *opt, llmc
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	k->found = found;
 	k->has_found = true;
-	return server_open_models(&(SlotInit){ .src = source(k), .nameless = true }, 1, opt, out,
-	                          err);
+	return server_open_models(&(SlotInit){ .src = known_model_source(k), .nameless = true }, 1,
+	                          opt, out, err);
 }
 
 llmc_status
