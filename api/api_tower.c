@@ -1,4 +1,5 @@
 /* Images of the public interface: bytes -> pixels -> patches -> rows of the vision tower. */
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,22 +48,22 @@ check_fit(const llmc_tower *t, const llmc_model *m, llmc_error *err)
 	const int64_t width = (int64_t)3 * (t->rules.temporal > 0 ? t->rules.temporal : 1) *
 	                      t->rules.patch * t->rules.patch;
 
-	if (p->row_width != width)
+	if (t->model->spec->vision.width != width)
 		return error_set(
 		    err, LLMC_E_INPUT,
 		    "the processor makes patches of %lld values, the tower of %s reads "
 		    "patches of %lld",
-		    (long long)width, m->plan->name, (long long)p->row_width);
+		    (long long)width, m->plan->name, (long long)t->model->spec->vision.width);
 	if ((int64_t)t->rules.merge * t->rules.merge != p->merge)
 		return error_set(
 		    err, LLMC_E_INPUT,
 		    "the processor merges %d x %d patches, the tower of %s merges %lld",
 		    t->rules.merge, t->rules.merge, m->plan->name, (long long)p->merge);
-	if (plan_out_width(p) != m->plan->hidden)
+	if (plan_out_width(p) != m->plan->row_width)
 		return error_set(err, LLMC_E_INPUT,
 		                 "the tower of %s makes rows of %lld elements, the model has %lld",
 		                 m->plan->name, (long long)plan_out_width(p),
-		                 (long long)m->plan->hidden);
+		                 (long long)m->plan->row_width);
 	return LLMC_OK;
 }
 
@@ -170,6 +171,55 @@ learned_position(const Spec *s, const ImageTile *tile, const int32_t at[2])
 	return first + (int32_t)(at[0] * side / tile->grid_h * side + at[1] * side / tile->grid_w);
 }
 
+/* Weights of the `side` rows of a table for index i of n, along one axis: bilinear, with corners
+ * on corners or half-pixel centres, whose filter widens where it shrinks */
+static void
+axis_weights(const Spec *s, int32_t i, int32_t n, int32_t side, float *w)
+{
+	const bool corners = strcmp(s->vision.interpolate, "corners") == 0;
+	const double step = (double)side / n, wide = !corners && step > 1 ? step : 1,
+	             at = corners ? (double)i * (side - 1) / (n > 1 ? n - 1 : 1)
+	                          : (i + 0.5) * step - 0.5;
+	double sum = 0;
+
+	for (int32_t k = 0; k < side; k++) {
+		const double far = fabs(k - at) / wide;
+		w[k] = far < 1 ? (float)(1 - far) : 0;
+		sum += far < 1 ? 1 - far : 0;
+	}
+	for (int32_t k = 0; k < side; k++)
+		w[k] = (float)(w[k] / sum);
+}
+
+/* Input rows of a tile: zeros for the class row, patches, and after each the weights of its
+ * position */
+static void
+input_rows(const Spec *s, const ImageRows *rows, const ImageTile *tile, float *out)
+{
+	const int64_t width = spec_patch_row(s), elems = rows->row_elems,
+	              n = (int64_t)tile->grid_h * tile->grid_w;
+	const float *row = rows->value + tile->first_row * elems;
+	int32_t side = 0;
+
+	out += s->vision.class_row * width;
+	while ((side + 1) * (side + 1) <= width - elems)
+		side++;
+	float *high = calloc((size_t)side * 2 + 1, sizeof *high), *wide = high + side;
+	for (int64_t i = 0; high && i < n; i++) {
+		float *weight = out + i * width + elems;
+		const int32_t *at = rows->position + (tile->first_row + i) * 2;
+		memcpy(out + i * width, row + i * elems, (size_t)elems * sizeof *out);
+		if (!side)
+			continue;
+		axis_weights(s, at[0], tile->grid_h, side, high);
+		axis_weights(s, at[1], tile->grid_w, side, wide);
+		for (int32_t y = 0; y < side; y++)
+			for (int32_t x = 0; x < side; x++)
+				weight[y * side + x] = high[y] * wide[x];
+	}
+	free(high);
+}
+
 /* Run the tower over one tile: a sequence of its own. */
 static llmc_status
 run_tile(llmc_tower *t, const ImageRows *rows, const ImageTile *tile, float *out, llmc_error *err)
@@ -177,6 +227,8 @@ run_tile(llmc_tower *t, const ImageRows *rows, const ImageTile *tile, float *out
 	const Spec *s = t->model->spec;
 	const int64_t patches = (int64_t)tile->grid_h * tile->grid_w,
 	              first = t->model->plan->class_rows, n = patches + first;
+	const bool numbered = s->vision.positions && spec_patch_row(s) == rows->row_elems,
+	           made = first || spec_patch_row(s) > rows->row_elems;
 	const float *row = rows->value + tile->first_row * rows->row_elems;
 	llmc_seq q = -1;
 
@@ -186,23 +238,22 @@ run_tile(llmc_tower *t, const ImageRows *rows, const ImageTile *tile, float *out
 		    (long long)patches, (long long)t->model->plan->max_positions - first);
 	int32_t *ids = calloc((size_t)n * 4, sizeof *ids), *y = ids + n, *x = y + n,
 	        *number = x + n;
-	float *with_class = first ? calloc((size_t)n, (size_t)rows->row_elems * sizeof *row) : NULL;
-	if (!ids || (first && !with_class))
-		return free(ids), free(with_class),
+	float *own = made ? calloc((size_t)n, (size_t)spec_patch_row(s) * sizeof *row) : NULL;
+	if (!ids || (made && !own))
+		return free(ids), free(own),
 		       error_set(err, LLMC_E_MEMORY, "out of memory for an image");
-	if (first)
-		memcpy(with_class + first * rows->row_elems, row,
-		       (size_t)(patches * rows->row_elems) * sizeof *row);
+	if (made)
+		input_rows(s, rows, tile, own);
 	for (int64_t i = 0; i < patches; i++) {
 		const int32_t *at = rows->position + (tile->first_row + i) * 2;
 		y[first + i] = at[0];
 		x[first + i] = at[1];
-		if (s->vision.positions)
+		if (numbered)
 			number[first + i] = learned_position(s, tile, at);
 	}
-	const llmc_image_rows in = { .row = first ? with_class : row,
+	const llmc_image_rows in = { .row = made ? own : row,
 		                     .pos = { ids, y, x },
-		                     .number = s->vision.positions ? number : NULL };
+		                     .number = numbered ? number : NULL };
 	pthread_mutex_lock(&t->lock);
 	llmc_status status = n > t->most_rows ? open_session(t, n, err) : LLMC_OK;
 	runtime_lock_processors(t->text->rt);
@@ -218,7 +269,7 @@ run_tile(llmc_tower *t, const ImageRows *rows, const ImageTile *tile, float *out
 	}
 	runtime_unlock_processors(t->text->rt);
 	pthread_mutex_unlock(&t->lock);
-	free(with_class);
+	free(own);
 	free(ids);
 	return status;
 }

@@ -476,7 +476,10 @@ read_rules(Arena *a, ImageFiles files, ImageRules *r, llmc_error *err)
 	const json_t *inner = value_at(files.processor, "image_processor");
 	files.preprocessor = inner ? inner : files.preprocessor;
 	const char *type = json_text_of(files.config, "model_type");
-	const Node *model = model_row(node_get(root, "models"), type);
+	const char *tower = json_text_of(value_at(files.config, "vision_config"), "model_type");
+	const Node *model =
+	    model_row(node_get(root, "models"), arena_printf(a, "%s/%s", type, tower));
+	model = model ? model : model_row(node_get(root, "models"), type);
 	if (!model)
 		return error_set(err, LLMC_E_INPUT,
 		                 "llmc has no rules for the images of a model of type \"%s\".",

@@ -71,6 +71,7 @@ typedef struct PlanExtent {
  *   unit_rows    each row is divided by its L2 norm (NormHead)
  *   arranged     columns are in the order of the checkpoint's blocks, without their factors (formats/quant_format.h); an op
  *                permute_cols applies both to x
+ *   col_groups   g > 0: a file row is [cols / g, g] and is read as [g, cols / g]
  *   rows_in      a checkpoint tensor, F32 [rows]: file row r is its row rows_in[r] (gate and up rows in the order of
  *                down's columns); NULL: row r
  *   col_total    > 0: only columns [col_first, col_first + cols of the tensor) are used; columns of the transposed view
@@ -83,7 +84,7 @@ typedef struct PlanSource {
 	const char *name;
 	int64_t rows, cols;
 	int64_t first, block, stride, n_block;
-	int64_t rope_pairs, transpose;
+	int64_t rope_pairs, transpose, col_groups;
 	bool unit_rows, arranged;
 	int64_t col_first, col_total;
 	const char *stored, *rows_in;

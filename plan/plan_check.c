@@ -98,6 +98,12 @@ check_source(const PlanTensor *t, const PlanSource *s, int k, int64_t *rows, llm
 	if (s->rows_in && (s->transpose || s->rope_pairs || s->lora || (!t->cols && width > 1)))
 		return BAD("tensor %s: source %s: only rows in file order can have rows_in", t->id,
 		           s->name);
+	if (s->col_groups && (t->cols % s->col_groups || !t->cols || s->transpose || s->col_total ||
+	                      s->unit_rows || s->arranged || s->lora))
+		return BAD(
+		    "tensor %s: source %s: %lld columns in file order cannot be read in %lld "
+		    "groups",
+		    t->id, s->name, (long long)t->cols, (long long)s->col_groups);
 	if (!t->cols && __builtin_mul_overflow(n, width, &n))
 		return BAD("tensor %s: source %s is too large", t->id, s->name);
 	if (__builtin_add_overflow(*rows, n, rows) || *rows > MAX_ELEMS)
@@ -124,7 +130,7 @@ check_factor(const PlanTensor *t, llmc_error *err)
 		const PlanSource *s = &t->src[k];
 		int64_t n, last;
 		if (!s->lora || !*s->name || s->stored || s->transpose || s->rope_pairs ||
-		    s->unit_rows || s->arranged || s->rows_in ||
+		    s->unit_rows || s->arranged || s->rows_in || s->col_groups ||
 		    (s->col_total &&
 		     (t->factor != FACTOR_A || s->col_total > MAX_ELEMS || s->cols > s->col_total ||
 		      s->col_first > s->col_total - s->cols)))

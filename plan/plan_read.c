@@ -54,12 +54,14 @@ read_tensor(PlanReader *r, json_t *j, PlanTensor *t)
 		json_t *s = json_array_get(a, (size_t)i);
 		size_t was = rd_enter(r, "src", i);
 		bool cut = json_object_get(s, "col_total");
-		bool lora = json_object_get(s, "lora"), turned = json_object_get(s, "rows_in");
+		bool lora = json_object_get(s, "lora"), turned = json_object_get(s, "rows_in"),
+		     groups = json_object_get(s, "col_groups");
 		rd_keys(r, s,
 		        arena_printf(r->arena,
 		                     "name rows cols first block stride n_block rope_pairs "
-		                     "transpose unit_rows arranged stored%s%s%s",
+		                     "transpose unit_rows arranged stored%s%s%s%s",
 		                     cut ? " col_first col_total" : "", turned ? " rows_in" : "",
+		                     groups ? " col_groups" : "",
 		                     lora ? " lora lora_first lora_block lora_stride" : ""));
 		src[i] = (PlanSource){
 			.name = rd_get_str(r, s, "name"),
@@ -74,6 +76,7 @@ read_tensor(PlanReader *r, json_t *j, PlanTensor *t)
 			.unit_rows = rd_get_bool(r, s, "unit_rows"),
 			.arranged = rd_get_bool(r, s, "arranged"),
 			.stored = rd_get_str_or_null(r, s, "stored"),
+			.col_groups = groups ? rd_get_int(r, s, "col_groups", 1, 1 << 24) : 0,
 			.rows_in = turned ? rd_get_str(r, s, "rows_in") : NULL,
 			.col_first = cut ? rd_get_int(r, s, "col_first", 0, RD_MAX_SIZE) : 0,
 			.col_total = cut ? rd_get_int(r, s, "col_total", 1, RD_MAX_SIZE) : 0,

@@ -121,6 +121,8 @@ put_tensor(Strbuf *out, const PlanTensor *t)
 		key_str(out, "stored", s->stored);
 		if (s->rows_in)
 			key_str(out, "rows_in", s->rows_in);
+		if (s->col_groups)
+			key_int(out, "col_groups", s->col_groups);
 		if (s->lora) {
 			key_str(out, "lora", s->lora);
 			key_int(out, "lora_first", s->lora_first);

@@ -175,7 +175,8 @@ those with l % 6 == 5), each optionally with `except:` and a selector.
 - Roles joined by `+` are stacked on rows in one tensor.
 - Options follow a `|`. `per_head`: stacked head by head. `quarters`: in four parts, each with a
   quarter of every role. `transpose`: stored columns first. `stacked`: all experts in one tensor.
-  `rope_pairs`: rows of each head in the order of interleaved pairs. `whole`: the name is complete.
+  `rope_pairs`: rows of each head in the order of interleaved pairs. `unfold`: columns of merged
+  rows, those of all rows of the first element, then of the second. `whole`: the name is complete.
 - `drop` names tensors to ignore. `drop: .act_fn.beta | all=0.5` ignores tensors that contain only
   that number; a checkpoint with another one is refused.
 

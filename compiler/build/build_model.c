@@ -281,8 +281,8 @@ stream(ModelBuilder *b, int *table)
 	}
 	if (s->vision.part != VISION_ROWS)
 		return b->embedded = embed(b, table);
-	const int rows = build_given_rows(b, "vision.part", "images", s->hidden);
-	return b->embedded = build_image_rows(b, embed(b, table), rows);
+	b->images = build_given_images(b);
+	return b->embedded = build_image_rows(b, embed(b, table));
 }
 
 /* Norm after the last layer. */
@@ -656,7 +656,8 @@ graph_build(const Spec *s, Diag *d, Arena *perm)
 	if (s->streams.count > 1)
 		x = build_streams(&b, x);
 	for (int l = 0; l < s->n_layers; l++) {
-		x = layer(&b, x, l);
+		x = build_deep_rows(&b, layer(&b, x, l), l);
+		build_tower_deep(&b, x, l);
 		b.g->val[x].name = arena_printf(perm, "x%d", l + 1);
 	}
 	b.layer = -1;

@@ -15,10 +15,12 @@ typedef struct ModelBuilder {
 	int rope[2], rope2; /* values of rope tables; rope2: second axis */
 	/* [n_layers] values: the cache that the layer reads, and its append; -1: no attention */
 	int *pool, *done;
-	int *index;        /* [n_layers] values: pool of indexer keys; -1: no indexer */
-	int sel;           /* positions selected by the last indexer; -1: none before */
-	int *conv, *state; /* [n_layers] values for recurrent layers; else -1 */
-	int embedded;      /* the embedded tokens */
+	int *index;         /* [n_layers] values: pool of indexer keys; -1: no indexer */
+	int sel;            /* positions selected by the last indexer; -1: none before */
+	int *conv, *state;  /* [n_layers] values for recurrent layers; else -1 */
+	int embedded;       /* the embedded tokens */
+	int images;         /* rows of the images */
+	int deep[MAX_DEEP]; /* tower: rows of its layers vision.deep */
 	int stream_norm,
 	    stream_router; /* weights of the layer shared by prediction and correction */
 	int ple;           /* per-layer embeddings of all layers, [T, n_layers * width]; -1: none */
@@ -69,8 +71,13 @@ const char *build_act_word(ActKind a);
  * language model's embeddings x with those of image tokens replaced; the end of a tower */
 int build_given_rows(ModelBuilder *b, const char *key, const char *name, int64_t width);
 int build_patches(ModelBuilder *b);
-int build_image_rows(ModelBuilder *b, int x, int rows);
+int build_given_images(ModelBuilder *b);
+int build_image_rows(ModelBuilder *b, int x);
 void build_tower_end(ModelBuilder *b, int x);
+/* After layer l, whose output is x: part of the image rows; output rows of the tower's own layers
+ */
+int build_deep_rows(ModelBuilder *b, int x, int l);
+void build_tower_deep(ModelBuilder *b, int x, int l);
 
 /* build_streams.c: parallel streams [T, count * hidden]. Make them from the embedded tokens;
  * predict them before a layer; extract the active one; correct them with the layer's result; add

@@ -152,11 +152,11 @@ build_norm(ModelBuilder *b, bool wanted, int x, const char *role, const char *na
 
 	if (!wanted || s->norm.kind == NORM_NONE)
 		return x;
+	const double eps = strcmp(role, "final_norm") == 0 ? s->norm.final_eps : s->norm.eps;
 	if (s->norm.kind == NORM_RMS)
-		return build_rmsnorm(b, x, s->norm.weight ? role : NULL, s->hidden, 1, s->norm.eps,
+		return build_rmsnorm(b, x, s->norm.weight ? role : NULL, s->hidden, 1, eps,
 		                     s->norm.plus_one, name);
-	return build_layernorm(b, x, s->norm.weight ? role : NULL, s->hidden, 1, false, s->norm.eps,
-	                       name);
+	return build_layernorm(b, x, s->norm.weight ? role : NULL, s->hidden, 1, false, eps, name);
 }
 
 static int

@@ -190,7 +190,7 @@ source_memory_storage(Graph *g, PlanSource *src, int n_src, StorageRule r, Loc l
 		       "storage: head.row_norm changes the rows of the head: f32, f16 or bf16 is "
 		       "needed, not %s",
 		       dtype_text(r.dtype));
-	if (!src->transpose)
+	if (!src->transpose && !src->col_groups)
 		return r;
 	for (int i = 0; i < n_src; i++)
 		src[i].stored = dtype_text(r.dtype);

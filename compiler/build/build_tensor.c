@@ -58,6 +58,8 @@ build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t 
 		src->cols = each;
 		src->transpose = each;
 	}
+	if (rule->unfold && cols > 0 && s->vision.merge > 1)
+		src->col_groups = s->vision.merge;
 	if (rule->rope_pairs && (strcmp(role, "q") == 0 || strcmp(role, "k") == 0))
 		src->rope_pairs = heads.head_dim;
 	StorageRule file = source_file_storage(g, role, layer, cols ? src->cols : 0, loc),
@@ -241,9 +243,10 @@ source_continues(const PlanSource *a, const PlanSource *b)
 	return alike && strcmp(a->name, b->name) == 0 && a->n_block == 1 && b->n_block == 1 &&
 	       b->first == a->first + a->block && a->rows == b->rows && a->cols == b->cols &&
 	       a->rope_pairs == b->rope_pairs && a->transpose == b->transpose &&
-	       a->unit_rows == b->unit_rows && a->arranged == b->arranged &&
-	       same_word(a->rows_in, b->rows_in) && a->stored == b->stored &&
-	       a->col_first == b->col_first && a->col_total == b->col_total;
+	       a->unit_rows == b->unit_rows && a->col_groups == b->col_groups &&
+	       a->arranged == b->arranged && same_word(a->rows_in, b->rows_in) &&
+	       a->stored == b->stored && a->col_first == b->col_first &&
+	       a->col_total == b->col_total;
 }
 
 int

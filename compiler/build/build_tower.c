@@ -27,14 +27,28 @@ add_numbered(ModelBuilder *b, int x, const char *role, int64_t rows, const char 
 	return y;
 }
 
+/* Add to each row x the sum of the rows of a table, with the weights that follow the patch. */
+static int
+add_interpolated(ModelBuilder *b, int x, int given)
+{
+	const Spec *s = b->s;
+	const int64_t patch = s->vision.width, n = s->vision.positions;
+	int w = build_slice(b, given, patch + n, patch, n, "position_weights"),
+	    y = build_matmul(b, w, "patch_pos", false, s->hidden, n, "positions");
+
+	return build_add(b, x, y, 1, "x0_pos");
+}
+
 int
 build_patches(ModelBuilder *b)
 {
 	const Spec *s = b->s;
-	int x = build_given_rows(b, "vision.part", "patches", s->vision.width);
+	const int64_t width = s->vision.width, all = spec_patch_row(s);
+	const int given = build_given_rows(b, "vision.part", "patches", all);
 
 	build_at(b, "vision.width");
-	x = build_matmul(b, x, "patch", s->vision.bias, s->hidden, s->vision.width, "x0");
+	int x = all > width ? build_slice(b, given, all, 0, width, "patch") : given;
+	x = build_matmul(b, x, "patch", s->vision.bias, s->hidden, width, "x0");
 	if (s->vision.class_row) {
 		/* the caller passes zeros for this row, and only it has position 0 */
 		build_at(b, "vision.class_row");
@@ -42,20 +56,55 @@ build_patches(ModelBuilder *b)
 	}
 	if (s->vision.positions) {
 		build_at(b, "vision.positions");
-		x = add_numbered(b, x, "patch_pos", s->vision.positions, "x0_pos");
+		x = all > width ? add_interpolated(b, x, given)
+		                : add_numbered(b, x, "patch_pos", s->vision.positions, "x0_pos");
 	}
 	build_at(b, "norm.kind");
 	return build_norm(b, s->norm.embed, x, "embed_norm", "x0_normed");
 }
 
-int
-build_image_rows(ModelBuilder *b, int x, int rows)
+static int
+scattered(ModelBuilder *b, int x, int rows, const char *name)
 {
-	build_at(b, "vision.part");
-	int y = build_value(b, "x0_images");
+	int y = build_value(b, name);
 	Op *o = OP(b, scatter_rows, .x = x, .rows = rows, .y = y);
 	op_set_int(b->g, o, "width", b->s->hidden);
 	return y;
+}
+
+int
+build_given_images(ModelBuilder *b)
+{
+	return build_given_rows(b, "vision.part", "images",
+	                        b->s->hidden * (1 + b->s->vision.n_deep));
+}
+
+int
+build_image_rows(ModelBuilder *b, int x)
+{
+	const Spec *s = b->s;
+	int rows = b->images;
+
+	build_at(b, "vision.part");
+	if (s->vision.n_deep)
+		rows = build_slice(b, rows, s->hidden * (1 + s->vision.n_deep), 0, s->hidden,
+		                   "image_embedding");
+	return scattered(b, x, rows, "x0_images");
+}
+
+/* Add part l + 1 of the image rows to the image tokens. Other tokens have no row, and what is
+ * added to theirs is not used. */
+int
+build_deep_rows(ModelBuilder *b, int x, int l)
+{
+	const Spec *s = b->s;
+
+	if (s->vision.part != VISION_ROWS || l >= s->vision.n_deep)
+		return x;
+	build_at(b, "vision.deep");
+	int r = build_slice(b, b->images, s->hidden * (1 + s->vision.n_deep), s->hidden * (1 + l),
+	                    s->hidden, "image_part");
+	return scattered(b, x, build_add(b, x, r, 1, "with_images"), "deep");
 }
 
 static int
@@ -69,32 +118,89 @@ activated(ModelBuilder *b, int x, int64_t width)
 	return y;
 }
 
+static int
+merged(ModelBuilder *b, int x, const char *name)
+{
+	const Spec *s = b->s;
+	int y = build_value(b, name);
+	Op *o = OP(b, merge_rows, .x = x, .y = y);
+
+	op_set_int(b->g, o, "width", s->hidden);
+	op_set_int(b->g, o, "count", s->vision.merge);
+	op_set_int(b->g, o, "mean", s->vision.mean);
+	return y;
+}
+
+/* Norm over merged rows */
+static int
+norm_merged(ModelBuilder *b, int x, const char *role)
+{
+	const Spec *s = b->s;
+	const int64_t width = spec_merged(s);
+
+	if (s->norm.kind == NORM_RMS)
+		return build_rmsnorm(b, x, role, width, 1, s->norm.eps, s->norm.plus_one,
+		                     "merged_normed");
+	return build_layernorm(b, x, role, width, 1, false, s->norm.eps, "merged_normed");
+}
+
+/* Projector of one or two layers */
+static int
+projected(ModelBuilder *b, int y, const char *first, const char *second, const char *name)
+{
+	const Spec *s = b->s;
+	const bool bias = s->vision.out_bias;
+	int64_t width = spec_projector_in(s);
+
+	if (!s->vision.inner)
+		return build_matmul(b, y, first, bias, s->vision.out, width, name);
+	y = activated(b, build_matmul(b, y, first, bias, s->vision.inner, width, "projected"),
+	              s->vision.inner);
+	return build_matmul(b, y, second, bias, s->vision.out, s->vision.inner, name);
+}
+
+void
+build_tower_deep(ModelBuilder *b, int x, int l)
+{
+	const Spec *s = b->s;
+	int i = 0;
+
+	while (i < s->vision.n_deep && s->vision.deep[i] != l)
+		i++;
+	if (s->vision.part != VISION_TOWER || i == s->vision.n_deep)
+		return;
+	b->layer = i; /* number of the merger, in the names of its tensors */
+	build_at(b, "vision.deep");
+	x = norm_merged(b, merged(b, x, "deep_merged"), "deep_norm");
+	b->deep[i] = projected(b, x, "deep_project", "deep_project_out", "deep_rows");
+	b->layer = -1;
+}
+
 /* Norm, merger, and the projector to the language model's hidden size. */
 void
 build_tower_end(ModelBuilder *b, int x)
 {
 	const Spec *s = b->s;
-	const int64_t merged = s->hidden * (s->vision.mean ? 1 : s->vision.merge);
-	const bool bias = s->vision.out_bias;
 
 	b->layer = -1;
 	build_at(b, "norm.kind");
 	x = build_norm(b, s->norm.final, x, "final_norm", "normed");
 	build_at(b, "vision.merge");
-	int y = build_value(b, "merged");
-	Op *o = OP(b, merge_rows, .x = x, .y = y);
-	op_set_int(b->g, o, "width", s->hidden);
-	op_set_int(b->g, o, "count", s->vision.merge);
-	op_set_int(b->g, o, "mean", s->vision.mean);
+	int y = merged(b, x, "merged");
+	if (s->vision.merge_width)
+		y = build_matmul(b, y, "merge", false, s->vision.merge_width, spec_merged(s),
+		                 "merged_row");
+	if (s->vision.merged_norm)
+		y = norm_merged(b, y, "merged_norm");
 	if (!s->vision.out)
 		return;
 	build_at(b, "vision.out");
-	int64_t width = merged;
-	if (s->vision.inner) {
-		width = s->vision.inner;
-		y = activated(b, build_matmul(b, y, "project", bias, width, merged, "projected"),
-		              width);
+	y = projected(b, y, "project", "project_out", "image_rows");
+	for (int i = 0; i < s->vision.n_deep; i++) {
+		int all = build_value(b, "image_rows_and_deep");
+		Op *o = OP(b, concat, .x = y, .z = b->deep[i], .y = all);
+		op_set_int(b->g, o, "width", s->vision.out * (i + 1));
+		op_set_int(b->g, o, "count", s->vision.out);
+		y = all;
 	}
-	build_matmul(b, y, s->vision.inner ? "project_out" : "project", bias, s->vision.out, width,
-	             "image_rows");
 }

@@ -82,6 +82,8 @@ dump_tensor(const PlanTensor *t, Strbuf *out)
 			strbuf_printf(out, " transposed by %" PRId64, s->transpose);
 		if (s->unit_rows)
 			strbuf_puts(out, " unit rows");
+		if (s->col_groups)
+			strbuf_printf(out, " col_groups %lld", (long long)s->col_groups);
 		if (s->arranged)
 			strbuf_puts(out, " arranged");
 		if (s->rows_in)

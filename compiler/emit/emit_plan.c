@@ -87,7 +87,8 @@ plan_buffers(const Graph *g, const Selection *sel, Plan *p, int *to)
 	p->outputs_rows = g->outputs_rows;
 	p->takes_rows = g->spec->mtp.part == MTP_HEAD;
 	p->vision = g->spec->vision.part;
-	p->row_width = p->vision == VISION_TOWER ? g->spec->vision.width : g->spec->hidden;
+	p->row_width = p->vision == VISION_TOWER ? spec_patch_row(g->spec)
+	                                         : g->spec->hidden * (1 + g->spec->vision.n_deep);
 	p->merge = p->vision == VISION_TOWER ? g->spec->vision.merge : 1;
 	p->class_rows = p->vision == VISION_TOWER && g->spec->vision.class_row;
 	p->image_token = p->vision == VISION_ROWS ? g->spec->vision.token : -1;

@@ -32,9 +32,31 @@ typedef struct StoredForm {
 	const char *order, *factor; /* see StorageRule */
 } StoredForm;
 
+typedef struct Role {
+	const char *name;
+	int64_t rows, cols;
+	bool bias;
+} Role;
+
+#define ROLE(nm, r, c_, b)                                                                         \
+	list->role[list->n++] = (Role)                                                             \
+	{                                                                                          \
+		nm, r, c_, b                                                                       \
+	}
+
+/* Roles of a layer, in the order of the checks */
+typedef struct RoleList {
+	Role role[96]; /* more than the roles of any layer */
+	int n;
+} RoleList;
+
 /* import_roles.c */
 void import_layer_roles(ImportCheck *c, int l);
 void import_outer_roles(ImportCheck *c);
+
+/* import_roles_tower.c: add the roles outside the layers; set those of a merger of vision.deep */
+void import_tower_roles(const Spec *s, RoleList *list);
+void import_deep_roles(const Spec *s, RoleList *list);
 
 /* import_unused.c */
 void import_check_unused(ImportCheck *c);

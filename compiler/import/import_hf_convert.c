@@ -83,7 +83,7 @@ convert_rope(ImportSource *s, const char *object, SpecKey base)
 	SpecExprVal longs = source_val(s, arena_printf(s->a, "%s.long_factor", object));
 	double max = 0, original = 0, v;
 
-	if (!type || strcmp(type, "default") == 0)
+	if (!type || strcmp(type, "default") == 0 || (s->tower && strcmp(type, "axial") == 0))
 		return;
 	if (strcmp(type, "su") == 0 || (strcmp(type, "yarn") == 0 && shorts.kind == EXPR_LIST))
 		type = "longrope"; /* its earlier names */

@@ -233,12 +233,6 @@ tensor(ImportCheck *c, const TensorRule *r, const char *role, int layer, int exp
 	}
 }
 
-typedef struct Role {
-	const char *name;
-	int64_t rows, cols;
-	bool bias;
-} Role;
-
 static const Role *
 role_named(const Role *role, int n, const char *name)
 {
@@ -250,8 +244,10 @@ role_named(const Role *role, int n, const char *name)
 
 /* Check all roles of a layer, or of those outside the layers; each tensor once. */
 static void
-roles(ImportCheck *c, const Role *role, int n, int layer, int n_experts)
+check_roles(ImportCheck *c, const RoleList *list, int layer, int n_experts)
 {
+	const Role *role = list->role;
+	const int n = list->n;
 	const Spec *s = c->spec;
 
 	for (int i = 0; i < n; i++) {
@@ -306,18 +302,6 @@ bias_role(ImportCheck *c, const char *role, int layer, int64_t rows)
 	if (r)
 		tensor(c, r, role, layer, -1, rows, 0, 1, ".bias");
 }
-
-#define ROLE(nm, r, c_, b)                                                                         \
-	list->role[list->n++] = (Role)                                                             \
-	{                                                                                          \
-		nm, r, c_, b                                                                       \
-	}
-
-/* Roles of a layer, in the order of the checks */
-typedef struct RoleList {
-	Role role[96]; /* more than the roles of any layer */
-	int n;
-} RoleList;
 
 static void
 scan_roles(ImportCheck *c, RoleList *list, int l)
@@ -620,25 +604,7 @@ import_layer_roles(ImportCheck *c, int l)
 	if (s->norm.ffn_out && out && spec_has_ffn(s, l))
 		ROLE("ffn_out_norm", H, 0, nb);
 	stream_roles(c, list, l);
-	roles(c, list->role, list->n, l, s->moe.n_experts);
-}
-
-static void
-tower_roles(ImportCheck *c, RoleList *list)
-{
-	const Spec *s = c->spec;
-	const int64_t merged = s->hidden * (s->vision.mean ? 1 : s->vision.merge);
-
-	ROLE("patch", s->hidden, s->vision.width, s->vision.bias);
-	if (s->vision.class_row)
-		ROLE("class", 1, s->hidden, false);
-	if (s->vision.positions)
-		ROLE("patch_pos", s->vision.positions, s->hidden, false);
-	if (s->vision.out)
-		ROLE("project", s->vision.inner ? s->vision.inner : s->vision.out, merged,
-		     s->vision.out_bias);
-	if (s->vision.inner)
-		ROLE("project_out", s->vision.out, s->vision.inner, s->vision.out_bias);
+	check_roles(c, list, l, s->moe.n_experts);
 }
 
 void
@@ -649,7 +615,7 @@ import_outer_roles(ImportCheck *c)
 	RoleList outside = { .n = 0 }, *list = &outside;
 
 	if (s->vision.part == VISION_TOWER)
-		tower_roles(c, list);
+		import_tower_roles(s, list);
 	else
 		ROLE("embed", s->vocab_size, s->embed.width, false);
 	if (spec_narrow(s)) {
@@ -696,5 +662,10 @@ import_outer_roles(ImportCheck *c)
 		              t->dim[0] == s->rope[1].dims / 2 && s->rope[1].dims > s->rope[0].dims;
 		ROLE("rope_factors", s->rope[longer].dims / 2, 0, false);
 	}
-	roles(c, list->role, list->n, -1, s->streams.count - 1);
+	check_roles(c, list, -1, s->streams.count - 1);
+	for (int i = 0; s->vision.part == VISION_TOWER && i < s->vision.n_deep; i++) {
+		list->n = 0;
+		import_deep_roles(s, list);
+		check_roles(c, list, i, 0);
+	}
 }

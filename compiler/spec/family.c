@@ -131,6 +131,11 @@ static const char *const roles[] = {
 	"class",
 	"project",
 	"project_out",
+	"merge",
+	"merged_norm",
+	"deep_norm",
+	"deep_project",
+	"deep_project_out",
 	"e_stream_in",
 	"e_stream_out",
 	"stream_norm",
@@ -382,7 +387,7 @@ static void
 add(FamilyRules *r, const Node *key, const Node *value, const char *name)
 {
 	static const char *const words[] = { "per_head",    "quarters",   "transpose", "stacked",
-		                             "interleaved", "rope_pairs", "whole" };
+		                             "interleaved", "rope_pairs", "unfold",    "whole" };
 	size_t end = strcspn(name, "|"), len = end;
 	bool drop = strcmp(key->text, "drop") == 0;
 	TensorRule rule = { .role = key->text, .loc = value->loc, .whole = drop };
@@ -416,6 +421,7 @@ add(FamilyRules *r, const Node *key, const Node *value, const char *name)
 		           : strcmp(w, "stacked") == 0     ? &rule.stacked
 		           : strcmp(w, "interleaved") == 0 ? &rule.interleaved
 		           : strcmp(w, "rope_pairs") == 0  ? &rule.rope_pairs
+		           : strcmp(w, "unfold") == 0      ? &rule.unfold
 		           : strcmp(w, "whole") == 0       ? &rule.whole
 		                                           : NULL;
 		if (!to) {
@@ -424,7 +430,7 @@ add(FamilyRules *r, const Node *key, const Node *value, const char *name)
 			       key->text, w,
 			       near ? "; did you mean "
 			            : "; known are per_head, quarters, transpose, stacked, "
-			              "interleaved, rope_pairs and whole",
+			              "interleaved, rope_pairs, unfold and whole",
 			       near ? near : "", near ? "?" : "");
 			return;
 		}

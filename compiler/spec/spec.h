@@ -56,7 +56,8 @@ typedef enum MlaForm {
 	MLA_AUTO,
 	MLA_ABSORBED,
 	MLA_EXPANDED
-} MlaForm; /* AUTO: the form with fewer operations */
+} MlaForm;             /* AUTO: the form with fewer operations */
+enum { MAX_DEEP = 8 }; /* parts of an image row besides the embedding */
 typedef enum MtpPart { MTP_NONE, MTP_ROWS, MTP_HEAD } MtpPart;
 /* vision.part; a plan has the same */
 typedef PlanVision VisionPart;
@@ -97,6 +98,8 @@ typedef struct TensorRule {
 	bool per_head;  /* stacked roles are interleaved per head */
 	bool quarters;  /* stacked in four parts, each with a quarter of every role */
 	bool transpose; /* stored as [cols, rows] */
+	/* columns of merged rows: all rows of the first element, then of the second */
+	bool unfold;
 	/* stacked row by row: the first row of each role, then the second (experts) */
 	bool interleaved;
 	bool stacked; /* all experts in one 3-D tensor */
@@ -271,7 +274,7 @@ typedef struct Spec {
 
 	struct {
 		NormKind kind;
-		double eps, latent_eps, qk_eps, ssm_eps, linear_eps;
+		double eps, latent_eps, qk_eps, final_eps, ssm_eps, linear_eps;
 		bool plus_one;
 		bool bias;              /* layer norms have a bias */
 		bool weight;            /* norms of the stream have a weight */
@@ -340,8 +343,11 @@ typedef struct Spec {
 	struct {
 		VisionPart part;
 		int32_t token;
-		int64_t width, positions, merge, inner, out;
+		int64_t width, positions, merge, merge_width, inner, out;
 		bool class_row, mean, bias, out_bias; /* mean: merged rows are averaged */
+		bool merged_norm;
+		const char *interpolate; /* "none", "corners", "area" */
+		int n_deep, deep[MAX_DEEP];
 		ActKind act;
 	} vision;
 
@@ -393,6 +399,29 @@ typedef struct Spec {
 } Spec;
 
 /* Return the number of ranks over all stages. */
+/* Elements of an input row of a tower: the values of a patch, and its weights of the table of
+ * learned positions if that is interpolated */
+static inline int64_t
+spec_patch_row(const Spec *s)
+{
+	return s->vision.width +
+	       (strcmp(s->vision.interpolate, "none") != 0 ? s->vision.positions : 0);
+}
+
+/* Elements of a merged row of a tower */
+static inline int64_t
+spec_merged(const Spec *s)
+{
+	return s->hidden * (s->vision.mean ? 1 : s->vision.merge);
+}
+
+/* Elements of a row before the projector */
+static inline int64_t
+spec_projector_in(const Spec *s)
+{
+	return s->vision.merge_width ? s->vision.merge_width : spec_merged(s);
+}
+
 static inline int
 spec_ranks(const Spec *s)
 {

@@ -84,6 +84,44 @@ check_mtp(SpecTable *t)
 	}
 }
 
+/* Parts of an image row for layers of the language model */
+static void
+check_deep(SpecTable *t)
+{
+	const SpecVal *v = &t->val[K_vision_deep];
+	const bool tower = IS(vision_part, "tower");
+
+	if (v->n > MAX_DEEP)
+		err_at(t->d, v->loc, "vision.deep has %d layers, at most %d are supported", v->n,
+		       MAX_DEEP);
+	if (KNOWN(n_layers) && !tower && v->n > INT(n_layers))
+		err_at(t->d, v->loc, "vision.deep has %d layers, the model %lld", v->n,
+		       (long long)INT(n_layers));
+	for (int i = 0; tower && KNOWN(n_layers) && i < v->n; i++)
+		if (v->list[i] >= (double)INT(n_layers))
+			err_at(t->d, v->loc, "vision.deep: layer %.0f is not below n_layers = %lld",
+			       v->list[i], (long long)INT(n_layers));
+	if (v->n && tower && INT(vision_out) < 1)
+		err_at(t->d, v->loc, "vision.deep: its rows are projected, which needs vision.out");
+}
+
+/* Rows that an interpolated table has: a square */
+static void
+check_positions(SpecTable *t)
+{
+	int64_t side = 0;
+
+	if (IS(vision_interpolate, "none"))
+		return;
+	while (side * side < INT(vision_positions))
+		side++;
+	if (side < 1 || side * side != INT(vision_positions) || ON(vision_class))
+		err_at(t->d, LOC(vision_interpolate),
+		       "vision.interpolate: vision.positions = %lld is not a square without a "
+		       "class row",
+		       (long long)INT(vision_positions));
+}
+
 /* A tower is an encoder of rows. Rows of images reach one rank, in a step with a causal mask. */
 static void
 check_vision(SpecTable *t)
@@ -110,8 +148,10 @@ check_vision(SpecTable *t)
 	if (IS(vision_part, "rows") && KNOWN(vision_token) && INT(vision_token) < 0)
 		err_at(t->d, LOC(vision_part),
 		       "vision.part = rows: this model reads text only (vision.token is -1)");
+	check_deep(t);
 	if (!IS(vision_part, "tower"))
 		return;
+	check_positions(t);
 	if (!IS(mask, "none")) {
 		err_at(t->d, LOC(vision_part),
 		       "vision.part = tower: a tower attends to all patches of an image; set "

@@ -324,6 +324,7 @@ fill_norms(const SpecTable *t, Spec *s)
 	                                        : NORM_NONE;
 	s->norm.eps = NUM(norm_eps);
 	s->norm.latent_eps = NUM(latent_eps);
+	s->norm.final_eps = NUM(final_eps);
 	s->norm.qk_eps = NUM(qk_eps);
 	s->norm.ssm_eps = NUM(ssm_eps);
 	s->norm.linear_eps = NUM(lin_eps);
@@ -380,6 +381,11 @@ fill_vision(const SpecTable *t, Spec *s)
 	s->vision.out = INT(vision_out);
 	s->vision.out_bias = BOOL(vision_out_bias);
 	s->vision.act = act_of(t, K_vision_act);
+	s->vision.merge_width = INT(vision_merge_width);
+	s->vision.merged_norm = BOOL(vision_merged_norm);
+	s->vision.interpolate = t->val[K_vision_interpolate].str;
+	for (int i = 0; i < t->val[K_vision_deep].n && i < MAX_DEEP; i++)
+		s->vision.deep[s->vision.n_deep++] = (int)t->val[K_vision_deep].list[i];
 }
 
 static void

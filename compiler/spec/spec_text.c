@@ -44,14 +44,15 @@ spec_resolved_text(SpecTable *t, const TensorRule *rule, int n_rule)
 		char value[NUMBER_SIZE];
 		yaml_number(value, r->value);
 		bool any = r->per_head || r->quarters || r->transpose || r->stacked ||
-		           r->rope_pairs || r->whole || r->same;
+		           r->rope_pairs || r->unfold || r->whole || r->same;
 		role[i] = r->role;
 		name[i] = spec_quote(
 		    t->a,
-		    arena_printf(t->a, "%s%s%s%s%s%s%s%s%s", r->name, any ? " |" : "",
+		    arena_printf(t->a, "%s%s%s%s%s%s%s%s%s%s", r->name, any ? " |" : "",
 		                 r->per_head ? " per_head" : "", r->quarters ? " quarters" : "",
 		                 r->transpose ? " transpose" : "", r->stacked ? " stacked" : "",
-		                 r->rope_pairs ? " rope_pairs" : "", r->whole ? " whole" : "",
+		                 r->rope_pairs ? " rope_pairs" : "", r->unfold ? " unfold" : "",
+		                 r->whole ? " whole" : "",
 		                 r->same ? arena_printf(t->a, " all=%s", value) : ""));
 	}
 	strbuf_puts(out,

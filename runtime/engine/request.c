@@ -204,7 +204,7 @@ place_images(const Engine *e, EngineRequest *j, const llmc_request *r, llmc_erro
 static llmc_status
 open_images(const Engine *e, EngineRequest *j, const llmc_request *r, llmc_error *err)
 {
-	const size_t hidden = (size_t)e->plan->hidden;
+	const size_t width = (size_t)plan_row_width(e->plan);
 	size_t n_row = 0, n_token = 0, at = 0, image = 0;
 	int32_t in_image = 0;
 
@@ -224,14 +224,14 @@ open_images(const Engine *e, EngineRequest *j, const llmc_request *r, llmc_error
 		return error_set(err, LLMC_E_INPUT,
 		                 "the prompt has %zu image tokens, its %zu images have %zu rows",
 		                 n_token, r->n_images, n_row);
-	j->image_row = calloc(n_row * hidden + 1, sizeof *j->image_row);
+	j->image_row = calloc(n_row * width + 1, sizeof *j->image_row);
 	j->image_at = calloc((size_t)j->req->bound + 1, sizeof *j->image_at);
 	j->image_prompt = calloc(r->n_tok, sizeof *j->image_prompt);
 	if (!j->image_row || !j->image_at || !j->image_prompt)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a request");
 	memcpy(j->image_prompt, r->tok, r->n_tok * sizeof *r->tok);
 	for (size_t i = 0, to = 0; i < r->n_images; i++) {
-		const size_t floats = (size_t)r->images[i].n_row * hidden;
+		const size_t floats = (size_t)r->images[i].n_row * width;
 		memcpy(j->image_row + to, r->images[i].row, floats * sizeof *j->image_row);
 		to += floats;
 	}

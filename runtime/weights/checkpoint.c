@@ -268,7 +268,8 @@ checkpoint_source(const Checkpoint *c, const PlanTensor *t, const PlanSource *s,
 		                 out->dtype_name ? out->dtype_name : "an unknown type");
 	/* with an adapter the row is first computed in fp32 */
 	const bool adapted = s->lora && t->cols && dtype_is_float(t->dtype);
-	if (out->made && (!t->cols || (s->stored && !adapted && !s->transpose) || s->unit_rows))
+	if (out->made &&
+	    (!t->cols || s->col_groups || (s->stored && !adapted && !s->transpose) || s->unit_rows))
 		return error_set(err, LLMC_E_INPUT,
 		                 "%s: tensor \"%s\" is quantised by rows: it can only be "
 		                 "read as a matrix with unchanged rows, not as %s",

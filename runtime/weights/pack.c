@@ -47,7 +47,7 @@ pack_in_place(const PlanTensor *t, const CheckpointTensor *src, const void **dat
 
 	if (src->delta || src->rows_in || s->col_total || src->made || src->dtype != t->dtype ||
 	    strcmp(t->layout, "row") || t->n_src != 1 || s->rope_pairs || s->transpose ||
-	    s->unit_rows || s->stored || (s->n_block > 1 && s->stride != s->block))
+	    s->unit_rows || s->stored || s->col_groups || (s->n_block > 1 && s->stride != s->block))
 		return false;
 	const char *at = (const char *)src->data;
 	at += s->first * dtype_row_bytes(t->dtype, t->cols ? t->cols : s->cols ? s->cols : 1);
@@ -70,14 +70,16 @@ up_64(size_t n)
 	return (n + 63) & ~(size_t)63;
 }
 
-/* Longest stored row among sources that are transposed; 0: none */
+/* Longest stored row among sources that are transposed or read in groups of columns; 0: none */
 static int64_t
 widest_across(const PlanTensor *t)
 {
 	int64_t most = 0;
 
-	for (int k = 0; k < t->n_src; k++)
-		most = t->src[k].transpose > most ? t->src[k].transpose : most;
+	for (int k = 0; k < t->n_src; k++) {
+		const int64_t n = t->src[k].col_groups ? t->cols : t->src[k].transpose;
+		most = n > most ? n : most;
+	}
 	return most;
 }
 
@@ -260,6 +262,19 @@ adapted_row(PackJob *j, int k, int64_t i, int64_t row, char *tmp, PackScratch *r
 		unit_row(t->dtype, tmp, t->cols, room->row);
 }
 
+/* Read a row whose columns come group by group, in fp32, and write it in the tensor's type. */
+static void
+grouped_row(const PackJob *j, int k, const char *row, char *tmp, PackScratch *room)
+{
+	const PlanTensor *t = j->t;
+	const int64_t g = t->src[k].col_groups, each = t->cols / g;
+
+	dequant_row(j->src[k].dtype, row, room->across, t->cols);
+	for (int64_t c = 0; c < t->cols; c++)
+		room->row[c] = room->across[c % each * g + c / each];
+	quant_row_shared(t->dtype, t->scale_cols, t->symmetric, room->row, tmp, t->cols);
+}
+
 /* Return row i in the tensor's type: a pointer into the file if it can be used as stored, else a
  * copy in tmp. */
 static const char *
@@ -297,6 +312,10 @@ file_row(PackJob *j, int64_t i, char *tmp, PackScratch *room)
 		return tmp;
 	}
 	int64_t wide = file_cols(t);
+	if (s->col_groups) {
+		grouped_row(j, k, data + row * dtype_row_bytes(j->src[k].dtype, wide), tmp, room);
+		return tmp;
+	}
 	if (j->src[k].dtype != t->dtype || j->src[k].made) {
 		if (s->transpose) {
 			transposed_row(j, k, row, room);

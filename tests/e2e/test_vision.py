@@ -24,20 +24,26 @@ CPU = {
     "smolvlm-idefics3-bf16": "v3 v4 amx",
     "llava-bf16": "v3",
     "qwen2_vl-bf16": "v3",
+    "qwen3_vl-bf16": "v3",
+    "pixtral-bf16": "v3",
 }
 GPU = {
     "smolvlm-plain": ("sm_90a",),
     "smolvlm-idefics3-bf16": ("sm_75", "sm_80", "sm_90a", "sm_120a"),
     "llava-bf16": ("sm_80",),
     "qwen2_vl-bf16": ("sm_90a",),
+    "qwen3_vl-bf16": ("sm_80",),
+    "pixtral-bf16": ("sm_90a",),
 }
 
 
 def side(case):
     """Patches on a side of the square that becomes one row"""
-    return case.config["vision_config"].get(
-        "spatial_merge_size", case.config.get("scale_factor", 1)
-    )
+    for config in case.config["vision_config"], case.config:
+        for key in "spatial_merge_size", "scale_factor":
+            if key in config:
+                return config[key]
+    return 1
 
 
 def model(path, case, device="ref", arch=None, **more):
@@ -47,10 +53,27 @@ def model(path, case, device="ref", arch=None, **more):
     return llmc.Model(str(path), device=device, arch=arch, set=given, **more)
 
 
+def hat(n, side):
+    """Bilinear weights [n, side] of a row of `side` values that is resized to n, corners on corners"""
+    at = np.linspace(0, side - 1, n)[:, None] if n > 1 else np.zeros((1, 1))
+    return np.maximum(1 - np.abs(at - np.arange(side)), 0)
+
+
+def position_weights(case, p, h, w, at):
+    """Rows of patches followed by the weights of a table of positions that is resized"""
+    table = case.config["vision_config"].get("num_position_embeddings")
+    if not table:
+        return p
+    side = round(table**0.5)
+    weights = hat(h, side)[at // w][:, :, None] * hat(w, side)[at % w][:, None]
+    return np.hstack([p, weights.reshape(len(p), -1)]).astype(np.float32)
+
+
 def images(session, case):
     """Rows of all images, packed into one step"""
     chunks, given = [], []
-    for (p, at), (_, w) in zip(case.patches(side(case)), case.grids):
+    for (p, at), (h, w) in zip(case.patches(side(case)), case.grids):
+        p = position_weights(case, p, h, w, at)
         n_out, row, col = len(p) // side(case) ** 2, at // w, at % w
         if case.family == "llava":  # a class row
             p, at, row, col = (

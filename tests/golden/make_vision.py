@@ -218,6 +218,133 @@ case(
 )
 
 
+def qwen3_vl(kind, text, deep=(0, 1), vision=None, **more):
+    tower = dict(
+        depth=3,
+        hidden_size=48,
+        intermediate_size=72,
+        out_hidden_size=48,
+        num_heads=3,
+        patch_size=4,
+        num_position_embeddings=25,
+    )
+    tower |= dict(spatial_merge_size=2, temporal_patch_size=2, in_channels=3)
+    tower |= dict(deepstack_visual_indexes=list(deep)) if deep else {}
+    return dict(
+        model_type=kind,
+        torch_dtype="float32",
+        text_config=text,
+        vision_config=dict(tower, model_type=kind + "_vision", **(vision or {})),
+        tie_word_embeddings=False,
+        **TOKENS,
+        **more,
+    )
+
+
+def interleaved(kind, section, **more):
+    text = dict(QWEN2, model_type=kind, head_dim=16, num_hidden_layers=3)
+    rope = dict(rope_type="default", rope_theta=500.0, mrope_interleaved=True)
+    text["rope_parameters"] = dict(rope, mrope_section=section)
+    return without(text) | more
+
+
+QWEN3_5 = interleaved(
+    "qwen3_5_text",
+    [3, 3, 2],
+    head_dim=32,
+    layer_types=["linear_attention", "full_attention", "linear_attention"],
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=8,
+    linear_value_head_dim=12,
+    linear_conv_kernel_dim=4,
+)
+QWEN3_5["rope_parameters"]["partial_rotary_factor"] = 0.5
+QWEN3_VL = interleaved("qwen3_vl_text", [2, 3, 3])
+case(
+    "qwen3_vl-plain",
+    qwen3_vl("qwen3_vl", QWEN3_VL),
+    [(4, 6), (10, 2), (2, 2)],
+    inputs=in_squares(2),
+    tokens=merged(2),
+)
+case(
+    "qwen3_vl-bf16",
+    qwen3_vl("qwen3_vl", dict(QWEN3_VL, num_hidden_layers=2), [1], dict(num_heads=2, patch_size=6)),
+    [(6, 10), (2, 12)],
+    dtype="bf16",
+    inputs=in_squares(2),
+    tokens=merged(2),
+)
+case(
+    "qwen3_vl-qwen3_5",
+    qwen3_vl("qwen3_5", QWEN3_5, None, dict(num_position_embeddings=16)),
+    [(4, 6), (2, 8)],
+    inputs=in_squares(2),
+    tokens=merged(2),
+    plus_one=True,
+)
+
+
+def pixtral(kind="mistral3", text=None, vision=None, **more):
+    tower = dict(
+        model_type="pixtral",
+        hidden_size=48,
+        intermediate_size=56,
+        num_hidden_layers=3,
+        num_attention_heads=3,
+        head_dim=16,
+        image_size=64,
+        patch_size=4,
+        hidden_act="gelu",
+        rope_theta=100.0,
+    )
+    config = dict(
+        model_type=kind,
+        image_token_index=IMAGE,
+        torch_dtype="float32",
+        text_config=dict(LLAMA, model_type="mistral", sliding_window=None, **(text or {})),
+        vision_config=tower | (vision or {}),
+        projector_hidden_act="gelu",
+        multimodal_projector_bias=False,
+        tie_word_embeddings=False,
+    )
+    return config | dict(dict(spatial_merge_size=2) if kind == "mistral3" else {}, **more)
+
+
+def padded(pixels, grids, ids):
+    """Images of several sizes in a batch of the largest height and width"""
+    sizes = [tuple(p.shape[1:]) for p in pixels]
+    x = torch.zeros((len(pixels), 3, *(max(s) for s in zip(*sizes))), dtype=pixels[0].dtype)
+    for i, p in enumerate(pixels):
+        x[i, :, : p.shape[1], : p.shape[2]] = p
+    return dict(pixel_values=x, image_sizes=torch.tensor(sizes))
+
+
+case("pixtral-plain", pixtral(), [(4, 6), (10, 2), (2, 2)], inputs=padded, tokens=merged(2))
+case(
+    "pixtral-bf16",
+    pixtral(
+        text=dict(rms_norm_eps=1e-5),
+        vision=dict(hidden_size=64, num_attention_heads=2, head_dim=32, hidden_act="silu"),
+        multimodal_projector_bias=True,
+        spatial_merge_size=3,
+    ),
+    [(6, 12), (3, 3)],
+    dtype="bf16",
+    inputs=padded,
+    tokens=merged(3),
+)
+case(
+    "pixtral-llava",
+    pixtral("llava", multimodal_projector_bias=True, vision_feature_select_strategy="full")
+    | dict(vision_feature_layer=-2),
+    [(5, 3), (2, 7)],
+    inputs=padded,
+    tokens=all_patches,
+)
+
+
 def tensors(model):
     return {
         n: list(p.shape) for n, p in sorted(model.state_dict().items()) if p.is_floating_point()
@@ -266,8 +393,11 @@ def make(name, c):
         more = c["inputs"](px, c["grids"], torch.tensor([ids]))
         out = m(input_ids=torch.tensor([ids]), use_cache=False, **more)
         feats = m.get_image_features(**{k: v for k, v in more.items() if k in FEATURES})
+        deep = getattr(feats, "deepstack_features", None) or []
         feats = getattr(feats, "pooler_output", feats)
         feats = torch.cat(list(feats)) if isinstance(feats, (list, tuple)) else feats
+        deep = [torch.cat(list(d)) if isinstance(d, (list, tuple)) else d for d in deep]
+        feats = torch.cat([feats, *deep], -1) if deep else feats
         return out.logits[0].double().numpy(), feats.reshape(-1, feats.shape[-1]).double().numpy()
 
     logits, rows = run(model.float(), torch.float32)
@@ -296,9 +426,12 @@ def make(name, c):
 RUNS = {}  # processors of cases that `llmc run` is tested with
 
 
-def run_case(name, tokens, processor=None, **preprocessor):
-    """tokens(n): image tokens, given the tensors of the processor"""
+def run_case(name, tokens, processor=None, call=None, first=11, **preprocessor):
+    """tokens(n): image tokens, given the tensors of the processor. call: what the model's processor passes to that of
+    images. first: first token of the prompt"""
     RUNS[name] = dict(
+        call=call or {},
+        first=first,
         preprocessor=dict(
             preprocessor, do_convert_rgb=True, do_rescale=True, rescale_factor=1 / 255
         ),
@@ -351,6 +484,34 @@ run_case(
 )
 
 
+run_case(
+    "qwen3_vl-plain",
+    lambda px: int(px["image_grid_thw"].prod(1).sum()) // 4,
+    image_processor_type="Qwen2VLImageProcessorFast",
+    do_resize=True,
+    size=dict(shortest_edge=64, longest_edge=1600),
+    resample=3,
+    patch_size=4,
+    temporal_patch_size=2,
+    merge_size=2,
+    **HALF,
+)
+
+
+run_case(
+    "pixtral-plain",
+    lambda px: int(px["image_sizes"].prod(1).sum()) // 64,
+    image_processor_type="PixtralImageProcessorFast",
+    do_resize=True,
+    size=dict(longest_edge=40),
+    patch_size=4,
+    call=dict(patch_size=8),
+    first=21,
+    resample=3,
+    **HALF,
+)
+
+
 def make_run(name, new=8):
     """image.png, and <case>/run.json: the files of a processor, a prompt with this image, and the tokens that
     transformers generates after it."""
@@ -365,11 +526,11 @@ def make_run(name, new=8):
         with open(os.path.join(d, "preprocessor_config.json"), "w") as f:
             json.dump(how["preprocessor"], f)
         processor = AutoImageProcessor.from_pretrained(d)
-        px = processor(images=[[Image.open(path)]], return_tensors="pt")
+        px = processor(images=[[Image.open(path)]], return_tensors="pt", **how["call"])
         model = AutoModelForImageTextToText.from_pretrained(
             d, attn_implementation="eager", dtype=torch.float32
         ).eval()
-    ids = [11, 12] + [IMAGE] * how["tokens"](px) + [13, 14]
+    ids = [how["first"], 12] + [IMAGE] * how["tokens"](px) + [13, 14]
     tokens, gap = list(ids), 1e9
     with torch.no_grad():
         for _ in range(new):
@@ -407,48 +568,84 @@ CHATS = {
 }
 
 
-def make_chats(new=8):
-    """chats.json: conversations with images, their prompts and greedy answers, by the processor and the model of
-    transformers on the folder of tests/serve/tiny_vision.py. "low": images are not cut into tiles."""
-    sys.path.insert(0, os.path.join(W.HERE, "..", "serve"))
+def processor_of(name, image, tok):
+    """The processor of the model's class in transformers"""
+    import transformers
+    import tiny_vision
+
+    class_name = tiny_vision.MODELS[name][3]
+    given = {
+        "Idefics3Processor": dict(image_seq_len=4),
+        "LlavaProcessor": dict(
+            patch_size=8, num_additional_image_tokens=1, vision_feature_select_strategy="default"
+        ),
+        "PixtralProcessor": dict(patch_size=4, spatial_merge_size=2),
+    }.get(class_name, {})
+    if class_name.startswith("Qwen"):
+        given["video_processor"] = transformers.Qwen2VLVideoProcessor()
+    template = tiny_vision.template_of(name)
+    return getattr(transformers, class_name)(image, tok, chat_template=template, **given)
+
+
+def chats_of(name, folder, chats, new):
     import tiny_vision
     from PIL import Image
     from transformers import AutoImageProcessor, AutoModelForImageTextToText
-    from transformers import Idefics3Processor, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
+
+    tiny_vision.build(folder, name=name)
+    tok = PreTrainedTokenizerFast.from_pretrained(folder)
+    mark = tok.convert_tokens_to_ids(tiny_vision.MODELS[name][0][0])
+    model = AutoModelForImageTextToText.from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32
+    ).eval()
+    out = {}
+    for key in chats:
+        image = AutoImageProcessor.from_pretrained(folder)
+        if key == "low":
+            image.do_image_splitting = False
+        p = processor_of(name, image, tok)
+        text = p.apply_chat_template(CHATS[key], add_generation_prompt=True)
+        files = [
+            Image.open(tiny_vision.IMAGES[c.get("file", 0)])
+            for m in CHATS[key]
+            for c in m["content"]
+            if c["type"] == "image"
+        ]
+        given = p(text=text, images=files or None, return_tensors="pt")
+        ids = given.pop("input_ids")[0].tolist()
+        given.pop("attention_mask")
+        tokens, gap = list(ids), 1e9
+        with torch.no_grad():
+            for _ in range(new):
+                now = torch.tensor([tokens])
+                for kind in {"mm_token_type_ids", "token_type_ids"} & set(given):
+                    given[kind] = (now == mark).long()
+                got = model(input_ids=now, use_cache=False, **given)
+                best = got.logits[0, -1].topk(2)
+                gap = min(gap, float(best.values[0] - best.values[1]))
+                tokens.append(int(best.indices[0]))
+        assert mark not in tokens[len(ids) :]
+        out[key] = dict(messages=CHATS[key], ids=ids, new=tokens[len(ids) :], gap=gap)
+        print(f"{name} {key:20} {len(ids)} tokens, gap {gap:.3f}", flush=True)
+    return out
+
+
+def make_chats(new=8):
+    """chats.json: conversations with images, their prompts and greedy answers, by the processors and models of
+    transformers on the folders of tests/serve/tiny_vision.py. "low": images are not cut into tiles."""
+    sys.path.insert(0, os.path.join(W.HERE, "..", "serve"))
+    import tiny_vision
+    from PIL import Image
 
     y, x = np.mgrid[0:50, 0:30]
     pixels = np.stack([255 - x * 8, x * 3 + y * 2, y * 5], -1).astype(np.uint8)
     Image.fromarray(pixels).save(tiny_vision.IMAGES[1])
     out = {}
-    with tempfile.TemporaryDirectory() as d:
-        tiny_vision.build(d)
-        tok = PreTrainedTokenizerFast.from_pretrained(d)
-        model = AutoModelForImageTextToText.from_pretrained(
-            d, attn_implementation="eager", dtype=torch.float32
-        ).eval()
-        for name, chat in CHATS.items():
-            image = AutoImageProcessor.from_pretrained(d)
-            image.do_image_splitting = name != "low"
-            p = Idefics3Processor(image, tok, image_seq_len=4, chat_template=tiny_vision.TEMPLATE)
-            text = p.apply_chat_template(chat, add_generation_prompt=True)
-            files = [
-                Image.open(tiny_vision.IMAGES[c.get("file", 0)])
-                for m in chat
-                for c in m["content"]
-                if c["type"] == "image"
-            ]
-            given = p(text=text, images=files or None, return_tensors="pt")
-            ids = given.pop("input_ids")[0].tolist()
-            given.pop("attention_mask")
-            tokens, gap = list(ids), 1e9
-            with torch.no_grad():
-                for _ in range(new):
-                    got = model(input_ids=torch.tensor([tokens]), use_cache=False, **given)
-                    best = got.logits[0, -1].topk(2)
-                    gap = min(gap, float(best.values[0] - best.values[1]))
-                    tokens.append(int(best.indices[0]))
-            out[name] = dict(messages=chat, ids=ids, new=tokens[len(ids) :], gap=gap)
-            print(f"{name:34} {len(ids)} tokens, gap {gap:.3f}", flush=True)
+    for name in tiny_vision.MODELS:
+        chats = CHATS if name.startswith("smolvlm") else ("two", "turns")
+        with tempfile.TemporaryDirectory() as d:
+            out[name] = chats_of(name, d, chats, new)
     with open(os.path.join(W.VISION, "chats.json"), "w") as f:
         json.dump(out, f, separators=(",", ":"))
         f.write("\n")

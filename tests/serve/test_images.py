@@ -21,7 +21,8 @@ from waiting import reserved_port
 from tiny_vision import IMAGES, MARKS, data_url, png, png_of, text_part, url_part, weights
 
 with open(os.path.join(weights.VISION, "chats.json")) as f:
-    CHATS = json.load(f)
+    MODELS = json.load(f)
+CHATS = MODELS["smolvlm-plain"]
 FILES = [open(path, "rb").read() for path in IMAGES]
 IMAGE = tiny_vision.tiny_model.vocabulary(MARKS).index("<image>")
 GREEDY = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
@@ -81,6 +82,20 @@ def test_prompts_and_answers_are_those_of_transformers(server, name):
     images = want["ids"].count(IMAGE)
     assert got["usage"]["prompt_tokens"] == len(want["ids"])
     assert details.get("image_tokens", 0) == images and (images > 0) == (name != "text")
+
+
+@pytest.mark.parametrize("name", [m for m in MODELS if MODELS[m] is not CHATS])
+def test_other_models(serve, name, tmp_path):
+    """Prompts and answers of a model per kind of tower, and again with a cached prefix."""
+    folder = tiny_vision.build(tmp_path / "model", name=name)
+    with serve(folder, "--arch", "generic", "-t", "1", "--seqs", "2", *OPTIONS) as s:
+        for want in [*MODELS[name].values()] * 2:
+            got = answer(s, chat(want["messages"]), return_token_ids=True)
+            assert got["prompt_token_ids"] == want["ids"]
+            assert got["choices"][0]["token_ids"] == want["new"]
+            details = got["usage"]["prompt_tokens_details"]
+            assert details["image_tokens"] > 0
+        assert details["cached_tokens"] > 0
 
 
 def test_the_reference_gives_the_same(serve, folder):

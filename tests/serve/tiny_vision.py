@@ -1,5 +1,5 @@
-"""A model folder that reads images, small enough to be built in each run: the tower and language
-model of tests/golden/vision/smolvlm-plain, a byte-level tokenizer with the marks of images, and a
+"""Model folders that read images, small enough to be built in each run: the tower and language
+model of a case of tests/golden/vision, a byte-level tokenizer with the marks of images, and a
 template that reads contents as lists of parts, as those of SmolVLM and Idefics 3 do.
 """
 
@@ -25,42 +25,62 @@ TEMPLATE = (
     "{% else %}{{ part['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+SMOLVLM = {
+    "image_token": "<image>",
+    "fake_image_token": "<fake_token_around_image>",
+    "global_image_token": "<global-img>",
+    "end_of_utterance_token": "<|im_end|>",
+}
+QWEN = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
+# models of tests/golden/vision: marks, the first of them that of a row of an image; text of an
+# image in the template; special tokens; class of the processor
+MODELS = {
+    "smolvlm-plain": (MARKS, "<image>", SMOLVLM, "Idefics3Processor"),
+    "llava-plain": (["<image>"], "<image>", {}, "LlavaProcessor"),
+    "qwen2_vl-plain": (QWEN, "".join(QWEN[2:3] + QWEN[:1] + QWEN[3:]), {}, "Qwen2VLProcessor"),
+    "qwen3_vl-plain": (QWEN, "".join(QWEN[2:3] + QWEN[:1] + QWEN[3:]), {}, "Qwen3VLProcessor"),
+    "pixtral-plain": (["[IMG]", "[IMG_BREAK]", "[IMG_END]"], "[IMG]", {}, "PixtralProcessor"),
+}
 IMAGES = os.path.join(weights.VISION, "image.png"), os.path.join(weights.VISION, "image-2.png")
 
 
-def build(folder, template=TEMPLATE, context=2048):
+def template_of(name):
+    return TEMPLATE.replace("<image>", MODELS[name][1])
+
+
+def build(folder, template=None, context=2048, name="smolvlm-plain"):
     """Build the folder and return its path."""
-    vocabulary = tiny_model.vocabulary(MARKS)
-    case = weights.Vision("smolvlm-plain")
-    case.config["image_token_id"] = vocabulary.index("<image>")
+    marks, _, special, processor = MODELS[name]
+    vocabulary = tiny_model.vocabulary(marks)
+    case = weights.Vision(name)
+    ids = {"image_token_id": 0, "image_token_index": 0, "video_token_id": 1}
+    for key, i in (ids | {"vision_start_token_id": 2, "vision_end_token_id": 3}).items():
+        if key in case.config:
+            case.config[key] = vocabulary.index(marks[i])
     text = case.config["text_config"]
     text.update(vocab_size=len(vocabulary), max_position_embeddings=context)
-    for name in case.tensors:
-        if "embed_tokens" in name or "lm_head" in name:
-            case.tensors[name] = [len(vocabulary), case.tensors[name][1]]
+    for t in case.tensors:
+        if "embed_tokens" in t or "lm_head" in t:
+            case.tensors[t] = [len(vocabulary), case.tensors[t][1]]
     case.build(folder)
-    with open(os.path.join(weights.VISION, "smolvlm-plain", "run.json")) as f:
+    with open(os.path.join(weights.VISION, name, "run.json")) as f:
         run = json.load(f)
     files = {
-        "tokenizer": tiny_model.tokenizer(MARKS),
+        "tokenizer": tiny_model.tokenizer(marks),
         "tokenizer_config": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "bos_token": "<s>",
             "eos_token": "</s>",
             "pad_token": "<unk>",
-            "chat_template": template,
-            "extra_special_tokens": {
-                "image_token": "<image>",
-                "fake_image_token": "<fake_token_around_image>",
-                "global_image_token": "<global-img>",
-                "end_of_utterance_token": "<|im_end|>",
-            },
+            "chat_template": template or template_of(name),
+            "extra_special_tokens": special,
         },
         "preprocessor_config": run["preprocessor"],
-        "processor_config": {"processor_class": "Idefics3Processor", **run["processor"]},
+        "processor_config": {"processor_class": processor, **run["processor"]},
     }
-    for name, content in files.items():
-        with open(os.path.join(folder, f"{name}.json"), "w") as f:
+    for file, content in files.items():
+        with open(os.path.join(folder, f"{file}.json"), "w") as f:
             json.dump(content, f)
     return str(folder)
 
