@@ -90,6 +90,17 @@ def test_kernels_agree_with_the_reference(built, arch, quant_format):
     assert f"of cpu-{arch} agree with the fp32 reference" in text
 
 
+@pytest.mark.parametrize("arch,kv", [("i8mm", "int8"), ("neon", "int4")])
+def test_integer_attention_agrees_with_the_reference(built, arch, kv):
+    """smmla and sdot; tests/kernels/test_attention.py runs their definition in plain vectors."""
+    text = run(
+        CPU[arch],
+        *(f"{BUILD}/llmc", "verify", "configs/tiny.yaml", "--random-weights", "--arch", arch),
+        *("--kv", kv, "-t", "2"),
+    )
+    assert f"of cpu-{arch} agree with the fp32 reference" in text
+
+
 def test_a_real_model_answers(built):
     """SmolLM2 with the prompt as one chunk of 5 tokens, then GEMVs."""
     if not os.environ.get("LLMC_SMOLLM2"):

@@ -33,6 +33,42 @@ def test_another_platform_is_refused(flags, sentence):
     assert p.returncode and sentence in p.stderr
 
 
+@pytest.mark.parametrize("target", ("generic", "v3", "neon"))
+def test_kernels_compile_with_gcc_11(target, tmp_path):
+    """It has no __builtin_shufflevector. The form for it gives the same lanes."""
+    gcc = shutil.which("gcc")
+    if not gcc:
+        pytest.skip("no gcc")
+    flags = ["-mavx2", "-mfma", "-mf16c", "-mbmi2"] if target == "v3" else []
+    if flags and os.uname().machine != "x86_64":
+        pytest.skip("flags of x86")
+    source = tmp_path / "k.c"
+    source.write_text(
+        f"""#define LLMC_TARGET_{target} 1
+#include "cpu/attention/attention_tile.h"
+#include "cpu/gemm/matmul_kernel.h"
+int main(void)
+{{
+	typedef int16_t half __attribute__((vector_size(16)));
+	const half a = {{ 0, 1, 2, 3, 4, 5, 6, 7 }}, c = a + 8;
+	const half b = VF_SHUFFLE(a, c, 0, 8, 1, 9, 7, 15, 2, 3);
+	const vf x = vf_set1(1), z = x + x, y = VF_SHUFFLE(x, z, {"0, 8, 1, 9, 2, 10, 3, 11" if target == "v3" else "0, 4, 1, 5"});
+	return b[1] == 8 && b[5] == 15 && b[7] == 3 && y[0] == 1 && y[1] == 2 ? 0 : 1;
+}}
+"""
+    )
+    for form in ((), ("-DLLMC_GCC_11",)):
+        cmd = [gcc, "-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", *flags, *form]
+        cmd += ["-Itemplates", str(source), "-o", str(tmp_path / "k")]
+        p = subprocess.run(cmd, cwd=ROOT, capture_output=True, text=True)
+        assert p.returncode == 0, p.stderr
+        if "avx2" in Path("/proc/cpuinfo").read_text() or not flags:
+            assert subprocess.run([tmp_path / "k"]).returncode == 0
+    for path in (ROOT / "templates/cpu").rglob("*"):
+        if path.is_file() and path.name != "vector.h":
+            assert "__builtin_shuffle" not in path.read_text(), path
+
+
 @pytest.mark.skipif(not shutil.which(RISCV), reason="no cross compiler for RISC-V")
 @pytest.mark.skipif("LLMC_CHECK_ALL" not in os.environ, reason="runs in make check-all")
 def test_the_sources_compile_for_riscv(tmp_path):

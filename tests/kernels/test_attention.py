@@ -182,6 +182,7 @@ CASES |= {
         lens=[64, 300], heads=6, kv_heads=6, dim=32, alibi=8.0, part=(5, 12), kv="f16", kv_v="int4"
     ),
     "int8x32": dict(lens=[33, 300], heads=6, kv_heads=2, dim=80, v_dim=12, kv="int8_32"),
+    "int8odd": dict(lens=[33, 150], heads=7, kv_heads=1, dim=40, v_dim=24, kv="int8"),
     "f8x32": dict(lens=[40, 200], heads=3, kv_heads=1, dim=20, v_dim=64, kv="f8_32", rotate=True),
     "bf16": dict(lens=[64, 300], heads=6, kv_heads=2, dim=20, kv="bf16"),
 }
@@ -289,7 +290,8 @@ WORDS = {
     "int8_32",
     "int6",
     "int4",
-}  # types with integer arithmetic on v3: cpu/attention/attention_int16.h
+}  # types with integer arithmetic on v3 and Arm: cpu/attention/attention_int16.h
+ARM = [t for t in ("neon", "i8mm") if t in H.MORE]
 QUICK = ("gqa", "odd", "prefix", "int8r", "k6v4", "near4r", "chanodd")
 
 
@@ -301,6 +303,9 @@ def variants():
         for target in H.TARGETS:
             if target == ("v3" if H.RUNS["v3"] else "generic") or name in QUICK:
                 yield name, target
+        words = {CASES[name].get("kv", "f16"), CASES[name].get("kv_v")} & WORDS
+        for target in ARM if words or name == "gqa" else ():
+            yield name, target
 
 
 @pytest.mark.sample(6)
@@ -309,7 +314,8 @@ def test_attention(name, target):
     c = Case(**CASES[name])
     # AMX: queries and weights in two parts, 2^-17 per element; words: int16, 2^-16 of the largest
     # of a group
-    tol = 6e-5 if target == "amx" else 3e-4 if target == "v3" and {c.kv, c.kv_v} & WORDS else 2e-5
+    words = target in ("v3", *ARM) and {c.kv, c.kv_v} & WORDS
+    tol = 6e-5 if target == "amx" else 3e-4 if words else 2e-5
     dec, mix = (H.build(f"attention_{phase}", target, c.params) for phase in ("decode", "mixed"))
     last = c.last()
     want = np.concatenate([c.want(i, ps) for i, ps in last])

@@ -17,11 +17,11 @@
  * memory at any length
  *   row      spans are merged in order; y = o / l, with a sink o / (l + exp(sink - m))
  *
- * On v3, rows of integer codes use integer arithmetic (cpu/attention/attention_int16.h), in decode
- * and in tiles. With AMX (cpu/attention/attention_amx.h), scores and chunk sums are accumulated in
- * that file's order, in decode too; the rest is the same. Terms outside of [lo, hi) may be added as
- * exact zeros, as long as the other factor is finite. This is the only difference between a tile of
- * several rows and a single row.
+ * On v3 and on Arm, rows of integer codes use integer arithmetic (cpu/attention/attention_int16.h),
+ * in decode and in tiles. With AMX (cpu/attention/attention_amx.h), scores and chunk sums are
+ * accumulated in that file's order, in decode too; the rest is the same. Terms outside of [lo, hi)
+ * may be added as exact zeros, as long as the other factor is finite. This is the only difference
+ * between a tile of several rows and a single row.
  *
  * An attention is a value of type Att, constant after inlining. ATTENTION(name, value) defines its
  * functions; a file may have several. The caller provides the scratch memory (`work` in

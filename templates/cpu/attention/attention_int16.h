@@ -1,10 +1,12 @@
-/* Integer attention over keys and values of integer codes, on v3. There, int16 multiplication
- * (pmaddwd) has the throughput of half as many floats, codes are not converted to float, and one
- * instruction multiplies pairs of codes. kv_in_words selects types and dimensions.
+/* Integer attention over keys and values of integer codes, on v3 and on Arm
+ * (cpu/attention/attention_bytes.h). On v3, int16 multiplication (pmaddwd) has the throughput of
+ * half as many floats, codes are not converted to float, and one instruction multiplies pairs of
+ * codes. kv_in_words selects types and dimensions.
  *
- *   query    elements of a group / step as int16; step: their largest magnitude / 32767
+ *   query    elements of a group / step as int16; step: their largest magnitude / KV_WORD
  *   score    groups in order: + (sum of words times codes) * scale * step, after the contribution of the zeros, one FMA chain
- *   weights  e_j * scale_j of a page / step as int16; step: the largest of the page and row / 32767
+ *   weights  e_j * scale_j of a page / step as int16; step: the largest of the page and row /
+ * KV_WORD
  *   o        pages of a chunk in order: + (sum of words times codes) * step; finally the contribution of the zeros,
  *            sum of e_j zero_j
  *
@@ -21,7 +23,7 @@
 #ifndef LLMC_CPU_ATTENTION_ATTENTION_INT16_H
 #define LLMC_CPU_ATTENTION_ATTENTION_INT16_H
 
-#if VL == 8 && defined(VF_HAVE_256)
+#if VF_NEON || (VL == 8 && defined(VF_HAVE_256))
 #define KV_HAS_WORDS 1
 #else
 #define KV_HAS_WORDS 0
@@ -36,7 +38,11 @@ typedef struct KvWords {
 
 #define KV_LEAST 1e-30f /* smaller largest values give words of 0 */
 
-enum { KV_ZERO = 8 /* offset of unsigned codes */, KV_WORD = 32767 };
+enum {
+	KV_ZERO = 8, /* offset of unsigned codes */
+	KV_WORD = VF_NEON ? 127 * 256 : 32767,
+	KV_MULTIPLE = VF_NEON ? 8 : 4, /* dimensions are a multiple of it */
+};
 
 /* int16 weights of a chunk */
 typedef struct AttWords {
@@ -51,8 +57,8 @@ LLMC_INLINE int
 kv_in_words(const int type, const int dim)
 {
 #if KV_HAS_WORDS
-	return dim % 4 == 0 && (type == KV_int8_32 || type == KV_int6 || type == KV_int4 ||
-	                        (type == KV_int8 && dim <= 512));
+	return dim % KV_MULTIPLE == 0 && (type == KV_int8_32 || type == KV_int6 ||
+	                                  type == KV_int4 || (type == KV_int8 && dim <= 512));
 #else
 	(void)type;
 	(void)dim;
@@ -61,6 +67,70 @@ kv_in_words(const int type, const int dim)
 }
 
 #if KV_HAS_WORDS
+/* ---- both forms ---- */
+/* Prefetches the i-th of n slices of a plane: equally many lines each, the last has the rest */
+LLMC_INLINE void
+att_prefetch_part(const char *p, int i, const int n, const size_t bytes)
+{
+	const int lines = ((int)bytes + 63) / 64, part = lines / n;
+
+	att_prefetch(p + i * part * 64, part * 64);
+	if (i == n - 1)
+		att_prefetch(p + n * part * 64, (lines - n * part) * 64);
+}
+
+/* Scales of keys j .. j + VL, and zeros relative to code KV_ZERO */
+LLMC_INLINE KvScale
+kv_word_scale_k(const int type, const int dim, const char *plane, int group, int j)
+{
+	KvScale s = kv_scale_k(type, dim, plane, group, j);
+
+	if (type == KV_int4)
+		s.z = vf_fma(s.s, vf_set1(KV_ZERO), s.z);
+	return s;
+}
+
+/* Adds one group to the scores of VL keys: acc: sum of its dot product; sum: sum of the query's
+ * elements of the group */
+LLMC_INLINE void
+kv_word_score(const int type, int group, vi acc, float step, KvScale scale, float sum, float *to)
+{
+	vf total = group ? vf_load(to) : vf_set1(0);
+
+	if (type == KV_int4)
+		total = vf_fma(vf_set1(sum), scale.z, total);
+	vf_store(to, vf_fma(vf_of_vi(acc) * scale.s, vf_set1(step), total));
+}
+
+/* Adds one page to elements of o, or stores the first */
+LLMC_INLINE void
+att_word_add(int first, vi acc, float step, float *o)
+{
+	vf_store(o, vf_fma(vf_of_vi(acc), vf_set1(step), first ? vf_set1(0) : vf_load(o)));
+}
+
+/* Multiplies the weights of one row over a page by the largest scales of its values. The largest
+ * lane stored at `to` is the maximum */
+LLMC_INLINE void
+kv_weight_most(const float *weights, const float *tops, float *to)
+{
+	vf x[KV_PAGE / VL];
+
+	LLMC_EACH(i, KV_PAGE / VL, KV_PAGE / VL)
+	x[i] = vf_load(weights + i * VL) * vf_load(tops + i * VL);
+	for (int n = KV_PAGE / VL; n > 1; n /= 2)
+		LLMC_EACH(i, n / 2, KV_PAGE / VL / 2)
+	x[i] = vf_max(x[2 * i], x[2 * i + 1]);
+	vf_store(to, x[0]);
+}
+
+#endif
+
+#if VF_NEON
+#include "cpu/attention/attention_bytes.h"
+#elif KV_HAS_WORDS
+enum { KV_UNIT = 1 /* words of 32 bits per unit of q_words: 2 elements */ };
+
 LLMC_INLINE void
 vi_store(int32_t *p, vi x)
 {
@@ -248,22 +318,11 @@ kv_pairs_v(const int type, const int dim, const uint8_t *plane, int j, int d, co
 		kv_pairs_four(half, x);
 }
 
-/* Scales of a page's values, of which `end` are valid, and zeros relative to code KV_ZERO:
- * [group][scale, zero][32]; tops: largest magnitude of each value */
+/* Transposes n columns (scales and zeros of groups) of a page's 32 positions */
 LLMC_INLINE void
-kv_word_scales(const int type, const int dim, const char *plane, int end, float *to, float *tops)
+kv_scales_by_group(const int n, const f16 *s, float *to)
 {
-	const int n = kv_groups(type, dim) * kv_scales(type);
-	const f16 *s = kv_scales_of(type, dim, plane);
-	f16 buffer[KV_ROOM + 4];
-
-	for (int j = 0; n == 1 && j < KV_PAGE; j += VL)
-		vf_store(to + j, vf_load_f16(s + j));
-	if (n > 1 && n % 4) { /* invalid lanes after the last position must be zero */
-		memcpy(buffer, s, (size_t)(KV_PAGE * n) * sizeof *s);
-		s = buffer;
-	}
-	for (int c = 0; n > 1 && c < n; c += 4)
+	for (int c = 0; c < n; c += 4)
 		for (int j = 0; j < KV_PAGE; j += 8) {
 			__m256 r[4];
 			LLMC_UNROLL
@@ -283,31 +342,6 @@ kv_word_scales(const int type, const int dim, const char *plane, int end, float 
 			vf_store(to + (c + 2) * KV_PAGE + j, (vf)_mm256_unpacklo_pd(b, e));
 			vf_store(to + (c + 3) * KV_PAGE + j, (vf)_mm256_unpackhi_pd(b, e));
 		}
-	for (int c = 0; type == KV_int4 && c < n; c += 2)
-		for (int j = c * KV_PAGE; j < (c + 1) * KV_PAGE; j += VL)
-			vf_store(to + KV_PAGE + j, vf_fma(vf_load(to + j), vf_set1(KV_ZERO),
-			                                  vf_load(to + KV_PAGE + j)));
-	for (int c = 0; end < KV_PAGE && c < n; c++)
-		memset(to + c * KV_PAGE + end, 0, (size_t)(KV_PAGE - end) * sizeof *to);
-	LLMC_EACH(i, 4, 4)
-	{
-		vf top = vf_load(to + i * VL);
-		for (int c = kv_scales(type); c < n; c += kv_scales(type))
-			top = vf_max(vf_load(to + c * KV_PAGE + i * VL), top);
-		vf_store(tops + i * VL, top);
-	}
-}
-
-/* Multiplies the weights of one row over a page by the largest scales of its values. The largest
- * lane stored at `to` is the maximum */
-LLMC_INLINE void
-kv_weight_most(const float *weights, const float *tops, float *to)
-{
-	vf x[4];
-
-	LLMC_EACH(i, 4, 4)
-	x[i] = vf_load(weights + i * VL) * vf_load(tops + i * VL);
-	vf_store(to, vf_max(vf_max(x[0], x[1]), vf_max(x[2], x[3])));
 }
 
 /* Steps and inverse steps of VL rows after kv_weight_most. (One division per row would have its
@@ -373,40 +407,6 @@ kv_word_at(int j)
 }
 
 /* ---- one row ---- */
-/* Prefetches the i-th of n slices of a plane: equally many lines each, the last has the rest */
-LLMC_INLINE void
-att_prefetch_part(const char *p, int i, const int n, const size_t bytes)
-{
-	const int lines = ((int)bytes + 63) / 64, part = lines / n;
-
-	att_prefetch(p + i * part * 64, part * 64);
-	if (i == n - 1)
-		att_prefetch(p + n * part * 64, (lines - n * part) * 64);
-}
-
-/* Scales of keys j .. j + VL, and zeros relative to code KV_ZERO */
-LLMC_INLINE KvScale
-kv_word_scale_k(const int type, const int dim, const char *plane, int group, int j)
-{
-	KvScale s = kv_scale_k(type, dim, plane, group, j);
-
-	if (type == KV_int4)
-		s.z = vf_fma(s.s, vf_set1(KV_ZERO), s.z);
-	return s;
-}
-
-/* Adds one group to the scores of VL keys: acc: sum of its dot product; sum: sum of the query's
- * elements of the group */
-LLMC_INLINE void
-kv_word_score(const int type, int group, vi acc, float step, KvScale scale, float sum, float *to)
-{
-	vf total = group ? vf_load(to) : vf_set1(0);
-
-	if (type == KV_int4)
-		total = vf_fma(vf_set1(sum), scale.z, total);
-	vf_store(to, vf_fma(vf_of_vi(acc) * scale.s, vf_set1(step), total));
-}
-
 /* Like att_scores; q: gb queries as words, dim / 2 apart */
 LLMC_INLINE void
 att_word_scores(const Att a, const int gb, const char *k, const int32_t *q, const KvWords *words,
@@ -456,42 +456,6 @@ att_word_scores(const Att a, const int gb, const char *k, const int32_t *q, cons
 				              s + g * ATT_CHUNK + j + i * VL);
 			}
 		}
-}
-
-/* Converts weights of pages [p0, p0 + n) of a chunk; positions below hi are valid */
-LLMC_INLINE void
-att_word_weights(const Att a, const int hb, const char *const *v, int p0, int n, int hi,
-                 const float *s, AttWords *w)
-{
-	const int groups = kv_groups(a.kv.v, a.v_dim), per = kv_scales(a.kv.v) * groups * KV_PAGE;
-	_Alignas(32) float scales[ATT_PAGES * KV_ROOM], tops[KV_PAGE],
-	    most[ATT_PAGES * ATT_MOST_HB * VL];
-
-	if (a.kv.v == KV_int4)
-		memset(w->zeros, 0, (size_t)(hb * groups * VL) * sizeof *w->zeros);
-	for (int i = 0; i < n; i++) {
-		const int end = hi - (p0 + i) * KV_PAGE;
-		kv_word_scales(a.kv.v, a.v_dim, v[p0 + i], end < KV_PAGE ? end : KV_PAGE,
-		               scales + i * per, tops);
-		for (int g = 0; g < hb; g++)
-			kv_weight_most(s + g * ATT_CHUNK + (p0 + i) * KV_PAGE, tops,
-			               most + (i * hb + g) * VL);
-	}
-	for (int i = 0; i < n * hb; i += VL)
-		kv_weight_steps(most + i * VL, w->steps + i, w->inverse + i);
-	for (int i = 0; i < n; i++)
-		for (int g = 0; g < hb; g++)
-			kv_weight_words(a.kv.v, a.v_dim, s + g * ATT_CHUNK + (p0 + i) * KV_PAGE,
-			                scales + i * per, w->steps[i * hb + g],
-			                w->inverse[i * hb + g], w->p[(i * hb + g) * groups],
-			                w->zeros + g * groups * VL);
-}
-
-/* Adds one page to elements of o, or stores the first */
-LLMC_INLINE void
-att_word_add(int first, vi acc, float step, float *o)
-{
-	vf_store(o, vf_fma(vf_of_vi(acc), vf_set1(step), first ? vf_set1(0) : vf_load(o)));
 }
 
 /* After the last page: stores o in order, with the contribution of the zeros; as many elements as
@@ -566,6 +530,69 @@ att_word_values(const Att a, const int hb, const int gb, int g0, const char *con
 		for (int d = 0; d < a.v_dim; d += 16)
 			att_word_close(a, d, w->zeros + ((g0 + g) * groups + d / size) * VL,
 			               sums[g] + d, o + (g0 + g) * att_vs(a) + d);
+}
+#endif
+
+#if KV_HAS_WORDS
+/* Scales of a page's values, of which `end` are valid, and zeros relative to code KV_ZERO:
+ * [group][scale, zero][32]; tops: largest magnitude of each value */
+LLMC_INLINE void
+kv_word_scales(const int type, const int dim, const char *plane, int end, float *to, float *tops)
+{
+	const int n = kv_groups(type, dim) * kv_scales(type);
+	const f16 *s = kv_scales_of(type, dim, plane);
+	f16 buffer[KV_ROOM + 4];
+
+	for (int j = 0; n == 1 && j < KV_PAGE; j += VL)
+		vf_store(to + j, vf_load_f16(s + j));
+	if (n > 1 && n % 4) { /* invalid lanes after the last position must be zero */
+		memcpy(buffer, s, (size_t)(KV_PAGE * n) * sizeof *s);
+		s = buffer;
+	}
+	if (n > 1)
+		kv_scales_by_group(n, s, to);
+	for (int c = 0; type == KV_int4 && c < n; c += 2)
+		for (int j = c * KV_PAGE; j < (c + 1) * KV_PAGE; j += VL)
+			vf_store(to + KV_PAGE + j, vf_fma(vf_load(to + j), vf_set1(KV_ZERO),
+			                                  vf_load(to + KV_PAGE + j)));
+	for (int c = 0; end < KV_PAGE && c < n; c++)
+		memset(to + c * KV_PAGE + end, 0, (size_t)(KV_PAGE - end) * sizeof *to);
+	LLMC_EACH(i, KV_PAGE / VL, KV_PAGE / VL)
+	{
+		vf top = vf_load(to + i * VL);
+		for (int c = kv_scales(type); c < n; c += kv_scales(type))
+			top = vf_max(vf_load(to + c * KV_PAGE + i * VL), top);
+		vf_store(tops + i * VL, top);
+	}
+}
+
+/* Converts weights of pages [p0, p0 + n) of a chunk; positions below hi are valid */
+LLMC_INLINE void
+att_word_weights(const Att a, const int hb, const char *const *v, int p0, int n, int hi,
+                 const float *s, AttWords *w)
+{
+	const int groups = kv_groups(a.kv.v, a.v_dim), per = kv_scales(a.kv.v) * groups * KV_PAGE;
+	_Alignas(32) float scales[ATT_PAGES * KV_ROOM], tops[KV_PAGE],
+	    most[ATT_PAGES * ATT_MOST_HB * VL];
+
+	if (a.kv.v == KV_int4)
+		memset(w->zeros, 0, (size_t)(hb * groups * VL) * sizeof *w->zeros);
+	for (int i = 0; i < n; i++) {
+		const int end = hi - (p0 + i) * KV_PAGE;
+		kv_word_scales(a.kv.v, a.v_dim, v[p0 + i], end < KV_PAGE ? end : KV_PAGE,
+		               scales + i * per, tops);
+		for (int g = 0; g < hb; g++)
+			kv_weight_most(s + g * ATT_CHUNK + (p0 + i) * KV_PAGE, tops,
+			               most + (i * hb + g) * VL);
+	}
+	for (int i = 0; i < n * hb; i += VL)
+		kv_weight_steps(most + i * VL, w->steps + i, w->inverse + i);
+	for (int i = 0; i < n; i++)
+		for (int g = 0; g < hb; g++)
+			kv_weight_words(a.kv.v, a.v_dim, s + g * ATT_CHUNK + (p0 + i) * KV_PAGE,
+			                scales + i * per, w->steps[i * hb + g],
+			                w->inverse[i * hb + g], w->p[(i * hb + g) * groups],
+			                w->zeros + g * groups * VL);
 }
 #endif
 

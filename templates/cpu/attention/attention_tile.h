@@ -42,7 +42,8 @@ att_tile_nv(const Att a)
 }
 
 typedef struct AttTile {
-	/* [block][dim / 2][ATT_TILE_MR] queries as words (cpu/attention/attention_int16.h) */
+	/* [block][dim / 2][ATT_TILE_MR] queries as words (cpu/attention/attention_int16.h); on Arm
+	 * in units of 8 elements */
 	int32_t *q_words;
 	KvWords *words; /* [block][group][ATT_TILE_MR] */
 	int16_t *p;     /* [row][group][32] a page's weights as words */
@@ -150,7 +151,37 @@ att_tile_values(const Att a, const AttTile *t, const int xs, int n_block, int at
 	}
 }
 
-#if KV_HAS_WORDS
+#if VF_NEON
+/* Scores of the page at position `at` of the chunk, with key plane k */
+LLMC_INLINE void
+att_tile_word_scores(const Att a, const AttTile *t, const char *k, int n_block, int at)
+{
+	const int groups = kv_groups(a.kv.k, a.dim) * ATT_TILE_MR;
+	int8_t *const x = (int8_t *)(void *)t->x;
+
+	kv_unpack_k(a.kv.k, a.dim, k, NULL, x);
+	for (int b = 0; b < n_block; b++)
+		att_byte_scores(
+		    a, ATT_TILE_MR, k, x,
+		    (const int8_t *)(const void *)(t->q_words + b * (a.dim / 2) * ATT_TILE_MR),
+		    16 * ATT_TILE_MR, 16, t->words + b * groups, t->sums + b * groups, ATT_TILE_MR,
+		    1, t->s + b * ATT_TILE_MR * ATT_CHUNK + at);
+}
+
+/* Adds a page with value plane v to oc: `step` of the rows */
+LLMC_INLINE void
+att_tile_word_sums(const Att a, const AttTile *t, const char *v, int n_block, int first,
+                   const float *step)
+{
+	const int groups = kv_groups(a.kv.v, a.v_dim), vs = att_vs(a);
+	int8_t *const x = (int8_t *)(void *)t->x;
+
+	kv_unpack_v(a.kv.v, a.v_dim, v, NULL, x);
+	for (int b = 0; b < n_block * ATT_TILE_MR; b += ATT_TILE_MR)
+		att_byte_values(a, ATT_TILE_MR, x, t->p + b * groups * KV_PAGE,
+		                groups * 2 * KV_PAGE, step + b, first, t->oc + b * vs, vs);
+}
+#elif KV_HAS_WORDS
 /* A page's keys as pairs of words: [dim / 2][32] */
 LLMC_INLINE void
 att_tile_word_keys(const Att a, const char *k, int32_t *to)
@@ -215,6 +246,15 @@ att_tile_word_group(const Att a, const AttTile *t, const char *k, int n_block, i
 		}
 }
 
+/* Scores of the page at position `at` of the chunk, with key plane k */
+LLMC_INLINE void
+att_tile_word_scores(const Att a, const AttTile *t, const char *k, int n_block, int at)
+{
+	att_tile_word_keys(a, k, (int32_t *)(void *)t->x);
+	for (int group = 0; group < kv_groups(a.kv.k, a.dim); group++)
+		att_tile_word_group(a, t, k, n_block, at, group);
+}
+
 /* Adds a page to 16 elements of oc from d on; x: its values as pairs of words */
 LLMC_INLINE void
 att_tile_word_slice(const Att a, const AttTile *t, const int32_t *x, const int xs, int n_block,
@@ -250,18 +290,38 @@ att_tile_word_slice(const Att a, const AttTile *t, const int32_t *x, const int x
 	}
 }
 
+/* Adds a page with value plane v to oc: `step` of the rows */
+LLMC_INLINE void
+att_tile_word_sums(const Att a, const AttTile *t, const char *v, int n_block, int first,
+                   const float *step)
+{
+	const int xs = (a.v_dim + 15) / 16 * 16 + VL;
+	_Alignas(32) uint8_t buffer[KV_PAGE * KV_MOST_DIM];
+	const uint8_t *codes = kv_word_plane(a.kv.v, 0, a.v_dim, v, buffer);
+	int32_t *x = (int32_t *)(void *)t->x;
+
+	for (int j = 0; j < KV_PAGE; j += 2)
+		for (int d = 0; d < a.v_dim; d += 16) {
+			vi pair[2];
+			kv_pairs_v(a.kv.v, a.v_dim, codes, j, d, d / 16 % 2, pair);
+			kv_pairs_sort(pair);
+			vi_store(x + j / 2 * xs + d, pair[0]);
+			vi_store(x + j / 2 * xs + d + VL, pair[1]);
+		}
+	for (int d = 0; d < a.v_dim; d += 16)
+		att_tile_word_slice(a, t, x, xs, n_block, d, first, step);
+}
+#endif
+
+#if KV_HAS_WORDS
 /* Adds a page to oc; it starts at `at` of the chunk, and its positions below `end` are valid */
 LLMC_INLINE void
 att_tile_word_values(const Att a, const AttTile *t, const char *v, int n_block, int at, int end,
                      int first)
 {
-	const int groups = kv_groups(a.kv.v, a.v_dim), n_row = n_block * ATT_TILE_MR,
-	          xs = (a.v_dim + 15) / 16 * 16 + VL;
-	_Alignas(32) uint8_t buffer[KV_PAGE * KV_MOST_DIM];
+	const int groups = kv_groups(a.kv.v, a.v_dim), n_row = n_block * ATT_TILE_MR;
 	_Alignas(32) float scales[KV_ROOM], tops[KV_PAGE], most[ATT_TILE_R * VL], step[ATT_TILE_R],
 	    inverse[ATT_TILE_R];
-	const uint8_t *codes = kv_word_plane(a.kv.v, 0, a.v_dim, v, buffer);
-	int32_t *x = (int32_t *)(void *)t->x;
 
 	kv_word_scales(a.kv.v, a.v_dim, v, end, scales, tops);
 	for (int r = 0; r < n_row; r++)
@@ -274,16 +334,7 @@ att_tile_word_values(const Att a, const AttTile *t, const char *v, int n_block, 
 		kv_weight_words(a.kv.v, a.v_dim, t->s + r * ATT_CHUNK + at, scales, step[r],
 		                inverse[r], t->p + r * groups * KV_PAGE,
 		                t->zeros + r * groups * VL);
-	for (int j = 0; j < KV_PAGE; j += 2)
-		for (int d = 0; d < a.v_dim; d += 16) {
-			vi pair[2];
-			kv_pairs_v(a.kv.v, a.v_dim, codes, j, d, d / 16 % 2, pair);
-			kv_pairs_sort(pair);
-			vi_store(x + j / 2 * xs + d, pair[0]);
-			vi_store(x + j / 2 * xs + d + VL, pair[1]);
-		}
-	for (int d = 0; d < a.v_dim; d += 16)
-		att_tile_word_slice(a, t, x, xs, n_block, d, first, step);
+	att_tile_word_sums(a, t, v, n_block, first, step);
 }
 
 /* After the last page: adds the contribution of the zeros */
@@ -337,9 +388,7 @@ att_tile_segment(const Att whole, const int segment, AttTile *t, const AttRows *
 		_Alignas(64) float channels[2 * KV_MOST_DIM];
 #if KV_HAS_WORDS
 		if (kv_in_words(a.kv.k, a.dim)) {
-			att_tile_word_keys(a, k, (int32_t *)(void *)t->x);
-			for (int group = 0; group < kv_groups(a.kv.k, a.dim); group++)
-				att_tile_word_group(a, t, k, in->n_block, p * KV_PAGE, group);
+			att_tile_word_scores(a, t, k, in->n_block, p * KV_PAGE);
 			continue;
 		}
 #endif
@@ -450,7 +499,7 @@ att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const f
 		if (kv_in_words(a.kv.k, a.dim))
 			kv_query_words(a.kv.k, a.dim, t->x,
 			               t->q_words + r / ATT_TILE_MR * (a.dim / 2) * ATT_TILE_MR +
-			                   r % ATT_TILE_MR,
+			                   r % ATT_TILE_MR * KV_UNIT,
 			               t->words + r / ATT_TILE_MR * k_groups * ATT_TILE_MR +
 			                   r % ATT_TILE_MR,
 			               ATT_TILE_MR);

@@ -103,8 +103,8 @@ tile_pair_columns(vi v[4])
 	LLMC_UNROLL
 	for (int j = 0; j < 4; j += 2) {
 		const vi a = v[j], b = v[j + 1];
-		v[j] = __builtin_shufflevector(a, b, 0, 4, 1, 5);
-		v[j + 1] = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+		v[j] = VF_SHUFFLE(a, b, 0, 4, 1, 5);
+		v[j + 1] = VF_SHUFFLE(a, b, 2, 6, 3, 7);
 	}
 #else
 	(void)v;

@@ -50,8 +50,7 @@ LLMC_INLINE vi
 mmla_rows(vi low, vi high, const int odd)
 {
 #if VL == 4
-	return odd ? __builtin_shufflevector(low, high, 1, 3, 5, 7)
-	           : __builtin_shufflevector(low, high, 0, 2, 4, 6);
+	return odd ? VF_SHUFFLE(low, high, 1, 3, 5, 7) : VF_SHUFFLE(low, high, 0, 2, 4, 6);
 #else
 	(void)high, (void)odd;
 	return low;

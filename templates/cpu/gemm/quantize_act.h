@@ -249,12 +249,11 @@ act_put_words(uint8_t *o, const vi *q, const int eights)
 	for (int i = 0; i < 32 / VL; i++) {
 		half v = __builtin_convertvector(q[i], half);
 #if VL == 16
-		v = __builtin_shufflevector(v, v, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13,
-		                            15);
+		v = VF_SHUFFLE(v, v, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
 #elif VL == 8
-		v = __builtin_shufflevector(v, v, 0, 2, 1, 3, 4, 6, 5, 7);
+		v = VF_SHUFFLE(v, v, 0, 2, 1, 3, 4, 6, 5, 7);
 #else
-		v = __builtin_shufflevector(v, v, 0, 2, 1, 3);
+		v = VF_SHUFFLE(v, v, 0, 2, 1, 3);
 #endif
 		*(half_mem *)(o + 2 * VL * i) = v;
 	}

@@ -9,16 +9,13 @@ LLMC_INLINE vf
 lanes_pairs(vf a, vf b)
 {
 #if VL == 16
-	return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28,
-	                               30) +
-	       __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29,
-	                               31);
+	return VF_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
+	       VF_SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 #elif VL == 8
-	return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14) +
-	       __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+	return VF_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14) +
+	       VF_SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
 #else
-	return __builtin_shufflevector(a, b, 0, 2, 4, 6) +
-	       __builtin_shufflevector(a, b, 1, 3, 5, 7);
+	return VF_SHUFFLE(a, b, 0, 2, 4, 6) + VF_SHUFFLE(a, b, 1, 3, 5, 7);
 #endif
 }
 
@@ -78,12 +75,11 @@ LLMC_INLINE vf
 lanes_low(vf a, vf b)
 {
 #if VL == 16
-	return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7,
-	                               23);
+	return VF_SHUFFLE(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
 #elif VL == 8
-	return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+	return VF_SHUFFLE(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
 #else
-	return __builtin_shufflevector(a, b, 0, 4, 1, 5);
+	return VF_SHUFFLE(a, b, 0, 4, 1, 5);
 #endif
 }
 
@@ -91,12 +87,11 @@ LLMC_INLINE vf
 lanes_high(vf a, vf b)
 {
 #if VL == 16
-	return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30,
-	                               15, 31);
+	return VF_SHUFFLE(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
 #elif VL == 8
-	return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+	return VF_SHUFFLE(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
 #else
-	return __builtin_shufflevector(a, b, 2, 6, 3, 7);
+	return VF_SHUFFLE(a, b, 2, 6, 3, 7);
 #endif
 }
 

@@ -78,6 +78,21 @@
 	for (int i = 0; i < (most); i++)                                                           \
 		if (i < (n))
 
+/* Lanes of a and b, by their numbers, which are constants. LLMC_GCC_11 selects the form for older
+ * compilers, for tests */
+#if (defined(__clang__) || __GNUC__ >= 12) && !defined(LLMC_GCC_11)
+#define VF_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define VF_INTEGERS(type, v) ((type __attribute__((vector_size(sizeof(v))))){ 0 })
+/* integers of the size of v's lanes */
+#define VF_INDEX(v)                                                                                \
+	__typeof__(__builtin_choose_expr(sizeof((v)[0]) == 4, VF_INTEGERS(int32_t, v),             \
+	                                 __builtin_choose_expr(sizeof((v)[0]) == 2,                \
+	                                                       VF_INTEGERS(int16_t, v),            \
+	                                                       VF_INTEGERS(int8_t, v))))
+#define VF_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (VF_INDEX(a)){ __VA_ARGS__ })
+#endif
+
 typedef float vf __attribute__((vector_size(4 * VL), may_alias));
 typedef int32_t vi __attribute__((vector_size(4 * VL), may_alias));
 typedef float vf_mem __attribute__((vector_size(4 * VL), aligned(4), may_alias));
