@@ -19,6 +19,11 @@ typedef struct GpuList {
 	int n, number[PLAN_MAX_RANKS];
 } GpuList; /* any: a GPU, but no number given */
 
+typedef struct InputPrompts {
+	const llmc_input_prompt *list;
+	size_t n;
+} InputPrompts;
+
 struct llmc_model {
 	atomic_int refs;
 	Arena arena; /* memory of spec, plan and strings */
@@ -47,7 +52,8 @@ struct llmc_model {
 	GpuList gpus;              /* named by the caller; later one GPU per rank of this process */
 	llmc_tokenizer *tokenizer; /* NULL: none */
 	llmc_advice advice;        /* sampling that the model's files advise */
-	Runtime *rt;               /* NULL when opened with no_weights */
+	InputPrompts prompts;
+	Runtime *rt; /* NULL when opened with no_weights */
 	double compile_s, load_s;
 };
 
@@ -122,6 +128,8 @@ bool artifact_built_sealed(const char *artifact, const char *name, Arena *a);
 /* Read the sampling advice of a checkpoint, a GGUF or a folder. It stays empty if there is none or
  * it cannot be read. */
 void advice_read(const char *path, llmc_advice *out);
+/* Read the prompts of an embedding model in a folder of sentence-transformers; none otherwise. */
+void prompts_read(const char *folder, Arena *a, InputPrompts *out);
 
 /* E_INPUT: the grammar of p, if any, was opened with a tokenizer whose tokens differ from those of
  * t, the model's (NULL: it has none). p may be NULL. */

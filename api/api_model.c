@@ -421,6 +421,7 @@ open_tokenizer(llmc_model *m, SourceKind kind, const char *source, const llmc_op
 		*slash = 0; /* the path is absolute, so it has a slash */
 	}
 	advice_read(path, &m->advice);
+	prompts_read(path, &m->arena, &m->prompts);
 	llmc_status s = tokenizer_open(path, &m->tokenizer, &absent, &why);
 	if (s == LLMC_E_MEMORY)
 		return error_set(err, s, "%s", why.text);

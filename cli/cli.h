@@ -250,6 +250,13 @@ typedef struct Sampling {
 	      &smp->breakers,                                                                      \
 	      "DRY: a string that ends a repetition; may be repeated; none: no string [newline, "  \
 	      "colon, quote, asterisk]" },                                                         \
+	    { OPT_TEXT,                                                                            \
+	      0,                                                                                   \
+	      "samplers",                                                                          \
+	      "ORDER",                                                                             \
+	      &smp->p.samplers,                                                                    \
+	      "llama.cpp's order of samplers: names separated by ';', or letters of "              \
+	      "edskypmxti; others are off [llmc's order]" },                                       \
 	    { OPT_LIST, 0, "stop", "TEXT", &smp->stop, "stop at this string; may be repeated" },   \
 	    { OPT_INT,                                                                             \
 	      0,                                                                                   \

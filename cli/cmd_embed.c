@@ -21,6 +21,7 @@ typedef struct EmbedJob {
 	bool normalize, truncate, json; /* json: one document */
 	int32_t context, width;         /* width: elements that are written */
 	const char *file;               /* for messages */
+	const char *prompt;             /* string before each text */
 } EmbedJob;
 
 static Input *
@@ -48,8 +49,16 @@ add_text(EmbedJob *j, const llmc_tokenizer *t, const char *s, size_t n)
 		return complain("out of memory"), false;
 	if (!t)
 		return complain("this model has no tokenizer: pass token ids"), false;
-	if (tokenize_alloc(t, s, n, LLMC_ADD_SPECIAL | LLMC_PARSE_SPECIAL, &in->tok, &in->n_tok,
-	                   &err) == LLMC_OK)
+	Strbuf both = { 0 };
+	strbuf_puts(&both, j->prompt);
+	strbuf_add(&both, s, n);
+	bool ok = !both.failed && tokenize_alloc(t, strbuf_str(&both), both.len,
+	                                         LLMC_ADD_SPECIAL | LLMC_PARSE_SPECIAL, &in->tok,
+	                                         &in->n_tok, &err) == LLMC_OK;
+	if (both.failed)
+		snprintf(err.text, sizeof err.text, "out of memory");
+	strbuf_release(&both);
+	if (ok)
 		return true;
 	complain("%s: input %zu: %s", j->file, j->n, err.text);
 	return false;
@@ -269,12 +278,36 @@ choose(EmbedJob *j, const llmc_model *m, const char *pool, bool raw, bool unit, 
 	return true;
 }
 
+/* Choose the prompt by its name, or the model's usual one. */
+static bool
+choose_prompt(EmbedJob *j, const llmc_model *m, const char *name)
+{
+	size_t n;
+	const llmc_input_prompt *list = llmc_input_prompts(m, &n);
+	Strbuf names = { 0 };
+
+	j->prompt = "";
+	for (size_t i = 0; i < n; i++)
+		if (name ? !strcmp(name, list[i].name) : list[i].usual) {
+			j->prompt = list[i].text;
+			return true;
+		}
+	if (!name)
+		return true;
+	for (size_t i = 0; i < n; i++)
+		strbuf_printf(&names, "%s%s", i ? ", " : "", list[i].name);
+	complain("--prompt-name %s: this model's prompts are: %s", name,
+	         n ? strbuf_str(&names) : "none");
+	strbuf_release(&names);
+	return false;
+}
+
 static int
 embed(int argc, char **argv)
 {
 	Common c = { 0 };
 	List text = { 0 };
-	const char *pool = NULL, *out = NULL, *args[2] = { NULL };
+	const char *pool = NULL, *out = NULL, *prompt = NULL, *args[2] = { NULL };
 	bool raw = false, unit = false;
 	int32_t dimensions = 0;
 	EmbedJob j = { .file = "--text" };
@@ -284,6 +317,8 @@ embed(int argc, char **argv)
 		{ OPT_TEXT, 'o', "output", "FILE.npy", &out,
 		  "write a float32 array [inputs, width] instead of JSON Lines" },
 		{ OPT_TEXT, 0, "pool", "mean|cls|last", &pool, "pooling [the model's own]" },
+		{ OPT_TEXT, 0, "prompt-name", "NAME", &prompt,
+		  "the model's prompt before each text, such as query or document [its default]" },
 		{ OPT_FLAG, 0, "normalize", NULL, &unit, "divide vectors by their length" },
 		{ OPT_FLAG, 0, "raw", NULL, &raw, "do not, even if the model does" },
 		{ OPT_INT, 0, "dimensions", "N", &dimensions,
@@ -317,7 +352,8 @@ embed(int argc, char **argv)
 	o.max_concurrent_requests = IN_FLIGHT;
 	c.fit = &lim;
 	llmc_status s = open_model(&c, args[0], false, &m, &err);
-	if (s == LLMC_OK && !choose(&j, m, pool, raw, unit, dimensions))
+	if (s == LLMC_OK &&
+	    (!choose(&j, m, pool, raw, unit, dimensions) || !choose_prompt(&j, m, prompt)))
 		goto out;
 	if (s == LLMC_OK)
 		s = llmc_engine_open(m, &o, &e, &err);

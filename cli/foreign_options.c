@@ -30,6 +30,8 @@ static const ForeignOption foreign[] = {
 	{ "-s", "seed", "set seed in the request" },
 	{ "--repeat-penalty", "repetition-penalty", "set repetition_penalty in the request" },
 	{ "--typical", "typical-p", "set typical_p in the request" },
+	{ "--sampling-seq", "samplers", "set samplers in the request" },
+	{ "--sampler-seq", "samplers", "set samplers in the request" },
 	{ "-sys", "system", NULL },
 	{ "--system-prompt", "system", NULL },
 	{ "--grammar-file", "grammar", NULL },

@@ -321,7 +321,8 @@ typedef struct llmc_sequence {
 	X(FLOAT, dynatemp_exponent, 0, 1e6, 0, 100, 1, NULL, "exponent of the entropy in the choice of the temperature; 0: 1") \
 	X(INT, mirostat, 0, 2, 0, 2, 0, NULL, "Mirostat 1 or 2 (arXiv:2007.14966) instead of top_k and all later samplers; 0: off") \
 	X(FLOAT, mirostat_tau, 0, 1e6, 0, 100, 5, NULL, "Mirostat: target surprise in bits; 0: 5") \
-	X(FLOAT, mirostat_eta, 0, 1e6, 0, 100, 0.1, NULL, "Mirostat: learning rate; 0: 0.1")
+	X(FLOAT, mirostat_eta, 0, 1e6, 0, 100, 0.1, NULL, "Mirostat: learning rate; 0: 0.1") \
+	X(INT, min_keep, 0, INT32_MAX, 0, INT32_MAX, 0, NULL, "top_p, min_p, typical_p and XTC leave at least N tokens")
 #define LLMC_OPTION_TYPE_FLOAT float
 #define LLMC_OPTION_TYPE_INT int32_t
 #define LLMC_OPTION_TYPE_BOOL bool
@@ -361,6 +362,11 @@ typedef struct llmc_params { /* LLMC_INIT gives greedy decoding of up to 256 new
 	/* 0: any token may be sampled; else only these, ends of sequence included */
 	int32_t n_allowed_tokens;
 	const int32_t *allowed_tokens;
+	/* order of samplers, as llama.cpp defines them: names separated by ';' (penalties, dry,
+	 * top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature, infill), or one letter for
+	 * each (e d s k y p m x t i). Others do not sample; without temperature it is 1. Mirostat
+	 * ignores it. NULL: the library's order */
+	const char *samplers;
 } llmc_params;
 
 /* The rows of LLMC_SAMPLING_OPTIONS at run time, for programs that read options by name. */
@@ -458,6 +464,16 @@ LLMC_API void llmc_info(const llmc_model *m, llmc_model_info *info);
 /* Value of a key of the resolved description, such as "attention.n_heads". E_INPUT: no such key. */
 LLMC_API llmc_status llmc_get(const llmc_model *m, const char *key, char *buf, size_t cap,
                               size_t *need, llmc_error *err);
+
+/* Strings that an embedding model expects before inputs of some kinds, such as "query" and
+ * "document": `prompts` of config_sentence_transformers.json. usual: before any input unless the
+ * caller names another. They live as long as the model; *n 0: none, or the pooling excludes them.
+ */
+typedef struct llmc_input_prompt {
+	const char *name, *text;
+	bool usual;
+} llmc_input_prompt;
+LLMC_API const llmc_input_prompt *llmc_input_prompts(const llmc_model *m, size_t *n);
 
 typedef struct llmc_memory {
 	size_t size;

@@ -58,7 +58,9 @@ typedef struct Backend {
 	const llmc_tokenizer *tok; /* NULL: no tokenizer, ids only */
 	llmc_limits limits;
 	llmc_model_info info;
-	llmc_advice advice;    /* set 0: none */
+	llmc_advice advice;               /* set 0: none */
+	const llmc_input_prompt *prompts; /* [n_prompt] of an embedding model, while it is open */
+	size_t n_prompt;
 	char dtype[16];        /* type of activations: "float32" */
 	char quant_format[24]; /* quantisation format of weights: "q4_k", "gptq", "bf16" */
 	/* effective engine limits, for /info and the metrics */

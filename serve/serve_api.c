@@ -86,6 +86,7 @@ backend(llmc_model *m, llmc_engine *e, llmc_tower *tower, const llmc_engine_opti
 	b.model = m;
 	b.tower = tower;
 	b.tok = llmc_model_tokenizer(m);
+	b.prompts = llmc_input_prompts(m, &b.n_prompt);
 	describe(&b, m, llmc_engine_limits(e), eo);
 	return b;
 }

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "runtime/cuda/cuda_session.h"
+#include "runtime/sample/sampler.h"
 
 static bool
 can_sample(const Session *s, const llmc_params *p)
@@ -15,7 +16,7 @@ can_sample(const Session *s, const llmc_params *p)
 	return !typical && p->min_tokens <= 0 && !p->n_logit_bias && !p->n_bad_words &&
 	       !p->watermark && !(penalties && p->repeat_last_n) && p->dry_multiplier <= 0 &&
 	       p->xtc_probability <= 0 && p->top_n_sigma <= 0 && p->dynatemp_range <= 0 &&
-	       !p->mirostat;
+	       !p->mirostat && !sampler_has_order(p);
 }
 
 static void

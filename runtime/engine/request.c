@@ -107,6 +107,7 @@ open_choice(Engine *e, EngineRequest *j, int32_t i, const llmc_request *r, llmc_
 	TRY(sampler_open((int32_t)e->plan->vocab, p, e->plan->eos, e->plan->n_eos, &c->sampler,
 	                 err));
 	sampler_set_breakers(c->sampler, j->breakers);
+	sampler_set_tokenizer(c->sampler, e->tok);
 	TRY(sampler_limit_thinking(c->sampler, e->tok, p, err));
 	for (size_t k = 0; k < r->n_tok; k++)
 		llmc_sampler_accept(c->sampler, r->tok[k], true);
@@ -330,6 +331,7 @@ request_open(Engine *e, const llmc_request *request, EngineRequest **out, llmc_e
 	j->p.bad_words = NULL;
 	j->p.allowed_tokens = NULL;
 	j->p.dry_sequence_breakers = j->p.thinking = NULL;
+	j->p.samplers = NULL;
 	j->p.n_stop_tokens = j->p.n_logit_bias = j->p.n_bad_words = j->p.n_allowed_tokens = 0;
 	*out = j;
 	return LLMC_OK;

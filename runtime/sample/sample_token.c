@@ -74,6 +74,12 @@ kth_of_many(const float *v, int32_t n, int32_t k, float *some)
 	return kth_largest(some, m, k);
 }
 
+float
+sample_kth_largest(const SampleScratch *m, int32_t k)
+{
+	return kth_of_many(m->work, m->vocab, k, (float *)m->cand);
+}
+
 /* Does a precede b? The larger value first, then the lower id. */
 static bool
 before(Candidate a, Candidate b)
@@ -151,8 +157,8 @@ weight_bucket(float v)
 /* Select the largest candidates until their weights reach top_p of the sum. First come n_larger
  * candidates of higher buckets, unsorted; then n_sorted of the bucket in which the sum is reached,
  * sorted; then the rest. */
-static void
-cut_top_p(Candidate *cand, int32_t n, double top_p, int32_t *n_larger, int32_t *n_sorted)
+void
+sample_cut_top_p(Candidate *cand, int32_t n, double top_p, int32_t *n_larger, int32_t *n_sorted)
 {
 	double in[N_BUCKET / 2] = { 0 }, all = 0, sum = 0;
 	int32_t b = N_BUCKET / 2 - 1, larger = 0, at = 0, end = n, kept = 0;
@@ -182,8 +188,8 @@ cut_top_p(Candidate *cand, int32_t n, double top_p, int32_t *n_larger, int32_t *
 	*n_sorted = kept;
 }
 
-static void
-put_in_order(Candidate *cand, int32_t n)
+void
+sample_sort(Candidate *cand, int32_t n)
 {
 	int32_t left = n;
 
@@ -195,7 +201,7 @@ put_in_order(Candidate *cand, int32_t n)
 
 /* Return the candidate at which the running sum of weights exceeds `at`; the last one if rounding
  * leaves none. */
-static int32_t
+int32_t
 sample_cumulative(const Candidate *cand, int32_t n, double at)
 {
 	for (int32_t i = 0; i < n - 1; i++) {
@@ -239,7 +245,7 @@ sample_cumulative_sorted(Candidate *cand, int32_t n, double at)
 	for (int32_t i = 0; i < n; i++)
 		if (weight_bucket(cand[i].v) == b)
 			swap(cand, m++, i);
-	put_in_order(cand, m);
+	sample_sort(cand, m);
 	return sample_cumulative(cand, m, at);
 }
 
@@ -276,16 +282,16 @@ keep_typical(Candidate *cand, int32_t n, const float *weight, double typical_p)
 
 /* ---- after the cuts: XTC, then temperature ---- */
 
-static float
-xtc_threshold(const llmc_params *p)
+double
+sample_xtc_threshold(const llmc_params *p)
 {
-	return p->xtc_threshold > 0 ? p->xtc_threshold : 0.1f;
+	return (double)(p->xtc_threshold > 0 ? p->xtc_threshold : 0.1f);
 }
 
 bool
 sample_has_xtc(const llmc_params *p)
 {
-	return p->xtc_probability > 0 && xtc_threshold(p) <= 0.5f && !p->mirostat;
+	return p->xtc_probability > 0 && sample_xtc_threshold(p) <= 0.5 && !p->mirostat;
 }
 
 static double
@@ -317,10 +323,10 @@ drop_top_choices(Candidate *cand, int32_t n, double threshold)
 	return kept;
 }
 
-/* Temperature for these candidates: in the middle of the range where their entropy is half of the
- * largest possible one, if the exponent is 1. */
-static double
-dynamic_temperature(const llmc_params *p, const Candidate *cand, int32_t n)
+/* In the middle of the range where the entropy of the candidates is half of the largest possible
+ * one, if the exponent is 1. */
+double
+sample_temperature(const llmc_params *p, const Candidate *cand, int32_t n)
 {
 	const double least = fmax(0, (double)p->temperature - (double)p->dynatemp_range),
 	             most = (double)p->temperature + (double)p->dynatemp_range,
@@ -352,9 +358,9 @@ static int32_t
 draw_late(const llmc_params *p, Candidate *cand, int32_t n, SampleRandom r)
 {
 	if (sample_has_xtc(p) && r.chance < (double)p->xtc_probability)
-		n = drop_top_choices(cand, n, (double)xtc_threshold(p));
+		n = drop_top_choices(cand, n, sample_xtc_threshold(p));
 	const Candidate best = cand[best_of(cand, n)];
-	const double temperature = p->temperature > 0 ? dynamic_temperature(p, cand, n) : 0;
+	const double temperature = p->temperature > 0 ? sample_temperature(p, cand, n) : 0;
 	if (!(temperature > 0))
 		return best.id;
 	for (int32_t i = 0; i < n; i++)
@@ -384,9 +390,7 @@ sample_draw(const SampleScratch *m, const llmc_params *p, int32_t best, SampleRa
 	    max == -INFINITY) /* a temperature close to 0 */
 		return best;
 	if (p->top_k > 0 && p->top_k < m->vocab) {
-		floor = kth_of_many(m->work, m->vocab, p->top_k,
-		                    /* scratch: the candidate list is not filled yet */
-		                    (float *)cand);
+		floor = sample_kth_largest(m, p->top_k);
 		for (int32_t i = 0; i < m->vocab; i++) {
 			if (m->work[i] < floor) /* ties of the last one stay, as in transformers */
 				continue;
@@ -412,10 +416,10 @@ sample_draw(const SampleScratch *m, const llmc_params *p, int32_t best, SampleRa
 	}
 	if (nucleus) {
 		int32_t larger, sorted;
-		cut_top_p(cand, n, p->top_p, &larger, &sorted);
+		sample_cut_top_p(cand, n, p->top_p, &larger, &sorted);
 		n = larger + sorted;
 		if (typical)
-			put_in_order(cand, larger);
+			sample_sort(cand, larger);
 	}
 	if (p->min_p > 0)
 		n = keep_min_p(cand, n, p->min_p);

@@ -27,8 +27,11 @@ struct llmc_sampler {
 	int32_t *hist, n_hist, hist_cap;
 	bool keeps_hist, lost;
 	const DryBreakers *breakers;
-	int32_t *count; /* [hist_cap] scratch memory of DRY */
-	double mu;      /* state of Mirostat */
+	const llmc_tokenizer *tok; /* NULL: unknown */
+	int32_t *count;            /* [hist_cap] scratch memory of DRY */
+	double mu;                 /* state of Mirostat */
+	bool chain; /* `order`, letters of sampler_chain.c, replaces the order of sampler.h */
+	char order[SAMPLERS_MAX + 1];
 	uint64_t n_sampled;
 	SampleScratch own;  /* used by llmc_sampler_sample */
 	Thinking *thinking; /* NULL: no limit */
@@ -83,7 +86,11 @@ check_lists(const llmc_params *p, int32_t vocab, llmc_error *err)
 llmc_status
 sampler_check(const llmc_params *p, int32_t vocab, llmc_error *err)
 {
+	char order[SAMPLERS_MAX + 1];
+
 	TRY(sampler_check_options(p, err));
+	if (p->samplers)
+		TRY(sampler_order(p->samplers, order, err));
 	if (p->speculate < -1 || p->speculate > LLMC_MAX_SPECULATE)
 		return error_set(err, LLMC_E_RANGE,
 		                 "speculate is %d, possible are -1 (off), 0 (default) and 1 .. %d",
@@ -182,6 +189,14 @@ sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos, int32_t n_
 		s->vocab = vocab;
 		s->p = own;
 		s->p.stop = NULL; /* owned by the caller */
+		s->chain = sampler_has_order(&own);
+		if (s->chain && own.samplers)
+			sampler_order(own.samplers, s->order, NULL); /* has been checked */
+		else if (s->chain) /* the order of sampler.h, whose cuts know no min_keep */
+			strcpy(s->order, sample_has_xtc(&own) || own.dynatemp_range > 0
+			                     ? "edskpmyxt"
+			                     : "edstkpmy");
+		s->p.samplers = NULL;
 		s->p.dry_sequence_breakers = s->p.thinking = NULL;
 		s->p.bad_words = NULL;
 		s->p.logit_bias = NULL;
@@ -252,6 +267,12 @@ void
 sampler_set_breakers(llmc_sampler *s, const DryBreakers *b)
 {
 	s->breakers = b;
+}
+
+void
+sampler_set_tokenizer(llmc_sampler *s, const llmc_tokenizer *t)
+{
+	s->tok = t;
 }
 
 bool
@@ -386,19 +407,45 @@ random_at(uint64_t seed, uint64_t n)
 }
 
 static void
-penalise(llmc_sampler *s, float *work)
+penalise(llmc_sampler *s, const SampleScratch *m)
 {
 	const llmc_params *p = &s->p;
 
+	if (!s->penalties)
+		return;
 	for (int32_t i = 0; i < s->n_touched; i++) {
 		int32_t id = s->touched[i];
-		float *v = &work[id];
+		float *v = &m->work[id];
 		if (s->window && !s->n_output[id])
 			continue;
 		*v = *v < 0 ? *v * p->repetition_penalty : *v / p->repetition_penalty;
 		if (s->n_output[id])
 			*v -= p->frequency_penalty * (float)s->n_output[id] + p->presence_penalty;
 	}
+}
+
+static void
+dry(llmc_sampler *s, const SampleScratch *m)
+{
+	if (s->p.dry_multiplier > 0)
+		sample_dry(m, &s->p, s->hist, s->n_hist, s->breakers, s->count);
+}
+
+static bool
+is_end(const llmc_sampler *s, int32_t id)
+{
+	for (int32_t i = 0; i < s->n_eos && !s->p.ignore_eos; i++)
+		if (s->eos[i] == id)
+			return true;
+	return sampler_stops_at(s, id);
+}
+
+static int32_t
+end(const llmc_sampler *s)
+{
+	if (s->n_eos && !s->p.ignore_eos && s->eos[0] < s->vocab)
+		return s->eos[0];
+	return s->p.n_stop_tokens ? s->p.stop_tokens[0] : -1;
 }
 
 /* Exclude the last token of a bad word if the output ends with the others; before min_tokens,
@@ -518,10 +565,10 @@ change(llmc_sampler *s, const SampleScratch *m, llmc_error *err)
 		m->work[s->p.logit_bias[i].id] += s->p.logit_bias[i].value;
 	if (s->p.watermark && s->n_tail)
 		sample_watermark(m->work, s->vocab, s->tail[s->n_tail - 1], 2, (int32_t *)m->cand);
-	if (s->penalties)
-		penalise(s, m->work);
-	if (s->p.dry_multiplier > 0)
-		sample_dry(m, &s->p, s->hist, s->n_hist, s->breakers, s->count);
+	if (!s->chain) {
+		penalise(s, m);
+		dry(s, m);
+	}
 	forbid(s, m->work);
 	return LLMC_OK;
 }
@@ -537,6 +584,15 @@ draw(llmc_sampler *s, const SampleScratch *m, int32_t best)
 		                     ? random_at(s->p.seed ^ chances, s->n_sampled)
 		                     : 0 };
 
+	if (s->chain)
+		return sample_chain(m, &s->p, s->order,
+		                    &(ChainOwner){ .sampler = s,
+		                                   .penalise = penalise,
+		                                   .dry = dry,
+		                                   .is_end = is_end,
+		                                   .end = end,
+		                                   .tok = s->tok },
+		                    r);
 	if (s->p.mirostat)
 		return sample_mirostat(m, &s->p, best, r.at, &s->mu);
 	if (s->p.top_n_sigma > 0)
@@ -549,7 +605,7 @@ sampler_sample(llmc_sampler *s, const SampleScratch *m, const float *logits, int
                llmc_error *err)
 {
 	/* XTC removes the largest logits even if the rest is greedy */
-	const bool draws = s->p.temperature > 0 || sample_has_xtc(&s->p),
+	const bool draws = s->p.temperature > 0 || sample_has_xtc(&s->p) || s->chain,
 	           copied = draws || s->changes;
 	const uint32_t *bits;
 	int32_t best;
@@ -572,6 +628,8 @@ sampler_sample(llmc_sampler *s, const SampleScratch *m, const float *logits, int
 		TRY(sample_largest(m->work, s->vocab, &best, err));
 	}
 	*id = draws ? draw(s, m, best) : best;
+	if (*id < 0)
+		return error_set(err, LLMC_E_CHECK, "the samplers leave no token");
 	s->n_sampled++;
 	return LLMC_OK;
 }

@@ -6,7 +6,8 @@
  *
  * XTC and a dynamic temperature are defined on probabilities before temperature, as in llama.cpp.
  * With either of them, XTC and then temperature run last. Mirostat replaces everything after
- * temperature, and top_n_sigma.
+ * temperature, and top_n_sigma. A request may give an order of its own for all but the first three,
+ * bad words and min_tokens (`samplers`; sampler_chain.c).
  *
  * The n-th token of a sampler uses only the random number of (seed, n), so it can be reproduced
  * anywhere. */
@@ -104,12 +105,47 @@ typedef struct SampleRandom {
 } SampleRandom;
 int32_t sample_draw(const SampleScratch *m, const llmc_params *p, int32_t best, SampleRandom r);
 bool sample_has_xtc(const llmc_params *p);
+double sample_xtc_threshold(const llmc_params *p);
+/* Temperature for these candidates, whose values are weights: dynatemp_range varies it. */
+double sample_temperature(const llmc_params *p, const Candidate *cand, int32_t n);
+/* Helpers: the k-th largest of m->work, 1 <= k <= vocab (the candidates are scratch memory);
+ * candidates in order of their values, the largest first; the largest weights that reach top_p of
+ * the sum at the front, first *n_larger unsorted ones, then *n_sorted sorted ones; the candidate at
+ * which the running sum of weights exceeds `at`. */
+float sample_kth_largest(const SampleScratch *m, int32_t k);
+void sample_sort(Candidate *cand, int32_t n);
+void sample_cut_top_p(Candidate *cand, int32_t n, double top_p, int32_t *n_larger,
+                      int32_t *n_sorted);
+int32_t sample_cumulative(const Candidate *cand, int32_t n, double at);
 /* Drop logits by top_n_sigma. */
 void sample_top_n_sigma(float *v, int32_t n, float largest, float n_sigma);
 /* Mirostat; *mu is its state, updated by the token. It begins at twice sample_mirostat_tau. */
 float sample_mirostat_tau(const llmc_params *p);
 int32_t sample_mirostat(const SampleScratch *m, const llmc_params *p, int32_t best, double at,
                         double *mu);
+
+/* sampler_chain.c: an order of samplers. sampler_order reads names separated by ';', or letters, to
+ * letters. sampler_has_order: does sample_chain sample with these parameters? */
+enum { SAMPLERS_MAX = 32 };
+llmc_status sampler_order(const char *text, char out[SAMPLERS_MAX + 1], llmc_error *err);
+bool sampler_has_order(const llmc_params *p);
+/* Sample from m->work by the samplers whose letters are in `order`; -1: no token is left. */
+typedef struct ChainOwner { /* samplers that depend on the tokens so far */
+	llmc_sampler *sampler;
+	void (*penalise)(llmc_sampler *s, const SampleScratch *m);
+	void (*dry)(llmc_sampler *s, const SampleScratch *m);
+	/* does the token end the text? end: one that does; -1: none */
+	bool (*is_end)(const llmc_sampler *s, int32_t id);
+	int32_t (*end)(const llmc_sampler *s);
+	const llmc_tokenizer *tok; /* NULL: tokens have no text */
+} ChainOwner;
+int32_t sample_chain(const SampleScratch *m, const llmc_params *p, const char *order,
+                     const ChainOwner *own, SampleRandom r);
+/* Infill: of m->cand [n], which holds weights, keep ends or tokens of which the model is sure.
+ * false: out of memory. */
+bool sample_infill(const SampleScratch *m, const ChainOwner *own, int32_t n);
+/* Tokenizer for that, which outlives the sampler. */
+void sampler_set_tokenizer(llmc_sampler *s, const llmc_tokenizer *t);
 
 /* dry.c: penalise tokens that continue a repetition. hist [n]: all tokens, the newest last; count
  * [n] is scratch memory. m->work holds logits; the candidates are scratch memory. breakers may be

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/json.h"
 #include "serve/dialects/embeddings.h"
@@ -115,10 +116,99 @@ embeddings_most(const Generation *g)
 	return n && n < MAX_TEXTS ? (size_t)n : MAX_TEXTS;
 }
 
+/* ---- prompts of sentence-transformers ---- */
+
+static const llmc_input_prompt *
+prompt_named(const Backend *b, const char *name)
+{
+	for (size_t i = 0; i < b->n_prompt; i++)
+		if (!strcasecmp(b->prompts[i].name, name))
+			return &b->prompts[i];
+	return NULL;
+}
+
+static bool
+unknown_prompt(const Backend *b, const char *key, const char *name, Problem *p)
+{
+	Strbuf names = { 0 };
+
+	for (size_t i = 0; i < b->n_prompt; i++)
+		strbuf_printf(&names, "%s'%s'", i ? ", " : "", b->prompts[i].name);
+	problem(p, 400, key, "Invalid '%s': this model has no prompt '%.60s'; it has %s.", key,
+	        name, names.len ? strbuf_str(&names) : "none");
+	strbuf_release(&names);
+	return false;
+}
+
+/* Choose the string before each input: the prompt of this name, or that of this kind of input, or
+ * the model's usual one. *named: the request chose it. */
+static bool
+read_prompt(const Generation *g, const json_t *o, const char **text, bool *named, Problem *p)
+{
+	/* names in sentence-transformers' order of preference*/
+	static const char *const kinds[][6] = { { "query", "search_query", NULL },
+		                                { "document", "search_document", "passage",
+		                                  "corpus", NULL } };
+	const Backend *b = &g->model->back;
+	const json_t *name = json_object_get(o, "prompt_name"),
+	             *type = json_object_get(o, "input_type");
+	const llmc_input_prompt *found = NULL;
+	const char *key = name && !json_is_null(name) ? "prompt_name" : "input_type";
+	const json_t *v = *key == 'p' ? name : type;
+	bool known = false;
+
+	*text = "";
+	*named = v && !json_is_null(v);
+	for (size_t i = 0; i < b->n_prompt; i++)
+		if (b->prompts[i].usual)
+			*text = b->prompts[i].text;
+	if (!*named)
+		return true;
+	if (!json_is_string(v))
+		return problem(p, 400, key,
+		               "Invalid type for '%s': expected a string, but got %s instead.", key,
+		               json_type_name(v));
+	found = prompt_named(b, json_string_value(v));
+	for (size_t i = 0; *key == 'i' && !found && i < sizeof kinds / sizeof *kinds; i++) {
+		bool this_kind = false;
+		for (const char *const *k = kinds[i]; *k; k++)
+			this_kind |= !strcasecmp(*k, json_string_value(v));
+		for (const char *const *k = kinds[i]; this_kind && *k && !found; k++)
+			found = prompt_named(b, *k);
+		known |= this_kind;
+	}
+	if (!found && !known)
+		return unknown_prompt(b, key, json_string_value(v), p);
+	*text = found ? found->text : *text;
+	*named = found != NULL;
+	return true;
+}
+
+static bool
+with_prompt(Generation *g, const json_t *v, const char *prompt, bool named, size_t i, bool cut,
+            Problem *p)
+{
+	if (!json_is_string(v) && named)
+		return problem(p, 400, "input",
+		               "Invalid 'input[%zu]': token ids have no prompt before them; send "
+		               "a string.",
+		               i);
+	if (!json_is_string(v) || !*prompt)
+		return embeddings_text(g, v, "input", i, cut, &g->sub[i], p);
+	json_t *both = json_sprintf("%s%s", prompt, json_string_value(v));
+	bool ok =
+	    both ? embeddings_text(g, both, "input", i, cut, &g->sub[i], p) : problem_memory(p);
+	json_decref(both);
+	return ok;
+}
+
 /* Read one string, one list of ids, or a list of either. */
 static bool
-read_input(Generation *g, const json_t *v, bool cut, Problem *p)
+read_input(Generation *g, const json_t *o, bool cut, Problem *p)
 {
+	const json_t *v = json_object_get(o, "input");
+	const char *prompt;
+	bool named;
 	const json_t *first = json_array_get(v, 0);
 	bool one = json_is_string(v) || json_is_integer(first);
 	size_t n = one ? 1 : json_array_size(v), most = embeddings_most(g);
@@ -140,9 +230,10 @@ read_input(Generation *g, const json_t *v, bool cut, Problem *p)
 		    most);
 	if (!gen_prompts(g, (int32_t)n, p))
 		return false;
+	if (!read_prompt(g, o, &prompt, &named, p))
+		return false;
 	for (size_t i = 0; i < n; i++)
-		if (!embeddings_text(g, one ? v : json_array_get(v, i), "input", i, cut, &g->sub[i],
-		                     p))
+		if (!with_prompt(g, one ? v : json_array_get(v, i), prompt, named, i, cut, p))
 			return false;
 	return true;
 }
@@ -194,8 +285,7 @@ read_embeddings(Generation *g, const json_t *o, const void *ollama, Problem *p)
 		bool truncate = true;
 		g->er.normalize = true;
 		return keep_alive_read(g->req, o, NULL, p) &&
-		       field_bool(o, "truncate", &truncate, p) &&
-		       read_input(g, json_object_get(o, "input"), truncate, p);
+		       field_bool(o, "truncate", &truncate, p) && read_input(g, o, truncate, p);
 	}
 	if (format && !json_is_null(format) &&
 	    (!json_is_string(format) || (strcmp(json_string_value(format), "float") != 0 &&
@@ -207,7 +297,7 @@ read_embeddings(Generation *g, const json_t *o, const void *ollama, Problem *p)
 		               "Invalid 'truncate_prompt_tokens': expected -1, which truncates an "
 		               "input to the model's context.");
 	own->base64 = json_is_string(format) && !strcmp(json_string_value(format), "base64");
-	return read_input(g, json_object_get(o, "input"), json_integer_value(cut) == -1, p);
+	return read_input(g, o, json_integer_value(cut) == -1, p);
 }
 
 /* ---- answers ---- */

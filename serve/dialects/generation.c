@@ -65,6 +65,7 @@ gen_free(Generation *g)
 	for (char **s = g->breakers; s && *s; s++)
 		free(*s);
 	free(g->breakers);
+	free(g->samplers);
 	llmc_calls_close(g->marks);
 	free(g->stop_tokens);
 	free(g->allowed);
@@ -298,6 +299,7 @@ gen_start(Generation *g, Problem *p)
 
 	g->ep.stop = (const char *const *)g->stop;
 	g->ep.dry_sequence_breakers = (const char *const *)g->breakers;
+	g->ep.samplers = g->samplers;
 	g->ep.stop_tokens = g->stop_tokens;
 	g->ep.allowed_tokens = g->allowed;
 	g->ep.logit_bias = g->bias;

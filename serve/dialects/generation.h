@@ -89,6 +89,7 @@ struct Generation {
 	llmc_sequence *bad_words; /* [ep.n_bad_words], their tokens owned */
 	char **stop;              /* NULL-terminated, owned */
 	char **breakers;          /* dry_sequence_breakers; the same */
+	char *samplers;           /* order of samplers; NULL: the usual one */
 	llmc_grammar *grammar;    /* owned; NULL: none */
 	/* the request's constraint in a form that another grammar can include; empty: none */
 	Strbuf form;

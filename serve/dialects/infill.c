@@ -21,8 +21,8 @@ translate(const json_t *in, Problem *p)
 		const char *key;
 		double value;
 	} usual[] = { { "temperature", 0.8 }, { "top_p", 0.95 }, { "min_p", 0.05 } };
-	static const char *const unused[] = { "samplers", "n_indent", "t_max_prompt_ms",
-		                              "t_max_predict_ms", "response_fields" };
+	static const char *const unused[] = { "n_indent", "t_max_prompt_ms", "t_max_predict_ms",
+		                              "response_fields" };
 	json_t *out = json_copy((json_t *)(uintptr_t)in);
 
 	for (size_t i = 0; out && i < sizeof usual / sizeof *usual; i++)

@@ -173,6 +173,47 @@ read_salt(Generation *g, const json_t *o, Problem *p)
 	return true;
 }
 
+/* Read llama.cpp's order of samplers: a list of names, or a string of letters. */
+static bool
+read_samplers(Generation *g, const json_t *o, Problem *p)
+{
+	const json_t *v = json_object_get(o, "samplers");
+	Strbuf order = { 0 };
+	llmc_error err = { 0 };
+	llmc_params own = LLMC_INIT(llmc_params);
+	llmc_sampler *checked = NULL;
+
+	if (!v || json_is_null(v) || (json_is_array(v) && !json_array_size(v)))
+		return true;
+	if (!json_is_string(v) && !json_is_array(v))
+		return problem(p, 400, "samplers",
+		               "Invalid type for 'samplers': expected an array of names or a "
+		               "string of letters, but got %s instead.",
+		               json_type_name(v));
+	for (size_t i = 0; i < json_array_size(v); i++) {
+		const json_t *one = json_array_get(v, i);
+		if (!json_is_string(one))
+			strbuf_release(&order);
+		if (!json_is_string(one))
+			return problem(p, 400, "samplers",
+			               "Invalid type for 'samplers[%zu]': expected a string, but "
+			               "got %s instead.",
+			               i, json_type_name(one));
+		strbuf_puts(&order, json_string_value(one));
+		strbuf_putc(&order, ';');
+	}
+	if (json_is_string(v))
+		strbuf_puts(&order, json_string_value(v));
+	g->samplers = order.data;
+	if (order.failed)
+		return problem_memory(p);
+	own.samplers = g->samplers;
+	if (llmc_sampler_open(1, &own, &checked, &err) != LLMC_OK)
+		return problem(p, 400, "samplers", "Invalid 'samplers': %s.", err.text);
+	llmc_sampler_close(checked);
+	return true;
+}
+
 /* Is the field there, with the value 0? */
 static bool
 is_zero(const json_t *o, const char *key)
@@ -236,7 +277,9 @@ read_sampling(Generation *g, const json_t *o, Problem *p)
 		                     "Invalid 'repeat_penalty': it must be greater than 0.")
 		           : problem(p, 400, "repetition_penalty",
 		                     "Invalid 'repetition_penalty': it must be greater than 0.");
-	if (g->ep.top_p == 0)
+	if (g->ep.top_p == 0 && g->samplers)
+		g->ep.top_p = FLT_MIN;
+	else if (g->ep.top_p == 0)
 		g->ep.top_k = 1, g->ep.top_p = 1;
 	for (size_t i = 0; i < sizeof small / sizeof *small; i++)
 		*small[i] = *small[i] > 0 ? *small[i] : FLT_MIN;
@@ -258,7 +301,7 @@ read_shared(Generation *g, const json_t *o, const OpenAiRoute *route, Problem *p
 	bool has_seed, skip_special = true, usage = false, keep_stop = false;
 	const json_t *so = json_object_get(o, "stream_options");
 
-	if (!openai_model(g->req, o, p) || !read_sampling(g, o, p) ||
+	if (!openai_model(g->req, o, p) || !read_samplers(g, o, p) || !read_sampling(g, o, p) ||
 	    !field_int(o, "n", 1, LLMC_MAX_CHOICES, &n, NULL, p) ||
 	    !field_int(o, "seed", INT64_MIN, INT64_MAX, &seed, &has_seed, p) ||
 	    !field_int(o, "speculate", 0, LLMC_MAX_SPECULATE, &speculate, NULL, p) ||

@@ -2,8 +2,8 @@
 Mirostat. They are written here from the definitions, in double and without shortcuts; the order is that of
 runtime/sample/sampler.h. tests/unit/test_samplers.c reads the files.
 
-samplers.txt   logits; then per case: options, prompt, output, breakers (each list: its length and its items), and the
-               probability of each token
+samplers.txt   logits; then per case: options, prompt, output, breakers (each list: its length and its items), the order
+               of the samplers ('-': that of sampler.h), and the probability of each token
 mirostat.txt   per case: version, tau, eta, mu, temperature, seed of the logits, their number and standard deviation, and
                the number of tokens that are kept; then for each of these its id, probability, and the mu after it
 """
@@ -31,7 +31,10 @@ OFF = {
     "top_n_sigma": 0.0,
     "dynatemp_range": 0.0,
     "dynatemp_exponent": 0.0,
+    "typical_p": 0.0,
+    "min_keep": 0,
 }
+END = 7  # a stop token: for llama.cpp's infill an end of the text
 PROMPT = [2, 5, 5, 1, 30, 31, 32, 33, 2, 5, 40]
 OUTPUT = [4, 30, 31, 32, 8, 4, 30, 31, 32]
 A_B_C = [1, 2, 3, 3, 2, 3, 9, 1, 2, 3]  # the example of llama.cpp's comments
@@ -95,7 +98,7 @@ def cut(logits, o):
         logits[p < o["min_p"] * p.max()] = -np.inf
 
 
-def heat(logits, o):
+def temperature(logits, o):
     t = o["temperature"]
     p = softmax(logits)
     p = p[p > 0]
@@ -103,6 +106,11 @@ def heat(logits, o):
         low, high = max(0.0, t - o["dynatemp_range"]), t + o["dynatemp_range"]
         entropy = -(p * np.log(p)).sum() / math.log(len(p))
         t = low + (high - low) * entropy ** (o["dynatemp_exponent"] or 1.0)
+    return t
+
+
+def heat(logits, o):
+    t = temperature(logits, o)
     if t == 0:
         return np.eye(len(logits))[np.argmax(logits)]
     return softmax(logits / t)
@@ -131,6 +139,121 @@ def probabilities(logits, o, prompt, output, breakers):
     if len(reach) > 1:
         without[reach[:-1]] = -np.inf
     return (1 - xtc) * kept + xtc * heat(without, o)
+
+
+def keep_only(logits, ids):
+    out = np.full_like(logits, -np.inf)
+    out[ids] = logits[ids]
+    return out
+
+
+def infill(logits):
+    p = softmax(logits)
+    left = [i for i in np.argsort(-logits, kind="stable") if logits[i] > -np.inf]
+    if 3 * p[END] * len(left) > 1 - p[END]:
+        return keep_only(logits, [END])
+    sure = [i for i in left if i == END or p[i] >= 0.2]
+    others = [i for i in sure if i != END]
+    if not others:
+        return keep_only(np.zeros(V), [END])
+    least = p[sure].sum() / (len(others) + 1)
+    return keep_only(logits, [i for i in sure if i == END or p[i] >= least])
+
+
+def step(letter, logits, o, prompt, output, breakers, xtc):
+    """One sampler of llama.cpp."""
+    order = [i for i in np.argsort(-logits, kind="stable") if logits[i] > -np.inf]
+    p, n = softmax(logits), len(order)
+    if letter == "e":
+        penalise(logits, o, prompt, output)
+    elif letter == "d" and o["dry_multiplier"]:
+        dry(logits, o, prompt + output, breakers)
+    elif letter == "s" and o["top_n_sigma"]:
+        left = logits[order]
+        logits[logits < left.max() - o["top_n_sigma"] * left.std()] = -np.inf
+    elif letter == "k" and o["top_k"]:
+        return keep_only(logits, order[: o["top_k"]])
+    elif letter == "p" and 0 < o["top_p"] < 1:
+        kept = 1 + int((np.cumsum(p[order]) < o["top_p"]).sum())
+        return keep_only(logits, order[: max(kept, o["min_keep"])])
+    elif letter == "m" and o["min_p"]:
+        kept = int((p[order] >= o["min_p"] * p.max()).sum())
+        return keep_only(logits, order[: max(kept, o["min_keep"])])
+    elif letter == "y" and 0 < o["typical_p"] < 1:
+        q = p[order]
+        entropy = -(q * np.log(q)).sum()
+        near = [order[k] for k in np.argsort(np.abs(-np.log(q) - entropy), kind="stable")]
+        kept = 1 + int((np.cumsum(p[near]) <= o["typical_p"]).sum())
+        return keep_only(logits, near[: max(kept, o["min_keep"])])
+    elif letter == "x" and xtc and n > 1:
+        reach = int((p[order] >= (o["xtc_threshold"] or 0.1)).sum())
+        if reach > 1 and n - (reach - 1) >= o["min_keep"]:
+            return keep_only(logits, order[reach - 1 :])
+    elif letter == "t":
+        t = temperature(logits, o)
+        return logits / t if t > 0 else keep_only(logits, [np.argmax(logits)])
+    elif letter == "i":
+        return infill(logits)
+    return logits
+
+
+def chain(logits, o, prompt, output, breakers, order):
+    threshold = o["xtc_threshold"] or 0.1
+    chance = o["xtc_probability"] if threshold <= 0.5 else 0
+    total = np.zeros(V)
+    for xtc, share in ((False, 1 - chance), (True, chance)):
+        x = logits.copy()
+        for letter in order:
+            x = step(letter, x.copy(), o, prompt, output, breakers, xtc)
+        total += share * softmax(x)
+    return total
+
+
+def orders():
+    """Cases with an order of their own, or with min_keep."""
+    most = {
+        "repetition_penalty": 1.4,
+        "frequency_penalty": 0.3,
+        "presence_penalty": 0.2,
+        "repeat_last_n": 9,
+        "dry_multiplier": 0.7,
+        "xtc_probability": 0.4,
+        "xtc_threshold": 0.08,
+        "top_n_sigma": 1.8,
+        "dynatemp_range": 0.4,
+        "temperature": 1.3,
+        "top_k": 14,
+        "top_p": 0.93,
+        "min_p": 0.03,
+        "typical_p": 0.8,
+    }
+    plain = {**most, "xtc_probability": 0.0, "dynatemp_range": 0.0}
+    for o in (most, plain, {**plain, "temperature": 0.0}, {**most, "min_keep": 9}):
+        for order in (
+            "edskypmxt",
+            "txmpyksde",
+            "kt",
+            "tk",
+            "pt",
+            "tp",
+            "ytk",
+            "mtm",
+            "stp",
+            "x",
+            "k",
+            "",
+            "kkpp",
+            "ke",
+            "tdt",
+            "kxp",
+        ):
+            yield o, PROMPT, OUTPUT, [[8]], order
+    for keep in (2, 7, 30, 99):
+        for extra in ({"top_p": 0.3}, {"min_p": 0.4}, {"typical_p": 0.2}, {"top_k": 5}):
+            yield {**extra, "min_keep": keep}, [1], [], [], "kypmt"
+            yield {**extra, "min_keep": keep, "temperature": 0.7}, [1], [], [], "-"
+    for k, t in ((0, 1.0), (3, 1.0), (2, 0.4), (12, 0.2), (30, 3.0)):
+        yield {"top_k": k, "temperature": t}, [1], [], [], "kti"
 
 
 def cases():
@@ -232,14 +355,19 @@ def main():
     logits = np.random.default_rng(11).normal(0, 2, V).astype(np.float16).astype(np.float64)
     with open("tests/golden/samplers.txt", "w") as f:
         f.write(" ".join(map(number, logits)) + "\n")
-        all_cases = list(cases())
+        all_cases = [(*c, "-") for c in cases()] + list(orders())
         f.write(f"{len(all_cases)}\n")
-        for options, prompt, output, breakers in all_cases:
+        for options, prompt, output, breakers, order in all_cases:
             o = {**OFF, **options}
-            p = probabilities(logits, o, prompt, output, breakers)
+            if order == "-" and not o["min_keep"]:
+                p = probabilities(logits, o, prompt, output, breakers)
+            else:
+                own = "edstkpmy" if order == "-" else order
+                p = chain(logits, o, prompt, output, breakers, own)
             items = [*o.values(), len(prompt), *prompt, len(output), *output, len(breakers)]
             items += [x for b in breakers for x in [len(b), *b]]
-            f.write(" ".join(map(number, items)) + "\n" + " ".join(map(number, p)) + "\n")
+            f.write(" ".join(map(number, items)) + f' "{order}"\n')
+            f.write(" ".join(map(number, p)) + "\n")
     with open("tests/golden/mirostat.txt", "w") as f:
         for version in (1, 2):
             for tau, eta, mu in ((5, 0.1, 10), (3, 0.5, 6), (2, 0.2, 1.2), (5, 0.1, -1), (4, 0, 3)):

@@ -17,6 +17,7 @@ TEXTS = [
     "hello",
     "An older text, of more words than a page of the cache has places for tokens, so that pieces meet.",
 ]
+PROMPTS = {"query": "search: ", "passage": "an answer: ", "Clustering": "group "}
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,9 @@ def vectors(tmp_path_factory):
                 )
             ]
         )
+    )
+    (folder / "config_sentence_transformers.json").write_text(
+        json.dumps({"prompts": PROMPTS, "default_prompt_name": None})
     )
     return folder
 
@@ -276,3 +280,55 @@ def test_scores_that_cannot_be(server, tiny):
     )
     assert server.post("/v1/score", {"model": "other", "text_1": "a", "text_2": "b"}).status == 404
     assert tiny.post("/v1/score", {"text_1": "a", "text_2": "b"}).status == 400
+
+
+def test_prompts_of_sentence_transformers(server, serve, vectors, want, tmp_path):
+    """A prompt is a prefix of the text. Kinds of input find the prompts that encode_query and
+    encode_document of sentence-transformers find."""
+    import llmc
+
+    def served(at, **fields):
+        r = at.post("/v1/embeddings", {"input": TEXTS[0], **fields})
+        assert r.status == 200, r.json()
+        return r.json()["data"][0]["embedding"]
+
+    model = llmc.Model(vectors, arch="generic")
+    assert model.prompts == PROMPTS
+    session = model.session(context=256)
+    own = {name: session.embed(text + TEXTS[0], "mean") for name, text in PROMPTS.items()}
+    plain = pytest.approx(want["mean"][0], rel=1e-5)
+    assert served(server) == served(server, prompt_name=None) == plain
+    for field, value, name in (
+        ("prompt_name", "query", "query"),
+        ("prompt_name", "Clustering", "Clustering"),
+        ("input_type", "query", "query"),
+        ("input_type", "search_query", "query"),
+        ("input_type", "document", "passage"),
+        ("input_type", "search_document", "passage"),
+        ("input_type", "clustering", "Clustering"),
+    ):
+        assert served(server, **{field: value}) == pytest.approx(own[name], rel=1e-5), value
+    for body, said in (
+        ({"prompt_name": "document"}, "'query', 'passage', 'Clustering'"),
+        ({"input_type": "classification"}, "no prompt 'classification'"),
+        ({"prompt_name": 3}, "an integer"),
+        ({"prompt_name": "query", "input": [1, 2]}, "token ids"),
+    ):
+        r = server.post("/v1/embeddings", {"input": "a", **body})
+        assert r.status == 400 and said in r.json()["error"]["message"], r.json()
+
+    usual = tmp_path / "usual"
+    shutil.copytree(vectors, usual)
+    (usual / "config_sentence_transformers.json").write_text(
+        json.dumps({"prompts": PROMPTS, "default_prompt_name": "query"})
+    )
+    with serve(usual, "--arch", "generic", "-t", "1", "--seqs", "2") as s:
+        assert served(s) == pytest.approx(own["query"], rel=1e-5)
+        assert served(s, prompt_name="passage") == pytest.approx(own["passage"], rel=1e-5)
+        ids = s.post("/v1/tokenize", {"prompt": TEXTS[0]}).json()["tokens"]
+        assert served(s, input=ids) == plain
+    # prompts that the pooling excludes are not supported
+    (usual / "1_Pooling" / "config.json").write_text(
+        json.dumps({"pooling_mode_mean_tokens": True, "include_prompt": False})
+    )
+    assert llmc.Model(usual, arch="generic").prompts == {}

@@ -166,7 +166,7 @@ def test_other_files_come_first(coder, request):
     )
     # fields that llama.vim sends, of which none changes this answer
     more = {
-        "samplers": ["top_k", "top_p", "infill"],
+        "samplers": ["top_k", "top_p", "temperature"],
         "cache_prompt": True,
         "n_indent": 4,
         "t_max_prompt_ms": 500,

@@ -25,6 +25,12 @@ FIELDS = [
     dict(dynatemp_range=0.9, dynatemp_exponent=3.0),
     dict(mirostat=1, mirostat_tau=2.0),
     dict(mirostat=2, mirostat_tau=1.0, mirostat_eta=0.5),
+    dict(top_p=0.2, min_keep=5),
+    dict(samplers=["top_k", "temperature"], top_k=3, temperature=2.0),
+    dict(samplers=["temp", "top-k", "min_p"], top_k=3, temperature=2.0, min_p=0.3),
+    dict(samplers="px", top_p=0.6, xtc_probability=0.9),
+    dict(samplers="ki", top_k=12),
+    dict(samplers="d", dry_multiplier=4.0),
 ]
 
 
@@ -68,6 +74,11 @@ def test_other_names_and_values_that_disable(tiny, engine):
         dict(mirostat=0, mirostat_tau=1),
     ):
         assert served(tiny, **off) == plain, off
+    # a sampler that is not in the order is off, also temperature
+    assert served(tiny, samplers="", top_k=1, temperature=0) == wanted(engine, samplers="")
+    assert served(tiny, samplers=[], top_k=1) == served(tiny, samplers=None, top_k=1)
+    assert served(tiny, samplers="p", top_p=0) == served(tiny, temperature=0)
+    assert served(tiny, samplers="kt", top_k=5) == served(tiny, samplers=["top_k", "temp"], top_k=5)
     # zero is a value where it is not the default
     best = served(tiny, temperature=0)
     assert served(tiny, mirostat=2, mirostat_tau=0, mirostat_eta=0) == best
@@ -134,6 +145,12 @@ def test_ollama_s_options(tiny, engine):
         ("mirostat", True, "integer"),
         ("mirostat_tau", -1, "0"),
         ("mirostat_eta", 101, "100"),
+        ("min_keep", -1, "0"),
+        ("samplers", 3, "an integer"),
+        ("samplers", ["top_k", 3], "samplers[1]"),
+        ("samplers", ["top_k", "topp"], "no sampler is called 'topp'"),
+        ("samplers", "kz", "no sampler is called 'kz'"),
+        ("samplers", "k" * 33, "at most 32"),
     ],
 )
 def test_values_out_of_range(tiny, field, value, said):

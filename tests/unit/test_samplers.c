@@ -40,6 +40,7 @@ typedef struct Case {
 	llmc_params p;
 	int32_t prompt[MAX_LIST], output[MAX_LIST], n_prompt, n_output;
 	DryBreakers *breakers;
+	char order[SAMPLERS_MAX + 1];
 	double want[V];
 } Case;
 
@@ -67,6 +68,8 @@ read_case(FILE *f, Case *c)
 	c->p.top_n_sigma = (float)next_number(f);
 	c->p.dynatemp_range = (float)next_number(f);
 	c->p.dynatemp_exponent = (float)next_number(f);
+	c->p.typical_p = (float)next_number(f);
+	c->p.min_keep = (int32_t)next_number(f);
 	c->n_prompt = next_list(f, c->prompt);
 	c->n_output = next_list(f, c->output);
 	int32_t n = (int32_t)next_number(f);
@@ -74,6 +77,17 @@ read_case(FILE *f, Case *c)
 	for (int32_t i = 0; i < n; i++)
 		seq[i] = (llmc_sequence){ list[i], (size_t)next_list(f, list[i]) };
 	assert_int_equal(dry_breakers_of(V, seq, n, &c->breakers, NULL), LLMC_OK);
+	c->order[0] = 0;
+	n = fscanf(f, " \"%32[^\"]", c->order);
+	assert_int_equal(n, c->order[0] ? 1 : 0);
+	assert_int_equal(fgetc(f), '"');
+	if (strcmp(c->order, "-") != 0)
+		c->p.samplers = c->order;
+	if (strchr(c->order, 'i')) { /* the token that ends the text */
+		static const int32_t end = 7;
+		c->p.stop_tokens = &end;
+		c->p.n_stop_tokens = 1;
+	}
 	for (int i = 0; i < V; i++)
 		c->want[i] = next_number(f);
 }
@@ -103,7 +117,7 @@ draws_follow_the_definitions(void **state)
 	for (int i = 0; i < V; i++)
 		v[i] = (float)next_number(f);
 	int n_case = (int)next_number(f);
-	assert_true(n_case >= 120);
+	assert_true(n_case >= 200);
 	for (int k = 0; k < n_case; k++) {
 		int count[V] = { 0 };
 		Case c;

@@ -122,6 +122,10 @@ class Limits(Sized):
     ]
 
 
+class InputPrompt(C.Structure):
+    _fields_ = [("name", C.c_char_p), ("text", C.c_char_p), ("usual", C.c_bool)]
+
+
 class Bias(C.Structure):
     _fields_ = [("id", C.c_int32), ("value", C.c_float)]
 
@@ -175,6 +179,7 @@ class Params(Sized):
         ("thinking_budget", C.c_int32),
         ("n_allowed_tokens", C.c_int32),
         ("allowed_tokens", C.POINTER(C.c_int32)),
+        ("samplers", C.c_char_p),
     ]
 
 
@@ -486,6 +491,7 @@ _SIGNATURES = {
     "llmc_plan_text": (C.c_char_p, [C.c_void_p]),
     "llmc_plan_json": (C.c_char_p, [C.c_void_p]),
     "llmc_model_yaml": (C.c_char_p, [C.c_void_p]),
+    "llmc_input_prompts": (C.POINTER(InputPrompt), [C.c_void_p, C.POINTER(C.c_size_t)]),
     "llmc_model_tokenizer": (C.c_void_p, [C.c_void_p]),
     "llmc_tokenizer_open": (C.c_int, [C.c_char_p, P(C.c_void_p), _E]),
     "llmc_tokenizer_close": (None, [C.c_void_p]),

@@ -153,6 +153,14 @@ class Model(Handle):
             return str(lib.llmc_model_yaml(h).decode())
 
     @property
+    def prompts(self) -> dict[str, str]:
+        """Return what an embedding model expects before inputs of each kind, by name."""
+        n = C.c_size_t()
+        with self._use() as h:
+            found = lib.llmc_input_prompts(h, C.byref(n))
+            return {found[i].name.decode(): found[i].text.decode() for i in range(n.value)}
+
+    @property
     def tokenizer(self) -> Tokenizer | None:
         """Return the model's tokenizer, which keeps the model open; None: it has none."""
         with self._use() as h:

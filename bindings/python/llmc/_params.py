@@ -41,6 +41,7 @@ class SamplingParams(TypedDict, total=False):
     mirostat: int
     mirostat_tau: float
     mirostat_eta: float
+    min_keep: int
     seed: int
     max_tokens: int
     speculate: int
@@ -55,6 +56,7 @@ class SamplingParams(TypedDict, total=False):
     dry_sequence_breakers: Sequence[str] | None
     thinking: Sequence[str] | None
     thinking_budget: int
+    samplers: str | Sequence[str] | None
 
 
 class Limits(TypedDict, total=False):
@@ -116,6 +118,7 @@ PARAMS = [n for n in _handle.fields(_ffi.Params) if n not in _COUNTS] + [
     "stop_ignore",
     "dry_sequence_breakers",
     "thinking",
+    "samplers",
 ]
 LIMITS = ["threads" if n == "n_threads" else n for n in _handle.fields(_ffi.Limits)]
 REQUEST = [
@@ -152,6 +155,13 @@ def params(what: str, given: Mapping[str, Any]) -> Iterator[_ffi.Params]:
     if breakers is not None:  # an empty list means none, None the default ones
         empty = (C.c_char_p * 1)(None)
         p.dry_sequence_breakers = _handle.strings("dry_sequence_breakers", breakers) or empty
+    samplers = rest.pop("samplers", None)
+    if samplers is not None:
+        if not isinstance(samplers, str):
+            names = [_handle.text(f"samplers[{i}]", s) for i, s in enumerate(samplers)]
+            p.samplers = b"".join(name + b";" for name in names)
+        else:
+            p.samplers = _handle.text("samplers", samplers)
     for name in ("stop_ignore", "thinking"):
         if getattr(p, name) and len(given[name]) != 2:
             raise ValueError(f"{name} has {len(given[name])} strings, not two")

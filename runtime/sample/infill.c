@@ -1,0 +1,101 @@
+/* llama.cpp's sampler for fill-in-the-middle: keep the tokens that end the middle, or those of
+ * which the model is sure. A token and those that start with its bytes count as one. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/sample/sampler.h"
+
+enum { COMBINED = 1024, PIECE = 64 }; /* candidates that are compared; bytes of one that count */
+static const double sure = 0.2;
+
+typedef struct Piece {
+	char text[PIECE];
+	size_t n;
+} Piece;
+
+/* Add the weights of two tokens, one of which starts with the other, to the likelier one. */
+static void
+combine(Candidate *cand, int32_t n, const llmc_tokenizer *tok, Piece *piece)
+{
+	for (int32_t i = 0; i < n; i++) {
+		size_t need = 0;
+		llmc_status s =
+		    llmc_token_bytes(tok, cand[i].id, piece[i].text, PIECE, &need, NULL);
+		piece[i].n = s == LLMC_OK ? need : 0;
+	}
+	for (int32_t i = 0; i < n; i++)
+		for (int32_t k = 0; k < n; k++) {
+			if (cand[i].v <= 0)
+				break;
+			if (k == i || cand[k].v <= 0 || !piece[i].n || piece[i].n > piece[k].n ||
+			    memcmp(piece[i].text, piece[k].text, piece[i].n) != 0)
+				continue;
+			int32_t to = cand[k].v > cand[i].v ? k : i, from = to == k ? i : k;
+			cand[to].v += cand[from].v;
+			cand[from].v = 0;
+		}
+}
+
+/* Drop tokens other than ends below `least`; returns the number of others that are left. */
+static int32_t
+keep(const ChainOwner *own, Candidate *cand, int32_t n, double least)
+{
+	int32_t others = 0;
+
+	for (int32_t i = 0; i < n; i++) {
+		const bool end = own->is_end(own->sampler, cand[i].id);
+		if (!end && cand[i].v < least)
+			cand[i].v = 0;
+		others += !end && cand[i].v > 0;
+	}
+	return others;
+}
+
+bool
+sample_infill(const SampleScratch *m, const ChainOwner *own, int32_t n)
+{
+	Candidate *cand = m->cand;
+	double all = 0, ends = 0, left = 0;
+	int32_t others;
+	Piece *piece;
+
+	for (int32_t i = 0; i < n; i++)
+		all += cand[i].v;
+	for (int32_t i = 0; i < n; i++) {
+		cand[i].v = (float)(cand[i].v / all);
+		if (own->is_end(own->sampler, cand[i].id))
+			ends += cand[i].v;
+	}
+	sample_sort(cand, n);
+	if (3 * ends * n > 1 - ends) {
+		for (int32_t i = 0; i < n; i++)
+			if (!own->is_end(own->sampler, cand[i].id))
+				m->work[cand[i].id] = -INFINITY;
+		return true;
+	}
+	const int32_t compared = n < COMBINED ? n : COMBINED;
+	if (own->tok) {
+		piece = calloc((size_t)compared, sizeof *piece);
+		if (!piece)
+			return false;
+		combine(cand, compared, own->tok, piece);
+		free(piece);
+	}
+	others = keep(own, cand, n, sure);
+	if (others == 0) {
+		/* sure of nothing: end */
+		const int32_t end = own->end(own->sampler);
+		for (int32_t i = 0; end >= 0 && i < n; i++)
+			m->work[cand[i].id] = -INFINITY;
+		if (end >= 0)
+			m->work[end] = 0;
+		return true;
+	}
+	for (int32_t i = 0; i < n; i++)
+		left += cand[i].v;
+	keep(own, cand, n, left / (others + 1));
+	for (int32_t i = 0; i < n; i++)
+		m->work[cand[i].id] = cand[i].v > 0 ? logf(cand[i].v) : -INFINITY;
+	return true;
+}
