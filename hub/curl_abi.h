@@ -69,6 +69,7 @@ typedef struct CurlMessage {
 		int result;
 	} data;
 } CurlMessage;
+_Static_assert(sizeof(CurlMessage) == 24, "libcurl's layout");
 
 /* X(member, symbol, return type, arguments) */
 #define CURL_CALLS(X)                                                                              \

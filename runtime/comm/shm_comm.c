@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,6 +50,14 @@ typedef struct ShmBlock {
 	atomic_int lost;
 	ShmLine written; /* bytes that rank 0 has written to the ring */
 } ShmBlock;
+
+/* Ranks map the block in processes of their own. */
+_Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2 &&
+                   ATOMIC_BOOL_LOCK_FREE == 2,
+               "atomics of shared memory need no lock");
+_Static_assert(sizeof(ShmLine) == 64 && sizeof(Heartbeat) == 192 && sizeof(ShmBlock) == 128 &&
+                   offsetof(ShmBlock, written) == 64,
+               "lines of the block");
 
 typedef struct ShmLocal {
 	_Alignas(64) uint64_t chunk;

@@ -5,11 +5,16 @@
 
 #include <dirent.h>
 #include <dlfcn.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+_Static_assert(sizeof(llmc_step) == 112 && offsetof(llmc_step, tok) == 16 &&
+                   offsetof(llmc_step, block_stride) == 88,
+               "kernels of another build read it: a change needs a new PLAN_STEP_ABI");
 
 enum { MAX_SOURCE = 1 << 24, MAX_HEADERS = 256, MAX_DEPTH = 4 };
 

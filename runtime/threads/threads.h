@@ -90,15 +90,15 @@ int64_t topology_cache_bytes(const char *root);
 /* one sentence for `llmc doctor`; returns as snprintf */
 int topology_describe(char *buf, size_t cap);
 
-/* Hint between two polls of a shared word: frees resources of the core for its other hardware
- * thread. */
+/* Pause between two polls of a shared word: frees resources of the core for its other hardware
+ * thread. Most Arm cores ignore yield; isb takes some ten cycles. */
 static inline void
 pause_cpu(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
 	__builtin_ia32_pause();
 #elif defined(__aarch64__)
-	__asm__ volatile("yield");
+	__asm__ volatile("isb");
 #endif
 }
 
