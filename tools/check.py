@@ -132,11 +132,17 @@ def unit_items():
         )
 
     names = sorted(p.stem for p in (ROOT / "tests/unit").glob("test_*.c"))
+    # emulated kernels of these tests take longer to compile than to run; each of the others runs one kernel for seconds
+    short = (
+        {}
+        if EVERY
+        else dict.fromkeys(["test_cublaslt", "test_cuda_machines"], {"LLMC_EMU_LEVEL": "-O0"})
+    )
     checked = [
         "test_cuda_session",
         "test_cuda_load",
     ]  # the driver and a session of an emulated GPU that checks every access
-    return [item(n) for n in names] + [
+    return [item(n, env=short.get(n)) for n in names] + [
         item(n, " checked", {"LLMC_EMU_MODE": "check"}) for n in checked
     ]
 
