@@ -97,7 +97,8 @@ typedef struct ValueStyle {
 	const char *open, *value, *json, *end, *between;
 } ValueStyle;
 
-typedef struct GrammarBuilder { /* state of one compilation from source to automaton */
+typedef struct CategoryRun CategoryRun; /* regex_property.c */
+typedef struct GrammarBuilder {         /* state of one compilation from source to automaton */
 	Arena *a;
 	llmc_error *err;
 	jmp_buf fault; /* target of build_fail, which sets *err */
@@ -112,6 +113,8 @@ typedef struct GrammarBuilder { /* state of one compilation from source to autom
 	size_t language_steps;   /* work of language.c, which is bounded */
 	uint32_t work;           /* nodes visited, to check the time limit now and then */
 	const ValueStyle *style; /* form of values in a call; NULL: JSON */
+	const CategoryRun *run;  /* [n_run] categories of all characters; NULL: not read yet */
+	size_t n_run;
 	/* shared rules of JSON values, per style; -1: not built yet */
 	int32_t json_string[N_STYLE], json_value[N_STYLE], json_object[N_STYLE],
 	    json_array[N_STYLE];
@@ -157,6 +160,9 @@ typedef struct RegexFlags {
 Expr *regex_operand(GrammarBuilder *b, const char *s, size_t n, RegexFlags flags);
 Expr *regex_read(GrammarBuilder *b, const char *s, size_t n, RegexFlags flags);
 /* One character, either plain or as written inside a JSON string */
+/* Characters of a property of Unicode: a general category by one of its names ("Lu",
+ * "Uppercase_Letter", "gc=Lu"), Any or ASCII. Returns the number of ranges; 0: not known. */
+size_t regex_property(GrammarBuilder *b, const char *name, Range **out);
 Expr *regex_chars(GrammarBuilder *b, const Range *r, size_t n, RegexFlags flags);
 /* Writes the other case of the ASCII letters in r to out [2 n] and returns their count. */
 size_t ranges_fold(const Range *r, size_t n, Range *out);

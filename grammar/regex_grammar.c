@@ -1,7 +1,7 @@
 /* Regular expressions of JSON Schema (ECMA-262) and the common part of other dialects:
- * alternatives, groups, classes, quantifiers, anchors at the ends. Look-around, back-references
- * and word boundaries are rejected, because an automaton cannot express them. \d, \w and \s are
- * ASCII. */
+ * alternatives, groups, classes, general categories, quantifiers, anchors. Look-around,
+ * back-references and word boundaries are rejected. \d, \w and \s are ASCII. (?i), (?s) and (?u) at
+ * the beginning and (?i:...) are as in Python, with ASCII letters. */
 #include <string.h>
 
 #include "base/utf8.h"
@@ -155,6 +155,39 @@ named_class(RegexReader *r, char name, Class *out)
 	return true;
 }
 
+/* Adds the characters of a property, whose name follows: {Lu}, or one letter. */
+static void
+property(RegexReader *r, bool invert, Class *out)
+{
+	const char *name = r->text + r->at;
+	Class c = { 0 };
+	Range *range;
+	size_t len = 1;
+
+	if (take(r, "{")) {
+		name = r->text + r->at;
+		while (!is_next(r, "}"))
+			take_char(r);
+		len = (size_t)(r->text + r->at - name);
+		take(r, "}");
+	} else {
+		take_char(r);
+	}
+	name = arena_strndup(r->b->a, name, len);
+	size_t n = regex_property(r->b, name, &range);
+	if (!n)
+		wrong(r,
+		      "the Unicode property '%.40s' is not supported; general categories are, "
+		      "such as \\p{L} and \\p{Lu}",
+		      name);
+	for (size_t i = 0; i < n; i++)
+		class_add(r, &c, range[i].lo, range[i].hi);
+	if (invert)
+		c = inverted(r, c);
+	for (size_t i = 0; i < c.n; i++)
+		class_add(r, out, c.r[i].lo, c.r[i].hi);
+}
+
 /* Reads an escape after its backslash: returns the character, or -1 after adding a class like \d to
  * *cls. */
 static int64_t
@@ -209,7 +242,8 @@ escape(RegexReader *r, Class *cls)
 		wrong(r, "\\%c is not supported", (int)c);
 	case 'p':
 	case 'P':
-		wrong(r, "Unicode properties (\\%c) are not supported", (int)c);
+		property(r, c == 'P', cls);
+		return -1;
 	case 'k':
 	case '1':
 	case '2':
@@ -320,7 +354,11 @@ static Expr *alternatives(RegexReader *r, bool top);
 static Expr *
 group(RegexReader *r)
 {
-	if (take(r, "?")) {
+	const bool fold = r->flags.fold;
+
+	if (take(r, "?i:"))
+		r->flags.fold = true;
+	else if (take(r, "?")) {
 		if (take(r, "P<") || (is_next(r, "<") && !is_next(r, "<=") && !is_next(r, "<!"))) {
 			while (!take(r, ">"))
 				take_char(r);
@@ -331,6 +369,7 @@ group(RegexReader *r)
 	Expr *x = alternatives(r, false);
 	if (!take(r, ")"))
 		wrong(r, "a group has no closing ')'");
+	r->flags.fold = fold;
 	return x;
 }
 
@@ -397,11 +436,28 @@ anything(RegexReader *r)
 	return expr_rep(r->b, character(r, 0, 0x10FFFF), 0, -1);
 }
 
+/* Reads flags at the beginning of the expression. */
+static void
+leading_flags(RegexReader *r)
+{
+	for (;;) {
+		if (take(r, "(?i)"))
+			r->flags.fold = true;
+		else if (take(r, "(?s)"))
+			r->flags.dot_all = true;
+		else if (!take(r, "(?u)"))
+			return;
+	}
+}
+
 static Expr *
 sequence(RegexReader *r, bool top)
 {
 	bool start = top && take(r, "^"), end = false;
 	ExprList parts = { 0 };
+
+	if (start && r->at == 1)
+		leading_flags(r);
 
 	if (r->flags.search && top && !start)
 		expr_push(r->b, &parts, anything(r));
@@ -435,6 +491,7 @@ alternatives(RegexReader *r, bool top)
 static Expr *
 read_all(RegexReader *r)
 {
+	leading_flags(r);
 	Expr *x = alternatives(r, true);
 
 	if (r->at < r->n)

@@ -14,10 +14,15 @@ static const json_t *
 listed_values(Schema *s, const json_t *items, const Path *p)
 {
 	const json_t *o = items ? schema_flat(s, items, p, 0) : NULL, *v;
-	const json_t *list = json_object_get(o, "enum"), *rest;
+	const json_t *list = json_object_get(o, "enum"), *type = json_object_get(o, "type"), *rest;
 	json_t *out;
 	size_t i, k;
 
+	if (!list && json_is_string(type) && !strcmp(json_string_value(type), "boolean")) {
+		json_t *both = json_pack("[b,b]", 1, 0);
+		schema_keep(s, both);
+		list = both;
+	}
 	if (!json_is_array(list) || json_object_get(o, "anyOf"))
 		return NULL;
 	rest = schema_without(s, o, "enum");

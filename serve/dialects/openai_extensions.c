@@ -118,6 +118,19 @@ is_on(const json_t *o, const char *key)
 	return json_is_true(v) || json_is_number(v);
 }
 
+/* vLLM's -1 requests the log probabilities of the whole vocabulary. */
+static bool
+has_top(const json_t *o, const char *key, Problem *p)
+{
+	const json_t *v = json_object_get(o, key);
+
+	return !json_is_integer(v) || json_integer_value(v) != -1 ||
+	       problem(p, 400, key,
+	               "Invalid '%s': -1 requests the whole vocabulary; at most %d tokens per "
+	               "position are possible.",
+	               key, LLMC_MAX_TOP);
+}
+
 bool
 openai_read_extensions(Generation *g, const json_t *o, Problem *p)
 {
@@ -125,7 +138,8 @@ openai_read_extensions(Generation *g, const json_t *o, Problem *p)
 	const json_t *so = json_object_get(o, "stream_options");
 	int64_t top = -1;
 
-	if (!read_bad_words(g, o, p) || !read_cut(g, o, p))
+	if (!read_bad_words(g, o, p) || !read_cut(g, o, p) || !has_top(o, "prompt_logprobs", p) ||
+	    !has_top(o, "logprobs", p) || !has_top(o, "top_logprobs", p))
 		return false;
 
 	if (!field_bool(o, "return_token_ids", &own->token_ids, p) ||

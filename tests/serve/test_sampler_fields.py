@@ -121,6 +121,19 @@ def test_ollama_s_options(tiny, engine):
         assert ollama(**theirs) == without_bias(**ours) != without_bias()
 
 
+def test_log_probabilities_of_the_whole_vocabulary_are_refused_by_name(tiny):
+    chat = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "max_tokens": 1}
+    for path, body, field in (
+        ("/v1/completions", {"prompt": "x"}, "prompt_logprobs"),
+        ("/v1/completions", {"prompt": "x"}, "logprobs"),
+        ("/v1/chat/completions", chat, "prompt_logprobs"),
+        ("/v1/chat/completions", chat, "top_logprobs"),
+    ):
+        r = tiny.post(path, {"model": "tiny", **body, field: -1})
+        e = r.json()["error"]
+        assert r.status == 400 and e["param"] == field and "whole vocabulary" in e["message"], e
+
+
 @pytest.mark.parametrize(
     "field,value,said",
     [

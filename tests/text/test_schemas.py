@@ -9,6 +9,7 @@ import pathlib
 import random
 import re
 import subprocess
+import unicodedata
 
 import jsonschema
 import pytest
@@ -461,3 +462,55 @@ def test_a_file_is_checked_from_the_command_line(tmp_path):
     r = run("--grammar", lark, "--check", bad)
     assert r.returncode == 3 and "ends after 1 bytes" in r.stderr
     assert run("--check", good).returncode == 1
+
+
+def general(*names):
+    return lambda category: category.startswith(names)
+
+
+@pytest.mark.parametrize(
+    "pattern,holds",
+    [
+        (r"^\p{L}$", general("L")),
+        (r"^\P{L}$", lambda c: c[0] != "L"),
+        (r"^\pN$", general("N")),
+        (r"^\p{LC}$", general("Lu", "Ll", "Lt")),
+        (r"^\p{gc=Zs}$", general("Zs")),
+        (r"^[\p{Nd}\p{Punctuation}]$", general("Nd", "P")),
+        (r"^[^\p{Uppercase_Letter}_]$", lambda c: c not in ("Lu", "Pc")),
+    ],
+)
+def test_general_categories_are_those_of_unicode(pattern, holds):
+    known = [c for c in range(0x20, 0x110000) if unicodedata.category(chr(c)) not in ("Cn", "Cs")]
+    sample = random.Random(pattern).sample(known, 400) + list(range(0xA0, 0x180))
+    with llmc.Grammar(None, "json_schema", {"pattern": pattern, "type": "string"}) as g:
+        for c in map(chr, sample):
+            category = unicodedata.category(c)
+            if category == "Pc" and "_" in pattern and c != "_":
+                category = "Po"
+            if c not in '"\\\x7f':
+                assert accepts(g, c) == holds(category), (pattern, hex(ord(c)))
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(?i)^ab$", "(?i)x|y", "^a(?i:b)c$", "^(?i:[a-c]+)$", "(?s)^.$", "(?is)^a.b$"]
+)
+def test_inline_flags_are_those_of_python(pattern):
+    texts = ["ab", "AB", "aB", "Ab", "abc", "ABc", "aBc", "aBC", "X", "y", "Y", "\n", "a\nB"]
+    if pattern == "(?is)^a.b$":
+        with pytest.raises(llmc.Error, match="inline flags"):
+            llmc.Grammar(None, "json_schema", {"type": "string", "pattern": pattern})
+        return
+    check({"type": "string", "pattern": pattern}, texts)
+
+
+def test_properties_that_are_unknown_are_errors():
+    for name in ("Greek", "Script=Latin", "", "Xx"):
+        with pytest.raises(llmc.Error, match="Unicode property"):
+            llmc.Grammar(None, "regex", rf"\p{{{name}}}")
+
+
+def test_booleans_are_listed_values():
+    schema = {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True}
+    check(schema, [[], [True], [False, True], [True, True], [True, False, True], [1]])
+    check({**schema, "minItems": 2}, [[], [True], [False, True], [True, False]])

@@ -157,6 +157,9 @@ def params(what: str, given: Mapping[str, Any]) -> Iterator[_ffi.Params]:
         p.dry_sequence_breakers = _handle.strings("dry_sequence_breakers", breakers) or empty
     samplers = rest.pop("samplers", None)
     if samplers is not None:
+        if not isinstance(samplers, (str, list, tuple)):
+            kind = type(samplers).__name__
+            raise TypeError(f"samplers is a str or a list of strings, not {kind}")
         if not isinstance(samplers, str):
             names = [_handle.text(f"samplers[{i}]", s) for i, s in enumerate(samplers)]
             p.samplers = b"".join(name + b";" for name in names)

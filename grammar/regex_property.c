@@ -1,0 +1,118 @@
+/* General categories of Unicode, which \p{...} of an expression names. */
+#include <string.h>
+
+#include <utf8proc.h>
+
+#include "grammar/grammar_internal.h"
+
+/* Characters of one category that follow each other. */
+struct CategoryRun {
+	uint32_t lo, hi;
+	const char *name; /* "Lu" */
+};
+
+static const char *const long_name[][2] = {
+	{ "Letter", "L" },
+	{ "Cased_Letter", "LC" },
+	{ "Uppercase_Letter", "Lu" },
+	{ "Lowercase_Letter", "Ll" },
+	{ "Titlecase_Letter", "Lt" },
+	{ "Modifier_Letter", "Lm" },
+	{ "Other_Letter", "Lo" },
+	{ "Mark", "M" },
+	{ "Combining_Mark", "M" },
+	{ "Nonspacing_Mark", "Mn" },
+	{ "Spacing_Mark", "Mc" },
+	{ "Enclosing_Mark", "Me" },
+	{ "Number", "N" },
+	{ "Decimal_Number", "Nd" },
+	{ "digit", "Nd" },
+	{ "Letter_Number", "Nl" },
+	{ "Other_Number", "No" },
+	{ "Punctuation", "P" },
+	{ "punct", "P" },
+	{ "Connector_Punctuation", "Pc" },
+	{ "Dash_Punctuation", "Pd" },
+	{ "Open_Punctuation", "Ps" },
+	{ "Close_Punctuation", "Pe" },
+	{ "Initial_Punctuation", "Pi" },
+	{ "Final_Punctuation", "Pf" },
+	{ "Other_Punctuation", "Po" },
+	{ "Symbol", "S" },
+	{ "Math_Symbol", "Sm" },
+	{ "Currency_Symbol", "Sc" },
+	{ "Modifier_Symbol", "Sk" },
+	{ "Other_Symbol", "So" },
+	{ "Separator", "Z" },
+	{ "Space_Separator", "Zs" },
+	{ "Line_Separator", "Zl" },
+	{ "Paragraph_Separator", "Zp" },
+	{ "Other", "C" },
+	{ "Control", "Cc" },
+	{ "cntrl", "Cc" },
+	{ "Format", "Cf" },
+	{ "Private_Use", "Co" },
+	{ "Unassigned", "Cn" },
+};
+
+/* Read the categories of all characters, once per grammar. */
+static void
+read_runs(GrammarBuilder *b)
+{
+	CategoryRun *run = NULL;
+	size_t n = 0, cap = 0;
+
+	for (uint32_t c = 0; c <= 0x10FFFF; c++) {
+		if (c == 0xD800)
+			c = 0xE000; /* a surrogate is no character */
+		const char *name = utf8proc_category_string((utf8proc_int32_t)c);
+		if (n && run[n - 1].hi == c - 1 && !strcmp(run[n - 1].name, name)) {
+			run[n - 1].hi = c;
+			continue;
+		}
+		run = arena_grow(b->a, run, &cap, n + 1, sizeof *run);
+		run[n++] = (CategoryRun){ c, c, name };
+	}
+	b->run = run;
+	b->n_run = n;
+}
+
+static bool
+is_in(const char *category, const char *name)
+{
+	if (!strcmp(name, "LC"))
+		return category[0] == 'L' && strchr("ult", category[1]);
+	return !strncmp(category, name, strlen(name));
+}
+
+size_t
+regex_property(GrammarBuilder *b, const char *name, Range **out)
+{
+	size_t n = 0, cap = 0;
+
+	for (size_t i = 0; i < 2; i++) {
+		const char *prefix = i ? "gc=" : "General_Category=";
+		if (!strncmp(name, prefix, strlen(prefix)))
+			name += strlen(prefix);
+	}
+	for (size_t i = 0; i < sizeof long_name / sizeof *long_name; i++)
+		if (!strcmp(name, long_name[i][0]))
+			name = long_name[i][1];
+	*out = NULL;
+	if (!strcmp(name, "Any") || !strcmp(name, "ASCII")) {
+		*out = NEW(b->a, Range, 1);
+		**out = (Range){ 0, name[1] == 'n' ? 0x10FFFF : 0x7F };
+		return 1;
+	}
+	if (!*name || strlen(name) > 2)
+		return 0;
+	if (!b->run)
+		read_runs(b);
+	for (size_t i = 0; i < b->n_run; i++) {
+		if (!is_in(b->run[i].name, name))
+			continue;
+		*out = arena_grow(b->a, *out, &cap, n + 1, sizeof **out);
+		(*out)[n++] = (Range){ b->run[i].lo, b->run[i].hi };
+	}
+	return n;
+}
