@@ -94,7 +94,7 @@ host_pages_fit(const Graph *g, const char *target, Diag *d)
 		why = g->pool[i].state ? "this model has recurrent layers, whose state is not in "
 		                         "pages; use --swap-memory for preempted requests"
 		                       : NULL;
-	if (!why && s->attention.mask != MASK_CAUSAL)
+	if (!why && s->attention.mask != MASK_CAUSAL && s->attention.mask != MASK_IMAGES)
 		why = "prompts of this model are not reused, since tokens attend to later ones "
 		      "(attention.mask)";
 	if (why)

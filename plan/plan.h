@@ -357,7 +357,8 @@ typedef struct Plan {
 	 * patches per output row of a tower. image_token: token that such rows replace */
 	PlanVision vision;
 	int64_t row_width, merge;
-	int class_rows; /* first rows of an image without an output row */
+	bool image_whole; /* a chunk whose tokens all have rows is an image and attends to itself */
+	int class_rows;   /* first rows of an image without an output row */
 	int32_t image_token;
 	int rows; /* outputs_rows: buffer [n_tok, hidden] f32 with the rows after the final norm */
 	/* buffer of the output [n_out, plan_out_width] f32: logits [n_out, vocab]; in a stage

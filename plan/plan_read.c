@@ -504,6 +504,7 @@ read_vision(PlanReader *r, json_t *j, bool given)
 		rd_bad(r, "vision", "is \"%s\", expected rows or tower",
 		       name_text(word, strlen(word)).s);
 	p->row_width = rd_get_int(r, j, "row_width", 1, INT32_MAX);
+	p->image_whole = rd_get_bool(r, j, "image_whole");
 	p->merge = rd_get_int(r, j, "merge", 1, 1024);
 	p->class_rows = (int)rd_get_int(r, j, "class_rows", 0, 1);
 	p->image_token = (int32_t)rd_get_int(r, j, "image_token", -1, INT32_MAX);
@@ -541,7 +542,7 @@ read_plan(PlanReader *r, json_t *j)
 	        stages ? "stage stages window " : "",
 	        partitions ? stages ? "partition partitions " : "partition partitions window " : "",
 	        host ? "kv_host " : "", encoder ? "token_types " : "",
-	        vision ? "vision row_width merge class_rows image_token " : "",
+	        vision ? "vision row_width merge class_rows image_whole image_token " : "",
 	        l2 ? "l2_budget " : "", json_object_get(j, "persistent") ? "persistent " : ""));
 	p->step_abi = (int)rd_get_int(r, j, "step_abi", 0, INT32_MAX);
 	if (p->step_abi != PLAN_STEP_ABI)

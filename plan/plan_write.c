@@ -467,6 +467,7 @@ plan_write(const Plan *p, Strbuf *out)
 	if (p->vision != VISION_NONE) {
 		key_str(out, "vision", plan_vision_name[p->vision]);
 		key_int(out, "row_width", p->row_width);
+		key_bool(out, "image_whole", p->image_whole);
 		key_int(out, "merge", p->merge);
 		key_int(out, "class_rows", p->class_rows);
 		key_int(out, "image_token", p->image_token);

@@ -10,6 +10,17 @@
 #include "runtime/sample/sampler.h"
 #include "runtime/state/session_state.h"
 
+/* Return how many of the tokens have a row. */
+static int32_t
+rows_given(const StepRows *in, int32_t n)
+{
+	int32_t given = 0;
+
+	for (int32_t t = 0; in && in->row && in->at && t < n; t++)
+		given += in->at[t] >= 0;
+	return given;
+}
+
 /* fed: a chunk may have no tokens; it then takes the token that the device sampled for its
  * sequence. */
 static llmc_status
@@ -36,6 +47,15 @@ check_chunk(const Session *s, const llmc_chunk *c, size_t i, bool fed, llmc_erro
 		                 "patches into one row",
 		                 i, c->n_tok - s->plan->class_rows, c->n_out,
 		                 (long long)s->plan->merge);
+	if (s->plan->image_whole && s->rows_in) {
+		const int32_t given = rows_given(&s->rows_in[i], c->n_tok);
+		if (given > 0 && given < c->n_tok)
+			return error_set(err, LLMC_E_RANGE,
+			                 "chunk %zu: %d of %d tokens have a row; the tokens of an "
+			                 "image attend to each other, so a chunk has those of one "
+			                 "image or none",
+			                 i, given, c->n_tok);
+	}
 	if (c->n_out < 0 || c->n_out > c->n_tok)
 		return error_set(err, LLMC_E_RANGE,
 		                 "chunk %zu: logits of %d rows are wanted, the chunk has %d", i,
@@ -221,7 +241,9 @@ fill(Session *s, const llmc_chunk *chunk, int32_t n, int32_t n_dec, bool tables)
 		set_shift(s, st, in, row + c->n_tok - 1);
 		s->q_start[i] = row;
 		s->kv_len[i] = kv->len + c->n_tok;
-		s->prefix_len[i] = st->prefix_len;
+		s->prefix_len[i] = s->plan->image_whole && rows_given(in, c->n_tok)
+		                       ? kv->len + c->n_tok
+		                       : st->prefix_len;
 		if (tables)
 			fill_table(s, i, kv);
 		row += c->n_tok;

@@ -130,9 +130,9 @@ build_attend(ModelBuilder *b, int q, int done, const HeadShape *shape)
 	op_set_int(b->g, o, "window", spec_windowed(s, b->layer) ? s->attention.window : 0);
 	op_set_int(b->g, o, "chunk", spec_windowed(s, b->layer) && s->attention.chunked);
 	op_set_word(b->g, o, "mask",
-	            s->attention.mask == MASK_PREFIX ? "prefix"
-	            : s->attention.mask == MASK_NONE ? "none"
-	                                             : "causal");
+	            s->attention.mask == MASK_PREFIX || spec_images_whole(s) ? "prefix"
+	            : s->attention.mask == MASK_NONE                         ? "none"
+	                                                                     : "causal");
 	op_set_num(b->g, o, "alibi", s->position == POS_ALIBI ? s->alibi_max_bias : 0);
 	op_set_int(b->g, o, "alibi_first", 0);
 	op_set_int(b->g, o, "alibi_heads", 0); /* not sharded yet: all heads */

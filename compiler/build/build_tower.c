@@ -131,17 +131,18 @@ merged(ModelBuilder *b, int x, const char *name)
 	return y;
 }
 
-/* Norm over merged rows */
+/* Norm over merged rows, of a kind of vision.merged_norm */
 static int
-norm_merged(ModelBuilder *b, int x, const char *role)
+norm_merged(ModelBuilder *b, int x, const char *kind, const char *role)
 {
-	const Spec *s = b->s;
-	const int64_t width = spec_merged(s);
+	const int64_t width = spec_merged(b->s);
+	const double eps = b->s->norm.eps;
 
-	if (s->norm.kind == NORM_RMS)
-		return build_rmsnorm(b, x, role, width, 1, s->norm.eps, s->norm.plus_one,
-		                     "merged_normed");
-	return build_layernorm(b, x, role, width, 1, false, s->norm.eps, "merged_normed");
+	if (strcmp(kind, "none") == 0)
+		return x;
+	if (strcmp(kind, "layer") == 0)
+		return build_layernorm(b, x, role, width, 1, false, eps, "merged_normed");
+	return build_rmsnorm(b, x, role, width, 1, eps, strcmp(kind, "rms") != 0, "merged_normed");
 }
 
 /* Projector of one or two layers */
@@ -171,7 +172,7 @@ build_tower_deep(ModelBuilder *b, int x, int l)
 		return;
 	b->layer = i; /* number of the merger, in the names of its tensors */
 	build_at(b, "vision.deep");
-	x = norm_merged(b, merged(b, x, "deep_merged"), "deep_norm");
+	x = norm_merged(b, merged(b, x, "deep_merged"), "layer", "deep_norm");
 	b->deep[i] = projected(b, x, "deep_project", "deep_project_out", "deep_rows");
 	b->layer = -1;
 }
@@ -190,8 +191,7 @@ build_tower_end(ModelBuilder *b, int x)
 	if (s->vision.merge_width)
 		y = build_matmul(b, y, "merge", false, s->vision.merge_width, spec_merged(s),
 		                 "merged_row");
-	if (s->vision.merged_norm)
-		y = norm_merged(b, y, "merged_norm");
+	y = norm_merged(b, y, s->vision.merged_norm, "merged_norm");
 	if (!s->vision.out)
 		return;
 	build_at(b, "vision.out");

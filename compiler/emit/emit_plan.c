@@ -91,6 +91,7 @@ plan_buffers(const Graph *g, const Selection *sel, Plan *p, int *to)
 	                                         : g->spec->hidden * (1 + g->spec->vision.n_deep);
 	p->merge = p->vision == VISION_TOWER ? g->spec->vision.merge : 1;
 	p->class_rows = p->vision == VISION_TOWER && g->spec->vision.class_row;
+	p->image_whole = spec_images_whole(g->spec);
 	p->image_token = p->vision == VISION_ROWS ? g->spec->vision.token : -1;
 	p->rows = g->outputs_rows ? to[sel->buf_of[PHASE_MIXED][g->rows]] : 0;
 	if (g->stage + 1 == g->stages && !id_taken(p, "logits"))

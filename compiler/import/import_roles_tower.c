@@ -15,8 +15,9 @@ import_tower_roles(const Spec *s, RoleList *list)
 		     spec_patch_row(s) > s->vision.width ? s->vision.positions : s->hidden, false);
 	if (s->vision.merge_width)
 		ROLE("merge", s->vision.merge_width, merged, false);
-	if (s->vision.merged_norm)
-		ROLE("merged_norm", merged, 0, s->norm.bias);
+	if (strcmp(s->vision.merged_norm, "none") != 0)
+		ROLE("merged_norm", merged, 0,
+		     s->norm.bias && !strcmp(s->vision.merged_norm, "layer"));
 	if (s->vision.out)
 		ROLE("project", s->vision.inner ? s->vision.inner : s->vision.out,
 		     spec_projector_in(s), s->vision.out_bias);

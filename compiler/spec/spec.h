@@ -61,7 +61,7 @@ enum { MAX_DEEP = 8 }; /* parts of an image row besides the embedding */
 typedef enum MtpPart { MTP_NONE, MTP_ROWS, MTP_HEAD } MtpPart;
 /* vision.part; a plan has the same */
 typedef PlanVision VisionPart;
-typedef enum MaskKind { MASK_CAUSAL, MASK_PREFIX, MASK_NONE } MaskKind;
+typedef enum MaskKind { MASK_CAUSAL, MASK_IMAGES, MASK_PREFIX, MASK_NONE } MaskKind;
 
 /* One set of rotary frequencies. The runtime computes the angles; a sequence's frequencies are
  * fixed at admission. */
@@ -345,8 +345,8 @@ typedef struct Spec {
 		int32_t token;
 		int64_t width, positions, merge, merge_width, inner, out;
 		bool class_row, mean, bias, out_bias; /* mean: merged rows are averaged */
-		bool merged_norm;
-		const char *interpolate; /* "none", "corners", "area" */
+		const char *merged_norm;              /* "none", "layer", "rms", "rms_plus_one" */
+		const char *interpolate;              /* "none", "corners", "area" */
 		int n_deep, deep[MAX_DEEP];
 		ActKind act;
 	} vision;
@@ -420,6 +420,13 @@ static inline int64_t
 spec_projector_in(const Spec *s)
 {
 	return s->vision.merge_width ? s->vision.merge_width : spec_merged(s);
+}
+
+/* Return whether the tokens of an image attend to each other */
+static inline bool
+spec_images_whole(const Spec *s)
+{
+	return s->attention.mask == MASK_IMAGES && s->vision.part == VISION_ROWS;
 }
 
 static inline int

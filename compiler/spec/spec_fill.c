@@ -92,9 +92,10 @@ fill_attention(const SpecTable *t, Spec *s)
 	s->attention.windowed = t->val[K_window_layers].layers;
 	if (s->attention.window == 0)
 		s->attention.windowed = NEW(t->a, uint8_t, s->n_layers);
-	s->attention.mask = IS(mask, "prefix") ? MASK_PREFIX
-	                    : IS(mask, "none") ? MASK_NONE
-	                                       : MASK_CAUSAL;
+	s->attention.mask = IS(mask, "prefix")   ? MASK_PREFIX
+	                    : IS(mask, "images") ? MASK_IMAGES
+	                    : IS(mask, "none")   ? MASK_NONE
+	                                         : MASK_CAUSAL;
 	s->attention.prefix_mark = (int32_t)INT(prefix_mark);
 	s->attention.prefix_end = (int32_t)INT(prefix_end);
 	s->attention.qk_norm = IS(qk_norm, "head")         ? QK_HEAD
@@ -382,7 +383,7 @@ fill_vision(const SpecTable *t, Spec *s)
 	s->vision.out_bias = BOOL(vision_out_bias);
 	s->vision.act = act_of(t, K_vision_act);
 	s->vision.merge_width = INT(vision_merge_width);
-	s->vision.merged_norm = BOOL(vision_merged_norm);
+	s->vision.merged_norm = t->val[K_vision_merged_norm].str;
 	s->vision.interpolate = t->val[K_vision_interpolate].str;
 	for (int i = 0; i < t->val[K_vision_deep].n && i < MAX_DEEP; i++)
 		s->vision.deep[s->vision.n_deep++] = (int)t->val[K_vision_deep].list[i];

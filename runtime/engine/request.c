@@ -250,6 +250,8 @@ open_images(const Engine *e, EngineRequest *j, const llmc_request *r, llmc_error
 		j->image_at[i] = (int32_t)at++;
 	}
 	j->speculate = 0; /* drafts are looked up in the prompt */
+	if (e->plan->image_whole)
+		j->req->image_at = j->image_at;
 	return plan_three_positions(e->plan) ? place_images(e, j, r, err) : LLMC_OK;
 }
 

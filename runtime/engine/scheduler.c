@@ -77,6 +77,25 @@ plan_decode(Sched *s, StepBudget *b)
 	}
 }
 
+/* Limit a chunk of n tokens to one image or to the tokens before the next one. An image that does
+ * not fit waits for the next step; a prefill budget below it must not block it forever. */
+static int32_t
+whole_image(const Sched *s, const SchedSeq *c, const StepBudget *b, int32_t n)
+{
+	const int32_t *at = c->req->image_at + c->n_done, most = c->req->n_prompt - c->n_done;
+	const bool alone = b->prefill == s->lim.prefill;
+	int32_t run = 1;
+
+	if (most < 1)
+		return n;
+	while (run < most && (at[run] >= 0) == (at[0] >= 0))
+		run++;
+	if (at[0] < 0)
+		return run < most && run < n ? run : n;
+	return run <= b->tokens && (run <= b->prefill || alone) && rows_of(c, run) <= b->rows ? run
+	                                                                                      : 0;
+}
+
 /* Number of tokens of the next prompt chunk within the budgets; 0: none in this step. */
 static int32_t
 chunk_size(Sched *s, const SchedSeq *c, const StepBudget *b)
@@ -105,7 +124,8 @@ chunk_size(Sched *s, const SchedSeq *c, const StepBudget *b)
 		         !s->only_waiting)
 			n = 0; /* less than a page of another prompt: in the next step */
 	}
-	return n > 0 ? n : 0;
+	n = n > 0 ? n : 0;
+	return c->req->image_at ? whole_image(s, c, b, n) : n;
 }
 
 /* Preempt the youngest choice and return its share of the step to the budget. */
@@ -139,7 +159,9 @@ plan_chunk(Sched *s, SchedSeq *c, StepBudget *b)
 		}
 		int64_t room =
 		    (sched_pages_of(c->n_done) + pages_left(s)) * PLAN_KV_PAGE - c->n_done;
-		if (room < 1 || s->lim.prompt_whole)
+		if (room < 1 || s->lim.prompt_whole ||
+		    (c->req->image_at && c->n_done < c->req->n_prompt &&
+		     c->req->image_at[c->n_done] >= 0))
 			return;
 		n = room < n ? (int32_t)room : n;
 		break;

@@ -98,7 +98,9 @@ struct SchedReq {
 	uint64_t salt;    /* salt of its prompt's pages in the prefix cache */
 	int32_t priority; /* lower runs first */
 	int32_t n_prompt, max_new, n_seq;
-	int32_t bound;    /* maximum number of positions of a sequence */
+	int32_t bound; /* maximum number of positions of a sequence */
+	/* [n_prompt]: tokens of an image, >= 0, run in one chunk; NULL: chunks end anywhere */
+	const int32_t *image_at;
 	bool prompt_rows; /* logits of every prompt row are wanted */
 	bool started, forked;
 	int32_t n_cached; /* prompt tokens found in the prefix cache at the start */

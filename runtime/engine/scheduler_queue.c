@@ -70,6 +70,12 @@ sched_reject_reason(const SchedLimits *lim, const SchedReq *r)
 	if (lim->prompt_whole && r->n_prompt > lim->chunk)
 		return "this model processes its prompt in one chunk, and the prompt is "
 		       "longer than a step (chunk)";
+	for (int32_t i = 0, run = 0; r->image_at && i < r->n_prompt; i++) {
+		run = r->image_at[i] >= 0 ? run + 1 : 0;
+		if (run > lim->chunk)
+			return "this model processes an image in one chunk, and the image is "
+			       "longer than a step (chunk)";
+	}
 	if (lim->prompt_whole && r->prompt_rows && r->n_prompt > lim->n_out)
 		return "this model processes its prompt in one chunk, and a step has "
 		       "fewer rows of logits (n_out)";

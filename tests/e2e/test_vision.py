@@ -26,6 +26,7 @@ CPU = {
     "qwen2_vl-bf16": "v3",
     "qwen3_vl-bf16": "v3",
     "pixtral-bf16": "v3",
+    "gemma3-bf16": "v3",
 }
 GPU = {
     "smolvlm-plain": ("sm_90a",),
@@ -34,11 +35,14 @@ GPU = {
     "qwen2_vl-bf16": ("sm_90a",),
     "qwen3_vl-bf16": ("sm_80",),
     "pixtral-bf16": ("sm_90a",),
+    "gemma3-bf16": ("sm_80",),
 }
 
 
 def side(case):
     """Patches on a side of the square that becomes one row"""
+    if "mm_tokens_per_image" in case.config:
+        return round((case.grids[0][0] ** 2 / case.config["mm_tokens_per_image"]) ** 0.5)
     for config in case.config["vision_config"], case.config:
         for key in "spatial_merge_size", "scale_factor":
             if key in config:
@@ -106,15 +110,28 @@ def rope_positions(case):
     return out
 
 
+def chunks(case, at, n):
+    """Bounds of chunks of n tokens. If the tokens of an image attend to each other, an image is a chunk."""
+    if case.family != "gemma3":
+        return [(i, i + n) for i in range(0, len(at), n)]
+    out, i = [], 0
+    while i < len(at):
+        same = [(a >= 0) == (at[i] >= 0) for a in at[i:]] + [False]
+        run = same.index(False)
+        out.append((i, i + (run if at[i] >= 0 else min(run, n))))
+        i = out[-1][1]
+    return out
+
+
 def read(session, case, rows, chunk=10**6):
     """chunk: tokens per step. The last step of a model with three positions has none: they continue."""
     at, out, seq = positions(case), [], session.seq()
     three = case.family.startswith("qwen") and rope_positions(case)
-    for i in range(0, len(case.ids), chunk):
-        ids = case.ids[i : i + chunk]
-        given = dict(row=rows, at=at[i : i + chunk])
+    for i, end in chunks(case, at, chunk):
+        ids = case.ids[i:end]
+        given = dict(row=rows, at=at[i:end])
         if three and (i == 0 or case.image_token in case.ids[i:]):
-            given["pos"] = list(zip(*three[i : i + chunk]))
+            given["pos"] = list(zip(*three[i:end]))
         out.append(np.array(session.forward_images([(seq, ids, len(ids))], [given])))
     session.free(seq)
     return np.concatenate(out)
@@ -216,6 +233,23 @@ def test_an_engine_continues_after_images(device, tmp_path, monkeypatch):
             llmc.Error, match="image 0 has 6 rows, its height and width are 2 and 4"
         ):
             e.submit(case.ids, **ask)
+
+
+def test_an_image_is_one_chunk(tmp_path, monkeypatch):
+    """Images whose tokens attend to each other are refused if a chunk has no space for them."""
+    case = weights.Vision("gemma3-plain")
+    at, first = positions(case), case.ids.index(case.image_token)
+    m = model(tmp_path, case, "cpu", set={"vision.part": "rows"})
+    with m.session(n_out=64) as s, pytest.raises(llmc.Error, match="4 of 5 tokens have a row"):
+        given = dict(row=case.rows, at=at[first - 1 : first + 4])
+        s.forward_images([(s.seq(), case.ids[first - 1 : first + 4], 1)], [given])
+    row = np.ascontiguousarray(case.rows, np.float32)
+    part = ImagePart(row.ctypes.data_as(C.POINTER(C.c_float)), len(row), 1, 0, 0)
+    given = dict(images=C.cast(C.pointer(part), C.c_void_p), n_images=1)
+    with m.engine(chunk=3) as e:
+        monkeypatch.setattr(_ffi, "Request", partial(_ffi.Request, **given))
+        with pytest.raises(llmc.Error, match="the image is longer than a step"):
+            e.submit(case.ids, max_tokens=1).wait()
 
 
 def test_what_a_tower_refuses(tmp_path):

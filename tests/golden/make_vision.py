@@ -345,6 +345,57 @@ case(
 )
 
 
+GEMMA3 = dict(
+    LLAMA,
+    model_type="gemma3_text",
+    num_hidden_layers=3,
+    sliding_window=14,
+    query_pre_attn_scalar=16,
+    rope_parameters=dict(
+        full_attention=dict(rope_type="default", rope_theta=500.0),
+        sliding_attention=dict(rope_type="default", rope_theta=50.0),
+    ),
+    layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    hidden_activation="gelu_pytorch_tanh",
+    rope_theta=...,
+    tie_word_embeddings=True,
+)
+
+
+def gemma3(text=None, vision=None, **more):
+    config = dict(
+        model_type="gemma3",
+        image_token_index=IMAGE,
+        boi_token_index=7,
+        eoi_token_index=8,
+        mm_tokens_per_image=4,
+        torch_dtype="float32",
+        text_config=without(GEMMA3 | (text or {})),
+        vision_config=SIGLIP | dict(model_type="siglip_vision_model") | (vision or {}),
+    )
+    return config | more
+
+
+def typed(pixels, grids, ids):
+    return dict(pixel_values=torch.stack(pixels), token_type_ids=(ids == IMAGE).long())
+
+
+case("gemma3-plain", gemma3(), [(4, 4)] * 3, inputs=typed, tokens=lambda g: 4, plus_one=True)
+case(
+    "gemma3-bf16",
+    gemma3(
+        dict(sliding_window=20, head_dim=16),
+        dict(hidden_size=72, num_attention_heads=4, image_size=48),
+        mm_tokens_per_image=9,
+    ),
+    [(6, 6)] * 2,
+    dtype="bf16",
+    inputs=typed,
+    tokens=lambda g: 9,
+    plus_one=True,
+)
+
+
 def tensors(model):
     return {
         n: list(p.shape) for n, p in sorted(model.state_dict().items()) if p.is_floating_point()
@@ -512,6 +563,19 @@ run_case(
 )
 
 
+run_case(
+    "gemma3-plain",
+    lambda px: 4 * px["pixel_values"].shape[0],
+    dict(image_seq_length=4),
+    image_processor_type="Gemma3ImageProcessor",
+    do_resize=True,
+    size=dict(height=32, width=32),
+    resample=2,
+    image_seq_length=4,
+    **HALF,
+)
+
+
 def make_run(name, new=8):
     """image.png, and <case>/run.json: the files of a processor, a prompt with this image, and the tokens that
     transformers generates after it."""
@@ -537,6 +601,9 @@ def make_run(name, new=8):
             now = torch.tensor([tokens])
             if "image_grid_thw" in px:
                 px["mm_token_type_ids"] = (now == IMAGE).long()
+            if name.startswith("gemma3"):
+                px["token_type_ids"] = (now == IMAGE).long()
+                px.pop("num_crops", None)
             out = model(input_ids=now, use_cache=False, **px)
             best = out.logits[0, -1].topk(2)
             gap = min(gap, float(best.values[0] - best.values[1]))
@@ -579,6 +646,7 @@ def processor_of(name, image, tok):
         "LlavaProcessor": dict(
             patch_size=8, num_additional_image_tokens=1, vision_feature_select_strategy="default"
         ),
+        "Gemma3Processor": dict(image_seq_length=4),
         "PixtralProcessor": dict(patch_size=4, spatial_merge_size=2),
     }.get(class_name, {})
     if class_name.startswith("Qwen"):

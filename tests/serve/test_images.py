@@ -86,9 +86,11 @@ def test_prompts_and_answers_are_those_of_transformers(server, name):
 
 @pytest.mark.parametrize("name", [m for m in MODELS if MODELS[m] is not CHATS])
 def test_other_models(serve, name, tmp_path):
-    """Prompts and answers of a model per kind of tower, and again with a cached prefix."""
+    """Prompts and answers of a model per kind of tower, in steps that are shorter than a prompt, and
+    again with a cached prefix."""
     folder = tiny_vision.build(tmp_path / "model", name=name)
-    with serve(folder, "--arch", "generic", "-t", "1", "--seqs", "2", *OPTIONS) as s:
+    small = "--chunk", "24", "--max-batch-prefill-tokens", "3"
+    with serve(folder, "--arch", "generic", "-t", "1", "--seqs", "2", *small, *OPTIONS) as s:
         for want in [*MODELS[name].values()] * 2:
             got = answer(s, chat(want["messages"]), return_token_ids=True)
             assert got["prompt_token_ids"] == want["ids"]

@@ -32,6 +32,8 @@ SMOLVLM = {
     "global_image_token": "<global-img>",
     "end_of_utterance_token": "<|im_end|>",
 }
+GEMMA = ["<image_soft_token>", "<start_of_image>", "<end_of_image>"]
+GEMMA_TOKENS = dict(image_token=GEMMA[0], boi_token=GEMMA[1], eoi_token=GEMMA[2])
 QWEN = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
 # models of tests/golden/vision: marks, the first of them that of a row of an image; text of an
 # image in the template; special tokens; class of the processor
@@ -41,6 +43,7 @@ MODELS = {
     "qwen2_vl-plain": (QWEN, "".join(QWEN[2:3] + QWEN[:1] + QWEN[3:]), {}, "Qwen2VLProcessor"),
     "qwen3_vl-plain": (QWEN, "".join(QWEN[2:3] + QWEN[:1] + QWEN[3:]), {}, "Qwen3VLProcessor"),
     "pixtral-plain": (["[IMG]", "[IMG_BREAK]", "[IMG_END]"], "[IMG]", {}, "PixtralProcessor"),
+    "gemma3-plain": (GEMMA, "<start_of_image>", GEMMA_TOKENS, "Gemma3Processor"),
 }
 IMAGES = os.path.join(weights.VISION, "image.png"), os.path.join(weights.VISION, "image-2.png")
 
