@@ -260,6 +260,14 @@ template_name(void *user, const char *name, HeadValue *out)
 		return set_word(out, kv_type_info(pool->k)->text), true;
 	if (strcmp(name, "KV_V") == 0 && pool)
 		return set_word(out, kv_type_info(pool->v)->text), true;
+	if (strcmp(name, "KV_QUANTISED") == 0 && pool)
+		return *out = (HeadValue){ .kind = HEAD_INT,
+			                   .i = kv_quantised(pool->k) || kv_quantised(pool->v) },
+		       true;
+	if (strcmp(name, "KV_LATENTS") == 0 && pool)
+		return *out = (HeadValue){ .kind = HEAD_INT,
+			                   .i = pool->k == pool->v && kv_for_latents(pool->k) },
+		       true;
 	if (strcmp(name, "KV_ROTATE") == 0 && pool)
 		return *out = (HeadValue){ .kind = HEAD_INT, .i = pool->rotate }, true;
 	if (strcmp(name, "KV_PAGE_BYTES") == 0 && pool)
