@@ -12,7 +12,7 @@ typedef struct ValueCopy {
 	int64_t n;
 } ValueCopy;
 
-typedef struct Compare {
+typedef struct Comparison {
 	ValueCopy *kept;
 	size_t n, cap;
 	bool failed; /* out of memory */
@@ -24,14 +24,14 @@ typedef struct Compare {
 	char first_bad[512];
 	const PlanStep *router; /* router step that was compared last */
 	bool *other; /* [n_tok] rows for which it chose other experts than the reference */
-} Compare;
+} Comparison;
 
 /* First run: keep the values of the reference. */
 static bool
 keep(void *user, const PlanStep *step, const char *value, Dtype dtype, void *data, int64_t rows,
      int64_t width)
 {
-	Compare *c = user;
+	Comparison *c = user;
 	int64_t n = rows * width;
 
 	(void)step, (void)dtype;
@@ -68,7 +68,7 @@ by_name(const void *a, const void *b)
 }
 
 static void
-report(Compare *c, const PlanStep *step, const char *value, double worst, double range,
+report(Comparison *c, const PlanStep *step, const char *value, double worst, double range,
        double tolerance, const float *want, int64_t rows, int64_t width)
 {
 	llmc_verify_row row = { .layer = step->layer,
@@ -111,8 +111,8 @@ same_experts(const int32_t *a, const int32_t *b, int64_t n)
  * reference replaces the plan's, and later values stay comparable. compare() checks by the weights
  * that the scores were near. More than one row in eight must not differ. */
 static bool
-compare_choice(Compare *c, const PlanStep *step, const char *value, const ValueCopy *k, int32_t *id,
-               int64_t rows, int64_t width)
+compare_choice(Comparison *c, const PlanStep *step, const char *value, const ValueCopy *k,
+               int32_t *id, int64_t rows, int64_t width)
 {
 	const int32_t *want = (const int32_t *)(const void *)k->data;
 	int64_t others = 0;
@@ -132,7 +132,7 @@ compare_choice(Compare *c, const PlanStep *step, const char *value, const ValueC
 /* Compare the positions that an indexer chose, in the same way. More than one position in eight
  * must not differ. */
 static bool
-compare_positions(Compare *c, const PlanStep *step, const char *value, const ValueCopy *k,
+compare_positions(Comparison *c, const PlanStep *step, const char *value, const ValueCopy *k,
                   int32_t *sel, int64_t rows, int64_t width)
 {
 	const int32_t *const all = (const int32_t *)(const void *)k->data, *want = all, *have = sel;
@@ -165,7 +165,7 @@ static bool
 compare(void *user, const PlanStep *step, const char *value, Dtype dtype, void *values,
         int64_t rows, int64_t width)
 {
-	Compare *c = user;
+	Comparison *c = user;
 	ValueCopy key = { .name = (char *)value };
 	const ValueCopy *k = c->n ? bsearch(&key, c->kept, c->n, sizeof *c->kept, by_name) : NULL;
 	float *data = values;
@@ -205,7 +205,7 @@ compare(void *user, const PlanStep *step, const char *value, Dtype dtype, void *
 
 static llmc_status
 run_once(Runtime *rt, const int32_t *tok, size_t n_tok, int n_threads, session_probe_fn probe,
-         Compare *c, llmc_error *err)
+         Comparison *c, llmc_error *err)
 {
 	llmc_limits lim = LLMC_INIT(llmc_limits);
 	Session *s;
@@ -256,7 +256,7 @@ llmc_status
 llmc_verify(llmc_model *m, const int32_t *tok, size_t n_tok, llmc_verify_fn on_row, void *user,
             llmc_error *err)
 {
-	Compare c = { .on_row = on_row, .user = user, .tolerance = plan_tolerance(m) };
+	Comparison c = { .on_row = on_row, .user = user, .tolerance = plan_tolerance(m) };
 	llmc_model *ref = NULL;
 	llmc_options o = LLMC_INIT(llmc_options);
 	llmc_status status;

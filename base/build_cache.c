@@ -210,18 +210,18 @@ typedef struct Usage {
 	int64_t counted; /* time of the last full count, seconds since 1970 */
 } Usage;
 
-typedef struct Seen {
+typedef struct CacheFile {
 	char name[96];
 	struct timespec used;
 	int64_t bytes;
-} Seen;
+} CacheFile;
 
 static const char usage_mark[8] = "llmc us1";
 
 static int
 by_use(const void *a, const void *b)
 {
-	const Seen *x = a, *y = b;
+	const CacheFile *x = a, *y = b;
 
 	if (x->used.tv_sec != y->used.tv_sec)
 		return x->used.tv_sec < y->used.tv_sec ? -1 : 1;
@@ -243,10 +243,10 @@ evict(int dir, const char *name)
 }
 
 /* List all entries into an array of *n that the caller frees; NULL if memory is out. */
-static Seen *
+static CacheFile *
 list(DIR *d, int *n, int64_t *bytes)
 {
-	Seen *all = NULL;
+	CacheFile *all = NULL;
 	int cap = 0;
 	struct stat st;
 
@@ -258,14 +258,14 @@ list(DIR *d, int *n, int64_t *bytes)
 		    !S_ISREG(st.st_mode))
 			continue;
 		if (*n == cap) {
-			Seen *more = realloc(all, (size_t)(cap = 2 * cap + 256) * sizeof *all);
+			CacheFile *more = realloc(all, (size_t)(cap = 2 * cap + 256) * sizeof *all);
 			if (!more) {
 				free(all);
 				return NULL;
 			}
 			all = more;
 		}
-		Seen *s = &all[(*n)++];
+		CacheFile *s = &all[(*n)++];
 		strcpy(s->name, e->d_name);
 		s->used = st.st_mtim;
 		s->bytes = st.st_size;
@@ -302,7 +302,7 @@ count_again(const Cache *c, Usage *u, int64_t more)
 {
 	DIR *d = opendir(strbuf_str(&c->dir));
 	int n = 0;
-	Seen *all = d ? list(d, &n, &u->bytes) : NULL;
+	CacheFile *all = d ? list(d, &n, &u->bytes) : NULL;
 
 	u->bytes += more + (d ? folder_bytes(dirfd(d), ".headers") : 0);
 	if (all && u->bytes > c->limit) {

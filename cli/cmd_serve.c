@@ -208,7 +208,7 @@ prepare_process(void)
 }
 
 /* A server with its first model; the others are opened by requests. */
-typedef struct Serving {
+typedef struct ServeSession {
 	ServeArgs *a;
 	Log log;
 	char *key;          /* read from --api-key-file */
@@ -221,11 +221,11 @@ typedef struct Serving {
 	llmc_model_info info;
 	llmc_limits in_force;
 	llmc_memory mem;
-} Serving;
+} ServeSession;
 
 /* Read the key and open the log. Returns 0 or the exit code. */
 static int
-open_files(Serving *v)
+open_files(ServeSession *v)
 {
 	ServeArgs *a = v->a;
 
@@ -243,7 +243,7 @@ open_files(Serving *v)
 }
 
 static void
-set_limits(Serving *v)
+set_limits(ServeSession *v)
 {
 	const ServeArgs *a = v->a;
 	llmc_limits *lim = &v->lim;
@@ -259,7 +259,7 @@ set_limits(Serving *v)
 
 /* Open the vision tower on the model's device. Its messages go where those of the model go. */
 static llmc_status
-open_tower(Serving *v, llmc_error *err)
+open_tower(ServeSession *v, llmc_error *err)
 {
 	OpenOptions own;
 	llmc_status status = options_of(&v->a->all.model[0]->common, false, &own, err);
@@ -272,7 +272,7 @@ open_tower(Serving *v, llmc_error *err)
 
 /* Open the first model, its vision tower and the draft model. */
 static llmc_status
-open_models(Serving *v, llmc_error *err)
+open_models(ServeSession *v, llmc_error *err)
 {
 	ServeArgs *a = v->a;
 	ServeModel *first = a->all.n ? a->all.model[0] : NULL;
@@ -338,7 +338,7 @@ try_adapters(llmc_model *m, const ServeModels *all, llmc_error *err)
 }
 
 static llmc_status
-open_engine(Serving *v, llmc_error *err)
+open_engine(ServeSession *v, llmc_error *err)
 {
 	ServeArgs *a = v->a;
 
@@ -361,7 +361,7 @@ open_engine(Serving *v, llmc_error *err)
 
 /* Open the port. The server then owns engine and model. */
 static llmc_status
-open_server(Serving *v, llmc_error *err)
+open_server(ServeSession *v, llmc_error *err)
 {
 	ServeModels *all = &v->a->all;
 
@@ -387,7 +387,7 @@ open_server(Serving *v, llmc_error *err)
 }
 
 static void
-print_start(const Serving *v)
+print_start(const ServeSession *v)
 {
 	const bool json = v->a->c.json;
 	llmc_advice advice = LLMC_INIT(llmc_advice);
@@ -415,7 +415,7 @@ print_start(const Serving *v)
 
 /* Serve until a signal, then let running requests finish. Returns the exit code. */
 static int
-serve_until_stopped(Serving *v)
+serve_until_stopped(ServeSession *v)
 {
 	const ServeArgs *a = v->a;
 
@@ -448,7 +448,7 @@ serve_until_stopped(Serving *v)
 static int
 serve(int argc, char **argv)
 {
-	Serving v = { .info = LLMC_INIT(llmc_model_info), .mem = LLMC_INIT(llmc_memory) };
+	ServeSession v = { .info = LLMC_INIT(llmc_model_info), .mem = LLMC_INIT(llmc_memory) };
 	llmc_error err = { 0 };
 	int code = serve_options(&cmd_serve, argc, argv, &v.a);
 

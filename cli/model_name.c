@@ -9,7 +9,7 @@
 #include "cli/cli.h"
 
 /* Progress of one pull */
-typedef struct Bar {
+typedef struct ProgressBar {
 	const char *name;
 	bool quiet, tty;
 	double begun, drawn, measured;
@@ -17,7 +17,7 @@ typedef struct Bar {
 	double rate;      /* bytes per second, smoothed */
 	bool noted;       /* a note was printed; once per pull where there is no terminal */
 	bool downloaded;
-} Bar;
+} ProgressBar;
 
 enum { BAR_CELLS = 24 };
 
@@ -31,7 +31,7 @@ columns(void)
 
 /* Smooth the rate over about three seconds. */
 static void
-measure(Bar *b, const llmc_pull_state *st)
+measure(ProgressBar *b, const llmc_pull_state *st)
 {
 	const double at = now(), dt = at - b->measured;
 
@@ -56,7 +56,7 @@ time_left(double seconds, char out[32])
 }
 
 static void
-draw(Bar *b, const llmc_pull_state *st)
+draw(ProgressBar *b, const llmc_pull_state *st)
 {
 	char done[32], total[32], rate[32], left[32] = "", cells[BAR_CELLS + 1], line[512];
 	double share = st->total_bytes > 0 ? (double)st->bytes / (double)st->total_bytes : 0;
@@ -85,7 +85,7 @@ draw(Bar *b, const llmc_pull_state *st)
 static bool
 on_progress(void *user, const llmc_pull_state *st)
 {
-	Bar *b = user;
+	ProgressBar *b = user;
 	char size[32];
 
 	if (interrupted())
@@ -110,7 +110,9 @@ llmc_status
 model_pull(const char *name, bool update, bool quiet, char path[PATH_MAX], llmc_error *err)
 {
 	llmc_pull_options o = LLMC_INIT(llmc_pull_options);
-	Bar b = { .name = name, .quiet = quiet, .tty = isatty(STDERR_FILENO), .begun = now() };
+	ProgressBar b = {
+		.name = name, .quiet = quiet, .tty = isatty(STDERR_FILENO), .begun = now()
+	};
 	struct sigaction sigint, sigterm;
 	size_t need;
 

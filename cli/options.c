@@ -269,12 +269,12 @@ unknown(const Command *cmd, const Opt *opt, size_t n_opt, const char *a)
 }
 
 /* An option as typed: its row, and the value that is attached to it */
-typedef struct Typed {
+typedef struct TypedOption {
 	const Opt *opt;
 	const char *value; /* NULL: the next argument */
 	bool model;        /* the value is the MODEL argument; opt is NULL */
 	bool hub;          /* ... a repository without the hf: of its name */
-} Typed;
+} TypedOption;
 
 static bool
 takes_text(const Opt *o)
@@ -282,12 +282,12 @@ takes_text(const Opt *o)
 	return o->kind == OPT_TEXT || o->kind == OPT_LIST;
 }
 
-static Typed
+static TypedOption
 look_up(const Command *cmd, const Opt *opt, size_t n_opt, const char *a)
 {
 	const bool is_long = a[1] == '-';
 	size_t len = strcspn(a, "=");
-	Typed t = { 0 };
+	TypedOption t = { 0 };
 
 	t.value = a[len] ? a + len + 1 : NULL;
 	t.opt = is_long ? find(opt, n_opt, a + 2, len - 2, 0) : find(opt, n_opt, NULL, 0, a[1]);
@@ -310,7 +310,7 @@ look_up(const Command *cmd, const Opt *opt, size_t n_opt, const char *a)
 	if (!letter || find(opt, n_opt, a + 1, len - 1, 0) || /* -prompt */
 	    (!takes_text(letter) && !strchr("+-.0123456789", a[2])))
 		unknown(cmd, opt, n_opt, a);
-	return (Typed){ .opt = letter, .value = a + 2 };
+	return (TypedOption){ .opt = letter, .value = a + 2 };
 }
 
 /* Reader of option tables that opt_describe has set; NULL fn: commands run */
@@ -383,7 +383,7 @@ opt_parse(const Command *cmd, const Opt *opt, size_t n_opt, int argc, char **arg
 			print_help(cmd, opt, n_opt);
 			exit(0);
 		}
-		const Typed t = look_up(cmd, opt, n_opt, a);
+		const TypedOption t = look_up(cmd, opt, n_opt, a);
 		const Opt *o = t.opt;
 		value = t.value;
 		if (t.model) {

@@ -350,7 +350,7 @@ graph(AutomatonBuilder *m, const SymbolGraph *g, int32_t from, int32_t to)
 			ended[i] = state(m);
 			m->tick = arena_grow(m->b->a, m->tick, &m->cap_tick, m->n_tick + 1,
 			                     sizeof *m->tick);
-			m->tick[m->n_tick] = (Tick){ g->lo[i], g->hi[i], g->accept[i] };
+			m->tick[m->n_tick] = (CountedNode){ g->lo[i], g->hi[i], g->accept[i] };
 			m->flags[ended[i]] |= g->accept[i] ? STATE_TICKS : 0;
 			edge(m, ended[i],
 			     (Edge){ .kind = EDGE_TICK, .to = at[i], .arg = (int32_t)m->n_tick++ });

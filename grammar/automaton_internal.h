@@ -19,7 +19,7 @@ typedef struct AutomatonBuilder {
 	size_t cap_flags;
 	Repeat *rep;
 	size_t n_rep, cap_rep;
-	Tick *tick;
+	CountedNode *tick;
 	size_t n_tick, cap_tick;
 	int32_t *rule_start;
 	uint8_t *rule_seen;

@@ -249,17 +249,17 @@ typedef struct Repeat {
 	int32_t more;
 	uint64_t must, all;
 } Repeat;
-typedef struct Tick {   /* node of a counted graph, reached by one more character */
-	int32_t lo, hi; /* as in SymbolGraph */
+typedef struct CountedNode { /* node of a counted graph, reached by one more character */
+	int32_t lo, hi;      /* as in SymbolGraph */
 	bool accept;
-} Tick;
+} CountedNode;
 enum { STATE_END = 1, STATE_EATS = 2, STATE_TICKS = 4 };
 typedef struct Automaton {
 	Edge *edge;
 	int32_t *first; /* [n_state + 1] */
 	uint8_t *flags;
 	Repeat *rep;
-	Tick *tick;
+	CountedNode *tick;
 	int32_t n_state, n_edge, n_rep, n_tick, start;
 	int n_class; /* number of byte classes; bytes of a class have the same edges */
 	uint8_t cls[256], byte_of[256]; /* class of each byte; one byte of each class */
@@ -310,11 +310,11 @@ enum { FRAME_EMPTY, FRAME_BOTTOM };
 typedef struct Config {
 	int32_t q, f;
 } Config;
-typedef struct Uncertain {
+typedef struct UncertainTokens {
 	const TokenTrie *trie;
 	uint32_t node;
 	uint32_t path;
-} Uncertain; /* path: offset of its bytes in Tables.path */
+} UncertainTokens; /* path: offset of its bytes in Tables.path */
 typedef struct Set {
 	uint32_t at, n; /* range in Tables.conf */
 	bool accept, tokens;
@@ -324,7 +324,7 @@ typedef struct Set {
 	int32_t canon[N_SLICE], cut; /* -1: unknown */
 	uint32_t *mask;              /* mask of the cut set; NULL: not computed */
 	uint32_t *exact;             /* mask of this set; NULL: not cached */
-	Uncertain *unc;
+	UncertainTokens *unc;
 	uint32_t n_unc;
 } Set;
 
@@ -371,7 +371,7 @@ struct llmc_grammar {
 	size_t work;    /* pairs processed by the current call */
 	int32_t *stack; /* [longest + 2] sets along a trie path */
 	uint8_t *path;  /* [longest + 2] */
-	Uncertain *unc;
+	UncertainTokens *unc;
 	size_t n_unc, cap_unc;
 };
 

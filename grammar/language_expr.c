@@ -155,10 +155,10 @@ unroll(Arena *a, const Language *l, int32_t min, int32_t max, Language *out)
 	return true;
 }
 
-typedef struct Known { /* characters of an edge that have an expression already */
+typedef struct CharsExpr { /* characters of an edge that have an expression already */
 	uint64_t key;
 	Expr *x;
-} Known;
+} CharsExpr;
 enum { N_KNOWN = 1024 };
 
 static Expr *
@@ -168,7 +168,7 @@ graph_of(GrammarBuilder *b, const Language *l, RegexFlags flags)
 	SymbolGraph *g = NEW(b->a, SymbolGraph, 1);
 	int32_t *done = NEW(b->a, int32_t, n + 1);
 	Range *r = NEW(b->a, Range, l->n_range + 1);
-	Known *known = NEW(b->a, Known, N_KNOWN);
+	CharsExpr *known = NEW(b->a, CharsExpr, N_KNOWN);
 	size_t n_known = 0;
 
 	g->n = l->n;
@@ -191,14 +191,14 @@ graph_of(GrammarBuilder *b, const Language *l, RegexFlags flags)
 					key = (key ^ i) * 0x9E3779B97F4A7C15u;
 					key ^= key >> 31;
 				}
-			Known *x = &known[key % N_KNOWN];
+			CharsExpr *x = &known[key % N_KNOWN];
 			while (x->x && x->key != key)
 				x = x == known + N_KNOWN - 1 ? known : x + 1;
 			Expr *chars = x->x;
 			if (!chars) {
 				chars = regex_chars(b, r, k, flags);
 				if (n_known++ < N_KNOWN / 2)
-					*x = (Known){ key, chars };
+					*x = (CharsExpr){ key, chars };
 			}
 			g->edge =
 			    arena_grow(b->a, g->edge, &cap, (size_t)g->n_edge + 1, sizeof *g->edge);

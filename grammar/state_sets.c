@@ -314,7 +314,7 @@ tick(Grammar *g, const Edge *e, int32_t f)
 	Frame x = g->t.frame[f];
 	const Edge *push = &g->m.edge[x.edge];
 	const Repeat *r = &g->m.rep[push->arg];
-	const Tick *t = &g->m.tick[e->arg];
+	const CountedNode *t = &g->m.tick[e->arg];
 	if (t->accept && x.count >= r->min)
 		add(g, push->to, x.parent);
 	if (t->lo < 0 || (r->max >= 0 && x.count + t->lo > r->max) ||
@@ -334,7 +334,7 @@ gate(Grammar *g, const Edge *e, int32_t f)
 	}
 	const Frame *x = &g->t.frame[f];
 	const Repeat *r = &g->m.rep[g->m.edge[x->edge].arg];
-	const Tick *t = &g->m.tick[e->arg];
+	const CountedNode *t = &g->m.tick[e->arg];
 	bool ends = t->accept && x->count >= r->min,
 	     goes_on = t->lo >= 0 && (r->max < 0 || x->count + t->lo <= r->max) &&
 	               (t->hi < 0 || x->count + t->hi >= r->min);

@@ -147,7 +147,7 @@ uncertain(Grammar *g, const TokenTrie *t, size_t node, int depth)
 
 	if (g->n_unc == g->cap_unc) {
 		size_t cap = g->cap_unc ? 2 * g->cap_unc : 64;
-		Uncertain *u = realloc(g->unc, cap * sizeof *u);
+		UncertainTokens *u = realloc(g->unc, cap * sizeof *u);
 		if (!u)
 			grammar_fault(g, LLMC_E_MEMORY, "out of memory for a mask");
 		g->unc = u;
@@ -161,7 +161,7 @@ uncertain(Grammar *g, const TokenTrie *t, size_t node, int depth)
 		x->path = p;
 		x->cap_path = cap;
 	}
-	g->unc[g->n_unc++] = (Uncertain){ t, (uint32_t)node, (uint32_t)x->n_path };
+	g->unc[g->n_unc++] = (UncertainTokens){ t, (uint32_t)node, (uint32_t)x->n_path };
 	if (depth)
 		memcpy(x->path + x->n_path, g->path, (size_t)depth);
 	x->n_path += (size_t)depth;
@@ -219,7 +219,7 @@ make_mask(Grammar *g, int32_t c)
 	g->n_unc = 0;
 	g->stack[0] = c;
 	walk(g, trie, 0, trie->n, mask, true);
-	Uncertain *unc = NULL;
+	UncertainTokens *unc = NULL;
 	if (g->n_unc) {
 		unc = malloc(g->n_unc * sizeof *unc);
 		if (!unc)
@@ -238,7 +238,7 @@ static void
 exact(Grammar *g, int32_t s, const Set *c, uint32_t *mask)
 {
 	for (uint32_t i = 0; i < c->n_unc; i++) {
-		Uncertain u = c->unc[i];
+		UncertainTokens u = c->unc[i];
 		const TrieNode *n = &u.trie->v[u.node];
 		int32_t q = s;
 		for (int k = 0; q && k < n->depth; k++)

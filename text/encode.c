@@ -98,7 +98,7 @@ added_split(Enc *e, const Trie *trie, TokenPiece in, TokenPieces *out)
 			i++;
 			continue;
 		}
-		const Added *a = &t->added[found];
+		const AddedToken *a = &t->added[found];
 		size_t from = i;
 		i = end;
 		if (a->special && !(e->flags & LLMC_PARSE_SPECIAL))

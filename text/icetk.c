@@ -51,7 +51,8 @@ ice_blanks(llmc_tokenizer *t, llmc_error *err)
 		const ByteSpan s = { ends[i], strlen(ends[i]) };
 		int32_t id = strmap_get(&t->vocab, s.s, s.n);
 		if (id >= 0)
-			TRY(added_add(t, (Added){ .id = id, .text = s, .special = true }, err));
+			TRY(added_add(t, (AddedToken){ .id = id, .text = s, .special = true },
+			              err));
 	}
 	t->chat = ROUNDS("0", "\\n", "messages|length == 1") "{{- '[gMASK]<sop>' -}}";
 	return LLMC_OK;
@@ -102,7 +103,7 @@ ice_tokens(llmc_tokenizer *t, int32_t first, llmc_error *err)
 		const ByteSpan s = { names[i], strlen(names[i]) };
 		tokenizer_set(t, first + i, s);
 		tok[first + i].type = TT_CONTROL;
-		TRY(added_add(t, (Added){ .id = first + i, .text = s, .special = true }, err));
+		TRY(added_add(t, (AddedToken){ .id = first + i, .text = s, .special = true }, err));
 	}
 	t->prefix = NEW(&t->arena, int32_t, 2);
 	t->prefix[0] = first + 1;

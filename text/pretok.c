@@ -56,7 +56,7 @@ join_out(JoinState *j)
 static llmc_status
 join_part(JoinState *j, size_t from, size_t to, bool match)
 {
-	const Pre *pre = &j->e->t->pre[j->k];
+	const PreTokenizer *pre = &j->e->t->pre[j->k];
 	bool last = j->match, join = false;
 
 	match ^= pre->invert;
@@ -85,7 +85,7 @@ join_part(JoinState *j, size_t from, size_t to, bool match)
 }
 
 static bool
-in_class(const Pre *pre, uint32_t cp)
+in_class(const PreTokenizer *pre, uint32_t cp)
 {
 	switch (pre->cls) {
 	case CLASS_DIGIT:
@@ -105,7 +105,7 @@ in_class(const Pre *pre, uint32_t cp)
 static llmc_status
 split(Enc *e, size_t k, const TokenPiece *in)
 {
-	const Pre *pre = &e->t->pre[k];
+	const PreTokenizer *pre = &e->t->pre[k];
 	JoinState j = { .e = e, .k = k, .in = in };
 	ByteSpan text = in->text;
 	RegexIter it = { 0 };
@@ -145,7 +145,7 @@ word_room(Enc *e, size_t k, size_t n)
 static ByteSpan
 metaspace(Enc *e, size_t k, const TokenPiece *in)
 {
-	const Pre *pre = &e->t->pre[k];
+	const PreTokenizer *pre = &e->t->pre[k];
 	ByteSpan r = pre->replacement, text = in->text;
 	char *p = word_room(e, k, (text.n + 1) * (r.n ? r.n : 1));
 	size_t n = 0;
@@ -171,7 +171,7 @@ metaspace(Enc *e, size_t k, const TokenPiece *in)
 llmc_status
 encode_words(Enc *e, size_t k, TokenPiece in)
 {
-	const Pre *pre = k < e->t->n_pre ? &e->t->pre[k] : NULL;
+	const PreTokenizer *pre = k < e->t->n_pre ? &e->t->pre[k] : NULL;
 	ByteSpan text = in.text;
 
 	if (in.id >= 0) {

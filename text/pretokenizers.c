@@ -126,7 +126,7 @@ pretokenizer_load(llmc_tokenizer *t, ByteSpan name, bool *add_bos, llmc_error *e
 		memcpy(&n, t->scratch.data + at, sizeof n);
 		at += sizeof n;
 		TRY(regex_compile(t, FILE_NAME, (ByteSpan){ t->scratch.data + at, n }, &re, err));
-		Pre *p = pre_add(t, PRE_SPLIT);
+		PreTokenizer *p = pre_add(t, PRE_SPLIT);
 		p->regex = re;
 		p->mode = SPLIT_ISOLATED;
 	}

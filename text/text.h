@@ -88,11 +88,11 @@ typedef struct Token {
 	double score; /* sentencepiece and GGUF files store float */
 } Token;
 
-typedef struct Added {
+typedef struct AddedToken {
 	int32_t id;
 	ByteSpan text;
 	bool special, lstrip, rstrip, normalized, single_word;
-} Added;
+} AddedToken;
 
 typedef enum NormalizerKind {
 	NORMALIZE_NFC,
@@ -143,7 +143,7 @@ typedef enum PreKind { PRE_SPLIT, PRE_BYTES, PRE_PREFIX_SPACE, PRE_METASPACE, PR
 typedef enum CharClass { CLASS_DIGIT, CLASS_PUNCT, CLASS_SPACE, CLASS_WORD, CLASS_CHAR } CharClass;
 typedef enum Prepend { PREPEND_ALWAYS, PREPEND_FIRST, PREPEND_NEVER } Prepend;
 
-typedef struct Pre {
+typedef struct PreTokenizer {
 	PreKind kind;
 	pcre2_code *regex;
 	SplitMode mode;
@@ -153,7 +153,7 @@ typedef struct Pre {
 	ByteSpan replacement;
 	Prepend prepend;
 	bool split; /* metaspace */
-} Pre;
+} PreTokenizer;
 
 typedef enum DecKind {
 	DEC_BYTELEVEL,
@@ -219,14 +219,14 @@ struct llmc_tokenizer {
 	bool strips;     /* the bound ignores spaces, of which any number may vanish */
 	bool solid[256]; /* and bytes that are not marked here */
 
-	Added *added;
+	AddedToken *added;
 	size_t n_added, cap_added;
 	Trie added_raw, added_norm; /* values are indices into added */
 	Trie special;               /* special tokens, as written and as normalized */
 
 	Normalizer *norm;
 	size_t n_norm, cap_norm;
-	Pre *pre;
+	PreTokenizer *pre;
 	size_t n_pre, cap_pre;
 	Dec *dec;
 	size_t n_dec, cap_dec;
@@ -300,7 +300,7 @@ void tokenizer_set(llmc_tokenizer *t, int32_t id, ByteSpan text); /* id < n_ids;
 ByteSpan span_copy(Arena *a, ByteSpan s);
 ByteSpan text_base64(Arena *a, ByteSpan in); /* decodes base64; other characters are skipped */
 Normalizer *normalizer_add(llmc_tokenizer *t, NormalizerKind kind);
-Pre *pre_add(llmc_tokenizer *t, PreKind kind);
+PreTokenizer *pre_add(llmc_tokenizer *t, PreKind kind);
 Dec *dec_add(llmc_tokenizer *t, DecKind kind);
 llmc_status regex_compile(llmc_tokenizer *t, const char *what, ByteSpan pattern, pcre2_code **out,
                           llmc_error *err);
@@ -323,7 +323,7 @@ bool pretokenizer_ranks(int32_t ranks, int32_t n_ids, RankTokens *out, Strbuf *n
 bool end_list_open(llmc_tokenizer *t);
 bool ends_generation(const llmc_tokenizer *t, ByteSpan token);
 void eos_add(llmc_tokenizer *t, int32_t id);
-llmc_status added_add(llmc_tokenizer *t, Added a, llmc_error *err);
+llmc_status added_add(llmc_tokenizer *t, AddedToken a, llmc_error *err);
 /* llmc_tokenizer_open; *absent: the folder or file has no tokenizer, so the error is no fault */
 llmc_status tokenizer_open(const char *path, llmc_tokenizer **out, bool *absent, llmc_error *err);
 /* Last step of every loader: finds byte ids, builds the matcher of added tokens, sets limits. */

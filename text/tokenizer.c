@@ -78,11 +78,11 @@ normalizer_add(llmc_tokenizer *t, NormalizerKind kind)
 	return &t->norm[t->n_norm++];
 }
 
-Pre *
+PreTokenizer *
 pre_add(llmc_tokenizer *t, PreKind kind)
 {
 	t->pre = arena_grow(&t->arena, t->pre, &t->cap_pre, t->n_pre + 1, sizeof *t->pre);
-	t->pre[t->n_pre] = (Pre){ .kind = kind };
+	t->pre[t->n_pre] = (PreTokenizer){ .kind = kind };
 	return &t->pre[t->n_pre++];
 }
 
@@ -95,7 +95,7 @@ dec_add(llmc_tokenizer *t, DecKind kind)
 }
 
 llmc_status
-added_add(llmc_tokenizer *t, Added a, llmc_error *err)
+added_add(llmc_tokenizer *t, AddedToken a, llmc_error *err)
 {
 	if (a.text.n > TEXT_MAX_TOKEN)
 		return error_set(err, LLMC_E_INPUT,
@@ -188,7 +188,7 @@ longest_id(llmc_tokenizer *t)
 	for (int32_t i = 0; i < t->n_ids; i++)
 		most = t->tok[i].n > most ? t->tok[i].n : most;
 	for (size_t i = 0; i < t->n_added; i++) {
-		const Added *a = &t->added[i];
+		const AddedToken *a = &t->added[i];
 		most = a->text.n > most ? a->text.n : most;
 		t->strips |= a->lstrip || a->rstrip;
 	}
@@ -244,7 +244,7 @@ tokenizer_finish(llmc_tokenizer *t, llmc_error *err)
 	trie_init(&t->added_norm, &t->arena);
 	trie_init(&t->special, &t->arena);
 	for (size_t i = 0; i < t->n_added; i++) {
-		const Added *a = &t->added[i];
+		const AddedToken *a = &t->added[i];
 		if (a->special && t->tok[a->id].type != TT_UNKNOWN)
 			t->tok[a->id].special = true;
 		if (a->special && a->text.n)

@@ -136,7 +136,7 @@ static void
 set_added(VocabExport *j, TokenTable *t)
 {
 	for (size_t i = 0; i < j->own->n_added; i++) {
-		const Added *a = &j->own->added[i];
+		const AddedToken *a = &j->own->added[i];
 		if (a->id < 0 || a->id >= j->n)
 			continue;
 		bool special = a->special || looks_special(a->text);

@@ -116,7 +116,8 @@ special(FlmLoad *l, int32_t id, const char *text)
 		tokenizer_set(l->t, id, (ByteSpan){ text, strlen(text) });
 	k->type = TT_CONTROL;
 	k->special = true;
-	return added_add(l->t, (Added){ .id = id, .text = { text, strlen(text) }, .special = true },
+	return added_add(l->t,
+	                 (AddedToken){ .id = id, .text = { text, strlen(text) }, .special = true },
 	                 l->err);
 }
 

@@ -91,9 +91,9 @@ read_added(GgufLoad *l)
 		if (k->type == TT_CONTROL || k->type == TT_USER ||
 		    (k->type == TT_UNKNOWN && (t->spm || t->byte_fallback)))
 			TRY(added_add(t,
-			              (Added){ .id = i,
-			                       .text = { k->s, k->n },
-			                       .special = k->type != TT_USER },
+			              (AddedToken){ .id = i,
+			                            .text = { k->s, k->n },
+			                            .special = k->type != TT_USER },
 			              l->err));
 		if (k->type == TT_UNKNOWN)
 			t->tok[i].special = !t->spm && t->byte_fallback;

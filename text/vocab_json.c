@@ -279,7 +279,7 @@ load_added(JsonLoad *l, const json_t *added)
 		if (!json_is_string(content))
 			return error_set(l->err, LLMC_E_INPUT,
 			                 "added_tokens[%zu]: content is not a string", i);
-		Added a = {
+		AddedToken a = {
 			.id = (int32_t)json_integer_value(json_object_get(v, "id")),
 			.text = text_of(l, content),
 			.special = json_is_true(json_object_get(v, "special")),

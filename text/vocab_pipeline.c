@@ -190,7 +190,7 @@ pre_regex(llmc_tokenizer *t, const char *what, const char *expr, SplitMode mode,
 	pcre2_code *re;
 
 	TRY(regex_compile(t, what, (ByteSpan){ expr, strlen(expr) }, &re, err));
-	Pre *p = pre_add(t, PRE_SPLIT);
+	PreTokenizer *p = pre_add(t, PRE_SPLIT);
 	p->regex = re;
 	p->mode = mode;
 	p->invert = invert;
@@ -200,7 +200,7 @@ pre_regex(llmc_tokenizer *t, const char *what, const char *expr, SplitMode mode,
 static void
 pre_class(llmc_tokenizer *t, CharClass cls, SplitMode mode)
 {
-	Pre *p = pre_add(t, PRE_CLASS);
+	PreTokenizer *p = pre_add(t, PRE_CLASS);
 	p->cls = cls;
 	p->mode = mode;
 }
@@ -226,7 +226,7 @@ load_metaspace(llmc_tokenizer *t, const json_t *o, llmc_error *err)
 	char *escaped = arena_printf(&t->arena, "\\Q%s\\E", r.s);
 	pcre2_code *re;
 	TRY(regex_compile(t, "Metaspace", (ByteSpan){ escaped, strlen(escaped) }, &re, err));
-	Pre *p = pre_add(t, PRE_METASPACE);
+	PreTokenizer *p = pre_add(t, PRE_METASPACE);
 	p->regex = re;
 	p->mode = SPLIT_NEXT;
 	p->replacement = r;
@@ -266,7 +266,7 @@ load_pre(llmc_tokenizer *t, const json_t *o, int depth, llmc_error *err)
 		TRY(split_mode("pre_tokenizer Split", str(o, "behavior", ""), &mode, err));
 		TRY(pattern(t, "pre_tokenizer Split", json_object_get(o, "pattern"), &re, NULL,
 		            err));
-		Pre *p = pre_add(t, PRE_SPLIT);
+		PreTokenizer *p = pre_add(t, PRE_SPLIT);
 		p->regex = re;
 		p->mode = mode;
 		p->invert = flag(o, "invert", false);

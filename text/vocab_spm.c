@@ -213,7 +213,8 @@ fill_models(Spm *m)
 		ByteSpan s = { k->s, k->n };
 		if (k->type == TT_CONTROL) {
 			k->special = true;
-			TRY(added_add(t, (Added){ .id = i, .text = s, .special = true }, m->err));
+			TRY(added_add(t, (AddedToken){ .id = i, .text = s, .special = true },
+			              m->err));
 		}
 		if (k->type == TT_USER && k->n)
 			trie_put(&t->user, &t->arena, s, i);

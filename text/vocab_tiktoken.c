@@ -186,9 +186,11 @@ add_special(TiktokenLoad *l)
 		t->tok[id].special = true;
 		if (strcmp(s, l->behind.bos) == 0)
 			t->bos = id;
-		TRY(added_add(
-		    t, (Added){ .id = id, .text = { t->tok[id].s, t->tok[id].n }, .special = true },
-		    l->err));
+		TRY(added_add(t,
+		              (AddedToken){ .id = id,
+		                            .text = { t->tok[id].s, t->tok[id].n },
+		                            .special = true },
+		              l->err));
 	}
 	end_list_open(t);
 	for (int32_t id = l->n_base; id < t->n_ids; id++)

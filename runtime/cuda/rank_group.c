@@ -258,7 +258,7 @@ start(CudaGroup *g, llmc_error *err)
 
 /* ---- algorithm selection ---- */
 
-typedef struct Trial {
+typedef struct CommTrial {
 	CudaGroup *g;
 	int rank, times;
 	int64_t rows;
@@ -266,7 +266,7 @@ typedef struct Trial {
 	double seconds;
 	llmc_status status;
 	llmc_error err;
-} Trial;
+} CommTrial;
 
 /* The first all_reduce of a decode step; NULL: none */
 static const CudaStep *
@@ -279,7 +279,7 @@ any_sum(const CudaSession *c)
 }
 
 static llmc_status
-run_trial(Trial *t, llmc_error *err)
+run_trial(CommTrial *t, llmc_error *err)
 {
 	CudaSession *c = t->g->rank[t->rank].c;
 	CudaDevice *d = &c->m->dev;
@@ -308,7 +308,7 @@ run_trial(Trial *t, llmc_error *err)
 static void *
 trial_main(void *arg)
 {
-	Trial *t = arg;
+	CommTrial *t = arg;
 
 	t->status = run_trial(t, &t->err);
 	if (t->status != LLMC_OK) /* the others wait for this rank */
@@ -321,7 +321,7 @@ time_algorithm(void *user, CommAlgorithm algorithm, int64_t bytes, int times, do
                llmc_error *err)
 {
 	CudaGroup *g = user;
-	Trial t[LLMC_PEERS];
+	CommTrial t[LLMC_PEERS];
 	pthread_t thread[LLMC_PEERS];
 	int64_t row = any_sum(g->rank[0].c)->comm.width * (int64_t)sizeof(float),
 	        most = g->rank[0].c->s->sym[SYM_n_tok];
@@ -330,11 +330,11 @@ time_algorithm(void *user, CommAlgorithm algorithm, int64_t bytes, int times, do
 
 	*seconds = 0;
 	for (; n < g->n && status == LLMC_OK; n++) {
-		t[n] = (Trial){ .g = g,
-			        .rank = n,
-			        .times = times,
-			        .rows = bytes < row ? 1 : bytes / row,
-			        .algorithm = algorithm };
+		t[n] = (CommTrial){ .g = g,
+			            .rank = n,
+			            .times = times,
+			            .rows = bytes < row ? 1 : bytes / row,
+			            .algorithm = algorithm };
 		t[n].rows = t[n].rows < most ? t[n].rows : most;
 		if (pthread_create(&thread[n], NULL, trial_main, &t[n])) {
 			status = error_set(err, LLMC_E_MEMORY, "cannot start a thread");

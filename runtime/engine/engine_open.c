@@ -84,10 +84,10 @@ op_here(void *user, llmc_seq q)
 	return kv_seq_ready(&((Engine *)user)->session->kv, q);
 }
 
-typedef struct Saved {
+typedef struct SavedSequence {
 	size_t bytes;
 	char data[];
-} Saved;
+} SavedSequence;
 
 /* Save a sequence to host memory if two copies are expected to be faster than computing it again,
  * by measured speeds. NULL: not saved. */
@@ -103,7 +103,7 @@ op_save(void *user, llmc_seq q, int32_t n_tok)
 	    2 * (double)bytes / e->copy_bytes_s > n_tok * e->token_s)
 		return NULL;
 	session_seq_save(e->session, q, NULL, 0, &need, NULL);
-	Saved *s = malloc(sizeof *s + need);
+	SavedSequence *s = malloc(sizeof *s + need);
 	if (!s || session_seq_save(e->session, q, s->data, need, &need, NULL) != LLMC_OK) {
 		free(s);
 		return NULL;
@@ -119,7 +119,7 @@ op_save(void *user, llmc_seq q, int32_t n_tok)
 static void
 op_drop(void *user, void *saved)
 {
-	Saved *s = saved;
+	SavedSequence *s = saved;
 
 	((Engine *)user)->swap_used -= (int64_t)s->bytes;
 	free(s);
@@ -129,7 +129,7 @@ static bool
 op_load(void *user, void *saved, llmc_seq *out)
 {
 	Engine *e = user;
-	Saved *s = saved;
+	SavedSequence *s = saved;
 
 	if (session_seq_load(e->session, s->data, s->bytes, out, NULL) != LLMC_OK)
 		return false;

@@ -397,7 +397,7 @@ reload_one(Server *s)
 }
 
 void
-adding_free(Adding *a)
+adding_free(PendingAdapter *a)
 {
 	if (!a)
 		return;
@@ -480,7 +480,7 @@ name_is_taken(const Server *s, const char *name) /* lock held */
 static bool
 adapt_one(Server *s)
 {
-	Adding *a = s->adding;
+	PendingAdapter *a = s->adding;
 	SlotInit init = { 0 };
 	llmc_error err = { 0 };
 	Slot *t = NULL, *old = NULL, *to = NULL;
@@ -575,12 +575,12 @@ model_manager(void *arg)
 		pthread_mutex_lock(&s->lock);
 	}
 	Queue over = s->sleepers;
-	Adding *adding = s->adding;
+	PendingAdapter *adding = s->adding;
 	s->sleepers = (Queue){ 0 };
 	s->adding = NULL;
 	pthread_mutex_unlock(&s->lock);
 	queue_answer(over, &p, NULL);
-	for (Adding *next; adding; adding = next) {
+	for (PendingAdapter *next; adding; adding = next) {
 		next = adding->next;
 		req_problem(adding->r, &p);
 		adding_free(adding);

@@ -5,12 +5,12 @@
 
 #include "serve/models/model.h"
 
-typedef struct Adding { /* an adapter to be added */
-	struct Adding *next;
+typedef struct PendingAdapter { /* an adapter to be added */
+	struct PendingAdapter *next;
 	Slot *base;
 	char *name, *dir;
 	Req *r; /* holds a reference */
-} Adding;
+} PendingAdapter;
 
 /* model_manager.c */
 void *model_manager(void *server); /* thread function; Server.keep wakes it */
@@ -19,7 +19,7 @@ Req *queue_pop(Queue *q);          /* NULL: empty */
 /* Answer all with the same Problem, or {"status": word} if p is NULL. Releases their references.
  * Lock not held. */
 void queue_answer(Queue q, const Problem *p, const char *word);
-void adding_free(Adding *a);
+void adding_free(PendingAdapter *a);
 bool slot_is_awaited(Server *s,
                      const Slot *t); /* a name that borrows its engine waits for it; lock held */
 

@@ -440,11 +440,11 @@ models_forget(Server *s, Slot *t, Req *r)
 void
 models_adapt(Server *s, Slot *base, const char *name, char *dir, Req *r)
 {
-	Adding *a = calloc(1, sizeof *a);
+	PendingAdapter *a = calloc(1, sizeof *a);
 	Problem p = { 0 };
 
 	if (a)
-		*a = (Adding){ .base = base, .name = strdup(name), .dir = dir, .r = r };
+		*a = (PendingAdapter){ .base = base, .name = strdup(name), .dir = dir, .r = r };
 	if (!a || !a->name) {
 		free(a);
 		free(dir);

@@ -11,16 +11,16 @@
 #include "serve/models/model.h"
 #include "serve/models/sleep_wake.h"
 
-typedef struct Replacing {
+typedef struct WeightsJob {
 	Req *r; /* holds a reference, as for the model */
 	ServedModel *m;
 	char *path;
 	bool cancel;
 	char name[128];
-} Replacing;
+} WeightsJob;
 
 static void
-answer(Replacing *j, llmc_status status, int64_t version, double seconds, const llmc_error *err)
+answer(WeightsJob *j, llmc_status status, int64_t version, double seconds, const llmc_error *err)
 {
 	Problem p = { 0 };
 	Strbuf b = { 0 };
@@ -45,7 +45,7 @@ answer(Replacing *j, llmc_status status, int64_t version, double seconds, const 
 static void *
 replace(void *arg)
 {
-	Replacing *j = arg;
+	WeightsJob *j = arg;
 	ServedModel *m = j->m;
 	Server *s = m->srv;
 	llmc_error err = { 0 };
@@ -90,7 +90,7 @@ weights_wait(Server *s)
 
 /* Start the thread of a call, which then owns j. */
 static bool
-start(Replacing *j, Problem *p)
+start(WeightsJob *j, Problem *p)
 {
 	Server *s = j->r->srv;
 	pthread_t thread;
@@ -125,7 +125,7 @@ start(Replacing *j, Problem *p)
 
 /* Read a body. sglang: names of SGLang's fields. */
 static bool
-read_body(const Req *r, const json_t *o, bool sglang, Replacing *j, Problem *p)
+read_body(const Req *r, const json_t *o, bool sglang, WeightsJob *j, Problem *p)
 {
 	const char *path, *how, *name, *path_key = sglang ? "model_path" : "path",
 	                               *name_key = sglang ? "weight_version" : "name";
@@ -168,7 +168,7 @@ static void
 call(Req *r, bool sglang)
 {
 	Problem p = { 0 };
-	Replacing *j = NULL;
+	WeightsJob *j = NULL;
 	json_t *o = NULL;
 
 	if (!r->srv->opt.weights_dir)
