@@ -166,7 +166,7 @@ store(const Command *cmd, const Opt *o, const char *value)
 		errno = 0;
 		*(uint64_t *)o->to = strtoull(value, &end, 10);
 		if (end == value || *end || errno || *value == '-')
-			wrong(cmd, o, value, "an integer");
+			wrong(cmd, o, value, "an integer of at least 0");
 		break;
 	case OPT_FLOAT:
 		if (!number_parse(value, &x) || fabs(x) > 1e30)

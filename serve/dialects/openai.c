@@ -10,6 +10,7 @@
 #include "serve/dialects/constraints.h"
 #include "serve/http/api_keys.h"
 #include "serve/dialects/openai.h"
+#include "serve/dialects/tokenize.h"
 
 enum { MAX_BIAS = 1024, MAX_STOP_TOKENS = 128, MAX_BREAKERS = 64 };
 
@@ -111,27 +112,69 @@ read_strings(const json_t *o, const char *key, bool single, size_t most, char **
 }
 
 static bool
+add_bias(Generation *g, int32_t id, const json_t *value, const char *name, Problem *p)
+{
+	/* false of llama.cpp forbids the token */
+	const double x = json_is_false(value) ? -INFINITY : json_number_value(value);
+
+	if (!json_is_false(value) && !(json_is_number(value) && fabs(x) <= 100))
+		return problem(p, 400, "logit_bias",
+		               "Invalid value in 'logit_bias' for id %s: expected a number from "
+		               "-100 to 100.",
+		               name);
+	if (g->ep.n_logit_bias == MAX_BIAS)
+		return problem(p, 400, "logit_bias",
+		               "Invalid 'logit_bias': at most %d tokens are allowed.", MAX_BIAS);
+	g->bias[g->ep.n_logit_bias++] = (llmc_bias){ id, (float)x };
+	return true;
+}
+
+/* Add a pair of llama.cpp's list: an id or a string, all of whose tokens get the value. */
+static bool
+add_bias_pair(Generation *g, const json_t *pair, size_t at, Problem *p)
+{
+	const json_t *key = json_array_get(pair, 0), *value = json_array_get(pair, 1);
+	const int32_t vocab = g->model->back.info.vocab;
+	int32_t *ids = NULL;
+	size_t n = 0;
+	char name[32];
+
+	snprintf(name, sizeof name, "[%zu]", at);
+	if (json_is_integer(key) && json_integer_value(key) >= 0 &&
+	    json_integer_value(key) < vocab && json_array_size(pair) == 2)
+		return add_bias(g, (int32_t)json_integer_value(key), value, name, p);
+	if (!json_is_string(key) || json_array_size(pair) != 2)
+		return problem(p, 400, "logit_bias",
+		               "Invalid 'logit_bias[%zu]': expected a pair of a token id from 0 to "
+		               "%d, or a string, and a number.",
+		               at, vocab - 1);
+	bool ok = tokenize_prompt(g->model, json_string_value(key), json_string_length(key), 0,
+	                          MAX_BIAS, &ids, &n, p);
+	for (size_t i = 0; ok && i < n; i++)
+		ok = add_bias(g, ids[i], value, name, p);
+	free(ids);
+	return ok;
+}
+
+static bool
 read_bias(Generation *g, const json_t *o, Problem *p)
 {
 	json_t *v = json_object_get(o, "logit_bias"), *one;
 	const char *key;
-	size_t n = json_object_size(v);
 
-	if (!v || json_is_null(v) || (json_is_object(v) && n == 0))
+	if (!v || json_is_null(v))
 		return true;
-	if (!json_is_object(v))
+	if (!json_is_object(v) && !json_is_array(v))
 		return problem(
 		    p, 400, "logit_bias",
 		    "Invalid type for 'logit_bias': expected an object, but got %s instead.",
 		    json_type_name(v));
-	if (n > MAX_BIAS)
-		return problem(p, 400, "logit_bias",
-		               "Invalid 'logit_bias': at most %d entries are allowed, got %zu.",
-		               MAX_BIAS, n);
-	g->bias = calloc(n, sizeof *g->bias);
+	g->bias = calloc(MAX_BIAS, sizeof *g->bias);
 	if (!g->bias)
 		return problem_memory(p);
-	n = 0;
+	for (size_t i = 0; i < json_array_size(v); i++)
+		if (!add_bias_pair(g, json_array_get(v, i), i, p))
+			return false;
 	json_object_foreach (v, key, one) {
 		char *end;
 		long id = strtol(key, &end, 10);
@@ -140,14 +183,9 @@ read_bias(Generation *g, const json_t *o, Problem *p)
 			               "Invalid key in 'logit_bias': '%.40s'. Expected a token id "
 			               "from 0 to %d.",
 			               key, g->model->back.info.vocab - 1);
-		if (!json_is_number(one) || !(fabs(json_number_value(one)) <= 100))
-			return problem(p, 400, "logit_bias",
-			               "Invalid value in 'logit_bias' for id %ld: expected a "
-			               "number from -100 to 100.",
-			               id);
-		g->bias[n++] = (llmc_bias){ (int32_t)id, (float)json_number_value(one) };
+		if (!add_bias(g, (int32_t)id, one, key, p))
+			return false;
 	}
-	g->ep.n_logit_bias = (int32_t)n;
 	return true;
 }
 

@@ -309,7 +309,7 @@ BAD_BODIES = [
     b'{"model": "fake", "prompt": [{"$u64": "5"}]}',
     b'{"model": "fake", "prompt": "a", "stop": "\\u0000"}',
     b'{"model": "fake", "prompt": "a", "n": true}',
-    b'{"model": "fake", "prompt": "a", "logit_bias": []}',
+    b'{"model": "fake", "prompt": "a", "logit_bias": [5]}',
     b'{"model": "fake", "prompt": "a", "n": 1000000}',
 ]
 

@@ -121,6 +121,21 @@ def test_ollama_s_options(tiny, engine):
         assert ollama(**theirs) == without_bias(**ours) != without_bias()
 
 
+def test_biases_as_a_list_of_pairs(tiny, engine):
+    """llama.cpp's form: an id or a string, whose tokens get the value; false forbids them."""
+    ids = {c: i for c, i in zip("abcd", BIAS)}
+    plain = served(tiny)
+    assert served(tiny, logit_bias=[[i, 6] for i in BIAS]) == plain
+    assert served(tiny, logit_bias=[["abcd", 6]]) == plain
+    assert served(tiny, logit_bias=[["ab", 6], [ids["c"], 6], ["d", 6]]) == plain
+    assert served(tiny, logit_bias=[]) == wanted(engine, logit_bias={})
+    want = wanted(engine, logit_bias={**BIAS, ids["a"]: float("-inf")})
+    assert served(tiny, logit_bias=[["bcd", 6], ["a", False]]) == want
+    for bad in ([[3]], [3], [[-1, 2]], [[10**6, 1]], [[3, "x"]], [["a", 101]], [["a", True]]):
+        r = tiny.post("/v1/completions", {"model": "tiny", "prompt": "x", "logit_bias": bad})
+        assert r.status == 400 and r.json()["error"]["param"] == "logit_bias", r.json()
+
+
 def test_log_probabilities_of_the_whole_vocabulary_are_refused_by_name(tiny):
     chat = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "max_tokens": 1}
     for path, body, field in (
