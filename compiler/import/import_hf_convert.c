@@ -265,6 +265,8 @@ source_convert_hf(ImportSource *s)
 	const char *dtype = dtype_word(plain ? plain : torch);
 	if (dtype)
 		source_set(s, K_dtype, dtype);
+	if (s->tower) /* a tower has no tokens */
+		return;
 	SpecExprVal eos = source_val(s, "generation_config.eos_token_id"),
 	            own = source_val(s, "eos_token_id");
 	ids(s, K_eos, eos.kind != EXPR_NULL ? eos : own);

@@ -235,6 +235,23 @@ def test_an_engine_continues_after_images(device, tmp_path, monkeypatch):
             e.submit(case.ids, **ask)
 
 
+@pytest.mark.parametrize("name", [c for c in CASES if c.endswith("-plain")])
+def test_a_tower_has_no_tokens(name, tmp_path):
+    """Published folders name the tokens of the language model in two files."""
+    case = weights.Vision(name)
+    tokens = dict(eos_token_id=[1, 106], bos_token_id=2)
+    case.config |= tokens
+    case.build(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps(tokens))
+    assert llmc.Model(str(tmp_path), tower=True, no_weights=True)["text.eos"] == "[]"
+
+
+def test_a_published_configuration(tmp_path):
+    folder = os.path.join(weights.HERE, "config-fixtures", "gemma-3-4b-it")
+    m = llmc.Model(folder, tower=True, no_weights=True)
+    assert (m["n_layers"], m["vision.merge"], m["vision.out"]) == ("27", "16", "2560")
+
+
 def test_an_image_is_one_chunk(tmp_path, monkeypatch):
     """Images whose tokens attend to each other are refused if a chunk has no space for them."""
     case = weights.Vision("gemma3-plain")
