@@ -18,6 +18,7 @@ import weights as W
 torch.set_num_threads(1)
 CASES = {}
 IMAGE = 5  # token of an image
+EXPERTS = dict(experts_implementation="eager")  # in double precision too
 
 
 def case(name, config, grids, *, dtype="f32", plus_one=False, inputs, tokens):
@@ -286,6 +287,45 @@ case(
 )
 
 
+case(
+    "qwen3_vl-moe",
+    qwen3_vl(
+        "qwen3_vl_moe",
+        interleaved(
+            "qwen3_vl_moe_text",
+            [2, 3, 3],
+            num_hidden_layers=2,
+            num_experts=6,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+        ),
+        [2],
+    ),
+    [(4, 6), (2, 2)],
+    inputs=in_squares(2),
+    tokens=merged(2),
+)
+case(
+    "qwen3_vl-qwen3_5_moe",
+    qwen3_vl(
+        "qwen3_5_moe",
+        dict(
+            QWEN3_5,
+            model_type="qwen3_5_moe_text",
+            num_experts=6,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+            shared_expert_intermediate_size=32,
+        ),
+        None,
+    ),
+    [(4, 6), (2, 8)],
+    inputs=in_squares(2),
+    tokens=merged(2),
+    plus_one=True,
+)
+
+
 def pixtral(kind="mistral3", text=None, vision=None, **more):
     tower = dict(
         model_type="pixtral",
@@ -419,14 +459,16 @@ def make(name, c):
         with open(os.path.join(d, "config.json"), "w") as f:
             json.dump(c["config"], f)
         config = AutoConfig.from_pretrained(d)
-        model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+        model = AutoModelForImageTextToText.from_config(
+            config, attn_implementation="eager", **EXPERTS
+        ).eval()
         shapes = saved_names(model, None)
         values = {
             n: W.rounded(W.tensor(1, n, s, c["plus_one"]), c["dtype"]) for n, s in shapes.items()
         }
         W.write_safetensors(os.path.join(d, "model.safetensors"), values, "f32")
         model = AutoModelForImageTextToText.from_pretrained(
-            d, attn_implementation="eager", dtype=torch.float32
+            d, attn_implementation="eager", dtype=torch.float32, **EXPERTS
         ).eval()
     pixels = [torch.from_numpy(p) for p in W.pixels(c["config"], c["grids"])]
     ids = W.prompt(7, 5, 100)
@@ -592,7 +634,7 @@ def make_run(name, new=8):
         processor = AutoImageProcessor.from_pretrained(d)
         px = processor(images=[[Image.open(path)]], return_tensors="pt", **how["call"])
         model = AutoModelForImageTextToText.from_pretrained(
-            d, attn_implementation="eager", dtype=torch.float32
+            d, attn_implementation="eager", dtype=torch.float32, **EXPERTS
         ).eval()
     ids = [how["first"], 12] + [IMAGE] * how["tokens"](px) + [13, 14]
     tokens, gap = list(ids), 1e9
