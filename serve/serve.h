@@ -124,6 +124,7 @@ struct llmc_server {
 	bool nameless;          /* slot[0] is no model: there are only those of the catalogue */
 	ServedModel *retired;   /* closed when they have no users */
 	Queue sleepers;         /* /sleep calls to answer then */
+	Queue pausers;          /* /pause calls to answer when the paused models run nothing */
 	struct PendingAdapter *adding; /* adapters to be added by the manager thread */
 	int n_replacing;               /* threads of POST /v1/weights, which signal `idle` */
 	uint64_t n_wanted;             /* number of requests for an engine so far; orders them */

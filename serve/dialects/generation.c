@@ -227,6 +227,11 @@ done(Generation *g)
 		m->n_gens--;
 		m->slot->used_at = clock_now();
 	}
+	*g->from = g->next;
+	if (g->next)
+		g->next->from = g->from;
+	if (s->pausers.first)
+		pthread_cond_signal(&s->keep);
 	pthread_mutex_unlock(&s->lock);
 	gen_free(g);
 }
@@ -326,6 +331,11 @@ gen_start(Generation *g, Problem *p)
 	r->cancel = gen_cancel;
 	for (ServedModel *m = g->model; m; m = m->of)
 		m->n_gens++;
+	g->next = g->model->running;
+	g->from = &g->model->running;
+	if (g->next)
+		g->next->from = &g->next;
+	g->model->running = g;
 	for (int32_t i = 0; i < g->n_sub && r->generates; i++) {
 		hist_add(&r->slot->metrics.input_length, (double)g->sub[i].n_tok);
 		hist_add(&r->slot->metrics.max_new, max_tokens(g, &g->sub[i]));
@@ -486,6 +496,7 @@ gen_event(Server *s, const llmc_event *ev)
 	const Dialect *d = g->dialect;
 	pthread_mutex_lock(&s->lock);
 	bool quiet = g->failed || g->req->gone;
+	const bool paused = g->model->slot->paused;
 	pthread_mutex_unlock(&s->lock);
 	Choice *c =
 	    &g->choice[sub->index * g->n + (ev->index >= 0 && ev->index < g->n ? ev->index : 0)];
@@ -507,6 +518,7 @@ gen_event(Server *s, const llmc_event *ev)
 		if (ev->finish == LLMC_FINISH_CANCEL && !quiet)
 			fail(g, LLMC_E_CANCELLED,
 			     s->closing ? "The request was cancelled: the server is shutting down."
+			     : paused   ? "The request was cancelled: the model is paused."
 			                : "The request was cancelled: the model gets new weights.");
 		else if (ev->finish == LLMC_FINISH_DEADLINE && !quiet)
 			fail(g, LLMC_E_CANCELLED, REQUEST_TOO_LONG);

@@ -78,6 +78,8 @@ struct Generation {
 	Req *req;
 	Server *srv;
 	ServedModel *model; /* holds a reference */
+	/* list of ServedModel.running, and the pointer to this one; under Server.lock */
+	Generation *next, **from;
 	const Dialect *dialect;
 	bool stream;
 

@@ -9,16 +9,17 @@
 #include "serve/http/request_head.h"
 #include "serve/serve.h"
 
-enum {                  /* flags of a Route */
-       RT_JSON = 1,     /* the body must be JSON, which is checked before the handler runs */
-       RT_WORK = 2,     /* handled by a worker, else on the HTTP thread */
-       RT_OPEN = 4,     /* needs no key */
-       RT_PREFIX = 8,   /* also matches paths below its path, which ends in '/' */
-       RT_HTML = 16,    /* only for clients that accept HTML */
-       RT_DRAIN = 32,   /* also answered while the server drains */
-       RT_MODEL = 128,  /* needs the model named in its body */
-       RT_UPLOAD = 256, /* the body is a file: other size limit, not JSON */
-       RT_PROBE = 64,   /* for routers and scrapers: no key needed if open_probes is set */
+enum {                    /* flags of a Route */
+       RT_JSON = 1,       /* the body must be JSON, which is checked before the handler runs */
+       RT_WORK = 2,       /* handled by a worker, else on the HTTP thread */
+       RT_OPEN = 4,       /* needs no key */
+       RT_PREFIX = 8,     /* also matches paths below its path, which ends in '/' */
+       RT_HTML = 16,      /* only for clients that accept HTML */
+       RT_DRAIN = 32,     /* also answered while the server drains */
+       RT_MODEL = 128,    /* needs the model named in its body */
+       RT_UPLOAD = 256,   /* the body is a file: other size limit, not JSON */
+       RT_UNPAUSED = 512, /* runs while its model is paused */
+       RT_PROBE = 64,     /* for routers and scrapers: no key needed if open_probes is set */
 };
 
 typedef struct Route {             /* a row of serve/http/routes.def */

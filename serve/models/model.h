@@ -61,10 +61,12 @@ struct ServedModel {
 	int n_refs;    /* n_refs and n_gens include models that share its engine */
 	int n_readers; /* readers of its counters */
 	int n_gens;
-	bool healthy;           /* a generation has succeeded since the last failure */
-	bool failed;            /* the engine's device is lost */
-	bool replacing;         /* POST /v1/weights runs */
-	int64_t n_replaced;     /* number of times that its weights were replaced */
+	bool healthy; /* a generation has succeeded since the last failure */
+	bool failed;  /* the engine's device is lost */
+	struct Generation
+	    *running;       /* its own generations, without those of models that share its engine */
+	bool replacing;     /* POST /v1/weights runs */
+	int64_t n_replaced; /* number of times that its weights were replaced */
 	char weights_name[128]; /* name of the latest ones, as the client gave it */
 	bool ending;            /* the event thread ends when the engine has no requests */
 	ServedModel *next;      /* link in Server.retired */
@@ -84,6 +86,7 @@ struct Slot {
 	int32_t max_input, max_total;
 	ServedModel *model; /* NULL: asleep */
 	bool loading, removed;
+	bool paused; /* requests wait, except those of RT_UNPAUSED */
 	bool
 	    pinned; /* the manager thread uses its source without the lock: it must not be reused */
 	bool found; /* a model of the catalogue, not of the command line */

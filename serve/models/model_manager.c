@@ -126,6 +126,31 @@ answer_sleep_calls(Server *s)
 	return true;
 }
 
+/* Answer /pause calls whose models run nothing any more. */
+static bool
+answer_pause_calls(Server *s)
+{
+	Queue over = { 0 }, left = { 0 };
+	Req *r;
+
+	while ((r = queue_pop(&s->pausers)) != NULL) {
+		bool busy = false;
+		for (int i = 0; i < s->n_slots; i++) {
+			const Slot *t = s->slot[i];
+			if (r->all_models || t == r->slot)
+				busy |= t->paused && t->model && t->model->n_gens > 0;
+		}
+		queue_put(busy ? &left : &over, r);
+	}
+	s->pausers = left;
+	if (!over.first)
+		return false;
+	pthread_mutex_unlock(&s->lock);
+	queue_answer(over, NULL, "paused");
+	pthread_mutex_lock(&s->lock);
+	return true;
+}
+
 /* Answer all requests that wait for the slot with a Problem. */
 static void
 refuse(Server *s, Slot *t, const Problem *p)
@@ -154,15 +179,22 @@ too_large(const Server *s, const Slot *t, int64_t need, Problem *p)
 static void
 dispatch_waiting(Server *s, Slot *t)
 {
-	Queue wakers = t->wakers;
+	Queue wakers = t->wakers, left = { 0 };
+	int n_left = 0;
 
 	for (Req *r; (r = queue_pop(&t->waiting)) != NULL;) {
+		if (t->paused && !(r->route->flags & RT_UNPAUSED)) {
+			queue_put(&left, r);
+			n_left++;
+			continue;
+		}
 		r->model = t->model;
 		model_ref(t->model);
 		work_push(s, r);
 		atomic_fetch_sub(&r->refs, 1); /* the workers' queue holds its own reference */
 	}
-	t->n_waiting = 0;
+	t->waiting = left;
+	t->n_waiting = n_left;
 	t->wakers = (Queue){ 0 };
 	pthread_mutex_unlock(&s->lock);
 	queue_answer(wakers, NULL, "loaded");
@@ -429,7 +461,7 @@ slot_put(Server *s, Slot *t, Slot **old)
 		slot_describe(at, &t->about, t->bytes, t->max_input, t->max_total);
 		at->found = t->found;
 		at->unread = t->unread;
-		at->has_keep = at->sleep_when_done = false;
+		at->has_keep = at->sleep_when_done = at->paused = false;
 		t->src = src;
 		t->parent = parent;
 		*old = t;
@@ -558,8 +590,8 @@ model_manager(void *arg)
 	pthread_mutex_lock(&s->lock);
 	while (!s->closing) {
 		int ms = models_sleep_idle(s);
-		if (end_one(s) || answer_sleep_calls(s) || adapt_one(s) || reload_one(s) ||
-		    load_one(s))
+		if (end_one(s) || answer_sleep_calls(s) || answer_pause_calls(s) || adapt_one(s) ||
+		    reload_one(s) || load_one(s))
 			continue;
 		clock_after(&until, ms);
 		pthread_cond_timedwait(&s->keep, &s->lock, &until);
@@ -574,6 +606,10 @@ model_manager(void *arg)
 		queue_answer(over, &p, NULL);
 		pthread_mutex_lock(&s->lock);
 	}
+	pthread_mutex_unlock(&s->lock);
+	queue_answer(s->pausers, &p, NULL);
+	pthread_mutex_lock(&s->lock);
+	s->pausers = (Queue){ 0 };
 	Queue over = s->sleepers;
 	PendingAdapter *adding = s->adding;
 	s->sleepers = (Queue){ 0 };

@@ -218,7 +218,8 @@ models_take(Server *s, Req *r, Problem *p)
 	t->used_at = clock_now();
 	if (t->model && t->model->of)
 		t->model->of->slot->used_at = t->used_at;
-	if (t->model && !t->wanted) {
+	const bool paused = t->paused && !(r->route->flags & RT_UNPAUSED);
+	if (t->model && !t->wanted && !paused) {
 		r->model = t->model;
 		model_ref(r->model);
 	} else if (s->closing) {
@@ -231,7 +232,8 @@ models_take(Server *s, Req *r, Problem *p)
 		atomic_fetch_add(&r->refs, 1);
 		queue_put(&t->waiting, r);
 		t->n_waiting++;
-		slot_want(s, t);
+		if (!paused)
+			slot_want(s, t);
 	}
 	bool taken = r->model != NULL && !p->status;
 	pthread_mutex_unlock(&s->lock);
@@ -424,6 +426,9 @@ models_forget(Server *s, Slot *t, Req *r)
 	bool closing = s->closing;
 	if (!closing && !t->removed) {
 		t->removed = true;
+		t->paused = false;
+		if (t->waiting.first)
+			slot_want(s, t);
 		t->sleep_when_done = t->loading || t->wanted || t->reloads.first;
 		if (t->model)
 			model_retire(s, t);

@@ -45,7 +45,9 @@ static const char *const paths[] = { "/v1/completions",
 	                             "/v1/models/load",
 	                             "/v1/models/unload",
 	                             "/v1/weights",
-	                             "/update_weights_from_disk" };
+	                             "/update_weights_from_disk",
+	                             "/pause_generation",
+	                             "/continue_generation" };
 static const char vocabulary[] =
     "{\"added_tokens\":[{\"id\":0,\"content\":\"<s>\",\"special\":true}],\"model\":{\"type\":"
     "\"BPE\",\"vocab\":{\"<s>\":0,\"a\":1,"

@@ -338,7 +338,15 @@ def test_bad_bodies(quick, i):
         "/api/show",
     ):
         assert quick.post(path, body).status in (200, 400), "fields of other routes are passed over"
-    for path in ("/v1/models/load", "/models/unload", "/v1/weights", "/update_weights_from_disk"):
+    for path in (
+        "/v1/models/load",
+        "/models/unload",
+        "/v1/weights",
+        "/update_weights_from_disk",
+        "/pause?mode=keep",
+        "/pause_generation",
+        "/continue_generation",
+    ):
         assert quick.post(path, body).status in (200, 400, 403, 404), path
     for path in ("/generate", "/", "/tokenize", "/chat_tokenize", "/generate_stream"):
         assert quick.post(path, body).status in (200, 400, 422), path

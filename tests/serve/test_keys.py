@@ -327,6 +327,10 @@ def test_a_seed_gives_a_key_nothing_of_another(shared):
         ("/v1/models/unload", {"model": "tiny"}),
         ("/v1/weights", {"path": "mine"}),
         ("/update_weights_from_disk", {"model_path": "mine"}),
+        ("/pause", {}),
+        ("/resume", {}),
+        ("/pause_generation", {}),
+        ("/continue_generation", {}),
     ],
 )
 def test_a_key_cannot_change_the_models_of_others(shared, tmp_path, path, body):

@@ -6,6 +6,7 @@ import os
 import pathlib
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -223,3 +224,153 @@ def test_new_weights_are_not_evicted(serve, folders, tmp_path):
         assert s.request("POST", "/sleep?model=a").status == 200
         assert text(s, "b").status == 200
         assert text(s, "a").json()["choices"] == before
+
+
+class SglangTrainer:
+    """Calls of an RL loop to SGLang's server in slime's order, when it syncs weights by disk."""
+
+    def __init__(self, s, folder):
+        self.s, self.folder, self.version = s, folder, 0
+        assert s.get("/health_generate").status == 200
+        assert s.get("/flush_cache").status == 200
+
+    def sync(self, save):
+        self.version += 1
+        path = self.folder / f"weight_v{self.version:06d}"
+        assert self.s.post("/pause_generation", {}).status == 200
+        assert self.s.get("/flush_cache").status == 200
+        save(path)
+        r = self.s.post(
+            "/update_weights_from_disk",
+            {"model_path": str(path), "weight_version": str(self.version)},
+        )
+        shutil.rmtree(path)
+        assert self.s.post("/continue_generation", {}).status == 200
+        return r
+
+
+class VllmTrainer:
+    """TRL's order for vLLM's server, with a checkpoint instead of a broadcast."""
+
+    def __init__(self, s, folder):
+        self.s, self.folder, self.version = s, folder, 0
+        assert s.get("/health").status == 200
+        self.model = s.get("/v1/models").json()["data"][0]["id"]
+        # its transport is refused by a sentence that names the one of this server
+        for path in ("init_weight_transfer_engine", "start_weight_update", "update_weights"):
+            r = s.post("/" + path, {"init_info": {}})
+            assert r.status == 400 and "/v1/weights" in r.json()["error"]["message"], r.text
+
+    def generate(self, prompts, n):
+        """Send what TRL's client sends: token ids in and out, with log probabilities."""
+        body = {
+            "model": self.model,
+            "prompt": prompts,
+            "n": n,
+            "repetition_penalty": 1.0,
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": 0,
+            "min_p": 0.0,
+            "max_tokens": 6,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "seed": 5,
+        }
+        r = self.s.post("/v1/completions", body)
+        assert r.status == 200, r.text
+        choices = r.json()["choices"]
+        assert [c["prompt_token_ids"] for c in choices[::n]] == prompts
+        for c in choices:
+            assert c["logprobs"]["tokens"] == [f"token_id:{t}" for t in c["token_ids"]]
+            assert all(x <= 0 for x in c["logprobs"]["token_logprobs"])
+        return [(c["token_ids"], c["logprobs"]["token_logprobs"]) for c in choices]
+
+    def sync(self, save):
+        self.version += 1
+        path = self.folder / f"step-{self.version}"
+        assert self.s.request("POST", "/pause?mode=keep").status == 200
+        assert self.s.get("/is_paused").json() == {"is_paused": True}
+        save(path)
+        body = {"path": path.name, "name": path.name, "model": self.model}
+        r = self.s.post("/v1/weights", body)
+        shutil.rmtree(path)
+        assert self.s.request("POST", "/resume").status == 200
+        assert self.s.get("/is_paused").json() == {"is_paused": False}
+        return r
+
+
+def cut(path):
+    """A save that ends in the middle: the second half of the file is missing."""
+    file = file_of(path)
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) // 2])
+
+
+@pytest.mark.parametrize("trainer", [SglangTrainer, VllmTrainer])
+def test_a_training_loop(serve, folders, trainer, tmp_path):
+    """Rollouts, a sync, a sync that fails, rollouts with the weights of the first, another sync."""
+    a, run = folders
+    want = []
+    for step in (a, run / "step-1", run / "step-2"):
+        with serve(step, *OPTIONS, "--arch=generic", "--model-name", "m") as s:
+            want.append(all_logprobs(s))
+            if trainer is VllmTrainer:
+                want[-1] = want[-1], trainer(s, tmp_path).generate([[5, 9, 7], [11, 4]], 2)
+    home = tmp_path / "run"
+    home.mkdir()
+    options = (*OPTIONS, "--arch=generic", "--model-name", "m", "--weights-dir", home)
+    with serve(a, *options) as s:
+        t = trainer(s, home)
+
+        def rollout():
+            got = all_logprobs(s)
+            return (got, t.generate([[5, 9, 7], [11, 4]], 2)) if trainer is VllmTrainer else got
+
+        def damaged(path):
+            shutil.copytree(run / "step-2", path)
+            cut(path)
+
+        assert rollout() == want[0]
+        assert t.sync(lambda path: shutil.copytree(run / "step-1", path)).status == 200
+        assert rollout() == want[1]
+        r = t.sync(damaged)
+        assert r.status == 400 and "safetensors" in r.text, r.text
+        assert rollout() == want[1] and version(s)["version"] == 1
+        assert t.sync(lambda path: shutil.copytree(run / "step-2", path)).status == 200
+        assert rollout() == want[2] and version(s)["version"] == 2
+
+
+@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
+def test_requests_of_a_paused_model_wait(serve, folders, mode):
+    """They begin after the resume, with the weights of that time; running ones end by the mode."""
+    a, run = folders
+    options = ("-t", "1", "--seqs", "4", "--context", "4096", "--arch=generic")
+    with serve(a, *options, "--weights-dir", run) as s:
+        before = ask(s).json()["choices"][0]["text"]
+        long = 60 if mode == "wait" else 3000
+        with ThreadPoolExecutor(8) as pool:
+            first = pool.submit(ask, s, long)
+            s.until(lambda: s.status()["batch"]["running"] or first.done())
+            assert s.request("POST", f"/pause?mode={mode}").status == 200
+            assert s.get("/is_paused").json() == {"is_paused": True}
+            if mode != "keep":
+                assert s.status()["batch"]["running"] == 0
+            later = [pool.submit(ask, s) for _ in range(3)]
+            s.until(lambda: sum(m["waiting"] for m in s.status()["models"]) == 3)
+            assert s.post("/v1/tokenize", {"text": "hello", "model": ""}).status != 503
+            body = {"path": "step-1", "in_flight": "abort"}
+            assert s.post("/v1/weights", body).status == 200
+            assert not any(f.done() for f in later)
+            assert s.request("POST", "/resume").status == 200
+            texts = {f.result().json()["choices"][0]["text"] for f in later}
+            r = first.result()
+            # a fast machine may finish it before the call
+            finished = r.status == 200 and r.json()["usage"]["completion_tokens"] == long
+            assert finished or (mode != "wait" and r.status == 503), r.text
+            if mode == "abort" and not finished:
+                assert "the model is paused" in r.json()["error"]["message"]
+        assert texts == {ask(s).json()["choices"][0]["text"]} != {before}
+        assert s.request("POST", "/pause?mode=later").status == 400
+        assert s.request("POST", "/pause?model=other").status == 404
