@@ -59,6 +59,10 @@ def test_names_of_a_folder(serve, folders, tmp_path):
         found = s.get("/v1/models", headers={"anthropic-version": "2023-06-01"}).json()
         assert [m["id"] for m in found["data"]] == ["a", *names] and found["last_id"] == "two"
         assert s.get("/v1/models/org/four").json()["status"] == {"value": "unloaded"}
+        shown = s.post("/api/show", {"model": "org/four:latest"}).json()
+        assert shown["details"] == s.get("/api/tags").json()["models"][-1]["details"]
+        assert shown["capabilities"] == ["completion"] and shown["model_info"] == {}
+        assert s.post("/api/show", {"model": "org/none"}).status == 404
         # not a model: the reason is in the answer, and nothing else is affected
         r = ask(s, "one")
         assert r.status == 503 and r.json()["error"]["code"] == "model_not_loaded", r.text
