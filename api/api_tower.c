@@ -12,10 +12,11 @@
 #include "image/prepare.h"
 
 struct llmc_tower {
-	llmc_model *text;      /* the language model */
-	llmc_model *model;     /* the tower */
-	llmc_session *session; /* the only session; NULL: a larger one could not be opened */
-	pthread_mutex_t lock;  /* held while the session is used or replaced */
+	llmc_model *text;  /* the language model */
+	llmc_model *model; /* the tower */
+	/* the only session; NULL: a larger one could not be opened, or there are no weights */
+	llmc_session *session;
+	pthread_mutex_t lock; /* held while the session is used or replaced */
 	ImageRules rules;
 	int64_t most_rows; /* rows of the session; it is opened again for a larger image */
 };
@@ -70,9 +71,9 @@ check_fit(const llmc_tower *t, const llmc_model *m, llmc_error *err)
 /* Images of the native resolution differ in size, so the session grows with them. */
 enum { FIRST_ROWS = 4096 };
 
-/* Open the session for tiles of n rows at least. */
-static llmc_status
-open_session(llmc_tower *t, int64_t n, llmc_error *err)
+/* Limits of a session for tiles of n rows at least */
+static llmc_limits
+limits_for(const llmc_tower *t, int64_t n)
 {
 	llmc_limits lim = LLMC_INIT(llmc_limits);
 	const int64_t most = t->model->plan->max_positions;
@@ -80,14 +81,22 @@ open_session(llmc_tower *t, int64_t n, llmc_error *err)
 
 	while (rows < n && rows < most)
 		rows *= 2;
-	rows = rows < most ? rows : most;
+	lim.context = lim.chunk = (int32_t)(rows < most ? rows : most);
+	lim.n_threads = t->model->n_threads;
+	return lim;
+}
+
+/* Open the session for tiles of n rows at least. */
+static llmc_status
+open_session(llmc_tower *t, int64_t n, llmc_error *err)
+{
+	const llmc_limits lim = limits_for(t, n);
+
 	llmc_session_close(t->session);
 	t->session = NULL;
 	t->most_rows = 0;
-	lim.context = (int32_t)rows;
-	lim.chunk = (int32_t)rows;
 	TRY(llmc_session_open(t->model, &lim, &t->session, err));
-	t->most_rows = rows;
+	t->most_rows = lim.context;
 	return LLMC_OK;
 }
 
@@ -118,6 +127,7 @@ llmc_tower_open(llmc_model *m, const llmc_options *opt, llmc_tower **out, llmc_e
 	o.weights = NULL;
 	o.planned = NULL;
 	o.tower = true;
+	o.no_weights |= !m->rt;
 	if (!o.n_threads)
 		o.n_threads = m->n_threads;
 	TRY_GOTO(read_rules(folder, &t->rules, err));
@@ -126,7 +136,8 @@ llmc_tower_open(llmc_model *m, const llmc_options *opt, llmc_tower **out, llmc_e
 	while (t->rules.merge * t->rules.merge < t->model->plan->merge)
 		t->rules.merge++;
 	TRY_GOTO(check_fit(t, m, err));
-	TRY_GOTO(open_session(t, FIRST_ROWS, err));
+	if (!o.no_weights)
+		TRY_GOTO(open_session(t, FIRST_ROWS, err));
 	*out = t;
 	return LLMC_OK;
 fail:
@@ -256,9 +267,11 @@ run_tile(llmc_tower *t, const ImageRows *rows, const ImageTile *tile, float *out
 		                     .number = numbered ? number : NULL };
 	pthread_mutex_lock(&t->lock);
 	llmc_status status = n > t->most_rows ? open_session(t, n, err) : LLMC_OK;
-	runtime_lock_processors(t->text->rt);
-	if (status == LLMC_OK)
+	const bool open = status == LLMC_OK;
+	if (open) {
+		runtime_lock_processors(t->text->rt);
 		status = llmc_seq_new(t->session, 0, &q, err);
+	}
 	if (status == LLMC_OK) {
 		const llmc_chunk c = { .seq = q,
 			               .tok = ids,
@@ -267,7 +280,8 @@ run_tile(llmc_tower *t, const ImageRows *rows, const ImageTile *tile, float *out
 		status = llmc_forward_images(t->session, &c, 1, &in, out, err);
 		llmc_seq_free(t->session, q);
 	}
-	runtime_unlock_processors(t->text->rt);
+	if (open)
+		runtime_unlock_processors(t->text->rt);
 	pthread_mutex_unlock(&t->lock);
 	free(own);
 	free(ids);
@@ -369,17 +383,15 @@ fail:
 int64_t
 llmc_tower_bytes(llmc_tower *t)
 {
-	llmc_limits lim = LLMC_INIT(llmc_limits);
 	llmc_memory mem = LLMC_INIT(llmc_memory);
 
 	pthread_mutex_lock(&t->lock);
-	const bool open = t->session;
-	if (open)
-		lim = *session_limits_of(t->session->s);
+	const llmc_limits lim =
+	    t->session ? *session_limits_of(t->session->s) : limits_for(t, FIRST_ROWS);
 	pthread_mutex_unlock(&t->lock);
 	if (session_memory(t->model->plan, &lim, &mem, NULL) != LLMC_OK)
 		return 0;
-	return mem.weights + (open ? mem.kv + mem.scratch + mem.state : 0);
+	return mem.weights + mem.kv + mem.scratch + mem.state;
 }
 
 void

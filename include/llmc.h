@@ -762,7 +762,8 @@ typedef struct llmc_read_options { /* 0 or NULL selects the default in brackets 
 	void *user;
 } llmc_read_options;
 /* Open the tower in the checkpoint of the model. opt: as for the model (device, arch, log); NULL:
- * the CPU. E_INPUT: the model reads text only, or its folder lacks the description of the images.
+ * the CPU. With no_weights, of the tower or the model, it counts tokens and bytes only. E_INPUT:
+ * the model reads text only, or its folder lacks the description of the images.
  */
 LLMC_API llmc_status llmc_tower_open(llmc_model *m, const llmc_options *opt, llmc_tower **out,
                                      llmc_error *err);

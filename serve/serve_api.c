@@ -126,6 +126,8 @@ limits_for(const llmc_serve_model *o, const llmc_model *m)
 		lim.context = info.max_positions;
 	if (!lim.seqs)
 		lim.seqs = 16;
+	if (!lim.n_threads && o->options) /* scratch depends on it */
+		lim.n_threads = o->options->n_threads;
 	if (!lim.snapshots && !(eo && eo->no_prefix_cache))
 		lim.snapshots = LLMC_DEFAULT_SNAPSHOTS;
 	if (!lim.marks && !(eo && eo->speculate < 0))
@@ -259,12 +261,23 @@ refuse_unfit(void *self, const llmc_model *m, llmc_error *err)
 	           : LLMC_OK;
 }
 
+/* Open the tower of a model that reads images. */
+static llmc_status
+open_tower(llmc_model *m, const llmc_options *opt, llmc_tower **out, llmc_error *err)
+{
+	llmc_model_info info = LLMC_INIT(llmc_model_info);
+
+	llmc_info(m, &info);
+	return info.reads_images ? llmc_tower_open(m, opt, out, err) : LLMC_OK;
+}
+
 static llmc_status
 model_look(void *self, Backend *about, int64_t *bytes, llmc_error *err)
 {
 	KnownModel *k = self;
 	const llmc_serve_model *o = &k->o;
 	llmc_options opt = LLMC_INIT(llmc_options);
+	llmc_tower *tower = NULL;
 	llmc_model *m;
 
 	if (o->options)
@@ -278,19 +291,14 @@ model_look(void *self, Backend *about, int64_t *bytes, llmc_error *err)
 	if (status == LLMC_OK)
 		status = bytes_for(m, &k->lim, bytes, err);
 	if (status == LLMC_OK)
+		status = open_tower(m, &opt, &tower, err);
+	if (status == LLMC_OK) {
+		*bytes += tower ? llmc_tower_bytes(tower) : 0;
 		describe(about, m, &k->lim, o->engine_options);
+	}
+	llmc_tower_close(tower);
 	llmc_close(m);
 	return status;
-}
-
-/* Open the tower of a model that reads images. */
-static llmc_status
-open_tower(llmc_model *m, const llmc_options *opt, llmc_tower **out, llmc_error *err)
-{
-	llmc_model_info info = LLMC_INIT(llmc_model_info);
-
-	llmc_info(m, &info);
-	return info.reads_images ? llmc_tower_open(m, opt, out, err) : LLMC_OK;
 }
 
 static llmc_status
@@ -314,11 +322,12 @@ model_open(void *self, Backend *out, llmc_error *err)
 	TRY(llmc_open(o->path, &opt, &m, err));
 	if (o->engine_options)
 		eo = *o->engine_options;
-	llmc_status status = choose_limits(k, m, true, err);
+	/* the tower first: its memory is not free for the engine */
+	llmc_status status = open_tower(m, &opt, &tower, err);
+	if (status == LLMC_OK)
+		status = choose_limits(k, m, true, err);
 	eo.limits = &k->lim;
 	set_doing(k, "starting the engine");
-	if (status == LLMC_OK)
-		status = open_tower(m, &opt, &tower, err);
 	if (status == LLMC_OK)
 		status = llmc_engine_open(m, &eo, &e, err);
 	if (status == LLMC_OK) {
