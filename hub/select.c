@@ -9,31 +9,13 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/model_file.h"
 #include "base/nearest.h"
 #include "base/number.h"
 #include "base/text.h"
 #include "hub/hub.h"
 
 /* ---- names of parts and quantisations ---- */
-
-/* Parse NAME-00001-of-00003.SUFFIX; the length of NAME, or that without the suffix if there are no
- * part numbers. */
-static size_t
-part_of(const char *path, size_t suffix, int *no, int *count)
-{
-	size_t n = strlen(path) - suffix;
-	const char *s = path + n - 15; /* "-00001-of-00003" */
-
-	*no = *count = 1;
-	if (n <= 15 || s[0] != '-' || strncmp(s + 6, "-of-", 4) != 0)
-		return n;
-	for (int i = 1; i < 6; i++)
-		if (!isdigit((unsigned char)s[i]) || !isdigit((unsigned char)s[9 + i]))
-			return n;
-	*no = atoi(s + 1);
-	*count = atoi(s + 10);
-	return n - 15;
-}
 
 /* True for the name of a quantisation: Q4_K_M, IQ2_XXS, F16, BF16, MXFP4_MOE, TQ1_0, ... */
 static bool
@@ -90,15 +72,6 @@ base_of(const char *path)
 
 /* ---- GGUF ---- */
 
-static bool
-is_model_gguf(const char *path)
-{
-	const char *base = base_of(path);
-
-	return ends_with(path, ".gguf") && !strcasestr(base, "mmproj") &&
-	       !strcasestr(base, "imatrix");
-}
-
 /* A GGUF file, for grouping parts: files of one model are neighbours once sorted */
 typedef struct GgufFile {
 	const HubFile *file;
@@ -145,10 +118,10 @@ hub_ggufs(const HubTree *t, Arena *a, size_t *n)
 	int no;
 
 	for (size_t i = 0; i < t->n; i++)
-		if (is_model_gguf(t->file[i].path)) {
+		if (model_file_is_gguf(t->file[i].path)) {
 			GgufFile *f = &file[n_file++];
 			f->file = &t->file[i];
-			f->stem = part_of(t->file[i].path, strlen(".gguf"), &no, &f->count);
+			f->stem = model_file_part(t->file[i].path, strlen(".gguf"), &no, &f->count);
 		}
 	qsort(file, n_file, sizeof *file, gguf_order);
 	*n = 0;
@@ -347,7 +320,7 @@ take_shards(const HubTree *t, const char *prefix, bool safetensors, Arena *a, Hu
 		const char *path = t->file[i].path, *dot = strrchr(path, '.');
 		if (!is_weights(path, safetensors) || strncmp(path, prefix, strlen(prefix)) != 0)
 			continue;
-		part_of(path, strlen(dot), &no, &of);
+		model_file_part(path, strlen(dot), &no, &of);
 		count = of > count ? of : count;
 		found++;
 		take(out, &t->file[i], a);

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include "base/json.h"
+#include "base/model_file.h"
 #include "base/text.h"
 #include "serve/models/catalogue.h"
 #include "serve/models/model_manager.h"
@@ -90,19 +91,15 @@ sort(FoundModels *list)
 static size_t
 stem_of(const char *file)
 {
-	static const char part[] = "-00001-of-";
-	const bool gguf = ends_with(file, ".gguf");
-	size_t n = strlen(file);
+	const bool gguf = model_file_is_gguf(file);
+	int no, count;
 
-	if (file[0] == '.' || strncmp(file, "mmproj", 6) == 0 ||
-	    (!gguf && !ends_with(file, ".flm")))
+	if (file[0] == '.' || (!gguf && !ends_with(file, ".flm")))
 		return 0;
-	n -= gguf ? 5 : 4;
-	/* NAME-00002-of-00003 */
-	const size_t end = sizeof part - 1 + 5;
-	if (gguf && n > end && strncmp(file + n - end + 6, part + 6, 4) == 0)
-		return strncmp(file + n - end, part, sizeof part - 1) == 0 ? n - end : 0;
-	return n;
+	if (!gguf)
+		return strlen(file) - 4;
+	const size_t n = model_file_part(file, 5, &no, &count);
+	return no == 1 ? n : 0;
 }
 
 /* Sum the sizes of a folder's files. *described: it has a config.json or model.yaml. *gguf: its
