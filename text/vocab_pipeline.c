@@ -1,5 +1,6 @@
 /* Normalizers, pre-tokenizers, post-processor and decoders of tokenizer.json. Unknown types are
  * rejected by name, because an almost right tokenizer makes a model silently wrong. */
+#include "base/base64.h"
 #include "text/text.h"
 
 #include <string.h>
@@ -74,29 +75,11 @@ pattern(llmc_tokenizer *t, const char *what, const json_t *p, pcre2_code **regex
 ByteSpan
 text_base64(Arena *a, ByteSpan in)
 {
-	char *out = NEW(a, char, in.n / 4 * 3 + 4);
-	uint32_t bits = 0;
-	int n_bits = 0;
-	size_t n = 0;
+	char *out = NEW(a, char, in.n / 4 * 3 + 6);
+	size_t at;
+	const ptrdiff_t n = base64_decode(in.s, in.n, (uint8_t *)out, &at);
 
-	for (size_t i = 0; i < in.n; i++) {
-		char c = in.s[i];
-		int v = c >= 'A' && c <= 'Z'   ? c - 'A'
-		        : c >= 'a' && c <= 'z' ? c - 'a' + 26
-		        : c >= '0' && c <= '9' ? c - '0' + 52
-		        : c == '+'             ? 62
-		        : c == '/'             ? 63
-		                               : -1;
-		if (v < 0)
-			continue;
-		bits = bits << 6 | (uint32_t)v;
-		n_bits += 6;
-		if (n_bits >= 8) {
-			n_bits -= 8;
-			out[n++] = (char)(bits >> n_bits & 0xFF);
-		}
-	}
-	return (ByteSpan){ out, n };
+	return (ByteSpan){ out, n < 0 ? 0 : (size_t)n };
 }
 
 static llmc_status
@@ -156,9 +139,13 @@ load_norm(llmc_tokenizer *t, const json_t *o, int depth, llmc_error *err)
 		n->lower = flag(o, "lowercase", true);
 		n->accents = flag(o, "strip_accents", n->lower);
 	} else if (strcmp(type, "Precompiled") == 0) {
-		ByteSpan blob =
-		    text_base64(&t->arena, span(t, json_object_get(o, "precompiled_charsmap")));
+		const ByteSpan coded = span(t, json_object_get(o, "precompiled_charsmap")),
+		               blob = text_base64(&t->arena, coded);
 		Charsmap map;
+		if (coded.n && !blob.n)
+			return error_set(err, LLMC_E_INPUT,
+			                 "normalizer Precompiled: precompiled_charsmap is no "
+			                 "base64");
 		if (!blob.n)
 			return LLMC_OK;
 		TRY(charsmap_read(&t->arena, blob, &map, err));
