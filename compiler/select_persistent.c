@@ -24,7 +24,7 @@ collect(const Graph *g, Selection *sel)
 	for (int i = 0; i < sel->n_step; i++) {
 		const Step *step = &sel->step[PHASE_DECODE][i];
 		const Op *op = &g->op[step->op];
-		if (step->kernel < 0 || !sel->kernel[step->kernel]->body_apart)
+		if (step->kernel < 0 || !sel->kernel[step->kernel]->has_body)
 			return arena_printf(g->arena, "%s has no body for it", op_text(g, op));
 		if (plan_body_of(p, step->kernel) >= 0)
 			continue;

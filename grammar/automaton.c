@@ -84,12 +84,12 @@ chars(AutomatonBuilder *m, int32_t from, int32_t to, uint32_t lo, uint32_t hi)
 static void
 char_range(AutomatonBuilder *m, int32_t from, int32_t to, uint32_t lo, uint32_t hi)
 {
-	enum { SURROGATE = 0xD800, BEHIND = 0xE000 };
+	enum { SURROGATE = 0xD800, SURROGATE_END = 0xE000 };
 
 	if (lo < SURROGATE)
 		chars(m, from, to, lo, hi < SURROGATE ? hi : SURROGATE - 1);
-	if (hi >= BEHIND)
-		chars(m, from, to, lo > BEHIND ? lo : BEHIND, hi);
+	if (hi >= SURROGATE_END)
+		chars(m, from, to, lo > SURROGATE_END ? lo : SURROGATE_END, hi);
 }
 
 static bool nullable(AutomatonBuilder *m, const Expr *x);

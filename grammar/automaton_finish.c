@@ -194,10 +194,10 @@ automaton_copy_out(const AutomatonBuilder *m, Automaton *out, const int32_t *to,
 		out->flags[i] = m->flags[q];
 		for (int32_t k = m->head[q]; k >= 0; k = m->link[k].next) {
 			Edge e = m->link[k].e;
-			int32_t behind = to[e.to];
-			e.tail = e.kind == EDGE_CALL && (m->flags[behind] & STATE_END) &&
-			         m->head[behind] < 0;
-			e.to = place[behind];
+			int32_t target = to[e.to];
+			e.tail = e.kind == EDGE_CALL && (m->flags[target] & STATE_END) &&
+			         m->head[target] < 0;
+			e.to = place[target];
 			if (e.kind == EDGE_CALL)
 				e.arg = place[to[e.arg]];
 			if (e.kind == EDGE_BYTE || e.kind == EDGE_TOKEN)

@@ -192,9 +192,9 @@ json_some_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how
 	Expr *comma = json_comma(b, arguments), *rest = expr_empty(b);
 
 	for (size_t i = members->n; i-- > 0;) { /* one rule per suffix, so that it is built once */
-		int32_t behind = rule_new(b);
-		b->rule[behind] = rest;
-		Expr *own = members->v[i], *after = expr_rule(b, behind);
+		int32_t rest_rule = rule_new(b);
+		b->rule[rest_rule] = rest;
+		Expr *own = members->v[i], *after = expr_rule(b, rest_rule);
 		expr_push(
 		    b, &starts,
 		    how[i] == ORDER_ANY

@@ -77,7 +77,7 @@ typedef struct HubFile {
 typedef struct HubTree {
 	HubFile *file;
 	size_t n, cap;
-	bool guessed; /* the files of a snapshot: the repository may have more */
+	bool partial; /* the files of a snapshot: the repository may have more */
 } HubTree;
 
 void hub_tree_add(HubTree *t, HubFile f, Arena *a);

@@ -270,7 +270,7 @@ local(Hub *h, const HubName *name, const HubRepo *r, const char **commit, bool *
 	for (size_t i = 0; i < c.n; i++)
 		if (!hub_file_is_here(r, *commit, c.file[i], h->a))
 			return NULL;
-	*sure = !t.guessed;
+	*sure = !t.partial;
 	return main_path(r, *commit, &c, h->a);
 }
 
@@ -291,7 +291,7 @@ fetch(Hub *h, const HubName *name, const HubRepo *r, const char *commit, const c
 	HubChoice c;
 	const char *trees = arena_printf(h->a, "%s/trees", r->folder);
 
-	if (!hub_local_tree(r, commit, &t, h->a) || t.guessed)
+	if (!hub_local_tree(r, commit, &t, h->a) || t.partial)
 		TRY(request_tree(h, name, commit, &t, err));
 	TRY(hub_choose(&t, name, h->a, &c, err));
 	if (!c.whole)

@@ -175,11 +175,11 @@ take(HubChoice *c, const HubFile *f, Arena *a)
 }
 
 static llmc_status
-take_gguf(const HubGguf *g, const HubName *name, bool guessed, Arena *a, HubChoice *out,
+take_gguf(const HubGguf *g, const HubName *name, bool partial, Arena *a, HubChoice *out,
           llmc_error *err)
 {
 	out->whole = g->n_part == g->count;
-	if (!out->whole && !guessed)
+	if (!out->whole && !partial)
 		return error_set(err, LLMC_E_INPUT,
 		                 "%s: %s has %d of its %d parts in the repository", name->text,
 		                 g->stem, g->n_part, g->count);
@@ -237,7 +237,7 @@ choose_gguf(const HubTree *t, const HubName *name, Arena *a, HubChoice *out, llm
 	int best = 1;
 
 	if (!name->want && n == 1)
-		return take_gguf(g, name, t->guessed, a, out, err);
+		return take_gguf(g, name, t->partial, a, out, err);
 	for (size_t i = 0; i < n; i++) {
 		int m = match_of(&g[i], want);
 		if (m < best)
@@ -247,7 +247,7 @@ choose_gguf(const HubTree *t, const HubName *name, Arena *a, HubChoice *out, llm
 		found = &g[i];
 	}
 	if (n_found == 1)
-		return take_gguf(found, name, t->guessed, a, out, err);
+		return take_gguf(found, name, t->partial, a, out, err);
 	if (n_found > 1)
 		return error_set(err, LLMC_E_INPUT,
 		                 "%s: the repository has several models of %s; name one by its "
@@ -340,7 +340,7 @@ take_weights(const HubTree *t, bool safetensors, Arena *a, HubChoice *out)
 	if (!f && index) {
 		take(out, index, a);
 		take_shards(t, safetensors ? "model-" : "pytorch_model-", safetensors, a, out);
-		if (!out->whole && !t->guessed)
+		if (!out->whole && !t->partial)
 			take_shards(t, "", safetensors, a, out);
 		return true;
 	}
@@ -458,7 +458,7 @@ choose_file(const HubTree *t, const HubName *name, const HubFile *f, Arena *a, H
 	for (size_t i = 0; i < n; i++)
 		for (int k = 0; k < g[i].n_part; k++)
 			if (g[i].part[k] == f)
-				return take_gguf(&g[i], name, t->guessed, a, out, err);
+				return take_gguf(&g[i], name, t->partial, a, out, err);
 	take(out, f, a);
 	out->main = f->path;
 	out->whole = true;

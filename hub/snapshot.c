@@ -86,7 +86,7 @@ hub_local_tree(const HubRepo *r, const char *commit, HubTree *out, Arena *a)
 		return false;
 	if (file_exists(tree) && hub_tree_load(out, tree, a, NULL) == LLMC_OK)
 		return true;
-	*out = (HubTree){ .guessed = true };
+	*out = (HubTree){ .partial = true };
 	add_folder(out, dir, "", 0, a);
 	return true;
 }

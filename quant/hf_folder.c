@@ -11,7 +11,7 @@
 #include "base/json.h"
 #include "formats/dequant.h"
 
-enum { MAX_BESIDE_BYTES = 1 << 29 };
+enum { MAX_SIDE_FILE_BYTES = 1 << 29 };
 
 static const char *const words[FOLDER_FORMS] = { [FOLDER_INT4] = "int4",
 	                                         [FOLDER_INT8] = "int8",
@@ -291,7 +291,7 @@ folder_write_others(const char *in, const char *out, FolderForm f, int group,
 		if (e->d_name[0] == '.' || is_weights(e->d_name) || file_is_dir(strbuf_str(&from)))
 			continue;
 		strbuf_clear(&text);
-		status = file_read(strbuf_str(&from), MAX_BESIDE_BYTES, &text, err);
+		status = file_read(strbuf_str(&from), MAX_SIDE_FILE_BYTES, &text, err);
 		if (status == LLMC_OK && strcmp(e->d_name, "config.json") == 0) {
 			json_error_t why;
 			bool no_memory;

@@ -263,7 +263,7 @@ run_tensor(const QuantRun *r, const char *name)
 /* Computes factors for the matrices after one norm. The norm's weights are rounded to their stored
  * type, and the factors are adjusted to the rounded values, so the output stays the same. */
 static llmc_status
-scale_behind(QuantRun *r, QuantTensor *norm, QuantTensor *const *t, int n, llmc_error *err)
+scale_following(QuantRun *r, QuantTensor *norm, QuantTensor *const *t, int n, llmc_error *err)
 {
 	const int64_t cols = t[0]->in->dim[0];
 	AwqMatrix m[AWQ_READERS];
@@ -307,7 +307,7 @@ find_factors(QuantRun *r, llmc_error *err)
 			      t[k]->importance && t[k]->importance->n_mat == 1;
 		}
 		if (all)
-			TRY(scale_behind(r, norm, t, n, err));
+			TRY(scale_following(r, norm, t, n, err));
 	}
 	return LLMC_OK;
 }

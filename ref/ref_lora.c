@@ -58,7 +58,8 @@ void
 ref_lora_heads_down(const RefCall *c)
 {
 	const int64_t heads = step_int(c->step, "heads"), width = step_int(c->step, "width"),
-	              cols = step_int(c->step, "cols"), apart = step_int(c->step, "head_stride");
+	              cols = step_int(c->step, "cols"),
+	              head_stride = step_int(c->step, "head_stride");
 	const int64_t rank = step_int(c->step, "rank"), wide = factor_width(c);
 	const float *x = ref_f32(c, ARG(lora_heads_down, x)),
 	            *a = c->arg[ARG(lora_heads_down, a)].data;
@@ -69,10 +70,10 @@ ref_lora_heads_down(const RefCall *c)
 		for (int64_t h = 0; h < heads; h++)
 			for (int64_t k = 0; k < rank; k++)
 				y[(t * heads + h) * rank + k] =
-				    slot < 0
-				        ? 0
-				        : (float)ref_dot(a + (slot * rank + k) * wide + h * apart,
-				                         x + (t * heads + h) * width, cols);
+				    slot < 0 ? 0
+				             : (float)ref_dot(a + (slot * rank + k) * wide +
+				                                  h * head_stride,
+				                              x + (t * heads + h) * width, cols);
 	}
 }
 
@@ -80,7 +81,8 @@ void
 ref_lora_heads_up(const RefCall *c)
 {
 	const int64_t heads = step_int(c->step, "heads"), width = step_int(c->step, "width"),
-	              cols = step_int(c->step, "cols"), apart = step_int(c->step, "head_stride");
+	              cols = step_int(c->step, "cols"),
+	              head_stride = step_int(c->step, "head_stride");
 	const int64_t rank = step_int(c->step, "rank"), wide = factor_width(c);
 	const float *x = ref_f32(c, ARG(lora_heads_up, x)), *b = c->arg[ARG(lora_heads_up, b)].data,
 	            *low = ref_f32(c, ARG(lora_heads_up, t));
@@ -94,7 +96,7 @@ ref_lora_heads_up(const RefCall *c)
 				double sum = 0;
 				for (int64_t k = 0; k < rank && slot >= 0 && i < cols; k++)
 					sum += (double)low[(t * heads + h) * rank + k] *
-					       b[(slot * rank + k) * wide + h * apart + i];
+					       b[(slot * rank + k) * wide + h * head_stride + i];
 				y[at] = (float)(x[at] + sum);
 			}
 	}

@@ -138,8 +138,8 @@ bert(Enc *e, const Normalizer *norm, ByteSpan in)
 		int32_t cp = utf8_next(in.s + i, in.n - i, &len);
 		if (norm->clean && (cp == 0 || cp == 0xFFFD || is_other(cp)))
 			continue;
-		const bool apart = norm->spread && is_ideograph(cp);
-		if (apart)
+		const bool spaced = norm->spread && is_ideograph(cp);
+		if (spaced)
 			out[n++] = ' ';
 		if (norm->clean && cp_is_space((uint32_t)cp)) {
 			out[n++] = ' ';
@@ -147,7 +147,7 @@ bert(Enc *e, const Normalizer *norm, ByteSpan in)
 			memcpy(out + n, in.s + i, len);
 			n += len;
 		}
-		if (apart)
+		if (spaced)
 			out[n++] = ' ';
 	}
 	in = (ByteSpan){ out, n };

@@ -19,7 +19,7 @@ typedef struct TiktokenLoad {
 	llmc_tokenizer *t;
 	const char *p, *end;
 	int32_t n_line, n_base, wanted; /* lines; ranks; ids of the model, 0: unknown */
-	RankTokens behind;
+	RankTokens after_ranks;
 	Strbuf *named;
 	llmc_error *err;
 } TiktokenLoad;
@@ -80,7 +80,7 @@ count(TiktokenLoad *l)
 		return error_set(l->err, LLMC_E_INPUT,
 		                 "%d lines have ranks up to %d: each is expected once", l->n_line,
 		                 l->n_base - 1);
-	if (!pretokenizer_ranks(l->n_base, l->wanted, &l->behind, l->named))
+	if (!pretokenizer_ranks(l->n_base, l->wanted, &l->after_ranks, l->named))
 		return error_set(
 		    l->err, LLMC_E_INPUT,
 		    "%d ranks%s: configs/pretokenizers.yaml does not list the tokens after them, "
@@ -157,9 +157,9 @@ make_merges(TiktokenLoad *l)
 
 /* Returns token i of those after the ranks. */
 static const char *
-text_behind(const TiktokenLoad *l, int32_t i, char other[96])
+text_after_ranks(const TiktokenLoad *l, int32_t i, char other[96])
 {
-	const RankTokens *b = &l->behind;
+	const RankTokens *b = &l->after_ranks;
 	const char *s = strbuf_str(l->named), *gap = strstr(b->others, "{}");
 
 	if (i >= b->n_named) {
@@ -177,14 +177,14 @@ add_special(TiktokenLoad *l)
 {
 	llmc_tokenizer *t = l->t;
 
-	for (int32_t i = 0; i < l->behind.n; i++) {
+	for (int32_t i = 0; i < l->after_ranks.n; i++) {
 		char other[96];
-		const char *s = text_behind(l, i, other);
+		const char *s = text_after_ranks(l, i, other);
 		const int32_t id = l->n_base + i;
 		tokenizer_set(t, id, (ByteSpan){ s, strlen(s) });
 		t->tok[id].type = TT_CONTROL;
 		t->tok[id].special = true;
-		if (strcmp(s, l->behind.bos) == 0)
+		if (strcmp(s, l->after_ranks.bos) == 0)
 			t->bos = id;
 		TRY(added_add(t,
 		              (AddedToken){ .id = id,
@@ -214,14 +214,14 @@ load(TiktokenLoad *l)
 	l->named = arena_strbuf(&t->arena);
 	TRY(count(l));
 	t->model = MODEL_BPE;
-	t->n_ids = l->n_base + l->behind.n;
+	t->n_ids = l->n_base + l->after_ranks.n;
 	t->tok = NEW(&t->arena, Token, t->n_ids);
 	TRY(read_tokens(l));
 	make_merges(l);
 	TRY(add_special(l));
-	TRY(pretokenizer_load(t,
-	                      (ByteSpan){ l->behind.pretokenizer, strlen(l->behind.pretokenizer) },
-	                      &add_bos, l->err));
+	TRY(pretokenizer_load(
+	    t, (ByteSpan){ l->after_ranks.pretokenizer, strlen(l->after_ranks.pretokenizer) },
+	    &add_bos, l->err));
 	pre_add(t, PRE_BYTES);
 	dec_add(t, DEC_BYTELEVEL);
 	return tokenizer_finish(t, l->err);

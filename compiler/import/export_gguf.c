@@ -295,7 +295,7 @@ read_back(const ExportJob *j)
 
 /* Return whether a key describes location, storage or execution, not the computation. */
 static bool
-is_apart(SpecKey k)
+is_not_computation(SpecKey k)
 {
 	static const char *const paths[] = { "llmc",       "name",   "family",   "resolved",
 		                             "dtype",      "text.",  "storage.", "weights",
@@ -321,7 +321,7 @@ key_differs(const ExportJob *j, const Spec *back, SpecKey k)
 	           *b = spec_get(back, j->a, spec_key[k].path);
 	double x, y;
 
-	if (is_apart(k) || !a || !b || strcmp(a, b) == 0)
+	if (is_not_computation(k) || !a || !b || strcmp(a, b) == 0)
 		return false;
 	return !number_parse(a, &x) || !number_parse(b, &y) || !nearly_equal(x, y, 1e-6);
 }

@@ -47,14 +47,15 @@ static void
 place(const Graph *g, int *on)
 {
 	const Spec *s = g->spec;
-	bool behind = false;
+	bool after_layer = false;
 
 	for (size_t i = 0; i < g->n_op; i++) {
 		const int layer = g->op[i].layer;
-		behind |= layer >= 0;
+		after_layer |= layer >= 0;
 		on[i] = layer >= 0 ? s->placement.layer_in[layer] ? ON_CPU : ON_GPU
-		        : !behind && (s->placement.embedding || s->placement.layer_in[0]) ? ON_CPU
-		                                                                          : ON_GPU;
+		        : !after_layer && (s->placement.embedding || s->placement.layer_in[0])
+		            ? ON_CPU
+		            : ON_GPU;
 	}
 	for (size_t i = 0; i < g->n_op; i++)
 		if (g->op[i].kind == OP_moe_ffn && s->placement.experts_in[g->op[i].layer])

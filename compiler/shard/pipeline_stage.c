@@ -11,7 +11,7 @@
 /* Return the stage of an op: that of its layer. Ops outside the layers belong to the first stage
  * before the layers, and to the last stage after them. */
 static int
-stage_of(const Graph *g, size_t i, bool behind, int stages)
+stage_of(const Graph *g, size_t i, bool after_layers, int stages)
 {
 	int64_t first, count;
 
@@ -20,7 +20,7 @@ stage_of(const Graph *g, size_t i, bool behind, int stages)
 		if (g->op[i].layer < first + count)
 			return k;
 	}
-	return behind ? stages - 1 : 0;
+	return after_layers ? stages - 1 : 0;
 }
 
 bool
@@ -71,7 +71,7 @@ graph_stage(Graph *g, int stage)
 	Op *op = g->op;
 	size_t n_op = g->n_op;
 	int enters = -1;
-	bool behind = false;
+	bool after_layers = false;
 
 	if (stages > g->spec->n_layers) {
 		err_at(g->diag, spec_loc(g->spec, "parallel.pp"),
@@ -89,8 +89,8 @@ graph_stage(Graph *g, int stage)
 	g->stages = stages;
 	int *of = NEW(g->arena, int, n_op + 1);
 	for (size_t i = 0; i < n_op; i++) {
-		behind |= op[i].layer >= 0;
-		of[i] = stage_of(g, i, behind, stages);
+		after_layers |= op[i].layer >= 0;
+		of[i] = stage_of(g, i, after_layers, stages);
 	}
 	for (size_t i = 0; i < n_op; i++) /* all stages report the same error */
 		for (int k = 0; k < op_info[op[i].kind].n_in; k++) {

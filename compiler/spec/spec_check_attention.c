@@ -11,7 +11,7 @@ spec_check_kinds(SpecTable *t)
 	const int64_t heads = INT(local_n_heads), kv = INT(local_n_kv_heads),
 	              shared = INT(kv_shared), n_layers = INT(n_layers);
 	const uint8_t *in = t->val[K_window_layers].layers, *bare = t->val[K_k_is_v].layers;
-	SpecKey apart = K_window_layers, own; /* key by which the layers differ */
+	SpecKey differing_key = K_window_layers, own; /* key by which the layers differ */
 	bool kind[2] = { false };
 
 	if (heads > 0 && kv > 0 && heads % kv && (heads != INT(n_heads) || kv != INT(n_kv_heads))) {
@@ -47,7 +47,7 @@ spec_check_kinds(SpecTable *t)
 	for (int64_t l = 0; l < n_layers; l++) {
 		bool local = INT(window) > 0 && in && in[l];
 		if (!spec_check_attends(t, l, &own)) { /* recurrent, without keys and values */
-			apart = own;
+			differing_key = own;
 			continue;
 		}
 		if (l < n_layers - shared) {
@@ -57,11 +57,11 @@ spec_check_kinds(SpecTable *t)
 			       "attention.kv_shared = %lld: no earlier layer is %s like layer "
 			       "%lld, which would read its keys and values",
 			       (long long)shared,
-			       local                      ? "windowed"
-			       : apart == K_window_layers ? "without a window"
-			                                  : "an attention layer",
+			       local                              ? "windowed"
+			       : differing_key == K_window_layers ? "without a window"
+			                                          : "an attention layer",
 			       (long long)l);
-			spec_check_note(t, apart);
+			spec_check_note(t, differing_key);
 			return;
 		}
 	}

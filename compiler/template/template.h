@@ -24,7 +24,7 @@ typedef struct Kernel {
 	bool prefetch, prefetch_experts; /* prefetches the next weights; experts that it selected */
 	/* the text ends with the entry of the function <symbol>_body, which a persistent step
 	 * calls */
-	bool body_apart;
+	bool has_body;
 	int n_scratch;                         /* number of last arguments that are scratch */
 	Dtype scratch_dtype[PLAN_MAX_SCRATCH]; /* DT_NONE: bytes */
 	int n_product;
@@ -49,7 +49,7 @@ void templates_layout(const Templates *ts, PlanTensor *t);
  * differ from the op's. */
 const Kernel *template_expand(const Templates *ts, const Template *t, const Graph *g, const Op *op,
                               int phase);
-/* Make the kernel of a persistent decode step from the bodies of n kernels with body_apart, in the
+/* Make the kernel of a persistent decode step from the bodies of n kernels with has_body, in the
  * order of the switch. NULL, with the reason in *why: it cannot be made. */
 const Kernel *template_persistent(const Templates *ts, const Kernel *const *body, int n,
                                   const char **why);

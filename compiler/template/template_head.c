@@ -196,7 +196,7 @@ parse_directive(HeadParser *p, const char *word, const TemplateLine *l, int bott
 		       wrong(p, l, "@prefetch takes nothing, or experts");
 	}
 	if (strcmp(word, "body") == 0) {
-		t->body_apart = true;
+		t->has_body = true;
 		return !l->size || wrong(p, l, "@body takes nothing");
 	}
 	if (strcmp(word, "phase") == 0)

@@ -56,7 +56,7 @@ struct Template {
 	bool any_rows; /* its head uses n_row */
 	/* its decode kernel prefetches p.next; p.experts as well */
 	bool prefetch, prefetch_experts;
-	bool body_apart; /* its kernel is a body, callable from another kernel, and an entry */
+	bool has_body; /* its kernel is a body, callable from another kernel, and an entry */
 	TemplateLines head[DIRECTIVES], body;
 	int n_condition;
 	Condition condition[MAX_CONDITIONS];

@@ -459,7 +459,7 @@ template_expand(const Templates *ts, const Template *t, const Graph *g, const Op
 		return NULL;
 	k->prefetch = t->prefetch;
 	k->prefetch_experts = t->prefetch_experts;
-	k->body_apart = t->body_apart;
+	k->has_body = t->has_body;
 	k->key = template_key(ts, k, text.data);
 	k->row.symbol = m.b.symbol = arena_printf(a, "%s_%s", stem, k->key);
 	k->row.id = arena_printf(a, "%s.%s", stem, k->key);

@@ -31,7 +31,7 @@ enter_quietly(CudaSession *c)
 /* One call for all layers of a page if possible: a call takes microseconds on host and device, and
  * a prompt takes many pages. */
 static void
-page_clear(void *user, void *at, size_t bytes, size_t apart, int n)
+page_clear(void *user, void *at, size_t bytes, size_t stride, int n)
 {
 	CudaSession *c = user;
 	CudaApi *api = &c->m->dev.api;
@@ -39,11 +39,11 @@ page_clear(void *user, void *at, size_t bytes, size_t apart, int n)
 
 	if (!enter_quietly(c))
 		return;
-	if (n > 1 && apart <= INT32_MAX) /* the largest pitch that a GPU accepts */
-		r = api->set8_rows(address(at), apart, 0, bytes, (size_t)n, c->stream);
+	if (n > 1 && stride <= INT32_MAX) /* the largest pitch that a GPU accepts */
+		r = api->set8_rows(address(at), stride, 0, bytes, (size_t)n, c->stream);
 	else
 		for (int i = 0; i < n && r == CU_OK; i++)
-			r = api->set8(address(at) + (CUdeviceptr)i * apart, 0, bytes, c->stream);
+			r = api->set8(address(at) + (CUdeviceptr)i * stride, 0, bytes, c->stream);
 	latch_error(c, r, "clearing KV pages");
 	cuda_leave(&c->m->dev);
 }

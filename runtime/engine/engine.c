@@ -618,7 +618,7 @@ run_step(Engine *e, int32_t n, double start)
 	if (!e->is_ahead)
 		draft_tokens(e, n);
 	record_step(e, n);
-	double guessed = clock_now();
+	double drafted_at = clock_now();
 	begin_masks(e, n);
 	llmc_status status = can_sample_on_device(e, n) ? step_on_device(e, n, &err) : LLMC_E_RANGE;
 	bool sampled = status == LLMC_OK;
@@ -631,7 +631,7 @@ run_step(Engine *e, int32_t n, double start)
 		return;
 	}
 	double now = clock_now();
-	record_step_time(e, now - start, now - guessed);
+	record_step_time(e, now - start, now - drafted_at);
 	if (!sampled) {
 		e->n_sampled = 0;
 		for (int32_t i = 0; i < n; i++)

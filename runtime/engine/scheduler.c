@@ -449,12 +449,12 @@ sched_fork(Sched *s, SchedReq *r, llmc_error *err)
 bool
 sched_push(Sched *s, SchedSeq *c, int32_t id)
 {
-	bool guessed = c->n_tok < c->n_done + c->n_draft_tokens && c->tok[c->n_tok] == id;
+	bool accepted = c->n_tok < c->n_done + c->n_draft_tokens && c->tok[c->n_tok] == id;
 
 	(void)s;
 	c->req->forked = true; /* the prompt has been answered */
 	c->tok[c->n_tok++] = id;
-	return guessed;
+	return accepted;
 }
 
 static const char *

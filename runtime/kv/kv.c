@@ -84,11 +84,11 @@ host_mem_copy(void *user, void *to, const void *from, size_t bytes)
 }
 
 static void
-host_mem_clear(void *user, void *at, size_t bytes, size_t apart, int n)
+host_mem_clear(void *user, void *at, size_t bytes, size_t stride, int n)
 {
 	(void)user;
 	for (int i = 0; i < n; i++)
-		memset((char *)at + (size_t)i * apart, 0, bytes);
+		memset((char *)at + (size_t)i * stride, 0, bytes);
 }
 
 static void
@@ -236,13 +236,13 @@ page_clear(Kv *kv, int32_t a)
 		int32_t at = window_index(kv, i, a);
 		char *layer = bytes ? kv_layer(kv, i, 0) : NULL,
 		     *exact = layer ? window_exact(kv, i, layer, a) : NULL;
-		size_t apart = layer ? (size_t)((char *)kv_layer(kv, i, 1) - layer) : 0;
+		size_t stride = layer ? (size_t)((char *)kv_layer(kv, i, 1) - layer) : 0;
 		if (layer && at >= 0)
-			kv->mem.clear(kv->mem.user, layer + (size_t)at * bytes, bytes, apart,
+			kv->mem.clear(kv->mem.user, layer + (size_t)at * bytes, bytes, stride,
 			              p->n_layers);
 		if (exact)
-			kv->mem.clear(kv->mem.user, exact, (size_t)plan_layer_exact_bytes(p), apart,
-			              p->n_layers);
+			kv->mem.clear(kv->mem.user, exact, (size_t)plan_layer_exact_bytes(p),
+			              stride, p->n_layers);
 	}
 }
 

@@ -40,8 +40,8 @@ typedef struct KvMem {
 	llmc_status (*alloc)(void *user, size_t bytes, void **out, llmc_error *err); /* zeroed */
 	void (*free)(void *user, void *mem, size_t bytes);
 	void (*copy)(void *user, void *to, const void *from, size_t bytes);
-	void (*clear)(void *user, void *at, size_t bytes, size_t apart,
-	              int n); /* n spans of `bytes` bytes, `apart` bytes from start to start */
+	void (*clear)(void *user, void *at, size_t bytes, size_t stride,
+	              int n); /* n spans of `bytes` bytes, `stride` bytes from start to start */
 	void (*read)(void *user, void *host, const void *at,
 	             size_t bytes); /* returns after host is filled */
 	void (*write)(void *user, void *at, const void *host,

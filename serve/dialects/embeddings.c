@@ -67,11 +67,11 @@ embeddings_cut(const Generation *g, int flags, int32_t *ids, size_t n, size_t mo
 {
 	if (n <= most)
 		return n;
-	size_t before, behind = 0;
+	size_t before, after = 0;
 	if (flags)
-		embeddings_added(g, flags, &before, &behind);
-	if (behind < most)
-		memmove(ids + most - behind, ids + n - behind, behind * sizeof *ids);
+		embeddings_added(g, flags, &before, &after);
+	if (after < most)
+		memmove(ids + most - after, ids + n - after, after * sizeof *ids);
 	return most;
 }
 

@@ -74,11 +74,11 @@ late_now(void *user, void *to, const void *from, size_t bytes)
 }
 
 static inline void
-late_clear(void *user, void *at, size_t bytes, size_t apart, int n)
+late_clear(void *user, void *at, size_t bytes, size_t stride, int n)
 {
 	(void)user;
 	for (int i = 0; i < n; i++)
-		memset((char *)at + (size_t)i * apart, 0, bytes);
+		memset((char *)at + (size_t)i * stride, 0, bytes);
 }
 
 static inline void
