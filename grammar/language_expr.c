@@ -26,7 +26,7 @@ rest_lengths(Arena *a, const Language *l, int32_t *lo, int32_t *hi)
 				}
 			}
 	}
-	/* the longest rest of states that reach no cycle; all others have no limit */
+	/* longest continuation of states that reach no cycle; that of others is unlimited */
 	for (size_t s = 0; s < n; s++)
 		longest[s] = -1;
 	for (more = true; more;) {

@@ -192,7 +192,7 @@ sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos, int32_t n_
 		s->chain = sampler_has_order(&own);
 		if (s->chain && own.samplers)
 			sampler_order(own.samplers, s->order, NULL); /* has been checked */
-		else if (s->chain) /* the order of sampler.h, whose cuts know no min_keep */
+		else if (s->chain) /* the order of sampler.h, which has no min_keep */
 			strcpy(s->order, sample_has_xtc(&own) || own.dynatemp_range > 0
 			                     ? "edskpmyxt"
 			                     : "edstkpmy");
