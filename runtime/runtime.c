@@ -38,6 +38,7 @@ open_weights(Runtime *rt, const RuntimeOptions *o, llmc_error *err)
 {
 	WeightsOptions w = { .path = o->weights,
 		             .random_weights = o->random_weights,
+		             .other = o->other,
 		             .log = o->log,
 		             .log_user = o->log_user };
 	Strbuf path = { 0 };
@@ -224,6 +225,7 @@ runtime_open_ranks(const Plan *const *plan, int n, const RuntimeOptions *opt, Ru
 	for (int k = 0; k < n; k++) {
 		RankAffinity at = ranks_pin_cpus(k, split ? 1 : n);
 		o.device = opt->devices ? opt->devices[k] : opt->device;
+		o.other = split ? plan[1 - k] : NULL;
 		status = runtime_open(plan[k], &o, &rank[k], err);
 		ranks_unpin_cpus(&at);
 		if (status != LLMC_OK)

@@ -36,6 +36,7 @@ typedef struct RuntimeOptions {
 	 * outlive the runtime */
 	const Plan *const *all;
 	int n_all;
+	const Plan *other; /* plan of the other of two devices; NULL: there is none */
 	llmc_log_fn log;
 	void *log_user;
 } RuntimeOptions;

@@ -43,10 +43,24 @@ find_delta(Peft *peft, const PlanTensor *t, const PlanSource *s, const PeftDelta
 	return LLMC_OK;
 }
 
-/* Find the sources of all tensors, in order of tensors. */
+/* Look for the modules of an adapter that the other of two devices adds to its weights, so that
+ * they do not count as unused. */
 static llmc_status
-find_sources(const Plan *p, const Checkpoint *c, Peft *peft, CheckpointTensor **out,
-             llmc_error *err)
+find_others(const Plan *other, Peft *peft, llmc_error *err)
+{
+	const PeftDelta *delta;
+
+	for (int i = 0; peft && other && i < other->n_tensor; i++)
+		for (int k = 0; k < other->tensor[i].n_src; k++)
+			TRY(find_delta(peft, &other->tensor[i], &other->tensor[i].src[k], &delta,
+			               err));
+	return LLMC_OK;
+}
+
+/* Find the sources of all tensors, in order of tensors. other: plan of the other of two devices */
+static llmc_status
+find_sources(const Plan *p, const Plan *other, const Checkpoint *c, Peft *peft,
+             CheckpointTensor **out, llmc_error *err)
 {
 	size_t n = 0;
 
@@ -63,6 +77,7 @@ find_sources(const Plan *p, const Checkpoint *c, Peft *peft, CheckpointTensor **
 			TRY(find_delta(peft, &p->tensor[i], &p->tensor[i].src[k], &src->delta,
 			               err));
 		}
+	TRY(find_others(other, peft, err));
 	if (peft && peft_unused(peft))
 		return error_set(err, LLMC_E_INPUT,
 		                 "%s: the adapter changes %s, which is not a matrix of "
@@ -303,7 +318,7 @@ weights_open(const Plan *plan, const WeightsOptions *opt, Weights **out, llmc_er
 		TRY_GOTO(checkpoint_open(opt->path, &w->checkpoint, err));
 		if (plan->lora)
 			TRY_GOTO(peft_open(plan->lora, plan->lora_scale, &w->peft, err));
-		TRY_GOTO(find_sources(plan, w->checkpoint, w->peft, &w->src, err));
+		TRY_GOTO(find_sources(plan, opt->other, w->checkpoint, w->peft, &w->src, err));
 	}
 	*out = w;
 	return LLMC_OK;

@@ -15,6 +15,7 @@ typedef struct WeightsOptions {
 	bool cache_packed; /* map packed weights from a file of the cache */
 	bool cache_made;   /* keep weights that had to be quantised in the cache, and read them */
 	bool cache_warned; /* the log has a warning that the cache cannot be written */
+	const Plan *other; /* plan of the other of two devices; NULL: there is none */
 	bool copied;       /* pack all tensors, so that the file may change afterwards */
 	/* size of a staging buffer for a GPU; progress is reported if the weights exceed 16
 	 * buffers; 0: 16 MB */

@@ -11,8 +11,11 @@ import sys
 import pytest
 
 from cuda_emu import environment
-from golden_run import LLMC, error, run, weights
+from golden_run import LLMC, ROOT, error, run, weights
 from test_ranks import COMMON
+
+sys.path.insert(0, os.path.join(ROOT, "tests", "serve"))
+import tiny_model  # noqa: E402
 
 ALL = os.environ.get("LLMC_CHECK_ALL")
 MODELS = {
@@ -331,9 +334,94 @@ def test_kv_types(kv, tmp_path):
     assert tokens[0] == tokens[1] and len(tokens[0]) == 9
 
 
+DRAFT = """
+import json, sys, llmc
+P = [[5, 9, 17, 30, 44], [9] * 12, [3, 8, 1]]
+one = dict(device="cuda", arch="sm_75")
+same = ["deterministic=true"]
+with llmc.open(sys.argv[1], set=[*same, "placement.gpu_layers=1"], **one) as two, llmc.open(sys.argv[1], set=same, **one) as whole, llmc.open(sys.argv[1]) as cpu:
+    out = {}
+    for name, m, draft in [("plain", two, None), ("gpu", two, whole), ("two", two, two), ("cpu", two, cpu), ("of", whole, two)]:
+        try:
+            with m.engine(context=64, seqs=3, chunk=32, speculate=-1 if draft is None else 0, draft=draft) as e:
+                r = [e.submit(p, max_tokens=8, ignore_eos=True, temperature=0) for p in P]
+                out[name] = [x.wait()["tokens"] for x in r], e.stats()["accepted"]
+        except llmc.Error as e:
+            out[name] = str(e), 0
+print(json.dumps(out))
+"""
+
+
+def test_draft_models(tmp_path):
+    """Greedy tokens are the same with a draft model on one device or on two."""
+    got = script(DRAFT, tiny_model.build(tmp_path / "m"))
+    plain = got.pop("plain")[0]
+    for name, (tokens, accepted) in got.items():
+        assert tokens == plain and accepted > 0, name
+
+
+def test_packed_weights_of_the_cpu_are_mapped(tmp_path):
+    """They are a file of the cache, of the CPU's share, and tokens are the same."""
+    run = ["run", tiny_model.build(tmp_path / "m"), "--offload", "1", "--json"]
+    run += ["--tokens", "5,9,17", "-n", "5", "--ignore-eos", "--temperature", "0"]
+    env = environment("sm_75", LLMC_CACHE=tmp_path / "cache")
+    tokens = [
+        json.loads(llmc(*run, *more, **env).stdout)["tokens"]
+        for more in ([], ["--cache-packed"], ["--cache-packed"])
+    ]
+    assert tokens[0] == tokens[1] == tokens[2]
+    (packed,) = (tmp_path / "cache").glob("weights/*/packed")
+    assert 0 < packed.stat().st_size < plan(run[1], "--arch", "generic")["memory"]["weights"]
+
+
+@pytest.mark.parametrize(
+    "case, rule",
+    [("mixtral-experts", "placement.cpu.experts=all")]
+    + [("llama-all", "placement.gpu_layers=1"), ("qv-rslora", "placement.gpu_layers=1")]
+    * bool(ALL),
+)
+def test_a_merged_adapter(case, rule, tmp_path):
+    """Each device adds the adapter to its own weights: the logits are PEFT's."""
+    folder = os.path.join(weights.HERE, "lora", case)
+    with open(os.path.join(folder, "adapter_config.json")) as f:
+        g = weights.Golden(json.load(f)["base_model_name_or_path"])
+    g.build(tmp_path)
+    far = script(ADAPTER, tmp_path, folder, rule, json.dumps([int(t) for t in g.prompt]))
+    assert far < 5e-3
+
+
+ADAPTER = """
+import json, sys, numpy as np, llmc
+path, adapter, rule, ids = sys.argv[1:]
+ids = json.loads(ids)
+want = np.load(adapter + "/logits.npy")
+with llmc.open(path, device="cuda", arch="sm_80", set=["lora.path=" + adapter, "kv.dtype=f32", rule]) as m:
+    assert m.info["two_devices"]
+    with m.session(context=len(ids), chunk=len(ids), n_out=len(ids)) as s:
+        got = np.array(s.forward([(s.seq(), ids, len(ids))]))
+print(json.dumps(float(abs(got - want).max() / abs(want).max())))
+"""
+
+
 @pytest.mark.parametrize(
     "args, want",
     [
+        (
+            ["--offload", "1", "--kv", "int8", "--set", "kv.window=32"],
+            "not supported with exact KV pages (kv.window)",
+        ),
+        (
+            ["--offload", "1", "--set", "attention.mask=none"],
+            "not supported with encoders (attention.mask)",
+        ),
+        (
+            ["--offload", "1", "--set", "mtp.part=rows", "--set", "mtp.layers=1"],
+            "not supported with MTP heads (mtp.part)",
+        ),
+        (
+            ["-ot", r"blk\.0=CPU", "--device", "cuda:0,1", "--set", "parallel.tp=3"],
+            "not supported with ranks of a layer (parallel.tp)",
+        ),
         (
             ["--offload", "2", "--device", "cpu"],
             "--offload divides a model between a GPU and the CPU, but --device is cpu",
