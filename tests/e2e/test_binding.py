@@ -83,6 +83,7 @@ class All:
             "plan": lambda m: m.plan,
             "plan_text": lambda m: m.plan_text,
             "yaml": lambda m: m.yaml,
+            "prompts": lambda m: m.prompts,
             "tokenizer": lambda m: m.tokenizer,
             "follow": lambda m: m.follow(),
             "load_adapter": lambda m: m.load_adapter("/nonexistent"),
