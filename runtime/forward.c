@@ -205,6 +205,7 @@ set_shift(const Session *s, SeqState *st, const StepRows *in, int32_t last)
 	most = s->rope_y[last] > most ? s->rope_y[last] : most;
 	most = s->rope_x[last] > most ? s->rope_x[last] : most;
 	st->rope_shift = most - s->pos[last];
+	st->n_placed = s->pos[last] + 1;
 }
 
 /* Fill the block table of a sequence: its pages, and its window pages from max_page on. */

@@ -255,7 +255,7 @@ session_seq_new(Session *s, int32_t length_bound, llmc_seq *out, llmc_error *err
 	SeqState *st = &s->seq[q];
 	st->fresh = true;
 	st->length_bound = length_bound ? length_bound : s->lim.context;
-	st->prefix_len = st->mark = st->n_first = st->rope_shift = 0;
+	st->prefix_len = st->mark = st->n_first = st->rope_shift = st->n_placed = 0;
 	st->adapter = 0;
 	st->salt = 0;
 	s->adapter[q] = -1;
@@ -311,6 +311,7 @@ session_seq_fork(Session *s, llmc_seq from, llmc_seq *out, llmc_error *err)
 	to->prefix_len = st->prefix_len;
 	to->mark = st->mark;
 	to->rope_shift = st->rope_shift;
+	to->n_placed = st->n_placed;
 	runtime_adapter_ref(s->rt, st->adapter, true, NULL);
 	to->adapter = st->adapter;
 	to->salt = st->salt;
@@ -338,6 +339,11 @@ session_seq_trim(Session *s, llmc_seq q, int32_t len, llmc_error *err)
 		                 "the first %d positions of sequence %d attend to each "
 		                 "other: it can be trimmed to 0 or to at least %d",
 		                 s->seq[q].prefix_len, q, s->seq[q].prefix_len);
+	if (len && len < s->seq[q].n_placed)
+		return error_set(err, LLMC_E_RANGE,
+		                 "the first %d positions of sequence %d came with RoPE positions "
+		                 "of images: it can be trimmed to 0 or to at least %d",
+		                 s->seq[q].n_placed, q, s->seq[q].n_placed);
 	if (len && len < s->kv.seq[q].len && plan_has_state(s->plan) &&
 	    !(s->kv.seq[q].mark && len == s->kv.seq[q].mark_len))
 		return error_set(
@@ -353,7 +359,8 @@ session_seq_trim(Session *s, llmc_seq q, int32_t len, llmc_error *err)
 		                 kv_exact_bytes(s->plan, 1) ? ", or read them in 16 bit (kv.window)"
 		                                            : "");
 	if (!len)
-		s->seq[q].prefix_len = s->seq[q].mark = s->seq[q].rope_shift = 0;
+		s->seq[q].prefix_len = s->seq[q].mark = s->seq[q].rope_shift = s->seq[q].n_placed =
+		    0;
 	kv_seq_trim(&s->kv, q, len);
 	return LLMC_OK;
 }

@@ -128,6 +128,7 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 	s->seq[*out].prefix_len = h.prefix_len;
 	s->seq[*out].mark = h.mark;
 	s->seq[*out].rope_shift = h.rope_shift;
+	s->seq[*out].n_placed = h.rope_shift ? h.len : 0;
 	s->seq[*out].salt = h.salt;
 	return LLMC_OK;
 }

@@ -269,6 +269,27 @@ def test_an_image_is_one_chunk(tmp_path, monkeypatch):
             e.submit(case.ids, max_tokens=1).wait()
 
 
+def test_a_sequence_is_not_trimmed_into_an_image(tmp_path):
+    """Positions of later tokens continue from those of the last image; text after it can go."""
+    case = weights.Vision("qwen2_vl-plain")
+    tokens, three = case.ids, rope_positions(case)
+    given = dict(row=case.rows, at=positions(case), pos=list(zip(*three)))
+    with model(tmp_path, case, set={"vision.part": "rows"}).session(seqs=3) as s:
+        seq = s.seq()
+        s.forward_images([(seq, tokens, 1)], [given])
+        want = s.forward([(seq, [5, 6], 2)])
+        s.trim(seq, len(tokens))
+        again = s.fork(seq)
+        for q in seq, again:
+            for n in 1, tokens.index(case.image_token) + 1, len(tokens) - 1:
+                with pytest.raises(llmc.Error, match="came with RoPE positions of images"):
+                    s.trim(q, n)
+            assert np.array_equal(s.forward([(q, [5, 6], 2)]), want)
+        s.trim(seq, 0)
+        text = s.forward([(seq, [5, 6], 2)])
+        assert np.array_equal(text, s.forward([(s.seq(), [5, 6], 2)]))
+
+
 def test_what_a_tower_refuses(tmp_path):
     case = weights.Vision("smolvlm-plain")
     (patches, at), width = case.patches(2)[0], case.config["text_config"]["hidden_size"]
