@@ -10,12 +10,22 @@
 #include "formats/dequant.h"
 #include "formats/peft.h"
 
+/* Output of a block, times a learned vector if the model has one */
+static int
+block_scaled(ModelBuilder *b, int x, const char *role, const char *name)
+{
+	if (!b->s->residual.block_scale)
+		return x;
+	build_at(b, "residual.block_scale");
+	return build_times(b, x, role, b->s->hidden, name);
+}
+
 /* Attention, or the recurrent block of the layer. */
 static int
 attention_block(ModelBuilder *b, int h)
 {
 	const Spec *s = b->s;
-	int y = build_attention(b, h);
+	int y = block_scaled(b, build_attention(b, h), "attn_scale", "attn_scaled");
 
 	build_at(b, "norm.kind");
 	return build_norm(b, s->norm.attn_out && s->norm.out_layers[b->layer], y, "attn_out_norm",
@@ -38,6 +48,7 @@ ffn_block(ModelBuilder *b, int h, int x)
 	} else {
 		y = sparse ? build_moe(b, h, x) : build_dense(b, h);
 	}
+	y = block_scaled(b, y, "ffn_scale", "ffn_scaled");
 
 	build_at(b, "norm.kind");
 	return build_norm(b, s->norm.ffn_out && s->norm.out_layers[b->layer], y, "ffn_out_norm",

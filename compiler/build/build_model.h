@@ -53,6 +53,8 @@ int build_layernorm(ModelBuilder *b, int x, const char *role, int64_t dim, int64
                     bool each, double eps, const char *name);
 /* Norm of the stream, of the description's kind; returns x if there is none. */
 int build_norm(ModelBuilder *b, bool wanted, int x, const char *role, const char *name);
+/* y[j] = w[j] * x[j], w the vector of the role */
+int build_times(ModelBuilder *b, int x, const char *role, int64_t width, const char *name);
 /* y = scale * x; with a role, times that number of the checkpoint too. */
 int build_gain(ModelBuilder *b, int x, const char *role, double scale, int64_t width,
                const char *name);

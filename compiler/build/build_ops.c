@@ -75,6 +75,19 @@ build_permute_cols(ModelBuilder *b, int x, const char *role, int64_t cols)
 	return y;
 }
 
+int
+build_times(ModelBuilder *b, int x, const char *role, int64_t width, const char *name)
+{
+	int w = build_matrix(b, role, width, 0), y = build_value(b, name);
+	Op *o = OP(b, permute_cols, .x = x, .nw = -1, .nb = -1, .order = -1, .factor = w, .y = y);
+
+	op_set_int(b->g, o, "width", width);
+	op_set_word(b->g, o, "norm", "none");
+	op_set_num(b->g, o, "eps", 0);
+	op_set_int(b->g, o, "plus_one", 0);
+	return y;
+}
+
 /* An adapter's contribution to y = x w^T: b (a x), with the factors in the slot of the row's
  * sequence. */
 static int

@@ -52,6 +52,11 @@ build_patches(ModelBuilder *b)
 	if (s->vision.class_row) {
 		/* the caller passes zeros for this row, and only it has position 0 */
 		build_at(b, "vision.class_row");
+		if (s->vision.bias) { /* which the matmul has added to this row too */
+			x = build_gain(b, x, NULL, -1, s->hidden, "x0_minus");
+			x = add_numbered(b, x, "patch_bias", 1, "x0_minus_class");
+			x = build_gain(b, x, NULL, -1, s->hidden, "x0_no_bias");
+		}
 		x = add_numbered(b, x, "class", 1, "x0_class");
 	}
 	if (s->vision.positions) {
@@ -136,7 +141,7 @@ static int
 norm_merged(ModelBuilder *b, int x, const char *kind, const char *role)
 {
 	const int64_t width = spec_merged(b->s);
-	const double eps = b->s->norm.eps;
+	const double eps = b->s->vision.merged_eps;
 
 	if (strcmp(kind, "none") == 0)
 		return x;

@@ -604,6 +604,10 @@ import_layer_roles(ImportCheck *c, int l)
 	if (s->norm.ffn_out && out && spec_has_ffn(s, l))
 		ROLE("ffn_out_norm", H, 0, nb);
 	stream_roles(c, list, l);
+	if (s->residual.block_scale) {
+		ROLE("attn_scale", H, 0, false);
+		ROLE("ffn_scale", H, 0, false);
+	}
 	check_roles(c, list, l, s->moe.n_experts);
 }
 

@@ -9,6 +9,8 @@ import_tower_roles(const Spec *s, RoleList *list)
 	ROLE("patch", s->hidden, s->vision.width, s->vision.bias);
 	if (s->vision.class_row)
 		ROLE("class", 1, s->hidden, false);
+	if (s->vision.class_row && s->vision.bias)
+		ROLE("patch_bias", 1, s->hidden, false);
 	if (s->vision.positions)
 		ROLE("patch_pos",
 		     spec_patch_row(s) > s->vision.width ? s->hidden : s->vision.positions,

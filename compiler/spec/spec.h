@@ -299,6 +299,7 @@ typedef struct Spec {
 	struct {
 		bool parallel;
 		bool from_norm;
+		bool block_scale;
 		double skip_scale;
 		bool layer_gain;
 	} residual;
@@ -345,8 +346,9 @@ typedef struct Spec {
 		int32_t token;
 		int64_t width, positions, merge, merge_width, inner, out;
 		bool class_row, mean, bias, out_bias; /* mean: merged rows are averaged */
-		const char *merged_norm;              /* "none", "layer", "rms", "rms_plus_one" */
-		const char *interpolate;              /* "none", "corners", "area" */
+		double merged_eps;
+		const char *merged_norm; /* "none", "layer", "rms", "rms_plus_one" */
+		const char *interpolate; /* "none", "corners", "area" */
 		int n_deep, deep[MAX_DEEP];
 		ActKind act;
 	} vision;

@@ -383,6 +383,7 @@ fill_vision(const SpecTable *t, Spec *s)
 	s->vision.out_bias = BOOL(vision_out_bias);
 	s->vision.act = act_of(t, K_vision_act);
 	s->vision.merge_width = INT(vision_merge_width);
+	s->vision.merged_eps = NUM(vision_merged_eps);
 	s->vision.merged_norm = t->val[K_vision_merged_norm].str;
 	s->vision.interpolate = t->val[K_vision_interpolate].str;
 	for (int i = 0; i < t->val[K_vision_deep].n && i < MAX_DEEP; i++)
@@ -426,6 +427,7 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->pos_offset = (int)INT(pos_offset);
 	s->residual.parallel = IS(residual_form, "parallel");
 	s->residual.from_norm = IS(residual_from, "norm");
+	s->residual.block_scale = BOOL(block_scale);
 	s->residual.skip_scale = NUM(skip_scale);
 	s->residual.layer_gain = BOOL(layer_gain);
 	s->ple_width = (int)INT(ple_width);

@@ -27,6 +27,7 @@ CPU = {
     "qwen3_vl-bf16": "v3",
     "pixtral-bf16": "v3",
     "gemma3-bf16": "v3",
+    "internvl-bf16": "v3",
 }
 GPU = {
     "smolvlm-plain": ("sm_90a",),
@@ -36,6 +37,7 @@ GPU = {
     "qwen3_vl-bf16": ("sm_80",),
     "pixtral-bf16": ("sm_90a",),
     "gemma3-bf16": ("sm_80",),
+    "internvl-bf16": ("sm_90a",),
 }
 
 
@@ -43,6 +45,8 @@ def side(case):
     """Patches on a side of the square that becomes one row"""
     if "mm_tokens_per_image" in case.config:
         return round((case.grids[0][0] ** 2 / case.config["mm_tokens_per_image"]) ** 0.5)
+    if "downsample_ratio" in case.config:
+        return round(1 / case.config["downsample_ratio"])
     for config in case.config["vision_config"], case.config:
         for key in "spatial_merge_size", "scale_factor":
             if key in config:
@@ -79,7 +83,7 @@ def images(session, case):
     for (p, at), (h, w) in zip(case.patches(side(case)), case.grids):
         p = position_weights(case, p, h, w, at)
         n_out, row, col = len(p) // side(case) ** 2, at // w, at % w
-        if case.family == "llava":  # a class row
+        if case.family in ("llava", "internvl"):  # a class row
             p, at, row, col = (
                 np.vstack([0 * p[:1], p]),
                 *(np.append(0, a) for a in (1 + at, row, col)),

@@ -436,6 +436,47 @@ case(
 )
 
 
+def internvl(text=None, vision=None, **more):
+    tower = dict(
+        SIGLIP,
+        model_type="internvl_vision",
+        image_size=[32, 32],
+        patch_size=[8, 8],
+        hidden_act="gelu",
+        attention_bias=True,
+        layer_scale_init_value=0.1,
+    )
+    config = dict(
+        model_type="internvl",
+        image_token_id=IMAGE,
+        image_seq_length=4,
+        downsample_ratio=0.5,
+        torch_dtype="float32",
+        text_config=LLAMA | (text or {}),
+        vision_config=tower | (vision or {}),
+    )
+    return config | more
+
+
+case("internvl-plain", internvl(), [(4, 4)] * 3, inputs=stacked, tokens=lambda g: g[0] * g[1] // 4)
+case(
+    "internvl-bf16",
+    internvl(
+        vision=dict(
+            hidden_size=72,
+            num_attention_heads=4,
+            image_size=[48, 48],
+            attention_bias=False,
+            use_mean_pooling=False,
+        )
+    ),
+    [(6, 6)] * 2,
+    dtype="bf16",
+    inputs=stacked,
+    tokens=lambda g: g[0] * g[1] // 4,
+)
+
+
 def tensors(model):
     return {
         n: list(p.shape) for n, p in sorted(model.state_dict().items()) if p.is_floating_point()
@@ -618,6 +659,22 @@ run_case(
 )
 
 
+run_case(
+    "internvl-plain",
+    lambda px: 4 * px["pixel_values"].shape[0],
+    dict(image_seq_length=4),
+    call=dict(crop_to_patches=True),
+    image_processor_type="GotOcr2ImageProcessor",
+    do_resize=True,
+    size=dict(height=32, width=32),
+    resample=3,
+    crop_to_patches=False,
+    min_patches=1,
+    max_patches=4,
+    **HALF,
+)
+
+
 def make_run(name, new=8):
     """image.png, and <case>/run.json: the files of a processor, a prompt with this image, and the tokens that
     transformers generates after it."""
@@ -689,10 +746,12 @@ def processor_of(name, image, tok):
             patch_size=8, num_additional_image_tokens=1, vision_feature_select_strategy="default"
         ),
         "Gemma3Processor": dict(image_seq_length=4),
+        "InternVLProcessor": dict(image_seq_length=4),
         "PixtralProcessor": dict(patch_size=4, spatial_merge_size=2),
     }.get(class_name, {})
-    if class_name.startswith("Qwen"):
-        given["video_processor"] = transformers.Qwen2VLVideoProcessor()
+    if class_name.startswith(("Qwen", "InternVL")):
+        video = "InternVLVideoProcessor" if class_name[0] == "I" else "Qwen2VLVideoProcessor"
+        given["video_processor"] = getattr(transformers, video)()
     template = tiny_vision.template_of(name)
     return getattr(transformers, class_name)(image, tok, chat_template=template, **given)
 

@@ -216,6 +216,7 @@ def pixels(config, grids):
     """Images [channels, rows, columns] of normalised pixels, by the number of patches"""
     v = config["vision_config"]
     p, channels = v["patch_size"], v.get("num_channels", 3)
+    p = p[0] if isinstance(p, list) else p
     return [
         noise(f"pixels/{i}", channels * h * p * w * p)
         .reshape(channels, h * p, w * p)

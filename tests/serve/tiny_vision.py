@@ -32,6 +32,9 @@ SMOLVLM = {
     "global_image_token": "<global-img>",
     "end_of_utterance_token": "<|im_end|>",
 }
+INTERN = ["<IMG_CONTEXT>", "<img>", "</img>", "<video>"]
+INTERN_TOKENS = dict(context_image_token=INTERN[0], start_image_token=INTERN[1])
+INTERN_TOKENS |= dict(end_image_token=INTERN[2], video_token=INTERN[3])
 GEMMA = ["<image_soft_token>", "<start_of_image>", "<end_of_image>"]
 GEMMA_TOKENS = dict(image_token=GEMMA[0], boi_token=GEMMA[1], eoi_token=GEMMA[2])
 QWEN = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
@@ -43,6 +46,7 @@ MODELS = {
     "qwen2_vl-plain": (QWEN, "".join(QWEN[2:3] + QWEN[:1] + QWEN[3:]), {}, "Qwen2VLProcessor"),
     "qwen3_vl-plain": (QWEN, "".join(QWEN[2:3] + QWEN[:1] + QWEN[3:]), {}, "Qwen3VLProcessor"),
     "pixtral-plain": (["[IMG]", "[IMG_BREAK]", "[IMG_END]"], "[IMG]", {}, "PixtralProcessor"),
+    "internvl-plain": (INTERN, INTERN[0], INTERN_TOKENS, "InternVLProcessor"),
     "gemma3-plain": (GEMMA, "<start_of_image>", GEMMA_TOKENS, "Gemma3Processor"),
 }
 IMAGES = os.path.join(weights.VISION, "image.png"), os.path.join(weights.VISION, "image-2.png")
