@@ -12,6 +12,8 @@ import cuda_harness as H
 RUNTIME = H.TEMPLATES / "cuda" / "runtime"
 SOURCES = [
     "runtime/sample/sampler.c",
+    "runtime/sample/sampler_chain.c",
+    "runtime/sample/infill.c",
     "runtime/sample/sampler_options.c",
     "runtime/sample/sample_token.c",
     "runtime/sample/softmax.c",
