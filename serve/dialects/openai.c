@@ -112,6 +112,13 @@ read_strings(const json_t *o, const char *key, bool single, size_t most, char **
 }
 
 static bool
+too_many_biases(Problem *p)
+{
+	return problem(p, 400, "logit_bias", "Invalid 'logit_bias': at most %d tokens are allowed.",
+	               MAX_BIAS);
+}
+
+static bool
 add_bias(Generation *g, int32_t id, const json_t *value, const char *name, Problem *p)
 {
 	/* false of llama.cpp forbids the token */
@@ -123,8 +130,7 @@ add_bias(Generation *g, int32_t id, const json_t *value, const char *name, Probl
 		               "-100 to 100.",
 		               name);
 	if (g->ep.n_logit_bias == MAX_BIAS)
-		return problem(p, 400, "logit_bias",
-		               "Invalid 'logit_bias': at most %d tokens are allowed.", MAX_BIAS);
+		return too_many_biases(p);
 	g->bias[g->ep.n_logit_bias++] = (llmc_bias){ id, (float)x };
 	return true;
 }
@@ -150,6 +156,8 @@ add_bias_pair(Generation *g, const json_t *pair, size_t at, Problem *p)
 		               at, vocab - 1);
 	bool ok = tokenize_prompt(g->model, json_string_value(key), json_string_length(key), 0,
 	                          MAX_BIAS, &ids, &n, p);
+	if (ok && n > MAX_BIAS) /* there may be no ids */
+		ok = too_many_biases(p);
 	for (size_t i = 0; ok && i < n; i++)
 		ok = add_bias(g, ids[i], value, name, p);
 	free(ids);

@@ -134,6 +134,10 @@ def test_biases_as_a_list_of_pairs(tiny, engine):
     for bad in ([[3]], [3], [[-1, 2]], [[10**6, 1]], [[3, "x"]], [["a", 101]], [["a", True]]):
         r = tiny.post("/v1/completions", {"model": "tiny", "prompt": "x", "logit_bias": bad})
         assert r.status == 400 and r.json()["error"]["param"] == "logit_bias", r.json()
+    for many in ([["ab" * 600, 1]], [["x" * 300000, 1]], [["a" * 600, 1], ["b" * 600, 1]]):
+        r = tiny.post("/v1/completions", {"model": "tiny", "prompt": "x", "logit_bias": many})
+        e = r.json()["error"]
+        assert r.status == 400 and e["param"] == "logit_bias" and "at most 1024" in e["message"], e
 
 
 def test_log_probabilities_of_the_whole_vocabulary_are_refused_by_name(tiny):
