@@ -98,7 +98,8 @@ typedef struct ValueStyle {
 } ValueStyle;
 
 typedef struct CategoryRun CategoryRun; /* regex_property.c */
-typedef struct GrammarBuilder {         /* state of one compilation from source to automaton */
+typedef struct PropertyRanges PropertyRanges;
+typedef struct GrammarBuilder { /* state of one compilation from source to automaton */
 	Arena *a;
 	llmc_error *err;
 	jmp_buf fault; /* target of build_fail, which sets *err */
@@ -115,6 +116,8 @@ typedef struct GrammarBuilder {         /* state of one compilation from source 
 	const ValueStyle *style; /* form of values in a call; NULL: JSON */
 	const CategoryRun *run;  /* [n_run] categories of all characters; NULL: not read yet */
 	size_t n_run;
+	PropertyRanges *property; /* list of the properties that were read */
+	size_t n_range;           /* ranges of all classes of regular expressions */
 	/* shared rules of JSON values, per style; -1: not built yet */
 	int32_t json_string[N_STYLE], json_value[N_STYLE], json_object[N_STYLE],
 	    json_array[N_STYLE];
@@ -159,10 +162,11 @@ typedef struct RegexFlags {
 /* The expression for language.c, with anchors at any position; flags.json is ignored. */
 Expr *regex_operand(GrammarBuilder *b, const char *s, size_t n, RegexFlags flags);
 Expr *regex_read(GrammarBuilder *b, const char *s, size_t n, RegexFlags flags);
-/* One character, either plain or as written inside a JSON string */
 /* Characters of a property of Unicode: a general category by one of its names ("Lu",
- * "Uppercase_Letter", "gc=Lu"), Any or ASCII. Returns the number of ranges; 0: not known. */
-size_t regex_property(GrammarBuilder *b, const char *name, Range **out);
+ * "Uppercase_Letter", "gc=Lu"), Any or ASCII. Returns the number of ranges; 0: not known. The
+ * ranges are sorted, do not touch, and are read once per property. */
+size_t regex_property(GrammarBuilder *b, const char *name, const Range **out);
+/* One character, either plain or as written inside a JSON string */
 Expr *regex_chars(GrammarBuilder *b, const Range *r, size_t n, RegexFlags flags);
 /* Writes the other case of the ASCII letters in r to out [2 n] and returns their count. */
 size_t ranges_fold(const Range *r, size_t n, Range *out);

@@ -26,7 +26,7 @@ regex_chars(GrammarBuilder *b, const Range *r, size_t n, RegexFlags flags)
 		{ 0x20, 0x21 }, { 0x23, 0x5B }, { 0x5D, 0x7E }, { 0x80, 0x10FFFF }
 	};
 	ExprList parts = { 0 };
-	Range *own = NEW(b->a, Range, 3 * n + 1), *direct;
+	Range *own = NEW(b->a, Range, (flags.fold ? 3 : 1) * n + 1), *direct;
 	size_t n_direct = 0;
 
 	if (n)
@@ -36,7 +36,7 @@ regex_chars(GrammarBuilder *b, const Range *r, size_t n, RegexFlags flags)
 	n = ranges_join(own, n);
 	if (!flags.json)
 		return expr_chars(b, own, n);
-	direct = NEW(b->a, Range, 4 * n + 1);
+	direct = NEW(b->a, Range, n + 4); /* each of the 3 gaps divides one range at most */
 	for (size_t i = 0; i < n; i++)
 		for (size_t k = 0; k < 4; k++) {
 			uint32_t lo = own[i].lo > plain[k].lo ? own[i].lo : plain[k].lo,

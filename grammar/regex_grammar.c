@@ -7,7 +7,13 @@
 #include "base/utf8.h"
 #include "grammar/language.h"
 
-enum { MAX_NEST = 200, MAX_COUNT = 1000000, MAX_RANGES = 4096, MAX_SHOWN = 200 };
+enum {
+	MAX_NEST = 200,
+	MAX_COUNT = 1000000,
+	MAX_RANGES = 4096,        /* of one class */
+	MAX_ALL_RANGES = 1 << 20, /* of all classes of a grammar */
+	MAX_SHOWN = 200,
+};
 
 typedef struct RegexReader {
 	GrammarBuilder *b;
@@ -70,6 +76,10 @@ class_add(RegexReader *r, Class *c, uint32_t lo, uint32_t hi)
 {
 	if (c->n >= MAX_RANGES)
 		wrong(r, "a class has more than %d ranges", MAX_RANGES);
+	/* a short name such as \pL stands for hundreds of ranges */
+	if (++r->b->n_range > MAX_ALL_RANGES)
+		wrong(r, "the character classes of the grammar have more than %d ranges",
+		      MAX_ALL_RANGES);
 	c->r = arena_grow(r->b->a, c->r, &c->cap, c->n + 3, sizeof *c->r);
 	c->r[c->n++] = (Range){ lo, hi };
 	if (r->flags.fold)
@@ -160,8 +170,8 @@ static void
 property(RegexReader *r, bool invert, Class *out)
 {
 	const char *name = r->text + r->at;
-	Class c = { 0 };
-	Range *range;
+	Class c = { 0 }, *to = invert ? &c : out;
+	const Range *range;
 	size_t len = 1;
 
 	if (take(r, "{")) {
@@ -181,7 +191,7 @@ property(RegexReader *r, bool invert, Class *out)
 		      "such as \\p{L} and \\p{Lu}",
 		      name);
 	for (size_t i = 0; i < n; i++)
-		class_add(r, &c, range[i].lo, range[i].hi);
+		class_add(r, to, range[i].lo, range[i].hi);
 	if (invert)
 		c = inverted(r, c);
 	for (size_t i = 0; i < c.n; i++)

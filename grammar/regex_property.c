@@ -11,6 +11,14 @@ struct CategoryRun {
 	const char *name; /* "Lu" */
 };
 
+/* Characters of one property. */
+struct PropertyRanges {
+	const char *name;
+	const Range *range;
+	size_t n;
+	PropertyRanges *next;
+};
+
 static const char *const long_name[][2] = {
 	{ "Letter", "L" },
 	{ "Cased_Letter", "LC" },
@@ -85,19 +93,11 @@ is_in(const char *category, const char *name)
 	return !strncmp(category, name, strlen(name));
 }
 
-size_t
-regex_property(GrammarBuilder *b, const char *name, Range **out)
+static size_t
+read_property(GrammarBuilder *b, const char *name, Range **out)
 {
 	size_t n = 0, cap = 0;
 
-	for (size_t i = 0; i < 2; i++) {
-		const char *prefix = i ? "gc=" : "General_Category=";
-		if (!strncmp(name, prefix, strlen(prefix)))
-			name += strlen(prefix);
-	}
-	for (size_t i = 0; i < sizeof long_name / sizeof *long_name; i++)
-		if (!strcmp(name, long_name[i][0]))
-			name = long_name[i][1];
 	*out = NULL;
 	if (!strcmp(name, "Any") || !strcmp(name, "ASCII")) {
 		*out = NEW(b->a, Range, 1);
@@ -109,10 +109,41 @@ regex_property(GrammarBuilder *b, const char *name, Range **out)
 	if (!b->run)
 		read_runs(b);
 	for (size_t i = 0; i < b->n_run; i++) {
-		if (!is_in(b->run[i].name, name))
+		const CategoryRun *run = &b->run[i];
+		if (!is_in(run->name, name))
 			continue;
+		if (n && (*out)[n - 1].hi + 1 == run->lo) {
+			(*out)[n - 1].hi = run->hi;
+			continue;
+		}
 		*out = arena_grow(b->a, *out, &cap, n + 1, sizeof **out);
-		(*out)[n++] = (Range){ b->run[i].lo, b->run[i].hi };
+		(*out)[n++] = (Range){ run->lo, run->hi };
 	}
 	return n;
+}
+
+size_t
+regex_property(GrammarBuilder *b, const char *name, const Range **out)
+{
+	PropertyRanges *p;
+	Range *range;
+
+	for (size_t i = 0; i < 2; i++) {
+		const char *prefix = i ? "gc=" : "General_Category=";
+		if (!strncmp(name, prefix, strlen(prefix)))
+			name += strlen(prefix);
+	}
+	for (size_t i = 0; i < sizeof long_name / sizeof *long_name; i++)
+		if (!strcmp(name, long_name[i][0]))
+			name = long_name[i][1];
+	for (p = b->property; p && strcmp(p->name, name) != 0;)
+		p = p->next;
+	if (!p) {
+		const size_t n = read_property(b, name, &range);
+		p = NEW(b->a, PropertyRanges, 1);
+		*p = (PropertyRanges){ name, range, n, b->property };
+		b->property = n ? p : b->property;
+	}
+	*out = p->range;
+	return p->n;
 }

@@ -5,10 +5,12 @@ Instances are written with keys in the order of the schema. Grammar(None, ...) h
 
 import itertools
 import json
+import os
 import pathlib
 import random
 import re
 import subprocess
+import sys
 import unicodedata
 
 import jsonschema
@@ -462,6 +464,24 @@ def test_a_file_is_checked_from_the_command_line(tmp_path):
     r = run("--grammar", lark, "--check", bad)
     assert r.returncode == 3 and "ends after 1 bytes" in r.stderr
     assert run("--check", good).returncode == 1
+
+
+LONG_REGEX = """
+import resource, sys
+import llmc
+now = 1024 * int(next(x for x in open("/proc/self/status") if x[:7] == "VmSize:").split()[1])
+resource.setrlimit(resource.RLIMIT_AS, (now + 2**30,) * 2)
+llmc.Grammar(None, "regex", sys.argv[1] * 300000)
+"""
+
+
+@pytest.mark.parametrize("part", [r"\pL", r"\P{L}", r"\s", r"[\pL\pN]"])
+def test_a_long_regular_expression_has_bounded_memory(part):
+    """A few bytes stand for hundreds of ranges."""
+    env = dict(os.environ, PYTHONPATH=str(ROOT / "bindings/python"))
+    run = [sys.executable, "-c", LONG_REGEX, part]
+    r = subprocess.run(run, capture_output=True, text=True, env=env)
+    assert "classes of the grammar have more than 1048576 ranges" in r.stderr, r.stderr[-500:]
 
 
 def general(*names):
