@@ -501,7 +501,9 @@ def general(*names):
     ],
 )
 def test_general_categories_are_those_of_unicode(pattern, holds):
-    known = [c for c in range(0x20, 0x110000) if unicodedata.category(chr(c)) not in ("Cn", "Cs")]
+    # a newer Python knows more characters
+    old = unicodedata.ucd_3_2_0
+    known = [c for c in range(0x20, 0x110000) if old.category(chr(c)) not in ("Cn", "Cs")]
     sample = random.Random(pattern).sample(known, 400) + list(range(0xA0, 0x180))
     with llmc.Grammar(None, "json_schema", {"pattern": pattern, "type": "string"}) as g:
         for c in map(chr, sample):
