@@ -20,9 +20,10 @@ combine(Candidate *cand, int32_t n, const llmc_tokenizer *tok, Piece *piece)
 {
 	for (int32_t i = 0; i < n; i++) {
 		size_t need = 0;
-		llmc_status s =
-		    llmc_token_bytes(tok, cand[i].id, piece[i].text, PIECE, &need, NULL);
-		piece[i].n = s == LLMC_OK ? need : 0;
+		/* a special token adds no text */
+		if (!llmc_token_is_special(tok, cand[i].id) &&
+		    llmc_token_bytes(tok, cand[i].id, piece[i].text, PIECE, &need, NULL) == LLMC_OK)
+			piece[i].n = need;
 	}
 	for (int32_t i = 0; i < n; i++)
 		for (int32_t k = 0; k < n; k++) {
@@ -84,18 +85,18 @@ sample_infill(const SampleScratch *m, const ChainOwner *own, int32_t n)
 	}
 	others = keep(own, cand, n, sure);
 	if (others == 0) {
-		/* sure of nothing: end */
-		const int32_t end = own->end(own->sampler);
-		for (int32_t i = 0; end >= 0 && i < n; i++)
+		/* sure of nothing: end, also if an earlier sampler dropped the end */
+		for (int32_t i = 0; own->end >= 0 && i < n; i++)
 			m->work[cand[i].id] = -INFINITY;
-		if (end >= 0)
-			m->work[end] = 0;
+		if (own->end >= 0)
+			m->work[own->end] = 0;
 		return true;
 	}
 	for (int32_t i = 0; i < n; i++)
 		left += cand[i].v;
 	keep(own, cand, n, left / (others + 1));
 	for (int32_t i = 0; i < n; i++)
-		m->work[cand[i].id] = cand[i].v > 0 ? logf(cand[i].v) : -INFINITY;
+		if (!(cand[i].v > 0)) /* combined weights select; tokens keep their logits */
+			m->work[cand[i].id] = -INFINITY;
 	return true;
 }

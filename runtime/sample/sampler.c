@@ -440,12 +440,17 @@ is_end(const llmc_sampler *s, int32_t id)
 	return sampler_stops_at(s, id);
 }
 
+/* Return a token that ends the text and that nothing forbids; -1: there is none. */
 static int32_t
-end(const llmc_sampler *s)
+allowed_end(const llmc_sampler *s, const float *work)
 {
-	if (s->n_eos && !s->p.ignore_eos && s->eos[0] < s->vocab)
-		return s->eos[0];
-	return s->p.n_stop_tokens ? s->p.stop_tokens[0] : -1;
+	for (int32_t i = 0; i < s->n_eos && !s->p.ignore_eos; i++)
+		if (s->eos[i] >= 0 && s->eos[i] < s->vocab && work[s->eos[i]] != -INFINITY)
+			return s->eos[i];
+	for (int32_t i = 0; i < s->p.n_stop_tokens; i++)
+		if (work[s->p.stop_tokens[i]] != -INFINITY)
+			return s->p.stop_tokens[i];
+	return -1;
 }
 
 /* Exclude the last token of a bad word if the output ends with the others; before min_tokens,
@@ -590,7 +595,7 @@ draw(llmc_sampler *s, const SampleScratch *m, int32_t best)
 		                                   .penalise = penalise,
 		                                   .dry = dry,
 		                                   .is_end = is_end,
-		                                   .end = end,
+		                                   .end = allowed_end(s, m->work),
 		                                   .tok = s->tok },
 		                    r);
 	if (s->p.mirostat)

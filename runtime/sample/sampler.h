@@ -108,14 +108,15 @@ bool sample_has_xtc(const llmc_params *p);
 double sample_xtc_threshold(const llmc_params *p);
 /* Temperature for these candidates, whose values are weights: dynatemp_range varies it. */
 double sample_temperature(const llmc_params *p, const Candidate *cand, int32_t n);
-/* Helpers: the k-th largest of m->work, 1 <= k <= vocab (the candidates are scratch memory);
- * candidates in order of their values, the largest first; the largest weights that reach top_p of
- * the sum at the front, first *n_larger unsorted ones, then *n_sorted sorted ones; the candidate at
- * which the running sum of weights exceeds `at`. */
+/* The k-th largest of m->work, 1 <= k <= vocab; the candidates are scratch memory. */
 float sample_kth_largest(const SampleScratch *m, int32_t k);
+/* Sort by value, the largest first; ties go to the lower id. */
 void sample_sort(Candidate *cand, int32_t n);
+/* Bring the largest weights that reach top_p of the sum to the front: first *n_larger unsorted
+ * ones, then *n_sorted sorted ones. */
 void sample_cut_top_p(Candidate *cand, int32_t n, double top_p, int32_t *n_larger,
                       int32_t *n_sorted);
+/* Return the id of the candidate at which the running sum of weights exceeds `at`. */
 int32_t sample_cumulative(const Candidate *cand, int32_t n, double at);
 /* Drop logits by top_n_sigma. */
 void sample_top_n_sigma(float *v, int32_t n, float largest, float n_sigma);
@@ -134,9 +135,8 @@ typedef struct ChainOwner { /* samplers that depend on the tokens so far */
 	llmc_sampler *sampler;
 	void (*penalise)(llmc_sampler *s, const SampleScratch *m);
 	void (*dry)(llmc_sampler *s, const SampleScratch *m);
-	/* does the token end the text? end: one that does; -1: none */
-	bool (*is_end)(const llmc_sampler *s, int32_t id);
-	int32_t (*end)(const llmc_sampler *s);
+	bool (*is_end)(const llmc_sampler *s, int32_t id); /* does the token end the text? */
+	int32_t end;               /* a token that ends the text and is allowed next; -1: none */
 	const llmc_tokenizer *tok; /* NULL: tokens have no text */
 } ChainOwner;
 int32_t sample_chain(const SampleScratch *m, const llmc_params *p, const char *order,

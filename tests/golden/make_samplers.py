@@ -2,8 +2,9 @@
 Mirostat. They are written here from the definitions, in double and without shortcuts; the order is that of
 runtime/sample/sampler.h. tests/unit/test_samplers.c reads the files.
 
-samplers.txt   logits; then per case: options, prompt, output, breakers (each list: its length and its items), the order
-               of the samplers ('-': that of sampler.h), and the probability of each token
+samplers.txt   logits; texts of the tokens; then per case: options, prompt, output, breakers (each list: its length and its
+               items), the order of the samplers ('-': that of sampler.h; '+' before it: tokens have their texts), and the
+               probability of each token
 mirostat.txt   per case: version, tau, eta, mu, temperature, seed of the logits, their number and standard deviation, and
                the number of tokens that are kept; then for each of these its id, probability, and the mu after it
 """
@@ -35,6 +36,8 @@ OFF = {
     "min_keep": 0,
 }
 END = 7  # a stop token: for llama.cpp's infill an end of the text
+# several begin with others; several are equal in their first bytes only
+TEXTS = [f"{a}{b}" for a in ("", "a", "ab", "abc", "b", "ba", "c", "xa") for b in "abcdéf"]
 PROMPT = [2, 5, 5, 1, 30, 31, 32, 33, 2, 5, 40]
 OUTPUT = [4, 30, 31, 32, 8, 4, 30, 31, 32]
 A_B_C = [1, 2, 3, 3, 2, 3, 9, 1, 2, 3]  # the example of llama.cpp's comments
@@ -147,11 +150,27 @@ def keep_only(logits, ids):
     return out
 
 
-def infill(logits):
+def combine(p, ids):
+    """Add up tokens of which one begins with the other's text: the likelier one gets the sum."""
+    p, left = p.copy(), set(ids)
+    for a in ids:
+        for b in ids:
+            if a in left and b in left and a != b and TEXTS[b].startswith(TEXTS[a]):
+                to, of = (b, a) if p[b] > p[a] else (a, b)
+                p[to] += p[of]
+                p[of] = 0
+                left.remove(of)
+    return p
+
+
+def infill(logits, texts):
     p = softmax(logits)
     left = [i for i in np.argsort(-logits, kind="stable") if logits[i] > -np.inf]
     if 3 * p[END] * len(left) > 1 - p[END]:
         return keep_only(logits, [END])
+    if texts:
+        p = combine(p, left)
+        left = [i for i in left if p[i] > 0]
     sure = [i for i in left if i == END or p[i] >= 0.2]
     others = [i for i in sure if i != END]
     if not others:
@@ -160,7 +179,7 @@ def infill(logits):
     return keep_only(logits, [i for i in sure if i == END or p[i] >= least])
 
 
-def step(letter, logits, o, prompt, output, breakers, xtc):
+def step(letter, logits, o, prompt, output, breakers, xtc, texts):
     """One sampler of llama.cpp."""
     order = [i for i in np.argsort(-logits, kind="stable") if logits[i] > -np.inf]
     p, n = softmax(logits), len(order)
@@ -193,7 +212,7 @@ def step(letter, logits, o, prompt, output, breakers, xtc):
         t = temperature(logits, o)
         return logits / t if t > 0 else keep_only(logits, [np.argmax(logits)])
     elif letter == "i":
-        return infill(logits)
+        return infill(logits, texts)
     return logits
 
 
@@ -201,10 +220,11 @@ def chain(logits, o, prompt, output, breakers, order):
     threshold = o["xtc_threshold"] or 0.1
     chance = o["xtc_probability"] if threshold <= 0.5 else 0
     total = np.zeros(V)
+    order = order or " "
     for xtc, share in ((False, 1 - chance), (True, chance)):
         x = logits.copy()
-        for letter in order:
-            x = step(letter, x.copy(), o, prompt, output, breakers, xtc)
+        for letter in order.strip("+ "):
+            x = step(letter, x.copy(), o, prompt, output, breakers, xtc, order[0] == "+")
         total += share * softmax(x)
     return total
 
@@ -254,6 +274,10 @@ def orders():
             yield {**extra, "min_keep": keep, "temperature": 0.7}, [1], [], [], "-"
     for k, t in ((0, 1.0), (3, 1.0), (2, 0.4), (12, 0.2), (30, 3.0)):
         yield {"top_k": k, "temperature": t}, [1], [], [], "kti"
+    for order in ("kti", "kit", "ki", "tki"):
+        for k, t in ((0, 1.0), (3, 1.0), (6, 0.6), (12, 1.5), (16, 0.4), (30, 0.8), (44, 0.7)):
+            yield {"top_k": k, "temperature": t}, [1], [], [], "+" + order
+            yield {"top_k": k, "temperature": t, "min_p": 0.1}, [1], [], [], "+m" + order
 
 
 def cases():
@@ -355,6 +379,7 @@ def main():
     logits = np.random.default_rng(11).normal(0, 2, V).astype(np.float16).astype(np.float64)
     with open("tests/golden/samplers.txt", "w") as f:
         f.write(" ".join(map(number, logits)) + "\n")
+        f.write(" ".join(TEXTS) + "\n")
         all_cases = [(*c, "-") for c in cases()] + list(orders())
         f.write(f"{len(all_cases)}\n")
         for options, prompt, output, breakers, order in all_cases:

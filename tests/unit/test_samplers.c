@@ -13,6 +13,8 @@
 #include <cmocka.h>
 
 #include "runtime/sample/sampler.h"
+#include "tempdir.h"
+#include "tiny_grammar.h"
 
 enum { V = 48, DRAWS = 8000, MAX_LIST = 128 };
 
@@ -40,7 +42,8 @@ typedef struct Case {
 	llmc_params p;
 	int32_t prompt[MAX_LIST], output[MAX_LIST], n_prompt, n_output;
 	DryBreakers *breakers;
-	char order[SAMPLERS_MAX + 1];
+	char order[SAMPLERS_MAX + 2];
+	bool texts; /* tokens have their texts */
 	double want[V];
 } Case;
 
@@ -78,11 +81,12 @@ read_case(FILE *f, Case *c)
 		seq[i] = (llmc_sequence){ list[i], (size_t)next_list(f, list[i]) };
 	assert_int_equal(dry_breakers_of(V, seq, n, &c->breakers, NULL), LLMC_OK);
 	c->order[0] = 0;
-	n = fscanf(f, " \"%32[^\"]", c->order);
+	n = fscanf(f, " \"%33[^\"]", c->order);
 	assert_int_equal(n, c->order[0] ? 1 : 0);
 	assert_int_equal(fgetc(f), '"');
+	c->texts = c->order[0] == '+';
 	if (strcmp(c->order, "-") != 0)
-		c->p.samplers = c->order;
+		c->p.samplers = c->order + c->texts;
 	if (strchr(c->order, 'i')) { /* the token that ends the text */
 		static const int32_t end = 7;
 		c->p.stop_tokens = &end;
@@ -92,13 +96,40 @@ read_case(FILE *f, Case *c)
 		c->want[i] = next_number(f);
 }
 
+/* Read the texts of the tokens, and open a tokenizer that has them. */
+static llmc_tokenizer *
+read_texts(FILE *f, const Tempdir *dir)
+{
+	const char *path = tempdir_file(dir, "tokenizer.json");
+	FILE *to = fopen(path, "w");
+	llmc_tokenizer *t = NULL;
+	llmc_error err = { 0 };
+
+	assert_non_null(to);
+	fputs("{\"decoder\":{\"type\":\"Fuse\"},\"model\":{\"type\":\"BPE\",\"merges\":[],"
+	      "\"vocab\":{",
+	      to);
+	for (int i = 0; i < V; i++) {
+		char text[16];
+		assert_int_equal(fscanf(f, "%15s", text), 1);
+		fprintf(to, "%s\"%s\":%d", i ? "," : "", text, i);
+	}
+	fputs("}}}", to);
+	fclose(to);
+	if (llmc_tokenizer_open(path, &t, &err) != LLMC_OK)
+		fail_msg("%s", err.text);
+	return t;
+}
+
 static llmc_sampler *
-open_case(const Case *c)
+open_case(const Case *c, const llmc_tokenizer *texts)
 {
 	llmc_sampler *s;
 
 	assert_int_equal(llmc_sampler_open(V, &c->p, &s, NULL), LLMC_OK);
 	sampler_set_breakers(s, c->breakers);
+	if (c->texts)
+		sampler_set_tokenizer(s, texts);
 	for (int32_t i = 0; i < c->n_prompt; i++)
 		llmc_sampler_accept(s, c->prompt[i], true);
 	for (int32_t i = 0; i < c->n_output; i++)
@@ -112,10 +143,10 @@ draws_follow_the_definitions(void **state)
 	FILE *f = fopen("tests/golden/samplers.txt", "r");
 	float v[V];
 
-	(void)state;
 	assert_non_null(f);
 	for (int i = 0; i < V; i++)
 		v[i] = (float)next_number(f);
+	llmc_tokenizer *texts = read_texts(f, *state);
 	int n_case = (int)next_number(f);
 	assert_true(n_case >= 200);
 	for (int k = 0; k < n_case; k++) {
@@ -123,7 +154,7 @@ draws_follow_the_definitions(void **state)
 		Case c;
 		read_case(f, &c);
 		c.p.seed = (uint64_t)k;
-		llmc_sampler *s = open_case(&c);
+		llmc_sampler *s = open_case(&c, texts);
 		for (int pass = 0; pass < 2; pass++) {
 			for (int i = 0; i < DRAWS / 2; i++) {
 				int32_t id = -1;
@@ -134,7 +165,7 @@ draws_follow_the_definitions(void **state)
 			/* a sampler that is used again has no history */
 			llmc_sampler_close(s);
 			c.p.seed += 1000;
-			s = open_case(&c);
+			s = open_case(&c, texts);
 			llmc_sampler_reset(s);
 			for (int32_t i = 0; i < c.n_prompt; i++)
 				llmc_sampler_accept(s, c.prompt[i], true);
@@ -151,7 +182,55 @@ draws_follow_the_definitions(void **state)
 		llmc_sampler_close(s);
 		dry_breakers_close(c.breakers);
 	}
+	llmc_tokenizer_close(texts);
 	fclose(f);
+}
+
+/* Infill that is sure of nothing ends the text, unless the request forbids the end now. */
+static void
+infill_does_not_end_where_it_is_forbidden(void **state)
+{
+	enum { N = 300, END = 2, OTHER = 4 };
+	static float v[N];
+	const int32_t end = END, other = OTHER, list[] = { 1, 8, 9, 10, 11, 12, 13 };
+	const llmc_bias never = { END, -INFINITY };
+	const llmc_sequence word = { &end, 1 };
+	Grammar *g = tiny_grammar("[a-z]0[a-z]0");
+
+	(void)state;
+	for (int k = 0; k < 7; k++) {
+		llmc_params p = LLMC_INIT(llmc_params);
+		llmc_sampler *s;
+		SampleScratch m;
+		p.temperature = 1;
+		p.samplers = "i";
+		p.stop_tokens = k == 6 ? &other : NULL;
+		p.n_stop_tokens = k == 6;
+		p.min_tokens = k == 1;
+		p.n_bad_words = k == 2;
+		p.bad_words = &word;
+		p.n_logit_bias = k == 3 || k == 6;
+		p.logit_bias = &never;
+		p.n_allowed_tokens = k == 4 ? 7 : 0;
+		p.allowed_tokens = list;
+		p.grammar = k == 5 ? g : NULL;
+		assert_int_equal(sampler_open(N, &p, &end, 1, &s, NULL), LLMC_OK);
+		assert_int_equal(sample_scratch_open(N, &m, NULL), LLMC_OK);
+		for (int i = 0; i < N; i++)
+			v[i] = i == END || i == OTHER ? -20 : 0;
+		for (int i = 0; i < 200; i++) {
+			int32_t id = -1;
+			assert_int_equal(sampler_sample(s, &m, v, &id, NULL), LLMC_OK);
+			if (k == 0 || k == 6) /* another end may be allowed */
+				assert_int_equal(id, k ? OTHER : END);
+			else
+				assert_int_not_equal(id, END);
+			assert_true(k != 5 || id < 26);
+		}
+		sample_scratch_release(&m);
+		llmc_sampler_close(s);
+	}
+	grammar_close(g);
 }
 
 /* The logits of make_samplers.py */
@@ -336,7 +415,9 @@ int
 main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(draws_follow_the_definitions),
+		cmocka_unit_test_setup_teardown(draws_follow_the_definitions, tempdir_setup,
+		                                tempdir_teardown),
+		cmocka_unit_test(infill_does_not_end_where_it_is_forbidden),
 		cmocka_unit_test(mirostat_follows_its_definition),
 		cmocka_unit_test(mirostat_approaches_its_target),
 		cmocka_unit_test(mirostat_repeats_its_tokens),
