@@ -119,10 +119,10 @@ embeddings_most(const Generation *g)
 /* ---- prompts of sentence-transformers ---- */
 
 static const llmc_input_prompt *
-prompt_named(const Backend *b, const char *name)
+prompt_named(const Backend *b, const char *name, bool any_case)
 {
 	for (size_t i = 0; i < b->n_prompt; i++)
-		if (!strcasecmp(b->prompts[i].name, name))
+		if (!(any_case ? strcasecmp : strcmp)(b->prompts[i].name, name))
 			return &b->prompts[i];
 	return NULL;
 }
@@ -145,40 +145,36 @@ unknown_prompt(const Backend *b, const char *key, const char *name, Problem *p)
 static bool
 read_prompt(const Generation *g, const json_t *o, const char **text, bool *named, Problem *p)
 {
-	/* names in sentence-transformers' order of preference*/
+	/* names in sentence-transformers' order of preference */
 	static const char *const kinds[][6] = { { "query", "search_query", NULL },
 		                                { "document", "search_document", "passage",
 		                                  "corpus", NULL } };
 	const Backend *b = &g->model->back;
-	const json_t *name = json_object_get(o, "prompt_name"),
-	             *type = json_object_get(o, "input_type");
 	const llmc_input_prompt *found = NULL;
-	const char *key = name && !json_is_null(name) ? "prompt_name" : "input_type";
-	const json_t *v = *key == 'p' ? name : type;
+	const char *name, *kind;
 	bool known = false;
 
+	if (!field_text(o, "prompt_name", &name, p) || !field_text(o, "input_type", &kind, p))
+		return false;
 	*text = "";
-	*named = v && !json_is_null(v);
+	*named = name || kind;
 	for (size_t i = 0; i < b->n_prompt; i++)
 		if (b->prompts[i].usual)
 			*text = b->prompts[i].text;
 	if (!*named)
 		return true;
-	if (!json_is_string(v))
-		return problem(p, 400, key,
-		               "Invalid type for '%s': expected a string, but got %s instead.", key,
-		               json_type_name(v));
-	found = prompt_named(b, json_string_value(v));
-	for (size_t i = 0; *key == 'i' && !found && i < sizeof kinds / sizeof *kinds; i++) {
+	found = prompt_named(b, name ? name : kind, !name);
+	for (size_t i = 0; !name && !found && i < sizeof kinds / sizeof *kinds; i++) {
 		bool this_kind = false;
 		for (const char *const *k = kinds[i]; *k; k++)
-			this_kind |= !strcasecmp(*k, json_string_value(v));
+			this_kind |= !strcasecmp(*k, kind);
 		for (const char *const *k = kinds[i]; this_kind && *k && !found; k++)
-			found = prompt_named(b, *k);
+			found = prompt_named(b, *k, true);
 		known |= this_kind;
 	}
 	if (!found && !known)
-		return unknown_prompt(b, key, json_string_value(v), p);
+		return unknown_prompt(b, name ? "prompt_name" : "input_type", name ? name : kind,
+		                      p);
 	*text = found ? found->text : *text;
 	*named = found != NULL;
 	return true;
@@ -195,7 +191,11 @@ with_prompt(Generation *g, const json_t *v, const char *prompt, bool named, size
 		               i);
 	if (!json_is_string(v) || !*prompt)
 		return embeddings_text(g, v, "input", i, cut, &g->sub[i], p);
-	json_t *both = json_sprintf("%s%s", prompt, json_string_value(v));
+	Strbuf text = { 0 };
+	strbuf_puts(&text, prompt);
+	strbuf_add(&text, json_string_value(v), json_string_length(v));
+	json_t *both = text.failed ? NULL : json_stringn(strbuf_str(&text), text.len);
+	strbuf_release(&text);
 	bool ok =
 	    both ? embeddings_text(g, both, "input", i, cut, &g->sub[i], p) : problem_memory(p);
 	json_decref(both);

@@ -308,10 +308,20 @@ def test_prompts_of_sentence_transformers(server, serve, vectors, want, tmp_path
         ("input_type", "clustering", "Clustering"),
     ):
         assert served(server, **{field: value}) == pytest.approx(own[name], rel=1e-5), value
+    # a text with NUL is not cut there
+    r = [
+        server.post("/v1/embeddings", {"input": a + t, **b}).json()
+        for t in ("a\0b", "a")
+        for a, b in (("", {"prompt_name": "query"}), (PROMPTS["query"], {}))
+    ]
+    assert r[0] == r[1] != r[2] == r[3]
     for body, said in (
         ({"prompt_name": "document"}, "'query', 'passage', 'Clustering'"),
         ({"input_type": "classification"}, "no prompt 'classification'"),
+        ({"prompt_name": "clustering"}, "no prompt 'clustering'"),
         ({"prompt_name": 3}, "an integer"),
+        ({"prompt_name": "query\0"}, "NUL"),
+        ({"input_type": "query\0"}, "NUL"),
         ({"prompt_name": "query", "input": [1, 2]}, "token ids"),
     ):
         r = server.post("/v1/embeddings", {"input": "a", **body})
