@@ -113,7 +113,7 @@ $(BUILD)/expand $(BUILD)/reference $(BUILD)/cached_cc: $(BUILD)/%: $(BUILD)/test
 
 # Linked statically so that the test can replace malloc in the library and its dependencies.
 $(BUILD)/unit/test_memory: LIBS := -Wl,-Bstatic -lyaml -ljansson -lpcre2-8 -lutf8proc $(IMAGE_STATIC) -Wl,-Bdynamic -lm -lpthread -ldl \
-	$(patsubst %,-Wl$(COMMA)--wrap=%,malloc calloc realloc free strdup strndup aligned_alloc posix_memalign)
+	$(patsubst %,-Wl$(COMMA)--wrap=%,malloc calloc realloc free strdup strndup aligned_alloc posix_memalign VP8LHuffmanTablesAllocate)
 
 # Program of the tests of images.
 $(BUILD)/pixels: $(BUILD)/tests/image/pixels.o $(BUILD)/libllmc.a

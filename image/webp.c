@@ -3,6 +3,7 @@
 
 #ifdef LLMC_HAVE_WEBP
 
+#include <stdlib.h>
 #include <string.h>
 
 #include <webp/decode.h>
@@ -27,6 +28,28 @@ failure(VP8StatusCode code, llmc_error *err)
 	return error_set(err, LLMC_E_INPUT, "The WebP image is damaged.");
 }
 
+/* Decode a frame. libwebp reports some failed allocations as damage, such as those of an alpha
+ * plane. So a frame that fails is decoded a second time, if there is memory for its planes. */
+static VP8StatusCode
+decode(const uint8_t *data, size_t n, WebPDecoderConfig *config)
+{
+	const WebPDecoderConfig first = *config;
+	const size_t planes = 5 * (size_t)config->input.width * (size_t)config->input.height;
+	VP8StatusCode code = WebPDecode(data, n, config);
+
+	WebPFreeDecBuffer(&config->output);
+	if (code == VP8_STATUS_OK || code == VP8_STATUS_OUT_OF_MEMORY)
+		return code;
+	void *probe = malloc(planes);
+	free(probe);
+	if (!probe)
+		return VP8_STATUS_OUT_OF_MEMORY;
+	*config = first;
+	code = WebPDecode(data, n, config);
+	WebPFreeDecBuffer(&config->output);
+	return code;
+}
+
 /* Decode one frame into the canvas at x, y. Its size is checked against the canvas. */
 static llmc_status
 read_frame(const uint8_t *data, size_t n, int x, int y, ImagePixels *im, llmc_error *err)
@@ -49,9 +72,7 @@ read_frame(const uint8_t *data, size_t n, int x, int y, ImagePixels *im, llmc_er
 	config.output.u.RGBA.stride = (int)stride;
 	config.output.u.RGBA.size = stride * (size_t)(config.input.height - 1) +
 	                            (size_t)config.input.width * (size_t)im->channels;
-	VP8StatusCode code = WebPDecode(data, n, &config);
-	WebPFreeDecBuffer(&config.output);
-	return failure(code, err);
+	return failure(decode(data, n, &config), err);
 }
 
 /* Content of the first chunk with this tag; NULL: none. A damaged chunk ends the search. */
