@@ -202,10 +202,10 @@ axis_weights(const Spec *s, int32_t i, int32_t n, int32_t side, float *w)
 		w[k] = (float)(w[k] / sum);
 }
 
-/* Input rows of a tile: zeros for the class row, patches, and after each the weights of its
- * position */
-static void
-input_rows(const Spec *s, const ImageRows *rows, const ImageTile *tile, float *out)
+/* Make the input rows of a tile: zeros for the class row, patches, and after each the weights of
+ * its position */
+static llmc_status
+input_rows(const Spec *s, const ImageRows *rows, const ImageTile *tile, float *out, llmc_error *err)
 {
 	const int64_t width = spec_patch_row(s), elems = rows->row_elems,
 	              n = (int64_t)tile->grid_h * tile->grid_w;
@@ -216,7 +216,9 @@ input_rows(const Spec *s, const ImageRows *rows, const ImageTile *tile, float *o
 	while ((side + 1) * (side + 1) <= width - elems)
 		side++;
 	float *high = calloc((size_t)side * 2 + 1, sizeof *high), *wide = high + side;
-	for (int64_t i = 0; high && i < n; i++) {
+	if (!high)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for an image");
+	for (int64_t i = 0; i < n; i++) {
 		float *weight = out + i * width + elems;
 		const int32_t *at = rows->position + (tile->first_row + i) * 2;
 		memcpy(out + i * width, row + i * elems, (size_t)elems * sizeof *out);
@@ -229,6 +231,7 @@ input_rows(const Spec *s, const ImageRows *rows, const ImageTile *tile, float *o
 				weight[y * side + x] = high[y] * wide[x];
 	}
 	free(high);
+	return LLMC_OK;
 }
 
 /* Run the tower over one tile: a sequence of its own. */
@@ -250,11 +253,13 @@ run_tile(llmc_tower *t, const ImageRows *rows, const ImageTile *tile, float *out
 	int32_t *ids = calloc((size_t)n * 4, sizeof *ids), *y = ids + n, *x = y + n,
 	        *number = x + n;
 	float *own = made ? calloc((size_t)n, (size_t)spec_patch_row(s) * sizeof *row) : NULL;
-	if (!ids || (made && !own))
-		return free(ids), free(own),
-		       error_set(err, LLMC_E_MEMORY, "out of memory for an image");
-	if (made)
-		input_rows(s, rows, tile, own);
+	llmc_status status = ids && (own || !made)
+	                         ? LLMC_OK
+	                         : error_set(err, LLMC_E_MEMORY, "out of memory for an image");
+	if (made && status == LLMC_OK)
+		status = input_rows(s, rows, tile, own, err);
+	if (status != LLMC_OK)
+		return free(ids), free(own), status;
 	for (int64_t i = 0; i < patches; i++) {
 		const int32_t *at = rows->position + (tile->first_row + i) * 2;
 		y[first + i] = at[0];
@@ -266,7 +271,7 @@ run_tile(llmc_tower *t, const ImageRows *rows, const ImageTile *tile, float *out
 		                     .pos = { ids, y, x },
 		                     .number = numbered ? number : NULL };
 	pthread_mutex_lock(&t->lock);
-	llmc_status status = n > t->most_rows ? open_session(t, n, err) : LLMC_OK;
+	status = n > t->most_rows ? open_session(t, n, err) : LLMC_OK;
 	const bool open = status == LLMC_OK;
 	if (open) {
 		runtime_lock_processors(t->text->rt);
