@@ -10,8 +10,8 @@
 enum {
 	MAX_NEST = 200,
 	MAX_COUNT = 1000000,
-	MAX_RANGES = 4096,        /* of one class */
-	MAX_ALL_RANGES = 1 << 20, /* of all classes of a grammar */
+	MAX_RANGES = 4096,        /* per class */
+	MAX_ALL_RANGES = 1 << 20, /* sum over all classes of a grammar */
 	MAX_SHOWN = 200,
 };
 

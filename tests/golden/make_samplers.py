@@ -2,8 +2,8 @@
 Mirostat. They are written here from the definitions, in double and without shortcuts; the order is that of
 runtime/sample/sampler.h. tests/unit/test_samplers.c reads the files.
 
-samplers.txt   logits; texts of the tokens; then per case: options, prompt, output, breakers (each list: its length and its
-               items), the order of the samplers ('-': that of sampler.h; '+' before it: tokens have their texts), and the
+samplers.txt   logits; strings of the tokens; then per case: options, prompt, output, breakers (each list: its length and its
+               items), the order of the samplers ('-': that of sampler.h; '+' before it: tokens have strings), and the
                probability of each token
 mirostat.txt   per case: version, tau, eta, mu, temperature, seed of the logits, their number and standard deviation, and
                the number of tokens that are kept; then for each of these its id, probability, and the mu after it
@@ -37,7 +37,7 @@ OFF = {
 }
 END = 7  # a stop token: for llama.cpp's infill an end of the text
 # several begin with others; several are equal in their first bytes only
-TEXTS = [f"{a}{b}" for a in ("", "a", "ab", "abc", "b", "ba", "c", "xa") for b in "abcdéf"]
+PIECES = [f"{a}{b}" for a in ("", "a", "ab", "abc", "b", "ba", "c", "xa") for b in "abcdéf"]
 PROMPT = [2, 5, 5, 1, 30, 31, 32, 33, 2, 5, 40]
 OUTPUT = [4, 30, 31, 32, 8, 4, 30, 31, 32]
 A_B_C = [1, 2, 3, 3, 2, 3, 9, 1, 2, 3]  # the example of llama.cpp's comments
@@ -155,7 +155,7 @@ def combine(p, ids):
     p, left = p.copy(), set(ids)
     for a in ids:
         for b in ids:
-            if a in left and b in left and a != b and TEXTS[b].startswith(TEXTS[a]):
+            if a in left and b in left and a != b and PIECES[b].startswith(PIECES[a]):
                 to, of = (b, a) if p[b] > p[a] else (a, b)
                 p[to] += p[of]
                 p[of] = 0
@@ -163,12 +163,12 @@ def combine(p, ids):
     return p
 
 
-def infill(logits, texts):
+def infill(logits, pieces):
     p = softmax(logits)
     left = [i for i in np.argsort(-logits, kind="stable") if logits[i] > -np.inf]
     if 3 * p[END] * len(left) > 1 - p[END]:
         return keep_only(logits, [END])
-    if texts:
+    if pieces:
         p = combine(p, left)
         left = [i for i in left if p[i] > 0]
     sure = [i for i in left if i == END or p[i] >= 0.2]
@@ -179,7 +179,7 @@ def infill(logits, texts):
     return keep_only(logits, [i for i in sure if i == END or p[i] >= least])
 
 
-def step(letter, logits, o, prompt, output, breakers, xtc, texts):
+def step(letter, logits, o, prompt, output, breakers, xtc, pieces):
     """One sampler of llama.cpp."""
     order = [i for i in np.argsort(-logits, kind="stable") if logits[i] > -np.inf]
     p, n = softmax(logits), len(order)
@@ -212,7 +212,7 @@ def step(letter, logits, o, prompt, output, breakers, xtc, texts):
         t = temperature(logits, o)
         return logits / t if t > 0 else keep_only(logits, [np.argmax(logits)])
     elif letter == "i":
-        return infill(logits, texts)
+        return infill(logits, pieces)
     return logits
 
 
@@ -379,7 +379,7 @@ def main():
     logits = np.random.default_rng(11).normal(0, 2, V).astype(np.float16).astype(np.float64)
     with open("tests/golden/samplers.txt", "w") as f:
         f.write(" ".join(map(number, logits)) + "\n")
-        f.write(" ".join(TEXTS) + "\n")
+        f.write(" ".join(PIECES) + "\n")
         all_cases = [(*c, "-") for c in cases()] + list(orders())
         f.write(f"{len(all_cases)}\n")
         for options, prompt, output, breakers, order in all_cases:

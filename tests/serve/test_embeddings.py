@@ -308,7 +308,7 @@ def test_prompts_of_sentence_transformers(server, serve, vectors, want, tmp_path
         ("input_type", "clustering", "Clustering"),
     ):
         assert served(server, **{field: value}) == pytest.approx(own[name], rel=1e-5), value
-    # a text with NUL is not cut there
+    # a string with NUL is not cut there
     r = [
         server.post("/v1/embeddings", {"input": a + t, **b}).json()
         for t in ("a\0b", "a")

@@ -501,7 +501,7 @@ def general(*names):
     ],
 )
 def test_general_categories_are_those_of_unicode(pattern, holds):
-    # a newer Python knows more characters
+    # a newer Python has more characters
     old = unicodedata.ucd_3_2_0
     known = [c for c in range(0x20, 0x110000) if old.category(chr(c)) not in ("Cn", "Cs")]
     sample = random.Random(pattern).sample(known, 400) + list(range(0xA0, 0x180))

@@ -43,7 +43,7 @@ typedef struct Case {
 	int32_t prompt[MAX_LIST], output[MAX_LIST], n_prompt, n_output;
 	DryBreakers *breakers;
 	char order[SAMPLERS_MAX + 2];
-	bool texts; /* tokens have their texts */
+	bool pieces; /* tokens have strings */
 	double want[V];
 } Case;
 
@@ -84,9 +84,9 @@ read_case(FILE *f, Case *c)
 	n = fscanf(f, " \"%33[^\"]", c->order);
 	assert_int_equal(n, c->order[0] ? 1 : 0);
 	assert_int_equal(fgetc(f), '"');
-	c->texts = c->order[0] == '+';
+	c->pieces = c->order[0] == '+';
 	if (strcmp(c->order, "-") != 0)
-		c->p.samplers = c->order + c->texts;
+		c->p.samplers = c->order + c->pieces;
 	if (strchr(c->order, 'i')) { /* the token that ends the text */
 		static const int32_t end = 7;
 		c->p.stop_tokens = &end;
@@ -96,9 +96,9 @@ read_case(FILE *f, Case *c)
 		c->want[i] = next_number(f);
 }
 
-/* Read the texts of the tokens, and open a tokenizer that has them. */
+/* Read the strings of the tokens, and open a tokenizer that has them. */
 static llmc_tokenizer *
-read_texts(FILE *f, const Tempdir *dir)
+read_pieces(FILE *f, const Tempdir *dir)
 {
 	const char *path = tempdir_file(dir, "tokenizer.json");
 	FILE *to = fopen(path, "w");
@@ -122,14 +122,14 @@ read_texts(FILE *f, const Tempdir *dir)
 }
 
 static llmc_sampler *
-open_case(const Case *c, const llmc_tokenizer *texts)
+open_case(const Case *c, const llmc_tokenizer *pieces)
 {
 	llmc_sampler *s;
 
 	assert_int_equal(llmc_sampler_open(V, &c->p, &s, NULL), LLMC_OK);
 	sampler_set_breakers(s, c->breakers);
-	if (c->texts)
-		sampler_set_tokenizer(s, texts);
+	if (c->pieces)
+		sampler_set_tokenizer(s, pieces);
 	for (int32_t i = 0; i < c->n_prompt; i++)
 		llmc_sampler_accept(s, c->prompt[i], true);
 	for (int32_t i = 0; i < c->n_output; i++)
@@ -146,7 +146,7 @@ draws_follow_the_definitions(void **state)
 	assert_non_null(f);
 	for (int i = 0; i < V; i++)
 		v[i] = (float)next_number(f);
-	llmc_tokenizer *texts = read_texts(f, *state);
+	llmc_tokenizer *pieces = read_pieces(f, *state);
 	int n_case = (int)next_number(f);
 	assert_true(n_case >= 200);
 	for (int k = 0; k < n_case; k++) {
@@ -154,7 +154,7 @@ draws_follow_the_definitions(void **state)
 		Case c;
 		read_case(f, &c);
 		c.p.seed = (uint64_t)k;
-		llmc_sampler *s = open_case(&c, texts);
+		llmc_sampler *s = open_case(&c, pieces);
 		for (int pass = 0; pass < 2; pass++) {
 			for (int i = 0; i < DRAWS / 2; i++) {
 				int32_t id = -1;
@@ -165,7 +165,7 @@ draws_follow_the_definitions(void **state)
 			/* a sampler that is used again has no history */
 			llmc_sampler_close(s);
 			c.p.seed += 1000;
-			s = open_case(&c, texts);
+			s = open_case(&c, pieces);
 			llmc_sampler_reset(s);
 			for (int32_t i = 0; i < c.n_prompt; i++)
 				llmc_sampler_accept(s, c.prompt[i], true);
@@ -182,7 +182,7 @@ draws_follow_the_definitions(void **state)
 		llmc_sampler_close(s);
 		dry_breakers_close(c.breakers);
 	}
-	llmc_tokenizer_close(texts);
+	llmc_tokenizer_close(pieces);
 	fclose(f);
 }
 
