@@ -101,6 +101,14 @@ check_deep(SpecTable *t)
 		if (v->list[i] >= (double)INT(n_layers))
 			err_at(t->d, v->loc, "vision.deep: layer %.0f is not below n_layers = %lld",
 			       v->list[i], (long long)INT(n_layers));
+	/* each layer has one merger, and the number of a merger is below that of layers */
+	for (int i = 1; tower && i < v->n; i++)
+		if (v->list[i] <= v->list[i - 1]) {
+			err_at(t->d, v->loc,
+			       "vision.deep: layer %.0f follows layer %.0f, layers must ascend",
+			       v->list[i], v->list[i - 1]);
+			break;
+		}
 	if (v->n && tower && INT(vision_out) < 1)
 		err_at(t->d, v->loc, "vision.deep: its rows are projected, which needs vision.out");
 }

@@ -325,6 +325,22 @@ def test_a_model_without_a_tower(tmp_path):
         llmc.Model(str(tmp_path / "other"), tower=True, no_weights=True)
 
 
+@pytest.mark.parametrize("layers", [[0] * 8, [1, 0], [0, 1, 1]])
+def test_layers_with_mergers_ascend(layers, tmp_path):
+    """A layer has one merger, and transformers orders rows by layer, not by position in the list."""
+    case = weights.Vision("qwen3_vl-plain")
+    tower = case.config["vision_config"]
+    tower["deepstack_visual_indexes"] = layers
+    tower["depth"] = max(layers) + 1
+    merger = "model.visual.deepstack_merger_list.0."
+    first = {n: shape for n, shape in case.tensors.items() if n.startswith(merger)}
+    assert first
+    for i in range(len(layers)):
+        case.tensors |= {n.replace("list.0.", f"list.{i}."): t for n, t in first.items()}
+    with pytest.raises(llmc.Error, match="vision.deep: layer . follows layer ., layers must asc"):
+        model(tmp_path, case, tower=True)
+
+
 def test_older_names(tmp_path):
     """Names of published LLaVA checkpoints; transformers 5 saves them without vision_model."""
     case = weights.Vision("llava-plain")
