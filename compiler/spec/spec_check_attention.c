@@ -456,7 +456,7 @@ spec_check_exact(SpecTable *t)
 		err_at(t->d, at,
 		       "%s = %lld: only quantised rows need it, keys are %s and values %s", name, n,
 		       t->val[K_kv_k].str, t->val[K_kv_v].str);
-	} else if (!IS(mask, "causal")) {
+	} else if (!IS(mask, "causal") && !(IS(mask, "images") && !IS(vision_part, "rows"))) {
 		err_at(t->d, at,
 		       "%s = %lld: not supported with mask %s, which attends to later tokens", name,
 		       n, t->val[K_mask].str);

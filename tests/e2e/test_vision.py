@@ -256,6 +256,16 @@ def test_a_published_configuration(tmp_path):
     assert (m["n_layers"], m["vision.merge"], m["vision.out"]) == ("27", "16", "2560")
 
 
+def test_exact_pages_need_a_causal_mask():
+    """A wrapper whose images attend to themselves is a causal model if it is opened for text."""
+    folder = os.path.join(weights.HERE, "config-fixtures", "gemma-3-4b-it")
+    exact = {"kv.dtype": "int4", "kv.k": "int4c", "kv.window": "32", "kv.sinks": "4"}
+    m = llmc.Model(folder, no_weights=True, set=exact)
+    assert m["attention.mask"] == "images" and m["kv.window"] == "32"
+    with pytest.raises(llmc.Error, match="kv.window = 32: not supported with mask images"):
+        llmc.Model(folder, no_weights=True, set=exact | {"vision.part": "rows"})
+
+
 def test_an_image_is_one_chunk(tmp_path, monkeypatch):
     """Images whose tokens attend to each other are refused if a chunk has no space for them."""
     case = weights.Vision("gemma3-plain")
