@@ -6,6 +6,7 @@
 #include <pcre2.h>
 #include <string.h>
 
+#include "compiler/spec/family.h"
 #include "compiler/spec/placement_tensors.h"
 
 enum {
@@ -27,67 +28,143 @@ typedef struct PlaceRules {
 } PlaceRules;
 
 typedef enum PlacePart {
-	PART_ATTENTION,
-	PART_RECURRENT,
+	PART_ATTENTION, /* query, key and value */
+	PART_LATENT,    /* latent attention; its query with a latent, or without */
+	PART_LATENT_Q,
+	PART_PLAIN_Q,
+	PART_ATTENTION_OUT,
+	PART_SCAN,
+	PART_LINEAR,
+	PART_CONV,
+	PART_GATE,
 	PART_FFN,
+	PART_SHARED_GATE,
 	PART_SHARED,
+	PART_EXPERTS_GATED,
+	PART_EXPERTS_PLAIN,
 	PART_EXPERTS
 } PlacePart;
 
-/* Tensors of a layer that carry most of its bytes. Norms, biases and the router follow them. */
-static const struct {
+/* Converters store some matrices under one of several names, and llmc sees none of these files.
+ * Variants of a group exclude each other: the rules show which one a file has. */
+typedef enum PlaceGroup { G_NONE, G_QKV, G_KV_B, G_IN, G_CONV, G_OUT, G_UP, N_GROUP } PlaceGroup;
+
+enum { MAX_VARIANT = 3 };
+
+typedef struct PlaceTensor {
 	PlacePart part;
+	PlaceGroup group;
+	int variant;
 	const char *name;
-} tensors[] = {
-	{ PART_ATTENTION, "attn_q" },
-	{ PART_ATTENTION, "attn_k" },
-	{ PART_ATTENTION, "attn_v" },
-	{ PART_ATTENTION, "attn_qkv" },
-	{ PART_ATTENTION, "attn_q_a" },
-	{ PART_ATTENTION, "attn_q_b" },
-	{ PART_ATTENTION, "attn_kv_a_mqa" },
-	{ PART_ATTENTION, "attn_kv_b" },
-	{ PART_ATTENTION, "attn_k_b" },
-	{ PART_ATTENTION, "attn_v_b" },
-	{ PART_ATTENTION, "attn_output" },
-	{ PART_RECURRENT, "ssm_in" },
-	{ PART_RECURRENT, "ssm_conv1d" },
-	{ PART_RECURRENT, "ssm_out" },
-	{ PART_FFN, "ffn_gate" },
-	{ PART_FFN, "ffn_up" },
-	{ PART_FFN, "ffn_down" },
-	{ PART_SHARED, "ffn_gate_shexp" },
-	{ PART_SHARED, "ffn_up_shexp" },
-	{ PART_SHARED, "ffn_down_shexp" },
-	{ PART_EXPERTS, "ffn_gate_exps" },
-	{ PART_EXPERTS, "ffn_up_exps" },
-	{ PART_EXPERTS, "ffn_down_exps" },
+} PlaceTensor;
+
+/* Tensors of a layer that carry most of its bytes. Norms, biases and the router follow them. */
+static const PlaceTensor tensors[] = {
+	{ PART_ATTENTION, G_QKV, 0, "attn_q" },
+	{ PART_ATTENTION, G_QKV, 0, "attn_k" },
+	{ PART_ATTENTION, G_QKV, 0, "attn_v" },
+	{ PART_ATTENTION, G_QKV, 1, "attn_qkv" },
+	{ PART_LATENT_Q, G_NONE, 0, "attn_q_a" },
+	{ PART_LATENT_Q, G_NONE, 0, "attn_q_b" },
+	{ PART_PLAIN_Q, G_NONE, 0, "attn_q" },
+	{ PART_LATENT, G_NONE, 0, "attn_kv_a_mqa" },
+	{ PART_LATENT, G_KV_B, 0, "attn_kv_b" },
+	{ PART_LATENT, G_KV_B, 1, "attn_k_b" },
+	{ PART_LATENT, G_KV_B, 1, "attn_v_b" },
+	{ PART_ATTENTION_OUT, G_NONE, 0, "attn_output" },
+	{ PART_SCAN, G_NONE, 0, "ssm_in" },
+	{ PART_SCAN, G_NONE, 0, "ssm_conv1d" },
+	{ PART_SCAN, G_NONE, 0, "ssm_out" },
+	{ PART_LINEAR, G_IN, 0, "attn_qkv" },
+	{ PART_LINEAR, G_IN, 1, "ssm_in" },
+	{ PART_LINEAR, G_IN, 2, "attn_q" },
+	{ PART_LINEAR, G_IN, 2, "attn_k" },
+	{ PART_LINEAR, G_IN, 2, "attn_v" },
+	{ PART_LINEAR, G_CONV, 0, "ssm_conv1d" },
+	{ PART_LINEAR, G_CONV, 1, "ssm_conv1d_q" },
+	{ PART_LINEAR, G_CONV, 1, "ssm_conv1d_k" },
+	{ PART_LINEAR, G_CONV, 1, "ssm_conv1d_v" },
+	{ PART_LINEAR, G_OUT, 0, "ssm_out" },
+	{ PART_LINEAR, G_OUT, 1, "attn_output" },
+	{ PART_CONV, G_NONE, 0, "shortconv.conv" },
+	{ PART_CONV, G_NONE, 0, "shortconv.in_proj" },
+	{ PART_CONV, G_NONE, 0, "shortconv.out_proj" },
+	{ PART_GATE, G_NONE, 0, "ffn_gate" },
+	{ PART_FFN, G_NONE, 0, "ffn_up" },
+	{ PART_FFN, G_NONE, 0, "ffn_down" },
+	{ PART_SHARED_GATE, G_NONE, 0, "ffn_gate_shexp" },
+	{ PART_SHARED, G_NONE, 0, "ffn_up_shexp" },
+	{ PART_SHARED, G_NONE, 0, "ffn_down_shexp" },
+	{ PART_EXPERTS_GATED, G_UP, 0, "ffn_gate_exps" },
+	{ PART_EXPERTS_GATED, G_UP, 0, "ffn_up_exps" },
+	{ PART_EXPERTS_GATED, G_UP, 1, "ffn_gate_up_exps" },
+	{ PART_EXPERTS_PLAIN, G_NONE, 0, "ffn_up_exps" },
+	{ PART_EXPERTS, G_NONE, 0, "ffn_down_exps" },
 };
+
+enum { N_TENSOR = sizeof tensors / sizeof *tensors };
 
 #define CAN                                                                                        \
 	"the routed experts of a layer (ffn_.*_exps), a whole layer (blk\\.N\\.) or token_embd "   \
 	"can run on the CPU"
 
+/* Return whether the gate of a feed-forward has a tensor of its own in files of GGUF. A family
+ * whose checkpoints stack gate and up keeps them stacked there, as ffn_up. */
+static bool
+has_gate(const Spec *s)
+{
+	const TensorRule *r = rule_for(s->tensor_rule, s->n_tensor_rule, "gate");
+
+	return s->ffn.gated && !(r && strchr(r->role, '+'));
+}
+
 static bool
 has_part(const Spec *s, int layer, PlacePart part)
 {
-	const bool recurrent = s->linear.layer_in[layer] || s->conv.layer_in[layer] ||
-	                       s->ssm.layer_in[layer],
-	           moe = s->moe.layer_in[layer];
+	const bool moe = s->moe.layer_in[layer], attends = spec_attends(s, layer),
+	           mla = s->attention.kind == ATT_MLA,
+	           dense = spec_has_ffn(s, layer) && (!moe || s->moe.parallel);
 
 	switch (part) {
 	case PART_ATTENTION:
-		return s->attention.layer_in[layer] && !recurrent;
-	case PART_RECURRENT:
-		return recurrent;
+		return attends && !mla;
+	case PART_LATENT:
+		return attends && mla;
+	case PART_LATENT_Q:
+		return attends && mla && s->attention.q_rank > 0;
+	case PART_PLAIN_Q:
+		return attends && mla && s->attention.q_rank == 0;
+	case PART_ATTENTION_OUT:
+		return attends;
+	case PART_SCAN:
+		return spec_ssm(s, layer);
+	case PART_LINEAR:
+		return spec_linear(s, layer);
+	case PART_CONV:
+		return spec_conv(s, layer);
+	case PART_GATE:
+		return dense && has_gate(s);
 	case PART_FFN:
-		return spec_has_ffn(s, layer) && (!moe || s->moe.parallel);
+		return dense;
+	case PART_SHARED_GATE:
+		return moe && s->moe.shared_width > 0 && !s->moe.plain;
 	case PART_SHARED:
 		return moe && s->moe.shared_width > 0;
+	case PART_EXPERTS_GATED:
+		return moe && !s->moe.plain;
+	case PART_EXPERTS_PLAIN:
+		return moe && s->moe.plain;
 	case PART_EXPERTS:
 		return moe;
 	}
 	return false;
+}
+
+/* Return whether the tensors are routed experts, which a device can have without the layer. */
+static bool
+is_experts(PlacePart part)
+{
+	return part == PART_EXPERTS || part == PART_EXPERTS_GATED || part == PART_EXPERTS_PLAIN;
 }
 
 /* Split "A=CPU,B=CUDA0" and compile the expressions. Like llama.cpp, a comma ends a rule. */
@@ -132,11 +209,13 @@ read_rules(const SpecTable *t, const char *text, Loc loc, PlaceRules *r)
 	return true;
 }
 
-/* True if the first rule that matches a tensor places it on the CPU. */
+/* True if the first rule that matches a tensor places it on the CPU. found: whether one matches */
 static bool
-on_cpu(const SpecTable *t, PlaceRules *r, Loc loc, const char *name)
+on_cpu(const SpecTable *t, PlaceRules *r, Loc loc, const char *name, bool *found)
 {
-	bool found = false, cpu = false;
+	bool cpu = false;
+
+	*found = false;
 
 	for (int i = 0; i < r->n && !t->d->n_error; i++) {
 		PlaceRule *one = &r->rule[i];
@@ -148,8 +227,8 @@ on_cpu(const SpecTable *t, PlaceRules *r, Loc loc, const char *name)
 		if (rc < 0)
 			continue;
 		one->used = true;
-		cpu = found ? cpu : one->cpu;
-		found = true;
+		cpu = *found ? cpu : one->cpu;
+		*found = true;
 	}
 	return cpu;
 }
@@ -160,19 +239,32 @@ place_layer(const SpecTable *t, const Spec *s, PlaceRules *r, Loc loc, int layer
 {
 	/* experts, others: the first tensor on the CPU, the first that is not,
 	 * and how many there are on the CPU and in all */
-	const char *on[2] = { 0 }, *off[2] = { 0 };
+	const char *on[2] = { 0 }, *off[2] = { 0 }, *name[N_TENSOR];
 	int n[2] = { 0 }, of[2] = { 0 };
+	bool cpu[N_TENSOR], named[N_GROUP][MAX_VARIANT] = { 0 }, any[N_GROUP] = { 0 };
 
-	for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
-		const int other = tensors[i].part != PART_EXPERTS;
+	for (int i = 0; i < N_TENSOR; i++) {
+		bool found;
 		if (!has_part(s, layer, tensors[i].part))
 			continue;
-		const char *name = arena_printf(t->a, "blk.%d.%s.weight", layer, tensors[i].name);
-		const bool cpu = on_cpu(t, r, loc, name);
+		name[i] = arena_printf(t->a, "blk.%d.%s.weight", layer, tensors[i].name);
+		cpu[i] = on_cpu(t, r, loc, name[i], &found);
+		named[tensors[i].group][tensors[i].variant] |= found;
+		any[tensors[i].group] |= found;
+	}
+	for (int i = 0; i < N_TENSOR; i++) {
+		const PlaceTensor *one = &tensors[i];
+		const int other = !is_experts(one->part);
+		/* without a rule for the group, its first variant */
+		const bool absent =
+		    one->group != G_NONE &&
+		    !(any[one->group] ? named[one->group][one->variant] : one->variant == 0);
+		if (!has_part(s, layer, one->part) || absent)
+			continue;
 		of[other]++;
-		n[other] += cpu;
-		const char **first = cpu ? &on[other] : &off[other];
-		*first = *first ? *first : name;
+		n[other] += cpu[i];
+		const char **first = cpu[i] ? &on[other] : &off[other];
+		*first = *first ? *first : name[i];
 	}
 	const int k = n[0] && n[0] < of[0] ? 0 : 1; /* the part that is divided */
 	if (t->d->n_error || !(n[0] + n[1]))
@@ -192,16 +284,17 @@ place(const SpecTable *t, Spec *s, PlaceRules *r, Loc loc, uint8_t *layer_in, ui
 	static const char *const fixed[] = { "output.weight", "output_norm.weight",
 		                             "per_layer_token_embd.weight" };
 	const size_t n_fixed = s->ple_width ? 3 : 2;
+	bool found;
 
 	for (int l = 0; l < s->n_layers && !t->d->n_error; l++)
 		place_layer(t, s, r, loc, l, layer_in, experts_in);
 	for (size_t i = 0; i < n_fixed && !t->d->n_error; i++)
-		if (on_cpu(t, r, loc, fixed[i]))
+		if (on_cpu(t, r, loc, fixed[i], &found))
 			err_at(t->d, loc,
 			       "placement.tensors: %s is on the CPU, but the head and tables of "
 			       "layers stay on the GPU; " CAN,
 			       fixed[i]);
-	s->placement.embedding |= on_cpu(t, r, loc, "token_embd.weight");
+	s->placement.embedding |= on_cpu(t, r, loc, "token_embd.weight", &found);
 	for (int i = 0; i < r->n && !t->d->n_error; i++)
 		if (!r->rule[i].used)
 			err_at(t->d, loc,

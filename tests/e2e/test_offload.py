@@ -156,13 +156,16 @@ def plan(*args, expect=0):
 
 GPU = ["--quantize", "q4_k", "--gpu", "rtx4090", "--host-bandwidth", "60"]
 QWEN, DENSE = "configs/qwen3-30b-a3b.yaml", "configs/llama3-70b.yaml"
+LATENT, STACKED = "configs/deepseek-v2-lite.yaml", "configs/phi3-mini.yaml"
+LATENT_RULE = r"blk\.1\.((%s|attn_output)|ffn_(gate|up|down)_(sh|)exps?)\.=CPU"
 AUTO = ["--offload", "auto", "--memory"]
 
 
 def placed(model, *args):
-    """Bytes of weights that each device has."""
+    """Ops and layers of each phase on the GPU, and its bytes of weights. The CPU has the rest."""
     got = plan(model, *args, "--arch", "sm_80", "--device", "cuda")
-    return [r["weights"] for r in got["ranks"]] if "ranks" in got else [got["memory"]["weights"]]
+    steps = [[(s["op"], s["layer"]) for s in p["step"]] for p in got["plan"]["phase"]]
+    return steps, [t["id"] for t in got["plan"]["tensor"]], got["memory"]["weights"]
 
 
 @pytest.mark.parametrize(
@@ -175,10 +178,25 @@ def placed(model, *args):
         (QWEN, [r"blk\.4[0-7]\.=CUDA0", "exps=CPU"], ["--n-cpu-moe", "40"]),
         (DENSE, [r"blk\.\d\.=CPU", "token_embd=CPU"], ["--offload", "layers=0-9"]),
         (DENSE, [r"blk\.\d\.=CUDA0"], []),
+        (
+            DENSE,
+            [r"blk\.0\.(attn_(q|k|v|output)|ffn_(gate|up|down))\.weight=CPU", "token_embd=CPU"],
+            ["--offload", "layers=0"],
+        ),
+        (DENSE, [r"blk\.3\.(attn_qkv|attn_out|ffn_)=CPU"], ["--offload", "layers=3"]),
+        (LATENT, [LATENT_RULE % r"attn_q|attn_kv_a_mqa|attn_kv_b"], ["--offload", "layers=1"]),
+        (LATENT, [LATENT_RULE % "attn_q|attn_kv_a_mqa|attn_[kv]_b"], ["--offload", "layers=1"]),
+        (STACKED, [r"blk\.1\.(attn_(qkv|output)|ffn_(up|down))\.=CPU"], ["--offload", "layers=1"]),
+        ("plain", [r"blk\.1\.ffn_(up|down)_exps\.=CPU"], ["--offload", "experts=1"]),
+        (QWEN, [r"blk\.2\.ffn_(gate_up|down)_exps\.=CPU"], ["--offload", "experts=2"]),
     ],
 )
-def test_override_tensor_is_llama_cpps(model, rules, same):
-    """Rules over GGUF names place what the options of llmc place; the first match decides."""
+def test_override_tensor_is_llama_cpps(model, rules, same, tmp_path):
+    """Rules over GGUF names place what the options of llmc place; the first match decides. A rule
+    needs no names that the model, or its converter, does not have."""
+    if model == "plain":
+        model = tmp_path / "m.yaml"
+        model.write_text(MODELS["moe"].replace("top_k: 3,", "top_k: 3, kind: plain, act: relu2,"))
     args = [a for r in rules for a in ("-ot", r)]
     assert placed(model, *args) == placed(model, *same)
 
