@@ -886,7 +886,8 @@ LLMC_API llmc_status llmc_seq_new(llmc_session *s, int32_t length_bound, llmc_se
 LLMC_API llmc_status llmc_seq_fork(llmc_session *s, llmc_seq from, llmc_seq *out,
                                    llmc_error *err); /* shares pages */
 /* Drop all positions from `len` on. E_RANGE also if a window layer has freed some that it needs
- * again (never up to len + 32 positions), or if RoPE positions of images went, unless len is 0. */
+ * again (never up to len + 32 positions). E_RANGE if `len` is neither 0 nor after the last image,
+ * in models with RoPE positions of images or whose images attend to themselves. */
 LLMC_API llmc_status llmc_seq_trim(llmc_session *s, llmc_seq q, int32_t len, llmc_error *err);
 /* Mark the current position of a sequence with recurrent state. Such a sequence can be trimmed only
  * to 0 or to its last mark. Does nothing for other models. E_FULL: limits.marks are in use. A mark

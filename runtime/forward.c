@@ -242,9 +242,9 @@ fill(Session *s, const llmc_chunk *chunk, int32_t n, int32_t n_dec, bool tables)
 		set_shift(s, st, in, row + c->n_tok - 1);
 		s->q_start[i] = row;
 		s->kv_len[i] = kv->len + c->n_tok;
-		s->prefix_len[i] = s->plan->image_whole && rows_given(in, c->n_tok)
-		                       ? kv->len + c->n_tok
-		                       : st->prefix_len;
+		s->prefix_len[i] = st->prefix_len;
+		if (s->plan->image_whole && rows_given(in, c->n_tok))
+			s->prefix_len[i] = st->n_placed = kv->len + c->n_tok;
 		if (tables)
 			fill_table(s, i, kv);
 		row += c->n_tok;

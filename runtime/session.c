@@ -340,10 +340,11 @@ session_seq_trim(Session *s, llmc_seq q, int32_t len, llmc_error *err)
 		                 "other: it can be trimmed to 0 or to at least %d",
 		                 s->seq[q].prefix_len, q, s->seq[q].prefix_len);
 	if (len && len < s->seq[q].n_placed)
-		return error_set(err, LLMC_E_RANGE,
-		                 "the first %d positions of sequence %d came with RoPE positions "
-		                 "of images: it can be trimmed to 0 or to at least %d",
-		                 s->seq[q].n_placed, q, s->seq[q].n_placed);
+		return error_set(
+		    err, LLMC_E_RANGE,
+		    "the first %d positions of sequence %d belong to images and to what "
+		    "precedes them: it can be trimmed to 0 or to at least %d",
+		    s->seq[q].n_placed, q, s->seq[q].n_placed);
 	if (len && len < s->kv.seq[q].len && plan_has_state(s->plan) &&
 	    !(s->kv.seq[q].mark && len == s->kv.seq[q].mark_len))
 		return error_set(

@@ -17,13 +17,13 @@ typedef struct SavedHead {
 	int64_t bytes; /* size of pages and states */
 	int32_t len, length_bound, prefix_len, mark;
 	int32_t windowless; /* leading pages stored without window pages */
-	int32_t rope_shift;
+	int32_t rope_shift, n_placed;
 	uint64_t adapter; /* key of its adapter; 0: none */
 	uint64_t salt;    /* salt of its prefix-cache pages */
 	uint64_t sum;     /* checksum of pages and states */
 } SavedHead;
 
-static const char magic[8] = "llmckv5";
+static const char magic[8] = "llmckv6";
 
 static void
 head_for(const Session *s, SavedHead *h)
@@ -63,6 +63,7 @@ session_seq_save(Session *s, llmc_seq q, void *buf, size_t cap, size_t *need, ll
 	h.prefix_len = s->seq[q].prefix_len;
 	h.mark = s->seq[q].mark;
 	h.rope_shift = s->seq[q].rope_shift;
+	h.n_placed = s->seq[q].n_placed;
 	h.windowless = s->kv.seq[q].n_windowless;
 	h.adapter = adapter_key(s->rt, s->seq[q].adapter);
 	h.salt = s->seq[q].salt;
@@ -97,7 +98,8 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 		                 "cached rows: they must be the same (here %s)",
 		                 s->plan->target ? s->plan->target : "ref");
 	if (h.len < 0 || h.length_bound < h.len || h.prefix_len < 0 || h.prefix_len > h.len ||
-	    h.mark < 0 || h.rope_shift < -h.len || h.rope_shift > h.len ||
+	    h.mark < 0 || h.rope_shift < -h.len || h.rope_shift > h.len || h.n_placed < 0 ||
+	    h.n_placed > h.len ||
 	    h.windowless < kv_windowless_pages(&s->kv, h.len - KV_MAX_ROLLBACK) ||
 	    h.windowless > kv_windowless_pages(&s->kv, h.len) ||
 	    h.bytes != ranks_saved_bytes(s, kv_seq_pages(h.len), h.windowless, true) ||
@@ -128,7 +130,7 @@ session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_erro
 	s->seq[*out].prefix_len = h.prefix_len;
 	s->seq[*out].mark = h.mark;
 	s->seq[*out].rope_shift = h.rope_shift;
-	s->seq[*out].n_placed = h.rope_shift ? h.len : 0;
+	s->seq[*out].n_placed = h.n_placed;
 	s->seq[*out].salt = h.salt;
 	return LLMC_OK;
 }

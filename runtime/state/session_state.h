@@ -50,9 +50,11 @@ typedef struct SeqState {
 	int32_t mark;       /* with two-axis RoPE: first-axis position of rows after the prefix */
 	/* with images: RoPE position of tokens after the last image minus their position */
 	int32_t rope_shift;
-	int32_t n_placed; /* positions up to the last token that came with its RoPE positions */
-	int32_t n_first;  /* encoder: tokens before those of the second token type; 0: all */
-	int32_t adapter;  /* id; 0: none */
+	/* positions up to the last token that came with its RoPE positions, or whose image attends
+	 * to itself */
+	int32_t n_placed;
+	int32_t n_first; /* encoder: tokens before those of the second token type; 0: all */
+	int32_t adapter; /* id; 0: none */
 	/* its prefix-cache pages are found only by sequences with the same salt; 0: none */
 	uint64_t salt;
 	bool in_step;   /* has a chunk in the forward that is being checked */

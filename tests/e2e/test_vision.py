@@ -296,12 +296,35 @@ def test_a_sequence_is_not_trimmed_into_an_image(tmp_path):
         again = s.fork(seq)
         for q in seq, again:
             for n in 1, tokens.index(case.image_token) + 1, len(tokens) - 1:
-                with pytest.raises(llmc.Error, match="came with RoPE positions of images"):
+                with pytest.raises(llmc.Error, match="belong to images"):
                     s.trim(q, n)
             assert np.array_equal(s.forward([(q, [5, 6], 2)]), want)
         s.trim(seq, 0)
         text = s.forward([(seq, [5, 6], 2)])
         assert np.array_equal(text, s.forward([(s.seq(), [5, 6], 2)]))
+
+
+def test_an_image_that_attends_to_itself_is_not_trimmed(tmp_path):
+    """Not in a fork and not in a saved sequence. Text after the image can go."""
+    case = weights.Vision("gemma3-plain")
+    at = positions(case)
+    runs = [(i, end) for i, end in chunks(case, at, 10**6)]
+    end = max(end for i, end in runs if at[i] >= 0)
+    with model(tmp_path, case, set={"vision.part": "rows"}).session(seqs=3) as s:
+        seq = s.seq()
+        for i, to in runs:
+            if i < end:
+                given = dict(row=case.rows, at=at[i:to])
+                s.forward_images([(seq, case.ids[i:to], 1)], [given])
+        want = s.forward([(seq, [9, 10], 2)])
+        again = s.fork(seq)
+        for q in seq, again, s.load(s.save(seq)):
+            for n in 1, end - 1:
+                with pytest.raises(llmc.Error, match=f"first {end} positions .* belong to images"):
+                    s.trim(q, n)
+            s.trim(q, end)
+            assert np.array_equal(s.forward([(q, [9, 10], 2)]), want)
+        s.trim(seq, 0)
 
 
 def test_what_a_tower_refuses(tmp_path):
