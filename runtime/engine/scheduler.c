@@ -56,6 +56,22 @@ is_here(Sched *s, const SchedSeq *c)
 	return s->only_waiting || s->ops.here(s->ops.user, c->q);
 }
 
+/* Preempt the youngest choice and return its share of the step to the budget. */
+static void
+evict_youngest(Sched *s, StepBudget *b)
+{
+	SchedSeq *out = s->running.youngest;
+
+	if (out->at >= 0) {
+		b->tokens += s->add[out->at];
+		b->rows += s->chunk[out->at].n_out;
+		b->prefill += out->n_done && (out->n_tok - out->n_done == 1 || out->again)
+		                  ? 0
+		                  : s->add[out->at];
+	}
+	sched_preempt(s, out);
+}
+
 /* Add decode chunks, oldest first: choices with one new token, or with accepted tokens that run
  * again. Younger ones are preempted if pages run out. */
 static void
@@ -63,11 +79,11 @@ plan_decode(Sched *s, StepBudget *b)
 {
 	for (SchedSeq *c = s->running.oldest, *next; c; c = next) {
 		const int32_t n = c->n_tok - c->n_done;
-		if ((n == 1 || c->again) && c->n_done && b->tokens >= n && b->rows > 0 &&
-		    is_here(s, c)) {
+		if (c->at < 0 && (n == 1 || c->again) && c->n_done && b->tokens >= n &&
+		    b->rows > 0 && is_here(s, c)) {
 			add_chunk(s, c, n);
 			while (pages_left(s) < 0 && s->running.youngest != c)
-				sched_preempt(s, s->running.youngest);
+				evict_youngest(s, b);
 			if (pages_left(s) < 0)
 				sched_preempt(s, c); /* the youngest; older ones hold the pages */
 			else
@@ -77,13 +93,24 @@ plan_decode(Sched *s, StepBudget *b)
 	}
 }
 
-/* Limit a chunk of n tokens to one image or to the tokens before the next one. An image that does
- * not fit waits for the next step; a prefill budget below it must not block it forever. */
+/* Return n if a chunk of n tokens, which runs as a whole, fits the step; 0: it waits for the next
+ * one. A prefill budget below it must not block it forever. Nor must decode, which takes its tokens
+ * first: the oldest chunk that decode leaves no space for precedes decode in the next step. */
 static int32_t
-whole_image(const Sched *s, const SchedSeq *c, const StepBudget *b, int32_t n)
+whole_chunk(const Sched *s, SchedSeq *c, const StepBudget *b, int32_t n)
+{
+	const bool alone = b->prefill == s->lim.prefill,
+	           fits = n <= b->tokens && (n <= b->prefill || alone) && rows_of(c, n) <= b->rows;
+
+	c->blocked = !fits && alone;
+	return fits ? n : 0;
+}
+
+/* Limit a chunk of n tokens to one image or to the tokens before the next one. */
+static int32_t
+whole_image(const Sched *s, SchedSeq *c, const StepBudget *b, int32_t n)
 {
 	const int32_t *at = c->req->image_at + c->n_done, most = c->req->n_prompt - c->n_done;
-	const bool alone = b->prefill == s->lim.prefill;
 	int32_t run = 1;
 
 	if (most < 1)
@@ -92,23 +119,17 @@ whole_image(const Sched *s, const SchedSeq *c, const StepBudget *b, int32_t n)
 		run++;
 	if (at[0] < 0)
 		return run < most && run < n ? run : n;
-	return run <= b->tokens && (run <= b->prefill || alone) && rows_of(c, run) <= b->rows ? run
-	                                                                                      : 0;
+	return whole_chunk(s, c, b, run);
 }
 
 /* Number of tokens of the next prompt chunk within the budgets; 0: none in this step. */
 static int32_t
-chunk_size(Sched *s, const SchedSeq *c, const StepBudget *b)
+chunk_size(Sched *s, SchedSeq *c, const StepBudget *b)
 {
 	int32_t n = c->n_tok - c->n_done, most = b->tokens < b->prefill ? b->tokens : b->prefill;
 
-	if (s->lim.prompt_whole && c->n_done == 0) {
-		/* in one chunk; a prefill budget below it must not block it forever */
-		n = c->req->n_prompt;
-		bool alone = b->prefill == s->lim.prefill;
-		return n <= b->tokens && (n <= b->prefill || alone) && rows_of(c, n) <= b->rows ? n
-		                                                                                : 0;
-	}
+	if (s->lim.prompt_whole && c->n_done == 0)
+		return whole_chunk(s, c, b, c->req->n_prompt);
 	n = n < most ? n : most;
 	if (n > 0 && rows_of(c, n) > b->rows)
 		n = rows_of(c, n) == n ? b->rows
@@ -126,22 +147,6 @@ chunk_size(Sched *s, const SchedSeq *c, const StepBudget *b)
 	}
 	n = n > 0 ? n : 0;
 	return c->req->image_at ? whole_image(s, c, b, n) : n;
-}
-
-/* Preempt the youngest choice and return its share of the step to the budget. */
-static void
-evict_youngest(Sched *s, StepBudget *b)
-{
-	SchedSeq *out = s->running.youngest;
-
-	if (out->at >= 0) {
-		b->tokens += s->add[out->at];
-		b->rows += s->chunk[out->at].n_out;
-		b->prefill += out->n_done && (out->n_tok - out->n_done == 1 || out->again)
-		                  ? 0
-		                  : s->add[out->at];
-	}
-	sched_preempt(s, out);
 }
 
 /* Add a prompt chunk: preempt younger choices for its pages, then shorten it to the free pages. */
@@ -169,6 +174,17 @@ plan_chunk(Sched *s, SchedSeq *c, StepBudget *b)
 	/* a shortened chunk may end where no logits are wanted: rows_of counts again */
 	add_chunk(s, c, n);
 	consume_budget(b, c, n, true);
+}
+
+/* Add the oldest chunk that decode left no space for. */
+static void
+plan_blocked(Sched *s, StepBudget *b)
+{
+	for (SchedSeq *c = s->running.oldest; c; c = c->younger)
+		if (c->blocked) {
+			plan_chunk(s, c, b);
+			return;
+		}
 }
 
 static void
@@ -207,6 +223,7 @@ run(Sched *s, SchedSeq *c, llmc_seq q, int32_t n_done)
 	c->q = q;
 	c->n_done = n_done;
 	c->state = SEQ_RUNNING;
+	c->blocked = false;
 	s->reserved += sched_reserve(c->req);
 	sched_enqueue(&s->running, c);
 }
@@ -334,6 +351,7 @@ sched_plan(Sched *s)
 	uint64_t preempted = s->n_preempted;
 
 	s->n_chunk = s->n_started = 0;
+	plan_blocked(s, &b);
 	plan_decode(s, &b);
 	plan_prefill(s, &b);
 	/* a choice preempted in this step cannot resume in it, and nothing younger can start */

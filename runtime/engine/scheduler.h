@@ -82,6 +82,7 @@ typedef struct SchedSeq {
 	/* marked before its draft tokens; again: some were rejected, so the sequence is back at the
 	 * mark and its accepted tokens run again */
 	bool marked, again;
+	bool blocked; /* decode left no space for a chunk that runs as a whole */
 	int32_t mark; /* tokens before its mark */
 	/* draft tokens after its last token in this step; in the KV cache until
 	 * sched_commit_drafts */

@@ -1123,6 +1123,39 @@ prefill_chunks_run_with_decoding(void **state)
 	close_sim(m);
 }
 
+/* An image, or a whole prompt, as long as a step runs although another request always decodes. */
+static void
+chunks_as_long_as_a_step_run_with_decoding(void **state)
+{
+	int32_t image_at[70];
+
+	(void)state;
+	for (int32_t i = 0; i < 70; i++)
+		image_at[i] = i < 64 ? 0 : -1;
+	for (int whole = 0; whole < 2; whole++) {
+		Sim *m = open_sim((SchedLimits){ .seqs = 4,
+		                                 .chunk = 64,
+		                                 .n_out = 4,
+		                                 .prefill = 20,
+		                                 .pages = 40,
+		                                 .prompt_whole = whole,
+		                                 .no_prefix = true });
+		SchedReq *first = add_request(m, 5, 100, 1);
+		assert_int_equal(quiet_step(m), 5);
+		SchedReq *r = add_request(m, whole ? 64 : 70, 10, 1);
+		r->image_at = whole ? NULL : image_at;
+		assert_null(sched_reject_reason(&m->s->lim, r));
+		assert_int_equal(quiet_step(m), 1);
+		assert_true(r->started && r->seq[0].n_done == 0);
+		assert_int_equal(quiet_step(m), 64);
+		assert_int_equal(r->seq[0].n_done, 64);
+		assert_int_equal(first->seq[0].n_tok, 7);
+		assert_int_equal(quiet_step(m), whole ? 2 : 7); /* decode goes on */
+		assert_int_equal(first->seq[0].n_tok, 8);
+		close_sim(m);
+	}
+}
+
 static void
 the_youngest_is_preempted_and_resumed_first(void **state)
 {
@@ -1161,6 +1194,7 @@ main(void)
 		cmocka_unit_test(requests_over_the_token_budget_wait_for_preempted_ones),
 		cmocka_unit_test(decoding_is_not_interrupted_until_enough_requests_wait),
 		cmocka_unit_test(prefill_chunks_run_with_decoding),
+		cmocka_unit_test(chunks_as_long_as_a_step_run_with_decoding),
 		cmocka_unit_test(prefill_chunks_end_at_page_boundaries),
 		cmocka_unit_test(the_youngest_is_preempted_and_resumed_first),
 	};
