@@ -68,7 +68,6 @@ sample_infill(const SampleScratch *m, const ChainOwner *own, int32_t n)
 		if (own->is_end(own->sampler, cand[i].id))
 			ends += cand[i].v;
 	}
-	sample_sort(cand, n);
 	if (3 * ends * n > 1 - ends) {
 		for (int32_t i = 0; i < n; i++)
 			if (!own->is_end(own->sampler, cand[i].id))
@@ -77,6 +76,7 @@ sample_infill(const SampleScratch *m, const ChainOwner *own, int32_t n)
 	}
 	const int32_t compared = n < COMBINED ? n : COMBINED;
 	if (own->tok) {
+		sample_sort(cand, n, compared);
 		piece = calloc((size_t)compared, sizeof *piece);
 		if (!piece)
 			return false;

@@ -189,14 +189,15 @@ sample_cut_top_p(Candidate *cand, int32_t n, double top_p, int32_t *n_larger, in
 }
 
 void
-sample_sort(Candidate *cand, int32_t n)
+sample_sort(Candidate *cand, int32_t n, int32_t kept)
 {
 	int32_t left = n;
 
+	kept = kept < n ? kept : n;
 	heapify(cand, n);
-	while (left)
+	while (left > n - kept)
 		heap_take(cand, &left);
-	bring_forward(cand, n, n);
+	bring_forward(cand, n, kept);
 }
 
 /* Return the candidate at which the running sum of weights exceeds `at`; the last one if rounding
@@ -245,7 +246,7 @@ sample_cumulative_sorted(Candidate *cand, int32_t n, double at)
 	for (int32_t i = 0; i < n; i++)
 		if (weight_bucket(cand[i].v) == b)
 			swap(cand, m++, i);
-	sample_sort(cand, m);
+	sample_sort(cand, m, m);
 	return sample_cumulative(cand, m, at);
 }
 
@@ -419,7 +420,7 @@ sample_draw(const SampleScratch *m, const llmc_params *p, int32_t best, SampleRa
 		sample_cut_top_p(cand, n, p->top_p, &larger, &sorted);
 		n = larger + sorted;
 		if (typical)
-			sample_sort(cand, larger);
+			sample_sort(cand, larger, larger);
 	}
 	if (p->min_p > 0)
 		n = keep_min_p(cand, n, p->min_p);

@@ -110,8 +110,8 @@ double sample_xtc_threshold(const llmc_params *p);
 double sample_temperature(const llmc_params *p, const Candidate *cand, int32_t n);
 /* The k-th largest of m->work, 1 <= k <= vocab; the candidates are scratch memory. */
 float sample_kth_largest(const SampleScratch *m, int32_t k);
-/* Sort by value, the largest first; ties go to the lower id. */
-void sample_sort(Candidate *cand, int32_t n);
+/* Sort the `kept` largest values to the front, the largest first; ties go to the lower id. */
+void sample_sort(Candidate *cand, int32_t n, int32_t kept);
 /* Bring the largest weights that reach top_p of the sum to the front: first *n_larger unsorted
  * ones, then *n_sorted sorted ones. */
 void sample_cut_top_p(Candidate *cand, int32_t n, double top_p, int32_t *n_larger,

@@ -106,20 +106,14 @@ drop(const SampleScratch *m, int32_t from, int32_t end)
 		m->work[m->cand[i].id] = -INFINITY;
 }
 
-/* Sorted by logit: weights of far tokens are all 0. */
+/* Keep the `kept` likeliest tokens. By logit: weights of far tokens are all 0. */
 static void
-sort(const SampleScratch *m, int32_t n)
+keep_likeliest(const SampleScratch *m, int32_t n, int32_t kept)
 {
 	for (int32_t i = 0; i < n; i++)
 		m->cand[i].v = m->work[m->cand[i].id];
-	sample_sort(m->cand, n);
-}
-
-static void
-weigh(const SampleScratch *m, int32_t n, float largest)
-{
-	for (int32_t i = 0; i < n; i++)
-		m->cand[i].v = expf(m->work[m->cand[i].id] - largest);
+	sample_sort(m->cand, n, kept);
+	drop(m, kept, n);
 }
 
 static void
@@ -145,12 +139,10 @@ cut_mass(const SampleScratch *m, float largest, double top_p, int32_t min_keep)
 	if (!(top_p > 0 && top_p < 1))
 		return;
 	sample_cut_top_p(m->cand, n, top_p, &larger, &sorted);
-	int32_t kept = larger + sorted;
-	if (kept < min_keep) {
-		sort(m, n);
-		kept = min_keep < n ? min_keep : n;
-	}
-	drop(m, kept, n);
+	if (larger + sorted < min_keep)
+		keep_likeliest(m, n, min_keep);
+	else
+		drop(m, larger + sorted, n);
 }
 
 static void
@@ -162,9 +154,13 @@ cut_min_p(const SampleScratch *m, float largest, float min_p, int32_t min_keep)
 	const float least = largest + logf(min_p);
 	for (int32_t i = 0; i < n; i++)
 		kept += m->work[m->cand[i].id] >= least;
-	sort(m, n);
-	kept = kept < min_keep ? min_keep : kept;
-	drop(m, kept < n ? kept : n, n);
+	if (kept < min_keep) {
+		keep_likeliest(m, n, min_keep);
+		return;
+	}
+	for (int32_t i = 0; i < n; i++)
+		if (m->work[m->cand[i].id] < least)
+			m->work[m->cand[i].id] = -INFINITY;
 }
 
 static void
@@ -183,7 +179,7 @@ cut_typical(const SampleScratch *m, float largest, double typical_p, int32_t min
 			entropy -= cand[i].v / all * log(cand[i].v / all);
 	for (int32_t i = 0; i < n; i++)
 		cand[i].v = -(float)fabs(log(all) - (m->work[cand[i].id] - largest) - entropy);
-	sample_sort(cand, n);
+	sample_sort(cand, n, n);
 	while (kept < n && (kept < min_keep || sum <= typical_p))
 		sum += exp((double)(m->work[cand[kept++].id] - largest)) / all;
 	drop(m, kept, n);
@@ -193,19 +189,21 @@ cut_typical(const SampleScratch *m, float largest, double typical_p, int32_t min
 static void
 cut_xtc(const SampleScratch *m, const llmc_params *p, float largest, double chance)
 {
-	int32_t n = list(m, largest), reach = 0;
+	int32_t n = list(m, largest), reach = 0, last = 0;
 	double all = 0;
 
 	if (!sample_has_xtc(p) || chance >= (double)p->xtc_probability || n < 2)
 		return;
 	for (int32_t i = 0; i < n; i++)
 		all += m->cand[i].v;
-	sort(m, n);
-	weigh(m, n, largest);
-	while (reach < n && m->cand[reach].v >= sample_xtc_threshold(p) * all)
-		reach++;
-	if (reach > 1 && n - (reach - 1) >= p->min_keep)
-		drop(m, 0, reach - 1);
+	const double least = sample_xtc_threshold(p) * all;
+	for (int32_t i = 0; i < n; i++) /* by id, so the last of equal ones has the highest */
+		if (m->cand[i].v >= least &&
+		    (reach++ == 0 || m->work[m->cand[i].id] <= m->work[last]))
+			last = m->cand[i].id;
+	for (int32_t i = 0; reach > 1 && n - (reach - 1) >= p->min_keep && i < n; i++)
+		if (m->cand[i].v >= least && m->cand[i].id != last)
+			m->work[m->cand[i].id] = -INFINITY;
 }
 
 static void
