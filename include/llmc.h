@@ -365,7 +365,7 @@ typedef struct llmc_params { /* LLMC_INIT gives greedy decoding of up to 256 new
 	/* order of samplers, as llama.cpp defines them: names separated by ';' (penalties, dry,
 	 * top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature, infill), or one letter for
 	 * each (e d s k y p m x t i). Others do not sample; without temperature it is 1. Mirostat
-	 * ignores it. NULL: the library's order */
+	 * ignores it. "": no samplers; NULL: the library's order */
 	const char *samplers;
 } llmc_params;
 

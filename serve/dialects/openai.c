@@ -229,7 +229,7 @@ read_samplers(Generation *g, const json_t *o, Problem *p)
 	llmc_params own = LLMC_INIT(llmc_params);
 	llmc_sampler *checked = NULL;
 
-	if (!v || json_is_null(v) || (json_is_array(v) && !json_array_size(v)))
+	if (!v || json_is_null(v))
 		return true;
 	if (!json_is_string(v) && !json_is_array(v))
 		return problem(p, 400, "samplers",
@@ -248,8 +248,7 @@ read_samplers(Generation *g, const json_t *o, Problem *p)
 		strbuf_puts(&order, json_string_value(one));
 		strbuf_putc(&order, ';');
 	}
-	if (json_is_string(v))
-		strbuf_puts(&order, json_string_value(v));
+	strbuf_puts(&order, json_is_string(v) ? json_string_value(v) : "");
 	g->samplers = order.data;
 	if (order.failed)
 		return problem_memory(p);

@@ -76,7 +76,9 @@ def test_other_names_and_values_that_disable(tiny, engine):
         assert served(tiny, **off) == plain, off
     # a sampler that is not in the order is off, also temperature
     assert served(tiny, samplers="", top_k=1, temperature=0) == wanted(engine, samplers="")
-    assert served(tiny, samplers=[], top_k=1) == served(tiny, samplers=None, top_k=1)
+    assert served(tiny, samplers=[], top_k=1) == wanted(engine, samplers=[], top_k=1)
+    assert served(tiny, samplers=[], top_k=1) == served(tiny, samplers="", top_k=1)
+    assert served(tiny, samplers=None, top_k=1) == served(tiny, top_k=1)
     assert served(tiny, samplers="p", top_p=0) == served(tiny, temperature=0)
     assert served(tiny, samplers="kt", top_k=5) == served(tiny, samplers=["top_k", "temp"], top_k=5)
     # zero is a value where it is not the default
