@@ -22,6 +22,7 @@ typedef struct EmbedJob {
 	int32_t context, width;         /* width: elements that are written */
 	const char *file;               /* for messages */
 	const char *prompt;             /* string before each text */
+	bool named;                     /* --prompt-name chose it */
 } EmbedJob;
 
 static Input *
@@ -70,6 +71,11 @@ add_ids(EmbedJob *j, const json_t *list)
 	Input *in = add(j);
 	const size_t n = json_array_size(list);
 
+	if (j->named)
+		return complain("%s: input %zu: token ids have no prompt before them: pass a "
+		                "string, or omit --prompt-name",
+		                j->file, j->n),
+		       false;
 	if (!in || !(in->tok = malloc((n + 1) * sizeof *in->tok)))
 		return complain("out of memory"), false;
 	for (size_t i = 0; i < n; i++) {
@@ -287,6 +293,7 @@ choose_prompt(EmbedJob *j, const llmc_model *m, const char *name)
 	Strbuf names = { 0 };
 
 	j->prompt = "";
+	j->named = name != NULL;
 	for (size_t i = 0; i < n; i++)
 		if (name ? !strcmp(name, list[i].name) : list[i].usual) {
 			j->prompt = list[i].text;

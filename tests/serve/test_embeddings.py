@@ -6,12 +6,14 @@ import json
 import math
 import pathlib
 import shutil
+import subprocess
 
 import pytest
 
 import tiny_model
 from waiting import HANG
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 TEXTS = [
     "hello world",
     "hello",
@@ -326,6 +328,12 @@ def test_prompts_of_sentence_transformers(server, serve, vectors, want, tmp_path
     ):
         r = server.post("/v1/embeddings", {"input": "a", **body})
         assert r.status == 400 and said in r.json()["error"]["message"], r.json()
+
+    (tmp_path / "ids").write_text("[1, 2]\n")
+    for name, said in (("query", "token ids have no prompt"), ("clustering", "prompts are: query")):
+        run = [ROOT / "build/llmc", "embed", vectors, tmp_path / "ids", "--prompt-name", name]
+        r = subprocess.run([*run, "--arch", "generic"], capture_output=True, text=True)
+        assert r.returncode == 1 and said in r.stderr, r.stderr
 
     usual = tmp_path / "usual"
     shutil.copytree(vectors, usual)
