@@ -55,6 +55,7 @@ typedef struct Command {
 /* Options shared by commands that open a model. */
 typedef struct Common {
 	const char *device, *arch, *weights, *kv, *quantize, *lora, *out_dir;
+	const char *device_option; /* option that sets device, for messages; NULL: --device */
 	/* override for --draft mtp: "mtp.part=rows" or "mtp.part=head"; else NULL */
 	const char *mtp, *fit_mode; /* fit_mode: "auto", "never"; NULL: auto */
 	bool images;                /* open it with images (vision.part=rows) */

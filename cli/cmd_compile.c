@@ -89,6 +89,7 @@ compile(int argc, char **argv)
 		return EXIT_MACHINE;
 	size_t n = 0;
 	c.device = target;
+	c.device_option = "--target";
 	if (offload_must_choose(&c)) {
 		free(all);
 		return opt_usage_error(

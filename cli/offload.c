@@ -100,11 +100,11 @@ offload_set(const Common *c, OpenOptions *own, const char **set, size_t *n, llmc
 	}
 	if (strncmp(offload_device(c), "cuda", 4) != 0) {
 		snprintf(err->text, sizeof err->text,
-		         "%s divides a model between a GPU and the CPU, but --device is %s",
+		         "%s divides a model between a GPU and the CPU, but %s is %s",
 		         c->offload.n   ? "--offload"
 		         : c->n_cpu_moe ? "--n-cpu-moe"
 		                        : "--override-tensor",
-		         c->device);
+		         c->device_option ? c->device_option : "--device", c->device);
 		return err->code = LLMC_E_INPUT;
 	}
 	if (is_auto(c)) {
