@@ -172,7 +172,7 @@ interval_exp(llmc_interval v)
 }
 
 static int
-compare_doubles(const void *a, const void *b)
+compare_floats(const void *a, const void *b)
 {
 	float x = *(const float *)a, y = *(const float *)b;
 	return (x > y) - (x < y);
@@ -337,7 +337,7 @@ llmc_eval(llmc_model *m, llmc_model *reference, const llmc_eval_options *opt, ll
 		r.kl.low = isnan(r.kl.low) ? NAN : fmax(r.kl.low, 0);
 		r.agreement.low = isnan(r.agreement.low) ? NAN : fmax(r.agreement.low, 0);
 		r.agreement.high = isnan(r.agreement.high) ? NAN : fmin(r.agreement.high, 1);
-		qsort(r.kl_sorted, (size_t)r.n_tokens, sizeof *r.kl_sorted, compare_doubles);
+		qsort(r.kl_sorted, (size_t)r.n_tokens, sizeof *r.kl_sorted, compare_floats);
 		r.kl_median = quantile(r.kl_sorted, r.n_tokens, .5);
 		r.kl_90 = quantile(r.kl_sorted, r.n_tokens, .9);
 		r.kl_99 = quantile(r.kl_sorted, r.n_tokens, .99);

@@ -25,6 +25,12 @@ pools_prompt(const char *folder)
 	return yes;
 }
 
+static void
+release_json(void *j)
+{
+	json_decref(j);
+}
+
 void
 prompts_read(const char *folder, Arena *a, InputPrompts *out)
 {
@@ -44,7 +50,7 @@ prompts_read(const char *folder, Arena *a, InputPrompts *out)
 	strbuf_release(&text);
 	if (!j)
 		return;
-	arena_defer(a, (void (*)(void *))json_decref, j);
+	arena_defer(a, release_json, j);
 	json_t *all = json_object_get(j, "prompts");
 	const json_t *usual = json_object_get(j, "default_prompt_name");
 	llmc_input_prompt *list = arena_alloc(a, json_object_size(all) + 1, sizeof *list);

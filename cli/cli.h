@@ -359,8 +359,7 @@ const char *offload_device(const Common *c);
 double offload_host_bandwidth(const Common *c); /* bytes/s */
 bool offload_must_choose(const Common *c); /* --offload auto, and open_model has not chosen yet */
 /* Append the overrides of --offload, --n-cpu-moe and --override-tensor, at most MAX_OFFLOAD.
- * E_INPUT: a bad value, or
- * --device names no GPU. */
+ * E_INPUT: a bad value, or --device names no GPU. */
 llmc_status offload_set(const Common *c, OpenOptions *own, const char **set, size_t *n,
                         llmc_error *err);
 llmc_status open_model(Common *c, const char *path, bool no_weights, llmc_model **m,

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "cli/serve_models.h"
+#include "hub/hub.h"
 
 /* Split NAME=PATH at the first '='. It is all path if a '/' comes before the '=' or a file has the
  * whole as its name. */
@@ -53,12 +54,7 @@ add(ServeModels *all, const Common *c, const char *text)
 static const char *
 repo_of(const char *name)
 {
-	static const char *const prefix[] = { "hf:", "hf.co/", "huggingface.co/" };
-
-	for (size_t i = 0; i < sizeof prefix / sizeof *prefix; i++)
-		if (strncasecmp(name, prefix[i], strlen(prefix[i])) == 0)
-			return name + strlen(prefix[i]);
-	return NULL;
+	return strncasecmp(name, "hf:", 3) == 0 ? name + 3 : hub_after_host(name);
 }
 
 /* Replace names of models by paths. Such a model is served under the name of its repository. */
