@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <string.h>
+#include <strings.h>
 
 /* Return whether s ends with `tail`; NULL ends only with "". */
 static inline bool
@@ -19,6 +20,18 @@ static inline int
 text_order(const void *a, const void *b)
 {
 	return strcmp(*(char *const *)a, *(char *const *)b);
+}
+/* Return what follows the host in hf.co/ORG/REPO or huggingface.co/ORG/REPO, names of models that
+ * web pages show; NULL: another string. */
+static inline const char *
+text_after_hub(const char *s)
+{
+	static const char *const hosts[] = { "hf.co/", "huggingface.co/" };
+
+	for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++)
+		if (strncasecmp(s, hosts[i], strlen(hosts[i])) == 0)
+			return s + strlen(hosts[i]);
+	return NULL;
 }
 
 #endif

@@ -4,8 +4,8 @@
 #include <strings.h>
 #include <unistd.h>
 
+#include "base/text.h"
 #include "cli/serve_models.h"
-#include "hub/hub.h"
 
 /* Split NAME=PATH at the first '='. It is all path if a '/' comes before the '=' or a file has the
  * whole as its name. */
@@ -54,7 +54,7 @@ add(ServeModels *all, const Common *c, const char *text)
 static const char *
 repo_of(const char *name)
 {
-	return strncasecmp(name, "hf:", 3) == 0 ? name + 3 : hub_after_host(name);
+	return strncasecmp(name, "hf:", 3) == 0 ? name + 3 : text_after_hub(name);
 }
 
 /* Replace names of models by paths. Such a model is served under the name of its repository. */

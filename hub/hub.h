@@ -33,9 +33,6 @@ typedef struct HubName {
 	const char *want;     /* QUANT or FILE; NULL: the default */
 } HubName;
 
-/* Return what follows the host in hf.co/ORG/REPO or huggingface.co/ORG/REPO, names that web pages
- * show; NULL: another string. */
-const char *hub_after_host(const char *s);
 /* True for hf:..., https://..., http://..., hf.co/... and huggingface.co/... */
 bool hub_is_name(const char *s);
 /* Parse a name. An address below `endpoint` that names a repository or one of its files becomes a

@@ -10,22 +10,11 @@
 
 enum { MAX_PATH_BYTES = 1024, MAX_PART_BYTES = 255 };
 
-const char *
-hub_after_host(const char *s)
-{
-	static const char *const hosts[] = { "hf.co/", "huggingface.co/" };
-
-	for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++)
-		if (strncasecmp(s, hosts[i], strlen(hosts[i])) == 0)
-			return s + strlen(hosts[i]);
-	return NULL;
-}
-
 bool
 hub_is_name(const char *s)
 {
 	return s && (strncasecmp(s, "hf:", 3) == 0 || strncasecmp(s, "https://", 8) == 0 ||
-	             strncasecmp(s, "http://", 7) == 0 || hub_after_host(s));
+	             strncasecmp(s, "http://", 7) == 0 || text_after_hub(s));
 }
 
 bool
@@ -211,7 +200,7 @@ hub_name_parse(const char *text, const char *endpoint, Arena *a, HubName *out, l
 	text = out->text;
 	if (strncasecmp(text, "hf:", 3) == 0)
 		return parse_repo(text + (strncmp(text + 3, "//", 2) == 0 ? 5 : 3), a, out, err);
-	const char *repo = hub_after_host(text);
+	const char *repo = text_after_hub(text);
 	if (repo)
 		return parse_page(repo, a, out) ? LLMC_OK : parse_repo(repo, a, out, err);
 	if (strncasecmp(text, "https://hf.co/", 14) == 0 && parse_page(text + 14, a, out))
