@@ -123,6 +123,7 @@ struct llmc_server {
 	int n_slots;            /* only grows, under the lock */
 	bool nameless;          /* slot[0] is no model: there are only those of the catalogue */
 	ServedModel *retired;   /* closed when they have no users */
+	bool paused_all;        /* all models are paused, also those that are still to be added */
 	Queue sleepers;         /* /sleep calls to answer then */
 	Queue pausers;          /* /pause calls to answer when the paused models run nothing */
 	struct PendingAdapter *adding; /* adapters to be added by the manager thread */

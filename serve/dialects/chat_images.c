@@ -8,6 +8,7 @@
 #include "base/deadline.h"
 #include "base/json.h"
 #include "base/sha256.h"
+#include "serve/dialects/generation.h"
 #include "serve/http/api_keys.h"
 
 enum { MAX_FILE = 32 << 20, FETCH_S = 10 };
@@ -137,14 +138,15 @@ read_data_url(ChatImage *c, const char *url, size_t n, Problem *p)
 	return decode(c, comma + 1, n - (size_t)(comma + 1 - url), p);
 }
 
-/* Whether the client still waits, within the time limit of the request */
+/* Whether the client still waits, within the time limit of the request, and no /pause has cancelled
+ * it */
 static bool
 still_wanted(void *user)
 {
 	Req *r = user;
 
 	pthread_mutex_lock(&r->srv->lock);
-	bool gone = r->gone || r->srv->closing;
+	bool gone = r->gone || r->cancelled || r->srv->closing;
 	pthread_mutex_unlock(&r->srv->lock);
 	return !gone && !deadline_passed();
 }
@@ -172,6 +174,8 @@ fetch(ChatImages *im, ChatImage *c, const char *url, Problem *p)
 	o.user = im->req;
 	llmc_status status = llmc_fetch(url, &o, &data, &c->n, &err);
 	c->data = data;
+	if (status == LLMC_E_CANCELLED)
+		return gen_stopped(im->req, p);
 	if (status != LLMC_OK)
 		return problem_of(p, status, 400, c->where, "Invalid '%s': %s", c->where, err.text);
 	return req_charge(im->req, c->n) || problem_busy(p);
@@ -252,6 +256,8 @@ read_image(ChatImages *im, ServedModel *model, const ChatImage *c, bool count_on
 	    llmc_tower_read(owner_of(model)->back.tower, c->data, c->n, &o, out, &err);
 	if (status == LLMC_OK)
 		return true;
+	if (status == LLMC_E_CANCELLED)
+		return gen_stopped(im->req, p);
 	bool ours = status == LLMC_E_DEVICE || status == LLMC_E_BUG || status == LLMC_E_FULL;
 	return problem_of(p, status, ours ? 500 : 400, c->where, "Invalid '%s': %s", c->where,
 	                  err.text);
@@ -363,6 +369,8 @@ chat_images_run(ChatImages *im, ServedModel *model, Problem *p)
 	if (!im->part)
 		return problem_memory(p);
 	for (size_t i = 0; i < im->n; i++) {
+		if (!still_wanted(im->req))
+			return gen_stopped(im->req, p);
 		if (!run(im, model, &im->image[i], p))
 			return false;
 		im->part[i] = llmc_tower_image_part(kept_image(im->image[i].kept));

@@ -112,6 +112,18 @@ gen_prompts(Generation *g, int32_t n, Problem *p)
 	return true;
 }
 
+bool
+gen_stopped(Req *r, Problem *p)
+{
+	pthread_mutex_lock(&r->srv->lock);
+	const bool cancelled = r->cancelled;
+	pthread_mutex_unlock(&r->srv->lock);
+	return problem(p, 503, NULL, "%s",
+	               cancelled                               ? MODEL_PAUSED
+	               : r->srv->closing && !deadline_passed() ? "The server is shutting down."
+	                                                       : REQUEST_TOO_LONG);
+}
+
 static void
 submit_problem(Generation *g, llmc_status status, const llmc_error *err, Problem *p)
 {
@@ -125,8 +137,7 @@ submit_problem(Generation *g, llmc_status status, const llmc_error *err, Problem
 		problem(p, 400, NULL, "%s", err->text);
 		break;
 	case LLMC_E_CANCELLED:
-		problem(p, 503, NULL, "%s",
-		        deadline_passed() ? REQUEST_TOO_LONG : "The server is shutting down.");
+		gen_stopped(g->req, p);
 		break;
 	case LLMC_E_MEMORY:
 		problem_memory(p);
@@ -230,8 +241,6 @@ done(Generation *g)
 	*g->from = g->next;
 	if (g->next)
 		g->next->from = g->from;
-	if (s->pausers.first)
-		pthread_cond_signal(&s->keep);
 	pthread_mutex_unlock(&s->lock);
 	gen_free(g);
 }
@@ -326,6 +335,10 @@ gen_start(Generation *g, Problem *p)
 		g->er.priority = PRIORITY_MOST + 1; /* lower priority than any client's */
 	if (r->key)
 		g->failed = !(ok = g->key_taken = key_take(r->key, g->key_tokens, p));
+	if (ok && g->model->slot->cancels) {
+		g->failed = true;
+		ok = problem(p, 503, NULL, MODEL_PAUSED);
+	}
 	g->submitting = true;
 	r->gen = g;
 	r->cancel = gen_cancel;
@@ -359,9 +372,8 @@ gen_start(Generation *g, Problem *p)
 			g->n_open++;
 			sub->id = id;
 		}
-		if (status == LLMC_OK && (r->gone || s->closing)) {
+		if (status == LLMC_OK && (r->gone || r->cancelled || s->closing)) {
 			status = LLMC_E_CANCELLED;
-			error_set(&err, status, "the client has disconnected");
 		}
 		if (status != LLMC_OK) {
 			ok = false;
@@ -518,7 +530,7 @@ gen_event(Server *s, const llmc_event *ev)
 		if (ev->finish == LLMC_FINISH_CANCEL && !quiet)
 			fail(g, LLMC_E_CANCELLED,
 			     s->closing ? "The request was cancelled: the server is shutting down."
-			     : paused   ? "The request was cancelled: the model is paused."
+			     : paused   ? MODEL_PAUSED
 			                : "The request was cancelled: the model gets new weights.");
 		else if (ev->finish == LLMC_FINISH_DEADLINE && !quiet)
 			fail(g, LLMC_E_CANCELLED, REQUEST_TOO_LONG);

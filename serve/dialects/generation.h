@@ -134,6 +134,11 @@ gen_own(const Generation *g)
 	return (void *)(uintptr_t)g->own;
 }
 
+#define MODEL_PAUSED "The request was cancelled: the model is paused."
+/* Describe the cancellation of a request that has not been submitted: by /pause, by its time limit
+ * or by the end of the server. Returns false. */
+bool gen_stopped(Req *r, Problem *p);
+
 Generation *gen_new(Req *r, const Dialect *d); /* NULL: out of memory */
 void gen_free(Generation *g);
 void gen_count(Req *r);                                 /* count a generation request */

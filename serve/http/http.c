@@ -658,6 +658,7 @@ req_over(Req *r, bool sent)
 	if (!sent) {
 		r->gone = true;
 		req_cancel(r);
+		pthread_cond_signal(&s->keep); /* it may wait for a model */
 	}
 	r->conn = NULL;
 	if (--s->n_active == 0)

@@ -36,6 +36,7 @@ typedef enum LoadReply {
 	REPLY_STATUS,  /* {"model","status"} */
 	REPLY_SUCCESS, /* llama.cpp's {"success"} in addition */
 	REPLY_DELETED, /* OpenAI's {"id","object","deleted"} */
+	REPLY_PAUSE,   /* {"success","status"}, with "model" unless the call was for all */
 } LoadReply;
 
 /* One request and its answer. */
@@ -63,9 +64,10 @@ struct Req {
 	const char *allow_headers; /* headers that a preflight requested */
 	const char *tail;          /* path below a prefix route; points into path */
 
-	bool on_images;  /* handled by the image worker */
-	bool moved;      /* ... or to be handled by it; both set by workers only */
-	double deadline; /* time limit of a request; 0: none, or not begun */
+	bool on_images; /* handled by the image worker */
+	bool moved;     /* ... or to be handled by it; both set by workers only */
+	/* end of its time limit, which includes waiting for a model; 0: none, or not begun */
+	double deadline;
 
 	/* shared, under Server.lock */
 	bool ready;  /* status, type and headers are set */
@@ -75,6 +77,7 @@ struct Req {
 	bool listed; /* in Server.woken, linked by wake_next; may have been processed since */
 	Req *wake_next;
 	bool gone;      /* no client reads the answer */
+	bool cancelled; /* a /pause has cancelled its generation */
 	size_t held;    /* bytes counted in Server.held */
 	bool generates; /* counted in the request metrics */
 	int status;

@@ -68,6 +68,9 @@ handle(Server *s, Req *r)
 	    r->route->flags & RT_UPLOAD ? 0 : body_cost(strbuf_str(&r->body), r->body.len);
 	Problem p = { 0 };
 
+	/* lines of a batch have no limit */
+	if (s->opt.request_timeout_s > 0 && !r->answered && !(r->deadline > 0))
+		r->deadline = clock_now() + s->opt.request_timeout_s;
 	if (cost > s->max_held)
 		problem(&p, 413, NULL,
 		        "The body has too many values for this server: parsing it needs %zu bytes "
@@ -76,9 +79,6 @@ handle(Server *s, Req *r)
 	else if (!req_charge(r, cost))
 		problem_busy(&p);
 	else if (!(r->route->flags & RT_MODEL) || r->model || models_take(s, r, &p)) {
-		/* lines of a batch have no limit */
-		if (s->opt.request_timeout_s > 0 && !r->answered && !(r->deadline > 0))
-			r->deadline = clock_now() + s->opt.request_timeout_s;
 		deadline_set(r->deadline);
 		r->route->handle(r);
 		deadline_set(0);

@@ -312,6 +312,7 @@ models_find_or_add(Server *s, const char *name, Problem *p)
 	if (!t && made && (t = slot_put(s, made, &old)) != NULL) {
 		t->removed = false;
 		t->was_found = true;
+		t->paused = s->paused_all;
 		made = NULL;
 	}
 	pthread_mutex_unlock(&s->lock);

@@ -87,6 +87,8 @@ struct Slot {
 	ServedModel *model; /* NULL: asleep */
 	bool loading, removed;
 	bool paused; /* requests wait, except those of RT_UNPAUSED */
+	/* ... and those that had its model before, but do not generate yet, are refused */
+	bool cancels;
 	bool
 	    pinned; /* the manager thread uses its source without the lock: it must not be reused */
 	bool found; /* a model of the catalogue, not of the command line */
@@ -102,7 +104,7 @@ struct Slot {
 	uint64_t wanted_at;
 	double used_at;
 	int n_waiting;
-	Queue waiting;         /* requests that wait for the engine */
+	Queue waiting;         /* requests that wait for the engine or the end of a pause */
 	Queue wakers, reloads; /* /wake_up and /reload calls to answer when done */
 	Metrics metrics;
 };

@@ -24,10 +24,10 @@ model_unref(ServedModel *m)
 	m->n_refs--;
 	if (m->of)
 		m->of->n_refs--;
-	if (m->n_refs == 0) {
+	if (m->n_refs == 0)
 		m->slot->used_at = clock_now();
+	if (m->n_refs == 0 || s->pausers.first)
 		pthread_cond_signal(&s->keep);
-	}
 	pthread_mutex_unlock(&s->lock);
 }
 

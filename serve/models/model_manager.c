@@ -42,6 +42,12 @@ put_reply(const Req *r, const char *word, Strbuf *b)
 		json_printf(b, "{\"success\":true,\"model\":%s,\"status\":%s}", r->slot->name,
 		            word);
 		break;
+	case REPLY_PAUSE:
+		strbuf_puts(b, "{\"success\":true,");
+		if (!r->all_models)
+			json_printf(b, "\"model\":%s,", r->slot->name);
+		json_printf(b, "\"status\":%s}", word);
+		break;
 	case REPLY_DELETED:
 		json_printf(b, "{\"id\":%s,\"object\":\"model\",\"deleted\":true}", r->slot->name);
 		break;
@@ -126,27 +132,49 @@ answer_sleep_calls(Server *s)
 	return true;
 }
 
-/* Answer /pause calls whose models run nothing any more. */
-static bool
-answer_pause_calls(Server *s)
+Queue
+slot_overdue(Slot *t, double now)
 {
 	Queue over = { 0 }, left = { 0 };
-	Req *r;
 
-	while ((r = queue_pop(&s->pausers)) != NULL) {
-		bool busy = false;
-		for (int i = 0; i < s->n_slots; i++) {
-			const Slot *t = s->slot[i];
-			if (r->all_models || t == r->slot)
-				busy |= t->paused && t->model && t->model->n_gens > 0;
-		}
-		queue_put(busy ? &left : &over, r);
+	for (Req *r; (r = queue_pop(&t->waiting)) != NULL;) {
+		const bool late = r->gone || (r->deadline > 0 && r->deadline <= now);
+		queue_put(late ? &over : &left, r);
+		t->n_waiting -= late;
 	}
-	s->pausers = left;
+	t->waiting = left;
+	return over;
+}
+
+void
+queue_answer_late(Queue q)
+{
+	Problem p = { 0 };
+
+	problem(&p, 503, NULL, REQUEST_TOO_LONG);
+	queue_answer(q, &p, NULL);
+}
+
+/* Answer requests that waited for longer than their time limit, and drop those without a client.
+ * *ms: time until the next limit. */
+static bool
+answer_overdue(Server *s, int *ms)
+{
+	const double now = clock_now();
+	Queue over = { 0 };
+
+	for (int i = 0; i < s->n_slots; i++) {
+		Queue late = slot_overdue(s->slot[i], now);
+		for (Req *r; (r = queue_pop(&late)) != NULL;)
+			queue_put(&over, r);
+		for (const Req *r = s->slot[i]->waiting.first; r; r = r->next)
+			if (r->deadline > 0 && 1e3 * (r->deadline - now) < *ms)
+				*ms = (int)(1e3 * (r->deadline - now)) + 1;
+	}
 	if (!over.first)
 		return false;
 	pthread_mutex_unlock(&s->lock);
-	queue_answer(over, NULL, "paused");
+	queue_answer_late(over);
 	pthread_mutex_lock(&s->lock);
 	return true;
 }
@@ -461,7 +489,7 @@ slot_put(Server *s, Slot *t, Slot **old)
 		slot_describe(at, &t->about, t->bytes, t->max_input, t->max_total);
 		at->found = t->found;
 		at->unread = t->unread;
-		at->has_keep = at->sleep_when_done = at->paused = false;
+		at->has_keep = at->sleep_when_done = at->paused = at->cancels = false;
 		t->src = src;
 		t->parent = parent;
 		*old = t;
@@ -555,6 +583,7 @@ adapt_one(Server *s)
 	if (status == LLMC_OK) {
 		to->removed = false;
 		to->was_found = true;
+		to->paused = s->paused_all;
 		if (to->sleep_when_done && to->model)
 			model_retire(s, to);
 	}
@@ -590,8 +619,8 @@ model_manager(void *arg)
 	pthread_mutex_lock(&s->lock);
 	while (!s->closing) {
 		int ms = models_sleep_idle(s);
-		if (end_one(s) || answer_sleep_calls(s) || answer_pause_calls(s) || adapt_one(s) ||
-		    reload_one(s) || load_one(s))
+		if (end_one(s) || answer_sleep_calls(s) || models_answer_pauses(s) ||
+		    answer_overdue(s, &ms) || adapt_one(s) || reload_one(s) || load_one(s))
 			continue;
 		clock_after(&until, ms);
 		pthread_cond_timedwait(&s->keep, &s->lock, &until);
@@ -606,16 +635,13 @@ model_manager(void *arg)
 		queue_answer(over, &p, NULL);
 		pthread_mutex_lock(&s->lock);
 	}
-	pthread_mutex_unlock(&s->lock);
-	queue_answer(s->pausers, &p, NULL);
-	pthread_mutex_lock(&s->lock);
-	s->pausers = (Queue){ 0 };
-	Queue over = s->sleepers;
+	Queue pausers = s->pausers, sleepers = s->sleepers;
 	PendingAdapter *adding = s->adding;
-	s->sleepers = (Queue){ 0 };
+	s->pausers = s->sleepers = (Queue){ 0 };
 	s->adding = NULL;
 	pthread_mutex_unlock(&s->lock);
-	queue_answer(over, &p, NULL);
+	queue_answer(pausers, &p, NULL);
+	queue_answer(sleepers, &p, NULL);
 	for (PendingAdapter *next; adding; adding = next) {
 		next = adding->next;
 		req_problem(adding->r, &p);

@@ -19,6 +19,10 @@ Req *queue_pop(Queue *q);          /* NULL: empty */
 /* Answer all with the same Problem, or {"status": word} if p is NULL. Releases their references.
  * Lock not held. */
 void queue_answer(Queue q, const Problem *p, const char *word);
+/* Remove from the slot's waiting requests those whose time limit is over or whose client has
+ * disconnected, and return them with their references; lock held. */
+Queue slot_overdue(Slot *t, double now);
+void queue_answer_late(Queue q); /* answers and releases them; lock not held */
 void adding_free(PendingAdapter *a);
 bool slot_is_awaited(Server *s,
                      const Slot *t); /* a name that borrows its engine waits for it; lock held */
@@ -61,6 +65,9 @@ llmc_status model_limits(const Server *s, const Backend *b, const char *name, in
 void slot_want(Server *s, Slot *t); /* request an engine for it; lock held */
 
 /* models.c */
+/* Answer /pause calls whose models run nothing any more. False: there were none. Lock held,
+ * released meanwhile. */
+bool models_answer_pauses(Server *s);
 Slot *slot_find(Server *s, const char *name); /* NULL: unknown; lock held */
 /* Compare names. Ollama's clients append a tag to names without one. */
 bool slot_is_named(const char *own, const char *name);

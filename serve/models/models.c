@@ -214,6 +214,7 @@ models_take(Server *s, Req *r, Problem *p)
 			return false;
 	}
 	pthread_mutex_lock(&s->lock);
+	Queue over = slot_overdue(t, clock_now());
 	r->slot = t;
 	t->used_at = clock_now();
 	if (t->model && t->model->of)
@@ -237,6 +238,7 @@ models_take(Server *s, Req *r, Problem *p)
 	}
 	bool taken = r->model != NULL && !p->status;
 	pthread_mutex_unlock(&s->lock);
+	queue_answer_late(over);
 	return taken;
 }
 
@@ -268,7 +270,7 @@ models_unproven(Server *s, bool *ill)
 	pthread_mutex_lock(&s->lock);
 	*ill = some_failed(s);
 	for (int i = 0; i < s->n_slots && !m; i++)
-		if (s->slot[i]->model && !s->slot[i]->model->healthy)
+		if (s->slot[i]->model && !s->slot[i]->model->healthy && !s->slot[i]->paused)
 			m = s->slot[i]->model;
 	if (m)
 		model_ref(m);
@@ -419,19 +421,27 @@ models_sleep(Server *s, Slot *t, Req *r)
 	answer_closing(r, closing);
 }
 
+/* Remove a name: requests that wait for it get a 404, running ones finish. Lock held. */
+static void
+slot_remove(Server *s, Slot *t)
+{
+	t->removed = true;
+	t->paused = t->cancels = false;
+	if (t->waiting.first)
+		slot_want(s, t);
+	if (t->model)
+		model_retire(s, t);
+	pthread_cond_signal(&s->keep);
+}
+
 void
 models_forget(Server *s, Slot *t, Req *r)
 {
 	pthread_mutex_lock(&s->lock);
 	bool closing = s->closing;
 	if (!closing && !t->removed) {
-		t->removed = true;
-		t->paused = false;
-		if (t->waiting.first)
-			slot_want(s, t);
+		slot_remove(s, t);
 		t->sleep_when_done = t->loading || t->wanted || t->reloads.first;
-		if (t->model)
-			model_retire(s, t);
 	}
 	if (!closing) {
 		atomic_fetch_add(&r->refs, 1);
@@ -440,6 +450,56 @@ models_forget(Server *s, Slot *t, Req *r)
 	}
 	pthread_mutex_unlock(&s->lock);
 	answer_closing(r, closing);
+}
+
+/* Report whether a request has the model, without those of models that borrow its engine. */
+static bool
+has_requests(const Server *s, const ServedModel *m)
+{
+	int n = m->n_refs;
+
+	for (const ServedModel *o = s->retired; o; o = o->next)
+		n -= o->of == m ? o->n_refs : 0;
+	for (int i = 0; i < s->n_slots; i++)
+		if (s->slot[i]->model && s->slot[i]->model->of == m)
+			n -= s->slot[i]->model->n_refs;
+	return n > 0;
+}
+
+/* Report whether a request has an engine of the slot: the present one, or one that was retired. A
+ * request has it from models_take to the end of its generation. */
+static bool
+slot_is_busy(const Server *s, const Slot *t)
+{
+	bool busy = t->model && has_requests(s, t->model);
+
+	for (const ServedModel *m = s->retired; m; m = m->next)
+		busy |= m->slot == t && has_requests(s, m);
+	return busy;
+}
+
+bool
+models_answer_pauses(Server *s)
+{
+	Queue over = { 0 }, left = { 0 };
+	Req *r;
+
+	while ((r = queue_pop(&s->pausers)) != NULL) {
+		bool busy = false;
+		for (int i = 0; i < s->n_slots; i++) {
+			const Slot *t = s->slot[i];
+			if (r->all_models || t == r->slot)
+				busy |= t->paused && slot_is_busy(s, t);
+		}
+		queue_put(busy ? &left : &over, r);
+	}
+	s->pausers = left;
+	if (!over.first)
+		return false;
+	pthread_mutex_unlock(&s->lock);
+	queue_answer(over, NULL, "paused");
+	pthread_mutex_lock(&s->lock);
+	return true;
 }
 
 void
@@ -481,10 +541,8 @@ models_remove(Server *s, const char *name, Problem *p)
 		Slot *t = s->slot[i];
 		if (t->removed || !t->parent || strcmp(t->name, name) != 0)
 			continue;
-		found = t->removed = true;
-		if (t->model)
-			model_retire(s, t);
-		pthread_cond_signal(&s->keep);
+		found = true;
+		slot_remove(s, t);
 	}
 	pthread_mutex_unlock(&s->lock);
 	return found ||

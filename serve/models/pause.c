@@ -10,13 +10,16 @@
 #include "serve/models/model_manager.h"
 #include "serve/models/sleep_wake.h"
 
+/* Answer a call about one model, or about all. */
 static void
 answer(Req *r, const char *status)
 {
-	Strbuf b = { 0 };
+	Queue one = { 0 };
 
-	json_printf(&b, "{\"success\":true,\"status\":%s}", status);
-	req_answer(r, 200, type_json, &b);
+	atomic_fetch_add(&r->refs, 1);
+	r->reply = REPLY_PAUSE;
+	queue_put(&one, r);
+	queue_answer(one, NULL, status);
 }
 
 typedef enum PauseMode {
@@ -25,16 +28,25 @@ typedef enum PauseMode {
 	PAUSE_KEEP,  /* answer at once */
 } PauseMode;
 
+/* Read a field of the query, or else of the body; NULL: it is in neither. */
+static bool
+text_of(Req *r, const json_t *o, const char *key, char *query, size_t cap, const char **out,
+        Problem *p)
+{
+	*out = query;
+	return head_query(&r->in, key, query, cap) || field_text(o, key, out, p);
+}
+
 /* Set *t to the model that the query or the body names; NULL: all. */
 static bool
 selected(Req *r, const json_t *o, Slot **t, Problem *p)
 {
-	char query[256];
-	const char *name = head_query(&r->in, "model", query, sizeof query)
-	                       ? query
-	                       : json_string_value(json_object_get(o, "model"));
+	char query[512];
+	const char *name = NULL;
 
-	*t = name ? models_find_or_add(r->srv, name, p) : NULL;
+	*t = NULL;
+	if (text_of(r, o, "model", query, sizeof query, &name, p) && name)
+		*t = models_find_or_add(r->srv, name, p);
 	r->slot = *t ? *t : r->slot;
 	r->all_models = !*t;
 	return !p->status;
@@ -44,34 +56,52 @@ static bool
 mode_of(Req *r, const json_t *o, PauseMode *out, Problem *p)
 {
 	char query[32];
-	const char *mode = head_query(&r->in, "mode", query, sizeof query)
-	                       ? query
-	                       : json_string_value(json_object_get(o, "mode"));
+	const char *mode = NULL;
 
-	*out = mode && !strcmp(mode, "wait") ? PAUSE_WAIT
-	       : mode && (!strcmp(mode, "keep") || !strcmp(mode, "in_place") ||
-	                  !strcmp(mode, "retract"))
-	           ? PAUSE_KEEP
-	           : PAUSE_ABORT;
+	*out = PAUSE_ABORT;
+	if (!text_of(r, o, "mode", query, sizeof query, &mode, p))
+		return false;
+	if (mode && !strcmp(mode, "wait"))
+		*out = PAUSE_WAIT;
+	else if (mode &&
+	         (!strcmp(mode, "keep") || !strcmp(mode, "in_place") || !strcmp(mode, "retract")))
+		*out = PAUSE_KEEP;
 	return !mode || *out != PAUSE_ABORT || !strcmp(mode, "abort") ||
 	       problem(p, 400, "mode",
 	               "Invalid 'mode': expected abort, wait or keep (in_place and retract are the "
 	               "same as keep).");
 }
 
-/* Cancel the running requests of a slot; lock held. */
 static void
-cancel_running(const Slot *t)
+cancel_all(const ServedModel *m)
 {
-	for (Generation *g = t->model ? t->model->running : NULL; g; g = g->next)
+	for (Generation *g = m->running; g; g = g->next) {
+		g->req->cancelled = true;
 		req_cancel(g->req);
+	}
 }
 
-/* Read the body of a call, which may be empty. */
-static json_t *
-body_of(Req *r, Problem *p)
+/* Cancel the running requests of a slot, also those of its retired engines; lock held. */
+static void
+cancel_running(const Server *s, Slot *t)
 {
-	return r->body.len ? body_object(&r->body, p) : NULL;
+	t->cancels = true;
+	if (t->model)
+		cancel_all(t->model);
+	for (const ServedModel *m = s->retired; m; m = m->next)
+		if (m->slot == t)
+			cancel_all(m);
+}
+
+/* Read the body of a call, which may be empty, and the selected model. */
+static bool
+read_call(Req *r, PauseMode *mode, Slot **t, Problem *p)
+{
+	json_t *o = sleep_allowed(r, p) && r->body.len ? body_object(&r->body, p) : NULL;
+	const bool ok = !p->status && (!mode || mode_of(r, o, mode, p)) && selected(r, o, t, p);
+
+	json_decref(o);
+	return ok;
 }
 
 void
@@ -81,31 +111,33 @@ pause_begin(Req *r)
 	Problem p = { 0 };
 	PauseMode mode = PAUSE_ABORT;
 	Slot *t = NULL;
-	json_t *o = sleep_allowed(r, &p) ? body_of(r, &p) : NULL;
 
-	const bool ok = !p.status && mode_of(r, o, &mode, &p) && selected(r, o, &t, &p);
-	json_decref(o);
-	if (!ok) {
+	if (!read_call(r, &mode, &t, &p)) {
 		req_problem(r, &p);
 		return;
 	}
 	pthread_mutex_lock(&s->lock);
-	const bool closing = s->closing;
+	if (s->closing)
+		problem(&p, 503, NULL, "The server is shutting down.");
+	s->paused_all |= !t;
 	for (int i = 0; i < s->n_slots; i++) {
-		if (t && s->slot[i] != t)
+		Slot *at = s->slot[i];
+		if (at->removed || (t && at != t))
 			continue;
-		s->slot[i]->paused = true;
+		at->paused = true;
 		if (mode == PAUSE_ABORT)
-			cancel_running(s->slot[i]);
+			cancel_running(s, at);
 	}
-	if (!closing && mode != PAUSE_KEEP) {
+	if (!p.status && mode != PAUSE_KEEP) {
 		atomic_fetch_add(&r->refs, 1);
-		r->reply = REPLY_SUCCESS;
+		r->reply = REPLY_PAUSE;
 		queue_put(&s->pausers, r);
 		pthread_cond_signal(&s->keep);
 	}
 	pthread_mutex_unlock(&s->lock);
-	if (closing || mode == PAUSE_KEEP)
+	if (p.status)
+		req_problem(r, &p);
+	else if (mode == PAUSE_KEEP)
 		answer(r, "paused");
 }
 
@@ -115,20 +147,18 @@ pause_end(Req *r)
 	Server *s = r->srv;
 	Problem p = { 0 };
 	Slot *t = NULL;
-	json_t *o = sleep_allowed(r, &p) ? body_of(r, &p) : NULL;
 
-	const bool ok = !p.status && selected(r, o, &t, &p);
-	json_decref(o);
-	if (!ok) {
+	if (!read_call(r, NULL, &t, &p)) {
 		req_problem(r, &p);
 		return;
 	}
 	pthread_mutex_lock(&s->lock);
+	s->paused_all &= t != NULL;
 	for (int i = 0; i < s->n_slots; i++) {
 		Slot *at = s->slot[i];
-		if (t && at != t)
+		if (at->removed || (t && at != t))
 			continue;
-		at->paused = false;
+		at->paused = at->cancels = false;
 		if (at->waiting.first)
 			slot_want(s, at);
 	}
@@ -145,14 +175,21 @@ pause_state(Req *r)
 	Strbuf b = { 0 };
 	Slot *t = NULL;
 	bool paused = true;
+	int n = 0;
 
 	if (!selected(r, NULL, &t, &p)) {
 		req_problem(r, &p);
 		return;
 	}
 	pthread_mutex_lock(&s->lock);
-	for (int i = 0; i < s->n_slots; i++)
-		paused &= (t && s->slot[i] != t) || s->slot[i]->paused;
+	for (int i = 0; i < s->n_slots; i++) {
+		const Slot *at = s->slot[i];
+		if (at->removed || (t && at != t))
+			continue;
+		paused &= at->paused;
+		n++;
+	}
+	paused = n ? paused : s->paused_all;
 	pthread_mutex_unlock(&s->lock);
 	strbuf_puts(&b, paused ? "{\"is_paused\":true}" : "{\"is_paused\":false}");
 	req_answer(r, 200, type_json, &b);
@@ -164,6 +201,7 @@ pause_flush(Req *r)
 {
 	Problem p = { 0 };
 
+	r->all_models = true;
 	if (sleep_allowed(r, &p))
 		answer(r, "flushed");
 	else
