@@ -1,8 +1,12 @@
-"""Lock-free protocols on a weakly ordered machine: every execution of small instances, with the memory orders that the sources have. An order that is weakened there, or here, fails.
+"""Lock-free protocols on a weakly ordered machine: every execution of small instances, with the
+memory orders that the sources have. An order that is weakened there, or here, fails.
 
-The machine (the view semantics of C11 without promises; Armv8's stlr and ldar are as strong): a location is a list of messages. A thread has a view, the oldest
-message of each location that it may still read. A read takes any message from there on. A release attaches the writer's view to its message, and an acquire
-joins it. A sequentially consistent read sees at least the last sequentially consistent write of its location. A read-modify-write reads the last message."""
+The machine (the view semantics of C11 without promises; Armv8's stlr and ldar are as strong): a
+location is a list of messages. A thread has a view, the oldest message of each location that it may
+still read. A read takes any message from there on. A release attaches the writer's view to its
+message, and an acquire joins it. A sequentially consistent read sees at least the last sequentially
+consistent write of its location. A read-modify-write reads the last message.
+"""
 
 import re
 from pathlib import Path
@@ -19,10 +23,14 @@ class Violation(Exception):
 
 
 class Machine:
-    """Programs are lists of operations (name, ...); registers are numbered, labels are strings. run() visits every state once.
+    """Programs are lists of operations (name, ...); registers are numbered, labels are strings.
+    run() visits every state once.
 
-    load, await: location, register, (condition of the value,) order. store: location, function of the registers, order. update: location, register of the old
-    value, function of it that returns the new one or None, order. expect: location, function of the registers; order. jump: condition of the registers, label."""
+    load, await: location, register, (condition of the value,) order. store: location, function of
+    the registers, order. update: location, register of the old value, function of it that returns
+    the new one or None, order. expect: location, function of the registers; order. jump: condition
+    of the registers, label.
+    """
 
     def __init__(self, locations, programs):
         self.location = {n: i for i, n in enumerate(locations)}
