@@ -57,15 +57,15 @@ void
 adapters_load(Req *r)
 {
 	Problem p = { 0 };
-	const char *name = NULL, *path = NULL;
+	const char *name = NULL, *path = NULL, *of = NULL;
 	char *dir = NULL;
 	json_t *o = begin(r, &name, &p);
 	Slot *base = r->srv->slot[0];
-	const json_t *v = json_object_get(o, "base_model_name");
 
-	if (o && json_is_string(v) && !(base = models_find(r->srv, json_string_value(v))))
-		models_unknown(r->srv, json_string_value(v), &p);
-	if (o && !p.status && !v && r->srv->nameless)
+	if (o && field_text(o, "base_model_name", &of, &p) && of &&
+	    !(base = models_find(r->srv, of)))
+		models_unknown(r->srv, of, &p);
+	if (o && !p.status && !of && r->srv->nameless)
 		problem(&p, 400, "base_model_name", "Expected the name of a model.");
 	if (o && !p.status && (base->parent || !base->src.adapt))
 		problem(&p, 400, "base_model_name", "The model '%.200s' does not support adapters.",

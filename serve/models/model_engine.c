@@ -190,6 +190,8 @@ slot_describe(Slot *t, const Backend *b, int64_t bytes, int32_t max_input, int32
 	t->about.self = t->about.model = NULL;
 	t->about.tok = NULL;
 	t->about.tower = NULL;
+	t->about.prompts = NULL;
+	t->about.n_prompt = 0;
 	t->bytes = bytes;
 	t->max_input = max_input;
 	t->max_total = max_total;
