@@ -161,15 +161,18 @@ void
 info_tgi(Req *r)
 {
 	Server *s = r->srv;
-	const Slot *t = s->slot[0];
 	Strbuf b = { 0 };
 
 	pthread_mutex_lock(&s->lock);
+	const Slot *t = slot_shown(s);
+	const char *target = t->about.info.target;
 	json_printf(&b,
 	            "{\"model_id\":%s,\"model_sha\":null,\"model_dtype\":%s,\"model_device_type\":%"
 	            "s,\"model_pipeline_tag\":\"text-generation\",",
 	            t->name, t->about.dtype,
-	            strncmp(t->about.info.target, "cuda", 4) ? "cpu" : "cuda");
+	            !*target                     ? NULL
+	            : strncmp(target, "cuda", 4) ? "cpu"
+	                                         : "cuda");
 	json_printf(&b,
 	            "\"max_concurrent_requests\":%d,\"max_best_of\":%d,\"max_stop_sequences\":%d,"
 	            "\"max_input_length\":%d,\"max_total_tokens\":%d,",

@@ -28,8 +28,8 @@ load_model(Req *r)
 	Server *s = r->srv;
 	Strbuf b = { 0 };
 
-	Slot *t = s->slot[0];
 	pthread_mutex_lock(&s->lock);
+	const Slot *t = slot_shown(s);
 	json_printf(&b, "{\"model_path\":%s,\"served_model_name\":%s,\"is_generation\":",
 	            t->about.info.name, t->name);
 	strbuf_puts(&b, "true");

@@ -202,7 +202,9 @@ ollama_show(Req *r)
 	if (name && !models_find(r->srv, name))
 		found = catalogue_list(r->srv);
 	const FoundModel *f = name ? catalogue_entry(&found, name) : NULL;
-	const bool ok = f || (o && openai_model(r, o, &p));
+	const bool named = name || !r->srv->nameless;
+	const bool ok = f || (o && openai_model(r, o, &p) &&
+	                      (named || problem(&p, 400, "model", "Name a model as 'model'.")));
 	if (f) {
 		show_unread(f->modified, &b);
 	} else if (ok) {

@@ -43,7 +43,7 @@ slots_props(Req *r)
 	Strbuf b = { 0 };
 
 	pthread_mutex_lock(&s->lock);
-	const Slot *t = s->slot[0];
+	const Slot *t = slot_shown(s);
 	const ServedModel *m = t->model; /* NULL: asleep */
 	const llmc_model_info *i = &t->about.info;
 	const char *template = m ? llmc_chat_template(m->back.tok) : NULL;

@@ -194,8 +194,9 @@ info_status(Req *r)
 		max_waiting += at->model || s->n_slots == 1 ? at->about.max_concurrent : 0;
 		max_running += at->model || s->n_slots == 1 ? at->about.limits.seqs : 0;
 	}
+	const Slot *shown = slot_shown(s);
 	json_printf(&b, "{\"model\":%s,\"version\":%s,\"target\":%s,\"uptime_s\":%lld,\"models\":[",
-	            s->slot[0]->name, llmc_version(), s->slot[0]->about.info.target,
+	            shown->name, llmc_version(), shown->about.info.target,
 	            (long long)(time(NULL) - s->started));
 	for (int k = 0, n = 0; k < s->n_slots; k++) {
 		const Slot *at = s->slot[k];

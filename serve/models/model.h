@@ -129,6 +129,10 @@ void models_end(Server *s);
 void weights_wait(Server *s); /* until no POST /v1/weights runs; no new one may begin */
 void models_close(Server *s);
 
+/* Return the slot that descriptions of the server are about: the first. On a server without a model
+ * of its own it is the only one that requests have used, or else the empty first slot. Lock held.
+ */
+const Slot *slot_shown(Server *s);
 Slot *models_find(Server *s, const char *name);               /* NULL: unknown; takes the lock */
 void models_unknown(Server *s, const char *name, Problem *p); /* 404 that lists the models */
 /* Set r->model from the body. False without a Problem: the request waits for its model and no

@@ -138,6 +138,14 @@ only_slot(Server *s)
 	return only;
 }
 
+const Slot *
+slot_shown(Server *s)
+{
+	const Slot *only = s->nameless ? only_slot(s) : NULL;
+
+	return only ? only : s->slot[0];
+}
+
 Slot *
 slot_find(Server *s, const char *name)
 {

@@ -274,6 +274,10 @@ def test_a_server_without_a_model_of_its_own(serve, folders, wanted, tmp_path):
         assert s.get("/health").status == 200 and s.get("/v1/models").json()["data"] == []
         for path in ("/props", "/info", "/model_info", "/status.json", "/metrics", "/slots"):
             assert s.get(path).status == 200, path
+        info = s.get("/info").json()
+        assert info["model_id"] == "" and info["model_device_type"] is None
+        for body in ({}, {"model": None}, {"name": None}):
+            assert s.post("/api/show", body).status == 400, body
         r = text()
         assert r.status == 503 and str(home) in r.json()["error"]["message"], r.text
         r = text(model="b")
@@ -283,6 +287,11 @@ def test_a_server_without_a_model_of_its_own(serve, folders, wanted, tmp_path):
         for name in ({}, {"model": "b"}, {"model": "tgi"}):  # the only one needs no name
             r = text(**name)
             assert r.status == 200 and r.json()["choices"] == wanted["b"], r.text
+        info = s.get("/info").json()
+        assert info["model_id"] == "b" and info["max_total_tokens"] == 128
+        assert info["model_device_type"] == "cpu" and s.status()["model"] == "b"
+        assert s.get("/props").json()["model_alias"] == "b"
+        assert s.get("/model_info").json()["served_model_name"] == "b"
         shutil.copytree(folders[2], tmp_path / "c")
         os.rename(tmp_path / "c", home / "c")
         r = text()
@@ -295,6 +304,10 @@ def test_a_server_without_a_model_of_its_own(serve, folders, wanted, tmp_path):
             assert r.status == 400 and "several models" in r.json()["error"]["message"], path
         r = s.post("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "x"})
         assert r.status == 400 and "base_model_name" in r.text
+        for base in (None, 5, []):
+            load = {"lora_name": "x", "lora_path": "x", "base_model_name": base}
+            r = s.post("/v1/load_lora_adapter", load)
+            assert r.status == 400 and "base_model_name" in r.text, r.text
         assert s.request("POST", "/sleep").status == 200
         assert states(s) == {"b": "unloaded", "c": "unloaded"}
         assert s.request("DELETE", "/v1/models/b").status == 200
