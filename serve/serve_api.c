@@ -218,15 +218,17 @@ open_log(void *user, int level, const char *line)
 }
 
 /* Choose the model's limits by the free memory, once. They stay for its later engines, so that
- * clients see one context. */
+ * clients see one context. aside: bytes of a tower that is only described. */
 static llmc_status
-choose_limits(KnownModel *k, const llmc_model *m, bool must_fit, llmc_error *err)
+choose_limits(KnownModel *k, const llmc_model *m, bool must_fit, int64_t aside, llmc_error *err)
 {
 	const llmc_limits given = k->lim.size ? k->lim : limits_for(&k->o, m);
 	llmc_fitted f = LLMC_INIT(llmc_fitted);
 	llmc_model_info info = LLMC_INIT(llmc_model_info);
 	llmc_status status = llmc_fit_limits(m, &given, 0, &f, err);
 
+	if (status == LLMC_OK && aside > 0 && f.free != INT64_MAX)
+		status = llmc_fit_limits(m, &given, f.free > aside ? f.free - aside : 1, &f, err);
 	llmc_info(m, &info);
 	if (status == LLMC_E_FULL && !must_fit) { /* other models will be closed for it */
 		f.limits = given;
@@ -257,7 +259,7 @@ refuse_unfit(void *self, const llmc_model *m, llmc_error *err)
 	set_doing(self, "reading weights and building kernels");
 	llmc_info(m, &info);
 	return info.two_devices || strncmp(info.target, "cuda", 4) != 0
-	           ? choose_limits(self, m, true, err)
+	           ? choose_limits(self, m, true, 0, err)
 	           : LLMC_OK;
 }
 
@@ -287,13 +289,14 @@ model_look(void *self, Backend *about, int64_t *bytes, llmc_error *err)
 	opt.log_user = k;
 	set_doing(k, "reading the description");
 	TRY(llmc_open(o->path, &opt, &m, err));
-	llmc_status status = choose_limits(k, m, false, err);
+	llmc_status status = open_tower(m, &opt, &tower, err);
+	const int64_t aside = tower ? llmc_tower_bytes(tower) : 0;
+	if (status == LLMC_OK)
+		status = choose_limits(k, m, false, aside, err);
 	if (status == LLMC_OK)
 		status = bytes_for(m, &k->lim, bytes, err);
-	if (status == LLMC_OK)
-		status = open_tower(m, &opt, &tower, err);
 	if (status == LLMC_OK) {
-		*bytes += tower ? llmc_tower_bytes(tower) : 0;
+		*bytes += aside;
 		describe(about, m, &k->lim, o->engine_options);
 	}
 	llmc_tower_close(tower);
@@ -322,10 +325,10 @@ model_open(void *self, Backend *out, llmc_error *err)
 	TRY(llmc_open(o->path, &opt, &m, err));
 	if (o->engine_options)
 		eo = *o->engine_options;
-	/* the tower first: its memory is not free for the engine */
+	/* the tower first: limits that are chosen here leave its memory */
 	llmc_status status = open_tower(m, &opt, &tower, err);
 	if (status == LLMC_OK)
-		status = choose_limits(k, m, true, err);
+		status = choose_limits(k, m, true, 0, err);
 	eo.limits = &k->lim;
 	set_doing(k, "starting the engine");
 	if (status == LLMC_OK)

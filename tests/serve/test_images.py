@@ -7,6 +7,7 @@ import http.server
 import json
 import os
 import re
+import shutil
 import threading
 
 import anthropic
@@ -480,6 +481,26 @@ def test_the_memory_of_a_tower_counts_for_later_models(serve, folder, tiny_folde
                 assert r.status == 200, r.text
         towers.append(sizes[0] - sizes[1])
     assert towers[0] == towers[1] > 0
+
+
+def test_a_described_model_leaves_memory_for_its_tower(serve, folder, tmp_path):
+    """Its context is at most that of the model without images in as much less memory."""
+    shutil.copytree(folder, tmp_path / "v")
+
+    def described(*more, free=1 << 40):
+        options = ("--arch", "generic", "-t", "1", "--set", "kv.dtype=f32", "--seqs", "1", *more)
+        env = {"LLMC_FREE_MEMORY": str(free)}
+        with serve(f"--models-dir={tmp_path}", *options, env=env) as s:
+            assert s.post("/models/load", {"model": "v"}).status == 200
+            model = s.get("/v1/models").json()["data"][0]
+            return s.status()["models"][0]["bytes"], model["max_model_len"]
+
+    (whole, most), (text, _) = described(), described("--no-images")
+    tower = whole - text
+    assert tower > 0
+    # KV takes the rest, so the tower's bytes are tokens that the context loses
+    smaller = described("--no-images", free=whole - tower)[1]
+    assert described(free=whole)[1] <= smaller < described("--no-images", free=whole)[1] < most
 
 
 def test_a_client_that_leaves_ends_the_work(server):
