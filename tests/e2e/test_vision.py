@@ -26,7 +26,8 @@ CPU = {
     "qwen2_vl-bf16": "v3",
     "qwen3_vl-bf16": "v3",
     "pixtral-bf16": "v3",
-    "gemma3-bf16": "v3",
+    "gemma3-bf16": "v3 v4 amx",
+    "gemma3-narrow": "v3",
     "internvl-bf16": "v3",
 }
 GPU = {
@@ -36,7 +37,8 @@ GPU = {
     "qwen2_vl-bf16": ("sm_90a",),
     "qwen3_vl-bf16": ("sm_80",),
     "pixtral-bf16": ("sm_90a",),
-    "gemma3-bf16": ("sm_80",),
+    "gemma3-bf16": ("sm_80", "sm_90a"),
+    "gemma3-narrow": ("sm_80",),
     "internvl-bf16": ("sm_90a",),
 }
 

@@ -434,6 +434,14 @@ case(
     tokens=lambda g: 9,
     plus_one=True,
 )
+case(  # an image is longer than the window
+    "gemma3-narrow",
+    gemma3(dict(sliding_window=3)),
+    [(4, 4)] * 3,
+    inputs=typed,
+    tokens=lambda g: 4,
+    plus_one=True,
+)
 
 
 def internvl(text=None, vision=None, **more):
