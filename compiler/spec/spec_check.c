@@ -148,9 +148,9 @@ check_vision(SpecTable *t)
 		       "vision.part = %s: not supported together with a draft head", part);
 		spec_check_note(t, K_mtp_part);
 	}
-	if (IS(vision_part, "rows") && IS(mask, "none")) {
+	if (IS(vision_part, "rows") && !IS(mask, "causal") && !IS(mask, "images")) {
 		err_at(t->d, LOC(vision_part),
-		       "vision.part = rows: images need attention.mask = causal, images or prefix");
+		       "vision.part = rows: images need attention.mask = causal or images");
 		spec_check_note(t, K_mask);
 	}
 	if (IS(vision_part, "rows") && KNOWN(vision_token) && INT(vision_token) < 0)

@@ -468,42 +468,37 @@ spec_check_exact(SpecTable *t)
 	}
 }
 
-/* Check an encoder: nothing in it may depend on the direction of the text, or on earlier steps. */
+/* Check a model whose tokens attend to later ones: what only reads earlier tokens is not in it. */
 static void
-check_encoder(SpecTable *t)
+check_later_tokens(SpecTable *t)
 {
 	static const SpecKey causal[] = { K_linear_layers, K_conv_layers, K_ssm_layers };
+	const char *mask = t->val[K_mask].str;
 
-	if (IS(head_kind, "logits")) {
-		err_at(t->d, LOC(mask),
-		       "attention.mask = none: an encoder predicts no next token; set head.kind to "
-		       "hidden or labels");
-		spec_check_note(t, K_head_kind);
-	}
 	for (size_t i = 0; i < sizeof causal / sizeof *causal; i++)
 		for (int64_t l = 0;
 		     KNOWN(n_layers) && t->val[causal[i]].layers && l < INT(n_layers); l++)
 			if (t->val[causal[i]].layers[l]) {
 				err_at(t->d, t->val[causal[i]].loc,
 				       "%s: recurrent layers read earlier tokens only, which "
-				       "attention.mask = none does not allow",
-				       spec_key[causal[i]].path);
+				       "attention.mask = %s does not allow",
+				       spec_key[causal[i]].path, mask);
 				spec_check_note(t, K_mask);
 				break;
 			}
 	if (INT(window) > 0 && IS(window_kind, "chunks")) {
 		err_at(t->d, LOC(window_kind),
-		       "attention.window_kind = chunks: not defined for mask none");
+		       "attention.window_kind = chunks: not defined for mask %s", mask);
 		spec_check_note(t, K_mask);
 	}
 	if (IS(att_kind, "mla")) {
-		err_at(t->d, LOC(mask), "attention.mask = none: latent attention is causal");
+		err_at(t->d, LOC(mask), "attention.mask = %s: latent attention is causal", mask);
 		spec_check_note(t, K_att_kind);
 	}
 	if (IS(position, "alibi")) {
-		err_at(
-		    t->d, LOC(position),
-		    "position = alibi: not supported for later tokens, which mask none attends to");
+		err_at(t->d, LOC(position),
+		       "position = alibi: not defined for later tokens, which mask %s attends to",
+		       mask);
 		spec_check_note(t, K_mask);
 	}
 }
@@ -517,8 +512,15 @@ spec_check_mask(SpecTable *t)
 		       (long long)INT(embed_types));
 		spec_check_note(t, K_mask);
 	}
-	if (IS(mask, "none"))
-		check_encoder(t);
+	if (IS(mask, "none") && IS(head_kind, "logits")) {
+		err_at(t->d, LOC(mask),
+		       "attention.mask = none: an encoder predicts no next token; set head.kind to "
+		       "hidden or labels");
+		spec_check_note(t, K_head_kind);
+	}
+	if (IS(mask, "none") || IS(mask, "prefix") ||
+	    (IS(mask, "images") && IS(vision_part, "rows")))
+		check_later_tokens(t);
 	if (!IS(mask, "prefix"))
 		return;
 	if (KNOWN(prefix_end) && INT(prefix_end) < 0)
@@ -530,15 +532,5 @@ spec_check_mask(SpecTable *t)
 		       "attention.window = %lld: mask prefix has no windowed layers",
 		       (long long)INT(window));
 		spec_check_note(t, K_mask);
-	}
-	if (IS(position, "alibi")) {
-		err_at(
-		    t->d, LOC(position),
-		    "position = alibi: not defined for later tokens, which mask prefix attends to");
-		spec_check_note(t, K_mask);
-	}
-	if (IS(att_kind, "mla")) {
-		err_at(t->d, LOC(mask), "attention.mask = prefix: latent attention is causal");
-		spec_check_note(t, K_att_kind);
 	}
 }
