@@ -542,7 +542,7 @@ read_plan(PlanReader *r, json_t *j)
 	        stages ? "stage stages window " : "",
 	        partitions ? stages ? "partition partitions " : "partition partitions window " : "",
 	        host ? "kv_host " : "", encoder ? "token_types " : "",
-	        vision ? "vision row_width merge class_rows image_whole image_token " : "",
+	        vision ? "vision row_width image_whole merge class_rows image_token " : "",
 	        l2 ? "l2_budget " : "", json_object_get(j, "persistent") ? "persistent " : ""));
 	p->step_abi = (int)rd_get_int(r, j, "step_abi", 0, INT32_MAX);
 	if (p->step_abi != PLAN_STEP_ABI)

@@ -298,7 +298,7 @@ llmc_status text_render_vars(const char *source, size_t n, const char *name, con
 llmc_tokenizer *tokenizer_new(llmc_error *err);                   /* NULL: out of memory */
 void tokenizer_set(llmc_tokenizer *t, int32_t id, ByteSpan text); /* id < n_ids; copies */
 ByteSpan span_copy(Arena *a, ByteSpan s);
-ByteSpan text_base64(Arena *a, ByteSpan in); /* decodes base64; empty: it is none */
+ByteSpan text_base64(Arena *a, ByteSpan in); /* decodes base64; empty: not base64 */
 Normalizer *normalizer_add(llmc_tokenizer *t, NormalizerKind kind);
 PreTokenizer *pre_add(llmc_tokenizer *t, PreKind kind);
 Dec *dec_add(llmc_tokenizer *t, DecKind kind);

@@ -112,10 +112,13 @@ read_tokens(TiktokenLoad *l)
 
 	for (int32_t n = 1; l->p < l->end && take_line(&l->p, l->end, &line); n++) {
 		ByteSpan bytes = text_base64(&t->arena, line.bytes);
-		if (!bytes.n || bytes.n > MAX_BYTES)
+		if (!bytes.n)
+			return error_set(l->err, LLMC_E_INPUT, "line %d: the token is not base64",
+			                 n);
+		if (bytes.n > MAX_BYTES)
 			return error_set(l->err, LLMC_E_INPUT,
-			                 "line %d: a token of %zu bytes; 1 to %zu are taken", n,
-			                 bytes.n, (size_t)MAX_BYTES);
+			                 "line %d: a token of %zu bytes, at most %zu are supported",
+			                 n, bytes.n, (size_t)MAX_BYTES);
 		ByteSpan s = letters(&t->scratch, bytes);
 		if (t->scratch.failed)
 			return error_set(l->err, LLMC_E_MEMORY, "out of memory");

@@ -69,16 +69,19 @@ int build_slice(ModelBuilder *b, int x, int64_t width, int64_t first, int64_t co
                 const char *name);
 const char *build_act_word(ActKind a);
 
-/* build_tower.c: rows that come with the tokens; the stream of a tower before its first layer; a
- * language model's embeddings x with those of image tokens replaced; the end of a tower */
+/* build_tower.c: rows of `width` elements that come with the tokens */
 int build_given_rows(ModelBuilder *b, const char *key, const char *name, int64_t width);
+/* Stream of a tower before its first layer */
 int build_patches(ModelBuilder *b);
+/* Rows of images that come with the tokens of a language model */
 int build_given_images(ModelBuilder *b);
+/* Embeddings x of a language model, with those of image tokens replaced */
 int build_image_rows(ModelBuilder *b, int x);
+/* End of a tower: its norm, merger and projector */
 void build_tower_end(ModelBuilder *b, int x);
-/* After layer l, whose output is x: part of the image rows; output rows of the tower's own layers
- */
+/* Output x of layer l of a language model, with a part of the image rows added to image tokens */
 int build_deep_rows(ModelBuilder *b, int x, int l);
+/* Merge and project the output x of layer l of a tower if vision.deep names the layer. */
 void build_tower_deep(ModelBuilder *b, int x, int l);
 
 /* build_streams.c: parallel streams [T, count * hidden]. Make them from the embedded tokens;

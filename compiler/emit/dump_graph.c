@@ -83,7 +83,7 @@ dump_tensor(const PlanTensor *t, Strbuf *out)
 		if (s->unit_rows)
 			strbuf_puts(out, " unit rows");
 		if (s->col_groups)
-			strbuf_printf(out, " col_groups %lld", (long long)s->col_groups);
+			strbuf_printf(out, " col_groups %" PRId64, s->col_groups);
 		if (s->arranged)
 			strbuf_puts(out, " arranged");
 		if (s->rows_in)

@@ -400,7 +400,6 @@ typedef struct Spec {
 	const struct SpecTable *table; /* for spec_loc and spec_get; NULL in a hand-made Spec */
 } Spec;
 
-/* Return the number of ranks over all stages. */
 /* Elements of an input row of a tower: the values of a patch, and its weights of the table of
  * learned positions if that is interpolated */
 static inline int64_t
@@ -431,6 +430,7 @@ spec_images_whole(const Spec *s)
 	return s->attention.mask == MASK_IMAGES && s->vision.part == VISION_ROWS;
 }
 
+/* Return the number of ranks over all stages. */
 static inline int
 spec_ranks(const Spec *s)
 {

@@ -374,8 +374,9 @@ typedef struct Undivided {
 	const char *what;
 } Undivided;
 
-/* Write the features that the model uses to `out`, and return their number. */
 enum { MAX_UNDIVIDED = 9 };
+
+/* Write the features that the model uses to `out`, and return their number. */
 static size_t
 undivided(const SpecTable *t, Undivided out[MAX_UNDIVIDED])
 {

@@ -123,6 +123,8 @@ def test_mistakes_are_sentences(tmp_path):
         "".join(line[:-1]) + line[5].split()[0] + " 899\n",
         "line 900: the token or its rank, 899, occurs twice",
     )
+    for bad in "QQ==QQ==", "QQ=A", "====":
+        refused("".join(line[:-1]) + bad + " 899\n", "line 900: the token is not base64")
     refused("".join(line[:-1]) + "AAAA" * 400 + " 899\n", "line 900: a token of 1200 bytes")
     gone = [base64.b64encode(b"zq").decode() + " 7\n" if i == 7 else x for i, x in enumerate(line)]
     refused("".join(gone), f"the byte 0x{vocab[7][0]:02x} has no rank")
