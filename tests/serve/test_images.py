@@ -6,8 +6,10 @@ import base64
 import http.server
 import json
 import os
+import pathlib
 import re
 import shutil
+import subprocess
 import threading
 
 import anthropic
@@ -21,6 +23,7 @@ from waiting import reserved_port
 
 from tiny_vision import IMAGES, MARKS, data_url, png, png_of, text_part, url_part, weights
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 with open(os.path.join(weights.VISION, "chats.json")) as f:
     MODELS = json.load(f)
 CHATS = MODELS["smolvlm-plain"]
@@ -595,3 +598,14 @@ def test_an_unreachable_host_is_named(serve, folder):
             part = {"type": "image_url", "image_url": {"url": f"http://{hosts}/a"}}
             r = ask(s, [part, text_part("?")])
             assert r.status == 400 and "cannot be fetched" in r.text
+
+
+def test_a_lack_of_memory_changes_no_row(tmp_path):
+    """Each allocation fails in turn: a tower that makes positions returns an error or the rows."""
+    program = ROOT / "build/unit/test_memory"
+    if not program.exists():
+        pytest.skip("needs build/unit/test_memory")
+    tiny_vision.build(tmp_path / "model", name="qwen3_vl-plain")
+    env = dict(os.environ, LLMC_TEST_TOWER=str(tmp_path / "model"), LLMC_CHECK_ALL="1")
+    r = subprocess.run([program], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert r.returncode == 0 and "tower: " in r.stdout, r.stdout + r.stderr

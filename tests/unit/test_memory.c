@@ -429,6 +429,32 @@ images(llmc_error *err)
 	return s;
 }
 
+static llmc_tower *tower;
+static size_t tower_width; /* elements of a row */
+static FileMap picture;
+static float *first_rows; /* rows of the first attempt; NULL: none yet */
+
+static llmc_status
+tower_rows(llmc_error *err)
+{
+	llmc_tower_image *im = NULL;
+	llmc_status s = llmc_tower_read(tower, picture.data, picture.size, NULL, &im, err);
+
+	if (s != LLMC_OK)
+		return s;
+	const llmc_image_part part = llmc_tower_image_part(im);
+	const size_t bytes = (size_t)part.n_row * tower_width * sizeof *part.row;
+	if (!first_rows) {
+		first_rows = __real_malloc(bytes);
+		assert_non_null(first_rows);
+		memcpy(first_rows, part.row, bytes);
+	}
+	if (memcmp(first_rows, part.row, bytes) != 0)
+		s = error_set(err, LLMC_E_BUG, "the rows of the image are others");
+	llmc_tower_image_close(im);
+	return s;
+}
+
 /* ---- every allocation in turn ---- */
 
 /* The n-th allocation fails; returns false if there are fewer. */
@@ -496,6 +522,34 @@ decoding_images(void **state)
 {
 	(void)state;
 	sweep("images", images);
+}
+
+/* tests/serve/test_images.py makes the model. */
+static void
+reading_by_a_tower(void **state)
+{
+	const char *model = getenv("LLMC_TEST_TOWER"), *const set[] = { "vision.part=rows", NULL };
+	llmc_options o = LLMC_INIT(llmc_options);
+	llmc_model_info info = LLMC_INIT(llmc_model_info);
+	llmc_error err = { 0 };
+
+	(void)state;
+	if (!model)
+		skip();
+	o.device = "ref";
+	o.n_threads = 1;
+	o.set = set;
+	if (llmc_open(model, &o, &shared, &err) != LLMC_OK ||
+	    llmc_tower_open(shared, &o, &tower, &err) != LLMC_OK ||
+	    file_map("tests/golden/vision/image.png", &picture, &err) != LLMC_OK)
+		fail_msg("%s", err.text);
+	llmc_info(shared, &info);
+	tower_width = (size_t)info.hidden;
+	sweep("tower", tower_rows);
+	file_unmap(&picture);
+	__real_free(first_rows);
+	llmc_tower_close(tower);
+	llmc_close(shared);
 }
 
 static void
@@ -630,7 +684,10 @@ main(void)
 		cmocka_unit_test(compiling),
 		cmocka_unit_test(parsing),
 		cmocka_unit_test(decoding_images),
+		cmocka_unit_test(reading_by_a_tower),
 		cmocka_unit_test(opening_and_generating),
 	};
+	if (getenv("LLMC_TEST_TOWER"))
+		cmocka_set_test_filter("reading_by_a_tower");
 	return cmocka_run_group_tests(tests, setup, tempdir_teardown);
 }
