@@ -80,3 +80,10 @@ llmc_token_bytes(const llmc_tokenizer *t, int32_t id, char *buf, size_t cap, siz
 	(void)t, (void)id, (void)buf, (void)cap, (void)need, (void)err;
 	return LLMC_E_MISSING;
 }
+
+bool
+llmc_token_is_special(const llmc_tokenizer *t, int32_t id)
+{
+	(void)t, (void)id;
+	return false;
+}

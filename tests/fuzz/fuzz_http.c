@@ -9,6 +9,7 @@
 #include "serve/dialects/generation.h"
 #include "serve/dialects/constraints.h"
 #include "serve/models/model.h"
+#include "serve/models/model_manager.h"
 #include "text/text.h"
 #include "tests/fuzz/folder.h"
 #include "tests/serve/fake_engine.h"
@@ -190,6 +191,9 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	for (int i = 0; m.n_gens && i < 100000; i++)
 		if (fake_next(&f, 0, &ev, &err) == LLMC_OK && ev.kind != LLMC_EVENT_NONE)
 			gen_event(&s, &ev);
+	pthread_mutex_lock(&s.lock);
+	(void)models_answer_pauses(&s); /* the part of the manager thread */
+	pthread_mutex_unlock(&s.lock);
 	if (m.n_gens || m.n_refs || f.n_live || atomic_load(&r->refs) != 2)
 		wrong("the engine is not empty", r);
 	check(r);
