@@ -57,12 +57,11 @@ bool
 sample_infill(const SampleScratch *m, const ChainOwner *own, int32_t n)
 {
 	Candidate *cand = m->cand;
-	double all = 0, ends = 0, left = 0;
+	const double all = sample_sum(cand, n);
+	double ends = 0;
 	int32_t others;
 	Piece *piece;
 
-	for (int32_t i = 0; i < n; i++)
-		all += cand[i].v;
 	for (int32_t i = 0; i < n; i++) {
 		cand[i].v = (float)(cand[i].v / all);
 		if (own->is_end(own->sampler, cand[i].id))
@@ -92,9 +91,7 @@ sample_infill(const SampleScratch *m, const ChainOwner *own, int32_t n)
 			m->work[own->end] = 0;
 		return true;
 	}
-	for (int32_t i = 0; i < n; i++)
-		left += cand[i].v;
-	keep(own, cand, n, left / (others + 1));
+	keep(own, cand, n, sample_sum(cand, n) / (others + 1));
 	for (int32_t i = 0; i < n; i++)
 		if (!(cand[i].v > 0)) /* combined weights select; tokens keep their logits */
 			m->work[cand[i].id] = -INFINITY;

@@ -250,20 +250,37 @@ sample_cumulative_sorted(Candidate *cand, int32_t n, double at)
 	return sample_cumulative(cand, m, at);
 }
 
+double
+sample_sum(const Candidate *cand, int32_t n)
+{
+	double sum = 0;
+
+	for (int32_t i = 0; i < n; i++)
+		sum += cand[i].v;
+	return sum;
+}
+
+double
+sample_entropy(const Candidate *cand, int32_t n, double sum)
+{
+	double entropy = 0;
+
+	for (int32_t i = 0; i < n; i++)
+		if (cand[i].v > 0)
+			entropy -= cand[i].v / sum * log(cand[i].v / sum);
+	return entropy;
+}
+
 /* Keep the candidates whose information is nearest to the entropy until their weights reach
  * typical_p of the sum; weight [] by id. */
 static int32_t
 keep_typical(Candidate *cand, int32_t n, const float *weight, double typical_p)
 {
-	double all = 0, entropy = 0, sum = 0;
+	const double all = sample_sum(cand, n), entropy = sample_entropy(cand, n, all);
+	double sum = 0;
 	int32_t left = n, kept = 0;
 	float last = 0;
 
-	for (int32_t i = 0; i < n; i++)
-		all += cand[i].v;
-	for (int32_t i = 0; i < n; i++)
-		if (cand[i].v > 0)
-			entropy -= cand[i].v / all * log(cand[i].v / all);
 	for (int32_t i = 0; i < n; i++)
 		cand[i].v =
 		    cand[i].v > 0 ? -(float)fabs(-log(cand[i].v / all) - entropy) : -INFINITY;
@@ -295,21 +312,11 @@ sample_has_xtc(const llmc_params *p)
 	return p->xtc_probability > 0 && sample_xtc_threshold(p) <= 0.5 && !p->mirostat;
 }
 
-static double
-sum_weights(const Candidate *cand, int32_t n)
-{
-	double sum = 0;
-
-	for (int32_t i = 0; i < n; i++)
-		sum += cand[i].v;
-	return sum;
-}
-
 /* Drop all candidates that reach the threshold except the least likely of them. */
 static int32_t
 drop_top_choices(Candidate *cand, int32_t n, double threshold)
 {
-	const double least = threshold * sum_weights(cand, n);
+	const double least = threshold * sample_sum(cand, n);
 	Candidate last = { 0 };
 	int32_t reach = 0, kept = 0;
 
@@ -331,15 +338,11 @@ sample_temperature(const llmc_params *p, const Candidate *cand, int32_t n)
 {
 	const double least = fmax(0, (double)p->temperature - (double)p->dynatemp_range),
 	             most = (double)p->temperature + (double)p->dynatemp_range,
-	             exponent = p->dynatemp_exponent > 0 ? (double)p->dynatemp_exponent : 1,
-	             sum = sum_weights(cand, n);
-	double entropy = 0;
+	             exponent = p->dynatemp_exponent > 0 ? (double)p->dynatemp_exponent : 1;
 
 	if (p->dynatemp_range <= 0 || n < 2)
 		return (double)p->temperature;
-	for (int32_t i = 0; i < n; i++)
-		if (cand[i].v > 0)
-			entropy -= cand[i].v / sum * log(cand[i].v / sum);
+	const double entropy = sample_entropy(cand, n, sample_sum(cand, n));
 	return least + (most - least) * pow(entropy / log(n), exponent);
 }
 
@@ -366,7 +369,7 @@ draw_late(const llmc_params *p, Candidate *cand, int32_t n, SampleRandom r)
 		return best.id;
 	for (int32_t i = 0; i < n; i++)
 		cand[i].v = (float)exp(log((double)cand[i].v / best.v) / temperature);
-	return sample_cumulative(cand, n, r.at * sum_weights(cand, n));
+	return sample_cumulative(cand, n, r.at * sample_sum(cand, n));
 }
 
 /* Does temperature come after all other steps? */
@@ -432,7 +435,7 @@ sample_draw(const SampleScratch *m, const llmc_params *p, int32_t best, SampleRa
 		return draw_late(p, cand, n, r);
 	if (nucleus && !typical)
 		return sample_cumulative_sorted(cand, n, at);
-	return sample_cumulative(cand, n, at * sum_weights(cand, n));
+	return sample_cumulative(cand, n, at * sample_sum(cand, n));
 }
 
 /* ---- top-n-sigma and Mirostat ---- */
@@ -501,7 +504,7 @@ keep_by_zipf(Candidate *cand, int32_t n, int32_t vocab, double mu)
 static int32_t
 keep_by_surprise(Candidate *cand, int32_t n, double mu)
 {
-	const double least = sum_weights(cand, n) * pow(2, -mu);
+	const double least = sample_sum(cand, n) * pow(2, -mu);
 	const int32_t best = best_of(cand, n);
 	int32_t kept = 0;
 
@@ -528,7 +531,7 @@ sample_mirostat(const SampleScratch *m, const llmc_params *p, int32_t best, doub
 			cand[n++] = (Candidate){ m->work[i], i };
 	n = p->mirostat == 1 ? keep_by_zipf(cand, n, m->vocab, *mu)
 	                     : keep_by_surprise(cand, n, *mu);
-	const double sum = sum_weights(cand, n);
+	const double sum = sample_sum(cand, n);
 	id = sample_cumulative(cand, n, at * sum);
 	const double surprise = -log2(m->work[id] / sum);
 	*mu -= (double)eta * (surprise - (double)sample_mirostat_tau(p));

@@ -116,6 +116,9 @@ void sample_sort(Candidate *cand, int32_t n, int32_t kept);
  * ones, then *n_sorted sorted ones. */
 void sample_cut_top_p(Candidate *cand, int32_t n, double top_p, int32_t *n_larger,
                       int32_t *n_sorted);
+/* Sum of weights, and the entropy in nats of weights with this sum */
+double sample_sum(const Candidate *cand, int32_t n);
+double sample_entropy(const Candidate *cand, int32_t n, double sum);
 /* Return the id of the candidate at which the running sum of weights exceeds `at`. */
 int32_t sample_cumulative(const Candidate *cand, int32_t n, double at);
 /* Drop logits by top_n_sigma. */

@@ -89,7 +89,7 @@ sampler_has_order(const llmc_params *p)
 /* List the tokens that are left with weights relative to the largest logit; returns their number.
  */
 static int32_t
-list(const SampleScratch *m, float largest)
+list_candidates(const SampleScratch *m, float largest)
 {
 	int32_t n = 0;
 
@@ -134,10 +134,11 @@ cut_top_k(const SampleScratch *m, int32_t k)
 static void
 cut_mass(const SampleScratch *m, float largest, double top_p, int32_t min_keep)
 {
-	int32_t n = list(m, largest), larger, sorted;
+	int32_t larger, sorted;
 
 	if (!(top_p > 0 && top_p < 1))
 		return;
+	const int32_t n = list_candidates(m, largest);
 	sample_cut_top_p(m->cand, n, top_p, &larger, &sorted);
 	if (larger + sorted < min_keep)
 		keep_likeliest(m, n, min_keep);
@@ -150,7 +151,7 @@ cut_min_p(const SampleScratch *m, float largest, float min_p, int32_t min_keep)
 {
 	if (min_p <= 0)
 		return;
-	int32_t n = list(m, largest), kept = 0;
+	int32_t n = list_candidates(m, largest), kept = 0;
 	const float least = largest + logf(min_p);
 	for (int32_t i = 0; i < n; i++)
 		kept += m->work[m->cand[i].id] >= least;
@@ -166,17 +167,14 @@ cut_min_p(const SampleScratch *m, float largest, float min_p, int32_t min_keep)
 static void
 cut_typical(const SampleScratch *m, float largest, double typical_p, int32_t min_keep)
 {
-	int32_t n = list(m, largest), kept = 0;
 	Candidate *cand = m->cand;
-	double all = 0, entropy = 0, sum = 0;
+	double sum = 0;
+	int32_t kept = 0;
 
 	if (!(typical_p > 0 && typical_p < 1))
 		return;
-	for (int32_t i = 0; i < n; i++)
-		all += cand[i].v;
-	for (int32_t i = 0; i < n; i++)
-		if (cand[i].v > 0)
-			entropy -= cand[i].v / all * log(cand[i].v / all);
+	const int32_t n = list_candidates(m, largest);
+	const double all = sample_sum(cand, n), entropy = sample_entropy(cand, n, all);
 	for (int32_t i = 0; i < n; i++)
 		cand[i].v = -(float)fabs(log(all) - (m->work[cand[i].id] - largest) - entropy);
 	sample_sort(cand, n, n);
@@ -189,14 +187,12 @@ cut_typical(const SampleScratch *m, float largest, double typical_p, int32_t min
 static void
 cut_xtc(const SampleScratch *m, const llmc_params *p, float largest, double chance)
 {
-	int32_t n = list(m, largest), reach = 0, last = 0;
-	double all = 0;
+	int32_t reach = 0, last = 0;
 
-	if (!sample_has_xtc(p) || chance >= (double)p->xtc_probability || n < 2)
+	if (!sample_has_xtc(p) || chance >= (double)p->xtc_probability)
 		return;
-	for (int32_t i = 0; i < n; i++)
-		all += m->cand[i].v;
-	const double least = sample_xtc_threshold(p) * all;
+	const int32_t n = list_candidates(m, largest);
+	const double least = sample_xtc_threshold(p) * sample_sum(m->cand, n);
 	for (int32_t i = 0; i < n; i++) /* by id, so the last of equal ones has the highest */
 		if (m->cand[i].v >= least &&
 		    (reach++ == 0 || m->work[m->cand[i].id] <= m->work[last]))
@@ -207,9 +203,9 @@ cut_xtc(const SampleScratch *m, const llmc_params *p, float largest, double chan
 }
 
 static void
-heat(const SampleScratch *m, const llmc_params *p, float largest)
+apply_temperature(const SampleScratch *m, const llmc_params *p, float largest)
 {
-	const int32_t n = list(m, largest);
+	const int32_t n = list_candidates(m, largest);
 	const double t = p->temperature > 0 ? sample_temperature(p, m->cand, n) : 0;
 	bool found = false;
 
@@ -231,8 +227,7 @@ int32_t
 sample_chain(const SampleScratch *m, const llmc_params *p, const char *order, const ChainOwner *own,
              SampleRandom r)
 {
-	int32_t best, n;
-	double all = 0;
+	int32_t best;
 
 	for (const char *c = order; *c; c++) {
 		if (sample_largest(m->work, m->vocab, &best, NULL) != LLMC_OK)
@@ -264,14 +259,14 @@ sample_chain(const SampleScratch *m, const llmc_params *p, const char *order, co
 			cut_min_p(m, largest, p->min_p, p->min_keep);
 			break;
 		case 'i':
-			if (!sample_infill(m, own, list(m, largest)))
+			if (!sample_infill(m, own, list_candidates(m, largest)))
 				return -1;
 			break;
 		case 'x':
 			cut_xtc(m, p, largest, r.chance);
 			break;
 		default:
-			heat(m, p, largest);
+			apply_temperature(m, p, largest);
 			break;
 		}
 	}
@@ -279,8 +274,6 @@ sample_chain(const SampleScratch *m, const llmc_params *p, const char *order, co
 		return -1;
 	if (m->work[best] == INFINITY)
 		return best;
-	n = list(m, m->work[best]);
-	for (int32_t i = 0; i < n; i++)
-		all += m->cand[i].v;
-	return sample_cumulative(m->cand, n, r.at * all);
+	const int32_t n = list_candidates(m, m->work[best]);
+	return sample_cumulative(m->cand, n, r.at * sample_sum(m->cand, n));
 }
