@@ -231,6 +231,13 @@ json_type_name(const json_t *v)
 	return "nothing";
 }
 
+static bool
+wrong_type(Problem *p, const char *key, const char *expected, const json_t *v)
+{
+	return problem(p, 400, key, "Invalid type for '%s': expected %s, but got %s instead.", key,
+	               expected, json_type_name(v));
+}
+
 bool
 field_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t *out, bool *set,
           Problem *p)
@@ -250,9 +257,7 @@ field_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t *out
 			               x < 0 ? "less" : "greater", x < 0 ? "minimum" : "maximum",
 			               (long long)(x < 0 ? lo : hi));
 	} else if (!json_is_integer(v)) {
-		return problem(p, 400, key,
-		               "Invalid type for '%s': expected an integer, but got %s instead.",
-		               key, json_type_name(v));
+		return wrong_type(p, key, "an integer", v);
 	} else {
 		*out = json_integer_value(v);
 	}
@@ -279,9 +284,7 @@ field_num(const json_t *o, const char *key, double lo, double hi, double *out, b
 	if (!v || json_is_null(v))
 		return true;
 	if (!json_is_number(v))
-		return problem(p, 400, key,
-		               "Invalid type for '%s': expected a number, but got %s instead.", key,
-		               json_type_name(v));
+		return wrong_type(p, key, "a number", v);
 	*out = json_number_value(v);
 	if (!(*out >= lo))
 		return problem(p, 400, key, "Invalid '%s': %g is less than the minimum of %g.", key,
@@ -302,9 +305,7 @@ field_bool(const json_t *o, const char *key, bool *out, Problem *p)
 	if (!v || json_is_null(v))
 		return true;
 	if (!json_is_boolean(v))
-		return problem(p, 400, key,
-		               "Invalid type for '%s': expected a boolean, but got %s instead.",
-		               key, json_type_name(v));
+		return wrong_type(p, key, "a boolean", v);
 	*out = json_is_true(v);
 	return true;
 }
@@ -319,9 +320,7 @@ field_text(const json_t *o, const char *key, const char **out, Problem *p)
 	if (!v || json_is_null(v))
 		return true;
 	if (!json_is_string(v))
-		return problem(p, 400, key,
-		               "Invalid type for '%s': expected a string, but got %s instead.", key,
-		               json_type_name(v));
+		return wrong_type(p, key, "a string", v);
 	return !out || strlen(*out) == json_string_length(v) ||
 	       problem(p, 400, key, "Invalid '%s': the string contains NUL.", key);
 }
