@@ -122,7 +122,7 @@ def test_a_debian_package_installs_into_an_empty_root(files, tmp_path):
     status.write_text(
         f"""Package: libc6
 Status: install ok installed
-Maintainer: nobody <nobody@localhost>
+Maintainer: Test <test@localhost>
 Architecture: {pack.DEBIAN[ARCH]}
 Version: {binaries.GLIBC}-1
 Description: stand-in
