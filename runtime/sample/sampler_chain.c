@@ -149,19 +149,20 @@ cut_mass(const SampleScratch *m, float largest, double top_p, int32_t min_keep)
 static void
 cut_min_p(const SampleScratch *m, float largest, float min_p, int32_t min_keep)
 {
+	int32_t kept = 0;
+
 	if (min_p <= 0)
 		return;
-	int32_t n = list_candidates(m, largest), kept = 0;
 	const float least = largest + logf(min_p);
-	for (int32_t i = 0; i < n; i++)
-		kept += m->work[m->cand[i].id] >= least;
+	for (int32_t i = 0; i < m->vocab; i++)
+		kept += m->work[i] >= least;
 	if (kept < min_keep) {
-		keep_likeliest(m, n, min_keep);
+		keep_likeliest(m, list_candidates(m, largest), min_keep);
 		return;
 	}
-	for (int32_t i = 0; i < n; i++)
-		if (m->work[m->cand[i].id] < least)
-			m->work[m->cand[i].id] = -INFINITY;
+	for (int32_t i = 0; i < m->vocab; i++)
+		if (m->work[i] < least)
+			m->work[i] = -INFINITY;
 }
 
 static void
@@ -205,14 +206,14 @@ cut_xtc(const SampleScratch *m, const llmc_params *p, float largest, double chan
 static void
 apply_temperature(const SampleScratch *m, const llmc_params *p, float largest)
 {
-	const int32_t n = list_candidates(m, largest);
+	const int32_t n = p->dynatemp_range > 0 ? list_candidates(m, largest) : 0;
 	const double t = p->temperature > 0 ? sample_temperature(p, m->cand, n) : 0;
 	bool found = false;
 
 	/* a temperature close to 0 selects the largest too */
 	const bool divides = t > 0 && isfinite((float)((double)largest / t));
-	for (int32_t i = 0; i < n; i++) {
-		float *v = &m->work[m->cand[i].id];
+	for (int32_t i = 0; i < m->vocab; i++) {
+		float *v = &m->work[i];
 		if (divides) {
 			*v = (float)((double)*v / t);
 		} else if (*v < largest || found) {
