@@ -43,6 +43,21 @@ build_at(ModelBuilder *b, const char *key)
 
 /* --- single equations --- */
 
+/* Gather columns of x by `order` and multiply them by `factor`, each unless it is -1. */
+static int
+permute(ModelBuilder *b, int x, int order, int factor, int64_t cols, const char *name)
+{
+	int y = build_value(b, name);
+	Op *o = OP(b, permute_cols, .x = x, .nw = -1, .nb = -1, .order = order, .factor = factor,
+	           .y = y);
+
+	op_set_int(b->g, o, "width", cols);
+	op_set_word(b->g, o, "norm", "none");
+	op_set_num(b->g, o, "eps", 0);
+	op_set_int(b->g, o, "plus_one", 0);
+	return y;
+}
+
 int
 build_permute_cols(ModelBuilder *b, int x, const char *role, int64_t cols)
 {
@@ -61,13 +76,7 @@ build_permute_cols(ModelBuilder *b, int x, const char *role, int64_t cols)
 	int factor = r.factor ? build_adapter_input(b->g, r.factor, b->layer, QUANT_FORMAT_FACTOR,
 	                                            cols, b->loc)
 	                      : -1;
-	int y = build_value(b, arena_printf(b->g->arena, "%s_x", role));
-	Op *o = OP(b, permute_cols, .x = x, .nw = -1, .nb = -1, .order = order, .factor = factor,
-	           .y = y);
-	op_set_int(b->g, o, "width", cols);
-	op_set_word(b->g, o, "norm", "none");
-	op_set_num(b->g, o, "eps", 0);
-	op_set_int(b->g, o, "plus_one", 0);
+	int y = permute(b, x, order, factor, cols, arena_printf(b->g->arena, "%s_x", role));
 	b->permuted[b->n_permuted++ % room].x = x;
 	b->permuted[(b->n_permuted - 1) % room].y = y;
 	b->permuted[(b->n_permuted - 1) % room].order = r.order;
@@ -78,14 +87,7 @@ build_permute_cols(ModelBuilder *b, int x, const char *role, int64_t cols)
 int
 build_times(ModelBuilder *b, int x, const char *role, int64_t width, const char *name)
 {
-	int w = build_matrix(b, role, width, 0), y = build_value(b, name);
-	Op *o = OP(b, permute_cols, .x = x, .nw = -1, .nb = -1, .order = -1, .factor = w, .y = y);
-
-	op_set_int(b->g, o, "width", width);
-	op_set_word(b->g, o, "norm", "none");
-	op_set_num(b->g, o, "eps", 0);
-	op_set_int(b->g, o, "plus_one", 0);
-	return y;
+	return permute(b, x, -1, build_matrix(b, role, width, 0), width, name);
 }
 
 /* An adapter's contribution to y = x w^T: b (a x), with the factors in the slot of the row's

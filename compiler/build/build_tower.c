@@ -47,7 +47,7 @@ build_patches(ModelBuilder *b)
 	const int given = build_given_rows(b, "vision.part", "patches", all);
 
 	build_at(b, "vision.width");
-	int x = all > width ? build_slice(b, given, all, 0, width, "patch") : given;
+	int x = spec_interpolates(s) ? build_slice(b, given, all, 0, width, "patch") : given;
 	x = build_matmul(b, x, "patch", s->vision.bias, s->hidden, width, "x0");
 	if (s->vision.class_row) {
 		/* the caller passes zeros for this row, and only it has position 0 */
@@ -61,8 +61,9 @@ build_patches(ModelBuilder *b)
 	}
 	if (s->vision.positions) {
 		build_at(b, "vision.positions");
-		x = all > width ? add_interpolated(b, x, given)
-		                : add_numbered(b, x, "patch_pos", s->vision.positions, "x0_pos");
+		x = spec_interpolates(s)
+		        ? add_interpolated(b, x, given)
+		        : add_numbered(b, x, "patch_pos", s->vision.positions, "x0_pos");
 	}
 	build_at(b, "norm.kind");
 	return build_norm(b, s->norm.embed, x, "embed_norm", "x0_normed");

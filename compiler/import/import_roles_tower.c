@@ -12,9 +12,8 @@ import_tower_roles(const Spec *s, RoleList *list)
 	if (s->vision.class_row && s->vision.bias)
 		ROLE("patch_bias", 1, s->hidden, false);
 	if (s->vision.positions)
-		ROLE("patch_pos",
-		     spec_patch_row(s) > s->vision.width ? s->hidden : s->vision.positions,
-		     spec_patch_row(s) > s->vision.width ? s->vision.positions : s->hidden, false);
+		ROLE("patch_pos", spec_interpolates(s) ? s->hidden : s->vision.positions,
+		     spec_interpolates(s) ? s->vision.positions : s->hidden, false);
 	if (s->vision.merge_width)
 		ROLE("merge", s->vision.merge_width, merged, false);
 	if (strcmp(s->vision.merged_norm, "none") != 0)

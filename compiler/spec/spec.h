@@ -400,13 +400,19 @@ typedef struct Spec {
 	const struct SpecTable *table; /* for spec_loc and spec_get; NULL in a hand-made Spec */
 } Spec;
 
+/* Whether a tower resizes its table of learned positions to each image */
+static inline bool
+spec_interpolates(const Spec *s)
+{
+	return strcmp(s->vision.interpolate, "none") != 0;
+}
+
 /* Elements of an input row of a tower: the values of a patch, and its weights of the table of
  * learned positions if that is interpolated */
 static inline int64_t
 spec_patch_row(const Spec *s)
 {
-	return s->vision.width +
-	       (strcmp(s->vision.interpolate, "none") != 0 ? s->vision.positions : 0);
+	return s->vision.width + (spec_interpolates(s) ? s->vision.positions : 0);
 }
 
 /* Elements of a merged row of a tower */
