@@ -15,8 +15,9 @@ enum {
 
 /* ---- fp32 ---- */
 
+/* Copy the first width columns of each row of x to rows of out, step elements apart. */
 static void
-add_outer_products(const float *x, int64_t n, int64_t width, int64_t rows, float *out, int64_t step)
+copy_columns(const float *x, int64_t n, int64_t width, int64_t rows, float *out, int64_t step)
 {
 	for (int64_t t = 0; t < rows; t++)
 		memcpy(out + t * step, x + t * n, (size_t)width * sizeof *out);
@@ -30,8 +31,8 @@ add_tile(const float *x, int64_t rows, int64_t n, float *h, int64_t a, int64_t b
 
 	for (int64_t t = 0; t < rows; t += DEPTH) {
 		int64_t k = rows - t < DEPTH ? rows - t : DEPTH;
-		add_outer_products(x + t * n + a, n, m, k, left, TILE_M);
-		add_outer_products(x + t * n + b, n, w, k, right, TILE_N);
+		copy_columns(x + t * n + a, n, m, k, left, TILE_M);
+		copy_columns(x + t * n + b, n, w, k, right, TILE_N);
 		outer_add(left, TILE_M, right, TILE_N, k, h + a * n + b, n, m, w, 0);
 	}
 }
