@@ -238,13 +238,13 @@ read_samplers(Generation *g, const json_t *o, Problem *p)
 		               json_type_name(v));
 	for (size_t i = 0; i < json_array_size(v); i++) {
 		const json_t *one = json_array_get(v, i);
-		if (!json_is_string(one))
+		if (!json_is_string(one)) {
 			strbuf_release(&order);
-		if (!json_is_string(one))
 			return problem(p, 400, "samplers",
 			               "Invalid type for 'samplers[%zu]': expected a string, but "
 			               "got %s instead.",
 			               i, json_type_name(one));
+		}
 		strbuf_puts(&order, json_string_value(one));
 		strbuf_putc(&order, ';');
 	}
