@@ -149,8 +149,7 @@ def test_logits_are_torchs(name, args, monkeypatch, tmp_path):
 
 
 def plan(*args, expect=0):
-    p = subprocess.run([LLMC, "plan", *args, "--json"], capture_output=True, text=True)
-    assert p.returncode == expect, p.stderr
+    p = llmc("plan", *args, "--json", expect=expect)
     return p.stderr if expect else json.loads(p.stdout)
 
 

@@ -13,7 +13,6 @@ import pytest
 import tiny_model
 from waiting import HANG
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 TEXTS = [
     "hello world",
     "hello",
@@ -284,7 +283,7 @@ def test_scores_that_cannot_be(server, tiny):
     assert tiny.post("/v1/score", {"text_1": "a", "text_2": "b"}).status == 400
 
 
-def test_prompts_of_sentence_transformers(server, serve, vectors, want, tmp_path):
+def test_prompts_of_sentence_transformers(server, serve, vectors, want, tmp_path, llmc_binary):
     """A prompt is a prefix of the text. Kinds of input find the prompts that encode_query and
     encode_document of sentence-transformers find."""
     import llmc
@@ -331,7 +330,7 @@ def test_prompts_of_sentence_transformers(server, serve, vectors, want, tmp_path
 
     (tmp_path / "ids").write_text("[1, 2]\n")
     for name, said in (("query", "token ids have no prompt"), ("clustering", "prompts are: query")):
-        run = [ROOT / "build/llmc", "embed", vectors, tmp_path / "ids", "--prompt-name", name]
+        run = [llmc_binary, "embed", vectors, tmp_path / "ids", "--prompt-name", name]
         r = subprocess.run([*run, "--arch", "generic"], capture_output=True, text=True)
         assert r.returncode == 1 and said in r.stderr, r.stderr
 

@@ -600,11 +600,11 @@ def test_an_unreachable_host_is_named(serve, folder):
             assert r.status == 400 and "cannot be fetched" in r.text
 
 
-def test_a_lack_of_memory_changes_no_row(tmp_path):
+def test_a_lack_of_memory_changes_no_row(llmc_binary, tmp_path):
     """Each allocation fails in turn: a tower that makes positions returns an error or the rows."""
-    program = ROOT / "build/unit/test_memory"
+    program = pathlib.Path(llmc_binary).with_name("unit") / "test_memory"
     if not program.exists():
-        pytest.skip("needs build/unit/test_memory")
+        pytest.skip(f"needs {program}")
     tiny_vision.build(tmp_path / "model", name="qwen3_vl-plain")
     env = dict(os.environ, LLMC_TEST_TOWER=str(tmp_path / "model"), LLMC_CHECK_ALL="1")
     r = subprocess.run([program], cwd=ROOT, env=env, capture_output=True, text=True)
