@@ -8,6 +8,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/model_file.h"
+#include "base/text.h"
+
 enum { SUFFIX = 20, MAX_PARTS = 99999 }; /* "-00001-of-00003.gguf" */
 
 typedef struct SplitInfo {
@@ -23,32 +26,13 @@ split_of(const Gguf *g, SplitInfo *out)
 	return gguf_int(g, "split.count", &out->count) && out->count > 1;
 }
 
-/* Parses five digits at p */
-static int
-digits(const char *p)
-{
-	int n = 0;
-
-	for (int i = 0; i < 5; i++) {
-		if (p[i] < '0' || p[i] > '9')
-			return -1;
-		n = 10 * n + p[i] - '0';
-	}
-	return n;
-}
-
 /* Parses 1 and 3 from NAME-00001-of-00003.gguf; false: another name */
 static bool
 numbers_of(const char *path, int *no, int *count)
 {
-	const size_t n = strlen(path);
-	const char *s = path + n - SUFFIX;
-
-	if (n <= SUFFIX || s[0] != '-' || strncmp(s + 6, "-of-", 4) || strcmp(s + 15, ".gguf"))
-		return false;
-	*no = digits(s + 1);
-	*count = digits(s + 10);
-	return *no > 0 && *count > 0;
+	return ends_with(path, ".gguf") &&
+	       model_file_part(path, strlen(".gguf"), no, count) + strlen(".gguf") < strlen(path) &&
+	       *no > 0 && *count > 0;
 }
 
 /* Returns the name of part `no`, from 0 */
