@@ -508,7 +508,7 @@ gen_event(Server *s, const llmc_event *ev)
 	const Dialect *d = g->dialect;
 	pthread_mutex_lock(&s->lock);
 	bool quiet = g->failed || g->req->gone;
-	const bool paused = g->model->slot->paused;
+	const bool paused = g->req->cancelled;
 	pthread_mutex_unlock(&s->lock);
 	Choice *c =
 	    &g->choice[sub->index * g->n + (ev->index >= 0 && ev->index < g->n ? ev->index : 0)];
