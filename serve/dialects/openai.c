@@ -58,10 +58,8 @@ openai_model(Req *r, const json_t *o, Problem *p)
 
 	if (!v || json_is_null(v))
 		return true; /* the first model or the only one */
-	if (!json_is_string(v))
-		return problem(p, 400, "model",
-		               "Invalid type for 'model': expected a string, but got %s instead.",
-		               json_type_name(v));
+	if (!field_text(o, "model", NULL, p))
+		return false;
 	Slot *t = models_find(r->srv, json_string_value(v));
 	if (!t) {
 		models_unknown(r->srv, json_string_value(v), p);

@@ -433,12 +433,8 @@ responses_chat(const json_t *in, Problem *p)
 			        objects[i], json_type_name(v));
 			goto fail;
 		}
-	if (about && !json_is_null(about) && !json_is_string(about)) {
-		problem(p, 400, "instructions",
-		        "Invalid type for 'instructions': expected a string, but got %s instead.",
-		        json_type_name(about));
+	if (!field_text(in, "instructions", NULL, p))
 		goto fail;
-	}
 	if ((v = json_object_get(json_object_get(in, "reasoning"), "effort")) != NULL &&
 	    !json_is_null(v) && !effort) {
 		problem(

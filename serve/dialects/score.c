@@ -277,11 +277,8 @@ read_score(Generation *g, const json_t *o, const void *rerank, Problem *p)
 		return problem(p, 400, "truncate_prompt_tokens",
 		               "Invalid 'truncate_prompt_tokens': expected -1, which truncates an "
 		               "input to the model's context.");
-	if (task && !json_is_null(task) && !json_is_string(task))
-		return problem(
-		    p, 400, "instruction",
-		    "Invalid type for 'instruction': expected a string, but got %s instead.",
-		    json_type_name(task));
+	if (!field_text(o, "instruction", NULL, p))
+		return false;
 	if (json_is_string(task) && own->judge != JUDGE_YES)
 		return problem(p, 400, "instruction",
 		               "'instruction' is for generative rerankers: this model was trained "
