@@ -115,10 +115,11 @@ whole_image(const Sched *s, SchedSeq *c, const StepBudget *b, int32_t n)
 
 	if (most < 1)
 		return n;
-	while (run < most && (at[run] >= 0) == (at[0] >= 0))
+	const int32_t end = at[0] < 0 && n < most ? n : most;
+	while (run < end && (at[run] >= 0) == (at[0] >= 0))
 		run++;
 	if (at[0] < 0)
-		return run < most && run < n ? run : n;
+		return run < end ? run : n;
 	return whole_chunk(s, c, b, run);
 }
 
