@@ -215,20 +215,23 @@ input_rows(const Spec *s, const ImageRows *rows, const ImageTile *tile, float *o
 	out += s->vision.class_row * width;
 	while ((side + 1) * (side + 1) <= width - elems)
 		side++;
-	float *high = calloc((size_t)side * 2 + 1, sizeof *high), *wide = high + side;
+	float *high =
+	    calloc(((size_t)tile->grid_h + (size_t)tile->grid_w) * (size_t)side + 1, sizeof *high);
 	if (!high)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for an image");
+	float *wide = high + (size_t)tile->grid_h * (size_t)side;
+	for (int32_t i = 0; side && i < tile->grid_h; i++)
+		axis_weights(s, i, tile->grid_h, side, high + (size_t)i * (size_t)side);
+	for (int32_t i = 0; side && i < tile->grid_w; i++)
+		axis_weights(s, i, tile->grid_w, side, wide + (size_t)i * (size_t)side);
 	for (int64_t i = 0; i < n; i++) {
 		float *weight = out + i * width + elems;
 		const int32_t *at = rows->position + (tile->first_row + i) * 2;
 		memcpy(out + i * width, row + i * elems, (size_t)elems * sizeof *out);
-		if (!side)
-			continue;
-		axis_weights(s, at[0], tile->grid_h, side, high);
-		axis_weights(s, at[1], tile->grid_w, side, wide);
 		for (int32_t y = 0; y < side; y++)
 			for (int32_t x = 0; x < side; x++)
-				weight[y * side + x] = high[y] * wide[x];
+				weight[y * side + x] = high[at[0] * (int64_t)side + y] *
+				                       wide[at[1] * (int64_t)side + x];
 	}
 	free(high);
 	return LLMC_OK;
