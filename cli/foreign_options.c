@@ -114,17 +114,14 @@ const ForeignOption *
 foreign_option_nearest(const char *name)
 {
 	const char *all[sizeof foreign / sizeof *foreign];
-	const ForeignOption *of[sizeof foreign / sizeof *foreign];
 	size_t n = 0;
 
 	for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++)
-		if (!strncmp(foreign[i].spelled, "--", 2) && foreign[i].own) {
-			of[n] = &foreign[i];
+		if (!strncmp(foreign[i].spelled, "--", 2) && foreign[i].own)
 			all[n++] = foreign[i].spelled + 2;
-		}
 	const char *near = nearest_text(name, all, n);
-	for (size_t i = 0; near && i < n; i++)
-		if (all[i] == near)
-			return of[i];
+	for (size_t i = 0; near && i < sizeof foreign / sizeof *foreign; i++)
+		if (foreign[i].own && foreign[i].spelled + 2 == near)
+			return &foreign[i];
 	return NULL;
 }
