@@ -291,7 +291,7 @@ step(PickleMachine *m, uint8_t op, bool *done)
 
 llmc_status
 pickle_read(Arena *a, const uint8_t *data, size_t n, size_t *at, const char *file,
-            const PickleValue **out, llmc_error *err)
+            const PickleValue **out, PickleStorages *storages, llmc_error *err)
 {
 	PickleMachine m = { .a = a, .data = data, .n = n, .at = *at, .file = file, .err = err };
 	PickleValue *v;
@@ -308,6 +308,8 @@ pickle_read(Arena *a, const uint8_t *data, size_t n, size_t *at, const char *fil
 		return pickle_bad(&m, "values are left on the stack");
 	*out = v;
 	*at = m.at;
+	if (storages)
+		*storages = m.storages;
 	return LLMC_OK;
 }
 

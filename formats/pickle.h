@@ -1,17 +1,25 @@
 /* Reads pickles as torch.save writes them, without Python. It supports dicts, lists, numbers,
  * strings and tensors. Any other object is rejected by name, and nothing in a pickle is executed.
- * Input is untrusted: stack, memo and lists are bounded by the bytes that create them, and values
- * are not traversed recursively. */
+ * Input is untrusted: values, stack, memo and lists are bounded in number, strings in length, and
+ * values are not traversed recursively. */
 #ifndef LLMC_FORMATS_PICKLE_H
 #define LLMC_FORMATS_PICKLE_H
 
 #include "base/arena.h"
 #include "base/error.h"
 
-enum { PICKLE_MAX_BYTES = 64 << 20, PICKLE_MAX_DIMS = 8 };
+/* PICKLE_MAX_VALUES: limit of values, of items of containers, of the stack and of the memo, each.
+ * PICKLE_MAX_STRING: bytes of a name. The memo lets a few bytes of a pickle refer to a string many
+ * times, so the work per reference must be bounded */
+enum {
+	PICKLE_MAX_BYTES = 64 << 20,
+	PICKLE_MAX_DIMS = 8,
+	PICKLE_MAX_VALUES = 4 << 20,
+	PICKLE_MAX_STRING = 4096,
+};
 
 typedef enum PickleKind {
-	PICKLE_OTHER, /* a float, bytes, a dtype, ...: not needed for weights */
+	PICKLE_OTHER, /* a float, bytes, a long string, ...: not needed for weights */
 	PICKLE_INT,   /* also bools */
 	PICKLE_STR,
 	PICKLE_TUPLE,
@@ -52,10 +60,16 @@ struct PickleValue {
 	const PickleTensor *tensor;
 };
 
+/* Storages that a pickle refers to, in its order; a storage may be listed several times */
+typedef struct PickleStorages {
+	const PickleStorage **item;
+	size_t n, cap;
+} PickleStorages;
+
 /* Reads the pickle that begins at data[*at] into the arena and advances *at past it. `file` is for
- * messages; errors are E_INPUT. */
+ * messages; errors are E_INPUT. storages: receives the storages; may be NULL. */
 llmc_status pickle_read(Arena *a, const uint8_t *data, size_t n, size_t *at, const char *file,
-                        const PickleValue **out, llmc_error *err);
+                        const PickleValue **out, PickleStorages *storages, llmc_error *err);
 /* Returns the value of a dict's key, or NULL. The last one counts, as in Python. */
 const PickleValue *pickle_get(const PickleValue *dict, const char *key);
 

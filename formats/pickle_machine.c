@@ -52,18 +52,27 @@ pickle_line(PickleMachine *m, const uint8_t **s, size_t *n)
 }
 
 /* ---- stack and memo ---- */
-PickleValue *
-pickle_value_new(PickleMachine *m, PickleKind kind)
+static llmc_status
+too_many(const PickleMachine *m)
 {
-	PickleValue *v = NEW(m->a, PickleValue, 1);
+	return pickle_bad(m, "it has more values than a checkpoint of weights");
+}
 
-	v->kind = kind;
-	return v;
+llmc_status
+pickle_value_new(PickleMachine *m, PickleKind kind, PickleValue **out)
+{
+	if (m->n_value++ >= PICKLE_MAX_VALUES)
+		return too_many(m);
+	*out = NEW(m->a, PickleValue, 1);
+	(*out)->kind = kind;
+	return LLMC_OK;
 }
 
 llmc_status
 pickle_push(PickleMachine *m, PickleValue *v)
 {
+	if (m->n_stack >= PICKLE_MAX_VALUES)
+		return too_many(m);
 	m->stack = arena_grow(m->a, m->stack, &m->cap_stack, m->n_stack + 1, sizeof *m->stack);
 	m->stack[m->n_stack++] = v;
 	return LLMC_OK;
@@ -72,8 +81,9 @@ pickle_push(PickleMachine *m, PickleValue *v)
 llmc_status
 pickle_push_int(PickleMachine *m, int64_t num)
 {
-	PickleValue *v = pickle_value_new(m, PICKLE_INT);
+	PickleValue *v = NULL;
 
+	TRY(pickle_value_new(m, PICKLE_INT, &v));
 	v->num = num;
 	return pickle_push(m, v);
 }
@@ -81,12 +91,15 @@ pickle_push_int(PickleMachine *m, int64_t num)
 llmc_status
 pickle_push_text(PickleMachine *m, size_t n)
 {
-	PickleValue *v = pickle_value_new(m, PICKLE_STR);
+	PickleValue *v = NULL;
 	const uint8_t *p;
 
 	TRY(pickle_take(m, n, &p));
+	if (n > PICKLE_MAX_STRING)
+		return pickle_push(m, &pickle_other);
 	if (n && memchr(p, 0, n))
 		return pickle_bad(m, "a string with a NUL byte");
+	TRY(pickle_value_new(m, PICKLE_STR, &v));
 	v->str = arena_strndup(m->a, (const char *)p, n);
 	return pickle_push(m, v);
 }
@@ -116,13 +129,13 @@ pickle_pop_mark(PickleMachine *m, PickleValue ***item, size_t *n)
 	return LLMC_OK;
 }
 
-/* Every value on the stack cost a byte of the pickle. Only copies from the memo could exceed that,
- * so bound them. */
 llmc_status
 pickle_add_items(PickleMachine *m, PickleValue *v, PickleValue **item, size_t n)
 {
 	if (n > 4 * m->n + 64 - m->n_item)
 		return pickle_bad(m, "it copies more values than it has bytes");
+	if (n > PICKLE_MAX_VALUES - m->n_item)
+		return too_many(m);
 	m->n_item += n;
 	v->item = arena_grow(m->a, v->item, &v->cap, v->n + n, sizeof *v->item);
 	if (n)
@@ -134,8 +147,9 @@ pickle_add_items(PickleMachine *m, PickleValue *v, PickleValue **item, size_t n)
 llmc_status
 pickle_push_items(PickleMachine *m, PickleKind kind, PickleValue **item, size_t n)
 {
-	PickleValue *v = pickle_value_new(m, kind);
+	PickleValue *v = NULL;
 
+	TRY(pickle_value_new(m, kind, &v));
 	TRY(pickle_add_items(m, v, item, n));
 	return pickle_push(m, v);
 }
@@ -157,6 +171,8 @@ pickle_memo_put(PickleMachine *m, uint64_t at)
 {
 	if (at > m->n || !m->n_stack || m->stack[m->n_stack - 1] == &pickle_mark)
 		return pickle_bad(m, "an invalid memo index, or an empty stack");
+	if (at >= PICKLE_MAX_VALUES)
+		return too_many(m);
 	m->memo = arena_grow(m->a, m->memo, &m->cap_memo, (size_t)at + 1, sizeof *m->memo);
 	if (at >= m->n_memo)
 		m->n_memo = (size_t)at + 1;

@@ -11,7 +11,9 @@ typedef struct PickleMachine {
 	const char *file;
 	PickleValue **stack, **memo;
 	size_t n_stack, cap_stack, n_memo, cap_memo;
-	size_t n_item; /* items added to tuples, lists and dicts so far */
+	size_t n_item;  /* items added to tuples, lists and dicts so far */
+	size_t n_value; /* values made so far */
+	PickleStorages storages;
 	llmc_error *err;
 } PickleMachine;
 
@@ -25,16 +27,17 @@ llmc_status pickle_take(PickleMachine *m, size_t n, const uint8_t **out);
 llmc_status pickle_number(PickleMachine *m, size_t n, uint64_t *out);
 /* Bytes up to a newline, which is skipped */
 llmc_status pickle_line(PickleMachine *m, const uint8_t **s, size_t *n);
-/* Values of the arena */
-PickleValue *pickle_value_new(PickleMachine *m, PickleKind kind);
+/* A new value of the arena */
+llmc_status pickle_value_new(PickleMachine *m, PickleKind kind, PickleValue **out);
 llmc_status pickle_push(PickleMachine *m, PickleValue *v);
 llmc_status pickle_push_int(PickleMachine *m, int64_t num);
+/* A string of n bytes; beyond PICKLE_MAX_STRING it becomes PICKLE_OTHER. */
 llmc_status pickle_push_text(PickleMachine *m, size_t n);
 llmc_status pickle_pop(PickleMachine *m, PickleValue **out);
 /* Pop the last mark and the values above it; they stay valid until the next push. */
 llmc_status pickle_pop_mark(PickleMachine *m, PickleValue ***item, size_t *n);
-/* Append to a tuple, list or dict. Every value on the stack cost a byte of the pickle. Only copies
- * from the memo could exceed that, so they are bounded. */
+/* Append to a tuple, list or dict. The number of items is bounded by the bytes of the pickle:
+ * copies from the memo could exceed that. */
 llmc_status pickle_add_items(PickleMachine *m, PickleValue *v, PickleValue **item, size_t n);
 llmc_status pickle_push_items(PickleMachine *m, PickleKind kind, PickleValue **item, size_t n);
 /* Replace the last n values by a tuple. */

@@ -75,7 +75,8 @@ pickle_push_name(PickleMachine *m, const char *module, size_t n_module, const ch
 		if (strlen(known[i].module) == n_module &&
 		    !memcmp(known[i].module, module, n_module) && strlen(known[i].name) == n_name &&
 		    !memcmp(known[i].name, name, n_name)) {
-			PickleValue *v = pickle_value_new(m, PICKLE_NAME);
+			PickleValue *v = NULL;
+			TRY(pickle_value_new(m, PICKLE_NAME, &v));
 			v->name = (int)i;
 			return pickle_push(m, v);
 		}
@@ -90,7 +91,7 @@ pickle_push_name(PickleMachine *m, const char *module, size_t n_module, const ch
 llmc_status
 pickle_storage(PickleMachine *m)
 {
-	PickleValue *id, *v;
+	PickleValue *id, *v = NULL;
 
 	TRY(pickle_pop(m, &id));
 	if (id->kind != PICKLE_TUPLE || id->n < 5 || id->n > 6 || id->item[0]->kind != PICKLE_STR ||
@@ -108,7 +109,10 @@ pickle_storage(PickleMachine *m)
 		              .type = k->type,
 		              .bytes = k->bytes,
 		              .elems = id->item[4]->num };
-	v = pickle_value_new(m, PICKLE_STORAGE);
+	PickleStorages *all = &m->storages;
+	all->item = arena_grow(m->a, all->item, &all->cap, all->n + 1, sizeof *all->item);
+	all->item[all->n++] = s;
+	TRY(pickle_value_new(m, PICKLE_STORAGE, &v));
 	v->storage = s;
 	return pickle_push(m, v);
 }
@@ -153,7 +157,8 @@ tensor(PickleMachine *m, const PickleValue *arg, NameIs is)
 	}
 	if (t->offset < 0)
 		return pickle_bad(m, "a tensor with a negative offset in its storage");
-	PickleValue *v = pickle_value_new(m, PICKLE_TENSOR);
+	PickleValue *v = NULL;
+	TRY(pickle_value_new(m, PICKLE_TENSOR, &v));
 	v->tensor = t;
 	return pickle_push(m, v);
 }
@@ -162,8 +167,9 @@ tensor(PickleMachine *m, const PickleValue *arg, NameIs is)
 static llmc_status
 dict_of(PickleMachine *m, const PickleValue *arg)
 {
-	PickleValue *v = pickle_value_new(m, PICKLE_DICT);
+	PickleValue *v = NULL;
 
+	TRY(pickle_value_new(m, PICKLE_DICT, &v));
 	if (arg->n > 1 || (arg->n == 1 && arg->item[0]->kind != PICKLE_LIST))
 		return pickle_bad(m, "a dict not built from a list of pairs");
 	for (size_t i = 0; arg->n && i < arg->item[0]->n; i++) {

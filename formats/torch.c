@@ -30,7 +30,7 @@ typedef struct ZipReader {
 	NameEntry *name; /* names of archive entries or storage keys */
 	ZipEntry *part;
 	size_t n_part;
-	const char *prefix; /* prefix of storage names: "archive/data/" */
+	const char *prefix; /* prefix of storage names in the archive: "archive/data/" */
 	TorchTensor *tensor;
 	size_t n_tensor, cap_tensor;
 	uint64_t copied;
@@ -164,6 +164,20 @@ entry(ZipReader *r, const uint8_t *p, uint64_t left, size_t i, uint64_t *used)
 	return LLMC_OK;
 }
 
+/* Keep the entries below the prefix, without it, so that lookups allocate nothing: a pickle may have
+ * millions of tensors with one long key. The order stays. */
+static void
+only_storages(ZipReader *r)
+{
+	const size_t len = strlen(r->prefix);
+	size_t n = 0;
+
+	for (size_t i = 0; i < r->n_part; i++)
+		if (strncmp(r->name[i].name, r->prefix, len) == 0)
+			r->name[n++] = (NameEntry){ r->name[i].name + len, r->name[i].at };
+	r->n_part = n;
+}
+
 static llmc_status
 open_zip(ZipReader *r, const PickleValue **out)
 {
@@ -189,8 +203,14 @@ open_zip(ZipReader *r, const PickleValue **out)
 			return error_set(r->err, LLMC_E_INPUT,
 			                 "%s: a TorchScript program, not a checkpoint of weights",
 			                 r->file);
-		if (ends_with(r->name[i].name, "/data.pkl") && !pickle)
-			pickle = r->name[i].name;
+		if (!ends_with(r->name[i].name, "/data.pkl"))
+			continue;
+		if (pickle)
+			return error_set(r->err, LLMC_E_INPUT,
+			                 "%s: a zip archive with several data.pkl, so torch.save "
+			                 "did not write it",
+			                 r->file);
+		pickle = r->name[i].name;
 	}
 	if (!pickle)
 		return error_set(r->err, LLMC_E_INPUT,
@@ -205,44 +225,24 @@ open_zip(ZipReader *r, const PickleValue **out)
 		                 "%s: its numbers are big endian, which llmc does not read",
 		                 r->file);
 	r->prefix = arena_printf(r->a, "%sdata/", folder);
-	return pickle_read(r->a, p->data, (size_t)p->bytes, &at, r->file, out, r->err);
+	only_storages(r);
+	return pickle_read(r->a, p->data, (size_t)p->bytes, &at, r->file, out, NULL, r->err);
 }
 
 /* ---- the older format ---- */
 /* Order: magic, version, machine information, the dict, the storage keys, then the element count
- * and elements of each storage. Element sizes are only in the dict's tensors, so their storages are
- * collected first. */
-typedef struct LegacyFile {
-	NameEntry *entry;
-	const PickleStorage **storage;
-	size_t n, cap_entry, cap;
-} LegacyFile;
-
-static void
-gather(ZipReader *r, const PickleValue *v, LegacyFile *o, int depth)
-{
-	if (v->kind == PICKLE_TENSOR) {
-		o->entry = arena_grow(r->a, o->entry, &o->cap_entry, o->n + 1, sizeof *o->entry);
-		o->storage = arena_grow(r->a, o->storage, &o->cap, o->n + 1, sizeof *o->storage);
-		o->entry[o->n] = (NameEntry){ v->tensor->storage->key, o->n };
-		o->storage[o->n++] = v->tensor->storage;
-	} else if (v->kind == PICKLE_DICT && depth < 2) {
-		for (size_t i = 1; i < v->n; i += 2)
-			gather(r, v->item[i], o, depth + 1);
-	}
-}
-
+ * and elements of each storage. Element sizes are only in the dict's storages. */
 static llmc_status
 open_old(ZipReader *r, const PickleValue **out)
 {
 	const PickleValue *version, *facts, *keys, *little;
 	size_t at = sizeof old_start;
-	LegacyFile o = { 0 };
+	PickleStorages all = { 0 };
 
-	TRY(pickle_read(r->a, r->data, r->size, &at, r->file, &version, r->err));
-	TRY(pickle_read(r->a, r->data, r->size, &at, r->file, &facts, r->err));
-	TRY(pickle_read(r->a, r->data, r->size, &at, r->file, out, r->err));
-	TRY(pickle_read(r->a, r->data, r->size, &at, r->file, &keys, r->err));
+	TRY(pickle_read(r->a, r->data, r->size, &at, r->file, &version, NULL, r->err));
+	TRY(pickle_read(r->a, r->data, r->size, &at, r->file, &facts, NULL, r->err));
+	TRY(pickle_read(r->a, r->data, r->size, &at, r->file, out, &all, r->err));
+	TRY(pickle_read(r->a, r->data, r->size, &at, r->file, &keys, NULL, r->err));
 	little = pickle_get(facts, "little_endian");
 	if (little && little->kind == PICKLE_INT && !little->num)
 		return error_set(r->err, LLMC_E_INPUT,
@@ -251,14 +251,16 @@ open_old(ZipReader *r, const PickleValue **out)
 	if (version->kind != PICKLE_INT || version->num != 1001 || keys->kind != PICKLE_LIST)
 		return error_set(r->err, LLMC_E_INPUT,
 		                 "%s: a format of torch.save that llmc does not support", r->file);
-	gather(r, *out, &o, 0);
-	names_sort(o.entry, o.n); /* tensors share storages */
+	NameEntry *of = NEW(r->a, NameEntry, all.n + 1);
+	for (size_t i = 0; i < all.n; i++)
+		of[i] = (NameEntry){ all.item[i]->key, i };
+	names_sort(of, all.n); /* tensors share storages */
 	r->n_part = keys->n;
 	r->name = NEW(r->a, NameEntry, r->n_part + 1);
 	r->part = NEW(r->a, ZipEntry, r->n_part + 1);
 	for (size_t i = 0; i < keys->n; i++) {
 		const char *key = keys->item[i]->kind == PICKLE_STR ? keys->item[i]->str : "";
-		const NameEntry *e = names_find(o.entry, o.n, key);
+		const NameEntry *e = names_find(of, all.n, key);
 		int64_t bytes;
 		if (!e)
 			return error_set(r->err, LLMC_E_INPUT,
@@ -266,7 +268,7 @@ open_old(ZipReader *r, const PickleValue **out)
 			                 r->file);
 		if (r->size - at < 8)
 			return bad(r, "the file ends within its elements");
-		const PickleStorage *s = o.storage[e->at];
+		const PickleStorage *s = all.item[e->at];
 		if ((int64_t)number(r->data + at, 8) != s->elems ||
 		    __builtin_mul_overflow(s->elems, (int64_t)s->bytes, &bytes) ||
 		    (uint64_t)bytes > r->size - at - 8)
@@ -328,8 +330,7 @@ add_tensor(ZipReader *r, const char *name, const PickleTensor *p)
 {
 	const NameText text = name_text(name, strlen(name));
 	const PickleStorage *s = p->storage;
-	const ZipEntry *part =
-	    part_find(r, *r->prefix ? arena_printf(r->a, "%s%s", r->prefix, s->key) : s->key);
+	const ZipEntry *part = part_find(r, s->key);
 	int64_t last = p->offset, n = 1, step, bytes;
 
 	if (!part)

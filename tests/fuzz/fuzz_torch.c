@@ -27,7 +27,7 @@ bare(const uint8_t *data, size_t size)
 
 	arena_init(&a);
 	if (!setjmp(a.oom)) {
-		llmc_status s = pickle_read(&a, data, size, &at, "fuzz", &v, &err);
+		llmc_status s = pickle_read(&a, data, size, &at, "fuzz", &v, NULL, &err);
 		check(s == LLMC_OK
 		          ? v && at <= size
 		          : err.code == LLMC_E_INPUT && strncmp(err.text, "fuzz: ", 6) == 0);
