@@ -4,13 +4,16 @@
  *
  * This file reads it into memory: later changes to the file cannot affect a running model.
  * pack_map.c maps it. */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -131,6 +134,64 @@ pack_path(const char *hex, Strbuf *dir, Strbuf *path, llmc_error *err)
 	file_join(path, strbuf_str(dir), "packed");
 	return dir->failed || path->failed ? error_set(err, LLMC_E_MEMORY, "out of memory")
 	                                   : LLMC_OK;
+}
+
+/* Delete files of the folder that processes have left behind. Temporary files of packed weights are
+ * locked by their process, on file systems that have locks; others are small and go by age. */
+static void
+sweep(const char *path)
+{
+	enum { STALE_S = 3600 };
+	const char *slash = strrchr(path, '/');
+	Strbuf dir = { 0 };
+	struct stat st;
+
+	strbuf_add(&dir, path, (size_t)(slash - path));
+	DIR *d = dir.failed ? NULL : opendir(strbuf_str(&dir));
+	for (struct dirent *e; d && (e = readdir(d)) != NULL;) {
+		const char *name = e->d_name;
+		if (!strstr(name, ".tmp."))
+			continue;
+		if (strncmp(name, "packed.", 7)) {
+			if (fstatat(dirfd(d), name, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+			    S_ISREG(st.st_mode) && time(NULL) - st.st_mtime > STALE_S)
+				unlinkat(dirfd(d), name, 0);
+			continue;
+		}
+		int fd = openat(dirfd(d), name, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+		if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0)
+			unlinkat(dirfd(d), name, 0);
+		if (fd >= 0)
+			close(fd);
+	}
+	if (d)
+		closedir(d);
+	strbuf_release(&dir);
+}
+
+int
+pack_temporary(const char *path, Strbuf *tmp)
+{
+	struct stat st;
+
+	sweep(path);
+	for (int tries = 0; tries < 8; tries++) {
+		strbuf_clear(tmp);
+		strbuf_printf(tmp, "%s.tmp.%ld.XXXXXX", path, (long)getpid());
+		if (tmp->failed)
+			break;
+		int fd = mkostemp(tmp->data, O_CLOEXEC);
+		if (fd < 0)
+			return -1;
+		while (flock(fd, LOCK_EX) < 0 && errno == EINTR)
+			continue;
+		/* another process may have deleted it before it was locked */
+		if (fstat(fd, &st) == 0 && st.st_nlink > 0)
+			return fd;
+		close(fd);
+	}
+	errno = tmp->failed ? ENOMEM : EAGAIN;
+	return -1;
 }
 
 /* Checksum of the data, which is read first if it comes from a file. The threads share the slices;
@@ -256,12 +317,7 @@ pack_cache_write(const char *hex, void *data, int64_t bytes, Threads *threads, l
 
 	TRY_GOTO(pack_path(hex, &dir, &path, err));
 	TRY_GOTO(file_mkdirs_private(strbuf_str(&dir), err));
-	strbuf_printf(&tmp, "%s.tmp.%ld.XXXXXX", strbuf_str(&path), (long)getpid());
-	if (tmp.failed) {
-		status = error_set(err, LLMC_E_MEMORY, "out of memory");
-		goto fail;
-	}
-	if ((fd = mkostemp(tmp.data, O_CLOEXEC)) >= 0) {
+	if ((fd = pack_temporary(strbuf_str(&path), &tmp)) >= 0) {
 		threads_run(threads, sum_part, &s);
 		pack_header((PackHeader *)head, hex, bytes, s.sum);
 	}

@@ -156,12 +156,7 @@ pack_writer_open(const char *hex, int64_t bytes, PackWriter **out, void **data, 
 	memcpy(w->hex, hex, sizeof w->hex);
 	TRY_GOTO(pack_path(hex, &w->dir, &w->path, err));
 	TRY_GOTO(file_mkdirs_private(strbuf_str(&w->dir), err));
-	strbuf_printf(&w->tmp, "%s.tmp.%ld.XXXXXX", strbuf_str(&w->path), (long)getpid());
-	if (w->tmp.failed) {
-		status = error_set(err, LLMC_E_MEMORY, "out of memory");
-		goto fail;
-	}
-	if ((w->fd = mkostemp(w->tmp.data, O_CLOEXEC)) < 0) {
+	if ((w->fd = pack_temporary(strbuf_str(&w->path), &w->tmp)) < 0) {
 		status = cannot_write(w, errno, err);
 		goto fail;
 	}

@@ -78,6 +78,12 @@ def test_packed_weights(llmc_binary, model, tmp_path):
         killed(llmc_binary, packed, min(seconds, 0.5), pick, LLMC_CACHE=str(cache))
         out, _ = whole(llmc_binary, packed, LLMC_CACHE=str(cache))
         assert json.loads(out)["tokens"] == want
+    # a killed process leaves a file as large as the weights, which the next one deletes
+    for f in (cache / "weights").rglob("packed"):
+        f.with_name("packed.tmp.1.abcdef").write_bytes(b"x")
+        f.unlink()
+    whole(llmc_binary, packed, LLMC_CACHE=str(cache))
+    assert not list((cache / "weights").rglob("packed.tmp.*"))
 
 
 def test_an_artifact(llmc_binary, model, tmp_path):

@@ -195,8 +195,9 @@ pickles_do_not_grow_beyond_their_bytes(void **state)
 	for (int i = 0; i < 10000; i++)
 		strbuf_puts(&b, "h\x02h\x01\x85R0");
 	strbuf_puts(&b, ".");
-	assert_int_equal(pickle_read(&a, (const uint8_t *)b.data, b.len, &at, "x.bin", &v, NULL, &err),
-	                 LLMC_E_INPUT);
+	assert_int_equal(
+	    pickle_read(&a, (const uint8_t *)b.data, b.len, &at, "x.bin", &v, NULL, &err),
+	    LLMC_E_INPUT);
 	assert_non_null(strstr(err.text, "copies more values than it has bytes"));
 	assert_true(a.total_bytes < (size_t)200 << 20);
 	strbuf_release(&b);
@@ -360,9 +361,9 @@ values_are_bounded(void **state)
 		for (int k = 0; k <= PICKLE_MAX_VALUES; k++)
 			strbuf_puts(&b, bad[i].part);
 		strbuf_puts(&b, bad[i].end);
-		assert_int_equal(pickle_read(&a, (const uint8_t *)b.data, b.len, &at, "x.bin", &v,
-		                             NULL, &err),
-		                 LLMC_E_INPUT);
+		assert_int_equal(
+		    pickle_read(&a, (const uint8_t *)b.data, b.len, &at, "x.bin", &v, NULL, &err),
+		    LLMC_E_INPUT);
 		assert_non_null(strstr(err.text, "more values than a checkpoint"));
 		strbuf_release(&b);
 		arena_release(&a);
@@ -387,9 +388,9 @@ strings_are_bounded(void **state)
 		size_t at = 0;
 		add_text(&b, text, n);
 		strbuf_puts(&b, ".");
-		assert_int_equal(pickle_read(&a, (const uint8_t *)b.data, b.len, &at, "x.bin", &v,
-		                             NULL, &err),
-		                 LLMC_OK);
+		assert_int_equal(
+		    pickle_read(&a, (const uint8_t *)b.data, b.len, &at, "x.bin", &v, NULL, &err),
+		    LLMC_OK);
 		assert_int_equal(v->kind, n > PICKLE_MAX_STRING ? PICKLE_OTHER : PICKLE_STR);
 		strbuf_release(&b);
 	}
