@@ -19,9 +19,9 @@ enum { PACK_DATA_AT = 4096, PACK_SLICE = 1 << 20 };
 void pack_header(PackHeader *h, const char *hex, int64_t bytes, uint64_t data_sum);
 /* Set dir to the folder of the key and path to its file. */
 llmc_status pack_path(const char *hex, Strbuf *dir, Strbuf *path, llmc_error *err);
-/* Create the temporary file path.tmp.*, which is locked until it is closed, and set tmp to its name.
- * First delete those of processes that have ended: a file has the size of the weights, and a server
- * that is killed while it packs starts again. -1: errno is set */
+/* Create the temporary file path.tmp.*, which is locked until it is closed, and set tmp to its
+ * name. First delete those of processes that have ended: a file has the size of the weights, and a
+ * server that is killed while it packs starts again. -1: errno is set */
 int pack_temporary(const char *path, Strbuf *tmp);
 uint64_t pack_sum(void *data, int64_t bytes, Threads *threads);
 bool pack_read_all(int fd, char *to, size_t n, int64_t at);

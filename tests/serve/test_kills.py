@@ -1,5 +1,5 @@
 """SIGKILL at random moments while files are written: packed weights, prefix pages, a quantised
-model, an artifact, the journal of a batch. The next run finds no half-written file: it gives the
+model, an artifact, the journal of a batch, a download. The next run finds no half-written file: it gives the
 same result as a run without a kill.
 
 LLMC_KILLS sets the number of kills per test.
@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -18,6 +19,9 @@ import pytest
 import tiny_model
 from test_batches import ended, line, lines_of, start
 from waiting import HANG
+
+sys.path.append(os.path.join(os.path.dirname(__file__), ".."))
+from hub_server import Hub, Repo
 
 KILLS = int(os.environ.get("LLMC_KILLS", 200 if os.environ.get("LLMC_CHECK_ALL") else 4))
 RUN = ("--tokens", "1,5,9,7", "-n", "4", "--ignore-eos", "--temperature", "0", "-t", "1", "--json")
@@ -171,3 +175,29 @@ def test_the_journal_of_a_batch(fake, tmp_path):
         assert sorted(x["custom_id"] for x in lines) == sorted(names)
         assert all(x["response"]["status_code"] == 200 for x in lines)
         assert s.stop()[0] == 0
+
+
+def test_a_download(llmc_binary, tmp_path):
+    """A file that has its name is whole; the next pull resumes and leaves nothing else behind."""
+    pick = random.Random(6)
+    repo = Repo({"config.json": "{}", "model.safetensors": pick.randbytes(3 << 20)})
+    hub = Hub()
+    hub.repos["org/m"] = repo
+    env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": ""}
+    args = ("pull", "hf:org/m")
+    cache = tmp_path / "hf" / "hub"
+
+    def named():
+        return {f.name: f.read_bytes() for f in cache.glob("models--*/snapshots/*/*")}
+
+    try:
+        _, seconds = whole(llmc_binary, args, **env)
+        want = tree(cache)
+        for _ in range(KILLS):
+            whole(llmc_binary, ("rm", "hf:org/m"), **env)
+            killed(llmc_binary, args, seconds, pick, **env)
+            assert named().items() <= repo.files.items(), "half a file has the name of a whole one"
+            whole(llmc_binary, args, **env)
+            assert named() == repo.files and tree(cache) == want
+    finally:
+        hub.close()
