@@ -189,9 +189,13 @@ def pytest_items(times, files):
 
 def sanitized_items():
     """Unit programs of the emulated GPU have no emulator here. test_engine runs on sanitized kernels, and in make check-all on plain ones, too."""
-    apart = {"test_cuda", "test_cublaslt", "test_cuda_machines", "test_cuda_session"} | (
-        set() if EVERY else {"test_engine"}
-    )
+    apart = {
+        "test_cuda",
+        "test_cuda_lost",
+        "test_cublaslt",
+        "test_cuda_machines",
+        "test_cuda_session",
+    } | (set() if EVERY else {"test_engine"})
     # Kernels find lookup tables (cpu/gemm/matmul_kernel.h) by name. After one of these files is unloaded, ASan's check for duplicate names reads freed memory.
     env = {
         "ASAN_OPTIONS": "detect_leaks=1:allocator_may_return_null=1:detect_odr_violation=0",

@@ -24,6 +24,7 @@ static struct {
 static int n_names;
 static long n_calls, fail_at;
 static int fail_code;
+static bool fail_on, is_gone; /* the device is gone from the failing call on */
 static char fail_name[64];
 static const char *failed;
 static long n_leak;
@@ -36,12 +37,13 @@ make_lock(void)
 	pthread_mutexattr_init(&a);
 	pthread_mutexattr_settype(&a, PTHREAD_MUTEX_RECURSIVE);
 	pthread_mutex_init(&lock, &a);
-	const char *f = getenv("LLMC_EMU_FAIL"); /* "n:code", or "name@n:code" */
+	const char *f = getenv("LLMC_EMU_FAIL"); /* "n:code", "name@n:code", "n:code+" */
 	if (f && *f) {
 		const char *at = strchr(f, '@');
 		if (at)
 			snprintf(fail_name, sizeof fail_name, "%.*s", (int)(at - f), f);
 		sscanf(at ? at + 1 : f, "%ld:%d", &fail_at, &fail_code);
+		fail_on = f[strlen(f) - 1] == '+';
 	}
 }
 
@@ -83,8 +85,26 @@ emu_fail(const char *name, long n, int code)
 	n_calls = 0;
 	fail_at = n;
 	fail_code = code;
+	fail_on = false;
 	if (n)
 		failed = NULL;
+	pthread_mutex_unlock(&lock);
+}
+
+static void end_contexts(void);
+
+/* The devices are gone from the nth call from now on: it and all later ones fail. n 0: they are
+ * back and empty. Handles of the program are then invalid. */
+EXPORT void emu_lose(long n, int code);
+EXPORT void
+emu_lose(long n, int code)
+{
+	emu_fail(NULL, n, code);
+	pthread_mutex_lock(&lock);
+	fail_on = n > 0;
+	if (is_gone)
+		end_contexts();
+	is_gone = false;
 	pthread_mutex_unlock(&lock);
 }
 
@@ -140,10 +160,14 @@ driver_enter(int *counter, const char *name, int needs, CUresult *refused)
 	if (fail_at && (!fail_name[0] || !strcmp(fail_name, name)) && ++n_calls == fail_at) {
 		fail_at = 0;
 		failed = name;
+		is_gone = fail_on;
 		if (is_sticky(fail_code)) {
 			timeline_drop();
 			emu_error = fail_code;
 		}
+		*refused = fail_code;
+	} else if (is_gone && !(needs & ANYTIME)) {
+		timeline_drop();
 		*refused = fail_code;
 	} else if (emu_in_host_fn) {
 		emu_note("%s: a host function in a stream must not call the driver", name);
@@ -515,6 +539,15 @@ end_context(void)
 		n_leak += n;
 }
 
+static void
+end_contexts(void)
+{
+	for (int i = 0; i < n_device; i++)
+		primary[i].ref = 0, primary[i].peers = 0;
+	emu_error = CUDA_ERROR_UNKNOWN;
+	end_context();
+}
+
 API(cuDevicePrimaryCtxRelease_v2, (CUdevice d))
 {
 	ENTER(cuDevicePrimaryCtxRelease_v2, NEEDS_INIT);
@@ -589,7 +622,7 @@ API(cuCtxPushCurrent_v2, (CUcontext c))
 
 API(cuCtxPopCurrent_v2, (CUcontext * c))
 {
-	ENTER(cuCtxPopCurrent_v2, NEEDS_INIT);
+	ENTER(cuCtxPopCurrent_v2, ANYTIME); /* a stack of the thread */
 	if (!n_pushed)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	if (c)

@@ -6,17 +6,22 @@ the other).
 
 import http.client
 import json
+import os
 import random
 import resource
 import signal
 import socket
 import struct
+import sys
 import threading
 
 import pytest
 
 import tiny_model
 from waiting import HANG
+
+sys.path.append(os.path.join(os.path.dirname(__file__), "..", "e2e"))
+from cuda_emu import environment
 
 COMPLETION = {"model": "fake", "prompt": "hello world", "max_tokens": 4}
 LONG = {"type": "string", "minLength": 30000}  # longer than any answer here
@@ -735,3 +740,31 @@ def test_the_second_signal_ends_at_once(serve, tiny_folder):
             s.until(lambda: not reachable(s))
             assert s.process.poll() is None
             assert s.stop(signal.SIGINT)[0] == 130
+
+
+def test_a_gpu_that_vanishes(serve, tiny_folder):
+    """From the nth driver call on nothing of the GPU works. The server names the step and ends, or
+    answers with an error, reports that it has failed, and stops as usual."""
+    calls = range(1, 460, 12) if os.environ.get("LLMC_CHECK_ALL") else (60, 200, 280, 350, 400)
+    options = ("--device", "cuda", "-t", "1", "--seqs", "4", "--context", "128")
+    body = {"prompt": "hello world", "max_tokens": 4, "n": 2, "temperature": 1, "logprobs": 2}
+    ended = []
+    for i, n in enumerate(calls):
+        code = (46, 214, 719, 100)[i % 4]
+        env = environment("sm_75", LLMC_EMU_FAIL=f"{n}:{code}+")
+        try:
+            s = serve(tiny_folder, *options, env=env)
+        except RuntimeError as e:
+            assert f", {code})" in str(e), e
+            ended.append("start")
+            continue
+        with s:
+            got = [s.post("/v1/completions", body) for _ in range(3)]
+            lost = [r for r in got if r.status != 200]
+            for r in lost:
+                assert r.status >= 500 and f", {code})" in r.json()["error"]["message"]
+            assert s.get("/health").status == (503 if lost else 200)
+            assert s.get("/v1/models").status == 200
+            assert s.stop()[0] == 0
+            ended.append("lost" if lost else "well")
+    assert {"start", "lost"} <= set(ended)

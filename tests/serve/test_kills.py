@@ -178,7 +178,7 @@ def test_the_journal_of_a_batch(fake, tmp_path):
 
 
 def test_a_download(llmc_binary, tmp_path):
-    """A file that has its name is whole; the next pull resumes and leaves nothing else behind."""
+    """A file that has its name is whole; the next pull resumes and leaves no other file."""
     pick = random.Random(6)
     repo = Repo({"config.json": "{}", "model.safetensors": pick.randbytes(3 << 20)})
     hub = Hub()

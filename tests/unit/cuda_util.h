@@ -20,6 +20,7 @@
 static long (*emu_count)(const char *name);
 static void (*emu_count_reset)(void);
 static void (*emu_fail)(const char *name, long n, int code);
+static void (*emu_lose)(long n, int code);
 static const char *(*emu_failed)(void);
 static long (*emu_leaks)(void);
 static int (*emu_report_count)(void);
@@ -46,6 +47,7 @@ emulator(char dir[4096])
 	*(void **)&emu_count = dlsym(lib, "emu_count");
 	*(void **)&emu_count_reset = dlsym(lib, "emu_count_reset");
 	*(void **)&emu_fail = dlsym(lib, "emu_fail");
+	*(void **)&emu_lose = dlsym(lib, "emu_lose");
 	*(void **)&emu_failed = dlsym(lib, "emu_failed");
 	*(void **)&emu_leaks = dlsym(lib, "emu_leaks");
 	*(void **)&emu_report_count = dlsym(lib, "emu_report_count");
@@ -59,8 +61,8 @@ emulator(char dir[4096])
 	strbuf_release(&cache);
 	setenv("LLMC_CUDA_LIBDIR", dir, 1);
 	setenv("LLMC_EMU_QUIET", "1", 1);
-	return emu_count && emu_count_reset && emu_fail && emu_failed && emu_leaks && emu_graph &&
-	       emu_report_count && emu_last_report;
+	return emu_count && emu_count_reset && emu_fail && emu_lose && emu_failed && emu_leaks &&
+	       emu_graph && emu_report_count && emu_last_report;
 }
 
 /* Exit status for main: a finding of the emulator fails the program even if all assertions hold. */
