@@ -136,7 +136,7 @@ pack_path(const char *hex, Strbuf *dir, Strbuf *path, llmc_error *err)
 	                                   : LLMC_OK;
 }
 
-/* Delete files of the folder that processes have left behind. Temporary files of packed weights are
+/* Delete files of the folder of processes that have ended. Temporary files of packed weights are
  * locked by their process, on file systems that have locks; others are small and go by age. */
 static void
 sweep(const char *path)
