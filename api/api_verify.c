@@ -229,13 +229,15 @@ run_once(Runtime *rt, const int32_t *tok, size_t n_tok, int n_threads, session_p
 static double
 plan_tolerance(const llmc_model *m)
 {
+	const Target *target = target_find(m->plan->target);
 	double t = 1e-4;
 
 	for (int i = 0; i < m->plan->n_tensor; i++) {
 		Dtype d = m->plan->tensor[i].dtype;
-		if (dtype_info(d)->block_elems > 1 &&
-		    target_find(m->plan->target)->kind != TARGET_REF)
-			t = m->spec->activations_i8 ? 6e-2 : 5e-3;
+		if (dtype_info(d)->block_elems > 1 && target->kind != TARGET_REF)
+			t = m->spec->activations_i8 || (m->spec->activations_f8 && target->arch)
+			        ? 6e-2
+			        : 5e-3;
 		if (m->spec->activations_bf16 && strcmp(m->plan->target, "cpu-amx") == 0 &&
 		    t < 3e-2)
 			t = 3e-2;

@@ -130,5 +130,8 @@ bool quant_format_row_f32(const QuantFormatMatrix *m, int64_t row, float *dst);
 const char *quant_formats_known(const QuantFormats *s);
 /* Method that config.json names; NULL: no quantization_config, "": no name */
 const char *quant_formats_method(const QuantFormats *s);
+/* Type of activations that config.json declares for quantised matrices, "i8" or "f8"; NULL: none,
+ * or of another number of bits */
+const char *quant_formats_activations(const QuantFormats *s);
 
 #endif

@@ -14,9 +14,10 @@ const Node *quant_format_yaml(Arena *a, Diag *d, const char *name);
 
 struct QuantFormats {
 	Arena *a;
-	const json_t *quant; /* quantization_config; NULL: none */
-	int64_t hidden;      /* hidden size from config.json; 0: not given */
-	const char *known;   /* names of the formats, for errors */
+	const json_t *quant;     /* quantization_config; NULL: none */
+	int64_t hidden;          /* hidden size from config.json; 0: not given */
+	const char *known;       /* names of the formats, for errors */
+	const char *activations; /* "i8" or "f8" if quantization_config declares it; NULL: none */
 	size_t n_form, cap;
 	const Node **form;
 };

@@ -71,16 +71,51 @@ quant_format_yaml(Arena *a, Diag *d, const char *name)
 	return text ? yaml_parse(yaml_source(a, path, text, size), d, a) : NULL;
 }
 
+const char *
+quant_format_text(const Node *map, const char *key)
+{
+	const Node *n = map ? node_get(map, key) : NULL;
+
+	return n && n->kind == NODE_SCALAR ? n->text : NULL;
+}
+
+/* Returns whether each listed value of quantization_config matches; null in a list means that the
+ * key is absent */
+static bool
+quant_format_when_holds(const QuantFormats *s, const Node *when)
+{
+	for (size_t i = 0; when && i < when->n; i++) {
+		const json_t *v = quant_format_config_value(s, when->key[i]->text);
+		const char *have =
+		    json_is_integer(v)
+		        ? arena_printf(s->a, "%lld", (long long)json_integer_value(v))
+		        : json_string_value(v);
+		const Node *list = when->item[i];
+		bool found = false;
+		for (size_t k = 0; k < list->n && !found; k++)
+			found = node_is_null(list->item[k])
+			            ? !v
+			            : have && strcmp(have, list->item[k]->text) == 0;
+		if (!found)
+			return false;
+	}
+	return true;
+}
+
 static void
 quant_format_forms(QuantFormats *s, Diag *d, const char *name)
 {
 	const Node *root = quant_format_yaml(s->a, d, name),
-	           *forms = root ? node_get(root, "forms") : NULL;
+	           *forms = root ? node_get(root, "forms") : NULL,
+	           *declared = root ? node_get(root, "activations") : NULL;
 
 	for (size_t i = 0; forms && i < forms->n; i++) {
 		s->form = arena_grow(s->a, s->form, &s->cap, s->n_form + 1, sizeof *s->form);
 		s->form[s->n_form++] = forms->item[i];
 	}
+	for (size_t i = 0; declared && i < declared->n && !s->activations; i++)
+		if (quant_format_when_holds(s, node_get(declared->item[i], "when")))
+			s->activations = quant_format_text(declared->item[i], "type");
 }
 
 llmc_status
@@ -115,6 +150,12 @@ quant_formats_open(Arena *a, const char *config, size_t n, QuantFormats **out, l
 }
 
 const char *
+quant_formats_activations(const QuantFormats *s)
+{
+	return s->activations;
+}
+
+const char *
 quant_formats_known(const QuantFormats *s)
 {
 	return s->known;
@@ -130,40 +171,12 @@ quant_formats_method(const QuantFormats *s)
 }
 
 /* ---- selecting the form ---- */
-const char *
-quant_format_text(const Node *map, const char *key)
-{
-	const Node *n = map ? node_get(map, key) : NULL;
-
-	return n && n->kind == NODE_SCALAR ? n->text : NULL;
-}
-
 bool
 quant_format_flag(const Node *map, const char *key)
 {
 	const char *t = quant_format_text(map, key);
 
 	return t && strcmp(t, "true") == 0;
-}
-
-/* Returns whether each listed value of quantization_config matches; null in a list means that the
- * key is absent */
-static bool
-quant_format_when_holds(const QuantFormats *s, const Node *when)
-{
-	for (size_t i = 0; when && i < when->n; i++) {
-		const json_t *v = quant_format_config_value(s, when->key[i]->text);
-		const char *have = json_string_value(v);
-		const Node *list = when->item[i];
-		bool found = false;
-		for (size_t k = 0; k < list->n && !found; k++)
-			found = node_is_null(list->item[k])
-			            ? !v
-			            : have && strcmp(have, list->item[k]->text) == 0;
-		if (!found)
-			return false;
-	}
-	return true;
 }
 
 bool

@@ -89,6 +89,12 @@ safetensors_quant_format(const Safetensors *s)
 }
 
 const char *
+safetensors_quant_activations(const Safetensors *s)
+{
+	return s->quant_formats ? quant_formats_activations(s->quant_formats) : NULL;
+}
+
+const char *
 safetensors_quant_formats_known(const Safetensors *s)
 {
 	return s->quant_formats ? quant_formats_known(s->quant_formats) : NULL;

@@ -33,6 +33,7 @@ llmc_status safetensors_open_memory(const void *data, size_t size, const char *n
 void safetensors_close(Safetensors *s);
 /* quant_method of config.json; NULL: no quantization_config, "": no name */
 const char *safetensors_quant_format(const Safetensors *s);
+const char *safetensors_quant_activations(const Safetensors *s); /* quant_formats_activations */
 const char *safetensors_quant_formats_known(
     const Safetensors *s); /* supported formats, "gptq, awq, ..."; NULL: no format was looked up */
 size_t safetensors_n(const Safetensors *s);

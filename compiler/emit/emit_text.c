@@ -405,6 +405,60 @@ put_form(const Plan *p, Strbuf *out)
 		strbuf_puts(out, "\ndecode steps: a launch per op (step.persistent: never)\n");
 }
 
+/* Whether the step of prefill multiplies by quantised matrices */
+static bool
+multiplies_blocks(const Plan *p, const PlanStep *s)
+{
+	bool any = false;
+
+	for (int k = 0; k < s->n_arg && s->flops_per_row; k++)
+		if (s->arg[k].kind == REF_TENSOR) {
+			const PlanTensor *t = &p->tensor[s->arg[k].index];
+			any |= t->cols && dtype_info(t->dtype)->block_elems > 1;
+		}
+	return any;
+}
+
+/* The type of activations next to quantised weights, its reason, and where it is used */
+static void
+put_activations(const Graph *g, const Selection *sel, const Plan *p, Strbuf *out)
+{
+	const Spec *s = g->spec;
+	const char *type = s->activations_i8     ? "i8"
+	                   : s->activations_f8   ? "f8"
+	                   : s->activations_bf16 ? "bf16"
+	                                         : NULL;
+	const Target *target = target_find(p->target);
+	const PlanPhase *mixed = &p->phase[PHASE_MIXED];
+	int n = 0, eight = 0;
+
+	for (int i = 0; i < mixed->n_step; i++) {
+		const PlanStep *step = &mixed->step[i];
+		if (!multiplies_blocks(p, step))
+			continue;
+		n++;
+		eight += step->kernel >= 0 && sel->kernel[step->kernel]->activations;
+	}
+	if (!type || !n)
+		return;
+	strbuf_printf(out, "\nactivations: %s%s", type,
+	              s->activations_declared ? " (declared by the checkpoint)" : "");
+	if (target->kind == TARGET_REF)
+		strbuf_puts(out, "; the reference computes in fp32\n");
+	else if (target->kind == TARGET_CPU)
+		strbuf_puts(out, s->activations_f8 ? "; CPUs use i16 instead\n"
+		                 : s->activations_bf16 && !(target->needs & CPU_AMX)
+		                     ? "; this CPU uses i16 instead\n"
+		                     : ", in all steps\n");
+	else if (eight)
+		strbuf_printf(
+		    out, ", in %d of %d matmuls with quantised weights, in %s; else 16 bits\n",
+		    eight, n, s->deterministic ? "mixed steps" : "steps of more than 64 rows");
+	else
+		strbuf_printf(out, "; 16 bits on %s, which has no such GEMM for these weights\n",
+		              target->isa);
+}
+
 void
 emit_text(const Graph *g, const Selection *sel, const Plan *p, const char *fusions, int n_op_before,
           Strbuf *out)
@@ -439,6 +493,7 @@ emit_text(const Graph *g, const Selection *sel, const Plan *p, const char *fusio
 		strbuf_printf(out, "\n%d steps, nothing fused\n", p->phase[0].n_step);
 	}
 	put_mla_forms(p, out);
+	put_activations(g, sel, p, out);
 	put_form(p, out);
 	put_steps(g, p, out);
 }

@@ -237,6 +237,8 @@ read_tensor_list(ImportSource *s, const Safetensors *st)
 		        "%s: quantization_config describes quantised weights, but these are not "
 		        "quantised: they are read as stored",
 		        s->file);
+	if (made && safetensors_quant_activations(st) && !s->tower)
+		source_set(s, K_activations_declared, safetensors_quant_activations(st));
 	s->have_tensors = true;
 	s->n_tensor = safetensors_n(st);
 	s->tensor = NEW(s->a, SourceTensor, s->n_tensor + 1);

@@ -359,10 +359,12 @@ typedef struct Spec {
 		bool rotate;
 		int window, sinks;
 		int64_t host;
-	} kv;                  /* for latents k and v are the same */
-	bool deterministic;    /* CUDA: rows do not depend on the rest of the batch */
-	bool prefetch;         /* GPUs: decode kernels prefetch the next op's weights */
-	bool persistent;       /* GPUs: a decode step is one kernel, if all ops have a body */
+	} kv;               /* for latents k and v are the same */
+	bool deterministic; /* CUDA: rows do not depend on the rest of the batch */
+	bool prefetch;      /* GPUs: decode kernels prefetch the next op's weights */
+	bool persistent;    /* GPUs: a decode step is one kernel, if all ops have a body */
+	/* activations: auto, and the checkpoint declares the type below */
+	bool activations_declared;
 	bool activations_i8;   /* int8 activations for block formats */
 	bool activations_bf16; /* AMX: bf16 activations for all weights but fp32 */
 	bool activations_f8;   /* GPUs: e4m3 activations for e4m3 weights */

@@ -473,9 +473,11 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->kv.host = INT(kv_host);
 	s->prefetch = IS(step_prefetch, "auto");
 	s->persistent = IS(step_persistent, "always");
-	s->activations_i8 = IS(activations, "i8");
+	const bool by_checkpoint = IS(activations, "auto");
+	s->activations_declared = by_checkpoint && !IS(activations_declared, "none");
+	s->activations_i8 = by_checkpoint ? IS(activations_declared, "i8") : IS(activations, "i8");
+	s->activations_f8 = by_checkpoint ? IS(activations_declared, "f8") : IS(activations, "f8");
 	s->activations_bf16 = IS(activations, "bf16");
-	s->activations_f8 = IS(activations, "f8");
 	s->deterministic = BOOL(deterministic);
 	s->storage_default = dtype_of(t, K_storage_default);
 	s->n_storage = t->n_storage;

@@ -25,6 +25,9 @@ typedef struct Kernel {
 	/* the text ends with the entry of the function <symbol>_body, which a persistent step
 	 * calls */
 	bool has_body;
+	/* type of 8-bit activations in steps with more rows than the small-M GEMM: "i8", "f8";
+	 * NULL: activations of 16 bits or more. GPUs */
+	const char *activations;
 	int n_scratch;                         /* number of last arguments that are scratch */
 	Dtype scratch_dtype[PLAN_MAX_SCRATCH]; /* DT_NONE: bytes */
 	int n_product;

@@ -35,8 +35,10 @@ typedef struct HeadParser {
 } HeadParser;
 
 static const char *const directive_name[DIRECTIVES] = {
-	[D_REQUIRE] = "require", [D_LET] = "let",       [D_ARG] = "arg", [D_SCRATCH] = "scratch",
-	[D_PRODUCT] = "product", [D_LAUNCH] = "launch", [D_MAP] = "map",
+	[D_REQUIRE] = "require", [D_LET] = "let",
+	[D_ARG] = "arg",         [D_SCRATCH] = "scratch",
+	[D_PRODUCT] = "product", [D_LAUNCH] = "launch",
+	[D_MAP] = "map",         [D_ACTIVATIONS] = "activations",
 };
 
 /* Parse "//@word rest"; false for any other line. */

@@ -44,6 +44,7 @@ typedef enum Directive {
 	D_PRODUCT,
 	D_LAUNCH,
 	D_MAP,
+	D_ACTIVATIONS,
 	DIRECTIVES
 } Directive;
 

@@ -262,6 +262,23 @@ one_path(PlanKernel *k)
 	k->n_launch = n;
 }
 
+/* @activations i8 or f8 */
+static bool
+activations(Expansion *m)
+{
+	const TemplateLines *head = &m->b.t->head[D_ACTIVATIONS];
+
+	for (size_t i = 0; i < head->n; i++) {
+		const TemplateLine *l = &head->line[i];
+		bool take;
+		if (!template_taken(&m->b, l, &take))
+			return false;
+		if (take)
+			m->k->activations = arena_strndup(m->b.ts->arena, l->text, l->size);
+	}
+	return true;
+}
+
 static bool
 launches(Expansion *m)
 {
@@ -454,8 +471,8 @@ template_expand(const Templates *ts, const Template *t, const Graph *g, const Op
 		k->row.arg[k->row.n_arg++] =
 		    (PlanKernelArg){ arena_strdup(a, arg[i].name), arg[i].dir, arg[i].type,
 			             arg[i].extent };
-	if (!scratch_args(&m) || !launches(&m) || !products(&m) || !expand_text(&m, &text) ||
-	    !set_headers(&m.b, k, text.data))
+	if (!scratch_args(&m) || !activations(&m) || !launches(&m) || !products(&m) ||
+	    !expand_text(&m, &text) || !set_headers(&m.b, k, text.data))
 		return NULL;
 	k->prefetch = t->prefetch;
 	k->prefetch_experts = t->prefetch_experts;

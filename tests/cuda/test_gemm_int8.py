@@ -24,6 +24,7 @@ GRIDS = (
     "tq1_0",
     "tq2_0",
 )
+GROUPS = ("u8_128_f32", "u8_32_f32", "u4_128", "u4_32_f32", "u3_32", "u2_128", "m4_64", "m8_32")
 BLOCKS = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
 
 
@@ -74,7 +75,7 @@ def matmul(arch, runs, rows, cols, dtype, bias=True):
         close(y, rounded(c.x[:n]), w, b if bias else 0)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(
     "dtype, rows, cols, arch",
     [
@@ -90,6 +91,7 @@ def matmul(arch, runs, rows, cols, dtype, bias=True):
         ("q2_k", 97, 256, "sm_89"),
         ("q3_k", 97, 512, "sm_80"),
         *[(d, 67, 256, "sm_80") for d in GRIDS],
+        *[(d, 67, 384, "sm_89") for d in GROUPS],
     ],
 )
 def test_matmul(dtype, rows, cols, arch):
@@ -98,7 +100,7 @@ def test_matmul(dtype, rows, cols, arch):
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("dtype", ["q8_0", "q4_k", "q6_k", "q2_k", "q5_1"])
+@pytest.mark.parametrize("dtype", ["q8_0", "q4_k", "q6_k", "q2_k", "q5_1", "u8_32_f32"])
 def test_matmul_checked(dtype):
     cols = 256 if dtype in K else 160
     matmul("sm_86", [(9, "check", 1), (129, "check", 2)], 1031, cols, dtype, False)
@@ -238,7 +240,7 @@ def test_where_it_runs():
         k = H.expand("matmul_mixed", arch, dict(p, W_DTYPE=dtype, ACT_BITS=bits))
         return "gemm_int8_config" in k["text"]
 
-    for dtype in (*BLOCKS, *K, *GRIDS):
+    for dtype in (*BLOCKS, *K, *GRIDS, *GROUPS):
         assert bytes_of("sm_89", dtype) and not bytes_of("sm_89", dtype, 16)
     assert bytes_of("sm_80", "q8_0") and bytes_of("sm_86", "q8_0") and bytes_of("sm_120a", "q8_0")
     assert not bytes_of("sm_90a", "q8_0") and not bytes_of("sm_100a", "q8_0")
@@ -301,9 +303,9 @@ def test_planted_bugs_are_found(bug):
 
 def test_nvrtc():
     """Real NVRTC: no spills, and integer mma without conversions of their sums"""
-    for dtype, arch in [("q4_k", "sm_89"), ("q6_k", "sm_120a")] + [
+    for dtype, arch in [("q4_k", "sm_89"), ("q6_k", "sm_120a"), ("u8_128_f32", "sm_80")] + [
         (d, a)
-        for d in ("q8_0", "q4_k", "q2_k", "q3_k", "q5_1", "iq2_s", "iq3_s", "iq1_m")
+        for d in ("q8_0", "q4_k", "q2_k", "q3_k", "q5_1", "iq2_s", "iq3_s", "iq1_m", *GROUPS)
         for a in ("sm_80", "sm_86", "sm_120a")
     ] * H.EVERY:
         done = H.nvrtc(

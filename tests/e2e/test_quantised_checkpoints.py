@@ -90,6 +90,104 @@ def test_a_folder_equals_transformers_on_its_values(name, tmp_path):
         assert "warning" not in err, err
 
 
+@pytest.mark.parametrize("arch", [[], ["--arch", "generic"]])
+def test_declared_activations_run_in_bytes(arch, tmp_path):
+    """int8 activations per token (W8A8): a scale per block of 32, so the error is below that of
+    compressed-tensors' own rounding per token. activations: i16 switches it off."""
+    g = np.load(os.path.join(FOLDER, "ct-int8", "logits.npz"))
+    folder = os.path.join(FOLDER, "ct-int8")
+    got, err = run(folder, tmp_path, g["prompt"], *arch)
+    assert got is not None, err
+
+    def rms(y):
+        return np.sqrt(((y - g["logits"]).astype(np.float64) ** 2).mean())
+
+    assert 0.1 * rms(g["declared"]) < rms(got) < rms(g["declared"])
+    if not arch:
+        got, _ = run(folder, tmp_path, g["prompt"], "--set", "activations=i16")
+        assert error(got, g["logits"]) <= KERNELS
+
+
+DECLARED = {
+    "ct-int8": "i8",
+    "ct-fp8": "f8",
+    "fp8-blocks": "f8",
+    "fp8-deepseek": "f8",
+    "modelopt-fp8": "f8",
+    "ct-w8a16": "none",
+    "ct-mxfp8": "none",
+    "quark-int8": "none",
+    "torchao-int8": "none",
+    "modelopt-nvfp4": "none",
+    "bnb-int8": "none",
+}
+
+
+def imported(folder):
+    p = subprocess.run(
+        [LLMC, "import", str(folder)], capture_output=True, text=True, timeout=HANG, check=True
+    )
+    m = re.search(r"^activations_declared: (\w+)", p.stdout, re.M)
+    return m[1] if m else "none"
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_the_import_reads_what_a_checkpoint_declares(name):
+    assert imported(os.path.join(FOLDER, name)) == DECLARED[name]
+
+
+@pytest.mark.parametrize(
+    "name, path, value, want",
+    [
+        ("quark-int8", "global_quant_config.input_tensors", {"dtype": "int8"}, "i8"),
+        ("quark-fp8", "global_quant_config.input_tensors", {"dtype": "fp8_e4m3"}, "f8"),
+        ("torchao-int8", "quant_type.default._type", "Int8DynamicActivationInt8WeightConfig", "i8"),
+        ("ct-int8", "config_groups.group_0.input_activations", None, "none"),
+        ("ct-int8", "config_groups.group_0.input_activations.num_bits", 4, "none"),
+        ("ct-int8", "config_groups.group_0.input_activations.dynamic", False, "i8"),
+        ("fp8-blocks", "activation_scheme", "static", "f8"),
+    ],
+)
+def test_other_declarations(name, path, value, want, tmp_path):
+    folder = shutil.copytree(os.path.join(FOLDER, name), tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    at = config["quantization_config"]
+    *parents, last = path.split(".")
+    for key in parents:
+        at = at[key]
+    at[last] = value
+    (folder / "config.json").write_text(json.dumps(config))
+    assert imported(folder) == want
+
+
+@pytest.mark.parametrize(
+    "name, args, want",
+    [
+        ("ct-int8", [], "i8 (declared by the checkpoint), in all steps"),
+        ("ct-int8", ["--arch", "sm_89"], "i8 .*, in 4 of 4 matmuls .* more than 64 rows"),
+        ("ct-int8", ["--arch", "sm_75"], "i8 .*; 16 bits on sm_75"),
+        ("ct-int8", ["--set", "activations=i16"], None),
+        ("fp8-blocks", [], "f8 .*; CPUs use i16 instead"),
+        ("fp8-blocks", ["--arch", "sm_89"], "f8 .*, in 4 of 4 matmuls"),
+        ("fp8-blocks", ["--arch", "sm_80"], "f8 .*; 16 bits on sm_80"),
+    ],
+)
+def test_the_plan_shows_which_activations_run(name, args, want):
+    if "--arch" in args:
+        args = ["--device", "cuda", *args]
+    p = subprocess.run(
+        [LLMC, "plan", os.path.join(FOLDER, name), *args],
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=True,
+    )
+    m = re.search(r"^activations: (.*)", p.stdout, re.M)
+    assert re.match(want.replace("(", r"\(").replace(")", r"\)"), m[1]) if want else m is None, (
+        p.stdout
+    )
+
+
 # formats whose blocks span all columns of a head's share of o; they are never split
 WHOLE = {
     "bnb-int8",

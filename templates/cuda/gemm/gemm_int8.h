@@ -12,7 +12,8 @@
  *
  * Sums start at 1.5 * 2^23 in the bits of a float, so they are floats without a conversion:
  * |i| <= 32 * 128 * 127 < 2^22. Removing that start is part of the multiplication by d_w, exactly:
- * d_w has at most 19 significant bits, and 1.5 * 2^23 has two.
+ * d_w has at most 19 significant bits, and 1.5 * 2^23 has two. Where scales have more bits
+ * (int8_full_scale), it is an instruction of its own.
  *
  * A stage has 64 columns: BM rows of activations, then BN rows of weights, in the order of
  * gemm_chunk_offset for 32 elements of 16 bits. The scales of all stages follow the ring:
@@ -28,6 +29,11 @@
 
 #include "cuda/gemm/gemm.h"
 #include "cuda/gemm/quantize_act.h"
+
+/* IS 1: scales of the weights F have more than 19 significant bits */
+template <class F> struct int8_full_scale {
+	enum { IS = 0 };
+};
 
 /* Quantised activations of n rows in a kernel's scratch: bytes [n][COLS], then per row and block of
  * 32 columns WORDS floats: the scale, and the scale times the sum of the integers, per half if the
@@ -275,7 +281,9 @@ template <class G, class T> struct gemm_stages<G, T, GEMM_INT8> {
 #pragma unroll
 		for (int c = 0; c < 4; c++) {
 			const float v =
-			    fmaf(__int_as_float(i[c]), d[c & 1], __fmul_rn(d[c & 1], -START));
+			    int8_full_scale<F>::IS
+			        ? __fmul_rn(__int_as_float(i[c]) - START, d[c & 1])
+			        : fmaf(__int_as_float(i[c]), d[c & 1], __fmul_rn(d[c & 1], -START));
 			acc[c] = fmaf(v, x[c >> 1], acc[c]);
 		}
 	}
