@@ -302,6 +302,10 @@ ByteSpan text_base64(Arena *a, ByteSpan in); /* decodes base64; empty: not base6
 Normalizer *normalizer_add(llmc_tokenizer *t, NormalizerKind kind);
 PreTokenizer *pre_add(llmc_tokenizer *t, PreKind kind);
 Dec *dec_add(llmc_tokenizer *t, DecKind kind);
+/* Adds a split at characters of a class. */
+void pre_class(llmc_tokenizer *t, CharClass cls, SplitMode mode);
+/* Appends an id to a list [*n] in the arena of t. */
+void ids_push(llmc_tokenizer *t, int32_t **v, size_t *n, int32_t id);
 llmc_status regex_compile(llmc_tokenizer *t, const char *what, ByteSpan pattern, pcre2_code **out,
                           llmc_error *err);
 llmc_status charsmap_read(Arena *a, ByteSpan blob, Charsmap *out, llmc_error *err);

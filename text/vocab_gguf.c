@@ -1,7 +1,7 @@
 /* Vocabulary of a GGUF: tokenizer.ggml.*. Models are "gpt2" (byte-level BPE; tokenizer.ggml.pre
  * names the split regex), "gemma4" (BPE by merges over characters, spaces as in sentencepiece; some
- * names in tokenizer.ggml.pre select it under "gpt2"), "llama" (sentencepiece BPE by scores) and
- * "t5" (unigram). */
+ * names in tokenizer.ggml.pre select it under "gpt2"), "llama" (sentencepiece BPE by scores), "t5"
+ * (unigram) and "bert" (WordPiece). */
 #include "text/text.h"
 
 #include <string.h>
@@ -12,7 +12,7 @@ typedef struct GgufLoad {
 	llmc_tokenizer *t;
 	const Gguf *g;
 	llmc_error *err;
-	bool add_bos, add_eos;
+	bool add_bos, add_eos; /* without their keys */
 } GgufLoad;
 
 static bool
@@ -27,6 +27,17 @@ get_id(GgufLoad *l, const char *key)
 {
 	int64_t v;
 	return gguf_int(l->g, key, &v) && v >= 0 && v < l->t->n_ids ? (int32_t)v : -1;
+}
+
+/* An id by its key, else by another key (NULL: none), else this id if the vocabulary has it. */
+static int32_t
+get_id_of(GgufLoad *l, const char *key, const char *other, int32_t otherwise)
+{
+	int32_t id = get_id(l, key);
+
+	if (id < 0 && other)
+		id = get_id(l, other);
+	return id >= 0 || otherwise >= l->t->n_ids ? id : otherwise;
 }
 
 static llmc_status
@@ -229,6 +240,64 @@ load_pieces(GgufLoad *l, bool unigram)
 	return LLMC_OK;
 }
 
+/* WordPiece. A file marks tokens that begin a word by U+2581, a folder those inside a word by "##",
+ * which is the form here. Tokens of older files whose text is in brackets have neither mark. A
+ * token inside a word that begins with U+2581 itself looks like one that begins a word: of two such
+ * tokens the first begins a word. */
+static void
+wordpiece_marks(llmc_tokenizer *t)
+{
+	static const char space[] = "\xE2\x96\x81";
+
+	for (int32_t i = 0; i < t->n_ids; i++) {
+		const Token k = t->tok[i];
+		if (k.n > 3 && memcmp(k.s, space, 3) == 0 &&
+		    strmap_get(&t->vocab, k.s + 3, k.n - 3) < 0) {
+			tokenizer_set(t, i, (ByteSpan){ k.s + 3, k.n - 3 });
+			strmap_put(&t->vocab, &t->arena, (ByteSpan){ t->tok[i].s, t->tok[i].n }, i);
+		} else if (k.type == TT_NORMAL &&
+		           !(k.n > 2 && k.s[0] == '[' && k.s[k.n - 1] == ']')) {
+			char *s = NEW(&t->arena, char, k.n + 3);
+			memcpy(s, "##", 2);
+			memcpy(s + 2, k.s, k.n);
+			tokenizer_set(t, i, (ByteSpan){ s, k.n + 2 });
+		}
+	}
+}
+
+static llmc_status
+load_wordpiece(GgufLoad *l)
+{
+	llmc_tokenizer *t = l->t;
+	const bool lower = get_bool(l->g, KEY "normalizer.lowercase", true);
+
+	t->model = MODEL_WORDPIECE;
+	t->word_prefix = (ByteSpan){ "##", 2 };
+	t->longest_word = 100;
+	TRY(read_tokens(l, false));
+	wordpiece_marks(t);
+	trie_init(&t->pieces, &t->arena);
+	trie_init(&t->inner, &t->arena);
+	for (int32_t i = 0; i < t->n_ids; i++)
+		if (t->tok[i].n && t->tok[i].type != TT_UNUSED)
+			wordpiece_add(t, (ByteSpan){ t->tok[i].s, t->tok[i].n }, i);
+	TRY(read_added(l));
+	*normalizer_add(t, NORMALIZE_BERT) = (Normalizer){
+		.kind = NORMALIZE_BERT,
+		.clean = true,
+		.spread = true,
+		.lower = lower,
+		.accents = get_bool(l->g, KEY "normalizer.strip_accents", lower),
+	};
+	pre_class(t, CLASS_SPACE, SPLIT_REMOVED);
+	pre_class(t, CLASS_PUNCT, SPLIT_ISOLATED);
+	*dec_add(t, DEC_WORDPIECE) =
+	    (Dec){ .kind = DEC_WORDPIECE, .pattern = t->word_prefix, .clean = true };
+	t->unk_id = get_id_of(l, KEY "unknown_token_id", NULL, 100);
+	l->add_bos = l->add_eos = true;
+	return LLMC_OK;
+}
+
 static const char *
 get_text(GgufLoad *l, const char *key)
 {
@@ -239,28 +308,44 @@ get_text(GgufLoad *l, const char *key)
 	return arena_strndup(&l->t->arena, s.s, s.n);
 }
 
-/* An id by its key, else by the key of older files. */
-static int32_t
-get_id_of(GgufLoad *l, const char *key, const char *older)
-{
-	int32_t id = get_id(l, key);
-
-	return id >= 0 || !older ? id : get_id(l, older);
-}
-
 static void
 load_fim(GgufLoad *l)
 {
 	llmc_fim *f = &l->t->fim;
 
-	f->prefix = get_id_of(l, KEY "fim_pre_token_id", KEY "prefix_token_id");
-	f->suffix = get_id_of(l, KEY "fim_suf_token_id", KEY "suffix_token_id");
-	f->middle = get_id_of(l, KEY "fim_mid_token_id", KEY "middle_token_id");
-	f->repo = get_id_of(l, KEY "fim_rep_token_id", NULL);
-	f->file = get_id_of(l, KEY "fim_sep_token_id", NULL);
-	const int32_t pad = get_id_of(l, KEY "fim_pad_token_id", NULL);
+	f->prefix = get_id_of(l, KEY "fim_pre_token_id", KEY "prefix_token_id", -1);
+	f->suffix = get_id_of(l, KEY "fim_suf_token_id", KEY "suffix_token_id", -1);
+	f->middle = get_id_of(l, KEY "fim_mid_token_id", KEY "middle_token_id", -1);
+	f->repo = get_id_of(l, KEY "fim_rep_token_id", NULL, -1);
+	f->file = get_id_of(l, KEY "fim_sep_token_id", NULL, -1);
+	const int32_t pad = get_id_of(l, KEY "fim_pad_token_id", NULL, -1);
 	if (pad >= 0)
 		f->stop[f->n_stop++] = pad;
+}
+
+/* Tokens around one sequence and around two: bos A eos, and bos A eos [sep] B eos. */
+static void
+load_around(GgufLoad *l, int32_t eos)
+{
+	llmc_tokenizer *t = l->t;
+	const bool words = t->model == MODEL_WORDPIECE;
+	const int32_t sep = get_id(l, KEY "seperator_token_id"); /* the spelling of the format */
+
+	/* every file of WordPiece has these tokens; add_sep_token is theirs too */
+	if ((words || get_bool(l->g, KEY "add_bos_token", l->add_bos)) && t->bos >= 0) {
+		ids_push(t, &t->prefix, &t->n_prefix, t->bos);
+		ids_push(t, &t->pair[0], &t->n_pair[0], t->bos);
+	}
+	if ((words || get_bool(l->g, KEY "add_eos_token", l->add_eos)) && eos >= 0) {
+		ids_push(t, &t->suffix, &t->n_suffix, eos);
+		ids_push(t, &t->pair[1], &t->n_pair[1], eos);
+		ids_push(t, &t->pair[2], &t->n_pair[2], eos);
+		t->has_pair = true;
+	}
+	if (!words && get_bool(l->g, KEY "add_sep_token", false) && sep >= 0) {
+		ids_push(t, &t->pair[1], &t->n_pair[1], sep);
+		t->has_pair = true;
+	}
 }
 
 static llmc_status
@@ -282,15 +367,22 @@ load(GgufLoad *l)
 		TRY(load_pieces(l, false));
 	else if (model.n == 2 && memcmp(model.s, "t5", 2) == 0)
 		TRY(load_pieces(l, true));
+	else if (model.n == 4 && memcmp(model.s, "bert", 4) == 0)
+		TRY(load_wordpiece(l));
 	else
-		return error_set(l->err, LLMC_E_INPUT,
-		                 KEY "model is \"%.*s\"; gpt2, gemma4, llama and t5 are supported",
-		                 (int)(model.n < 60 ? model.n : 60), model.s);
-	t->bos = get_id(l, KEY "bos_token_id");
+		return error_set(
+		    l->err, LLMC_E_INPUT,
+		    KEY "model is \"%.*s\"; gpt2, gemma4, llama, t5 and bert are supported",
+		    (int)(model.n < 60 ? model.n : 60), model.s);
+	/* ids that files of WordPiece lack are those of bert-base-uncased */
+	const bool words = t->model == MODEL_WORDPIECE;
+	t->bos = words ? get_id_of(l, KEY "bos_token_id", KEY "cls_token_id", 101)
+	               : get_id(l, KEY "bos_token_id");
 	t->unk = t->unk_id >= 0 ? t->unk_id : get_id(l, KEY "unknown_token_id");
 	t->pad = get_id(l, KEY "padding_token_id");
 	load_fim(l);
-	eos_add(t, get_id(l, KEY "eos_token_id"));
+	eos_add(t, words ? get_id_of(l, KEY "seperator_token_id", KEY "eos_token_id", 102)
+	                 : get_id(l, KEY "eos_token_id"));
 	int32_t main_eos = t->n_eos ? t->eos[0] : -1;
 	eos_add(t, get_id(l, KEY "eot_token_id"));
 	eos_add(t, get_id(l, KEY "eom_token_id"));
@@ -299,14 +391,7 @@ load(GgufLoad *l)
 		if ((t->tok[i].type == TT_CONTROL || t->tok[i].type == TT_USER) &&
 		    ends_generation(t, (ByteSpan){ t->tok[i].s, t->tok[i].n }))
 			eos_add(t, i);
-	if (get_bool(l->g, KEY "add_bos_token", l->add_bos) && t->bos >= 0) {
-		t->prefix = NEW(&t->arena, int32_t, 1);
-		t->prefix[t->n_prefix++] = t->bos;
-	}
-	if (get_bool(l->g, KEY "add_eos_token", l->add_eos) && main_eos >= 0) {
-		t->suffix = NEW(&t->arena, int32_t, 1);
-		t->suffix[t->n_suffix++] = main_eos;
-	}
+	load_around(l, main_eos);
 	t->chat = get_text(l, "tokenizer.chat_template");
 	t->chat_tools = get_text(l, "tokenizer.chat_template.tool_use");
 	return tokenizer_finish(t, l->err);

@@ -184,7 +184,7 @@ pre_regex(llmc_tokenizer *t, const char *what, const char *expr, SplitMode mode,
 	return LLMC_OK;
 }
 
-static void
+void
 pre_class(llmc_tokenizer *t, CharClass cls, SplitMode mode)
 {
 	PreTokenizer *p = pre_add(t, PRE_CLASS);
@@ -358,7 +358,7 @@ load_dec(llmc_tokenizer *t, const json_t *o, int depth, llmc_error *err)
 	return LLMC_OK;
 }
 
-static void
+void
 ids_push(llmc_tokenizer *t, int32_t **v, size_t *n, int32_t id)
 {
 	int32_t *p = NEW(&t->arena, int32_t, *n + 1);

@@ -178,6 +178,22 @@ scaling(ImportSource *s)
 		source_set_num(s, K_rope_factor, max > v ? max / v : 1);
 }
 
+/* Read the linear layers after the pooling, without biases and activations. */
+static void
+dense(ImportSource *s)
+{
+	const SourceTensor *first = source_tensor(s, "dense_2.weight"),
+	                   *second = source_tensor(s, "dense_3.weight");
+
+	if (!first)
+		return;
+	source_set(s, K_head_dense,
+	           second ? arena_printf(s->a, "[%lld, %lld]", (long long)first->dim[0],
+	                                 (long long)second->dim[0])
+	                  : arena_printf(s->a, "[%lld]", (long long)first->dim[0]));
+	source_set(s, K_dense_bias, "false");
+}
+
 void
 source_convert_gguf(ImportSource *s)
 {
@@ -189,6 +205,7 @@ source_convert_gguf(ImportSource *s)
 	int n = 0;
 
 	scaling(s);
+	dense(s);
 	for (int i = 0; i < 3; i++) {
 		if (!source_num(s, ends[i], &v) || v < 0)
 			continue;
