@@ -9,6 +9,17 @@ enum { MAX_MATCH = 100000, MAX_NEST = 200 };
 
 /* ---- types ---- */
 
+const char *const json_schema_additional[3] = { "auto", "closed", "open" };
+
+int
+json_schema_additional_of(const char *name)
+{
+	for (int i = 0; i < 3; i++)
+		if (!strcmp(name, json_schema_additional[i]))
+			return i;
+	return -1;
+}
+
 int
 json_schema_type(const json_t *name)
 {

@@ -24,6 +24,11 @@ int json_schema_type(const json_t *name);
 /* Types to which the keywords of a schema without `type` apply; T_ALL if there are none. */
 int json_schema_implied_types(const json_t *schema);
 
+/* Names of llmc_additional, in its order. */
+extern const char *const json_schema_additional[3];
+/* Index of a name; -1: unknown. */
+int json_schema_additional_of(const char *name);
+
 /* Whether a $ref points into the document; then *ref moves on to its fragment. */
 bool json_schema_is_local(const json_t *root, const char **ref);
 /* The target of a fragment: JSON pointer, anchor, or the root if empty. NULL: it does not exist. */

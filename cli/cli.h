@@ -220,6 +220,9 @@ typedef struct Sampling {
 	const char *by; /* --sampling: "model", "neutral"; NULL: the command's default */
 } Sampling;
 #define OPT_SAMPLING_BY(to, help) { OPT_TEXT, 0, "sampling", "model|neutral", &(to), help }
+#define OPT_ADDITIONAL(to, help)                                                                   \
+	{ OPT_TEXT, 0, "additional-properties", "auto|closed|open", &(to), help }
+#define ADDITIONAL_UNKNOWN "--additional-properties %s: expected auto, closed or open"
 #define OPT_KIND_FLOAT OPT_FLOAT, "X"
 #define OPT_KIND_INT OPT_INT, "N"
 #define OPT_KIND_BOOL OPT_FLAG, NULL

@@ -3,6 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/json_schema.h"
 #include "cli/cli.h"
 
 typedef struct RunState {
@@ -107,34 +108,49 @@ print_json(const RunState *r, const int32_t *tok, size_t n_tok, const llmc_resul
 	       res->decode_s > 0 ? decoded / res->decode_s : 0);
 }
 
+typedef struct Run {
+	Common c;
+	Sampling smp;
+	const char *path, *prompt, *file, *tokens, *logits, *system, *schema, *rules, *check,
+	    *draft, *additional;
+	bool chat, show_tokens, no_special;
+	List images;
+	llmc_limits lim;
+	int32_t *tok; /* prompt */
+	size_t n_tok;
+} Run;
+
 /* Read the grammar of --schema or --grammar. t NULL: for --check alone. */
 static llmc_status
-grammar_file(const llmc_tokenizer *t, const char *schema, const char *rules, llmc_grammar **out,
-             llmc_error *err)
+grammar_file(const Run *r, const llmc_tokenizer *t, llmc_grammar **out, llmc_error *err)
 {
-	const char *end = rules ? strrchr(rules, '.') : NULL;
-	llmc_grammar_kind kind = schema                         ? LLMC_GRAMMAR_JSON_SCHEMA
+	llmc_grammar_options opt = LLMC_INIT(llmc_grammar_options);
+	const char *end = r->rules ? strrchr(r->rules, '.') : NULL;
+	llmc_grammar_kind kind = r->schema                      ? LLMC_GRAMMAR_JSON_SCHEMA
 	                         : end && !strcmp(end, ".lark") ? LLMC_GRAMMAR_LARK
 	                                                        : LLMC_GRAMMAR_GBNF;
 	size_t n;
-	char *text = read_all(schema ? schema : rules, &n);
+	char *text = read_all(r->schema ? r->schema : r->rules, &n);
 
 	if (!text) /* read_all has printed the error */
 		return err->code = LLMC_E_INPUT;
-	llmc_status status = llmc_grammar_open(t, kind, text, n, NULL, out, err);
+	if (r->additional)
+		opt.additional = (llmc_additional)json_schema_additional_of(r->additional);
+	llmc_status status = llmc_grammar_open(t, kind, text, n, &opt, out, err);
 	free(text);
 	return status;
 }
 
 /* --check: report whether a file matches the grammar. */
 static int
-check_file(const char *path, const char *schema, const char *rules)
+check_file(const Run *r)
 {
+	const char *path = r->check;
 	llmc_grammar *g = NULL;
 	llmc_error err = { 0 };
 	bool complete = false;
 	size_t n = 0, matched = 0;
-	llmc_status status = grammar_file(NULL, schema, rules, &g, &err);
+	llmc_status status = grammar_file(r, NULL, &g, &err);
 	char *text = status == LLMC_OK ? read_all(path, &n) : NULL;
 
 	if (text)
@@ -158,18 +174,6 @@ check_file(const char *path, const char *schema, const char *rules)
 	return complete ? 0 : EXIT_CHECK;
 }
 
-typedef struct Run {
-	Common c;
-	Sampling smp;
-	const char *path, *prompt, *file, *tokens, *logits, *system, *schema, *rules, *check,
-	    *draft;
-	bool chat, show_tokens, no_special;
-	List images;
-	llmc_limits lim;
-	int32_t *tok; /* prompt */
-	size_t n_tok;
-} Run;
-
 /* Report options that contradict each other. Returns 0 or the exit code. */
 static int
 check_options(const Run *r, bool model)
@@ -178,6 +182,10 @@ check_options(const Run *r, bool model)
 		return opt_usage_error(&cmd_run, "--schema and --grammar exclude each other");
 	if (r->check && !r->schema && !r->rules)
 		return opt_usage_error(&cmd_run, "--check needs --schema or --grammar");
+	if (r->additional && json_schema_additional_of(r->additional) < 0)
+		return opt_usage_error(&cmd_run, ADDITIONAL_UNKNOWN, r->additional);
+	if (r->additional && !r->schema)
+		return opt_usage_error(&cmd_run, "--additional-properties needs --schema");
 	if (r->check)
 		return 0;
 	if (!model)
@@ -236,6 +244,10 @@ parse(int argc, char **argv, Run *r)
 		{ OPT_TEXT, 0, "grammar", "FILE", &r->rules,
 		  "the output matches this grammar: Lark if the file name ends in .lark, else "
 		  "GBNF" },
+		OPT_ADDITIONAL(r->additional,
+		               "whether objects of --schema without additionalProperties may have "
+		               "unlisted properties: auto (if it names its dialect with $schema), "
+		               "closed or open [auto]"),
 		{ OPT_TEXT, 0, "check", "FILE", &r->check,
 		  "with --schema or --grammar: report whether the file matches it (- is standard "
 		  "input); needs no model" },
@@ -351,7 +363,7 @@ open_grammar(const Run *r, const llmc_model *m, llmc_grammar **out, llmc_error *
 		         r->path);
 		return err->code = LLMC_E_INPUT;
 	}
-	return grammar_file(t, r->schema, r->rules, out, err);
+	return grammar_file(r, t, out, err);
 }
 
 static int
@@ -441,7 +453,7 @@ run(int argc, char **argv)
 	int code = parse(argc, argv, &r);
 
 	if (!code && r.check)
-		code = check_file(r.check, r.schema, r.rules);
+		code = check_file(&r);
 	else if (!code) {
 		draft_prepare(&r.c, r.draft);
 		set_limits(&r);

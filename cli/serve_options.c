@@ -1,4 +1,5 @@
 /* Options of llmc serve. */
+#include "base/json_schema.h"
 #include "cli/serve_options.h"
 
 #include <errno.h>
@@ -72,6 +73,10 @@ static Opt opt[] = {
 	{ OPT_TEXT, 0, "special-tokens-in-content", "KIND", &given.special,
 	  "special tokens in messages, names, tools and tool results: special, as in the "
 	  "reference implementations, or text [special]" },
+	OPT_ADDITIONAL(given.additional,
+	               "whether objects of a schema without additionalProperties may have "
+	               "unlisted properties: auto (if it names its dialect with $schema), closed "
+	               "or open; with strict, and in arguments of calls, they are closed [auto]"),
 	OPT_SAMPLING_BY(given.sampling, "model: the model's own advice, where its files have "
 	                                "some, is the default of sampling fields that a "
 	                                "request omits; neutral: each API's own is [model]"),
@@ -210,6 +215,10 @@ check(const Command *cmd, ServeArgs *a)
 	if (!(a->header_s >= 0 && a->body_s >= 0 && a->idle_s >= 0 && a->request_s >= 0 &&
 	      a->sleep_s >= 0 && a->drain_s >= 0 && a->leave_s >= 0))
 		return opt_usage_error(cmd, "timeouts must not be negative");
+	int additional = a->additional ? json_schema_additional_of(a->additional) : 0;
+	if (additional < 0)
+		return opt_usage_error(cmd, ADDITIONAL_UNKNOWN, a->additional);
+	a->so.additional = (llmc_additional)additional;
 	a->so.special_text = a->special && !strcmp(a->special, "text");
 	if (a->special && !a->so.special_text && strcmp(a->special, "special") != 0)
 		return opt_usage_error(

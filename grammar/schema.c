@@ -1,8 +1,9 @@
 /* JSON Schema -> expressions. Each definition that is referenced is one rule, so recursion costs
  * nothing. Schemas that apply to one value ($ref with siblings, allOf, anyOf with siblings) are
- * merged into one schema first (schema_merge.c). Unless `standard` is set, an object that lists
- * properties has no others, and a missing type is inferred from keywords, because models fill in
- * whatever is allowed. Errors name the path of the schema and the keyword.
+ * merged into one schema first (schema_merge.c). Unless llmc_additional opens it, an object that
+ * lists properties has no others, and unless `standard` is set, a missing type is inferred from
+ * keywords, because models fill in whatever is allowed. Errors name the path of the schema and the
+ * keyword.
  *
  * This file handles types and alternatives; schema_ref.c resolves $ref, schema_scalar.c builds
  * strings and numbers, schema_containers.c arrays and objects. */
@@ -357,6 +358,20 @@ value_of(Schema *s, const json_t *v, const Path *p)
 	return x;
 }
 
+static bool
+has_open_objects(const GrammarBuilder *b, const json_t *root, bool arguments)
+{
+	switch (b->opt.additional) {
+	case LLMC_ADDITIONAL_CLOSED:
+		return b->opt.standard;
+	case LLMC_ADDITIONAL_OPEN:
+		return true;
+	case LLMC_ADDITIONAL_AUTO:
+		break;
+	}
+	return b->opt.standard || (!arguments && json_object_get(root, "$schema"));
+}
+
 Expr *
 schema_of(GrammarBuilder *b, const json_t *schema, const json_t *root, const char *path)
 {
@@ -366,6 +381,7 @@ schema_of(GrammarBuilder *b, const json_t *schema, const json_t *root, const cha
 	s->b = b;
 	s->root = root;
 	s->string_tail = -1;
+	s->open_objects = has_open_objects(b, root, false);
 	return schema_value(s, schema, path && *path ? &top : NULL);
 }
 
@@ -379,6 +395,7 @@ schema_arguments(GrammarBuilder *b, const json_t *schema, const char *path)
 	s->root = schema;
 	s->string_tail = -1;
 	s->arguments = true;
+	s->open_objects = has_open_objects(b, schema, true);
 	return schema_value(s, schema, path && *path ? &top : NULL);
 }
 

@@ -44,6 +44,7 @@ typedef struct Schema {
 	/* arguments: the next object is the arguments of a call; raw: the next value is one of
 	 * them, whose strings are not quoted */
 	bool arguments, raw;
+	bool open_objects; /* without additionalProperties an object may have unlisted ones */
 } Schema;
 
 /* Options and nesting depth up to which the options of oneOf lists are made to exclude each

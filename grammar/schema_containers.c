@@ -125,7 +125,7 @@ schema_array(Schema *s, const json_t *o, const Path *p)
 		expr_push(
 		    s->b, &list,
 		    schema_value(s, v, &(Path){ p, arena_printf(s->b->a, "prefixItems/%zu", i) }));
-	if (items ? !json_is_false(items) : !first || s->b->opt.standard || min > (int32_t)list.n)
+	if (items ? !json_is_false(items) : !first || s->open_objects || min > (int32_t)list.n)
 		rest = items ? schema_value(s, items, &(Path){ p, "items" }) : json_any_value(s->b);
 	return json_items(s->b, &list, rest, min < 0 ? 0 : min, max);
 }
@@ -257,7 +257,7 @@ additional_of(Schema *s, const json_t *o)
 	if (!v) {
 		bool lists = !json_object_get(o, OPEN) && (json_object_get(o, "properties") ||
 		                                           json_object_get(o, "patternProperties"));
-		return s->b->opt.standard || !lists ? json_true() : NULL;
+		return s->open_objects || !lists ? json_true() : NULL;
 	}
 	return json_is_false(v) ? NULL : v;
 }

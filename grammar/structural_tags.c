@@ -9,11 +9,12 @@
  *   triggered {triggers, tags: [{begin, part, end}], at_least_one, stop_after_first}: free text in which a trigger begins a tag
  *   seq, alt  list of parts: all of them in order, one of them
  *   many      [part, separator]: one or more, at most `max` if given
- *   grammar   source in another notation, `kind`: json, json_schema, regex, gbnf, choice or lark; `strict`: as the option, for this part; `json`: a regex or lark written
+ *   grammar   source in another notation, `kind`: json, json_schema, regex, gbnf, choice or lark; `strict`, `additional`: as the options, for this part; `json`: a regex or lark written
  *             as the inside of a JSON string, with escapes */
 #include <string.h>
 
 #include "base/json.h"
+#include "base/json_schema.h"
 #include "base/utf8.h"
 #include "grammar/language.h"
 
@@ -143,7 +144,8 @@ grammar(GrammarBuilder *b, const json_t *v, const json_t *own)
 	};
 	const char *name = json_string_value(json_object_get(v, "kind"));
 	RegexFlags flags = { .json = json_is_true(json_object_get(v, "json")) };
-	bool strict = b->opt.strict;
+	const llmc_grammar_options outer = b->opt;
+	const char *additional = json_string_value(json_object_get(v, "additional"));
 
 	for (size_t i = 0; name && i < sizeof names / sizeof *names; i++) {
 		if (!names[i] || strcmp(name, names[i]) != 0)
@@ -156,9 +158,13 @@ grammar(GrammarBuilder *b, const json_t *v, const json_t *own)
 		if (flags.json)
 			build_fail(b, "parts: within a JSON string a grammar is regex or lark");
 		b->opt.strict = json_is_true(json_object_get(v, "strict"));
+		if (additional && json_schema_additional_of(additional) < 0)
+			build_fail(b, "parts: 'additional' is auto, closed or open");
+		if (additional)
+			b->opt.additional = (llmc_additional)json_schema_additional_of(additional);
 		Expr *x = kind_read(b, (llmc_grammar_kind)i, json_string_value(own),
 		                    json_string_length(own));
-		b->opt.strict = strict;
+		b->opt = outer;
 		return x;
 	}
 	build_fail(b,

@@ -816,7 +816,7 @@ LLMC_API llmc_status llmc_fetch(const char *url, const llmc_fetch_options *opt, 
  *     llmc_grammar_close(g);
  *
  * Schemas: properties appear in the order of `properties`, whether required or not. Other
- * properties are allowed only if the schema has additionalProperties. White space between JSON
+ * properties: llmc_additional. White space between JSON
  * tokens is bounded (one space, or two newlines and twenty spaces), and so is the number of digits.
  * docs/constrained.md lists the keywords. */
 typedef enum llmc_grammar_kind {
@@ -833,6 +833,14 @@ typedef enum llmc_grammar_kind {
 	LLMC_GRAMMAR_LARK,
 } llmc_grammar_kind;
 
+/* Whether an object that lists properties, but has no additionalProperties, may have others.
+ * Arguments of calls in other notations than JSON follow AUTO as CLOSED. */
+typedef enum llmc_additional {
+	LLMC_ADDITIONAL_AUTO,   /* if the schema names its dialect with `$schema` */
+	LLMC_ADDITIONAL_CLOSED, /* no */
+	LLMC_ADDITIONAL_OPEN,   /* yes, as JSON Schema defines it */
+} llmc_additional;
+
 typedef struct llmc_grammar_options {
 	size_t size;
 	bool compact; /* no white space between JSON tokens */
@@ -840,6 +848,7 @@ typedef struct llmc_grammar_options {
 	 * digits */
 	bool standard;
 	bool strict; /* keywords that cannot be enforced are errors; otherwise they are ignored */
+	llmc_additional additional; /* LLMC_ADDITIONAL_; `standard` implies OPEN */
 } llmc_grammar_options;
 
 /* Parse a grammar. Any thread. The tokenizer may be closed before the grammar. t NULL: the tokens
@@ -1374,6 +1383,8 @@ typedef struct llmc_serve_options {
 	/* ignore the models' sampling advice: fields that a request omits have each dialect's own
 	 * default [the advice is the default in the dialects of OpenAI, Anthropic and Ollama] */
 	bool neutral_sampling;
+	/* schemas of requests without `strict`; calls and strict schemas are closed [AUTO] */
+	llmc_additional additional;
 	int64_t image_pixels; /* largest width times height of an image [67,108,864] */
 	int32_t max_images;   /* images per request [LLMC_DEFAULT_IMAGES] */
 	/* rows of images that are kept for later requests, such as the next turn of a chat;

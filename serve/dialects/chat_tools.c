@@ -386,6 +386,7 @@ force(Generation *g, const ToolUse *use, const llmc_calls *c, Problem *p)
 	if (free_text && !mark)
 		return true; /* no mark shows where a call begins */
 	opt.strict = use->strict;
+	opt.additional = LLMC_ADDITIONAL_CLOSED;
 	opt.compact = !use->forced && g->compact;
 	for (int turn = 0; turn < 2; turn++) {
 		char *text = forced_text(g, use, c, flags | (turn ? LLMC_CALLS_FREE : 0), p);

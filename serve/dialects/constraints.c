@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/json_schema.h"
 #include "serve/dialects/constraints.h"
 
 enum { MAX_KEPT = 64 };
@@ -62,7 +63,7 @@ find(Grammars *c, llmc_grammar_kind kind, const char *text, size_t n,
 		CachedGrammar *k = &c->kept[i];
 		if (k->grammar && k->kind == kind && k->n == n && k->opt.compact == opt->compact &&
 		    k->opt.standard == opt->standard && k->opt.strict == opt->strict &&
-		    memcmp(k->text, text, n) == 0) {
+		    k->opt.additional == opt->additional && memcmp(k->text, text, n) == 0) {
 			k->used = ++c->clock;
 			g = k->grammar;
 			llmc_grammar_retain(g);
@@ -113,6 +114,18 @@ grammar_of(ServedModel *m, llmc_grammar_kind kind, const char *text, size_t n,
 	return true;
 }
 
+/* Options of schemas in requests. With `strict` an object without additionalProperties is closed,
+ * as OpenAI demands. */
+static llmc_grammar_options
+schema_options(const Generation *g, bool strict)
+{
+	llmc_grammar_options opt = LLMC_INIT(llmc_grammar_options);
+
+	opt.strict = strict;
+	opt.additional = strict ? LLMC_ADDITIONAL_CLOSED : g->srv->opt.additional;
+	return opt;
+}
+
 /* Constrain the answer. With tools, g->form becomes one alternative of a combined grammar. */
 static bool
 hold(Generation *g, llmc_grammar_kind kind, const char *text, size_t n,
@@ -131,7 +144,9 @@ hold(Generation *g, llmc_grammar_kind kind, const char *text, size_t n,
 	} else {
 		json_printf(&g->form, "{\"kind\":%s,\"grammar\":", names[kind]);
 		json_str(&g->form, text, n);
-		strbuf_puts(&g->form, opt->strict ? ",\"strict\":true}" : "}");
+		strbuf_puts(&g->form, opt->strict ? ",\"strict\":true" : "");
+		json_printf(&g->form, ",\"additional\":%s}",
+		            json_schema_additional[opt->additional]);
 	}
 	g->compact = opt->compact;
 	return !g->form.failed || problem_memory(p);
@@ -322,6 +337,7 @@ structural_tag_read(Generation *g, const json_t *v, const char *param, Problem *
 	json_t *own = NULL, *part;
 	bool no_memory = false;
 
+	opt.additional = LLMC_ADDITIONAL_CLOSED; /* contents are calls, in general */
 	if (json_is_string(v))
 		v = own =
 		    json_parse(json_string_value(v), json_string_length(v), 0, NULL, &no_memory);
@@ -351,7 +367,7 @@ structural_tag_read(Generation *g, const json_t *v, const char *param, Problem *
 bool
 grammar_read_typed(Generation *g, const json_t *v, const char *param, Problem *p)
 {
-	llmc_grammar_options opt = LLMC_INIT(llmc_grammar_options);
+	llmc_grammar_options opt = schema_options(g, false);
 	const char *type = json_string_value(json_object_get(v, "type"));
 	const json_t *value = json_object_get(v, "value");
 
@@ -376,7 +392,7 @@ grammar_read_typed(Generation *g, const json_t *v, const char *param, Problem *p
 static bool
 read_format(Generation *g, const json_t *v, Problem *p)
 {
-	llmc_grammar_options opt = LLMC_INIT(llmc_grammar_options);
+	llmc_grammar_options opt = schema_options(g, false);
 	const char *type = json_string_value(json_object_get(v, "type"));
 	const json_t *inner = json_object_get(v, "json_schema"),
 	             *schema = json_object_get(v, "schema");
@@ -392,8 +408,10 @@ read_format(Generation *g, const json_t *v, Problem *p)
 	if (!strcmp(type, "json_schema")) {
 		if (json_is_object(inner)) {
 			schema = json_object_get(inner, "schema");
-			if (!field_bool(inner, "strict", &opt.strict, p))
+			bool strict = false;
+			if (!field_bool(inner, "strict", &strict, p))
 				return false;
+			opt = schema_options(g, strict);
 			if (!schema || json_is_null(schema)) /* a name without a schema */
 				return of_any_json(g, &opt, "response_format", p);
 		}
@@ -434,7 +452,7 @@ read_structured(Generation *g, const json_t *v, Problem *p)
 	static const char *const param = "structured_outputs", *const kinds[] = {
 		"json", "regex", "choice", "grammar", "json_object", "structural_tag"
 	};
-	llmc_grammar_options opt = LLMC_INIT(llmc_grammar_options);
+	llmc_grammar_options opt = schema_options(g, false);
 	int n = 0;
 
 	if (!json_is_object(v))
@@ -453,8 +471,12 @@ read_structured(Generation *g, const json_t *v, Problem *p)
 		               "Invalid '%s': whitespace_pattern is not supported by this server; "
 		               "disable_any_whitespace is.",
 		               param);
-	if (!field_bool(v, "disable_any_whitespace", &opt.compact, p))
+	bool closed = false;
+	if (!field_bool(v, "disable_any_whitespace", &opt.compact, p) ||
+	    !field_bool(v, "disable_additional_properties", &closed, p))
 		return false;
+	if (json_is_boolean(json_object_get(v, "disable_additional_properties")))
+		opt.additional = closed ? LLMC_ADDITIONAL_CLOSED : LLMC_ADDITIONAL_OPEN;
 	if (is_requested(json_object_get(v, "json")))
 		return of_schema(g, json_object_get(v, "json"), &opt, param, p);
 	if (is_requested(json_object_get(v, "regex")))
@@ -490,7 +512,7 @@ constraint_of(const json_t *o, const char *field, const char **kind)
 	*kind = field;
 	if (!strcmp(field, "structured_outputs")) {
 		json_object_foreach ((json_t *)(uintptr_t)v, key, inner)
-			if (is_requested(inner) && strcmp(key, "disable_any_whitespace") != 0)
+			if (is_requested(inner) && strncmp(key, "disable_", 8) != 0)
 				return constraint_of(v, key, kind);
 		return v;
 	}
@@ -524,7 +546,7 @@ grammar_read(Generation *g, const json_t *o, Problem *p)
 		                              "grammar",         "json_schema",
 		                              "regex",           "ebnf",
 		                              "structural_tag" };
-	llmc_grammar_options opt = LLMC_INIT(llmc_grammar_options);
+	llmc_grammar_options opt = schema_options(g, false);
 	const json_t *format = json_object_get(o, "response_format");
 	const char *which = NULL;
 

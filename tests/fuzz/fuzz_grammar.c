@@ -91,7 +91,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	llmc_grammar_options opt = { .size = sizeof opt,
 		                     .compact = data[0] & 8,
 		                     .standard = data[0] & 16,
-		                     .strict = data[0] & 32 };
+		                     .strict = data[0] & 32,
+		                     .additional = (llmc_additional)(data[0] >> 6) % 3 };
 	llmc_status status =
 	    grammar_open(l, (llmc_grammar_kind)(data[0] % 7), (const char *)data + 1, size - 1,
 	                 &opt, &eos, 1, &g, &err);

@@ -272,6 +272,36 @@ def test_what_cannot_be_is_refused_by_path_and_keyword(smol, extra, param, words
     ), a.text
 
 
+def test_objects_are_open_or_closed_by_the_request(smol):
+    """A closed object of one listed property cannot have two."""
+    schema = {"properties": {"a": {"const": 1}}, "required": ["a"], "minProperties": 2}
+    named = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+    def of(strict, s):
+        inner = {"name": "x", "strict": strict, "schema": s}
+        return {"response_format": {"type": "json_schema", "json_schema": inner}}
+
+    def only(s, **more):
+        return {"structured_outputs": {"json": s, **more}}
+
+    call = {"type": "function", "function": {"name": "f", "parameters": named, "strict": True}}
+    for extra, status in (
+        (of(False, schema), 400),
+        (of(False, named), 200),
+        (of(True, named), 400),
+        (only(schema), 400),
+        (only(named), 200),
+        (only(named, disable_additional_properties=True), 400),
+        (only(schema, disable_additional_properties=False), 200),
+        (only(schema, disable_additional_properties=1), 400),
+        ({"tools": [call], "tool_choice": "required"}, 400),
+    ):
+        a = smol.post(
+            "/v1/chat/completions", {"model": "smollm2", "messages": ASK, "max_tokens": 1, **extra}
+        )
+        assert a.status == status, (extra, a.text)
+
+
 def test_requests_with_and_without_in_one_batch_are_as_alone(client):
     """A batch with different constraints: each output is what it is alone."""
     kinds = [

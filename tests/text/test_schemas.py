@@ -443,6 +443,41 @@ def test_a_trigger_begins_a_tag_that_starts_with_it():
                 assert g.match(s)[0] == bool(re.fullmatch(regex, s)), (more, s)
 
 
+# (schema, whether unlisted properties are allowed with auto); each lists `a`
+OBJECTS = [
+    ({"properties": {"a": {"type": "integer"}}}, False),
+    ({"$schema": "http://json-schema.org/draft-07/schema#", "properties": {"a": {}}}, True),
+    ({"$schema": "", "properties": {"a": {}}, "additionalProperties": False}, False),
+    ({"properties": {"a": {}}, "additionalProperties": True}, True),
+    ({"$defs": {"$schema": {}}, "properties": {"a": {}}}, False),
+    ({"$schema": "", "$ref": "#/$defs/x", "$defs": {"x": {"properties": {"a": {}}}}}, True),
+]
+
+
+@pytest.mark.parametrize(("schema", "opens"), OBJECTS)
+def test_objects_without_additional_properties_follow_the_option(schema, opens):
+    """The option decides only what the schema leaves open: jsonschema's verdict is the upper bound."""
+    standard = jsonschema.Draft202012Validator(schema)
+    for text in ("{}", '{"a": 1}', '{"a": 1, "b": 2}', '{"b": 2}'):
+        valid = standard.is_valid(json.loads(text))
+        others = '"b"' in text
+        for additional, allowed in {"auto": opens, "closed": False, "open": True}.items():
+            explicit = schema.get("additionalProperties")
+            allowed = allowed if explicit is None else explicit
+            with llmc.Grammar(None, "json_schema", schema, additional=additional) as g:
+                assert g.match(text)[0] == (valid and (allowed or not others)), (additional, text)
+            part = {"grammar": json.dumps(schema), "kind": "json_schema", "additional": additional}
+            with llmc.Grammar(None, "parts", part, additional="closed") as g:
+                assert g.match(text)[0] == (valid and (allowed or not others)), (additional, text)
+
+
+def test_an_unknown_rule_of_additional_properties_is_an_error():
+    with pytest.raises(ValueError, match="did you mean 'open'"):
+        llmc.Grammar(None, "json_schema", {}, additional="opens")
+    with pytest.raises(llmc.Error, match="'additional' is"):
+        llmc.Grammar(None, "parts", {"grammar": "{}", "kind": "json_schema", "additional": "no"})
+
+
 def test_a_file_is_checked_from_the_command_line(tmp_path):
     schema, lark, good, bad = (tmp_path / n for n in ("s.json", "g.lark", "good", "bad"))
     schema.write_text('{"type": "object", "properties": {"id": {"type": "integer"}}}')
@@ -456,6 +491,14 @@ def test_a_file_is_checked_from_the_command_line(tmp_path):
         )
 
     assert run("--schema", schema, "--check", good).returncode == 0
+    more = tmp_path / "more"
+    more.write_text('{"id": 12, "x": 1}')
+    assert run("--schema", schema, "--check", more).returncode == 3
+    opened = ("--additional-properties", "open")
+    assert run("--schema", schema, *opened, "--check", more).returncode == 0
+    for wrong in (("--schema", schema, *opened[:1], "no"), ("--grammar", lark, *opened)):
+        r = run(*wrong, "--check", more)
+        assert r.returncode == 1 and "--additional-properties" in r.stderr
     r = run("--schema", schema, "--check", bad)
     assert r.returncode == 3 and "byte 7 " in r.stderr
     good.write_text("abb")

@@ -209,6 +209,7 @@ class GrammarOptions(Sized):
         ("compact", C.c_bool),
         ("standard", C.c_bool),
         ("strict", C.c_bool),
+        ("additional", C.c_int),
     ]
 
 

@@ -145,6 +145,9 @@ class Grammar(Handle):
     _kind = "grammar"
     KINDS = ("json", "json_schema", "regex", "gbnf", "choice", "parts", "lark")
 
+    # rules of objects without additionalProperties; auto: open if the schema has `$schema`
+    ADDITIONAL = ("auto", "closed", "open")
+
     @checked_names()
     def __init__(
         self,
@@ -155,6 +158,7 @@ class Grammar(Handle):
         compact: bool = False,
         standard: bool = False,
         strict: bool = False,
+        additional: str = "auto",
     ) -> None:
         if _handle.of_kind("kind", kind, str) not in self.KINDS:
             near = _handle.nearest(kind, self.KINDS)
@@ -162,8 +166,22 @@ class Grammar(Handle):
         if isinstance(text, bytes):
             raise TypeError("text is a str or a Python object of JSON, not bytes")
         data = (text if isinstance(text, str) else json.dumps(text)).encode()
+        if _handle.of_kind("additional", additional, str) not in self.ADDITIONAL:
+            near = _handle.nearest(additional, self.ADDITIONAL)
+            raise ValueError(
+                f"additional = {additional!r} is none of {', '.join(self.ADDITIONAL)}{near}"
+            )
         options = _ffi.GrammarOptions()
-        _handle.fill(options, "Grammar()", dict(compact=compact, standard=standard, strict=strict))
+        _handle.fill(
+            options,
+            "Grammar()",
+            dict(
+                compact=compact,
+                standard=standard,
+                strict=strict,
+                additional=self.ADDITIONAL.index(additional),
+            ),
+        )
         h, size, number = C.c_void_p(), 256, self.KINDS.index(kind)
         args = (number, data, len(data), C.byref(options), C.byref(h))
         if tokenizer is None:
