@@ -39,6 +39,7 @@ struct llmc_model {
 	char *artifact;         /* folder of the generated files; NULL: not written */
 	char *temporary;        /* artifact folder to remove once the model is open; NULL: none */
 	char *weights;          /* absolute path of the checkpoint, or NULL */
+	const char *mmproj;     /* file with the vision tower of a GGUF model, or NULL */
 	const char *const *set; /* overrides in force, NULL-terminated */
 	bool random_weights;
 	bool no_weights, no_fit, cache_packed; /* as in llmc_options */
@@ -78,11 +79,20 @@ llmc_status source_kind(const char *path, SourceKind *kind, llmc_error *err);
 
 /* Make the Spec of any source. Warnings go to log. */
 llmc_status source_spec(const char *path, SourceKind kind, const char *const *set,
-                        const char *weights, bool tower, bool allow_unknown_keys, Arena *arena,
-                        llmc_log_fn log, void *log_user, const Spec **out, llmc_error *err);
-/* For llmc_options.images: describe the model with images, if its folder has a tower. */
+                        const char *weights, const ImportOptions *o, Arena *arena, llmc_log_fn log,
+                        void *log_user, const Spec **out, llmc_error *err);
+/* For llmc_options.images: describe the model with images, if its checkpoint has a tower. */
 llmc_status model_add_images(llmc_model *m, const char *path, SourceKind kind,
                              const llmc_options *opt, llmc_error *err);
+/* api_mmproj.c: find the file with the tower of a GGUF model that is opened with images, check it
+ * and add the token of images to m->set. It is opt->mmproj, or one in the folder of the model. That
+ * one is left out with a warning if it does not fit, unless images are required. */
+llmc_status model_find_mmproj(llmc_model *m, const char *path, SourceKind kind,
+                              const llmc_options *opt, llmc_error *err);
+/* True if an override is vision.part=rows. */
+bool set_has_rows(const char *const *set);
+/* Overrides with one more, in the arena */
+const char *const *set_with(const char *const *set, const char *one, Arena *arena);
 llmc_status device_gpus(const char *device, GpuList *out, llmc_error *err);
 /* Name a target: device "cpu" or "cuda" with an arch (NULL: that of this machine) gives "cpu-v3" or
  * "cuda-sm_90a"; "ref" gives "ref". E_INPUT: unknown device or arch. */

@@ -14,6 +14,9 @@ llmc_import(const char *src, const llmc_options *opt, char **yaml_out, llmc_erro
 	SourceKind kind;
 	llmc_error own = { 0 };
 	char *volatile yaml = NULL;
+	const ImportOptions io = { .tower = opt && opt->tower,
+		                   .allow_unknown_keys = opt && opt->allow_unknown_keys,
+		                   .mmproj = opt ? opt->mmproj : NULL };
 
 	*yaml_out = NULL;
 	TRY(source_kind(src, &kind, err));
@@ -30,8 +33,7 @@ llmc_import(const char *src, const llmc_options *opt, char **yaml_out, llmc_erro
 	Diag *const d = NEW(&arena, Diag, 1);
 	diag_init(d, &arena);
 	if (!setjmp(d->bug))
-		yaml = import_yaml(src, opt && opt->tower, opt && opt->allow_unknown_keys, d,
-		                   &arena, &own);
+		yaml = import_yaml(src, &io, d, &arena, &own);
 	llmc_status s = LLMC_OK;
 	if (!yaml) {
 		s = own.code ? error_set(err, own.code, "%s", own.text) : diag_error(d, err);
@@ -116,8 +118,8 @@ compile_into(const char *yaml, const char *dir, const llmc_compile_options *o, A
 	TRY(targets(o, name, &n, err));
 	TRY(source_kind(yaml, &kind, err));
 	const Spec *spec;
-	TRY(source_spec(yaml, kind, o->set, NULL, false, o->allow_unknown_keys, arena, o->log,
-	                o->log_user, &spec, err));
+	const ImportOptions io = { .allow_unknown_keys = o->allow_unknown_keys };
+	TRY(source_spec(yaml, kind, o->set, NULL, &io, arena, o->log, o->log_user, &spec, err));
 	char cpu[32] = "";
 	const bool split = compile_partitions(spec, name[0], 0) > 1;
 	const size_t ranks = split ? 2 : (size_t)spec_ranks(spec);

@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/sized_struct.h"
+#include "formats/gguf.h"
 #include "image/prepare.h"
 
 struct llmc_image {
@@ -104,28 +105,94 @@ fail:
 	return status;
 }
 
+/* Set the value of a path with points in nested objects. False: out of memory, or an object and a
+ * value have the same path. */
+static bool
+put_path(json_t *at, const char *path, json_t *v)
+{
+	for (size_t n; (n = strcspn(path, ".")), path[n]; path += n + 1) {
+		json_t *inner = json_object_getn(at, path, n);
+		if (!inner && json_object_setn_new(at, path, n, inner = json_object()) != 0)
+			return json_decref(v), false;
+		if (!json_is_object(inner))
+			return json_decref(v), false;
+		at = inner;
+	}
+	return json_object_set_new(at, path, v) == 0;
+}
+
+/* Value of a key as JSON: a number, bool, text or list of numbers. Other types are null. */
+static json_t *
+gguf_json(const Gguf *g, const char *key)
+{
+	enum { MAX_LIST = 256 };
+	GgufType type, elem;
+	size_t count;
+	GgufStr s;
+	double v;
+
+	if (!gguf_type(g, key, &type, &elem, &count))
+		return json_null();
+	if (type == GGUF_STR)
+		return gguf_str(g, key, &s) && s.n < 4096 ? json_stringn(s.s, s.n) : json_null();
+	if (type != GGUF_ARR)
+		return !gguf_num(g, key, &v) ? json_null()
+		       : type == GGUF_BOOL   ? json_boolean(v != 0)
+		                             : json_real(v);
+	json_t *list = json_array();
+	for (size_t i = 0; i < count && i < MAX_LIST && elem != GGUF_STR; i++)
+		if (!gguf_arr_num(g, key, i, &v) || json_array_append_new(list, json_real(v)) != 0)
+			break;
+	return list;
+}
+
+/* Read the keys of a GGUF tower into nested objects. */
+static llmc_status
+read_mmproj(const char *path, json_t **out, llmc_error *err)
+{
+	llmc_status status = LLMC_OK;
+	Gguf *g;
+
+	TRY(gguf_open(path, &g, err));
+	*out = json_object();
+	for (size_t i = 0; i < gguf_n_keys(g) && status == LLMC_OK; i++) {
+		const char *key = gguf_key_at(g, i);
+		json_t *v = strncmp(key, "clip.", 5) == 0 ? gguf_json(g, key) : NULL;
+		if (strncmp(key, "clip.", 5) == 0 && (!v || !put_path(*out, key + 5, v)))
+			status = error_set(err, LLMC_E_INPUT, "%s: the key %s cannot be read.",
+			                   path, key);
+	}
+	gguf_close(g);
+	return status;
+}
+
 llmc_status
-llmc_image_processor_open(const char *folder, llmc_image_processor **out, llmc_error *err)
+llmc_image_processor_open(const char *path, llmc_image_processor **out, llmc_error *err)
 {
 	static const char *const name[] = { "config.json", "preprocessor_config.json",
 		                            "processor_config.json", "tokenizer_config.json" };
-	json_t *file[4] = { NULL };
+	json_t *file[4] = { NULL }, *mmproj = NULL;
 	llmc_status status = LLMC_OK;
 
 	*out = NULL;
 	llmc_image_processor *p = malloc(sizeof *p);
 	if (!p)
 		return error_set(err, LLMC_E_MEMORY, "No memory for an image processor.");
-	for (size_t i = 0; i < 4 && status == LLMC_OK; i++)
-		status = read_json(folder, name[i], i == 0, &file[i], err);
+	const bool tower = file_exists(path) && !file_is_dir(path);
+	if (tower)
+		status = read_mmproj(path, &mmproj, err);
+	for (size_t i = 0; i < 4 && status == LLMC_OK && !tower; i++)
+		status = read_json(path, name[i], i == 0, &file[i], err);
 	ImageFiles files = { .config = file[0],
 		             .preprocessor = file[1],
 		             .processor = file[2],
-		             .tokenizer = file[3] };
+		             .tokenizer = file[3],
+		             .mmproj = mmproj };
 	if (status == LLMC_OK)
 		status = image_rules_json(&files, &p->rules, err);
 	for (size_t i = 0; i < 4; i++)
 		json_decref(file[i]);
+	json_decref(mmproj);
 	if (status == LLMC_OK)
 		*out = p;
 	else

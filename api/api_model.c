@@ -522,8 +522,12 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 	if (opt->random_weights && opt->weights)
 		return error_set(err, LLMC_E_INPUT, "random weights and weights %s: choose one",
 		                 opt->weights);
-	TRY(source_spec(path, kind, m->set, opt->weights, opt->tower, opt->allow_unknown_keys,
-	                &m->arena, opt->log, opt->log_user, &m->spec, err));
+	TRY(model_find_mmproj(m, path, kind, opt, err));
+	const ImportOptions io = { .tower = opt->tower,
+		                   .mmproj = m->mmproj,
+		                   .allow_unknown_keys = opt->allow_unknown_keys };
+	TRY(source_spec(path, kind, m->set, opt->weights, &io, &m->arena, opt->log, opt->log_user,
+	                &m->spec, err));
 	TRY(model_add_images(m, path, kind, opt, err));
 	const int ranks = spec_ranks(m->spec);
 	if (m->world && ranks != mpi_world_ranks(m->world))

@@ -165,7 +165,7 @@ set_with_checkpoint(const char *const *set, const char *weights, Arena *arena)
 
 static const Spec *
 read_spec(const char *path, SourceKind kind, const char *const *set, const char *weights,
-          bool tower, bool allow_unknown_keys, Diag *d, llmc_error *err)
+          const ImportOptions *o, Diag *d, llmc_error *err)
 {
 	Arena *a = d->perm;
 
@@ -180,7 +180,7 @@ read_spec(const char *path, SourceKind kind, const char *const *set, const char 
 		return spec_from_file(file, set_with_checkpoint(set, weights ? real : NULL, a), d,
 		                      a);
 	}
-	char *yaml = import_yaml(path, tower, allow_unknown_keys, d, a, err);
+	char *yaml = import_yaml(path, o, d, a, err);
 	return yaml ? spec_from_text(arena_printf(a, "%s (imported)", path), yaml, strlen(yaml),
 	                             set, d, a)
 	            : NULL;
@@ -188,8 +188,8 @@ read_spec(const char *path, SourceKind kind, const char *const *set, const char 
 
 llmc_status
 source_spec(const char *path, SourceKind kind, const char *const *set, const char *weights,
-            bool tower, bool allow_unknown_keys, Arena *arena, llmc_log_fn log, void *log_user,
-            const Spec **out, llmc_error *err)
+            const ImportOptions *o, Arena *arena, llmc_log_fn log, void *log_user, const Spec **out,
+            llmc_error *err)
 {
 	Diag *const d = NEW(arena, Diag, 1);
 	llmc_error why = { 0 };
@@ -197,29 +197,37 @@ source_spec(const char *path, SourceKind kind, const char *const *set, const cha
 	*out = NULL;
 	diag_init(d, arena);
 	if (!setjmp(d->bug))
-		*out = read_spec(path, kind, set, weights, tower, allow_unknown_keys, d, &why);
+		*out = read_spec(path, kind, set, weights, o, d, &why);
 	if (!*out)
 		return why.code ? error_set(err, why.code, "%s", why.text) : diag_error(d, err);
 	log_text(log, log_user, LLMC_LOG_WARNING, strbuf_str(&d->text));
 	return LLMC_OK;
 }
 
-/* E_INPUT: the folder has no vision tower that llmc runs, or no image processor that it has. */
+/* E_INPUT: the folder or file has no vision tower that llmc runs, or no image processor that it
+ * has, or the rows of the tower are not those of the model. */
 static llmc_status
-supported(const char *folder, Arena *arena, llmc_error *err)
+supported(const char *tower, SourceKind kind, const Spec *model, Arena *arena, llmc_error *err)
 {
+	const ImportOptions o = { .tower = true, .allow_unknown_keys = true };
 	llmc_image_processor *processor;
 	const Spec *spec;
 
-	TRY(llmc_image_processor_open(folder, &processor, err));
+	TRY(llmc_image_processor_open(tower, &processor, err));
 	llmc_image_processor_close(processor);
-	return source_spec(folder, SOURCE_HF, NULL, NULL, true, true, arena, NULL, NULL, &spec,
-	                   err);
+	TRY(source_spec(tower, kind, NULL, NULL, &o, arena, NULL, NULL, &spec, err));
+	const int64_t out = spec->vision.out ? spec->vision.out : spec->hidden;
+	if (out != model->hidden || spec->vision.n_deep != model->vision.n_deep)
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: the tower makes %d rows of %lld elements per token, %s takes "
+		                 "%d of %lld",
+		                 tower, 1 + spec->vision.n_deep, (long long)out, model->name,
+		                 1 + model->vision.n_deep, (long long)model->hidden);
+	return LLMC_OK;
 }
 
-/* Return the overrides with one that opens the model with images. */
-static const char *const *
-with_rows(const char *const *set, Arena *arena)
+const char *const *
+set_with(const char *const *set, const char *one, Arena *arena)
 {
 	size_t n = 0;
 
@@ -228,7 +236,7 @@ with_rows(const char *const *set, Arena *arena)
 	const char **all = NEW(arena, const char *, n + 2);
 	for (size_t i = 0; i < n; i++)
 		all[i] = set[i];
-	all[n] = "vision.part=rows";
+	all[n] = one;
 	return all;
 }
 
@@ -236,23 +244,29 @@ llmc_status
 model_add_images(llmc_model *m, const char *path, SourceKind kind, const llmc_options *opt,
                  llmc_error *err)
 {
+	const ImportOptions o = { .mmproj = m->mmproj,
+		                  .allow_unknown_keys = opt->allow_unknown_keys };
 	const Spec *spec;
 	llmc_error why = { 0 };
 
-	if (!opt->images || kind != SOURCE_HF || opt->tower || m->spec->vision.token < 0 ||
-	    m->spec->vision.part != VISION_NONE)
+	if (!(opt->images || m->mmproj) || (kind != SOURCE_HF && !m->mmproj) || opt->tower ||
+	    m->spec->vision.token < 0)
 		return LLMC_OK;
-	const char *const *set = with_rows(m->set, &m->arena);
-	llmc_status status = supported(path, &m->arena, &why);
+	if (m->spec->vision.part != VISION_NONE) /* required by an override */
+		return m->mmproj ? supported(m->mmproj, kind, m->spec, &m->arena, err) : LLMC_OK;
+	const char *const *set = set_with(m->set, "vision.part=rows", &m->arena);
+	llmc_status status =
+	    supported(m->mmproj ? m->mmproj : path, kind, m->spec, &m->arena, &why);
 	if (status == LLMC_OK)
-		status = source_spec(path, kind, set, opt->weights, false, opt->allow_unknown_keys,
-		                     &m->arena, NULL, NULL, &spec, &why);
+		status = source_spec(path, kind, set, opt->weights, &o, &m->arena, NULL, NULL,
+		                     &spec, &why);
 	if (status == LLMC_OK) {
 		m->spec = spec;
 		m->set = set;
-	} else if (status == LLMC_E_MEMORY) {
+	} else if (status == LLMC_E_MEMORY || opt->mmproj) {
 		return error_set(err, status, "%s", why.text);
 	} else {
+		m->mmproj = NULL;
 		log_line(opt->log, opt->log_user, LLMC_LOG_WARNING,
 		         "%s reads text only, not images: %s", m->spec->name, why.text);
 	}

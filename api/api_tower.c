@@ -104,7 +104,7 @@ llmc_status
 llmc_tower_open(llmc_model *m, const llmc_options *opt, llmc_tower **out, llmc_error *err)
 {
 	llmc_options o = LLMC_INIT(llmc_options);
-	const char *folder = m->weights;
+	const char *folder = m->mmproj ? m->mmproj : m->weights;
 	llmc_status status;
 
 	*out = NULL;
@@ -112,9 +112,10 @@ llmc_tower_open(llmc_model *m, const llmc_options *opt, llmc_tower **out, llmc_e
 	if (m->plan->vision != VISION_ROWS)
 		return error_set(err, LLMC_E_INPUT,
 		                 "%s was opened without images (vision.part=rows)", m->plan->name);
-	if (!folder || !file_is_dir(folder))
+	if (!folder || !(m->mmproj || file_is_dir(folder)))
 		return error_set(err, LLMC_E_INPUT,
-		                 "%s: images need the Hugging Face folder of the model",
+		                 "%s: images need the Hugging Face folder of the model, or the "
+		                 "file with the vision tower of a GGUF model (mmproj)",
 		                 m->plan->name);
 	llmc_tower *t = calloc(1, sizeof *t);
 	if (!t)
@@ -126,6 +127,8 @@ llmc_tower_open(llmc_model *m, const llmc_options *opt, llmc_tower **out, llmc_e
 	o.out_dir = NULL;
 	o.weights = NULL;
 	o.planned = NULL;
+	o.mmproj = NULL;
+	o.images = false;
 	o.tower = true;
 	o.no_weights |= !m->rt;
 	if (!o.n_threads)

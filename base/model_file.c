@@ -31,3 +31,42 @@ model_file_is_gguf(const char *path)
 	return ends_with(path, ".gguf") && !strcasestr(base, "mmproj") &&
 	       !strcasestr(base, "imatrix");
 }
+
+bool
+model_file_is_mmproj(const char *path)
+{
+	const char *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path;
+
+	return ends_with(path, ".gguf") && strcasestr(base, "mmproj");
+}
+
+/* Length of the text that a file's name shares with the model's, after a prefix "mmproj" */
+static size_t
+shared_name(const char *model, const char *name)
+{
+	size_t n = 0;
+
+	if (strncasecmp(name, "mmproj", 6) == 0)
+		name += 6 + strspn(name + 6, "-_.");
+	while (model[n] && tolower((unsigned char)model[n]) == tolower((unsigned char)name[n]))
+		n++;
+	return n;
+}
+
+static int
+type_order(const char *name)
+{
+	return strcasestr(name, "bf16")  ? 1
+	       : strcasestr(name, "f16") ? 0
+	       : strcasestr(name, "f32") ? 2
+	                                 : 3;
+}
+
+int
+model_file_mmproj_order(const char *model, const char *a, const char *b)
+{
+	const size_t n = shared_name(model, a), k = shared_name(model, b);
+	const int type = type_order(a) - type_order(b);
+
+	return n != k ? (n > k ? -1 : 1) : type ? type : strcmp(a, b);
+}

@@ -11,4 +11,11 @@ size_t model_file_part(const char *path, size_t suffix, int *no, int *count);
 /* Is it a GGUF of a model, by its name? Projectors and importance matrices are none. */
 bool model_file_is_gguf(const char *path);
 
+/* Is it the vision tower of a GGUF model, by its name (mmproj-F16.gguf)? */
+bool model_file_is_mmproj(const char *path);
+/* Order of two such files for a model: the one whose name shares more with the model's, then F16,
+ * BF16, F32 and other types, then by name. < 0: a comes first. Arguments are names without folders.
+ */
+int model_file_mmproj_order(const char *model, const char *a, const char *b);
+
 #endif

@@ -55,6 +55,7 @@ typedef struct Command {
 /* Options shared by commands that open a model. */
 typedef struct Common {
 	const char *device, *arch, *weights, *kv, *quantize, *lora, *out_dir;
+	const char *mmproj;        /* file with the vision tower of a GGUF model */
 	const char *device_option; /* option that sets device, for messages; NULL: --device */
 	/* override for --draft mtp: "mtp.part=rows" or "mtp.part=head"; else NULL */
 	const char *mtp, *fit_mode; /* fit_mode: "auto", "never"; NULL: auto */
@@ -86,6 +87,12 @@ typedef struct Common {
 	      "auto: choose context and KV by the free memory and refuse what exceeds it; never: " \
 	      "context of at most 4096, and no check [auto]" }
 /* clang-format off: a table */
+#define OPT_MMPROJ(c)                                                                              \
+	{                                                                                          \
+		OPT_TEXT,    0,                                                                    \
+		"mmproj",    "FILE",                                                               \
+		&(c).mmproj, "vision tower of a GGUF model [the file mmproj*.gguf next to it]"     \
+	}
 #define OPT_ALLOW_UNKNOWN_KEYS(flag)                                                               \
 	{ OPT_FLAG,                                                                                \
 	  0,                                                                                       \

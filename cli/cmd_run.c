@@ -227,6 +227,7 @@ parse(int argc, char **argv, Run *r)
 		{ OPT_LIST, 0, "image", "FILE", &r->images,
 		  "image of the prompt, for a model with a vision tower; may be repeated. Images "
 		  "come first in the message" },
+		OPT_MMPROJ(r->c),
 		{ OPT_FLAG, 0, "no-special", NULL, &r->no_special,
 		  "add and recognise no special tokens" },
 		{ OPT_TEXT, 0, "logits", "FILE.npy", &r->logits,

@@ -64,6 +64,8 @@ static const ForeignOption foreign[] = {
 	{ "-ot", "override-tensor", NULL },
 	{ "-cmoe", NULL, "use --offload experts" },
 	{ "--cpu-moe", NULL, "use --offload experts" },
+	{ "-mm", "mmproj", NULL },
+	{ "--no-mmproj", "no-images", NULL },
 	{ "-dev", "device", NULL },
 	{ "--target", "device", NULL },
 	{ "--device", "target", NULL },

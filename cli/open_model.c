@@ -137,6 +137,7 @@ options_of(const Common *c, bool no_weights, OpenOptions *out, llmc_error *err)
 	o->allow_unknown_keys = c->allow_unknown_keys;
 	o->trust_artifact = c->trust_artifact;
 	o->images = c->images_if_any;
+	o->mmproj = c->mmproj;
 	o->no_fit = c->fit_mode && !strcmp(c->fit_mode, "never");
 	o->log = log_to_stderr;
 	o->log_user = (void *)(uintptr_t)c;

@@ -85,6 +85,7 @@ static Opt opt[] = {
 	{ OPT_GROUP, 0, "Images", NULL, NULL, NULL },
 	{ OPT_FLAG, 0, "no-images", NULL, &given.no_images,
 	  "serve the language model only, without the vision tower of a model that has one" },
+	OPT_MMPROJ(given.c),
 	{ OPT_INT, 0, "max-images", "N", &given.so.max_images,
 	  "largest number of images per request [16]" },
 	{ OPT_INT64, 0, "image-pixels", "N", &given.so.image_pixels,
@@ -203,6 +204,8 @@ check(const Command *cmd, ServeArgs *a)
 	if (a->so.max_images < 0 || a->so.image_pixels < 0 || a->image_cache < 0)
 		return opt_usage_error(
 		    cmd, "--max-images, --image-pixels and --image-cache must not be negative");
+	if (a->c.mmproj && a->no_images)
+		return opt_usage_error(cmd, "--mmproj and --no-images exclude each other");
 	if (a->slots < 0 || a->rank < 0 || (a->rank && !a->slots))
 		return opt_usage_error(cmd, "--lora-slots and --lora-rank must be at least 1, and "
 		                            "--lora-rank needs --lora-slots");

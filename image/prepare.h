@@ -111,12 +111,14 @@ typedef struct ImageRows {
 	Strbuf text; /* replaces rules->placeholder; contains rules->token n_token times */
 } ImageRows;
 
-/* Parsed files of a model's folder; each but config may be NULL. */
+/* Parsed files of a model's folder; each but config may be NULL. Or the keys of a GGUF tower. */
 typedef struct ImageFiles {
 	const json_t *preprocessor; /* preprocessor_config.json */
 	const json_t *processor;    /* processor_config.json */
 	const json_t *config;       /* config.json */
 	const json_t *tokenizer;    /* tokenizer_config.json */
+	/* keys of a GGUF tower below clip., as nested objects; the other files are then NULL */
+	const json_t *mmproj;
 } ImageFiles;
 
 /* Read the steps from the files. E_INPUT names a class, key or value that has no equivalent here.

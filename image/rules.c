@@ -259,10 +259,10 @@ set_defaults(Arena *a, ImageRules *r, const Node *row, llmc_error *err)
 static const json_t *
 file_of(const ImageFiles *files, const char **key)
 {
-	static const char *prefix[] = { "processor.", "config.", "tokenizer." };
-	const json_t *file[] = { files->processor, files->config, files->tokenizer };
+	static const char *prefix[] = { "processor.", "config.", "tokenizer.", "mmproj." };
+	const json_t *file[] = { files->processor, files->config, files->tokenizer, files->mmproj };
 
-	for (size_t i = 0; i < 3; i++) {
+	for (size_t i = 0; i < sizeof file / sizeof *file; i++) {
 		size_t n = strlen(prefix[i]);
 		if (strncmp(*key, prefix[i], n) == 0) {
 			*key += n;
@@ -286,25 +286,38 @@ value_at(const json_t *at, const char *path)
 	return json_is_null(at) ? NULL : at;
 }
 
+/* Set the field of this name to the value of a key; v NULL: the file lacks the key. */
+static llmc_status
+set_key(ImageRules *r, const char *key, const char *field, const json_t *v, llmc_error *err)
+{
+	const RuleField *f = field_of(field);
+
+	if (!f)
+		return error_set(err, LLMC_E_BUG, FILE_NAME ": %s sets no field.", key);
+	if (v && !set_field(r, f, v)) {
+		char *text = json_dumps(v, JSON_ENCODE_ANY);
+		error_set(err, LLMC_E_INPUT,
+		          "The image processor's %s = %.200s is not possible in llmc.", key,
+		          text ? text : "?");
+		free(text);
+		return LLMC_E_INPUT;
+	}
+	return LLMC_OK;
+}
+
 static llmc_status
 set_keys(ImageRules *r, const Node *row, const ImageFiles *files, llmc_error *err)
 {
 	const Node *keys = node_get(row, "keys");
 
 	for (size_t i = 0; keys && i < keys->n; i++) {
+		const Node *to = keys->item[i];
 		const char *name = keys->key[i]->text, *path = name;
-		const RuleField *f = field_of(keys->item[i]->text);
 		const json_t *file = file_of(files, &path), *v = value_at(file, path);
-		if (!f)
-			return error_set(err, LLMC_E_BUG, FILE_NAME ": %s sets no field.", name);
-		if (v && !set_field(r, f, v)) {
-			char *text = json_dumps(v, JSON_ENCODE_ANY);
-			error_set(err, LLMC_E_INPUT,
-			          "The image processor's %s = %s is not possible in llmc.", name,
-			          text ? text : "?");
-			free(text);
-			return LLMC_E_INPUT;
-		}
+		if (to->kind == NODE_SCALAR)
+			TRY(set_key(r, name, to->text, v, err));
+		for (size_t k = 0; to->kind == NODE_LIST && k < to->n; k++)
+			TRY(set_key(r, name, to->item[k]->text, v, err));
 	}
 	return LLMC_OK;
 }
@@ -477,9 +490,20 @@ read_rules(Arena *a, ImageFiles files, ImageRules *r, llmc_error *err)
 	files.preprocessor = inner ? inner : files.preprocessor;
 	const char *type = json_text_of(files.config, "model_type");
 	const char *tower = json_text_of(value_at(files.config, "vision_config"), "model_type");
+	if (files.mmproj) {
+		const char *own = json_text_of(value_at(files.mmproj, "vision"), "projector_type");
+		type = "mmproj";
+		tower = *own ? own : json_text_of(files.mmproj, "projector_type");
+	}
 	const Node *model =
 	    model_row(node_get(root, "models"), arena_printf(a, "%s/%s", type, tower));
-	model = model ? model : model_row(node_get(root, "models"), type);
+	model = model || files.mmproj ? model : model_row(node_get(root, "models"), type);
+	if (!model && files.mmproj)
+		return error_set(
+		    err, LLMC_E_INPUT,
+		    "llmc has no rules for the images of a vision tower of the type \"%s\" "
+		    "(clip.projector_type).",
+		    tower);
 	if (!model)
 		return error_set(err, LLMC_E_INPUT,
 		                 "llmc has no rules for the images of a model of type \"%s\".",

@@ -143,16 +143,20 @@ typedef struct llmc_options {
 	 * llmc_limits for no_fit, and nothing is refused. Otherwise llmc_open refuses weights that
 	 * do not fit (E_FULL) before it reads them */
 	bool no_fit;
-	/* open the vision tower of a Hugging Face folder instead of its language model
-	 * (llmc_forward_images) */
+	/* open the vision tower of a Hugging Face folder instead of its language model, or that in
+	 * an mmproj GGUF file (llmc_forward_images) */
 	bool tower;
-	/* open the model with images (vision.part=rows) if its folder has a vision tower and an
-	 * image processor that llmc supports; otherwise it reads text only, with a warning if there
-	 * is a tower. llmc_model_info.reads_images reports the result */
+	/* open the model with images (vision.part=rows) if its folder, or a GGUF file next to it,
+	 * has a vision tower and an image processor that llmc supports; otherwise it reads text
+	 * only, with a warning if there is a tower. llmc_model_info.reads_images reports the result
+	 */
 	bool images;
 	/* limit of the CPU's memory for its part of a model on two devices (placement), of weights,
 	 * KV and scratch; 0: what is free */
 	int64_t host_memory;
+	/* file with the vision tower of a GGUF model (mmproj-*.gguf), which is then opened with
+	 * images; NULL: with `images`, the one next to the model, if there is one */
+	const char *mmproj;
 } llmc_options;
 
 /* ---- models by name ---- */
@@ -642,8 +646,9 @@ LLMC_API void llmc_image_close(llmc_image *im); /* NULL is allowed */
  * may use it. */
 typedef struct llmc_image_processor llmc_image_processor;
 /* Read preprocessor_config.json, processor_config.json, tokenizer_config.json and config.json of a
- * model's folder. E_INPUT names a class, step or value that llmc does not support. */
-LLMC_API llmc_status llmc_image_processor_open(const char *folder, llmc_image_processor **out,
+ * model's folder, or the keys of an mmproj GGUF file. E_INPUT names a class, step or value that
+ * llmc does not support. */
+LLMC_API llmc_status llmc_image_processor_open(const char *path, llmc_image_processor **out,
                                                llmc_error *err);
 LLMC_API void llmc_image_processor_close(llmc_image_processor *p); /* NULL is allowed */
 

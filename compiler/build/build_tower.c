@@ -47,8 +47,15 @@ build_patches(ModelBuilder *b)
 	const int given = build_given_rows(b, "vision.part", "patches", all);
 
 	build_at(b, "vision.width");
-	int x = spec_interpolates(s) ? build_slice(b, given, all, 0, width, "patch") : given;
-	x = build_matmul(b, x, "patch", s->vision.bias, s->hidden, width, "x0");
+	const int patch =
+	    spec_interpolates(s) ? build_slice(b, given, all, 0, width, "patch") : given;
+	int x = build_matmul(b, patch, "patch", s->vision.bias, s->hidden, width, "x0");
+	if (s->vision.second_frame) {
+		build_at(b, "vision.second_frame");
+		x = build_add(
+		    b, x, build_matmul(b, patch, "patch_2", false, s->hidden, width, "x0_second"),
+		    1, "x0_frames");
+	}
 	if (s->vision.class_row) {
 		/* the caller passes zeros for this row, and only it has position 0 */
 		build_at(b, "vision.class_row");

@@ -75,9 +75,9 @@ const char *
 import_text(const ImportSource *s)
 {
 	const char *out = arena_printf(s->a, "# imported by llmc from %s\n",
-	                               strcmp(s->format, "gguf") == 0 ? "a GGUF file"
-	                               : flm_name(s->path)            ? "a FastLLM model"
-	                                                              : "a Hugging Face folder");
+	                               strcmp(s->format, "hf") != 0 ? "a GGUF file"
+	                               : flm_name(s->path)          ? "a FastLLM model"
+	                                                            : "a Hugging Face folder");
 	const char *open = ""; /* prefix of the map being written, up to the last dot */
 
 	for (int k = 0; k < K_COUNT; k++) {
@@ -148,7 +148,7 @@ import_source(ImportSource *s)
 	source_set(s, K_family, s->family.name);
 	if (strcmp(s->format, "gguf") == 0)
 		source_convert_gguf(s);
-	else
+	else if (strcmp(s->format, "hf") == 0)
 		source_convert_hf(s);
 	import_map(s);
 	drop_invalid_tokens(s, K_eos);
@@ -173,8 +173,7 @@ import_source(ImportSource *s)
 }
 
 char *
-import_yaml(const char *src, bool tower, bool allow_unknown_keys, Diag *d, Arena *perm,
-            llmc_error *err)
+import_yaml(const char *src, const ImportOptions *o, Diag *d, Arena *perm, llmc_error *err)
 {
 	ImportSource *s = NEW(perm, ImportSource, 1);
 	bool folder = file_is_dir(src);
@@ -183,8 +182,9 @@ import_yaml(const char *src, bool tower, bool allow_unknown_keys, Diag *d, Arena
 		.d = d,
 		.a = perm,
 		.path = src,
-		.tower = tower,
-		.allow_unknown_keys = allow_unknown_keys,
+		.tower = o->tower,
+		.mmproj = o->mmproj,
+		.allow_unknown_keys = o->allow_unknown_keys,
 	};
 	if (folder && !file_exists(arena_printf(perm, "%s/config.json", src)) &&
 	    !file_exists(arena_printf(perm, "%s/params.json", src))) {
@@ -194,10 +194,8 @@ import_yaml(const char *src, bool tower, bool allow_unknown_keys, Diag *d, Arena
 		    src);
 		return NULL;
 	}
-	if (tower && !folder) {
-		error_set(err, LLMC_E_INPUT,
-		          "%s: images are supported for Hugging Face folders, not for this file",
-		          src);
+	if (o->tower && flm_name(src)) {
+		error_set(err, LLMC_E_INPUT, "%s: this file has no vision tower", src);
 		return NULL;
 	}
 	char *text = (folder          ? source_read_hf

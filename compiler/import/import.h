@@ -36,13 +36,14 @@ typedef struct ImportSource {
 	Arena *a;
 	const char *path;
 	const char *file;   /* for messages: path of config.json or of the checkpoint file */
-	const char *format; /* "hf" or "gguf" */
+	const char *format; /* "hf", "gguf" or "mmproj" */
 	const char *arch;   /* gguf: general.architecture, the prefix of keys */
 	size_t n_key, cap_key;
 	SourceKey *key;
 	bool have_tensors;
 	bool allow_unknown_keys;
-	bool tower;   /* import the vision tower of the checkpoint instead of its language model */
+	bool tower; /* import the vision tower of the checkpoint instead of its language model */
+	const char *mmproj; /* file with the tower of this language model; NULL: none */
 	bool wrapper; /* language model of a multimodal wrapper, whose other tensors are ignored */
 	bool has_vision, has_audio; /* parts of that wrapper */
 	size_t n_tensor;

@@ -83,6 +83,53 @@ close_gguf(void *g)
 	gguf_close(g);
 }
 
+/* Name the kind of the tower as families match it. Files with several encoders have a key for each.
+ */
+static void
+take_projector(ImportSource *s, const Gguf *g)
+{
+	static const char *const keys[] = { "clip.vision.projector_type", "clip.projector_type" };
+	GgufStr str;
+
+	for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+		if (gguf_str(g, keys[i], &str) && str.n < 256 && !memchr(str.s, 0, str.n)) {
+			source_add(s, "wrapper_type",
+			           (SpecExprVal){ .kind = EXPR_STR,
+			                          .str = arena_strndup(s->a, str.s, str.n) });
+			source_use(s, "wrapper_type");
+		}
+}
+
+/* The language model and the tower are files of their own. Check that this is the wanted one, and
+ * read of the other what both depend on. */
+static bool
+read_parts(ImportSource *s, const Gguf *g, llmc_error *err)
+{
+	const bool tower = strcmp(s->arch, "clip") == 0;
+	Gguf *other = NULL;
+
+	if (tower != s->tower) {
+		err_at(s->d, (Loc){ 0 },
+		       tower ? "%s: this is the vision tower of a model: open the model's own GGUF "
+		               "file, and name this one with --mmproj (llmc_options.mmproj)"
+		             : "%s: a vision tower is expected, which is a file of its own "
+		               "(mmproj-*.gguf)",
+		       s->path);
+		return false;
+	}
+	if (tower) {
+		s->format = "mmproj";
+		take_projector(s, g);
+	} else if (s->mmproj) {
+		if (gguf_open(s->mmproj, &other, err) != LLMC_OK)
+			return false;
+		arena_defer(s->a, close_gguf, other);
+		take_projector(s, other);
+		arena_done(s->a, other);
+	}
+	return true;
+}
+
 bool
 source_read_gguf(ImportSource *s, llmc_error *err)
 {
@@ -101,9 +148,12 @@ source_read_gguf(ImportSource *s, llmc_error *err)
 	for (size_t i = 0; i < s->n_tensor; i++)
 		take_tensor(s, gguf_tensor_at(g, i), &s->tensor[i]);
 	source_sort(s);
-	arena_done(s->a, g);
 
 	s->arch = source_str(s, "general.architecture");
+	const bool read = !s->arch || read_parts(s, g, err);
+	arena_done(s->a, g);
+	if (!read)
+		return false;
 	if (!s->arch) {
 		err_at(s->d, (Loc){ 0 }, "%s: has no general.architecture: not a language model",
 		       s->path);

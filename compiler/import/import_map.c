@@ -135,7 +135,7 @@ image_token(ImportSource *s)
 	size_t n;
 	double token;
 
-	if (s->tower || source_val(s, "wrapper_type").kind == EXPR_NULL ||
+	if (s->tower || s->mmproj || source_val(s, "wrapper_type").kind == EXPR_NULL ||
 	    !find_family(s, "towers", &tower, &all, &n) || !has_tower(s, &tower))
 		return;
 	for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
@@ -176,10 +176,11 @@ import_family(ImportSource *s)
 		names = arena_printf(s->a, "%s%s%s", names, *names ? ", " : "", all[i].name);
 	const char *type = s->arch ? s->arch : source_str(s, "model_type");
 	if (s->tower) {
+		const char *wrapper = source_str(s, "wrapper_type");
 		err_at(s->d, (Loc){ 0 },
-		       "%s: images are not supported for model_type = %.60s: llmc supports the "
-		       "towers %s",
-		       s->file, source_str(s, "wrapper_type"), names);
+		       "%s: images are not supported for %s = %.60s: llmc supports the towers %s",
+		       s->file, s->arch ? "clip.projector_type" : "model_type",
+		       wrapper ? wrapper : "(absent)", names);
 		return false;
 	}
 	err_at(s->d, (Loc){ 0 },

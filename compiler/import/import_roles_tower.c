@@ -7,6 +7,8 @@ import_tower_roles(const Spec *s, RoleList *list)
 	const int64_t merged = spec_merged(s);
 
 	ROLE("patch", s->hidden, s->vision.width, s->vision.bias);
+	if (s->vision.second_frame)
+		ROLE("patch_2", s->hidden, s->vision.width, false);
 	if (s->vision.class_row)
 		ROLE("class", 1, s->hidden, false);
 	if (s->vision.class_row && s->vision.bias)

@@ -126,7 +126,7 @@ import_check_unused(ImportCheck *c)
 		                import_layer_of(head->name, t->name, true) >= 0))
 			continue;
 		long layer = stem ? import_layer_of(stem, t->name, true) : -1;
-		if (layer >= s->n_layers && strcmp(c->s->format, "gguf") == 0 &&
+		if (layer >= s->n_layers && strcmp(c->s->format, "hf") != 0 &&
 		    !import_is_mtp_layer(c, layer)) {
 			err_at(c->s->d, (Loc){ 0 },
 			       "%s: there is a tensor %s, but block_count and nextn_predict_layers "

@@ -140,14 +140,15 @@ primary(ExprParser *s)
 		     at = strcmp(id, "at") == 0;
 		bool most = strcmp(id, "greatest") == 0, layers = strcmp(id, "layers") == 0,
 		     front = strcmp(id, "first") == 0, picked = strcmp(id, "pick") == 0,
-		     share = strcmp(id, "shares") == 0;
+		     share = strcmp(id, "shares") == 0, range = strcmp(id, "range") == 0;
 		if (!size && !whole && !flags && !where && !length && !at && !most && !layers &&
-		    !front && !picked && !share && strcmp(id, "has") != 0)
+		    !front && !picked && !share && !range && strcmp(id, "has") != 0)
 			return expr_fail(
-			    s, "known functions are has(x), rows(tensor), cols(tensor), "
-			       "floor(x), flags(list), where(list, words), length(list), "
-			       "at(list, n), greatest(list), first(list, n), "
-			       "pick(list, types, word), shares(list) and layers(tensors)");
+			    s,
+			    "known functions are has(x), rows(tensor), cols(tensor), "
+			    "floor(x), flags(list), where(list, words), length(list), "
+			    "at(list, n), greatest(list), first(list, n), "
+			    "pick(list, types, word), shares(list), range(n) and layers(tensors)");
 		s->p++;
 		if (whole) {
 			SpecExprVal x = expr_or(s);
@@ -173,6 +174,9 @@ primary(ExprParser *s)
 		}
 		if (layers)
 			return expr_layers(s, arg);
+		if (range)
+			return expr_range(s,
+			                  s->env->key ? s->env->key(s->env->user, arg) : expr_null);
 		if (share)
 			return expr_shares(s, s->env->key ? s->env->key(s->env->user, arg)
 			                                  : expr_null);

@@ -213,12 +213,30 @@ expr_first(ExprParser *s, SpecExprVal list, const char *text)
 {
 	double n;
 
+	if (list.kind == EXPR_NUM && list.n) { /* equal elements */
+		SpecExprVal *all = NEW(s->a, SpecExprVal, list.n);
+		for (size_t i = 0; i < list.n; i++)
+			all[i] = expr_num(list.num);
+		list = (SpecExprVal){ .kind = EXPR_LIST, .n = list.n, .item = all };
+	}
 	if (list.kind != EXPR_LIST || !integer_arg(s, text, &n) || !(n >= 0))
 		return expr_null;
 	size_t count = n < (double)list.n ? (size_t)n : list.n;
 	SpecExprVal *item = NEW(s->a, SpecExprVal, count + 1);
 	for (size_t i = 0; i < count; i++)
 		item[i] = list.item[i].kind == EXPR_NULL ? expr_num(0) : list.item[i];
+	return (SpecExprVal){ .kind = EXPR_LIST, .n = count, .item = item };
+}
+
+SpecExprVal
+expr_range(ExprParser *s, SpecExprVal n)
+{
+	if (n.kind != EXPR_NUM || !(n.num >= 0) || n.num > MAX_LAYERS)
+		return expr_null;
+	const size_t count = (size_t)n.num;
+	SpecExprVal *item = NEW(s->a, SpecExprVal, count + 1);
+	for (size_t i = 0; i < count; i++)
+		item[i] = expr_num((double)i);
 	return (SpecExprVal){ .kind = EXPR_LIST, .n = count, .item = item };
 }
 

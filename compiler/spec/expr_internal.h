@@ -26,6 +26,7 @@ SpecExprVal expr_fail(ExprParser *s, const char *what);
  * indices. A number that was not read from a list stays a number. */
 SpecExprVal expr_flags(ExprParser *s, SpecExprVal list, const char *text);
 SpecExprVal expr_length(SpecExprVal v);
+SpecExprVal expr_range(ExprParser *s, SpecExprVal n);
 SpecExprVal expr_where(ExprParser *s, SpecExprVal list, const char *words);
 SpecExprVal expr_at(ExprParser *s, SpecExprVal list, const char *text);
 /* Return the largest number of a list, or a single number itself. */

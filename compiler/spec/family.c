@@ -129,6 +129,7 @@ static const char *const roles[] = {
 	"mtp_norm",
 	"mtp_output",
 	"patch",
+	"patch_2",
 	"patch_pos",
 	"patch_bias",
 	"class",
@@ -233,7 +234,7 @@ bool
 family_load(Family *f, const char *name, const char *dir, const char *format, Loc at, Diag *d,
             Arena *a)
 {
-	static const char *const top[] = { "family", "match", "block", "hf", "gguf" };
+	static const char *const top[] = { "family", "match", "block", "hf", "gguf", "mmproj" };
 	static const char *const part[] = { "prefix", "block",  "keys",   "values",
 		                            "when",   "expect", "refuse", "tensors",
 		                            "ignore", "arch",   "write" };
@@ -306,6 +307,10 @@ rule_name_in(Arena *a, const Spec *s, const TensorRule *r, int layer, int expert
 		    arena_printf(a, "%.*s%.*s%s", (int)(hole - r->name), r->name,
 		                 layer >= 0 && spec_shared(s, layer) ? (int)(end - hole) - 2 : 0,
 		                 hole + 2, end + 1);
+	const char *deep = strstr(own.name, "{deep}");
+	if (deep && layer >= 0 && layer < s->vision.n_deep)
+		own.name = arena_printf(a, "%.*s%d%s", (int)(deep - own.name), own.name,
+		                        s->vision.deep[layer], deep + strlen("{deep}"));
 	if (strncmp(r->role, "shared_", 7) == 0 && layer >= 0)
 		return rule_name(a, &own, spec_shared_layer(s, layer), spec_shared_use(s, layer),
 		                 suffix);

@@ -29,7 +29,8 @@ const TensorRule *rule_for(const TensorRule *rule, int n, const char *role);
 const char *rule_name(Arena *a, const TensorRule *r, int layer, int expert, const char *suffix);
 /* The same within a model. "{+text}" becomes "text" in layers that share a block, else "". For
  * roles of shared blocks (shared_) {l} is the first layer of the block, and {e} the index of the
- * layer among those with a block. */
+ * layer among those with a block. For the mergers of a tower (deep_) {l} is the number of the
+ * merger, and {deep} that of its layer. */
 const char *rule_name_in(Arena *a, const Spec *s, const TensorRule *r, int layer, int expert,
                          const char *suffix);
 bool rule_has_role(const char *roles, const char *role); /* "q+k+v" has "k" */

@@ -177,7 +177,8 @@ resolve(const Node *root, const SourceText *src, const char *dir, const char *co
 	if (own)
 		node_bool(own, &resolved);
 	const char *checkpoint = top_level_text(format, "hf");
-	bool known_format = strcmp(checkpoint, "hf") == 0 || strcmp(checkpoint, "gguf") == 0;
+	bool known_format = strcmp(checkpoint, "hf") == 0 || strcmp(checkpoint, "gguf") == 0 ||
+	                    strcmp(checkpoint, "mmproj") == 0;
 	bool have = !resolved && family && known_format &&
 	            family_load(&f, top_level_text(family, ""), dir, checkpoint, family->loc, d, a);
 	if (have) {

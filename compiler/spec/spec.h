@@ -345,7 +345,8 @@ typedef struct Spec {
 		VisionPart part;
 		int32_t token;
 		int64_t width, positions, merge, merge_width, inner, out;
-		bool class_row, mean, bias, out_bias; /* mean: merged rows are averaged */
+		/* mean: merged rows are averaged; second_frame: two matrices project a patch */
+		bool class_row, mean, bias, out_bias, second_frame;
 		double merged_eps;
 		const char *merged_norm; /* "none", "layer", "rms", "rms_plus_one" */
 		const char *interpolate; /* "none", "corners", "area" */
@@ -481,10 +482,14 @@ const char *spec_get(const Spec *s, Arena *a, const char *key);
 Spec *spec_from_file(const char *yaml_path, const char *const *set, Diag *d, Arena *perm);
 Spec *spec_from_text(const char *name, const char *text, size_t size, const char *const *set,
                      Diag *d, Arena *perm);
+typedef struct ImportOptions {
+	bool tower; /* describe the vision tower, not the language model */
+	/* file with the vision tower of a GGUF language model (clip.projector_type); NULL: none */
+	const char *mmproj;
+	bool allow_unknown_keys; /* unconsumed keys of the checkpoint are warnings, not errors */
+} ImportOptions;
 /* import/: make the YAML text of an HF folder or a GGUF file, in the arena; NULL if d has errors.
- * tower: of its vision tower, not of its language model. Unconsumed keys of the checkpoint are
- * errors, or warnings if allow_unknown_keys. */
-char *import_yaml(const char *src, bool tower, bool allow_unknown_keys, Diag *d, Arena *perm,
-                  llmc_error *err);
+ */
+char *import_yaml(const char *src, const ImportOptions *o, Diag *d, Arena *perm, llmc_error *err);
 
 #endif

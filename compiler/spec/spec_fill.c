@@ -374,6 +374,7 @@ fill_vision(const SpecTable *t, Spec *s)
 	s->vision.token = (int32_t)INT(vision_token);
 	s->vision.width = INT(vision_width);
 	s->vision.bias = BOOL(vision_bias);
+	s->vision.second_frame = BOOL(vision_second);
 	s->vision.positions = INT(vision_positions);
 	s->vision.class_row = BOOL(vision_class);
 	s->vision.merge = INT(vision_merge);

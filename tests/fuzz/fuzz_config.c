@@ -190,7 +190,7 @@ take(Diag *d, Arena *perm)
 	diag_init(d, perm);
 	if (setjmp(d->bug))
 		die("a fault", strbuf_str(&d->text));
-	char *yaml = import_yaml(folder, false, false, d, perm, &err);
+	char *yaml = import_yaml(folder, &(ImportOptions){ 0 }, d, perm, &err);
 	if (!yaml && !d->n_error && !*err.text)
 		die("refused without a word", folder);
 	if (!yaml)

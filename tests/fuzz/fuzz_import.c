@@ -1,5 +1,5 @@
-/* Malformed GGUF files of MoE models and latent attention: imported, compiled, and their weights
- * packed, or rejected with a message.
+/* Malformed GGUF files of MoE models, latent attention and vision towers: imported, compiled, and
+ * their weights packed, or rejected with a message.
  *
  * An input is a list of edits to the header of a valid file, which is built here. Byte 0 selects
  * the file, then 4 bytes per edit: key or tensor, operation, operand (16 bits). Data after the
@@ -25,7 +25,8 @@ typedef struct Key {
 	uint32_t type;
 	double num;
 	uint64_t count;
-} Key; /* an array of one type: count of num; type 8: string */
+	const char *text; /* value of a string; NULL: "yarn" */
+} Key;                    /* an array of one type: count of num; type 8: string */
 typedef struct Tensor {
 	char name[64];
 	uint32_t n_dims;
@@ -205,6 +206,98 @@ mixture(File *f, bool mixtral)
 	}
 }
 
+static void
+text_key(File *f, const char *name, const char *text)
+{
+	key(f, name, 0);
+	f->key[f->n_key - 1].type = 8;
+	f->key[f->n_key - 1].text = text;
+}
+
+/* A tower of squares of 2 x 2 patches: that of Qwen3-VL, SmolVLM or LLaVA */
+static void
+tower(File *f, const char *type)
+{
+	const bool qwen = *type == 'q', class_row = *type == 'm';
+	char name[64];
+
+	*f = (File){ .arch = "clip" };
+	text_key(f, "projector_type", type);
+	key(f, "vision.image_size", 32);
+	key(f, "vision.patch_size", 8);
+	key(f, "vision.embedding_length", H);
+	key(f, "vision.feed_forward_length", FFN);
+	key(f, "vision.block_count", LAYERS);
+	key(f, "vision.projection_dim", WIDE);
+	key(f, "vision.attention.head_count", HEADS);
+	key(f, "vision.attention.layer_norm_epsilon", 1e-5);
+	key(f, "vision.spatial_merge_size", 2);
+	if (qwen) {
+		key(f, "vision.is_deepstack_layers", 1);
+		f->key[f->n_key - 1].type = 7;
+		f->key[f->n_key - 1].count = LAYERS;
+	}
+	tensor(f, -1, "v.patch_embd.weight", F32, 8, 8, 3);
+	f->tensor[0].n_dims = 4;
+	f->tensor[0].dim[3] = H;
+	if (qwen) {
+		f->tensor[f->n_tensor++] = f->tensor[0];
+		snprintf(f->tensor[1].name, sizeof f->tensor[1].name, "v.patch_embd.weight.1");
+	}
+	if (class_row)
+		tensor(f, -1, "v.class_embd", F32, H, 0, 0);
+	else
+		tensor(f, -1, "v.patch_embd.bias", F32, H, 0, 0);
+	tensor(f, -1, "v.position_embd.weight", F32, H, class_row ? 17 : 16, 0);
+	for (int i = 0; i < 2; i++) {
+		const char *const end = i ? "bias" : "weight";
+		static const char *const outer[] = { "v.post_ln", "v.pre_ln" };
+		snprintf(name, sizeof name, "%s.%s", outer[class_row], end);
+		tensor(f, -1, name, F32, H, 0, 0);
+		for (int l = 0; l < LAYERS; l++) {
+			static const struct {
+				const char *name;
+				int in, out;
+			} rows[] = { { "ln1", 0, H },        { "ln2", 0, H },
+				     { "attn_out", H, H },   { "ffn_up", H, FFN },
+				     { "ffn_down", FFN, H }, { "attn_qkv", H, 3 * H },
+				     { "attn_q", H, H },     { "attn_k", H, H },
+				     { "attn_v", H, H } };
+			for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
+				if (k > 4 && (k == 5) != qwen)
+					continue;
+				snprintf(name, sizeof name, "v.blk.%d.%s.%s", l, rows[k].name, end);
+				if (i || !rows[k].in)
+					tensor(f, -1, name, F32, (uint64_t)rows[k].out, 0, 0);
+				else
+					tensor(f, -1, name, Q8_0, (uint64_t)rows[k].in,
+					       (uint64_t)rows[k].out, 0);
+			}
+		}
+		static const char *const mergers[] = { "mm.0",
+			                               "mm.2",
+			                               "v.deepstack.0.fc1",
+			                               "v.deepstack.0.fc2",
+			                               "v.deepstack.1.fc1",
+			                               "v.deepstack.1.fc2" };
+		const uint64_t width = qwen ? 4 * H : H;
+		for (int k = 0; k < (qwen ? 6 : class_row ? 2 : 0); k++) {
+			snprintf(name, sizeof name, "%s.%s", mergers[k], end);
+			tensor(f, -1, name, Q8_0, i ? (k % 2 ? WIDE : width) : width,
+			       i       ? 0
+			       : k % 2 ? WIDE
+			               : width,
+			       0);
+		}
+		for (int l = 0; qwen && l < LAYERS; l++) {
+			snprintf(name, sizeof name, "v.deepstack.%d.norm.%s", l, end);
+			tensor(f, -1, name, F32, width, 0, 0);
+		}
+	}
+	if (!qwen && !class_row)
+		tensor(f, -1, "mm.model.fc.weight", Q8_0, 4 * H, WIDE, 0);
+}
+
 static const char *const more_keys[] = { "expert_gating_func",
 	                                 "expert_weights_scale",
 	                                 "expert_weights_norm",
@@ -222,6 +315,10 @@ static const char *const more_keys[] = { "expert_gating_func",
 	                                 "attention.value_length_mla",
 	                                 "attention.sliding_window",
 	                                 "split.count",
+	                                 "vision.projector.scale_factor",
+	                                 "vision.is_deepstack_layers",
+	                                 "vision.feature_layer",
+	                                 "use_gelu",
 	                                 "interleave_moe_layer_step" };
 
 static const double numbers[] = { 0,   1,   2,     3,    4,     5,       7,          8,
@@ -322,7 +419,7 @@ put_text(Strbuf *out, const char *s)
 }
 
 static void
-put_value(Strbuf *out, uint32_t type, double v)
+put_value(Strbuf *out, uint32_t type, double v, const char *text)
 {
 	static const size_t size[] = { 1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8 };
 	float f = (float)v;
@@ -332,7 +429,7 @@ put_value(Strbuf *out, uint32_t type, double v)
 	else if (type == 12)
 		strbuf_add(out, (const char *)&v, 8);
 	else if (type == 8)
-		put_text(out, "yarn");
+		put_text(out, text ? text : "yarn");
 	else if (type == 7)
 		put(out, v != 0, 1);
 	else if (type < 13)
@@ -365,9 +462,9 @@ write_header(const File *f, Strbuf *out, uint64_t *end)
 			put(out, type, 4);
 			put(out, k->count, 8);
 			for (uint64_t j = 0; j < k->count; j++)
-				put_value(out, type, k->num);
+				put_value(out, type, k->num, k->text);
 		} else {
-			put_value(out, k->type, k->num);
+			put_value(out, k->type, k->num, k->text);
 		}
 	}
 	for (int i = 0; i < f->n_tensor; i++) {
@@ -429,14 +526,14 @@ pack(const Plan *p, const char *path)
 }
 
 static bool
-take(const char *path, const char *target, Diag *d, Arena *perm, llmc_error *err)
+take(const char *path, bool tower, const char *target, Diag *d, Arena *perm, llmc_error *err)
 {
 	if (setjmp(perm->oom))
 		return false;
 	diag_init(d, perm);
 	if (setjmp(d->bug))
 		die("a fault", strbuf_str(&d->text));
-	char *yaml = import_yaml(path, false, false, d, perm, err);
+	char *yaml = import_yaml(path, &(ImportOptions){ .tower = tower }, d, perm, err);
 	if (!yaml && !d->n_error && !*err->text)
 		die("refused without a word", path);
 	if (!yaml)
@@ -466,7 +563,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 	if (size == 0)
 		return 0;
-	switch (data[0] % 5) {
+	const unsigned kind = (data[0] < 192 ? data[0] : data[0] - 195u) % 8;
+	switch (kind) {
 	case 0:
 		latent(&file, false, false);
 		break;
@@ -481,6 +579,15 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		break;
 	case 4:
 		mixture(&file, true);
+		break;
+	case 5:
+		tower(&file, "qwen3vl_merger");
+		break;
+	case 6:
+		tower(&file, "idefics3");
+		break;
+	case 7:
+		tower(&file, "mlp");
 		break;
 	}
 	for (size_t i = 0; i < MAX_EDITS && 1 + 4 * (i + 1) <= size; i++) {
@@ -499,7 +606,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
 	arena_init(&perm);
 	memset(&d, 0, sizeof d);
-	bool taken = take(path, data[0] < 192 ? "ref" : "cpu-v3", &d, &perm, &err);
+	bool taken = take(path, kind >= 5, data[0] < 192 ? "ref" : "cpu-v3", &d, &perm, &err);
 	if (size == 1 && !taken)
 		die("a sound file is refused", *err.text ? err.text : strbuf_str(&d.text));
 	arena_release(&perm);

@@ -50,7 +50,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (!j)
 		return 0;
 	ImageFiles files = { json_object_get(j, "preprocessor"), json_object_get(j, "processor"),
-		             json_object_get(j, "config"), json_object_get(j, "tokenizer") };
+		             json_object_get(j, "config"), json_object_get(j, "tokenizer"),
+		             json_object_get(j, "mmproj") };
 	if (image_rules_json(&files, &rules, &err) == LLMC_OK)
 		use(&rules);
 	else

@@ -107,7 +107,8 @@ read_rules(const char *path, ImageRules *out, llmc_error *err)
 	json_t *j = json_parse(strbuf_str(&text), text.len, 0, NULL, NULL);
 	strbuf_release(&text);
 	ImageFiles files = { json_object_get(j, "preprocessor"), json_object_get(j, "processor"),
-		             json_object_get(j, "config"), json_object_get(j, "tokenizer") };
+		             json_object_get(j, "config"), json_object_get(j, "tokenizer"),
+		             json_object_get(j, "mmproj") };
 	llmc_status status = image_rules_json(&files, out, err);
 	json_decref(j);
 	return status;

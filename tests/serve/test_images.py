@@ -104,6 +104,17 @@ def test_other_models(serve, name, tmp_path):
         assert details["cached_tokens"] > 0
 
 
+@pytest.mark.parametrize("name", ["smolvlm-plain", "qwen3_vl-plain"])
+def test_gguf_models(serve, name, tmp_path):
+    """The vision tower is found in the file next to the model."""
+    model = tiny_vision.build_gguf(tmp_path / "model", name)
+    with serve(model, "--arch", "generic", "-t", "1", *OPTIONS) as s:
+        want = MODELS[name]["turns"]
+        got = answer(s, chat(want["messages"]), return_token_ids=True)
+        assert got["prompt_token_ids"] == want["ids"]
+        assert got["choices"][0]["token_ids"] == want["new"]
+
+
 def test_the_reference_gives_the_same(serve, folder):
     with serve(folder, "--device", "ref", *OPTIONS) as s:
         got = answer(s, chat(CHATS["turns"]["messages"]), return_token_ids=True)

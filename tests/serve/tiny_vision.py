@@ -56,9 +56,9 @@ def template_of(name):
     return TEMPLATE.replace("<image>", MODELS[name][1])
 
 
-def build(folder, template=None, context=2048, name="smolvlm-plain"):
-    """Build the folder and return its path."""
-    marks, _, special, processor = MODELS[name]
+def sized(name, context):
+    """The case of this model with the tokenizer's vocabulary, and that vocabulary"""
+    marks = MODELS[name][0]
     vocabulary = tiny_model.vocabulary(marks)
     case = weights.Vision(name)
     ids = {"image_token_id": 0, "image_token_index": 0, "video_token_id": 1}
@@ -70,9 +70,20 @@ def build(folder, template=None, context=2048, name="smolvlm-plain"):
     for t in case.tensors:
         if "embed_tokens" in t or "lm_head" in t:
             case.tensors[t] = [len(vocabulary), case.tensors[t][1]]
-    case.build(folder)
+    return case, vocabulary
+
+
+def run_of(name):
     with open(os.path.join(weights.VISION, name, "run.json")) as f:
-        run = json.load(f)
+        return json.load(f)
+
+
+def build(folder, template=None, context=2048, name="smolvlm-plain"):
+    """Build the folder and return its path."""
+    marks, _, special, processor = MODELS[name]
+    case, _ = sized(name, context)
+    case.build(folder)
+    run = run_of(name)
     files = {
         "tokenizer": tiny_model.tokenizer(marks),
         "tokenizer_config": {
@@ -90,6 +101,46 @@ def build(folder, template=None, context=2048, name="smolvlm-plain"):
         with open(os.path.join(folder, f"{file}.json"), "w") as f:
             json.dump(content, f)
     return str(folder)
+
+
+def build_gguf(folder, name, context=2048):
+    """The same as two GGUF files; return the path of the language model's."""
+    import gguf
+    import mmproj
+
+    marks = MODELS[name][0]
+    case, vocabulary = sized(name, context)
+    case.image_token = vocabulary.index(marks[0])
+    special = {*tiny_model.SPECIAL, *marks}
+    kind = gguf.TokenType
+
+    def tokenizer(w):
+        w.add_tokenizer_model("gpt2")
+        w.add_tokenizer_pre("gpt-2")
+        w.add_token_list(vocabulary)
+        w.add_token_types([kind.CONTROL if t in special else kind.NORMAL for t in vocabulary])
+        w.add_token_merges(tiny_model.MERGES)
+        w.add_bos_token_id(vocabulary.index("<s>"))
+        w.add_eos_token_id(vocabulary.index("</s>"))
+        w.add_add_bos_token(False)
+        w.add_chat_template(template_of(name))
+
+    os.makedirs(folder, exist_ok=True)
+    model = os.path.join(folder, "model-Q8_0.gguf")
+    mmproj.write_text(model, case, keys=tokenizer)
+    given = {}
+    rules = run_of(name)["preprocessor"]
+    if "min_pixels" in rules:
+        given = {"image_min_pixels": rules["min_pixels"], "image_max_pixels": rules["max_pixels"]}
+    elif "shortest_edge" in rules["size"] and "longest_edge" in rules["size"]:
+        given = {
+            "image_min_pixels": rules["size"]["shortest_edge"],
+            "image_max_pixels": rules["size"]["longest_edge"],
+        }
+    elif mmproj.kind_of(case) == "pixtral":
+        given = {"image_size": rules["size"]["longest_edge"]}
+    mmproj.write_tower(os.path.join(folder, "mmproj-F16.gguf"), case, keys=given)
+    return model
 
 
 def png_of(width, height, rows):

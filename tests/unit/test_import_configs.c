@@ -89,7 +89,7 @@ one_folder(Bench *b, const char *name, const char *dir)
 	assert_int_equal(
 	    file_read(arena_printf(&b->arena, TOP "/%s/facts", name), 1 << 16, &facts, &err),
 	    LLMC_OK);
-	char *yaml = import_yaml(dir, false, false, &b->diag, &b->arena, &err);
+	char *yaml = import_yaml(dir, &(ImportOptions){ 0 }, &b->diag, &b->arena, &err);
 	if (yaml)
 		spec = spec_from_text("imported", yaml, strlen(yaml), NULL, &b->diag, &b->arena);
 	assert_true(check_facts(b, name, spec, facts.data) > 0);

@@ -68,6 +68,7 @@ class Options(Sized):
         ("tower", C.c_bool),
         ("images", C.c_bool),
         ("host_memory", C.c_int64),
+        ("mmproj", C.c_char_p),
     ]
 
 

@@ -82,6 +82,7 @@ class Model(Handle):
         no_fit: bool = False,
         tower: bool = False,
         host_memory: int = 0,
+        mmproj: str | os.PathLike[str] | None = None,
     ) -> None:
         """Open a model; the options are those of llmc_options.
 
@@ -91,7 +92,8 @@ class Model(Handle):
         not know to `log`, instead of failing. trust_artifact: run the code of a generated folder as
         it is. no_fit: allocate without regard to free memory; otherwise what exceeds it is refused,
         and sessions without a context get the longest that fits. host_memory: limit of the CPU's
-        memory for its part of a model on two devices; 0: what is free."""
+        memory for its part of a model on two devices; 0: what is free. mmproj: file with the vision
+        tower of a GGUF model, which is then opened with images."""
         use_zig()
         if isinstance(set, Mapping):
             set = [f"{k}={_setting(v)}" for k, v in set.items()]
@@ -100,6 +102,7 @@ class Model(Handle):
             arch=None if arch is None else _handle.text("arch", arch),
             weights=None if weights is None else path_bytes("weights", weights),
             out_dir=None if out_dir is None else path_bytes("out_dir", out_dir),
+            mmproj=None if mmproj is None else path_bytes("mmproj", mmproj),
             set=_handle.strings("set", set),
             log=log_function(log),
             mpi_comm=None if mpi_comm is None else _handle.integer("mpi_comm", mpi_comm, 1, 2**64),
