@@ -174,18 +174,39 @@ take(HubChoice *c, const HubFile *f, Arena *a)
 	c->file[c->n++] = f;
 }
 
+/* Choose the vision tower in the folder of a GGUF model, by the rule with which a model is opened.
+ */
+static void
+take_mmproj(const HubTree *t, Arena *a, HubChoice *out)
+{
+	const char *base = base_of(out->main);
+	const size_t dir = (size_t)(base - out->main);
+
+	for (size_t i = 0; i < t->n; i++) {
+		const char *path = t->file[i].path, *name = base_of(path);
+		if ((size_t)(name - path) == dir && memcmp(path, out->main, dir) == 0 &&
+		    model_file_is_mmproj(path) &&
+		    (!out->mmproj ||
+		     model_file_mmproj_order(base, name, base_of(out->mmproj->path)) < 0))
+			out->mmproj = &t->file[i];
+	}
+	if (out->mmproj)
+		take(out, out->mmproj, a);
+}
+
 static llmc_status
-take_gguf(const HubGguf *g, const HubName *name, bool partial, Arena *a, HubChoice *out,
+take_gguf(const HubTree *t, const HubGguf *g, const HubName *name, Arena *a, HubChoice *out,
           llmc_error *err)
 {
 	out->whole = g->n_part == g->count;
-	if (!out->whole && !partial)
+	if (!out->whole && !t->partial)
 		return error_set(err, LLMC_E_INPUT,
 		                 "%s: %s has %d of its %d parts in the repository", name->text,
 		                 g->stem, g->n_part, g->count);
 	for (int i = 0; i < g->n_part; i++)
 		take(out, g->part[i], a);
 	out->main = g->part[0]->path;
+	take_mmproj(t, a, out);
 	return LLMC_OK;
 }
 
@@ -237,7 +258,7 @@ choose_gguf(const HubTree *t, const HubName *name, Arena *a, HubChoice *out, llm
 	int best = 1;
 
 	if (!name->want && n == 1)
-		return take_gguf(g, name, t->partial, a, out, err);
+		return take_gguf(t, g, name, a, out, err);
 	for (size_t i = 0; i < n; i++) {
 		int m = match_of(&g[i], want);
 		if (m < best)
@@ -247,7 +268,7 @@ choose_gguf(const HubTree *t, const HubName *name, Arena *a, HubChoice *out, llm
 		found = &g[i];
 	}
 	if (n_found == 1)
-		return take_gguf(found, name, t->partial, a, out, err);
+		return take_gguf(t, found, name, a, out, err);
 	if (n_found > 1)
 		return error_set(err, LLMC_E_INPUT,
 		                 "%s: the repository has several models of %s; name one by its "
@@ -458,7 +479,7 @@ choose_file(const HubTree *t, const HubName *name, const HubFile *f, Arena *a, H
 	for (size_t i = 0; i < n; i++)
 		for (int k = 0; k < g[i].n_part; k++)
 			if (g[i].part[k] == f)
-				return take_gguf(&g[i], name, t->partial, a, out, err);
+				return take_gguf(t, &g[i], name, a, out, err);
 	take(out, f, a);
 	out->main = f->path;
 	out->whole = true;

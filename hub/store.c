@@ -348,6 +348,23 @@ not_there(const Hub *h, const HubName *name, llmc_error *err)
 	                 name->text, name->url ? h->cfg.downloads : h->cfg.cache);
 }
 
+/* True if a GGUF model of the repository is here that is not part of the choice. */
+static bool
+others_here(const HubRepo *r, const char *commit, const HubTree *t, const HubChoice *c, Arena *a)
+{
+	size_t n;
+	const HubGguf *g = hub_ggufs(t, a, &n);
+
+	for (size_t i = 0; i < n; i++) {
+		bool chosen = false;
+		for (size_t k = 0; k < c->n; k++)
+			chosen |= c->file[k] == g[i].part[0];
+		if (!chosen && hub_file_is_here(r, commit, g[i].part[0], a))
+			return true;
+	}
+	return false;
+}
+
 /* Remove one GGUF or file of a repository, and the repository with its last model. */
 static llmc_status
 remove_choice(Hub *h, const HubName *name, const HubRepo *r, int64_t *freed, llmc_error *err)
@@ -360,7 +377,10 @@ remove_choice(Hub *h, const HubName *name, const HubRepo *r, int64_t *freed, llm
 	if (!commit || !hub_local_tree(r, commit, &t, h->a))
 		return not_there(h, name, err);
 	TRY(hub_choose(&t, name, h->a, &c, err));
+	const bool keep = c.mmproj && others_here(r, commit, &t, &c, h->a);
 	for (size_t i = 0; i < c.n; i++) {
+		if (keep && c.file[i] == c.mmproj)
+			continue;
 		const char *link =
 		    arena_printf(h->a, "%s/%s", hub_snapshot(r, commit, h->a), c.file[i]->path);
 		struct stat st;

@@ -151,24 +151,26 @@ def test_a_folder_has_the_files_that_are_needed(llmc, hub, env, case):
 
 
 QUANTS = ["m-Q4_K_M.gguf", "m-Q8_0.gguf", "m-UD-Q4_K_XL.gguf", "mmproj-F16.gguf", "imatrix.gguf"]
+QUANTS += ["mmproj-BF16.gguf"]
+TOWER = "mmproj-F16.gguf"
 QUANTS += ["BF16/m-BF16-00001-of-00002.gguf", "BF16/m-BF16-00002-of-00002.gguf", "m-old.gguf"]
 
 
 @pytest.mark.parametrize(
     "want, found",
     [
-        ("", ["m-Q4_K_M.gguf"]),
-        (":Q8_0", ["m-Q8_0.gguf"]),
-        (":q8_0", ["m-Q8_0.gguf"]),
-        (":UD-Q4_K_XL", ["m-UD-Q4_K_XL.gguf"]),
-        (":Q4_K_XL", ["m-UD-Q4_K_XL.gguf"]),
-        (":bf16", QUANTS[5:7]),
-        (":BF16/m-BF16-00002-of-00002.gguf", QUANTS[5:7]),
+        ("", ["m-Q4_K_M.gguf", TOWER]),  # with the vision tower in its folder
+        (":Q8_0", ["m-Q8_0.gguf", TOWER]),
+        (":q8_0", ["m-Q8_0.gguf", TOWER]),
+        (":UD-Q4_K_XL", ["m-UD-Q4_K_XL.gguf", TOWER]),
+        (":Q4_K_XL", ["m-UD-Q4_K_XL.gguf", TOWER]),
+        (":bf16", QUANTS[6:8]),
+        (":BF16/m-BF16-00002-of-00002.gguf", QUANTS[6:8]),
         (":mmproj-F16.gguf", ["mmproj-F16.gguf"]),
-        (":old", ["m-old.gguf"]),
-        ("/m-old.gguf", ["m-old.gguf"]),
-        ("@v1:Q8_0", ["m-Q8_0.gguf"]),
-        (f"@{SHA}:Q8_0", ["m-Q8_0.gguf"]),
+        (":old", ["m-old.gguf", TOWER]),
+        ("/m-old.gguf", ["m-old.gguf", TOWER]),
+        ("@v1:Q8_0", ["m-Q8_0.gguf", TOWER]),
+        (f"@{SHA}:Q8_0", ["m-Q8_0.gguf", TOWER]),
     ],
 )
 def test_one_quantisation_with_all_its_parts(llmc, hub, env, want, found):
@@ -195,7 +197,7 @@ def test_one_quantisation_with_all_its_parts(llmc, hub, env, want, found):
             "hf:org/g",
             "several GGUF models and no Q4_K_M; name one as hf:org/g:QUANT: F16 (14 B), Q8_0",
         ),
-        (QUANTS[:6], "hf:org/g:BF16", "BF16/m-BF16 has 1 of its 2 parts in the repository"),
+        (QUANTS[:7], "hf:org/g:BF16", "BF16/m-BF16 has 1 of its 2 parts in the repository"),
         (
             ["config.json", "model.safetensors"],
             "hf:org/g:Q4_K_M",
@@ -915,6 +917,16 @@ def test_list_and_rm(llmc, hub, env):
     llmc("rm", "hf:org/g:Q4_0", "hf:org/m")
     assert llmc.json("list") == [] and not os.path.exists(env / "models--org--g")
     llmc("rm", "x", code=1)
+
+
+def test_a_tower_stays_until_the_last_model_is_removed(llmc, hub, env):
+    hub.repos["org/g"] = Repo({f: "GGUF" + f for f in QUANTS})
+    folder = os.path.dirname(pull(llmc, "hf:org/g:Q4_K_M"))
+    pull(llmc, "hf:org/g:Q8_0")
+    llmc("rm", "hf:org/g:Q8_0")
+    assert sorted(os.listdir(folder)) == ["m-Q4_K_M.gguf", TOWER]
+    llmc("rm", "hf:org/g:Q4_K_M")
+    assert not os.path.exists(env / "models--org--g")
 
 
 def test_every_command_takes_a_name(llmc, hub, env, tmp_path):
