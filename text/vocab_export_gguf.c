@@ -1,6 +1,7 @@
 /* Writes the tokenizer of a folder as GGUF keys: byte-level BPE with the name of its split regexes
- * ("gpt2"), or tokens with scores ("llama") from tokenizer.model, else from the merge ranks. The
- * result is loaded again and compared with the folder's tokenizer on a sample. */
+ * ("gpt2"), tokens with scores ("llama") from tokenizer.model, else from the merge ranks, unigram
+ * ("t5"), or WordPiece ("bert"). The result is loaded again and compared with the folder's
+ * tokenizer on a sample. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -304,6 +305,92 @@ from_merges(VocabExport *j)
 	return LLMC_OK;
 }
 
+/* WordPiece: tokens that begin a word are marked, instead of those inside a word. */
+static llmc_status
+words(VocabExport *j)
+{
+	const llmc_tokenizer *t = j->own;
+	const Normalizer *norm = t->n_norm == 1 ? t->norm : NULL;
+	TokenTable table = table_new(j, 0);
+
+	if (!norm || norm->kind != NORMALIZE_BERT || t->word_prefix.n != 2 ||
+	    memcmp(t->word_prefix.s, "##", 2) != 0)
+		return error_set(j->err, LLMC_E_INPUT,
+		                 "%s: its tokenizer is not BERT's: GGUF has no other form of "
+		                 "WordPiece",
+		                 j->folder);
+	set_tokens(j, t, &table);
+	set_added(j, &table);
+	for (int32_t i = 0; i < j->n; i++) {
+		const GgufStr s = table.text[i];
+		if (table.type[i] == TT_CONTROL || table.type[i] == TT_UNUSED)
+			continue;
+		const bool inside = s.n >= 2 && memcmp(s.s, "##", 2) == 0;
+		char *out = NEW(&j->a, char, s.n + 4);
+		memcpy(out, "\xE2\x96\x81", 3);
+		memcpy(out + 3, s.s, s.n);
+		table.text[i] = inside ? (GgufStr){ s.s + 2, s.n - 2 } : (GgufStr){ out, s.n + 3 };
+	}
+	put_tokens(j, "bert", "default", &table, false);
+	gguf_head_bool(&j->head, KEY "normalizer.lowercase", norm->lower);
+	gguf_head_bool(&j->head, KEY "normalizer.strip_accents", norm->accents);
+	return LLMC_OK;
+}
+
+/* Appends the table of a normalizer in the form of sentencepiece: the number of bytes of its units,
+ * the units, the replacements. */
+static void
+put_charsmap(VocabExport *j, const Charsmap *map)
+{
+	const uint32_t bytes = (uint32_t)(map->n_units * sizeof *map->unit);
+	Strbuf *blob = arena_strbuf(&j->a);
+
+	if (!map->n_units)
+		return;
+	strbuf_add(blob, &bytes, sizeof bytes);
+	strbuf_add(blob, map->unit, bytes);
+	strbuf_add(blob, map->text.s, map->text.n);
+	if (blob->failed)
+		arena_out(&j->a);
+	gguf_head_list(&j->head, KEY "precompiled_charsmap", GGUF_U8, strbuf_str(blob), blob->len,
+	               blob->len);
+}
+
+static llmc_status
+unigram(VocabExport *j)
+{
+	const llmc_tokenizer *t = j->own;
+	const Charsmap *map = &(Charsmap){ 0 };
+	TokenTable table = table_new(j, -10000);
+	bool prefix = false, extra = false;
+
+	for (size_t i = 0; i < t->n_norm; i++) {
+		const Normalizer *n = &t->norm[i];
+		if (n->kind == NORMALIZE_PRECOMPILED || n->kind == NORMALIZE_SPM)
+			map = &n->map;
+		prefix |= n->kind == NORMALIZE_SPM && n->dummy_prefix;
+		extra |= n->kind == NORMALIZE_SPM ? n->remove_extra : n->kind == NORMALIZE_REPLACE;
+	}
+	for (size_t i = 0; i < t->n_pre; i++) {
+		const PreTokenizer *p = &t->pre[i];
+		prefix |= p->kind == PRE_METASPACE && p->prepend != PREPEND_NEVER;
+		extra |= p->kind == PRE_CLASS && p->cls == CLASS_SPACE;
+	}
+	set_tokens(j, t, &table);
+	for (size_t i = 0; i < t->n_added; i++) {
+		const AddedToken *a = &t->added[i];
+		if (a->id >= 0 && a->id < j->n)
+			table.type[a->id] = a->special ? TT_CONTROL : TT_USER;
+	}
+	if (t->unk_id >= 0 && t->unk_id < j->n)
+		table.type[t->unk_id] = TT_UNKNOWN;
+	put_tokens(j, "t5", "default", &table, true);
+	gguf_head_bool(&j->head, KEY "add_space_prefix", prefix);
+	gguf_head_bool(&j->head, KEY "remove_extra_whitespaces", extra);
+	put_charsmap(j, map);
+	return LLMC_OK;
+}
+
 /* ---- special ids ---- */
 
 static void
@@ -320,14 +407,28 @@ put_rest(VocabExport *j)
 		                            KEY "eom_token_id" };
 	const llmc_tokenizer *t = j->own;
 
-	put_id(j, KEY "bos_token_id", t->bos);
-	for (int i = 0; i < 3 && i < t->n_eos; i++)
+	/* an encoder begins and ends with tokens of other names */
+	const int32_t bos = t->bos < 0 && t->n_prefix == 1 ? t->prefix[0] : t->bos,
+	              eos = t->n_eos           ? t->eos[0]
+	                    : t->n_suffix == 1 ? t->suffix[0]
+	                                       : -1,
+	              *between = t->pair[1];
+	const size_t n_between = t->has_pair ? t->n_pair[1] : 0;
+	const bool ended = n_between && between[0] == eos, sep = n_between == 1u + ended;
+	put_id(j, KEY "bos_token_id", bos);
+	put_id(j, ends[0], eos);
+	for (int i = 1; i < 3 && i < t->n_eos; i++)
 		put_id(j, ends[i], t->eos[i]);
-	put_id(j, KEY "unknown_token_id", t->unk);
+	put_id(j, KEY "unknown_token_id", t->unk >= 0 ? t->unk : t->unk_id);
 	put_id(j, KEY "padding_token_id", t->pad);
-	gguf_head_bool(&j->head, KEY "add_bos_token", t->n_prefix == 1 && t->prefix[0] == t->bos);
-	gguf_head_bool(&j->head, KEY "add_eos_token",
-	               t->n_suffix == 1 && t->n_eos && t->suffix[0] == t->eos[0]);
+	if (t->model == MODEL_WORDPIECE)
+		put_id(j, KEY "cls_token_id", bos);
+	if (sep || t->model == MODEL_WORDPIECE)
+		put_id(j, KEY "seperator_token_id", sep ? between[n_between - 1] : eos);
+	gguf_head_bool(&j->head, KEY "add_bos_token", t->n_prefix == 1 && t->prefix[0] == bos);
+	gguf_head_bool(&j->head, KEY "add_eos_token", t->n_suffix == 1 && t->suffix[0] == eos);
+	if (sep)
+		gguf_head_bool(&j->head, KEY "add_sep_token", true);
 	if (t->chat)
 		gguf_head_str(&j->head, "tokenizer.chat_template", t->chat);
 	if (t->chat_tools && t->chat_tools != t->chat) {
@@ -421,6 +522,10 @@ static llmc_status export(VocabExport *j, GgufHead *head)
 	}
 	if (bytes && j->own->model == MODEL_BPE) {
 		TRY(bytelevel(j));
+	} else if (j->own->model == MODEL_WORDPIECE) {
+		TRY(words(j));
+	} else if (j->own->model == MODEL_UNIGRAM) {
+		TRY(unigram(j));
 	} else if (file_exists(model)) {
 		FileMap *map = file_hold(&j->a, model, j->err);
 		if (!map)
@@ -433,7 +538,7 @@ static llmc_status export(VocabExport *j, GgufHead *head)
 		return error_set(
 		    j->err, LLMC_E_INPUT,
 		    "%s: its tokenizer is of a kind that llmc cannot write to GGUF; supported are "
-		    "byte-level BPE and sentencepiece tokens with scores",
+		    "byte-level BPE, sentencepiece tokens with scores, unigram and WordPiece",
 		    j->folder);
 	}
 	put_rest(j);

@@ -11,6 +11,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "compiler/import/export_compare.h"
 #include "compiler/import/import.h"
 
 typedef struct ExportJob {
@@ -47,7 +48,9 @@ static void
 key_add(ExportJob *j, const char *name, SpecExprVal v)
 {
 	Export *x = j->x;
-	const char *full = arena_printf(j->a, "%s.%s", x->arch, name);
+	const char *full = strncmp(name, "tokenizer.", 10) == 0
+	                       ? name
+	                       : arena_printf(j->a, "%s.%s", x->arch, name);
 
 	for (size_t i = 0; i < x->n_key; i++)
 		if (strcmp(x->key[i].name, full) == 0)
@@ -127,9 +130,14 @@ family_keys(ExportJob *j)
 	const Node *map = node_get(j->family.format, "write");
 
 	for (size_t i = 0; map && map->kind == NODE_MAP && i < map->n; i++) {
-		SpecExprVal v;
-		if (map->item[i]->kind != NODE_SCALAR || !import_eval(j->from, map->item[i], &v))
-			return false;
+		const Node *item = map->item[i];
+		const bool several = item->kind == NODE_LIST; /* the first that is not null */
+		SpecExprVal v = { .kind = EXPR_NULL };
+		for (size_t k = 0; k < (several ? item->n : 1) && v.kind == EXPR_NULL; k++) {
+			const Node *n = several ? item->item[k] : item;
+			if (n->kind != NODE_SCALAR || !import_eval(j->from, n, &v))
+				return false;
+		}
 		if (v.kind != EXPR_NULL)
 			key_add(j, map->key[i]->text, v);
 	}
@@ -189,8 +197,8 @@ role_of(const char *id)
 static bool
 tensor_add(ExportJob *j, const PlanTensor *t, const PlanSource *s)
 {
-	static const char *const always[] = { "router",   "s_mix",    "pos_embed",
-		                              "lin_conv", "ssm_conv", "conv_w" };
+	static const char *const always[] = { "router",   "s_mix",  "pos_embed", "lin_conv",
+		                              "ssm_conv", "conv_w", "type_embed" };
 	const char *role = role_of(t->id);
 	Export *x = j->x;
 	int64_t stack = strncmp(role, "e_", 2) == 0 && t->n_src == 1 && j->spec->moe.n_experts > 0
@@ -309,12 +317,6 @@ is_not_computation(SpecKey k)
 }
 
 static bool
-nearly_equal(double a, double b, double rel)
-{
-	return fabs(a - b) <= rel * fmax(fabs(a), fabs(b));
-}
-
-static bool
 key_differs(const ExportJob *j, const Spec *back, SpecKey k)
 {
 	const char *a = spec_get(j->spec, j->a, spec_key[k].path),
@@ -323,104 +325,7 @@ key_differs(const ExportJob *j, const Spec *back, SpecKey k)
 
 	if (is_not_computation(k) || !a || !b || strcmp(a, b) == 0)
 		return false;
-	return !number_parse(a, &x) || !number_parse(b, &y) || !nearly_equal(x, y, 1e-6);
-}
-
-/* Compare the attributes of two ops, except those that a norm without weights and a rounded scale
- * may change. */
-static bool
-ops_agree(const Op *a, const Op *b)
-{
-	if (a->kind != b->kind || a->layer != b->layer || a->n_attr != b->n_attr)
-		return false;
-	for (int i = 0; i < a->n_attr; i++) {
-		const Attr *x = &a->attr[i], *y = &b->attr[i];
-		if (strcmp(x->key, y->key) == 0 && strcmp(x->key, "plus_one") == 0)
-			continue;
-		double rel = a->kind == OP_embed && strcmp(x->key, "scale") == 0 ? 1.0 / 256 : 1e-6;
-		if (strcmp(x->key, y->key) || x->kind != y->kind || x->i != y->i ||
-		    !nearly_equal(x->f, y->f, rel) || (x->s && y->s && strcmp(x->s, y->s)))
-			return false;
-	}
-	return true;
-}
-
-static bool
-ropes_agree(const Spec *a, const Spec *b)
-{
-	if (a->position != b->position || a->n_rope != b->n_rope ||
-	    a->rope_style != b->rope_style || a->rope_axes != b->rope_axes)
-		return false;
-	for (int i = 0; i < a->n_rope && a->position == POS_ROPE; i++) {
-		const RopeTable *x = &a->rope[i], *y = &b->rope[i];
-		bool same = x->dims == y->dims && nearly_equal(x->theta, y->theta, 1e-6);
-		if (x->scaling == SCALE_LLAMA3)
-			same = same && y->scaling == SCALE_NONE && y->factors_tensor[0] && i == 0;
-		else
-			same = same && x->scaling == y->scaling;
-		if (x->scaling == SCALE_LONGROPE)
-			same = same && i == 0 && y->factors_tensor[0] && y->factors_tensor[1] &&
-			       nearly_equal(x->original_positions, y->original_positions, 1e-6);
-		if (x->scaling == SCALE_LINEAR || x->scaling == SCALE_YARN ||
-		    x->scaling == SCALE_DYNAMIC)
-			same = same && nearly_equal(x->factor, y->factor, 1e-6);
-		if (x->scaling == SCALE_YARN)
-			same = same &&
-			       nearly_equal(x->original_positions, y->original_positions, 1e-6) &&
-			       nearly_equal(x->beta_fast, y->beta_fast, 1e-6) &&
-			       nearly_equal(x->beta_slow, y->beta_slow, 1e-6) &&
-			       nearly_equal(x->attention_factor, y->attention_factor, 1e-5) &&
-			       x->mscale == y->mscale && x->mscale_all_dim == y->mscale_all_dim &&
-			       x->truncate == y->truncate;
-		if (!same || x->scaling == SCALE_PROPORTIONAL)
-			return false;
-	}
-	return true;
-}
-
-static bool
-graphs_agree(const Graph *a, const Graph *b)
-{
-	bool same = a->n_op == b->n_op && a->n_tensor == b->n_tensor && a->n_pool == b->n_pool &&
-	            ropes_agree(a->spec, b->spec);
-
-	for (size_t i = 0; same && i < a->n_op; i++) {
-		same = ops_agree(&a->op[i], &b->op[i]);
-		for (int k = 0; same && k < OP_MAX_ARGS; k++) {
-			int v = a->op[i].arg[k], w = b->op[i].arg[k];
-			same = (v < 0) == (w < 0) &&
-			       (v < 0 || strcmp(a->val[v].name, b->val[w].name) == 0);
-		}
-	}
-	for (size_t i = 0; same && i < a->n_tensor; i++)
-		same = strcmp(a->tensor[i].id, b->tensor[i].id) == 0 &&
-		       a->tensor[i].rows == b->tensor[i].rows &&
-		       a->tensor[i].cols == b->tensor[i].cols;
-	for (int i = 0; same && i < a->n_pool; i++)
-		same = a->pool[i].keep == b->pool[i].keep &&
-		       a->pool[i].n_layers == b->pool[i].n_layers &&
-		       a->pool[i].kv_heads == b->pool[i].kv_heads &&
-		       a->pool[i].k_dim == b->pool[i].k_dim && a->pool[i].v_dim == b->pool[i].v_dim;
-	return same && a->spec->max_positions == b->spec->max_positions;
-}
-
-/* Return what is added to each norm's weights: [tensors of the graph]. */
-static float *
-norms_of(const ExportJob *j, const Graph *a, const Graph *b)
-{
-	float *add = NEW(j->a, float, a->n_tensor + 1);
-
-	for (size_t i = 0; i < a->n_op; i++) {
-		const Op *o = &a->op[i];
-		int w = o->kind == OP_rmsnorm     ? o->arg[ARG(rmsnorm, w)]
-		        : o->kind == OP_layernorm ? o->arg[ARG(layernorm, w)]
-		                                  : -1;
-		if (w >= 0)
-			add[a->val[w].tensor] =
-			    (float)(attr_int(o->attr, o->n_attr, "plus_one") -
-			            attr_int(b->op[i].attr, b->op[i].n_attr, "plus_one"));
-	}
-	return add;
+	return !number_parse(a, &x) || !number_parse(b, &y) || !export_nearly_equal(x, y, 1e-6);
 }
 
 /* ---- export ---- */
@@ -444,7 +349,8 @@ known_families(const ExportJob *j)
 	return out;
 }
 
-/* Return general.architecture: from the gguf part, or the value that its condition requires. */
+/* Return general.architecture: from the gguf part, or the value that its condition requires. `arch`
+ * may be a list of {if, is}, of which the first that holds applies. */
 static const char *
 arch_of(const ExportJob *j)
 {
@@ -455,6 +361,12 @@ arch_of(const ExportJob *j)
 
 	if (own && own->kind == NODE_SCALAR)
 		return own->text;
+	for (size_t i = 0; own && own->kind == NODE_LIST && i < own->n; i++) {
+		const Node *cond = node_get(own->item[i], "if"), *is = node_get(own->item[i], "is");
+		SpecExprVal v;
+		if (cond && is && import_eval(j->from, cond, &v) && expr_true(v))
+			return is->text;
+	}
 	return at ? arena_strndup(j->a, at + 8, strcspn(at + 8, " )")) : NULL;
 }
 
@@ -471,8 +383,8 @@ spec_of(const ExportJob *j, const char *what)
 static const Spec *
 renamed(const ExportJob *j)
 {
-	static const SpecKey folder[] = { K_tensors, K_names_prefix, K_names_replace,
-		                          K_storage_rules, K_storage_default };
+	static const SpecKey folder[] = { K_tensors,       K_names_prefix,    K_names_replace,
+		                          K_storage_rules, K_storage_default, K_pos_offset };
 
 	for (size_t i = 0; i < sizeof folder / sizeof *folder; i++)
 		source_set(j->from, folder[i], NULL);
@@ -488,15 +400,14 @@ has_form(const ExportJob *j)
 	                near = s->attention.window > 0 ? s->attention.local : far;
 	const bool two = far.n_heads != near.n_heads || far.n_kv_heads != near.n_kv_heads ||
 	                 far.head_dim != near.head_dim || far.v_dim != near.v_dim;
-	const char *what = two                                  ? "heads of two shapes"
-	                   : s->attention.kind == ATT_MLA       ? "latent attention"
-	                   : s->linear.n                        ? "a delta rule"
-	                   : s->ssm.n                           ? "a selective scan"
-	                   : s->conv.n                          ? "short convolutions"
-	                   : s->ple_width                       ? "per-layer embeddings"
-	                   : s->head.kind != LLMC_OUTPUT_LOGITS ? "no logits"
-	                   : s->lora.path                       ? "an adapter"
-	                                                        : NULL;
+	const char *what = two                            ? "heads of two shapes"
+	                   : s->attention.kind == ATT_MLA ? "latent attention"
+	                   : s->linear.n                  ? "a delta rule"
+	                   : s->ssm.n                     ? "a selective scan"
+	                   : s->conv.n                    ? "short convolutions"
+	                   : s->ple_width                 ? "per-layer embeddings"
+	                   : s->lora.path                 ? "an adapter"
+	                                                  : NULL;
 
 	if (what)
 		err_at(j->d, (Loc){ 0 }, "%s: llmc cannot export a model with %s as GGUF",
@@ -531,6 +442,25 @@ complete(ExportJob *j, SpecKey *differs)
 	return back;
 }
 
+/* Add the pooling: 1 mean, 2 first row, 3 last, 4 a classifier, whose own pooling is another key.
+ */
+static void
+pooling_keys(ExportJob *j)
+{
+	const Spec *s = j->spec;
+	const int kind = s->pool.kind == LLMC_POOL_MEAN   ? 1
+	                 : s->pool.kind == LLMC_POOL_CLS  ? 2
+	                 : s->pool.kind == LLMC_POOL_LAST ? 3
+	                                                  : 0;
+	const bool labels = s->head.kind == LLMC_OUTPUT_LABELS;
+
+	if (s->head.kind == LLMC_OUTPUT_LOGITS || !kind)
+		return;
+	num_add(j, "pooling_type", labels ? 4 : kind);
+	if (labels)
+		num_add(j, "classifier.pooling_type", kind);
+}
+
 static void
 first_keys(ExportJob *j)
 {
@@ -543,6 +473,11 @@ first_keys(ExportJob *j)
 	for (size_t i = 0; i < sizeof always / sizeof *always; i++)
 		write_key(j, always[i]);
 	num_add(j, "attention.value_length", spec_heads(s, -1).v_dim);
+	if (s->attention.mask == MASK_NONE)
+		key_add(j, "attention.causal", (SpecExprVal){ .kind = EXPR_BOOL });
+	if (s->embed.types)
+		write_key(j, K_embed_types);
+	pooling_keys(j);
 	if (s->position == POS_ROPE) {
 		write_key(j, K_rope_theta);
 		write_key(j, K_rope_dims);
@@ -558,11 +493,11 @@ static bool
 parts(ExportJob *j, const Graph *mine, const Graph *file)
 {
 	Export *x = j->x;
-	float *add = norms_of(j, mine, file);
+	float *add = export_norms(mine, file, j->a);
 
 	for (size_t i = 0; i < file->n_tensor; i++) {
 		const PlanTensor *t = &file->tensor[i];
-		int64_t first = 0;
+		int64_t first = export_rows_before(mine, i) - export_rows_before(file, i);
 		for (int k = 0; k < t->n_src; k++) {
 			ExportPart p = { .tensor = -1,
 				         .from = &mine->tensor[i],
@@ -624,7 +559,7 @@ static bool export(ExportJob *j)
 		        folder, j->x->arch);
 		return false;
 	}
-	if (!graphs_agree(mine, file) || !parts(j, mine, file)) {
+	if (!export_graphs_agree(mine, file) || !parts(j, mine, file)) {
 		const char *path = differs < K_COUNT ? spec_key[differs].path : NULL;
 		err_at(d, (Loc){ 0 },
 		       "%s: a GGUF of the architecture %s would be imported as another "

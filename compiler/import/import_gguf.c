@@ -269,14 +269,19 @@ source_convert_gguf(ImportSource *s)
 	}
 	if (*out)
 		source_set(s, K_eos, arena_printf(s->a, "[%s]", out));
-	/* 1: mean, 2: first, 3: last, 4: scores of a classifier over the last */
+	/* 1: mean, 2: first, 3: last, 4: scores of a classifier over one of these */
 	if (source_num(s, "pooling_type", &v) && v >= 1 && v <= 4) {
 		static const char *const kind[] = { "mean", "cls", "last", "last" };
 		const SourceTensor *scores = source_tensor(s, "cls.output.weight");
-		source_set(s, K_pool_kind, kind[(int)v - 1]);
+		double of = v;
+		if (v == 4 && source_num(s, "classifier.pooling_type", &of) &&
+		    !(of >= 1 && of <= 3))
+			of = 4;
+		source_set(s, K_pool_kind, kind[(int)of - 1]);
 		source_set(s, K_head_kind, v == 4 && scores ? "labels" : "hidden");
-		if (v == 4 && scores)
-			source_set_num(s, K_labels, (double)scores->dim[0]);
+		if (v == 4 && scores) /* a matrix of one row may be stored as a vector */
+			source_set_num(s, K_labels,
+			               scores->n_dims == 1 ? 1 : (double)scores->dim[0]);
 		source_set(s, K_pool_norm,
 		           v == 4 ? "false" : "true"); /* as in llama.cpp's server */
 	}
