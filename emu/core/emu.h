@@ -310,6 +310,7 @@ uint64_t emu_random_below(uint64_t n);
 char *emu_format(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 long emu_env(const char *name, long otherwise);
 float emu_half(uint16_t h);
+float emu_e4m3(uint8_t b);
 typedef float V8 __attribute__((vector_size(32), aligned(4), may_alias));
 
 /* report.c: findings. emu_die ends the running kernel and never returns. */

@@ -220,8 +220,8 @@ mma_float(int op, Fragments *f)
 	}
 }
 
-static float
-e4m3(uint8_t b)
+float
+emu_e4m3(uint8_t b)
 {
 	const uint16_t half = (uint16_t)((b & 0x80) << 8 | (b & 0x7f) << 7);
 
@@ -241,9 +241,10 @@ mma_e4m3(Fragments *f)
 		read_words(f, l, w);
 		for (int h = 0; h < 4; h++) {
 			for (int i = 0; i < 4; i++)
-				a[i >> 1][g + 8 * (i & 1)][4 * q + h] = e4m3(w[i] >> 8 * h & 0xff);
+				a[i >> 1][g + 8 * (i & 1)][4 * q + h] =
+				    emu_e4m3(w[i] >> 8 * h & 0xff);
 			for (int i = 0; i < 2; i++)
-				b[i][4 * q + h][g] = e4m3(w[4 + i] >> 8 * h & 0xff);
+				b[i][4 * q + h][g] = emu_e4m3(w[4 + i] >> 8 * h & 0xff);
 		}
 		for (int i = 0; i < 4; i++)
 			c[g + 8 * (i >> 1)][2 * q + (i & 1)] = from_bits(w[6 + i]);

@@ -1,10 +1,13 @@
-/* Warpgroup matrix instructions: m64nNk16 on f16 or bf16, fp32 sums. An instruction is queued when
- * issued and computed when all 128 threads of its warpgroup wait for its group. Until then its
- * accumulators are NaN, and its operands in shared memory count as being read. With g = lane / 4, q
- * = lane % 4, w = index of the warp in its group:
+/* Warpgroup matrix instructions: m64nNk16 on f16 or bf16, m64nNk32 on e4m3, fp32 sums. An
+ * instruction is queued when issued and computed when all 128 threads of its warpgroup wait for its
+ * group. Until then its accumulators are NaN, and its operands in shared memory count as being
+ * read. With g = lane / 4, q = lane % 4, w = index of the warp in its group:
  *
  *   D (64 x N)    d[4 j + 2 h + e] = (16 w + g + 8 h, 8 j + 2 q + e)
  *   A (64 x 16)   a[i], two values: (16 w + g + 8 (i & 1), 2 q + e + 8 (i >> 1))
+ *
+ * e4m3 has both operands in shared memory, K contiguous: pairs of bytes are where values of 16 bits
+ * are. Terms are exact and sums fp32 in the order of k; hardware keeps fewer bits of them.
  *
  * Descriptor: bits 0-13 start / 16, 16-29 leading offset / 16, 32-45 stride offset / 16, 49-51 base
  * offset, 62-63 swizzle: 0 none, 1 128, 2 64, 3 32 bytes.
@@ -20,6 +23,8 @@
 
 #include <stdlib.h>
 #include <string.h>
+
+enum { WG_E4M3 = 8 }; /* flag of templates/cuda/ptx/wgmma_e4m3.h, next to EMU_WG_* */
 
 typedef struct {
 	int n, pending;
@@ -151,13 +156,24 @@ check_operand(uint64_t desc, bool rows, int lo, int hi, const char *which, uint3
 		}
 }
 
-/* out: [16][n], the n rows of the operand */
+/* out: [16][n], the n rows of the operand; e4m3: [32][n] */
 static void
-fetch(EmuBlock *b, uint64_t desc, bool rows, bool f16, int n, float *out, Site at)
+fetch(EmuBlock *b, uint64_t desc, bool rows, int flags, int n, float *out, Site at)
 {
 	WgmmaLayout l = decode(desc, rows, "an operand", at);
+	const bool f16 = flags & EMU_WG_F16;
 	uint16_t v[8];
+	uint8_t byte[16];
 
+	if (flags & WG_E4M3) {
+		for (int i = 0; i < n; i++)
+			for (int k = 0; k < 16; k += 8) {
+				memcpy(byte, b->arena->lo + place(&l, i, k), 16);
+				for (int e = 0; e < 16; e++)
+					out[(2 * k + e) * n + i] = emu_e4m3(byte[e]);
+			}
+		return;
+	}
 	if (!rows) {
 		for (int i = 0; i < n; i++)
 			for (int k = 0; k < 16; k += 8) {
@@ -230,6 +246,9 @@ emu_wgmma(int flags, int n, float *d, const unsigned *ra, emu_u64 da, emu_u64 db
 	EmuBlock *b = t->blk;
 	unsigned u = t->lin & 127;
 
+	if (flags & WG_E4M3 && (ra || flags != WG_E4M3))
+		emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at,
+		        "wgmma of e4m3: both operands in shared memory, K contiguous");
 	if (n < 8 || n > 256 || n % 8)
 		emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at,
 		        "wgmma with n = %d: a multiple of 8 up to 256", n);
@@ -338,21 +357,31 @@ emu_wgmma_commit(const char *file, int line)
 /* ---- results ---- */
 
 static inline __attribute__((always_inline)) void
-multiply(float *restrict c, const float *restrict a, const float *restrict b, int n)
+multiply(float *restrict c, const float *restrict a, const float *restrict b, int n, int depth)
 {
 	for (int m = 0; m < 64; m++)
 		for (int j = 0; j < n; j += 8) {
 			V8 sum = *(V8 *)(c + m * n + j);
-			for (int k = 0; k < 16; k++)
-				sum += a[m * 16 + k] * *(const V8 *)(b + k * n + j);
+			for (int k = 0; k < depth; k++)
+				sum += a[m * depth + k] * *(const V8 *)(b + k * n + j);
 			*(V8 *)(c + m * n + j) = sum;
 		}
 }
 
-__attribute__((target("avx2"))) static void
-multiply_avx2(float *c, const float *a, const float *b, int n)
+/* depth: values of K, a constant where the sums are inlined */
+static inline __attribute__((always_inline)) void
+multiply_any(float *c, const float *a, const float *b, int n, int depth)
 {
-	multiply(c, a, b, n);
+	if (depth == 16)
+		multiply(c, a, b, n, 16);
+	else
+		multiply(c, a, b, n, 32);
+}
+
+__attribute__((target("avx2"))) static void
+multiply_avx2(float *c, const float *a, const float *b, int n, int depth)
+{
+	multiply_any(c, a, b, n, depth);
 }
 
 static void
@@ -360,28 +389,29 @@ run(EmuBlock *b, Wg *g, Inst *in)
 {
 	Acc *acc = &g->acc[in->acc];
 	/* static, because fiber stacks are small */
-	static float a[64 * 16], at[16 * 64], bm[16 * 256];
+	static float a[64 * 32], at[32 * 64], bm[32 * 256];
+	const int depth = in->flags & WG_E4M3 ? 32 : 16;
 
 	if (in->issued != 128)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, in->at,
 		        "only %d of a warpgroup's 128 threads issued the matrix instruction",
 		        in->issued);
-	fetch(b, in->db, in->flags & EMU_WG_TB, in->flags & EMU_WG_F16, in->n, bm, in->at);
+	fetch(b, in->db, in->flags & EMU_WG_TB, in->flags, in->n, bm, in->at);
 	if (in->regs) {
-		memcpy(a, in->a, sizeof a);
+		memcpy(a, in->a, 64 * 16 * sizeof *a);
 		free(in->a);
 	} else {
-		fetch(b, in->da, in->flags & EMU_WG_TA, in->flags & EMU_WG_F16, 64, at, in->at);
+		fetch(b, in->da, in->flags & EMU_WG_TA, in->flags, 64, at, in->at);
 		for (int m = 0; m < 64; m++)
-			for (int k = 0; k < 16; k++)
-				a[m * 16 + k] = at[k * 64 + m];
+			for (int k = 0; k < depth; k++)
+				a[m * depth + k] = at[k * 64 + m];
 	}
 	if (!in->accumulate)
 		memset(acc->c, 0, sizeof(float) * 64 * (size_t)in->n);
 	if (__builtin_cpu_supports("avx2"))
-		multiply_avx2(acc->c, a, bm, in->n);
+		multiply_avx2(acc->c, a, bm, in->n, depth);
 	else
-		multiply(acc->c, a, bm, in->n);
+		multiply_any(acc->c, a, bm, in->n, depth);
 	acc->pending--;
 }
 

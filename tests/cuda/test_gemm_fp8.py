@@ -1,4 +1,4 @@
-"""GEMMs of e4m3 (templates/cuda/gemm/gemm_fp8.h; `activations: f8`) against numpy in double precision:
+"""GEMMs of e4m3 (templates/cuda/gemm/gemm_fp8.h, gemm_fp8_sm90.h; `activations: f8`) against numpy in double precision:
 activations rounded to e4m3 with a scale per group of the weights, exact weights. What remains is the
 rounding of fp32 sums."""
 
@@ -67,6 +67,7 @@ def matmul(arch, runs, rows, cols, dtype, bias=True):
         ("f8_128", 67, 128, "sm_120a"),
         ("f8_32", 263, 544, "sm_89"),
         ("f8_128", 131, 896, "sm_89"),
+        ("f8_128", 263, 384, "sm_90a"),
     ],
 )
 def test_matmul(dtype, rows, cols, arch):
@@ -75,12 +76,18 @@ def test_matmul(dtype, rows, cols, arch):
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("dtype, cols", [("f8_32", 672), ("f8_128", 768)])
-def test_matmul_checked(dtype, cols):
-    matmul("sm_89", [(9, "check", 1), (129, "check", 2)], 1031, cols, dtype, False)
+@pytest.mark.parametrize(
+    "dtype, cols, arch",
+    [("f8_32", 672, "sm_89"), ("f8_128", 768, "sm_89"), ("f8_128", 768, "sm_90a")],
+)
+def test_matmul_checked(dtype, cols, arch):
+    """On sm_90a, with two clusters: 9 rows run the middle tile, 129 the large one."""
+    rows = 263 if arch == "sm_90a" else 1031
+    matmul(arch, [(9, "check", 1), (129, "check", 2)], rows, cols, dtype, False)
 
 
-def test_extreme_values():
+@pytest.mark.parametrize("arch", ["sm_89", "sm_90a"])
+def test_extreme_values(arch):
     """Zeros, tiny, huge and not finite rows; every code of e4m3 as a weight"""
     rows, cols, n = 33, 256, 12
     c = Case(2, n, rows, cols, "f8_128")
@@ -92,18 +99,19 @@ def test_extreme_values():
     c.x[5] *= 1e37
     c.x[6] *= 1e-25
     c.x[7, ::2] *= 1e-6  # becomes subnormal or zero
-    k = H.build("matmul_mixed", "sm_89", params(c))
+    k = H.build("matmul_mixed", arch, params(c))
     (y,) = k.run(c.step, [c.x, packed, None, H.out((n, rows))])
     assert np.isnan(y[3:5]).all() and (y[1] == 0).all()
     fine = [0, 1, 2, *range(5, n)]
     close(y[fine], rounded(c.x[fine], 128), w)
 
 
-def test_rows_do_not_depend_on_other_rows():
+@pytest.mark.parametrize("arch", ["sm_89", "sm_90a"])
+def test_rows_do_not_depend_on_other_rows(arch):
     n, rows, cols = 140, 300, 256
     c = Case(21, n, rows, cols, "f8_128")
     packed, _ = weights(c)
-    k = H.build("matmul_mixed", "sm_89", params(c))
+    k = H.build("matmul_mixed", arch, params(c))
     (every,) = k.run(c.step, [c.x, packed, None, H.out((n, rows))])
     for pick in [137], list(range(3, 63)), list(range(2, 140)):
         step = H.make_step(pos=list(range(len(pick))), rows=[len(pick)])
@@ -111,12 +119,13 @@ def test_rows_do_not_depend_on_other_rows():
         assert (y.view(np.uint32) == every[pick].view(np.uint32)).all()
 
 
-def test_glu():
+@pytest.mark.parametrize("arch", ["sm_89", "sm_90a"])
+def test_glu(arch):
     rows, n, cols = 521, 130, 256
     c = Case(rows, n, rows, cols, "f8_128")
     nw, b = c.f(cols), c.f(2 * rows)
     packed, w = weights(c, 2 * rows)
-    k = H.build("norm_glu_mixed", "sm_89", params(c, NORM="rms", EPS=EPS, PLUS_ONE=0, ACT="silu"))
+    k = H.build("norm_glu_mixed", arch, params(c, NORM="rms", EPS=EPS, PLUS_ONE=0, ACT="silu"))
     z = rounded(norm(c.x, "rms", nw, None), 128) @ w.T + b
     (y,) = k.run(c.step, [c.x, nw, None, packed, b, H.out((n, rows))])
     # the norm is rounded otherwise, so single codes may differ by one
@@ -125,16 +134,17 @@ def test_glu():
 
 
 def test_where_it_runs():
-    """GPUs with mma.sync of e4m3 at a higher rate than f16; other GPUs and types keep 16 bits."""
+    """GPUs with mma.sync of e4m3 at a higher rate than f16, or wgmma; other GPUs and types keep 16 bits."""
     p = dict(ROWS=64, COLS=256, DETERMINISTIC=1)
 
     def of(arch, dtype, f8=1):
         k = H.expand("matmul_mixed", arch, dict(p, W_DTYPE=dtype, ACT_F8=f8))
-        return "gemm_fp8_config" in k["text"]
+        return "gemm_fp8_config" in k["text"] or "gemm90_fp8_config" in k["text"]
 
     for arch in H.ARCHS[1:]:
         for dtype in "f8_32", "f8_128":
-            assert of(arch, dtype) == (arch in ("sm_89", "sm_120a"))
+            has = ("sm_89", "sm_120a", "sm_90a")[: 3 if dtype == "f8_128" else 2]
+            assert of(arch, dtype) == (arch in has)
             assert not of(arch, dtype, 0)
     assert not of("sm_89", "q8_0") and not of("sm_89", "bf16") and not of("sm_89", "u8_128")
 
@@ -168,6 +178,58 @@ PLANTED = {
 }
 
 
+PLANTED90 = {
+    "weights are not released to the async proxy": (
+        "of_x[i * 128 + (int)threadIdx.x] = d_x[i];\n\t\tfence_proxy_async();",
+        "of_x[i * 128 + (int)threadIdx.x] = d_x[i];",
+    ),
+    "a stage is read before it has come": (
+        "mbar_wait(&s.ring.full[at], it / T::STAGES & 1);\n#pragma unroll",
+        "#pragma unroll",
+    ),
+    "a stage is filled while it is read": (
+        "mbar_wait(&s.ring.empty[at], (it / T::STAGES & 1) ^ 1);",
+        "",
+    ),
+    "sums are read while they are computed": (
+        "wgmma_wait<0>();\n\t\t\t\twgmma_pin(part);",
+        "wgmma_pin(part);",
+    ),
+    "a sum of the last group is kept": (
+        "b + k * 2,\n\t\t\t\t\t                      k > 0);",
+        "b + k * 2, true);",
+    ),
+    "scales of the other half of the rows": (
+        "warp % 4 * 16 +\n\t\t\t\t\t                       h * 8",
+        "warp % 4 * 16 + (1 - h) * 8",
+    ),
+    "scales of the next step": ("d_x[i] = x[i][step];", "d_x[i] = x[i][0];"),
+    "weights' scales of the first group": ("W::D + step * 4", "W::D"),
+    "the other warpgroup's activations": (
+        "smem_desc(stage + group * MT * 8192, 16, 1024,\n\t\t\t                                       128),\n\t\t\t                         b = smem_desc(stage + T::A_BYTES, 16, 1024, 128);\n\t\t\tconst float",
+        "smem_desc(stage + (1 - group) * MT * 8192, 16, 1024, 128), b = smem_desc(stage + T::A_BYTES, 16, 1024, 128);\n\t\t\tconst float",
+    ),
+    "a stage is released before its scales are read": (
+        "wgmma_pin(part);\n",
+        "wgmma_pin(part);\n\t\t\t\tif (i == MT - 1 && lane < 2)\n\t\t\t\t\tmbar_arrive_cluster(&s.ring.empty[at], lane);\n",
+    ),
+}
+
+
+@pytest.mark.findings
+@pytest.mark.parametrize("bug", PLANTED90 if H.EVERY else list(PLANTED90)[::5])
+def test_planted_bugs_are_found_on_sm90(bug):
+    n, rows, cols, dtype = 140, 300, 1024, "f8_128"
+    c = Case(6, n, rows, cols, dtype)
+    c.x *= np.exp2(np.arange(cols) // 128).astype(np.float32)  # groups with scales of their own
+    packed, w = weights(c)
+    k = H.build("matmul_mixed", "sm_90a", params(c))
+    k.text = plant(H.inline(k.text, k.name, set()), *PLANTED90[bug])
+    with pytest.raises(AssertionError):
+        (y,) = k.run(c.step, [c.x, packed, None, H.out((n, rows))], mode="check", seed=2)
+        close(y, rounded(c.x, 128), w)
+
+
 @pytest.mark.findings
 @pytest.mark.parametrize("bug", PLANTED if H.EVERY else list(PLANTED)[::5])
 def test_planted_bugs_are_found(bug):
@@ -183,7 +245,7 @@ def test_planted_bugs_are_found(bug):
 
 def test_nvrtc():
     """Real NVRTC: no spills; mma of 8-bit floats"""
-    for dtype, arch in [("f8_128", "sm_89")] + [
+    for dtype, arch in [("f8_128", "sm_89"), ("f8_128", "sm_90a")] + [
         ("f8_128", "sm_120a"),
         ("f8_32", "sm_89"),
         ("f8_32", "sm_120a"),
@@ -208,5 +270,8 @@ def test_nvrtc():
         f = sass.functions(done[0]["cubin"])
         if f:
             s = f[done[0]["symbol"]]
+            if arch == "sm_90a":  # two tiles; no wait inside of a group
+                assert s.count("QGMMA") >= 12 and not s.count("LDL", "STL")
+                continue
             assert s.count("QMMA") >= (64 if dtype == "f8_128" else 16)
             assert s.count("LDSM") >= 6 and not s.count("LDL", "STL")

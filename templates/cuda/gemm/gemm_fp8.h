@@ -38,14 +38,14 @@ template <class W> struct fp8_rows {
 	}
 };
 
-/* Norms the CTA's row x and rounds it to row t of `to`. *scale, the factor of the row's results,
- * becomes 1. A group with an infinity or NaN gets the scale NaN, one below 1e-30 the scale 0. */
-template <class W, class NORM, class X> DEV void
+/* Norms the CTA's row x and rounds it to row t of `to` (members as fp8_rows has them). *scale, the
+ * factor of the row's results, becomes 1. A group with an infinity or NaN gets the scale NaN, one
+ * below 1e-30 the scale 0. */
+template <class W, class NORM, class X, class R> DEV void
 quantize_act_fp8(const X *x, const norm_vectors &norm, const quantize_act_gain<W, NORM> &gain,
-                 const fp8_rows<W> &to, int t, float *scale)
+                 const R &to, int t, float *scale)
 {
 	SHARED(quantize_act_shared, s);
-	typedef fp8_rows<W> R;
 	constexpr int N = quantize_act_groups<W>(), LANES = R::GROUP / 4;
 	static_assert(LANES <= 32, "a group is a part of a warp");
 	float v[N][4];
