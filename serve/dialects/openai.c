@@ -243,13 +243,17 @@ read_samplers(Generation *g, const json_t *o, Problem *p)
 			               "got %s instead.",
 			               i, json_type_name(one));
 		}
-		strbuf_puts(&order, json_string_value(one));
+		strbuf_add(&order, json_string_value(one), json_string_length(one));
 		strbuf_putc(&order, ';');
 	}
-	strbuf_puts(&order, json_is_string(v) ? json_string_value(v) : "");
+	if (json_is_string(v))
+		strbuf_add(&order, json_string_value(v), json_string_length(v));
+	strbuf_puts(&order, ""); /* an order of no samplers is a string, too */
 	g->samplers = order.data;
 	if (order.failed)
 		return problem_memory(p);
+	if (memchr(order.data, 0, order.len))
+		return problem(p, 400, "samplers", "Invalid 'samplers': a name contains NUL.");
 	own.samplers = g->samplers;
 	if (llmc_sampler_open(1, &own, &checked, &err) != LLMC_OK)
 		return problem(p, 400, "samplers", "Invalid 'samplers': %s.", err.text);

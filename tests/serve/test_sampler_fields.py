@@ -185,6 +185,9 @@ def test_log_probabilities_of_the_whole_vocabulary_are_refused_by_name(tiny):
         ("samplers", ["top_k", "topp"], "no sampler is called 'topp'"),
         ("samplers", "kz", "no sampler is called 'kz'"),
         ("samplers", "k" * 33, "at most 32"),
+        ("samplers", "k\0t", "NUL"),
+        ("samplers", ["top_k\0", "temperature"], "NUL"),
+        ("samplers", "\0", "NUL"),
     ],
 )
 def test_values_out_of_range(tiny, field, value, said):
