@@ -67,11 +67,15 @@ print_generated(const char *s, size_t n)
 	if (!isatty(STDOUT_FILENO)) {
 		fwrite(s, 1, n, stdout);
 	} else {
-		for (size_t len; n > 0; s += len, n -= len)
-			if (is_terminal_control(utf8_next(s, n, &len)))
+		for (size_t len; n > 0; s += len, n -= len) {
+			const int32_t cp = utf8_next(s, n, &len);
+			if (cp < 0) /* bytes beyond ASCII may be controls of the terminal, too */
+				fputs("\xEF\xBF\xBD", stdout);
+			else if (is_terminal_control(cp))
 				putchar('?');
 			else
 				fwrite(s, 1, len, stdout);
+		}
 	}
 	fflush(stdout);
 }

@@ -706,20 +706,31 @@ def test_generated_text_does_not_steer_a_terminal(llmc, tmp_path):
     rules = tmp_path / "rules.gbnf"
     rules.write_text('root ::= "a\\x1B[31m\\nb\\x9Bc"')
     command = [llmc.path, "run", folder, "--prompt", "x", "--grammar", rules, "--quiet"]
-    at, side = pty.openpty()
-    p = subprocess.Popen([*command, "-n", "40"], stdout=side, stderr=side)
-    os.close(side)
-    shown = b""
-    try:
-        while piece := os.read(at, 4096):
-            shown += piece
-    except OSError:  # the other side is closed
-        pass
-    os.close(at)
-    assert p.wait(HANG) == 0
+
+    def on_terminal(*args):
+        at, side = pty.openpty()
+        p = subprocess.Popen(args, stdout=side, stderr=side)
+        os.close(side)
+        shown = b""
+        try:
+            while piece := os.read(at, 4096):
+                shown += piece
+        except OSError:  # the other side is closed
+            pass
+        os.close(at)
+        assert p.wait(HANG) == 0
+        return shown
+
+    shown = on_terminal(*command, "-n", "40")
     assert b"a?[31m\r\nb?c" in shown and b"\x1b" not in shown and b"\x9b" not in shown
     llmc(*command[1:], "-n", "40")
     assert llmc.out.startswith("a\x1b[31m\nb\x9bc")
+    # bytes that are no character: half of one, and an 8-bit control
+    words = tiny_model.vocabulary()
+    ids = [words.index(chr(0xC3)), words.index(tiny_model.byte_chars()[0x9B]), words.index("A")]
+    ids = ",".join(map(str, [*ids, ids[1], ids[2]]))
+    shown = on_terminal(llmc.path, "tokenize", folder, "--ids", ids)
+    assert shown == "\u00db".encode() + b"A\xef\xbf\xbdA\r\n", shown
 
 
 @pytest.mark.parametrize("drafts", [False, True])
