@@ -27,9 +27,12 @@ entry_free(FoundModel *m)
 	free(m->path);
 }
 
+/* Requests may append the tag `latest` to any name, so it is no part of one. */
 static void
 add(FoundModels *list, const char *name, const char *path, int64_t bytes, time_t modified)
 {
+	const size_t n = strlen(name) - (ends_with(name, LATEST) ? sizeof LATEST - 1 : 0);
+
 	if (list->n == list->cap) {
 		const size_t cap = 2 * list->cap + 16;
 		FoundModel *more = realloc(list->at, cap * sizeof *more);
@@ -40,7 +43,7 @@ add(FoundModels *list, const char *name, const char *path, int64_t bytes, time_t
 		list->at = more;
 		list->cap = cap;
 	}
-	FoundModel m = { strdup(name), strdup(path), bytes, modified };
+	FoundModel m = { strndup(name, n), strdup(path), bytes, modified };
 	if (m.name && m.path) {
 		list->at[list->n++] = m;
 	} else {

@@ -70,6 +70,7 @@ void slot_want(Server *s, Slot *t); /* request an engine for it; lock held */
 bool models_answer_pauses(Server *s);
 Slot *slot_find(Server *s, const char *name); /* NULL: unknown; lock held */
 /* Compare names. Ollama's clients append a tag to names without one. */
+#define LATEST ":latest" /* tag that Ollama's clients append */
 bool slot_is_named(const char *own, const char *name);
 /* Make a slot that is in no list yet. On failure the caller owns source and engine again. */
 llmc_status slot_new(Server *s, const SlotInit *init, Slot **out, llmc_error *err);

@@ -24,7 +24,7 @@ slot_is_named(const char *own, const char *name)
 {
 	size_t n = strlen(own);
 
-	return strncmp(name, own, n) == 0 && (!name[n] || !strcmp(name + n, ":latest"));
+	return strncmp(name, own, n) == 0 && (!name[n] || !strcmp(name + n, LATEST));
 }
 
 void

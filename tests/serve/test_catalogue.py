@@ -46,13 +46,15 @@ def test_names_of_a_folder(serve, folders, tmp_path):
         "in-a-folder/mmproj-F16.gguf",
         "org/four.gguf",
         "org/five/config.json",
+        "six:latest.gguf",
+        "org/seven:latest/config.json",
         "org/deep/er/config.json",
         "empty/README.md",
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
     with serve(f"--model=a={folders[0]}", "--models-dir", tmp_path, *OPTIONS) as s:
-        names = ["in-a-folder", "one", "org/five", "org/four", "three", "two"]
+        names = ["in-a-folder", "one", "org/five", "org/four", "org/seven", "six", "three", "two"]
         assert list(states(s)) == ["a", *names]
         assert s.get("/v1/models").json()["data"] == s.get("/models").json()["data"]
         assert sorted(m["name"] for m in s.get("/api/tags").json()["models"]) == ["a", *names]
@@ -63,6 +65,8 @@ def test_names_of_a_folder(serve, folders, tmp_path):
         assert shown["details"] == s.get("/api/tags").json()["models"][-1]["details"]
         assert shown["capabilities"] == ["completion"] and shown["model_info"] == {}
         assert s.post("/api/show", {"model": "org/none"}).status == 404
+        for name in ("six", "six:latest", "org/seven", "org/seven:latest"):
+            assert s.post("/api/show", {"model": name}).status == 200, name
         # not a model: the reason is in the answer, and nothing else is affected
         r = ask(s, "one")
         assert r.status == 503 and r.json()["error"]["code"] == "model_not_loaded", r.text
