@@ -270,6 +270,23 @@ open_tower(ServeSession *v, llmc_error *err)
 	return status;
 }
 
+/* Choose the limits again: the tower takes memory, too. */
+static llmc_status
+fit_beside_tower(ServeSession *v, llmc_error *err)
+{
+	Common *c = &v->a->all.model[0]->common;
+	const int64_t of = v->a->c.memory[0], own = llmc_tower_bytes(v->tower);
+	llmc_fitted f = LLMC_INIT(llmc_fitted);
+
+	set_limits(v);
+	llmc_status s = llmc_fit_limits(v->m, &v->lim, of > own ? of - own : of ? 1 : 0, &f, err);
+	if (s != LLMC_OK)
+		return s;
+	v->lim = f.limits;
+	snprintf(c->fit_text, sizeof c->fit_text, "%s", f.text);
+	return LLMC_OK;
+}
+
 /* Open the first model, its vision tower and the draft model. */
 static llmc_status
 open_models(ServeSession *v, llmc_error *err)
@@ -290,6 +307,8 @@ open_models(ServeSession *v, llmc_error *err)
 	llmc_info(v->m, &v->info);
 	if (v->info.reads_images)
 		status = open_tower(v, err);
+	if (status == LLMC_OK && v->tower)
+		status = fit_beside_tower(v, err);
 	if (status != LLMC_OK)
 		return status;
 	const bool alone = a->all.n == 1 && !a->so.models_dir && !a->so.models_pulled;

@@ -497,6 +497,23 @@ def test_the_memory_of_a_tower_counts_for_later_models(serve, folder, tiny_folde
     assert towers[0] == towers[1] > 0
 
 
+def test_a_model_that_is_opened_at_once_leaves_memory_for_its_tower(serve, folder):
+    """With --memory, its context is that of the model without images in as much less memory."""
+
+    def opened(memory, *more):
+        options = ("--arch", "generic", "-t", "1", "--set", "kv.dtype=f32", "--seqs", "1", *more)
+        with serve(folder, *options, "--memory", str(memory)) as s:
+            model = s.get("/v1/models").json()["data"][0]
+            return s.status()["models"][0]["bytes"], model["max_model_len"]
+
+    (whole, most), (text, _) = opened(1 << 30), opened(1 << 30, "--no-images")
+    tower = whole - text
+    assert tower > 0
+    held = opened(whole)
+    assert held[0] <= whole and opened(whole - tower, "--no-images")[1] >= held[1]
+    assert held[1] < opened(whole, "--no-images")[1] <= most
+
+
 def test_a_described_model_leaves_memory_for_its_tower(serve, folder, tmp_path):
     """Its context is at most that of the model without images in as much less memory."""
     shutil.copytree(folder, tmp_path / "v")
