@@ -28,7 +28,8 @@ typedef enum OptKind {
 	OPT_TEXT,
 	OPT_LIST,
 	OPT_BYTES,
-	OPT_SIZES, /* one or two sizes, "24G,64G": int64_t [2] */
+	OPT_BYTES0, /* 0 is a size, too */
+	OPT_SIZES,  /* one or two sizes, "24G,64G": int64_t [2] */
 	OPT_GROUP
 } OptKind;
 typedef struct Opt {

@@ -123,8 +123,12 @@ bytes(const Command *cmd, const Opt *o, const char *value)
 {
 	int64_t n;
 
+	if (!strcmp(value, "0") && o->kind == OPT_BYTES0)
+		return 0;
 	if (!bytes_parse(value, &n))
-		wrong(cmd, o, value, "a size such as 512M or 8G");
+		wrong(cmd, o, value,
+		      o->kind == OPT_BYTES0 ? "0, or a size such as 512M or 8G"
+		                            : "a size of at least 1, such as 512M or 8G");
 	return n;
 }
 
@@ -174,6 +178,7 @@ store(const Command *cmd, const Opt *o, const char *value)
 		*(float *)o->to = (float)x;
 		break;
 	case OPT_BYTES:
+	case OPT_BYTES0:
 		*(int64_t *)o->to = bytes(cmd, o, value);
 		break;
 	case OPT_SIZES: {

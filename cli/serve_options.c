@@ -90,8 +90,8 @@ static Opt opt[] = {
 	  "largest number of images per request [16]" },
 	{ OPT_INT64, 0, "image-pixels", "N", &given.so.image_pixels,
 	  "largest width times height of an image [67108864]" },
-	{ OPT_BYTES, 0, "image-cache", "SIZE", &given.image_cache,
-	  "memory for images that later requests send again, per model [256M]" },
+	{ OPT_BYTES0, 0, "image-cache", "SIZE", &given.image_cache,
+	  "memory for images that later requests send again, per model; 0: none [256M]" },
 	{ OPT_FLAG, 0, "no-image-cache", NULL, &given.no_image_cache,
 	  "read each image again with each request" },
 	{ OPT_TEXT, 0, "allow-image-urls", "HOSTS", &given.so.allow_image_urls,
@@ -120,7 +120,7 @@ static Opt opt[] = {
 	  "the same model [none]" },
 	{ OPT_BYTES, 0, "prefix-dir-size", "SIZE", &given.eo.prefix_dir_bytes,
 	  "size limit of these files; the least recently used are removed first [8G]" },
-	{ OPT_BYTES, 0, "swap-memory", "SIZE", &given.eo.swap_bytes,
+	{ OPT_BYTES0, 0, "swap-memory", "SIZE", &given.eo.swap_bytes,
 	  "host memory for the KV of preempted requests; not with kv.host [0: recompute "
 	  "them]" },
 	{ OPT_TEXT, 0, "batch-dir", "DIR", &given.so.batch_dir,
@@ -301,7 +301,7 @@ serve_options(const Command *cmd, int argc, char **argv, ServeArgs **out)
 	}
 	if (a->all.n)
 		draft_prepare(&a->all.model[0]->common, a->draft_path);
-	a->so.image_cache_bytes = a->no_image_cache ? -1 : a->image_cache;
+	a->so.image_cache_bytes = a->no_image_cache || !a->image_cache ? -1 : a->image_cache;
 	a->so.header_timeout_s = a->header_s;
 	a->so.body_timeout_s = a->body_s;
 	a->so.idle_timeout_s = a->idle_s;
