@@ -43,28 +43,38 @@ check_device(CudaModel *m, llmc_error *err)
 	    target + 5, m->dev.number, m->dev.name, m->dev.cc, best + 5);
 }
 
-/* An error with the plan's table and the weight formats that would fit. */
-static llmc_status
-does_not_fit(const CudaModel *m, size_t left, size_t total, llmc_error *err)
+const char *
+cuda_smaller_weights(const CudaModel *m, int64_t most, char buf[160])
 {
 	static const struct {
 		Dtype as;
 		const char *name;
 	} smaller[] = { { DT_Q8_0, "Q8_0" }, { DT_Q6_K, "Q6_K" }, { DT_Q4_K, "Q4_K" } };
+	size_t n = 0;
+	char a[32];
+
+	*buf = 0;
+	for (size_t i = 0; i < sizeof smaller / sizeof *smaller && n < 160; i++) {
+		int64_t bytes = plan_weights_as(m->plan, smaller[i].as);
+		if (bytes < most && bytes < m->weight_bytes)
+			n += (size_t)snprintf(buf + n, 160 - n, "%s%s (%s)", n ? ", " : "",
+			                      smaller[i].name, cuda_bytes_text(bytes, a));
+	}
+	return buf;
+}
+
+/* An error with the plan's table and the weight formats that would fit. */
+static llmc_status
+does_not_fit(const CudaModel *m, size_t left, size_t total, llmc_error *err)
+{
 	const CudaDevice *d = &m->dev;
-	char a[32], b[32], c[32], fits[160] = "";
+	char a[32], b[32], c[32], fits[160];
 	int64_t position = 0;
 
 	for (int i = 0; i < m->plan->n_pool; i++)
 		position += plan_layer_page_bytes(&m->plan->pool[i]) * m->plan->pool[i].n_layers /
 		            PLAN_KV_PAGE;
-	for (size_t i = 0; i < sizeof smaller / sizeof *smaller; i++) {
-		int64_t bytes = plan_weights_as(m->plan, smaller[i].as);
-		size_t n = strlen(fits);
-		if (bytes < (int64_t)left && bytes < m->weight_bytes)
-			snprintf(fits + n, sizeof fits - n, "%s%s (%s)", n ? ", " : "",
-			         smaller[i].name, cuda_bytes_text(bytes, a));
-	}
+	cuda_smaller_weights(m, (int64_t)left, fits);
 	return error_set(
 	    err, LLMC_E_MEMORY,
 	    "the model does not fit GPU %d (%s):\n"

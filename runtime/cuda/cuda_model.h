@@ -35,6 +35,10 @@ int64_t cuda_shared_of(const CudaModel *m, const PlanLaunch *p);
 /* rank_processes.c: as the member of Device */
 llmc_status cuda_connect_processes(Runtime *rt, llmc_log_fn log, void *log_user, llmc_error *err);
 
+/* Returns buf: the formats in which the weights, smaller than now, take less than `most` bytes,
+ * "Q6_K (1.2 GB), Q4_K (0.9 GB)"; empty: none. */
+const char *cuda_smaller_weights(const CudaModel *m, int64_t most, char buf[160]);
+
 /* "17.3 GB", "512 KB" */
 const char *cuda_bytes_text(int64_t bytes, char buf[32]);
 

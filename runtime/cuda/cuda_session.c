@@ -143,7 +143,7 @@ longest_in(const Session *s, int64_t room, int32_t chunk)
 	return lo >= PLAN_KV_PAGE ? lo - lo % PLAN_KV_PAGE : lo;
 }
 
-/* An error with the plan's table and what would fit. */
+/* An error with the plan's table, the limits that would fit, and remedies for these limits. */
 static llmc_status
 does_not_fit(const CudaSession *c, const llmc_memory *need, size_t left, size_t total,
              llmc_error *err)
@@ -151,7 +151,8 @@ does_not_fit(const CudaSession *c, const llmc_memory *need, size_t left, size_t 
 	const Session *s = c->s;
 	const CudaDevice *d = &c->m->dev;
 	char w[32], k[32], sc[32], st[32], l[32], t[32],
-	    kept[96] = "", fits[160] = "not even one position of one sequence would fit";
+	    kept[96] = "", fits[160] = "not even one position of one sequence would fit",
+	    formats[160], smaller[320] = "";
 	int64_t room = (int64_t)left - (8 << 20); /* reserve for the driver */
 	int32_t chunk = s->lim.chunk, lo = longest_in(s, room, chunk), seqs = 0;
 
@@ -173,6 +174,15 @@ does_not_fit(const CudaSession *c, const llmc_memory *need, size_t left, size_t 
 	else if (seqs)
 		snprintf(fits, sizeof fits, "--context %d with --seqs %d would fit", s->lim.context,
 		         seqs);
+	/* the session as it was requested: with smaller weights, or with a part of them elsewhere
+	 */
+	cuda_smaller_weights(c->m, room + need->weights - need->kv - need->scratch - need->state,
+	                     formats);
+	if (*formats || c->m->can_divide)
+		snprintf(smaller, sizeof smaller, "\nthese limits: %s%s%s%s",
+		         *formats ? "weights stored as " : "", formats,
+		         *formats && c->m->can_divide ? ", or " : "",
+		         c->m->can_divide ? "a part of the model on the CPU (--offload auto)" : "");
 	if (need->kv_snapshots)
 		snprintf(kept, sizeof kept,
 		         "; %s of it snapshots of states, none without a prefix cache",
@@ -185,11 +195,11 @@ does_not_fit(const CudaSession *c, const llmc_memory *need, size_t left, size_t 
 	    "  scratch  %s (chunk %d)\n"
 	    "  state    %s\n"
 	    "  free     %s of %s\n"
-	    "%s",
+	    "%s%s",
 	    d->number, d->name, cuda_bytes_text(need->weights, w), cuda_bytes_text(need->kv, k),
 	    s->lim.context, s->lim.seqs, s->lim.seqs == 1 ? "" : "s", kept,
 	    cuda_bytes_text(need->scratch, sc), s->lim.chunk, cuda_bytes_text(need->state, st),
-	    cuda_bytes_text((int64_t)left, l), cuda_bytes_text((int64_t)total, t), fits);
+	    cuda_bytes_text((int64_t)left, l), cuda_bytes_text((int64_t)total, t), fits, smaller);
 }
 
 static llmc_status

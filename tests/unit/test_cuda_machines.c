@@ -81,7 +81,9 @@ machines(void **state)
 	                                     "another GPU", NULL }),
 	    0);
 	assert_int_equal(in_own_process("LLMC_EMU_MEM_MB", "2", LLMC_E_MEMORY,
-	                                (const char *[]){ "kv", "scratch", "state", "free", NULL }),
+	                                (const char *[]){ "kv", "scratch", "state", "free",
+	                                                  "not even one position", "these limits: ",
+	                                                  "--offload auto", NULL }),
 	                 0);
 	tempdir_close(&t);
 }
