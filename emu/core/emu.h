@@ -150,7 +150,7 @@ typedef struct {
 } Rendezvous; /* lanes that have arrived at one warp collective */
 typedef struct Warp {
 	uint32_t ready, alive;
-	/* rank in the order of warps, as a bit of any_ready; bits of warps with higher priority */
+	/* bit of any_ready for its rank in the order of warps; bits of the warps before it */
 	uint32_t rank_bit, before;
 	int down, n_rendezvous; /* down: lanes run from the last to the first */
 	struct Fragments *frag;
@@ -360,19 +360,19 @@ typedef enum { R_DEVICE, R_PINNED, R_SHARED, R_MODULE } RegionKind;
 typedef struct {
 	uint64_t w, r;
 } Cell;
-/* source positions of the last write and the last read of a cell; encoding in shadow.c */
+/* Source positions of the last write and the last read of a cell (encoded by shadow.c) */
 typedef struct {
 	uint32_t w, r;
-} LineTable;
+} CellSites;
 struct Region {
 	char *lo, *hi;
 	RegionKind kind;
 	EmuBlock *blk;    /* owner of shared memory */
 	uint32_t dyn;     /* shared memory: bytes of the dynamic part */
 	Cell *cell;       /* per two bytes, lazily backed */
-	LineTable *place; /* per two bytes, lazily backed */
-	/* per two bytes: last launch (truncated number) that read them through the read-only path;
-	 * NULL: none */
+	CellSites *place; /* per two bytes, lazily backed */
+	/* per two bytes: low 32 bits of the number of the last launch that read them through the
+	 * read-only path; NULL: no launch has */
 	uint32_t *constant;
 	char *base; /* mapping, including guards */
 	size_t map_bytes, bytes;

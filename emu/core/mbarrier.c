@@ -1,5 +1,5 @@
 /* mbarriers: phases with a count of arrivals and of bytes that bulk copies have yet to
- * make_visible. The state is kept here, by address. The eight bytes in shared memory hold a marker,
+ * deliver. The state is kept here, by address. The eight bytes in shared memory hold a marker,
  * so that an overwrite is detected. A bulk copy destroys its target when issued and lands when a
  * thread tests the barrier. A multicast is one copy per block of its mask, at the same offsets in
  * each. */

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* REACH: later kernels of the device within which prefetched bytes are read. LINE: bytes of which
- * one must be read. */
+/* REACH: number of later kernels of the device, one of which reads what was prefetched. LINE: bytes
+ * of which at least one must be read. */
 enum { REACH = 5, LINE = 128, MANY = 1 << 16 };
 
 typedef struct Prefetch {
@@ -38,8 +38,8 @@ write_total(void)
 	fclose(f);
 }
 
-/* Return whether a kernel prefetches for itself: it may need a part of a line only. Prefetches for
- * later kernels are in one file. */
+/* Returns whether a kernel prefetches for itself, and thus may read only a part of a line.
+ * Prefetches for later kernels are in one file. */
 static bool
 for_itself(Site at)
 {

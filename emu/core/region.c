@@ -92,7 +92,7 @@ region_new(RegionKind kind, size_t bytes)
 	if (emu_check && (kind == R_DEVICE || kind == R_SHARED)) {
 		size_t cells = (want + 1) / 2 + 1, pages = want / 4096 + 2;
 		r->cell = map(cells * sizeof(Cell), PROT_READ | PROT_WRITE);
-		r->place = map(cells * sizeof(LineTable), PROT_READ | PROT_WRITE);
+		r->place = map(cells * sizeof(CellSites), PROT_READ | PROT_WRITE);
 		r->lazy = want >= LAZY_BYTES;
 		if (r->lazy) {
 			r->page_w = map(pages * 8, PROT_READ | PROT_WRITE);
@@ -132,7 +132,7 @@ region_drop(Region *r)
 	size_t cells = (r->bytes + 1) / 2 + 1;
 	if (r->cell) {
 		munmap(r->cell, cells * sizeof(Cell));
-		munmap(r->place, cells * sizeof(LineTable));
+		munmap(r->place, cells * sizeof(CellSites));
 	}
 	if (r->constant)
 		munmap(r->constant, cells * sizeof *r->constant);

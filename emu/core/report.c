@@ -122,7 +122,7 @@ symbolise(const char *object, const char *addr, Strbuf *out)
 		const bool kept = n && !strncmp(file, folder, n) && file[n] == '/';
 		if (kept ? !program_answer(&cache, argv, out)
 		         : program_run(argv, 1024, out, &code, NULL) != LLMC_OK || code)
-			strbuf_clear(out); /* its complaint */
+			strbuf_clear(out); /* an error message instead of a position */
 	}
 	cache_close(&cache);
 	free(folder);

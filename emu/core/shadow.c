@@ -306,7 +306,7 @@ read_fenced(const Thread *t, uint64_t r, bool global)
  * Writes of threads, and reads of memory that the copy overwrites, must be followed by a proxy
  * fence. Threads of other clusters are not checked. */
 static void
-copy_fenced(const Thread *t, const Region *g, const Cell *c, const LineTable *place, unsigned mask,
+copy_fenced(const Thread *t, const Region *g, const Cell *c, const CellSites *place, unsigned mask,
             bool write, Site at)
 {
 	const bool global = g->kind != R_SHARED;
@@ -374,7 +374,7 @@ illegal(const Access *x, const char *what)
 	die_with_place(CUDA_ERROR_ILLEGAL_ADDRESS, x->pc, x->at, x->p, x->n, what, 0, 0);
 }
 
-/* Check bounds within shared memory. */
+/* Checks bounds within shared memory. */
 static void
 check_shared(const Access *x, Region *r)
 {
@@ -392,7 +392,7 @@ check_shared(const Access *x, Region *r)
 		                    : "out-of-bounds read of shared memory");
 }
 
-/* Check that the range lies in one region. Returns it, or NULL: without shadow cells. */
+/* Checks that the range lies in one region. Returns it, or NULL if it has no shadow cells. */
 static Region *
 region_checked(const Access *x)
 {
@@ -419,7 +419,8 @@ region_checked(const Access *x)
 	return r;
 }
 
-/* Make the cells of pages that have only a writer. False: a read, which such pages do not keep. */
+/* Allocates the cells of pages that have only a writer so far. Returns false for a read, since such
+ * pages keep no readers. */
 static bool
 pages_ready(const Access *x, Region *r, size_t off)
 {
@@ -443,9 +444,9 @@ pages_ready(const Access *x, Region *r, size_t off)
 	return true;
 }
 
-/* Check that the access is ordered after the last write w of a cell. */
+/* Checks that the access is ordered after the last write w of a cell. */
 static inline void
-check_writer(const Access *x, uint64_t w, unsigned mask, const LineTable *here)
+check_writer(const Access *x, uint64_t w, unsigned mask, const CellSites *here)
 {
 	Thread *t = x->t;
 
@@ -465,9 +466,9 @@ check_writer(const Access *x, uint64_t w, unsigned mask, const LineTable *here)
 	               w, here->w);
 }
 
-/* Check that a write is ordered after the readers rd of a cell. */
+/* Checks that a write is ordered after the readers rd of a cell. */
 static inline void
-check_readers(const Access *x, uint64_t rd, const LineTable *here)
+check_readers(const Access *x, uint64_t rd, const CellSites *here)
 {
 	Thread *t = x->t;
 	uint64_t culprit = rd & ~31ull;
@@ -486,9 +487,9 @@ check_readers(const Access *x, uint64_t rd, const LineTable *here)
 		               rd & R_SET && !SET(rd) ? culprit | W_ASYNC : culprit, here->r);
 }
 
-/* Record a write to the bytes `mask` of a cell. */
+/* Records a write to the bytes `mask` of a cell. */
 static inline void
-note_write(const Access *x, Region *r, Cell *c, LineTable *here, unsigned mask)
+note_write(const Access *x, Region *r, Cell *c, CellSites *here, unsigned mask)
 {
 	const uint64_t rd = c->r;
 
@@ -535,7 +536,7 @@ shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, S
 	for (size_t b = off; b < off + n;) {
 		unsigned mask = b & 1 ? 2 : off + n - b >= 2 ? 3 : 1;
 		Cell *c = r->cell + b / 2;
-		LineTable *here = r->place + b / 2;
+		CellSites *here = r->place + b / 2;
 		uint64_t w = c->w, rd = c->r;
 		b += b & 1 ? 1 : 2;
 		if (!write && ((rd >> 2) & mask) != mask)
@@ -617,7 +618,7 @@ readers_are_known(const Thread *t, uint64_t r, uint64_t me)
 /* Returns the cells of an access and their source positions, if it is in the same object or region
  * as the previous one. *lazy: the page has no cells. */
 static inline Cell *
-cells_of(const Thread *t, const char *p, size_t n, LineTable **place, uint64_t *lazy)
+cells_of(const Thread *t, const char *p, size_t n, CellSites **place, uint64_t *lazy)
 {
 	const EmuBlock *b = t->blk;
 	size_t off = (size_t)(p - b->arena->lo);
@@ -724,7 +725,7 @@ shadow_read(const void *p, size_t n, const void *pc, Site at)
 	}
 	const uint64_t me = WORD(t->blk->buid, t->lin, t->clk);
 	const uint32_t place = place_of(pc, at);
-	LineTable *here = NULL;
+	CellSites *here = NULL;
 	Cell *c = cells_of(t, p, n, &here, &lazy);
 	if (lazy && is_over(t, BUID(lazy)))
 		return;
@@ -761,7 +762,7 @@ shadow_write(const void *p, size_t n, const void *pc, Site at)
 		return;
 	}
 	const uint64_t me = WORD(t->blk->buid, t->lin, t->clk);
-	LineTable *here = NULL;
+	CellSites *here = NULL;
 	Cell *c = cells_of(t, p, n, &here, &lazy);
 	bool ok = c && !lazy && !t->blk->op->any_constant;
 	for (size_t i = 0; ok && i < n / 2; i++)
@@ -815,8 +816,8 @@ shadow_inflight(void *p, size_t n)
 		r->cell[c].r &= ~(uint64_t)R_INIT;
 }
 
-/* A bulk copy has landed: its bytes count as written by the block's copies, whose clock the
- * mbarrier passes on. */
+/* Records the bytes of a bulk copy that has landed as written by the block's asynchronous copies.
+ * A thread that waits for the mbarrier acquires their clock. */
 void
 shadow_async_write(EmuBlock *b, void *p, size_t n, Site at)
 {
@@ -848,7 +849,7 @@ shadow_async_read(const void *p, size_t n, int slot, uint32_t clk, Site at)
 	size_t off = (size_t)((const char *)p - r->lo);
 	for (size_t c = off / 2; c < (off + n + 1) / 2; c++) {
 		Cell *x = r->cell + c;
-		LineTable *here = r->place + c;
+		CellSites *here = r->place + c;
 		uint64_t w = x->w;
 		if ((x->r & R_INIT) != R_INIT)
 			die_with_place(CUDA_ERROR_LAUNCH_FAILED, NULL, at, p, n,

@@ -645,31 +645,32 @@ timeline_busy(int device)
 	return false;
 }
 
-/* Milliseconds that a wait has lasted without progress on any device */
-typedef struct Patience {
-	uint64_t progress;
-	long waited;
-} Patience;
+/* Time that a wait has lasted without progress on any device */
+typedef struct StallTimer {
+	uint64_t progress; /* emu_progress when it was last reset */
+	long ms;
+} StallTimer;
 
 /* Lets other threads of the program call the driver; false if the time has run out. */
 static bool
-wait_for_others(Patience *p)
+wait_for_others(StallTimer *stall)
 {
-	if (p->progress != emu_progress)
-		*p = (Patience){ .progress = emu_progress };
-	if (p->waited++ >= emu_env("LLMC_EMU_PATIENCE", 60000))
+	if (stall->progress != emu_progress)
+		*stall = (StallTimer){ .progress = emu_progress };
+	if (stall->ms++ >= emu_env("LLMC_EMU_PATIENCE", 60000))
 		return false;
 	emu_let_others_run();
 	return true;
 }
 
-/* Waits if another thread of the program may still queue the work that is waited for. */
+/* Waits if another thread of the program may still queue the work that is waited for. Returns false
+ * if there is none, or if the time has run out. */
 static bool
-patience(Patience *p)
+wait_for_host(StallTimer *stall)
 {
 	if (emu_error || !gated())
 		return false;
-	if (wait_for_others(p))
+	if (wait_for_others(stall))
 		return true;
 	emu_note("a collective waits for ranks that never call it, or that call another one");
 	emu_error = CUDA_ERROR_LAUNCH_TIMEOUT;
@@ -678,9 +679,9 @@ patience(Patience *p)
 
 /* All kernels spin: they may wait for a device to which another thread has yet to give work. */
 static void
-spinning(Patience *p)
+check_spinning(StallTimer *stall)
 {
-	if (emu_contexts() > 1 && block_spins() > SPIN && !wait_for_others(p))
+	if (emu_contexts() > 1 && block_spins() > SPIN && !wait_for_others(stall))
 		emu_give_up = true;
 }
 
@@ -778,36 +779,36 @@ step(void)
 void
 timeline_run(const uint64_t *seq, int n)
 {
-	Patience p = { 0 };
+	StallTimer stall = { 0 };
 
 	for (int i = 0; i < n && !emu_error; i++)
-		while (!op_done(seq[i]) && (step() || (!op_done(seq[i]) && patience(&p))))
-			spinning(&p);
+		while (!op_done(seq[i]) && (step() || (!op_done(seq[i]) && wait_for_host(&stall))))
+			check_spinning(&stall);
 	emu_give_up = false;
 }
 
 void
 timeline_run_all(void)
 {
-	Patience p = { 0 };
+	StallTimer stall = { 0 };
 
-	while (step() || patience(&p))
-		spinning(&p);
+	while (step() || wait_for_host(&stall))
+		check_spinning(&stall);
 	emu_give_up = false;
 }
 
 void
 timeline_run_device(void)
 {
-	Patience p = { 0 };
+	StallTimer stall = { 0 };
 	int device = emu_device();
 
 	if (emu_contexts() < 2 || device < 0) {
 		timeline_run_all();
 		return;
 	}
-	while (timeline_busy(device) && (step() || patience(&p)))
-		spinning(&p);
+	while (timeline_busy(device) && (step() || wait_for_host(&stall)))
+		check_spinning(&stall);
 	emu_give_up = false;
 }
 

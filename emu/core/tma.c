@@ -116,12 +116,12 @@ rows(const TensorMap *m, const int *c, TmaRow fn, void *arg)
 typedef struct {
 	bool write;
 	Site at;
-} Touch;
+} TensorAccess;
 
 static void
 touch_row(const TensorMap *m, char *g, size_t k, size_t lo, size_t hi, void *arg)
 {
-	const Touch *t = arg;
+	const TensorAccess *t = arg;
 
 	(void)k;
 	if (!g)
@@ -138,7 +138,7 @@ touch_row(const TensorMap *m, char *g, size_t k, size_t lo, size_t hi, void *arg
 void
 tensor_touch(const TensorMap *m, const int *c, bool write, Site at)
 {
-	Touch t = { write, at };
+	TensorAccess t = { write, at };
 
 	rows(m, c, touch_row, &t);
 }

@@ -176,7 +176,7 @@ clock_waited(Thread *t)
 
 	if (clock_acquired(t)) {
 		t->kn = known_join(t->kn, all);
-	} else if (all) { /* replace: it has acquired nothing by itself */
+	} else if (all) { /* t has acquired nothing of its own */
 		known_drop(t->kn);
 		t->kn = known_ref(all);
 	}
@@ -230,7 +230,8 @@ clock_acquire(Thread *t, const KnownClocks *k)
 		else
 			other = true;
 	if (other)
-		t->kn = known_join(t->kn, k); /* an entry of the own block in there is harmless */
+		t->kn = known_join(t->kn,
+		                   k); /* k may have an entry of t's own block, which is harmless */
 	shadow_more_ordered();
 }
 

@@ -39,9 +39,9 @@ typedef struct {
 	Kind kind;
 	int type, op, root;
 	size_t count;
-} What;
+} CollectiveDesc;
 typedef struct {
-	What what;
+	CollectiveDesc desc;
 	int n_queued, n_done;
 	uint64_t number, seq[MAX_RANKS];
 	const void *send[MAX_RANKS];
@@ -53,7 +53,7 @@ enum { ROOM_TURNS = 4, ROOM_BYTES = 8 << 20 /* bytes per rank and collective */ 
 typedef struct CommScratch {
 	atomic_int joined, pid[MAX_RANKS];
 	atomic_ullong brought[MAX_RANKS], taken[MAX_RANKS];
-	What what[ROOM_TURNS][MAX_RANKS];
+	CollectiveDesc desc[ROOM_TURNS][MAX_RANKS];
 	char part[ROOM_TURNS][MAX_RANKS][ROOM_BYTES];
 } CommScratch;
 typedef struct CallGroup {
@@ -72,7 +72,7 @@ typedef struct {
 } NcclComm;
 typedef struct {
 	NcclComm comm;
-	What what;
+	CollectiveDesc desc;
 	const void *send;
 	void *recv;
 	uint64_t number;
@@ -283,9 +283,9 @@ queued(void *blob, uint64_t seq)
 	NcclRendezvous *m = &g->rendezvous[c->number % IN_FLIGHT];
 	if (!m->n_queued || m->number != c->number) {
 		free(m->result);
-		*m = (NcclRendezvous){ .what = c->what, .number = c->number };
+		*m = (NcclRendezvous){ .desc = c->desc, .number = c->number };
 	}
-	if (memcmp(&m->what, &c->what, sizeof m->what))
+	if (memcmp(&m->desc, &c->desc, sizeof m->desc))
 		g->bad = true; /* ranks disagree: it never starts, as on a GPU */
 	m->seq[c->comm.rank] = seq;
 	m->send[c->comm.rank] = c->send;
@@ -308,15 +308,15 @@ ready_apart(const GroupCall *c, const NcclRendezvous *m)
 		for (int k = 0; k < g->n; k++)
 			if (atomic_load(&room->taken[k]) + ROOM_TURNS <= c->number)
 				return false;
-		memcpy(room->part[turn][rank], c->send, elem(c->what.type) * c->what.count);
-		room->what[turn][rank] = c->what;
+		memcpy(room->part[turn][rank], c->send, elem(c->desc.type) * c->desc.count);
+		room->desc[turn][rank] = c->desc;
 		atomic_store(&room->brought[rank], c->number + 1);
 	}
 	for (int k = 0; k < g->n; k++)
 		if (atomic_load(&room->brought[k]) <= c->number)
 			return false;
 	for (int k = 0; k < g->n; k++)
-		g->bad = g->bad || memcmp(&room->what[turn][k], &c->what, sizeof c->what);
+		g->bad = g->bad || memcmp(&room->desc[turn][k], &c->desc, sizeof c->desc);
 	return !g->bad;
 }
 
@@ -396,28 +396,28 @@ put_float(void *p, int type, size_t i, float v)
 static void
 compute(NcclRendezvous *m, int n)
 {
-	size_t size = elem(m->what.type), count = m->what.count;
+	size_t size = elem(m->desc.type), count = m->desc.count;
 
-	if (m->what.kind == BROADCAST) {
+	if (m->desc.kind == BROADCAST) {
 		m->result = malloc(size * count + 1);
-		memcpy(m->result, m->send[m->what.root], size * count);
-	} else if (m->what.kind == ALL_GATHER) {
+		memcpy(m->result, m->send[m->desc.root], size * count);
+	} else if (m->desc.kind == ALL_GATHER) {
 		m->result = malloc(size * count * (size_t)n + 1);
 		for (int i = 0; i < n; i++)
 			memcpy(m->result + size * count * (size_t)i, m->send[i], size * count);
 	} else {
-		size_t all = m->what.kind == REDUCE_SCATTER ? count * (size_t)n : count;
+		size_t all = m->desc.kind == REDUCE_SCATTER ? count * (size_t)n : count;
 		m->result = malloc(size * all + 1);
 		for (size_t i = 0; i < all; i++) {
-			float v = as_float(m->send[0], m->what.type, i);
+			float v = as_float(m->send[0], m->desc.type, i);
 			for (int r = 1; r < n; r++) {
-				float x = as_float(m->send[r], m->what.type, i);
-				v = m->what.op == MAX    ? (x > v ? x : v)
-				    : m->what.op == MIN  ? (x < v ? x : v)
-				    : m->what.op == PROD ? v * x
+				float x = as_float(m->send[r], m->desc.type, i);
+				v = m->desc.op == MAX    ? (x > v ? x : v)
+				    : m->desc.op == MIN  ? (x < v ? x : v)
+				    : m->desc.op == PROD ? v * x
 				                         : v + x;
 			}
-			put_float(m->result, m->what.type, i, m->what.op == AVG ? v / (float)n : v);
+			put_float(m->result, m->desc.type, i, m->desc.op == AVG ? v / (float)n : v);
 		}
 	}
 }
@@ -428,7 +428,7 @@ run(void *blob)
 	GroupCall *c = blob;
 	CallGroup *g = c->comm.group;
 	NcclRendezvous *m = &g->rendezvous[c->number % IN_FLIGHT];
-	size_t bytes = elem(m->what.type) * m->what.count;
+	size_t bytes = elem(m->desc.type) * m->desc.count;
 
 	if (g->aborted)
 		return;
@@ -441,36 +441,37 @@ run(void *blob)
 	}
 	if (!m->result)
 		compute(m, g->n);
-	if (m->what.kind == ALL_GATHER)
+	if (m->desc.kind == ALL_GATHER)
 		memcpy(c->recv, m->result, bytes * (size_t)g->n);
 	else
 		memcpy(c->recv,
 		       m->result +
-		           (m->what.kind == REDUCE_SCATTER ? bytes * (size_t)c->comm.rank : 0),
+		           (m->desc.kind == REDUCE_SCATTER ? bytes * (size_t)c->comm.rank : 0),
 		       bytes);
 	if (++m->n_done == g->n)
 		m->n_queued = 0;
 }
 
 static int
-collective(const char *name, What what, const void *send, void *recv, NcclComm *c, void *stream)
+collective(const char *name, CollectiveDesc desc, const void *send, void *recv, NcclComm *c,
+           void *stream)
 {
-	GroupCall call = { .what = what, .send = send, .recv = recv };
+	GroupCall call = { .desc = desc, .send = send, .recv = recv };
 	LibraryWork w = {
 		.name = name, .run = run, .queued = queued, .ready = ready, .n_touch = 2
 	};
 
-	if (!c || !elem(what.type) || what.op < 0 || what.op > AVG || !what.count ||
-	    what.root < 0 || what.root >= c->group->n)
+	if (!c || !elem(desc.type) || desc.op < 0 || desc.op > AVG || !desc.count ||
+	    desc.root < 0 || desc.root >= c->group->n)
 		return INVALID_ARGUMENT;
 	if (emu_library_call(name))
 		return UNHANDLED_CUDA;
-	if (!complete(c->group) || (c->group->apart && (what.kind != ALL_GATHER ||
-	                                                elem(what.type) * what.count > ROOM_BYTES)))
+	if (!complete(c->group) || (c->group->apart && (desc.kind != ALL_GATHER ||
+	                                                elem(desc.type) * desc.count > ROOM_BYTES)))
 		return INVALID_USAGE;
-	size_t n = elem(what.type) * what.count,
-	       in = what.kind == REDUCE_SCATTER ? n * (size_t)c->group->n : n,
-	       out = what.kind == ALL_GATHER ? n * (size_t)c->group->n : n;
+	size_t n = elem(desc.type) * desc.count,
+	       in = desc.kind == REDUCE_SCATTER ? n * (size_t)c->group->n : n,
+	       out = desc.kind == ALL_GATHER ? n * (size_t)c->group->n : n;
 	if (!emu_library_memory(send, in) || !emu_library_memory(recv, out))
 		return INVALID_ARGUMENT;
 	call.comm = *c;
@@ -485,31 +486,34 @@ collective(const char *name, What what, const void *send, void *recv, NcclComm *
 API(int, ncclAllReduce,
     (const void *send, void *recv, size_t count, int type, int op, NcclComm *c, void *stream))
 {
-	return collective("ncclAllReduce",
-	                  (What){ .kind = ALL_REDUCE, .type = type, .op = op, .count = count },
-	                  send, recv, c, stream);
+	return collective(
+	    "ncclAllReduce",
+	    (CollectiveDesc){ .kind = ALL_REDUCE, .type = type, .op = op, .count = count }, send,
+	    recv, c, stream);
 }
 
 API(int, ncclAllGather,
     (const void *send, void *recv, size_t count, int type, NcclComm *c, void *stream))
 {
 	return collective("ncclAllGather",
-	                  (What){ .kind = ALL_GATHER, .type = type, .count = count }, send, recv, c,
-	                  stream);
+	                  (CollectiveDesc){ .kind = ALL_GATHER, .type = type, .count = count },
+	                  send, recv, c, stream);
 }
 
 API(int, ncclReduceScatter,
     (const void *send, void *recv, size_t count, int type, int op, NcclComm *c, void *stream))
 {
-	return collective("ncclReduceScatter",
-	                  (What){ .kind = REDUCE_SCATTER, .type = type, .op = op, .count = count },
-	                  send, recv, c, stream);
+	return collective(
+	    "ncclReduceScatter",
+	    (CollectiveDesc){ .kind = REDUCE_SCATTER, .type = type, .op = op, .count = count },
+	    send, recv, c, stream);
 }
 
 API(int, ncclBroadcast,
     (const void *send, void *recv, size_t count, int type, int root, NcclComm *c, void *stream))
 {
-	return collective("ncclBroadcast",
-	                  (What){ .kind = BROADCAST, .type = type, .root = root, .count = count },
-	                  send, recv, c, stream);
+	return collective(
+	    "ncclBroadcast",
+	    (CollectiveDesc){ .kind = BROADCAST, .type = type, .root = root, .count = count }, send,
+	    recv, c, stream);
 }

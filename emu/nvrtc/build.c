@@ -1,6 +1,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <link.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -153,8 +154,8 @@ static void
 arguments(const NvrtcSource *s, bool check, const char **a, int *n, const char *cxx, char arch[32])
 {
 	static const char *const common[] = {
-		"-x", "c++", "-std=c++17", "-fdeclspec", "-O1", "-g1", "-fPIC", "-fno-exceptions",
-		"-fno-rtti", "-fno-threadsafe-statics", "-fno-stack-protector",
+		"-x", "c++", "-std=c++17", "-fdeclspec", "-O1", "-g1", "-gno-column-info", "-fPIC",
+		"-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-fno-stack-protector",
 		"-fno-strict-aliasing", "-fwrapv", "-ffp-contract=off", "-fvisibility=hidden",
 		"-Wno-everything", "-Werror=uninitialized", "-fno-color-diagnostics",
 		"-fno-caret-diagnostics", "-fno-math-errno", "-fno-delete-null-pointer-checks",
@@ -171,8 +172,10 @@ arguments(const NvrtcSource *s, bool check, const char **a, int *n, const char *
 		"-tsan-instrument-memintrinsics=1", "-mllvm", "-tsan-distinguish-volatile=1",
 		"-Xclang", "-fdump-record-layouts", "-mllvm",
 		"-tsan-instrument-read-before-write=1",
-		/* compile time dominates in checking mode */
-		"-mllvm", "-regalloc=fast", "-mllvm", "-optimize-regalloc=0"
+		/* compile time dominates in checking mode; unrolled loops are instrumented once per
+		 * iteration */
+		"-mllvm", "-pragma-unroll-threshold=64", "-mllvm", "-instcombine-max-iterations=1",
+		"-mllvm", "-fast-isel", "-mllvm", "-regalloc=fast", "-mllvm", "-optimize-regalloc=0"
 	};
 
 	const char *level = getenv("LLMC_EMU_LEVEL");
@@ -316,12 +319,25 @@ write_layouts(const char *dir, const char *dump)
 	return rc;
 }
 
+/* Writes the path of a shared library to `path`. */
+static void
+library_path(const char *name, char *path, size_t size)
+{
+	void *library = dlopen(name, RTLD_LAZY);
+	struct link_map *map;
+
+	snprintf(path, size, "%s",
+	         library && dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 ? map->l_name : name);
+	if (library)
+		dlclose(library);
+}
+
 /* Compiles to dir/kernel.so; returns 0 on success. */
 static int
-compile(const NvrtcSource *s, bool check, const char *dir, const char *cxx, const char **a, int n)
+compile(const NvrtcSource *s, bool check, const char *dir, const char **a, int n)
 {
 	char src[4400], obj[4400], out[4400], logs[4400], layouts[4400], mem[4400], cuda[4400],
-	    include[4400], own[4400], map[4400];
+	    include[4400], own[4400], map[4400], libm[4400], libc[4400];
 	int rc;
 
 	snprintf(src, sizeof src, "%s/kernel.cu", dir);
@@ -334,6 +350,8 @@ compile(const NvrtcSource *s, bool check, const char *dir, const char *cxx, cons
 	snprintf(include, sizeof include, "-I%s/include", home());
 	snprintf(map, sizeof map, "-ffile-prefix-map=%s/include=emu", home());
 	snprintf(own, sizeof own, "-I%s", dir);
+	library_path("libm.so.6", libm, sizeof libm);
+	library_path("libc.so.6", libc, sizeof libc);
 	TextBuf t = { 0 };
 	text_puts(&t, "#line 1 \"");
 	text_puts(&t, s->name);
@@ -356,24 +374,16 @@ compile(const NvrtcSource *s, bool check, const char *dir, const char *cxx, cons
 		rc = dump ? write_layouts(dir, dump) : -1;
 		free(dump);
 	}
-	/* layouts are data between two symbols that are named after their file, so the linker runs
-	 * in its folder */
+	/* The linker is called directly, since the compiler's driver takes longer to start than to
+	 * link. Layouts are data between two symbols that are named after their file, so it runs in
+	 * that folder. */
 	if (!rc) {
-		const char *l[] = { cxx,
-			            "-shared",
-			            "-nostdlib",
-			            "-Wl,-Bsymbolic",
-			            "-Wl,-z,defs",
-			            obj,
-			            mem,
-			            cuda,
-			            "-lm",
-			            "-lc",
-			            "-o",
-			            out,
-			            "-Wl,-z,noexecstack",
-			            check ? "-Wl,--format=binary,layouts,--format=default" : NULL,
-			            NULL };
+		const char *l[] = { "ld",          "-shared", "-Bsymbolic",
+			            "-z",          "defs",    "-z",
+			            "noexecstack", obj,       mem,
+			            cuda,          libm,      libc,
+			            "-o",          out,       check ? "--format=binary" : NULL,
+			            "layouts",     NULL };
 		rc = run((char *const *)(uintptr_t)l, NULL, logs, dir);
 	}
 	return rc;
@@ -474,7 +484,7 @@ build_object(const NvrtcSource *s, bool check, Built *out, char **log)
 	if (cache_temporary(&cache, &tmp, &err) == LLMC_OK)
 		dir = realpath(strbuf_str(&tmp), NULL);
 	if (dir) {
-		rc = compile(s, check, dir, cxx, a, n);
+		rc = compile(s, check, dir, a, n);
 		snprintf(logs, sizeof logs, "%s/log", dir);
 		char *text = read_file(logs);
 		if (text) {

@@ -35,7 +35,7 @@ MAIN_LOOPS = {
     r"mla_attend_mixed": ["flash_tile", "mla_attend"],
     r"mla_value_mixed": ["mla_value_tiles"],
     r"(norm_moe_glu|moe_down_add|moe_ffn)_decode": ["moe_rows"],
-    r"(norm_moe_glu|moe_down_add)_mixed sm_80": ["moe_gemm_tile_loop"],
+    r"(norm_moe_glu|moe_down_add)_mixed sm_80": ["mainloop"],
     r"(norm_moe_glu|moe_down_add)_mixed sm_90a": ["gemm90_consume"],
     r"delta_rule_mixed": ["chunk_schedule"],
     r"selective_scan_mixed": ["chunk_schedule"],

@@ -200,7 +200,8 @@ typedef struct AttUnit {
 	const float *sink; /* [heads], or NULL */
 	float *q;          /* [att_hb][dim], scaled */
 	float *sums;       /* [att_hb][kv_groups] kv_query_sums of q */
-	/* q_words [att_hb][dim / 2] and words [att_hb][kv_groups]: kv_query_words of q */
+	/* results of kv_query_words for q: words [att_hb][dim / 2], per group [att_hb][kv_groups]
+	 */
 	int32_t *q_words;
 	KvWords *words;
 	AttWords w;               /* weights of a chunk */

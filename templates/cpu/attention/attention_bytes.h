@@ -48,13 +48,8 @@ kv_query_words(const int type, const int dim, const float *q, int32_t *to, KvWor
 
 	for (int g = 0; g < kv_groups(type, dim); g++) {
 		const int end = (g + 1) * size < dim ? (g + 1) * size : dim;
-		float most = 0, none = 0;
-		for (int d = g * size; d < end; d++) {
-			const float x = q[d] < 0 ? -q[d] : q[d];
-			most = x > most ? x : most;
-			none += q[d] * 0; /* NaN propagates */
-		}
-		const float inverse = most > KV_LEAST && most < 1e38f ? KV_WORD / most : 0;
+		float inverse;
+		const float step = kv_word_step(q, g * size, end, &inverse);
 		for (int d = g * size; d < end; d++) {
 			const int x = kv_round(kv_limit(q[d] * inverse, -KV_WORD, KV_WORD));
 			int8_t *const byte =
@@ -62,7 +57,7 @@ kv_query_words(const int type, const int dim, const float *q, int32_t *to, KvWor
 			byte[0] = (int8_t)((x + 128) >> 8);
 			byte[8] = (int8_t)x;
 		}
-		words[g * stride] = (KvWords){ (most + none) * (1.0f / KV_WORD), 0 };
+		words[g * stride] = (KvWords){ step, 0 };
 	}
 }
 
@@ -344,8 +339,9 @@ kv_sums(const int rows, int n, const int8_t *x, const int next, const int8_t *wo
 	to[r][p] = kv_dots(acc[r][2 * p], acc[r][2 * p + 1]);
 }
 
-/* Scores of a page for `rows` rows: x from kv_unpack_k; q: words, words, sums of the rows: step and
- * apart in elements and rows; s [row][ATT_CHUNK] */
+/* Scores s [row][ATT_CHUNK] of a page for `rows` rows. x: from kv_unpack_k. q: words of the rows,
+ * q_step bytes from one 8 elements to the next, q_apart bytes from row to row. words, sums: per
+ * group and row, group_step and row_step apart */
 LLMC_INLINE void
 att_byte_scores(const Att a, const int rows, const char *k, const int8_t *x, const int8_t *q,
                 const int q_step, const int q_apart, const KvWords *words, const float *sums,
@@ -375,8 +371,8 @@ att_byte_scores(const Att a, const int rows, const char *k, const int8_t *x, con
 		}
 }
 
-/* Adds a page to o of `rows` rows: x from kv_unpack_v; p: words, step: of the rows, p_apart bytes
- * from row to row; o [row][apart] */
+/* Adds a page to o [row][apart] of `rows` rows. x: from kv_unpack_v. p: words of the weights,
+ * p_apart bytes from row to row; step [row]: of these words */
 LLMC_INLINE void
 att_byte_values(const Att a, const int rows, const int8_t *x, const int16_t *p, const int p_apart,
                 const float *step, const int first, float *o, const int apart)

@@ -68,6 +68,22 @@ kv_in_words(const int type, const int dim)
 
 #if KV_HAS_WORDS
 /* ---- both forms ---- */
+/* Returns the step of the words of elements [from, to) of a query: their largest magnitude /
+ * KV_WORD, or NaN. *inverse: factor from elements to words; 0: all words are 0 */
+LLMC_INLINE float
+kv_word_step(const float *q, int from, int to, float *inverse)
+{
+	float most = 0, none = 0;
+
+	for (int d = from; d < to; d++) {
+		const float x = q[d] < 0 ? -q[d] : q[d];
+		most = x > most ? x : most;
+		none += q[d] * 0; /* NaN propagates */
+	}
+	*inverse = most > KV_LEAST && most < 1e38f ? KV_WORD / most : 0;
+	return (most + none) * (1.0f / KV_WORD);
+}
+
 /* Prefetches the i-th of n slices of a plane: equally many lines each, the last has the rest */
 LLMC_INLINE void
 att_prefetch_part(const char *p, int i, const int n, const size_t bytes)
@@ -153,14 +169,9 @@ kv_query_words(const int type, const int dim, const float *q, int32_t *to, KvWor
 
 	for (int g = 0; g < kv_groups(type, dim); g++) {
 		const int end = (g + 1) * size < dim ? (g + 1) * size : dim;
-		float most = 0, none = 0;
 		int sum = 0;
-		for (int d = g * size; d < end; d++) {
-			const float x = q[d] < 0 ? -q[d] : q[d];
-			most = x > most ? x : most;
-			none += q[d] * 0; /* NaN propagates */
-		}
-		const float inverse = most > KV_LEAST && most < 1e38f ? KV_WORD / most : 0;
+		float inverse;
+		const float step = kv_word_step(q, g * size, end, &inverse);
 		for (int d = g * size; d < end; d += 4)
 			for (int p = 0; p < 2; p++) {
 				const float *x = q + d + p * (3 - next);
@@ -171,8 +182,7 @@ kv_query_words(const int type, const int dim, const float *q, int32_t *to, KvWor
 				to[(d / 2 + p) * stride] = kv_pair(lo, hi);
 				sum += lo + hi;
 			}
-		words[g * stride] = (KvWords){ (most + none) * (1.0f / KV_WORD),
-			                       type == KV_int4 ? -KV_ZERO * sum : 0 };
+		words[g * stride] = (KvWords){ step, type == KV_int4 ? -KV_ZERO * sum : 0 };
 	}
 }
 

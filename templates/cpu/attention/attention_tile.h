@@ -168,7 +168,7 @@ att_tile_word_scores(const Att a, const AttTile *t, const char *k, int n_block, 
 		    1, t->s + b * ATT_TILE_MR * ATT_CHUNK + at);
 }
 
-/* Adds a page with value plane v to oc: `step` of the rows */
+/* Adds a page with value plane v to oc. step [row]: of the words of the weights */
 LLMC_INLINE void
 att_tile_word_sums(const Att a, const AttTile *t, const char *v, int n_block, int first,
                    const float *step)
@@ -290,7 +290,7 @@ att_tile_word_slice(const Att a, const AttTile *t, const int32_t *x, const int x
 	}
 }
 
-/* Adds a page with value plane v to oc: `step` of the rows */
+/* Adds a page with value plane v to oc. step [row]: of the words of the weights */
 LLMC_INLINE void
 att_tile_word_sums(const Att a, const AttTile *t, const char *v, int n_block, int first,
                    const float *step)

@@ -12,7 +12,7 @@ typedef struct AttAmx {
 	SplitRange range[ATT_AMX_R]; /* per token */
 	int shift[ATT_AMX_R], pos[ATT_AMX_R];
 	const char *next[2 * ATT_PAGES]; /* planes of keys and values of the next chunk */
-	int n_next, asked;               /* its pages; lines prefetched so far */
+	int n_next, asked;               /* number of its planes; lines prefetched so far */
 } AttAmx;
 
 /* Prefetches n lines of the next chunk */

@@ -94,8 +94,8 @@ tile_part(const Product p)
 }
 
 /* ---- a chunk ---- */
-/* For matrix multiplies: of columns 4i .. 4i + 3 and the next four of the rows, to eight columns of
- * two rows, then of two rows more. Two of such pairs. */
+/* For matrix multiplies: reorders columns 4i .. 4i + 3 and the next four of the rows to eight
+ * columns of two rows, then of two rows more. Two of such pairs. */
 LLMC_INLINE void
 tile_pair_columns(vi v[4])
 {

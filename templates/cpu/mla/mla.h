@@ -101,14 +101,16 @@ mla_tokens(const Mla a)
 typedef struct MlaTile {
 	const llmc_step *s;
 	const void *pool;
-	int seq, row0, n_tok, head, n_head,
-	    rows; /* rows: n_tok * n_head, row r is token r / n_head */
+	int seq, row0, n_tok, head, n_head;
+	int rows; /* n_tok * n_head; row r is head r % n_head of token r / n_head */
 	/* selected positions of the tile's only token; NULL: consecutive positions */
 	const int32_t *sel;
-	float *x, *q, *w;        /* [64][stride], [row][stride] scaled, weights [row][64] */
-	float *oc, *os, *o;      /* [row][mla_os] sums of a chunk, a span, the row */
-	uint8_t *ring, *weights; /* cpu/mla/mla_amx.h */
+	float *x, *q,
+	    *w; /* latents [64][stride], scaled queries [row][stride], weights [row][64] */
+	float *oc, *os, *o; /* [row][mla_os] sums of a chunk, a span, the row */
+	/* per row, of a chunk, a span, the row: maximum of the scores and sum of the weights */
 	float mc[MLA_R], lc[MLA_R], ms[MLA_R], ls[MLA_R], m[MLA_R], l[MLA_R];
+	uint8_t *ring, *weights; /* cpu/mla/mla_amx.h */
 	SplitRange range[MLA_R]; /* per token */
 	int shift[MLA_R];
 } MlaTile;

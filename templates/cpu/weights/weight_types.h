@@ -16,18 +16,18 @@ enum {
 
 typedef struct Weight {
 	int bits;   /* bits per element; 16 and 32: floats */
-	int brain;  /* 16 bits: 1: bf16, 0: f16 */
+	int brain;  /* elements of 16 bits are 1: bf16, 0: f16 */
 	int min;    /* 1: elements are unsigned and a min is added */
 	int super;  /* 1: eight blocks share d and m; their own scales are bytes */
 	int halves; /* scales per block: 1 (32 columns) or 2 (16 each) */
-	/* columns that share a scale and a zero point, which is converted to a min; 0: other
-	 * formats */
+	/* number of columns that share a scale and a zero point, which is converted to a min; 0:
+	 * the format has no such groups */
 	int group;
 	int wide;   /* 1: the group's scale is fp32 */
 	int affine; /* 1: the group has an fp32 minimum in place of the zero point */
 	int code;   /* value encoding (W_*); such groups have no zero point */
-	/* an llmc_codes_kind, which determines the words of codes; bits: of the results of
-	 * w_bytes */
+	/* formats of codes: an llmc_codes_kind, which determines the words; their `bits` are those
+	 * of the results of w_bytes */
 	int kind;
 } Weight;
 
@@ -106,7 +106,7 @@ typedef struct Weight {
 	 (LLMC_WEIGHTS == 2 || (w).bits >= 16 || ((w).code && (w).code != W_E2M1)))
 #define w_is_coded(w) ((LLMC_WEIGHTS & 4) && (LLMC_WEIGHTS == 4 || (w).kind))
 
-/* results of w_bytes are below 1 << this */
+/* Returns the number of bits of w_bytes' results */
 LLMC_INLINE int
 w_width(const Weight w)
 {

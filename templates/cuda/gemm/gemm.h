@@ -39,7 +39,21 @@
 #include "cuda/epilogue/epilogue.h"
 #include "cuda/gemm/gemm_tma.h"
 
-/* Scales the results of this warp and passes them to the epilogue. */
+/* Clears a warp's sums of a tile. */
+template <class T> DEV void
+gemm_clear(float (&acc)[T::MT][T::NT][4])
+{
+#pragma unroll
+	for (int i = 0; i < T::MT; i++)
+#pragma unroll
+		for (int j = 0; j < T::NT; j++)
+#pragma unroll
+			for (int c = 0; c < 4; c++)
+				acc[i][j][c] = 0;
+}
+
+/* Scales the sums of this warp, if it has any, and passes them to the epilogue. wm, wn: its row and
+ * column among the warps of the tile */
 template <class G, class T, class E> DEV void
 gemm_epilogue(const float (&acc)[T::MT][T::NT][4], const gemm_operands<typename G::W> &in, int m0,
               int n0, int wm, int wn, const E &e)
@@ -47,6 +61,8 @@ gemm_epilogue(const float (&acc)[T::MT][T::NT][4], const gemm_operands<typename 
 	const int lane = (int)lane_id();
 	constexpr int N_OUT_TILES = T::NT / G::SHARE;
 
+	if (T::WARPS < GEMM_THREADS / 32 && (int)warp_id() >= T::WARPS)
+		return;
 #pragma unroll
 	for (int i = 0; i < T::MT; i++)
 #pragma unroll
@@ -68,25 +84,6 @@ gemm_epilogue(const float (&acc)[T::MT][T::NT][4], const gemm_operands<typename 
 		}
 }
 
-template <class G, class T, class E> DEV void
-gemm_tile_compute(gemm_stages<G, T> &stages, const gemm_operands<typename G::W> &in, int m0, int n0,
-                  const E &e)
-{
-	const int warp = (int)warp_id(), wm = warp / T::WARPS_N, wn = warp % T::WARPS_N;
-	float acc[T::MT][T::NT][4];
-
-#pragma unroll
-	for (int i = 0; i < T::MT; i++)
-#pragma unroll
-		for (int j = 0; j < T::NT; j++)
-#pragma unroll
-			for (int c = 0; c < 4; c++)
-				acc[i][j][c] = 0;
-	stages.mainloop(in, m0, n0, wm, wn, acc);
-	if (T::WARPS == GEMM_THREADS / 32 || warp < T::WARPS)
-		gemm_epilogue<G, T>(acc, in, m0, n0, wm, wn, e);
-}
-
 /* Runs all tiles of a GEMM and returns their number. The order is bands of 8 tiles along M, so that
  * CTAs that run at the same time share both matrices in L2. GEMMs of one configuration may follow
  * each other on the same stages: `before`, the number of tiles of the earlier ones, keeps the load
@@ -103,8 +100,12 @@ gemm_tile_loop(gemm_stages<G, T> &stages, const gemm_operands<typename G::W> &in
 	     t < tiles_m * TILES_N; t += grid) {
 		const int band = t / (8 * TILES_N), at = t - band * (8 * TILES_N);
 		const int height = min(tiles_m - band * 8, 8);
-		gemm_tile_compute<G, T>(stages, in, (band * 8 + at % height) * T::BM,
-		                        at / height * OUT, e);
+		const int m0 = (band * 8 + at % height) * T::BM, n0 = at / height * OUT;
+		const int wm = (int)warp_id() / T::WARPS_N, wn = (int)warp_id() % T::WARPS_N;
+		float acc[T::MT][T::NT][4];
+		gemm_clear<T>(acc);
+		stages.mainloop(in, m0, n0, wm, wn, acc);
+		gemm_epilogue<G, T>(acc, in, m0, n0, wm, wn, e);
 	}
 	return tiles_m * TILES_N;
 }

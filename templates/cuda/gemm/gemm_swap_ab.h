@@ -63,7 +63,7 @@ template <class W_, int ROWS_, int SHARE_, int SHARED_, int WGMMA_ = 0> struct s
 	};
 };
 
-/* Does the launch use the tile of 16 rows? */
+/* Returns whether the launch uses the tile of 16 rows. */
 DEV bool
 swap_ab_16_rows(int rows)
 {

@@ -40,7 +40,7 @@ gemv_fragments(uint4 &hi, uint4 &lo, const float (&v)[4], const float (&w)[4],
 	gemv_split<W>(hi.w, lo.w, w[C] * scale[3], w[3] * scale[3]);
 }
 
-/* Are the columns of a lane's chunk within the row? */
+/* Returns whether the columns of a lane's chunk are within the row. */
 template <class W> DEV bool
 gemv_in(int unit, int c, int t)
 {

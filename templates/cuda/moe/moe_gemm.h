@@ -298,7 +298,13 @@ moe_gemm_tile_loop(unsigned char *smem, const P &of, int before)
 		const int band = at / (8 * ACROSS), local = at - band * (8 * ACROSS),
 		          height = min(high - band * 8, 8);
 		const int m0 = T::BM == 128 ? (band * 8 + local % height) * 128 : in.n & ~127;
-		gemm_tile_compute<G, T>(stages, in, m0, local / height * OUT, of.store(e));
+		const int n0 = local / height * OUT;
+		const typename P::epilogue epilogue = of.store(e);
+		const int wm = (int)warp_id() / T::WARPS_N, wn = (int)warp_id() % T::WARPS_N;
+		float acc[T::MT][T::NT][4];
+		gemm_clear<T>(acc);
+		stages.mainloop(in, m0, n0, wm, wn, acc);
+		gemm_epilogue<G, T>(acc, in, m0, n0, wm, wn, epilogue);
 	}
 	return before + scheduler.before;
 }

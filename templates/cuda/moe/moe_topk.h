@@ -201,8 +201,8 @@ route_rows(route_storage<R> *storage, const float *logits, const float *bias, fl
 		             weight + (long long)t * (R::K + R::SHARED_GATE));
 }
 
-/* Is this CTA the last of `all` to arrive? Then it sees what the others wrote before they arrived.
- * count: initially 0, and reset to 0 */
+/* Returns whether this CTA is the last of `all` to arrive; it then sees what the others have
+ * written. count: initially 0, and reset to 0 */
 DEV bool
 route_last(int *count, int all)
 {

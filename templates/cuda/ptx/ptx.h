@@ -454,7 +454,7 @@ mbar_arrive(mbar_t *b)
 	             : "memory");
 }
 
-/* Has the phase with this parity completed? */
+/* Returns whether the phase with this parity has completed. */
 DEV bool
 mbar_test(mbar_t *b, unsigned parity)
 {
