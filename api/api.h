@@ -93,6 +93,18 @@ llmc_status model_find_mmproj(llmc_model *m, const char *path, SourceKind kind,
 bool set_has_rows(const char *const *set);
 /* Overrides with one more, in the arena */
 const char *const *set_with(const char *const *set, const char *one, Arena *arena);
+/* Return the checkpoint of the model: that of the caller, else that of the description (relative to
+ * its file), else the source itself. NULL: none, or random weights. */
+char *source_weights(const char *source, SourceKind kind, const Spec *spec, const llmc_options *opt,
+                     Arena *arena);
+/* Model that provides tensors to its draft checkpoint, in the arena; NULL: none */
+const ImportModel *import_model(const llmc_model *m, Arena *arena);
+/* For llmc_options.draft: describe the model with the rows that the draft reads. m->weights is set.
+ */
+llmc_status model_add_draft(llmc_model *m, const char *path, SourceKind kind,
+                            const llmc_options *opt, llmc_error *err);
+/* E_INPUT: m does not output the rows that this draft checkpoint reads, or has other tokens. */
+llmc_status model_check_draft(const llmc_model *m, const llmc_model *draft, llmc_error *err);
 llmc_status device_gpus(const char *device, GpuList *out, llmc_error *err);
 /* Name a target: device "cpu" or "cuda" with an arch (NULL: that of this machine) gives "cpu-v3" or
  * "cuda-sm_90a"; "ref" gives "ref". E_INPUT: unknown device or arch. */

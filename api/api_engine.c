@@ -28,11 +28,15 @@ check_draftable(const llmc_model *m, llmc_error *err)
 	                       m->plan->name);
 }
 
-/* Check that `head` is the MTP head of m: opened from the same checkpoint, with m returning its
- * rows. */
+/* Check that `head` is a draft checkpoint for m, or the MTP head of m: opened from the same
+ * checkpoint, with m returning its rows. */
 static llmc_status
 check_head_of(const llmc_model *m, const llmc_model *head, llmc_error *err)
 {
+	if (head->plan->draft.row_width) {
+		TRY(model_check_draft(m, head, err));
+		return check_draftable(m, err);
+	}
 	if (!m->plan->outputs_rows)
 		return error_set(err, LLMC_E_INPUT,
 		                 "%s is opened without mtp.part=rows, which an MTP head needs. "
@@ -114,10 +118,13 @@ llmc_engine_open(llmc_model *m, const llmc_engine_options *opt, llmc_engine **ou
 	if (!e)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for an engine");
 	if (m->plan->takes_rows) {
-		status = error_set(err, LLMC_E_INPUT,
-		                   "%s is opened as an MTP head (mtp.part=head), which cannot "
-		                   "generate alone: pass it as the draft of its model",
-		                   m->plan->name);
+		status =
+		    error_set(err, LLMC_E_INPUT,
+		              "%s is %s, which cannot generate alone: pass it as the draft of "
+		              "its model",
+		              m->plan->name,
+		              m->plan->draft.row_width ? "a draft checkpoint"
+		                                       : "opened as an MTP head (mtp.part=head)");
 		goto fail;
 	}
 	if (o.draft)

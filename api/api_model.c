@@ -57,25 +57,6 @@ set_for_target(const char *const *set, const char *target, int ranks, Arena *are
 	return all;
 }
 
-/* Return the checkpoint of the model: that of the caller, else that of the description (relative to
- * its file), else the source itself. */
-static const char *
-weights_path(const char *source, SourceKind kind, const Spec *spec, const char *given, Arena *arena)
-{
-	if (given)
-		return file_absolute(arena, given);
-	if (kind != SOURCE_YAML && kind != SOURCE_ARTIFACT)
-		return file_absolute(arena, source);
-	if (!spec->weights)
-		return NULL;
-	if (spec->weights[0] == '/')
-		return spec->weights;
-	const char *dir = kind == SOURCE_ARTIFACT ? source : NULL, *slash = strrchr(source, '/');
-	if (!dir)
-		dir = slash ? arena_strndup(arena, source, (size_t)(slash - source)) : ".";
-	return file_absolute(arena, arena_printf(arena, "%s/%s", dir, spec->weights));
-}
-
 /* Write to a folder of the cache that is named by the hash of its content. */
 static llmc_status
 write_to_cache(llmc_model *m, const Compiled *const *made, llmc_error *err)
@@ -525,9 +506,12 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 	TRY(model_find_mmproj(m, path, kind, opt, err));
 	const ImportOptions io = { .tower = opt->tower,
 		                   .mmproj = m->mmproj,
+		                   .of = import_model(opt->draft_of, &m->arena),
 		                   .allow_unknown_keys = opt->allow_unknown_keys };
 	TRY(source_spec(path, kind, m->set, opt->weights, &io, &m->arena, opt->log, opt->log_user,
 	                &m->spec, err));
+	m->weights = source_weights(path, kind, m->spec, opt, &m->arena);
+	TRY(model_add_draft(m, path, kind, opt, err));
 	TRY(model_add_images(m, path, kind, opt, err));
 	const int ranks = spec_ranks(m->spec);
 	if (m->world && ranks != mpi_world_ranks(m->world))
@@ -548,8 +532,6 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 	m->n_own = m->world ? 1 : m->n_rank;
 	if (m->world && m->n_threads == 0)
 		m->n_threads = mpi_world_threads(m->world);
-	if (!opt->random_weights)
-		m->weights = (char *)weights_path(path, kind, m->spec, opt->weights, &m->arena);
 	bool fits = false;
 	if (opt->out_dir)
 		m->artifact = arena_strdup(&m->arena, opt->out_dir);

@@ -41,6 +41,9 @@ llmc_info(const llmc_model *m, llmc_model_info *info)
 	all.ranks = m->cpu_target[0] ? 1 : m->n_rank; /* two devices are one rank */
 	all.two_devices = m->cpu_target[0] != 0;
 	all.reads_images = p->vision == VISION_ROWS;
+	all.row_in = p->takes_rows ? plan_row_width(p) : 0;
+	all.row_out = p->outputs_rows ? plan_rows_width(p) : 0;
+	all.own_at = p->draft.own_at;
 	all.output = p->output;
 	all.out_width = (int32_t)plan_out_width(p);
 	all.pool = m->spec->pool.kind;

@@ -140,6 +140,26 @@ source_kind(const char *path, SourceKind *kind, llmc_error *err)
 	    path);
 }
 
+char *
+source_weights(const char *source, SourceKind kind, const Spec *spec, const llmc_options *opt,
+               Arena *arena)
+{
+	if (opt->random_weights)
+		return NULL;
+	if (opt->weights)
+		return file_absolute(arena, opt->weights);
+	if (kind != SOURCE_YAML && kind != SOURCE_ARTIFACT)
+		return file_absolute(arena, source);
+	if (!spec->weights)
+		return NULL;
+	if (spec->weights[0] == '/')
+		return arena_strdup(arena, spec->weights);
+	const char *dir = kind == SOURCE_ARTIFACT ? source : NULL, *slash = strrchr(source, '/');
+	if (!dir)
+		dir = slash ? arena_strndup(arena, source, (size_t)(slash - source)) : ".";
+	return file_absolute(arena, arena_printf(arena, "%s/%s", dir, spec->weights));
+}
+
 /* Prepend checkpoint=gguf or checkpoint=hf to the overrides, if the weights show which names
  * apply. */
 static const char *const *

@@ -204,11 +204,11 @@ llmc_forward_rows(llmc_session *s, const llmc_chunk *chunk, size_t n, const floa
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	for (size_t i = 0; came && i < n; i++) {
 		each[i] = came;
-		came += (chunk[i].n_tok > 0 ? chunk[i].n_tok : 0) * p->hidden;
+		came += (chunk[i].n_tok > 0 ? chunk[i].n_tok : 0) * plan_row_width(p);
 	}
 	llmc_status status = session_forward_rows(s->s, chunk, n, each, logits, err);
 	for (size_t i = 0; rows && i < n && status == LLMC_OK; i++) {
-		size_t floats = (size_t)(chunk[i].n_tok * p->hidden);
+		size_t floats = (size_t)(chunk[i].n_tok * plan_rows_width(p));
 		memcpy(rows, session_rows(s->s, i), floats * sizeof *rows);
 		rows += floats;
 	}

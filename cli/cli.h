@@ -58,8 +58,11 @@ typedef struct Common {
 	const char *device, *arch, *weights, *kv, *quantize, *lora, *out_dir;
 	const char *mmproj;        /* file with the vision tower of a GGUF model */
 	const char *device_option; /* option that sets device, for messages; NULL: --device */
-	/* override for --draft mtp: "mtp.part=rows" or "mtp.part=head"; else NULL */
-	const char *mtp, *fit_mode; /* fit_mode: "auto", "never"; NULL: auto */
+	/* draft that the model is opened for: "mtp" or a path; NULL: none */
+	const char *draft;
+	const llmc_model *draft_of; /* model whose draft this is; NULL: it is no draft */
+	bool mtp_head;              /* open the model's MTP head instead of the model */
+	const char *fit_mode;       /* "auto", "never"; NULL: auto */
 	bool images;                /* open it with images (vision.part=rows) */
 	bool images_if_any;         /* the same, if it has a vision tower */
 	int32_t threads, tp, pp;
@@ -283,8 +286,8 @@ typedef struct Sampling {
 	  "draft",                                                                                 \
 	  "MODEL",                                                                                 \
 	  &(to),                                                                                   \
-	  "draft model with the same tokenizer; mtp: the MTP head in the model's own "             \
-	  "checkpoint [none]" }
+	  "draft model with the same tokenizer, or an EAGLE-3 draft checkpoint; mtp: the MTP "     \
+	  "head in the model's own checkpoint [none]" }
 /* clang-format on */
 
 /* Option of another engine: an option of llmc with the same meaning, or an explanation */
@@ -388,12 +391,10 @@ void sampling_advice(const llmc_model *m, Sampling *s, bool use, bool quiet);
 /* A seed that differs from run to run */
 uint64_t fresh_seed(void);
 
-/* Open a draft model on the device of its model; "mtp": the MTP head in the model's checkpoint. Its
- * memory is subtracted from *memory if that is limited. Call draft_prepare before opening the
- * model. */
-void draft_prepare(Common *c, const char *draft);
-llmc_status draft_open(const Common *c, const char *path, const char *draft, const llmc_limits *lim,
-                       int64_t *memory, llmc_model **out, llmc_error *err);
+/* Open the draft c->draft on the device of its model m, which was opened from `path`. Its memory is
+ * subtracted from *memory if that is limited. lim NULL, memory NULL: its plan only. */
+llmc_status draft_open(const Common *c, const llmc_model *m, const char *path,
+                       const llmc_limits *lim, int64_t *memory, llmc_model **out, llmc_error *err);
 /* images.c: image files of a prompt, through the model's vision tower */
 typedef struct PromptImages {
 	llmc_tower *tower;
@@ -418,9 +419,8 @@ typedef struct TokenSource {
 	const llmc_image_part *image; /* images of the next run; an engine is needed */
 	size_t n_image;
 } TokenSource;
-llmc_status token_source_open(Common *c, llmc_model *m, const char *path, const char *draft,
-                              const Sampling *smp, llmc_limits *lim, TokenSource *out,
-                              llmc_error *err);
+llmc_status token_source_open(Common *c, llmc_model *m, const char *path, const Sampling *smp,
+                              llmc_limits *lim, TokenSource *out, llmc_error *err);
 llmc_status token_source_run(TokenSource *s, const int32_t *tok, size_t n_tok, const llmc_params *p,
                              llmc_token_fn on_token, void *user, llmc_result *res, llmc_error *err);
 void token_source_drafts(const TokenSource *s, char *buf,

@@ -9,7 +9,7 @@
 typedef struct Chat {
 	Common c;
 	Sampling smp;
-	const char *system, *draft, *path;
+	const char *system, *path;
 	llmc_limits lim;
 	llmc_model *m;
 	TokenSource source;
@@ -57,7 +57,7 @@ parse(int argc, char **argv, Chat *h)
 		                         "some, is the default of sampling options; neutral: the "
 		                         "values below are [model]"),
 		OPT_SAMPLING,
-		OPT_DRAFT(h->draft),
+		OPT_DRAFT(h->c.draft),
 		OPT_FIT(h->c),
 		OPT_COMMON(h->c),
 	};
@@ -71,7 +71,7 @@ parse(int argc, char **argv, Chat *h)
 		                       smp->by);
 	if (!opt_given(&smp->p.seed))
 		smp->p.seed = fresh_seed();
-	if (h->draft && smp->p.speculate < 1)
+	if (h->c.draft && smp->p.speculate < 1)
 		return opt_usage_error(&cmd_chat, "--draft and --speculate 0 exclude each other");
 	h->path = args[0];
 	return 0;
@@ -83,7 +83,6 @@ open_chat(Chat *h, llmc_error *err)
 	Common *c = &h->c;
 	Sampling *smp = &h->smp;
 
-	draft_prepare(c, h->draft);
 	h->lim = limits_of(c);
 	if (smp->p.speculate > 0) {
 		h->lim.n_out = 1 + smp->p.speculate;
@@ -103,7 +102,7 @@ open_chat(Chat *h, llmc_error *err)
 		        (unsigned long long)smp->p.seed);
 	sampling_advice(h->m, smp, !smp->by || !strcmp(smp->by, "model"), c->quiet);
 	h->p = params_of(smp);
-	status = token_source_open(c, h->m, h->path, h->draft, smp, &h->lim, &h->source, err);
+	status = token_source_open(c, h->m, h->path, smp, &h->lim, &h->source, err);
 	if (status == LLMC_OK && !(h->f = open_memstream(&h->history, &h->history_n))) {
 		snprintf(err->text, sizeof err->text, "out of memory");
 		return err->code = LLMC_E_MEMORY;

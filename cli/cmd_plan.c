@@ -245,6 +245,9 @@ parse(int argc, char **argv, PlanArgs *p)
 		{ OPT_FLAG, 0, "fit", NULL, &p->fitting,
 		  "choose context and KV as run and serve do, by the free memory, by --memory or "
 		  "by the GPU's" },
+		{ OPT_TEXT, 0, "draft", "MODEL", &c->draft,
+		  "show the plan of this draft of MODEL, a checkpoint or mtp, instead of the "
+		  "model's [none]" },
 		OPT_COMMON(*c),
 	};
 
@@ -446,6 +449,12 @@ plan(int argc, char **argv)
 		                       "--html: cannot create a temporary folder for the kernels; "
 		                       "set TMPDIR, or name one with --artifact");
 	llmc_status s = open_model(&p.c, p.path, true, &m, &err);
+	if (s == LLMC_OK && p.c.draft) {
+		llmc_model *draft = NULL;
+		s = draft_open(&p.c, m, p.path, NULL, NULL, &draft, &err);
+		llmc_close(m);
+		m = draft;
+	}
 	if (s == LLMC_OK)
 		s = measure(&p, m, &err);
 	if (*folder)
@@ -465,11 +474,12 @@ const Command cmd_plan = {
 	"plan",
 	"MODEL [--fit] [--memory SIZE] [--batch B --length L] [--gpu NAME] [--tp N] [--pp N] "
 	"[--json] "
-	"[--html FILE] [--timeline FILE]",
+	"[--html FILE] [--timeline FILE] [--draft MODEL]",
 	"show a model's steps, kernels and memory; predict its speed on a GPU",
 	"  llmc plan configs/llama2-70b.yaml --memory 160G --length 4096\n"
 	"  llmc plan model.gguf --arch v3\n"
 	"  llmc plan model.gguf --fit --memory 24G\n"
+	"  llmc plan model-8b.gguf --draft ~/models/EAGLE3-8B\n"
 	"  llmc plan configs/llama3-70b.yaml --tp 8\n"
 	"  llmc plan model.gguf --offload auto --gpu rtx4090 --memory 24G,64G\n"
 	"  llmc plan configs/llama3-8b.yaml --gpu h100\n"

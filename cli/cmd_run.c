@@ -112,7 +112,7 @@ typedef struct Run {
 	Common c;
 	Sampling smp;
 	const char *path, *prompt, *file, *tokens, *logits, *system, *schema, *rules, *check,
-	    *draft, *additional;
+	    *additional;
 	bool chat, show_tokens, no_special;
 	List images;
 	llmc_limits lim;
@@ -196,13 +196,13 @@ check_options(const Run *r, bool model)
 	if (!sampling_known(r->smp.by))
 		return opt_usage_error(&cmd_run, "--sampling %s: expected model or neutral",
 		                       r->smp.by);
-	if (r->logits && r->draft)
+	if (r->logits && r->c.draft)
 		return opt_usage_error(&cmd_run, "--logits and --draft exclude each other");
-	if (r->draft && r->smp.p.speculate < 1)
+	if (r->c.draft && r->smp.p.speculate < 1)
 		return opt_usage_error(&cmd_run, "--draft and --speculate 0 exclude each other");
-	if (r->images.n && (r->draft || r->logits))
+	if (r->images.n && (r->c.draft || r->logits))
 		return opt_usage_error(&cmd_run, "--image and --%s exclude each other",
-		                       r->draft ? "draft" : "logits");
+		                       r->c.draft ? "draft" : "logits");
 	if (r->system && !r->chat)
 		return opt_usage_error(&cmd_run, "--system needs --chat");
 	return 0;
@@ -238,7 +238,7 @@ parse(int argc, char **argv, Run *r)
 		                "is the default of sampling options; neutral: the values "
 		                "below are [model with --chat, else neutral]"),
 		OPT_SAMPLING,
-		OPT_DRAFT(r->draft),
+		OPT_DRAFT(r->c.draft),
 		{ OPT_TEXT, 0, "schema", "FILE", &r->schema,
 		  "the output is JSON of this schema (- is standard input); see "
 		  "docs/constrained.md" },
@@ -424,7 +424,7 @@ generate(Run *r, llmc_model *m, llmc_error *err)
 		fprintf(stderr, "llmc: %s\n", r->c.fit_text);
 	sampling_advice(m, &r->smp, r->smp.by ? !strcmp(r->smp.by, "model") : r->chat, r->c.quiet);
 	llmc_params p = params_of(&r->smp);
-	status = token_source_open(&r->c, m, r->path, r->draft, &r->smp, &r->lim, &s, err);
+	status = token_source_open(&r->c, m, r->path, &r->smp, &r->lim, &s, err);
 	if (status == LLMC_OK && r->logits)
 		status = prompt_logits(s.s, &info, r->tok, r->n_tok, r->lim.chunk, r->logits, err);
 	if (status == LLMC_OK)
@@ -456,7 +456,6 @@ run(int argc, char **argv)
 	if (!code && r.check)
 		code = check_file(&r);
 	else if (!code) {
-		draft_prepare(&r.c, r.draft);
 		set_limits(&r);
 		r.c.fit = &r.lim;
 		r.c.images = r.images.n > 0;

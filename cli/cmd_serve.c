@@ -319,8 +319,7 @@ open_models(ServeSession *v, llmc_error *err)
 		    (lim->seqs < LLMC_DEFAULT_KV_CONTEXTS ? lim->seqs : LLMC_DEFAULT_KV_CONTEXTS);
 	if (!a->draft_path)
 		return LLMC_OK;
-	status = draft_open(&first->common, first->path, a->draft_path, lim, a->c.memory, &v->draft,
-	                    err);
+	status = draft_open(&first->common, v->m, first->path, lim, a->c.memory, &v->draft, err);
 	if (status == LLMC_OK) /* does it fit next to the draft model? */
 		status = llmc_fit_limits(v->m, lim, a->c.memory[0], &fitted, err);
 	a->eo.draft = v->draft;
@@ -513,6 +512,7 @@ const Command cmd_serve = {
 	"  llmc serve model.gguf --batch-dir /var/lib/llmc/batches --batch-dir-size 4G\n"
 	"  llmc serve model-8b.gguf --draft model-0.5b.gguf\n"
 	"  llmc serve ~/models/GLM-4.5-Air --draft mtp\n"
+	"  llmc serve model-8b.gguf --draft ~/models/EAGLE3-8B\n"
 	"  llmc serve --model small=model-1b.gguf --model large=model-8b.gguf --memory 16G   "
 	"requests select by \"model\"\n"
 	"  llmc serve model.gguf --models-dir ~/models --memory 24G --sleep-after 600         "

@@ -118,8 +118,8 @@ options_of(const Common *c, bool no_weights, OpenOptions *out, llmc_error *err)
 		snprintf(out->pp, sizeof out->pp, "parallel.pp=%d", c->pp);
 		set[n++] = out->pp;
 	}
-	if (c->mtp)
-		set[n++] = c->mtp;
+	if (c->mtp_head)
+		set[n++] = "mtp.part=head";
 	if (c->images)
 		set[n++] = "vision.part=rows";
 	for (size_t i = 0; i < c->set.n; i++)
@@ -138,6 +138,8 @@ options_of(const Common *c, bool no_weights, OpenOptions *out, llmc_error *err)
 	o->trust_artifact = c->trust_artifact;
 	o->images = c->images_if_any;
 	o->mmproj = c->mmproj;
+	o->draft = c->draft;
+	o->draft_of = c->draft_of;
 	o->no_fit = c->fit_mode && !strcmp(c->fit_mode, "never");
 	o->log = log_to_stderr;
 	o->log_user = (void *)(uintptr_t)c;
@@ -198,6 +200,8 @@ open_model(Common *c, const char *path, bool no_weights, llmc_model **m, llmc_er
 		s = model_path(&c->weights, c->quiet, err);
 	if (s == LLMC_OK && c->lora)
 		s = model_path(&c->lora, c->quiet, err);
+	if (s == LLMC_OK && c->draft && strcmp(c->draft, "mtp") != 0)
+		s = model_path(&c->draft, c->quiet, err);
 	if (s == LLMC_OK && offload_must_choose(c))
 		s = choose_offload(c, path, err);
 	if (s == LLMC_OK)

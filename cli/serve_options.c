@@ -300,7 +300,7 @@ serve_options(const Command *cmd, int argc, char **argv, ServeArgs **out)
 		return EXIT_INPUT;
 	}
 	if (a->all.n)
-		draft_prepare(&a->all.model[0]->common, a->draft_path);
+		a->all.model[0]->common.draft = a->draft_path;
 	a->so.image_cache_bytes = a->no_image_cache || !a->image_cache ? -1 : a->image_cache;
 	a->so.header_timeout_s = a->header_s;
 	a->so.body_timeout_s = a->body_s;

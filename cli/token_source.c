@@ -4,15 +4,8 @@
 
 #include "cli/cli.h"
 
-void
-draft_prepare(Common *c, const char *draft)
-{
-	if (draft && strcmp(draft, "mtp") == 0)
-		c->mtp = "mtp.part=rows";
-}
-
 llmc_status
-draft_open(const Common *c, const char *path, const char *draft, const llmc_limits *lim,
+draft_open(const Common *c, const llmc_model *m, const char *path, const llmc_limits *lim,
            int64_t *memory, llmc_model **out, llmc_error *err)
 {
 	llmc_memory mem = LLMC_INIT(llmc_memory);
@@ -21,17 +14,21 @@ draft_open(const Common *c, const char *path, const char *draft, const llmc_limi
 		       .threads = c->threads,
 		       .quiet = c->quiet,
 		       .verbose = c->verbose,
-		       .cache_packed = c->cache_packed };
+		       .cache_packed = c->cache_packed,
+		       .allow_unknown_keys = c->allow_unknown_keys,
+		       .draft_of = m };
+	const bool head = strcmp(c->draft, "mtp") == 0;
 
-	if (c->mtp) {
+	if (head) {
 		own = *c;
 		own.fit = NULL;
-		own.mtp = "mtp.part=head";
+		own.draft = NULL;
+		own.mtp_head = true;
 		own.out_dir = NULL;
 	}
-	llmc_status status = open_model(&own, c->mtp ? path : draft, false, out, err);
+	llmc_status status = open_model(&own, head ? path : c->draft, !memory, out, err);
 
-	if (status == LLMC_OK && *memory > 0) {
+	if (status == LLMC_OK && memory && *memory > 0) {
 		status = llmc_memory_for(*out, lim, &mem, err);
 		*memory -= mem.weights + mem.kv + mem.scratch + mem.state;
 		*memory = *memory > 0 ? *memory : 1;
@@ -40,19 +37,19 @@ draft_open(const Common *c, const char *path, const char *draft, const llmc_limi
 }
 
 llmc_status
-token_source_open(Common *c, llmc_model *m, const char *path, const char *draft,
-                  const Sampling *smp, llmc_limits *lim, TokenSource *out, llmc_error *err)
+token_source_open(Common *c, llmc_model *m, const char *path, const Sampling *smp, llmc_limits *lim,
+                  TokenSource *out, llmc_error *err)
 {
 	llmc_engine_options o = LLMC_INIT(llmc_engine_options);
 	llmc_fitted fitted = LLMC_INIT(llmc_fitted);
 
 	*out = (TokenSource){ 0 };
 	o.limits = lim;
-	if (!draft && c->images)
+	if (!c->draft && c->images)
 		return llmc_engine_open(m, &o, &out->e, err);
-	if (!draft)
+	if (!c->draft)
 		return llmc_session_open(m, lim, &out->s, err);
-	llmc_status status = draft_open(c, path, draft, lim, c->memory, &out->draft, err);
+	llmc_status status = draft_open(c, m, path, lim, c->memory, &out->draft, err);
 	if (status == LLMC_OK) /* does it fit next to the draft model? */
 		status = llmc_fit_limits(m, lim, c->memory[0], &fitted, err);
 	o.speculate = smp->p.speculate;

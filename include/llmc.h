@@ -157,6 +157,14 @@ typedef struct llmc_options {
 	/* file with the vision tower of a GGUF model (mmproj-*.gguf), which is then opened with
 	 * images; NULL: with `images`, the one next to the model, if there is one */
 	const char *mmproj;
+	/* open the model with the rows that this draft reads: "mtp" for its own MTP head, or the
+	 * path of a draft checkpoint (EAGLE-3), from which it takes the layers. Another model needs
+	 * no rows, and its path changes nothing. NULL: none */
+	const char *draft;
+	/* path is a draft checkpoint of this model, which was opened with it as `draft`. It
+	 * provides the embedding and the output matrix that the checkpoint may lack, from its
+	 * weights; only read during the call. NULL: none */
+	const llmc_model *draft_of;
 } llmc_options;
 
 /* ---- models by name ---- */
@@ -461,6 +469,9 @@ typedef struct llmc_model_info {
 	/* a GPU and the CPU run it (placement); weight_bytes and token_bytes are the GPU's */
 	bool two_devices;
 	bool reads_images; /* prompts may have images (llmc_tower_open, llmc_request.images) */
+	/* llmc_forward_rows: elements of an input row and of an output row; 0: it has none. A draft
+	 * checkpoint's own rows begin at own_at of an input row */
+	int64_t row_in, row_out, own_at;
 } llmc_model_info;
 /* the caller sets info->size */
 LLMC_API void llmc_info(const llmc_model *m, llmc_model_info *info);
@@ -948,17 +959,22 @@ typedef struct llmc_chunk {
  * llmc_session_close() is allowed. */
 LLMC_API llmc_status llmc_forward(llmc_session *s, const llmc_chunk *chunk, size_t n, float *logits,
                                   llmc_error *err);
-/* Variant of llmc_forward for a model and its MTP head, opened from one description (mtp.part). The
- * model returns its hidden rows; the head takes one row with each token. Token i + 1 of a sequence
- * is paired with row i of the model or, for later draft tokens, with row i of the head.
- *   came   [sum of n_tok, hidden] input rows of a head; NULL for the model
- *   rows   [sum of n_tok, hidden] output after the final norm, owned by the caller; chunks in
- *          order; NULL skips the copy
+/* Variant of llmc_forward for a model and its draft head: an MTP head of the same description
+ * (mtp.part) or a draft checkpoint (EAGLE-3). The model returns hidden rows; the head takes one row
+ * with each token. Token i + 1 of a sequence is paired with row i of the model or, for later draft
+ * tokens, with row i of the head. An input row of a draft checkpoint is a row of the model followed
+ * by zeros, or own_at zeros followed by a row of the head.
+ *   came   [sum of n_tok, llmc_model_info.row_in] input rows of a head; NULL for the model
+ *   rows   [sum of n_tok, llmc_model_info.row_out] output, owned by the caller; chunks in order;
+ *          NULL skips the copy
  *
  * E_RANGE: also if the model neither takes nor returns rows. */
 LLMC_API llmc_status llmc_forward_rows(llmc_session *s, const llmc_chunk *chunk, size_t n,
                                        const float *came, float *logits, float *rows,
                                        llmc_error *err);
+/* Token of each column of a draft checkpoint's logits, [*n]; NULL: the column's number. They live
+ * as long as the model. */
+LLMC_API const int32_t *llmc_draft_tokens(const llmc_model *m, size_t *n);
 
 /* Rows that come with the tokens of a chunk: patches of images, or rows of a vision tower.
  *   row      [-, width] rows. Tower: width is vision.width, and token i of the chunk, whose id is 0, is
@@ -1115,8 +1131,9 @@ typedef struct llmc_engine_options { /* 0 or NULL selects the default in bracket
 	 * model [none] */
 	const char *prefix_dir;
 	int64_t prefix_dir_bytes; /* upper bound of its bytes [LLMC_DEFAULT_PREFIX_DIR_BYTES] */
-	/* draft model, which the engine keeps open: a smaller model with the same tokenizer, or the
-	 * same checkpoint opened with mtp.part=head (and the model with mtp.part=rows) [none] */
+	/* draft model, which the engine keeps open: a smaller model with the same tokenizer, the
+	 * same checkpoint opened with mtp.part=head (and the model with mtp.part=rows), or a draft
+	 * checkpoint (llmc_options.draft and draft_of) [none] */
 	llmc_model *draft;
 } llmc_engine_options;
 

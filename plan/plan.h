@@ -300,6 +300,17 @@ typedef struct PlanPersistent {
 /* Images: the plan of a language model whose steps may take rows of a tower, or of a tower */
 typedef enum PlanVision { VISION_NONE, VISION_ROWS, VISION_TOWER } PlanVision;
 
+/* Draft checkpoint of another model. A row that comes with a token holds `own_at` elements of the
+ * model's rows and then one of this plan's own rows; the part that is absent is zeros. */
+typedef struct PlanDraft {
+	int64_t row_width, own_at;
+	int64_t vocab;      /* columns of the logits; 0: those of the vocabulary */
+	const char *tokens; /* tensor [vocab] of integers: the token of each column; NULL: none */
+	bool offsets;       /* its numbers are added to the column's */
+	/* checkpoint of the model; it has the tensors whose names begin with '@'. NULL: none do */
+	const char *model;
+} PlanDraft;
+
 typedef struct Plan {
 	int format, step_abi;
 	/* content of a row of `logits`; written to the plan unless it is logits */
@@ -353,6 +364,7 @@ typedef struct Plan {
 	/* outputs_rows: a draft head reads this plan's rows. takes_rows: this plan is such a head;
 	 * its tokens come with a row each */
 	bool outputs_rows, takes_rows;
+	PlanDraft draft; /* takes_rows; row_width 0: a head of the model's own checkpoint */
 	/* vision: steps take rows of row_width elements, for image tokens or for patches. merge:
 	 * patches per output row of a tower. image_token: token that such rows replace */
 	PlanVision vision;
@@ -360,7 +372,7 @@ typedef struct Plan {
 	bool image_whole; /* a chunk whose tokens all have rows is an image and attends to itself */
 	int class_rows;   /* first rows of an image without an output row */
 	int32_t image_token;
-	int rows; /* outputs_rows: buffer [n_tok, hidden] f32 with the rows after the final norm */
+	int rows; /* outputs_rows: buffer [n_tok, plan_rows_width] f32 with the rows */
 	/* buffer of the output [n_out, plan_out_width] f32: logits [n_out, vocab]; in a stage
 	 * before the last: the residual stream [n_tok, hidden] */
 	int logits;
@@ -385,14 +397,25 @@ plan_takes_rows(const Plan *p)
 static inline int64_t
 plan_row_width(const Plan *p)
 {
-	return p->vision != VISION_NONE ? p->row_width : p->hidden;
+	return p->vision != VISION_NONE ? p->row_width
+	       : p->draft.row_width     ? p->draft.row_width
+	                                : p->hidden;
+}
+
+/* Elements of a row that outputs_rows returns */
+static inline int64_t
+plan_rows_width(const Plan *p)
+{
+	return p->buffer[p->rows].extent.mul;
 }
 
 /* Columns of the model's output, whichever stage computes it */
 static inline int64_t
 plan_out_width(const Plan *p)
 {
-	return p->output == LLMC_OUTPUT_LOGITS ? p->vocab : p->buffer[p->logits].extent.mul;
+	return p->output != LLMC_OUTPUT_LOGITS ? p->buffer[p->logits].extent.mul
+	       : p->draft.vocab                ? p->draft.vocab
+	                                       : p->vocab;
 }
 
 /* Return whether a table rotates by three positions per token */

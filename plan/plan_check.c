@@ -566,15 +566,28 @@ plan_check(const Plan *p, llmc_error *err)
 		           last ? plan_output_name[p->output] : "", plan_sym_text[rows.sym],
 		           (long long)width);
 	const PlanBuffer *rows_out = &p->buffer[p->rows];
-	const PlanExtent all = { SYM_n_tok, p->hidden, 1 };
+	const int64_t given = p->outputs_rows ? rows_out->extent.mul : 0;
+	const PlanExtent all = { SYM_n_tok, given, 1 };
 	if (p->outputs_rows && (p->ranks > 1 || p->stages > 1 || p->output != LLMC_OUTPUT_LOGITS))
 		return BAD("outputs_rows needs a model with logits and without stages");
 	if (p->outputs_rows &&
 	    (rows_out->dtype != DT_F32 || !plan_extent_within(&all, 4, &rows_out->extent, 4) ||
-	     rows_out->extent.mul != p->hidden))
+	     given % p->hidden || (p->takes_rows && given != p->hidden)))
 		return BAD("buffer %s cannot hold the rows for a draft head: expected f32, n_tok "
-		           "rows of %lld",
+		           "rows of %lld or, for a draft checkpoint, a multiple of it",
 		           rows_out->id, (long long)p->hidden);
+	if (p->draft.row_width &&
+	    (!p->takes_rows || p->draft.row_width != p->draft.own_at + p->hidden))
+		return BAD("draft: a row has %lld elements, expected those of the model's rows, "
+		           "%lld, and %lld of its own",
+		           (long long)p->draft.row_width, (long long)p->draft.own_at,
+		           (long long)p->hidden);
+	for (int i = 0; i < p->n_tensor && !p->draft.model; i++)
+		for (int k = 0; k < p->tensor[i].n_src; k++)
+			if (p->tensor[i].src[k].name[0] == '@')
+				return BAD("tensor %s: the source %s is in the checkpoint of "
+				           "another model, which the plan does not name",
+				           p->tensor[i].id, p->tensor[i].src[k].name);
 	if (p->encoder && (!p->prompt_whole || p->output == LLMC_OUTPUT_LOGITS || p->stages > 1 ||
 	                   p->ranks > 1 || plan_has_state(p)))
 		return BAD(

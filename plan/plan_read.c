@@ -511,6 +511,22 @@ read_vision(PlanReader *r, json_t *j, bool given)
 }
 
 static void
+read_draft(PlanReader *r, json_t *j)
+{
+	PlanDraft *d = &r->p->draft;
+	const size_t was = rd_enter(r, "draft", -1);
+
+	rd_keys(r, j, "row_width own_at vocab tokens offsets model");
+	d->row_width = rd_get_int(r, j, "row_width", 1, INT32_MAX);
+	d->own_at = rd_get_int(r, j, "own_at", 1, d->row_width - 1);
+	d->vocab = rd_get_int(r, j, "vocab", 0, r->p->vocab);
+	d->tokens = rd_get_str_or_null(r, j, "tokens");
+	d->offsets = rd_get_bool(r, j, "offsets");
+	d->model = rd_get_str_or_null(r, j, "model");
+	rd_leave(r, was);
+}
+
+static void
 read_plan(PlanReader *r, json_t *j)
 {
 	Plan *p = r->p;
@@ -531,14 +547,15 @@ read_plan(PlanReader *r, json_t *j)
 	     host = json_object_get(j, "kv_host"), rows = json_object_get(j, "rows"),
 	     encoder = json_object_get(j, "token_types"),
 	     partitions = json_object_get(j, "partitions"), vision = json_object_get(j, "vision"),
-	     l2 = json_object_get(j, "l2_budget");
+	     l2 = json_object_get(j, "l2_budget"), draft = json_object_get(j, "draft");
 	rd_keys(
 	    r, j,
 	    arena_printf(
 	        r->arena,
-	        "format step_abi name family spec_sha256 target %s%s%s%s%s%s%s%s%s%s%s" KEYS_BELOW,
-	        rows ? "rows takes_rows " : "", lora ? "lora lora_scale " : "",
-	        output ? "output " : "", ranks ? "rank ranks " : "",
+	        "format step_abi name family spec_sha256 target "
+	        "%s%s%s%s%s%s%s%s%s%s%s%s" KEYS_BELOW,
+	        rows ? "rows takes_rows " : "", draft ? "draft " : "",
+	        lora ? "lora lora_scale " : "", output ? "output " : "", ranks ? "rank ranks " : "",
 	        stages ? "stage stages window " : "",
 	        partitions ? stages ? "partition partitions " : "partition partitions window " : "",
 	        host ? "kv_host " : "", encoder ? "token_types " : "",
@@ -602,6 +619,8 @@ read_plan(PlanReader *r, json_t *j)
 	p->outputs_rows = rows;
 	p->rows = rows ? read_buffer_of(r, j, "rows") : 0;
 	p->takes_rows = rows && rd_get_bool(r, j, "takes_rows");
+	if (draft)
+		read_draft(r, json_object_get(j, "draft"));
 	read_vision(r, j, vision);
 	rd_persistent(r, j);
 	READ_ALL(r, j, phase, PlanPhase, 2, 2, read_phase);

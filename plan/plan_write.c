@@ -464,6 +464,17 @@ plan_write(const Plan *p, Strbuf *out)
 		key_str(out, "rows", p->buffer[p->rows].id);
 		key_bool(out, "takes_rows", p->takes_rows);
 	}
+	if (p->draft.row_width) {
+		strbuf_puts(out, "\"draft\":{");
+		key_int(out, "row_width", p->draft.row_width);
+		key_int(out, "own_at", p->draft.own_at);
+		key_int(out, "vocab", p->draft.vocab);
+		key_str(out, "tokens", p->draft.tokens);
+		key_bool(out, "offsets", p->draft.offsets);
+		key_str(out, "model", p->draft.model);
+		out->len -= out->failed ? 0 : 1; /* "," */
+		strbuf_puts(out, "},");
+	}
 	if (p->vision != VISION_NONE) {
 		key_str(out, "vision", plan_vision_name[p->vision]);
 		key_int(out, "row_width", p->row_width);

@@ -86,7 +86,7 @@ admit(Session *s, const llmc_chunk *chunk, size_t n, bool fed, int32_t *n_dec, l
 		return error_set(err, LLMC_E_RANGE, "no chunk to run");
 	if (s->plan->takes_rows && !s->rows_in)
 		return error_set(err, LLMC_E_RANGE,
-		                 "this is the MTP head of a model (mtp.part): pass rows "
+		                 "this is the draft head of a model (mtp.part): pass rows "
 		                 "of the model with its tokens (llmc_forward_rows)");
 	if (s->plan->vision == VISION_TOWER && !s->rows_in)
 		return error_set(err, LLMC_E_RANGE,
@@ -443,8 +443,8 @@ session_forward_rows(Session *s, const llmc_chunk *chunk, size_t n, const float 
 	if (!came != !s->plan->takes_rows)
 		return error_set(err, LLMC_E_RANGE, "%s",
 		                 came ? "this model takes no rows with its tokens: it is "
-		                        "not an MTP head (mtp.part)"
-		                      : "an MTP head (mtp.part) needs rows of the model "
+		                        "not a draft head (mtp.part)"
+		                      : "a draft head (mtp.part) needs rows of the model "
 		                        "with its tokens");
 	if (!came)
 		return session_forward(s, chunk, n, logits, err);

@@ -90,6 +90,43 @@ load_factors(Runtime *rt, llmc_error *err)
 	return LLMC_OK;
 }
 
+/* Read the token of each column of a draft checkpoint's logits. */
+static llmc_status
+load_draft_tokens(Runtime *rt, llmc_error *err)
+{
+	const PlanDraft *d = &rt->plan->draft;
+	const Checkpoint *c = weights_checkpoint(rt->weights);
+	const int64_t n = plan_out_width(rt->plan);
+	llmc_status status = LLMC_OK;
+
+	if (!d->tokens || !c)
+		return LLMC_OK;
+	int64_t *read = calloc((size_t)n, sizeof *read);
+	rt->draft_token = calloc((size_t)n, sizeof *rt->draft_token);
+	if (!read || !rt->draft_token) {
+		free(read);
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	}
+	TRY_GOTO(checkpoint_integers(c, d->tokens, read, n, err));
+	for (int64_t i = 0; i < n; i++) {
+		int64_t id;
+		if (__builtin_add_overflow(read[i], d->offsets ? i : 0, &id) || id < 0 ||
+		    id >= rt->plan->vocab) {
+			status = error_set(err, LLMC_E_INPUT,
+			                   "tensor \"%s\": entry %lld is %lld, which gives no "
+			                   "token of the %lld of "
+			                   "the model",
+			                   d->tokens, (long long)i, (long long)read[i],
+			                   (long long)rt->plan->vocab);
+			goto fail;
+		}
+		rt->draft_token[i] = (int32_t)id;
+	}
+fail:
+	free(read);
+	return status;
+}
+
 llmc_status
 runtime_open(const Plan *plan, const RuntimeOptions *opt, Runtime **out, llmc_error *err)
 {
@@ -113,6 +150,7 @@ runtime_open(const Plan *plan, const RuntimeOptions *opt, Runtime **out, llmc_er
 	TRY_GOTO(open_weights(rt, &o, err));
 	TRY_GOTO(device->model_open(plan, &o, rt->weights, &rt->model, &rt->times, err));
 	TRY_GOTO(load_factors(rt, err));
+	TRY_GOTO(load_draft_tokens(rt, err));
 	TRY_GOTO(adapters_open(rt, err));
 	*out = rt;
 	return LLMC_OK;
@@ -262,6 +300,7 @@ runtime_close(Runtime *rt)
 		free(rt->factors[i][1]);
 	}
 	free(rt->factors);
+	free(rt->draft_token);
 	adapters_close(rt);
 	rt->device->model_close(rt->model);
 	weights_close(rt->weights);

@@ -164,7 +164,7 @@ void session_prefix_counts(Session *s, uint64_t *read, uint64_t *written, uint64
 void pool_vector(const double *sum, int64_t width, int32_t n, bool normalize, float *out);
 llmc_status session_forward(Session *s, const llmc_chunk *chunk, size_t n, float *logits,
                             llmc_error *err);
-/* Like session_forward, with the hidden rows of each chunk's tokens, [n_tok, hidden] each, if the
+/* Like session_forward, with the rows of each chunk's tokens, [n_tok, plan_row_width] each, if the
  * plan takes rows; for other plans came is NULL. */
 llmc_status session_forward_rows(Session *s, const llmc_chunk *chunk, size_t n,
                                  const float *const *came, float *logits, llmc_error *err);
@@ -177,8 +177,8 @@ llmc_status session_forward_images(Session *s, const llmc_chunk *chunk, size_t n
 /* Rows of the chunks of the next session_queue_step or session_queue_rows, which reads them during
  * the call. */
 void session_queue_images(Session *s, const StepRows *rows);
-/* For a plan that outputs hidden rows: the rows of this chunk of the last forward, [n_tok, hidden],
- * valid until the next one. */
+/* For a plan that outputs hidden rows: the rows of this chunk of the last forward, [n_tok,
+ * plan_rows_width], valid until the next one. */
 const float *session_rows(const Session *s, size_t chunk);
 /* Between steps: false, and E_DEVICE with the reason in err, if a rank is lost and no step can run
  * any more. Always true for a single rank. */

@@ -9,23 +9,22 @@ gqa(ModelBuilder *b, int h)
 	const Spec *s = b->s;
 	const HeadShape shape = spec_heads(s, b->layer);
 	int64_t heads = shape.n_heads, kv_heads = shape.n_kv_heads, dim = shape.head_dim,
-	        v_dim = shape.v_dim;
+	        v_dim = shape.v_dim, in = spec_attention_in(s, b->layer);
 	int source = spec_kv_layer(s, b->layer), k = -1, v = -1;
 	bool own = source == b->layer; /* the layer has its own keys and values */
 
 	build_at(b, "attention.n_heads");
-	int q = build_clamped(
-	    b, build_matmul(b, h, "q", s->attention.bias, heads * dim, s->hidden, "q"), heads * dim,
-	    "q_clipped");
+	int q = build_clamped(b, build_matmul(b, h, "q", s->attention.bias, heads * dim, in, "q"),
+	                      heads * dim, "q_clipped");
 	if (own) {
 		k = v = build_clamped(
-		    b, build_matmul(b, h, "k", s->attention.bias, kv_heads * dim, s->hidden, "k"),
+		    b, build_matmul(b, h, "k", s->attention.bias, kv_heads * dim, in, "k"),
 		    kv_heads * dim, "k_clipped");
 		if (!s->attention.k_is_v[b->layer])
-			v = build_clamped(b,
-			                  build_matmul(b, h, "v", s->attention.bias,
-			                               kv_heads * v_dim, s->hidden, "v"),
-			                  kv_heads * v_dim, "v_clipped");
+			v = build_clamped(
+			    b,
+			    build_matmul(b, h, "v", s->attention.bias, kv_heads * v_dim, in, "v"),
+			    kv_heads * v_dim, "v_clipped");
 	}
 	q = build_qk_norm(b, false, q, "q_norm", heads, "q_normed");
 	if (own)

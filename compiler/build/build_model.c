@@ -153,10 +153,12 @@ layer(ModelBuilder *b, int x, int l)
 	int seen = spec_shared(s, l) ? build_add(b, x, build_shared(b, x), 1.0, "with_shared")
 	                             : x; /* the block's output is not added to the stream */
 	build_at(b, "norm.kind");
-	int h = build_norm(b,
-	                   s->norm.attn_in && s->norm.in_layers[l] && s->norm.attn_in_layers[l] &&
-	                       spec_has_block(s, l),
-	                   seen, "attn_norm", "attn_in");
+	int h = s->mtp.part == MTP_DRAFT && l == 0
+	            ? build_draft_input(b, &x)
+	            : build_norm(b,
+	                         s->norm.attn_in && s->norm.in_layers[l] &&
+	                             s->norm.attn_in_layers[l] && spec_has_block(s, l),
+	                         seen, "attn_norm", "attn_in");
 	if (s->residual.parallel) {
 		/* Both blocks read the same stream; without its own norm the second block shares
 		 * the norm of the first. */
@@ -262,23 +264,6 @@ per_layer(ModelBuilder *b, int x)
 	return build_add_wide(b, p, own, sqrt(0.5), all, "ple");
 }
 
-/* Input of a draft head: each token's row concatenated with the token's embedding x. */
-static int
-draft_head_input(ModelBuilder *b, int x, int rows)
-{
-	const Spec *s = b->s;
-
-	b->layer = 0;
-	build_at(b, "mtp.part");
-	int e = build_norm(b, true, x, "mtp_enorm", "came_token"),
-	    h = build_norm(b, true, rows, "mtp_hnorm", "came_normed"),
-	    y = build_value(b, "came_both");
-	Op *o = OP(b, concat, .x = e, .z = h, .y = y);
-	op_set_int(b->g, o, "width", s->hidden);
-	op_set_int(b->g, o, "count", s->hidden);
-	return build_matmul(b, y, "mtp_proj", false, s->hidden, 2 * s->hidden, "x0_both");
-}
-
 /* Stream before the first layer: the embedded tokens, with the rows that come with them. */
 static int
 stream(ModelBuilder *b, int *table)
@@ -288,7 +273,12 @@ stream(ModelBuilder *b, int *table)
 	if (s->mtp.part == MTP_HEAD) {
 		const int rows = build_given_rows(b, "mtp.part", "came", s->hidden);
 		b->embedded = embed(b, table);
-		return draft_head_input(b, b->embedded, rows);
+		return build_head_stream(b, rows);
+	}
+	if (s->mtp.part == MTP_DRAFT) {
+		const int rows = build_given_rows(b, "mtp.part", "came", s->mtp.width + s->hidden);
+		b->embedded = embed(b, table);
+		return build_draft_stream(b, rows);
 	}
 	if (s->vision.part != VISION_ROWS)
 		return b->embedded = embed(b, table);
@@ -310,11 +300,17 @@ final_norm(ModelBuilder *b, int x, const char *name)
 	return y;
 }
 
-/* Mark the rows that a draft head reads: all rows, after or before the final norm (mtp.normed). */
+/* Mark the rows that a draft head reads: all rows, after or before the final norm (mtp.normed), or
+ * streams in the middle. at [n_layers + 1]: the stream before each layer, and after the last */
 static void
-mark_draft_rows(ModelBuilder *b, int x)
+mark_draft_rows(ModelBuilder *b, const int *at)
 {
-	b->g->rows = b->s->mtp.normed ? final_norm(b, x, "rows") : x;
+	const Spec *s = b->s;
+	const int last = at[s->n_layers];
+
+	b->g->rows = s->mtp.part == MTP_ROWS && s->mtp.n_from ? build_joined_streams(b, at)
+	             : s->mtp.normed                          ? final_norm(b, last, "rows")
+	                                                      : last;
 	b->g->outputs_rows = true;
 }
 
@@ -382,21 +378,23 @@ head(ModelBuilder *b, int x, int table)
 		                    "last_narrow");
 	const bool own = s->mtp.part == MTP_HEAD && s->mtp.output;
 	b->layer = own ? 0 : -1;
+	const int64_t rows = spec_head_rows(s);
+	build_draft_tokens(b);
 	int w = !own && s->head.tied && !s->head.row_norm
 	            ? table
-	            : build_matrix(b, own ? "mtp_output" : "head", s->vocab_size, s->embed.width);
+	            : build_matrix(b, own ? "mtp_output" : "head", rows, s->embed.width);
 	b->layer = -1;
-	int wb = build_bias(b, s->head.bias, "head", s->vocab_size),
+	int wb = build_bias(b, s->head.bias, "head", rows),
 	    y = build_value(b, capped ? "logits_raw" : "logits");
 	o = OP(b, matmul, .x = last, .w = w, .b = wb, .y = y);
-	op_set_int(b->g, o, "rows", s->vocab_size);
+	op_set_int(b->g, o, "rows", rows);
 	op_set_int(b->g, o, "cols", s->embed.width);
 	if (!capped)
 		return;
 	build_at(b, "head.cap");
 	int z = build_value(b, "logits");
 	o = OP(b, softcap, .x = y, .y = z);
-	op_set_int(b->g, o, "width", s->vocab_size);
+	op_set_int(b->g, o, "width", rows);
 	op_set_num(b->g, o, "scale", s->head.scale);
 	op_set_num(b->g, o, "softcap", s->head.cap);
 }
@@ -666,7 +664,9 @@ graph_build(const Spec *s, Diag *d, Arena *perm)
 		b.ple = per_layer(&b, x);
 	if (s->streams.count > 1)
 		x = build_streams(&b, x);
+	int *at = NEW(perm, int, s->n_layers + 1);
 	for (int l = 0; l < s->n_layers; l++) {
+		at[l] = x;
 		x = build_deep_rows(&b, layer(&b, x, l), l);
 		build_tower_deep(&b, x, l);
 		b.g->val[x].name = arena_printf(perm, "x%d", l + 1);
@@ -674,8 +674,9 @@ graph_build(const Spec *s, Diag *d, Arena *perm)
 	b.layer = -1;
 	if (s->streams.count > 1)
 		x = build_stream_merge(&b, x);
+	at[s->n_layers] = x;
 	if (s->mtp.part != MTP_NONE)
-		mark_draft_rows(&b, x);
+		mark_draft_rows(&b, at);
 	if (s->vision.part == VISION_TOWER)
 		build_tower_end(&b, x);
 	else

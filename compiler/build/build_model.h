@@ -71,6 +71,21 @@ const char *build_act_word(ActKind a);
 
 /* build_tower.c: rows of `width` elements that come with the tokens */
 int build_given_rows(ModelBuilder *b, const char *key, const char *name, int64_t width);
+
+/* build_draft.c */
+/* Input of an MTP head: each token's row concatenated with the token's embedding. */
+int build_head_stream(ModelBuilder *b, int rows);
+/* Stream of a draft checkpoint before its first layer. A row holds one of the model and one of this
+ * plan; the absent one is zeros, so the sum is the projection of the former or the latter as it
+ * is. */
+int build_draft_stream(ModelBuilder *b, int rows);
+/* Input of attention in the first layer of a draft checkpoint: the normed embedding of the token
+ * and the normed stream, concatenated. *x: the stream, which may continue from its norm. */
+int build_draft_input(ModelBuilder *b, int *x);
+void build_draft_tokens(ModelBuilder *b);
+/* Streams that a draft checkpoint reads, joined in the order of mtp.from. at [n_layers + 1]: the
+ * stream before each layer and after the last */
+int build_joined_streams(ModelBuilder *b, const int *at);
 /* Stream of a tower before its first layer */
 int build_patches(ModelBuilder *b);
 /* Rows of images that come with the tokens of a language model */

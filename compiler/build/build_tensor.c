@@ -29,7 +29,7 @@ build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t 
 	const char *from = head && s->head.tied ? "embed" : role;
 	int part;
 	const char *id = tensor_id(g->arena, role, layer, suffix);
-	const int same = layer < 0 || s->mtp.part == MTP_HEAD ? weight_of(g, id) : -1;
+	const int same = layer < 0 || spec_drafts(s) ? weight_of(g, id) : -1;
 
 	if (same >= 0)
 		return same;

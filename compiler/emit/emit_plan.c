@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compiler/build/build_tensor.h"
 #include "compiler/select_kernels.h"
 #include "templates/common/llmc_mla.h"
 
@@ -50,6 +51,24 @@ free_id(const Plan *p, Arena *a, const char *want)
 	return id;
 }
 
+static void
+set_draft(const Graph *g, Plan *p)
+{
+	const Spec *s = g->spec;
+	int part;
+	const TensorRule *r =
+	    strcmp(s->mtp.tokens, "none") != 0
+	        ? source_rule_in(s->tensor_rule, s->n_tensor_rule, "mtp_tokens", &part)
+	        : NULL;
+
+	p->draft = (PlanDraft){ .row_width = s->mtp.width + s->hidden,
+		                .own_at = s->mtp.width,
+		                .vocab = s->mtp.vocab,
+		                .tokens = r ? r->name : NULL,
+		                .offsets = strcmp(s->mtp.tokens, "offsets") == 0,
+		                .model = s->mtp.model };
+}
+
 /* Merge values of the same shape in the same slot into one buffer of the plan. `to` receives the
  * index of each MemBuf's buffer. */
 static void
@@ -85,7 +104,9 @@ plan_buffers(const Graph *g, const Selection *sel, Plan *p, int *to)
 	}
 	p->logits = to[logits];
 	p->outputs_rows = g->outputs_rows;
-	p->takes_rows = g->spec->mtp.part == MTP_HEAD;
+	p->takes_rows = spec_drafts(g->spec);
+	if (g->spec->mtp.part == MTP_DRAFT)
+		set_draft(g, p);
 	p->vision = g->spec->vision.part;
 	p->row_width = p->vision == VISION_TOWER ? spec_patch_row(g->spec)
 	                                         : g->spec->hidden * (1 + g->spec->vision.n_deep);

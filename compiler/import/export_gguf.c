@@ -295,7 +295,7 @@ read_back(const ExportJob *j)
 		memcpy(to->dim, t->dim, sizeof t->dim);
 	}
 	source_sort(s);
-	const char *yaml = import_source(s);
+	const char *yaml = import_source(s, NULL);
 	return yaml ? spec_from_text(arena_printf(j->a, "%s (read back)", j->path), yaml,
 	                             strlen(yaml), NULL, j->d, j->a)
 	            : NULL;
@@ -582,7 +582,7 @@ export_gguf(const char *folder, const char *path, Diag *d, Arena *a, llmc_error 
 		        .x = NEW(a, Export, 1) };
 
 	*j.from = (ImportSource){ .d = d, .a = a, .path = folder };
-	if (!source_read_hf(j.from, err) || !import_source(j.from))
+	if (!source_read_hf(j.from, err) || !import_source(j.from, err))
 		return NULL;
 	return export(&j) ? j.x : NULL;
 }

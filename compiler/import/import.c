@@ -139,7 +139,7 @@ drop_invalid_tokens(ImportSource *s, SpecKey k)
 }
 
 char *
-import_source(ImportSource *s)
+import_source(ImportSource *s, llmc_error *err)
 {
 	if (!import_family(s))
 		return NULL;
@@ -156,7 +156,7 @@ import_source(ImportSource *s)
 	if (s->have_tensors)
 		source_set(s, K_weights, spec_quote(s->a, file_absolute(s->a, s->path)));
 	source_set(s, K_checkpoint, s->format);
-	if (s->d->n_error)
+	if (!import_add_model(s, err) || s->d->n_error)
 		return NULL;
 	const char *text = import_text(s);
 	Spec *spec = resolve(s, text);
@@ -185,6 +185,7 @@ import_yaml(const char *src, const ImportOptions *o, Diag *d, Arena *perm, llmc_
 		.tower = o->tower,
 		.mmproj = o->mmproj,
 		.allow_unknown_keys = o->allow_unknown_keys,
+		.of = o->of,
 	};
 	if (folder && !file_exists(arena_printf(perm, "%s/config.json", src)) &&
 	    !file_exists(arena_printf(perm, "%s/params.json", src))) {
@@ -201,7 +202,7 @@ import_yaml(const char *src, const ImportOptions *o, Diag *d, Arena *perm, llmc_
 	char *text = (folder          ? source_read_hf
 	              : flm_name(src) ? source_read_flm
 	                              : source_read_gguf)(s, err)
-	                 ? import_source(s)
+	                 ? import_source(s, err)
 	                 : NULL;
 	source_close_weights(s);
 	return text;

@@ -43,7 +43,8 @@ typedef struct ImportSource {
 	bool have_tensors;
 	bool allow_unknown_keys;
 	bool tower; /* import the vision tower of the checkpoint instead of its language model */
-	const char *mmproj; /* file with the tower of this language model; NULL: none */
+	const char *mmproj;    /* file with the tower of this language model; NULL: none */
+	const ImportModel *of; /* model of a draft checkpoint; NULL: not known */
 	bool wrapper; /* language model of a multimodal wrapper, whose other tensors are ignored */
 	bool has_vision, has_audio; /* parts of that wrapper */
 	size_t n_tensor;
@@ -78,11 +79,13 @@ void source_sort(ImportSource *s); /* sorts tensors; call after the last one is 
 void source_set(ImportSource *s, SpecKey k, const char *text);
 void source_set_num(ImportSource *s, SpecKey k, double v);
 bool source_set_layers(ImportSource *s, SpecKey k, SpecExprVal layer_types);
+/* Name of the family's tensor for a role; NULL: none */
+const char *family_tensor(const ImportSource *s, const char *role);
 const char *family_word(const ImportSource *s,
                         SpecKey k); /* value in the family's blocks; NULL: none */
 
 /* Convert keys and tensors to YAML (arena); NULL: errors are in s->d. */
-char *import_source(ImportSource *s);
+char *import_source(ImportSource *s, llmc_error *err);
 const char *import_text(const ImportSource *s); /* s->value as YAML */
 bool import_family(ImportSource *s);            /* finds the family by `match` */
 bool import_eval(ImportSource *s, const Node *n,
@@ -97,6 +100,8 @@ bool import_expected(const Node *want,
 bool import_names(ImportSource *s,
                   /* true: values have changed, so the Spec must be built again */
                   const Spec *spec);
+/* import_draft.c: complete a draft checkpoint with tensors of its model */
+bool import_add_model(ImportSource *s, llmc_error *err);
 void import_check(
     ImportSource *s,
     /* checks that every named tensor exists with the right shape, and reports all others */

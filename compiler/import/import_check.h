@@ -58,6 +58,9 @@ void import_outer_roles(ImportCheck *c);
 void import_tower_roles(const Spec *s, RoleList *list);
 void import_deep_roles(const Spec *s, RoleList *list);
 
+/* import_draft.c: check the tensor of mtp.tokens */
+void import_draft_roles(ImportCheck *c);
+
 /* import_unused.c */
 void import_check_unused(ImportCheck *c);
 

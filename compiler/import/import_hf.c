@@ -155,8 +155,14 @@ source_take_config(ImportSource *s, const json_t *root)
 {
 	static const char *const whole[] = { "tie_word_embeddings", "eos_token_id",
 		                             "bos_token_id" };
-	const json_t *text = text_of(root);
+	const json_t *text = text_of(root), *layer = part_of(root, "transformer_layer_config");
 
+	if (layer) { /* a draft checkpoint of speculators */
+		flatten(s, layer, "", false, 0);
+		flatten(s, root, "", false, 0);
+		source_use(s, "transformer_layer_config.*");
+		return;
+	}
 	if (s->tower) {
 		take_tower(s, root);
 		return;

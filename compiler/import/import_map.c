@@ -165,7 +165,10 @@ import_family(ImportSource *s)
 	Family *all;
 	size_t n;
 
-	if (find_family(s, s->tower ? "towers" : "families", &s->family, &all, &n)) {
+	if (!s->tower && find_family(s, "drafts", &s->family, &all, &n))
+		return s->d->n_error == errors;
+	if (s->d->n_error == errors &&
+	    find_family(s, s->tower ? "towers" : "families", &s->family, &all, &n)) {
 		image_token(s);
 		warn_parts(s);
 		return s->d->n_error == errors;
@@ -257,6 +260,14 @@ in_family(const ImportSource *s, const char *part, const char *key)
 	const Node *base = node_get(s->family.base, part);
 
 	return v ? v : base ? node_get(base, key) : NULL;
+}
+
+const char *
+family_tensor(const ImportSource *s, const char *role)
+{
+	const Node *n = in_family(s, "tensors", role);
+
+	return n && n->kind == NODE_SCALAR ? n->text : NULL;
 }
 
 /* Translate a word of the source. */

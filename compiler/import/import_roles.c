@@ -451,7 +451,7 @@ gqa_roles(ImportCheck *c, RoleList *list, int l)
 {
 	const Spec *s = c->spec;
 	const HeadShape shape = spec_heads(s, l);
-	const int64_t H = s->hidden, heads = shape.n_heads, D = shape.head_dim;
+	const int64_t H = spec_attention_in(s, l), heads = shape.n_heads, D = shape.head_dim;
 	const bool ab = s->attention.bias, nb = s->norm.bias, owner = spec_kv_layer(s, l) == l;
 
 	ROLE("q", heads * D, H, ab);
@@ -579,6 +579,8 @@ import_layer_roles(ImportCheck *c, int l)
 	if (((s->norm.attn_in && s->norm.attn_in_layers[l]) || s->norm.sum) && in &&
 	    spec_has_block(s, l))
 		ROLE("attn_norm", H, 0, nb);
+	if (s->mtp.part == MTP_DRAFT && l == 0)
+		ROLE("mtp_hnorm", H, 0, nb);
 	if (spec_ssm(s, l))
 		scan_roles(c, list, l);
 	if (spec_linear(s, l))
@@ -654,7 +656,10 @@ import_outer_roles(ImportCheck *c)
 	if (s->head.kind == LLMC_OUTPUT_LABELS)
 		ROLE("labels", s->head.labels, width, s->head.bias);
 	if (!s->head.tied && s->head.kind == LLMC_OUTPUT_LOGITS)
-		ROLE("head", s->vocab_size, s->embed.width, s->head.bias);
+		ROLE("head", spec_head_rows(s), s->embed.width, s->head.bias);
+	if (s->mtp.part == MTP_DRAFT)
+		ROLE("mtp_fc", H, s->mtp.width, false);
+	import_draft_roles(c);
 	if (s->rope[0].factors_tensor[1]) {
 		ROLE("rope_factors_long", s->rope[0].dims / 2, 0, false);
 		ROLE("rope_factors_short", s->rope[0].dims / 2, 0, false);

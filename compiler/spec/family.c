@@ -128,6 +128,8 @@ static const char *const roles[] = {
 	"mtp_proj",
 	"mtp_norm",
 	"mtp_output",
+	"mtp_fc",
+	"mtp_tokens",
 	"patch",
 	"patch_2",
 	"patch_pos",
@@ -459,7 +461,7 @@ is_head(const FamilyRules *r)
 {
 	const char *part = r->t->val[K_mtp_part].str;
 
-	return part && strcmp(part, "head") == 0;
+	return part && (strcmp(part, "head") == 0 || strcmp(part, "draft") == 0);
 }
 
 /* A draft head's plan has only the layer mtp_layer if it is given. */

@@ -58,7 +58,9 @@ typedef enum MlaForm {
 	MLA_EXPANDED
 } MlaForm;             /* AUTO: the form with fewer operations */
 enum { MAX_DEEP = 8 }; /* parts of an image row besides the embedding */
-typedef enum MtpPart { MTP_NONE, MTP_ROWS, MTP_HEAD } MtpPart;
+/* MTP_HEAD: layer of this checkpoint; MTP_DRAFT: draft checkpoint of another model */
+typedef enum MtpPart { MTP_NONE, MTP_ROWS, MTP_HEAD, MTP_DRAFT } MtpPart;
+enum { MAX_MTP_FROM = 16 };
 /* vision.part; a plan has the same */
 typedef PlanVision VisionPart;
 typedef enum MaskKind { MASK_CAUSAL, MASK_IMAGES, MASK_PREFIX, MASK_NONE } MaskKind;
@@ -336,7 +338,10 @@ typedef struct Spec {
 	struct {
 		MtpPart part;
 		int layer;
-		bool norm, normed, output;
+		bool norm, normed, output, norm_first;
+		int n_from, from[MAX_MTP_FROM];
+		int64_t width, vocab;
+		const char *model, *tokens; /* tokens: "none", "offsets", "ids" */
 		/* layer: index in the checkpoint of the draft head's only layer, which is layer 0
 		 * of its plan */
 	} mtp;
@@ -402,6 +407,28 @@ typedef struct Spec {
 	const char *prompt_prefix;     /* text.prompt, or NULL */
 	const struct SpecTable *table; /* for spec_loc and spec_get; NULL in a hand-made Spec */
 } Spec;
+
+/* Does the plan make draft tokens from rows of another one? */
+static inline bool
+spec_drafts(const Spec *s)
+{
+	return s->mtp.part == MTP_HEAD || s->mtp.part == MTP_DRAFT;
+}
+
+/* Elements that the projections of queries, keys and values read. The first layer of a draft
+ * checkpoint reads a token's embedding and a row, concatenated. */
+static inline int64_t
+spec_attention_in(const Spec *s, int layer)
+{
+	return s->mtp.part == MTP_DRAFT && layer == 0 ? 2 * s->hidden : s->hidden;
+}
+
+/* Rows of the output matrix */
+static inline int64_t
+spec_head_rows(const Spec *s)
+{
+	return s->mtp.part == MTP_DRAFT && s->mtp.vocab ? s->mtp.vocab : s->vocab_size;
+}
 
 /* Whether a tower resizes its table of learned positions to each image */
 static inline bool
@@ -482,10 +509,16 @@ const char *spec_get(const Spec *s, Arena *a, const char *key);
 Spec *spec_from_file(const char *yaml_path, const char *const *set, Diag *d, Arena *perm);
 Spec *spec_from_text(const char *name, const char *text, size_t size, const char *const *set,
                      Diag *d, Arena *perm);
+/* Model that a draft checkpoint belongs to, which may provide some tensors */
+typedef struct ImportModel {
+	const Spec *spec;
+	const char *weights; /* checkpoint; NULL: none */
+} ImportModel;
 typedef struct ImportOptions {
 	bool tower; /* describe the vision tower, not the language model */
 	/* file with the vision tower of a GGUF language model (clip.projector_type); NULL: none */
 	const char *mmproj;
+	const ImportModel *of;   /* model of a draft checkpoint; NULL: not known */
 	bool allow_unknown_keys; /* unconsumed keys of the checkpoint are warnings, not errors */
 } ImportOptions;
 /* import/: make the YAML text of an HF folder or a GGUF file, in the arena; NULL if d has errors.

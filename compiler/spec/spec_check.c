@@ -53,6 +53,56 @@ check_name(SpecTable *t)
 		       name);
 }
 
+/* Layers that a draft checkpoint reads */
+static void
+check_mtp_from(SpecTable *t)
+{
+	const SpecVal *v = &t->val[K_mtp_from];
+	const bool rows = IS(mtp_part, "rows");
+
+	if (v->n > MAX_MTP_FROM)
+		err_at(t->d, v->loc, "mtp.from has %d layers, at most %d are supported", v->n,
+		       MAX_MTP_FROM);
+	for (int i = 0; rows && KNOWN(n_layers) && i < v->n; i++)
+		if (v->list[i] > (double)INT(n_layers))
+			err_at(t->d, v->loc, "mtp.from: layer %.0f is above n_layers = %lld",
+			       v->list[i], (long long)INT(n_layers));
+	if (v->n && rows && INT(streams) > 1) {
+		err_at(t->d, v->loc,
+		       "mtp.from: a draft checkpoint reads one stream, this model has several");
+		spec_check_note(t, K_streams);
+	}
+}
+
+/* A draft checkpoint is a model of its own with a first layer of another shape. */
+static void
+check_draft(SpecTable *t)
+{
+	if (KNOWN(mtp_width) && INT(mtp_width) < 1)
+		err_at(t->d, LOC(mtp_part),
+		       "mtp.part = draft: mtp.width is 0, a row of the model has at least one "
+		       "element");
+	if (!IS(att_kind, "gqa") || !IS(residual_form, "serial") || IS(residual_from, "norm") ||
+	    !ON(attn_in) || ON(norm_sum) || INT(streams) > 1 || INT(ple_width) > 0 ||
+	    INT(laurel_rank) > 0 || !IS(out_gate, "none"))
+		err_at(t->d, LOC(mtp_part),
+		       "mtp.part = draft: the layers of a draft checkpoint have grouped-query "
+		       "attention and norms before each block");
+	if (INT(mtp_vocab) > INT(vocab_size) && KNOWN(vocab_size))
+		err_at(t->d, LOC(mtp_vocab), "mtp.vocab = %lld: vocab_size is only %lld",
+		       (long long)INT(mtp_vocab), (long long)INT(vocab_size));
+	if (INT(mtp_vocab) > 0 && INT(mtp_vocab) != INT(vocab_size) && IS(mtp_tokens, "none"))
+		err_at(t->d, LOC(mtp_vocab),
+		       "mtp.vocab = %lld: mtp.tokens is none, so nothing maps these rows to "
+		       "tokens",
+		       (long long)INT(mtp_vocab));
+	if (INT(mtp_vocab) > 0 && ON(tied))
+		err_at(t->d, LOC(mtp_vocab),
+		       "mtp.vocab = %lld: an output matrix of its own is needed, but head.tied is "
+		       "true",
+		       (long long)INT(mtp_vocab));
+}
+
 /* A draft head has one layer like the model's; its only input from the model is the last rows. */
 static void
 check_mtp(SpecTable *t)
@@ -61,7 +111,11 @@ check_mtp(SpecTable *t)
 
 	if (!part || IS(mtp_part, "none"))
 		return;
-	if (KNOWN(mtp_layers) && INT(mtp_layers) < 1)
+	const bool other = IS(mtp_part, "draft") || t->val[K_mtp_from].n > 0;
+	check_mtp_from(t);
+	if (IS(mtp_part, "draft"))
+		check_draft(t);
+	if (!other && KNOWN(mtp_layers) && INT(mtp_layers) < 1)
 		err_at(t->d, LOC(mtp_part),
 		       "mtp.part = %s: this model has no draft head (mtp.layers = 0)", part);
 	if (!IS(head_kind, "logits")) {
@@ -73,7 +127,7 @@ check_mtp(SpecTable *t)
 		err_at(t->d, LOC(mtp_part), "mtp.part = %s: a draft head runs on one rank", part);
 		spec_check_note(t, INT(tp) > 1 ? K_tp : K_pp);
 	}
-	if (INT(ple_width) > 0 || INT(kv_shared) > 0 || INT(streams) > 1) {
+	if (!other && (INT(ple_width) > 0 || INT(kv_shared) > 0 || INT(streams) > 1)) {
 		err_at(t->d, LOC(mtp_part),
 		       "mtp.part = %s: layers of this model read outputs of other layers, which a "
 		       "draft head does not have",

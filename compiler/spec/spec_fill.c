@@ -392,6 +392,33 @@ fill_vision(const SpecTable *t, Spec *s)
 }
 
 static void
+fill_mtp(const SpecTable *t, Spec *s)
+{
+	s->mtp.norm = BOOL(mtp_norm);
+	s->mtp.normed = BOOL(mtp_normed);
+	s->mtp.output = BOOL(mtp_output);
+	s->mtp.part = IS(mtp_part, "rows")    ? MTP_ROWS
+	              : IS(mtp_part, "head")  ? MTP_HEAD
+	              : IS(mtp_part, "draft") ? MTP_DRAFT
+	                                      : MTP_NONE;
+	s->mtp.norm_first = BOOL(mtp_norm_first);
+	s->mtp.width = INT(mtp_width);
+	s->mtp.vocab = INT(mtp_vocab);
+	s->mtp.model = STR(mtp_model);
+	s->mtp.tokens = t->val[K_mtp_tokens].str;
+	for (int i = 0; i < t->val[K_mtp_from].n && i < MAX_MTP_FROM; i++)
+		s->mtp.from[s->mtp.n_from++] = (int)t->val[K_mtp_from].list[i];
+	if (spec_drafts(s)) {
+		s->lora.path = NULL; /* the adapter affects it only through the rows it reads */
+		s->placement.any = false;
+		s->adapters.slots = 0; /* sequences of a draft head have no adapters */
+		s->kv.host = 0;        /* belongs to the model */
+	}
+	if (s->mtp.part == MTP_HEAD)
+		reduce_to_draft_head(t, s);
+}
+
+static void
 fill_rest(const SpecTable *t, Spec *s)
 {
 	fill_vision(t, s);
@@ -497,17 +524,7 @@ fill_rest(const SpecTable *t, Spec *s)
 	for (int i = 0; i < s->n_eos && i < PLAN_MAX_EOS; i++)
 		s->eos[i] = (int32_t)t->val[K_eos].list[i];
 	s->prompt_prefix = STR(prompt);
-	s->mtp.norm = BOOL(mtp_norm);
-	s->mtp.normed = BOOL(mtp_normed);
-	s->mtp.output = BOOL(mtp_output);
-	s->mtp.part = IS(mtp_part, "rows") ? MTP_ROWS : IS(mtp_part, "head") ? MTP_HEAD : MTP_NONE;
-	if (s->mtp.part == MTP_HEAD) {
-		s->lora.path = NULL; /* the adapter affects it only through the rows it reads */
-		s->placement.any = false;
-		s->adapters.slots = 0; /* sequences of a draft head have no adapters */
-		s->kv.host = 0;        /* belongs to the model */
-		reduce_to_draft_head(t, s);
-	}
+	fill_mtp(t, s);
 }
 
 void

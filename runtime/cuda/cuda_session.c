@@ -249,13 +249,11 @@ take_pinned(CudaSession *c, llmc_error *err)
 	    ((size_t)c->max_out * LLMC_RING * sizeof(llmc_sampled) + 255) & ~(size_t)255;
 	size_t masks = ((size_t)c->mask_bytes * LLMC_RING + 255) & ~(size_t)255;
 	size_t logits = (size_t)s->sym[SYM_n_out] * (size_t)plan_out_width(s->plan) * sizeof(float);
-	size_t stream = s->plan->stages > 1 || s->plan->outputs_rows
-	                    ? (size_t)s->sym[SYM_n_tok] * (size_t)s->plan->hidden * sizeof(float)
-	                    : 0;
-	const size_t given =
-	    s->plan->vision != VISION_NONE
-	        ? (size_t)s->sym[SYM_n_tok] * (size_t)s->plan->row_width * sizeof(float)
-	        : 0;
+	const size_t row = (size_t)s->sym[SYM_n_tok] * sizeof(float),
+	             given = plan_takes_rows(s->plan) ? row * (size_t)plan_row_width(s->plan) : 0;
+	size_t stream = s->plan->outputs_rows ? row * (size_t)plan_rows_width(s->plan)
+	                : s->plan->stages > 1 ? row * (size_t)s->plan->hidden
+	                                      : 0;
 	CUdeviceptr at;
 	void *p = NULL;
 

@@ -2,7 +2,7 @@
  * stream of a step's rows goes to the next stage through pinned host memory and the pipes of
  * comm.h, from each rank to its peer in the next stage: received before the step's kernels, sent
  * after them. The logits of the last stage go the same way, from its first rank to rank 0. Decode
- * graphs do not contain these copies. Rows of an MTP head use the same path: those that come with
+ * graphs do not contain these copies. Rows of a draft head use the same path: those that come with
  * its tokens, and those that a plan returns to the host. */
 #include "runtime/cuda/cuda_session.h"
 
@@ -63,12 +63,13 @@ cuda_stage_fetch(CudaSession *c, llmc_error *err)
 	const Plan *p = c->s->plan;
 
 	if (p->outputs_rows)
-		CUDA_TRY(
-		    d,
-		    d->api.copy_down(c->stage_out,
-		                     (CUdeviceptr)(uintptr_t)c->s->slot[p->buffer[p->rows].slot],
-		                     stream_bytes(c->s), c->stream),
-		    "copying rows for an MTP head from the GPU");
+		CUDA_TRY(d,
+		         d->api.copy_down(
+		             c->stage_out,
+		             (CUdeviceptr)(uintptr_t)c->s->slot[p->buffer[p->rows].slot],
+		             (size_t)c->s->size->n_tok * (size_t)plan_rows_width(p) * sizeof(float),
+		             c->stream),
+		         "copying rows for a draft head from the GPU");
 	if (plan_hands_on(p))
 		CUDA_TRY(d,
 		         d->api.copy_down(c->stage_out, (CUdeviceptr)(uintptr_t)c->st.logits,

@@ -1,7 +1,7 @@
-/* Draft tokens from a second model: a smaller model with the same tokenizer, or the model's own MTP
- * head (mtp_head.c). It has its own session, with one sequence per output that it follows. One step
- * of it over all sequences adds one draft token to each, the most likely one. Its output affects
- * speed only, never the sampled tokens. */
+/* Draft tokens from a second model: a smaller model with the same tokenizer, or one that reads rows
+ * of the model (mtp_head.c). It has its own session, with one sequence per output that it follows.
+ * One step of it over all sequences adds one draft token to each, the most likely one. Its output
+ * affects speed only, never the sampled tokens. */
 #include <string.h>
 
 #include "runtime/engine/engine_internal.h"
@@ -47,30 +47,36 @@ draft_model_ready(Engine *e, RequestChoice *c, const SchedSeq *q)
 }
 
 /* Add draft token `at` to each sequence. False: the draft model's step failed. came [n]: input rows
- * of the MTP head; replaced by its output rows, the input of its next step. */
+ * of a head; replaced by its output rows, the input of its next step. */
 static bool
 draft_one_token(Engine *e, llmc_chunk *chunk, const float **came, Draft *const *d, int32_t n,
                 int32_t at)
 {
-	const int64_t hidden = e->plan->hidden;
-	int32_t vocab = (int32_t)e->draft_session->plan->vocab, most = (int32_t)e->plan->vocab;
+	const Plan *p = e->draft_session->plan;
+	const int32_t *token = e->draft_session->rt->draft_token;
+	const int32_t columns = (int32_t)plan_out_width(p), most = (int32_t)e->plan->vocab;
 	double start = clock_now();
 	llmc_error err;
 
 	if (session_forward_rows(e->draft_session, chunk, (size_t)n, e->is_head ? came : NULL,
 	                         e->draft_logits, &err) != LLMC_OK)
 		return false;
-	for (int32_t i = 0; i < n && e->is_head; i++)
-		came[i] = memcpy(e->draft_rows_buf + i * hidden,
-		                 session_rows(e->draft_session, (size_t)i) +
-		                     (chunk[i].n_tok - 1) * hidden,
-		                 (size_t)hidden * sizeof **came);
+	for (int32_t i = 0; i < n && e->is_head; i++) {
+		float *own = e->draft_rows_buf + i * plan_row_width(p);
+		memcpy(own + p->draft.own_at,
+		       session_rows(e->draft_session, (size_t)i) + (chunk[i].n_tok - 1) * p->hidden,
+		       (size_t)p->hidden * sizeof *own);
+		came[i] = own;
+	}
 	if (at) /* the first step also reads tokens it has missed: not a typical time */
 		drafter_record_model_step(&e->drafter, clock_now() - start);
 	for (int32_t i = 0; i < n; i++) {
-		if (sample_largest(e->draft_logits + (size_t)i * (size_t)vocab, vocab,
-		                   &d[i]->tok[at], &err) != LLMC_OK ||
-		    d[i]->tok[at] >= most)
+		int32_t *tok = &d[i]->tok[at];
+		if (sample_largest(e->draft_logits + (size_t)i * (size_t)columns, columns, tok,
+		                   &err) != LLMC_OK)
+			return false;
+		*tok = token ? token[*tok] : *tok;
+		if (*tok >= most)
 			return false;
 		chunk[i] = (llmc_chunk){
 			.seq = chunk[i].seq, .tok = &d[i]->tok[at], .n_tok = 1, .n_out = 1

@@ -27,9 +27,9 @@ typedef struct EventList {
 	Event *first, *last;
 } EventList;
 
-/* Rows of the model that its MTP head has not read: positions at .. at + n - 1 of a sequence */
+/* Rows of the model that its head has not read: positions at .. at + n - 1 of a sequence */
 typedef struct MtpRows {
-	float *row; /* [cap, hidden] */
+	float *row; /* [cap, plan_row_width of the head], the model's rows at the front */
 	int32_t at, n, cap;
 	bool holes; /* rows before these were missed; its pages must not enter the prefix cache */
 } MtpRows;
@@ -42,7 +42,7 @@ typedef struct RequestChoice {
 	int32_t n_new;
 	Draft *draft;           /* NULL: none yet */
 	llmc_seq draft_session; /* sequence in the second model's session; -1: none */
-	MtpRows head;           /* used if the second model is this model's MTP head */
+	MtpRows head;           /* used if the second model is a head */
 	double sum_logprob;
 	bool done;
 	double latest; /* time of its last token */
@@ -153,12 +153,14 @@ struct Engine {
 	engine_draft_fn draft_fn; /* set by a test; NULL: lookup, when it is expected to pay */
 	void *draft_fn_user;
 	bool has_drafts; /* the current step has draft tokens */
-	/* smaller draft model, or the model's own MTP head; NULL: none */
+	/* smaller draft model, or a head that reads the model's rows; NULL: none */
 	Session *draft_session;
 	bool is_head;
-	bool rows;             /* the current step has left the rows of all its chunks */
-	float *draft_rows_buf; /* [DRAFT_MAX_SEQS, hidden] is_head: rows of its last draft tokens */
-	float *draft_logits;   /* [n_out, vocab] of the draft session */
+	bool rows; /* the current step has left the rows of all its chunks */
+	/* [DRAFT_MAX_SEQS, plan_row_width] is_head: rows of its last draft tokens; the model's part
+	 * is zeros */
+	float *draft_rows_buf;
+	float *draft_logits; /* [n_out, plan_out_width] of the draft session */
 	/* most tokens per sequence that the draft model catches up with in one step */
 	int32_t draft_chunk;
 	int32_t step_tokens; /* tokens of the current step */
@@ -227,8 +229,8 @@ void draft_model_commit(Engine *e, RequestChoice *c, int32_t certain);
 void draft_model_sweep(Engine *e); /* drop the draft sequences of choices that have ended */
 void draft_model_drop(Engine *e, RequestChoice *c);
 
-/* mtp_head.c: add rows [n, hidden] of the positions from `at` on of sequence q. The token after
- * each position is known. */
+/* mtp_head.c: add rows [n, plan_rows_width] of the positions from `at` on of sequence q. The token
+ * after each position is known. */
 void mtp_rows_add(Engine *e, RequestChoice *c, const SchedSeq *q, int32_t at, int32_t n,
                   const float *rows);
 void mtp_rows_consume(Engine *e, RequestChoice *c, const SchedSeq *q,

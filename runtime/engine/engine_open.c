@@ -361,15 +361,16 @@ engine_set_draft_model(Engine *e, Session *draft_session, llmc_error *err)
 {
 	const llmc_limits *lim = session_limits_of(draft_session);
 
-	e->draft_logits = calloc((size_t)lim->n_out * (size_t)draft_session->plan->vocab,
+	e->draft_logits = calloc((size_t)lim->n_out * (size_t)plan_out_width(draft_session->plan),
 	                         sizeof *e->draft_logits);
 	if (!e->draft_logits)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for the draft model");
 	e->is_head = draft_session->plan->takes_rows;
-	if (e->is_head && !(e->draft_rows_buf =
-	                        calloc((size_t)DRAFT_MAX_SEQS * (size_t)draft_session->plan->hidden,
-	                               sizeof *e->draft_rows_buf)))
-		return error_set(err, LLMC_E_MEMORY, "out of memory for the MTP head");
+	if (e->is_head &&
+	    !(e->draft_rows_buf =
+	          calloc((size_t)DRAFT_MAX_SEQS * (size_t)plan_row_width(draft_session->plan),
+	                 sizeof *e->draft_rows_buf)))
+		return error_set(err, LLMC_E_MEMORY, "out of memory for the draft head");
 	TRY(kv_prefix_open(&draft_session->kv, err));
 	e->draft_chunk = lim->chunk / DRAFT_MAX_SEQS > 0 ? lim->chunk / DRAFT_MAX_SEQS : 1;
 	e->draft_session = draft_session;

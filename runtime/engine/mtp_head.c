@@ -1,5 +1,6 @@
-/* Multi-token prediction (mtp.part): a head of the model that produces draft tokens. For each
- * position it reads the model's row there and the next token, and predicts the token after that.
+/* Heads that produce draft tokens from rows of the model (mtp.part): the model's own MTP head, or a
+ * draft checkpoint (EAGLE-3). For each position a head reads the model's row there and the next
+ * token, and predicts the token after that.
  * Its session has one sequence per output that it follows, with one position per row that it has
  * read. Rows come from the model's steps; they wait until their next token is known and a step
  * of the head is due.
@@ -44,11 +45,11 @@ begin(Engine *e, RequestChoice *c, const SchedSeq *q)
 }
 
 static bool
-reserve_rows(MtpRows *h, int32_t n, int64_t hidden)
+reserve_rows(MtpRows *h, int32_t n, int64_t width)
 {
 	if (n <= h->cap)
 		return true;
-	float *row = realloc(h->row, (size_t)n * (size_t)hidden * sizeof *row);
+	float *row = realloc(h->row, (size_t)n * (size_t)width * sizeof *row);
 	if (!row)
 		return false;
 	h->row = row;
@@ -59,12 +60,12 @@ reserve_rows(MtpRows *h, int32_t n, int64_t hidden)
 void
 mtp_rows_consume(Engine *e, RequestChoice *c, const SchedSeq *q, int32_t n)
 {
-	const int64_t hidden = e->plan->hidden;
+	const int64_t width = plan_row_width(e->draft_session->plan);
 
 	c->head.at += n;
 	c->head.n -= n;
-	memmove(c->head.row, c->head.row + n * hidden,
-	        (size_t)(c->head.n * hidden) * sizeof *c->head.row);
+	memmove(c->head.row, c->head.row + n * width,
+	        (size_t)(c->head.n * width) * sizeof *c->head.row);
 	if (!c->head.holes)
 		session_prefix_keep(e->draft_session, c->draft_session, q->tok + 1);
 }
@@ -94,7 +95,8 @@ void
 mtp_rows_add(Engine *e, RequestChoice *c, const SchedSeq *q, int32_t at, int32_t n,
              const float *rows)
 {
-	const int64_t hidden = e->plan->hidden;
+	const int64_t width = plan_row_width(e->draft_session->plan),
+	              given = plan_rows_width(e->plan);
 	MtpRows *h = &c->head;
 
 	if (n < 1 || !begin(e, c, q))
@@ -107,13 +109,15 @@ mtp_rows_add(Engine *e, RequestChoice *c, const SchedSeq *q, int32_t at, int32_t
 		h->at = at;
 		h->n = known = 0;
 	}
-	if (!reserve_rows(h, h->n + n - known, hidden)) {
+	if (!reserve_rows(h, h->n + n - known, width)) {
 		draft_model_drop(e, c);
 		return;
 	}
-	memcpy(h->row + h->n * hidden, rows + known * hidden,
-	       (size_t)((n - known) * hidden) * sizeof *rows);
-	h->n += n - known;
+	for (; known < n; known++, h->n++) {
+		float *to = h->row + h->n * width;
+		memcpy(to, rows + known * given, (size_t)given * sizeof *to);
+		memset(to + given, 0, (size_t)(width - given) * sizeof *to);
+	}
 	if (!run_pending_rows(e, c, q))
 		draft_model_drop(e, c);
 }

@@ -28,6 +28,8 @@ struct Runtime {
 	uint64_t n_replaced;
 	void *model;          /* owned by the device */
 	float *(*factors)[2]; /* [n_rope] RoPE factors stored in the checkpoint, or NULL */
+	/* [plan_out_width] token of each column of a draft checkpoint's logits; NULL: the column */
+	int32_t *draft_token;
 	struct Adapters
 	    /* lora_adapters.c: contents of the adapter slots; NULL: the plan has no slots */
 	    *adapters;

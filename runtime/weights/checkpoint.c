@@ -24,6 +24,7 @@ struct Checkpoint {
 	char *path;
 	Gguf *gguf; /* either gguf or st is set */
 	Safetensors *st;
+	Checkpoint *model; /* checkpoint of names that begin with '@'; NULL: none */
 };
 
 static bool
@@ -117,11 +118,18 @@ fail:
 	return status;
 }
 
+llmc_status
+checkpoint_add_model(Checkpoint *c, const char *path, llmc_error *err)
+{
+	return path ? checkpoint_open(path, &c->model, err) : LLMC_OK;
+}
+
 void
 checkpoint_close(Checkpoint *c)
 {
 	if (!c)
 		return;
+	checkpoint_close(c->model);
 	gguf_close(c->gguf);
 	safetensors_close(c->st);
 	free(c->path);
@@ -131,6 +139,8 @@ checkpoint_close(Checkpoint *c)
 bool
 checkpoint_find(const Checkpoint *c, const char *name, CheckpointTensor *out)
 {
+	if (c->model && name[0] == '@')
+		return checkpoint_find(c->model, name + 1, out);
 	if (c->gguf) {
 		const GgufTensor *t = gguf_tensor(c->gguf, name);
 		if (!t)
@@ -321,6 +331,34 @@ checkpoint_source(const Checkpoint *c, const PlanTensor *t, const PlanSource *s,
 }
 
 llmc_status
+checkpoint_integers(const Checkpoint *c, const char *name, int64_t *dst, int64_t n, llmc_error *err)
+{
+	CheckpointTensor t;
+
+	if (!checkpoint_find(c, name, &t))
+		return error_set(err, LLMC_E_INPUT, "%s: has no tensor \"%s\"", c->path, name);
+	const int64_t size = t.dtype == DT_I64 ? 8 : 4;
+	if ((t.dtype != DT_I64 && t.dtype != DT_I32) || !t.data || t.bytes != n * size)
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: tensor \"%s\" is %s of %lld bytes, expected %lld integers "
+		                 "of 32 or 64 bits",
+		                 t.file, name,
+		                 t.dtype == DT_NONE ? t.dtype_name : dtype_text(t.dtype),
+		                 (long long)t.bytes, (long long)n);
+	for (int64_t i = 0; i < n; i++) {
+		int32_t narrow;
+		const char *from = (const char *)t.data + i * size;
+		if (size == 8) {
+			memcpy(&dst[i], from, 8);
+		} else {
+			memcpy(&narrow, from, 4);
+			dst[i] = narrow;
+		}
+	}
+	return LLMC_OK;
+}
+
+llmc_status
 checkpoint_vector(const Checkpoint *c, const char *name, float *dst, int64_t n, llmc_error *err)
 {
 	const PlanTensor t = {
@@ -376,6 +414,8 @@ checkpoint_identity(const Checkpoint *c, Sha256 *sum, llmc_error *err)
 {
 	const char *last = NULL;
 
+	if (c->model)
+		TRY(checkpoint_identity(c->model, sum, err));
 	if (c->gguf) {
 		TRY(add_file(sum, c->path, err));
 		for (size_t i = 0; i < gguf_n_parts(c->gguf); i++)

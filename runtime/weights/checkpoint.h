@@ -28,6 +28,9 @@ typedef struct CheckpointTensor {
 
 /* Open a GGUF or safetensors file, an index.json, or a folder that holds one of them. */
 llmc_status checkpoint_open(const char *path, Checkpoint **out, llmc_error *err);
+/* Open the checkpoint of another model for names that begin with '@' (PlanDraft); path may be
+ * NULL. */
+llmc_status checkpoint_add_model(Checkpoint *c, const char *path, llmc_error *err);
 void checkpoint_close(Checkpoint *c);
 bool checkpoint_find(const Checkpoint *c, const char *name, CheckpointTensor *out);
 /* Return the tensor name closest to `name`; NULL: none is close. */
@@ -39,6 +42,9 @@ llmc_status checkpoint_source(const Checkpoint *c, const PlanTensor *t, const Pl
 /* Read a vector as fp32 (rotary frequency factors): its first n elements. */
 llmc_status checkpoint_vector(const Checkpoint *c, const char *name, float *dst, int64_t n,
                               llmc_error *err);
+/* Read a tensor of n integers, I32 or I64. */
+llmc_status checkpoint_integers(const Checkpoint *c, const char *name, int64_t *dst, int64_t n,
+                                llmc_error *err);
 /* Add path, size, mtime and header bytes of every file to a cache key. */
 llmc_status checkpoint_identity(const Checkpoint *c, Sha256 *sum, llmc_error *err);
 /* Return a checksum of names, types, shapes and first bytes of all tensors. It must be equal on all

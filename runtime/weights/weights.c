@@ -316,6 +316,7 @@ weights_open(const Plan *plan, const WeightsOptions *opt, Weights **out, llmc_er
 			goto fail;
 		}
 		TRY_GOTO(checkpoint_open(opt->path, &w->checkpoint, err));
+		TRY_GOTO(checkpoint_add_model(w->checkpoint, plan->draft.model, err));
 		if (plan->lora)
 			TRY_GOTO(peft_open(plan->lora, plan->lora_scale, &w->peft, err));
 		TRY_GOTO(find_sources(plan, opt->other, w->checkpoint, w->peft, &w->src, err));

@@ -84,6 +84,7 @@ class All:
             "plan_text": lambda m: m.plan_text,
             "yaml": lambda m: m.yaml,
             "prompts": lambda m: m.prompts,
+            "draft_tokens": lambda m: m.draft_tokens,
             "tokenizer": lambda m: m.tokenizer,
             "follow": lambda m: m.follow(),
             "load_adapter": lambda m: m.load_adapter("/nonexistent"),

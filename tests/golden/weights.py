@@ -85,16 +85,19 @@ def rounded(x, dtype):
 
 
 def write_safetensors(path, tensors, dtype):
-    """tensors: name -> float32 array; dtype f32 or bf16"""
+    """tensors: name -> float32 array, or integers or flags as they are; dtype f32 or bf16"""
     header, blobs, at = {}, [], 0
     for name, x in tensors.items():
+        whole = {"i": f"I{8 * x.itemsize}", "b": "BOOL"}.get(x.dtype.kind)
         blob = (
-            to_bf16(x).tobytes()
+            x.tobytes()
+            if whole
+            else to_bf16(x).tobytes()
             if dtype == "bf16"
             else np.ascontiguousarray(x, np.float32).tobytes()
         )
         header[name] = {
-            "dtype": "BF16" if dtype == "bf16" else "F32",
+            "dtype": whole or ("BF16" if dtype == "bf16" else "F32"),
             "shape": list(x.shape),
             "data_offsets": [at, at + len(blob)],
         }
@@ -363,3 +366,132 @@ class Mtp(Golden):
     def values(self):
         w = super().values()
         return w | {copy: w[of] for copy, of in self.copies.items()}
+
+
+DRAFTS = {
+    # SpecForge's and the original form: embedding of the model, tokens as offsets, outputs of layers
+    "specforge": dict(
+        target="llama-scaled3",
+        config=dict(
+            architectures=["LlamaForCausalLMEagle3"],
+            model_type="llama",
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            head_dim=16,
+            intermediate_size=100,
+            rope_theta=5000.0,
+            draft_vocab_size=53,
+            eagle_config=dict(
+                eagle_aux_hidden_state_layer_ids=[0, 2, 1], use_aux_hidden_state=True
+            ),
+        ),
+        layer="midlayer",
+        reads=[1, 3, 2],
+    ),
+    # the form of speculators: own embedding, another hidden size, two layers
+    "speculators": dict(
+        target="gemma3-pattern",
+        config=dict(
+            architectures=["Eagle3Speculator"],
+            speculators_model_type="eagle3",
+            draft_vocab_size=61,
+            norm_before_residual=True,
+            target_hidden_size=60,
+            transformer_layer_config=dict(
+                model_type="qwen3",
+                hidden_size=44,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=1,
+                head_dim=10,
+                intermediate_size=52,
+                rope_theta=800.0,
+            ),
+        ),
+        layer="layers.{}",
+        embed=True,
+        qk_norm=True,
+        reads=[2, 3, 3],
+    ),
+    # neither embedding nor output matrix nor a choice of tokens
+    "whole": dict(
+        target="qwen3-plain",
+        config=dict(
+            architectures=["LlamaForCausalLMEagle3"],
+            model_type="llama",
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            head_dim=14,
+            intermediate_size=64,
+        ),
+        layer="midlayer",
+        head=False,
+        reads=[2, 1, 0],
+    ),
+}
+
+
+class Draft:
+    """An EAGLE-3 draft checkpoint for a golden model."""
+
+    def __init__(self, name):
+        how = DRAFTS[name]
+        self.name, self.target, self.layer = name, Golden(how["target"]), how["layer"]
+        self.reads, self.config = how["reads"], json.loads(json.dumps(how["config"]))
+        t = self.target.config
+        self.own = self.config.get("transformer_layer_config", self.config)
+        for key, value in dict(
+            hidden_size=t["hidden_size"],
+            num_hidden_layers=1,
+            vocab_size=t["vocab_size"],
+            rms_norm_eps=2e-5,
+            rope_theta=10000.0,
+            max_position_embeddings=64,
+            hidden_act="silu",
+            tie_word_embeddings=False,
+            dtype="float32",
+        ).items():
+            self.own.setdefault(key, value)
+        c = self.own
+        h, d, ffn = c["hidden_size"], c["head_dim"], c["intermediate_size"]
+        n, kv = c["num_attention_heads"] * d, c["num_key_value_heads"] * d
+        self.columns = self.config.get("draft_vocab_size", c["vocab_size"])
+        self.shapes = {"fc.weight": [h, len(self.reads) * t["hidden_size"]], "norm.weight": [h]}
+        for i in range(c["num_hidden_layers"]):
+            wide = h * (2 if i == 0 else 1)
+            own = dict(
+                input_layernorm=[h],
+                post_attention_layernorm=[h],
+                **{"self_attn.q_proj": [n, wide], "self_attn.k_proj": [kv, wide]},
+                **{"self_attn.v_proj": [kv, wide], "self_attn.o_proj": [h, n]},
+                **{"mlp.gate_proj": [ffn, h], "mlp.up_proj": [ffn, h], "mlp.down_proj": [h, ffn]},
+            )
+            if i == 0:
+                own["hidden_norm"] = [h]
+            if how.get("qk_norm"):
+                own |= {"self_attn.q_norm": [d], "self_attn.k_norm": [d]}
+            self.shapes |= {f"{self.layer.format(i)}.{k}.weight": s for k, s in own.items()}
+        if how.get("embed"):
+            self.shapes["embed_tokens.weight"] = [c["vocab_size"], h]
+        if how.get("head", True):
+            self.shapes["lm_head.weight"] = [self.columns, h]
+
+    def tokens(self):
+        """Token of each column of the logits"""
+        vocab = self.own["vocab_size"]
+        order = np.argsort(noise(f"{self.name}/d2t", vocab), kind="stable")
+        return np.sort(order[: self.columns]).astype(np.int64)
+
+    def values(self):
+        w = {n: tensor(self.name, n, s) for n, s in self.shapes.items()}
+        if self.columns < self.own["vocab_size"]:
+            w["d2t"] = self.tokens() - np.arange(self.columns)
+            w["t2d"] = np.isin(np.arange(self.own["vocab_size"]), self.tokens())
+        return w
+
+    def build(self, folder, values=None):
+        os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(folder, "config.json"), "w") as f:
+            json.dump(self.config, f, indent=1)
+        write_safetensors(os.path.join(folder, "model.safetensors"), values or self.values(), "f32")
+        return folder

@@ -1,4 +1,5 @@
-/* An engine whose model has an MTP head (mtp.part), all of whose draft tokens run: the output
+/* An engine whose model has an MTP head or a draft checkpoint (mtp.part), all of whose draft tokens
+ * run: the output
  * equals that of the model alone, and the draft tokens are those that the head computes step by
  * step, whatever chunks, preemption and choices there are. */
 #include <setjmp.h>
@@ -36,43 +37,48 @@ static const char states[] =
     "rope: {theta: 10000, dims: 4}\nnorm: {eps: 1.0e-5}\nmtp: {layers: 1}\ntext: {eos: "
     "[2]}\ndtype: f32\n";
 
+/* a draft checkpoint of the first model, of another hidden size */
+static const char draft[] =
+    "llmc: 1\nname: tiny-draft\nfamily: eagle3\nvocab_size: 11\nmax_positions: 256\nn_layers: "
+    "1\nhidden: 24\n"
+    "attention: {n_heads: 2, n_kv_heads: 1, head_dim: 8}\nffn: {width: 20, act: silu}\n"
+    "rope: {theta: 10000, dims: 8}\nnorm: {eps: 1.0e-5}\nmtp: {width: 120}\ndtype: f32\n";
+
 /* without a head; with its hidden rows as output; the head */
 static llmc_model *whole, *model, *head;
 
 static llmc_model *
-open_part(const char *path, const char *part)
+open_part(const char *description, const char *part, const char *more)
 {
-	const char *set[] = { part, NULL };
+	const char *set[] = { part, more, NULL }, *tmp = getenv("TMPDIR");
 	llmc_options o = LLMC_INIT(llmc_options);
 	llmc_model *m;
 	llmc_error err;
-
-	o.random_weights = true;
-	o.n_threads = 1;
-	o.device = "ref";
-	o.set = set;
-	if (llmc_open(path, &o, &m, &err) != LLMC_OK) {
-		print_error("%s\n", err.text);
-		return NULL;
-	}
-	return m;
-}
-
-static int
-set_up_of(const char *description)
-{
-	const char *tmp = getenv("TMPDIR");
 	char path[512];
 
 	snprintf(path, sizeof path, "%s/llmc-mtp-XXXXXX.yaml", tmp && *tmp ? tmp : "/tmp");
 	int fd = mkstemps(path, 5);
 	if (fd < 0 || write(fd, description, strlen(description)) != (ssize_t)strlen(description))
-		return 1;
+		return NULL;
 	close(fd);
-	whole = open_part(path, "mtp.part=none");
-	model = open_part(path, "mtp.part=rows");
-	head = open_part(path, "mtp.part=head");
+	o.random_weights = true;
+	o.n_threads = 1;
+	o.device = "ref";
+	o.set = set;
+	llmc_status status = llmc_open(path, &o, &m, &err);
 	unlink(path);
+	if (status == LLMC_OK)
+		return m;
+	print_error("%s\n", err.text);
+	return NULL;
+}
+
+static int
+set_up_of(const char *description)
+{
+	whole = open_part(description, "mtp.part=none", NULL);
+	model = open_part(description, "mtp.part=rows", NULL);
+	head = open_part(description, "mtp.part=head", NULL);
 	return whole && model && head ? 0 : 1;
 }
 
@@ -88,6 +94,16 @@ set_up_states(void **state)
 {
 	(void)state;
 	return set_up_of(states);
+}
+
+static int
+set_up_draft(void **state)
+{
+	(void)state;
+	whole = open_part(mixture, "mtp.part=none", NULL);
+	model = open_part(mixture, "mtp.part=rows", "mtp.from=[1, 2, 0]");
+	head = open_part(draft, "mtp.part=draft", NULL);
+	return whole && model && head ? 0 : 1;
 }
 
 static int
@@ -223,11 +239,26 @@ gather(TestEngine b, TestRequest *a)
 	llmc_event_release(&ev);
 }
 
+/* Input rows of the head: n rows of the model, or of the head itself */
+static const float *
+joined(const float *row, int32_t n, bool own)
+{
+	static float came[CONTEXT * 4 * HIDDEN];
+	const int64_t in = plan_row_width(head->plan),
+	              width = plan_rows_width((own ? head : model)->plan),
+	              at = own ? head->plan->draft.own_at : 0;
+
+	memset(came, 0, sizeof came);
+	for (int32_t i = 0; i < n; i++)
+		memcpy(came + i * in + at, row + i * width, (size_t)width * sizeof *came);
+	return came;
+}
+
 /* One sequence; its expected draft tokens come from a session of the head alone. */
 static void
 draft_tokens_equal_the_heads(void **state)
 {
-	static float rows[CONTEXT * HIDDEN], own[CONTEXT * HIDDEN], logits[VOCAB];
+	static float rows[CONTEXT * 3 * HIDDEN], own[CONTEXT * HIDDEN], logits[VOCAB];
 	static TestRequest a;
 	int32_t text[CONTEXT], n;
 	llmc_counts want = { 0 };
@@ -278,10 +309,15 @@ draft_tokens_equal_the_heads(void **state)
 					         .tok = g ? &id : text + from + 1,
 					         .n_tok = count,
 					         .n_out = 1 };
-				if (llmc_forward_rows(s, &c, 1, g ? own : rows + from * HIDDEN,
-				                      logits, own, &err) != LLMC_OK)
+				const float *came =
+				    g ? joined(own, 1, true)
+				      : joined(rows + from * plan_rows_width(model->plan), count,
+				               false);
+				const int64_t width = plan_rows_width(head->plan);
+				if (llmc_forward_rows(s, &c, 1, came, logits, own, &err) != LLMC_OK)
 					fail_msg("%s", err.text);
-				memmove(own, own + (count - 1) * HIDDEN, HIDDEN * sizeof *own);
+				memmove(own, own + (count - 1) * width,
+				        (size_t)width * sizeof *own);
 				id = 0;
 				for (int32_t i = 1; i < VOCAB; i++)
 					id = logits[i] > logits[id] ? i : id;
@@ -358,6 +394,7 @@ main(void)
 		cmocka_unit_test(draft_tokens_equal_the_heads),
 		cmocka_unit_test(output_is_unchanged_by_draft_tokens),
 	};
-	const int failed = cmocka_run_group_tests(tests, set_up, tear_down);
-	return failed ? failed : cmocka_run_group_tests(tests, set_up_states, tear_down);
+	int failed = cmocka_run_group_tests(tests, set_up, tear_down);
+	failed = failed ? failed : cmocka_run_group_tests(tests, set_up_states, tear_down);
+	return failed ? failed : cmocka_run_group_tests(tests, set_up_draft, tear_down);
 }

@@ -69,6 +69,8 @@ class Options(Sized):
         ("images", C.c_bool),
         ("host_memory", C.c_int64),
         ("mmproj", C.c_char_p),
+        ("draft", C.c_char_p),
+        ("draft_of", C.c_void_p),
     ]
 
 
@@ -269,6 +271,9 @@ class Info(Sized):
         ("normalize", C.c_bool),
         ("two_devices", C.c_bool),
         ("reads_images", C.c_bool),
+        ("row_in", C.c_int64),
+        ("row_out", C.c_int64),
+        ("own_at", C.c_int64),
     ]
 
 
@@ -568,6 +573,7 @@ _SIGNATURES = {
         C.c_int,
         [C.c_void_p, P(Chunk), C.c_size_t, P(C.c_float), P(C.c_float), P(C.c_float), _E],
     ),
+    "llmc_draft_tokens": (P(C.c_int32), [C.c_void_p, P(C.c_size_t)]),
     "llmc_forward_images": (
         C.c_int,
         [C.c_void_p, P(Chunk), C.c_size_t, P(ImageRows), P(C.c_float), _E],

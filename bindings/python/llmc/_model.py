@@ -9,6 +9,7 @@ import threading
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from . import _ffi, _handle, _params
 from ._compiler import use_zig
@@ -83,6 +84,8 @@ class Model(Handle):
         tower: bool = False,
         host_memory: int = 0,
         mmproj: str | os.PathLike[str] | None = None,
+        draft: str | os.PathLike[str] | None = None,
+        draft_of: Model | None = None,
     ) -> None:
         """Open a model; the options are those of llmc_options.
 
@@ -93,7 +96,9 @@ class Model(Handle):
         it is. no_fit: allocate without regard to free memory; otherwise what exceeds it is refused,
         and sessions without a context get the longest that fits. host_memory: limit of the CPU's
         memory for its part of a model on two devices; 0: what is free. mmproj: file with the vision
-        tower of a GGUF model, which is then opened with images."""
+        tower of a GGUF model, which is then opened with images. draft: open the
+        model with the rows that this draft reads, "mtp" or the path of a draft checkpoint.
+        draft_of: path is such a checkpoint of that model."""
         use_zig()
         if isinstance(set, Mapping):
             set = [f"{k}={_setting(v)}" for k, v in set.items()]
@@ -118,9 +123,25 @@ class Model(Handle):
         )
         _handle.fill(o, "open()", dict(n_threads=threads, host_memory=host_memory, **flags))
         h = C.c_void_p()
-        _handle.call(lib.llmc_open, path_bytes("path", path), C.byref(o), C.byref(h))
+        if draft is not None:
+            o.draft = path_bytes("draft", draft)
+        with (
+            nullcontext()
+            if draft_of is None
+            else _handle.of_kind("draft_of", draft_of, Model)._use()
+        ) as of:
+            o.draft_of = of
+            _handle.call(lib.llmc_open, path_bytes("path", path), C.byref(o), C.byref(h))
         self._log = o.log  # kept alive
         self._own(Ref(h, lib.llmc_close, threads=True))
+
+    @property
+    def draft_tokens(self) -> list[int] | None:
+        """Token of each column of a draft checkpoint's logits; None: the column's number."""
+        n = C.c_size_t()
+        with self._use() as h:
+            token = lib.llmc_draft_tokens(h, C.byref(n))
+            return token[: n.value] if token else None
 
     @property
     def info(self) -> dict[str, Any]:
@@ -262,7 +283,8 @@ class Session(SerialHandle):
         h, lim = C.c_void_p(), _params.limits("session()", limits)
         with model._use() as m:
             info = _info(m)
-            self._width, self._hidden = info["out_width"], info["hidden"]
+            self._width = info["out_width"]
+            self._row_in, self._row_out = info["row_in"], info["row_out"]
             self._pool, self._normalize = info["pool"], info["normalize"]
             _handle.call(lib.llmc_session_open, m, C.byref(lim), C.byref(h))
             self._tokenizer = model.tokenizer
@@ -380,27 +402,28 @@ class Session(SerialHandle):
     def forward_rows(
         self, chunks: Sequence[tuple[int, Sequence[int], int]], came: Any = None
     ) -> tuple[memoryview[float] | None, memoryview[float]]:
-        """forward() for a model opened with mtp.part=rows, or for its MTP head.
+        """forward() for a model opened with rows for a draft head (mtp.part=rows or draft=), or for
+        that head.
 
         Return (logits or None, rows). came: input rows of the head, a buffer of floats
-        [sum of tokens, hidden]. rows: a memoryview of the same shape."""
+        [sum of tokens, info["row_in"]]. rows: a memoryview [sum of tokens, info["row_out"]]."""
         array, tokens, n_out = self._chunks(chunks)
         n = sum(len(t) for t in tokens)
         out = (C.c_float * max(1, n_out * self._width))()
-        rows, given = (C.c_float * max(1, n * self._hidden))(), None
+        rows, given = (C.c_float * max(1, n * self._row_out))(), None
         if came is not None:
             view = memoryview(came)
-            if view.format != "f" or view.nbytes != n * self._hidden * 4:
+            if view.format != "f" or view.nbytes != n * self._row_in * 4:
                 raise ValueError(
                     f"came has {view.nbytes} bytes of format {view.format!r}, not float rows "
-                    f"[{n}, {self._hidden}]"
+                    f"[{n}, {self._row_in}]"
                 )
-            given = (C.c_float * max(1, n * self._hidden))()
+            given = (C.c_float * max(1, n * self._row_in))()
             C.memmove(given, view.tobytes(), view.nbytes)
         with self._use() as h:
             _handle.call(lib.llmc_forward_rows, h, array, len(tokens), given, out, rows)
         logits = _rows(out, n_out, self._width) if n_out else None
-        return logits, _rows(rows, n, self._hidden)
+        return logits, _rows(rows, n, self._row_out)
 
     def forward_images(
         self, chunks: Sequence[tuple[int, Sequence[int], int]], rows: Sequence[dict[str, Any]]
