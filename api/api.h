@@ -154,8 +154,8 @@ void advice_read(const char *path, llmc_advice *out);
 void prompts_read(const char *folder, Arena *a, InputPrompts *out);
 
 /* E_INPUT: the grammar of p, if any, was opened with a tokenizer whose tokens differ from those of
- * t, the model's (NULL: it has none). p may be NULL. */
-llmc_status api_check_grammar(const llmc_tokenizer *t, const llmc_params *p, llmc_error *err);
+ * the model's tokenizer, or, if the model has none, in their number. p may be NULL. */
+llmc_status api_check_grammar(const llmc_model *m, const llmc_params *p, llmc_error *err);
 
 /* Copy a string into (buf, cap, *need) as specified in llmc.h. */
 llmc_status copy_out(const char *s, size_t n, char *buf, size_t cap, size_t *need, llmc_error *err);

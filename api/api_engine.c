@@ -183,7 +183,7 @@ llmc_engine_limits(const llmc_engine *e)
 llmc_status
 llmc_submit(llmc_engine *e, const llmc_request *r, int64_t *id, llmc_error *err)
 {
-	TRY(api_check_grammar(e->session->model->tokenizer, r->params, err));
+	TRY(api_check_grammar(e->session->model, r->params, err));
 	return engine_submit(e->e, r, id, err);
 }
 

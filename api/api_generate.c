@@ -70,7 +70,7 @@ llmc_generate(llmc_session *s, const int32_t *tok, size_t n_tok, const llmc_para
 		                 "this model reads its prompt in one chunk: %zu tokens do not fit "
 		                 "a chunk of %d; raise the chunk limit",
 		                 n_tok, lim->chunk);
-	TRY(api_check_grammar(s->model->tokenizer, p, err));
+	TRY(api_check_grammar(s->model, p, err));
 	TRY(open_engine(s, err));
 	r.tok = tok;
 	r.n_tok = n_tok;

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "api/api.h"
+#include "base/sized_struct.h"
 #include "grammar/grammar.h"
 #include "text/text.h"
 
@@ -85,15 +86,25 @@ vocab_of(const llmc_tokenizer *t, TokenVocab **out, llmc_error *err)
 }
 
 llmc_status
-api_check_grammar(const llmc_tokenizer *t, const llmc_params *p, llmc_error *err)
+api_check_grammar(const llmc_model *m, const llmc_params *p, llmc_error *err)
 {
-	const llmc_grammar *g =
-	    p && p->size >= offsetof(llmc_params, grammar) + sizeof p->grammar ? p->grammar : NULL;
+	llmc_params all = LLMC_INIT(llmc_params);
 	TokenVocab *own;
 
-	if (!g || !t)
+	SIZED_TAKE(all, p);
+	const llmc_grammar *g = all.grammar;
+	if (!g)
 		return LLMC_OK;
-	TRY(vocab_of(t, &own, err));
+	if (!m->tokenizer) {
+		const int32_t n = token_vocab_size(grammar_vocab(g));
+		return n == m->plan->vocab
+		           ? LLMC_OK
+		           : error_set(err, LLMC_E_INPUT,
+		                       "the grammar is over %d tokens, the model has %lld and no "
+		                       "tokenizer",
+		                       n, (long long)m->plan->vocab);
+	}
+	TRY(vocab_of(m->tokenizer, &own, err));
 	if (token_vocab_same(grammar_vocab(g), own))
 		return LLMC_OK;
 	return error_set(

@@ -1,6 +1,7 @@
 /* Images of the caller's pixels, and what all decoders share: limits, messages, allocation. */
 #include "image/image.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,6 +50,10 @@ image_from_pixels(const uint8_t *pixel, int32_t width, int32_t height, int32_t c
 		    err, LLMC_E_RANGE,
 		    "The stride of %zu bytes is shorter than a row of %d pixels of %d channels.",
 		    stride, width, channels);
+	if (height > 0 && stride > PTRDIFF_MAX / (size_t)height)
+		return error_set(err, LLMC_E_RANGE,
+		                 "A stride of %zu bytes and %d rows exceed the address space.",
+		                 stride, height);
 	TRY(image_allocate("given", width, height, channels == 1 ? 3 : channels, limits, out, err));
 	size_t row = (size_t)width * (size_t)channels;
 	for (int32_t y = 0; y < height; y++) {

@@ -10,6 +10,9 @@
 #include "runtime/sample/sampler.h"
 #include "runtime/state/session_state.h"
 
+/* Largest RoPE position of a token that comes with a row */
+enum { MAX_PLACE = 1 << 30 };
+
 /* Return how many of the tokens have a row. */
 static int32_t
 rows_given(const StepRows *in, int32_t n)
@@ -71,6 +74,13 @@ check_chunk(const Session *s, const llmc_chunk *c, size_t i, bool fed, llmc_erro
 			return error_set(err, LLMC_E_RANGE,
 			                 "chunk %zu: token %d is %d, ids are 0 .. %lld", i, t,
 			                 c->tok[t], (long long)s->plan->vocab - 1);
+	for (int k = 0; s->rows_in && k < 3; k++)
+		for (int32_t t = 0; s->rows_in[i].pos[k] && t < c->n_tok; t++)
+			if (s->rows_in[i].pos[k][t] < 0 || s->rows_in[i].pos[k][t] > MAX_PLACE)
+				return error_set(err, LLMC_E_RANGE,
+				                 "chunk %zu: position %d of token %d is %d, "
+				                 "possible are 0 .. %d",
+				                 i, k, t, s->rows_in[i].pos[k][t], MAX_PLACE);
 	return LLMC_OK;
 }
 

@@ -142,7 +142,7 @@ cpu_bandwidth(int n_threads, double seconds)
 		r->data = (Wide *)(void *)m;
 		r->n = n;
 		threads_run(t, fill_part, r);
-		r->end = clock_now() + seconds;
+		r->end = clock_now() + (seconds > 0 ? seconds : 0); /* NaN: 0 */
 		threads_run(t, read_part, r);
 		best = r->best;
 		munmap(m, bytes + sizeof *r);

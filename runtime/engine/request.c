@@ -184,8 +184,6 @@ place_images(const Engine *e, EngineRequest *j, const llmc_request *r, llmc_erro
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a request");
 	for (size_t i = 0; i < n; i++) {
 		const bool is_image = i < r->n_tok && r->tok[i] == e->plan->image_token;
-		while (is_image && !r->images[image].n_row)
-			image++;
 		const llmc_image_part *part = is_image ? &r->images[image] : NULL;
 		j->rope_at[i] = next;
 		j->rope_at[n + i] = next + (part ? in_image / part->width : 0);
@@ -211,14 +209,23 @@ open_images(const Engine *e, EngineRequest *j, const llmc_request *r, llmc_error
 
 	if (!r->n_images)
 		return LLMC_OK;
+	if (!r->images)
+		return error_set(err, LLMC_E_RANGE, "n_images is %zu without images", r->n_images);
 	if (e->plan->vision != VISION_ROWS)
 		return error_set(err, LLMC_E_INPUT,
 		                 "this model was opened without images (vision.part)");
 	if (r->pool || r->prompt_logprobs)
 		return error_set(err, LLMC_E_INPUT, "a prompt with images has no %s",
 		                 r->pool ? "pooled vector" : "log probabilities of its tokens");
-	for (size_t i = 0; i < r->n_images; i++)
-		n_row += (size_t)(r->images[i].n_row > 0 ? r->images[i].n_row : 0);
+	for (size_t i = 0; i < r->n_images; i++) {
+		const llmc_image_part *part = &r->images[i];
+		if (!part->row || part->n_row < 1 || part->height < 0 || part->width < 0)
+			return error_set(err, LLMC_E_RANGE,
+			                 "image %zu has %s, %d rows, height %d and width %d", i,
+			                 part->row ? "rows" : "no rows", part->n_row, part->height,
+			                 part->width);
+		n_row += (size_t)part->n_row;
+	}
 	for (size_t i = 0; i < r->n_tok; i++)
 		n_token += r->tok[i] == e->plan->image_token;
 	if (n_row != n_token)
