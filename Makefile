@@ -176,7 +176,7 @@ san-build: # clang, for unit tests, models and fuzzers
 san-programs: $(BUILD)/llmc $(BUILD)/libllmc.so $(UNIT) $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
 
 tsan-build:
-	+@$(MAKE) --no-print-directory BUILD=$(BUILD)/tsan CFLAGS="-O1 -g1" SAN=-fsanitize=thread $(BUILD)/tsan/llmc $(BUILD)/tsan/unit/test_engine $(BUILD)/tsan/unit/test_serve_models
+	+@$(MAKE) --no-print-directory BUILD=$(BUILD)/tsan CFLAGS="-O1 -g1" SAN=-fsanitize=thread $(BUILD)/tsan/llmc $(BUILD)/tsan/unit/test_engine $(BUILD)/tsan/unit/test_serve_models $(BUILD)/tsan/unit/test_hostile_calls
 
 bench: all ## tokens/s of the demo model on this machine
 	$(BUILD)/llmc bench "$$(tools/smollm2.sh)"

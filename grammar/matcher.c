@@ -133,11 +133,12 @@ matcher_mask(Matcher *m, uint32_t *bits, size_t n_words, bool *all, llmc_error *
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a mask");
 	llmc_status status = guarded(m->g, mask, &c, err);
 	size_t n = n_words < own ? n_words : own;
-	if (c.yes && c.room != bits)
+	if (c.yes && n && c.room != bits)
 		memcpy(bits, c.room, n * sizeof *bits);
 	if (!c.yes)
 		n = 0;
-	memset(bits + n, 0, (n_words - n) * sizeof *bits);
+	if (n < n_words)
+		memset(bits + n, 0, (n_words - n) * sizeof *bits);
 	if (c.room != bits)
 		free(c.room);
 	return status;

@@ -109,13 +109,13 @@ static llmc_status
 parse_url(const char *url, FetchUrl *out, llmc_error *err)
 {
 	const bool https = strncasecmp(url, "https://", 8) == 0;
-	const char *host = url + (https ? 8 : 7), *end = host + strcspn(host, "/?#"), *p;
 	struct in_addr a4;
 	struct in6_addr a6;
 
 	*out = (FetchUrl){ .port = https ? 443 : 80 };
 	if (!https && strncasecmp(url, "http://", 7) != 0)
 		return bad_url(url, "does not begin with http:// or https://", err);
+	const char *host = url + (https ? 8 : 7), *end = host + strcspn(host, "/?#"), *p;
 	if (strlen(url) > MAX_URL)
 		return bad_url(url, "is longer than 4096 bytes", err);
 	for (const char *c = url; *c; c++)

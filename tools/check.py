@@ -230,7 +230,7 @@ def thread_items():
             after=("tsan", "env") if part in server else ("tsan",),
             env={"TSAN_OPTIONS": "halt_on_error=1"},
         )
-        for part in ("models", "engine", "names", *server)
+        for part in ("models", "engine", "names", "calls", *server)
     ]
 
 

@@ -153,7 +153,7 @@ engine_limits(const Plan *plan, const llmc_engine_options *opt)
 		l.seqs = 16;
 	if (l.n_out == 0 &&
 	    plan->output == LLMC_OUTPUT_LOGITS) /* enough for prompt chunks with logits */
-		l.n_out = l.seqs + 32;
+		l.n_out = l.seqs < INT32_MAX - 32 ? l.seqs + 32 : l.seqs; /* checked later */
 	if (l.kv_tokens == 0)
 		l.kv_tokens = opt->max_batch_total_tokens > 0
 		                  ? opt->max_batch_total_tokens

@@ -3,6 +3,7 @@
 #   models    sessions, packing and kernel building of whole models
 #   engine    many callers of one engine
 #   names     models of a server whose engines open and close
+#   calls     hostile calls of the library from several threads
 #   soak      one minute of every kind of client against a server with all features
 #   mixed     64 requests at once, whose answers equal those of each alone
 set -eu
@@ -22,6 +23,7 @@ models)
 	;;
 engine) LLMC_TEST_QUICK=1 LLMC_TEST_ARCH=generic "$build/unit/test_engine" ;;
 names) "$build/unit/test_serve_models" ;;
+calls) "$build/unit/test_hostile_calls" ;;
 soak) PYTHONPATH=bindings/python "$(tools/venv.sh)/bin/python" tests/serve/soak.py 60 6 ;;
 mixed) tools/pytest.sh tests/serve/test_mixed.py ;;
 *) echo "threads.sh: no part \"$2\"" && exit 2 ;;
