@@ -38,7 +38,8 @@ struct llmc_model {
 	char *source;           /* path that was opened, absolute; verify opens it again */
 	char *artifact;         /* folder of the generated files; NULL: not written */
 	char *temporary;        /* artifact folder to remove once the model is open; NULL: none */
-	char *weights;          /* absolute path of the checkpoint, or NULL */
+	char *checkpoint;       /* absolute path of the checkpoint, or NULL */
+	char *weights;          /* the same; NULL with random weights */
 	const char *mmproj;     /* file with the vision tower of a GGUF model, or NULL */
 	const char *const *set; /* overrides in force, NULL-terminated */
 	bool random_weights;

@@ -510,7 +510,8 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 		                   .allow_unknown_keys = opt->allow_unknown_keys };
 	TRY(source_spec(path, kind, m->set, opt->weights, &io, &m->arena, opt->log, opt->log_user,
 	                &m->spec, err));
-	m->weights = source_weights(path, kind, m->spec, opt, &m->arena);
+	m->checkpoint = source_weights(path, kind, m->spec, opt, &m->arena);
+	m->weights = opt->random_weights ? NULL : m->checkpoint;
 	TRY(model_add_draft(m, path, kind, opt, err));
 	TRY(model_add_images(m, path, kind, opt, err));
 	const int ranks = spec_ranks(m->spec);

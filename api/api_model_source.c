@@ -144,8 +144,6 @@ char *
 source_weights(const char *source, SourceKind kind, const Spec *spec, const llmc_options *opt,
                Arena *arena)
 {
-	if (opt->random_weights)
-		return NULL;
 	if (opt->weights)
 		return file_absolute(arena, opt->weights);
 	if (kind != SOURCE_YAML && kind != SOURCE_ARTIFACT)

@@ -104,7 +104,7 @@ llmc_status
 llmc_tower_open(llmc_model *m, const llmc_options *opt, llmc_tower **out, llmc_error *err)
 {
 	llmc_options o = LLMC_INIT(llmc_options);
-	const char *folder = m->mmproj ? m->mmproj : m->weights;
+	const char *folder = m->mmproj ? m->mmproj : m->checkpoint;
 	llmc_status status;
 
 	*out = NULL;

@@ -1,6 +1,6 @@
 /* Arbitrary bytes as the body of any route that accepts one: parsed, checked, run on a fake engine.
  * The first byte selects the route. There is always one complete answer of well-formed JSON or
- * frames, and nothing remains in the engine. */
+ * frames, and nothing remains in the engine. Images run through a small vision tower. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,10 +8,12 @@
 #include "serve/batch/batch.h"
 #include "serve/dialects/generation.h"
 #include "serve/dialects/constraints.h"
+#include "serve/models/image_cache.h"
 #include "serve/models/model.h"
 #include "serve/models/model_manager.h"
 #include "text/text.h"
 #include "tests/fuzz/folder.h"
+#include "tests/fuzz/tiny_tower.h"
 #include "tests/serve/fake_engine.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -55,7 +57,10 @@ static const char vocabulary[] =
     "\"b\":2,\"\\u0120\":3,\"\\u00c3\":4,\"\\u00a9\":5,\"h\":6,\"i\":7,\"hi\":8},\"merges\":[\"h "
     "i\"]},\"pre_tokenizer\":{\"type\":\"ByteLevel\","
     "\"add_prefix_space\":false,\"use_regex\":false},\"decoder\":{\"type\":\"ByteLevel\"}}";
-static const char template[] = "{% for m in messages %}{{ m.role }}:{{ m.content }}{% if "
+static const char template[] = "{% for m in messages %}{{ m.role }}:{% if m.content is string %}"
+                               "{{ m.content }}{% else %}{% for p in m.content %}{% if p.type == "
+                               "'image' %}<image>{% else %}{{ p.text }}{% endif %}{% endfor %}"
+                               "{% endif %}{% if "
                                "m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}\n"
                                "{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}{% if "
                                "add_generation_prompt %}hi{% endif %}";
@@ -135,6 +140,7 @@ int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	static llmc_tokenizer *t;
+	static llmc_tower *tower;
 	Fake f;
 	Server s = { 0 };
 	Slot slot = { .name = (char *)(uintptr_t)"m", .max_input = 63, .max_total = 64 };
@@ -155,12 +161,17 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		if (text_open_json(vocabulary, sizeof vocabulary - 1, "fuzz", &t, &err) != LLMC_OK)
 			abort();
 		t->chat = template;
+		tower = tiny_tower();
 	}
 	fake_init(&f, t, 4);
-	slot.about = m.back = fake_backend(&f, 64);
+	slot.about = fake_backend(&f, 64);
+	slot.about.tower = tower;
+	slot.about.info.hidden = TINY_TOWER_HIDDEN;
+	m.back = slot.about;
+	m.images = image_cache_open(1 << 16);
 	slot.model = &m;
 	m.grammars = grammars_open();
-	if (!m.grammars)
+	if (!m.grammars || !m.images)
 		abort();
 	s.slot[0] = &slot;
 	s.n_slots = 1;
@@ -169,12 +180,15 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	s.opt.max_best_of = 2;
 	s.opt.max_stop_sequences = 4;
 	s.opt.max_top_n_tokens = 5;
+	s.opt.max_images = 3;
+	s.opt.image_pixels = 1 << 14;
 	pthread_mutex_init(&s.lock, NULL);
 	pthread_cond_init(&s.keep, NULL);
 	metrics_init(&slot.metrics, 63, 64);
 	Req *r = calloc(1, sizeof *r);
 	r->srv = &s;
 	r->slot = &slot;
+	r->on_images = true; /* the part of the image worker */
 	atomic_init(&r->refs, 2);
 	r->route = route_find(serve_routes, "POST", paths[data[0] % (sizeof paths / sizeof *paths)],
 	                      false, &tail, &wrong_method);
@@ -201,6 +215,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	req_unref(r);
 	store_close(s.store);
 	grammars_close(m.grammars);
+	image_cache_close(m.images);
 	free(f.held);
 	return 0;
 }

@@ -56,6 +56,11 @@ def images():
     for path in sorted(golden.iterdir()):
         if path.suffix != ".json" and path.stat().st_size < 1500:
             (HERE / "image" / path.name).write_bytes(path.read_bytes())
+    tower = "bmp-565.bmp cut-jpeg-head.jpg cut-webp.webp gif-animated.gif png-1x1.png png-grey-1bit.png".split()
+    tower += ["png-palette-alpha-interlaced.png", "webp-lossy.webp"]
+    for i, name in enumerate(tower):
+        data = (HERE / "image" / name).read_bytes()
+        (HERE / "tower" / name.split(".")[0]).write_bytes(bytes([i % 4]) + data)
     for name, case in json.loads((golden / "rows.json").read_text()).items():
         (HERE / "processor" / f"{name}.json").write_text(json.dumps(case["files"]))
 
@@ -302,7 +307,7 @@ def vocabulary(w, kind):
 
 
 def main():
-    for kind in ("gguf", "safetensors", "tokenizer", "image", "processor"):
+    for kind in ("gguf", "safetensors", "tokenizer", "image", "processor", "tower"):
         (HERE / kind).mkdir(parents=True, exist_ok=True)
     gguf_seed("empty", lambda w: None)
     gguf_seed("keys", keys)

@@ -53,7 +53,7 @@ for name; do
 	calls) runs=400 ;;
 	image | processor) runs=3000 ;;
 	peft | stored | batch | client) runs=4000 ;;
-	saved | ranks) runs=1000 ;;
+	saved | ranks | tower) runs=1000 ;;
 	http) runs=10000 ;;
 	*) runs=25000 ;;
 	esac

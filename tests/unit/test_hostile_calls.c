@@ -1,7 +1,8 @@
 /* Hostile arguments at each function of llmc.h: counts, ids, sizes and numbers out of range, empty
- * and missing buffers, structs of other versions, calls after the end of an engine, and threads that
- * do all of this at once. A bad argument is an error with a sentence, and changes nothing: the model
- * generates the same tokens at the end. Pointers that the contract requires are valid here. */
+ * and missing buffers, structs of other versions, calls after the end of an engine, and threads
+ * that do all of this at once. A bad argument is an error with a sentence, and changes nothing: the
+ * model generates the same tokens at the end. Pointers that the contract requires are valid here.
+ */
 #include <limits.h>
 #include <math.h>
 #include <pthread.h>
@@ -128,7 +129,8 @@ static void
 names(void)
 {
 	for (int i = 0; i < ODD; i++) {
-		MUST(llmc_status_name((llmc_status)odd[i]) && llmc_status_text((llmc_status)odd[i]));
+		MUST(llmc_status_name((llmc_status)odd[i]) &&
+		     llmc_status_text((llmc_status)odd[i]));
 		MUST(llmc_finish_name((llmc_finish)odd[i]));
 	}
 	llmc_gpu g = LLMC_INIT(llmc_gpu);
@@ -154,8 +156,8 @@ opening(void)
 {
 	static const char *const devices[] = { "",       "cuda:",     "cuda:-1", "cuda:99999999999",
 		                               "cuda:,", "cuda:0,0,", "gpu",     "cpu " };
-	static const char *const sets[] = { "",   "=",         "x",
-		                            "=1", "hidden=-1", "hidden=99999999999999999999",
+	static const char *const sets[] = { "",         "=",         "x",
+		                            "=1",       "hidden=-1", "hidden=99999999999999999999",
 		                            "a.b.c.d=1" };
 	llmc_options o = LLMC_INIT(llmc_options);
 	llmc_model *m = NULL;
@@ -221,7 +223,7 @@ limits(void)
 	for (size_t field = 0; field < 9; field++)
 		for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
 			llmc_limits l = LLMC_INIT(llmc_limits);
-			int32_t *const f[] = { &l.context, &l.seqs,      &l.chunk, &l.n_out,
+			int32_t *const f[] = { &l.context,   &l.seqs,      &l.chunk, &l.n_out,
 				               &l.n_threads, &l.snapshots, &l.marks };
 			if (field < 7)
 				*f[field] = bad[i];
@@ -434,7 +436,9 @@ texts(void)
 	(void)llmc_tokenize_least(t, NULL, 0);
 	RUNS(llmc_break_special(t, NULL, 0, NULL, 0, &need, err));
 	REFUSED(llmc_break_special(t, "<s>a", 4, buf, 1, &need, err));
-	static const char *const json[] = { "", "{", "[1]", "[{}]", "null", "[[[[", "{\"role\":1}" };
+	static const char *const json[] = {
+		"", "{", "[1]", "[{}]", "null", "[[[[", "{\"role\":1}"
+	};
 	for (size_t i = 0; i < sizeof json / sizeof *json; i++) {
 		REFUSED(llmc_chat(t, json[i], NULL, buf, sizeof buf, &need, err));
 		RUNS(llmc_chat(t, "[]", json[i], buf, sizeof buf, &need, err));
@@ -467,8 +471,8 @@ grammars(void)
 	size_t n;
 
 	for (int i = 0; i < ODD; i++)
-		REFUSED(llmc_grammar_open(tokenizer, (llmc_grammar_kind)odd[i], "a", 1, NULL, &g,
-		                          err));
+		REFUSED(
+		    llmc_grammar_open(tokenizer, (llmc_grammar_kind)odd[i], "a", 1, NULL, &g, err));
 	for (int kind = LLMC_GRAMMAR_JSON_SCHEMA; kind <= LLMC_GRAMMAR_LARK; kind++) {
 		RUNS(llmc_grammar_open(tokenizer, (llmc_grammar_kind)kind, NULL, 0, NULL, &g, err));
 		llmc_grammar_close(g);
@@ -514,10 +518,10 @@ images(void)
 	REFUSED(llmc_image_decode(pixel, sizeof pixel, 0, &im, err));
 	REFUSED(llmc_image_decode("GIF89a", 6, INT64_MIN, &im, err));
 	for (int i = 0; i < ODD; i++) {
-		REFUSED(llmc_image_from_pixels(pixel, odd[i] == VOCAB ? 0 : odd[i], 4, 3, 0, &im,
-		                               err));
-		REFUSED(llmc_image_from_pixels(pixel, 4, odd[i] == VOCAB ? 0 : odd[i], 3, 0, &im,
-		                               err));
+		REFUSED(
+		    llmc_image_from_pixels(pixel, odd[i] == VOCAB ? 0 : odd[i], 4, 3, 0, &im, err));
+		REFUSED(
+		    llmc_image_from_pixels(pixel, 4, odd[i] == VOCAB ? 0 : odd[i], 3, 0, &im, err));
 		REFUSED(llmc_image_from_pixels(pixel, 4, 4, odd[i], 0, &im, err));
 	}
 	REFUSED(llmc_image_from_pixels(pixel, 4, 4, 3, 1, &im, err)); /* rows overlap */
@@ -694,8 +698,8 @@ measuring(void)
 
 /* ---- all at once ---- */
 
-static void (*const group[])(void) = { names,  opening,  limits, sequences, generating, texts,
-	                               grammars, images, requests, servers,   measuring };
+static void (*const group[])(void) = { names,    opening, limits,   sequences, generating, texts,
+	                               grammars, images,  requests, servers,   measuring };
 
 static void *
 run_groups(void *arg)
@@ -762,8 +766,8 @@ use_engine(void *arg)
 		}
 		llmc_engine_stats(shared_engine, &c);
 		for (bool last = s != LLMC_OK || !id; !last; last |= ev.last)
-			if (llmc_next(shared_engine, id, (int)(1000 * wait_scaled(WAIT_HANG_S)), &ev,
-			              &e) != LLMC_OK)
+			if (llmc_next(shared_engine, id, (int)(1000 * wait_scaled(WAIT_HANG_S)),
+			              &ev, &e) != LLMC_OK)
 				break;
 		if (number == 2 && i == 25)
 			RUNS(llmc_engine_drain(shared_engine, 0, err));
@@ -837,8 +841,7 @@ main(void)
 	o.random_weights = true;
 	o.n_threads = 1;
 	if (llmc_open("configs/tiny.yaml", &o, &model, &e) != LLMC_OK ||
-	    llmc_tokenizer_open(tempdir_file(&dir, "tokenizer.json"), &tokenizer, &e) !=
-	        LLMC_OK) {
+	    llmc_tokenizer_open(tempdir_file(&dir, "tokenizer.json"), &tokenizer, &e) != LLMC_OK) {
 		print_error("%s\n", e.text);
 		return 1;
 	}
