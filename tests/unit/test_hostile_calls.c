@@ -431,7 +431,7 @@ texts(void)
 	REFUSED(llmc_tokenize(t, "abab", 4, 0, NULL, 0, &need, err));
 	MUST(need == 4);
 	RUNS(llmc_tokenize(t, "\xff\xfe\xc0\x80\0a", 6, 0, ids, 8, &need, err));
-	REFUSED(llmc_detokenize(t, NULL, 0, true, NULL, 0, &need, err)); /* no room for the NUL */
+	REFUSED(llmc_detokenize(t, NULL, 0, true, NULL, 0, &need, err)); /* the NUL does not fit */
 	MUST(need == 0);
 	(void)llmc_tokenize_least(t, NULL, 0);
 	RUNS(llmc_break_special(t, NULL, 0, NULL, 0, &need, err));
@@ -759,7 +759,7 @@ use_engine(void *arg)
 		llmc_status s = llmc_submit(shared_engine, &r, &id, &e);
 		MUST(s == LLMC_OK || s == LLMC_E_CANCELLED || s == LLMC_E_BUSY);
 		if (s == LLMC_OK && (i + number) % 3 == 0)
-			llmc_cancel(shared_engine, id - (i % 2)); /* that of another thread, too */
+			llmc_cancel(shared_engine, id - (i % 2)); /* or the one of another thread */
 		if (s == LLMC_OK && (i + number) % 7 == 0) {
 			llmc_forget(shared_engine, id);
 			id = 0;
