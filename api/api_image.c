@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/sized_struct.h"
 #include "formats/gguf.h"
+#include "formats/name_table.h"
 #include "image/prepare.h"
 
 struct llmc_image {
@@ -105,12 +106,17 @@ fail:
 	return status;
 }
 
-/* Set the value of a path with points in nested objects. False: out of memory, or an object and a
- * value have the same path. */
+/* Set the value of a path with points in nested objects, which jansson frees recursively. False:
+ * out of memory, too many levels, or an object and a value have the same path. */
 static bool
 put_path(json_t *at, const char *path, json_t *v)
 {
+	enum { MAX_LEVELS = 8 };
+	int level = 0;
+
 	for (size_t n; (n = strcspn(path, ".")), path[n]; path += n + 1) {
+		if (++level > MAX_LEVELS)
+			return json_decref(v), false;
 		json_t *inner = json_object_getn(at, path, n);
 		if (!inner && json_object_setn_new(at, path, n, inner = json_object()) != 0)
 			return json_decref(v), false;
@@ -160,7 +166,7 @@ read_mmproj(const char *path, json_t **out, llmc_error *err)
 		json_t *v = strncmp(key, "clip.", 5) == 0 ? gguf_json(g, key) : NULL;
 		if (strncmp(key, "clip.", 5) == 0 && (!v || !put_path(*out, key + 5, v)))
 			status = error_set(err, LLMC_E_INPUT, "%s: the key %s cannot be read.",
-			                   path, key);
+			                   path, name_text(key, strlen(key)).s);
 	}
 	gguf_close(g);
 	return status;

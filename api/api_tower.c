@@ -319,6 +319,14 @@ count_rows(const llmc_tower *t, const ImageRows *rows, llmc_tower_image *im, llm
 }
 
 static llmc_status
+go_on(const llmc_read_options *opt, llmc_error *err)
+{
+	if (!opt->go_on || opt->go_on(opt->user))
+		return LLMC_OK;
+	return error_set(err, LLMC_E_CANCELLED, "the image is no longer needed");
+}
+
+static llmc_status
 run_tower(llmc_tower *t, const ImageRows *rows, const llmc_read_options *opt, llmc_tower_image *im,
           llmc_error *err)
 {
@@ -328,8 +336,7 @@ run_tower(llmc_tower *t, const ImageRows *rows, const llmc_read_options *opt, ll
 	if (!im->row)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for an image");
 	for (int32_t i = 0; i < rows->n_tile; i++) {
-		if (opt->go_on && !opt->go_on(opt->user))
-			return error_set(err, LLMC_E_CANCELLED, "the image is no longer needed");
+		TRY(go_on(opt, err));
 		TRY(run_tile(t, rows, &rows->tile[i],
 		             im->row + rows->tile[i].first_row / merge * hidden, err));
 	}
@@ -374,6 +381,7 @@ llmc_tower_read(llmc_tower *t, const void *data, size_t n, const llmc_read_optio
 	llmc_tower_image *im = calloc(1, sizeof *im);
 	if (!im)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for an image");
+	TRY_GOTO(go_on(&o, err));
 	TRY_GOTO(image_decode(data, n, &limits, &pixels, err));
 	TRY_GOTO(o.count_only ? image_measure(&rules, pixels.width, pixels.height, &rows, err)
 	                      : image_prepare(&rules, &pixels, &rows, err));

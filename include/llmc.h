@@ -774,7 +774,9 @@ typedef struct llmc_read_options { /* 0 or NULL selects the default in brackets 
 	bool low; /* the whole image at the size of one tile; E_INPUT: the model uses no tiles */
 	/* only the text and the number of rows: the tower does not run, and rows are NULL */
 	bool count_only;
-	bool (*go_on)(void *user); /* called before each tile; false: E_CANCELLED [always true] */
+	/* called before the image is decoded and before each tile; false: E_CANCELLED [always
+	 * true] */
+	bool (*go_on)(void *user);
 	void *user;
 } llmc_read_options;
 /* Open the tower in the checkpoint of the model. opt: as for the model (device, arch, log); NULL:

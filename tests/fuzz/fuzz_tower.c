@@ -1,7 +1,7 @@
 /* Arbitrary bytes as an image that a vision tower reads: decoding, the processor of the model,
- * tiles and the tower itself. The first byte selects the detail and whether the tower stops within
- * the image. Counting alone gives the same text and number of rows; the text has the token of an
- * image as often as there are rows. */
+ * tiles and the tower itself. The first byte selects the detail and after how many calls of go_on
+ * the tower stops. Counting alone gives the same text and number of rows; the text has the token of
+ * an image as often as there are rows. */
 #include <math.h>
 #include <stdint.h>
 
@@ -9,7 +9,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { PIXELS = 1 << 14, LOW = 1, STOPS = 2 };
+enum { PIXELS = 1 << 14, LOW = 1, MAX_CALLS = 4 };
 
 static void
 check(bool ok, const char *what)
@@ -21,7 +21,7 @@ check(bool ok, const char *what)
 }
 
 static bool
-one_tile(void *user)
+some_calls(void *user)
 {
 	int *left = user;
 
@@ -45,7 +45,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	llmc_read_options o = LLMC_INIT(llmc_read_options);
 	llmc_tower_image *counted = NULL, *im = NULL;
 	llmc_error err = { 0 };
-	int left = 1;
+	int left;
 
 	tower = tower ? tower : tiny_tower();
 	if (size == 0)
@@ -57,11 +57,16 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	check(first == LLMC_OK ? counted != NULL : !counted && err.text[0],
 	      "no image and no error");
 	o.count_only = false;
-	if (*data & STOPS)
-		o.go_on = one_tile, o.user = &left;
+	left = *data >> 1 & 7;
+	const bool stops = left < MAX_CALLS, at_once = stops && !left;
+	if (stops)
+		o.go_on = some_calls, o.user = &left;
 	llmc_status s = llmc_tower_read(tower, data + 1, size - 1, &o, &im, &err);
-	check(s == first || (s == LLMC_E_CANCELLED && first == LLMC_OK && *data & STOPS),
-	      "counting and reading differ");
+	if (at_once) /* before it is decoded */
+		check(s == LLMC_E_CANCELLED, "an image is decoded although the caller stops");
+	else
+		check(s == first || (s == LLMC_E_CANCELLED && first == LLMC_OK && stops),
+		      "counting and reading differ");
 	if (s == LLMC_OK) {
 		const llmc_image_part a = llmc_tower_image_part(counted),
 		                      b = llmc_tower_image_part(im);

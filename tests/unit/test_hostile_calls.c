@@ -34,6 +34,7 @@ enum { ODD = sizeof odd / sizeof *odd };
 static llmc_model *model;
 static llmc_tokenizer *tokenizer;
 static Tempdir dir;
+static char tokenizer_file[300], deep_tower[300];
 static int32_t greedy_tokens[NEW];
 
 /* Checks print and count, because cmocka's assertions may not be used on other threads. */
@@ -448,7 +449,7 @@ texts(void)
 	}
 	llmc_calls *c = NULL;
 	llmc_tokenizer *own = NULL;
-	WORKS(llmc_tokenizer_open(tempdir_file(&dir, "tokenizer.json"), &own, err));
+	WORKS(llmc_tokenizer_open(tokenizer_file, &own, err));
 	WORKS(llmc_calls_open(own, NULL, 0, NULL, &c, err));
 	llmc_tokenizer_close(own); /* "the tokenizer may be closed before the parser" */
 	for (int i = 0; i < ODD; i++)
@@ -480,7 +481,7 @@ grammars(void)
 		                          &g, err));
 	}
 	llmc_tokenizer *own = NULL;
-	WORKS(llmc_tokenizer_open(tempdir_file(&dir, "tokenizer.json"), &own, err));
+	WORKS(llmc_tokenizer_open(tokenizer_file, &own, err));
 	WORKS(llmc_grammar_open(own, LLMC_GRAMMAR_REGEX, "(a|b)*", 6, NULL, &g, err));
 	llmc_tokenizer_close(own);
 	WORKS(llmc_matcher_open(g, &m, err));
@@ -530,6 +531,10 @@ images(void)
 	REFUSED(llmc_image_processor_open("/nonexistent", &p, err));
 	REFUSED(llmc_image_processor_open(dir.path, &p, err));
 	llmc_image_processor_close(NULL);
+	llmc_error e = { 0 };
+	llmc_status deep = llmc_image_processor_open(deep_tower, &p, &e);
+	must(deep == LLMC_E_INPUT && strstr(e.text, "cannot be read"), &e, deep, deep_tower,
+	     __LINE__);
 	llmc_tower *t = NULL;
 	REFUSED(llmc_tower_open(model, NULL, &t, err));
 	llmc_tower_close(NULL);
@@ -820,6 +825,29 @@ a_model_is_closed_before_its_sessions(void **state)
 	llmc_session_close(s);
 }
 
+/* A GGUF tower with one key of thousands of levels */
+static bool
+write_deep_tower(void)
+{
+	enum { LEVELS = 30000 };
+	const uint64_t head[2] = { 0, 1 }, n_key = 6 + 2 * LEVELS;
+	const uint32_t version = 3, value[2] = { 4, 1 };
+	FILE *f = fopen(deep_tower, "w");
+
+	if (!f)
+		return false;
+	fwrite("GGUF", 4, 1, f);
+	fwrite(&version, sizeof version, 1, f);
+	fwrite(head, sizeof head, 1, f);
+	fwrite(&n_key, sizeof n_key, 1, f);
+	fputs("clip.", f);
+	for (int i = 0; i < LEVELS; i++)
+		fputs("a.", f);
+	fputs("a", f);
+	fwrite(value, sizeof value, 1, f);
+	return fclose(f) == 0;
+}
+
 int
 main(void)
 {
@@ -834,14 +862,17 @@ main(void)
 
 	if (tempdir_open(&dir) != 0)
 		return 1;
-	FILE *f = fopen(tempdir_file(&dir, "tokenizer.json"), "w");
-	if (!f || fwrite(vocabulary, strlen(vocabulary), 1, f) != 1 || fclose(f) != 0)
+	snprintf(tokenizer_file, sizeof tokenizer_file, "%s/tokenizer.json", dir.path);
+	snprintf(deep_tower, sizeof deep_tower, "%s/mmproj.gguf", dir.path);
+	FILE *f = fopen(tokenizer_file, "w");
+	if (!f || fwrite(vocabulary, strlen(vocabulary), 1, f) != 1 || fclose(f) != 0 ||
+	    !write_deep_tower())
 		return 1;
 	o.device = "ref";
 	o.random_weights = true;
 	o.n_threads = 1;
 	if (llmc_open("configs/tiny.yaml", &o, &model, &e) != LLMC_OK ||
-	    llmc_tokenizer_open(tempdir_file(&dir, "tokenizer.json"), &tokenizer, &e) != LLMC_OK) {
+	    llmc_tokenizer_open(tokenizer_file, &tokenizer, &e) != LLMC_OK) {
 		print_error("%s\n", e.text);
 		return 1;
 	}
