@@ -95,7 +95,7 @@ bool set_has_rows(const char *const *set);
 /* Overrides with one more, in the arena */
 const char *const *set_with(const char *const *set, const char *one, Arena *arena);
 /* Return the checkpoint of the model: that of the caller, else that of the description (relative to
- * its file), else the source itself. NULL: none, or random weights. */
+ * its file), else the source itself. NULL: none. */
 char *source_weights(const char *source, SourceKind kind, const Spec *spec, const llmc_options *opt,
                      Arena *arena);
 /* Model that provides tensors to its draft checkpoint, in the arena; NULL: none */

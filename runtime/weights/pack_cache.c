@@ -136,8 +136,8 @@ pack_path(const char *hex, Strbuf *dir, Strbuf *path, llmc_error *err)
 	                                   : LLMC_OK;
 }
 
-/* Delete files of the folder of processes that have ended. Temporary files of packed weights are
- * locked by their process, on file systems that have locks; others are small and go by age. */
+/* Delete temporary files whose processes have ended. Those of packed weights are locked by their
+ * process, on file systems that have locks. Others are small and are deleted by age. */
 static void
 sweep(const char *path)
 {
