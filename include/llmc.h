@@ -1249,6 +1249,8 @@ typedef struct llmc_event {
 	void *memory_;       /* owns the memory of top, text and vector */
 	const float *vector; /* [n_vector] FINISH of a request with `pool`; otherwise NULL */
 	int32_t n_vector;
+	int32_t
+	    rank; /* PROMPT: tokens that are at least as likely, itself included; the first: 0 */
 } llmc_event;
 
 #define LLMC_ANY 0 /* any request */

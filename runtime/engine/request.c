@@ -494,15 +494,16 @@ request_prompt(Engine *e, EngineRequest *j, int32_t at, int32_t n, const float *
 		llmc_logprob top[LLMC_MAX_TOP];
 		const char *text = "";
 		float logprob = NAN;
-		int32_t n_top = 0;
+		int32_t n_top = 0, rank = 0;
 		size_t n_bytes = 0;
 		llmc_error err;
 		if (i != j->n_reported)
 			continue; /* in an earlier chunk, or run again */
 		if (i > 0) {
 			n_top = j->n_top < vocab ? j->n_top : vocab;
-			logprob = sample_logprobs(logits + (size_t)(i - 1 - at) * (size_t)vocab,
-			                          vocab, tok[i], top, n_top);
+			const float *row = logits + (size_t)(i - 1 - at) * (size_t)vocab;
+			logprob = sample_logprobs(row, vocab, tok[i], top, n_top);
+			rank = sample_rank(row, vocab, tok[i]);
 		}
 		if (j->prompt_stream && has_text(e, tok[i]) &&
 		    llmc_stream_feed(j->prompt_stream, tok[i], &text, &n_bytes, &err) != LLMC_OK) {
@@ -514,6 +515,7 @@ request_prompt(Engine *e, EngineRequest *j, int32_t at, int32_t n, const float *
 			return no_memory(e, j);
 		v->ev.token = tok[i];
 		v->ev.logprob = logprob;
+		v->ev.rank = rank;
 		event_list_add(&j->out, v);
 		j->n_reported++;
 	}

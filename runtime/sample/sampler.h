@@ -86,6 +86,8 @@ bool sampler_stops_at(const llmc_sampler *s, int32_t id);
  * softmax(logits), in descending order; ties go to the lower id. */
 float sample_logprobs(const float *logits, int32_t vocab, int32_t id, llmc_logprob *top,
                       int32_t n_top);
+/* Number of tokens whose logit is at least that of id. */
+int32_t sample_rank(const float *logits, int32_t vocab, int32_t id);
 /* Write the log probabilities of the tokens id [n] to out [n]. Returns n. */
 int32_t sample_logprobs_of(const float *logits, int32_t vocab, const int32_t *id, int32_t n,
                            llmc_logprob *out);

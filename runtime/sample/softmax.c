@@ -220,6 +220,16 @@ sample_logprobs(const float *logits, int32_t vocab, int32_t id, llmc_logprob *to
 }
 
 int32_t
+sample_rank(const float *logits, int32_t vocab, int32_t id)
+{
+	int32_t n = 0;
+
+	for (int32_t i = 0; i < vocab; i++)
+		n += logits[i] >= logits[id];
+	return n;
+}
+
+int32_t
 sample_logprobs_of(const float *logits, int32_t vocab, const int32_t *id, int32_t n,
                    llmc_logprob *out)
 {

@@ -197,10 +197,7 @@ prompt_entry(const Generation *g, Strbuf *b, int32_t id, float logprob, int32_t 
 
 	strbuf_printf(b, "\"%d\":{\"logprob\":", id);
 	openai_logprob(b, logprob);
-	if (rank)
-		strbuf_printf(b, ",\"rank\":%d,\"decoded_token\":", rank);
-	else
-		strbuf_puts(b, ",\"rank\":null,\"decoded_token\":");
+	strbuf_printf(b, ",\"rank\":%d,\"decoded_token\":", rank);
 	token_bytes(g->model->back.tok, id, &raw);
 	json_str(b, strbuf_str(&raw), raw.len);
 	strbuf_putc(b, '}');
@@ -212,7 +209,7 @@ prompt_entry(const Generation *g, Strbuf *b, int32_t id, float logprob, int32_t 
 void
 openai_prompt_token(const Generation *g, SubRequest *sub, const llmc_event *ev)
 {
-	int32_t most = openai_own(g)->prompt_top, rank = 0;
+	int32_t most = openai_own(g)->prompt_top, rank = ev->rank;
 	Strbuf *b = &sub->prompt_logprobs;
 
 	if (most < 0)
@@ -222,7 +219,7 @@ openai_prompt_token(const Generation *g, SubRequest *sub, const llmc_event *ev)
 		strbuf_puts(b, "null");
 		return;
 	}
-	for (int32_t i = 0; i < ev->n_top && !rank; i++)
+	for (int32_t i = 0; i < ev->n_top; i++) /* its index, if others are as likely */
 		if (ev->top[i].id == ev->token)
 			rank = i + 1;
 	strbuf_putc(b, '{');

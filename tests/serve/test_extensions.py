@@ -8,6 +8,7 @@ import json
 
 import jinja2
 import pytest
+import tiny_model
 from waiting import HANG
 
 HELLO = [{"role": "user", "content": "hello world"}]
@@ -121,8 +122,27 @@ def test_usage_in_every_frame(tiny, client):
     assert all(c.usage for c in some)
 
 
+def all_logprobs(tiny, prompt):
+    """{id: log probability} of the next token."""
+    out, size, most = {}, len(tiny_model.vocabulary()), 20
+    for first in range(0, size, most):
+        (c,) = completion(
+            tiny,
+            prompt=prompt,
+            max_tokens=1,
+            logprobs=1,
+            return_tokens_as_token_ids=True,
+            logprob_token_ids=list(range(first, min(first + most, size))),
+        )["choices"]
+        for name, logprob in c["logprobs"]["top_logprobs"][0].items():
+            out[int(name.removeprefix("token_id:"))] = logprob
+    assert len(out) == size
+    return out
+
+
 def test_prompt_logprobs(tiny):
     echo = completion(tiny, logprobs=3, echo=True, max_tokens=0)["choices"][0]["logprobs"]
+    ranks_of_prompt = {}
     for top in (0, 3):
         for own in ({}, {"logprobs": 1}, {"logprobs": 5}):
             plain = completion(tiny, **own)["choices"][0]["logprobs"]
@@ -138,11 +158,16 @@ def test_prompt_logprobs(tiny):
                 want = sorted(echo["top_logprobs"][i].values())
                 if top:
                     assert sorted(v["logprob"] for v in place.values()) == want
-                    ranks = {v["rank"]: v["logprob"] for v in place.values() if v["rank"]}
+                    ranks = {v["rank"]: v["logprob"] for v in place.values()}
                     best = [v for _, v in sorted(ranks.items())]
                     assert best == sorted(best, reverse=True) and set(ranks) >= {1, 2, 3}
                 else:
                     assert len(place) == 1
+                if not own:
+                    ranks_of_prompt.setdefault(i, set()).add(mine["rank"])
+    for i, ranks in ranks_of_prompt.items():
+        after = all_logprobs(tiny, ids[:i])
+        assert ranks == {sum(v >= after[ids[i]] for v in after.values())}, (i, ranks)
     prompt, _ = prompt_of_chat(tiny)
     r = chat(tiny, prompt_logprobs=1)
     assert [i and next(iter(i)) for i in r["prompt_logprobs"][1:]] == list(map(str, prompt[1:]))

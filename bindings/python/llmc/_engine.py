@@ -74,6 +74,7 @@ class Event:
         self.index: int = e.index
         self.token: int = e.token
         self.logprob: float = e.logprob
+        self.rank: int = e.rank
         self.time_s: float = e.time_s
         self.top: list[tuple[int, float]] = [
             (e.top[i].id, e.top[i].logprob) for i in range(e.n_top)

@@ -402,6 +402,7 @@ class Event(Sized):
         ("memory_", C.c_void_p),
         ("vector", C.POINTER(C.c_float)),
         ("n_vector", C.c_int32),
+        ("rank", C.c_int32),
     ]
 
 
