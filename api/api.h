@@ -142,9 +142,9 @@ typedef struct TrustPlans { /* plans of an artifact for one target */
 llmc_status artifact_compare(const char *artifact, const Compiled *const *made, size_t n, Arena *a,
                              llmc_error *err);
 /* Record in the cache that the sources of these plans may run, and that this user's compile has
- * built aot/<built>/ (NULL: it has built nothing). A failure with `built` is logged. */
-void artifact_seal(const char *artifact, const TrustPlans *t, const char *built, Arena *a,
-                   llmc_log_fn log, void *log_user);
+ * built aot/<name>/ for the n_built names. A failure is logged if there is a name. */
+void artifact_seal(const char *artifact, const TrustPlans *t, const char *const *built, int n_built,
+                   Arena *a, llmc_log_fn log, void *log_user);
 bool artifact_sources_sealed(const char *artifact, const TrustPlans *t, Arena *a);
 bool artifact_built_sealed(const char *artifact, const char *name, Arena *a);
 

@@ -99,11 +99,13 @@ seal_target(const Compiled *const *made, size_t ranks, const char *target, const
 		log_text(o->log, o->log_user, LLMC_LOG_WARNING, why.text);
 		return;
 	}
-	artifact_seal(dir, &t, o->aot ? target_built_name(target) : NULL, arena, o->log,
-	              o->log_user);
+	const char *built[2];
+	int n_built = 0;
+	if (o->aot)
+		built[n_built++] = target_built_name(target);
 	if (o->aot && made[0]->plan->partitions > 1) /* the part on the CPU */
-		artifact_seal(dir, &t, target_built_name(plan[1]->target), arena, o->log,
-		              o->log_user);
+		built[n_built++] = target_built_name(plan[1]->target);
+	artifact_seal(dir, &t, built, n_built, arena, o->log, o->log_user);
 }
 
 static llmc_status

@@ -202,7 +202,7 @@ check_trust(llmc_model *m, const Compiled *const *made, const llmc_options *opt,
 			TRY(compile_one(m, target, m->first + k, true, &again[k], &warnings, err));
 		TRY(artifact_compare(m->artifact, made ? made : again, (size_t)m->n_own, &m->arena,
 		                     err));
-		artifact_seal(m->artifact, &t, NULL, &m->arena, NULL, NULL);
+		artifact_seal(m->artifact, &t, NULL, 0, &m->arena, NULL, NULL);
 	}
 	for (int k = 0; k < (m->cpu_target[0] ? 2 : 1) && !m->skip_built; k++) {
 		const char *own = rank_target(m, target, k), *name = target_built_name(own);

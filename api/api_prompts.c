@@ -7,50 +7,40 @@
 #include "base/file.h"
 #include "base/json.h"
 
-/* Does the pooling include the tokens of a prompt, as it does by default? */
-static bool
-pools_prompt(const char *folder)
+/* Read a JSON file of the folder. NULL: there is none, or it cannot be read. */
+static json_t *
+json_of(const char *folder, const char *name, Arena *a)
 {
 	char file[PATH_MAX];
-	Strbuf text = { 0 };
-	int n = snprintf(file, sizeof file, "%s/1_Pooling/config.json", folder);
+	Strbuf *text = arena_strbuf(a);
+	int n = snprintf(file, sizeof file, "%s/%s", folder, name);
 
 	if (n <= 0 || (size_t)n >= sizeof file || !file_exists(file) ||
-	    file_read(file, (size_t)1 << 20, &text, NULL) != LLMC_OK)
-		return true;
-	json_t *j = json_parse(strbuf_str(&text), text.len, 0, NULL, NULL);
-	bool yes = !json_is_false(json_object_get(j, "include_prompt"));
-	strbuf_release(&text);
-	json_decref(j);
-	return yes;
+	    file_read(file, (size_t)1 << 20, text, NULL) != LLMC_OK)
+		return NULL;
+	return json_read(a, strbuf_str(text), text->len, 0, NULL);
 }
 
-static void
-release_json(void *j)
+/* Does the pooling include the tokens of a prompt, as it does by default? */
+static bool
+pools_prompt(const char *folder, Arena *a)
 {
-	json_decref(j);
+	return !json_is_false(
+	    json_object_get(json_of(folder, "1_Pooling/config.json", a), "include_prompt"));
 }
 
 void
 prompts_read(const char *folder, Arena *a, InputPrompts *out)
 {
-	char file[PATH_MAX];
-	Strbuf text = { 0 };
 	const char *name;
 	json_t *v;
 
 	*out = (InputPrompts){ 0 };
-	int n = snprintf(file, sizeof file, "%s/config_sentence_transformers.json", folder);
-	if (!file_is_dir(folder) || n <= 0 || (size_t)n >= sizeof file || !file_exists(file) ||
-	    !pools_prompt(folder))
+	if (!file_is_dir(folder) || !pools_prompt(folder, a))
 		return;
-	json_t *j = file_read(file, (size_t)1 << 20, &text, NULL) == LLMC_OK
-	                ? json_parse(strbuf_str(&text), text.len, 0, NULL, NULL)
-	                : NULL;
-	strbuf_release(&text);
+	json_t *j = json_of(folder, "config_sentence_transformers.json", a);
 	if (!j)
 		return;
-	arena_defer(a, release_json, j);
 	json_t *all = json_object_get(j, "prompts");
 	const json_t *usual = json_object_get(j, "default_prompt_name");
 	llmc_input_prompt *list = arena_alloc(a, json_object_size(all) + 1, sizeof *list);

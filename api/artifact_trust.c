@@ -214,8 +214,8 @@ artifact_compare(const char *artifact, const Compiled *const *made, size_t n, Ar
 }
 
 void
-artifact_seal(const char *artifact, const TrustPlans *t, const char *built, Arena *a,
-              llmc_log_fn log, void *log_user)
+artifact_seal(const char *artifact, const TrustPlans *t, const char *const *built, int n_built,
+              Arena *a, llmc_log_fn log, void *log_user)
 {
 	char hex[65];
 	llmc_error why = { 0 };
@@ -223,11 +223,12 @@ artifact_seal(const char *artifact, const TrustPlans *t, const char *built, Aren
 
 	if (status == LLMC_OK)
 		status = write_trust_mark(hex, artifact, &why);
-	if (status == LLMC_OK && built)
-		status = digest_built(artifact, built, a, hex, &why);
-	if (status == LLMC_OK && built)
-		status = write_trust_mark(hex, artifact, &why);
-	if (status != LLMC_OK && built)
+	for (int i = 0; i < n_built && status == LLMC_OK; i++) {
+		status = digest_built(artifact, built[i], a, hex, &why);
+		if (status == LLMC_OK)
+			status = write_trust_mark(hex, artifact, &why);
+	}
+	if (status != LLMC_OK && n_built)
 		log_line(log, log_user, LLMC_LOG_WARNING,
 		         "%s: its built kernels cannot be sealed as made by you, so they run only "
 		         "with --trust-artifact: %s",

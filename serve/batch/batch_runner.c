@@ -182,16 +182,23 @@ answered(Req *r)
 	pthread_mutex_unlock(&st->flight_lock);
 }
 
-/* Return how many lines run at a time: enough to fill the engine's batch, at most half of the
- * requests that it accepts. */
+/* Return how many lines run at a time: enough to fill the largest batch of the server's engines, at
+ * most half of the requests that any of them accepts, since all lines may name the same model. */
 static int
 flights_for(Server *s)
 {
+	int n = 0, most = 2 * MAX_FLIGHTS;
+
 	pthread_mutex_lock(&s->lock);
-	int seqs = s->slot[0]->about.limits.seqs, most = s->slot[0]->about.max_concurrent;
+	for (int i = 0; i < s->n_slots; i++) {
+		const Backend *b = &s->slot[i]->about;
+		const int wanted = b->limits.seqs > 0 ? 2 * b->limits.seqs : 16;
+		n = wanted > n ? wanted : n;
+		if (b->max_concurrent > 0 && b->max_concurrent < most)
+			most = b->max_concurrent;
+	}
 	pthread_mutex_unlock(&s->lock);
-	int n = seqs > 0 ? 2 * seqs : 16;
-	if (most > 0 && n > most / 2)
+	if (n > most / 2)
 		n = most / 2;
 	return n < 1 ? 1 : n > MAX_FLIGHTS ? MAX_FLIGHTS : n;
 }

@@ -45,12 +45,6 @@ read_metadata(const json_t *o, json_t **out, Problem *p)
 	return true;
 }
 
-static bool
-text_field(const json_t *o, const char *key, const char **out, Problem *p)
-{
-	return field_text(o, key, out, p) && (*out || openai_missing(p, key));
-}
-
 /* Reserve space for one more batch of this owner, evicting finished ones; lock held. */
 static bool
 room_for_one(FileStore *st, const char *owner)
@@ -99,9 +93,10 @@ batches_create(Req *r)
 
 	if (o && !b)
 		problem_memory(&p);
-	if (b && text_field(o, "input_file_id", &input, &p) &&
-	    text_field(o, "endpoint", &endpoint, &p) &&
-	    text_field(o, "completion_window", &window, &p) && read_metadata(o, &b->metadata, &p)) {
+	if (b && openai_text(o, "input_file_id", &input, &p) &&
+	    openai_text(o, "endpoint", &endpoint, &p) &&
+	    openai_text(o, "completion_window", &window, &p) &&
+	    read_metadata(o, &b->metadata, &p)) {
 		b->endpoint = batch_endpoint(endpoint);
 		if (!b->endpoint)
 			problem(&p, 400, "endpoint",

@@ -43,14 +43,6 @@ translate(const json_t *in, Problem *p)
 }
 
 static bool
-read_needed(const json_t *o, const char *key, Problem *p)
-{
-	const json_t *v = json_object_get(o, key);
-
-	return v && !json_is_null(v) ? field_text(o, key, NULL, p) : openai_missing(p, key);
-}
-
-static bool
 read_extra(const json_t *extra, Problem *p)
 {
 	if (!extra || json_is_null(extra))
@@ -74,7 +66,7 @@ read_infill(Generation *g, const json_t *o, Problem *p)
 	int64_t n_predict = -1, max_tokens = -1;
 	bool has_predict;
 
-	if (!read_needed(o, "input_prefix", p) || !read_needed(o, "input_suffix", p) ||
+	if (!openai_text(o, "input_prefix", NULL, p) || !openai_text(o, "input_suffix", NULL, p) ||
 	    !field_text(o, "prompt", NULL, p) || !read_extra(extra, p) ||
 	    !field_int(o, "n_predict", -1, INT32_MAX, &n_predict, &has_predict, p) ||
 	    !field_int(o, "max_tokens", -1, INT32_MAX, &max_tokens, NULL, p))

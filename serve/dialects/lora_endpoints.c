@@ -9,18 +9,11 @@
 #include "serve/models/sleep_wake.h"
 
 static bool
-text_field(const json_t *o, const char *key, const char **out, Problem *p)
+filled_field(const json_t *o, const char *key, const char **out, Problem *p)
 {
-	const json_t *v = json_object_get(o, key);
-
-	if (!v || json_is_null(v))
-		return openai_missing(p, key);
-	if (!json_is_string(v) || !json_string_length(v) ||
-	    strlen(json_string_value(v)) != json_string_length(v))
-		return problem(p, 400, key, "Invalid '%s': expected a string that is not empty.",
-		               key);
-	*out = json_string_value(v);
-	return true;
+	return openai_text(o, key, out, p) &&
+	       (**out ||
+	        problem(p, 400, key, "Invalid '%s': expected a string that is not empty.", key));
 }
 
 /* Resolve `path` to a folder below the adapter folder; malloc'd. Clients can open nothing else. */
@@ -46,7 +39,7 @@ begin(Req *r, const char **name, Problem *p)
 		        "--lora-dir, the folder that contains them.");
 	else if (sleep_allowed(r, p))
 		o = body_object(&r->body, p);
-	if (o && !text_field(o, "lora_name", name, p)) {
+	if (o && !filled_field(o, "lora_name", name, p)) {
 		json_decref(o);
 		o = NULL;
 	}
@@ -70,7 +63,7 @@ adapters_load(Req *r)
 	if (o && !p.status && (base->parent || !base->src.adapt))
 		problem(&p, 400, "base_model_name", "The model '%.200s' does not support adapters.",
 		        base->name);
-	if (o && !p.status && text_field(o, "lora_path", &path, &p))
+	if (o && !p.status && filled_field(o, "lora_path", &path, &p))
 		dir = allowed(r->srv, path, &p);
 	if (dir)
 		models_adapt(r->srv, base, name, dir, r);

@@ -49,6 +49,14 @@ openai_missing(Problem *p, const char *key)
 	return false;
 }
 
+bool
+openai_text(const json_t *o, const char *key, const char **out, Problem *p)
+{
+	const json_t *v = json_object_get(o, key);
+
+	return v && !json_is_null(v) ? field_text(o, key, out, p) : openai_missing(p, key);
+}
+
 /* ---- requests ---- */
 
 bool

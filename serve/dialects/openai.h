@@ -53,6 +53,8 @@ bool openai_read_logprobs(Generation *g, const json_t *o,
 /* Check that "model" is absent or a model of this server. */
 bool openai_model(Req *r, const json_t *o, Problem *p);
 bool openai_missing(Problem *p, const char *key);
+/* Like field_text, for a field that the request must have. */
+bool openai_text(const json_t *o, const char *key, const char **out, Problem *p);
 /* Read a list of token ids; *n stays 0 if the field is absent or, with `empty`, holds none. */
 bool openai_ids(const Generation *g, const json_t *o, const char *key, size_t most, bool empty,
                 int32_t **out, int32_t *n, Problem *p);

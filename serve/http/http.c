@@ -535,7 +535,7 @@ admit(Req *r)
 		p.code = "invalid_api_key";
 		req_head(r, "WWW-Authenticate", "Bearer");
 	} else if (s->draining && (r->route->flags & (RT_WORK | RT_DRAIN)) == RT_WORK) {
-		problem(&p, 503, NULL, "The server is shutting down.");
+		problem_closing(&p);
 	} else {
 		return;
 	}

@@ -45,6 +45,12 @@ problem_memory(Problem *p)
 }
 
 bool
+problem_closing(Problem *p)
+{
+	return problem(p, 503, NULL, "The server is shutting down.");
+}
+
+bool
 problem_of(Problem *p, llmc_status status, int http, const char *param, const char *fmt, ...)
 {
 	char text[sizeof p->text];

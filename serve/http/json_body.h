@@ -26,6 +26,7 @@ enum { PROBLEM_MOVED = -1 };
 bool problem(Problem *p, int status, const char *param, const char *fmt, ...)
     __attribute__((format(printf, 4, 5))); /* returns false */
 bool problem_busy(Problem *p);             /* after req_charge() failed; returns false */
+bool problem_closing(Problem *p);          /* the server is shutting down; returns false */
 
 /* Add the lengths to a Problem of a prompt that is too long; returns false. */
 static inline bool

@@ -107,27 +107,35 @@ end_one(Server *s)
 	return true;
 }
 
-/* Answer /sleep calls whose models have ended. */
+/* Does a model that a /sleep call selects still have an engine to end? Lock held. */
 static bool
-answer_sleep_calls(Server *s)
+models_are_unloading(const Server *s, const Req *r)
+{
+	bool busy = false;
+
+	for (const ServedModel *m = s->retired; m; m = m->next)
+		busy |= r->all_models || m->slot == r->slot;
+	for (int i = 0; i < s->n_slots; i++)
+		busy |= s->slot[i]->sleep_when_done && (r->all_models || s->slot[i] == r->slot);
+	return busy;
+}
+
+/* Answer the calls that wait for nothing any more with this status. Returns false if there are
+ * none. Lock held, released meanwhile. */
+static bool
+answer_calls(Server *s, Queue *calls, bool (*waits)(const Server *s, const Req *r),
+             const char *status)
 {
 	Queue over = { 0 }, left = { 0 };
 	Req *r;
 
-	while ((r = queue_pop(&s->sleepers)) != NULL) {
-		bool busy = false;
-		for (const ServedModel *m = s->retired; m; m = m->next)
-			busy |= r->all_models || m->slot == r->slot;
-		for (int i = 0; i < s->n_slots; i++)
-			busy |=
-			    s->slot[i]->sleep_when_done && (r->all_models || s->slot[i] == r->slot);
-		queue_put(busy ? &left : &over, r);
-	}
-	s->sleepers = left;
+	while ((r = queue_pop(calls)) != NULL)
+		queue_put(waits(s, r) ? &left : &over, r);
+	*calls = left;
 	if (!over.first)
 		return false;
 	pthread_mutex_unlock(&s->lock);
-	queue_answer(over, NULL, "unloaded");
+	queue_answer(over, NULL, status);
 	pthread_mutex_lock(&s->lock);
 	return true;
 }
@@ -619,14 +627,15 @@ model_manager(void *arg)
 	pthread_mutex_lock(&s->lock);
 	while (!s->closing) {
 		int ms = models_sleep_idle(s);
-		if (end_one(s) || answer_sleep_calls(s) || models_answer_pauses(s) ||
+		if (end_one(s) || answer_calls(s, &s->sleepers, models_are_unloading, "unloaded") ||
+		    answer_calls(s, &s->pausers, models_are_pausing, "paused") ||
 		    answer_overdue(s, &ms) || adapt_one(s) || reload_one(s) || load_one(s))
 			continue;
 		clock_after(&until, ms);
 		pthread_cond_timedwait(&s->keep, &s->lock, &until);
 	}
 	Problem p = { 0 };
-	problem(&p, 503, NULL, "The server is shutting down.");
+	problem_closing(&p);
 	for (int i = 0; i < s->n_slots; i++) {
 		refuse(s, s->slot[i], &p);
 		Queue over = s->slot[i]->reloads;

@@ -65,9 +65,8 @@ llmc_status model_limits(const Server *s, const Backend *b, const char *name, in
 void slot_want(Server *s, Slot *t); /* request an engine for it; lock held */
 
 /* models.c */
-/* Answer /pause calls whose models run nothing any more. False: there were none. Lock held,
- * released meanwhile. */
-bool models_answer_pauses(Server *s);
+/* Does a model that a /pause call selects still run a request? Lock held. */
+bool models_are_pausing(const Server *s, const Req *r);
 Slot *slot_find(Server *s, const char *name); /* NULL: unknown; lock held */
 /* Compare names. Ollama's clients append a tag to names without one. */
 #define LATEST ":latest" /* tag that Ollama's clients append */

@@ -84,7 +84,7 @@ answer_closing(Req *r, bool closing)
 
 	if (!closing)
 		return;
-	problem(&p, 503, NULL, "The server is shutting down.");
+	problem_closing(&p);
 	req_problem(r, &p);
 }
 
@@ -232,7 +232,7 @@ models_take(Server *s, Req *r, Problem *p)
 		r->model = t->model;
 		model_ref(r->model);
 	} else if (s->closing) {
-		problem(p, 503, NULL, "The server is shutting down.");
+		problem_closing(p);
 	} else if (t->n_waiting >= (t->about.max_concurrent ? t->about.max_concurrent
 	                                                    : LLMC_DEFAULT_CONCURRENT_REQUESTS)) {
 		problem(p, 429, NULL, "The engine is overloaded, please try again later.");
@@ -487,27 +487,16 @@ slot_is_busy(const Server *s, const Slot *t)
 }
 
 bool
-models_answer_pauses(Server *s)
+models_are_pausing(const Server *s, const Req *r)
 {
-	Queue over = { 0 }, left = { 0 };
-	Req *r;
+	bool busy = false;
 
-	while ((r = queue_pop(&s->pausers)) != NULL) {
-		bool busy = false;
-		for (int i = 0; i < s->n_slots; i++) {
-			const Slot *t = s->slot[i];
-			if (r->all_models || t == r->slot)
-				busy |= t->paused && slot_is_busy(s, t);
-		}
-		queue_put(busy ? &left : &over, r);
+	for (int i = 0; i < s->n_slots; i++) {
+		const Slot *t = s->slot[i];
+		if (r->all_models || t == r->slot)
+			busy |= t->paused && slot_is_busy(s, t);
 	}
-	s->pausers = left;
-	if (!over.first)
-		return false;
-	pthread_mutex_unlock(&s->lock);
-	queue_answer(over, NULL, "paused");
-	pthread_mutex_lock(&s->lock);
-	return true;
+	return busy;
 }
 
 void

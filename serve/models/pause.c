@@ -118,7 +118,7 @@ pause_begin(Req *r)
 	}
 	pthread_mutex_lock(&s->lock);
 	if (s->closing)
-		problem(&p, 503, NULL, "The server is shutting down.");
+		problem_closing(&p);
 	s->paused_all |= !t;
 	for (int i = 0; i < s->n_slots; i++) {
 		Slot *at = s->slot[i];

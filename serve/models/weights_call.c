@@ -97,7 +97,7 @@ start(WeightsJob *j, Problem *p)
 
 	pthread_mutex_lock(&s->lock);
 	if (s->closing)
-		problem(p, 503, NULL, "The server is shutting down.");
+		problem_closing(p);
 	else if (j->m->replacing)
 		problem(p, 409, "model", "The weights of '%.200s' are being replaced.", j->m->name);
 	const bool ok = !p->status;

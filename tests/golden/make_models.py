@@ -4,6 +4,7 @@
 Needs torch and transformers 5 (pip install torch transformers safetensors numpy); ChatGLM and Baichuan come from
 other_models.py. Weights are those of weights.py, by name. Run:  python tests/golden/make_models.py [case ...]
 Each case has a comment on its purpose; the last line of its output prints how well fp32 determines its logits.
+It is one file because it is a list of cases: a family is its configuration and, below it, its cases.
 """
 
 import json

@@ -4,6 +4,8 @@
 The expectations come from torch in double precision (its own rms_norm, layer_norm, gelu, attention and so on), not
 from this project. Needs torch; run it only when an op changes:  python tests/golden/make_ops.py
 
+It is one script because each op is a function of few lines, in the order of ops.def.
+
 The file is a list of cases:
   case OP NAME
   attr KEY i|f|s VALUE

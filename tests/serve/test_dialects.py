@@ -1,5 +1,6 @@
 """Anthropic's and Ollama's dialects and OpenAI's responses, by their own clients, compared with
-the chat of the same server.
+the chat of the same server. It is one file because its servers start once per module and take
+longer than most tests.
 """
 
 import datetime
