@@ -175,17 +175,44 @@ llmc_forward(llmc_session *s, const llmc_chunk *chunk, size_t n, float *logits, 
 	return session_forward(s->s, chunk, n, logits, err);
 }
 
+/* Are the windows numbered from 0 on, without gaps, and none longer than `most`? */
+static bool
+windows_fit(const int32_t *window, int32_t n, int64_t most)
+{
+	int64_t len = 0;
+
+	for (int32_t i = 0; window && i < n; i++) {
+		const int32_t before = i ? window[i - 1] : -1;
+		if (window[i] != before && window[i] != before + 1)
+			return false;
+		len = window[i] == before ? len + 1 : 1;
+		if (len > most)
+			return false;
+	}
+	return !window || n <= 0 || window[0] == 0;
+}
+
 llmc_status
 llmc_forward_images(llmc_session *s, const llmc_chunk *chunk, size_t n, const llmc_image_rows *rows,
                     float *logits, llmc_error *err)
 {
 	const bool tower = s->model->plan->vision == VISION_TOWER;
+	const int64_t most = plan_segment(s->model->plan);
 
-	for (size_t i = 0; rows && i < n; i++)
+	for (size_t i = 0; rows && i < n; i++) {
+		if (!rows[i].window != !most || !windows_fit(rows[i].window, chunk[i].n_tok, most))
+			return error_set(
+			    err, LLMC_E_RANGE,
+			    most ? "chunk %zu: a tower with windows needs their "
+			           "numbers: from 0 on, each of %lld adjacent patches at "
+			           "most"
+			         : "chunk %zu: this model has no windows",
+			    i, (long long)most);
 		if (tower ? !rows[i].row || rows[i].at : rows[i].row && !rows[i].at)
 			return error_set(err, LLMC_E_RANGE, "chunk %zu: %s", i,
 			                 tower ? "a tower needs a row for each token, without `at`"
 			                       : "a language model needs `at` with its rows");
+	}
 	return session_forward_images(s->s, chunk, n, rows, logits, err);
 }
 

@@ -240,9 +240,11 @@ input_rows(const Spec *s, const ImageRows *rows, const ImageTile *tile, float *o
 	return LLMC_OK;
 }
 
-/* Run the tower over one tile: a sequence of its own. */
+/* Run the tower over the patches of one tile: a sequence of its own. window: of each patch; NULL:
+ * the tower has none */
 static llmc_status
-run_tile(llmc_tower *t, const ImageRows *rows, const ImageTile *tile, float *out, llmc_error *err)
+run_patches(llmc_tower *t, const ImageRows *rows, const ImageTile *tile, const int32_t *window,
+            float *out, llmc_error *err)
 {
 	const Spec *s = t->model->spec;
 	const int64_t patches = (int64_t)tile->grid_h * tile->grid_w,
@@ -275,7 +277,8 @@ run_tile(llmc_tower *t, const ImageRows *rows, const ImageTile *tile, float *out
 	}
 	const llmc_image_rows in = { .row = made ? own : row,
 		                     .pos = { ids, y, x },
-		                     .number = numbered ? number : NULL };
+		                     .number = numbered ? number : NULL,
+		                     .window = window };
 	pthread_mutex_lock(&t->lock);
 	status = n > t->most_rows ? open_session(t, n, err) : LLMC_OK;
 	const bool open = status == LLMC_OK;
@@ -296,6 +299,70 @@ run_tile(llmc_tower *t, const ImageRows *rows, const ImageTile *tile, float *out
 	pthread_mutex_unlock(&t->lock);
 	free(own);
 	free(ids);
+	return status;
+}
+
+/* Number the cells of merged patches by windows of side x side cells: windows in raster order, and
+ * cells in raster order in each. window [cells]: window of each, in this order */
+static void
+order_cells(int32_t high, int32_t wide, int32_t side, int32_t *cell, int32_t *window)
+{
+	int32_t n = 0, at = 0;
+
+	for (int32_t y0 = 0; y0 < high; y0 += side)
+		for (int32_t x0 = 0; x0 < wide; x0 += side, n++)
+			for (int32_t y = y0; y < high && y < y0 + side; y++)
+				for (int32_t x = x0; x < wide && x < x0 + side; x++) {
+					cell[at] = y * wide + x;
+					window[at++] = n;
+				}
+}
+
+/* Run the tower over one tile. With windows, its patches are in the order of their windows, and the
+ * rows of the result are put back into that of the image. */
+static llmc_status
+run_tile(llmc_tower *t, const ImageRows *rows, const ImageTile *tile, float *out, llmc_error *err)
+{
+	const int64_t most = plan_segment(t->model->plan), elems = rows->row_elems,
+	              width = plan_out_width(t->model->plan), n = t->model->plan->merge;
+	const int32_t high = tile->grid_h / t->rules.merge, wide = tile->grid_w / t->rules.merge,
+	              cells = high * wide;
+	int32_t side = 1;
+	llmc_status status;
+
+	if (!most)
+		return run_patches(t, rows, tile, NULL, out, err);
+	while ((side + 1) * (side + 1) * n <= most)
+		side++;
+	int32_t *cell = calloc((size_t)cells * (size_t)(2 + 3 * n), sizeof *cell),
+	        *of = cell + cells, *window = of + cells, *position = window + cells * n;
+	float *value = calloc((size_t)(cells * n), (size_t)elems * sizeof *value),
+	      *made = calloc((size_t)cells, (size_t)width * sizeof *made);
+	if (!cell || !value || !made) {
+		status = error_set(err, LLMC_E_MEMORY, "out of memory for an image");
+		goto fail;
+	}
+	order_cells(high, wide, side, cell, of);
+	for (int32_t i = 0; i < cells; i++) {
+		const int64_t from = tile->first_row + cell[i] * n;
+		memcpy(value + i * n * elems, rows->value + from * elems,
+		       (size_t)(n * elems) * sizeof *value);
+		memcpy(position + i * n * 2, rows->position + from * 2,
+		       (size_t)n * 2 * sizeof *position);
+		for (int64_t k = 0; k < n; k++)
+			window[i * n + k] = of[i];
+	}
+	const ImageRows own = { .value = value,
+		                .position = position,
+		                .row_elems = rows->row_elems };
+	const ImageTile whole = { .grid_h = tile->grid_h, .grid_w = tile->grid_w };
+	TRY_GOTO(run_patches(t, &own, &whole, window, made, err));
+	for (int32_t i = 0; i < cells; i++)
+		memcpy(out + cell[i] * width, made + i * width, (size_t)width * sizeof *out);
+fail:
+	free(cell);
+	free(value);
+	free(made);
 	return status;
 }
 

@@ -987,12 +987,15 @@ LLMC_API const int32_t *llmc_draft_tokens(const llmc_model *m, size_t *n);
  *            sections: RoPE positions of the tokens; those of later chunks without `pos` continue
  *            from the largest one of the last token. NULL: the positions of the sequence
  *   number   tower with learned positions: [n_tok] number of a patch's learned position. Else NULL
+ *   window   tower with windows (attention.window_kind segments): [n_tok] number of a patch's
+ *            window, from 0 on; patches of a window are adjacent. Else NULL
  */
 typedef struct llmc_image_rows {
 	const float *row;
 	const int32_t *at;
 	const int32_t *pos[3];
 	const int32_t *number;
+	const int32_t *window;
 } llmc_image_rows;
 /* Variant of llmc_forward for a vision tower, whose chunks are images with n_out = n_tok /
  * vision.merge rows of output, and for a language model that was opened with "vision.part=rows".

@@ -140,6 +140,8 @@ typedef struct PlanTensor {
  * Exact pages hold planes of the same heads in types kv_exact(k) and kv_exact(v), rotated like the
  * page's. They are numbered as window pages (runtime/kv/kv.h). Number w is (w + 1) x
  * layer_exact_bytes below the layer's first page. */
+/* Bound of PlanPool.segment */
+enum { PLAN_MOST_SEGMENT = 1 << 14 };
 typedef struct PlanPool {
 	const char *id;
 	bool mla, state; /* latents; recurrent states (f32) */
@@ -151,6 +153,9 @@ typedef struct PlanPool {
 	/* a row reads the last `recent` positions, including its own, and the first `sinks` from
 	 * exact pages */
 	int64_t recent, sinks;
+	/* tower: its sequences are the windows that come with the rows of a step, each of so many
+	 * rows at most; 0: the sequences of the step */
+	int64_t segment;
 } PlanPool;
 
 typedef struct PlanRope { /* copy of RopeTable, documented in compiler/spec/spec.h */
@@ -394,6 +399,17 @@ plan_takes_rows(const Plan *p)
 }
 
 /* Elements of a row of stage_in */
+/* Rows that a window of a tower has at most; 0: the tower has no windows */
+static inline int64_t
+plan_segment(const Plan *p)
+{
+	int64_t most = 0;
+
+	for (int i = 0; i < p->n_pool; i++)
+		most = p->pool[i].segment > most ? p->pool[i].segment : most;
+	return most;
+}
+
 static inline int64_t
 plan_row_width(const Plan *p)
 {

@@ -549,6 +549,12 @@ plan_check(const Plan *p, llmc_error *err)
 		if (p->pool[i].keep > p->window || p->pool[i].recent || p->pool[i].sinks)
 			return BAD("pool %s keeps %lld positions, but window is %lld",
 			           p->pool[i].id, (long long)p->pool[i].keep, (long long)p->window);
+	for (int i = 0; i < p->n_pool; i++)
+		if (p->pool[i].segment && (p->vision != VISION_TOWER || !p->encoder ||
+		                           p->pool[i].segment > PLAN_MOST_SEGMENT ||
+		                           p->pool[i].segment != plan_segment(p)))
+			return BAD("pool %s: segment = %lld, which a tower has, once and up to %d",
+			           p->pool[i].id, (long long)p->pool[i].segment, PLAN_MOST_SEGMENT);
 	if (p->kv_host && (p->prompt_whole || plan_has_state(p)))
 		return BAD("kv_host: the prefix cache does not hold pages of models with "
 		           "recurrent states or prompt_whole");

@@ -105,12 +105,14 @@ static void
 read_pool(PlanReader *r, json_t *j, PlanPool *p)
 {
 	bool state = json_object_get(j, "state") != NULL,
-	     exact = json_object_get(j, "recent") != NULL;
+	     exact = json_object_get(j, "recent") != NULL,
+	     segment = json_object_get(j, "segment") != NULL;
 
 	rd_keys(r, j,
-	        state   ? "id mla state k v rotate n_layers kv_heads k_dim v_dim keep"
-	        : exact ? "id mla k v rotate n_layers kv_heads k_dim v_dim keep recent sinks"
-	                : "id mla k v rotate n_layers kv_heads k_dim v_dim keep");
+	        state     ? "id mla state k v rotate n_layers kv_heads k_dim v_dim keep"
+	        : exact   ? "id mla k v rotate n_layers kv_heads k_dim v_dim keep recent sinks"
+	        : segment ? "id mla k v rotate n_layers kv_heads k_dim v_dim keep segment"
+	                  : "id mla k v rotate n_layers kv_heads k_dim v_dim keep");
 	*p = (PlanPool){
 		.id = rd_get_id(r, j, "id"),
 		.mla = rd_get_bool(r, j, "mla"),
@@ -125,6 +127,7 @@ read_pool(PlanReader *r, json_t *j, PlanPool *p)
 		.keep = rd_get_int(r, j, "keep", 0, RD_MAX_SIZE),
 		.recent = exact ? rd_get_int(r, j, "recent", 0, KV_MOST_EXACT) : 0,
 		.sinks = exact ? rd_get_int(r, j, "sinks", 0, KV_MOST_EXACT) : 0,
+		.segment = segment ? rd_get_int(r, j, "segment", 1, RD_MAX_SIZE) : 0,
 	};
 }
 

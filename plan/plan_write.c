@@ -156,6 +156,8 @@ put_pool(Strbuf *out, const PlanPool *p)
 		key_int(out, "recent", p->recent);
 		key_int(out, "sinks", p->sinks);
 	}
+	if (p->segment)
+		key_int(out, "segment", p->segment);
 	end(out, '}');
 }
 

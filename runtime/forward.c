@@ -138,7 +138,7 @@ admit(Session *s, const llmc_chunk *chunk, size_t n, bool fed, int32_t *n_dec, l
 		if (pass == 0)
 			*n_dec = (int32_t)at;
 	}
-	int64_t need = kv_pages_needed(&s->kv, s->step_seq, s->add, n);
+	int64_t need = session_pages_needed(s, chunk, n);
 	if (need > s->kv.n_free)
 		return error_set(err, LLMC_E_FULL,
 		                 "this step needs %lld KV pages of %d positions, %d of %d are "
@@ -235,11 +235,13 @@ fill(Session *s, const llmc_chunk *chunk, int32_t n, int32_t n_dec, bool tables)
 {
 	int32_t row = 0, out = 0;
 
+	if (s->segments)
+		s->segments->n_seq = 0;
 	for (int32_t i = 0; i < n; i++) {
 		const llmc_chunk *c = &chunk[s->order[i]];
 		KvSeq *kv = &s->kv.seq[c->seq];
 		SeqState *st = &s->seq[c->seq];
-		kv_extend(&s->kv, c->seq, c->n_tok);
+		kv_extend(&s->kv, c->seq, session_positions(s, s->order[i], c->n_tok));
 		if (s->plan->prompt_whole && kv->len == 0)
 			set_prefix(s->plan, st, c);
 		if (c->tok)
@@ -257,6 +259,8 @@ fill(Session *s, const llmc_chunk *chunk, int32_t n, int32_t n_dec, bool tables)
 			s->prefix_len[i] = st->n_placed = kv->len + c->n_tok;
 		if (tables)
 			fill_table(s, i, kv);
+		if (s->segments)
+			session_fill_segments(s, i, row, c->n_tok);
 		row += c->n_tok;
 		s->out_base[s->order[i]] = out;
 		for (int32_t k = c->n_out - 1; k >= 0; k--)
@@ -264,6 +268,9 @@ fill(Session *s, const llmc_chunk *chunk, int32_t n, int32_t n_dec, bool tables)
 	}
 	s->q_start[n] = row;
 	*s->size = (StepSize){ .n_tok = row, .n_dec = n_dec, .n_seq = n, .n_out = out };
+	if (s->segments)
+		*s->segments =
+		    (StepSize){ .n_tok = row, .n_seq = s->segments->n_seq, .n_out = out };
 }
 
 /* Return the weight bytes that the step reads. Cached by row count, because consecutive decode

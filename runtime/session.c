@@ -51,7 +51,7 @@ session_limits(const Plan *plan, const llmc_limits *lim, llmc_limits *out, llmc_
 		l.n_out = l.chunk;
 	/* the pages of an encoder hold the rows of one step */
 	if (plan->encoder)
-		l.kv_tokens = l.chunk + (int64_t)l.seqs * PLAN_KV_PAGE;
+		l.kv_tokens = kv_context(plan, l.chunk) + (int64_t)l.seqs * PLAN_KV_PAGE;
 	bool given = l.kv_tokens != 0;
 	if (!given)
 		l.kv_tokens = (int64_t)l.context * l.seqs;

@@ -127,7 +127,8 @@ build_attend(ModelBuilder *b, int q, int done, const HeadShape *shape)
 	op_set_int(b->g, o, "v_dim", shape->v_dim);
 	op_set_num(b->g, o, "scale", s->attention.scale);
 	op_set_num(b->g, o, "softcap", s->attention.score_cap);
-	op_set_int(b->g, o, "window", spec_windowed(s, b->layer) ? s->attention.window : 0);
+	op_set_int(b->g, o, "window",
+	           spec_windowed(s, b->layer) && !s->attention.segments ? s->attention.window : 0);
 	op_set_int(b->g, o, "chunk", spec_windowed(s, b->layer) && s->attention.chunked);
 	op_set_word(b->g, o, "mask",
 	            s->attention.mask == MASK_PREFIX || spec_images_whole(s) ? "prefix"

@@ -501,6 +501,7 @@ pools(ModelBuilder *b)
 				.id = w ? "kv_window" : "kv",
 				.keep =
 				    w && s->attention.mask != MASK_NONE ? s->attention.window : 0,
+				.segment = w && s->attention.segments ? s->attention.window : 0,
 				.mla = mla_kind,
 				.k = s->kv.k,
 				.v = s->kv.v,

@@ -175,6 +175,7 @@ typedef struct Spec {
 		int64_t window;          /* positions that a token attends to; 0: all */
 		const uint8_t *windowed; /* [n_layers] */
 		bool chunked;            /* windows are fixed chunks, not sliding */
+		bool segments;           /* windows come with the rows of a step */
 		MaskKind mask;
 		int32_t prefix_mark, prefix_end; /* mask prefix: token ids; -1 none */
 		QkNorm qk_norm;                  /* on q and k */

@@ -486,6 +486,10 @@ check_later_tokens(SpecTable *t)
 				spec_check_note(t, K_mask);
 				break;
 			}
+	if (IS(window_kind, "segments") && !IS(vision_part, "tower"))
+		err_at(t->d, LOC(window_kind),
+		       "attention.window_kind = segments: only the patches of a tower come with "
+		       "windows");
 	if (INT(window) > 0 && IS(window_kind, "chunks")) {
 		err_at(t->d, LOC(window_kind),
 		       "attention.window_kind = chunks: not defined for mask %s", mask);

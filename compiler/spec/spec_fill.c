@@ -106,6 +106,7 @@ fill_attention(const SpecTable *t, Spec *s)
 	                                                   : QK_NONE;
 	s->attention.qkv_limit = NUM(qkv_limit);
 	s->attention.chunked = IS(window_kind, "chunks");
+	s->attention.segments = IS(window_kind, "segments");
 	s->attention.qk_in = t->val[K_qk_norm_layers].layers;
 	s->attention.qk_after = IS(qk_place, "after");
 	s->attention.sinks = BOOL(sinks);

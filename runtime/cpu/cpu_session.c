@@ -23,6 +23,7 @@ typedef struct StepRun {
 	bool comm;       /* collective between ranks, done by all threads */
 	bool ends_stage; /* the last step of a stage */
 	bool window;     /* its pages are window pages */
+	bool segments;   /* its sequences are the windows of a tower */
 	bool slots;      /* a no-op if no sequence of the step has an adapter */
 	ExpertLoad load; /* experts to read ahead */
 	void *a[PLAN_MAX_ARGS];
@@ -40,9 +41,10 @@ typedef struct PhaseRun {
 
 typedef struct CpuSession {
 	PhaseRun phase[2];
-	float *scratch;         /* for reference steps */
-	llmc_step step, window; /* window: for steps on window pages */
-	char *state;            /* memory of all of the above, and of the angles */
+	float *scratch; /* for reference steps */
+	/* window: for steps on window pages; segments: for those on windows of a tower */
+	llmc_step step, window, segments;
+	char *state; /* memory of all of the above, and of the angles */
 	int64_t state_bytes, slots_bytes, n_walk;
 	unsigned faults; /* file_faults() when the weights were last looked at */
 	bool lost;       /* a file of the weights was truncated */
@@ -121,6 +123,7 @@ bind(Session *s, CpuSession *c)
 			const PlanStep *st = r->step = &p->phase[ph].step[i];
 			r->comm = op_info[st->op].flags & OPF_COMM;
 			r->window = session_sees_window(s, st);
+			r->segments = session_sees_segments(s, st);
 			if (st->kernel >= 0)
 				r->kernel = kernels_find(m->kernels, st->kernel);
 			else
@@ -300,7 +303,9 @@ run_comm(const PhaseArgs *w, const StepRun *r, int part)
 static void
 run_step(const PhaseArgs *w, const StepRun *r, int part, int n_parts)
 {
-	const llmc_step *s = r->window ? &w->c->window : &w->c->step;
+	const llmc_step *s = r->window     ? &w->c->window
+	                     : r->segments ? &w->c->segments
+	                                   : &w->c->step;
 
 	if (r->load.n_matrix)
 		expert_ahead_load(&w->c->ahead, &r->load, w->s->size->n_tok, part, n_parts);
@@ -437,6 +442,16 @@ cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 	};
 	c->window = c->step;
 	c->window.block_table += s->kv.max_page;
+	if (s->segments) {
+		c->segments = c->step;
+		c->segments.n_seq = s->segments->n_seq;
+		c->segments.pos = s->segment_pos;
+		c->segments.seq_of = s->segment_of;
+		c->segments.q_start = s->segment_start;
+		c->segments.kv_len = s->segment_len;
+		c->segments.block_table = s->segment_table;
+		c->segments.block_stride = s->segment_pages;
+	}
 	if (s->size->n_tok <= ROPE_ALONE)
 		fill_rope(s, 0, s->size->n_tok);
 	s->stats.barriers += walk_all(&w);

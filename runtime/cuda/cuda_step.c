@@ -44,6 +44,18 @@ cuda_bind(CudaSession *c, llmc_error *err)
 		        .seq = st->slot_of,
 		        .adapter = c->adapter,
 		        .block_stride = st->block_stride };
+#define IN_BLOCK(host) ((int *)(uintptr_t)(c->block_to + (CUdeviceptr)((char *)(host) - s->block)))
+	llmc_step segments = k;
+	if (s->segments) {
+		segments.n = IN_BLOCK(s->segments);
+		segments.pos = IN_BLOCK(s->segment_pos);
+		segments.seq_of = IN_BLOCK(s->segment_of);
+		segments.q_start = IN_BLOCK(s->segment_start);
+		segments.kv_len = IN_BLOCK(s->segment_len);
+		segments.block_table = IN_BLOCK(s->segment_table);
+		segments.block_stride = s->segment_pages;
+	}
+#undef IN_BLOCK
 	static const PlanKernel between = { .id = "collective", .file = "runtime/collective.cu" };
 	int64_t max = s->sym[SYM_n_seq];
 
@@ -76,6 +88,8 @@ cuda_bind(CudaSession *c, llmc_error *err)
 				          .call = { .s = k } };
 			if (session_sees_window(s, ps))
 				to->call.s.block_table += st->window_at;
+			if (session_sees_segments(s, ps))
+				to->call.s = segments;
 			for (int a = 0; a < ps->n_arg && a < LLMC_CALL_ARGS; a++)
 				to->call.a[a] = session_argument(s, &ps->arg[a]);
 			const OpInfo *op =

@@ -147,6 +147,7 @@ kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, int32_t n_wi
 		    .n_window = n_window,
 		    .oldest = -1,
 		    .newest = -1 };
+	context = (int32_t)kv_context(p, context);
 	kv->max_page = context / PLAN_KV_PAGE + (context % PLAN_KV_PAGE != 0);
 	TRY(window_open(kv, err));
 	kv->stride = kv->window ? 2 * kv->max_page : kv->max_page;
@@ -205,6 +206,12 @@ kv_release(Kv *kv)
 	prefix_release(kv);
 	window_release(kv);
 	*kv = (Kv){ 0 };
+}
+
+int64_t
+kv_context(const Plan *p, int64_t context)
+{
+	return plan_segment(p) ? 3 * context : context;
 }
 
 int32_t

@@ -48,7 +48,7 @@ session_snapshots(const llmc_limits *l)
 int64_t
 session_max_page(const Session *s)
 {
-	return (s->lim.context + PLAN_KV_PAGE - 1) / PLAN_KV_PAGE;
+	return (kv_context(s->plan, s->lim.context) + PLAN_KV_PAGE - 1) / PLAN_KV_PAGE;
 }
 
 int64_t
@@ -62,6 +62,15 @@ session_sees_window(const Session *s, const PlanStep *step)
 {
 	for (int k = 0; s->kv.window && k < step->n_arg; k++)
 		if (step->arg[k].kind == REF_POOL && s->plan->pool[step->arg[k].index].keep)
+			return true;
+	return false;
+}
+
+bool
+session_sees_segments(const Session *s, const PlanStep *step)
+{
+	for (int k = 0; s->segments && k < step->n_arg; k++)
+		if (step->arg[k].kind == REF_POOL && s->plan->pool[step->arg[k].index].segment)
 			return true;
 	return false;
 }
@@ -101,6 +110,16 @@ lay_out_block(Session *s, BumpAllocator *b)
 	BUMP(b, s->rope_y, n_tok);
 	BUMP(b, s->rope_x, n_tok);
 	BUMP(b, s->seq_of, n_tok);
+	if (plan_segment(s->plan)) {
+		s->segment_pages =
+		    (int32_t)((plan_segment(s->plan) + PLAN_KV_PAGE - 1) / PLAN_KV_PAGE);
+		BUMP(b, s->segments, 1);
+		BUMP(b, s->segment_pos, n_tok);
+		BUMP(b, s->segment_of, n_tok);
+		BUMP(b, s->segment_start, n_tok + 1);
+		BUMP(b, s->segment_len, n_tok);
+		BUMP(b, s->segment_table, n_tok * s->segment_pages);
+	}
 	BUMP(b, s->block_table, n_seq * session_table_stride(s));
 	s->block_bytes = b->at - start;
 }

@@ -96,6 +96,12 @@ struct Session {
 	/* rope_y, rope_x: rows and columns of tokens, for tables with sections */
 	int32_t *tok, *pos, *pos2, *rope_pos, *rope_y, *rope_x, *seq_of, *q_start, *kv_len,
 	    *prefix_len, *out_row, *block_table;
+	/* windows of a tower as the sequences of a step (PlanPool.segment), NULL without them:
+	 * sizes, [n_tok] position in the window and its number, [windows + 1] first row, [windows]
+	 * rows, [windows, segment_pages] pages */
+	StepSize *segments;
+	int32_t *segment_pos, *segment_of, *segment_start, *segment_len, *segment_table;
+	int32_t segment_pages;
 	int32_t *order;    /* [n_seq] chunk index of each sequence of the step */
 	int32_t *step_seq; /* [n_seq] its sequence id in the session; part of the block */
 	int32_t *add;      /* [n_seq] number of rows */
@@ -160,6 +166,15 @@ int32_t session_snapshots(const llmc_limits *l); /* number of snapshots for all 
 int64_t session_max_page(const Session *s);      /* per sequence */
 /* entries per block table: kv.stride, but available before kv is open */
 int64_t session_table_stride(const Session *s);
+/* windows.c. Positions that n rows of a chunk take in the KV cache: in a tower with windows
+ * (PlanPool.segment) each window begins in a page of its own. */
+int32_t session_positions(const Session *s, int32_t chunk, int32_t n);
+/* Pages that the n chunks of a step need, whose order and add are set */
+int64_t session_pages_needed(Session *s, const llmc_chunk *chunk, size_t n);
+/* Turn each window of sequence i of the step, n rows from `row` on, into a sequence. */
+void session_fill_segments(Session *s, int32_t i, int32_t row, int32_t n);
+/* Does the step read a pool whose sequences are the windows of a tower? */
+bool session_sees_segments(const Session *s, const PlanStep *step);
 bool session_sees_window(const Session *s,
                          /* does the step use window pages? Then it reads the block tables from
                           * max_page on */

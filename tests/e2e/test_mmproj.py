@@ -21,6 +21,7 @@ CASES = [
     "smolvlm-idefics3-bf16",
     "llava-plain",
     "qwen2_vl-plain",
+    "qwen2_5_vl-plain",
     "qwen3_vl-plain",
     "qwen3_vl-bf16",
     "qwen3_vl-moe",

@@ -24,6 +24,7 @@ CPU = {
     "smolvlm-idefics3-bf16": "v3 v4 amx",
     "llava-bf16": "v3",
     "qwen2_vl-bf16": "v3",
+    "qwen2_5_vl-bf16": "v3 amx",
     "qwen3_vl-bf16": "v3",
     "pixtral-bf16": "v3",
     "gemma3-bf16": "v3 v4 amx",
@@ -35,6 +36,7 @@ GPU = {
     "smolvlm-idefics3-bf16": ("sm_75", "sm_80", "sm_90a", "sm_120a"),
     "llava-bf16": ("sm_80",),
     "qwen2_vl-bf16": ("sm_90a",),
+    "qwen2_5_vl-bf16": ("sm_75", "sm_80", "sm_90a"),
     "qwen3_vl-bf16": ("sm_80",),
     "pixtral-bf16": ("sm_90a",),
     "gemma3-bf16": ("sm_80", "sm_90a"),
@@ -79,12 +81,30 @@ def position_weights(case, p, h, w, at):
     return np.hstack([p, weights.reshape(len(p), -1)]).astype(np.float32)
 
 
+def windows(case, h, w):
+    """Squares of patches of an image in the order of their windows, and the window of each"""
+    v, n = case.config["vision_config"], side(case)
+    most = v["window_size"] // n // v["patch_size"]
+    y, x = np.divmod(np.arange(h * w // n**2), w // n)
+    of = y // most * (w // n) + x // most
+    order = np.argsort(of, kind="stable")
+    return order, np.unique(of[order], return_inverse=True)[1]
+
+
 def images(session, case):
     """Rows of all images, packed into one step"""
-    chunks, given = [], []
+    chunks, given, orders, first = [], [], [], 0
     for (p, at), (h, w) in zip(case.patches(side(case)), case.grids):
         p = position_weights(case, p, h, w, at)
-        n_out, row, col = len(p) // side(case) ** 2, at // w, at % w
+        n_out, more = len(p) // side(case) ** 2, {}
+        if case.family == "qwen2_5_vl":
+            order, window = windows(case, h, w)
+            squares = np.arange(len(p)).reshape(n_out, -1)[order].ravel()
+            p, at = np.ascontiguousarray(p[squares]), at[squares]
+            more = dict(window=np.repeat(window, side(case) ** 2).tolist())
+            orders.append(first + np.argsort(order))
+            first += n_out
+        row, col = at // w, at % w
         if case.family in ("llava", "internvl"):  # a class row
             p, at, row, col = (
                 np.vstack([0 * p[:1], p]),
@@ -92,8 +112,9 @@ def images(session, case):
             )
         chunks.append((session.seq(), [0] * len(p), n_out))
         pos = [0] * len(p), row.tolist(), col.tolist()
-        given.append(dict(row=p, pos=pos, number=at.tolist()))
-    return np.array(session.forward_images(chunks, given))
+        given.append(dict(row=p, pos=pos, number=at.tolist(), **more))
+    rows = np.array(session.forward_images(chunks, given))
+    return rows[np.concatenate(orders)] if orders else rows
 
 
 def positions(case):
@@ -344,6 +365,32 @@ def test_what_a_tower_refuses(tmp_path):
             s.forward_images([(0, [0] * 16, 4)], [dict(row=patches, at=[0] * 16)])
     with pytest.raises(llmc.Error, match="on one rank only"):
         model(tmp_path, case, set={"vision.part": "rows", "parallel.tp": 2}, no_weights=True)
+
+
+def test_windows_that_are_refused(tmp_path):
+    """They are numbered from 0, adjacent, and of the tower's size at most."""
+    case = weights.Vision("qwen2_5_vl-plain")
+    p, _ = case.patches(2)[0]
+    m = model(tmp_path, case, tower=True)
+    assert (m["attention.window"], m["attention.window_layers"]) == ("16", '"0,2"')
+    with m.session(context=64) as s:
+        zeros, seq = [0] * len(p), s.seq()
+        for window in (
+            None,
+            [1] * 16 + [2] * (len(p) - 16),
+            [i // 17 for i in range(len(p))],
+            [i // 16 if i < 40 else 0 for i in range(len(p))],
+            [2 * (i // 16) for i in range(len(p))],
+        ):
+            given = dict(row=p, pos=(zeros,) * 3) | (dict(window=window) if window else {})
+            with pytest.raises(llmc.Error, match="from 0 on, each of 16 adjacent patches"):
+                s.forward_images([(seq, zeros, len(p) // 4)], [given])
+    plain = weights.Vision("qwen2_vl-plain")
+    with model(tmp_path / "plain", plain, tower=True).session() as s:
+        p, _ = plain.patches(2)[0]
+        given = dict(row=p, pos=([0] * len(p),) * 3, window=[0] * len(p))
+        with pytest.raises(llmc.Error, match="this model has no windows"):
+            s.forward_images([(s.seq(), [0] * len(p), len(p) // 4)], [given])
 
 
 def test_a_model_without_a_tower(tmp_path):

@@ -231,8 +231,8 @@ tower(File *f, const char *type)
 	key(f, "vision.projection_dim", WIDE);
 	key(f, "vision.attention.head_count", HEADS);
 	key(f, "vision.attention.layer_norm_epsilon", 1e-5);
-	key(f, "vision.spatial_merge_size", 2);
 	if (qwen) {
+		key(f, "vision.spatial_merge_size", 2);
 		key(f, "vision.is_deepstack_layers", 1);
 		f->key[f->n_key - 1].type = 7;
 		f->key[f->n_key - 1].count = LAYERS;

@@ -219,6 +219,39 @@ case(
 )
 
 
+def qwen2_5_vl(vision=None, **more):
+    tower = dict(depth=3, hidden_size=48, intermediate_size=56, out_hidden_size=48, num_heads=3)
+    tower |= dict(patch_size=4, spatial_merge_size=2, temporal_patch_size=2, in_channels=3)
+    tower |= dict(window_size=16, fullatt_block_indexes=[1], hidden_act="silu")
+    return dict(
+        model_type="qwen2_5_vl",
+        torch_dtype="float32",
+        text_config=without(QWEN2) | dict(model_type="qwen2_5_vl_text"),
+        vision_config=dict(tower, model_type="qwen2_5_vl", **(vision or {})),
+        tie_word_embeddings=False,
+        **TOKENS,
+        **more,
+    )
+
+
+# windows of 2 x 2 squares of patches; the last ones of a row or column are smaller
+case(
+    "qwen2_5_vl-plain",
+    qwen2_5_vl(),
+    [(10, 6), (2, 14), (2, 2)],
+    inputs=in_squares(2),
+    tokens=merged(2),
+)
+case(
+    "qwen2_5_vl-bf16",
+    qwen2_5_vl(dict(hidden_size=64, num_heads=2, window_size=48, fullatt_block_indexes=[0, 2])),
+    [(12, 14), (4, 20)],
+    dtype="bf16",
+    inputs=in_squares(2),
+    tokens=merged(2),
+)
+
+
 def qwen3_vl(kind, text, deep=(0, 1), vision=None, **more):
     tower = dict(
         depth=3,
@@ -613,6 +646,21 @@ run_case(
 
 run_case(
     "qwen2_vl-plain",
+    lambda px: int(px["image_grid_thw"].prod(1).sum()) // 4,
+    image_processor_type="Qwen2VLImageProcessor",
+    do_resize=True,
+    min_pixels=64,
+    max_pixels=1600,
+    resample=3,
+    patch_size=4,
+    temporal_patch_size=2,
+    merge_size=2,
+    **HALF,
+)
+
+
+run_case(
+    "qwen2_5_vl-plain",
     lambda px: int(px["image_grid_thw"].prod(1).sum()) // 4,
     image_processor_type="Qwen2VLImageProcessor",
     do_resize=True,

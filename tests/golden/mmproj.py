@@ -280,6 +280,9 @@ def tower_keys(w, case, kind):
         w.add_uint32("clip.vision.preproc_max_tiles", 4)
     if qwen:
         w.add_vision_spatial_merge_size(v["spatial_merge_size"])
+    if kind == "qwen2.5vl_merger":
+        w.add_vision_n_wa_pattern(v["fullatt_block_indexes"][0] + 1)
+        w.add_uint32("clip.vision.window_size", v["window_size"])
     if kind == "qwen3vl_merger":
         deep = v.get("deepstack_visual_indexes", [])
         w.add_array("clip.vision.is_deepstack_layers", [i in deep for i in range(depth)])

@@ -44,6 +44,7 @@ MODELS = {
     "smolvlm-plain": (MARKS, "<image>", SMOLVLM, "Idefics3Processor"),
     "llava-plain": (["<image>"], "<image>", {}, "LlavaProcessor"),
     "qwen2_vl-plain": (QWEN, "".join(QWEN[2:3] + QWEN[:1] + QWEN[3:]), {}, "Qwen2VLProcessor"),
+    "qwen2_5_vl-plain": (QWEN, "".join(QWEN[2:3] + QWEN[:1] + QWEN[3:]), {}, "Qwen2_5_VLProcessor"),
     "qwen3_vl-plain": (QWEN, "".join(QWEN[2:3] + QWEN[:1] + QWEN[3:]), {}, "Qwen3VLProcessor"),
     "pixtral-plain": (["[IMG]", "[IMG_BREAK]", "[IMG_END]"], "[IMG]", {}, "PixtralProcessor"),
     "internvl-plain": (INTERN, INTERN[0], INTERN_TOKENS, "InternVLProcessor"),

@@ -80,6 +80,7 @@ class ImageRows(C.Structure):
         ("at", C.POINTER(C.c_int32)),
         ("pos", C.POINTER(C.c_int32) * 3),
         ("number", C.POINTER(C.c_int32)),
+        ("window", C.POINTER(C.c_int32)),
     ]
 
 

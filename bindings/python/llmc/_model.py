@@ -430,7 +430,8 @@ class Session(SerialHandle):
     ) -> memoryview[float] | None:
         """forward() with rows of images, one dict per chunk: for a vision tower (tower=True) "row"
         (a buffer of floats [tokens, vision.width]), "pos" (time, row and column: three lists of
-        integers per token) and "number" (of learned positions); for a model opened with
+        integers per token), "number" (of learned positions) and "window" (of towers with windows);
+        for a model opened with
         vision.part=rows "row" ([any, hidden]), "at" (the index of a token's row, or -1) and "pos"
         (RoPE positions, if the model has three), or no keys."""
         array, tokens, n_out = self._chunks(chunks)
@@ -445,7 +446,7 @@ class Session(SerialHandle):
                 C.memmove(floats, view.tobytes(), view.nbytes)
                 r.row = C.cast(floats, C.POINTER(C.c_float))
                 kept.append(floats)
-            for key in "at", "number":
+            for key in "at", "number", "window":
                 if key in own:
                     kept.append((C.c_int32 * len(own[key]))(*own[key]))
                     setattr(r, key, C.cast(kept[-1], C.POINTER(C.c_int32)))
