@@ -50,6 +50,8 @@ build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t 
 	};
 	if (!source_rule_rows(g, layer, rule, role, part, rows, src))
 		return -1;
+	if (strcmp(from, "embed") == 0)
+		src->rows = s->embed.rows; /* the first ones are used */
 	const int64_t total = src->rows;
 	if (rule->transpose && cols > 0) {
 		int64_t each =

@@ -623,7 +623,7 @@ import_outer_roles(ImportCheck *c)
 	if (s->vision.part == VISION_TOWER)
 		import_tower_roles(s, list);
 	else
-		ROLE("embed", s->vocab_size, s->embed.width, false);
+		ROLE("embed", s->embed.rows, s->embed.width, false);
 	if (spec_narrow(s)) {
 		ROLE("embed_in", H, s->embed.width, false);
 		ROLE("embed_out", s->embed.width, H, false);

@@ -314,7 +314,7 @@ typedef struct Spec {
 		bool gain;
 	} streams; /* parallel residual streams (AltUp); count 0 or 1: one */
 	struct {
-		int64_t width;
+		int64_t width, rows; /* rows: those of the checkpoint, at least vocab_size */
 		double scale;
 		bool round_scale; /* scale is rounded to the activations' dtype */
 		int types;        /* rows of the table of token types; 0: none */

@@ -12,6 +12,11 @@ check_tokens(SpecTable *t)
 
 	if (v < 1)
 		return;
+	if (INT(embed_rows) < v) {
+		err_at(t->d, LOC(embed_rows), "embed.rows = %lld is less than vocab_size = %lld",
+		       (long long)INT(embed_rows), (long long)v);
+		spec_check_note(t, K_vocab_size);
+	}
 	if (INT(vocab_used) > v) {
 		err_at(t->d, LOC(vocab_used), "vocab_used = %lld is more than vocab_size = %lld",
 		       (long long)INT(vocab_used), (long long)v);

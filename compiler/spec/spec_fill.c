@@ -466,6 +466,7 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->streams.active = (int)INT(stream_active);
 	s->streams.gain = BOOL(stream_gain);
 	s->embed.width = INT(embed_width);
+	s->embed.rows = INT(embed_rows);
 	s->embed.scale = NUM(embed_scale);
 	s->embed.round_scale = BOOL(round_scale);
 	s->embed.types = (int)INT(embed_types);

@@ -309,6 +309,13 @@ def test_a_draft_of_another_model_is_refused(folders, tmp_path):
                 d.engine()
 
 
+def test_a_block_draft_is_refused_by_name(folders, tmp_path):
+    model, draft = folders("specforge")
+    block = changed(draft, tmp_path / "block", dict(dflash_config=dict(mask_token_id=3)))
+    with pytest.raises(llmc.Error, match="block drafts .DFlash, DSpark. are not supported"):
+        llmc.Model(model, device="ref", draft=block)
+
+
 ON_GPU = """
 import json, sys, llmc
 import numpy as np

@@ -1769,6 +1769,14 @@ case(
     num_key_value_heads=1,
     tie_word_embeddings=True,
 )
+case(
+    "apertus-text-only",
+    "apertus1p5_text",
+    APERTUS,
+    vocab_size=160,
+    output_vocab_size=131,
+    head_dim=8,
+)
 case("apertus-modern-bf16", "apertus", APERTUS, modern=True, dtype="bf16", num_key_value_heads=9)
 OPT = dict(
     vocab_size=173,
@@ -3592,6 +3600,83 @@ SARVAM = dict(
 case("deepseek_v3-sarvam", "sarvam_mla", SARVAM)
 GLM_V = dict(rope_scaling=dict(rope_type="default", mrope_section=[2, 1, 1]))
 case("glm4-vision", "glm4v_text", GLM, vision="glm4v", hidden_size=64, head_dim=..., **GLM_V)
+case(
+    "glm4-vision-bias",
+    "glm4v_text",
+    GLM,
+    vision="glm4v",
+    hidden_size=64,
+    head_dim=...,
+    attention_bias=False,  # its code has them nevertheless
+    **GLM_V,
+)
+case(
+    "glm4-ocr",
+    "glm_ocr_text",
+    GLM,
+    vision="glm_ocr",
+    attention_bias=False,
+    head_dim=12,
+    partial_rotary_factor=1.0,
+    rope_scaling=dict(rope_type="default", mrope_section=[2, 2, 2]),
+)
+case(
+    "llama-paddleocr",
+    "paddleocr_vl_text",
+    LLAMA,
+    vision="paddleocr_vl",
+    head_dim=12,
+    tie_word_embeddings=True,
+    rope_scaling=dict(rope_type="default", mrope_section=[2, 2, 2]),
+)
+case(
+    "llama-paddleocr-bias",
+    "paddleocr_vl_text",
+    LLAMA,
+    vision="paddleocr_vl",
+    head_dim=12,
+    use_bias=True,
+    num_key_value_heads=1,
+    rope_scaling=dict(rope_type="default", mrope_section=[2, 2, 2]),
+)
+LARA = dict(
+    {
+        k: v
+        for k, v in QWEN3_NEXT.items()
+        if k
+        not in (
+            "decoder_sparse_step",
+            "mlp_only_layers",
+            "full_attention_interval",
+            "partial_rotary_factor",
+            "intermediate_size",
+        )
+    },
+    num_hidden_layers=5,
+    layer_types=["linear_attention", "sliding_attention", "linear_attention"]
+    + ["full_attention", "sliding_attention"],
+    sliding_window=7,
+)
+case("lara_mini-plain", "lara_mini", LARA)
+case(
+    "lara_mini-all",
+    "lara_mini",
+    LARA,
+    num_experts=5,
+    num_experts_per_tok=5,
+    norm_topk_prob=False,
+    attention_bias=True,
+    tie_word_embeddings=True,
+)
+case(
+    "lara_mini-modern-bf16",
+    "lara_mini",
+    LARA,
+    modern=True,
+    dtype="bf16",
+    sliding_window=33,
+    num_key_value_heads=1,
+)
 case("glm4_moe-vision", "glm4v_moe_text", GLM_MOE, vision="glm4v_moe", **GLM_V)
 EXAONE = dict(
     {
@@ -4138,7 +4223,7 @@ def prompt(c, seed):
             config["gmask_token_id"],
             config["bos_token_id"],
         ]
-    return W.prompt(seed, c["n"], config["vocab_size"])
+    return W.prompt(seed, c["n"], config.get("output_vocab_size", config["vocab_size"]))
 
 
 def make(name, c):
