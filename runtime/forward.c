@@ -1,7 +1,6 @@
 /* One step: check the chunks, allocate pages, fill the step's arrays, run the plan, return logits.
  * Nothing changes before the page allocation is known to succeed, so a rejected step leaves every
  * sequence as it was. */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -515,19 +514,6 @@ session_check_ranks(const Session *s, llmc_error *err)
 		return true;
 	(void)comm_error(s->comm, err);
 	return false;
-}
-
-void
-pool_vector(const double *sum, int64_t width, int32_t n, bool normalize, float *out)
-{
-	double scale = 1.0 / n, square = 0;
-
-	for (int64_t k = 0; normalize && k < width; k++)
-		square += sum[k] * sum[k];
-	if (square > 0)
-		scale = 1 / sqrt(square);
-	for (int64_t k = 0; k < width; k++)
-		out[k] = (float)(sum[k] * scale);
 }
 
 llmc_status

@@ -2,6 +2,7 @@
  * session and device. */
 #include "runtime/state/session_state.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -407,4 +408,17 @@ session_stats(const Session *s, llmc_stats *out)
 
 	st.kv_pages_used = s->kv.n_page - s->kv.n_free;
 	SIZED_GIVE(out, st);
+}
+
+void
+pool_vector(const double *sum, int64_t width, int32_t n, bool normalize, float *out)
+{
+	double scale = 1.0 / n, square = 0;
+
+	for (int64_t k = 0; normalize && k < width; k++)
+		square += sum[k] * sum[k];
+	if (square > 0)
+		scale = 1 / sqrt(square);
+	for (int64_t k = 0; k < width; k++)
+		out[k] = (float)(sum[k] * scale);
 }
