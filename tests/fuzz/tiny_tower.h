@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "llmc.h"
 
 enum { TINY_TOWER_HIDDEN = 48 };
@@ -74,6 +75,7 @@ tiny_tower(void)
 		abort();
 	}
 	llmc_close(m); /* the tower keeps it */
+	file_remove_tree(dir);
 	return t;
 }
 
