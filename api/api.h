@@ -24,6 +24,12 @@ typedef struct InputPrompts {
 	size_t n;
 } InputPrompts;
 
+typedef struct Labels {
+	const char **name; /* [n] */
+	size_t n;
+	bool several; /* independent labels: any number applies */
+} Labels;
+
 struct llmc_model {
 	atomic_int refs;
 	Arena arena; /* memory of spec, plan and strings */
@@ -55,6 +61,7 @@ struct llmc_model {
 	llmc_tokenizer *tokenizer; /* NULL: none */
 	llmc_advice advice;        /* sampling that the model's files advise */
 	InputPrompts prompts;
+	Labels labels;
 	Runtime *rt; /* NULL when opened with no_weights */
 	double compile_s, load_s;
 };
@@ -153,6 +160,9 @@ bool artifact_built_sealed(const char *artifact, const char *name, Arena *a);
 void advice_read(const char *path, llmc_advice *out);
 /* Read the prompts of an embedding model in a folder of sentence-transformers; none otherwise. */
 void prompts_read(const char *folder, Arena *a, InputPrompts *out);
+/* Read the names of n labels from a folder or a GGUF file; NULL: neither, so the names are
+ * numbered. */
+void labels_read(const char *path, size_t n, Arena *a, Labels *out);
 
 /* E_INPUT: the grammar of p, if any, was opened with a tokenizer whose tokens differ from those of
  * the model's tokenizer, or, if the model has none, in their number. p may be NULL. */

@@ -389,11 +389,15 @@ open_tokenizer(llmc_model *m, SourceKind kind, const char *source, const llmc_op
 	const char *path = m->weights                                       ? m->weights
 	                   : kind != SOURCE_YAML && kind != SOURCE_ARTIFACT ? source
 	                                                                    : NULL;
+	const size_t n_label =
+	    m->plan->output == LLMC_OUTPUT_LABELS ? (size_t)plan_out_width(m->plan) : 0;
 	llmc_error why;
 	bool absent;
 
-	if (!path || !file_exists(path))
+	if (!path || !file_exists(path)) {
+		labels_read(NULL, n_label, &m->arena, &m->labels);
 		return LLMC_OK;
+	}
 	char *slash;
 	if (!file_is_dir(path) && strlen(path) > 12 &&
 	    strcmp(path + strlen(path) - 12, ".safetensors") == 0) {
@@ -403,6 +407,7 @@ open_tokenizer(llmc_model *m, SourceKind kind, const char *source, const llmc_op
 	}
 	advice_read(path, &m->advice);
 	prompts_read(path, &m->arena, &m->prompts);
+	labels_read(path, n_label, &m->arena, &m->labels);
 	llmc_status s = tokenizer_open(path, &m->tokenizer, &absent, &why);
 	if (s == LLMC_E_MEMORY)
 		return error_set(err, s, "%s", why.text);

@@ -490,6 +490,12 @@ typedef struct llmc_input_prompt {
 } llmc_input_prompt;
 LLMC_API const llmc_input_prompt *llmc_input_prompts(const llmc_model *m, size_t *n);
 
+/* Names of the labels of a classifier, [*n] in the order of its output: id2label of config.json or
+ * classifier.output_labels of a GGUF file, else LABEL_0, LABEL_1, ... *several: the labels are
+ * independent, so each has a probability of its own. They live as long as the model; *n 0: the
+ * model is not a classifier. */
+LLMC_API const char *const *llmc_labels(const llmc_model *m, size_t *n, bool *several);
+
 typedef struct llmc_memory {
 	size_t size;
 	int64_t weights, kv, scratch, state; /* bytes */

@@ -17,5 +17,15 @@ size_t embeddings_cut(const Generation *g, int flags, int32_t *ids, size_t n, si
 /* Add one input, a string or ids, found at `what`[i] of the body. cut: truncate to the context. */
 bool embeddings_text(const Generation *g, const json_t *v, const char *what, size_t i, bool cut,
                      SubRequest *sub, Problem *p);
+/* Dialect.finish that appends the vector to the text of the choice, as floats */
+void embeddings_finish(Generation *g, SubRequest *sub, Choice *c, const llmc_event *ev);
+/* Build the input of a classifier from two strings, paired as its tokenizer does. cut: truncate the
+ * second. */
+bool embeddings_pair(const Generation *g, const json_t *a, const json_t *b, bool cut,
+                     SubRequest *sub, Problem *p);
+/* Write an error in the form of Text Embeddings Inference. */
+void tei_problem(Req *r, const Problem *p);
+/* Read its `truncate` and `truncation_direction`. */
+bool tei_truncation(const json_t *o, bool *cut, Problem *p);
 
 #endif

@@ -120,10 +120,9 @@ read_judge(Generation *g, const json_t *o, Problem *p)
 	return one_token(g, "yes", &own->yes_no[0], p) && one_token(g, "no", &own->yes_no[1], p);
 }
 
-/* Build the input of a classifier: query and document. cut: truncate the document. */
-static bool
-pair_tokens(const Generation *g, const json_t *a, const json_t *b, bool cut, SubRequest *sub,
-            Problem *p)
+bool
+embeddings_pair(const Generation *g, const json_t *a, const json_t *b, bool cut, SubRequest *sub,
+                Problem *p)
 {
 	char limit[MODEL_LIMIT_TEXT];
 	size_t most = (size_t)g->model->max_total, n_first = 0, n_second = 0;
@@ -198,8 +197,7 @@ question(const Generation *g, const char *instruction, const json_t *a, const js
 	return ok;
 }
 
-/* Write an error in the form of Text Embeddings Inference. */
-static void
+void
 tei_problem(Req *r, const Problem *p)
 {
 	Strbuf b = { 0 };
@@ -213,21 +211,28 @@ tei_problem(Req *r, const Problem *p)
 	req_answer(r, status, type_json, &b);
 }
 
+bool
+tei_truncation(const json_t *o, bool *cut, Problem *p)
+{
+	const json_t *side = json_object_get(o, "truncation_direction");
+
+	if (json_is_string(side) && strcasecmp(json_string_value(side), "right") != 0)
+		return problem(p, 400, "truncation_direction",
+		               "'truncation_direction' is not supported: inputs are cut on the "
+		               "right.");
+	return field_bool(o, "truncate", cut, p);
+}
+
 /* Read the fields that only TEI's rerank has. */
 static bool
 read_tei(Generation *g, const json_t *o, bool *cut, Problem *p)
 {
 	Score *own = gen_own(g);
-	const json_t *side = json_object_get(o, "truncation_direction");
 
 	g->req->problem = tei_problem;
 	own->show = false;
-	if (json_is_string(side) && strcasecmp(json_string_value(side), "right") != 0)
-		return problem(p, 400, "truncation_direction",
-		               "'truncation_direction' is not supported: inputs are cut on the "
-		               "right.");
 	return field_bool(o, "raw_scores", &own->raw, p) &&
-	       field_bool(o, "return_text", &own->show, p) && field_bool(o, "truncate", cut, p);
+	       field_bool(o, "return_text", &own->show, p) && tei_truncation(o, cut, p);
 }
 
 static bool
@@ -298,7 +303,7 @@ read_score(Generation *g, const json_t *o, const void *rerank, Problem *p)
 		const json_t *v = text_at(b, i), *with = text_at(a, n > 1 ? i : 0);
 		SubRequest *sub = &g->sub[pairs ? i : n + i];
 		if (!(own->judge == JUDGE_COSINE  ? embeddings_text(g, v, two, i, cuts, sub, p)
-		      : own->judge == JUDGE_LABEL ? pair_tokens(g, with, v, cuts, sub, p)
+		      : own->judge == JUDGE_LABEL ? embeddings_pair(g, with, v, cuts, sub, p)
 		                                  : question(g, instruction, with, v, sub, p)))
 			return false;
 		if (!own->rerank || !own->show)
@@ -314,8 +319,8 @@ read_score(Generation *g, const json_t *o, const void *rerank, Problem *p)
 
 /* ---- answers ---- */
 
-static void
-on_finish(Generation *g, SubRequest *sub, Choice *c, const llmc_event *ev)
+void
+embeddings_finish(Generation *g, SubRequest *sub, Choice *c, const llmc_event *ev)
 {
 	(void)g;
 	(void)sub;
@@ -435,7 +440,7 @@ failed(Generation *g, const Problem *p)
 }
 
 static const Dialect dialect = {
-	.own_bytes = sizeof(Score), .finish = on_finish, .done = on_done, .problem = failed
+	.own_bytes = sizeof(Score), .finish = embeddings_finish, .done = on_done, .problem = failed
 };
 
 void

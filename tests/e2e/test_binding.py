@@ -85,6 +85,7 @@ class All:
             "yaml": lambda m: m.yaml,
             "prompts": lambda m: m.prompts,
             "draft_tokens": lambda m: m.draft_tokens,
+            "labels": lambda m: m.labels,
             "tokenizer": lambda m: m.tokenizer,
             "follow": lambda m: m.follow(),
             "load_adapter": lambda m: m.load_adapter("/nonexistent"),

@@ -85,3 +85,11 @@ def test_ids(name):
             if f"pair{i}" in g:
                 both = t.encode(first, special=4) + t.encode(second, special=8)
                 assert both == g[f"pair{i}"].tolist(), first
+
+
+def test_names_of_labels():
+    for name, want in (("bert_labels", ["a", "b", "c"]), ("xlm_roberta_labels", ["LABEL_0"])):
+        with opened(name) as m:
+            assert m.labels == want
+    with opened("bert") as m:
+        assert m.labels == []

@@ -64,6 +64,67 @@ def test_pairs_have_two_token_types(serve, tmp_path):
                 "/v1/score", {"text_1": " ".join(words[:cut]), "text_2": " ".join(words[cut:])}
             )
             assert r.json()["data"][0]["score"] == pytest.approx(x, abs=1e-5)
+        pairs = [[" ".join(t[: len(t) // 3]), " ".join(t[len(t) // 3 :])] for t in texts]
+        r = s.post("/predict", {"inputs": pairs[0]}).json()
+        assert r == [{"score": pytest.approx(want[0], abs=1e-5), "label": "LABEL_0"}]
+        r = s.post("/predict", {"inputs": pairs}).json()
+        assert [x[0]["score"] for x in r] == pytest.approx(want, abs=1e-5)
+        s.idle()
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+NAMES = ["sad", 'so "so"', "glad"]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_labels(serve, tmp_path, several):
+    """vLLM's /classify and TEI's /predict: names from id2label, probabilities by the softmax, or the
+    sigmoid if labels are independent."""
+    case = weights.Encoder("bert-labels")
+    case.config["id2label"] = {str(i): n for i, n in enumerate(NAMES)}
+    if several:
+        case.config["problem_type"] = "multi_label_classification"
+    folder = case.build_served(str(tmp_path), "cls_token")
+    (tmp_path / "modules.json").unlink()
+    (tmp_path / "1_Pooling" / "config.json").unlink()
+    logits, texts = case.logits.astype(np.float64), case.texts()
+    want = 1 / (1 + np.exp(-logits)) if several else softmax(logits)
+    with serve(folder, "--arch", "generic", "-t", "1", "--set", "kv.dtype=f32") as s:
+        r = s.post("/classify", {"input": texts}).json()
+        assert (r["object"], r["usage"]["completion_tokens"]) == ("list", 0)
+        assert r["usage"]["prompt_tokens"] == sum(map(len, case.inputs))
+        for i, (x, row) in enumerate(zip(r["data"], want)):
+            assert (x["index"], x["num_classes"], x["label"]) == (i, 3, NAMES[row.argmax()])
+            assert x["probs"] == pytest.approx(list(row), abs=1e-5)
+        r = s.post("/classify", {"input": case.inputs[1], "use_activation": False}).json()
+        assert r["data"][0]["probs"] == pytest.approx(list(logits[1]), abs=1e-4)
+        one = s.post("/predict", {"inputs": texts[1]}).json()
+        order = np.argsort(-want[1])
+        assert [x["label"] for x in one] == [NAMES[i] for i in order]
+        assert [x["score"] for x in one] == pytest.approx(list(want[1][order]), abs=1e-5)
+        raw = s.post("/predict", {"inputs": [[t] for t in texts], "raw_scores": True}).json()
+        for got, row in zip(raw, logits):
+            assert [x["score"] for x in got] == pytest.approx(sorted(row)[::-1], abs=1e-4)
+        for path, body in (
+            ("/classify", {}),
+            ("/classify", {"input": []}),
+            ("/classify", {"input": ""}),
+            ("/classify", {"input": "w1 " * 65}),
+            ("/classify", {"input": "w1", "truncate_prompt_tokens": 7.5}),
+            ("/classify", {"input": {"a": 1}}),
+        ):
+            r = s.post(path, body)
+            assert r.status == 400 and r.json()["error"]["message"], (path, body)
+        for inputs, status in ((None, 422), ([], 422), ([["a", "b", "c"]], 422), ([1], 422)):
+            r = s.post("/predict", {"inputs": inputs})
+            assert (r.status, set(r.json())) == (status, {"error", "error_type"}), inputs
+        r = s.post("/predict", {"inputs": "w1 " * 65})
+        assert (r.status, r.json()["error_type"]) == (413, "Validation")
+        assert len(s.post("/predict", {"inputs": "w1 " * 65, "truncate": True}).json()) == 3
         s.idle()
 
 
@@ -73,5 +134,7 @@ def test_what_an_encoder_does_not_answer(server, case):
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "w1"}]}),
     ):
         assert server.post(path, {"model": "bert", **body}).status == 400
+    for path, key in (("/classify", "input"), ("/predict", "inputs")):
+        assert "not a classifier" in server.post(path, {key: "w1"}).text
     r = server.post("/v1/embeddings", {"model": "bert", "input": "w1 " * 65})
     assert r.status == 400 and "64 tokens" in r.json()["error"]["message"]

@@ -501,6 +501,10 @@ _SIGNATURES = {
     "llmc_plan_json": (C.c_char_p, [C.c_void_p]),
     "llmc_model_yaml": (C.c_char_p, [C.c_void_p]),
     "llmc_input_prompts": (C.POINTER(InputPrompt), [C.c_void_p, C.POINTER(C.c_size_t)]),
+    "llmc_labels": (
+        C.POINTER(C.c_char_p),
+        [C.c_void_p, C.POINTER(C.c_size_t), C.POINTER(C.c_bool)],
+    ),
     "llmc_model_tokenizer": (C.c_void_p, [C.c_void_p]),
     "llmc_tokenizer_open": (C.c_int, [C.c_char_p, P(C.c_void_p), _E]),
     "llmc_tokenizer_close": (None, [C.c_void_p]),

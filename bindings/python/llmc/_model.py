@@ -185,6 +185,14 @@ class Model(Handle):
             return {found[i].name.decode(): found[i].text.decode() for i in range(n.value)}
 
     @property
+    def labels(self) -> list[str]:
+        """Return the names of a classifier's labels, in the order of its output."""
+        n, several = C.c_size_t(), C.c_bool()
+        with self._use() as h:
+            found = lib.llmc_labels(h, C.byref(n), C.byref(several))
+            return [found[i].decode("utf-8", "replace") for i in range(n.value)]
+
+    @property
     def tokenizer(self) -> Tokenizer | None:
         """Return the model's tokenizer, which keeps the model open; None: it has none."""
         with self._use() as h:
