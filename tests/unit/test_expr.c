@@ -198,6 +198,8 @@ BENCH_TEST(values)
 	null(b, "first(heads, $nothing)");
 	null(b, "first(heads, two)");
 	null(b, "greatest(absent)");
+	null(b, "range(absent)");
+	null(b, "range(rope.base)");
 	null(b, "greatest(letters)");
 	null(b, "layers(blk)");
 	null(b, "absent");
@@ -237,6 +239,10 @@ BENCH_TEST(lists)
 	assert_int_equal(v.n, list.n);
 	for (size_t i = 0; i < v.n; i++)
 		assert_true(v.item[i].kind == EXPR_NUM && v.item[i].num == list.item[i].num + 1);
+	assert_true(expr_eval("range(two)", (Loc){ 0 }, &env, &b->diag, &b->arena, &v));
+	assert_int_equal(v.kind, EXPR_LIST);
+	assert_int_equal(v.n, 2);
+	assert_true(v.item[0].num == 0 && v.item[1].num == 1);
 }
 
 BENCH_TEST(shares_of_a_normal_distribution)
@@ -260,7 +266,7 @@ BENCH_TEST(mistakes)
 	wrong(b, "max(1)",
 	      "known functions are has(x), rows(tensor), cols(tensor), floor(x), flags(list), "
 	      "where(list, words), length(list), at(list, n), greatest(list), first(list, n), "
-	      "pick(list, types, word), shares(list) and layers(tensors)");
+	      "pick(list, types, word), shares(list), range(n) and layers(tensors)");
 	wrong(b, "pick(heads)",
 	      "layers have different values: llmc supports one value for all layers");
 	wrong(
