@@ -140,6 +140,13 @@ answer_calls(Server *s, Queue *calls, bool (*waits)(const Server *s, const Req *
 	return true;
 }
 
+bool
+models_answer_waiting(Server *s)
+{
+	return answer_calls(s, &s->sleepers, models_are_unloading, "unloaded") ||
+	       answer_calls(s, &s->pausers, models_are_pausing, "paused");
+}
+
 Queue
 slot_overdue(Slot *t, double now)
 {
@@ -627,9 +634,8 @@ model_manager(void *arg)
 	pthread_mutex_lock(&s->lock);
 	while (!s->closing) {
 		int ms = models_sleep_idle(s);
-		if (end_one(s) || answer_calls(s, &s->sleepers, models_are_unloading, "unloaded") ||
-		    answer_calls(s, &s->pausers, models_are_pausing, "paused") ||
-		    answer_overdue(s, &ms) || adapt_one(s) || reload_one(s) || load_one(s))
+		if (end_one(s) || models_answer_waiting(s) || answer_overdue(s, &ms) ||
+		    adapt_one(s) || reload_one(s) || load_one(s))
 			continue;
 		clock_after(&until, ms);
 		pthread_cond_timedwait(&s->keep, &s->lock, &until);

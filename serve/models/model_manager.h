@@ -63,6 +63,9 @@ void model_free(ServedModel *m);
 llmc_status model_limits(const Server *s, const Backend *b, const char *name, int32_t *max_input,
                          int32_t *max_total, llmc_error *err);
 void slot_want(Server *s, Slot *t); /* request an engine for it; lock held */
+/* Answer the calls of /sleep and /pause whose wait is over. False: there are none. Lock held,
+ * released meanwhile. */
+bool models_answer_waiting(Server *s);
 
 /* models.c */
 /* Does a model that a /pause call selects still run a request? Lock held. */

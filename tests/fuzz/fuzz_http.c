@@ -208,7 +208,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		if (fake_next(&f, 0, &ev, &err) == LLMC_OK && ev.kind != LLMC_EVENT_NONE)
 			gen_event(&s, &ev);
 	pthread_mutex_lock(&s.lock);
-	(void)models_answer_pauses(&s); /* the part of the manager thread */
+	(void)models_answer_waiting(&s); /* the part of the manager thread */
 	pthread_mutex_unlock(&s.lock);
 	if (m.n_gens || m.n_refs || f.n_live || atomic_load(&r->refs) != 2)
 		wrong("the engine is not empty", r);
