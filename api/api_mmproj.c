@@ -22,26 +22,59 @@ set_has_rows(const char *const *set)
 	return rows;
 }
 
-/* Return the best mmproj file in the folder of the model; NULL: there is none. */
-static const char *
-beside(const char *model, Arena *a)
+/* Best tower of a model in a folder, and whether the folder has other models and other towers */
+typedef struct Beside {
+	char named[NAME_MAX + 1], other[NAME_MAX + 1]; /* with the model's name; with another */
+	bool models;                                   /* files of other models */
+} Beside;
+
+static void
+keep_best(const char *model, const char *name, char best[NAME_MAX + 1])
 {
-	const char *slash = strrchr(model, '/'), *best = NULL;
-	const char *dir = slash ? arena_printf(a, "%.*s/", (int)(slash - model), model) : "";
+	if (!*best || model_file_mmproj_order(model, name, best) < 0)
+		snprintf(best, NAME_MAX + 1, "%s", name);
+}
+
+static void
+look_in(const char *dir, const char *model, Beside *b)
+{
 	const struct dirent *entry;
 	DIR *d = opendir(*dir ? dir : ".");
 
+	*b = (Beside){ 0 };
 	while (d && (entry = readdir(d)))
-		if (model_file_is_mmproj(entry->d_name) &&
-		    (!best ||
-		     model_file_mmproj_order(slash ? slash + 1 : model, entry->d_name, best) < 0)) {
-			char name[NAME_MAX + 1];
-			snprintf(name, sizeof name, "%s", entry->d_name);
-			best = arena_strdup(a, name);
-		}
+		if (model_file_is_mmproj(entry->d_name))
+			keep_best(model, entry->d_name,
+			          model_file_mmproj_named(model, entry->d_name) ? b->named
+			                                                        : b->other);
+		else if (model_file_is_gguf(entry->d_name))
+			b->models |= !model_file_same_model(model, entry->d_name);
 	if (d)
 		closedir(d);
-	return best ? arena_printf(a, "%s%s", dir, best) : NULL;
+}
+
+/* Return the mmproj file in the folder of the model, or next to that folder, as large models have a
+ * folder per quantisation. It has the model's name, or the folder holds no other model; the upper
+ * folder then holds none, and the tower has no name. NULL: there is none. *foreign: an mmproj file
+ * is there. */
+static const char *
+beside(const char *model, bool *foreign, Arena *a)
+{
+	const char *slash = strrchr(model, '/'), *base = slash ? slash + 1 : model;
+	const char *dir = slash ? arena_printf(a, "%.*s/", (int)(slash - model), model) : "";
+	Beside b;
+
+	*foreign = false;
+	for (int up = 0; up < 2; up++) {
+		look_in(dir, base, &b);
+		if (up && (b.models || !model_file_mmproj_nameless(b.other)))
+			*b.other = 0;
+		if (*b.named || (*b.other && !b.models))
+			return arena_printf(a, "%s%s", dir, *b.named ? b.named : b.other);
+		*foreign |= *b.other != 0;
+		dir = arena_printf(a, "%s../", dir);
+	}
+	return NULL;
 }
 
 /* Find the id of a token's text in a GGUF model. E_INPUT: its vocabulary lacks it. */
@@ -92,7 +125,14 @@ model_find_mmproj(llmc_model *m, const char *path, SourceKind kind, const llmc_o
 		                 opt->mmproj);
 	if (kind != SOURCE_GGUF || opt->tower || !(must || opt->images))
 		return LLMC_OK;
-	const char *found = opt->mmproj ? opt->mmproj : beside(path, &m->arena);
+	bool foreign = false;
+	const char *found = opt->mmproj ? opt->mmproj : beside(path, &foreign, &m->arena);
+	if (!found && must && foreign)
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s: images need the vision tower of this model, and its folder "
+		                 "has other models and no mmproj-*.gguf with this model's name: "
+		                 "name the file with --mmproj (llmc_options.mmproj)",
+		                 path);
 	if (!found && must)
 		return error_set(err, LLMC_E_INPUT,
 		                 "%s: images need the vision tower of this model, and its folder "

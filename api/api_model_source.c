@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "formats/flm.h"
 #include "runtime/device.h"
+#include "image/prepare.h"
 
 static bool
 has_file(const char *dir, const char *name)
@@ -232,7 +233,13 @@ supported(const char *tower, SourceKind kind, const Spec *model, Arena *arena, l
 	const Spec *spec;
 
 	TRY(llmc_image_processor_open(tower, &processor, err));
+	const bool sections = image_processor_rules(processor)->sections;
 	llmc_image_processor_close(processor);
+	if (sections && !model->rope[0].section[0])
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s is the tower of another model: its rows have a row and a "
+		                 "column as positions, and the RoPE of %s has no sections",
+		                 tower, model->name);
 	TRY(source_spec(tower, kind, NULL, NULL, &o, arena, NULL, NULL, &spec, err));
 	const int64_t out = spec->vision.out ? spec->vision.out : spec->hidden;
 	if (out != model->hidden || spec->vision.n_deep != model->vision.n_deep)

@@ -3,6 +3,7 @@
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/text.h"
 
@@ -69,4 +70,73 @@ model_file_mmproj_order(const char *model, const char *a, const char *b)
 	const int type = type_order(a) - type_order(b);
 
 	return n != k ? (n > k ? -1 : 1) : type ? type : strcmp(a, b);
+}
+
+/* Does a name go on with a quantisation format, or end? "Q4_K_M.gguf", "UD-IQ2_M", "bf16", "" */
+static bool
+is_type(const char *s)
+{
+	static const char *const prefix[] = { "q",   "iq", "tq",   "ud-",   "i1-",  "f16",
+		                              "f32", "fp", "bf16", "mxfp4", "nvfp4" };
+
+	if (!*s || !strcasecmp(s, "gguf"))
+		return true;
+	for (size_t i = 0; i < sizeof prefix / sizeof *prefix; i++) {
+		const size_t n = strlen(prefix[i]);
+		const bool digit = isdigit((unsigned char)s[n]);
+		if (!strncasecmp(s, prefix[i], n) && (digit || n > 2))
+			return true;
+	}
+	return false;
+}
+
+static int
+folded(char c)
+{
+	return c && strchr("_.", c) ? '-' : tolower((unsigned char)c);
+}
+
+/* Length of the common beginning of two names, up to a separator; these are equal */
+static size_t
+common_name(const char *a, const char *b)
+{
+	size_t n = 0;
+
+	while (a[n] && folded(a[n]) == folded(b[n]))
+		n++;
+	if (!a[n] && !b[n])
+		return n;
+	while (n && !strchr("-_.", a[n - 1]))
+		n--;
+	return n;
+}
+
+bool
+model_file_mmproj_named(const char *model, const char *name)
+{
+	if (strncasecmp(name, "mmproj", 6) == 0)
+		name += 6 + strspn(name + 6, "-_.");
+	const size_t n = common_name(model, name);
+	const char *rest = name + n;
+	if (n && strncasecmp(rest, "mmproj", 6) == 0)
+		rest += 6 + strspn(rest + 6, "-_.");
+	return n && is_type(rest);
+}
+
+bool
+model_file_mmproj_nameless(const char *name)
+{
+	return strncasecmp(name, "mmproj", 6) == 0 && is_type(name + 6 + strspn(name + 6, "-_."));
+}
+
+bool
+model_file_same_model(const char *a, const char *b)
+{
+	int no, count;
+	const size_t n = common_name(a, b), na = model_file_part(a, 5, &no, &count),
+	             nb = model_file_part(b, 5, &no, &count);
+
+	if (na == nb && strncasecmp(a, b, na) == 0) /* parts of one file */
+		return true;
+	return n && is_type(a + n) && is_type(b + n);
 }

@@ -17,5 +17,12 @@ bool model_file_is_mmproj(const char *path);
  * BF16, F32 and other types, then by name. < 0: a comes first. Arguments are names without folders.
  */
 int model_file_mmproj_order(const char *model, const char *a, const char *b);
+/* Does the name of a tower, without its type, begin that of the model? mmproj-M-F16.gguf and
+ * M.mmproj-F16.gguf are of M-Q4_K_M.gguf. Names without folders. */
+bool model_file_mmproj_named(const char *model, const char *name);
+/* Is the name of a tower that of its type alone (mmproj-F16.gguf)? */
+bool model_file_mmproj_nameless(const char *name);
+/* Do two names of GGUF files differ in the quantisation or the part only? Without folders. */
+bool model_file_same_model(const char *a, const char *b);
 
 #endif

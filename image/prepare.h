@@ -85,7 +85,8 @@ typedef struct ImageRules {
 	int32_t token_square;    /* patches per token and side */
 	int32_t tokens_per_tile; /* fixed count; 0: by token_square */
 	int32_t extra_tokens;    /* rows per tile that are not patches, such as a class token */
-	bool drop_token;         /* the first row of each tile is not used */
+	bool sections;   /* a GGUF tower: the model's RoPE rotates by row and column of its rows */
+	bool drop_token; /* the first row of each tile is not used */
 	ImageText text;
 	char placeholder[IMAGE_STRING]; /* text of the chat template per image */
 	char token[IMAGE_STRING];       /* token whose embeddings the tower's rows replace */

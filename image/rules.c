@@ -48,6 +48,7 @@ static const RuleField fields[] = {
 	FIELD(INT, crop_height),
 	FIELD(INT, crop_width),
 	FIELD(BOOL, pad_square),
+	FIELD(BOOL, sections),
 	WORDS(ENUM, tiling, "none split aspect anyres crops "),
 	FIELD(BOOL, cut),
 	FIELD(INT, tile),

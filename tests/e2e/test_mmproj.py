@@ -137,8 +137,8 @@ def test_the_file_next_to_the_model(tmp_path):
     tower = tmp_path / "mmproj-model-F32.gguf"
     m = llmc.Model(str(model), mmproj=tower, no_weights=True)
     assert m["vision.part"] == "rows"
-    other = tmp_path / "other"
-    other.mkdir()
+    other = tmp_path / "upper" / "other"
+    other.mkdir(parents=True)
     mmproj.write_tower(other / "mmproj-F16.gguf", weights.Vision("qwen2_vl-plain"))
     with pytest.raises(llmc.Error, match="the tower makes 1 rows of 48 elements per token, model "):
         llmc.Model(str(model), mmproj=other / "mmproj-F16.gguf", no_weights=True)
@@ -148,6 +148,68 @@ def test_the_file_next_to_the_model(tmp_path):
     with pytest.raises(llmc.Error, match="has no mmproj-.*gguf: name the file with --mmproj"):
         (other / "mmproj-F16.gguf").unlink()
         llmc.Model(str(other / "model.gguf"), set=given, no_weights=True)
+
+
+def reads_images(path):
+    try:
+        llmc.Model(str(path), set={"vision.part": "rows"}, no_weights=True)
+    except llmc.Error as e:
+        assert "images need the vision tower of this model" in str(e)
+        return False
+    return True
+
+
+def test_towers_of_other_models(tmp_path):
+    """A tower in a folder of several models is of those whose name it has."""
+    case = weights.Vision("qwen2_vl-plain")
+    names = "M-7B-VL-Q4_K_M", "M-7B-VL-UD-Q2_K_XL", "M-7B", "coder"
+    for name in names:
+        mmproj.write_text(tmp_path / f"{name}.gguf", case)
+
+    def parts(tower):
+        mmproj.write_tower(tmp_path / tower, case)
+        out = [reads_images(tmp_path / f"{name}.gguf") for name in names]
+        (tmp_path / tower).unlink()
+        return out
+
+    for tower in "mmproj-M-7B-VL-F16.gguf", "M-7B-VL.mmproj-Q8_0.gguf", "mmproj-m-7b-vl.gguf":
+        assert parts(tower) == [True, True, False, False], tower
+    for tower in "mmproj-F16.gguf", "mmproj.gguf", "mmproj-M-7B-Chat-F16.gguf":
+        assert parts(tower) == [False] * 4, tower
+    mmproj.write_tower(tmp_path / "mmproj-F16.gguf", case)
+    given = {"vision.part": "rows"}
+    with pytest.raises(llmc.Error, match="has other models and no mmproj.* with this model's name"):
+        llmc.Model(str(tmp_path / "coder.gguf"), set=given, no_weights=True)
+    for name in names[2:]:
+        (tmp_path / f"{name}.gguf").unlink()
+    assert [reads_images(tmp_path / f"{name}.gguf") for name in names[:2]] == [True, True]
+
+
+def test_the_tower_in_the_upper_folder(tmp_path):
+    """Large models have a folder per quantisation."""
+    case = weights.Vision("qwen2_vl-plain")
+    inner = tmp_path / "UD-Q4_K_XL"
+    inner.mkdir()
+    mmproj.write_text(inner / "M-UD-Q4_K_XL.gguf", case)
+    mmproj.write_tower(tmp_path / "mmproj-F16.gguf", case)
+    assert reads_images(inner / "M-UD-Q4_K_XL.gguf")
+    (tmp_path / "mmproj-F16.gguf").rename(tmp_path / "mmproj-other-F16.gguf")
+    assert not reads_images(inner / "M-UD-Q4_K_XL.gguf")
+    (tmp_path / "mmproj-other-F16.gguf").rename(tmp_path / "mmproj-F16.gguf")
+    mmproj.write_text(tmp_path / "coder.gguf", case)
+    assert not reads_images(inner / "M-UD-Q4_K_XL.gguf")
+
+
+def test_a_projector_needs_the_positions_of_its_model(tmp_path):
+    case = weights.Vision("smolvlm-plain")
+    tokens = [f"<{i}>" for i in range(case.config["text_config"]["vocab_size"])]
+    tokens[case.image_token - 1] = "<|image_pad|>"
+    mmproj.write_text(tmp_path / "model.gguf", case, tokens=tokens)
+    tower = tmp_path / "mmproj-F16.gguf"
+    mmproj.write_tower(tower, weights.Vision("qwen2_vl-plain"))
+    for how in {"mmproj": tower}, {"set": {"vision.part": "rows"}}:
+        with pytest.raises(llmc.Error, match="tower of another model: .* has no sections"):
+            llmc.Model(str(tmp_path / "model.gguf"), no_weights=True, **how)
 
 
 def test_what_is_refused(tmp_path):
