@@ -98,7 +98,8 @@ typedef struct HubChoice {
 	const HubFile **file;
 	size_t n, cap;
 	const char *main;
-	/* vision tower of a GGUF model, one of `file`; NULL: none in the folder of the model */
+	/* vision tower of a GGUF model, one of `file`; NULL: none in its folder and above. The
+	 * choice is complete without it. */
 	const HubFile *mmproj;
 	bool whole; /* all weights are there, as far as the names of files show */
 } HubChoice;

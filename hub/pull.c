@@ -211,16 +211,17 @@ part_of(Hub *h, const HubName *name, const HubRepo *r, const char *commit, const
 	};
 }
 
-/* Download what a choice lacks. */
+/* Download what a choice lacks. tower: also the vision tower of a GGUF model. */
 static llmc_status
 complete(Hub *h, const HubName *name, const HubRepo *r, const char *commit, const HubChoice *c,
-         llmc_error *err)
+         bool tower, llmc_error *err)
 {
 	HubPart *p = NEW(h->a, HubPart, c->n + 1);
 	size_t n = 0;
 
 	for (size_t i = 0; i < c->n; i++) {
-		if (hub_file_is_here(r, commit, c->file[i], h->a))
+		if (hub_file_is_here(r, commit, c->file[i], h->a) ||
+		    (!tower && c->file[i] == c->mmproj))
 			continue;
 		bool twice = false; /* two paths with one content: link the second one below */
 		HubPart part = part_of(h, name, r, commit, c->file[i]);
@@ -239,7 +240,8 @@ complete(Hub *h, const HubName *name, const HubRepo *r, const char *commit, cons
 		                 name->text, n, p[0].name);
 	TRY(hub_download(h, p, n, err));
 	for (size_t i = 0; i < c->n; i++)
-		if (!hub_file_is_here(r, commit, c->file[i], h->a)) {
+		if (!hub_file_is_here(r, commit, c->file[i], h->a) &&
+		    (tower || c->file[i] != c->mmproj)) {
 			HubPart part = part_of(h, name, r, commit, c->file[i]);
 			TRY(hub_link(part.dest, part.link, h->a, err));
 		}
@@ -268,7 +270,7 @@ local(Hub *h, const HubName *name, const HubRepo *r, const char **commit, bool *
 	    hub_choose(&t, name, h->a, &c, NULL) != LLMC_OK || !c.whole)
 		return NULL;
 	for (size_t i = 0; i < c.n; i++)
-		if (!hub_file_is_here(r, *commit, c.file[i], h->a))
+		if (c.file[i] != c.mmproj && !hub_file_is_here(r, *commit, c.file[i], h->a))
 			return NULL;
 	*sure = !t.partial;
 	return main_path(r, *commit, &c, h->a);
@@ -284,8 +286,8 @@ not_here(Hub *h, const HubName *name, llmc_error *err)
 
 /* Bring a commit's files into the cache. */
 static llmc_status
-fetch(Hub *h, const HubName *name, const HubRepo *r, const char *commit, const char **path,
-      llmc_error *err)
+fetch(Hub *h, const HubName *name, const HubRepo *r, const char *commit, bool tower,
+      const char **path, llmc_error *err)
 {
 	HubTree t;
 	HubChoice c;
@@ -300,7 +302,7 @@ fetch(Hub *h, const HubName *name, const HubRepo *r, const char *commit, const c
 		                 name->text);
 	TRY(file_mkdirs(trees, err));
 	TRY(hub_tree_save(&t, arena_printf(h->a, "%s/%s.json", trees, commit), err));
-	TRY(complete(h, name, r, commit, &c, err));
+	TRY(complete(h, name, r, commit, &c, tower, err));
 	TRY(hub_ref_write(r, name->revision, commit, h->a, err));
 	*path = main_path(r, commit, &c, h->a);
 	return LLMC_OK;
@@ -323,7 +325,7 @@ hub_pull(Hub *h, const HubName *name, bool update, const char **path, llmc_error
 		return not_here(h, name, err);
 	/* A snapshot of another program: only the list of files shows whether it is complete. */
 	if (here && !update) {
-		if (fetch(h, name, &r, commit, path, &own) == LLMC_OK)
+		if (fetch(h, name, &r, commit, false, path, &own) == LLMC_OK)
 			return LLMC_OK;
 		if (own.code == LLMC_E_CANCELLED || own.code == LLMC_E_CHECK)
 			return error_set(err, own.code, "%s", own.text);
@@ -331,5 +333,5 @@ hub_pull(Hub *h, const HubName *name, bool update, const char **path, llmc_error
 		return LLMC_OK;
 	}
 	TRY(request_commit(h, name, &commit, err));
-	return fetch(h, name, &r, commit, path, err);
+	return fetch(h, name, &r, commit, true, path, err);
 }

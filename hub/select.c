@@ -174,20 +174,29 @@ take(HubChoice *c, const HubFile *f, Arena *a)
 	c->file[c->n++] = f;
 }
 
-/* Choose the vision tower in the folder of a GGUF model, by the rule with which a model is opened.
- */
+/* Length of the path of a file's folder, with its slash */
+static size_t
+folder_of(const char *path)
+{
+	return (size_t)(base_of(path) - path);
+}
+
+/* Choose the vision tower in the folder of a GGUF model, else in one above it: large models have a
+ * folder per quantisation. Its order is that with which a model is opened. */
 static void
 take_mmproj(const HubTree *t, Arena *a, HubChoice *out)
 {
 	const char *base = base_of(out->main);
-	const size_t dir = (size_t)(base - out->main);
 
 	for (size_t i = 0; i < t->n; i++) {
-		const char *path = t->file[i].path, *name = base_of(path);
-		if ((size_t)(name - path) == dir && memcmp(path, out->main, dir) == 0 &&
-		    model_file_is_mmproj(path) &&
-		    (!out->mmproj ||
-		     model_file_mmproj_order(base, name, base_of(out->mmproj->path)) < 0))
+		const char *path = t->file[i].path, *best = out->mmproj ? out->mmproj->path : NULL;
+		const size_t dir = folder_of(path), other = best ? folder_of(best) : 0;
+		if (!model_file_is_mmproj(path) || dir > folder_of(out->main) ||
+		    memcmp(path, out->main, dir) != 0)
+			continue;
+		if (!best || dir > other ||
+		    (dir == other &&
+		     model_file_mmproj_order(base, base_of(path), base_of(best)) < 0))
 			out->mmproj = &t->file[i];
 	}
 	if (out->mmproj)

@@ -12,6 +12,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/model_file.h"
 #include "base/text.h"
 #include "hub/hub.h"
 
@@ -157,6 +158,7 @@ list_snapshot(const HubRepo *r, const char *repo, const char *commit, Strbuf *ou
 		put_row(out, &row, first);
 	}
 	const HubGguf *g = hub_ggufs(&t, a, &n);
+	bool counted = false; /* the towers, which all models of the repository share */
 	for (size_t i = 0; i < n; i++) {
 		size_t same = 0, here = 0;
 		for (int k = 0; k < g[i].n_part; k++)
@@ -170,6 +172,12 @@ list_snapshot(const HubRepo *r, const char *repo, const char *commit, Strbuf *ou
 			    .path = arena_printf(a, "%s/%s", dir, g[i].part[0]->path),
 			    .complete = g[i].n_part == g[i].count };
 		measure(r, commit, g[i].part, (size_t)g[i].n_part, &row, a);
+		for (size_t k = 0; !counted && k < t.n; k++) {
+			const HubFile *f = &t.file[k];
+			if (model_file_is_mmproj(f->path) && hub_file_is_here(r, commit, f, a))
+				measure(r, commit, &f, 1, &row, a);
+		}
+		counted = true;
 		put_row(out, &row, first);
 	}
 }
@@ -348,24 +356,44 @@ not_there(const Hub *h, const HubName *name, llmc_error *err)
 	                 name->text, name->url ? h->cfg.downloads : h->cfg.cache);
 }
 
-/* True if a GGUF model of the repository is here that is not part of the choice. */
+/* True if a GGUF model of the repository is here. */
 static bool
-others_here(const HubRepo *r, const char *commit, const HubTree *t, const HubChoice *c, Arena *a)
+models_here(const HubRepo *r, const char *commit, const HubTree *t, Arena *a)
 {
 	size_t n;
 	const HubGguf *g = hub_ggufs(t, a, &n);
 
-	for (size_t i = 0; i < n; i++) {
-		bool chosen = false;
-		for (size_t k = 0; k < c->n; k++)
-			chosen |= c->file[k] == g[i].part[0];
-		if (!chosen && hub_file_is_here(r, commit, g[i].part[0], a))
-			return true;
-	}
+	for (size_t i = 0; i < n; i++)
+		for (int k = 0; k < g[i].n_part; k++)
+			if (hub_file_is_here(r, commit, g[i].part[k], a))
+				return true;
 	return false;
 }
 
-/* Remove one GGUF or file of a repository, and the repository with its last model. */
+/* Remove a file and its part of a download. False: neither is here. */
+static bool
+remove_one(const HubRepo *r, const char *commit, const HubFile *f, int64_t *freed, Arena *a)
+{
+	const char *link = arena_printf(a, "%s/%s", hub_snapshot(r, commit, a), f->path);
+	const char *part = arena_printf(a, "%s/blobs/%s.incomplete", r->folder,
+	                                f->sha256 ? f->sha256
+	                                : f->oid  ? f->oid
+	                                          : "-");
+	struct stat st;
+	bool here = false;
+
+	if (lstat(link, &st) == 0) {
+		remove_file(r, link, freed, a);
+		here = true;
+	}
+	if (stat(part, &st) == 0 && unlink(part) == 0) {
+		*freed += st.st_size;
+		here = true;
+	}
+	return here;
+}
+
+/* Remove one GGUF or file of a repository. Towers and the repository go with its last model. */
 static llmc_status
 remove_choice(Hub *h, const HubName *name, const HubRepo *r, int64_t *freed, llmc_error *err)
 {
@@ -377,26 +405,13 @@ remove_choice(Hub *h, const HubName *name, const HubRepo *r, int64_t *freed, llm
 	if (!commit || !hub_local_tree(r, commit, &t, h->a))
 		return not_there(h, name, err);
 	TRY(hub_choose(&t, name, h->a, &c, err));
-	const bool keep = c.mmproj && others_here(r, commit, &t, &c, h->a);
-	for (size_t i = 0; i < c.n; i++) {
-		if (keep && c.file[i] == c.mmproj)
-			continue;
-		const char *link =
-		    arena_printf(h->a, "%s/%s", hub_snapshot(r, commit, h->a), c.file[i]->path);
-		struct stat st;
-		if (lstat(link, &st) == 0) {
-			remove_file(r, link, freed, h->a);
-			n_here++;
-		}
-		const char *part = arena_printf(h->a, "%s/blobs/%s.incomplete", r->folder,
-		                                c.file[i]->sha256 ? c.file[i]->sha256
-		                                : c.file[i]->oid  ? c.file[i]->oid
-		                                                  : "-");
-		if (stat(part, &st) == 0 && unlink(part) == 0) {
-			*freed += st.st_size;
-			n_here++;
-		}
-	}
+	for (size_t i = 0; i < c.n; i++)
+		if (c.file[i] != c.mmproj)
+			n_here += remove_one(r, commit, c.file[i], freed, h->a);
+	if (n_here && model_file_is_gguf(c.main) && !models_here(r, commit, &t, h->a))
+		for (size_t i = 0; i < t.n; i++) /* towers go with the last model */
+			if (model_file_is_mmproj(t.file[i].path))
+				remove_one(r, commit, &t.file[i], freed, h->a);
 	if (!n_here)
 		return not_there(h, name, err);
 	entries(arena_printf(h->a, "%s/blobs", r->folder), true, &n_left, h->a);

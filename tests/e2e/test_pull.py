@@ -164,8 +164,8 @@ QUANTS += ["BF16/m-BF16-00001-of-00002.gguf", "BF16/m-BF16-00002-of-00002.gguf",
         (":q8_0", ["m-Q8_0.gguf", TOWER]),
         (":UD-Q4_K_XL", ["m-UD-Q4_K_XL.gguf", TOWER]),
         (":Q4_K_XL", ["m-UD-Q4_K_XL.gguf", TOWER]),
-        (":bf16", QUANTS[6:8]),
-        (":BF16/m-BF16-00002-of-00002.gguf", QUANTS[6:8]),
+        (":bf16", [*QUANTS[6:8], TOWER]),  # a folder per quantisation
+        (":BF16/m-BF16-00002-of-00002.gguf", [*QUANTS[6:8], TOWER]),
         (":mmproj-F16.gguf", ["mmproj-F16.gguf"]),
         (":old", ["m-old.gguf", TOWER]),
         ("/m-old.gguf", ["m-old.gguf", TOWER]),
@@ -927,6 +927,39 @@ def test_a_tower_stays_until_the_last_model_is_removed(llmc, hub, env):
     assert sorted(os.listdir(folder)) == ["m-Q4_K_M.gguf", TOWER]
     llmc("rm", "hf:org/g:Q4_K_M")
     assert not os.path.exists(env / "models--org--g")
+
+
+def test_towers_are_counted_and_go_with_the_last_model(llmc, hub, env):
+    hub.repos["org/g"] = Repo({f: "GGUF" + f for f in QUANTS})
+    names = "Q8_0", "bf16", "mmproj-BF16.gguf"
+    folder = os.path.dirname(pull(llmc, "hf:org/g:Q8_0"))
+    for want in names:
+        pull(llmc, f"hf:org/g:{want}")
+    total = sum(len("GGUF" + f) for f in os.listdir(folder) if f.endswith("gguf"))
+    total += sum(len("GGUF" + f) for f in QUANTS[6:8])
+    assert sum(r["bytes"] for r in llmc.json("list")) == total
+    llmc("rm", "hf:org/g:Q8_0")
+    assert os.path.exists(os.path.join(folder, TOWER))
+    llmc("rm", "hf:org/g:BF16")
+    assert f"removed, {total - len('GGUFm-Q8_0.gguf')} B" in llmc.out
+    assert not os.path.exists(env / "models--org--g")
+
+
+def test_a_model_without_its_tower_is_complete(llmc, hub, env, monkeypatch):
+    """Only llmc pull brings a tower that the cache lacks."""
+    gguf = open("tests/golden/gguf/llama-f32.gguf", "rb").read()
+    hub.repos["org/g"] = Repo({"m-F32.gguf": gguf, TOWER: "GGUF"})
+    tower = os.path.join(os.path.dirname(pull(llmc, "hf:org/g")), TOWER)
+    os.unlink(tower)
+    n = len(hub.requests)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    llmc("plan", "hf:org/g")
+    pull(llmc, "hf:org/g")
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    llmc("plan", "hf:org/g")
+    assert len(hub.requests) == n and not os.path.exists(tower)
+    pull(llmc, "hf:org/g")
+    assert os.path.exists(tower)
 
 
 def test_every_command_takes_a_name(llmc, hub, env, tmp_path):
