@@ -13,7 +13,7 @@ import tomllib
 import xml.etree.ElementTree
 
 import pytest
-from waiting import reserved_port
+from waiting import HANG, reserved_port
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -46,7 +46,9 @@ def run(sources, folder, model, skipped):
     log = (folder / "log").open("wb")
     with reserved_port() as port:
         env["PORT"] = str(port)
-        subprocess.run([*command, "unit"], cwd=folder, env=env, stdout=log, stderr=log)
+        subprocess.run(
+            [*command, "unit"], cwd=folder, env=env, stdout=log, stderr=log, timeout=2 * HANG
+        )
     return results(report)
 
 
