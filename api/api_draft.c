@@ -61,7 +61,8 @@ model_check_draft(const llmc_model *m, const llmc_model *draft, llmc_error *err)
 
 	TRY(check_fit(draft->spec, own, err));
 	if (!m->plan->outputs_rows || own->mtp.part != MTP_ROWS || own->mtp.n_from != n ||
-	    memcmp(own->mtp.from, layer, (size_t)n * sizeof *layer) != 0)
+	    memcmp(own->mtp.from, layer, (size_t)n * sizeof *layer) != 0 ||
+	    plan_rows_width(m->plan) != draft->plan->draft.own_at)
 		return error_set(err, LLMC_E_INPUT,
 		                 "%s does not output the rows that the draft checkpoint %s reads. "
 		                 "Open it with the draft (llmc_options.draft).",

@@ -42,6 +42,13 @@ check_head_of(const llmc_model *m, const llmc_model *head, llmc_error *err)
 		                 "%s is opened without mtp.part=rows, which an MTP head needs. "
 		                 "Open it with mtp.part=rows.",
 		                 m->plan->name);
+	if (m->spec->mtp.n_from > 0 || plan_rows_width(m->plan) != plan_row_width(head->plan))
+		return error_set(err, LLMC_E_INPUT,
+		                 "%s is opened for a draft checkpoint: its rows have %lld "
+		                 "elements, the MTP head %s reads %lld. Open it with mtp.part=rows "
+		                 "alone.",
+		                 m->plan->name, (long long)plan_rows_width(m->plan),
+		                 head->plan->name, (long long)plan_row_width(head->plan));
 	if (m->plan->hidden != head->plan->hidden || m->plan->vocab != head->plan->vocab ||
 	    !m->weights != !head->weights || (m->weights && strcmp(m->weights, head->weights) != 0))
 		return error_set(err, LLMC_E_INPUT,

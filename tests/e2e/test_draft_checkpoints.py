@@ -309,6 +309,19 @@ def test_a_draft_of_another_model_is_refused(folders, tmp_path):
                 d.engine()
 
 
+def test_an_mtp_head_does_not_read_the_rows_of_a_draft_checkpoint(tmp_path):
+    """A model opened for an EAGLE-3 draft sets mtp.from: its rows are those of its own layers."""
+    path = str(weights.Mtp("glm4_moe-qk-norm").build(tmp_path / "model"))
+    for layers in "[0, 1]", "[1]":
+        rows = ["mtp.part=rows", f"mtp.from={layers}"]
+        with (
+            llmc.Model(path, device="ref", set=rows) as m,
+            llmc.Model(path, device="ref", set=["mtp.part=head"]) as head,
+            pytest.raises(llmc.Error, match="opened for a draft checkpoint: its rows have"),
+        ):
+            m.engine(draft=head)
+
+
 def test_a_block_draft_is_refused_by_name(folders, tmp_path):
     model, draft = folders("specforge")
     block = changed(draft, tmp_path / "block", dict(dflash_config=dict(mask_token_id=3)))
