@@ -80,7 +80,7 @@ check_chunk(const Session *s, const llmc_chunk *c, size_t i, bool fed, llmc_erro
 				                 "chunk %zu: position %d of token %d is %d, "
 				                 "possible are 0 .. %d",
 				                 i, k, t, s->rows_in[i].pos[k][t], MAX_PLACE);
-	return LLMC_OK;
+	return session_check_windows(s, i, c->n_tok, err);
 }
 
 /* Check all chunks; fill order, step_seq and add, with single-row sequences first. */

@@ -25,6 +25,19 @@ session_positions(const Session *s, int32_t i, int32_t n)
 	return pages * PLAN_KV_PAGE;
 }
 
+llmc_status
+session_check_windows(const Session *s, size_t chunk, int32_t n, llmc_error *err)
+{
+	const int32_t take = session_positions(s, (int32_t)chunk, n) / PLAN_KV_PAGE;
+
+	return !s->segments || take <= s->kv.max_page
+	           ? LLMC_OK
+	           : error_set(err, LLMC_E_RANGE,
+	                       "chunk %zu: its windows take %d KV pages, one each at least, and a "
+	                       "context of %d positions has %d; open a session with more (context)",
+	                       chunk, take, s->lim.context, s->kv.max_page);
+}
+
 int64_t
 session_pages_needed(Session *s, const llmc_chunk *chunk, size_t n)
 {

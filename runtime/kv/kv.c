@@ -211,7 +211,15 @@ kv_release(Kv *kv)
 int64_t
 kv_context(const Plan *p, int64_t context)
 {
-	return plan_segment(p) ? 3 * context : context;
+	const int64_t most = plan_segment(p);
+	int64_t side = 1;
+
+	if (!most)
+		return context;
+	while ((side + 1) * (side + 1) * p->merge <= most)
+		side++;
+	const int64_t narrow = (PLAN_KV_PAGE + side * p->merge - 1) / (side * p->merge);
+	return (1 + (narrow > 2 ? narrow : 2)) * context;
 }
 
 int32_t

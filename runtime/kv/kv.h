@@ -209,8 +209,11 @@ llmc_status kv_open_on(Kv *kv, const KvMem *mem, const Plan *p, int32_t n_page, 
                        int32_t n_snapshot, int32_t context, int32_t seqs, llmc_error *err);
 void kv_release(Kv *kv);
 int32_t kv_pool_pages(const Kv *kv, int pool); /* per layer */
-/* Positions whose pages are reserved for a sequence of this context: with windows
- * (PlanPool.segment) three times as many, because each window begins in a page of its own. */
+/* Positions whose pages are reserved for a sequence of this context. With windows
+ * (PlanPool.segment), a multiple: each window begins in a page of its own. An image one merged cell
+ * wide has windows of one column (4 cells, 16 rows of a page of 32: 2 times); longer windows fill
+ * more than half of their pages. Another page per page is for the smaller windows at the edges.
+ * Windows of a caller may take more, which session_check_windows refuses. */
 int64_t kv_context(const Plan *p, int64_t context);
 /* Return the first page of a layer of a pool, or the first sequence's recurrent state. */
 void *kv_layer(const Kv *kv, int pool, int layer_slot);

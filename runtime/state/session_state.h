@@ -169,6 +169,8 @@ int64_t session_table_stride(const Session *s);
 /* windows.c. Positions that n rows of a chunk take in the KV cache: in a tower with windows
  * (PlanPool.segment) each window begins in a page of its own. */
 int32_t session_positions(const Session *s, int32_t chunk, int32_t n);
+/* Check that the windows of a chunk of n rows fit the block table of a sequence. */
+llmc_status session_check_windows(const Session *s, size_t chunk, int32_t n, llmc_error *err);
 /* Pages that the n chunks of a step need, whose order and add are set */
 int64_t session_pages_needed(Session *s, const llmc_chunk *chunk, size_t n);
 /* Turn each window of sequence i of the step, n rows from `row` on, into a sequence. */

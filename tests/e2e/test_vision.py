@@ -393,6 +393,28 @@ def test_windows_that_are_refused(tmp_path):
             s.forward_images([(s.seq(), [0] * len(p), len(p) // 4)], [given])
 
 
+def test_windows_that_take_too_many_pages(tmp_path):
+    """Each begins in a page of its own. This tower's windows of 2 x 2 cells have 16 rows, a column
+    of them 8 of a page of 32, so a sequence's block table has five times the pages of its
+    context."""
+    case = weights.Vision("qwen2_5_vl-plain")
+    p = case.patches(2)[0][0][:32]
+    with model(tmp_path, case, tower=True).session(context=32, chunk=32, seqs=1) as s:
+        seq = s.seq()
+
+        def run(window):
+            zeros = [0] * len(window)
+            given = dict(row=p[: len(window)], pos=(zeros,) * 3, window=window)
+            return np.array(s.forward_images([(seq, zeros, len(window) // 4)], [given]))
+
+        want = run([0] * 16 + [1] * 16)
+        for window in list(range(8)), list(range(32)):
+            with pytest.raises(llmc.Error, match=f"its windows take {len(window)} KV pages"):
+                run(window)
+        assert np.array_equal(run([0] * 16 + [1] * 16), want)
+        assert run([0, 1, 2, 3]).shape[0] == 1
+
+
 def test_a_model_without_a_tower(tmp_path):
     case = weights.Golden("llama-plain" if "llama-plain" in weights.cases() else weights.cases()[0])
     case.build(tmp_path)
