@@ -1718,7 +1718,8 @@ LLMC_API llmc_status llmc_predict_two(const llmc_model *m, const llmc_machine *m
                                       int32_t rows, int32_t context, llmc_prediction *out,
                                       llmc_error *err);
 
-/* Measure the read bandwidth of this machine in bytes/s with n_threads, for about `seconds`. */
+/* Measure the read bandwidth of this machine in bytes/s with n_threads, for about `seconds`,
+ * 60 at most. */
 LLMC_API double llmc_bandwidth(int n_threads, double seconds);
 /* Measure the read bandwidth, in bytes/s, of the memory that holds the model's weights: GPU memory
  * if it runs on a GPU. 0: could not be measured. */

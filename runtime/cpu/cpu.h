@@ -66,6 +66,8 @@ double cpu_bandwidth(int n_threads, double seconds); /* read bytes/s */
 /* Size of the buffer that it reads: four times the last-level caches, at most a quarter of the
  * available memory. */
 int64_t cpu_bandwidth_bytes(int64_t cache, int64_t available);
+/* Time that it measures for: `seconds`, at most 60; NaN: 0 */
+double cpu_bandwidth_seconds(double seconds);
 
 extern const Device cpu_device;
 

@@ -12,13 +12,13 @@
 #include "base/free_memory.h"
 #include "runtime/cpu/cpu.h"
 
-typedef uint64_t Wide __attribute__((vector_size(64)));
+typedef uint64_t WideWord __attribute__((vector_size(64)));
 
 enum {
 	SLICE = 1 << 14,
 	AHEAD = 64,
 	STREAMS = 4
-}; /* in units of Wide: 1 MB between reads of the clock, prefetch distance 4 KB */
+}; /* in units of WideWord: 1 MB between reads of the clock, prefetch distance 4 KB */
 static const double WINDOW_S = 10e-3;
 
 typedef struct Count {
@@ -27,7 +27,7 @@ typedef struct Count {
 } Count; /* one cache line per thread */
 
 typedef struct Read {
-	Wide *data;
+	WideWord *data;
 	int64_t n; /* slices */
 	double end, best;
 	atomic_bool stop;
@@ -46,10 +46,10 @@ fill_part(void *user, int part, int n_parts)
 }
 
 static uint64_t
-read_slice(const Wide *p)
+read_slice(const WideWord *p)
 {
 	enum { N = SLICE / STREAMS };
-	Wide a = { 0 }, b = { 0 }, c = { 0 }, d = { 0 };
+	WideWord a = { 0 }, b = { 0 }, c = { 0 }, d = { 0 };
 
 	for (int i = 0; i < N; i++) {
 		__builtin_prefetch(p + i + AHEAD);
@@ -75,7 +75,7 @@ touch_pages(Read *r, int n_parts, double *since, unsigned long long *before)
 		return;
 	for (int i = 0; i < n_parts; i++)
 		all += atomic_load_explicit(&r->of[i].slices, memory_order_relaxed);
-	double rate = (double)(all - *before) * SLICE * sizeof(Wide) / (now - *since);
+	double rate = (double)(all - *before) * SLICE * sizeof(WideWord) / (now - *since);
 	r->best = rate > r->best ? rate : r->best;
 	*since = now;
 	*before = all;
@@ -117,9 +117,17 @@ slices(int n_threads)
 {
 	const int64_t available = free_memory("").bytes;
 	int64_t n = cpu_bandwidth_bytes(topology_cache_bytes(""), available) /
-	            (SLICE * (int64_t)sizeof(Wide));
+	            (SLICE * (int64_t)sizeof(WideWord));
 
 	return n < n_threads ? n_threads : n;
+}
+
+double
+cpu_bandwidth_seconds(double seconds)
+{
+	const double most = 60;
+
+	return seconds > 0 ? seconds < most ? seconds : most : 0; /* NaN: 0 */
 }
 
 double
@@ -133,16 +141,16 @@ cpu_bandwidth(int n_threads, double seconds)
 	if (threads_open(n_threads, &t, NULL) != LLMC_OK)
 		return 0;
 	int64_t n = slices(n_threads);
-	size_t bytes = (size_t)n * SLICE * sizeof(Wide);
+	size_t bytes = (size_t)n * SLICE * sizeof(WideWord);
 	char *m = mmap(NULL, bytes + sizeof(Read), PROT_READ | PROT_WRITE,
 	               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (m != MAP_FAILED) {
 		(void)madvise(m, bytes, MADV_HUGEPAGE);
 		Read *r = (Read *)(void *)(m + bytes);
-		r->data = (Wide *)(void *)m;
+		r->data = (WideWord *)(void *)m;
 		r->n = n;
 		threads_run(t, fill_part, r);
-		r->end = clock_now() + (seconds > 0 ? seconds : 0); /* NaN: 0 */
+		r->end = clock_now() + cpu_bandwidth_seconds(seconds);
 		threads_run(t, read_part, r);
 		best = r->best;
 		munmap(m, bytes + sizeof *r);

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <math.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -595,6 +596,8 @@ this_machine_has_processors_and_caches(void **state)
 	assert_false(isa_runs("cpu-v9"));
 	assert_true(!isa_runs("cpu-v4") || isa_runs("cpu-v3"));
 	assert_true(cpu_bandwidth(1, 0) > 1e6);
+	assert_true(cpu_bandwidth_seconds(0.5) == 0.5 && cpu_bandwidth_seconds(-1) == 0);
+	assert_true(cpu_bandwidth_seconds(NAN) == 0 && cpu_bandwidth_seconds(INFINITY) == 60);
 }
 
 static void
