@@ -15,7 +15,7 @@
 #include "formats/dequant.h"
 
 typedef float Lanes __attribute__((vector_size(32)));
-typedef int32_t Masks __attribute__((vector_size(32)));
+typedef int32_t LaneMasks __attribute__((vector_size(32)));
 enum { LANES = 8 };
 
 /* The whole grid choice is force-inlined into one function that is built twice (baseline and AVX2).
@@ -138,9 +138,9 @@ lanes_sum(const Lanes *v)
 	do {                                                                                       \
 		const Lanes magic_ = SPLAT(12582912.0f), lo_ = SPLAT(lo), hi_ = SPLAT(hi);         \
 		(t) = ((t) + magic_) - magic_;                                                     \
-		Masks under_ = (t)<lo_, over_ = (t)> hi_;                                          \
-		(t) = (Lanes)(((Masks)(t) & ~under_ & ~over_) | ((Masks)lo_ & under_) |            \
-		              ((Masks)hi_ & over_));                                               \
+		LaneMasks under_ = (t)<lo_, over_ = (t)> hi_;                                      \
+		(t) = (Lanes)(((LaneMasks)(t) & ~under_ & ~over_) | ((LaneMasks)lo_ & under_) |    \
+		              ((LaneMasks)hi_ & over_));                                           \
 	} while (0)
 
 typedef struct Sums {
@@ -161,9 +161,10 @@ levels_sum(const Shape *s, const float *x, const float *w, float id, float base,
 		if (s->level) {
 			Lanes v = SPLAT((float)s->level[0]);
 			for (int k = 0; k < s->high; k++) {
-				Masks over =
+				LaneMasks over =
 				    t > SPLAT(((float)s->level[k] + (float)s->level[k + 1]) * .5f);
-				v += (Lanes)((Masks)SPLAT((float)(s->level[k + 1] - s->level[k])) &
+				v += (Lanes)((LaneMasks)SPLAT(
+				                 (float)(s->level[k + 1] - s->level[k])) &
 				             over);
 			}
 			t = v;

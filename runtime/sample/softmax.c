@@ -7,7 +7,7 @@
 
 #include "runtime/sample/sampler.h"
 
-typedef float Lanes __attribute__((vector_size(32), aligned(4), may_alias));
+typedef float Logits8 __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int32_t Mask __attribute__((vector_size(32)));
 
 #if defined(__SSE2__)
@@ -108,24 +108,24 @@ sample_largest_of(const float *v, int32_t n, const uint32_t *bits, int32_t *at, 
 
 /* exp for x <= 0 with a relative error below 2e-7; 0 below -87. 2^n * exp(r), |r| <= ln 2 / 2. */
 static inline __attribute__((always_inline)) void
-exp_lanes(Lanes *v)
+exp_lanes(Logits8 *v)
 {
-	Lanes x = *v;
+	Logits8 x = *v;
 	Mask live = x > -87.0f;
 
-	x = (Lanes)((Mask)x & live);
-	Lanes n = x * 1.44269504f + 12582912.0f; /* the integer is in the low bits now */
+	x = (Logits8)((Mask)x & live);
+	Logits8 n = x * 1.44269504f + 12582912.0f; /* the integer is in the low bits now */
 	Mask e = (Mask)n;
 	n -= 12582912.0f;
 	x -= n * 0.693359375f;
 	x -= n * -2.12194440e-4f;
-	Lanes y = x * 1.9875691500e-4f + 1.3981999507e-3f;
+	Logits8 y = x * 1.9875691500e-4f + 1.3981999507e-3f;
 	y = y * x + 8.3334519073e-3f;
 	y = y * x + 4.1665795894e-2f;
 	y = y * x + 1.6666665459e-1f;
 	y = y * x + 5.0000001201e-1f;
 	y = y * (x * x) + x + 1.0f;
-	*v = (Lanes)((((Mask)y + ((e - 0x4b400000) << 23))) & live);
+	*v = (Logits8)((((Mask)y + ((e - 0x4b400000) << 23))) & live);
 }
 
 double
@@ -135,14 +135,14 @@ sample_weights(float *v, int32_t n, float temperature, float max)
 	int32_t i = 0;
 
 	for (; i < n; i += 8) {
-		Lanes x;
+		Logits8 x;
 		if (i + 8 <= n) {
-			x = *(const Lanes *)(v + i) / temperature - max;
+			x = *(const Logits8 *)(v + i) / temperature - max;
 			exp_lanes(&x);
-			*(Lanes *)(v + i) = x;
+			*(Logits8 *)(v + i) = x;
 		} else {
-			x = (Lanes){ -INFINITY, -INFINITY, -INFINITY, -INFINITY,
-				     -INFINITY, -INFINITY, -INFINITY, -INFINITY };
+			x = (Logits8){ -INFINITY, -INFINITY, -INFINITY, -INFINITY,
+				       -INFINITY, -INFINITY, -INFINITY, -INFINITY };
 			for (int32_t k = 0; i + k < n; k++)
 				x[k] = v[i + k] / temperature - max;
 			exp_lanes(&x);

@@ -11,6 +11,8 @@ BIN = Path(sys.executable).parent
 # names fixed by external interfaces: the driver's ABI is declared in runtime/ and in the emulator
 FOREIGN = re.compile(r"CU|nvrtc|Nvrtc|Nccl|llmc_|mbar_t$")
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
+# between the name of a vector type and its semicolon
+ATTRIBUTE = re.compile(r"\s*__attribute__\s*\(\((?:[^()]|\([^()]*\))*\)\)")
 # one-line helpers: their modules may not share code, or they are equal by chance
 SHORT = 60
 
@@ -27,7 +29,7 @@ def sources():
 
 
 def code(path):
-    return COMMENT.sub(" ", (ROOT / path).read_text())
+    return ATTRIBUTE.sub("", COMMENT.sub(" ", (ROOT / path).read_text()))
 
 
 def typedefs(text):
@@ -57,7 +59,10 @@ def test_no_type_name_means_two_things():
             defined = [
                 p
                 for p in paths
-                if re.search(rf"(?:\}}|\))\s*{name}\s*;|struct {name} \{{", code(p))
+                if re.search(
+                    rf"(?:\}}|\))\s*{name}\s*;|struct {name} \{{|typedef (?!struct|union|enum)[\w ]*\b{name};",
+                    code(p),
+                )
             ]
             if len(defined) > 1:
                 bad.append(f"{name}: {' '.join(sorted(defined))}")
