@@ -128,6 +128,8 @@ llmc_tower_open(llmc_model *m, const llmc_options *opt, llmc_tower **out, llmc_e
 	o.weights = NULL;
 	o.planned = NULL;
 	o.mmproj = NULL;
+	o.draft = NULL;
+	o.draft_of = NULL;
 	o.images = false;
 	o.tower = true;
 	o.no_weights |= !m->rt;
@@ -334,14 +336,14 @@ run_tile(llmc_tower *t, const ImageRows *rows, const ImageTile *tile, float *out
 		return run_patches(t, rows, tile, NULL, out, err);
 	while ((side + 1) * (side + 1) * n <= most)
 		side++;
-	int32_t *cell = calloc((size_t)cells * (size_t)(2 + 3 * n), sizeof *cell),
-	        *of = cell + cells, *window = of + cells, *position = window + cells * n;
+	int32_t *cell = calloc((size_t)cells * (size_t)(2 + 3 * n), sizeof *cell);
 	float *value = calloc((size_t)(cells * n), (size_t)elems * sizeof *value),
 	      *made = calloc((size_t)cells, (size_t)width * sizeof *made);
 	if (!cell || !value || !made) {
 		status = error_set(err, LLMC_E_MEMORY, "out of memory for an image");
 		goto fail;
 	}
+	int32_t *of = cell + cells, *window = of + cells, *position = window + cells * n;
 	order_cells(high, wide, side, cell, of);
 	for (int32_t i = 0; i < cells; i++) {
 		const int64_t from = tile->first_row + cell[i] * n;

@@ -125,6 +125,9 @@ typedef struct PlanTensor {
 	const PlanSource *src;
 } PlanTensor;
 
+/* Bound of PlanPool.segment */
+enum { PLAN_MOST_SEGMENT = 1 << 14 };
+
 /* KV pages of PLAN_KV_PAGE positions. The page of one layer holds the planes of k, one per head,
  * then those of v. Each plane has the bytes of 32 rows of its type (formats/kv_type.h). Planes on
  * CPUs:
@@ -140,8 +143,6 @@ typedef struct PlanTensor {
  * Exact pages hold planes of the same heads in types kv_exact(k) and kv_exact(v), rotated like the
  * page's. They are numbered as window pages (runtime/kv/kv.h). Number w is (w + 1) x
  * layer_exact_bytes below the layer's first page. */
-/* Bound of PlanPool.segment */
-enum { PLAN_MOST_SEGMENT = 1 << 14 };
 typedef struct PlanPool {
 	const char *id;
 	bool mla, state; /* latents; recurrent states (f32) */
@@ -398,7 +399,6 @@ plan_takes_rows(const Plan *p)
 	return p->takes_rows || p->vision != VISION_NONE;
 }
 
-/* Elements of a row of stage_in */
 /* Rows that a window of a tower has at most; 0: the tower has no windows */
 static inline int64_t
 plan_segment(const Plan *p)
@@ -410,6 +410,7 @@ plan_segment(const Plan *p)
 	return most;
 }
 
+/* Elements of a row of stage_in */
 static inline int64_t
 plan_row_width(const Plan *p)
 {

@@ -86,6 +86,7 @@ take_from_model(ImportSource *s, const char *role, ImportSource **from, llmc_err
 	SourceTensor *all = NEW(s->a, SourceTensor, s->n_tensor + 2);
 	memcpy(all, s->tensor, s->n_tensor * sizeof *all);
 	all[s->n_tensor] = *t;
+	all[s->n_tensor].data = NULL; /* its file is closed */
 	all[s->n_tensor++].name = arena_printf(s->a, "@%s", t->name);
 	s->tensor = all;
 	source_sort(s);
@@ -111,6 +112,7 @@ import_add_model(ImportSource *s, llmc_error *err)
 	static const char *const role[] = { "embed", "head" };
 	ImportSource *from = NULL;
 	const Spec *of = s->of ? s->of->spec : NULL;
+	bool ok = true;
 	double own;
 
 	if (!is_draft(s) || s->d->n_error)
@@ -127,11 +129,13 @@ import_add_model(ImportSource *s, llmc_error *err)
 	    (int64_t)own < of->max_positions)
 		source_set_num(s, K_max_positions, (double)of->max_positions);
 	const bool tied = s->value[K_tied] && strcmp(s->value[K_tied], "true") == 0;
-	for (size_t i = 0; s->have_tensors && i < sizeof role / sizeof *role; i++)
+	for (size_t i = 0; ok && s->have_tensors && i < sizeof role / sizeof *role; i++)
 		if (!has_own(s, role[i]) && !(i == 1 && tied) &&
 		    !take_from_model(s, role[i], &from, err))
-			return false;
-	return true;
+			ok = false;
+	if (from)
+		source_close_weights(from); /* only its names and shapes are taken */
+	return ok;
 }
 
 void

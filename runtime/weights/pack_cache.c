@@ -136,7 +136,8 @@ pack_path(const char *hex, Strbuf *dir, Strbuf *path, llmc_error *err)
 	                                   : LLMC_OK;
 }
 
-/* Delete temporary files whose processes have ended. Those of packed weights are locked by their
+/* Delete temporary files whose processes have ended, in the folder of `path` only: those of other
+ * models stay until such a model is packed again. Those of packed weights are locked by their
  * process, on file systems that have locks. Others are small and are deleted by age. */
 static void
 sweep(const char *path)
