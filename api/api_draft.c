@@ -14,7 +14,7 @@ import_model(const llmc_model *m, Arena *arena)
 	return of;
 }
 
-/* Return the layers of the model whose input streams the draft reads. */
+/* Return the layers of the model whose inputs the draft reads. */
 static int
 layers_read(const Spec *draft, const Spec *of, int out[MAX_MTP_FROM])
 {
@@ -41,13 +41,13 @@ check_fit(const Spec *draft, const Spec *of, llmc_error *err)
 	for (int i = 0; i < n; i++)
 		if (layer[i] < 0 || layer[i] > of->n_layers)
 			return error_set(err, LLMC_E_INPUT,
-			                 "the draft checkpoint %s reads the stream before layer "
-			                 "%d, and %s has %d layers",
+			                 "the draft checkpoint %s reads the hidden states at the "
+			                 "input of layer %d, and %s has %d layers",
 			                 draft->name, layer[i], of->name, of->n_layers);
 	if (draft->mtp.width != n * of->hidden)
 		return error_set(err, LLMC_E_INPUT,
-		                 "the draft checkpoint %s reads rows of %lld elements, and %d "
-		                 "streams of %s have %lld (its hidden size is %lld)",
+		                 "the draft checkpoint %s reads rows of %lld elements, and the "
+		                 "hidden states of %d layers of %s have %lld (hidden size %lld)",
 		                 draft->name, (long long)draft->mtp.width, n, of->name,
 		                 (long long)(n * of->hidden), (long long)of->hidden);
 	return LLMC_OK;

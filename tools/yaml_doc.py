@@ -154,16 +154,19 @@ those with l % 6 == 5), each optionally with `except:` and a selector.
 **Storage rules** are `{tensor: down, layers: "0-3", type: q6_k}`. `tensor` is a role or `*`;
 `layers` is optional. The first matching rule decides, then `storage.default`.
 
-- `q.bias` is the bias of q and follows the rules of q if it has none. Import writes these rules
-  from the checkpoint's header.
-- Types of groups (`u4_128`) may have `group: 64` or `group: row`, the columns that share a scale,
-  and `symmetric: true`.
-- For a checkpoint with columns in an order of their own (GPTQ's `desc_act`, `actorder`), `order: q`
-  names the role with the order. `factor: o` names the role whose column factors multiply x
-  (`pre_quant_scale`). A step `permute_cols` makes such an x, one for all matrices that share it.
-  `order: e_gate` on `e_gate` and `e_up`, `order: e_down` on `e_down`: each expert has an order.
-- If a rule differs from an f32, f16 or bf16 checkpoint, it is rounded to the nearest while it is
-  read, by all threads. The cache keeps the result.
+- `q.bias` is the bias of q. A bias without a rule of its own follows the rules of its matrix.
+- Import writes these rules from the checkpoint's header.
+- Grouped types (`u4_128`) accept `group: 64` or `group: row`, the columns that share a scale, and
+  `symmetric: true`.
+- `order: q` is for a checkpoint that permutes the columns of a matrix (GPTQ's `desc_act`,
+  `actorder`). It names the role whose permutation applies.
+- `factor: o` names the role whose column factors multiply x (`pre_quant_scale`).
+- A step `permute_cols` permutes or multiplies x once for all matrices that share the order or the
+  factors.
+- `order: e_gate` on `e_gate` and `e_up`, and `order: e_down` on `e_down`: each expert has its own
+  order.
+- If a rule gives another type than the f32, f16 or bf16 checkpoint has, loading rounds the tensor
+  to the nearest value of that type, on all threads. The cache keeps the result.
 - `quant: {method: awq, bits: 4, group: 128}` stands for the rules of a quantisation format. Files
   of that format are read with the same description.
 

@@ -2,6 +2,7 @@
 the model, logits and draft tokens, in all forms. An engine generates the same tokens with and
 without one."""
 
+import ctypes
 import json
 import os
 import subprocess
@@ -194,6 +195,19 @@ def agreeing(folder):
     return model, d.build(folder / "draft", w)
 
 
+def draft_in_each_step(engine):
+    """Call engine_set_eager, so that drafting depends on no measured time.
+
+    The library does not export it: its address follows from the symbol table."""
+    lib = llmc._ffi.lib
+    table = subprocess.run(["nm", lib._name], capture_output=True, text=True, check=True).stdout
+    at = {v[2]: int(v[0], 16) for v in map(str.split, table.splitlines()) if len(v) == 3}
+    base = ctypes.cast(lib.llmc_submit, ctypes.c_void_p).value - at["llmc_submit"]
+    with engine._use() as h:  # struct llmc_engine: two sessions, then the Engine
+        of = ctypes.cast(h, ctypes.POINTER(ctypes.c_void_p))[2]
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(base + at["engine_set_eager"])(of)
+
+
 def test_a_draft_that_agrees_is_accepted(tmp_path):
     model, draft = agreeing(tmp_path)
     with (
@@ -201,12 +215,12 @@ def test_a_draft_that_agrees_is_accepted(tmp_path):
         llmc.Model(draft, set=SET, draft_of=m) as d,
         m.engine(context=128, seqs=2, chunk=32, threads=1, draft=d) as e,
     ):
+        draft_in_each_step(e)
         ids = [(7 + 50 * i) % 131 for i in range(90)]
         said = [v.token for v in e.submit(ids[:20], max_tokens=70, ignore_eos=True).events()]
         s = e.stats()
         assert [t for t in said if t is not None and t >= 0][:70] == ids[20:]
-        assert s["accepted"] == s["drafted"]
-        print(s["drafts"], "drafts,", s["accepted"], "accepted")
+        assert s["accepted"] == s["drafted"] > 0
 
 
 @pytest.mark.parametrize("name,device", [("specforge", "cpu"), ("speculators", "ref")])
@@ -220,6 +234,7 @@ def test_an_engine_generates_the_same_tokens(folders, name, device):
         m.engine(speculate=-1, **options) as plain,
         rows.engine(draft=d, **options) as own,
     ):
+        draft_in_each_step(own)
         for settings in SETTINGS:
             said = [
                 events(e.submit(text, max_tokens=60, ignore_eos=True, logprobs=True, **settings))
@@ -235,7 +250,7 @@ def test_an_engine_generates_the_same_tokens(folders, name, device):
             said.append([events(r) for r in requests])
         assert said[0] == said[1]
         s = own.stats()
-        assert s["accepted"] <= s["drafted"] and s["running"] == 0
+        assert 0 < s["drafted"] >= s["accepted"] and s["running"] == 0
 
 
 def test_the_command_generates_the_same_tokens(folders):
@@ -274,7 +289,9 @@ def test_a_draft_of_another_model_is_refused(folders, tmp_path):
             [
                 (draft, other, r"for a model with 131 tokens, model has 139"),
                 (changed(draft, tmp_path / "fc", **{"fc.weight": w["fc.weight"][:, :120]}), model)
-                + (r"reads rows of 120 elements, and 3 streams of model have 180",),
+                + (
+                    r"reads rows of 120 elements, and the hidden states of 3 layers of model have 180",
+                ),
                 (
                     changed(
                         draft,
@@ -282,7 +299,7 @@ def test_a_draft_of_another_model_is_refused(folders, tmp_path):
                         dict(eagle_config=dict(eagle_aux_hidden_state_layer_ids=[0, 1, 3])),
                     ),
                     model,
-                    "reads the stream before layer 4, and model has 3 layers",
+                    "reads the hidden states at the input of layer 4, and model has 3 layers",
                 ),
                 (changed(draft, tmp_path / "short", d2t=w["d2t"][:-1]), model)
                 + ("d2t must hold 53 integers",),
