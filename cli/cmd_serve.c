@@ -270,9 +270,9 @@ open_tower(ServeSession *v, llmc_error *err)
 	return status;
 }
 
-/* Choose the limits again: the tower takes memory, too. */
+/* Choose the limits again, with the tower's memory subtracted. */
 static llmc_status
-fit_beside_tower(ServeSession *v, llmc_error *err)
+fit_with_tower(ServeSession *v, llmc_error *err)
 {
 	Common *c = &v->a->all.model[0]->common;
 	const int64_t of = v->a->c.memory[0], own = llmc_tower_bytes(v->tower);
@@ -308,7 +308,7 @@ open_models(ServeSession *v, llmc_error *err)
 	if (v->info.reads_images)
 		status = open_tower(v, err);
 	if (status == LLMC_OK && v->tower)
-		status = fit_beside_tower(v, err);
+		status = fit_with_tower(v, err);
 	if (status != LLMC_OK)
 		return status;
 	const bool alone = a->all.n == 1 && !a->so.models_dir && !a->so.models_pulled;

@@ -93,10 +93,10 @@ scratch_count(const Selection *sel)
 	return n;
 }
 
-/* Make the buffers of a value. If its type differs between the phases, both buffers share memory:
- * on GPUs mixed steps replace some steps of a large decode batch (runtime/cuda/cuda_step.c), so in
- * either phase the memory is reserved for the value. The wider type, that of decode steps, comes
- * first. */
+/* Make the buffers of a value, one per phase if its type differs between the phases. Both then
+ * share memory, because on GPUs a large decode batch runs some of its steps as the mixed phase does
+ * (runtime/cuda/cuda_step.c). The memory is reserved in both phases. The buffer of the decode phase
+ * comes first; its type is the wider one. */
 static void
 value_buffers(const Graph *g, Selection *sel, int v)
 {

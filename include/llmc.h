@@ -161,9 +161,9 @@ typedef struct llmc_options {
 	 * path of a draft checkpoint (EAGLE-3), from which it takes the layers. Another model needs
 	 * no rows, and its path changes nothing. NULL: none */
 	const char *draft;
-	/* path is a draft checkpoint of this model, which was opened with it as `draft`. It
-	 * provides the embedding and the output matrix that the checkpoint may lack, from its
-	 * weights; only read during the call. NULL: none */
+	/* Target model; it was opened with this checkpoint as `draft`. Its weights supply the
+	 * embedding and output matrix that the checkpoint lacks. Only read during the call. NULL:
+	 * path is no draft checkpoint */
 	const llmc_model *draft_of;
 } llmc_options;
 
@@ -677,7 +677,7 @@ typedef struct llmc_image_patches {
 	int64_t n_row;
 	int32_t width;
 	const int32_t *pos[2]; /* [n_row] each: row and column of a patch in its tile */
-	/* tiles in the order of their rows: patches per column and per row of each */
+	/* n_tile tiles, ordered as in `row`; height and width of each, in patches */
 	int32_t n_tile;
 	const int32_t *tile_height, *tile_width;
 	/* grid of the tiles that the image was cut into, without the whole image; 0: not cut */
@@ -1703,7 +1703,7 @@ typedef struct llmc_machine {
 typedef struct llmc_placement {
 	size_t size;
 	int32_t gpu_layers, moe_layers; /* placement.gpu_layers, placement.cpu.moe_layers */
-	int64_t gpu_bytes, host_bytes;  /* memory of the parts, in the layouts of the GPU */
+	int64_t gpu_bytes, host_bytes;  /* on each device, both counted in the GPU's layouts */
 	char text[256];                 /* one line: the choice */
 } llmc_placement;
 /* Choose the division with the fastest decode step that fits. Open the model for device cuda

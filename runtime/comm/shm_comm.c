@@ -1,10 +1,13 @@
 /* Ranks that share memory: flags, slots and a ring buffer in one block.
  *
- * A message goes through slots in chunks. Part p of each rank copies its chunk into its slot, sets
- * its flag to the chunk's number, waits for the flags of part p of the other ranks, and reads their
- * slots. Parts with the same number only synchronise with each other, so no barrier is needed. Each
- * has two slots, used alternately. A writer of chunk e + 2 has seen all flags at e + 1, and a rank
- * that sets its flag to e + 1 has read chunk e.
+ * A message goes through slots in chunks. Part p of each rank copies its chunk into its slot and
+ * sets its flag to the chunk's number. It waits for the flags of part p of the other ranks, then
+ * reads their slots. Part p of a rank synchronises only with part p of the others, so no barrier is
+ * needed.
+ *
+ * Each part has two slots, used alternately. Chunk e + 2 overwrites the slot of chunk e. That is
+ * safe: its writer has seen all flags at e + 1, and a rank sets its flag to e + 1 only after it has
+ * read chunk e.
  *
  * Waiting spins for a bounded time, then sleeps on a futex, as in threads.c. The time that a rank
  * may take is counted in checks, not by the clock, so a job that is stopped as a whole and

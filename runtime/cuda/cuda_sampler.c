@@ -99,8 +99,8 @@ copy_table(CudaSession *c, int32_t q, int32_t from, int32_t n, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Update the device's block table of a sequence: one page goes with the note, more are copied.
- * first: index from which on the table has changed */
+/* Update the device's block table of a sequence. One new page is passed in the note; several are
+ * copied. first: index of the first changed entry */
 static llmc_status
 update_table(CudaSession *c, int32_t q, llmc_note_row *w, int32_t *first, llmc_error *err)
 {

@@ -200,7 +200,7 @@ begin_masks(Engine *e, int32_t n)
 	masks_begin(e->masks);
 }
 
-/* Set the rows of images of chunks [from, from + n). NULL: none has any. */
+/* Collect the image rows of chunks [from, from + n). NULL: no chunk has image rows. */
 static const StepRows *
 images_of(Engine *e, int32_t from, int32_t n)
 {

@@ -125,7 +125,7 @@ heapify(Candidate *heap, int32_t n)
 		heap_sift(heap, n, i);
 }
 
-/* Reverse the last `kept` of cand [n] to the front, so that the best comes first. */
+/* Move the last `kept` entries of cand [n] to the front in reverse order: the best comes first. */
 static void
 bring_forward(Candidate *cand, int32_t n, int32_t kept)
 {

@@ -219,7 +219,8 @@ openai_prompt_token(const Generation *g, SubRequest *sub, const llmc_event *ev)
 		strbuf_puts(b, "null");
 		return;
 	}
-	for (int32_t i = 0; i < ev->n_top; i++) /* its index, if others are as likely */
+	/* tokens of equal probability: rank by order in top */
+	for (int32_t i = 0; i < ev->n_top; i++)
 		if (ev->top[i].id == ev->token)
 			rank = i + 1;
 	strbuf_putc(b, '{');

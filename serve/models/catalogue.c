@@ -89,8 +89,8 @@ sort(FoundModels *list)
 
 /* ---- a folder ---- */
 
-/* Length of a file's name as a model: without .gguf, .flm and a number of parts. 0: not a model,
- * the projector of one, or a later part. */
+/* Length of a file's name without extension and part suffix (-00001-of-00003), which is the model's
+ * name. 0: not a model, a vision tower, or a part after the first. */
 static size_t
 stem_of(const char *file)
 {

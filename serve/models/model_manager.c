@@ -120,8 +120,8 @@ models_are_unloading(const Server *s, const Req *r)
 	return busy;
 }
 
-/* Answer the calls that wait for nothing any more with this status. Returns false if there are
- * none. Lock held, released meanwhile. */
+/* Answer the calls that no longer have to wait with this status. Returns false if there are none.
+ * The caller holds the lock, which is released while answers are sent. */
 static bool
 answer_calls(Server *s, Queue *calls, bool (*waits)(const Server *s, const Req *r),
              const char *status)

@@ -71,8 +71,8 @@ bool models_answer_waiting(Server *s);
 /* Does a model that a /pause call selects still run a request? Lock held. */
 bool models_are_pausing(const Server *s, const Req *r);
 Slot *slot_find(Server *s, const char *name); /* NULL: unknown; lock held */
-/* Compare names. Ollama's clients append a tag to names without one. */
-#define LATEST ":latest" /* tag that Ollama's clients append */
+#define LATEST ":latest" /* tag that Ollama's clients append to names without one */
+/* Compare a model's name with that of a request, with or without the tag LATEST. */
 bool slot_is_named(const char *own, const char *name);
 /* Make a slot that is in no list yet. On failure the caller owns source and engine again. */
 llmc_status slot_new(Server *s, const SlotInit *init, Slot **out, llmc_error *err);

@@ -18,7 +18,7 @@ is_address_only(const char *name)
 	return !strcmp(name, "tgi") || !strcmp(name, "dummy");
 }
 
-/* Compare names. Ollama's clients append a tag to names without one. */
+/* Compare a model's name with that of a request, with or without the tag LATEST. */
 bool
 slot_is_named(const char *own, const char *name)
 {

@@ -1,5 +1,5 @@
-/* conformance.cu for sm_90 only. test_conformance.py repeats the kernels between marks for every
- * number of dimensions and every wgmma. */
+/* Kernels of conformance.cu that need sm_90. test_conformance.py instantiates the kernels between
+ * marks for each number of dimensions and each shape of wgmma. */
 #include "cuda/ptx/wgmma.h"
 
 struct args {

@@ -97,7 +97,7 @@ class Case(Attention):
         )
         if (
             kernel.template == "attention_decode_sm80"
-        ):  # reads data older than the step before its wait
+        ):  # before its wait it may read only data from before the previous step
             own = [(1, at, n) for i, ps in rows for at, n in self.store.places(i, ps[0])]
             kw = dict(dict(early=own if len(own) < 40 else [(1, 0, 0)]), **kw)
         return kernel.run(

@@ -355,13 +355,14 @@ HOW(staging_two)
 	CUevent e[2] = { e0, e1 };
 	for (int i = 0; i < 6; i++) {
 		int k = i & 1;
+		/* the bug: waits for the event of the other buffer */
 		OK(CU(cuEventSynchronize, CUevent)(e[bug ? k ^ 1 : k]));
 		memset(p[k], i + 1, BYTES);
 		CUresult r = UP_ASYNC(A.b, p[k], BYTES, s);
 		if (r)
 			return r;
 		OK(RECORD(e[k], s));
-		if (bug && i == 3) /* waits for the wrong one of the two */
+		if (bug && i == 3)
 			break;
 	}
 	if (bug) {

@@ -338,7 +338,7 @@ for name, heads, kv, dim, v_dim, cap, window, prefix, alibi, dtype in ATT:
         False, kv, dim, v_dim, dtype, k, v, seqs
     ).none().vector(sink).room(6 * heads * v_dim).out(y).end()
 
-# appended by the op and read by the attention of a later case; this case only checks the position of each row
+# The op appends rows to a page. This case checks the position of each element.
 k, v = rnd(35, 2, 4), rnd(35, 2, 3)
 page = 32 * 2 * (4 + 3)
 want = torch.zeros(2, page)

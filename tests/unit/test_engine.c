@@ -1,7 +1,7 @@
 /* The engine on a compiled tiny model: many concurrent requests, with cancels, preemption, prefix
  * hits, choices and seeds, give the same tokens as each request alone. Rejected, cancelled, late or
- * broken requests do not affect others and leak nothing. It is one file because all tests use the
- * same crowd: its answers alone take longest, and are computed once per model. */
+ * broken requests do not affect others and leak nothing. All tests are in one file because they use
+ * the same requests. Running each of these alone takes longest, and is done once per model. */
 #include <math.h>
 #include <poll.h>
 #include <pthread.h>

@@ -294,7 +294,7 @@ class Engine(Handle):
                 if e.last:
                     return
         except (_handle.Error, RuntimeError):
-            return  # all were taken, or the event loop is closed
+            return  # no event is left, or the event loop is closed
 
     def drain(self, seconds: float | None = None) -> bool:
         """Refuse new requests and wait; True if all were served in time."""

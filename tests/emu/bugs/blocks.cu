@@ -150,7 +150,7 @@ unlock(Args a)
 	atomicExch(a.u, 0u);
 }
 
-/* Tiles of two blocks overlap by one row. */
+/* Stores of two CTAs overlap by 8 elements. */
 extern "C" __global__ void
 tiles_overlap(Args a)
 {
