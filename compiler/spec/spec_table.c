@@ -528,9 +528,23 @@ read_quant(SpecTable *t)
 	bits->num = group->num = 0;
 }
 
+/* Weights that the checkpoint does not store have nothing of its declaration. */
+static void
+ignore_declared_activations(SpecTable *t)
+{
+	SpecVal *declared = &t->val[K_activations_declared];
+	static const SpecKey over[] = { K_quant_method, K_storage_default, K_storage_rules };
+
+	for (size_t i = 0; i < sizeof over / sizeof *over; i++)
+		if (declared->given && t->val[over[i]].given &&
+		    t->val[over[i]].from > declared->from)
+			declared->str = "none";
+}
+
 void
 spec_table_finish(SpecTable *t)
 {
+	ignore_declared_activations(t);
 	for (int k = 0; k < K_COUNT; k++)
 		if (!t->val[k].given)
 			set_default(t, (SpecKey)k);
