@@ -305,6 +305,16 @@ def test_a_draft_of_another_model_is_refused(folders, tmp_path):
                 + ("d2t must hold 53 integers",),
                 (changed(draft, tmp_path / "none", d2t=None), model)
                 + ("mtp.tokens is none, so nothing maps these rows to tokens",),
+                *(
+                    (changed(draft, tmp_path / f"window{i}", windows), model)
+                    + ("windowed draft checkpoints are not supported",)
+                    for i, windows in enumerate(
+                        [
+                            dict(use_sliding_window=True, sliding_window=8),
+                            dict(layer_types=["sliding_attention"], sliding_window=8),
+                        ]
+                    )
+                ),
                 (changed(draft, tmp_path / "deep", dict(num_hidden_layers=2)), model)
                 + ("a draft checkpoint with midlayer has one layer",),
             ]
