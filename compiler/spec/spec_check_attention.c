@@ -490,6 +490,16 @@ check_later_tokens(SpecTable *t)
 		err_at(t->d, LOC(window_kind),
 		       "attention.window_kind = segments: only the patches of a tower come with "
 		       "windows");
+	if (IS(window_kind, "segments") && INT(window) > PLAN_MOST_SEGMENT)
+		err_at(t->d, LOC(window),
+		       "attention.window = %lld: windows of an image have %d patches at most",
+		       (long long)INT(window), PLAN_MOST_SEGMENT);
+	if (IS(window_kind, "segments") && ON(vision_class)) {
+		err_at(t->d, LOC(vision_class),
+		       "vision.class_row: not supported with attention.window_kind = segments, "
+		       "because the class row is in no window");
+		spec_check_note(t, K_window_kind);
+	}
 	if (INT(window) > 0 && IS(window_kind, "chunks")) {
 		err_at(t->d, LOC(window_kind),
 		       "attention.window_kind = chunks: not defined for mask %s", mask);

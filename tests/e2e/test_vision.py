@@ -385,6 +385,23 @@ def test_windows_that_are_refused(tmp_path):
             given = dict(row=p, pos=(zeros,) * 3) | (dict(window=window) if window else {})
             with pytest.raises(llmc.Error, match="from 0 on, each of 16 adjacent patches"):
                 s.forward_images([(seq, zeros, len(p) // 4)], [given])
+    for change, message in (
+        ({"attention.window": 16385}, "windows of an image have 16384 patches at most"),
+        (
+            {"vision.class_row": "true"},
+            "vision.class_row: not supported with attention.window_kind",
+        ),
+    ):
+        with pytest.raises(llmc.Error, match=message):
+            model(tmp_path, case, tower=True, set=change, no_weights=True)
+    config = tmp_path / "config.json"
+    text = json.loads(config.read_text())
+    for key in "window_size", "fullatt_block_indexes":
+        del text["vision_config"][key]
+    text["vision_config"]["depth"] = 3
+    config.write_text(json.dumps(text))
+    with llmc.Model(str(tmp_path), tower=True, no_weights=True) as m:  # 112 pixels; 7, 15, 23, 31
+        assert (m["attention.window"], m["attention.window_layers"]) == ("784", "all")
     plain = weights.Vision("qwen2_vl-plain")
     with model(tmp_path / "plain", plain, tower=True).session() as s:
         p, _ = plain.patches(2)[0]
