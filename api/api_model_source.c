@@ -291,7 +291,13 @@ model_add_images(llmc_model *m, const char *path, SourceKind kind, const llmc_op
 	} else if (status == LLMC_E_MEMORY || opt->mmproj) {
 		return error_set(err, status, "%s", why.text);
 	} else {
-		m->mmproj = NULL;
+		if (m->mmproj) { /* the keys of the description may be the file's */
+			const ImportOptions text = { .allow_unknown_keys =
+				                         opt->allow_unknown_keys };
+			m->mmproj = NULL;
+			TRY(source_spec(path, kind, m->set, opt->weights, &text, &m->arena, NULL,
+			                NULL, &m->spec, err));
+		}
 		log_line(opt->log, opt->log_user, LLMC_LOG_WARNING,
 		         "%s reads text only, not images: %s", m->spec->name, why.text);
 	}
