@@ -23,10 +23,10 @@ set_has_rows(const char *const *set)
 }
 
 /* Best tower of a model in a folder, and whether the folder has other models and other towers */
-typedef struct Beside {
+typedef struct FolderTowers {
 	char named[NAME_MAX + 1], other[NAME_MAX + 1]; /* with the model's name; with another */
 	bool models;                                   /* files of other models */
-} Beside;
+} FolderTowers;
 
 static void
 keep_best(const char *model, const char *name, char best[NAME_MAX + 1])
@@ -36,12 +36,12 @@ keep_best(const char *model, const char *name, char best[NAME_MAX + 1])
 }
 
 static void
-look_in(const char *dir, const char *model, Beside *b)
+look_in(const char *dir, const char *model, FolderTowers *b)
 {
 	const struct dirent *entry;
 	DIR *d = opendir(*dir ? dir : ".");
 
-	*b = (Beside){ 0 };
+	*b = (FolderTowers){ 0 };
 	while (d && (entry = readdir(d)))
 		if (model_file_is_mmproj(entry->d_name))
 			keep_best(model, entry->d_name,
@@ -53,16 +53,16 @@ look_in(const char *dir, const char *model, Beside *b)
 		closedir(d);
 }
 
-/* Return the mmproj file in the folder of the model, or next to that folder, as large models have a
- * folder per quantisation. It has the model's name, or the folder holds no other model; the upper
- * folder then holds none, and the tower has no name. NULL: there is none. *foreign: an mmproj file
- * is there. */
+/* Return the mmproj file in the folder of the model, else in the folder above it, because large
+ * models have a folder per quantisation. A file with the model's name comes first. Without one, the
+ * file applies if its folder holds no other model; in the folder above it must have no name of a
+ * model either. NULL: no file applies. *foreign: there are mmproj files that do not apply. */
 static const char *
-beside(const char *model, bool *foreign, Arena *a)
+find_mmproj(const char *model, bool *foreign, Arena *a)
 {
 	const char *slash = strrchr(model, '/'), *base = slash ? slash + 1 : model;
 	const char *dir = slash ? arena_printf(a, "%.*s/", (int)(slash - model), model) : "";
-	Beside b;
+	FolderTowers b;
 
 	*foreign = false;
 	for (int up = 0; up < 2; up++) {
@@ -126,7 +126,7 @@ model_find_mmproj(llmc_model *m, const char *path, SourceKind kind, const llmc_o
 	if (kind != SOURCE_GGUF || opt->tower || !(must || opt->images))
 		return LLMC_OK;
 	bool foreign = false;
-	const char *found = opt->mmproj ? opt->mmproj : beside(path, &foreign, &m->arena);
+	const char *found = opt->mmproj ? opt->mmproj : find_mmproj(path, &foreign, &m->arena);
 	if (!found && must && foreign)
 		return error_set(err, LLMC_E_INPUT,
 		                 "%s: images need the vision tower of this model, and its folder "

@@ -7,7 +7,7 @@
 #include "base/cgroup.h"
 #include "base/number.h"
 
-/* without a limit, version 1 reports 2^63 rounded down to pages */
+/* A group without a limit has 2^63 in cgroup v1, rounded down to pages. */
 #define NO_LIMIT ((int64_t)1 << 60)
 
 static void

@@ -338,7 +338,8 @@ has_key(const Node *row, const char *key)
 	return in_list(node_get(row, "ignored"), key);
 }
 
-/* A size in the file replaces the default one. A number stands for the default's shape. */
+/* Replace the default size by that of the file. A single number has the meaning of the default: a
+ * square, or the shorter side. */
 static llmc_status
 set_size(ImageRules *r, const json_t *file, const Node *row, llmc_error *err)
 {

@@ -325,7 +325,7 @@ typedef struct Plan {
 	    *target;       /* target: ref, cpu-generic, cpu-v3, cpu-v4, cuda-sm_75 ... */
 	int rank, ranks;   /* tensor parallelism: 0 <= rank < ranks; else 0 of 1 */
 	int stage, stages; /* pipeline: 0 <= stage < stages; else 0 of 1 */
-	/* model on two devices: 0 on the GPU, which leads, 1 on the CPU; else 0 of 1 */
+	/* model on two devices: partition 0 is the GPU (leader), 1 the CPU; else 0 of 1 */
 	int partition, partitions;
 	/* largest `keep` of any pool in any stage or partition, since these number their pages
 	 * alike; 0: all positions, or one stage */

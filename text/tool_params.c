@@ -153,7 +153,7 @@ both(int a, int b)
 	return a == UNLISTED ? b : b == UNLISTED ? a : a & b;
 }
 
-/* Types of a property of an object schema; UNLISTED: no keyword speaks of it. */
+/* Types of a property of an object schema; UNLISTED: no keyword of the schema covers it. */
 static int
 member_types(Resolver *r, const json_t *o, const char *name, int depth)
 {

@@ -191,8 +191,8 @@ tensor(ImportCheck *c, const TensorRule *r, const char *role, int layer, int exp
 	for (int i = 0; i < t->n_dims; i++)
 		if (__builtin_mul_overflow(have, t->dim[i], &have))
 			have = -1;
-	/* an untransposed matrix has its columns last, a convolution's in several dimensions;
-	 * vectors may have additional dimensions of 1 */
+	/* The columns of an untransposed matrix are its last dimension, those of a convolution
+	 * several. Vectors may have additional dimensions of 1. */
 	int64_t each = rows / units, width = r->transpose ? each : cols;
 	bool stack = units > 1 && t->n_dims == 3;
 	if (have != want ||

@@ -74,7 +74,8 @@ check_mtp_from(SpecTable *t)
 			       v->list[i], (long long)INT(n_layers));
 	if (v->n && rows && INT(streams) > 1) {
 		err_at(t->d, v->loc,
-		       "mtp.from: a draft checkpoint reads one stream, this model has several");
+		       "mtp.from: a draft checkpoint reads one residual stream, this model has "
+		       "several");
 		spec_check_note(t, K_streams);
 	}
 }

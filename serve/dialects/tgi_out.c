@@ -272,7 +272,8 @@ on_finish(Generation *g, SubRequest *sub, Choice *c, const llmc_event *ev)
 		if (g->stream)
 			frame_open(g, c, &last);
 	} else if (g->stream && c->held.len == 0) {
-		/* unpredicted end: repeat the last token without text */
+		/* The end came after the last token was sent: send that token again without text.
+		 */
 		last.token = c->last_id;
 		last.text = "";
 		last.n_bytes = 0;

@@ -18,7 +18,8 @@ slot_keep_s(const Server *s, const Slot *t)
 	return t->has_keep ? t->keep_s : s->opt.sleep_after_s > 0 ? s->opt.sleep_after_s : -1;
 }
 
-/* A shared resource: memory (of NULL), or the adapter slots of one engine. */
+/* A resource that models share: memory (`of` is NULL), or the adapter slots of the engine of `of`.
+ */
 typedef struct SharedBudget {
 	const ServedModel *of;
 	int64_t all;

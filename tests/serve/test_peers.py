@@ -84,7 +84,7 @@ DOCUMENTS = [
 
 @pytest.mark.parametrize("block, text", DOCUMENTS)
 def test_documents_are_text(claude, block, text):
-    """A document has the same prompt as its text."""
+    """A document block gives the same prompt as a block of plain text with the same contents."""
 
     def ask(first):
         messages = [{"role": "user", "content": [first, text_block("Which?")]}]
