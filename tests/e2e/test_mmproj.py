@@ -243,6 +243,16 @@ def test_what_is_refused(tmp_path):
         llmc.ImageProcessor(tower)
 
 
+def test_a_tower_with_windows_has_their_pattern(tmp_path):
+    """The period of the layers that attend to the whole image has no default."""
+    case = weights.Vision("qwen2_5_vl-plain")
+    mmproj.build(tmp_path, case)
+    tower = tmp_path / "mmproj-model.gguf"
+    mmproj.write_tower(tower, case, keys={"n_wa_pattern": None})
+    with pytest.raises(llmc.Error, match="n_wa_pattern"):
+        open_tower(tmp_path, {}, no_weights=True)
+
+
 @pytest.mark.parametrize("name", ["llava-plain", "qwen2_vl-plain", "gemma3-plain"])
 def test_older_files(name, tmp_path):
     """Matrices of the feed-forward that are named the other way round"""
