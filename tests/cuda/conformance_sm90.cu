@@ -1,6 +1,6 @@
 /* Kernels of conformance.cu that need sm_90. test_conformance.py instantiates the kernels between
  * marks for each number of dimensions and each shape of wgmma. */
-#include "cuda/ptx/wgmma.h"
+#include "cuda/ptx/wgmma_e4m3.h"
 
 struct args {
 	unsigned *x, *y;
@@ -148,7 +148,7 @@ wg_fill(wg_tile &s, const args p, int n, bool bt)
 	__syncthreads();
 }
 
-/* y [64][N] = row + 2 column + a b */
+/* y [64][N] = row + 2 column + a b; of e4m3, a pair of codes stands for a 16-bit value */
 extern "C" __global__ void __launch_bounds__(128) k_WGMMA(const args p)
 {
 	SHARED_STORAGE(wg_tile, s);

@@ -474,7 +474,11 @@ WGMMA = [
     for n in (32, 64, 96, 128, 192, 256)
     for t in ("bf16", "f16")
     for form in ("", "_bt", "_ra", "_ra_bt")
-]
+] + [("e4m3", 128, "")]
+
+
+def wgmma_name(t, n, form):
+    return f"wgmma_{t}_m64n{n}k{32 if t == 'e4m3' else 16}{form}"
 
 
 def source90(wgmma=(), arch="sm_90a"):
@@ -502,7 +506,7 @@ def source90(wgmma=(), arch="sm_90a"):
     a = text.index("/* y [64][N]")
     one, text = text[a:], text[:a]
     for t, n, form in wgmma:
-        name = f"wgmma_{t}_m64n{n}k16{form}"
+        name = wgmma_name(t, n, form)
         text += (
             one.replace("k_WGMMA", "k_" + name)
             .replace("WGMMA", name)
@@ -606,22 +610,24 @@ def test_multicast():
         )
 
 
-@pytest.mark.parametrize("n", (32, 64, 96, 128, 192, 256) if H.REAL else (32, 256))
+@pytest.mark.parametrize("n", (32, 64, 96, 128, 192, 256) if H.REAL else (32, 128, 256))
 def test_wgmma(n):
     kinds = [k for k in WGMMA if k[1] == n]
     text, rng = source90(kinds), np.random.default_rng(n)
     for t, _, form in kinds:
-        a, b = rng.integers(-15, 16, (64, 16)), rng.integers(-15, 16, (16, n))
+        k = 32 if t == "e4m3" else 16
+        a, b = rng.integers(-15, 16, (64, k)), rng.integers(-15, 16, (k, n))
         v = np.concatenate([a.ravel(), (b if "_bt" in form else b.T).ravel()]).astype(np.float32)
-        v = (
-            (v.view(np.uint32) >> 16).astype(np.uint16)
-            if t == "bf16"
-            else v.astype(np.float16).view(np.uint16)
-        )
+        if t == "e4m3":
+            v = to_e4m3(v).astype(np.uint8).view(np.uint16)
+        elif t == "bf16":
+            v = (v.view(np.uint32) >> 16).astype(np.uint16)
+        else:
+            v = v.astype(np.float16).view(np.uint16)
         for acc in (1, 0):
             y = (
                 launch(
-                    f"k_wgmma_{t}_m64n{n}k16{form}",
+                    "k_" + wgmma_name(t, n, form),
                     v,
                     64 * n,
                     block=128,
@@ -669,7 +675,13 @@ def test_real_compiler():
     todo = [("conformance.cu", source(a), a) for a in H.ARCHS] + [
         ("conformance_sm90.cu", source90(arch=a), a) for a in ("sm_100a", "sm_120a")
     ]
-    todo += [("conformance_sm90.cu", source90([k for k in WGMMA if k[1] in (32, 96)]), "sm_90a")]
+    todo += [
+        (
+            "conformance_sm90.cu",
+            source90([k for k in WGMMA if k[1] in (32, 96) or k[0] == "e4m3"]),
+            "sm_90a",
+        )
+    ]
     for r in tool.compile_all(lib, todo):
         assert tool.bad(r) is None, f"{r['name']}, {r['arch']}: {r['log']}"
 
