@@ -247,7 +247,8 @@ parse(int argc, char **argv, Run *r)
 		  "GBNF" },
 		OPT_ADDITIONAL(r->additional,
 		               "whether objects of --schema without additionalProperties may have "
-		               "unlisted properties: auto (if it names its dialect with $schema), "
+		               "unlisted properties, and arrays with prefixItems but without "
+		               "items more elements: auto (if it names its dialect with $schema), "
 		               "closed or open [auto]"),
 		{ OPT_TEXT, 0, "check", "FILE", &r->check,
 		  "with --schema or --grammar: report whether the file matches it (- is standard "

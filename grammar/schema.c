@@ -369,7 +369,7 @@ has_open_objects(const GrammarBuilder *b, const json_t *root, bool arguments)
 	case LLMC_ADDITIONAL_AUTO:
 		break;
 	}
-	return b->opt.standard || (!arguments && json_object_get(root, "$schema"));
+	return b->opt.standard || (!arguments && json_is_string(json_object_get(root, "$schema")));
 }
 
 Expr *

@@ -857,10 +857,11 @@ typedef enum llmc_grammar_kind {
 	LLMC_GRAMMAR_LARK,
 } llmc_grammar_kind;
 
-/* Whether an object that lists properties, but has no additionalProperties, may have others.
- * Arguments of calls in other notations than JSON follow AUTO as CLOSED. */
+/* Whether an object that lists properties, but has no additionalProperties, may have others, and an
+ * array with prefixItems, but without items, more elements. Arguments of calls in other notations
+ * than JSON follow AUTO as CLOSED. */
 typedef enum llmc_additional {
-	LLMC_ADDITIONAL_AUTO,   /* if the schema names its dialect with `$schema` */
+	LLMC_ADDITIONAL_AUTO,   /* if the schema names its dialect with a string `$schema` */
 	LLMC_ADDITIONAL_CLOSED, /* no */
 	LLMC_ADDITIONAL_OPEN,   /* yes, as JSON Schema defines it */
 } llmc_additional;

@@ -475,8 +475,8 @@ read_structured(Generation *g, const json_t *v, Problem *p)
 	if (!field_bool(v, "disable_any_whitespace", &opt.compact, p) ||
 	    !field_bool(v, "disable_additional_properties", &closed, p))
 		return false;
-	if (json_is_boolean(json_object_get(v, "disable_additional_properties")))
-		opt.additional = closed ? LLMC_ADDITIONAL_CLOSED : LLMC_ADDITIONAL_OPEN;
+	if (closed) /* vLLM's clients send false, the default, with every request */
+		opt.additional = LLMC_ADDITIONAL_CLOSED;
 	if (is_requested(json_object_get(v, "json")))
 		return of_schema(g, json_object_get(v, "json"), &opt, param, p);
 	if (is_requested(json_object_get(v, "regex")))

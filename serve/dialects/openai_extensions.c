@@ -209,7 +209,7 @@ prompt_entry(const Generation *g, Strbuf *b, int32_t id, float logprob, int32_t 
 void
 openai_prompt_token(const Generation *g, SubRequest *sub, const llmc_event *ev)
 {
-	int32_t most = openai_own(g)->prompt_top, rank = ev->rank;
+	int32_t most = openai_own(g)->prompt_top;
 	Strbuf *b = &sub->prompt_logprobs;
 
 	if (most < 0)
@@ -219,12 +219,8 @@ openai_prompt_token(const Generation *g, SubRequest *sub, const llmc_event *ev)
 		strbuf_puts(b, "null");
 		return;
 	}
-	/* tokens of equal probability: rank by order in top */
-	for (int32_t i = 0; i < ev->n_top; i++)
-		if (ev->top[i].id == ev->token)
-			rank = i + 1;
 	strbuf_putc(b, '{');
-	prompt_entry(g, b, ev->token, ev->logprob, rank);
+	prompt_entry(g, b, ev->token, ev->logprob, ev->rank);
 	for (int32_t i = 0; i < ev->n_top && i < most; i++)
 		if (ev->top[i].id != ev->token) {
 			strbuf_putc(b, ',');

@@ -292,7 +292,8 @@ def test_objects_are_open_or_closed_by_the_request(smol):
         (only(schema), 400),
         (only(named), 200),
         (only(named, disable_additional_properties=True), 400),
-        (only(schema, disable_additional_properties=False), 200),
+        (only(schema, disable_additional_properties=False), 400),
+        (only(named, disable_additional_properties=False), 200),
         (only(schema, disable_additional_properties=1), 400),
         ({"tools": [call], "tool_choice": "required"}, 400),
     ):
@@ -300,6 +301,27 @@ def test_objects_are_open_or_closed_by_the_request(smol):
             "/v1/chat/completions", {"model": "smollm2", "messages": ASK, "max_tokens": 1, **extra}
         )
         assert a.status == status, (extra, a.text)
+
+
+@pytest.mark.parametrize("rule", ["closed", "open"])
+def test_objects_are_open_or_closed_by_the_server(serve, tiny_folder, rule):
+    schema = {"properties": {"a": {"const": 1}}, "required": ["a"], "minProperties": 2}
+    named = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+    options = "--arch", "generic", "-t", "1", "--seqs", "1", "--additional-properties", rule
+    with serve(tiny_folder, *options) as s:
+        for given in schema, named:
+            for strict in False, True:
+                inner = {"name": "x", "strict": strict, "schema": given}
+                r = s.post(
+                    "/v1/chat/completions",
+                    {
+                        "messages": [{"role": "user", "content": "a"}],
+                        "max_tokens": 1,
+                        "response_format": {"type": "json_schema", "json_schema": inner},
+                    },
+                )
+                want = 200 if rule == "open" and not strict else 400
+                assert r.status == want, (given, strict, r.text)
 
 
 def test_requests_with_and_without_in_one_batch_are_as_alone(client):

@@ -5,6 +5,7 @@ with jinja2.
 """
 
 import json
+import os
 
 import jinja2
 import pytest
@@ -138,6 +139,25 @@ def all_logprobs(tiny, prompt):
             out[int(name.removeprefix("token_id:"))] = logprob
     assert len(out) == size
     return out
+
+
+def test_ranks_of_equal_logits(serve, tmp_path):
+    """vLLM's rank is the number of tokens that are at least as likely, however many are listed."""
+    folder = tiny_model.build(tmp_path / "m")
+    path = os.path.join(folder, "model.safetensors")
+    with open(path, "r+b") as f:
+        n = int.from_bytes(f.read(8), "little")
+        at, end = json.loads(f.read(n))["model.norm.weight"]["data_offsets"]
+        f.seek(8 + n + at)
+        f.write(bytes(end - at))
+    with serve(folder, "--arch", "generic", "-t", "1", "--seqs", "1") as s:
+        prompt, ranks = [7, 0, 1, 2, 9], []
+        for top in 0, 1, 3:
+            body = {"prompt": prompt, "prompt_logprobs": top, **GREEDY}
+            (c,) = s.post("/v1/completions", body).json()["choices"]
+            for i, entries in enumerate(c["prompt_logprobs"][1:], 1):
+                ranks.append(entries[str(prompt[i])]["rank"])
+        assert set(ranks) == {len(tiny_model.vocabulary(()))}, ranks
 
 
 def test_prompt_logprobs(tiny):

@@ -450,6 +450,8 @@ OBJECTS = [
     ({"$schema": "", "properties": {"a": {}}, "additionalProperties": False}, False),
     ({"properties": {"a": {}}, "additionalProperties": True}, True),
     ({"$defs": {"$schema": {}}, "properties": {"a": {}}}, False),
+    ({"$schema": None, "properties": {"a": {}}}, False),
+    ({"$schema": {}, "properties": {"a": {}}}, False),
     ({"$schema": "", "$ref": "#/$defs/x", "$defs": {"x": {"properties": {"a": {}}}}}, True),
 ]
 
@@ -469,6 +471,17 @@ def test_objects_without_additional_properties_follow_the_option(schema, opens):
             part = {"grammar": json.dumps(schema), "kind": "json_schema", "additional": additional}
             with llmc.Grammar(None, "parts", part, additional="closed") as g:
                 assert g.match(text)[0] == (valid and (allowed or not others)), (additional, text)
+
+
+@pytest.mark.parametrize("more", [{}, {"$schema": ""}, {"items": False}, {"items": True}])
+def test_arrays_with_listed_items_follow_the_option(more):
+    schema = {"type": "array", "prefixItems": [{"type": "integer"}], **more}
+    for additional in "auto", "closed", "open":
+        opens = additional == "open" or (additional == "auto" and "$schema" in more)
+        with llmc.Grammar(None, "json_schema", schema, additional=additional) as g:
+            for text in "[1]", "[1, 2]":
+                want = text == "[1]" or more.get("items", opens)
+                assert g.match(text)[0] == want, (additional, text)
 
 
 def test_an_unknown_rule_of_additional_properties_is_an_error():
