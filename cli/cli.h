@@ -92,11 +92,13 @@ typedef struct Common {
 	      "context of at most 4096, and no check [auto]" }
 /* clang-format off: a table */
 #define OPT_MMPROJ(c)                                                                              \
-	{                                                                                          \
-		OPT_TEXT,    0,                                                                    \
-		"mmproj",    "FILE",                                                               \
-		&(c).mmproj, "vision tower of a GGUF model [the file mmproj*.gguf next to it]"     \
-	}
+	{ OPT_TEXT,                                                                                \
+	  0,                                                                                       \
+	  "mmproj",                                                                                \
+	  "FILE",                                                                                  \
+	  &(c).mmproj,                                                                             \
+	  "vision tower of a GGUF model, a file or a name as of a model "                          \
+	  "[the file mmproj*.gguf next to the model]" }
 #define OPT_ALLOW_UNKNOWN_KEYS(flag)                                                               \
 	{ OPT_FLAG,                                                                                \
 	  0,                                                                                       \

@@ -253,6 +253,9 @@ parse(int argc, char **argv, PlanArgs *p)
 
 	if (OPT_PARSE(&cmd_plan, opt, argc, argv, args) == 0)
 		return opt_usage_error(&cmd_plan, NO_MODEL);
+	if (c->draft && p->html)
+		return opt_usage_error(&cmd_plan, "--html shows the kernels of one model; plan the "
+		                                  "draft model by its own path");
 	if (p->timeline && !p->gpu)
 		return opt_usage_error(&cmd_plan, "--timeline needs --gpu NAME");
 	p->path = args[0];

@@ -270,16 +270,24 @@ open_tower(ServeSession *v, llmc_error *err)
 	return status;
 }
 
+/* Part of the memory limit that the tower leaves; 0: no limit */
+static int64_t
+memory_with_tower(const ServeSession *v)
+{
+	const int64_t of = v->a->c.memory[0], own = v->tower ? llmc_tower_bytes(v->tower) : 0;
+
+	return of > own ? of - own : of ? 1 : 0;
+}
+
 /* Choose the limits again, with the tower's memory subtracted. */
 static llmc_status
 fit_with_tower(ServeSession *v, llmc_error *err)
 {
 	Common *c = &v->a->all.model[0]->common;
-	const int64_t of = v->a->c.memory[0], own = llmc_tower_bytes(v->tower);
 	llmc_fitted f = LLMC_INIT(llmc_fitted);
 
 	set_limits(v);
-	llmc_status s = llmc_fit_limits(v->m, &v->lim, of > own ? of - own : of ? 1 : 0, &f, err);
+	llmc_status s = llmc_fit_limits(v->m, &v->lim, memory_with_tower(v), &f, err);
 	if (s != LLMC_OK)
 		return s;
 	v->lim = f.limits;
@@ -319,6 +327,7 @@ open_models(ServeSession *v, llmc_error *err)
 		    (lim->seqs < LLMC_DEFAULT_KV_CONTEXTS ? lim->seqs : LLMC_DEFAULT_KV_CONTEXTS);
 	if (!a->draft_path)
 		return LLMC_OK;
+	a->c.memory[0] = memory_with_tower(v);
 	status = draft_open(&first->common, v->m, first->path, lim, a->c.memory, &v->draft, err);
 	if (status == LLMC_OK) /* does it fit next to the draft model? */
 		status = llmc_fit_limits(v->m, lim, a->c.memory[0], &fitted, err);

@@ -8,6 +8,7 @@
 #define HUB_FILE "append the file to the name of the model: hf:ORG/REPO:FILE"
 #define ALWAYS "this is always on; leave the option out"
 #define KV_TYPE "keys and values have one type; use --kv, for example --kv int8"
+#define TOWER "the vision tower is used only with --image; leave the option out"
 #define COPIED                                                                                     \
 	"weights are packed into memory when the model opens, not mapped; leave the option out"
 
@@ -65,7 +66,7 @@ static const ForeignOption foreign[] = {
 	{ "-cmoe", NULL, "use --offload experts" },
 	{ "--cpu-moe", NULL, "use --offload experts" },
 	{ "-mm", "mmproj", NULL },
-	{ "--no-mmproj", "no-images", NULL },
+	{ "--no-mmproj", "no-images", TOWER },
 	{ "-dev", "device", NULL },
 	{ "--target", "device", NULL },
 	{ "--device", "target", NULL },

@@ -200,6 +200,8 @@ open_model(Common *c, const char *path, bool no_weights, llmc_model **m, llmc_er
 		s = model_path(&c->weights, c->quiet, err);
 	if (s == LLMC_OK && c->lora)
 		s = model_path(&c->lora, c->quiet, err);
+	if (s == LLMC_OK && c->mmproj)
+		s = model_path(&c->mmproj, c->quiet, err);
 	if (s == LLMC_OK && c->draft && strcmp(c->draft, "mtp") != 0)
 		s = model_path(&c->draft, c->quiet, err);
 	if (s == LLMC_OK && offload_must_choose(c))

@@ -75,7 +75,8 @@ static Opt opt[] = {
 	  "reference implementations, or text [special]" },
 	OPT_ADDITIONAL(given.additional,
 	               "whether objects of a schema without additionalProperties may have "
-	               "unlisted properties: auto (if it names its dialect with $schema), closed "
+	               "unlisted properties, and arrays with prefixItems but without items more "
+	               "elements: auto (if it names its dialect with $schema), closed "
 	               "or open; with strict, and in arguments of calls, they are closed [auto]"),
 	OPT_SAMPLING_BY(given.sampling, "model: the model's own advice, where its files have "
 	                                "some, is the default of sampling fields that a "
@@ -291,6 +292,8 @@ serve_options(const Command *cmd, int argc, char **argv, ServeArgs **out)
 	const bool found = a->so.models_dir || a->so.models_pulled;
 	if (a->draft_path && (a->all.n > 1 || found))
 		return opt_usage_error(cmd, "--draft works only with one model");
+	if (a->c.mmproj && (a->all.n > 1 || found))
+		return opt_usage_error(cmd, "--mmproj works only with one model");
 	if (found && (a->c.weights || a->c.out_dir))
 		return opt_usage_error(cmd, "%s goes with one model, not with %s",
 		                       a->c.weights ? "--weights" : "--artifact",

@@ -491,6 +491,14 @@ def test_verify_names_the_first_op_beyond_its_tolerance(llmc, tmp_path):
         (["run", TINY, "--temperature", "nan"], 1, "expected a number"),
         (["run", TINY, "--tokens", "1,,2"], 1, "expected ids"),
         (["run", TINY, "--tokens", "1", "--prompt", "x"], 1, "exclude each other"),
+        (["run", TINY, "--tokens", "1", "--no-mmproj"], 1, "used only with --image"),
+        (["plan", TINY, "--draft", TINY, "--html", "x"], 1, "plan the draft model by its own path"),
+        (
+            ["serve", TINY, "--model", TINY, "--mmproj", "x"],
+            1,
+            "--mmproj works only with one model",
+        ),
+        (["serve", "--models-dir", ".", "--mmproj", "x"], 1, "--mmproj works only with one model"),
         (["run", TINY, "--tokens", "1", "extra"], 1, "one argument too many"),
         (
             ["run", TINY, "--random-weights", "--prompt", "x"],
