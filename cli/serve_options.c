@@ -75,8 +75,7 @@ static Opt opt[] = {
 	  "reference implementations, or text [special]" },
 	OPT_ADDITIONAL(given.additional,
 	               "whether objects of a schema without additionalProperties may have "
-	               "unlisted properties, and arrays with prefixItems but without items more "
-	               "elements: auto (if it names its dialect with $schema), closed "
+	               "unlisted properties: auto (if it names its dialect with $schema), closed "
 	               "or open; with strict, and in arguments of calls, they are closed [auto]"),
 	OPT_SAMPLING_BY(given.sampling, "model: the model's own advice, where its files have "
 	                                "some, is the default of sampling fields that a "
