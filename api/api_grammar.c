@@ -48,20 +48,22 @@ make(const llmc_tokenizer *t, TokenVocab **out, llmc_error *err)
 	return status;
 }
 
+enum { N_BYTES = 256 }; /* tokens of a grammar without a tokenizer */
+
 /* A grammar whose tokens are the 256 bytes. */
 static llmc_status
 open_bytes(llmc_grammar_kind kind, const char *text, size_t n, const llmc_grammar_options *opt,
            llmc_grammar **out, llmc_error *err)
 {
-	VocabToken tok[256];
-	char byte[256];
+	VocabToken tok[N_BYTES];
+	char byte[N_BYTES];
 	TokenVocab *l;
 
-	for (int i = 0; i < 256; i++) {
+	for (int i = 0; i < N_BYTES; i++) {
 		byte[i] = (char)i;
 		tok[i] = (VocabToken){ .bytes = &byte[i], .n = 1 };
 	}
-	TRY(token_vocab_open(tok, 256, &l, err));
+	TRY(token_vocab_open(tok, N_BYTES, &l, err));
 	llmc_status status = grammar_open(l, kind, text ? text : "", n, opt, NULL, 0, out, err);
 	token_vocab_close(l);
 	return status;
@@ -96,8 +98,9 @@ api_check_grammar(const llmc_model *m, const llmc_params *p, llmc_error *err)
 	if (!g)
 		return LLMC_OK;
 	if (!m->tokenizer) {
+		/* Vocabularies of models may be padded; bytes are tokens of no larger model. */
 		const int32_t n = token_vocab_size(grammar_vocab(g));
-		return n == m->plan->vocab
+		return n == m->plan->vocab || (n > N_BYTES && n < m->plan->vocab)
 		           ? LLMC_OK
 		           : error_set(err, LLMC_E_INPUT,
 		                       "the grammar is over %d tokens, the model has %lld and no "

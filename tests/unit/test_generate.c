@@ -1,9 +1,10 @@
 /* llmc_generate on a tiny model: the same tokens as plain forwards and a sampler, next to other
- * sequences of the session and after a cancellation; and a clear error if those sequences leave too
- * few pages. */
+ * sequences of the session and after a cancellation; a clear error if those sequences leave too few
+ * pages; and grammars of fewer tokens than the model has. */
 #include <string.h>
 
 #include "tests/unit/alone.h"
+#include "tests/unit/tiny_grammar.h"
 
 enum { CONTEXT = 128, N_PROMPT = 40, N_NEW = 24 };
 
@@ -161,6 +162,28 @@ other_sequences_leave_too_few_pages(void **state)
 	llmc_session_close(s);
 }
 
+/* A model without a tokenizer whose vocabulary is padded, as models are: 280 tokens of 300. */
+static void
+grammars_may_lack_the_padding_of_a_vocabulary(void **state)
+{
+	llmc_session *s = session_with(0);
+	llmc_params p = greedy();
+	Output h = { .most = CONTEXT };
+	llmc_error err;
+
+	(void)state;
+	p.ignore_eos = false;
+	p.grammar = tiny_grammar_of(280, "d0d0e9");
+	assert_int_equal(llmc_generate(s, prompt, N_PROMPT, &p, on_token, &h, NULL, &err), LLMC_OK);
+	assert_true(h.n >= 3 && h.id[1] == 3 && h.id[2] == 'e' - 'a' + 9 * 26);
+	grammar_close(p.grammar);
+	p.grammar = tiny_grammar_of(256, "d0"); /* as many tokens as a grammar over bytes */
+	assert_int_equal(llmc_generate(s, prompt, N_PROMPT, &p, on_token, &h, NULL, &err),
+	                 LLMC_E_INPUT);
+	grammar_close(p.grammar);
+	llmc_session_close(s);
+}
+
 int
 main(void)
 {
@@ -168,6 +191,7 @@ main(void)
 		cmocka_unit_test(tokens_equal_those_of_plain_forwards),
 		cmocka_unit_test(cancelled_requests_count_their_tokens),
 		cmocka_unit_test(other_sequences_leave_too_few_pages),
+		cmocka_unit_test(grammars_may_lack_the_padding_of_a_vocabulary),
 	};
 
 	return cmocka_run_group_tests(tests, open_model, close_model);

@@ -8,8 +8,9 @@
 
 #include "grammar/grammar.h"
 
+/* Of the first n tokens. */
 static inline Grammar *
-tiny_grammar(const char *regex)
+tiny_grammar_of(int n, const char *regex)
 {
 	enum { N = 300 };
 	static char text[N][2];
@@ -23,12 +24,18 @@ tiny_grammar(const char *regex)
 		text[i][1] = (char)('0' + i / 26);
 		tok[i] = (VocabToken){ .bytes = text[i], .n = 2, .special = i == eos };
 	}
-	if (token_vocab_open(tok, N, &l, NULL) != LLMC_OK ||
+	if (token_vocab_open(tok, n, &l, NULL) != LLMC_OK ||
 	    grammar_open(l, LLMC_GRAMMAR_REGEX, regex, strlen(regex), NULL, &eos, 1, &g, NULL) !=
 	        LLMC_OK)
 		abort();
 	token_vocab_close(l);
 	return g;
+}
+
+static inline Grammar *
+tiny_grammar(const char *regex)
+{
+	return tiny_grammar_of(300, regex);
 }
 
 #endif
