@@ -177,7 +177,7 @@ grammars_may_lack_the_padding_of_a_vocabulary(void **state)
 	assert_int_equal(llmc_generate(s, prompt, N_PROMPT, &p, on_token, &h, NULL, &err), LLMC_OK);
 	assert_true(h.n >= 3 && h.id[1] == 3 && h.id[2] == 'e' - 'a' + 9 * 26);
 	grammar_close(p.grammar);
-	p.grammar = tiny_grammar_of(256, "d0"); /* as many tokens as a grammar over bytes */
+	p.grammar = tiny_grammar_of(256, "d0"); /* the number of tokens of a grammar over bytes */
 	assert_int_equal(llmc_generate(s, prompt, N_PROMPT, &p, on_token, &h, NULL, &err),
 	                 LLMC_E_INPUT);
 	grammar_close(p.grammar);

@@ -8,7 +8,7 @@
 
 #include "grammar/grammar.h"
 
-/* Of the first n tokens. */
+/* A grammar over the first n tokens. */
 static inline Grammar *
 tiny_grammar_of(int n, const char *regex)
 {
