@@ -208,8 +208,8 @@ pickles_do_not_grow_beyond_their_bytes(void **state)
 static void
 add_number(Strbuf *b, uint64_t x, int bytes)
 {
-	for (int i = 0; i < bytes; i++)
-		strbuf_add(b, &(char){ (char)(x >> (8 * i)) }, 1);
+	for (int i = 0; i < bytes; i++, x >>= 8)
+		strbuf_add(b, &(char){ (char)x }, 1);
 }
 
 /* One entry of a zip archive; `directory` receives its record of the central directory. */
