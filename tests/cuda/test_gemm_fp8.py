@@ -216,31 +216,27 @@ PLANTED90 = {
 }
 
 
+def find_planted(arch, c, exchange):
+    packed, w = weights(c)
+    k = H.build("matmul_mixed", arch, params(c))
+    k.text = plant(H.inline(k.text, k.name, set()), *exchange)
+    with pytest.raises(AssertionError):
+        (y,) = k.run(c.step, [c.x, packed, None, H.out((c.n, c.rows))], mode="check", seed=2)
+        close(y, rounded(c.x, group_of(c.dtype)), w)
+
+
 @pytest.mark.findings
 @pytest.mark.parametrize("bug", PLANTED90 if H.EVERY else list(PLANTED90)[::5])
 def test_planted_bugs_are_found_on_sm90(bug):
-    n, rows, cols, dtype = 140, 300, 1024, "f8_128"
-    c = Case(6, n, rows, cols, dtype)
-    c.x *= np.exp2(np.arange(cols) // 128).astype(np.float32)  # groups with scales of their own
-    packed, w = weights(c)
-    k = H.build("matmul_mixed", "sm_90a", params(c))
-    k.text = plant(H.inline(k.text, k.name, set()), *PLANTED90[bug])
-    with pytest.raises(AssertionError):
-        (y,) = k.run(c.step, [c.x, packed, None, H.out((n, rows))], mode="check", seed=2)
-        close(y, rounded(c.x, 128), w)
+    c = Case(6, 140, 300, 1024, "f8_128")
+    c.x *= np.exp2(np.arange(c.cols) // 128).astype(np.float32)  # groups with scales of their own
+    find_planted("sm_90a", c, PLANTED90[bug])
 
 
 @pytest.mark.findings
 @pytest.mark.parametrize("bug", PLANTED if H.EVERY else list(PLANTED)[::5])
 def test_planted_bugs_are_found(bug):
-    n, rows, cols, dtype = 20, 97, 672, "f8_32"
-    c = Case(6, n, rows, cols, dtype)
-    packed, w = weights(c)
-    k = H.build("matmul_mixed", "sm_89", params(c))
-    k.text = plant(H.inline(k.text, k.name, set()), *PLANTED[bug])
-    with pytest.raises(AssertionError):
-        (y,) = k.run(c.step, [c.x, packed, None, H.out((n, rows))], mode="check", seed=2)
-        close(y, rounded(c.x, 32), w)
+    find_planted("sm_89", Case(6, 20, 97, 672, "f8_32"), PLANTED[bug])
 
 
 def test_nvrtc():
