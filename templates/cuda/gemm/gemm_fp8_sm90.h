@@ -34,6 +34,7 @@ template <class W_, int ROWS_, int SHARE_ = 1> struct gemm90_fp8_config {
 		ROW_MAJOR = 0,
 		PRODUCERS = 128,
 		THREADS = PRODUCERS + 256,
+		ARRIVALS = 1 + PRODUCERS / 32, /* each warp copies weights */
 		SEPARATE_HALVES = 0
 	};
 	typedef gemm90_tile<256, 128, 4, true, ROWS, SHARE> large90;
@@ -159,7 +160,6 @@ template <class G, class T, class SCHEDULER> DEV void
 gemm90_fp8_consume(gemm90_fp8_shared_storage &s, SCHEDULER scheduler)
 {
 	constexpr int STEPS = G::COLS / 64, MT = T::BM / 128;
-	constexpr int EIGHTS = T::OUT / 8 < 8 / G::SHARE ? T::OUT / 8 : 8 / G::SHARE;
 	const int lane = (int)lane_id(), warp = (int)warp_id() - G::PRODUCERS / 32,
 	          group = warp / 4, rank = (int)cluster_rank();
 	int m0, n0, it = 0;
@@ -167,17 +167,9 @@ gemm90_fp8_consume(gemm90_fp8_shared_storage &s, SCHEDULER scheduler)
 #pragma unroll 1
 	for (int t = (int)blockIdx.x / 2; scheduler.find(t, rank, m0, n0);
 	     t += (int)gridDim.x / 2) {
-		const int m = m0 + group * MT * 64 + warp % 4 * 16 + (lane >> 2);
 		float acc[MT][64] = {};
 		if (m0 + group * MT * 64 >= scheduler.rows()) {
-#pragma unroll 1
-			for (int step = 0; step < STEPS; step++, it++) {
-				mbar_wait(&s.ring.full[it % T::STAGES], it / T::STAGES & 1);
-				/* a late lane would wait for a phase that is already over */
-				__syncwarp();
-				if (lane < 2)
-					mbar_arrive_cluster(&s.ring.empty[it % T::STAGES], lane);
-			}
+			gemm90_skip<T>(s.ring, STEPS, it);
 			continue;
 		}
 #pragma unroll 1
@@ -221,56 +213,8 @@ gemm90_fp8_consume(gemm90_fp8_shared_storage &s, SCHEDULER scheduler)
 			if (lane < 2)
 				mbar_arrive_cluster(&s.ring.empty[at], lane);
 		}
-#pragma unroll
-		for (int i = 0; i < MT; i++)
-#pragma unroll
-			for (int half = 0; half < 2; half++) {
-				const int row = m + i * 64 + half * 8;
-				const float f = row < scheduler.rows()
-				                    ? scheduler.operands().factor(row)
-				                    : 1.0f;
-#pragma unroll
-				for (int col = 0; col < T::OUT / 8; col += EIGHTS) {
-					float v[EIGHTS][2], u[EIGHTS][2], v4[EIGHTS / 2][4],
-					    u4[EIGHTS / 2][4];
-#pragma unroll
-					for (int j = 0; j < EIGHTS; j++)
-#pragma unroll
-						for (int c = 0; c < 2; c++) {
-							const int at = 4 * (col + j) + 2 * half + c;
-							v[j][c] = acc[i][at] * f;
-							u[j][c] =
-							    acc[i][at + (T::BN - T::OUT) / 2] * f;
-						}
-					gemm90_quad_exchange(v, v4);
-					if (G::SHARE == 2)
-						gemm90_quad_exchange(u, u4);
-					if (row < scheduler.rows())
-						scheduler.epilogue().store(
-						    row,
-						    n0 + (col + (lane & 1)) * 8 + (lane & 2) * 2,
-						    v4, u4);
-				}
-			}
+		gemm90_store<G, T>(acc, m0 + group * MT * 64, n0, scheduler);
 	}
-}
-
-/* Initialises barriers and rows as gemm90_init, for 4 warps that copy weights. */
-template <class G, class T> DEV void
-gemm90_fp8_init(gemm90_shared_storage &s, int n)
-{
-	if (threadIdx.x == 0)
-		s.n = n;
-	if (threadIdx.x < T::STAGES) {
-		mbar_init(&s.full[threadIdx.x], 5);
-		mbar_init(&s.empty[threadIdx.x], 16);
-	}
-	if (n % T::BM) /* rows that no copy fills are multiplied too */
-		for (int i = (int)threadIdx.x; i < T::BYTES / 16; i += G::THREADS)
-			if (i * 16 % T::STAGE_BYTES < T::A_BYTES)
-				st_v4(s.stage + i * 16, make_uint4(0, 0, 0, 0));
-	fence_proxy_async();
-	cluster_sync();
 }
 
 /* Rounds of tiles times the cycles of a stage at 28 bytes per cycle from L2: 1170 for the large
@@ -278,10 +222,8 @@ gemm90_fp8_init(gemm90_shared_storage &s, int n)
 template <class G> DEV bool
 gemm90_fp8_is_large(int n)
 {
-	const int g = (int)gridDim.x / 2;
-
-	return (gemm90_tile_pairs<typename G::large90>(n) + g - 1) / g * 117 <=
-	       (gemm90_tile_pairs<typename G::middle90>(n) + g - 1) / g * 86;
+	return gemm90_rounds<typename G::large90>(n) * 117 <=
+	       gemm90_rounds<typename G::middle90>(n) * 86;
 }
 
 template <class G, class E> DEV void
@@ -294,9 +236,9 @@ gemm90_fp8_run(const gemm_operands<typename G::W> &in, const E &e)
 	const bool is_large = gemm90_fp8_is_large<G>(in.n);
 
 	if (is_large)
-		gemm90_fp8_init<G, large>(s.ring, in.n);
+		gemm90_init<G, large>(s.ring, in.n, in.n % large::BOTH_M != 0);
 	else
-		gemm90_fp8_init<G, middle>(s.ring, in.n);
+		gemm90_init<G, middle>(s.ring, in.n, in.n % middle::BOTH_M != 0);
 	if (threadIdx.x < G::PRODUCERS) {
 		reg_dec<80>();
 		if (is_large)

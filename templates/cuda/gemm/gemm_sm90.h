@@ -83,6 +83,8 @@ template <class W, int ROWS, int SHARE_ = 1, int ROW_MAJOR_ = 0> struct gemm90_c
 		ROW_MAJOR = ROW_MAJOR_,
 		PRODUCERS = W::PACKED ? 256 : 128,
 		THREADS = PRODUCERS + 256,
+		/* at a full stage: the copying thread, and each warp that unpacks */
+		ARRIVALS = W::PACKED ? 1 + PRODUCERS / 32 : 1,
 		/* 1: the two halves are separate matrices with a tensor map each */
 		SEPARATE_HALVES = 0,
 		STAGE_BYTES = 196608
@@ -387,14 +389,64 @@ gemm90_quad_exchange(const float (&v)[2 * N][2], float (&to)[N][4])
 		}
 }
 
+/* Release the stages of a tile without using them. */
+template <class T> DEV void
+gemm90_skip(gemm90_shared_storage &s, int steps, int &it)
+{
+#pragma unroll 1
+	for (int step = 0; step < steps; step++, it++) {
+		mbar_wait(&s.full[it % T::STAGES], it / T::STAGES & 1);
+		/* a late lane would wait for a phase that is already over */
+		__syncwarp();
+		if (lane_id() < 2)
+			mbar_arrive_cluster(&s.empty[it % T::STAGES], lane_id());
+	}
+}
+
+/* Store the sums of a warpgroup: its MT * 64 rows from m0 on. */
+template <class G, class T, int MT, int N, class SCHEDULER> DEV void
+gemm90_store(const float (&acc)[MT][N], int m0, int n0, SCHEDULER scheduler)
+{
+	/* column groups that are stored together, limited by registers */
+	constexpr int EIGHTS = T::OUT / 8 < 8 / G::SHARE ? T::OUT / 8 : 8 / G::SHARE;
+	const int lane = (int)lane_id(), warp = (int)warp_id() - G::PRODUCERS / 32;
+
+#pragma unroll
+	for (int i = 0; i < MT; i++)
+#pragma unroll
+		for (int half = 0; half < 2; half++) {
+			const int m = m0 + i * 64 + warp % 4 * 16 + half * 8 + (lane >> 2);
+			const float f =
+			    m < scheduler.rows() ? scheduler.operands().factor(m) : 1.0f;
+#pragma unroll
+			for (int col = 0; col < T::OUT / 8; col += EIGHTS) {
+				float v[EIGHTS][2], u[EIGHTS][2], v4[EIGHTS / 2][4],
+				    u4[EIGHTS / 2][4];
+#pragma unroll
+				for (int j = 0; j < EIGHTS; j++)
+#pragma unroll
+					for (int c = 0; c < 2; c++) {
+						const int at = 4 * (col + j) + 2 * half + c;
+						v[j][c] = acc[i][at] * f;
+						u[j][c] = acc[i][at + (T::BN - T::OUT) / 2] * f;
+					}
+				gemm90_quad_exchange(v, v4);
+				if (G::SHARE == 2)
+					gemm90_quad_exchange(u, u4);
+				if (m < scheduler.rows())
+					scheduler.epilogue().store(
+					    m, n0 + (col + (lane & 1)) * 8 + (lane & 2) * 2, v4,
+					    u4);
+			}
+		}
+}
+
 /* Consumer warps. A warpgroup whose rows are all past the end only releases the stages: a tail of
  * up to 64 rows costs half a tile. */
 template <class G, class T, class SCHEDULER> DEV void
 gemm90_consume(gemm90_shared_storage &s, SCHEDULER scheduler, int first, int &it)
 {
 	constexpr int STEPS = G::COLS / 64, MT = T::BM / 128;
-	/* column groups that are stored together, limited by registers */
-	constexpr int EIGHTS = T::OUT / 8 < 8 / G::SHARE ? T::OUT / 8 : 8 / G::SHARE;
 	const int lane = (int)lane_id(), warp = (int)warp_id() - G::PRODUCERS / 32,
 	          group = warp / 4, rank = (int)cluster_rank();
 	int m0, n0;
@@ -403,14 +455,7 @@ gemm90_consume(gemm90_shared_storage &s, SCHEDULER scheduler, int first, int &it
 	for (int t = first; scheduler.find(t, rank, m0, n0); t += (int)gridDim.x / 2) {
 		float acc[MT][T::BN / 2];
 		if (m0 + group * MT * 64 >= scheduler.rows()) {
-#pragma unroll 1
-			for (int step = 0; step < STEPS; step++, it++) {
-				mbar_wait(&s.full[it % T::STAGES], it / T::STAGES & 1);
-				/* a late lane would wait for a phase that is already over */
-				__syncwarp();
-				if (lane < 2)
-					mbar_arrive_cluster(&s.empty[it % T::STAGES], lane);
-			}
+			gemm90_skip<T>(s, STEPS, it);
 			continue;
 		}
 #pragma unroll 1
@@ -439,36 +484,7 @@ gemm90_consume(gemm90_shared_storage &s, SCHEDULER scheduler, int first, int &it
 			wgmma_pin(acc[i]);
 		if (lane < 2)
 			mbar_arrive_cluster(&s.empty[(it - 1) % T::STAGES], lane);
-#pragma unroll
-		for (int i = 0; i < MT; i++)
-#pragma unroll
-			for (int half = 0; half < 2; half++) {
-				const int m = m0 + (group * MT + i) * 64 + warp % 4 * 16 +
-				              half * 8 + (lane >> 2);
-				const float f =
-				    m < scheduler.rows() ? scheduler.operands().factor(m) : 1.0f;
-#pragma unroll
-				for (int col = 0; col < T::OUT / 8; col += EIGHTS) {
-					float v[EIGHTS][2], u[EIGHTS][2], v4[EIGHTS / 2][4],
-					    u4[EIGHTS / 2][4];
-#pragma unroll
-					for (int j = 0; j < EIGHTS; j++)
-#pragma unroll
-						for (int c = 0; c < 2; c++) {
-							const int at = 4 * (col + j) + 2 * half + c;
-							v[j][c] = acc[i][at] * f;
-							u[j][c] =
-							    acc[i][at + (T::BN - T::OUT) / 2] * f;
-						}
-					gemm90_quad_exchange(v, v4);
-					if (G::SHARE == 2)
-						gemm90_quad_exchange(u, u4);
-					if (m < scheduler.rows())
-						scheduler.epilogue().store(
-						    m, n0 + (col + (lane & 1)) * 8 + (lane & 2) * 2,
-						    v4, u4);
-				}
-			}
+		gemm90_store<G, T>(acc, m0 + group * MT * 64, n0, scheduler);
 	}
 }
 
@@ -479,7 +495,7 @@ gemm90_init(gemm90_shared_storage &s, int n, bool tails)
 	if (threadIdx.x == 0)
 		s.n = n;
 	if (threadIdx.x < T::STAGES) {
-		mbar_init(&s.full[threadIdx.x], G::W::PACKED ? 9 : 1);
+		mbar_init(&s.full[threadIdx.x], G::ARRIVALS);
 		mbar_init(&s.empty[threadIdx.x], 16);
 	}
 	if (tails) /* rows that no copy fills are multiplied too */
@@ -490,6 +506,15 @@ gemm90_init(gemm90_shared_storage &s, int n, bool tails)
 	cluster_sync();
 }
 
+/* Rounds of the grid's clusters over all tiles */
+template <class T> DEV int
+gemm90_rounds(int n)
+{
+	const int g = (int)gridDim.x / 2;
+
+	return (gemm90_tile_pairs<T>(n) + g - 1) / g;
+}
+
 /* Tile choice: rounds times the time per stage at 28 bytes per cycle from L2 (1170, 860, 440
  * cycles; with weights to unpack 1024 and 590). Small tiles are for shapes that would leave most
  * SMs idle: 128 rows and 4096 columns are 32 middle tiles and 128 small ones. */
@@ -498,12 +523,9 @@ enum { GEMM90_LARGE, GEMM90_MIDDLE, GEMM90_SMALL };
 template <class G> DEV int
 gemm90_choose_tile(int n)
 {
-	const int g = (int)gridDim.x / 2;
-	const int large =
-	    (gemm90_tile_pairs<typename G::large90>(n) + g - 1) / g * (G::W::PACKED ? 102 : 117);
-	const int middle =
-	    (gemm90_tile_pairs<typename G::middle90>(n) + g - 1) / g * (G::W::PACKED ? 59 : 86);
-	const int small = (gemm90_tile_pairs<typename G::small90>(n) + g - 1) / g * 44;
+	const int large = gemm90_rounds<typename G::large90>(n) * (G::W::PACKED ? 102 : 117);
+	const int middle = gemm90_rounds<typename G::middle90>(n) * (G::W::PACKED ? 59 : 86);
+	const int small = gemm90_rounds<typename G::small90>(n) * 44;
 
 	if (!G::W::PACKED && small < min(large, middle))
 		return GEMM90_SMALL;
