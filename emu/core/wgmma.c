@@ -24,8 +24,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WG_E4M3 = 8 }; /* flag of templates/cuda/ptx/wgmma_e4m3.h, next to EMU_WG_* */
-
 typedef struct {
 	int n, pending;
 	float *d[128];
@@ -165,7 +163,7 @@ fetch(EmuBlock *b, uint64_t desc, bool rows, int flags, int n, float *out, Site 
 	uint16_t v[8];
 	uint8_t byte[16];
 
-	if (flags & WG_E4M3) {
+	if (flags & EMU_WG_E4M3) {
 		for (int i = 0; i < n; i++)
 			for (int k = 0; k < 16; k += 8) {
 				memcpy(byte, b->arena->lo + place(&l, i, k), 16);
@@ -246,7 +244,7 @@ emu_wgmma(int flags, int n, float *d, const unsigned *ra, emu_u64 da, emu_u64 db
 	EmuBlock *b = t->blk;
 	unsigned u = t->lin & 127;
 
-	if (flags & WG_E4M3 && (ra || flags != WG_E4M3))
+	if (flags & EMU_WG_E4M3 && (ra || flags != EMU_WG_E4M3))
 		emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at,
 		        "wgmma of e4m3: both operands in shared memory, K contiguous");
 	if (n < 8 || n > 256 || n % 8)
@@ -390,7 +388,7 @@ run(EmuBlock *b, Wg *g, Inst *in)
 	Acc *acc = &g->acc[in->acc];
 	/* static, because fiber stacks are small */
 	static float a[64 * 32], at[32 * 64], bm[32 * 256];
-	const int depth = in->flags & WG_E4M3 ? 32 : 16;
+	const int depth = in->flags & EMU_WG_E4M3 ? 32 : 16;
 
 	if (in->issued != 128)
 		emu_die(CUDA_ERROR_LAUNCH_FAILED, in->at,

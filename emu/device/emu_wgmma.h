@@ -195,6 +195,11 @@ EMU_WGMMA_N(96)
 EMU_WGMMA_N(128)
 EMU_WGMMA_N(192)
 EMU_WGMMA_N(256)
+EMU_FN void
+wgmma_e4m3_m64n128k32(float (&d)[64], unsigned long long a, unsigned long long b, int acc, EMU_AT)
+{
+	emu_wgmma(EMU_WG_E4M3, 128, d, 0, a, b, acc, EMU_HERE);
+}
 template <int N> EMU_FN void
 reg_dec(EMU_AT)
 {

@@ -36,7 +36,7 @@ enum {
 	EMU_W_MMA_S8_8816
 };
 
-/* wgmma: element type, and operands that have M or N contiguous instead of K */
-enum { EMU_WG_F16 = 1, EMU_WG_TA = 2, EMU_WG_TB = 4 };
+/* wgmma: element type (neither: bf16), and operands that have M or N contiguous instead of K */
+enum { EMU_WG_F16 = 1, EMU_WG_TA = 2, EMU_WG_TB = 4, EMU_WG_E4M3 = 8 };
 
 #endif

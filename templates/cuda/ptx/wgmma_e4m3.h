@@ -10,14 +10,7 @@
 
 #include "cuda/ptx/wgmma.h"
 
-#if __CUDA_ARCH__ == 900
-#ifdef LLMC_EMU
-EMU_FN void
-wgmma_e4m3_m64n128k32(float (&d)[64], unsigned long long a, unsigned long long b, int acc, EMU_AT)
-{
-	emu_wgmma(8, 128, d, 0, a, b, acc, EMU_HERE); /* WG_E4M3 of emu/core/wgmma.c */
-}
-#else
+#if !defined(LLMC_EMU) && __CUDA_ARCH__ == 900
 DEV void
 wgmma_e4m3_m64n128k32(float (&d)[64], unsigned long long a, unsigned long long b, int acc)
 {
@@ -28,6 +21,5 @@ wgmma_e4m3_m64n128k32(float (&d)[64], unsigned long long a, unsigned long long b
 	             : "l"(a), "l"(b), "r"(acc)
 	             : "memory");
 }
-#endif
 #endif
 #endif
