@@ -218,16 +218,9 @@ on_done(Generation *g)
 	req_answer(g->req, 200, type_json, &b);
 }
 
-static void
-failed(Generation *g, const Problem *p)
-{
-	req_problem(g->req, p);
-}
-
 static const Dialect dialect = { .own_bytes = sizeof(Classify),
 	                         .finish = embeddings_finish,
-	                         .done = on_done,
-	                         .problem = failed };
+	                         .done = on_done };
 
 void
 classify_inputs(Req *r)

@@ -400,15 +400,9 @@ on_done(Generation *g)
 	req_answer(g->req, 200, type_json, &b);
 }
 
-static void
-failed(Generation *g, const Problem *p)
-{
-	req_problem(g->req, p);
-}
-
-static const Dialect dialect = {
-	.own_bytes = sizeof(Embeddings), .finish = on_finish, .done = on_done, .problem = failed
-};
+static const Dialect dialect = { .own_bytes = sizeof(Embeddings),
+	                         .finish = on_finish,
+	                         .done = on_done };
 
 void
 openai_embeddings(Req *r)

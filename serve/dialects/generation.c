@@ -225,7 +225,10 @@ done(Generation *g)
 		        g->fail_status == LLMC_E_CANCELLED || g->fail_status == LLMC_E_MEMORY ? 503
 		                                                                              : 500,
 		        NULL, "%s", g->fail_text);
-		g->dialect->problem(g, &p);
+		if (g->dialect->problem)
+			g->dialect->problem(g, &p);
+		else
+			req_problem(r, &p);
 	} else if (!gone && !answered) {
 		g->dialect->done(g);
 	}

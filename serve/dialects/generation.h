@@ -32,7 +32,8 @@ typedef struct Dialect {
 	               const llmc_event *ev); /* end of a choice, with the remaining text */
 	void (*done)(Generation *g); /* all choices ended: complete the answer or the stream */
 	void (*problem)(Generation *g,
-	                const Problem *p); /* called instead of `done` if the generation failed */
+	                const Problem *p); /* called instead of `done` if the generation failed;
+	                                    * NULL: req_problem() */
 	void (*release)(Generation *g);    /* frees what gen_own() holds */
 } Dialect;
 
