@@ -58,14 +58,9 @@ read_tei(Generation *g, const json_t *o, Problem *p)
 	if (!v || json_is_null(v))
 		return openai_missing(p, "inputs");
 	own->one = !json_is_array(json_array_get(v, 0));
-	const size_t n = own->one ? 1 : json_array_size(v), most = embeddings_most(g);
-	if (n > most)
-		return problem(p, 400, "inputs",
-		               "Invalid 'inputs': %zu inputs in one request, at most %zu are "
-		               "allowed.",
-		               n, most);
-	if (!tei_truncation(o, &cut, p) || !field_bool(o, "raw_scores", &own->raw, p) ||
-	    !gen_prompts(g, (int32_t)n, p))
+	const size_t n = own->one ? 1 : json_array_size(v);
+	if (!embeddings_count(g, "inputs", n, p) || !tei_truncation(o, &cut, p) ||
+	    !field_bool(o, "raw_scores", &own->raw, p) || !gen_prompts(g, (int32_t)n, p))
 		return false;
 	for (size_t i = 0; i < n; i++)
 		if (!read_sequence(g, own->one ? v : json_array_get(v, i), i, cut, p))
@@ -79,28 +74,19 @@ read_vllm(Generation *g, const json_t *o, Problem *p)
 	Classify *own = gen_own(g);
 	const json_t *v = json_object_get(o, "input");
 	const bool list = json_is_array(v) && !json_is_integer(json_array_get(v, 0));
-	const size_t n = list ? json_array_size(v) : 1, most = embeddings_most(g);
-	bool probabilities = true;
-	const json_t *cut = json_object_get(o, "truncate_prompt_tokens");
+	const size_t n = list ? json_array_size(v) : 1;
+	bool probabilities = true, cut = false;
 
 	if (!v || json_is_null(v))
 		return openai_missing(p, "input");
-	if (n == 0 || n > most)
-		return problem(p, 400, "input",
-		               "Invalid 'input': %zu inputs in one request; from 1 to %zu are "
-		               "allowed.",
-		               n, most);
-	if (cut && !json_is_null(cut) && (!json_is_integer(cut) || json_integer_value(cut) != -1))
-		return problem(p, 400, "truncate_prompt_tokens",
-		               "Invalid 'truncate_prompt_tokens': expected -1, which truncates an "
-		               "input to the model's context.");
-	if (!field_bool(o, "use_activation", &probabilities, p) ||
+	if (!embeddings_count(g, "input", n, p) || !embeddings_truncation(o, &cut, p) ||
+	    !field_bool(o, "use_activation", &probabilities, p) ||
 	    !field_bool(o, "activation", &probabilities, p) || !gen_prompts(g, (int32_t)n, p))
 		return false;
 	own->raw = !probabilities;
 	for (size_t i = 0; i < n; i++)
-		if (!embeddings_text(g, list ? json_array_get(v, i) : v, "input", i,
-		                     json_integer_value(cut) == -1, &g->sub[i], p))
+		if (!embeddings_text(g, list ? json_array_get(v, i) : v, "input", i, cut,
+		                     &g->sub[i], p))
 			return false;
 	return true;
 }

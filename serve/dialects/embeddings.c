@@ -108,12 +108,33 @@ embeddings_text(const Generation *g, const json_t *v, const char *what, size_t i
 	return true;
 }
 
-size_t
-embeddings_most(const Generation *g)
+bool
+embeddings_count(const Generation *g, const char *what, size_t n, Problem *p)
 {
-	int32_t n = g->model->back.max_concurrent;
+	const int32_t limit = g->model->back.max_concurrent;
+	const size_t most = limit && limit < MAX_TEXTS ? (size_t)limit : MAX_TEXTS;
 
-	return n && n < MAX_TEXTS ? (size_t)n : MAX_TEXTS;
+	if (n == 0)
+		return problem(p, 400, what, "Invalid '%s': the array is empty.", what);
+	return n <= most ||
+	       problem(p, 400, what,
+	               "Invalid '%s': %zu inputs in one request, at most %zu are allowed.", what, n,
+	               most);
+}
+
+bool
+embeddings_truncation(const json_t *o, bool *cut, Problem *p)
+{
+	const json_t *v = json_object_get(o, "truncate_prompt_tokens");
+
+	if (!v || json_is_null(v))
+		return true;
+	if (!json_is_integer(v) || json_integer_value(v) != -1)
+		return problem(p, 400, "truncate_prompt_tokens",
+		               "Invalid 'truncate_prompt_tokens': expected -1, which truncates an "
+		               "input to the model's context.");
+	*cut = true;
+	return true;
 }
 
 /* ---- prompts of sentence-transformers ---- */
@@ -211,7 +232,7 @@ read_input(Generation *g, const json_t *o, bool cut, Problem *p)
 	bool named;
 	const json_t *first = json_array_get(v, 0);
 	bool one = json_is_string(v) || json_is_integer(first);
-	size_t n = one ? 1 : json_array_size(v), most = embeddings_most(g);
+	size_t n = one ? 1 : json_array_size(v);
 
 	if (!v || json_is_null(v))
 		return openai_missing(p, "input");
@@ -221,16 +242,8 @@ read_input(Generation *g, const json_t *o, bool cut, Problem *p)
 		    "Invalid type for 'input': expected a string, an array of strings, an array of "
 		    "token ids or an array of such arrays, but got %s instead.",
 		    json_type_name(v));
-	if (n == 0)
-		return problem(p, 400, "input", "Invalid 'input': the array is empty.");
-	if (n > most)
-		return problem(
-		    p, 400, "input",
-		    "Invalid 'input': %zu inputs in one request, at most %zu are allowed.", n,
-		    most);
-	if (!gen_prompts(g, (int32_t)n, p))
-		return false;
-	if (!read_prompt(g, o, &prompt, &named, p))
+	if (!embeddings_count(g, "input", n, p) || !gen_prompts(g, (int32_t)n, p) ||
+	    !read_prompt(g, o, &prompt, &named, p))
 		return false;
 	for (size_t i = 0; i < n; i++)
 		if (!with_prompt(g, one ? v : json_array_get(v, i), prompt, named, i, cut, p))
@@ -270,9 +283,9 @@ static bool
 read_embeddings(Generation *g, const json_t *o, const void *ollama, Problem *p)
 {
 	Embeddings *own = gen_own(g);
-	const json_t *format = json_object_get(o, "encoding_format"),
-	             *cut = json_object_get(o, "truncate_prompt_tokens");
+	const json_t *format = json_object_get(o, "encoding_format");
 	int64_t dimensions = 0;
+	bool cut = false;
 
 	own->ollama = *(const bool *)ollama;
 	g->max_new = 1;
@@ -292,12 +305,10 @@ read_embeddings(Generation *g, const json_t *o, const void *ollama, Problem *p)
 	                                 strcmp(json_string_value(format), "base64") != 0)))
 		return problem(p, 400, "encoding_format",
 		               "Invalid 'encoding_format': expected 'float' or 'base64'.");
-	if (cut && !json_is_null(cut) && (!json_is_integer(cut) || json_integer_value(cut) != -1))
-		return problem(p, 400, "truncate_prompt_tokens",
-		               "Invalid 'truncate_prompt_tokens': expected -1, which truncates an "
-		               "input to the model's context.");
+	if (!embeddings_truncation(o, &cut, p))
+		return false;
 	own->base64 = json_is_string(format) && !strcmp(json_string_value(format), "base64");
-	return read_input(g, o, json_integer_value(cut) == -1, p);
+	return read_input(g, o, cut, p);
 }
 
 /* ---- answers ---- */

@@ -7,13 +7,16 @@
 /* Read the pooling of a request into g->er. False with a Problem, also if the model generates
  * text. */
 bool embeddings_pool(Generation *g, const json_t *o, Problem *p);
-size_t embeddings_most(const Generation *g); /* largest number of inputs per request */
 /* Count the tokens that the tokenizer adds before and after an input with these flags. */
 void embeddings_added(const Generation *g, int flags, size_t *before, size_t *after);
 /* Truncate ids [n], tokenized with these LLMC_ADD_* flags, to `most` tokens. The input is cut, not
  * the tokens that the tokenizer adds after it, because models are trained to pool those. Returns
  * the new count. */
 size_t embeddings_cut(const Generation *g, int flags, int32_t *ids, size_t n, size_t most);
+/* Refuse a list of no inputs, or of more than one request may have, found at `what` of the body. */
+bool embeddings_count(const Generation *g, const char *what, size_t n, Problem *p);
+/* Read vLLM's `truncate_prompt_tokens`: -1, which sets *cut. */
+bool embeddings_truncation(const json_t *o, bool *cut, Problem *p);
 /* Add one input, a string or ids, found at `what`[i] of the body. cut: truncate to the context. */
 bool embeddings_text(const Generation *g, const json_t *v, const char *what, size_t i, bool cut,
                      SubRequest *sub, Problem *p);

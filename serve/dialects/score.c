@@ -246,7 +246,6 @@ read_score(Generation *g, const json_t *o, const void *rerank, Problem *p)
 	                                                                         : "text_2";
 	bool cuts = false;
 	const json_t *a = json_object_get(o, one), *b = json_object_get(o, two),
-	             *cut = json_object_get(o, "truncate_prompt_tokens"),
 	             *task = json_object_get(o, "instruction");
 	const char *instruction =
 	    "Given a web search query, retrieve relevant passages that answer the query";
@@ -274,15 +273,8 @@ read_score(Generation *g, const json_t *o, const void *rerank, Problem *p)
 		               "'text_1' has %zu strings and 'text_2' %zu: expected equal numbers, "
 		               "or one in 'text_1'.",
 		               n, m);
-	if (n_sub > embeddings_most(g))
-		return problem(p, 400, two,
-		               "Invalid '%s': %zu pairs in one request, at most %zu are allowed.",
-		               two, n_sub, embeddings_most(g));
-	if (cut && !json_is_null(cut) && (!json_is_integer(cut) || json_integer_value(cut) != -1))
-		return problem(p, 400, "truncate_prompt_tokens",
-		               "Invalid 'truncate_prompt_tokens': expected -1, which truncates an "
-		               "input to the model's context.");
-	if (!field_text(o, "instruction", NULL, p))
+	if (!embeddings_count(g, two, n_sub, p) || !embeddings_truncation(o, &cuts, p) ||
+	    !field_text(o, "instruction", NULL, p))
 		return false;
 	if (json_is_string(task) && own->judge != JUDGE_YES)
 		return problem(p, 400, "instruction",
@@ -295,7 +287,6 @@ read_score(Generation *g, const json_t *o, const void *rerank, Problem *p)
 	own->n_first = (int32_t)n;
 	own->n = (int32_t)m;
 	own->top_n = (int32_t)(top && (size_t)top < m ? top : (int64_t)m);
-	cuts |= json_integer_value(cut) == -1;
 	for (size_t i = 0; !pairs && i < n; i++)
 		if (!embeddings_text(g, text_at(a, i), one, i, cuts, &g->sub[i], p))
 			return false;
