@@ -120,59 +120,38 @@ probabilities(float *x, size_t n, bool several)
 		                                 : exp(x[i] - most) / sum);
 }
 
-typedef struct LabelScore {
-	size_t label;
-	float score;
-} LabelScore;
-
-static int
-by_score(const void *pa, const void *pb)
-{
-	const LabelScore *a = pa, *b = pb;
-
-	if (a->score != b->score)
-		return a->score > b->score ? -1 : 1;
-	return a->label < b->label ? -1 : 1;
-}
-
 /* Append the labels of one input, the best first. */
 static void
-put_tei(Strbuf *b, const LabelScore *s, size_t n, const char *const *name)
+put_tei(Strbuf *b, const Rank *rank, size_t n, const char *const *name)
 {
 	for (size_t i = 0; i < n; i++)
 		json_printf(b, i ? ",{\"score\":%g,\"label\":%s}" : "[{\"score\":%g,\"label\":%s}",
-		            (double)s[i].score, name[s[i].label]);
+		            rank[i].score, name[rank[i].index]);
 	strbuf_puts(b, "]");
 }
 
 static void
-put_vllm(Strbuf *b, int32_t index, const LabelScore *s, const float *x, size_t n,
-         const char *const *name)
+put_vllm(Strbuf *b, int32_t index, const char *label, const float *x, size_t n)
 {
-	json_printf(b, "{\"index\":%d,\"label\":%s,\"probs\":[", index, name[s[0].label]);
-	for (size_t i = 0; i < n; i++)
-		json_printf(b, i ? ",%g" : "%g", (double)x[i]);
-	json_printf(b, "],\"num_classes\":%d}", (int)n);
+	json_printf(b, "{\"index\":%d,\"label\":%s,\"probs\":", index, label);
+	embeddings_floats(b, x, n);
+	json_printf(b, ",\"num_classes\":%d}", (int)n);
 }
 
 static void
 on_done(Generation *g)
 {
 	const Classify *own = gen_own(g);
-	int32_t n_prompt, n_new, n_cached;
 	size_t n;
 	bool several;
 	const char *const *name = llmc_labels(g->model->back.model, &n, &several);
 	float *x = malloc((n + 1) * sizeof *x);
-	LabelScore *s = malloc((n + 1) * sizeof *s);
+	Rank *rank = malloc((n + 1) * sizeof *rank);
 	Strbuf b = { 0 };
 
-	gen_sums(g, &n_prompt, &n_new, &n_cached);
-	b.failed = !x || !s;
+	b.failed = !x || !rank;
 	if (!own->tei)
-		json_printf(
-		    &b, "{\"id\":%s,\"object\":\"list\",\"created\":%lld,\"model\":%s,\"data\":[",
-		    own->base.id, (long long)own->base.created, g->model->name);
+		embeddings_list_begin(g, &b);
 	else if (!own->one)
 		strbuf_putc(&b, '[');
 	for (int32_t i = 0; i < g->n_sub && !b.failed; i++) {
@@ -184,23 +163,20 @@ on_done(Generation *g)
 		if (!own->raw)
 			probabilities(x, n, several);
 		for (size_t k = 0; k < n; k++)
-			s[k] = (LabelScore){ k, x[k] };
-		qsort(s, n, sizeof *s, by_score);
+			rank[k] = (Rank){ (int32_t)k, (double)x[k] };
+		embeddings_sort(rank, n);
 		strbuf_puts(&b, i ? "," : "");
 		if (own->tei)
-			put_tei(&b, s, n, name);
+			put_tei(&b, rank, n, name);
 		else
-			put_vllm(&b, i, s, x, n, name);
+			put_vllm(&b, i, name[rank[0].index], x, n);
 	}
 	if (!own->tei)
-		json_printf(&b,
-		            "],\"usage\":{\"prompt_tokens\":%d,\"total_tokens\":%d,\"completion_"
-		            "tokens\":0}}",
-		            n_prompt, n_prompt);
+		embeddings_list_end(g, &b);
 	else if (!own->one)
 		strbuf_putc(&b, ']');
 	free(x);
-	free(s);
+	free(rank);
 	req_answer(g->req, 200, type_json, &b);
 }
 

@@ -330,11 +330,11 @@ put_base64(Strbuf *b, const unsigned char *data, size_t n)
 	}
 }
 
-static void
-put_floats(Strbuf *b, const float *x, int32_t n)
+void
+embeddings_floats(Strbuf *b, const float *x, size_t n)
 {
 	strbuf_putc(b, '[');
-	for (int32_t i = 0; i < n; i++)
+	for (size_t i = 0; i < n; i++)
 		json_printf(b, i ? ",%g" : "%g", (double)x[i]);
 	strbuf_putc(b, ']');
 }
@@ -373,7 +373,7 @@ on_finish(Generation *g, SubRequest *sub, Choice *c, const llmc_event *ev)
 		put_base64(&c->text, (const unsigned char *)x, (size_t)n * sizeof *x);
 		strbuf_putc(&c->text, '"');
 	} else {
-		put_floats(&c->text, x, n);
+		embeddings_floats(&c->text, x, (size_t)n);
 	}
 	free(x);
 }

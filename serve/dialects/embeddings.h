@@ -20,6 +20,16 @@ bool embeddings_truncation(const json_t *o, bool *cut, Problem *p);
 /* Add one input, a string or ids, found at `what`[i] of the body. cut: truncate to the context. */
 bool embeddings_text(const Generation *g, const json_t *v, const char *what, size_t i, bool cut,
                      SubRequest *sub, Problem *p);
+/* Begin and end vLLM's answer, a list of scores or labels. */
+void embeddings_list_begin(const Generation *g, Strbuf *b);
+void embeddings_list_end(const Generation *g, Strbuf *b);
+void embeddings_floats(Strbuf *b, const float *x, size_t n); /* append an array of JSON */
+/* Score of a document or a label */
+typedef struct Rank {
+	int32_t index;
+	double score;
+} Rank;
+void embeddings_sort(Rank *rank, size_t n); /* the best first; equal ones by their index */
 /* Dialect.finish that appends the vector to the text of the choice, as floats */
 void embeddings_finish(Generation *g, SubRequest *sub, Choice *c, const llmc_event *ev);
 /* Build the input of a classifier from two strings, paired as its tokenizer does. cut: truncate the

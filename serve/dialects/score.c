@@ -349,17 +349,38 @@ odds(const Strbuf *x, bool raw)
 	return raw ? (double)v[0] - (double)v[1] : 1 / (1 + exp((double)v[1] - (double)v[0]));
 }
 
-typedef struct Rank {
-	int32_t index;
-	double score;
-} Rank;
-
 static int
 by_score(const void *pa, const void *pb)
 {
 	const Rank *a = pa, *b = pb;
 
 	return a->score > b->score ? -1 : a->score < b->score ? 1 : a->index - b->index;
+}
+
+void
+embeddings_sort(Rank *rank, size_t n)
+{
+	qsort(rank, n, sizeof *rank, by_score);
+}
+
+void
+embeddings_list_begin(const Generation *g, Strbuf *b)
+{
+	const OpenAi *own = openai_own(g);
+
+	json_printf(b, "{\"id\":%s,\"object\":\"list\",\"created\":%lld,\"model\":%s,\"data\":[",
+	            own->id, (long long)own->created, g->model->name);
+}
+
+void
+embeddings_list_end(const Generation *g, Strbuf *b)
+{
+	int32_t n_prompt, n_new, n_cached;
+
+	gen_sums(g, &n_prompt, &n_new, &n_cached);
+	json_printf(
+	    b, "],\"usage\":{\"prompt_tokens\":%d,\"total_tokens\":%d,\"completion_tokens\":0}}",
+	    n_prompt, n_prompt);
 }
 
 static void
@@ -380,7 +401,7 @@ on_done(Generation *g)
 		rank[i] = (Rank){ i, b.failed ? 0 : pairs ? odds(x, own->raw) : cosine(x, y) };
 	}
 	if (rank && own->rerank)
-		qsort(rank, (size_t)m, sizeof *rank, by_score);
+		embeddings_sort(rank, (size_t)m);
 	if (own->tei)
 		strbuf_putc(&b, '[');
 	else if (own->rerank)
@@ -390,9 +411,7 @@ on_done(Generation *g)
 		    "\"results\":[",
 		    own->base.id, g->model->name, n_prompt, n_prompt);
 	else
-		json_printf(
-		    &b, "{\"id\":%s,\"object\":\"list\",\"created\":%lld,\"model\":%s,\"data\":[",
-		    own->base.id, (long long)own->base.created, g->model->name);
+		embeddings_list_begin(g, &b);
 	for (int32_t i = 0; rank && i < (own->rerank ? own->top_n : m); i++) {
 		strbuf_puts(&b, i ? "," : "");
 		if (!own->rerank) {
@@ -416,10 +435,7 @@ on_done(Generation *g)
 	if (own->rerank)
 		strbuf_puts(&b, own->tei ? "]" : "]}");
 	else
-		json_printf(&b,
-		            "],\"usage\":{\"prompt_tokens\":%d,\"total_tokens\":%d,\"completion_"
-		            "tokens\":0}}",
-		            n_prompt, n_prompt);
+		embeddings_list_end(g, &b);
 	free(rank);
 	req_answer(g->req, 200, type_json, &b);
 }
