@@ -17,7 +17,7 @@ enum { /* routes of a row */
        FIELDS_INFILL = 512, /* has no rows */
 };
 
-/* Refuse fields of the body that would change the answer and are not implemented. */
+/* Refuse the fields of the body that the table refuses: they would change the answer. */
 bool fields_check(int route, const json_t *body, Problem *p);
 /* Return the body with each alias also under the own name of its field, unless that is there too.
  * NULL: out of memory. The result is released by the caller. */
