@@ -72,6 +72,11 @@ struct llmc_session {
 	struct Engine *generate; /* engine of llmc_generate; NULL until its first call */
 };
 
+struct llmc_engine {
+	llmc_session *session, *second; /* second: session of the draft model, or NULL */
+	struct Engine *e;
+};
+
 /* True if a row's bits do not depend on the other rows of its step; drafting needs that. */
 bool model_rows_independent(const llmc_model *m);
 

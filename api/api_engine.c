@@ -11,11 +11,6 @@
 #include "runtime/kv/kv.h"
 #include "runtime/weights/weights.h"
 
-struct llmc_engine {
-	llmc_session *session, *second; /* second: session of the draft model, or NULL */
-	Engine *e;
-};
-
 /* Check that a row computes the same bits next to draft tokens as alone. */
 static llmc_status
 check_draftable(const llmc_model *m, llmc_error *err)

@@ -2,7 +2,6 @@
 the model, logits and draft tokens, in all forms. An engine generates the same tokens with and
 without one."""
 
-import ctypes
 import json
 import os
 import subprocess
@@ -18,10 +17,10 @@ from golden_run import LLMC
 from processor import RUNS
 from test_mtp import SETTINGS, events, near
 
-sys.path.insert(
-    0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "golden")
-)
+TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path[:0] = [os.path.join(TESTS, "golden"), os.path.join(TESTS, "kernels")]
 import weights  # noqa: E402
+from harness import ROOT, host_library  # noqa: E402
 
 with open(os.path.join(weights.HERE, "mtp", "drafts.json")) as f:
     WANT = {d["name"]: d for d in json.load(f)}
@@ -196,16 +195,10 @@ def agreeing(folder):
 
 
 def draft_in_each_step(engine):
-    """Call engine_set_eager, so that drafting depends on no measured time.
-
-    The library does not export it: its address follows from the symbol table."""
-    lib = llmc._ffi.lib
-    table = subprocess.run(["nm", lib._name], capture_output=True, text=True, check=True).stdout
-    at = {v[2]: int(v[0], 16) for v in map(str.split, table.splitlines()) if len(v) == 3}
-    base = ctypes.cast(lib.llmc_submit, ctypes.c_void_p).value - at["llmc_submit"]
-    with engine._use() as h:  # struct llmc_engine: two sessions, then the Engine
-        of = ctypes.cast(h, ctypes.POINTER(ctypes.c_void_p))[2]
-        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(base + at["engine_set_eager"])(of)
+    """Set the engine's flag for tests, so that drafting depends on no measured time."""
+    lib = host_library(["tests/e2e/eager.c"], ["-D_GNU_SOURCE"], [ROOT / "include"])
+    with engine._use() as h:
+        lib.draft_in_each_step(h)
 
 
 def test_a_draft_that_agrees_is_accepted(tmp_path):
@@ -357,9 +350,9 @@ def test_a_block_draft_is_refused_by_name(folders, tmp_path):
 
 
 ON_GPU = """
-import json, sys, llmc
-import numpy as np
+import json, sys
 sys.path[:0] = json.loads(sys.argv[4])
+import llmc
 from test_draft_checkpoints import check
 model, draft, want = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 kw = dict(device="cuda", arch="sm_75")
