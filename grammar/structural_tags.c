@@ -145,7 +145,8 @@ grammar(GrammarBuilder *b, const json_t *v, const json_t *own)
 	const char *name = json_string_value(json_object_get(v, "kind"));
 	RegexFlags flags = { .json = json_is_true(json_object_get(v, "json")) };
 	const llmc_grammar_options outer = b->opt;
-	const char *additional = json_string_value(json_object_get(v, "additional"));
+	const char *word = json_string_value(json_object_get(v, "additional"));
+	const int additional = word ? json_schema_additional_of(word) : (int)outer.additional;
 
 	for (size_t i = 0; name && i < sizeof names / sizeof *names; i++) {
 		if (!names[i] || strcmp(name, names[i]) != 0)
@@ -158,10 +159,9 @@ grammar(GrammarBuilder *b, const json_t *v, const json_t *own)
 		if (flags.json)
 			build_fail(b, "parts: within a JSON string a grammar is regex or lark");
 		b->opt.strict = json_is_true(json_object_get(v, "strict"));
-		if (additional && json_schema_additional_of(additional) < 0)
+		if (additional < 0)
 			build_fail(b, "parts: 'additional' is auto, closed or open");
-		if (additional)
-			b->opt.additional = (llmc_additional)json_schema_additional_of(additional);
+		b->opt.additional = (llmc_additional)additional;
 		Expr *x = kind_read(b, (llmc_grammar_kind)i, json_string_value(own),
 		                    json_string_length(own));
 		b->opt = outer;
