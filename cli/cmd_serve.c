@@ -325,7 +325,7 @@ open_models(ServeSession *v, llmc_error *err)
 		lim->kv_tokens =
 		    (int64_t)lim->context *
 		    (lim->seqs < LLMC_DEFAULT_KV_CONTEXTS ? lim->seqs : LLMC_DEFAULT_KV_CONTEXTS);
-	if (!a->draft_path)
+	if (!a->c.draft)
 		return LLMC_OK;
 	a->c.memory[0] = memory_with_tower(v);
 	status = draft_open(&first->common, v->m, first->path, lim, a->c.memory, &v->draft, err);

@@ -114,7 +114,7 @@ static Opt opt[] = {
 	{ OPT_INT, 0, "speculate", "N", &given.speculate,
 	  "draft up to N tokens per step by n-gram lookup when few requests run and it is "
 	  "faster; the output is the same; 0: never [15]" },
-	OPT_DRAFT(given.draft_path),
+	OPT_DRAFT(given.c.draft),
 	{ OPT_TEXT, 0, "prefix-dir", "DIR", &given.eo.prefix_dir,
 	  "folder that keeps prefix pages as files, for restarts and for other servers of "
 	  "the same model [none]" },
@@ -289,10 +289,9 @@ serve_options(const Command *cmd, int argc, char **argv, ServeArgs **out)
 	if (code)
 		return code;
 	const bool found = a->so.models_dir || a->so.models_pulled;
-	if (a->draft_path && (a->all.n > 1 || found))
-		return opt_usage_error(cmd, "--draft works only with one model");
-	if (a->c.mmproj && (a->all.n > 1 || found))
-		return opt_usage_error(cmd, "--mmproj works only with one model");
+	if ((a->c.draft || a->c.mmproj) && (a->all.n > 1 || found))
+		return opt_usage_error(cmd, "--%s works only with one model",
+		                       a->c.draft ? "draft" : "mmproj");
 	if (found && (a->c.weights || a->c.out_dir))
 		return opt_usage_error(cmd, "%s goes with one model, not with %s",
 		                       a->c.weights ? "--weights" : "--artifact",
@@ -301,8 +300,6 @@ serve_options(const Command *cmd, int argc, char **argv, ServeArgs **out)
 		complain("%s: %s", a->so.models_dir, strerror(errno));
 		return EXIT_INPUT;
 	}
-	if (a->all.n)
-		a->all.model[0]->common.draft = a->draft_path;
 	a->so.image_cache_bytes = a->no_image_cache || !a->image_cache ? -1 : a->image_cache;
 	a->so.header_timeout_s = a->header_s;
 	a->so.body_timeout_s = a->body_s;

@@ -11,8 +11,7 @@ typedef struct ServeArgs {
 	int32_t speculate;
 	int32_t slots, rank; /* --lora-slots, --lora-rank */
 	char slots_set[40], rank_set[40];
-	const char *draft_path, *sampling, *config, *key_file, *log_file, *model_name, *special,
-	    *additional;
+	const char *sampling, *config, *key_file, *log_file, *model_name, *special, *additional;
 	List models, set_models, loras; /* set_models: of the file or the environment */
 	int64_t kv_tokens, image_cache;
 	bool no_images, no_image_cache;
