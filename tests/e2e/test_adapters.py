@@ -135,13 +135,6 @@ def test_an_adapter_of_another_model_is_refused(tmp_path):
             llmc.Model(tmp_path / base, device="ref", set=[f"lora.path={LORA}/{case}"])
 
 
-def permuted(w, heads):
-    """Permute rows of q and k as llama.cpp's converter does."""
-    return (
-        w.reshape(heads, 2, w.shape[0] // heads // 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
-    )
-
-
 @pytest.mark.parametrize("kind", ["f16", "q4_0"])
 def test_over_a_gguf_file(kind, tmp_path):
     """Modules have Hugging Face's names and row order. Blocks that cannot hold the sum become
@@ -177,12 +170,9 @@ def test_over_a_gguf_file(kind, tmp_path):
             )
             a, b = a.reshape(3, -1), b.reshape(-1, 3)
             adapter |= {stem + ".lora_A.weight": a, stem + ".lora_B.weight": b}
-            x += 2 * (permuted(b, heads) if heads else b) @ a
+            x += 2 * (weights.halves_to_pairs(b, heads) if heads else b) @ a
         w.add_tensor(t.name, x)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    weights.finish_gguf(w)
     (tmp_path / "a").mkdir()
     weights.write_safetensors(tmp_path / "a" / "adapter_model.safetensors", adapter, "f32")
     (tmp_path / "a" / "adapter_config.json").write_text(

@@ -13,14 +13,12 @@ import pytest
 
 import llmc
 from cuda_emu import environment
-from golden_run import LLMC
+from golden_run import LLMC, ROOT, weights
 from processor import RUNS
 from test_mtp import SETTINGS, events, near
 
-TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path[:0] = [os.path.join(TESTS, "golden"), os.path.join(TESTS, "kernels")]
-import weights  # noqa: E402
-from harness import ROOT, host_library  # noqa: E402
+sys.path.append(os.path.join(ROOT, "tests", "kernels"))
+from harness import host_library  # noqa: E402
 
 with open(os.path.join(weights.HERE, "mtp", "drafts.json")) as f:
     WANT = {d["name"]: d for d in json.load(f)}
@@ -43,12 +41,6 @@ def folders(tmp_path_factory):
         return made[name]
 
     return of
-
-
-def llama_order(x, heads):
-    """Rows of a head in the order of the interleaved pairs of GGUF files"""
-    n = x.shape[0] // heads
-    return x.reshape(heads, 2, n // 2, -1).swapaxes(1, 2).reshape(x.shape)
 
 
 def write_gguf(d, path, key="target_layers"):
@@ -89,13 +81,10 @@ def write_gguf(d, path, key="target_layers"):
             heads = {"self_attn.q_proj": "num_attention_heads"} | {
                 "self_attn.k_proj": "num_key_value_heads"
             }
-            x = llama_order(x, c[heads[inner]]) if inner in heads else x
+            x = weights.halves_to_pairs(x, c[heads[inner]]) if inner in heads else x
             own = {"norm": "output_norm", "lm_head": "output", "fc": "fc"}
             out.add_tensor((own[inner] if inner in own else "blk.0." + names[inner]) + ".weight", x)
-    out.write_header_to_file()
-    out.write_kv_data_to_file()
-    out.write_tensors_to_file()
-    out.close()
+    weights.finish_gguf(out)
     return str(path)
 
 
@@ -196,7 +185,7 @@ def agreeing(folder):
 
 def draft_in_each_step(engine):
     """Set the engine's flag for tests, so that drafting depends on no measured time."""
-    lib = host_library(["tests/e2e/eager.c"], ["-D_GNU_SOURCE"], [ROOT / "include"])
+    lib = host_library(["tests/e2e/eager.c"], ["-D_GNU_SOURCE"], [os.path.join(ROOT, "include")])
     with engine._use() as h:
         lib.draft_in_each_step(h)
 

@@ -13,6 +13,7 @@ from gguf.quants import dequantize
 from tokenizers import Tokenizer
 
 import llmc as binding
+import test_gguf_encoders
 from golden_run import weights
 from test_gguf_encoders import FOLDER, PAIRS, TEXTS, cosines
 
@@ -31,11 +32,7 @@ REFUSED = {  # no key of GGUF describes them
 
 def rows(path, inputs):
     with binding.Model(str(path), device="ref", set=["kv.dtype=f32"]) as m:
-        info = m.info
-        with m.session(seqs=len(inputs)) as s:
-            if info["output"] == 2:
-                return info, np.array([s.embed(ids, normalize=False) for ids in inputs])
-            return info, np.asarray(s.forward([(s.seq(), ids, len(ids)) for ids in inputs]))
+        return m.info, test_gguf_encoders.rows(m, inputs)
 
 
 @pytest.mark.sample(12)
@@ -124,18 +121,7 @@ def unigram(path, name="xlm_roberta"):
         json.dumps(
             dict(
                 version="1.0",
-                added_tokens=[
-                    dict(
-                        id=tokens.index(t),
-                        content=t,
-                        special=True,
-                        single_word=False,
-                        lstrip=False,
-                        rstrip=False,
-                        normalized=False,
-                    )
-                    for t in special
-                ],
+                added_tokens=[weights.special_token(tokens.index(t), t) for t in special],
                 normalizer=dict(
                     type="Precompiled", precompiled_charsmap=base64.b64encode(charsmap).decode()
                 ),
@@ -193,18 +179,7 @@ def test_wordpiece(llmc, tmp_path):
     path = tmp_path / "model" / "tokenizer.json"
     made = json.loads(path.read_text())
     made["model"]["vocab"] = {t: i for i, t in enumerate(plain)}
-    made["added_tokens"] = [
-        dict(
-            id=plain.index(t),
-            content=t,
-            special=True,
-            single_word=False,
-            lstrip=False,
-            rstrip=False,
-            normalized=False,
-        )
-        for t in words
-    ]
+    made["added_tokens"] = [weights.special_token(plain.index(t), t) for t in words]
     made["post_processor"] = dict(
         type="BertProcessing",
         sep=["[SEP]", plain.index("[SEP]")],

@@ -34,13 +34,6 @@ TOKENS = {
 }
 
 
-def permuted(x, heads):
-    """Rows of each head in the order of interleaved pairs"""
-    return (
-        x.reshape(heads, 2, x.shape[0] // heads // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
-    )
-
-
 # names that older versions of the package lack
 NAMES_AS = {"qwen3vl": "qwen3", "qwen3vlmoe": "qwen3moe"}
 NAMES = {
@@ -76,7 +69,7 @@ def text_tensors(arch, config, tensors):
     names = gguf.get_tensor_name_map(arch_of(arch), config["num_hidden_layers"])
     for name, x in text_names(tensors).items():
         if arch == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
-            x = permuted(x, heads if "q_proj" in name else kv)
+            x = W.halves_to_pairs(x, heads if "q_proj" in name else kv)
         if arch == "gemma3" and name.endswith("norm.weight"):
             x = x + 1
         experts = re.fullmatch(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)", name)
@@ -149,7 +142,7 @@ def write_text(path, case, tokens=None, keys=None):
         keys(w)
     for name, x in text_tensors(arch, config, values(case)):
         put(w, name, x, case.dtype == "bf16")
-    finish(w)
+    W.finish_gguf(w)
 
 
 def kind_of(case):
@@ -205,7 +198,7 @@ def tower_tensors(case, kind):
             x = x + 1 if "soft_emb_norm" in name else x
             name = name.replace("_weight", ".weight")
         if kind == "pixtral" and re.search(r"[qk]_proj\.", name):
-            x = permuted(x, heads)
+            x = W.halves_to_pairs(x, heads)
         if "patch_embed.proj.weight" in name:
             yield "=v.patch_embd.weight", x[:, :, 0]
             yield "=v.patch_embd.weight.1", x[:, :, 1]
@@ -340,14 +333,7 @@ def write_tower(path, case, change=None, keys=None):
         tensors[new] = x
     for name, x in (change(tensors) if change else tensors).items():
         put(w, name, x, case.dtype == "bf16")
-    finish(w)
-
-
-def finish(w):
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    W.finish_gguf(w)
 
 
 def build(folder, case):

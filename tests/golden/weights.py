@@ -111,6 +111,51 @@ def write_safetensors(path, tensors, dtype):
             f.write(blob)
 
 
+def halves_to_pairs(x, heads):
+    """Rows of q or k in the order of llama.cpp's converter: the pairs that RoPE rotates are adjacent, not in two halves"""
+    return (
+        x.reshape(heads, 2, x.shape[0] // heads // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+    )
+
+
+def finish_gguf(w):
+    """w: a gguf.GGUFWriter with all keys and tensors"""
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
+def special_token(i, content):
+    """An element of added_tokens of a tokenizer.json"""
+    flags = dict(single_word=False, lstrip=False, rstrip=False, normalized=False)
+    return dict(id=i, content=content, special=True, **flags)
+
+
+def bert_tokenizer(vocab):
+    """The tokenizer.json of BERT with this vocabulary, without special tokens"""
+    return dict(
+        added_tokens=[],
+        normalizer=dict(
+            type="BertNormalizer",
+            clean_text=True,
+            handle_chinese_chars=True,
+            strip_accents=None,
+            lowercase=True,
+        ),
+        pre_tokenizer=dict(type="BertPreTokenizer"),
+        post_processor=None,
+        decoder=dict(type="WordPiece", prefix="##", cleanup=True),
+        model=dict(
+            type="WordPiece",
+            unk_token="[UNK]",
+            continuing_subword_prefix="##",
+            max_input_chars_per_word=100,
+            vocab=vocab,
+        ),
+    )
+
+
 def prompt(seed, n, vocab):
     return [int(v) for v in mix(np.arange(n, dtype=np.uint64) + U(seed * 1000003 + 17)) % U(vocab)]
 
@@ -171,30 +216,10 @@ class Encoder(Golden):
         return np.split(self.logits, np.cumsum([len(t) for t in self.inputs])[:-1])
 
     def build_served(self, folder, pooling="mean_tokens", normalize=False):
-        """A folder of sentence-transformers whose tokenizer reads the word "w7" as id 7."""
+        """A folder of sentence-transformers whose tokenizer reads the word "w7" as id 7. pooling None: one of transformers."""
         self.build(folder)
         vocab = {f"w{i}": i for i in range(1, self.config["vocab_size"])} | {"[UNK]": 0}
         files = {
-            "tokenizer.json": dict(
-                added_tokens=[],
-                normalizer=dict(
-                    type="BertNormalizer",
-                    clean_text=True,
-                    handle_chinese_chars=True,
-                    strip_accents=None,
-                    lowercase=True,
-                ),
-                pre_tokenizer=dict(type="BertPreTokenizer"),
-                post_processor=None,
-                decoder=dict(type="WordPiece", prefix="##", cleanup=True),
-                model=dict(
-                    type="WordPiece",
-                    unk_token="[UNK]",
-                    continuing_subword_prefix="##",
-                    max_input_chars_per_word=100,
-                    vocab=vocab,
-                ),
-            ),
             "1_Pooling/config.json": {f"pooling_mode_{pooling}": True},
             "modules.json": [
                 dict(idx=i, name=str(i), path=path, type=f"sentence_transformers.models.{kind}")
@@ -204,6 +229,7 @@ class Encoder(Golden):
                 )
             ],
         }
+        files = {"tokenizer.json": bert_tokenizer(vocab)} | (files if pooling else {})
         for name, content in files.items():
             path = os.path.join(folder, name)
             os.makedirs(os.path.dirname(path), exist_ok=True)

@@ -52,9 +52,7 @@ def test_rerank(server, case, want):
 def test_pairs_have_two_token_types(serve, tmp_path):
     """A cross-encoder of one label: tokens of the document have the second token type."""
     case = weights.Encoder("bert-pairs")
-    folder = case.build_served(str(tmp_path), "cls_token")
-    (tmp_path / "modules.json").unlink()
-    (tmp_path / "1_Pooling" / "config.json").unlink()
+    folder = case.build_served(str(tmp_path), pooling=None)
     texts = [t.split() for t in case.texts() if len(t.split()) > 2]
     want = [1 / (1 + np.exp(-r[0])) for r, t in zip(case.typed, case.inputs) if len(t) > 2]
     with serve(folder, "--arch", "generic", "-t", "1", "--set", "kv.dtype=f32") as s:
@@ -88,9 +86,7 @@ def test_labels(serve, tmp_path, several):
     case.config["id2label"] = {str(i): n for i, n in enumerate(NAMES)}
     if several:
         case.config["problem_type"] = "multi_label_classification"
-    folder = case.build_served(str(tmp_path), "cls_token")
-    (tmp_path / "modules.json").unlink()
-    (tmp_path / "1_Pooling" / "config.json").unlink()
+    folder = case.build_served(str(tmp_path), pooling=None)
     logits, texts = case.logits.astype(np.float64), case.texts()
     want = 1 / (1 + np.exp(-logits)) if several else softmax(logits)
     with serve(folder, "--arch", "generic", "-t", "1", "--set", "kv.dtype=f32") as s:
