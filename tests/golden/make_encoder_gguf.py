@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write tests/golden/gguf-encoders/<case>.{gguf,npz}: tiny encoders written by llama.cpp's converter in bf16, the rows that transformers computes with the same
-weights, and the ids that `tokenizers` makes of a few strings and pairs. No code of llmc is involved. Models that transformers lacks, and heads that the converter
-drops a part of, are reimplemented in torch.
+weights, and the ids that `tokenizers` makes of a few strings and pairs. No code of llmc is involved. Heads that the converter drops a part of are
+reimplemented in torch.
 
     make bench-peer PEER_ARGS=--build-only      # fetches llama.cpp
     python tests/golden/make_encoder_gguf.py --llama-cpp DIR [case ...]
@@ -10,7 +10,6 @@ drops a part of, are reimplemented in torch.
 import argparse
 import contextlib
 import json
-import math
 import os
 import pathlib
 import sys
@@ -104,23 +103,6 @@ CASES = {
             stacks={"attn.Wqkv": [f"self_attn.{p}_proj" for p in "qkv"]},
         ),
     ),
-    "nomic_bert_moe": (
-        "NomicBertModel",
-        "pieces",
-        E.ROPE,
-        dict(
-            GPT,
-            type_vocab_size=1,
-            activation_function="gelu",
-            qkv_proj_bias=True,
-            mlp_fc1_bias=True,
-            mlp_fc2_bias=True,
-            moe_every_n_layers=2,
-            moe_top_k=2,
-            num_experts=4,
-        ),
-        dict(pooling="mean", other="NomicMoe"),
-    ),
     "modernbert": (
         "ModernBertModel",
         "bytes",
@@ -136,13 +118,6 @@ CASES = {
             num_hidden_layers=3, id2label={"0": "x", "1": "y", "2": "z"}, classifier_pooling="cls"
         ),
         dict(kind=E.KIND),
-    ),
-    "jina_v2": (
-        "JinaBertModel",
-        "words",
-        E.BERT,
-        dict(position_embedding_type="alibi", feed_forward_type="geglu"),
-        dict(pooling="mean", other="JinaV2"),
     ),
     "jina_v3": (
         "XLMRobertaModel",
@@ -187,153 +162,6 @@ CASES = {
     ),
     "eurobert": ("EuroBertModel", "gpt", E.EURO, dict(num_key_value_heads=2), dict(pooling="mean")),
 }
-
-
-# ---- models that transformers lacks ----
-
-
-def linear(w, name, x):
-    return torch.nn.functional.linear(x, w[name + ".weight"], w.get(name + ".bias"))
-
-
-def norm(w, name, x, eps):
-    return torch.nn.functional.layer_norm(
-        x, x.shape[-1:], w[name + ".weight"], w[name + ".bias"], eps
-    )
-
-
-def heads(x, n):
-    return x.view(len(x), n, -1).transpose(0, 1)
-
-
-class JinaV2:
-    """Jina Embeddings v2: BERT with ALiBi in both directions and GeGLU."""
-
-    @staticmethod
-    def shapes(c):
-        h, f = c["hidden_size"], c["intermediate_size"]
-        shapes = {
-            "embeddings.word_embeddings.weight": [c["vocab_size"], h],
-            "embeddings.token_type_embeddings.weight": [c["type_vocab_size"], h],
-        }
-        norms, layer = ["embeddings.LayerNorm"], "encoder.layer.{}."
-        for i in range(c["num_hidden_layers"]):
-            at = layer.format(i)
-            for part in ("self.query", "self.key", "self.value", "output.dense"):
-                shapes |= {
-                    f"{at}attention.{part}.weight": [h, h],
-                    f"{at}attention.{part}.bias": [h],
-                }
-            shapes |= {
-                f"{at}mlp.gated_layers.weight": [2 * f, h],
-                f"{at}mlp.wo.weight": [h, f],
-                f"{at}mlp.wo.bias": [h],
-            }
-            norms += [f"{at}attention.output.LayerNorm", f"{at}mlp.layernorm"]
-        return shapes | {f"{n}.{p}": [h] for n in norms for p in ("weight", "bias")}
-
-    @staticmethod
-    def rows(c, w, ids):
-        n, eps = c["num_attention_heads"], c["layer_norm_eps"]
-        x = (
-            w["embeddings.word_embeddings.weight"][ids]
-            + w["embeddings.token_type_embeddings.weight"][0]
-        )
-        x = norm(w, "embeddings.LayerNorm", x, eps)
-        at = torch.arange(len(ids))
-        slopes = torch.tensor([2 ** (-8 * (i + 1) / n) for i in range(n)], dtype=x.dtype)
-        bias = -slopes[:, None, None] * (at[None] - at[:, None]).abs()
-        for i in range(c["num_hidden_layers"]):
-            p = f"encoder.layer.{i}."
-            q, k, v = (
-                heads(linear(w, f"{p}attention.self.{r}", x), n) for r in ("query", "key", "value")
-            )
-            a = (q @ k.transpose(1, 2) / math.sqrt(q.shape[-1]) + bias).softmax(-1) @ v
-            a = linear(w, f"{p}attention.output.dense", a.transpose(0, 1).reshape(x.shape))
-            x = norm(w, f"{p}attention.output.LayerNorm", x + a, eps)
-            gate, up = linear(w, f"{p}mlp.gated_layers", x).chunk(2, -1)
-            y = linear(w, f"{p}mlp.wo", torch.nn.functional.gelu(gate) * up)
-            x = norm(w, f"{p}mlp.layernorm", x + y, eps)
-        return x
-
-
-class NomicMoe:
-    """Nomic Embed v2: every other layer has experts without gates, weighted by the softmax over all experts."""
-
-    @staticmethod
-    def shapes(c):
-        h, f, e = c["n_embd"], c["n_inner"], c["num_experts"]
-        shapes = {
-            "embeddings.word_embeddings.weight": [c["vocab_size"], h],
-            "embeddings.token_type_embeddings.weight": [c["type_vocab_size"], h],
-        }
-        norms = ["emb_ln"]
-        for i in range(c["n_layer"]):
-            at = f"encoder.layers.{i}."
-            parts = {"attn.Wqkv": (3 * h, h), "attn.out_proj": (h, h)}
-            if i % c["moe_every_n_layers"] != 1:
-                parts |= {"mlp.fc1": (f, h), "mlp.fc2": (h, f)}
-            else:
-                shapes |= {
-                    f"{at}mlp.router.layer.weight": [e, h],
-                    f"{at}mlp.experts.mlp.w1": [e * f, h],
-                    f"{at}mlp.experts.mlp.w2": [e * f, h],
-                    f"{at}mlp.experts.bias": [h],
-                }
-            for name, (rows, cols) in parts.items():
-                shapes |= {f"{at}{name}.weight": [rows, cols], f"{at}{name}.bias": [rows]}
-            norms += [f"{at}norm1", f"{at}norm2"]
-        return shapes | {f"{n}.{p}": [h] for n in norms for p in ("weight", "bias")}
-
-    @staticmethod
-    def rows(c, w, ids):
-        n, eps = c["n_head"], c["layer_norm_epsilon"]
-        x = (
-            w["embeddings.word_embeddings.weight"][ids]
-            + w["embeddings.token_type_embeddings.weight"][0]
-        )
-        x = norm(w, "emb_ln", x, eps)
-        half = x.shape[1] // n // 2
-        turn = c["rotary_emb_base"] ** (-torch.arange(half, dtype=torch.float64) / half)
-        angle = torch.outer(torch.arange(len(ids), dtype=torch.float64), turn)
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-
-        def rope(y):
-            a, b = y.chunk(2, -1)
-            return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-
-        for i in range(c["n_layer"]):
-            p = f"encoder.layers.{i}."
-            q, k, v = (heads(y, n) for y in linear(w, f"{p}attn.Wqkv", x).chunk(3, -1))
-            a = (rope(q) @ rope(k).transpose(1, 2) / math.sqrt(2 * half)).softmax(-1) @ v
-            x = norm(
-                w,
-                f"{p}norm1",
-                x + linear(w, f"{p}attn.out_proj", a.transpose(0, 1).reshape(x.shape)),
-                eps,
-            )
-            gelu = torch.nn.functional.gelu
-            if i % c["moe_every_n_layers"] != 1:
-                y = linear(w, f"{p}mlp.fc2", gelu(linear(w, f"{p}mlp.fc1", x)))
-            else:
-                share, chosen = (
-                    linear(w, f"{p}mlp.router.layer", x).softmax(-1).topk(c["moe_top_k"])
-                )
-                first, second = (
-                    w[f"{p}mlp.experts.mlp.w{k}"].view(c["num_experts"], -1, x.shape[1])
-                    for k in (1, 2)
-                )
-                y = torch.stack(
-                    [
-                        sum(
-                            s * (gelu(first[e] @ row) @ second[e])
-                            for s, e in zip(share[t], chosen[t])
-                        )
-                        for t, row in enumerate(x)
-                    ]
-                )
-            x = norm(w, f"{p}norm2", x + y, eps)
-        return x
 
 
 # ---- tokenizers ----
@@ -507,19 +335,6 @@ def theirs(config, more):
     return values, run
 
 
-def other(config, cls, more):
-    cls = globals()[cls]
-    values = rounded(cls.shapes(config), False)
-
-    def run(ids, dtype):
-        return cls.rows(config, {n: torch.from_numpy(v).to(dtype) for n, v in values.items()}, ids)
-
-    for name in values:
-        if name.endswith("experts.bias"):
-            values[name][:] = 0  # llama.cpp drops it
-    return values, run
-
-
 def published(values, more):
     """The names and stacked matrices of the published checkpoint."""
     for whole, parts in more.get("stacks", {}).items():
@@ -591,7 +406,7 @@ def make(name, conv):
         )
         asked["position_embedding_type"] = "rotary" if name == "jina_v3" else "rope"
     with torch.no_grad():
-        values, run = other(config, more["other"], more) if "other" in more else theirs(asked, more)
+        values, run = theirs(asked, more)
         lengths = (1, 2, 37)
         pad = config.get("pad_token_id", 0)
         inputs = [[t + 3 if t == pad else t for t in W.prompt(SEED + n, n, 290)] for n in lengths]
