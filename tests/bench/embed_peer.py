@@ -9,6 +9,7 @@ all rows. llama-embedding is a process per measurement: the CPU time of more ste
 gets the better of one step per sequence and one step for all. Needs torch and transformers; run with their Python."""
 
 import argparse
+import contextlib
 import datetime
 import importlib.util
 import json
@@ -26,7 +27,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 # not this folder: transformers looks for a package `kernels`, and would find kernels.py
 sys.path = [p for p in sys.path if os.path.abspath(p or ".") != HERE]
-sys.path.insert(0, os.path.join(ROOT, "bindings", "python"))
+sys.path[:0] = [os.path.join(ROOT, "bindings", "python"), os.path.join(ROOT, "tests", "golden")]
+import weights  # noqa: E402
+
 spec = importlib.util.spec_from_file_location("machine", os.path.join(HERE, "machine.py"))
 machine = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(machine)
@@ -64,38 +67,10 @@ def build(folder, name):
     ).eval()
     model.save_pretrained(folder)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"] + [f"w{i}" for i in range(4, 30522)]
-    special = [
-        dict(
-            id=i,
-            content=w,
-            special=True,
-            single_word=False,
-            lstrip=False,
-            rstrip=False,
-            normalized=False,
-        )
-        for i, w in enumerate(words[:4])
-    ]
-    made = dict(
+    made = weights.bert_tokenizer({w: i for i, w in enumerate(words)}) | dict(
         version="1.0",
-        added_tokens=special,
-        normalizer=dict(
-            type="BertNormalizer",
-            clean_text=True,
-            handle_chinese_chars=True,
-            strip_accents=None,
-            lowercase=True,
-        ),
-        pre_tokenizer=dict(type="BertPreTokenizer"),
+        added_tokens=[weights.special_token(i, w) for i, w in enumerate(words[:4])],
         post_processor=dict(type="BertProcessing", sep=["[SEP]", 3], cls=["[CLS]", 2]),
-        decoder=dict(type="WordPiece", prefix="##", cleanup=True),
-        model=dict(
-            type="WordPiece",
-            unk_token="[UNK]",
-            continuing_subword_prefix="##",
-            max_input_chars_per_word=100,
-            vocab={w: i for i, w in enumerate(words)},
-        ),
     )
     with open(os.path.join(folder, "tokenizer.json"), "w") as f:
         json.dump(made, f)
@@ -110,7 +85,9 @@ def texts(length, batch):
     return rng.integers(4, 30522, (batch, length - 2))
 
 
-def ours(model, ids, batch):
+@contextlib.contextmanager
+def our_rate(model, ids, batch):
+    """A function that measures sequences per second of CPU time."""
     n = len(ids[0])
     with model.session(context=n, chunk=n * batch, seqs=batch, threads=1) as s:
         seqs = [s.seq() for _ in ids]
@@ -122,8 +99,6 @@ def ours(model, ids, batch):
 
         run()
         yield run
-        while True:
-            yield run
 
 
 def torch_rate(model, ids):
@@ -173,6 +148,28 @@ def summary(values):
     )
 
 
+def compare(model, net, tool, gguf, length, batch, rounds):
+    """Rates of the three programs in one cell, alternating, and ratios of their medians."""
+    words = texts(length, batch)
+    ids = [[2, *map(int, w), 3] for w in words]
+    got = {"llmc": [], "llama.cpp": [], "torch": []}
+    both = {1: [], batch: []}
+    with our_rate(model, ids, batch) as rate:
+        for _ in range(rounds):
+            got["llmc"].append(rate())
+            for size in both:
+                both[size].append(llama_rate(tool, gguf, words, size))
+            got["llmc"].append(rate())
+            if net:
+                got["torch"].append(torch_rate(net, ids))
+    got["llama.cpp"] = max(both.values(), key=statistics.median)
+    out = {k: summary(v) for k, v in got.items() if v}
+    for peer in "llama.cpp", "torch":
+        if got[peer]:
+            out["ratio " + peer] = round(out["llmc"]["median"] / out[peer]["median"], 3)
+    return out
+
+
 def main():
     ap = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     ap.add_argument("llama_cpp")
@@ -212,32 +209,8 @@ def main():
                 net = TORCH[kind] and theirs.to(getattr(torch, TORCH[kind]))
                 with llmc.Model(gguf) as model:
                     for length, batch in cells:
-                        words = texts(length, batch)
-                        ids = [[2, *map(int, w), 3] for w in words]
-                        turns = ours(model, ids, batch)
-                        got = {"llmc": [], "llama.cpp": [], "torch": []}
-                        both = {1: [], batch: []}
-                        for _ in range(a.rounds):
-                            got["llmc"].append(next(turns)())
-                            for size in both:
-                                both[size].append(llama_rate(tool, gguf, words, size))
-                            got["llmc"].append(next(turns)())
-                            if net:
-                                got["torch"].append(torch_rate(net, ids))
-                        turns.close()
-                        got["llama.cpp"] = max(both.values(), key=statistics.median)
-                        row = dict(
-                            model=name,
-                            type=kind,
-                            tokens=length,
-                            batch=batch,
-                            **{k: summary(v) for k, v in got.items() if v},
-                        )
-                        for peer in ("llama.cpp", "torch"):
-                            if got[peer]:
-                                row["ratio " + peer] = round(
-                                    row["llmc"]["median"] / row[peer]["median"], 3
-                                )
+                        row = dict(model=name, type=kind, tokens=length, batch=batch)
+                        row |= compare(model, net, tool, gguf, length, batch, a.rounds)
                         rows.append(row)
                         print(json.dumps(row), flush=True)
                         with open(a.out, "w") as f:
