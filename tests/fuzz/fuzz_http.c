@@ -18,6 +18,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
+/* New routes go to the end, because seeds of the corpus hold the index. */
 static const char *const paths[] = { "/v1/completions",
 	                             "/v1/chat/completions",
 	                             "/generate",
@@ -39,8 +40,6 @@ static const char *const paths[] = { "/v1/completions",
 	                             "/api/show",
 	                             "/infill",
 	                             "/v1/score",
-	                             "/classify",
-	                             "/predict",
 	                             "/v1/rerank",
 	                             "/rerank",
 	                             "/v1/batches",
@@ -52,7 +51,9 @@ static const char *const paths[] = { "/v1/completions",
 	                             "/v1/weights",
 	                             "/update_weights_from_disk",
 	                             "/pause_generation",
-	                             "/continue_generation" };
+	                             "/continue_generation",
+	                             "/classify",
+	                             "/predict" };
 static const char vocabulary[] =
     "{\"added_tokens\":[{\"id\":0,\"content\":\"<s>\",\"special\":true}],\"model\":{\"type\":"
     "\"BPE\",\"vocab\":{\"<s>\":0,\"a\":1,"
