@@ -107,15 +107,21 @@ release(void *tree)
 	json_decref(tree);
 }
 
+void
+json_hold(Arena *a, json_t *v)
+{
+	if (v)
+		arena_defer(a, release, v);
+}
+
 json_t *
 json_read(Arena *a, const char *text, size_t n, size_t flags, json_error_t *why)
 {
 	bool no_memory;
 	json_t *tree = json_parse(text, n, flags, why, &no_memory);
 
-	if (tree)
-		arena_defer(a, release, tree);
-	else if (no_memory)
+	json_hold(a, tree);
+	if (!tree && no_memory)
 		arena_out(a);
 	return tree;
 }

@@ -38,6 +38,7 @@ char *json_dumps_numbers(const json_t *v, size_t flags); /* released with free()
 /* Like json_read, for JSON written by Python: Infinity and -Infinity in a list, which Python writes
  * for an absent limit, become null. NaN, and Infinity elsewhere, are errors. */
 json_t *json_read_python(Arena *a, const char *text, size_t n, size_t flags, json_error_t *why);
+void json_hold(Arena *a, json_t *v); /* the arena takes the reference; v may be NULL */
 /* Like json_parse, but the arena owns the tree (arena_done releases it earlier) and lack of memory
  * jumps to oom. NULL: not JSON. */
 json_t *json_read(Arena *a, const char *text, size_t n, size_t flags, json_error_t *why);

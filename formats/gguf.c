@@ -505,6 +505,18 @@ gguf_close(Gguf *g)
 	free(g);
 }
 
+static void
+close_held(void *g)
+{
+	gguf_close(g);
+}
+
+void
+gguf_hold(Arena *a, Gguf *g)
+{
+	arena_defer(a, close_held, g);
+}
+
 size_t
 gguf_n_tensors(const Gguf *g)
 {

@@ -50,6 +50,7 @@ llmc_status gguf_open(const char *path, Gguf **out, llmc_error *err);
 llmc_status gguf_open_memory(const void *data, size_t size, const char *name, Gguf **out,
                              llmc_error *err);
 void gguf_close(Gguf *g);
+void gguf_hold(Arena *a, Gguf *g); /* the arena closes g */
 /* Number of files after the first: 0 unless it is split */
 size_t gguf_n_parts(const Gguf *g);
 const char *gguf_part_at(const Gguf *g, size_t i);

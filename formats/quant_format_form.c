@@ -21,12 +21,6 @@ quant_format_config_value(const QuantFormats *s, const char *path)
 }
 
 static void
-free_json(void *p)
-{
-	json_decref(p);
-}
-
-static void
 read_config(QuantFormats *s, const char *text, size_t n)
 {
 	json_error_t why;
@@ -56,7 +50,7 @@ read_config(QuantFormats *s, const char *text, size_t n)
 		    json_pack("{s:s}", "quant_method", bits == 4 ? "chatglm-int4" : "chatglm-int8");
 		if (!own)
 			arena_out(s->a);
-		arena_defer(s->a, free_json, own);
+		json_hold(s->a, own);
 		s->quant = own;
 	}
 }

@@ -82,6 +82,19 @@ safetensors_close(Safetensors *s)
 	free(s);
 }
 
+static void
+close_held(void *s)
+{
+	safetensors_close(s);
+}
+
+void
+safetensors_hold(Arena *a, Safetensors *s)
+{
+	if (s)
+		arena_defer(a, close_held, s);
+}
+
 const char *
 safetensors_quant_format(const Safetensors *s)
 {

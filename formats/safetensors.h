@@ -31,6 +31,7 @@ llmc_status safetensors_open(const char *path, Safetensors **out, llmc_error *er
 llmc_status safetensors_open_memory(const void *data, size_t size, const char *name,
                                     Safetensors **out, llmc_error *err);
 void safetensors_close(Safetensors *s);
+void safetensors_hold(Arena *a, Safetensors *s); /* the arena closes s, which may be NULL */
 /* quant_method of config.json; NULL: no quantization_config, "": no name */
 const char *safetensors_quant_format(const Safetensors *s);
 const char *safetensors_quant_activations(const Safetensors *s); /* quant_formats_activations */

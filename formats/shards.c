@@ -22,12 +22,6 @@ same_tensor(const StTensor *a, const StTensor *b)
 	       memcmp(a->dim, b->dim, sizeof a->dim) == 0 && a->bytes == b->bytes;
 }
 
-static void
-free_bytes(void *p)
-{
-	free(p);
-}
-
 /* Concatenates t[0 .. k) along rows or along columns */
 static llmc_status
 join(Arena *a, StTensor *t, int k, bool rows, llmc_error *err)
@@ -43,7 +37,7 @@ join(Arena *a, StTensor *t, int k, bool rows, llmc_error *err)
 		return error_set(err, LLMC_E_MEMORY,
 		                 "%s: out of memory for the shards of tensor %s", t->file,
 		                 name_text(t->name, strlen(t->name)).s);
-	arena_defer(a, free_bytes, data);
+	arena_defer(a, free, data);
 	for (int i = 0; i < k; i++) {
 		const char *from = t[i].data;
 		if (rows)

@@ -57,7 +57,7 @@ schema_keep(Schema *s, json_t *v)
 {
 	if (!v)
 		arena_out(s->b->a);
-	arena_defer(s->b->a, (void (*)(void *))json_decref, v);
+	json_hold(s->b->a, v);
 	return v;
 }
 

@@ -102,12 +102,6 @@ is_name_with(const char *s, const char *end)
 	return strlen(s) > strlen(end) && ends_with(s, end);
 }
 
-static void
-close_gguf(void *p)
-{
-	gguf_close(p);
-}
-
 static llmc_status
 read_gguf(const char *path, Arena *a, Imatrix *out, llmc_error *err)
 {
@@ -116,7 +110,7 @@ read_gguf(const char *path, Arena *a, Imatrix *out, llmc_error *err)
 
 	if (status != LLMC_OK)
 		return status;
-	arena_defer(a, close_gguf, g);
+	gguf_hold(a, g);
 	for (size_t i = 0; i < gguf_n_tensors(g); i++) {
 		const GgufTensor *t = gguf_tensor_at(g, i);
 		if (!is_name_with(t->name, ".in_sum2"))

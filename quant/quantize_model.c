@@ -352,18 +352,6 @@ quantise_all(QuantRun *r, llmc_error *err)
 	return LLMC_OK;
 }
 
-static void
-close_gguf(void *g)
-{
-	gguf_close(g);
-}
-
-static void
-close_safetensors(void *s)
-{
-	safetensors_close(s);
-}
-
 llmc_status
 quant_run(QuantJob *job, Arena *a, llmc_error *err)
 {
@@ -378,8 +366,7 @@ quant_run(QuantJob *job, Arena *a, llmc_error *err)
 	r.done_path = arena_printf(a, "%s.partial.done", job->out);
 	if (job->form != FOLDER_NONE) {
 		status = run_choose_parts(&r, err);
-		if (r.st)
-			arena_defer(a, close_safetensors, r.st);
+		safetensors_hold(a, r.st);
 		if (status != LLMC_OK)
 			goto fail;
 		r.folder = r.partial;
@@ -387,7 +374,7 @@ quant_run(QuantJob *job, Arena *a, llmc_error *err)
 		TRY_GOTO(file_mkdirs(r.folder, err));
 	} else {
 		TRY(gguf_open(job->in, &r.g, err));
-		arena_defer(a, close_gguf, r.g);
+		gguf_hold(a, r.g);
 		gguf_int(r.g, "general.alignment", &align);
 		gguf_head_init(&r.head, align);
 		TRY_GOTO(run_choose_types(&r, err));

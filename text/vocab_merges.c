@@ -60,18 +60,6 @@ add_tokens(const json_t *tokens, json_t *added, llmc_error *err)
 	return LLMC_OK;
 }
 
-static void
-free_text(void *p)
-{
-	free(p);
-}
-
-static void
-free_json(void *p)
-{
-	json_decref(p);
-}
-
 static llmc_status
 load(Arena *a, const char *dir, llmc_tokenizer **out, llmc_error *err)
 {
@@ -84,8 +72,8 @@ load(Arena *a, const char *dir, llmc_tokenizer **out, llmc_error *err)
 		return error_set(err, LLMC_E_INPUT,
 		                 "%s: vocab.json is there, merges.txt is not: fetch it", dir);
 	json_t *merges = json_array(), *added = json_array();
-	arena_defer(a, free_json, merges);
-	arena_defer(a, free_json, added);
+	json_hold(a, merges);
+	json_hold(a, added);
 	TRY(read_object(a, vocab_path, &vocab, err));
 	TRY(read_lines(a, merges_path, merges, err));
 	if (file_exists(added_path)) {
@@ -98,11 +86,10 @@ load(Arena *a, const char *dir, llmc_tokenizer **out, llmc_error *err)
 	              0, "use_regex", 1, "decoder", "type", "ByteLevel", "model", "type", "BPE",
 	              "vocab", vocab, "merges", merges);
 	char *text = root ? json_dumps(root, JSON_COMPACT) : NULL;
-	if (root)
-		arena_defer(a, free_json, root);
+	json_hold(a, root);
 	if (!text)
 		return error_set(err, LLMC_E_MEMORY, "%s: out of memory", dir);
-	arena_defer(a, free_text, text);
+	arena_defer(a, free, text);
 	return text_open_json(text, strlen(text), vocab_path, out, err);
 }
 

@@ -50,12 +50,6 @@ put(ImportSource *s, json_t *root, const char *key, json_t *own)
 		arena_out(s->a);
 }
 
-static void
-release(void *root)
-{
-	json_decref(root);
-}
-
 bool
 source_read_flm(ImportSource *s, llmc_error *err)
 {
@@ -77,7 +71,7 @@ source_read_flm(ImportSource *s, llmc_error *err)
 	json_t *root = json_object();
 	if (!root)
 		arena_out(s->a);
-	arena_defer(s->a, release, root);
+	json_hold(s->a, root);
 	for (size_t i = 0; i < f.n_pair; i++) {
 		json_t *v = value_of(s, f.pair[i].value);
 		put(s, root, f.pair[i].key, v ? json_incref(v) : json_string(f.pair[i].value));

@@ -77,12 +77,6 @@ take_tensor(ImportSource *s, const GgufTensor *t, SourceTensor *to)
 		to->dim[i] = t->dim[t->n_dims - 1 - i];
 }
 
-static void
-close_gguf(void *g)
-{
-	gguf_close(g);
-}
-
 /* Name the kind of the tower as families match it. Files with several encoders have a key for each.
  */
 static void
@@ -123,7 +117,7 @@ read_parts(ImportSource *s, const Gguf *g, llmc_error *err)
 	} else if (s->mmproj) {
 		if (gguf_open(s->mmproj, &other, err) != LLMC_OK)
 			return false;
-		arena_defer(s->a, close_gguf, other);
+		gguf_hold(s->a, other);
 		take_projector(s, other);
 		arena_done(s->a, other);
 	}
@@ -139,7 +133,7 @@ source_read_gguf(ImportSource *s, llmc_error *err)
 	s->file = s->path;
 	if (gguf_open(s->path, &g, err) != LLMC_OK)
 		return false;
-	arena_defer(s->a, close_gguf, g);
+	gguf_hold(s->a, g);
 	for (size_t i = 0; i < gguf_n_keys(g); i++)
 		take_key(s, g, gguf_key_at(g, i));
 	s->have_tensors = true;

@@ -67,12 +67,6 @@ flatten(ImportSource *s, const json_t *object, const char *prefix, bool used, in
 	}
 }
 
-static void
-close_safetensors(void *st)
-{
-	safetensors_close(st);
-}
-
 /* Parse a file with one JSON object, into the arena; NULL: the reason is in *err. */
 static json_t *
 load_json(ImportSource *s, const char *path, llmc_error *err)
@@ -274,7 +268,7 @@ source_take_weights(ImportSource *s, llmc_error *err)
 
 	if (safetensors_open(s->path, &weights, err) != LLMC_OK)
 		return false;
-	arena_defer(s->a, close_safetensors, weights);
+	safetensors_hold(s->a, weights);
 	read_tensor_list(s, weights);
 	s->weights = weights;
 	return true;
@@ -486,8 +480,7 @@ source_read_hf(ImportSource *s, llmc_error *err)
 			*err = none;
 		return false;
 	}
-	if (weights)
-		arena_defer(s->a, close_safetensors, weights);
+	safetensors_hold(s->a, weights);
 	source_take_config(s, config);
 	if (generation)
 		read_generation_config(s, generation);
