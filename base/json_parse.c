@@ -165,10 +165,10 @@ hex4(const JsonParser *p, size_t at)
 	int32_t v = 0;
 
 	for (size_t i = at; i < at + 4; i++) {
-		char c = i < p->n ? p->s[i] : 0;
-		if (!is_digit(p, i) && !((c | 32) >= 'a' && (c | 32) <= 'f'))
+		int d = hex_digit(i < p->n ? p->s[i] : 0);
+		if (d < 0)
 			return -1;
-		v = 16 * v + (c <= '9' ? c - '0' : (c | 32) - 'a' + 10);
+		v = 16 * v + d;
 	}
 	return v;
 }

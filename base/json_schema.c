@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/number.h"
+
 enum { MAX_MATCH = 100000, MAX_NEST = 200 };
 
 /* ---- types ---- */
@@ -72,25 +74,16 @@ json_schema_implied_types(const json_t *schema)
 
 /* ---- references ---- */
 
-static bool
-hex_digit(char c, int *v)
-{
-	*v = c >= '0' && c <= '9'                 ? c - '0'
-	     : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10
-	                                          : -1;
-	return *v >= 0;
-}
-
 /* Returns the next segment of a JSON pointer, unescaped. */
 static const char *
 pointer_segment(Arena *a, const char **at)
 {
 	char *out = arena_strdup(a, *at), *to = out;
 	const char *c = *at;
-	int hi, lo;
 
 	while (*c && *c != '/') {
-		if (c[0] == '%' && hex_digit(c[1], &hi) && hex_digit(c[2], &lo)) {
+		int hi = c[0] == '%' ? hex_digit(c[1]) : -1, lo = hi >= 0 ? hex_digit(c[2]) : -1;
+		if (lo >= 0) {
 			*to++ = (char)(hi << 4 | lo);
 			c += 3;
 		} else if (c[0] == '~' && (c[1] == '0' || c[1] == '1')) {

@@ -25,6 +25,16 @@ void number_plain(char out[NUMBER_SIZE], double v,
 /* Return the double with the fewest decimal digits that rounds to v: 0.6 for 0.6f. */
 double number_of_float(float v);
 
+/* Return the value of a hexadecimal digit; -1: another character */
+static inline int
+hex_digit(char c)
+{
+	if (c >= '0' && c <= '9')
+		return c - '0';
+	c |= 32;
+	return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
 int double_order(const void *a, const void *b); /* for qsort: ascending doubles */
 
 #endif

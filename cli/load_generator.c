@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "base/json.h"
+#include "base/number.h"
 #include "base/poller.h"
 #include "cli/cli.h"
 
@@ -328,10 +329,8 @@ take(LoadRun *l, LoadConn *c, const char *p, size_t n)
 				c->extension = true;
 			else if (c->extension)
 				break;
-			else if (p[i] >= '0' && p[i] <= '9')
-				ok = chunk_digit(c, p[i] - '0');
-			else if ((p[i] | 32) >= 'a' && (p[i] | 32) <= 'f')
-				ok = chunk_digit(c, (p[i] | 32) - 'a' + 10);
+			else if (hex_digit(p[i]) >= 0)
+				ok = chunk_digit(c, hex_digit(p[i]));
 			break;
 		case READ_CHUNK:
 			ok = body_byte(l, c, p[i]);

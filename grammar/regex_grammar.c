@@ -4,6 +4,7 @@
  * the beginning and (?i:...) are as in Python, with ASCII letters. */
 #include <string.h>
 
+#include "base/number.h"
 #include "base/utf8.h"
 #include "grammar/language.h"
 
@@ -117,11 +118,7 @@ hex(RegexReader *r, int digits)
 	uint32_t v = 0;
 
 	for (int i = 0; i < digits; i++) {
-		char c = r->at < r->n ? r->text[r->at] : 0;
-		int d = c >= '0' && c <= '9'   ? c - '0'
-		        : c >= 'a' && c <= 'f' ? c - 'a' + 10
-		        : c >= 'A' && c <= 'F' ? c - 'A' + 10
-		                               : -1;
+		int d = hex_digit(r->at < r->n ? r->text[r->at] : 0);
 		if (d < 0)
 			wrong(r, "expected %d hexadecimal digits", digits);
 		v = v << 4 | (uint32_t)d;

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/number.h"
 #include "base/utf8.h"
 
 enum { MAX_NAMES = 1 << 15 };
@@ -61,10 +62,7 @@ rules_hex(RuleReader *g, int digits)
 	uint32_t v = 0;
 
 	while (digits--) {
-		char c = rules_peek(g);
-		int d = c >= '0' && c <= '9'                 ? c - '0'
-		        : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10
-		                                             : -1;
+		int d = hex_digit(rules_peek(g));
 		if (d < 0)
 			rules_wrong(g, g->at, "expected hexadecimal digits");
 		v = v << 4 | (uint32_t)d;

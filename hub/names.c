@@ -4,6 +4,7 @@
 #include <strings.h>
 
 #include "base/file.h"
+#include "base/number.h"
 #include "base/text.h"
 #include "base/utf8.h"
 #include "hub/hub.h"
@@ -55,15 +56,6 @@ hub_url_add(Strbuf *b, const char *s, bool keep_slash)
 		else
 			strbuf_printf(b, "%%%02X", c);
 	}
-}
-
-static int
-hex_digit(char c)
-{
-	return c >= '0' && c <= '9'   ? c - '0'
-	       : c >= 'a' && c <= 'f' ? c - 'a' + 10
-	       : c >= 'A' && c <= 'F' ? c - 'A' + 10
-	                              : -1;
 }
 
 /* Decode %XX; NULL: a NUL among them. */

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/number.h"
+
 enum { MIN_DECODED = 4 << 20 };
 
 typedef struct DecodeStage {
@@ -91,20 +93,12 @@ flush_byte_run(llmc_stream *s, size_t k)
 }
 
 static int
-hex(char c)
-{
-	if (c >= '0' && c <= '9')
-		return c - '0';
-	c |= 32;
-	return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
-static int
 byte_token(const char *p, size_t n)
 {
-	if (n != 6 || memcmp(p, "<0x", 3) != 0 || p[5] != '>' || hex(p[3]) < 0 || hex(p[4]) < 0)
+	if (n != 6 || memcmp(p, "<0x", 3) != 0 || p[5] != '>' || hex_digit(p[3]) < 0 ||
+	    hex_digit(p[4]) < 0)
 		return -1;
-	return hex(p[3]) << 4 | hex(p[4]);
+	return hex_digit(p[3]) << 4 | hex_digit(p[4]);
 }
 
 static void

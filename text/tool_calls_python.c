@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/number.h"
 #include "base/utf8.h"
 #include "text/tool_calls.h"
 
@@ -115,11 +116,7 @@ hex(LiteralReader *l, int n)
 	if (l->end - l->p < n)
 		return -1;
 	for (int i = 0; i < n; i++) {
-		char x = *l->p++;
-		int d = x >= '0' && x <= '9'   ? x - '0'
-		        : x >= 'a' && x <= 'f' ? x - 'a' + 10
-		        : x >= 'A' && x <= 'F' ? x - 'A' + 10
-		                               : -1;
+		int d = hex_digit(*l->p++);
 		if (d < 0 || v > 0xFFFFFF)
 			return -1;
 		v = v * 16 + d;

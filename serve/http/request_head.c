@@ -3,6 +3,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/number.h"
+
 enum {
 	METHOD_MAX = 31,
 	/* longest request line */
@@ -22,14 +24,6 @@ is_token(unsigned char c)
 {
 	return (c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z') ||
 	       (c && strchr("!#$%&'*+-.^_`|~", c));
-}
-
-static int
-hex(unsigned char c)
-{
-	return c >= '0' && c <= '9'                 ? c - '0'
-	       : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10
-	                                            : -1;
 }
 
 ptrdiff_t
@@ -131,7 +125,7 @@ request_line(char *s, HttpHead *h, char **authority, HttpError *e)
 			*to++ = *c;
 			continue;
 		}
-		int hi = hex((unsigned char)c[1]), lo = hi < 0 ? -1 : hex((unsigned char)c[2]);
+		int hi = hex_digit(c[1]), lo = hi < 0 ? -1 : hex_digit(c[2]);
 		if (lo < 0 || hi + lo == 0)
 			return refuse(e, 400,
 			              lo < 0 ? "The address contains a '%' without two hexadecimal "
@@ -273,8 +267,8 @@ head_query(const HttpHead *h, const char *key, char *out, size_t cap)
 	for (; *q; q += strcspn(q, "&"), q += *q == '&')
 		if (!strncmp(q, key, n) && q[n] == '=') {
 			for (q += n + 1; *q && *q != '&' && at + 1 < cap; q++) {
-				int hi = *q == '%' ? hex((unsigned char)q[1]) : -1,
-				    lo = hi < 0 ? -1 : hex((unsigned char)q[2]);
+				int hi = *q == '%' ? hex_digit(q[1]) : -1,
+				    lo = hi < 0 ? -1 : hex_digit(q[2]);
 				out[at++] = lo >= 0 ? (char)(hi << 4 | lo) : *q == '+' ? ' ' : *q;
 				q += lo >= 0 ? 2 : 0;
 			}
@@ -299,7 +293,7 @@ framing(HttpBody *b, unsigned char c, HttpError *e)
 {
 	switch (b->at) {
 	case BODY_SIZE: {
-		int digit = hex(c);
+		int digit = hex_digit(c);
 		if (digit < 0 && (b->line == 0 || (c != '\r' && c != ';' && c != ' ' && c != '\t')))
 			return refuse(e, 400, "The size of a chunk is not a hexadecimal number.");
 		if (digit >= 0 && b->left >> 40)

@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <cmocka.h>
 
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -294,6 +295,17 @@ sha256_matches_known_sums(void **state)
 	sha256_portable(true);
 	check_known_sums();
 	sha256_portable(false);
+}
+
+static void
+hexadecimal_digits_have_values(void **state)
+{
+	(void)state;
+	for (int c = -128; c < 128; c++) {
+		const char text[] = { (char)c, 0 };
+		assert_int_equal(hex_digit((char)c),
+		                 c > 0 && isxdigit(c) ? (int)strtol(text, NULL, 16) : -1);
+	}
 }
 
 /* Equal to Python's repr, and for any double a string that strtod reads back. */
@@ -622,6 +634,7 @@ main(void)
 		cmocka_unit_test(errors_are_written_to_the_callers_struct),
 		cmocka_unit_test(sha256_matches_known_sums),
 		cmocka_unit_test(numbers_in_any_locale),
+		cmocka_unit_test(hexadecimal_digits_have_values),
 		cmocka_unit_test(sizes_have_units),
 		cmocka_unit_test(json_reads_back),
 		cmocka_unit_test(json_is_parsed_like_jansson),

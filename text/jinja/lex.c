@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/number.h"
+
 static Tok *
 push(Jinja *j, TokType type, int line, ByteSpan s)
 {
@@ -119,10 +121,7 @@ hex_digits(const char *s, size_t n, uint32_t *out)
 {
 	*out = 0;
 	for (size_t i = 0; i < n; i++) {
-		char c = s[i] | 32;
-		int v = s[i] >= '0' && s[i] <= '9' ? s[i] - '0'
-		        : c >= 'a' && c <= 'f'     ? c - 'a' + 10
-		                                   : -1;
+		int v = hex_digit(s[i]);
 		if (v < 0)
 			return -1;
 		*out = *out << 4 | (uint32_t)v;

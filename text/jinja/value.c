@@ -519,10 +519,8 @@ num_parse(ByteSpan s, bool floats, Val *out)
 	if (!*p)
 		return false;
 	for (; *p; p++) {
-		int c = *p | 32, d = *p >= '0' && *p <= '9' ? *p - '0'
-		                     : c >= 'a' && c <= 'f' ? c - 'a' + 10
-		                                            : 99;
-		if (d >= base || __builtin_mul_overflow(v, (uint64_t)base, &v) ||
+		int d = hex_digit(*p);
+		if (d < 0 || d >= base || __builtin_mul_overflow(v, (uint64_t)base, &v) ||
 		    __builtin_add_overflow(v, (uint64_t)d, &v))
 			return false;
 	}
