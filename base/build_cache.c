@@ -364,25 +364,6 @@ cache_trim(const Cache *c)
 
 /* ---- writing ---- */
 
-static bool
-write_all(int fd, const void *data, size_t n)
-{
-	const char *p = data;
-
-	while (n) {
-		ssize_t k = write(fd, p, n);
-		if (k < 0 && errno == EINTR)
-			continue;
-		if (k == 0)
-			errno = ENOSPC;
-		if (k <= 0)
-			return false;
-		p += k;
-		n -= (size_t)k;
-	}
-	return true;
-}
-
 /* No fsync: a file that a power failure truncated fails its checksum. */
 static bool
 write_sealed(int fd, const char *key, const void *data, size_t n)
@@ -390,7 +371,7 @@ write_sealed(int fd, const char *key, const void *data, size_t n)
 	char seal[CHECKSUM_TRAILER_BYTES];
 
 	checksum_trailer_make(seal, mark, key, data, n);
-	return write_all(fd, data, n) && write_all(fd, seal, sizeof seal);
+	return file_write_fd(fd, data, n) && file_write_fd(fd, seal, sizeof seal);
 }
 
 llmc_status

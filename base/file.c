@@ -146,13 +146,29 @@ file_check_content(const char *path, const void *data, size_t size, llmc_error *
 	return LLMC_OK;
 }
 
+bool
+file_write_fd(int fd, const void *data, size_t n)
+{
+	for (const char *p = data; n;) {
+		/* Linux writes less than 2 GiB per call, other systems reject more */
+		ssize_t k = write(fd, p, n < 1 << 30 ? n : 1 << 30);
+		if (k < 0 && errno == EINTR)
+			continue;
+		if (k <= 0) {
+			errno = k == 0 ? ENOSPC : errno;
+			return false;
+		}
+		p += k;
+		n -= (size_t)k;
+	}
+	return true;
+}
+
 llmc_status
 file_write(const char *path, const void *data, size_t size, llmc_error *err)
 {
 	static atomic_uint serial; /* makes names unique; not visible to callers */
 	char tmp[4096];
-	const char *p = data;
-	size_t left = size;
 	int fd;
 
 	if (same_content(path, data, size))
@@ -168,18 +184,8 @@ file_write(const char *path, const void *data, size_t size, llmc_error *err)
 	} while (fd < 0 && errno == EEXIST);
 	if (fd < 0)
 		return io_error(err, "cannot create", tmp);
-	while (left) {
-		ssize_t n = write(fd, p, left);
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0) {
-			if (n == 0)
-				errno = ENOSPC;
-			goto bad;
-		}
-		p += n;
-		left -= (size_t)n;
-	}
+	if (!file_write_fd(fd, data, size))
+		goto bad;
 	if (fsync(fd) < 0 && errno != EINVAL)
 		goto bad;
 	if (close(fd) < 0) {

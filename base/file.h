@@ -33,6 +33,8 @@ llmc_status file_check_content(const char *path, const void *data, size_t size, 
  * bytes is not rewritten, so its mtime stays. Only the owner may write to the new file, whatever
  * the umask, so file_check_trusted accepts it. */
 llmc_status file_write(const char *path, const void *data, size_t size, llmc_error *err);
+/* Write all n bytes, in several calls if necessary. False: errno has the reason. */
+bool file_write_fd(int fd, const void *data, size_t n);
 llmc_status file_mkdirs(const char *path, llmc_error *err); /* mkdir -p; mode 0755 & ~umask */
 llmc_status file_mkdirs_private(const char *path, llmc_error *err); /* mkdir -p; new folders 0700 */
 bool file_exists(const char *path);

@@ -66,14 +66,9 @@ write_memfd(CpuKernels *k, int unit, const Strbuf *made, llmc_error *err)
 {
 	Object *o = &k->object[unit];
 	Strbuf *path = &k->build.unit[unit].entry.path;
-	ssize_t n;
 
 	o->fd = memfd_create("llmc-kernel", MFD_CLOEXEC);
-	for (size_t done = 0; o->fd >= 0 && done < made->len; done += (size_t)n)
-		if ((n = write(o->fd, made->data + done, made->len - done)) <= 0)
-			break;
-	struct stat st;
-	if (o->fd < 0 || fstat(o->fd, &st) < 0 || (size_t)st.st_size < made->len)
+	if (o->fd < 0 || !file_write_fd(o->fd, made->data, made->len))
 		return error_set(err, LLMC_E_IO, "%s: no memory for the compiled kernel: %s",
 		                 k->build.unit[unit].file, strerror(errno));
 	strbuf_clear(path);

@@ -249,23 +249,6 @@ scan_folder(KvDisk *d)
 /* ---- writes ---- */
 
 static bool
-write_whole(int fd, const void *from, size_t n)
-{
-	for (const char *at = from; n;) {
-		ssize_t put = write(fd, at, n);
-		if (put < 0 && errno == EINTR)
-			continue;
-		if (put <= 0) {
-			errno = put == 0 ? ENOSPC : errno;
-			return false;
-		}
-		at += put;
-		n -= (size_t)put;
-	}
-	return true;
-}
-
-static bool
 write_page(KvDisk *d, const PendingWrite *w)
 {
 	char path[4200], temporary[4200];
@@ -285,8 +268,8 @@ write_page(KvDisk *d, const PendingWrite *w)
 		return false;
 	/* no fsync: a page left incomplete by a crash fails its checksum and is only a cache
 	 * miss */
-	bool ok =
-	    write_whole(fd, &w->head, sizeof w->head) && write_whole(fd, w->values, d->page_bytes);
+	bool ok = file_write_fd(fd, &w->head, sizeof w->head) &&
+	          file_write_fd(fd, w->values, d->page_bytes);
 	int error = errno;
 	ok = close(fd) == 0 && ok;
 	if (ok && rename(temporary, path) != 0) {

@@ -290,23 +290,6 @@ fail:
 	return status;
 }
 
-static bool
-write_all(int fd, const char *p, size_t n)
-{
-	while (n) {
-		ssize_t k = write(fd, p, n < 1 << 30 ? n : 1 << 30);
-		if (k < 0 && errno == EINTR)
-			continue;
-		if (k <= 0) {
-			errno = k == 0 ? ENOSPC : errno;
-			return false;
-		}
-		p += k;
-		n -= (size_t)k;
-	}
-	return true;
-}
-
 llmc_status
 pack_cache_write(const char *hex, void *data, int64_t bytes, Threads *threads, llmc_error *err)
 {
@@ -322,8 +305,9 @@ pack_cache_write(const char *hex, void *data, int64_t bytes, Threads *threads, l
 		threads_run(threads, sum_part, &s);
 		pack_header((PackHeader *)head, hex, bytes, s.sum);
 	}
-	if (fd < 0 || !write_all(fd, head, sizeof head) || !write_all(fd, data, (size_t)bytes) ||
-	    fdatasync(fd) < 0 || rename(tmp.data, path.data) < 0) {
+	if (fd < 0 || !file_write_fd(fd, head, sizeof head) ||
+	    !file_write_fd(fd, data, (size_t)bytes) || fdatasync(fd) < 0 ||
+	    rename(tmp.data, path.data) < 0) {
 		status = error_set(err, LLMC_E_IO, "%s: cannot write: %s", strbuf_str(&path),
 		                   strerror(errno));
 		if (fd >= 0)

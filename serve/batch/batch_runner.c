@@ -4,7 +4,6 @@
  * without a connection, at the lowest priority. A line refused for lack of capacity is retried
  * later. Each answer is one line of <id>.part, so that a server that stops or crashes continues
  * after the last complete line. A line whose answer was lost with the machine runs again. */
-#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -76,7 +75,6 @@ append(BatchRun *run, int which, const Strbuf *line)
 {
 	FileStore *st = run->st;
 	int fd = run->part[which];
-	size_t at = 0;
 	struct stat is;
 
 	if (line->failed || fstat(fd, &is) != 0)
@@ -84,16 +82,9 @@ append(BatchRun *run, int which, const Strbuf *line)
 	pthread_mutex_lock(&st->lock);
 	bool room = store_take(st, run->b->owner, (int64_t)line->len);
 	pthread_mutex_unlock(&st->lock);
-	while (room && at < line->len) {
-		ssize_t n = write(fd, line->data + at, line->len - at);
-		if (n > 0)
-			at += (size_t)n;
-		else if (n == 0 || errno != EINTR)
-			break;
-	}
-	if (room && at == line->len)
+	if (room && file_write_fd(fd, line->data, line->len))
 		return true;
-	if (at && ftruncate(fd, is.st_size) != 0)
+	if (room && ftruncate(fd, is.st_size) != 0)
 		serve_log(st->srv, LLMC_LOG_WARNING, "%s: an incomplete line stays in %s", st->dir,
 		          run->b->file[which]);
 	pthread_mutex_lock(&st->lock);
