@@ -34,7 +34,7 @@ build_check_folders(const char *artifact, const char *file, llmc_error *err)
 		strbuf_printf(&path, "%s/%.*s", artifact, (int)(at - file), file);
 		if (path.failed)
 			status = error_set(err, LLMC_E_MEMORY, "out of memory");
-		/* otherwise reading it reports the error */
+		/* a missing file is reported when it is read */
 		else if (file_exists(strbuf_str(&path)))
 			status = file_check_trusted(strbuf_str(&path), err);
 	}
@@ -42,7 +42,7 @@ build_check_folders(const char *artifact, const char *file, llmc_error *err)
 	return status;
 }
 
-/* Delete by age: in another container the same pid is another process. */
+/* Delete temporary files by age, not by pid: a pid of another container may be in use here. */
 void
 build_sweep(const char *dir)
 {
@@ -197,7 +197,7 @@ find_unit(KernelBuild *b, int unit, const void *compiler, size_t n, int *damaged
 	default:
 		break;
 	}
-	if (!u->ready) /* also for a shipped file that does not fit */
+	if (!u->ready) /* a shipped file that does not fit is not used either */
 		strbuf_clear(&u->entry.path);
 	return LLMC_OK;
 }

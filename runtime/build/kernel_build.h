@@ -1,7 +1,6 @@
 /* Built kernels of a plan, for any target: the files that the plan needs, where each one is
  * (shipped with the artifact, in the cache, or not compiled yet), compiling several at once, and
- * shipping them. What depends on the target (its compiler, the form of a built file, loading) is a
- * BuildKind.
+ * shipping them. A BuildKind holds the parts that depend on the target: compiler, suffix, loading.
  *
  *   kernel_build.c    units and the cache (base/build_cache.h)
  *   aot.c             artifact/aot/<name>/ and its manifest
@@ -37,7 +36,7 @@ typedef struct BuildUnit {
 	const char
 	    *file; /* relative to the artifact as in the plan, or one of the target's own files */
 	char key[65]; /* set by the target */
-	size_t bytes; /* size of its source if the target sets it: the longest is compiled first */
+	size_t bytes; /* bytes of the source, 0 if unknown: the longest source is compiled first */
 	char cached[65]; /* key of its cache entry: `key` and the compiler; "": not looked up yet */
 	CacheEntry entry; /* path of the built file, shipped or cached; "": not in the cache */
 	bool ready;
@@ -88,32 +87,32 @@ llmc_status build_init(KernelBuild *b, const Plan *plan, const KernelBuildOption
                        llmc_error *err);
 void build_release(KernelBuild *b); /* stops threads that still compile and waits for them */
 bool build_all_ready(const KernelBuild *b);
-/* Look up units that are not ready. compiler: bytes that identify the compiler and its version. An
- * unwritable cache is not an error: units are built for this process only, and build_wait reports
- * it. */
+/* Look up units that are not ready in the cache. compiler: bytes that identify the compiler and its
+ * version. An unwritable cache is not an error: units are built for this process only, and
+ * build_wait reports it. */
 llmc_status build_cached(KernelBuild *b, const void *compiler, size_t n, llmc_error *err);
 /* Store a compiled unit in the cache or the artifact. *kept false: the cache rejects it and the
  * target keeps it in memory. */
 llmc_status build_keep(KernelBuild *b, int unit, const void *data, size_t n, bool *kept,
                        llmc_error *err);
-/* Units are loaded: the cache may evict their entries. */
+/* Call after the units have been loaded: from then on the cache may evict their entries. */
 void build_unlock(KernelBuild *b);
 /* Delete temporary files that killed processes left in a folder of built files. */
 void build_sweep(const char *dir);
 /* Check that no other user may rename anything in the artifact's folders that lead to a file. */
 llmc_status build_check_folders(const char *artifact, const char *file, llmc_error *err);
-/* The text without the comment at the top of a generated file. That comment names the model and
- * lines of its description; models that differ only there share their kernels. */
+/* Return the source without the comment at the top of a generated file. That comment names the
+ * model and lines of its description; models that differ only there share their kernels. */
 const char *build_source_body(const char *text);
 
 /* ---- aot.c ---- */
-/* Use what ships in artifact/aot/<name>/ and fits; one log line reports the rest. unfit (may be
- * NULL): a reason why nothing fits */
+/* Use the files in artifact/aot/<name>/ that fit; one log line reports the others. unfit: the
+ * reason why none of them can fit; may be NULL */
 void build_shipped(KernelBuild *b, const char *name, const char *unfit);
 /* Does artifact/aot/ contain anything of this name? */
 bool build_ships(const char *artifact, const char *name);
-/* Compile all units into artifact/aot/<name>/, with a manifest. arch: NULL, or what to record in
- * addition */
+/* Compile all units into artifact/aot/<name>/, with a manifest. arch: architecture to record in the
+ * manifest; may be NULL */
 llmc_status build_ship(KernelBuild *b, const char *name, const char *compiler, const char *arch,
                        llmc_error *err);
 

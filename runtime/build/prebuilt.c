@@ -1,6 +1,6 @@
 /* Kernels that a release ships for common models: a folder with one file <key>.so per kernel, next
- * to the library or the command. They are what this machine's compiler would make of the same
- * sources, so they are used before a compiler is looked for. */
+ * to the library or the command. This machine's compiler would build the same kernels from the
+ * sources, so llmc uses these first and looks for a compiler only if some are missing. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <limits.h>
@@ -26,7 +26,8 @@ own_file(char path[PATH_MAX])
 		return false;
 	if (*map->l_name)
 		return realpath(map->l_name, path) != NULL;
-	/* the name of the program itself is empty; a root without /proc has its name at the start
+	/* the loader gives the program itself an empty name; without /proc, AT_EXECFN holds the
+	 * name that it was started by
 	 */
 	return realpath("/proc/self/exe", path) ||
 	       realpath((const char *)getauxval(AT_EXECFN), path);

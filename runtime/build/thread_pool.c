@@ -1,6 +1,6 @@
-/* Threads that compile, long sources first, so that no long one runs alone at the end. They
- * block signals, which are for the program's own threads, and start nothing more once a unit has
- * failed. */
+/* Threads that compile, long sources first, so that no long one runs alone at the end. They block
+ * all signals, so that the program's own threads receive them. After one unit has failed they start
+ * no other. */
 
 #include "base/error.h"
 #include "base/log.h"
@@ -60,7 +60,7 @@ build_start(KernelBuild *b, const char *name, const char *compiler)
 	         b->todo, b->todo == 1 ? "" : "s", name, compiler);
 	while (b->n_thread < n && thread_create(&b->thread[b->n_thread], NULL, pool_main, b) == 0)
 		b->n_thread++;
-	if (!b->n_thread) /* then the caller compiles alone */
+	if (!b->n_thread) /* no thread could start: the caller compiles */
 		pool_main(b);
 }
 

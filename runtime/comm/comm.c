@@ -1,5 +1,5 @@
-/* Shared by all transports: the remaining terms of a sum, the column order of a gather, and the
- * calls that dispatch to the transport. */
+/* Code that all transports share: adding the other terms of a sum, ordering the columns of a
+ * gather, and dispatching calls to the transport. */
 #include "runtime/comm/comm_internal.h"
 
 #include <stdio.h>

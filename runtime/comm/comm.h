@@ -1,9 +1,9 @@
 /* Communication between the ranks of one model: sums and gathers of values within a step, and bytes
  * from rank 0 to the others.
  *
- * Sums are added in the order of ranks, so their bits depend neither on the size of a message nor
- * on the order of arrival: a request's tokens are the same alone, in a batch, or in other chunks.
- * Nothing here depends on sessions or plans. */
+ * Terms are added in the order of ranks, so the bits of a sum do not depend on the size of a
+ * message or the order of arrival. A request therefore gets the same tokens alone, in a batch, or
+ * with other chunk sizes. Nothing here depends on sessions or plans. */
 #ifndef LLMC_RUNTIME_COMM_H
 #define LLMC_RUNTIME_COMM_H
 
@@ -15,22 +15,23 @@
 
 typedef struct Comm Comm; /* one rank's endpoint */
 
-/* The topology. Ranks are numbered stage by stage: `team` consecutive ranks form one stage, and sum
- * and gather among themselves; without stages all ranks are one team. A rank has `parts` threads in
- * a step. onward, back: bytes that comm_pipe_send may buffer before the receiver takes them, from a
- * rank to its peer in the next stage, and from the last stage to rank 0. */
+/* Topology of the group. Ranks are numbered stage by stage: `team` consecutive ranks form one
+ * stage, and collectives run within a stage. Without stages all ranks are one team. A rank has
+ * `parts` threads in a step. comm_pipe_send may buffer `onward` bytes from a rank to its peer in
+ * the next stage, and `back` bytes from the last stage to rank 0. */
 typedef struct CommShape {
 	int ranks, team, parts;
 	size_t onward, back;
 } CommShape;
 
-/* Endpoints of ranks that are threads of this process: out [ranks]; close each, in any order. */
+/* Create endpoints out [ranks] for ranks that are threads of this process. Close each, in any
+ * order. */
 llmc_status comm_threads(CommShape shape, Comm **out, llmc_error *err);
 void comm_close(Comm *c);
 int comm_rank(const Comm *c);
 int comm_ranks(const Comm *c);
-/* Record where this rank is, for error messages of ranks that wait for it: a layer (-1: none) and
- * an op (ops.h) of a step, counted from 1; op -1: the step is over. One thread. */
+/* Record the position of this rank, for error messages of ranks that wait for it: step (counted
+ * from 1), layer (-1: none) and op (ops.h; -1: the step is over). Call it from one thread. */
 void comm_set_position(Comm *c, int64_t step, int layer, int op);
 
 /* y = ((x_0 + x_1) + x_2 ...) + b + b2 + scale * r: [rows, width] of floats; b, b2 [width] and r
@@ -55,7 +56,7 @@ typedef struct CommGather {
 bool comm_all_reduce(Comm *c, int part, const CommReduce *s);
 bool comm_all_gather(Comm *c, int part, const CommGather *j);
 
-/* From one thread of rank 0 to one thread of each other rank. Messages arrive in order, and a
+/* Send from one thread of rank 0 to one thread of each other rank. Messages arrive in order, and a
  * receive has the size of its send. A send waits for buffer space, a receive without a time limit.
  * False: the group has ended. */
 bool comm_send(Comm *c, const void *data, size_t n);
@@ -65,10 +66,10 @@ bool comm_receive(Comm *c, void *data, size_t n);
  * `all` [ranks][n], which is NULL on the others. False: the group has ended. */
 bool comm_gather_to_root(Comm *c, const void *data, size_t n, void *all);
 
-/* From each rank to its peer in the next stage, and from the first rank of the last stage to rank
- * 0: bytes in order, one thread on each side. The send returns when the bytes are buffered, and
- * waits for the receiver if the buffer is full. The receive waits without a time limit, on rank 0
- * with one. False: the group has ended. */
+/* Send bytes in order from each rank to its peer in the next stage, and from the first rank of the
+ * last stage to rank 0. One thread per side. A send returns when the bytes are buffered; it waits
+ * for the receiver if the buffer is full. A receive has a time limit on rank 0 only. False: the
+ * group has ended. */
 bool comm_pipe_send(Comm *c, const void *data, size_t n);
 bool comm_pipe_receive(Comm *c, void *data, size_t n);
 
@@ -77,7 +78,7 @@ void comm_end(Comm *c);
 bool comm_ended(const Comm *c);
 /* Seconds without a heartbeat after which a rank counts as lost: $LLMC_COMM_TIMEOUT, or 30 */
 int comm_timeout(void);
-/* For a group that has ended: LLMC_E_DEVICE, with the reason as far as this rank has learned it. */
+/* Return LLMC_E_DEVICE for a group that has ended, with the reason if this rank has received it. */
 llmc_status comm_error(const Comm *c, llmc_error *err);
 
 #endif

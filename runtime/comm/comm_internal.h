@@ -18,14 +18,14 @@ typedef struct CommOps {
 	void (*end)(Comm *c);
 	bool (*ended)(const Comm *c);
 	void (*why)(const Comm *c, char *text,
-	            /* the reason why the group has ended, the same on all ranks that know it; left
-	             * unchanged if unknown */
+	            /* reason why the group has ended, equal on all ranks that have it; text is left
+	             * unchanged if the reason is unknown */
 	            size_t n);
 	void (*close)(Comm *c);
 } CommOps;
 
-/* Timeout factor over pipeline stages. A wait there covers whole steps of other ranks, and so does
- * sending the next step or requesting pages. */
+/* Timeout factor for pipeline stages: a rank that waits for a stage, sends a step or requests pages
+ * may wait for whole steps of other ranks. */
 enum { COMM_STAGES_PATIENCE = 20 };
 
 struct Comm {
@@ -50,7 +50,8 @@ comm_of(const CommOps *ops, int rank, CommShape shape)
 		       .first = rank / shape.team * shape.team };
 }
 
-/* Rank that receives this rank's result, and rank whose result this one receives */
+/* Rank that receives this rank's result; comm_prev_stage_rank: the rank that sends its result to
+ * this one */
 static inline int
 comm_next_stage_rank(const Comm *c)
 {
@@ -63,13 +64,13 @@ comm_prev_stage_rank(const Comm *c)
 	return (c->rank + c->ranks - c->team) % c->ranks;
 }
 
-/* Finish elements [at, at + n): sum holds the x of all ranks, added. Adds the other terms and
+/* Finish elements [at, at + n): `sum` holds the sum of x over all ranks. Adds the other terms and
  * writes y. */
 void comm_finish_sum(const CommReduce *s, int64_t at, int64_t n, float *sum);
 
-/* Share of part p in the rows of rank k, which are contiguous: elements [at, end), of rows of
- * `count` columns that start at column `first` of the full width. A team has `ranks` ranks, each
- * with `parts` parts. */
+/* Share of part p in the contiguous rows of rank k: elements [at, end). The rows have `count`
+ * columns and start at column `first` of the full width. A team has `ranks` ranks, each with
+ * `parts` parts. */
 typedef struct CommStream {
 	int64_t first, count, at, end;
 } CommStream;
@@ -80,8 +81,8 @@ void comm_store_columns(const CommGather *j, const CommStream *s, int64_t at, in
 
 /* liveness.c: heartbeats of ranks that are processes, in shared memory or in this rank's record of
  * received messages. A thread of each rank increments its own counter ten times per second and
- * checks that the others' counters grow. So a long step does not stop a heartbeat, but a stopped or
- * dead process does, even between steps. */
+ * checks that the others' counters grow. A long step does not stop the heartbeat. A stopped or dead
+ * process does, even between steps. */
 typedef struct Heartbeat {
 	_Alignas(64) atomic_ullong beat, where, space;
 	atomic_int pid;
@@ -90,17 +91,17 @@ typedef struct LivenessWatch LivenessWatch;
 enum { COMM_POLL_MS = 100 }; /* interval between two checks */
 #define COMM_LEFT UINT64_MAX /* counter value of a rank that has closed its watch */
 /* heartbeat [ranks], zero before the first rank starts. exchange(user) runs before each check; NULL
- * if heartbeats are in shared memory. missed(user, k, gone) runs once: rank k's heartbeat has not
- * changed for timeout_s seconds, or its process has ended. Both run on the watch's own thread.
- * Ranks that have not started, or have closed their watch, are never reported. */
+ * if heartbeats are in shared memory. missed(user, k, gone) runs once, when rank k's heartbeat has
+ * not changed for timeout_s seconds or its process has ended. Both callbacks run on the watch's own
+ * thread. Ranks that have not started, or have closed their watch, are never reported. */
 llmc_status watch_open(Heartbeat *heartbeat, int rank, int ranks, int timeout_s,
                        void (*exchange)(void *user),
                        void (*missed)(void *user, int rank, bool gone), void *user,
                        LivenessWatch **out, llmc_error *err);
 void watch_close(LivenessWatch *w); /* NULL is fine */
 
-/* shm_comm.c: memory of comm_shm_bytes bytes, zeroed, aligned to 64 and shared by all ranks; each
- * creates its endpoint in it. timeout_s: how long a rank process may be late in a step, or have no
+/* shm_comm.c: each rank creates its endpoint in `memory`: comm_shm_bytes zeroed bytes, aligned to
+ * 64 and shared by all ranks. timeout_s: how long a rank process may be late in a step, or have no
  * heartbeat; 0: no limit, because the ranks are threads of one process. release(user) is called
  * when the endpoint is closed. */
 size_t comm_shm_bytes(CommShape shape);

@@ -1,5 +1,5 @@
-/* Liveness of the ranks: which one is stopped, or gone. Waiting time is counted in checks, not by
- * the clock, so a job that is stopped as a whole and continues loses no rank. */
+/* Detects ranks that are stopped or gone. Waiting time is counted in checks, not by the clock, so
+ * no rank counts as lost after the whole job was stopped and continued. */
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -12,7 +12,7 @@
 #include "base/thread.h"
 #include "runtime/comm/comm_internal.h"
 
-enum { STILL_CHECKS = 3 }; /* checks without a beat before the process itself is looked up */
+enum { STILL_CHECKS = 3 }; /* checks without a new beat before the process is looked up by pid */
 
 struct LivenessWatch {
 	Heartbeat *heartbeat;
@@ -55,7 +55,7 @@ check_peers(LivenessWatch *w)
 			continue;
 		w->still[k] = beat == w->seen[k] ? w->still[k] + 1 : 0;
 		w->seen[k] = beat;
-		/* it may have closed its watch and exited meanwhile */
+		/* the rank may have closed its watch and exited since the first load of its beat */
 		const bool gone = w->still[k] >= STILL_CHECKS && is_gone(w, k) &&
 		                  atomic_load(&w->heartbeat[k].beat) != COMM_LEFT;
 		w->reported = gone || w->still[k] > w->patience;
@@ -117,8 +117,8 @@ watch_open(Heartbeat *heartbeat, int rank, int ranks, int timeout_s, void (*exch
 	w->seen = calloc((size_t)ranks, sizeof *w->seen);
 	atomic_store(&heartbeat[rank].pid, getpid());
 	atomic_store(&heartbeat[rank].space, pid_namespace());
-	atomic_store(&heartbeat[rank].beat,
-	             1); /* monitored from here on, even if the thread never gets to run */
+	/* other ranks monitor this one from here on, even if its thread never runs */
+	atomic_store(&heartbeat[rank].beat, 1);
 	if (w->still && w->seen) {
 		rc = thread_create(&w->thread, NULL, watch_main, w);
 	}

@@ -1,13 +1,13 @@
 /* Steps of ranks without shared memory, through MPI: several hosts.
  *
- * MPI's own reductions are not used: their order depends on sizes and positions (Open MPI, three
- * ranks: the same row alone and among others differs). Terms are gathered and added here in the
- * order of ranks.
+ * MPI's own reductions are not used, because their order depends on sizes and positions: with Open
+ * MPI and three ranks, a row alone and the same row among others give different bits. Terms are
+ * gathered and added here in the order of ranks.
  *
  * Heartbeats are messages too: the liveness.c thread of each rank exchanges about ten per second
- * with the thread of rank 0, including the rank's position. Rank 0 detects the loss of any rank,
- * the others that of rank 0; either way the group ends, and the job with it. There is no such
- * thread in a program whose own MPI does not accept calls from several threads at once. */
+ * with the thread of rank 0, including the rank's position. Rank 0 detects the loss of any rank;
+ * the other ranks detect the loss of rank 0. Either loss ends the group and the job. A program
+ * whose MPI does not accept calls from several threads at once has no such thread. */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,8 +17,8 @@
 #include "base/clock.h"
 #include "runtime/comm/mpi_internal.h"
 
-/* TAG_PIPE, TAG_HEARTBEAT: message tags. LATE_CHECKS: additional checks that a step waits, because
- * a rank without a heartbeat is identified by number, and one that is merely late is not. */
+/* TAG_PIPE, TAG_HEARTBEAT: message tags. LATE_CHECKS: further checks before a late step counts as a
+ * failure, so that a missing heartbeat, which identifies the lost rank, is reported first. */
 enum {
 	GATHER_FLOATS = 1 << 15,
 	PIPE_CHUNK = 1 << 24,
@@ -39,8 +39,8 @@ typedef struct PendingSend {
 typedef struct HeartbeatMessage {
 	uint64_t beat, where;
 } HeartbeatMessage;
-/* Heartbeats to and from one rank. At most one is in flight in each direction; it holds the newest
- * state when the previous one had completed. */
+/* Heartbeats to and from one rank. At most one message is in flight per direction. A message holds
+ * the state at the time the previous one completed. */
 typedef struct MpiPeer {
 	HeartbeatMessage from, to;
 	MpiHandle getting, putting;
@@ -63,7 +63,7 @@ typedef struct MpiComm {
 	int timeout_s, late_s; /* limits in seconds: without a heartbeat; late in a step */
 	atomic_int lost;       /* 1 + the rank that is lost */
 	atomic_ullong
-	    waiting_since; /* own beat when this rank began to wait for its team; 0: not waiting */
+	    waiting_since; /* this rank's beat when it began to wait for its team; 0: not waiting */
 	atomic_bool ended, late;
 } MpiComm;
 
@@ -138,13 +138,13 @@ exchange(void *user)
 }
 
 /* Exchange a last heartbeat with all, so that nothing is in flight when the communicator is freed.
- * Waits as long as the others have heartbeats, and up to the timeout without. */
+ * Waits while the others have heartbeats, and at most the timeout without one. */
 static void
 exchange_last_heartbeats(MpiComm *t)
 {
 	char status[256];
 	int64_t checks =
-	    0; /* not by the clock: a job that is stopped as a whole and continues loses no rank */
+	    0; /* counted, not timed: stopping and continuing the whole job must lose no rank */
 
 	for (bool all = false; !all;) {
 		all = true;
@@ -176,7 +176,7 @@ on_peer_lost(void *user, int rank, bool gone)
 {
 	MpiComm *t = user;
 
-	(void)gone; /* its process may be on another host */
+	(void)gone; /* unknown: the process may be on another host */
 	atomic_store(&t->lost, 1 + rank);
 	atomic_store(&t->ended, true);
 	atomic_store(&t->w->lost, true);
@@ -397,8 +397,9 @@ mpi_comm_close(Comm *c)
 	watch_close(t->watch);
 	if (!mpi_comm_ended(c) && t->watched)
 		exchange_last_heartbeats(t);
+	/* the memory is not freed, because pending messages use it; the process ends soon */
 	if (mpi_comm_ended(c) || atomic_load(&t->w->lost))
-		return; /* pending messages use its memory; the process ends soon */
+		return;
 	(void)mpi_comm_clear(t, true);
 	t->w->comm_free(&t->talk);
 	t->w->comm_free(&t->team);

@@ -1,5 +1,5 @@
-/* Shared by mpi_library.c, which opens and starts MPI, and mpi_comm.c, which runs steps on it: the
- * library's entry points. */
+/* Entry points of the MPI library, for mpi_library.c, which opens and starts MPI, and mpi_comm.c,
+ * which runs steps on it. */
 #ifndef LLMC_RUNTIME_COMM_MPI_INTERNAL_H
 #define LLMC_RUNTIME_COMM_MPI_INTERNAL_H
 
@@ -37,20 +37,21 @@ struct MpiWorld {
 	MpiHandle world, byte, info_null, host; /* host: communicator of the ranks of this host */
 	int type_shared;
 	int rank_, ranks, on_host, at_host; /* at_host: rank within the host */
-	bool own_thread;                    /* a thread of ours may call MPI at any time */
-	/* taken: a model uses the group; given: world is the program's communicator; ours: MPI was
-	 * started here; over: MPI has been finalised */
+	bool own_thread;                    /* llmc's own threads may call MPI at any time */
+	/* taken: a model uses the group; given: world is the program's communicator; ours: llmc
+	 * started MPI; over: MPI has been finalised */
 	bool one_host, taken, given, ours, over;
-	atomic_bool lost;     /* a rank cannot be reached: waiting calls return */
-	pthread_mutex_t lock; /* serialises calls: MPI was initialised for one call at a time */
+	atomic_bool lost; /* a rank cannot be reached: waiting calls return */
+	/* serialises calls, because MPI was initialised with MPI_THREAD_SERIALIZED */
+	pthread_mutex_t lock;
 #define X(member, symbol, args) int(*member) args;
 	MPI_CALLS(X)
 #undef X
 	char name[60];
 };
 
-/* One library call that returns at once: w->member(...). Blocking calls would delay heartbeats;
- * they are only used at start and end. */
+/* Make one library call that returns at once: w->member(...). Blocking calls would delay
+ * heartbeats; they are only used at start and end. */
 #define MPI_CALL(w, member, ...)                                                                   \
 	(pthread_mutex_lock(&(w)->lock), mpi_called(w, (w)->member(__VA_ARGS__)))
 
@@ -67,7 +68,7 @@ bool mpi_finish(MpiWorld *w, MpiHandle *request, bool patient);
 /* Gather n bytes of all ranks of `of` in `all`. */
 bool mpi_gather(MpiWorld *w, MpiHandle of, const void *x, size_t n, void *all);
 
-/* A group whose steps go through MPI; it may span several hosts */
+/* Create a group whose steps go through MPI; its ranks may be on several hosts */
 llmc_status comm_mpi(MpiWorld *w, CommShape shape, Comm **out, llmc_error *err);
 
 #endif

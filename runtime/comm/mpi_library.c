@@ -20,8 +20,8 @@ static MpiWorld the_world = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 /* ---- waiting ---- */
 
-/* Poll for a short time, then sleep between polls; a patient caller sleeps longer and longer after
- * more time. */
+/* Poll for a short time, then sleep between polls. The sleeps of a patient caller grow with the
+ * time that it has waited. */
 bool
 mpi_finish(MpiWorld *w, MpiHandle *request, bool patient)
 {
@@ -98,9 +98,8 @@ open_library(MpiWorld *w, const Launcher *l, llmc_error *err)
 	if (own && *own)
 		w->lib = dlopen(name = own, RTLD_NOW | RTLD_GLOBAL | RTLD_NODELETE);
 	for (int i = 0; !w->lib && !(own && *own) && l->name[i]; i++)
-		w->lib = dlopen(name = l->name[i],
-		                RTLD_NOW | RTLD_GLOBAL |
-		                    RTLD_NODELETE); /* its plug-ins need its symbols */
+		/* global, because the library's plug-ins need its symbols */
+		w->lib = dlopen(name = l->name[i], RTLD_NOW | RTLD_GLOBAL | RTLD_NODELETE);
 	if (!w->lib)
 		return error_set(err, LLMC_E_MISSING,
 		                 "mpirun of %s started this, but %s cannot be opened: %s, or name "
@@ -130,8 +129,8 @@ open_library(MpiWorld *w, const Launcher *l, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Collective from here on: a failing rank aborts the job, because the others are in the same
- * calls. */
+/* Start MPI. All ranks make these calls, so a rank that fails aborts the job instead of leaving the
+ * others waiting. */
 static llmc_status
 start(MpiWorld *w, const Launcher *l, const void *comm, llmc_error *err)
 {
@@ -151,13 +150,13 @@ start(MpiWorld *w, const Launcher *l, const void *comm, llmc_error *err)
 		return error_set(err, LLMC_E_MISSING,
 		                 "MPI was started without MPI_THREAD_SERIALIZED: several threads "
 		                 "may not call it, not even one at a time");
-	/* no other code calls MPI, or every thread may */
+	/* true if only llmc calls MPI, or if MPI accepts calls from all threads */
 	w->own_thread = w->ours || level == MULTIPLE;
 	if (comm) { /* a handle is an address or a number */
 		MpiHandle own = NULL, given = NULL;
 		memcpy(&given, comm,
 		       dlsym(w->lib, "ompi_mpi_comm_world") ? sizeof given : sizeof(int));
-		/* a duplicate, so that messages of the program stay separate */
+		/* duplicate the communicator, so that messages of the program stay separate */
 		if (w->dup(given, &own))
 			return error_set(err, LLMC_E_INPUT,
 			                 "mpi_comm: is no communicator (MPI_Comm_dup)");
@@ -179,7 +178,8 @@ start(MpiWorld *w, const Launcher *l, const void *comm, llmc_error *err)
 	    w->size(w->host, &w->on_host) || w->rank(w->host, &w->at_host))
 		return error_set(err, LLMC_E_MISSING,
 		                 "MPI does not report which ranks share a host");
-	/* all or none: hosts may have different numbers of ranks */
+	/* compare the counts of all ranks, so that all of them decide alike; hosts may have
+	 * different numbers of ranks */
 	int *n = calloc((size_t)size, sizeof *n);
 	w->one_host = n && mpi_gather(w, w->world, &w->on_host, sizeof *n, n);
 	for (int k = 0; n && k < size; k++)
@@ -228,7 +228,7 @@ mpi_world_close(MpiWorld *w)
 	if (!w)
 		return;
 	w->taken = false;
-	/* rank 0 handles its requests first, and ending the job also ends this process */
+	/* give rank 0 time to handle its requests; when it ends the job, this process ends too */
 	if (w->lost && w->rank_ > 0)
 		nanosleep(&(struct timespec){ .tv_sec = 2 }, NULL);
 	if (w->lost) /* the others would wait for ever */
@@ -268,7 +268,7 @@ mpi_world_threads(const MpiWorld *w)
 	int n = topology_threads();
 
 	if (n >= sysconf(_SC_NPROCESSORS_ONLN) /
-	             2) /* not bound, or bound to all cores without their second threads */
+	             2) /* the process is not bound, or bound to one thread of every core */
 		n /= w->on_host;
 	return n > 0 ? n : 1;
 }
@@ -362,8 +362,8 @@ broadcast(MpiWorld *w, void *data, size_t n, bool patient)
 bool
 mpi_world_broadcast(MpiWorld *w, const void *data, size_t n)
 {
-	return !w->lost &&
-	       broadcast(w, (void *)(uintptr_t)data, n, false); /* the root's buffer is only read */
+	/* MPI only reads the root's buffer */
+	return !w->lost && broadcast(w, (void *)(uintptr_t)data, n, false);
 }
 
 bool
@@ -380,7 +380,8 @@ typedef struct MpiWindow {
 	Comm *of;
 } MpiWindow;
 
-/* Collective, unless the group has ended early; then the process ends soon and frees its memory. */
+/* Free the window on all ranks together. If the group has ended early, keep it: the process ends
+ * soon. */
 static void
 window_release(void *user)
 {
@@ -413,7 +414,7 @@ open_window(MpiWorld *w, CommShape shape, Comm **out, llmc_error *err)
 		                 "MPI cannot allocate %zu bytes shared by the ranks of this host",
 		                 bytes);
 	}
-	/* the same offset on all ranks, because windows start at page boundaries */
+	/* this offset is equal on all ranks, because windows start at page boundaries */
 	memory += -(uintptr_t)memory & 63;
 	if (w->rank_ == 0)
 		memset(memory, 0, bytes - 64);

@@ -5,13 +5,13 @@
  * reads their slots. Part p of a rank synchronises only with part p of the others, so no barrier is
  * needed.
  *
- * Each part has two slots, used alternately. Chunk e + 2 overwrites the slot of chunk e. That is
- * safe: its writer has seen all flags at e + 1, and a rank sets its flag to e + 1 only after it has
- * read chunk e.
+ * Each part has two slots, used alternately. Chunk e + 2 overwrites the slot of chunk e. This is
+ * safe, because the writer has seen all flags at e + 1, and a rank sets its flag to e + 1 only
+ * after it has read chunk e.
  *
  * Waiting spins for a bounded time, then sleeps on a futex, as in threads.c. The time that a rank
- * may take is counted in checks, not by the clock, so a job that is stopped as a whole and
- * continues loses no rank. */
+ * may take is counted in checks, not by the clock, so no rank counts as lost after the whole job
+ * was stopped and continued. */
 #include <errno.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -54,7 +54,7 @@ typedef struct ShmBlock {
 	ShmLine written; /* bytes that rank 0 has written to the ring */
 } ShmBlock;
 
-/* Ranks map the block in processes of their own. */
+/* Ranks in different processes share these words, so the atomics must be lock-free. */
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2 &&
                    ATOMIC_BOOL_LOCK_FREE == 2,
                "atomics of shared memory need no lock");
@@ -70,7 +70,7 @@ typedef struct ShmComm {
 	Comm c;
 	ShmBlock *b;
 	ShmLine *taken, *put, *got, *gathered, *flag;
-	char *ring, *pipe; /* pipe: that of rank 0; the others follow */
+	char *ring, *pipe; /* pipe: the pipe of rank 0, followed by those of ranks 1, 2, ... */
 	float *slot, *gather_slot;
 	CommShape shape;
 	double spin; /* seconds before sleeping */
@@ -87,12 +87,12 @@ typedef struct ShmComm {
 
 /* ---- waiting ---- */
 
-/* Rank k is lost: end the group. Only the first report counts, because other ranks wait for it
- * too. */
+/* Rank k is lost: end the group. Only the first report counts, because every rank that waits for k
+ * reports it. */
 static void
 mark_rank_lost(ShmComm *s, int k, MissedRank how)
 {
-	if (!atomic_load(&s->b->ended)) /* otherwise the remaining ranks end one by one */
+	if (!atomic_load(&s->b->ended)) /* after the end, ranks leave one by one and are not lost */
 		atomic_compare_exchange_strong(&s->b->lost, &(int){ 0 },
 		                               1 + k + REASON_STEP * (int)how);
 	atomic_store(&s->b->ended, true);
@@ -102,8 +102,8 @@ static void
 line_set(ShmLine *l, uint64_t v)
 {
 	atomic_store(&l->at, v);
-	/* Sequentially consistent with line_wait: either the sleeper sees the new number, or it is
-	 * seen here. */
+	/* Sequentially consistent with line_wait: either the sleeper sees the new value, or this
+	 * thread sees that it sleeps. */
 	if (atomic_load(&l->asleep) && atomic_exchange(&l->asleep, 0))
 		futex_wake(&l->at, true);
 }
@@ -136,8 +136,7 @@ lines_of(size_t bytes)
 	return (bytes + 63) & ~(size_t)63;
 }
 
-/* Bytes of a rank's pipe. Those of the last stage follow the others, and only its first rank's is
- * used. */
+/* Bytes of a rank's pipe. Each rank of the last stage has one, but only its first rank uses it. */
 static size_t
 pipe_bytes(int rank, CommShape c)
 {
@@ -220,7 +219,7 @@ shm_close(Comm *c)
 	free(s);
 }
 
-/* Called when another rank has no heartbeat. */
+/* Called by the watch when another rank has no heartbeat. */
 static void
 on_heartbeat_missed(void *user, int rank, bool gone)
 {
@@ -370,7 +369,7 @@ shm_gather_to_root(Comm *c, const void *data, size_t n, void *all)
 		const size_t count = n - at < most ? n - at : most;
 		const uint64_t e = ++s->collected;
 		float *gather_slot = s->gather_slot + (size_t)(e & 1) * (size_t)c->ranks *
-		                                          CHUNK; /* alternately, like slots */
+		                                          CHUNK; /* two slots, used alternately */
 		memcpy(gather_slot + (size_t)c->rank * CHUNK, (const char *)data + at, count);
 		line_set(&s->gathered[c->rank], e);
 		for (int k = 0; k < c->ranks; k++)
@@ -441,8 +440,8 @@ shm_pipe_receive(Comm *c, void *data, size_t n)
 	return true;
 }
 
-/* Seconds of spinning. A launcher binds each process to some processors, not to those of all
- * ranks. */
+/* Seconds of spinning. A launcher may bind each process to some processors, so the topology of this
+ * process does not cover the other ranks. */
 static double
 spin_of(CommShape shape, bool processes)
 {

@@ -54,7 +54,7 @@ cc_find(char *path, size_t path_cap, char *version, size_t version_cap, llmc_err
 	                 "with --device ref");
 }
 
-/* Does the compiler accept the flags of a target? output: receives its message if not */
+/* Does the compiler accept the flags of a target? output: the compiler's message if it does not */
 static bool
 takes(const char *cc, const Target *t, Strbuf *output)
 {

@@ -20,16 +20,15 @@
 /* ---- isa.c ---- */
 
 /* The best target of this processor: "cpu-amx", "cpu-v4", "cpu-vnni", "cpu-v3", "cpu-i8mm",
- * "cpu-neon", "cpu-generic". A
- * target with AMX requests the kernel's permission for the process to use tile registers; it stays
- * granted. */
+ * "cpu-neon", "cpu-generic". For a target with AMX the call requests the kernel's permission to use
+ * tile registers, which lasts for the life of the process. */
 const char *isa_best(void);
 bool isa_runs(const char *target);
-/* CPU_... bits that the target needs and this machine lacks; 0: it runs; -1: not a CPU target. why:
- * a sentence about it, truncated to cap */
+/* Return the CPU_... bits that the target needs and this machine lacks; 0: it runs; -1: not a CPU
+ * target. why: the reason as a sentence, truncated to cap */
 int isa_lacks(const char *target, char *why, size_t cap);
-/* The instruction sets of this architecture that targets use and this machine has (present) or
- * lacks, separated by "; ", truncated to cap; returns the length */
+/* List the instruction sets that targets of this architecture use and this machine has (present) or
+ * lacks. The list is separated by "; " and truncated to cap. Returns the length */
 int isa_features(char *buf, size_t cap, bool present);
 
 /* ---- processor_name.c ---- */
@@ -44,9 +43,9 @@ void processor_name(FILE *cpuinfo, char *out, size_t cap);
  * is none. */
 llmc_status cc_find(char *path, size_t path_cap, char *version, size_t version_cap,
                     llmc_error *err);
-/* The best target up to `target` that runs here and whose flags the compiler accepts; NULL: none,
- * or no compiler. why: which flags of `target` it rejects, truncated to cap; empty if it accepts
- * them */
+/* Return the best target up to `target` that runs here and whose flags the compiler accepts; NULL:
+ * none, or no compiler. why: the flags of `target` that the compiler rejects, truncated to cap;
+ * empty if there are none */
 const char *cc_target(const char *target, char *why, size_t cap);
 
 /* ---- cpu_kernels.c: kernels of a plan, compiled and loaded ---- */
@@ -63,10 +62,10 @@ llmc_status kernels_ship(const Plan *plan, const KernelBuildOptions *opt, llmc_e
 /* ---- cpu_bandwidth.c ---- */
 
 double cpu_bandwidth(int n_threads, double seconds); /* read bytes/s */
-/* Size of the buffer that it reads: four times the last-level caches, at most a quarter of the
- * available memory. */
+/* Return the size of the buffer that cpu_bandwidth reads: four times the last-level caches, at most
+ * a quarter of the available memory. */
 int64_t cpu_bandwidth_bytes(int64_t cache, int64_t available);
-/* Time that it measures for: `seconds`, at most 60; NaN: 0 */
+/* Return the duration of a measurement: `seconds`, at most 60; 0 for NaN */
 double cpu_bandwidth_seconds(double seconds);
 
 extern const Device cpu_device;

@@ -76,8 +76,8 @@ write_memfd(CpuKernels *k, int unit, const Strbuf *made, llmc_error *err)
 	return path->failed ? error_set(err, LLMC_E_MEMORY, "out of memory") : LLMC_OK;
 }
 
-/* Whether the compiler could write its output into this folder: a disk with free blocks may have no
- * inodes left, or a quota. */
+/* Can a file be created and written in this folder? A disk with free blocks may have no inodes
+ * left, or a quota. */
 static bool
 takes_files(const char *dir)
 {
@@ -112,7 +112,8 @@ object_compile(void *kernels, int unit, llmc_error *err)
 	file_join(&object, strbuf_str(&dir), "kernel.so");
 	const char *tmp = strbuf_str(&object);
 	TRY_GOTO(run_compiler(k, o, header, tmp, false, &text, &code, err));
-	if (code != 0 && code < 128 && !takes_files(strbuf_str(&dir))) { /* again in $TMPDIR */
+	/* the folder takes no files: compile again in $TMPDIR */
+	if (code != 0 && code < 128 && !takes_files(strbuf_str(&dir))) {
 		cache_temporary_remove(strbuf_str(&dir));
 		TRY_GOTO(cache_temporary(&(Cache){ 0 }, &dir, err));
 		file_join(&object, strbuf_str(&dir), "kernel.so");
@@ -120,11 +121,12 @@ object_compile(void *kernels, int unit, llmc_error *err)
 		strbuf_clear(&text);
 		TRY_GOTO(run_compiler(k, o, NULL, tmp, false, &text, &code, err));
 	}
-	if (header && code != 0 && code < 128) { /* the precompiled header may be the cause */
+	/* the precompiled header may be the cause: compile again without it */
+	if (header && code != 0 && code < 128) {
 		strbuf_clear(&text);
 		TRY_GOTO(run_compiler(k, o, NULL, tmp, false, &text, &code, err));
 	}
-	/* another compiler may have warnings that ours lacks: they do not make the build fail */
+	/* warnings of an unknown compiler must not fail the build: compile again without -Werror */
 	if (code != 0 && code < 128) {
 		TRY_GOTO(run_compiler(k, o, NULL, tmp, true, &again, &code, err));
 		o->warned = code == 0;

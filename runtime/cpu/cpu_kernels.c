@@ -160,7 +160,7 @@ prepare(const Plan *plan, const KernelBuildOptions *opt, CpuKernels **out, llmc_
 		if (stat(strbuf_str(&k->object[i].source), &st) == 0)
 			b->unit[i].bytes = (size_t)st.st_size;
 	}
-	/* its code is in headers, and takes long to compile */
+	/* a persistent kernel: its code is in headers and takes long to compile */
 	for (int i = 0; i < plan->n_kernel; i++)
 		if (plan->kernel[i].n_arg == 0)
 			b->unit[b->unit_of[i]].bytes = MAX_SOURCE;
@@ -283,8 +283,8 @@ kernels_close(CpuKernels *k)
 	for (int i = 0; k->object && i < k->build.n_unit; i++) {
 		if (k->object[i].handle)
 			dlclose(k->object[i].handle);
-		/* kept open until here: the loader identifies an object by its name, which must not
-		 * be reused */
+		/* closed only now: the loader identifies an object by the name of its descriptor,
+		 * which must not be reused while objects are loaded */
 		if (k->object[i].fd > 0)
 			close(k->object[i].fd);
 		strbuf_release(&k->object[i].source);

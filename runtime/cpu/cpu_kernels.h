@@ -35,16 +35,16 @@ struct CpuKernels {
 llmc_status cc_flags(const char *target, char ***flags, char **text, llmc_error *err);
 
 /* ---- cpu_kernels.c ---- */
-/* The common part of all keys (flags, headers), and the key of a unit, from the current content of
- * the files. */
+/* Hash the part that all keys have in common (flags, headers), and compute the key of a unit from
+ * it and the current content of the files. */
 llmc_status objects_common(const CpuKernels *k, Sha256 *common, llmc_error *err);
 llmc_status object_key(const CpuKernels *k, const Sha256 *common, int unit, char hex[65],
                        llmc_error *err);
 
 /* ---- precompiled_header.c ---- */
-/* The precompiled header of intrinsics, for units that start from now on, if it pays: compiled
- * once, by the first thread that calls this. Returns the path for -include; NULL: none (yet), and
- * units read the header itself. The object is the same either way. */
+/* Return the path of the precompiled header of intrinsics, for -include. The first thread that
+ * calls this compiles it, if it saves time. NULL: not available (yet), so the unit reads the plain
+ * header. Both ways produce the same object. */
 const char *header_precompiled(CpuKernels *k);
 void header_remove(CpuKernels *k); /* after the last compiler has ended */
 

@@ -1,6 +1,6 @@
 /* A session on the CPU: its memory, and running a phase. The parts of a step are dealt to the
- * threads of the session (threads_deal), so a late thread delays nothing. Reference steps have one
- * part, and a run of them is one stage. */
+ * threads of the session (threads_deal), so that other threads run the parts of a late one. A step
+ * of the reference has one part; consecutive steps of the reference form one stage. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,7 +13,8 @@
 #include "runtime/state/rope_tables.h"
 #include "runtime/state/session_state.h"
 
-enum { ROPE_ALONE = 8 }; /* rows whose angles are not worth a barrier */
+/* up to this many rows one thread computes all angles, which saves a barrier */
+enum { ROPE_ALONE = 8 };
 
 /* A step with everything that is fixed for the life of the session */
 typedef struct StepRun {
@@ -33,8 +34,8 @@ typedef struct StepRun {
 typedef struct PhaseRun {
 	int n_step;
 	StepRun *step;
-	/* first step of each stage: [0] of all steps, [1] without those that are no-ops for
-	 * sequences without adapters */
+	/* first step of each stage: [0] over all steps, [1] without the steps that only adapters
+	 * need */
 	int *stage[2];
 	int n_stage[2];
 } PhaseRun;
@@ -42,7 +43,8 @@ typedef struct PhaseRun {
 typedef struct CpuSession {
 	PhaseRun phase[2];
 	float *scratch; /* for reference steps */
-	/* window: for steps on window pages; segments: for those on windows of a tower */
+	/* step: for most steps; window: for steps on window pages; segments: for steps on windows
+	 * of a tower */
 	llmc_step step, window, segments;
 	char *state; /* memory of all of the above, and of the angles */
 	int64_t state_bytes, slots_bytes, n_walk;
@@ -340,8 +342,8 @@ run_phase(void *user, int stage, int part, int n_parts)
 	}
 }
 
-/* Job kind for threads_deal: the phase and the order of magnitude of the rows. A collective has the
- * same parts on all ranks. */
+/* Job kind for threads_deal: the phase and the order of magnitude of the rows. With collectives
+ * every job is split over all threads, because all ranks must have equal parts. */
 static int
 kind_of(const PhaseArgs *w)
 {
@@ -353,8 +355,8 @@ kind_of(const PhaseArgs *w)
 	return w->s->comm ? DEAL_ALL : kind;
 }
 
-/* Run the phase, or the span of it, and return the number of stages. With a probe, each step is a
- * stage and the job ends after it. */
+/* Run the steps of the phase that the session selects, and return the number of stages. With a
+ * probe, each step is a job of one stage. */
 static int
 walk_all(PhaseArgs *w)
 {
@@ -460,8 +462,8 @@ cpu_forward(Session *s, int phase, const float **logits, llmc_error *err)
 	TRY(check_files(s, c, err));
 	if (s->comm && comm_ended(s->comm))
 		return comm_error(s->comm, err);
-	/* All ranks of a stage have its result, and each sends it to its peer in the next stage;
-	 * the logits have one receiver. */
+	/* Every rank of a stage has the result of the stage and sends it to its peer in the next
+	 * one. Only one rank receives the logits. */
 	if (s->plan->stages > 1 && (plan_hands_on(s->plan) || s->plan->rank == 0) &&
 	    !comm_pipe_send(s->comm, s->slot[b->slot],
 	                    (size_t)((plan_hands_on(s->plan) ? s->size->n_tok : s->size->n_out) *
@@ -512,9 +514,9 @@ run_phase_timed(void *user, int part, int n_parts)
 	}
 }
 
-/* Repeat the last step: it begins with the tokens and writes the same K and V to the same
- * positions. The result per step is the median, which is less sensitive to other programs than the
- * sum. */
+/* Repeat the last step. This is harmless: a step starts from the tokens and writes the same K and V
+ * to the same positions. The result per step is the median, which is less sensitive to other
+ * programs than the sum. */
 llmc_status
 cpu_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *err)
 {

@@ -1,9 +1,9 @@
 /* Reading routed experts of a mapped file ahead. When the router has chosen, the threads of the
  * step issue reads of all pages of the chosen experts that are not in memory, down projections
- * included, before the first of them is multiplied. Otherwise each thread would wait for one page
- * fault at a time. The kernel's page cache keeps the least recently used experts out.
+ * included, before the first GEMV reads them. Otherwise each thread would wait for one page fault
+ * at a time. The operating system's page cache drops the least recently used experts.
  *
- * While everything is in memory, only one of SAMPLE layers is looked at. */
+ * While all experts are in memory, only one of SAMPLE layers is checked. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -53,7 +53,8 @@ expert_ahead_bind(ExpertAhead *a, ExpertLoad *load, const PlanStep *st, void *co
 	*load = (ExpertLoad){ 0 };
 	if (id < 0)
 		return;
-	/* the down projection follows gate and up of the same choice */
+	/* a down projection uses the experts of the gate and up projections before it: join their
+	 * load */
 	if (st->op == OP_moe_down_add && a->last && a->last->id == arg[id] &&
 	    a->layer == st->layer) {
 		add_tensors(a->last, st, arg, p, w);

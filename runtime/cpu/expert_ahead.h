@@ -22,13 +22,16 @@ typedef struct ExpertLoad {
 } ExpertLoad;
 
 typedef struct ExpertAhead {
-	ExpertLoad *last; /* while binding: the load that a down projection may join */
+	/* while steps are bound: the load of gate and up, which a down projection joins */
+	ExpertLoad *last;
 	int layer;
-	atomic_int quiet;         /* layers in a row with everything in memory */
-	atomic_llong bytes, read; /* bytes of chosen experts; bytes of them not in memory */
+	atomic_int quiet; /* consecutive layers whose experts were all in memory */
+	/* bytes of chosen experts; bytes of chosen experts that were not in memory */
+	atomic_llong bytes, read;
 } ExpertAhead;
 
-/* Find what to load before a step, in order of the steps. load->n_matrix 0: nothing */
+/* Find the matrices to load before a step; call it in the order of the steps. load->n_matrix 0:
+ * nothing to load */
 void expert_ahead_bind(ExpertAhead *a, ExpertLoad *load, const PlanStep *st, void *const *arg,
                        const Plan *p, const Weights *w);
 /* Issue the reads of one part of a step. */

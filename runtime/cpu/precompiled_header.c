@@ -37,7 +37,8 @@ make(const CpuKernels *k, const char *path)
 
 	argv[n++] = (char *)k->cc;
 	for (int i = 0; k->flag[i]; i++)
-		if (strcmp(k->flag[i], "-shared") != 0) /* clang warns that it does not apply */
+		/* clang warns that -shared does not apply */
+		if (strcmp(k->flag[i], "-shared") != 0)
 			argv[n++] = k->flag[i];
 	argv[n++] = (char *)"-x";
 	argv[n++] = (char *)"c-header";

@@ -1,5 +1,5 @@
 /* Collectives of a step as kernel launches: over peer memory
- * (templates/cuda/runtime/collective.cu), as an NCCL gather followed by a sum of ours, or through
+ * (templates/cuda/runtime/collective.cu), as an NCCL gather followed by llmc's own sum, or through
  * the host (host_staged_comm.c). */
 #include "runtime/cuda/rank_group.h"
 
@@ -114,8 +114,8 @@ cuda_collective_run(CudaSession *c, const CudaStep *k, CommAlgorithm algorithm, 
 	                              : by_peers(c, k, algorithm == ALGO_TWO_SHOT, err);
 }
 
-/* Rows that a collective covers. In the decode phase they are those of the graph for the step's
- * bucket, also when this rank launches op by op because of a probe: another rank may launch the
+/* Rows that a collective covers. In the decode phase this is the row count of the graph for the
+ * step's bucket, even when a probe makes this rank launch op by op: another rank may launch the
  * graph at the same time. */
 static int64_t
 rows_of_graph(const CudaSession *c, const CudaStep *k, const int64_t sym[SYM_COUNT])

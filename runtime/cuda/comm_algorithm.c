@@ -1,6 +1,6 @@
 /* Choice between our own kernels over peer memory, with one or two exchanges, and NCCL. All give
- * the same bits, so the fastest one for the message size is used. It is measured once per kind of
- * machine and kept in $LLMC_CACHE/nccl. One thread of one process measures for all ranks. */
+ * the same bits, so the fastest one for the message size is used. Times are measured once per kind
+ * of machine and kept in $LLMC_CACHE/nccl. One thread of one process measures for all ranks. */
 #include "runtime/cuda/comm_algorithm.h"
 
 #include <stdlib.h>
@@ -56,8 +56,8 @@ comm_algorithm_best(const CommAlgorithmTimes *w, unsigned set, int64_t bytes)
 
 	for (int algorithm = 0; algorithm < N_ALGO; algorithm++) {
 		int i = size_of(bytes), of = best < 0 ? algorithm : best;
-		while (i > 0 && (w->us[algorithm][i] <= 0 ||
-		                 w->us[of][i] <= 0)) /* larger sizes use the last measured one */
+		/* a size that was not measured uses the next smaller one that was */
+		while (i > 0 && (w->us[algorithm][i] <= 0 || w->us[of][i] <= 0))
 			i--;
 		if (set >> algorithm & 1 &&
 		    (best < 0 || w->us[algorithm][i] < 0.98f * w->us[best][i]))
@@ -89,7 +89,9 @@ measure(CommAlgorithmTimes *w, unsigned set, int64_t most_bytes, double budget_s
 	for (int i = 0; i <= size_of(most_bytes) && i < N_ALGO_SIZES; i++) {
 		double best[N_ALGO] = { 0 };
 		for (int r = 0; r < ROUNDS && (r == 0 || clock_now() < end); r++)
-			for (int algorithm = 0; algorithm < N_ALGO; algorithm++) { /* interleaved */
+			/* algorithms take turns, so that a change of clock frequency affects all of
+			 * them */
+			for (int algorithm = 0; algorithm < N_ALGO; algorithm++) {
 				double s = 0;
 				if (!(set >> algorithm & 1))
 					continue;

@@ -1,4 +1,4 @@
-/* Private to runtime/cuda: which algorithm a message between ranks uses, by its size. See
+/* Private to runtime/cuda: selects the algorithm of a message between ranks by its size. See
  * comm_algorithm.c. */
 #ifndef LLMC_RUNTIME_CUDA_COMM_ALGORITHM_H
 #define LLMC_RUNTIME_CUDA_COMM_ALGORITHM_H
@@ -25,9 +25,10 @@ typedef enum CommAlgorithm { ALGO_ONE_SHOT, ALGO_TWO_SHOT, ALGO_NCCL, N_ALGO } C
 unsigned peer_algorithms(void);
 
 enum { ALGO_MIN_LOG2_BYTES = 11, N_ALGO_SIZES = 16 }; /* 2 KB, 4 KB, ... 64 MB */
+/* Microseconds per message; 0: not measured. The cache file begins with this struct. */
 typedef struct CommAlgorithmTimes {
 	float us[N_ALGO][N_ALGO_SIZES];
-} CommAlgorithmTimes; /* microseconds per message; 0: not measured. The cache file begins with it */
+} CommAlgorithmTimes;
 /* Best of a set of algorithms for messages of this size; the first of the set if none was
  * measured. */
 CommAlgorithm comm_algorithm_best(const CommAlgorithmTimes *w, unsigned set, int64_t bytes);
@@ -35,8 +36,9 @@ CommAlgorithm comm_algorithm_best(const CommAlgorithmTimes *w, unsigned set, int
 /* Measure `times` messages of this size with one algorithm, on all ranks at once. */
 typedef llmc_status (*comm_algorithm_run_fn)(void *user, CommAlgorithm algorithm, int64_t bytes,
                                              int times, double *seconds, llmc_error *err);
-/* Time of each algorithm of a set for messages up to most_bytes: from the cache entry of `machine`,
- * else measured and stored there. After budget_s seconds larger messages are not measured. */
+/* Get the time of each algorithm of a set for messages up to most_bytes: from the cache entry of
+ * `machine`, else by measuring, which writes the entry. After budget_s seconds larger messages are
+ * not measured. */
 llmc_status comm_algorithm_tune(CommAlgorithmTimes *w, const char *machine, unsigned set,
                                 int64_t most_bytes, double budget_s, comm_algorithm_run_fn run,
                                 void *user, llmc_error *err);

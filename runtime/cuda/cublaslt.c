@@ -47,7 +47,7 @@ lt_library_open(LtLibrary *l, int driver, llmc_error *err)
 {
 	llmc_status status = open_one(l, cuda_blaslt_names, driver, err);
 
-	/* the first may require a newer driver while an older library is installed next to it */
+	/* the first library may require a newer driver, while an older one next to it does not */
 	for (const char *const *name = cuda_blaslt_names; status != LLMC_OK && l->lib && *name;
 	     name++) {
 		const char *const one[] = { *name, NULL };

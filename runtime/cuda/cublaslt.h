@@ -1,5 +1,6 @@
 /* cuBLASLt for GEMMs of mixed steps: used where it is installed, supports the matrix, and measures
- * faster than our own kernels. It is optional: our kernels do whatever it lacks or rejects.
+ * faster than our own kernels. The library is optional: our own kernels run every GEMM that it
+ * lacks or rejects.
  *
  *   cublaslt.c           the library, descriptions of the plan's GEMMs, running one
  *   cublaslt_autotune.c  the choice, measured when a session opens and kept in the cache
@@ -85,7 +86,7 @@ void lt_library_close(LtLibrary *l);
  * variants for few rows. */
 enum { LT_MIN_ROWS = 128, LT_MAX_CHOICES = 24 };
 
-/* The choice for steps of up to `rows` rows; also its form in the cache file. */
+/* The choice for steps of up to `rows` rows. The cache file holds the same struct. */
 struct LtChoice {
 	int32_t rows, library;    /* library: 1; 0: our own kernel */
 	float own_us, library_us; /* 0: not measured */
@@ -100,7 +101,7 @@ typedef struct LtMatmul {
 	int64_t rows, cols; /* the weight matrix */
 	LtDesc desc;
 	LtLayout w, x, y; /* column-major: y^T = (w^T)^T x^T */
-	uint64_t n;       /* columns that x and y are currently set to */
+	uint64_t n;       /* number of columns that the layouts of x and y currently have */
 	int n_choice;
 	LtChoice choice[LT_MAX_CHOICES]; /* ascending rows */
 } LtMatmul;

@@ -1,8 +1,8 @@
-/* Our own kernel or cuBLASLt, for each GEMM and number of rows: both run on the session's own
- * buffers and weights before its first step. The faster one is stored in the cache with the
- * algorithm that the library chose, so nothing is measured twice on a machine. One start measures
- * for at most BUDGET_S and makes at least one choice; our own kernels do the rest until a later
- * start. */
+/* Choose between our own kernel and cuBLASLt for each GEMM and number of rows. Both run on the
+ * session's own buffers and weights before its first step. The faster one is stored in the cache
+ * with the algorithm that the library chose, so nothing is measured twice on a machine. One start
+ * measures for at most BUDGET_S but makes at least one choice. GEMMs without a choice use our own
+ * kernels until a later start. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,7 +47,7 @@ list_rows(const CudaSession *c, int32_t first, int32_t rows[LT_MAX_CHOICES])
 
 /* ---- the cache ---- */
 
-/* Key of a measurement: the device, its driver, the library, our kernel. */
+/* Key of a measurement: hash of device, driver, library and our own kernel. */
 static llmc_status
 cache_path(const CudaSession *c, const LtMatmul *p, char key[65], Strbuf *out, llmc_error *err)
 {
@@ -113,7 +113,8 @@ is_covered(const LtMatmul *p, int32_t rows)
 	return false;
 }
 
-/* Returns false if the cache has all choices and all are our own kernels. */
+/* Read all choices from the cache. False: all are there, and all are our own kernels, so the
+ * library is not needed. */
 static bool
 recall_all(CudaSession *c)
 {
@@ -147,8 +148,9 @@ typedef struct Measure {
 	int n_measured; /* choices made; each start makes progress however slow the machine is */
 } Measure;
 
-/* Use weights as activations: 16-bit weights have the right type, and read as f32 they are finite
- * numbers too. Zeros or uninitialised memory would run at another clock frequency. */
+/* Use weights as activations. 16-bit weights have the right type, and their bits read as f32 are
+ * finite too. With zeros or uninitialised memory the GPU would draw another power and run at
+ * another clock frequency. */
 static llmc_status
 fill_step(Measure *m, const CudaStep *k, llmc_error *err)
 {
@@ -215,7 +217,7 @@ median(const float t[ROUNDS])
 	return t[2] < low ? low : t[2] > high ? high : t[2];
 }
 
-/* The library must be clearly faster; on a tie our own kernel is kept. */
+/* Measure one row count. The library is chosen only if it is clearly faster. */
 static llmc_status
 measure_rows(Measure *m, int32_t rows, llmc_error *err)
 {
@@ -249,7 +251,7 @@ measure_rows(Measure *m, int32_t rows, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Largest steps first: they do most of a prompt. */
+/* Measure the largest steps first, because they process most tokens of a prompt. */
 static llmc_status
 measure(Measure *m, llmc_error *err)
 {

@@ -19,7 +19,7 @@
  *   cuda_device.c       the row in the table of devices
  *   profile.c           times of single ops
  *   rank_group.c        ranks on GPUs of one process
- *   nccl.c              the same through NCCL; comm_algorithm.c chooses between both
+ *   nccl.c              collectives through NCCL; comm_algorithm.c chooses the way
  *   pipeline_stages.c   pipeline stages on GPUs of one process
  *
  * Every call makes the device's own context current and restores the previous one: a host program
@@ -43,8 +43,8 @@ enum { CUDA_MIN_DRIVER = 11080 }; /* 11.8: launches with attributes */
  * and the Python wheels below it are searched, else the loader's paths and the usual toolkit
  * folders. path: where it was found. NULL: none */
 void *cuda_lib_open(const char *const *name, char *path, size_t cap);
-/* libcuda.so.1 belongs to the driver and is in no wheel: if LLMC_CUDA_LIBDIR has NVRTC but not this
- * library, the system's is opened. */
+/* Open libcuda.so.1. It belongs to the driver and is in no wheel: if LLMC_CUDA_LIBDIR has NVRTC but
+ * not libcuda, the system's libcuda is opened. */
 llmc_status cuda_driver_open(void **lib, CudaApi *api, char *path, size_t cap, llmc_error *err);
 extern const char *const cuda_nvrtc_names[], *const cuda_blaslt_names[], *const cuda_nccl_names[];
 
@@ -63,8 +63,8 @@ typedef struct CudaDevice {
 	size_t total_bytes;
 	/* a call has failed in a way that breaks the context: only closing works */
 	atomic_bool lost;
-	/* the first failure that lost it, for calls after one whose error was dropped; written
-	 * before `lost` by the thread that sets `lost_named` */
+	/* the first failure that broke the context, for later calls: the call that failed may have
+	 * dropped its error. The thread that sets `lost_named` writes both strings before `lost` */
 	atomic_bool lost_named;
 	char lost_at[512], lost_why[256];
 } CudaDevice;
@@ -80,14 +80,15 @@ llmc_status cuda_error(CudaDevice *d, CUresult r, llmc_error *err, const char *w
 /* The text of a result: "an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS)" */
 void cuda_result_text(const CudaApi *api, CUresult r, char *buf, size_t cap);
 
-/* Return the status of a driver call that failed. */
+/* Make a driver call; if it fails, return its status from the calling function. */
 #define CUDA_TRY(d, call, ...)                                                                     \
 	do {                                                                                       \
 		CUresult cuda_r_ = (call);                                                         \
 		if (cuda_r_ != CU_OK)                                                              \
 			return cuda_error((d), cuda_r_, err, __VA_ARGS__);                         \
 	} while (0)
-/* For cleaning up: an error shows in the next call; a lost device is recorded. */
+/* Make a driver call that cleans up. Its error is ignored, except that a lost device is
+ * recorded. */
 #define CUDA_RELEASE(call)                                                                         \
 	do {                                                                                       \
 		if ((call) != CU_OK)                                                               \
@@ -96,10 +97,10 @@ void cuda_result_text(const CudaApi *api, CUresult r, char *buf, size_t cap);
 
 /* ---- cuda_target.c ---- */
 
-/* Plan target for a device of compute capability cc (86 for 8.6): the most demanding one that it
- * runs; NULL: too old */
+/* Plan target for a device of compute capability cc (86 for 8.6): the target of the newest
+ * architecture that the device runs; NULL: the device is too old */
 const char *cuda_best_target(int cc);
-/* Does a device run plans of this target, compiled for it? */
+/* Does a device run plans of this target after they are compiled for the device? */
 bool cuda_runs(int cc, const char *target);
 /* Architecture that a plan is compiled for on a device: "sm_90a"; a plan of sm_80 on a device of
  * 8.6 is compiled for sm_86. cc 0: ahead of time, for the plan's own target */
@@ -122,14 +123,15 @@ typedef struct Nvrtc {
 	int n_arch, arch[64];
 } Nvrtc;
 
-/* E_MISSING: there is none, or none whose code this driver accepts (driver 0: any will do). */
+/* Open NVRTC. E_MISSING: there is none, or none whose code this driver accepts (driver 0: any
+ * version is accepted). */
 llmc_status nvrtc_open(Nvrtc *n, int driver, llmc_error *err);
 void nvrtc_close(Nvrtc *n);
-/* Compile; *log receives NVRTC's log (may be NULL). E_CHECK: it does not compile, see the log. Any
- * thread. */
+/* Compile; *log receives NVRTC's log (may be NULL). E_CHECK: the source does not compile, see the
+ * log. Any thread. */
 llmc_status nvrtc_compile(const Nvrtc *n, const char *source, const char *name, const char *arch,
                           Strbuf *image, Strbuf *log, llmc_error *err);
-extern const char nvrtc_options[]; /* joined, for keys */
+extern const char nvrtc_options[]; /* all options as one string, part of the keys */
 
 /* ---- kernel_source.c ---- */
 
@@ -161,14 +163,14 @@ llmc_status cuda_build_start(const Plan *plan, const CudaBuildOptions *opt, Cuda
                              llmc_error *err);
 void cuda_build_poll(CudaBuild *b);
 llmc_status cuda_build_wait(CudaBuild *b, llmc_error *err);
-void cuda_build_close(CudaBuild *b); /* stops and waits if it is not done */
+void cuda_build_close(CudaBuild *b); /* stops the compilation and waits for its threads */
 /* Valid after wait. Units: each file of the plan once, then the runtime's own kernels. */
 int cuda_build_units(const CudaBuild *b);
 int cuda_build_unit_of(const CudaBuild *b, int kernel);
 int cuda_build_own(const CudaBuild *b, const char *name); /* unit of a kernel of the runtime */
 const Strbuf *cuda_build_image(const CudaBuild *b, int unit);
 const char *cuda_build_name(const CudaBuild *b, int unit);
-/* The image did not load: compile it here, even if one was shipped. */
+/* Call if an image did not load: compile it here, even if it was shipped. */
 llmc_status cuda_build_again(CudaBuild *b, int unit, const char *why, llmc_error *err);
 /* Compile all kernels of the plan into artifact/aot/sm_XX/ with a manifest. */
 llmc_status cuda_build_ship(const Plan *plan, const CudaBuildOptions *opt, llmc_error *err);

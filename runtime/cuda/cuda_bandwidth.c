@@ -1,12 +1,13 @@
-/* Read bandwidth of a device, measured with a kernel of our own: the reference for bandwidth
- * shares. */
+/* Read bandwidth of a device, measured with a kernel of our own: other parts of llmc report
+ * bandwidth as a share of it. */
 #include <string.h>
 
 #include "base/clock.h"
 #include "runtime/cuda/cuda.h"
 
-/* Bytes read per launch: few where that takes long (an emulator), else CACHES times the L2 size
- * that the device reports, 2 GB on all but the smallest GPUs. */
+/* Bytes read per launch. The first measurement reads FEW bytes; if that is slow, as on an emulator,
+ * it is the result. Otherwise a launch reads CACHES times the L2 size that the device reports,
+ * which is 2 GB on all but the smallest GPUs. */
 enum { FEW = 4 << 20, RUNS = 9, CACHES = 256 };
 static const size_t MOST = (size_t)2 << 30;
 

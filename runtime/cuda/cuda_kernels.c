@@ -90,7 +90,7 @@ compile(void *cuda_build, int unit, llmc_error *err)
 	else if (status != LLMC_OK)
 		*err = why;
 	strbuf_release(&log);
-	bool kept; /* it is in memory either way */
+	bool kept; /* unused: the image is in memory whether the cache keeps it or not */
 	return status == LLMC_OK
 	           ? build_keep(&b->build, unit, m->image.data, m->image.len, &kept, err)
 	           : status;
@@ -159,7 +159,8 @@ open_compiler(CudaBuild *b, llmc_error *err)
 
 	TRY(nvrtc_open(&b->nvrtc, b->opt.driver, err));
 	cuda_arch(b->opt.cc, b->build.plan->target, arch);
-	/* Kernels that an architecture shares with an earlier one use nothing of its own. */
+	/* If the architecture uses the kernels of an earlier one, they have no
+	 * architecture-specific instructions. */
 	const Target *t = target_find(b->build.plan->target);
 	const bool portable = !strchr(arch, 'a') || t->kernels != t->arch;
 	int want = atoi(arch + 3);
@@ -186,8 +187,8 @@ open_compiler(CudaBuild *b, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* There is no compiler (why) and some images are missing: report which ones exist and how to get
- * the others. */
+/* Report that images are missing and that there is no compiler (why): list the images that exist
+ * and how to get the others. */
 static llmc_status
 missing_compiler(const CudaBuild *b, const llmc_error *why, llmc_error *err)
 {

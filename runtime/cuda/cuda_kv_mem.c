@@ -28,8 +28,8 @@ enter_quietly(CudaSession *c)
 	return r == CU_OK;
 }
 
-/* One call for all layers of a page if possible: a call takes microseconds on host and device, and
- * a prompt takes many pages. */
+/* Zero a page in all layers by one driver call if possible: a call costs microseconds on host and
+ * device, and a prompt allocates many pages. */
 static void
 page_clear(void *user, void *at, size_t bytes, size_t stride, int n)
 {
@@ -113,7 +113,7 @@ page_read(void *user, void *host, const void *at, size_t bytes)
 	}
 }
 
-/* From pageable memory: the driver has read it when the call returns. */
+/* `host` is pageable memory, so the driver has read it when the call returns. */
 static void
 page_write(void *user, void *at, const void *host, size_t bytes)
 {
@@ -238,7 +238,8 @@ copies_end(void *user, uint32_t number)
 	}
 }
 
-/* Its entry may belong to a later group by now, which runs after it. */
+/* The event of this group may have been recorded again for a later group. Waiting for that one is
+ * enough, because groups run in order. */
 static void
 copies_wait(void *user, uint32_t number)
 {

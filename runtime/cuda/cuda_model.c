@@ -125,9 +125,9 @@ function(CudaModel *m, CUfunction *f, int unit, const char *name, const CudaBuil
 }
 
 /* Two kernels run on an SM at the same time only if both use the same split of shared memory and
- * L1, and both fit. The driver may split it per kernel for that kernel alone; then one waits for
- * the end of the other, and so does the next kernel with a programmatic edge after one without. So
- * all kernels that may overlap get the same split. */
+ * L1, and both fit. The driver chooses the split for each kernel on its own. If two splits differ,
+ * the second kernel waits for the end of the first, even across a programmatic edge. So all kernels
+ * that may overlap get the same split. */
 static llmc_status
 all_shared(CudaModel *m, CUfunction f, const char *name, llmc_error *err)
 {
@@ -139,12 +139,12 @@ all_shared(CudaModel *m, CUfunction f, const char *name, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* A kernel meant to run k CTAs per SM must get exactly k. If more fit, CTAs of a programmatic
- * launch start while those of the previous kernel still run, two where two have ended and none
- * elsewhere, and all following kernels inherit that imbalance: on an H100 (k = 1) GEMVs of q8_0
- * took 1.6 times as long, those of bf16 1.1. So a CTA takes enough shared memory that no further
- * one fits: the next kernel's CTAs start one by one as these end, and fill their rings while the
- * last ones run. */
+/* A kernel meant to run k CTAs per SM must get exactly k. If more fit, CTAs of the next
+ * programmatic launch start early and unevenly: some SMs get two of them, others none, and all
+ * later kernels inherit this imbalance. On an H100 (k = 1), GEMVs took 1.6 times as long with q8_0
+ * and 1.1 times with bf16. So a CTA requests enough shared memory that no further CTA fits. The
+ * CTAs of the next kernel then start one by one as these end, and fill their rings while the last
+ * ones run. */
 int64_t
 cuda_shared_of(const CudaModel *m, const PlanLaunch *p)
 {
@@ -219,8 +219,8 @@ load_modules(CudaModel *m, CudaBuild *b, llmc_error *err)
 	m->n_module = cuda_build_units(b);
 	for (int u = 0; u < m->n_module; u++) {
 		CUresult r = d->api.module_load(&m->module[u], cuda_build_image(b, u)->data);
-		/* Intact and of this source, yet rejected by the driver: first the shipped image,
-		 * then the cached one. */
+		/* The driver may reject an intact image that matches the source. Replace the
+		 * shipped image first, then the cached one. */
 		for (int tries = 0; tries < 2 && (r == CU_INVALID_IMAGE || r == CU_NO_BINARY);
 		     tries++) {
 			char why[256];

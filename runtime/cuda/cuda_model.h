@@ -15,12 +15,13 @@ typedef struct CudaModel {
 	CUfunction begin, sample;
 	/* kernels of collectives */
 	CUfunction all_reduce, all_reduce_two, all_gather, add_ranks, place_ranks;
-	bool can_divide; /* as in RuntimeOptions */
+	bool can_divide; /* see RuntimeOptions */
 	bool pdl;        /* programmatic launches also within graphs */
 	CUdeviceptr weights;
 	int64_t *offset; /* [n_tensor] */
 	int64_t weight_bytes;
-	Nccl *nccl; /* rank_processes.c: to ranks of this stage that are other processes; or NULL */
+	/* rank_processes.c: connection to the ranks of this stage in other processes; NULL: none */
+	Nccl *nccl;
 } CudaModel;
 
 /* cuda_model.c: as the members of Device */
@@ -35,8 +36,8 @@ int64_t cuda_shared_of(const CudaModel *m, const PlanLaunch *p);
 /* rank_processes.c: as the member of Device */
 llmc_status cuda_connect_processes(Runtime *rt, llmc_log_fn log, void *log_user, llmc_error *err);
 
-/* Returns buf: the formats in which the weights, smaller than now, take less than `most` bytes,
- * "Q6_K (1.2 GB), Q4_K (0.9 GB)"; empty: none. */
+/* Write to buf, and return it, the formats in which the weights are smaller than now and take less
+ * than `most` bytes, "Q6_K (1.2 GB), Q4_K (0.9 GB)"; empty: none. */
 const char *cuda_smaller_weights(const CudaModel *m, int64_t most, char buf[160]);
 
 /* "17.3 GB", "512 KB" */

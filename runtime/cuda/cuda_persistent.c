@@ -5,7 +5,8 @@
 
 #include "runtime/cuda/cuda_session.h"
 
-/* Buckets with a list of tasks: 1, 2 and 4 rows, or fewer. A list holds the rows of its launch. */
+/* Number of buckets with a list of tasks: 1, 2 and 4 rows. Each list is built for the row count of
+ * its bucket. */
 enum { LISTS = 3 };
 _Static_assert(1 << (LISTS - 1) == PLAN_PERSISTENT_ROWS, "a list per bucket");
 

@@ -1,6 +1,6 @@
 /* Slices of weights that decode kernels prefetch to L2 (templates/cuda/runtime/prefetch.h). The
- * plan names tensors and bytes; the device decides on their number of CTAs and on how much of the
- * bytes its L2 may have. */
+ * plan names tensors and bytes. This file scales both to the device: to the number of CTAs that
+ * prefetch, and to the share of L2 that prefetched bytes may fill. */
 #include "runtime/cuda/cuda_session.h"
 
 enum { LINE = 128, L2_SHARE = 4 /* share of L2 for prefetched bytes: a quarter */ };
@@ -30,7 +30,7 @@ cuda_prefetch_slices(const void *at, int64_t tensor_bytes, const PlanPrefetch *f
 			                .bytes = (unsigned)lines(share),
 			                .n = lines(share) > 0 ? (int)many : 0 };
 	}
-	if (n > (to - from) / LINE) /* a line per slice at least */
+	if (n > (to - from) / LINE) /* at least one line per slice */
 		n = (to - from) / LINE;
 	if (n < 1)
 		return (llmc_prefetch){ 0 };

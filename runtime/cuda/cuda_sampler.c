@@ -1,5 +1,5 @@
-/* Steps that sample on the device. A note from the host lists the sequences that take part; the
- * host reads the tokens one step later. A decode step costs it one graph launch and one event. */
+/* Steps that sample on the device. A note from the host lists the sequences of a step; the host
+ * reads the tokens one step later. A decode step costs the host one graph launch and one event. */
 #include <string.h>
 
 #include "runtime/cuda/cuda_session.h"
@@ -76,8 +76,8 @@ set_params(Session *s, llmc_seq q, const llmc_params *p, const int32_t *prompt, 
 
 /* ---- notes ---- */
 
-/* Do the device's and the host's block table of a sequence have the same page, and the same window
- * page? */
+/* Do both block tables of a sequence, the device's and the host's, have the same page and the same
+ * window page? */
 static bool
 same_page(const Kv *kv, const int32_t *have, const int32_t *page, int32_t i)
 {
@@ -99,8 +99,8 @@ copy_table(CudaSession *c, int32_t q, int32_t from, int32_t n, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Update the device's block table of a sequence. One new page is passed in the note; several are
- * copied. first: index of the first changed entry */
+/* Update the device's block table of a sequence. A single new page is passed in the note; several
+ * are copied. first: index of the first entry that changed */
 static llmc_status
 update_table(CudaSession *c, int32_t q, llmc_note_row *w, int32_t *first, llmc_error *err)
 {
@@ -163,7 +163,7 @@ write_note(CudaSession *c, llmc_error *err)
 		w->table_from = c->row_seq[i] == q ? first : 0;
 		c->row_seq[i] = q;
 		c->row_pages[i] = s->kv.seq[q].n_page;
-		/* another row of the step's table may hold earlier pages of this sequence */
+		/* another row of the step's table may hold outdated pages of this sequence */
 		for (int32_t k = 0; first < s->kv.seq[q].n_page && k < s->sym[SYM_n_seq]; k++)
 			if (k != i && c->row_seq[k] == q && c->row_pages[k] > first)
 				c->row_pages[k] = first;
@@ -201,8 +201,8 @@ begin(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *err)
 	return status;
 }
 
-/* The step was not queued: drop its note and table updates, and release the ring entry, so that
- * nothing reads from it any more. */
+/* Call if a step was not queued: drop its note and table updates, and release its ring entry, which
+ * nothing reads then. */
 static void
 undo_note(CudaSession *c)
 {
@@ -216,7 +216,7 @@ undo_note(CudaSession *c)
 		c->row_seq[i] = -1;
 }
 
-/* All of the step has been queued: its ring entry is in use until it has ended. */
+/* Call when a step has been queued: its ring entry stays in use until the step has ended. */
 static llmc_status
 queued(CudaSession *c, llmc_error *err)
 {
@@ -345,7 +345,7 @@ take(Session *s, int32_t *ids, float *logprobs, llmc_error *err)
 			        : "all logits are minus infinity: no token can be sampled");
 	}
 	memmove(c->flight, c->flight + 1, (CUDA_MAX_IN_FLIGHT - 1) * sizeof *c->flight);
-	c->flight[CUDA_MAX_IN_FLIGHT - 1] = f; /* its memory is reused */
+	c->flight[CUDA_MAX_IN_FLIGHT - 1] = f; /* its arrays are reused by a later step */
 	c->n_flight--;
 	return status;
 }

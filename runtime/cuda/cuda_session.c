@@ -1,5 +1,5 @@
-/* Memory of a session on the device: pages, slots, state. All of it is allocated at open and
- * nothing later. */
+/* Memory of a session on the device: pages, slots, state. All of it is allocated when the session
+ * opens. */
 #include "runtime/cuda/cuda_session.h"
 
 #include <stdio.h>
@@ -31,14 +31,15 @@ cuda_session_leave(Session *s)
 
 /* ---- state ---- */
 
-/* The host only adds to addresses of the device. */
+/* Convert a device address to a pointer. The host does arithmetic on it but never dereferences
+ * it. */
 static void *
 pointer(CUdeviceptr p)
 {
 	return (void *)(uintptr_t)p;
 }
 
-/* Lay out all of it; base 0: only count bytes. -1: overflow */
+/* Lay out the session's state; base 0: only count bytes. Returns the size; -1: overflow */
 static int64_t
 lay_out_state(CudaSession *c, const Session *s, CUdeviceptr base)
 {
@@ -143,7 +144,8 @@ longest_in(const Session *s, int64_t room, int32_t chunk)
 	return lo >= PLAN_KV_PAGE ? lo - lo % PLAN_KV_PAGE : lo;
 }
 
-/* An error with the plan's table, the limits that would fit, and remedies for these limits. */
+/* Set an error with the table of memory uses, the limits that would fit, and remedies that keep the
+ * requested limits. */
 static llmc_status
 does_not_fit(const CudaSession *c, const llmc_memory *need, size_t left, size_t total,
              llmc_error *err)
@@ -174,7 +176,8 @@ does_not_fit(const CudaSession *c, const llmc_memory *need, size_t left, size_t 
 	else if (seqs)
 		snprintf(fits, sizeof fits, "--context %d with --seqs %d would fit", s->lim.context,
 		         seqs);
-	/* the session as it was requested: with smaller weights, or with a part of them elsewhere
+	/* remedies for the requested limits: smaller weights, or a part of the model on another
+	 * device
 	 */
 	cuda_smaller_weights(c->m, room + need->weights - need->kv - need->scratch - need->state,
 	                     formats);
@@ -372,9 +375,11 @@ bind(CudaSession *c, llmc_error *err)
 	TRY(cuda_host_comm_open(c, err));
 	TRY(cuda_crossing_open(c, err));
 	TRY(cublaslt_open(c, err));
+	/* capture the graphs. Not for several ranks, which are not connected yet, nor for stages,
+	 * which do not sample on the device */
 	for (int sampling = 0;
 	     sampling < 2 && s->plan->ranks < 2 && s->plan->stages < 2 && s->plan->partitions < 2;
-	     sampling++) /* ranks are not connected yet; stages do not sample here */
+	     sampling++)
 		TRY(cuda_graph(c, 0, sampling, false, err));
 	CUDA_TRY(&c->m->dev, c->m->dev.api.stream_sync(c->stream),
 	         "clearing the memory of a session");

@@ -30,10 +30,11 @@ typedef struct CudaStep {
 	/* set once a collective between processes (host_staged_comm.c) has been launched */
 	struct CudaSession *of;
 	bool slots;  /* a no-op if no sequence of the step has an adapter */
-	bool of_out; /* it has one row per row of logits */
+	bool of_out; /* the step has one row per row of logits */
 } CudaStep;
 
-/* Peer memory of a rank, on its device: what other ranks write to, and the addresses of theirs. */
+/* Peer memory of a rank, on its device: the memory that other ranks write to, and the addresses of
+ * the other ranks' memory. */
 typedef struct CudaWindow {
 	llmc_peers *peers;
 	unsigned *epoch, *flag;
@@ -88,16 +89,16 @@ typedef struct CudaSession {
 	float *received, *stage_out;
 	CUdeviceptr stage_in[2]; /* destination of `received` in each phase */
 	CUdeviceptr block_to;    /* the arrays on the device */
-	int *mask_at;        /* for each row of logits the index of its mask; the masks follow */
-	unsigned *mask;      /* masks [max_out, (vocab + 31) / 32] */
-	int64_t mask_bytes;  /* size of mask_at and the masks */
-	bool sample_pending; /* a step has been queued without sampling */
+	int *mask_at;            /* index of the mask of each row of logits; the masks follow */
+	unsigned *mask;          /* masks [max_out, (vocab + 31) / 32] */
+	int64_t mask_bytes;      /* size of mask_at and the masks */
+	bool sample_pending;     /* a step has been queued without sampling */
 	CUevent event[LLMC_RING];
 	bool busy[LLMC_RING];
-	unsigned number; /* steps so far that sample, or could have */
+	unsigned number; /* number of steps so far that sample on the device or could have */
 	CudaInFlight flight[CUDA_MAX_IN_FLIGHT];
 	int32_t n_flight;
-	/* content of the device's tables */
+	/* copies of the device's tables on the host */
 	int32_t *table; /* [seqs, kv.stride] */
 	/* [n_seq] sequence whose first row_pages pages row i of the step's block table holds; -1 */
 	int32_t *row_seq, *row_pages;
@@ -112,7 +113,7 @@ typedef struct CudaSession {
 	/* cuda_kv_mem.c: background copies of pages, to and from host memory */
 	CUstream copies; /* NULL: none */
 	CUevent reached; /* state of the steps' stream when a group of copies began */
-	/* entry i % CUDA_COPIES: the end of group i and of all earlier ones */
+	/* entry i % CUDA_COPIES: recorded at the end of copy group i */
 	CUevent copied[CUDA_COPIES];
 	/* first error of calls that return void */
 	llmc_status failed;
@@ -126,18 +127,20 @@ void cuda_session_close(Session *s);
 llmc_status cuda_session_enter(Session *s, llmc_error *err);
 void cuda_session_leave(Session *s);
 
-/* cuda_kv_mem.c: memory of a session's pages. Buffers of its background copies are freed after the
- * pages */
+/* cuda_kv_mem.c: memory of a session's pages. cuda_pages_close frees the buffers of background
+ * copies, after the pages */
 KvMem cuda_pages(CudaSession *c);
 void cuda_pages_close(CudaSession *c, bool current);
 
-/* cuda_prefetch.c: fill what a decode step prefetches to L2; its arguments are bound. */
+/* cuda_prefetch.c: set the bytes that a decode step prefetches to L2. Call it after the step's
+ * arguments are bound. */
 void cuda_bind_prefetch(const CudaSession *c, CudaStep *k);
-/* One window: at: the tensor; budget: of the plan; allowed: bytes that this device's L2 may have */
+/* Slices of one tensor `at`. budget: bytes that the plan prefetches; allowed: bytes that this
+ * device's L2 may hold */
 llmc_prefetch cuda_prefetch_slices(const void *at, int64_t tensor_bytes, const PlanPrefetch *f,
                                    int64_t budget, int64_t allowed, int n_sm);
 
-/* cuda_persistent.c: persistent decode steps. Their memory in the session's state */
+/* cuda_persistent.c: persistent decode steps. Lay out their memory in the session's state */
 void cuda_persistent_lay_out(CudaSession *c, const Session *s, BumpAllocator *b);
 /* Write the lists of tasks for up to persistent_rows rows, once steps are bound. */
 llmc_status cuda_persistent_bind(CudaSession *c, llmc_error *err);
@@ -145,8 +148,8 @@ llmc_status cuda_persistent_bind(CudaSession *c, llmc_error *err);
 /* tensor_map.c: fill the maps of steps whose arguments are bound */
 llmc_status cuda_bind_maps(CudaSession *c, llmc_error *err);
 
-/* cublaslt.c and cublaslt_autotune.c: cuBLASLt for GEMMs of mixed steps. Most bytes of its
- * workspace on the device */
+/* cublaslt.c and cublaslt_autotune.c: cuBLASLt for GEMMs of mixed steps. Upper bound of its
+ * workspace on the device, in bytes */
 int64_t cublaslt_bytes(const Session *s);
 /* Call when steps are bound, before the first one runs: loads choices from the cache and measures
  * the missing ones. */
@@ -154,14 +157,15 @@ llmc_status cublaslt_open(CudaSession *c, llmc_error *err);
 void cublaslt_close(CudaSession *c);
 /* The library's choice for the GEMM of this step with n rows; NULL: our own kernels run. */
 LtChoice *cublaslt_choice(CudaSession *c, const CudaStep *k, int64_t n);
-/* Queue it. If the library rejects it, by->library becomes 0 and nothing has been queued. */
+/* Queue the GEMM of a step. If the library rejects it, by->library becomes 0 and nothing has been
+ * queued. */
 llmc_status cublaslt_matmul(CudaSession *c, const CudaStep *k, LtChoice *by, int64_t n,
                             llmc_error *err);
 
 /* cuda_step.c: members of Device, and internals */
 llmc_status cuda_forward(Session *s, int phase, const float **logits, llmc_error *err);
 llmc_status cuda_prepare(Session *s, llmc_error *err);
-/* The error of an earlier call that returned void, or LLMC_OK. */
+/* Return the error of an earlier call that returned void, or LLMC_OK. */
 llmc_status cuda_session_check(CudaSession *c, llmc_error *err);
 /* Move a step's samples out of the ring, whose entry will be reused. */
 void cuda_in_flight_save(CudaSession *c, CudaInFlight *f);
@@ -186,36 +190,37 @@ llmc_status cuda_upload_freq(CudaSession *c, llmc_error *err);
 /* The note of the next step, one row per sequence; sets the fields that describe the step */
 llmc_note_row *cuda_note(CudaSession *c);
 void cuda_note_rows(CudaSession *c, int32_t n, int32_t n_out);
-/* Upload the step's arrays, whole, with a note to use them. */
+/* Upload all of the step's arrays, with a note that makes kernels use them. */
 llmc_status cuda_upload_step(CudaSession *c, llmc_error *err);
 llmc_status cuda_launch_mixed(CudaSession *c, int phase, bool sampling, llmc_error *err);
 llmc_status cuda_launch_decode(CudaSession *c, int32_t rows, bool sampling, llmc_error *err);
-/* Sample after a step that was launched without; masked: with the masks that have been copied */
+/* Sample after a step that was launched without sampling; masked: apply the masks that have been
+ * copied */
 llmc_status cuda_launch_sample(CudaSession *c, int64_t n_out, bool masked, llmc_error *err);
 llmc_status cuda_graph(CudaSession *c, int bucket, bool sampling, bool adapted,
                        llmc_error *err); /* captured at first use */
 /* profile.c: member of Device */
 llmc_status cuda_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *err);
-/* For profile.c: the step of op i in the form that so many rows use, and the launches of one kernel
- * of the last step */
+/* For profile.c: cuda_step_for returns the step of op i in the form that `rows` rows use;
+ * cuda_launch_again repeats the launches of one kernel of the last step */
 CudaStep *cuda_step_for(CudaSession *c, int phase, int i, int64_t rows);
 bool cuda_has_adapter(const Session *s); /* some sequence of the step has one */
 llmc_status cuda_launch_again(CudaSession *c, int phase, const PlanKernel *only, llmc_error *err);
 
-/* rank_group.c: ranks on GPUs. Reserve peer memory in the session's state (false: too many ranks),
- * and zero its flags */
+/* rank_group.c: ranks on GPUs. cuda_window_lay_out reserves peer memory in the session's state
+ * (false: too many ranks); cuda_window_clear zeroes its flags */
 bool cuda_window_lay_out(CudaSession *c, const Session *s, BumpAllocator *b);
 llmc_status cuda_window_clear(CudaSession *c, llmc_error *err);
-/* Set up the launch of a collective, in k->comm. number: of the step in its phase */
+/* Set up the launch of a collective, in k->comm. number: index of the step in its phase */
 llmc_status cuda_collective_bind(CudaSession *c, CudaStep *k, int number, llmc_error *err);
 /* Member `join` of Device; closing a session leaves the group. */
 llmc_status cuda_group_open(Session *const *rank, int n, llmc_error *err);
 void cuda_group_leave(CudaSession *c);
-/* Launch a collective for at most this many rows, or for as many as its graph has */
+/* Launch a collective for at most this many rows, or for the rows of its graph */
 llmc_status cuda_collective_launch(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT],
                                    llmc_error *err);
-/* host_staged_comm.c, for ranks that are processes: whether this session uses it; its pinned
- * memory, after steps are bound; a collective for this many rows */
+/* host_staged_comm.c, for ranks that are processes: does this session use it; open its pinned
+ * memory, after steps are bound; run a collective for this many rows */
 bool cuda_uses_host_comm(const CudaSession *c);
 llmc_status cuda_host_comm_open(CudaSession *c, llmc_error *err);
 void cuda_host_comm_close(CudaSession *c);
@@ -228,12 +233,12 @@ llmc_status cuda_stage_bind(CudaSession *c, int phase, int i, llmc_error *err);
 llmc_status cuda_stage_receive(CudaSession *c, int phase, llmc_error *err);
 llmc_status cuda_stage_fetch(CudaSession *c, llmc_error *err);
 llmc_status cuda_stage_send(CudaSession *c, llmc_error *err);
-/* two_devices.c, for a model on this GPU and the CPU: pinned memory for a value that crosses, after
- * steps are bound; a send or recv of this many rows */
+/* two_devices.c, for a model on this GPU and the CPU: open pinned memory for a value that crosses,
+ * after steps are bound; queue a send or recv of this many rows */
 llmc_status cuda_crossing_open(CudaSession *c, llmc_error *err);
 void cuda_crossing_close(CudaSession *c);
 llmc_status cuda_crossing_launch(CudaSession *c, CudaStep *k, int64_t rows, llmc_error *err);
-/* A step begins or is over: one that takes too long ends the group. */
+/* Report that a step begins (runs) or is over. A step that takes too long ends the group. */
 void cuda_group_step(CudaSession *c, bool runs);
 /* End the group: waiting kernels return, and all later steps fail. Any thread. */
 void cuda_group_end(CudaSession *c);

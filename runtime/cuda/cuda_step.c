@@ -7,7 +7,8 @@
 #include "runtime/cuda/cublaslt.h"
 #include "templates/common/llmc_mla.h"
 
-/* Largest bucket whose steps may be one persistent kernel: it runs decode kernels only. 0: none */
+/* Largest bucket whose steps may be one persistent kernel, in which every op uses its decode
+ * kernel. 0: none */
 static int32_t
 persistent_rows(CudaSession *c)
 {
@@ -92,8 +93,9 @@ cuda_bind(CudaSession *c, llmc_error *err)
 				to->call.s = segments;
 			for (int a = 0; a < ps->n_arg && a < LLMC_CALL_ARGS; a++)
 				to->call.a[a] = session_argument(s, &ps->arg[a]);
-			const OpInfo *op =
-			    &op_info[ps->op]; /* a result in another buffer is always read */
+			/* a result in a buffer of its own is always read, so the step must run
+			 * without adapters too */
+			const OpInfo *op = &op_info[ps->op];
 			to->slots = op->flags & OPF_LORA && (op->arg[0].role != ROLE_SAME ||
 			                                     to->call.a[0] == to->call.a[op->n_in]);
 			c->skips |= to->slots;
@@ -213,7 +215,7 @@ cuda_upload_step(CudaSession *c, llmc_error *err)
 	cuda_note_rows(c, -1, 0);
 	CUDA_TRY(d, d->api.copy_up(c->block_to, block, bytes, c->stream),
 	         "copying a step to the GPU");
-	/* the step overwrites rows of the block table */
+	/* the upload overwrites rows of the block table */
 	for (int32_t i = 0; i < s->size->n_seq; i++)
 		c->row_seq[i] = -1;
 	return LLMC_OK;
@@ -331,14 +333,15 @@ cuda_launch_kernel(CudaSession *c, CudaStep *k, const int64_t sym[SYM_COUNT], Lt
 			continue;
 		if (!p->fn) {
 			TRY(cublaslt_matmul(c, k, by, sym[SYM_n_tok], err));
-			if (!by->library) /* rejected: all of it by our own kernels */
+			/* the library rejected it: run all launches with our own kernels */
+			if (!by->library)
 				return cuda_launch_kernel(c, k, sym, NULL, only, err);
 			continue;
 		}
 		for (int i = 0; i < 3; i++)
 			grid[i] = plan_extent_elems(&p->grid[i], sym);
 		if (!grid[0] || !grid[1] || !grid[2])
-			continue; /* no rows of its kind in this step */
+			continue; /* the step has no rows for this launch */
 		TRY(cuda_launch(c, k->fn[l], p->fn, grid, p->block, p->cluster,
 		                cuda_shared_of(c->m, p), p->pdl ? PROGRAMMATIC : PLAIN, &k->call,
 		                k->maps, err));
@@ -366,7 +369,8 @@ cuda_symbols(const CudaSession *c, int64_t sym[SYM_COUNT], int64_t n_tok, int64_
 
 /* ---- verify ---- */
 
-/* bf16 values at the start of a buffer of n floats become fp32, in place, from the end. */
+/* Convert bf16 values at the start of a buffer of n floats to fp32, in place. It starts at the end,
+ * so that no value is overwritten before it is read. */
 static void
 widen(void *data, size_t n)
 {
@@ -420,9 +424,9 @@ probe(CudaSession *c, const CudaStep *k, llmc_error *err)
 }
 
 /* Decode steps with more rows use the mixed step's kernels, which were faster on an H100
- * (docs/kernels/gemv.md): a decode kernel keeps more bits of a row of x and pays for each row. A
- * decode kernel of experts reads weights once per row that chose them. On GPUs without 16-bit
- * tensor cores a mixed kernel uses FMA. */
+ * (docs/kernels/gemv.md): a decode kernel keeps x in more bits, and its time grows with each row. A
+ * decode kernel of experts reads an expert's weights once per row that chose it. On GPUs without
+ * 16-bit tensor cores, mixed kernels use FMA. */
 static int64_t
 decode_rows(const Plan *p, OpKind op)
 {
@@ -431,9 +435,10 @@ decode_rows(const Plan *p, OpKind op)
 	return op_info[op].flags & OPF_EXPERTS ? 1 : 4;
 }
 
-/* A step of a phase. Values have the same addresses in both phases, and scratch lives within a
- * step, so steps of both phases may be combined. Values that mixed steps hold in another type are
- * written and read by steps that are replaced together (compiler/fuse/narrow_bf16.c). */
+/* Return the decode or the mixed form of a step, whichever suits the number of rows. Both forms may
+ * occur in one forward, because values have the same addresses in both phases and scratch lives
+ * within a step. If mixed steps hold a value in another type, the steps that write and read it are
+ * replaced together (compiler/fuse/narrow_bf16.c). */
 CudaStep *
 cuda_step_for(CudaSession *c, int phase, int i, int64_t rows)
 {
@@ -447,8 +452,9 @@ cuda_step_for(CudaSession *c, int phase, int i, int64_t rows)
 	return &c->step[mixed->op == p->op && mixed->layer == p->layer ? 1 : 0][i];
 }
 
-/* Launch a phase in order, or only kernel `only`; sym gives the grid extents. GEMMs of decode steps
- * are our own, because the number of rows in a graph is set on the device. */
+/* Launch the steps of a phase in order, or only those with kernel `only`; sym gives the grid
+ * extents. Decode steps use our own GEMMs, not the library's, because a graph reads its number of
+ * rows on the device. */
 static llmc_status
 launch_phase(CudaSession *c, int phase, const PlanKernel *only, const int64_t sym[SYM_COUNT],
              bool inspect, llmc_error *err)
@@ -563,7 +569,7 @@ cuda_graph(CudaSession *c, int bucket, bool sampling, bool adapted, llmc_error *
 		status =
 		    cuda_error(d, r, err, "making the decode graph of %d rows", c->bucket[bucket]);
 	}
-	if (status == LLMC_OK) /* uploads it now rather than at its first launch */
+	if (status == LLMC_OK) /* upload the graph now, not at its first launch */
 		(void)!d->api.graph_upload(*to, c->stream);
 	if (g)
 		CUDA_RELEASE(d->api.graph_destroy(g));
@@ -611,7 +617,8 @@ forward(CudaSession *c, int phase, const float **logits, llmc_error *err)
 	TRY(cuda_upload_freq(c, err));
 	TRY(cuda_upload_step(c, err));
 	TRY(cuda_stage_receive(c, phase, err));
-	/* a rank that waits for the previous stage is not in a step yet */
+	/* the step's time limit starts here: a rank that waits for the previous stage is not
+	 * late */
 	cuda_group_step(c, true);
 	if (phase == 0 && !s->probe)
 		TRY(cuda_launch_decode(c, s->size->n_tok, false, err));
@@ -643,12 +650,13 @@ cuda_forward(Session *s, int phase, const float **logits, llmc_error *err)
 	llmc_status status = forward(c, phase, logits, err);
 
 	cuda_group_step(c, false);
-	if (status != LLMC_OK &&
-	    s->rt->world) /* the others wait for this rank, and its stream waits for them */
+	/* end the group: the other ranks wait for this one, and this rank's stream waits for
+	 * them */
+	if (status != LLMC_OK && s->rt->world)
 		comm_end(s->comm);
 	if (s->rt->world && status == LLMC_OK)
 		comm_set_position(s->comm, c->n_steps, -1, -1);
-	if (status != LLMC_OK) /* copies from the ring entry end before it is refilled */
+	if (status != LLMC_OK) /* copies from the ring entry must end before it is refilled */
 		(void)!c->m->dev.api.stream_sync(c->stream);
 	return status;
 }

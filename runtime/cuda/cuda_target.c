@@ -1,8 +1,9 @@
 /* Targets and images that a device runs.
  *
- * Plans of sm_90a and later are for exactly these devices; the other targets use what every later
- * device has, and are compiled for the device at hand. So 8.7 runs the plan of sm_86. An
- * architecture without a row in the table of targets runs the plan of sm_89.
+ * A plan of sm_90a or later runs on devices of exactly that architecture. Plans of older targets
+ * use only instructions that every later device has, and are compiled for the device at hand. So
+ * 8.7 runs the plan of sm_86. An architecture without a row in the table of targets runs the plan
+ * of sm_89.
  *
  * Images are more restricted, by the vendor's rule: one for sm_86 runs on 8.6 and on later devices
  * of the same major version (8.9), one for sm_90a on 9.0 only, and Tegra devices share images with
@@ -15,7 +16,8 @@
 static bool
 is_tegra(int cc)
 {
-	return cc == 87 || cc == 101 || cc == 110; /* Orin; Thor, which was 10.1 before CUDA 13 */
+	/* Tegra devices: Orin is 8.7; Thor is 11.0, and was 10.1 before CUDA 13 */
+	return cc == 87 || cc == 101 || cc == 110;
 }
 
 const char *

@@ -1,5 +1,5 @@
-/* The part of the CUDA driver and NVRTC interfaces that llmc calls, declared here so that the
- * vendor's headers are not needed; numbers and layouts as in those headers. */
+/* The part of the CUDA driver and NVRTC interfaces that llmc calls, declared here so that the build
+ * does not need the vendor's headers. Numbers and layouts are those of these headers. */
 #ifndef LLMC_RUNTIME_CUDA_DRIVER_ABI_H
 #define LLMC_RUNTIME_CUDA_DRIVER_ABI_H
 

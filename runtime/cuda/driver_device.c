@@ -1,4 +1,4 @@
-/* One device: opened by number, with its primary context, which the process shares, and error
+/* One device: opening by number with its primary context, which the whole process shares, and error
  * messages for driver results. */
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -18,11 +18,11 @@ cuda_result_text(const CudaApi *api, CUresult r, char *buf, size_t cap)
 	         r);
 }
 
-/* After these results nothing works in the context any more. cuda.h of CUDA 13.0 documents this for
- * 226, 700, 702, 710, 714 to 719, 721, 810 and 911 (the process or context "must be" ended). 214
- * and 220 are hardware failures, 709 a context that other code destroyed, 806 a lost MPS server, 4
- * a driver that is shutting down. A GPU that falls off the bus shows as 999, or as no device
- * although its context is open. */
+/* Does the context stop working after this result? cuda.h of CUDA 13.0 documents this for 226, 700,
+ * 702, 710, 714 to 719, 721, 810 and 911 (the process or context "must be" ended). 214 and 220 are
+ * hardware failures, 709 a context that other code destroyed, 806 a lost MPS server, 4 a driver
+ * that is shutting down. A GPU that falls off the bus shows as 999, or as no device although its
+ * context is open. */
 static bool
 is_lost(const CudaDevice *d, CUresult r)
 {

@@ -22,8 +22,8 @@ static const char *const wheels[] = { "nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"
 static void *
 open_file(const char *file, char *path, size_t cap)
 {
-	void *lib = dlopen(file, RTLD_NOW | RTLD_LOCAL |
-	                             RTLD_NODELETE); /* the driver runs threads: never unloaded */
+	/* never unloaded, because the driver runs threads in it */
+	void *lib = dlopen(file, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
 
 	if (lib)
 		snprintf(path, cap, "%s", file);
@@ -137,7 +137,8 @@ cuda_driver_open(void **lib, CudaApi *api, char *path, size_t cap, llmc_error *e
 	char other[1024];
 
 	*lib = cuda_lib_open(name, path, cap);
-	if (!*lib && own && *own) { /* a folder of libraries without the driver */
+	/* LLMC_CUDA_LIBDIR names a folder without the driver: open the system's */
+	if (!*lib && own && *own) {
 		void *nvrtc = cuda_lib_open(cuda_nvrtc_names, other, sizeof other);
 		if (nvrtc) {
 			dlclose(nvrtc);

@@ -1,8 +1,8 @@
 /* Ranks that are processes with one GPU each and have no NCCL (rank_processes.c): collectives go
  * through host memory and comm.h, which adds in the order of ranks over any transport. A collective
  * is a copy to the host, a host function that the stream calls and that runs the collective, and a
- * copy back; decode graphs contain all three. So the bits equal those of ranks that are threads
- * (rank_group.c). */
+ * copy back; decode graphs contain all three. The order of ranks makes the bits equal those of
+ * ranks that are threads (rank_group.c). */
 #include "runtime/cuda/cuda_session.h"
 #include "runtime/cuda/comm_algorithm.h"
 
@@ -15,7 +15,7 @@ cuda_uses_host_comm(const CudaSession *c)
 	return c->s->rt->world && c->s->plan->ranks > 1;
 }
 
-/* Floats that a rank contributes, and floats of the result, for so many rows */
+/* Number of floats that a rank contributes to a collective of `rows` rows */
 static int64_t
 send_floats(const CudaSession *c, const CudaStep *k, int64_t rows)
 {
@@ -74,7 +74,8 @@ cuda_host_comm_close(CudaSession *c)
 }
 
 /* Host function in the stream: run the collective for the rows of the step, which may be fewer than
- * the graph's. An end of the group is noticed after the step. */
+ * those of the graph. It cannot return an error: the caller checks after the step whether the group
+ * has ended. */
 static void
 host_exchange(void *user)
 {
@@ -123,7 +124,7 @@ cuda_host_comm_launch(CudaSession *c, CudaStep *k, int64_t rows, llmc_error *err
 		         "copying what ranks have joined to the GPU");
 		return LLMC_OK;
 	}
-	/* biases and the residual are added after the sum, on the GPU */
+	/* the host only sums; the GPU adds biases and the residual after that */
 	for (; g.at < all; g.at += g.n) {
 		g.n = (int)(all - g.at < room ? all - g.at : room);
 		g.stride = g.n;

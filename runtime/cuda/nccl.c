@@ -1,6 +1,6 @@
 /* NCCL between GPUs, opened at run time. It moves bytes and adds nothing: an all-reduce is an
  * all-gather of the ranks' terms, and a kernel of ours adds them in the order of ranks, so the bits
- * equal those of rank_group.c. Communicators are non-blocking: a missing rank is waited for until
+ * equal those of rank_group.c. Communicators are non-blocking: calls wait for a missing rank until
  * the group ends, and then all communicators are aborted. */
 #include "runtime/cuda/nccl.h"
 
@@ -43,7 +43,7 @@ struct Nccl {
 	void *comm[LLMC_PEERS]; /* [n], ranks from `first` on */
 	_Atomic bool aborted;
 	pthread_mutex_t
-	    /* taken while a call uses the communicator, which may be aborted meanwhile */
+	    /* held while a call uses the communicator, so that it is not aborted meanwhile */
 	    in_call[LLMC_PEERS];
 #define X(type, member, symbol, args) type(*member) args;
 	NCCL_CALLS(X)
@@ -137,7 +137,8 @@ nccl_connect(Nccl *l, CudaDevice *const *dev, int first, int n, int all, const N
 {
 	NcclConfig config = { .size = sizeof config,
 		              .magic = 0xcafebeef,
-		              .version = (unsigned)NCCL_OLDEST /* the layout of that version */,
+		              /* the struct has the layout of the oldest supported version */
+		              .version = (unsigned)NCCL_OLDEST,
 		              .blocking = 0,
 		              .cga = INT32_MIN,
 		              .min_ctas = INT32_MIN,
@@ -158,7 +159,7 @@ nccl_connect(Nccl *l, CudaDevice *const *dev, int first, int n, int all, const N
 		cuda_leave(dev[k]);
 		l->n = k + 1;
 	}
-	if (opened) { /* otherwise this thread's next calls would wait for it */
+	if (opened) { /* otherwise later calls of this thread would wait for the group */
 		int end = l->group_end();
 		r = r == NCCL_OK ? end : r;
 	}
@@ -206,8 +207,8 @@ nccl_close(Nccl *l)
 		return;
 	for (int k = 0; k < l->n && !atomic_load(&l->aborted); k++)
 		(void)!l->destroy(l->comm[k]);
-	if (l->lib &&
-	    (!l->n || !atomic_load(&l->aborted))) /* aborted calls may still run in the library */
+	/* unloaded only if nothing was aborted: aborted calls may still run in the library */
+	if (l->lib && (!l->n || !atomic_load(&l->aborted)))
 		dlclose(l->lib);
 	for (int k = 0; k < LLMC_PEERS; k++)
 		pthread_mutex_destroy(&l->in_call[k]);
@@ -221,7 +222,8 @@ nccl_all_gather(Nccl *l, int rank, const float *send, float *receive, int64_t co
 	const int at = rank - l->first;
 	int r = NCCL_OK;
 
-	/* calls return at once; an aborted communicator must not be used */
+	/* the lock is held briefly, because calls return at once; an aborted communicator must not
+	 * be used */
 	pthread_mutex_lock(&l->in_call[at]);
 	if (!atomic_load(&l->aborted))
 		r = l->all_gather(send, receive, (size_t)count, NCCL_F32, l->comm[at], stream);

@@ -31,7 +31,7 @@ bind(Nvrtc *n, llmc_error *err)
 	if (n->api.n_archs(&n->n_arch) != NVRTC_OK || n->n_arch < 0 ||
 	    n->n_arch > (int)(sizeof n->arch / sizeof *n->arch) ||
 	    n->api.archs(n->arch) != NVRTC_OK)
-		n->n_arch = 0; /* then compiling reports the error */
+		n->n_arch = 0; /* without a list of architectures, compiling reports the error */
 	return LLMC_OK;
 }
 
@@ -69,7 +69,7 @@ nvrtc_open(Nvrtc *n, int driver, llmc_error *err)
 	}
 	if (!driver || n->major <= driver / 1000)
 		return LLMC_OK;
-	/* it requires a newer driver: an older one may be installed next to it */
+	/* this NVRTC requires a newer driver; an older NVRTC may be installed next to it */
 	int major = n->major, minor = n->minor;
 	char path[sizeof n->path];
 	memcpy(path, n->path, sizeof path);
@@ -106,7 +106,7 @@ strbuf_room(Strbuf *b, size_t n)
 	return !b->failed;
 }
 
-/* Options as a list over `text`. */
+/* Split the options in `text`, in place, into a list. */
 static int
 split(char *text, const char **list, int cap)
 {

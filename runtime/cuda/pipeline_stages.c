@@ -1,9 +1,9 @@
 /* Pipeline stages on GPUs of one process, one GPU per stage or per rank of a stage. The residual
  * stream of a step's rows goes to the next stage through pinned host memory and the pipes of
- * comm.h, from each rank to its peer in the next stage: received before the step's kernels, sent
- * after them. The logits of the last stage go the same way, from its first rank to rank 0. Decode
- * graphs do not contain these copies. Rows of a draft head use the same path: those that come with
- * its tokens, and those that a plan returns to the host. */
+ * comm.h, from each rank to its peer in the next stage. A stage receives before the step's kernels
+ * and sends after them. The logits of the last stage go the same way, from its first rank to rank
+ * 0. Decode graphs do not contain these copies. Rows of a draft head also cross pinned memory: the
+ * rows that come with its tokens, and the rows that a plan returns to the host. */
 #include "runtime/cuda/cuda_session.h"
 
 llmc_status
@@ -11,7 +11,7 @@ cuda_stage_bind(CudaSession *c, int phase, int i, llmc_error *err)
 {
 	const PlanStep *st = &c->s->plan->phase[phase].step[i];
 
-	/* it arrives before the first kernel runs */
+	/* the rows are copied before the first kernel runs, so stage_in must be the first step */
 	if (i > 0)
 		return error_set(
 		    err, LLMC_E_INPUT,
@@ -41,7 +41,8 @@ cuda_stage_receive(CudaSession *c, int phase, llmc_error *err)
 	const Session *s = c->s;
 	CudaDevice *d = &c->m->dev;
 
-	if (s->rows_in && s->plan->vision != VISION_NONE) /* steps in flight may still read it */
+	/* steps in flight may still read the buffer */
+	if (s->rows_in && s->plan->vision != VISION_NONE)
 		CUDA_TRY(d, d->api.stream_sync(c->stream), "waiting for an earlier step");
 	if (s->rows_in)
 		session_given(s, c->received);

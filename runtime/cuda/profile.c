@@ -7,7 +7,7 @@
 
 enum { LAUNCHES = 64, REPLAYS = 4 };
 static const double SHORT =
-    10e-3; /* longer kernels need no repetition to hide the cost of a launch */
+    10e-3; /* seconds: kernels that take longer need no repetition to hide the cost of a launch */
 
 static llmc_status
 replay(CudaSession *c, CUgraphExec exec, int n, double *seconds, llmc_error *err)

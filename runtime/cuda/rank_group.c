@@ -1,11 +1,11 @@
-/* Ranks on GPUs of one stage: each rank's peer memory (templates/cuda/comm/comm.h), access to that
- * of the others, the choice of algorithm per message, and the end of the group. A process has all
- * of the ranks, one thread each; or one of them, started by a launcher: then they use NCCL, which
- * rank_processes.c has connected.
+/* Ranks on GPUs of one stage: each rank's peer memory (templates/cuda/comm/comm.h), access to the
+ * peer memory of other ranks, the choice of algorithm per message, and the end of the group. Either
+ * one process has all ranks, one thread per rank, or a launcher has started one process per rank.
+ * Processes use NCCL, which rank_processes.c has connected.
  *
- * A rank that is late in a step by LLMC_COMM_TIMEOUT seconds ends the group, and so does one whose
- * device fails: a flag in host memory makes all waiting kernels return, and their results are
- * invalid. A thread watches for this, because the threads that run steps wait for their own GPU. */
+ * The group ends if a rank is late in a step by LLMC_COMM_TIMEOUT seconds or a device fails: a flag
+ * in host memory makes all waiting kernels return, and their results are invalid. A separate thread
+ * checks for late ranks, because the threads that run steps wait for their own GPU. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +19,7 @@ enum {
 	POLL_MS = 100,
 	FIRST_MS = 30000 /* additional time for the ranks' first collective */
 };
-#define TUNE_S 1.0 /* for measuring algorithms at the first start of a group on a machine */
+#define TUNE_S 1.0 /* seconds for measuring algorithms, at the first start on a machine */
 enum {
 	GATHER = 1 << 20 /* floats that NCCL gathers at a time, of all ranks; at least one row */
 };
@@ -83,8 +83,8 @@ cuda_window_clear(CudaSession *c, llmc_error *err)
 	         d->api.set8((CUdeviceptr)(uintptr_t)c->window.epoch, 0,
 	                     LLMC_LANES * sizeof *c->window.epoch, c->stream),
 	         "clearing flags");
-	/* A gather may read more than was written: rows of a graph that the step does not have,
-	 * shares padded to the largest. */
+	/* Zero the slots, because a gather may read more than was written: rows of a graph that the
+	 * step does not have, and padding of shares to the size of the largest. */
 	CUDA_TRY(d, d->api.set8(c->slots, 0, (size_t)session_lay_out_slots(c->s), c->stream),
 	         "clearing memory of ranks");
 	CUDA_TRY(d,
@@ -209,7 +209,7 @@ enable_peer_access(CudaDevice *a, CudaDevice *b, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* The peer memory of every rank, as addresses of this one. */
+/* Map the peer memory of every rank to addresses of this rank. */
 static llmc_status
 map_peer_windows(CudaGroup *g, int rank, llmc_error *err)
 {
@@ -361,8 +361,8 @@ most_bytes(const CudaSession *c)
 	return c->s->sym[SYM_n_tok] * any_sum(c)->comm.width * (int64_t)sizeof(float);
 }
 
-/* NCCL connects ranks when it first uses an algorithm for a size, and all ranks must call it then:
- * before one of them captures alone. */
+/* Run NCCL once with every message size. It connects ranks when it first uses an algorithm for a
+ * size, which needs a call on all ranks; later one rank may capture a graph alone. */
 static llmc_status
 connect_sizes(CudaGroup *g, llmc_error *err)
 {
@@ -388,14 +388,14 @@ choose(CudaGroup *g, llmc_error *err)
 		return LLMC_OK;
 	snprintf(machine, sizeof machine, "%s %d %d %d ranks %d nccl %d ways %u", d->name, d->cc,
 	         d->n_sm, d->driver, g->n, g->nccl ? nccl_version(g->nccl) : 0, g->set);
-	for (int k = 0; k < g->n; k++) /* links differ by pair */
+	for (int k = 0; k < g->n; k++) /* the links between pairs of GPUs may differ */
 		snprintf(machine + strlen(machine), sizeof machine - strlen(machine), " %d",
 		         g->rank[k].c->m->dev.number);
 	return comm_algorithm_tune(&g->algorithms, machine, g->set, most_bytes(c), TUNE_S,
 	                           time_algorithm, g, err);
 }
 
-/* Peer memory, NCCL or both: what is available and requested. */
+/* Set up peer memory, NCCL or both, as available and requested. */
 static llmc_status
 connect(CudaGroup *g, llmc_error *err)
 {
@@ -449,7 +449,7 @@ cuda_group_open(Session *const *rank, int n, llmc_error *err)
 	void *word = NULL;
 
 	if (single_local && !m->nccl)
-		return LLMC_OK; /* through the host */
+		return LLMC_OK; /* neither: collectives go through the host */
 	CudaGroup *g = calloc(1, sizeof *g);
 	if (!g)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d ranks", n);
@@ -463,7 +463,7 @@ cuda_group_open(Session *const *rank, int n, llmc_error *err)
 	atomic_init(&g->users, n);
 	for (int r = 0; r < n; r++) {
 		CudaSession *c = rank[r]->on;
-		c->group = g; /* each leaves the group when it is closed */
+		c->group = g; /* each session leaves the group when it is closed */
 		g->rank[r].c = c;
 	}
 	g->dev = &m->dev;
@@ -488,7 +488,8 @@ cuda_group_open(Session *const *rank, int n, llmc_error *err)
 		cuda_leave(d);
 		TRY(status);
 	}
-	/* peer memory that is reported as accessible but is not shows in a measurement */
+	/* watch before the first collective: if peer access is reported but does not work, a
+	 * collective never ends */
 	TRY(start(g, err));
 	if (g->nccl)
 		TRY(connect_sizes(g, err));
@@ -497,7 +498,7 @@ cuda_group_open(Session *const *rank, int n, llmc_error *err)
 }
 
 /* The first session that leaves stops the watch thread. The last one frees the flags, in the
- * context of the first rank, which owns them; the others' threads have ended by then. */
+ * context of the first rank, which owns them. By then the threads of the other ranks have ended. */
 void
 cuda_group_leave(CudaSession *c)
 {

@@ -1,5 +1,5 @@
-/* Private to runtime/cuda: the ranks of a stage with a GPU of this process each. See rank_group.c,
- * collective.c. */
+/* Private to runtime/cuda: the ranks of a stage that run on GPUs of this process. See rank_group.c
+ * and collective.c. */
 #ifndef LLMC_RUNTIME_CUDA_RANK_GROUP_H
 #define LLMC_RUNTIME_CUDA_RANK_GROUP_H
 
@@ -23,13 +23,14 @@ typedef struct GroupMember {
 } GroupMember;
 
 struct CudaGroup {
-	int n, first, timeout_s; /* this process has ranks first .. first + n - 1 of the stage */
+	/* first, n: this process has ranks first .. first + n - 1 of the stage */
+	int n, first, timeout_s;
 	atomic_int users;
 	CudaDevice *dev; /* device of rank 0, which owns this pinned memory */
 	GroupFlags *word;
 	/* the other ranks are other processes: they use NCCL, which belongs to the model */
 	bool single_local;
-	bool peers;   /* each can access the others' peer memory */
+	bool peers;   /* each rank can access the peer memory of the others */
 	Nccl *nccl;   /* NULL: not available, or not requested */
 	unsigned set; /* available algorithms (comm_algorithm.h) */
 	CommAlgorithmTimes algorithms;
@@ -39,11 +40,12 @@ struct CudaGroup {
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
 	bool over;
-	/* the rank without a step while others waited in one, or this process's only rank; -1 */
+	/* rank that had no step while other ranks waited in one, or the only rank of this process;
+	 * -1: none */
 	atomic_int lost;
 };
 
-/* collective.c: launch a collective with one algorithm, for so many rows */
+/* collective.c: launch a collective of `rows` rows with one algorithm */
 llmc_status cuda_collective_run(CudaSession *c, const CudaStep *k, CommAlgorithm algorithm,
                                 int64_t rows, llmc_error *err);
 

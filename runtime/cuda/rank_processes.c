@@ -74,7 +74,7 @@ cuda_connect_processes(Runtime *rt, llmc_log_fn log, void *log_user, llmc_error 
 	nccl_close(l);
 	TRY(mpi_world_agree(
 	    w, wanted == ALGO_MODE_NCCL || wanted == ALGO_MODE_UNKNOWN ? status : LLMC_OK, &why,
-	    err)); /* LLMC_NCCL=always of one rank applies to all */
+	    err)); /* LLMC_NCCL=always on one rank applies to all ranks */
 	if (mpi_world_rank(w) == 0 && wanted != ALGO_MODE_OWN)
 		log_line(log, log_user, LLMC_LOG_WARNING,
 		         "GPUs of this job communicate through host memory, without NCCL: %s",

@@ -1,6 +1,6 @@
-/* A model on a GPU and the CPU (compiler/shard/partition.c). A value that crosses is copied through
- * pinned memory by the stream: a send is a copy to the host and a host function that passes the
- * rows on, a recv is a host function that waits for them and a copy to the GPU. Decode graphs
+/* A model on a GPU and the CPU (compiler/shard/partition.c). The stream copies a value that crosses
+ * through pinned memory. A send is a copy to the host, then a host function that passes the rows
+ * on. A recv is a host function that waits for the rows, then a copy to the GPU. Decode graphs
  * contain both, so a step of the whole model is one graph launch. The stream is in order, so one
  * buffer per direction is enough. */
 #include "runtime/cuda/cuda_session.h"
@@ -51,7 +51,8 @@ cuda_crossing_close(CudaSession *c)
 }
 
 /* Host function in the stream: pass on or wait for the rows of the step, which may be fewer than
- * the graph's. An end of the group is noticed after the step. */
+ * those of the graph. It cannot return an error: the caller checks after the step whether the group
+ * has ended. */
 static void
 cross(void *user)
 {

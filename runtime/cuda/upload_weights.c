@@ -14,9 +14,9 @@ typedef struct WeightUpload {
 	bool busy[N_STAGE]; /* a copy from it may be in flight */
 	size_t cap;
 	int at;             /* buffer being filled */
-	int64_t first, end; /* bytes of the region that it holds */
+	int64_t first, end; /* range of bytes of the region that the buffer holds */
 	int64_t total;
-	bool report_progress; /* log progress: the load takes long enough */
+	bool report_progress; /* the load takes long enough to log its progress */
 	int shown;            /* tenths logged so far */
 	const WeightsOptions *opt;
 	void (*poll)(void *user);
@@ -103,7 +103,7 @@ load(WeightUpload *l, Weights *w, const int64_t *offset, llmc_error *err)
 	TRY(weights_stage(w, l->opt, offset, &room, err));
 	TRY(flush(l, err));
 	CUDA_TRY(d, d->api.stream_sync(l->stream), "copying weights to the GPU");
-	report_progress(l, l->total); /* the last tensor may end before the region */
+	report_progress(l, l->total); /* the region may continue after the last tensor */
 	return LLMC_OK;
 }
 
@@ -120,7 +120,8 @@ cuda_weights_load(CudaDevice *d, Weights *w, const WeightsOptions *opt, CUdevice
 		           .poll_user = poll_user };
 	llmc_status status = load(&l, w, offset, err);
 
-	if (status != LLMC_OK && l.stream) /* copies from the buffers end before they are freed */
+	/* copies from the buffers must end before the buffers are freed */
+	if (status != LLMC_OK && l.stream)
 		(void)!d->api.stream_sync(l.stream);
 	for (int i = 0; i < N_STAGE; i++) {
 		if (l.event[i])

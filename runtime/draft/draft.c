@@ -7,16 +7,17 @@
 enum {
 	MAX_MATCH = 48,      /* longest measured match, in tokens */
 	MAX_CANDIDATES = 24, /* candidate positions compared per lookup */
-	/* in recorded steps: an older time is replaced by the estimate, so that drafting is tried
-	 * again */
+	/* age in recorded steps from which a measured time is replaced by the estimate, so that
+	 * drafting is tried again */
 	STALE = 512,
 	/* tokens after the end of a copied span where a single equal token counts as a match */
 	NEAR = 12,
 	RETRY_STEPS = 100, /* steps after which an unprofitable draft model is tried once more */
 };
 
-/* Cost of a further row relative to the first, used until steps have been measured: rows of a step
- * share the weights. It is an underestimate, so that draft tokens are tried once. */
+/* Cost of a further row relative to the first, until steps have been measured. It is small because
+ * all rows of a step share one read of the weights, and an underestimate, so that draft tokens are
+ * tried once. */
 static const double ROW_SHARE = 0.12;
 static const float prior[DRAFT_BINS] = { 0.3f, 0.4f, 0.5f, 0.6f, 0.7f, 0.8f, 0.88f, 0.93f,
 	                                 0.7f, 0.7f, 0.7f, 0.7f, 0.7f, 0.7f, 0.7f,  0.7f };
@@ -129,10 +130,10 @@ draft_look_up(Draft *d, const Drafter *of, const int32_t *tok, int32_t n, int32_
 
 	d->n = d->run = d->match = 0;
 	most = most < DRAFT_MOST ? most : DRAFT_MOST;
-	most = most < n - 2
-	           ? most
-	           /* at most as many draft rows as preceding positions; draft_rows relies on it */
-	           : n - 2;
+	most = most < n - 2 ? most
+	                    /* at most as many draft rows as preceding positions: draft_rows assumes
+	                     * this limit */
+	                    : n - 2;
 	if (n > d->capacity || n < 3 || most < 1 || of->eager)
 		return;
 	/* add n-grams up to the token before the last; the last one has no successor yet */
@@ -158,8 +159,8 @@ draft_look_up(Draft *d, const Drafter *of, const int32_t *tok, int32_t n, int32_
 			}
 		}
 	}
-	/* a copied span often continues slightly further on in its source, so there the last token
-	 * alone is enough */
+	/* after a copied span ends, the sequence often continues a few tokens further on in the
+	 * source, so in that range a match of one token is enough */
 	for (int32_t at = d->next; best < 0 && at >= 0 && at < d->next + NEAR && at < n - 1; at++)
 		if (tok[at] == tok[n - 1]) {
 			d->match = 1;
@@ -274,8 +275,8 @@ base_time(const Drafter *of, int32_t n_seqs, int32_t rerun)
 }
 
 /* Expected time of a step with `more` draft rows that are all accepted with probability `odds`.
- * With recurrent states, accepted rows of a partly rejected draft run once more at the same
- * cost. */
+ * With recurrent states, the accepted rows of a partly rejected draft run a second time, which
+ * costs as much again. */
 static double
 rows_time(const Drafter *of, int32_t n_seqs, int32_t rerun, int32_t more, double odds)
 {
@@ -285,9 +286,9 @@ rows_time(const Drafter *of, int32_t n_seqs, int32_t rerun, int32_t more, double
 	return of->states && extra > 0 ? t + (1 - odds) * extra : t;
 }
 
-/* Distribute up to `most` rows over the drafts, the most likely token of any sequence next.
- * Returns the number of rows with the highest expected tokens per second, if that is above
- * `best`; else 0. */
+/* Distribute up to `most` rows over the drafts. Each row goes to the sequence whose next draft
+ * token is most likely. Returns the number of rows with the highest expected tokens per second, if
+ * that is above `best`; else 0. */
 static int32_t
 distribute_rows(const Drafter *of, Draft *const *d, int32_t n, int32_t n_seqs, int32_t rerun,
                 int32_t most, double best)
@@ -354,8 +355,8 @@ draft_model_length(Drafter *of, Draft *const *d, int32_t n, int32_t n_seqs, int3
 		return most < free_rows / n ? most : free_rows / n;
 	if (n < 1 || free_rows < n || n_seqs > DRAFT_MAX_SEQS ||
 	    of->plain[n_seqs].s <=
-	        /* n may exceed the free rows: swapped-in sequences join a step with recomputed
-	         * rows */
+	        /* n may exceed the free rows, because swapped-in sequences join a step that also
+	         * has recomputed rows */
 	        0)
 		return 0;
 	double expect = n_seqs, odds[DRAFT_MAX_SEQS],

@@ -1,16 +1,16 @@
 /* Speculative decoding: draft tokens from earlier occurrences of a sequence's last tokens (prompt
- * lookup) or from a smaller draft model. They run after the sequence's last token in the same step.
- * The sampler samples every row as always; a draft token is accepted if the sampled token equals
- * it. So the output is the same with and without drafts, and a rejected draft token costs only the
- * time of its row.
+ * lookup) or from a smaller draft model. Draft tokens run after the sequence's last token in the
+ * same step. The sampler samples every row as usual, and a draft token is accepted if it equals the
+ * sampled token. So the output is the same with and without drafts, and a rejected draft token
+ * costs only the time of its row.
  *
  *   Draft    per sequence: positions of its bigrams and trigrams, and its acceptance statistics
  *   Drafter  per session: measured step times by number of rows, and acceptance statistics
  *
  * The number of draft tokens maximises expected tokens per second: tokens of a step from the
- * acceptance probabilities, divided by the expected step time. Draft tokens are compared with the
- * sampled tokens whether they ran or not, so the statistics stay current while nothing is drafted.
- * Calls come from one thread at a time. */
+ * acceptance probabilities, divided by the expected step time. Proposed tokens are compared with
+ * the sampled tokens even if they did not run, so the statistics stay current while drafting is
+ * off. Calls come from one thread at a time. */
 #ifndef LLMC_RUNTIME_DRAFT_H
 #define LLMC_RUNTIME_DRAFT_H
 
@@ -24,8 +24,8 @@ enum {
 	DRAFT_BINS = 2 * DRAFT_MATCHES
 };
 
-/* Accepted and total draft tokens. Lookup bins are indexed by match length; bins of the draft model
- * follow, indexed by position in the draft. */
+/* Accepted and total draft tokens. Bins of lookup come first, indexed by match length; bins of the
+ * draft model follow, indexed by position in the draft. */
 typedef struct DraftStats {
 	float hit[DRAFT_BINS], all[DRAFT_BINS];
 } DraftStats;
@@ -33,11 +33,12 @@ typedef struct DraftStats {
 typedef struct DraftTime {
 	double s;
 	uint64_t at;
-} DraftTime; /* s 0: never measured; `at`: number of steps recorded so far */
+} DraftTime; /* s: seconds, 0: never measured; `at`: number of steps recorded at that time */
 
 typedef struct Drafter {
 	DraftTime plain[DRAFT_ROWS + 1],
-	    /* by number of rows: steps without draft tokens (plain) and with them (chain) */
+	    /* times by number of rows: steps without draft tokens (plain) and with draft tokens
+	     * (chain) */
 	    chain[DRAFT_ROWS + 1];
 	/* measured time of steps with draft tokens over the estimate from ROW_SHARE */
 	double factor;
@@ -52,8 +53,8 @@ typedef struct Drafter {
 typedef struct Draft {
 	int32_t capacity; /* capacity in tokens of the sequence */
 	int32_t n_seen;   /* tokens that are in the tables */
-	/* source position of the latest draft, and the source position after its accepted tokens;
-	 * -1: none */
+	/* position in the sequence from which the latest draft was copied, and the position after
+	 * its accepted tokens; -1: none */
 	int32_t from, next;
 	uint32_t mask;
 	int32_t *last[2];   /* [mask + 1] by hash: latest position of a bigram, trigram; -1: none */
@@ -68,7 +69,8 @@ typedef struct Draft {
 } Draft;
 
 /* Return the largest number of rows per sequence in a step (draft tokens + 1) whose results are
- * bit-identical to single rows, given at least as many preceding positions; 1: no draft tokens. */
+ * bit-identical to those of single rows, provided that at least as many positions precede them; 1:
+ * no draft tokens. */
 int32_t draft_rows(const Plan *p);
 
 Draft *draft_new(int32_t capacity); /* NULL: out of memory */
@@ -76,9 +78,9 @@ void draft_free(Draft *d);
 /* Draft up to `most` tokens into d->tok and d->n. tok [n]: the sequence, which has only grown since
  * the last call. */
 void draft_look_up(Draft *d, const Drafter *of, const int32_t *tok, int32_t n, int32_t most);
-/* Return the number of tokens that the draft model should draft per sequence, 0 if it does not pay.
- * The step has `n_seqs` sequences; n of them have no lookup draft. rerun: rows of the step that are
- * recomputed, in addition to one row per sequence. */
+/* Return the number of tokens that the draft model should draft per sequence; 0 if drafting would
+ * not be faster. The step has `n_seqs` sequences; n of them have no lookup draft. rerun: rows of
+ * the step that are recomputed, in addition to one row per sequence. */
 int32_t draft_model_length(Drafter *of, Draft *const *d, int32_t n, int32_t n_seqs, int32_t rerun,
                            int32_t most);
 /* Register n tokens of the draft model, which are in d->tok. */

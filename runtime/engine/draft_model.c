@@ -1,7 +1,7 @@
-/* Draft tokens from a second model: a smaller model with the same tokenizer, or one that reads rows
- * of the model (mtp_head.c). It has its own session, with one sequence per output that it follows.
- * One step of it over all sequences adds one draft token to each, the most likely one. Its output
- * affects speed only, never the sampled tokens. */
+/* Draft tokens from a second model: a smaller model with the same tokenizer, or a head that reads
+ * rows of the model (mtp_head.c). The second model has its own session, with one sequence per
+ * output of the first. Each of its steps adds the most likely token to every sequence as a draft
+ * token. Draft tokens affect speed only, never the sampled tokens. */
 #include <string.h>
 
 #include "runtime/engine/engine_internal.h"
@@ -15,8 +15,8 @@ draft_model_drop(Engine *e, RequestChoice *c)
 	mtp_rows_free(&c->head);
 }
 
-/* Prepare the draft model's sequence: all of the output is in its KV cache but the last tokens,
- * which fit one step. False: not ready in this step. */
+/* Prepare the draft model's sequence: bring its KV cache up to all but the last tokens of the
+ * output, so that the rest fits one step. False: not ready in this step. */
 static bool
 draft_model_ready(Engine *e, RequestChoice *c, const SchedSeq *q)
 {
@@ -47,7 +47,8 @@ draft_model_ready(Engine *e, RequestChoice *c, const SchedSeq *q)
 }
 
 /* Add draft token `at` to each sequence. False: the draft model's step failed. came [n]: input rows
- * of a head; replaced by its output rows, the input of its next step. */
+ * of a head; the call replaces them by the head's output rows, which are the input of its next
+ * step. */
 static bool
 draft_one_token(Engine *e, llmc_chunk *chunk, const float **came, Draft *const *d, int32_t n,
                 int32_t at)
@@ -68,7 +69,9 @@ draft_one_token(Engine *e, llmc_chunk *chunk, const float **came, Draft *const *
 		       (size_t)p->hidden * sizeof *own);
 		came[i] = own;
 	}
-	if (at) /* the first step also reads tokens it has missed: not a typical time */
+	/* not the first step: it also reads tokens that the draft model has missed, so its time is
+	 * not typical */
+	if (at)
 		drafter_record_model_step(&e->drafter, clock_now() - start);
 	for (int32_t i = 0; i < n; i++) {
 		int32_t *tok = &d[i]->tok[at];
@@ -104,7 +107,7 @@ draft_model_propose(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, i
 		room = room < draft_room ? room : draft_room;
 		room = room < j->speculate ? room : j->speculate;
 		if (d[i]->n &&
-		    /* the lookup's draft is as likely and costs nothing */
+		    /* the draft found by lookup is likely enough and costs no step */
 		    d[i]->odds_at[0] >= SURE)
 			continue;
 		if (room < 1 || n_own == lim->n_out || !draft_model_ready(e, c, q[i]))
@@ -144,7 +147,7 @@ draft_model_propose(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, i
 		}
 	}
 	for (int32_t i = 0; i < n_own && most && e->is_head;
-	     i++) /* drop the positions that it made from its own draft tokens */
+	     i++) /* drop the positions whose input was the head's own output */
 		session_seq_trim(e->draft_session, chunk[i].seq, len[i], NULL);
 	for (int32_t i = 0; i < n_own && most; i++)
 		draft_from_model(own[i], &e->drafter, most);

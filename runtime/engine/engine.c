@@ -104,7 +104,7 @@ drain_inbox(Engine *e)
 	return true;
 }
 
-/* Sample for every n-th choice, on thread `part` of the session's pool. */
+/* Sample for every n_parts-th choice, on thread `part` of the session's pool. */
 static void
 sample_part(void *user, int stage, int part, int n_parts)
 {
@@ -141,16 +141,16 @@ sample_all(Engine *e)
 		sample_part(e, 0, 0, 1);
 }
 
-/* Can the device sample every token of this step? Also passes the sampling parameters of sequences
- * that the device does not have yet. */
+/* Can the device sample every token of this step? If a sequence is new to the device, passes its
+ * sampling parameters. */
 static bool
 can_sample_on_device(Engine *e, int32_t n)
 {
 	bool has_token = false;
 
 	if (e->has_drafts ||
-	    /* the device samples one row per sequence, and a head's rows are read after a step on
-	     * the host */
+	    /* the device samples only one row per sequence, and the rows of a head are available
+	     * only after a step that samples on the host */
 	    (e->is_head && n <= DRAFT_MAX_SEQS))
 		return false;
 	for (int32_t i = 0; i < n; i++) {
@@ -244,11 +244,12 @@ queue_masked(Engine *e, int32_t n, llmc_error *err)
 	return session_queue_sample(e->session, e->mask, err) == LLMC_OK ? LLMC_OK : LLMC_E_DEVICE;
 }
 
-/* Inline only: queue the step that follows this one before the host reads the token that this one
- * samples, so that the device does not wait for the host. The device feeds itself the sampled
- * token. The queued row is dropped if the request ends with this token. Requires an engine without
- * a prefix cache: the KV holds a position whose token is not known yet. E_DEVICE: the device has
- * failed. Any other refusal leaves the next step to be queued in its turn. */
+/* Inline engine only: queue the next step before the host has read the token that this step
+ * samples, so that the device does not wait for the host. The device takes the sampled token as
+ * input of the next step. If the request ends with this token, the result of the queued step is
+ * dropped. Requires an engine without a prefix cache, because the KV cache holds a position whose
+ * token is not known yet. E_DEVICE: the device has failed. After any other refusal the next step is
+ * queued as usual. */
 static llmc_status
 queue_ahead(Engine *e, int32_t n, llmc_error *err)
 {
@@ -391,10 +392,10 @@ commit_drafts(Engine *e, int32_t n)
 		if (e->is_head && e->rows && n <= DRAFT_MAX_SEQS && j->speculate &&
 		    q->state == SEQ_RUNNING) {
 			int32_t at = (int32_t)(e->sched->chunk[i].tok - q->tok);
-			int32_t certain =
-			    q->again ? q->n_tok - 1
-			             /* rows of accepted tokens are valid even if they run again */
-			             : q->n_done;
+			int32_t certain = q->again ? q->n_tok - 1
+			                           /* rows of accepted tokens are valid, even if the
+			                            * tokens will run again */
+			                           : q->n_done;
 			mtp_rows_add(e, &j->choice[q->index], q, at, certain - at,
 			             session_rows(e->session, (size_t)i));
 		}
@@ -423,7 +424,7 @@ finish_chunk(Engine *e, int32_t i)
 	int32_t at = c->n_done;
 	llmc_error err;
 
-	if (c->state != SEQ_RUNNING) /* its request failed through another choice */
+	if (c->state != SEQ_RUNNING) /* the request has failed because of another choice */
 		return;
 	bool has_token = sched_chunk_done(e->sched, i);
 	if (j->pool) {
@@ -504,8 +505,8 @@ emit_sampled(Engine *e, bool sampled)
 	}
 }
 
-/* Run the step; row[i] becomes the address of the logits of chunk i. If the batch is refused, run
- * each chunk alone, so that only the faulty one fails. */
+/* Run the step; row[i] becomes the address of the logits of chunk i. If the session refuses the
+ * batch, run each chunk alone, so that only the faulty one fails. */
 static llmc_status
 forward(Engine *e, int32_t n, llmc_error *err)
 {

@@ -34,8 +34,8 @@ llmc_status engine_open_inline(Session *session, const llmc_tokenizer *tok,
  * the request. */
 typedef bool (*engine_event_fn)(void *user, const llmc_event *ev);
 /* Run one request to its end on the caller's thread and pass each event to fn as its step makes it.
- * Other sequences of the session keep their pages: E_FULL if they leave too few. E_DEVICE: the
- * session refuses all further requests. */
+ * Other sequences of the session keep their pages; E_FULL if the free pages are too few. E_DEVICE:
+ * the session refuses all further requests. */
 llmc_status engine_run_request(Engine *e, const llmc_request *r, engine_event_fn fn, void *user,
                                llmc_error *err);
 void engine_close(Engine *e, int drain_ms);
@@ -59,8 +59,8 @@ llmc_status engine_set_draft_model(Engine *e, Session *draft_session, llmc_error
  * step, so that requests submitted meanwhile join the same step. */
 void engine_set_check(Engine *e);
 void engine_pause(Engine *e, bool paused);
-/* Compute grammar masks on a thread of their own while steps run, or do not, whatever the number of
- * cores. Call it before the first request. */
+/* Set whether grammar masks are computed on a thread of their own while steps run, instead of
+ * deciding by the number of cores. Call it before the first request. */
 llmc_status engine_set_mask_thread(Engine *e, bool ahead, llmc_error *err);
 /* Take draft tokens from the second model only and run all of them. Call it before the first
  * request. */

@@ -15,7 +15,8 @@
 #include "runtime/sample/stop_strings.h"
 
 enum { N_BUCKET = 1024 };
-/* From this probability on, the draft found by lookup is used and the second model is not run. */
+/* If a draft found by lookup is at least this likely to be accepted, it is used and the second
+ * model does not run. */
 #define SURE 0.75f
 
 typedef struct Event {
@@ -31,7 +32,9 @@ typedef struct EventList {
 typedef struct MtpRows {
 	float *row; /* [cap, plan_row_width of the head], the model's rows at the front */
 	int32_t at, n, cap;
-	bool holes; /* rows before these were missed; its pages must not enter the prefix cache */
+	/* earlier rows are missing, so pages of the head's sequence must not enter the prefix
+	 * cache */
+	bool holes;
 } MtpRows;
 
 typedef struct RequestChoice {
@@ -45,7 +48,7 @@ typedef struct RequestChoice {
 	MtpRows head;           /* used if the second model is a head */
 	double sum_logprob;
 	bool done;
-	double latest; /* time of its last token */
+	double latest; /* time of the choice's last token */
 	int32_t
 	    device_n; /* value of n_new for which the device has sampling state (-1: none) ... */
 	int32_t device_preempted; /* ... and value of n_preempted for it */
@@ -55,13 +58,13 @@ typedef struct RequestChoice {
 typedef struct EngineRequest {
 	int64_t id;
 	void *user;
-	llmc_params p; /* its lists belong to the samplers; stop strings are removed */
+	llmc_params p; /* sampling parameters without lists, which the samplers have copied */
 	int32_t n, best_of, n_top;
 	bool logprobs, prompt_logprobs, keep_stop;
 	llmc_pool pool; /* NONE: the request generates tokens */
 	bool normalize;
-	/* image rows; [bound] index of each position's row, or -1; the prompt. In the scheduler's
-	 * copy of the prompt, image tokens are keys of their images. NULL: no images */
+	/* image rows; [bound] index of each position's row, or -1; the prompt. The scheduler's copy
+	 * of the prompt has keys of images in place of image tokens. NULL: no images */
 	float *image_row;
 	int32_t *image_at, *image_prompt;
 	int32_t
@@ -70,12 +73,13 @@ typedef struct EngineRequest {
 	/* length of `pooled`; token ids to pool, NULL: the whole row. Without pool: the tokens
 	 * whose log probabilities are reported */
 	int32_t n_pooled, *pool_tok;
-	DryBreakers *breakers;      /* NULL: its samplers need none */
-	bool on_device;             /* the session can sample its tokens */
+	DryBreakers *breakers;      /* NULL: the samplers need no breakers */
+	bool on_device;             /* the session's device can sample the tokens */
 	int32_t speculate;          /* maximum number of draft tokens; 0: none */
 	double submitted, deadline; /* 0: none */
 	SchedReq *req;
-	Runtime *held;         /* runtime whose adapter reference it holds; NULL: none yet */
+	/* runtime in which the request holds a reference to its adapter; NULL: none yet */
+	Runtime *held;
 	RequestChoice *choice; /* [best_of] */
 	llmc_stream *prompt_stream;
 	int32_t n_reported;         /* prompt tokens reported with their log probabilities */
@@ -87,7 +91,7 @@ typedef struct EngineRequest {
 	struct EngineRequest *next; /* in the inbox, then in `work` */
 	/* lock */
 	int refs; /* held by the table, the engine's thread and waiting callers */
-	bool in_table, cancel, gone; /* gone: no caller will take its events */
+	bool in_table, cancel, gone; /* gone: no caller will take the request's events */
 	EventList events;
 	int n_waiting;
 	pthread_cond_t cond;
@@ -157,8 +161,8 @@ struct Engine {
 	Session *draft_session;
 	bool is_head;
 	bool rows; /* the current step has left the rows of all its chunks */
-	/* [DRAFT_MAX_SEQS, plan_row_width] is_head: rows of its last draft tokens; the model's part
-	 * is zeros */
+	/* [DRAFT_MAX_SEQS, plan_row_width] for a head: rows of its last draft tokens; their columns
+	 * for the model's part are 0 */
 	float *draft_rows_buf;
 	float *draft_logits; /* [n_out, plan_out_width] of the draft session */
 	/* most tokens per sequence that the draft model catches up with in one step */
@@ -212,8 +216,8 @@ llmc_status thread_start(void *(*fn)(void *user), void *user, pthread_t *out,
                          llmc_error *err);
 
 /* grammar_masks.c: a thread computes the masks of the samplers that were added before masks_begin.
- * masks_end returns the samplers to the caller. With `rest`, both threads first compute the masks
- * that are left; without it, the sampler computes a missing mask when it is used. Called around
+ * masks_end returns the samplers to the caller. With `rest`, both threads first compute the
+ * remaining masks; without it, a sampler computes its missing mask when it samples. Called around
  * each step; m may be NULL. */
 llmc_status masks_open(int32_t most, Masks **out, llmc_error *err);
 void masks_close(Masks *m);
@@ -222,15 +226,15 @@ void masks_begin(Masks *m);
 void masks_end(Masks *m, bool rest);
 
 /* draft_model.c: propose draft tokens d[i] for sequences q[i] where it pays. draft_model_commit
- * keeps the first `certain` tokens in the draft model's sequence and removes the rest. */
+ * keeps the first `certain` tokens of the draft model's sequence and removes the others. */
 void draft_model_propose(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, int32_t n_seqs,
                          int32_t again);
 void draft_model_commit(Engine *e, RequestChoice *c, int32_t certain);
 void draft_model_sweep(Engine *e); /* drop the draft sequences of choices that have ended */
 void draft_model_drop(Engine *e, RequestChoice *c);
 
-/* mtp_head.c: add rows [n, plan_rows_width] of the positions from `at` on of sequence q. The token
- * after each position is known. */
+/* mtp_head.c: add the rows [n, plan_rows_width] of n positions of sequence q, from `at` on. The
+ * next token of each position must be known. */
 void mtp_rows_add(Engine *e, RequestChoice *c, const SchedSeq *q, int32_t at, int32_t n,
                   const float *rows);
 void mtp_rows_consume(Engine *e, RequestChoice *c, const SchedSeq *q,

@@ -89,8 +89,8 @@ typedef struct SavedSequence {
 	char data[];
 } SavedSequence;
 
-/* Save a sequence to host memory if two copies are expected to be faster than computing it again,
- * by measured speeds. NULL: not saved. */
+/* Save a sequence to host memory if measured speeds predict that two copies (out and back) are
+ * faster than computing it again. NULL: not saved. */
 static void *
 op_save(void *user, llmc_seq q, int32_t n_tok)
 {
@@ -254,9 +254,9 @@ open_memory(Engine *e, const llmc_engine_options *opt, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Is there a core for the mask thread? If the step's threads use every core, a mask thread would
- * only delay one of them, and they compute masks in parallel after the step. On a GPU the host's
- * one thread waits, so a core is free. */
+/* Is there a core for the mask thread? If the threads of a step use every core, a mask thread would
+ * only delay one of them; instead they compute the masks in parallel after the step. With a GPU the
+ * only host thread waits, so a core is free. */
 static bool
 has_spare_core(const Engine *e)
 {

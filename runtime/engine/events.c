@@ -1,4 +1,4 @@
-/* Interface between callers and the engine's thread: requests in, events out. All of it runs under
+/* Interface between callers and the engine's thread: requests in, events out. All functions take
  * the engine's lock. */
 #include <errno.h>
 #include <stdlib.h>
@@ -103,8 +103,7 @@ engine_submit(Engine *e, const llmc_request *r, int64_t *id, llmc_error *err)
 	EngineRequest *j = NULL;
 
 	*id = 0;
-	/* refuse a full queue before any work goes into the request, and check again on
-	 * insertion */
+	/* check for a full queue before the request is built, and again when it is inserted */
 	for (int pass = 0; pass < 2 && status == LLMC_OK; pass++) {
 		if (pass)
 			TRY(request_open(e, r, &j, err));
@@ -149,7 +148,7 @@ wait_for(Engine *e, pthread_cond_t *cond, int timeout_ms, const struct timespec 
 	return timeout_ms > 0 && pthread_cond_timedwait(cond, &e->lock, until) != ETIMEDOUT;
 }
 
-/* Pass the next event to the caller. */
+/* Remove the first event of a request and pass it to the caller. */
 static void
 pop(Engine *e, EngineRequest *j, llmc_event *ev)
 {
@@ -159,7 +158,7 @@ pop(Engine *e, EngineRequest *j, llmc_event *ev)
 	count_events(e, -1);
 	remove_ready(e, j);
 	if (j->events.first)
-		add_ready(e, j); /* after the other requests with events */
+		add_ready(e, j); /* requeue it after the other requests with events */
 	bool last = v->ev.last;
 	SIZED_GIVE(ev, v->ev);
 	if (last)

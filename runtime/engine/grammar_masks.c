@@ -1,7 +1,7 @@
 /* Grammar masks, computed while a step runs: the tokens that a grammar allows next depend on the
  * output so far, which is known before the step begins. One thread does it; the engine's thread
  * helps where it would only wait for a device. A mask does not depend on the thread that computes
- * it, so only time depends on this file. */
+ * it, so this file affects speed only. */
 #include <stdlib.h>
 
 #include "runtime/engine/engine_internal.h"
@@ -18,8 +18,8 @@ struct Masks {
 	bool busy, stop;
 };
 
-/* Compute the masks that no thread has started. Called with the lock held; released during each
- * mask. */
+/* Compute the masks that no thread has started. Called with the lock held; the lock is released
+ * while a mask is computed. */
 static void
 make(Masks *m, bool *busy)
 {

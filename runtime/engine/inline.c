@@ -2,8 +2,8 @@
  * event queue. */
 #include "runtime/engine/engine_internal.h"
 
-/* Pass the events of the last step to fn. Events after a cancellation are dropped; *status is that
- * of an error event. */
+/* Pass the events of the last step to fn. Events after a cancellation are dropped. *status receives
+ * the status of an error event. */
 static void
 deliver(EngineRequest *j, engine_event_fn fn, void *user, bool *cancelled, llmc_status *status,
         llmc_error *err)
@@ -28,7 +28,8 @@ engine_run_request(Engine *e, const llmc_request *r, engine_event_fn fn, void *u
 	TRY(request_open(e, r, &j, err));
 	j->id = ++e->last_id;
 	e->work = j;
-	e->dead.code = LLMC_OK; /* the session remembers a lost device and returns its own error */
+	/* the next request may run: if the device is lost, the session returns the error */
+	e->dead.code = LLMC_OK;
 	sched_submit(e->sched, j->req);
 	while (!j->over) {
 		if (!engine_step(e))

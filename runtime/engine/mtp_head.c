@@ -1,13 +1,12 @@
 /* Heads that produce draft tokens from rows of the model (mtp.part): the model's own MTP head, or a
- * draft checkpoint (EAGLE-3). For each position a head reads the model's row there and the next
- * token, and predicts the token after that.
- * Its session has one sequence per output that it follows, with one position per row that it has
- * read. Rows come from the model's steps; they wait until their next token is known and a step
- * of the head is due.
+ * draft checkpoint (EAGLE-3). For each position, a head reads the model's row of this position and
+ * the token at the next position. It predicts the token after that one. The head's session has one
+ * sequence per output, with one position per row that the head has read. Rows come from the model's
+ * steps. They are stored until their next token is known and the head runs.
  *
- * Rows can be missing, because too many sequences ran at once or the model's prefix cache had
- * pages that the head's has not. The head then continues with a hole: drafts get worse, outputs
- * do not. */
+ * Rows can be missing: too many sequences ran at once, or the model's prefix cache had pages that
+ * the head's prefix cache lacks. The head then continues without them. Its drafts get worse;
+ * outputs do not change. */
 #include <stdlib.h>
 #include <string.h>
 

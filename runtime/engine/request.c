@@ -1,4 +1,4 @@
-/* A request as the engine keeps it, and the output of its choices. */
+/* A request inside the engine, and the output of its choices. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -70,7 +70,7 @@ check_request(const Engine *e, const llmc_request *r, const llmc_params *p, llmc
 	return sampler_check(p, (int32_t)e->plan->vocab, err);
 }
 
-/* Maximum number of new tokens. The last one is never fed back, so it needs no position. */
+/* Maximum number of new tokens. The last token is never an input, so it needs no position. */
 static int32_t
 most_new(const Engine *e, const llmc_request *r, const llmc_params *p)
 {
@@ -83,7 +83,7 @@ most_new(const Engine *e, const llmc_request *r, const llmc_params *p)
 		return (int32_t)room;
 	if (most > 0)
 		return (int32_t)most;
-	/* fill the free space, whichever limit applies */
+	/* no limit given: as many as the context and the pages allow */
 	int64_t pages = e->sched_lim.pages * PLAN_KV_PAGE - (int64_t)r->n_tok + 1,
 	        n = r->best_of ? r->best_of
 	            : r->n     ? r->n
@@ -117,8 +117,8 @@ open_choice(Engine *e, EngineRequest *j, int32_t i, const llmc_request *r, llmc_
 	return LLMC_OK;
 }
 
-/* Return the request's DRY breakers. Resolving strings reads the whole vocabulary, so those of the
- * last request are kept. */
+/* Return the request's DRY breakers. Converting breaker strings to tokens reads the whole
+ * vocabulary, so the breakers of the last request are kept. */
 static llmc_status
 open_breakers(Engine *e, const llmc_params *p, DryBreakers **out, llmc_error *err)
 {
@@ -154,7 +154,8 @@ open_breakers(Engine *e, const llmc_params *p, DryBreakers **out, llmc_error *er
 	return LLMC_OK;
 }
 
-/* The token of a row of an image in the scheduler and the prefix cache: never the id of a token */
+/* Return the key that stands for a row of an image among token ids, in the scheduler and the prefix
+ * cache. It is never the id of a token */
 static int32_t
 image_key(uint64_t key, int32_t row)
 {
@@ -163,9 +164,9 @@ image_key(uint64_t key, int32_t row)
 	return (int32_t)(x & 0x7FFFFFFF) - INT32_MAX - 1;
 }
 
-/* Set the RoPE positions of a prompt: time, row and column. Text counts up in all three. An image
- * has one time, its tokens have their row and column, and text continues after the largest of
- * these. */
+/* Set the RoPE positions of a prompt: time, row and column. Text counts up in all three. All tokens
+ * of an image have the same time, and their own row and column. Text after an image continues from
+ * the largest of these values. */
 static llmc_status
 place_images(const Engine *e, EngineRequest *j, const llmc_request *r, llmc_error *err)
 {
@@ -199,7 +200,7 @@ place_images(const Engine *e, EngineRequest *j, const llmc_request *r, llmc_erro
 	return LLMC_OK;
 }
 
-/* Copy the image rows; each image token of the prompt has the next one. */
+/* Copy the image rows. The rows belong to the image tokens of the prompt, in order. */
 static llmc_status
 open_images(const Engine *e, EngineRequest *j, const llmc_request *r, llmc_error *err)
 {
@@ -408,8 +409,8 @@ event_new(const EngineRequest *j, llmc_event_kind kind, int32_t index, const llm
 	if (n_bytes)
 		memcpy(v->data + vector_bytes + top_bytes, text, n_bytes);
 	v->data[vector_bytes + top_bytes + n_bytes] = 0;
-	v->ev.vector =
-	    n_vector ? (const float *)(const void *)v->data : NULL; /* filled in by the caller */
+	/* the caller fills in the values */
+	v->ev.vector = n_vector ? (const float *)(const void *)v->data : NULL;
 	v->ev.n_vector = n_vector;
 	v->ev.top = n_top ? (const llmc_logprob *)(const void *)(v->data + vector_bytes) : NULL;
 	v->ev.text = v->data + vector_bytes + top_bytes;
@@ -460,7 +461,8 @@ no_memory(Engine *e, EngineRequest *j)
 	return false;
 }
 
-/* Does the tokenizer have this token? A vocabulary is often padded beyond its tokenizer's size. */
+/* Does the tokenizer have this token? A model's vocabulary is often padded beyond the size of its
+ * tokenizer. */
 static bool
 has_text(const Engine *e, int32_t id)
 {
@@ -474,7 +476,7 @@ request_rows(Engine *e, EngineRequest *j, int32_t at, int32_t n, const float *ro
 
 	for (int32_t i = at + n - n_rows; i < at + n; i++, rows += width) {
 		if (i < j->n_reported || i >= j->req->n_prompt)
-			continue; /* has been pooled before */
+			continue; /* pooled before, or not a row of the prompt */
 		j->n_reported = i + 1;
 		if (j->pool == LLMC_POOL_MEAN ||
 		    i == (j->pool == LLMC_POOL_CLS ? 0 : j->req->n_prompt - 1))
@@ -498,7 +500,7 @@ request_prompt(Engine *e, EngineRequest *j, int32_t at, int32_t n, const float *
 		size_t n_bytes = 0;
 		llmc_error err;
 		if (i != j->n_reported)
-			continue; /* in an earlier chunk, or run again */
+			continue; /* reported in an earlier chunk, before the tokens ran again */
 		if (i > 0) {
 			n_top = j->n_top < vocab ? j->n_top : vocab;
 			const float *row = logits + (size_t)(i - 1 - at) * (size_t)vocab;
@@ -593,7 +595,7 @@ mean_logprob(const RequestChoice *c)
 	return c->n_new ? c->sum_logprob / c->n_new : -INFINITY;
 }
 
-/* Emit the n best choices as choices 0 .. n-1, best first; the earlier wins a tie. */
+/* Emit the n best choices as choices 0 .. n-1, best first; in a tie the earlier choice wins. */
 static void
 emit_best(EngineRequest *j)
 {

@@ -23,7 +23,7 @@ rows_of(const SchedSeq *c, int32_t n)
 {
 	int32_t end = c->n_done + n, rows = end == c->n_tok;
 
-	/* a prompt that is recomputed after preemption has been reported already */
+	/* not for a prompt that is recomputed after preemption: its rows have been reported */
 	if (c->req->prompt_rows && c->n_tok == c->req->n_prompt && !c->req->forked)
 		rows = n;
 	return rows;
@@ -56,7 +56,7 @@ is_here(Sched *s, const SchedSeq *c)
 	return s->only_waiting || s->ops.here(s->ops.user, c->q);
 }
 
-/* Preempt the youngest choice and return its share of the step to the budget. */
+/* Preempt the youngest choice and give its rows back to the step's budget. */
 static void
 evict_youngest(Sched *s, StepBudget *b)
 {
@@ -73,7 +73,7 @@ evict_youngest(Sched *s, StepBudget *b)
 }
 
 /* Add decode chunks, oldest first: choices with one new token, or with accepted tokens that run
- * again. Younger ones are preempted if pages run out. */
+ * again. If pages run out, younger choices are preempted. */
 static void
 plan_decode(Sched *s, StepBudget *b)
 {
@@ -85,7 +85,8 @@ plan_decode(Sched *s, StepBudget *b)
 			while (pages_left(s) < 0 && s->running.youngest != c)
 				evict_youngest(s, b);
 			if (pages_left(s) < 0)
-				sched_preempt(s, c); /* the youngest; older ones hold the pages */
+				/* c itself is the youngest: older choices hold the pages */
+				sched_preempt(s, c);
 			else
 				consume_budget(b, c, n, false);
 		}
@@ -94,8 +95,9 @@ plan_decode(Sched *s, StepBudget *b)
 }
 
 /* Return n if a chunk of n tokens, which runs as a whole, fits the step; 0: it waits for the next
- * one. A prefill budget below it must not block it forever. Nor must decode, which takes its tokens
- * first: the oldest chunk that decode leaves no space for precedes decode in the next step. */
+ * one. Two things must not block such a chunk forever. A prefill budget smaller than the chunk does
+ * not apply to it. If decode, which comes first, leaves no space for it, the oldest such chunk
+ * precedes decode in the next step. */
 static int32_t
 whole_chunk(const Sched *s, SchedSeq *c, const StepBudget *b, int32_t n)
 {
@@ -123,7 +125,7 @@ whole_image(const Sched *s, SchedSeq *c, const StepBudget *b, int32_t n)
 	return whole_chunk(s, c, b, run);
 }
 
-/* Number of tokens of the next prompt chunk within the budgets; 0: none in this step. */
+/* Return the number of tokens of the next prompt chunk within the budgets; 0: none in this step. */
 static int32_t
 chunk_size(Sched *s, SchedSeq *c, const StepBudget *b)
 {
@@ -132,9 +134,9 @@ chunk_size(Sched *s, SchedSeq *c, const StepBudget *b)
 	if (s->lim.prompt_whole && c->n_done == 0)
 		return whole_chunk(s, c, b, c->req->n_prompt);
 	n = n < most ? n : most;
+	/* logits of all prompt rows may be wanted, or only of the last one */
 	if (n > 0 && rows_of(c, n) > b->rows)
-		n = rows_of(c, n) == n ? b->rows
-		                       : n - 1; /* rows of the whole prompt, or only of its end */
+		n = rows_of(c, n) == n ? b->rows : n - 1;
 	if (s->lim.page_aligned) {
 		int32_t boundary = (c->n_tok - 1) / PLAN_KV_PAGE * PLAN_KV_PAGE,
 		        cut = (c->n_done + n) / PLAN_KV_PAGE * PLAN_KV_PAGE;
@@ -142,9 +144,10 @@ chunk_size(Sched *s, SchedSeq *c, const StepBudget *b)
 			n = boundary - c->n_done;
 		else if (c->n_done + n < c->n_tok && c->n_done < cut)
 			n = cut - c->n_done;
+		/* less than a page is left for another prompt: it waits for the next step */
 		else if (c->n_done + n < c->n_tok && b->prefill < s->lim.prefill &&
 		         !s->only_waiting)
-			n = 0; /* less than a page of another prompt: in the next step */
+			n = 0;
 	}
 	n = n > 0 ? n : 0;
 	return c->req->image_at ? whole_image(s, c, b, n) : n;
@@ -172,7 +175,7 @@ plan_chunk(Sched *s, SchedSeq *c, StepBudget *b)
 		n = room < n ? (int32_t)room : n;
 		break;
 	}
-	/* a shortened chunk may end where no logits are wanted: rows_of counts again */
+	/* a shortened chunk may need fewer logits, so add_chunk counts them again */
 	add_chunk(s, c, n);
 	consume_budget(b, c, n, true);
 }
@@ -277,14 +280,16 @@ may_start(const Sched *s)
 	       s->steps_since_start >= s->lim.max_waiting_steps;
 }
 
-/* Does the request fit total_tokens, summed over all started requests? Preempted ones count. */
+/* Does the request fit total_tokens, together with all started requests? Preempted requests
+ * count. */
 static bool
 has_tokens(const Sched *s, const SchedReq *r)
 {
 	return !s->lim.total_tokens || s->total_tokens + sched_cost(r) <= s->lim.total_tokens;
 }
 
-/* Would the rest of the step end another prompt of n tokens within a page? */
+/* Has another prompt left less than a page of the step, and less than the n tokens of this
+ * prompt? */
 static bool
 is_partial_page(const Sched *s, const StepBudget *b, int32_t n)
 {
@@ -327,8 +332,9 @@ resume(Sched *s, StepBudget *b)
 {
 	while (s->preempted.oldest && b->tokens > 0) {
 		SchedSeq *c = s->preempted.oldest;
-		/* it would only be preempted again; but a request that waits for total_tokens
-		 * cannot start before this one has ended */
+		/* a waiting request of better priority would preempt the choice again. If that
+		 * request waits for total_tokens, resume: it cannot start before this choice has
+		 * ended */
 		if (s->first && s->first->priority < c->req->priority && has_tokens(s, s->first))
 			return;
 		if ((b->prefill < 1 || is_partial_page(s, b, c->n_tok)) && !c->saved)
@@ -399,7 +405,8 @@ sched_add_drafts(Sched *s, int32_t i, const int32_t *tok, int32_t n)
 	SchedSeq *c = s->chunk_seq[i];
 	const int32_t own = s->chunk[i].n_tok;
 	int32_t room = c->req->bound - c->n_tok,
-	        spare = sched_spare_rows(s); /* the last new token is never fed back */
+	        /* one row less: the last new token is never an input */
+	    spare = sched_spare_rows(s);
 
 	n = n < room ? n : room;
 	n = n < spare ? n : spare;
@@ -441,7 +448,7 @@ sched_chunk_done(Sched *s, int32_t i)
 void
 sched_commit_drafts(Sched *s, SchedSeq *c)
 {
-	sched_rollback(s, c, c->n_tok - 1); /* the last token has not been run */
+	sched_rollback(s, c, c->n_tok - 1); /* the last token is not in the KV cache yet */
 }
 
 bool
@@ -471,7 +478,7 @@ sched_push(Sched *s, SchedSeq *c, int32_t id)
 	bool accepted = c->n_tok < c->n_done + c->n_draft_tokens && c->tok[c->n_tok] == id;
 
 	(void)s;
-	c->req->forked = true; /* the prompt has been answered */
+	c->req->forked = true; /* the prompt has produced its first token */
 	c->tok[c->n_tok++] = id;
 	return accepted;
 }

@@ -1,6 +1,6 @@
 /* The scheduler: which chunks of which requests run in the next step, which choice is preempted
- * when pages run out, which request starts next. It depends on no thread, clock or model: sequences
- * and pages are reached through SchedOps, so that a simulation can replace them.
+ * when pages run out, which request starts next. It depends on no thread, clock or model, and calls
+ * the session through SchedOps, so that a simulation can replace the session.
  *
  *   request  a prompt and 1 .. n choices that continue it; waits by priority and arrival
  *   choice   its tokens so far. Once started it is RUNNING (has a sequence), PREEMPTED (has none; its
@@ -24,23 +24,23 @@ typedef struct SchedReq SchedReq;
 
 typedef struct SchedOps {
 	void *user;
-	llmc_status (*seq_new)(void *user, const SchedReq *req, llmc_seq *out,
-	                       llmc_error *err); /* for req->bound positions, with req->adapter */
+	/* opens a sequence for req->bound positions with req->adapter */
+	llmc_status (*seq_new)(void *user, const SchedReq *req, llmc_seq *out, llmc_error *err);
 	llmc_status (*seq_fork)(void *user, llmc_seq from, llmc_seq *out, llmc_error *err);
 	void (*seq_free)(void *user, llmc_seq q);
 	void (*seq_trim)(void *user, llmc_seq q, int32_t len);
-	bool (*seq_mark)(
-	    void *user, llmc_seq q,
-	    /* models with recurrent states: allow a trim to this position; false: not now */
-	    bool on);
+	bool (*seq_mark)(void *user, llmc_seq q,
+	                 /* models with recurrent states: mark the current position, to which the
+	                  * sequence can be trimmed later; false: no mark is free */
+	                 bool on);
 	int64_t (*pages_need)(void *user, const llmc_seq *q, const int32_t *add, size_t n);
 	int64_t (*pages_free)(void *user);
 	int32_t (*prefix_find)(void *user, llmc_seq q, const int32_t *tok,
 	                       int32_t n); /* number of positions found, < n */
 	void (*prefix_keep)(void *user, llmc_seq q, const int32_t *tok);
 	bool (*here)(void *user,
-	             /* are the found pages loaded? Until then a sequence waits, unless there is
-	              * nothing else to do */
+	             /* are the pages found in host memory loaded? A sequence waits for them, unless
+	              * nothing else can run */
 	             llmc_seq q);
 	/* Save a sequence of n_tok positions if that is cheaper than computing it again; else
 	 * return NULL. */
@@ -58,13 +58,14 @@ typedef struct SchedLimits {
 	int32_t max_waiting_steps;
 	bool prompt_whole;
 	bool no_prefix;
-	/* recurrent states: a cached prefix ends where a step ended. A prompt chunk ends at the
-	 * prompt's last page boundary, an earlier one at any page boundary. Less than a page left
-	 * of a step is not given to another prompt, unless the prompt ends in it */
+	/* for recurrent states, whose prefixes can be cached only where a step ended: a chunk of a
+	 * prompt ends at the prompt's last page boundary or at an earlier one, except for the last
+	 * chunk. Less than a page of space in a step goes to another prompt only if that prompt
+	 * ends in it */
 	bool page_aligned;
 	bool states; /* a sequence can be trimmed only to its mark */
-	/* rows of a chunk with draft tokens; also limited by the number of positions before it; 0:
-	 * no limit */
+	/* maximum rows of a chunk with draft tokens, which also must not exceed the number of
+	 * positions before the chunk; 0: no limit */
 	int32_t draft_rows_max;
 } SchedLimits;
 
@@ -79,11 +80,11 @@ typedef struct SchedSeq {
 	int32_t n_tok, n_done; /* known tokens; tokens in the KV cache */
 	int32_t n_preempted;   /* number of preemptions */
 	int32_t at;            /* index of its chunk in the step, or -1 */
-	/* marked before its draft tokens; again: some were rejected, so the sequence is back at the
-	 * mark and its accepted tokens run again */
+	/* marked: there is a mark before its draft tokens; again: some draft tokens were rejected,
+	 * so the sequence is back at the mark and its accepted tokens run again */
 	bool marked, again;
 	bool blocked; /* decode left no space for a chunk that runs as a whole */
-	int32_t mark; /* tokens before its mark */
+	int32_t mark; /* number of tokens before the mark */
 	/* draft tokens after its last token in this step; in the KV cache until
 	 * sched_commit_drafts */
 	int32_t n_draft_tokens;
@@ -94,13 +95,14 @@ typedef struct SchedSeq {
 
 struct SchedReq {
 	uint64_t order;
-	int32_t adapter;  /* used by its sequences */
+	int32_t adapter;  /* LoRA adapter of its sequences */
 	int32_t n_first;  /* tokens before those of the second token type; 0: all */
 	uint64_t salt;    /* salt of its prompt's pages in the prefix cache */
-	int32_t priority; /* lower runs first */
+	int32_t priority; /* a lower number runs first */
 	int32_t n_prompt, max_new, n_seq;
 	int32_t bound; /* maximum number of positions of a sequence */
-	/* [n_prompt]: tokens of an image, >= 0, run in one chunk; NULL: chunks end anywhere */
+	/* [n_prompt]: image of each prompt token (-1: none). Tokens of one image run in one chunk.
+	 * NULL: chunks may end anywhere */
 	const int32_t *image_at;
 	bool prompt_rows; /* logits of every prompt row are wanted */
 	bool started, forked;
@@ -123,12 +125,12 @@ struct Sched {
 	SchedReq *first, *last; /* waiting */
 	int32_t n_waiting;
 	SchedQueue running, preempted;
-	int32_t reserved;     /* sequences reserved for choices that are still to fork */
+	int32_t reserved;     /* sequences reserved for choices that have not been forked yet */
 	int64_t total_tokens; /* sum over started requests */
 	int32_t steps_since_start;
 	int32_t n_started; /* requests that the last step started */
-	/* nothing else can run: choices that wait for pages run now, and the device waits for the
-	 * pages */
+	/* nothing else can run, so choices run although their pages are still being copied, and the
+	 * device waits for the copies */
 	bool only_waiting;
 	/* the step */
 	int32_t n_chunk;
@@ -149,7 +151,7 @@ void sched_req_free(SchedReq *r);
 /* Return the reason why the request could never run, or NULL. */
 const char *sched_reject_reason(const SchedLimits *lim, const SchedReq *r);
 void sched_submit(Sched *s, SchedReq *r);
-/* Remove a request in any state: its open choices become DONE and release what they hold. */
+/* Remove a request in any state: its open choices become DONE and release their sequences. */
 void sched_cancel(Sched *s, SchedReq *r);
 
 /* Plan a step: fill chunk and chunk_seq. Returns the number of chunks, 0 if there is nothing to

@@ -31,7 +31,7 @@ sched_req_new(const int32_t *prompt, int32_t n_prompt, int32_t max_new, int32_t 
 	r->n_prompt = n_prompt;
 	r->max_new = max_new;
 	r->n_seq = r->n_open = n_seq;
-	r->bound = n_prompt + max_new - 1; /* the last new token is never fed back */
+	r->bound = n_prompt + max_new - 1; /* one less: the last new token is never an input */
 	for (int32_t i = 0; i < n_seq; i++) {
 		r->seq[i] = (SchedSeq){
 			.req = r, .index = i, .q = -1, .at = -1, .tok = tok + room * (size_t)i
@@ -162,7 +162,7 @@ sched_submit(Sched *s, SchedReq *r)
 	SchedReq **at = &s->first;
 
 	r->order = ++s->n_order;
-	if (s->last && sched_before(s->last, r)) /* nearly always */
+	if (s->last && sched_before(s->last, r)) /* the usual case: append */
 		at = &s->last->next;
 	while (*at && sched_before(*at, r))
 		at = &(*at)->next;
