@@ -1,6 +1,7 @@
-/* Turns on a model's processors. Steps of its engines and images of its vision tower would
- * otherwise run at the same time and wait for each other's threads at every barrier. Turns are
- * given in order of arrival, so neither side waits for more than one turn of the other. */
+/* A lock for the processors of a model, taken in turns. Without it, steps of the model's engines
+ * and images of its vision tower would run at the same time and wait for each other's threads at
+ * every barrier. Turns are given in order of arrival, so neither side waits for more than one turn
+ * of the other. */
 #include "runtime/state/session_state.h"
 
 void

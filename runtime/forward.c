@@ -1,6 +1,6 @@
 /* One step: check the chunks, allocate pages, fill the step's arrays, run the plan, return logits.
- * Nothing changes before the page allocation is known to succeed, so a rejected step leaves every
- * sequence as it was. */
+ * Nothing changes before all checks have passed and the pages are known to suffice, so a rejected
+ * step leaves every sequence unchanged. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 #include "runtime/sample/sampler.h"
 #include "runtime/state/session_state.h"
 
-/* Largest RoPE position of a token that comes with a row */
+/* Largest RoPE position of a token that comes with a row of an image */
 enum { MAX_PLACE = 1 << 30 };
 
 /* Return how many of the tokens have a row. */
@@ -23,12 +23,13 @@ rows_given(const StepRows *in, int32_t n)
 	return given;
 }
 
-/* fed: a chunk may have no tokens; it then takes the token that the device sampled for its
+/* fed: a chunk without tokens is allowed; its token is the one that the device sampled for its
  * sequence. */
 static llmc_status
 check_chunk(const Session *s, const llmc_chunk *c, size_t i, bool fed, llmc_error *err)
 {
-	const int32_t *at = s->rows_in ? s->rows_in[i].at : NULL; /* its ids are not read */
+	/* row of each image token, whose id is not read */
+	const int32_t *at = s->rows_in ? s->rows_in[i].at : NULL;
 	const llmc_limits *l = &s->lim;
 
 	if (c->seq < 0 || c->seq >= l->seqs || !s->kv.seq[c->seq].used)
@@ -83,7 +84,7 @@ check_chunk(const Session *s, const llmc_chunk *c, size_t i, bool fed, llmc_erro
 	return session_check_windows(s, i, c->n_tok, err);
 }
 
-/* Check all chunks; fill order, step_seq and add, with single-row sequences first. */
+/* Check all chunks; fill `order`, `step_seq` and `add`, with single-row sequences first. */
 static llmc_status
 admit(Session *s, const llmc_chunk *chunk, size_t n, bool fed, int32_t *n_dec, llmc_error *err)
 {
@@ -168,10 +169,10 @@ set_prefix(const Plan *p, SeqState *st, const llmc_chunk *c)
 	st->mark = mark >= 0 ? mark : st->prefix_len > 0 ? st->prefix_len - 1 : 0;
 }
 
-/* Fill per-row arrays. With two-axis RoPE, rows after the prefix keep the mark's position on the
- * first axis and count up on the second. An encoder's second axis is the token type. A tower's axes
- * are the row and column of a patch; in a language model the second marks tokens with a row of an
- * image. */
+/* Fill per-row arrays. pos2 depends on the model. With two-axis RoPE, rows after the prefix keep
+ * the position of the mark on the first axis and count up on the second. In an encoder it is the
+ * token type. In a tower pos and pos2 are the row and column of a patch. In a language model with
+ * images it marks tokens that have a row of an image. */
 static void
 fill_rows(Session *s, const SeqState *st, const StepRows *in, int32_t row, int32_t n, int32_t pos,
           int32_t seq)
@@ -202,8 +203,8 @@ fill_rows(Session *s, const SeqState *st, const StepRows *in, int32_t row, int32
 	}
 }
 
-/* Set the RoPE positions of the tokens after a chunk whose tokens came with theirs: they count up
- * from the largest position of its last token. */
+/* Set the RoPE positions that follow a chunk whose tokens came with RoPE positions: later tokens
+ * count up from the largest position of the chunk's last token. */
 static void
 set_shift(const Session *s, SeqState *st, const StepRows *in, int32_t last)
 {
@@ -294,7 +295,8 @@ static void
 count(Session *s, const llmc_chunk *chunk, size_t n, int phase)
 {
 	for (size_t i = 0; i < n; i++)
-		if (s->plan->encoder) /* its keys and values were the step's alone */
+		/* an encoder's keys and values are valid within one step only */
+		if (s->plan->encoder)
 			kv_seq_trim(&s->kv, chunk[i].seq, 0);
 		else
 			kv_advance(&s->kv, chunk[i].seq, chunk[i].n_tok);
@@ -308,7 +310,7 @@ count(Session *s, const llmc_chunk *chunk, size_t n, int phase)
 
 /* The rows of a forward pass through the stages in micro-batches, so that a stage can work while
  * the next one processes its previous output. A micro-batch has at least LEAST_ROWS rows, because
- * each one reads the weights again. */
+ * every micro-batch reads the weights again. */
 enum { LEAST_ROWS = 32, MICRO_BATCHES_PER_STAGE = 4 };
 
 /* Part of a chunk in a micro-batch, and the destination of its logits */
@@ -546,7 +548,7 @@ session_op_times(Session *s, llmc_op_time_fn fn, void *user, llmc_error *err)
 	for (int32_t i = 0; i < s->size->n_seq; i++) {
 		const KvSeq *q = &s->kv.seq[s->step_seq[i]];
 		/* the measurement writes the step's KV rows again; by now another sequence may own
-		 * those pages. Those of an encoder belong to its last step, which this is */
+		 * those pages. An encoder is safe: this is its last step, which owns the pages */
 		if (!s->plan->encoder && (!q->used || q->len != s->kv_len[i]))
 			return error_set(err, LLMC_E_RANGE,
 			                 "sequence %d is not as the last step left it: "
@@ -643,7 +645,7 @@ queue_step(Session *s, const llmc_chunk *chunk, size_t n, bool sampling, llmc_er
 	if (!s->device->sampler || s->comm)
 		return no_device_sampling(err);
 	TRY(admit(s, chunk, n, true, &n_dec, err));
-	/* the notes of a decode step carry no rows of images */
+	/* a decode step is described by notes, which have no rows of images */
 	bool decode = (size_t)n_dec == n && !s->rows_in;
 	TRY(s->device->sampler->begin(s, chunk, n, err));
 	fill(s, chunk, (int32_t)n, n_dec, !decode);

@@ -1,12 +1,12 @@
 /* Ranks as threads of this process, or as processes started by a launcher. Rank 0 does the
- * bookkeeping: sequences, pages, scheduling. It broadcasts its actions as records, in order: a new
- * sequence (whose RoPE depends on its length), a page copied or cleared, a state copied, a step
- * with its arrays. The other ranks repeat them on their own memory. Page numbers and window page
- * numbers are the same on all ranks; each page holds the heads of its rank. Within a step, ranks
- * synchronise only in collectives.
+ * bookkeeping: sequences, pages, scheduling. It broadcasts each action as a record, in order: a new
+ * sequence with its maximum length (for RoPE), a copied or cleared page, a copied state, a step
+ * with its arrays. The other ranks repeat the actions on their own memory. Page numbers and window
+ * page numbers are the same on all ranks; each page holds the heads of its rank. Within a step,
+ * ranks synchronise only in collectives.
  *
  * A rank is pinned to its share of the processors before it touches its memory, so that the memory
- * is local to their NUMA node. */
+ * is on the NUMA node of these processors. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +24,7 @@ typedef struct Follower {
 	Runtime *rt;
 	Comm *comm;
 	pthread_t thread;
-	/* over: stopped following; echo: because other ranks had stopped */
+	/* over: the rank has stopped following; echo: it stopped because another rank had */
 	bool started, over, echo;
 	int rank, ranks;
 	struct RankThreads *group;
@@ -134,7 +134,7 @@ ranks_follow_session(Session *s, llmc_error *err)
 			break;
 		case RECORD_CLOSE:
 			return LLMC_OK;
-		case RECORD_OPEN: /* not sent during a session */
+		case RECORD_OPEN: /* sent between sessions only */
 		case RECORD_END:
 		default:
 			return ranks_bad_message(s, "a record", err);
@@ -150,7 +150,8 @@ follower_main(void *arg)
 	RankThreads *g = f->group;
 	Session *s = NULL;
 
-	if (f->rt->plan->partitions < 2) /* a GPU leaves all processors to the CPU's part */
+	/* with two devices the GPU's rank needs no share: the CPU's part uses all processors */
+	if (f->rt->plan->partitions < 2)
 		(void)ranks_pin_cpus(f->rank, f->ranks);
 	f->status = session_open_rank(f->rt, &f->lead->lim, f->comm, &s, &f->err);
 	pthread_mutex_lock(&g->lock);
@@ -172,7 +173,7 @@ follower_main(void *arg)
 	pthread_mutex_unlock(&g->lock);
 	if (status != LLMC_OK)
 		comm_end(s->comm);
-	/* the session is closed after all ranks have stopped, because they may write to its
+	/* the session is closed later, after all ranks have stopped, because they may write to its
 	 * memory */
 	return NULL;
 }
@@ -183,11 +184,12 @@ ranks_error(Session *s, llmc_status own, llmc_error *err)
 	RankThreads *g = s->group;
 
 	if (own != LLMC_OK && !g && s->comm && s->rt->world)
-		comm_end(s->comm); /* the other processes wait for this rank */
+		/* end the group, because the other processes wait for this rank */
+		comm_end(s->comm);
 	if (own == LLMC_OK || !g)
 		return own;
 	if (!comm_ended(g->lead)) {
-		comm_end(g->lead); /* the other ranks wait for this one */
+		comm_end(g->lead); /* end the group, because the other ranks wait for this one */
 		return own;
 	}
 	struct timespec most;
@@ -198,7 +200,8 @@ ranks_error(Session *s, llmc_status own, llmc_error *err)
 		for (int k = 0; k < g->n; k++) {
 			const Follower *f = &g->follower[k];
 			n_over += f->over;
-			/* report a rank that failed first, not one that stopped because of it */
+			/* report the rank that failed first, not ranks that stopped because of
+			 * it */
 			if (f->over && f->status != LLMC_OK && !f->echo) {
 				own = error_set(err, f->status, "rank %d of %d: %s", k + 1,
 				                g->n + 1, f->err.text);
@@ -226,8 +229,8 @@ start(RankThreads *g, Follower *f, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Bytes of the values that are between two devices at a time; `op`: of those that this one sends or
- * receives */
+/* Bytes of the values that are between two devices at a time; `op`: count the values that this
+ * device sends, or those that it receives */
 static size_t
 crossing_bytes(const Session *s, OpKind op)
 {
@@ -240,8 +243,8 @@ crossing_bytes(const Session *s, OpKind op)
 	return (size_t)s->lim.chunk * (size_t)queued * sizeof(float);
 }
 
-/* Buffers between stages hold all rows of a forward and all of its logits. So no sender waits for a
- * receiver that itself waits to send. */
+/* Buffers between stages hold all rows of a forward call and all of its logits. So a sender never
+ * waits for a receiver that itself waits to send. */
 static CommShape
 shape_of(const Session *s)
 {
@@ -336,7 +339,7 @@ ranks_rendezvous(Session **s, Runtime *rt, llmc_status own, llmc_error *err)
 	TRY_GOTO(mpi_world_comm(rt->world, shape_of(*s), &(*s)->comm, err));
 	if ((*s)->device->join && (*s)->plan->ranks > 1) {
 		status = (*s)->device->join(s, 1, &why);
-		/* a rank is lost: mpi_world_agree would wait for it */
+		/* a rank is lost: do not call mpi_world_agree, which would wait for it */
 		if (comm_ended((*s)->comm)) {
 			status = status != LLMC_OK ? error_set(err, status, "%s", why.text)
 			                           : comm_error((*s)->comm, err);
@@ -375,7 +378,8 @@ ranks_follow(Runtime *rt, llmc_error *err)
 		Session *s = NULL;
 		llmc_status status = session_open_rank(rt, &lim, NULL, &s, err);
 		if (ranks_rendezvous(&s, rt, status, err) != LLMC_OK)
-			continue; /* rank 0 has the status and decides how to continue */
+			/* ignore the error: rank 0 has received it and decides how to continue */
+			continue;
 		status = ranks_follow_session(s, err);
 		if (status != LLMC_OK)
 			comm_end(s->comm);

@@ -6,7 +6,7 @@
 #include "runtime/state/session_state.h"
 
 /* Open the sessions of the other ranks, one thread per rank, after the session of rank 0 has been
- * opened. They follow it from then on. */
+ * opened. The other ranks follow rank 0 from then on. */
 llmc_status ranks_open(Session *s, llmc_error *err);
 /* Stop the ranks. If ranks are processes, comm stays open until their devices are closed. Does
  * nothing for a single rank. */
@@ -19,13 +19,13 @@ llmc_status ranks_rendezvous(Session **s, Runtime *rt, llmc_status own, llmc_err
 llmc_status ranks_follow(Runtime *rt, llmc_error *err);
 void ranks_dismiss(Runtime *rt);
 
-/* Broadcasts from the session of rank 0, in the order of its actions; they do nothing for a single
- * rank. Return false if the group has ended. ranks_step sends the step that the session's arrays
+/* Broadcast actions of rank 0's session, in order. These functions do nothing for a single rank and
+ * return false if the group has ended. ranks_step sends the step that the session's arrays
  * describe. */
 bool ranks_step(Session *s, int phase);
 void ranks_sequence(Session *s, llmc_seq q, int32_t length_bound);
-/* Wait until later stages have executed all records. They may be some steps late when rank 0 needs
- * no logits. */
+/* Wait until later stages have executed all records: if rank 0 needs no logits, they may be some
+ * steps late. */
 void ranks_exchange_sizes(Session *s);
 /* A step of rank 0 has failed. Returns the error of another rank in this process if that was the
  * cause. */
@@ -33,15 +33,15 @@ llmc_status ranks_error(Session *s, llmc_status own, llmc_error *err);
 
 /* Save or restore n pages, rank by rank, and then the states of sequence q (-1: none), rank by
  * rank. windowless: see kv_pages_read. ranks_saved_bytes returns the total size. A negative size,
- * or false, means that the group has ended. For a single rank, only its own data. */
+ * or false, means that the group has ended. With a single rank they handle its own data only. */
 int64_t ranks_saved_bytes(Session *s, int32_t n, int32_t windowless, bool states);
 bool ranks_save(Session *s, const int32_t *page, int32_t n, int32_t windowless, llmc_seq q,
                 void *host);
 bool ranks_restore(Session *s, const int32_t *page, int32_t n, int32_t windowless, llmc_seq q,
                    const void *host);
 
-/* Bind the calling thread to its share of the processors while a rank is opened (`ranks` equal
- * shares), and restore its mask after that. */
+/* Bind the calling thread to one of `ranks` equal shares of the processors while a rank is opened,
+ * and restore its affinity mask after that. */
 typedef struct RankAffinity {
 	bool moved;
 	cpu_set_t was;

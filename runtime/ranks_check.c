@@ -1,5 +1,5 @@
 /* Checks of messages that a follower receives, before it uses them as indices of its memory. Rank 0
- * sends valid ones; a rank of another build, or damaged shared memory, does not. */
+ * sends valid messages, but a rank of another build or damaged shared memory may not. */
 #include "runtime/ranks.h"
 #include "runtime/ranks_internal.h"
 
@@ -42,7 +42,7 @@ ranks_kv_op_fits(const Session *s, const Record *r)
 	return false;
 }
 
-/* Pages of sequence i of the step */
+/* Are the page numbers of sequence i of the step valid? */
 static bool
 table_fits(const Session *s, int32_t i)
 {
@@ -58,7 +58,7 @@ table_fits(const Session *s, int32_t i)
 	return true;
 }
 
-/* Rows of sequence i of the step */
+/* Are the rows of sequence i of the step valid? */
 static bool
 rows_fit(const Session *s, int32_t i)
 {

@@ -1,4 +1,5 @@
-/* Parts of a group of ranks: records that the first rank sends, transfers, followers. */
+/* Internals of a group of ranks: records that rank 0 sends, transfers of saved data, and
+ * followers. */
 #ifndef LLMC_RUNTIME_RANKS_INTERNAL_H
 #define LLMC_RUNTIME_RANKS_INTERNAL_H
 
@@ -24,10 +25,9 @@ typedef enum RecordKind {
  *   ADAPTER   a: slot; for processes, the slot's new content follows (lora_adapters.c)
  *   KV        more: KvOp with operands a and b (kv.h), and the window pages of both
  *   SIZES     each rank reports the bytes that it saves
- *   READ, WRITE  a pages and the recurrent states of sequence b (-1: none). Floats per rank for
- *             either, page numbers and window page numbers follow, then the data. The first `more`
- *             pages have no window pages
- * Between sessions:
+ *   READ, WRITE  a: number of pages, b: sequence with recurrent states (-1: none). Floats per rank
+ * for either, page numbers and window page numbers follow, then the data. The first `more` pages
+ * have no window pages Between sessions:
  *   OPEN      limits follow; open a session
  *   END       no more sessions */
 typedef struct Record {
@@ -37,21 +37,22 @@ typedef struct Record {
 /* ranks_lead.c */
 bool ranks_leads(const Session *s);
 bool ranks_broadcast(Session *s, Record r);
-/* Is the first (which 0) or second operand of a KvOp a device page? */
+/* Is the first (which 0) or second (which 1) operand of a KvOp a device page? */
 bool ranks_is_page(KvOp op, int which);
 /* From here on, broadcast the actions of rank 0's session. */
 void ranks_lead(Session *s);
 
 /* ranks_transfer.c */
 bool ranks_collect_sizes(Session *s, RankSizes *all);
-/* E_CHECK: the record or what follows it is not possible. OK: also if the group has ended. */
+/* E_CHECK: the record or the data after it is invalid. Returns LLMC_OK even if the group has
+ * ended. */
 llmc_status ranks_follow_transfer(Session *s, const Record *r, llmc_error *err);
 
-/* ranks.c: follow rank 0 until it closes the session or the group ends. Returns an error for a
- * step that failed on this rank, or a message that is not possible (E_CHECK). */
+/* ranks.c: follow rank 0 until it closes the session or the group ends. Returns an error if a step
+ * failed on this rank or a message is invalid (E_CHECK). */
 llmc_status ranks_follow_session(Session *s, llmc_error *err);
 
-/* ranks_check.c: do the operands of a record, and the arrays that follow it, fit this session? */
+/* ranks_check.c: are the operands of a record, and the arrays after it, valid for this session? */
 bool ranks_kv_op_fits(const Session *s, const Record *r);
 bool ranks_sequence_fits(const Session *s, const Record *r);
 bool ranks_transfer_fits(const Session *s, const Record *r);

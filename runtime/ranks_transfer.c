@@ -88,8 +88,8 @@ saved_at(const Session *s, const void *host, int32_t n, int k, int32_t i)
 	return i < n ? at + i * s->kept[k].page : at;
 }
 
-/* Transfer of saved data through memory with a slot per rank: segment i is page i of n, and segment
- * n holds the states of sequence q */
+/* Transfer of saved data through memory with one slot per rank. Segment i of the n + 1 segments is
+ * page i; segment n holds the states of sequence q */
 typedef struct Transfer {
 	RecordKind kind;
 	const int32_t *page;
@@ -132,8 +132,8 @@ transfer_segment(Session *s, const Transfer *m, int32_t i, float *all)
 	return ok;
 }
 
-/* Transfer one page at a time, then the states. The slot of each rank has the size of the largest
- * rank and of a page with its window page. */
+/* Transfer one page at a time, then the states. The slot of each rank has the size that the rank
+ * with the largest page needs, window page included. */
 static bool
 transfer_pages(Session *s, const Transfer *m)
 {
@@ -204,8 +204,8 @@ ranks_restore(Session *s, const int32_t *page, int32_t n, int32_t windowless, ll
 	return true;
 }
 
-/* Is a slot of so many floats possible for a rank that saves `own` bytes? The largest rank, for
- * which it is sized, saves at most 64 times as much or 512 MB. */
+/* Is a slot of `floats` floats plausible for a rank that saves `own` bytes? Slots are sized for the
+ * largest rank, which may save at most 64 times as much, or 512 MB. */
 static bool
 slot_fits(int32_t floats, int64_t own, bool used)
 {

@@ -1,5 +1,5 @@
-/* Weights of an open runtime replaced by those of another checkpoint. Packing needs no step to
- * stop; the swap is a change of pointers (CPU) or a copy to the same addresses (GPU). */
+/* Weights of an open runtime replaced by those of another checkpoint. The new weights are packed
+ * while steps run. The swap changes pointers (CPU) or copies to the same addresses (GPU). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,7 +23,8 @@ check_replaceable(const Runtime *rt, llmc_error *err)
 	            : LLMC_OK;
 }
 
-/* The sessions have tables of the rotary factors of the first checkpoint. */
+/* Check that both checkpoints have the same rotary factors, because sessions keep tables made from
+ * the first one. */
 static llmc_status
 check_factors(const Runtime *rt, const Checkpoint *c, llmc_error *err)
 {

@@ -31,8 +31,8 @@ device_find(const char *target, const Device **out, llmc_error *err)
 	                     target);
 }
 
-/* Open the weights. A checkpoint that does not fit is reported before any kernel is compiled for
- * it. */
+/* Open the weights. This comes before kernels are compiled, so that a checkpoint that does not fit
+ * is reported early. */
 static llmc_status
 open_weights(Runtime *rt, const RuntimeOptions *o, llmc_error *err)
 {
@@ -159,8 +159,8 @@ fail:
 	return status;
 }
 
-/* Extend hash `sum` by everything that a plan does together with other ranks of its stage:
- * all-reduces and all-gathers, and the pages whose numbers rank 0 assigns for all. */
+/* Extend hash `sum` by everything in which the ranks of a stage must agree: all-reduces and
+ * all-gathers, and the pages, whose numbers rank 0 assigns for all ranks. */
 static uint64_t
 join_fingerprints(const Plan *p, uint64_t sum)
 {
@@ -181,7 +181,7 @@ join_fingerprints(const Plan *p, uint64_t sum)
 	return sum;
 }
 
-/* Find the next step from *i on that is a send or a recv; NULL: none. */
+/* Find the first send or recv at step *i or later; NULL: none. */
 static const PlanStep *
 next_crossing(const PlanPhase *ph, int *i)
 {
@@ -190,7 +190,7 @@ next_crossing(const PlanPhase *ph, int *i)
 	return *i < ph->n_step ? &ph->step[(*i)++] : NULL;
 }
 
-/* Does one device receive what the other sends, in this direction? */
+/* Do the receives of one device match the sends of the other, in this direction? */
 static bool
 sends_match_receives(const PlanPhase *from, const PlanPhase *to)
 {

@@ -18,25 +18,26 @@ typedef struct RuntimeOptions {
 	const char *artifact; /* folder with kernels/ (and aot/); NULL for target ref */
 	const char
 	    *weights; /* checkpoint file or folder; NULL: plan->weights relative to the artifact */
-	/* threads per rank, also for packing and compiling; 0: topology_threads, divided by the
-	 * ranks */
+	/* threads per rank, also for packing and compiling; 0: topology_threads() divided by the
+	 * number of ranks */
 	int n_threads;
 	int device;         /* GPU number, for GPU targets */
 	const int *devices; /* [ranks] GPU number per rank; NULL: device */
 	bool random_weights;
 	bool cache_packed;
 	bool cache_warned;  /* the warning about an unwritable cache has been logged */
-	bool can_divide;    /* placement can move a part to the CPU, for messages */
+	bool can_divide;    /* a part of the model could run on the CPU: messages suggest it */
 	bool skip_built;    /* do not use the kernels below aot/ */
 	size_t stage_bytes; /* see WeightsOptions */
-	/* job of rank processes, in which the plan is for this process's rank; NULL: none. Outlives
-	 * the runtime */
-	MpiWorld *world;
-	/* [n_all] on rank 0 of a world whose plans have adapter slots: the plans of all ranks; they
+	/* group of rank processes, one of which is this process with its own plan; NULL: none. Must
 	 * outlive the runtime */
+	MpiWorld *world;
+	/* [n_all] on rank 0 of a world whose plans have adapter slots: plans of all ranks, which
+	 * must outlive the runtime */
 	const Plan *const *all;
 	int n_all;
-	const Plan *other; /* plan of the other of two devices; NULL: there is none */
+	/* for a model on two devices: plan of the other device; NULL: one device */
+	const Plan *other;
 	llmc_log_fn log;
 	void *log_user;
 } RuntimeOptions;
@@ -52,12 +53,11 @@ llmc_status runtime_open(const Plan *plan, const RuntimeOptions *opt, Runtime **
  * use all ranks. n 1: like runtime_open. */
 llmc_status runtime_open_ranks(const Plan *const *plan, int n, const RuntimeOptions *opt,
                                Runtime **out, llmc_error *err);
-/* On a rank other than 0 of a world: follow rank 0 until it closes its runtime. E_DEVICE: ranks are
+/* Follow rank 0 until it closes its runtime; for all other ranks of a world. E_DEVICE: ranks are
  * lost. */
 llmc_status runtime_follow(Runtime *rt, llmc_error *err);
-/* Write hashes, 16 hex digits each: of the checkpoint's content and of what all plans share (equal
- * on all ranks), and of what the plan does together with other ranks of its stage (equal within the
- * stage). */
+/* Write three hashes of 16 hex digits: of the checkpoint's content, of the properties that the
+ * plans of all ranks share, and of those that the plans of a stage share. */
 void runtime_fingerprint(const Runtime *rt, char checkpoint[17], char plan[17], char together[17]);
 /* Called by all ranks of a world after each has opened its runtime. From here on rank 0 decides
  * when the others end. */
@@ -72,14 +72,14 @@ struct Weights;
  * E_FULL: no memory for a second copy. rt is unchanged. */
 llmc_status runtime_prepare_weights(const Runtime *rt, const char *path, int n_threads,
                                     struct Weights **out, llmc_error *err);
-/* Make w the weights of the session's runtime and close the old ones; w is closed on failure. The
- * session is the runtime's only one, has no sequences, and runs no step. Pages of its prefix cache
- * are not found any more. */
+/* Make w the weights of the session's runtime and close the old ones; on failure close w. The
+ * session must be the only one of the runtime, without sequences and without a running step. Pages
+ * of its prefix cache are not found any more. */
 llmc_status session_replace_weights(Session *s, struct Weights *w, llmc_error *err);
 RuntimeTimes runtime_times(const Runtime *rt);
-/* Wait for, and release, the use of the model's processors. An engine takes a turn per step, and a
- * vision tower one per tile, so that neither waits for more than one turn of the other. Turns are
- * given in order of arrival. Any thread; a turn ends on the thread that began it. */
+/* Lock and unlock the model's processors. An engine takes one turn per step and a vision tower one
+ * per tile, so that neither waits for more than one turn of the other. Turns are given in order of
+ * arrival. Any thread; a turn ends on the thread that began it. */
 void runtime_lock_processors(Runtime *rt);
 void runtime_unlock_processors(Runtime *rt);
 /* Does the artifact contain built kernels of this target that run on this machine? number: of the
@@ -91,8 +91,8 @@ llmc_status runtime_build_aot(const Plan *plan, const char *artifact, llmc_log_f
                               void *log_user, llmc_error *err);
 
 /* lora_adapters.c: LoRA adapters in the slots of a plan that has some (PlanTensor.factor), for
- * sequences that select one. An adapter id is never reused; 0 means none. A slot becomes free
- * after its adapter has been dropped and its last reference released. Any thread. E_INPUT: no
+ * sequences that select an adapter. An adapter id is never reused; 0 means none. A slot becomes
+ * free after its adapter has been dropped and its last reference released. Any thread. E_INPUT: no
  * slots, no such folder, an adapter of another model or with too large a rank. E_FULL: all slots
  * are in use. */
 llmc_status runtime_adapter_load(Runtime *rt, const char *folder, double scale, int32_t *adapter,
@@ -100,8 +100,8 @@ llmc_status runtime_adapter_load(Runtime *rt, const char *folder, double scale, 
 llmc_status runtime_adapter_drop(Runtime *rt, int32_t adapter,
                                  llmc_error *err); /* E_RANGE: no adapter has this id */
 /* Take a reference, which keeps the adapter until runtime_adapter_unref. E_RANGE: the adapter is
- * not loaded, or has been dropped. A dropped adapter that is still referenced may be taken `again`.
- * 0: does nothing. */
+ * not loaded, or has been dropped. With `again`, a dropped adapter that is still referenced is
+ * allowed. Adapter 0: does nothing. */
 llmc_status runtime_adapter_ref(Runtime *rt, int32_t adapter, bool again, llmc_error *err);
 void runtime_adapter_unref(Runtime *rt, int32_t adapter);
 
@@ -110,18 +110,17 @@ llmc_status session_limits(const Plan *plan, const llmc_limits *lim, llmc_limits
                            llmc_error *err);
 llmc_status session_memory(const Plan *plan, const llmc_limits *lim, llmc_memory *out,
                            llmc_error *err);
-/* Called after each step of a forward with each value that the step writes to memory (verify): f32,
- * or i32 for the experts that a router selected. The callback may overwrite data [rows, width],
- * which later steps read; it returns whether it did. */
+/* Callback for `llmc verify`, called after each step of a forward call with each value that the
+ * step has written to memory: f32, or i32 for the experts that a router selected. It may overwrite
+ * data [rows, width], which later steps read; it returns true if it has. */
 typedef bool (*session_probe_fn)(void *user, const PlanStep *step, const char *value, Dtype dtype,
                                  void *data, int64_t rows, int64_t width);
 llmc_status session_open(Runtime *rt, const llmc_limits *lim, Session **out, llmc_error *err);
 void session_close(Session *s);
 void session_set_probe(Session *s, session_probe_fn fn, void *user);
-/* Let forwards run only steps from .. to - 1 of their phase; to 0: all steps. Values stay where
- * they are in memory: earlier steps' values are those that the caller has stored at the addresses
- * that a probe saw. Pages and recurrent states are those of the forward's sequence. CPU only; GPUs
- * run all steps. */
+/* Let forwards run only steps from .. to - 1 of their phase; to 0: all steps. Values of earlier
+ * steps are read from memory as they are: the caller stores them at the addresses that it got from
+ * a probe. Pages and recurrent states are those of the sequence. CPU only; GPUs run all steps. */
 void session_set_step_range(Session *s, int from, int to);
 const llmc_limits *session_limits_of(const Session *s);
 llmc_status session_seq_new(Session *s, int32_t length_bound, llmc_seq *out, llmc_error *err);
@@ -146,8 +145,8 @@ void session_seq_free(Session *s, llmc_seq q);
 llmc_status session_seq_save(Session *s, llmc_seq q, void *buf, size_t cap, size_t *need,
                              llmc_error *err);
 int64_t session_seq_bytes(Session *s,
-                          /* size of a saved sequence of so many positions without its header;
-                           * negative: ranks are lost */
+                          /* size of a saved sequence of len positions without its header; negative:
+                           * ranks are lost */
                           int32_t len);
 llmc_status session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_error *err);
 int32_t session_prefix_find(Session *s, llmc_seq q, const int32_t *tok,
@@ -157,7 +156,7 @@ void session_prefix_keep(Session *s, llmc_seq q, const int32_t *tok);
  * (kv/kv_disk.h). extra: further data that the values depend on. */
 llmc_status session_prefix_dir(Session *s, const char *dir, int64_t max_bytes, const char *extra,
                                llmc_log_fn log, void *log_user, llmc_error *err);
-/* Positions of pages that were read from there, written, or found damaged. */
+/* Numbers of positions whose pages were read from the folder, written to it, or found damaged. */
 void session_prefix_counts(Session *s, uint64_t *read, uint64_t *written, uint64_t *wrong);
 /* Pool a sum of n rows to a vector: their mean, divided by its length if `normalize`. out
  * [width] */
@@ -165,7 +164,7 @@ void pool_vector(const double *sum, int64_t width, int32_t n, bool normalize, fl
 llmc_status session_forward(Session *s, const llmc_chunk *chunk, size_t n, float *logits,
                             llmc_error *err);
 /* Like session_forward, with the rows of each chunk's tokens, [n_tok, plan_row_width] each, if the
- * plan takes rows; for other plans came is NULL. */
+ * plan takes rows; `came` is NULL for other plans. */
 llmc_status session_forward_rows(Session *s, const llmc_chunk *chunk, size_t n,
                                  const float *const *came, float *logits, llmc_error *err);
 /* Rows of a chunk, of plan_row_width elements; row NULL: it has none. */
@@ -174,17 +173,17 @@ typedef llmc_image_rows StepRows;
  * number of patches divided by vision.merge. NULL: no chunk has rows. */
 llmc_status session_forward_images(Session *s, const llmc_chunk *chunk, size_t n,
                                    const StepRows *rows, float *logits, llmc_error *err);
-/* Rows of the chunks of the next session_queue_step or session_queue_rows, which reads them during
- * the call. */
+/* Set the image rows of the chunks of the next session_queue_step or session_queue_rows, which
+ * reads them during that call. */
 void session_queue_images(Session *s, const StepRows *rows);
 /* For a plan that outputs hidden rows: the rows of this chunk of the last forward, [n_tok,
  * plan_rows_width], valid until the next one. */
 const float *session_rows(const Session *s, size_t chunk);
-/* Between steps: false, and E_DEVICE with the reason in err, if a rank is lost and no step can run
- * any more. Always true for a single rank. */
+/* Call between steps: returns false, with E_DEVICE and the reason in err, if a rank is lost and no
+ * step can run any more. Always true for a single rank. */
 bool session_check_ranks(const Session *s, llmc_error *err);
 void session_stats(const Session *s, llmc_stats *out);
-/* Do the one-time work of first steps now: capture decode graphs of every size (GPU). */
+/* Do the one-time work of first steps now: a GPU captures decode graphs of every size. */
 llmc_status session_prepare(Session *s, llmc_error *err);
 /* See llmc_op_times. */
 llmc_status session_op_times(Session *s, llmc_op_time_fn fn, void *user, llmc_error *err);
@@ -203,8 +202,8 @@ llmc_status session_op_times(Session *s, llmc_op_time_fn fn, void *user, llmc_er
  * Can this session sample with these parameters on its device? */
 bool session_can_sample(const Session *s, const llmc_params *p);
 /* Set the sampling parameters of a sequence from now on. Penalties count prompt and output. The
- * next token is number n_output of the seed's random stream, so a preempted sequence continues with
- * the same numbers. */
+ * next token uses random number n_output of the seed's stream, so a preempted sequence continues
+ * with the same random numbers. */
 llmc_status session_sample_params(Session *s, llmc_seq q, const llmc_params *p,
                                   const int32_t *prompt, size_t n_prompt, const int32_t *output,
                                   size_t n_output, llmc_error *err);
@@ -223,9 +222,9 @@ llmc_status session_queue_step(Session *s, const llmc_chunk *chunk, size_t n, ll
  * parameters without the grammar. */
 bool session_can_mask(const Session *s, const llmc_params *p);
 llmc_status session_queue_rows(Session *s, const llmc_chunk *chunk, size_t n, llmc_error *err);
-/* mask: for each chunk with n_out = 1, in order, one bit per token in (vocab + 31) / 32 words, read
- * during the call; NULL: all tokens are allowed. No other step is accepted before this call.
- * E_RANGE: no step waits for masks. */
+/* Sample from the step that session_queue_rows has queued. mask: for each chunk with n_out = 1, in
+ * order, one bit per token in (vocab + 31) / 32 words, read during the call; NULL: all tokens are
+ * allowed. Until this call, no other step is accepted. E_RANGE: no step waits for masks. */
 llmc_status session_queue_sample(Session *s, const uint32_t *const *mask, llmc_error *err);
 /* Wait for the oldest sampling step and return its tokens and (if not NULL) their logprobs, one per
  * chunk with n_out = 1, in the order of the chunks. E_RANGE: no step is in flight. E_CHECK: logits

@@ -44,11 +44,12 @@ session_limits(const Plan *plan, const llmc_limits *lim, llmc_limits *out, llmc_
 		l.chunk = plan->prompt_whole && l.context > 512 ? l.context : 512;
 	if (l.chunk < 1 || l.chunk > MAX_CONTEXT)
 		return limit_error(err, "chunk", l.chunk, MAX_CONTEXT, "");
-	if (l.n_out == 0) /* pooling may need all rows of a sequence, and rows are short */
+	/* an embedding model may pool all rows of a sequence; its rows are short */
+	if (l.n_out == 0)
 		l.n_out = plan->output == LLMC_OUTPUT_LOGITS ? l.seqs : l.chunk;
 	if (l.n_out < 1)
 		return limit_error(err, "n_out", l.n_out, l.chunk, "");
-	if (l.n_out > l.chunk) /* a step has no more rows than that */
+	if (l.n_out > l.chunk) /* a step has at most `chunk` rows */
 		l.n_out = l.chunk;
 	/* the pages of an encoder hold the rows of one step */
 	if (plan->encoder)
@@ -180,7 +181,8 @@ session_close(Session *s)
 	free(s->disk_page);
 	ranks_close(s);
 	forward_close(s);
-	s->device->close(s); /* first: one of its threads may still read comm */
+	/* closed first, because one of the device's threads may still read comm */
+	s->device->close(s);
 	if (s->rt->world)
 		comm_close(s->comm);
 	session_unmap(s->state, (int64_t)s->state_bytes);

@@ -165,7 +165,7 @@ has_prefixes(const Session *s)
 	return !s->plan->prompt_whole;
 }
 
-/* Read the pages that follow those found in memory. */
+/* Read from disk the pages that follow those found in memory. */
 static void
 from_disk(Session *s, llmc_seq q, const int32_t *tok, int32_t n_tok)
 {

@@ -1,7 +1,8 @@
 /* Windows of a tower as the sequences of a step, for layers that attend within windows. */
 #include "runtime/state/session_state.h"
 
-/* Window of row k of a chunk; without images, as when steps are timed, windows of full length */
+/* Return the window of row k of a chunk. Without images (when steps are timed) all windows have
+ * full length */
 static int32_t
 window_of(const Session *s, int32_t chunk, int32_t k)
 {

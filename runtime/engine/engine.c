@@ -246,10 +246,9 @@ queue_masked(Engine *e, int32_t n, llmc_error *err)
 
 /* Inline engine only: queue the next step before the host has read the token that this step
  * samples, so that the device does not wait for the host. The device takes the sampled token as
- * input of the next step. If the request ends with this token, the result of the queued step is
- * dropped. Requires an engine without a prefix cache, because the KV cache holds a position whose
- * token is not known yet. E_DEVICE: the device has failed. After any other refusal the next step is
- * queued as usual. */
+ * input of the next step. If the request ends with this token, the queued step is dropped. Requires
+ * an engine without a prefix cache: the KV cache has a position whose token is not known yet.
+ * E_DEVICE: the device has failed. After any other error the next step is queued as usual. */
 static llmc_status
 queue_ahead(Engine *e, int32_t n, llmc_error *err)
 {

@@ -64,7 +64,8 @@ host_mem_alloc(void *user, size_t bytes, void **out, llmc_error *err)
 	*out = NULL;
 	if (m == MAP_FAILED)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
-	madvise(m, bytes, MADV_HUGEPAGE); /* a hint: attention hops between pages of a few KiB */
+	/* a hint: attention reads scattered pages of a few KiB, so huge pages save TLB misses */
+	madvise(m, bytes, MADV_HUGEPAGE);
 	*out = m;
 	return LLMC_OK;
 }
@@ -445,7 +446,8 @@ kv_seq_trim(Kv *kv, int32_t q, int32_t len)
 	s->len = len;
 	window_trim(kv, s);
 	if (s->n_kept > len / PLAN_KV_PAGE)
-		s->n_kept = 0; /* the next kv_prefix_keep registers all pages again */
+		/* nothing is registered: the next kv_prefix_keep registers all pages */
+		s->n_kept = 0;
 }
 
 void
@@ -473,7 +475,7 @@ kv_pages_needed(Kv *kv, const int32_t *q, const int32_t *add, size_t n)
 		const KvSeq *s = &kv->seq[q[i]];
 		int64_t len = (int64_t)s->len + add[i];
 		need += (len + PLAN_KV_PAGE - 1) / PLAN_KV_PAGE - s->n_page;
-		/* the last of several sequences to leave a shared page may write it in
+		/* if all other sequences of a shared page copy it, the last one may write it in
 		 * place */
 		if (writes_shared(kv, s)) {
 			kv->drops[s->page[s->n_page - 1]]++;
@@ -517,10 +519,10 @@ kv_extend(Kv *kv, int32_t q, int32_t add)
 		kv_page_unref(kv, *last);
 		*last = own;
 	} else if (s->len % PLAN_KV_PAGE != 0 && kv->cached) {
-		prefix_forget(
-		    kv,
-		    /* the page was trimmed to its middle, so its remaining tokens will differ */
-		    s->page[s->n_page - 1]);
+		prefix_forget(kv,
+		              /* the last page was cut by a trim: new tokens will replace the
+		               * removed ones, so it leaves the cache */
+		              s->page[s->n_page - 1]);
 	}
 	while (s->n_page < want) {
 		int32_t page = page_alloc_step(kv);
@@ -544,7 +546,8 @@ kv_advance(Kv *kv, int32_t q, int32_t add)
 	window_grown(kv, s);
 }
 
-/* Called per contiguous segment of pages or states, in the order of a saved sequence */
+/* Called for each contiguous segment of pages or states, in the order in which a sequence is
+ * saved */
 typedef void segment_fn(Kv *kv, char *at, char *host, size_t bytes);
 
 /* Run fn over the segments of pages; pages [from, to) have no window pages. */
@@ -596,7 +599,7 @@ void
 kv_pages_write(Kv *kv, const int32_t *page, int32_t n, int32_t windowless, const void *host)
 {
 	for_each_segment(kv, page, n, kv->sinks, windowless, (char *)(uintptr_t)host,
-	                 segment_write); /* segment_write only reads host */
+	                 segment_write); /* the cast is safe: segment_write only reads host */
 }
 
 void
@@ -609,7 +612,7 @@ void
 kv_page_write(Kv *kv, int32_t page, bool lacks, const void *host)
 {
 	for_each_segment(kv, &page, 1, 0, lacks, (char *)(uintptr_t)host,
-	                 segment_write); /* segment_write only reads host */
+	                 segment_write); /* the cast is safe: segment_write only reads host */
 }
 
 void
@@ -620,7 +623,8 @@ kv_seq_reserve(Kv *kv, int32_t q, int32_t len, int32_t windowless)
 	while (s->n_page < kv_seq_pages(len)) {
 		int32_t page = s->page[s->n_page] = page_alloc_step(kv);
 		kv->stale[page] = true;
-		if (s->n_page < windowless) /* only while the sequence is empty */
+		/* while the sequence is empty: the first pages get no window pages */
+		if (s->n_page < windowless)
 			s->n_windowless = s->n_page + 1;
 		if (window_sees(kv, s, s->n_page++)) {
 			give_window(kv, page);
@@ -650,6 +654,6 @@ kv_state_read(Kv *kv, int32_t q, void *host)
 void
 kv_state_write(Kv *kv, int32_t q, const void *host)
 {
-	/* segment_write only reads host */
+	/* the cast is safe: segment_write only reads host */
 	for_each_state(kv, q, (char *)(uintptr_t)host, segment_write);
 }

@@ -155,8 +155,8 @@ kv_disk_load(KvDisk *d, const KvKey *key, const int32_t tok[PLAN_KV_PAGE], void 
 	if (fd < 0) {
 		if (read_pending(d, key, bytes))
 			return true;
-		/* the writer dequeues a page after its file exists, so the file may have appeared
-		 * between the two lookups */
+		/* look for the file again: the writer may have created it, and then dequeued the
+		 * page, between the two lookups */
 		fd = open(path, how);
 	}
 	if (fd < 0)
@@ -257,8 +257,8 @@ write_page(KvDisk *d, const PendingWrite *w)
 	if (access(path, F_OK) == 0) /* another process wrote it */
 		return true;
 	int fd;
-	/* the name may exist: left by a process with the same pid, or in use by one in another
-	 * container that shares the folder */
+	/* the name may exist: a process with the same pid has left it, or another container that
+	 * shares the folder uses it */
 	do {
 		snprintf(temporary, sizeof temporary, "%s/.made-%ld-%u", d->dir, (long)getpid(),
 		         d->n_temporary++);
@@ -314,8 +314,8 @@ write_pages(void *user)
 		} else if (ok) {
 			d->logged = false;
 		}
-		if (d->used > d->max_bytes ||
-		    d->since > d->max_bytes / 16) /* other processes write to the folder too */
+		/* scan from time to time, because other processes write to the folder too */
+		if (d->used > d->max_bytes || d->since > d->max_bytes / 16)
 			scan_folder(d);
 		pthread_mutex_lock(&d->lock);
 		d->counts.written += ok;

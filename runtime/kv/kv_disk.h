@@ -1,5 +1,5 @@
-/* Pages of the prefix cache as files. The next server on the same folder reuses them, and so do
- * other servers that share it.
+/* Pages of the prefix cache as files, which later servers on the same folder reuse, and other
+ * servers that share it.
  *
  * The key of a page is the SHA-256 of the previous page's key and the page's tokens. The first key
  * is derived from a root, which identifies everything that KV values depend on (checkpoint, plan,
@@ -34,8 +34,8 @@ void kv_disk_close(KvDisk *d);
  * rotations that the values depend on. For one thread. */
 KvKey kv_disk_root(const KvDisk *d, int64_t turns);
 void kv_disk_next(KvKey *key, const int32_t tok[PLAN_KV_PAGE]);
-/* Read the page's values into bytes [page_bytes], from its file or the write queue; false if it is
- * in neither. */
+/* Read the page's values into bytes [page_bytes], from its file or the write queue; false if the
+ * page is in neither. */
 bool kv_disk_load(KvDisk *d, const KvKey *key, const int32_t tok[PLAN_KV_PAGE], void *bytes);
 /* Returns whether the page has no file, is not queued, and the queue has space for it. */
 bool kv_disk_wants(KvDisk *d, const KvKey *key);

@@ -1,9 +1,9 @@
-/* Prefix-cache pages in host memory (see kv.h). An evicted page keeps its record, which then refers
- * to a host page. The next candidates for eviction are copied in advance while steps run, so that
- * no step waits for a copy. When a prompt finds a page in host memory, it gets a device page and a
- * copy back is queued, which overlaps with steps of other sequences. Records change when a copy is
- * queued, not when it completes: copies run in order, and a step waits for the copy groups of its
- * pages (moved, coming). */
+/* Prefix-cache pages in host memory (see kv.h). When a page is evicted, its record in the cache is
+ * kept and then refers to a host page. The next candidates for eviction are copied in advance while
+ * steps run, so that no step waits for a copy. When a prompt finds a page in host memory, the page
+ * gets a device page, and the copy back overlaps with steps of other sequences. Records change when
+ * a copy is queued, not when it completes: copies run in order, and a step waits for the copy
+ * groups of its pages (moved, coming). */
 #include "runtime/kv/prefix_cache.h"
 #include "runtime/kv/kv_window.h"
 
@@ -119,7 +119,8 @@ host_in(Kv *kv, int32_t page, int32_t from)
 	kv->host.n_in++;
 }
 
-/* May the group still run? Very old numbers wrap around; the two bounds exclude them. */
+/* May the group still run? Both bounds are checked, because numbers wrap around and a very old one
+ * could look new. */
 static bool
 group_may_run(const KvHost *h, uint32_t group)
 {

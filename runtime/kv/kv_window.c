@@ -1,8 +1,8 @@
 /* Window pages (see kv.h). A page that no sequence sees any more keeps its window page until
- * another page needs one; the least recently needed one is taken. So a prompt with a shared prefix
- * still finds the last window of earlier prompts, and a sequence can be trimmed further than
- * KV_MAX_ROLLBACK while window pages are plentiful. A step always gets enough of them:
- * kv_window_pages counts the windows of all sequences and the rows of a step. */
+ * another page needs one, which then takes the least recently needed window page. So a prompt with
+ * a shared prefix still finds the last window of earlier prompts, and while window pages are
+ * plentiful a sequence can be trimmed by more than KV_MAX_ROLLBACK. A step always gets enough
+ * window pages: kv_window_pages counts the windows of all sequences and the rows of a step. */
 #include "runtime/kv/kv_window.h"
 
 #include <stdlib.h>
@@ -11,8 +11,8 @@
 int64_t
 kv_window_positions(const Plan *p)
 {
-	/* the first stage assigns window pages for all stages, even if none of its own layers has a
-	 * window */
+	/* p->window covers all stages: the first stage assigns window pages for all, even if none
+	 * of its own layers has a window */
 	int64_t keep = p->window;
 
 	if (p->prompt_whole)
@@ -83,7 +83,7 @@ kv_window_pages(const Plan *p, int64_t n_page, int64_t seqs, int64_t chunk)
 
 	if (!keep)
 		return 0;
-	/* partly filled pages at both ends, and the copy of a shared page */
+	/* 3 more: partly filled pages at both ends of the window, and the copy of a shared page */
 	n = (keep - 1 + KV_MAX_ROLLBACK) / PLAN_KV_PAGE + 3 + sink_pages(p);
 	n = n * (seqs + seqs / 2) + chunk / PLAN_KV_PAGE + 1;
 	return n < n_page ? n : n_page;
@@ -150,8 +150,8 @@ window_drop(Kv *kv, int32_t page)
 	kv->window[page] = -1;
 }
 
-/* Return a free window page, or take that of the page that is not needed now and was needed least
- * recently. */
+/* Return a free window page, or else, of those that no sequence needs now, the one that was needed
+ * least recently. */
 static int32_t
 choose(const Kv *kv)
 {

@@ -8,18 +8,17 @@
 llmc_status window_open(Kv *kv, llmc_error *err);
 void window_release(Kv *kv);
 bool window_available(const Kv *kv); /* can a page without a window page get one? */
-/* gives a page a window page before it is written; true if that held positions of another
- * sequence */
+/* gives a page a window page before a step writes it; true if the window page held positions of
+ * another sequence */
 bool window_alloc(Kv *kv, int32_t page);
 void window_drop(Kv *kv, int32_t page); /* frees the window page of an unreferenced page */
 void window_pin(Kv *kv, int32_t page);  /* one more, or one fewer, sequence needs its window page */
 void window_unpin(Kv *kv, int32_t page);
-/* raises n_windowless of s to `windowless` and unpins those pages */
+/* raises n_windowless of s to `windowless` and unpins the pages in between */
 void window_advance(Kv *kv, KvSeq *s, int32_t windowless);
-void
-window_grown(Kv *kv,
-             KvSeq *s); /* after s grew: keeps what s would see after a trim by KV_MAX_ROLLBACK */
-/* after a trim: pins the pages that s reads again and whose window page still exists */
+/* call after s grew: keeps the window pages that s would see after a trim by KV_MAX_ROLLBACK */
+void window_grown(Kv *kv, KvSeq *s);
+/* call after a trim: pins the pages that s reads again, if their window pages still exist */
 void window_trim(Kv *kv, KvSeq *s);
 bool window_sees(const Kv *kv, const KvSeq *s,
                  int32_t i); /* does s need the window page of its page i? */
@@ -32,7 +31,7 @@ window_index(const Kv *kv, int pool, int32_t page)
 {
 	return kv->window && kv->plan->pool[pool].keep ? kv->window[page] : page;
 }
-/* Return the exact page of a page in a layer of a pool that starts at `layer`; NULL: none */
+/* Return the exact page of a page in the layer that starts at address `layer`; NULL: none */
 static inline char *
 window_exact(const Kv *kv, int pool, char *layer, int32_t page)
 {

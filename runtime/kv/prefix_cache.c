@@ -1,7 +1,7 @@
-/* Prefix cache (see kv.h): pages in a hash table keyed by (previous page, own tokens),
- * unreferenced pages also in an LRU list. A sequence releases its last page first, so a page is
- * always evicted after its successors. A page whose predecessor is gone anyway is never found
- * again and ages out. */
+/* Prefix cache (see kv.h): pages in a hash table keyed by (previous page, own tokens), unreferenced
+ * pages also in an LRU list. A sequence releases its last page first, so a page is always evicted
+ * after its successors. If a page still loses its predecessor, no prompt finds it any more, and it
+ * ages out of the LRU list. */
 #include "runtime/kv/prefix_cache.h"
 #include "runtime/kv/kv_window.h"
 
@@ -195,7 +195,8 @@ snapshot_restore(Kv *kv, int32_t q)
 		return;
 	int32_t i = kv->cached[s->page[s->n_page - 1]].snapshot - 1;
 	kv->snapshot[i].used = ++kv->n_used;
-	kv->snapshot[i].seq = -1; /* reused, so no longer replaced by its old sequence */
+	/* the snapshot is in use by a new sequence, so the old one must not replace it */
+	kv->snapshot[i].seq = -1;
 	kv_apply(kv, KV_RESTORE, q, i);
 }
 
@@ -338,8 +339,8 @@ prefix_evict(Kv *kv)
 	return page;
 }
 
-/* Return how many pages of a new sequence it can resume after: the last needs a snapshot if the
- * model has recurrent states, and the windowed layers need their window pages. */
+/* Return the largest number of found pages after which a new sequence can resume. The last of them
+ * needs a snapshot if the model has recurrent states, and windowed layers need window pages. */
 static int32_t
 resumable_pages(const Kv *kv, const KvSeq *s)
 {
@@ -352,8 +353,8 @@ resumable_pages(const Kv *kv, const KvSeq *s)
 	return n;
 }
 
-/* Reference a cached page from a sequence. A page in host memory leaves its LRU list until
- * swap_in_pages or unref_pages_after. */
+/* Reference a cached page from a sequence. A page in host memory leaves its LRU list; swap_in_pages
+ * or unref_pages_after deals with it later. */
 static void
 page_ref(Kv *kv, int32_t page)
 {
@@ -380,8 +381,9 @@ unref_pages_after(Kv *kv, KvSeq *s, int32_t n)
 	}
 }
 
-/* Give device pages to those pages of a new sequence that are in host memory, as far as pages are
- * free and the sequence can resume. */
+/* Give device pages to the pages of a new sequence that are in host memory. First drop pages from
+ * the end: those for which no device page is free, then those after which the sequence cannot
+ * resume. */
 static void
 swap_in_pages(Kv *kv, KvSeq *s)
 {
@@ -403,8 +405,8 @@ swap_in_pages(Kv *kv, KvSeq *s)
 	}
 }
 
-/* Queue the copies from host memory. First allocate window pages for the copied ones; pages whose
- * window pages must not be lost meanwhile are pinned. */
+/* Queue the copies from host memory. First allocate window pages for the copied pages. Pages that
+ * already have window pages are pinned meanwhile, so that they keep them. */
 static void
 fetch(Kv *kv, KvSeq *s)
 {
@@ -457,7 +459,7 @@ kv_prefix_find(Kv *kv, int32_t q, int64_t root, const int32_t *tok, int32_t n_to
 		fetch(kv, s);
 		s->coming = host_last(kv, s->page, s->n_page);
 	}
-	/* no window page is needed yet, except for sinks */
+	/* at first the sequence needs no window page, except for sinks */
 	s->n_windowless = kv->window ? s->n_page : 0;
 	for (int32_t i = 0; i < s->n_page && i < kv->sinks; i++)
 		window_pin(kv, s->page[i]);
@@ -470,8 +472,8 @@ kv_prefix_find(Kv *kv, int32_t q, int64_t root, const int32_t *tok, int32_t n_to
 	return s->len;
 }
 
-/* Move the record of page `from` to page `to` of equal content, because `to` has its window page or
- * `from` is in host memory. */
+/* Move the record of page `from` to page `to` with equal content. `to` is better: it has a window
+ * page, or `from` is in host memory. */
 static void
 record_move(Kv *kv, int32_t to, int32_t from)
 {
@@ -502,7 +504,8 @@ page_known(Kv *kv, const KvSeq *s, const int32_t *own)
 		return page;
 	page = mine;
 	KvCachedPage *c = &kv->cached[page];
-	if (c->serial) /* registered as successor of a page that was evicted */
+	/* the page has a record already, as successor of a page that was evicted: keep it */
+	if (c->serial)
 		return page;
 	int32_t *at = bucket_of(kv, s->prefix_parent, own);
 	*c = (KvCachedPage){ .serial = ++kv->last_serial, .parent = s->prefix_parent, .next = *at };
@@ -514,7 +517,7 @@ void
 kv_prefix_keep(Kv *kv, int32_t q, int64_t root, const int32_t *tok)
 {
 	KvSeq *s = &kv->seq[q];
-	/* several rows after a mark are draft tokens, not a prompt */
+	/* several rows are a prompt, unless they follow a mark: then they are draft tokens */
 	bool prompt = s->len - s->prefix_len > 1 && !s->mark;
 
 	if (!kv->cached)

@@ -8,10 +8,11 @@
 void prefix_idle(Kv *kv, int32_t page);
 /* evicts the least recently used unreferenced page, to host memory if possible; returns the page */
 int32_t prefix_evict(Kv *kv);
-int32_t kv_page_alloc(Kv *kv); /* kv.c: a page that copies in flight may still read or write */
+/* kv.c: allocates a page, which copies in flight may still read or write */
+int32_t kv_page_alloc(Kv *kv);
 void kv_page_unref(Kv *kv, int32_t page); /* kv.c: drops one reference */
-char *kv_state_at(const Kv *kv, int n, int32_t q,
-                  size_t *bytes); /* kv.c: of the n-th layer that has a recurrent state */
+/* kv.c: recurrent state of sequence q in the n-th layer that has one */
+char *kv_state_at(const Kv *kv, int n, int32_t q, size_t *bytes);
 llmc_status snapshots_open(Kv *kv, int32_t n, llmc_error *err);
 void snapshot_copy(Kv *kv, int32_t snapshot, int32_t q,
                    bool taken); /* copies the states of a sequence to a snapshot (taken), or back */
@@ -19,12 +20,13 @@ void prefix_release(Kv *kv);
 void prefix_leave(Kv *kv,
                   int32_t q); /* when a sequence ends: its rolling snapshots become ordinary ones */
 void prefix_forget(Kv *kv,
-                   /* removes a referenced page from the cache; does nothing if it is not in it */
+                   /* removes a referenced page from the cache; does nothing if the cache does not
+                    * have it */
                    int32_t page);
 void prefix_unlist(Kv *kv, int32_t page); /* removes a page from its LRU list */
 
-/* kv_host.c: without host memory these do nothing or return -1. Host pages are numbered from 0
- * here. */
+/* kv_host.c: without host memory these do nothing or return -1. These functions number host pages
+ * from 0. */
 void host_release(Kv *kv);
 void host_out(Kv *kv, int32_t to, int32_t page);
 void host_in(Kv *kv, int32_t page, int32_t from);
@@ -37,7 +39,7 @@ void host_free(Kv *kv, int32_t host);
 void host_ahead(Kv *kv); /* copies the next pages to be evicted */
 void host_wait(Kv *kv, uint32_t group);
 uint32_t host_last(const Kv *kv, const int32_t *page,
-                   /* last copy group of these pages; a group already waited for if none is later */
+                   /* latest copy group that touched these pages, or one that has been waited for */
                    int32_t n);
 const char *host_check(const Kv *kv);
 

@@ -12,7 +12,8 @@ enum { MAX_BREAKER_BYTES = 40, MAX_TAIL = 20, DEFAULT_LENGTH = 2 };
 #define DEFAULT_BASE 1.75f
 #define LOG_FLT_MAX 88.7228391f
 
-/* A breaker as tokens: its first token, which may begin before the breaker's string, and the rest
+/* A breaker as tokens: the first token (head), whose bytes may begin before the breaker's string,
+ * and the others (tail)
  */
 typedef struct Breaker {
 	int32_t head, n;
@@ -40,7 +41,7 @@ static bool
 add_breaker(DryBreakers *d, int32_t head, const int32_t *tail, int32_t n)
 {
 	n = n < MAX_TAIL ? n : MAX_TAIL;
-	if (n == 0) { /* the bit is enough */
+	if (n == 0) { /* a breaker without a tail: the bit is enough */
 		d->single[head >> 5] |= 1u << (head & 31);
 	} else {
 		if (d->n == d->cap) {
@@ -138,8 +139,8 @@ dry_breakers_of(int32_t vocab, const llmc_sequence *seq, int32_t n, DryBreakers 
 	return LLMC_OK;
 }
 
-/* Add a token whose bytes hold the breaker, or end with its beginning: the remaining bytes, as
- * tokens, are the tail. */
+/* Add token id as a head. Its bytes contain the whole breaker, or end with the first bytes of it;
+ * then the tail is the remaining bytes as tokens. */
 static llmc_status
 add_token(DryBreakers *d, const llmc_tokenizer *t, int32_t id, const char *word, size_t n_word,
           const char *text, size_t n_text)
@@ -156,7 +157,7 @@ add_token(DryBreakers *d, const llmc_tokenizer *t, int32_t id, const char *word,
 		if (status == LLMC_E_MEMORY ||
 		    (status == LLMC_OK && n && !add_breaker(d, id, tail, (int32_t)n)))
 			return LLMC_E_MEMORY;
-		/* else part of a character is left, which no token sequence can complete alone */
+		/* otherwise the rest is a part of a character, which has no tokens of its own */
 	}
 	return LLMC_OK;
 }
@@ -177,7 +178,7 @@ dry_breakers_open(const llmc_tokenizer *t, const char *const *strings, DryBreake
 	for (int32_t id = 0; id < n && status == LLMC_OK; id++) {
 		char word[256];
 		size_t n_word;
-		/* a longer token, or none, holds no breaker */
+		/* skip tokens that have no bytes or do not fit `word`: none of them is a head */
 		if (llmc_token_bytes(t, id, word, sizeof word, &n_word, NULL) != LLMC_OK)
 			continue;
 		for (const char *const *s = strings; *s && status == LLMC_OK; s++)
@@ -192,8 +193,8 @@ dry_breakers_open(const llmc_tokenizer *t, const char *const *strings, DryBreake
 	return LLMC_OK;
 }
 
-/* Return the number of tokens of the longest breaker that begins at tok [n], without its head; -1:
- * none begins there. */
+/* Return the length of the tail of the longest breaker that begins at tok [n]; -1: no breaker
+ * begins there. */
 static int32_t
 breaker_at(const DryBreakers *d, const int32_t *tok, int32_t n)
 {
@@ -227,7 +228,7 @@ static void
 count_suffixes(const int32_t *hist, int32_t n, int32_t most, int32_t *count)
 {
 	const int32_t *end = hist + n - 1; /* end[-i]: i-th token from the end */
-	int32_t left = 0, right = 0;       /* the match found at `left` ends before `right` */
+	int32_t left = 0, right = 0;       /* the match that begins at `left` ends before `right` */
 
 	count[0] = 0;
 	for (int32_t k = 1; k < n; k++) {

@@ -1,12 +1,14 @@
-/* llama.cpp's sampler for fill-in-the-middle: keep the tokens that end the middle, or those of
- * which the model is sure. A token and those that start with its bytes count as one. */
+/* llama.cpp's sampler for fill-in-the-middle: keep the tokens that end the middle part, or the
+ * tokens of which the model is sure. The probabilities of tokens of which one starts with the bytes
+ * of the other are combined. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "runtime/sample/sampler.h"
 
-enum { COMBINED = 1024, PIECE = 64 }; /* candidates that are compared; bytes of one that count */
+/* maximum number of candidates that are compared, and of their bytes */
+enum { COMBINED = 1024, PIECE = 64 };
 static const double sure = 0.2;
 
 typedef struct Piece {
@@ -14,7 +16,8 @@ typedef struct Piece {
 	size_t n;
 } Piece;
 
-/* Add the weights of two tokens, one of which starts with the other, to the likelier one. */
+/* If the bytes of one of two tokens start with those of the other, give the sum of both weights to
+ * the likelier one. */
 static void
 combine(Candidate *cand, int32_t n, const llmc_tokenizer *tok, Piece *piece)
 {
@@ -38,7 +41,8 @@ combine(Candidate *cand, int32_t n, const llmc_tokenizer *tok, Piece *piece)
 		}
 }
 
-/* Drop tokens other than ends below `least`; returns the number of others that are left. */
+/* Drop tokens with weights below `least`, except end tokens. Returns the number of tokens left that
+ * are not end tokens. */
 static int32_t
 keep(const ChainOwner *own, Candidate *cand, int32_t n, double least)
 {
@@ -84,7 +88,8 @@ sample_infill(const SampleScratch *m, const ChainOwner *own, int32_t n)
 	}
 	others = keep(own, cand, n, sure);
 	if (others == 0) {
-		/* sure of nothing: end, also if an earlier sampler dropped the end */
+		/* the model is sure of no token: end the middle, even if an earlier sampler dropped
+		 * the end token */
 		for (int32_t i = 0; own->end >= 0 && i < n; i++)
 			m->work[cand[i].id] = -INFINITY;
 		if (own->end >= 0)
@@ -93,7 +98,8 @@ sample_infill(const SampleScratch *m, const ChainOwner *own, int32_t n)
 	}
 	keep(own, cand, n, sample_sum(cand, n) / (others + 1));
 	for (int32_t i = 0; i < n; i++)
-		if (!(cand[i].v > 0)) /* combined weights select; tokens keep their logits */
+		/* combined weights only select tokens: the tokens keep their logits */
+		if (!(cand[i].v > 0))
 			m->work[cand[i].id] = -INFINITY;
 	return true;
 }

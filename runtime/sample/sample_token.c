@@ -58,7 +58,7 @@ kth_largest(float *v, int32_t n, int32_t k)
 	return v[want];
 }
 
-/* The same over a whole vocabulary, without reordering it; some [n] is scratch memory. */
+/* Like kth_largest over a whole vocabulary, which is not reordered; some [n] is scratch memory. */
 static float
 kth_of_many(const float *v, int32_t n, int32_t k, float *some)
 {
@@ -106,7 +106,7 @@ heap_sift(Candidate *heap, int32_t n, int32_t at)
 	heap[at] = c;
 }
 
-/* Remove the top of the heap; it moves to the slot after the remaining ones. */
+/* Remove the top of the heap and store it after the remaining entries. */
 static Candidate
 heap_take(Candidate *heap, int32_t *left)
 {
@@ -154,9 +154,9 @@ weight_bucket(float v)
 	return b < N_BUCKET / 2 ? (int32_t)b : N_BUCKET / 2 - 1;
 }
 
-/* Select the largest candidates until their weights reach top_p of the sum. First come n_larger
- * candidates of higher buckets, unsorted; then n_sorted of the bucket in which the sum is reached,
- * sorted; then the rest. */
+/* Select the largest candidates until their weights reach top_p of the sum. After the call cand
+ * begins with n_larger candidates of higher buckets, unsorted. Next are n_sorted candidates,
+ * sorted, of the bucket in which the sum is reached, then the rest. */
 void
 sample_cut_top_p(Candidate *cand, int32_t n, double top_p, int32_t *n_larger, int32_t *n_sorted)
 {
@@ -167,7 +167,7 @@ sample_cut_top_p(Candidate *cand, int32_t n, double top_p, int32_t *n_larger, in
 		in[weight_bucket(cand[i].v)] += cand[i].v;
 	for (int32_t i = 0; i <= b; i++)
 		all += in[i];
-	/* rounding must not lead past the last bucket */
+	/* stop at the last bucket, even if rounding keeps the sum too low */
 	while (b > 0 && sum + in[b] < top_p * all)
 		sum += in[b--];
 	while (at < end) { /* partition: higher buckets, this bucket, lower ones */
@@ -271,8 +271,8 @@ sample_entropy(const Candidate *cand, int32_t n, double sum)
 	return entropy;
 }
 
-/* Keep the candidates whose information is nearest to the entropy until their weights reach
- * typical_p of the sum; weight [] by id. */
+/* Keep the candidates whose information (-log p) is nearest to the entropy, until their weights
+ * reach typical_p of the sum. weight is indexed by token id. */
 static int32_t
 keep_typical(Candidate *cand, int32_t n, const float *weight, double typical_p)
 {
@@ -331,8 +331,8 @@ drop_top_choices(Candidate *cand, int32_t n, double threshold)
 	return kept;
 }
 
-/* In the middle of the range where the entropy of the candidates is half of the largest possible
- * one, if the exponent is 1. */
+/* With exponent 1 the result is the middle of the range if the entropy of the candidates is half of
+ * the maximum. */
 double
 sample_temperature(const llmc_params *p, const Candidate *cand, int32_t n)
 {
@@ -357,7 +357,7 @@ best_of(const Candidate *cand, int32_t n)
 	return best;
 }
 
-/* Draw from weights without temperature. */
+/* Draw from weights to which no temperature has been applied. */
 static int32_t
 draw_late(const llmc_params *p, Candidate *cand, int32_t n, SampleRandom r)
 {
@@ -391,12 +391,13 @@ sample_draw(const SampleScratch *m, const llmc_params *p, int32_t best, SampleRa
 	double at = r.at;
 
 	if (m->work[best] == INFINITY || max == INFINITY ||
-	    max == -INFINITY) /* a temperature close to 0 */
+	    max == -INFINITY) /* so close to 0 that weights overflow: greedy */
 		return best;
 	if (p->top_k > 0 && p->top_k < m->vocab) {
 		floor = sample_kth_largest(m, p->top_k);
 		for (int32_t i = 0; i < m->vocab; i++) {
-			if (m->work[i] < floor) /* ties of the last one stay, as in transformers */
+			/* tokens that tie with the k-th stay, as in transformers */
+			if (m->work[i] < floor)
 				continue;
 			sample_weights(&m->work[i], 1, temperature, max);
 			if (m->work[i] > 0)
@@ -404,8 +405,8 @@ sample_draw(const SampleScratch *m, const llmc_params *p, int32_t best, SampleRa
 		}
 	} else {
 		double sum = sample_weights(m->work, m->vocab, temperature, max);
-		if (!nucleus && !typical && !late &&
-		    p->min_p <= 0) { /* no token is excluded: no list is needed */
+		/* no option excludes tokens, so no list of candidates is needed */
+		if (!nucleus && !typical && !late && p->min_p <= 0) {
 			at *= sum;
 			for (int32_t i = 0; i < m->vocab; i++) {
 				if (at < m->work[i])
@@ -469,8 +470,8 @@ sample_mirostat_tau(const llmc_params *p)
 	return p->mirostat_tau > 0 ? p->mirostat_tau : 5;
 }
 
-/* Move the candidates that Mirostat 1 keeps to the front, and return their number. Their number
- * follows from the exponent of Zipf's law, fitted to the 100 most likely ones. */
+/* Move the candidates that Mirostat 1 keeps to the front, and return their number. The number
+ * follows from the exponent of Zipf's law, fitted to the 100 most likely candidates. */
 static int32_t
 keep_by_zipf(Candidate *cand, int32_t n, int32_t vocab, double mu)
 {

@@ -11,34 +11,36 @@
 
 struct llmc_sampler {
 	int32_t vocab;
-	llmc_params p; /* its arrays are the sampler's own copies */
+	llmc_params p; /* parameters, whose arrays are the sampler's own copies */
 	int32_t *ids;  /* storage of stop_tokens and of the tokens of bad_words */
 	int32_t n_eos, eos[16];
-	bool penalties, changes; /* has penalties that count tokens; modifies logits in any way */
-	bool window;             /* penalties count the last repeat_last_n tokens */
-	int32_t *n_output;       /* [vocab] number of occurrences in the output, or in the window */
-	bool *seen;              /* [vocab] occurs in prompt or output */
-	int32_t *touched;        /* [vocab] ids with `seen` set */
+	/* penalties: some penalty counts tokens; changes: some option modifies logits */
+	bool penalties, changes;
+	bool window;       /* penalties count the last repeat_last_n tokens */
+	int32_t *n_output; /* [vocab] number of occurrences in the output, or in the window */
+	bool *seen;        /* [vocab] occurs in prompt or output */
+	int32_t *touched;  /* [vocab] ids with `seen` set */
 	int32_t n_touched;
 	int32_t *tail; /* [n_tail] the last tokens, newest last */
 	int32_t n_tail, tail_cap;
 	int32_t n_new;
-	/* all tokens, for DRY and for a window; lost: there was no memory for one */
+	/* all tokens, for DRY and for a window; lost: a token is missing because memory ran out */
 	int32_t *hist, n_hist, hist_cap;
 	bool keeps_hist, lost;
 	const DryBreakers *breakers;
 	const llmc_tokenizer *tok; /* NULL: unknown */
 	int32_t *count;            /* [hist_cap] scratch memory of DRY */
 	double mu;                 /* state of Mirostat */
-	bool chain; /* `order`, letters of sampler_chain.c, replaces the order of sampler.h */
+	bool chain; /* the letters in `order` (sampler_chain.c) replace the order of sampler.h */
 	char order[SAMPLERS_MAX + 1];
 	uint64_t n_sampled;
 	SampleScratch own;  /* used by llmc_sampler_sample */
 	Thinking *thinking; /* NULL: no limit */
 	Matcher *matcher;   /* position of the output in the grammar; NULL: none */
-	uint32_t *mask;     /* [(vocab + 31) / 32] tokens that the grammar allows next ... */
-	bool masked, all;   /* ... valid once computed; every token is allowed */
-	uint32_t *allowed;  /* the same for allowed_tokens; NULL: all */
+	/* [(vocab + 31) / 32] tokens that the grammar allows next, valid if `masked` */
+	uint32_t *mask;
+	bool masked, all;  /* masked: mask is valid; all: the grammar allows every token */
+	uint32_t *allowed; /* mask of allowed_tokens; NULL: all tokens */
 };
 
 static llmc_status
@@ -66,7 +68,8 @@ check_lists(const llmc_params *p, int32_t vocab, llmc_error *err)
 		TRY(check_id("stop_tokens", p->stop_tokens[i], vocab, err));
 	for (int32_t i = 0; i < p->n_logit_bias; i++) {
 		TRY(check_id("logit_bias", p->logit_bias[i].id, vocab, err));
-		if (!(p->logit_bias[i].value < INFINITY)) /* -INFINITY is allowed */
+		/* rejects NaN and +infinity; -infinity is allowed */
+		if (!(p->logit_bias[i].value < INFINITY))
 			return error_set(err, LLMC_E_RANGE,
 			                 "logit_bias of token %d is NaN "
 			                 "or +infinity",
@@ -188,11 +191,13 @@ sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos, int32_t n_
 	if (s) {
 		s->vocab = vocab;
 		s->p = own;
-		s->p.stop = NULL; /* owned by the caller */
+		s->p.stop = NULL; /* the caller owns these arrays */
 		s->chain = sampler_has_order(&own);
 		if (s->chain && own.samplers)
-			sampler_order(own.samplers, s->order, NULL); /* has been checked */
-		else if (s->chain) /* the order of sampler.h, which has no min_keep */
+			/* valid: sampler_open has checked it */
+			sampler_order(own.samplers, s->order, NULL);
+		/* the order of sampler.h as letters, because min_keep exists in chains only */
+		else if (s->chain)
 			strcpy(s->order, sample_has_xtc(&own) || own.dynatemp_range > 0
 			                     ? "edskpmyxt"
 			                     : "edstkpmy");
@@ -377,7 +382,7 @@ llmc_sampler_accept(llmc_sampler *s, int32_t id, bool is_prompt)
 	s->tail[s->n_tail++] = id;
 	s->n_new += !is_prompt;
 	if (s->matcher && !is_prompt) {
-		/* a token that the grammar forbids leaves no token to follow: the next sample
+		/* if the grammar forbids the token, it allows no token after it: the next sample
 		 * returns the error */
 		matcher_accept(s->matcher, id, NULL);
 		s->masked = false;
@@ -440,7 +445,7 @@ is_end(const llmc_sampler *s, int32_t id)
 	return sampler_stops_at(s, id);
 }
 
-/* Return a token that ends the text and that nothing forbids; -1: there is none. */
+/* Return an end token that is still allowed; -1: there is none. */
 static int32_t
 allowed_end(const llmc_sampler *s, const float *work)
 {
@@ -453,8 +458,8 @@ allowed_end(const llmc_sampler *s, const float *work)
 	return -1;
 }
 
-/* Exclude the last token of a bad word if the output ends with the others; before min_tokens,
- * exclude the end tokens. */
+/* Exclude the last token of a bad word if the output ends with the tokens before it. Exclude end
+ * tokens while the output has fewer than min_tokens tokens. */
 static void
 forbid(llmc_sampler *s, float *work)
 {
@@ -536,7 +541,7 @@ sampler_mask(llmc_sampler *s, const uint32_t **bits, llmc_error *err)
 		return LLMC_OK;
 	}
 	if (!s->masked)
-		/* an error is not stored: the next call fails again and returns it */
+		/* set only on success: after an error the next call fails again and returns it */
 		TRY(make_mask(s, err));
 	s->masked = true;
 	*bits = s->all ? NULL : s->mask;
@@ -560,7 +565,7 @@ forbid_others(const uint32_t *bits, float *work, int32_t vocab)
 	}
 }
 
-/* Add to the logits and subtract from them. */
+/* Apply biases and penalties to the logits. */
 static llmc_status
 change(llmc_sampler *s, const SampleScratch *m, llmc_error *err)
 {
@@ -578,11 +583,11 @@ change(llmc_sampler *s, const SampleScratch *m, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Draw from the logits in m->work, of which `best` is the index of the largest. */
+/* Draw a token from the logits in m->work; `best` is the index of the largest. */
 static int32_t
 draw(llmc_sampler *s, const SampleScratch *m, int32_t best)
 {
-	/* any constant: a stream of its own for decisions other than the token */
+	/* any constant: gives decisions other than the token a random stream of their own */
 	const uint64_t chances = 0x6a09e667f3bcc909u;
 	const SampleRandom r = { random_at(s->p.seed, s->n_sampled),
 		                 sample_has_xtc(&s->p)
@@ -616,7 +621,8 @@ sampler_sample(llmc_sampler *s, const SampleScratch *m, const float *logits, int
 	int32_t best;
 
 	TRY(sample_largest(logits, s->vocab, &best, err));
-	if (forced(s) >= 0) { /* whatever the other options do to its logit */
+	/* a forced token is returned whatever the other options do to its logit */
+	if (forced(s) >= 0) {
 		*id = forced(s);
 		s->n_sampled++;
 		return LLMC_OK;

@@ -5,12 +5,12 @@
  *   min_tokens, top_n_sigma, temperature, top_k, top_p, min_p, typical_p
  *
  * XTC and a dynamic temperature are defined on probabilities before temperature, as in llama.cpp.
- * With either of them, XTC and then temperature run last. Mirostat replaces everything after
- * temperature, and top_n_sigma. A request may give an order of its own for all but the first three,
- * bad words and min_tokens (`samplers`; sampler_chain.c).
+ * If either is used, XTC and then temperature run last. Mirostat replaces top_n_sigma and
+ * everything after temperature. A request may set its own order (`samplers`; sampler_chain.c) for
+ * all processors except grammar, logit_bias, watermark, bad words and min_tokens.
  *
- * The n-th token of a sampler uses only the random number of (seed, n), so it can be reproduced
- * anywhere. */
+ * The n-th token of a sampler uses only the random number that belongs to (seed, n), so it can be
+ * reproduced on any machine. */
 #ifndef LLMC_RUNTIME_SAMPLE_SAMPLER_H
 #define LLMC_RUNTIME_SAMPLE_SAMPLER_H
 
@@ -36,12 +36,12 @@ llmc_status sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos
                          llmc_sampler **out, llmc_error *err);
 llmc_status sampler_sample(llmc_sampler *s, const SampleScratch *m, const float *logits,
                            int32_t *id, llmc_error *err);
-/* Tokens at which a repetition ends for DRY, shared by samplers. dry_breakers_open resolves strings
- * by a tokenizer; NULL: the default ones. */
+/* Token sequences that end a repetition for DRY, shared by samplers. dry_breakers_open converts
+ * strings to tokens; strings NULL: the default breakers. */
 typedef struct DryBreakers DryBreakers;
 llmc_status dry_breakers_open(const llmc_tokenizer *t, const char *const *strings,
                               DryBreakers **out, llmc_error *err);
-/* The same from token sequences, for a vocabulary of any kind. */
+/* Make breakers from token sequences, for vocabularies without strings. */
 llmc_status dry_breakers_of(int32_t vocab, const llmc_sequence *seq, int32_t n, DryBreakers **out,
                             llmc_error *err);
 DryBreakers *dry_breakers_ref(DryBreakers *b);
@@ -60,7 +60,7 @@ void thinking_accept(Thinking *k, int32_t id);
 /* Limit the reasoning as the parameters specify; no limit without them. */
 llmc_status sampler_limit_thinking(llmc_sampler *s, const llmc_tokenizer *t, const llmc_params *p,
                                    llmc_error *err);
-/* Check ranges and, with a vocabulary, token ids. */
+/* Check the ranges of parameters; sampler_check also checks token ids against a vocabulary. */
 llmc_status sampler_check_options(const llmc_params *p,
                                   llmc_error *err); /* sampler_options.c: numbers in range */
 llmc_status sampler_check(const llmc_params *p, int32_t vocab, llmc_error *err);
@@ -68,18 +68,18 @@ llmc_status sampler_check(const llmc_params *p, int32_t vocab, llmc_error *err);
 llmc_params sampler_params(const llmc_params *p);
 /* Count a token that the device or the caller sampled: skip one random number. */
 void sampler_advance(llmc_sampler *s);
-/* Is the grammar complete with nothing to follow? The output ends here. */
+/* Is the grammar complete, and allows no further token? Then the output ends here. */
 bool sampler_at_end(const llmc_sampler *s);
 /* Compute the mask of tokens that the grammar, or the limit of the reasoning, allows next: one bit
  * per token, (vocab + 31) / 32 words, owned by the sampler and valid until it accepts a token.
- * *bits NULL: every token. The mask is kept until then, so a call before sampling saves time there.
- * Any thread, but the sampler must not be used meanwhile. E_CHECK: no token is allowed. */
+ * *bits NULL: every token. Sampling uses the same mask, so a call in advance saves time there. Call
+ * it from any thread, while no other thread uses the sampler. E_CHECK: no token is allowed. */
 llmc_status sampler_mask(llmc_sampler *s, const uint32_t **bits, llmc_error *err);
-/* sampler_has_grammar: does it have masks? sampler_mask_is_slow: does its next mask take more
- * than a copy? */
+/* sampler_has_grammar: does the sampler have masks? sampler_mask_is_slow: does the next mask take
+ * longer than a copy? */
 bool sampler_has_grammar(const llmc_sampler *s);
 bool sampler_mask_is_slow(const llmc_sampler *s);
-/* Is id one of its stop_tokens? */
+/* Is id one of the sampler's stop_tokens? */
 bool sampler_stops_at(const llmc_sampler *s, int32_t id);
 
 /* Return the log probability of id, and fill top with the n_top most likely tokens of
@@ -93,9 +93,10 @@ int32_t sample_logprobs_of(const float *logits, int32_t vocab, const int32_t *id
                            llmc_logprob *out);
 
 /* softmax.c */
-/* Index of the largest value, the first of ties. E_CHECK: NaN, or nothing above -inf. */
+/* Find the index of the largest value, the first of ties. E_CHECK: a value is NaN, or all are
+ * -inf. */
 llmc_status sample_largest(const float *v, int32_t n, int32_t *at, llmc_error *err);
-/* The same over values whose bit is set; v holds no NaN. */
+/* Like sample_largest, over the values whose bit is set; v must hold no NaN. */
 llmc_status sample_largest_of(const float *v, int32_t n, const uint32_t *bits, int32_t *at,
                               llmc_error *err);
 /* v[i] = exp(v[i] / temperature - max); returns the sum */
@@ -108,7 +109,8 @@ typedef struct SampleRandom {
 int32_t sample_draw(const SampleScratch *m, const llmc_params *p, int32_t best, SampleRandom r);
 bool sample_has_xtc(const llmc_params *p);
 double sample_xtc_threshold(const llmc_params *p);
-/* Temperature for these candidates, whose values are weights: dynatemp_range varies it. */
+/* Return the temperature for these candidates, whose values are weights; with dynatemp_range it
+ * depends on their entropy. */
 double sample_temperature(const llmc_params *p, const Candidate *cand, int32_t n);
 /* The k-th largest of m->work, 1 <= k <= vocab; the candidates are scratch memory. */
 float sample_kth_largest(const SampleScratch *m, int32_t k);
@@ -130,8 +132,8 @@ float sample_mirostat_tau(const llmc_params *p);
 int32_t sample_mirostat(const SampleScratch *m, const llmc_params *p, int32_t best, double at,
                         double *mu);
 
-/* sampler_chain.c: an order of samplers. sampler_order reads names separated by ';', or letters, to
- * letters. sampler_has_order: does sample_chain sample with these parameters? */
+/* sampler_chain.c: an order of samplers. sampler_order converts names separated by ';', or letters,
+ * to letters. sampler_has_order: do these parameters use sample_chain? */
 enum { SAMPLERS_MAX = 32 };
 llmc_status sampler_order(const char *text, char out[SAMPLERS_MAX + 1], llmc_error *err);
 bool sampler_has_order(const llmc_params *p);
@@ -146,10 +148,10 @@ typedef struct ChainOwner { /* samplers that depend on the tokens so far */
 } ChainOwner;
 int32_t sample_chain(const SampleScratch *m, const llmc_params *p, const char *order,
                      const ChainOwner *own, SampleRandom r);
-/* Infill: of m->cand [n], which holds weights, keep ends or tokens of which the model is sure.
- * false: out of memory. */
+/* Infill: of the candidates m->cand [n] with their weights, keep end tokens, or the tokens of which
+ * the model is sure. False: out of memory. */
 bool sample_infill(const SampleScratch *m, const ChainOwner *own, int32_t n);
-/* Tokenizer for that, which outlives the sampler. */
+/* Set the tokenizer that sample_infill uses; it must outlive the sampler. */
 void sampler_set_tokenizer(llmc_sampler *s, const llmc_tokenizer *t);
 
 /* dry.c: penalise tokens that continue a repetition. hist [n]: all tokens, the newest last; count
@@ -158,8 +160,8 @@ void sampler_set_tokenizer(llmc_sampler *s, const llmc_tokenizer *t);
 void sample_dry(const SampleScratch *m, const llmc_params *p, const int32_t *hist, int32_t n,
                 const DryBreakers *breakers, int32_t *count);
 
-/* watermark.c: add `gain` to the half of the logits that token `last` selects, as torch's generator
- * shuffles them */
+/* watermark.c: add `gain` to half of the logits. Token `last` seeds torch's generator, whose
+ * shuffle selects them */
 void sample_watermark(float *v, int32_t n, int32_t last, float gain, int32_t *order);
 
 #endif

@@ -1,6 +1,6 @@
 /* A request's own order of samplers, as llama.cpp defines them (--samplers, `samplers`). The state
- * between two samplers is the logits alone: a token that one of them drops has the logit -inf. So
- * each may come at any position, several times, or not at all. */
+ * between two samplers is the logits alone: a token that one of them drops has the logit -inf. So a
+ * sampler may come at any position, several times, or not at all. */
 #include <math.h>
 #include <string.h>
 
@@ -106,7 +106,8 @@ drop(const SampleScratch *m, int32_t from, int32_t end)
 		m->work[m->cand[i].id] = -INFINITY;
 }
 
-/* Keep the `kept` likeliest tokens. By logit: weights of far tokens are all 0. */
+/* Keep the `kept` likeliest tokens. Tokens are compared by logit, because small weights underflow
+ * to 0. */
 static void
 keep_likeliest(const SampleScratch *m, int32_t n, int32_t kept)
 {
@@ -194,7 +195,8 @@ cut_xtc(const SampleScratch *m, const llmc_params *p, float largest, double chan
 		return;
 	const int32_t n = list_candidates(m, largest);
 	const double least = sample_xtc_threshold(p) * sample_sum(m->cand, n);
-	for (int32_t i = 0; i < n; i++) /* by id, so the last of equal ones has the highest */
+	/* in order of ids, so among equal tokens the last one has the highest id */
+	for (int32_t i = 0; i < n; i++)
 		if (m->cand[i].v >= least &&
 		    (reach++ == 0 || m->work[m->cand[i].id] <= m->work[last]))
 			last = m->cand[i].id;
@@ -210,7 +212,8 @@ apply_temperature(const SampleScratch *m, const llmc_params *p, float largest)
 	const double t = p->temperature > 0 ? sample_temperature(p, m->cand, n) : 0;
 	bool found = false;
 
-	/* a temperature close to 0 selects the largest too */
+	/* a temperature so close to 0 that the division overflows selects the largest logit, as 0
+	 * does */
 	const bool divides = t > 0 && isfinite((float)((double)largest / t));
 	for (int32_t i = 0; i < m->vocab; i++) {
 		float *v = &m->work[i];

@@ -78,7 +78,7 @@ llmc_status
 sample_largest_of(const float *v, int32_t n, const uint32_t *bits, int32_t *at, llmc_error *err)
 {
 	float most = -INFINITY;
-	int32_t where = -1; /* first index of the 32 values that hold it */
+	int32_t where = -1; /* first index of the 32 values that include the largest */
 	bool bad;
 
 	for (int32_t i = 0; i < n; i += 32) {
@@ -114,7 +114,8 @@ exp_lanes(Logits8 *v)
 	Mask live = x > -87.0f;
 
 	x = (Logits8)((Mask)x & live);
-	Logits8 n = x * 1.44269504f + 12582912.0f; /* the integer is in the low bits now */
+	/* after the addition the low bits of n hold the integer */
+	Logits8 n = x * 1.44269504f + 12582912.0f;
 	Mask e = (Mask)n;
 	n -= 12582912.0f;
 	x -= n * 0.693359375f;
@@ -169,7 +170,7 @@ sum_exp(const float *v, int32_t n, float max)
 	return sum;
 }
 
-/* Sum that log probabilities are relative to. An infinite logit has probability 1. */
+/* Normaliser of log probabilities. An infinite logit has probability 1. */
 typedef struct Normaliser {
 	float max;
 	double base; /* log of the sum of exponentials; NAN: there is no distribution */

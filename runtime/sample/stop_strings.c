@@ -11,7 +11,7 @@ struct Stop {
 	Strbuf held;     /* not returned yet */
 	size_t shown;    /* bytes at the start of `held` that the last call returned */
 	char *ignore[2]; /* marks between which no stop string applies; NULL: none */
-	bool inside;     /* the output is between them */
+	bool inside;     /* the output is between the marks */
 	bool found;
 	int which;
 };

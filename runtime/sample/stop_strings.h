@@ -7,8 +7,8 @@
 typedef struct Stop Stop;
 
 /* stops: NULL-terminated list (NULL: none), copied. An empty string is an error. ignore: two
- * strings between which no stop string applies; the first one may be empty: the output begins
- * there. */
+ * strings between which no stop string applies. If the first one is empty, the output begins
+ * between them. */
 llmc_status stop_open(const char *const *stops, const char *const *ignore, Stop **out,
                       llmc_error *err);
 void stop_close(Stop *s);

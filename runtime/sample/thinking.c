@@ -1,5 +1,5 @@
-/* Limit of the reasoning of an output: after so many tokens, the tokens of its end mark are forced.
- * Marks are found in the bytes of the output, whatever tokens they are made of. */
+/* Limits the reasoning of an output: after `budget` tokens of reasoning, the tokens of the end mark
+ * are forced. Marks are searched in the bytes of the output, so they may consist of any tokens. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,10 +8,10 @@
 
 struct Thinking {
 	const llmc_tokenizer *tok;
-	char *mark[2]; /* before and after the reasoning; the first may be empty */
+	char *mark[2]; /* strings before and after the reasoning; the first may be empty */
 	int32_t *end;  /* [n_end] tokens of the end mark */
 	size_t n_end;
-	int32_t budget, used; /* tokens of reasoning */
+	int32_t budget, used; /* number of tokens of reasoning: limit, and so far */
 	bool inside;
 	size_t forced; /* tokens of the end mark that have been forced; 0: none */
 	Strbuf tail;   /* last bytes of the output, which may begin a mark */
@@ -92,7 +92,8 @@ thinking_forced(const Thinking *k)
 	return k->forced || (k->inside && k->used >= k->budget) ? k->end[k->forced] : -1;
 }
 
-/* Switch sides at each mark in the tail, then keep the bytes that may begin the next one. */
+/* Enter or leave the reasoning at each mark in the tail, then keep the bytes that may begin the
+ * next mark. */
 static void
 find_marks(Thinking *k)
 {
@@ -127,7 +128,7 @@ thinking_accept(Thinking *k, int32_t id)
 		return;
 	}
 	k->used += k->inside;
-	/* a token without bytes, or with more than a mark has, is part of none */
+	/* a token without bytes, or with more bytes than `few`, is not part of a mark */
 	if (llmc_token_bytes(k->tok, id, few, sizeof few, &n, NULL) == LLMC_OK)
 		strbuf_add(&k->tail, few, n);
 	else

@@ -1,7 +1,7 @@
 /* Watermark of Kirchenbauer et al. (arXiv 2301.10226), as in TGI and transformers: the last token
- * seeds a generator that shuffles the vocabulary, and the first half is favoured. A detector must
- * get the same half, so generator and shuffle are those of torch on the CPU: the 32-bit Mersenne
- * twister (Matsumoto and Nishimura 1998) and the Fisher-Yates shuffle. */
+ * seeds a generator that shuffles the vocabulary, and the logits of the first half are raised. A
+ * detector must get the same half, so generator and shuffle are those of torch on the CPU: the
+ * 32-bit Mersenne twister (Matsumoto and Nishimura 1998) and the Fisher-Yates shuffle. */
 #include "runtime/sample/sampler.h"
 
 enum { N = 624, M = 397 };

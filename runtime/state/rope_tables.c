@@ -1,5 +1,6 @@
 /* RoPE scalings, computed as in transformers' modeling_rope_utils: frequencies are rounded to fp32
- * as there, angles are then computed in double, so that position 131071 keeps its precision. */
+ * as in that file. Angles are then computed in double, so that large positions such as 131071 keep
+ * their precision. */
 #include "runtime/state/rope_tables.h"
 
 #include <math.h>
@@ -129,8 +130,8 @@ rope_frequencies(const PlanRope *r, int64_t length, const float *const factors[2
 		else if (r->factor > 1)
 			*factor = sqrt(1 + log(r->factor) / log(r->original_positions));
 	}
-	/* a single factor tensor applies to every length; of two, the length selects one, as with
-	 * longrope's lists */
+	/* a single factor tensor applies to every length; the length selects one of two, as with
+	 * the two lists of longrope */
 	const float *tensor = factors[1] && !beyond ? factors[1] : factors[0];
 	for (int i = 0; i < half; i++) {
 		if (tensor)

@@ -8,7 +8,7 @@
  * positions. factors[0..1]: see PlanRope.factors_tensor, [dims / 2] each, or NULL. */
 void rope_frequencies(const PlanRope *r, int64_t length, const float *const factors[2],
                       double *freq, double *factor);
-/* Index of the position, time, row or column, that rotates pair k */
+/* Return which position rotates pair k: 0 time, 1 row, 2 column */
 int rope_position(const PlanRope *r, int k);
 /* Fill one row: cos of dims / 2 angles, then sin. Without sections pos[0] is read only. */
 void rope_row(const PlanRope *r, const double *freq, double factor, const int32_t pos[3],

@@ -1,6 +1,6 @@
 /* Memory of a session: its limits as symbols of the plan's extents, the layout of its own state and
- * of the slots, and the addresses of step arguments. session_memory measures with the same code
- * that assigns the memory. */
+ * of the slots, and the addresses of step arguments. session_memory computes sizes with the same
+ * code that assigns the memory. */
 #include "runtime/state/session_state.h"
 
 #include <string.h>
@@ -90,7 +90,7 @@ bump(BumpAllocator *b, int64_t n, size_t elem_bytes)
 }
 
 /* Lay out the step's arrays. The arrays that a small step needs are adjacent, so that one short
- * copy brings them to another device. */
+ * copy transfers them to another device. */
 static void
 lay_out_block(Session *s, BumpAllocator *b)
 {

@@ -14,7 +14,8 @@
 typedef struct FairLock {
 	pthread_mutex_t lock;
 	pthread_cond_t next;
-	uint64_t first, last; /* turn that runs; next one to be given */
+	/* first: number of the running turn; last: number of the next turn to be given */
+	uint64_t first, last;
 } FairLock;
 void fair_lock_init(FairLock *t);
 void fair_lock_release(FairLock *t);
@@ -24,7 +25,8 @@ struct Runtime {
 	const Device *device;
 	Weights *weights;
 	/* number of times that the weights were replaced. Pages of earlier weights have other
-	 * prefix-cache roots, and none is written to or read from disk after the first time */
+	 * prefix-cache roots. After the first replacement no page is written to disk or read from
+	 * it */
 	uint64_t n_replaced;
 	void *model;          /* owned by the device */
 	float *(*factors)[2]; /* [n_rope] RoPE factors stored in the checkpoint, or NULL */
@@ -39,7 +41,8 @@ struct Runtime {
 	/* on rank 0 of several in this process: their runtimes, its own first; else 0 */
 	int n_rank;
 	Runtime **rank;
-	bool led;        /* ranks of the world serve an open model and wait for rank 0 */
+	/* the other ranks of the world have opened the model and wait for rank 0 */
+	bool led;
 	MpiWorld *world; /* connection to the other ranks if they are processes; else NULL */
 	/* [n_all] on rank 0 of a world with adapter slots: the plans of all ranks */
 	const Plan *const *all;
@@ -50,16 +53,17 @@ typedef struct SeqState {
 	int32_t length_bound;
 	int32_t prefix_len; /* positions visible to every row; 0: none */
 	int32_t mark;       /* with two-axis RoPE: first-axis position of rows after the prefix */
-	/* with images: RoPE position of tokens after the last image minus their position */
+	/* with images: difference between RoPE position and position, for tokens after the last
+	 * image */
 	int32_t rope_shift;
-	/* positions up to the last token that came with its RoPE positions, or whose image attends
-	 * to itself */
+	/* number of positions up to the last token that came with its own RoPE positions, or that
+	 * belongs to an image whose tokens attend to each other */
 	int32_t n_placed;
 	int32_t n_first; /* encoder: tokens before those of the second token type; 0: all */
 	int32_t adapter; /* id; 0: none */
 	/* its prefix-cache pages are found only by sequences with the same salt; 0: none */
 	uint64_t salt;
-	bool in_step;   /* has a chunk in the forward that is being checked */
+	bool in_step;   /* the sequence has a chunk in the forward call that is being checked */
 	bool fresh;     /* its RoPE frequencies have not been copied to the device yet */
 	double *freq;   /* [sum of dims / 2 over the tables] */
 	double *factor; /* [n_rope] */
@@ -96,15 +100,16 @@ struct Session {
 	/* rope_y, rope_x: rows and columns of tokens, for tables with sections */
 	int32_t *tok, *pos, *pos2, *rope_pos, *rope_y, *rope_x, *seq_of, *q_start, *kv_len,
 	    *prefix_len, *out_row, *block_table;
-	/* windows of a tower as the sequences of a step (PlanPool.segment), NULL without them:
+	/* windows of a tower as the sequences of a step (PlanPool.segment); NULL without windows:
 	 * sizes, [n_tok] position in the window and its number, [windows + 1] first row, [windows]
 	 * rows, [windows, segment_pages] pages */
 	StepSize *segments;
 	int32_t *segment_pos, *segment_of, *segment_start, *segment_len, *segment_table;
 	int32_t segment_pages;
-	int32_t *order;    /* [n_seq] chunk index of each sequence of the step */
-	int32_t *step_seq; /* [n_seq] its sequence id in the session; part of the block */
-	int32_t *add;      /* [n_seq] number of rows */
+	int32_t *order; /* [n_seq] chunk index of each sequence of the step */
+	/* [n_seq] sequence id in the session of each sequence of the step; part of the block */
+	int32_t *step_seq;
+	int32_t *add;      /* [n_seq] number of rows of each sequence of the step */
 	int32_t *out_base; /* [n_seq] per chunk: index of its first row of logits in the step */
 
 	/* device state, addressed by its kernels */
@@ -115,7 +120,7 @@ struct Session {
 	float **rope;     /* [n_rope] angles [chunk, dims] */
 	Threads *threads; /* host threads, idle between steps; NULL: the caller's thread only */
 
-	Comm *comm;                         /* to the other ranks; NULL: single rank */
+	Comm *comm;                         /* connection to the other ranks; NULL: single rank */
 	struct RankThreads *group;          /* rank 0: the rank threads, see ranks.c */
 	struct MicroBatches *micro_batches; /* rank 0 of a pipeline: see forward.c; else NULL */
 	RankSizes *kept; /* [ranks] sizes that each rank saves; NULL until first needed */
@@ -128,8 +133,8 @@ struct Session {
 
 	/* rows that come with the tokens of the next forward, per chunk; NULL: none */
 	const StepRows *rows_in;
-	/* hidden rows of the last forward, if the plan outputs them and the device copied them to
-	 * the host; NULL: they are in their slot */
+	/* hidden rows of the last forward call, if the plan outputs them and the device has copied
+	 * them to the host; NULL: the rows are in their slot */
 	const float *rows;
 
 	session_probe_fn probe;
@@ -149,7 +154,8 @@ typedef struct BumpAllocator {
 void *bump(BumpAllocator *b, int64_t n, size_t elem_bytes);
 #define BUMP(b, p, n) ((p) = bump((b), (n), sizeof *(p)))
 
-/* Store the device, plan and limits in *s, as state_bytes and open of the device need them. */
+/* Store the device, plan and limits in *s, in the form that state_bytes and open of the device
+ * need. */
 void session_set_limits(Session *s, const Device *d, const Plan *p, const llmc_limits *lim);
 int64_t session_lay_out(Session *s, char *base); /* returns the bytes of the state; -1: overflow */
 /* Return the bytes of all slots, -1 on overflow. If s->slots is set, assigns each slot its
@@ -164,37 +170,37 @@ int64_t session_pages(const llmc_limits *l);
 int64_t session_window_pages(const Plan *p, const llmc_limits *l);
 int32_t session_snapshots(const llmc_limits *l); /* number of snapshots for all sequences */
 int64_t session_max_page(const Session *s);      /* per sequence */
-/* entries per block table: kv.stride, but available before kv is open */
+/* entries per block table: equal to kv.stride, but available before kv is open */
 int64_t session_table_stride(const Session *s);
 /* windows.c. Positions that n rows of a chunk take in the KV cache: in a tower with windows
  * (PlanPool.segment) each window begins in a page of its own. */
 int32_t session_positions(const Session *s, int32_t chunk, int32_t n);
 /* Check that the windows of a chunk of n rows fit the block table of a sequence. */
 llmc_status session_check_windows(const Session *s, size_t chunk, int32_t n, llmc_error *err);
-/* Pages that the n chunks of a step need, whose order and add are set */
+/* Number of pages that the n chunks of a step need; the arrays `order` and `add` are set */
 int64_t session_pages_needed(Session *s, const llmc_chunk *chunk, size_t n);
 /* Turn each window of sequence i of the step, n rows from `row` on, into a sequence. */
 void session_fill_segments(Session *s, int32_t i, int32_t row, int32_t n);
-/* Does the step read a pool whose sequences are the windows of a tower? */
+/* Does the plan step read a pool whose sequences are the windows of a tower? */
 bool session_sees_segments(const Session *s, const PlanStep *step);
 bool session_sees_window(const Session *s,
-                         /* does the step use window pages? Then it reads the block tables from
-                          * max_page on */
+                         /* does the plan step use window pages? Then it reads the block tables from
+                          * entry max_page on */
                          const PlanStep *step);
 void *session_argument(const Session *s, const PlanRef *r); /* address for kernels */
 /* Copy the rows of rows_in from chunk order to the row order of the step */
 void session_given(const Session *s, float *to);
 /* Set a sequence's RoPE frequencies, which depend on its maximum length. */
 void session_set_rope(Session *s, llmc_seq q, int32_t length_bound);
-/* runtime.c: read factors_tensor[k] of a table, [dims / 2], which the caller frees; NULL: the table
+/* runtime.c: read factors_tensor[k] of a table, [dims / 2]. The caller frees it; NULL: the table
  * has no such tensor. */
 llmc_status rope_factors_read(const PlanRope *r, int k, const Checkpoint *c, float **out,
                               llmc_error *err);
-/* session_open of a single rank; comm stays owned by the caller. */
+/* Open the session of a single rank; the caller keeps owning comm. */
 llmc_status session_open_rank(Runtime *rt, const llmc_limits *lim, Comm *comm, Session **out,
                               llmc_error *err);
-/* lora_adapters.c: slot of an adapter that the caller holds a reference to, and a key of its
- * content that is the same wherever its files are loaded */
+/* lora_adapters.c: slot of an adapter to which the caller holds a reference, and a key of its
+ * content, which does not depend on the folder or machine */
 int adapter_slot(const Runtime *rt, int32_t adapter);
 uint64_t adapter_key(const Runtime *rt, int32_t adapter); /* 0: none */
 /* Return the adapter with this key and take a reference; 0: it is not loaded */
@@ -202,8 +208,9 @@ int32_t adapter_of_key(Runtime *rt, uint64_t key);
 llmc_status adapters_open(Runtime *rt, llmc_error *err);
 /* Is slot the number of an adapter slot of this runtime? */
 bool adapters_has_slot(const Runtime *rt, int slot);
-/* Do all processes have the content of this slot (negative: none)? If not, rank 0 broadcasts it,
- * and each rank keeps its shard. If the group has ended, a later call reports that. */
+/* adapters_known: do all processes have the content of this slot? True for a negative slot.
+ * adapters_send broadcasts it from rank 0, and each rank stores its shard. If the group has ended,
+ * a later call reports that. */
 bool adapters_known(const Runtime *rt, int slot);
 void adapters_send(Runtime *rt, int slot, Comm *comm);
 llmc_status adapters_receive(Runtime *rt, int slot, Comm *comm, llmc_error *err);

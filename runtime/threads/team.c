@@ -2,25 +2,25 @@
  * caller.
  *
  * A thread that another process preempts inside a part delays the whole team. If each of two
- * threads has a processor for the share p of the time, the team makes progress for about 2 p^2 of
- * it and a single thread for p. So below one half the team is slower, and more so with more
- * threads.
+ * threads has a processor for a share p of the time, the team does about 2 p^2 units of work per
+ * unit of time, and a single thread p. So for p below one half the team is slower; with more
+ * threads the difference is larger.
  *
- * A team without long waits is never abandoned. If the caller waits for others so long that it
- * could have run their parts itself in that time, it tries a window of jobs alone. After that the
- * faster mode is used, and the other mode is tried again after increasing numbers of windows.
- * Results do not depend on the mode. */
+ * While waits are short, the team is always used. If the caller waits so long for other threads
+ * that it could have run their parts itself, it tries a window of jobs alone. After that the faster
+ * mode is used, and the other mode is tried again after increasing numbers of windows. Results do
+ * not depend on the mode. */
 #include "runtime/threads/threads.h"
 
-static const double
-    WINDOW = 0.06,
-    /* seconds: minimum duration of a window; without a job for FORGET, statistics are reset */
+static const double WINDOW = 0.06,
+                    /* seconds: WINDOW is the minimum duration of a window; after FORGET without a
+                     * job, statistics are reset */
     FORGET = 10;
 enum {
 	JOBS = 3,
 	STAY = 4,
 	STAY_MOST = 16
-}; /* minimum jobs per window; first and largest number of windows between two trials */
+}; /* minimum jobs per window; initial and largest number of windows between two trials */
 
 bool
 team_alone(TeamKind *k, double now)

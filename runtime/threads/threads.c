@@ -7,9 +7,10 @@
  * parts. The thread that completes the last part opens the next stage. So a thread that was
  * preempted, or that has not woken up yet, delays a stage only while it is inside a part.
  *
- * Waiting: a spin bounded by time, then sleep on a futex. sched_yield is not used: it gives up the
- * processor for a whole time slice (4 ms at 250 Hz), even to a process of the lowest priority. With
- * more threads than processors nothing spins. Wakers make a system call only if a thread sleeps.
+ * Waiting: a spin bounded by time, then sleep on a futex. sched_yield is not used, because it gives
+ * up the processor for a whole time slice (4 ms at 250 Hz), even to a process of the lowest
+ * priority. With more threads than processors nothing spins. Wakers make a system call only if a
+ * thread sleeps.
  *
  * If the pool is as large as the machine, each thread is pinned to its own core. Threads of a
  * smaller pool may move between cores but never share one through hyper-threading. A larger pool is
@@ -28,13 +29,13 @@
 #include "base/thread.h"
 #include "runtime/threads/threads.h"
 
-/* Word of a stage: its number, shifted, and flags. SHARED: any thread may claim any part. CLOSE:
- * the pool is closing. */
+/* Word of a stage: the stage's number, shifted, plus flags. SHARED: any thread may claim any part.
+ * CLOSE: the pool is closing. */
 enum { SHARED = 1, CLOSE = 2, NUMBER = 4 };
 enum {
 	SPIN_US = 200,   /* longest spin before sleep; LLMC_SPIN_US overrides it */
 	SPIN_POLLS = 32, /* reads of the word between two reads of the clock */
-	LATE_US = 5,     /* a part that is unclaimed for this long is taken by another thread */
+	LATE_US = 5,     /* if a part is unclaimed for this long, another thread takes it */
 };
 
 /* Monotonic word; its low half is the futex. Each gate has its own cache lines, so that waiters of
@@ -51,7 +52,8 @@ typedef struct Worker {
 	Threads *pool;
 	pthread_t thread;
 	int part;
-	bool alone; /* the last stage had late parts: look for them at once */
+	/* the last stage had late parts: in this stage look for late parts without delay */
+	bool alone;
 } Worker;
 
 struct Threads {
@@ -84,9 +86,9 @@ static void
 gate_set(Gate *g, uint64_t turn)
 {
 	atomic_store(&g->turn, turn);
-	/* Sequentially consistent with gate_wait: either the waiter sees the new value or the
-	 * sleeper is seen here. Clearing the flag avoids a system call in later stages for a thread
-	 * that is awake but has no processor yet. */
+	/* Sequentially consistent with gate_wait: either the waiter sees the new value, or this
+	 * thread sees that it sleeps. Clearing the flag saves system calls in later stages while
+	 * the thread is awake but has no processor yet. */
 	if (atomic_load(&g->asleep) && atomic_exchange(&g->asleep, 0))
 		futex_wake(&g->turn, false);
 }
@@ -135,9 +137,9 @@ gate_wait(Threads *t, Gate *g, uint64_t turn, double *waited)
 
 /* ---- stages and parts ---- */
 
-/* Each part of a stage is claimed once. So a part is free in this stage exactly if it was last
- * claimed in the previous one. After a successful claim, the stage and thus the job cannot end
- * before the part is done. */
+/* Each part of a stage is claimed once. So a part is free in this stage exactly if its last claim
+ * was in the previous stage. After a successful claim, neither the stage nor the job can end before
+ * the part is done. */
 static bool
 claim(Threads *t, uint64_t turn, int part)
 {
@@ -297,7 +299,7 @@ place(const Topology *top, int n, cpu_set_t *mask)
 {
 	if (n > top->n_core || top->n_core < 2)
 		return false;
-	/* the caller keeps its current core */
+	/* the caller stays on its current core */
 	int here = sched_getcpu(), first = 0;
 	for (int i = 0; i < top->n_core; i++)
 		if (top->core[i] == here)
@@ -324,7 +326,8 @@ start_worker(Threads *t, int part, const cpu_set_t *mask)
 	if (mask)
 		(void)pthread_attr_setaffinity_np(&attr, sizeof *mask, mask);
 	rc = thread_create(&w->thread, &attr, worker_main, w);
-	if (rc == EINVAL && mask) { /* the mask has become invalid meanwhile: run without */
+	/* the mask has become invalid meanwhile: start the thread without one */
+	if (rc == EINVAL && mask) {
 		pthread_attr_destroy(&attr);
 		pthread_attr_init(&attr);
 		rc = thread_create(&w->thread, &attr, worker_main, w);
@@ -338,8 +341,8 @@ threads_spin(const Topology *top, int n)
 {
 	const char *us = getenv("LLMC_SPIN_US");
 
-	/* with more threads than processors, a spinning thread keeps another one of the pool from
-	 * running */
+	/* do not spin with more threads than processors: a spinning thread would keep another
+	 * thread of the pool from running */
 	if (n > top->n_allowed || (top->quota > 0 && n > top->quota + 0.01))
 		return 0;
 	double spin = us && *us ? strtod(us, NULL) : SPIN_US;

@@ -41,18 +41,22 @@ void threads_deal(Threads *t, int kind, int n_stages, threads_deal_fn *fn, void 
 /* Within fn of threads_run: wait until all parts have arrived. Writes before the barrier are
  * visible to all parts after it. */
 void threads_barrier(Threads *t);
-ThreadCounts threads_counts(const Threads *t); /* since threads_open */
+ThreadCounts threads_counts(const Threads *t); /* counts since threads_open */
 
 /* ---- team.c ---- */
 
 typedef struct TeamKind {
-	/* mode of this window; this window is a trial of the mode that has been slower so far */
+	/* alone: mode of this window; trial: the window tries the mode that has been slower so
+	 * far */
 	bool alone, trial;
 	int jobs, left,
-	    /* jobs of this window; windows until the next trial; windows between two trials */
+	    /* jobs: in this window; left: windows until the next trial; stay: windows between two
+	     * trials */
 	    stay;
 	double window,
-	    held; /* seconds of this window: duration of its jobs; possible gain of running alone */
+	    /* seconds in this window: duration of its jobs; time that running alone would have
+	     * saved */
+	    held;
 	double mean[2]; /* seconds per job, by mode; 0: unknown */
 	double seen;    /* time of the last job */
 } TeamKind;
@@ -79,19 +83,19 @@ void topology_read(const char *root, const bool allowed[TOPOLOGY_MAX], Topology 
 void topology_here(Topology *out);
 int topology_count(const Topology *t); /* useful number of threads: cores within the quota, >= 1 */
 int topology_threads(void); /* LLMC_THREADS if it is set, else topology_count of this machine */
-/* Seconds that each of n waiting threads spins before it sleeps; 0 if they outnumber the
- * processors. LLMC_SPIN_US overrides the default. */
+/* Return the seconds that each of n waiting threads spins before it sleeps; 0 if the threads
+ * outnumber the processors. LLMC_SPIN_US overrides the default. */
 double threads_spin(const Topology *t, int n);
-/* Spin until a monotonic word is at least `least`; returns false if it is not after `seconds`. Adds
- * the wait to *waited (may be NULL), unless it was too short for the clock. */
+/* Spin until a monotonic word is at least `least`; returns false if that takes longer than
+ * `seconds`. Adds the wait to *waited (may be NULL), unless it was too short for the clock. */
 bool threads_spin_for(atomic_ullong *word, uint64_t least, double seconds, double *waited);
-/* Total bytes of the machine's last-level caches; 0: unknown. root: as above */
+/* Return the total bytes of the machine's last-level caches; 0: unknown. root: see topology_read */
 int64_t topology_cache_bytes(const char *root);
 /* one sentence for `llmc doctor`; returns as snprintf */
 int topology_describe(char *buf, size_t cap);
 
-/* Pause between two polls of a shared word: frees resources of the core for its other hardware
- * thread. Most Arm cores ignore yield; isb takes some ten cycles. */
+/* Pause between two polls of a shared word, which leaves resources of the core to its other
+ * hardware thread. On Arm this is isb, which takes some ten cycles: most cores ignore yield. */
 static inline void
 pause_cpu(void)
 {

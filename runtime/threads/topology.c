@@ -7,7 +7,7 @@
 #include "base/file.h"
 #include "runtime/threads/threads.h"
 
-/* Lower *least to the quota of one group, in processors. v2: "max 100000" or "150000 100000" in
+/* Lower *least to the quota, in processors, of one cgroup. v2: "max 100000" or "150000 100000" in
  * cpu.max; v1: two files. */
 static void
 quota_of(void *user, const char *root, const char *dir, bool v2)
@@ -19,7 +19,7 @@ quota_of(void *user, const char *root, const char *dir, bool v2)
 		snprintf(path, sizeof path, "%s/cpu.max", dir);
 		if (host_line(root, path, line, sizeof line) &&
 		    sscanf(line, "%lf %lf", &quota, &period) != 2)
-			quota = -1; /* "max" */
+			quota = -1; /* "max": no limit */
 	} else {
 		snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", dir);
 		quota = (double)host_number(root, path, -1);
@@ -108,7 +108,8 @@ topology_cache_bytes(const char *root)
 	int64_t sum = 0;
 
 	for (int cpu = 0; cpu < TOPOLOGY_MAX; cpu++) {
-		/* count a shared cache only at its first processor: "0-7,64-71", "32768K" */
+		/* count a shared cache only at its first processor. The files hold "0-7,64-71" and
+		 * "32768K" */
 		snprintf(path, sizeof path,
 		         "/sys/devices/system/cpu/cpu%d/cache/index3/shared_cpu_list", cpu);
 		if ((int)host_number(root, path, -1) != cpu)

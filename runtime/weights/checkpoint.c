@@ -40,7 +40,7 @@ starts_with_gguf(const char *path)
 	return n == 4 && !memcmp(magic, "GGUF", 4);
 }
 
-/* Is it a part of a split GGUF other than the first? */
+/* Is this the name of a part of a split GGUF, other than the first? */
 static bool
 later_part(const char *name, size_t len)
 {
@@ -91,7 +91,8 @@ checkpoint_open(const char *path, Checkpoint **out, llmc_error *err)
 	if (file_is_dir(path)) {
 		if (folder_gguf(path, &file)) {
 			TRY_GOTO(gguf_open(strbuf_str(&file), &c->gguf, err));
-			free(c->path); /* errors and the cache key name the file, not the folder */
+			/* so that errors and the cache key name the file, not the folder */
+			free(c->path);
 			if (!(c->path = strdup(strbuf_str(&file)))) {
 				status = error_set(err, LLMC_E_MEMORY, "%s: out of memory", path);
 				goto fail;
@@ -103,8 +104,8 @@ checkpoint_open(const char *path, Checkpoint **out, llmc_error *err)
 		TRY_GOTO(gguf_open(path, &c->gguf, err));
 	} else {
 		size_t n = strlen(path);
-		if (n > 5 && !strcmp(path + n - 5,
-		                     ".gguf")) /* the GGUF reader reports what is wrong with it */
+		/* not a GGUF file by content: the GGUF reader reports the reason */
+		if (n > 5 && !strcmp(path + n - 5, ".gguf"))
 			TRY_GOTO(gguf_open(path, &c->gguf, err));
 		else
 			TRY_GOTO(safetensors_open(path, &c->st, err));
@@ -203,8 +204,8 @@ shape_text(const CheckpointTensor *t, char *buf, size_t cap)
 		                        (long long)t->dim[i]);
 }
 
-/* Does the file's shape agree with [rows, cols]: with leading dimensions flattened, or, for the
- * kernel of a convolution, trailing ones? A vector (cols 0) may have any shape. */
+/* Does the file's shape agree with [rows, cols]? Leading dimensions are flattened; for the kernel
+ * of a convolution, trailing ones. A vector (cols 0) may have any shape. */
 static bool
 shape_fits(const CheckpointTensor *t, int64_t rows, int64_t cols)
 {
@@ -276,7 +277,7 @@ checkpoint_source(const Checkpoint *c, const PlanTensor *t, const PlanSource *s,
 		                 "%s: tensor \"%s\" is stored as %s, which llmc does not read",
 		                 out->file, s->name,
 		                 out->dtype_name ? out->dtype_name : "an unknown type");
-	/* with an adapter the row is first computed in fp32 */
+	/* with an adapter, rows are computed in fp32 before they are stored */
 	const bool adapted = s->lora && t->cols && dtype_is_float(t->dtype);
 	if (out->made &&
 	    (!t->cols || s->col_groups || (s->stored && !adapted && !s->transpose) || s->unit_rows))
@@ -300,8 +301,8 @@ checkpoint_source(const Checkpoint *c, const PlanTensor *t, const PlanSource *s,
 		return error_set(err, LLMC_E_INPUT,
 		                 "%s: tensor \"%s\" holds integers (%s), weights are expected",
 		                 out->file, s->name, dtype_text(out->dtype));
-	/* a vector is expanded to fp32 from any type; a matrix keeps its type, unless the plan
-	 * converts f32, f16 or bf16 to another one */
+	/* a vector of any type is expanded to fp32. A matrix keeps its type, unless the plan
+	 * converts it from f32, f16 or bf16 to another type */
 	const bool converts = t->cols && !out->made && dtype_is_float(out->dtype);
 	if (out->dtype != plan_source_dtype(t, s) && !converts &&
 	    (t->cols || strcmp(t->layout, "f32")))
@@ -424,8 +425,8 @@ checkpoint_identity(const Checkpoint *c, Sha256 *sum, llmc_error *err)
 	}
 	for (size_t i = 0; i < safetensors_n(c->st); i++) {
 		const StTensor *t = safetensors_at(c->st, i);
-		/* tensors of a shard are mostly adjacent; adding a shard twice only changes the
-		 * sum */
+		/* skip the shard of the previous tensor: most tensors of a shard are adjacent. A
+		 * shard that is added twice gives another sum, which does no harm */
 		if (last && !strcmp(last, t->file))
 			continue;
 		TRY(add_file(sum, t->file, err));
@@ -460,13 +461,14 @@ checkpoint_content(const Checkpoint *c)
 void
 checkpoint_forget(const CheckpointTensor *t)
 {
-	if (t->made || t->copied) /* packed words may hold rows of several groups: keep the pages */
+	if (t->made || t->copied) /* keep the pages: packed words may hold rows of several groups */
 		return;
 	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
 	uintptr_t from = ((uintptr_t)t->data + page - 1) & ~(page - 1);
 	uintptr_t to = ((uintptr_t)t->data + (uintptr_t)t->bytes) & ~(page - 1);
 
-	/* only whole pages of this tensor; on failure they stay resident, which is harmless */
+	/* only pages that lie within this tensor; on failure they stay resident, which does no
+	 * harm */
 	if (to > from)
 		(void)madvise((void *)from, to - from, MADV_DONTNEED);
 }

@@ -19,7 +19,8 @@ typedef struct CheckpointTensor {
 	const void *data; /* in the mapping; NULL: rows are computed by quant_format_row */
 	int64_t bytes;
 	bool copied; /* data is allocated, not mapped */
-	/* quantised matrix for quant_format_row; NULL: rows are stored plainly */
+	/* quantised matrix whose rows quant_format_row computes; NULL: rows are stored
+	 * unquantised */
 	const QuantFormatMatrix *made;
 	/* [rows]: row r of the source is stored row rows_in[r]; NULL: row r */
 	const float *rows_in;
@@ -35,8 +36,8 @@ void checkpoint_close(Checkpoint *c);
 bool checkpoint_find(const Checkpoint *c, const char *name, CheckpointTensor *out);
 /* Return the tensor name closest to `name`; NULL: none is close. */
 const char *checkpoint_nearest(const Checkpoint *c, const char *name);
-/* Find the tensor that a source of the plan names. It is an error if it is missing or does not
- * match the plan. */
+/* Find the tensor that a source of the plan names. Returns an error if the tensor is missing or
+ * does not match the plan. */
 llmc_status checkpoint_source(const Checkpoint *c, const PlanTensor *t, const PlanSource *s,
                               CheckpointTensor *out, llmc_error *err);
 /* Read a vector as fp32 (rotary frequency factors): its first n elements. */
@@ -47,8 +48,8 @@ llmc_status checkpoint_integers(const Checkpoint *c, const char *name, int64_t *
                                 llmc_error *err);
 /* Add path, size, mtime and header bytes of every file to a cache key. */
 llmc_status checkpoint_identity(const Checkpoint *c, Sha256 *sum, llmc_error *err);
-/* Return a checksum of names, types, shapes and first bytes of all tensors. It must be equal on all
- * machines of a group. */
+/* Return a checksum of names, types, shapes and first bytes of all tensors. Machines of a group
+ * compare it. */
 uint64_t checkpoint_content(const Checkpoint *c);
 /* Release the mapped pages of a tensor after use; they are read again on the next access. */
 void checkpoint_forget(const CheckpointTensor *t);

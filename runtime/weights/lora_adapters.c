@@ -1,6 +1,6 @@
 /* LoRA adapters in slots: the adapter of each slot, its reference count, and its elements. A slot
- * is written while no sequence uses it: it is reserved under the lock, and becomes visible to
- * sequences once it is complete. */
+ * is reserved under the lock, written while no sequence uses it, and becomes visible to sequences
+ * when it is complete. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,8 +17,10 @@ typedef struct AdapterSlot {
 	int32_t holders;
 	bool dropped; /* unloaded: becomes free when `holders` is 0 */
 	uint64_t key;
-	Peft *peft; /* if ranks are processes: kept until the other ranks have received the slot */
-	bool sent;  /* sent to the other ranks */
+	/* if ranks are processes: the adapter's files, open until the other ranks have received the
+	 * slot */
+	Peft *peft;
+	bool sent; /* sent to the other ranks */
 } AdapterSlot;
 
 typedef struct Adapters {
@@ -331,17 +333,17 @@ adapters_known(const Runtime *rt, int slot)
 void
 adapters_send(Runtime *rt, int slot, Comm *comm)
 {
-	AdapterSlot *s =
-	    &rt->adapters
-	         /* the caller's sequence holds a reference: no other thread writes to it */
-	         ->slot[slot];
+	AdapterSlot *s = &rt->adapters
+	                      /* the caller's sequence holds a reference to the adapter, so no other
+	                       * thread writes to the slot */
+	                      ->slot[slot];
 	bool ok = true;
 
 	for (int r = 1; r < rt->n_all && ok; r++)
 		ok = send_to_rank(rt->all[r], r, s->peft, comm);
 	s->sent = ok && comm_send(comm, &(SlotRecord){ .rank = -1 }, sizeof(SlotRecord));
 	if (!s->sent)
-		comm_end(comm); /* the other ranks would wait forever */
+		comm_end(comm); /* end the group: the other ranks would wait forever */
 }
 
 llmc_status

@@ -28,14 +28,15 @@ typedef struct PackJob {
 
 enum { NOISE_ELEMS = 1 << 16, GROUPS_AT_ONCE = 16 };
 
-/* Scratch memory of a thread for rows, and a cache: the columns of one block, expanded, of a matrix
- * that is transposed. */
+/* Scratch memory of a thread: buffers for rows, and for a transposed matrix a cache of the expanded
+ * columns of one block. */
 typedef struct PackScratch {
 	float *row;        /* one row in fp32 */
 	char *file;        /* one stored row in the tensor's type, of which columns are taken */
 	float *transposed; /* [block_elems][cols] transposed block */
-	float *across;     /* one dequantised row of the file, whose elements become columns */
-	int source;        /* source of the transposed block; -1: none yet */
+	/* one dequantised row of the file, whose elements go to different rows of the tensor */
+	float *across;
+	int source; /* source of the transposed block; -1: none yet */
 	int64_t matrix, block;
 } PackScratch;
 
@@ -121,8 +122,8 @@ noise_at(uint64_t i)
 	return (a + b + c) * (2.0f / 3 / 1048575.0f) - 1;
 }
 
-/* Random weights depend on the source's name and row, so that a plan that fuses tensors has the
- * same weights as one that does not. */
+/* Hash a name. Random weights depend on the source's name and row, so that plans with and without
+ * fused tensors have the same weights. */
 static uint64_t
 name_hash(const char *name)
 {
@@ -209,7 +210,7 @@ transposed_row(PackJob *j, int k, int64_t row, PackScratch *room)
 }
 
 /* Take columns of a stored row that has to be converted as a whole: it is quantised in a checkpoint
- * format, or the cut divides columns that share a scale. */
+ * format, or the cut is within a group of columns that share a scale. */
 static bool
 cut_row(PackJob *j, int k, int64_t row, char *tmp, PackScratch *room)
 {
@@ -218,7 +219,7 @@ cut_row(PackJob *j, int k, int64_t row, char *tmp, PackScratch *room)
 	int64_t wide = file_cols(t);
 	bool good = true;
 
-	if (c->made && t->dtype != c->made->dtype) { /* f32 */
+	if (c->made && t->dtype != c->made->dtype) { /* the row is expanded to f32 */
 		good = quant_format_row_f32(c->made, row, room->row);
 		memcpy(room->file, room->row, (size_t)wide * sizeof *room->row);
 	} else if (c->made) {
@@ -262,7 +263,7 @@ adapted_row(PackJob *j, int k, int64_t i, int64_t row, char *tmp, PackScratch *r
 		unit_row(t->dtype, tmp, t->cols, room->row);
 }
 
-/* Read a row whose columns come group by group, in fp32, and write it in the tensor's type. */
+/* Reorder a row whose columns are stored in groups, in fp32, and write it in the tensor's type. */
 static void
 grouped_row(const PackJob *j, int k, const char *row, char *tmp, PackScratch *room)
 {
@@ -324,7 +325,9 @@ file_row(PackJob *j, int64_t i, char *tmp, PackScratch *room)
 		           (s->col_total && dtype_row_factor(t->dtype))) {
 			cut_row(j, k, row, tmp, room);
 			return tmp;
-		} else { /* one number per column, unless the whole row is taken */
+		} else {
+			/* columns can be cut only if each is one number, unless the whole row is
+			 * used */
 			data += row * dtype_row_bytes(j->src[k].dtype, wide) +
 			        dtype_row_bytes(j->src[k].dtype, s->col_first);
 			dequant_row(j->src[k].dtype, data, room->row, t->cols);
@@ -394,8 +397,7 @@ pack_groups(void *user, int part, int n_parts)
 	}
 }
 
-/* Pack biases and norms, which have elements instead of rows. They are small, so one thread expands
- * each source as a whole. */
+/* Pack a vector (bias or norm). Vectors are small, so one thread expands each source as a whole. */
 static llmc_status
 pack_vector(const PlanTensor *t, const CheckpointTensor *src, void *dst, llmc_error *err)
 {

@@ -2,8 +2,8 @@
  * synced and renamed. A file is used only if no other user can write to it, its size matches its
  * header, and the checksums of header and data match.
  *
- * This file reads it into memory: later changes to the file cannot affect a running model.
- * pack_map.c maps it. */
+ * This file reads the cache file into memory, so that later changes to it cannot affect a running
+ * model. pack_map.c maps the cache file instead. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -53,8 +53,8 @@ add_layout(Sha256 *s, const PlanTensor *t, llmc_error *err)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	}
 	for (int64_t i = 0; i < row * l->group; i++)
-		src[i] = (unsigned char)(i * 2654435761u >> 13 &
-		                         0x3f); /* small values: no scale is NaN */
+		/* masked to small values, so that no scale is NaN */
+		src[i] = (unsigned char)(i * 2654435761u >> 13 & 0x3f);
 	l->pack(t->dtype, cols, src, dst);
 	sha256_add(s, dst, (size_t)bytes);
 	free(src);
@@ -136,9 +136,10 @@ pack_path(const char *hex, Strbuf *dir, Strbuf *path, llmc_error *err)
 	                                   : LLMC_OK;
 }
 
-/* Delete temporary files whose processes have ended, in the folder of `path` only: those of other
- * models stay until such a model is packed again. Those of packed weights are locked by their
- * process, on file systems that have locks. Others are small and are deleted by age. */
+/* Delete temporary files whose processes have ended, in the folder of `path` only: files of other
+ * models stay until such a model is packed again. On file systems with locks, a process holds a
+ * lock on its temporary file of packed weights. Other temporary files are small and are deleted by
+ * age. */
 static void
 sweep(const char *path)
 {
@@ -186,7 +187,7 @@ pack_temporary(const char *path, Strbuf *tmp)
 			return -1;
 		while (flock(fd, LOCK_EX) < 0 && errno == EINTR)
 			continue;
-		/* another process may have deleted it before it was locked */
+		/* another process may have deleted the file before it was locked */
 		if (fstat(fd, &st) == 0 && st.st_nlink > 0)
 			return fd;
 		close(fd);
@@ -195,8 +196,8 @@ pack_temporary(const char *path, Strbuf *tmp)
 	return -1;
 }
 
-/* Checksum of the data, which is read first if it comes from a file. The threads share the slices;
- * sums of slices are added in any order. */
+/* Checksum of the data, which is first read from the file if it is not in memory. Threads share the
+ * slices, and the sum does not depend on their order. */
 typedef struct Sum {
 	int fd; /* -1: the data is in memory already */
 	char *data;
@@ -262,7 +263,8 @@ pack_cache_read(const char *hex, int64_t bytes, Threads *threads, void *data, bo
 	*found = false;
 	status = LLMC_OK;
 	if (pack_path(hex, &dir, &path, NULL) != LLMC_OK || !file_exists(strbuf_str(&path)))
-		/* not an error: no file yet, or no cache folder, which the write will report */
+		/* not an error: there is no file yet, or no cache folder, which the later write
+		 * reports */
 		goto fail;
 	TRY_GOTO(file_check_trusted(strbuf_str(&path), err));
 	s.fd = open(strbuf_str(&path), O_RDONLY | O_CLOEXEC);

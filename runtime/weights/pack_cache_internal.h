@@ -20,8 +20,8 @@ void pack_header(PackHeader *h, const char *hex, int64_t bytes, uint64_t data_su
 /* Set dir to the folder of the key and path to its file. */
 llmc_status pack_path(const char *hex, Strbuf *dir, Strbuf *path, llmc_error *err);
 /* Create the temporary file path.tmp.*, which is locked until it is closed, and set tmp to its
- * name. First delete those of processes that have ended: a file has the size of the weights, and a
- * server that is killed while it packs starts again. -1: errno is set */
+ * name. First delete temporary files of processes that have ended: each is as large as the weights,
+ * and a server that is killed while it packs may restart many times. -1: errno is set */
 int pack_temporary(const char *path, Strbuf *tmp);
 uint64_t pack_sum(void *data, int64_t bytes, Threads *threads);
 bool pack_read_all(int fd, char *to, size_t n, int64_t at);

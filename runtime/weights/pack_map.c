@@ -2,9 +2,9 @@
  * them, and weights may exceed memory. A file that another process truncates raises SIGBUS, which
  * base/file_guard.c catches.
  *
- * The checksum of the data is compared once per machine and file: a note next to the file,
- * verified.<machine>, holds its inode, size and times. A start with that note reads the header
- * only. */
+ * The checksum of the data is compared once per machine and file. After that a note next to the
+ * file, verified.<machine>, holds the file's inode, size and times. If the note matches, a start
+ * reads the header only. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -53,7 +53,7 @@ is_verified(const char *path, const char *note)
 	return same;
 }
 
-/* Compare the checksum of the data, unless this machine has. */
+/* Compare the checksum of the data, unless this machine has done so before. */
 static bool
 verify(const char *dir, const struct stat *st, const PackHeader *h, const FileMap *map,
        Threads *threads)
@@ -74,7 +74,7 @@ verify(const char *dir, const struct stat *st, const PackHeader *h, const FileMa
 	return ok;
 }
 
-/* Map the file of st. Pages that are written become the process's own. */
+/* Map the file that st describes. Pages that the process writes become private copies. */
 static bool
 map_file(int fd, const struct stat *st, bool writable, FileMap *out)
 {
@@ -160,7 +160,7 @@ pack_writer_open(const char *hex, int64_t bytes, PackWriter **out, void **data, 
 		status = cannot_write(w, errno, err);
 		goto fail;
 	}
-	/* a full disk is an error here, and not SIGBUS at a later write */
+	/* allocate now, so that a full disk is an error here and not SIGBUS at a later write */
 	int code = posix_fallocate(w->fd, 0, bytes + PACK_DATA_AT);
 	if (code) {
 		status = cannot_write(w, code, err);

@@ -1,4 +1,5 @@
-/* Packing for memory of a device: tensor by tensor, in chunks that fit the receiver's buffer. */
+/* Packs weights for memory of a device: tensor by tensor, in chunks that fit the device's
+ * buffers. */
 #include <stdlib.h>
 
 #include "runtime/weights/weights_internal.h"

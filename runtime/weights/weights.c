@@ -1,6 +1,6 @@
-/* Loading weights: every tensor of the plan is found and checked before any byte is packed. Then
- * each is packed once and its file pages are released, so that two copies exist for one tensor at a
- * time. Tensors that are used as stored stay mapped. */
+/* Loads weights. Every tensor of the plan is found and checked before any byte is packed. Then each
+ * tensor is packed once and its file pages are released, so that only one tensor at a time exists
+ * twice in memory. Tensors that are used as stored stay mapped. */
 #include "runtime/weights/weights_internal.h"
 
 #include <stdlib.h>
@@ -43,8 +43,8 @@ find_delta(Peft *peft, const PlanTensor *t, const PlanSource *s, const PeftDelta
 	return LLMC_OK;
 }
 
-/* Look for the modules of an adapter that the other of two devices adds to its weights, so that
- * they do not count as unused. */
+/* Find the adapter modules that another device of the model uses, so that they do not count as
+ * unused. */
 static llmc_status
 find_others(const Plan *other, Peft *peft, llmc_error *err)
 {
@@ -57,7 +57,8 @@ find_others(const Plan *other, Peft *peft, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Find the sources of all tensors, in order of tensors. other: plan of the other of two devices */
+/* Find the sources of all tensors, in order of tensors. other: plan of the other device of a model
+ * on two devices */
 static llmc_status
 find_sources(const Plan *p, const Plan *other, const Checkpoint *c, Peft *peft,
              CheckpointTensor **out, llmc_error *err)
@@ -98,7 +99,7 @@ converted(const Plan *p, const CheckpointTensor *src)
 	return n;
 }
 
-/* Choose which tensors are packed, and their offsets. src NULL or copied: all of them */
+/* Choose the tensors to pack, and their offsets: all tensors if src is NULL or `copied` is set */
 static llmc_status
 lay_out(const Plan *p, const CheckpointTensor *src, bool copied, PackMap *map, Weights *w,
         llmc_error *err)
@@ -199,7 +200,7 @@ point(const Plan *p, const PackMap *map, const char *region, Weights *w)
 			w->data[i] = region + map->offset[i];
 }
 
-/* Map the cache file, which is made if it is missing. E_IO: it cannot be made. */
+/* Map the cache file; create it if it is missing. E_IO: it cannot be created. */
 static llmc_status
 map_packed(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, const PackMap *map,
            const char *key, int n_quant, Weights *w, llmc_error *err)
@@ -228,7 +229,7 @@ map_packed(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, 
 	return LLMC_OK;
 }
 
-/* Read the packed weights from the cache if they are there; else pack them and write the cache. A
+/* Read the packed weights from the cache; if they are not there, pack them and write the cache. A
  * cache failure is a warning, never an error. */
 static llmc_status
 read_packed(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, const PackMap *map,
@@ -261,7 +262,8 @@ load_packed(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src,
             Weights *w, llmc_error *err)
 {
 	const int n_quant = converted(p, src);
-	const bool cache = src && map->bytes && !w->peft; /* the key does not cover the adapter */
+	/* not with an adapter, which the key does not cover */
+	const bool cache = src && map->bytes && !w->peft;
 	char key[65] = "";
 	llmc_error why = { 0 };
 

@@ -13,10 +13,12 @@ typedef struct WeightsOptions {
 	Threads *threads; /* threads that pack */
 	bool random_weights;
 	bool cache_packed; /* map packed weights from a file of the cache */
-	bool cache_made;   /* keep weights that had to be quantised in the cache, and read them */
+	/* write weights that had to be quantised to the cache, and read them from it */
+	bool cache_made;
 	bool cache_warned; /* the log has a warning that the cache cannot be written */
-	const Plan *other; /* plan of the other of two devices; NULL: there is none */
-	bool copied;       /* pack all tensors, so that the file may change afterwards */
+	/* for a model on two devices: plan of the other device; NULL: one device */
+	const Plan *other;
+	bool copied; /* pack all tensors, so that the file may change afterwards */
 	/* size of a staging buffer for a GPU; progress is reported if the weights exceed 16
 	 * buffers; 0: 16 MB */
 	size_t stage_bytes;
@@ -24,8 +26,8 @@ typedef struct WeightsOptions {
 	void *log_user;
 } WeightsOptions;
 
-/* Load the weights. weights_load is weights_open, which finds every tensor in the checkpoint, then
- * weights_pack, which takes the time. The plan has passed plan_check and outlives the weights. */
+/* Load the weights. weights_open finds every tensor in the checkpoint and is quick; weights_pack
+ * packs them; weights_load does both. The plan has passed plan_check and outlives the weights. */
 llmc_status weights_open(const Plan *plan, const WeightsOptions *opt, Weights **out,
                          llmc_error *err);
 llmc_status weights_pack(Weights *w, const WeightsOptions *opt, llmc_error *err);
@@ -41,12 +43,13 @@ const void *weights_data(const Weights *w, int tensor);
 void weights_put(Weights *w, int tensor, int64_t offset, const void *data, size_t bytes);
 const Checkpoint *weights_checkpoint(const Weights *w); /* NULL: random weights */
 bool weights_from_cache(const Weights *w);
-bool weights_mapped(const Weights *w, int tensor); /* from a file, packed or not */
+/* is the tensor mapped from a file, packed or not? */
+bool weights_mapped(const Weights *w, int tensor);
 /* Was a file that the weights are mapped from truncated since they were loaded? */
 bool weights_lost(const Weights *w);
 
 /* Buffers for packed bytes, in order. `take` returns memory for the next chunk: `bytes` (at most
- * cap) at `offset` of the tensor or region. By then the previous chunk has been filled. */
+ * cap) at `offset` of the tensor or region. When it is called, the previous chunk is complete. */
 typedef struct PackBuffers {
 	void *user;
 	size_t cap;
@@ -55,7 +58,7 @@ typedef struct PackBuffers {
 
 /* Pack for memory of a device, instead of weights_pack. weights_layout returns the offset of each
  * tensor in one region; weights_stage packs all bytes in chunks. A buffer holds at least
- * weights_chunk_bytes. No copy stays in host memory. */
+ * weights_chunk_bytes. No packed copy stays in host memory. */
 llmc_status weights_layout(const Weights *w, int64_t *offset, int64_t *bytes, llmc_error *err);
 size_t weights_chunk_bytes(const Weights *w);
 llmc_status weights_stage(Weights *w, const WeightsOptions *opt, const int64_t *offset,
@@ -90,12 +93,12 @@ llmc_status pack_cache_read(const char *hex, int64_t bytes, Threads *threads, vo
 llmc_status pack_cache_write(const char *hex, void *data, int64_t bytes, Threads *threads,
                              llmc_error *err);
 
-/* Map a cache file; its data are the last `bytes` of out, whose data is NULL if there is none.
- * writable: pages may be written, which does not change the file. */
+/* Map a cache file; the packed data are the last `bytes` of *out; out->data is NULL if there is no
+ * file. writable: pages may be written, which does not change the file. */
 llmc_status pack_cache_map(const char *hex, int64_t bytes, bool writable, Threads *threads,
                            FileMap *out, llmc_error *err);
 /* A cache file that is filled through a map: open it, fill data [bytes], finish it, and close it.
- * Without a finish nothing is left. */
+ * If it is closed without being finished, the file is deleted. */
 typedef struct PackWriter PackWriter;
 llmc_status pack_writer_open(const char *hex, int64_t bytes, PackWriter **out, void **data,
                              llmc_error *err);
