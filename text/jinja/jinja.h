@@ -225,6 +225,12 @@ ByteSpan arg_str(Jinja *j, const char *what, Val v);
 /* ---- lexing, parsing ---- */
 void jinja_lex(Jinja *j);
 AstNode *jinja_parse(Jinja *j);
+static inline const Tok *
+jinja_cur(const Jinja *j)
+{
+	return &j->tok[j->at];
+}
+
 AstNode *jinja_new(Jinja *j, AstKind kind, int line);
 AstNode *jinja_expression(Jinja *j, bool with_cond);
 AstNode *jinja_tuple(Jinja *j, bool with_cond,
@@ -238,6 +244,8 @@ bool jinja_skip_name(Jinja *j, const char *name);
 void jinja_expect_op(Jinja *j, int op);
 ByteSpan jinja_expect_name(Jinja *j);
 void jinja_node_push(Jinja *j, AstNode *n, AstNode *child);
+/* Add a keyword argument or a parameter; the caller sets the returned value. NULL: no default. */
+AstNode **jinja_keyword_push(Jinja *j, AstNode *n, ByteSpan name);
 #define OP2(a, b) ((a) << 8 | (b))
 
 /* ---- values (value.c) ---- */

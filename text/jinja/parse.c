@@ -3,21 +3,16 @@
 
 #include <string.h>
 
-static const Tok *
-cur(const Jinja *j)
-{
-	return &j->tok[j->at];
-}
-
 static void
 expect(Jinja *j, TokType type, const char *what)
 {
-	if (cur(j)->type != type)
+	if (jinja_cur(j)->type != type)
 		jinja_fail(j, "%s was expected, `%.*s` was found", what,
-		           (int)(cur(j)->s.n < 60 ? cur(j)->s.n : 60), cur(j)->s.s);
+		           (int)(jinja_cur(j)->s.n < 60 ? jinja_cur(j)->s.n : 60),
+		           jinja_cur(j)->s.s);
 	if (type != T_EOF)
 		j->at++;
-	j->line = cur(j)->line;
+	j->line = jinja_cur(j)->line;
 }
 
 static void
@@ -32,7 +27,7 @@ static bool
 stops(const Jinja *j, const char *const *names)
 {
 	const Tok *name = &j->tok[j->at + 1];
-	if (cur(j)->type != T_BLOCK_BEGIN || name->type != T_NAME)
+	if (jinja_cur(j)->type != T_BLOCK_BEGIN || name->type != T_NAME)
 		return false;
 	for (; names && *names; names++)
 		if (span_is(name->s, *names))
@@ -45,12 +40,12 @@ stops(const Jinja *j, const char *const *names)
 static AstNode *
 body(Jinja *j, const char *const *names, const char *of, int line)
 {
-	AstNode *n = jinja_new(j, N_BLOCK, cur(j)->line);
+	AstNode *n = jinja_new(j, N_BLOCK, jinja_cur(j)->line);
 
 	if (++j->depth > JINJA_MAX_DEPTH)
 		jinja_fail(j, "blocks nested deeper than %d", JINJA_MAX_DEPTH);
 	for (;;) {
-		const Tok *t = cur(j);
+		const Tok *t = jinja_cur(j);
 		j->line = t->line;
 		if (t->type == T_EOF) {
 			if (names) {
@@ -120,7 +115,7 @@ target(Jinja *j, bool namespace, const char *end_name)
 	bool bracket = jinja_skip_op(j, '(');
 
 	for (;;) {
-		int line = cur(j)->line;
+		int line = jinja_cur(j)->line;
 		AstNode *n;
 		if (jinja_is_op(j, '(')) {
 			if (++j->depth > JINJA_MAX_DEPTH)
@@ -170,7 +165,8 @@ parse_for(Jinja *j, int line)
 	n->a = target(j, false, "in");
 	if (!jinja_skip_name(j, "in"))
 		jinja_fail(j, "`in` was expected, `%.*s` was found",
-		           (int)(cur(j)->s.n < 60 ? cur(j)->s.n : 60), cur(j)->s.s);
+		           (int)(jinja_cur(j)->s.n < 60 ? jinja_cur(j)->s.n : 60),
+		           jinja_cur(j)->s.s);
 	n->b = jinja_tuple(j, false, "recursive");
 	if (jinja_skip_name(j, "if"))
 		n->c = jinja_expression(j, true);
@@ -216,31 +212,17 @@ parse_set(Jinja *j, int line)
 static void
 parse_params(Jinja *j, AstNode *n)
 {
-	size_t cap = 0;
-
 	jinja_expect_op(j, '(');
 	while (!jinja_is_op(j, ')')) {
 		if (n->n_kw)
 			jinja_expect_op(j, ',');
 		if (jinja_is_op(j, ')'))
 			break;
-		if (n->n_kw >= cap) {
-			cap = cap ? cap * 2 : 4;
-			ByteSpan *names = jinja_alloc(j, cap, sizeof *names);
-			AstNode **kw = jinja_alloc(j, cap, sizeof *kw);
-			if (n->n_kw) {
-				memcpy(names, n->kw_name, n->n_kw * sizeof *names);
-				memcpy(kw, n->kw, n->n_kw * sizeof *kw);
-			}
-			n->kw_name = names;
-			n->kw = kw;
-		}
-		n->kw_name[n->n_kw] = jinja_expect_name(j);
+		AstNode **value = jinja_keyword_push(j, n, jinja_expect_name(j));
 		if (jinja_skip_op(j, '='))
-			n->kw[n->n_kw] = jinja_expression(j, true);
-		else if (n->n_kw && n->kw[n->n_kw - 1])
+			*value = jinja_expression(j, true);
+		else if (n->n_kw > 1 && value[-1])
 			jinja_fail(j, "a parameter without a default follows one with a default");
-		n->n_kw++;
 	}
 	jinja_expect_op(j, ')');
 }
@@ -307,7 +289,7 @@ parse_with(Jinja *j, int line)
 	static const char *const ends[] = { "endwith", NULL };
 	AstNode *n = jinja_new(j, N_WITH, line);
 
-	while (cur(j)->type != T_BLOCK_END) {
+	while (jinja_cur(j)->type != T_BLOCK_END) {
 		if (n->n)
 			jinja_expect_op(j, ',');
 		jinja_node_push(j, n, target(j, false, NULL));
@@ -324,7 +306,7 @@ static AstNode *
 statement(Jinja *j)
 {
 	static const char *const generation[] = { "endgeneration", NULL };
-	int line = cur(j)->line;
+	int line = jinja_cur(j)->line;
 	ByteSpan name = jinja_expect_name(j);
 
 	if (span_is(name, "if"))

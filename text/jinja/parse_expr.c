@@ -25,30 +25,42 @@ jinja_node_push(Jinja *j, AstNode *n, AstNode *child)
 	n->list[n->n++] = child;
 }
 
-static const Tok *
-cur(const Jinja *j)
+AstNode **
+jinja_keyword_push(Jinja *j, AstNode *n, ByteSpan name)
 {
-	return &j->tok[j->at];
+	if ((n->n_kw & (n->n_kw - 1)) == 0) { /* likewise */
+		size_t cap = n->n_kw ? n->n_kw * 2 : 1;
+		ByteSpan *names = jinja_alloc(j, cap, sizeof *names);
+		AstNode **kw = jinja_alloc(j, cap, sizeof *kw);
+		if (n->n_kw) {
+			memcpy(names, n->kw_name, n->n_kw * sizeof *names);
+			memcpy(kw, n->kw, n->n_kw * sizeof *kw);
+		}
+		n->kw_name = names;
+		n->kw = kw;
+	}
+	n->kw_name[n->n_kw] = name;
+	return &n->kw[n->n_kw++];
 }
 
 static void
 take(Jinja *j)
 {
-	if (cur(j)->type != T_EOF)
+	if (jinja_cur(j)->type != T_EOF)
 		j->at++;
-	j->line = cur(j)->line;
+	j->line = jinja_cur(j)->line;
 }
 
 bool
 jinja_is_op(const Jinja *j, int op)
 {
-	return cur(j)->type == T_OP && cur(j)->op == op;
+	return jinja_cur(j)->type == T_OP && jinja_cur(j)->op == op;
 }
 
 bool
 jinja_is_name(const Jinja *j, const char *name)
 {
-	return cur(j)->type == T_NAME && span_is(cur(j)->s, name);
+	return jinja_cur(j)->type == T_NAME && span_is(jinja_cur(j)->s, name);
 }
 
 bool
@@ -72,7 +84,7 @@ jinja_skip_name(Jinja *j, const char *name)
 static _Noreturn void
 unexpected(Jinja *j, const char *wanted)
 {
-	ByteSpan s = cur(j)->s;
+	ByteSpan s = jinja_cur(j)->s;
 	jinja_fail(j, "%s was expected, `%.*s` was found", wanted, (int)(s.n < 60 ? s.n : 60), s.s);
 }
 
@@ -87,8 +99,8 @@ jinja_expect_op(Jinja *j, int op)
 ByteSpan
 jinja_expect_name(Jinja *j)
 {
-	ByteSpan s = cur(j)->s;
-	if (cur(j)->type != T_NAME)
+	ByteSpan s = jinja_cur(j)->s;
+	if (jinja_cur(j)->type != T_NAME)
 		unexpected(j, "a name");
 	take(j);
 	return s;
@@ -122,7 +134,7 @@ constant(Jinja *j, int line, Val v)
 static AstNode *
 primary(Jinja *j)
 {
-	const Tok t = *cur(j);
+	const Tok t = *jinja_cur(j);
 	AstNode *n;
 
 	switch (t.type) {
@@ -140,11 +152,11 @@ primary(Jinja *j)
 	case T_STR: {
 		Buf b = { 0 };
 		take(j);
-		if (cur(j)->type != T_STR)
+		if (jinja_cur(j)->type != T_STR)
 			return constant(j, t.line, val_span(t.s));
 		buf_add(j, &b, t.s.s, t.s.n);
-		for (; cur(j)->type == T_STR; take(j))
-			buf_add(j, &b, cur(j)->s.s, cur(j)->s.n);
+		for (; jinja_cur(j)->type == T_STR; take(j))
+			buf_add(j, &b, jinja_cur(j)->s.s, jinja_cur(j)->s.n);
 		return constant(j, t.line, val_span(buf_span(&b)));
 	}
 	case T_INT:
@@ -193,11 +205,11 @@ primary(Jinja *j)
 AstNode *
 jinja_tuple(Jinja *j, bool with_cond, const char *end_name)
 {
-	int line = cur(j)->line;
+	int line = jinja_cur(j)->line;
 	AstNode *first = NULL, *tuple = NULL;
 
 	for (;;) {
-		TokType t = cur(j)->type;
+		TokType t = jinja_cur(j)->type;
 		bool end = t == T_VAR_END || t == T_BLOCK_END || jinja_is_op(j, ')') ||
 		           (end_name && jinja_is_name(j, end_name));
 		if (end && first)
@@ -221,7 +233,6 @@ jinja_tuple(Jinja *j, bool with_cond, const char *end_name)
 void
 jinja_call_args(Jinja *j, AstNode *call)
 {
-	size_t cap = 0;
 	bool first = true;
 
 	jinja_expect_op(j, '(');
@@ -233,22 +244,12 @@ jinja_call_args(Jinja *j, AstNode *call)
 			break;
 		if (jinja_is_op(j, '*') || jinja_is_op(j, OP2('*', '*')))
 			jinja_fail(j, "* and ** arguments are not supported");
-		if (cur(j)->type == T_NAME && j->tok[j->at + 1].type == T_OP &&
+		if (jinja_cur(j)->type == T_NAME && j->tok[j->at + 1].type == T_OP &&
 		    j->tok[j->at + 1].op == '=') {
-			if (call->n_kw >= cap) {
-				cap = cap ? cap * 2 : 4;
-				ByteSpan *names = jinja_alloc(j, cap, sizeof *names);
-				AstNode **kw = jinja_alloc(j, cap, sizeof *kw);
-				if (call->n_kw) {
-					memcpy(names, call->kw_name, call->n_kw * sizeof *names);
-					memcpy(kw, call->kw, call->n_kw * sizeof *kw);
-				}
-				call->kw_name = names;
-				call->kw = kw;
-			}
-			call->kw_name[call->n_kw] = jinja_expect_name(j);
+			const ByteSpan name = jinja_expect_name(j);
 			take(j);
-			call->kw[call->n_kw++] = jinja_expression(j, true);
+			AstNode *value = jinja_expression(j, true);
+			*jinja_keyword_push(j, call, name) = value;
 			continue;
 		}
 		if (call->n_kw)
@@ -261,11 +262,11 @@ jinja_call_args(Jinja *j, AstNode *call)
 static AstNode *
 subscript(Jinja *j, AstNode *of)
 {
-	int line = cur(j)->line;
+	int line = jinja_cur(j)->line;
 	AstNode *n;
 
 	if (jinja_skip_op(j, '.')) {
-		const Tok t = *cur(j);
+		const Tok t = *jinja_cur(j);
 		if (t.type == T_INT) {
 			take(j);
 			return with_children(j, N_ITEM, line, 0, of, constant(j, line, t.num));
@@ -308,7 +309,7 @@ postfix(Jinja *j, AstNode *n)
 		if (jinja_is_op(j, '.') || jinja_is_op(j, '[')) {
 			n = subscript(j, n);
 		} else if (jinja_is_op(j, '(')) {
-			AstNode *call = with_children(j, N_CALL, cur(j)->line, 0, n, NULL);
+			AstNode *call = with_children(j, N_CALL, jinja_cur(j)->line, 0, n, NULL);
 			jinja_call_args(j, call);
 			n = call;
 		} else {
@@ -333,12 +334,12 @@ static AstNode *unary(Jinja *j, bool with_filter);
 static AstNode *
 test_expr(Jinja *j, AstNode *of)
 {
-	int line = cur(j)->line;
+	int line = jinja_cur(j)->line;
 	take(j); /* is */
 	bool negated = jinja_skip_name(j, "not");
 	AstNode *n = with_children(j, N_TEST, line, 0, of, NULL);
 	n->name = dotted_name(j);
-	TokType t = cur(j)->type;
+	TokType t = jinja_cur(j)->type;
 	if (jinja_is_op(j, '(')) {
 		jinja_call_args(j, n);
 	} else if ((t == T_NAME || t == T_STR || t == T_INT || t == T_FLOAT ||
@@ -358,7 +359,7 @@ jinja_filter_chain(Jinja *j, AstNode *n)
 	int links = 0;
 
 	for (;;) {
-		int line = cur(j)->line;
+		int line = jinja_cur(j)->line;
 		if (++links > JINJA_MAX_DEPTH)
 			jinja_fail(j, "more than %d filters or tests in a row", JINJA_MAX_DEPTH);
 		if (jinja_skip_op(j, '|')) {
@@ -382,7 +383,7 @@ jinja_filter_chain(Jinja *j, AstNode *n)
 static AstNode *
 unary(Jinja *j, bool with_filter)
 {
-	int line = cur(j)->line;
+	int line = jinja_cur(j)->line;
 	AstNode *n;
 
 	enter(j);
@@ -412,7 +413,7 @@ link_count(Jinja *j, int *n)
 static AstNode *
 power(Jinja *j)
 {
-	int line = cur(j)->line, n = 0;
+	int line = jinja_cur(j)->line, n = 0;
 	AstNode *left = unary(j, true);
 
 	while (jinja_skip_op(j, OP2('*', '*'))) {
@@ -425,12 +426,12 @@ power(Jinja *j)
 static AstNode *
 product(Jinja *j)
 {
-	int line = cur(j)->line, n = 0;
+	int line = jinja_cur(j)->line, n = 0;
 	AstNode *left = power(j);
 
 	while (jinja_is_op(j, '*') || jinja_is_op(j, '/') || jinja_is_op(j, OP2('/', '/')) ||
 	       jinja_is_op(j, '%')) {
-		int op = cur(j)->op;
+		int op = jinja_cur(j)->op;
 		take(j);
 		link_count(j, &n);
 		left = with_children(j, N_BINARY, line, op, left, power(j));
@@ -441,7 +442,7 @@ product(Jinja *j)
 static AstNode *
 concat(Jinja *j)
 {
-	int line = cur(j)->line;
+	int line = jinja_cur(j)->line;
 	AstNode *first = product(j), *n = NULL;
 
 	while (jinja_skip_op(j, '~')) {
@@ -457,11 +458,11 @@ concat(Jinja *j)
 static AstNode *
 sum(Jinja *j)
 {
-	int line = cur(j)->line, n = 0;
+	int line = jinja_cur(j)->line, n = 0;
 	AstNode *left = concat(j);
 
 	while (jinja_is_op(j, '+') || jinja_is_op(j, '-')) {
-		int op = cur(j)->op;
+		int op = jinja_cur(j)->op;
 		take(j);
 		link_count(j, &n);
 		left = with_children(j, N_BINARY, line, op, left, concat(j));
@@ -492,7 +493,7 @@ compare_op(Jinja *j)
 static AstNode *
 compare(Jinja *j)
 {
-	int line = cur(j)->line, op;
+	int line = jinja_cur(j)->line, op;
 	AstNode *first = sum(j), *n = NULL;
 
 	while ((op = compare_op(j))) {
@@ -513,7 +514,7 @@ compare(Jinja *j)
 static AstNode *
 negation(Jinja *j)
 {
-	int line = cur(j)->line;
+	int line = jinja_cur(j)->line;
 
 	if (!jinja_is_name(j, "not"))
 		return compare(j);
@@ -527,7 +528,7 @@ negation(Jinja *j)
 static AstNode *
 conjunction(Jinja *j)
 {
-	int line = cur(j)->line, n = 0;
+	int line = jinja_cur(j)->line, n = 0;
 	AstNode *left = negation(j);
 
 	while (jinja_skip_name(j, "and")) {
@@ -540,7 +541,7 @@ conjunction(Jinja *j)
 static AstNode *
 disjunction(Jinja *j)
 {
-	int line = cur(j)->line, n = 0;
+	int line = jinja_cur(j)->line, n = 0;
 	AstNode *left = conjunction(j);
 
 	while (jinja_skip_name(j, "or")) {
@@ -558,7 +559,7 @@ jinja_expression(Jinja *j, bool with_cond)
 	enter(j);
 	AstNode *n = disjunction(j);
 	while (with_cond && jinja_is_name(j, "if")) {
-		AstNode *cond = jinja_new(j, N_COND, cur(j)->line);
+		AstNode *cond = jinja_new(j, N_COND, jinja_cur(j)->line);
 		take(j);
 		link_count(j, &links);
 		cond->b = n;
