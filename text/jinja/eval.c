@@ -10,7 +10,7 @@ lookup(const Scope *s, ByteSpan name)
 {
 	for (; s; s = s->up)
 		for (size_t i = 0; i < s->n; i++)
-			if (s->name[i].n == name.n && memcmp(s->name[i].s, name.s, name.n) == 0)
+			if (span_same(s->name[i], name))
 				return s->val[i];
 	return val_undef(name);
 }

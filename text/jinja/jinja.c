@@ -9,7 +9,7 @@ void
 scope_set(Jinja *j, Scope *s, ByteSpan name, Val v)
 {
 	for (size_t i = 0; i < s->n; i++) {
-		if (s->name[i].n == name.n && memcmp(s->name[i].s, name.s, name.n) == 0) {
+		if (span_same(s->name[i], name)) {
 			s->val[i] = v;
 			return;
 		}
@@ -236,9 +236,7 @@ call_macro(Jinja *j, const Macro *m, const CallArgs *args)
 	for (size_t k = 0; k < args->n_kw; k++) {
 		bool known = false;
 		for (size_t i = 0; i < def->n_kw && !known; i++)
-			known =
-			    def->kw_name[i].n == args->kw_name[k].n &&
-			    memcmp(def->kw_name[i].s, args->kw_name[k].s, args->kw_name[k].n) == 0;
+			known = span_same(def->kw_name[i], args->kw_name[k]);
 		if (!known && span_is(args->kw_name[k], "caller"))
 			caller = args->kw[k];
 		else if (!known)
@@ -253,9 +251,7 @@ call_macro(Jinja *j, const Macro *m, const CallArgs *args)
 		if (given)
 			v = args->pos[i];
 		for (size_t k = 0; !given && k < args->n_kw; k++) {
-			if (def->kw_name[i].n == args->kw_name[k].n &&
-			    memcmp(def->kw_name[i].s, args->kw_name[k].s, args->kw_name[k].n) ==
-			        0) {
+			if (span_same(def->kw_name[i], args->kw_name[k])) {
 				v = args->kw[k];
 				given = true;
 			}

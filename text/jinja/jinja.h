@@ -272,6 +272,7 @@ const char *val_type_name(Val v); /* type name as in Python */
 bool val_is_number(Val v);
 double val_number(Val v);
 bool span_is(ByteSpan s, const char *text);
+bool span_same(ByteSpan a, ByteSpan b);
 void buf_add(Jinja *j, Buf *b, const char *s, size_t n);
 void buf_puts(Jinja *j, Buf *b, const char *s);
 ByteSpan buf_span(const Buf *b);

@@ -264,8 +264,7 @@ format(Jinja *j, ByteSpan f, const CallArgs *a)
 			v = arg(a, (size_t)num.i, NULL, v);
 		else
 			for (size_t k = 0; k < a->n_kw; k++)
-				if (a->kw_name[k].n == name.n &&
-				    memcmp(a->kw_name[k].s, name.s, name.n) == 0)
+				if (span_same(a->kw_name[k], name))
 					v = a->kw[k];
 		if (v.type == V_UNDEF)
 			jinja_fail(j,

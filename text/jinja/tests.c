@@ -101,7 +101,7 @@ same(Jinja *j, Val a, Val b)
 		return a.f == b.f;
 	case V_STR:
 		jinja_step(j, a.s.n < b.s.n ? a.s.n : b.s.n);
-		return a.s.n == b.s.n && memcmp(a.s.s, b.s.s, a.s.n) == 0;
+		return span_same(a.s, b.s);
 	default:
 		return a.l == b.l;
 	}

@@ -57,6 +57,12 @@ span_is(ByteSpan s, const char *text)
 	return s.n == strlen(text) && memcmp(s.s, text, s.n) == 0;
 }
 
+bool
+span_same(ByteSpan a, ByteSpan b)
+{
+	return a.n == b.n && (a.s == b.s || memcmp(a.s, b.s, a.n) == 0);
+}
+
 void
 buf_add(Jinja *j, Buf *b, const char *s, size_t n)
 {
@@ -296,7 +302,7 @@ val_equal(Jinja *j, Val a, Val b)
 		return true;
 	case V_STR:
 		jinja_step(j, a.s.n < b.s.n ? a.s.n : b.s.n);
-		return a.s.n == b.s.n && (a.s.s == b.s.s || memcmp(a.s.s, b.s.s, a.s.n) == 0);
+		return span_same(a.s, b.s);
 	case V_LIST:
 	case V_TUPLE:
 		if (a.l == b.l)
