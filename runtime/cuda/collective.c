@@ -79,8 +79,7 @@ by_nccl(CudaSession *c, const CudaStep *k, int64_t rows, llmc_error *err)
 		g.stride = g.n * most;
 		float *to = c->window.gather + rank * g.stride;
 		CUDA_TRY(&c->m->dev,
-		         d->api.copy_on((CUdeviceptr)(uintptr_t)to,
-		                        (CUdeviceptr)(uintptr_t)(k->comm.x + g.at * own),
+		         d->api.copy_on(cuda_address(to), cuda_address(k->comm.x + g.at * own),
 		                        (size_t)(g.n * own) * sizeof(float), c->stream),
 		         "copying a rank's columns");
 		TRY(nccl_all_gather(c->group->nccl, rank, to, c->window.gather, g.stride, c->stream,

@@ -156,7 +156,7 @@ fill_step(Measure *m, const CudaStep *k, llmc_error *err)
 {
 	CudaDevice *d = &m->c->m->dev;
 	const Session *s = m->c->s;
-	CUdeviceptr from = (CUdeviceptr)(uintptr_t)k->call.a[m->p->p->w];
+	CUdeviceptr from = cuda_address(k->call.a[m->p->p->w]);
 	int64_t have = 2 * m->p->rows * m->p->cols;
 
 	for (int i = 0; i < k->step->n_arg; i++) {
@@ -170,9 +170,9 @@ fill_step(Measure *m, const CudaStep *k, llmc_error *err)
 		    plan_extent_elems(&a->extent, s->sym) * dtype_info(b->dtype)->block_bytes;
 		for (int64_t at = 0; b->dtype != DT_I32 && at < bytes; at += have)
 			CUDA_TRY(d,
-			         d->api.copy_on(
-			             (CUdeviceptr)(uintptr_t)k->call.a[i] + (CUdeviceptr)at, from,
-			             (size_t)(bytes - at < have ? bytes - at : have), m->c->stream),
+			         d->api.copy_on(cuda_address(k->call.a[i]) + (CUdeviceptr)at, from,
+			                        (size_t)(bytes - at < have ? bytes - at : have),
+			                        m->c->stream),
 			         "preparing to measure GEMMs");
 	}
 	return LLMC_OK;
@@ -186,7 +186,7 @@ set_step(Measure *m, int32_t rows, llmc_error *err)
 
 	cuda_symbols(m->c, m->sym, rows, 0, 1, 0);
 	/* pageable memory: the driver has read it when the call returns */
-	CUDA_TRY(d, d->api.copy_up((CUdeviceptr)(uintptr_t)m->c->st.s_n, n, sizeof n, m->c->stream),
+	CUDA_TRY(d, d->api.copy_up(cuda_address(m->c->st.s_n), n, sizeof n, m->c->stream),
 	         "preparing to measure GEMMs");
 	return LLMC_OK;
 }
@@ -294,8 +294,8 @@ measure_all(CudaSession *c, llmc_error *err)
 		if (m.p->desc)
 			status = measure(&m, err);
 	}
-	if (status == LLMC_OK && (r = d->api.set8((CUdeviceptr)(uintptr_t)c->st.s_n, 0,
-	                                          4 * sizeof(int), c->stream)) != CU_OK)
+	if (status == LLMC_OK &&
+	    (r = d->api.set8(cuda_address(c->st.s_n), 0, 4 * sizeof(int), c->stream)) != CU_OK)
 		status = cuda_error(d, r, err, "clearing the step");
 	CUDA_RELEASE(d->api.event_destroy(m.from));
 	if (m.to)

@@ -5,12 +5,6 @@
 
 #include <string.h>
 
-static CUdeviceptr
-address(const void *p)
-{
-	return (CUdeviceptr)(uintptr_t)p;
-}
-
 /* Latch the error of a void call; the next step returns it. */
 static void
 latch_error(CudaSession *c, CUresult r, const char *what)
@@ -40,10 +34,11 @@ page_clear(void *user, void *at, size_t bytes, size_t stride, int n)
 	if (!enter_quietly(c))
 		return;
 	if (n > 1 && stride <= INT32_MAX) /* the largest pitch that a GPU accepts */
-		r = api->set8_rows(address(at), stride, 0, bytes, (size_t)n, c->stream);
+		r = api->set8_rows(cuda_address(at), stride, 0, bytes, (size_t)n, c->stream);
 	else
 		for (int i = 0; i < n && r == CU_OK; i++)
-			r = api->set8(address(at) + (CUdeviceptr)i * stride, 0, bytes, c->stream);
+			r = api->set8(cuda_address(at) + (CUdeviceptr)i * stride, 0, bytes,
+			              c->stream);
 	latch_error(c, r, "clearing KV pages");
 	cuda_leave(&c->m->dev);
 }
@@ -82,7 +77,7 @@ page_free(void *user, void *mem, size_t bytes)
 
 	(void)bytes;
 	if (mem && enter_quietly(c)) {
-		CUDA_RELEASE(c->m->dev.api.mem_free(address(mem)));
+		CUDA_RELEASE(c->m->dev.api.mem_free(cuda_address(mem)));
 		cuda_leave(&c->m->dev);
 	}
 }
@@ -93,8 +88,10 @@ page_copy(void *user, void *to, const void *from, size_t bytes)
 	CudaSession *c = user;
 
 	if (enter_quietly(c)) {
-		latch_error(c, c->m->dev.api.copy_on(address(to), address(from), bytes, c->stream),
-		            "copying KV pages");
+		latch_error(
+		    c,
+		    c->m->dev.api.copy_on(cuda_address(to), cuda_address(from), bytes, c->stream),
+		    "copying KV pages");
 		cuda_leave(&c->m->dev);
 	}
 }
@@ -106,7 +103,7 @@ page_read(void *user, void *host, const void *at, size_t bytes)
 
 	memset(host, 0, bytes);
 	if (enter_quietly(c)) {
-		latch_error(c, c->m->dev.api.copy_down(host, address(at), bytes, c->stream),
+		latch_error(c, c->m->dev.api.copy_down(host, cuda_address(at), bytes, c->stream),
 		            "saving KV pages");
 		latch_error(c, c->m->dev.api.stream_sync(c->stream), "saving KV pages");
 		cuda_leave(&c->m->dev);
@@ -120,7 +117,7 @@ page_write(void *user, void *at, const void *host, size_t bytes)
 	CudaSession *c = user;
 
 	if (enter_quietly(c)) {
-		latch_error(c, c->m->dev.api.copy_up(address(at), host, bytes, c->stream),
+		latch_error(c, c->m->dev.api.copy_up(cuda_address(at), host, bytes, c->stream),
 		            "restoring KV pages");
 		cuda_leave(&c->m->dev);
 	}
@@ -207,7 +204,7 @@ copies_out(void *user, void *host, const void *at, size_t bytes)
 	CudaSession *c = user;
 
 	if (enter_quietly(c)) {
-		latch_error(c, c->m->dev.api.copy_down(host, address(at), bytes, c->copies),
+		latch_error(c, c->m->dev.api.copy_down(host, cuda_address(at), bytes, c->copies),
 		            "copying KV pages to the host");
 		cuda_leave(&c->m->dev);
 	}
@@ -219,7 +216,7 @@ copies_in(void *user, void *at, const void *host, size_t bytes)
 	CudaSession *c = user;
 
 	if (enter_quietly(c)) {
-		latch_error(c, c->m->dev.api.copy_up(address(at), host, bytes, c->copies),
+		latch_error(c, c->m->dev.api.copy_up(cuda_address(at), host, bytes, c->copies),
 		            "copying KV pages from the host");
 		cuda_leave(&c->m->dev);
 	}

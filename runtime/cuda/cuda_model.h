@@ -24,6 +24,12 @@ typedef struct CudaModel {
 	Nccl *nccl;
 } CudaModel;
 
+static inline CUdeviceptr
+cuda_address(const void *p)
+{
+	return (CUdeviceptr)(uintptr_t)p;
+}
+
 /* cuda_model.c: as the members of Device */
 llmc_status cuda_model_open(const Plan *plan, const RuntimeOptions *opt, Weights *weights,
                             void **out, RuntimeTimes *times, llmc_error *err);

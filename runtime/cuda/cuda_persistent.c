@@ -42,13 +42,12 @@ cuda_persistent_bind(CudaSession *c, llmc_error *err)
 			t->call.s.rows = c->bucket[b];
 		}
 	/* pageable memory: the driver has read it when the call returns */
-	CUresult r = d->api.copy_up((CUdeviceptr)(uintptr_t)c->task, list, LISTS * n * sizeof *list,
-	                            c->stream);
+	CUresult r =
+	    d->api.copy_up(cuda_address(c->task), list, LISTS * n * sizeof *list, c->stream);
 	free(list);
 	CUDA_TRY(d, r, "copying the tasks of decode steps to the GPU");
 	CUDA_TRY(d,
-	         d->api.set8((CUdeviceptr)(uintptr_t)c->task_count, 0, n * sizeof *c->task_count,
-	                     c->stream),
+	         d->api.set8(cuda_address(c->task_count), 0, n * sizeof *c->task_count, c->stream),
 	         "clearing counters");
 	return LLMC_OK;
 }

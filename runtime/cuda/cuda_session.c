@@ -8,12 +8,6 @@
 
 enum { ALIGN = 256 };
 
-static CUdeviceptr
-address(const void *p)
-{
-	return (CUdeviceptr)(uintptr_t)p;
-}
-
 llmc_status
 cuda_session_enter(Session *s, llmc_error *err)
 {
@@ -58,7 +52,7 @@ lay_out_state(CudaSession *c, const Session *s, CUdeviceptr base)
 		            .vocab = (int)p->vocab,
 		            .max_out = c->max_out };
 	st->note_stride = (int)((size_t)s->sym[SYM_n_seq] * sizeof(llmc_note_row));
-	c->block_to = address(bump(&b, s->block_bytes, 1));
+	c->block_to = cuda_address(bump(&b, s->block_bytes, 1));
 	for (int i = 0; i < p->n_rope && i < LLMC_MAX_ROPE; i++) {
 		const PlanRope *r = &p->rope[i];
 		st->rope[i] =
@@ -324,20 +318,23 @@ clear(CudaSession *c, llmc_error *err)
 		const PlanBuffer *b = &s->plan->buffer[i];
 		int64_t n = b->dtype == DT_I32 ? plan_extent_elems(&b->extent, s->sym) : 0;
 		if (n > 0)
-			CUDA_TRY(
-			    d, d->api.set8(address(s->slot[b->slot]), 0, (size_t)n * 4, c->stream),
-			    "clearing counters");
+			CUDA_TRY(d,
+			         d->api.set8(cuda_address(s->slot[b->slot]), 0, (size_t)n * 4,
+			                     c->stream),
+			         "clearing counters");
 	}
 	/* row_done, all_done and count are contiguous */
 	CUDA_TRY(d,
-	         d->api.set8(address(st->row_done), 0,
-	                     (size_t)(address(st->now) - address(st->row_done)) + 4, c->stream),
+	         d->api.set8(cuda_address(st->row_done), 0,
+	                     (size_t)(cuda_address(st->now) - cuda_address(st->row_done)) + 4,
+	                     c->stream),
 	         "clearing counters");
 	CUDA_TRY(d, d->api.set8(c->block_to, 0, (size_t)s->block_bytes, c->stream),
 	         "clearing the step");
-	CUDA_TRY(
-	    d, d->api.set8(address(st->slot), 0, (size_t)s->lim.seqs * sizeof *st->slot, c->stream),
-	    "clearing the step");
+	CUDA_TRY(d,
+	         d->api.set8(cuda_address(st->slot), 0, (size_t)s->lim.seqs * sizeof *st->slot,
+	                     c->stream),
+	         "clearing the step");
 	return cuda_window_clear(c, err);
 }
 

@@ -161,20 +161,19 @@ cuda_upload_freq(CudaSession *c, llmc_error *err)
 		/* pageable memory: the driver has read it when the call returns */
 		if (c->n_freq)
 			CUDA_TRY(d,
-			         d->api.copy_up(
-			             (CUdeviceptr)(uintptr_t)(c->st.freq + (int64_t)q * c->n_freq),
-			             c->freq, (size_t)c->n_freq * sizeof *c->freq, c->stream),
+			         d->api.copy_up(cuda_address(c->st.freq + (int64_t)q * c->n_freq),
+			                        c->freq, (size_t)c->n_freq * sizeof *c->freq,
+			                        c->stream),
 			         "copying rotary frequencies to the GPU");
 		if (s->plan->n_rope)
-			CUDA_TRY(
-			    d,
-			    d->api.copy_up((CUdeviceptr)(uintptr_t)(c->st.factor +
-			                                            (int64_t)q * s->plan->n_rope),
-			                   st->factor, (size_t)s->plan->n_rope * sizeof *st->factor,
-			                   c->stream),
-			    "copying rotary frequencies to the GPU");
+			CUDA_TRY(d,
+			         d->api.copy_up(
+			             cuda_address(c->st.factor + (int64_t)q * s->plan->n_rope),
+			             st->factor, (size_t)s->plan->n_rope * sizeof *st->factor,
+			             c->stream),
+			         "copying rotary frequencies to the GPU");
 		CUDA_TRY(d,
-		         d->api.copy_up((CUdeviceptr)(uintptr_t)(c->adapter + q), &s->adapter[q],
+		         d->api.copy_up(cuda_address(c->adapter + q), &s->adapter[q],
 		                        sizeof *s->adapter, c->stream),
 		         "setting a sequence's adapter on the GPU");
 		st->fresh = false;
@@ -403,7 +402,7 @@ probe(CudaSession *c, const CudaStep *k, llmc_error *err)
 		void *host = n ? malloc(n * sizeof(float)) : NULL;
 		if (!host)
 			continue;
-		CUdeviceptr at = (CUdeviceptr)(uintptr_t)session_argument(s, &k->step->arg[m->arg]);
+		CUdeviceptr at = cuda_address(session_argument(s, &k->step->arg[m->arg]));
 		CUresult r = d->api.copy_down(host, at, bytes, c->stream);
 		if (r == CU_OK)
 			r = d->api.stream_sync(c->stream);
@@ -627,7 +626,7 @@ forward(CudaSession *c, int phase, const float **logits, llmc_error *err)
 	TRY(cuda_stage_fetch(c, err));
 	if ((logits || last) && s->size->n_out)
 		CUDA_TRY(d,
-		         d->api.copy_down(c->logits, (CUdeviceptr)(uintptr_t)c->st.logits,
+		         d->api.copy_down(c->logits, cuda_address(c->st.logits),
 		                          (size_t)s->size->n_out * (size_t)plan_out_width(s->plan) *
 		                              sizeof *c->logits,
 		                          c->stream),

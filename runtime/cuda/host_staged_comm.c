@@ -112,14 +112,14 @@ cuda_host_comm_launch(CudaSession *c, CudaStep *k, int64_t rows, llmc_error *err
 		return LLMC_OK;
 	k->of = c;
 	CUDA_TRY(d,
-	         d->api.copy_down(c->comm_in, (CUdeviceptr)(uintptr_t)k->comm.x,
+	         d->api.copy_down(c->comm_in, cuda_address(k->comm.x),
 	                          (size_t)send_floats(c, k, rows) * sizeof(float), c->stream),
 	         "copying a rank's terms from the GPU");
 	CUDA_TRY(d, d->api.host_func(c->stream, host_exchange, k),
 	         "queueing the exchange with other ranks");
 	if (k->step->op == OP_all_gather) {
 		CUDA_TRY(d,
-		         d->api.copy_up((CUdeviceptr)(uintptr_t)k->comm.y, c->comm_out,
+		         d->api.copy_up(cuda_address(k->comm.y), c->comm_out,
 		                        (size_t)all * sizeof(float), c->stream),
 		         "copying what ranks have joined to the GPU");
 		return LLMC_OK;
@@ -129,8 +129,8 @@ cuda_host_comm_launch(CudaSession *c, CudaStep *k, int64_t rows, llmc_error *err
 		g.n = (int)(all - g.at < room ? all - g.at : room);
 		g.stride = g.n;
 		CUDA_TRY(d,
-		         d->api.copy_up((CUdeviceptr)(uintptr_t)c->window.gather,
-		                        c->comm_out + g.at, (size_t)g.n * sizeof(float), c->stream),
+		         d->api.copy_up(cuda_address(c->window.gather), c->comm_out + g.at,
+		                        (size_t)g.n * sizeof(float), c->stream),
 		         "copying a sum of ranks to the GPU");
 		TRY(cuda_launch(
 		    c, c->m->add_ranks, "llmc_add_ranks",

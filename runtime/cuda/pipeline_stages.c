@@ -18,8 +18,7 @@ cuda_stage_bind(CudaSession *c, int phase, int i, llmc_error *err)
 		    "phase %s: %s is step %d, but input from the previous stage must be "
 		    "the first step on a GPU",
 		    c->s->plan->phase[phase].id, op_info[st->op].name, i);
-	c->stage_in[phase] =
-	    (CUdeviceptr)(uintptr_t)session_argument(c->s, &st->arg[ARG(stage_in, y)]);
+	c->stage_in[phase] = cuda_address(session_argument(c->s, &st->arg[ARG(stage_in, y)]));
 	return LLMC_OK;
 }
 
@@ -66,14 +65,13 @@ cuda_stage_fetch(CudaSession *c, llmc_error *err)
 	if (p->outputs_rows)
 		CUDA_TRY(d,
 		         d->api.copy_down(
-		             c->stage_out,
-		             (CUdeviceptr)(uintptr_t)c->s->slot[p->buffer[p->rows].slot],
+		             c->stage_out, cuda_address(c->s->slot[p->buffer[p->rows].slot]),
 		             (size_t)c->s->size->n_tok * (size_t)plan_rows_width(p) * sizeof(float),
 		             c->stream),
 		         "copying rows for a draft head from the GPU");
 	if (plan_hands_on(p))
 		CUDA_TRY(d,
-		         d->api.copy_down(c->stage_out, (CUdeviceptr)(uintptr_t)c->st.logits,
+		         d->api.copy_down(c->stage_out, cuda_address(c->st.logits),
 		                          stream_bytes(c->s), c->stream),
 		         "copying what the next stage gets from the GPU");
 	return LLMC_OK;

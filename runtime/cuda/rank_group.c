@@ -80,19 +80,19 @@ cuda_window_clear(CudaSession *c, llmc_error *err)
 	if (n < 2)
 		return LLMC_OK;
 	CUDA_TRY(d,
-	         d->api.set8((CUdeviceptr)(uintptr_t)c->window.epoch, 0,
-	                     LLMC_LANES * sizeof *c->window.epoch, c->stream),
+	         d->api.set8(cuda_address(c->window.epoch), 0, LLMC_LANES * sizeof *c->window.epoch,
+	                     c->stream),
 	         "clearing flags");
 	/* Zero the slots, because a gather may read more than was written: rows of a graph that the
 	 * step does not have, and padding of shares to the size of the largest. */
 	CUDA_TRY(d, d->api.set8(c->slots, 0, (size_t)session_lay_out_slots(c->s), c->stream),
 	         "clearing memory of ranks");
 	CUDA_TRY(d,
-	         d->api.set8((CUdeviceptr)(uintptr_t)c->window.gather, 0,
+	         d->api.set8(cuda_address(c->window.gather), 0,
 	                     n * (size_t)c->window.room * sizeof(float), c->stream),
 	         "clearing memory of ranks");
 	CUDA_TRY(d,
-	         d->api.set8((CUdeviceptr)(uintptr_t)c->window.flag, 0,
+	         d->api.set8(cuda_address(c->window.flag), 0,
 	                     n * LLMC_LANES * sizeof *c->window.flag, c->stream),
 	         "clearing flags");
 	return LLMC_OK;
@@ -228,8 +228,7 @@ map_peer_windows(CudaGroup *g, int rank, llmc_error *err)
 	p.end = (const unsigned *)(uintptr_t)word;
 	p.late = (unsigned *)(uintptr_t)(word + offsetof(GroupFlags, late) +
 	                                 (size_t)rank * sizeof g->word->late[0]);
-	CUDA_TRY(d,
-	         d->api.copy_up((CUdeviceptr)(uintptr_t)c->window.peers, &p, sizeof p, c->stream),
+	CUDA_TRY(d, d->api.copy_up(cuda_address(c->window.peers), &p, sizeof p, c->stream),
 	         "copying the ranks' addresses to GPU %d", d->number);
 	CUDA_TRY(d, d->api.stream_sync(c->stream), "copying the ranks' addresses to GPU %d",
 	         d->number);
@@ -286,7 +285,7 @@ run_trial(CommTrial *t, llmc_error *err)
 	const int n[4] = { (int)t->rows, (int)t->rows, (int)t->rows, (int)t->rows };
 
 	TRY(cuda_enter(d, err));
-	CUresult r = d->api.copy_up((CUdeviceptr)(uintptr_t)c->st.s_n, n, sizeof n, c->stream);
+	CUresult r = d->api.copy_up(cuda_address(c->st.s_n), n, sizeof n, c->stream);
 	r = r == CU_OK ? d->api.stream_sync(c->stream) : r;
 	llmc_status status =
 	    r == CU_OK ? LLMC_OK : cuda_error(d, r, err, "measuring messages between ranks");
@@ -298,7 +297,7 @@ run_trial(CommTrial *t, llmc_error *err)
 	t->seconds = clock_now() - from;
 	cuda_group_step(c, false);
 	if (status == LLMC_OK && r == CU_OK)
-		r = d->api.set8((CUdeviceptr)(uintptr_t)c->st.s_n, 0, sizeof n, c->stream);
+		r = d->api.set8(cuda_address(c->st.s_n), 0, sizeof n, c->stream);
 	if (status == LLMC_OK && r != CU_OK)
 		status = cuda_error(d, r, err, "measuring messages between ranks");
 	cuda_leave(d);

@@ -72,8 +72,8 @@ cuda_crossing_launch(CudaSession *c, CudaStep *k, int64_t rows, llmc_error *err)
 {
 	CudaDevice *d = &c->m->dev;
 	const bool back = k->step->op == OP_recv;
-	const CUdeviceptr at = (CUdeviceptr)(uintptr_t)session_argument(
-	    c->s, &k->step->arg[back ? ARG(recv, y) : ARG(send, x)]);
+	const CUdeviceptr at =
+	    cuda_address(session_argument(c->s, &k->step->arg[back ? ARG(recv, y) : ARG(send, x)]));
 	const size_t bytes = (size_t)(rows * width_of(k)) * sizeof(float);
 
 	k->of = c;
