@@ -6,6 +6,7 @@
 #include "base/file.h"
 #include "base/sized_struct.h"
 #include "runtime/engine/engine.h"
+#include "runtime/sample/sampler.h"
 
 _Static_assert((int)LLMC_KV_PAGE == (int)PLAN_KV_PAGE, "the public size of a page is the plan's");
 
@@ -258,20 +259,10 @@ llmc_session_stats(const llmc_session *s, llmc_stats *out)
 	SIZED_GIVE(out, all);
 }
 
-/* Copy the caller's parameters; a caller built with an older header passes a shorter struct. */
-static llmc_params
-params_now(const llmc_params *p)
-{
-	llmc_params all = LLMC_INIT(llmc_params);
-
-	SIZED_TAKE(all, p);
-	return all;
-}
-
 bool
 llmc_can_sample(const llmc_session *s, const llmc_params *p)
 {
-	llmc_params all = params_now(p);
+	llmc_params all = sampler_params(p);
 
 	return session_can_sample(s->s, &all);
 }
@@ -280,7 +271,7 @@ llmc_status
 llmc_sample_params(llmc_session *s, llmc_seq q, const llmc_params *p, const int32_t *prompt,
                    size_t n_prompt, llmc_error *err)
 {
-	llmc_params all = params_now(p);
+	llmc_params all = sampler_params(p);
 
 	if (!session_can_sample(s->s, &all))
 		return error_set(err, LLMC_E_RANGE,

@@ -443,7 +443,6 @@ llmc_status tokenize_alloc(const llmc_tokenizer *t, const char *text, size_t n_b
                            int32_t **ids, size_t *n, llmc_error *err);
 llmc_status chat_alloc(const llmc_tokenizer *t, const char *messages, const char *options,
                        char **text, size_t *n, llmc_error *err);
-double now(void); /* seconds, monotonic */
 /* Print quoted and escaped; invalid UTF-8 becomes U+FFFD. */
 void json_text(FILE *f, const char *s, size_t n);
 

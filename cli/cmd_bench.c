@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/number.h"
 #include "cli/cli.h"
 
@@ -70,14 +71,14 @@ decode_ahead(Bench *b, int32_t batch, int32_t n, double *took, llmc_error *err)
 			s = llmc_take_sampled(b->s, id, NULL, err);
 			for (int32_t k = 0; k < batch; k++)
 				c[k].tok = NULL;
-			t0 = now();
+			t0 = clock_now();
 		}
 		if (interrupted())
 			s = LLMC_E_CANCELLED;
 	}
 	if (s == LLMC_OK)
 		s = llmc_take_sampled(b->s, id, NULL, err);
-	*took = now() - t0;
+	*took = clock_now() - t0;
 	return s;
 }
 
@@ -104,7 +105,7 @@ decode(Bench *b, int32_t batch, int32_t n, bool last, double *took, llmc_error *
 	if (llmc_can_sample(b->s, NULL)) {
 		s = decode_ahead(b, batch, n, took, err);
 	} else {
-		double t0 = now();
+		double t0 = clock_now();
 		for (int32_t i = 0; s == LLMC_OK && i < n; i++) {
 			for (int32_t k = 0; k < batch; k++)
 				c[k] = (llmc_chunk){ .seq = b->seq[k],
@@ -115,7 +116,7 @@ decode(Bench *b, int32_t batch, int32_t n, bool last, double *took, llmc_error *
 			if (interrupted())
 				s = LLMC_E_CANCELLED;
 		}
-		*took = now() - t0;
+		*took = clock_now() - t0;
 	}
 	return s == LLMC_OK && b->ops && last ? decode_ops(b, batch, err) : s;
 }
@@ -151,9 +152,9 @@ one_prefill(Bench *b, int32_t n, bool last, double *took, llmc_error *err)
 
 	if (s != LLMC_OK)
 		return s;
-	double t0 = now();
+	double t0 = clock_now();
 	s = prefill(b, q, n, err);
-	*took = now() - t0;
+	*took = clock_now() - t0;
 	b->n_op = 0;
 	if (s == LLMC_OK && b->ops && last)
 		s = llmc_op_times(b->s, keep_op, b, err);
@@ -503,10 +504,10 @@ bench(int argc, char **argv)
 	if (code)
 		return code;
 	interrupt_install();
-	double t0 = now();
+	double t0 = clock_now();
 	llmc_status s = open_model(&a.c, a.path, false, &m, &err);
 	if (s == LLMC_OK)
-		s = bench_model(&b, &a, m, now() - t0, &err);
+		s = bench_model(&b, &a, m, clock_now() - t0, &err);
 	free(b.tok);
 	free(b.logits);
 	llmc_session_close(b.s);

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "cli/cli.h"
 
 static void
@@ -119,7 +120,7 @@ compile(int argc, char **argv)
 	o.dump_out = dump ? &dumped : NULL;
 	o.log = log_to_stderr;
 	o.log_user = &quiet;
-	double t0 = now();
+	double t0 = clock_now();
 	llmc_status s = model_path(&args[0], quiet || json, &err);
 	if (s == LLMC_OK)
 		s = llmc_compile(args[0], out ? out : dir, &o, &err);
@@ -140,9 +141,9 @@ compile(int argc, char **argv)
 	} else if (json) {
 		printf("{\"artifact\":");
 		json_text(stdout, out ? out : dir, strlen(out ? out : dir));
-		printf(",\"seconds\":%.3f}\n", now() - t0);
+		printf(",\"seconds\":%.3f}\n", clock_now() - t0);
 	} else if (!quiet) {
-		printf("%s: compiled in %.2f s\n", out ? out : dir, now() - t0);
+		printf("%s: compiled in %.2f s\n", out ? out : dir, clock_now() - t0);
 	}
 	return 0;
 }

@@ -9,6 +9,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/wakeup.h"
 #include "cli/serve_options.h"
 
@@ -456,8 +457,8 @@ serve_until_stopped(ServeSession *v)
 			        "%.0f s more; signal again to skip\n",
 			        (double)a->leave_s);
 		llmc_serve_drain(v->s);
-		for (double end = now() + (double)a->leave_s;
-		     now() < end && !stopped(&v->log, v->s, a->so.keys, 50);)
+		for (double end = clock_now() + (double)a->leave_s;
+		     clock_now() < end && !stopped(&v->log, v->s, a->so.keys, 50);)
 			;
 	}
 	if (!a->c.quiet)
@@ -466,7 +467,7 @@ serve_until_stopped(ServeSession *v)
 		    "llmc: stopping: running requests have %.0f s; signal again to stop at once\n",
 		    (double)a->drain_s);
 	llmc_serve_stop(v->s);
-	for (double end = now() + (double)a->drain_s; !llmc_serve_wait(v->s, 50) && now() < end;)
+	for (double end = clock_now() + (double)a->drain_s; !llmc_serve_wait(v->s, 50) && clock_now() < end;)
 		if (stopped(&v->log, v->s, a->so.keys, 0))
 			return EXIT_INTERRUPTED;
 	return 0;

@@ -310,15 +310,6 @@ interrupted(void)
 	return n_interrupts > 0;
 }
 
-double
-now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 bool
 write_npy(const char *path, const float *x, size_t rows, size_t cols)
 {

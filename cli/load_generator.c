@@ -4,6 +4,7 @@
  * A connection writes its request and reads status line, headers and body. The body is chunked, of
  * a given length, or ends with the connection. A streamed response consists of lines "data: {...}",
  * each a part of the output with the time of its arrival. */
+#include "base/clock.h"
 #include "cli/load_generator.h"
 
 #include <errno.h>
@@ -103,7 +104,7 @@ finish(LoadRun *l, LoadConn *c, const char *error)
 {
 	LoadRequest *r = c->r;
 
-	r->end = now() - l->t0;
+	r->end = clock_now() - l->t0;
 	if (error && !r->error[0])
 		snprintf(r->error, sizeof r->error, "%s", error);
 	r->ok = !r->error[0] && r->status == 200 && r->n_token > 0;
@@ -150,7 +151,7 @@ start(LoadRun *l, LoadRequest *r, char why[200])
 	c->next = l->live;
 	l->live = c;
 	l->running++;
-	r->sent = now() - l->t0;
+	r->sent = clock_now() - l->t0;
 	r->new_tokens = r->prompt_tokens = -1;
 	if (!c->out) {
 		finish(l, c, "out of memory");
@@ -204,7 +205,7 @@ take_json(LoadRun *l, LoadRequest *r, const char *text, size_t n)
 				r->cap = cap;
 			}
 		}
-		double at = now() - l->t0;
+		double at = clock_now() - l->t0;
 		if (r->n_token == 0)
 			r->first = at;
 		r->last = at;
@@ -407,7 +408,7 @@ writable(LoadRun *l, LoadConn *c)
 static void
 expire(LoadRun *l, bool all)
 {
-	double t = now() - l->t0;
+	double t = clock_now() - l->t0;
 
 	for (LoadConn *c = l->live, *next; c; c = next) {
 		next = c->next;
@@ -420,7 +421,7 @@ char *
 load_get(const LoadTarget *t, const char *path, const char *api_key, double timeout, char why[200])
 {
 	static const double MOST_S = 20;
-	const double most = timeout < MOST_S ? timeout : MOST_S, begun = now();
+	const double most = timeout < MOST_S ? timeout : MOST_S, begun = clock_now();
 	struct addrinfo hint = { .ai_socktype = SOCK_STREAM }, *addr = NULL;
 	struct timeval limit = { .tv_sec = (time_t)most,
 		                 .tv_usec = 1000 + (long)(900e3 * (most - floor(most))) };
@@ -455,7 +456,7 @@ load_get(const LoadTarget *t, const char *path, const char *api_key, double time
 			break;
 		size += (size_t)k;
 		text[size] = 0;
-		if ((late = now() - begun > most))
+		if ((late = clock_now() - begun > most))
 			break;
 	}
 	if (late)
@@ -498,9 +499,9 @@ load_run(const LoadOptions *o, LoadRequest *r, size_t n, double *took, char why[
 	fine = l.poller >= 0;
 	if (!fine)
 		snprintf(why, 200, "the load generator could not be started: %s", strerror(errno));
-	l.t0 = now();
+	l.t0 = clock_now();
 	while (fine && l.done < n) {
-		double t = now() - l.t0;
+		double t = clock_now() - l.t0;
 		while (fine && sent < n &&
 		       (o->clients ? l.running < (size_t)o->clients : r[sent].at <= t))
 			fine = start(&l, &r[sent++], why);
@@ -523,7 +524,7 @@ load_run(const LoadOptions *o, LoadRequest *r, size_t n, double *took, char why[
 			break;
 	}
 	expire(&l, true);
-	*took = now() - l.t0;
+	*took = clock_now() - l.t0;
 	if (l.poller >= 0)
 		close(l.poller);
 	freeaddrinfo(l.addr);

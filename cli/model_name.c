@@ -6,6 +6,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "cli/cli.h"
 
 /* Progress of one pull */
@@ -33,7 +34,7 @@ columns(void)
 static void
 measure(ProgressBar *b, const llmc_pull_state *st)
 {
-	const double at = now(), dt = at - b->measured;
+	const double at = clock_now(), dt = at - b->measured;
 
 	if (dt < 0.2)
 		return;
@@ -61,9 +62,9 @@ draw(ProgressBar *b, const llmc_pull_state *st)
 	char done[32], total[32], rate[32], left[32] = "", cells[BAR_CELLS + 1], line[512];
 	double share = st->total_bytes > 0 ? (double)st->bytes / (double)st->total_bytes : 0;
 
-	if (now() - b->drawn < 0.1)
+	if (clock_now() - b->drawn < 0.1)
 		return;
-	b->drawn = now();
+	b->drawn = clock_now();
 	if (st->note || !st->total_bytes) {
 		progress("%.*s", columns() - 1,
 		         st->note ? st->note : "requesting the list of files");
@@ -111,7 +112,7 @@ model_pull(const char *name, bool update, bool quiet, char path[PATH_MAX], llmc_
 {
 	llmc_pull_options o = LLMC_INIT(llmc_pull_options);
 	ProgressBar b = {
-		.name = name, .quiet = quiet, .tty = isatty(STDERR_FILENO), .begun = now()
+		.name = name, .quiet = quiet, .tty = isatty(STDERR_FILENO), .begun = clock_now()
 	};
 	struct sigaction sigint, sigterm;
 	size_t need;
@@ -128,7 +129,7 @@ model_pull(const char *name, bool update, bool quiet, char path[PATH_MAX], llmc_
 	sigaction(SIGTERM, &sigterm, NULL);
 	progress_end();
 	if (s == LLMC_OK && b.downloaded && b.tty && !quiet)
-		fprintf(stderr, "%s: downloaded in %.1f s\n", name, now() - b.begun);
+		fprintf(stderr, "%s: downloaded in %.1f s\n", name, clock_now() - b.begun);
 	return s;
 }
 

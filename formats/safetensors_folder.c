@@ -30,12 +30,6 @@ st_index_names(Safetensors *s, llmc_error *err)
 	return error_set(err, LLMC_E_INPUT, "tensor %s is in both %s and %s", text.s, one, other);
 }
 
-static int
-by_text(const void *x, const void *y)
-{
-	return strcmp(*(const char *const *)x, *(const char *const *)y);
-}
-
 /* Collects the files that an index names, sorted and each once. */
 static llmc_status
 index_files(Safetensors *s, const char *path, const json_t *weight_map, const char ***out,
@@ -56,7 +50,7 @@ index_files(Safetensors *s, const char *path, const json_t *weight_map, const ch
 		file[n++] = name;
 	}
 	if (n > 1)
-		qsort(file, n, sizeof *file, by_text);
+		qsort(file, n, sizeof *file, text_order);
 	for (size_t i = 0; i < n; i++)
 		if (kept == 0 || strcmp(file[kept - 1], file[i]) != 0)
 			file[kept++] = file[i];

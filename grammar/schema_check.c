@@ -9,16 +9,6 @@
 
 enum { MAX_CHECK_DEPTH = 60, MAX_CHECKS = 200000 };
 
-static size_t
-characters(const char *s, size_t n)
-{
-	size_t k = 0;
-
-	for (size_t i = 0; i < n; i++)
-		k += ((unsigned char)s[i] & 0xC0) != 0x80;
-	return k;
-}
-
 bool
 schema_equal(const json_t *a, const json_t *b)
 {
@@ -106,7 +96,7 @@ string_fits(Schema *s, const char *text, size_t n, const json_t *o, const Path *
 	const json_t *v,
 	    *list[] = { json_object_get(o, MORE_PATTERNS), json_object_get(o, NOT_PATTERNS) };
 	const json_t *pattern = json_object_get(o, "pattern");
-	size_t i, length = characters(text, n);
+	size_t i, length = utf8_count(text, n);
 
 	if (!bound(o, "minLength", (double)length, 1, false) ||
 	    !bound(o, "maxLength", (double)length, -1, false))

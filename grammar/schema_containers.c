@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/text.h"
 #include "base/utf8.h"
 #include "grammar/schema.h"
 
@@ -223,12 +224,6 @@ is_known(const NameSet *names, size_t first, const char *name)
 	return false;
 }
 
-static int
-by_text(const void *a, const void *b)
-{
-	return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
 /* Matches a key that is not listed. */
 static Expr *
 other_key(Schema *s, NameSet *names)
@@ -242,7 +237,7 @@ other_key(Schema *s, NameSet *names)
 		return json_any_string(b);
 	if (longest > 1000)
 		build_fail(b, "schema: a property name of %zu bytes is too long", longest);
-	qsort(names->v, names->n, sizeof *names->v, by_text);
+	qsort(names->v, names->n, sizeof *names->v, text_order);
 	return expr_seq(b, 2, expr_text(b, "\""), name_except(s, names->v, names->n, 0));
 }
 
