@@ -5,6 +5,7 @@
 #include <stdatomic.h>
 
 #include "base/clock.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "compiler/compile.h"
 #include "plan/target.h"
@@ -160,9 +161,12 @@ void artifact_seal(const char *artifact, const TrustPlans *t, const char *const 
 bool artifact_sources_sealed(const char *artifact, const TrustPlans *t, Arena *a);
 bool artifact_built_sealed(const char *artifact, const char *name, Arena *a);
 
+/* Read a JSON file of a checkpoint's folder. NULL: there is none, or it is no JSON. The arena owns
+ * the tree; arena_done releases it earlier. */
+json_t *folder_json(const char *folder, const char *name, Arena *a);
 /* Read the sampling advice of a checkpoint, a GGUF or a folder. It stays empty if there is none or
  * it cannot be read. */
-void advice_read(const char *path, llmc_advice *out);
+void advice_read(const char *path, Arena *a, llmc_advice *out);
 /* Read the prompts of an embedding model in a folder of sentence-transformers; none otherwise. */
 void prompts_read(const char *folder, Arena *a, InputPrompts *out);
 /* Read the names of n labels from a folder or a GGUF file; NULL: neither, so the names are

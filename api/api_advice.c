@@ -1,11 +1,9 @@
 /* Sampling that the authors of a model advise, from the files of its checkpoint. */
-#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "api/api.h"
 #include "base/file.h"
-#include "base/json.h"
 #include "base/number.h"
 #include "base/sized_struct.h"
 #include "formats/gguf.h"
@@ -44,17 +42,12 @@ advise(llmc_advice *a, const char *name, double value)
 
 /* transformers samples only with do_sample, at temperature 1 unless another is given. */
 static void
-read_generation(const char *path, llmc_advice *a)
+read_generation(const json_t *j, llmc_advice *a)
 {
 	static const char *const keys[] = { "temperature", "top_k",     "top_p",
 		                            "min_p",       "typical_p", "repetition_penalty" };
-	Strbuf text = { 0 };
-	json_t *j = file_read(path, (size_t)1 << 20, &text, NULL) == LLMC_OK
-	                ? json_parse(strbuf_str(&text), text.len, 0, NULL, NULL)
-	                : NULL;
 	const json_t *sample = json_object_get(j, "do_sample");
 
-	strbuf_release(&text);
 	if (json_is_true(sample) && !json_is_number(json_object_get(j, "temperature")))
 		advise(a, "temperature", 1);
 	for (size_t i = 0; !json_is_false(sample) && i < sizeof keys / sizeof *keys; i++) {
@@ -62,7 +55,6 @@ read_generation(const char *path, llmc_advice *a)
 		if (json_is_number(v))
 			advise(a, keys[i], json_number_value(v));
 	}
-	json_decref(j);
 	snprintf(a->source, sizeof a->source, "generation_config.json");
 }
 
@@ -96,16 +88,15 @@ read_gguf(const char *path, llmc_advice *a)
 }
 
 void
-advice_read(const char *path, llmc_advice *out)
+advice_read(const char *path, Arena *a, llmc_advice *out)
 {
-	char file[PATH_MAX];
-
 	*out = LLMC_INIT(llmc_advice);
 	out->params.size = sizeof out->params;
 	if (file_is_dir(path)) {
-		int n = snprintf(file, sizeof file, "%s/generation_config.json", path);
-		if (n > 0 && (size_t)n < sizeof file)
-			read_generation(file, out);
+		json_t *j = folder_json(path, "generation_config.json", a);
+		read_generation(j, out);
+		if (j)
+			arena_done(a, j);
 	} else {
 		read_gguf(path, out);
 	}

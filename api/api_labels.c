@@ -1,30 +1,20 @@
 /* Names of a classifier's labels: id2label of config.json, or classifier.output_labels of a GGUF.
  */
-#include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "api/api.h"
 #include "base/file.h"
-#include "base/json.h"
 #include "formats/gguf.h"
 
 static void
 from_config(const char *folder, Arena *a, Labels *out)
 {
-	char file[PATH_MAX];
-	Strbuf text = { 0 };
 	const char *key, *type;
-	json_t *v;
-	int n = snprintf(file, sizeof file, "%s/config.json", folder);
+	json_t *v, *j = folder_json(folder, "config.json", a);
 
-	if (n <= 0 || (size_t)n >= sizeof file || !file_exists(file))
+	if (!j)
 		return;
-	json_t *j = file_read(file, (size_t)1 << 24, &text, NULL) == LLMC_OK
-	                ? json_parse(strbuf_str(&text), text.len, 0, NULL, NULL)
-	                : NULL;
-	strbuf_release(&text);
 	json_object_foreach (json_object_get(j, "id2label"), key, v) {
 		char *end;
 		const long i = strtol(key, &end, 10);
@@ -33,7 +23,7 @@ from_config(const char *folder, Arena *a, Labels *out)
 	}
 	type = json_string_value(json_object_get(j, "problem_type"));
 	out->several = type && strcmp(type, "multi_label_classification") == 0;
-	json_decref(j);
+	arena_done(a, j);
 }
 
 static void
@@ -44,6 +34,7 @@ from_gguf(const char *path, Arena *a, Labels *out)
 
 	if (gguf_open(path, &g, NULL) != LLMC_OK)
 		return;
+	gguf_hold(a, g);
 	if (gguf_str(g, "general.architecture", &arch)) {
 		const char *key = arena_printf(a, "%.*s.classifier.output_labels",
 		                               (int)(arch.n < 100 ? arch.n : 100), arch.s);
@@ -51,7 +42,7 @@ from_gguf(const char *path, Arena *a, Labels *out)
 			if (gguf_arr_str(g, key, i, &s))
 				out->name[i] = arena_strndup(a, s.s, s.n);
 	}
-	gguf_close(g);
+	arena_done(a, g);
 }
 
 void

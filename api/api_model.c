@@ -405,7 +405,7 @@ open_tokenizer(llmc_model *m, SourceKind kind, const char *source, const llmc_op
 		slash = strrchr(path, '/');
 		*slash = 0; /* the path is absolute, so it has a slash */
 	}
-	advice_read(path, &m->advice);
+	advice_read(path, &m->arena, &m->advice);
 	prompts_read(path, &m->arena, &m->prompts);
 	labels_read(path, n_label, &m->arena, &m->labels);
 	llmc_status s = tokenizer_open(path, &m->tokenizer, &absent, &why);

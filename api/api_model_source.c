@@ -23,6 +23,20 @@ has_file(const char *dir, const char *name)
 	return n > 0 && (size_t)n < sizeof path && file_exists(path);
 }
 
+json_t *
+folder_json(const char *folder, const char *name, Arena *a)
+{
+	enum { MAX_BYTES = 16 << 20 };
+	Strbuf *text = arena_strbuf(a);
+
+	if (!has_file(folder, name) ||
+	    file_read(arena_printf(a, "%s/%s", folder, name), MAX_BYTES, text, NULL) != LLMC_OK)
+		return NULL;
+	json_t *tree = json_read(a, strbuf_str(text), text->len, 0, NULL);
+	strbuf_release(text);
+	return tree;
+}
+
 /* Find the entry of the path's folder that is nearest to its last part, or a description of that
  * name in configs/. False: none. */
 static bool

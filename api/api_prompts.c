@@ -1,32 +1,15 @@
 /* Prompts of an embedding model: what its authors put before an input of each kind. */
-#include <limits.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "api/api.h"
 #include "base/file.h"
-#include "base/json.h"
-
-/* Read a JSON file of the folder. NULL: there is none, or it cannot be read. */
-static json_t *
-json_of(const char *folder, const char *name, Arena *a)
-{
-	char file[PATH_MAX];
-	Strbuf *text = arena_strbuf(a);
-	int n = snprintf(file, sizeof file, "%s/%s", folder, name);
-
-	if (n <= 0 || (size_t)n >= sizeof file || !file_exists(file) ||
-	    file_read(file, (size_t)1 << 20, text, NULL) != LLMC_OK)
-		return NULL;
-	return json_read(a, strbuf_str(text), text->len, 0, NULL);
-}
 
 /* Does the pooling include the tokens of a prompt, as it does by default? */
 static bool
 pools_prompt(const char *folder, Arena *a)
 {
 	return !json_is_false(
-	    json_object_get(json_of(folder, "1_Pooling/config.json", a), "include_prompt"));
+	    json_object_get(folder_json(folder, "1_Pooling/config.json", a), "include_prompt"));
 }
 
 void
@@ -38,7 +21,7 @@ prompts_read(const char *folder, Arena *a, InputPrompts *out)
 	*out = (InputPrompts){ 0 };
 	if (!file_is_dir(folder) || !pools_prompt(folder, a))
 		return;
-	json_t *j = json_of(folder, "config_sentence_transformers.json", a);
+	json_t *j = folder_json(folder, "config_sentence_transformers.json", a);
 	if (!j)
 		return;
 	json_t *all = json_object_get(j, "prompts");

@@ -467,7 +467,8 @@ serve_until_stopped(ServeSession *v)
 		    "llmc: stopping: running requests have %.0f s; signal again to stop at once\n",
 		    (double)a->drain_s);
 	llmc_serve_stop(v->s);
-	for (double end = clock_now() + (double)a->drain_s; !llmc_serve_wait(v->s, 50) && clock_now() < end;)
+	for (double end = clock_now() + (double)a->drain_s;
+	     !llmc_serve_wait(v->s, 50) && clock_now() < end;)
 		if (stopped(&v->log, v->s, a->so.keys, 0))
 			return EXIT_INTERRUPTED;
 	return 0;
