@@ -327,7 +327,7 @@ typedef struct Spec {
 		llmc_output kind;
 		int64_t labels;
 		int n_dense; /* linear layers before the output */
-		int64_t dense[3];
+		int dense[3];
 		bool dense_bias, dense_norm;
 		const char *dense_act; /* "none", "tanh", or an activation of the op act */
 	} head;

@@ -10,44 +10,48 @@ dtype_of(const SpecTable *t, SpecKey k)
 	return t->val[k].str ? dtype_from_text(t->val[k].str) : DT_NONE;
 }
 
+/* Index of the key's word among n names, some of which may be NULL; 0: none of them */
+static unsigned
+word_index(const SpecTable *t, SpecKey k, const char *const *name, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (name[i] && spec_word_is(t, k, name[i]))
+			return (unsigned)i;
+	return 0;
+}
+
+/* Copy a list of integers, at most `most` of them, and return their number. */
+static int
+copy_ints(const SpecTable *t, SpecKey k, int *to, int most)
+{
+	const int n = t->val[k].n < most ? t->val[k].n : most;
+
+	for (int i = 0; i < n; i++)
+		to[i] = (int)t->val[k].list[i];
+	return n;
+}
+
+/* Enumerator of a key's word, as in WORD_OF(K_mask, [MASK_NONE] = "none"); 0: an unlisted word */
+#define WORD_OF(k, ...)                                                                            \
+	word_index(t, k, (const char *const[]){ __VA_ARGS__ },                                     \
+	           sizeof((const char *const[]){ __VA_ARGS__ }) / sizeof(char *))
+
 static ActKind
 act_of(const SpecTable *t, SpecKey k)
 {
-	static const char *const name[] = {
-		[ACT_SILU] = "silu",
-		[ACT_GELU] = "gelu",
-		[ACT_GELU_TANH] = "gelu_tanh",
-		[ACT_GELU_QUICK] = "gelu_quick",
-		[ACT_RELU] = "relu",
-		[ACT_RELU2] = "relu2",
-		[ACT_SWIGLU_OAI] = "swiglu_oai",
-		[ACT_SILU_LIMIT] = "silu_limit",
-		[ACT_XIELU] = "xielu",
-	};
-
-	for (size_t i = 0; i < sizeof name / sizeof *name; i++)
-		if (spec_word_is(t, k, name[i]))
-			return (ActKind)i;
-	return ACT_SILU;
+	return WORD_OF(k, [ACT_SILU] = "silu", [ACT_GELU] = "gelu", [ACT_GELU_TANH] = "gelu_tanh",
+	               [ACT_GELU_QUICK] = "gelu_quick", [ACT_RELU] = "relu", [ACT_RELU2] = "relu2",
+	               [ACT_SWIGLU_OAI] = "swiglu_oai", [ACT_SILU_LIMIT] = "silu_limit",
+	               [ACT_XIELU] = "xielu");
 }
 
 static RopeScaling
 scaling_of(const SpecTable *t, SpecKey k)
 {
-	static const char *const name[] = {
-		[SCALE_NONE] = "none",
-		[SCALE_LINEAR] = "linear",
-		[SCALE_DYNAMIC] = "dynamic",
-		[SCALE_YARN] = "yarn",
-		[SCALE_LLAMA3] = "llama3",
-		[SCALE_LONGROPE] = "longrope",
-		[SCALE_PROPORTIONAL] = "proportional",
-	};
-
-	for (size_t i = 0; i < sizeof name / sizeof *name; i++)
-		if (spec_word_is(t, k, name[i]))
-			return (RopeScaling)i;
-	return SCALE_NONE;
+	return WORD_OF(
+	    k, [SCALE_NONE] = "none", [SCALE_LINEAR] = "linear", [SCALE_DYNAMIC] = "dynamic",
+	    [SCALE_YARN] = "yarn", [SCALE_LLAMA3] = "llama3", [SCALE_LONGROPE] = "longrope",
+	    [SCALE_PROPORTIONAL] = "proportional");
 }
 
 #define INT(k) spec_int(t, K_##k)
@@ -92,18 +96,13 @@ fill_attention(const SpecTable *t, Spec *s)
 	s->attention.windowed = t->val[K_window_layers].layers;
 	if (s->attention.window == 0)
 		s->attention.windowed = NEW(t->a, uint8_t, s->n_layers);
-	s->attention.mask = IS(mask, "prefix")   ? MASK_PREFIX
-	                    : IS(mask, "images") ? MASK_IMAGES
-	                    : IS(mask, "none")   ? MASK_NONE
-	                                         : MASK_CAUSAL;
+	s->attention.mask = WORD_OF(
+	    K_mask, [MASK_PREFIX] = "prefix", [MASK_IMAGES] = "images", [MASK_NONE] = "none");
 	s->attention.prefix_mark = (int32_t)INT(prefix_mark);
 	s->attention.prefix_end = (int32_t)INT(prefix_end);
-	s->attention.qk_norm = IS(qk_norm, "head")         ? QK_HEAD
-	                       : IS(qk_norm, "whole")      ? QK_WHOLE
-	                       : IS(qk_norm, "unit")       ? QK_UNIT
-	                       : IS(qk_norm, "layer")      ? QK_LAYER
-	                       : IS(qk_norm, "layer_each") ? QK_LAYER_EACH
-	                                                   : QK_NONE;
+	s->attention.qk_norm =
+	    WORD_OF(K_qk_norm, [QK_HEAD] = "head", [QK_WHOLE] = "whole", [QK_UNIT] = "unit",
+	            [QK_LAYER] = "layer", [QK_LAYER_EACH] = "layer_each");
 	s->attention.qkv_limit = NUM(qkv_limit);
 	s->attention.chunked = IS(window_kind, "chunks");
 	s->attention.segments = IS(window_kind, "segments");
@@ -114,9 +113,8 @@ fill_attention(const SpecTable *t, Spec *s)
 	s->attention.v_scale = NUM(v_scale);
 	s->attention.q_rank = (int)INT(q_rank);
 	s->attention.kv_rank = (int)INT(kv_rank);
-	s->attention.form = IS(att_form, "absorbed")   ? MLA_ABSORBED
-	                    : IS(att_form, "expanded") ? MLA_EXPANDED
-	                                               : MLA_AUTO;
+	s->attention.form =
+	    WORD_OF(K_att_form, [MLA_ABSORBED] = "absorbed", [MLA_EXPANDED] = "expanded");
 	s->attention.nope_dim = (int)INT(nope_dim);
 	s->attention.rope_dim = (int)INT(rope_dim);
 	s->attention.v_dim = (int)INT(v_dim);
@@ -132,9 +130,8 @@ fill_attention(const SpecTable *t, Spec *s)
 	s->attention.k_is_v = t->val[K_k_is_v].layers;
 	s->attention.kv_shared = (int)INT(kv_shared);
 	s->attention.v_norm = IS(v_norm, "unit");
-	s->attention.out_gate = IS(out_gate, "head")      ? GATE_HEAD
-	                        : IS(out_gate, "element") ? GATE_ELEMENT
-	                                                  : GATE_NONE;
+	s->attention.out_gate =
+	    WORD_OF(K_out_gate, [GATE_HEAD] = "head", [GATE_ELEMENT] = "element");
 	s->attention.out_gate_act = STR(out_gate_act);
 	s->attention.out_gate_bias = BOOL(out_gate_bias);
 }
@@ -175,14 +172,11 @@ fill_recurrent(const SpecTable *t, Spec *s)
 		s->ssm.gain[i] = NUM(ssm_in_scale) *
 		                 (t->val[K_ssm_gains].n == 5 ? t->val[K_ssm_gains].list[i] : 1);
 	s->ssm.out_scale = NUM(ssm_out_scale);
-	s->ssm.norm = IS(ssm_norm, "none")         ? SSM_NO_NORM
-	              : IS(ssm_norm, "norm_first") ? SSM_NORM_FIRST
-	                                           : SSM_GATE_FIRST;
+	s->ssm.norm = WORD_OF(K_ssm_norm, [SSM_NO_NORM] = "none", [SSM_NORM_FIRST] = "norm_first");
 	s->ssm.norm_groups = (int)INT(ssm_norm_groups);
 	s->ssm.dt_rank = (int)INT(ssm_dt_rank);
-	s->ssm.low_norm = IS(ssm_low_norm, "none")   ? LOW_NO_NORM
-	                  : IS(ssm_low_norm, "unit") ? LOW_UNIT
-	                                             : LOW_WEIGHT;
+	s->ssm.low_norm = WORD_OF(
+	    K_ssm_low_norm, [LOW_NO_NORM] = "none", [LOW_UNIT] = "unit", [LOW_WEIGHT] = "weight");
 	s->linear.k_heads = (int)INT(lin_k_heads);
 	s->linear.v_heads = (int)INT(lin_v_heads);
 	s->linear.k_dim = (int)INT(lin_k_dim);
@@ -321,9 +315,7 @@ reduce_to_draft_head(const SpecTable *t, Spec *s)
 static void
 fill_norms(const SpecTable *t, Spec *s)
 {
-	s->norm.kind = IS(norm_kind, "rms")     ? NORM_RMS
-	               : IS(norm_kind, "layer") ? NORM_LAYER
-	                                        : NORM_NONE;
+	s->norm.kind = WORD_OF(K_norm_kind, [NORM_RMS] = "rms", [NORM_LAYER] = "layer");
 	s->norm.eps = NUM(norm_eps);
 	s->norm.latent_eps = NUM(latent_eps);
 	s->norm.final_eps = NUM(final_eps);
@@ -369,9 +361,7 @@ fill_placement(const SpecTable *t, Spec *s)
 static void
 fill_vision(const SpecTable *t, Spec *s)
 {
-	s->vision.part = IS(vision_part, "rows")    ? VISION_ROWS
-	                 : IS(vision_part, "tower") ? VISION_TOWER
-	                                            : VISION_NONE;
+	s->vision.part = WORD_OF(K_vision_part, [VISION_ROWS] = "rows", [VISION_TOWER] = "tower");
 	s->vision.token = (int32_t)INT(vision_token);
 	s->vision.width = INT(vision_width);
 	s->vision.bias = BOOL(vision_bias);
@@ -388,8 +378,7 @@ fill_vision(const SpecTable *t, Spec *s)
 	s->vision.merged_eps = NUM(vision_merged_eps);
 	s->vision.merged_norm = t->val[K_vision_merged_norm].str;
 	s->vision.interpolate = t->val[K_vision_interpolate].str;
-	for (int i = 0; i < t->val[K_vision_deep].n && i < MAX_DEEP; i++)
-		s->vision.deep[s->vision.n_deep++] = (int)t->val[K_vision_deep].list[i];
+	s->vision.n_deep = copy_ints(t, K_vision_deep, s->vision.deep, MAX_DEEP);
 }
 
 static void
@@ -398,17 +387,14 @@ fill_mtp(const SpecTable *t, Spec *s)
 	s->mtp.norm = BOOL(mtp_norm);
 	s->mtp.normed = BOOL(mtp_normed);
 	s->mtp.output = BOOL(mtp_output);
-	s->mtp.part = IS(mtp_part, "rows")    ? MTP_ROWS
-	              : IS(mtp_part, "head")  ? MTP_HEAD
-	              : IS(mtp_part, "draft") ? MTP_DRAFT
-	                                      : MTP_NONE;
+	s->mtp.part =
+	    WORD_OF(K_mtp_part, [MTP_ROWS] = "rows", [MTP_HEAD] = "head", [MTP_DRAFT] = "draft");
 	s->mtp.norm_first = BOOL(mtp_norm_first);
 	s->mtp.width = INT(mtp_width);
 	s->mtp.vocab = INT(mtp_vocab);
 	s->mtp.model = STR(mtp_model);
 	s->mtp.tokens = t->val[K_mtp_tokens].str;
-	for (int i = 0; i < t->val[K_mtp_from].n && i < MAX_MTP_FROM; i++)
-		s->mtp.from[s->mtp.n_from++] = (int)t->val[K_mtp_from].list[i];
+	s->mtp.n_from = copy_ints(t, K_mtp_from, s->mtp.from, MAX_MTP_FROM);
 	if (spec_drafts(s)) {
 		s->lora.path = NULL; /* the adapter affects it only through the rows it reads */
 		s->placement.any = false;
@@ -424,17 +410,14 @@ fill_rest(const SpecTable *t, Spec *s)
 {
 	fill_vision(t, s);
 	fill_norms(t, s);
-	s->position = IS(position, "rope")      ? POS_ROPE
-	              : IS(position, "alibi")   ? POS_ALIBI
-	              : IS(position, "learned") ? POS_LEARNED
-	                                        : POS_NONE;
+	s->position = WORD_OF(
+	    K_position, [POS_ROPE] = "rope", [POS_ALIBI] = "alibi", [POS_LEARNED] = "learned");
 	s->rope_style = IS(rope_style, "interleaved") ? ROPE_INTERLEAVED : ROPE_HALF;
 	s->rope_in = t->val[K_rope_layers].layers;
 	s->rope_axes = (int)INT(rope_axes);
 	s->rope[0] = ROPE(rope_, rope_dims);
 	s->rope[1] = ROPE(local_, local_dims);
-	for (int i = 0; i < 3 && i < t->val[K_rope_sections].n; i++)
-		s->rope[0].section[i] = (int)t->val[K_rope_sections].list[i];
+	copy_ints(t, K_rope_sections, s->rope[0].section, 3);
 	s->rope[0].interleaved = IS(rope_order, "interleaved");
 	s->rope[0].frequencies = t->val[K_rope_frequencies].str;
 	if (!t->val[K_rope_sections].n && !IS(rope_frequencies, "whole"))
@@ -475,20 +458,15 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->head.scale = NUM(head_scale);
 	s->head.cap = NUM(head_cap);
 	s->head.bias = BOOL(head_bias);
-	s->head.kind = IS(head_kind, "hidden")   ? LLMC_OUTPUT_HIDDEN
-	               : IS(head_kind, "labels") ? LLMC_OUTPUT_LABELS
-	                                         : LLMC_OUTPUT_LOGITS;
+	s->head.kind =
+	    WORD_OF(K_head_kind, [LLMC_OUTPUT_HIDDEN] = "hidden", [LLMC_OUTPUT_LABELS] = "labels");
 	s->head.labels = INT(labels);
-	s->head.n_dense = t->val[K_head_dense].n < 3 ? t->val[K_head_dense].n : 3;
-	for (int i = 0; i < s->head.n_dense; i++)
-		s->head.dense[i] = (int64_t)t->val[K_head_dense].list[i];
+	s->head.n_dense = copy_ints(t, K_head_dense, s->head.dense, 3);
 	s->head.dense_bias = BOOL(dense_bias);
 	s->head.dense_norm = BOOL(dense_norm);
 	s->head.dense_act = STR(dense_act);
-	s->pool.kind = IS(pool_kind, "last")   ? LLMC_POOL_LAST
-	               : IS(pool_kind, "mean") ? LLMC_POOL_MEAN
-	               : IS(pool_kind, "cls")  ? LLMC_POOL_CLS
-	                                       : LLMC_POOL_NONE;
+	s->pool.kind = WORD_OF(K_pool_kind, [LLMC_POOL_LAST] = "last", [LLMC_POOL_MEAN] = "mean",
+	                       [LLMC_POOL_CLS] = "cls");
 	s->pool.normalize = BOOL(pool_norm);
 	s->dtype = dtype_of(t, K_dtype);
 	s->kv.k = kv_type_from_text(STR(kv_k));
@@ -522,9 +500,7 @@ fill_rest(const SpecTable *t, Spec *s)
 	s->weights = STR(weights);
 	s->checkpoint = STR(checkpoint);
 	s->bos = (int32_t)INT(bos);
-	s->n_eos = t->val[K_eos].n;
-	for (int i = 0; i < s->n_eos && i < PLAN_MAX_EOS; i++)
-		s->eos[i] = (int32_t)t->val[K_eos].list[i];
+	s->n_eos = copy_ints(t, K_eos, s->eos, PLAN_MAX_EOS);
 	s->prompt_prefix = STR(prompt);
 	fill_mtp(t, s);
 }
