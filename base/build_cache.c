@@ -366,12 +366,12 @@ cache_trim(const Cache *c)
 
 /* No fsync: a file that a power failure truncated fails its checksum. */
 static bool
-write_sealed(int fd, const char *key, const void *data, size_t n)
+write_with_trailer(int fd, const char *key, const void *data, size_t n)
 {
-	char seal[CHECKSUM_TRAILER_BYTES];
+	char trailer[CHECKSUM_TRAILER_BYTES];
 
-	checksum_trailer_make(seal, mark, key, data, n);
-	return file_write_fd(fd, data, n) && file_write_fd(fd, seal, sizeof seal);
+	checksum_trailer_make(trailer, mark, key, data, n);
+	return file_write_fd(fd, data, n) && file_write_fd(fd, trailer, sizeof trailer);
 }
 
 llmc_status
@@ -396,7 +396,7 @@ cache_put(const Cache *c, const char *kind, const char *key, const void *data, s
 		    error_set(err, LLMC_E_IO, "%s: cannot create: %s", tmp.data, strerror(errno));
 		goto done;
 	}
-	bool ok = write_sealed(fd, key, data, n);
+	bool ok = write_with_trailer(fd, key, data, n);
 	if (ok) {
 		int usage = open_usage(c);
 		add_usage(c, usage, (int64_t)n + CHECKSUM_TRAILER_BYTES);

@@ -8,7 +8,7 @@
 #include "base/sha256.h"
 
 enum { KEY = 64, SUM = 64, MARK = 8 };
-_Static_assert(KEY + SUM + MARK == CHECKSUM_TRAILER_BYTES, "the parts of a seal");
+_Static_assert(KEY + SUM + MARK == CHECKSUM_TRAILER_BYTES, "the parts of a trailer");
 
 static void
 checksum(const void *data, size_t n, const char *key, char hex[65])
@@ -22,15 +22,15 @@ checksum(const void *data, size_t n, const char *key, char hex[65])
 }
 
 void
-checksum_trailer_make(char seal[CHECKSUM_TRAILER_BYTES], const char mark[8], const char *key,
+checksum_trailer_make(char trailer[CHECKSUM_TRAILER_BYTES], const char mark[8], const char *key,
                       const void *data, size_t n)
 {
 	char hex[65];
 
 	checksum(data, n, key, hex);
-	memcpy(seal, key, KEY);
-	memcpy(seal + KEY, hex, SUM);
-	memcpy(seal + KEY + SUM, mark, MARK);
+	memcpy(trailer, key, KEY);
+	memcpy(trailer + KEY, hex, SUM);
+	memcpy(trailer + KEY + SUM, mark, MARK);
 }
 
 llmc_status
@@ -40,15 +40,15 @@ checksum_trailer_check(const char *path, const char mark[8], const char *key, co
 	char hex[65];
 
 	*n = size > CHECKSUM_TRAILER_BYTES ? size - CHECKSUM_TRAILER_BYTES : 0;
-	const char *seal = *n ? (const char *)data + *n : NULL; /* an empty file has no data */
-	bool whole = *n && !memcmp(seal + KEY + SUM, mark, MARK);
+	const char *trailer = *n ? (const char *)data + *n : NULL; /* an empty file has no data */
+	bool whole = *n && !memcmp(trailer + KEY + SUM, mark, MARK);
 	if (whole) {
-		checksum(data, *n, seal, hex);
-		whole = !memcmp(seal + KEY, hex, SUM);
+		checksum(data, *n, trailer, hex);
+		whole = !memcmp(trailer + KEY, hex, SUM);
 	}
 	if (!whole)
 		return error_set(err, LLMC_E_CHECK, "%s: damaged or cut off", path);
-	if (memcmp(seal, key, KEY))
+	if (memcmp(trailer, key, KEY))
 		return error_set(err, LLMC_E_CHECK, "%s: built from another source", path);
 	return LLMC_OK;
 }
@@ -80,12 +80,12 @@ checked_write(const char *path, const char mark[8], const char *key, const void 
               llmc_error *err)
 {
 	Strbuf all = { 0 };
-	char seal[CHECKSUM_TRAILER_BYTES];
+	char trailer[CHECKSUM_TRAILER_BYTES];
 	llmc_status status;
 
-	checksum_trailer_make(seal, mark, key, data, n);
+	checksum_trailer_make(trailer, mark, key, data, n);
 	strbuf_add(&all, data, n);
-	strbuf_add(&all, seal, sizeof seal);
+	strbuf_add(&all, trailer, sizeof trailer);
 	status = all.failed ? error_set(err, LLMC_E_MEMORY, "%s: out of memory", path)
 	                    : file_write(path, all.data, all.len, err);
 	strbuf_release(&all);

@@ -9,8 +9,8 @@
 
 enum { CHECKSUM_TRAILER_BYTES = 136 };
 
-void checksum_trailer_make(char seal[CHECKSUM_TRAILER_BYTES], const char mark[8], const char *key,
-                           const void *data, size_t n);
+void checksum_trailer_make(char trailer[CHECKSUM_TRAILER_BYTES], const char mark[8],
+                           const char *key, const void *data, size_t n);
 /* Verify the trailer and set *n to the bytes of the contents. E_CHECK: truncated, damaged, or
  * written with another key. `path` is for the message. */
 llmc_status checksum_trailer_check(const char *path, const char mark[8], const char *key,
