@@ -102,16 +102,16 @@ build_dense(ModelBuilder *b, int h)
 	return build_scaled(b, y, s->ffn.out_scale, s->hidden, "ffn_out_scaled");
 }
 
-/* Permute x for experts that each have their own column order: one row per selected expert. *spread
+/* Permute x for experts that each have their own column order: one row per selected expert. *x_rows
  * receives the rows per token. */
 static int
-permute_expert_cols(ModelBuilder *b, int x, int id, int64_t width, int64_t *spread)
+permute_expert_cols(ModelBuilder *b, int x, int id, int64_t width, int64_t *x_rows)
 {
 	const Spec *s = b->s;
 	const StorageRule up = spec_storage(s, "e_up", b->layer),
 	                  gate = s->moe.plain ? up : spec_storage(s, "e_gate", b->layer);
 
-	*spread = 1;
+	*x_rows = 1;
 	if (!same_word(gate.order, up.order))
 		err_at(b->g->diag, b->loc,
 		       "storage.rules: e_gate and e_up of layer %d read the same x, so they need "
@@ -125,7 +125,7 @@ permute_expert_cols(ModelBuilder *b, int x, int id, int64_t width, int64_t *spre
 	op_set_int(b->g, o, "n_experts", s->moe.n_experts);
 	op_set_int(b->g, o, "top_k", s->moe.top_k);
 	op_set_int(b->g, o, "width", width);
-	*spread = s->moe.top_k;
+	*x_rows = s->moe.top_k;
 	return y;
 }
 
@@ -199,16 +199,16 @@ typedef struct Experts {
 	const char *name;
 } Experts;
 
-/* Set the leading attributes of both expert ops (gate and up, down). spread 0: the down op, which
+/* Set the leading attributes of both expert ops (gate and up, down). x_rows 0: the down op, which
  * has no x_rows_per_token. */
 static void
-expert_sizes(ModelBuilder *b, Op *o, int64_t spread, int64_t row)
+expert_sizes(ModelBuilder *b, Op *o, int64_t x_rows, int64_t row)
 {
 	op_set_int(b->g, o, "n_experts", b->s->moe.n_experts);
 	op_set_int(b->g, o, "n_remote_experts", 0);
 	op_set_int(b->g, o, "top_k", b->s->moe.top_k);
-	if (spread)
-		op_set_int(b->g, o, "x_rows_per_token", spread);
+	if (x_rows)
+		op_set_int(b->g, o, "x_rows_per_token", x_rows);
 	op_set_int(b->g, o, "hidden", row);
 	op_set_int(b->g, o, "width", b->s->moe.width);
 }
@@ -329,8 +329,8 @@ build_moe(ModelBuilder *b, int h, int x)
 		weights = one;
 		build_at(b, "moe.n_experts");
 	}
-	int64_t spread;
-	in = permute_expert_cols(b, in, id, row, &spread);
+	int64_t x_rows;
+	in = permute_expert_cols(b, in, id, row, &x_rows);
 	/* relu2(u) = relu(u) u: without a gate, up is also the gate, and kernels read each of its
 	 * rows the second time from L1 */
 	int gate =
@@ -365,7 +365,7 @@ build_moe(ModelBuilder *b, int h, int x)
 		y = build_value(b, e.name);
 		o = OP(b, moe_ffn, .x = in, .id = id, .weight = weights, .gate = e.gate, .up = up,
 		       .down = down, .gate_b = gate_b, .up_b = up_b, .down_b = down_b, .y = y);
-		expert_sizes(b, o, spread, row);
+		expert_sizes(b, o, x_rows, row);
 		expert_act(b, o);
 	}
 	if (s->moe.latent)

@@ -297,12 +297,12 @@ fuse_head(Fuse *f)
 		if (mat->kind != OP_matmul || mat->arg[ARG(matmul, b)] >= 0 ||
 		    g->val[y].rows != SYM_n_out)
 			continue;
-		Op *last = mat, *pick;
+		Op *last = mat, *gather;
 		NormInput front = norm_input_of(f, h, 0);
 		Op *norm = front.norm >= 0 ? fuse_only_def(f, h, fuse_def(f, h)->kind) : NULL;
 		if (front.norm >= 0 && !norm)
 			front = norm_input_none(h);
-		if (!(pick = fuse_only_def(f, front.x, OP_gather_rows)))
+		if (!(gather = fuse_only_def(f, front.x, OP_gather_rows)))
 			continue;
 		for (size_t j = i + 1; j < g->n_op; j++)
 			if (g->op[j].kind == OP_softcap && g->op[j].arg[ARG(softcap, x)] == y &&
@@ -310,7 +310,7 @@ fuse_head(Fuse *f)
 				last = &g->op[j];
 		int logits = last->kind == OP_softcap ? last->arg[ARG(softcap, y)] : y;
 		Op op = fuse_op(OP_lm_head, mat,
-		                OP_ARGS(lm_head, .x = pick->arg[ARG(gather_rows, x)],
+		                OP_ARGS(lm_head, .x = gather->arg[ARG(gather_rows, x)],
 		                        .nw = front.nw, .nb = front.nb,
 		                        .w = mat->arg[ARG(matmul, w)], .logits = logits));
 		op_set_int(g, &op, "rows", op_int(mat, "rows"));
@@ -321,10 +321,10 @@ fuse_head(Fuse *f)
 		op_set_num(g, &op, "softcap",
 		           last->kind == OP_softcap ? op_num(last, "softcap") : 0);
 		op_makes(&op, fuse_name(f, y));
-		op_makes(&op, fuse_name(f, pick->arg[ARG(gather_rows, y)]));
+		op_makes(&op, fuse_name(f, gather->arg[ARG(gather_rows, y)]));
 		if (!fuse_accepted(f, &op))
 			continue;
-		fuse_drop(f, pick);
+		fuse_drop(f, gather);
 		if (norm)
 			fuse_drop(f, norm);
 		if (last != mat)
@@ -426,7 +426,7 @@ graph_fuse(Graph *g, const Templates *ts, Strbuf *log)
 		{ "head", fuse_head },
 		{ "matmul_add", fuse_matmul_add },
 		{ "norm_matmul", pass_norm_matmul },
-		{ "norm_arrange", fuse_norm_permute_cols },
+		{ "norm_permute_cols", fuse_norm_permute_cols },
 		{ "unused", drop_dead },
 	};
 	Fuse f = { .g = g, .ts = ts };
