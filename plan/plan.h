@@ -18,7 +18,7 @@
 /* PLAN_STEP_ABI: version of the kernel arguments. It also changes with formats/layout_packed.c,
  * since kernels built before would misread the packed weights. */
 enum {
-	PLAN_FORMAT = 5,
+	PLAN_FORMAT = 6,
 	PLAN_STEP_ABI = 4,
 	PLAN_MAX_ARGS = 16,
 	PLAN_KV_PAGE = 32,
@@ -69,7 +69,7 @@ typedef struct PlanExtent {
  * and stride count rows after transposition: GPT-2's c_attn is [H, 3H], transpose = 3H, its k is
  * first = H, block = H
  *   unit_rows    each row is divided by its L2 norm (NormHead)
- *   arranged     columns are in the order of the checkpoint's blocks, without their factors (formats/quant_format.h); an op
+ *   permuted     columns are in the order of the checkpoint's blocks, without their factors (formats/quant_format.h); an op
  *                permute_cols applies both to x
  *   col_groups   g > 0: a file row is [cols / g, g] and is read as [g, cols / g]
  *   rows_in      a checkpoint tensor, F32 [rows]: file row r is its row rows_in[r] (gate and up rows in the order of
@@ -85,7 +85,7 @@ typedef struct PlanSource {
 	int64_t rows, cols;
 	int64_t first, block, stride, n_block;
 	int64_t rope_pairs, transpose, col_groups;
-	bool unit_rows, arranged;
+	bool unit_rows, permuted;
 	int64_t col_first, col_total;
 	const char *stored, *rows_in;
 	const char *lora; /* adapter module that is added while the rows are read; NULL: none */

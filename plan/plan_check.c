@@ -91,15 +91,15 @@ check_source(const PlanTensor *t, const PlanSource *s, int k, int64_t *rows, llm
 		return BAD("tensor %s: source %s: rows can be normalised in matrices of f32, f16 "
 		           "or bf16, this is %s",
 		           t->id, s->name, dtype_text(t->dtype));
-	if (s->arranged && (!t->cols || s->transpose))
+	if (s->permuted && (!t->cols || s->transpose))
 		return BAD("tensor %s: source %s: only columns of a matrix in file order can be "
-		           "arranged",
+		           "permuted",
 		           t->id, s->name);
 	if (s->rows_in && (s->transpose || s->rope_pairs || s->lora || (!t->cols && width > 1)))
 		return BAD("tensor %s: source %s: only rows in file order can have rows_in", t->id,
 		           s->name);
 	if (s->col_groups && (t->cols % s->col_groups || !t->cols || s->transpose || s->col_total ||
-	                      s->unit_rows || s->arranged || s->lora))
+	                      s->unit_rows || s->permuted || s->lora))
 		return BAD(
 		    "tensor %s: source %s: %lld columns in file order cannot be read in %lld "
 		    "groups",
@@ -130,7 +130,7 @@ check_factor(const PlanTensor *t, llmc_error *err)
 		const PlanSource *s = &t->src[k];
 		int64_t n, last;
 		if (!s->lora || !*s->name || s->stored || s->transpose || s->rope_pairs ||
-		    s->unit_rows || s->arranged || s->rows_in || s->col_groups ||
+		    s->unit_rows || s->permuted || s->rows_in || s->col_groups ||
 		    (s->col_total &&
 		     (t->factor != FACTOR_A || s->col_total > MAX_ELEMS || s->cols > s->col_total ||
 		      s->col_first > s->col_total - s->cols)))

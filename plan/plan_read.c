@@ -59,7 +59,7 @@ read_tensor(PlanReader *r, json_t *j, PlanTensor *t)
 		rd_keys(r, s,
 		        arena_printf(r->arena,
 		                     "name rows cols first block stride n_block rope_pairs "
-		                     "transpose unit_rows arranged stored%s%s%s%s",
+		                     "transpose unit_rows permuted stored%s%s%s%s",
 		                     cut ? " col_first col_total" : "", turned ? " rows_in" : "",
 		                     groups ? " col_groups" : "",
 		                     lora ? " lora lora_first lora_block lora_stride" : ""));
@@ -74,7 +74,7 @@ read_tensor(PlanReader *r, json_t *j, PlanTensor *t)
 			.rope_pairs = rd_get_int(r, s, "rope_pairs", 0, 1 << 24),
 			.transpose = rd_get_int(r, s, "transpose", 0, RD_MAX_SIZE),
 			.unit_rows = rd_get_bool(r, s, "unit_rows"),
-			.arranged = rd_get_bool(r, s, "arranged"),
+			.permuted = rd_get_bool(r, s, "permuted"),
 			.stored = rd_get_str_or_null(r, s, "stored"),
 			.col_groups = groups ? rd_get_int(r, s, "col_groups", 1, 1 << 24) : 0,
 			.rows_in = turned ? rd_get_str(r, s, "rows_in") : NULL,

@@ -113,7 +113,7 @@ put_tensor(Strbuf *out, const PlanTensor *t)
 		key_int(out, "rope_pairs", s->rope_pairs);
 		key_int(out, "transpose", s->transpose);
 		key_bool(out, "unit_rows", s->unit_rows);
-		key_bool(out, "arranged", s->arranged);
+		key_bool(out, "permuted", s->permuted);
 		if (s->col_total) {
 			key_int(out, "col_first", s->col_first);
 			key_int(out, "col_total", s->col_total);

@@ -46,7 +46,7 @@ is_whole(const PlanSource *s)
 {
 	return s->first == 0 && s->n_block * s->block == s->rows &&
 	       (s->n_block == 1 || s->stride == s->block) && !s->transpose && !s->rope_pairs &&
-	       !s->col_total && !s->arranged && !s->rows_in;
+	       !s->col_total && !s->permuted && !s->rows_in;
 }
 
 static void

@@ -42,7 +42,7 @@ adapter_add(Graph *g, const char *role, int layer, int64_t rows, PlanSource *src
 	}
 	if (!source_rule_rows(g, layer, rule, role, part, rows, &theirs))
 		return false;
-	if (src->arranged) {
+	if (src->permuted) {
 		err_at(g->diag, spec_loc(s, "lora.path"),
 		       "lora.path: the adapter changes %s, whose columns the checkpoint permutes: "
 		       "merge it into the checkpoint that it was trained on",

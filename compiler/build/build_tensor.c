@@ -66,8 +66,8 @@ build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t 
 		src->rope_pairs = heads.head_dim;
 	StorageRule file = source_file_storage(g, role, layer, cols ? src->cols : 0, loc),
 	            as = source_memory_storage(g, src, 1, file, loc);
-	src->arranged = file.order || file.factor;
-	if (src->arranged && (src->transpose || !role_arranges(role)))
+	src->permuted = file.order || file.factor;
+	if (src->permuted && (src->transpose || !role_permutes(role)))
 		err_at(g->diag, loc,
 		       "storage.rules: order and factor are not supported for %s of layer %d", role,
 		       layer);
@@ -140,7 +140,7 @@ build_experts(Graph *g, const char *role, int layer, int n_experts, int64_t rows
 		       "the adapter into the checkpoint that it was trained on",
 		       role, layer);
 	for (int e = 0; e < n_src && as.order; e++)
-		src[e].arranged = true;
+		src[e].permuted = true;
 	/* rows of gate and up are in the column order of down */
 	if (strcmp(role, "e_down") != 0 && strcmp(role, "e_down_b") != 0 &&
 	    spec_storage(g->spec, "e_down", layer).order) {
@@ -246,7 +246,7 @@ source_continues(const PlanSource *a, const PlanSource *b)
 	       b->first == a->first + a->block && a->rows == b->rows && a->cols == b->cols &&
 	       a->rope_pairs == b->rope_pairs && a->transpose == b->transpose &&
 	       a->unit_rows == b->unit_rows && a->col_groups == b->col_groups &&
-	       a->arranged == b->arranged && same_word(a->rows_in, b->rows_in) &&
+	       a->permuted == b->permuted && same_word(a->rows_in, b->rows_in) &&
 	       a->stored == b->stored && a->col_first == b->col_first &&
 	       a->col_total == b->col_total;
 }

@@ -84,8 +84,8 @@ dump_tensor(const PlanTensor *t, Strbuf *out)
 			strbuf_puts(out, " unit rows");
 		if (s->col_groups)
 			strbuf_printf(out, " col_groups %" PRId64, s->col_groups);
-		if (s->arranged)
-			strbuf_puts(out, " arranged");
+		if (s->permuted)
+			strbuf_puts(out, " permuted");
 		if (s->rows_in)
 			strbuf_printf(out, " rows in %s", s->rows_in);
 		if (s->stored)

@@ -7,9 +7,9 @@
 /* Ops of a MoE feed-forward, those of its shared expert if it can be fused, and the add of the
  * result. */
 typedef struct MoeMatch {
-	Op *logits, *route, *gain, *weigh, *arrange, *own,
+	Op *logits, *route, *gain, *weigh, *permute, *own,
 	    /* optional ops (NULL): gain: factors of the routing weights per expert; weigh: routing
-	     * weights on the input; arrange: column order per expert; own: selection of the experts
+	     * weights on the input; permute: column order per expert; own: selection of the experts
 	     * of this rank */
 	    *ffn;
 	Op *gate, *up, *glu, *down, *mix, *gated,
@@ -81,9 +81,9 @@ match_moe(const Fuse *f, Op *ffn, bool with_shared, MoeMatch *m)
 		weight = m->gain->arg[ARG(expert_gain, weight)];
 	if ((m->weigh = fuse_only_def(f, weight, OP_expert_input)))
 		weight = m->weigh->arg[ARG(expert_input, weight)];
-	m->arrange = fuse_only_def(f, ffn->arg[ARG(moe_ffn, x)], OP_permute_expert_cols);
+	m->permute = fuse_only_def(f, ffn->arg[ARG(moe_ffn, x)], OP_permute_expert_cols);
 	if (!m->route || m->route->kind != OP_moe_route ||
-	    fuse_uses(f, id) != 1 + !!m->gain + !!m->arrange || fuse_uses(f, weight) != 1 ||
+	    fuse_uses(f, id) != 1 + !!m->gain + !!m->permute || fuse_uses(f, weight) != 1 ||
 	    m->route->arg[ARG(moe_route, weight)] != weight ||
 	    !(m->logits = fuse_only_def(f, m->route->arg[ARG(moe_route, logits)], OP_matmul)) ||
 	    (with_shared && !match_shared(f, m)) ||
@@ -263,7 +263,7 @@ fuse_moe(Fuse *f)
 						fuse_drop(f, dropped[d]);
 				/* ops between routing and experts move up by one position each, in
 				 * order */
-				Op *between[] = { m.weigh, m.arrange, m.own }, *at = m.route;
+				Op *between[] = { m.weigh, m.permute, m.own }, *at = m.route;
 				fuse_place(f, m.logits, &op[0]);
 				for (size_t b = 0; b < sizeof between / sizeof *between; b++)
 					if (between[b]) {

@@ -19,7 +19,7 @@ first_with_same_columns(const ImportCheck *c, const struct Stored *own, int plac
 		const SourceTensor *o = r->how[place].from;
 		const float *a = o ? order ? o->order : o->factor : NULL,
 		            *b = order ? t->order : t->factor;
-		if (a && role_arranges(r->role) && o->dim[o->n_dims - 1] == t->dim[t->n_dims - 1] &&
+		if (a && role_permutes(r->role) && o->dim[o->n_dims - 1] == t->dim[t->n_dims - 1] &&
 		    memcmp(a, b, bytes) == 0)
 			return r->role;
 	}
@@ -117,7 +117,7 @@ record_storage(ImportCheck *c, const char *role, int layer, const SourceTensor *
 	const enum ExpertColumns experts = expert_columns(c, role, layer);
 	const bool plain =
 	    experts == EXPERTS_MIXED ||
-	    (experts == EXPERTS_PLAIN && (t->order || t->factor) && !role_arranges(role));
+	    (experts == EXPERTS_PLAIN && (t->order || t->factor) && !role_permutes(role));
 	const Dtype d = plain ? DT_F32 : t->dtype;
 	if (h->dtype != DT_NONE && h->dtype != d)
 		err_at(c->s->d, (Loc){ 0 },
@@ -126,7 +126,7 @@ record_storage(ImportCheck *c, const char *role, int layer, const SourceTensor *
 		       c->s->path, t->name, dtype_text(d), role, dtype_text(h->dtype));
 	h->dtype = d;
 	h->from = t;
-	if (role_arranges(role)) {
+	if (role_permutes(role)) {
 		h->order =
 		    t->order ? first_with_same_columns(c, r, layer < 0 ? n : layer, t, true) : NULL;
 		h->factor = t->factor

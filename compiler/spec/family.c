@@ -545,7 +545,7 @@ family_rules(SpecTable *t, const Family *f, int *n)
 }
 
 bool
-role_arranges(const char *role)
+role_permutes(const char *role)
 {
 	static const char *const none[] = { "embed",  "pos_embed", "type_embed", "ple_embed",
 		                            "router", "s_mix",     "k_b",        "v_b" };

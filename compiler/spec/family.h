@@ -37,6 +37,6 @@ bool rule_has_role(const char *roles, const char *role); /* "q+k+v" has "k" */
 
 /* Return whether the columns of the role's matrix can be permuted by permuting x. Not for lookup
  * tables, nor if experts or heads share x. */
-bool role_arranges(const char *role);
+bool role_permutes(const char *role);
 
 #endif

@@ -285,17 +285,17 @@ checkpoint_source(const Checkpoint *c, const PlanTensor *t, const PlanSource *s,
 		                 "%s: tensor \"%s\" is quantised by rows: it can only be "
 		                 "read as a matrix with unchanged rows, not as %s",
 		                 out->file, s->name, t->cols ? "a changed one" : "a vector");
-	if (adapted && out->made && !s->arranged)
+	if (adapted && out->made && !s->permuted)
 		out->dtype = plan_source_dtype(t, s);
 	else if (out->made && (out->made->order || out->made->factor || out->made->indexed) &&
-	         !s->arranged && t->dtype == DT_F32)
+	         !s->permuted && t->dtype == DT_F32)
 		out->dtype = DT_F32; /* computed by quant_format_row_f32 */
-	else if ((out->made && (out->made->order || out->made->factor)) != s->arranged &&
-	         !(s->arranged && out->made && out->made->indexed))
+	else if ((out->made && (out->made->order || out->made->factor)) != s->permuted &&
+	         !(s->permuted && out->made && out->made->indexed))
 		return error_set(
 		    err, LLMC_E_INPUT, "%s: tensor \"%s\": columns %s; import the file again",
 		    out->file, s->name,
-		    s->arranged ? "have no order or factors, which the plan expects"
+		    s->permuted ? "have no order or factors, which the plan expects"
 		                : "have an order or factors, which the plan does not expect");
 	if (out->dtype == DT_I32 || out->dtype == DT_I64)
 		return error_set(err, LLMC_E_INPUT,

@@ -90,7 +90,7 @@ pack_cache_key(const Plan *p, const PackMap *map, const Checkpoint *c, char hex[
 				         o->rope_pairs,
 				         o->transpose,
 				         o->unit_rows,
-				         o->arranged,
+				         o->permuted,
 				         plan_source_dtype(t, o),
 				         o->col_first,
 				         o->col_total };

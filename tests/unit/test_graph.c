@@ -102,10 +102,10 @@ BENCH_TEST(inputs_of_a_delta_rule_are_permuted_once)
 	                       "{tensor: lin_v, type: u4_32, order: lin_q}, {tensor: lin_z, type: "
 	                       "u4_32, order: lin_q}]}\n");
 	const Graph *g = bench_graph(b);
-	const Op *arrange = graph_first(g, OP_permute_cols), *first = graph_first(g, OP_matmul);
+	const Op *permute = graph_first(g, OP_permute_cols), *first = graph_first(g, OP_matmul);
 	assert_int_equal(graph_count(g, OP_permute_cols), 1);
 	assert_string_equal(g->val[first->arg[ARG(matmul, y)]].name, "L0.lin_qkv");
-	assert_int_equal(first->arg[ARG(matmul, x)], arrange->arg[ARG(permute_cols, y)]);
+	assert_int_equal(first->arg[ARG(matmul, x)], permute->arg[ARG(permute_cols, y)]);
 	bench_spec(b, "qwen3_next",
 	           TINY_LINEAR "storage: {rules: [{tensor: lin_q, type: u4_32, order: lin_q}, "
 	                       "{tensor: lin_k, type: u4_32}, {tensor: lin_v, type: u4_32}]}\n");

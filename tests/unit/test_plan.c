@@ -90,7 +90,7 @@ static const struct {
 	{ "\"vocab\":6,", "\"vocab\":6,\"vocab\":6,", "not valid JSON: duplicate object key" },
 	{ "\"vocab\":6,", "", "p.json: vocab: is missing" },
 	{ "\"vocab\":6,", "\"vocab\":6,\"colour\":6,",
-	  "p.json: unknown key \"colour\"; this llmc reads plan format 5" },
+	  "p.json: unknown key \"colour\"; this llmc reads plan format 6" },
 	{ "\"vocab\":6", "\"vocab\":6.0",
 	  "p.json: vocab: is a number with a point, expected an integer" },
 	{ "\"vocab\":6", "\"vocab\":0", "p.json: vocab: is 0, expected 1 .. 2147483647" },

@@ -6,7 +6,7 @@
 #define TINY_SRC(name, rows, cols)                                                                 \
 	"{\"name\":\"" name "\",\"rows\":" #rows ",\"cols\":" #cols                                \
 	",\"first\":0,\"block\":" #rows ",\"stride\":" #rows                                       \
-	",\"n_block\":1,\"rope_pairs\":0,\"transpose\":0,\"unit_rows\":false,\"arranged\":false,"  \
+	",\"n_block\":1,\"rope_pairs\":0,\"transpose\":0,\"unit_rows\":false,\"permuted\":false,"  \
 	"\"stored\":null}"
 
 #define TINY_STEPS                                                                                 \
@@ -38,7 +38,7 @@
 	"\"yaml_line\":0,\"weight_bytes\":96,\"flops_per_row\":48}]"
 
 static const char tiny_plan[] =
-    "{\"format\":5,\"step_abi\":4,\"name\":\"tiny\",\"family\":\"none\",\"spec_sha256\":"
+    "{\"format\":6,\"step_abi\":4,\"name\":\"tiny\",\"family\":\"none\",\"spec_sha256\":"
     "\"00\",\"target\":\"ref\",\n"
     "\"vocab\":6,\"vocab_used\":6,\"hidden\":4,\"max_positions\":256,\"n_layers\":1,\"hard_"
     "limit\":false,"
