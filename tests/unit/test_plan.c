@@ -80,10 +80,10 @@ static const struct {
 	const char *from, *to, *text;
 } bad[] = {
 	/* reader */
-	{ "{\"format\":5", "{\"format\":5,", "not valid JSON: " },
-	{ "\"format\":5,", "", "p.json: format: is missing: this is not a plan" },
-	{ "\"format\":5", "\"format\":1",
-	  "p.json: format: is 1, this llmc reads 5: compile the model again with this llmc" },
+	{ "{\"format\":6", "{\"format\":6,", "not valid JSON: " },
+	{ "\"format\":6,", "", "p.json: format: is missing: this is not a plan" },
+	{ "\"format\":6", "\"format\":1",
+	  "p.json: format: is 1, this llmc reads 6: compile the model again with this llmc" },
 	{ "\"step_abi\":4", "\"step_abi\":7",
 	  "p.json: step_abi: is 7, this llmc needs 4: compile the model again with "
 	  "this llmc" },
