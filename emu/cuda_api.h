@@ -1,6 +1,6 @@
 /* Declarations of the part of CUDA's driver and NVRTC interfaces that the emulator implements.
- * Numbers and layouts equal those of the vendor's headers, which are not needed. The tests in
- * tests/emu call the functions through dlsym with these types. */
+ * Numbers and layouts equal those of NVIDIA's headers, so those headers are not needed. The tests
+ * in tests/emu call the functions through dlsym with these types. */
 #ifndef EMU_CUDA_API_H
 #define EMU_CUDA_API_H
 

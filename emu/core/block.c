@@ -1,7 +1,7 @@
-/* Execution of one block. Its threads are fibers. A warp runs lane by lane until all its lanes
- * wait; warps run in a random order that changes at barriers. The fibers of a block switch among
- * each other and return to the host fiber when none is ready, when one spins, and sometimes after a
- * barrier. */
+/* Runs the threads of one block as fibers. A warp runs lane by lane until all its lanes wait. Warps
+ * run in a random order, which is drawn again at barriers. Fibers of a block switch directly to
+ * each other. They return to the host fiber when no fiber is ready, when one spins, and sometimes
+ * after a barrier. */
 #include "switch.h"
 #include "../cuda_api.h"
 
@@ -39,8 +39,8 @@ go(Thread *n)
 	fiber_go(o, n);
 }
 
-/* Gives warps random priorities and directions of lanes, so that one warp may run far ahead of the
- * others. */
+/* Gives each warp a random priority and direction of lanes, so that one warp may run far ahead of
+ * the others. */
 static void
 shuffle(EmuBlock *b)
 {
@@ -128,8 +128,8 @@ block_spins(void)
 	return spin_progress == emu_progress ? spins : 0;
 }
 
-/* Reports a wait that cannot end, with the devices that have nothing queued: one of them is
- * expected to write what this kernel waits for. */
+/* Reports a wait that cannot end. The report lists the devices without queued work, because one of
+ * them probably has to write the value that this kernel waits for. */
 static NORETURN void
 report_endless_wait(const Thread *t, Site at)
 {
@@ -146,9 +146,9 @@ report_endless_wait(const Thread *t, Site at)
 	        *idle ? ", which is late, skipped its part or has ended" : "");
 }
 
-/* Lets other threads run, of this block and of others, while this one spins. If all threads only
- * spin, the wait can end only if another thread of the program gives work to another device;
- * timeline_run handles that. */
+/* Lets other threads, of this block and of others, run while this one spins. If all threads spin,
+ * only another thread of the program can end the wait, by queueing work on another device;
+ * timeline_run handles this case. */
 void
 block_yield(Site at)
 {
@@ -160,8 +160,8 @@ block_yield(Site at)
 		spins = 0;
 	} else if (emu_give_up ||
 	           (++spins > SPIN_LIMIT &&
-	            emu_contexts() <
-	                2)) { /* with several devices, spins depend on time and do not count */
+	            emu_contexts() < 2)) { /* with several devices, the number of spins depends on
+		                              timing, so it is not counted */
 		mbar_stuck(t, at);
 		if (emu_contexts() > 1)
 			report_endless_wait(t, at);
@@ -227,8 +227,8 @@ entry(void)
 	abort();
 }
 
-/* Arrays of threads are reused with their stacks and queues, because a step starts thousands of
- * blocks. */
+/* A step starts thousands of blocks, so arrays of threads are kept for later blocks, with their
+ * stacks and queues. */
 enum { KEPT = 16 };
 static struct {
 	Thread *t;
@@ -312,8 +312,8 @@ block_start(EmuOp *op, uint32_t index, Cluster *cluster, unsigned rank)
 		b->warp[w].frag = (Fragments *)(b->t + nt) + w;
 	}
 	shuffle(b);
-	/* The arena: dynamic part first, then the static objects, which have the same offsets in
-	 * all blocks of a kernel. */
+	/* The arena has the dynamic part first, then the static objects. A static object has the
+	 * same offset in all blocks of a kernel. */
 	b->arena = region_new(R_SHARED, (size_t)op->dyn);
 	b->arena->blk = b;
 	b->arena->dyn = op->dyn;
@@ -414,7 +414,7 @@ emu_syncthreads(const char *file, int line)
 	if (emu_check)
 		clock_block_barrier(b);
 	for (int w = 0; w < b->nw;
-	     /* all warps; the lanes' states need no update, since they run before any state is
+	     /* for all warps; lane states need no update, because the lanes run before any state is
 	      * read */
 	     w++) {
 		b->warp[w].ready = b->warp[w].alive;
@@ -426,7 +426,8 @@ emu_syncthreads(const char *file, int line)
 	uint64_t dice = emu_random();
 	if (!(dice & 3))
 		shuffle(b);
-	/* The last thread to arrive must not always run ahead, and other blocks get a turn. */
+	/* The last thread to arrive would otherwise always run first after a barrier, and other
+	 * blocks would never run in between. */
 	if (b->op->n_res > 1 && !(dice >> 8 & 15)) {
 		block_wake(b, (int)t->warp, 1u << t->lane);
 		go(&emu_host);
@@ -438,7 +439,7 @@ emu_syncthreads(const char *file, int line)
 	}
 }
 
-/* __syncthreads with a reduction: counts the threads whose predicate is set. */
+/* __syncthreads_count, _and and _or: counts the threads whose predicate is set. */
 EXPORT unsigned
 emu_syncthreads_count(int p, const char *file, int line)
 {
@@ -522,8 +523,8 @@ emu_named_arrive(int id, int n, const char *file, int line)
 	named(id, n, false, (Site){ file, line });
 }
 
-/* Releases a barrier over several blocks: a cluster or a grid. Clusters arrive and wait
- * separately. */
+/* Releases a barrier over several blocks: a cluster or a grid. For a cluster, arrive and wait are
+ * separate operations. */
 static void
 release_all(EmuBlock **b, int n, ThreadState why)
 {
@@ -601,7 +602,7 @@ emu_cluster_wait(const char *file, int line)
 			    "cluster barrier after a thread of the cluster has left the kernel");
 	}
 	/* Simplification: the barrier completes when all threads wait, not when all have arrived.
-	 * Work between arrive and wait still overlaps. */
+	 * Threads still overlap between their arrival and their wait. */
 	if (waiting < all) {
 		block_wait(T_CLUSTER, at);
 		return;
@@ -619,7 +620,8 @@ emu_cluster_size(void)
 	return (unsigned)emu_cur->blk->cluster->n;
 }
 
-/* Address in another block's shared memory that corresponds to one in this block's */
+/* Returns the address in another block's shared memory with the same offset as `p` has in this
+ * block's. */
 EXPORT void *
 emu_cluster_map(const void *p, unsigned rank, const char *file, int line)
 {

@@ -1,5 +1,6 @@
-/* cp.async. A copy destroys its target when issued and fills it when the issuing thread waits for
- * its group. Also loads and stores of vectors with the alignment that hardware requires. */
+/* cp.async. A copy destroys its target when issued, and fills it when the issuing thread waits for
+ * the copy's group. This file also has vector loads and stores, which check the alignment that
+ * hardware requires. */
 #include "emu.h"
 #include "../cuda_api.h"
 
@@ -67,7 +68,7 @@ emu_cp_commit(void)
 	q->group[q->n_group++] = q->issued;
 }
 
-/* Lands the copies before `upto` and performs the arrivals that depend on them. */
+/* Completes the copies before number `upto`, and performs the arrivals that depend on them. */
 static void
 finish(Thread *t, uint32_t upto)
 {
@@ -76,7 +77,7 @@ finish(Thread *t, uint32_t upto)
 	Site at = { 0 };
 	int k = 0;
 
-	emu_cur = t; /* the copies belong to t, whichever thread makes them land */
+	emu_cur = t; /* the copies belong to t, whichever thread completes them */
 	for (; (int32_t)(upto - q->landed) > 0; q->landed++) {
 		CpCopy *c = &q->copy[q->landed & (q->cap - 1)];
 		if (emu_check)
@@ -200,7 +201,7 @@ emu_load(const void *p, unsigned n, const char *file, int line)
 	return v;
 }
 
-/* ld.global.nc: the memory must not be written while the kernel runs. */
+/* ld.global.nc: no thread may write the memory while the kernel runs. */
 emu_words
 emu_load_const(const void *p, unsigned n, const char *file, int line)
 {

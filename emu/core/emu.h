@@ -1,6 +1,6 @@
-/* Internal interface of the emulator, shared by the engine (fibers, blocks, collectives), the
- * checker (shadow cells, clocks) and the driver. One lock, taken by every driver call, protects all
- * of it. Kernels run on the calling thread as fibers. */
+/* Internal interface of the emulator. The engine (fibers, blocks, collectives), the checker (shadow
+ * cells, clocks) and the driver share it. One lock, which every driver call takes, protects all
+ * state. Kernels run on the calling thread as fibers. */
 #ifndef EMU_CORE_EMU_H
 #define EMU_CORE_EMU_H
 
@@ -25,7 +25,7 @@ typedef struct EmuOp EmuOp;
 typedef struct Func Func;
 typedef struct Region Region;
 
-/* Source position of a wrapper's call in a kernel */
+/* Source position of a call to a wrapper in a kernel */
 typedef struct {
 	const char *file;
 	int line;
@@ -35,14 +35,14 @@ typedef struct {
 typedef struct VC {
 	int ref, n;
 	uint32_t c[];
-} VC; /* per thread of one block: the latest known clock */
+} VC; /* latest known clock of each thread of one block */
 typedef struct KnownClocks {
 	int ref, n;
 	struct {
 		uint32_t buid;
 		VC *vc;
 	} e[];
-} KnownClocks; /* other blocks, sorted by buid */
+} KnownClocks; /* latest known clocks of other blocks, sorted by buid */
 
 typedef enum {
 	T_READY,
@@ -68,9 +68,9 @@ typedef struct CpCopy {
 typedef struct CpArrival {
 	uint32_t upto;
 	void *bar;
-} CpArrival; /* arrives once the first `upto` copies have landed */
-/* Copies are numbered from the start of the thread. Those from `landed` on are in a ring of `cap`
- * entries (a power of two). */
+} CpArrival; /* arrival that takes place once the first `upto` copies have completed */
+/* Queue of cp.async copies, numbered from the start of the thread. Copies from number `landed` on
+ * are in a ring of `cap` entries (a power of two). */
 typedef struct CpQueue {
 	CpCopy *copy;
 	uint32_t *group;
@@ -80,15 +80,15 @@ typedef struct CpQueue {
 	short cap_group, cap_arr;
 } CpQueue;
 
-/* Bulk copies from shared memory. The source is read at the group's wait; the copy lands at the
- * full wait or when the thread exits. */
+/* Queue of bulk copies out of shared memory. The source is read when the thread waits for reads of
+ * the group. The target is written when the thread waits for the whole group, or when it exits. */
 typedef struct StoreQueue {
 	struct TmaStore *s;
 	int n, cap;
 } StoreQueue;
 
-/* Registers that matrix instructions in flight use: as accumulators (whole), or as an input until
- * `upto` instructions have finished */
+/* Registers in use by matrix instructions in flight. Accumulators are in use until all instructions
+ * have finished, inputs until `upto` instructions have. */
 typedef struct EmuHeld {
 	const char *lo, *hi;
 	bool whole;
@@ -103,23 +103,23 @@ typedef struct WgThread {
 	int n_busy;
 } WgThread;
 
-/* A thread's last proxy fences, for shared and for global memory: its own clock, and what was
- * ordered before them in its block and in others */
+/* A thread's last proxy fences, one for shared and one for global memory. Each holds the thread's
+ * clock and the clocks known at the fence, of its block and of others. */
 typedef struct ProxyFences {
 	uint32_t clk[2];
 	VC *vc[2];
 	KnownClocks *kn[2];
 } ProxyFences;
 
-/* The device header reads the first fields by inline assembly. Fields are grouped into lines of 64
- * bytes: used by every collective, by the checking mode, by few kernels. */
+/* A fiber. The device header reads the first fields by inline assembly. Fields are grouped into
+ * cache lines of 64 bytes: those used by every collective, by the checking mode, by few kernels. */
 struct Thread {
 	uint32_t tid[3], bid[3], bdim[3], gdim[3], lane, lin, warp, cluster_rank;
 	void *sp;
 	EmuBlock *blk;
 	struct Warp *w;
 	uint64_t *io; /* operands and results of other warp collectives, on the thread's stack */
-	Site at;      /* collective that it waits in */
+	Site at;      /* source position of the collective that the thread waits in */
 	ThreadState state;
 	uint32_t clk;
 	char *stack;
@@ -131,7 +131,7 @@ struct Thread {
 	ProxyFences *proxy; /* NULL: no fence yet */
 	int nreg;
 	bool gdc_waited, in_cluster, fence_cta;
-	/* the fields below outlive the block */
+	/* the fields below are reused by later blocks */
 	CpQueue cp;
 	StoreQueue bulk;
 } __attribute__((aligned(64)));
@@ -150,7 +150,8 @@ typedef struct {
 } Rendezvous; /* lanes that have arrived at one warp collective */
 typedef struct Warp {
 	uint32_t ready, alive;
-	/* bit of any_ready for its rank in the order of warps; bits of the warps before it */
+	/* rank_bit: bit of any_ready for this warp's rank in the order of warps; before: bits of
+	 * the warps that precede it */
 	uint32_t rank_bit, before;
 	int down, n_rendezvous; /* down: lanes run from the last to the first */
 	struct Fragments *frag;
@@ -167,10 +168,11 @@ struct EmuBlock {
 	EmuOp *op;
 	uint32_t index, buid;
 	int nt, nw, live, arrived;
-	Site bar_at, zero_at; /* last __syncthreads; last use of barrier 0 by part of the block */
+	Site bar_at,
+	    zero_at; /* last __syncthreads; last use of barrier 0 by only part of the block */
 	Thread *t;
-	uint32_t any_ready;  /* by rank */
-	uint8_t warp_at[32]; /* by rank */
+	uint32_t any_ready;  /* bit per warp, by rank */
+	uint8_t warp_at[32]; /* warp of each rank */
 	Region *arena;
 	uint32_t span_lo, span_n; /* arena object of the last access */
 	struct Cluster *cluster;
@@ -180,22 +182,24 @@ struct EmuBlock {
 	int n_trigger;
 	struct Mbar *mbar;
 	int n_mbar;
-	/* checking mode, by rank in the cluster: last clock of each thread there that arrived
-	 * at an mbarrier here or accessed shared memory here */
+	/* Checking mode, by rank in the cluster: for each thread of that block, its clock at the
+	 * last time it arrived at an mbarrier of this block or accessed this block's shared
+	 * memory */
 	uint32_t *far_clk[16];
-	Site far_at; /* the last such access, and its source position */
+	Site far_at; /* last of these accesses, and its source position */
 	const void *far_pc;
 	NamedBar named[16];
 	uint32_t bar_epoch;
 	uint32_t async_clk, store_clk;
-	/* operations known through relaxed atomics of its threads, until a fence; NULL: none */
+	/* operations that this block's threads know of through relaxed atomics, until a fence;
+	 * NULL: none */
 	struct OpSet *acquired;
 	struct Wg *wg;
 	Warp warp[32]; /* last field: only nw are allocated */
 };
 
-/* Entries of a block's vector clocks: its threads, its asynchronous writes, the reads of each
- * warpgroup's matrix instructions, the reads of bulk stores. */
+/* Entries of a block's vector clocks. The threads come first. Then follow the asynchronous writes,
+ * the reads by each warpgroup's matrix instructions, and the reads by bulk stores. */
 #define CLOCK_ASYNC(b) ((b)->nt)
 #define CLOCK_WG(b, i) ((b)->nt + 1 + (i))
 #define CLOCK_STORE(b) ((b)->nt + 1 + (b)->nt / 128)
@@ -206,8 +210,8 @@ typedef struct Cluster {
 	EmuBlock *b[16];
 } Cluster;
 
-/* A shared object of a kernel. Its offset is the same in every block, so that a cluster may map
- * it. */
+/* A shared object of a kernel. Its offset is equal in all blocks, so that a cluster can map the
+ * address of one block to another. */
 typedef struct {
 	const void *site;
 	const char *name, *type;
@@ -219,7 +223,7 @@ struct Func {
 	char *name;
 	struct CUmod_st *mod;
 	void (*invoke)(void **params);
-	const uint32_t *param_size; /* count, then sizes */
+	const uint32_t *param_size; /* number of parameters, then their sizes */
 	int n_param;
 	int max_threads, min_blocks;
 	int max_dyn;
@@ -230,7 +234,8 @@ struct Func {
 	const char *source; /* source text of the kernel, valid while its module is loaded */
 	const char *layouts,
 	    *layouts_end; /* clang's record layouts; NULL: compiled for the fast mode */
-	/* struct that dynamic shared memory is used as; NULL: not declared yet */
+	/* name and type of the struct that the kernel lays over dynamic shared memory; NULL: not
+	 * declared yet */
 	const char *arena, *arena_type;
 };
 
@@ -247,14 +252,15 @@ struct EmuOp {
 	EmuOpKind kind;
 	OpState state;
 	int n_dep, n_prog;
-	uint64_t *dep, *prog; /* sequence numbers: full and programmatic edges */
+	uint64_t *dep,
+	    *prog; /* sequence numbers of predecessors by full and by programmatic edges */
 	uint32_t buid0, n_block;
 	const char *name;
-	/* checking mode: operations ordered before its start; before its end */
+	/* checking mode: operations ordered before this one's start, and before its end */
 	OpSet before, after;
-	/* Checking mode with several devices: clocks of blocks that may still run. The operation's
-	 * threads start with `from`, continue with `waited` after their wait for programmatic
-	 * predecessors, and leave `acquired` to later operations. */
+	/* Checking mode with several devices: clocks of blocks that may still run. The threads of
+	 * the operation start with `from`. After their wait for programmatic predecessors they also
+	 * have `waited`. They leave `acquired` to later operations. */
 	KnownClocks *from, *waited, *acquired;
 	/* kernel */
 	Func *fn;
@@ -269,17 +275,18 @@ struct EmuOp {
 	int n_res, max_res;
 	uint32_t grid_arrived;
 	uint32_t grid_epoch;
-	bool any_constant; /* checking mode: has read through the read-only path */
+	bool any_constant; /* checking mode: the kernel has read through the read-only path */
 	bool any_waited;
-	bool any_trigger,
-	    early_trigger;    /* a thread has triggered dependents; one did so before its wait */
-	uint32_t n_triggered; /* blocks that have triggered dependents or ended */
+	bool any_trigger, early_trigger; /* a thread has triggered dependents; a thread has done so
+	                                    before its wait */
+	uint32_t n_triggered; /* number of blocks that have triggered dependents or ended */
 	/* copy, set */
 	char *dst, *src, *stage; /* stage: copy of pageable source memory */
 	size_t bytes;
 	uint64_t value;
 	int value_size;
-	/* pinned.c. host_dst: host memory; watched: the source's sum was taken at queueing */
+	/* pinned.c. host_dst: the target is host memory; watched: a checksum of the source was
+	 * taken when the copy was queued; intact: the source has not changed since */
 	bool host_dst, watched, intact;
 	uint64_t sum;
 	char *held;
@@ -301,8 +308,8 @@ typedef struct EmuSm {
 const EmuSm *emu_sm(void); /* per-SM limits */
 
 /* util.c */
-void *emu_alloc(size_t n);       /* zeroed; ends the process if memory runs out */
-void *emu_alloc_lines(size_t n); /* the same, aligned to a cache line */
+void *emu_alloc(size_t n);       /* zeroed; ends the process if there is no memory */
+void *emu_alloc_lines(size_t n); /* like emu_alloc, aligned to a cache line */
 uint64_t emu_sum(uint64_t sum, const void *p, size_t n);
 void emu_seed(uint64_t seed);
 uint64_t emu_random(void);
@@ -313,7 +320,7 @@ float emu_half(uint16_t h);
 float emu_e4m3(uint8_t b);
 typedef float V8 __attribute__((vector_size(32), aligned(4), may_alias));
 
-/* report.c: findings. emu_die ends the running kernel and never returns. */
+/* report.c: findings. emu_die ends the running kernel and does not return. */
 extern int emu_error; /* driver error code of the finding that ended the context; 0: none */
 NORETURN void emu_die(int code, Site at, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
@@ -321,9 +328,9 @@ NORETURN void emu_die_pc(int code, const void *pc, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 NORETURN void emu_die_at(int code, const void *pc, Site at, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
-/* source position from a cell that this kernel accessed, as allocated text */
+/* source position stored in a cell, as allocated text, if the kernel of `op` made the access */
 char *emu_place_of(const EmuOp *op, uint32_t place);
-uint32_t emu_site(Site at); /* 31 bits */
+uint32_t emu_site(Site at); /* number of a source position, 31 bits */
 void emu_finding(Thread *t, int code, Site at, const char *text);
 void emu_note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 char *emu_thread_name(const Thread *t);
@@ -343,47 +350,52 @@ void *fiber_prepare(char *stack, unsigned color, void (*entry)(void));
 extern Thread emu_host;
 EmuBlock *block_start(EmuOp *op, uint32_t index, Cluster *cluster, unsigned rank);
 void block_free(EmuBlock *b);
-/* runs until no thread is ready, one yields, or the block ends; false after a finding */
+/* runs the block until no thread is ready, a thread yields, or the block ends; false after a
+ * finding */
 bool block_slice(EmuBlock *b);
 bool block_has_ready(const EmuBlock *b);
 bool block_done(const EmuBlock *b);
 void block_wake(EmuBlock *b, int warp, uint32_t lanes);
-void block_wait(ThreadState why, Site at); /* current thread waits; returns when woken */
+void block_wait(ThreadState why,
+                Site at); /* suspends the current thread; returns when another thread wakes it */
 void block_yield(Site at);
-NORETURN void block_abandon(void); /* returns to the host after a finding */
-extern uint64_t emu_progress;      /* counts everything except spins */
-uint64_t block_spins(void);        /* since the last progress */
-extern bool emu_give_up; /* no other thread will end the wait: the next spin is reported */
+NORETURN void
+block_abandon(void);          /* ends the block after a finding and returns to the host fiber */
+extern uint64_t emu_progress; /* counter of everything that threads do except spins */
+uint64_t block_spins(void);   /* spins since emu_progress last changed */
+extern bool emu_give_up; /* set when no other thread will end the wait: the next spin is reported as
+                            endless */
 
 /* region.c: regions of device, pinned and shared memory */
 typedef enum { R_DEVICE, R_PINNED, R_SHARED, R_MODULE } RegionKind;
 typedef struct {
 	uint64_t w, r;
 } Cell;
-/* Source positions of the last write and the last read of a cell (encoded by shadow.c) */
+/* Encoded source positions (shadow.c) of the last write and the last read of a cell */
 typedef struct {
 	uint32_t w, r;
 } CellSites;
 struct Region {
 	char *lo, *hi;
 	RegionKind kind;
-	EmuBlock *blk;    /* owner of shared memory */
+	EmuBlock *blk;    /* block that owns the shared memory */
 	uint32_t dyn;     /* shared memory: bytes of the dynamic part */
-	Cell *cell;       /* per two bytes, lazily backed */
-	CellSites *place; /* per two bytes, lazily backed */
-	/* per two bytes: low 32 bits of the number of the last launch that read them through the
-	 * read-only path; NULL: no launch has */
+	Cell *cell;       /* one per two bytes; the system provides the memory on first access */
+	CellSites *place; /* one per two bytes; the system provides the memory on first access */
+	/* Per two bytes: number (low 32 bits) of the last launch that read them through the
+	 * read-only path. NULL: no launch has. */
 	uint32_t *constant;
 	char *base; /* mapping, including guards */
 	size_t map_bytes, bytes;
-	int device;       /* owning device; -1: none */
-	bool lazy;        /* large: readers are not recorded in pages that no kernel wrote */
-	uint64_t *page_w; /* lazy regions: writer of a whole page that has no cells; 0: none */
+	int device; /* owning device; -1: none */
+	bool lazy;  /* large region: pages that no kernel has written do not record their readers */
+	uint64_t *page_w; /* lazy regions: writer of a whole page without cells; 0: none */
 	uint8_t *page_cells;
 	int ro;
 };
 Region *region_new(RegionKind kind, size_t bytes);
-Region *region_adopt(RegionKind kind, void *lo, size_t bytes); /* memory owned by the caller */
+Region *region_adopt(RegionKind kind, void *lo,
+                     size_t bytes); /* registers memory that the caller owns */
 void region_drop(Region *r);
 Region *region_of(const void *p);
 /* records a read through the read-only path by this launch */
@@ -391,17 +403,21 @@ void region_constant(Region *r, const void *p, size_t n, uint32_t launch);
 char *region_describe(const void *p);
 Region *region_damage(const char **where); /* first region with a damaged zone; repairs its zones */
 
-/* reader_sets.c: a run of lanes that read at one clock. at: warp << 17 | clock; n: number of runs
- * in the set */
+/* reader_sets.c: a run of lanes of one warp that read at the same clock. at: warp << 17 | clock; n:
+ * number of runs in the set */
 typedef struct {
 	uint32_t parent, lanes, buid, at, n;
 } EmuRun;
-const EmuRun *readers_run(uint32_t buid,
-                          uint32_t id); /* newest run of a set; NULL if the set is 0 or forgotten */
-/* adds e; `single`: `from` is one reader (thread << 17 | clock), not a set */
+const EmuRun *
+readers_run(uint32_t buid,
+            uint32_t id); /* newest run of a set; NULL if the set is empty or forgotten */
+/* returns set `from` with reader e added. single: `from` is one reader (thread << 17 | clock), not
+ * a set */
 uint32_t readers_add(uint32_t buid, uint32_t from, bool single, uint32_t e);
-uint32_t launches_with(uint32_t set, uint64_t seq); /* sets of launches; 0 is the empty one */
-uint64_t launches_next(uint32_t *set); /* removes and returns one element; 0: none, or forgotten */
+uint32_t launches_with(uint32_t set,
+                       uint64_t seq);  /* sets of launches; number 0 is the empty set */
+uint64_t launches_next(uint32_t *set); /* removes an element of the set and returns it; 0: the set
+                                          is empty or forgotten */
 
 /* shadow.c */
 enum {
@@ -411,13 +427,14 @@ enum {
 	ACCESS_BLOCK,
 	ACCESS_COPY,
 	ACCESS_SYSTEM
-}; /* atomics by scope; COPY: by a bulk or tensor copy */
+}; /* scopes of atomics; COPY: access by a bulk or tensor copy */
 void shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, Site at);
 void shadow_read(const void *p, size_t n, const void *pc,
                  Site at); /* shadow_access with a fast path for ordered accesses */
 void shadow_write(const void *p, size_t n, const void *pc, Site at);
-void shadow_forget(void);       /* before another block runs */
-void shadow_more_ordered(void); /* the thread is now ordered after more operations */
+void shadow_forget(void); /* before another block runs */
+void shadow_more_ordered(
+    void); /* must be called when the running thread becomes ordered after more operations */
 void shadow_read_only(const void *p, size_t n, Site at); /* through the read-only path */
 void shadow_clear(Region *r, size_t off, size_t n);      /* marks memory as never written */
 void shadow_inflight(void *p, size_t n); /* target of an asynchronous copy: not readable */
@@ -428,29 +445,32 @@ char *shadow_neighbour(const void *p);
 void shadow_copy_written(void *dst, const void *src, size_t n);
 void shadow_async_write(EmuBlock *b, void *p, size_t n, Site at);
 void shadow_async_read(const void *p, size_t n, int slot, uint32_t clk,
-                       Site at); /* by the running thread, through the asynchronous proxy */
+                       Site at); /* access by the running thread through the asynchronous proxy */
 
-/* whether a thread of a block from `buid` on, or of a launch after seq, has read any of [p, p + n),
- * or may have: a later write erases earlier readers */
+/* Returns whether any of [p, p + n) was read by a thread of block `buid` or a later one, or of a
+ * launch after seq. May return true without such a read, because a later write erases earlier
+ * readers. */
 bool shadow_read_since(const Region *r, const char *p, size_t n, uint32_t buid, uint64_t seq);
 
-/* prefetch.c: a prefetch to L2 by the running thread; the end of a kernel, which may be the last
- * one that could read what was prefetched */
+/* prefetch.c: records a prefetch to L2 by the running thread; checks at the end of a kernel whether
+ * it was the last one that could have read earlier prefetched bytes */
 void prefetch_note(const void *p, size_t n, Site at);
 void prefetch_kernel_ended(const EmuOp *op);
-void prefetch_forget(const Region *r); /* the memory is freed */
+void prefetch_forget(const Region *r); /* called when the memory is freed */
 
-/* type_layout.c: name of the member at an offset of a shared object, such as "byte 4 of
- * ring.scale", as allocated text; NULL: unknown */
+/* type_layout.c: name of the member at an offset of a shared object, as allocated text, for example
+ * "byte 4 of ring.scale"; NULL: unknown */
 char *member_of(const Func *f, const char *type, size_t off);
-/* name of the pointer in a parameter, such as "w (argument 3)", as allocated text */
+/* name of the pointer in a parameter, as allocated text, for example "w (argument 3)" */
 char *func_argument(const Func *f, int param, size_t off);
 
 /* shared.c */
 uint32_t shared_static_base(uint32_t dyn);
 void shared_start(EmuBlock *b); /* poisons the static objects known so far */
 bool shared_within(const Region *r, const char *p, size_t n);
-void shared_span(EmuBlock *b, const char *p); /* sets span_lo and span_n to the object at p */
+void
+shared_span(EmuBlock *b,
+            const char *p); /* sets span_lo and span_n to those of the object that contains p */
 
 /* vector_clock.c */
 VC *vc_new(int n);
@@ -458,51 +478,53 @@ VC *vc_ref(VC *v);
 void vc_drop(VC *v);
 KnownClocks *known_ref(KnownClocks *k);
 void known_drop(KnownClocks *k);
-KnownClocks *known_join(KnownClocks *a, const KnownClocks *b); /* consumes a; b may be NULL */
-/* everything ordered before t, including its own writes; increments t's clock */
+KnownClocks *
+known_join(KnownClocks *a,
+           const KnownClocks *b); /* merges b into a and releases a's old version; b may be NULL */
+/* returns all clocks ordered before t, its own writes included, and increments t's clock */
 KnownClocks *clock_publish(Thread *t);
 void clock_acquire(Thread *t, const KnownClocks *k);
 void clock_block_barrier(EmuBlock *b);
 void clock_warp(EmuBlock *b, int warp, uint32_t lanes);
 void clock_blocks(EmuBlock **b, int n); /* cluster or grid barrier */
 bool clock_after(const Thread *t, uint32_t buid, unsigned thread, uint32_t clk);
-/* t is ordered after at least one action of that block */
+/* whether t is ordered after at least one action of that block */
 bool clock_after_any(const Thread *t, uint32_t buid);
 void clock_start(Thread *t);
 void clock_waited(Thread *t);  /* orders t after its kernel's programmatic predecessors */
-void clock_leave(EmuBlock *b); /* its threads have finished; passes their clocks to the kernel */
-bool clock_acquired(const Thread *t); /* t has acquired something since its kernel started */
+void clock_leave(EmuBlock *b); /* passes the clocks of the block's finished threads to the kernel */
+bool
+clock_acquired(const Thread *t); /* whether t has acquired something since its kernel started */
 KnownClocks *known_keep(KnownClocks *k, bool (*keep)(uint32_t buid, const void *user),
                         const void *user); /* consumes k */
 void clock_stop(Thread *t);
 KnownClocks *clock_async(EmuBlock *b); /* clocks of the block's asynchronous copies so far */
 void clock_order_after(Thread *t, int slot,
-                       uint32_t clk); /* t is ordered after an asynchronous reader */
+                       uint32_t clk); /* whether t is ordered after an asynchronous reader at clk */
 void clock_proxy_fence(Thread *t, bool global);
-/* a proxy fence of t is ordered after clock clk of `by`, a thread of its cluster */
+/* whether a proxy fence of t is ordered after clock clk of `by`, a thread of its cluster */
 bool clock_proxy_fenced(const Thread *t, const Thread *by, uint32_t clk, bool global);
 
 /* sync.c, mbarrier.c */
-void sync_renumber(uint64_t seq); /* op_forget for everything that was released */
-/* no kernel is running; releases between devices are kept unless `all` */
+void sync_renumber(uint64_t seq); /* applies op_forget to everything that was released */
+/* called when no kernel is running; keeps releases between devices unless `all` */
 void sync_reset(bool all);
 void mbar_forget(EmuBlock *b);
 bool mbar_inflight(const EmuBlock *b);
-/* ends the kernel if the thread polls an mbarrier that will not complete */
+/* ends the kernel if the thread polls an mbarrier that cannot complete */
 void mbar_stuck(const Thread *t, Site at);
-void mbar_leave(EmuBlock *b, Site at); /* its last thread is exiting */
-/* arrival of a thread whose copies have landed */
+void mbar_leave(EmuBlock *b, Site at); /* called when the last thread of the block is exiting */
+/* arrival of a thread whose copies have completed */
 void mbar_late_arrive(Thread *t, void *bar, Site at);
 
 /* tma.c: tiles of tensor maps; p is the dense image of a box in shared memory */
 typedef struct TensorMap TensorMap;
 const TensorMap *tensor_map_at(const void *p, int rank, Site at);
 size_t tensor_box_bytes(const TensorMap *m);
-/* ends the kernel if the box is invalid, or if a store writes beyond the
- * tensor */
+/* ends the kernel if the box is invalid, or if a store writes outside the tensor */
 void tensor_place(const TensorMap *m, const int *c, bool store, Site at);
 void tensor_touch(const TensorMap *m, const int *c, bool write, Site at);
-uint64_t tensor_sum(const TensorMap *m, const int *c); /* checksum of the data of a load */
+uint64_t tensor_sum(const TensorMap *m, const int *c); /* checksum of the data that a load reads */
 void tensor_get(const TensorMap *m, const int *c, char *shared, const char *arena);
 void tensor_put(const TensorMap *m, const int *c, const char *shared, const char *arena);
 void store_leave(Thread *t);
@@ -532,10 +554,10 @@ void pinned_drop(EmuOp *op);
 /* cp_async.c */
 void copy_forget(Thread *t);
 void copy_free(Thread *t);
-/* lands the copies that an arrival of t at this barrier depends on */
+/* completes the copies on which an arrival of t at this barrier depends */
 void copy_complete(Thread *t, const void *bar);
 
-extern __thread bool emu_in_host_fn; /* running a function of cuLaunchHostFunc */
+extern __thread bool emu_in_host_fn; /* true while a function of cuLaunchHostFunc runs */
 void emu_let_others_run(void);       /* device.c: lets other threads call the driver for a moment */
 int emu_contexts(void);              /* number of devices in use */
 int emu_device(void);                /* device of the calling thread's context; -1: none */
@@ -545,27 +567,29 @@ bool emu_peers(int from, int to); /* whether kernels of one device may access th
 extern uint64_t timeline_base;
 EmuOp *op_new(EmuOpKind kind, const char *name);
 void op_add(EmuOp *op, const uint64_t *dep, int n_dep, const uint64_t *prog, int n_prog);
-EmuOp *op_at(uint64_t seq); /* NULL: finished, and the host has waited for it */
+EmuOp *op_at(
+    uint64_t seq); /* operation by number; NULL: it has finished, and the host has waited for it */
 bool op_done(uint64_t seq);
-void timeline_run(const uint64_t *seq, int n); /* runs until these have finished */
+void timeline_run(const uint64_t *seq, int n); /* runs until the listed operations have finished */
 void timeline_run_all(void);
-void timeline_run_device(void);                  /* everything on the calling thread's device */
-void timeline_some(void);                        /* sometimes runs some queued work */
-void timeline_known(const uint64_t *seq, int n); /* the host has waited for these */
-/* the host has waited for everything finished on it; -1: on all devices */
+void timeline_run_device(void); /* runs everything queued on the device of the calling thread */
+void timeline_some(void);       /* runs some queued work, at random times */
+void timeline_known(const uint64_t *seq,
+                    int n); /* records that the host has waited for these operations */
+/* records that the host has waited for everything finished on the device; -1: on all devices */
 void timeline_known_all(int device);
-bool timeline_busy(int device); /* it has unfinished work */
+bool timeline_busy(int device); /* whether the device has unfinished work */
 void timeline_drop(void);       /* after an error: discards everything queued */
 bool op_before(uint64_t a, const EmuOp *b, bool waited);
-void op_acquires(
-    EmuOp *op,
-    const OpSet *of); /* a thread of op has acquired from an operation ordered after these */
+void op_acquires(EmuOp *op, const OpSet *of); /* a thread of op has acquired from an operation that
+                                                 is ordered after these */
 /* operations that a thread of op passes on by a release */
 void op_notified(const EmuOp *op, bool waited, OpSet *of);
-void op_forget(OpSet *of, uint64_t seq); /* the sequence number is reused */
+void op_forget(OpSet *of, uint64_t seq); /* called before the sequence number is reused */
 EmuOp *op_of_buid(uint32_t buid);
-bool op_known(uint64_t seq); /* the host has waited for it; in fast mode: it has finished */
-/* finds an operation that the host has not waited for and for which uses() is true */
+bool op_known(uint64_t seq); /* whether the host has waited for the operation; in fast mode, whether
+                                it has finished */
+/* finds an operation for which uses() is true and for which the host has not waited */
 const EmuOp *timeline_uses(bool (*uses)(const EmuOp *op, const void *what), const void *what);
 int func_residency(const Func *f, int threads, uint32_t dyn);
 

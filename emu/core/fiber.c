@@ -1,5 +1,5 @@
-/* Fiber stacks and switches. A stack has a guard page below it while the number of mappings allows,
- * and a pattern at its low end in case it has no guard. */
+/* Fiber stacks and switches. A stack has a guard page below it as long as the number of mappings
+ * allows. A pattern at its low end detects overflow without a guard page. */
 #include "emu.h"
 
 #include <stdlib.h>
@@ -61,8 +61,8 @@ fiber_owns(const void *p)
 	return false;
 }
 
-/* Prepares the frame that fiber_switch loads. The colour spreads the hot ends of stacks over cache
- * sets. */
+/* Prepares the frame that fiber_switch loads. The frame's offset varies with `color`, so that the
+ * tops of different stacks use different cache sets. */
 void *
 fiber_prepare(char *stack, unsigned color, void (*entry)(void))
 {

@@ -1,5 +1,5 @@
-/* Linked into every kernel object. Compilers turn loops and struct copies into these functions; the
- * checking mode needs to see their accesses. */
+/* Linked into every kernel object. Compilers turn loops and struct copies into calls of these
+ * functions. The checking mode needs versions that report their accesses. */
 #include <stddef.h>
 
 #define HIDDEN __attribute__((visibility("hidden")))

@@ -1,8 +1,8 @@
-/* mbarriers: phases with a count of arrivals and of bytes that bulk copies have yet to
- * deliver. The state is kept here, by address. The eight bytes in shared memory hold a marker,
- * so that an overwrite is detected. A bulk copy destroys its target when issued and lands when a
- * thread tests the barrier. A multicast is one copy per block of its mask, at the same offsets in
- * each. */
+/* mbarriers. A phase counts pending arrivals and the bytes that bulk copies have yet to deliver.
+ * The state is kept here, by address. The eight bytes in shared memory hold a marker, so that an
+ * overwrite is detected. A bulk copy destroys its target when issued and completes when a thread
+ * tests the barrier. A multicast is one copy per block of its mask, with the same offsets in each
+ * block. */
 #include "emu.h"
 #include "../cuda_api.h"
 #include "tensor_map.h"
@@ -28,7 +28,8 @@ typedef struct Mbar {
 	int64_t tx;
 	KnownClocks *gather, *done;
 	Bulk *bulk;
-	int n_bulk, n_cp; /* copies in flight; arrivals that depend on cp.async copies */
+	int n_bulk,
+	    n_cp; /* n_bulk: bulk copies in flight; n_cp: arrivals that wait for cp.async copies */
 } Mbar;
 
 static EmuBlock *
@@ -98,8 +99,8 @@ mbar_forget(EmuBlock *b)
 	b->n_mbar = 0;
 }
 
-/* Returns whether bulk copies are in flight. A copy that outlives the block would write into the
- * next block's memory. */
+/* Returns whether bulk copies are in flight. A copy that completed after the end of the block would
+ * write into the next block's memory. */
 bool
 mbar_inflight(const EmuBlock *b)
 {
@@ -261,7 +262,7 @@ mbar_late_arrive(Thread *t, void *bar, Site at)
 	advance(m);
 }
 
-/* Lands the cp.async copies of a random thread that has an arrival pending here. */
+/* Completes the cp.async copies of a random thread that has a pending arrival at this barrier. */
 static void
 land_cp(Mbar *m)
 {
@@ -278,7 +279,7 @@ land_cp(Mbar *m)
 	}
 }
 
-/* Lands one outstanding copy of the barrier. */
+/* Completes one copy in flight of the barrier. */
 static void
 complete(Mbar *m, Site at)
 {
@@ -380,7 +381,7 @@ issue(Mbar *m, Bulk b, Site at)
 	m->bulk[m->n_bulk++] = b;
 }
 
-/* mask 0: no multicast, dst and bar as given */
+/* mask 0: no multicast; dst and bar are used as given */
 static void
 issue_all(void *bar, Bulk b, int mask, Site at)
 {
@@ -462,8 +463,8 @@ tensor_load(void *dst, const void *map, int rank, const int *c, int rows, void *
 	issue_all(bar, b, mask, at);
 }
 
-/* cp.async.bulk.tensor: loads a box at these coordinates (elements, innermost first); zeros outside
- * of the tensor. */
+/* cp.async.bulk.tensor: loads the box at these coordinates (in elements, innermost first). Elements
+ * outside the tensor become zero. */
 void
 emu_tensor_load(void *dst, const void *map, int rank, const int *c, void *bar, const char *file,
                 int line)
@@ -471,7 +472,8 @@ emu_tensor_load(void *dst, const void *map, int rank, const int *c, void *bar, c
 	tensor_load(dst, map, rank, c, INT_MAX, bar, 0, (Site){ file, line });
 }
 
-/* The same for a kernel that uses only the first rows; the others may be unwritten memory. */
+/* Same, for a kernel that uses only the first rows of the box. The memory of the other rows may be
+ * unwritten. */
 void
 emu_tensor_load_rows(void *dst, const void *map, const int *c, int rows, void *bar,
                      const char *file, int line)
@@ -490,7 +492,7 @@ emu_tensor_load_multicast(void *dst, const void *map, int rank, const int *c, in
 	tensor_load(dst, map, rank, c, rows, bar, (int)mask, at);
 }
 
-/* Prefetches nothing; checks that the memory exists. */
+/* cp.async.bulk.prefetch: moves no data; checks that the memory exists. */
 void
 emu_bulk_prefetch(const void *p, unsigned n, const char *file, int line)
 {

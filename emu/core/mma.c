@@ -84,8 +84,8 @@ has_f16c(void)
 	return known == 2;
 }
 
-/* The same for 16-bit operands, which multiply exactly. Four lanes at a time hold eight columns
- * of two rows of A and one row of B. */
+/* mma for 16-bit operands, whose multiplications are exact in fp32. The operands of four lanes at a
+ * time are eight columns of two rows of A and one row of B. */
 __attribute__((target("avx2,f16c,fma"))) static void
 mma_half_avx2(int op, Fragments *f)
 {
@@ -132,7 +132,8 @@ mma_half_avx2(int op, Fragments *f)
 			                WIDEN(_mm_unpackhi_epi64(v[i], v[i + 4])));
 		}
 	}
-	for (int g = 0; g < 8; g += 2) { /* c of two lanes are two pairs of rows g and g + 8 */
+	for (int g = 0; g < 8;
+	     g += 2) { /* c of two lanes holds two pairs of values, in rows g and g + 8 */
 		__m256 c[4];
 		for (int i = 0; i < 2; i++) {
 			__m256 x = _mm256_loadu_ps((const float *)&f->c[4 * g + 4 * i]),
@@ -228,8 +229,8 @@ emu_e4m3(uint8_t b)
 	return (b & 0x7f) == 0x7f ? __builtin_nanf("") : emu_half(half) * 256;
 }
 
-/* m16n8k32 of e4m3: terms are exact, sums are fp32 in the order of k. Hardware keeps fewer bits
- * of a sum (docs/kernels/gemm.md). */
+/* m16n8k32 of e4m3. Multiplications are exact; sums are fp32 in the order of k. Hardware keeps
+ * fewer bits of a sum (docs/kernels/gemm.md). */
 static void
 mma_e4m3(Fragments *f)
 {
@@ -315,9 +316,9 @@ mma_run(int op, Fragments *f)
 		mma_float(op, f);
 }
 
-/* ldmatrix .x1 .x2 .x4: lanes 8m..8m+7 hold the eight row addresses of matrix m; lane l gets row
- * l/4, columns 2(l%4).. of each matrix. The first 8 bytes of an operand are the row address.
- * Results are words 0-3; stmatrix takes its input from words 2-5. */
+/* ldmatrix .x1 .x2 .x4. Lanes 8m..8m+7 pass the eight row addresses of matrix m. Of each matrix,
+ * lane l gets row l/4, columns 2(l%4) and the next. The row address is the first 8 bytes of an
+ * operand. Results are words 0-3. stmatrix takes its input from words 2-5. */
 void
 mma_ldmatrix(int op, int n, uint32_t mask, Thread *t, Site at)
 {

@@ -1,6 +1,6 @@
-/* Host accesses to pinned memory, in checking mode. No hook sees them, but their effects are
- * visible: the target of a copy keeps its poison until the host has waited for the copy, and the
- * source must still hold the same bytes then as when the copy was queued. */
+/* Checks, in checking mode, of host accesses to pinned memory. No hook sees these accesses, but
+ * their effects are visible. The target of a copy keeps its poison until the host has waited for
+ * the copy. The source must hold the same bytes at that time as when the copy was queued. */
 #include "emu.h"
 #include "../cuda_api.h"
 
@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 enum { POISON = 0xfb };
-static int n_open; /* operations not settled yet */
+static int n_open; /* operations whose checks are not finished */
 
 static bool
 pinned(const void *p)
@@ -25,7 +25,7 @@ overlap(const char *a, size_t n, const char *b, size_t m)
 	return a < b + m && b < a + n;
 }
 
-/* Returns whether an earlier queued copy has yet to read memory that this one writes. */
+/* Returns whether a copy queued earlier has yet to read memory that this operation writes. */
 static bool
 still_read(const EmuOp *by)
 {
@@ -38,7 +38,8 @@ still_read(const EmuOp *by)
 	return false;
 }
 
-/* Returns whether an earlier queued host function has yet to run. It may read any pinned memory. */
+/* Returns whether a host function queued earlier has yet to run. Such a function may read any
+ * pinned memory. */
 static bool
 host_to_run(const EmuOp *by)
 {
@@ -71,9 +72,9 @@ check_source(EmuOp *op)
 	emu_error = CUDA_ERROR_LAUNCH_FAILED;
 }
 
-/* Called before the device or an emulated copy changes pinned memory. Copies that read it and have
- * finished, but that the host has not waited for, are checked against its content now. Unfinished
- * ones are no longer checked. */
+/* Must be called before the device or an emulated copy changes pinned memory. Finished copies that
+ * read the memory, and for which the host has not waited, are checked now, against its current
+ * content. Unfinished copies are no longer checked. */
 static void
 changes(const char *p, size_t n)
 {
@@ -115,7 +116,7 @@ make_visible(EmuOp *op)
 	n_open--;
 }
 
-/* The device accesses these bytes: finished copies become visible to it. */
+/* Called when the device accesses these bytes: finished copies to them become visible to it. */
 void
 pinned_used(const void *p, size_t n, bool write)
 {
@@ -128,9 +129,9 @@ pinned_used(const void *p, size_t n, bool write)
 		changes(p, n);
 }
 
-/* Runs a host function of a stream. It may read anything, and may write the sources of later
- * copies, since it is ordered before them. A change that the program had made to such a source
- * before is still reported. */
+/* Runs a host function of a stream. The function may read anything, and may write the sources of
+ * later copies, because it is ordered before them. A change that the program made to such a source
+ * before the function runs is still reported. */
 void
 pinned_host(void (*fn)(void *), void *arg)
 {
@@ -148,7 +149,7 @@ pinned_host(void (*fn)(void *), void *arg)
 	}
 }
 
-/* Reads the host's own memory; returns false if it is not mapped. */
+/* Reads memory of the host; returns false if it is not mapped. */
 bool
 emu_host_read(void *dst, const void *src, size_t n)
 {
@@ -195,7 +196,7 @@ pinned_copy(EmuOp *op)
 	}
 }
 
-/* The host has waited for the operation. */
+/* Called when the host has waited for the operation. */
 static void
 settle(EmuOp *op)
 {
@@ -213,7 +214,7 @@ pinned_settle(void)
 			settle(op_at(s));
 }
 
-/* The operation was discarded after an error. */
+/* Called when the operation is discarded after an error. */
 void
 pinned_drop(EmuOp *op)
 {

@@ -1,5 +1,6 @@
-/* Prefetches to L2. They move no data, so a mistake shows only here: the bytes must be device
- * memory, and in checking mode one of the next kernels must read what is prefetched for it. */
+/* Checks of prefetches to L2. A prefetch moves no data, so no result shows a mistake. The bytes
+ * must be device memory. In checking mode, one of the next kernels must read the prefetched
+ * bytes. */
 #include "emu.h"
 #include "../cuda_api.h"
 
@@ -7,17 +8,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* REACH: number of later kernels of the device, one of which reads what was prefetched. LINE: bytes
- * of which at least one must be read. */
+/* REACH: one of this many following kernels of the device must read the prefetched bytes. LINE:
+ * span of bytes of which at least one must be read. */
 enum { REACH = 5, LINE = 128, MANY = 1 << 16 };
 
 typedef struct Prefetch {
 	const char *p;
 	size_t n;
-	const char *kernel; /* name of the launch, which may be forgotten before the check */
+	const char *kernel; /* name of the launch, kept because the launch may be forgotten before
+	                       the check */
 	uint64_t seq;
 	uint32_t buid;
-	int later, device; /* later: kernels that have ended since */
+	int later, device; /* later: number of kernels that have ended since the prefetch */
 	Site at;
 } Prefetch;
 
@@ -38,8 +40,8 @@ write_total(void)
 	fclose(f);
 }
 
-/* Returns whether a kernel prefetches for itself, and thus may read only a part of a line.
- * Prefetches for later kernels are in one file. */
+/* Returns whether a kernel prefetches for itself. Such a kernel may read only part of a line. All
+ * prefetches for later kernels are in one source file. */
 static bool
 for_itself(Site at)
 {

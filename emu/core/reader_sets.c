@@ -1,7 +1,7 @@
-/* Sets of readers within one block, identified by numbers. A set is a run of lanes of one warp with
- * one clock, plus the set that it was extended from. Adding a reader thus creates a new set of 16
- * bytes, and lanes that read in turn extend one run. Numbers are reused: old sets are forgotten and
- * count as empty. */
+/* Sets of readers within one block, identified by numbers. A set is a run of lanes of one warp that
+ * read at one clock, plus an older set that the run extends. Adding a reader thus creates a new set
+ * of 16 bytes, and lanes that read one after another extend one run. Numbers are reused: old sets
+ * are forgotten and count as empty. */
 #include "emu.h"
 
 enum { RUNS = 1 << 22, NUMBERS = 1 << 27, MANY = 96 };
@@ -27,7 +27,7 @@ add(uint32_t buid, uint32_t parent, uint32_t lanes, uint32_t at, uint32_t n)
 	return last;
 }
 
-/* Rebuilds a long set with only the latest read of each thread. */
+/* Rebuilds a long set, with only the latest read of each thread. */
 static uint32_t
 shorten(uint32_t buid, uint32_t id)
 {

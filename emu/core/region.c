@@ -1,6 +1,6 @@
 /* Memory that kernels may access: device allocations between guard pages and patterned zones,
  * pinned host memory, shared memory of blocks, data of modules. Freed device memory stays reserved
- * but unmapped for a while, so that a late use faults. */
+ * but unmapped for some time, so that a late access faults. */
 #include "emu.h"
 
 #include <stdlib.h>
@@ -205,8 +205,8 @@ shared_text(const Func *f, const char *name, const char *type, size_t off, uint3
 	return text;
 }
 
-/* Describes an address relative to a kernel parameter: the pointer nearest at or before it in the
- * same allocation, by its name in the source ("#define ARG_x ... a[2]"). NULL: none. */
+/* Describes an address relative to a kernel parameter: the nearest pointer at or below it in the
+ * same allocation, by its name in the source ("#define ARG_x ... a[2]"). NULL: there is none. */
 static char *
 parameter_text(const Region *r, const char *p)
 {
@@ -286,8 +286,8 @@ region_damage(const char **where)
 		if (r->kind != R_DEVICE)
 			continue;
 		char *end = r->base + r->map_bytes - GUARD;
-		/* Check only the last 256 bytes of the zone before: that is at most one page per
-		 * allocation, and there are many allocations. */
+		/* Checks only the last 256 bytes of the zone before the allocation. There are many
+		 * allocations, and this touches at most one page for each. */
 		char *from = r->lo - 256 > r->base + GUARD ? r->lo - 256 : r->base + GUARD;
 		for (char *p = from; p < r->lo; p++)
 			if (*p != (char)0xfd) {

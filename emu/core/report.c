@@ -1,6 +1,6 @@
-/* Findings: one sentence with kernel, block, thread and source line, written to standard error, to
- * the file LLMC_EMU_REPORT, and to emu_last_report(). The first finding of a launch ends it; the
- * context then fails as after a real fault. */
+/* Findings. A finding is one sentence with kernel, block, thread and source line. It is written to
+ * standard error, to the file LLMC_EMU_REPORT, and to emu_last_report(). The first finding of a
+ * launch ends the launch; the context then fails as after a real fault. */
 #include "emu.h"
 #include "../cuda_api.h"
 
@@ -99,12 +99,13 @@ emu_access_name(uint32_t buid, unsigned thread)
 	                  thread % b.x, thread / b.x % b.y, thread / (b.x * b.y));
 }
 
-/* Output of the symboliser for an address of an object. Starting it takes 25 ms, so the answer is
- * cached for an object of the cache, whose name is a digest of its contents. */
+/* Returns the output of the symboliser for an address of an object. Starting the symboliser takes
+ * 25 ms, so answers are cached for objects of the build cache, whose names are digests of their
+ * contents. */
 static void
 symbolise(const char *object, const char *addr, Strbuf *out)
 {
-	/* llvm-addr2line reports inlined frames that GNU's drops for -O1 builds. */
+	/* llvm-addr2line reports inlined frames of -O1 builds, which GNU addr2line omits. */
 	static const char *const names[] = { "llvm-addr2line", "addr2line" };
 	const char *own = getenv("LLMC_EMU_CACHE");
 	char program[4096], *file = realpath(object, NULL);
@@ -122,14 +123,15 @@ symbolise(const char *object, const char *addr, Strbuf *out)
 		const bool kept = n && !strncmp(file, folder, n) && file[n] == '/';
 		if (kept ? !program_answer(&cache, argv, out)
 		         : program_run(argv, 1024, out, &code, NULL) != LLMC_OK || code)
-			strbuf_clear(out); /* an error message instead of a position */
+			strbuf_clear(
+			    out); /* the output is an error message instead of a position */
 	}
 	cache_close(&cache);
 	free(folder);
 	free(file);
 }
 
-/* Source line of an address in a kernel's object; "?" if unknown */
+/* Returns the source line of an address in a kernel's object; "?" if unknown. */
 char *
 emu_place(const void *pc)
 {
@@ -192,7 +194,7 @@ emu_place_of(const EmuOp *op, uint32_t place)
 	if (place >> 31)
 		return site_text((Site){ site_file[(place & 0x7fffffff) >> SITE_LINE_BITS],
 		                         (int)(place & ((1u << SITE_LINE_BITS) - 1)) });
-	/* the address with these low bits that is nearest to the kernel's code */
+	/* address nearest to the kernel's code that has these low bits */
 	const uintptr_t near = (uintptr_t)op->fn->invoke;
 	return emu_place(
 	    (const void *)(near +
@@ -285,14 +287,14 @@ on_fault(int sig, siginfo_t *info, void *context)
 
 	static bool inside;
 	if (!emu_cur || !emu_cur->blk ||
-	    inside) { /* not a kernel's fault, or a fault while reporting one */
+	    inside) { /* the fault is not a kernel's, or happened while another is reported */
 		for (int i = 0; i < 4; i++)
 			if (which[i] == sig)
 				sigaction(sig, &before[i], NULL);
-		return; /* the instruction faults again, under the previous handler */
+		return; /* the instruction faults again, with the previous handler installed */
 	}
-	/* Leave the handler by returning into a function that never returns; the report is made
-	 * there, on the fiber's side. */
+	/* The handler returns into a function that does not return. That function makes the report,
+	 * on the fiber's stack. */
 	static const void *fault_pc;
 	static const char *fault_addr;
 	static int fault_sig;
@@ -308,8 +310,8 @@ on_fault(int sig, siginfo_t *info, void *context)
 	sigprocmask(SIG_UNBLOCK, &set, NULL);
 	char *where = region_describe(fault_addr);
 	inside = false;
-	/* The alternate stack stays in use until block_abandon switches away; only the next fault
-	 * reuses it. */
+	/* The alternate signal stack stays in use until block_abandon switches away; only the next
+	 * fault reuses it. */
 	if (fault_sig == SIGFPE)
 		emu_die_pc(CUDA_ERROR_LAUNCH_FAILED, fault_pc,
 		           "integer division by zero or overflow");

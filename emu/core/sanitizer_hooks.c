@@ -12,7 +12,8 @@ static const Site nowhere;
 	EXPORT ret name args;                                                                      \
 	EXPORT ret name args
 
-/* Checks an access to the thread's own locals against registers that a matrix instruction uses. */
+/* Checks an access to a local variable of the running thread against the registers that matrix
+ * instructions in flight use. */
 static COLD void
 busy(const char *p, size_t n, bool write, const void *pc)
 {
@@ -94,8 +95,8 @@ aligned(const void *p, size_t n, bool write, const void *pc)
 	{                                                                                          \
 		access(p, n, true, PC);                                                            \
 	}
-/* Enabled for kernels with wgmma. The calls themselves are not needed, but they make
- * ThreadSanitizer instrument locals. */
+/* Compiled into kernels with wgmma. The calls themselves do nothing, but because of them
+ * ThreadSanitizer instruments locals. */
 #define COVERED(n)                                                                                 \
 	HOOK(void, __sanitizer_cov_load##n, (void *p))                                             \
 	{                                                                                          \
@@ -144,7 +145,8 @@ HOOK(void, __tsan_write_range, (void *p, size_t n))
 	access(p, n, true, PC);
 }
 
-/* Returns whether the bytes are parameters of the running kernel, which each thread copies. */
+/* Returns whether the bytes are parameters of the running kernel. Each thread has a copy of the
+ * parameters. */
 static bool
 is_parameter(const void *p, size_t n)
 {

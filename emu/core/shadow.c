@@ -5,13 +5,13 @@
  * A word of a cell: block instance (32 bits) | thread (10) | clock (17) | 5 flag bits.
  *
  *   w flags   1, 2: bytes written; 4: by an atomic; 8: by an asynchronous copy that has landed;
- *             16: by an atomic of less than device scope, or, without 4, by a bulk or tensor copy
- * of that thread
+ *             16: by an atomic of less than device scope; or, without 4, by a
+ *             bulk or tensor copy of that thread
  *   r flags   1, 2: bytes read; 4, 8: bytes ever written; 16: the thread and clock fields are the
  *             number of a set of readers
  *
- * Sets of readers have numbers (reader_sets.c), since many cells share one. Set 0 means readers in
- * several blocks of one launch. */
+ * Sets of readers have numbers (reader_sets.c), since many cells share the same set. Set 0 means
+ * that threads in several blocks of one launch have read. */
 #include "emu.h"
 #include "../cuda_api.h"
 
@@ -41,8 +41,8 @@ materialise(Region *r, size_t page)
 		r->cell[c] = (Cell){ r->page_w[page] | 3, R_INIT };
 }
 
-/* Source position: the low 31 bits of an address in the kernel's object, or the number of a
- * wrapper's call (emu_site). */
+/* Source positions: the low 31 bits of an address in the kernel's object, or with P_SITE the number
+ * of a wrapper's call (emu_site). */
 enum { P_SITE = (int)(1u << 31) };
 
 static inline uint32_t
@@ -53,7 +53,7 @@ place_of(const void *pc, Site at)
 	                 : 0;
 }
 
-/* Describes the thread of access `other` and its source position, if `place` is known. */
+/* Describes the thread of access `other`, and the access's source position if `place` is known. */
 static char *
 access_text(uint64_t other, uint32_t place)
 {
@@ -112,8 +112,8 @@ set_known(const Thread *t, uint64_t r, uint64_t *culprit)
 	return true;
 }
 
-/* Readers in several blocks. Another launch must be ordered before this one; within one launch only
- * a grid barrier or an acquire orders them. */
+/* Checks against readers in several blocks. Readers of another launch must be ordered before this
+ * launch. Within one launch only a grid barrier or an acquire orders them. */
 static bool
 launch_known(const Thread *t, uint64_t r)
 {
@@ -126,8 +126,8 @@ launch_known(const Thread *t, uint64_t r)
 	return op_before(op->seq, t->blk->op, t->gdc_waited);
 }
 
-/* Adds a launch to the readers. Readers in concurrent launches are a set of launches, stored with
- * block instance 0, which no launch has. */
+/* Adds a launch to the readers r and returns the result. Readers in concurrent launches are a set
+ * of launches, stored with block instance 0, which no launch has. */
 static uint64_t
 launches_add(uint64_t r, uint64_t seq)
 {
@@ -140,7 +140,7 @@ launches_add(uint64_t r, uint64_t seq)
 	return (uint64_t)launches_with(from, seq) << 5 | R_SET;
 }
 
-/* Returns whether a launch in the set is not ordered before op; *first: such a launch. */
+/* Returns whether a launch in the set is not ordered before op, and if so sets *first to one. */
 static bool
 launches_open(uint64_t r, const EmuOp *op, bool waited, const EmuOp **first)
 {
@@ -174,7 +174,7 @@ read_cell(Cell *c, Thread *t, uint64_t me, unsigned mask)
 		return;
 	}
 	if ((r & R_SET) && !SET(r) && BUID(r) == t->blk->op->buid0 &&
-	    both == ((unsigned)r & 3)) /* already recorded as several blocks of this launch */
+	    both == ((unsigned)r & 3)) /* several blocks of this launch are recorded already */
 		return;
 	if (BUID(r) == t->blk->buid) {
 		if (r & R_SET) {
@@ -207,8 +207,8 @@ read_cell(Cell *c, Thread *t, uint64_t me, unsigned mask)
 		c->r = launches_add(r, op->seq) | keep | both;
 }
 
-/* Returns whether two atomics are synchronised: they still race if the scope of either does not
- * include the other thread. */
+/* Returns whether two atomics are synchronised. They race if the scope of either does not include
+ * the other's thread. */
 static bool
 in_scope(const Thread *t, uint64_t w, int scope)
 {
@@ -227,8 +227,8 @@ in_scope(const Thread *t, uint64_t w, int scope)
 	return false;
 }
 
-/* Access to shared memory of another block of the cluster: the block must have started, and must
- * not exit before the access is complete (checked by mbar_leave). */
+/* Checks an access to shared memory of another block of the cluster. That block must have started,
+ * and must not exit before the access is complete (mbar_leave checks this). */
 static COLD void
 shadow_peer(Thread *t, EmuBlock *o, const void *p, size_t n, const void *pc, Site at)
 {
@@ -245,7 +245,8 @@ shadow_peer(Thread *t, EmuBlock *o, const void *p, size_t n, const void *pc, Sit
 	o->far_pc = pc;
 }
 
-/* Access to memory of another device: requires peer access, and system scope for atomics. */
+/* Checks an access to memory of another device. It needs peer access, and atomics need system
+ * scope. */
 static COLD void
 shadow_far(Thread *t, const Region *r, const void *p, size_t n, bool narrow, const void *pc,
            Site at)
@@ -265,8 +266,8 @@ shadow_far(Thread *t, const Region *r, const void *p, size_t n, bool narrow, con
 		               0, 0);
 }
 
-/* Returns the thread of this block or its cluster that a cell's entry names. NULL: another cluster,
- * a copy, or a matrix instruction. */
+/* Returns the thread of this block or cluster that an entry of a cell names. NULL: the entry names
+ * another cluster, a copy or a matrix instruction. */
 static const Thread *
 thread_of(const EmuBlock *b, uint64_t word)
 {
@@ -291,8 +292,8 @@ no_proxy_fence(const Region *g, const Cell *c, bool write, bool wrote, uint64_t 
 	               other, place);
 }
 
-/* Returns whether a proxy fence follows the read: one of the reading thread, or one of the issuing
- * thread that is ordered after the read. */
+/* Returns whether a proxy fence follows the read. It may be one of the reading thread, or one of
+ * the issuing thread that is ordered after the read. */
 static bool
 read_fenced(const Thread *t, uint64_t r, bool global)
 {
@@ -302,9 +303,9 @@ read_fenced(const Thread *t, uint64_t r, bool global)
 	       clock_proxy_fenced(t, by, CLK(r), global);
 }
 
-/* Checks one cell of a bulk or tensor copy, which accesses memory through the asynchronous proxy.
- * Writes of threads, and reads of memory that the copy overwrites, must be followed by a proxy
- * fence. Threads of other clusters are not checked. */
+/* Checks one cell of a bulk or tensor copy, which accesses memory through the asynchronous proxy. A
+ * proxy fence must follow earlier writes by threads, and earlier reads of memory that the copy
+ * overwrites. Threads of other clusters are not checked. */
 static void
 copy_fenced(const Thread *t, const Region *g, const Cell *c, const CellSites *place, unsigned mask,
             bool write, Site at)
@@ -332,7 +333,7 @@ copy_fenced(const Thread *t, const Region *g, const Cell *c, const CellSites *pl
 		no_proxy_fence(g, c, true, false, r & ~31ull, place->r, at);
 }
 
-/* Cache of results of shadow_access for the running thread, used by shadow_read and shadow_write
+/* Cached results of shadow_access for the running thread, used by shadow_read and shadow_write
  * below */
 typedef struct {
 	uint64_t me, before, after;
@@ -343,9 +344,9 @@ static struct {
 		const EmuOp *op;
 		bool waited;
 		uint32_t buid, n;
-	} over[4]; /* launches whose writes are all ordered before those of op */
+	} over[4]; /* launches whose writes are all ordered before the writes of op */
 	unsigned n_over;
-	uint64_t free_me, free; /* readers that the thread is ordered after */
+	uint64_t free_me, free; /* readers after which the thread is ordered */
 	Region *region[4];      /* most recently used first */
 } seen;
 
@@ -360,7 +361,8 @@ typedef struct Access {
 	Thread *t;
 	const void *p;
 	size_t n;
-	bool write, by_copy, system; /* by an asynchronous copy; atomic of system scope */
+	bool write, by_copy,
+	    system; /* by_copy: by an asynchronous copy; system: atomic of system scope */
 	int atomic;
 	const void *pc;
 	Site at;
@@ -419,8 +421,8 @@ region_checked(const Access *x)
 	return r;
 }
 
-/* Allocates the cells of pages that have only a writer so far. Returns false for a read, since such
- * pages keep no readers. */
+/* Allocates the cells of pages that have only a writer so far. Returns false for a read, because
+ * such pages do not record readers. */
 static bool
 pages_ready(const Access *x, Region *r, size_t off)
 {
@@ -444,7 +446,7 @@ pages_ready(const Access *x, Region *r, size_t off)
 	return true;
 }
 
-/* Checks that the access is ordered after the last write w of a cell. */
+/* Checks that the access is ordered after w, the last write of a cell. */
 static inline void
 check_writer(const Access *x, uint64_t w, unsigned mask, const CellSites *here)
 {
@@ -466,7 +468,7 @@ check_writer(const Access *x, uint64_t w, unsigned mask, const CellSites *here)
 	               w, here->w);
 }
 
-/* Checks that a write is ordered after the readers rd of a cell. */
+/* Checks that a write is ordered after rd, the readers of a cell. */
 static inline void
 check_readers(const Access *x, uint64_t rd, const CellSites *here)
 {
@@ -529,7 +531,7 @@ shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, S
 		return;
 	x.me = WORD(t->blk->buid, t->lin, t->clk);
 	x.place = place_of(pc, at);
-	/* neighbouring cells usually have the same history */
+	/* Neighbouring cells usually have the same history, so the last result is kept. */
 	uint64_t known = 0, before = 1, after = 0;
 	if (write && unlikely(t->blk->op->any_constant))
 		written_constant(r, p, n, pc, at);
@@ -570,8 +572,8 @@ shadow_access(const void *p, size_t n, bool write, int atomic, const void *pc, S
 	}
 }
 
-/* ---- fast path: most accesses find a cell like the previous one; all others take the slow path
- * ---- */
+/* ---- fast path: most accesses find a cell like the previous one; all other accesses take the slow
+ * path ---- */
 
 void
 shadow_forget(void)
@@ -615,8 +617,8 @@ readers_are_known(const Thread *t, uint64_t r, uint64_t me)
 	return !(r & R_SET) && ((r ^ me) >> 22 == 0 || t->vc->c[THREAD(r)] >= CLK(r));
 }
 
-/* Returns the cells of an access and their source positions, if it is in the same object or region
- * as the previous one. *lazy: the page has no cells. */
+/* Returns the cells of an access and their source positions, if the access is in the same object or
+ * region as the previous one. *lazy: set if the page has no cells. */
 static inline Cell *
 cells_of(const Thread *t, const char *p, size_t n, CellSites **place, uint64_t *lazy)
 {
@@ -681,7 +683,7 @@ remember(Thread *t, const void *p, uint64_t w, uint64_t r, bool write)
 		unsigned k = seen.n_over++ % 4;
 		seen.over[k].op = mine;
 		seen.over[k].waited = t->gdc_waited;
-		/* the operation is forgotten, so earlier ones are done too */
+		/* the operation is forgotten, so all earlier ones are ordered before op too */
 		seen.over[k].buid = o ? o->buid0 : 0;
 		seen.over[k].n = o ? o->n_block : buid + 1;
 	}
@@ -816,8 +818,8 @@ shadow_inflight(void *p, size_t n)
 		r->cell[c].r &= ~(uint64_t)R_INIT;
 }
 
-/* Records the bytes of a bulk copy that has landed as written by the block's asynchronous copies.
- * A thread that waits for the mbarrier acquires their clock. */
+/* Records that the block's asynchronous copies wrote the bytes of a completed bulk copy. A thread
+ * that waits for the mbarrier acquires the clock of these copies. */
 void
 shadow_async_write(EmuBlock *b, void *p, size_t n, Site at)
 {
@@ -832,9 +834,9 @@ shadow_async_write(EmuBlock *b, void *p, size_t n, Site at)
 	}
 }
 
-/* Registers a read of shared memory by a matrix instruction or bulk store that takes place later.
- * The bytes must already have been written, by copies or by threads with a proxy fence. No thread
- * may write them before it is ordered after the reader (entry `slot` at `clk`). */
+/* Registers a later read of shared memory by a matrix instruction or bulk store. The bytes must
+ * already have been written, by copies or by threads with a proxy fence. No thread may write them
+ * before it is ordered after the reader (entry `slot` at `clk`). */
 void
 shadow_async_read(const void *p, size_t n, int slot, uint32_t clk, Site at)
 {
@@ -994,8 +996,8 @@ shadow_written(const void *p, size_t n, size_t *at)
 	return true;
 }
 
-/* After a copy between device addresses, marks bytes as unwritten whose source bytes were
- * unwritten. */
+/* Called after a copy between device addresses. Marks target bytes as unwritten if their source
+ * bytes are unwritten. */
 void
 shadow_copy_written(void *dst, const void *src, size_t n)
 {
@@ -1011,8 +1013,8 @@ shadow_copy_written(void *dst, const void *src, size_t n)
 	}
 }
 
-/* Returns the writer of the nearest bytes before an unwritten position, as allocated text: probably
- * the thread that should have written it. NULL: none nearby. */
+/* Returns the writer of the nearest bytes before an unwritten position, as allocated text. That
+ * thread should probably have written the position too. NULL: no written bytes nearby. */
 char *
 shadow_neighbour(const void *p)
 {

@@ -1,5 +1,5 @@
-/* Shared memory of a block: one arena. Static objects get their offsets in the order in which a
- * kernel first uses them, the same in all blocks. Gaps between them belong to no object. */
+/* Shared memory of a block: one arena. A static object gets its offset when a thread of the kernel
+ * first uses it; the offset is the same in all blocks. Gaps between objects belong to no object. */
 #include "emu.h"
 #include "../cuda_api.h"
 
@@ -48,8 +48,8 @@ emu_shared_static(const void *site, size_t n, size_t align, const char *name, co
 			        "static shared memory of %u bytes: the limit is 49152",
 			        f->static_bytes);
 	}
-	/* A new object is added to all blocks of the launch, since a neighbour may access it before
-	 * its owner does. */
+	/* A new object is added to all blocks of the launch, because another block of the cluster
+	 * may access a block's copy before that block does. */
 	if (b->n_obj <= i) {
 		for (int k = 0; k < b->op->n_res; k++)
 			shared_start(b->op->res[k]);

@@ -1,5 +1,5 @@
-/* Work of a library that stands in for one of NVIDIA's. It is queued in a stream like a kernel and
- * executed at once when its turn comes. libcuda.so.1 exports these functions for the other
+/* Work of a library that stands in for one of NVIDIA's. The work is queued in a stream, as a kernel
+ * is. When its turn comes it runs as a whole. libcuda.so.1 exports these functions for the other
  * libraries of emu/. */
 #ifndef LLMC_EMU_CORE_STREAM_LIBRARY_H
 #define LLMC_EMU_CORE_STREAM_LIBRARY_H
@@ -15,7 +15,7 @@ typedef struct LibraryWork {
 	void (*run)(void *blob);
 	/* optional: called when queued (once per graph launch) */
 	void (*queued)(void *blob, uint64_t seq);
-	/* optional: may it start, with respect to other work of its kind? */
+	/* optional: whether other operations of the library allow this one to start */
 	bool (*ready)(void *blob);
 	struct {
 		void *p;
@@ -26,12 +26,13 @@ typedef struct LibraryWork {
 } LibraryWork;
 
 #pragma GCC visibility push(default)
-/* Counts the call by name, as for driver calls. Returns the CUDA error that it shall fail with, or
- * 0. */
+/* Counts a call by name, as for driver calls. Returns the CUDA error with which the call must fail,
+ * or 0. */
 int emu_library_call(const char *name);
-/* The blob is copied; graphs copy it again. */
+/* The blob is copied; a graph copies it again at each launch. */
 int emu_library_queue(void *stream, const LibraryWork *w, const void *blob, size_t bytes);
-bool emu_library_came_first(uint64_t seq); /* have all predecessors of the operation finished? */
+bool
+emu_library_came_first(uint64_t seq); /* whether all predecessors of the operation have finished */
 bool emu_library_memory(const void *p, size_t n);
 int emu_library_arch(void);
 int emu_library_device(void); /* device of the calling thread's context */

@@ -4,9 +4,9 @@
 
 #include "emu.h"
 
-/* Layout of a stack that is not running: resume address, then frame pointer. The compiler saves all
- * other registers. The switch jumps instead of returning, so the return predictor stays in step:
- * all fibers wait in the same few places. */
+/* Switches stacks. A stack that is not running holds a resume address, then the frame pointer. The
+ * compiler saves all other registers. The switch jumps instead of returning, because all fibers
+ * wait in the same few places and a jump keeps the CPU's return predictor in step. */
 static inline __attribute__((always_inline)) void
 fiber_switch(void **save, void *load)
 {
@@ -28,8 +28,8 @@ fiber_go(Thread *from, Thread *to)
 	fiber_switch(&from->sp, to->sp);
 }
 
-Thread *block_pick(
-    EmuBlock *b); /* the next ready thread, marked as running; the host's fiber if there is none */
+Thread *block_pick(EmuBlock *b); /* returns the next ready thread and marks it as running; the
+                                    host's fiber if no thread is ready */
 
 static inline int
 warp_first(const Warp *w, uint32_t lanes)
@@ -37,8 +37,8 @@ warp_first(const Warp *w, uint32_t lanes)
 	return w->down ? 31 - __builtin_clz(lanes) : __builtin_ctz(lanes);
 }
 
-/* Suspends the running thread. Usually the next lane of its warp continues; the stack of the lane
- * after that is prefetched. */
+/* Suspends the running thread. Usually the next lane of its warp continues, so the stack of the
+ * lane after that one is prefetched. */
 static inline __attribute__((always_inline)) void
 fiber_wait(Thread *t, ThreadState why)
 {

@@ -1,14 +1,15 @@
-/* Atomics and fences. Fibers are sequentially consistent, so missing synchronisation never shows in
- * values. It shows in checking mode, where only release and acquire (or fences around relaxed
- * atomics) pass on a thread's clocks. */
+/* Atomics and fences. Fibers are sequentially consistent, so values never show that synchronisation
+ * is missing. The checking mode shows it: only a release and an acquire (or fences around relaxed
+ * atomics) pass a thread's clocks on. */
 #include "emu.h"
 #include "../cuda_api.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Clocks released at an address: to all devices, to one device, to one cluster (identified by its
- * first block), and to one block. `ops`: operations ordered before the releasing ones. */
+/* Clocks released at an address, separately for each scope: all devices, one device, one cluster
+ * (identified by its first block), one block. `ops`: operations ordered before the releasing
+ * threads. */
 typedef struct AtomicCell {
 	const void *p;
 	KnownClocks *all, *gpu, *cluster, *block;
@@ -135,8 +136,9 @@ order_memory(Thread *t, const void *p, int kind, int order, int scope)
 		if (s) {
 			bool now = order == EMU_ACQUIRE || order == EMU_ACQ_REL;
 			KnownClocks *got = NULL;
-			/* A reader with block scope acquires only from its own block, whatever the
-			 * scope of the release; one with device scope only from its own device. */
+			/* A reader with block scope acquires only what its own block released,
+			 * whatever the scope of the release. A reader with device scope acquires
+			 * only from its own device. */
 			bool wide = scope == EMU_SYS || !(s->from & ~(1u << t->blk->op->device));
 			if ((!block_only && wide) || region_of(p) == t->blk->arena) {
 				got = known_join(got, s->all);
@@ -174,7 +176,7 @@ order_memory(Thread *t, const void *p, int kind, int order, int scope)
 	}
 }
 
-/* Called before the atomic operation itself, which follows without a switch of fibers. */
+/* Must be called before the atomic operation itself, which then runs without a switch of fibers. */
 void
 emu_atomic(void *p, unsigned n, int kind, int order, int scope, const char *file, int line)
 {
@@ -185,7 +187,8 @@ emu_atomic(void *p, unsigned n, int kind, int order, int scope, const char *file
 		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at,
 		        "misaligned atomic: %u bytes at an address that is not a multiple of %u", n,
 		        n);
-	/* A polling thread must let others run; before a modification, others sometimes run too. */
+	/* A polling thread must let others run. Before a modification, other threads sometimes run
+	 * too. */
 	if (kind == EMU_LOAD || kind == EMU_CAS)
 		block_yield(at);
 	else

@@ -1,4 +1,4 @@
-/* The emulator's content of a CUtensorMap (128 opaque bytes): written by cuTensorMapEncodeTiled,
+/* Content of a CUtensorMap (128 opaque bytes) in the emulator: written by cuTensorMapEncodeTiled,
  * read by tma.c. */
 #ifndef EMU_CORE_TENSOR_MAP_H
 #define EMU_CORE_TENSOR_MAP_H

@@ -25,7 +25,7 @@ static uint64_t next_seq = 1;
 static uint32_t next_buid = 1;
 static EmuOp *ring[TIMELINE];
 static OpSet host_known;
-/* clocks of blocks that may still run, from operations that the host has waited for */
+/* clocks of blocks that may still run, acquired from operations for which the host has waited */
 static KnownClocks *host_acquired;
 static uint64_t *running; /* kernels in flight */
 static int n_running, cap_running;
@@ -95,7 +95,7 @@ op_forget(OpSet *of, uint64_t seq)
 	of->w[seq % TIMELINE / 64] &= ~(1ull << (seq % 64));
 }
 
-/* Returns whether clocks of a block are not already implied for op (NULL: for the host). */
+/* Returns whether op (NULL: the host) does not yet imply the clocks of a block. */
 static bool
 is_new(uint32_t buid, const void *user)
 {
@@ -105,7 +105,7 @@ is_new(uint32_t buid, const void *user)
 	       !(op ? op_before(of->seq, op, op->any_waited) : set_has(&host_known, of->seq));
 }
 
-/* The host has waited for op. */
+/* Called when the host has waited for op. */
 static void
 host_acquires(const EmuOp *op)
 {
@@ -206,7 +206,8 @@ copy_seqs(const uint64_t *s, int *n)
 void
 op_add(EmuOp *op, const uint64_t *dep, int n_dep, const uint64_t *prog, int n_prog)
 {
-	/* more in flight than the window holds: proceed as if the host waited */
+	/* If more operations are in flight than the window holds, proceed as if the host had
+	 * waited. */
 	if (next_seq - timeline_base >= TIMELINE - 1) {
 		timeline_run_all();
 		timeline_known_all(-1);
@@ -218,7 +219,7 @@ op_add(EmuOp *op, const uint64_t *dep, int n_dep, const uint64_t *prog, int n_pr
 	op->seq = next_seq++;
 	op->buid0 = next_buid;
 	next_buid += op->n_block;
-	/* the number's index in the sets may have been used by an older operation */
+	/* an older operation may have used this number's index in the sets */
 	if (emu_check) {
 		op_forget(&host_known, op->seq);
 		sync_renumber(op->seq);
@@ -239,7 +240,7 @@ op_add(EmuOp *op, const uint64_t *dep, int n_dep, const uint64_t *prog, int n_pr
 		op->work->queued(op->work + 1, op->seq);
 }
 
-/* Table of compute capabilities in the CUDA programming guide */
+/* Limits per SM, from the table of compute capabilities in the CUDA programming guide */
 const EmuSm *
 emu_sm(void)
 {
@@ -294,8 +295,8 @@ startable(EmuOp *op)
 			continue;
 		if (p->state != OP_RUNNING || p->depth + 1 >= MAX_DEPTH)
 			return false;
-		/* a predecessor whose threads wait first triggers only once all of its blocks have
-		 * done so */
+		/* a predecessor whose threads wait before they trigger does so only once all of its
+		 * blocks have triggered */
 		if (!p->early_trigger && p->n_triggered < p->n_block)
 			return false;
 		op->depth = p->depth + 1 > op->depth ? p->depth + 1 : op->depth;
@@ -303,16 +304,17 @@ startable(EmuOp *op)
 	return true;
 }
 
-/* Returns whether all threads of a kernel waited before they triggered dependents. The dependents
- * are then ordered after what the kernel waited for. */
+/* Returns whether all threads of a kernel waited before they triggered dependents. If so, the
+ * dependents are ordered after everything that the kernel waited for. */
 static bool
 held(const EmuOp *op)
 {
 	return op->any_trigger && op->any_waited && !op->early_trigger;
 }
 
-/* Sets the operations ordered before op at its start: those implied by the ends of its
- * predecessors; for programmatic predecessors only those known at their start, or at their wait. */
+/* Sets the operations ordered before op when it starts. The end of a full predecessor implies all
+ * that is ordered before it. A programmatic predecessor implies only what was ordered before its
+ * own start, or before its wait if it is held. */
 static void
 sets_at_start(EmuOp *op)
 {
@@ -375,8 +377,8 @@ finish(EmuOp *op)
 		}
 		prefetch_kernel_ended(op);
 	}
-	/* Kernels that wait for it by griddepcontrol continue once all their predecessors have
-	 * finished. */
+	/* Kernels that wait for this one by griddepcontrol continue once all their predecessors
+	 * have finished. */
 	for (int i = 0; i < n_running; i++) {
 		EmuOp *o = op_at(running[i]);
 		bool all = o->n_prog > 0, mine = false;
@@ -547,8 +549,8 @@ release_blocks(EmuOp *op)
 		b->counted = true;
 		if (--b->cluster->live_blocks)
 			continue;
-		/* A cluster is freed as a whole, because other blocks may still have been reading
-		 * its shared memory. */
+		/* A cluster is freed as a whole, because another of its blocks may have read this
+		 * block's shared memory until now. */
 		Cluster *c = b->cluster;
 		for (int k = 0; k < c->n; k++) {
 			for (int j = 0; j < op->n_res; j++)
@@ -623,7 +625,8 @@ deadlock(void)
 	emu_error = CUDA_ERROR_LAUNCH_FAILED;
 }
 
-/* Returns whether a library's operation waits for others that the host has not queued yet. */
+/* Returns whether an operation of a library waits for operations that the host has not queued
+ * yet. */
 static bool
 gated(void)
 {
@@ -645,13 +648,14 @@ timeline_busy(int device)
 	return false;
 }
 
-/* Time that a wait has lasted without progress on any device */
+/* Time for which a wait has lasted without progress on any device */
 typedef struct StallTimer {
-	uint64_t progress; /* emu_progress when it was last reset */
+	uint64_t progress; /* value of emu_progress when the timer was last reset */
 	long ms;
 } StallTimer;
 
-/* Lets other threads of the program call the driver; false if the time has run out. */
+/* Lets other threads of the program call the driver. Returns false when the time limit has
+ * passed. */
 static bool
 wait_for_others(StallTimer *stall)
 {
@@ -663,8 +667,8 @@ wait_for_others(StallTimer *stall)
 	return true;
 }
 
-/* Waits if another thread of the program may still queue the work that is waited for. Returns false
- * if there is none, or if the time has run out. */
+/* Waits if another thread of the program may still queue the work that this wait needs. Returns
+ * false if there is no such thread, or if the time limit has passed. */
 static bool
 wait_for_host(StallTimer *stall)
 {
@@ -677,7 +681,8 @@ wait_for_host(StallTimer *stall)
 	return false;
 }
 
-/* All kernels spin: they may wait for a device to which another thread has yet to give work. */
+/* Handles the case that all kernels spin. They may wait for a device to which another thread has
+ * yet to give work. */
 static void
 check_spinning(StallTimer *stall)
 {
@@ -685,8 +690,8 @@ check_spinning(StallTimer *stall)
 		emu_give_up = true;
 }
 
-/* Returns a device to suspend for a while, so that it is late for all interactions with the others;
- * -1: none. */
+/* Returns a device to suspend for some time, so that the other devices see it arrive late; -1:
+ * none. */
 static int
 held_back(void)
 {
@@ -701,7 +706,7 @@ held_back(void)
 	return device;
 }
 
-/* Runs one step of the schedule; false if nothing is left or a finding ended it. */
+/* Runs one step of the schedule. Returns false if nothing is left, or after a finding. */
 static bool
 step(void)
 {

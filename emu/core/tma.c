@@ -1,6 +1,6 @@
 /* Tiles of tensor maps, and bulk copies out of shared memory. In shared memory a box is stored
- * innermost dimension first. Its 16-byte vectors are permuted by the swizzle, which xors address
- * bits 4.. with bits 7... */
+ * innermost dimension first. The swizzle permutes its 16-byte vectors: address bits from 4 on are
+ * XORed with those from 7 on. */
 #include "emu.h"
 #include "tensor_map.h"
 #include "../cuda_api.h"
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* n 0: end of a group */
+/* a store; n 0 marks the end of a group */
 typedef struct TmaStore {
 	void *dst;
 	const char *src;
@@ -31,7 +31,8 @@ tensor_map_at(const void *p, int rank, Site at)
 		        "misaligned tensor map: it needs a multiple of 128");
 	if (r && r->kind == R_SHARED)
 		emu_die(CUDA_ERROR_ILLEGAL_ADDRESS, at, "the tensor map is in shared memory");
-	if (emu_check && r) /* a map passed as a parameter is on the stack here */
+	if (emu_check &&
+	    r) /* a map passed as a parameter is on the host's stack here, not in a region */
 		shadow_access(p, 128, false, false, NULL, at);
 	if (m->magic != TENSOR_MAGIC)
 		emu_die(CUDA_ERROR_ILLEGAL_INSTRUCTION, at,
@@ -43,7 +44,7 @@ tensor_map_at(const void *p, int rank, Site at)
 	return m;
 }
 
-/* Observed on an H100; the manual does not mention it. */
+/* This behaviour was observed on an H100; the manual does not mention it. */
 void
 tensor_place(const TensorMap *m, const int *c, bool store, Site at)
 {
@@ -81,8 +82,8 @@ swizzled(const TensorMap *m, size_t a)
 
 typedef void (*TmaRow)(const TensorMap *m, char *global, size_t k, size_t lo, size_t hi, void *arg);
 
-/* Calls fn for every row of the box: its address in memory (NULL if outside), its index k in the
- * box, and the range [lo, hi) of elements inside the tensor. */
+/* Calls fn for every row of the box with its address in memory (NULL if outside the tensor), its
+ * index k in the box, and the range [lo, hi) of its elements inside the tensor. */
 static void
 rows(const TensorMap *m, const int *c, TmaRow fn, void *arg)
 {
@@ -280,7 +281,7 @@ emu_bulk_commit(void)
 	push(q, (TmaStore){ 0 }); /* end of a group */
 }
 
-/* Reads the source. */
+/* Reads the source of a store. */
 static void
 take(Thread *t, TmaStore *s)
 {
@@ -299,7 +300,8 @@ put(Thread *t, TmaStore *s)
 	if (!s->n)
 		return;
 	if (s->map) {
-		/* Use the saved image of the box, placed at the same low address bits. */
+		/* Uses the saved image of the box, placed so that its address has the same low bits
+		 * as the source. */
 		size_t low = (size_t)(s->src - t->blk->arena->lo) & 1023;
 		char *image = emu_alloc(s->n + 1024);
 		memcpy(image + low, s->taken, s->n);

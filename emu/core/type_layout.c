@@ -1,5 +1,5 @@
-/* Names for bytes of a shared struct and for pointers among a kernel's parameters, from clang's
- * record layouts in the kernel's object (nvrtc/build.c). */
+/* Names for bytes of a shared struct and for pointers among a kernel's parameters. They come from
+ * clang's record layouts, which the kernel's object contains (nvrtc/build.c). */
 #include "emu.h"
 
 #include <stdio.h>
@@ -21,8 +21,8 @@ type_name(const char *pretty, char out[256])
 	return true;
 }
 
-/* Lines of a layout: "   128 |     float[32] part", indented by two blanks per level; the first is
- * the record itself. */
+/* Parses the lines of a layout, for example "   128 |     float[32] part", indented by two blanks
+ * per level. The first line is the record itself. */
 char *
 member_of(const Func *f, const char *pretty, size_t off)
 {
@@ -41,7 +41,8 @@ member_of(const Func *f, const char *pretty, size_t off)
 		size_t o = strtoul(line, &end, 10);
 		if (!bar || end == line || text[0] != ' ') {
 			if (inside)
-				break; /* its size, or the next record */
+				break; /* the line has the record's size, or starts the next record
+				        */
 			continue;
 		}
 		size_t blanks = strspn(text, " ");

@@ -80,7 +80,7 @@ emu_env(const char *name, long otherwise)
 	return *end ? otherwise : v;
 }
 
-/* A table, because matrix instructions convert millions of values */
+/* Converts f16 by a table, because matrix instructions convert millions of values. */
 float
 emu_half(uint16_t h)
 {
@@ -100,7 +100,7 @@ emu_half(uint16_t h)
 	return table[h];
 }
 
-/* Checksum, to detect changes of memory */
+/* Returns a checksum that detects changes of memory. */
 uint64_t
 emu_sum(uint64_t sum, const void *p, size_t n)
 {

@@ -1,8 +1,8 @@
-/* Happens-before tracking. A thread's clock ticks whenever it publishes (barrier, release, fence).
- * Clocks of its own block are a vector, those of other blocks a sorted list of such vectors. Both
- * are shared between threads and copied on write, so a block barrier costs one vector. The entries
- * after those of threads (CLOCK_ASYNC and up) represent the block's asynchronous copies and matrix
- * instructions. */
+/* Happens-before tracking. A thread's clock is incremented whenever the thread publishes (barrier,
+ * release, fence). Clocks of its own block are a vector, those of other blocks a sorted list of
+ * such vectors. Vectors and lists are shared between threads and copied on write, so a block
+ * barrier costs one vector. The entries after those of threads (CLOCK_ASYNC and up) belong to the
+ * block's asynchronous copies and matrix instructions. */
 #include "emu.h"
 #include "../cuda_api.h"
 
@@ -36,7 +36,7 @@ vc_drop(VC *v)
 }
 
 static VC *
-vc_own(VC *v) /* consumes v; returns an unshared copy */
+vc_own(VC *v) /* consumes v; returns a copy that no other thread shares */
 {
 	if (v->ref == 1)
 		return v;
@@ -176,7 +176,7 @@ clock_waited(Thread *t)
 
 	if (clock_acquired(t)) {
 		t->kn = known_join(t->kn, all);
-	} else if (all) { /* t has acquired nothing of its own */
+	} else if (all) { /* t has acquired nothing beyond what its block has */
 		known_drop(t->kn);
 		t->kn = known_ref(all);
 	}
@@ -230,8 +230,8 @@ clock_acquire(Thread *t, const KnownClocks *k)
 		else
 			other = true;
 	if (other)
-		t->kn = known_join(t->kn,
-		                   k); /* k may have an entry of t's own block, which is harmless */
+		t->kn = known_join(
+		    t->kn, k); /* k may contain an entry of t's own block, which is harmless */
 	shadow_more_ordered();
 }
 
@@ -394,7 +394,7 @@ clock_order_after(Thread *t, int slot, uint32_t clk)
 	t->vc->c[slot] = clk;
 }
 
-/* After the fence, asynchronous copies and matrix instructions ordered after it may read what the
+/* Proxy fence of t. Asynchronous copies and matrix instructions ordered after it may read what the
  * thread has written so far, and overwrite what it has read or written. */
 void
 clock_proxy_fence(Thread *t, bool global)

@@ -1,5 +1,5 @@
-/* Warp collectives: the lanes of a mask rendezvous, and the last one to arrive computes for all.
- * Only EMU_W_SYNC orders memory. */
+/* Warp collectives. The lanes of a mask rendezvous, and the last lane to arrive computes the
+ * results of all lanes. Only EMU_W_SYNC orders memory. */
 #include "switch.h"
 #include "../cuda_api.h"
 #include "../device/warp_ops.h"
@@ -191,7 +191,7 @@ same(const Rendezvous *m, int op, uint32_t mask, Site at)
 	return m->mask == mask && m->op == op && m->at.line == at.line && m->at.file == at.file;
 }
 
-/* Returns the rendezvous with the lane's mask, or a new one. */
+/* Returns the rendezvous for this mask, or a new one. */
 static __attribute__((noinline)) Rendezvous *
 find_rendezvous(Thread *t, int op, uint32_t mask, Site at)
 {
@@ -206,7 +206,7 @@ find_rendezvous(Thread *t, int op, uint32_t mask, Site at)
 		        "warp collective with an inactive lane: the mask 0x%08x names lanes 0x%08x "
 		        "that have exited or do not exist",
 		        mask, mask & ~w->alive);
-	/* other masks may overlap: their lanes arrive here later, or the block is stuck */
+	/* Another mask may overlap this one. Its lanes arrive here later, or the block is stuck. */
 	for (int i = 0; i < w->n_rendezvous && !m; i++)
 		if (w->rendezvous[i].mask == mask)
 			m = &w->rendezvous[i];
@@ -226,7 +226,8 @@ find_rendezvous(Thread *t, int op, uint32_t mask, Site at)
 	return m;
 }
 
-/* io: operands, and results on return. The last lane to arrive processes those of all lanes. */
+/* Joins a collective. io: operands, and results on return. The last lane to arrive computes the
+ * results of all lanes. */
 static inline __attribute__((always_inline)) void
 warp_rendezvous(int op, uint32_t mask, uint64_t *io, uint64_t arg, Site at)
 {
@@ -247,7 +248,7 @@ warp_rendezvous(int op, uint32_t mask, uint64_t *io, uint64_t arg, Site at)
 	*m = w->rendezvous[--w->n_rendezvous];
 	emu_progress++;
 	complete(op, t->blk, (int)t->warp, mask, arg, at);
-	/* the lanes' states need no update, since they run before any state is read */
+	/* lane states need no update, because the lanes run before any state is read */
 	if (mask & ~bit) {
 		w->ready |= mask & ~bit;
 		t->blk->any_ready |= w->rank_bit;
@@ -293,7 +294,8 @@ emu_stmatrix(void *row, emu_words v, const char *file, int line)
 	warp_rendezvous(EMU_W_STMATRIX, ~0u, io, 4, (Site){ file, line });
 }
 
-/* Not a rendezvous: a kernel cannot rely on which lanes happen to be active. */
+/* Returns the calling lane alone. There is no rendezvous, because a kernel cannot rely on which
+ * lanes happen to be active. */
 EXPORT unsigned
 emu_activemask(const char *file, int line)
 {

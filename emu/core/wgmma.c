@@ -6,8 +6,9 @@
  *   D (64 x N)    d[4 j + 2 h + e] = (16 w + g + 8 h, 8 j + 2 q + e)
  *   A (64 x 16)   a[i], two values: (16 w + g + 8 (i & 1), 2 q + e + 8 (i >> 1))
  *
- * e4m3 has both operands in shared memory, K contiguous: pairs of bytes are where values of 16 bits
- * are. Terms are exact and sums fp32 in the order of k; hardware keeps fewer bits of them.
+ * e4m3 has both operands in shared memory, K contiguous. A pair of bytes replaces each 16-bit
+ * value. Multiplications are exact, and sums are fp32 in the order of k; hardware keeps fewer bits
+ * of a sum.
  *
  * Descriptor: bits 0-13 start / 16, 16-29 leading offset / 16, 32-45 stride offset / 16, 49-51 base
  * offset, 62-63 swizzle: 0 none, 1 128, 2 64, 3 32 bytes.
@@ -40,7 +41,8 @@ typedef struct {
 typedef struct Wg {
 	Inst *inst;
 	int n_inst, cap, n_acc;
-	/* number of inst[0]; number up to which waiting threads want completion */
+	/* base: number of inst[0]; want: number of the instruction that waiting threads need
+	 * completed */
 	uint32_t base, want;
 	Acc *acc;
 	int waiting;
@@ -81,7 +83,7 @@ typedef struct {
 	uint32_t start, lead, stride;
 	unsigned width;
 	bool rows;
-} WgmmaLayout; /* width: swizzle bytes, 0: none; rows: contiguous M or N */
+} WgmmaLayout; /* width: bytes of the swizzle, 0: none; rows: M or N is contiguous */
 
 static WgmmaLayout
 decode(uint64_t d, bool rows, const char *which, Site at)
@@ -99,8 +101,8 @@ decode(uint64_t d, bool rows, const char *which, Site at)
 		        "descriptor of %s: a base offset is not emulated; start the swizzle "
 		        "pattern at its own multiple",
 		        which);
-	/* The pattern repeats every 8 rows of its width; only the position within the first row may
-	 * differ. */
+	/* The swizzle pattern repeats every 8 rows. An operand may start anywhere within the first
+	 * row, but at no other row of the pattern. */
 	if (l.width && (l.start & (8 * l.width - 1)) >= l.width)
 		emu_die(CUDA_ERROR_MISALIGNED_ADDRESS, at,
 		        "descriptor of %s: swizzle of %u bytes starts at offset %u, not a multiple "
@@ -113,7 +115,7 @@ decode(uint64_t d, bool rows, const char *which, Site at)
 	return l;
 }
 
-/* Arena offset of 16 bytes: eight values along K of row i, or along the rows of one k */
+/* Returns the arena offset of 16 bytes: eight values along K of row i, or eight rows at one k. */
 static uint32_t
 place(const WgmmaLayout *l, int i, int k)
 {
@@ -154,7 +156,7 @@ check_operand(uint64_t desc, bool rows, int lo, int hi, const char *which, uint3
 		}
 }
 
-/* out: [16][n], the n rows of the operand; e4m3: [32][n] */
+/* out: [16][n], the n rows of the operand at 16 values of k; e4m3: [32][n] */
 static void
 fetch(EmuBlock *b, uint64_t desc, bool rows, int flags, int n, float *out, Site at)
 {
@@ -366,7 +368,7 @@ multiply(float *restrict c, const float *restrict a, const float *restrict b, in
 		}
 }
 
-/* depth: values of K, a constant where the sums are inlined */
+/* depth: number of values of k, constant in each inlined copy */
 static inline __attribute__((always_inline)) void
 multiply_any(float *c, const float *a, const float *b, int n, int depth)
 {
@@ -386,7 +388,7 @@ static void
 run(EmuBlock *b, Wg *g, Inst *in)
 {
 	Acc *acc = &g->acc[in->acc];
-	/* static, because fiber stacks are small */
+	/* static, because the stacks of fibers are small */
 	static float a[64 * 32], at[32 * 64], bm[32 * 256];
 	const int depth = in->flags & EMU_WG_E4M3 ? 32 : 16;
 
@@ -528,7 +530,8 @@ wgmma_forget(EmuBlock *b)
 	b->wg = NULL;
 }
 
-/* Value for a descriptor's address: the offset within the block's shared memory */
+/* Converts an address to the start field of a descriptor: the offset within the block's shared
+ * memory. */
 emu_u64
 emu_smem_offset(const void *p, const char *file, int line)
 {
@@ -544,8 +547,8 @@ emu_smem_offset(const void *p, const char *file, int line)
 	return (emu_u64)((const char *)p - b->arena->lo);
 }
 
-/* setmaxnreg: checks the rules only. All threads of a warpgroup call it; the registers of all
- * threads must fit in the register file of 65536. */
+/* setmaxnreg: only checks the rules. All threads of a warpgroup must call it, and the registers of
+ * all threads must fit in the register file of 65536. */
 void
 emu_setmaxnreg(int n, int up, const char *file, int line)
 {

@@ -1,5 +1,5 @@
 /* Interface through which compiled kernels call the engine. Every call passes its source position.
- * C and C++, no headers. */
+ * Usable from C and C++, includes no headers. */
 #ifndef EMU_DEVICE_EMU_ABI_H
 #define EMU_DEVICE_EMU_ABI_H
 
@@ -10,7 +10,8 @@ extern "C" {
 
 typedef unsigned long emu_u64;
 typedef unsigned long emu_size;
-/* up to 16 bytes, passed in registers, so that a kernel's arrays need not be in memory */
+/* up to 16 bytes passed in registers, so that the compiler can keep a kernel's arrays in registers
+ * too */
 typedef struct {
 	emu_u64 a, b;
 } emu_words;

@@ -1,5 +1,5 @@
 /* The CUDA language and llmc's wrappers, implemented for the CPU. The emulated NVRTC includes this
- * file before every kernel; the PTX definitions of the wrappers are excluded by `#ifndef LLMC_EMU`.
+ * file before every kernel. The PTX definitions of the wrappers are excluded by `#ifndef LLMC_EMU`.
  * README.md lists the names. */
 #ifndef EMU_DEVICE_EMU_DEVICE_H
 #define EMU_DEVICE_EMU_DEVICE_H
@@ -86,8 +86,8 @@ struct alignas(4) char4 {
 	signed char x, y, z, w;
 };
 #ifdef LLMC_EMU_CHECK
-/* Copied field by field, so that the sanitizers see the accesses and the alignment that one
- * instruction would require. */
+/* Vector types are copied field by field. The sanitizers then see each access, and the alignment
+ * that the one instruction of a GPU would require. */
 #define EMU_VECTOR2(T, E)                                                                          \
 	struct alignas(2 * sizeof(E)) T {                                                          \
 		E x, y;                                                                            \

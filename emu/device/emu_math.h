@@ -161,7 +161,8 @@ __umulhi(unsigned a, unsigned b)
 {
 	return (unsigned)((unsigned long)a * b >> 32);
 }
-/* No loops, so that the compiler can fold it for a constant selector. */
+/* Permutes bytes without loops, so that the compiler can fold the call if the selector is
+ * constant. */
 EMU_FN unsigned
 emu_byte(unsigned long v, unsigned s)
 {
@@ -248,7 +249,7 @@ pack_bf16(float lo, float hi)
 }
 
 /* Pairs of halves (cuda/math/half2.h). Multiplication of two halves is exact in f32. So are the
- * sums that kernels form: of small integers, or of a*b and a value that is not larger. */
+ * sums that kernels form: sums of small integers, and a*b plus a value that is not larger. */
 #ifdef __F16C__
 typedef float emu_f4 __attribute__((vector_size(16)));
 typedef short emu_h8 __attribute__((vector_size(16)));

@@ -60,7 +60,7 @@ cp_async_4(void *dst, const void *src, EMU_AT)
 {
 	emu_cp_async(dst, src, 4, 4, EMU_HERE);
 }
-/* The rest of the 16 bytes becomes zero. */
+/* The remaining bytes of the 16 become zero. */
 EMU_FN void
 cp_async_16_fill(void *dst, const void *src, unsigned n, EMU_AT)
 {

@@ -2,7 +2,7 @@
 #ifndef EMU_DEVICE_EMU_SYNC_H
 #define EMU_DEVICE_EMU_SYNC_H
 
-/* The access itself. The engine has checked it, and no other fiber runs in between. */
+/* Performs the access itself. The engine has checked it, and no other fiber runs in between. */
 template <class T> static inline __attribute__((noinline, no_sanitize("thread"), unused)) T
 emu_get(T *p)
 {

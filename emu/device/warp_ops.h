@@ -1,4 +1,4 @@
-/* Operations of a warp that go through emu_warp: shared by the engine and the device header. */
+/* Operations of a warp that go through emu_warp, for the engine and the device header */
 #ifndef EMU_DEVICE_WARP_OPS_H
 #define EMU_DEVICE_WARP_OPS_H
 
@@ -36,7 +36,8 @@ enum {
 	EMU_W_MMA_S8_8816
 };
 
-/* wgmma: element type (neither: bf16), and operands that have M or N contiguous instead of K */
+/* wgmma flags: the element type (without F16 and E4M3: bf16), and operands in which M or N is
+ * contiguous instead of K */
 enum { EMU_WG_F16 = 1, EMU_WG_TA = 2, EMU_WG_TB = 4, EMU_WG_E4M3 = 8 };
 
 #endif

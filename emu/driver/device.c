@@ -24,7 +24,7 @@ static struct {
 static int n_names;
 static long n_calls, fail_at;
 static int fail_code;
-static bool fail_on, is_gone; /* the device is gone from the failing call on */
+static bool fail_on, is_gone; /* is_gone: from the failing call on, the devices are gone */
 static char fail_name[64];
 static const char *failed;
 static long n_leak;
@@ -47,7 +47,7 @@ make_lock(void)
 	}
 }
 
-/* Number of calls of one name so far; NULL: of all calls. */
+/* Returns the number of calls of one name so far; NULL: of all calls. */
 EXPORT long emu_count(const char *name);
 EXPORT long
 emu_count(const char *name)
@@ -74,7 +74,8 @@ emu_count_reset(void)
 	pthread_mutex_unlock(&lock);
 }
 
-/* Makes the nth call from now on fail (of that name; NULL: of any). n 0: none. */
+/* Makes the nth call of that name from now on fail (NULL: the nth call of any name). n 0: no call
+ * fails. */
 EXPORT void emu_fail(const char *name, long n, int code);
 EXPORT void
 emu_fail(const char *name, long n, int code)
@@ -93,8 +94,9 @@ emu_fail(const char *name, long n, int code)
 
 static void end_contexts(void);
 
-/* The devices are gone from the nth call from now on: it and all later ones fail. n 0: they are
- * back and empty. Handles of the program are then invalid. */
+/* Simulates lost devices: the nth call from now on and all later ones fail. n 0: the devices are
+ * back, without memory and without the program's objects; handles of the program are then
+ * invalid. */
 EXPORT void emu_lose(long n, int code);
 EXPORT void
 emu_lose(long n, int code)
@@ -108,7 +110,7 @@ emu_lose(long n, int code)
 	pthread_mutex_unlock(&lock);
 }
 
-/* Name of the last call that was made to fail; NULL: none. */
+/* Returns the name of the last call that was made to fail; NULL: none. */
 EXPORT const char *emu_failed(void);
 EXPORT const char *
 emu_failed(void)
@@ -116,8 +118,8 @@ emu_failed(void)
 	return failed;
 }
 
-/* Number of memory blocks, streams, modules and graphs that still existed when a context without
- * error ended, plus contexts that have not ended. */
+/* Returns the number of memory blocks, streams, modules and graphs that still existed when a
+ * context without error ended, plus the number of contexts that have not ended. */
 EXPORT long emu_leaks(void);
 EXPORT long
 emu_leaks(void)
@@ -129,8 +131,8 @@ emu_leaks(void)
 	return n;
 }
 
-/* Returns whether an error ends the context, as documented in cuda.h or because the device is
- * lost. */
+/* Returns whether an error ends the context. cuda.h documents which errors do; a lost device ends
+ * it too. */
 static bool
 is_sticky(int code)
 {
@@ -199,7 +201,7 @@ emu_let_others_run(void)
 	pthread_mutex_lock(&lock);
 }
 
-/* After a finding nothing queued will run. */
+/* Ends the context after a finding: nothing that is queued will run. */
 CUresult
 driver_sticky(void)
 {
@@ -437,7 +439,7 @@ API(cuDeviceGetAttribute, (int *v, int attribute, CUdevice d))
 		*v = 4096;
 		break;
 	case 38:
-		/* L2: small, so that tests sized beyond it stay fast */
+		/* L2 is small, so that tests with more data than L2 holds stay fast */
 		*v = (int)emu_env("LLMC_EMU_L2_KB", 64) << 10;
 		break;
 	case 39:
@@ -526,7 +528,8 @@ end_context(void)
 	for (int i = 0; i < n_device; i++)
 		if (primary[i].ref)
 			return;
-	bool well = !emu_error; /* otherwise the program could not release anything */
+	bool well = !emu_error; /* after an error the program could not release anything, so leaks
+	                           are not counted */
 	if (well)
 		timeline_run_all();
 	timeline_drop();

@@ -1,6 +1,6 @@
-/* Internal interface of the emulated driver. Every call takes the one lock, is counted by name, may
- * be made to fail, and is refused after the context has failed (as in CUDA, until the context is
- * destroyed). */
+/* Internal interface of the emulated driver. Every call takes the one lock, is counted by name, and
+ * can be made to fail. After the context has failed, every call is refused until the context is
+ * destroyed, as in CUDA. */
 #ifndef EMU_DRIVER_DRIVER_H
 #define EMU_DRIVER_DRIVER_H
 
@@ -56,7 +56,8 @@ struct CUstream_st {
 	bool blocking;
 	int device;
 	Seqs tail;
-	/* the last operation is this kernel, so a programmatic edge may start at it */
+	/* the last operation of the stream, if it is a kernel: a programmatic edge may start at
+	 * it */
 	uint64_t last_kernel;
 	Capture *cap;
 	EmuNode **cap_tail;
@@ -69,19 +70,19 @@ struct CUevent_st {
 	int device;
 	double time;
 	Seqs ops;
-	Capture *cap; /* recorded in a capturing stream */
+	Capture *cap; /* capture that recorded the event, if its stream was capturing */
 	EmuNode **node;
 	int n_node;
 };
 
 struct EmuNode {
 	int type;
-	EmuOp *op; /* a template, never queued */
+	EmuOp *op; /* operation to copy at each launch, never queued itself */
 	EmuNode **dep, **prog;
 	int n_dep, n_prog;
 	int index;
 	struct CUgraph_st *graph;
-	bool joined; /* a later node or the end of the origin stream depends on it */
+	bool joined; /* a later node, or the end of the origin stream, depends on this node */
 };
 
 struct CUgraph_st {
@@ -93,7 +94,7 @@ struct CUgraph_st {
 
 struct CUgraphExec_st {
 	struct CUgraphExec_st *next;
-	struct CUgraph_st *graph; /* own copy */
+	struct CUgraph_st *graph; /* copy that belongs to the executable graph */
 	struct CUgraph_st *origin;
 	Seqs last;
 };
@@ -119,7 +120,7 @@ int device_shared_optin(void);
 /* memory.c */
 bool memory_is_pinned(const void *p, size_t n);
 bool memory_is_device(CUdeviceptr p, size_t n);
-int memory_release_all(void); /* these return how much was still allocated */
+int memory_release_all(void); /* these functions return how many objects were still allocated */
 
 /* module.c */
 int module_release_all(void);
@@ -129,7 +130,7 @@ bool module_has_function(const Func *f);
 CUresult stream_get(CUstream handle, CUstream *s);
 CUresult
 stream_add(CUstream s, EmuOp *op,
-           bool programmatic); /* consumes op: queues it, or makes it a node of the capture */
+           bool programmatic); /* consumes op: queues it, or adds it to the capture as a node */
 CUresult stream_wait(CUstream s);
 CUresult driver_sticky(void);
 int stream_release_all(void);
@@ -138,8 +139,9 @@ void seqs_join(Seqs *a, const Seqs *b);
 void seqs_set(Seqs *s, uint64_t seq);
 
 /* capture and graph.c */
-CUresult capture_refuse(CUstream s,
-                        CUresult code); /* a forbidden call, which invalidates the capture */
+CUresult capture_refuse(
+    CUstream s,
+    CUresult code); /* a call that is forbidden during capture, and that invalidates the capture */
 CUresult capture_refuse_global(const char *name);
 EmuNode *graph_node(struct CUgraph_st *g, int type, EmuOp *op, EmuNode **dep, int n_dep,
                     EmuNode **prog, int n_prog);

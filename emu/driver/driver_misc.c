@@ -1,11 +1,11 @@
-/* Less frequent calls: symbols by name, peers, occupancy, pointer attributes. */
+/* Less frequently used calls: symbols by name, peers, occupancy, pointer attributes */
 #include "driver.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 
-/* Newer versions of a call come first, as in the real driver. */
+/* Returns a function by name. Newer versions of a call are tried first, as in the real driver. */
 static void *
 newest(const char *name)
 {

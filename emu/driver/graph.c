@@ -1,5 +1,5 @@
 /* Stream capture, graphs and their launches. A launch queues a copy of every node. Root nodes
- * depend on the stream, and the stream continues after all nodes. */
+ * depend on the earlier work of the stream, and the stream continues after all nodes. */
 #include "driver.h"
 
 #include <pthread.h>
@@ -248,9 +248,9 @@ exec_known(CUgraphExec g)
 	return false;
 }
 
-/* Statistics of the last instantiated graph: kernels, kernels that requested a programmatic edge,
- * programmatic edges between kernels with the same carveout (shared memory versus L1), and the
- * number of carveout changes between consecutive kernels. */
+/* Statistics of the last instantiated graph: number of kernels, of kernels that requested a
+ * programmatic edge, of programmatic edges between kernels with the same carveout (split of L1 and
+ * shared memory), and of carveout changes between consecutive kernels. */
 static long last_kernels, last_requested, last_edges, last_changes;
 
 EXPORT void emu_graph(long *kernels, long *requested, long *edges, long *changes);
@@ -354,7 +354,7 @@ API(cuGraphLaunch, (CUgraphExec e, CUstream handle))
 		}
 	else if (s->blocking)
 		seqs_join(&root, &driver_null.tail);
-	seqs_join(&root, &e->last); /* an executable graph never overlaps itself */
+	seqs_join(&root, &e->last); /* launches of one executable graph never overlap each other */
 	uint64_t *at = emu_alloc(sizeof *at * (size_t)(g->n_node + 1));
 	for (int i = 0; i < g->n_node && !emu_error; i++) {
 		EmuNode *n = g->node[i];

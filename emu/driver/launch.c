@@ -1,4 +1,4 @@
-/* Launches. The checks of CUDA are made here, before anything is queued. */
+/* Launches. The checks that CUDA makes are made here, before an operation is queued. */
 #include "driver.h"
 
 #include <stdlib.h>

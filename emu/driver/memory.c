@@ -42,7 +42,8 @@ total(void)
 	return (size_t)emu_env("LLMC_EMU_MEM_MB", 16384) << 20;
 }
 
-/* Bytes in use on the device, by all processes that name the same file, else by this one. */
+/* Returns the counter of bytes in use on the device. All processes that name the same file share
+ * one counter; otherwise this process has its own. */
 static _Atomic size_t *
 in_use(void)
 {
@@ -206,7 +207,7 @@ host_drop(void *p, bool registered)
 		if ((*x)->host == p && (*x)->registered == registered) {
 			FreeBlock *dead = *x;
 			const EmuOp *op = timeline_uses(copy_uses, dead->r);
-			if (op) { /* a device would still write or read there */
+			if (op) { /* the device would later write or read this memory */
 				emu_note(
 				    "%s: the host has not waited for a %s that uses this memory",
 				    registered ? "cuMemHostUnregister" : "cuMemFreeHost", op->name);

@@ -37,8 +37,9 @@ find_span(struct dl_phdr_info *info, size_t n, void *data)
 	return 1;
 }
 
-/* Returns whether the hardware would accept the image: same major and no later minor version, `a`
- * variants exactly, no mixing with Tegra architectures; PTX of any earlier version. */
+/* Returns whether hardware would accept the image. A binary needs the same major version and no
+ * later minor one; an `a` variant needs exactly that version; Tegra architectures accept only their
+ * own. PTX of the same or an earlier version is accepted. */
 static bool
 fits(const NvrtcSource *s)
 {
@@ -91,7 +92,8 @@ load(CUmodule *out, const void *image)
 		free(source);
 		return CUDA_ERROR_INVALID_IMAGE;
 	}
-	/* same image again: its globals would be shared, but llmc's kernels have none */
+	/* If the same image is loaded twice, the object's globals are shared. llmc's kernels have
+	 * no globals. */
 	for (CUmodule m = modules; m; m = m->next)
 		if (m->so == so) {
 			m->refs++;
@@ -234,7 +236,7 @@ API(cuModuleGetFunction, (CUfunction * out, CUmodule m, const char *name))
 			*out = (CUfunction)(void *)m->fn[i];
 			return CUDA_SUCCESS;
 		}
-	/* Without extern "C" the name would be mangled on a device too. */
+	/* Without extern "C" a device compiler would mangle the name too. */
 	void **invoke = symbol(m, "emu_invoke_", name);
 	if (!invoke || !symbol(m, "", name))
 		return CUDA_ERROR_NOT_FOUND;

@@ -1,4 +1,4 @@
-/* Streams and events: the predecessors of a new operation. */
+/* Streams and events, which determine the predecessors of a new operation */
 #include "driver.h"
 
 #include <stdlib.h>
@@ -14,7 +14,7 @@ seqs_add(Seqs *s, uint64_t seq)
 {
 	if (s->n == s->cap) {
 		int k = 0;
-		/* drop operations that the host has waited for */
+		/* drop operations for which the host has waited */
 		for (int i = 0; i < s->n; i++)
 			if (op_at(s->seq[i]))
 				s->seq[k++] = s->seq[i];
@@ -46,7 +46,7 @@ stream_get(CUstream handle, CUstream *s)
 {
 	if (!handle || handle == (CUstream)1 || handle == (CUstream)2) {
 		*s = &driver_null;
-		/* Blocking streams may not be captured while the legacy stream is used. */
+		/* While the legacy stream is used, no blocking stream may be in capture. */
 		for (Capture *c = driver_captures; c; c = c->next)
 			if (c->origin->blocking && c->mode != CU_STREAM_CAPTURE_MODE_RELAXED)
 				return capture_refuse(c->origin,
@@ -124,7 +124,7 @@ stream_add(CUstream s, EmuOp *op, bool programmatic)
 	return driver_sticky();
 }
 
-/* The host waits for everything in the stream. */
+/* Makes the host wait for everything in the stream. */
 CUresult
 stream_wait(CUstream s)
 {
@@ -187,7 +187,7 @@ API(cuStreamDestroy_v2, (CUstream handle))
 				return capture_refuse(handle,
 				                      CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 			*x = handle->next;
-			stream_free(handle); /* its work still runs */
+			stream_free(handle); /* work that is still queued runs later */
 			return CUDA_SUCCESS;
 		}
 	return CUDA_ERROR_INVALID_HANDLE;
@@ -316,7 +316,7 @@ API(cuStreamWaitEvent, (CUstream handle, CUevent e, unsigned flags))
 		return event_known(e) ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
 	if (!e->recorded)
 		return CUDA_SUCCESS;
-	if (e->cap) { /* the stream joins the capture */
+	if (e->cap) { /* the stream joins the event's capture */
 		if (s->cap && s->cap != e->cap)
 			return capture_refuse(s, CUDA_ERROR_STREAM_CAPTURE_MERGE);
 		if (e->cap->invalid)
@@ -361,13 +361,14 @@ API(cuEventSynchronize, (CUevent e))
 	timeline_run(e->ops.seq, e->ops.n);
 	if (!emu_error)
 		timeline_known(e->ops.seq, e->ops.n);
-	/* the device continues while the host polls; work queued later may already have changed
-	 * what the host reads */
+	/* The device makes progress while the host polls, so later work may already have changed
+	 * what the host reads. */
 	timeline_some();
 	return driver_sticky();
 }
 
-/* Times are those of the host when the events were recorded; they do not predict a GPU. */
+/* Elapsed times are those of the host between the calls that recorded the events. They do not
+ * predict a GPU's. */
 API(cuEventElapsedTime, (float *ms, CUevent a, CUevent b))
 {
 	ENTER(cuEventElapsedTime, NEEDS_CONTEXT);

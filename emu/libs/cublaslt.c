@@ -1,6 +1,6 @@
 /* Emulated cuBLASLt: the calls for one matmul D = epilogue(alpha op(A) op(B) + beta C), with fp32
- * sums, operands f32, f16 or bf16, column or row order. It has one heuristic, without workspace.
- * Terms are added in the order of k. */
+ * sums, operands in f32, f16 or bf16, and column or row order. One heuristic is offered, which
+ * needs no workspace. Terms are added in the order of k. */
 #include "../core/stream_library.h"
 
 #include <math.h>
@@ -95,8 +95,8 @@ API(const char *, cublasLtGetStatusString, (int s))
 	return cublasLtGetStatusName(s);
 }
 
-/* Returns the status of an injected failure: the number itself if it is a status of the library,
- * otherwise `status`. */
+/* Returns the status with which a call that was made to fail returns: the injected number if it is
+ * a status of the library, otherwise `status`. */
 static int
 fails(const char *name, int status)
 {
@@ -260,7 +260,7 @@ elem(int type)
 	return type == R_32F ? 4 : type == R_16F || type == R_16BF ? 2 : 0;
 }
 
-/* Refuses what the library would refuse. */
+/* Refuses descriptors that the library would refuse. */
 static int
 refuse(const Desc *op, const MatrixLayout *a, const MatrixLayout *b, const MatrixLayout *c,
        const MatrixLayout *d)
@@ -347,7 +347,7 @@ store(void *p, int type, size_t i, float v)
 		memcpy(&u, &v, 4);
 		((uint16_t *)p)[i] =
 		    v != v ? 0x7fff : (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
-	} else { /* round to nearest even by the CPU's own addition */
+	} else { /* rounds to nearest even, by the CPU's own addition */
 		float a = fabsf(v);
 		int e;
 		uint16_t h;

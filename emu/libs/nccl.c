@@ -1,8 +1,8 @@
 /* Emulated NCCL. Ranks are communicators with the same id, in one or several threads or in
  * processes of one machine. A collective is one operation in each rank's stream; all start when all
- * ranks have queued theirs and their predecessors have finished. Between processes, a rank writes
- * the data that it sends to shared memory (CommScratch) when the predecessors of its operation have
- * finished. The operation starts when all ranks have done so. */
+ * ranks have queued theirs and their predecessors have finished. Between processes, a rank waits
+ * for the predecessors of its operation, then writes the data that it sends to shared memory
+ * (CommScratch). The operation starts when all ranks have written their data. */
 #include "../core/stream_library.h"
 
 #include <errno.h>
@@ -48,8 +48,9 @@ typedef struct {
 	char *result;
 } NcclRendezvous;
 enum { ROOM_TURNS = 4, ROOM_BYTES = 8 << 20 /* bytes per rank and collective */ };
-/* Shared memory of the processes of a group, a file named for the id: which ranks have joined, how
- * many collectives each rank has written and read, and the data of the latest ones. */
+/* Shared memory of the processes of a group, in a file named after the id. It holds the ranks that
+ * have joined, the number of collectives that each rank has written and read, and the data of the
+ * latest ones. */
 typedef struct CommScratch {
 	atomic_int joined, pid[MAX_RANKS];
 	atomic_ullong brought[MAX_RANKS], taken[MAX_RANKS];
@@ -59,7 +60,7 @@ typedef struct CommScratch {
 typedef struct CallGroup {
 	struct CallGroup *next;
 	CommScratch *room;
-	bool apart; /* some ranks are other processes */
+	bool apart; /* true if some ranks are in other processes */
 	Id id;
 	int n, n_joined, n_left;
 	uint64_t next_of[MAX_RANKS];
@@ -80,7 +81,7 @@ typedef struct {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static CallGroup *groups;
-/* nesting of ncclGroupStart; inside, joining does not wait for the others */
+/* nesting of ncclGroupStart; inside a group, joining does not wait for the other ranks */
 static __thread int depth;
 
 static const char *const texts[] = {
@@ -149,7 +150,7 @@ room_of(const Id *id)
 	return p == MAP_FAILED ? NULL : p;
 }
 
-/* Returns whether all ranks have joined, so that their locations are known. */
+/* Returns whether all ranks have joined and their locations are therefore known. */
 static bool
 complete(CallGroup *g)
 {
@@ -225,11 +226,11 @@ API(int, ncclCommDestroy, (NcclComm * c))
 	if (!c)
 		return INVALID_ARGUMENT;
 	pthread_mutex_lock(&lock);
-	shm_unlink(c->group->id.internal); /* in case not all ranks joined */
+	shm_unlink(c->group->id.internal); /* removes the file even if some ranks have not joined */
 	if (++c->group->n_left == c->group->n_joined)
 		for (CallGroup **g = &groups; *g; g = &(*g)->next)
 			if (*g == c->group) {
-				/* its memory is kept, because operations may still refer to
+				/* the group's memory is kept, because operations may still refer to
 				 * it */
 				*g = c->group->next;
 				break;
@@ -238,7 +239,7 @@ API(int, ncclCommDestroy, (NcclComm * c))
 	free(c);
 	return OK_;
 }
-/* Operations that wait in streams of any rank end without effect. */
+/* Aborts a communicator. Operations of all its ranks that wait in streams end without effect. */
 API(int, ncclCommAbort, (NcclComm * c))
 {
 	if (c)
@@ -272,7 +273,8 @@ elem(int type)
 	return type == F16 || type == BF16 ? 2 : type == F32 || type == I32 ? 4 : 0;
 }
 
-/* Calls of all ranks with the same number are one collective. The driver's lock is held. */
+/* Assigns the call to a collective: calls of all ranks with the same number are one collective. The
+ * caller holds the driver's lock. */
 static void
 queued(void *blob, uint64_t seq)
 {
@@ -286,13 +288,14 @@ queued(void *blob, uint64_t seq)
 		*m = (NcclRendezvous){ .desc = c->desc, .number = c->number };
 	}
 	if (memcmp(&m->desc, &c->desc, sizeof m->desc))
-		g->bad = true; /* ranks disagree: it never starts, as on a GPU */
+		g->bad =
+		    true; /* the ranks' calls differ, so the collective never starts, as on a GPU */
 	m->seq[c->comm.rank] = seq;
 	m->send[c->comm.rank] = c->send;
 	m->n_queued++;
 }
 
-/* Between processes: writes this rank's part when its turn has come; returns whether all ranks have
+/* Between processes: writes this rank's data when its turn has come. Returns whether all ranks have
  * written theirs. */
 static bool
 ready_apart(const GroupCall *c, const NcclRendezvous *m)
@@ -351,7 +354,7 @@ as_float(const void *p, int type, size_t i)
 	uint16_t h = ((const uint16_t *)p)[i];
 	if (type == BF16) {
 		u = (uint32_t)h << 16;
-	} else { /* f16: an exact multiplication shifts the exponent */
+	} else { /* f16: an exact multiplication adjusts the exponent's bias */
 		u = (uint32_t)(h & 0x7fff) << 13;
 		memcpy(&f, &u, 4);
 		f *= (h >> 10 & 31) == 31 ? __builtin_inff() : 0x1p112f;
@@ -392,7 +395,8 @@ put_float(void *p, int type, size_t i, float v)
 	}
 }
 
-/* Computes the result for all ranks: concatenated for a gather; sums in rank order, in fp32. */
+/* Computes the result for all ranks: a gather concatenates, a reduction adds in rank order in
+ * fp32. */
 static void
 compute(NcclRendezvous *m, int n)
 {

@@ -70,7 +70,7 @@ read_file(const char *path)
 	return t.p;
 }
 
-/* Folder of the library that contains this function */
+/* Returns the folder of the library that contains this function. */
 static const char *
 home(void)
 {
@@ -137,8 +137,8 @@ wide_vectors(void)
 
 enum { MAX_ARGS = 256 };
 
-/* Accumulators belong to the matrix instruction until it has been waited for, so locals are
- * instrumented as well. */
+/* Instruments locals too. Accumulators belong to a matrix instruction until the thread has waited
+ * for it, and accesses before that must be found. */
 static void
 watch_locals(const char **a, int *n)
 {
@@ -160,7 +160,7 @@ arguments(const NvrtcSource *s, bool check, const char **a, int *n, const char *
 		"-Wno-everything", "-Werror=uninitialized", "-fno-color-diagnostics",
 		"-fno-caret-diagnostics", "-fno-math-errno", "-fno-delete-null-pointer-checks",
 		"-DLLMC_EMU=1", "-D__CUDACC_RTC__=1", "-include", "emu_device.h", "-mllvm",
-		/* a fifth of the compile time, and only lines are needed */
+		/* saves a fifth of the compile time; only lines are needed */
 		"-experimental-debug-variable-locations=0"
 	};
 	static const char *const checking[] = {
@@ -172,8 +172,8 @@ arguments(const NvrtcSource *s, bool check, const char **a, int *n, const char *
 		"-tsan-instrument-memintrinsics=1", "-mllvm", "-tsan-distinguish-volatile=1",
 		"-Xclang", "-fdump-record-layouts", "-mllvm",
 		"-tsan-instrument-read-before-write=1",
-		/* compile time dominates in checking mode; unrolled loops are instrumented once per
-		 * iteration */
+		/* In checking mode, compile time dominates. Less unrolling has little cost, because
+		 * instrumentation dominates each iteration. */
 		"-mllvm", "-pragma-unroll-threshold=64", "-mllvm", "-instcombine-max-iterations=1",
 		"-mllvm", "-fast-isel", "-mllvm", "-regalloc=fast", "-mllvm", "-optimize-regalloc=0"
 	};
@@ -183,7 +183,7 @@ arguments(const NvrtcSource *s, bool check, const char **a, int *n, const char *
 	a[(*n)++] = cxx;
 	for (size_t i = 0; i < sizeof common / sizeof *common; i++)
 		a[(*n)++] = common[i];
-	if (level && *level && !check) /* checking mode instruments the same at every level */
+	if (level && *level && !check) /* checking mode ignores the level of optimisation */
 		a[(*n)++] = level;
 	for (size_t i = 0; check && i < sizeof checking / sizeof *checking; i++)
 		a[(*n)++] = checking[i];
@@ -198,8 +198,8 @@ arguments(const NvrtcSource *s, bool check, const char **a, int *n, const char *
 		a[(*n)++] = s->opt[i];
 }
 
-/* Adds headers that the source includes by name from the -I folders, and the ones that they
- * include. System headers count as part of the compiler. */
+/* Adds to the hash the headers that the source includes by name from the -I folders, and the
+ * headers that these include. System headers count as part of the compiler. */
 static void
 add_included(Sha256 *sum, const NvrtcSource *s, const char *text, TextBuf *seen)
 {
@@ -225,14 +225,14 @@ add_included(Sha256 *sum, const NvrtcSource *s, const char *text, TextBuf *seen)
 			free(found);
 		}
 	}
-	/* headers passed by the program may include others too */
+	/* headers that the program passes may include others too */
 	for (int i = 0; i < s->n_header; i++)
 		if (text == s->source)
 			add_included(sum, s, s->header[i], seen);
 }
 
-/* Hash of everything in the emulator that determines an object, and of the compiler; computed once
- * per process. */
+/* Hash of the compiler and of all parts of the emulator that determine an object; computed once per
+ * process. */
 static Sha256 common;
 static char common_of[1024];
 static pthread_mutex_t common_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -268,8 +268,8 @@ common_sum(const Cache *cache, const char *cxx)
 	return sum;
 }
 
-/* Computes the key of an object after its last argument has been added. Folders are not part of it;
- * the contents of included files are. */
+/* Computes the key of an object. Folder names are not part of it; the contents of included files
+ * are. */
 static void
 key_of(const Cache *cache, const NvrtcSource *s, const char *cxx, bool check, const char **a,
        int *n, char key[65])
@@ -296,8 +296,8 @@ key_of(const Cache *cache, const NvrtcSource *s, const char *cxx, bool check, co
 	sha256_hex(&sum, key);
 }
 
-/* Keeps the record layouts of the source from clang's dump, a fortieth of the output; the rest
- * concerns intermediate code. */
+/* Writes the record layouts of the source to a file. They are a fortieth of clang's dump; the rest
+ * of the dump concerns intermediate code. */
 static int
 write_layouts(const char *dir, const char *dump)
 {
@@ -332,7 +332,7 @@ library_path(const char *name, char *path, size_t size)
 		dlclose(library);
 }
 
-/* Compiles to dir/kernel.so; returns 0 on success. */
+/* Compiles the source to dir/kernel.so; returns 0 on success. */
 static int
 compile(const NvrtcSource *s, bool check, const char *dir, const char **a, int n)
 {
@@ -374,9 +374,9 @@ compile(const NvrtcSource *s, bool check, const char *dir, const char **a, int n
 		rc = dump ? write_layouts(dir, dump) : -1;
 		free(dump);
 	}
-	/* The linker is called directly, since the compiler's driver takes longer to start than to
-	 * link. Layouts are data between two symbols that are named after their file, so it runs in
-	 * that folder. */
+	/* Calls the linker directly, because the compiler's driver takes longer to start than to
+	 * link. The layouts become data between two symbols that are named after the layout file,
+	 * so the linker runs in that file's folder. */
 	if (!rc) {
 		const char *l[] = { "ld",          "-shared", "-Bsymbolic",
 			            "-z",          "defs",    "-z",
@@ -408,7 +408,7 @@ take(const Cache *cache, const char *key, Built *out)
 	return status == LLMC_OK;
 }
 
-/* Stores the object in the cache; false: the cache accepts no more. */
+/* Stores the object in the cache. Returns false if the cache accepts no more objects. */
 static bool
 keep(const Cache *cache, const char *key, const char *dir, Built *out)
 {
@@ -430,7 +430,7 @@ keep(const Cache *cache, const char *key, const char *dir, Built *out)
 	return kept;
 }
 
-/* Returns the messages of an earlier compilation that failed; NULL: none is known. */
+/* Returns the messages of an earlier failed compilation of the same key; NULL: none is known. */
 static char *
 refusal(const Cache *cache, const char *key)
 {
@@ -445,8 +445,9 @@ refusal(const Cache *cache, const char *key)
 	return log;
 }
 
-/* Stores the messages of a failed compilation if they depend on the source alone: a compiler that
- * was killed or had no space may succeed next time, and names of this folder mean nothing then. */
+/* Stores the messages of a failed compilation if they depend on the source alone. A compiler that
+ * was killed or ran out of space may succeed next time, and messages with names of this temporary
+ * folder mean nothing later. */
 static void
 keep_refusal(const Cache *cache, const char *key, int rc, const char *dir, const char *log)
 {

@@ -1,4 +1,4 @@
-/* Parts of the compiler of emulated kernels. */
+/* Interfaces between the files of the compiler of emulated kernels */
 #ifndef LLMC_EMU_NVRTC_BUILD_INTERNAL_H
 #define LLMC_EMU_NVRTC_BUILD_INTERNAL_H
 
@@ -17,8 +17,8 @@ void text_put(TextBuf *t, const char *s, size_t n);
 void text_puts(TextBuf *t, const char *s);
 
 /* exports.c */
-/* Writes one line per `__global__ ... name(`. Launch bounds are repeated there, to be evaluated at
- * the end of the file. */
+/* Writes one line per `__global__ ... name(`. The line repeats the launch bounds, which are
+ * evaluated at the end of the file. */
 void build_exports(TextBuf *t, const char *source);
 
 #endif

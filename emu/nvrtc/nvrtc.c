@@ -1,5 +1,5 @@
-/* Emulated NVRTC: the same calls, options and kinds of results. It compiles to an image that only
- * the emulator's driver loads. Compile errors are written to the log with the program's name and
+/* Emulated NVRTC with the same calls, options and kinds of results. It compiles to an image that
+ * only the emulator's driver loads. Compile errors are in the log, with the program's name and
  * line. */
 #include "build.h"
 #include "../cuda_api.h"
@@ -24,9 +24,9 @@ struct nvrtc_program {
 enum { N_ARCH = 11 };
 static const int archs[N_ARCH] = {
 	75, 80, 86, 87, 89, 90, 100, 120, 103, 121, 110
-}; /* 103 and 121 since 12.9, 110 since 13.0 */
+}; /* 103 and 121 exist since version 12.9, 110 since 13.0 */
 
-/* Version number as in the driver: 13000 for 13.0 */
+/* Returns the version number as the driver encodes it: 13000 for 13.0. */
 static int
 version(void)
 {
@@ -211,7 +211,7 @@ is_ignored(const char *o)
 	return false;
 }
 
-/* Parse compute_90, sm_90, sm_90a, sm_100f; false: unknown. */
+/* Parses compute_90, sm_90, sm_90a, sm_100f; returns false if unknown. */
 static bool
 parse_arch(const char *text, NvrtcSource *s)
 {
@@ -232,8 +232,9 @@ parse_arch(const char *text, NvrtcSource *s)
 	return false;
 }
 
-/* Translate option *i, whose value may be the next one, for the C compiler. Returns a malloc'd
- * string, or NULL if it is none of these options; *missing: its value is absent. */
+/* Translates option *i, whose value may be the next option, for the C compiler. Returns a malloc'd
+ * string, or NULL if the option is not one of these. *missing: set if the option's value is
+ * absent. */
 static char *
 translate(int n, const char *const *opt, int *i, bool *missing)
 {
@@ -266,7 +267,8 @@ translate(int n, const char *const *opt, int *i, bool *missing)
 
 enum { MAX_OPTIONS = 64 };
 
-/* Parse all options: the architecture into s, the compiler's ones into keep (malloc'd). */
+/* Parses all options: stores the architecture in s, and options for the compiler in keep
+ * (malloc'd). */
 static nvrtcResult
 parse_options(struct nvrtc_program *p, int n, const char *const *opt, NvrtcSource *s, char **keep,
               int *n_keep)
@@ -296,7 +298,7 @@ parse_options(struct nvrtc_program *p, int n, const char *const *opt, NvrtcSourc
 	return NVRTC_SUCCESS;
 }
 
-/* Compile, and keep log and images. */
+/* Compiles the program and keeps log and images. */
 static nvrtcResult
 compile(struct nvrtc_program *p, NvrtcSource *s)
 {
@@ -404,5 +406,6 @@ API(nvrtcResult, nvrtcGetPTX, (nvrtcProgram p, char *to))
 API(nvrtcResult, nvrtcAddNameExpression, (nvrtcProgram p, const char *name))
 {
 	(void)p, (void)name;
-	return NVRTC_ERROR_BUILTIN_OPERATION_FAILURE; /* kernels are extern "C" */
+	return NVRTC_ERROR_BUILTIN_OPERATION_FAILURE; /* name lookup is not needed, because kernels
+	                                                 are extern "C" */
 }

@@ -22,7 +22,8 @@
  *             iq3_s                1 bit per index
  *             iq1                  3 bits per index; bits 12 .. 15: which groups of eight are
  *                                  shifted by -1/8 instead of 1/8 (iq1_s: bit 15 for all groups,
- * and bits 12 .. 14 are the scale)
+ *                                      and bits 12 .. 14 are
+ *                                      the scale)
  *   scales    q2_k                 two bytes, as in the file: scale and minimum
  *             q3_k                 two signed bytes
  *             iq4_xs               one signed byte
@@ -58,10 +59,11 @@ typedef enum llmc_codes_kind {
 } llmc_codes_kind;
 
 typedef struct llmc_codes_shape {
-	int columns, bytes;      /* per block of the file */
-	int halves, min;         /* scales per 32 columns, 1 or 2; 1: the type has minima */
-	int scales, high, words; /* per 32 columns: bytes, bytes, words */
-	int zero, bits;          /* bytes are below 2^bits */
+	int columns, bytes; /* columns and bytes per block of the file */
+	int halves, min;    /* halves: scales per 32 columns, 1 or 2; min 1: the type has minima */
+	int scales, high,
+	    words;      /* per 32 columns: bytes of scales, bytes of high bits, words of codes */
+	int zero, bits; /* zero: subtracted from bytes; bits: bytes are below 2^bits */
 	float factor;
 } llmc_codes_shape;
 
@@ -101,8 +103,8 @@ llmc_codes_of(llmc_codes_kind kind)
 	return (llmc_codes_shape){ 0 };
 }
 
-/* Bits stored apart from the low byte of a grid index: the index's upper bits; for iq1 also one of
- * bits 12 .. 15 of `high` */
+/* Returns the bits of a grid index that are stored apart from its low byte: the index's upper bits,
+ * and for iq1 one of bits 12 .. 15 of `high`. */
 LLMC_CODES_FN int
 llmc_codes_extra_bytes(llmc_codes_kind kind)
 {
@@ -112,7 +114,7 @@ llmc_codes_extra_bytes(llmc_codes_kind kind)
 	                                                     : 0;
 }
 
-/* Tables of sixteen bytes; z is subtracted from each: 0, or the type's zero, which yields signed
+/* A table of sixteen bytes. z is subtracted from each: 0, or the type's zero to get signed
  * values. */
 #define LLMC_CODES_16(z, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)                           \
 	{                                                                                          \
@@ -121,11 +123,11 @@ llmc_codes_extra_bytes(llmc_codes_kind kind)
 		(i - z) & 255, (j - z) & 255, (k - z) & 255, (l - z) & 255,                        \
 		(m - z) & 255, (n - z) & 255, (o - z) & 255, (p - z) & 255                         \
 	}
-/* Values of the nibbles of iq4_nl and iq4_xs, + 128 */
+/* Values of the nibbles of iq4_nl and iq4_xs, plus 128 */
 #define LLMC_IQ4(z)                                                                                \
 	LLMC_CODES_16(z, 1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241)
-/* Magnitudes of grid codes plus the type's zero: positive ones first, then the negative ones (from
- * index 8; for iq2 from index 4, and the table repeated) */
+/* Magnitudes of grid codes plus the type's zero: first as positive values, then as negative ones
+ * (from index 8; for iq2 from index 4, and the table is repeated) */
 #define LLMC_IQ3_XXS(z)                                                                            \
 	LLMC_CODES_16(z, 68, 76, 84, 92, 100, 108, 116, 126, 60, 52, 44, 36, 28, 20, 12, 2)
 #define LLMC_IQ3_S(z) LLMC_CODES_16(z, 17, 19, 21, 23, 25, 27, 29, 31, 15, 13, 11, 9, 7, 5, 3, 1)
@@ -143,7 +145,7 @@ llmc_codes_grid(llmc_codes_kind kind)
 	                               : llmc_grid_iq1;
 }
 
-/* An unpacked block; iq4_nl uses index [0] only */
+/* An unpacked block; iq4_nl uses only index [0] */
 typedef struct llmc_codes {
 	uint16_t d, m; /* f16 */
 	uint8_t scale[8][2];
@@ -174,7 +176,7 @@ llmc_codes_signs(uint32_t bits)
 	return out;
 }
 
-/* Seven signs, and an eighth that makes the number of negative signs even */
+/* Returns seven signs, and as the eighth the sign that makes the number of negative signs even. */
 LLMC_CODES_FN uint32_t
 llmc_codes_even(uint32_t seven)
 {
@@ -185,7 +187,7 @@ llmc_codes_even(uint32_t seven)
 	return seven | (odd & 1) << 7;
 }
 
-/* Gathers the 2-bit codes of 32 columns from the bytes at p, at bit position `shift`. */
+/* Gathers the 2-bit codes of 32 columns from bit position `shift` of the bytes at p. */
 LLMC_CODES_FN void
 llmc_codes_pairs(const uint8_t *p, int shift, uint32_t word[2])
 {
@@ -223,8 +225,8 @@ llmc_codes_tq(llmc_codes_kind kind, const uint8_t *b, llmc_codes *o)
 
 	o->d = (uint16_t)llmc_codes_u16(b + (kind == CODES_tq1_0 ? 52 : 64));
 	for (int e = 0; e < 256; e++) {
-		/* base three: 5 x 32 from 32 bytes, 5 x 16 from the next 16, 4 x 4 from the last
-		 * 4 */
+		/* Base three: the byte has five columns. The first 160 columns are in 32 bytes, the
+		 * next 80 in 16 bytes, the last 16 in 4 bytes with four columns each. */
 		const int at = e < 160   ? e % 32
 		               : e < 240 ? 32 + e % 16
 		                         : 48 + e % 4,
@@ -261,7 +263,7 @@ llmc_codes_iq23(llmc_codes_kind kind, const uint8_t *b, llmc_codes *o)
 	for (int i = 0; i < 8; i++) {
 		uint32_t signs = 0, packed;
 		switch (kind) {
-		case CODES_iq2_xxs: /* four indices; 4 x 7 signs, scale */
+		case CODES_iq2_xxs: /* four indices; then 4 x 7 signs and the scale */
 		case CODES_iq3_xxs:
 			packed =
 			    llmc_codes_u32(kind == CODES_iq2_xxs ? b + 6 + 8 * i : b + 66 + 4 * i);
@@ -272,7 +274,7 @@ llmc_codes_iq23(llmc_codes_kind kind, const uint8_t *b, llmc_codes *o)
 				o->word[i][1] = llmc_codes_u32(b + 6 + 8 * i);
 			o->scale[i][0] = (uint8_t)((packed >> 28) * 2 + 1);
 			break;
-		case CODES_iq2_xs: /* words of 9 bits of index, 7 signs */
+		case CODES_iq2_xs: /* words with 9 bits of index and 7 bits of signs */
 			for (int k = 0; k < 4; k++) {
 				packed = llmc_codes_u16(b + 2 + 8 * i + 2 * k);
 				o->word[i][0] |= (packed & 255) << 8 * k;
@@ -363,7 +365,8 @@ llmc_codes_read(llmc_codes_kind kind, const uint8_t *b, llmc_codes *o)
 	}
 }
 
-/* Byte (value + zero) of column e of a group of 32 columns, as computed by kernels */
+/* Returns the byte (value + zero) of column e of a group of 32 columns, computed as kernels compute
+ * it. */
 LLMC_CODES_FN int
 llmc_codes_byte(llmc_codes_kind kind, const llmc_codes *o, int i, int e)
 {
@@ -407,7 +410,7 @@ llmc_codes_byte(llmc_codes_kind kind, const llmc_codes *o, int i, int e)
 	return 0;
 }
 
-/* Scale of half h of 32 columns, times d */
+/* Returns the scale of half h of 32 columns, times d. */
 LLMC_CODES_FN float
 llmc_codes_scale(llmc_codes_kind kind, const llmc_codes *o, float d, int i, int h)
 {
@@ -437,7 +440,7 @@ llmc_codes_scale(llmc_codes_kind kind, const llmc_codes *o, float d, int i, int 
 	return d;
 }
 
-/* Dequantises a block; d and m are o->d and o->m as floats. */
+/* Dequantises a block; d and m are o->d and o->m converted to float. */
 LLMC_CODES_FN void
 llmc_codes_values(llmc_codes_kind kind, const llmc_codes *o, float d, float m, float *y)
 {

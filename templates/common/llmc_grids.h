@@ -1,13 +1,13 @@
 /* Grids of the GGUF types IQ1, IQ2 and IQ3: the combinations of eight (IQ3: four) neighbouring
  * weights that a type can hold. They are part of the format (ggml, MIT licence; generated from the
  * tables of its Python package, gguf). Here they are stored as codes, i.e. indices of magnitudes,
- * so that an entry fits in one word:
+ * so that each combination fits in one word:
  *
  *   of eight   byte c has the code of column c in its low nibble and that of column 4 + c in its
  *              high one
  *   of four    byte c has the code of column c
  *
- * The host, CPU kernels and GPU kernels read the same words. The includer defines LLMC_GRID to
+ * The host, CPU kernels and GPU kernels share these words. The includer defines LLMC_GRID to
  * declare a table. LLMC_GRID_name(G) is a list of G(word) for includers that need another form. */
 #ifndef LLMC_GRIDS_H
 #define LLMC_GRIDS_H

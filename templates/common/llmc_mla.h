@@ -9,18 +9,19 @@
 #define LLMC_MLA_FN static inline __attribute__((unused))
 #endif
 
-/* value of `expand` if the description requests the expanded form: also for single rows */
+/* value of `expand` with which all rows use the expanded form, single rows too */
 enum { MLA_EXPAND_ALWAYS = 1 };
 
-/* Returns whether the rows of one sequence in this step, at positions from `before` on, use the
- * expanded form. expand and chosen are attributes of the op; expand 0: never.
+/* Returns whether the rows of one sequence in this step use the expanded form. The first row is at
+ * position `before`. expand and chosen are attributes of the op; expand 0: never.
  *
- * Expansion computes a key and a value per position and head. Its cost equals the extra cost of
- * `expand` (row, position) pairs in absorbed form. The step's own positions are free, because the
- * absorbed form multiplies by the same matrices for each of its rows. Expanded is therefore cheaper
- * if the number of pairs, rows * (before + rows / 2), exceeds expand * before. A single row is a
- * decode row; it is absorbed unless the other form is requested. If any row selects among its
- * positions, all rows are absorbed. */
+ * Expansion computes a key and a value per position and head. For one position this costs as much
+ * as the absorbed form costs extra for `expand` pairs of a row and a position. The step's own
+ * positions are free, because the absorbed form multiplies by the same matrices for each of its
+ * rows. The expanded form is therefore cheaper if the number of pairs, rows * (before + rows / 2),
+ * exceeds expand * before. A single row is a decode row, which uses the absorbed form unless the
+ * description requests the expanded one. If an indexer selects positions for any of the rows, all
+ * rows use the absorbed form. */
 LLMC_MLA_FN int
 mla_expanded(int rows, int before, int expand, int chosen)
 {
@@ -32,9 +33,9 @@ mla_expanded(int rows, int before, int expand, int chosen)
 	       (long long)rows * (2LL * before + rows) > 2LL * expand * before;
 }
 
-/* Number of slots, on GPUs, for the expanded keys and values of a sequence: its positions rounded
- * up to tiles, or 0. The slots of all sequences are contiguous; a round processes a fixed number of
- * slots. */
+/* Granularity of the slots for expanded keys and values on GPUs. A sequence has as many slots as
+ * positions, rounded up to a multiple of MLA_TILE, or none. The slots of all sequences are
+ * contiguous; a round processes a fixed number of slots. */
 enum { MLA_TILE = 128 };
 
 LLMC_MLA_FN int

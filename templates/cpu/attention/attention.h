@@ -1,11 +1,11 @@
 /* Attention of one row. Results are bit-identical in every phase, batch, prefill chunk and number
  * of threads.
  *
- * cpu/attention/kv_cache.h describes how quantised keys and values are read: with one scale per
- * row, the key's scale multiplies s_j before the cap, and the value's scale multiplies e_j after l
- * is summed. If a pool has exact pages (KvExact), a chunk is divided into up to three segments
- * (first positions, quantised positions, recent positions), each with its own m, l and o. They are
- * merged in order.
+ * cpu/attention/kv_cache.h describes how quantised keys and values are read. With one scale per
+ * row, the key's scale multiplies s_j before the cap. The value's scale multiplies e_j after e_j
+ * has been added to l. If a pool has exact pages (KvExact), a chunk is divided into up to three
+ * segments (first positions, quantised positions, recent positions), each with its own m, l and o.
+ * They are merged in order.
  *
  * For a row at position p and one query head, over the visible positions lo <= j < hi:
  *
@@ -13,15 +13,15 @@
  *   chunk    positions [128 c, 128 c + 128): m = max s_j, e_j = exp(s_j - m), l = sum of e_j in VL lanes,
  *            o = sum of e_j v_j in the order of j
  *   span     2^k whole chunks, aligned to its size; its chunks are merged in order. k is the smallest value with at most
- *            64 spans in [lo, hi), so it depends only on the row, and partial results fit fixed
- * memory at any length
+ *            64 spans in [lo, hi), so it depends only on the row, and partial
+ *            results fit fixed memory at any length
  *   row      spans are merged in order; y = o / l, with a sink o / (l + exp(sink - m))
  *
  * On v3 and on Arm, rows of integer codes use integer arithmetic (cpu/attention/attention_int16.h),
- * in decode and in tiles. With AMX (cpu/attention/attention_amx.h), scores and chunk sums are
- * accumulated in that file's order, in decode too; the rest is the same. Terms outside of [lo, hi)
- * may be added as exact zeros, as long as the other factor is finite. This is the only difference
- * between a tile of several rows and a single row.
+ * in decode and in tiles. With AMX, scores and chunk sums are accumulated in the order of
+ * cpu/attention/attention_amx.h, also in decode; spans and rows are as above. A tile of several
+ * rows may add terms outside of [lo, hi) as exact zeros, as long as the other factor is finite. A
+ * single row does not add such terms. There is no other difference between the two.
  *
  * An attention is a value of type Att, constant after inlining. ATTENTION(name, value) defines its
  * functions; a file may have several. The caller provides the scratch memory (`work` in
@@ -38,8 +38,8 @@
 #include "cpu/attention/attention_int16.h"
 
 /* ---- one row: units, chunks, spans ---- */
-/* acc += element d of nk vectors of keys, from j on, times that of gb queries, stride apart. acc
- * and the smaller operand set stay in registers */
+/* acc += element d of nk vectors of keys (from key j on) times element d of gb queries, which are
+ * `stride` apart. acc and the smaller of the two operands stay in registers. */
 LLMC_INLINE void
 att_scores_of(const int type, const int gb, const int nk, const char *k, const float *q,
               const int stride, int d, int j, vf acc[8][8])
@@ -67,8 +67,8 @@ att_scores_of(const int type, const int gb, const int nk, const char *k, const f
 	}
 }
 
-/* Scores of a page's 32 keys for gb heads; next: a page to prefetch. sums: kv_query_sums of each
- * query */
+/* Computes the scores of a page's 32 keys for gb heads. next: a page to prefetch; sums:
+ * kv_query_sums of each query */
 LLMC_INLINE void
 att_scores(const Att a, const int gb, const char *k, const float *q, const float *sums, float *s,
            const char *next)
@@ -133,7 +133,7 @@ att_scores(const Att a, const int gb, const char *k, const float *q, const float
 	}
 }
 
-/* o[g][d0 .. d0 + nv * VL) of gb heads over keys [lo, hi) of a chunk with values v[page];
+/* Adds keys [lo, hi) of a chunk to o[g][d0 .. d0 + nv * VL) of gb heads. v[page]: values;
  * ahead[page]: a plane to prefetch */
 LLMC_INLINE void
 att_values(const Att a, const int gb, const int nv, const char *const *v, const char *const *ahead,
@@ -182,34 +182,34 @@ att_values_all(const Att a, const int gb, const char *const *v, const char *cons
 		att_values(a, gb, 1, v, ahead, lo, hi, s, d, o);
 }
 
-/* Partial result of a block of heads; o [att_hb][att_vs] */
+/* Partial result of the query heads of one unit; o [att_hb][att_vs] */
 typedef struct AttPart {
 	float *o;
 	float m[ATT_MOST_HB], l[ATT_MOST_HB];
 } AttPart;
 
-/* State of a unit of one row */
+/* State while a work unit (at most 8 query heads of one row) is processed */
 typedef struct AttUnit {
 	const llmc_step *s;
 	const void *pool;
-	int row, seq, pos, kv_head, head; /* head: its first query head */
-	int n_head;                       /* att_hb, or fewer in the last block of a kv head */
+	int row, seq, pos, kv_head, head; /* head: first query head */
+	int n_head; /* number of query heads: att_hb, or fewer in the last block of a kv head */
 	int shift;
 	SplitRange range;
 	float slope[ATT_MOST_HB];
 	const float *sink; /* [heads], or NULL */
 	float *q;          /* [att_hb][dim], scaled */
 	float *sums;       /* [att_hb][kv_groups] kv_query_sums of q */
-	/* results of kv_query_words for q: words [att_hb][dim / 2], per group [att_hb][kv_groups]
-	 */
+	/* queries as words (kv_query_words): q_words [att_hb][dim / 2], words per group
+	 * [att_hb][kv_groups] */
 	int32_t *q_words;
 	KvWords *words;
 	AttWords w;               /* weights of a chunk */
 	float *scores;            /* [att_hb][ATT_CHUNK] */
 	AttPart chunk, span, sum; /* partial results of a chunk, a span, the row */
 	uint8_t *queries, *weights,
-	    /* AMX: bf16 parts of the row's queries, of a chunk's weights, and of the current keys
-	     * or values */
+	    /* AMX: bf16 parts of the row's queries, of the weights of a chunk, and of the current
+	     * keys or values */
 	    *ring;
 } AttUnit;
 
@@ -228,8 +228,8 @@ att_part_merge(const Att a, AttPart *to, const AttPart *from)
 }
 
 #if defined(LLMC_TILES)
-/* Places a unit's AMX buffers at work. Returns the memory after them, which begins with a row of
- * zeros */
+/* Assigns the AMX buffers of a unit, from `work` on. Returns the memory after them, which begins
+ * with a row of zeros. */
 LLMC_INLINE float *
 att_amx_unit(const Att a, AttUnit *u, float *work)
 {
@@ -244,7 +244,7 @@ att_amx_unit(const Att a, AttUnit *u, float *work)
 }
 #endif
 
-/* unit: 0 .. att_units of row `row`; work: ATT_WORK floats, 64-byte aligned */
+/* Sets up unit `unit` (0 .. att_units) of row `row`. work: ATT_WORK floats, 64-byte aligned */
 LLMC_INLINE void
 att_unit_init(const Att a, AttUnit *u, const llmc_step *s, const void *pool, const float *q,
               const float *sink, float *work, int row, int unit)
@@ -318,9 +318,10 @@ att_page_v(const Att a, const AttUnit *u, int page)
 	return kv_v(a.kv, kv_page_at(a.kv, u->s, u->pool, u->seq, page), u->kv_head);
 }
 
-/* Returns the plane to prefetch while plane i of a chunk is read: K of its n pages, then V.
- * Quantised planes, and those converted to AMX tiles, are consumed faster than memory delivers, so
- * the distance is one plane more. end: end of the positions read in this form */
+/* Returns the plane to prefetch while plane i of a chunk is read. The order of planes is K of the
+ * chunk's n pages, then V. Quantised planes, and planes that are converted to AMX tiles, are
+ * consumed faster than memory delivers them, so their prefetch distance is one plane longer. end:
+ * end of the positions read in this form */
 LLMC_INLINE const char *
 att_ahead(const Att a, const AttUnit *u, const char *const *k, const char *const *v, int n, int i,
           int page, int end)
@@ -332,7 +333,7 @@ att_ahead(const Att a, const AttUnit *u, const char *const *k, const char *const
 	return page * KV_PAGE < end ? att_page_k(a, u, page) : v[n - 1];
 }
 
-/* Scores of a page for gb heads from g on; s: scores of the first head */
+/* Computes the scores of a page for gb heads from head g on; s: scores of the first of them */
 LLMC_INLINE void
 att_scores_some(const Att a, const AttUnit *u, const int gb, const char *k, int g, float *s,
                 const char *next)
@@ -349,7 +350,8 @@ att_scores_some(const Att a, const AttUnit *u, const int gb, const char *k, int 
 	att_scores(a, gb, k, u->q + g * a.dim, u->sums + g * groups, s + g * ATT_CHUNK, next);
 }
 
-/* Processes the part of a chunk within `see`: K of its pages, softmax, V of its pages */
+/* Processes the positions `see` of a chunk: scores of its pages, softmax, weighted sums of its
+ * pages. */
 LLMC_INLINE void
 att_chunk(const Att a, AttUnit *u, SplitRange see, int chunk, AttPart *out)
 {
@@ -414,7 +416,8 @@ att_chunk(const Att a, AttUnit *u, SplitRange see, int chunk, AttPart *out)
 		               out->o + g * att_vs(a));
 }
 
-/* Processes a segment of a chunk, if the row has one, and merges it into u->span */
+/* Processes a segment of a chunk, if the row has positions in it, and merges the result into
+ * u->span. */
 LLMC_INLINE void
 att_chunk_segment(const Att a, const int segment, AttUnit *u, int chunk)
 {
@@ -427,7 +430,7 @@ att_chunk_segment(const Att a, const int segment, AttUnit *u, int chunk)
 	att_part_merge(a, &u->span, &u->chunk);
 }
 
-/* Processes a span; the result is in u->span */
+/* Processes a span. The result is in u->span. */
 LLMC_INLINE void
 att_span(const Att a, AttUnit *u, int span)
 {
@@ -460,7 +463,8 @@ att_unit_finish(const Att a, const AttUnit *u, float *y)
 		        att_sink(u->sink ? u->sink + u->head + g : NULL, u->sum.m[g], u->sum.l[g]));
 }
 
-/* name(): the Att value; name_run_span: att_span for it, compiled once */
+/* Defines name(), which returns the Att value, and name_run_span, att_span for that value, compiled
+ * once. */
 #define ATTENTION(name, ...)                                                                       \
 	LLMC_INLINE Att name(void)                                                                 \
 	{                                                                                          \

@@ -1,28 +1,33 @@
-/* Attention on AMX, for f16 or bf16 keys and values with at least four query heads per kv head.
- * Same sums as cpu/attention/attention.h, with different dot products.
+/* Attention on AMX, for f16 or bf16 keys and values with at least four query heads per kv head. The
+ * sums are those of cpu/attention/attention.h, but dot products are computed differently.
  *
  * An f16 value is exactly the sum of two bf16 parts, hi + lo. Queries and weights are split into
  * two parts as well, relative error 2^-17. lo * lo terms are dropped. A score accumulates over
- * dimensions in steps of 32: q_hi k_hi, q_lo k_hi, q_hi k_lo. A sum over positions does the same in
- * steps of 32. The order within a step is that of the instruction. The two elements of a bf16 pair
- * are elements i and i + 16 of 32, so that splitting 32 values moves none between lanes:
+ * dimensions in steps of 32: q_hi k_hi, q_lo k_hi, q_hi k_lo. A sum over positions also accumulates
+ * three such terms per step of 32. The order within a step is that of the instruction. The two
+ * elements of a bf16 pair are elements i and i + 16 of 32, so that splitting 32 values moves none
+ * between lanes:
  *
  *   q   [block of 16 rows][32 of dim][hi, lo]  tiles of A           --+
  *   K of a page --parts--> [16 keys][32 of dim][hi, lo]  tiles of B --+--> s [32][128] --softmax, parts--> P [block][page][hi, lo]  tiles of A --+
  *   V of a page --parts--> [16 of v_dim][page][hi, lo]  tiles of B  -----------------------------------------------------------------------------+--> oc
  *
  * Two row blocks are multiplied by two B tiles at a time: four independent accumulator chains, with
- * one load per chain, so no dot waits for the previous one. By count, 32 rows take 192 dots of 16
- * cycles per chunk of 128 positions and 64 dimensions. In fp32 this takes 33,000 vector FMAs. The
- * softmax of these rows takes 3700 cycles of vector instructions. Both run concurrently
+ * one load per chain, so no dot waits for the previous one. For a chunk of 128 positions and 64
+ * dimensions, 32 rows take 192 dots of 16 cycles (computed). In fp32 they take 33,000 vector FMAs.
+ * The softmax of these rows takes 3700 cycles of vector instructions, which overlap with the dots
  * (att_amx_blocks). K and V are split once for up to ATT_AMX_R rows.
  *
- * Measured against the cpu-v4 version, one thread of a shared Intel Xeon with AMX, medians of
- * paired rounds. 128 tokens at depth 8192: 32 heads of 64 over 8 at 254 GFLOP/s, of 128 over 4 at
- * 326. A single row with four heads per kv head: from memory at depth 4096, 0.95 to 0.97 of v4's
- * rate with heads of 64, 0.99 with 128; from the caches 0.72, where v4 needs half as many
- * instructions per line. Splitting a whole page before its dots, or prefetching to L1, loses a
- * third of that. */
+ * Measured on one thread of a shared Intel Xeon with AMX, medians of paired rounds:
+ *
+ *   128 tokens at depth 8192   254 GFLOP/s for 32 heads of 64 over 8 kv heads,
+ *                              326 for 32 heads of 128 over 4
+ *   one row, depth 4096,       from memory 0.95 to 0.97 of the rate of cpu-v4 with heads of 64,
+ *   4 heads per kv head        0.99 with heads of 128; from the caches 0.72, because v4 needs half
+ *                              as many instructions per line
+ *
+ * A single row would lose a third of its rate if a whole page were split before its dots, or if the
+ * prefetches went to L1. */
 #ifndef LLMC_CPU_ATTENTION_ATTENTION_AMX_H
 #define LLMC_CPU_ATTENTION_ATTENTION_AMX_H
 
@@ -30,24 +35,24 @@
 
 enum {
 	ATT_AMX_R = 256, /* largest number of rows (tokens x heads) per tile */
-	ATT_AMX_B = 16,  /* rows per block */
+	ATT_AMX_B = 16,  /* rows per row block */
 };
 
-/* bf16 parts per cache element */
+/* number of bf16 parts per element of the cache */
 LLMC_INLINE int
 att_amx_parts(const int type)
 {
 	return type == KV_bf16 ? 1 : 2;
 }
 
-/* tiles per key */
+/* number of tiles per key */
 LLMC_INLINE int
 att_amx_steps(const int dim)
 {
 	return (dim + 31) / 32;
 }
 
-/* bytes of a chunk's keys, and of its values, as bf16 parts; of a tile of values over the chunk */
+/* bytes of a chunk's keys, or values, as bf16 parts; bytes of a tile of values over the chunk */
 LLMC_INLINE int
 att_amx_key_bytes(const Att a)
 {
@@ -70,8 +75,8 @@ att_amx_query(const Att a, const float *x, int r, uint8_t *block)
 		                block + i * 2 * AMX_TILE + r * 64);
 }
 
-/* Row i of the tiles of dimensions 32 * step .. of a page's keys: of the first 16 keys at `to`, of
- * the others `apart` bytes later */
+/* Packs row i of the tiles of dimensions 32 * step .. of a page's keys: the first 16 keys at `to`,
+ * the other 16 `apart` bytes later. */
 LLMC_INLINE void
 att_amx_keys_row(const Att a, const char *k, int step, int i, uint8_t *to, const int apart)
 {
@@ -89,7 +94,7 @@ att_amx_keys_row(const Att a, const char *k, int step, int i, uint8_t *to, const
 	}
 }
 
-/* A page's keys: [16 keys][32 of dim][parts] tiles */
+/* Packs a page's keys to tiles [16 keys][32 of dim][parts]. */
 LLMC_INLINE void
 att_amx_keys(const Att a, const char *k, uint8_t *to)
 {
@@ -100,8 +105,8 @@ att_amx_keys(const Att a, const char *k, uint8_t *to)
 			att_amx_keys_row(a, k, step, i, to + step * tile, steps * tile);
 }
 
-/* Row i of n_d value tiles, `apart` bytes from each other, from d0 on, of a page. Only n positions
- * are valid (or all) */
+/* Packs row i of n_d tiles of a page's values, from dimension d0 on; tiles are `apart` bytes apart.
+ * Only n positions are valid (or all are). */
 LLMC_INLINE void
 att_amx_values_row(const Att a, const int all, const char *v, int n, int d0, const int n_d, int i,
                    uint8_t *to, const int apart)
@@ -116,7 +121,7 @@ att_amx_values_row(const Att a, const int all, const char *v, int n, int d0, con
 	}
 }
 
-/* Value tiles of page `page` of a chunk: [16 of v_dim][page][parts] */
+/* Packs page `page` of a chunk to value tiles [16 of v_dim][page][parts]. */
 LLMC_INLINE void
 att_amx_values(const Att a, const char *v, int n, int page, uint8_t *to)
 {
@@ -129,24 +134,24 @@ att_amx_values(const Att a, const char *v, int n, int page, uint8_t *to)
 }
 
 /* ---- dots ---- */
-enum { ATT_AMX_P = ATT_PAGES * 2 * AMX_TILE }; /* bytes of a block's weights */
+enum { ATT_AMX_P = ATT_PAGES * 2 * AMX_TILE }; /* bytes of the weights of a row block */
 
-/* A GEMM of one or two row blocks with pairs of tile columns, executed step by step so that it
- * interleaves with other work */
+/* A GEMM of one or two row blocks with pairs of tile columns. It runs step by step, so that other
+ * work can be interleaved. */
 typedef struct AttDots {
 	const uint8_t *rows,
 	    *tiles; /* [step][hi, lo] of the first block; [step][parts] of the next column */
 	float *out;
-	int two, step, steps, left; /* left: pairs of columns left */
+	int two, step, steps, left; /* left: number of pairs of columns left */
 } AttDots;
 
-/* Accumulates 32 terms: one or two row blocks (a0, a1: hi, lo) with one or two columns (b0, b1:
- * parts) */
+/* Accumulates 32 terms. a0, a1: one or two row blocks (hi, lo); b0, b1: one or two columns
+ * (parts) */
 LLMC_INLINE void
 att_amx_step(const int parts, const int two, const int wide, const uint8_t *a0, const uint8_t *a1,
              const uint8_t *b0, const uint8_t *b1)
 {
-/* dots of part `part` of the rows with the tiles in registers 6 and 7 */
+/* dots of part `part` of the row blocks with the tiles in registers 6 and 7 */
 #define ATT_AMX_ROWS(part)                                                                         \
 	do {                                                                                       \
 		AMX_LOAD(4, a0 + (part) * AMX_TILE, 64);                                           \
@@ -174,8 +179,8 @@ att_amx_step(const int parts, const int two, const int wide, const uint8_t *a0, 
 #undef ATT_AMX_ROWS
 }
 
-/* Executes the next step. The block and column distances are in bytes; n: elements of a row of out,
- * ld: its stride. Returns 0 if nothing was left. */
+/* Runs the next step; returns 0 if none was left. Block and column distances are in bytes; n:
+ * elements of a row of out; ld: its stride */
 LLMC_INLINE int
 att_amx_some(const int parts, const int block, const int column, const int n, const int ld,
              AttDots *d)
@@ -218,7 +223,8 @@ att_amx_some(const int parts, const int block, const int column, const int n, co
 	return 1;
 }
 
-/* Scores of row blocks with the keys of pages [first, last) of a chunk, s [16 or 32][128] */
+/* Prepares the scores of row blocks with the keys of pages [first, last) of a chunk: s [16 or
+ * 32][128]. */
 LLMC_INLINE AttDots
 att_amx_scores(const Att a, int two, const uint8_t *q, const uint8_t *keys, int first, int last,
                float *s)
@@ -241,7 +247,7 @@ att_amx_score(const Att a, AttDots *d)
 	                    ATT_CHUNK, d);
 }
 
-/* oc [16 or 32][vs]: weights of these pages times their values */
+/* Prepares oc [16 or 32][vs]: the weights of pages [first, last) times the values. */
 LLMC_INLINE AttDots
 att_amx_sums(const Att a, int two, const uint8_t *p, const uint8_t *values, int first, int last,
              float *oc)
@@ -263,19 +269,20 @@ att_amx_sum(const Att a, AttDots *d)
 }
 
 /* ---- a chunk of one row, whose heads form a block ---- */
-/* Splitting K and V takes the longest. The dots of finished tiles are interleaved with splitting
- * the next ones, one dot per few rows, so none waits for the previous dot or for stores. The planes
- * after the next are prefetched throughout. */
+/* Splitting K and V takes the longest. The dots of finished tiles are therefore interleaved with
+ * splitting the next tiles, one dot per few rows, so that no dot waits for the previous one or for
+ * a store. Later planes are prefetched throughout. */
 enum { ATT_AMX_V = 64 }; /* values per pass, whose sums stay in tile registers */
 
-/* bytes of the ring of keys or values: those being multiplied and those being split */
+/* bytes of the ring of keys or values, which has the tiles being multiplied and those being
+ * split */
 LLMC_INLINE int
 att_amx_ring_bytes(const Att a)
 {
 	return 2 * (2 * att_amx_parts(a.kv.k) + ATT_AMX_V / VL * att_amx_parts(a.kv.v)) * AMX_TILE;
 }
 
-/* s [heads][128] of n pages; k, next: their planes, and planes to prefetch */
+/* Computes s [heads][128] of n pages. k: their planes; next: planes to prefetch */
 LLMC_INLINE void
 att_amx_row_scores(const Att a, const uint8_t *q, const char *const *k, const char *const *next,
                    int n, uint8_t *ring, float *s)
@@ -311,8 +318,8 @@ att_amx_row_scores(const Att a, const uint8_t *q, const char *const *k, const ch
 	}
 }
 
-/* n_d elements of oc from d on, for att_amx_row_sums. Also prefetches a share of the upcoming
- * planes */
+/* Computes n_d elements of oc from d on, for att_amx_row_sums, and prefetches a share of the next
+ * planes. */
 LLMC_INLINE void
 att_amx_row_values(const Att a, const uint8_t *p, const char *const *v, const char *const *next,
                    int first, int last, int n, int d, const int n_d, int slice, const int of,
@@ -354,8 +361,8 @@ att_amx_row_values(const Att a, const uint8_t *p, const char *const *v, const ch
 		AMX_STORE(3, oc + d + 48, vs * 4);
 }
 
-/* oc [heads][vs] from weights p of pages [first, last) of a chunk, whose first n positions are
- * valid */
+/* Computes oc [heads][vs] from the weights p of pages [first, last) of a chunk. Only the first n
+ * positions are valid. */
 LLMC_INLINE void
 att_amx_row_sums(const Att a, const uint8_t *p, const char *const *v, const char *const *next,
                  int first, int last, int n, uint8_t *ring, float *oc)
@@ -370,8 +377,8 @@ att_amx_row_sums(const Att a, const uint8_t *p, const char *const *v, const char
 		                   of, ring, oc);
 }
 /* ---- rows ---- */
-/* att_softmax over pages [first, last) of a chunk that contain lo < hi; splits the weights into row
- * r of block p */
+/* att_softmax over pages [first, last) of a chunk, which contain lo < hi. Splits the weights into
+ * row r of block p. */
 LLMC_INLINE void
 att_amx_softmax(const Att a, float *s, int first, int last, int pos0, int lo, int hi, int pos,
                 float slope, uint8_t *p, int r, float *m_out, float *l_out)
@@ -412,7 +419,7 @@ att_amx_softmax(const Att a, float *s, int first, int last, int pos0, int lo, in
 	*l_out = vf_hsum(sum);
 }
 
-/* Clears a row that attends to nothing in pages [first, last) */
+/* Clears the weights of a row that attends to nothing in pages [first, last). */
 LLMC_INLINE void
 att_amx_unseen(int first, int last, uint8_t *p, int r)
 {
@@ -420,7 +427,7 @@ att_amx_unseen(int first, int last, uint8_t *p, int r)
 		memset(p + i * AMX_TILE + r * 64, 0, 64);
 }
 
-/* att_merge for the rows of a block with lc != 0 */
+/* att_merge for each row of a block whose lc is not 0 */
 LLMC_INLINE void
 att_amx_merge(const int vs, float *m, float *l, float *o, const float *mc, const float *lc,
               const float *oc)

@@ -1,5 +1,5 @@
-/* Attention as a value, its ranges and segments, and the sums of chunks: shared by the forms of
- * attention. */
+/* The description of an attention (Att), the ranges and segments of its rows, and the merging of
+ * chunks. All forms of attention share this file. */
 #ifndef LLMC_CPU_ATTENTION_ATTENTION_BASE_H
 #define LLMC_CPU_ATTENTION_ATTENTION_BASE_H
 
@@ -9,12 +9,13 @@
 typedef struct Att {
 	int heads, kv_heads, dim, v_dim;
 	float scale, cap;
-	int window, chunk; /* chunk: the window starts at a multiple of its size */
+	int window, chunk; /* chunk: the window starts at a multiple of its own size */
 	double alibi;
-	/* index of the first slope, and heads in the slope rule; 0, 0: all `heads` */
+	/* index of the first head in the slope rule, and number of heads in that rule; 0, 0: all
+	 * `heads` */
 	int alibi_first, alibi_heads;
-	/* MASK_*: prefix: rows also attend to the prefix of their sequence; none: to all of its
-	 * positions, or with a window to those less than `window` away */
+	/* MASK_*. prefix: a row also attends to the prefix of its sequence. none: a row attends to
+	 * all positions of its sequence, or with a window to those less than `window` away. */
 	int mask;
 	KvForm kv;
 } Att;
@@ -26,9 +27,9 @@ enum {
 	ATT_SPANS = 64,
 	ATT_PAGES = ATT_CHUNK / KV_PAGE, /* pages per chunk */
 	ATT_MOST_HB = 8,
-	ATT_AHEAD = VL == 8 ? 4 : 2,  /* prefetch distance in planes, quantised types */
+	ATT_AHEAD = VL == 8 ? 4 : 2,  /* prefetch distance of quantised types, in planes */
 	ATT_NK = KV_PAGE / VL,        /* vectors of keys per page */
-	ATT_ACC = VL == 16 ? 24 : 12, /* accumulators: 12 of 16 or 24 of 32 registers */
+	ATT_ACC = VL == 16 ? 24 : 12, /* accumulators: 12 of 16 registers, or 24 of 32 */
 };
 
 LLMC_INLINE int
@@ -39,8 +40,8 @@ att_group(const Att a)
 
 #define ATT_SPLIT ((Split){ ATT_CHUNK, ATT_SPANS })
 
-/* A work unit is a sequence, a kv head and at most 8 of its query heads. Number of such blocks of
- * query heads per kv head */
+/* A work unit is a sequence, a kv head and at most 8 of its query heads. Returns the number of such
+ * groups of query heads per kv head. */
 LLMC_INLINE int
 att_blocks(const Att a)
 {
@@ -68,7 +69,7 @@ att_vs(const Att a)
 	return (a.v_dim + VL - 1) / VL * VL;
 }
 
-/* query heads per load of K or V */
+/* query heads that share each load of K or V */
 LLMC_INLINE int
 att_gb(const Att a)
 {
@@ -97,7 +98,7 @@ att_range(const Att a, const llmc_step *s, int seq, int pos)
 	return r;
 }
 
-/* Segments of the visible positions, by the way a row reads them */
+/* Segments of the visible positions, by the kind of page from which a row reads them */
 enum { ATT_FIRST, ATT_QUANTISED, ATT_RECENT };
 
 LLMC_INLINE Att
@@ -110,7 +111,7 @@ att_segment_form(const Att a, const int segment)
 	return b;
 }
 
-/* Returns whether rows can have such a segment */
+/* Returns whether rows can have positions in this segment. */
 LLMC_INLINE int
 att_has_segment(const Att a, const int segment)
 {
@@ -119,7 +120,7 @@ att_has_segment(const Att a, const int segment)
 	                               : 1;
 }
 
-/* Positions of a segment within r, the range of a row at pos; lo >= hi: empty */
+/* Returns the positions of a segment within r, the range of a row at pos. Empty if lo >= hi. */
 LLMC_INLINE SplitRange
 att_segment(const Att a, const int segment, SplitRange r, int pos)
 {
@@ -136,7 +137,7 @@ att_segment(const Att a, const int segment, SplitRange r, int pos)
 	return (SplitRange){ first, r.hi < recent ? r.hi : recent };
 }
 
-/* 2^-x, x >= 0, to fp32 precision: series of e^y in double, y = -frac(x) ln 2 */
+/* 2^-x for x >= 0, to fp32 precision: the series of e^y in double with y = -frac(x) ln 2. */
 LLMC_INLINE float
 att_exp2_neg(double x)
 {
@@ -152,8 +153,8 @@ att_exp2_neg(double x)
 	return (float)sum;
 }
 
-/* With c the largest power of two <= heads: head h < c has slope 2^(-B (h + 1) / c), the others the
- * odd powers of 2^(-B / 2c). */
+/* ALiBi slope of head h. c is the largest power of two up to the number of heads. A head h < c has
+ * slope 2^(-B (h + 1) / c). The other heads use the odd powers of 2^(-B / 2c). */
 LLMC_INLINE float
 att_slope(const Att a, int head)
 {
@@ -166,8 +167,8 @@ att_slope(const Att a, int head)
 	                : att_exp2_neg(a.alibi * (2 * (head - c) + 1) / (2 * c));
 }
 
-/* Converts scores of a chunk to weights: s[j] for lo <= j < hi (relative to pos0, its first
- * position), 0 elsewhere. */
+/* Converts the scores of a chunk to weights: s[j] for lo <= j < hi (relative to pos0, the chunk's
+ * first position), 0 elsewhere. */
 LLMC_INLINE void
 att_softmax(const Att a, const int chunk, float *s, int pos0, int lo, int hi, int pos, float slope,
             float *m_out, float *l_out)
@@ -203,7 +204,8 @@ att_softmax(const Att a, const int chunk, float *s, int pos0, int lo, int hi, in
 	*l_out = vf_hsum(sum);
 }
 
-/* (m, l, o) += (mc, lc, oc). l == 0: empty (the sum of a softmax is at least 1). */
+/* Merges (mc, lc, oc) into (m, l, o). l == 0 means empty, because the sum of a softmax is at least
+ * 1. */
 LLMC_INLINE void
 att_merge(const int v_dim, float *m, float *l, float *o, float mc, float lc, const float *oc)
 {
@@ -223,8 +225,8 @@ att_merge(const int v_dim, float *m, float *l, float *o, float mc, float lc, con
 		o[d] = f32_fma(o[d], a, oc[d] * b);
 }
 
-/* Adds the sink of the head, if any, to the sum of weights: a score without a value. m: maximum of
- * the other scores */
+/* Returns the sum of weights including the head's sink, if it has one: a score without a value. m:
+ * maximum of the other scores */
 LLMC_INLINE float
 att_sink(const float *sink, float m, float l)
 {
@@ -240,7 +242,7 @@ att_finish(const int v_dim, float *y, const float *o, float l)
 		y[d] = o[d] * r;
 }
 
-/* Stores a row of y from its sums; rotates it back if values are stored rotated. */
+/* Stores a row of y from its sums. If values are stored rotated, rotates the row back. */
 LLMC_INLINE void
 att_put(const Att a, float *y, const float *o, float l)
 {
@@ -271,7 +273,8 @@ att_prefetch(const void *p, const int bytes)
 		__builtin_prefetch((const char *)p + i);
 }
 
-/* Prefetches the cache lines that begin in slice i of consecutive slices of `bytes` bytes */
+/* Prefetches the cache lines that begin in slice i; slices are consecutive and have `bytes`
+ * bytes. */
 LLMC_INLINE void
 att_prefetch_slice(const char *p, int i, const int bytes)
 {
@@ -281,9 +284,10 @@ att_prefetch_slice(const char *p, int i, const int bytes)
 		__builtin_prefetch(p + i * bytes);
 }
 
-/* Returns whether AMX is used. Pools with exact pages do not use it: their segments all use the
- * sums below. Converting keys and values to bf16 parts costs as much as multiplying four heads by
- * them. A single row pays this in full; it is hidden if data comes from memory. */
+/* Returns whether AMX is used. Pools with exact pages do not use it, because all their segments use
+ * the sums of cpu/attention/attention.h. Converting keys and values to bf16 parts costs as much as
+ * multiplying them by four heads. A single row pays for the conversion alone, which is hidden if
+ * the data comes from memory. */
 LLMC_INLINE int
 att_tiled(const Att a)
 {

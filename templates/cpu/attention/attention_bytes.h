@@ -2,15 +2,15 @@
  * 256 hi + lo, which multiply codes without loss.
  *
  *   codes   of a page:  [8 rows][pair of columns][2 columns][8 rows]
- *           keys: rows are elements, columns positions; values: rows are positions, columns
- * elements
+ *           keys: rows are elements, columns positions
+ *           values: rows are positions, columns elements
  *   words   [8 rows][hi 8, lo 8]
  *
  *   i8mm    smmla: two columns by hi and lo, 32 multiply-adds
  *   neon    sdot: two columns by hi, then by lo, 16 each
  *
- * Both give the same integers. fp32 takes 4 multiply-adds per instruction, and more than that to
- * convert codes. Unsigned codes are taken relative to KV_ZERO when a page is unpacked. */
+ * Both give the same integers. An fp32 instruction does 4 multiply-adds, and codes would have to be
+ * converted first. KV_ZERO is subtracted from unsigned codes when a page is unpacked. */
 #ifndef LLMC_CPU_ATTENTION_ATTENTION_BYTES_H
 #define LLMC_CPU_ATTENTION_ATTENTION_BYTES_H
 
@@ -22,8 +22,9 @@ typedef int16_t vh __attribute__((vector_size(16), may_alias));
 typedef vb vb_mem __attribute__((aligned(1)));
 
 enum {
-	KV_UNIT = 4,                /* 32-bit words per unit of q_words: 8 elements */
-	KV_PAIRS = VF_MMLA ? 4 : 2, /* pairs of columns at once: 24 accumulators for 6 rows */
+	KV_UNIT = 4, /* 32-bit words per unit of q_words: 8 elements */
+	KV_PAIRS =
+	    VF_MMLA ? 4 : 2, /* pairs of columns processed at once: 24 accumulators for 6 rows */
 };
 
 LLMC_INLINE vb
@@ -39,7 +40,7 @@ vb_store(void *p, vb x)
 }
 
 /* ---- words ---- */
-/* Converts a query to words, and its KvWords per group, all stride apart */
+/* Converts a query to words, and computes its KvWords per group. All of them are `stride` apart. */
 LLMC_INLINE void
 kv_query_words(const int type, const int dim, const float *q, int32_t *to, KvWords *words,
                const int stride)
@@ -83,7 +84,7 @@ kv_put_words(void *to, vi a, vi b)
 	vb_store(to, VF_SHUFFLE(hi, lo, 1, 3, 5, 7, 9, 11, 13, 15, 16, 18, 20, 22, 24, 26, 28, 30));
 }
 
-/* Steps and inverse steps of VL rows after kv_weight_most */
+/* Computes steps and inverse steps of VL rows, after kv_weight_most. */
 LLMC_INLINE void
 kv_weight_steps(const float *most, float *step, float *inverse)
 {
@@ -95,9 +96,9 @@ kv_weight_steps(const float *most, float *step, float *inverse)
 	vf_store(inverse, (vf)((vi)(vf_set1(KV_WORD) / top) & (vi)(top > vf_set1(KV_LEAST))));
 }
 
-/* Converts the weights of one row over a page, times the scales of its values, to words: [group][8
- * positions][hi 8, lo 8]. zeros [group][VL] accumulates the contribution of the zeros to each
- * element of a group, to be summed over lanes */
+/* Converts to words the weights of one row over a page, times the scales of its values: [group][8
+ * positions][hi 8, lo 8]. Adds the contribution of the zeros to zeros [group][VL]; its lanes must
+ * be summed later. */
 LLMC_INLINE void
 kv_weight_words(const int type, const int dim, const float *weights, const float *scales,
                 float step, float inverse, int16_t *to, float *zeros)
@@ -151,14 +152,14 @@ kv_half_codes(vbu x, const int high)
 	return high ? (vb)(x >> 4) : (vb)(x & 15);
 }
 
-/* two more bits of each code, at `shift` of its byte */
+/* two more bits of each code, from bit `shift` of its byte */
 LLMC_INLINE vb
 kv_code_six(vb low, vbu bits, const int shift)
 {
 	return (vb)((vbu)low | (bits >> shift & 3) << 4) - 32;
 }
 
-/* Elements d .. d + 7 of keys j .. j + 15 */
+/* Loads elements d .. d + 7 of keys j .. j + 15. */
 LLMC_INLINE void
 kv_rows_k(const int type, const int dim, const uint8_t *p, int d, int j, vb x[8])
 {
@@ -181,7 +182,8 @@ kv_rows_k(const int type, const int dim, const uint8_t *p, int d, int j, vb x[8]
 	x[r] = x[r] - KV_ZERO;
 }
 
-/* Elements d .. d + 15 of values j .. j + 7; d is a multiple of 16, an odd one if half is 1 */
+/* Loads elements d .. d + 15 of values j .. j + 7; d is a multiple of 16, and an odd one if half is
+ * 1. */
 LLMC_INLINE void
 kv_rows_v(const int type, const int dim, const uint8_t *p, int j, int d, const int half, vb x[8])
 {
@@ -211,7 +213,7 @@ kv_rows_v(const int type, const int dim, const uint8_t *p, int j, int d, const i
 #define VB_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define VB_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
 
-/* Transposes eight rows of 16 columns: to [pair of columns][2][8] */
+/* Transposes eight rows of 16 columns to [pair of columns][2][8]. */
 LLMC_INLINE void
 kv_columns(const vb x[8], int8_t *to)
 {
@@ -279,7 +281,7 @@ kv_unpack_v(const int type, const int dim, const char *plane, const char *next, 
 }
 
 /* ---- sums ---- */
-/* Adds dot products of two columns with hi and lo of eight words to acc */
+/* Adds to acc the dot products of two columns with hi and lo of eight words. */
 LLMC_INLINE void
 kv_multiply(vi acc[2], vb x, vb word)
 {
@@ -298,7 +300,7 @@ kv_multiply(vi acc[2], vb x, vb word)
 #endif
 }
 
-/* Sums of four columns, from the accumulators of two pairs */
+/* Returns the sums of four columns from the accumulators of two pairs. */
 LLMC_INLINE vi
 kv_dots(const vi a[2], const vi b[2])
 {
@@ -311,9 +313,9 @@ kv_dots(const vi a[2], const vi b[2])
 	return (hi << 8) + lo;
 }
 
-/* Sums of n * 8 rows for KV_PAIRS pairs of columns and `rows` rows of words: codes `next` bytes and
- * words `step` bytes from one 8 to the next, words `apart` bytes from row to row. to [row][column],
- * four per vector */
+/* Multiplies KV_PAIRS pairs of columns, of n * 8 rows each, by `rows` rows of words. From one group
+ * of 8 to the next are `next` bytes of codes and `step` bytes of words; rows of words are `apart`
+ * bytes apart. to [row][column], four per vector */
 LLMC_INLINE void
 kv_sums(const int rows, int n, const int8_t *x, const int next, const int8_t *words, const int step,
         const int apart, vi to[8][KV_PAIRS / 2])
@@ -339,9 +341,9 @@ kv_sums(const int rows, int n, const int8_t *x, const int next, const int8_t *wo
 	to[r][p] = kv_dots(acc[r][2 * p], acc[r][2 * p + 1]);
 }
 
-/* Scores s [row][ATT_CHUNK] of a page for `rows` rows. x: from kv_unpack_k. q: words of the rows,
- * q_step bytes from one 8 elements to the next, q_apart bytes from row to row. words, sums: per
- * group and row, group_step and row_step apart */
+/* Computes scores s [row][ATT_CHUNK] of a page for `rows` rows. x: from kv_unpack_k. q: words of
+ * the rows; q_step: bytes from one group of 8 elements to the next; q_apart: bytes from row to row.
+ * words, sums: per group and row, group_step and row_step apart */
 LLMC_INLINE void
 att_byte_scores(const Att a, const int rows, const char *k, const int8_t *x, const int8_t *q,
                 const int q_step, const int q_apart, const KvWords *words, const float *sums,
@@ -372,7 +374,7 @@ att_byte_scores(const Att a, const int rows, const char *k, const int8_t *x, con
 }
 
 /* Adds a page to o [row][apart] of `rows` rows. x: from kv_unpack_v. p: words of the weights,
- * p_apart bytes from row to row; step [row]: of these words */
+ * p_apart bytes from row to row; step [row]: step of these words */
 LLMC_INLINE void
 att_byte_values(const Att a, const int rows, const int8_t *x, const int16_t *p, const int p_apart,
                 const float *step, const int first, float *o, const int apart)
@@ -391,8 +393,8 @@ att_byte_values(const Att a, const int rows, const int8_t *x, const int16_t *p, 
 	}
 }
 
-/* ---- one row ---- */
-/* Like att_scores; q: gb queries as words, dim / 2 apart */
+/* Like att_scores. q: gb queries as words, dim / 2 apart */
+/* Like att_scores. q: gb queries as words, dim / 2 apart */
 LLMC_INLINE void
 att_word_scores(const Att a, const int gb, const char *k, const int32_t *q, const KvWords *words,
                 const float *sums, float *s, const char *next)
@@ -404,7 +406,7 @@ att_word_scores(const Att a, const int gb, const char *k, const int32_t *q, cons
 	                kv_groups(a.kv.k, a.dim), s);
 }
 
-/* o of gb heads from g0 of hb on, over pages [p0, p0 + n) of a chunk */
+/* Adds pages [p0, p0 + n) of a chunk to o of gb heads, from head g0 of hb on. */
 LLMC_INLINE void
 att_word_values(const Att a, const int hb, const int gb, int g0, const char *const *v,
                 const char *const *ahead, int p0, int n, const AttWords *w, float *o)

@@ -1,25 +1,24 @@
 /* Integer attention over keys and values of integer codes, on v3 and on Arm
- * (cpu/attention/attention_bytes.h). On v3, int16 multiplication (pmaddwd) has the throughput of
- * half as many floats, codes are not converted to float, and one instruction multiplies pairs of
- * codes. kv_in_words selects types and dimensions.
+ * (cpu/attention/attention_bytes.h). On v3, one pmaddwd multiplies twice as many elements as an
+ * FMA, and codes are not converted to float. kv_in_words selects types and dimensions.
  *
  *   query    elements of a group / step as int16; step: their largest magnitude / KV_WORD
  *   score    groups in order: + (sum of words times codes) * scale * step, after the contribution of the zeros, one FMA chain
- *   weights  e_j * scale_j of a page / step as int16; step: the largest of the page and row /
- * KV_WORD
+ *   weights  e_j * scale_j of a page / step as int16; step: the largest of the page and
+ *            row / KV_WORD
  *   o        pages of a chunk in order: + (sum of words times codes) * step; finally the contribution of the zeros,
  *            sum of e_j zero_j
  *
- * Unsigned codes (int4) are taken relative to 8, so that the rounding error of a word multiplies a
- * number that is small on average. Integer sums do not depend on order, so single rows and tiles
- * agree, as they do in floats. A word's error is at most 2^-16 of the largest value: an eighth of
- * f16's error for a large element, a hundredth of that of 8-bit codes. Positions that a row does
- * not attend to have weight 0, whatever their content.
+ * 8 is subtracted from unsigned codes (int4), so that the rounding error of a word multiplies a
+ * number that is small on average. Integer sums do not depend on order, so a single row and a tile
+ * give the same bits. A word's error is at most 2^-16 of the largest value: an eighth of f16's
+ * error for a large element, a hundredth of that of 8-bit codes. Positions that a row does not
+ * attend to have weight 0, whatever their content.
  *
- * 64 codes and three heads take 24 multiply-add instructions on four ports and 8 that unpack to
- * words. In floats they take 24 on two ports and 16 or more that convert. Measured cycles on Zen 3,
- * from L1: int8 10.0 for keys, 12.3 for values; int4 12.1 and 16.3. In floats: f16 12.8 and 12.5,
- * int8 15.8 for both. */
+ * For 64 codes and three heads, words take 24 multiply-adds and additions on four ports, and 8
+ * instructions that unpack. Floats take 24 FMAs on two ports, and 16 or more instructions that
+ * convert. Measured cycles on Zen 3, from L1: int8 10.0 for keys, 12.3 for values; int4 12.1 and
+ * 16.3. In floats: f16 12.8 and 12.5, int8 15.8 for both. */
 #ifndef LLMC_CPU_ATTENTION_ATTENTION_INT16_H
 #define LLMC_CPU_ATTENTION_ATTENTION_INT16_H
 
@@ -36,12 +35,12 @@ typedef struct KvWords {
 	int32_t start;
 } KvWords;
 
-#define KV_LEAST 1e-30f /* smaller largest values give words of 0 */
+#define KV_LEAST 1e-30f /* below this largest magnitude all words are 0 */
 
 enum {
-	KV_ZERO = 8, /* offset of unsigned codes */
+	KV_ZERO = 8, /* subtracted from unsigned codes */
 	KV_WORD = VF_NEON ? 127 * 256 : 32767,
-	KV_MULTIPLE = VF_NEON ? 8 : 4, /* dimensions are a multiple of it */
+	KV_MULTIPLE = VF_NEON ? 8 : 4, /* dimensions must be a multiple of this */
 };
 
 /* int16 weights of a chunk */
@@ -51,8 +50,8 @@ typedef struct AttWords {
 	float steps[ATT_PAGES * ATT_MOST_HB], inverse[ATT_PAGES * ATT_MOST_HB]; /* [page][head] */
 } AttWords;
 
-/* Returns whether rows of the type use integer arithmetic. 32-bit sums hold a group of 32, and rows
- * of up to 512 */
+/* Returns whether rows of this type use integer arithmetic. 32-bit sums can hold a group of 32, or
+ * rows of up to 512. */
 LLMC_INLINE int
 kv_in_words(const int type, const int dim)
 {
@@ -69,7 +68,7 @@ kv_in_words(const int type, const int dim)
 #if KV_HAS_WORDS
 /* ---- both forms ---- */
 /* Returns the step of the words of elements [from, to) of a query: their largest magnitude /
- * KV_WORD, or NaN. *inverse: factor from elements to words; 0: all words are 0 */
+ * KV_WORD, or NaN if one is NaN. *inverse: factor from elements to words; 0: all words are 0 */
 LLMC_INLINE float
 kv_word_step(const float *q, int from, int to, float *inverse)
 {
@@ -84,7 +83,8 @@ kv_word_step(const float *q, int from, int to, float *inverse)
 	return (most + none) * (1.0f / KV_WORD);
 }
 
-/* Prefetches the i-th of n slices of a plane: equally many lines each, the last has the rest */
+/* Prefetches the i-th of n slices of a plane. All have equally many lines, except the last, which
+ * has the remainder. */
 LLMC_INLINE void
 att_prefetch_part(const char *p, int i, const int n, const size_t bytes)
 {
@@ -106,8 +106,8 @@ kv_word_scale_k(const int type, const int dim, const char *plane, int group, int
 	return s;
 }
 
-/* Adds one group to the scores of VL keys: acc: sum of its dot product; sum: sum of the query's
- * elements of the group */
+/* Adds one group to the scores of VL keys. acc: integer dot product of the group; sum: sum of the
+ * query's elements in the group */
 LLMC_INLINE void
 kv_word_score(const int type, int group, vi acc, float step, KvScale scale, float sum, float *to)
 {
@@ -118,7 +118,7 @@ kv_word_score(const int type, int group, vi acc, float step, KvScale scale, floa
 	vf_store(to, vf_fma(vf_of_vi(acc) * scale.s, vf_set1(step), total));
 }
 
-/* Adds one page to elements of o, or stores the first */
+/* Adds one page to elements of o, or stores it if the page is the first. */
 LLMC_INLINE void
 att_word_add(int first, vi acc, float step, float *o)
 {
@@ -126,7 +126,7 @@ att_word_add(int first, vi acc, float step, float *o)
 }
 
 /* Multiplies the weights of one row over a page by the largest scales of its values. The largest
- * lane stored at `to` is the maximum */
+ * lane of the vector stored at `to` is the maximum. */
 LLMC_INLINE void
 kv_weight_most(const float *weights, const float *tops, float *to)
 {
@@ -145,7 +145,7 @@ kv_weight_most(const float *weights, const float *tops, float *to)
 #if VF_NEON
 #include "cpu/attention/attention_bytes.h"
 #elif KV_HAS_WORDS
-enum { KV_UNIT = 1 /* words of 32 bits per unit of q_words: 2 elements */ };
+enum { KV_UNIT = 1 /* 32-bit words per unit of q_words: 2 elements */ };
 
 LLMC_INLINE void
 vi_store(int32_t *p, vi x)
@@ -159,8 +159,8 @@ kv_pair(int lo, int hi)
 	return (int32_t)((uint32_t)hi << 16 | (uint16_t)lo);
 }
 
-/* Converts a query to pairs of words in the order of kv_pairs_k, and its KvWords per group, all
- * stride apart */
+/* Converts a query to pairs of words in the order of kv_pairs_k, and computes its KvWords per
+ * group. All of them are `stride` apart. */
 LLMC_INLINE void
 kv_query_words(const int type, const int dim, const float *q, int32_t *to, KvWords *words,
                const int stride)
@@ -202,7 +202,8 @@ kv_16_at(const int type, const uint8_t *p)
 	return type == KV_int4 ? _mm256_cvtepu8_epi16(x) : _mm256_cvtepi8_epi16(x);
 }
 
-/* Interleaves words a, b of 16 columns: pairs of columns 0-3 and 8-11, and of the others */
+/* Interleaves words a and b of 16 columns. One result has pairs of columns 0-3 and 8-11, the other
+ * result the remaining pairs. */
 LLMC_INLINE void
 kv_pairs_of(__m256i a, __m256i b, vi x[2])
 {
@@ -210,7 +211,7 @@ kv_pairs_of(__m256i a, __m256i b, vi x[2])
 	x[1] = (vi)_mm256_unpackhi_epi16(a, b);
 }
 
-/* Restores column order */
+/* Restores the order of columns. */
 LLMC_INLINE void
 kv_pairs_sort(vi x[2])
 {
@@ -279,7 +280,7 @@ kv_unpack_v(const int dim, const char *plane, uint8_t *to)
 	}
 }
 
-/* Returns the plane with the codes; 6-bit codes are unpacked into the buffer */
+/* Returns the plane of codes. 6-bit codes are first unpacked into the buffer. */
 LLMC_INLINE const uint8_t *
 kv_word_plane(const int type, const int key, const int dim, const char *plane, uint8_t *buffer)
 {
@@ -292,8 +293,8 @@ kv_word_plane(const int type, const int key, const int dim, const char *plane, u
 	return buffer;
 }
 
-/* Elements 4 i .. 4 i + 3 of keys j .. j + 15 in two pairs: for int4 0 and 2, 1 and 3, else
- * neighbours. plane: from kv_word_plane */
+/* Loads elements 4 i .. 4 i + 3 of keys j .. j + 15 as two pairs: for int4 elements 0 and 2, then 1
+ * and 3; otherwise neighbours. plane: from kv_word_plane */
 LLMC_INLINE void
 kv_pairs_k(const int type, const uint8_t *plane, int i, int j, vi x[2][2])
 {
@@ -313,8 +314,8 @@ kv_pairs_k(const int type, const uint8_t *plane, int i, int j, vi x[2][2])
 	}
 }
 
-/* Elements d .. d + 15 of values j and j + 1 in pairs; d is a multiple of 16, an odd one if half is
- * 1 */
+/* Loads elements d .. d + 15 of values j and j + 1 as pairs; d is a multiple of 16, and an odd one
+ * if half is 1. */
 LLMC_INLINE void
 kv_pairs_v(const int type, const int dim, const uint8_t *plane, int j, int d, const int half,
            vi x[2])
@@ -354,8 +355,8 @@ kv_scales_by_group(const int n, const f16 *s, float *to)
 		}
 }
 
-/* Steps and inverse steps of VL rows after kv_weight_most. (One division per row would have its
- * full latency.) */
+/* Computes steps and inverse steps of VL rows, after kv_weight_most. A division per row would wait
+ * for the full latency each time. */
 LLMC_INLINE void
 kv_weight_steps(const float *most, float *step, float *inverse)
 {
@@ -375,9 +376,9 @@ kv_weight_steps(const float *most, float *step, float *inverse)
 	vf_store(inverse, (vf)((vi)(vf_set1(KV_WORD) / top) & (vi)(top > vf_set1(KV_LEAST))));
 }
 
-/* Converts the weights of one row over a page, times the scales of its values, to words:
- * [group][32] in the order of kv_word_at. zeros [group][VL] accumulates the contribution of the
- * zeros to each element of a group, to be summed over lanes */
+/* Converts to words the weights of one row over a page, times the scales of its values: [group][32]
+ * in the order of kv_word_at. Adds the contribution of the zeros to zeros [group][VL]; its lanes
+ * must be summed later. */
 LLMC_INLINE void
 kv_weight_words(const int type, const int dim, const float *weights, const float *scales,
                 float step, float inverse, int16_t *to, float *zeros)
@@ -409,15 +410,16 @@ kv_weight_words(const int type, const int dim, const float *weights, const float
 	}
 }
 
-/* Index of position j among the words of a page's weights: 16 are ordered 0-3, 8-11, 4-7, 12-15 */
+/* Returns the index of position j among the words of a page's weights. 16 words are in the order
+ * 0-3, 8-11, 4-7, 12-15. */
 LLMC_INLINE int
 kv_word_at(int j)
 {
 	return j / 16 * 16 + j / 4 % 2 * 8 + j / 8 % 2 * 4 + j % 4;
 }
 
-/* ---- one row ---- */
-/* Like att_scores; q: gb queries as words, dim / 2 apart */
+/* Like att_scores. q: gb queries as words, dim / 2 apart */
+/* Like att_scores. q: gb queries as words, dim / 2 apart */
 LLMC_INLINE void
 att_word_scores(const Att a, const int gb, const char *k, const int32_t *q, const KvWords *words,
                 const float *sums, float *s, const char *next)
@@ -468,8 +470,8 @@ att_word_scores(const Att a, const int gb, const char *k, const int32_t *q, cons
 		}
 }
 
-/* After the last page: stores o in order, with the contribution of the zeros; as many elements as
- * fit from d on */
+/* After the last page, stores o in order, from element d on, as many elements as fit; adds the
+ * contribution of the zeros. */
 LLMC_INLINE void
 att_word_close(const Att a, int d, const float *zero, const float *from, float *o)
 {
@@ -483,8 +485,8 @@ att_word_close(const Att a, int d, const float *zero, const float *from, float *
 			vf_store(o + i * VL, (vf)x[i] + add);
 }
 
-/* Sums of elements d .. d + 15 of gb heads over a page; p: weights of their group, `apart` from
- * head to head. half: as in kv_pairs_v */
+/* Computes sums of elements d .. d + 15 of gb heads over a page. p: weights of their group, `apart`
+ * from head to head; half: as in kv_pairs_v */
 LLMC_INLINE void
 att_word_slice(const Att a, const int gb, const uint8_t *codes, const char *ahead, int d,
                const int half, const int16_t *p, const int apart, vi acc[8][2])
@@ -509,7 +511,7 @@ att_word_slice(const Att a, const int gb, const uint8_t *codes, const char *ahea
 	}
 }
 
-/* o of gb heads from g0 of hb on, over pages [p0, p0 + n) of a chunk */
+/* Adds pages [p0, p0 + n) of a chunk to o of gb heads, from head g0 of hb on. */
 LLMC_INLINE void
 att_word_values(const Att a, const int hb, const int gb, int g0, const char *const *v,
                 const char *const *ahead, int p0, int n, const AttWords *w, float *o)
@@ -544,8 +546,8 @@ att_word_values(const Att a, const int hb, const int gb, int g0, const char *con
 #endif
 
 #if KV_HAS_WORDS
-/* Scales of a page's values, of which `end` are valid, and zeros relative to code KV_ZERO:
- * [group][scale, zero][32]; tops: largest magnitude of each value */
+/* Loads scales of a page's values, and their zeros relative to code KV_ZERO: [group][scale,
+ * zero][32]. Only `end` values are valid. tops: largest scale of each value */
 LLMC_INLINE void
 kv_word_scales(const int type, const int dim, const char *plane, int end, float *to, float *tops)
 {
@@ -555,7 +557,7 @@ kv_word_scales(const int type, const int dim, const char *plane, int end, float 
 
 	for (int j = 0; n == 1 && j < KV_PAGE; j += VL)
 		vf_store(to + j, vf_load_f16(s + j));
-	if (n > 1 && n % 4) { /* invalid lanes after the last position must be zero */
+	if (n > 1 && n % 4) { /* lanes after the last valid position must be zero */
 		memcpy(buffer, s, (size_t)(KV_PAGE * n) * sizeof *s);
 		s = buffer;
 	}
@@ -576,7 +578,7 @@ kv_word_scales(const int type, const int dim, const char *plane, int end, float 
 	}
 }
 
-/* Converts weights of pages [p0, p0 + n) of a chunk; positions below hi are valid */
+/* Converts the weights of pages [p0, p0 + n) of a chunk to words. Positions below hi are valid. */
 LLMC_INLINE void
 att_word_weights(const Att a, const int hb, const char *const *v, int p0, int n, int hi,
                  const float *s, AttWords *w)

@@ -2,8 +2,8 @@
  * of K and V is read and converted once for all of them. The sums of each row are those of
  * cpu/attention/attention.h, bit for bit.
  *
- *   for each chunk of 128 positions that a row of the tile attends to (each segment, with exact
- * pages):
+ *   for each chunk of 128 positions that a row of the tile attends to (with exact pages,
+ *   for each of its segments):
  *     K of a page --to fp32, once--> x [D][32] --blocks of ATT_TILE_MR rows--> s [rows][128]
  *     s --cap, bias, mask, softmax of each row--> weights, m, l
  *     V of a page --to fp32, once--> x [32][V] --blocks of ATT_TILE_MR rows--> oc [rows][V]
@@ -19,11 +19,11 @@
 enum {
 	ATT_TILE_MR = VL == 16  ? 12
 	              : VL == 8 ? 6
-	                        : 4, /* rows of a register tile, two vectors each */
+	                        : 4, /* rows of a register tile; each row has two vectors */
 	ATT_TILE_R = 48, /* largest number of rows per tile: a multiple of ATT_TILE_MR */
 };
 
-/* tokens per tile */
+/* Returns the number of tokens per tile. */
 LLMC_INLINE int
 att_tile_tokens(const Att a)
 {
@@ -34,7 +34,7 @@ att_tile_tokens(const Att a)
 	return ATT_TILE_R / att_hb(a);
 }
 
-/* vectors of values per pass */
+/* Returns the number of vectors of values per pass. */
 LLMC_INLINE int
 att_tile_nv(const Att a)
 {
@@ -43,15 +43,16 @@ att_tile_nv(const Att a)
 
 typedef struct AttTile {
 	/* [block][dim / 2][ATT_TILE_MR] queries as words (cpu/attention/attention_int16.h); on Arm
-	 * in units of 8 elements */
+	 * the unit is 8 elements */
 	int32_t *q_words;
 	KvWords *words; /* [block][group][ATT_TILE_MR] */
-	int16_t *p;     /* [row][group][32] a page's weights as words */
+	int16_t *p;     /* [row][group][32] the weights of a page as words */
 	float *zeros;   /* [row][group][VL] */
 	float *q;       /* [block][dim][ATT_TILE_MR], scaled */
 	float *sums;    /* [block][group][ATT_TILE_MR] kv_query_sums of q */
-	float *x; /* a page's K [dim][32] (codes if quantised), or V [32][att_tile_xs], as fp32 */
-	float *s; /* [row][ATT_CHUNK] */
+	float
+	    *x; /* [dim][32] a page's K (codes if quantised) or [32][att_tile_xs] its V, as fp32 */
+	float *s;           /* [row][ATT_CHUNK] */
 	float *oc, *os, *o; /* [row][att_vs] sums of a chunk, a span, the row */
 	float mc[ATT_TILE_R], lc[ATT_TILE_R], ms[ATT_TILE_R], ls[ATT_TILE_R], m[ATT_TILE_R],
 	    l[ATT_TILE_R], slope[ATT_MOST_HB];
@@ -102,7 +103,7 @@ att_tile_group(const Att a, const AttTile *t, const char *k, int n_block, int at
 		}
 }
 
-/* Scores of the page at position `at` of the chunk, with key plane k */
+/* Computes scores of the page at position `at` of the chunk. k: plane of its keys */
 LLMC_INLINE void
 att_tile_scores(const Att a, const AttTile *t, const char *k, int n_block, int at)
 {
@@ -110,14 +111,15 @@ att_tile_scores(const Att a, const AttTile *t, const char *k, int n_block, int a
 		att_tile_group(a, t, k, n_block, at, group);
 }
 
-/* Stride of a page's values: one vector more than v_dim */
+/* stride of a page's values: one vector more than v_dim */
 LLMC_INLINE int
 att_tile_xs(const Att a)
 {
 	return att_vs(a) + VL;
 }
 
-/* oc += weights times values (xs apart) of keys [j0, j1) of the chunk; the page starts at `at` */
+/* oc += weights times values of keys [j0, j1) of the chunk. Rows of values are xs apart; the page
+ * starts at `at`. */
 LLMC_INLINE void
 att_tile_values(const Att a, const AttTile *t, const int xs, int n_block, int at, int j0, int j1,
                 int d, int first)
@@ -152,7 +154,7 @@ att_tile_values(const Att a, const AttTile *t, const int xs, int n_block, int at
 }
 
 #if VF_NEON
-/* Scores of the page at position `at` of the chunk, with key plane k */
+/* Computes scores of the page at position `at` of the chunk. k: plane of its keys */
 LLMC_INLINE void
 att_tile_word_scores(const Att a, const AttTile *t, const char *k, int n_block, int at)
 {
@@ -168,7 +170,7 @@ att_tile_word_scores(const Att a, const AttTile *t, const char *k, int n_block, 
 		    1, t->s + b * ATT_TILE_MR * ATT_CHUNK + at);
 }
 
-/* Adds a page with value plane v to oc. step [row]: of the words of the weights */
+/* Adds a page to oc. v: plane of its values; step [row]: step of the words of the weights */
 LLMC_INLINE void
 att_tile_word_sums(const Att a, const AttTile *t, const char *v, int n_block, int first,
                    const float *step)
@@ -182,7 +184,7 @@ att_tile_word_sums(const Att a, const AttTile *t, const char *v, int n_block, in
 		                groups * 2 * KV_PAGE, step + b, first, t->oc + b * vs, vs);
 }
 #elif KV_HAS_WORDS
-/* A page's keys as pairs of words: [dim / 2][32] */
+/* Loads a page's keys as pairs of words: [dim / 2][32]. */
 LLMC_INLINE void
 att_tile_word_keys(const Att a, const char *k, int32_t *to)
 {
@@ -202,7 +204,7 @@ att_tile_word_keys(const Att a, const char *k, int32_t *to)
 		}
 }
 
-/* Like att_tile_group, with words */
+/* Like att_tile_group, for words */
 LLMC_INLINE void
 att_tile_word_group(const Att a, const AttTile *t, const char *k, int n_block, int at, int group)
 {
@@ -246,7 +248,7 @@ att_tile_word_group(const Att a, const AttTile *t, const char *k, int n_block, i
 		}
 }
 
-/* Scores of the page at position `at` of the chunk, with key plane k */
+/* Computes scores of the page at position `at` of the chunk. k: plane of its keys */
 LLMC_INLINE void
 att_tile_word_scores(const Att a, const AttTile *t, const char *k, int n_block, int at)
 {
@@ -255,7 +257,7 @@ att_tile_word_scores(const Att a, const AttTile *t, const char *k, int n_block, 
 		att_tile_word_group(a, t, k, n_block, at, group);
 }
 
-/* Adds a page to 16 elements of oc from d on; x: its values as pairs of words */
+/* Adds a page to 16 elements of oc, from d on. x: its values as pairs of words */
 LLMC_INLINE void
 att_tile_word_slice(const Att a, const AttTile *t, const int32_t *x, const int xs, int n_block,
                     int d, int first, const float *step)
@@ -290,7 +292,7 @@ att_tile_word_slice(const Att a, const AttTile *t, const int32_t *x, const int x
 	}
 }
 
-/* Adds a page with value plane v to oc. step [row]: of the words of the weights */
+/* Adds a page to oc. v: plane of its values; step [row]: step of the words of the weights */
 LLMC_INLINE void
 att_tile_word_sums(const Att a, const AttTile *t, const char *v, int n_block, int first,
                    const float *step)
@@ -314,7 +316,7 @@ att_tile_word_sums(const Att a, const AttTile *t, const char *v, int n_block, in
 #endif
 
 #if KV_HAS_WORDS
-/* Adds a page to oc; it starts at `at` of the chunk, and its positions below `end` are valid */
+/* Adds a page to oc. The page starts at `at` of the chunk; its positions below `end` are valid. */
 LLMC_INLINE void
 att_tile_word_values(const Att a, const AttTile *t, const char *v, int n_block, int at, int end,
                      int first)
@@ -337,7 +339,7 @@ att_tile_word_values(const Att a, const AttTile *t, const char *v, int n_block, 
 	att_tile_word_sums(a, t, v, n_block, first, step);
 }
 
-/* After the last page: adds the contribution of the zeros */
+/* After the last page, adds the contribution of the zeros. */
 LLMC_INLINE void
 att_tile_word_close(const Att a, const AttTile *t, int n_row)
 {
@@ -360,8 +362,8 @@ typedef struct AttRows {
 	int n, nh, n_row, n_block; /* tokens, heads, rows, row blocks */
 } AttRows;
 
-/* Processes a segment of a chunk for all rows that have one, and merges it into their spans; if a
- * span is a single chunk with one segment, directly into the rows */
+/* Processes a segment of a chunk for all rows that have positions in it, and merges the result into
+ * their spans. If a span is a single chunk with one segment, merges directly into the rows. */
 LLMC_INLINE void
 att_tile_segment(const Att whole, const int segment, AttTile *t, const AttRows *in, int chunk)
 {
@@ -443,7 +445,7 @@ att_tile_segment(const Att whole, const int segment, AttTile *t, const AttRows *
 	for (int r = 0; r < n_row; r++) {
 		if (t->lc[r] == 0)
 			continue;
-		/* same bits as through the span, one copy less */
+		/* the same bits as by way of the span, with one copy less */
 		if (t->shift[r / nh] == 0 && !a.kv.exact.page_bytes)
 			att_merge(a.v_dim, &t->m[r], &t->l[r], t->o + r * vs, t->mc[r], t->lc[r],
 			          t->oc + r * vs);
@@ -453,8 +455,8 @@ att_tile_segment(const Att whole, const int segment, AttTile *t, const AttRows *
 	}
 }
 
-/* Processes rows [row0, row0 + n) of sequence seq, n <= att_tile_tokens, unit 0 .. att_units; sink
- * [heads] or NULL; work: as for att_unit_init */
+/* Processes rows [row0, row0 + n) of sequence seq for unit `unit` (0 .. att_units); n <=
+ * att_tile_tokens. sink: [heads] or NULL; work: as for att_unit_init */
 LLMC_INLINE void
 att_tile(const Att a, float *work, const llmc_step *s, const void *pool, const float *q,
          const float *sink, float *y, int seq, int row0, int n, int unit)

@@ -1,9 +1,9 @@
-/* Attention of a tile on AMX. Included by cpu/attention/attention_tile.h. */
+/* Attention of a tile on AMX. Only cpu/attention/attention_tile.h includes this file. */
 #ifndef LLMC_CPU_ATTENTION_ATTENTION_TILE_AMX_H
 #define LLMC_CPU_ATTENTION_ATTENTION_TILE_AMX_H
 
-/* Scratch of a tile on AMX: cpu/attention/attention_amx.h. Rows are tokens by heads: row r is token
- * r / nh */
+/* Scratch of a tile on AMX (cpu/attention/attention_amx.h). A row is a token and a query head: row
+ * r belongs to token r / nh. */
 typedef struct AttAmx {
 	uint8_t *q, *keys, *values;
 	float *oc, *os, *o; /* [32][vs]; os, o: [row][vs] */
@@ -12,7 +12,8 @@ typedef struct AttAmx {
 	SplitRange range[ATT_AMX_R]; /* per token */
 	int shift[ATT_AMX_R], pos[ATT_AMX_R];
 	const char *next[2 * ATT_PAGES]; /* planes of keys and values of the next chunk */
-	int n_next, asked;               /* number of its planes; lines prefetched so far */
+	int n_next, asked; /* n_next: number of planes in `next`; the other: number of their lines
+	                      prefetched so far */
 } AttAmx;
 
 /* Prefetches n lines of the next chunk */
@@ -29,8 +30,8 @@ att_amx_ahead(const Att a, AttAmx *t, int n)
 	}
 }
 
-/* Merges a chunk's sums oc, mc, lc of rows [r0, r0 + 16) into their spans, and finished spans into
- * the rows */
+/* Merges the sums oc, mc, lc of a chunk, for rows [r0, r0 + 16), into their spans, and finished
+ * spans into the rows. */
 LLMC_INLINE void
 att_amx_close(const Att a, AttAmx *t, int chunk, int n_row, int nh, int r0, const float *mc,
               const float *lc, const float *oc)
@@ -52,7 +53,7 @@ att_amx_close(const Att a, AttAmx *t, int chunk, int n_row, int nh, int r0, cons
 		n_some += add && mask;
 		n_end += end;
 	}
-	if (n_alone) /* the span is one chunk */
+	if (n_alone) /* the span has a single chunk */
 		att_amx_merge(vs, t->m + r0, t->l + r0, t->o + r0 * vs, mc, alone, oc);
 	if (n_some)
 		att_amx_merge(vs, t->ms + r0, t->ls + r0, t->os + r0 * vs, mc, some, oc);
@@ -65,15 +66,15 @@ att_amx_close(const Att a, AttAmx *t, int chunk, int n_row, int nh, int r0, cons
 		t->ls[r0 + r] = ended[r] != 0 ? 0 : t->ls[r0 + r];
 }
 
-/* One or two row blocks from r0 on with pages [first, last) of a chunk */
+/* One or two row blocks, from row r0 on, with pages [first, last) of a chunk */
 typedef struct AttBlocks {
 	int r0, two, first, last;
-	float *s;   /* [32][128] */
-	uint8_t *p; /* [2] weights as bf16 parts */
+	float *s;   /* [32][128] scores, then weights */
+	uint8_t *p; /* [2] weights of each block as bf16 parts */
 	_Alignas(64) float mc[2 * ATT_AMX_B], lc[2 * ATT_AMX_B];
 } AttBlocks;
 
-/* Range of the chunk that they attend to; 0: none */
+/* Sets the pages of the chunk to which the blocks' rows attend. Returns 0 if there are none. */
 LLMC_INLINE int
 att_amx_seen(const AttAmx *t, AttBlocks *b, int chunk, int n_row, int nh)
 {
@@ -104,10 +105,10 @@ att_amx_weigh(const Att a, const AttAmx *t, AttBlocks *b, int chunk, int n_row, 
 		att_amx_unseen(b->first, b->last, p, r % ATT_AMX_B);
 }
 
-/* Processes all rows with a chunk whose keys and values are converted; ahead: lines of the next
- * chunk to prefetch per row. Software pipeline: while scores of some blocks are converted to
- * weights by vector instructions, AMX multiplies the next scores, and the previous weights by
- * values. */
+/* Processes one chunk for all rows, after the keys and values of the chunk have been converted.
+ * ahead: lines of the next chunk to prefetch per row. This is a software pipeline: while vector
+ * instructions convert the scores of some blocks to weights, AMX multiplies the next scores, and
+ * the previous weights by values. */
 LLMC_INLINE void
 att_amx_blocks(const Att a, AttAmx *t, AttBlocks *turn, int chunk, int n_row, int nh, int ahead)
 {
@@ -117,7 +118,8 @@ att_amx_blocks(const Att a, AttAmx *t, AttBlocks *turn, int chunk, int n_row, in
 	for (int k = 0, b = 0;; k++) {
 		AttBlocks *next = NULL;
 		AttDots scores = { 0 }, sums = { 0 };
-		for (; b < n_block && !next; b += 2) { /* the next blocks with visible positions */
+		for (; b < n_block && !next;
+		     b += 2) { /* the next blocks with positions that they attend to */
 			turn[k % 3].r0 = b * ATT_AMX_B;
 			turn[k % 3].two = b + 1 < n_block;
 			if (att_amx_seen(t, &turn[k % 3], chunk, n_row, nh))

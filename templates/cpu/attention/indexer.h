@@ -5,11 +5,11 @@
  *     x, q --dot products along a head, VL of them reduced at once--> s [heads][32]
  *     s, w --positive dots times their head's weight, in head order--> scores --those above the bar--> candidates, by position
  *   at twice top_k candidates: the bar rises to the lowest score in the current top_k, and
- * candidates below it are dropped
+ *                                 candidates below the bar are dropped
  *
- * A score depends only on its row and key, and the selection only on scores and positions: not on
- * batching of pages, threads, or other rows. Scores are compared as integers with a total order, so
- * NaN is handled too. Bytes: the keys once per row. */
+ * A score depends only on its row and key, and the selection only on scores and positions. Neither
+ * depends on the grouping of pages, on threads, or on other rows. Scores are compared as integers
+ * with a total order, so NaN is handled too. Bytes: the keys once per row. */
 #ifndef LLMC_CPU_ATTENTION_INDEXER_H
 #define LLMC_CPU_ATTENTION_INDEXER_H
 
@@ -27,19 +27,19 @@ typedef struct Index {
 enum {
 	INDEX_RB = LANES_ROWS, /* heads and positions per block of VL dot products */
 	INDEX_JB = LANES_OF,
-	INDEX_CHUNK = 256, /* positions per chunk; threads share chunks */
+	INDEX_CHUNK = 256, /* positions per chunk; chunks are divided among threads */
 	INDEX_SPANS = 32,
 };
 #define INDEX_SPLIT ((Split){ INDEX_CHUNK, INDEX_SPANS })
 
-/* stride of a head and of a key in fp32 */
+/* stride of a head and of a key, in floats */
 LLMC_INLINE int
 index_stride(const Index a)
 {
 	return (a.dim + VL - 1) / VL * VL;
 }
 
-/* heads, rounded up to whole blocks */
+/* number of heads, rounded up to whole blocks */
 LLMC_INLINE int
 index_heads(const Index a)
 {
@@ -51,8 +51,8 @@ typedef struct Candidates {
 	uint32_t *score; /* [2 * top_k + 32] scores as ordered integers */
 	int32_t *pos;
 	int n;
-	/* scores not above it cannot be selected: top_k earlier positions have at least this
-	 * score */
+	/* Scores up to the bar cannot be selected, because top_k earlier positions have at least
+	 * this score. */
 	uint32_t bar;
 	int full;
 } Candidates;
@@ -67,8 +67,8 @@ index_order(float x)
 	return u & 0x80000000 ? ~u : u | 0x80000000;
 }
 
-/* Returns the k-th largest of n scores by radix selection, most significant byte first. above:
- * number of larger scores */
+/* Returns the k-th largest of n scores by radix selection, most significant byte first. above: set
+ * to the number of larger scores */
 static uint32_t
 index_kth(const uint32_t *score, int n, int k, int *above)
 {
@@ -89,7 +89,7 @@ index_kth(const uint32_t *score, int n, int k, int *above)
 	return value;
 }
 
-/* Keeps the `chosen` best candidates; ties: the earlier position. */
+/* Keeps the `chosen` best candidates. Of equal scores, the earlier position wins. */
 static void
 index_prune(Candidates *c, int chosen)
 {
@@ -120,7 +120,7 @@ index_add(Candidates *c, int chosen, uint32_t score, int32_t pos)
 		index_prune(c, chosen);
 }
 
-/* Scaled heads of a row, padded with zero heads: q [index_heads][stride] */
+/* Stores the scaled heads of a row, followed by zero heads as padding: q [index_heads][stride]. */
 LLMC_INLINE void
 index_query(const Index a, const float *from, float *q)
 {
@@ -132,7 +132,8 @@ index_query(const Index a, const float *from, float *q)
 			    h < a.heads && i < a.dim ? from[h * a.dim + i] * a.scale : 0;
 }
 
-/* Scores of n positions of a page: out [32]. x [32][stride], s [index_heads][32]: scratch */
+/* Computes the scores of n positions of a page: out [32]. x [32][stride] and s [index_heads][32]
+ * are scratch. */
 LLMC_INLINE void
 index_page(const Index a, const char *page, int n, const float *q, const float *w, float *x,
            float *s, float *out)

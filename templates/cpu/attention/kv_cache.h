@@ -1,16 +1,16 @@
 /* Pages of the KV cache: 32 positions each. The page of one layer holds planes of k, one per head,
- * then planes of v; or latent and key [32][rank + rope]. A type is KV_f32 ... KV_int4, constant
- * after inlining. formats/kv_type.h defines the types, ref/ref_kv.c the order of their codes.
- * Unquantised types: k [D][32], v [32][V]. A kernel must not read positions at or beyond kv_len:
- * their content is undefined. Recent and first positions may also be in exact pages (KvExact;
- * plan/plan.h has their address). A latent and its key form a row of values, of an unquantised type
- * or one with groups.
+ * then planes of v. With latent attention it holds latent and key [32][rank + rope]. The type of an
+ * element, KV_f32 ... KV_int4, is constant after inlining. formats/kv_type.h defines the types,
+ * ref/ref_kv.c the order of their codes. Unquantised types: k [D][32], v [32][V]. A kernel must not
+ * read positions at or beyond kv_len: their content is undefined. Recent and first positions may
+ * also be in exact pages (KvExact; plan/plan.h describes where those are). A latent and its key are
+ * stored as one row of values, in an unquantised type or one with groups.
  *
  * All readers add the same terms in the same order. Keys are read as codes: the dot product of a
- * group is summed, then scaled, and its zero times the sum of the query's elements is added
- * (kv_score). Per-channel keys are read as code * scale + zero. Values are read as code * scale +
- * zero if groups have scales. Otherwise they are read as codes, and the row's scale multiplies the
- * weight. */
+ * group with the query is summed, then scaled. Then the group's zero times the sum of the query's
+ * elements is added (kv_score). Per-channel keys are read as code * scale + zero. Values are read
+ * as code * scale + zero if groups have scales. Otherwise they are read as codes, and the row's
+ * scale multiplies the weight. */
 #ifndef LLMC_CPU_ATTENTION_KV_CACHE_H
 #define LLMC_CPU_ATTENTION_KV_CACHE_H
 
@@ -36,14 +36,15 @@ kv_plain(const int type)
 	return type <= KV_bf16;
 }
 
-/* keys with a scale per element, over a page's positions */
+/* Returns whether keys have a scale per channel, shared by all positions of a page. */
 LLMC_INLINE int
 kv_by_channel(const int type)
 {
 	return type == KV_int4c;
 }
 
-/* 32-element groups have their own scales; else there is one scale per row or channel */
+/* Returns whether groups of 32 elements have their own scales. If not, a row or a channel has one
+ * scale. */
 LLMC_INLINE int
 kv_grouped(const int type)
 {
@@ -56,7 +57,7 @@ kv_is_f8(const int type)
 	return type == KV_f8 || type == KV_f8_32;
 }
 
-/* codes of 8 bits */
+/* Returns whether codes have 8 bits. */
 LLMC_INLINE int
 kv_wide(const int type)
 {
@@ -95,7 +96,7 @@ kv_codes(const int type, const int dim)
 	                          : dim;
 }
 
-/* numbers stored per group (scale, zero) */
+/* numbers stored per group: the scale, and the zero if there is one */
 LLMC_INLINE int
 kv_scales(const int type)
 {
@@ -111,7 +112,7 @@ kv_plane(const int type, const int dim)
 	                                                           : kv_groups(type, dim)));
 }
 
-/* elements per Hadamard matrix; 0: not rotated */
+/* elements per Hadamard matrix; 0: rows are not rotated */
 LLMC_INLINE int
 kv_rotated(const int type, const int rotate, const int dim)
 {
@@ -125,7 +126,7 @@ kv_load_bf16(const uint16_t *p)
 	return (vf)(vi_of_u16((const uint8_t *)(const void *)p) << 16);
 }
 
-/* elements i .. i + VL */
+/* Loads elements i .. i + VL. */
 LLMC_INLINE vf
 kv_load(const int type, const void *p, int64_t i)
 {
@@ -147,8 +148,8 @@ kv_load_n(const int type, const void *p, int64_t i, int n)
 	                      : vf_load_f16_n((const f16 *)p + i, n);
 }
 
-/* Saturates to the largest f16. With an infinity, rows that do not attend to the position would get
- * 0 * inf = NaN. */
+/* Converts to f16; too large values become the largest finite one. An infinity would become 0 * inf
+ * = NaN in rows that do not attend to the position. */
 LLMC_INLINE f16
 kv_half(float x)
 {
@@ -171,8 +172,8 @@ kv_put(const int type, void *p, int64_t i, float x)
 }
 
 /* ---- codes ---- */
-/* VL e4m3 codes as values / 256: f16 has the bits below the sign of an e4m3 shifted left, with a
- * larger exponent bias */
+/* VL e4m3 codes as values / 256. An f16 has the same bits below the sign, shifted left, and a
+ * larger exponent bias. */
 LLMC_INLINE vf
 kv_of_e4m3(const uint8_t *p)
 {
@@ -192,8 +193,8 @@ kv_of_e4m3(const uint8_t *p)
 #endif
 }
 
-/* Types with one scale per row: reading gives codes. Sums over them (scores), or their other factor
- * (weights), are multiplied by the scale. */
+/* Returns whether the type has one scale per row. Readers of such types use codes, and multiply the
+ * scale into sums over codes (scores) or into the codes' other factor (weights). */
 LLMC_INLINE int
 kv_folded(const int type)
 {
@@ -209,7 +210,7 @@ kv_bytes_at(const int type, const uint8_t *p)
 	return vf_of_vi(vi_of_s8(p));
 }
 
-/* VL scales at p; times 256 for types whose codes are read as values / 256 */
+/* VL scales at p; for types whose codes are read as values / 256, times 256 */
 LLMC_INLINE vf
 kv_scale_at(const int type, const f16 *p)
 {
@@ -220,7 +221,7 @@ kv_scale_at(const int type, const f16 *p)
 	return s;
 }
 
-/* 4-bit codes in the low bits of each lane; the bits above are ignored */
+/* Converts 4-bit codes in the low bits of each lane; higher bits are ignored. */
 LLMC_INLINE vf
 kv_code4(vi c)
 {
@@ -232,7 +233,8 @@ kv_code4(vi c)
 #endif
 }
 
-/* 6-bit codes: four low bits per lane of c, two high bits of high; the result is 32 too large */
+/* Converts 6-bit codes: four low bits per lane of c, two high bits of `high`. The result is 32 too
+ * large. */
 LLMC_INLINE vf
 kv_code6(vi c, vi high)
 {
@@ -266,8 +268,8 @@ kv_scale_k(const int type, const int dim, const char *plane, int g, int j)
 	return v;
 }
 
-/* Adds one group to scores: acc: dot product with its codes; query: sum of the query's elements.
- * first: total is still undefined */
+/* Adds one group to scores. acc: dot product with the group's codes; query: sum of the query's
+ * elements in the group; first: `total` is not initialised yet */
 LLMC_INLINE vf
 kv_score(const int type, int first, vf total, vf acc, KvScale s, vf query)
 {
@@ -282,7 +284,7 @@ kv_score(const int type, int first, vf total, vf acc, KvScale s, vf query)
 	return total + acc;
 }
 
-/* Sums of a query's elements per group: to [kv_groups], if kv_score needs them */
+/* Sums a query's elements per group to `to` [kv_groups], if kv_score needs the sums. */
 LLMC_INLINE void
 kv_query_sums(const int type, const int dim, const float *query, float *to, int stride)
 {
@@ -294,7 +296,8 @@ kv_query_sums(const int type, const int dim, const float *query, float *to, int 
 	}
 }
 
-/* Scales of per-channel keys, and from KV_MOST_DIM on their zeros: 2 KV_MOST_DIM floats */
+/* Loads scales of per-channel keys to `to`, and their zeros from KV_MOST_DIM on: 2 KV_MOST_DIM
+ * floats. */
 LLMC_INLINE void
 kv_channels(const int type, const int dim, const char *plane, float *to)
 {
@@ -307,8 +310,8 @@ kv_channels(const int type, const int dim, const char *plane, float *to)
 	}
 }
 
-/* Elements 4 i .. 4 i + 3, as many as exist. Quantised types: codes; per-channel: values. channels:
- * from kv_channels */
+/* Loads elements 4 i .. 4 i + 3, or as many of them as exist: codes of quantised types, values of
+ * per-channel types. channels: from kv_channels */
 LLMC_INLINE void
 kv_keys(const int type, const int dim, const char *plane, int i, int j, const float *channels,
         vf *x)
@@ -345,8 +348,8 @@ kv_keys(const int type, const int dim, const char *plane, int i, int j, const fl
 	}
 }
 
-/* Element d of VL positions from j on, as kv_keys reads it, for types that store each element
- * separately */
+/* Loads element d of VL positions from j on, as kv_keys does, for types that store each element
+ * separately. */
 LLMC_INLINE vf
 kv_key(const int type, const char *plane, int d, int j)
 {
@@ -357,7 +360,7 @@ kv_key(const int type, const char *plane, int d, int j)
 }
 
 /* ---- reading values: elements d .. d + VL of position j; d is a multiple of VL ---- */
-/* KV_ROOM: most floats that kv_scales_v writes for a plane */
+/* KV_ROOM: largest number of floats that kv_scales_v writes for a plane */
 enum { KV_ROOM = KV_PAGE * 2 * (KV_MOST_DIM / KV_GROUP) };
 
 LLMC_INLINE void
@@ -404,8 +407,8 @@ kv_val(const int type, const int dim, const char *plane, int j, int d, const flo
 	return vf_fma(kv_code4(c), vf_set1(s[0]), vf_set1(s[1]));
 }
 
-/* Multiplies weights of a page's positions by the scales of its values, if reading does not apply
- * them */
+/* Multiplies the weights of a page's positions by the scales of its values, unless reading applies
+ * the scales. */
 LLMC_INLINE void
 kv_fold_v(const int type, const int dim, const char *plane, float *weights)
 {
@@ -416,7 +419,8 @@ kv_fold_v(const int type, const int dim, const char *plane, float *weights)
 			             kv_scale_at(type, kv_scales_of(type, dim, plane) + j));
 }
 
-/* ---- rotation: row times the Hadamard matrices of n elements each, n a power of two; its own inverse ---- */
+/* ---- rotation: the row times Hadamard matrices of n elements each, n a power of two; the rotation
+ * is its own inverse ---- */
 LLMC_INLINE void
 kv_rotate(const int dim, const int n, float *row)
 {
@@ -446,7 +450,7 @@ kv_limit(float x, float lo, float hi)
 	return !(x > lo) ? lo : x < hi ? x : hi;
 }
 
-/* nearest even, |x| < 2^22 */
+/* rounds to nearest even, |x| < 2^22 */
 LLMC_INLINE int
 kv_round(float x)
 {
@@ -471,7 +475,7 @@ kv_to_e4m3(float x)
 	return sign | (uint8_t)(((u + 0x7ffff + (u >> 20 & 1)) >> 20) - (120 << 3));
 }
 
-/* Quantises n elements of a group to codes, one byte each */
+/* Quantises the n elements of a group to codes of one byte each. */
 LLMC_INLINE void
 kv_encode(const int type, const float *x, int n, uint8_t *code, f16 *scale_out, f16 *zero_out)
 {
@@ -502,7 +506,8 @@ kv_encode(const int type, const float *x, int n, uint8_t *code, f16 *scale_out, 
 	}
 }
 
-/* Stores a row (dim) at position pos of a plane of keys or values. n_rotated: from kv_rotated */
+/* Stores a row of dim elements at position pos of a plane of keys or values. n_rotated: from
+ * kv_rotated */
 LLMC_INLINE void
 kv_store(const int type, const int n_rotated, const int key, char *plane, int pos, const int dim,
          const float *row)
@@ -512,7 +517,7 @@ kv_store(const int type, const int n_rotated, const int key, char *plane, int po
 	f16 *s = (f16 *)(void *)(plane + KV_PAGE * kv_codes(type, dim));
 	float turned[KV_MOST_DIM];
 
-	if (kv_by_channel(type)) /* codes are written when the page is full */
+	if (kv_by_channel(type)) /* codes are written later, when the page is full */
 		return;
 	if (n_rotated) {
 		memcpy(turned, row, (size_t)dim * sizeof *row);
@@ -538,7 +543,7 @@ kv_store(const int type, const int n_rotated, const int key, char *plane, int po
 			p[key ? d * KV_PAGE + at : at * n + d] = code[d];
 		return;
 	}
-	/* two elements per byte, then the high bits of four */
+	/* two elements per byte; then the high bits, of four elements per byte */
 	for (int i = 0; i < groups * 16; i++) {
 		const uint8_t *c = code + (key ? 2 * i : i / 16 * 32 + i % 16);
 		p[key ? i * KV_PAGE + at : at * groups * 16 + i] =
@@ -554,7 +559,7 @@ kv_store(const int type, const int n_rotated, const int key, char *plane, int po
 }
 
 /* ---- pages ---- */
-/* Page `index` of sequence `seq` of the step. pool: the layer's first page */
+/* Returns page `index` of sequence `seq` of the step. pool: the layer's first page */
 LLMC_INLINE char *
 kv_page(const llmc_step *s, const void *pool, size_t page_bytes, int seq, int index)
 {
@@ -563,17 +568,17 @@ kv_page(const llmc_step *s, const void *pool, size_t page_bytes, int seq, int in
 	return (char *)(uintptr_t)pool + (size_t)page * page_bytes;
 }
 
-/* Page in which row t's key and value are stored */
+/* Returns the page that stores the key and value of row t. */
 LLMC_INLINE char *
 kv_page_of(const llmc_step *s, const void *pool, size_t page_bytes, int t)
 {
 	return kv_page(s, pool, page_bytes, s->seq_of[t], s->pos[t] / KV_PAGE);
 }
 
-/* Exact pages of a pool: a row reads the last `recent` positions, including its own, and the first
- * `sinks` from them, all others from the quantised pages. The choice depends only on the row's
- * position. page_bytes 0: no exact pages. windowed: all pages of the pool are window pages, so both
- * kinds have the same index */
+/* Exact pages of a pool. A row reads two kinds of positions from them: the last `recent` ones,
+ * including its own, and the first `sinks` ones. It reads all others from the quantised pages. The
+ * choice depends only on the row's position. page_bytes 0: there are no exact pages. windowed: all
+ * pages of the pool are window pages, so a page and its exact page have the same index */
 typedef struct KvExact {
 	size_t page_bytes;
 	int recent, sinks, windowed;
@@ -581,14 +586,14 @@ typedef struct KvExact {
 
 /* Description of a KV pool */
 typedef struct KvForm {
-	int k, v, rotate; /* KV types; rotate: rows are rotated */
+	int k, v, rotate; /* k, v: KV types; rotate: rows are stored rotated */
 	int heads, dim, v_dim;
 	size_t page_bytes;
 	KvExact exact;
-	int is_exact; /* this describes the exact pages themselves */
+	int is_exact; /* true if this describes the exact pages themselves */
 } KvForm;
 
-/* The type of exact rows */
+/* KV type of exact rows */
 LLMC_INLINE int
 kv_exact_type(const int type)
 {
@@ -609,7 +614,7 @@ kv_exact_form(const KvForm f)
 		         1 };
 }
 
-/* Page `index` of sequence `seq` in this form */
+/* Returns page `index` of sequence `seq`, of the kind that this form describes. */
 LLMC_INLINE char *
 kv_page_at(const KvForm f, const llmc_step *s, const void *pool, int seq, int index)
 {
@@ -621,7 +626,7 @@ kv_page_at(const KvForm f, const llmc_step *s, const void *pool, int seq, int in
 	return (char *)(uintptr_t)pool - (size_t)(page + 1) * f.page_bytes;
 }
 
-/* Planes of a head in a page */
+/* Return the planes of a head in a page. */
 LLMC_INLINE char *
 kv_k(const KvForm f, char *page, int head)
 {
@@ -635,7 +640,7 @@ kv_v(const KvForm f, char *page, int head)
 	       (size_t)head * kv_plane(f.v, f.v_dim);
 }
 
-/* Stores the key (dim) of one head of row t of the step in the pool */
+/* Stores the key (dim elements) of one head of row t of the step in the pool. */
 LLMC_INLINE void
 kv_store_k(const KvForm f, const llmc_step *s, const void *pool, int t, int head, const float *key)
 {
@@ -650,7 +655,7 @@ kv_store_k(const KvForm f, const llmc_step *s, const void *pool, int t, int head
 		         f.dim, key);
 }
 
-/* Stores the value (v_dim) of one head of row t of the step in the pool */
+/* Stores the value (v_dim elements) of one head of row t of the step in the pool. */
 LLMC_INLINE void
 kv_store_v(const KvForm f, const llmc_step *s, const void *pool, int t, int head,
            const float *value)
@@ -667,7 +672,7 @@ kv_store_v(const KvForm f, const llmc_step *s, const void *pool, int t, int head
 		         f.v_dim, value);
 }
 
-/* Quantises per-channel keys of a full page of a head, from its exact page */
+/* Quantises the per-channel keys of one head, for a full page, from its exact page. */
 LLMC_INLINE void
 kv_quantize_page(const KvForm f, const llmc_step *s, const void *pool, int seq, int index, int head)
 {

@@ -1,4 +1,4 @@
-/* Rotary positions. */
+/* Rotary position embedding (RoPE) */
 #ifndef LLMC_CPU_ATTENTION_ROPE_H
 #define LLMC_CPU_ATTENTION_ROPE_H
 
@@ -10,8 +10,8 @@ enum {
 	ROPE_none
 }; /* pairs (i, i + dims / 2); pairs (2i, 2i + 1); no rotation */
 
-/* Rotates dims elements of x into y, which may be x; angle: cos of dims / 2 angles, then their
- * sines */
+/* Rotates dims elements of x into y, which may be x. angle: the cosines of dims / 2 angles, then
+ * the sines */
 LLMC_INLINE void
 rope_rotate(const int style, const float *x, float *y, int dims, const float *angle)
 {

@@ -2,14 +2,16 @@
  *
  *   row   positions [lo, hi), in chunks at multiples of `chunk`
  *   span  2^k whole chunks, aligned to its size; k is the smallest value with at most `most` spans,
- * so it depends only on the row part  one contiguous range of all spans of all units (a unit: the
- * part of a row that shares keys), balanced by page count
+ * so it
+ *         depends only on the row
+ *   part  one contiguous range of all spans of all units, balanced by page count; a unit is a row
+ * and the heads that share its keys
  *
- * So a unit may span several parts. These parts store the results of their spans in scratch and
- * take a ticket. The last part to arrive merges the spans in order, so no thread waits, and the
- * result does not depend on the order of arrival. Slots in a part's scratch: `most` spans of a unit
- * that began in an earlier part, then `most` of a unit that ends in a later one. Tickets are zero
- * between calls, 16 integers per part. */
+ * A unit may therefore span several parts. Each of these parts stores the results of its spans in
+ * scratch and increments a ticket. The last part to arrive merges the spans in order. So no thread
+ * waits, and the result does not depend on the order of arrival. The scratch of a part has slots
+ * for `most` spans of a unit that began in an earlier part, then for `most` spans of a unit that
+ * ends in a later one. A part has 16 integers for tickets, which are zero between calls. */
 #ifndef LLMC_CPU_ATTENTION_SPLIT_KV_H
 #define LLMC_CPU_ATTENTION_SPLIT_KV_H
 
@@ -33,7 +35,7 @@ split_shift(const Split p, SplitRange r)
 	return shift;
 }
 
-/* Spans are numbered from the first visible one. */
+/* Returns the number of a span, counted from the first visible one. */
 LLMC_INLINE int
 split_spans(const Split p, SplitRange r, int shift)
 {
@@ -79,7 +81,7 @@ split_unit(const SplitCost *c)
 	return c->last_page - c->first_page + 1 + SPLIT_ITEM * (int64_t)c->n_span;
 }
 
-/* Twice the cost from the unit's start to the middle of a span. */
+/* Returns twice the cost from the start of the unit to the middle of a span. */
 LLMC_INLINE int64_t
 split_middle(const Split p, const SplitCost *c, int span)
 {
@@ -92,13 +94,14 @@ split_middle(const Split p, const SplitCost *c, int span)
 	return from + to - 2 * c->first_page + (2 * (int64_t)span + 1) * SPLIT_ITEM;
 }
 
-/* Callbacks of a kernel for its spans; u: its own state */
+/* Callbacks of a kernel for its spans. u: state of the kernel */
 typedef struct SplitWork {
 	SplitRange (*range)(void *u, int row);
 	void (*begin)(void *u, int row, int unit);
 	void (*add)(void *u, int span); /* adds the current span to the unit's sum */
 	void (*put)(void *u, int span, int part, int slot);
-	void (*get)(void *u, int part, int slot); /* adds a stored span to the unit's sum */
+	void (*get)(void *u, int part,
+	            int slot); /* adds a span stored in scratch to the unit's sum */
 	void (*end)(void *u);
 } SplitWork;
 
@@ -129,7 +132,8 @@ split_run(const Split p, const SplitWork w, void *u, int rows, int units, int32_
 				while (to < c.n_span && SPLIT_OWNER(to) == part)
 					to++;
 				if (from == to)
-					continue; /* a neighbour's span is larger than a part */
+					continue; /* a span that another part has is larger than
+					             this whole part */
 				for (int i = 1; i < c.n_span; i++)
 					arrivals += SPLIT_OWNER(i) != SPLIT_OWNER(i - 1);
 			}

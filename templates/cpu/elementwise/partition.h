@@ -1,4 +1,4 @@
-/* Work split of simple kernels: rows, or 64-element segments. */
+/* Division of work in elementwise kernels: by rows, or by 64-element segments. */
 #ifndef LLMC_CPU_ELEMENTWISE_PARTITION_H
 #define LLMC_CPU_ELEMENTWISE_PARTITION_H
 
@@ -25,12 +25,13 @@ share_elems(int64_t n, int part, int n_parts)
 	return s;
 }
 
-/* Evaluates EXPR for each vector of elements [s.from, s.to): i: first element, n: number of lanes.
- * The last vector may be partial; an element's value must not depend on its lane. */
+/* Evaluates EXPR for each vector of elements [s.from, s.to). i: first element of the vector; n: its
+ * number of elements. The last vector may be partial. An element's value must not depend on its
+ * lane. */
 #define SHARE_EACH(s, i, n)                                                                        \
 	for (int64_t i = (s).from, n = VL; n = (s).to - i < VL ? (s).to - i : VL, n > 0; i += VL)
 
-/* the first n lanes of a vector, all of them for n >= VL */
+/* Loads the first n lanes of a vector, or all of them if n >= VL. */
 LLMC_INLINE vf
 share_get(const float *p, int64_t n)
 {

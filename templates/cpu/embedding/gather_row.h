@@ -1,12 +1,11 @@
-/* Dequantises one row of a matrix, rounded as in formats/dequant.c; used to gather rows of an
- * embedding.
+/* Dequantises one row of a matrix, rounded as in formats/dequant.c; for embedding lookups.
  *
  *   r4, r8, r16 of this target:  cpu/weights/weights.h decodes VL rows, of which one lane is used
  *   row (file order):            a block of one row, element by element
- *   f32:                         row of W_f32
+ *   f32:                         a row of W_f32
  *
- * Bytes: one row; in a packed layout all cache lines that contain it, which hold the whole row
- * group. */
+ * Bytes: one row. In a packed layout these are the cache lines of the whole row group, because rows
+ * are interleaved. */
 #ifndef LLMC_CPU_EMBEDDING_GATHER_ROW_H
 #define LLMC_CPU_EMBEDDING_GATHER_ROW_H
 
@@ -27,7 +26,7 @@ typedef struct Table {
 
 enum { GATHER_MOST = 256 };
 
-/* columns per gather step: at most GATHER_MOST */
+/* number of columns per gather step, at most GATHER_MOST */
 LLMC_INLINE int
 gather_columns(const Table t)
 {

@@ -1,37 +1,38 @@
 /* GEMM with many tokens on AMX: a tile register has 16 rows of 64 bytes, and one instruction
- * multiplies up to 16 tokens by 16 weight rows. This file handles integer block formats. It
- * replaces tile_dot (cpu/gemm/gemm_tile.h), with its own unpacking but the same sums in the same
- * order. For bf16 see cpu/gemm/amx_bf16.h.
+ * multiplies up to 16 tokens by 16 weight rows. This file handles integer block formats. Its
+ * functions take the role of tile_dot in cpu/gemm/gemm_tile.h. They unpack weights in another way,
+ * but add the same terms in the same order. For bf16 see cpu/gemm/amx_bf16.h.
  *
  * tdpbssd over the 32 columns of a block (16 if a block has two scales) yields exact integers for T
- * tokens x 16 rows. They are stored, then scaled by AVX-512 as elsewhere, so results have the same
- * bits as v4. 16-bit activations are two signed digits, hi and lo of cpu/gemm/quantize_act.h, each
- * with its own sums; 256 hi + lo equals v4's words.
+ * tokens x 16 rows. These integers are stored, then scaled by AVX-512 instructions in the order of
+ * v4, so results have the same bits as v4. 16-bit activations are two signed digits, hi and lo of
+ * cpu/gemm/quantize_act.h. Each digit has its own sums, and 256 hi + lo equals the words that v4
+ * multiplies.
  *
  *   step i      tiles: load A, B of block i + 4, dot         |  store tiles of block i + 2 between the two halves of the vector work --> ring of results
  *               vectors: results of block i, scaled, added to 16 sums in registers            <--
  *
  * ("block" here: half a block if it has two scales.) The pipeline continues across tiles and
- * groups. Filling and draining it for each of them would add half of the time.
+ * groups, because filling and draining it for each tile would take half as much time again.
  *
  * Cost model. A dot takes max(rows of A, rows of B) cycles, independent of the number of columns. A
  * load takes half a cycle per row. A store takes 15 cycles, in which no other instruction starts.
  * Next to tile instructions, a cycle can issue one float and two integer vector instructions. 16
- * tokens x 16 rows x 32 columns give 16 vectors of integers. With 8-bit activations each needs an
- * addition that converts to float, a multiplication by the weight's scale and an FMA with the
- * token's scale: at least 32 cycles. In a loop of its own, from L1, 40 are measured (59 with a
- * conversion instruction). With 16 bits, the high digits are shifted and added to the low ones,
- * converted and scaled: 48. In the whole kernel a block of Q4_0 takes 75 cycles with 8 bits and 120
- * with 16 (2048 x 2048, 256 tokens).
+ * tokens x 16 rows x 32 columns give 16 vectors of integers. With 8-bit activations each vector
+ * needs an addition that converts to float, a multiplication by the weight's scale and an FMA with
+ * the token's scale: at least 32 cycles for the 16 vectors. A loop of these instructions alone,
+ * from L1, takes 40 cycles (59 with a conversion instruction). With 16 bits, the high digits are
+ * shifted and added to the low ones, then converted and scaled: 48 cycles. In the whole kernel a
+ * block of Q4_0 takes 75 cycles with 8 bits and 120 with 16 (2048 x 2048, 256 tokens).
  *
- * Tried without gain: digits as bf16 (exact in fp32 up to 2^24) save the conversion and one of two
- * stores, but A has twice the bytes and half as many tokens fit. Two groups next to tiles of 8
- * tokens save loads, but stores cost more.
+ * Two variants were tried and are not faster. Digits as bf16 (exact in fp32 up to 2^24) save the
+ * conversion and one of two stores, but A has twice the bytes, so half as many tokens fit. Two row
+ * groups with tiles of 8 tokens save loads, but take more time for stores.
  *
  * Up to AMX_SMALL_M tokens use one tile with one row per token and digit, so both digits take one
- * dot and one store. Their sums stay in registers along the whole row, and blocks are unpacked
- * between the dots (amx_small_m_rows). 8 tokens of Q4_0 take 14 % less time with 16 bits and 3 %
- * with 8, Q8_0 13 % and 8 %, Q6_K the same.
+ * dot and one store. Sums stay in registers along the whole row, and blocks are unpacked between
+ * the dots (amx_small_m_rows). With 8 tokens this saves 14 % of the time of Q4_0 with 16-bit
+ * activations and 3 % with 8-bit ones, 13 % and 8 % of that of Q8_0, and nothing for Q6_K.
  *
  * Order of summation: cpu/gemm/gemv.h. Tiles are configured at the start of a call and released at
  * its end. */
@@ -45,7 +46,7 @@
 enum {
 	AMX_T = 16,
 	AMX_B = 16,      /* largest number of tokens, and of B rows, per tile */
-	AMX_SMALL_M = 8, /* token counts that do not share unpacking: amx_small_m_rows */
+	AMX_SMALL_M = 8, /* largest number of tokens for which amx_small_m_rows is used */
 	AMX_STEPS = 8,   /* integer vectors per block and row group */
 };
 
@@ -60,7 +61,7 @@ amx_chunk(const Product p)
 }
 
 /* ---- unpacking: tile_weights of [group][block] ---- */
-/* Unpacks a block to AMX_STEPS vectors of integers, and the scales and mins of its halves */
+/* Unpacks a block to AMX_STEPS vectors of integers, and loads the scales and mins of its halves. */
 LLMC_INLINE void
 amx_unpack_block(const Product p, w_at k, vi *to, vf *scale, vf *min)
 {
@@ -98,13 +99,13 @@ amx_short_scale(const Product p)
 	return !p.w.wide && !p.w.code && !w_is_coded(p.w);
 }
 
-/* Converts small integers to float: its bits are added to the integer, and 1.5 * 2^23 * scale is
- * subtracted in the FMA that applies the scale */
+/* Converts small integers to float. The bits of AMX_MAGIC are added to the integer. The FMA that
+ * applies the scale then subtracts 1.5 * 2^23 * scale. */
 #define AMX_MAGIC (vi_all(0x4b400000))
 
-/* scale of a block in the form that AMX_ADD needs */
+/* Scale of a block in the form that AMX_ADD needs */
 typedef struct amx_scale {
-	vf by, less; /* by: scale, less: -1.5 * 2^23 * scale */
+	vf by, less; /* by: the scale; less: -1.5 * 2^23 * scale */
 } amx_scale;
 
 LLMC_INLINE amx_scale
@@ -114,8 +115,9 @@ amx_scale_of(vf scale)
 }
 
 /* sum += float(256 hi + lo) * scale * d, rounded after each step, in v4's order. A cycle can issue
- * one float and two integer instructions next to tiles. So 8-bit sums, which are below 2^22,
- * are converted by an integer addition. magic: AMX_MAGIC, or AMX_UP with two digits */
+ * one float and two integer instructions next to tile instructions. 8-bit sums, which are below
+ * 2^22, are therefore converted by an integer addition. magic: AMX_MAGIC, or AMX_UP with two
+ * digits */
 #define AMX_ADD(p, sum, hi, lo, d, scale, magic)                                                   \
 	do {                                                                                       \
 		vi x_;                                                                             \
@@ -147,7 +149,7 @@ amx_scale_of(vf scale)
 	       0x0e0d0c80, 0x02010080, 0x06050480, 0x0a090880, 0x0e0d0c80, 0x02010080, 0x06050480, \
 	       0x0a090880, 0x0e0d0c80 })
 
-/* Multiplies the next block into results c0 (hi, or all) and c1 (lo) */
+/* Multiplies the next block. Results: c0 (hi, or the only digit) and c1 (lo) */
 #define AMX_DOT(c0, c1)                                                                            \
 	do {                                                                                       \
 		const uint8_t *x_ = halves == 2 && dot % 2 ? x + 16 : x;                           \
@@ -182,21 +184,22 @@ amx_scale_of(vf scale)
 			AMX_STORE(c1, result[(ring) * digits + 1], 64);                            \
 	} while (0)
 
-/* Scales and adds the tokens of the lower or the upper half */
+/* Scales and adds the results of the lower or the upper half of the tokens. */
 #define AMX_SCALE(ring, upper)                                                                     \
 	LLMC_EACH(t, T, AMX_T)                                                                     \
 	if ((t >= T / 2) == (upper))                                                               \
 	AMX_ADD(p, sums[t], result[(ring) * digits][t], result[(ring) * digits + digits - 1][t],   \
 	        d_[t], scale, magic)
 
-/* One pipeline step. 8-bit: multiplies one block, stores the block two before it, and adds the one
- * two before that, from `ring`. 16-bit activations have half as many registers per block, so the
- * distances are one and two. No other instruction starts during a store, so it is placed between
- * independent vector instructions. At the end of a unit the sums are swapped. */
+/* One pipeline step. With 8-bit activations it multiplies a block, stores the results of the block
+ * two before, and adds those of the block two before that one, from `ring`. With 16-bit activations
+ * half as many registers are free per block, and the distances are one and two blocks. No other
+ * instruction starts during a store, so stores are placed between independent vector instructions.
+ * At the end of a unit the sums are exchanged. */
 #define AMX_STEP(ring, next, dot0, dot1, put0, put1)                                               \
 	scale = amx_scale_of(*by++);                                                               \
 	d_ = d;                                                                                    \
-	__asm__("" : "+r"(d_)); /* one register for all of them */                                 \
+	__asm__("" : "+r"(d_)); /* keeps one address register for all accesses */                  \
 	if (digits == 1) {                                                                         \
 		if (left > 4)                                                                      \
 			AMX_DOT(ring, ring);                                                       \
@@ -236,8 +239,8 @@ amx_scale_of(vf scale)
 	if (--left == 0)                                                                           \
 	break
 
-/* Multiplies a chunk of all groups by all tiles of T tokens and adds to their sums. A unit is a
- * tile and a group. */
+/* Multiplies a chunk of all groups by all tiles of T tokens and adds to their sums. A unit is one
+ * tile and one group. */
 LLMC_INLINE void
 amx_blocks(const Product p, const int T, const tile_weights *w, int groups, int first, int n,
            const act_rows *a, int tiles, tile_sums *sum, tile_ahead *ahead)
@@ -245,7 +248,7 @@ amx_blocks(const Product p, const int T, const tile_weights *w, int groups, int 
 	const int halves = p.w.halves, block = act_block_bytes(p), digits = p.act_bits / 8;
 	const int step = AMX_STEPS / halves, pieces = n * halves;
 	const vi up = AMX_UP, whole = AMX_MAGIC, magic = digits == 2 ? up : whole;
-	_Alignas(64) vi result[4 * 2][AMX_T]; /* 8-bit: the first four */
+	_Alignas(64) vi result[4 * 2][AMX_T]; /* 8-bit activations use only the first four blocks */
 	vf sums[AMX_T];
 	amx_scale scale;
 	/* next block to multiply */
@@ -311,9 +314,9 @@ amx_blocks(const Product p, const int T, const tile_weights *w, int groups, int 
 		}
 }
 
-/* GEMM of T <= AMX_SMALL_M tokens with G groups, out[t][row]. While one block is multiplied, an
- * earlier one is scaled and a later one unpacked. The distance is large enough that no load waits
- * for the store it depends on. */
+/* GEMM of T <= AMX_SMALL_M tokens with G groups: out[t][row]. While one block is multiplied, an
+ * earlier block is scaled and a later one unpacked. The distance is large enough that no load waits
+ * for the store that it depends on. */
 LLMC_INLINE void
 amx_small_m_blocks(const Product p, const int T, const int G, const uint8_t *w, const act_rows *a,
                    int tokens, float *out, int ld)
@@ -391,7 +394,7 @@ amx_small_m_blocks(const Product p, const int T, const int G, const uint8_t *w, 
 		}
 }
 
-/* Instantiated per number of tokens; all rows of the groups from w on */
+/* A function that multiplies all rows of the groups from w on, instantiated per number of tokens */
 typedef void amx_small_m_fn(const uint8_t *w, int groups, const act_rows *a, int tokens, float *out,
                             int ld);
 
@@ -407,12 +410,14 @@ amx_small_m_rows(const Product p, const int T, const uint8_t *w, int groups, con
 	amx_end();
 }
 
-/* Instantiated per number of tokens of a tile (AMX_EACH, cpu/gemm/matmul_kernel.h) */
+/* A function that is instantiated per number of tokens of a tile (AMX_EACH,
+ * cpu/gemm/matmul_kernel.h) */
 typedef void amx_fn(const tile_weights *w, int groups, int first, int n, const act_rows *a,
                     int tiles, tile_sums *sum, tile_ahead *ahead);
 
 /* ---- driver ---- */
-/* out[t][row] of at most TILE_H groups, like tile_rows; dot[T]: amx_blocks for T tokens */
+/* Computes out[t][row] of at most TILE_H groups, as tile_rows does. dot[T]: amx_blocks for T
+ * tokens */
 LLMC_INLINE void
 amx_rows(const Product p, amx_fn *const *dot, const uint8_t *w, int groups, const act_rows *a,
          int tokens, tile_sums *sum, float *out, int ld)

@@ -1,6 +1,6 @@
-/* bf16 GEMM on AMX: for 16-bit weights, and with `activations: bf16` for all types except f32,
- * which are converted to bf16 panel by panel. Sums stay in the accumulators from the first column
- * to the last.
+/* bf16 GEMM on AMX, for 16-bit weights. With `activations: bf16` it is used for all weight types
+ * except f32; weights are then converted to bf16 panel by panel. Sums stay in the accumulators from
+ * the first column to the last.
  *
  *   weights, memory --amx_take, amx_slice: scaled, rounded to bf16--> panel of 2 groups x 16 blocks, L1; two of them
  *                                                                        |
@@ -15,28 +15,30 @@
  *
  * Cost model in cycles. A dot of 16 tokens x 16 rows x 32 columns takes 16; the tile unit runs one
  * at a time.
- *   loads    a tile from L1 takes 8, from L2 about 24; 2 x 2 tiles need one load per dot. Normal loads of A would evict the
- *            panel from L1. With tileloaddt1 they bypass it: 94 % of peak without stores of sums,
- * up to 44 KiB of panel
- *   sums     load and store of four tiles per panel: about 170, because loads wait for tile stores, and those for the last
- *            dot. 16 blocks per panel reach 82 % of peak, 8 reach 75 %
+ *   loads    a tile from L1 takes 8, from L2 about 24; 2 x 2 tiles need one load per dot. Normal
+ *            loads of A would evict the panel from L1. tileloaddt1 bypasses L1: without stores of
+ * sums, the dots reach 94 % of peak with panels of up to 44 KiB
+ *   sums     loading and storing four tiles per panel takes about 170, because loads wait for tile
+ *            stores, and stores for the last dot. 16 blocks per panel reach 82 % of peak, 8 reach
+ * 75 %
  *   data     random values take 15 to 20 % more time than zeros, with which the peak is measured
- *   weights  packing a block of a group takes 84 (Q4_0), once for all tokens in flight. With 256
- * tokens this is a third of their dots' 256 cycles and hidden next to them. With 16 tokens it
- * dominates, and sums stay in registers to the end (amx_small_m)
+ *   weights  packing a block of a group takes 84 (Q4_0), once for all tokens of a call. The dots of
+ * 256 tokens take 256 cycles and hide the packing. With 16 tokens packing dominates, and sums stay
+ * in registers to the end (amx_small_m)
  *
  * Measured: 2048 x 2048, Q4_0, one thread, best of 5 x 9, interleaved with the previous kernel,
  * which scaled results instead of weights. 256 tokens: 1.18 TFLOP/s versus 0.68 (36 % versus 20 %
  * of the tile peak), Q4_K 1.28 versus 0.51; 32 tokens 0.70 versus 0.66; one token 25 GFLOP/s versus
  * 37.
  *
- * bf16 parts. Activations: two parts, x = hi + lo, each rounded to bf16, relative error 2^-17 per
- * element, or one part (`activations: bf16`). With two, bf16 weights are used unchanged, and f16
- * weights are split exactly into two parts; lo x lo is dropped. With one, all weights are scaled in
- * fp32 and rounded once, 2^-9.
+ * bf16 parts. Activations have two parts, x = hi + lo, each rounded to bf16 (relative error 2^-17
+ * per element), or with `activations: bf16` one part. With two parts, bf16 weights are used
+ * unchanged, and f16 weights are split exactly into two parts; lo x lo is dropped. With one part,
+ * all weights are scaled in fp32 and rounded once (relative error 2^-9).
  *
  * Order of summation: blocks of 32 columns in order; within each hi w, lo w (f16: then hi w_lo), in
- * the order of the instruction. Any number of tokens uses this order, decode too. */
+ * the order of the instruction. The order is the same for any number of tokens, so also in
+ * decode. */
 #ifndef LLMC_CPU_GEMM_AMX_BF16_H
 #define LLMC_CPU_GEMM_AMX_BF16_H
 
@@ -45,9 +47,10 @@
 #if defined(LLMC_TILES)
 enum {
 	AMX_PANEL = 32 * 1024 / 64, /* vectors per panel */
-	AMX_START = 4,              /* blocks of the first panel; nothing hides its packing */
+	AMX_START = 4, /* blocks of the first panel, small because nothing hides its packing */
 	AMX_RING = 8,
-	AMX_AHEAD = 2, /* packing distance in blocks, with few tokens */
+	AMX_AHEAD =
+	    2, /* with few tokens: a block is packed this many blocks before it is multiplied */
 };
 
 /* bf16 parts per weight */
@@ -57,9 +60,9 @@ amx_parts(const Product p)
 	return p.w.bits == 16 && !p.w.brain && !p.act_plain ? 2 : 1;
 }
 
-/* Two columns as bf16, adjacent in each row's lane. Rounds to nearest; ties go away from zero in
- * even columns and towards zero in odd ones, so f16, where one of eight values is a tie, has no
- * bias. The rounding instruction costs as much as four additions. */
+/* Converts two columns to bf16, adjacent in each row's lane. Rounds to nearest. Ties go away from
+ * zero in even columns and towards zero in odd ones, so f16, where one of eight values is a tie,
+ * has no bias. The CPU's conversion instruction would take as long as four additions. */
 LLMC_INLINE vi
 amx_pair(vf even, vf odd)
 {
@@ -72,10 +75,10 @@ amx_pair(vf even, vf odd)
 }
 
 /* ---- panels ---- */
-enum { AMX_SLICES = 8 }; /* slices per item: four columns each */
+enum { AMX_SLICES = 8 }; /* slices per item, of four columns each */
 
-/* Progress of packing a panel: an item is one block of a group; all groups of a block, then the
- * next block */
+/* Progress of packing a panel. An item is one block of a group; the order is all groups of a block,
+ * then the next block. */
 typedef struct amx_work {
 	const uint8_t *w;
 	vi *to;
@@ -159,7 +162,7 @@ amx_slice(const Product p, const amx_item *k, const int i)
 		amx_slice_block(p, k, i);
 }
 
-/* Returns the next item to pack and prefetches */
+/* Returns the next item to pack, and prefetches a later one. */
 LLMC_INLINE amx_item
 amx_take(const Product p, amx_work *k)
 {
@@ -201,7 +204,8 @@ amx_expand(const Product p, amx_work *k)
 }
 
 /* ---- tiles ---- */
-/* dots of part `part` of activation tiles x0 and x1 with the weights in registers 6 and 7 */
+/* dots of part `part` of activation tiles x0 and x1 with the weights in registers 6 and 7;
+ * `between` runs between the dots */
 #define AMX_FLOATS(part, between)                                                                  \
 	do {                                                                                       \
 		AMX_PASS(4, x0 + (part), row);                                                     \
@@ -217,8 +221,8 @@ amx_expand(const Product p, amx_work *k)
 		}                                                                                  \
 	} while (0)
 
-/* Multiplies one block of one or two groups by one or two activation tiles. Meanwhile packs slices
- * `slice` and slice + 1 of an item, if given */
+/* Multiplies one block of one or two groups by one or two activation tiles. Between the dots it
+ * packs slices `slice` and slice + 1 of an item, if one is given. */
 LLMC_INLINE void
 amx_step(const Product p, const int two, const int wide, const vi *q, const uint8_t *x0,
          const uint8_t *x1, const amx_item *item, const int slice)
@@ -242,8 +246,8 @@ amx_step(const Product p, const int two, const int wide, const vi *q, const uint
 		amx_slice(p, item, slice + 1);
 }
 
-/* Stores the sums of one or two activation tiles with one or two groups to rows c_row bytes
- * apart */
+/* Stores the sums of one or two activation tiles with one or two groups. Rows are c_row bytes
+ * apart. */
 LLMC_INLINE void
 amx_store(const int two, const int wide, float *c0, int64_t c0_row, float *c1, int64_t c1_row)
 {
@@ -257,8 +261,8 @@ amx_store(const int two, const int wide, float *c0, int64_t c0_row, float *c1, i
 	}
 }
 
-/* Multiplies n blocks of a panel, from `first` on, by one or two activation tiles, and adds to c0
- * and c1, whose rows are c_row bytes apart */
+/* Multiplies n blocks of a panel, from block `first` on, by one or two activation tiles, and adds
+ * the results to c0 and c1, whose rows are c_row bytes apart. */
 LLMC_INLINE void
 amx_floats(const Product p, const vi *q, int groups, int first, int n, const act_rows *a, int tile,
            float *c0, int64_t c0_row, float *c1, int64_t c1_row, amx_work *next)
@@ -299,8 +303,8 @@ amx_floats(const Product p, const vi *q, int groups, int first, int n, const act
 	amx_store(two, wide, c0, c0_row, c1, c1_row);
 }
 
-/* Multiplies all columns by one or two activation tiles: sums stay in registers, and the blocks of
- * a ring are packed sequentially, AMX_AHEAD before they are multiplied */
+/* Multiplies all columns by one or two activation tiles. Sums stay in registers. Blocks are packed
+ * one by one into a ring, AMX_AHEAD blocks before they are multiplied. */
 LLMC_INLINE void
 amx_small_m(const Product p, amx_expand_fn *expand, const uint8_t *w, int groups, const act_rows *a,
             int two, vi *ring, float *c0, int64_t c0_row, float *c1, int64_t c1_row)
@@ -329,7 +333,7 @@ amx_small_m(const Product p, amx_expand_fn *expand, const uint8_t *w, int groups
 	amx_store(two, wide, c0, c0_row, c1, c1_row);
 }
 
-/* out[t][row] of at most TILE_H groups, like tile_rows */
+/* Computes out[t][row] of at most TILE_H groups, as tile_rows does. */
 LLMC_INLINE void
 amx_rows_bf16(const Product p, amx_expand_fn *expand, const uint8_t *w, int groups,
               const act_rows *a, int tokens, float *out, int ld)
@@ -338,7 +342,7 @@ amx_rows_bf16(const Product p, amx_expand_fn *expand, const uint8_t *w, int grou
 	const int all = p_blocks(p), most = AMX_PANEL / amx_block_vectors(p);
 	const int64_t inside = (int64_t)ld * 4, outside = (int64_t)(VL * TILE_H * sizeof *out);
 	_Alignas(64) vi panel[2][AMX_PANEL];
-	_Alignas(64) float edge[AMX_T][TILE_H * VL]; /* output of a tile with padding rows */
+	_Alignas(64) float edge[AMX_T][TILE_H * VL]; /* output of a tile that has padding rows */
 	int n = all < AMX_START ? all : AMX_START, now = 0;
 	amx_work k = {
 		.w = w, .cols = p.cols, .to = panel[0], .groups = groups, .left = n * groups

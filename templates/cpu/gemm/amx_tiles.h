@@ -2,8 +2,8 @@
  * (cpu/attention/attention_amx.h).
  *
  * A register has up to 16 rows of 64 bytes. C += A B: rows of A are rows of C; each row of B holds
- * pairs of bf16 (quadruples of int8) of 16 columns. The process must have the system's permission
- * before a kernel runs (runtime/cpu/isa.c). */
+ * pairs of bf16 (quadruples of int8) of 16 columns. Before a kernel runs, the process must have
+ * requested the use of AMX from the operating system (runtime/cpu/isa.c). */
 #ifndef LLMC_CPU_GEMM_AMX_TILES_H
 #define LLMC_CPU_GEMM_AMX_TILES_H
 
@@ -21,7 +21,7 @@ typedef struct amx_config {
 #define AMX_LOAD(r, p, stride)                                                                     \
 	__asm__ volatile("tileloadd (%0,%1,1), %%tmm" #r ::"r"(p), "r"((int64_t)(stride))          \
 	                 : "memory")
-/* load that bypasses L1, for data used once */
+/* loads a tile past L1, for data that is used once */
 #define AMX_PASS(r, p, stride)                                                                     \
 	__asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm" #r ::"r"(p), "r"((int64_t)(stride))        \
 	                 : "memory")
@@ -54,7 +54,7 @@ amx_end(void)
 /* ---- pairs of bf16 in each lane: x low, y high ---- */
 typedef uint32_t amx_bits __attribute__((vector_size(64), may_alias));
 
-/* truncates to bf16 */
+/* truncates both to bf16 */
 LLMC_INLINE vi
 amx_two(vi x, vi y)
 {
@@ -62,7 +62,7 @@ amx_two(vi x, vi y)
 	                                     (__m512i)((amx_bits)x >> 16), 0xea);
 }
 
-/* truncated to bf16; for f16 values both this part and the remainder are exact */
+/* truncates to bf16; for f16 values, this part and the remainder are both exact */
 LLMC_INLINE vf
 amx_cut(vf x)
 {
@@ -126,8 +126,8 @@ amx_transpose(const uint8_t *from, uint8_t *to)
 	}
 }
 
-/* Dot i of six: rows (hi, lo tiles at a) with tiles (parts) at b and, if wide, `apart` bytes later;
- * results c0 and c1 */
+/* Dot i of six: rows (tiles hi and lo at a) with columns (`parts` tiles at b and, if wide, also
+ * `apart` bytes later). Results: c0 and c1 */
 #define AMX_PAIR(i, c0, c1, parts, wide, a, b, apart)                                              \
 	do {                                                                                       \
 		if ((i) == 0) {                                                                    \
@@ -150,8 +150,8 @@ amx_transpose(const uint8_t *from, uint8_t *to)
 			AMX_BF16(c1, 4, 7);                                                        \
 		}                                                                                  \
 	} while (0)
-/* Interleaves dots with packing: in a switch over packed rows 0 to 15, these cases issue dots
- * `first` .. first + 5 of `of` */
+/* Interleaves dots with packing. Used in a switch over packed rows 0 to 15: these cases issue dots
+ * `first` .. first + 5 of `of`. */
 #define AMX_CASES(first, of, ...)                                                                  \
 	case ((first) + 1) * 16 / (of) - 1:                                                        \
 		AMX_PAIR(0, __VA_ARGS__);                                                          \
@@ -172,7 +172,7 @@ amx_transpose(const uint8_t *from, uint8_t *to)
 		AMX_PAIR(5, __VA_ARGS__);                                                          \
 		break;
 
-/* Prefetches the i-th of `of` slices of some bytes to L2; prefetches to L1 would delay its loads */
+/* Prefetches the i-th of `of` slices to L2. A prefetch to L1 would delay the loads of the tiles. */
 LLMC_INLINE void
 amx_prefetch_l2(const char *p, const int bytes, int i, const int of)
 {

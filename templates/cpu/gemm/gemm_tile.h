@@ -9,8 +9,8 @@
  *
  * Bytes per tile: TILE_H groups of weights once for all tokens of a call; activations once per
  * TILE_H groups, from cache, in the order of cpu/gemm/quantize_act.h. Instructions per block and
- * token: 8 (bytes) or 16 (words) broadcasts with TILE_H dots each, then 4 in fp32 for each of
- * TILE_H. Order of summation: cpu/gemm/gemv.h. */
+ * token: 8 (bytes) or 16 (words) broadcasts with TILE_H dots each, then 4 fp32 instructions for
+ * each of the TILE_H row groups. Order of summation: cpu/gemm/gemv.h. */
 #ifndef LLMC_CPU_GEMM_GEMM_TILE_H
 #define LLMC_CPU_GEMM_GEMM_TILE_H
 
@@ -19,9 +19,11 @@
 enum {
 	TILE_H = 2,
 	TILE_VECTORS =
-	    18 * 1024 / (4 * VL), /* weight vectors per chunk; leaves cache space for activations */
+	    18 * 1024 /
+	    (4 *
+	     VL), /* weight vectors per chunk; small enough to leave cache space for activations */
 	TILE_BLOCKS =
-	    TILE_VECTORS / TILE_H / 8, /* blocks have at least 8 vectors and at most two scales */
+	    TILE_VECTORS / TILE_H / 8, /* a block has at least 8 vectors and at most two scales */
 	TILE_SCALES = TILE_BLOCKS * TILE_H * 2,
 };
 
@@ -29,10 +31,10 @@ typedef struct tile_weights {
 	/* [block][step][TILE_H]; float weights: [column][TILE_H] */
 	_Alignas(64) vi q[TILE_VECTORS];
 	vf scale[TILE_SCALES]; /* [block][half][TILE_H]; float weights: [group][TILE_H] */
-	vf min[TILE_SCALES];   /* same as scale */
+	vf min[TILE_SCALES];   /* same indices as scale */
 } tile_weights;
 
-/* D and M of each row, per token */
+/* Sums of one token for each row: D and M of cpu/gemm/gemv.h */
 typedef struct tile_sum {
 	_Alignas(64) vf v[TILE_H];
 } tile_sum;
@@ -41,11 +43,13 @@ typedef struct tile_sums {
 	tile_sum d[TILE_TOKENS], m[TILE_TOKENS];
 } tile_sums;
 
-/* Prefetch position for the next unpacking: some lines after each block of the current chunk.
- * Without it memory and arithmetic alternate, which costs half of the time with a few tokens. */
+/* Prefetches of the weights that are unpacked next: some lines after each block of the current
+ * chunk. Without them, reading memory and computing alternate, which costs half of the time with a
+ * few tokens. */
 typedef struct tile_ahead {
-	const uint8_t *p;  /* first of TILE_H groups to prefetch */
-	int at, end, step; /* offsets from p in bytes */
+	const uint8_t *p; /* first of TILE_H groups to prefetch */
+	int at, end,
+	    step; /* offsets from p in bytes: next line, end of the prefetch, lines per block */
 } tile_ahead;
 
 LLMC_INLINE void
@@ -57,7 +61,7 @@ tile_fetch(const Product p, tile_ahead *f)
 		__builtin_prefetch(f->p + h * w_group_bytes(p.w, p.cols) + f->at);
 }
 
-/* ---- sizes; the unit is a block, or a column of float weights ---- */
+/* ---- sizes; a unit is a block, or one column of float weights ---- */
 LLMC_INLINE int
 tile_units(const Product p)
 {
@@ -81,8 +85,8 @@ tile_chunk(const Product p)
 	return !w_is_float(p.w) ? (all + chunks - 1) / chunks : all < most ? all : most;
 }
 
-/* Steps per partial sum: half a block if it has two scales, and few enough for 16-bit sums of
- * bytes */
+/* Returns the number of steps per partial sum: half a block if the block has two scales, and few
+ * enough for 16-bit sums of bytes. */
 LLMC_INLINE int
 tile_part(const Product p)
 {
@@ -94,8 +98,8 @@ tile_part(const Product p)
 }
 
 /* ---- a chunk ---- */
-/* For matrix multiplies: reorders columns 4i .. 4i + 3 and the next four of the rows to eight
- * columns of two rows, then of two rows more. Two of such pairs. */
+/* For matrix-multiply instructions: reorders columns 4i .. 4i + 3 and the next four. The result has
+ * eight columns of two rows, then of the next two rows. Handles two such pairs of vectors. */
 LLMC_INLINE void
 tile_pair_columns(vi v[4])
 {
@@ -111,7 +115,7 @@ tile_pair_columns(vi v[4])
 #endif
 }
 
-/* Groups past the last are zeros, or repeat the first: their sums are never read. */
+/* Groups past the last one are zeros or repeat the first group. Their sums are never read. */
 LLMC_INLINE void
 tile_unpack(const Product p, const uint8_t *w, int groups, int first, int n, tile_weights *o)
 {
@@ -155,7 +159,7 @@ tile_unpack(const Product p, const uint8_t *w, int groups, int first, int n, til
 		for (int b = 0; b < n; b++) {
 			w_at k = w_block(p.w, rows, first + b);
 			k.found = w_is_indexed(p.w) ? &found[b] : NULL;
-			/* load what four steps share before the first store */
+			/* loads what four steps share before the first store */
 			LLMC_EACH(i, steps / 4, 4)
 			{
 				vi v[4];
@@ -192,8 +196,8 @@ tile_load(const vi *p)
 	return v;
 }
 
-/* One step of a token: both groups' sums, in this instruction order. Compilers would hoist the
- * broadcasts of a whole block and spill the sums. */
+/* One step of one token: the sums of both row groups, in exactly this instruction order. Compilers
+ * would move all broadcasts of a block to its start and spill the sums. */
 #if defined(VF_NATIVE_512)
 #define TILE_STEP(dot)                                                                             \
 	__asm__ volatile(                                                                          \
@@ -254,8 +258,8 @@ tile_step(const int bytes, vi acc[TILE_H], const vi w[TILE_H], const uint8_t *p,
 #endif
 }
 
-/* Multiplies a chunk by tokens t0 .. t0 + T and adds to their sums, which stay in registers within
- * a block */
+/* Multiplies a chunk by tokens t0 .. t0 + T and adds to their sums. Sums stay in registers within a
+ * block. */
 LLMC_INLINE void
 tile_dot_floats(const Product p, const int T, const tile_weights *w, int first, int n,
                 const act_rows *a, int t0, tile_sums *sum, tile_ahead *ahead)
@@ -294,7 +298,7 @@ tile_dot_floats(const Product p, const int T, const tile_weights *w, int first, 
 	}
 }
 
-/* Adds the mins of a chunk to the sums of tokens; totals: act_rows.s of its first block */
+/* Adds the mins of a chunk to the sums of tokens. totals: act_rows.s of the chunk's first block */
 LLMC_INLINE void
 tile_add_mins(const Product p, const int T, const tile_weights *w, int n, const float *totals,
               tile_sum *mins)
@@ -318,8 +322,8 @@ tile_add_mins(const Product p, const int T, const tile_weights *w, int n, const 
 		mins[t].v[h] = m[t][h];
 }
 
-/* Adds the integers of a half of a block to the sums of a token; scale: of its act_rows.d, offset:
- * of act_rows.z */
+/* Adds the integers of half a block to the sums of a token. scale: index in act_rows.d; offset:
+ * index in act_rows.z */
 LLMC_INLINE void
 tile_add_dots(const Product p, const vi dot[TILE_H], const vf w_scale[TILE_H], float scale,
               int32_t offset, vf sum[TILE_H])

@@ -1,5 +1,5 @@
-/* GEMV for up to STREAM_TOKENS tokens: weights stream from memory through registers once; each
- * block is multiplied by the block of every token.
+/* GEMV for up to STREAM_TOKENS tokens. Weights stream from memory through registers once, and each
+ * block is multiplied by the same columns of every token.
  *
  *   memory --prefetch, STREAM_AHEAD bytes ahead--> cache --w_bytes / w_words--> registers
  *                                                                          |
@@ -8,13 +8,14 @@
  *                        per block and token: float(dot) * w_scale, FMA with act.d, w_min --> sum[token], VL rows per register
  *
  * Bytes: a block of VL rows once (w_block_bytes), 32 or 64 bytes of activations per token from L1.
- * Instructions per block: 8 loads and masks for 4 to 6 bits; per token 8 dot_bytes for 8 bits, 16
- * of them or dot_words for 16 bits, and 4 in fp32. Grid formats on AVX2 process eight columns of
- * four rows per register (cpu/weights/grids.h), 8 bytes of activations per broadcast.
+ * Instructions per block: 8 loads with masks for weights of 4 to 6 bits. Per token: 8 dot_bytes for
+ * 8-bit activations, 16 dot_bytes or dot_words for 16-bit ones, and 4 fp32 instructions. Grid
+ * formats on AVX2 process eight columns of four rows per register (cpu/weights/grids.h), 8 bytes of
+ * activations per broadcast.
  *
- * A row's sum, here and in cpu/gemm/gemm_tile.h, bit for bit:
- *   integers  blocks b in order (halves in order): D = fma(float(dot) * w.d, act.d, D), M =
- * fma(w.min, act.s, M); result D + M
+ * The sum of a row is defined as follows; cpu/gemm/gemm_tile.h computes the same bits:
+ *   integers  blocks b in order (halves in order): D = fma(float(dot) * w.d, act.d, D),
+ *              M = fma(w.min, act.s, M); result D + M
  *   floats    columns k in order: D = fma(w, x, D). With scales: groups in order, S = 0, S = fma(code, x, S) per column, then
  *             D = fma(S, scale, D) */
 #ifndef LLMC_CPU_GEMM_GEMV_H
@@ -93,20 +94,20 @@ stream_floats(const Product p, const uint8_t *w, const act_rows *a, const int to
 	vf_store(out + t * ld + g * VL, sum[t][g]);
 }
 
-/* stream_dot for grid formats, eight columns of four rows per register */
+/* Like stream_dot, for grid formats: eight columns of four rows per register */
 LLMC_INLINE vf
 stream_eights(const Product p, w_at k, const uint8_t *x, int half, int32_t z)
 {
 	vi rows = vi_all(0);
 #ifdef LLMC_EIGHTS
-	/* steps per 16-bit sum of bytes: 4 of 25 x 128 x 2 (iq1) or 15 x 127 x 2 (iq3_s), 2 of 62 x
-	 * 127 x 2 */
+	/* Number of steps whose sum fits in 16 bits. Limits: 4 steps of 25 x 128 x 2 (iq1) or 15 x
+	 * 127 x 2 (iq3_s), 2 steps of 62 x 127 x 2 */
 	const int N = 4 / p.w.halves, bytes = act_stream_bytes(p), PASSES = p.act_bits / 8,
 	          STEPS = w_is_iq1(p.w) || p.w.kind == CODES_iq3_s ? N : 2;
 	vi sum[2][2], total[2] = { { 0 } };
 
-	/* eight columns of rows 0-3 of a pass, then of the other four rows: x and the indices stay
-	 * in registers */
+	/* eight columns of rows 0-3 of a pass, then the same columns of the other four rows, while
+	 * x and the indices stay in registers */
 	LLMC_EACH(at, 2 * N, 8)
 	{
 		const int u = at / 2 % 2, i = at / 4 * 2 + at % 2, n = N * half + i;
@@ -143,8 +144,8 @@ stream_eights(const Product p, w_at k, const uint8_t *x, int half, int32_t z)
 	return vf_of_vi(rows);
 }
 
-/* float(dot) of half h (or of the whole block) with integer activation row x; z: w_offset times
- * their sum */
+/* Returns float(dot) of half h (or of the whole block) with a row x of integer activations. z:
+ * w_offset times the sum of x */
 LLMC_INLINE vf
 stream_dot(const Product p, w_at k, const uint8_t *x, int half, int32_t z)
 {
@@ -158,7 +159,7 @@ stream_dot(const Product p, w_at k, const uint8_t *x, int half, int32_t z)
 		vi sum[2], total = vi_all(0);
 		LLMC_EACH(n, N, 8)
 		{
-			/* low and high nibbles of one load */
+			/* low and high nibbles come from one load */
 			int i = p.w.halves == 2 ? 4 * half + n : n / 2 + n % 2 * 4;
 			vi v = dot_operand(w_bytes(p.w, k, i), w_width(p.w));
 			LLMC_EACH(pass, PASSES, 2)
@@ -260,7 +261,7 @@ stream_some(const Product p, const uint8_t *w, int groups, const act_rows *a, co
 			stream_blocks(p, w, a, tokens, out, ld);
 }
 
-/* out[t][row] of all rows of the groups from w on */
+/* Computes out[t][row] of all rows of the groups from w on. */
 LLMC_INLINE void
 stream_rows(const Product p, const uint8_t *w, int groups, const act_rows *a, int tokens,
             float *out, int ld)

@@ -4,19 +4,20 @@
  *
  *   words  s16 x s16, exact in 32 bits
  *   bytes  u8 weights x s8 activations. With VNNI, sums have 32 bits (DOT_BYTES_WIDE). On v3, sums
- * are pairs of 16 bits, which hold DOT_BYTES_ROOM / (largest weight) steps; then dot_bytes_sum must
- * be called
+ * are
+ *          pairs of 16 bits, which hold DOT_BYTES_ROOM / (largest weight) steps; after these steps
+ *          dot_bytes_sum must be called
  *
  *           generic   v3                    vnni        v4 and amx   neon                 i8mm
  *   VL      4         8                     8           16           4                    4
  *   words   pmaddwd   vpmaddwd, vpaddd      vpdpwssd    vpdpwssd     smull, smull2, addp  the same
  *   bytes   plain     vpmaddubsw, vpaddw    vpdpbusd    vpdpbusd     sdot                 usdot
  *
- * neon cannot multiply unsigned by signed bytes: its weights are signed (dot_operand), so those
- * of 8 bits lose an offset of 128 (dot_offset).
+ * neon cannot multiply unsigned by signed bytes, so its weights are signed bytes (dot_operand). 128
+ * is subtracted from 8-bit weights (dot_offset).
  *
- * amx has tile instructions instead of tile_dot for all but fp32 weights (cpu/gemm/amx.h). So has
- * i8mm for integer weights (cpu/gemm/mmla.h).
+ * On amx, tile instructions replace tile_dot for all weights except fp32 (cpu/gemm/amx.h). On i8mm,
+ * matrix-multiply instructions replace it for integer weights (cpu/gemm/mmla.h).
  *
  * Each native instruction has an equivalent in plain vectors, which tests use on CPUs without
  * it. */
@@ -63,8 +64,8 @@ vi_bcast4(const void *p)
 	return vi_all(x);
 }
 
-/* VL small integers at p, widened. (Compilers implement __builtin_convertvector of these lane by
- * lane.) */
+/* Loads VL small integers at p and widens them. (Compilers implement __builtin_convertvector of
+ * such vectors lane by lane.) */
 LLMC_INLINE vi
 vi_of_u8(const uint8_t *p)
 {
@@ -138,7 +139,8 @@ dot_words(vi acc, vi w, vi x)
 #elif defined(LLMC_VNNI_256)
 	return (vi)_mm256_dpwssd_avx_epi32((__m256i)acc, (__m256i)w, (__m256i)x);
 #elif VL == 8 && defined(VF_HAVE_256)
-	vi t; /* assembly, because gcc would reassociate to trees and run out of registers */
+	vi t; /* in assembly, because gcc would reorder the additions into trees and run out of
+	         registers */
 	__asm__("vpmaddwd %[x], %[w], %[t]\n\tvpaddd %[t], %[a], %[a]"
 	        : [a] "+x"(acc), [t] "=&x"(t)
 	        : [w] "x"(w), [x] "x"(x));
@@ -153,7 +155,7 @@ dot_words(vi acc, vi w, vi x)
 #endif
 }
 
-/* first step of a sum */
+/* Starts a sum. */
 LLMC_INLINE vi
 dot_words_first(vi w, vi x)
 {
@@ -170,14 +172,14 @@ dot_words_first(vi w, vi x)
 #define DOT_BYTES_WIDE 0
 #endif
 #if VL == 8 && !DOT_BYTES_WIDE
-#define DOT_BYTES_ROOM 248 /* 31 x 8 steps: 248 x 128 is below 2^15 */
+#define DOT_BYTES_ROOM 248 /* 31 x 8 steps; 248 x 128 is below 2^15 */
 #else
 #define DOT_BYTES_ROOM 65536
 #endif
 
 #define DOT_SIGNED (VF_NEON && !VF_MMLA) /* dot_bytes multiplies signed weights */
 
-/* weights of `width` bits as dot_bytes takes them */
+/* converts weights of `width` bits to the operand of dot_bytes */
 LLMC_INLINE vi
 dot_operand(vi w, const int width)
 {
@@ -186,7 +188,7 @@ dot_operand(vi w, const int width)
 	return w;
 }
 
-/* offset in such weights: `offset` is the one of the unsigned bytes */
+/* Returns the offset of such operands. `offset`: offset of the unsigned bytes */
 LLMC_INLINE int
 dot_offset(const int offset, const int width)
 {
@@ -230,7 +232,7 @@ dot_bytes_first(vi w, vi x)
 #endif
 }
 
-/* scale * (32-bit sum); scale: 1 or 256 */
+/* Returns scale * (32-bit sum). scale: 1 or 256 */
 LLMC_INLINE vi
 dot_bytes_sum(vi acc, int scale)
 {

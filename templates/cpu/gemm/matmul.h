@@ -1,4 +1,5 @@
-/* Matmuls x w^T for the ops that contain them: work division among threads, activations, rows.
+/* Matmul x w^T, for all ops that contain one: division of work among threads, quantised
+ * activations, rows of results.
  *
  *   x --norm, quantise: name_tokens--> activations of up to mm_most tokens in the thread's scratch
  *                                               |
@@ -6,14 +7,14 @@
  *                                               |    more: GEMM, cpu/gemm/gemm_tile.h, on AMX cpu/gemm/amx.h, cpu/gemm/amx_bf16.h
  *                                       out[t][r] of a unit, fp32, in L1 --> the op's epilogue
  *
- * A kernel's work is tokens x units (a unit: the rows that its epilogue needs together). With few
- * tokens, each thread quantises all of them for itself and takes a share of the units. With many,
- * each thread takes a share of the tokens and all units. The division does not change results.
+ * A unit is a number of rows that the op's epilogue needs together. With few tokens, each thread
+ * quantises all tokens for itself and processes a share of the units. With many tokens, each thread
+ * processes a share of the tokens and all units. The division does not change results.
  *
  * PRODUCT(name, format, columns, bits of activations) defines the functions for one kind of matrix;
- * a file may have several. The matrix itself (of a layer or an expert) is a pointer. The functions
- * call the kernel file of the format (cpu/gemm/matmul_kernel.h) under the name that the head's
- * `@product name` gives:
+ * a template may have several. The matrix itself (of a layer or an expert) is a pointer. The
+ * functions call the kernel file of the format (cpu/gemm/matmul_kernel.h). The line `@product name`
+ * in the template's head connects the two:
  *
  * 	PRODUCT(down, W_q4_k, 1536, 16)
  * 	...
@@ -24,11 +25,11 @@
  * 			down_rows(&m, w, row, rows, out, ld);   out[t][r], whole groups: row is a multiple of VL
  * 			...
  *
- * Rows at arbitrary addresses are quantised one at a time: m = mm_place(down(), part, scratch); m.n
- * = their number; down_token(&m, t, row, norm).
+ * Rows that are not at consecutive addresses are quantised one at a time: m = mm_place(down(),
+ * part, scratch), m.n = number of rows, then down_token(&m, t, row, norm) for each.
  *
  * Scratch: mm_scratch bytes per column and thread; template heads declare it as SCRATCH. Bytes per
- * call: w once, or once per thread when tokens are split. */
+ * call: w once, or once per thread if threads divide the tokens. */
 #ifndef LLMC_CPU_GEMM_MATMUL_H
 #define LLMC_CPU_GEMM_MATMUL_H
 
@@ -37,25 +38,28 @@
 #include "cpu/gemm/quantize_act.h"
 
 enum {
-	MM_TOKENS = TILE_TOKENS,                 /* most tokens quantised at a time */
-	MM_SPLIT_TOKENS = 32,                    /* tokens per thread from which tokens are split */
+	MM_TOKENS = TILE_TOKENS, /* largest number of tokens quantised at a time */
+	MM_SPLIT_TOKENS =
+	    32, /* with at least this many tokens per thread, threads divide the tokens */
 	MM_WHOLE = MM_TOKENS > 96 ? 16 : TILE_T, /* tokens of a full tile */
 	MM_UNIT = 32, /* rows per unit if the epilogue has no preference */
 	MM_SCRATCH = 512,
-	MM_CACHE = 1600 * 1024, /* AMX: bytes of activations at a time, for an L2 of 2 MiB */
+	MM_CACHE =
+	    1600 *
+	    1024, /* AMX: bytes of quantised activations held at a time, for an L2 of 2 MiB */
 	MM_CACHE_PLAIN =
-	    /* for plain bf16 and more than 4096 columns, with weights that take the longest to
-	     * unpack: 8192 columns have 128 tokens */
+	    /* for plain bf16 activations and more than 4096 columns, with the weights that take the
+	     * longest to unpack: 128 tokens of 8192 columns */
 	2200 * 1024,
-	/* for 16-bit weights, of which four times as many bytes pass through L2 */
+	/* for 16-bit weights, which send four times as many bytes through L2 */
 	MM_CACHE_WIDE = 1100 * 1024,
 };
 
 typedef struct mm_work {
 	int tok, tok_end, unit, unit_end;
-	int n; /* tokens quantised at present */
+	int n; /* number of tokens that are quantised at present */
 	act_rows act;
-	float *row; /* [cols] a normed row */
+	float *row; /* [cols] one row after the norm */
 } mm_work;
 
 /* scratch per column and thread, in bytes */
@@ -65,8 +69,8 @@ mm_scratch(const Product p)
 	return MM_TOKENS > 96 && p.cols <= 2048 ? 2 * MM_SCRATCH : MM_SCRATCH;
 }
 
-/* tokens quantised at a time: their activations must fit L2 and the scratch; full pairs of tiles if
- * there are many */
+/* Returns the number of tokens quantised at a time. Their activations must fit L2 and the scratch.
+ * If there are many, the number is a multiple of two tiles. */
 LLMC_INLINE int
 mm_most(const Product p)
 {
@@ -82,7 +86,7 @@ mm_most(const Product p)
 
 	most = most < room ? most : room;
 	most = most < MM_TOKENS ? most : MM_TOKENS;
-	/* leaves space for tiles with padding rows */
+	/* multiples of 32 leave space for tiles with padding rows */
 	return most >= 64   ? most / 32 * 32
 	       : most >= 16 ? most / 16 * 16
 	       : most >= 12 ? 12
@@ -102,7 +106,7 @@ mm_unit_rows(int rows, int unit)
 	return rows - unit * MM_UNIT < MM_UNIT ? rows - unit * MM_UNIT : MM_UNIT;
 }
 
-/* Sets up the part's memory only */
+/* Sets up only the memory of the thread's part. */
 LLMC_INLINE mm_work
 mm_place(const Product p, int part, void *scratch)
 {
@@ -144,8 +148,8 @@ mm_begin(const Product p, int n_tok, int units, int part, int n_parts, void *scr
 	return m;
 }
 
-/* Prefetches the first bytes of the weights before the norm, which takes about as long as the
- * fetch. */
+/* Prefetches the first bytes of the weights. Called before the norm, which takes about as long as
+ * the fetch. */
 LLMC_INLINE void
 mm_prefetch(const Product p, const mm_work *m, const uint8_t *w, int64_t row)
 {
@@ -158,14 +162,14 @@ typedef void mm_token_fn(const mm_work *m, int t, const float *in, Norm norm);
 typedef void mm_rows_fn(const mm_work *m, const uint8_t *w, int64_t row, int rows, float *out,
                         int ld);
 
-/* Each kernel file of a weight type has one of these. */
+/* Functions for one weight type; each kernel file has one such table. */
 typedef struct mm_functions {
-	/* quantises row as row t of the m->n current ones */
+	/* quantises `row` as row t of the m->n current rows */
 	void (*take)(const mm_work *m, int t, const float *row);
 	mm_rows_fn *rows;
 } mm_functions;
 
-/* Norms and quantises rows from t0 on; index: row indices of x (NULL: identity) */
+/* Norms and quantises rows from t0 on. index: indices of these rows in x; NULL: consecutive rows */
 LLMC_INLINE void
 mm_tokens(const Product p, mm_token_fn *token, mm_work *m, int t0, const float *x,
           const int32_t *index, const Norm norm)
@@ -175,7 +179,8 @@ mm_tokens(const Product p, mm_token_fn *token, mm_work *m, int t0, const float *
 		token(m, t, x + (int64_t)(index ? index[t0 + t] : t0 + t) * p.cols, norm);
 }
 
-/* Defines one kind of matrix; `name`_functions is the table of the kernel file of its type */
+/* Defines the functions for one kind of matrix. `name`_functions is the table in the kernel file of
+ * its weight type. */
 #define PRODUCT(name, weight, columns, bits)                                                       \
 	extern const mm_functions name##_functions;                                                \
 	LLMC_INLINE Product name(void)                                                             \
@@ -202,7 +207,7 @@ mm_tokens(const Product p, mm_token_fn *token, mm_work *m, int t0, const float *
 		name##_functions.rows(m, w, row, rows, out, ld);                                   \
 	}
 
-/* v + bias of n rows from `row` on; bias may be NULL */
+/* v plus the biases of n rows from `row` on; bias may be NULL */
 LLMC_INLINE vf
 mm_bias(vf v, const float *bias, int64_t row, int n)
 {
@@ -211,7 +216,7 @@ mm_bias(vf v, const float *bias, int64_t row, int n)
 	return v;
 }
 
-/* Loops over the vectors of the n rows of a unit, for each token */
+/* Loops over the tokens of a unit, and for each token over the vectors of its n rows. */
 #define MM_EACH(t, r, n_tok, n)                                                                    \
 	for (int t = 0; t < (n_tok); t++)                                                          \
 		for (int r = 0; r < (n); r += VL)

@@ -1,6 +1,6 @@
-/* Matmul functions of one weight type, for any number of columns: quantising an activation row, and
- * multiplying rows of weights. One file per type is compiled once for all kernels and models that
- * use it. cpu/gemm/matmul.h is the caller's side. */
+/* Matmul functions of one weight type, for any number of columns: they quantise rows of activations
+ * and multiply rows of weights. There is one file per weight type. It is compiled once, and all
+ * kernels and models with weights of that type use it. cpu/gemm/matmul.h calls these functions. */
 #ifndef LLMC_CPU_GEMM_MATMUL_KERNEL_H
 #define LLMC_CPU_GEMM_MATMUL_KERNEL_H
 
@@ -46,7 +46,8 @@ mm_next(const Product p, const mm_work *m, int t, const float *x)
 		act_quantise(p, &a, t, x, mm_streams(p, m));
 }
 
-/* functions of cpu/gemm/amx.h by tokens per tile, and of cpu/gemm/amx_bf16.h; empty without AMX */
+/* functions of cpu/gemm/amx.h by number of tokens per tile, and those of cpu/gemm/amx_bf16.h; empty
+ * without AMX */
 typedef struct mm_amx {
 #if defined(LLMC_TILES)
 	amx_fn *const *dot;
@@ -98,7 +99,7 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 		          m->n, &sum, out + g * VL, ld);
 }
 
-/* X(name, tokens) for the tile sizes that tile_rows uses for more than STREAM_TOKENS tokens */
+/* X(name, tokens) for all tile sizes that tile_rows uses with more than STREAM_TOKENS tokens */
 #if VL == 16
 #define TILE_EACH(X, name) X(name, 4) X(name, 5) X(name, 6) X(name, 7) X(name, 8)
 #elif VL == 8 || VF_NEON
@@ -106,7 +107,7 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 #else
 #define TILE_EACH(X, name) X(name, 2) X(name, 3) X(name, 4)
 #endif
-/* Compiled once per number of tokens; the number of columns is an argument. */
+/* Compiled once per number of tokens. The number of columns is an argument. */
 #define TILE_DEFINE(name, T)                                                                                                    \
 	static __attribute__((noinline)) void name##_tile_##T(const tile_weights *w, int first, int n, const act_rows *a, int t0,   \
 	                                                      tile_sums *sum, tile_ahead *ahead)                                    \
@@ -115,8 +116,8 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 	}
 #define TILE_ENTRY(name, T) [T] = name##_tile_##T,
 
-/* AMX_EACH(X, name): tokens per tile of blocks, more than AMX_SMALL_M; AMX_EACH_SMALL_M: more than
- * STREAM_TOKENS and at most AMX_SMALL_M */
+/* AMX_EACH(X, name): for all numbers of tokens per tile above AMX_SMALL_M; AMX_EACH_SMALL_M: for
+ * those above STREAM_TOKENS and up to AMX_SMALL_M */
 #if defined(LLMC_TILES)
 #define AMX_EACH(X, name) X(name, 12) X(name, 16)
 #define AMX_EACH_SMALL_M(X, name) X(name, 6) X(name, 8)
@@ -156,8 +157,8 @@ mm_rows(const Product p, tile_fn *const *dot, const mm_amx amx, const mm_work *m
 #define AMX_TABLE(name) static const mm_amx name##_amx = { 0 };
 #endif
 
-/* Defines `name`, the function table of a weight type. odd: rows are not a multiple of 32
- * columns */
+/* Defines `name`, the function table of a weight type. odd: the length of rows is not a multiple of
+ * 32 columns */
 #define PRODUCTS(name, weight, bits, odd)                                                          \
 	LLMC_INLINE Product name##_of(int cols)                                                    \
 	{                                                                                          \

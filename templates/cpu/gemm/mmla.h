@@ -3,13 +3,13 @@
  * 8 columns, 32 multiply-adds.
  *
  *   weights, unpacked:   tile_pair_columns: rows 0 and 1, then rows 2 and 3, 8 columns each
- *   activations:         act_put: 8 bytes of a token, then 8 of the next; of the last one if their
- *                        number is odd: its own bytes, which are loaded twice
+ *   activations:         act_put: 8 bytes of a token, then 8 of the next. If the number of tokens
+ *                        is odd, the bytes of the last one are loaded twice
  *   sums [4]:            row 0 x token 0, row 0 x token 1, row 1 x token 0, row 1 x token 1
  *
  * 16-bit activations q = 256 hi + lo take one instruction for hi and one for lo, without loss.
- * After each block the sums of a token are collected in row order, and fp32 continues as in
- * tile_dot_blocks, so the bits are equal. */
+ * After each block the sums of a token are brought into row order. The fp32 operations that follow
+ * are those of tile_dot_blocks, so results have the same bits. */
 #ifndef LLMC_CPU_GEMM_MMLA_H
 #define LLMC_CPU_GEMM_MMLA_H
 
@@ -59,7 +59,8 @@ mmla_rows(vi low, vi high, const int odd)
 
 enum { MMLA_PAIRS = (TILE_T + 1) / 2 };
 
-/* exact integers of half `half` of a block: [pair][group][rows 0 and 1, rows 2 and 3] */
+/* Computes the exact integers of half `half` of a block: [pair][group][rows 0 and 1, rows 2 and
+ * 3]. */
 LLMC_INLINE void
 mmla_block(const Product p, const int T, const vi *q, const uint8_t *x, const int half,
            vi total[MMLA_PAIRS][TILE_H][2])
@@ -99,7 +100,7 @@ mmla_block(const Product p, const int T, const vi *q, const uint8_t *x, const in
 		}
 }
 
-/* tile_dot_blocks of bytes with matrix multiplies */
+/* tile_dot_blocks of bytes, by matrix-multiply instructions */
 LLMC_INLINE void
 tile_dot_mmla(const Product p, const int T, const tile_weights *w, int first, int n,
               const act_rows *a, int t0, tile_sums *sum, tile_ahead *ahead)

@@ -1,19 +1,19 @@
-/* Activations of a matmul x w^T, and its compile-time description. A row of fp32 is quantised to
- * integers with one scale per 32 columns, or stays fp32 for float weights. The integers depend only
- * on the row: not on other rows, thread or chunk.
+/* Activations of a matmul x w^T, and the compile-time description of the matmul. A row of fp32 is
+ * quantised to integers with one scale per 32 columns, or stays fp32 for float weights. The
+ * integers depend only on the row itself, not on other rows, the thread or the chunk.
  *
  * Scale d = max|x| / top, q = round(x / d); 16 bits: q = 256 hi + lo with hi, lo in a signed byte.
- * A block with an infinity or NaN gets d = NaN, q = 0, so the results of this row are NaN and other
- * rows are unaffected.
+ * A block with an infinity or NaN gets d = NaN, q = 0. The results of this row are then NaN, and
+ * other rows are not affected.
  *
  * Order of the integers of a block:
- *   words  32 s16, in each four columns k, k+2, k+1, k+3 (w_words); for grid formats in a GEMV
- * (cpu/weights/grids.h): in each eight the even columns, then the odd ones bytes  32 s8 hi, 32 s8
- * lo; 8 bits: 32 s8
+ *   words  32 s16, each four in the order k, k+2, k+1, k+3 (w_words); for grid formats in a GEMV
+ *          (cpu/weights/grids.h), each eight as even columns, then odd ones
+ *   bytes  32 s8 hi, 32 s8 lo; 8 bits: 32 s8
  *   bf16   on AMX (cpu/gemm/amx_bf16.h): 32 hi and 32 lo, x = hi + lo, or only hi (act_plain)
  *
- * Order of blocks (of columns for float weights): rows are grouped in tiles. Within a tile, block
- * by block, so that one block of all rows is contiguous and rows are a constant distance apart.
+ * Order of blocks (of columns for float weights): rows are grouped in tiles. A tile is stored block
+ * by block, so that one block of all its rows is contiguous and rows are a constant distance apart.
  * With one row per tile this is row order. */
 #ifndef LLMC_CPU_GEMM_QUANTIZE_ACT_H
 #define LLMC_CPU_GEMM_QUANTIZE_ACT_H
@@ -21,29 +21,29 @@
 #include "cpu/weights/grids.h"
 
 #ifndef LLMC_ACT_BF16
-#define LLMC_ACT_BF16 0 /* a kernel defines it before: `activations: bf16` */
+#define LLMC_ACT_BF16 0 /* 1 for `activations: bf16`, defined before the include */
 #endif
 
 enum {
-	/* prefetch distance of weights in bytes; 1 to 4 KiB perform alike, without prefetch a
-	 * quarter is lost */
+	/* prefetch distance of weights in bytes. Distances of 1 to 4 KiB perform alike; without
+	 * prefetch a quarter of the speed is lost */
 	STREAM_AHEAD = 2048,
 	STREAM_TOKENS = VL == 16 ? 4
-	                         /* most tokens of a GEMV (cpu/gemm/gemv.h): as many accumulators as
-	                          * fit in registers */
+	                         /* largest number of tokens of a GEMV (cpu/gemm/gemv.h): as many as
+	                          * have accumulators in registers */
 	                         : 2,
 	TILE_T = VL == 16 ? 8
 	         : VL == 8 || VF_NEON
 	             ? 6
-	             : 4, /* most tokens of a register tile, cpu/gemm/gemm_tile.h */
+	             : 4, /* largest number of tokens of a register tile (cpu/gemm/gemm_tile.h) */
 #if defined(LLMC_TILES)
-	TILE_TOKENS = 256, /* most tokens of a call */
+	TILE_TOKENS = 256, /* largest number of tokens of a call */
 #else
 	TILE_TOKENS = 96,
 #endif
 };
 
-/* Description of a matmul, constant after inlining, like the format in it. Only cols may be a
+/* Description of a matmul. All fields are constant after inlining, except that cols may be a
  * run-time value: kernels have it as a constant, the functions of a type (cpu/gemm/matmul_kernel.h)
  * as an argument. The matrix itself is a pointer to its first row group. */
 typedef struct Product {
@@ -60,11 +60,11 @@ p_blocks(const Product p)
 	return p.cols / 32;
 }
 
-/* Returns whether a GEMV multiplies bytes. Small weights use byte instructions, which process
- * twice the columns. 16-bit activations then need two passes, which is fine while weights stream
- * from memory. In a GEMM tile, whose weights are unpacked once for many tokens, words are
- * faster. Grid formats (cpu/weights/grids.h) have magnitudes as bytes; 8-bit activations can
- * take their signs. */
+/* Returns whether a GEMV multiplies bytes. Byte instructions process twice as many columns as word
+ * instructions, and are used for weights of few bits. 16-bit activations then need two passes,
+ * which cost nothing while weights stream from memory. In a GEMM tile, whose weights are unpacked
+ * once for many tokens, words are faster. Grid formats (cpu/weights/grids.h) store magnitudes as
+ * bytes, and their signs can be applied to 8-bit activations. */
 LLMC_INLINE int
 act_are_bytes(const Product p)
 {
@@ -77,15 +77,15 @@ act_stream_bytes(const Product p)
 	return w_is_eights(p.w) ? w_is_iq1(p.w) || p.act_bits == 8 : act_are_bytes(p);
 }
 
-/* whether tiles multiply bytes; on Arm, 16-bit activations take two passes */
+/* Returns whether tiles multiply bytes. On Arm, 16-bit activations take two passes. */
 LLMC_INLINE int
 act_tile_bytes(const Product p)
 {
 	return act_are_bytes(p) && (p.act_bits == 8 || VF_NEON);
 }
 
-/* whether bf16 AMX tiles are used, for any number of tokens: 16-bit weights, and with plain bf16
- * activations all but fp32 */
+/* Returns whether bf16 AMX tiles are used. The answer is the same for any number of tokens: yes for
+ * 16-bit weights, and with plain bf16 activations for all weights except fp32. */
 #if defined(LLMC_TILES)
 #define act_is_bf16(p)                                                                             \
 	(((LLMC_WEIGHTS & 2) || LLMC_ACT_BF16) && (p).w.bits < 32 && !(p).ragged &&                \
@@ -103,7 +103,8 @@ act_block_bytes(const Product p)
 	return act_is_bf16(p) ? p.act_plain ? 64 : 128 : act_tile_bytes(p) ? 4 * p.act_bits : 64;
 }
 
-/* Row strides of a power of two would map to few cache sets, so pad them. */
+/* Pads the stride of rows, because a stride of a power of two would map all rows to few cache
+ * sets. */
 LLMC_INLINE int
 act_row_bytes(const Product p)
 {
@@ -112,16 +113,17 @@ act_row_bytes(const Product p)
 	return p_blocks(p) * act_block_bytes(p) + 64;
 }
 
-/* Rows of activations in a thread's scratch; only q for float weights */
+/* Rows of activations in a thread's scratch; float weights use only q */
 typedef struct act_rows {
 	uint8_t *q; /* act_row_bytes per row */
 	float *d;   /* [row][blocks]: scale */
-	/* [row][blocks][halves]: scale times the sum of the integers, if the weights have mins */
+	/* [row][blocks][halves]: scale times the sum of the integers; only if the weights have
+	 * mins */
 	float *s;
-	int32_t *z; /* same shape: w_offset times that sum */
+	int32_t *z; /* [row][blocks][halves]: w_offset times the sum of the integers */
 	int cols;   /* columns per row */
-	/* tile: rows per tile of q, d, s, z; longer: number of leading tiles with one more row; 1,
-	 * 0: row order */
+	/* tile: rows per tile of q, d, s and z; longer: the first `longer` tiles have one row more.
+	 * 1 and 0: row order */
 	int tile, longer;
 } act_rows;
 
@@ -182,7 +184,7 @@ act_hsum(vi v)
 #endif
 }
 
-/* unpacks a block's integers to bytes, in byte order */
+/* Unpacks the integers of a block to bytes, in byte order. */
 LLMC_INLINE void
 act_put_bytes(uint8_t *o, const vi *q)
 {
@@ -202,8 +204,8 @@ act_put_bytes(uint8_t *o, const vi *q)
 #endif
 }
 
-/* Stores part `at` of `parts` of a block's integers: 32 bytes each, one part after the other. Tiles
- * of matrix multiplies have pairs of rows, 8 bytes of one after 8 bytes of the other. */
+/* Stores part `at` of `parts` of a block's integers. A part has 32 bytes. Tiles for matrix-multiply
+ * instructions have pairs of rows: 8 bytes of one row follow 8 bytes of the other. */
 LLMC_INLINE void
 act_put(const act_tile in, int t, int for_stream, uint8_t *o, int at, int parts, const vi *q)
 {
@@ -220,7 +222,7 @@ act_put(const act_tile in, int t, int for_stream, uint8_t *o, int at, int parts,
 		memcpy(o + 16 * i, bytes + 8 * i, 8);
 }
 
-/* unpacks a block's integers to words, in word order */
+/* Unpacks the integers of a block to words, in word order. */
 LLMC_INLINE void
 act_put_words(uint8_t *o, const vi *q, const int eights)
 {
@@ -260,7 +262,7 @@ act_put_words(uint8_t *o, const vi *q, const int eights)
 #endif
 }
 
-/* Groups `tokens` rows in tiles, for matmuls that use them */
+/* Groups `tokens` rows in tiles, for matmuls that use tiles. */
 LLMC_INLINE void
 act_cut(const Product p, act_rows *a, int tokens)
 {
@@ -274,7 +276,8 @@ act_cut(const Product p, act_rows *a, int tokens)
 	if (act_is_bf16(p)) {
 		a->tile = rows;
 		a->longer = 0;
-	} else if (!w_is_float(p.w)) { /* instantiated sizes: 6, 8, 12, 16 */
+	} else if (!w_is_float(
+	               p.w)) { /* the sizes for which functions are instantiated: 6, 8, 12, 16 */
 		a->tile = (rows + to - 1) / to * to;
 		a->longer = 0;
 	}
@@ -292,7 +295,7 @@ act_tile_of(const act_rows *a, int t)
 	return (act_tile){ edge + (t - edge) / a->tile * a->tile, a->tile };
 }
 
-/* address of block 0 of row t of a tile; the next block is t.rows blocks later */
+/* Returns the address of block 0 of row t of a tile. The next block is t.rows blocks later. */
 LLMC_INLINE uint8_t *
 act_block(const Product p, const act_rows *a, act_tile in, int t)
 {
@@ -315,7 +318,7 @@ act_copy(const Product p, const act_rows *a, int t, const float *x)
 }
 
 #if defined(LLMC_TILES)
-/* Splits one row x into bf16 parts as row t. With two parts an infinity becomes NaN. */
+/* Splits a row x into bf16 parts and stores it as row t. With two parts an infinity becomes NaN. */
 LLMC_INLINE void
 act_split(const Product p, const act_rows *a, int t, const float *x)
 {
@@ -338,7 +341,7 @@ act_split(const Product p, const act_rows *a, int t, const float *x)
 }
 #endif
 
-/* Quantises one row x as row t, for a GEMV or for a tile */
+/* Quantises a row x and stores it as row t, for a GEMV or for a tile. */
 LLMC_INLINE void
 act_quantise(const Product p, const act_rows *a, int t, const float *x, int for_stream)
 {
@@ -348,15 +351,16 @@ act_quantise(const Product p, const act_rows *a, int t, const float *x, int for_
 	size_t at = (size_t)in.first * (size_t)p_blocks(p) + (size_t)(t - in.first);
 #if defined(LLMC_TILES)
 	const int blocks = p_blocks(p), bytes = 1,
-	          sums = for_stream || p.w.min; /* tiles have signed weights */
+	          sums = for_stream ||
+	                 p.w.min; /* tiles have signed weights, so they need sums only for mins */
 #else
 	const int blocks = p_blocks(p),
 	          bytes = for_stream ? act_stream_bytes(p) : act_tile_bytes(p), sums = 1;
 #endif
 	const int offset = dot_offset(w_offset(p.w), w_width(p.w));
 	const float act_top = p.act_bits == 16 ? 32512.0f : 127.0f;
-	/* 1.5 * 2^23: adding it to a small number leaves that number, rounded to nearest even, in
-	 * the low bits */
+	/* 1.5 * 2^23. Added to a small number, it leaves that number in the low bits, rounded to
+	 * nearest even. */
 	const vf magic = vf_set1(12582912.0f);
 
 	for (int b = 0; b < blocks;
@@ -365,8 +369,8 @@ act_quantise(const Product p, const act_rows *a, int t, const float *x, int for_
 		float d = 0, inverse = 0, peak;
 		LLMC_UNROLL
 		for (int i = 0; i < N; i++) {
-			/* compared as integers, NaN is above infinity, and infinity above all
-			 * finite values */
+			/* compared as integers, NaN is larger than infinity, and infinity larger
+			 * than all finite values */
 			top = act_max((vi)vf_abs(vf_load(x + i * VL)), top);
 		}
 		int32_t bits = act_hmax(top);
@@ -395,7 +399,7 @@ act_quantise(const Product p, const act_rows *a, int t, const float *x, int for_
 			sum[i * 2 / N] += q[i];
 		}
 		if (!sums) {
-			/* these are never read */
+			/* s and z are never read */
 		} else if (p.w.halves == 2) {
 			for (int h = 0; h < 2; h++) {
 				int32_t total = act_hsum(sum[h]);

@@ -1,12 +1,13 @@
-/* Rows of a GEMM by register tiles: chunks are unpacked and multiplied by each tile of tokens, by
- * the dot products of cpu/gemm/gemm_tile.h or the matrix multiplies of cpu/gemm/mmla.h. */
+/* Rows of a GEMM by register tiles: weights are unpacked chunk by chunk, and each chunk is
+ * multiplied by each tile of tokens. The multiplication uses the dot products of
+ * cpu/gemm/gemm_tile.h or the matrix-multiply instructions of cpu/gemm/mmla.h. */
 #ifndef LLMC_CPU_GEMM_TILE_ROWS_H
 #define LLMC_CPU_GEMM_TILE_ROWS_H
 
 #include "cpu/gemm/mmla.h"
 
-/* Instantiated per number of tokens (TILE_EACH, cpu/gemm/matmul_kernel.h), since register
- * allocation depends on it */
+/* A function that is instantiated per number of tokens (TILE_EACH, cpu/gemm/matmul_kernel.h),
+ * because register allocation depends on that number */
 typedef void tile_fn(const tile_weights *w, int first, int n, const act_rows *a, int t0,
                      tile_sums *sum, tile_ahead *ahead);
 
@@ -14,7 +15,8 @@ LLMC_INLINE void
 tile_dot(const Product p, const int T, const tile_weights *w, int first, int n, const act_rows *a,
          int t0, tile_sums *sum, tile_ahead *ahead)
 {
-#if defined(LLMC_TILES) /* float weights without an AMX version; the others use cpu/gemm/amx.h */
+#if defined(LLMC_TILES) /* only float weights without an AMX version; cpu/gemm/amx.h handles the   \
+                           others */
 	if (act_is_bf16(p) || !w_is_float(p.w))
 		return;
 #endif
@@ -26,8 +28,8 @@ tile_dot(const Product p, const int T, const tile_weights *w, int first, int n, 
 		tile_dot_blocks(p, T, w, first, n, a, t0, sum, ahead);
 }
 
-/* out[t][row] for all rows of at most TILE_H groups and tokens >= 2; dot[T]: tile_dot for T tokens;
- * sum: scratch */
+/* Computes out[t][row] for all rows of at most TILE_H groups, with at least 2 tokens. dot[T]:
+ * tile_dot for T tokens; sum: scratch */
 LLMC_INLINE void
 tile_rows(const Product p, tile_fn *const *dot, const uint8_t *w, int groups, const act_rows *a,
           int tokens, tile_sums *sum, float *out, int ld)

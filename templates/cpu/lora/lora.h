@@ -1,6 +1,6 @@
-/* Low-rank adapters: dot products of a row with the rows of a right factor, and weighted sums of a
- * left factor's rows. Each sum has a fixed order, independent of other rows: a dot product adds VL
- * columns at a time, an element of y adds the ranks in order. */
+/* Low-rank adapters (LoRA): dot products of a row of x with the rows of factor a, and weighted sums
+ * of the rows of factor b. Each sum has a fixed order, independent of other rows. A dot product
+ * adds VL columns at a time; an element of y adds the ranks in order. */
 #ifndef LLMC_CPU_LORA_LORA_H
 #define LLMC_CPU_LORA_LORA_H
 
@@ -8,15 +8,15 @@
 
 enum { LORA_ROWS = 4, LORA_DOTS = 4, LORA_UP = 64 };
 
-/* Slot of the adapter of a row's sequence; negative: none */
+/* Returns the adapter slot of a row's sequence; negative: no adapter. */
 LLMC_INLINE int32_t
 lora_slot(const llmc_step *s, int64_t t)
 {
 	return s->adapter[s->seq[s->seq_of[t]]];
 }
 
-/* y[t * ld + k] = x[t] . a[k] for T rows and K dots (compile-time constants); rows of a are `wide`
- * apart */
+/* y[t * ld + k] = x[t] . a[k] for T rows and K dot products (compile-time constants). Rows of a are
+ * `wide` floats apart. */
 LLMC_INLINE void
 lora_dots(const int T, const int K, const int cols, const float *x, const float *a, const int wide,
           float *y, const int ld)
@@ -39,7 +39,7 @@ lora_dots(const int T, const int K, const int cols, const float *x, const float 
 	y[t * ld + k] = vf_hsum(sum[t][k]);
 }
 
-/* Dots [from, to) of T rows that share a slot */
+/* Computes dot products [from, to) of T rows whose sequences share a slot. */
 LLMC_INLINE void
 lora_rows(const int T, const int cols, const float *x, const float *a, const int wide, int from,
           int to, float *y, const int ld)
@@ -52,7 +52,7 @@ lora_rows(const int T, const int cols, const float *x, const float *a, const int
 		lora_dots(T, 1, cols, x, a + (int64_t)k * wide, wide, y + k, ld);
 }
 
-/* n elements of low * b from i on; b: `rank` rows, `wide` apart */
+/* n elements of low * b, from element i on. b has `rank` rows, `wide` floats apart. */
 LLMC_INLINE vf
 lora_sum(int64_t i, int64_t n, const int rank, const float *low, const float *b, const int wide)
 {
@@ -72,8 +72,8 @@ lora_add(Share e, const int rank, const float *low, const float *b, const int wi
 	share_put(y + i, share_get(x + i, n) + lora_sum(i, n, rank, low, b, wide), n);
 }
 
-/* Index of the factors for choice i (over all rows' choices) among all slots and experts; negative:
- * its row has no adapter, or its expert is on another rank */
+/* Returns the index of the factors for choice i (choices of all rows are counted) among those of
+ * all slots and experts. Negative: the row has no adapter, or the expert is on another rank. */
 LLMC_INLINE int64_t
 lora_expert(const llmc_step *s, const int32_t *id, int64_t i, const int top_k, const int n_experts)
 {

@@ -1,5 +1,5 @@
-/* Functions shared by kernels with gates and recurrent states: values of `gate`, softplus, and
- * powers of 2. */
+/* Functions shared by kernels with gates and recurrent states: the functions that `gate` may name,
+ * softplus, and powers of 2. */
 #ifndef LLMC_CPU_MATH_GATE_H
 #define LLMC_CPU_MATH_GATE_H
 
@@ -12,8 +12,8 @@
 #define GATE_sigmoid(z) vf_sigmoid(z)
 #define GATE_softplus(z) vf_softplus(z)
 
-/* log(1 + e^x) = max(x, 0) + log(1 + u), u = e^-|x| in (0, 1]; log(1 + u) = 2 artanh(z), z = u / (2
- * + u) <= 1/3, by its series. Relative error about 2e-7. */
+/* log(1 + e^x) = max(x, 0) + log(1 + u) with u = e^-|x| in (0, 1]. log(1 + u) = 2 artanh(z) with z
+ * = u / (2 + u) <= 1/3, computed by its series. Relative error about 2e-7. */
 LLMC_INLINE vf
 vf_softplus(vf x)
 {
@@ -29,7 +29,7 @@ vf_softplus(vf x)
 	return vf_fma(p, z, vf_max(x, vf_set1(0)));
 }
 
-/* 2^x, about 1 ulp; exactly 1 at 0, exactly 0 below -126. Like vf_exp: x = n + r, 2^r by a
+/* 2^x, about 1 ulp; exactly 1 at 0, exactly 0 below -126. x = n + r as in vf_exp, with 2^r by a
  * polynomial of degree 6 (largest relative error 2e-8). */
 LLMC_INLINE vf
 vf_exp2(vf x)

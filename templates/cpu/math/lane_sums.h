@@ -4,7 +4,7 @@
 
 #include "cpu/math/vector.h"
 
-/* sums of neighbouring lanes of a, then of b: VL / 2 each */
+/* sums of neighbouring lanes, VL / 2 of a, then VL / 2 of b */
 LLMC_INLINE vf
 lanes_pairs(vf a, vf b)
 {
@@ -19,8 +19,8 @@ lanes_pairs(vf a, vf b)
 #endif
 }
 
-/* Lane i becomes the sum of v[i], neighbouring lanes first, whatever the other vectors hold. v is
- * overwritten. */
+/* Lane i becomes the sum of v[i]. Neighbouring lanes are added first, so the result does not depend
+ * on the other vectors. v is overwritten. */
 LLMC_INLINE vf
 lanes_sums(vf *v)
 {
@@ -43,9 +43,9 @@ lanes_sums(vf *v)
 
 enum { LANES_ROWS = VL / 4, LANES_OF = 4 };
 
-/* VL dot products along `stride` elements, LANES_ROWS rows of q with LANES_OF of x: lane r *
- * LANES_OF + j is row r of q with row j of x. The result of a pair does not depend on the other
- * rows. */
+/* VL dot products, LANES_ROWS rows of q with LANES_OF rows of x; rows are `stride` elements long.
+ * Lane r * LANES_OF + j is row r of q times row j of x. The result of a pair does not depend on the
+ * other rows. */
 LLMC_INLINE vf
 lanes_dots(const float *q, const float *x, int stride)
 {
@@ -70,7 +70,7 @@ lanes_dots(const float *q, const float *x, int stride)
 	return lanes_sums(acc);
 }
 
-/* interleaves lanes of a and b: the lower half, the upper half */
+/* interleave the lanes of a and b: the lower halves, the upper halves */
 LLMC_INLINE vf
 lanes_low(vf a, vf b)
 {
@@ -95,7 +95,7 @@ lanes_high(vf a, vf b)
 #endif
 }
 
-/* Transposes v[i][j] to v[j][i], VL x VL: each round interleaves v[i] and v[i + VL / 2] */
+/* Transposes v[i][j] to v[j][i], VL x VL. Each round interleaves v[i] and v[i + VL / 2]. */
 LLMC_INLINE void
 lanes_transpose(vf *v)
 {

@@ -4,12 +4,13 @@
  * LLMC_TARGET_generic, _v3, _vnni, _v4, _amx, _neon or _i8mm selects the target before inclusion:
  * VL = 4, 8, 8, 16, 16, 4, 4 lanes. _vnni is v3 with 256-bit dot products (cpu/gemm/int_dot.h),
  * _amx is v4 with tiles (cpu/gemm/amx.h), _i8mm is neon with matrix multiplies (cpu/gemm/mmla.h).
- * LLMC_PORTABLE_V4 builds v4 from v3 instructions: slow, same bits, for tests on machines without
- * AVX-512. Without NEON, _neon and _i8mm are built from plain vectors, also with the same bits.
+ * LLMC_PORTABLE_V4 builds v4 from v3 instructions, which is slow but gives the same bits, for tests
+ * on machines without AVX-512. On a CPU without NEON, _neon and _i8mm are built from plain vectors,
+ * also with the same bits.
  *
- * Build with -ffp-contract=off: an FMA occurs only where vf_fma is called. Otherwise two kernels
- * that must agree bit for bit would not. No libm, so that exp is the same in every kernel on every
- * machine. */
+ * Build with -ffp-contract=off, so that an FMA occurs only where vf_fma is called; otherwise
+ * kernels that must agree bit for bit could differ. libm is not used, so that exp is the same in
+ * every kernel on every machine. */
 #ifndef LLMC_CPU_MATH_VECTOR_H
 #define LLMC_CPU_MATH_VECTOR_H
 
@@ -17,7 +18,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Every function with vector arguments is inlined, so the calling convention does not matter. */
+/* Functions with vector arguments are all inlined, so their calling convention does not matter. */
 #pragma GCC diagnostic ignored "-Wpsabi"
 
 #if defined(LLMC_TARGET_amx)
@@ -28,7 +29,7 @@
 #define LLMC_VNNI_256 1
 #endif
 #if defined(LLMC_TARGET_i8mm)
-#define VF_MMLA 1 /* byte matrix multiplies */
+#define VF_MMLA 1 /* matrix-multiply instructions for bytes */
 #else
 #define VF_MMLA 0
 #endif
@@ -71,20 +72,20 @@
 #define LLMC_UNROLL _Pragma("GCC unroll 32")
 #endif
 /* Loop i = 0 .. n - 1, unrolled. n is constant only after inlining. `most` is a constant in the
- * function itself: clang unrolls before inlining and does not unroll loops with an unknown
- * bound. */
+ * function itself; clang needs it because it unrolls before inlining, and does not unroll loops
+ * with an unknown bound. */
 #define LLMC_EACH(i, n, most)                                                                      \
 	LLMC_UNROLL                                                                                \
 	for (int i = 0; i < (most); i++)                                                           \
 		if (i < (n))
 
-/* Lanes of a and b, by their numbers, which are constants. LLMC_GCC_11 selects the form for older
- * compilers, for tests */
+/* Selects lanes of a and b by number; the numbers are constants. LLMC_GCC_11 selects the form for
+ * older compilers, for tests. */
 #if (defined(__clang__) || __GNUC__ >= 12) && !defined(LLMC_GCC_11)
 #define VF_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 #define VF_INTEGERS(type, v) ((type __attribute__((vector_size(sizeof(v))))){ 0 })
-/* integers of the size of v's lanes */
+/* integer type with the size of v's lanes */
 #define VF_INDEX(v)                                                                                \
 	__typeof__(__builtin_choose_expr(sizeof((v)[0]) == 4, VF_INTEGERS(int32_t, v),             \
 	                                 __builtin_choose_expr(sizeof((v)[0]) == 2,                \
@@ -119,7 +120,7 @@ vf_store(float *p, vf v)
 	*(vf_mem *)p = v;
 }
 
-/* the first n lanes, the others 0 */
+/* Loads the first n lanes; the others are 0. */
 LLMC_INLINE vf
 vf_load_n(const float *p, int n)
 {
@@ -170,7 +171,7 @@ vi_iota(void)
 #endif
 }
 
-/* a * b + c: rounded once, but twice on generic */
+/* a * b + c, rounded once; rounded twice on generic */
 LLMC_INLINE vf
 vf_fma(vf a, vf b, vf c)
 {
@@ -207,14 +208,14 @@ f32_fma(float a, float b, float c)
 #endif
 }
 
-/* a where mask is all ones, b where it is zero */
+/* a in lanes where mask is all ones, b where it is zero */
 LLMC_INLINE vf
 vf_select(vi mask, vf a, vf b)
 {
 	return (vf)((mask & (vi)a) | (~mask & (vi)b));
 }
 
-/* b if either is NaN, like the x86 instruction */
+/* maximum; b if either is NaN, like the x86 instruction */
 LLMC_INLINE vf
 vf_max(vf a, vf b)
 {
@@ -258,7 +259,7 @@ vf_abs(vf a)
 }
 
 #if defined(VF_HAVE_256) && VL >= 8
-/* combines halves of the vector by op until one lane is left */
+/* combines the two halves of the vector by op, again and again until one lane is left */
 #define VF_FOLD(v, op)                                                                             \
 	do {                                                                                       \
 		__m128 a_ = op(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));            \
@@ -294,7 +295,8 @@ vf_hmax(vf v)
 #endif
 }
 
-/* adds halves until one lane is left: this order is needed for equal bits in all phases */
+/* Adds the two halves again and again until one lane is left. All phases use this order, so that
+ * their results have equal bits. */
 LLMC_INLINE float
 vf_hsum(vf v)
 {
@@ -331,7 +333,7 @@ f16_get(f16 h)
 	uint32_t em = (uint32_t)(h & 0x7fff) << 13, top = 0x77800000u, out;
 	float scale, f;
 
-	memcpy(&scale, &top, 4); /* 2^112: adjusts the exponent bias, also for subnormals */
+	memcpy(&scale, &top, 4); /* 2^112: adjusts the exponent bias, also of subnormals */
 	memcpy(&f, &em, 4);
 	f *= scale;
 	memcpy(&out, &f, 4);
@@ -343,7 +345,7 @@ f16_get(f16 h)
 #endif
 }
 
-/* nearest even; overflows to infinity */
+/* rounds to nearest even; overflows to infinity */
 LLMC_INLINE f16
 f16_put(float x)
 {
@@ -364,7 +366,7 @@ f16_put(float x)
 		return (f16)(sign | 0x7e00);
 	if (u >= 0x477ff000)
 		return (f16)(sign | 0x7c00);
-	if (u < 0x38800000) { /* subnormal: adding 1/2 rounds at 2^-24 */
+	if (u < 0x38800000) { /* subnormal: adding 1/2 rounds to a multiple of 2^-24 */
 		float half = 0.5f, f;
 		memcpy(&f, &u, 4);
 		f += half;
@@ -528,7 +530,8 @@ vf_relu2(vf x)
 	return r * r;
 }
 
-/* Factors of xielu, from the layer's p [2]: a = log(1 + e^p[0]), b = 1/2 + log(1 + e^p[1]) */
+/* Factors of xielu, computed from the layer's p [2]: a = log(1 + e^p[0]), b = 1/2 + log(1 +
+ * e^p[1]) */
 typedef struct Xielu {
 	float a, b;
 } Xielu;
@@ -545,9 +548,9 @@ xielu_of(const float *p)
 	return (Xielu){ f32_softplus(p[0]), 0.5f + f32_softplus(p[1]) };
 }
 
-/* x > 0: a x^2 + x / 2; else b (e^x - 1 - x) + x / 2. Near 0, e^x - 1 - x uses its series, because
- * the difference cancels. The op clamps the exponent to -1e-6, which the series ignores: both round
- * to x / 2 there. */
+/* x > 0: a x^2 + x / 2; otherwise b (e^x - 1 - x) + x / 2. Near 0 the difference would cancel, so
+ * e^x - 1 - x is computed by its series. The op's definition clamps the exponent to -1e-6, which
+ * the series does not need: both round to x / 2 there. */
 LLMC_INLINE vf
 vf_xielu(vf x, const Xielu of)
 {
@@ -563,14 +566,14 @@ vf_xielu(vf x, const Xielu of)
 	return vf_select((vi)(x > vf_set1(0)), vf_fma(vf_set1(of.a) * x, x, half), low);
 }
 
-/* clamps g and u as a gated activation does; limit 0: no clamp */
+/* clamps g and u, as a gated activation with a limit does; limit 0: no clamp */
 #define VF_LIMIT(g, u, limit)                                                                      \
 	if ((limit) > 0) {                                                                         \
 		g = vf_min(g, vf_set1(limit));                                                     \
 		u = vf_max(vf_min(u, vf_set1(limit)), vf_set1(-(limit)));                          \
 	}
 
-/* vf_glu_<act>(g, u, limit) = act(g) * u */
+/* defines vf_glu_<act>(g, u, limit) = act(g) * u */
 #define VF_GLU(act)                                                                                \
 	LLMC_INLINE vf vf_glu_##act(vf g, vf u, const float limit)                                 \
 	{                                                                                          \
@@ -591,7 +594,7 @@ vf_glu_swiglu_oai(vf g, vf u, const float limit)
 	return g / (vf_set1(1) + vf_exp(vf_set1(-1.702f) * g)) * (u + vf_set1(1));
 }
 
-/* silu first, then the limits */
+/* applies silu first, then the limits */
 LLMC_INLINE vf
 vf_glu_silu_limit(vf g, vf u, const float limit)
 {

@@ -1,10 +1,10 @@
-/* GEMM with a matrix summed over its rows, q w: maps query heads to the latent space.
+/* GEMM q w, which sums over the rows of w. It maps query heads to the latent space.
  *
  *   16 columns of the head's rows --w_bytes, w_scale, w_min--> fp32 [groups of VL rows][16], once for all tokens
  *   per token: 16 sums of VL lanes over the groups in order --lanes_sums--> 16 elements
  *
- * If a head begins inside a row group the whole group is read, with zeros in the query for the rows
- * before it. */
+ * If a head begins inside a row group, the whole group is read, and the query has zeros for the
+ * rows before the head. */
 #ifndef LLMC_CPU_MLA_ABSORB_H
 #define LLMC_CPU_MLA_ABSORB_H
 
@@ -20,7 +20,7 @@ absorb_groups(int row, int n)
 	return (row % VL + n + VL - 1) / VL;
 }
 
-/* dequantises columns [c0, c0 + ABSORB_COLS) of a group to y [ABSORB_COLS][VL]; half: c0 is in the
+/* Dequantises columns [c0, c0 + ABSORB_COLS) of a group to y [ABSORB_COLS][VL]. half: c0 is in the
  * second half of its block */
 LLMC_INLINE void
 absorb_unpack(const Weight w, const uint8_t *group, int cols, int c0, const int half, float *y)
@@ -46,9 +46,9 @@ absorb_unpack(const Weight w, const uint8_t *group, int cols, int c0, const int 
 	}
 }
 
-/* out[t] (cols elements, out_stride apart) = sum over i < n of q[t][i] * row `row` + i. q starts at
- * the first row of the first group and is zero outside of the n rows, q_stride apart; space:
- * ABSORB_COLS vectors per group */
+/* out[t] = sum over i < n of q[t][i] * row (`row` + i) of w. out[t] has cols elements; rows of out
+ * are out_stride apart, those of q q_stride. q starts at the first row of the first group and is
+ * zero outside of the n rows. space: ABSORB_COLS vectors per group */
 LLMC_INLINE void
 absorb(const Weight w, const uint8_t *data, int cols, int row, int n, const float *q, int q_stride,
        int tokens, float *const *out, float *space)

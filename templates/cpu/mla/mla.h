@@ -8,18 +8,19 @@
  *     x, q --dot products along rank + rope, VL of them reduced at once--> s [rows][64] --softmax--> weights, m, l
  *     x, weights --sums over positions--> oc [rows][rank] --at ends of spans--> os, o
  *
- * A row with selected positions has its own fp32 tile; its positions are processed as if they were
- * consecutive. Spans of a row: cpu/attention/split_kv.h; merging: cpu/attention/attention.h. Bytes:
- * the latents once per tile.
+ * A row with selected positions has its own fp32 tile, which processes the selected positions as if
+ * they were consecutive. cpu/attention/split_kv.h defines the spans of a row,
+ * cpu/attention/attention.h how they are merged. Bytes: the latents once per tile.
  *
- * Expanded: a unit is a query head and up to 512 rows.
+ * Expanded: a work unit is a query head and up to 512 rows.
  *   for each chunk of 128 positions:
  *     latents --GEMM with k_b[h] and v_b[h]--> keys [dim][32] per page, values [32][v_dim] per page, of this head, in cache
  *     rows by 48 --cpu/attention/attention_tile.h--> o
  *
  * Chunks are merged in order. Bytes: the latents, k_b[h] and v_b[h] once per chunk and head.
  *
- * A row's result depends only on its form and itself, not on the tile, the thread or other rows. */
+ * A row's result depends only on the row and on the form that it uses, not on the tile, the thread
+ * or other rows. */
 #ifndef LLMC_CPU_MLA_MLA_H
 #define LLMC_CPU_MLA_MLA_H
 
@@ -37,7 +38,7 @@ typedef struct Mla {
 enum {
 	MLA_CHUNK = 64,
 	MLA_SPANS = 32,
-	MLA_HEADS = 32,      /* most heads per tile */
+	MLA_HEADS = 32,      /* largest number of heads per tile */
 	MLA_R = 64,          /* rows per tile: tokens times heads */
 	MLA_RB = LANES_ROWS, /* rows and positions per block of VL dot products */
 	MLA_JB = LANES_OF,
@@ -48,7 +49,7 @@ enum {
 #else
 	MLA_TILES = 0,
 #endif
-	MLA_PAD = MLA_TILES ? 16 : 8, /* row padding */
+	MLA_PAD = MLA_TILES ? 16 : 8, /* rows are padded to a multiple of this */
 };
 #define MLA_SPLIT ((Split){ MLA_CHUNK, MLA_SPANS })
 
@@ -58,7 +59,7 @@ mla_up(int n, int to)
 	return (n + to - 1) / to * to;
 }
 
-/* elements per position, and their stride in fp32 */
+/* elements per position, and the stride of positions as fp32 */
 LLMC_INLINE int
 mla_width(const Mla a)
 {
@@ -103,19 +104,20 @@ typedef struct MlaTile {
 	const void *pool;
 	int seq, row0, n_tok, head, n_head;
 	int rows; /* n_tok * n_head; row r is head r % n_head of token r / n_head */
-	/* selected positions of the tile's only token; NULL: consecutive positions */
+	/* positions selected for the tile's only token; NULL: consecutive positions */
 	const int32_t *sel;
 	float *x, *q,
 	    *w; /* latents [64][stride], scaled queries [row][stride], weights [row][64] */
 	float *oc, *os, *o; /* [row][mla_os] sums of a chunk, a span, the row */
-	/* per row, of a chunk, a span, the row: maximum of the scores and sum of the weights */
+	/* per row, for a chunk, a span and the row: maximum of the scores, and sum of the
+	 * weights */
 	float mc[MLA_R], lc[MLA_R], ms[MLA_R], ls[MLA_R], m[MLA_R], l[MLA_R];
 	uint8_t *ring, *weights; /* cpu/mla/mla_amx.h */
 	SplitRange range[MLA_R]; /* per token */
 	int shift[MLA_R];
 } MlaTile;
 
-/* Returns whether a row sees more positions than index_top_k. It then has its own tile, and
+/* Returns whether a row sees more positions than index_top_k. Such a row has its own tile, and its
  * positions are numbered in the order of sel. */
 LLMC_INLINE int
 mla_selected(const Mla a, const llmc_step *s, int row)
@@ -131,14 +133,14 @@ mla_range(const Mla a, const llmc_step *s, int row)
 	return (SplitRange){ 0, s->pos[row] + 1 };
 }
 
-/* Selected positions of the tile's only token; NULL: consecutive positions */
+/* Returns the positions selected for the tile's only token; NULL: consecutive positions. */
 LLMC_INLINE const int32_t *
 mla_sel(const Mla a, const MlaTile *t)
 {
 	return a.chosen ? t->sel : NULL;
 }
 
-/* Tokens of a tile from `row` on, of those before `to` */
+/* Returns the number of tokens of a tile that begins at `row`; tokens from `to` on are excluded. */
 LLMC_INLINE int
 mla_tile_tokens(const Mla a, const llmc_step *s, int row, int to, int most)
 {
@@ -165,8 +167,8 @@ mla_tiled(const Mla a)
 #include "cpu/mla/mla_amx.h"
 #endif
 
-/* Tokens [row0, row0 + n) of a sequence, unit 0 .. mla_blocks; sel: positions of all rows of the
- * step, or NULL; work: 64-byte aligned, see mla/mla_attend.head */
+/* Sets up a tile for tokens [row0, row0 + n) of a sequence; unit: 0 .. mla_blocks. sel: selected
+ * positions of all rows of the step, or NULL; work: 64-byte aligned, see mla/mla_attend.head */
 LLMC_INLINE void
 mla_tile_init(const Mla a, MlaTile *t, const llmc_step *s, const void *pool, const int32_t *sel,
               const float *q, float *work, int row0, int n, int unit)
@@ -213,7 +215,8 @@ mla_tile_init(const Mla a, MlaTile *t, const llmc_step *s, const void *pool, con
 	}
 }
 
-/* Converts positions [0, n) of a chunk to fp32; prefetches later selected positions, up to `end` */
+/* Converts positions [0, n) of a chunk to fp32. Prefetches later selected positions, up to
+ * `end`. */
 LLMC_INLINE void
 mla_fetch(const Mla a, const llmc_step *s, const void *pool, int seq, const int32_t *sel, int pos0,
           int n, int end, float *x)
@@ -242,7 +245,7 @@ mla_fetch(const Mla a, const llmc_step *s, const void *pool, int seq, const int3
 	}
 }
 
-/* s[r][j] for rows padded to MLA_RB and positions pos0 + j padded to MLA_JB */
+/* Computes s[r][j] for rows, padded to MLA_RB, and positions pos0 + j, padded to MLA_JB. */
 LLMC_INLINE void
 mla_scores(const Mla a, const MlaTile *t, int pos0, int n)
 {
@@ -251,7 +254,7 @@ mla_scores(const Mla a, const MlaTile *t, int pos0, int n)
 
 	for (int j0 = 0; j0 < n; j0 += MLA_JB) {
 		const float *x = t->x + j0 * stride;
-		/* prefetch the next chunk, a share per block of rows */
+		/* prefetch the next chunk, one share per block of rows */
 		const int ahead = pos0 + MLA_CHUNK + j0,
 		          share = mla_up(MLA_JB * bytes * MLA_RB / t->rows, 64);
 		const char *next =
@@ -301,7 +304,8 @@ mla_sums(const Mla a, const MlaTile *t, const int nv, int n, int d)
 	}
 }
 
-/* oc, mc, lc of a chunk that some token sees; lc 0: this row sees nothing of it */
+/* Computes oc, mc, lc of a chunk that some token sees. lc is 0 for rows that see nothing of the
+ * chunk. */
 LLMC_INLINE void
 mla_chunk(const Mla a, MlaTile *t, int chunk)
 {
@@ -333,7 +337,7 @@ mla_chunk(const Mla a, MlaTile *t, int chunk)
 		mla_sums(a, t, 1, n, d);
 }
 
-/* Processes one span of a single-token tile: results in os, ms, ls */
+/* Processes one span of a single-token tile. Results are in os, ms, ls. */
 LLMC_INLINE void
 mla_span(const Mla a, MlaTile *t, int span)
 {
@@ -359,7 +363,7 @@ mla_finish(const Mla a, const MlaTile *t, float *y)
 		           t->o + r * mla_os(a), t->l[r]);
 }
 
-/* Processes a whole tile: result in o */
+/* Processes a whole tile. The result is in o. */
 LLMC_INLINE void
 mla_tile(const Mla a, MlaTile *t)
 {
@@ -382,7 +386,8 @@ mla_tile(const Mla a, MlaTile *t)
 	}
 }
 
-/* name(): the value; name_run_span, name_run_tile: compiled once */
+/* Defines name(), which returns the description, and name_run_span and name_run_tile, which are
+ * compiled once. */
 #define LATENT_ATTENTION(name, ...)                                                                \
 	LLMC_INLINE Mla name(void)                                                                 \
 	{                                                                                          \

@@ -10,25 +10,27 @@
  *                                         p [32 positions][hi, lo]  A <----------------+-- <-------------------------------------------------+
  *                                                                                      +--> oc [row][rank]
  *
- * One or two blocks of 16 rows at a time; a row's sums do not depend on the other rows. Latents are
- * split twice, from L2: keeping both orders would fill L2 and pass through it twice. Splitting
- * takes 12 vector instructions per 32 elements, interleaved with the dots of the previous tiles. By
- * count, a chunk of rank 512 + 64 takes 408 dots of 16 cycles per 16 rows; fp32 takes 70,000
- * multiplications. The next chunk is prefetched meanwhile. */
+ * One or two blocks of 16 rows are processed at a time; a row's sums do not depend on the other
+ * rows. Latents are split once for A and once for B, both times from L2: keeping both orders would
+ * fill L2 and pass through it twice. Splitting takes 12 vector instructions per 32 elements, which
+ * are interleaved with the dots of the previous tiles. Computed: a chunk of rank 512 + 64 takes 408
+ * dots of 16 cycles per 16 rows; in fp32 it takes 70,000 vector multiplications. The next chunk is
+ * prefetched during that time. */
 #ifndef LLMC_CPU_MLA_MLA_AMX_H
 #define LLMC_CPU_MLA_MLA_AMX_H
 
 #include "cpu/gemm/amx_tiles.h"
 
 enum {
-	MLA_TR = 16,                     /* rows per tile register */
-	MLA_RING = 2 * 4 * 2 * AMX_TILE, /* bytes: tiles being multiplied, and tiles being packed */
-	MLA_WEIGHT = 2 * 2 * AMX_TILE,   /* bytes of the weights of 16 rows */
+	MLA_TR = 16, /* rows per tile register */
+	MLA_RING = 2 * 4 * 2 *
+	           AMX_TILE, /* bytes of the ring: tiles being multiplied, and tiles being packed */
+	MLA_WEIGHT = 2 * 2 * AMX_TILE, /* bytes of the weights of 16 rows */
 };
 
 /* Addresses of a chunk's latents */
 typedef struct MlaPages {
-	const char *page[2], *next[2]; /* pages of this chunk and of the next; or NULL */
+	const char *page[2], *next[2]; /* pages of this chunk and of the next one, or NULL */
 	int n;                         /* positions */
 	_Alignas(64) float scale[2][KV_ROOM];
 } MlaPages;
@@ -40,8 +42,8 @@ mla_steps(const Mla a)
 	return (mla_width(a) + 31) / 32;
 }
 
-/* Splits row r of the tile's queries (n elements, scaled, zero padded) into q, tiles [16
- * rows][step][hi, lo] */
+/* Splits row r of the tile's queries (n elements, scaled, padded with zeros) into q: tiles [16
+ * rows][step][hi, lo]. */
 LLMC_INLINE void
 mla_amx_query(const Mla a, uint8_t *q, int r, const float *from, int n)
 {
@@ -63,8 +65,8 @@ mla_amx_query(const Mla a, uint8_t *q, int r, const float *from, int n)
 	}
 }
 
-/* Elements [d, d + VL) of position `at` of half a chunk, or zeros. all: every position exists;
- * some: some elements exist */
+/* Loads elements [d, d + VL) of position `at` of half a chunk, or zeros. all: every position
+ * exists; some: only some elements exist */
 LLMC_INLINE vf
 mla_amx_get(const Mla a, const int all, const int some, const MlaPages *p, int half, int at, int d)
 {
@@ -73,7 +75,8 @@ mla_amx_get(const Mla a, const int all, const int some, const MlaPages *p, int h
 	return vf_set1(0);
 }
 
-/* Row i of the tiles of 32 elements from d on: positions i and i + 16, elements in pairs */
+/* Packs row i of the tiles of 32 elements from d on: positions i and i + 16, with elements in
+ * pairs. */
 LLMC_INLINE void
 mla_amx_keys_row(const Mla a, const int all, const MlaPages *p, int half, int d, int i, uint8_t *to)
 {
@@ -85,7 +88,7 @@ mla_amx_keys_row(const Mla a, const int all, const MlaPages *p, int half, int d,
 		              to + k * 2 * AMX_TILE + i * 64);
 }
 
-/* Row i of n tiles of 16 elements from d on: positions i and i + 16 in pairs */
+/* Packs row i of n tiles of 16 elements from d on: positions i and i + 16 in pairs. */
 LLMC_INLINE void
 mla_amx_values_row(const Mla a, const int all, const MlaPages *p, int half, int d, int n, int i,
                    uint8_t *to)
@@ -97,8 +100,8 @@ mla_amx_values_row(const Mla a, const int all, const MlaPages *p, int half, int 
 			              to + k * 2 * AMX_TILE + i * 64);
 }
 
-/* Scores w [64][16] of one or two blocks of rows with queries q over a chunk. fetch: prefetch the
- * first page of the next chunk */
+/* Computes scores w [64][16] of one or two blocks of rows with queries q over a chunk. fetch:
+ * prefetch the first page of the next chunk */
 LLMC_INLINE void
 mla_amx_scores(const Mla a, int two, const MlaPages *p, const uint8_t *q, int fetch, uint8_t *ring,
                float *w)
@@ -147,8 +150,9 @@ mla_amx_scores(const Mla a, int two, const MlaPages *p, const uint8_t *q, int fe
 	}
 }
 
-/* Converts scores w [64][16] of 16 rows to weights, tiles p of [32 positions][hi, lo]. see: number
- * of positions each row sees; `whole`: all rows see all; l is 0 for rows that see none */
+/* Converts scores w [64][16] of 16 rows to weights, as tiles p of [32 positions][hi, lo]. see:
+ * number of positions that each row sees; `whole`: all rows see all of them; l is 0 for rows that
+ * see none */
 LLMC_INLINE void
 mla_amx_softmax(float *w, const vi see, int whole, float *m, float *l, uint8_t *p)
 {
@@ -177,7 +181,8 @@ mla_amx_softmax(float *w, const vi see, int whole, float *m, float *l, uint8_t *
 	vf_store(l, sum);
 }
 
-/* oc [16 or 32][os] from split weights. fetch: prefetch the second page of the next chunk */
+/* Computes oc [16 or 32][os] from split weights. fetch: prefetch the second page of the next
+ * chunk */
 LLMC_INLINE void
 mla_amx_sums(const Mla a, int two, const MlaPages *p, const uint8_t *weights, int fetch,
              uint8_t *ring, float *oc)
@@ -233,7 +238,8 @@ mla_amx_sums(const Mla a, int two, const MlaPages *p, const uint8_t *weights, in
 	}
 }
 
-/* oc, mc, lc of one or two blocks of rows from r0 on, with a chunk from pos0 on */
+/* Computes oc, mc, lc of one or two blocks of rows, from row r0 on, over a chunk that starts at
+ * pos0. */
 LLMC_INLINE void
 mla_amx_rows(const Mla a, int two, MlaTile *t, const MlaPages *p, int pos0, int r0)
 {
@@ -256,7 +262,7 @@ mla_amx_rows(const Mla a, int two, MlaTile *t, const MlaPages *p, int pos0, int 
 	mla_amx_sums(a, two, p, t->weights, r0 == 0, t->ring, t->oc + r0 * mla_os(a));
 }
 
-/* oc, mc, lc of a chunk with n positions, for all rows of a tile */
+/* Computes oc, mc, lc of a chunk with n positions, for all rows of a tile. */
 LLMC_INLINE void
 mla_amx_chunk(const Mla a, MlaTile *t, int pos0, int n)
 {

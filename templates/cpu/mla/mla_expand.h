@@ -7,7 +7,7 @@
 
 enum {
 	MLA_MADE = (64 + MM_WHOLE - 1) / MM_WHOLE * MM_WHOLE
-}; /* positions whose keys and values are computed at a time */
+}; /* number of positions whose keys and values are computed at a time */
 
 typedef void mla_tokens_fn(mm_work *m, int t0, const float *x, const int32_t *index, Norm norm);
 typedef void mla_rows_fn(const mm_work *m, const uint8_t *w, int64_t row, int rows, float *out,
@@ -18,11 +18,11 @@ typedef struct MlaMatrix {
 	mla_tokens_fn *tokens;
 	mla_rows_fn *rows;
 	const uint8_t *data;
-	void *scratch; /* this part's scratch of mm_begin */
+	void *scratch; /* scratch that mm_begin gets for this thread's part */
 } MlaMatrix;
 
-/* out[j][skip + i] = row head * dim + i of w times the latent of position j, for n positions,
- * padded to whole tiles. Returns skip */
+/* Computes out[j][skip + i] = row head * dim + i of w, times the latent of position j. The n
+ * positions are padded to whole tiles. Returns skip. */
 LLMC_INLINE int
 mla_make(const MlaMatrix w, int head, int dim, const float *latent, int n, float *out, int ld)
 {
@@ -46,7 +46,7 @@ typedef struct MlaUnit {
 	float *work; /* see mla/mla_attend.head */
 } MlaUnit;
 
-/* Scratch of a unit. Rows in groups of MLA_EB: interleaved for one page, or tile after tile */
+/* Scratch of a unit. Rows are in groups of MLA_EB: interleaved, for one page, or tile by tile. */
 typedef struct MlaSpace {
 	float *q, *w, *oc, *o, *m, *l, *keys, *values, *x, *latent, *out;
 	float *row; /* a query or key, zero padded */
@@ -54,7 +54,7 @@ typedef struct MlaSpace {
 
 enum { MLA_EB = MLA_TILES ? 16 : ATT_TILE_R };
 
-/* padded elements of a key, and of a value */
+/* number of elements of a key, and of a value, with padding */
 LLMC_INLINE int
 mla_kd(const Mla a)
 {
@@ -118,7 +118,7 @@ mla_put_key(const Mla a, const MlaSpace *p, int j, const float *row)
 	}
 }
 
-/* keys of positions j (even) and j + 1 */
+/* Stores the keys of positions j (even) and j + 1. */
 LLMC_INLINE void
 mla_put_values(const Mla a, const MlaSpace *p, int j, const float *row, const float *next)
 {
@@ -133,7 +133,7 @@ mla_put_values(const Mla a, const MlaSpace *p, int j, const float *row, const fl
 	}
 }
 
-/* scores w [16][128] of the block of rows from r0 on */
+/* Computes scores w [16][128] of the block of rows from r0 on. */
 LLMC_INLINE void
 mla_block_scores(const Mla a, const MlaSpace *p, int r0, int see)
 {
@@ -169,7 +169,7 @@ mla_block_scores(const Mla a, const MlaSpace *p, int r0, int see)
 #undef MLA_KEYS
 }
 
-/* sums oc [16][vd] */
+/* Computes sums oc [16][vd]. */
 LLMC_INLINE void
 mla_block_sums(const Mla a, const MlaSpace *p, int see)
 {
@@ -212,7 +212,7 @@ mla_put_key(const Mla a, const MlaSpace *p, int j, const float *row)
 		p->keys[(j / KV_PAGE * mla_kd(a) + d) * KV_PAGE + j % KV_PAGE] = row[d];
 }
 
-/* values of positions j and j + 1 */
+/* Stores the values of positions j and j + 1. */
 LLMC_INLINE void
 mla_put_values(const Mla a, const MlaSpace *p, int j, const float *row, const float *next)
 {
@@ -281,7 +281,7 @@ mla_make_all(const Mla a, const MlaUnit *u, const MlaSpace *p, const MlaMatrix k
 	}
 }
 
-/* rows [row0, row0 + n) of a sequence, n <= MLA_ROWS, one query head */
+/* Processes rows [row0, row0 + n) of a sequence, n <= MLA_ROWS, for one query head. */
 LLMC_INLINE void
 mla_expand(const Mla a, const MlaUnit *u, const MlaMatrix kb, const MlaMatrix vb)
 {

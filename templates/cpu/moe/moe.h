@@ -1,4 +1,5 @@
-/* Experts: sorts the rows of a step by selected expert, and assigns the experts' rows to parts.
+/* MoE: sorts the rows of x of a step by selected expert, and divides the rows of the experts'
+ * matrices among threads.
  *
  *   id [n_tok][top_k] --moe_count--> number of rows per expert
  *                                        |
@@ -8,21 +9,23 @@
  *                                        |
  *                            matmuls of cpu/gemm/matmul.h, as for any other matrix
  *
- * A unit is 32 rows of one expert. A row's sums do not depend on the parts or on other rows. The
- * shared expert is one more expert that all rows select. An expert may begin inside a row group:
- * the rows before it are computed too, but not used.
+ * A unit is 32 rows of one expert's matrix, a part is the share of one thread. The sums of a row do
+ * not depend on the division into parts or on other rows. The shared expert is treated as one more
+ * expert, which all rows select. An expert may begin inside a row group; the rows of the group
+ * before it are computed too, but not used.
  *
- * Bytes: each selected expert once per mm_most rows. */
+ * Bytes: the matrices of each selected expert once per mm_most rows of x. */
 #ifndef LLMC_CPU_MOE_MOE_H
 #define LLMC_CPU_MOE_MOE_H
 
 #include "cpu/gemm/matmul.h"
 
 enum {
-	MOE_FETCH = 4, /* cost of fetching and unpacking a unit, in rows of x */
+	MOE_FETCH = 4, /* cost of fetching and unpacking a unit, as a number of rows of x */
 };
 
-/* count[e] over n choices; indices outside of the range are experts of other ranks */
+/* Counts the choices of each expert over n choices: count[e]. Indices outside of the range belong
+ * to experts of other ranks. */
 LLMC_INLINE void
 moe_count(const int32_t *id, int n, int n_experts, int32_t *count)
 {
@@ -32,14 +35,16 @@ moe_count(const int32_t *id, int n, int n_experts, int32_t *count)
 			count[id[i]]++;
 }
 
-/* Finds the next n choices of expert e, from *at on: their indices in id. They must exist. */
+/* Finds the next n choices of expert e, from *at on, and returns their indices in id. So many must
+ * exist. */
 LLMC_INLINE void
 moe_gather_row(const int32_t *id, int all, int e, int n, int *at, int32_t *choice)
 {
 	int i = *at, k = 0;
 
 	while (k < n) {
-		/* with many experts, most choices are of others: skip 16 at a time */
+		/* If there are many experts, most choices are of other experts, so 16 are skipped
+		 * at a time. */
 		for (int any = 0; i + 16 <= all; i += 16) {
 			for (int j = 0; j < 16; j++)
 				any |= id[i + j] == e;
@@ -53,7 +58,8 @@ moe_gather_row(const int32_t *id, int all, int e, int n, int *at, int32_t *choic
 	*at = i;
 }
 
-/* rows of an expert per chunk: the fewest chunks, of equal size */
+/* Returns the number of rows per chunk of an expert, for as few chunks as possible, of equal
+ * size. */
 LLMC_INLINE int
 moe_chunk(const Product p, int n)
 {
@@ -64,7 +70,8 @@ moe_chunk(const Product p, int n)
 
 /* --- division of all experts' units into parts --- */
 typedef struct moe_schedule {
-	int64_t from, to, at; /* range of costs of this part; cost of the experts so far */
+	int64_t from, to,
+	    at; /* from, to: range of costs that this part has; at: cost of the experts so far */
 } moe_schedule;
 
 LLMC_INLINE int64_t
@@ -79,8 +86,8 @@ moe_schedule_begin(int64_t cost, int part, int n_parts)
 	return (moe_schedule){ cost * part / n_parts, cost * (part + 1) / n_parts, 0 };
 }
 
-/* The part's units of the next expert, which n rows selected. Ranges of neighbouring parts are
- * contiguous. */
+/* Returns the units of the next expert that belong to this part. n: number of rows that selected
+ * the expert. Ranges of neighbouring parts are contiguous. */
 LLMC_INLINE Share
 moe_schedule_next(moe_schedule *d, int n, int units)
 {
@@ -97,14 +104,14 @@ moe_schedule_next(moe_schedule *d, int n, int units)
 
 /* --- an expert's matrix --- */
 typedef struct moe_matrix {
-	mm_work *m; /* with the current rows of x */
+	mm_work *m; /* contains the current rows of x */
 	mm_rows_fn *rows;
 	const uint8_t *w;
-	int64_t first; /* first row of the expert in the stack */
+	int64_t first; /* first row of the expert in the stacked matrix */
 } moe_matrix;
 
 /* Computes out[t][r] for rows row .. row + n of the expert. Returns the address of row `row` in
- * out, whose rows are ld apart: at least n plus a row group */
+ * out. Rows of out are ld apart, which must be at least n plus a row group. */
 LLMC_INLINE const float *
 moe_rows(const moe_matrix *w, const int aligned, int row, int n, float *out, int ld)
 {

@@ -1,4 +1,4 @@
-/* Routing of a row from its logits: scores, groups, top k, weights (ops.def: moe_route). */
+/* Routing of a row from its logits: scores, groups, top k, weights (moe_route in ops.def). */
 #ifndef LLMC_CPU_MOE_ROUTE_H
 #define LLMC_CPU_MOE_ROUTE_H
 
@@ -9,14 +9,15 @@ typedef struct Route {
 	int score; /* ROUTE_softmax, .. */
 	int renorm;
 	int groups, keep_groups;
-	int top2; /* a group's score: sum of its two best scores, or its best score */
+	int top2; /* 1: the score of a group is the sum of its two best scores; 0: its best score */
 	float sum_eps, scale, jitter;
 } Route;
 
 enum { ROUTE_MOST = 4096 }; /* largest number of experts */
 enum { ROUTE_softmax, ROUTE_sigmoid, ROUTE_sparsemixer };
 
-/* s[e] of all experts, padded to a whole vector. x must be readable as far. */
+/* Computes s[e] of all experts, padded to a whole vector. x must be readable up to the same
+ * length. */
 LLMC_INLINE void
 route_scores(const Route r, const float *x, float *s)
 {
@@ -37,7 +38,8 @@ route_scores(const Route r, const float *x, float *s)
 		vf_store(s + e, vf_load(s + e) / vf_set1(sum));
 }
 
-/* Excludes the experts outside of the best groups from selection. Ties: the lower group. */
+/* Excludes from selection the experts outside of the best groups. Of equal groups, the lower one
+ * wins. */
 LLMC_INLINE void
 route_groups(const Route r, float *choice)
 {
@@ -66,8 +68,8 @@ route_groups(const Route r, float *choice)
 	}
 }
 
-/* Selects one expert at a time: the largest logit not selected yet, weighted by a softmax over the
- * logits near it. */
+/* Selects one expert at a time: the one with the largest logit not selected yet. Its weight comes
+ * from a softmax over the logits near it. */
 LLMC_INLINE void
 route_sparsemixer(const Route r, const float *x, int32_t *id, float *weight)
 {
@@ -91,8 +93,8 @@ route_sparsemixer(const Route r, const float *x, int32_t *id, float *weight)
 	}
 }
 
-/* x: logits, readable up to a whole vector. Ties: the lower index; each expert is selected at most
- * once, for any logits. */
+/* x: logits, readable up to a whole vector. Of equal scores, the lower index wins. Each expert is
+ * selected at most once, for any logits. */
 LLMC_INLINE void
 route_row(const Route r, const float *x, const float *bias, int32_t *id, float *weight)
 {

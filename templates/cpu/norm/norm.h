@@ -1,4 +1,4 @@
-/* Norms, alone or before a matmul: the same order of summation everywhere. */
+/* Norms, alone or before a matmul. The order of summation is the same everywhere. */
 #ifndef LLMC_CPU_NORM_NORM_H
 #define LLMC_CPU_NORM_NORM_H
 
@@ -41,7 +41,7 @@ norm_sum(const float *x, int n)
 	return s;
 }
 
-/* y = (x - mean) * r * (w + plus) + b; w, b may be NULL */
+/* y = (x - mean) * r * (w + plus) + b; w and b may be NULL */
 LLMC_INLINE void
 norm_apply(const float *x, int n, float mean, float r, const float *w, float plus, const float *b,
            float *y)
@@ -80,7 +80,7 @@ typedef struct Norm {
 	const float *w, *b; /* may be NULL */
 } Norm;
 
-/* Returns the normed row: y, or x itself if there is no norm. */
+/* Returns the row after the norm: y, or x itself if there is no norm. */
 LLMC_INLINE const float *
 norm_row(const Norm n, const float *x, int cols, float *y)
 {

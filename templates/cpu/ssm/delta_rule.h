@@ -30,7 +30,7 @@ delta_unit(const float *u, int n, float eps, float scale, float *to)
 	share_put(to + i, share_get(u + i, m) * r, m);
 }
 
-/* Decay of a head's state: e[0], or e [k_dim] */
+/* Computes the decay of a head's state: one value e[0], or e [k_dim]. */
 LLMC_INLINE void
 delta_decay(const Delta d, int64_t t, int64_t h, float *e)
 {
@@ -42,7 +42,8 @@ delta_decay(const Delta d, int64_t t, int64_t h, float *e)
 	share_put(e + i, vf_exp(r * vf_softplus(share_get(a + i, n) + share_get(dt + i, n))), n);
 }
 
-/* One row: nv vectors of columns from s on, the last has `last` columns (VL or more: full) */
+/* Processes one row: nv vectors of columns from s on. The last vector has `last` columns (VL or
+ * more: it is full). */
 LLMC_INLINE void
 delta_row(const Delta d, const int nv, int64_t last, const float *q, const float *k, const float *e,
           float beta, const float *v, float *s, float *y)
@@ -73,8 +74,8 @@ delta_row(const Delta d, const int nv, int64_t last, const float *q, const float
 	share_put(y + c * VL, sum[c], c + 1 < nv ? VL : last);
 }
 
-/* All rows of the step's sequence n: columns from `col` on of head h. state: of the sequence; q, k
- * [k_dim], e [g_dim]: scratch */
+/* Processes all rows of the step's sequence n, for columns from `col` on of head h. state:
+ * recurrent state of the sequence; q, k [k_dim] and e [g_dim]: scratch */
 LLMC_INLINE void
 delta_block(const llmc_step *step, const Delta d, int32_t n, int64_t h, int64_t col, float *state,
             float *y, float *q, float *k, float *e)

@@ -17,8 +17,8 @@ typedef struct Scan {
 	const float *x, *dt, *rate, *bias, *skip;
 } Scan;
 
-/* One row: nv vectors of columns from s on, the last has `last` columns (VL or more: full). d, e:
- * of the head in this row */
+/* Processes one row: nv vectors of columns from s on. The last vector has `last` columns (VL or
+ * more: it is full). d, e: values of the head in this row */
 LLMC_INLINE void
 scan_row(const Scan c, const int nv, int64_t last, const float *in, const float *out, float d,
          float e, float skip, const float *u, float *s, float *y)
@@ -46,7 +46,8 @@ scan_row(const Scan c, const int nv, int64_t last, const float *in, const float 
 	share_put(y + i * VL, vf_fma(vf_set1(skip), own[i], sum[i]), i + 1 < nv ? VL : last);
 }
 
-/* All rows of the step's sequence n: columns from `col` on of head h. state: of the sequence */
+/* Processes all rows of the step's sequence n, for columns from `col` on of head h. state:
+ * recurrent state of the sequence */
 LLMC_INLINE void
 scan_block(const llmc_step *step, const Scan c, int32_t n, int64_t h, int64_t col, float *state,
            float *y)

@@ -1,4 +1,4 @@
-/* Weights in file order, as formats/dequant.c reads them, for gather. */
+/* Weights in file order, as formats/dequant.c reads them, for embedding lookups. */
 #ifndef LLMC_CPU_WEIGHTS_FILE_BLOCK_H
 #define LLMC_CPU_WEIGHTS_FILE_BLOCK_H
 
@@ -129,7 +129,7 @@ file_group(const Weight w, const uint8_t *p, float *y)
 	}
 }
 
-/* E2M1: values of 32-column chunks, times the scales of their halves */
+/* E2M1: values of chunks of 32 columns, times the scales of their two halves */
 LLMC_INLINE void
 file_fp4(const Weight w, const uint8_t *p, float *y)
 {

@@ -1,12 +1,11 @@
 /* Grid formats (IQ1 to IQ3) decoded with AVX2: a lookup loads the bytes of eight columns of a row.
- * A register holds eight columns of four rows, so combining four lookups is all that remains to be
- * done.
+ * A register holds eight columns of four rows, so four lookups have to be combined.
  *
  *   grid, bytes of magnitudes (iq1: values plus the zero of w_bytes)  --grid_eight(k, n, u)--> columns 8n .. 8n + 7 of rows 0, 1, 4, 5 (u = 0) or 2, 3, 6, 7 (u = 1)
- *   signs of the block  --grid_signs(k, n, u)--> bytes that are negative where weights are, and never 0, for vpsignb
+ *   signs of the block  --grid_signs(k, n, u)--> bytes for vpsignb: < 0 where weights are, never 0
  *   sums of such registers, two values per row  --grid_rows--> sums of rows, in order
  *
- * Tiles and gather use w_bytes and w_words for the same blocks. */
+ * GEMM tiles and embedding lookups use w_bytes and w_words instead. */
 #ifndef LLMC_CPU_WEIGHTS_GRIDS_H
 #define LLMC_CPU_WEIGHTS_GRIDS_H
 
@@ -25,7 +24,7 @@ static const uint64_t grid_iq2_s[] = { LLMC_GRID_IQ2_S(GRID_IQ2) },
                       grid_iq2_xs[] = { LLMC_GRID_IQ2_XS(GRID_IQ2) },
                       grid_iq2_xxs[] = { LLMC_GRID_IQ2_XXS(GRID_IQ2) },
                       grid_iq1[] = { LLMC_GRID_IQ1(GRID_IQ1) };
-/* entries of four columns are read together with three neighbours, so pad both ends */
+/* an entry of four columns is loaded together with its three neighbours, so both ends are padded */
 static const uint32_t grid_iq3_s[] = { 0, 0, 0, LLMC_GRID_IQ3_S(GRID_IQ3_S) 0, 0, 0 },
                       grid_iq3_xxs[] = { 0, 0, 0, LLMC_GRID_IQ3_XXS(GRID_IQ3_XXS) 0, 0, 0 };
 #undef GRID_SPREAD
@@ -39,7 +38,7 @@ LLMC_INLINE __m128i
 grid_two(const Weight w, w_at k, int n, int row)
 {
 	if (w.kind == CODES_iq3_s || w.kind == CODES_iq3_xxs) {
-		/* use blends instead of insertions, which are two instructions each */
+		/* blends, because an insertion is two instructions */
 		const uint32_t *const grid =
 		    (w.kind == CODES_iq3_s ? grid_iq3_s : grid_iq3_xxs) + 3;
 #define GRID_AT(i)                                                                                 \
@@ -69,7 +68,7 @@ grid_eight(const Weight w, w_at k, int n, int u)
 	if (!w_is_iq1(w))
 		return (vi)v;
 	const int byte = 8 * u +
-	                 /* byte of the first row's lane; the other is 4 later */
+	                 /* byte of the first row's lane; the other row's byte is 4 later */
 	                 (w.kind == CODES_iq1_s ? 3 : n);
 	const __m256i at =
 	    _mm256_add_epi8(_mm256_set1_epi8((char)byte),
@@ -80,8 +79,8 @@ grid_eight(const Weight w, w_at k, int n, int u)
 LLMC_INLINE vi
 grid_signs(const Weight w, w_at k, int n, int u)
 {
-	/* for columns 0 .. 3 of eight, sign 2 n of a byte is in its bit 2 n + 1; for columns 4 ..
-	 * 7, sign 2 n + 1; all other bits are 1 */
+	/* For columns 0 .. 3 of eight, sign 2 n of a byte is in its bit 2 n + 1; for columns 4 ..
+	 * 7, that bit is sign 2 n + 1. All other bits are 1. */
 	const vi signs =
 	             vi_load(k.quant + 4 * VL * (llmc_codes_of((llmc_codes_kind)w.kind).words - 1)),
 	         ones = vi_all(0x55555555);

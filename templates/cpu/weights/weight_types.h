@@ -1,4 +1,4 @@
-/* Formats of weights as constants, and their sizes in the packed layouts. */
+/* Formats of weights as compile-time constants, and their sizes in the packed layouts. */
 #ifndef LLMC_CPU_WEIGHTS_WEIGHT_TYPES_H
 #define LLMC_CPU_WEIGHTS_WEIGHT_TYPES_H
 
@@ -6,28 +6,28 @@
 #include "common/llmc_codes.h"
 #include "common/llmc_groups.h"
 
-/* Value encoding of codes, if they are not plain integers */
+/* Encoding of codes that are not plain integers */
 enum {
 	W_E4M3 = 1, /* 8-bit floats */
-	W_E2M1,     /* 4-bit floats, integers after doubling */
+	W_E2M1,     /* 4-bit floats, read as integers of twice the value */
 	W_NF4,
 	W_FP4, /* values in w_table */
 };
 
 typedef struct Weight {
 	int bits;   /* bits per element; 16 and 32: floats */
-	int brain;  /* elements of 16 bits are 1: bf16, 0: f16 */
+	int brain;  /* 16-bit elements: 1 for bf16, 0 for f16 */
 	int min;    /* 1: elements are unsigned and a min is added */
-	int super;  /* 1: eight blocks share d and m; their own scales are bytes */
+	int super;  /* 1: eight blocks share d and m, and each has a byte scale of its own */
 	int halves; /* scales per block: 1 (32 columns) or 2 (16 each) */
-	/* number of columns that share a scale and a zero point, which is converted to a min; 0:
-	 * the format has no such groups */
+	/* number of columns that share a scale and a zero point, which is converted to a min; 0: no
+	 * such groups */
 	int group;
 	int wide;   /* 1: the group's scale is fp32 */
 	int affine; /* 1: the group has an fp32 minimum in place of the zero point */
-	int code;   /* value encoding (W_*); such groups have no zero point */
-	/* formats of codes: an llmc_codes_kind, which determines the words; their `bits` are those
-	 * of the results of w_bytes */
+	int code;   /* encoding of values (W_*); groups with an encoding have no zero point */
+	/* formats of codes: an llmc_codes_kind, which determines the words; `bits` is then the
+	 * number of bits of the bytes that w_bytes returns */
 	int kind;
 } Weight;
 
@@ -95,9 +95,9 @@ typedef struct Weight {
 #define W_mxfp4 ((Weight){ .bits = 4, .halves = 1, .code = W_E2M1 })
 #define W_nvfp4 ((Weight){ .bits = 4, .halves = 2, .code = W_E2M1 })
 
-/* LLMC_WEIGHTS: mask of the weight kinds in the kernel, defined before the include. 1: integer
- * blocks; 2: floats, read column by column; 4: CODE_DTYPES. Code for other kinds is excluded,
- * because the C compiler would inline it a hundred times before it removed it. */
+/* LLMC_WEIGHTS: mask of the weight kinds in the kernel, defined before this file is included. 1:
+ * integer blocks; 2: floats, read column by column; 4: CODE_DTYPES. Code for other kinds is
+ * excluded here, because the C compiler would inline it a hundred times before it removes it. */
 #ifndef LLMC_WEIGHTS
 #define LLMC_WEIGHTS 7
 #endif
@@ -106,7 +106,7 @@ typedef struct Weight {
 	 (LLMC_WEIGHTS == 2 || (w).bits >= 16 || ((w).code && (w).code != W_E2M1)))
 #define w_is_coded(w) ((LLMC_WEIGHTS & 4) && (LLMC_WEIGHTS == 4 || (w).kind))
 
-/* Returns the number of bits of w_bytes' results */
+/* Returns the number of bits of the bytes that w_bytes returns. */
 LLMC_INLINE int
 w_width(const Weight w)
 {
@@ -140,7 +140,7 @@ w_zero_bytes(const Weight w)
 	return w.affine ? 4 : !w.code;
 }
 
-/* scales before a block, or a superblock */
+/* bytes of scales before a block or a superblock */
 LLMC_INLINE int
 w_head_bytes(const Weight w)
 {
@@ -157,14 +157,14 @@ w_head_bytes(const Weight w)
 	return (w.min ? 4 : 2) * VL;
 }
 
-/* row factors (nvfp4: fp32), before all blocks */
+/* bytes of row factors (nvfp4: fp32) before all blocks */
 LLMC_INLINE int
 w_whole_bytes(const Weight w)
 {
 	return w.code == W_E2M1 && w.halves == 2 ? 4 * VL : 0;
 }
 
-/* columns that share scales */
+/* number of columns that share scales */
 LLMC_INLINE int
 w_columns(const Weight w)
 {
@@ -174,14 +174,14 @@ w_columns(const Weight w)
 	                       : 32 * (1 + (w.code && w.halves == 2));
 }
 
-/* blocks that share the data of w_shared */
+/* number of blocks that share the data of w_shared */
 LLMC_INLINE int
 w_together(const Weight w)
 {
 	return w.super ? 8 : w_columns(w) > 32 ? w_columns(w) / 32 : 1;
 }
 
-/* bytes per column, or per block; shared scales are divided among their blocks, rounded up */
+/* bytes per column or per block; shared scales are divided among their blocks, rounded up */
 LLMC_INLINE int
 w_block_bytes(const Weight w)
 {

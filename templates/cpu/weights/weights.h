@@ -1,5 +1,5 @@
 /* Weights in the packed layouts (byte order: formats/layout_packed.h): one decoder per format, for
- * GEMV, GEMM and gather.
+ * GEMV, GEMM and embedding lookups.
  *
  *   group of VL rows   | block 0 | block 1 | ...   32 columns each; superblocks: 8 of them after shared scales
  *                           |
@@ -12,13 +12,13 @@
  *        |                  |
  *   cpu/gemm/gemv.h       cpu/gemm/gemm_tile.h                      cpu/embedding/gather_row.h uses one lane of the bytes
  *
- * Each format is a constant of type Weight, passed to functions that are always inlined. Compilers
- * fold everything that depends on it, and a file may use several formats. i and h are constants at
- * each call, so common loads and shifts are computed once. Float formats are read a column at a
- * time (w_column).
+ * Each format is a constant of type Weight, which is passed to functions that are always inlined.
+ * Compilers fold everything that depends on the format, and a file may use several formats. i and h
+ * are constants at each call, so common loads and shifts are computed once. Float formats are read
+ * one column at a time (w_column).
  *
- * cpu/weights/weight_types.h has the formats and sizes; cpu/weights/file_block.h reads the same
- * formats in file order, for gather.
+ * cpu/weights/weight_types.h has the formats and sizes; cpu/weights/file_block.h reads these
+ * formats in file order, for embedding lookups.
  *
  * Bytes per block and row: 4 * bits for elements, 2 or 4 for scales (Q4_K and Q5_K 2.5, Q6_K 2.25).
  * CODE_DTYPES: common/llmc_codes.h. */
@@ -28,7 +28,8 @@
 #include "cpu/weights/weight_types.h"
 
 /* ---- scales and elements ---- */
-/* VL f16 values at p; without a native instruction, still not lane by lane */
+/* Loads VL f16 values at p. Without a native conversion instruction, the lanes are still converted
+ * together. */
 LLMC_INLINE vf
 w_halves(const uint8_t *p)
 {
@@ -42,7 +43,8 @@ w_halves(const uint8_t *p)
 #endif
 }
 
-/* 2 ^ (byte - 127); 255, which is NaN in a file, was rejected before */
+/* 2 ^ (byte - 127). A byte of 255 would be NaN; files that contain it are rejected when they are
+ * opened. */
 LLMC_INLINE vf
 w_exponents(const uint8_t *p)
 {
@@ -54,7 +56,7 @@ w_exponents(const uint8_t *p)
 LLMC_INLINE vf
 w_e4m3(vi b)
 {
-	/* the upper half of an fp32 has the same bits, except for subnormals */
+	/* the upper half of an fp32 has these bits, except for subnormals */
 	vi small = b & vi_all(0x7f), bits = (small << 20) + vi_all(120 << 23),
 	   tiny = (vi)(small < vi_all(8));
 	vi value = (bits & ~tiny) | ((vi)(vf_of_vi(small) * vf_set1(0x1p-9f)) & tiny);
@@ -62,7 +64,7 @@ w_e4m3(vi b)
 	return (vf)(value | (b & vi_all(0x80)) << 24);
 }
 
-/* bitsandbytes' values, see formats/dtype.c */
+/* values of bitsandbytes' types; see formats/dtype.c */
 static const float w_table[2][16] = {
 	{ -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,
 	  -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
@@ -72,7 +74,7 @@ static const float w_table[2][16] = {
 	  -0.0625f / 12, -8.0f / 12, -1.0f, -4.0f / 12, -0.5f, -2.0f / 12, -0.25f },
 };
 
-/* e4m3 / 256 of VL codes at p */
+/* VL e4m3 codes at p, as values / 256 */
 LLMC_INLINE vf
 w_e4m3_over_256(const uint8_t *p)
 {
@@ -127,7 +129,7 @@ w_span_at(const Weight w, const uint8_t *group, int64_t i)
 		         head + w_head_bytes(w) };
 }
 
-/* column 2 pair + odd of the span, without the scale */
+/* column 2 pair + odd of the span, without its scale */
 LLMC_INLINE vf
 w_span_column(const Weight w, const w_span s, int pair, int odd)
 {
@@ -136,12 +138,12 @@ w_span_column(const Weight w, const w_span s, int pair, int odd)
 	return w_looked_up(w, vi_of_u8(s.codes + pair * VL) >> 4 * odd);
 }
 
-/* columns 2 pair and 2 pair + 1 */
+/* columns 2 pair and 2 pair + 1 of the span, without its scale */
 LLMC_INLINE void
 w_span_pair(const Weight w, const w_span s, int pair, vf v[2])
 {
 #if VL == 8 && defined(VF_HAVE_256)
-	if (w.code == W_E4M3) { /* w_e4m3_over_256 of both at once */
+	if (w.code == W_E4M3) { /* w_e4m3_over_256 of both columns at once */
 		const __m256i b = _mm256_cvtepi8_epi16(
 		    _mm_loadu_si128((const __m128i *)(const void *)(s.codes + 2 * pair * VL)));
 		const __m256i h =
@@ -155,15 +157,15 @@ w_span_pair(const Weight w, const w_span s, int pair, vf v[2])
 	v[1] = w_span_column(w, s, pair, 1);
 }
 
-/* Byte-wise table lookup for 32 codes at a time, since AVX2's float permutations are slow. Same
- * bits. */
+/* Byte-wise table lookup of 32 codes at a time, because AVX2's permutations of floats are slow. The
+ * results have the same bits. */
 #if VL == 8 && defined(VF_HAVE_256)
 #define w_is_tabled(w) (w_is_float(w) && ((w).code == W_NF4 || (w).code == W_FP4))
 #else
 #define w_is_tabled(w) 0
 #endif
 
-/* byte i of all 16 values, in both halves */
+/* Byte i of all 16 values of a table, in both halves of a vector */
 typedef struct w_planes {
 	uint8_t of[4][32];
 } w_planes;
@@ -182,7 +184,7 @@ w_planes_of(const Weight w)
 	return p;
 }
 
-/* columns col .. col + 7 of a span, col a multiple of 8, without their scale */
+/* columns col .. col + 7 of a span, where col is a multiple of 8, without the span's scale */
 LLMC_INLINE void
 w_eight(const w_planes *p, const w_span s, int col, vf v[8])
 {
@@ -233,8 +235,8 @@ w_column(const Weight w, const uint8_t *group, int64_t col)
 typedef struct w_at {
 	const uint8_t *head, *quant;
 	int sub;                       /* index in the superblock */
-	const struct w_indices *found; /* NULL: w_bytes does the work of w_gather_indices */
-	vf d, m;                       /* scale and min of the superblock, or of the block */
+	const struct w_indices *found; /* NULL: w_bytes also does the work of w_gather_indices */
+	vf d, m; /* scale and min of the superblock, or of the block if there are no superblocks */
 } w_at;
 
 /* zero points of a group of columns, minus w_offset */
@@ -244,7 +246,7 @@ w_zeros(const Weight w, const uint8_t *head)
 	return vi_of_u8(head + (2 + 2 * w.wide) * VL) - vi_all(w_offset(w));
 }
 
-/* data of w_together blocks; b: first of them: 0, w_together, ... */
+/* Prepares the data of w_together blocks. b: the first of them, a multiple of w_together */
 LLMC_INLINE w_at
 w_shared(const Weight w, const uint8_t *group, int b)
 {
@@ -261,7 +263,7 @@ w_shared(const Weight w, const uint8_t *group, int b)
 			k.m = k.d * vf_of_vi(-w_zeros(w, k.head));
 		return k;
 	}
-	if (w.code) { /* half the scale: w_bytes has the doubled values */
+	if (w.code) { /* half the scale, because w_bytes returns doubled values */
 		k.d = w.halves == 1
 		          ? w_exponents(k.head) * vf_set1(0.5f)
 		          : vf_load((const float *)group) * vf_set1(128); /* w_e4m3_over_256 */
@@ -296,7 +298,7 @@ w_block(const Weight w, const uint8_t *group, int b)
 }
 
 /* ---- codes ---- */
-/* table lookup of each byte of x in 16 bytes; bits 4 to 6 are ignored if bit 7 is clear */
+/* looks up each byte of x in a table of 16 bytes; bits 4 to 6 are ignored if bit 7 is clear */
 LLMC_INLINE vi
 w_sixteen(const uint8_t *table, vi x)
 {
@@ -319,7 +321,7 @@ w_sixteen(const uint8_t *table, vi x)
 #endif
 }
 
-/* 12 + twice the E2M1 values of the four codes in the bytes of a lane */
+/* 12 + twice the E2M1 value of each of the four codes in the bytes of a lane */
 LLMC_INLINE vi
 w_doubled(vi v)
 {
@@ -341,30 +343,32 @@ w_side(const Weight w, w_at k)
 
 #define w_is_iq1(w) ((w).kind == CODES_iq1_s || (w).kind == CODES_iq1_m)
 
-/* extra bits of a grid index, beyond its byte */
+/* upper bits of a grid index, which are stored apart from its low byte */
 LLMC_INLINE int
 w_high_bits(const Weight w)
 {
 	return w_is_iq1(w) ? 3 : llmc_codes_extra_bytes((llmc_codes_kind)w.kind);
 }
 
-/* extra bits of index 4 j + c in the lowest bits of byte c: its upper bits; iq1: then a flag */
+/* extra bits of index 4 j + c in the lowest bits of byte c: the index's upper bits; for iq1
+ * followed by a flag */
 LLMC_INLINE vi
 w_high(const Weight w, w_at k, int j)
 {
 	const llmc_codes_shape s = llmc_codes_of((llmc_codes_kind)w.kind);
 	const int bits = llmc_codes_extra_bytes((llmc_codes_kind)w.kind),
-	          blocks = 8 / bits; /* blocks that share bytes */
+	          blocks = 8 / bits; /* number of blocks that share bytes */
 
 	return vi_load(k.head +
 	               (2 + 2 * s.min + 8 * s.scales + 4 * (bits * j + k.sub / blocks)) * VL) >>
 	       bits * (k.sub % blocks);
 }
 
-/* AVX2 gathers are slower than single loads, whose addresses come from memory. Byte indices are
- * used in place; wider indices are first assembled by w_gather_indices. Callers do this for several
- * blocks at a time, since reading values right after a vector store would stall store forwarding.
- * [word][rows 0, 1, 4, 5 or 2, 3, 6, 7][row][index in the word] */
+/* Grid indices of a block. AVX2 gathers are slower than single loads, and the addresses of single
+ * loads come from memory. Byte indices are used in place; wider indices are first assembled here by
+ * w_gather_indices. Callers assemble several blocks before they use them, because reading values
+ * right after a vector store would stall store forwarding. [word][rows 0, 1, 4, 5 or 2, 3, 6,
+ * 7][row][index in the word] */
 typedef struct w_indices {
 	_Alignas(32) uint16_t of[2][2][4][4];
 } w_indices;
@@ -387,7 +391,7 @@ w_gather_indices(const Weight w, w_at k, w_indices *o)
 		_mm256_store_si256((__m256i *)(void *)o->of[j][0], _mm256_unpacklo_epi8(low, high));
 		_mm256_store_si256((__m256i *)(void *)o->of[j][1], _mm256_unpackhi_epi8(low, high));
 	}
-	__asm__("" : "+m"(*o)); /* keeps compilers from extracting them from the vectors */
+	__asm__("" : "+m"(*o)); /* keeps compilers from extracting the indices from the vectors */
 #else
 	(void)w, (void)k, (void)o;
 #endif
@@ -395,7 +399,8 @@ w_gather_indices(const Weight w, w_at k, w_indices *o)
 
 #if VL == 8 && defined(VF_HAVE_256) && (LLMC_WEIGHTS & 4)
 #define LLMC_EIGHTS 1 /* cpu/weights/grids.h */
-/* index of entry n of a row in a block; assembled earlier if it has more than 8 bits */
+/* Returns the index of entry n of a row in a block. An index of more than 8 bits was assembled
+ * earlier. */
 LLMC_INLINE uint64_t
 w_index(const Weight w, w_at k, int row, int n)
 {
@@ -404,8 +409,9 @@ w_index(const Weight w, w_at k, int row, int n)
 	const uint8_t *const word = k.quant + 4 * VL * (n / 4) + 4 * row;
 
 	if (w.kind == CODES_iq3_s || w.kind == CODES_iq3_xxs) {
-		/* load ports limit formats with entries of four columns. One load brings four
-		 * indices to a register; compilers would otherwise load each separately */
+		/* The load ports limit formats whose grid entries have four columns. One load
+		 * therefore brings four indices to a register; compilers would load each index
+		 * separately. */
 		typedef uint64_t eight_bytes __attribute__((may_alias, aligned(1)));
 		typedef uint32_t four_bytes __attribute__((may_alias, aligned(1)));
 		const int bits = found ? 16 : 8, at = n % 4 * bits;
@@ -473,22 +479,22 @@ w_spread(vi x, int n)
 #endif
 }
 
-/* isolates bit n of each byte and moves it to bit `to`; both are constants */
+/* Isolates bit n of each byte and moves it to bit `to`. n and `to` are constants. */
 LLMC_INLINE vi
 w_bit(vi x, int n, int to)
 {
 	return (n > to ? x >> (n - to) : x << (to - n)) & vi_all(0x01010101 << to);
 }
 
-/* iq1: shift of groups of eight, + 8 (iq1_s: in the last byte) */
+/* iq1: shift of the groups of eight, plus 8 (for iq1_s in the last byte) */
 LLMC_INLINE vi
 w_moved(const Weight w, w_at k)
 {
 	return vi_all(0x09090909) - (w_high(w, k, 0) >> 2 & vi_all(0x02020202));
 }
 
-/* w_bytes of columns 4 i .. 4 i + 3: common/llmc_codes.h, on VL rows. plain: for kinds with tables,
- * without the zero that w_bytes adds */
+/* w_bytes of columns 4 i .. 4 i + 3 on VL rows, by common/llmc_codes.h. plain: for kinds with
+ * tables, without the zero that w_bytes adds */
 LLMC_INLINE vi
 w_codes_bytes(const Weight w, w_at k, int i, const int plain)
 {
@@ -511,7 +517,8 @@ w_codes_bytes(const Weight w, w_at k, int i, const int plain)
 	case CODES_iq2_s:
 	case CODES_iq2_xs:
 	case CODES_iq2_xxs:
-		/* codes are below 3, so bits of other columns remain only in bits 4 and 5 */
+		/* codes are below 3, so after the shift bits of other columns remain only in bits 4
+		 * and 5 */
 		v = w_entry(w, k, i / 2) >> 4 * (i & 1);
 		return w_sixteen(iq2[plain], v | w_bit(vi_load(k.quant + 4 * VL), i, 2));
 	case CODES_iq1_s:
@@ -562,13 +569,13 @@ w_bytes(const Weight w, w_at k, int i)
 		return w_codes_bytes(w, k, i, 0);
 	if (w.bits == 8)
 		return vi_load(k.quant + 4 * VL * i) ^ vi_all((int32_t)0x80808080);
-	if (w.bits <= 3) { /* two words of bit pairs, then third bits */
+	if (w.bits <= 3) { /* two words of bit pairs, then the third bits */
 		vi v = vi_load(k.quant + 4 * VL * (i / 4)) >> 2 * (i & 3) & vi_all(0x03030303);
 		if (w.bits == 3)
 			v |= w_bit(vi_load(k.quant + 8 * VL), i, 2);
 		return v;
 	}
-	/* nibbles, after the fifth bits or before the upper pairs */
+	/* nibbles, which are stored after the fifth bits or before the upper pairs of bits */
 	vi v = vi_load(k.quant + 4 * VL * ((w.bits == 5) + (i & 3)));
 	v = (i < 4 ? v : v >> 4) & vi_all(0x0f0f0f0f);
 	if (w.code)
@@ -584,20 +591,21 @@ w_bytes(const Weight w, w_at k, int i)
 	return v;
 }
 
-/* whether elements are available as signed bytes: as stored, or from a table of sixteen */
+/* Returns whether elements are available as signed bytes: stored as such, or from a table of
+ * sixteen. */
 LLMC_INLINE int
 w_is_signed(const Weight w)
 {
 	return w_is_coded(w) ? w.kind >= CODES_iq4_nl && w.kind <= CODES_iq2_xxs : w.bits == 8;
 }
 
-/* signed bytes 0, 2, .. or 1, 3, .. as words */
+/* Returns signed bytes 0, 2, .. or 1, 3, .. as words. */
 LLMC_INLINE vi
 w_even_words(vi v)
 {
 #if VL == 8 && defined(VF_HAVE_256)
-	return (vi)_mm256_maddubs_epi16(_mm256_set1_epi16(1),
-	                                (__m256i)v); /* avoids a shift, the bottleneck */
+	return (vi)_mm256_maddubs_epi16(
+	    _mm256_set1_epi16(1), (__m256i)v); /* avoids a shift, which would be the bottleneck */
 #else
 	return (vi)((vw)v << 8 >> 8);
 #endif

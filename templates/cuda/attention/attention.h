@@ -10,8 +10,8 @@
 #define ATT_NONE (-1e30f) /* below every score; ATT_NONE - ATT_NONE is 0, not NaN */
 
 /* Compile-time description of one attention op. K has type E_ and V type EV_
- * (cuda/attention/kv_quantized.h). HEADS_ query heads form KV_HEADS_ groups that share a key
- * head. D_ and V_ are the head dimensions of K and V; PAGE_BYTES_ is the stride of pages in the
+ * (cuda/attention/kv_quantized.h). HEADS_ query heads form KV_HEADS_ groups, each of which shares a
+ * key head. D_ and V_ are the head dimensions of K and V; PAGE_BYTES_ is the stride of pages in the
  * pool. ROTATE_: quantised rows are stored Hadamard-rotated. SCORES_ defines the scores and the
  * visible positions:
  *     static constexpr float SCALE, SOFTCAP, ALIBI;  SOFTCAP, ALIBI 0: none
@@ -27,7 +27,7 @@ template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, lo
 	typedef typename E_::math E; /* element type of the mma */
 	typedef kv_plane<E_, D_, ROTATE_> KP;
 	typedef kv_plane<EV_, V_, ROTATE_> VP;
-	typedef kv_plane<typename kv_exact<E_>::type, D_> KX; /* exact rows */
+	typedef kv_plane<typename kv_exact<E_>::type, D_> KX; /* plane type of exact rows */
 	typedef kv_plane<typename kv_exact<EV_>::type, V_> VX;
 	typedef SCORES_ SCORES;
 	typedef typename E_::elem elem;
@@ -43,12 +43,13 @@ template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, lo
 	enum { ROTATE = ROTATE_ };
 	enum {
 		INDEX_TOP_K = 0
-	}; /* number of selected positions per row (cuda/mla/mla.h); 0: all visible ones */
+	}; /* number of positions selected per row (cuda/mla/mla.h); 0: rows attend to all visible
+	      positions */
 	enum { Q_STRIDE = D, Y_STRIDE = V }; /* stride between heads, in elements */
 	static constexpr long long PAGE_BYTES = PAGE_BYTES_;
 
-	/* Return whether this attention handles sequence i, or row i. Kernels that share a step
-	 * divide its rows between them. */
+	/* Return whether this attention processes sequence i, or row i. Kernels that share a step
+	 * divide its rows this way. */
 	DEV bool
 	takes(const llmc_step &, int)
 	{
@@ -59,16 +60,17 @@ template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, lo
 	{
 		return true;
 	}
-	/* sequence of a decode row */
+	/* index in the step of the sequence of a decode row */
 	DEV int
 	seq_of(const llmc_step &, int row)
 	{
 		return row;
 	}
 
-	/* Source of a chunk of one page's length: K and V of a head, with row strides K_STRIDE and
-	 * V_STRIDE elements. Here the rows come from a page of the pool. If MADE is not 0, they
-	 * come from scratch with MADE slots, in which position 0 has slot `base`. */
+	/* Source of a chunk as long as a page: K and V of a head, with row strides of K_STRIDE and
+	 * V_STRIDE elements. Here the rows come from a page of the pool. If MADE is not 0, the rows
+	 * were computed for this step and come from scratch with MADE slots, where position 0 has
+	 * slot `base`. */
 	typedef const void *source;
 	enum { K_STRIDE = D, V_STRIDE = V, MADE = 0 };
 	DEV const elem *
@@ -82,7 +84,7 @@ template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, lo
 		return v(page_at(pool, page), head);
 	}
 
-	/* a page of the layer's pool; K and V of one head in it */
+	/* Return a page of the layer's pool, and K and V of one head in that page. */
 	DEV elem *
 	page_at(const void *pool, int page)
 	{
@@ -112,7 +114,8 @@ template <class E_, class SCORES_, int HEADS_, int KV_HEADS_, int D_, int V_, lo
 template <class A, long long BYTES_, int RECENT_, int SINKS_, int WINDOWED_> struct att_exact {
 	enum { HAS = BYTES_ > 0 };
 
-	/* position j for the row at `pos`; any position of the page that starts at `base` */
+	/* Return whether an exact page has position j for the row at `pos`, and whether it has any
+	 * position of the page that starts at `base`. */
 	DEV bool
 	reads(int pos, int j)
 	{
@@ -141,7 +144,7 @@ template <class A, long long BYTES_, int RECENT_, int SINKS_, int WINDOWED_> str
 	}
 };
 
-/* positions [lo, hi) that the row at `pos` of sequence `seq` sees; never empty */
+/* Positions [lo, hi) that the row at `pos` of sequence `seq` attends to; never empty */
 typedef struct AttRange {
 	int lo, hi;
 } AttRange;
@@ -182,8 +185,8 @@ att_slope(int head)
 	return 0;
 }
 
-/* Softmax weight of a head's attention sink (a score without a value), relative to maximum m in
- * log2 units. sink is NULL if the head has none. */
+/* Returns the softmax weight of a head's attention sink (a score without a value), relative to
+ * maximum m in log2 units. sink is NULL if the head has none. */
 DEV float
 att_sink(const float *sink, float m)
 {

@@ -1,6 +1,6 @@
-/* Decode attention on tensor cores, without shuffles around the mma. The 16-byte vectors in which
- * lanes load K and V already are mma fragments if the dimensions of q (and the rows of the output)
- * are numbered to suit:
+/* Decode attention on tensor cores, without shuffles around the mma. Lanes load K and V as 16-byte
+ * vectors. These vectors are mma fragments as loaded, if the dimensions of q (and the rows of the
+ * output) are numbered as follows:
  *
  *   S = Q K^T    m16n8k16: rows are heads, columns are positions. Lane (g, t) = (lane / 4,
  *                lane % 4) holds dimensions 32c + 8t .. + 7 of position g as words. They count
@@ -11,8 +11,8 @@
  *                permutation pairs the positions. P has the layout of S, rounded plus residue,
  *                in two mma.
  *
- * A unit (a row, a kv head and 8 of its query heads) belongs to one CTA, or to one team of its
- * warps, if lengths are similar (att_schedule).
+ * A unit is a row, a kv head and 8 of its query heads. If the rows have similar lengths, a unit
+ * belongs to one CTA or to one team of warps of a CTA (att_schedule).
  *
  *   CTAs without a unit, and warps at their end: prefetch weights of the next op to L2
  *   K, V of this warp's first tile --cp.async--> shared, if older than the step
@@ -21,15 +21,15 @@
  *
  * A warp processes 16 positions per iteration. Each lane's vectors have their own slots in shared
  * memory, filled by cp.async. K of the next tile is issued as soon as K has been used, and likewise
- * V. For 128 dimensions of 16 bits, 64 KB are in flight and no register is held for them. (ptxas
- * moves loads to registers after the mma of K.) Slots beyond the range or the dimensions load a
- * valid neighbour and have weight 0. With more than 128 dimensions V is loaded to registers,
- * because shared memory does not suffice.
+ * V. For 128 dimensions of 16 bits, 64 KB are in flight and occupy no registers. (Loads to
+ * registers would not help, because ptxas moves them after the mma of K.) Slots beyond the range or
+ * the dimensions load a valid neighbour and have weight 0. With more than 128 dimensions V is
+ * loaded to registers, because shared memory does not suffice.
  *
- * Quantised rows: the lane converts a vector of 8 codes to 16-bit values as it stores them to the
- * slot; the rest is the same as for plain rows. (The fp32 kernel needs one multiplication per
- * element and head instead.) Rotated rows are multiplied with rotated queries, which are kept in
- * shared memory. */
+ * Quantised rows: a lane converts a vector of 8 codes to 16-bit values and stores these to the
+ * slot. Everything else is as for plain rows. (The fp32 kernel needs one multiplication per element
+ * and head instead.) Rotated rows are multiplied with rotated queries, which are kept in shared
+ * memory. */
 #ifndef LLMC_CUDA_ATTENTION_ATTENTION_DECODE_MMA_H
 #define LLMC_CUDA_ATTENTION_ATTENTION_DECODE_MMA_H
 
@@ -43,16 +43,16 @@ template <class A, int ARCH> struct att_mma : att_split<A, 16, 8, 4> {
 		KC = (A::D + 31) / 32,
 		VCN = (A::V + 63) / 64,
 		V_SHARED = A::V <= 128,
-		/* teams per CTA at most: shared memory holds this many sets of queries; rotation
-		 * needs the whole CTA */
-		/* tiles of a unit that one CTA processes even if others idle: three rounds of 8
-		 * warps, of which two cost less than combining parts */
+		/* Largest number of teams per CTA, limited by shared memory, which holds a set of
+		 * queries per team. Rotation of rows needs the whole CTA. */
+		/* Tiles of a unit that one CTA processes even if others idle: three rounds of 8
+		 * warps. Two more rounds cost less than combining parts of several CTAs. */
 		TEAMS = A::ROTATE     ? 1
 		        : A::D <= 128 ? 4
 		                      : 2,
 		WHOLE = 24,
-		/* CTAs per SM: two, so that the next kernel can start early; one where 128
-		 * registers per thread do not suffice */
+		/* CTAs per SM. Two let the next kernel start early; one is used if 128 registers
+		 * per thread do not suffice. */
 		MMA_BLOCKS = !V_SHARED || (ARCH >= 100 && A::D + A::V > 128) ||
 		                     !A::KP::UNQUANTISED || !A::VP::UNQUANTISED
 		                 ? 1
@@ -60,7 +60,7 @@ template <class A, int ARCH> struct att_mma : att_split<A, 16, 8, 4> {
 	};
 };
 
-/* Warps that share a unit: four teams of 2 warps of a CTA, two of 4, or one of 8. */
+/* Warps that share a unit. A CTA has four teams of 2 warps, two teams of 4, or one team of 8. */
 typedef struct AttTeam {
 	int warps, team, member; /* member: index of this warp in its team */
 
@@ -81,7 +81,8 @@ typedef struct AttTeam {
 	}
 } AttTeam;
 
-/* Per-warp shared memory: vectors in flight during the mainloop, then the results of its tiles. */
+/* Per-warp shared memory: first the vectors in flight of the mainloop, then the results of the
+ * warp's tiles. */
 template <class S> union att_warp_storage {
 	struct {
 		uint4 k[2][S::KC][32];
@@ -94,8 +95,9 @@ template <class S> union att_warp_storage {
 
 template <class S> struct alignas(16) att_mma_shared_storage {
 	uint4 q[S::TEAMS][S::KC][2][32]; /* fragments by lane */
-	AttSegment at[S::TEAMS];         /* kept here for the merge, to save registers */
-	float top[S::HB], sum[S::HB];    /* top, sum and last: for a unit split over several CTAs */
+	AttSegment at[S::TEAMS];         /* in shared memory until the merge, to save registers */
+	float top[S::HB],
+	    sum[S::HB]; /* top, sum and last are for a unit that several CTAs process */
 	int last;
 	alignas(16) float rotated[S::KP::ROTATED ? 8 : 1][S::KP::ROTATED ? S::D : 4];
 	att_warp_storage<S> warp[S::WARPS];
@@ -132,8 +134,8 @@ att_load_q(const float *from, const AttSegment &g, att_mma_shared_storage<S> &s,
 	}
 }
 
-/* Row within its page of position `at` of a tile. Positions outside the visible range map to the
- * nearest visible one. */
+/* Returns the row, within its page, of position `at` of a tile. Positions outside of the visible
+ * range map to the nearest visible one. */
 template <class S> DEV int
 att_row_in_page(int tile, const AttRange &r, int at)
 {
@@ -141,8 +143,8 @@ att_row_in_page(int tile, const AttRange &r, int at)
 	       min(max(at, r.lo - tile * S::TILE), r.hi - tile * S::TILE - 1);
 }
 
-/* Returns 0, opaque to the compiler: addresses that include it are computed where they are used
- * instead of being held in registers. */
+/* Returns a 0 that the compiler cannot see. Addresses that include it are computed where they are
+ * used, instead of being held in registers. */
 DEV int
 att_zero()
 {
@@ -187,8 +189,8 @@ att_fetch_k(const typename S::elem *base, int tile, const AttRange &r, uint4 (&k
 	}
 }
 
-/* Coordinates of a lane's V vector: x is the row of its i-th position (of four), y the first
- * dimension, for dimensions from 64 c on. */
+/* Coordinates of a lane's V vector. x: row of the vector's i-th position (of four); y: its first
+ * dimension, for dimensions from 64 c on */
 template <class S> DEV int2
 att_vector_v(int tile, const AttRange &r, int c, int i)
 {
@@ -204,7 +206,7 @@ att_word(const uint4 &v, int i)
 	return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
 
-/* o += V^T P^T for 64 dimensions */
+/* o += V^T P^T for 64 dimensions. */
 template <class S> DEV void
 att_weigh(const uint4 (&v)[4], const unsigned (&whole)[2], const unsigned (&rest)[2],
           float (&o)[4][4])
@@ -240,7 +242,7 @@ att_fetch_v(const typename S::v_elem *base, int tile, const AttRange &r, Place &
 	}
 }
 
-/* Returns a lane's vectors of the same 64 dimensions in registers. */
+/* Returns a lane's vectors of 64 dimensions in registers. */
 template <class S, class Place> DEV void
 att_load_v(const typename S::v_elem *base, int tile, const AttRange &r, int c, const Place &v,
            uint4 (&to)[4])
@@ -263,15 +265,16 @@ template <class S> struct att_pages {
 	typename S::elem *next; /* page of the tile in flight */
 };
 
-/* Prefetches a tile to L2, only positions before the step's own one. Positions of a page are
- * contiguous. */
+/* Prefetches a tile to L2. Only positions before the step's own one are prefetched. The positions
+ * of a page are contiguous. */
 template <class S> DEV void
 att_prefetch_tile(const AttSegment &g, int tile, const typename S::elem *page)
 {
 	const int at = tile * S::TILE % KV_PAGE, n = min(g.pos - tile * S::TILE, (int)S::TILE);
 
 	if constexpr (S::KP::UNQUANTISED)
-		for (int i = lane_id() * 64; i < n * S::D; i += 32 * 64) /* 128 bytes per lane */
+		for (int i = lane_id() * 64; i < n * S::D;
+		     i += 32 * 64) /* one line of 128 bytes per lane */
 			prefetch_l2(S::k(page, g.kv_head) + at * S::D + i);
 	if constexpr (S::VP::UNQUANTISED)
 		for (int i = lane_id() * 64; i < n * S::V; i += 32 * 64)
@@ -279,8 +282,8 @@ att_prefetch_tile(const AttSegment &g, int tile, const typename S::elem *page)
 }
 
 /* Looks up the pages of this warp's tiles of a segment, if it has any. near: the first tile is not
- * in flight yet, prefetch it to L2. The second tile waits for the slots of the first, so it is
- * prefetched too: its load takes 0.4 us instead of 0.8. */
+ * in flight yet; prefetch it to L2. The second tile cannot be loaded before the slots of the first
+ * are free, so it is prefetched too: its load then takes 0.4 us instead of 0.8. */
 template <class S> DEV void
 att_look_up(const llmc_step &step, const att_args &args, const AttSegment &g, const AttTeam &team,
             bool near, att_pages<S> &from)
@@ -318,7 +321,8 @@ att_begin(const AttSegment &g, const AttTeam &team, att_mma_shared_storage<S> &s
 	cp_async_commit();
 }
 
-/* Stores 8 dimensions of one head; fragments hold every second one and its neighbour. */
+/* Stores 8 neighbouring dimensions of one head. Fragment j has dimensions 2 j and 2 j + 1, in
+ * elements e and e + 2. */
 template <class S> DEV void
 att_put(float *to, const float (&o)[4][4], int e)
 {
@@ -329,10 +333,10 @@ att_put(float *to, const float (&o)[4][4], int e)
 		                 __float_as_uint(o[j + 1][e]), __float_as_uint(o[j + 1][e + 2])));
 }
 
-/* Merges the results of a team's warps for a segment and stores them to y, or to scratch if the
- * unit is split. The last part to arrive then writes y. A thread has four dimensions of a head and
- * weighs the warps' maxima itself. That needs one barrier; finding the head's maximum first would
- * need three. */
+/* Merges the results of a team's warps for a segment and stores them to y, or to scratch if several
+ * CTAs share the unit. In that case, the last CTA to arrive writes y. A thread processes four
+ * dimensions of a head, and computes the weights of the warps from their maxima itself. This needs
+ * one barrier; three would be needed if one warp first computed the head's maximum. */
 template <class S> DEV void
 att_merge(const att_args &a, att_mma_shared_storage<S> &s, const AttTeam &team,
           const float (&o)[S::VCN][4][4], float m, float l)
@@ -346,7 +350,7 @@ att_merge(const att_args &a, att_mma_shared_storage<S> &s, const AttTeam &team,
 		             a.sink ? a.sink + g.head : 0 };
 	const bool whole = g.first_block == g.last_block;
 	const int n = min(team.warps, g.end - g.tile), n_head = g.n_head, lane = lane_id(),
-	          head = lane / 4, quad = lane % 4; /* n: warps that had a tile */
+	          head = lane / 4, quad = lane % 4; /* n: number of warps that had a tile */
 	float *part = out.part_o + (2 * (long long)blockIdx.x + g.begins) * S::HB * S::V;
 	att_warp_storage<S> &mine = s.warp[warp_id()], *first = &s.warp[team.team * team.warps];
 
@@ -399,11 +403,12 @@ att_merge(const att_args &a, att_mma_shared_storage<S> &s, const AttTeam &team,
 		att_rotate_back<S>(g, out);
 		return;
 	}
-	team.sync(); /* maxima and sums of all heads are in shared memory */
+	team.sync(); /* maxima and sums of all heads are now in shared memory */
 	att_combine<S>(g, out, s.top, s.sum, &s.last, (float *)s.warp);
 }
 
-/* Processes this warp's tiles of a segment. The first one is already in flight; from: its page. */
+/* Processes this warp's tiles of a segment. The first tile is already in flight. from: pages of the
+ * tiles */
 template <class S> DEV void
 att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment &g,
                    att_mma_shared_storage<S> &s, const AttTeam &team, att_pages<S> &from)
@@ -415,12 +420,13 @@ att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment
 	typename S::elem *page = 0;
 	att_warp_storage<S> &mine = s.warp[warp_id()];
 
-	/* This warp's tiles are tile, tile + team.warps, ...; lane i holds the page of the i-th of
-	 * 32. */
+	/* This warp's tiles are tile, tile + team.warps, ... Lane i holds the page of the i-th of
+	 * 32 of them. */
 	for (int tile = g.tile + team.member, n = 0; tile < g.end; tile += team.warps, n++) {
 		const int after = tile + team.warps;
 		page = from.next;
-		cp_async_wait<1>(); /* K: a lane waits for its own vectors and reads no others */
+		cp_async_wait<1>(); /* K: a lane waits only for its own vectors, because it reads no
+		                       others */
 		float x[2][4] = {};
 #pragma unroll
 		for (int c = 0; c < S::KC; c++) {
@@ -497,18 +503,19 @@ att_decode_segment(const llmc_step &step, const att_args &args, const AttSegment
 	att_merge<S>(args, s, team, o, m, l);
 }
 
-/* Schedule of a CTA. parts > 0: units are assigned whole, each to at most `parts` CTAs or to one
- * team of warps. parts 0: the CTA processes its run of the tile list. The first has one chain of
- * latencies (page, K, V, sums). The second has one chain per unit in the run, and combines units
- * that are shared with other CTAs. */
+/* Schedule of a CTA. parts > 0: units are assigned as a whole, each to at most `parts` CTAs or to
+ * one team of warps. parts 0: the CTA processes its run of the list of tiles. A whole unit has one
+ * chain of latencies (page, K, V, sums). A run has one such chain for each of its units, and units
+ * that it shares with other CTAs must be combined. */
 typedef struct AttSchedule {
 	AttList list;
 	int parts, warps, units;
 } AttSchedule;
 
-/* Chooses between the two. Whole units take as long as the longest unit, so very different lengths
- * use runs. Costs are counted in warp iterations (16 positions, about 0.8 us): two to start a unit
- * (page, K, V, sums), two to combine its parts, and a run has two ends to combine. */
+/* Chooses between whole units and runs. Whole units take as long as the longest of them, so runs
+ * are chosen if lengths differ much. Costs are counted in iterations of a warp (16 positions, about
+ * 0.8 us). Starting a unit (page, K, V, sums) costs two, and so does combining its parts. A run has
+ * two ends to combine. */
 template <class S> DEV AttSchedule
 att_schedule(const llmc_step &s)
 {
@@ -559,8 +566,8 @@ att_schedule(const llmc_step &s)
 	return d;
 }
 
-/* Returns the part of a unit that this CTA is assigned. It is empty (tile == end) if the row has
- * fewer parts. */
+/* Returns the part of a unit that this CTA has to process. The part is empty (tile == end) if the
+ * row has fewer parts. */
 template <class S> DEV AttSegment
 att_scheduled(const llmc_step &s, const AttRange &only, int unit, int part, int parts)
 {
@@ -610,7 +617,7 @@ att_decode_mma(const llmc_call &call, const att_args &a, GATE &gate)
 		more = g.tile < g.end;
 	}
 	/* K and V were written before this step, except at the row's own position. A warp whose
-	 * first tile precedes that position loads it before the gate's wait. */
+	 * first tile precedes that position therefore loads the tile before the gate's wait. */
 	att_pages<S> from;
 	const bool early = more && (g.tile + team.member + 1) * S::TILE <= g.pos;
 	if (more)
@@ -628,7 +635,7 @@ att_decode_mma(const llmc_call &call, const att_args &a, GATE &gate)
 		att_load_q<S>(a.q, g, s, team);
 		if (team.thread() == 0)
 			s.at[team.team] = g;
-		team.sync(); /* queries are in shared memory */
+		team.sync(); /* queries are now in shared memory */
 		att_decode_segment<S>(step, a, g, s, team, from);
 		unit += teams * blocks;
 		if (d.parts ? d.parts > 1 || unit >= d.units : d.list.at >= d.list.end)
@@ -636,7 +643,7 @@ att_decode_mma(const llmc_call &call, const att_args &a, GATE &gate)
 		g = d.parts ? att_scheduled<S>(step, d.list.only, unit, 0, 1)
 		            : att_segment<S>(step, d.list);
 		att_look_up<S>(step, a, g, team, false, from);
-		team.sync(); /* the previous segment no longer uses s */
+		team.sync(); /* no warp uses s for the previous segment any more */
 		att_begin<S>(g, team, s, from);
 	}
 	prefetch_next(call, warp_id(), S::WARPS);

@@ -2,9 +2,9 @@
  * heads. The tiles (TILE positions each) of all units form one list, which is cut into runs of
  * equal length, one per CTA. Every SM thus reads the same amount for any number and length of rows.
  * A CTA processes its run unit by unit; the part of a unit in a run is a segment. The warps of a
- * CTA share the tiles of a segment and combine their sums. A unit in several CTAs is combined, in
- * order, by the last CTA to arrive. No CTA waits for another. The cut depends on lengths and grid
- * only, so equal steps give equal results.
+ * CTA share the tiles of a segment and combine their sums. If several CTAs have segments of a unit,
+ * the last of them to arrive combines the segments in order. No CTA waits for another. The cut
+ * depends only on the lengths and the grid, so equal steps give equal results.
  *
  * Scratch: part_o [2 * BLOCKS][HB][V] and part_ml [2 * BLOCKS][HB][2]. Per CTA, entry 0 is the end
  * of a unit that starts in an earlier CTA, entry 1 the start of one that continues in a later CTA.
@@ -15,10 +15,10 @@
 #include "cuda/attention/attention.h"
 
 /* Attention A in tiles of TILE_ positions and groups of HB_ query heads. A CTA has at least
- * MIN_TILES_ tiles; at most BLOCKS_ CTAs work, the others idle. PART_ is the cost of combining one
- * part of a unit, in hundredths of a tile. A unit of at most six tiles is not split. Else the
- * number of tiles per CTA minimises the time of one unit: n tiles in k parts take n / k + k PART_ /
- * 100. */
+ * MIN_TILES_ tiles. At most BLOCKS_ CTAs have work; the others idle. PART_ is the cost of combining
+ * one part of a unit, in hundredths of a tile. A unit of at most six tiles is not split. For longer
+ * units, the number of tiles per CTA minimises the time of one unit: n tiles in k parts take n / k
+ * + k PART_ / 100. */
 template <class A, int TILE_, int HB_, int MIN_TILES_, int BLOCKS_ = 512,
           int PART_ = 0> struct att_split : A {
 	enum {
@@ -27,16 +27,17 @@ template <class A, int TILE_, int HB_, int MIN_TILES_, int BLOCKS_ = 512,
 		MIN_TILES = MIN_TILES_,
 		BLOCKS = BLOCKS_,
 		PART = PART_,
-		/* loads in flight while combining: of parts, and of rounds over a part's sums */
+		/* loads in flight while parts are combined: of different parts, and of rounds over
+		 * the sums of a part */
 		AT_ONCE = PART > 0 ? 16 : 8,
 		ROUNDS = PART > 0 ? 4 : 1,
-		WHOLE_TILES = 6, /* PART: units of at most as many tiles are not split */
+		WHOLE_TILES = 6, /* with PART, units of at most this many tiles are not split */
 		WARPS = 8,
 		NHB = (A::G + HB - 1) / HB,   /* head groups of HB per kv head */
 		UNITS = A::KV_HEADS * NHB,    /* per row */
 		VC_MAX = 1024 / HB / 64 * 64, /* dimensions combined at a time */
-		/* row stride in shared memory, free of bank conflicts; WARPS rows also hold BLOCKS
-		 * factors */
+		/* row stride in shared memory, free of bank conflicts; WARPS rows must also hold
+		 * BLOCKS factors */
 		VC = A::V < VC_MAX ? (A::V + 7) / 8 * 8
 		     : VC_MAX < 64 ? 64
 		                   : VC_MAX,
@@ -44,7 +45,7 @@ template <class A, int TILE_, int HB_, int MIN_TILES_, int BLOCKS_ = 512,
 	};
 };
 
-/* Kernel arguments; part_o to ticket are scratch; sink is [HEADS] or NULL. */
+/* Kernel arguments. part_o to ticket are scratch; sink is [HEADS] or NULL. */
 struct att_args {
 	const float *q;
 	const void *kv;
@@ -55,12 +56,13 @@ struct att_args {
 
 /* Part of a unit that a CTA processes: tiles [tile, end) in absolute positions */
 typedef struct AttSegment {
-	int row, seq, pos, kv_head, head; /* head: its first query head */
+	int row, seq, pos, kv_head, head; /* head: first query head */
 	int n_head;                       /* at most HB */
 	int tile, end;
 	AttRange range;
 	int unit;                    /* row * UNITS + unit within the row */
-	int first_block, last_block; /* CTAs that share the unit; equal: the unit is whole */
+	int first_block, last_block; /* CTAs that share the unit; if both are equal, one CTA has the
+	                                whole unit */
 	bool begins;                 /* the segment has the unit's first tile */
 } AttSegment;
 
@@ -94,14 +96,15 @@ warp_sum_int(int v)
 	return v;
 }
 
-/* This CTA's run of the list: tiles [at, end). The first `longer` of the `blocks` CTAs with work
- * have each + 1 tiles, the others `each`. Row i of a decode step is sequence S::seq_of(i). */
+/* This CTA's run of the list: tiles [at, end). `blocks` CTAs have work. The first `longer` of them
+ * have each + 1 tiles, the others `each`. Row i of a decode step belongs to sequence
+ * S::seq_of(i). */
 typedef struct AttList {
 	int at, end, blocks, each, longer;
 	AttRange only;
 } AttList;
 
-/* Cuts a list of `total` tiles; `unit` is the mean number of tiles per unit. */
+/* Cuts a list of `total` tiles. unit: mean number of tiles per unit */
 template <class S> DEV AttList
 att_cut(int total, const AttRange &only, int unit = 0)
 {
@@ -125,8 +128,8 @@ att_cut(int total, const AttRange &only, int unit = 0)
 	return list;
 }
 
-/* Each warp computes the list by itself. A launch for one row reads its position without waiting
- * for n. */
+/* Computes this CTA's run. Each warp does so by itself. A launch for one row reads the row's
+ * position without waiting for n. */
 template <class S> DEV AttList
 att_list(const llmc_step &s)
 {
@@ -147,7 +150,7 @@ att_list(const llmc_step &s)
 	                  one ? total : (int)((unsigned)total / (unsigned)max(n, 1)));
 }
 
-/* CTA that has a tile of the list */
+/* Returns the CTA that has a tile of the list. */
 template <class S> DEV int
 att_block_of(const AttList &list, int tile)
 {
@@ -157,7 +160,7 @@ att_block_of(const AttList &list, int tile)
 	                : list.longer + (int)((unsigned)rest / (unsigned)list.each);
 }
 
-/* Sets unit u of a segment's row, and its heads. */
+/* Selects unit u of a segment's row, and sets its heads. */
 template <class S> DEV void
 att_unit(AttSegment &g, int u)
 {
@@ -215,8 +218,7 @@ att_segment(const llmc_step &s, AttList &list)
 	return g;
 }
 
-/* Destinations of results: y of the segment's first head, and scratch; sink of that head, or
- * NULL */
+/* Destinations of results: y and the sink (or NULL) of the segment's first head, and scratch */
 typedef struct AttOut {
 	float *y;
 	int y_step;
@@ -225,7 +227,7 @@ typedef struct AttOut {
 	const float *sink;
 } AttOut;
 
-/* Threads that combine parts: the whole CTA */
+/* Threads that combine parts: here the whole CTA */
 struct att_block {
 	DEV int
 	thread()
@@ -244,7 +246,7 @@ struct att_block {
 	}
 };
 
-/* Rotates y of a segment back if V is stored rotated. y has been written. */
+/* If V is stored rotated, rotates y of a segment back. y has been written. */
 template <class S, class TEAM = att_block> DEV void
 att_rotate_back(const AttSegment &g, const AttOut &out)
 {
@@ -269,8 +271,8 @@ att_sums(const float *from, float (&x)[W])
 	}
 }
 
-/* Combines the parts of a unit. part_o of this CTA has been written; top and sum (shared) are the
- * maxima and sums of its heads. The CTA that arrives last writes y. last: shared; factor: shared
+/* Combines the parts of a unit. This CTA has written its part_o; top and sum (shared) are the
+ * maxima and sums of its heads. The last CTA to arrive writes y. last: shared flag; factor: shared
  * [S::BLOCKS][S::HB], free from the next barrier on. */
 template <class S, class TEAM = att_block> DEV void
 att_combine(const AttSegment &g, const AttOut &out, const float *top, float *sum, int *last,
@@ -317,7 +319,7 @@ att_combine(const AttSegment &g, const AttOut &out, const float *top, float *sum
 			sum[h] = all + att_sink(out.sink ? out.sink + h : 0, most);
 	}
 	TEAM::sync();
-	/* A round waits for L2 (0.7 us), so ROUNDS of them are issued together. */
+	/* A round waits 0.7 us for L2, so the loads of ROUNDS rounds are issued together. */
 	const int step = W * TEAM::threads(), total = g.n_head * S::V;
 #pragma unroll 1
 	for (int i = W * thread; i < total; i += S::ROUNDS * step) {
@@ -352,9 +354,10 @@ att_combine(const AttSegment &g, const AttOut &out, const float *top, float *sum
 	att_rotate_back<S, TEAM>(g, out);
 }
 
-/* Combines the warps of a CTA. s.m and s.l hold their maxima and sums. store(v0) writes o[.][v0 ..
- * v0 + S::VC) of this warp to s.o[warp], multiplied by exp2f(s.m[warp][head] - s.top[head]). The
- * result goes to y, or to scratch if the unit is split; the last CTA to arrive then writes y. */
+/* Combines the warps of a CTA. s.m and s.l hold the warps' maxima and sums. store(v0) writes
+ * o[.][v0 .. v0 + S::VC) of this warp to s.o[warp], multiplied by exp2f(s.m[warp][head] -
+ * s.top[head]). The result goes to y, or to scratch if several CTAs share the unit; the last CTA to
+ * arrive then writes y. */
 template <class S, class Store> DEV void
 att_finish(const att_args &a, const AttSegment &g, att_shared<S> &s, Store store)
 {

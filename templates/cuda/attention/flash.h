@@ -16,15 +16,16 @@
  *   chunk    positions [32 c, 32 c + 32), a page: m' = max(m, max s_j),
  *            o = o 2^(m - m') + sum 2^(s_j - m') v_j, weights rounded to the pool's type;
  *            l likewise, unrounded
- *   segment  16 chunks, from m = none, l = 0, o = 0; the end of a round (MADE) ends one, too
+ *   segment  16 chunks, from m = none, l = 0, o = 0; with MADE, the end of a round ends a segment
+ * too
  *   row      segments in order: m' = max(m, m_i), o = o 2^(m - m') + o_i 2^(m_i - m'),
  *            l likewise; y = o (1 / l)
  *
  * Chunks and segments in which a row sees nothing leave its result bit-identical, so rows with
  * different ranges can share a tile.
  *
- * cuda/attention/flash_tile.h schedules the work. A warp holds 16 * MT pairs. Long tiles process
- * their segments in order and keep the running result in y.
+ * cuda/attention/flash_tile.h schedules the work. A pair is a row and a query head; a warp holds 16
+ * * MT pairs. Long tiles process their segments in order and keep the running result in y.
  *
  * Resources (ptxas 13.0, no spills): heads of 128 take 237-255 registers, so two CTAs (8 warps)
  * share an SM. Per chunk a warp issues 128 mma, 48 loads from shared memory and about 250 other
@@ -43,8 +44,8 @@ template <class A, int ARCH> struct flash_config
 		THREADS = 128,
 		WARPS = THREADS / 32,
 		C = KV_PAGE, /* positions per chunk */
-		/* chunks in flight: as many as allow two CTAs per SM; the @launch line repeats
-		 * this */
+		/* chunks in flight, as many as allow two CTAs per SM; the @launch line has the same
+		 * formula */
 		STAGES = A::D <= 64 && A::V <= 64 ||
 		                 (ARCH == 90 || ARCH == 100) && A::D <= 128 && A::V <= 128
 		             ? 3
@@ -54,16 +55,17 @@ template <class A, int ARCH> struct flash_config
 		         : 1, /* multiples of 16 pairs per warp: ROWS is WARPS * MT * 16 */
 		KK = A::D / 16,
 		VN = A::V / 8,
-		/* bytes; an odd number of 16-byte vectors, so ldmatrix has no bank
-		 * conflicts */
+		/* bytes per row of K; an odd number of 16-byte vectors, so that ldmatrix has no
+		 * bank conflicts */
 		K_ROW = (A::D / 8 / 2 * 2 + 1) * 16,
-		V_ROTATED = A::V == 256, /* no memory for padding: swizzle instead */
+		V_ROTATED =
+		    A::V == 256, /* there is no memory for padding, so V is swizzled instead */
 		V_ROW = V_ROTATED ? A::V * 2 : (A::V / 8 / 2 * 2 + 1) * 16,
 		STAGE = C * (K_ROW + V_ROW),
-		/* 1: queries in shared memory, because registers do not suffice */
+		/* 1: queries are in shared memory, because registers do not suffice */
 		Q_SHARED = A::D > 64 || A::V > 64,
-		/* less than full unrolling, else all loads are hoisted and
-		 * registers spill */
+		/* not fully unrolled: the compiler would hoist all loads, and registers would
+		 * spill */
 		UNROLL = Q_SHARED ? (A::D % 64 ? 2 : 4) : KK,
 		Q_BYTES = Q_SHARED * WARPS * MT * 16 * A::D * 2
 	};
@@ -77,17 +79,17 @@ flash_v_offset(int r, int c)
 	return r * F::V_ROW + (F::V_ROTATED ? c ^ (r & 7) : c) * 16;
 }
 
-/* Source offset, in elements, of vector `at` of a chunk: vector c of row j, rows STRIDE elements
- * apart with D elements each. */
+/* Source offset, in elements, of vector `at` of a chunk: vector c of row j. Rows have D elements
+ * and are STRIDE elements apart. */
 template <int STRIDE, int D> DEV long long
 flash_at(int at, int j, int c)
 {
 	return STRIDE == D ? at * 8 : (long long)j * STRIDE + c * 8;
 }
 
-/* Loads 8-element vector c of row j of a plane P to shared memory; `before` is its offset in
- * elements. Plain rows use cp.async; quantised rows are converted at once. Vectors that no row sees
- * are zero. */
+/* Loads 8-element vector c of row j of a plane P to shared memory. before: offset of the vector in
+ * elements. Plain rows use cp.async; quantised rows are converted at once. Vectors that no row
+ * attends to are set to zero. */
 template <class F, class P, class T> DEV void
 flash_load_vector(unsigned char *to, const T *plane, long long before, int j, int c, bool seen)
 {
@@ -102,8 +104,8 @@ flash_load_vector(unsigned char *to, const T *plane, long long before, int j, in
 	}
 }
 
-/* Starts the loads of a chunk of K and V to shared memory. Positions that the tile does not see are
- * zero. */
+/* Starts the loads of a chunk of K and V to shared memory. Positions that no row of the tile
+ * attends to are set to zero. */
 template <class F> DEV void
 flash_load(unsigned char *stage, typename F::source from, int page, const FlashWork &w, int c0)
 {
@@ -111,7 +113,7 @@ flash_load(unsigned char *stage, typename F::source from, int page, const FlashW
 	const auto *v = F::chunk_v(from, page, w.base, w.kv_head, c0);
 	const int lo = w.lo - c0, hi = w.hi - c0;
 
-	/* codes are unpacked one vector at a time to save registers */
+	/* codes are unpacked one vector at a time, to save registers */
 	constexpr int K_VECTORS = (F::C * F::D / 8 + F::THREADS - 1) / F::THREADS,
 	              V_VECTORS = (F::C * F::V / 8 + F::THREADS - 1) / F::THREADS;
 	constexpr int K_UNROLL = F::KP::UNQUANTISED ? K_VECTORS : 1,
@@ -137,14 +139,14 @@ flash_load(unsigned char *stage, typename F::source from, int page, const FlashW
 	}
 }
 
-/* A pair of the tile: its visible positions and the result of earlier segments. Only threads of one
- * warp read what that warp wrote. These few values are in shared memory to save registers. */
+/* A pair of the tile: its visible positions, and the result of earlier segments. Only threads of
+ * one warp read what that warp wrote. The values are in shared memory to save registers. */
 typedef struct FlashPair {
 	int lo, hi, pos;
 	float slope, m, l;
 } FlashPair;
 
-/* Positions that all pairs of a warp see, and positions that any of them sees. */
+/* Positions that all pairs of a warp attend to, and positions that any of its pairs attends to */
 typedef struct FlashWarp {
 	int all_lo, all_hi, some_lo, some_hi;
 } FlashWarp;
@@ -160,10 +162,11 @@ template <class F> struct flash_block {
 template <class F> struct flash_rows {
 	unsigned q[F::MT][F::Q_SHARED ? 1 : F::KK][4];
 	float o[F::MT][F::VN][4];
-	float m[F::MT][2], l[F::MT][2]; /* state of the segment; l: this thread's columns only */
+	float m[F::MT][2],
+	    l[F::MT][2]; /* state of the segment; l covers only the columns of this thread */
 };
 
-/* Slot of the queries in shared memory: 16 bytes per lane, in fragment order. */
+/* Slot of the queries in shared memory: 16 bytes per lane, in fragment order */
 template <class F> DEV unsigned char *
 flash_query(unsigned char *queries, int i, int kk)
 {
@@ -259,11 +262,11 @@ flash_begin(unsigned char *queries, const llmc_step &s, const float *q, float *p
 	if (lane_id() == 0)
 		b.warp[warp_id()] = x;
 	__syncwarp();
-	flash_reset<F>(r); /* not earlier: zeros take registers, too */
+	flash_reset<F>(r); /* not done earlier, because zeros occupy registers too */
 }
 
-/* Makes scores of chunk c0 outside each pair's range minus infinity, so that their weights are 0.
- */
+/* Sets scores of chunk c0 outside of each pair's range to minus infinity, so that their weights are
+ * 0. */
 template <class F> DEV void
 flash_mask(float (&t)[F::MT][F::C / 8][4], int c0, const flash_block<F> &b)
 {
@@ -316,8 +319,8 @@ flash_chunk(unsigned char *queries, const unsigned char *stage, int c0, const fl
             flash_rows<F> &r)
 {
 	const int lane = (int)lane_id();
-	constexpr bool LINEAR =
-	    !(F::SCORES::SOFTCAP > 0) && !(F::SCORES::ALIBI > 0); /* the score is linear in q.k */
+	constexpr bool LINEAR = !(F::SCORES::SOFTCAP > 0) &&
+	                        !(F::SCORES::ALIBI > 0); /* true if the score is linear in q.k */
 	constexpr float UNIT = LINEAR ? F::SCORES::SCALE * ATT_LOG2E : 1.0f;
 	float t[F::MT][F::C / 8][4] = {};
 	const unsigned char *k =
@@ -392,7 +395,7 @@ flash_chunk(unsigned char *queries, const unsigned char *stage, int c0, const fl
 			}
 			r.l[i][h] = fmaf(r.l[i][h], keep[i][h], sum);
 		}
-	if (!__all_sync(~0u, same)) { /* else all factors are 1 */
+	if (!__all_sync(~0u, same)) { /* otherwise all factors are 1 */
 #pragma unroll
 		for (int i = 0; i < F::MT; i++)
 #pragma unroll
@@ -479,7 +482,7 @@ flash_page(const llmc_step &s, const FlashWork &w, int chunk)
 	return chunk * F::C < w.hi ? s.block_table[(long long)w.seq * s.block_stride + chunk] : 0;
 }
 
-/* Processes one work item. done: number of finished parts per split tile, 0 before and after. */
+/* Processes one work item. done: number of finished parts of each split tile, 0 before and after */
 template <class F> DEV void
 flash_tile(unsigned char *smem, flash_block<F> &b, const llmc_step &s, const float *q,
            typename F::source pool, const float *sink, float *y, float *parts, int *done)
@@ -499,8 +502,8 @@ flash_tile(unsigned char *smem, flash_block<F> &b, const llmc_step &s, const flo
 	}
 	flash_begin<F>(queries, s, q, parts, b, r);
 	int at = 0;
-	/* values that the loop rarely needs are reloaded where they are needed, to save
-	 * registers */
+	/* Not unrolled. Values that the loop rarely needs are reloaded where they are needed, to
+	 * save registers. */
 #pragma unroll 1
 	for (int c = w.lo / F::C; c * F::C < w.hi; c++) {
 		cp_async_wait<F::STAGES - 2>();
@@ -538,8 +541,9 @@ flash_tile(unsigned char *smem, flash_block<F> &b, const llmc_step &s, const flo
 }
 
 /* Kernel body. sink: per head, or NULL. parts: results of split tiles; with MADE, m and l
- * [n_tok][HEADS] between rounds. count: [0] work items handed out beyond the first one per CTA, [1]
- * CTAs that have finished, then finished parts; all 0 before and after. */
+ * [n_tok][HEADS] between rounds. count: [0] is the number of work items fetched beyond the first
+ * one of each CTA, [1] the number of CTAs that have finished; then follow the numbers of finished
+ * parts. All are 0 before and after. */
 template <class F> DEV void
 flash_run(const llmc_step &s, const float *q, typename F::source pool, const float *sink, float *y,
           float *parts, int *count)

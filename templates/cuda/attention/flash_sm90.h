@@ -20,32 +20,34 @@
  *   row      segments in order: m' = max(m, m_i), o = o 2^(m - m') + o_i 2^(m_i - m'),
  *            l likewise; y = o (1 / l)
  *
- * With SEGMENTED (deterministic mode) the result depends on nothing else. Otherwise only tiles that
- * are split over CTAs use segments. Other tiles process all visible positions (with MADE: of a
- * round) at once and need no intermediate result in y. Chunks in which a row sees nothing leave its
- * result bit-identical.
+ * With SEGMENTED (deterministic mode) the result depends on nothing else. Without it, only tiles
+ * that are split over CTAs use segments. Other tiles process all visible positions (with MADE: all
+ * of a round) at once and need no intermediate result in y. Chunks in which a row attends to
+ * nothing leave its result bit-identical.
  *
  * Loads. The producer finds work (cuda/attention/flash_tile.h) one tile ahead. It fills the K and V
  * rings in the order of use. A page of a head is D / 64 boxes of 64 columns, rows of 128 bytes,
- * swizzled. For a page that the tile does not see, it loads a box outside the tensor, which yields
- * zeros. The last page of a sequence may hold anything, NaN too, after its last position, and a
- * weight of 0 does not cancel a NaN. Its rows therefore come by cp.async with zero fill. Keys and
- * values computed in this step (latent attention) are boxes of one chunk.
+ * swizzled. For a page to which no row of the tile attends, the producer loads a box outside the
+ * tensor, which yields zeros. The last page of a sequence may hold any values after the last
+ * position, NaN too, and a weight of 0 does not cancel a NaN. The rows of this page are therefore
+ * loaded by cp.async with zero fill. Keys and values computed in this step (latent attention) are
+ * boxes of one chunk.
  *
- * Queries. The warpgroup that needs them rounds them from memory to shared memory; the producer has
- * prefetched them to L2.
+ * Queries. Each warpgroup loads its own queries, rounds them and stores them to shared memory. The
+ * producer has prefetched them to L2.
  *
  * Mainloop. S = Q K^T from shared memory, P V with P in registers. The softmax of chunk c overlaps
  * P V of chunk c - 1. Warpgroups issue wgmma by turns, so one computes softmax while the other
  * multiplies.
  *
- * Limits: 64 rows by 128 positions are 16 D / 2 cycles of mma (4096 operations per cycle and SM)
- * and 512 cycles of exponentials (16 per cycle). Heads of 128: 1024 and 512, so mma is the limit
- * and two warpgroups of 232 registers suffice for both. Heads of 64: 512 and 512, three warpgroups
- * of 160. A prompt of 4096 tokens of an 8B model (32 layers, 32 heads of 128, causal) is 4.4 Tflop:
- * 4.5 ms at the peak of an H200 (989 TFLOP/s), 8 expected at 550; with mma.sync 14 at 300. K and V
- * from L2: 64 KB per chunk and CTA, 31 bytes per cycle and SM. Measured on an H100:
- * docs/kernels/attention.md.
+ * Limits: 64 rows by 128 positions take 16 D / 2 cycles of mma (4096 operations per cycle and SM)
+ * and 512 cycles of exponentials (16 per cycle). For heads of 128 these are 1024 and 512 cycles, so
+ * mma is the limit, and two warpgroups of 232 registers keep it busy. For heads of 64 they are 512
+ * and 512 cycles, and three warpgroups of 160 registers are used. A prompt of 4096 tokens of an 8B
+ * model (32 layers, 32 heads of 128, causal) is 4.4 Tflop. That takes 4.5 ms at the peak of an H200
+ * (989 TFLOP/s), and 8 ms at 550 TFLOP/s, which is expected here. With mma.sync it would take 14 ms
+ * at 300 TFLOP/s. K and V from L2: 64 KB per chunk and CTA, 31 bytes per cycle and SM. Measured on
+ * an H100: docs/kernels/attention.md.
  *
  * Entry point: flash90_run<F>, with F a flash90_config. */
 #ifndef LLMC_CUDA_ATTENTION_FLASH_SM90_H
@@ -59,16 +61,16 @@ template <class A, bool SEGMENTED_> struct flash90_config
 	enum {
 		GROUPS = A::D == 64 && A::V == 64
 		             ? 3
-		             : 2, /* consumer warpgroups; the @launch line repeats this */
+		             : 2, /* consumer warpgroups; the @launch line has the same formula */
 		THREADS = 128 * (1 + GROUPS),
-		/* positions per chunk; the @launch line repeats this and STAGES */
+		/* positions per chunk; the @launch line has the same formula for N and STAGES */
 		N = A::V <= 128 ? 128 : 64,
 		PAGES = N / KV_PAGE,
 		K_BOXES = (A::D + 63) / 64,
 		V_BOXES = (A::V + 63) / 64, /* boxes of 64 columns */
 		PV_COLS = V_BOXES * 64,     /* columns of P V: a multiple of the 128-byte swizzle */
 		BOX = KV_PAGE * 128,        /* bytes */
-		HALF = N * 128,             /* 64 columns of a chunk, in bytes */
+		HALF = N * 128,             /* bytes of 64 columns of a chunk */
 		K_TILE = K_BOXES * HALF,
 		V_TILE = V_BOXES * HALF, /* bytes per chunk */
 		STAGES = A::D <= 64 && A::V <= 64                        ? 4
@@ -76,7 +78,7 @@ template <class A, bool SEGMENTED_> struct flash90_config
 		                                                         : 2,
 		ROTATE = 1,
 		OWN = ROTATE + GROUPS,
-		ALL = OWN + GROUPS, /* named barriers */
+		ALL = OWN + GROUPS, /* number of the named barrier of all consumers */
 		SEGMENTED = SEGMENTED_,
 		KEEPS = SEGMENTED_ || A::MADE /* y holds intermediate results */
 	};
@@ -94,7 +96,7 @@ template <class F> struct alignas(1024) flash90_shared_storage {
 	int found[2], last;
 };
 
-/* Index in a ring of N stages, and its parity. */
+/* Index in a ring of N stages, and the parity of the current round. */
 template <int N> struct flash90_ring {
 	int at = 0, round = 0;
 
@@ -107,7 +109,7 @@ template <int N> struct flash90_ring {
 };
 template <class F> using flash90_stage = flash90_ring<F::STAGES>;
 
-/* S and P V for each size of accumulator d. */
+/* Defines S and P V for each size n of the accumulator d. */
 #define FLASH90_WIDTH(type, n)                                                                     \
 	DEV void flash90_qk(kv_##type, float(&d)[n / 2], unsigned long long a,                     \
 	                    unsigned long long b, int acc)                                         \
@@ -127,7 +129,7 @@ FLASH90_WIDTHS(256)
 
 /* ---- producer warp ---- */
 
-/* Returns, in lane i, the i-th page of chunk c; -1 if tile w does not see it. */
+/* Returns in lane i the i-th page of chunk c; -1 if no row of tile w attends to it. */
 template <class F> DEV int
 flash90_page(const llmc_step &s, const FlashWork &w, int c)
 {
@@ -140,8 +142,8 @@ flash90_page(const llmc_step &s, const FlashWork &w, int c)
 	           : -1;
 }
 
-/* Loads chunk c of K (col 0) or V that was computed for the step. Slots after the end of a sequence
- * hold finite values. */
+/* Loads chunk c of K (col 0) or V that was computed for this step. Slots after the end of a
+ * sequence hold finite values. */
 template <class F, int BOXES> DEV void
 flash90_load_made(unsigned char *tile, mbar_t *full, const tensor_map *map, const FlashWork &w,
                   int col, int c)
@@ -153,11 +155,12 @@ flash90_load_made(unsigned char *tile, mbar_t *full, const tensor_map *map, cons
 			tensor_load_2d(tile + b * F::HALF, map, col + b * 64, w.base + c * F::N,
 			               full);
 	}
-	__syncwarp(); /* a lane that lags could wait for a parity that has passed */
+	__syncwarp(); /* otherwise a lane that lags could wait for a parity that has already passed
+	               */
 }
 
 /* Loads chunk c of K or V from pages. page: lane i has page i of the chunk; head: index among the
- * heads of K and V in a page; held: number of positions of the sequence. */
+ * heads of K and V in a page; held: number of positions of the sequence in the cache */
 template <class F> DEV void
 flash90_load(unsigned char *tile, mbar_t *full, const tensor_map *map, const void *pool, int page,
              int head, int c, int held)
@@ -232,8 +235,8 @@ flash90_copy(flash90_shared_storage<F> &a, const llmc_step &s, const float *q, c
 			flash_clip<F>(s, w);
 		if (lane_id() == 0) {
 			a.found[work.at] = found;
-			/* the other lanes get it by the next shuffle; this CTA counts itself as
-			 * finished after that */
+			/* the other lanes get the result by the next shuffle; afterwards this CTA
+			 * counts itself as finished */
 			if (found)
 				item = (int)gridDim.x + atomicAdd(count, 1);
 		}
@@ -288,12 +291,13 @@ flash90_copy(flash90_shared_storage<F> &a, const llmc_step &s, const float *q, c
 template <class F> struct flash90_rows {
 	float o[F::PV_COLS / 2], t[F::N / 2]; /* output; scores, then weights */
 	unsigned p[F::N / 16][4];             /* weights as A fragments of P V */
-	/* state of the segment; l: this thread's columns only; keep: rescaling factor of o */
+	/* state of the segment; l covers only the columns of this thread; keep: factor that
+	 * rescales o */
 	float m[2], l[2], keep[2];
 	float m_all[2], l_all[2]; /* state of earlier segments */
 	int lo[2], hi[2], pos[2];
 	float slope[2];
-	int all_lo, all_hi; /* positions that all pairs of the warpgroup see */
+	int all_lo, all_hi; /* positions that all pairs of the warpgroup attend to */
 };
 
 template <class F> DEV int
@@ -316,8 +320,8 @@ flash90_head(const FlashWork &w, int pair)
 	return (long long)(w.row0 + at / F::G) * F::HEADS + w.kv_head * F::G + at % F::G;
 }
 
-/* Releases the buffer that b guards, once all lanes of the warp have passed their waits: a lane
- * that lags could wait for a parity that has passed. */
+/* Releases the buffer that b guards, after all lanes of the warp have passed their waits. Otherwise
+ * a lane that lags could wait for a parity that has already passed. */
 DEV void
 flash90_arrive(mbar_t *b)
 {
@@ -345,7 +349,7 @@ flash90_begin(flash90_shared_storage<F> &a, const llmc_step &s, const float *q, 
 	bar_sync(F::OWN + group, 128);
 #pragma unroll 1
 	for (int i0 = 0; i0 < STEPS; i0 += BATCH) {
-		uint4 x[BATCH][2]; /* all loads are issued before the first is used */
+		uint4 x[BATCH][2]; /* all loads are issued before the first result is used */
 #pragma unroll
 		for (int i = 0; i < BATCH; i++) {
 			const int at = thread + (i0 + i) * 128,
@@ -422,8 +426,8 @@ flash90_sums(flash90_rows<F> &r, unsigned long long v)
 template <class F> DEV void
 flash90_weights(flash90_rows<F> &r, int c0)
 {
-	constexpr bool LINEAR =
-	    !(F::SCORES::SOFTCAP > 0) && !(F::SCORES::ALIBI > 0); /* the score is linear in q.k */
+	constexpr bool LINEAR = !(F::SCORES::SOFTCAP > 0) &&
+	                        !(F::SCORES::ALIBI > 0); /* true if the score is linear in q.k */
 	constexpr float UNIT = LINEAR ? F::SCORES::SCALE * ATT_LOG2E : 1.0f;
 	const int j0 = c0 + (int)(lane_id() & 3) * 2;
 
@@ -530,8 +534,8 @@ flash90_end(const FlashWork &w, const float *sink, flash90_rows<F> &r, float *y,
 	}
 }
 
-/* Mainloop of a tile. turns: all warpgroups take part. done: number of finished parts per split
- * tile, 0 before and after. */
+/* Mainloop of a tile. turns: all warpgroups take part, and issue wgmma by turns. done: number of
+ * finished parts of each split tile, 0 before and after */
 template <class F> DEV void
 flash90_tile(flash90_shared_storage<F> &a, const llmc_step &s, const float *q, const float *sink,
              float *y, float *parts, const FlashWork &w, flash90_stage<F> &ks, flash90_stage<F> &vs)
@@ -583,8 +587,8 @@ flash90_tile(flash90_shared_storage<F> &a, const llmc_step &s, const float *q, c
 			ks.next();
 			flash90_weights<F>(r, c * F::N);
 			wgmma_pin(r.t);
-			/* this loop also keeps the compiler from moving the wait below above the
-			 * exponentials */
+			/* a loop, because it also keeps the compiler from moving the wait below
+			 * above the exponentials */
 			if (c + 1 < stop)
 				mbar_wait(&a.k_full[ks.at], ks.round);
 			wgmma_wait<0>();
@@ -607,8 +611,8 @@ flash90_tile(flash90_shared_storage<F> &a, const llmc_step &s, const float *q, c
 	}
 }
 
-/* Counts a stored part; the CTA with the last one combines them. threads: number of threads of this
- * CTA that take part, from the first consumer warpgroup on. */
+/* Counts a stored part. The CTA that stores the last part combines all of them. threads: number of
+ * threads of this CTA that take part, from the first consumer warpgroup on */
 template <class F> DEV void
 flash90_part(flash90_shared_storage<F> &a, const FlashWork &w, const float *sink, float *y,
              const float *parts, int *done, int threads)
@@ -661,8 +665,9 @@ flash90_multiply(flash90_shared_storage<F> &a, const llmc_step &s, const float *
 }
 
 /* Kernel body. sink: per head, or NULL. parts: results of split tiles; with MADE, m and l
- * [n_tok][HEADS] between rounds. count: [0] work items handed out beyond the first one per CTA, [1]
- * CTAs that have finished, then finished parts; all 0 before and after. */
+ * [n_tok][HEADS] between rounds. count: [0] is the number of work items fetched beyond the first
+ * one of each CTA, [1] the number of CTAs that have finished; then follow the numbers of finished
+ * parts. All are 0 before and after. */
 template <class F> DEV void
 flash90_run(const llmc_step &s, const float *q, const void *pool, const tensor_map *map,
             const float *sink, float *y, float *parts, int *count)
@@ -681,7 +686,8 @@ flash90_run(const llmc_step &s, const float *q, const void *pool, const tensor_m
 	}
 	__syncthreads();
 	if (threadIdx.x < 128) {
-		/* registers per thread: 32 + 3 * 160 = 512 or 40 + 2 * 232 = 504 */
+		/* registers per thread over the warpgroups: 32 + 3 * 160 = 512, or 40 + 2 * 232 =
+		 * 504 */
 		reg_dec<(F::GROUPS == 3 ? 32 : 40)>();
 		if (threadIdx.x < 32)
 			flash90_copy<F>(a, s, q, pool, map, count);

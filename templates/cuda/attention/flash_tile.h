@@ -1,12 +1,13 @@
 /* Work scheduling shared by the flash attention kernels of mixed steps: work items, their order,
  * and the combination of a row's parts.
  *
- * A tile is ROWS pairs of a row of one sequence and a query head of one group, with the head as the
- * fast index, so K and V are read once for all of them. If K and V are computed in rounds (MADE
- * slots per round), each launch is a round, and y holds the sums between rounds. A tile of few
- * pairs is split into segments of SEGMENT positions, one CTA each; the last CTA to finish combines
- * them. CTAs fetch work items from a counter, long items first: the last sequence first (decode
- * rows precede prefill rows), and within a sequence the tiles that see most positions.
+ * A pair is a row of one sequence and a query head. A tile is ROWS pairs of one group of heads,
+ * with the head as the fast index, so K and V are read once for all pairs. If K and V are computed
+ * in rounds (MADE slots per round), each launch is a round, and y holds the sums between rounds. A
+ * tile of few pairs is split into segments of SEGMENT positions, with one CTA for each segment. The
+ * last CTA to finish combines the segments. CTAs fetch work items from a counter, long items first:
+ * the last sequence first (decode rows precede prefill rows), and within a sequence the tiles that
+ * see most positions.
  *
  * F (flash_config or flash90_config) derives from flash_parts, which adds ROWS, SEGMENT and the
  * layout of parts to an att_config. */
@@ -52,8 +53,8 @@ flash_reciprocal(float x)
 #endif
 }
 
-/* att_score with a softcap that takes two special-function instructions: tanh x = 1 - 2 / (e^2x +
- * 1). The error is about 2^-22 of the cap, less than that of 16-bit scores. */
+/* att_score with a softcap that needs two special-function instructions: tanh x = 1 - 2 / (e^2x +
+ * 1). The error is about 2^-22 of the cap, which is less than the error of 16-bit scores. */
 template <class F> DEV float
 flash_score(float product, float slope, int distance)
 {
@@ -74,7 +75,7 @@ flash_pack(float lo, float hi)
 	return F::E::put(lo) | (unsigned)F::E::put(hi) << 16;
 }
 
-/* Packs weights, which are at most 1, so no clamp is needed. */
+/* Packs weights. They are at most 1, so no clamp is needed. */
 template <class F> DEV unsigned
 flash_pack_weights(float lo, float hi)
 {
@@ -86,16 +87,18 @@ typedef struct FlashWork {
 	int seq, row0, rows; /* sequence; its first row and number of rows */
 	int first, pairs;    /* first pair of the tile within the sequence, and number of pairs */
 	int kv_head;
-	int lo, hi; /* positions read: all that the pairs see, or those of one segment */
+	int lo,
+	    hi; /* positions that are read: all that the pairs attend to, or those of one segment */
 	/* parts: number of segments of a split tile, else 0; part: index of this segment; slot:
 	 * index of the tile's first part in scratch */
 	int parts, part, slot;
 	int base; /* with MADE: slot of position 0 in this round */
-	/* 1: earlier rounds have left sums in y; later rounds will continue with them */
+	/* begun: earlier rounds have left sums in y; open: later rounds will continue with the
+	 * sums */
 	short begun, open;
 } FlashWork;
 
-/* Sets the positions that the pairs [first, first + pairs) see. */
+/* Sets the positions to which the pairs [first, first + pairs) attend. */
 template <class F> DEV void
 flash_range(const llmc_step &s, FlashWork &w)
 {
@@ -124,7 +127,7 @@ template <class F> DEV bool
 flash_find(const llmc_step &s, int item, FlashWork &to)
 {
 	const int lane = (int)lane_id(), n_seq = s.n[2];
-	int slots = 0; /* part slots of earlier sequences */
+	int slots = 0; /* part slots that earlier sequences have */
 	bool found = false;
 
 	for (int base = 0; base < n_seq; base += 32) {
@@ -142,7 +145,7 @@ flash_find(const llmc_step &s, int item, FlashWork &to)
 				need = need > 1 ? need : 0;
 			}
 		}
-		/* slots are assigned in the order of sequences until they run out */
+		/* sequences get slots in order, until there are no more */
 		const int slots_upto = slots + flash_upto(need * F::KV_HEADS);
 		w.parts = need > 0 && slots_upto <= F::PARTS ? need : 0;
 		const int mine = (w.parts ? w.parts : tiles) * F::KV_HEADS, upto = flash_upto(mine);
@@ -152,7 +155,7 @@ flash_find(const llmc_step &s, int item, FlashWork &to)
 			at /= F::KV_HEADS;
 			w.part = at;
 			w.slot = slots_upto - (need * F::KV_HEADS - w.kv_head * need);
-			/* the last tiles see most positions */
+			/* the last tiles attend to the most positions */
 			w.first = w.parts ? 0 : (tiles - 1 - at) * F::ROWS;
 			w.pairs = min((int)F::ROWS, w.rows * F::G - w.first);
 			flash_range<F>(s, w);
@@ -172,8 +175,8 @@ flash_find(const llmc_step &s, int item, FlashWork &to)
 	return __any_sync(~0u, found);
 }
 
-/* With MADE: clips tile w to the positions of this round; pairs is 0 if none is left. All lanes of
- * the warp that found it call. */
+/* With MADE: clips tile w to the positions of this round. Sets pairs to 0 if no position is left.
+ * All lanes of the warp that found w call. */
 template <class F> DEV void
 flash_clip(const llmc_step &s, FlashWork &w)
 {
@@ -193,7 +196,7 @@ flash_clip(const llmc_step &s, FlashWork &w)
 	}
 }
 
-/* Slot of m and l of a pair between rounds */
+/* Address of m and l of a pair, where they are kept between rounds */
 template <class F> DEV float *
 flash_kept(float *parts, const FlashWork &w, int pair)
 {
@@ -203,7 +206,7 @@ flash_kept(float *parts, const FlashWork &w, int pair)
 	       ((long long)(w.row0 + at / F::G) * F::HEADS + w.kv_head * F::G + at % F::G) * 2;
 }
 
-/* Merges m2, l2 into m, l. Previous sums are to be multiplied by a, added sums by b. */
+/* Merges m2, l2 into m, l. The caller must multiply previous sums by a, and added sums by b. */
 DEV void
 flash_merge(float &m, float &l, float m2, float l2, float &a, float &b)
 {
@@ -222,7 +225,7 @@ flash_sink(const float *sink, const FlashWork &w, int at)
 	return sink ? sink + w.kv_head * F::G + at % F::G : 0;
 }
 
-/* Combines all parts of a tile in order, in the CTA that finished last; `thread` of `threads`
+/* Combines all parts of a tile in order, in the CTA that finished last. `thread` of `threads`
  * threads calls. */
 template <class F> DEV void
 flash_gather(const FlashWork &w, const float *sink, float *y, const float *parts, int thread,

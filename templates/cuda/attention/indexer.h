@@ -5,10 +5,11 @@
  *   scores above the bar --ballots, in order of position--> candidates (global memory of the CTA)
  *   2 TOP_K candidates: radix select, 8 bits per pass --> the bar rises, lower ones are dropped
  *
- * The pages of a row are cut into equal runs, one per CTA that the step has for the row. Each CTA
- * stores its candidates, and the last CTA to arrive merges them in order. Scores are compared as
- * integers of the same order. A score depends only on its row and key, and the selection only on
- * scores and positions, so the cut does not affect the result. Bytes: the keys once per row. */
+ * The pages of a row are cut into equal runs, one for each CTA that works on the row. Each CTA
+ * stores its candidates, and the last CTA to arrive merges them in order. Scores are mapped to
+ * integers of the same order and compared as integers. A score depends only on its row and key, and
+ * the selection only on scores and positions, so the cut does not affect the result. Bytes: the
+ * keys once per row. */
 #ifndef LLMC_CUDA_ATTENTION_INDEXER_H
 #define LLMC_CUDA_ATTENTION_INDEXER_H
 
@@ -17,7 +18,7 @@
 
 enum { INDEX_WARPS = 8, INDEX_ROUND = INDEX_WARPS * KV_PAGE, INDEX_BLOCKS = 512 };
 
-/* Indexer with keys of type E: number of heads, their dimension, number of selected positions, and
+/* Indexer with keys of type E: number and dimension of heads, number of selected positions, and
  * stride of pages in bytes */
 template <class E, int HEADS_, int DIM_, int INDEX_TOP_K_,
           long long PAGE_BYTES_> struct index_config {
@@ -28,13 +29,13 @@ template <class E, int HEADS_, int DIM_, int INDEX_TOP_K_,
 		INDEX_TOP_K = INDEX_TOP_K_,
 		CAPACITY = 2 * INDEX_TOP_K + INDEX_ROUND, /* candidates per CTA */
 		LEFT = 2 * INDEX_TOP_K + 1, /* words stored per CTA: count, scores, positions */
-		SOME = 8,                   /* heads at a time */
-		HELD = HEADS * DIM <= 8192  /* queries in shared memory */
+		SOME = 8,                   /* heads processed at a time */
+		HELD = HEADS * DIM <= 8192  /* 1: the queries are in shared memory */
 	};
 	static constexpr long long PAGE_BYTES = PAGE_BYTES_;
 };
 
-/* Shared memory of a CTA; n, bar and full describe its index_list */
+/* Shared memory of a CTA; n, bar and full belong to its index_list */
 template <class C> struct index_shared {
 	float q[C::HELD ? C::HEADS * C::DIM : 1];
 	int count[256];
@@ -57,8 +58,8 @@ index_order(float x)
 	return u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 
-/* Returns the rank of this thread among the threads with `mine`, in thread order; all: their
- * number. which: one of two buffers, to be used alternately. Contains a barrier. */
+/* Returns the rank of this thread among the threads with `mine`, in thread order. all: set to their
+ * number. which: one of two buffers, used alternately. Contains a barrier. */
 template <class C> DEV int
 index_rank(index_shared<C> &s, bool mine, int which, int &all)
 {
@@ -77,7 +78,8 @@ index_rank(index_shared<C> &s, bool mine, int which, int &all)
 	return before + __popc(votes & ((1u << lane_id()) - 1));
 }
 
-/* Reduces more than TOP_K candidates to the best TOP_K. Among equal scores, lower positions win. */
+/* Reduces more than TOP_K candidates to the best TOP_K. Of equal scores, the lower position
+ * wins. */
 template <class C> DEV void
 index_prune(index_shared<C> &s, index_list c)
 {
@@ -118,7 +120,7 @@ index_prune(index_shared<C> &s, index_list c)
 		const int place = index_rank(s, same, 0, here);
 		const bool keep = i < n && (score > value || (same && place < equal));
 		const int at = index_rank(s, keep, 1, all);
-		if (keep) { /* in place: never written beyond what has been read */
+		if (keep) { /* in place: an element is written only after it has been read */
 			c.score[kept + at] = score;
 			c.pos[kept + at] = pos;
 		}
@@ -186,7 +188,7 @@ index_score(const typename C::P::elem *page, int at, const float *q, const float
 	return sum;
 }
 
-/* Kernel arguments: q [n_tok, HEADS, DIM], w [n_tok, HEADS], kv: the pool, sel [n_tok, TOP_K].
+/* Kernel arguments. q [n_tok, HEADS, DIM], w [n_tok, HEADS]; kv: the pool; sel [n_tok, TOP_K].
  * Scratch: work [BLOCKS][2 * CAPACITY], left [BLOCKS][LEFT], ticket [n_tok]. */
 struct index_args {
 	const float *q, *w;
@@ -217,7 +219,7 @@ index_select(const llmc_step &step, const index_args &a)
 				sel[i] = i <= pos ? i : -1;
 			continue;
 		}
-		/* rounds of this part, at least four per CTA */
+		/* rounds of the row; one CTA per four rounds, as far as there are CTAs */
 		const int all = pos / INDEX_ROUND + 1, parts = min(most, (all + 3) / 4),
 		          first = (int)((long long)all * part / parts);
 		const int end = (int)((long long)all * (part + 1) / parts);
@@ -243,7 +245,8 @@ index_select(const llmc_step &step, const index_args &a)
 			index_add(s, c, at <= pos, index_order(score), at);
 		}
 		index_prune(s, c);
-		if (parts > 1) { /* one unit per CTA, so its output slot is that of the CTA */
+		if (parts > 1) { /* each CTA has at most one unit, so the CTA's number is the slot
+			            of its output */
 			unsigned *left = a.left + (long long)blockIdx.x * C::LEFT;
 			const unsigned *from = a.left + (long long)(blockIdx.x - part) * C::LEFT;
 			for (int i = threadIdx.x; i < s.n; i += blockDim.x) {

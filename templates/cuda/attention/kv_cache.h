@@ -1,7 +1,7 @@
 /* Pages of the KV cache on a GPU, with KV_PAGE positions each. The page of one layer holds k
  * [KV_HEADS][32][D], then v [KV_HEADS][32][V]. A latent page holds [32][rank + rope]. The element
- * type E is kv_f32, kv_f16 or kv_bf16; for quantised rows see cuda/attention/kv_quantized.h.
- * Positions at or beyond kv_len may hold anything, NaN too; a kernel must not read them. */
+ * type E is kv_f32, kv_f16 or kv_bf16; for quantised rows see cuda/attention/kv_quantized.h. A
+ * kernel must not read positions at or beyond kv_len: they may hold any values, NaN too. */
 #ifndef LLMC_CUDA_ATTENTION_KV_CACHE_H
 #define LLMC_CUDA_ATTENTION_KV_CACHE_H
 
@@ -10,7 +10,8 @@
 
 enum { KV_PAGE = 32 };
 
-/* A stored element. get and put convert it; VEC elements are 16 bytes; unpack converts those. */
+/* A stored element. get and put convert one element. VEC elements are 16 bytes, and unpack converts
+ * that many. */
 struct kv_f32 {
 	typedef kv_f32 math;
 	typedef float elem;
@@ -76,8 +77,8 @@ struct kv_f16 {
 		return f16_to_f32(x);
 	}
 
-	/* Clamps to the largest half: an infinity would turn a weight of 0 into NaN for rows that
-	 * do not see the position. */
+	/* Clamps to the largest half. An infinity would turn a weight of 0 into NaN, in rows that
+	 * do not attend to the position. */
 	DEV elem
 	put(float x)
 	{
@@ -104,8 +105,8 @@ kv_page_of(const llmc_step &s, int seq, int pos)
 	return s.block_table[(long long)seq * s.block_stride + pos / KV_PAGE];
 }
 
-/* Address of page number `page`, and of the page of a position. pool: the layer's first page;
- * page_bytes: stride. */
+/* Return the address of page number `page`, and of the page of a position. pool: the layer's first
+ * page; page_bytes: stride of pages */
 template <class E> DEV typename E::elem *
 kv_page_at(const void *pool, long long page_bytes, int page)
 {

@@ -7,7 +7,7 @@
 template <class E> struct kv_mma;
 
 template <> struct kv_mma<kv_bf16> {
-	static constexpr float Q_FACTOR = 1.0f; /* queries are multiplied by it before rounding */
+	static constexpr float Q_FACTOR = 1.0f; /* factor of queries before they are rounded */
 	DEV unsigned
 	pair(float lo, float hi)
 	{
@@ -31,7 +31,7 @@ template <> struct kv_mma<kv_bf16> {
 };
 
 template <> struct kv_mma<kv_f16> {
-	static constexpr float Q_FACTOR = 0.0625f; /* headroom against overflow of a half */
+	static constexpr float Q_FACTOR = 0.0625f; /* the factor avoids overflow of a half */
 	DEV unsigned
 	pair(float lo, float hi)
 	{
@@ -54,7 +54,7 @@ template <> struct kv_mma<kv_f16> {
 	}
 };
 
-/* Splits two numbers into a rounded pair and a pair of residues. */
+/* Splits two numbers into a pair of rounded values and a pair of residues. */
 template <class E> DEV void
 kv_pair_split(float a, float b, unsigned *whole, unsigned *rest)
 {

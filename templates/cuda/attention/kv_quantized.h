@@ -15,21 +15,22 @@
  * kv_plane<E, D, true> rotates rows of a quantised type as they are stored (kv_rotate), and sets
  * ROTATED. Readers rotate the other operand: the query, or the weighted sum of V.
  *
- * Rows may also be stored exactly: planes of kv_exact's type, rotated like the page's rows, in
- * pages of their own (kv_exact_page). */
+ * Rows may also be stored exactly, in pages of their own (kv_exact_page). These pages have planes
+ * of kv_exact's type, and their rows are rotated if those of the quantised page are. */
 #ifndef LLMC_CUDA_ATTENTION_KV_QUANTIZED_H
 #define LLMC_CUDA_ATTENTION_KV_QUANTIZED_H
 
 #include "cuda/attention/kv_cache.h"
 
-/* Converts an integer below 2^23 without a conversion instruction, whose throughput is low. */
+/* Converts an integer below 2^23 without a conversion instruction, because those have a low
+ * throughput. */
 DEV float
 kv_small(unsigned u)
 {
 	return __uint_as_float(0x4b000000u | u) - 8388608.0f;
 }
 
-/* math: type in which tensor cores process the values */
+/* math: type in which tensor cores multiply the values */
 struct kv_int8 {
 	typedef kv_f16 math;
 	typedef unsigned char elem;
@@ -50,8 +51,8 @@ struct kv_f8 {
 	typedef kv_f16 math;
 	typedef unsigned char elem;
 	enum { UNQUANTISED = 0, BITS = 8, GROUPED = 0, SCALES = 1, MOST = 448 };
-	/* An e4m3 shifted by one bit is a half with a different exponent bias, except for the
-	 * sign. */
+	/* Except for the sign, an e4m3 shifted by one bit is a half with a different exponent
+	 * bias. */
 	DEV float
 	value(unsigned c)
 	{
@@ -109,7 +110,7 @@ struct kv_int4c : kv_int4 {
 	enum { CHANNELS = 1 };
 };
 
-/* Type of a row's exact copy */
+/* Type of the exact copy of a row */
 template <class E, bool UNQUANTISED = E::UNQUANTISED> struct kv_exact {
 	typedef E type;
 };
@@ -119,8 +120,8 @@ template <class E> struct kv_exact<E, false> {
 
 /* Returns the exact page of position `pos` of sequence `seq` (plan/plan.h). pool: the layer's first
  * page; exact pages are stored before it, in descending order. windowed: pages of the pool are
- * window pages too, so a page and its exact page have the same number. Otherwise the number of the
- * exact page is in the second half of the block table. */
+ * window pages too, so a page and its exact page have the same number. Otherwise the second half of
+ * the block table has the number of the exact page. */
 DEV char *
 kv_exact_page(const llmc_step &s, const void *pool, long long exact_bytes, int windowed, int seq,
               int pos)
@@ -131,9 +132,9 @@ kv_exact_page(const llmc_step &s, const void *pool, long long exact_bytes, int w
 	return (char *)pool - (table[pos / KV_PAGE] + 1) * exact_bytes;
 }
 
-/* A row of D elements, of which each lane of a warp has M, lane, lane + 32, ... (zeros beyond D),
- * times the Hadamard matrices of the largest power of two that divides D; its own inverse. All
- * lanes call. */
+/* Multiplies a row of D elements by Hadamard matrices, whose size is the largest power of two that
+ * divides D; the rotation is its own inverse. Each lane of a warp holds M elements of the row:
+ * lane, lane + 32, ... (zeros beyond D). All lanes call. */
 template <int D, int M> DEV void
 kv_rotate(float (&z)[M])
 {
@@ -162,7 +163,7 @@ kv_rotate(float (&z)[M])
 }
 
 /* Applies kv_rotate to n rows in memory, `apart` elements apart, by the warps of a CTA. The caller
- * separates it from other accesses by barriers. */
+ * puts barriers between this and other accesses. */
 template <int D> DEV void
 kv_rotate_rows(float *rows, int n, int apart, int warp, int warps)
 {
@@ -182,8 +183,8 @@ kv_rotate_rows(float *rows, int n, int apart, int warp, int warps)
 	}
 }
 
-/* Plain rows. If WHOLE, VEC elements are read at once; M: elements per lane (lane, lane + 32,
- * ...). */
+/* Plain rows. If WHOLE, VEC elements are read at once. M: elements per lane (lane, lane + 32,
+ * ...) */
 template <class E, int D, bool ROTATE_ = false,
           bool UNQUANTISED_ = E::UNQUANTISED> struct kv_plane {
 	typedef typename E::elem elem;
@@ -196,7 +197,7 @@ template <class E, int D, bool ROTATE_ = false,
 		BYTES = KV_PAGE * D * (int)sizeof(elem)
 	};
 
-	/* elements d .. d + VEC of row j; one element */
+	/* Load elements d .. d + VEC of row j; load one element. */
 	DEV void
 	load(const void *p, int j, int d, float (&x)[VEC])
 	{
@@ -236,7 +237,7 @@ template <class E, int D, bool ROTATE_> struct kv_plane<E, D, ROTATE_, false> {
 		G = E::GROUPED ? M : 1,
 		CODES = E::GROUPED ? G * 4 * E::BITS : D, /* bytes of codes per row */
 		NIBBLES = E::BITS < 8,                    /* two elements per byte */
-		HIGH = KV_PAGE * 16 * G,                  /* offset of the high bits */
+		HIGH = KV_PAGE * 16 * G, /* byte offset of the high bits in the plane */
 		BYTES = KV_PAGE * (CODES + 2 * E::SCALES * G)
 	};
 
@@ -416,7 +417,7 @@ template <int D, bool ROTATE_> struct kv_plane<kv_int4c, D, ROTATE_, false> {
 	{
 	}
 
-	/* Quantises a full page from its exact rows [32][D]; all lanes of a warp call. */
+	/* Quantises a full page from its exact rows [32][D]. All lanes of a warp call. */
 	DEV void
 	close(void *p, const unsigned short *exact)
 	{

@@ -1,11 +1,11 @@
-/* Rotary position embedding, and qkv_finish, the epilogue of norm_qkv. Tables hold the cosines of
- * R/2 angles per row, then their sines. */
+/* Rotary position embedding, and qkv_finish, the epilogue of norm_qkv. A table holds, per row, the
+ * cosines of R/2 angles, then the sines. */
 #ifndef LLMC_CUDA_ATTENTION_ROPE_H
 #define LLMC_CUDA_ATTENTION_ROPE_H
 
 #include "cuda/attention/kv_quantized.h"
 
-/* Positions of pair i among R dimensions */
+/* Dimensions of pair i among R */
 struct rope_half {
 	DEV int
 	first(int i, int)
@@ -43,8 +43,8 @@ rope_rotate(float *a, float *b, const float *table, int i, int rope_dims)
 }
 
 /* Description of norm_qkv. K has type E_, V has type EV_ (cuda/attention/kv_quantized.h). ROTATE_:
- * quantised rows are stored Hadamard-rotated. ROPE_: pairing of RoPE, applied to the first R_
- * dimensions (0: none). */
+ * quantised rows are stored Hadamard-rotated. ROPE_: which dimensions form a pair of RoPE, which is
+ * applied to the first R_ dimensions (0: no RoPE). */
 template <class E_, class ROPE_, int HEADS_, int KV_HEADS_, int D_, int R_, bool HAS_QN_,
           bool HAS_KN_, long long PAGE_BYTES_, class EV_ = E_,
           bool ROTATE_ = false> struct qkv_config {
@@ -59,18 +59,18 @@ template <class E_, class ROPE_, int HEADS_, int KV_HEADS_, int D_, int R_, bool
 		HAS_QN = HAS_QN_,
 		HAS_KN = HAS_KN_,
 		WHOLE = HAS_QN || HAS_KN || !KP::UNQUANTISED || !VP::UNQUANTISED
-	}; /* WHOLE: a head is finished by one warp */
+	}; /* WHOLE: one warp finishes a whole head */
 	static constexpr long long PAGE_BYTES = PAGE_BYTES_;
 };
 
-/* Arguments of qkv_finish; eps and plus_one belong to the norm of heads */
+/* Arguments of qkv_finish. eps and plus_one belong to the norm of heads. */
 struct qkv_args {
 	const float *b, *qn, *kn, *rope;
 	void *kv;
 	float *q, eps, plus_one;
 };
 
-/* Accumulators before row scale and bias (NULL: none) are applied */
+/* Accumulators to which row scale and bias (NULL: none) have not been applied yet */
 struct qkv_scaled {
 	const float *sum, *b;
 	float scale;
@@ -81,9 +81,10 @@ struct qkv_scaled {
 	}
 };
 
-/* Finishes head `head` of row t, counted over q heads, then k heads, then v heads: norm of the
- * head, RoPE, store to q or to the page. raw: its D sums with bias, in shared or global memory,
- * visible to the warp (or a qkv_scaled of such); it is not modified. All 32 lanes call. */
+/* Finishes head `head` of row t; heads are counted over q, then k, then v. Applies the norm of the
+ * head and RoPE, and stores to q or to the page. raw: the head's D sums with bias, in shared or
+ * global memory that the warp can read (or a qkv_scaled of such sums); not modified. All 32 lanes
+ * call. */
 template <class Q, class Raw> DEV void
 qkv_finish(const llmc_step &s, const qkv_args &a, int t, int head, const Raw &raw)
 {
@@ -100,7 +101,8 @@ qkv_finish(const llmc_step &s, const qkv_args &a, int t, int head, const Raw &ra
 	const int pos = kind > 0 ? s.pos[t] : 0;
 	char *plane = 0;
 
-	/* Item i < PAIRS is a pair; the others are single values after the rotated ones. */
+	/* Item i < PAIRS is a pair of RoPE. The other items are single values after the rotated
+	 * dimensions. */
 #pragma unroll
 	for (int n = 0; n < N; n++) {
 		int i = lane + 32 * n;
@@ -125,7 +127,7 @@ qkv_finish(const llmc_step &s, const qkv_args &a, int t, int head, const Raw &ra
 		int i = lane + 32 * n, at = i < PAIRS ? ROPE::first(i, R) : i + PAIRS,
 		    to = ROPE::second(i, R);
 		if (i >= ITEMS)
-			break; /* end of the lane's items; continue to the shuffles below */
+			break; /* no more items for this lane; the shuffles below need all lanes */
 		if (normed) {
 			x[n] *= scale * (w[at] + a.plus_one);
 			if (i < PAIRS)
@@ -150,7 +152,7 @@ qkv_finish(const llmc_step &s, const qkv_args &a, int t, int head, const Raw &ra
 	if constexpr (!Q::KP::UNQUANTISED || !Q::VP::UNQUANTISED) {
 		if (kind == 0 || (kind == 1 ? Q::KP::UNQUANTISED : Q::VP::UNQUANTISED))
 			return;
-		/* Exchanges elements so that this lane has element lane + 32 m. */
+		/* Exchanges elements so that this lane has elements lane + 32 m. */
 		float z[Q::KP::M];
 #pragma unroll
 		for (int m = 0; m < Q::KP::M; m++) {

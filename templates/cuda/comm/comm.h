@@ -16,9 +16,10 @@
  * sets a flag to e + 1 has read chunk e. All lanes of all ranks must be resident at the same time,
  * so launches are cooperative. A wait ends early if *end reports that the group has ended.
  *
- * An all-reduce is one-shot, as above, or two-shot. In a two-shot all-reduce, each rank first sends
- * every other rank the elements which that rank adds, then sends its sums to all. Both add in the
- * order of ranks, so the results are bit-identical. */
+ * An all-reduce is one-shot, as above, or two-shot. In a two-shot all-reduce, each rank adds a part
+ * of the elements. Every rank first sends each other rank the elements that this rank adds; then
+ * each rank sends its sums to all. Both variants add in the order of ranks, so the results are
+ * bit-identical. */
 #ifndef LLMC_CUDA_COMM_COMM_H
 #define LLMC_CUDA_COMM_COMM_H
 
@@ -26,19 +27,21 @@ enum {
 	LLMC_PEERS = 8,  /* maximum number of ranks */
 	LLMC_LANES = 16, /* CTAs per launch */
 	LLMC_LANE_THREADS = 256,
-	LLMC_LANE_LEAST = 1024, /* least number of elements per lane before another lane is used */
-	LLMC_CHUNK = 2048,      /* elements per slot */
-	LLMC_POLLS = 4096       /* polls of a flag between two polls of *end */
+	LLMC_LANE_LEAST =
+	    1024, /* a lane is added only if every lane then has at least this many elements */
+	LLMC_CHUNK = 2048, /* elements per slot */
+	LLMC_POLLS = 4096  /* polls of a flag between two polls of *end */
 };
 
 typedef struct llmc_peers {
 	int rank, ranks;
-	unsigned *epoch;            /* [LANES] chunks sent per lane; own memory */
-	unsigned *flag[LLMC_PEERS]; /* per rank, in its memory: [ranks, LANES] */
-	float *slot[LLMC_PEERS];    /* per rank, in its memory: [2, ranks, LANES, LLMC_CHUNK] */
-	const unsigned *end;        /* host memory; not 0: the group has ended */
-	/* [LANES, LLMC_PEERS] host memory: 1 + the step in which this lane gave up waiting for that
-	 * rank */
+	unsigned *epoch;            /* [LANES] number of chunks sent per lane, in own memory */
+	unsigned *flag[LLMC_PEERS]; /* per rank, in that rank's memory: [ranks, LANES] */
+	float
+	    *slot[LLMC_PEERS]; /* per rank, in that rank's memory: [2, ranks, LANES, LLMC_CHUNK] */
+	const unsigned *end;   /* host memory; not 0 if the group has ended */
+	/* [LANES, LLMC_PEERS] host memory: 1 + the step in which this lane stopped waiting for that
+	 * rank; 0: no such step */
 	unsigned *late;
 } llmc_peers;
 
@@ -49,16 +52,15 @@ typedef struct llmc_collective {
 	const llmc_peers *peers;
 	const int *rows;
 	const float *x, *b, *b2,
-	    *r; /* b, b2 [width], r [rows, width]: each NULL if absent; r may be y */
+	    *r; /* b and b2 [width], r [rows, width]; NULL if absent; r may be y */
 	float *y;
 	float scale;
-	int width, step; /* step: index in the plan, for messages */
+	int width, step; /* step: index of the collective in the plan, for messages */
 	int first[LLMC_PEERS + 1];
 } llmc_collective;
 
 /* Result of a library's all-gather: [ranks, stride] floats at `from`. llmc_add_ranks processes
- * elements [at, at + n) of an all_reduce message, llmc_place_ranks rows [at, at + n) of an
- * all_gather. */
+ * elements [at, at + n) of an all_reduce, llmc_place_ranks rows [at, at + n) of an all_gather. */
 typedef struct llmc_gathered {
 	llmc_collective c;
 	const float *from;

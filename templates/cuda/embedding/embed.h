@@ -4,8 +4,8 @@
 
 #include "cuda/weights/weights.h"
 
-/* y = scale * row `id` of w, or zero if the table has no such row; x is added if given. The whole
- * CTA calls. */
+/* y = scale * row `id` of w, or zero if the table has no such row. If x is given, it is added. All
+ * threads of the CTA call. */
 template <class W> DEV void
 embed_row(const void *w, long long id, int rows, float scale, const float *x, float *y)
 {

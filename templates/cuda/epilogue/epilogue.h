@@ -1,5 +1,5 @@
 /* Epilogues of GEMM kernels. An epilogue handles C neighbouring columns at a time (2, or 4 after
- * lanes have exchanged results), in the thread that holds them in registers.
+ * lanes have exchanged results). It runs in the thread that holds these columns in registers.
  *
  *   store(m, n, v, u)           stores row m; v[j] are its C columns from n + 4 C j on
  *   read(m, n, before)          optional: issues the loads that store needs
@@ -13,13 +13,13 @@
 
 #include "cuda/math/math.h"
 
-/* Types of activations in memory, selected by value_${Y_DTYPE}. bf16 is rounded here, exactly as
- * the matmul that reads it would round it. */
+/* Type of activations in memory, selected by value_${Y_DTYPE}. bf16 is rounded here exactly as the
+ * matmul that reads it would round it. */
 typedef float value_f32;
 typedef unsigned short value_bf16;
 
-/* Loads C columns of a row at p from column n (a multiple of C), in one access where WIDTH keeps
- * rows aligned. */
+/* Loads C columns of a row at p from column n (a multiple of C), in one access if WIDTH keeps rows
+ * aligned. */
 template <int WIDTH, int C> DEV void
 gemm_read(const float *p, int n, float (&v)[C])
 {
@@ -98,7 +98,7 @@ gemm_bias(const float *b, int n, float (&v)[N][C])
 			v[j][c] += t[j][c];
 }
 
-/* Result of read for an epilogue that loads nothing early */
+/* Result of read, for an epilogue that loads nothing in advance */
 struct gemm_no_operands {
 };
 
@@ -129,8 +129,8 @@ template <int WIDTH, float (*F)(float), class Y = value_f32> struct gemm_store {
 	}
 };
 
-/* y = scale * r + v + b; y may alias r: a thread reads its elements before it writes them. TIGHT:
- * load and store two groups of columns at a time, for kernels that are short of registers. */
+/* y = scale * r + v + b; y may alias r, because a thread reads its elements before it writes them.
+ * TIGHT: load and store two groups of columns at a time, for kernels with few free registers. */
 template <int WIDTH, bool TIGHT = false> struct gemm_add {
 	float *y;
 	const float *b, *r;
@@ -216,7 +216,7 @@ template <int WIDTH, float (*F)(float, float), class Y = value_f32> struct gemm_
 	}
 };
 
-/* Columns n and n + 1 of a row that cuBLASLt has stored */
+/* Load columns n and n + 1 of a row that cuBLASLt has stored. */
 template <int WIDTH> DEV void
 gemm_load_raw(const float *p, int n, float (&v)[2])
 {
@@ -236,9 +236,10 @@ gemm_load_raw(const unsigned short *p, int n, float (&v)[2]) /* bf16 */
 	}
 }
 
-/* Applies the epilogue to a matmul that cuBLASLt has stored to raw [n, SHARE, ROWS]. CTAs have 256
- * threads; blockIdx.x is the row, blockIdx.y a group of GEMM_POST_COLS columns. scale and e: as in
- * cuda/gemm/gemm.h. e may overwrite raw: each thread overwrites only what it has read. */
+/* Applies the epilogue to the result of a matmul by cuBLASLt, raw [n, SHARE, ROWS]. CTAs have 256
+ * threads; blockIdx.x is the row, blockIdx.y a group of GEMM_POST_COLS columns. scale and e are as
+ * in cuda/gemm/gemm.h. e may overwrite raw, because each thread overwrites only what it has
+ * read. */
 enum { GEMM_POST_COLS = 2048 };
 
 template <class G, class T, class E> DEV void

@@ -1,5 +1,5 @@
-/* y = a w^T for the rows of a mixed step, with an epilogue: the tile scheduler. Stages are filled
- * by cuda/gemm/gemm_cp_async.h or cuda/gemm/gemm_tma.h.
+/* y = a w^T for the rows of a mixed step, with an epilogue. This file has the tile scheduler.
+ * Stages are filled by cuda/gemm/gemm_cp_async.h or cuda/gemm/gemm_tma.h.
  *
  *   a tile of BM x BN results, BK columns per stage, STAGES stages in shared memory:
  *     sm_80 .. 90, and block formats             sm_100, sm_120, 16-bit weights
@@ -15,9 +15,9 @@
  * half of the matrix.
  *
  * CTAs are persistent and iterate over tiles, so any n is covered by any grid. There are three
- * tiles, of 16, 64 and 128 rows. The choice depends on n and on how many tiles keep the SMs busy;
- * results do not depend on it (cuda/gemm/gemm_tile.h). A kernel may run several GEMMs in sequence,
- * of one matrix or format each, in the same shared memory.
+ * tiles, of 16, 64 and 128 rows. The choice depends on n and on the number of tiles that keep the
+ * SMs busy. Results do not depend on the choice (cuda/gemm/gemm_tile.h). A kernel may run several
+ * GEMMs in sequence in the same shared memory; each has one matrix or format.
  *
  * Bytes: a stage of the large tile with 16-bit weights is 8 KB of activations and 8 KB of weights,
  * for 32 mma per warp (8 warps). With blocks it is 16 KB of activations and 4.5 to 8.5 KB of
@@ -28,9 +28,9 @@
  * Resources (ptxas 13.0, all of sm_80 to sm_120a, no spills): 16-bit weights and blocks of 32 take
  * 124-128 registers, so two CTAs (16 warps) run per SM, with 3 or 4 stages of 32 columns (2 of 64
  * for blocks of 32). K-quants take 162-183 registers: one CTA, 3 stages of 64. From sm_100a on,
- * 16-bit weights and their activations are loaded by tensor maps. That takes 119-123 registers and
- * 6 stages of 32 columns of the large tile in the 227 KB of sm_100a, or 3 in the 99 KB of sm_120a.
- * Only the producer computes addresses. Not measured on sm_100a and sm_120a.
+ * 16-bit weights and their activations are loaded by tensor maps. This takes 119-123 registers. The
+ * large tile has 6 stages of 32 columns in the 227 KB of sm_100a, and 3 in the 99 KB of sm_120a.
+ * Only the producer computes addresses. Neither sm_100a nor sm_120a has been measured.
  *
  * Shared memory: G::SHARED bytes, dynamic, and 256 for the mbarriers if G::TMA. */
 #ifndef LLMC_CUDA_GEMM_GEMM_H
@@ -52,8 +52,8 @@ gemm_clear(float (&acc)[T::MT][T::NT][4])
 				acc[i][j][c] = 0;
 }
 
-/* Scales the sums of this warp, if it has any, and passes them to the epilogue. wm, wn: its row and
- * column among the warps of the tile */
+/* Scales the sums of this warp, if the tile has rows for it, and passes them to the epilogue. wm,
+ * wn: row and column of the warp among the warps of the tile */
 template <class G, class T, class E> DEV void
 gemm_epilogue(const float (&acc)[T::MT][T::NT][4], const gemm_operands<typename G::W> &in, int m0,
               int n0, int wm, int wn, const E &e)
@@ -84,10 +84,10 @@ gemm_epilogue(const float (&acc)[T::MT][T::NT][4], const gemm_operands<typename 
 		}
 }
 
-/* Runs all tiles of a GEMM and returns their number. The order is bands of 8 tiles along M, so that
- * CTAs that run at the same time share both matrices in L2. GEMMs of one configuration may follow
- * each other on the same stages: `before`, the number of tiles of the earlier ones, keeps the load
- * of the CTAs even. */
+/* Runs all tiles of a GEMM and returns their number. Tiles are ordered in bands of 8 along M, so
+ * that CTAs that run at the same time share both matrices in L2. GEMMs of one configuration may
+ * follow each other on the same stages. `before` is the number of tiles of the earlier ones; with
+ * it, the load of the CTAs stays even. */
 template <class G, class T, class E> DEV int
 gemm_tile_loop(gemm_stages<G, T> &stages, const gemm_operands<typename G::W> &in, const E &e,
                int before = 0)
@@ -120,7 +120,7 @@ gemm_tiles(unsigned char *smem, const gemm_operands<typename G::W> &in, const E 
 	stages.end();
 }
 
-/* SMALL_M: steps of up to this many rows run another kernel and never reach this one */
+/* SMALL_M: another kernel runs steps of up to this many rows */
 template <class G, int SMALL_M = 0, class E> DEV void
 gemm_run(const gemm_operands<typename G::W> &in, const E &e)
 {

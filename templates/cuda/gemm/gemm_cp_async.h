@@ -1,6 +1,6 @@
-/* Stages of cuda/gemm/gemm.h's tiles, filled by all threads. Activations and 16-bit weights come by
- * cp.async, one commit group per stage. Blocks are unpacked from registers
- * (cuda/gemm/gemm_weights.h). */
+/* Stages of the tiles of cuda/gemm/gemm.h, filled by all threads. Activations and 16-bit weights
+ * are copied by cp.async, with one commit group per stage. Blocks are loaded to registers and
+ * unpacked from there (cuda/gemm/gemm_weights.h). */
 #ifndef LLMC_CUDA_GEMM_GEMM_CP_ASYNC_H
 #define LLMC_CUDA_GEMM_GEMM_CP_ASYNC_H
 

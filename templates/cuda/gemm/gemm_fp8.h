@@ -1,14 +1,14 @@
-/* GEMM of e4m3 for `activations: f8`: stages of bytes for the tiles of cuda/gemm/gemm.h, and
- * mma.sync m16n8k32 of e4m3.
+/* GEMM of e4m3 for `activations: f8`. This file has stages of bytes for the tiles of
+ * cuda/gemm/gemm.h, and multiplies by mma.sync m16n8k32 of e4m3.
  *
  *   per group of GROUP columns (128; 32 for f8_32):
  *     s    = sum of q_w q_x            by the tensor cores, from 0
  *     acc  = fma(s d_w, d_x, acc)      fp32, one chain per result, in the order of the groups
  *
- * Weights have a scale d_w per row and group, as they are stored; activations get one per row and
- * group, d_x = max|x| / 448, in quantize_act_fp8. Terms q_w q_x are exact. Tensor cores keep
+ * Weights are stored with a scale d_w per row and group. quantize_act_fp8 computes the scale of
+ * activations per row and group, d_x = max|x| / 448. The terms q_w q_x are exact. Tensor cores keep
  * fewer bits of s than fp32 has: 14 significant bits, aligned to the largest term, were reported
- * for Hopper. That is why s covers no more than 128 columns. The emulator adds in fp32.
+ * for Hopper. For this reason s covers at most 128 columns. The emulator adds in fp32.
  *
  * A stage has 128 columns: BM rows of activations, then BN rows of weights, by cp.async, in the
  * order of gemm_chunk_offset for 64 elements of 16 bits. Scales of all stages follow the ring:
@@ -19,7 +19,7 @@
 #include "cuda/gemm/gemm.h"
 #include "cuda/gemm/quantize_act.h"
 
-/* Rounded activations of n rows in a kernel's scratch: bytes [n][COLS], then scales [n][GROUPS] */
+/* Rounded activations of n rows, in a kernel's scratch: bytes [n][COLS], then scales [n][GROUPS] */
 template <class W> struct fp8_rows {
 	enum { COLS = W::COLS, GROUP = W::BLOCK, GROUPS = COLS / GROUP };
 	static_assert(COLS % GROUP == 0 && GROUP >= 4, "whole groups");
@@ -38,9 +38,9 @@ template <class W> struct fp8_rows {
 	}
 };
 
-/* Norms the CTA's row x and rounds it to row t of `to` (members as fp8_rows has them). *scale, the
- * factor of the row's results, becomes 1. A group with an infinity or NaN gets the scale NaN, one
- * below 1e-30 the scale 0. */
+/* Norms the CTA's row x and rounds it to row t of `to`, whose members are those of fp8_rows.
+ * *scale, the factor of the row's results, is set to 1. A group with an infinity or NaN gets the
+ * scale NaN; a group whose largest magnitude is below 1e-30 gets the scale 0. */
 template <class W, class NORM, class X, class R> DEV void
 quantize_act_fp8(const X *x, const norm_vectors &norm, const quantize_act_gain<W, NORM> &gain,
                  const R &to, int t, float *scale)
@@ -56,8 +56,8 @@ quantize_act_fp8(const X *x, const norm_vectors &norm, const quantize_act_gain<W
 #pragma unroll
 	for (int i = 0; i < N; i++) {
 		const int k = ((int)threadIdx.x + i * GEMM_THREADS) * 4;
-		unsigned top =
-		    0; /* integer order: NaN is above infinity, infinity above the rest */
+		unsigned top = 0; /* compared as integers, NaN is larger than infinity, and infinity
+		                     larger than all other values */
 #pragma unroll
 		for (int c = 0; c < 4; c++)
 			top = max(top, __float_as_uint(v[i][c]) & 0x7fffffffu);
@@ -81,7 +81,8 @@ quantize_act_fp8(const X *x, const norm_vectors &norm, const quantize_act_gain<W
 	}
 }
 
-/* Configuration of a GEMM of e4m3; members as gemm_config has them. One CTA runs per SM. */
+/* Configuration of a GEMM of e4m3. The members have the meaning that they have in gemm_config. One
+ * CTA runs per SM. */
 template <class W_, int ROWS_, int SHARE_ = 1> struct gemm_fp8_config {
 	typedef W_ W;
 	enum {
@@ -91,7 +92,7 @@ template <class W_, int ROWS_, int SHARE_ = 1> struct gemm_fp8_config {
 		SOURCE = GEMM_FP8,
 		BLOCKS = 1,
 		SHARED = 98304,
-		SUBS = 128 / W::BLOCK /* groups of a stage */
+		SUBS = 128 / W::BLOCK /* groups per stage */
 	};
 	typedef gemm_tile<64, 64, 64, 32, 16, 4> middle;
 	typedef middle small;
@@ -101,14 +102,14 @@ template <class W_, int ROWS_, int SHARE_ = 1> struct gemm_fp8_config {
 	              "shared memory");
 };
 
-/* Copies rows of weights and their scales. Columns past the matrix are zeros, and so are rows. */
+/* Copies rows of weights and their scales. Rows and columns past the matrix are set to zero. */
 template <class G, class T> struct gemm_fp8_weights {
 	typedef typename G::W W;
 	static constexpr int PASS = GEMM_THREADS / T::CHUNKS;
 	static_assert(PASS % T::WN == 0, "a thread's rows are equally far apart");
 	const w_matrix<W> &w;
 	const unsigned char *from;
-	int n0, r, c, left; /* left: columns of y from row r's to the last */
+	int n0, r, c, left; /* left: columns of y from that of row r to the last */
 
 	__device__ __forceinline__
 	gemm_fp8_weights(const w_matrix<W> &w, int n0)
@@ -161,7 +162,7 @@ template <class G, class T> struct gemm_stages<G, T, GEMM_FP8> {
 		return (float *)(smem + T::BYTES) + s * SCALES;
 	}
 
-	/* Copies the scales of the activations; rows past the last repeat it. */
+	/* Copies the scales of the activations. Rows past the last one get its scales. */
 	DEV void
 	row_scales(const fp8_rows<W> &x, float *to, int m0, int step)
 	{
@@ -176,12 +177,12 @@ template <class G, class T> struct gemm_stages<G, T, GEMM_FP8> {
 	multiply(const unsigned char *stage, const float *at, int wm, int wn,
 	         float (&acc)[T::MT][T::NT][4])
 	{
-		constexpr int IN_GROUP = 4 / G::SUBS; /* mma per sum */
+		constexpr int IN_GROUP = 4 / G::SUBS; /* mma per sum s */
 		const int lane = (int)lane_id();
 		const int ra = wm * T::WM + (lane & 15), ca = lane >> 4;
 		const int rb = wn * T::WN + (lane & 7) + (lane >> 4 << 3), cb = lane >> 3 & 1;
 
-#pragma unroll 1 /* unrolled, ptxas moves loads up until it spills */
+#pragma unroll 1 /* if unrolled, ptxas hoists loads until registers spill */
 		for (int g = 0; g < G::SUBS; g++) {
 			unsigned w[IN_GROUP][T::NT][2];
 			float d[T::NT][2];

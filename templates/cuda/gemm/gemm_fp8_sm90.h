@@ -1,5 +1,5 @@
-/* GEMM of e4m3 on sm_90a for `activations: f8`: the warps, ring and tile scheduler of
- * cuda/gemm/gemm_sm90.h, with 128 columns of bytes per stage where those have 64 of 16 bits.
+/* GEMM of e4m3 on sm_90a for `activations: f8`. Warps, ring and tile scheduler are those of
+ * cuda/gemm/gemm_sm90.h, but a stage has 128 columns of bytes instead of 64 columns of 16 bits.
  *
  *   producer warps (4)                            consumer warpgroups (2, half of the rows each)
  *     wait empty[s]                                 wait full[s]
@@ -9,14 +9,15 @@
  *       registers, st.shared; arrive at full[s];    arrive at empty[s] of both CTAs
  *       loads of stage s + 1                        the other warpgroup multiplies meanwhile
  *
- * The definition is that of cuda/gemm/gemm_fp8.h: a sum per group of 128 columns, which is a stage,
- * is added to fp32 sums. Weights are copied as they are stored. Activations are in the order of
- * gemm90_act, with bytes in pairs, then the scales [n][GROUPS] of fp8_rows.
+ * Results are defined as in cuda/gemm/gemm_fp8.h. The sum of a group of 128 columns, which is one
+ * stage, is scaled and added to fp32 sums. Weights are copied as they are stored. Activations are
+ * stored in the order of gemm90_act, where a pair of bytes replaces a 16-bit value, followed by the
+ * scales [n][GROUPS] of fp8_rows.
  *
- * Sums are 128 registers of a thread with the large tile (256 x 128) and 64 with the middle one
- * (128 x 128), and `part` 64 more. Computed: a stage of the large tile takes 1024 cycles of the
- * tensor cores and 32 bytes per cycle of L2; adding it takes 2 x 64 multiplications and fma of each
- * of 8 warps, 512 issue slots of a scheduler's 1024. */
+ * The sums take 128 registers of a thread with the large tile (256 x 128) and 64 with the middle
+ * one (128 x 128); `part` takes 64 more. Computed: a stage of the large tile takes 1024 cycles of
+ * the tensor cores and 32 bytes per cycle from L2. Adding it takes 64 multiplications and 64 fma
+ * twice in each of 8 warps: 512 of the 1024 issue slots of a scheduler. */
 #ifndef LLMC_CUDA_GEMM_GEMM_FP8_SM90_H
 #define LLMC_CUDA_GEMM_GEMM_FP8_SM90_H
 
@@ -24,7 +25,7 @@
 #include "cuda/gemm/gemm_sm90.h"
 #include "cuda/ptx/wgmma_e4m3.h"
 
-/* Members as gemm90_config has them; columns are pairs of bytes. */
+/* Members have the meaning that they have in gemm90_config. A column is a pair of bytes. */
 template <class W_, int ROWS_, int SHARE_ = 1> struct gemm90_fp8_config {
 	typedef W_ W;
 	enum {
@@ -34,7 +35,9 @@ template <class W_, int ROWS_, int SHARE_ = 1> struct gemm90_fp8_config {
 		ROW_MAJOR = 0,
 		PRODUCERS = 128,
 		THREADS = PRODUCERS + 256,
-		ARRIVALS = 1 + PRODUCERS / 32, /* each warp copies weights */
+		ARRIVALS =
+		    1 + PRODUCERS / 32, /* at a full stage: the thread that copies activations, and
+		                           each producer warp, since all of them copy weights */
 		SEPARATE_HALVES = 0
 	};
 	typedef gemm90_tile<256, 128, 4, true, ROWS, SHARE> large90;
@@ -42,7 +45,7 @@ template <class W_, int ROWS_, int SHARE_ = 1> struct gemm90_fp8_config {
 	static_assert(W::COLS % 128 == 0 && W::BLOCK == 128, "a stage is a group");
 };
 
-/* fp8_rows whose bytes are in the order of gemm90_act */
+/* fp8_rows whose bytes are stored in the order of gemm90_act */
 template <class G> struct gemm90_fp8_rows : fp8_rows<typename G::W> {
 	struct bytes {
 		gemm90_act<G> pairs;
@@ -63,11 +66,11 @@ struct alignas(1024) gemm90_fp8_shared_storage {
 	gemm90_shared_storage ring;
 	struct {
 		float w[128], x[256];
-	} scale[6]; /* scales of a stage's rows of weights and activations */
+	} scale[6]; /* per stage: scales of its rows of weights and activations */
 };
 static_assert(sizeof(gemm90_fp8_shared_storage) == 206848, "shared bytes of the @launch line");
 
-/* A producer thread's part of a stage, in registers one stage ahead: a row of weights and its
+/* A producer thread's part of a stage, held in registers one stage ahead: a row of weights and its
  * scale, and the scales of one or two rows of activations */
 template <class G, class T> struct gemm90_fp8_weights {
 	typedef typename G::W W;
@@ -77,7 +80,7 @@ template <class G, class T> struct gemm90_fp8_weights {
 	uint4 q[8];
 	float d, d_x[T::BM / 128];
 
-	/* Rows past the last have its scale. */
+	/* Rows past the last one get its scale. */
 	__device__ __forceinline__
 	gemm90_fp8_weights(const gemm_operands<W> &in, int m0, int n0, int n)
 	{
@@ -104,7 +107,7 @@ template <class G, class T> struct gemm90_fp8_weights {
 		for (int i = 0; i < T::BM / 128; i++)
 			d_x[i] = x[i][step];
 	}
-	/* next: stage to load then; -1: none */
+	/* next: stage to load afterwards; -1: none */
 	__device__ __forceinline__ void
 	store(unsigned char *to, float *of_w, float *of_x, mbar_t *full, int next)
 	{
@@ -124,7 +127,7 @@ template <class G, class T> struct gemm90_fp8_weights {
 	}
 };
 
-/* gemm90_produce for weights that are copied */
+/* gemm90_produce, for weights that the warps copy through registers */
 template <class G, class T, class SCHEDULER> DEV void
 gemm90_fp8_produce(gemm90_fp8_shared_storage &s, SCHEDULER scheduler)
 {
@@ -155,7 +158,7 @@ gemm90_fp8_produce(gemm90_fp8_shared_storage &s, SCHEDULER scheduler)
 	}
 }
 
-/* Consumer warps, as gemm90_consume */
+/* gemm90_consume, for e4m3 */
 template <class G, class T, class SCHEDULER> DEV void
 gemm90_fp8_consume(gemm90_fp8_shared_storage &s, SCHEDULER scheduler)
 {
@@ -217,8 +220,8 @@ gemm90_fp8_consume(gemm90_fp8_shared_storage &s, SCHEDULER scheduler)
 	}
 }
 
-/* Rounds of tiles times the cycles of a stage at 28 bytes per cycle from L2: 1170 for the large
- * tile, 860 for the middle one */
+/* Returns whether the large tile is faster than the middle one: rounds of tiles, times the cycles
+ * of a stage at 28 bytes per cycle from L2 (1170 for the large tile, 860 for the middle one). */
 template <class G> DEV bool
 gemm90_fp8_is_large(int n)
 {
@@ -257,7 +260,7 @@ gemm90_fp8_run(const gemm_operands<typename G::W> &in, const E &e)
 			    s, gemm90_tile_scheduler<G, middle, E>{ in, e, in.n });
 	}
 	__syncwarp();
-	cluster_sync(); /* the other CTA still arrives at mbarriers of this one */
+	cluster_sync(); /* the other CTA may still arrive at mbarriers of this one */
 }
 
 #endif

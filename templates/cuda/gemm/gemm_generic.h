@@ -1,10 +1,10 @@
-/* Portable matmul: normed rows of x times rows of weights in fp32, for every shape, storage type
+/* Portable matmul in fp32 of normed rows of x with rows of weights, for every shape, storage type
  * and architecture.
  *
- * A CTA of 8 warps handles 8 tokens at a time, a warp two rows of weights, a lane one unit of them
- * (cuda/weights/weights.h). The tokens' columns are normed into shared memory in chunks that all
- * warps read. The result of a token does not depend on other tokens: a lane adds its units in
- * order, then the lanes are added. */
+ * A CTA of 8 warps handles 8 tokens at a time. A warp handles two rows of weights, a lane one unit
+ * of each at a time (cuda/weights/weights.h). Chunks of columns of the tokens are normed into
+ * shared memory, from which all warps read. The result of a token does not depend on other tokens:
+ * a lane adds its units in order, then the lanes' sums are added. */
 #ifndef LLMC_CUDA_GEMM_GEMM_GENERIC_H
 #define LLMC_CUDA_GEMM_GEMM_GENERIC_H
 
@@ -13,8 +13,8 @@
 
 enum { ROWS_TOKENS = 8, ROWS_CHUNK = 1024, ROWS_WARPS = 8 };
 
-/* Offset of column c: 4 floats of padding per 32 keep lanes whose units are 32 columns apart off
- * the same banks. */
+/* Offset of column c. 4 floats of padding per 32 columns put lanes whose units are 32 columns apart
+ * on different banks. */
 DEV constexpr int
 rows_at(int c)
 {
@@ -41,13 +41,13 @@ rows_of(const rows_x &x, int t, int cols)
 	return x.x + (long long)(x.out_row ? x.out_row[t] : t) * cols;
 }
 
-/* Adds units [first, last) of two rows of weights, times NT tokens of the chunk that begins at
- * column c0. */
+/* Multiplies units [first, last) of two rows of weights by NT tokens of the chunk that begins at
+ * column c0, and adds the results. */
 template <class W, int NT> DEV void
 rows_chunk(const rows_shared &s, const unsigned char *const (&w)[2], int first, int last, int c0,
            float (&acc)[2][ROWS_TOKENS])
 {
-#pragma unroll 1 /* unrolling would need more registers than there are */
+#pragma unroll 1 /* unrolling would need more registers than a thread has */
 	for (int u = first + lane_id(); u < last; u += 32) {
 		const int at0 = rows_at(W::column(u, 0) - c0),
 		          at1 = rows_at(W::column(u, 0) + W::SPAN - c0);
@@ -71,7 +71,7 @@ rows_chunk(const rows_shared &s, const unsigned char *const (&w)[2], int first, 
 }
 
 /* Multiplies tokens [t0, t0 + 8) below n by the two rows at w. Lane r * 8 + i returns the dot
- * product of row w[r] and token t0 + i. All threads of the CTA call it. */
+ * product of row w[r] and token t0 + i. All threads of the CTA call. */
 template <class W, class NORM> DEV float
 rows_times(rows_shared &s, const rows_x &x, const unsigned char *const (&w)[2], int t0, int n)
 {
@@ -79,7 +79,7 @@ rows_times(rows_shared &s, const rows_x &x, const unsigned char *const (&w)[2], 
 	          lane = lane_id(), warp = warp_id();
 	float acc[2][ROWS_TOKENS] = {};
 
-	__syncthreads(); /* all warps are done with s of the last tile */
+	__syncthreads(); /* all warps have read s for the last tile */
 	if (warp < nt) {
 		float mean, scale;
 		NORM::stats(rows_of(x, t0 + warp, W::COLS), W::COLS, x.eps, mean, scale);
@@ -92,7 +92,7 @@ rows_times(rows_shared &s, const rows_x &x, const unsigned char *const (&w)[2], 
 		const int width = min((int)ROWS_CHUNK, W::COLS - c0),
 		          padded = (width + 31) / 32 * 32;
 		__syncthreads();
-		for (int t = 0; t < stage; t++) { /* zeros past the columns and the tokens */
+		for (int t = 0; t < stage; t++) { /* zeros past the columns and past the tokens */
 			const float *from = rows_of(x, t0 + min(t, nt - 1), W::COLS) + c0;
 			for (int c = threadIdx.x; c < padded; c += 32 * ROWS_WARPS)
 				s.x[t][rows_at(c)] =
@@ -122,15 +122,16 @@ rows_times(rows_shared &s, const rows_x &x, const unsigned char *const (&w)[2], 
 	return mine;
 }
 
-/* Address of a row of a matrix of `rows` rows; indices past the end give the last row */
+/* Returns the address of a row of a matrix of `rows` rows. For indices past the end it returns that
+ * of the last row. */
 template <class W> DEV const unsigned char *
 rows_w(const void *w, int row, int rows)
 {
 	return (const unsigned char *)w + min(row, rows - 1) * W::ROW;
 }
 
-/* y[t][row] = FINISH(dot product, row, t, ...) for ROWS rows and n tokens: the loop of most kernels
- * of this kind. A CTA handles 16 rows (ROWS_BLOCK) of each tile. */
+/* Loop of most kernels that use this file: y[t][row] = FINISH(dot product, row, t, ...) for ROWS
+ * rows and n tokens. A CTA handles 16 rows (ROWS_BLOCK) of each tile. */
 enum { ROWS_BLOCK = 2 * ROWS_WARPS };
 
 template <class W, class NORM, class FINISH> DEV void

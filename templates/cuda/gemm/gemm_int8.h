@@ -1,19 +1,20 @@
-/* Integer GEMM for `activations: i8`: stages of bytes for the tiles of cuda/gemm/gemm.h, and
- * mma.sync m16n8k32 (m16n8k16 for scales per 16 columns) of signed bytes.
+/* Integer GEMM for `activations: i8`. This file has stages of bytes for the tiles of
+ * cuda/gemm/gemm.h, and multiplies by mma.sync m16n8k32 of signed bytes (m16n8k16 for scales per 16
+ * columns).
  *
  *   per block of 32 columns (or half of one):
  *     i    = sum of q_w q_x                     exact, by the tensor cores
  *     acc  = fma(i d_w, d_x, acc)               one chain per result, in the order of the blocks
  *     acc  = fma(m_w, d_x sum of q_x, acc)      formats with minima
  *
- * q_x, d_x: a row's integers and scales per 32 columns, as `activations: i8` defines them on CPUs
- * (cpu/gemm/quantize_act.h). Formats without minima have the same bits as there; with them, CPUs
- * add the minima in a second chain.
+ * q_x and d_x are a row's integers and its scales per 32 columns, as `activations: i8` defines them
+ * on CPUs (cpu/gemm/quantize_act.h). Results of formats without minima have the same bits as on
+ * CPUs. Results of formats with minima may differ, because CPUs add the minima in a second chain.
  *
- * Sums start at 1.5 * 2^23 in the bits of a float, so they are floats without a conversion:
- * |i| <= 32 * 128 * 127 < 2^22. Removing that start is part of the multiplication by d_w, exactly:
- * d_w has at most 19 significant bits, and 1.5 * 2^23 has two. Where scales have more bits
- * (int8_full_scale), it is an instruction of its own.
+ * Integer sums start at the bits of the float 1.5 * 2^23. Since |i| <= 32 * 128 * 127 < 2^22, the
+ * result is the float 1.5 * 2^23 + i, without a conversion. The fma that multiplies by d_w also
+ * subtracts 1.5 * 2^23 * d_w. That is exact if d_w has at most 19 significant bits, because 1.5 *
+ * 2^23 has two. For scales with more bits (int8_full_scale), a separate instruction subtracts.
  *
  * A stage has 64 columns: BM rows of activations, then BN rows of weights, in the order of
  * gemm_chunk_offset for 32 elements of 16 bits. The scales of all stages follow the ring:
@@ -21,23 +22,24 @@
  * bytes yields the fragments of m16n8k32.
  *
  * Issue slots per 32 columns of the large tile, per warp and 16 mma: 6 ldmatrix, 8 to 12 loads of
- * scales, 64 x 2 fma (64 x 3 with minima). So an mma takes 9 to 14 slots of a scheduler; the tensor
- * core takes 8 cycles on sm_80 and 16 on sm_86, sm_89 and sm_120a. The f16 mma of the same columns
- * take 16 and, where fp32 sums run at half rate, 64 cycles. */
+ * scales, 64 x 2 fma (64 x 3 with minima). Per mma this is 9 to 14 issue slots of a scheduler; the
+ * tensor core takes 8 cycles on sm_80 and 16 on sm_86, sm_89 and sm_120a. With f16, the mma of the
+ * same columns take 16 cycles, or 64 where fp32 sums run at half rate. */
 #ifndef LLMC_CUDA_GEMM_GEMM_INT8_H
 #define LLMC_CUDA_GEMM_GEMM_INT8_H
 
 #include "cuda/gemm/gemm.h"
 #include "cuda/gemm/quantize_act.h"
 
-/* IS 1: scales of the weights F have more than 19 significant bits */
+/* IS is 1 if scales of the weights F have more than 19 significant bits. */
 template <class F> struct int8_full_scale {
 	enum { IS = 0 };
 };
 
-/* Quantised activations of n rows in a kernel's scratch: bytes [n][COLS], then per row and block of
- * 32 columns WORDS floats: the scale, and the scale times the sum of the integers, per half if the
- * weights have a minimum per half. An odd last block has a block of zeros next to it. */
+/* Quantised activations of n rows, in a kernel's scratch: bytes [n][COLS], then WORDS floats per
+ * row and block of 32 columns. These are the scale, and the scale times the sum of the integers
+ * (per half, if the weights have a minimum per half). If the number of blocks is odd, a block of
+ * zeros follows the last one. */
 template <class W> struct int8_rows {
 	typedef typename W::tile F;
 	enum {
@@ -63,7 +65,7 @@ template <class W> struct int8_rows {
 	}
 };
 
-/* Sum over the lanes that have the same 16 (LANES 4) or 32 (8) columns */
+/* Sum over the lanes that hold the same 16 columns (LANES 4) or 32 columns (LANES 8). */
 template <int LANES> DEV int
 int8_sum(int v)
 {
@@ -73,8 +75,8 @@ int8_sum(int v)
 	return v;
 }
 
-/* Norms and quantises the CTA's row x to row t of `to`. *scale, the factor of the row's results,
- * becomes 1. */
+/* Norms and quantises the CTA's row x to row t of `to`. *scale, the factor of the row's results, is
+ * set to 1. */
 template <class W, class NORM, class X> DEV void
 quantize_act_int8(const X *x, const norm_vectors &norm, const quantize_act_gain<W, NORM> &gain,
                   const int8_rows<W> &to, int t, float *scale)
@@ -90,8 +92,8 @@ quantize_act_int8(const X *x, const norm_vectors &norm, const quantize_act_gain<
 #pragma unroll
 	for (int i = 0; i < N; i++) {
 		const int k = ((int)threadIdx.x + i * GEMM_THREADS) * 4;
-		unsigned top =
-		    0; /* integer order: NaN is above infinity, infinity above the rest */
+		unsigned top = 0; /* compared as integers, NaN is larger than infinity, and infinity
+		                     larger than all other values */
 #pragma unroll
 		for (int c = 0; c < 4; c++)
 			top = max(top, __float_as_uint(v[i][c]) & 0x7fffffffu);
@@ -130,7 +132,8 @@ quantize_act_int8(const X *x, const norm_vectors &norm, const quantize_act_gain<
 	}
 }
 
-/* Configuration of an integer GEMM; members as gemm_config has them. One CTA runs per SM. */
+/* Configuration of an integer GEMM. The members have the meaning that they have in gemm_config. One
+ * CTA runs per SM. */
 template <class W_, int ROWS_, int SHARE_ = 1> struct gemm_int8_config {
 	typedef W_ W;
 	typedef typename W::tile F;
@@ -141,8 +144,10 @@ template <class W_, int ROWS_, int SHARE_ = 1> struct gemm_int8_config {
 		SOURCE = GEMM_INT8,
 		BLOCKS = 1,
 		SHARED = 98304,
-		SUBS = 2 * F::HALVES,     /* scales of a row of weights per stage */
-		W_WORDS = 1 + F::HAS_MIN, /* floats of each */
+		SUBS = 2 * F::HALVES, /* number of scales of a row of weights per stage */
+		W_WORDS =
+		    1 +
+		    F::HAS_MIN, /* floats per scale: the scale, and the minimum if there is one */
 		X_WORDS = int8_rows<W>::WORDS
 	};
 	static_assert(F::SPAN == 16 || F::HALVES == 1, "a unit has whole halves of blocks");
@@ -164,12 +169,14 @@ template <class W_, int ROWS_, int SHARE_ = 1> struct gemm_int8_config {
 	static_assert(large::STAGES >= 2, "shared memory");
 };
 
-/* Weights of a tile as signed bytes: units of 32, one per thread, in pairs of neighbours */
+/* Weights of a tile as signed bytes. A thread handles units of 32 weights; neighbouring units form
+ * a pair. */
 template <class G, class T> struct gemm_int8_weights {
 	typedef typename G::F F;
 	enum { UNITS = T::BN * 2 };
 	const unsigned char *row;
-	int r, u, unit; /* row of the tile, unit within the stage, within the row of the matrix */
+	int r, u, unit; /* r: row of the tile; u: unit within the stage; unit: unit within the row
+	                   of the matrix */
 	typename F::raw raw;
 
 	__device__ __forceinline__
@@ -205,7 +212,7 @@ template <class G, class T> struct gemm_int8_weights {
 		return F::ZERO == 0 ? b : (b + (128 - F::ZERO) * 0x01010101u) ^ 0x80808080u;
 	}
 
-	/* Stores 16 weights of the unit, and their scale if it is this thread's. */
+	/* Stores 16 weights of the unit, and their scale if this thread has it. */
 	__device__ __forceinline__ void
 	half(unsigned char *to, float *scales, int h) const
 	{
@@ -274,7 +281,7 @@ template <class G, class T> struct gemm_stages<G, T, GEMM_INT8> {
 		return smem + T::BYTES + s * SCALES;
 	}
 
-	/* i d_w d_x for the four sums of an mma, added to acc */
+	/* Adds i d_w d_x to acc, for the four sums of an mma. */
 	DEV void
 	add(float (&acc)[4], const int (&i)[4], const float (&d)[2], const float (&x)[2])
 	{
@@ -295,7 +302,7 @@ template <class G, class T> struct gemm_stages<G, T, GEMM_INT8> {
 			acc[c] = fmaf(m[c & 1], sum[c >> 1], acc[c]);
 	}
 
-	/* Scales and minima of the columns of a lane, of block (or half) `sub` */
+	/* Scales and minima of a lane's columns, for block (or half) `sub` */
 	DEV void
 	of_columns(const unsigned char *at, int sub, int n, float (&d)[2], float (&m)[2])
 	{
@@ -312,7 +319,7 @@ template <class G, class T> struct gemm_stages<G, T, GEMM_INT8> {
 		}
 	}
 
-	/* Scale and sums (per half) of row m, of block b */
+	/* Scale and sums (per half) of row m, for block b */
 	DEV void
 	of_row(const unsigned char *at, int m, int b, float &d, float (&sum)[2])
 	{
@@ -341,7 +348,7 @@ template <class G, class T> struct gemm_stages<G, T, GEMM_INT8> {
 		const int rb = wn * T::WN + (lane & 7) + (lane >> 4 << 3), cb = lane >> 3 & 1;
 		const int start[4] = { 0x4b400000, 0x4b400000, 0x4b400000, 0x4b400000 };
 
-#pragma unroll 1 /* unrolled, ptxas moves loads up until it spills */
+#pragma unroll 1 /* if unrolled, ptxas hoists loads until registers spill */
 		for (int b = 0; b < 2; b++) {
 			unsigned w[T::NT][2];
 			float d[F::HALVES][T::NT][2], m[F::HALVES][T::NT][2];

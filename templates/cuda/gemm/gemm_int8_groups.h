@@ -7,19 +7,19 @@
  *   f32 minimum, 8        q = code - 128; minimum m + 128 d
  *
  * Zero points of up to 4 bits are at most 16 (formats/quant_format.h). Scales of 24 significant
- * bits cost one instruction more per sum (int8_full_scale). */
+ * bits need one more instruction per sum (int8_full_scale). */
 #ifndef LLMC_CUDA_GEMM_GEMM_INT8_GROUPS_H
 #define LLMC_CUDA_GEMM_GEMM_INT8_GROUPS_H
 
 #include "cuda/gemm/gemm_int8.h"
 
-/* Parameters of the w_groups that B derives from, as sizes of arrays */
+/* Parameters of the w_groups from which B derives, as sizes of arrays */
 template <int COLS, int BITS, int GROUP, int SCALE, int KIND, int ZERO>
 __device__ char (&int8_groups_bits(const w_groups<COLS, BITS, GROUP, SCALE, KIND, ZERO> *))[BITS];
 template <int COLS, int BITS, int GROUP, int SCALE, int KIND, int ZERO>
 __device__ char (&int8_groups_scale(const w_groups<COLS, BITS, GROUP, SCALE, KIND, ZERO> *))[SCALE];
 
-/* W::tile of such weights as bytes: members as cuda/weights/weights.h has them */
+/* W::tile of weights in groups, as bytes. The members are described in cuda/weights/weights.h. */
 template <class B> struct int8_groups_tile {
 	typedef typename B::raw raw;
 	enum {

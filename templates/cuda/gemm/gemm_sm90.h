@@ -1,4 +1,4 @@
-/* y = a w^T for the rows of a mixed step on sm_90a: wgmma, fed by a ring of stages in shared
+/* y = a w^T for the rows of a mixed step on sm_90a, by wgmma from a ring of stages in shared
  * memory. Operands and epilogues are those of cuda/gemm/gemm.h; columns must be a multiple of 64.
  *
  *   a cluster of two CTAs, one tile of results each; 64 columns per stage:
@@ -13,12 +13,13 @@
  *         prefetch s + 1                                the next tile meanwhile
  *
  * quantize_act stores activations in the order that a stage has them (gemm90_act). With ROW_MAJOR
- * they stay as the previous kernel stored them, and a tensor map brings them into that order. In a
- * box of 64 rows, those past the last row hold undefined values; their results are dropped.
+ * they stay as the previous kernel stored them, and the tensor map's swizzle brings them into this
+ * order. In a box of 64 rows, rows past the last one hold undefined values, and their results are
+ * dropped.
  *
- * full[s] expects one arrival with the bytes of all copies, from whichever CTA, and 8 arrivals of
- * warps that unpack. empty[s] expects 8 consumer warps of each CTA, since the copies of one CTA
- * also write into the other.
+ * full[s] expects one arrival with the bytes of all copies, whichever CTA issued them, and 8
+ * arrivals of warps that unpack. empty[s] expects 8 consumer warps of each CTA, because the copies
+ * of one CTA also write into the shared memory of the other.
  *
  * A consumer warp issues 70 to 80 instructions per stage, of which 4 are wgmma (8 with two
  * 128-column ones). Computed per stage: an SM multiplies 128 x 256 x 64 in 1024 cycles, reads 128
@@ -33,25 +34,30 @@
  *   128 x 32    activations   16 K / 2 + 4 K           96         192 + 160 small (128; L2: 440)
  *
  * A warpgroup's m64n256k16 reads 2 + 8 KB in 128 cycles, two m64n128k16 read 4 + 8 KB, so 16-bit
- * weights have the wide tile. Unpacking takes 6 to 7 instructions per weight, 380 to 450 of 1024
- * issue slots that are otherwise idle (of 512 with the middle tile). CTAs could instead exchange
- * halves of unpacked weights through distributed shared memory. Then both would need the same
- * columns and all of their activations: 36 KB from L2.
+ * weights use the tile that is 256 wide. Unpacking takes 6 to 7 instructions per weight: 380 to 450
+ * issue slots of 1024 that are otherwise idle (of 512 with the middle tile). CTAs could instead
+ * exchange halves of unpacked weights through distributed shared memory. But then both would need
+ * the same columns of weights, and each would load all its activations: 36 KB from L2.
  *
- * The threads that hold results store them. A 4096 x 4096 result is 64 MB, next to 64 x 1024 cycles
- * of matmul per tile. Storing pairs of columns would be 64 stores per thread, 8 lines each: 4096
- * cycles. Lanes exchange first (gemm90_quad_exchange): 32 stores and 64 shuffles, 2560 cycles, 4 %,
- * while the ring fills. Through shared memory it would take 2 x 1024 cycles of the bandwidth that
- * the matmul needs, 32 KB at a time next to the ring, so it would not end sooner. Warpgroups that
- * alternate on tiles of their own (64 x 256) would hide all of it but need 48 bytes per cycle from
- * L2. Delaying one warpgroup by a stage or two would hide a fifth to two fifths of it. It would
- * also keep as many of the four stages from being filled ahead, at 1000 cycles of latency each. The
- * residual (64 MB more) is prefetched during the mainloop.
+ * Stores. The threads that hold results store them. For 4096 x 4096 results (64 MB) with 4096
+ * columns of a, the matmul of a tile takes 64 x 1024 cycles. If each lane stored pairs of columns,
+ * a thread would issue 64 stores of 8 lines each: 4096 cycles. Lanes therefore exchange first
+ * (gemm90_quad_exchange). The tile then takes 32 stores and 64 shuffles: 2560 cycles (4 %), during
+ * which producers fill the ring. Three alternatives are not better:
+ *
+ *   - Through shared memory, stores would take 2 x 1024 cycles of the bandwidth that the matmul
+ *     needs, 32 KB at a time because of the ring, so they would not end sooner.
+ *   - Warpgroups that alternate on tiles of their own (64 x 256) would hide all stores, but need 48
+ *     bytes per cycle from L2.
+ *   - Delaying one warpgroup by one or two stages would hide a fifth to two fifths of the stores.
+ * But then one or two of the four stages could not be filled ahead, at 1000 cycles of latency each.
+ *
+ * The residual (64 MB more) is prefetched during the mainloop.
  *
  * Each result is one chain of sums over K, whatever the tile, so a row depends neither on other
  * rows nor on their number. The tile scheduler uses bands of 8 tiles along M: CTAs that run at the
- * same time share both matrices in L2. A CTA without rows or columns of its own (odd number of
- * tiles) still does its part of the copies.
+ * same time share both matrices in L2. If the number of tiles is odd, the last pair has a CTA
+ * without rows or columns; that CTA still does its part of the copies.
  *
  * Steps of at most 64 rows run cuda/gemm/gemm_swap_ab.h. Measured on an H100: docs/results.md. */
 #ifndef LLMC_CUDA_GEMM_GEMM_SM90_H
@@ -60,22 +66,23 @@
 #include "cuda/gemm/gemm.h"
 #include "cuda/ptx/wgmma.h"
 
-/* Tile of each of the two CTAs. SHARE_A: both have the same rows and neighbouring columns;
+/* Tile of each of the two CTAs. SHARE_A: both CTAs have the same rows and neighbouring columns;
  * otherwise the same columns and neighbouring rows. */
 template <int BM, int BN, int STAGES, bool SHARE_A_, int ROWS, int SHARE> struct gemm90_tile
     : gemm_tile<BM, BN, 64, 64, BN, STAGES> {
 	static constexpr bool SHARE_A = SHARE_A_;
 	static constexpr int OUT = BN / SHARE; /* columns of y */
 	static constexpr int BOTH_M = SHARE_A ? BM : 2 * BM,
-	                     BOTH_N = SHARE_A ? 2 * OUT : OUT; /* both CTAs together */
+	                     BOTH_N =
+	                         SHARE_A ? 2 * OUT : OUT; /* columns of y of both CTAs together */
 	static constexpr int TILES_N = (ROWS + BOTH_N - 1) / BOTH_N;
-	/* index of the tensor map; rows of its box */
+	/* MAP: index of the tensor map; BOX: rows of its box */
 	static constexpr int MAP = BN < 128, BOX = MAP ? 32 / SHARE : 64;
 };
 
-/* With 16-bit weights one thread copies, so the producer is one warpgroup. Other weights are
- * unpacked by two. ROW_MAJOR: activations are row-major, as kernels leave them, and are loaded by
- * the tensor map that follows those of the weights. */
+/* With 16-bit weights, one thread copies all operands, so the producer is one warpgroup. Other
+ * weights are unpacked by two warpgroups. ROW_MAJOR: activations are row-major, as the previous
+ * kernel stored them, and are loaded by the tensor map that follows those of the weights. */
 template <class W, int ROWS, int SHARE_ = 1, int ROW_MAJOR_ = 0> struct gemm90_config
     : gemm_config<W, ROWS, 90, SHARE_> {
 	enum {
@@ -83,7 +90,7 @@ template <class W, int ROWS, int SHARE_ = 1, int ROW_MAJOR_ = 0> struct gemm90_c
 		ROW_MAJOR = ROW_MAJOR_,
 		PRODUCERS = W::PACKED ? 256 : 128,
 		THREADS = PRODUCERS + 256,
-		/* at a full stage: the copying thread, and each warp that unpacks */
+		/* arrivals at a full stage: the thread that copies, and each warp that unpacks */
 		ARRIVALS = W::PACKED ? 1 + PRODUCERS / 32 : 1,
 		/* 1: the two halves are separate matrices with a tensor map each */
 		SEPARATE_HALVES = 0,
@@ -102,7 +109,7 @@ template <class W, int ROWS, int SHARE_ = 1, int ROW_MAJOR_ = 0> struct gemm90_c
 struct alignas(1024) gemm90_shared_storage {
 	unsigned char stage[196608];
 	mbar_t full[8], empty[8];
-	int n; /* producer warps have no register left for it */
+	int n; /* producer warps read n from here, because they have no register left for it */
 };
 static_assert(sizeof(gemm90_shared_storage) == 197632, "shared bytes of the @launch lines");
 
@@ -142,14 +149,15 @@ template <class G> struct gemm90_act {
 	}
 };
 
-/* Number of tile pairs */
+/* Returns the number of pairs of tiles. */
 template <class T> DEV int
 gemm90_tile_pairs(int n)
 {
 	return (n + T::BOTH_M - 1) / T::BOTH_M * T::TILES_N;
 }
 
-/* Origin of this CTA's tile of pair t, in scheduler order */
+/* Sets the origin of this CTA's tile in pair t. Pairs are numbered in the order of the
+ * scheduler. */
 template <class T> DEV void
 gemm90_tile_coord(int t, int n, int rank, int &m0, int &n0)
 {
@@ -161,8 +169,8 @@ gemm90_tile_coord(int t, int n, int rank, int &m0, int &n0)
 	n0 = in / height * T::BOTH_N + (T::SHARE_A ? rank * T::OUT : 0);
 }
 
-/* Weights that the producer warps unpack: none for 16-bit weights; for blocks, units held in
- * registers one stage ahead. */
+/* Weights that the producer warps unpack. For 16-bit weights it is empty; for blocks, it holds
+ * units in registers one stage ahead. */
 template <class G, class T, bool PACKED = G::W::PACKED> struct gemm90_unpack {
 	__device__ __forceinline__
 	gemm90_unpack(const w_matrix<typename G::W> &, int)
@@ -197,8 +205,9 @@ template <class G, class T> struct gemm90_unpack<G, T, true> {
 	}
 };
 
-/* Source of the activations of a CTA's tile, in chunks of 64 rows from `first` on (the last may
- * have fewer). In the layout of gemm90_act the next chunk of a group follows directly. */
+/* Source of the activations of a CTA's tile, in chunks of 64 rows from row `first` on (the last
+ * chunk may have fewer). In the layout of gemm90_act, the next chunk of a group follows
+ * directly. */
 template <class G, int PIECES, bool ROW_MAJOR = G::ROW_MAJOR> struct gemm90_rows {
 	const unsigned char *from[PIECES];
 	int bytes[PIECES];
@@ -213,7 +222,7 @@ template <class G, int PIECES, bool ROW_MAJOR = G::ROW_MAJOR> struct gemm90_rows
 			bytes[i] = max(min(64, rows - r), 0) * 128;
 		}
 	}
-	/* bytes that `rows` rows take in a stage */
+	/* bytes of `rows` rows in a stage */
 	DEV int
 	in_stage(int rows)
 	{
@@ -231,7 +240,7 @@ template <class G, int PIECES, bool ROW_MAJOR = G::ROW_MAJOR> struct gemm90_rows
 };
 
 template <class G, int PIECES> struct gemm90_rows<G, PIECES, true> {
-	int m, left; /* first chunk */
+	int m, left; /* m: first row of the first chunk; left: number of rows left */
 
 	__device__ __forceinline__
 	gemm90_rows(const unsigned short *, int m0, int first, int rows)
@@ -256,8 +265,8 @@ template <class G, int PIECES> struct gemm90_rows<G, PIECES, true> {
 	}
 };
 
-/* Copies of one thread for the stages of a tile. This CTA's half of the shared operand is multicast
- * to both CTAs. */
+/* Copies that one thread issues for the stages of a tile. It loads this CTA's half of the shared
+ * operand by a multicast to both CTAs. */
 template <class G, class T> struct gemm90_loads {
 	static constexpr int A = T::BM / 64 / (T::SHARE_A ? 2 : 1),
 	                     B = T::BN / T::BOX / (T::SHARE_A ? 1 : 2);
@@ -265,7 +274,7 @@ template <class G, class T> struct gemm90_loads {
 	Rows act;
 	int all, n0, rank;
 
-	/* n0: first row of the weights in their tensor */
+	/* n0: first row of the weights in their tensor map */
 	__device__ __forceinline__
 	gemm90_loads(const unsigned short *act, int m0, int n0, int n, int rank)
 	    : act(act, m0, T::SHARE_A ? rank * A : 0, min(T::BM, n - m0)), n0(n0), rank(rank)
@@ -297,14 +306,15 @@ template <class G, class T> struct gemm90_loads {
 	}
 };
 
-/* Iterates over tile pairs of one GEMM. find(t, ...) returns the origin of pair t, or false if
- * there is none. operands() and epilogue() belong to the pair that find returned last, rows() is
- * its number of rows. LANES: threads of a warp that call find together. */
+/* Iterates over the pairs of tiles of one GEMM. find(t, ...) returns the origin of pair t, or false
+ * if there is none. operands() and epilogue() belong to the pair that find returned last, and
+ * rows() is the number of rows of that GEMM. LANES: number of threads of a warp that call find
+ * together */
 template <class G, class T, class E> struct gemm90_tile_scheduler {
 	enum { LANES = 1 };
 	const gemm_operands<typename G::W> &in;
 	const E &e;
-	const int &n; /* in.n, or a copy in shared memory */
+	const int &n; /* in.n, or a copy of it in shared memory */
 
 	__device__ __forceinline__ bool
 	find(int t, int rank, int &m0, int &n0)
@@ -331,9 +341,9 @@ template <class G, class T, class E> struct gemm90_tile_scheduler {
 	}
 };
 
-/* Producer warps; with 16-bit weights a single thread, or one warp whose lane 0 copies. it: number
- * of ring stages used so far; first: first pair of this cluster. Several GEMMs may follow each
- * other on one ring. */
+/* Runs producer warps; with 16-bit weights, a single thread, or one warp of which lane 0 copies.
+ * it: number of ring stages used so far; first: first pair of this cluster. Several GEMMs may
+ * follow each other on one ring. */
 template <class G, class T, class SCHEDULER> DEV void
 gemm90_produce(gemm90_shared_storage &s, SCHEDULER scheduler, int first, int &it)
 {
@@ -356,7 +366,8 @@ gemm90_produce(gemm90_shared_storage &s, SCHEDULER scheduler, int first, int &it
 			unsigned char *stage = s.stage + at * T::STAGE_BYTES;
 			mbar_wait(&s.empty[at], (it / T::STAGES & 1) ^ 1);
 			if (SCHEDULER::LANES > 1)
-				/* a late lane would wait for a phase that is already over */
+				/* otherwise a lane that lags could wait for a phase that is already
+				 * over */
 				__syncwarp();
 			if (threadIdx.x == 0) {
 				copies.load(stage, &s.full[at], in.maps, step);
@@ -369,9 +380,9 @@ gemm90_produce(gemm90_shared_storage &s, SCHEDULER scheduler, int first, int &it
 	}
 }
 
-/* Each lane of a quad holds columns 2 q and 2 q + 1 of every group of eight. Of two groups, even
- * lanes get four neighbouring columns of the first and odd lanes of the second, so stores cover 64
- * contiguous bytes instead of 32. */
+/* Each lane of a quad holds columns 2 q and 2 q + 1 of every group of eight columns. For two groups
+ * at a time, even lanes get four neighbouring columns of the first group, odd lanes of the second.
+ * Stores then cover 64 contiguous bytes instead of 32. */
 template <int N> DEV void
 gemm90_quad_exchange(const float (&v)[2 * N][2], float (&to)[N][4])
 {
@@ -389,25 +400,25 @@ gemm90_quad_exchange(const float (&v)[2 * N][2], float (&to)[N][4])
 		}
 }
 
-/* Release the stages of a tile without using them. */
+/* Releases the stages of a tile without using them. */
 template <class T> DEV void
 gemm90_skip(gemm90_shared_storage &s, int steps, int &it)
 {
 #pragma unroll 1
 	for (int step = 0; step < steps; step++, it++) {
 		mbar_wait(&s.full[it % T::STAGES], it / T::STAGES & 1);
-		/* a late lane would wait for a phase that is already over */
+		/* otherwise a lane that lags could wait for a phase that is already over */
 		__syncwarp();
 		if (lane_id() < 2)
 			mbar_arrive_cluster(&s.empty[it % T::STAGES], lane_id());
 	}
 }
 
-/* Store the sums of a warpgroup: its MT * 64 rows from m0 on. */
+/* Stores the sums of a warpgroup: MT * 64 rows from m0 on. */
 template <class G, class T, int MT, int N, class SCHEDULER> DEV void
 gemm90_store(const float (&acc)[MT][N], int m0, int n0, SCHEDULER scheduler)
 {
-	/* column groups that are stored together, limited by registers */
+	/* groups of columns that are stored together; limited by registers */
 	constexpr int EIGHTS = T::OUT / 8 < 8 / G::SHARE ? T::OUT / 8 : 8 / G::SHARE;
 	const int lane = (int)lane_id(), warp = (int)warp_id() - G::PRODUCERS / 32;
 
@@ -441,8 +452,8 @@ gemm90_store(const float (&acc)[MT][N], int m0, int n0, SCHEDULER scheduler)
 		}
 }
 
-/* Consumer warps. A warpgroup whose rows are all past the end only releases the stages: a tail of
- * up to 64 rows costs half a tile. */
+/* Runs consumer warps. A warpgroup whose rows are all past the end only releases the stages, so a
+ * last tile with up to 64 rows costs half a tile. */
 template <class G, class T, class SCHEDULER> DEV void
 gemm90_consume(gemm90_shared_storage &s, SCHEDULER scheduler, int first, int &it)
 {
@@ -506,7 +517,7 @@ gemm90_init(gemm90_shared_storage &s, int n, bool tails)
 	cluster_sync();
 }
 
-/* Rounds of the grid's clusters over all tiles */
+/* Returns the number of rounds that the grid's clusters need for all tiles. */
 template <class T> DEV int
 gemm90_rounds(int n)
 {
@@ -515,9 +526,10 @@ gemm90_rounds(int n)
 	return (gemm90_tile_pairs<T>(n) + g - 1) / g;
 }
 
-/* Tile choice: rounds times the time per stage at 28 bytes per cycle from L2 (1170, 860, 440
- * cycles; with weights to unpack 1024 and 590). Small tiles are for shapes that would leave most
- * SMs idle: 128 rows and 4096 columns are 32 middle tiles and 128 small ones. */
+/* Tile choice. The estimated time is the number of rounds times the time per stage at 28 bytes per
+ * cycle from L2 (1170, 860 and 440 cycles; 1024 and 590 for weights that are unpacked). Small tiles
+ * are for shapes that would leave most SMs idle: 128 rows and 4096 columns are 32 middle tiles, but
+ * 128 small ones. */
 enum { GEMM90_LARGE, GEMM90_MIDDLE, GEMM90_SMALL };
 
 template <class G> DEV int
@@ -532,8 +544,8 @@ gemm90_choose_tile(int n)
 	return large <= middle ? GEMM90_LARGE : GEMM90_MIDDLE;
 }
 
-/* in.maps: of the weights, with boxes of 64 columns and 64 rows, then 32 rows (16 with paired
- * halves) */
+/* in.maps: tensor maps of the weights, with boxes of 64 columns and 64 rows, then of 32 rows (16
+ * with paired halves) */
 template <class G, class E> DEV void
 gemm90_run(const gemm_operands<typename G::W> &in, const E &e)
 {
@@ -552,8 +564,8 @@ gemm90_run(const gemm_operands<typename G::W> &in, const E &e)
 		gemm90_init<G, middle>(s, in.n, in.n % middle::BOTH_M != 0);
 	else
 		gemm90_init<G, small>(s, in.n, in.n % small::BOTH_M != 0);
-	/* The calls repeat blockIdx.x / 2, the first pair: producers that unpack q6_k have no
-	 * register for a variable. */
+	/* Each call below computes blockIdx.x / 2, the first pair, again: producers that unpack
+	 * q6_k have no register for a variable. */
 	int it = 0;
 	if (threadIdx.x < G::PRODUCERS) {
 		reg_dec<(PACKED ? 72 : 40)>();
@@ -585,7 +597,7 @@ gemm90_run(const gemm_operands<typename G::W> &in, const E &e)
 			                         (int)blockIdx.x / 2, it);
 	}
 	__syncwarp();
-	cluster_sync(); /* the other CTA still arrives at mbarriers of this one */
+	cluster_sync(); /* the other CTA may still arrive at mbarriers of this one */
 }
 
 #endif

@@ -1,8 +1,8 @@
-/* y = a w^T for up to 64 rows of a: decode steps of 5 rows and more, and small mixed steps. Like
- * cuda/gemv/gemv.h it is bound by the bytes of W. Operands are swapped (swap-AB): weight rows are
- * the M dimension of the mma, rows of a its N. Weights go from the ring to registers in the order
- * of W::stream, without a tile in shared memory and without ldmatrix, and 9 rows cost little more
- * than 8.
+/* y = a w^T for up to 64 rows of a: decode steps of at least 5 rows, and small mixed steps. As in
+ * cuda/gemv/gemv.h, the bytes of W limit the speed. Operands are swapped (swap-AB): weight rows are
+ * the M dimension of the mma, rows of a its N dimension. Weights go from the ring to registers in
+ * the order of W::stream, without a tile in shared memory and without ldmatrix. 9 rows cost little
+ * more than 8.
  *
  * A CTA has 8 warps, MW along rows of W times KW along columns (swap_ab_tile); a step is KW units
  * of MW * 32 rows:
@@ -13,23 +13,23 @@
  *                 all threads copy, all warps of a unit read
  *     ring      STAGES steps; weights of the first ones are prefetched before the PDL wait, a later
  *     step      wait for its copies, barrier, issue loads of step + AHEAD, multiply
- *     tile      after its last step: the KW warps' sums are added in order in the stage that was
- *               read last; epilogue
+ *     tile      after its last step: the sums of the KW warps are added in order, in the stage that
+ *                   was read last; epilogue
  *
- * On sm_90a, weights that must be unpacked are multiplied by wgmma (cuda/gemm/gemm_swap_ab_sm90.h).
- * It reads a from the stage, once per 64 rows of W.
+ * On sm_90a, weights that must be unpacked are multiplied by wgmma (cuda/gemm/gemm_swap_ab_sm90.h),
+ * which reads a from the stage once per 64 rows of W.
  *
  * Columns of a are stored in the order that a stage needs (swap_ab_act). For 16-bit weights, and
- * where a lane has eight neighbouring columns, that is plain row order.
+ * for formats in which a lane has eight neighbouring columns, this is plain row order.
  *
- * Split-K: the steps of all tiles form one sequence, and each CTA gets an equal share of it,
- * regardless of tile boundaries. So no CTA waits for another, and SM loads differ by at most one
- * step. A tile is split among at most 12 CTAs, which limits the grid if there are few tiles. Each
- * CTA with part of a tile writes its partial sums to scratch and increments a counter. The last CTA
- * to arrive adds all partial sums in the order of CTAs and runs the epilogue. If warps share no
- * rows of W (KW 1), each warp does this for itself. Results therefore depend on the number of SMs
- * and on the tile (the 16, 32 or 64 rows that the launch was sized for), not on the order in which
- * CTAs end.
+ * Split-K: the steps of all tiles form one sequence, and each CTA gets an equal share of the
+ * sequence, regardless of tile boundaries. So no CTA waits for another, and the load of SMs differs
+ * by at most one step. A tile is split among at most 12 CTAs. If there are few tiles, this limits
+ * the grid. Each CTA with part of a tile writes its partial sums to scratch and increments a
+ * counter. The last CTA to arrive adds all partial sums in the order of CTAs and runs the epilogue.
+ * If warps share no rows of W (KW 1), each warp counts and adds for itself. Results therefore
+ * depend on the number of SMs and on the tile (the 16, 32 or 64 rows that the launch was sized
+ * for), not on the order in which CTAs end.
  *
  * swap_ab_run<G>(rows, in, count, e, to): `rows` is the number of rows that the launch was sized
  * for, which selects the tile before anything else is known. in.n is ignored; *count is read once
@@ -47,7 +47,7 @@
 
 enum { SWAP_AB_WARPS = 8, SWAP_AB_THREADS = SWAP_AB_WARPS * 32, SWAP_AB_ROWS = 64 };
 
-/* ROWS: columns of y; SHARE 2: each is made of one row from both halves of W. SHARED: bytes of
+/* ROWS: columns of y. SHARE 2: each column of y needs one row of both halves of W. SHARED: bytes of
  * dynamic shared memory, as in the @launch line. WGMMA 1: wgmma instead of mma.sync
  * (cuda/gemm/gemm_swap_ab_sm90.h). */
 template <class W_, int ROWS_, int SHARE_, int SHARED_, int WGMMA_ = 0> struct swap_ab_config {
@@ -75,8 +75,8 @@ template <class S> struct swap_ab_weights {
 	typename S::stage group[4];
 };
 
-/* Tile for NT * 8 rows of a. KW: units per step, up to 4, as long as the bytes of a stay below half
- * of those of the weights. */
+/* Tile for NT * 8 rows of a. KW: number of units per step, up to 4, as long as the bytes of a stay
+ * below half of those of the weights. */
 template <class G, int NT_> struct swap_ab_tile {
 	typedef typename G::S S;
 	enum {
@@ -88,8 +88,8 @@ template <class G, int NT_> struct swap_ab_tile {
 		     : 4 * UNIT_BYTES <= W_BYTES         ? 2
 		                                         : 1,
 		MW = SWAP_AB_WARPS / KW,
-		/* number of warps per 32 rows of W that run the epilogue, each for NT / KEEP groups
-		 * of 8 rows of a */
+		/* number of warps, per 32 rows of W, that run the epilogue; each does so for NT /
+		 * KEEP groups of 8 rows of a */
 		KEEP = KW < NT ? KW : NT,
 		OWN = NT / KEEP,
 		OUT = MW * 32 / G::SHARE, /* columns of y */
@@ -98,11 +98,12 @@ template <class G, int NT_> struct swap_ab_tile {
 		A_CHUNKS = KW * S::CHUNKS * NT / 8, /* 16-byte chunks of a per thread and step */
 		STAGE_BYTES = W_BYTES + KW * UNIT_BYTES,
 		STAGES = G::SHARED / STAGE_BYTES < 8 ? G::SHARED / STAGE_BYTES : 8,
-		/* stages in flight: not the one being read, nor with wgmma the one before it */
+		/* stages in flight: all except the one being read and, with wgmma, the one before
+		 * that */
 		AHEAD = STAGES - 1 - WGMMA,
 		SUMS = MW * 32 * NT * 8, /* partial sums per tile */
-		/* CTAs with work: at most 12 per tile, because the last one to arrive reads their
-		 * partial sums one after another. */
+		/* CTAs with work: at most 12 per tile, because the last one to arrive reads the
+		 * partial sums of the others one after another */
 		BLOCKS = TILES * (STEPS < 12 ? STEPS : 12)
 	};
 	static_assert(AHEAD >= 1 && A_CHUNKS >= 1, "shared memory for two stages, or three");
@@ -115,8 +116,9 @@ template <class G, int NT_> struct swap_ab_tile {
 
 /* ---- activations ---- */
 
-/* Destination of a row of a, in 16-byte chunks: by unit, by chunk of a unit, by lane (four per
- * chunk). Each holds the four columns from col on, then the four from col2 on, as in W::stream. */
+/* Destination of a row of a, in 16-byte chunks: by unit, by chunk of the unit, by lane (four lanes
+ * per chunk). Each holds the four columns from col on, then the four from col2 on, as in
+ * W::stream. */
 struct swap_ab_four {
 	unsigned char *at;
 };
@@ -143,7 +145,7 @@ template <> struct swap_ab_four_of<true> {
 	typedef swap_ab_four_nibbles type;
 };
 
-/* Position of column k in W::stream, from the bits of its index within the unit */
+/* Position of column k in W::stream, computed from the bits of its index within the unit */
 template <class W> struct swap_ab_position {
 	typedef typename W::stream S;
 	int half, chunk, lane;
@@ -186,8 +188,8 @@ template <class W> struct swap_ab_act {
 
 /* ---- weights ---- */
 
-/* Dequantises a chunk to w times GAIN, in the 16-bit type of the mma, as W::stream does. For
- * formats whose sub-blocks have minima, one fma per pair adds those too. */
+/* Dequantises a chunk to w times GAIN, in the 16-bit type of the mma, as W::stream does. If the
+ * format's sub-blocks have minima, one fma per pair also adds these. */
 template <class S, bool MINS = S::MINS> struct swap_ab_chunk {
 	static constexpr float GAIN = S::GAIN;
 	typename S::scale s;
@@ -207,8 +209,8 @@ template <class S, bool MINS = S::MINS> struct swap_ab_chunk {
 template <class S> struct swap_ab_chunk<S, true> {
 	static constexpr float GAIN = 0x1p-4f;
 	typename S::scale s;
-	unsigned d,
-	    m[2]; /* the block's d times 2^10; negated minima of col and of col2, divided by 2^4 */
+	unsigned d, m[2]; /* the block's d times 2^10; the minima of col and of col2, negated and
+	                     divided by 2^4 */
 
 	__device__ __forceinline__ void
 	set(const typename S::fragment &u, int unit, int t)
@@ -230,12 +232,12 @@ template <class S> struct swap_ab_chunk<S, true> {
 	}
 };
 
-/* A warp's 32 rows of a tile: row 4 g + 2 i + h is row g of mma i, in its half h, so lane 4 g + t
- * ends with four neighbouring rows. With SHARE 2, mma 0 has rows of the first half of W and mma 1
- * the same rows of the second half. */
+/* A warp's 32 rows of a tile. Row 4 g + 2 i + h is row g of mma i, in half h of the mma, so lane 4
+ * g + t gets four neighbouring rows of results. With SHARE 2, mma 0 has rows of the first half of
+ * W, and mma 1 the same rows of the second half. */
 template <class G, class T> struct swap_ab_rows {
 	const unsigned char *row[2];
-	unsigned next[2]; /* byte offset from the row of h 0 to that of h 1 */
+	unsigned next[2]; /* byte offset from the row with h = 0 to the row with h = 1 */
 
 	__device__ __forceinline__ void
 	aim(const w_matrix<typename G::W> &w, int n0)
@@ -271,7 +273,7 @@ template <class G, class T> struct swap_ab_rows {
 /* ---- split-K partition ---- */
 
 /* Partition of the `total` steps of all tiles among `blocks` CTAs (at most `total`). CTA b has
- * steps [first(b), first(b + 1)); owner(u) is the CTA that has step u. */
+ * steps [first(b), first(b + 1)). owner(u) is the CTA that has step u. */
 struct swap_ab_partition {
 	unsigned total, blocks;
 	__device__ __forceinline__ unsigned
@@ -286,8 +288,8 @@ struct swap_ab_partition {
 	}
 };
 
-/* Scratch: part [blocks, 2, SUMS], partial sums of tiles that several CTAs share; count [TILES,
- * MW], initially 0. */
+/* Scratch. part [blocks, 2, SUMS]: partial sums of tiles that several CTAs share; count [TILES,
+ * MW]: initially 0 */
 struct swap_ab_scratch {
 	float *part;
 	int *count;
@@ -310,7 +312,7 @@ template <class G> struct swap_ab_unit {
 			chunk[i].set(u[i], unit, (int)lane_id() & 3);
 		}
 	}
-	/* A operands of both mma, for the two k16 steps of chunk c */
+	/* Returns the A operands of both mma, for the two k16 steps of chunk c. */
 	__device__ __forceinline__ void
 	get(unsigned (&a)[2][2][4], int c) const
 	{
@@ -333,8 +335,8 @@ template <class G> struct swap_ab_unit {
 /* Mainloop of one step and the layout of its part of a in the stage */
 template <class G, class T, bool WGMMA = T::WGMMA> struct swap_ab_mainloop {
 	typedef typename G::S S;
-	/* this thread's chunks: of row tid / 4 % 8 of each group of eight rows, the part of lane
-	 * tid % 4 */
+	/* this thread's chunks: those of row tid / 4 % 8 of each group of eight rows, the part of
+	 * lane tid % 4 */
 	const unsigned char *act;
 	int n;
 
@@ -432,8 +434,8 @@ swap_ab_add(float (&to)[4], uint4 v)
 	to[3] += __uint_as_float(v.w);
 }
 
-/* Adds the sums of warps with wk > 0 to those of the warp with wk 0 and the same rows, through
- * `buf`, a stage that all warps have read. */
+/* Adds the sums of warps with wk > 0 to those of the warp that has wk 0 and the same rows. buf: a
+ * stage that all warps have read */
 template <class T> DEV void
 swap_ab_reduce_warps(unsigned char *buf, int lane, int wm, int wk, float (&acc)[2][T::NT][4])
 {
@@ -461,9 +463,9 @@ swap_ab_reduce_warps(unsigned char *buf, int lane, int wm, int wk, float (&acc)[
 }
 
 /* Adds the partial sums of CTAs from .. upto of a tile, in that order, for rows of a from 8 j0 on.
- * All loads of one CTA's sums are in flight together, 32 or 64 KB, and no warp waits for another.
- * (Loading the next CTA's sums while adding would need no more registers, but ptxas moves the loads
- * after the additions.) */
+ * All loads of one CTA's sums are in flight together (32 or 64 KB), and no warp waits for another.
+ * (Loading the next CTA's sums while adding would need no more registers, but ptxas moves these
+ * loads after the additions.) */
 template <class T, class P> DEV void
 swap_ab_reduce_ctas(unsigned from, unsigned upto, const P &sums, int j0, float (&own)[2][T::OWN][4])
 {
@@ -478,8 +480,8 @@ swap_ab_reduce_ctas(unsigned from, unsigned upto, const P &sums, int j0, float (
 	}
 }
 
-/* Scales the results of a warp and passes them to the epilogue, whose reads are all issued first.
- * n0: first column of its 32 rows; m0: its first row of a */
+/* Scales the results of a warp and passes them to the epilogue, after issuing all its reads. n0:
+ * first column of the warp's 32 rows; m0: its first row of a */
 template <class G, int OWN, class E> DEV void
 swap_ab_results(const float (&own)[2][OWN][4], const gemm_operands<typename G::W> &in, int lane,
                 int n, int n0, int m0, const E &e)
@@ -487,7 +489,7 @@ swap_ab_results(const float (&own)[2][OWN][4], const gemm_operands<typename G::W
 	constexpr int C = G::SHARE == 2 ? 2 : 4;
 	typedef w_row_factor<typename G::W> F;
 	const int g = lane >> 2, t = lane & 3;
-	/* pairs of rows whose reads are in flight together, limited by registers */
+	/* number of pairs of rows whose reads are in flight together; limited by registers */
 	constexpr int NEAR = OWN <= 4 ? OWN : G::WGMMA ? 4 : 1;
 	float f[2][C];
 
@@ -525,8 +527,8 @@ swap_ab_results(const float (&own)[2][OWN][4], const gemm_operands<typename G::W
 	}
 }
 
-/* Counts this CTA or warp, whose partial sums are stored and ordered by a barrier. Returns whether
- * it is the last of `others` + 1 to arrive, and then resets the counter. */
+/* Counts this CTA or warp, after its partial sums have been stored and ordered by a barrier.
+ * Returns whether it is the last of `others` + 1 to arrive; if so, resets the counter. */
 DEV bool
 swap_ab_last(int *count, int others)
 {
@@ -537,9 +539,9 @@ swap_ab_last(int *count, int others)
 	return last;
 }
 
-/* Ends a tile: stores the results by the epilogue if the CTA has the whole tile, else stores the
- * partial sums, which the last CTA or warp to arrive adds. reduce: the stage just read, free now;
- * last: shared flag of the CTA */
+/* Ends a tile. If the CTA has the whole tile, stores the results by the epilogue. Otherwise stores
+ * partial sums; the last CTA or warp to arrive adds them. reduce: the stage just read, which is
+ * free now; last: shared flag of the CTA */
 template <class G, int NT, class E> DEV void
 swap_ab_finish_tile(unsigned char *reduce, int &last, float (&acc)[2][NT][4],
                     const gemm_operands<typename G::W> &in, const swap_ab_partition &partition,
@@ -551,7 +553,7 @@ swap_ab_finish_tile(unsigned char *reduce, int &last, float (&acc)[2][NT][4],
 	          wm = T::KW > 1 ? warp % T::MW : warp, wk = T::KW > 1 ? warp / T::MW : 0;
 	if (T::KW > 1)
 		swap_ab_reduce_warps<T>(reduce, lane, wm, wk, acc);
-	/* CTAs that have parts of this tile, and where their sums are */
+	/* CTAs that have parts of this tile, and the slots of their sums */
 	const unsigned from = partition.owner(tile * T::STEPS),
 	               upto = partition.owner(tile * T::STEPS + T::STEPS - 1);
 	const int n0 = (tile * T::MW + wm) * (32 / G::SHARE);
@@ -579,9 +581,8 @@ swap_ab_finish_tile(unsigned char *reduce, int &last, float (&acc)[2][NT][4],
 			__syncthreads();
 			is_last = last && wk < T::KEEP;
 		} else {
-			/* Each warp counts its own sums: it waits for no other
-			 * warp, and warps of CTAs that end together may each be the
-			 * last of theirs. */
+			/* Each warp counts its own sums and waits for no other warp. If CTAs end
+			 * together, warps of different CTAs may be the last for their rows. */
 			__syncwarp();
 			is_last =
 			    __shfl_sync(0xffffffffu,
@@ -613,7 +614,7 @@ swap_ab_kernel(const gemm_operands<typename G::W> &in, const int *count, const E
 	const int stop = (int)partition.first(blockIdx.x + 1),
 	          begin = (int)partition.first(blockIdx.x);
 
-	/* tile and step that the next stage to be filled belongs to */
+	/* tile and step for which the next stage will be filled */
 	int tile = begin / T::STEPS, step = begin - tile * T::STEPS, next_tile = tile,
 	    next_step = step;
 	swap_ab_rows<G, T> rows;

@@ -1,7 +1,7 @@
-/* Swap-AB GEMM by wgmma for 17 to 64 rows and weights that must be unpacked;
- * cuda/gemm/gemm_swap_ab.h has the code around it. There are two warpgroups. A warp's 32 rows of W
- * are its parts of two m64, so lanes hold the same weights and sums as with mma.sync. A comes from
- * registers; B, rows of a, from the stage, once per 64 rows of W.
+/* Mainloop by wgmma of the swap-AB GEMM (cuda/gemm/gemm_swap_ab.h), for 17 to 64 rows and weights
+ * that must be unpacked. There are two warpgroups. A warp's 32 rows of W are its parts of two m64,
+ * so lanes hold the same weights and sums as with mma.sync. Operand A comes from registers. Operand
+ * B, rows of a, is read from the stage, once per 64 rows of W.
  *
  *   chunk c of a step   four register sets of A in rotation, two if a step has two chunks:
  *     unpack to A       while the tensor cores run chunks c - 1 and c - 2 (two sets: c - 1),
@@ -20,8 +20,8 @@
 #include "cuda/gemm/gemm_swap_ab.h"
 #include "cuda/ptx/wgmma.h"
 
-/* Destination of a row of a: column groups of eight as in a stage, each with all n rows. For up to
- * 16 rows it is that of swap_ab_act. */
+/* Destination of a row of a: groups of eight columns, as in a stage; each group has all n rows. For
+ * up to 16 rows the layout is that of swap_ab_act. */
 struct swap_ab_sm90_four {
 	unsigned char *at;
 	unsigned group_stride;
@@ -82,10 +82,14 @@ template <class G, class T> struct swap_ab_mainloop<G, T, true> {
 	typedef typename G::S S;
 	enum {
 		SETS = S::CHUNKS % 4 ? 2 : 4,
-		LEFT = SETS == 4 ? 2 : 1 /* chunks that the tensor cores still run */,
+		LEFT =
+		    SETS == 4
+		        ? 2
+		        : 1 /* number of chunks that the tensor cores may still be multiplying */,
 		ROWS = T::NT * 8,
 		EIGHTS = S::CHUNKS * 4,
-		EACH = SWAP_AB_THREADS / ROWS /* column groups that the CTA loads at a time */
+		EACH = SWAP_AB_THREADS /
+		       ROWS /* number of column groups that the CTA loads at a time */
 	};
 	static_assert(S::CHUNKS % 2 == 0 && T::KW <= 2 && !G::W::BF16,
 	              "sets of A in turns; a warpgroup has one unit; halves");
@@ -114,10 +118,10 @@ template <class G, class T> struct swap_ab_mainloop<G, T, true> {
 			    act + (in ? (at * T::KW * EIGHTS + k) * group_stride : 0), in ? 16 : 0);
 		}
 	}
-	/* cp.async data that has been waited for is visible to the tensor cores after a barrier;
-	 * CUTLASS and Triton rely on it. The PTX manual requires a fence, which ptxas also compiles
-	 * to membar.cta. That waits for all copies of the ring in flight, so each step would take
-	 * as long as a load from memory. The emulator follows the manual. */
+	/* Relies on a barrier to make cp.async data that has been waited for visible to the tensor
+	 * cores, as CUTLASS and Triton do. The PTX manual requires a fence, but ptxas compiles that
+	 * fence to membar.cta too, which waits for all copies of the ring in flight. Each step
+	 * would then take as long as a load from memory. The emulator follows the manual. */
 	__device__ __forceinline__ void
 	share() const
 	{
@@ -128,14 +132,15 @@ template <class G, class T> struct swap_ab_mainloop<G, T, true> {
 	__device__ __forceinline__ void
 	multiply(const unsigned char *stage, int wm, int wk, int unit, float (&acc)[2][T::NT][4])
 	{
-		if (G::UNITS % T::KW && unit >= G::UNITS) /* last step of a tile: finish follows */
+		if (G::UNITS % T::KW &&
+		    unit >= G::UNITS) /* after the last step of a tile, finish() follows */
 			return;
 		const unsigned long long b =
 		    smem_desc(stage + T::W_BYTES + wk * T::UNIT_BYTES, ROWS * 16, 128, 0);
-		/* Shared memory offsets are in the low word only. The shuffle lets the compiler see
-		 * that the value is uniform in a warp, so it advances descriptors in uniform
-		 * registers. Without it each descriptor took two moves to a uniform register, after
-		 * the wgmma that read the previous one. */
+		/* Shared memory offsets are in the low word only. The shuffle shows the compiler
+		 * that the value is uniform in a warp, so that it advances descriptors in uniform
+		 * registers. Without the shuffle, each descriptor took two moves to a uniform
+		 * register, after the wgmma that read the previous descriptor. */
 		const unsigned start = __shfl_sync(0xffffffffu, (unsigned)b, 0),
 		               rest = (unsigned)(b >> 32);
 		const swap_ab_unit<G> w(((const swap_ab_weights<S> *)stage)[wk * T::MW + wm], unit);

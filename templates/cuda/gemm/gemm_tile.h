@@ -1,5 +1,5 @@
-/* Mainloop of one tile of y = a w^T from shared memory, by mma.sync m16n8k16, with the
- * configuration of a GEMM (gemm_config) and its operands (gemm_operands).
+/* Mainloop of one tile of y = a w^T from shared memory, by mma.sync m16n8k16. This file also has
+ * the configuration of a GEMM (gemm_config) and its operands (gemm_operands).
  *
  * Each result is one chain of sums in the order of k, 16 terms at a time, whatever the tile. So a
  * row's results depend neither on other rows nor on their number, and tiles of different shapes may
@@ -8,7 +8,7 @@
  * A stage in shared memory is BM rows of activations, then BN rows of weights, BK 16-bit values
  * each. Chunks of 16 bytes are swizzled (gemm_chunk_offset) so that ldmatrix and the copies are
  * free of bank conflicts. bf16 weights are multiplied with bf16 activations, all others with f16.
- */
+ * */
 #ifndef LLMC_CUDA_GEMM_GEMM_TILE_H
 #define LLMC_CUDA_GEMM_GEMM_TILE_H
 
@@ -17,12 +17,13 @@
 
 enum { GEMM_THREADS = 256 };
 
-/* How a GEMM fills its stages (gemm_stages): by all threads (cuda/gemm/gemm_cp_async.h), by tensor
- * maps (cuda/gemm/gemm_tma.h), or with bytes (cuda/gemm/gemm_int8.h, cuda/gemm/gemm_fp8.h) */
+/* Ways in which a GEMM fills its stages (gemm_stages): by all threads (cuda/gemm/gemm_cp_async.h),
+ * by tensor maps (cuda/gemm/gemm_tma.h), or with bytes (cuda/gemm/gemm_int8.h,
+ * cuda/gemm/gemm_fp8.h) */
 enum { GEMM_CP_ASYNC, GEMM_TMA, GEMM_INT8, GEMM_FP8 };
 
-/* BM x BN results by WARPS warps (further ones only copy), WM x WN per warp; STAGES of BK columns
- * in flight. */
+/* BM x BN results by WARPS warps, with WM x WN results per warp (additional warps only copy), and
+ * STAGES stages of BK columns in flight. */
 template <int BM_, int BN_, int BK_, int WM_, int WN_, int STAGES_> struct gemm_tile {
 	static constexpr int BM = BM_, BN = BN_, BK = BK_, WM = WM_, WN = WN_, STAGES = STAGES_;
 	static constexpr int WARPS_N = BN / WN, WARPS = BM / WM * WARPS_N;
@@ -41,12 +42,12 @@ gemm_chunk_offset(int r, int c)
 	return (r * T::CHUNKS + (T::BK == 32 ? c ^ (r >> 1 & 3) : c ^ (r & 7))) * 16;
 }
 
-/* Configuration of a GEMM with ROWS columns of y on a GPU. SHARE 2: each column of y needs one row
- * of both halves of W, as in norm_glu.
+/* Configuration of a GEMM with ROWS columns of y. SHARE 2: each column of y needs one row of both
+ * halves of W, as in norm_glu.
  *
- * BLOCKS CTAs share an SM: with 48 KB each, two fit in 100 KB. Unpacked weights need
- * columns in multiples of 64. Blocks of 256 need so many registers that only one CTA fits an SM; on
- * some GPUs that holds for all unpacked weights, since ptxas spills at 128 registers. */
+ * BLOCKS CTAs share an SM: with 48 KB each, two fit in 100 KB. Unpacked weights need columns in
+ * multiples of 64. Blocks of 256 need so many registers that only one CTA fits an SM. On some GPUs
+ * this holds for all weights that are unpacked, because 128 registers would make ptxas spill. */
 template <class W_, int ROWS_, int ARCH_, int SHARE_ = 1> struct gemm_config {
 	typedef W_ W;
 	enum {
@@ -56,8 +57,8 @@ template <class W_, int ROWS_, int ARCH_, int SHARE_ = 1> struct gemm_config {
 		SHARE = SHARE_,
 		TMA = ARCH >= 100 && !W::PACKED,
 		SOURCE = TMA ? GEMM_TMA : GEMM_CP_ASYNC,
-		WIDE =
-		    ARCH == 80 || ARCH == 90 || ARCH == 100, /* more than 100 KB of shared memory */
+		WIDE = ARCH == 80 || ARCH == 90 ||
+		       ARCH == 100, /* GPUs with more than 100 KB of shared memory */
 		BLOCKS = W::BLOCK == 256 || (W::PACKED && ARCH != 80 && ARCH != 90) ? 1 : 2,
 		SHARED = W::BLOCK == 256 || (ARCH == 100 && !W::PACKED) ? 98304
 		         : W::PACKED || WIDE                            ? 65536
@@ -84,7 +85,7 @@ struct tensor_map;
 /* Operands of a GEMM.
  *
  *   act [n, COLS]   activations in 16 bits (cuda/gemm/quantize_act.h)
- *   scale [n]       factor of the results per row; NULL: 1. Not used with bf16 weights.
+ *   scale [n]       factor of the results of each row; NULL: 1. Not used with bf16 weights.
  *   w               weights
  *   maps            tensor maps of w, then of act, for kernels that use them */
 template <class W> struct gemm_operands {
@@ -101,9 +102,9 @@ template <class W> struct gemm_operands {
 	}
 };
 
-/* Column of y, relative to the tile's first, that row r of a tile is for, and whether r is in the
- * second half. With SHARE 2, half of a warp's rows are in the first half of the matrix and half in
- * the second, so a thread holds both values of one column of y. */
+/* Returns the column of y, relative to the tile's first, to which row r of a tile belongs, and
+ * whether r is in the second half. With SHARE 2, half of a warp's rows are in the first half of the
+ * matrix and half in the second, so a thread holds both values of one column of y. */
 template <class G, class T> DEV int
 gemm_column(int r)
 {
@@ -115,7 +116,7 @@ gemm_second(int r)
 	return G::SHARE == 2 && r % T::WN >= T::WN / 2;
 }
 
-/* Multiplies the stage and adds this warp's part to acc. */
+/* Multiplies the stage and adds this warp's part of the result to acc. */
 template <class W, class T> DEV void
 gemm_multiply(const unsigned char *stage, int wm, int wn, float (&acc)[T::MT][T::NT][4])
 {

@@ -2,14 +2,15 @@
  * producer thread loads boxes of the tensor maps of weights and activations. No other thread
  * computes an address or waits for a group of copies.
  *
- * full[s] counts the bytes of a stage, empty[s] the warps that have read it; the ring continues
- * from tile to tile. Boxes have the layout of gemm_chunk_offset: rows of 64 bytes with the 64-byte
- * swizzle, rows of 128 with the 128-byte one. Elements outside a matrix become zeros. Rows of
- * activations past n are undefined, and their results are dropped.
+ * full[s] counts the bytes of a stage, empty[s] the warps that have read the stage. The ring
+ * continues from tile to tile. Boxes have the layout of gemm_chunk_offset: rows of 64 bytes with
+ * the 64-byte swizzle, rows of 128 with the 128-byte one. Elements outside a matrix become zeros.
+ * Rows of activations past n are undefined, and their results are dropped.
  *
- * Boxes of weights have 64 or 32 rows; with SHARE 2, a warp's part of one half of the matrix (16 or
- * 8). Those of activations have 128 or 16: see the //@map lines of the templates. A tile begins as
- * soon as its first stage has arrived; the other CTA of the SM works meanwhile.
+ * Boxes of weights have 64 or 32 rows; with SHARE 2 they have the rows of one half of the matrix
+ * that a warp needs (16 or 8). Boxes of activations have 128 or 16 rows; see the //@map lines of
+ * the templates. A tile begins as soon as its first stage has arrived. Until then, the other CTA of
+ * the SM keeps the tensor cores busy.
  *
  * No clusters: the kernel is bound by mma.sync, not by L2 (the large tile loads 16 KB per 32 mma of
  * each of 8 warps), and a cluster would make two CTAs wait for each other at every stage. */
@@ -27,11 +28,11 @@ template <class G, class T> struct gemm_stages<G, T, GEMM_TMA> {
 	static constexpr int W_BOX = (LARGE ? 64 : 32) / (G::SHARE == 2 ? 4 : 1),
 	                     A_BOX = LARGE ? 128 : 16;
 	static constexpr int PRODUCER =
-	    GEMM_THREADS - 32; /* a warp with no other work, where there is one */
+	    GEMM_THREADS - 32; /* a warp that has no other work, if there is one */
 	static_assert(G::SHARE == 1 || W_BOX == T::WN / 2, "a box is what a warp has of a half");
 	static_assert(T::BN % W_BOX == 0 && T::BM % A_BOX == 0 && T::STAGES <= 16, "boxes");
 	unsigned char *smem;
-	int at, phase; /* stage that is read next; parity of the ring's rounds */
+	int at, phase; /* at: stage that is read next; phase: parity of the ring's current round */
 
 	__device__ __forceinline__ explicit gemm_stages(unsigned char *smem)
 	    : smem(smem), at(0), phase(0)
@@ -44,7 +45,7 @@ template <class G, class T> struct gemm_stages<G, T, GEMM_TMA> {
 		__syncthreads();
 	}
 
-	/* Makes shared memory available for other uses after the next barrier. */
+	/* After the next barrier, the caller may use the shared memory for other data. */
 	__device__ __forceinline__ void
 	end()
 	{
@@ -66,7 +67,7 @@ template <class G, class T> struct gemm_stages<G, T, GEMM_TMA> {
 		return (mbar_t *)(smem + G::SHARED) + 16 + s;
 	}
 
-	/* Loads stage `step` of a tile, which is read `ahead` stages from now. */
+	/* Loads stage `step` of a tile. The stage will be read `ahead` stages from now. */
 	__device__ __forceinline__ void
 	load(const gemm_operands<typename G::W> &in, int step, int ahead, int m0, int n0)
 	{

@@ -1,11 +1,11 @@
-/* Copies weights of a tile to shared memory, by all threads: 16-bit elements by cp.async, blocks
- * through registers, unpacked to f16.
+/* Copies weights of a tile to shared memory, by all threads. 16-bit elements are copied by
+ * cp.async. Blocks are loaded to registers and unpacked to f16.
  *
  *     prefetch(to, k0)   issues the loads of columns [k0, k0 + BK)
  *     store(to)          completes them: unpacks what prefetch left in registers
  *
- * Columns past the matrix are zeros. Rows past it are arbitrary rows of it; their results are
- * dropped. */
+ * Columns past the matrix are set to zero. For rows past the matrix, any of its rows are copied;
+ * their results are dropped. */
 #ifndef LLMC_CUDA_GEMM_GEMM_WEIGHTS_H
 #define LLMC_CUDA_GEMM_GEMM_WEIGHTS_H
 
@@ -13,10 +13,10 @@
 
 template <class G, class T, bool PACKED = G::W::PACKED> struct gemm_weights {
 	static constexpr int PASS =
-	    GEMM_THREADS / T::CHUNKS; /* rows that all threads copy at a time */
+	    GEMM_THREADS / T::CHUNKS; /* number of rows that all threads together copy at a time */
 	static_assert(PASS % T::WN == 0, "a thread's rows are equally far apart");
 	const unsigned short *from;
-	int r, c, left; /* first row and chunk; columns of y from row r's to the last */
+	int r, c, left; /* first row and chunk; columns of y from that of row r to the last */
 
 	__device__ __forceinline__
 	gemm_weights(const w_matrix<typename G::W> &w, int n0)
@@ -49,13 +49,13 @@ template <class G, class T, bool PACKED = G::W::PACKED> struct gemm_weights {
 	}
 };
 
-/* Units of 32 weights of a row, one per thread (W::tile, cuda/weights/weights.h) */
+/* Units of 32 weights of a row; a thread handles one (W::tile, cuda/weights/weights.h) */
 template <class G, class T> struct gemm_weights<G, T, true> {
 	typedef typename G::W::tile W;
 	static constexpr int IN_ROW = T::BK / 32, UNITS = T::BN * IN_ROW;
 	static_assert(T::BK % 64 == 0 && UNITS <= GEMM_THREADS, "one unit per thread, in pairs");
 	const unsigned char *row;
-	/* row of the tile, unit within the stage's columns, unit within the row of the matrix */
+	/* r: row of the tile; u: unit within the stage; unit: unit within the row of the matrix */
 	int r, u, unit;
 	typename W::raw raw;
 

@@ -1,6 +1,6 @@
-/* Activations for tensor cores: a row is normed, then rounded to the 16-bit type that its weights
- * need. f16 values are scaled by a power of two per row, so that the largest one is in [2^13,
- * 2^14): nothing overflows, and small values keep their precision. */
+/* Activations for tensor cores. A row is normed, then rounded to the 16-bit type of the weights.
+ * f16 values are scaled by a power of two per row, so that the largest magnitude is in [2^13,
+ * 2^14). Nothing overflows then, and small values keep their precision. */
 #ifndef LLMC_CUDA_GEMM_QUANTIZE_ACT_H
 #define LLMC_CUDA_GEMM_QUANTIZE_ACT_H
 
@@ -33,8 +33,8 @@ quantize_act_read(const value_bf16 *x, float (&v)[4])
 	v[3] = bf16_hi(q.y);
 }
 
-/* Exponent of the power-of-two scale of an f16 row: the largest value gets exponent 13. Rows
- * of zeros, infinities or very small values are not scaled. */
+/* Returns the exponent of the power-of-two scale of an f16 row, with which the largest value gets
+ * exponent 13. Rows of zeros, infinities or very small values are not scaled. */
 DEV int
 quantize_act_bias(float top)
 {
@@ -43,8 +43,9 @@ quantize_act_bias(float top)
 	return e == 128 || e < -112 ? 0 : 13 - e;
 }
 
-/* A thread's part of a norm's weights, in registers where they fit. They are constants and not in
- * L2 yet: loads issued before the PDL wait overlap with the end of the previous kernel. */
+/* A thread's part of a norm's weights, in registers if they fit. These weights are constants and
+ * not in L2 yet. Loads issued before the PDL wait therefore overlap with the end of the previous
+ * kernel. */
 template <class W, class NORM> struct quantize_act_gain {
 	enum {
 		N = (W::COLS + 4 * GEMM_THREADS - 1) / (4 * GEMM_THREADS),
@@ -73,14 +74,14 @@ template <class W, class NORM> struct quantize_act_gain {
 	}
 };
 
-/* Groups of four values of a row per thread */
+/* number of groups of four values of a row per thread */
 template <class W> DEV constexpr int
 quantize_act_groups()
 {
 	return (W::COLS + 4 * GEMM_THREADS - 1) / (4 * GEMM_THREADS);
 }
 
-/* Loads and norms the CTA's row x [W::COLS]: value c of group i is that of column (thread + i *
+/* Loads and norms the CTA's row x [W::COLS]. Value c of group i is that of column (thread + i *
  * GEMM_THREADS) * 4 + c, and 0 past the row. */
 template <class W, class NORM, class X, int N> DEV void
 quantize_act_load(const X *x, const norm_vectors &norm, const quantize_act_gain<W, NORM> &gain,
@@ -128,9 +129,9 @@ quantize_act_load(const X *x, const norm_vectors &norm, const quantize_act_gain<
 	}
 }
 
-/* Norms and rounds the CTA's row: x [W::COLS] to act [W::COLS]. scale: factor of the row's results
- * (f16 only). act is a pointer, or an object whose act + k is the address of value k (in steps of
- * 4). upto: zeros are written from COLS to there. */
+/* Norms and rounds the CTA's row, from x [W::COLS] to act [W::COLS]. scale: set to the factor of
+ * the row's results (f16 only). act is a pointer, or an object for which act + k is the address of
+ * value k (in steps of 4). upto: zeros are written from COLS to there */
 template <class W, class NORM, class X, class A> DEV void
 quantize_act_row(const X *x, const norm_vectors &norm, const quantize_act_gain<W, NORM> &gain,
                  A act, float *scale, int upto = W::COLS)

@@ -1,6 +1,6 @@
-/* fp32 matmul on tensor cores: an operand is split into two tf32, its first 11 bits and the
- * remainder. Of the four mma of parts, three are computed. The omitted one and the last bits of the
- * remainder are 2^-21 of a term.
+/* fp32 matmul on tensor cores. An operand is split into two tf32: its first 11 bits, and the
+ * remainder. Three of the four mma of parts are computed. The omitted one and the last
+ * bits of the remainder are 2^-21 of a term.
  *
  * The eight columns of a fragment of a (rows of b) may be in any order that both operands share.
  * Lane t holds 2 t and 2 t + 1, which are adjacent in memory. */
@@ -23,8 +23,8 @@ tf32_split(float v, unsigned &hi, unsigned &lo)
 	lo = __float_as_uint(v - __uint_as_float(hi));
 }
 
-/* Loads eight columns of 16 rows of a, or of 8 columns of b, `stride` floats apart; stride must be
- * 8 more than a multiple of 32. */
+/* Loads eight columns of 16 rows of a, or of 8 columns of b. Rows are `stride` floats apart; stride
+ * must be 8 more than a multiple of 32. */
 DEV void
 tf32_get(tf32_a &a, const float *p, int stride)
 {

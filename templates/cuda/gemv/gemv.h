@@ -1,6 +1,6 @@
-/* y = W x for up to 8 rows of x, the GEMV of decode steps; bound by the bytes of W.
+/* y = W x for up to 8 rows of x: the GEMV of decode steps. The bytes of W limit its speed.
  *
- *   each warp of a CTA is producer and consumer in one:
+ *   each warp of a CTA is both producer and consumer:
  *     weights   memory --cp.async--> stage of its ring --ld.shared--> fragment --scales--> A of mma
  *     x         memory --cp.async--> shared --norm, split--> shared --ld.shared-->         B of mma
  *     ring      fill, wait (gate), load x; main loop: wait for the oldest stage, load it, prefetch
@@ -17,38 +17,38 @@
  * which 2 LDGSTS, 3 LDS, 2 HMMA; q8_0 101; q4_0 127, q4_k 157, q5_k 183, with 4 to 6 LDGSTS and
  * 8 HMMA.
  *
- * Work: rows of W form groups of 8, and two groups are processed at a time; columns form units
- * (W::stream, cuda/weights/weights.h). A CTA of 8 warps has a range of groups. The units of a
- * row are dealt to the warps in turn, so the CTA reads its 16 rows as 16 wide streams. Warps
- * wait for each other only at the end of a tile of groups, where the 8 partial sums of each
- * result are added in shared memory, in the order of warps. If a range has an odd number of
- * groups, its last one is processed alone.
+ * Work: rows of W form groups of 8, and two groups are processed at a time. Columns form units
+ * (W::stream, cuda/weights/weights.h). A CTA of 8 warps has a range of groups. Units of a row are
+ * assigned to the warps in turn, so the CTA reads its 16 rows as 16 wide streams. Warps wait for
+ * each other only at the end of a tile of groups, where the 8 partial sums of each result are added
+ * in shared memory, in the order of warps. If a range has an odd number of groups, its last one is
+ * processed alone.
  *
  * Mma: 16 rows of weights are A, x is B. One row of x has its 16-bit part in one column of B and
- * the rounding residual in another. With up to 8 rows, each of the two parts is an mma of its
- * own. So x keeps 16 (bf16) or 22 bits (f16), and 8 rows cost little more than one. Block
- * formats and one row: columns of B are plentiful, so each of a unit's four sub-blocks gets a
- * pair of them. Weights enter the mma as integers, which takes one instruction per pair and
- * rounds nothing, and each lane scales the sums of one sub-block (gemv_unit_whole).
+ * the rounding residual in another. With up to 8 rows, each of the two parts is an mma of its own.
+ * So x keeps 16 (bf16) or 22 bits (f16), and 8 rows cost little more than one. With a block format
+ * and one row, columns of B are free, so each of a unit's four sub-blocks gets a pair of columns.
+ * Weights enter the mma as integers, which takes one instruction per pair and rounds nothing, and
+ * each lane scales the sums of one sub-block (gemv_unit_whole).
  *
- * In flight: each warp's ring of units, refilled as stages are emptied. That is 40 KB per SM
- * (sm_80, 90, 100) or 24 KB. For one row (RING1) it includes all memory that x does not need, 88
- * KB at 4096 columns. The ring is first filled before the gate's wait, from addresses that
- * depend on the launch only. Those loads cover most of the end of the previous kernel (figures:
- * docs/kernels/gemv.md). One CTA runs per SM, and the runtime reserves the SM for it
- * (cuda_shared_of); CTAs of the next kernel start as these exit. The ring is in shared memory
- * and not in registers because a warp has six scoreboards: a deeper register ring would wait for
- * its newest load when it needs the oldest.
+ * In flight: each warp has a ring of units, which it refills as stages are emptied. The rings of an
+ * SM have 40 KB (sm_80, 90, 100) or 24 KB. For one row (RING1) they also use all memory that x does
+ * not need: 88 KB at 4096 columns. The ring is first filled before the gate's wait, from addresses
+ * that depend on the launch only. These loads overlap with most of the end of the previous kernel
+ * (figures: docs/kernels/gemv.md). One CTA runs per SM, and the runtime reserves the SM for it
+ * (cuda_shared_of); CTAs of the next kernel start as these exit. The ring is in shared memory and
+ * not in registers, because a warp has only six scoreboards. With a deeper ring in registers, a
+ * wait for the oldest load would also wait for the newest.
  *
- * The norm is not a separate phase. Its weights are multiplied into x while it is loaded to shared
- * memory, where the squares are also summed, and the sums are divided by the root at the end.
- * (Layer norms need the mean first: one more pass over x.)
+ * The norm is not a separate phase. While x is loaded to shared memory, it is multiplied by the
+ * norm's weights, and its squares are summed. The results are divided by the root of the mean
+ * square at the end. (Layer norms need the mean first: one more pass over x.)
  *
- * Split-K: columns may be split; CTAs of one range then write partial sums to scratch, and the
- * last to arrive adds them in the order of splits. gemv_splits chooses the number from the
- * launch's `rows`. There are two reasons to split: more rows of x than shared memory holds (4 at
- * 4096 columns), or an uneven division of groups, since a range has G / blocks of them, rounded
- * up or down. H200, 132 CTAs, largest share over mean:
+ * Split-K: columns may be split. CTAs of one range of groups then write partial sums to scratch,
+ * and the last to arrive adds these in the order of splits. gemv_splits chooses the number of
+ * splits from the launch's `rows`. There are two reasons to split: more rows of x than shared
+ * memory holds (4 at 4096 columns), or an uneven division of groups, since a range has G / blocks
+ * of them, rounded up or down. H200, 132 CTAs, largest share over mean:
  *
  *   rows of W          groups per CTA, largest / mean
  *   4096 (512 groups)  4 / 3.88
@@ -60,12 +60,11 @@
  *
  * More than 8 rows are processed in turns.
  *
- * gemv<G>(gate, rows, x, norm, w, e, to, call): G is a gemv_config (cuda/gemv/gemv_smem.h), gate
- * waits for the op before (cuda/runtime/gate.h), `rows` is the number that the launch was sized
- * for. call: when a warp has issued its last load of W, it
- * prefetches what the call names (cuda/runtime/prefetch.h); NULL: nothing. A kernel may call gemv
- * for several matrices, with a barrier between. The epilogue e selects rows of W and stores the
- * results:
+ * gemv<G>(gate, rows, x, norm, w, e, to, call): G is a gemv_config (cuda/gemv/gemv_smem.h). gate
+ * waits for the previous op (cuda/runtime/gate.h). `rows` is the number of rows that the launch was
+ * sized for. When a warp has issued its last load of W, it prefetches the weights that `call` names
+ * (cuda/runtime/prefetch.h; NULL: none). A kernel may call gemv for several matrices, with a
+ * barrier between the calls. The epilogue e selects rows of W and stores the results:
  *
  *     GROUPS                  number of groups of 8 weight rows
  *     UNIT                    groups that the last of their CTAs to arrive finishes together; 0:
@@ -91,27 +90,27 @@
 
 /* ---- weights ---- */
 
-/* A warp's sequence of units: those of a pair of groups (the last may be a single group), then
- * those of the next pair. Units of a row are dealt to the warps in turn, so a CTA reads its rows as
- * a few wide streams. */
+/* A warp's sequence of units: those of a pair of groups (the last pair may have a single group),
+ * then those of the next pair. Units of a row are assigned to the warps in turn, so that a CTA
+ * reads its rows as a few wide streams. */
 template <class G, class E> struct gemv_stream {
 	typedef typename G::S S;
 	w_matrix<typename G::W> w;
-	const unsigned char *row; /* row in the pair's first group */
-	unsigned second_group;    /* byte offset from there to the second group */
+	const unsigned char *row; /* the lane's row in the pair's first group */
+	unsigned second_group;    /* byte offset from `row` to the same row of the second group */
 	int unit0, stop, group, end;
-	int at[S::PLANES]; /* offsets of the lane's next unit in a row, per plane */
+	int at[S::PLANES]; /* per plane: offset in a row of the lane's next unit */
 
 	__device__ __forceinline__ explicit gemv_stream(const w_matrix<typename G::W> &w) : w(w) {}
 
-	/* distance from a unit to the warp's next one */
+	/* bytes from a unit to the warp's next one */
 	static __device__ __forceinline__ int
 	unit_step(int plane, int t)
 	{
 		return S::offset(plane, GEMV_WARPS, t) - S::offset(plane, 0, t);
 	}
 
-	/* sets the addresses for the current pair of groups */
+	/* Sets the addresses for the current pair of groups. */
 	__device__ __forceinline__ void
 	aim()
 	{
@@ -132,8 +131,8 @@ template <class G, class E> struct gemv_stream {
 		return stop > unit0 ? (unsigned)(stop - unit0 + GEMV_WARPS - 1) / GEMV_WARPS : 0;
 	}
 
-	/* Prefetches the next unit, if there is one. Always commits, so that cp.async groups can be
-	 * counted. */
+	/* Prefetches the next unit, if there is one. Commits in either case, so that cp.async
+	 * groups can be counted. */
 	__device__ __forceinline__ void
 	prefetch(gemv_stage<typename G::W> &to)
 	{
@@ -154,7 +153,7 @@ template <class G, class E> struct gemv_stream {
 		cp_async_commit();
 	}
 
-	/* Starts at the first of groups [g0, g1), with every eighth of units [unit0, stop), and
+	/* Starts with the first of groups [g0, g1) and every eighth of units [unit0, stop), and
 	 * fills the ring. */
 	__device__ __forceinline__ void
 	begin(typename G::warp_storage &own, bool one, int g0, int g1)
@@ -171,8 +170,8 @@ template <class G, class E> struct gemv_stream {
 	}
 };
 
-/* Loads the lane's fragments of a stage (`stage` is its byte offset in the ring) and prefetches the
- * next unit into it. */
+/* Loads the lane's fragments of a stage, and prefetches the next unit into it. `stage`: byte offset
+ * of the stage in the ring */
 template <class G, class E, int RING> DEV void gemv_next(typename G::S::fragment (&u)[2],
                                                          gemv_stream<G, E> &in,
                                                          gemv_stage<typename G::W> *ring,
@@ -195,13 +194,13 @@ template <class G, class E, int RING> DEV void gemv_next(typename G::S::fragment
 	stage = stage < RING * (int)sizeof from ? stage : 0;
 }
 
-/* Multiplies one row of x by a unit of a block format. total[i] is for row n of group i, over the
- * columns that share lane t's scales.
+/* Multiplies one row of x by a unit of a block format. total[i] receives the sum for row n of group
+ * i over the columns that share lane t's scales.
  *
  * The weights enter the mma as integers: no rounding, no scaling. Scales are applied to the sums,
  * and the columns of B keep sub-blocks separate: pair p of columns has the high and low parts of x
- * in lane p's sub-block, and zeros elsewhere. x: B fragments in the lanes that hold them; other
- * lanes keep zeros there. */
+ * in lane p's sub-block, and zeros elsewhere. x: B fragments, in the lanes that have them; other
+ * lanes have zeros. */
 template <class G> DEV void
 gemv_unit_whole(float (&total)[2], const typename G::S::fragment (&u)[2], uint4 (&x)[G::S::CHUNKS],
                 const uint4 *xq, uint2 sums, int unit)
@@ -214,7 +213,7 @@ gemv_unit_whole(float (&total)[2], const typename G::S::fragment (&u)[2], uint4 
 #pragma unroll
 	for (int c = 0; c < S::CHUNKS; c++) {
 		if (S::SPLIT == 1) {
-			/* sub-blocks of low and high nibbles, of lanes t and t ^ 1 */
+			/* with sub-blocks of low and of high nibbles, in lanes t and t ^ 1 */
 			if (pair == (t & 2))
 				*(uint2 *)&x[c].x = *(const uint2 *)&xq[c * 8];
 			if (pair == (t | 1))
@@ -240,9 +239,9 @@ gemv_unit_whole(float (&total)[2], const typename G::S::fragment (&u)[2], uint4 
 	       t);
 }
 
-/* Multiplies rows of x by a unit. ONE: one row, whose high and low parts are columns of one mma.
- * Otherwise the columns are rows of x; lanes without a row multiply another lane's, and their
- * results are ignored. */
+/* Multiplies rows of x by a unit. ONE: there is one row, whose high and low parts are columns of
+ * one mma. Otherwise the columns of B are rows of x. Lanes without a row multiply a row of another
+ * lane, and their results are ignored. */
 template <class G, bool ONE> DEV void
 gemv_unit_scaled(float (&total)[4], float (&acc)[2][4], const typename G::S::fragment (&u)[2],
                  const uint4 *xq, const uint2 *xm, int R, int unit)
@@ -283,9 +282,10 @@ gemv_unit_scaled(float (&total)[4], float (&acc)[2][4], const typename G::S::fra
 	}
 }
 
-/* Computes this warp's sums of groups [first, stop), counted from g0. The stream's last load is
- * issued RING units before its end. Then the warp prefetches what `call` names. The loop over units
- * is cut there, because a condition in it would keep the compiler from unrolling it. */
+/* Computes this warp's sums of groups [first, stop), counted from g0. The last load of the stream
+ * is issued RING units before its end; then the warp prefetches the weights that `call` names. The
+ * loop over units is split at that unit, because a condition in it would keep the compiler from
+ * unrolling it. */
 template <class G, class E, bool ONE> DEV void
 gemv_groups(typename G::shared_storage &sm, gemv_stream<G, E> &in, int g0, int log_r,
             const float (&back)[2], int first, int stop, int &stage, const llmc_call *call)
@@ -302,7 +302,7 @@ gemv_groups(typename G::shared_storage &sm, gemv_stream<G, E> &in, int g0, int l
 	const uint4 *const xs = own.many.x + mine;
 	typename S::fragment u[2];
 
-	/* stores the sum of row n in group `done` + i, for row b of x */
+	/* stores the sum of row n of group (`done` + i), for row b of x */
 	auto put = [&](int done, int i, int b, float v) {
 		sm.sum[((((done + i) & (2 * tile - 1)) * GEMV_WARPS + warp) * R + b) * 8 + n] = v;
 	};
@@ -378,8 +378,8 @@ gemv_groups(typename G::shared_storage &sm, gemv_stream<G, E> &in, int g0, int l
 
 /* ---- phases of a launch ---- */
 
-/* Divides the groups among the CTAs. Only few instructions precede the first load: one division,
- * of 32 bits. The ranges with one more group come first. */
+/* Divides the groups among the CTAs. To start loads early, this takes few instructions, with a
+ * single 32-bit division. The first ranges have one more group than the others. */
 template <class G, class E> DEV gemv_range
 gemv_split_range(int rows)
 {
@@ -411,7 +411,7 @@ gemv_split_range(int rows)
 	return { splits, (int)range, (int)split, g0, g1 };
 }
 
-/* Logarithm of the rows of x per turn: all n, if they fit */
+/* Logarithm of the number of rows of x per turn: all n, if they fit in shared memory */
 template <class G> DEV int
 gemv_log_rows(int rows, int splits, int n)
 {
@@ -426,9 +426,9 @@ gemv_log_rows(int rows, int splits, int n)
 	return log_r;
 }
 
-/* Loads rows [t0, min(t0 + 2^log_r, n)) of x to shared memory and returns the page of row t0 + tid,
- * if the epilogue needs one. The page is found by dependent loads: one before x, one while x is
- * converted, so that neither is waited for. back: factors of the sums */
+/* Loads rows [t0, min(t0 + 2^log_r, n)) of x to shared memory. Returns the page of row t0 + tid, if
+ * the epilogue needs one. Finding the page takes dependent loads. One is issued before x is loaded,
+ * the next while x is converted, so that no thread waits for them. back: factors of the sums */
 template <class G, class E> DEV int
 gemv_stage_x(typename G::shared_storage &sm, float (&back)[2], const float *x,
              const norm_vectors &norm, const E &e, const gemv_stream<G, E> &in, float scale,
@@ -449,8 +449,8 @@ gemv_stage_x(typename G::shared_storage &sm, float (&back)[2], const float *x,
 	return page;
 }
 
-/* Adds the warps' sums of results j and j + 4 of group sm.g0 + at, for row t0 + b of x. Stores them
- * by the epilogue, or in scratch if other CTAs contribute to them (`counted`). */
+/* Adds the warps' sums of results j and j + 4 of group sm.g0 + at, for row t0 + b of x. Stores the
+ * results by the epilogue, or in scratch if other CTAs contribute to them (`counted`). */
 template <class G, class E> DEV void
 gemv_store(const typename G::shared_storage &sm, const norm_vectors &norm, const E &e,
            const gemv_scratch &to, bool counted, int splits, int log_r, int t0, int at, int j,
@@ -536,7 +536,7 @@ gemv(GATE &gate, int rows, const float *x, const norm_vectors &norm,
 		for (int i = tid * 32; i < G::COLS; i += GEMV_THREADS * 32)
 			prefetch_l2(norm.w + i);
 	in.begin(sm.warp[warp], one, own.g0, own.g1);
-	if (call && own.g0 == own.g1) /* nothing to read */
+	if (call && own.g0 == own.g1) /* this CTA has no weights to read */
 		prefetch_next(*call, warp, GEMV_WARPS);
 	gate.wait();
 	const int n = e.count();
@@ -560,7 +560,8 @@ gemv(GATE &gate, int rows, const float *x, const norm_vectors &norm,
 		t0 += 1 << log_r;
 		if (t0 >= sm.n)
 			return;
-		__syncthreads(); /* all warps are done with shared memory of the last turn */
+		__syncthreads(); /* all warps have finished with the shared memory of the last turn
+		                  */
 		in.begin(sm.warp[warp], one, sm.g0, in.end);
 	}
 }

@@ -1,11 +1,11 @@
-/* Results of a GEMV whose sums are spread over CTAs: the last CTA to arrive at a range of groups,
- * or at each unit of the epilogue, adds the partial sums and stores the results. */
+/* Results of a GEMV whose sums are spread over CTAs. The last CTA to arrive adds the partial sums
+ * and stores the results, per range of groups or per unit of the epilogue. */
 #ifndef LLMC_CUDA_GEMV_GEMV_FINISH_H
 #define LLMC_CUDA_GEMV_GEMV_FINISH_H
 
 #include "cuda/gemv/gemv_smem.h"
 
-/* A CTA's share of a launch: groups [g0, g1), the columns of one of `splits` */
+/* A CTA's share of a launch: groups [g0, g1), and the columns of one of `splits` splits */
 struct gemv_range {
 	int splits, range, split, g0, g1;
 };
@@ -27,8 +27,8 @@ gemv_squares(const typename G::shared_storage &sm, int b)
 	return s;
 }
 
-/* Sum of `splits` values that are `stride` apart. All loads are issued first; the values are added
- * in order. */
+/* Returns the sum of `splits` values that are `stride` apart. All loads are issued first; then the
+ * values are added in order. */
 template <class G> DEV float
 gemv_partial(const float *from, int splits, long long stride)
 {
@@ -44,15 +44,15 @@ gemv_partial(const float *from, int splits, long long stride)
 }
 
 /* Scratch. part [8 * MAX_SPLITS, GROUPS * 8]: partial sums of splits; all [n_tok, GROUPS * 8]: sums
- * of rows, if UNIT > 0; squares [blocks, 8]; count: initially 0, one per range, or one per unit and
+ * of rows, if UNIT > 0; squares [blocks, 8]; count: initially 0, one per range or one per unit and
  * turn. */
 struct gemv_scratch {
 	float *part, *all, *squares;
 	int *count;
 };
 
-/* Adds this CTA's contribution to the counters of `units` units from `first` on (UNIT 0: of its
- * range) and sets sm.done of those that are complete. Returns true if one is. Groups [g0, g1). */
+/* Counts this CTA's contribution to `units` units from `first` on (UNIT 0: to its range of groups
+ * [g0, g1)), and sets sm.done for those that are now complete. Returns whether any is. */
 template <class G, class E> DEV bool
 gemv_arrive(typename G::shared_storage &sm, const gemv_scratch &to, int splits, int first,
             int units, int g0, int g1, int turn)
@@ -76,7 +76,8 @@ gemv_arrive(typename G::shared_storage &sm, const gemv_scratch &to, int splits, 
 	return any;
 }
 
-/* UNIT > 0: finishes one unit of rows [t0, min(t0 + R, n)). raw: shared memory for its results */
+/* UNIT > 0: finishes one unit of rows [t0, min(t0 + R, n)). raw: shared memory for the unit's
+ * results */
 template <class G, class E> DEV void
 gemv_finish_unit(typename G::shared_storage &sm, const E &e, const gemv_scratch &to, int splits,
                  int unit, int R, int t0, int n, float *raw)
@@ -121,14 +122,15 @@ gemv_finish_range(const typename G::shared_storage &sm, const E &e, const gemv_s
 	}
 }
 
-/* Finishes what this CTA is the last to contribute to, for the turn of rows at t0: each unit, or
- * its range of groups. g1: end of the CTA's groups. Shared memory of the warps is free. */
+/* Finishes the results to which this CTA is the last to contribute, for the turn of rows at t0:
+ * each unit, or the CTA's range of groups. g1: end of the CTA's groups. The caller no longer needs
+ * the shared memory of the warps. */
 template <class G, class E> DEV void
 gemv_finish(typename G::shared_storage &sm, const norm_vectors &norm, const E &e,
             const gemv_scratch &to, int splits, int g1, int log_r, int t0)
 {
 	enum { UNIT = E::UNIT > 0 ? E::UNIT : 1 };
-	float *raw = (float *)sm.warp; /* no longer needed for x */
+	float *raw = (float *)sm.warp; /* memory of x, which is no longer needed */
 	const int tid = (int)threadIdx.x, R = 1 << log_r;
 	const int range = sm.range, split = sm.split, g0 = sm.g0, n = sm.n;
 	const int first = E::UNIT > 0 ? g0 / UNIT : range,

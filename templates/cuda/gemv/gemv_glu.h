@@ -1,4 +1,4 @@
-/* GEMV of norm_glu: a group has 4 rows of gate and the same 4 of up, so one thread holds both
+/* GEMV of norm_glu. A group has 4 rows of gate and the same 4 rows of up, so one thread holds both
  * halves of a result. */
 #ifndef LLMC_CUDA_GEMV_GEMV_GLU_H
 #define LLMC_CUDA_GEMV_GEMV_GLU_H

@@ -1,6 +1,6 @@
-/* GEMV of norm_qkv. Without a norm per head, a group has four pairs of RoPE, so a thread rotates
- * the results that it has summed and stores them to q or to the page without waiting. With such a
- * norm, or quantised KV rows, the last CTA of a head finishes the whole head. */
+/* GEMV of norm_qkv. If heads have no norm, a group has four pairs of RoPE, so a thread rotates the
+ * results that it has summed and stores them to q or to the page at once. If heads have a norm, or
+ * KV rows are quantised, the last CTA to arrive for a head finishes the whole head. */
 #ifndef LLMC_CUDA_GEMV_GEMV_QKV_H
 #define LLMC_CUDA_GEMV_GEMV_QKV_H
 
@@ -29,8 +29,8 @@ template <class Q> struct gemv_qkv {
 		return !NORMED && head < Q::HEADS + Q::KV_HEADS && part < R / 8;
 	}
 
-	/* dimension of result n of a group: for rotated groups four first elements of pairs, then
-	 * the four second ones; otherwise in order */
+	/* dimension of result n of a group. Groups with RoPE have the first elements of four pairs,
+	 * then the second ones; other groups are in order. */
 	DEV int
 	dim(int head, int part, int n)
 	{

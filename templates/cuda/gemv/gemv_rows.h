@@ -1,11 +1,11 @@
-/* GEMV whose results are the rows of W: matmul, matmul_add, norm_matmul, norm_act, lm_head. */
+/* GEMV in which each row of W is one result: matmul, matmul_add, norm_matmul, norm_act, lm_head. */
 #ifndef LLMC_CUDA_GEMV_GEMV_ROWS_H
 #define LLMC_CUDA_GEMV_GEMV_ROWS_H
 
 #include "cuda/gemv/gemv.h"
 
-/* y = scale * add + F(W x + b) for N rows of W; b and add may be NULL. WANTED: rows of x are
- * gathered by out_row. */
+/* y = scale * add + F(W x + b) for N rows of W; b and add may be NULL. WANTED: out_row selects the
+ * rows of x. */
 template <int N, float (*F)(float) = act_none, bool WANTED = false> struct gemv_rows {
 	enum { GROUPS = (N + 7) / 8, UNIT = 0, NEEDS_PAGE = 0, FIRST = WANTED };
 	const llmc_step &s;

@@ -1,4 +1,4 @@
-/* Configuration of a GEMV, its shared memory per CTA, and the number of splits of its columns. */
+/* Configuration of a GEMV, shared memory of a CTA, and number of splits of the columns. */
 #ifndef LLMC_CUDA_GEMV_GEMV_SMEM_H
 #define LLMC_CUDA_GEMV_GEMV_SMEM_H
 
@@ -26,7 +26,7 @@ template <class W, int X, int RING> struct gemv_share<W, X, 0, RING> {
 };
 
 /* W: weights of COLS columns; NORM: norm of x (norm_none, norm_rms, norm_layer); ARCH: the GPU;
- * MAX_SPLITS: most splits, by default enough for 8 rows of x to fit. */
+ * MAX_SPLITS: largest number of splits, by default so many that 8 rows of x fit */
 template <class W_, class NORM_, int ARCH_,
           int MAX_SPLITS_ = (W_::COLS > 16384 ? 16 : 8)> struct gemv_config {
 	typedef W_ W;
@@ -45,8 +45,8 @@ template <class W_, class NORM_, int ARCH_,
 		UNITS = (COLS + S::UNIT - 1) / S::UNIT, /* per row */
 		MOST = (UNITS + GEMV_WARPS - 1) / GEMV_WARPS,
 		KWARPS = UNITS < GEMV_WARPS ? UNITS : GEMV_WARPS,
-		/* 64 KB for x, or what one row needs if that is more; the templates' @launch lines
-		 * use the same formula */
+		/* 64 KB for x, or what one row needs if that is more; the @launch lines of the
+		 * templates have the same formula */
 		X = (COLS > 16384 ? (COLS + 1023) / 1024 * 4096 : 65536) / 16 / GEMV_WARPS,
 		SUMS = S::MINS ? X / 8 : 0,
 		WARP_BYTES = X * 16 + (ARCH == 80 || ARCH == 90 || ARCH == 100 ? 5120 : 3072),
@@ -63,19 +63,20 @@ template <class W_, class NORM_, int ARCH_,
 	};
 	struct shared_storage {
 		warp_storage warp[GEMV_WARPS];
-		float sum[2048]; /* 2 tiles of (16 / R groups) x (8 warps) x (R rows of x) x 8 */
+		float sum[2048]; /* 2 tiles; each has (16 / R groups) x (8 warps) x (R rows of x) x
+		                    8 rows */
 		float squares[GEMV_WARPS][8];
 		float stat[8][2];        /* mean and 1 / deviation */
 		int2 slot[8];            /* page and position of a row */
-		int range, split, g0, n; /* values of the CTA, kept here to free registers */
+		int range, split, g0, n; /* values of the CTA, in shared memory to save registers */
 		unsigned char done[GEMV_FLAGS];
 	};
 	static_assert(sizeof(shared_storage) <= 8848 + GEMV_WARPS * WARP_BYTES,
 	              "shared bytes of the @launch lines");
 };
 
-/* Rows of x (a power of two) that a CTA handles at a time if columns are cut into `splits`; 0: not
- * even one */
+/* Number of rows of x (a power of two) that a CTA handles at a time if columns are cut into
+ * `splits`; 0: not even one row fits */
 template <class G> static __device__ constexpr int
 gemv_rows_at_once(int splits)
 {
@@ -89,18 +90,19 @@ gemv_rows_at_once(int splits)
 	return 0;
 }
 
-/* Number of splits with which `rows` rows of x and `groups` groups of W are read soonest. The cost
- * of s splits is in bytes that an SM reads:
+/* Returns the number of splits with which `rows` rows of x and `groups` groups of W are read in the
+ * shortest time. The cost of s splits is expressed as bytes that an SM reads:
  *
- * - Ranges with one group more run alone at the end, each at twice its share of the bandwidth.
- * Block formats, which are bound by instructions, hardly gain from that.
+ * - Ranges with one more group run alone at the end, and then get twice their share of the
+ *   bandwidth. Block formats are bound by instructions, so they hardly gain from this.
  * - If the units of a split are not a multiple of the warps, some warps wait.
- * - A column of x costs 10 bytes for one row on an H100 (with 4, down of Llama 8B took 49.5 us
- * instead of 44.2, gate and up 91.3 instead of 84.2). It costs 4 bytes for more rows, whose
- * launches have less to gain.
+ * - A column of x costs 10 bytes for one row (a cost of 4 bytes chose splits with which, on an
+ *   H100, down of Llama 8B took 49.5 us instead of 44.2, and gate and up 91.3 instead of 84.2). It
+ *   costs 4 bytes for several rows, whose launches have less to gain.
  * - More than one split costs what an SM reads in the 1.5 us that sums take through memory.
  *
- * The result is 1 if the rows fit with no number of splits; they are then processed in turns. */
+ * The result is 1 if the rows do not fit with any number of splits. Rows are then processed in
+ * turns. */
 template <class G> static __device__ constexpr int
 gemv_splits(int rows, int groups)
 {
@@ -119,7 +121,8 @@ gemv_splits(int rows, int groups)
 		                                                                  : alone);
 		const int each = (G::UNITS + s - 1) / s,
 		          ways = (each + GEMV_WARPS - 1) / GEMV_WARPS *
-		                 GEMV_WARPS; /* units per split, and rounded up to the warps */
+		                 GEMV_WARPS; /* units per split, then rounded up to a multiple of
+		                                the warps */
 		const long long x = (long long)G::COLS / s * (rows == 1 ? 10 : 4);
 		const long long cost = (long long)percent * 8 * G::W::ROW / 100 / s * ways / each +
 		                       x + (s > 1 ? joined : 0);

@@ -1,5 +1,5 @@
-/* Loads x of a GEMV to shared memory: normed except for the root, split into a 16-bit part and the
- * rounding residual, in the fragment layout of the tensor cores. */
+/* Loads x of a GEMV to shared memory. The norm is applied except for its root. Each value is split
+ * into a 16-bit part and the rounding residual, in the fragment layout of the tensor cores. */
 #ifndef LLMC_CUDA_GEMV_GEMV_X_H
 #define LLMC_CUDA_GEMV_GEMV_X_H
 
@@ -27,8 +27,8 @@ gemv_split(unsigned &hi, unsigned &lo, float a, float b)
 	}
 }
 
-/* Converts two groups of four of a chunk to the B registers of its two mma, and their rounding
- * residuals likewise. */
+/* Converts two groups of four values of a chunk to the B registers of its two mma: the 16-bit parts
+ * and the rounding residuals. */
 template <class W> DEV void
 gemv_fragments(uint4 &hi, uint4 &lo, const float (&v)[4], const float (&w)[4],
                const float (&scale)[4])
@@ -40,7 +40,7 @@ gemv_fragments(uint4 &hi, uint4 &lo, const float (&v)[4], const float (&w)[4],
 	gemv_split<W>(hi.w, lo.w, w[C] * scale[3], w[3] * scale[3]);
 }
 
-/* Returns whether the columns of a lane's chunk are within the row. */
+/* Returns whether the columns of a lane's chunk are in the row. */
 template <class W> DEV bool
 gemv_in(int unit, int c, int t)
 {
@@ -88,8 +88,8 @@ gemv_x_stride(long)
 	return G::COLS;
 }
 
-/* Block formats, one row: computes the sums of x over the columns that share a lane's scales
- * (SPLIT), in the unit of the mma's results, times SUM */
+/* For block formats and one row: computes the sums of x over the columns that share a lane's scales
+ * (SPLIT), times SUM, which gives them the unit of the mma's results. */
 template <class G> DEV void
 gemv_sums(typename G::shared_storage &sm, int units)
 {
@@ -122,10 +122,10 @@ gemv_sums(typename G::shared_storage &sm, int units)
 	}
 }
 
-/* 16-bit formats other than bf16: scales the rows in `to` and splits them into fragments. A power
- * of two brings the row's largest value, of which the lane has seen `most`, to 2^13 .. 2^14, so
- * nothing overflows and little precision is lost. The lane's chunks are every step-th of [begin,
- * end). */
+/* For 16-bit formats other than bf16: scales the rows in `to` and splits them into fragments. A
+ * power of two brings the row's largest value, of which the lane has seen `most`, to 2^13 .. 2^14,
+ * so that nothing overflows and little precision is lost. The lane's chunks are every step-th of
+ * [begin, end). */
 template <class G> DEV void
 gemv_scale_x(uint4 *to, float (&back)[2], bool one, float most, int R, int begin, int step, int end)
 {
@@ -140,7 +140,7 @@ gemv_scale_x(uint4 *to, float (&back)[2], bool one, float most, int R, int begin
 	back[0] = __shfl_sync(0xffffffffu, undo, 8 * (lane_id() & 3));
 	back[1] = __shfl_sync(0xffffffffu, undo, 8 * (lane_id() & 3) + 4);
 	for (int i = begin; i < end; i += step) {
-		float s[4]; /* for one row, weights are divided by part() */
+		float s[4]; /* in a launch for one row, weights are divided by part() */
 #pragma unroll
 		for (int k = 0; k < 4; k++)
 			s[k] = one ? scale * S::part(i % S::CHUNKS, k) : scale;
@@ -153,9 +153,9 @@ gemv_scale_x(uint4 *to, float (&back)[2], bool one, float most, int R, int begin
 	}
 }
 
-/* Weights with minima, several rows: computes the sums of a unit's low columns and of its high
- * ones, in the lanes that hold these columns, split like x. The factor -1/16 keeps them in range
- * (they may be 16 times x) and lets the mma subtract minima. */
+/* For weights with minima and several rows: computes the sums of a unit's low columns and of its
+ * high ones, in the lanes that hold these columns, split like x. The factor -1/16 keeps the sums in
+ * range (they may be 16 times as large as x), and lets the mma subtract the minima. */
 template <class G> DEV void
 gemv_min_sums(typename G::shared_storage &sm, int log_r, int units)
 {
@@ -182,9 +182,9 @@ gemv_min_sums(typename G::shared_storage &sm, int log_r, int units)
 }
 
 /* Loads this warp's columns of rows [t0, t0 + R) to x. Each chunk has two planes of 4 R vectors,
- * one vector per row and lane of a quad: the 16-bit part and the rounding residual. All loads are
- * issued together, to the addresses where the fragments will be, and each lane converts what it has
- * loaded. back: factors of the sums of rows 2 t and 2 t + 1. */
+ * one vector per row and lane of a quad: the 16-bit parts, and the rounding residuals. All loads
+ * are issued together, to the addresses of the fragments; each lane then converts what it has
+ * loaded, in place. back: factors of the sums of rows 2 t and 2 t + 1 */
 template <class G, class E> DEV void
 gemv_load_x(typename G::shared_storage &sm, bool one, float (&back)[2], const float *x,
             const norm_vectors &norm, const E &e, int log_r, int t0, int n, int unit0, int units)

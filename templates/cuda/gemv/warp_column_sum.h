@@ -1,12 +1,13 @@
 /* Warp sums of several columns at once. At each distance a lane sends half of its columns to its
- * partner, so n columns take n - 1 exchanges plus the remaining ones of five, instead of five each.
- * Pairs are those of warp_sum, so the bits are the same. */
+ * partner. So n columns together take n - 1 exchanges, then one for each distance that is left,
+ * instead of five exchanges per column. The order of additions is that of warp_sum, so the bits are
+ * the same. */
 #ifndef LLMC_CUDA_GEMV_WARP_COLUMN_SUM_H
 #define LLMC_CUDA_GEMV_WARP_COLUMN_SUM_H
 
 #include "cuda/ptx/ptx.h"
 
-/* Column whose sum a lane has */
+/* Returns the column whose sum a lane has. */
 template <int COLS> DEV int
 column_of(int lane)
 {
@@ -34,7 +35,7 @@ column_sum(float *v)
 	return v[0];
 }
 
-/* Broadcasts the value of column c; `own` is each lane's column sum. */
+/* Broadcasts the sum of column c. own: each lane's column sum */
 template <int COLS> DEV float
 column_get(float own, int c)
 {

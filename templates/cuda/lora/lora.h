@@ -1,20 +1,20 @@
-/* LoRA adapters in slots: slot of a row, factors of a routed expert, multiplication with the B
- * factor. */
+/* LoRA adapters in slots: the slot of a row, the factors of a routed expert, and multiplication
+ * with factor B. */
 #ifndef LLMC_CUDA_LORA_LORA_H
 #define LLMC_CUDA_LORA_LORA_H
 
 #include "cuda/math/math.h"
 
-/* Returns the adapter slot of a row's sequence; below 0: no adapter. S: type of a call or of a
- * step. */
+/* Returns the adapter slot of a row's sequence; negative: no adapter. S: type of a call or of a
+ * step */
 template <class S> DEV int
 lora_slot(const S &s, long long t)
 {
 	return s.adapter[s.seq[s.seq_of[t]]];
 }
 
-/* Index of the factors of choice i (counted over all rows) among the factors of all slots and
- * experts. Below 0 if the row has no adapter or the expert is on another rank. */
+/* Returns the index of the factors of choice i (choices of all rows are counted) among those of all
+ * slots and experts. Negative: the row has no adapter, or the expert is on another rank. */
 template <class S> DEV long long
 lora_expert(const S &s, const int *id, long long i, int top_k, int n_experts)
 {
@@ -23,8 +23,8 @@ lora_expert(const S &s, const int *id, long long i, int top_k, int n_experts)
 	return slot < 0 || id[i] < 0 ? -1 : (long long)slot * n_experts + id[i];
 }
 
-/* Adapter terms added to gate and up of a MoE layer before the activation: [pairs][2][F], for pairs
- * of a row and one of its K experts. Only pairs whose row has an adapter get one. */
+/* Terms that adapters add to gate and up of a MoE layer before the activation: [pairs][2][F]. A
+ * pair is a row and one of its K experts. Only pairs whose row has an adapter have terms. */
 struct moe_added_none {
 	__device__ __forceinline__ void
 	to(int, int, float &, float &) const
@@ -51,7 +51,7 @@ template <int K, int F> struct moe_added {
 	    : add(add), adapter(s.adapter), seq(s.seq), seq_of(s.seq_of)
 	{
 	}
-	/* the same for rows from t0 on */
+	/* the same terms, for rows from t0 on */
 	__device__ __forceinline__ moe_added
 	from(int t0) const
 	{

@@ -1,4 +1,4 @@
-/* Arithmetic on pairs of halves, each result rounded once to nearest even. */
+/* Arithmetic on pairs of halves. Each result is rounded once, to nearest even. */
 #ifndef LLMC_CUDA_MATH_HALF2_H
 #define LLMC_CUDA_MATH_HALF2_H
 
@@ -28,7 +28,7 @@ h2_fma(unsigned a, unsigned b, unsigned c)
 	asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
 	return d;
 }
-/* v & mask | bits in one instruction; if the compiler sees both constants, it emits two. */
+/* v & mask | bits in one instruction. If the compiler saw both constants, it would emit two. */
 DEV unsigned
 h2_select(unsigned v, unsigned mask, unsigned bits)
 {
@@ -36,9 +36,9 @@ h2_select(unsigned v, unsigned mask, unsigned bits)
 	asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(v), "r"(mask), "r"(bits));
 	return d;
 }
-/* Permutes the bytes of a (0 .. 3) and b (4 .. 7); each nibble of `which` selects one. A nibble n
- * >= 8 yields the sign bit of byte n - 8, replicated. __byte_perm uses only three bits per nibble,
- * and the compiler would mask them first. */
+/* Permutes the bytes of a (0 .. 3) and b (4 .. 7). Each nibble of `which` selects one byte; a
+ * nibble n >= 8 yields the sign bit of byte n - 8, replicated. Not __byte_perm: it uses only three
+ * bits per nibble, and the compiler would mask them first. */
 DEV unsigned
 byte_choose(unsigned a, unsigned b, unsigned which)
 {

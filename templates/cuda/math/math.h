@@ -1,11 +1,11 @@
-/* Shared arithmetic: activations by the names of the op table, CTA-wide reductions, index of the
+/* Shared arithmetic: activations by their names in the op table, CTA-wide reductions, index of the
  * thread in the grid. */
 #ifndef LLMC_CUDA_MATH_MATH_H
 #define LLMC_CUDA_MATH_MATH_H
 
 #include "cuda/ptx/ptx.h"
 
-/* Index of this thread in a one-dimensional grid, and number of threads */
+/* Return the index of this thread in a one-dimensional grid, and the number of threads. */
 DEV long long
 flat_thread()
 {
@@ -73,7 +73,7 @@ soft_cap(float x, float cap)
 	return cap * tanhf(x / cap);
 }
 
-/* xielu with the layer's parameters p [2]: a = log(1 + e^p[0]), b = 1/2 + log(1 + e^p[1]) */
+/* xielu with the layer's parameters p [2]: a = log(1 + e^p[0]), b = 1/2 + log(1 + e^p[1]). */
 
 DEV float
 act_xielu(float x, const float *p)
@@ -201,8 +201,8 @@ pack_f16(float lo, float hi)
 }
 #endif
 
-/* Sum and maximum over a CTA of NW warps, returned to every thread, in a fixed order. `part` is
- * shared memory, free again after the next barrier. Every thread of the CTA calls. */
+/* Sum and maximum over a CTA of NW warps, in a fixed order, returned to every thread. `part` is
+ * shared memory, which is free again after the next barrier. All threads of the CTA call. */
 template <int NW> DEV float
 block_sum(float v, float (&part)[NW])
 {

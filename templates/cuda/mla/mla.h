@@ -1,6 +1,6 @@
-/* Multi-head latent attention (MLA): projection of query heads into the latent space, and of sums
- * of latents out of it. Both matrices are stacked by head: k_b [heads * nope, rank], v_b [heads *
- * v, rank]. */
+/* Multi-head latent attention (MLA): projection of query heads into the latent space, and of
+ * weighted sums of latents out of it. Both matrices are stacked by head: k_b [heads * nope, rank],
+ * v_b [heads * v, rank]. */
 #ifndef LLMC_CUDA_MLA_MLA_H
 #define LLMC_CUDA_MLA_MLA_H
 
@@ -11,16 +11,16 @@
 
 enum { MLA_WARPS = 8 };
 
-/* Scores of queries that are already scaled */
+/* Scores of queries that the caller has already scaled */
 struct mla_scores {
 	static constexpr float SCALE = 1, SOFTCAP = 0, ALIBI = 0;
 	enum { WINDOW = 0, CHUNK = 0, PREFIX = 0, NO_MASK = 0 };
 };
 
-/* Compile-time description of a latent attention with KV elements of type E. RANK_: latent
- * dimension; NOPE_, ROPE_: query dimensions without and with RoPE (ROPE_ also of the shared rotary
- * key); V_DIM_: value dimension; PAGE_BYTES: stride of pages. In the latent space it is an
- * attention with one KV head. K has WIDTH dimensions, and V is their first RANK. */
+/* Compile-time description of a latent attention with KV elements of type E. RANK_: dimension of
+ * the latent; NOPE_, ROPE_: dimensions of a query without and with RoPE (the shared rotary key also
+ * has ROPE_); V_DIM_: dimension of values; PAGE_BYTES: stride of pages. In the latent space it is
+ * an attention with one KV head: K has WIDTH dimensions, and V is the first RANK of them. */
 template <class E, int HEADS_, int RANK_, int NOPE_, int ROPE_, int V_DIM_, long long PAGE_BYTES>
 struct mla_config : att_config<E, mla_scores, HEADS_, 1, RANK_ + ROPE_, RANK_, PAGE_BYTES> {
 	enum {
@@ -33,7 +33,7 @@ struct mla_config : att_config<E, mla_scores, HEADS_, 1, RANK_ + ROPE_, RANK_, P
 	};
 };
 
-/* Returns whether row t of the step runs expanded. EXPAND: attribute of the op. */
+/* Returns whether row t of the step uses the expanded form. EXPAND: attribute of the op */
 template <int EXPAND> DEV bool
 mla_row_expanded(const llmc_step &s, int t)
 {
@@ -44,8 +44,8 @@ mla_row_expanded(const llmc_step &s, int t)
 	return mla_expanded(rows, s.kv_len[seq] - rows, EXPAND, 0);
 }
 
-/* Norms the latent c of row t (kvn, eps), rotates the key after it (rope: the row's table, or NULL)
- * and stores both in the pool. All lanes of a warp call. */
+/* Norms the latent c of row t (kvn, eps), rotates the key that follows it (rope: the row's table,
+ * or NULL) and stores both in the pool. All lanes of a warp call. */
 template <class A, class ROPE> DEV void
 mla_append_row(const llmc_step &s, const float *c, const float *kvn, float eps, const float *rope,
                void *pool, int t)
@@ -66,7 +66,8 @@ mla_append_row(const llmc_step &s, const float *c, const float *kvn, float eps, 
 			z[m] = c[i];
 		else if (i < A::WIDTH) {
 			const bool apart =
-			    ROPE::second(0, A::ROPE) > 1; /* pairs are half of the key apart */
+			    ROPE::second(0, A::ROPE) >
+			    1; /* the elements of a RoPE pair are half of the key apart */
 			const int k = apart ? at % (A::ROPE / 2) : at / 2;
 			float x = c[A::RANK + ROPE::first(k, A::ROPE)],
 			      y = c[A::RANK + ROPE::second(k, A::ROPE)];
@@ -77,7 +78,8 @@ mla_append_row(const llmc_step &s, const float *c, const float *kvn, float eps, 
 	A::KP::put(A::page(s, pool, s.seq_of[t], pos), pos % KV_PAGE, z);
 }
 
-/* out[rank] = sum of q[i] * row i over rows first, first + step, ... below NOPE, by one warp */
+/* out[rank] = sum of q[i] * row i over rows first, first + step, ... below NOPE. One warp computes
+ * it. */
 template <class W, int NOPE> DEV void
 mla_query_rows(const unsigned char *w, const float *q, int first, int step, float *out)
 {
@@ -101,7 +103,8 @@ mla_query_rows(const unsigned char *w, const float *q, int first, int step, floa
 	}
 }
 
-/* y[r] = dot product of row r with x, for rows first, first + step, ... below V, by one warp */
+/* y[r] = dot product of row r with x, for rows first, first + step, ... below V. One warp computes
+ * it. */
 template <class W, int V> DEV void
 mla_value_rows(const unsigned char *w, const float *x, int first, int step, float *y)
 {
@@ -127,13 +130,13 @@ template <class A> struct mla_row {
 	    l[MLA_WARPS];
 };
 
-/* The same over positions selected by an indexer: a row that sees more than INDEX_TOP_K positions
- * attends to the ones in its `sel`, in that order. */
+/* Like mla_row, over positions that an indexer has selected. A row that sees more than INDEX_TOP_K
+ * positions attends to those in its row of `sel`, in that order. */
 template <class A, int INDEX_TOP_K_> struct mla_chosen : A {
 	enum { INDEX_TOP_K = INDEX_TOP_K_ };
 };
 
-/* Positions that a row attends to: n selected ones, or the first n if sel is NULL */
+/* Positions to which a row attends: the n selected ones, or the first n if sel is NULL */
 struct mla_positions {
 	const int *sel;
 	int n;
@@ -150,10 +153,10 @@ mla_positions_of(const llmc_step &step, const int *sel, int t)
 	return { 0, n };
 }
 
-/* Attends over latents by one CTA. s.q holds the query in latent space times scale and log2(e), and
- * receives the weighted sum of latents. Warps take blocks of 32 positions in turn. A lane first
- * owns a position, then dimensions. The warps' sums are added in the order of warps. The caller
- * provides barriers before and after. */
+/* Attends over latents, by one CTA. s.q holds the query in latent space, times scale and log2(e),
+ * and receives the weighted sum of latents. Warps process blocks of 32 positions in turn. A lane
+ * first handles one position, then some dimensions. The warps' sums are added in the order of
+ * warps. The caller provides barriers before and after. */
 template <class A> DEV void
 mla_attend_row(const llmc_step &step, const void *pool, int seq, mla_positions see, mla_row<A> &s)
 {

@@ -1,14 +1,14 @@
 /* Latent attention of a decode step on tensor cores.
  *
- *   prologue: issue the first page, if older than the step; PDL wait
+ *   prologue: issue the load of the first page, if it is older than the step; PDL wait
  *   page of latents --cp.async--> 2 stages --ldmatrix--> B (scores), .trans: A (sum) of the mma
  *   mainloop: wait for the page, barrier, prefetch the next,
  *             scores --shared, barrier--> softmax --shared, barrier--> sum
- *   unit in one CTA: o; else parts and a counter; the last CTA to arrive combines them --> o
+ *   unit in one CTA: o; otherwise parts and a counter; last CTA to arrive combines them --> o
  *
- * A unit is a row and 16 of its heads, which share one read of the latents. Units are cut into runs
- * of pages, one run per CTA (cuda/attention/attention_split_kv.h). The 8 warps of a CTA divide the
- * phases as follows:
+ * A unit is a row and 16 of its heads. The heads share one read of the latents. Units are cut into
+ * runs of pages, one run per CTA (cuda/attention/attention_split_kv.h). The 8 warps of a CTA divide
+ * the phases as follows:
  *
  *   scores    warp (half, quarter): 8 heads, all 32 positions, a quarter of the dimensions.
  *             m16n8k16: rows 0-7 are the rounded queries of the heads, rows 8-15 the residue; they
@@ -24,7 +24,7 @@
 #include "cuda/mla/mla.h"
 #include "cuda/runtime/prefetch.h"
 
-/* Returns position i of those that the segment's row attends to. */
+/* Returns the i-th position to which the segment's row attends. */
 template <class S> DEV int
 mla_position(const int *sel, const AttSegment &g, int i)
 {
@@ -34,7 +34,7 @@ mla_position(const int *sel, const AttSegment &g, int i)
 }
 
 /* Kernel arguments: queries [n_tok, HEADS, WIDTH], scale of the scores, the pool, o [n_tok, HEADS,
- * RANK]; part_o, part_ml and ticket are split-KV scratch. */
+ * RANK]. part_o, part_ml and ticket are scratch of split-KV. */
 struct mla_args {
 	const float *q;
 	float scale;
@@ -49,7 +49,8 @@ template <class A> struct mla_split : att_split<A, KV_PAGE, 16, 1, 256> {
 		STEPS = A::WIDTH / 16, /* k-steps of 16 dimensions */
 		QUARTER = (STEPS + 3) / 4,
 		STRIDE =
-		    A::WIDTH + 8, /* row stride in shared memory; ldmatrix has no bank conflicts */
+		    A::WIDTH +
+		    8, /* row stride in shared memory, for which ldmatrix has no bank conflicts */
 		TILES = A::RANK / 16, /* 16-row tiles of the latent */
 		MINE = (TILES + MLA_WARPS - 1) / MLA_WARPS
 	};
@@ -59,19 +60,18 @@ template <class A> struct mla_split : att_split<A, KV_PAGE, 16, 1, 256> {
 template <class S> struct alignas(16) mla_shared_storage {
 	typename S::page_buffer page[2];
 	union {
-		/* per warp: scores of 8 rounded queries and of their residues, by
-		 * position */
+		/* per warp and position: scores of 8 rounded queries, then of their 8 residues */
 		float scores[MLA_WARPS][16][36];
-		float factor[S::BLOCKS][S::HB]; /* while parts of several CTAs are combined */
+		float factor[S::BLOCKS][S::HB]; /* used while parts of several CTAs are combined */
 	};
 	unsigned short weight[2][16][40]; /* rounded, residue */
 	float keep[16], top[16], sum[16];
 	int last;
-	AttSegment at; /* kept here for the epilogue, to save registers */
+	AttSegment at; /* in shared memory until the epilogue, to save registers */
 };
 
-/* Loads a page, or 32 selected positions, to shared memory: by cp.async, or converted at once if
- * rows are quantised. Positions that have not been written become zero. */
+/* Loads a page, or 32 selected positions, to shared memory: by cp.async, or through registers if
+ * rows are quantised. Positions that have not been written are set to zero. */
 template <class S> DEV void
 mla_fetch(const llmc_step &step, const void *pool, const int *sel, const AttSegment &g, int tile,
           typename S::page_buffer &to)
@@ -140,7 +140,7 @@ mla_scores(mla_shared_storage<S> &s, const typename S::page_buffer &page,
 
 #pragma unroll
 	for (int i = 0; i < S::QUARTER; i++) {
-		/* beyond the last step q is zero */
+		/* after the last step, q is zero */
 		const int step = first + i < S::STEPS ? first + i : 0;
 #pragma unroll
 		for (int n = 0; n < 2; n++) {
@@ -161,8 +161,8 @@ mla_scores(mla_shared_storage<S> &s, const typename S::page_buffer &page,
 			    x[n][i];
 }
 
-/* Softmax step. Thread i has head i / 16 and positions 2 (i % 16) and the next. m is that of the
- * head, l only the thread's share. */
+/* Softmax of a page. Thread i handles head i / 16 and positions 2 (i % 16) and the next. m is that
+ * of the head; l is only the thread's share. */
 template <class S> DEV void
 mla_weights(mla_shared_storage<S> &s, int visible, float &m, float &l)
 {
@@ -252,8 +252,8 @@ mla_attend(const llmc_call &call, const mla_args &a)
 
 	const int lane = lane_id(), warp = warp_id();
 	AttList list = att_list<S>(step);
-	/* first segment of this CTA: its first page is older than the step unless it contains the
-	 * row's own position */
+	/* for the first segment of this CTA: its first page is older than the step, unless it
+	 * contains the row's own position */
 	bool first = true;
 	while (list.at < list.end) {
 		const AttSegment g = att_segment<S>(step, list);
@@ -268,7 +268,7 @@ mla_attend(const llmc_call &call, const mla_args &a)
 			PDL_LAUNCH();
 		}
 		first = false;
-		__syncthreads(); /* the previous segment no longer uses s */
+		__syncthreads(); /* no warp uses s for the previous segment any more */
 		if (threadIdx.x == 0)
 			s.at = g;
 		if (!early)

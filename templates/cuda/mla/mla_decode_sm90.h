@@ -1,6 +1,6 @@
 /* Latent attention of a decode step on sm_90a: up to 64 heads of a row per tile, wgmma, pages by
- * TMA. Shared memory is divided as in FlashMLA (64 queries and two blocks of 64 positions fill an
- * SM), with one barrier per 64 positions.
+ * TMA. Shared memory is divided as in FlashMLA: 64 queries and two blocks of 64 positions fill an
+ * SM. There is one barrier per 64 positions.
  *
  *   producer (1 warp)      tile of 64 positions: 2 pages x BOXES of 64 columns --TMA--> ring of 2:
  *                          wait empty, expect bytes, load; pages older than the step are issued
@@ -11,12 +11,13 @@
  *                          barrier; read the other's weights and maximum
  *                          O = O keep + P V (64 heads x own half of the latent, P from registers,
  *                          V is the same stage); arrive empty
- *   unit in one CTA: o; else parts and a counter; the last CTA to arrive combines them --> o
+ *   unit in one CTA: o; otherwise parts and a counter; last CTA to arrive combines them --> o
  *
  * The warpgroups exchange weights through the rotary columns of the stage, which are no longer
- * needed once S is complete. Each writes to the rows of its own 32 positions. Its weights are
- * relative to the maximum of the previous common maximum and its own new one. After the barrier
- * both compute the new common maximum and rescale weights that were relative to a smaller one.
+ * needed once S is complete. Each warpgroup writes to the rows of its own 32 positions. Its weights
+ * are relative to the larger of two maxima: the previous common one, and that of its own scores.
+ * After the barrier both compute the new common maximum, and rescale weights that are relative to a
+ * smaller one.
  *
  * Cycles per tile for 512 + 64 dimensions: docs/kernels/mla.md.
  *
@@ -27,7 +28,7 @@
 #include "cuda/attention/flash_sm90.h"
 #include "cuda/mla/mla_decode.h"
 
-/* Number of CTAs whose factors for HB heads fit in the memory of the queries */
+/* Number of CTAs whose factors, for HB heads, fit in the memory of the queries */
 template <class A> DEV constexpr int
 mla90_blocks(int hb)
 {
@@ -39,29 +40,30 @@ template <class A, int HB> struct mla90_config
 	enum {
 		THREADS = 384,
 		STAGES = 2,
-		BOXES = A::RANK / 64 +
-		        1, /* boxes of 64 columns; the last one is the rotary key, zero-filled */
+		BOXES =
+		    A::RANK / 64 +
+		    1, /* boxes of 64 columns; the last one is the rotary key, padded with zeros */
 		BOX = 64 * 128, /* bytes per box of 64 positions or heads */
 		STAGE = BOXES * BOX,
 		HALF = A::RANK / 2,           /* columns of V per warpgroup */
-		EXCHANGE = (BOXES - 1) * BOX, /* offset of the exchanged weights in a stage */
-		BOTH = 1                      /* named barrier */
+		EXCHANGE = (BOXES - 1) * BOX, /* offset in a stage of the exchanged weights */
+		BOTH = 1                      /* number of the named barrier of both warpgroups */
 	};
 	static_assert(A::RANK % 128 == 0 && A::RANK <= 512 && A::ROPE % 16 == 0 && A::ROPE <= 64,
 	              "shapes");
 };
 
 template <class S> struct alignas(1024) mla90_shared_storage {
-	unsigned char q[S::STAGE]; /* also the factors of parts while they are combined */
+	unsigned char q[S::STAGE]; /* also holds the factors of parts while these are combined */
 	unsigned char page[S::STAGES][S::STAGE];
-	float most[2][2][64]; /* [parity][warpgroup]: maximum that the weights are relative to */
+	float most[2][2][64]; /* [parity][warpgroup]: maximum to which the weights are relative */
 	float part[2][64], sum[64], top[64];
 	mbar_t full[S::STAGES], empty[S::STAGES];
 	int last;
 	static_assert(sizeof(float) * S::BLOCKS * S::HB <= S::STAGE, "factors");
 };
 
-/* Consumer threads, in the role of att_block for att_combine */
+/* The consumer threads, in the role of att_block for att_combine */
 struct mla90_team {
 	DEV int
 	thread()
@@ -100,8 +102,9 @@ mla90_load(unsigned char *to, mbar_t *full, const tensor_map *map, const llmc_st
 			if (ragged && j == whole)
 				continue;
 			const int row =
-			    j < whole ? kv_page_of(step, g.seq, tile * 64 + j * KV_PAGE) * KV_PAGE
-			              : -KV_PAGE; /* outside the tensor: zeros */
+			    j < whole
+			        ? kv_page_of(step, g.seq, tile * 64 + j * KV_PAGE) * KV_PAGE
+			        : -KV_PAGE; /* a box outside of the tensor, which loads zeros */
 #pragma unroll
 			for (int b = 0; b < S::BOXES; b++)
 				tensor_load_2d(to + b * S::BOX + j * (S::BOX / 2), map, b * 64, row,
@@ -110,7 +113,7 @@ mla90_load(unsigned char *to, mbar_t *full, const tensor_map *map, const llmc_st
 	}
 	if (!ragged)
 		return;
-	/* Memory after the last position may hold anything, so it is replaced by zeros. */
+	/* Memory after the last position may hold any values, so zeros replace it. */
 	const typename S::elem *from = S::page(step, pool, g.seq, tile * 64 + whole * KV_PAGE);
 	for (int i = (int)lane_id(); i < KV_PAGE * S::BOXES * 8; i += 32) {
 		const int r = i / (S::BOXES * 8), p = i % (S::BOXES * 8);
@@ -143,7 +146,8 @@ mla90_copy(mla90_shared_storage<S> &s, const llmc_call &call, const mla_args &a,
 				waited = true;
 			}
 			mbar_wait(&s.empty[ring.at], ring.round ^ 1);
-			__syncwarp(); /* a lane that lags could wait for a parity that has passed */
+			__syncwarp(); /* otherwise a lane that lags could wait for a parity that has
+			                 already passed */
 			mla90_load<S>(s.page[ring.at], &s.full[ring.at], map, step, a.kv, g, tile);
 		}
 	}
@@ -193,7 +197,7 @@ mla90_queries(mla90_shared_storage<S> &s, const mla_args &a, const AttSegment &g
 	fence_proxy_async();
 }
 
-/* Scales rounded weights by f[0] (rows g) and f[1] (rows g + 8). */
+/* Multiplies rounded weights by f[0] (rows g) and f[1] (rows g + 8). */
 template <class S> DEV void
 mla90_scale(unsigned (&p)[2][4], const float (&f)[2])
 {
@@ -206,9 +210,10 @@ mla90_scale(unsigned (&p)[2][4], const float (&f)[2])
 			p[k][c] = M::pair(M::lo(p[k][c]) * f[c % 2], M::hi(p[k][c]) * f[c % 2]);
 }
 
-/* Turns the scores of 32 positions into weights, relative to the maximum `most` of each row's
- * scores and its previous maximum m. share: where the other warpgroup reads the maxima; first:
- * position of the lane's row group; last: end of the tile; hi: end of the visible positions */
+/* Turns the scores of 32 positions into weights, relative to the maximum `most` of the row's scores
+ * and its previous maximum m. share: shared memory from which the other warpgroup reads the maxima;
+ * first: position of the lane's row group; last: end of the tile; hi: end of the visible
+ * positions */
 template <class S> DEV void
 mla90_softmax(float (&x)[16], float (&most)[2], float (&sum)[2], const float (&m)[2], float unit,
               float *share, int row, int first, int last, int hi)
@@ -243,7 +248,7 @@ mla90_softmax(float (&x)[16], float (&most)[2], float (&sum)[2], const float (&m
 	}
 }
 
-/* Ends a segment: stores the results, or partial results that the last CTA to arrive combines. */
+/* Ends a segment: stores the results, or partial results, which the last CTA to arrive combines. */
 template <class S> DEV void
 mla90_finish(mla90_shared_storage<S> &s, const mla_args &a, const AttSegment &g,
              const float (&o)[S::HALF / 2], const float (&m)[2], float (&l)[2], int row)
@@ -376,7 +381,7 @@ mla90_multiply(mla90_shared_storage<S> &s, const llmc_step &step, const mla_args
 				for (int i = 0; i < S::HALF / 2; i++)
 					o[i] *= keep[i / 2 % 2];
 			}
-			/* the other warpgroup's positions, after our own */
+			/* the positions of the other warpgroup come after those of this one */
 			const int first = (1 - group) * 4096 / 16;
 			wgmma_fence();
 #pragma unroll

@@ -1,18 +1,19 @@
-/* Latent attention of prefill and mixed steps. If that takes fewer operations (llmc_mla.h), the
- * rows of a sequence run expanded: keys and values of each head are computed from the latents of
- * all its positions, ROUND slots at a time, and the flash kernels (cuda/attention/flash.h,
- * cuda/attention/flash_sm90.h) attend over them with NOPE + ROPE dimensions of K and V_DIM of V.
- * All other rows run absorbed (cuda/mla/mla_decode.h). The first three launches are a round:
+/* Latent attention of prefill and mixed steps. The rows of a sequence use the expanded form if it
+ * takes fewer operations (llmc_mla.h). Keys and values of each head are then computed from the
+ * latents of all positions of the sequence, ROUND slots at a time. The flash kernels
+ * (cuda/attention/flash.h, cuda/attention/flash_sm90.h) attend over these keys and values, with
+ * NOPE + ROPE dimensions of K and V_DIM of V. All other rows use the absorbed form
+ * (cuda/mla/mla_decode.h). The first three launches are a round:
  *
- *   mla_latents   page of a position --ld.global--> act (16 bits, in the type of the weights); its
- *                 rotary key to each head of `made`
+ *   mla_latents   page of a position --ld.global--> act (16 bits, in the type of the weights);
+ *                 rotary key of the position --> each head of `made`
  *   mla_expand    act k_b^T, act v_b^T --round--> made
  *                 (cuda/gemm/gemm.h; cuda/mla/mla_prefill_sm90.h)
  *   flash_run     made --cp.async, TMA--> ...; incomplete sums stay in o, their m and l in `kept`,
  *                 for the next round
  *
- * made: ROUND slots of [HEADS][NOPE + ROPE] keys, then [HEADS][V_DIM] values. mla_places assigns
- * slots sequence by sequence; those after the end of a sequence are computed from zeros. */
+ * made: ROUND slots of [HEADS][NOPE + ROPE] keys, then [HEADS][V_DIM] values. Slots are assigned
+ * sequence by sequence. Slots after the end of a sequence are computed from zeros. */
 #ifndef LLMC_CUDA_MLA_MLA_PREFILL_H
 #define LLMC_CUDA_MLA_MLA_PREFILL_H
 
@@ -41,8 +42,8 @@ mla_round(const llmc_step &s)
 	return max(0, min(ROUND, mla_base<EXPAND>(s, s.n[2]) - s.round * ROUND));
 }
 
-/* Returns the sequence of an assigned slot. pos: in the slot, out its position in the sequence. All
- * lanes of a warp call. */
+/* Returns the sequence to which a slot is assigned. pos: in: the slot; out: its position in the
+ * sequence. All lanes of a warp call. */
 template <int EXPAND> DEV int
 mla_find(const llmc_step &s, int &pos)
 {
@@ -67,8 +68,8 @@ mla_find(const llmc_step &s, int &pos)
 	return 0;
 }
 
-/* A over expanded keys and values in the slots of a round: with the scale of SCORES, and queries
- * and sums with the strides of A. */
+/* A as an attention over the expanded keys and values in the slots of a round, with the scale of
+ * SCORES. Queries and sums have the strides of A. */
 template <class A, class SCORES, int EXPAND, int ROUND> struct mla_whole
     : att_config<typename A::E, SCORES, A::HEADS, A::HEADS, A::Q, A::V_DIM, 0> {
 	typedef typename A::E::elem elem;
@@ -121,7 +122,7 @@ template <class A, int EXPAND> struct mla_absorbed : A {
 	}
 };
 
-/* Row-major act */
+/* Rows of act in row-major order */
 template <class W> struct mla_act_rows {
 	DEV unsigned short *
 	at(unsigned short *act, int t, int)
@@ -130,8 +131,8 @@ template <class W> struct mla_act_rows {
 	}
 };
 
-/* Computes act rows and rotary keys for this round's slots, UNIT slots at a time per CTA. W: type
- * of both weights, one kind of 16 bits; ACT: layout of act. */
+/* Computes rows of act and rotary keys for this round's slots, UNIT slots at a time per CTA. W:
+ * type of both weights, one kind of 16 bits; ACT: layout of act */
 template <class A, int EXPAND, int ROUND, class W, class ACT = mla_act_rows<W>> DEV void
 mla_latents(const llmc_step &step, const void *pool, unsigned short *act, float *scale,
             typename A::E::elem *made)
@@ -149,7 +150,7 @@ mla_latents(const llmc_step &step, const void *pool, unsigned short *act, float 
 		for (int t = first; t < first + UNIT; t++, pos++) {
 			const bool held = pos < end;
 			const typename A::elem *page = A::page(step, pool, seq, held ? pos : 0);
-			__syncthreads(); /* the previous latent has been read */
+			__syncthreads(); /* all warps have read the previous latent */
 			for (int i = threadIdx.x; i < A::RANK; i += blockDim.x)
 				s.c[i] = held ? A::KP::get(page, pos % KV_PAGE, i) : 0;
 			__syncthreads();
@@ -165,8 +166,8 @@ mla_latents(const llmc_step &step, const void *pool, unsigned short *act, float 
 	}
 }
 
-/* Epilogue of mla_expand: stores results to `made`. ROWS columns form heads of FROM columns, `head`
- * elements apart; rows are STRIDE elements apart. */
+/* Epilogue of mla_expand: stores results to `made`. ROWS columns form heads of FROM columns. Heads
+ * are `head` elements apart, rows STRIDE elements. */
 template <class E, int ROWS, int FROM, int STRIDE> struct mla_store {
 	typename E::elem *to;
 	int head;
@@ -183,7 +184,7 @@ template <class E, int ROWS, int FROM, int STRIDE> struct mla_store {
 			const int at = n + 4 * C * j;
 			typename E::elem *p =
 			    to + (long long)m * STRIDE + at / FROM * head + at % FROM;
-			if (at >= ROWS) /* beyond the matrix */
+			if (at >= ROWS) /* outside of the matrix */
 				continue;
 			unsigned two[C / 2];
 #pragma unroll

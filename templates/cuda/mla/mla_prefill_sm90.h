@@ -1,5 +1,5 @@
 /* Keys and values of a round of latent attention (cuda/mla/mla_prefill.h) on sm_90a, for 16-bit
- * weights: both GEMMs in one launch, in sequence on the same ring of stages
+ * weights. One launch computes both GEMMs, in sequence, on the same ring of stages
  * (cuda/gemm/gemm_sm90.h). */
 #ifndef LLMC_CUDA_MLA_MLA_PREFILL_SM90_H
 #define LLMC_CUDA_MLA_MLA_PREFILL_SM90_H
@@ -7,7 +7,7 @@
 #include "cuda/gemm/gemm_sm90.h"
 #include "cuda/mla/mla_prefill.h"
 
-/* act in the layout of the GEMM's stages */
+/* Rows of act in the layout of the GEMM's stages */
 template <class G> struct mla_act_stages {
 	DEV gemm90_act<G>
 	at(unsigned short *act, int t, int n)
@@ -16,8 +16,8 @@ template <class G> struct mla_act_stages {
 	}
 };
 
-/* k, v: operands of the two GEMMs, each with a map of boxes of 64 rows, over the same rows of act;
- * take_k, take_v: their epilogues */
+/* k, v: operands of the two GEMMs over the same rows of act, each with a tensor map of boxes of 64
+ * rows; take_k, take_v: the epilogues of the GEMMs */
 template <class KG, class VG, class TK, class TV, class EK, class EV> DEV void
 mla90_expand_by(gemm90_shared_storage &s, const gemm_operands<typename KG::W> &k, const EK &take_k,
                 const gemm_operands<typename VG::W> &v, const EV &take_v)
@@ -41,10 +41,10 @@ mla90_expand_by(gemm90_shared_storage &s, const gemm_operands<typename KG::W> &k
 		                       it);
 	}
 	__syncwarp();
-	cluster_sync(); /* the other CTA of the cluster still arrives at barriers of this one */
+	cluster_sync(); /* the other CTA of the cluster may still arrive at barriers of this one */
 }
 
-/* Uses large tiles if they keep more than half of the clusters busy. */
+/* Computes keys and values. Uses large tiles if these keep more than half of the clusters busy. */
 template <class KG, class VG, class EK, class EV> DEV void
 mla90_expand(const gemm_operands<typename KG::W> &k, const EK &take_k,
              const gemm_operands<typename VG::W> &v, const EV &take_v)

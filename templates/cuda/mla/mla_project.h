@@ -1,17 +1,17 @@
 /* Both projections of latent attention for many rows, on tensor cores: queries into the latent
- * space, sums of latents out of it.
+ * space, and weighted sums of latents out of it.
  *
  *   weights --ld.global--> registers; PDL wait; rows of x --ld.global--> registers --mma-->
  *   sums of a part of the columns --shared--> one sum --> out
  *
  * The mma are tf32 (cuda/gemm/tf32.h): x is split into two tf32, 16-bit weights are one and other
- * types two, so each term is fp32 to 2^-21. The assignment of columns to lanes in an mma is free if
- * both operands agree. A lane takes neighbouring ones, so no operand goes through shared memory. A
- * row is summed in one fixed order, whatever the rest of the step. A CTA processes units: a head,
- * some of its columns, and the rows of a tile.
+ * types two, so each term is fp32 to 2^-21. In an mma, any assignment of columns to lanes is valid
+ * if both operands use it. A lane has neighbouring columns, so no operand goes through shared
+ * memory. A row is summed in a fixed order, which does not depend on the rest of the step. A CTA
+ * processes units: a head, some of its columns, and the rows of a tile.
  *
  * Bytes: weights once per tile of rows; x once per 64 (queries) or 32 (values) columns of a head,
- * all but the first time from L2. Example: 64 rows, 16 heads, rank 512, dimensions 128 and 128,
+ * from L2 except for the first time. Example: 64 rows, 16 heads, rank 512, dimensions 128 and 128,
  * 16-bit weights. Either projection is 128 units of 1024 mma. A unit of queries reads 16 KB of
  * weights, shared by 4 warps, and 32 KB of x; a unit of values reads 32 KB of weights and 64 KB of
  * x. Measured: docs/kernels/mla.md. */
@@ -21,7 +21,8 @@
 #include "cuda/mla/mla_query.h"
 #include "cuda/gemm/tf32.h"
 
-/* Whether the step has absorbed rows, and expanded ones. All threads of the CTA call. */
+/* Whether the step has absorbed rows, and whether it has expanded rows. All threads of the CTA
+ * call. */
 struct mla_forms {
 	bool absorbed, expanded;
 };
@@ -44,7 +45,7 @@ mla_forms_of(const llmc_step &s)
 	return { absorbed, (bool)__syncthreads_or(expanded) };
 }
 
-/* d += a times weights of W */
+/* d += a times weights of W. */
 template <class W> DEV void
 mla_mma(float (&d)[4], const tf32_a &a, float b0, float b1)
 {
@@ -60,7 +61,7 @@ mla_mma(float (&d)[4], const tf32_a &a, float b0, float b1)
 	}
 }
 
-/* Splits two columns of two rows of x, eight rows apart. */
+/* Splits two columns of two rows of x. The rows are eight apart. */
 DEV void
 mla_split(tf32_a &a, float r0, float r1, float s0, float s1)
 {
@@ -70,8 +71,8 @@ mla_split(tf32_a &a, float r0, float r1, float s0, float s1)
 	tf32_split(s1, a.hi[3], a.lo[3]);
 }
 
-/* Loads four neighbouring elements; only the first `n` exist, the others are 0. WHOLE: all or none
- * exist, and the address is aligned to 16 bytes. */
+/* Loads four neighbouring elements. Only the first `n` exist; the others become 0. WHOLE: all four
+ * or none exist, and the address is aligned to 16 bytes */
 template <bool WHOLE> DEV void
 mla_four(float *to, const float *p, int n)
 {
@@ -105,27 +106,32 @@ mla_put_four(float *p, const float *v, int n)
 
 enum {
 	MLA_Q_ROWS = 64, /* rows per unit */
-	/* steps of more rows check for absorbed rows before they load weights, which could be in
-	 * vain */
+	/* steps with more rows than this first check whether there are absorbed rows; otherwise
+	 * they might load weights in vain */
 	MLA_EARLY = 1024,
 	MLA_FEW = 512
 };
 
-/* A unit of mla_query_tiles: 64 columns of a head. Its warps are 4 groups of 16 rows times 2 halves
- * of NOPE. Lane 4 g + t has columns 8 g .. 8 g + 7 in rows 4 t .. 4 t + 3 of each 16 rows of k_b;
- * n-tile j is the j-th column of each g. */
+/* A unit of mla_query_tiles: 64 columns of a head. The warps form 4 groups of 16 rows, times 2
+ * halves of NOPE. Lane 4 g + t has columns 8 g .. 8 g + 7 in rows 4 t .. 4 t + 3 of each 16 rows of
+ * k_b. n-tile j has the j-th column of each g. */
 template <class A, class W> struct mla_query_unit {
 	enum {
 		HEADS = A::HEADS,
 		NOPE = A::NOPE,
 		RANK = A::RANK,
-		PAIR = W::UNIT < 8 ? 2 : 1,            /* units of W per 8 columns */
-		PARTS = W::UNIT > 8 ? W::UNIT / 8 : 1, /* or spans of 8 columns per unit of W */
+		PAIR = W::UNIT < 8 ? 2 : 1, /* units of W per 8 columns */
+		PARTS = W::UNIT > 8
+		            ? W::UNIT / 8
+		            : 1, /* number of 8-column spans per unit of W, if units are larger */
 		CHUNKS = (W::UNITS + 8 * PAIR - 1) / (8 * PAIR) * PARTS,
 		OF_HALF = ((NOPE + 15) / 16 + 1) / 2, /* groups of 16 rows of k_b per half */
-		ROOM = W::UNIT > 8 ? 1 : 2 / PAIR,    /* 32 or 36 registers */
+		ROOM = W::UNIT > 8
+		           ? 1
+		           : 2 / PAIR, /* groups of 16 rows that fit in 32 or 36 registers */
 		DEEP = (int)ROOM < (int)OF_HALF ? (int)ROOM : (int)OF_HALF, /* groups in flight */
-		EVEN = NOPE % (32 * DEEP) == 0,                             /* no half is ragged */
+		EVEN = NOPE % (32 * DEEP) ==
+		       0, /* both halves are a multiple of the groups in flight */
 		EVEN_UNITS = W::UNITS % (8 * PAIR) == 0
 	};
 	typedef typename W::raw weights[DEEP][4][PAIR];
@@ -136,8 +142,8 @@ template <class A, class W> struct mla_query_unit {
 		return (chunk / PARTS * 8 + g) * PAIR;
 	}
 
-	/* Loads DEEP groups of 16 rows from group `at` on. Rows beyond the matrix are replaced by
-	 * valid ones, whose results are unused or multiplied by 0. */
+	/* Loads DEEP groups of 16 rows, from group `at` on. Valid rows replace those past the
+	 * matrix; their results are unused or multiplied by 0. */
 	DEV void
 	load(weights &raw, const w_matrix<W> &k_b, int h, int chunk, int at)
 	{
@@ -159,7 +165,7 @@ template <class A, class W> struct mla_query_unit {
 			}
 	}
 
-	/* Prefetches all rows from group `at` on to L2, for warps that read the same. */
+	/* Prefetches all rows from group `at` on to L2, for warps that will read them. */
 	DEV void
 	issue_loads(const w_matrix<W> &k_b, int h, int chunk, int at, int half)
 	{
@@ -197,9 +203,9 @@ struct mla_tiles_shared {
 	bool expanded[MLA_Q_ROWS];
 };
 
-/* Everything except the mma, for rows t0 .. end - 1 of head h: the rotary part of the query, the
- * whole query of expanded rows, and a share of the latents, which go to the pool. first: PDL_WAIT
- * has not been called yet. */
+/* Does everything except the mma for rows t0 .. end - 1 of head h: copies the rotary part of the
+ * query, and the whole query of expanded rows; stores a share of the latents in the pool. first:
+ * PDL_WAIT has not been called yet */
 template <class A, class ROPE, int EXPAND, class S> DEV void
 mla_query_rest(const llmc_step &step, const mla_query_args &a, int h, int t0, int end, bool first,
                S &s)
@@ -217,7 +223,7 @@ mla_query_rest(const llmc_step &step, const mla_query_args &a, int h, int t0, in
 	bool expanded = false;
 
 	if constexpr (EXPAND > 0) {
-		__syncthreads(); /* the previous rows have been read */
+		__syncthreads(); /* all threads have read the previous rows */
 		if (threadIdx.x < end - t0) {
 			expanded = mla_row_expanded<EXPAND>(step, t0 + (int)threadIdx.x);
 			s.expanded[threadIdx.x] = expanded;
@@ -279,8 +285,8 @@ mla_query_rest(const llmc_step &step, const mla_query_args &a, int h, int t0, in
 		                        a.rope ? a.rope + (long long)t * R : 0, a.kv, t);
 }
 
-/* Sums of a unit of absorbed rows t0 and t0 + 8 of a head, over half of the columns. raw: weights
- * of the first turn, loaded by the caller */
+/* Computes sums of a unit of absorbed rows t0 and t0 + 8 of a head, over half of the columns. raw:
+ * weights of the first turn, which the caller has loaded */
 template <class A, bool WHOLE, class W> DEV void
 mla_query_sums(float (&sum)[8][4], typename mla_query_unit<A, W>::weights &raw,
                const mla_query_args &a, const w_matrix<W> &k_b, int h, int chunk, int half, int t0,
@@ -334,7 +340,7 @@ mla_query_store(mla_tiles_shared &s, const float (&sum)[8][4], const mla_query_a
 	enum { HEADS = A::HEADS, RANK = A::RANK, WIDTH = A::WIDTH };
 	const int lane = lane_id(), t = lane % 4, m = (int)warp_id() % 4;
 
-	__syncthreads(); /* the previous unit is finished */
+	__syncthreads(); /* all warps have finished the previous unit */
 	if (half == 1)
 #pragma unroll
 		for (int i = 0; i < 32; i++)
@@ -364,7 +370,7 @@ mla_query_store(mla_tiles_shared &s, const float (&sum)[8][4], const mla_query_a
 }
 
 /* Processes the units of all rows. First come the mma of absorbed rows, tile by tile, then
- * mla_query_rest for groups of rows and a head. STRIDE4: rows of q are aligned to 16 bytes. */
+ * mla_query_rest for groups of rows and a head. STRIDE4: rows of q are aligned to 16 bytes */
 template <class A, class ROPE, int EXPAND, bool STRIDE4, class W> DEV void
 mla_query_tiles(const llmc_step &step, const mla_query_args &a, const w_matrix<W> &k_b)
 {
@@ -417,8 +423,8 @@ mla_query_tiles(const llmc_step &step, const mla_query_args &a, const w_matrix<W
 			mla_query_sums<A, WHOLE>(sum, raw, a, k_b, h, chunk, half, t0, store);
 		mla_query_store<A, WHOLE_OUT>(s, sum, a, k_b, h, chunk, half, t0, store);
 	}
-	/* small groups if there are few rows, to use all CTAs; else large ones, for more loads in
-	 * flight */
+	/* few rows form small groups, so that all CTAs have work; many rows form large ones, so
+	 * that more loads are in flight */
 	const int rows = n <= MLA_FEW ? 16 : 64;
 	for (unit -= products; unit < (n + rows - 1) / rows * HEADS;
 	     unit += gridDim.x, first = false) {
@@ -435,9 +441,9 @@ mla_query_tiles(const llmc_step &step, const mla_query_args &a, const w_matrix<W
 
 /* ---- values ---- */
 
-/* A unit of mla_value_tiles: 32 rows, 32 columns of a head. Each of 8 warps has a part of RANK; for
- * weights in blocks of 32, each of 4 pairs of warps has one, with 16 rows per warp. Lane 4 g + t
- * has units t, t + 4, ... of W in row g of each eight rows of v_b. */
+/* A unit of mla_value_tiles: 32 rows, and 32 columns of a head. Each of the 8 warps has a part of
+ * RANK. For weights in blocks of 32, each of 4 pairs of warps has a part, with 16 rows per warp.
+ * Lane 4 g + t has units t, t + 4, ... of W in row g of each eight rows of v_b. */
 template <class W, int V> struct mla_value_unit {
 	enum {
 		RANK = W::COLS,
@@ -445,18 +451,20 @@ template <class W, int V> struct mla_value_unit {
 		ROWS = 32,
 		COLS = 32,
 		PARTS = UNIT > 8 ? 4 : 8,
-		ROW_TILES = PARTS / 4,                              /* per warp */
-		OF_PART = ((W::UNITS + 3) / 4 + PARTS - 1) / PARTS, /* groups of 4 units */
+		ROW_TILES = PARTS / 4,                              /* tiles of rows per warp */
+		OF_PART = ((W::UNITS + 3) / 4 + PARTS - 1) / PARTS, /* groups of 4 units per part */
 		ROOM = UNIT > 8 ? 1 : 16 / UNIT,
 		DEEP = (int)ROOM < (int)OF_PART ? (int)ROOM : (int)OF_PART,
-		TOGETHER = UNIT > 8 ? 1 : 4, /* columns of v_b converted at a time */
+		TOGETHER =
+		    UNIT > 8 ? 1 : 4, /* number of columns of v_b that are converted at a time */
 		EVEN = V % COLS == 0 && W::UNITS == 4 * OF_PART * PARTS &&
-		       OF_PART % DEEP == 0 /* no matrix or part is ragged */
+		       OF_PART % DEEP ==
+		           0 /* the matrix and all parts are multiples of the units in flight */
 	};
 	typedef typename W::raw weights[DEEP][4];
 	typedef float sums[ROW_TILES][4][4];
 
-	/* Loads rows first .. first + 31 of v_b. Rows from `end` on are replaced by valid ones. */
+	/* Loads rows first .. first + 31 of v_b. Valid rows replace those from `end` on. */
 	DEV void
 	load(weights &raw, const w_matrix<W> &v_b, int first, int end, int at)
 	{
@@ -478,8 +486,8 @@ template <class W> struct mla_value_shared {
 	float part[mla_value_unit<W, 1>::PARTS][32][40];
 };
 
-/* Sums of a unit over the warp's part of the columns. raw: weights of the first turn, loaded by the
- * caller; store: bit per row that is needed */
+/* Computes sums of a unit over the warp's part of the columns. raw: weights of the first turn,
+ * which the caller has loaded; store: bit mask of the rows that are needed */
 template <class W, int HEADS, int V> DEV void
 mla_value_sums(typename mla_value_unit<W, V>::sums &sum,
                typename mla_value_unit<W, V>::weights &raw, const float *o, const w_matrix<W> &v_b,
@@ -553,7 +561,7 @@ mla_value_store(mla_value_shared<W> &s, const typename mla_value_unit<W, V>::sum
 	const int lane = lane_id(), g = lane / 4, t = lane % 4, part = (int)warp_id() % U::PARTS,
 	          m0 = (int)warp_id() / U::PARTS * 16;
 
-	__syncthreads(); /* the previous unit has been read */
+	__syncthreads(); /* all threads have read the previous unit */
 #pragma unroll
 	for (int m = 0; m < M; m++)
 #pragma unroll
@@ -581,7 +589,7 @@ mla_value_store(mla_value_shared<W> &s, const typename mla_value_unit<W, V>::sum
 	                         store >> row & 1 ? V - col - c : 0);
 }
 
-/* Copies expanded rows, whose values are complete: one warp per row. */
+/* Copies expanded rows, whose values are complete. One warp per row. */
 template <class W, int HEADS, int V, int EXPAND> DEV void
 mla_value_copy(const llmc_step &step, const float *o, int n, float *y)
 {
@@ -614,8 +622,8 @@ mla_value_copy(const llmc_step &step, const float *o, int n, float *y)
 			}
 }
 
-/* Computes y of absorbed rows by units, tile by tile; copies expanded rows. o [n_tok, HEADS,
- * W::COLS]. */
+/* Computes y of absorbed rows by units, tile by tile, and copies expanded rows. o [n_tok, HEADS,
+ * W::COLS] */
 template <class W, int HEADS, int V, int EXPAND> DEV void
 mla_value_tiles(const llmc_step &step, const float *o, const w_matrix<W> &v_b, float *y)
 {

@@ -1,6 +1,6 @@
-/* First step of latent attention, after the query projection: queries into the latent space,
- * latents to the pool. For decode steps, in which all rows are absorbed; cuda/mla/mla_project.h
- * handles other steps.
+/* First step of latent attention, after the query projection: projects queries into the latent
+ * space and stores latents in the pool. This file is for decode steps whose rows are all absorbed;
+ * cuda/mla/mla_project.h is for other steps.
  *
  *   k_b --ld.global--> registers; PDL wait; q --ld.global--> sums --shuffle, shared--> out,
  *   4 rows per barrier
@@ -12,8 +12,8 @@
 
 #include "cuda/mla/mla.h"
 
-/* q: rows of HEADS x Q, q_stride floats apart; c: rows of [latent | key], c_stride apart; rope: the
- * step's table or NULL; out [n_tok, HEADS, WIDTH] */
+/* q: rows of HEADS x Q, q_stride floats apart; c: rows of [latent | key], c_stride floats apart;
+ * rope: the step's table, or NULL; out [n_tok, HEADS, WIDTH] */
 struct mla_query_args {
 	const float *q;
 	long long q_stride;
@@ -25,15 +25,18 @@ struct mla_query_args {
 	float *out;
 };
 
-enum { MLA_SUB = 8, MLA_ROWS = 16 }; /* per CTA: units of columns; rows at a time */
+enum {
+	MLA_SUB = 8,
+	MLA_ROWS = 16
+}; /* per CTA: number of units of columns; number of rows processed at a time */
 
 template <class W> struct mla_query_shared {
 	float part[MLA_WARPS][4][MLA_SUB * W::UNIT];
 };
 
 /* blockIdx.x selects a head and MLA_SUB units of latent columns, blockIdx.y the first group of
- * MLA_ROWS rows. A warp handles 4 rows of k_b at a time, a lane one unit of one of them. The rows
- * of k_b are loaded before the PDL wait. */
+ * MLA_ROWS rows. A warp handles 4 rows of k_b at a time, a lane one unit of one of these rows. The
+ * rows of k_b are loaded before the PDL wait. */
 template <class A, class ROPE, class W> DEV void
 mla_query(const llmc_step &step, const mla_query_args &a, const w_matrix<W> &k_b)
 {
@@ -60,7 +63,7 @@ mla_query(const llmc_step &step, const mla_query_args &a, const w_matrix<W> &k_b
 			raw[i] = W::load(k_b.row((long long)h * NOPE + row + 32 * i), u);
 	PDL_WAIT();
 	PDL_LAUNCH();
-	if (h >= HEADS) /* the grid is sized for the smallest units */
+	if (h >= HEADS) /* the grid is sized for the smallest units, so it may have more CTAs */
 		return;
 	const int n = step.n[0];
 	for (int t0 = blockIdx.y * MLA_ROWS; t0 < n; t0 += gridDim.y * MLA_ROWS) {
@@ -122,7 +125,7 @@ mla_query(const llmc_step &step, const mla_query_args &a, const w_matrix<W> &k_b
 			out[first] = x;
 			out[second] = y;
 		}
-		/* cache rows are distributed over heads, chunks and warps */
+		/* rows of the cache are distributed over heads, chunks and warps */
 		for (int t = t0 + h + (chunk * MLA_WARPS + warp) * HEADS; t < end;
 		     t += CHUNKS * MLA_WARPS * HEADS)
 			mla_append_row<A, ROPE>(step, a.c + t * a.c_stride, a.kvn, a.eps,

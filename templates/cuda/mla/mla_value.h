@@ -1,11 +1,11 @@
-/* Last step of latent attention: projects sums of latents out of the latent space. */
+/* Last step of latent attention: projects weighted sums of latents out of the latent space. */
 #ifndef LLMC_CUDA_MLA_MLA_VALUE_H
 #define LLMC_CUDA_MLA_MLA_VALUE_H
 
 #include "cuda/mla/mla.h"
 #include "cuda/moe/moe.h"
 
-/* Warps stride over the rows of v_b; each computes its element of y for T absorbed rows at a time.
+/* Warps stride over the rows of v_b. Each computes its element of y, for T absorbed rows at a time.
  * Rows of o [n_tok] are HEADS x W::COLS. Expanded rows are copied. */
 template <class W, int HEADS, int V, int EXPAND> DEV void
 mla_value(const llmc_step &step, const float *o, const w_matrix<W> &v_b, float *y)
@@ -17,8 +17,8 @@ mla_value(const llmc_step &step, const float *o, const w_matrix<W> &v_b, float *
 	const int n = step.n[0], lane = lane_id();
 	bool absorbed = EXPAND == 0 || n <= 32;
 
-	/* A long prompt usually has no absorbed row. The CTA checks that together; otherwise each
-	 * warp would check all rows with dependent reads. */
+	/* A long prompt usually has no absorbed row. The CTA's threads check this together;
+	 * otherwise each warp would check all rows with dependent loads. */
 	if (!absorbed) {
 		for (int t = threadIdx.x; t < n; t += blockDim.x)
 			absorbed |= !mla_row_expanded<EXPAND>(step, t);

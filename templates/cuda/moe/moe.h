@@ -1,6 +1,6 @@
-/* Common code of expert kernels: the order in which a row's experts are summed, and the matmul of a
- * decode step, in which a warp streams rows of selected experts from memory for one or a few rows
- * of x. */
+/* Code shared by the kernels for experts: the order in which a row's experts are summed, and the
+ * matmul of a decode step. In that matmul, a warp streams rows of the selected experts from memory
+ * for one or a few rows of x. */
 #ifndef LLMC_CUDA_MOE_MOE_H
 #define LLMC_CUDA_MOE_MOE_H
 
@@ -14,8 +14,8 @@ template <class A> struct same_type<A, A> {
 	enum { value = 1 };
 };
 
-/* Sorts a row's experts, by all threads of the CTA: order[i] is the index in id[0 .. K) of the i-th
- * lowest expert, or -1 if it is on another rank. */
+/* Sorts a row's experts, by all threads of the CTA. order[i] is the index in id[0 .. K) of the i-th
+ * lowest expert, or -1 if another rank has it. */
 template <int K> DEV void
 moe_order(const int *id, int *order)
 {
@@ -27,15 +27,15 @@ moe_order(const int *id, int *order)
 	}
 }
 
-/* Compiler barrier: values are reloaded later instead of being kept in registers, which are scarce
- * here. */
+/* Compiler barrier: values are reloaded after it instead of being kept in registers, which are
+ * scarce here. */
 DEV void
 moe_compiler_barrier()
 {
 	asm volatile("" ::: "memory");
 }
 
-/* Adds unit u, decoded to v, times the same columns of x[t] to sum[t]. */
+/* Multiplies unit u, decoded to v, by the same columns of x[t], and adds the result to sum[t]. */
 template <class W, int T> DEV void
 moe_unit(const float (&v)[W::UNIT], const float *const (&x)[T], int u, float (&sum)[T])
 {
@@ -61,12 +61,13 @@ moe_unit(const float (&v)[W::UNIT], const float *const (&x)[T], int u, float (&s
 	}
 }
 
-/* units of a row that a lane holds at a time: about 128 bytes */
+/* Number of units of a row that a lane holds at a time: about 128 bytes */
 template <class W> struct moe_depth {
 	enum { value = sizeof(typename W::raw) <= 16 ? 8 : sizeof(typename W::raw) <= 32 ? 4 : 2 };
 };
 
-/* Adds this lane's part of row w[r] of W times x[t] to sum[r][t]. All lanes of a warp call it. */
+/* Multiplies this lane's part of row w[r] of W by x[t], and adds the result to sum[r][t]. All lanes
+ * of a warp call. */
 template <class W, int R, int T> DEV void
 moe_rows(const unsigned char *const (&w)[R], const float *const (&x)[T], float (&sum)[R][T])
 {
@@ -94,8 +95,8 @@ moe_rows(const unsigned char *const (&w)[R], const float *const (&x)[T], float (
 					W::decode(raw[n][r], u0 + 32 * n, v);
 					moe_unit<W, T>(v, x, u0 + 32 * n, sum[r]);
 				}
-				/* a barrier that ptxas keeps; without it both rows are decoded at
-				 * once and spill */
+				/* A barrier that ptxas keeps. Without it both rows are decoded at
+				 * once, and registers spill. */
 				if (R > 1 && W::UNIT > 8)
 					__syncwarp();
 			}

@@ -1,12 +1,12 @@
 /* Experts of a decode step, in two launches. Weights of the selected experts are read once for 2 or
  * 4 rows that selected them.
  *
- * A pair is a row and one of its experts. moe_up keeps normed rows of x in shared memory. The rows
- * of gate and up of all selected experts form one list, which is cut into one run per warp; the
- * shared expert's rows follow. It computes h = act(gate x) * (up x) of each pair. moe_down computes
- * one element of y per warp. The rows of down of its experts, in the order of their numbers, form
- * one long row, scaled by their weights; the shared expert's row follows. Warps are independent,
- * and each lane has loads of 128 bytes in flight.
+ * A pair is a row and one of its experts. moe_up computes h = act(gate x) * (up x) of each pair,
+ * with normed rows of x in shared memory. The rows of gate and up of all selected experts form one
+ * list, which is cut into one run per warp; the shared expert's rows follow. moe_down computes one
+ * element of y per warp. For that element, the rows of down of the selected experts, in the order
+ * of expert numbers, form one long row, scaled by the experts' weights; the shared expert's row
+ * follows. Warps are independent, and each lane has loads of 128 bytes in flight.
  *
  *   moe_up, a CTA:    rows of x --norm--> shared, barrier
  *           a warp:   list of the selected experts' rows --> per row: 128 bytes per lane of gate
@@ -15,8 +15,8 @@
  *   moe_down, a warp: per element of y: units of the experts' rows of down, likewise, times h --> y
  *
  * Bytes: gate, up and down of the selected experts and of the shared one; h stays in L1 and L2. A
- * unit of 32 weights is decoded once, and costs 8 loads and 32 FMA per pair. If there are more rows
- * than shared memory holds (C::ROWS), they are processed in turns. */
+ * unit of 32 weights is decoded once, and then takes 8 loads and 32 FMA per pair. If there are more
+ * rows than shared memory holds (C::ROWS), they are processed in turns. */
 #ifndef LLMC_CUDA_MOE_MOE_DECODE_H
 #define LLMC_CUDA_MOE_MOE_DECODE_H
 
@@ -25,7 +25,7 @@
 #include "cuda/norm/norm.h"
 
 /* Configuration of moe_up: E experts with F rows of gate and up each, K selected per row, and a
- * shared expert with S (0: none). ROWS rows of x fit in shared memory. */
+ * shared expert with S rows (0: none). ROWS rows of x fit in shared memory. */
 template <class GATE_, class UP_, class S_GATE_, class S_UP_, class NORM_, int E_, int K_, int F_,
           int S_, int ROWS_, float (*GLU_)(float, float),
           class ADD_ = moe_added_none> struct moe_up_config {
@@ -34,7 +34,7 @@ template <class GATE_, class UP_, class S_GATE_, class S_UP_, class NORM_, int E
 	typedef S_GATE_ S_GATE;
 	typedef S_UP_ S_UP;
 	typedef NORM_ NORM;
-	typedef ADD_ ADD; /* adapters' deltas for pairs; then S is 0 */
+	typedef ADD_ ADD; /* terms that adapters add, per pair; S is 0 with adapters */
 	enum {
 		E = E_,
 		K = K_,
@@ -42,14 +42,14 @@ template <class GATE_, class UP_, class S_GATE_, class S_UP_, class NORM_, int E
 		F = F_,
 		S = S_,
 		ROWS = ROWS_,       /* rows of x at a time */
-		STRIDE = K * F + S, /* between rows of h */
+		STRIDE = K * F + S, /* stride of rows of h */
 		WIDE = (int)GATE::UNIT > 8 || (int)UP::UNIT > 8 ||
 		       (S > 0 &&
 		        ((int)S_GATE::UNIT > 8 || (int)S_UP::UNIT > 8)), /* registers are scarce */
 		THREADS = 512,
 		PAIRS = ROWS == 1 ? 1
 		        : WIDE    ? 2
-		                  : 4 /* pairs that moe_up handles at a time */
+		                  : 4 /* number of pairs that moe_up handles at a time */
 	};
 	DEV float
 	glu(float g, float u)
@@ -58,8 +58,8 @@ template <class GATE_, class UP_, class S_GATE_, class S_UP_, class NORM_, int E
 	}
 };
 
-/* Operands of moe_up: n rows of x [n, H], id [n, K]; stacked matrices and biases (or NULL) of all
- * experts, matrices of the shared one; h [n, K * F + S] */
+/* Operands of moe_up: n rows of x [n, H]; id [n, K]; stacked matrices and biases (or NULL) of all
+ * experts, and matrices of the shared one; h [n, K * F + S] */
 template <class C> struct moe_up_operands {
 	int n;
 	const float *x;
@@ -75,12 +75,12 @@ template <class C> struct moe_up_operands {
 };
 
 template <class C> struct alignas(16) moe_up_shared_storage {
-	float x[C::ROWS][(C::H + 3) / 4 * 4]; /* normed */
+	float x[C::ROWS][(C::H + 3) / 4 * 4]; /* rows of x after the norm */
 	int count[C::E], used[C::E], n_used;
 };
 
-/* Multiplies one row of gate and up, with biases gb and ub, by T rows of x. Lane at + t holds
- * the offset in x (mine), the pair, and the offset in h (to). Results of lanes [at, stop) are
+/* Multiplies one row of gate and one of up, with biases gb and ub, by T rows of x. Lane at + t
+ * holds the offset in x (mine), the pair, and the offset in h (to). Results of lanes [at, stop) are
  * written. */
 template <class C, int T, class G, class U> DEV void
 moe_up_row(const unsigned char *gate, const unsigned char *up, const float *x, float *h, int mine,
@@ -135,7 +135,7 @@ moe_up_pairs(const w_matrix<G> &gate, const w_matrix<U> &up, long long row, cons
 			                              gate.scale, up.scale, gb, ub, add, r);
 }
 
-/* Position of the i-th set bit, counted from 0 */
+/* Returns the position of the i-th set bit, counted from 0. */
 DEV int
 moe_bit(unsigned mask, int i)
 {
@@ -144,8 +144,8 @@ moe_bit(unsigned mask, int i)
 	return __ffs((int)mask) - 1;
 }
 
-/* Collects up to 32 pairs of expert e from pair `from` on, one per lane (mine), and advances `from`
- * past them. Returns their number. */
+/* Collects up to 32 pairs of expert e, from pair `from` on, one per lane (mine), and advances
+ * `from` past them. Returns their number. */
 DEV int
 moe_gather(const int *id, int pairs, int e, int &from, int &mine)
 {
@@ -163,7 +163,7 @@ moe_gather(const int *id, int pairs, int e, int &from, int &mine)
 	return have;
 }
 
-/* Lists the experts that any row selected, in order, in s.used. */
+/* Lists in s.used, in order, the experts that any row selected. */
 template <class C> DEV void
 moe_used(const int *id, int pairs, moe_up_shared_storage<C> &s)
 {
@@ -173,7 +173,7 @@ moe_used(const int *id, int pairs, moe_up_shared_storage<C> &s)
 		s.count[e] = 0;
 	__syncthreads();
 	for (int i = threadIdx.x; i < pairs; i += blockDim.x)
-		if (id[i] >= 0) /* otherwise it is on another rank */
+		if (id[i] >= 0) /* otherwise another rank has the expert */
 			atomicAdd(&s.count[id[i]], 1);
 	__syncthreads();
 	if (threadIdx.x < 32) {
@@ -206,8 +206,8 @@ moe_norm(moe_up_shared_storage<C> &s, const moe_up_operands<C> &in, const float 
 	__syncthreads();
 }
 
-/* Multiplies n rows of x by gate and up of the experts that they selected; h is that of the first
- * row. */
+/* Multiplies n rows of x by gate and up of the experts that these rows selected. h: results of the
+ * first row */
 template <class C> DEV void
 moe_up_chosen(moe_up_shared_storage<C> &s, const moe_up_operands<C> &in, const int *id, float *h,
               const typename C::ADD &add, int n)
@@ -216,7 +216,7 @@ moe_up_chosen(moe_up_shared_storage<C> &s, const moe_up_operands<C> &in, const i
 	const int lane = lane_id(), pairs = n * C::K;
 	const long long warp = (long long)blockIdx.x * (C::THREADS / 32) + warp_id(),
 	                warps = (long long)gridDim.x * (C::THREADS / 32);
-	/* one pair per lane; the first lane with an expert stands for all of them */
+	/* there is one pair per lane; for each expert, the first lane that has it does the work */
 	const bool one_warp = C::ROWS * C::K <= 32 || pairs <= 32;
 	int own = -1 - lane, used = 0;
 	unsigned same = 0, first = 0;
@@ -224,7 +224,7 @@ moe_up_chosen(moe_up_shared_storage<C> &s, const moe_up_operands<C> &in, const i
 	if (one_warp) {
 		own = lane < pairs ? id[lane] : own;
 		same = __match_any_sync(~0u, own);
-		/* own < 0: no pair, or a remote expert */
+		/* own < 0: no pair, or an expert of another rank */
 		first = __ballot_sync(~0u, own >= 0 && __ffs((int)same) - 1 == lane);
 		used = __popc(first);
 	} else {
@@ -235,7 +235,7 @@ moe_up_chosen(moe_up_shared_storage<C> &s, const moe_up_operands<C> &in, const i
 	int at = -1, e = 0, have = 0, mine = 0, from = 0;
 	for (long long i = total * warp / warps; i < total * (warp + 1) / warps; i++) {
 		const int r = (int)(i % C::F);
-		if (i / C::F != at) { /* another expert */
+		if (i / C::F != at) { /* the run goes on with another expert */
 			at = (int)(i / C::F);
 			if (one_warp) {
 				const int leader = moe_bit(first, at);
@@ -285,13 +285,13 @@ moe_up(const moe_up_operands<C> &in)
 				                t * C::STRIDE + C::K * C::F + r, n, 0, 0,
 				                moe_added_none{}, r);
 		}
-		__syncthreads(); /* all warps are done with s.x and s.used */
+		__syncthreads(); /* all warps have finished with s.x and s.used */
 	}
 }
 
-/* Configuration of moe_down: DOWN of E experts, K selected out of these and N_REMOTE_EXPERTS of
- * other ranks; S_DOWN of a shared expert with S columns (0: none), whose output has a weight of its
- * own if SHARED_GATE. */
+/* Configuration of moe_down: matrices DOWN of E experts; K experts selected out of these and of
+ * N_REMOTE_EXPERTS of other ranks; S_DOWN of a shared expert with S columns (0: none), whose output
+ * has a weight of its own if SHARED_GATE. */
 template <class DOWN_, class S_DOWN_, int H_, int E_, int N_REMOTE_EXPERTS_, int K_, int S_,
           int SHARED_GATE_> struct moe_down_config {
 	typedef DOWN_ DOWN;
@@ -308,7 +308,7 @@ template <class DOWN_, class S_DOWN_, int H_, int E_, int N_REMOTE_EXPERTS_, int
 	};
 };
 
-/* Operands of moe_down: h [n, K * F + S], id [n, K], weight [n, K + SHARED_GATE]; y [n, H] = scale
+/* Operands of moe_down: h [n, K * F + S]; id [n, K]; weight [n, K + SHARED_GATE]; y [n, H] = scale
  * * r + the weighted sum. r may be NULL or alias y; down_b: biases of all experts, or NULL */
 template <class C> struct moe_down_operands {
 	int n;
@@ -337,7 +337,7 @@ moe_down(const moe_down_operands<C> &in)
 	const int stop = (int)(total * (warp + 1) / warps), first = (int)(total * warp / warps);
 	if (first == stop)
 		return;
-	/* incremented in the loop, where a division would need more registers */
+	/* incremented in the loop, because a division there would need more registers */
 	int t = first % n - 1, o = first / n;
 	for (int i = first; i < stop; i++) {
 		if (++t == n) {
@@ -345,7 +345,8 @@ moe_down(const moe_down_operands<C> &in)
 			o++;
 		}
 		const float *h = in.h + (long long)t * C::STRIDE;
-		if (t != at) { /* lane k gets the k-th lowest expert; remote ones are last */
+		if (t !=
+		    at) { /* lane k gets the k-th lowest expert; experts of other ranks come last */
 			const int e = lane < K ? in.id[(long long)t * K + lane] : 0;
 			int before = 0;
 			choice = 0;
@@ -366,7 +367,8 @@ moe_down(const moe_down_operands<C> &in)
 		float y = 0;
 		for (int u0 = 0; u0 < all; u0 += 32 * N) {
 			typename W::raw raw[N];
-			/* past the end, repeat the last unit: a condition spilled on sm_120a */
+			/* past the end the last unit is repeated, because with a condition
+			 * registers spilled on sm_120a */
 #pragma unroll
 			for (int k = 0; k < N; k++) {
 				const int u = min(u0 + 32 * k + lane, all - 1);

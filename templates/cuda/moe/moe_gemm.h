@@ -8,16 +8,17 @@
  *   main           y = sum of a row's z times their weights, in the order of experts
  *
  * The tile scheduler iterates over (expert, tile). The rows of an expert form as many full tiles of
- * 128 as possible; the rest takes a tile of 16, 64 or 128. All large tiles run first, then the
- * middle ones, then the small ones, so that CTAs end together. An expert without rows has no tile,
- * and its weights are not read. Others are read once per 128 rows (bands of 8 tiles along M share
- * them in L2).
+ * 128 as possible; the remaining rows use a tile of 16, 64 or 128. All large tiles run first, then
+ * the middle ones, then the small ones, so that CTAs end together. An expert without rows has no
+ * tile, and its weights are not read. Weights of other experts are read once per 128 rows (bands of
+ * 8 tiles along M share them in L2).
  *
- * h has the 16-bit type that down's weights need. f16 needs a power-of-two scale, which must be
- * known before the row is complete. h is roughly the gate result times the up result, so its scale
- * is that of the row of x, squared (moe_h_scale): if x is larger by 2^n, h keeps the same mantissa
- * bits. In models with normed x its largest element is then about 2^-4 .. 2^4, which is 2^11 below
- * the f16 maximum and 2^10 above loss of precision. Larger values are clamped at 65504.
+ * h has the 16-bit type of down's weights. f16 needs a power-of-two scale, which must be known
+ * before the row is complete. h is roughly the gate result times the up result, so the scale of
+ * its row is the square of that of the row of x (moe_h_scale). If x is larger by 2^n, the mantissa
+ * bits of h stay the same. In models with normed x, the largest element of h is then about 2^-4 ..
+ * 2^4. This is 2^11 below the f16 maximum, and 2^10 above loss of precision. Larger values are
+ * clamped at 65504.
  *
  * Bytes in addition to the weights, per pair: act 2 H written and read, h 2 F, z 4 H. */
 #ifndef LLMC_CUDA_MOE_MOE_GEMM_H
@@ -29,16 +30,16 @@
 #include "cuda/moe/moe.h"
 #include "cuda/moe/moe_sort.h"
 
-/* gemm_config with cp.async on every GPU: the rows of an expert may begin anywhere, the boxes of
- * tensor maps may not. The tile scheduler over experts costs registers: ptxas spills at 128 if
- * weights are unpacked. */
+/* gemm_config with cp.async on every GPU: the rows of an expert may begin anywhere, while boxes of
+ * tensor maps may not. The tile scheduler over experts needs registers. Weights that are unpacked
+ * would then spill at 128 registers, so they get more. */
 template <class W, int ROWS, int ARCH, int SHARE = 1> struct moe_gemm_config
     : gemm_config<W, ROWS, ARCH, SHARE> {
 	enum { TMA = 0, BLOCKS = W::PACKED ? 1 : 2 };
 };
 
-/* Scale factor of a row's h. x: the scale of its row of x, a power of two (the largest element
- * divided by 2^13 .. 2^14) */
+/* Returns the scale factor of a row's h. x: scale of the row of x, a power of two (about the row's
+ * largest element divided by 2^13 .. 2^14) */
 template <class X, class H> DEV float
 moe_h_scale(float x)
 {
@@ -47,7 +48,7 @@ moe_h_scale(float x)
 	return H::BF16 ? 1.0f : X::BF16 ? 16.0f : s * s * 16777216.0f;
 }
 
-/* Packs two values of h after dividing them by their row's scale. */
+/* Divides two values of h by the scale of their row and packs them. */
 template <class H> DEV unsigned
 moe_h_pack(float a, float b, float scale)
 {
@@ -73,15 +74,15 @@ template <int COLS> struct moe_row_major {
 	}
 };
 
-/* Bias of expert e, or NULL; b has ROWS elements per expert */
+/* Returns the bias of expert e, or NULL. b has ROWS elements per expert. */
 template <int ROWS> DEV const float *
 moe_bias(const float *b, int e)
 {
 	return b ? b + (long long)e * ROWS : 0;
 }
 
-/* h = F(v + vb, u + ub) for one expert: v gate, u up; vb and ub: its biases, or NULL. rows: h of
- * its first row; n rows; PLACE: layout of h; scale [n] */
+/* h = F(v + vb, u + ub) for one expert, where v is gate and u is up. vb, ub: biases of the expert,
+ * or NULL; rows: h of the expert's first row; n: number of rows; PLACE: layout of h; scale [n] */
 template <class W, int WIDTH, float (*F)(float, float), class PLACE> struct moe_glu {
 	void *rows;
 	const float *scale;
@@ -117,7 +118,7 @@ template <class W, int WIDTH, float (*F)(float, float), class PLACE> struct moe_
 	}
 };
 
-/* z + b for the pairs of one expert; pair [n]; b: its bias, or NULL */
+/* z + b for the pairs of one expert. pair [n]; b: bias of the expert, or NULL */
 template <int WIDTH> struct moe_scatter {
 	float *z;
 	const int *pair;
@@ -138,11 +139,11 @@ template <int WIDTH> struct moe_scatter {
 	}
 };
 
-/* h = F(v + vb, u + ub) in the activation type Y, for expert e. Row t and its choice k are at h[t *
- * STRIDE + k * WIDTH]. The expert's pairs begin at pair[first]; pair NULL: the shared expert, which
- * follows the K choices. vb, ub: biases of all experts, or NULL; add: adapters' deltas for pairs.
- * Addresses that depend on e are computed here, after the mainloop, which leaves no registers for
- * them. */
+/* h = F(v + vb, u + ub), in the activation type Y, for expert e. Choice k of row t is stored at h[t
+ * * STRIDE + k * WIDTH]. The expert's pairs begin at pair[first]; pair NULL: the shared expert,
+ * which follows the K choices. vb, ub: biases of all experts, or NULL; add: terms that adapters
+ * add, per pair. Addresses that depend on e are computed here, after the mainloop, because the
+ * mainloop has no registers for them. */
 template <int WIDTH, int K, int STRIDE, int WIDE, float (*F)(float, float), class Y,
           class ADD = moe_added_none> struct moe_glu_rows {
 	Y *h;
@@ -178,9 +179,9 @@ template <int WIDTH, int K, int STRIDE, int WIDE, float (*F)(float, float), clas
 	}
 };
 
-/* Operands of a grouped GEMM, one problem per expert. Rows of act [pairs, W::COLS] and their scales
- * are sorted by expert. Matrices of ROWS rows are stacked; PAIR: two stacks, gate and up. maps:
- * tensor maps of the weights, for kernels that use them */
+/* Operands of a grouped GEMM, which has one problem per expert. Rows of act [pairs, W::COLS] and
+ * their scales are sorted by expert. Matrices of ROWS rows are stacked. PAIR: there are two stacks,
+ * gate and up. maps: tensor maps of the weights, for kernels that use them */
 template <class W_, int E_, int ROWS_, int PAIR> struct moe_grouped_operands {
 	typedef W_ W;
 	enum { E = E_, ROWS = ROWS_ };
@@ -211,8 +212,8 @@ template <class W_, int E_, int ROWS_, int PAIR> struct moe_grouped_operands {
 	}
 };
 
-/* Operands and epilogue of a grouped GEMM: h in 16 bits in the layout PLACE; h in rows of type Y; z
- * in the order of pairs. */
+/* Operands and epilogue of a grouped GEMM. Results are, in this order of the structs: h in 16 bits
+ * in the layout PLACE; h in rows of type Y; z in the order of pairs. */
 template <class W, class DOWN, int E, int F, float (*ACT)(float, float),
           class PLACE> struct moe_up_gemm : moe_grouped_operands<W, E, F, 1> {
 	typedef moe_glu<DOWN, F, ACT, PLACE> epilogue;
@@ -253,7 +254,7 @@ template <class W, int E, int H> struct moe_down_gemm : moe_grouped_operands<W, 
 	}
 };
 
-/* Norms row x of the pair in slot `at` and rounds it to its slot in act [pairs, W::COLS], where
+/* Norms row x of the pair in slot `at`, and rounds it to this slot of act [pairs, W::COLS], where
  * rows are sorted by expert. PLACE: as in moe_glu */
 template <class W, int E, class NORM, class PLACE, class X> DEV void
 moe_quantize_act(const X *x, const norm_vectors &norm, int at, int e, const int *range,
@@ -265,8 +266,8 @@ moe_quantize_act(const X *x, const norm_vectors &norm, int at, int e, const int 
 	    x, norm, PLACE(act + (long long)first * W::COLS, at - first, range[E + e]), scale + at);
 }
 
-/* Number of tiles of BM rows for an expert with `count` rows: after full tiles of 128, the rest
- * takes the smallest tile that holds it */
+/* Number of tiles of BM rows for an expert with `count` rows. After full tiles of 128, the
+ * remaining rows use the smallest tile that holds them. */
 template <int BM, int ACROSS> struct moe_tiles {
 	DEV int
 	of(int count)
@@ -279,7 +280,7 @@ template <int BM, int ACROSS> struct moe_tiles {
 };
 
 /* Runs all tiles of shape T of a grouped GEMM. before: number of tiles of other shapes that ran
- * before, which keeps the load of CTAs even. Returns the number of both. */
+ * before; with it, the load of CTAs stays even. Returns the sum of both numbers of tiles. */
 template <class G, class T, class P> DEV int
 moe_gemm_tile_loop(unsigned char *smem, const P &of, int before)
 {
@@ -293,8 +294,8 @@ moe_gemm_tile_loop(unsigned char *smem, const P &of, int before)
 	for (int t = ((int)blockIdx.x + grid - before % grid) % grid;
 	     scheduler.find(of.counts(), t, e, at); t += grid) {
 		const gemm_operands<typename G::W> in = of.operands(e);
-		const int high =
-		    T::BM == 128 ? (in.n >> 7) + ((in.n & 127) > 64) : 1; /* tiles along M */
+		const int high = T::BM == 128 ? (in.n >> 7) + ((in.n & 127) > 64)
+		                              : 1; /* number of tiles along M */
 		const int band = at / (8 * ACROSS), local = at - band * (8 * ACROSS),
 		          height = min(high - band * 8, 8);
 		const int m0 = T::BM == 128 ? (band * 8 + local % height) * 128 : in.n & ~127;
@@ -309,7 +310,7 @@ moe_gemm_tile_loop(unsigned char *smem, const P &of, int before)
 	return before + scheduler.before;
 }
 
-/* Runs all tiles of a grouped GEMM and returns their number. */
+/* Runs all tiles of a grouped GEMM and returns the number of tiles. */
 template <class G, class P> DEV int
 moe_gemm(const P &of)
 {
@@ -320,8 +321,8 @@ moe_gemm(const P &of)
 	return moe_gemm_tile_loop<G, typename G::small>(smem, of, middle);
 }
 
-/* Runs the shared expert's GEMM, of all rows, after those of the routed experts; before: their
- * number of tiles */
+/* Runs the GEMM of the shared expert, which has all rows, after those of the routed experts.
+ * before: number of tiles of the routed experts */
 template <class G, class T, class E> DEV void
 moe_gemm_tiles(const gemm_operands<typename G::W> &in, const E &e, int before)
 {
@@ -343,9 +344,9 @@ moe_gemm_shared(const gemm_operands<typename G::W> &in, const E &e, int before)
 }
 
 /* y [n, H] = scale * r + the sum of weight [n, K + SHARED_GATE] * z [n * K, H] in the order of
- * experts, + the shared expert's row (SHARED), which follows those of all pairs; its weight, if
- * SHARED_GATE, is the row's last. r may be NULL. blockIdx.x: row; blockIdx.y: chunk of 1024
- * columns */
+ * experts, + the shared expert's row (SHARED). Rows of the shared expert follow those of all pairs;
+ * with SHARED_GATE its weight is the last of a row. r may be NULL. blockIdx.x: row; blockIdx.y:
+ * chunk of 1024 columns */
 template <int H, int K, int SHARED_, int SHARED_GATE> DEV void
 moe_sum(const int *id, const float *weight, const float *z, const float *r, float scale, float *y,
         int n)

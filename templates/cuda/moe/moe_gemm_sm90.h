@@ -1,16 +1,17 @@
-/* Grouped GEMM of experts on sm_90a: the stages, warps and tiles of cuda/gemm/gemm_sm90.h, with a
- * tile scheduler over (expert, pair of tiles). Rows of an expert have the layout of a GEMM of their
- * own (gemm90_act), from the expert's first row on.
+/* Grouped GEMM of experts on sm_90a, with the stages, warps and tiles of cuda/gemm/gemm_sm90.h and
+ * a tile scheduler over (expert, pair of tiles). The rows of each expert are stored as those of a
+ * separate GEMM (gemm90_act), from the expert's first row on.
  *
  * 16-bit weights use the large tile. A pair of tiles has 256 rows, and missing rows are skipped in
- * groups of 64 (cuda/gemm/gemm_sm90.h), so 272 rows of an expert cost 320. With few rows per expert
- * a pair reads its weights once, half of them per CTA. A stage of 32 KB then takes 1640 cycles of
- * an SM's share of memory bandwidth; the unneeded mma take 1024.
+ * groups of 64 (cuda/gemm/gemm_sm90.h), so 272 rows of an expert cost 320. With few rows per
+ * expert, a pair of tiles reads its weights once, half of them per CTA. Loading a stage of 32 KB
+ * then takes 1640 cycles of an SM's share of memory bandwidth. The mma on missing rows take only
+ * 1024, so they cost no time.
  *
- * Weights to unpack use the large tile (256 rows per CTA) if experts have more than 192 rows on
- * average, otherwise the middle one. Steps with at most 24 rows per expert have launches of their
- * own with the tiles of sm_80, selected by `rows`: there the 512 cycles of a stage would be four
- * times what its 4.6 KB take.
+ * Weights that are unpacked use the large tile (256 rows per CTA) if experts have more than 192
+ * rows on average, otherwise the middle one. Steps with at most 24 rows per expert use separate
+ * launches with the tiles of sm_80, which `rows` selects. For such steps, the mma of a stage here
+ * would take 512 cycles, four times as long as loading its 4.6 KB.
  *
  * The shared expert's GEMM follows on the same ring if its weights are of the same kind (16-bit, or
  * unpacked). */
@@ -24,7 +25,7 @@ template <class W, int ROWS, int SHARE = 1> struct moe90_config : gemm90_config<
 	enum { SEPARATE_HALVES = SHARE == 2 };
 };
 
-/* Number of tile pairs of an expert with `count` rows */
+/* Number of pairs of tiles of an expert with `count` rows */
 template <class T> struct moe90_tiles {
 	DEV int
 	of(int count)
@@ -33,7 +34,8 @@ template <class T> struct moe90_tiles {
 	}
 };
 
-/* Keeps only the number of an expert and of its rows: registers are scarce during the mainloop. */
+/* Tile scheduler that keeps only the number of an expert and of its rows, because registers are
+ * scarce during the mainloop. */
 template <class G, class T, class P> struct moe90_tile_scheduler {
 	enum { LANES = 32 };
 	const P &of;
@@ -72,8 +74,8 @@ template <class G, class T, class P> struct moe90_tile_scheduler {
 	}
 };
 
-/* This cluster's first tile pair of the shared expert: pairs are dealt in turn from where the
- * routed experts end */
+/* Returns this cluster's first pair of tiles of the shared expert. Pairs are assigned to clusters
+ * in turn, continuing after the routed experts. */
 template <class T, class P> DEV int
 moe90_shared_first(const P &of)
 {
@@ -87,9 +89,10 @@ moe90_shared_first(const P &of)
 	return ((int)blockIdx.x / 2 + grid - before % grid) % grid;
 }
 
-/* Runs all routed experts with tiles T, then the shared expert with T2, which has the same shape:
- * more() returns its operands, epilogue() its epilogue; MORE 0: there is no shared expert. Both are
- * called after the other experts are done, which need the registers. */
+/* Runs all routed experts with tiles T, then the shared expert with T2, which has the same shape.
+ * more() returns the operands of the shared expert's GEMM, epilogue() its epilogue; MORE 0: there
+ * is no shared expert. Both are called after the routed experts are done, because these need the
+ * registers. */
 template <class G, class T, class G2, class T2, bool MORE, class P, class SHARED_,
           class EPI> DEV void
 moe90_tiles_of(gemm90_shared_storage &s, const P &of, int n, const SHARED_ &more,
@@ -121,10 +124,10 @@ moe90_tiles_of(gemm90_shared_storage &s, const P &of, int n, const SHARED_ &more
 		}
 	}
 	__syncwarp();
-	cluster_sync(); /* the other CTA still arrives at mbarriers of this one */
+	cluster_sync(); /* the other CTA may still arrive at mbarriers of this one */
 }
 
-/* n rows with K of EXPERTS experts each, counting those of other ranks */
+/* n rows with K experts each, out of EXPERTS, which includes the experts of other ranks */
 template <class G, class G2, bool MORE, int EXPERTS, class P, class SHARED_, class EPI> DEV void
 moe90_run(const P &of, int n, int K, const SHARED_ &more, const EPI &epilogue)
 {

@@ -1,6 +1,6 @@
-/* Experts of any shape, on any GPU, with the matmul of cuda/gemm/gemm_generic.h. A CTA multiplies
- * some rows of an expert's matrices by its pairs (a row and a choice), 8 at a time. Experts without
- * pairs are not read.
+/* Experts of any shape, on any GPU, with the matmul of cuda/gemm/gemm_generic.h. A pair is a row of
+ * x and an expert that it selected. A CTA multiplies some rows of an expert's matrices by the pairs
+ * of that expert, 8 at a time. Matrices of experts without pairs are not read.
  *
  *   sort (cuda/moe/moe_sort.h) --> pairs by expert --> up: h --> down: z per pair --> sum: y */
 #ifndef LLMC_CUDA_MOE_MOE_GENERIC_H
@@ -11,8 +11,8 @@
 #include "cuda/moe/moe.h"
 #include "cuda/moe/moe_sort.h"
 
-/* h [pairs, F] = GLU(gate x, up x) of a pair; matrices and biases (or NULL) are those of all
- * experts; add: adapters' deltas */
+/* h [pairs, F] = GLU(gate x, up x) of each pair. Matrices and biases (or NULL) are those of all
+ * experts. add: terms that adapters add, per pair */
 template <class GATE, class UP, int F, float (*GLU)(float, float), class ADD> DEV void
 moe_generic_up(const float *rows, const moe_pairs &pairs, int e, const void *gates, const void *ups,
                const float *gate_b, const float *up_b, const ADD &add, float *h)
@@ -66,8 +66,8 @@ moe_generic_down(const float *h, const moe_pairs &pairs, int e, const void *down
 	}
 }
 
-/* y = scale * r + the sum of a row's z times their weights, in the order of expert numbers. r may
- * be NULL or alias y. */
+/* y = scale * r + the weighted sum of a row's z, in the order of expert numbers. r may be NULL or
+ * alias y. */
 template <int H, int K> DEV void
 moe_generic_sum(const int *ids, const float *weights, const float *zs, const float *r, float scale,
                 float *y, int n)

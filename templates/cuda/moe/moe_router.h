@@ -11,8 +11,8 @@
  * The order of a row's sums depends neither on other rows nor on their number.
  *
  * Bytes per CTA: 32 H of x from L2, again from L1 where they fit, and 32 H of w (16 H for at most 8
- * experts) from L2. docs/kernels/moe.md has the resulting time, and the reason for not using
- * cuda/gemm/gemm_swap_ab.h. */
+ * experts) from L2. docs/kernels/moe.md has the resulting time, and explains why
+ * cuda/gemm/gemm_swap_ab.h is not used. */
 #ifndef LLMC_CUDA_MOE_MOE_ROUTER_H
 #define LLMC_CUDA_MOE_MOE_ROUTER_H
 
@@ -22,8 +22,8 @@
 enum { ROUTER_WARPS = 8, ROUTER_ROWS = 8, ROUTER_EXPERTS = 16 };
 
 /* ROWS: rows of w. STRIDE: 16-bit values between rows of x, an odd multiple of 64 bytes, so that
- * neighbouring rows are in different banks. AHEAD: units of 32 columns that a warp loads at a
- * time. */
+ * neighbouring rows are in different banks. AHEAD: number of units of 32 columns that a warp loads
+ * at a time */
 template <class W_, int ROWS_> struct router_config {
 	typedef W_ W;
 	enum {
@@ -43,7 +43,7 @@ template <class G> struct router_shared {
 };
 
 /* Calls f(k, v) with the normed values v of columns k .. k + 3 of a row. A lane has every 32nd
- * group of four. */
+ * group of four columns. */
 template <class NORM, int COLS, class F> DEV void
 router_each(const float *x, const norm_vectors &norm, float mean, float r, F f)
 {
@@ -77,8 +77,8 @@ router_each(const float *x, const norm_vectors &norm, float mean, float r, F f)
 	}
 }
 
-/* Norms the warp's row x [COLS] into `to` [STRIDE], with zeros up to a multiple of a unit. Returns
- * the factor of the row's results (f16 only, as in quantize_act_row). */
+/* Norms the warp's row x [COLS] into `to` [STRIDE], and pads it with zeros to a multiple of a unit.
+ * Returns the factor of the row's results (f16 only, as in quantize_act_row). */
 template <class G, class NORM> DEV float
 router_row(const float *x, const norm_vectors &norm, unsigned short *to)
 {
@@ -121,7 +121,8 @@ router_row(const float *x, const norm_vectors &norm, unsigned short *to)
 	return down;
 }
 
-/* Adds rows r0 .. r0 + 15 of w times x, over this warp's columns, to acc [16, 8]. */
+/* Multiplies rows r0 .. r0 + 15 of w by x, over this warp's columns, and adds the results to acc
+ * [16, 8]. */
 template <class G> DEV void
 router_gemm(const w_matrix<typename G::W> &w, const unsigned short (&x)[ROUTER_ROWS][G::STRIDE],
             int r0, float (&acc)[4])
@@ -156,7 +157,7 @@ router_gemm(const w_matrix<typename G::W> &w, const unsigned short (&x)[ROUTER_R
 	}
 }
 
-/* Outputs of the top-k selection; bias: of the selection, or NULL */
+/* Outputs of the top-k selection. bias: bias that is used only for the selection, or NULL */
 struct router_choice {
 	const float *bias;
 	float scale;
@@ -164,7 +165,7 @@ struct router_choice {
 	float *weight;
 };
 
-/* x [n, COLS]; blockIdx.x: group of eight rows; blockIdx.y: group of sixteen experts; logit_b
+/* x [n, COLS]. blockIdx.x: group of eight rows; blockIdx.y: group of sixteen experts. logit_b
  * [ROWS] or NULL; arrived: one counter per eight rows, initially 0 */
 template <class G, class NORM, class R> DEV void
 router_run(const int *count, const float *x, const norm_vectors &norm,
@@ -215,7 +216,8 @@ router_run(const int *count, const float *x, const norm_vectors &norm,
 	} else {
 		__syncthreads();
 	}
-	SHARED_STORAGE(route_shared_storage<R>, storage); /* s is no longer used */
+	SHARED_STORAGE(route_shared_storage<R>,
+	               storage); /* the storage of s, which is no longer used */
 	if (t0 + warp < n)
 		route_row<R>(storage.of[warp], logits + (long long)(t0 + warp) * G::ROWS, to.bias,
 		             to.scale, to.id + (long long)(t0 + warp) * R::K,

@@ -1,16 +1,18 @@
 /* Sorts pairs (a row and one of its experts) by expert, and schedules the tiles of all experts.
  *
- * moe_sort counts, and writes two arrays. range [2, E] has the first slot of each expert and its
- * number of pairs. list [2, pairs] has per slot the row of x (K consecutive pairs share a row) and
- * the pair (token * number of choices + choice). Pairs of an expert keep their order, so equal
- * choices always give equal lists. Experts of other ranks (-1) have no slots. */
+ * moe_sort counts the pairs of each expert and writes two arrays. range [2, E] has, for each
+ * expert, the first slot and the number of pairs. list [2, pairs] has, for each slot, the row of x
+ * (K consecutive pairs share a row) and the pair (token * number of choices + choice). Pairs of an
+ * expert keep their order, so equal choices always give equal lists. Pairs with experts of other
+ * ranks (-1) have no slot. */
 #ifndef LLMC_CUDA_MOE_MOE_SORT_H
 #define LLMC_CUDA_MOE_MOE_SORT_H
 
 #include "cuda/runtime/step.h"
 #include "cuda/math/math.h"
 
-/* Pairs of one expert: slots [first, first + count) of the list, with their rows and numbers */
+/* Pairs of one expert: slots [first, first + count) of the list, with their rows and pair
+ * numbers */
 struct moe_pairs {
 	int first, count;
 	const int *row, *pair;
@@ -24,8 +26,8 @@ moe_pairs_of(const int *range, const int *list, int pairs, int e)
 	return { first, range[E + e], list + first, list + pairs + first };
 }
 
-/* Sorts the pairs of expert e, by a CTA of 8 warps; each warp has an equal segment of the pairs, in
- * order. id [pairs] */
+/* Sorts the pairs of expert e, by a CTA of 8 warps. Each warp processes an equal segment of id
+ * [pairs], in order. */
 template <int E, int K> DEV void
 moe_sort(const int *id, int pairs, int *range, int *list, int e)
 {
@@ -70,19 +72,21 @@ moe_sort(const int *id, int pairs, int *range, int *list, int e)
 	}
 }
 
-/* Number of slots with a pair: all, or those of this rank's experts if others are remote */
+/* Number of slots that have a pair: all slots, or those of this rank's experts if some experts are
+ * on other ranks */
 template <int E, int N_REMOTE_EXPERTS> DEV int
 moe_sorted_pairs(const int *range, int pairs)
 {
 	return N_REMOTE_EXPERTS ? range[E - 1] + range[2 * E - 1] : pairs;
 }
 
-/* Tile scheduler over E experts: tiles are numbered expert by expert, TILES::of(number of pairs)
- * each. Whole warps call find with increasing numbers, and a lane inspects one of 32 experts at a
- * time, so no list of tiles is written or read. Little state is kept between tiles, since the
- * mainloop needs all registers. */
+/* Tile scheduler over E experts. Tiles are numbered expert by expert; an expert has
+ * TILES::of(number of pairs) tiles. Whole warps call find with increasing numbers, and each lane
+ * inspects one of 32 experts at a time, so no list of tiles is written or read. Little state is
+ * kept between tiles, because the mainloop needs all registers. */
 template <int E, class TILES> struct moe_tile_scheduler {
-	int base, before; /* first of the 32 experts, number of tiles before it */
+	int base,
+	    before; /* base: first of the 32 experts; before: number of tiles before that expert */
 
 	__device__ __forceinline__
 	moe_tile_scheduler()
@@ -90,14 +94,14 @@ template <int E, class TILES> struct moe_tile_scheduler {
 	{
 	}
 
-	/* Finds the expert of tile t and the index of the tile within it. Returns false if there is
-	 * none; `before` is then the number of all tiles. count [E] */
+	/* Finds the expert of tile t and the index of the tile within the expert. Returns false if
+	 * there is no such tile; `before` is then the number of all tiles. count [E] */
 	__device__ __forceinline__ bool
 	find(const int *count, int t, int &e, int &at)
 	{
 		for (; base < E; base += 32) {
 			const int x = base + (int)lane_id(), mine = x < E ? TILES::of(count[x]) : 0;
-			int upto = mine; /* inclusive scan over the 32 */
+			int upto = mine; /* inclusive prefix sum over the 32 experts */
 			for (int d = 1; d < 32; d *= 2) {
 				const int v = __shfl_up_sync(~0u, upto, d);
 				upto += (int)lane_id() >= d ? v : 0;

@@ -1,7 +1,7 @@
-/* Top-k selection of experts from a row's logits, one warp per row. The selected expert is the
- * one with the largest key: the order of the score in the high bits, the inverted expert number
- * in the low ones, so of equal scores the lower number wins. Experts that are already selected
- * have key 0. */
+/* Top-k selection of experts from a row's logits, one warp per row. Each step selects the expert
+ * with the largest key. A key has the order of the score in its high bits and the inverted expert
+ * number in its low ones, so of equal scores the lower number wins. Experts that have already been
+ * selected have key 0. */
 #ifndef LLMC_CUDA_MOE_MOE_TOPK_H
 #define LLMC_CUDA_MOE_MOE_TOPK_H
 
@@ -10,10 +10,9 @@
 
 enum { ROUTE_softmax, ROUTE_sigmoid, ROUTE_sparsemixer, ROUTE_max, ROUTE_top2 };
 
-/* E experts in GROUPS groups, of which KEEP stay; K experts are selected. SHARED_GATE: one more
- * logit at the end is that of the shared expert's gate, and its sigmoid is the last weight. A
- * derived R adds SUM_EPS, and NEAR: the relative distance to the largest logit within which
- * sparsemixer sums. */
+/* E experts in GROUPS groups, of which KEEP are kept; K experts are selected. SHARED_GATE: one more
+ * logit follows, that of the shared expert's gate; its sigmoid is the last weight. A derived R adds
+ * SUM_EPS and NEAR, the relative distance to the largest logit within which sparsemixer sums. */
 template <int E_, int K_, int SCORE_, int RENORM_, int GROUPS_, int KEEP_, int GROUP_,
           int SHARED_GATE_> struct route_config {
 	enum {
@@ -36,7 +35,7 @@ template <class R> struct route_storage {
 	unsigned short taken[R::E];
 };
 
-/* Maps a float to an unsigned that has the same order; NaN is the lowest, and both zeros are
+/* Maps a float to an unsigned integer with the same order. NaN is the lowest, and both zeros are
  * equal. */
 DEV unsigned
 route_order(float x)
@@ -58,7 +57,8 @@ route_top(unsigned long long k)
 	return k;
 }
 
-/* Returns the expert with the largest key among those not yet selected; the caller marks it. */
+/* Returns the expert with the largest key that has not been selected yet. The caller marks it as
+ * selected. */
 template <class R> DEV int
 route_take(route_storage<R> &s, const float *choice)
 {
@@ -74,8 +74,8 @@ route_take(route_storage<R> &s, const float *choice)
 	return E - (int)(unsigned)route_top(best);
 }
 
-/* Selects experts one at a time: the largest logit of those not yet selected, weighted by a softmax
- * over the logits near it. */
+/* Selects one expert at a time: the one with the largest logit not selected yet. Its weight comes
+ * from a softmax over the logits near it. */
 template <class R> DEV void
 route_sparsemixer(route_storage<R> &s, const float *x, float scale, int *id, float *weight)
 {
@@ -152,7 +152,7 @@ route_row(route_storage<R> &s, const float *x, const float *bias, float scale, i
 			s.group[g] = R::GROUP == ROUTE_top2 && SIZE > 1 ? best + second : best;
 		}
 		__syncwarp();
-		/* a group stays if fewer than KEEP precede it */
+		/* a group is kept if fewer than KEEP groups precede it */
 		for (int g = lane; g < R::GROUPS; g += 32) {
 			int before = 0;
 			for (int o = 0; o < R::GROUPS; o++)
@@ -185,8 +185,8 @@ route_row(route_storage<R> &s, const float *x, const float *bias, float scale, i
 	__syncwarp();
 }
 
-/* Rows of logits [n, E + SHARED_GATE], by all warps of the grid, or of this CTA (ALONE). storage:
- * one per warp of the CTA */
+/* Routes rows of logits [n, E + SHARED_GATE], by all warps of the grid, or of this CTA (ALONE).
+ * storage: one per warp of the CTA */
 template <class R, bool ALONE> DEV void
 route_rows(route_storage<R> *storage, const float *logits, const float *bias, float scale, int *id,
            float *weight, int n)
@@ -201,8 +201,8 @@ route_rows(route_storage<R> *storage, const float *logits, const float *bias, fl
 		             weight + (long long)t * (R::K + R::SHARED_GATE));
 }
 
-/* Returns whether this CTA is the last of `all` to arrive; it then sees what the others have
- * written. count: initially 0, and reset to 0 */
+/* Returns whether this CTA is the last of `all` to arrive; if so, writes of the other CTAs are
+ * visible to it. count: initially 0, and reset to 0 */
 DEV bool
 route_last(int *count, int all)
 {
@@ -225,8 +225,8 @@ template <class R> struct route_shared_storage {
 	route_storage<R> of[8];
 };
 
-/* The last CTA of the grid to arrive selects for all rows. It reuses dynamic shared memory for
- * route_shared_storage<R>. */
+/* The last CTA of the grid to arrive selects experts for all rows. It reuses dynamic shared memory
+ * for route_shared_storage<R>. */
 template <class R> DEV void
 route_by_last(int *count, const float *logits, const float *bias, float scale, int *id,
               float *weight, int n)

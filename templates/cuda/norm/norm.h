@@ -1,18 +1,19 @@
-/* Row norms, as `norm_${NORM}`: statistics of a row, computed by one warp, and their application to
- * an element. Sums have a fixed order. NORMED: rows are normed; MEAN: the mean is subtracted. */
+/* Row norms, as `norm_${NORM}`: the statistics of a row, which one warp computes, and their
+ * application to an element. Sums have a fixed order. NORMED: rows are normed; MEAN: the mean is
+ * subtracted. */
 #ifndef LLMC_CUDA_NORM_NORM_H
 #define LLMC_CUDA_NORM_NORM_H
 
 #include "cuda/math/math.h"
 
-/* Weights and biases of a norm (NULL: none); plus_one: multiply by 1 + weight */
+/* Weights and biases of a norm (NULL: none). plus_one: multiply by 1 + weight */
 struct norm_vectors {
 	const float *w, *b;
 	float eps;
 	int plus_one;
 };
 
-/* w[i], or 1 + w[i]; 1 without weights */
+/* w[i], or 1 + w[i] with plus_one; 1 without weights */
 DEV float
 norm_gain(const float *w, int i, int plus_one)
 {

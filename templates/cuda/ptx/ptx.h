@@ -1,9 +1,11 @@
-/* PTX wrappers: all inline PTX of device code. The emulator has host definitions of the same names
- * (list: emu/README.md). A name that an architecture lacks is not defined for it.
+/* PTX wrappers. All inline PTX of device code is here. The emulator has host definitions of the
+ * same names (list: emu/README.md). A wrapper is not defined for architectures without the
+ * instruction.
  *
- * Order: an instruction that must not be moved is volatile; one that accesses memory that other
- * threads access too clobbers memory. Plain loads stay plain C++, so the compiler sees which memory
- * they read. They never become ld.global.nc, which ptxas moves across griddep_wait. */
+ * Order: the asm of an instruction that must not be moved is volatile. The asm of an instruction
+ * clobbers memory if other threads also access the memory that it accesses. Plain loads stay plain
+ * C++, so the compiler sees which memory they read. Plain loads must never become ld.global.nc,
+ * which ptxas moves across griddep_wait. */
 #ifndef LLMC_CUDA_PTX_PTX_H
 #define LLMC_CUDA_PTX_PTX_H
 
@@ -69,7 +71,8 @@ ld_v4_stream(const void *p)
 	return v;
 }
 
-/* Load of global memory that no thread writes while the kernel runs; not before griddep_wait */
+/* Loads global memory that no thread writes while the kernel runs. Must not precede
+ * griddep_wait. */
 DEV uint4
 ld_v4_const(const void *p)
 {
@@ -98,8 +101,8 @@ warp_id()
 	return threadIdx.x >> 5;
 }
 
-/* Hides the value of x from the optimiser, so that expressions of the result are not hoisted out of
- * a loop that has no registers for them. */
+/* Returns x, but hides its value from the optimiser, so that expressions of the result are not
+ * hoisted out of a loop that has no registers for them. */
 DEV int
 opaque(int x)
 {
@@ -145,7 +148,7 @@ bar_arrive(int id, int n)
 	asm volatile("bar.arrive %0, %1;" : : "r"(id), "r"(n) : "memory");
 }
 
-/* ---- conversions: bit patterns of 16-bit types, nearest even, NaN is 0x7fff ---- */
+/* ---- conversions: bit patterns of 16-bit types; round to nearest even; NaN is 0x7fff ---- */
 DEV float
 bf16_to_f32(unsigned short h)
 {
@@ -304,7 +307,7 @@ ldmatrix_x4_trans(unsigned (&r)[4], const void *row)
 	             : "memory");
 }
 
-/* The suffix is the number of registers of a, b and the sums; d may alias c. */
+/* The suffix is the number of registers of a, of b and of the sums. d may alias c. */
 #define LLMC_MMA_214(name, ptx)                                                                    \
 	DEV void name(float(&d)[4], const unsigned(&a)[2], const unsigned(&b)[1],                  \
 	              const float(&c)[4])                                                          \
@@ -394,7 +397,7 @@ cp_async_16(void *dst, const void *src)
 	             : "memory");
 }
 
-/* copies n bytes and fills the rest of the 16 with zeros */
+/* Copies n bytes and fills the rest of the 16 with zeros. */
 DEV void
 cp_async_16_fill(void *dst, const void *src, unsigned n)
 {
@@ -423,7 +426,7 @@ cp_async_wait_all()
 /* ---- mbarriers ---- */
 typedef unsigned long long mbar_t;
 
-/* Other threads may use the mbarrier after a barrier or cluster_sync. */
+/* Initialises an mbarrier. Other threads may use it only after a barrier or cluster_sync. */
 DEV void
 mbar_init(mbar_t *b, unsigned n)
 {
@@ -435,7 +438,7 @@ mbar_init(mbar_t *b, unsigned n)
 	asm volatile("fence.mbarrier_init.release.cluster;"
 	             :
 	             :
-	             : "memory"); /* for the async proxy and for other CTAs */
+	             : "memory"); /* visible to the async proxy and to other CTAs */
 #endif
 }
 
@@ -505,8 +508,8 @@ mbar_arrive_expect(mbar_t *b, unsigned bytes)
 	             : "memory");
 }
 
-/* Bulk copy of a multiple of 16 bytes, both sides 16-byte aligned; completes its bytes in the phase
- * of b. */
+/* Bulk copy of a multiple of 16 bytes; both addresses are 16-byte aligned. Its bytes complete in
+ * the current phase of b. */
 DEV void
 bulk_load(void *dst, const void *src, unsigned bytes, mbar_t *b)
 {
@@ -592,11 +595,12 @@ cluster_map(T *p, unsigned rank)
 
 #endif /* LLMC_EMU */
 
-/* For kernels launched with `pdl`. Below sm_90 these are empty, and a launch waits for the previous
- * one as usual.
+/* For kernels launched with `pdl`. Below sm_90 these macros are empty, and a launch waits for the
+ * end of the previous one.
  *
  * PDL_LAUNCH follows PDL_WAIT in every kernel, so that at most two kernels are on the GPU.
- * cuda_shared_of in runtime/cuda/cuda_model.c describes how the CTAs of the second one get SMs. */
+ * cuda_shared_of in runtime/cuda/cuda_model.c describes how the CTAs of the second kernel get
+ * SMs. */
 #if __CUDA_ARCH__ >= 900
 #define PDL_WAIT() griddep_wait()
 #define PDL_LAUNCH() griddep_launch()

@@ -2,10 +2,10 @@
  * fences between accesses of threads and those of the async proxy (TMA and wgmma).
  *
  * The host encodes tensor maps (cuTensorMapEncodeTiled). A load copies the box at the given
- * coordinates, innermost first. Elements outside the tensor become zero. Its bytes complete in the
- * phase of the mbarrier, as those of bulk_load do. The shared memory must be aligned to 128 bytes,
- * or 1024 with the 128-byte swizzle. Stores form groups: bulk_commit, then bulk_wait_read (the
- * source may be overwritten) or bulk_wait.
+ * coordinates, innermost first. Elements outside the tensor become zero. As with bulk_load, the
+ * bytes complete in the current phase of the mbarrier. The shared memory must be aligned to 128
+ * bytes, or 1024 with the 128-byte swizzle. Stores form groups: bulk_commit, then bulk_wait_read
+ * (the source may be overwritten) or bulk_wait.
  *
  * A multicast copies the same bytes to every CTA of the cluster in the mask, at the same offset in
  * shared memory, and signals the mbarrier at the same offset there. Rules:
@@ -22,7 +22,7 @@
 #ifndef LLMC_EMU
 
 #if __CUDA_ARCH__ >= 800
-/* Arrives at the mbarrier once all cp.async of this thread so far have completed. */
+/* Arrives at the mbarrier once all cp.async that this thread has issued so far are complete. */
 DEV void
 cp_async_arrive(mbar_t *b)
 {
@@ -38,14 +38,15 @@ struct __align__(128) tensor_map {
 	unsigned long long opaque[16];
 };
 
-/* Orders shared memory accesses of this thread, and those that happen before them, before accesses
- * of the async proxy (TMA, wgmma) that follow the next barrier. */
+/* Orders shared memory accesses of this thread, and all that happen before them, before accesses of
+ * the async proxy (TMA, wgmma) that follow the next barrier. */
 DEV void
 fence_proxy_async()
 {
 	asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
-/* Same for global memory: orders writes and reads of this launch before bulk copies. */
+/* Like fence_proxy_async, for global memory: orders writes and reads of this launch before bulk
+ * copies. */
 DEV void
 fence_proxy_async_global()
 {
@@ -62,16 +63,16 @@ tensor_prefetch(const tensor_map *m)
 {
 	asm volatile("prefetch.tensormap [%0];" : : "l"(m) : "memory");
 }
-/* Required once per CTA before the first use of a tensor map in global memory that the host or
- * another kernel has written. */
+/* Required once per CTA before the first use of a tensor map in global memory, if the host or
+ * another kernel has written the map. */
 DEV void
 fence_tensor_map(const tensor_map *m)
 {
 	asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" : : "l"(m) : "memory");
 }
 
-/* With .shared::cluster, ptxas for sm_120 tests every address for belonging to another CTA and
- * emits a call for it. */
+/* With .shared::cluster, ptxas for sm_120 checks for every address whether it belongs to another
+ * CTA, and emits a call for this. */
 #if __CUDA_ARCH__ >= 1000
 #define LLMC_TENSOR_TO ".shared::cta"
 #else
@@ -97,8 +98,8 @@ tensor_load_2d(void *dst, const tensor_map *m, int x, int y, mbar_t *b)
 	asm volatile(LLMC_TENSOR_LOAD("2d", "%3, %4") : : LLMC_LOAD_TO, "r"(x), "r"(y) : "memory");
 }
 
-/* Loads a box of which only the first rows are used; the others may be uninitialised. (Only the
- * emulator's checks use their number.) */
+/* Loads a box of which only the first rows are used; the memory of the other rows may be
+ * uninitialised. (Only the emulator's checks use the number of rows.) */
 DEV void
 tensor_load_2d_rows(void *dst, const tensor_map *m, int x, int y, int, mbar_t *b)
 {
@@ -206,10 +207,10 @@ bulk_load_multicast(void *dst, const void *src, unsigned bytes, mbar_t *b, unsig
 	             : "memory");
 }
 
-/* Arrives at the mbarrier at the offset of b in CTA `rank` of the cluster, which may be this one.
- * It orders this thread's reads before the arrival, which is all that copies into shared memory
- * need. It does not publish this thread's writes to other CTAs (cluster_sync does). Release and
- * acquire at cluster scope would cost a MEMBAR.GPU per arrival and a CCTL.IVALL per wait. */
+/* Arrives at the mbarrier in CTA `rank` of the cluster (which may be this CTA) that has the offset
+ * of b. Orders this thread's reads before the arrival, which is all that copies into shared memory
+ * need. Does not publish this thread's writes to other CTAs (cluster_sync does). Release and
+ * acquire at cluster scope would take a MEMBAR.GPU per arrival and a CCTL.IVALL per wait. */
 DEV void
 mbar_arrive_cluster(mbar_t *b, unsigned rank)
 {
@@ -220,7 +221,7 @@ mbar_arrive_cluster(mbar_t *b, unsigned rank)
 	             : "memory");
 }
 
-/* Bulk copy of a multiple of 16 bytes, both sides 16-byte aligned */
+/* Bulk copy of a multiple of 16 bytes; both addresses are 16-byte aligned. */
 DEV void
 bulk_store(void *dst, const void *src, unsigned bytes)
 {

@@ -15,10 +15,10 @@
  *
  * Operands in shared memory are described by smem_desc(start, lead, stride, swizzle). Rows have 16,
  * 32, 64 or 128 bytes of k, in groups of eight rows that are `stride` bytes apart. With a swizzle
- * of 32, 64 or 128 bytes, the index of a 16-byte chunk of a row is XORed with the row, and the
- * pattern starts at a multiple of 8 rows. Without a swizzle (0) a row is 16 bytes, and the next 8
- * values of k follow at a distance of `lead` bytes. A thread that wrote an operand calls
- * fence_proxy_async (cuda/ptx/tma.h) before the barrier. */
+ * of 32, 64 or 128 bytes, the index of a 16-byte chunk of a row is XORed with the row number, and
+ * the pattern starts at a multiple of 8 rows. Without a swizzle (0) a row is 16 bytes, and the next
+ * 8 values of k follow at a distance of `lead` bytes. A thread that has written an operand must
+ * call fence_proxy_async (cuda/ptx/tma.h) before the barrier. */
 #ifndef LLMC_CUDA_PTX_WGMMA_H
 #define LLMC_CUDA_PTX_WGMMA_H
 
@@ -127,7 +127,8 @@ LLMC_WG_N(128, 64, 64, 65, 66, 67, 68, 69)
 LLMC_WG_N(192, 96, 96, 97, 98, 99, 100, 101)
 LLMC_WG_N(256, 128, 128, 129, 130, 131, 132, 133)
 
-/* Move registers from producer to consumer warpgroups; all warps of a warpgroup must execute it. */
+/* Move registers from producer to consumer warpgroups. All warps of a warpgroup must execute
+ * them. */
 template <int N> DEV void
 reg_dec()
 {

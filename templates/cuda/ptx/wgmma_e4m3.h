@@ -4,7 +4,8 @@
  *
  *     wgmma_e4m3_m64n128k32(d, da, db, acc);
  *
- * Terms are exact. Tensor cores keep fewer bits of a sum than fp32 has (docs/kernels/gemm.md). */
+ * Multiplications are exact. Tensor cores keep fewer bits of a sum than fp32 has
+ * (docs/kernels/gemm.md). */
 #ifndef LLMC_CUDA_PTX_WGMMA_E4M3_H
 #define LLMC_CUDA_PTX_WGMMA_E4M3_H
 

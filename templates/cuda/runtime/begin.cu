@@ -1,6 +1,6 @@
 /* First kernel of a step: builds the step's arrays from the host's note, inserts the tokens that
  * the previous step sampled, and computes RoPE angles. templates/cuda/sampling/sampler_state.h
- * specifies the mapping. One CTA per row. */
+ * defines how notes map to arrays. One CTA per row. */
 #include "cuda/ptx/ptx.h"
 #include "cuda/sampling/sampler_state.h"
 
@@ -10,7 +10,8 @@ struct begin_row {
 	int number, word[WORDS];
 };
 
-/* Computes the angles of a row in double, so that position 131071 keeps its precision. */
+/* Computes the angles of a row. They are computed in double, so that position 131071 keeps its
+ * precision. */
 static __device__ void
 angles(const llmc_state &p, int r, int slot, int rope_pos, int pos2, int rope_y, int rope_x)
 {

@@ -1,5 +1,5 @@
-/* All-reduce and all-gather over peer memory; templates/cuda/comm/comm.h specifies the protocol. A
- * CTA is a lane. */
+/* All-reduce and all-gather over peer memory, with the protocol of templates/cuda/comm/comm.h. A
+ * lane of the protocol is a CTA. */
 #include "cuda/ptx/ptx.h"
 #include "cuda/comm/comm.h"
 
@@ -7,8 +7,8 @@ struct lane_state {
 	int ended;
 };
 
-/* Returns the share [at, end) of a lane in a message of n elements, in multiples of 16 as far as
- * possible. */
+/* Returns the share [at, end) of a lane in a message of n elements. As far as possible, shares are
+ * multiples of 16 elements. */
 static __device__ void
 share_of(long long n, int lane, long long &at, long long &end)
 {
@@ -50,7 +50,7 @@ put_sum(const llmc_collective &c, long long i, float sum)
 	c.y[i] = c.r ? sum + c.scale * c.r[i] : sum;
 }
 
-/* Returns element i of a chunk, added in the order of ranks; x: this rank's term. */
+/* Returns element i of a chunk, summed in the order of ranks. x: this rank's term */
 static __device__ float
 sum_of(const llmc_peers &p, const float *x, unsigned chunk, int lane, int i)
 {
@@ -61,8 +61,8 @@ sum_of(const llmc_peers &p, const float *x, unsigned chunk, int lane, int i)
 	return sum;
 }
 
-/* Exchanges flags: thread k notifies rank k and waits for it. Returns false if the group has
- * ended. */
+/* Exchanges flags: thread k sets this rank's flag in the memory of rank k, and waits for the flag
+ * of rank k. Returns false if the group has ended. */
 static __device__ bool
 exchange_flags(const llmc_peers &p, lane_state &s, unsigned chunk, int lane, int step)
 {
@@ -112,10 +112,10 @@ llmc_all_reduce(const llmc_collective c)
 		p.epoch[lane] = chunk;
 }
 
-/* Two-shot all-reduce. A lane processes as many chunks at a time as there are ranks; each rank
- * adds one of them and distributes the result. Each shot is one chunk of the protocol: the terms
- * go to the rank that adds them, then the sums, with biases and residual, go to all. A rank
- * sends 2 (ranks - 1) / ranks * n elements instead of (ranks - 1) * n, at the cost of a second
+/* Two-shot all-reduce. A lane processes as many chunks at a time as there are ranks. Each rank adds
+ * one of these chunks and distributes the result. Each shot is one chunk of the protocol: first the
+ * terms go to the rank that adds them; then the sums, with biases and residual, go to all ranks. A
+ * rank sends 2 (ranks - 1) / ranks * n elements instead of (ranks - 1) * n, at the cost of a second
  * rendezvous. */
 extern "C" __global__ void __launch_bounds__(LLMC_LANE_THREADS)
 llmc_all_reduce_two_shot(const llmc_collective c)
@@ -132,7 +132,7 @@ llmc_all_reduce_two_shot(const llmc_collective c)
 	for (; at < end; at += (long long)ranks * LLMC_CHUNK) {
 		const int n =
 		    end - at < (long long)ranks * LLMC_CHUNK ? (int)(end - at) : ranks * LLMC_CHUNK;
-		/* elements per rank, fewer for the last; multiple of 16 bytes */
+		/* elements per rank, a multiple of 16 bytes; the last rank has fewer */
 		const int each = ((n + ranks - 1) / ranks + 3) / 4 * 4;
 		const int first = min(p.rank * each, n), own = min(each, n - first);
 		chunk++;
@@ -163,8 +163,8 @@ llmc_all_reduce_two_shot(const llmc_collective c)
 		p.epoch[lane] = chunk;
 }
 
-/* Shares of ranks differ by at most one unit. A rank whose lane is done sends empty chunks until
- * all ranks are done. */
+/* All-gather. Shares of ranks differ by at most one unit. A rank whose lane is done sends empty
+ * chunks until all ranks are done. */
 extern "C" __global__ void __launch_bounds__(LLMC_LANE_THREADS)
 llmc_all_gather(const llmc_collective c)
 {

@@ -5,22 +5,22 @@
  *                            barrier; one thread adds 1 to the task's counter (release)
  *   gate     one thread polls the counter (acquire) until all CTAs have added 1; barrier
  *
- * All CTAs run all tasks in order, each its share, as in one launch per op with a CTA per SM. A CTA
- * that has finished its share of an op fills the ring of the next one at once, without the end of a
- * grid and the start of a CTA in between. The bodies, their order of addition and their results are
- * the same.
+ * All CTAs run all tasks in order, and each runs its share of a task. Shares are those of a launch
+ * per op with one CTA per SM. A CTA that has finished its share of an op fills the ring of the next
+ * op at once, because no grid has to end and no CTA has to start. The bodies, their order of
+ * addition and their results are those of one launch per op.
  *
  * Counters are never reset: each grows by gridDim.x per step, and values are compared by their
- * difference, so they may wrap. At the start all of them are equal. The last one is read for the
- * base: no CTA adds to it before all CTAs have run the task before, so it cannot change while a CTA
- * reads it. */
+ * difference, so they may wrap. At the start of a step all counters are equal. A CTA reads this
+ * base value from the last counter. No CTA adds to the last counter before all CTAs have run the
+ * previous task, so the counter cannot change while a CTA reads it. */
 #ifndef LLMC_CUDA_RUNTIME_PERSISTENT_H
 #define LLMC_CUDA_RUNTIME_PERSISTENT_H
 
 #include "cuda/runtime/gate.h"
 #include "cuda/runtime/step.h"
 
-/* Opens when `at` has reached `want`; at NULL: nothing to wait for */
+/* Gate that opens when counter `at` has reached `want`; at NULL: nothing to wait for */
 struct count_gate {
 	const unsigned *at;
 	unsigned want;
@@ -42,7 +42,7 @@ struct task_storage {
 	unsigned base;     /* value of all counters before this step */
 };
 
-/* A CTA's way through the tasks. All threads call; block of 256 threads. */
+/* Iterates over the tasks in one CTA of 256 threads. All threads call. */
 struct task_loop {
 	const llmc_tasks &all;
 	task_storage &s;
@@ -86,21 +86,22 @@ struct task_loop {
 		return { wait < 0 ? (const unsigned *)0 : all.count + wait, s.base + gridDim.x };
 	}
 
-	/* Call before the body of the current task. */
+	/* Must be called before the body of the current task. */
 	__device__ __forceinline__ void
 	begin()
 	{
 		fetch(at + 1);
 	}
 
-	/* Publishes the results of the current task and goes to the next; false: it was the
-	 * last. */
+	/* Publishes the results of the current task and advances to the next. Returns false if it
+	 * was the last. */
 	__device__ __forceinline__ bool
 	next()
 	{
-		unsigned *const done = all.count + task().done; /* the slot is reused at once */
+		unsigned *const done =
+		    all.count + task().done; /* saved, because the task's slot is reused at once */
 
-		/* A body that returned early has copies in flight, and other warps still read
+		/* A body that returned early has copies in flight, and other warps may still read
 		 * shared memory. */
 		cp_async_wait_all();
 		__syncthreads();

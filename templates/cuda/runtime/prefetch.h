@@ -1,12 +1,12 @@
 /* L2 prefetch across op boundaries: a decode kernel prefetches weights of the next op.
  *
- *   CTA with work      its own stream of weights ends --> prefetch, while it adds its sums and ends
+ *   CTA with work      last load of own weights issued --> prefetch, while it adds its sums
  *   CTA without work   prefetch at once, before the PDL wait
  *
- * Memory would rest between the last byte of a kernel and the first load of the next, about 2 us
- * per kernel, and during attention and routing. The compiler chooses tensors and bytes
- * (compiler/emit/emit_prefetch.c). The runtime computes the slices, one per CTA that reads the
- * tensor, so that each of these finds the beginning of its own rows in L2
+ * Without prefetch, memory would be idle between the last byte of a kernel and the first load of
+ * the next (about 2 us per kernel), and during attention and routing. The compiler chooses tensors
+ * and numbers of bytes (compiler/emit/emit_prefetch.c). The runtime computes the slices, one per
+ * CTA that reads the tensor, so that each CTA finds the beginning of its own rows in L2
  * (runtime/cuda/cuda_prefetch.c). A prefetch changes no result. */
 #ifndef LLMC_CUDA_RUNTIME_PREFETCH_H
 #define LLMC_CUDA_RUNTIME_PREFETCH_H
@@ -14,8 +14,8 @@
 #include "cuda/ptx/ptx.h"
 #include "cuda/runtime/step.h"
 
-/* Prefetches warp `warp` of `warps`' share of [from, from + bytes). From sm_90 on one lane issues
- * 4 KB per instruction; before, each lane prefetches lines of 128 bytes. */
+/* Prefetches a warp's share of [from, from + bytes); warp `warp` of `warps` calls. From sm_90 on,
+ * one lane issues 4 KB per instruction; on older GPUs each lane prefetches lines of 128 bytes. */
 DEV void
 prefetch_bytes(const unsigned char *from, unsigned bytes, int warp, int warps)
 {
@@ -44,7 +44,7 @@ prefetch_next(const llmc_call &p, int warp, int warps)
 }
 
 /* Prefetches a warp's share of the CTA's part of the selected experts' matrices. id [n_id]: experts
- * of the step; below 0: on another rank */
+ * of the step; negative: on another rank */
 DEV void
 prefetch_experts(const llmc_call &p, const int *id, int n_id, int warp, int warps)
 {

@@ -1,5 +1,5 @@
-/* Read bandwidth of the device: reads every byte once, 16 bytes per load, eight loads in flight per
- * thread. Takes one argument, by value. */
+/* Measures the read bandwidth of the device: reads every byte once, 16 bytes per load, eight loads
+ * in flight per thread. Its one argument is passed by value. */
 #include "cuda/ptx/ptx.h"
 
 typedef struct llmc_read {

@@ -1,11 +1,11 @@
-/* Last kernel of a step: samples the next token of every row of logits, computes its log
- * probability and updates the state of its sequence (templates/cuda/sampling/sampler_state.h). A
- * row has LLMC_SAMPLE_PARTS parts, whatever the number of CTAs that share it. Each CTA scans its
- * parts, and the last CTA to finish a row samples its token. */
+/* Last kernel of a step. For every row of logits it samples the next token, computes the token's
+ * log probability and updates the state of the sequence (templates/cuda/sampling/sampler_state.h).
+ * A row has LLMC_SAMPLE_PARTS parts, whatever the number of CTAs that share the row. Each CTA scans
+ * its parts, and the last CTA to finish a row samples its token. */
 #include "cuda/sampling/sample.h"
 
 enum { AT_ONCE = 8 }; /* logits in flight per thread */
-/* Results of a part of a row, stored in `part` as doubles */
+/* Results of a part of a row, stored as doubles in `part` */
 enum {
 	PART_MAX,
 	PART_SUM,
@@ -17,7 +17,8 @@ enum {
 	PART_WORDS = 8
 };
 
-/* Applies the penalties to a logit without contraction to FMA, as in runtime/sample/sampler.c. */
+/* Applies the penalties to a logit, without contraction to FMA, as runtime/sample/sampler.c
+ * does. */
 DEV float
 penalised(const llmc_slot &slot, float v, int count)
 {
@@ -30,7 +31,7 @@ penalised(const llmc_slot &slot, float v, int count)
 	return v;
 }
 
-/* Returns the mask of allowed tokens for row o; 0: all tokens are allowed. */
+/* Returns the mask of allowed tokens for row o; NULL: all tokens are allowed. */
 DEV const unsigned *
 mask_of(const llmc_state &p, int o)
 {
@@ -38,7 +39,8 @@ mask_of(const llmc_state &p, int o)
 	return at < 0 ? 0 : p.mask + (long long)at * ((p.vocab + 31) / 32);
 }
 
-/* Best of N lanes (lower id on ties) and whether any is bad, returned to all of them. */
+/* Best of N lanes (of equal values, the lower id) and whether any lane has a bad value. Returned to
+ * all lanes. */
 template <int N> DEV void
 warp_best(float &v, int &id, int &bad)
 {
@@ -54,7 +56,7 @@ warp_best(float &v, int &id, int &bad)
 	}
 }
 
-/* Sum over N lanes, returned to all of them */
+/* Sum over N lanes, returned to all lanes */
 template <int N> DEV double
 lanes_sum(double v)
 {
@@ -81,8 +83,8 @@ best_of(sample_shared &s, float &v, int &id, int &bad)
 	warp_best<SAMPLE_WARPS>(v, id, bad);
 }
 
-/* Elements [first, hi) of a row: the remainder of a part. The threads of the CTA process AT_ONCE of
- * them each. */
+/* Elements [first, hi) of a row: the part of a row that is left. Each thread of the CTA processes
+ * AT_ONCE of them at a time. */
 struct part_span {
 	int part, first, hi;
 };
@@ -121,7 +123,7 @@ update_max(running_max &a, bool &bad, const float (&raw)[AT_ONCE], int first)
 #pragma unroll
 	for (int k = 0; k < AT_ONCE; k++) {
 		bad |= raw[k] != raw[k];
-		const bool more = raw[k] > most; /* ids ascend, so the first of equal values wins */
+		const bool more = raw[k] > most; /* ids ascend, so of equal values the first wins */
 		most = more ? raw[k] : most;
 		at = more ? k : at;
 	}
@@ -132,15 +134,16 @@ update_max(running_max &a, bool &bad, const float (&raw)[AT_ONCE], int first)
 }
 
 /* Finds the largest logit of each of the CTA's parts of row o, before mask and penalties, and
- * stores it in s.most and p.part. Returns the number of parts. `raw` holds the first logits,
- * already in flight. A warp issues 8 loads of the next span before it processes the current 8, and
- * no barrier makes it wait for other warps before the end. */
+ * stores it in s.most and p.part. Returns the number of parts. The first logits, `raw`, are already
+ * in flight. A warp issues 8 loads of the next span before it processes the current 8. It waits for
+ * other warps only at the end. */
 DEV int
 largest(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], part_span at)
 {
 	const float *v = p.logits + (long long)o * p.vocab;
 	running_max a = { SAMPLE_NONE, 0x7fffffff };
-	bool bad = false; /* a NaN in this part or an earlier one, which is enough for the row */
+	bool bad = false; /* whether this part or an earlier one has a NaN; one NaN decides the
+	                     status of the row */
 	int n = 0;        /* finished parts */
 
 #pragma unroll 1
@@ -189,13 +192,13 @@ largest(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], par
 }
 
 /* Computes maximum and sum of exp of the CTA's parts of row o. exp is that of
- * runtime/sample/softmax.c and the sum is in double, so log probabilities equal the host's and do
- * not depend on the number of CTAs per row.
+ * runtime/sample/softmax.c, and the sum is in double. Log probabilities therefore equal those of
+ * the host and do not depend on the number of CTAs per row.
  *
- * 64 rows of 128256 logits are 33 MB, with 16 parts per CTA. Reading them takes 11 us at 3 TB/s,
- * which hides 200 instructions per part and warp. The second read comes from L2 (6 us) and needs
- * about 27 instructions per logit: 230 x 16 parts x 4 warps per scheduler, 9 us. Each part also
- * waits for L2 once, 16 x 0.5 us. */
+ * Computed for 64 rows of 128256 logits (33 MB) with 16 parts per CTA: the first read takes 11 us
+ * at 3 TB/s, which hides 200 instructions per part and warp. The second read comes from L2 (6 us).
+ * It takes about 27 instructions per logit: 230 x 16 parts x 4 warps per scheduler, 9 us. Each part
+ * also waits for L2 once, 16 x 0.5 us. */
 DEV void
 weigh(sample_shared &s, const llmc_state &p, int o, float (&raw)[AT_ONCE], part_span at)
 {
@@ -243,8 +246,8 @@ shortlist_part(sample_shared &s, const llmc_state &p, const llmc_slot &slot, con
 	unsigned least = 0;
 	const int wanted = sample_wants(slot, p.vocab);
 
-	/* Loads are issued together before any store: for the compiler w may alias v, so each load
-	 * would wait for the preceding store. */
+	/* Not unrolled. For the compiler w may alias v, so in an unrolled loop each load would wait
+	 * for the preceding store. Here loads are issued together before any store. */
 #pragma unroll 1
 	for (int first = lo + threadIdx.x; first < hi; first += AT_ONCE * SAMPLE_THREADS) {
 		float raw[AT_ONCE];
@@ -288,7 +291,7 @@ shortlist_part(sample_shared &s, const llmc_state &p, const llmc_slot &slot, con
 }
 
 /* Merges the shortlists of a row's parts in shared memory; returns an empty list if they are too
- * long. Lane i holds part i in `part`. *whole: the highest of the least keys of the shortlists. */
+ * long. Lane i holds part i in `part`. *whole: highest of the shortlists' lowest keys */
 DEV sample_list
 gather(sample_shared &s, const llmc_state &p, const double *part, const int *ids, unsigned *whole)
 {
@@ -311,8 +314,8 @@ gather(sample_shared &s, const llmc_state &p, const double *part, const int *ids
 	return n <= SAMPLE_SHORTLIST ? sample_list{ s.shortlist, n, 0 } : sample_list{ 0, 0, 0 };
 }
 
-/* Samples from row o once all its parts are finished, and stores the result. Each lane of every
- * warp has one part. */
+/* Samples from row o, once all its parts are finished, and stores the result. In every warp, each
+ * lane has one part. */
 DEV void
 sample_row(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const unsigned *mask,
            int slot_at, int o, unsigned number)
@@ -346,7 +349,7 @@ sample_row(sample_shared &s, const llmc_state &p, const llmc_slot &slot, const u
 	llmc_sampled *to = p.sampled + (unsigned)number % LLMC_RING * (long long)p.max_out + o;
 	const float x = id == best_id && !slot.penalties
 	                    ? best
-	                    : v[id]; /* best is usually the sampled token, which saves a load */
+	                    : v[id]; /* the sampled token is usually `best`, which saves a load */
 	float logprob = 0;
 	if (status == 0 && most == -SAMPLE_NONE) /* a logit of +inf has all the weight */
 		logprob = x == -SAMPLE_NONE ? 0 : SAMPLE_NONE;
@@ -390,8 +393,8 @@ llmc_sample(const llmc_state p)
 		if (mask || slot.penalties || sample_wants(slot, p.vocab))
 #pragma unroll 1
 			for (int part = blockIdx.x; part < LLMC_SAMPLE_PARTS; part += gridDim.x) {
-				/* the previous part no longer uses s, and p.part is as weigh stored
-				 * it */
+				/* no warp uses s for the previous part any more, and p.part has the
+				 * results of weigh */
 				__syncthreads();
 				shortlist_part(s, p, slot, mask, slot_at, o, part);
 			}

@@ -1,8 +1,8 @@
-/* Sampling from one row of logits by a CTA of 512 threads. It follows runtime/sample/sampler.c: the
- * weights are bit-identical and their sums are integers, so the order of addition does not matter.
- * Every threshold is found by counting elements above a value or before an id; nothing is sorted.
- * CTAs that share a row each make a shortlist of the largest logits of their parts, from which
- * top-k, and usually top-p, is computed. */
+/* Sampling from one row of logits, by a CTA of 512 threads, with the results of
+ * runtime/sample/sampler.c. Weights have the same bits as there, and their sums are integers, so
+ * the order of addition does not matter. Every threshold is found by counting elements above a
+ * value or before an id; nothing is sorted. If several CTAs share a row, each makes a shortlist of
+ * the largest logits of its parts. Top-k, and usually top-p, is computed from the shortlists. */
 #ifndef LLMC_CUDA_SAMPLING_SAMPLE_H
 #define LLMC_CUDA_SAMPLING_SAMPLE_H
 
@@ -25,27 +25,26 @@ struct sample_shared {
 	u64 sum[SAMPLE_STEPS];
 	float top[SAMPLE_THREADS], best[SAMPLE_WARPS];
 	int id[SAMPLE_WARPS], bad[SAMPLE_WARPS];
-	double
-	    seen_sum[LLMC_SAMPLE_PARTS * SAMPLE_WARPS]; /* per warp, for each of the CTA's parts */
+	double seen_sum[LLMC_SAMPLE_PARTS * SAMPLE_WARPS]; /* per warp and part of the CTA */
 	float seen_max[LLMC_SAMPLE_PARTS * SAMPLE_WARPS], most[LLMC_SAMPLE_PARTS];
-	int seen_id[LLMC_SAMPLE_PARTS * SAMPLE_WARPS]; /* -1: a NaN among them */
+	int seen_id[LLMC_SAMPLE_PARTS * SAMPLE_WARPS]; /* -1: the warp has seen a NaN */
 	int last, shortlist[SAMPLE_SHORTLIST];
 };
 
-/* Long functions with several callers, not inlined */
+/* Long functions with several callers are not inlined. */
 #define NOINLINE static __device__ __noinline__
 #define SAMPLE_FN __device__ __forceinline__
 #define SAMPLE_NONE __uint_as_float(0xff800000u) /* -inf */
 
-/* Returns whether v ranks before w: larger, or equal with a lower id. */
+/* Returns whether v ranks before w: it is larger, or equal with a lower id. */
 DEV bool
 sample_before(float v, int id, float w, int of)
 {
 	return v > w || (v == w && id < of);
 }
 
-/* exp for x <= 0; 0 below -87. The same operations as runtime/sample/softmax.c, without contraction
- * to FMA. */
+/* exp for x <= 0; 0 below -87. The operations are those of runtime/sample/softmax.c, without
+ * contraction to FMA. */
 DEV float
 sample_exp(float x)
 {
@@ -66,14 +65,15 @@ sample_exp(float x)
 	return live ? __uint_as_float(__float_as_uint(y) + ((e - 0x4b400000u) << 23)) : 0.0f;
 }
 
-/* Weight of at most 1 in units of 2^-44; a 64-bit sum of 2^18 of them does not overflow */
+/* Converts a weight of at most 1 to units of 2^-44. A 64-bit sum of 2^18 such values does not
+ * overflow. */
 DEV u64
 sample_mass(float w)
 {
 	return (u64)(w * 17592186044416.0f + 0.5f);
 }
 
-/* Maps a value to an unsigned key of the same order. */
+/* Maps a value to an unsigned key with the same order. */
 DEV unsigned
 sample_key(float v)
 {
@@ -96,7 +96,7 @@ sample_add(u64 v)
 	return v;
 }
 
-/* Adds each thread's counters over the CTA into s.sum. */
+/* Adds the counters of all threads of the CTA into s.sum. */
 NOINLINE void
 sample_total(sample_shared &s, const u64 (&v)[SAMPLE_STEPS])
 {
@@ -162,7 +162,7 @@ struct sample_masses {
 	}
 };
 
-/* Amount 1 for elements with one key; used by sample_walk */
+/* Amount 1 for elements with one given key; used by sample_walk */
 struct sample_equals {
 	const float *v;
 	unsigned at;
@@ -173,7 +173,7 @@ struct sample_equals {
 	}
 };
 
-/* Elements [first, first + n) of a row, or the n listed ones, in ascending order of id */
+/* Elements [first, first + n) of a row, or n listed ones, in ascending order of id */
 struct sample_list {
 	const int *id;
 	int n, first;
@@ -185,18 +185,21 @@ sample_at(const sample_list &l, int i)
 	return l.id ? l.id[i] : l.first + i;
 }
 
-/* Returns the largest key such that the amounts of elements at or above it exceed `target`; it must
- * exist. *above: amount above the key. Determines three bits per round. */
+/* Returns the largest key for which the amounts of elements with this key or a larger one exceed
+ * `target`. Such a key must exist. *above: amount of elements with larger keys. Each round
+ * determines three bits. */
 template <class F> NOINLINE unsigned
 sample_search(sample_shared &s, const F &f, const sample_list &l, u64 target, u64 *above)
 {
-	unsigned low = 0; /* the amount at or above low exceeds target */
-	u64 over = 0;     /* amount at or above the smallest key tried that did not exceed target */
+	unsigned low = 0; /* the amount at or above the key `low` exceeds target */
+	u64 over =
+	    0; /* amount at or above the smallest key tried so far that did not exceed target */
 
 #pragma unroll 1
 	for (int shift = 30; shift >= 0; shift -= 3) {
 		const int steps =
-		    shift == 30 ? 3 : SAMPLE_STEPS; /* 32 bits: the first round has two */
+		    shift == 30 ? 3
+		                : SAMPLE_STEPS; /* with 32 bits, the first round determines two */
 		u64 sum[SAMPLE_STEPS] = {};
 #pragma unroll 1
 		for (int i = threadIdx.x; i < l.n; i += SAMPLE_THREADS) {
@@ -226,7 +229,7 @@ sample_search(sample_shared &s, const F &f, const sample_list &l, u64 target, u6
 }
 
 /* Returns the first index of the list at which the running sum of amounts exceeds target, or -1.
- * The list is divided among the warps; the share that contains the index is then divided again. */
+ * The list is divided among the warps; then the share that contains the index is divided again. */
 template <class F> NOINLINE int
 sample_walk(sample_shared &s, const F &f, const sample_list &l, u64 target)
 {
@@ -258,8 +261,8 @@ sample_walk(sample_shared &s, const F &f, const sample_list &l, u64 target)
 	}
 }
 
-/* Stores the elements of a row or list whose key is at least `least`, in order, as a list in `to`.
- * `to` must not be the memory of l. */
+/* Stores in `to`, as a list in the same order, the elements of a row or list whose key is at least
+ * `least`. `to` must not be the memory of l. */
 NOINLINE sample_list
 sample_keep(sample_shared &s, const float *v, const sample_list &l, unsigned least, int *to)
 {
@@ -293,7 +296,7 @@ sample_keep(sample_shared &s, const float *v, const sample_list &l, unsigned lea
 	return sample_list{ to, n, 0 };
 }
 
-/* Returns the minimum length of a part's shortlist; 0: no shortlist. */
+/* Returns the minimum length of a part's shortlist; 0: no shortlist is made. */
 DEV int
 sample_wants(const llmc_slot &slot, int vocab)
 {
@@ -305,7 +308,7 @@ sample_wants(const llmc_slot &slot, int vocab)
 }
 
 /* Stores in `to` at least the k largest elements of part l of a row, with all ties. The threshold
- * *least is the k-th largest of the per-thread maxima (`mine`). */
+ * *least is the k-th largest of the threads' maxima (`mine`). */
 DEV int
 sample_shortlist(sample_shared &s, const float *v, float mine, const sample_list &l, int k, int *to,
                  unsigned *least)
@@ -351,9 +354,9 @@ sample_mass_of(sample_shared &s, const float *w, const sample_list &l, unsigned 
 	return sample_sum(s, sum);
 }
 
-/* Samples an id from the logits `v` of a row. The largest logit, `top`, belongs to `best`.
+/* Samples an id from the logits `v` of a row. The largest logit, `top`, belongs to id `best`.
  * shortlist: merged shortlists, if any; they contain all logits with keys from `whole` up, and the
- * k largest. w, ids: [vocab] of scratch; w may alias v. */
+ * k largest. w, ids: [vocab] of scratch; w may alias v */
 DEV int
 sample_draw(sample_shared &s, const llmc_slot &slot, const float *v, int vocab, float top, int best,
             const sample_list &shortlist, unsigned whole, float *w, int *ids)
@@ -365,7 +368,7 @@ sample_draw(sample_shared &s, const llmc_slot &slot, const float *v, int vocab, 
 	u64 above, all = 0, target;
 
 	if (top == -SAMPLE_NONE || max_v == -SAMPLE_NONE ||
-	    max_v == SAMPLE_NONE) /* a temperature of almost 0 */
+	    max_v == SAMPLE_NONE) /* the temperature is almost 0 */
 		return best;
 	if (slot.top_k > 0 && slot.top_k < vocab) {
 		const sample_counts f = { v };
@@ -373,7 +376,7 @@ sample_draw(sample_shared &s, const llmc_slot &slot, const float *v, int vocab, 
 		l = sample_keep(s, v, from, sample_search(s, f, from, slot.top_k - 1, &above),
 		                ids); /* ties with the k-th are kept */
 	}
-	/* w may alias v, as far as the compiler can see, and it does with penalties: loads are
+	/* Not unrolled. w may alias v for the compiler, and does so with penalties, so loads are
 	 * issued before the stores. */
 #pragma unroll 1
 	for (int first = threadIdx.x; first < l.n; first += SAMPLE_AT_ONCE * SAMPLE_THREADS) {

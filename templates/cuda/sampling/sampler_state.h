@@ -1,20 +1,21 @@
-/* State and protocol of decoding without the host: per sequence the sampling parameters and the
- * last token, and per step a note from the host with the participating sequences. Two kernels of
- * the runtime use it. Both take one argument that is constant for the life of a session, so graphs
- * replay unchanged:
+/* State and protocol of decoding without waiting for the host. The device has the sampling
+ * parameters and the last token of each sequence. For each step, the host writes a note with the
+ * participating sequences. Two kernels of the runtime use this state. Both take one argument that
+ * is constant for the life of a session, so that graphs can be replayed unchanged:
  *
  *     extern "C" __global__ void llmc_begin(const llmc_state p)     first kernel of a step
  *     extern "C" __global__ void llmc_sample(const llmc_state p)    last kernel of a step
  *
- * The host includes this file too: plain C, and the host follows no pointer of it.
+ * The host includes this file too, so it is plain C. The host must not dereference the pointers,
+ * which are device addresses.
  *
  * Notes and sampled tokens are in pinned host memory, which the device must not read through a
  * cache (no cached or nc loads). There are LLMC_RING of each, and at most two steps are in flight.
- * *p.count is the number of finished steps and thus the number of the current step. Its note is at
- * (const char *)p.note + (number % LLMC_RING) * p.note_stride, its results at p.sampled + (number %
- * LLMC_RING) * p.max_out. A note has one row per row of the launched graph. Pinned memory is slow,
- * and reads of one address by many CTAs wait for each other (0.9 us each on an H100), so a CTA
- * reads only its own row, in one access.
+ * *p.count is the number of finished steps and thus the number of the current step. The note of
+ * this step is at (const char *)p.note + (number % LLMC_RING) * p.note_stride, its results at
+ * p.sampled + (number % LLMC_RING) * p.max_out. A note has one row per row of the launched graph.
+ * Pinned memory is slow, and reads of one address by many CTAs wait for each other (0.9 us each on
+ * an H100), so a CTA reads only its own row, in one access.
  *
  * llmc_begin: 128 threads, one CTA per row that the graph was sized for. CTA 0 stores number =
  * *p.count to *p.now for llmc_sample.
@@ -37,7 +38,7 @@
  * If note == 0 or w.n < 0, the host has copied all arrays of the step (and slot_of, rope_pos,
  * rope_y, rope_x) to the device. Only s_tok[r] < 0 is replaced by slot[-1 - s_tok[r]].last.
  *
- * In both cases it computes the angles of row r for every RoPE table i < n_rope, with d =
+ * In both cases llmc_begin computes the angles of row r for every RoPE table i < n_rope, with d =
  * rope[i].dims, f = rope[i].freq_at, pos = rope[i].axis ? pos2 : rope_pos (with sections: that of
  * the pair), and slot the row's slot:
  *
@@ -45,7 +46,8 @@
  *     rope[i].dst[r * d + k]          (float)(cos(angle) * factor[slot][i])
  *     rope[i].dst[r * d + d / 2 + k]  the same with sin
  *
- * All in double: position 131071 keeps its precision, and the angles equal the host's.
+ * These are computed in double, so that position 131071 keeps its precision and the angles equal
+ * those of the host.
  *
  * llmc_sample: 512 threads, grid (at most LLMC_SAMPLE_PARTS, rows). CTAs stride over rows o <
  * s_n[3] of logits in y, and over the parts of a row in x. The sequence of row o has slot
@@ -54,7 +56,7 @@
  * applied to logits[o * vocab ...]:
  *
  *   - Mask: if mask_at != 0 and m = mask_at[o] >= 0, a token whose bit in mask[m] is clear counts
- *     as -inf. NaN is detected before that.
+ * as -inf. NaN is detected before the mask is applied.
  *   - Status 1: a NaN. Status 2: all logits are -inf. Otherwise 0. With another status than 0 the
  *     slot is unchanged and the id is 0.
  *   - Penalties, with c = counts[slot][id]: if c != 0 (token in prompt or output), v = v < 0 ? v

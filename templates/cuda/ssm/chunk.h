@@ -1,8 +1,8 @@
 /* Chunked prefill of recurrent layers, CHUNK positions per chunk. Chunks begin at multiples of
  * CHUNK, wherever a step begins; CHUNK divides a page. If a step covers only part of a chunk, the
- * other rows of the chunk leave the state unchanged. The state at a multiple of CHUNK thus does not
- * depend on how a prompt was cut at such positions. If it was cut elsewhere, the state differs by
- * rounding. */
+ * other rows of the chunk leave the state unchanged. The state at a multiple of CHUNK therefore
+ * does not depend on how a prompt was cut into steps, if it was cut at multiples of CHUNK. If it
+ * was cut elsewhere, the state differs by rounding. */
 #ifndef LLMC_CUDA_SSM_CHUNK_H
 #define LLMC_CUDA_SSM_CHUNK_H
 
@@ -11,8 +11,8 @@
 
 enum { CHUNK = 32 };
 
-/* Part of a chunk that is in the step: local rows [from, to); local row `from` is row `row` of the
- * step */
+/* Part of a chunk that is in the step: local rows [from, to) of the chunk. Local row `from` is row
+ * `row` of the step. */
 struct chunk_part {
 	int row, from, to;
 };
@@ -34,8 +34,8 @@ chunk_part_of(const llmc_step &s, int q, int i)
 	return { first + begin - pos, begin - at, min(end - at, (int)CHUNK) };
 }
 
-/* Calls run(part, 0 .. each - 1) for the chunks of the sequences after the first n_dec, distributed
- * over the CTAs of the grid. */
+/* Calls run(part, 0 .. each - 1) for each chunk of the sequences after the first n_dec. The calls
+ * are distributed over the CTAs of the grid. */
 template <class Run> DEV void
 chunk_schedule(const llmc_step &s, int n_dec, int n_seq, int each, Run run)
 {

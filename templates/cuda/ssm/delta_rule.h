@@ -5,10 +5,10 @@
  *                    decays
  *     per row of x   normalise q, k; S = diag(e) S; u = beta (v - S^T k); S += k u^T; y = S^T q
  *
- * Sums over a head's rows are sums over the warp, so no warp waits for another and the order of
- * summation depends on the head alone. With one long prompt a warp scheduler has only one warp, so
- * everything independent of S is done ahead: while row t is processed, row t + 1 is normalised and
- * row t + 2 is in flight. */
+ * A sum over a head's rows is a sum over the warp, so no warp waits for another, and the order of
+ * summation depends on the head alone. With one long prompt, a warp scheduler has only one warp, so
+ * work that does not depend on S is done ahead: while row t is processed, row t + 1 is normalised
+ * and row t + 2 is in flight. */
 #ifndef LLMC_CUDA_SSM_DELTA_RULE_H
 #define LLMC_CUDA_SSM_DELTA_RULE_H
 
@@ -21,8 +21,8 @@ struct delta_args {
 	float *state, *y;
 };
 
-/* Row length of x in floats; key head of value head h; decay rate of value head h; its recurrent
- * state in the step's sequence q */
+/* Row length of x in floats; key head of value head h; rate of decay of value head h; recurrent
+ * state of head h in the step's sequence q */
 template <class D> DEV constexpr int
 delta_row()
 {
@@ -57,13 +57,14 @@ template <class D> struct delta_schedule {
 		       : R <= 16 ? 2
 		                 : 1,
 		BLOCKS = (VD + COLS - 1) / COLS,
-		AHEAD = R <= 8 /* registers allow it */
+		AHEAD = R <= 8 /* 1 if there are registers for a row in flight */
 	};
-	/* Inputs of a row as loaded: this lane's elements, and columns from `col` on */
+	/* Inputs of a row as loaded: this lane's elements of the vectors, and the columns from
+	 * `col` on */
 	struct Raw {
 		float q[R], k[R], v[COLS], a[GD > 1 ? R : 1], b;
 	};
-	/* The same, normalised */
+	/* Inputs of a row after normalisation */
 	struct Row {
 		float q[R], k[R], v[COLS], keep[GD > 1 ? R : 1], beta;
 	};

@@ -1,7 +1,7 @@
 /* Gated delta rule in chunks of C positions on tensor cores, for one decay per head. S is the state
  * before a chunk; for row i of the chunk, g_i = e_0 .. e_i and d_ij = e_{j+1} .. e_i are cumulative
- * decays. The u of the rule solve a lower triangular system (Yang et al., arXiv 2406.06484 and
- * 2412.06464):
+ * decays. The vectors u of the rule are the solution of a lower triangular system (Yang et al.,
+ * arXiv 2406.06484 and 2412.06464):
  *
  *     prep   one CTA per chunk and head
  *              A_ij = beta_i d_ij k_i.k_j (j < i);  T = (I + A)^-1;  P_ij = d_ij q_i.k_j (j <= i)
@@ -16,8 +16,8 @@
  * computed by substitution in fp32. The error is about 2^-20 of the largest term, as in the
  * row-by-row kernel.
  *
- * Operations per token and head, with n = 32 columns and K = KD: 4 K n (K S, Q S) + 2 K n (S) + 4 C
- * n, times three mma, for each of VD / n CTAs; plus 4 C K for prep. */
+ * Operations per token and head, with n = 32 columns and K = KD: each of VD / n CTAs takes 4 K n (K
+ * S and Q S), 2 K n (S) and 4 C n, times three because of tf32; prep takes 4 C K more. */
 #ifndef LLMC_CUDA_SSM_DELTA_RULE_CHUNKED_H
 #define LLMC_CUDA_SSM_DELTA_RULE_CHUNKED_H
 
@@ -25,7 +25,7 @@
 #include "cuda/ssm/delta_rule.h"
 #include "cuda/gemm/tf32.h"
 
-/* Scratch per row [n_tok, VH]: rows of T and P, and { 1 / |k|, scale / |q|, decay, beta } */
+/* Scratch per row [n_tok, VH]: the row of T and of P, and { 1 / |k|, scale / |q|, decay, beta } */
 struct delta_scratch {
 	float *tp;
 	float4 *unit;
@@ -44,7 +44,7 @@ template <class D> struct delta_tile {
 		STEPS = KP / 8,
 		STRIDE = (KD + 31) / 32 * 32 + 8,
 		SHORT = C + 8,
-		EACH = (STEPS + 7) / 8 /* tiles of S per warp, for eight warps */
+		EACH = (STEPS + 7) / 8 /* tiles of S per warp, with eight warps */
 	};
 	static_assert(KD <= 128 && KD % 4 == 0 && VD % 4 == 0 && D::GD == 1,
 	              "one access per lane and row");
@@ -100,7 +100,7 @@ template <class D> struct alignas(16) delta_prepare {
 		}
 	}
 
-	/* By one warp: decay and beta of row `lane`, then column `lane` of d */
+	/* Run by one warp: computes decay and beta of row `lane`, then column `lane` of d. */
 	__device__ __forceinline__ float
 	decays(const delta_args &in, const chunk_part &at, int h)
 	{
@@ -122,7 +122,7 @@ template <class D> struct alignas(16) delta_prepare {
 		return e;
 	}
 
-	/* By one warp: column `lane` of (I + A)^-1 by substitution */
+	/* Run by one warp: computes column `lane` of (I + A)^-1 by substitution. */
 	__device__ __forceinline__ void
 	solve(float (&t)[T::C]) const
 	{
@@ -150,8 +150,9 @@ template <class D> struct alignas(16) delta_prepare {
 		if (warp == 0)
 			e = decays(in, at, h);
 		__syncthreads();
-		/* Eight columns per warp; rows 0 to 15 need only the first sixteen columns. */
-#pragma unroll 1 /* unrolled by 2, registers spill on sm_100a */
+		/* Eight columns per warp. Rows 0 to 15 need only the first sixteen columns, because
+		 * the result is lower triangular. */
+#pragma unroll 1 /* if unrolled by 2, registers spill on sm_100a */
 		for (int s = 0; s < T::STEPS; s++) {
 			tf32_b b;
 			tf32_get(b, k + warp * 8 * T::STRIDE + s * 8, T::STRIDE);
@@ -191,7 +192,7 @@ template <class D> struct alignas(16) delta_prepare {
 		}
 	}
 
-	/* Distributes chunks and heads of prefill sequences. */
+	/* Distributes chunks and heads of prefill sequences over the CTAs. */
 	__device__ __forceinline__ void
 	deal(const llmc_step &s, const delta_args &in, int n_dec, int n_seq,
 	     const delta_scratch &to)
@@ -212,8 +213,8 @@ template <class D> struct alignas(16) delta_main {
 	    v[T::C * T::SHORT];                        /* x, u: [column][row of the chunk] */
 	float gain[T::C], rest[T::C], beta[T::C], all; /* g_i, g_last / g_i, beta_i, g_last */
 
-	/* Loads in flight for the next chunk, per thread: four elements of rows of k and q, of T, P
-	 * and V; in warp 0 also decay and beta of one row per lane */
+	/* Loads in flight for the next chunk. Each thread has four elements of rows of k and q, of
+	 * T, P and V; each lane of warp 0 also has decay and beta of one row. */
 	struct Ahead {
 		float4 k[ROWS], q[ROWS], t, p, v;
 		float by_k[ROWS], by_q[ROWS], e, beta;
@@ -225,7 +226,9 @@ template <class D> struct alignas(16) delta_main {
 	{
 		const int lane = (int)lane_id(), warp = (int)warp_id(), i = (int)threadIdx.x / 8,
 		          j = 4 * ((int)threadIdx.x % 8);
-		const int step = at.row - at.from; /* row of the step minus local row */
+		const int step =
+		    at.row -
+		    at.from; /* difference between a row's number in the step and in the chunk */
 		const bool there = i >= at.from && i < at.to;
 		const float *x = in.x + (long long)step * delta_row<D>();
 
@@ -293,7 +296,7 @@ template <class D> struct alignas(16) delta_main {
 	}
 
 	/* Row of the state that this lane holds in tile e of its warp. In half m, element n has row
-	 * j + n % 2 and column m * 16 + g + n / 2 * 8. */
+	 * j + n % 2 and column m * 16 + g + n / 2 * 8, where j is the returned row. */
 	DEV int
 	tile_row(int e)
 	{
@@ -349,8 +352,8 @@ template <class D> struct alignas(16) delta_main {
 		}
 	}
 
-	/* S^T = g_last S^T + (U g_last / g_i)^T K. Positions are the k dimension of the mma; lane t
-	 * has t and t + 4 of eight. */
+	/* S^T = g_last S^T + (U g_last / g_i)^T K. Positions are the K dimension of the mma; lane t
+	 * has positions t and t + 4 of each eight. */
 	__device__ __forceinline__ void
 	advance(float (&own)[T::EACH][2][4]) const
 	{
@@ -490,7 +493,8 @@ template <class D> struct alignas(16) delta_main {
 				}
 	}
 
-	/* Processes the sequences after the first n_dec; one slice of columns of a head per CTA. */
+	/* Processes the sequences after the first n_dec; each CTA has one slice of columns of a
+	 * head. */
 	__device__ __forceinline__ void
 	deal(const llmc_step &step, const delta_args &in, const delta_scratch &scratch, int n_dec,
 	     int n_seq)

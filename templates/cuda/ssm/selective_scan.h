@@ -4,7 +4,7 @@
  *     lane           rows j = lane, lane + 32, .. of S, and the same elements of B and C
  *     per row of x   S = e S + B (d u)^T; y = S^T C + skip u
  *
- * Sums over a head's rows are sums over the warp, so no warp waits for another and the order of
+ * A sum over a head's rows is a sum over the warp, so no warp waits for another, and the order of
  * summation depends on the head alone. Loads of the next row are issued before the current one is
  * processed. */
 #ifndef LLMC_CUDA_SSM_SELECTIVE_SCAN_H
@@ -19,8 +19,8 @@ struct scan_args {
 	float *state, *y;
 };
 
-/* Row length of x in floats; group of head h; its rate; its time step d from the row's dt; its
- * recurrent state in the step's sequence q */
+/* Row length of x in floats; group of head h; rate of head h; its time step d, from dt of the row;
+ * its recurrent state in the step's sequence q */
 template <class D> DEV constexpr int
 scan_row()
 {
@@ -74,7 +74,7 @@ template <class D> struct scan_schedule {
 			v[r] = r * 32 + (int)lane_id() < N ? x[r * 32 + lane_id()] : 0;
 	}
 
-	/* Loads row t of head h, whose group is `from`, with columns from `col` on. */
+	/* Loads row t for head h, whose group is `from`, with columns from `col` on. */
 	DEV void
 	get(Row &row, const scan_args &in, long long t, int h, int from, int col)
 	{

@@ -7,19 +7,19 @@
  *            of eight warps has half of the columns and a quarter of the rows
  *              P_ij = exp(l_i - l_j) d_j C_i.B_j (j < i), plus skip for j = i
  *              Y = exp(l_i) C S + P U     each warp sums over its quarter of the rows, for eight
- *                                         rows of C at a time; their owner adds P U
+ *                                     rows of C at a time; the warp that owns these rows adds P U
  *              S = exp(l_last) S + (U exp(l_last - l_j) d_j)^T B
  *
  *            in flight:   B of the chunk        while Y is computed
  *                         C, U of the next      while S is computed
  *
- * A warp holds S^T in the accumulator layout, which is the A operand of Y^T = S^T C^T without a
- * shuffle. Rows of a chunk that are not in the step (cuda/ssm/chunk.h) are zeros that do not decay.
- * Operands are split into two tf32 (cuda/gemm/tf32.h). l is the sum of two floats, so differences
- * of l are as accurate as its terms.
+ * A warp holds S^T in the accumulator layout, which is also the layout of the A operand of Y^T =
+ * S^T C^T, so no shuffle is needed. Rows of a chunk that are not in the step (cuda/ssm/chunk.h) are
+ * zeros, without decay. Operands are split into two tf32 (cuda/gemm/tf32.h). l is the sum of two
+ * floats, so differences of l are as accurate as its terms.
  *
- * Operations per token and head: (4 N + 2 C) DIM, times three mma; per token and group 2 C N for
- * prep. */
+ * Operations per token and head: (4 N + 2 C) DIM, times three because of tf32; prep takes 2 C N per
+ * token and group. */
 #ifndef LLMC_CUDA_SSM_SELECTIVE_SCAN_CHUNKED_H
 #define LLMC_CUDA_SSM_SELECTIVE_SCAN_CHUNKED_H
 
@@ -27,7 +27,7 @@
 #include "cuda/ssm/selective_scan.h"
 #include "cuda/gemm/tf32.h"
 
-/* Scratch for the step's n rows: cb [n, G, C] holds C_i.B_j, j a row of i's chunk; way [H, n] holds
+/* Scratch for the step's n rows. cb [n, G, C]: C_i.B_j, where j is a row of i's chunk; way [H, n]:
  * { l, its rounding residue, d } */
 struct scan_scratch {
 	float *cb;
@@ -58,7 +58,7 @@ template <class D> struct alignas(16) scan_prepare {
 		}
 	}
 
-	/* By one warp: row `lane` of head h */
+	/* Run by one warp: computes l and d of row `lane` of head h. */
 	__device__ __forceinline__ void
 	way(const scan_args &in, const chunk_part &at, int h, const scan_scratch &to) const
 	{
@@ -66,7 +66,7 @@ template <class D> struct alignas(16) scan_prepare {
 		const long long t = at.row + i - at.from;
 		const bool there = i >= at.from && i < at.to;
 		const float d = there ? scan_step<D>(in.dt[t * D::H + h], in.bias[h]) : 0;
-		/* exp is 0 below that anyway */
+		/* exp is 0 below this anyway */
 		float l = fmaxf(scan_rate<D>(in, h) * d, -256), rest = 0;
 
 #pragma unroll
@@ -93,8 +93,8 @@ template <class D> struct alignas(16) scan_prepare {
 			__syncthreads();
 			rows(in, at, group, n);
 			__syncthreads();
-			/* Eight columns per warp; rows 0 to 15 need only the first sixteen
-			 * columns. */
+			/* Eight columns per warp. Rows 0 to 15 need only the first sixteen columns,
+			 * because the result is lower triangular. */
 #pragma unroll 2
 			for (int s = 0; s < min((int)SLAB, D::N - n + 7) / 8; s++) {
 				tf32_b v;
@@ -123,7 +123,7 @@ template <class D> struct alignas(16) scan_prepare {
 			way(in, at, group * (D::H / D::G) + h, to);
 	}
 
-	/* Distributes chunks and groups of prefill sequences. */
+	/* Distributes chunks and groups of prefill sequences over the CTAs. */
 	__device__ __forceinline__ void
 	deal(const llmc_step &s, const scan_args &in, int n_dec, int n_seq, const scan_scratch &to)
 	{
@@ -148,14 +148,14 @@ template <class D> struct alignas(16) scan_main {
 	};
 	static_assert(D::N % 4 == 0 && D::DIM % 4 == 0, "16-byte vectors");
 	float c[C * C_ROW], b[C * B_ROW]; /* [row of the chunk][row of S] */
-	/* u, w: [column][row of the chunk]; w: u d_j exp(l_last - l_j), for this chunk and the
-	 * next */
+	/* [column][row of the chunk]; w: u d_j exp(l_last - l_j), for this chunk and the next */
 	float u[COLS * SHORT], w[2][COLS * SHORT], p[C * SHORT];
 	float gain[C];             /* exp(l) */
-	float4 part[3][WARPS][32]; /* sums for a warp, from the quarter that many after its own */
+	float4 part[3][WARPS][32]; /* partial sums for a warp, written by the warp whose quarter
+	                              comes so many later */
 
-	/* Loads in flight for the next chunk, per thread: four columns of row `lane` of U, its l
-	 * and d, and four C_i.B_j */
+	/* Loads in flight for the next chunk. Each thread has four columns of row `lane` of U, l
+	 * and d of that row, and four C_i.B_j. */
 	struct Ahead {
 		float4 u, cb, way;
 	};
@@ -177,7 +177,9 @@ template <class D> struct alignas(16) scan_main {
 	{
 		const int lane = (int)lane_id(), i = (int)threadIdx.x / 8,
 		          at_col = col + 4 * (int)warp_id();
-		const long long step = at.row - at.from; /* row of the step minus local row */
+		const long long step =
+		    at.row -
+		    at.from; /* difference between a row's number in the step and in the chunk */
 		const bool there = lane >= at.from && lane < at.to;
 
 		to.u = there && at_col < D::DIM
@@ -230,7 +232,7 @@ template <class D> struct alignas(16) scan_main {
 			gain[lane] = expf(l + rest);
 	}
 
-	/* Starts the loads of B or C of the chunk; `from`: offset within a row of x. */
+	/* Starts the loads of B or C of the chunk. from: offset within a row of x */
 	__device__ __forceinline__ void
 	fetch(float *to, int stride, const scan_args &in, const chunk_part &at, int from) const
 	{
@@ -248,8 +250,8 @@ template <class D> struct alignas(16) scan_main {
 		cp_async_commit();
 	}
 
-	/* This warp's part of Y^T: its own eight rows of the chunk go to `mine`, other warps' rows
-	 * to shared memory. */
+	/* Computes this warp's part of Y^T. Its own eight rows of the chunk go to `mine`, rows of
+	 * other warps to shared memory. */
 	__device__ __forceinline__ void
 	results(const float (&own)[EACH][4], float (&mine)[4])
 	{
@@ -315,7 +317,7 @@ template <class D> struct alignas(16) scan_main {
 		}
 	}
 
-	/* Updates S. Lane t has positions 2 t and 2 t + 1 of eight. */
+	/* Updates S. Lane t has positions 2 t and 2 t + 1 of each eight. */
 	__device__ __forceinline__ void
 	advance(float (&own)[EACH][4], float keep, int turn) const
 	{
@@ -405,8 +407,8 @@ template <class D> struct alignas(16) scan_main {
 			}
 	}
 
-	/* Processes the sequences after the first n_dec; one slice of columns of a head per CTA, so
-	 * no barrier is needed before shared memory is used. */
+	/* Processes the sequences after the first n_dec. Each CTA has one slice of columns of a
+	 * head, so no barrier is needed before shared memory is used. */
 	__device__ __forceinline__ void
 	deal(const llmc_step &s, const scan_args &in, const scan_scratch &scratch, int n_dec,
 	     int n_seq)

@@ -1,5 +1,5 @@
-/* Weights: one trait per storage type, w_<dtype><COLS>, which alone depends on the type's bytes.
- * The GPU layouts are "row" for f32, f16, bf16 and "planes" for block formats
+/* Weights: one trait per storage type, w_<dtype><COLS>. Only this trait depends on how the type's
+ * bytes are stored. The GPU layouts are "row" for f32, f16, bf16 and "planes" for block formats
  * (formats/layout_packed.h). A new block format is one more trait: docs/adding-a-block-type.md.
  *
  *   COLS, ROW       columns; bytes per row
@@ -9,8 +9,8 @@
  * A row is read as units, tiles or a stream. All values equal those of formats/dequant.c, except
  * for one rounding less where a minimum is added.
  *
- * Units (GEMV without tensor cores, gather, experts): what a thread reads at a time, mostly by one
- * 16-byte load.
+ * Units (GEMV without tensor cores, gather, experts): the weights that a thread reads at a time,
+ * mostly by one 16-byte load.
  *
  *   UNIT, UNITS       weights per unit (f32 4, f16 and bf16 8, block formats 32); units per row
  *   load(row, u)      issues the loads of a unit's bytes to registers (`raw`)
@@ -23,31 +23,32 @@
  *   for (u = lane; u < W::UNITS; u += 32)
  *           W::decode(W::load(row, u), u, v), sum += v[i] * x[W::column(u, i)];
  *
- * If rows of f32, f16, bf16 are not a multiple of 16 bytes (not WHOLE), loads are per element. Only
- * the first width(u) weights of the last unit exist; the others are zeros. Loads are never
- * ld.global.nc, so they may precede griddep_wait.
+ * If rows of f32, f16 or bf16 are not a multiple of 16 bytes (not WHOLE), elements are loaded one
+ * by one. Only the first width(u) weights of the last unit exist; the others are zeros. Loads are
+ * never ld.global.nc, so they may precede griddep_wait.
  *
  * Tiles (PACKED: prefill through shared memory): W::tile iterates over units, of which a pair
  * covers 64 neighbouring columns.
  *
  *   tile::load(row, u), tile::column(u, i)   as above
  *   tile::eight(r, u, c)                     weights 8 c .. 8 c + 7 of the unit as f16, neighbours
- *   tile::bytes(r, u, c, b, d, m)            the same as bytes (w_bytes), for GEMMs of integers:
+ *   tile::bytes(r, u, c, b, d, m)            these weights as bytes (w_bytes), for integer GEMMs:
  *                                            HALVES 1: a scale per 32 columns, 2: per 16;
  *                                            HAS_MIN 1: m is not always 0
  *
- * Stream (decode, from sm_80 on): W::stream takes sixteen rows through a warp, in two groups of
+ * Stream (decode, from sm_80 on): with W::stream, a warp reads sixteen rows, in two groups of
  * eight. Lane 4 g + t has a part of row g of each group.
  *
  *   UNIT, CHUNKS     columns per unit of these rows; chunks per unit. A chunk is 8 weights per
  *                    lane, 32 columns per row, two mma.
  *   stage            a group's unit in shared memory
- *   fragment         a lane's part of it in registers
+ *   fragment         a lane's part of a unit in registers
  *   offset           byte offset in a row of what lane t loads of a unit, for each of PLANES planes
  *   prefetch         cp.async of a unit from these offsets to its stage, 16 bytes per lane and
  *                    fewer for scales
- *   load             stage to registers, after it has arrived. A lane reads what it copied itself,
- *                    except for fields that its quad shares (QUADS: __syncwarp before and after).
+ *   load             stage to registers, after it has arrived. A lane reads only bytes that it
+ *                    copied itself, except for fields that its quad shares (QUADS: __syncwarp
+ * before and after).
  *   scales           values that the chunks of a unit share
  *   chunk<false>     registers of an mma: weight times GAIN, rounded to 11 bits
  *   chunk<true>      block formats whose scales follow the mma: codes without scale and zero point
@@ -61,24 +62,25 @@
  *                    scales. x: the sums of the same columns of x, times SUM * W_WHOLE. Totals are
  *                    1 / UNDO times the result.
  *   col, col2        columns of a lane's chunk: 0..3 from each of the two on; with NIBBLES, each
- *                    four are in the order 0 2 1 3 (one AND unpacks a pair of nibbles)
+ *                    four are in the order 0 2 1 3, so that one AND unpacks a pair of nibbles
  *   MINS             1: the mma multiplies integers, codes times their sub-block's scale; one more
  *                    mma multiplies the sub-blocks' minima (s.mins) by sums of x; the block's two
  *                    factors (factors) are applied in f32 afterwards
- *   TAIL             columns of a row's last unit, if it is not full; lanes beyond them load the
- *                    row's last bytes again, and x is 0 there
+ *   TAIL             columns of a row's last unit, if that unit is partial; lanes beyond these
+ *                    columns load the row's last bytes again, and x is 0 there
  *   BATCH            chunks whose norm weights fit in registers at a time
  *
- * GAIN keeps small scales out of f16's subnormals. `unit` of load, scales and chunk only needs to
- * be right modulo 8, the number of warps of a CTA: units of a warp are a multiple of 8 apart. */
+ * GAIN keeps small scales out of f16's subnormals. The argument `unit` of load, scales and chunk
+ * only has to be right modulo 8. (8 is the number of warps of a CTA, and units of a warp are a
+ * multiple of 8 apart.) */
 #ifndef LLMC_CUDA_WEIGHTS_WEIGHTS_H
 #define LLMC_CUDA_WEIGHTS_WEIGHTS_H
 
 #include "cuda/math/half2.h"
 
 /* Operand of a kernel: `rows` rows of W, `stride` bytes apart, all times `scale`. half: byte offset
- * from a row of the first half to the same row of the second; if gate and up are separate matrices,
- * from one to the other (w_pair). */
+ * from a row of the first half to the same row of the second half. If gate and up are separate
+ * matrices, it is the offset from one matrix to the other (w_pair). */
 template <class W> struct w_matrix {
 	const unsigned char *w;
 	int rows;
@@ -98,7 +100,7 @@ template <class W> struct w_matrix {
 	}
 };
 
-/* Two matrices of `rows` rows each as the halves of one matrix */
+/* Makes two matrices of `rows` rows each the halves of one matrix. */
 template <class W> DEV w_matrix<W>
 w_pair(const void *first, const void *second, int rows)
 {
@@ -108,7 +110,7 @@ w_pair(const void *first, const void *second, int rows)
 	return m;
 }
 
-/* Bytes of a plane of `blocks` fields */
+/* Bytes of a plane that has `blocks` fields of `bytes` bytes */
 DEV constexpr int
 w_plane(int blocks, int bytes)
 {
@@ -126,7 +128,7 @@ w_word(const uint4 &q, int i)
 	return i == 0 ? q.x : i == 1 ? q.y : i == 2 ? q.z : q.w;
 }
 
-/* Loads 16 bytes of weights. again: other threads need them too, so they are cached in L1. */
+/* Loads 16 bytes of weights. again: other threads need these bytes too, so they are cached in L1 */
 DEV uint4
 w_read(const unsigned char *p, bool again)
 {
@@ -135,7 +137,7 @@ w_read(const unsigned char *p, bool again)
 
 /* ---- units and tiles: bytes as floats ---- */
 
-/* Byte k of a word as a float + 2^23. An integer conversion would take four times as long. */
+/* Byte k of a word as a float + 2^23. A conversion from integer would take four times as long. */
 #define W_BYTE(word, k) __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440 + (k)))
 #define W_2_23 8388608.0f
 
@@ -153,9 +155,10 @@ w_nibbles(unsigned v, int high)
 	return v >> 4 * high & 0x0f0f0f0fu;
 }
 
-/* Eight nibbles as indices into a table of sixteen bytes; the four in the low half are looked up at
- * a time. prmt selects from eight bytes and uses bit 3 for replicating a sign. So both halves of
- * the table are looked up by `at`, and `which` selects one of the results. */
+/* Eight nibbles as indices into a table of sixteen bytes. The four nibbles in the low half are
+ * looked up at a time. prmt selects from only eight bytes, and uses bit 3 to replicate a sign.
+ * Therefore both halves of the table are looked up by `at`, and `which` selects one of the two
+ * results. */
 struct w_sixteen {
 	unsigned at, which;
 	__device__ __forceinline__ w_sixteen
@@ -170,7 +173,7 @@ w_sixteen_of(unsigned v)
 {
 	return { v & 0x77777777u, h2_select(v >> 1, 0x44444444u, 0x32103210u) };
 }
-/* a .. d: words of the table */
+/* a .. d: the four words of the table */
 DEV unsigned
 w_of_sixteen(const w_sixteen &n, unsigned a, unsigned b, unsigned c, unsigned d)
 {
@@ -213,7 +216,8 @@ template <class F> struct w_bytes : F {
 	}
 };
 
-/* decode for a format that has W::four(r, c, e, v): weights 8 c + 4 e .. 8 c + 4 e + 3 of a unit */
+/* decode, for a format that has W::four(r, c, e, v), which returns weights 8 c + 4 e .. 8 c + 4 e +
+ * 3 of a unit */
 template <class W> DEV void
 w_decode_fours(const typename W::raw &r, float (&v)[32])
 {
@@ -227,7 +231,7 @@ w_decode_fours(const typename W::raw &r, float (&v)[32])
 	}
 }
 
-/* Factor of a whole row, which W::stream does not apply to sums; HAS 0: there is none */
+/* Factor of a whole row, which W::stream does not apply to sums. HAS 0: there is no such factor */
 template <class W> struct w_row_factor {
 	enum { HAS = 0 };
 	DEV float
@@ -257,15 +261,15 @@ w_mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2])
 
 /* ---- streams: pairs of nibbles as halves ---- */
 
-/* Clamps the offset of 16 bytes to a plane of `plane` bytes, if the last unit is partial. */
+/* Clamps the offset of 16 bytes to a plane of `plane` bytes, for a partial last unit. */
 template <int TAIL> DEV unsigned
 w_within(int at, int plane)
 {
 	return (unsigned)(TAIL ? min(at, plane - 16) : at);
 }
 
-/* Converts a code in the low mantissa bits of 1024 (w_high: times 16) to its value minus the
- * format's zero point. */
+/* Converts a code in the low mantissa bits of 1024 to its value minus the format's zero point; for
+ * w_high the code is multiplied by 16. */
 template <int ZERO> DEV unsigned
 w_low(unsigned v)
 {
@@ -282,7 +286,7 @@ w_high(unsigned v)
 /* Unit of the integers of chunk<true>: subnormal halves, which tensor cores multiply as they are */
 #define W_WHOLE 0x1p-24f
 
-/* scales of the low nibbles and of the high ones; m: values to add */
+/* Scales of the low nibbles and of the high ones. m: values to add */
 struct w_nibble_scale {
 	unsigned d[2], m[2];
 };
@@ -290,9 +294,9 @@ struct w_nibble_scale {
 #define W_GAIN 64.0f /* for block formats whose sub-blocks have no minima */
 #define W_GAIN_H 0x54005400u
 
-/* Unpacks a chunk from a word of nibbles. low, high: bits to set above them, which are 1024 (unless
- * WHOLE) and bits 4.. (low) or 8.. (high); index 0: bytes 0 and 2, index 1: bytes 1 and 3. S has
- * ADDS (m is added) and ZERO. */
+/* Unpacks a chunk from a word of nibbles. low, high: bits to set above the low and high nibbles:
+ * 1024 (unless WHOLE), and bits 4.. (low) or 8.. (high) of the codes. Index 0 has bytes 0 and 2,
+ * index 1 bytes 1 and 3. S has ADDS (m is added) and ZERO */
 template <class S, bool WHOLE> DEV void
 w_nibble_chunk(unsigned (&b)[4], unsigned word, const unsigned (&low)[2], const unsigned (&high)[2],
                const w_nibble_scale &s)

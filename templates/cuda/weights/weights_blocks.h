@@ -1,12 +1,12 @@
 /* Weights in blocks of 32: q4_0, q4_1, q5_0, q5_1 and q8_0 (contract: cuda/weights/weights.h).
- * Planes of a row: nibbles (or bytes), fifth bits if there are any, then the f16 scale d of each
- * block, followed by its minimum m if it has one. */
+ * Planes of a row: nibbles (or bytes); fifth bits, if there are any; then, for each block, the f16
+ * scale d, followed by the minimum m if the format has minima. */
 #ifndef LLMC_CUDA_WEIGHTS_WEIGHTS_BLOCKS_H
 #define LLMC_CUDA_WEIGHTS_WEIGHTS_BLOCKS_H
 
 /* 16 bytes per block: byte i has weight i in its low nibble and weight i + 16 in the high one.
- * FIFTH: bytes of a block's fifth bits, or 0. HEAD: 2, bytes of d, or 4, of d and m; without a
- * minimum the zero point is the middle. */
+ * FIFTH: bytes of a block's fifth bits, or 0. HEAD: 2 for d, 4 for d and m. Without a minimum, the
+ * zero point is the middle of the range. */
 template <int COLS_, int FIFTH, int HEAD> struct w_nibble_blocks {
 	enum {
 		COLS = COLS_,
@@ -62,7 +62,8 @@ template <int COLS_, int FIFTH, int HEAD> struct w_nibble_blocks {
 	}
 
 #if __CUDA_ARCH__ >= 800
-	/* Lane t has block t of four; a scale of 2 bytes is loaded with its neighbour's */
+	/* Lane t has block t of four. A 2-byte scale is loaded together with that of the
+	 * neighbouring lane. */
 	struct stream {
 		enum {
 			UNIT = 128,
@@ -157,7 +158,8 @@ template <int COLS_, int FIFTH, int HEAD> struct w_nibble_blocks {
 			unsigned low[2] = { one, one }, high[2] = { one, one };
 
 			if (FIFTH) {
-				/* each bit and the one two further, 16 bits apart */
+				/* each bit together with the bit two positions above, 16 bits
+				 * apart */
 				const unsigned a = __byte_perm(u.h, u.h >> 2, 0x5410),
 				               h = __byte_perm(u.h, u.h >> 2, 0x7632);
 #pragma unroll
@@ -231,13 +233,13 @@ template <int COLS_> struct w_byte_blocks {
 #pragma unroll
 		for (int e = 0; e < 2; e++)
 			b[e] = w_word(r.q[c / 2], c % 2 * 2 + e) ^
-			       0x80808080u; /* adds 128, so that bytes are unsigned */
+			       0x80808080u; /* adds 128, which makes the bytes unsigned */
 		d = f16_lo(r.d);
 		m = 0;
 	}
 
 #if __CUDA_ARCH__ >= 800
-	/* A lane has 16 columns of block t / 2; scales are loaded in pairs */
+	/* A lane has 16 columns of block t / 2. Scales are loaded in pairs. */
 	struct stream {
 		enum {
 			UNIT = 64,

@@ -1,25 +1,27 @@
 /* Weights with codes: q2_k, q3_k, iq1 to iq4, tq1_0 and tq2_0 (contract: cuda/weights/weights.h).
- * The words of 32 columns are described in templates/common/llmc_codes.h. Planes of a row, each for
- * all its blocks: words (two of them if there are three), third words, side bytes (scales, then the
- * bits of grid indices above 8, per 32 columns), d and, for formats with minima, m.
+ * templates/common/llmc_codes.h describes the words of 32 columns. A row has these planes, each
+ * with the data of all its blocks: words (the first two, if there are three); third words; side
+ * bytes (per 32 columns: scales, then the bits of grid indices above 8); d and, for formats with
+ * minima, m.
  *
- * A type defines how eight bytes are extracted from the words (pair) and what their scale is. All
- * types share one stream, tile and unit. Four bytes take 2 to 3 instructions from nibbles or
- * two-bit codes, and 6 from the table of sixteen. A grid takes a load from L1 per eight (iq3: four)
- * weights. */
+ * A type defines how eight bytes are extracted from the words (pair), and their scale. Stream, tile
+ * and unit are the same for all types. Four bytes take 2 to 3 instructions from nibbles or two-bit
+ * codes, and 6 from the table of sixteen. A grid takes one load from L1 per eight weights (iq3:
+ * four). */
 #ifndef LLMC_CUDA_WEIGHTS_WEIGHTS_CODES_H
 #define LLMC_CUDA_WEIGHTS_WEIGHTS_CODES_H
 
 #define LLMC_GRID static __device__ const unsigned
 #include "common/llmc_grids.h"
 
-/* Registers of a thread for 32 columns. side: scales in the low bytes */
+/* Registers of a thread for 32 columns. side: has the scales in its low bytes */
 struct w_codes_raw {
 	unsigned w[4], side, d;
 };
 
-/* BLOCK: columns that share d (and m, if MIN); HALVES: scales per 32 columns; WORDS: words, and
- * SIDE: side bytes, of which SCALES are scales; ZERO: zero point of bytes */
+/* BLOCK: number of columns that share d (and m, if MIN); HALVES: scales per 32 columns; WORDS:
+ * number of words; SIDE: number of side bytes, of which SCALES are scales; ZERO: zero point of
+ * bytes */
 template <int BLOCK_, int HALVES_, int MIN_, int SCALES_, int HIGH_, int WORDS_,
           int ZERO_> struct w_codes_shape {
 	enum {
@@ -35,8 +37,9 @@ template <int BLOCK_, int HALVES_, int MIN_, int SCALES_, int HIGH_, int WORDS_,
 
 	enum {
 		MIXED = 0
-	}; /* 1: has halves(b, r, c, above), which is cheaper than pair and unpacking */
-	/* factor of d; factor of -m */
+	}; /* 1: the type has halves(b, r, c, above), which takes fewer instructions than pair and
+	      unpacking */
+	/* Return the factor of d, and the factor of -m. */
 	DEV float
 	scale(const raw &, int)
 	{
@@ -54,7 +57,7 @@ template <int BLOCK_, int HALVES_, int MIN_, int SCALES_, int HIGH_, int WORDS_,
 	} /* upper bits of grid indices */
 };
 
-/* ---- bytes of columns 4 c .. 4 c + 3 and of 16 + 4 c .. 16 + 4 c + 3 ---- */
+/* ---- bytes of columns 4 c .. 4 c + 3 (lo) and of 16 + 4 c .. 16 + 4 c + 3 (hi) ---- */
 
 DEV void
 w_pairs(unsigned &lo, unsigned &hi, const w_codes_raw &r, int c)
@@ -70,7 +73,7 @@ w_bits(unsigned word, int i)
 	return word >> i & 0x01010101u;
 }
 
-/* Magnitudes + ZERO, negated where `sign` has a byte of 1 */
+/* Magnitudes + ZERO, negated in bytes where `sign` is 1 */
 template <int ZERO> DEV unsigned
 w_signed(unsigned v, unsigned sign)
 {
@@ -122,7 +125,7 @@ template <int BLOCK, int SCALES> struct w_kind_iq4 : w_codes_shape<BLOCK, 1, 0, 
 	enum { MIXED = 1 };
 	typedef w_codes_raw raw;
 
-	/* looks up two bytes of nibbles: columns 4 c + 2 i, + 16, 4 c + 2 i + 1, + 16 */
+	/* looks up two bytes of nibbles: columns 4 c + 2 i, 16 later, 4 c + 2 i + 1, 16 later */
 	DEV unsigned
 	mixed(const w_sixteen &k, int i)
 	{
@@ -137,8 +140,8 @@ template <int BLOCK, int SCALES> struct w_kind_iq4 : w_codes_shape<BLOCK, 1, 0, 
 		lo = __byte_perm(a, b, 0x6420);
 		hi = __byte_perm(a, b, 0x7531);
 	}
-	/* pairs of columns from 4 c, 4 c + 2, 16 + 4 c, 16 + 4 c + 2 on: halves whose low byte is
-	 * the code and whose high byte is one of `above` */
+	/* Pairs of columns from 4 c, 4 c + 2, 16 + 4 c and 16 + 4 c + 2 on. Each is a pair of
+	 * halves whose low byte is the code and whose high byte is one of `above`. */
 	DEV void
 	halves(unsigned (&b)[4], const raw &r, int c, unsigned above)
 	{
@@ -204,9 +207,9 @@ struct w_kind_iq3_xxs : w_codes_shape<256, 1, 0, 1, 0, 3, 64> {
 	}
 };
 
-/* Grids of eight: word of the i-th group of eight. Its nibbles are columns 0, 4, 1, 5, 2, 6, 3, 7
- * with two bits each, so that prmt finds a column's byte by its nibble in a table of four per sign.
- * UPPER: bits of an index above 8 */
+/* Grids of eight: returns the word of the i-th group of eight. Its nibbles are columns 0, 4, 1, 5,
+ * 2, 6, 3, 7. A nibble has two bits of magnitude, so prmt finds a column's byte in a table of four
+ * per sign. UPPER: bits of an index above 8 */
 template <int UPPER> DEV unsigned
 w_eight(const unsigned *grid, unsigned word, unsigned high, int i)
 {
@@ -214,8 +217,8 @@ w_eight(const unsigned *grid, unsigned word, unsigned high, int i)
 	            (UPPER ? (high >> UPPER * i & ((1 << UPPER) - 1)) << 8 : 0)];
 }
 
-/* For kinds K with mixed(v, r, i): bytes of the i-th group of eight, v[0] columns 0, 4, 1, 5, v[1]
- * 2, 6, 3, 7 */
+/* For kinds K with mixed(v, r, i): returns the bytes of the i-th group of eight. v[0] has columns
+ * 0, 4, 1, 5, v[1] columns 2, 6, 3, 7. */
 template <class K> struct w_eights {
 	/* columns 4 c .. and 16 + 4 c .. are halves of groups c / 2 and 2 + c / 2 */
 	DEV void
@@ -242,7 +245,7 @@ template <class K> struct w_eights {
 	}
 };
 
-/* +-8, +-25 and +-43, all + 64; the grid is G::grid() */
+/* magnitudes 8, 25 and 43, with signs, all + 64; the grid is G::grid() */
 template <class G, int HALVES, int HIGH> struct w_kind_iq2
     : w_codes_shape<256, HALVES, 0, 1, HIGH, 2, 64>,
       w_eights<w_kind_iq2<G, HALVES, HIGH>> {
@@ -253,7 +256,7 @@ template <class G, int HALVES, int HIGH> struct w_kind_iq2
 	DEV void
 	mixed(unsigned (&v)[2], const raw &r, int i)
 	{
-		/* signs: bits 2 i and 2 i + 1 of byte k, of columns k and 4 + k */
+		/* signs: bits 2 i and 2 i + 1 of byte k belong to columns k and 4 + k */
 		const unsigned first =
 		    h2_select(i ? r.w[1] >> (2 * i - 2) : r.w[1] << 2, 0x04040404u,
 		              w_eight<HIGH * 2>(G::grid(), r.w[0], B::high(r), i));
@@ -295,8 +298,8 @@ typedef w_kind_iq2<w_grid_iq2_s, 2, 1> w_kind_iq2_s;
 typedef w_kind_iq2<w_grid_iq2_xs, 2, 1> w_kind_iq2_xs;
 typedef w_kind_iq2<w_grid_iq2_xxs, 1, 0> w_kind_iq2_xxs;
 
-/* -1, 0, 1, plus or minus an eighth, all times 8, + 16. MEDIUM: iq1_m, which has the sign of the
- * eighth per group of eight, and a scale per 16 columns */
+/* -1, 0 or 1, plus or minus an eighth; all of it times 8, + 16. MEDIUM: iq1_m, which has the sign
+ * of the eighth per group of eight, and a scale per 16 columns */
 template <int MEDIUM> struct w_kind_iq1 : w_codes_shape<256, 1 + MEDIUM, 0, MEDIUM, 2, 1, 16>,
                                           w_eights<w_kind_iq1<MEDIUM>> {
 	typedef w_codes_shape<256, 1 + MEDIUM, 0, MEDIUM, 2, 1, 16> B;
@@ -392,7 +395,7 @@ template <int COLS_, class K> struct w_coded {
 		return r;
 	}
 
-	/* weights 8 c .. 8 c + 7 are in half c / 2 of the 32; pair() returns both halves */
+	/* weights 8 c .. 8 c + 7 are in half c / 2 of the 32 columns; pair() returns both halves */
 	DEV void
 	bytes(const raw &r, int, int c, unsigned (&b)[2], float &d, float &m)
 	{
@@ -408,8 +411,8 @@ template <int COLS_, class K> struct w_coded {
 	}
 
 #if __CUDA_ARCH__ >= 800
-	/* Lane t has 32 columns of four. The side bytes of a quad's 128 columns are SIDE words, one
-	 * loaded by each of the first lanes; the last lane loads d. */
+	/* Lane t has 32 of the unit's 128 columns. The side bytes of a quad's 128 columns are SIDE
+	 * words; each of the first lanes loads one of them, and the last lane loads d. */
 	struct stream {
 		enum {
 			UNIT = 128,
@@ -434,7 +437,7 @@ template <int COLS_, class K> struct w_coded {
 			unsigned d[2], m[2];
 		};
 
-		/* plane 1: side bytes, d; plane 2: third words */
+		/* plane 1: side bytes and d; plane 2: third words */
 		DEV constexpr int
 		offset(int plane, int unit, int t)
 		{

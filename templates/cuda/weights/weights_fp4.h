@@ -1,7 +1,7 @@
 /* 4-bit floats (E2M1) with 8-bit scales: mxfp4 and nvfp4 (contract: cuda/weights/weights.h). Planes
- * of a row: four words per 32 columns (formats/layout_packed.h), of which word i has columns 4 i ..
- * 4 i + 3 and 16 + 4 i .. 16 + 4 i + 3; a scale byte per 32 columns (mxfp4: a power of two) or 16
- * (nvfp4: e4m3); nvfp4: one f32 factor per row. */
+ * of a row: four words per 32 columns (formats/layout_packed.h), where word i has columns 4 i .. 4
+ * i + 3 and 16 + 4 i .. 16 + 4 i + 3; a scale byte per 32 columns (mxfp4: a power of two) or per 16
+ * (nvfp4: e4m3); for nvfp4, one f32 factor per row. */
 #ifndef LLMC_CUDA_WEIGHTS_WEIGHTS_FP4_H
 #define LLMC_CUDA_WEIGHTS_WEIGHTS_FP4_H
 
@@ -11,10 +11,10 @@ w_reorder(unsigned v, int k)
 	return __funnelshift_r(v, v, 32 - k);
 }
 
-/* Converts a word of eight E2M1 to f16 of their value / 2^14, exactly, subnormals too: b[0] columns
- * 0 and 2, b[1] 1 and 3, b[2] 16 and 18, b[3] 17 and 19. Sign and magnitude belong to bits 15 and 9
- * to 11 of a half. No four rotations of a word align that pattern, so the last two results are XORs
- * of rotations. */
+/* Converts a word of eight E2M1 to f16 of their value / 2^14. The result is exact, also for
+ * subnormals. b[0] has columns 0 and 2, b[1] 1 and 3, b[2] 16 and 18, b[3] 17 and 19. In a half,
+ * the sign must be in bit 15 and the magnitude in bits 9 to 11. Four rotations of a word cannot
+ * bring all columns there, so the last two results are XORs of rotations. */
 DEV void
 w_e2m1(unsigned (&b)[4], unsigned v)
 {
@@ -125,8 +125,8 @@ template <int COLS_, bool NV> struct w_fp4_blocks {
 	}
 
 #if __CUDA_ARCH__ >= 800
-	/* Lane t has 32 columns of four. Their scales are loaded with a neighbour's (mxfp4: with
-	 * those of the whole unit) */
+	/* Lane t has 32 of the unit's 128 columns. The scales are loaded together with those of a
+	 * neighbour (mxfp4: with those of the whole unit). */
 	struct stream {
 		enum {
 			UNIT = 128,
@@ -198,7 +198,7 @@ template <int COLS_, bool NV> struct w_fp4_blocks {
 		DEV void
 		scales(scale &s, const fragment &u, int, int)
 		{
-			if (NV) { /* GAIN leaves headroom for W_E2M1; nothing is rounded */
+			if (NV) { /* GAIN leaves headroom for W_E2M1, so nothing is rounded */
 				const unsigned d = h2_mul(w_e4m3_pair(u.s), 0x70007000u);
 				s.d[0] = h2_twice(d);
 				s.d[1] = h2_twice_hi(d);
@@ -224,7 +224,8 @@ template <int COLS_, bool NV> struct w_fp4_blocks {
 		chunk(unsigned (&b)[4], const fragment &u, const scale &s, int, int c, int)
 		{
 			w_e2m1(b, w_word(u.q, c));
-			/* mxfp4: both factors in one would overflow for scales >= 2^-4 */
+			/* mxfp4: both factors multiplied would overflow for scales >= 2^-4, so
+			 * they are applied one by one */
 #pragma unroll
 			for (int i = 0; i < 4 && !WHOLE; i++)
 				b[i] = h2_mul(NV ? b[i] : h2_mul(b[i], W_E2M1_H), s.d[i / 2]);

@@ -1,8 +1,8 @@
-/* Weights in groups of 32 to 128 columns (contract: cuda/weights/weights.h). Groups have a scale
- * and a zero point (u2_* to u8_*) or a minimum (m2_* to m8_*). Groups of floats have a scale: f8_*
- * (e4m3), nf4_*, fp4_* (tables of 16, formats/dtype.c). Planes of a row: codes (the low two bits of
- * three-bit codes), scales (f16 or f32), zero points (bytes) or minima (f32), third bits. Codes of
- * 32 columns are ordered as in templates/common/llmc_groups.h. */
+/* Weights in groups of 32 to 128 columns (contract: cuda/weights/weights.h). A group of integers
+ * has a scale, and a zero point (u2_* to u8_*) or a minimum (m2_* to m8_*). A group of floats has a
+ * scale: f8_* (e4m3), nf4_*, fp4_* (tables of 16, formats/dtype.c). Planes of a row: codes (of
+ * three-bit codes the low two bits); scales (f16 or f32); zero points (bytes) or minima (f32);
+ * third bits. Codes of 32 columns have the order of templates/common/llmc_groups.h. */
 #ifndef LLMC_CUDA_WEIGHTS_WEIGHTS_GROUPS_H
 #define LLMC_CUDA_WEIGHTS_WEIGHTS_GROUPS_H
 
@@ -14,8 +14,8 @@ w_e4m3(unsigned v)
 	return (v & 0x80008000u) | (v & 0x7f007f00u) >> 1;
 }
 
-/* Tables of nf4 and fp4, as f32 and as f16. w_code_word::value has byte BYTE of entries 4 I .. 4 I
- * + 3. */
+/* Tables of nf4 and fp4, as f32 and as f16. w_code_word::value is byte BYTE of entries 4 I .. 4 I +
+ * 3. */
 template <bool FP4> DEV constexpr unsigned
 w_code_f32(int i)
 {
@@ -54,8 +54,8 @@ template <bool FP4, bool HALF, int BYTE, int I> struct w_code_word {
 };
 
 /* Byte BYTE of the entries that the four nibbles in the low half of c select. The upper eight
- * entries of fp4 are the lower ones negated, so one table of eight is enough, except for the byte
- * with the sign. */
+ * entries of fp4 are the negated lower ones, so a table of eight is enough, except for the byte
+ * that contains the sign. */
 template <bool FP4, bool HALF, int BYTE> DEV unsigned
 w_code_bytes(const w_sixteen &c)
 {
@@ -80,7 +80,7 @@ w_codes_of(unsigned v, int high)
 
 enum { W_INT, W_E4M3, W_NF4, W_FP4 };
 
-/* ZERO: bytes of the zero point (1) or minimum (4) of each group, 0: none */
+/* ZERO: bytes of the zero point (1) or minimum (4) of each group; 0: the group has neither */
 template <int COLS_, int BITS, int GROUP, int SCALE, int KIND,
           int ZERO = KIND == W_INT> struct w_groups {
 	enum {
@@ -108,9 +108,9 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND,
 	struct raw {
 		uint4 q[(BYTES + 15) / 16];
 		unsigned third, d, z;
-	}; /* SUB4: two words of q[0] */
+	}; /* SUB4: q[0] has two words */
 
-	/* codes of columns 4 i .. 4 i + 3 of 32, two or three bits each */
+	/* codes of columns 4 i .. 4 i + 3 of 32, with two or three bits each */
 	DEV unsigned
 	sub4_codes(unsigned low, unsigned high, unsigned third, int i)
 	{
@@ -177,8 +177,8 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND,
 		                             : w_nibbles(w_word(r.q[0], c % 2 * 2 + e), c / 2);
 		if (FLOATS) {
 			const unsigned lo = w_e4m3(b << 8 & 0xff00ff00u),
-			               hi = w_e4m3(b &
-			                           0xff00ff00u); /* bytes 0 and 2, bytes 1 and 3 */
+			               hi = w_e4m3(
+			                   b & 0xff00ff00u); /* bytes 0 and 2, then bytes 1 and 3 */
 			const float d = scale(r) * 256.0f;
 			v[0] = f16_lo(lo) * d, v[1] = f16_lo(hi) * d, v[2] = f16_hi(lo) * d,
 			v[3] = f16_hi(hi) * d;
@@ -191,7 +191,7 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND,
 			              : (W_BYTE(b, i) - zero) * d;
 	}
 
-	/* same, from a table of f16 */
+	/* Like four, from a table of f16 */
 	DEV void
 	half_four(const raw &r, int c, int e, float (&v)[4])
 	{
@@ -217,7 +217,7 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND,
 	{
 		float a[4], b[4];
 
-		if (TABLE) { /* from f16 entries, which take half of the registers */
+		if (TABLE) { /* from entries in f16, which need half as many registers */
 			half_four(r, c, 0, a);
 			half_four(r, c, 1, b);
 		} else {
@@ -229,8 +229,8 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND,
 	}
 
 #if __CUDA_ARCH__ >= 800
-	/* Lane t has 32 columns of four, or 16 of 8 bits. Scales and zero points are loaded with
-	 * their neighbours, 4 bytes at a time. */
+	/* Lane t has 32 of the unit's 128 columns, or 16 columns of 8 bits. Scales and zero points
+	 * are loaded together with those of neighbours, 4 bytes at a time. */
 	struct stream {
 		enum {
 			PART = BITS == 8 ? 16 : 32,
@@ -378,7 +378,7 @@ template <int COLS_, int BITS, int GROUP, int SCALE, int KIND,
 		chunk(unsigned (&b)[4], const fragment &u, const scale &s, int, int c, int)
 		{
 			if (TABLE) {
-				/* columns 2 i, 2 i + 1 and those 16 later */
+				/* columns 2 i and 2 i + 1, and the columns 16 later */
 #pragma unroll
 				for (int i = 0; i < 2; i++) {
 					const w_sixteen k = w_sixteen_of(w_word(u.q, c)).half(i);

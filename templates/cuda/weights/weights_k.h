@@ -1,11 +1,12 @@
 /* Weights in blocks of 256: q4_k, q5_k and q6_k (contract: cuda/weights/weights.h). Sub-blocks have
- * integer scales, which are multiplied by the block's f16 factors. */
+ * integer scales, which multiply the block's f16 factors. */
 #ifndef LLMC_CUDA_WEIGHTS_WEIGHTS_K_H
 #define LLMC_CUDA_WEIGHTS_WEIGHTS_K_H
 
-/* Scale and minimum of sub-block j from a head of q4_k or q5_k: f16 d and dmin, then twelve bytes
- * with a 6-bit scale and a 6-bit minimum for each of 8 sub-blocks of 32. The first four have 6 bits
- * of a byte of their own, the other four have 4 bits in one word and 2 in another. */
+/* Scale and minimum of sub-block j, from a head of q4_k or q5_k. A head has f16 d and dmin, then
+ * twelve bytes with a 6-bit scale and a 6-bit minimum for each of 8 sub-blocks of 32. Each value of
+ * the first four sub-blocks is in 6 bits of one byte. Those of the other four have 4 bits in one
+ * word and 2 bits in another. */
 DEV void
 w_k_head(const uint4 &head, int j, float &d, float &m)
 {
@@ -19,8 +20,8 @@ w_k_head(const uint4 &head, int j, float &d, float &m)
 	m = -(f16_hi(head.x) * (float)mn);
 }
 
-/* Planes of q4_k: nibbles, heads. The low nibbles of 32 bytes are one sub-block, the high ones the
- * next. Unit u: 16 bytes of nibbles, columns of sub-blocks 2 k and 2 k + 1. */
+/* Planes of q4_k: nibbles, then heads. The low nibbles of 32 bytes are one sub-block, the high ones
+ * the next. Unit u: 16 bytes of nibbles, which are columns of sub-blocks 2 k and 2 k + 1. */
 template <int COLS_> struct w_k_fours {
 	enum {
 		COLS = COLS_,
@@ -35,7 +36,8 @@ template <int COLS_> struct w_k_fours {
 		HAS_MIN = 1,
 		ZERO = 0
 	};
-	static constexpr int MORE = 128 * BLOCKS, HEAD = MORE; /* MORE: the second plane */
+	static constexpr int MORE = 128 * BLOCKS,
+	                     HEAD = MORE; /* MORE: offset of the second plane */
 	static constexpr long long ROW = HEAD + 16 * BLOCKS;
 	struct raw {
 		uint4 q, head;
@@ -68,7 +70,7 @@ template <int COLS_> struct w_k_fours {
 	}
 
 #if __CUDA_ARCH__ >= 800
-	/* Lane t has half of sub-blocks (t & 2) and (t & 2) + 1 of the unit's four */
+	/* Lane t has half of sub-blocks (t & 2) and (t & 2) + 1 of the unit's four. */
 	struct order {
 		enum { PLANES = 2, SPLIT = 1, NIBBLES = 1, BATCH = 1 };
 		struct stage {
@@ -95,7 +97,7 @@ template <int COLS_> struct w_k_fours {
 		low(int t)
 		{
 			return t & 2;
-		} /* sub-blocks of col and col2 */
+		} /* sub-blocks of col and of col2 */
 		DEV constexpr int
 		high(int t)
 		{
@@ -133,7 +135,7 @@ template <int COLS_> struct w_k_fours {
 
 /* Extracts pair p of 16 from five words (formats/layout_packed.h). A word has three pairs, with 5
  * bits in both of its halves, and one bit of each value of the last pair. Pairs p = 3 k + 1 below
- * the 15th are returned times 32. */
+ * the 15th are returned multiplied by 32. */
 DEV unsigned
 w_five(const uint4 &q, unsigned more, int p)
 {
@@ -150,7 +152,7 @@ w_five(const uint4 &q, unsigned more, int p)
 	return h2_select(more, top, v >> 1) >> 11;
 }
 
-/* Planes of q5_k: four words per sub-block, fifth words, heads. Unit u: sub-block u. */
+/* Planes of q5_k: four words per sub-block, then fifth words, then heads. Unit u: sub-block u. */
 template <int COLS_> struct w_k_fives {
 	enum {
 		COLS = COLS_,
@@ -205,7 +207,7 @@ template <int COLS_> struct w_k_fives {
 	}
 
 #if __CUDA_ARCH__ >= 800
-	/* Lane t has sub-block t of the unit's four */
+	/* Lane t has sub-block t of the unit's four. */
 	struct order {
 		enum { PLANES = 3, SPLIT = 0, NIBBLES = 0, BATCH = 1 };
 		struct stage {
@@ -270,7 +272,7 @@ template <int COLS_> struct w_k_fives {
 };
 
 #if __CUDA_ARCH__ >= 800
-/* Stream of q4_k and q5_k (F), which differ in the order of their weights, F::order. */
+/* Stream of q4_k and q5_k (F). They differ in the order of their weights, F::order. */
 template <class F> struct w_k_stream : F::order {
 	typedef typename F::order O;
 	enum {
@@ -287,7 +289,7 @@ template <class F> struct w_k_stream : F::order {
 	typedef typename O::fragment fragment;
 	struct scale {
 		unsigned d[2], mins;
-	}; /* d[0]: of pairs with part() 1, d[1]: of the others; mins: of col and col2 */
+	}; /* d[0]: for pairs with part() 1, d[1]: for other pairs; mins: of col and of col2 */
 
 	DEV constexpr int
 	offset(int plane, int unit, int t)
@@ -297,7 +299,7 @@ template <class F> struct w_k_stream : F::order {
 		                    : O::more(unit, t);
 	}
 
-	/* A lane needs most of the block's head, so each lane of a quad copies a quarter. */
+	/* A lane needs most of the block's head, so each lane of a quad copies a quarter of it. */
 	DEV void
 	prefetch(stage &s, const unsigned char *row, const int (&at)[PLANES], int lane,
 	         unsigned bytes)
@@ -322,7 +324,7 @@ template <class F> struct w_k_stream : F::order {
 		return u.d.x;
 	}
 
-	/* Scales times 2^10 (so that times W_WHOLE they are normal halves) and times part();
+	/* Scales times part() and times 2^10, so that multiplied by W_WHOLE they are normal halves;
 	 * minima */
 	DEV void
 	scales(scale &s, const fragment &u, int unit, int t)
@@ -333,7 +335,7 @@ template <class F> struct w_k_stream : F::order {
 		const unsigned sc = ((second ? u.d.w : u.d.y) & own) | (u.d.y >> 2 & more);
 		const unsigned mn = ((second ? u.d.w >> 4 : u.d.z) & own) | (u.d.z >> 2 & more);
 
-		/* a byte in the low mantissa bits of 1024, minus 1024 */
+		/* bytes in the low mantissa bits of 1024, minus 1024 */
 		const unsigned both =
 		    h2_add(__byte_perm(sc, 0x64646464u, 0x4040 + at), 0xe400e400u);
 		s.mins = h2_add(__byte_perm(mn, 0x64646464u, 0x4040 + at), 0xe400e400u);
@@ -387,9 +389,9 @@ template <int COLS> struct w_q5_k : w_bytes<w_k_fives<COLS>> {
 #endif
 };
 
-/* Planes: low nibbles, two upper bits, signed scales of 16 sub-blocks of 16, f16 d. In each half of
- * a block, weights i, i + 32, i + 64, i + 96 are the low and high nibbles of bytes i and i + 32,
- * and share byte i of the upper bits. */
+/* Planes: low nibbles; two upper bits; signed scales of 16 sub-blocks of 16; f16 d. In each half of
+ * a block, weights i, i + 32, i + 64 and i + 96 are the low and high nibbles of bytes i and i + 32.
+ * Their upper bits share byte i of that plane. */
 template <int COLS_> struct w_q6_k_planes {
 	enum {
 		COLS = COLS_,
@@ -413,7 +415,7 @@ template <int COLS_> struct w_q6_k_planes {
 		return 32;
 	}
 
-	/* four weights: nibbles and upper bits of `part`, 0 to 3 */
+	/* four weights, from their nibbles and the upper bits number `part`, 0 to 3 */
 	DEV unsigned
 	four(unsigned q, unsigned h, int part)
 	{
@@ -426,7 +428,8 @@ template <int COLS_> struct w_q6_k_planes {
 	}
 };
 
-/* Unit u: 16 bytes of low nibbles, columns of group a (low) and a + 2 (high) of half a block */
+/* Unit u: 16 bytes of low nibbles, which are columns of group a (low) and a + 2 (high) of half a
+ * block. */
 template <int COLS> struct w_q6_k_units : w_q6_k_planes<COLS> {
 	typedef w_q6_k_planes<COLS> P;
 	enum { SPAN = 64 };
@@ -467,7 +470,7 @@ template <int COLS> struct w_q6_k_units : w_q6_k_planes<COLS> {
 	}
 };
 
-/* Unit u: 32 neighbouring columns, the low or the high nibbles of 32 bytes */
+/* Unit u: 32 neighbouring columns, which are the low or the high nibbles of 32 bytes. */
 template <int COLS> struct w_q6_k_tile : w_q6_k_planes<COLS> {
 	typedef w_q6_k_planes<COLS> P;
 	struct raw {
@@ -544,8 +547,8 @@ template <int COLS_> struct w_q6_k : w_bytes<w_q6_k_units<COLS_>> {
 			return i < 2 ? 1.0f : 0x1p-4f;
 		}
 
-		/* plane 2: lanes 0 and 1 load two words of scales, lanes 2 and 3 the word with the
-		 * block's d */
+		/* plane 2: lanes 0 and 1 load two words of scales, lanes 2 and 3 the word that
+		 * contains the block's d */
 		DEV constexpr int
 		offset(int plane, int unit, int t)
 		{
