@@ -15,6 +15,7 @@ ROUTES = {
     "OLLAMA_CHAT": ("ollama_chat", ["/api/chat"]),
     "OLLAMA_GENERATE": ("ollama_generate", ["/api/generate"]),
     "OLLAMA_EMBED": ("ollama_embed", ["/api/embed"]),
+    "LCPP": ("llamacpp", ["/completion", "/completions", "/infill"]),
     "TGI": ("tgi", ["/generate", "/generate_stream", "/", "/invocations"]),
 }
 TEXT = r'"((?:[^"\\]|\\.)*)"'
@@ -54,7 +55,7 @@ def read():
         for name, least, most, _, alias in OPTION.findall(f.read()):
             if float(least.replace("INT32_MAX", "1e9")) > float(most.replace("INT32_MAX", "1e9")):
                 continue
-            out.append(Field("done", ("CHAT", "COMPLETIONS", "RESPONSES"), name, [], ""))
+            out.append(Field("done", ("CHAT", "COMPLETIONS", "RESPONSES", "LCPP"), name, [], ""))
             for n in {name, alias or name}:
                 routes = ("OLLAMA_CHAT", "OLLAMA_GENERATE")
                 out.append(Field("done", routes, "options." + n, [], ""))

@@ -1,6 +1,6 @@
-/* Embeddings: OpenAI's /v1/embeddings and Ollama's /api/embed. An embedding model has a default
- * pooling (llmc_model_info), which a request may override. An input longer than the context is
- * refused unless the request allows truncation. */
+/* Embeddings: OpenAI's /v1/embeddings, Ollama's /api/embed and llama.cpp's /embedding. An embedding
+ * model has a default pooling (llmc_model_info), which a request may override. An input longer than
+ * the context is refused unless the request allows truncation. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,9 +13,12 @@
 
 enum { MAX_TEXTS = 2048 };
 
+typedef enum EmbeddingsForm { OF_OPENAI, OF_OLLAMA, OF_LCPP } EmbeddingsForm;
+
 typedef struct Embeddings {
 	OpenAi base;
-	bool base64, ollama;
+	bool base64;
+	EmbeddingsForm form;
 	int32_t dimensions; /* 0: full length */
 } Embeddings;
 
@@ -279,27 +282,52 @@ embeddings_pool(Generation *g, const json_t *o, Problem *p)
 	       field_bool(o, "use_activation", &g->er.normalize, p); /* vLLM's name */
 }
 
+/* Read llama.cpp's embd_normalize: 2, the default, is the Euclidean length, -1 leaves the vector.
+ */
 static bool
-read_embeddings(Generation *g, const json_t *o, const void *ollama, Problem *p)
+read_lcpp(Generation *g, const json_t *o, Problem *p)
+{
+	int64_t norm = 2;
+
+	if (!field_int(o, "embd_normalize", -1, 2, &norm, NULL, p))
+		return false;
+	if (norm == 0 || norm == 1)
+		return problem(p, 400, "embd_normalize",
+		               "Invalid 'embd_normalize': expected 2 (Euclidean length) or -1 "
+		               "(none).");
+	g->er.normalize = norm == 2;
+	json_t *content = json_object_get(o, "content");
+	if (json_object_get(o, "input") || !content)
+		return read_input(g, o, false, p);
+	json_t *in = json_pack("{s:O}", "input", content);
+	bool ok = in ? read_input(g, in, false, p) : problem_memory(p);
+	json_decref(in);
+	return ok;
+}
+
+static bool
+read_embeddings(Generation *g, const json_t *o, const void *form, Problem *p)
 {
 	Embeddings *own = gen_own(g);
 	const json_t *format = json_object_get(o, "encoding_format");
 	int64_t dimensions = 0;
 	bool cut = false;
 
-	own->ollama = *(const bool *)ollama;
+	own->form = *(const EmbeddingsForm *)form;
 	g->max_new = 1;
-	if (!fields_check(own->ollama ? FIELDS_OLLAMA_EMBED : FIELDS_EMBEDDINGS, o, p) ||
+	if (!fields_check(own->form == OF_OLLAMA ? FIELDS_OLLAMA_EMBED : FIELDS_EMBEDDINGS, o, p) ||
 	    !openai_model(g->req, o, p) || !embeddings_pool(g, o, p) ||
 	    !field_int(o, "dimensions", 1, g->model->back.info.out_width, &dimensions, NULL, p))
 		return false;
 	own->dimensions = (int32_t)dimensions;
-	if (own->ollama) {
+	if (own->form == OF_OLLAMA) {
 		bool truncate = true;
 		g->er.normalize = true;
 		return keep_alive_read(g->req, o, NULL, p) &&
 		       field_bool(o, "truncate", &truncate, p) && read_input(g, o, truncate, p);
 	}
+	if (own->form == OF_LCPP)
+		return read_lcpp(g, o, p);
 	if (format && !json_is_null(format) &&
 	    (!json_is_string(format) || (strcmp(json_string_value(format), "float") != 0 &&
 	                                 strcmp(json_string_value(format), "base64") != 0)))
@@ -381,26 +409,32 @@ on_finish(Generation *g, SubRequest *sub, Choice *c, const llmc_event *ev)
 static void
 on_done(Generation *g)
 {
+	static const char *const end[] = { [OF_OPENAI] = "}", [OF_OLLAMA] = "", [OF_LCPP] = "]}" };
 	const Embeddings *own = gen_own(g);
 	int32_t n_prompt, n_new, n_cached;
 	Strbuf b = { 0 };
 
 	gen_sums(g, &n_prompt, &n_new, &n_cached);
-	if (own->ollama)
+	if (own->form == OF_OLLAMA)
 		json_printf(&b, "{\"model\":%s,\"embeddings\":[", g->model->name);
 	else
-		strbuf_puts(&b, "{\"object\":\"list\",\"data\":[");
+		strbuf_puts(&b, own->form == OF_LCPP ? "[" : "{\"object\":\"list\",\"data\":[");
 	for (int32_t i = 0; i < g->n_sub; i++) {
 		const Strbuf *text = &g->choice[i].text;
 		strbuf_puts(&b, i ? "," : "");
-		if (!own->ollama)
+		if (own->form == OF_OPENAI)
 			strbuf_printf(&b,
 			              "{\"object\":\"embedding\",\"index\":%d,\"embedding\":", i);
+		else if (own->form == OF_LCPP) /* a list, as without pooling there would be a
+		                                       row per token */
+			strbuf_printf(&b, "{\"index\":%d,\"embedding\":[", i);
 		strbuf_add(&b, strbuf_str(text), text->len);
-		strbuf_puts(&b, own->ollama ? "" : "}");
+		strbuf_puts(&b, end[own->form]);
 		b.failed |= text->failed;
 	}
-	if (own->ollama)
+	if (own->form == OF_LCPP)
+		strbuf_putc(&b, ']');
+	else if (own->form == OF_OLLAMA)
 		json_printf(
 		    &b, "],\"total_duration\":%lld,\"load_duration\":0,\"prompt_eval_count\":%d}",
 		    (long long)(1e9 * (clock_now() - g->req->t_start)), n_prompt);
@@ -418,11 +452,17 @@ static const Dialect dialect = { .own_bytes = sizeof(Embeddings),
 void
 openai_embeddings(Req *r)
 {
-	gen_handle(r, &dialect, read_embeddings, &(bool){ false });
+	gen_handle(r, &dialect, read_embeddings, &(EmbeddingsForm){ OF_OPENAI });
+}
+
+void
+lcpp_embeddings(Req *r)
+{
+	gen_handle(r, &dialect, read_embeddings, &(EmbeddingsForm){ OF_LCPP });
 }
 
 void
 ollama_embed(Req *r)
 {
-	gen_handle(r, &dialect, read_embeddings, &(bool){ true });
+	gen_handle(r, &dialect, read_embeddings, &(EmbeddingsForm){ OF_OLLAMA });
 }

@@ -34,6 +34,7 @@ enum {
 	OLLAMA_GENERATE = FIELDS_OLLAMA_GENERATE,
 	OLLAMA_EMBED = FIELDS_OLLAMA_EMBED,
 	TGI = FIELDS_TGI,
+	LCPP = FIELDS_LCPP,
 };
 
 /* Fields that are read by their own code or ignored need no row at run time. */

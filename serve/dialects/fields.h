@@ -14,7 +14,7 @@ enum { /* routes of a row */
        FIELDS_OLLAMA_GENERATE = 64,
        FIELDS_OLLAMA_EMBED = 128,
        FIELDS_TGI = 256,
-       FIELDS_INFILL = 512, /* has no rows */
+       FIELDS_LCPP = 512, /* /completion, /completions, /infill */
 };
 
 /* Refuse the fields of the body that the table refuses: they would change the answer. */

@@ -265,9 +265,11 @@ add_pending(Generation *g, int delta, bool submitted)
 static int32_t
 max_tokens(const Generation *g, const SubRequest *sub)
 {
-	return g->max_new < 0 ? g->model->max_total - (int32_t)sub->n_tok
-	       : g->hide_new  ? 1
-	                      : g->max_new;
+	const int32_t left = g->model->max_total - (int32_t)sub->n_tok;
+
+	return g->max_new < 0 || (g->clip_new && g->max_new > left) ? left
+	       : g->hide_new                                        ? 1
+	                                                            : g->max_new;
 }
 
 /* Give each key of --keys its own prefix pages. Otherwise cached_tokens and the time to the first
@@ -450,6 +452,9 @@ count(SubRequest *sub, Choice *c, const llmc_event *ev)
 		Generation *g = sub->gen;
 		c->done = true;
 		c->finish = ev->finish;
+		c->stop = ev->stop;
+		c->prefill_s = ev->prefill_s;
+		c->decode_s = ev->decode_s;
 		sub->n_cached = ev->n_cached;
 		g->queue_s = ev->queue_s;
 		g->prefill_s = ev->prefill_s > g->prefill_s ? ev->prefill_s : g->prefill_s;
@@ -488,6 +493,32 @@ gen_pieces(Generation *g, Choice *c, const llmc_event *ev, bool last, GenPieceFn
 	c->n_reasoning += l.reasoned && !last;
 }
 
+void
+gen_enough(const Generation *g, const SubRequest *sub, Choice *c, int64_t request)
+{
+	const Choice *first = &g->choice[sub->index * g->n];
+	bool all = true;
+
+	c->enough = true;
+	for (const Choice *k = first; k < first + g->n; k++)
+		all &= k->enough || k->done;
+	if (all)
+		g->model->back.cancel(g->model->back.self, request);
+}
+
+/* Return the end of a choice that gen_enough has ended, whatever it is in the engine. */
+static llmc_event
+early_end(const llmc_event *ev)
+{
+	llmc_event out = *ev;
+
+	out.finish = LLMC_FINISH_LENGTH;
+	out.token = out.stop = -1;
+	out.text = "";
+	out.n_bytes = 0;
+	return out;
+}
+
 /* Bytes of output buffered for this choice. */
 static size_t
 buffered_bytes(const SubRequest *sub, const Choice *c)
@@ -515,6 +546,11 @@ gen_event(Server *s, const llmc_event *ev)
 	pthread_mutex_unlock(&s->lock);
 	Choice *c =
 	    &g->choice[sub->index * g->n + (ev->index >= 0 && ev->index < g->n ? ev->index : 0)];
+	llmc_event ended;
+	if (c->enough && ev->kind == LLMC_EVENT_FINISH) {
+		ended = early_end(ev);
+		ev = &ended;
+	}
 	size_t before = buffered_bytes(sub, c);
 	switch (ev->kind) {
 	case LLMC_EVENT_NONE:
@@ -524,6 +560,8 @@ gen_event(Server *s, const llmc_event *ev)
 			d->prompt(g, sub, ev);
 		break;
 	case LLMC_EVENT_TOKEN:
+		if (c->enough)
+			break;
 		count(sub, c, ev);
 		if (!quiet && d->token)
 			d->token(g, sub, c, ev);

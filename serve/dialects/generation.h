@@ -47,7 +47,10 @@ struct Choice {
 	int32_t n_new, last_id;
 	double sum_logprob;
 	bool started, done;
+	bool enough; /* the dialect has ended it: later tokens are no part of it */
 	llmc_finish finish;
+	int32_t stop;               /* index of the stop string that ended it, else -1 */
+	double prefill_s, decode_s; /* durations, once it has ended */
 	llmc_calls *calls; /* reader that separates reasoning and calls; NULL: all output is text */
 	Strbuf reasoning, call;       /* all reasoning; calls as JSON without brackets */
 	int32_t n_calls, n_reasoning; /* number of calls; tokens of reasoning */
@@ -107,6 +110,7 @@ struct Generation {
 	int32_t best_of;
 	/* new tokens requested; 0: run one and hide it; -1: up to the end of the context */
 	int32_t max_new;
+	bool clip_new; /* max_new may exceed what is left of the context */
 	bool hide_new;
 	double t_valid; /* time when validation ended */
 	double t_first; /* time of the first new token; 0: none yet */
@@ -152,6 +156,9 @@ void gen_handle(Req *r, const Dialect *d, GenReadFn read, const void *how);
  * reports the Problem. */
 bool gen_start(Generation *g, Problem *p);
 void gen_event(Server *s, const llmc_event *ev); /* on the event thread */
+/* End a choice before its limit, on the event thread: it finishes with LLMC_FINISH_LENGTH. request:
+ * id of the event. */
+void gen_enough(const Generation *g, const SubRequest *sub, Choice *c, int64_t request);
 /* Split the text of an event with the choice's reader and call fn per part. Without a reader all of
  * it is text. Counts tokens of reasoning. last: the event ends the choice. */
 typedef void (*GenPieceFn)(Generation *g, Choice *c, llmc_piece_kind kind, int32_t call,

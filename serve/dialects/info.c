@@ -200,10 +200,24 @@ info_version(Req *r)
 	answer(r, &b);
 }
 
+/* llama.cpp's clients read a body at /health; TGI's and SGLang's paths have none. */
+static void
+healthy(Req *r)
+{
+	Strbuf b = { 0 };
+
+	if (strcmp(r->path, "/health") != 0 && strcmp(r->path, "/v1/health") != 0) {
+		req_answer(r, 200, NULL, NULL);
+		return;
+	}
+	strbuf_puts(&b, "{\"status\":\"ok\"}");
+	req_answer(r, 200, type_json, &b);
+}
+
 static void
 answer_healthy(Generation *g)
 {
-	req_answer(g->req, 200, NULL, NULL);
+	healthy(g->req);
 }
 
 static void
@@ -238,7 +252,7 @@ info_health(Req *r)
 	r->model = models_unproven(s, &ill);
 	ill |= s->leaving || s->draining;
 	if (!r->model && !ill) {
-		req_answer(r, 200, NULL, NULL);
+		healthy(r);
 		return;
 	}
 	Generation *g = ill ? NULL : gen_new(r, &health);
@@ -252,7 +266,7 @@ info_health(Req *r)
 		if (gen_start(g, &p))
 			return;
 		if (p.status == 429) /* busy is healthy */
-			req_answer(r, 200, NULL, NULL);
+			healthy(r);
 		else
 			answer_unhealthy(r);
 		return;

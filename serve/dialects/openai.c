@@ -12,7 +12,7 @@
 #include "serve/dialects/openai.h"
 #include "serve/dialects/tokenize.h"
 
-enum { MAX_BIAS = 1024, MAX_STOP_TOKENS = 128, MAX_BREAKERS = 64 };
+enum { MAX_BIAS = 1024, MAX_STOP_TOKENS = 128, MAX_BREAKERS = 64, MAX_PROMPTS = 128 };
 
 /* ---- errors ---- */
 
@@ -401,11 +401,23 @@ read_shared(Generation *g, const json_t *o, const OpenAiRoute *route, Problem *p
 }
 
 bool
+openai_prompts_allowed(const Generation *g, size_t n, Problem *p)
+{
+	const int32_t limit = g->model->back.max_concurrent;
+	const size_t most = limit && limit < MAX_PROMPTS ? (size_t)limit : MAX_PROMPTS;
+
+	return n <= most ||
+	       problem(p, 400, "prompt",
+	               "Invalid 'prompt': %zu prompts in one request, at most %zu are allowed.", n,
+	               most);
+}
+
+bool
 openai_fits(const Generation *g, size_t n_tok, const char *what, Problem *p)
 {
 	const ServedModel *m = g->model;
 	char limit[MODEL_LIMIT_TEXT];
-	int64_t most = m->max_total, new_tokens = g->max_new < 0 ? 1 : g->max_new;
+	int64_t most = m->max_total, new_tokens = g->max_new < 0 || g->clip_new ? 1 : g->max_new;
 
 	if (n_tok == 0)
 		return problem(p, 400, what,
@@ -488,6 +500,19 @@ openai_count(Req *r, int fields, json_t *(*translate)(const json_t *in, Problem 
 	if (!ok)
 		req_problem(r, &p);
 	return ok;
+}
+
+void
+openai_input_tokens(Req *r, int fields, json_t *(*translate)(const json_t *in, Problem *p))
+{
+	Strbuf b = { 0 };
+	int64_t n;
+
+	if (!openai_count(r, fields, translate, &n))
+		return;
+	json_printf(&b, "{\"object\":\"response.input_tokens\",\"input_tokens\":%lld}",
+	            (long long)n);
+	req_answer(r, 200, type_json, &b);
 }
 
 /* ---- answers ---- */

@@ -61,6 +61,10 @@ bool openai_ids(const Generation *g, const json_t *o, const char *key, size_t mo
 /* Count the tokens of a translated body's prompt. On false the Problem has been answered. */
 bool openai_count(Req *r, int fields, json_t *(*translate)(const json_t *in, Problem *p),
                   int64_t *count);
+/* Check the number of prompts of a request. */
+bool openai_prompts_allowed(const Generation *g, size_t n, Problem *p);
+/* Answer with the number of tokens of a translated body's prompt. */
+void openai_input_tokens(Req *r, int fields, json_t *(*translate)(const json_t *in, Problem *p));
 /* Check prompt and new tokens against the limits. max_new -1 becomes what is left. what: field with
  * the prompt. */
 bool openai_fits(const Generation *g, size_t n_tok, const char *what, Problem *p);
@@ -101,7 +105,9 @@ void openai_put_token(const Generation *g, Strbuf *b, int32_t id, const Strbuf *
 void openai_choice_ids(const Generation *g, Choice *c, Strbuf *b); /* inside a choice */
 void openai_prompt_logprobs(const Generation *g, const SubRequest *sub, Strbuf *b);
 void openai_chat_prompt(const Generation *g, Strbuf *b); /* after the choices of a whole chat */
+/* Append llama.cpp's timings: of all choices, or of one that has ended. */
 void openai_timings(const Generation *g, bool last, Strbuf *b);
+void openai_choice_timings(const Generation *g, const SubRequest *sub, const Choice *c, Strbuf *b);
 void openai_frame_extensions(const Generation *g, Choice *c, bool last, Strbuf *b);
 
 #endif

@@ -479,3 +479,19 @@ openai_chat(Req *r)
 
 	openai_handle(r, &dialect, &route);
 }
+
+static json_t *
+with_aliases(const json_t *in, Problem *p)
+{
+	json_t *out = fields_aliases(FIELDS_CHAT, in);
+
+	if (!out)
+		problem_memory(p);
+	return out;
+}
+
+void
+openai_chat_tokens(Req *r)
+{
+	openai_input_tokens(r, FIELDS_CHAT, with_aliases);
+}

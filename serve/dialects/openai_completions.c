@@ -6,8 +6,6 @@
 #include "serve/dialects/openai.h"
 #include "serve/dialects/thinking.h"
 
-enum { MAX_PROMPTS = 128 };
-
 /* ---- requests ---- */
 
 static bool
@@ -58,15 +56,8 @@ read_prompt(Generation *g, const json_t *o, Problem *p)
 		    "of token ids or an array of such arrays, but got %s%s instead.",
 		    json_is_array(v) ? "an array of " : "",
 		    json_type_name(json_is_array(v) ? first : v));
-	if (n > MAX_PROMPTS ||
-	    (g->model->back.max_concurrent && n > (size_t)g->model->back.max_concurrent))
-		return problem(
-		    p, 400, "prompt",
-		    "Invalid 'prompt': %zu prompts in one request, at most %d are allowed.", n,
-		    g->model->back.max_concurrent && g->model->back.max_concurrent < MAX_PROMPTS
-		        ? g->model->back.max_concurrent
-		        : MAX_PROMPTS);
-	if (!field_bool(o, "add_special_tokens", &special, p) || !gen_prompts(g, (int32_t)n, p))
+	if (!openai_prompts_allowed(g, n, p) || !field_bool(o, "add_special_tokens", &special, p) ||
+	    !gen_prompts(g, (int32_t)n, p))
 		return false;
 	for (size_t i = 0; i < n; i++) {
 		const json_t *one = json_is_array(v) && !ids ? json_array_get(v, i) : v;

@@ -300,7 +300,35 @@ openai_chat_prompt(const Generation *g, Strbuf *b)
 	openai_prompt_logprobs(g, &g->sub[0], b);
 }
 
-/* Append llama.cpp's timings. last: the choice has ended, so the engine's own times are known. */
+/* Append llama.cpp's timings, of seconds. The first new token comes with the prompt, so rates are
+ * over the tokens after it. */
+static void
+put_timings(Strbuf *b, int32_t n_cached, int32_t n_prompt, int32_t n_new, double prefill,
+            double decode)
+{
+	const int32_t steps = n_new > 1 ? n_new - 1 : 0;
+	const struct {
+		const char *name;
+		double value;
+	} part[] = {
+		{ ",\"prompt_ms\":", 1e3 * prefill },
+		{ ",\"prompt_per_token_ms\":", n_prompt > 0 ? 1e3 * prefill / n_prompt : 0 },
+		{ ",\"prompt_per_second\":", prefill > 0 ? n_prompt / prefill : 0 },
+		{ ",\"predicted_ms\":", 1e3 * decode },
+		{ ",\"predicted_per_token_ms\":", steps ? 1e3 * decode / steps : 0 },
+		{ ",\"predicted_per_second\":", steps && decode > 0 ? steps / decode : 0 },
+	};
+
+	strbuf_printf(b, ",\"timings\":{\"cache_n\":%d,\"prompt_n\":%d,\"predicted_n\":%d",
+	              n_cached, n_prompt, n_new);
+	for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
+		strbuf_puts(b, part[i].name);
+		json_num(b, part[i].value, 12);
+	}
+	strbuf_putc(b, '}');
+}
+
+/* last: the choice has ended, so the engine's own times are known. */
 void
 openai_timings(const Generation *g, bool last, Strbuf *b)
 {
@@ -312,15 +340,14 @@ openai_timings(const Generation *g, bool last, Strbuf *b)
 		prefill = (g->t_first > 0 ? g->t_first : now) - g->t_valid;
 		decode = g->t_first > 0 ? now - g->t_first : 0;
 	}
-	n_prompt -= n_cached;
-	strbuf_printf(b, ",\"timings\":{\"cache_n\":%d,\"prompt_n\":%d,\"prompt_ms\":%.3f,",
-	              n_cached, n_prompt, 1e3 * prefill);
-	strbuf_printf(b, "\"prompt_per_token_ms\":%.3f,\"prompt_per_second\":%.3f,",
-	              n_prompt > 0 ? 1e3 * prefill / n_prompt : 0,
-	              prefill > 0 ? n_prompt / prefill : 0);
-	strbuf_printf(b, "\"predicted_n\":%d,\"predicted_ms\":%.3f,", n_new, 1e3 * decode);
-	strbuf_printf(b, "\"predicted_per_token_ms\":%.3f,\"predicted_per_second\":%.3f}",
-	              n_new > 0 ? 1e3 * decode / n_new : 0, decode > 0 ? n_new / decode : 0);
+	put_timings(b, n_cached, n_prompt - n_cached, n_new, prefill, decode);
+}
+
+void
+openai_choice_timings(const Generation *g, const SubRequest *sub, const Choice *c, Strbuf *b)
+{
+	put_timings(b, sub->n_cached, (int32_t)sub->n_tok - sub->n_cached,
+	            g->hide_new ? 0 : c->n_new, c->prefill_s, c->decode_s);
 }
 
 /* Append what a frame has after its choice. */

@@ -478,12 +478,5 @@ openai_responses(Req *r)
 void
 openai_response_tokens(Req *r)
 {
-	Strbuf b = { 0 };
-	int64_t n;
-
-	if (!openai_count(r, FIELDS_RESPONSES, responses_chat, &n))
-		return;
-	json_printf(&b, "{\"object\":\"response.input_tokens\",\"input_tokens\":%lld}",
-	            (long long)n);
-	req_answer(r, 200, type_json, &b);
+	openai_input_tokens(r, FIELDS_RESPONSES, responses_chat);
 }

@@ -1,5 +1,7 @@
-/* llama.cpp's GET /props and GET /slots. A slot is a sequence of the batch; no slot belongs to a
- * client, so its prompt is not shown. */
+/* llama.cpp's GET /props, GET /slots and GET /lora-adapters, and its calls that change these. A
+ * slot is a sequence of the batch; no slot belongs to a client, so its prompt is not shown. */
+#include <string.h>
+
 #include "base/json.h"
 #include "serve/dialects/tokenize.h"
 #include "serve/http/route.h"
@@ -74,6 +76,7 @@ slots_list(Req *r)
 	llmc_counts c = LLMC_INIT(llmc_counts);
 	Strbuf b = { 0 };
 	int id = 0;
+	char fail[8];
 
 	models_counts(s, &c);
 	strbuf_putc(&b, '[');
@@ -94,6 +97,57 @@ slots_list(Req *r)
 	}
 	pthread_mutex_unlock(&s->lock);
 	strbuf_putc(&b, ']');
+	if (head_query(&r->in, "fail_on_no_slot", fail, sizeof fail) && c.running >= id) {
+		Problem p;
+		problem(&p, 503, NULL, "All %d sequences of the batch are in use.", id);
+		strbuf_release(&b);
+		req_problem(r, &p);
+		return;
+	}
 	req_head(r, "Cache-Control", "no-store");
 	req_answer(r, 200, type_json, &b);
+}
+
+/* An adapter is a model here, whose name is its path. Its scale is 0: a request for another model
+ * does not use it. */
+void
+slots_adapters(Req *r)
+{
+	Server *s = r->srv;
+	Strbuf b = { 0 };
+	int id = 0;
+
+	strbuf_putc(&b, '[');
+	pthread_mutex_lock(&s->lock);
+	for (int i = 0; i < s->n_slots; i++) {
+		const Slot *t = s->slot[i];
+		if (t->removed || !t->parent)
+			continue;
+		strbuf_puts(&b, id ? "," : "");
+		json_printf(&b, "{\"id\":%d,\"path\":%s,\"scale\":0,\"task_name\":\"\",", id++,
+		            t->name);
+		strbuf_puts(&b, "\"prompt_prefix\":\"\"}");
+	}
+	pthread_mutex_unlock(&s->lock);
+	strbuf_putc(&b, ']');
+	req_answer(r, 200, type_json, &b);
+}
+
+void
+slots_refused(Req *r)
+{
+	Problem p;
+
+	if (!strcmp(r->path, "/lora-adapters"))
+		problem(&p, 501, NULL,
+		        "Adapters have no common scale here: name an adapter as 'model' of a "
+		        "request. GET /v1/models lists them.");
+	else if (!strcmp(r->path, "/props"))
+		problem(&p, 501, NULL, "Settings of a running server cannot be changed.");
+	else
+		problem(&p, 501, NULL,
+		        "Sequences are not saved or erased by clients here: requests share "
+		        "prefixes, which --prefix-dir keeps in files. POST /flush_cache drops "
+		        "them.");
+	req_problem(r, &p);
 }

@@ -296,3 +296,22 @@ text_chat_tokenize(Req *r)
 	free(tok);
 	end(r, OF_PLACES, o, &b, &p);
 }
+
+void
+lcpp_template(Req *r)
+{
+	Problem p = { 0 };
+	json_t *o = begin(r, OF_LIST, &p);
+	char *text = NULL;
+	size_t n = 0;
+	Strbuf b = { 0 };
+
+	if (o && chat_prompt(r, o, &text, &n, &p)) {
+		chat_unbreak(r->model, text, &n);
+		strbuf_puts(&b, "{\"prompt\":");
+		json_str(&b, text, n);
+		strbuf_putc(&b, '}');
+	}
+	free(text);
+	end(r, OF_LIST, o, &b, &p);
+}

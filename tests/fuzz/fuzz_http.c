@@ -53,7 +53,11 @@ static const char *const paths[] = { "/v1/completions",
 	                             "/pause_generation",
 	                             "/continue_generation",
 	                             "/classify",
-	                             "/predict" };
+	                             "/predict",
+	                             "/completion",
+	                             "/embedding",
+	                             "/chat/completions/input_tokens",
+	                             "/apply-template" };
 static const char vocabulary[] =
     "{\"added_tokens\":[{\"id\":0,\"content\":\"<s>\",\"special\":true}],\"model\":{\"type\":"
     "\"BPE\",\"vocab\":{\"<s>\":0,\"a\":1,"

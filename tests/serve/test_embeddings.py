@@ -349,3 +349,28 @@ def test_prompts_of_sentence_transformers(server, serve, vectors, want, tmp_path
         json.dumps({"pooling_mode_mean_tokens": True, "include_prompt": False})
     )
     assert llmc.Model(usual, arch="generic").prompts == {}
+
+
+def test_llama_cpps_form(server, want):
+    vectors = server.post("/v1/embeddings", {"input": TEXTS}).json()["data"]
+    for path in ("/embedding", "/embeddings"):
+        for body in ({"content": TEXTS}, {"input": TEXTS}):
+            r = server.post(path, body).json()
+            assert [a["index"] for a in r] == [0, 1, 2]
+            assert [a["embedding"] for a in r] == [[v["embedding"]] for v in vectors]
+        one = server.post(path, {"content": TEXTS[0]}).json()
+        assert one == [{"index": 0, "embedding": [vectors[0]["embedding"]]}]
+    plain = server.post("/embedding", {"content": TEXTS, "embd_normalize": -1}).json()
+    raw = server.post("/v1/embeddings", {"input": TEXTS, "normalize": False}).json()["data"]
+    assert [a["embedding"] for a in plain] == [[v["embedding"]] for v in raw]
+    for body in (
+        {},
+        {"content": None},
+        {"content": []},
+        {"content": {"a": 1}},
+        {"content": [[10**9]]},
+        {"content": "a", "embd_normalize": 1},
+        {"content": "a", "embd_normalize": "x"},
+    ):
+        r = server.post("/embedding", body)
+        assert r.status == r.json()["error"]["code"] == 400, body

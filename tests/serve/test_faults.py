@@ -330,6 +330,13 @@ def test_bad_bodies(quick, i):
     for path in (
         "/v1/chat/completions",
         "/infill",
+        "/completion",
+        "/completions",
+        "/chat/completions",
+        "/chat/completions/input_tokens",
+        "/apply-template",
+        "/embedding",
+        "/reranking",
         "/v1/tokenize",
         "/v1/detokenize",
         "/v1/responses",

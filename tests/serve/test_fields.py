@@ -41,6 +41,7 @@ BODIES = {
         "options": {"num_predict": 3, "temperature": 0},
     },
     "OLLAMA_EMBED": {"input": "hello"},
+    "LCPP": {"prompt": "hello", "n_predict": 3, "temperature": 0, "seed": 1},
     "TGI": {"inputs": "hello", "parameters": {"max_new_tokens": 3}},
 }
 GENERATING = [r for r in BODIES if r not in ("EMBEDDINGS", "OLLAMA_EMBED")]

@@ -168,11 +168,13 @@ def test_other_files_come_first(coder, request):
     more = {
         "samplers": ["top_k", "top_p", "temperature"],
         "cache_prompt": True,
-        "n_indent": 4,
+        "n_indent": 0,
         "t_max_prompt_ms": 500,
-        "t_max_predict_ms": 1000,
-        "response_fields": ["content", "timings/prompt_n"],
+        "t_max_predict_ms": 600000,
     }
+    fields = ["content", "timings/prompt_n"]
+    r = coder.server.post("/infill", {**body, **sampling, "response_fields": fields}).json()
+    assert set(r) == set(fields) and r["content"] == want and r["timings/prompt_n"] <= n
     r = coder.server.post("/infill", {**body, **sampling, **more}).json()
     assert r["content"] == want and r["tokens_evaluated"] == n and r["stop_type"] == "limit"
     assert r["timings"]["predicted_n"] == r["tokens_predicted"] == 24

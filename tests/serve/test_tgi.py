@@ -409,7 +409,7 @@ def test_info_and_health(tiny):
         and info["max_input_length"] == 255
         and info["max_concurrent_requests"] == 128
     )
-    for path in ("/health", "/ping", "/"):
+    for path in ("/ping", "/"):
         r = tiny.get(path)
         assert r.status == 200 and r.body == b"", path
 
