@@ -156,10 +156,10 @@ llmc_status artifact_compare(const char *artifact, const Compiled *const *made, 
                              llmc_error *err);
 /* Record in the cache that the sources of these plans may run, and that this user's compile has
  * built aot/<name>/ for the n_built names. A failure is logged if there is a name. */
-void artifact_seal(const char *artifact, const TrustPlans *t, const char *const *built, int n_built,
-                   Arena *a, llmc_log_fn log, void *log_user);
-bool artifact_sources_sealed(const char *artifact, const TrustPlans *t, Arena *a);
-bool artifact_built_sealed(const char *artifact, const char *name, Arena *a);
+void artifact_mark_trusted(const char *artifact, const TrustPlans *t, const char *const *built,
+                           int n_built, Arena *a, llmc_log_fn log, void *log_user);
+bool artifact_sources_trusted(const char *artifact, const TrustPlans *t, Arena *a);
+bool artifact_built_trusted(const char *artifact, const char *name, Arena *a);
 
 /* Read a JSON file of a checkpoint's folder. NULL: there is none, or it is no JSON. The arena owns
  * the tree; arena_done releases it earlier. */

@@ -76,11 +76,11 @@ targets(const llmc_compile_options *o, char name[MAX_TARGETS][32], size_t *n, ll
 	return LLMC_OK;
 }
 
-/* Record that this user has made the folder. A folder with unknown files is not sealed; the next
+/* Record that this user has made the folder. A folder with unknown files is not recorded; the next
  * open names the file. */
 static void
-seal_target(const Compiled *const *made, size_t ranks, const char *target, const char *dir,
-            const llmc_compile_options *o, Arena *arena)
+trust_target(const Compiled *const *made, size_t ranks, const char *target, const char *dir,
+             const llmc_compile_options *o, Arena *arena)
 {
 	const char **file = NEW(arena, const char *, ranks);
 	const Plan **plan = NEW(arena, const Plan *, ranks);
@@ -105,7 +105,7 @@ seal_target(const Compiled *const *made, size_t ranks, const char *target, const
 		built[n_built++] = target_built_name(target);
 	if (o->aot && made[0]->plan->partitions > 1) /* the part on the CPU */
 		built[n_built++] = target_built_name(plan[1]->target);
-	artifact_seal(dir, &t, built, n_built, arena, o->log, o->log_user);
+	artifact_mark_trusted(dir, &t, built, n_built, arena, o->log, o->log_user);
 }
 
 static llmc_status
@@ -151,7 +151,7 @@ compile_into(const char *yaml, const char *dir, const llmc_compile_options *o, A
 		if (target_find(name[i / ranks])->kind != TARGET_REF)
 			TRY(runtime_build_aot(done[i]->plan, dir, o->log, o->log_user, err));
 	for (size_t i = 0; i < n; i++)
-		seal_target(done + i * ranks, ranks, name[i], dir, o, arena);
+		trust_target(done + i * ranks, ranks, name[i], dir, o, arena);
 	return LLMC_OK;
 }
 

@@ -197,17 +197,17 @@ check_trust(llmc_model *m, const Compiled *const *made, const llmc_options *opt,
 		return LLMC_OK;
 	for (int k = 0; k < m->n_own; k++)
 		file[k] = plan_file(m, target, m->first + k, "json");
-	if (made || !artifact_sources_sealed(m->artifact, &t, &m->arena)) {
+	if (made || !artifact_sources_trusted(m->artifact, &t, &m->arena)) {
 		for (int k = 0; k < m->n_own && !made; k++)
 			TRY(compile_one(m, target, m->first + k, true, &again[k], &warnings, err));
 		TRY(artifact_compare(m->artifact, made ? made : again, (size_t)m->n_own, &m->arena,
 		                     err));
-		artifact_seal(m->artifact, &t, NULL, 0, &m->arena, NULL, NULL);
+		artifact_mark_trusted(m->artifact, &t, NULL, 0, &m->arena, NULL, NULL);
 	}
 	for (int k = 0; k < (m->cpu_target[0] ? 2 : 1) && !m->skip_built; k++) {
 		const char *own = rank_target(m, target, k), *name = target_built_name(own);
 		m->skip_built = runtime_ships(m->artifact, own, m->gpu) &&
-		                !artifact_built_sealed(m->artifact, name, &m->arena);
+		                !artifact_built_trusted(m->artifact, name, &m->arena);
 		if (m->skip_built)
 			log_line(opt->log, opt->log_user, LLMC_LOG_WARNING,
 			         "%s/aot/%s: these kernels were not built by you on this machine, "

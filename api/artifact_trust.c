@@ -1,9 +1,9 @@
 /* Artifacts hold code: kernels that are compiled and loaded, and built kernels below aot/. Before a
  * folder that the user named runs, its kernels and plans are compared with those that this llmc
- * makes of its model.yaml. A seal in the cache, named by the hash of the contents, records that
- * they were equal, or that this user's own compile wrote them; the next start finds the seal and
- * compiles nothing. Built kernels cannot be compared, so they run only with a seal of the compile
- * that built them. trust_artifact turns all of this off. */
+ * makes of its model.yaml. A trust record in the cache, named by the hash of the contents, records
+ * that they were equal, or that this user's own compile wrote them; the next start finds the record
+ * and compiles nothing. Built kernels cannot be compared, so they run only with a record of the
+ * compile that built them. trust_artifact turns all of this off. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -125,10 +125,10 @@ digest_built(const char *artifact, const char *name, Arena *a, char hex[65], llm
 }
 
 static llmc_status
-seal_path(const char *hex, bool make, Strbuf *path, llmc_error *err)
+record_path(const char *hex, bool make, Strbuf *path, llmc_error *err)
 {
 	TRY(file_cache_dir(path, err));
-	strbuf_puts(path, "/seals");
+	strbuf_puts(path, "/trusted");
 	if (make)
 		TRY(file_mkdirs_private(strbuf_str(path), err));
 	strbuf_printf(path, "/%s", hex);
@@ -136,10 +136,10 @@ seal_path(const char *hex, bool make, Strbuf *path, llmc_error *err)
 }
 
 static bool
-is_sealed(const char *hex)
+is_trusted(const char *hex)
 {
 	Strbuf path = { 0 };
-	bool yes = seal_path(hex, false, &path, NULL) == LLMC_OK &&
+	bool yes = record_path(hex, false, &path, NULL) == LLMC_OK &&
 	           checked_read(strbuf_str(&path), mark, hex, NULL, NULL) == LLMC_OK;
 
 	strbuf_release(&path);
@@ -147,10 +147,10 @@ is_sealed(const char *hex)
 }
 
 static llmc_status
-write_trust_mark(const char *hex, const char *artifact, llmc_error *err)
+write_trust_record(const char *hex, const char *artifact, llmc_error *err)
 {
 	Strbuf path = { 0 };
-	llmc_status status = seal_path(hex, true, &path, err);
+	llmc_status status = record_path(hex, true, &path, err);
 
 	if (status == LLMC_OK)
 		status =
@@ -214,39 +214,40 @@ artifact_compare(const char *artifact, const Compiled *const *made, size_t n, Ar
 }
 
 void
-artifact_seal(const char *artifact, const TrustPlans *t, const char *const *built, int n_built,
-              Arena *a, llmc_log_fn log, void *log_user)
+artifact_mark_trusted(const char *artifact, const TrustPlans *t, const char *const *built,
+                      int n_built, Arena *a, llmc_log_fn log, void *log_user)
 {
 	char hex[65];
 	llmc_error why = { 0 };
 	llmc_status status = digest_sources(artifact, t, a, hex, &why);
 
 	if (status == LLMC_OK)
-		status = write_trust_mark(hex, artifact, &why);
+		status = write_trust_record(hex, artifact, &why);
 	for (int i = 0; i < n_built && status == LLMC_OK; i++) {
 		status = digest_built(artifact, built[i], a, hex, &why);
 		if (status == LLMC_OK)
-			status = write_trust_mark(hex, artifact, &why);
+			status = write_trust_record(hex, artifact, &why);
 	}
 	if (status != LLMC_OK && n_built)
-		log_line(log, log_user, LLMC_LOG_WARNING,
-		         "%s: its built kernels cannot be sealed as made by you, so they run only "
-		         "with --trust-artifact: %s",
-		         artifact, why.text);
+		log_line(
+		    log, log_user, LLMC_LOG_WARNING,
+		    "%s: its built kernels cannot be recorded as made by you, so they run only "
+		    "with --trust-artifact: %s",
+		    artifact, why.text);
 }
 
 bool
-artifact_sources_sealed(const char *artifact, const TrustPlans *t, Arena *a)
+artifact_sources_trusted(const char *artifact, const TrustPlans *t, Arena *a)
 {
 	char hex[65];
 
-	return digest_sources(artifact, t, a, hex, NULL) == LLMC_OK && is_sealed(hex);
+	return digest_sources(artifact, t, a, hex, NULL) == LLMC_OK && is_trusted(hex);
 }
 
 bool
-artifact_built_sealed(const char *artifact, const char *name, Arena *a)
+artifact_built_trusted(const char *artifact, const char *name, Arena *a)
 {
 	char hex[65];
 
-	return digest_built(artifact, name, a, hex, NULL) == LLMC_OK && is_sealed(hex);
+	return digest_built(artifact, name, a, hex, NULL) == LLMC_OK && is_trusted(hex);
 }

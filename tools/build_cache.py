@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-MARK, SEAL = b"llmc ca1", 136
+MARK, TRAILER = b"llmc ca1", 136
 USAGE, USAGE_MARK = struct.Struct("<8sqq"), b"llmc us1"
 COUNT_AGAIN_S = 86400
 
@@ -102,14 +102,14 @@ def _count(event, kind):
 
 
 def _intact(data, key):
-    seal = data[-SEAL:]
-    sum_ = hashlib.sha256(memoryview(data)[:-SEAL])
-    sum_.update(seal[:64])
+    trailer = data[-TRAILER:]
+    sum_ = hashlib.sha256(memoryview(data)[:-TRAILER])
+    sum_.update(trailer[:64])
     return (
-        len(data) > SEAL
-        and seal[128:] == MARK
-        and seal[:64] == key.encode()
-        and seal[64:128] == sum_.hexdigest().encode()
+        len(data) > TRAILER
+        and trailer[128:] == MARK
+        and trailer[:64] == key.encode()
+        and trailer[64:128] == sum_.hexdigest().encode()
     )
 
 
@@ -149,7 +149,7 @@ def _held(kind, key):
 
 def get(kind, key):
     with _held(kind, key) as (path, data):
-        return data[:-SEAL] if path else None
+        return data[:-TRAILER] if path else None
 
 
 def put(kind, key, data):
@@ -169,7 +169,7 @@ def put(kind, key, data):
             os.open(at / ".usage", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b", buffering=0
         ) as usage:
             fcntl.flock(usage, fcntl.LOCK_EX)
-            _add_usage(at, usage, len(data) + SEAL)
+            _add_usage(at, usage, len(data) + TRAILER)
             os.rename(tmp, at / f"{key}.{kind}")
     except OSError as e:
         if tmp:

@@ -300,15 +300,15 @@ def test_changed_kernels_do_not_run(llmc, shipped, tokens, tmp_path):
         assert tree(folder) == before
     # the option runs it, which ends in abort()
     llmc("run", tmp_path / "add", *RUN, TRUST, env=env, code=-6)
-    # unchanged text runs, and the next start finds the seal instead of compiling
+    # unchanged text runs, and the next start finds the record instead of compiling
     same = changed("same", lambda f: None)
     assert llmc.json("run", same, *RUN, env=env)["tokens"] == tokens
-    assert len(list((tmp_path / "cache" / "seals").iterdir())) == 1
+    assert len(list((tmp_path / "cache" / "trusted").iterdir())) == 1
     assert llmc.json("run", same, *RUN, env=env)["tokens"] == tokens
 
 
-def seal(folder, cache):
-    """The seal of a compile that wrote these sources, from its description in
+def trust(folder, cache):
+    """The trust record of a compile that wrote these sources, from its description in
     docs/internals/artifacts.md."""
     plan = json.loads((folder / "plan-cpu-generic.json").read_text())
     used = {"model.yaml", "plan-cpu-generic.json", *(k["file"] for k in plan["kernel"])}
@@ -326,15 +326,15 @@ def seal(folder, cache):
 
 
 def test_a_folder_of_the_own_compile_runs_whatever_its_text(llmc, shipped, tokens, tmp_path):
-    """Text of an older llmc differs from what this one makes: the seal of the compile is enough. A
-    seal is for the exact contents."""
+    """Text of an older llmc differs from what this one makes: the record of the compile is enough. A
+    record is for the exact contents."""
     env = {"LLMC_CACHE": str(tmp_path / "cache")}
     folder = copy(shipped, tmp_path / "a")
     shutil.rmtree(folder / "aot")
     kernel = next((folder / "kernels").glob("embed*.c"))
     kernel.write_text(kernel.read_text() + "/* as an older llmc wrote it */\n")
     llmc("run", folder, *RUN, env=env, code=1)
-    seal(folder, tmp_path / "cache" / "seals")
+    trust(folder, tmp_path / "cache" / "trusted")
     assert llmc.json("run", folder, *RUN, env=env)["tokens"] == tokens
     kernel.write_text(kernel.read_text() + "\n")
     llmc("run", folder, *RUN, env=env, code=1)
@@ -349,13 +349,13 @@ def test_built_kernels_of_others_are_compiled_again(llmc, shipped, tokens, model
     assert "not built by you" in llmc.err and "compiling" in llmc.err
     assert llmc.json("run", folder, *RUN, TRUST, env=env)["tokens"] == tokens
     assert notices(llmc.err) == []
-    # the own compile seals what it builds, at any place
+    # the own compile records what it builds, at any place
     own = tmp_path / "own"
     llmc("compile", model, "-o", own, "--arch", "generic", "--aot", "-q", env=env)
     own = own.rename(tmp_path / "moved")
     assert llmc.json("run", own, *RUN, env=dict(env, **NO_COMPILER))["tokens"] == tokens
     assert notices(llmc.err) == []
-    # a compile into a folder of others does not seal what it has not built
+    # a compile into a folder of others does not record what it has not built
     llmc("compile", folder / "model.yaml", "-o", folder, "--arch", "generic", "-q", env=env)
     assert llmc.json("run", folder, *RUN, env=env)["tokens"] == tokens
     assert "not built by you" in llmc.err

@@ -1,7 +1,7 @@
 /* Arbitrary bytes as a file that llmc stored or that an operator wrote. The first byte selects the
- * reader: keys, imatrix, GGUF in two parts, sealed file, prefix page, packed weights. For files
- * with checksums, the second byte selects which of them are made to fit, so that the checks beyond
- * them are reached. */
+ * reader: keys, imatrix, GGUF in two parts, checksummed file, prefix page, packed weights. For
+ * files with checksums, the second byte selects which of them are made to fit, so that the checks
+ * beyond them are reached. */
 #include <stddef.h>
 
 #include "base/checksummed_file.h"
@@ -77,7 +77,7 @@ split_gguf(const uint8_t *data, size_t size)
 }
 
 static void
-sealed(const uint8_t *data, size_t size, int fit)
+checksummed(const uint8_t *data, size_t size, int fit)
 {
 	static const char mark[8] = "llmc fz1";
 	char key[65], *all = calloc(1, size + CHECKSUM_TRAILER_BYTES);
@@ -92,10 +92,11 @@ sealed(const uint8_t *data, size_t size, int fit)
 	if (fit & 2) /* another key with its own checksum */
 		all[size ? size - 1 : 0] ^= 1;
 	size_t n = fit & 1 ? size + CHECKSUM_TRAILER_BYTES : size;
-	llmc_status status = checked_read(folder_put("sealed", all, n), mark, key, &out, &err);
+	llmc_status status = checked_read(folder_put("checksummed", all, n), mark, key, &out, &err);
 	check(status == LLMC_OK ? out.len + CHECKSUM_TRAILER_BYTES == n : err.text[0] != 0,
-	      "sealed file: wrong contents, or refused without a message");
-	check((fit & 3) != 1 || !size || status == LLMC_OK, "sealed file: a whole one is refused");
+	      "checksummed file: wrong contents, or refused without a message");
+	check((fit & 3) != 1 || !size || status == LLMC_OK,
+	      "checksummed file: a whole one is refused");
 	strbuf_release(&out);
 	free(all);
 }
@@ -212,7 +213,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		split_gguf(data + 2, size - 2);
 		break;
 	case 3:
-		sealed(data + 2, size - 2, data[1]);
+		checksummed(data + 2, size - 2, data[1]);
 		break;
 	case 5:
 		packed(data + 2, size - 2, data[1]);

@@ -93,7 +93,7 @@ def test_what_others_may_write_is_not_loaded(cache):
 
 def test_the_bound_and_the_order(cache, monkeypatch):
     monkeypatch.setenv("LLMC_CACHE_SIZE", "100000")
-    data = b"x" * (10000 - B.SEAL)
+    data = b"x" * (10000 - B.TRAILER)
     for i in range(10):
         B.put("test", B.key(i), data)
         os.utime(cache / f"{B.key(i)}.test", (1e9 + i, 1e9 + i))
@@ -107,7 +107,7 @@ def test_the_bound_and_the_order(cache, monkeypatch):
 
 @pytest.mark.parametrize("used", [False, True])
 def test_precompiled_headers_count_and_go_when_unused(cache, llmc, monkeypatch, used):
-    data = b"x" * (10000 - B.SEAL)
+    data = b"x" * (10000 - B.TRAILER)
     d = cache / ".headers" / "set"
     B.put("test", B.key("first"), data)
     lock = quick_cc.locked(d, fcntl.LOCK_EX)
