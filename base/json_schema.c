@@ -1,10 +1,12 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "base/json_schema.h"
 
+#include <math.h>
 #include <pcre2.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "base/number.h"
 
 enum { MAX_MATCH = 100000, MAX_NEST = 200 };
@@ -32,6 +34,34 @@ json_schema_type(const json_t *name)
 		if (!strcmp(json_string_value(name), names[i]))
 			return 1 << i;
 	return 0;
+}
+
+int
+json_schema_type_of(const json_t *v)
+{
+	const char *digits = json_kept_digits(v);
+
+	if (digits)
+		return digits[strcspn(digits, ".eE")] ? T_NUMBER : T_INTEGER | T_NUMBER;
+	switch (json_typeof(v)) {
+	case JSON_OBJECT:
+		return T_OBJECT;
+	case JSON_ARRAY:
+		return T_ARRAY;
+	case JSON_STRING:
+		return T_STRING;
+	case JSON_INTEGER:
+		return T_INTEGER | T_NUMBER;
+	case JSON_REAL:
+		return json_real_value(v) == trunc(json_real_value(v)) ? T_INTEGER | T_NUMBER
+		                                                       : T_NUMBER;
+	case JSON_TRUE:
+	case JSON_FALSE:
+		return T_BOOLEAN;
+	case JSON_NULL:
+		break;
+	}
+	return T_NULL;
 }
 
 int

@@ -21,6 +21,8 @@ enum { /* types of a value; T_NUMBER: one with a fraction. "number" allows both 
 
 /* Type of a name such as "array"; 0: unknown or no string. */
 int json_schema_type(const json_t *name);
+/* Types of a value; an integer is also a number. */
+int json_schema_type_of(const json_t *v);
 /* Types to which the keywords of a schema without `type` apply; T_ALL if there are none. */
 int json_schema_implied_types(const json_t *schema);
 

@@ -123,35 +123,6 @@ schema_types(Schema *s, const json_t *o, const Path *p)
 	return types;
 }
 
-int
-schema_type_of(const json_t *v)
-{
-	const char *digits = json_kept_digits(v);
-
-	if (digits)
-		return digits[strcspn(digits, ".eE")] ? T_NUMBER : T_INTEGER | T_NUMBER;
-	switch (json_typeof(v)) {
-	case JSON_OBJECT:
-		return T_OBJECT;
-	case JSON_ARRAY:
-		return T_ARRAY;
-	case JSON_STRING:
-		return T_STRING;
-	case JSON_INTEGER:
-		return T_INTEGER | T_NUMBER;
-	case JSON_REAL:
-		return json_real_value(v) == (double)(int64_t)json_real_value(v)
-		           ? T_INTEGER | T_NUMBER
-		           : T_NUMBER;
-	case JSON_TRUE:
-	case JSON_FALSE:
-		return T_BOOLEAN;
-	case JSON_NULL:
-		break;
-	}
-	return T_NULL;
-}
-
 static Expr *one_value(Schema *s, const json_t *v, const Path *p);
 
 /* Matches the values of const or enum that the other keywords accept. */

@@ -138,9 +138,9 @@ const json_t *schema_member(Schema *s, const json_t *o, const char *name, const 
 bool schema_fits(Schema *s, const char *pattern, const char *name, const Path *p);
 void schema_not_enforced(Schema *s, const json_t *o, const char *key,
                          const Path *p); /* fails if the schema is strict and has this keyword */
-int schema_types(Schema *s, const json_t *o, const Path *p); /* T_ bit mask */
-int schema_type_of(const json_t *v);
-/* schema_check.c: whether a schema accepts a value; true if it cannot be decided. */
+int schema_types(Schema *s, const json_t *o,
+                 const Path *p); /* schema_check.c: whether a schema accepts a value; true if it
+                                    cannot be decided. */
 bool schema_accepts(Schema *s, const json_t *v, const json_t *o, const Path *p);
 bool schema_equal(const json_t *a, const json_t *b); /* 1 and 1.0 are equal */
 /* schema_not.c: the values that v excludes; NULL: there is no schema of them. */

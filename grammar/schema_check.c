@@ -242,7 +242,7 @@ check(Schema *s, const json_t *v, const json_t *o, const Path *p, int depth)
 		return json_is_true(o);
 	if (!json_is_object(o) || depth > MAX_CHECK_DEPTH || ++s->n_checked > MAX_CHECKS)
 		return true;
-	if (json_object_get(o, "type") && !(schema_types(s, o, p) & schema_type_of(v)))
+	if (json_object_get(o, "type") && !(schema_types(s, o, p) & json_schema_type_of(v)))
 		return false;
 	if (one && !schema_equal(one, v))
 		return false;

@@ -109,7 +109,7 @@ may_take(Schema *s, const json_t *o, json_t *v, const Path *p)
 		return false;
 	json_array_foreach ((json_t *)(uintptr_t)list, i, x)
 		among |= may_be_equal(x, v);
-	return among && types_of(s, o, p) & schema_type_of(v);
+	return among && types_of(s, o, p) & json_schema_type_of(v);
 }
 
 /* Returns whether no value of a's const or enum is accepted by b; false if a has neither. */

@@ -84,7 +84,7 @@ add_other_values(Schema *s, json_t *out, const json_t *list)
 	size_t n_number = 0;
 
 	json_array_foreach (mutable(list), i, v) {
-		types |= schema_type_of(v);
+		types |= json_schema_type_of(v);
 		if (json_is_array(v) || json_is_object(v))
 			return false;
 		if (json_is_string(v))

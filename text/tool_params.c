@@ -25,25 +25,7 @@ with_integers(int types)
 int
 value_type(const json_t *v)
 {
-	if (json_kept_digits(v))
-		return ANY_NUMBER;
-	switch (json_typeof(v)) {
-	case JSON_OBJECT:
-		return T_OBJECT;
-	case JSON_ARRAY:
-		return T_ARRAY;
-	case JSON_STRING:
-		return T_STRING;
-	case JSON_INTEGER:
-	case JSON_REAL:
-		return ANY_NUMBER;
-	case JSON_TRUE:
-	case JSON_FALSE:
-		return T_BOOLEAN;
-	case JSON_NULL:
-		break;
-	}
-	return T_NULL;
+	return with_integers(json_schema_type_of(v));
 }
 
 /* Types of a name; "number" allows integers, and an unknown name anything. */
