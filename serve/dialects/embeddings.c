@@ -24,27 +24,6 @@ typedef struct Embeddings {
 
 /* ---- requests ---- */
 
-static bool
-ids_of(const Generation *g, const json_t *list, SubRequest *sub, Problem *p)
-{
-	size_t n = json_array_size(list);
-
-	sub->tok = malloc((n + 1) * sizeof *sub->tok);
-	if (!sub->tok)
-		return problem_memory(p);
-	for (size_t i = 0; i < n; i++) {
-		const json_t *v = json_array_get(list, i);
-		if (!json_is_integer(v) || json_integer_value(v) < 0 ||
-		    json_integer_value(v) >= g->model->back.info.vocab)
-			return problem(p, 400, "input",
-			               "Invalid 'input': element %zu is not a token id; expected "
-			               "integers from 0 to %d.",
-			               i, g->model->back.info.vocab - 1);
-		sub->tok[sub->n_tok++] = (int32_t)json_integer_value(v);
-	}
-	return true;
-}
-
 void
 embeddings_added(const Generation *g, int flags, size_t *before, size_t *after)
 {
@@ -86,7 +65,7 @@ embeddings_text(const Generation *g, const json_t *v, const char *what, size_t i
 	int32_t most = g->model->max_total;
 
 	if (json_is_array(v)) {
-		if (!ids_of(g, v, sub, p))
+		if (!token_ids(v, g->model->back.info.vocab, "input", &sub->tok, &sub->n_tok, p))
 			return false;
 	} else if (!json_is_string(v)) {
 		return problem(p, 400, what,

@@ -82,21 +82,16 @@ ids_continued(Generation *g, Ids *to, const char *text, size_t n, Problem *p)
 static bool
 ids_json(Generation *g, Ids *to, const json_t *v, int flags, Problem *p)
 {
-	const int32_t vocab = g->model->back.info.vocab;
+	int32_t *id = NULL;
+	size_t n = 0;
 
 	if (json_is_string(v))
 		return ids_text(g, to, json_string_value(v), json_string_length(v), flags, p);
-	for (size_t i = 0; i < json_array_size(v); i++) {
-		const json_t *one = json_array_get(v, i);
-		if (!json_is_integer(one) || json_integer_value(one) < 0 ||
-		    json_integer_value(one) >= vocab)
-			return problem(p, 400, "prompt",
-			               "Invalid 'prompt': element %zu is not a token id; expected "
-			               "integers from 0 to %d.",
-			               i, vocab - 1);
-		ids_mark(to, (int32_t)json_integer_value(one));
-	}
-	return !to->failed || problem_memory(p);
+	const bool ok = token_ids(v, g->model->back.info.vocab, "prompt", &id, &n, p);
+	for (size_t i = 0; ok && i < n; i++)
+		ids_mark(to, id[i]);
+	free(id);
+	return ok && (!to->failed || problem_memory(p));
 }
 
 /* Append other files before the prompt: with the marks of the format, or with a line between them,

@@ -9,27 +9,6 @@
 /* ---- requests ---- */
 
 static bool
-ids_of(Generation *g, const json_t *list, SubRequest *sub, Problem *p)
-{
-	size_t n = json_array_size(list);
-
-	sub->tok = malloc((n + 1) * sizeof *sub->tok);
-	if (!sub->tok)
-		return problem_memory(p);
-	for (size_t i = 0; i < n; i++) {
-		const json_t *v = json_array_get(list, i);
-		if (!json_is_integer(v) || json_integer_value(v) < 0 ||
-		    json_integer_value(v) >= g->model->back.info.vocab)
-			return problem(p, 400, "prompt",
-			               "Invalid 'prompt': element %zu is not a token id; expected "
-			               "integers from 0 to %d.",
-			               i, g->model->back.info.vocab - 1);
-		sub->tok[sub->n_tok++] = (int32_t)json_integer_value(v);
-	}
-	return true;
-}
-
-static bool
 read_prompt(Generation *g, const json_t *o, Problem *p)
 {
 	const json_t *v = json_object_get(o, "prompt"), *first = json_array_get(v, 0);
@@ -85,7 +64,8 @@ read_prompt(Generation *g, const json_t *o, Problem *p)
 				memcpy(sub->echo, json_string_value(one), sub->n_echo + 1);
 			}
 		} else if (json_is_array(one)) {
-			if (!ids_of(g, one, sub, p))
+			if (!token_ids(one, g->model->back.info.vocab, "prompt", &sub->tok,
+			               &sub->n_tok, p))
 				return false;
 			openai_cut(g, sub);
 			if (openai_own(g)->echo && g->model->back.tok &&

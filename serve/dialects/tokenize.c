@@ -105,14 +105,37 @@ text_tokenize(Req *r)
 	end(r, OF_LIST, o, &b, &p);
 }
 
+bool
+token_ids(const json_t *list, int32_t vocab, const char *where, int32_t **ids, size_t *n,
+          Problem *p)
+{
+	const json_t *v;
+	size_t i;
+
+	*n = 0;
+	*ids = malloc((json_array_size(list) + 1) * sizeof **ids);
+	if (!*ids)
+		return problem_memory(p);
+	json_array_foreach (list, i, v) {
+		const json_int_t id = json_is_integer(v) ? json_integer_value(v) : -1;
+		if (id < 0 || id >= vocab)
+			return problem(p, 400, where,
+			               "Invalid '%s': element %zu is not a token id; expected "
+			               "integers from 0 to %d.",
+			               where, i, vocab - 1);
+		(*ids)[(*n)++] = (int32_t)id;
+	}
+	return true;
+}
+
 /* Detokenize {"tokens": [ids]}; the answer is "prompt" for vLLM and "content" for llama.cpp. */
 void
 text_detokenize(Req *r)
 {
 	ServedModel *m = r->model;
 	Problem p = { 0 };
-	json_t *o = body_object(&r->body, &p), *list = json_object_get(o, "tokens"), *v;
-	size_t n = json_array_size(list), i, need = 0;
+	json_t *o = body_object(&r->body, &p), *list = json_object_get(o, "tokens");
+	size_t n, need = 0;
 	int32_t *tok = NULL;
 	char *text = NULL;
 	Strbuf b = { 0 };
@@ -130,23 +153,8 @@ text_detokenize(Req *r)
 		        json_type_name(list));
 		goto out;
 	}
-	tok = malloc((n + 1) * sizeof *tok);
-	if (!tok) {
-		problem_memory(&p);
+	if (!token_ids(list, llmc_tokenizer_size(m->back.tok), "tokens", &tok, &n, &p))
 		goto out;
-	}
-	json_array_foreach (list, i, v) {
-		if (!json_is_integer(v) || json_integer_value(v) < 0 ||
-		    json_integer_value(v) >= llmc_tokenizer_size(m->back.tok)) {
-			problem(
-			    &p, 400, "tokens",
-			    "Invalid 'tokens': element %zu is not a token id; expected integers "
-			    "from 0 to %d.",
-			    i, llmc_tokenizer_size(m->back.tok) - 1);
-			goto out;
-		}
-		tok[i] = (int32_t)json_integer_value(v);
-	}
 	if (!detokenize_prompt(m, tok, n, &text, &need, &p))
 		goto out;
 	strbuf_puts(&b, "{\"prompt\":");

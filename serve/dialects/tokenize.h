@@ -13,6 +13,9 @@ bool tokenize_prompt(ServedModel *model, const char *text, size_t n, int flags, 
 /* Detokenize ids, showing special tokens; *text is malloc'd and NUL-terminated. */
 bool detokenize_prompt(ServedModel *model, const int32_t *ids, size_t n_ids, char **text, size_t *n,
                        Problem *p);
+/* Read a list of token ids below vocab; *ids is malloc'd, also on failure. where: its field. */
+bool token_ids(const json_t *list, int32_t vocab, const char *where, int32_t **ids, size_t *n,
+               Problem *p);
 /* Append the bytes of a token as the vocabulary has them; they may be incomplete UTF-8. */
 void token_bytes(const llmc_tokenizer *t, int32_t id, Strbuf *out);
 /* Render "messages" and tools of a body by the chat template; *text is malloc'd. Tokenize it with
