@@ -20,6 +20,14 @@ queue_put(Queue *q, Req *r)
 	q->end = &r->next;
 }
 
+void
+queue_answer_later(Server *s, Queue *q, Req *r)
+{
+	atomic_fetch_add(&r->refs, 1);
+	queue_put(q, r);
+	pthread_cond_signal(&s->keep);
+}
+
 Req *
 queue_pop(Queue *q)
 {

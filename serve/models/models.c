@@ -397,10 +397,8 @@ models_reload(Server *s, Slot *t, Req *r)
 	pthread_mutex_lock(&s->lock);
 	bool closing = s->closing;
 	if (!closing) {
-		atomic_fetch_add(&r->refs, 1);
-		queue_put(&t->reloads, r);
+		queue_answer_later(s, &t->reloads, r);
 		t->sleep_when_done = false;
-		pthread_cond_signal(&s->keep);
 	}
 	pthread_mutex_unlock(&s->lock);
 	answer_closing(r, closing);
@@ -421,9 +419,7 @@ models_sleep(Server *s, Slot *t, Req *r)
 			model_retire(s, at);
 	}
 	if (!closing) {
-		atomic_fetch_add(&r->refs, 1);
-		queue_put(&s->sleepers, r);
-		pthread_cond_signal(&s->keep);
+		queue_answer_later(s, &s->sleepers, r);
 	}
 	pthread_mutex_unlock(&s->lock);
 	answer_closing(r, closing);
@@ -452,9 +448,7 @@ models_forget(Server *s, Slot *t, Req *r)
 		t->sleep_when_done = t->loading || t->wanted || t->reloads.first;
 	}
 	if (!closing) {
-		atomic_fetch_add(&r->refs, 1);
-		queue_put(&s->sleepers, r);
-		pthread_cond_signal(&s->keep);
+		queue_answer_later(s, &s->sleepers, r);
 	}
 	pthread_mutex_unlock(&s->lock);
 	answer_closing(r, closing);

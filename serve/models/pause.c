@@ -129,10 +129,8 @@ pause_begin(Req *r)
 			cancel_running(s, at);
 	}
 	if (!p.status && mode != PAUSE_KEEP) {
-		atomic_fetch_add(&r->refs, 1);
 		r->reply = REPLY_PAUSE;
-		queue_put(&s->pausers, r);
-		pthread_cond_signal(&s->keep);
+		queue_answer_later(s, &s->pausers, r);
 	}
 	pthread_mutex_unlock(&s->lock);
 	if (p.status)
